@@ -1,0 +1,176 @@
+package lock
+
+import (
+	"context"
+	"time"
+)
+
+// MinTTL and MaxTTL bound the time to live of a lease.
+const (
+	MinTTL = 500 * time.Millisecond
+	MaxTTL = 10 * time.Minute
+)
+
+// Backend is a store that keeps locks for many sidecars. Its methods may be
+// called at the same time by many goroutines.
+//
+// Every error of a Backend or Lease that is not one of the errors named at the
+// method wraps ErrUnavailable.
+type Backend interface {
+	// OpenLease makes this sidecar known to the store. A nil error promises that
+	// requests on the lease can be granted from now on.
+	// ErrUnavailable: try again; the text says why, also where the store answers
+	// but must not grant yet, because it lately lost its memory.
+	OpenLease(ctx context.Context, o LeaseOptions) (Lease, error)
+
+	// Get tells who holds and who waits for one resource, through whatever
+	// sidecar. Holds and waiters of dead leases are left out. A resource that
+	// nobody holds or waits for is an empty Status with its name, not an error.
+	Get(ctx context.Context, r Resource) (Status, error)
+
+	// List does the same for all resources whose name starts with prefix and
+	// that are held or waited for, in byte order of the names.
+	List(ctx context.Context, prefix string, p Page) ([]Status, error)
+
+	// ForceRelease takes a hold from its holder, or a waiter out of the queue.
+	// The holder's lease gets a Revoked event and has grace to let its app stop
+	// and to release; the store grants the resource to the next waiter when it
+	// was released, or when grace is over, whichever is first. With grace 0 it
+	// is free at once. ForceRelease returns when the hold is gone.
+	// ErrNotHolder: nobody of that id is on that resource.
+	// When ctx ends before grace is over, the hold still ends by then.
+	ForceRelease(ctx context.Context, r Resource, id HoldID, grace time.Duration) error
+
+	// Ping asks the store for any sign of life.
+	Ping(ctx context.Context) error
+
+	// Close frees connections. Leases must be closed before.
+	Close() error
+}
+
+// Lease is one sidecar's session in the store. It lives for its TTL after the
+// store carried out the last Heartbeat, and every hold on it is valid as long
+// as the lease is and the hold is not revoked. Its methods may be called at the
+// same time by many goroutines.
+//
+// ErrLeaseLost from any method is final: the lease never comes back.
+type Lease interface {
+	// ID is the name of the lease, unique over all sidecars and restarts.
+	ID() LeaseID
+
+	// Acquire returns when the request is granted. The caller counts the
+	// validity of the grant from its heartbeats, not from the grant: a grant that
+	// arrives after the lease's deadline is worth nothing.
+	//
+	//   *HeldError with ErrHeld: a try found it taken; nothing is left behind.
+	//   *HeldError with ctx's error: the wait ended; nothing is left behind.
+	//   ErrLeaseLost: the store says that the lease is over; nothing is left behind.
+	//   ErrUnavailable: the outcome is unknown. Acquire again with the same
+	//     Request.ID finds the grant or the place in the queue; Release with that
+	//     ID gives up whichever it is. Until one of them answers, or the lease is
+	//     over, something may be left behind.
+	//
+	// The same ID with another Resource or Mode is a mistake of the caller.
+	Acquire(ctx context.Context, q Request) (Grant, error)
+
+	// Release ends a hold, or takes a waiter out of the queue, and hands the
+	// resource on to the head of the queue. It never touches another's hold.
+	//   nil: it was there and is gone.
+	//   ErrNotHolder: it was not there; nothing has changed.
+	//   ErrLeaseLost, ErrUnavailable: as above. Calling it again is safe; after
+	//     an unknown outcome ErrNotHolder means that the first call did it.
+	Release(ctx context.Context, r Resource, id HoldID) error
+
+	// Downgrade turns an exclusive hold into a shared one without letting go, and
+	// grants the readers at the head of the queue. The fence of the hold stays.
+	// A hold that is shared already is left as it is, with a nil error.
+	// Errors as for Release.
+	Downgrade(ctx context.Context, r Resource, id HoldID) error
+
+	// Heartbeat renews the lease for its TTL, in a number of store requests that
+	// does not depend on the number of holds.
+	//   nil: the lease lives for TTL after the moment before the call.
+	//   ErrLeaseLost: only if the store says so.
+	//   ErrUnavailable: unknown. The lease may live, or may be renewed yet.
+	Heartbeat(ctx context.Context) error
+
+	// Events brings what the store tells unasked. The receiver must keep reading;
+	// the channel is closed by Close.
+	Events() <-chan Event
+
+	// Close releases all holds, cancels all waits, and ends the lease in the
+	// store at once, as far as the store can be reached before ctx ends; what it
+	// could not reach ends with the TTL. Later calls return ErrLeaseLost.
+	Close(ctx context.Context) error
+}
+
+// LeaseOptions are what a lease is opened with.
+type LeaseOptions struct {
+	TTL     time.Duration // MinTTL to MaxTTL
+	Sidecar string        // name of the sidecar for people, such as the pod's name
+}
+
+// Request asks for a hold.
+type Request struct {
+	ID       HoldID
+	Resource Resource
+	Mode     Mode
+	Owner    string // Owner.Encode of who asks; kept for Get and List
+	Try      bool   // do not queue
+}
+
+// Grant is a hold that was given.
+type Grant struct {
+	ID       HoldID
+	Resource Resource
+	Mode     Mode
+	Fence    Fence
+}
+
+// Event is news from the store about one hold of the lease.
+type Event struct {
+	Kind     EventKind
+	Resource Resource
+	ID       HoldID
+	Grace    time.Duration // Revoked: time left until the store hands the resource on
+}
+
+// EventKind says what happened.
+type EventKind uint8
+
+const (
+	// Revoked: somebody forced the release. The hold (or waiter) is over. The
+	// store keeps others out until Release is called or Grace is over.
+	Revoked EventKind = iota + 1
+	// Vanished: the store has lost the hold, for example in a failover to a
+	// replica that did not know it. Others may be granted already.
+	Vanished
+)
+
+// Page bounds a listing.
+type Page struct {
+	After Resource // list only names after this one; empty: from the start
+	Limit int      // at most so many resources; 1 to MaxPage
+}
+
+// MaxPage is the largest Page.Limit.
+const MaxPage = 1000
+
+// Status is who holds and who waits for one resource.
+type Status struct {
+	Resource Resource
+	Holders  []Holding
+	Waiters  []Holding // in the order in which they will be served; Fence is 0
+}
+
+// Holding is one hold or one waiter, told to people.
+type Holding struct {
+	ID      HoldID
+	Mode    Mode
+	Fence   Fence
+	Age     time.Duration // since it was granted or queued, by the store's clock
+	Lease   LeaseID
+	Sidecar string
+	Owner   Owner
+	Revoked bool // forced release under way
+}

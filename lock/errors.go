@@ -1,0 +1,59 @@
+package lock
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// The errors of the contract. "Lost" and "unknown" are different: only a
+// store's own answer is ErrLeaseLost, everything that leaves the outcome open
+// is ErrUnavailable.
+var (
+	// ErrHeld: a try-once request found the resource taken, and left nothing behind.
+	ErrHeld = errors.New("the lock is held")
+	// ErrNotHolder: there is no hold and no waiter of that id on that resource.
+	// Either it never was, or it was released, or it was lost.
+	ErrNotHolder = errors.New("not the holder of the lock")
+	// ErrLeaseLost: the store itself says that the lease is over, and with it
+	// every hold and waiter on it.
+	ErrLeaseLost = errors.New("the lease in the store is lost")
+	// ErrUnavailable: the store did not answer, or not in a way that tells what
+	// happened. The request may have been carried out, or may be yet.
+	ErrUnavailable = errors.New("the store is unavailable")
+	// ErrInvalid: a value from outside is refused. See InvalidError.
+	ErrInvalid = errors.New("invalid")
+	// ErrUnsupported: this store cannot do it.
+	ErrUnsupported = errors.New("not supported by this store")
+)
+
+// InvalidError is ErrInvalid with the name of the field.
+type InvalidError struct {
+	Field   string // as named in the API: "resource", "wait", …
+	Problem string // completes the sentence "<field> …"
+}
+
+func (e *InvalidError) Error() string { return e.Field + " " + e.Problem }
+
+// Is makes errors.Is(err, ErrInvalid) true.
+func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
+
+// HeldError says why a request was not granted: it is ErrHeld when the request
+// was a try, else the error of the context that ended the wait.
+type HeldError struct {
+	Cause    error  // ErrHeld, context.DeadlineExceeded, context.Canceled, or the context's cause
+	Status   Status // the resource as the store saw it at that moment; may be empty
+	Position int    // place in the queue when the wait ended, 1 is next; 0 for a try, or when unknown
+}
+
+func (e *HeldError) Error() string {
+	s := fmt.Sprintf("acquire %q: %v", string(e.Status.Resource), e.Cause)
+	if len(e.Status.Holders) > 0 {
+		h := e.Status.Holders[0]
+		s += fmt.Sprintf(" (held %s by pid %d on %s for %s)", h.Mode, h.Owner.PID, h.Sidecar, h.Age.Round(time.Millisecond))
+	}
+	return s
+}
+
+// Unwrap gives the cause.
+func (e *HeldError) Unwrap() error { return e.Cause }

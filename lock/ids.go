@@ -1,0 +1,33 @@
+package lock
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+)
+
+// HoldID names one hold, or one waiter that will become a hold. The requester
+// chooses it before the first attempt, so it is also the idempotency key of the
+// request in the store: a retry with the same HoldID finds its own grant or its
+// own place in the queue. In the local API it is the lock_id.
+type HoldID string
+
+// LeaseID names one lease, that is, one sidecar's session in the store.
+type LeaseID string
+
+// NewHoldID returns an unguessable id: 128 random bits as 32 hex digits.
+func NewHoldID() HoldID { return HoldID(randomHex()) }
+
+// NewLeaseID returns an unguessable id: 128 random bits as 32 hex digits.
+func NewLeaseID() LeaseID { return LeaseID(randomHex()) }
+
+func randomHex() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails since Go 1.24: it crashes the program instead
+	return hex.EncodeToString(b[:])
+}
+
+// Fence is a fencing token: strictly larger than that of every earlier
+// exclusive grant of the same resource; for a shared grant, not smaller. It is
+// at most 2^63-1. Stores that count by time use microseconds since the Unix
+// epoch, so tokens keep growing when a counter is lost.
+type Fence int64

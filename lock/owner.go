@@ -1,0 +1,34 @@
+package lock
+
+import (
+	"encoding/json"
+	"fmt"
+)
+
+// Owner tells people who holds or waits for a lock. No decision is made on it.
+type Owner struct {
+	PID      int32             `json:"pid,omitempty"`     // as the sidecar sees it; 0 when it is in a PID namespace out of sight
+	UID      uint32            `json:"uid"`               // of the peer on the socket
+	GID      uint32            `json:"gid"`               // of the peer on the socket
+	Session  string            `json:"session,omitempty"` // the app session's name, chosen by the app
+	Label    string            `json:"label,omitempty"`   // the owner label of the request, see reentrancy
+	Metadata map[string]string `json:"meta,omitempty"`    // chosen by the app
+}
+
+// Encode gives the form in which an owner is kept in a store. It is made once a
+// session and not once a request.
+func (o Owner) Encode() string {
+	b, err := json.Marshal(o)
+	if err != nil { // strings, integers and a map of strings always marshal
+		panic(fmt.Sprintf("encode owner: %v", err))
+	}
+	return string(b)
+}
+
+// DecodeOwner reads what Encode wrote. What another program wrote there is not
+// an error: people still want to see the lock.
+func DecodeOwner(s string) Owner {
+	var o Owner
+	_ = json.Unmarshal([]byte(s), &o)
+	return o
+}
