@@ -64,6 +64,8 @@ type Lease interface {
 	//
 	//   *HeldError with ErrHeld: a try found it taken; nothing is left behind.
 	//   *HeldError with ctx's error: the wait ended; nothing is left behind.
+	//   ErrNotHolder: the waiter was taken out of the queue by ForceRelease, or
+	//     the request was given up by Release before; nothing is left behind.
 	//   ErrLeaseLost: the store says that the lease is over; nothing is left behind.
 	//   ErrUnavailable: the outcome is unknown. Acquire again with the same
 	//     Request.ID finds the grant or the place in the queue; Release with that
@@ -139,8 +141,9 @@ type Event struct {
 type EventKind uint8
 
 const (
-	// Revoked: somebody forced the release. The hold (or waiter) is over. The
-	// store keeps others out until Release is called or Grace is over.
+	// Revoked: somebody forced the release of a hold. The store keeps others out
+	// until Release is called or Grace is over. (A waiter that is taken out of
+	// the queue has no event: its Acquire returns ErrNotHolder.)
 	Revoked EventKind = iota + 1
 	// Vanished: the store has lost the hold, for example in a failover to a
 	// replica that did not know it. Others may be granted already.
@@ -174,3 +177,8 @@ type Holding struct {
 	Owner   Owner
 	Revoked bool // forced release under way
 }
+
+// Observe is told of every request that a driver sends to its store: what it
+// was (a short fixed name such as "acquire"), how long it took, and its error.
+// It must be quick and may be called by many goroutines at the same time.
+type Observe func(command string, took time.Duration, err error)
