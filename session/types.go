@@ -1,6 +1,7 @@
 package session
 
 import (
+	"strconv"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -98,3 +99,47 @@ const (
 	StoreLost                            // the store lost the hold
 	Stopping                             // the sidecar stops and its drain time is over
 )
+
+// String gives the name used in the API and in metrics.
+func (r LostReason) String() string {
+	switch r {
+	case LeaseExpired:
+		return "LEASE_EXPIRED"
+	case LeaseLost:
+		return "LEASE_LOST"
+	case Forced:
+		return "FORCED"
+	case MaxHold:
+		return "MAX_HOLD"
+	case SessionExpired:
+		return "SESSION_EXPIRED"
+	case StoreLost:
+		return "STORE_LOST"
+	case Stopping:
+		return "STOPPING"
+	default:
+		return "LostReason(" + strconv.Itoa(int(r)) + ")"
+	}
+}
+
+// Explain says it in a sentence for people.
+func (r LostReason) Explain() string {
+	switch r {
+	case LeaseExpired:
+		return "the store did not answer in time"
+	case LeaseLost:
+		return "the store ended the sidecar's lease"
+	case Forced:
+		return "an administrator forced its release"
+	case MaxHold:
+		return "it was held longer than its max_hold"
+	case SessionExpired:
+		return "the app sent no keep-alive in time"
+	case StoreLost:
+		return "the store no longer knows it"
+	case Stopping:
+		return "the sidecar stops"
+	default:
+		return r.String()
+	}
+}
