@@ -1,0 +1,148 @@
+// Package backendtest is the conformance suite of the store contract in package
+// lock. Every store passes it, so a store needs no tests of its own for what a
+// lock means: only for how it is reached, and for what its server does alone.
+//
+// A store's test says
+//
+//	func TestConformance(t *testing.T) { backendtest.Run(t, harness{…}) }
+//
+// where the harness opens the store. Faults and looks behind the curtain, which
+// not every store can offer, are interfaces of their own that a harness may
+// implement too: [CounterDeleter], [Faulter], [WakeupDropper], [Restarter],
+// [CommandCounter]. Tests that need one of them are skipped without it.
+//
+// The suite uses resource names of its own and leaves nothing behind, so it can
+// run on a server that serves others. Only the tests behind Restarter,
+// CounterDeleter and CommandCounter expect to have the server to themselves.
+package backendtest
+
+import (
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// Harness is a store under test.
+type Harness interface {
+	// Open opens the store as one more sidecar would: every backend has its own
+	// connections, and all of them see the same locks. It is called many times,
+	// also from tests that run at the same time. The suite closes what it gets.
+	Open(t testing.TB) lock.Backend
+
+	// TTL is the time to live of leases that are left to die. Tests wait for it
+	// to pass, so it should be as short as the store does well: lock.MinTTL to a
+	// few seconds.
+	TTL() time.Duration
+
+	// Recheck is how late the store may be, on a quiet machine, in handing on
+	// what ended by itself (a lease that expired, a grace that is over) or what
+	// it was told of by a wake-up that was lost: the period of the bounded
+	// re-check. Tests add generous room for a loaded machine.
+	Recheck() time.Duration
+
+	// Exceptions names the tests, as they stand in the table of this package,
+	// that the store does not pass, each with the reason. An unknown name or an
+	// empty reason fails the run.
+	Exceptions() map[string]string
+}
+
+// CounterDeleter is a Harness that can delete the state from which the store
+// takes its next fence for the resource, as an eviction or a careless operator
+// would. Holds and waiters need not survive it; tests call it when there are none.
+type CounterDeleter interface {
+	DeleteCounter(t testing.TB, r lock.Resource)
+}
+
+// Faulter is a Harness that can keep the store's answers from one backend.
+type Faulter interface {
+	// LoseReplies: from its return until heal is called, the requests of b reach
+	// the store and are carried out, but no answer comes back; b sees its
+	// connections break, or nothing. Whether b's later requests under the same
+	// fault still reach the store is left open. b is one that Open returned. heal
+	// can be called twice. The harness also heals by t.Cleanup, registered before
+	// the fault begins.
+	LoseReplies(t testing.TB, b lock.Backend) (heal func())
+}
+
+// WakeupDropper is a Harness that can lose the store's wake-up hints.
+type WakeupDropper interface {
+	// DropWakeups: from its return until restore is called, no wake-up hint and
+	// no unasked news reaches b, while its requests are answered as always.
+	// restore can be called twice. The harness also restores by t.Cleanup,
+	// registered before the fault begins.
+	DropWakeups(t testing.TB, b lock.Backend) (restore func())
+}
+
+// Restarter is a Harness that can restart the store's server, with or without
+// what it knew. Restart returns when the server accepts requests again.
+type Restarter interface {
+	Restart(t testing.TB)
+}
+
+// CommandCounter is a Harness that knows how many requests the store's server
+// has carried out so far, for whomever. Asking may count too.
+type CommandCounter interface {
+	Commands(t testing.TB) int64
+}
+
+// conformance is one test of the suite.
+type conformance struct {
+	name  string
+	run   func(*env)
+	needs func(Harness) (capability string, has bool) // nil: nothing
+	alone bool                                        // not while other tests use the store
+}
+
+// Run runs the suite on the store behind h. It returns when all tests are done.
+func Run(t *testing.T, h Harness) {
+	exceptions := h.Exceptions()
+	known := make(map[string]bool)
+	for _, c := range suite {
+		known[c.name] = true
+	}
+	for name, reason := range exceptions {
+		if !known[name] {
+			t.Errorf("the harness makes an exception for %q, which is no test of the suite", name)
+		}
+		if reason == "" {
+			t.Errorf("the harness makes an exception for %q without a reason", name)
+		}
+	}
+	one := func(c conformance) func(*testing.T) {
+		return func(t *testing.T) {
+			if reason := exceptions[c.name]; reason != "" {
+				t.Skip("exception: " + reason)
+			}
+			if c.needs != nil {
+				if capability, has := c.needs(h); !has {
+					t.Skip("the harness is no " + capability)
+				}
+			}
+			if !c.alone {
+				t.Parallel()
+			}
+			runOne(t, h, c)
+		}
+	}
+	for _, c := range suite {
+		if c.alone {
+			t.Run(c.name, one(c))
+		}
+	}
+	// A group of their own, so that Run does not return before they are done.
+	t.Run("Parallel", func(t *testing.T) {
+		for _, c := range suite {
+			if !c.alone {
+				t.Run(c.name, one(c))
+			}
+		}
+	})
+}
+
+func needs[C any](capability string) func(Harness) (string, bool) {
+	return func(h Harness) (string, bool) {
+		_, has := h.(C)
+		return capability, has
+	}
+}

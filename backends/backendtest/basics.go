@@ -1,0 +1,189 @@
+package backendtest
+
+import (
+	"errors"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+func testExclusive(e *env) {
+	a, b := e.sidecar(), e.sidecar()
+	if a.ID() == "" || a.ID() == b.ID() {
+		e.Errorf("the leases are called %q and %q", a.ID(), b.ID())
+	}
+	for _, b := range []lock.Backend{a.b, b.b} {
+		if err := b.Ping(e.ctx); err != nil {
+			e.Errorf("Ping: %v", err)
+		}
+	}
+	r := e.name("r")
+	g := e.acquire(a, r, lock.Exclusive)
+	for _, s := range []*sidecar{a, b} { // the same sidecar has no right to a second hold either
+		for _, m := range []lock.Mode{lock.Exclusive, lock.Shared} {
+			held := e.refused(s, r, m)
+			if held.Position != 0 || held.Status.Resource != r {
+				e.Errorf("a refused try says position %d of %q", held.Position, held.Status.Resource)
+			}
+			if len(held.Status.Holders) != 1 || held.Status.Holders[0].ID != g.ID ||
+				held.Status.Holders[0].Sidecar != a.name || held.Status.Holders[0].Owner.PID != 4711 {
+				e.Errorf("a refused try names the holders %+v, want %s on %s by pid 4711", held.Status.Holders, g.ID, a.name)
+			}
+		}
+	}
+	e.holds(b.b, r, []lock.HoldID{g.ID}, nil)
+	e.release(a, g)
+	e.holds(b.b, r, nil, nil)
+	e.release(b, e.acquire(b, r, lock.Exclusive))
+}
+
+func testShared(e *env) {
+	a, b := e.sidecar(), e.sidecar()
+	r := e.name("r")
+	g1 := e.acquire(a, r, lock.Shared)
+	g2 := e.acquire(a, r, lock.Shared)
+	g3 := e.acquire(b, r, lock.Shared)
+	e.holds(b.b, r, []lock.HoldID{g1.ID, g2.ID, g3.ID}, nil)
+	e.refused(b, r, lock.Exclusive)
+	e.release(a, g1)
+	e.release(b, g3)
+	e.refused(a, r, lock.Exclusive)
+	e.release(a, g2)
+	e.release(a, e.acquire(a, r, lock.Exclusive))
+}
+
+func testRetryFindsHold(e *env) {
+	a := e.sidecar()
+	for _, m := range []lock.Mode{lock.Exclusive, lock.Shared} {
+		q := request(e.name(m.String()), m)
+		first, err := a.Acquire(e.ctx, q)
+		if err != nil {
+			e.Fatalf("Acquire: %v", err)
+		}
+		for _, q.Try = range []bool{false, true} {
+			again, err := a.Acquire(e.ctx, q)
+			if err != nil || again != first {
+				e.Errorf("retry (try %t) of a granted request: got %+v, %v; want %+v", q.Try, again, err, first)
+			}
+		}
+		e.release(a, first)
+		e.holds(a.b, q.Resource, nil, nil)
+	}
+}
+
+func testRetryKeepsPlace(e *env) {
+	a, b := e.sidecar(), e.sidecar()
+	r := e.name("r")
+	g := e.acquire(a, r, lock.Exclusive)
+	first := e.queue(a, r, lock.Exclusive)
+	second := e.queue(b, r, lock.Exclusive)
+	retry := e.start(a, first.q)
+	// The retry reaches the store at some time unknown; asking again and again
+	// makes it likely that it is there before the release.
+	for range 20 {
+		retry.pending()
+		e.holds(b.b, r, []lock.HoldID{g.ID}, []lock.HoldID{first.q.ID, second.q.ID})
+	}
+	e.release(a, g)
+	if g1, g2 := first.granted(), retry.granted(); g1 != g2 {
+		e.Errorf("two calls with one id were granted %+v and %+v", g1, g2)
+	}
+	second.blocked()
+	e.holds(b.b, r, []lock.HoldID{first.q.ID}, []lock.HoldID{second.q.ID})
+	e.release(a, first.grant)
+	e.release(b, second.granted())
+}
+
+func testReleaseOnlyOwn(e *env) {
+	a, b := e.sidecar(), e.sidecar()
+	r, other := e.name("r"), e.name("other")
+	g := e.acquire(a, r, lock.Exclusive)
+	w := e.queue(b, r, lock.Exclusive)
+	gOther := e.acquire(a, other, lock.Shared)
+	notHolder := func(what string, s *sidecar, r lock.Resource, id lock.HoldID) {
+		e.Helper()
+		if err := s.Release(e.ctx, r, id); !errors.Is(err, lock.ErrNotHolder) {
+			e.Errorf("Release %s: got %v, want ErrNotHolder", what, err)
+		}
+	}
+	notHolder("of an unknown id", a, r, lock.NewHoldID())
+	notHolder("through another lease", b, r, g.ID)
+	notHolder("of another lease's waiter", a, r, w.q.ID)
+	notHolder("of another resource", a, other, g.ID)
+	notHolder("of what never was locked", a, e.name("never"), g.ID)
+	w.blocked()
+	e.holds(b.b, r, []lock.HoldID{g.ID}, []lock.HoldID{w.q.ID})
+	e.holds(b.b, other, []lock.HoldID{gOther.ID}, nil)
+
+	e.release(a, g)
+	g2 := w.granted()
+	notHolder("twice, when another has it", a, r, g.ID)
+	e.holds(b.b, r, []lock.HoldID{g2.ID}, nil)
+	e.release(b, g2)
+	notHolder("twice, when it is free", b, r, g2.ID)
+	e.release(a, gOther)
+}
+
+func testReleaseOfWaiter(e *env) {
+	a, b := e.sidecar(), e.sidecar()
+	r := e.name("r")
+	g := e.acquire(a, r, lock.Shared)
+	writer := e.queue(b, r, lock.Exclusive)
+	reader := e.queue(a, r, lock.Shared)
+	if err := b.Release(e.ctx, r, writer.q.ID); err != nil {
+		e.Fatalf("Release of a waiter: %v", err)
+	}
+	writer.failed(lock.ErrNotHolder)
+	g2 := reader.granted() // nobody is in its way any more
+	e.holds(b.b, r, []lock.HoldID{g.ID, g2.ID}, nil)
+	e.release(a, g)
+	e.release(a, g2)
+}
+
+func testDowngrade(e *env) {
+	a, b := e.sidecar(), e.sidecar()
+	r := e.name("r")
+	g := e.acquire(a, r, lock.Exclusive)
+	reader1 := e.queue(b, r, lock.Shared)
+	reader2 := e.queue(a, r, lock.Shared)
+	writer := e.queue(b, r, lock.Exclusive)
+	reader3 := e.queue(a, r, lock.Shared)
+	for range 2 { // the second time it is shared already
+		if err := a.Downgrade(e.ctx, r, g.ID); err != nil {
+			e.Fatalf("Downgrade: %v", err)
+		}
+	}
+	g1, g2 := reader1.granted(), reader2.granted()
+	st := e.holds(b.b, r, []lock.HoldID{g.ID, g1.ID, g2.ID}, []lock.HoldID{writer.q.ID, reader3.q.ID})
+	for _, h := range st.Holders {
+		if h.Mode != lock.Shared {
+			e.Errorf("after Downgrade a hold is %s", h.Mode)
+		}
+		if h.ID == g.ID && h.Fence != g.Fence {
+			e.Errorf("Downgrade changed the fence from %d to %d", g.Fence, h.Fence)
+		}
+	}
+	e.refused(b, r, lock.Shared) // the writer was there before
+	e.release(a, g)
+	e.release(b, g1)
+	writer.blocked()
+	e.release(a, g2)
+	e.release(b, writer.granted())
+	e.release(a, reader3.granted())
+}
+
+func testDowngradeOnlyOwn(e *env) {
+	a, b := e.sidecar(), e.sidecar()
+	r := e.name("r")
+	g := e.acquire(a, r, lock.Exclusive)
+	notHolder := func(what string, s *sidecar, id lock.HoldID) {
+		e.Helper()
+		if err := s.Downgrade(e.ctx, r, id); !errors.Is(err, lock.ErrNotHolder) {
+			e.Errorf("Downgrade %s: got %v, want ErrNotHolder", what, err)
+		}
+	}
+	notHolder("of an unknown id", a, lock.NewHoldID())
+	notHolder("through another lease", b, g.ID)
+	e.refused(b, r, lock.Shared)
+	e.release(a, g)
+	notHolder("of what was released", a, g.ID)
+}

@@ -1,0 +1,389 @@
+package backendtest
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+const (
+	// patience is how long a test waits for what must happen. Nothing but a
+	// failing test waits so long, so it is generous.
+	patience = 20 * time.Second
+	// longTTL is for leases that must not end while a test runs.
+	longTTL = 30 * time.Second
+	// slack is the room for a loaded machine where a test measures time.
+	slack = 5 * time.Second
+)
+
+// env is what one test works with. Its methods end the test when the store does
+// not do what they expect, so they are for the goroutine of the test.
+type env struct {
+	*testing.T
+	h      Harness
+	ctx    context.Context // ends when the test is over
+	prefix string
+	tasks  sync.WaitGroup
+	mu     sync.Mutex
+	opened int
+}
+
+func runOne(t *testing.T, h Harness, c conformance) {
+	ctx, cancel := context.WithCancel(context.Background())
+	e := &env{T: t, h: h, ctx: ctx, prefix: "backendtest/" + string(lock.NewHoldID())[:8] + "/" + c.name + "/"}
+	t.Cleanup(func() {
+		cancel()
+		e.tasks.Wait()
+	})
+	c.run(e)
+	if !t.Failed() {
+		e.nothingLeft()
+	}
+}
+
+// name gives a resource of this test.
+func (e *env) name(s string) lock.Resource { return lock.Resource(e.prefix + s) }
+
+// sidecar is one lease on one backend, and whoever reads its events.
+type sidecar struct {
+	lock.Lease
+	e       *env
+	b       lock.Backend
+	name    string
+	ttl     time.Duration
+	renewed time.Time // before the lease was opened
+	reader  sync.WaitGroup
+	mu      sync.Mutex
+	events  []lock.Event
+}
+
+// open gives a backend of its own.
+func (e *env) open() lock.Backend {
+	e.Helper()
+	b := e.h.Open(e.T)
+	e.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			e.Errorf("close backend: %v", err)
+		}
+	})
+	return b
+}
+
+// sidecar opens a lease that lives as long as the test, on a backend of its own.
+func (e *env) sidecar() *sidecar {
+	e.Helper()
+	return e.lease(e.open(), longTTL)
+}
+
+// sidecars opens n of them.
+func (e *env) sidecars(n int) []*sidecar {
+	e.Helper()
+	all := make([]*sidecar, n)
+	for i := range all {
+		all[i] = e.sidecar()
+	}
+	return all
+}
+
+// mortal opens a lease that ends when the test stops renewing it.
+func (e *env) mortal() *sidecar {
+	e.Helper()
+	return e.lease(e.open(), e.h.TTL())
+}
+
+// lease opens a lease on b. One with longTTL is renewed for the test.
+func (e *env) lease(b lock.Backend, ttl time.Duration) *sidecar {
+	e.Helper()
+	e.mu.Lock()
+	e.opened++
+	name := "sidecar-" + string(rune('a'+(e.opened-1)%26))
+	e.mu.Unlock()
+	var s *sidecar
+	e.eventually("a lease is opened", func() bool {
+		renewed := time.Now()
+		l, err := b.OpenLease(e.ctx, lock.LeaseOptions{TTL: ttl, Sidecar: name})
+		if errors.Is(err, lock.ErrUnavailable) {
+			return false // it may be soon
+		}
+		if err != nil {
+			e.Fatalf("OpenLease: %v", err)
+		}
+		s = &sidecar{Lease: l, e: e, b: b, name: name, ttl: ttl, renewed: renewed}
+		return true
+	})
+	s.reader.Go(s.read)
+	e.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := s.Close(ctx); err != nil && !errors.Is(err, lock.ErrLeaseLost) {
+			e.Errorf("close lease: %v", err)
+		}
+		s.reader.Wait()
+	})
+	return s
+}
+
+// read collects events until the lease is closed.
+func (s *sidecar) read() {
+	var renew <-chan time.Time
+	if s.ttl == longTTL {
+		ticker := time.NewTicker(longTTL / 4)
+		defer ticker.Stop()
+		renew = ticker.C
+	}
+	for {
+		select {
+		case ev, ok := <-s.Events():
+			if !ok {
+				return
+			}
+			s.mu.Lock()
+			s.events = append(s.events, ev)
+			s.mu.Unlock()
+		case <-renew:
+			_ = s.Heartbeat(s.e.ctx) // a fault of the test's making may be in the way
+		}
+	}
+}
+
+// event waits for news about a hold.
+func (s *sidecar) event(kind lock.EventKind, id lock.HoldID) lock.Event {
+	s.e.Helper()
+	var found lock.Event
+	s.e.eventually("the lease is told of the event", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		i := slices.IndexFunc(s.events, func(ev lock.Event) bool { return ev.Kind == kind && ev.ID == id })
+		if i >= 0 {
+			found = s.events[i]
+		}
+		return i >= 0
+	})
+	return found
+}
+
+// ended waits until the store says that the lease is over.
+func (s *sidecar) ended() {
+	s.e.Helper()
+	time.Sleep(time.Until(s.renewed.Add(s.ttl)))
+	s.e.eventually("the store says that the lease is over", func() bool {
+		err := s.Release(s.e.ctx, s.e.name("nothing"), lock.NewHoldID()) // unlike Heartbeat, it does not renew
+		return errors.Is(err, lock.ErrLeaseLost)
+	})
+}
+
+// eventually waits until f is true.
+func (e *env) eventually(what string, f func() bool) {
+	e.Helper()
+	deadline := time.Now().Add(patience)
+	for pause := time.Millisecond; !f(); pause = min(2*pause, 50*time.Millisecond) {
+		if time.Now().After(deadline) {
+			e.Fatalf("waited %s in vain until %s", patience, what)
+		}
+		time.Sleep(pause)
+	}
+}
+
+// answered calls f until its outcome is known.
+func (e *env) answered(f func() error) error {
+	e.Helper()
+	var err error
+	e.eventually("the store answers", func() bool {
+		err = f()
+		return !errors.Is(err, lock.ErrUnavailable)
+	})
+	return err
+}
+
+func request(r lock.Resource, m lock.Mode) lock.Request {
+	return lock.Request{ID: lock.NewHoldID(), Resource: r, Mode: m, Owner: lock.Owner{PID: 4711, Session: "suite"}.Encode()}
+}
+
+// acquire takes what must be free.
+func (e *env) acquire(s *sidecar, r lock.Resource, m lock.Mode) lock.Grant {
+	e.Helper()
+	q := request(r, m)
+	q.Try = true
+	g, err := s.Acquire(e.ctx, q)
+	if err != nil {
+		e.Fatalf("Acquire(%s) of what is free: %v", m, err)
+	}
+	e.is(g, q)
+	return g
+}
+
+// is checks a grant against its request.
+func (e *env) is(g lock.Grant, q lock.Request) {
+	e.Helper()
+	if g.ID != q.ID || g.Resource != q.Resource || g.Mode != q.Mode || g.Fence <= 0 {
+		e.Fatalf("got the grant %+v for the request %+v", g, q)
+	}
+}
+
+// refused tries what must be taken, and gives what the store says about it.
+func (e *env) refused(s *sidecar, r lock.Resource, m lock.Mode) *lock.HeldError {
+	e.Helper()
+	q := request(r, m)
+	q.Try = true
+	g, err := s.Acquire(e.ctx, q)
+	var held *lock.HeldError
+	if !errors.Is(err, lock.ErrHeld) || !errors.As(err, &held) {
+		e.Fatalf("try of a taken resource: got %+v, %v; want a HeldError with ErrHeld", g, err)
+	}
+	return held
+}
+
+func (e *env) release(s *sidecar, g lock.Grant) {
+	e.Helper()
+	if err := s.Release(e.ctx, g.Resource, g.ID); err != nil {
+		e.Fatalf("Release: %v", err)
+	}
+}
+
+// waiter is an Acquire under way.
+type waiter struct {
+	e      *env
+	s      *sidecar
+	q      lock.Request
+	cancel context.CancelFunc
+	done   chan struct{}
+	grant  lock.Grant
+	err    error
+	at     time.Time // when it returned
+}
+
+// start begins to acquire and does not wait for anything.
+func (e *env) start(s *sidecar, q lock.Request) *waiter {
+	ctx, cancel := context.WithCancel(e.ctx)
+	w := &waiter{e: e, s: s, q: q, cancel: cancel, done: make(chan struct{})}
+	e.tasks.Go(func() {
+		defer cancel()
+		defer close(w.done)
+		w.grant, w.err = s.Acquire(ctx, q)
+		w.at = time.Now()
+	})
+	return w
+}
+
+// queue begins to acquire and returns when the store has it in the queue.
+func (e *env) queue(s *sidecar, r lock.Resource, m lock.Mode) *waiter {
+	e.Helper()
+	w := e.start(s, request(r, m))
+	w.queued()
+	return w
+}
+
+// queued waits until the store has w in the queue.
+func (w *waiter) queued() {
+	w.e.Helper()
+	w.e.eventually("the request is in the queue", func() bool {
+		w.pending()
+		return slices.Contains(ids(w.e.get(w.s.b, w.q.Resource).Waiters), w.q.ID)
+	})
+}
+
+// pending checks that Acquire has not returned.
+func (w *waiter) pending() {
+	w.e.Helper()
+	select {
+	case <-w.done:
+		w.e.Fatalf("Acquire returned %+v, %v instead of waiting", w.grant, w.err)
+	default:
+	}
+}
+
+// blocked checks that w waits, in the store's eyes too.
+func (w *waiter) blocked() {
+	w.e.Helper()
+	w.pending()
+	st := w.e.get(w.s.b, w.q.Resource)
+	if !slices.Contains(ids(st.Waiters), w.q.ID) {
+		w.e.Fatalf("the %s request %s does not wait any more: %+v", w.q.Mode, w.q.ID, st)
+	}
+}
+
+func (w *waiter) wait() {
+	w.e.Helper()
+	select {
+	case <-w.done:
+	case <-time.After(patience):
+		st, err := w.s.b.Get(w.e.ctx, w.q.Resource)
+		w.e.Fatalf("Acquire(%s) has not returned after %s; the store has %+v, %v", w.q.Mode, patience, st, err)
+	}
+}
+
+// granted waits for the grant.
+func (w *waiter) granted() lock.Grant {
+	w.e.Helper()
+	w.wait()
+	if w.err != nil {
+		w.e.Fatalf("Acquire(%s) by a waiter: %v", w.q.Mode, w.err)
+	}
+	w.e.is(w.grant, w.q)
+	return w.grant
+}
+
+// failed waits for Acquire to return the error.
+func (w *waiter) failed(want error) error {
+	w.e.Helper()
+	w.wait()
+	if !errors.Is(w.err, want) {
+		w.e.Fatalf("Acquire(%s) by a waiter: got %+v, %v; want %v", w.q.Mode, w.grant, w.err, want)
+	}
+	return w.err
+}
+
+func (e *env) get(b lock.Backend, r lock.Resource) lock.Status {
+	e.Helper()
+	st, err := b.Get(e.ctx, r)
+	if err != nil {
+		e.Fatalf("Get: %v", err)
+	}
+	if st.Resource != r {
+		e.Fatalf("Get(%q) answers for %q", r, st.Resource)
+	}
+	return st
+}
+
+func (e *env) list(b lock.Backend, prefix string, p lock.Page) []lock.Status {
+	e.Helper()
+	all, err := b.List(e.ctx, prefix, p)
+	if err != nil {
+		e.Fatalf("List: %v", err)
+	}
+	return all
+}
+
+// holds checks who holds and who waits; holders may come in any order.
+func (e *env) holds(b lock.Backend, r lock.Resource, holders, waiters []lock.HoldID) lock.Status {
+	e.Helper()
+	st := e.get(b, r)
+	got := slices.Sorted(slices.Values(ids(st.Holders)))
+	want := slices.Sorted(slices.Values(holders))
+	if !slices.Equal(got, want) || !slices.Equal(ids(st.Waiters), waiters) {
+		e.Fatalf("the store has holders %v and waiters %v, want %v and %v", ids(st.Holders), ids(st.Waiters), holders, waiters)
+	}
+	return st
+}
+
+// nothingLeft checks that no hold and no waiter of this test is in the store.
+func (e *env) nothingLeft() {
+	e.Helper()
+	b := e.open()
+	for _, st := range e.list(b, e.prefix, lock.Page{Limit: lock.MaxPage}) {
+		e.Errorf("left behind on %q: holders %+v, waiters %+v", st.Resource, st.Holders, st.Waiters)
+	}
+}
+
+func ids(hs []lock.Holding) []lock.HoldID {
+	var all []lock.HoldID
+	for _, h := range hs {
+		all = append(all, h.ID)
+	}
+	return all
+}
