@@ -1,0 +1,66 @@
+package redislock
+
+import (
+	"hash/fnv"
+	"strconv"
+	"strings"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+const (
+	bucketsAlone     = 1
+	bucketsInCluster = 64 // a multiple of any sensible number of masters; part of the data, so never changed lightly
+)
+
+// keyspace names the keys of all buckets.
+type keyspace struct {
+	prefix  string
+	channel string // prefix of the channels of leases
+	config  string // key that says how the data is laid out
+	buckets []bucket
+}
+
+// bucket has the names that do not depend on a resource or lease.
+type bucket struct {
+	leases, last, reaper       string
+	mine                       string // prefix
+	lock, queue, waiters, gone string // prefixes
+}
+
+func newKeyspace(prefix string, buckets int) keyspace {
+	k := keyspace{prefix: prefix, channel: prefix + ":lease:", config: "{" + prefix + "}:config"}
+	for i := range buckets {
+		p := "{" + prefix + ":" + strconv.Itoa(i) + "}:"
+		k.buckets = append(k.buckets, bucket{
+			leases: p + "leases", last: p + "last", reaper: p + "reaper",
+			mine: p + "lease:", lock: p + "lock:", queue: p + "queue:", waiters: p + "waiters:", gone: p + "gone:",
+		})
+	}
+	return k
+}
+
+func (k *keyspace) bucketOf(r lock.Resource) int {
+	if len(k.buckets) == 1 {
+		return 0
+	}
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(r))
+	return int(h.Sum32() % uint32(len(k.buckets))) //nolint:gosec // at most 64
+}
+
+// of gives KEYS of lib.lua for one resource and one lease.
+func (b *bucket) of(r lock.Resource, l lock.LeaseID) []string {
+	name := string(r)
+	return []string{b.leases, b.last, b.mine + string(l), b.lock + name, b.queue + name, b.waiters + name, b.gone + name}
+}
+
+// member is how a hold or waiter stands in a lease's "mine" set: sets of score 0
+// are in byte order, and NUL is below every byte of a name, so the order is by
+// resource.
+func member(r lock.Resource, id lock.HoldID) string { return string(r) + "\x00" + string(id) }
+
+func parseMember(m string) (lock.Resource, lock.HoldID) {
+	r, id, _ := strings.Cut(m, "\x00")
+	return lock.Resource(r), lock.HoldID(id)
+}
