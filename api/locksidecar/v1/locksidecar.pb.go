@@ -675,6 +675,7 @@ type OpenSessionResponse struct {
 	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"` // unguessable; whoever has it, under the same uid, can use the session
 	LeaseTtl      *durationpb.Duration   `protobuf:"bytes,2,opt,name=lease_ttl,json=leaseTtl,proto3" json:"lease_ttl,omitempty"`    // TTL of the sidecar's lease in the store
 	Sidecar       string                 `protobuf:"bytes,3,opt,name=sidecar,proto3" json:"sidecar,omitempty"`                      // name of the sidecar, as in lists
+	CountedAt     *durationpb.Duration   `protobuf:"bytes,4,opt,name=counted_at,json=countedAt,proto3" json:"counted_at,omitempty"` // now, on the sidecar's clock; see Grant
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -728,6 +729,13 @@ func (x *OpenSessionResponse) GetSidecar() string {
 		return x.Sidecar
 	}
 	return ""
+}
+
+func (x *OpenSessionResponse) GetCountedAt() *durationpb.Duration {
+	if x != nil {
+		return x.CountedAt
+	}
+	return nil
 }
 
 type AcquireRequest struct {
@@ -845,14 +853,23 @@ func (x *AcquireRequest) GetMetadata() map[string]string {
 }
 
 // Grant is a hold as the app sees it.
+//
+// valid_for is counted from the moment at which the sidecar's clock showed
+// counted_at. That clock is the boot time of its machine, which only ever goes
+// forward. An app that may be stopped between the sending of a message and its
+// reading can tell how old the message is: it knows the largest difference
+// (its own clock just before it sent a request) - (counted_at of the answer),
+// adds that to the counted_at of any message, and has the moment on its own
+// clock, never too late.
 type Grant struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LockId        string                 `protobuf:"bytes,1,opt,name=lock_id,json=lockId,proto3" json:"lock_id,omitempty"` // unguessable
 	Resource      string                 `protobuf:"bytes,2,opt,name=resource,proto3" json:"resource,omitempty"`
 	Mode          Mode                   `protobuf:"varint,3,opt,name=mode,proto3,enum=locksidecar.v1.Mode" json:"mode,omitempty"`
-	Fence         int64                  `protobuf:"varint,4,opt,name=fence,proto3" json:"fence,omitempty"`                      // the fencing token
-	ValidFor      *durationpb.Duration   `protobuf:"bytes,5,opt,name=valid_for,json=validFor,proto3" json:"valid_for,omitempty"` // how long it may be relied on without further news
-	Count         int32                  `protobuf:"varint,6,opt,name=count,proto3" json:"count,omitempty"`                      // how many times it must be released
+	Fence         int64                  `protobuf:"varint,4,opt,name=fence,proto3" json:"fence,omitempty"`                         // the fencing token
+	ValidFor      *durationpb.Duration   `protobuf:"bytes,5,opt,name=valid_for,json=validFor,proto3" json:"valid_for,omitempty"`    // how long it may be relied on without further news
+	Count         int32                  `protobuf:"varint,6,opt,name=count,proto3" json:"count,omitempty"`                         // how many times it must be released
+	CountedAt     *durationpb.Duration   `protobuf:"bytes,7,opt,name=counted_at,json=countedAt,proto3" json:"counted_at,omitempty"` // on the sidecar's clock
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -927,6 +944,13 @@ func (x *Grant) GetCount() int32 {
 		return x.Count
 	}
 	return 0
+}
+
+func (x *Grant) GetCountedAt() *durationpb.Duration {
+	if x != nil {
+		return x.CountedAt
+	}
+	return nil
 }
 
 // CancelRequest ends the wait of the acquire with that request_id. The acquire
@@ -1507,7 +1531,8 @@ func (*Event_Draining) isEvent_Event() {}
 type LeaseNews struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ValidFor      *durationpb.Duration   `protobuf:"bytes,1,opt,name=valid_for,json=validFor,proto3" json:"valid_for,omitempty"`
-	Jeopardy      bool                   `protobuf:"varint,2,opt,name=jeopardy,proto3" json:"jeopardy,omitempty"` // the store does not answer
+	Jeopardy      bool                   `protobuf:"varint,2,opt,name=jeopardy,proto3" json:"jeopardy,omitempty"`                   // the store does not answer
+	CountedAt     *durationpb.Duration   `protobuf:"bytes,3,opt,name=counted_at,json=countedAt,proto3" json:"counted_at,omitempty"` // on the sidecar's clock; see Grant
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1556,6 +1581,13 @@ func (x *LeaseNews) GetJeopardy() bool {
 	return false
 }
 
+func (x *LeaseNews) GetCountedAt() *durationpb.Duration {
+	if x != nil {
+		return x.CountedAt
+	}
+	return nil
+}
+
 // Lost says that a hold is over. It is never undone.
 type Lost struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -1567,6 +1599,7 @@ type Lost struct {
 	// its work. Releasing the lock_id ends that time at once.
 	Grace         *durationpb.Duration `protobuf:"bytes,5,opt,name=grace,proto3" json:"grace,omitempty"`
 	Message       string               `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
+	CountedAt     *durationpb.Duration `protobuf:"bytes,7,opt,name=counted_at,json=countedAt,proto3" json:"counted_at,omitempty"` // on the sidecar's clock; see Grant
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1641,6 +1674,13 @@ func (x *Lost) GetMessage() string {
 		return x.Message
 	}
 	return ""
+}
+
+func (x *Lost) GetCountedAt() *durationpb.Duration {
+	if x != nil {
+		return x.CountedAt
+	}
+	return nil
 }
 
 // Draining says that the sidecar stops and when it will let go of what is left.
@@ -2495,12 +2535,14 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\bmetadata\x18\x04 \x03(\v20.locksidecar.v1.OpenSessionRequest.MetadataEntryR\bmetadata\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x86\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc0\x01\n" +
 	"\x13OpenSessionResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x126\n" +
 	"\tlease_ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\x12\x18\n" +
-	"\asidecar\x18\x03 \x01(\tR\asidecar\"\xaa\x03\n" +
+	"\asidecar\x18\x03 \x01(\tR\asidecar\x128\n" +
+	"\n" +
+	"counted_at\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\"\xaa\x03\n" +
 	"\x0eAcquireRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1d\n" +
@@ -2515,14 +2557,16 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\bmetadata\x18\t \x03(\v2,.locksidecar.v1.AcquireRequest.MetadataEntryR\bmetadata\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xca\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x84\x02\n" +
 	"\x05Grant\x12\x17\n" +
 	"\alock_id\x18\x01 \x01(\tR\x06lockId\x12\x1a\n" +
 	"\bresource\x18\x02 \x01(\tR\bresource\x12(\n" +
 	"\x04mode\x18\x03 \x01(\x0e2\x14.locksidecar.v1.ModeR\x04mode\x12\x14\n" +
 	"\x05fence\x18\x04 \x01(\x03R\x05fence\x126\n" +
 	"\tvalid_for\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\bvalidFor\x12\x14\n" +
-	"\x05count\x18\x06 \x01(\x05R\x05count\".\n" +
+	"\x05count\x18\x06 \x01(\x05R\x05count\x128\n" +
+	"\n" +
+	"counted_at\x18\a \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\".\n" +
 	"\rCancelRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\"\x10\n" +
@@ -2555,17 +2599,21 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x05lease\x18\x03 \x01(\v2\x19.locksidecar.v1.LeaseNewsH\x00R\x05lease\x12*\n" +
 	"\x04lost\x18\x04 \x01(\v2\x14.locksidecar.v1.LostH\x00R\x04lost\x126\n" +
 	"\bdraining\x18\x05 \x01(\v2\x18.locksidecar.v1.DrainingH\x00R\bdrainingB\a\n" +
-	"\x05event\"_\n" +
+	"\x05event\"\x99\x01\n" +
 	"\tLeaseNews\x126\n" +
 	"\tvalid_for\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\bvalidFor\x12\x1a\n" +
-	"\bjeopardy\x18\x02 \x01(\bR\bjeopardy\"\xd0\x01\n" +
+	"\bjeopardy\x18\x02 \x01(\bR\bjeopardy\x128\n" +
+	"\n" +
+	"counted_at\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\"\x8a\x02\n" +
 	"\x04Lost\x12\x17\n" +
 	"\alock_id\x18\x01 \x01(\tR\x06lockId\x12\x1a\n" +
 	"\bresource\x18\x02 \x01(\tR\bresource\x12\x14\n" +
 	"\x05fence\x18\x03 \x01(\x03R\x05fence\x122\n" +
 	"\x06reason\x18\x04 \x01(\x0e2\x1a.locksidecar.v1.LostReasonR\x06reason\x12/\n" +
 	"\x05grace\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12\x18\n" +
-	"\amessage\x18\x06 \x01(\tR\amessage\"C\n" +
+	"\amessage\x18\x06 \x01(\tR\amessage\x128\n" +
+	"\n" +
+	"counted_at\x18\a \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\"C\n" +
 	"\bDraining\x127\n" +
 	"\tremaining\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\tremaining\",\n" +
 	"\x0eGetLockRequest\x12\x1a\n" +
@@ -2757,69 +2805,73 @@ var file_locksidecar_v1_locksidecar_proto_depIdxs = []int32{
 	39, // 15: locksidecar.v1.OpenSessionRequest.ttl:type_name -> google.protobuf.Duration
 	35, // 16: locksidecar.v1.OpenSessionRequest.metadata:type_name -> locksidecar.v1.OpenSessionRequest.MetadataEntry
 	39, // 17: locksidecar.v1.OpenSessionResponse.lease_ttl:type_name -> google.protobuf.Duration
-	0,  // 18: locksidecar.v1.AcquireRequest.mode:type_name -> locksidecar.v1.Mode
-	39, // 19: locksidecar.v1.AcquireRequest.wait:type_name -> google.protobuf.Duration
-	39, // 20: locksidecar.v1.AcquireRequest.max_hold:type_name -> google.protobuf.Duration
-	36, // 21: locksidecar.v1.AcquireRequest.metadata:type_name -> locksidecar.v1.AcquireRequest.MetadataEntry
-	0,  // 22: locksidecar.v1.Grant.mode:type_name -> locksidecar.v1.Mode
-	39, // 23: locksidecar.v1.Grant.valid_for:type_name -> google.protobuf.Duration
-	39, // 24: locksidecar.v1.KeepAliveResponse.valid_for:type_name -> google.protobuf.Duration
-	7,  // 25: locksidecar.v1.Event.opened:type_name -> locksidecar.v1.OpenSessionResponse
-	9,  // 26: locksidecar.v1.Event.granted:type_name -> locksidecar.v1.Grant
-	21, // 27: locksidecar.v1.Event.lease:type_name -> locksidecar.v1.LeaseNews
-	22, // 28: locksidecar.v1.Event.lost:type_name -> locksidecar.v1.Lost
-	23, // 29: locksidecar.v1.Event.draining:type_name -> locksidecar.v1.Draining
-	39, // 30: locksidecar.v1.LeaseNews.valid_for:type_name -> google.protobuf.Duration
-	2,  // 31: locksidecar.v1.Lost.reason:type_name -> locksidecar.v1.LostReason
-	39, // 32: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
-	39, // 33: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
-	27, // 34: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
-	28, // 35: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
-	28, // 36: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
-	0,  // 37: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
-	40, // 38: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
-	39, // 39: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
-	37, // 40: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
-	39, // 41: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
-	3,  // 42: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
-	27, // 43: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
-	39, // 44: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
-	39, // 45: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
-	39, // 46: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
-	39, // 47: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
-	4,  // 48: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
-	8,  // 49: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
-	6,  // 50: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
-	15, // 51: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
-	17, // 52: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
-	8,  // 53: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
-	12, // 54: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
-	14, // 55: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
-	19, // 56: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
-	24, // 57: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
-	25, // 58: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
-	29, // 59: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
-	31, // 60: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
-	33, // 61: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
-	5,  // 62: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
-	20, // 63: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
-	7,  // 64: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
-	16, // 65: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
-	18, // 66: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
-	9,  // 67: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
-	13, // 68: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
-	9,  // 69: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
-	20, // 70: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
-	27, // 71: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
-	26, // 72: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
-	30, // 73: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
-	32, // 74: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
-	34, // 75: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
-	62, // [62:76] is the sub-list for method output_type
-	48, // [48:62] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	39, // 18: locksidecar.v1.OpenSessionResponse.counted_at:type_name -> google.protobuf.Duration
+	0,  // 19: locksidecar.v1.AcquireRequest.mode:type_name -> locksidecar.v1.Mode
+	39, // 20: locksidecar.v1.AcquireRequest.wait:type_name -> google.protobuf.Duration
+	39, // 21: locksidecar.v1.AcquireRequest.max_hold:type_name -> google.protobuf.Duration
+	36, // 22: locksidecar.v1.AcquireRequest.metadata:type_name -> locksidecar.v1.AcquireRequest.MetadataEntry
+	0,  // 23: locksidecar.v1.Grant.mode:type_name -> locksidecar.v1.Mode
+	39, // 24: locksidecar.v1.Grant.valid_for:type_name -> google.protobuf.Duration
+	39, // 25: locksidecar.v1.Grant.counted_at:type_name -> google.protobuf.Duration
+	39, // 26: locksidecar.v1.KeepAliveResponse.valid_for:type_name -> google.protobuf.Duration
+	7,  // 27: locksidecar.v1.Event.opened:type_name -> locksidecar.v1.OpenSessionResponse
+	9,  // 28: locksidecar.v1.Event.granted:type_name -> locksidecar.v1.Grant
+	21, // 29: locksidecar.v1.Event.lease:type_name -> locksidecar.v1.LeaseNews
+	22, // 30: locksidecar.v1.Event.lost:type_name -> locksidecar.v1.Lost
+	23, // 31: locksidecar.v1.Event.draining:type_name -> locksidecar.v1.Draining
+	39, // 32: locksidecar.v1.LeaseNews.valid_for:type_name -> google.protobuf.Duration
+	39, // 33: locksidecar.v1.LeaseNews.counted_at:type_name -> google.protobuf.Duration
+	2,  // 34: locksidecar.v1.Lost.reason:type_name -> locksidecar.v1.LostReason
+	39, // 35: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
+	39, // 36: locksidecar.v1.Lost.counted_at:type_name -> google.protobuf.Duration
+	39, // 37: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
+	27, // 38: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
+	28, // 39: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
+	28, // 40: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
+	0,  // 41: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
+	40, // 42: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
+	39, // 43: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
+	37, // 44: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
+	39, // 45: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
+	3,  // 46: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
+	27, // 47: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
+	39, // 48: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
+	39, // 49: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
+	39, // 50: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
+	39, // 51: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
+	4,  // 52: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
+	8,  // 53: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
+	6,  // 54: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
+	15, // 55: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
+	17, // 56: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
+	8,  // 57: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
+	12, // 58: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
+	14, // 59: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
+	19, // 60: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
+	24, // 61: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
+	25, // 62: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
+	29, // 63: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
+	31, // 64: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
+	33, // 65: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
+	5,  // 66: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
+	20, // 67: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
+	7,  // 68: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
+	16, // 69: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
+	18, // 70: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
+	9,  // 71: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
+	13, // 72: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
+	9,  // 73: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
+	20, // 74: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
+	27, // 75: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
+	26, // 76: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
+	30, // 77: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
+	32, // 78: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
+	34, // 79: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
+	66, // [66:80] is the sub-list for method output_type
+	52, // [52:66] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_locksidecar_v1_locksidecar_proto_init() }

@@ -53,8 +53,9 @@ const (
 type LockSidecarClient interface {
 	// Session is the main road: one stream is one app session. The first message
 	// must be open. Many requests may be in flight; answers carry the request_id
-	// of their request and come in any order. When the stream or the app's
-	// process ends, every hold of the session is released and every wait ends.
+	// of their request and come in any order. A refused request is answered with
+	// error and the stream goes on. When the stream or the app's process ends,
+	// every hold of the session is released and every wait ends.
 	Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SessionRequest, SessionResponse], error)
 	// Hold takes one lock and keeps it until the call ends. The first event is
 	// granted; then come lease, lost and draining. Over HTTP the response is
@@ -280,8 +281,9 @@ func (c *lockSidecarClient) GetInfo(ctx context.Context, in *GetInfoRequest, opt
 type LockSidecarServer interface {
 	// Session is the main road: one stream is one app session. The first message
 	// must be open. Many requests may be in flight; answers carry the request_id
-	// of their request and come in any order. When the stream or the app's
-	// process ends, every hold of the session is released and every wait ends.
+	// of their request and come in any order. A refused request is answered with
+	// error and the stream goes on. When the stream or the app's process ends,
+	// every hold of the session is released and every wait ends.
 	Session(grpc.BidiStreamingServer[SessionRequest, SessionResponse]) error
 	// Hold takes one lock and keeps it until the call ends. The first event is
 	// granted; then come lease, lost and draining. Over HTTP the response is
