@@ -16,7 +16,7 @@ type entry struct {
 	settled  bool          // the store said that it is held
 	unsure   bool          // a request on it had no answer, so a copy may still arrive
 	fence    lock.Fence    // of a grant that was pushed; 0 before
-	out      bool          // the waiter was forced out of the queue
+	out      bool          // it was released, or forced out of the queue, while Acquire was at work
 	woken    chan struct{} // closed when fence or out is set; nil while nobody waits
 }
 
@@ -127,6 +127,9 @@ func (a *attempt) run(ctx context.Context) (lock.Grant, error) {
 			l.mu.Unlock()
 			return lock.Grant{}, unavailable(fmt.Sprintf("acquire %q", string(a.q.Resource)), err)
 		}
+		if a.isOut() { // Release came in between, and may have been too early to find it
+			return lock.Grant{}, a.giveUp(ctx, lock.ErrNotHolder)
+		}
 		if fence, ok := reply.(string); ok {
 			return a.granted(fence)
 		}
@@ -154,6 +157,12 @@ func (a *attempt) run(ctx context.Context) (lock.Grant, error) {
 			return g, err
 		}
 	}
+}
+
+func (a *attempt) isOut() bool {
+	a.l.mu.Lock()
+	defer a.l.mu.Unlock()
+	return a.e.out
 }
 
 func (a *attempt) granted(fence string) (lock.Grant, error) {
@@ -249,8 +258,10 @@ func (l *lease) release(_ context.Context, r lock.Resource, id lock.HoldID) (any
 	l.mu.Lock()
 	e := l.entries[id]
 	remember := "0"
-	if e != nil && e.unsure {
-		remember = "1"
+	if e != nil {
+		if e.out = true; e.unsure {
+			remember = "1"
+		}
 	}
 	l.mu.Unlock()
 	bucket := &l.b.keys.buckets[l.b.keys.bucketOf(r)]
@@ -260,7 +271,12 @@ func (l *lease) release(_ context.Context, r lock.Resource, id lock.HoldID) (any
 	if err != nil {
 		return nil, unavailable(fmt.Sprintf("release %q", string(r)), err)
 	}
-	l.forget(id)
+	l.mu.Lock()
+	if e != nil {
+		e.wake()
+	}
+	delete(l.entries, id)
+	l.mu.Unlock()
 	return reply, nil
 }
 

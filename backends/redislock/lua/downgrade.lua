@@ -6,6 +6,7 @@ local field = 'h' .. ARGV[3]
 local record = redis.call('HGET', KEYS[4], field)
 if not record then return 0 end
 local mode, fence, since, lease, revoked, who = parse(record)
+if lease ~= ARGV[2] then return 0 end
 if mode == 'X' then
   redis.call('HSET', KEYS[4], 'm', 'S', field,
     'S ' .. fence .. ' ' .. since .. ' ' .. lease .. ' ' .. revoked .. ' ' .. who)

@@ -5,7 +5,7 @@
 local id = ARGV[3]
 local live = alive(ARGV[2])
 if ARGV[5] == '1' then remember_gone(id) end
-redis.call('ZREM', KEYS[3], ARGV[4])
+if redis.call('ZREM', KEYS[3], ARGV[4]) == 0 then return live and 0 or -1 end -- not of this lease
 if let_go(id) then return live and 1 or -1 end
 local rank = redis.call('ZRANK', KEYS[5], id)
 if rank then
