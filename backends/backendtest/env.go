@@ -3,6 +3,7 @@ package backendtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -29,8 +30,7 @@ type env struct {
 	ctx    context.Context // ends when the test is over
 	prefix string
 	tasks  sync.WaitGroup
-	mu     sync.Mutex
-	opened int
+	opened int // leases
 }
 
 func runOne(t *testing.T, h Harness, c conformance) {
@@ -77,7 +77,7 @@ func (e *env) open() lock.Backend {
 // sidecar opens a lease that lives as long as the test, on a backend of its own.
 func (e *env) sidecar() *sidecar {
 	e.Helper()
-	return e.lease(e.open(), longTTL)
+	return e.lease(longTTL, true)
 }
 
 // sidecars opens n of them.
@@ -93,16 +93,15 @@ func (e *env) sidecars(n int) []*sidecar {
 // mortal opens a lease that ends when the test stops renewing it.
 func (e *env) mortal() *sidecar {
 	e.Helper()
-	return e.lease(e.open(), e.h.TTL())
+	return e.lease(e.h.TTL(), false)
 }
 
-// lease opens a lease on b. One with longTTL is renewed for the test.
-func (e *env) lease(b lock.Backend, ttl time.Duration) *sidecar {
+// lease opens a lease on a backend of its own, and renews it if so told.
+func (e *env) lease(ttl time.Duration, renew bool) *sidecar {
 	e.Helper()
-	e.mu.Lock()
+	b := e.open()
 	e.opened++
-	name := "sidecar-" + string(rune('a'+(e.opened-1)%26))
-	e.mu.Unlock()
+	name := fmt.Sprintf("sidecar-%d", e.opened)
 	var s *sidecar
 	e.eventually("a lease is opened", func() bool {
 		renewed := time.Now()
@@ -116,7 +115,7 @@ func (e *env) lease(b lock.Backend, ttl time.Duration) *sidecar {
 		s = &sidecar{Lease: l, e: e, b: b, name: name, ttl: ttl, renewed: renewed}
 		return true
 	})
-	s.reader.Go(s.read)
+	s.reader.Go(func() { s.read(renew) })
 	e.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -128,13 +127,13 @@ func (e *env) lease(b lock.Backend, ttl time.Duration) *sidecar {
 	return s
 }
 
-// read collects events until the lease is closed.
-func (s *sidecar) read() {
-	var renew <-chan time.Time
-	if s.ttl == longTTL {
-		ticker := time.NewTicker(longTTL / 4)
+// read collects events until the lease is closed, and renews it meanwhile.
+func (s *sidecar) read(renew bool) {
+	var due <-chan time.Time
+	if renew {
+		ticker := time.NewTicker(s.ttl / 4)
 		defer ticker.Stop()
-		renew = ticker.C
+		due = ticker.C
 	}
 	for {
 		select {
@@ -145,7 +144,7 @@ func (s *sidecar) read() {
 			s.mu.Lock()
 			s.events = append(s.events, ev)
 			s.mu.Unlock()
-		case <-renew:
+		case <-due:
 			_ = s.Heartbeat(s.e.ctx) // a fault of the test's making may be in the way
 		}
 	}

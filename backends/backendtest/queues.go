@@ -186,23 +186,3 @@ func testTimeout(e *env) {
 	e.release(b, e.acquire(b, r, lock.Shared)) // no ghost of a writer is in the way
 	e.release(a, g)
 }
-
-// testWakeUp: a waiter is woken by the release and not by its next look.
-func testWakeUp(e *env) {
-	a, b := e.sidecar(), e.sidecar()
-	r := e.name("r")
-	best := time.Hour
-	for range 10 {
-		g := e.acquire(a, r, lock.Exclusive)
-		w := e.queue(b, r, lock.Exclusive)
-		start := time.Now()
-		e.release(a, g)
-		e.release(b, w.granted())
-		best = min(best, w.at.Sub(start))
-	}
-	// The best of ten: a loaded machine can be late, a store that polls always is.
-	if best > 50*time.Millisecond {
-		e.Errorf("from release to the next grant it took %s at best", best)
-	}
-	e.Logf("from release to the next grant at best: %s", best)
-}

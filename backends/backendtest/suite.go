@@ -1,7 +1,21 @@
 package backendtest
 
-// suite is every test there is.
+// suite is every test there is. Those that leave a lease to die come first, so
+// that their waits fall together.
 var suite = []conformance{
+	{name: "FenceAfterCounterDeleted", run: testFenceAfterCounterDeleted, needs: needs[CounterDeleter]("CounterDeleter"), alone: true},
+	{name: "HeartbeatCost", run: testHeartbeatCost, needs: needs[CommandCounter]("CommandCounter"), alone: true},
+	{name: "Restart", run: testRestart, needs: needs[Restarter]("Restarter"), alone: true},
+
+	{name: "LeaseExpires", run: testLeaseExpires},
+	{name: "HeartbeatKeepsLease", run: testHeartbeatKeepsLease},
+	{name: "DeadLeaseIsFinal", run: testDeadLeaseIsFinal},
+	{name: "DeadWaiterSkipped", run: testDeadWaiterSkipped},
+	{name: "DeadNotListed", run: testDeadNotListed},
+	{name: "FencesGrow", run: testFencesGrow},
+	{name: "ForceDead", run: testForceDead},
+	{name: "LostWakeUps", run: testLostWakeUps, needs: needs[WakeupDropper]("WakeupDropper")},
+
 	{name: "Exclusive", run: testExclusive},
 	{name: "Shared", run: testShared},
 	{name: "RetryFindsHold", run: testRetryFindsHold},
@@ -10,6 +24,7 @@ var suite = []conformance{
 	{name: "ReleaseOfWaiter", run: testReleaseOfWaiter},
 	{name: "Downgrade", run: testDowngrade},
 	{name: "DowngradeOnlyOwn", run: testDowngradeOnlyOwn},
+	{name: "CloseReleasesAll", run: testCloseReleasesAll},
 
 	{name: "FIFO", run: testFIFO},
 	{name: "ReadersTogether", run: testReadersTogether},
@@ -19,12 +34,24 @@ var suite = []conformance{
 	{name: "Timeout", run: testTimeout},
 	{name: "WakeUp", run: testWakeUp},
 
-	{name: "FencesGrow", run: testFencesGrow},
-	{name: "FenceAfterCounterDeleted", run: testFenceAfterCounterDeleted, needs: needs[CounterDeleter]("CounterDeleter"), alone: true},
+	{name: "ForceAtOnce", run: testForceAtOnce},
+	{name: "ForceGraceUsed", run: testForceGraceUsed},
+	{name: "ForceGraceOver", run: testForceGraceOver},
+	{name: "ForceWaiter", run: testForceWaiter},
 
-	{name: "LeaseExpires", run: testLeaseExpires},
-	{name: "HeartbeatKeepsLease", run: testHeartbeatKeepsLease},
-	{name: "DeadLeaseIsFinal", run: testDeadLeaseIsFinal},
-	{name: "DeadWaiterSkipped", run: testDeadWaiterSkipped},
-	{name: "CloseReleasesAll", run: testCloseReleasesAll},
+	{name: "Get", run: testGet},
+	{name: "List", run: testList},
+	{name: "OddNames", run: testOddNames},
+
+	{name: "AcquireReplyLost", run: testAcquireReplyLost, needs: needs[Faulter]("Faulter")},
+	{name: "AcquireReplyLostGivenUp", run: testAcquireReplyLostGivenUp, needs: needs[Faulter]("Faulter")},
+	{name: "PlaceReplyLost", run: testPlaceReplyLost, needs: needs[Faulter]("Faulter")},
+	{name: "ReleaseReplyLost", run: testReleaseReplyLost, needs: needs[Faulter]("Faulter")},
+	{name: "SilenceIsNotLoss", run: testSilenceIsNotLoss, needs: needs[Faulter]("Faulter")},
+
+	{name: "ExclusionUnderLoad", run: testExclusionUnderLoad},
+	{name: "SharingUnderLoad", run: testSharingUnderLoad},
+	{name: "CancelRaces", run: testCancelRaces},
+	{name: "Random", run: testRandom},
+	{name: "ManyHolds", run: testManyHolds},
 }

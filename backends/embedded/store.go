@@ -123,16 +123,19 @@ func (s *Store) revoke(r lock.Resource, id lock.HoldID, grace time.Duration) (<-
 		e.changed = make(chan struct{})
 	}
 	gone := e.changed
-	if e.state == waiting || grace <= 0 {
-		e.lease.tell(lock.Event{Kind: lock.Revoked, Resource: r, ID: id})
+	if e.state == waiting { // its Acquire says so, there is no event
 		s.remove(e)
 		return gone, nil
 	}
+	grace = max(grace, 0)
 	if end, again := s.revoked[e]; !again || now+grace < end {
 		e.state = revoked
 		s.revoked[e] = now + grace
 		s.dueBy(now + grace)
 		e.lease.tell(lock.Event{Kind: lock.Revoked, Resource: r, ID: id, Grace: grace})
+	}
+	if grace == 0 {
+		s.remove(e)
 	}
 	return gone, nil
 }

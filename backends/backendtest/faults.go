@@ -1,0 +1,198 @@
+package backendtest
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// lost runs f while b gets no answers; f must say that it does not know.
+func (e *env) lost(b lock.Backend, what string, f func(context.Context) error) {
+	e.Helper()
+	heal := e.h.(Faulter).LoseReplies(e.T, b)
+	defer heal()
+	ctx, cancel := context.WithTimeout(e.ctx, time.Second)
+	defer cancel()
+	if err := f(ctx); !errors.Is(err, lock.ErrUnavailable) {
+		e.Errorf("%s without an answer: got %v, want ErrUnavailable", what, err)
+	}
+}
+
+// testAcquireReplyLost: the store may have granted what the sidecar did not
+// hear of. Asking again finds it.
+func testAcquireReplyLost(e *env) {
+	a, b := e.sidecar(), e.sidecar()
+	for _, m := range []lock.Mode{lock.Exclusive, lock.Shared} {
+		q := request(e.name(m.String()), m)
+		e.lost(a.b, "Acquire", func(ctx context.Context) error { _, err := a.Acquire(ctx, q); return err })
+		seen := e.get(b.b, q.Resource)
+		var g lock.Grant
+		err := e.answered(func() (err error) { g, err = a.Acquire(e.ctx, q); return err })
+		if err != nil {
+			e.Fatalf("Acquire again: %v", err)
+		}
+		e.is(g, q)
+		// A driver that gave up the grant by itself may have got a new one.
+		if len(seen.Holders) > 0 && (seen.Holders[0].ID != q.ID || seen.Holders[0].Fence != g.Fence) {
+			e.Errorf("the store granted %+v, and asking again gave %+v", seen.Holders, g)
+		}
+		e.holds(b.b, q.Resource, []lock.HoldID{q.ID}, nil)
+		e.release(a, g)
+	}
+}
+
+// testAcquireReplyLostGivenUp: releasing by the request's id cleans up,
+// whatever has become of the request.
+func testAcquireReplyLostGivenUp(e *env) {
+	a, b := e.sidecar(), e.sidecar()
+	r := e.name("r")
+	q := request(r, lock.Exclusive)
+	e.lost(a.b, "Acquire", func(ctx context.Context) error { _, err := a.Acquire(ctx, q); return err })
+	giveUp := func() {
+		e.Helper()
+		err := e.answered(func() error { return a.Release(e.ctx, r, q.ID) })
+		if err != nil && !errors.Is(err, lock.ErrNotHolder) {
+			e.Fatalf("Release of what may have been granted: %v", err)
+		}
+	}
+	giveUp()
+	g := e.acquire(b, r, lock.Shared)
+
+	q = request(r, lock.Exclusive)
+	e.lost(a.b, "Acquire", func(ctx context.Context) error { _, err := a.Acquire(ctx, q); return err })
+	giveUp()
+	e.holds(b.b, r, []lock.HoldID{g.ID}, nil)
+	e.release(b, e.acquire(b, r, lock.Shared)) // no ghost of a writer is in the way
+	e.release(b, g)
+}
+
+// testPlaceReplyLost: a place in the queue is found again too.
+func testPlaceReplyLost(e *env) {
+	a, b := e.sidecar(), e.sidecar()
+	r := e.name("r")
+	g := e.acquire(b, r, lock.Exclusive)
+	q := request(r, lock.Exclusive)
+	e.lost(a.b, "Acquire", func(ctx context.Context) error { _, err := a.Acquire(ctx, q); return err })
+	had := slices.Contains(ids(e.get(b.b, r).Waiters), q.ID) // or the driver gave it up by itself
+	next := e.queue(b, r, lock.Exclusive)
+	e.answered(func() error { return a.b.Ping(e.ctx) })
+	again := e.start(a, q)
+	again.queued()
+	order := []lock.HoldID{q.ID, next.q.ID}
+	if !had {
+		slices.Reverse(order)
+	}
+	e.holds(b.b, r, []lock.HoldID{g.ID}, order)
+	e.release(b, g)
+	if had {
+		e.release(a, again.granted())
+		e.release(b, next.granted())
+	} else {
+		e.release(b, next.granted())
+		e.release(a, again.granted())
+	}
+}
+
+// testReleaseReplyLost: a release that was carried out unheard says so when it
+// is asked again, and frees nobody else's.
+func testReleaseReplyLost(e *env) {
+	a, b := e.sidecar(), e.sidecar()
+	r := e.name("r")
+	g := e.acquire(a, r, lock.Exclusive)
+	w := e.queue(b, r, lock.Exclusive)
+	e.lost(a.b, "Release", func(ctx context.Context) error { return a.Release(ctx, r, g.ID) })
+	g2 := w.granted() // the request reached the store
+	if err := e.answered(func() error { return a.Release(e.ctx, r, g.ID) }); !errors.Is(err, lock.ErrNotHolder) {
+		e.Errorf("Release again: got %v, want ErrNotHolder", err)
+	}
+	e.holds(b.b, r, []lock.HoldID{g2.ID}, nil)
+	e.release(b, g2)
+}
+
+// testSilenceIsNotLoss: no answer is never ErrLeaseLost, and afterwards
+// everything is as it was.
+func testSilenceIsNotLoss(e *env) {
+	a, b := e.sidecar(), e.sidecar()
+	r := e.name("r")
+	g := e.acquire(a, r, lock.Exclusive)
+	taken := e.acquire(b, e.name("taken"), lock.Exclusive)
+	w := e.start(a, request(taken.Resource, lock.Exclusive))
+	w.queued()
+	e.lost(a.b, "Heartbeat", a.Heartbeat)
+	e.lost(a.b, "Ping", a.b.Ping)
+	e.lost(a.b, "Downgrade", func(ctx context.Context) error { return a.Downgrade(ctx, r, g.ID) })
+	e.lost(a.b, "Get", func(ctx context.Context) error { _, err := a.b.Get(ctx, r); return err })
+	e.lost(a.b, "List", func(ctx context.Context) error {
+		_, err := a.b.List(ctx, e.prefix, lock.Page{Limit: 10})
+		return err
+	})
+	if err := e.answered(func() error { return a.Heartbeat(e.ctx) }); err != nil {
+		e.Fatalf("Heartbeat: %v", err)
+	}
+	e.holds(b.b, r, []lock.HoldID{g.ID}, nil)
+	// The wait went on, or ended with an unknown outcome and can be resumed.
+	e.release(b, taken)
+	w.wait()
+	err := w.err
+	if errors.Is(err, lock.ErrUnavailable) {
+		err = e.answered(func() error { _, err := a.Acquire(e.ctx, w.q); return err })
+	}
+	if err != nil {
+		e.Fatalf("Acquire through a silence: %v", err)
+	}
+	e.holds(b.b, taken.Resource, []lock.HoldID{w.q.ID}, nil)
+	e.release(a, lock.Grant{Resource: taken.Resource, ID: w.q.ID})
+	e.release(a, g)
+}
+
+// testRestart: a server that comes back knows everything, or says that the
+// leases are over and grants nothing before they would have ended. It never
+// grants a lock twice, and fences grow on.
+func testRestart(e *env) {
+	a, b := e.mortal(), e.mortal()
+	r := e.name("r")
+	f := fences{e: e}
+	g := e.acquire(a, r, lock.Exclusive)
+	f.check(g)
+	before := time.Now()
+	if err := a.Heartbeat(e.ctx); err != nil {
+		e.Fatalf("Heartbeat: %v", err)
+	}
+	a.renewed = before
+	w := e.start(b, request(r, lock.Exclusive))
+	w.queued()
+	e.h.(Restarter).Restart(e.T)
+
+	err := e.answered(func() error { return a.Heartbeat(e.ctx) })
+	forgot := errors.Is(err, lock.ErrLeaseLost)
+	if err != nil && !forgot {
+		e.Fatalf("Heartbeat after a restart: %v", err)
+	}
+	if !forgot { // the holder still holds
+		e.refused(e.sidecar(), r, lock.Exclusive)
+		e.release(a, g)
+	}
+	w.wait()
+	switch {
+	case w.err == nil && forgot:
+		e.Errorf("the store forgot the leases, and granted %+v on one of them", w.grant)
+	case w.err == nil:
+		f.check(w.grant)
+		e.release(b, w.grant)
+	case !errors.Is(w.err, lock.ErrLeaseLost) && !errors.Is(w.err, lock.ErrUnavailable):
+		e.Errorf("Acquire through a restart: %v", w.err)
+	}
+	_ = a.Close(e.ctx)
+	_ = b.Close(e.ctx)
+
+	c := e.lease(e.h.TTL(), true) // waits as long as the store must not grant
+	g = e.acquire(c, r, lock.Exclusive)
+	if took := time.Since(a.renewed); forgot && took < a.ttl {
+		e.Errorf("the store forgot a lease, and granted its lock %s after it was renewed for %s", took, a.ttl)
+	}
+	f.check(g)
+	e.release(c, g)
+}

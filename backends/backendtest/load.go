@@ -1,0 +1,209 @@
+package backendtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// loadTime is how long a test puts load on the store.
+const loadTime = 1500 * time.Millisecond
+
+// guard detects, without the store, that a lock did not exclude. Whoever is
+// granted enters, and exits before it lets go.
+type guard struct {
+	t                testing.TB
+	readers, writers atomic.Int64
+	together         atomic.Int64 // the most readers at a time
+	fence            atomic.Int64 // the largest of an exclusive grant
+	value            atomic.Int64 // counted up in two steps, so that a second writer would spoil it
+	writes           atomic.Int64
+}
+
+func (g *guard) enter(grant lock.Grant) {
+	if grant.Mode == lock.Shared {
+		n := g.readers.Add(1)
+		if w := g.writers.Load(); w != 0 {
+			g.t.Errorf("a reader beside %d writers on %q", w, grant.Resource)
+		}
+		if n > g.together.Load() {
+			g.together.Store(n)
+		}
+		if last := g.fence.Load(); int64(grant.Fence) < last {
+			g.t.Errorf("a shared grant of %q has fence %d after %d", grant.Resource, grant.Fence, last)
+		}
+		return
+	}
+	if w, r := g.writers.Add(1), g.readers.Load(); w != 1 || r != 0 {
+		g.t.Errorf("a writer beside %d writers and %d readers on %q", w-1, r, grant.Resource)
+	}
+	if last := g.fence.Swap(int64(grant.Fence)); int64(grant.Fence) <= last {
+		g.t.Errorf("an exclusive grant of %q has fence %d after %d", grant.Resource, grant.Fence, last)
+	}
+	v := g.value.Load()
+	runtime.Gosched()
+	g.value.Store(v + 1)
+	g.writes.Add(1)
+}
+
+func (g *guard) exit(m lock.Mode) {
+	if m == lock.Shared {
+		g.readers.Add(-1)
+	} else {
+		g.writers.Add(-1)
+	}
+}
+
+// downgrade is for a writer that is about to become a reader.
+func (g *guard) downgrade() {
+	g.readers.Add(1)
+	g.writers.Add(-1)
+}
+
+func (g *guard) check() {
+	g.t.Helper()
+	if v, n := g.value.Load(), g.writes.Load(); v != n {
+		g.t.Errorf("%d increments under the lock made %d", n, v)
+	}
+}
+
+// load runs workers, spread over the sidecars, until loadTime is over or one of
+// them fails the test.
+func (e *env) load(ss []*sidecar, workers int, work func(s *sidecar, i int) error) {
+	e.Helper()
+	var wg sync.WaitGroup
+	end := time.Now().Add(loadTime)
+	for w := range workers {
+		wg.Go(func() {
+			for i := 0; time.Now().Before(end) && !e.Failed(); i++ {
+				if err := work(ss[w%len(ss)], w+i*workers); err != nil {
+					e.Errorf("worker %d: %v", w, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// testExclusionUnderLoad: many want to write the same.
+func testExclusionUnderLoad(e *env) {
+	r := e.name("r")
+	g := &guard{t: e.T}
+	e.load(e.sidecars(3), 12, func(s *sidecar, _ int) error {
+		ctx, cancel := context.WithTimeout(e.ctx, patience)
+		defer cancel()
+		grant, err := s.Acquire(ctx, request(r, lock.Exclusive))
+		if err != nil {
+			return err
+		}
+		g.enter(grant)
+		g.exit(lock.Exclusive)
+		return s.Release(ctx, r, grant.ID)
+	})
+	g.check()
+	if g.writes.Load() < 24 {
+		e.Errorf("only %d grants in %s", g.writes.Load(), loadTime)
+	}
+	e.Logf("%d grants in %s", g.writes.Load(), loadTime)
+}
+
+// testSharingUnderLoad: many readers and some writers on a few resources, and
+// some of them do not wait long.
+func testSharingUnderLoad(e *env) {
+	guards := []*guard{{t: e.T}, {t: e.T}, {t: e.T}}
+	var gaveUp atomic.Int64
+	e.load(e.sidecars(3), 18, func(s *sidecar, i int) error {
+		k := i % len(guards)
+		q := request(e.name(fmt.Sprint(k)), lock.Shared)
+		if i%5 == 0 {
+			q.Mode = lock.Exclusive
+		}
+		wait := patience
+		if i%7 == 0 {
+			wait = time.Duration(i%5) * time.Millisecond
+		}
+		q.Try = i%11 == 0
+		ctx, cancel := context.WithTimeout(e.ctx, wait)
+		defer cancel()
+		grant, err := s.Acquire(ctx, q)
+		if wait != patience && errors.Is(err, context.DeadlineExceeded) || q.Try && errors.Is(err, lock.ErrHeld) {
+			gaveUp.Add(1)
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		guards[k].enter(grant)
+		time.Sleep(time.Millisecond)
+		guards[k].exit(q.Mode)
+		return s.Release(e.ctx, q.Resource, q.ID)
+	})
+	var together, writes int64
+	for _, g := range guards {
+		g.check()
+		together = max(together, g.together.Load())
+		writes += g.writes.Load()
+	}
+	if together < 2 || writes == 0 {
+		e.Errorf("at most %d readers shared a resource, and %d writes were done", together, writes)
+	}
+	e.Logf("%d writes, up to %d readers together, %d gave up", writes, together, gaveUp.Load())
+}
+
+// testCancelRaces cancels waits at about the moment of their grant. Whichever
+// comes first: the next in the queue gets the lock, and nothing is left.
+func testCancelRaces(e *env) {
+	ss := e.sidecars(2)
+	var granted, cancelled atomic.Int64
+	e.load(ss, 4, func(s *sidecar, i int) error {
+		r := e.name(fmt.Sprint(i % 4)) // each worker has its own
+		ctx, cancel := context.WithTimeout(e.ctx, patience)
+		defer cancel()
+		holder, err := s.Acquire(ctx, request(r, lock.Exclusive))
+		if err != nil {
+			return fmt.Errorf("holder: %w", err)
+		}
+		racing, race := context.WithCancel(ctx)
+		defer race()
+		racer, next := make(chan error, 1), make(chan error, 1)
+		go func() { racer <- takeAndRelease(racing, ctx, s, r, &granted, &cancelled) }()
+		go func() { next <- takeAndRelease(ctx, ctx, ss[i/4%2], r, &granted, &cancelled) }()
+		time.Sleep(time.Duration(i/4%4) * time.Millisecond / 2) // so that they are in the queue, or not yet
+		released := make(chan error, 1)
+		go func() { released <- s.Release(ctx, r, holder.ID) }()
+		if i/4%3 > 0 {
+			time.Sleep(time.Duration(i%10) * 100 * time.Microsecond)
+		}
+		race()
+		if err := errors.Join(<-released, <-racer, <-next); err != nil {
+			return err
+		}
+		if st, err := s.b.Get(ctx, r); err != nil || len(st.Holders)+len(st.Waiters) > 0 {
+			return fmt.Errorf("left behind: %+v, %w", st, err)
+		}
+		return nil
+	})
+	e.Logf("%d granted, %d cancelled", granted.Load(), cancelled.Load())
+}
+
+// takeAndRelease is content with a grant, and with the end of its wait.
+func takeAndRelease(waiting, ctx context.Context, s *sidecar, r lock.Resource, granted, cancelled *atomic.Int64) error {
+	g, err := s.Acquire(waiting, request(r, lock.Exclusive))
+	if waiting.Err() != nil && errors.Is(err, context.Canceled) {
+		cancelled.Add(1)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("acquire: %w", err)
+	}
+	granted.Add(1)
+	return s.Release(ctx, r, g.ID)
+}

@@ -1,0 +1,100 @@
+package backendtest
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// many is how many holds a lease has in tests of large numbers.
+const many = 2000
+
+// acquireMany takes n resources, several at a time.
+func (e *env) acquireMany(s *sidecar, n int) {
+	e.Helper()
+	var wg sync.WaitGroup
+	const at = 16
+	for w := range at {
+		wg.Go(func() {
+			for i := w; i < n && !e.Failed(); i += at {
+				if _, err := s.Acquire(e.ctx, request(e.name(fmt.Sprintf("many/%05d", i)), lock.Exclusive)); err != nil {
+					e.Errorf("Acquire: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if e.Failed() {
+		e.FailNow()
+	}
+}
+
+// testManyHolds: all holds of a lease live by one heartbeat, and end with one Close.
+func testManyHolds(e *env) {
+	a, b := e.sidecar(), e.sidecar()
+	e.acquireMany(a, many)
+	if err := a.Heartbeat(e.ctx); err != nil {
+		e.Errorf("Heartbeat: %v", err)
+	}
+	var seen int
+	var after lock.Resource
+	for {
+		page := e.list(b.b, e.prefix, lock.Page{After: after, Limit: lock.MaxPage})
+		if len(page) == 0 {
+			break
+		}
+		for _, st := range page {
+			if st.Resource <= after || len(st.Holders) != 1 || st.Holders[0].Lease != a.ID() {
+				e.Fatalf("List has %+v after %q", st, after)
+			}
+			after = st.Resource
+			seen++
+		}
+	}
+	if seen != many {
+		e.Errorf("List has %d of %d resources", seen, many)
+	}
+	w := e.queue(b, after, lock.Exclusive)
+	start := time.Now()
+	if err := a.Close(e.ctx); err != nil {
+		e.Fatalf("Close: %v", err)
+	}
+	e.Logf("Close of %d holds took %s", many, time.Since(start))
+	e.release(b, w.granted())
+	e.release(b, e.acquire(b, e.name("many/00000"), lock.Exclusive))
+}
+
+// testHeartbeatCost: a heartbeat costs the store the same for 1 and for many holds.
+func testHeartbeatCost(e *env) {
+	counter := e.h.(CommandCounter)
+	a := e.sidecar()
+	const beats = 10
+	cost := func() int64 {
+		before := counter.Commands(e.T)
+		for range beats {
+			if err := a.Heartbeat(e.ctx); err != nil {
+				e.Fatalf("Heartbeat: %v", err)
+			}
+		}
+		return counter.Commands(e.T) - before
+	}
+	e.release(a, e.acquire(a, e.name("first"), lock.Exclusive)) // whatever is done only once
+	e.acquireMany(a, 1)
+	one := cost()
+	if err := a.Close(e.ctx); err != nil {
+		e.Fatalf("Close: %v", err)
+	}
+	a = e.sidecar()
+	e.acquireMany(a, many)
+	all := cost()
+	// Background work of server and driver may add a little.
+	if all > 2*one+50 {
+		e.Errorf("%d heartbeats cost %d store commands with 1 hold and %d with %d", beats, one, all, many)
+	}
+	e.Logf("%d heartbeats cost %d store commands with 1 hold and %d with %d", beats, one, all, many)
+	if err := a.Close(e.ctx); err != nil {
+		e.Fatalf("Close: %v", err)
+	}
+}
