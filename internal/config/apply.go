@@ -1,0 +1,147 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// rivalKey is the annotation that Rivals leaves on a flag.
+const rivalKey = "locksidecar_rival"
+
+// Rivals says that two flags are two ways to give one setting, such as a value
+// and a file with the value in it. Giving both at the same place is refused;
+// one that was given at a place that wins hides the other.
+func Rivals(flags *pflag.FlagSet, a, b string) {
+	for _, pair := range [2][2]string{{a, b}, {b, a}} {
+		if err := flags.SetAnnotation(pair[0], rivalKey, []string{pair[1]}); err != nil {
+			panic(err) // a flag of that name must have been defined before
+		}
+	}
+}
+
+// Source is where settings come from beside the command line.
+type Source struct {
+	Env   func(name string) (string, bool) // os.LookupEnv
+	File  string                           // path of the YAML file; empty: none
+	Known []string                         // keys that the file may have though these flags do not
+}
+
+// Apply sets every flag that was not on the command line from the environment,
+// else from the file. An empty variable counts as not set. Variables that name
+// no flag are left alone: Kubernetes sets LOCKSIDECAR_PORT and the like where
+// there is a Service called locksidecar. Keys of the file are ours alone, so an
+// unknown one is refused, with the known one that looks most like it.
+func Apply(flags *pflag.FlagSet, src Source) error {
+	if err := checkRivals(flags); err != nil {
+		return err
+	}
+	if err := applyEnv(flags, src.Env); err != nil {
+		return err
+	}
+	if src.File == "" {
+		return nil
+	}
+	return applyFile(flags, src.File, src.Known)
+}
+
+// checkRivals looks at what came from the command line.
+func checkRivals(flags *pflag.FlagSet) error {
+	var err error
+	flags.Visit(func(f *pflag.Flag) {
+		if r := rival(flags, f); r != nil && r.Changed && err == nil {
+			err = fmt.Errorf("--%s and --%s are two ways to say one thing: give one of them", f.Name, r.Name)
+		}
+	})
+	return err
+}
+
+func applyEnv(flags *pflag.FlagSet, env func(string) (string, bool)) error {
+	values := map[string]string{} // flag -> value
+	flags.VisitAll(func(f *pflag.Flag) {
+		if v, ok := env(EnvName(f.Name)); ok && v != "" && !given(flags, f) {
+			values[f.Name] = v
+		}
+	})
+	var err error
+	flags.VisitAll(func(f *pflag.Flag) {
+		v, ok := values[f.Name]
+		if !ok || err != nil {
+			return
+		}
+		if r := rival(flags, f); r != nil && values[r.Name] != "" {
+			err = fmt.Errorf("%s and %s are two ways to say one thing: set one of them", EnvName(f.Name), EnvName(r.Name))
+			return
+		}
+		if e := set(f, []string{v}); e != nil {
+			err = fmt.Errorf("environment variable %s: %w", EnvName(f.Name), e)
+		}
+	})
+	return err
+}
+
+func applyFile(flags *pflag.FlagSet, path string, known []string) error {
+	entries, err := readFile(path)
+	if err != nil {
+		return err
+	}
+	names := slices.Clone(known)
+	flags.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	inFile := map[string]bool{}
+	for _, e := range entries {
+		inFile[e.key] = true
+		if !slices.Contains(names, e.key) {
+			return fmt.Errorf("%s, line %d: unknown key %q%s", path, e.line, e.key, didYouMean(e.key, names))
+		}
+	}
+	taken := map[string]bool{}
+	flags.VisitAll(func(f *pflag.Flag) { taken[f.Name] = given(flags, f) })
+	for _, e := range entries {
+		f := flags.Lookup(e.key)
+		if f == nil || taken[e.key] {
+			continue
+		}
+		if r := rival(flags, f); r != nil && inFile[r.Name] {
+			return fmt.Errorf("%s, line %d: %s and %s are two ways to say one thing: keep one of them", path, e.line, f.Name, r.Name)
+		}
+		if err := set(f, e.values); err != nil {
+			return fmt.Errorf("%s, line %d: %s: %w", path, e.line, e.key, err)
+		}
+	}
+	return nil
+}
+
+// given reports whether the flag, or the one that says the same in another way,
+// has a value already.
+func given(flags *pflag.FlagSet, f *pflag.Flag) bool {
+	r := rival(flags, f)
+	return f.Changed || (r != nil && r.Changed)
+}
+
+func rival(flags *pflag.FlagSet, f *pflag.Flag) *pflag.Flag {
+	if a := f.Annotations[rivalKey]; len(a) == 1 {
+		return flags.Lookup(a[0])
+	}
+	return nil
+}
+
+// set gives a flag its value, as if it had been on the command line.
+func set(f *pflag.Flag, values []string) error {
+	list, isList := f.Value.(pflag.SliceValue)
+	var err error
+	switch {
+	case isList && len(values) != 1:
+		err = list.Replace(values)
+	case len(values) != 1:
+		return fmt.Errorf("takes one value, not a list")
+	default:
+		err = f.Value.Set(values[0])
+	}
+	if err != nil {
+		return fmt.Errorf("invalid value %q: %w", strings.Join(values, ","), err)
+	}
+	f.Changed = true
+	return nil
+}

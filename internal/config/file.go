@@ -1,0 +1,106 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// maxFile bounds what is read of a file.
+const maxFile = 1 << 20
+
+// entry is one line of the file.
+type entry struct {
+	key    string
+	values []string
+	line   int
+}
+
+func readFile(path string) ([]entry, error) {
+	text, err := read(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the config file: %w", err)
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(text, &doc); err != nil {
+		return nil, fmt.Errorf("config file %s: %w", path, err)
+	}
+	if len(doc.Content) == 0 { // empty, or comments only
+		return nil, nil
+	}
+	root := doc.Content[0]
+	if root.Kind != yaml.MappingNode {
+		return nil, fmt.Errorf("%s, line %d: must be lines of KEY: VALUE", path, root.Line)
+	}
+	var entries []entry
+	seen := map[string]int{}
+	for i := 0; i+1 < len(root.Content); i += 2 {
+		k, v := root.Content[i], root.Content[i+1]
+		if before, ok := seen[k.Value]; ok {
+			return nil, fmt.Errorf("%s, line %d: %s is there already, in line %d", path, k.Line, k.Value, before)
+		}
+		seen[k.Value] = k.Line
+		values, err := scalars(v)
+		if err != nil {
+			return nil, fmt.Errorf("%s, line %d: %s %w", path, v.Line, k.Value, err)
+		}
+		entries = append(entries, entry{key: k.Value, values: values, line: k.Line})
+	}
+	return entries, nil
+}
+
+// scalars are the values as they were written: a flag parses them better than
+// YAML does ("10s", "0660").
+func scalars(v *yaml.Node) ([]string, error) {
+	switch {
+	case v.Kind == yaml.ScalarNode && v.Tag == "!!null":
+		return nil, errors.New("has no value")
+	case v.Kind == yaml.ScalarNode:
+		return []string{v.Value}, nil
+	case v.Kind == yaml.SequenceNode:
+		values := []string{}
+		for _, item := range v.Content {
+			if item.Kind != yaml.ScalarNode || item.Tag == "!!null" {
+				return nil, errors.New("must be a list of plain values")
+			}
+			values = append(values, item.Value)
+		}
+		return values, nil
+	default:
+		return nil, errors.New("must be a plain value or a list of them")
+	}
+}
+
+// ReadSecret reads a file that holds nothing but a secret. A line end at its
+// end does not belong to the secret.
+func ReadSecret(path string) (string, error) {
+	text, err := read(path)
+	if err != nil {
+		return "", err
+	}
+	secret := strings.TrimRight(string(text), "\r\n")
+	switch {
+	case secret == "":
+		return "", fmt.Errorf("%s is empty", path)
+	case strings.ContainsAny(secret, "\r\n"):
+		return "", fmt.Errorf("%s has more than one line", path)
+	}
+	return secret, nil
+}
+
+func read(path string) ([]byte, error) {
+	f, err := os.Open(path) //nolint:gosec // the user names the file
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // it was only read
+	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(text) > maxFile {
+		err = fmt.Errorf("%s is larger than %d bytes", path, maxFile)
+	}
+	return text, err
+}
