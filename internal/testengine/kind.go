@@ -1,0 +1,161 @@
+package testengine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+)
+
+// Kind is a kind of store and how to get one.
+type Kind struct {
+	name    string
+	urlEnv  string // variable with the URL of a server that is there already
+	image   image
+	program string // what runs it on this machine
+	install string // Debian's package of the program
+
+	ports  int // how many ports clients connect to
+	start  func(ctx context.Context, m machine, ports []int) (Server, error)
+	attach func(ctx context.Context, url, origin string) (Server, error)
+}
+
+// String is the name of the kind.
+func (k *Kind) String() string { return k.name }
+
+// image is a container image that the environment may replace.
+type image struct {
+	env   string
+	usual string
+}
+
+func (i image) name() string {
+	if s := os.Getenv(i.env); s != "" {
+		return s
+	}
+	return i.usual
+}
+
+// The images, all in this place.
+var redisImage = image{env: "LOCKSIDECAR_TEST_REDIS_IMAGE", usual: "redis:8.2"}
+
+// The kinds. Redis is one server alone, RedisCluster three masters,
+// RedisSentinel three sentinels that watch a master and its replica.
+var (
+	Redis = &Kind{
+		name: "Redis", urlEnv: "LOCKSIDECAR_TEST_REDIS_URL", image: redisImage,
+		program: "redis-server", install: "redis-server",
+		ports: 1, start: startRedis, attach: attachRedis,
+	}
+	RedisCluster = &Kind{
+		name: "Redis Cluster", urlEnv: "LOCKSIDECAR_TEST_REDIS_CLUSTER_URL", image: redisImage,
+		program: "redis-server", install: "redis-server",
+		ports: clusterMasters, start: startRedisCluster, attach: attachByDial,
+	}
+	RedisSentinel = &Kind{
+		name: "Redis Sentinel", urlEnv: "LOCKSIDECAR_TEST_REDIS_SENTINEL_URL", image: redisImage,
+		program: "redis-server", install: "redis-server",
+		ports: sentinels + 2, start: startRedisSentinel, attach: attachByDial,
+	}
+)
+
+// sourceEnv restricts where servers come from: "docker" or "local".
+const sourceEnv = "LOCKSIDECAR_TEST_WITH"
+
+// errPortTaken: somebody took a port between our look at it and the server's
+// use of it. Another try has other ports.
+var errPortTaken = errors.New("a port was taken meanwhile")
+
+// Start starts a server of the kind, or finds the one that the environment
+// names. The caller closes it. ctx bounds the start only.
+func Start(ctx context.Context, k *Kind) (Server, error) {
+	if url := os.Getenv(k.urlEnv); url != "" {
+		s, err := k.attach(ctx, url, k.name+" of "+k.urlEnv)
+		if err != nil {
+			return nil, fmt.Errorf("use %s=%s: %w", k.urlEnv, url, err)
+		}
+		return s, nil
+	}
+	only := os.Getenv(sourceEnv)
+	if only != "" && only != "docker" && only != "local" {
+		return nil, fmt.Errorf("%s is %q: must be docker, local, or not set", sourceEnv, only)
+	}
+	var dockerErr, localErr error
+	if only != "local" {
+		if dockerErr = dockerHealth(ctx); dockerErr == nil {
+			var s Server
+			if s, dockerErr = k.startOn(ctx, func(ports []int) (machine, error) {
+				return newContainer(ctx, k.image.name(), ports)
+			}); dockerErr == nil {
+				return s, nil
+			}
+		}
+	}
+	if only != "docker" {
+		if _, localErr = exec.LookPath(k.program); localErr == nil {
+			var s Server
+			if s, localErr = k.startOn(ctx, newLocal); localErr == nil {
+				return s, nil
+			}
+		}
+	}
+	return nil, &startError{kind: k, docker: dockerErr, local: localErr}
+}
+
+// startOn starts a server on new machines until no port was taken meanwhile.
+func (k *Kind) startOn(ctx context.Context, newMachine func(ports []int) (machine, error)) (Server, error) {
+	for try := 1; ; try++ {
+		s, err := k.startOnce(ctx, newMachine)
+		if err == nil || try == 5 || !errors.Is(err, errPortTaken) {
+			return s, err
+		}
+	}
+}
+
+func (k *Kind) startOnce(ctx context.Context, newMachine func(ports []int) (machine, error)) (Server, error) {
+	ports, err := freePorts(ctx, k.ports)
+	if err != nil {
+		return nil, err
+	}
+	m, err := newMachine(ports)
+	if err != nil {
+		return nil, err
+	}
+	s, err := k.start(ctx, m, ports)
+	if err != nil {
+		return nil, errors.Join(err, m.close())
+	}
+	return s, nil
+}
+
+// startError tells a person what to do.
+type startError struct {
+	kind          *Kind
+	docker, local error // why it could not be had from there; nil: was not tried
+}
+
+func (e *startError) Error() string {
+	s := fmt.Sprintf("no %s for the tests. Any one of these helps:\n"+
+		"  - install %s: apt-get install --no-install-recommends %s\n"+
+		"  - start Docker (the image is %s; %s names another)\n"+
+		"  - set %s to the URL of one that runs already\n",
+		e.kind.name, e.kind.program, e.kind.install, e.kind.image.name(), e.kind.image.env, e.kind.urlEnv)
+	if e.local != nil {
+		s += fmt.Sprintf("local: %v\n", e.local)
+	}
+	if e.docker != nil {
+		s += fmt.Sprintf("Docker: %v\n", e.docker)
+	}
+	return s
+}
+
+func (e *startError) Unwrap() []error {
+	var errs []error
+	for _, err := range []error{e.local, e.docker} {
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errs
+}

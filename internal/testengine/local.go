@@ -1,0 +1,165 @@
+package testengine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// local runs servers as children of this process.
+type local struct {
+	dir  string
+	lock *os.File // held as long as the folder is in use, see sweep
+
+	mu    sync.Mutex
+	procs []*child
+}
+
+const dirPattern = "locksidecar-test-*"
+
+func newLocal([]int) (machine, error) {
+	sweep()
+	dir, err := os.MkdirTemp("", dirPattern)
+	if err != nil {
+		return nil, fmt.Errorf("make a folder for a server: %w", err)
+	}
+	f, err := os.Create(filepath.Join(dir, "lock")) //nolint:gosec // a path of our own
+	if err == nil {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) //nolint:gosec // a file descriptor fits an int
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock the folder of a server: %w", err), os.RemoveAll(dir))
+	}
+	return &local{dir: dir, lock: f}, nil
+}
+
+// sweep removes the folders of test processes that had no time to do it: those
+// that nobody has locked and that are not just being made.
+func sweep() {
+	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), dirPattern))
+	if err != nil {
+		return
+	}
+	for _, dir := range dirs {
+		if st, err := os.Stat(dir); err != nil || time.Since(st.ModTime()) < time.Minute {
+			continue
+		}
+		f, err := os.Open(filepath.Join(dir, "lock")) //nolint:gosec // a path of our own
+		if err != nil {
+			continue
+		}
+		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil { //nolint:gosec // a file descriptor fits an int
+			_ = os.RemoveAll(dir) // what cannot be removed stays, as it was
+		}
+		_ = f.Close()
+	}
+}
+
+func (l *local) start(ctx context.Context, dir string, argv ...string) (process, error) {
+	path := filepath.Join(l.dir, dir)
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, fmt.Errorf("make the folder of %s: %w", argv[0], err)
+	}
+	log, err := os.OpenFile(filepath.Join(path, "log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600) //nolint:gosec // a path of our own
+	if err != nil {
+		return nil, fmt.Errorf("open the log of %s: %w", argv[0], err)
+	}
+	defer log.Close()                                                            //nolint:errcheck // the child has its own copy
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), argv[0], argv[1:]...) //nolint:gosec // programs that the kinds name
+	cmd.Dir, cmd.Stdout, cmd.Stderr = path, log, log
+	// However this process ends, the kernel ends the server.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	c := &child{cmd: cmd, gone: make(chan struct{})}
+	started := make(chan error, 1)
+	go func() {
+		defer close(c.gone)
+		// The death signal comes when the thread ends that started the child, so
+		// this thread must stay until the child is gone.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait() // it is killed in the end: the status says nothing
+		}
+	}()
+	if err := <-started; err != nil {
+		<-c.gone
+		return nil, fmt.Errorf("start %s: %w", argv[0], err)
+	}
+	l.mu.Lock()
+	l.procs = append(l.procs, c)
+	l.mu.Unlock()
+	return c, nil
+}
+
+func (l *local) sh(ctx context.Context, script string) (string, error) {
+	cmd := exec.CommandContext(ctx, "sh", "-c", script) //nolint:gosec // scripts of our own
+	var stderr bytes.Buffer
+	cmd.Dir, cmd.Stderr = l.dir, &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("run %q: %w: %s", script, err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	return string(out), nil
+}
+
+func (l *local) bind() string   { return loopback }
+func (l *local) String() string { return "on this machine" }
+
+func (l *local) close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var errs []error
+	for _, c := range l.procs {
+		errs = append(errs, c.kill(context.Background()))
+	}
+	l.procs = nil
+	return errors.Join(append(errs, os.RemoveAll(l.dir), l.lock.Close())...)
+}
+
+// child is a process of local.
+type child struct {
+	cmd  *exec.Cmd
+	gone chan struct{} // closed when it has ended and was waited for
+}
+
+func (c *child) pid() int { return c.cmd.Process.Pid }
+
+func (c *child) signal(_ context.Context, s syscall.Signal) error {
+	if err := c.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("signal %s: %w", c.cmd.Path, err)
+	}
+	return nil
+}
+
+func (c *child) kill(ctx context.Context) error {
+	if err := c.signal(ctx, syscall.SIGKILL); err != nil {
+		return err
+	}
+	select {
+	case <-c.gone:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the end of %s: %w", c.cmd.Path, ctx.Err())
+	}
+}
+
+func (c *child) alive(context.Context) (bool, error) {
+	select {
+	case <-c.gone:
+		return false, nil
+	default:
+		return true, nil
+	}
+}

@@ -1,0 +1,36 @@
+package testengine
+
+import (
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9/logging"
+	"go.uber.org/goleak"
+)
+
+// holderEnv makes the test binary a process that starts a server and is killed.
+const holderEnv = "TESTENGINE_HOLDER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(holderEnv) != "" {
+		hold()
+	}
+	logging.Disable() // failing connections are what is tested here
+	goleak.VerifyTestMain(Main(m))
+}
+
+func hold() {
+	dir, err := newLocal(nil)
+	if err != nil {
+		panic(err)
+	}
+	l := dir.(*local)
+	p, err := l.start(background, "x", "sleep", "600")
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(p.pid(), l.dir)
+	time.Sleep(10 * time.Minute) // until it is killed
+}
