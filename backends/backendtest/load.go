@@ -74,12 +74,12 @@ func (g *guard) check() {
 	}
 }
 
-// load runs workers, spread over the sidecars, until loadTime is over or one of
+// load runs workers, spread over the sidecars, until the time is over or one of
 // them fails the test.
-func (e *env) load(ss []*sidecar, workers int, work func(s *sidecar, i int) error) {
+func (e *env) load(d time.Duration, ss []*sidecar, workers int, work func(s *sidecar, i int) error) {
 	e.Helper()
 	var wg sync.WaitGroup
-	end := time.Now().Add(loadTime)
+	end := time.Now().Add(d)
 	for w := range workers {
 		wg.Go(func() {
 			for i := 0; time.Now().Before(end) && !e.Failed(); i++ {
@@ -97,7 +97,7 @@ func (e *env) load(ss []*sidecar, workers int, work func(s *sidecar, i int) erro
 func testExclusionUnderLoad(e *env) {
 	r := e.name("r")
 	g := &guard{t: e.T}
-	e.load(e.sidecars(3), 12, func(s *sidecar, _ int) error {
+	e.load(loadTime, e.sidecars(3), 12, func(s *sidecar, _ int) error {
 		ctx, cancel := context.WithTimeout(e.ctx, patience)
 		defer cancel()
 		grant, err := s.Acquire(ctx, request(r, lock.Exclusive))
@@ -120,7 +120,7 @@ func testExclusionUnderLoad(e *env) {
 func testSharingUnderLoad(e *env) {
 	guards := []*guard{{t: e.T}, {t: e.T}, {t: e.T}}
 	var gaveUp atomic.Int64
-	e.load(e.sidecars(3), 18, func(s *sidecar, i int) error {
+	e.load(loadTime, e.sidecars(3), 18, func(s *sidecar, i int) error {
 		k := i % len(guards)
 		q := request(e.name(fmt.Sprint(k)), lock.Shared)
 		if i%5 == 0 {
@@ -163,7 +163,7 @@ func testSharingUnderLoad(e *env) {
 func testCancelRaces(e *env) {
 	ss := e.sidecars(2)
 	var granted, cancelled atomic.Int64
-	e.load(ss, 4, func(s *sidecar, i int) error {
+	e.load(loadTime, ss, 4, func(s *sidecar, i int) error {
 		r := e.name(fmt.Sprint(i % 4)) // each worker has its own
 		ctx, cancel := context.WithTimeout(e.ctx, patience)
 		defer cancel()

@@ -58,7 +58,7 @@ func testRandom(e *env) {
 	for i := range workers {
 		workers[i] = &worker{e: e, s: ss[i%len(ss)], all: ss, spots: spots, rand: rand.New(rand.NewPCG(seed, uint64(i)))}
 	}
-	e.load(ss, count, func(_ *sidecar, i int) error { return workers[i%count].step() })
+	e.load(2*loadTime, ss, count, func(_ *sidecar, i int) error { return workers[i%count].step() })
 	stop()
 	watchers.Wait()
 	for _, sp := range spots {

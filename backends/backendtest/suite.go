@@ -1,7 +1,6 @@
 package backendtest
 
-// suite is every test there is. Those that leave a lease to die come first, so
-// that their waits fall together.
+// suite is every test there is.
 var suite = []conformance{
 	{name: "FenceAfterCounterDeleted", run: testFenceAfterCounterDeleted, needs: needs[CounterDeleter]("CounterDeleter"), alone: true},
 	{name: "HeartbeatCost", run: testHeartbeatCost, needs: needs[CommandCounter]("CommandCounter"), alone: true},

@@ -1,0 +1,368 @@
+package embedded
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+const ttl = 10 * time.Second
+
+// bubble runs a test on a store whose time is the bubble's.
+func bubble(t *testing.T, f func(t *testing.T, s *Store)) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(WithClock(lock.GoTime()))
+		f(t, s)
+		s.empty(t)
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func open(t *testing.T, s *Store) *lease {
+	t.Helper()
+	l, err := s.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l.(*lease)
+}
+
+func acquire(t *testing.T, l lock.Lease, r lock.Resource, m lock.Mode) lock.Grant {
+	t.Helper()
+	g, err := l.Acquire(t.Context(), lock.Request{ID: lock.NewHoldID(), Resource: r, Mode: m})
+	if err != nil {
+		t.Fatalf("Acquire: %v", err)
+	}
+	return g
+}
+
+func shut(t *testing.T, l lock.Lease) {
+	t.Helper()
+	if err := l.Close(t.Context()); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+}
+
+func TestLeaseExpiresOnTheMoment(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Store) {
+		a, b := open(t, s), open(t, s)
+		acquire(t, a, "r", lock.Exclusive)
+		time.Sleep(ttl - time.Nanosecond)
+		if err := a.Heartbeat(t.Context()); err != nil {
+			t.Fatalf("Heartbeat at the last moment: %v", err)
+		}
+		if err := b.Heartbeat(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		renewed := time.Now()
+		go func() {
+			time.Sleep(ttl / 2)
+			_ = b.Heartbeat(t.Context())
+		}()
+		acquire(t, b, "r", lock.Exclusive) // nobody does anything meanwhile
+		if got := time.Since(renewed); got != ttl {
+			t.Errorf("granted after %s, want %s", got, ttl)
+		}
+		if err := a.Heartbeat(t.Context()); !errors.Is(err, lock.ErrLeaseLost) {
+			t.Errorf("Heartbeat: %v, want ErrLeaseLost", err)
+		}
+		shut(t, a)
+		shut(t, b)
+	})
+}
+
+// The moment of the end counts even if the timer has not fired.
+func TestExpiryIsSeenByEveryRequest(t *testing.T) {
+	now := time.Hour // under the store's mutex from here on
+	s := New(WithClock(func() time.Duration { return now }))
+	defer s.Close()
+	a := open(t, s)
+	acquire(t, a, "r", lock.Shared)
+	s.mu.Lock()
+	now += ttl
+	s.mu.Unlock()
+	if st, err := s.Get(t.Context(), "r"); err != nil || len(st.Holders) > 0 {
+		t.Errorf("Get: %+v, %v", st, err)
+	}
+	if err := a.Release(t.Context(), "r", "x"); !errors.Is(err, lock.ErrLeaseLost) {
+		t.Errorf("Release: %v, want ErrLeaseLost", err)
+	}
+	shut(t, a)
+	s.empty(t)
+}
+
+// A suspend: the clock jumps, while the timers saw only a moment of time.
+func TestSuspendIsNoticed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var suspended time.Duration
+		goTime := lock.GoTime()
+		s := New(WithClock(func() time.Duration { return goTime() + suspended }))
+		defer s.Close()
+		a := open(t, s)
+		acquire(t, a, "r", lock.Exclusive)
+		s.mu.Lock()
+		suspended = time.Hour
+		s.mu.Unlock()
+		// Nobody but the timer looks.
+		time.Sleep(suspendCheck)
+		synctest.Wait()
+		s.mu.Lock()
+		left := len(s.leases) + len(s.resources)
+		s.mu.Unlock()
+		if left != 0 {
+			t.Errorf("%s after a suspend the lease lives", suspendCheck)
+		}
+		shut(t, a)
+	})
+}
+
+func TestGraceEndsOnTheMoment(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Store) {
+		a, b := open(t, s), open(t, s)
+		g := acquire(t, a, "r", lock.Exclusive)
+		start := time.Now()
+		granted := make(chan time.Duration)
+		go func() {
+			acquire(t, b, "r", lock.Exclusive)
+			granted <- time.Since(start)
+		}()
+		synctest.Wait()
+		forced := make(chan time.Duration)
+		for _, grace := range []time.Duration{3 * time.Second, 2 * time.Second, 4 * time.Second} { // the shortest counts
+			go func() {
+				if err := s.ForceRelease(t.Context(), "r", g.ID, grace); err != nil {
+					t.Errorf("ForceRelease: %v", err)
+				}
+				forced <- time.Since(start)
+			}()
+			synctest.Wait()
+		}
+		for range 3 {
+			if got := <-forced; got != 2*time.Second {
+				t.Errorf("ForceRelease returned after %s, want 2s", got)
+			}
+		}
+		if got := <-granted; got != 2*time.Second {
+			t.Errorf("granted after %s, want 2s", got)
+		}
+		for _, want := range []time.Duration{3 * time.Second, 2 * time.Second} {
+			if diff := cmp.Diff(lock.Event{Kind: lock.Revoked, Resource: "r", ID: g.ID, Grace: want}, <-a.Events()); diff != "" {
+				t.Errorf("event (-want +got):\n%s", diff)
+			}
+		}
+		shut(t, a)
+		shut(t, b)
+	})
+}
+
+// A grant that is forced before its Acquire has returned was told to nobody, so
+// nothing waits for a grace.
+func TestForcedBeforeTold(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Store) {
+		a := open(t, s)
+		holder := acquire(t, a, "r", lock.Exclusive)
+		q := lock.Request{ID: "q", Resource: "r", Mode: lock.Exclusive}
+		_, e, changed, err := a.request(t.Context(), q) // the first half of Acquire
+		if e == nil {
+			t.Fatal(err)
+		}
+		if err := a.Release(t.Context(), "r", holder.ID); err != nil {
+			t.Fatal(err)
+		}
+		<-changed
+		go func() {
+			if err := s.ForceRelease(t.Context(), "r", "q", time.Hour); err != nil {
+				t.Errorf("ForceRelease: %v", err)
+			}
+		}()
+		synctest.Wait()
+		if _, err := a.settle(t.Context(), e); !errors.Is(err, lock.ErrNotHolder) {
+			t.Errorf("Acquire: %v, want ErrNotHolder", err)
+		}
+		synctest.Wait()
+		s.mu.Lock()
+		if len(s.resources) != 0 {
+			t.Error("the hold is there")
+		}
+		s.mu.Unlock()
+		shut(t, a)
+	})
+}
+
+// Of two calls with one id, the one that gives up does not take the place away
+// from the other.
+func TestPlaceIsSharedByCalls(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Store) {
+		a := open(t, s)
+		holder := acquire(t, a, "r", lock.Exclusive)
+		q := lock.Request{ID: "q", Resource: "r", Mode: lock.Shared}
+		short, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		stays := make(chan error)
+		go func() { _, err := a.Acquire(t.Context(), q); stays <- err }()
+		if _, err := a.Acquire(short, q); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the first: %v, want DeadlineExceeded", err)
+		}
+		if err := a.Release(t.Context(), "r", holder.ID); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-stays; err != nil {
+			t.Errorf("the second: %v", err)
+		}
+		shut(t, a)
+	})
+}
+
+func TestMistakesOfTheCaller(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Store) {
+		a := open(t, s)
+		g := acquire(t, a, "r", lock.Exclusive)
+		for field, q := range map[string]lock.Request{
+			"id":   {Resource: "s", Mode: lock.Exclusive},
+			"mode": {ID: "x", Resource: "s"},
+		} {
+			var invalid *lock.InvalidError
+			if _, err := a.Acquire(t.Context(), q); !errors.As(err, &invalid) || invalid.Field != field {
+				t.Errorf("Acquire(%+v): %v, want an InvalidError of %s", q, err, field)
+			}
+		}
+		for _, q := range []lock.Request{{ID: g.ID, Resource: "s", Mode: g.Mode}, {ID: g.ID, Resource: "r", Mode: lock.Shared}} {
+			if _, err := a.Acquire(t.Context(), q); !errors.Is(err, lock.ErrInvalid) {
+				t.Errorf("Acquire(%+v): %v, want ErrInvalid", q, err)
+			}
+		}
+		for _, ttl := range []time.Duration{-1, 0, lock.MinTTL - 1, lock.MaxTTL + 1} {
+			if _, err := s.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl}); !errors.Is(err, lock.ErrInvalid) {
+				t.Errorf("OpenLease for %s: %v, want ErrInvalid", ttl, err)
+			}
+		}
+		shut(t, a)
+	})
+}
+
+// A reader of events that falls behind holds nobody up, and misses nothing.
+func TestSlowReaderOfEvents(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Store) {
+		a := open(t, s)
+		force := func(n int) {
+			for i := range n {
+				r := lock.Resource(fmt.Sprint(i))
+				g := acquire(t, a, r, lock.Exclusive)
+				if err := s.ForceRelease(t.Context(), r, g.ID, 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		const n = 10 * eventBuffer
+		for range 2 {
+			force(n)
+			for i := range n {
+				if ev := <-a.Events(); ev.Resource != lock.Resource(fmt.Sprint(i)) {
+					t.Fatalf("event %d is of %q", i, ev.Resource)
+				}
+			}
+			synctest.Wait()
+		}
+		force(n)
+		shut(t, a) // with events that nobody reads
+	})
+}
+
+func TestClosedStore(t *testing.T) {
+	s := New()
+	a := open(t, s)
+	acquire(t, a, "r", lock.Exclusive)
+	ended := make(chan error)
+	go func() {
+		_, err := a.Acquire(context.Background(), lock.Request{ID: "w", Resource: "r", Mode: lock.Shared})
+		ended <- err
+	}()
+	for waiting := 0; waiting == 0; runtime.Gosched() {
+		st, err := s.Get(t.Context(), "r")
+		if err != nil {
+			t.Fatal(err)
+		}
+		waiting = len(st.Waiters)
+	}
+	for range 2 {
+		if err := s.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	}
+	if err := <-ended; !errors.Is(err, lock.ErrLeaseLost) {
+		t.Errorf("the waiter: %v, want ErrLeaseLost", err)
+	}
+	_, errOpen := s.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl})
+	_, errGet := s.Get(t.Context(), "r")
+	_, errList := s.List(t.Context(), "", lock.Page{Limit: 1})
+	for what, err := range map[string]error{
+		"OpenLease": errOpen, "Get": errGet, "List": errList, "Ping": s.Ping(t.Context()),
+		"ForceRelease": s.ForceRelease(t.Context(), "r", "x", 0),
+	} {
+		if !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("%s: %v, want ErrUnavailable", what, err)
+		}
+	}
+	if err := a.Heartbeat(t.Context()); !errors.Is(err, lock.ErrLeaseLost) {
+		t.Errorf("Heartbeat: %v, want ErrLeaseLost", err)
+	}
+	shut(t, a)
+	s.empty(t)
+}
+
+// TestMemoryPerHold keeps the target: far below 1 KiB a hold.
+func TestMemoryPerHold(t *testing.T) {
+	s := New()
+	defer s.Close()
+	a := open(t, s)
+	const n = 20_000
+	before := heap()
+	for i := range n {
+		acquire(t, a, lock.Resource(fmt.Sprintf("orders/%d", i)), lock.Exclusive)
+	}
+	each := (heap() - before) / n
+	t.Logf("%d bytes a hold", each)
+	if each > 640 {
+		t.Errorf("a hold costs %d bytes", each)
+	}
+	shut(t, a)
+	s.empty(t)
+}
+
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+func BenchmarkAcquireRelease(b *testing.B) {
+	s := New()
+	defer s.Close()
+	l, err := s.OpenLease(b.Context(), lock.LeaseOptions{TTL: lock.MaxTTL})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close(b.Context())
+	q := lock.Request{ID: lock.NewHoldID(), Resource: "r", Mode: lock.Exclusive}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := l.Acquire(b.Context(), q); err != nil {
+			b.Fatal(err)
+		}
+		if err := l.Release(b.Context(), "r", q.ID); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
