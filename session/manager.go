@@ -2,21 +2,26 @@ package session
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/locksidecar/locksidecar/heartbeat"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// Options are what a Manager needs to know.
+// Options are what a Manager needs to know. Zero fields get their default.
 type Options struct {
 	Backend   lock.Backend
 	TTL       time.Duration // of the lease in the store: lock.MinTTL to lock.MaxTTL; default 10s
-	Namespace string        // optional; resources are NAMESPACE/name in the store
+	Namespace string        // optional; a resource is NAMESPACE/name in the store
 	Sidecar   string        // name of the sidecar for people
 	Limits    Limits
-	LostGrace time.Duration // how long an app may take to stop its work when the sidecar ends a hold; default 2s
+	LostGrace time.Duration // how long an app may take to stop its work when the sidecar ends its hold; default 2s
 	Logger    hclog.Logger  // default: none
 	Observer  Observer      // default: none
 	Clock     lock.Clock    // default lock.BootTime
@@ -25,85 +30,252 @@ type Options struct {
 // Limits bound what apps may take. Zero fields get their default.
 type Limits struct {
 	Sessions          int // default 10000
-	HoldsPerSession   int // default 10000
-	WaitersPerSession int // default 1000
+	HoldsPerSession   int // holds and requests for holds; default 10000
+	WaitersPerSession int // Acquire calls at the same time; default 1000
 }
+
+// The defaults of Options.
+const (
+	DefaultTTL               = 10 * time.Second
+	DefaultLostGrace         = 2 * time.Second
+	DefaultSessions          = 10_000
+	DefaultHoldsPerSession   = 10_000
+	DefaultWaitersPerSession = 1_000
+)
 
 // Info tells about the sidecar.
 type Info struct {
 	Sidecar         string
 	Namespace       string
-	Ready           bool
-	NotReadyBecause string
+	Ready           bool   // locks can be granted
+	NotReadyBecause string // empty when ready
 	LeaseID         lock.LeaseID
 	LeaseTTL        time.Duration
 	LeaseValidFor   time.Duration
 	Jeopardy        bool
 	Draining        bool
 	Sessions        int
-	Holds           int
-	Waiters         int
+	Holds           int // held in the store for apps, also those in their grace
+	Waiters         int // Acquire calls that have not returned
 	Uptime          time.Duration
 }
 
-// WatchKind says what a WatchEvent tells.
-type WatchKind uint8
+// Manager keeps the sidecar's lease in the store, and the app sessions. Its
+// methods may be called at the same time by many goroutines.
+type Manager struct {
+	o       Options
+	started time.Duration
+	lease   atomic.Pointer[generation] // nil: none at the moment
+	holds   atomic.Int64
+	waiters atomic.Int64
+	idle    chan struct{}  // gets a value when holds falls to 0
+	wg      sync.WaitGroup // what Run waits for
 
-const (
-	Current WatchKind = iota + 1 // was there when the watch began
-	Changed                      // is new, or its holders or waiters changed
-	Free                         // nobody holds or waits any more
-	Synced                       // all Current events were sent
-)
-
-// WatchEvent is a change that Watch saw.
-type WatchEvent struct {
-	Kind   WatchKind
-	Status lock.Status // Free: only the name; Synced: empty
+	mu       sync.Mutex
+	changed  chan struct{} // closed when lease changes, and made anew
+	openErr  error         // why there is no lease, as far as is known
+	sessions map[ID]*Session
+	draining bool
+	drainEnd time.Time // zero: unknown
+	stopped  bool
 }
 
-// Manager keeps the lease and the sessions.
-type Manager struct{ o Options }
-
-// New makes a Manager. Nothing happens until Run. Errors: *lock.InvalidError.
-func New(o Options) (*Manager, error) { return &Manager{o: o}, nil }
-
-// Run keeps the lease in the store until ctx ends.
-func (m *Manager) Run(ctx context.Context) error { return nil }
-
-// Drain refuses new sessions from now on, tells the others, and returns when no
-// hold is left (nil) or when ctx ends (its cause).
-func (m *Manager) Drain(ctx context.Context) error { return nil }
-
-// Open opens an app session.
-func (m *Manager) Open(ctx context.Context, r OpenRequest) (*Session, error) { return nil, nil }
-
-// Lookup finds a session of that uid: else ErrSessionNotFound.
-func (m *Manager) Lookup(id ID, uid uint32) (*Session, error) { return nil, nil }
-
-// Get tells who holds and who waits for a resource.
-func (m *Manager) Get(ctx context.Context, resource string) (lock.Status, error) {
-	return lock.Status{}, nil
+// New makes a Manager. Nothing happens until Run. The error is a
+// *lock.InvalidError.
+func New(o Options) (*Manager, error) {
+	setDefault(&o.TTL, DefaultTTL)
+	setDefault(&o.LostGrace, DefaultLostGrace)
+	setDefault(&o.Limits.Sessions, DefaultSessions)
+	setDefault(&o.Limits.HoldsPerSession, DefaultHoldsPerSession)
+	setDefault(&o.Limits.WaitersPerSession, DefaultWaitersPerSession)
+	if o.Logger == nil {
+		o.Logger = hclog.NewNullLogger()
+	}
+	if o.Observer == nil {
+		o.Observer = noObserver{}
+	}
+	if o.Clock == nil {
+		o.Clock = lock.BootTime
+	}
+	if err := checkOptions(o); err != nil {
+		return nil, err
+	}
+	return &Manager{
+		o:        o,
+		started:  o.Clock(),
+		idle:     make(chan struct{}, 1),
+		changed:  make(chan struct{}),
+		openErr:  errors.New("the lease is not open yet"),
+		sessions: make(map[ID]*Session),
+	}, nil
 }
 
-// List tells it for all resources of the namespace.
-func (m *Manager) List(ctx context.Context, prefix, after string, limit int) ([]lock.Status, error) {
-	return nil, nil
+func setDefault[T int | time.Duration](v *T, d T) {
+	if *v == 0 {
+		*v = d
+	}
 }
 
-// Watch calls fn for each change.
-func (m *Manager) Watch(ctx context.Context, prefix string, interval time.Duration, fn func(WatchEvent) error) error {
+// Open opens an app session. It does not need the store.
+//
+//	ErrDraining: the sidecar stops.
+//	*LimitError: there are too many sessions.
+//	*lock.InvalidError: a field is refused.
+func (m *Manager) Open(ctx context.Context, r OpenRequest) (*Session, error) {
+	if err := checkOpen(r); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("open session: %w", err) // nobody would learn its id
+	}
+	s := newSession(m, r)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.draining || m.stopped:
+		return nil, ErrDraining
+	case len(m.sessions) >= m.o.Limits.Sessions:
+		return nil, &LimitError{Limit: "sessions", Max: m.o.Limits.Sessions}
+	}
+	m.sessions[s.id] = s
+	s.start(r)
+	return s, nil
+}
+
+// Lookup finds a session that a peer of that uid has opened: else
+// ErrSessionNotFound.
+func (m *Manager) Lookup(id ID, uid uint32) (*Session, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.sessions[id]
+	if s == nil || s.owner.UID != uid {
+		return nil, ErrSessionNotFound
+	}
+	return s, nil
+}
+
+func (m *Manager) remove(s *Session) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.sessions, s.id)
+}
+
+// all returns the sessions of this moment.
+func (m *Manager) all() []*Session {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list := make([]*Session, 0, len(m.sessions))
+	for _, s := range m.sessions {
+		list = append(list, s)
+	}
+	return list
+}
+
+// uncountHold is for each hold that ends in the store.
+func (m *Manager) uncountHold() {
+	if m.holds.Add(-1) == 0 {
+		m.signalIdle()
+	}
+}
+
+func (m *Manager) signalIdle() {
+	select {
+	case m.idle <- struct{}{}:
+	default:
+	}
+}
+
+// awaitIdle returns nil when the store has no hold for us, or the cause of ctx.
+func (m *Manager) awaitIdle(ctx context.Context) error {
+	for m.holds.Load() > 0 {
+		select {
+		case <-m.idle:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	m.signalIdle() // for another who waits
 	return nil
 }
 
-// ForceRelease takes the resource from the holder or waiter with that id, or
-// from all holders when id is empty, and tells which were taken.
-func (m *Manager) ForceRelease(ctx context.Context, resource string, id lock.HoldID, grace time.Duration) ([]lock.HoldID, error) {
-	return nil, nil
+// Drain refuses new sessions from now on (ErrDraining) and tells the others
+// that the sidecar stops when ctx ends; they may go on until then. It returns
+// nil when no session holds anything any more, else the cause of ctx. What is
+// left is ended by the end of Run.
+func (m *Manager) Drain(ctx context.Context) error {
+	end, _ := ctx.Deadline()
+	m.mu.Lock()
+	m.draining, m.drainEnd = true, end
+	m.mu.Unlock()
+	for _, s := range m.all() {
+		s.tellDraining()
+	}
+	if err := m.awaitIdle(ctx); err != nil {
+		return fmt.Errorf("drain sessions: %w", err)
+	}
+	return nil
+}
+
+// drainRemaining is what apps are told; 0 when the end is reached or unknown.
+func (m *Manager) drainRemaining() time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.drainEnd.IsZero() {
+		return 0
+	}
+	return max(0, time.Until(m.drainEnd))
+}
+
+// Ready is nil when locks can be granted: there is a lease, the store answers,
+// and the sidecar does not stop.
+func (m *Manager) Ready() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.draining || m.stopped {
+		return ErrDraining
+	}
+	g := m.lease.Load()
+	if g == nil {
+		return noLease(m.openErr)
+	}
+	switch g.keeper.State() {
+	case heartbeat.Alive:
+		return nil
+	case heartbeat.Jeopardy:
+		return fmt.Errorf("%w: it does not answer to the heartbeat", lock.ErrUnavailable)
+	default:
+		return noLease(g.keeper.Err())
+	}
+}
+
+// noLease is ErrUnavailable, for the time between two leases.
+func noLease(why error) error {
+	return fmt.Errorf("no lease: %w: %w", lock.ErrUnavailable, why)
 }
 
 // Info tells about the sidecar.
-func (m *Manager) Info() Info { return Info{} }
-
-// Ready is nil when locks can be granted.
-func (m *Manager) Ready() error { return nil }
+func (m *Manager) Info() Info {
+	i := Info{
+		Sidecar:   m.o.Sidecar,
+		Namespace: m.o.Namespace,
+		LeaseTTL:  m.o.TTL,
+		Holds:     int(m.holds.Load()),
+		Waiters:   int(m.waiters.Load()),
+		Uptime:    m.o.Clock() - m.started,
+	}
+	if err := m.Ready(); err != nil {
+		i.NotReadyBecause = err.Error()
+	} else {
+		i.Ready = true
+	}
+	if g := m.lease.Load(); g != nil {
+		i.LeaseID = g.lease.ID()
+		i.LeaseValidFor = g.keeper.ValidFor()
+		i.Jeopardy = g.keeper.State() == heartbeat.Jeopardy
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	i.Sessions = len(m.sessions)
+	i.Draining = m.draining || m.stopped
+	return i
+}

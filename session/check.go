@@ -1,0 +1,127 @@
+package session
+
+import (
+	"fmt"
+	"time"
+	"unicode/utf8"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// What apps may ask for, as the API says it.
+const (
+	minSessionTTL = 100 * time.Millisecond
+	maxSessionTTL = time.Hour
+	minMaxHold    = 100 * time.Millisecond
+	maxMaxHold    = 24 * time.Hour
+	maxWait       = 24 * time.Hour
+	maxLabel      = 128  // bytes of a request id, an owner label or a session name
+	maxMetadata   = 1024 // bytes of all keys and values
+	maxGrace      = time.Minute
+)
+
+func invalid(field, problem string, args ...any) error {
+	return &lock.InvalidError{Field: field, Problem: fmt.Sprintf(problem, args...)}
+}
+
+func checkOptions(o Options) error {
+	switch {
+	case o.Backend == nil:
+		return invalid("backend", "is missing")
+	case o.TTL < lock.MinTTL || o.TTL > lock.MaxTTL:
+		return invalid("ttl", "is %v, must be %v to %v", o.TTL, lock.MinTTL, lock.MaxTTL)
+	case o.LostGrace < 0:
+		return invalid("lost_grace", "is negative")
+	case o.Limits.Sessions < 0 || o.Limits.HoldsPerSession < 0 || o.Limits.WaitersPerSession < 0:
+		return invalid("limits", "must not be negative")
+	}
+	if o.Namespace == "" {
+		return nil
+	}
+	if _, err := lock.ParseResource(o.Namespace + "/x"); err != nil {
+		return invalid("namespace", "must be valid UTF-8 without control characters, at most %d bytes", lock.MaxResourceBytes-2)
+	}
+	return nil
+}
+
+func checkOpen(r OpenRequest) error {
+	switch r.Liveness {
+	case Stream:
+	case Process:
+		if r.Peer.Gone == nil {
+			return invalid("liveness", "PROCESS is not possible: the end of the calling process cannot be seen from here")
+		}
+	case TTL:
+		if r.TTL == 0 {
+			return invalid("ttl", "is needed for liveness TTL")
+		}
+	default:
+		return invalid("liveness", "is not one of STREAM, PROCESS, TTL")
+	}
+	if r.TTL != 0 && (r.TTL < minSessionTTL || r.TTL > maxSessionTTL) {
+		return invalid("ttl", "is %v, must be %v to %v", r.TTL, minSessionTTL, maxSessionTTL)
+	}
+	if err := checkLabel("name", r.Name); err != nil {
+		return err
+	}
+	n := 0
+	for k, v := range r.Metadata {
+		if !utf8.ValidString(k) || !utf8.ValidString(v) {
+			return invalid("metadata", "is not valid UTF-8")
+		}
+		n += len(k) + len(v)
+	}
+	if n > maxMetadata {
+		return invalid("metadata", "is %d bytes long, at most %d are allowed", n, maxMetadata)
+	}
+	return nil
+}
+
+func checkLabel(field, s string) error {
+	switch {
+	case len(s) > maxLabel:
+		return invalid(field, "is %d bytes long, at most %d are allowed", len(s), maxLabel)
+	case !utf8.ValidString(s):
+		return invalid(field, "is not valid UTF-8")
+	}
+	return nil
+}
+
+// checkAcquire returns the resource as it is named in the store.
+func (m *Manager) checkAcquire(r *AcquireRequest) (lock.Resource, error) {
+	switch {
+	case !r.Mode.Valid():
+		return "", invalid("mode", "is not one of EXCLUSIVE, SHARED")
+	case r.Wait != Forever && (r.Wait < 0 || r.Wait > maxWait):
+		return "", invalid("wait", "is %v, must be 0 to %v", r.Wait, maxWait)
+	case r.MaxHold != 0 && (r.MaxHold < minMaxHold || r.MaxHold > maxMaxHold):
+		return "", invalid("max_hold", "is %v, must be %v to %v", r.MaxHold, minMaxHold, maxMaxHold)
+	}
+	if err := checkLabel("request_id", r.RequestID); err != nil {
+		return "", err
+	}
+	if err := checkLabel("owner", r.Owner); err != nil {
+		return "", err
+	}
+	return m.inStore(r.Resource)
+}
+
+// inStore checks a name from an app and puts the namespace before it.
+func (m *Manager) inStore(name string) (lock.Resource, error) {
+	res, err := lock.ParseResource(name)
+	if err != nil || m.o.Namespace == "" {
+		return res, err
+	}
+	if n := len(m.o.Namespace) + 1 + len(name); n > lock.MaxResourceBytes {
+		return "", invalid("resource", "is %d bytes long with the namespace, at most %d are allowed", n, lock.MaxResourceBytes)
+	}
+	return lock.Resource(m.o.Namespace + "/" + name), nil
+}
+
+// toApp takes the namespace off again.
+func (m *Manager) toApp(r lock.Resource) string {
+	if m.o.Namespace == "" {
+		return string(r)
+	}
+	return string(r[len(m.o.Namespace)+1:])
+}

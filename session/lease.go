@@ -1,0 +1,104 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/heartbeat"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// closeTimeout bounds the farewell to the store.
+const closeTimeout = 5 * time.Second
+
+// generation is one lease of the sidecar and what hangs on it. When the lease
+// is over the next generation begins; nothing goes over from one to the other.
+type generation struct {
+	lease   lock.Lease
+	keeper  *heartbeat.Keeper
+	janitor *janitor
+	cancel  context.CancelFunc // ends the keeper and the janitor
+	wg      sync.WaitGroup
+
+	mu    sync.Mutex
+	holds map[lock.HoldID]*hold // and waiters: for whom the store's events are
+}
+
+// begin starts what keeps a lease that was just opened. ctx does not end it.
+func (m *Manager) begin(ctx context.Context, l lock.Lease, opened time.Duration) *generation {
+	g := &generation{lease: l, holds: make(map[lock.HoldID]*hold)}
+	ctx, g.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	g.keeper = heartbeat.New(heartbeat.Options{
+		TTL:     m.o.TTL,
+		Clock:   m.o.Clock,
+		Beat:    l.Heartbeat,
+		Opened:  opened,
+		Observe: m.o.Observer.Heartbeat,
+	})
+	g.janitor = newJanitor(ctx, l, m.o.Logger)
+	g.wg.Go(func() { _ = g.keeper.Run(ctx) }) // what it says is in keeper.Err, too
+	g.wg.Go(func() {
+		for e := range l.Events() { // until Close
+			g.route(e)
+		}
+	})
+	return g
+}
+
+// lost tells whether the keeper has said so; it does not look at the clock.
+func (g *generation) lost() bool {
+	select {
+	case <-g.keeper.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// reason is for apps whose holds end with the lease.
+func (g *generation) reason() LostReason {
+	if errors.Is(g.keeper.Err(), heartbeat.ErrExpired) {
+		return LeaseExpired
+	}
+	return LeaseLost
+}
+
+func (g *generation) add(h *hold) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.holds[h.id] = h
+}
+
+func (g *generation) drop(id lock.HoldID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.holds, id)
+}
+
+// route brings an event of the store to the session that it is for.
+func (g *generation) route(e lock.Event) {
+	g.mu.Lock()
+	h := g.holds[e.ID]
+	g.mu.Unlock()
+	if h != nil {
+		h.session.storeEvent(h, e)
+	}
+}
+
+// clean gives back what the store may have for that id, in the background.
+func (g *generation) clean(res lock.Resource, id lock.HoldID) {
+	g.janitor.add(nil, chore{resource: res, id: id})
+}
+
+// end takes leave of the store and waits for everything that began with the
+// generation. The context may have ended already: then the store is not told,
+// and ends the lease by itself.
+func (g *generation) end(ctx context.Context) error {
+	g.cancel() // Close releases everything
+	err := g.lease.Close(ctx)
+	g.janitor.stop()
+	g.wg.Wait()
+	return err
+}

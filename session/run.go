@@ -1,0 +1,205 @@
+package session
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"github.com/locksidecar/locksidecar/heartbeat"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// The pauses between attempts: of a request to the store, and to open a lease.
+const (
+	minPause     = 20 * time.Millisecond
+	maxPause     = time.Second
+	minOpenPause = 50 * time.Millisecond
+	maxOpenPause = 2 * time.Second
+)
+
+// backoff doubles from lowest to highest, with jitter down to a half.
+func backoff(tries int, lowest, highest time.Duration) time.Duration {
+	d := min(lowest<<min(tries, 20), highest)
+	return d/2 + rand.N(d/2) //nolint:gosec // spreads retries, no secret
+}
+
+// pause sleeps; it reports false when ctx has ended.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// Run keeps a lease in the store: it opens one as soon as the store lets it,
+// and the next one when it is lost. When ctx ends it tells the apps that what
+// they still hold is lost (Stopping), gives them LostGrace to stop their work,
+// ends all sessions and closes the lease, and returns nil. The sessions should
+// still be reachable for the apps until then. It must be called once.
+func (m *Manager) Run(ctx context.Context) error {
+	var g *generation
+	for {
+		if g = m.openLease(ctx); g == nil || !m.serve(ctx, g) {
+			break
+		}
+		lost := g
+		m.leaseOver(lost)
+		m.wg.Go(func() { m.retire(ctx, lost) })
+	}
+	m.stop(g)
+	m.wg.Wait()
+	return nil
+}
+
+// openLease opens a lease, however long it takes; nil when ctx has ended.
+func (m *Manager) openLease(ctx context.Context) *generation {
+	for tries := 0; ctx.Err() == nil; tries++ {
+		opened := m.o.Clock()
+		// A lease that takes longer than its TTL to open is over when it comes.
+		call, cancel := context.WithTimeout(ctx, m.o.TTL)
+		l, err := m.o.Backend.OpenLease(call, lock.LeaseOptions{TTL: m.o.TTL, Sidecar: m.o.Sidecar})
+		cancel()
+		if err == nil {
+			m.o.Observer.LeaseOpened(nil)
+			m.o.Logger.Info("lease opened", keyLease, l.ID(), keyTTL, m.o.TTL)
+			g := m.begin(ctx, l, opened)
+			m.setLease(g, nil)
+			return g
+		}
+		if ctx.Err() != nil {
+			break
+		}
+		m.o.Observer.LeaseOpened(err)
+		m.setLease(nil, err)
+		if tries == 0 {
+			m.o.Logger.Warn("open lease: will keep trying", keyError, err)
+		} else {
+			m.o.Logger.Debug("open lease: will keep trying", keyError, err)
+		}
+		pause(ctx, backoff(tries, minOpenPause, maxOpenPause))
+	}
+	return nil
+}
+
+// setLease publishes the lease, or why there is none.
+func (m *Manager) setLease(g *generation, why error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.openErr = why
+	if m.lease.Swap(g) != g {
+		close(m.changed)
+		m.changed = make(chan struct{})
+	}
+}
+
+// awaitLease returns a lease that can be relied on. ErrUnavailable: ctx has
+// ended before there was one.
+func (m *Manager) awaitLease(ctx context.Context) (*generation, error) {
+	for {
+		if g := m.lease.Load(); g != nil && g.keeper.ValidFor() > 0 {
+			return g, nil
+		}
+		m.mu.Lock()
+		changed, why, g := m.changed, m.openErr, m.lease.Load()
+		m.mu.Unlock()
+		if g != nil {
+			if g.keeper.ValidFor() > 0 {
+				return g, nil
+			}
+			why = g.keeper.Err()
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, noLease(why)
+		}
+	}
+}
+
+// serve waits for the end of the lease, and tells sessions how it does. It
+// reports false when ctx has ended: then the lease is still kept.
+func (m *Manager) serve(ctx context.Context, g *generation) bool {
+	jeopardy := false
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-g.keeper.Done():
+			return true
+		case <-g.keeper.News():
+		}
+		if j := g.keeper.State() == heartbeat.Jeopardy; j != jeopardy {
+			jeopardy = j
+			if j {
+				m.o.Logger.Warn("the store does not answer to the heartbeat", keyLease, g.lease.ID(), keyValidFor, g.keeper.ValidFor())
+			} else {
+				m.o.Logger.Info("the store answers again", keyLease, g.lease.ID())
+			}
+		}
+		for _, s := range m.all() {
+			s.tellLease()
+		}
+	}
+}
+
+// retire ends what hangs on a lease that is lost. The store is told only when
+// the time is over for which it keeps others out by itself, so that apps have
+// that time to stop their work.
+func (m *Manager) retire(ctx context.Context, g *generation) {
+	why := g.keeper.Err()
+	m.o.Logger.Error("the lease is lost", keyLease, g.lease.ID(), keyReason, why)
+	for {
+		kept := g.keeper.Kept()
+		if kept == 0 || !pause(ctx, min(kept, time.Second)) {
+			break
+		}
+	}
+	// When the sidecar stops meanwhile, ctx has ended, and the store is left to
+	// end the lease by itself: that is sooner than anybody could wait for.
+	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
+	defer cancel()
+	if err := g.end(ctx); err != nil {
+		m.o.Logger.Debug("close lost lease", keyLease, g.lease.ID(), keyError, err)
+	}
+}
+
+// leaseOver tells all sessions that a lease is over.
+func (m *Manager) leaseOver(g *generation) {
+	m.setLease(nil, g.keeper.Err())
+	for _, s := range m.all() {
+		s.leaseOver(g)
+	}
+}
+
+// stop tells the apps that the sidecar stops, waits until they have stopped
+// their work or the grace is over, and ends everything. g is nil when there is
+// no lease.
+func (m *Manager) stop(g *generation) {
+	m.mu.Lock()
+	m.stopped = true // no new sessions from here on
+	m.mu.Unlock()
+	for _, s := range m.all() {
+		s.wind(Stopping)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), m.o.LostGrace)
+	defer cancel()
+	if err := m.awaitIdle(ctx); err != nil {
+		m.o.Logger.Warn("stopping although apps have not let go", keyHolds, m.holds.Load())
+	}
+	for _, s := range m.all() {
+		s.end()
+	}
+	m.setLease(nil, ErrDraining)
+	if g == nil {
+		return
+	}
+	ctx, cancel = context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	if err := g.end(ctx); err != nil {
+		m.o.Logger.Warn("close lease: it ends by its TTL", keyLease, g.lease.ID(), keyError, err)
+	}
+}

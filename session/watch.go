@@ -1,0 +1,129 @@
+package session
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// How often Watch looks.
+const (
+	DefaultWatchInterval = time.Second
+	minWatchInterval     = 100 * time.Millisecond
+	maxWatchInterval     = time.Minute
+)
+
+// WatchKind says what a WatchEvent tells.
+type WatchKind uint8
+
+// The kinds of a WatchEvent.
+const (
+	Current WatchKind = iota + 1 // was there when the watch began
+	Changed                      // is new, or its holders or waiters changed
+	Free                         // nobody holds or waits any more
+	Synced                       // all Current events were sent
+)
+
+// WatchEvent is a change that Watch saw.
+type WatchEvent struct {
+	Kind   WatchKind
+	Status lock.Status // Free: only the name; Synced: empty
+}
+
+// Watch calls fn first for each resource of the namespace whose name starts
+// with prefix, then Synced, then each change, in byte order of the names at each
+// look. It looks every interval (100ms to 1m, default 1s) and does not see what
+// came and went between two looks. It returns fn's error, the cause of ctx, or
+// *lock.InvalidError; lock.ErrUnavailable only of the first look: later it looks
+// again, so that a watch outlives a store that is away for a while.
+func (m *Manager) Watch(ctx context.Context, prefix string, interval time.Duration, fn func(WatchEvent) error) error {
+	if interval == 0 {
+		interval = DefaultWatchInterval
+	}
+	if interval < minWatchInterval || interval > maxWatchInterval {
+		return invalid("interval", "is %v, must be %v to %v", interval, minWatchInterval, maxWatchInterval)
+	}
+	seen, err := m.look(ctx, prefix)
+	if err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(seen)) {
+		if err := fn(WatchEvent{Kind: Current, Status: seen[name]}); err != nil {
+			return err
+		}
+	}
+	if err := fn(WatchEvent{Kind: Synced}); err != nil {
+		return err
+	}
+	t := time.NewTicker(interval)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-t.C:
+		}
+		now, err := m.look(ctx, prefix)
+		switch {
+		case errors.Is(err, lock.ErrUnavailable):
+			continue
+		case err != nil:
+			return err
+		}
+		for _, e := range changes(seen, now) {
+			if err := fn(e); err != nil {
+				return err
+			}
+		}
+		seen = now
+	}
+}
+
+// look lists everything with that prefix.
+func (m *Manager) look(ctx context.Context, prefix string) (map[lock.Resource]lock.Status, error) {
+	all := make(map[lock.Resource]lock.Status)
+	after := ""
+	for {
+		page, err := m.List(ctx, prefix, after, lock.MaxPage)
+		if err != nil {
+			return nil, err
+		}
+		for _, st := range page {
+			all[st.Resource] = st
+		}
+		if len(page) < lock.MaxPage {
+			return all, nil
+		}
+		after = string(page[len(page)-1].Resource)
+	}
+}
+
+// changes tells what became of each resource between two looks.
+func changes(before, now map[lock.Resource]lock.Status) []WatchEvent {
+	var list []WatchEvent
+	for name, st := range now {
+		if old, ok := before[name]; !ok || !same(old, st) {
+			list = append(list, WatchEvent{Kind: Changed, Status: st})
+		}
+	}
+	for name := range before {
+		if _, ok := now[name]; !ok {
+			list = append(list, WatchEvent{Kind: Free, Status: lock.Status{Resource: name}})
+		}
+	}
+	slices.SortFunc(list, func(a, b WatchEvent) int { return cmp.Compare(a.Status.Resource, b.Status.Resource) })
+	return list
+}
+
+// same tells whether the same hold and wait, whatever their age.
+func same(a, b lock.Status) bool {
+	eq := func(a, b lock.Holding) bool {
+		return a.ID == b.ID && a.Mode == b.Mode && a.Fence == b.Fence && a.Revoked == b.Revoked
+	}
+	return slices.EqualFunc(a.Holders, b.Holders, eq) && slices.EqualFunc(a.Waiters, b.Waiters, eq)
+}
