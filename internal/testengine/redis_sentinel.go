@@ -70,7 +70,12 @@ func startRedisSentinel(ctx context.Context, m machine, ports []int) (Server, er
 			if _, err := m.sh(ctx, fmt.Sprintf("mkdir -p %[1]s && printf %%s %[2]s >%[1]s/sentinel.conf", w.dir, quote(conf))); err != nil {
 				return err
 			}
-			return w.launch(ctx)
+			if err := w.launch(ctx); err != nil {
+				return err
+			}
+			// By default they look at the nodes every 10 s, and tests wait for
+			// what they see.
+			return redisDo(ctx, w.Addr(), []any{"SENTINEL", "DEBUG", "INFO-PERIOD", "200", "PUBLISH-PERIOD", "500"})
 		})
 	}
 	if err := g.Wait(); err != nil {
