@@ -1,0 +1,95 @@
+// Package measure runs operations in a closed loop and notes how long each took.
+package measure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/bench/internal/stats"
+)
+
+// Pair takes a lock and releases it, or does what that is compared with.
+type Pair func(ctx context.Context) error
+
+// Subject is something whose pairs are measured.
+type Subject struct {
+	Name string
+	// Open makes one Pair for each caller. Each is used by one goroutine, and
+	// works on a resource of its own. close ends what was opened.
+	Open func(ctx context.Context, callers int) (pairs []Pair, closeAll func() error, err error)
+}
+
+// Window says how long to measure.
+type Window struct {
+	WarmUp  time.Duration // not counted: connections are opened, caches filled, code paged in
+	Measure time.Duration
+}
+
+// Round is what one round brought.
+type Round struct {
+	PerSecond float64 `json:"pairs_per_second"`
+	stats.Times
+}
+
+// Run opens the subject, lets all callers make pairs for the window, each as
+// fast as it can, and closes it. The first error of a pair is an error of the
+// round: numbers of a system that fails are worth nothing.
+func (s Subject) Run(ctx context.Context, callers int, w Window) (r Round, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	pairs, closeAll, err := s.Open(ctx, callers)
+	if err != nil {
+		return Round{}, fmt.Errorf("open %s: %w", s.Name, err)
+	}
+	defer func() {
+		if closeErr := closeAll(); closeErr != nil {
+			err = errors.Join(err, fmt.Errorf("close %s: %w", s.Name, closeErr))
+		}
+	}()
+
+	from := time.Now().Add(w.WarmUp)
+	to := from.Add(w.Measure)
+	took := make([][]time.Duration, callers)
+	var all sync.WaitGroup
+	for i, pair := range pairs {
+		all.Go(func() {
+			d, err := loop(ctx, pair, from, to)
+			if err != nil {
+				cancel(fmt.Errorf("caller %d of %s: %w", i, s.Name, err))
+			}
+			took[i] = d
+		})
+	}
+	all.Wait()
+	if err := context.Cause(ctx); err != nil {
+		return Round{}, err
+	}
+	var every []time.Duration
+	for _, d := range took {
+		every = append(every, d...)
+	}
+	if len(every) == 0 {
+		return Round{}, fmt.Errorf("%s: no pair was done in %s", s.Name, w.Measure)
+	}
+	return Round{PerSecond: float64(len(every)) / w.Measure.Seconds(), Times: stats.Of(every)}, nil
+}
+
+// loop returns how long each pair took that began and ended between from and to.
+func loop(ctx context.Context, pair Pair, from, to time.Time) ([]time.Duration, error) {
+	took := make([]time.Duration, 0, 1<<12)
+	start := time.Now()
+	for start.Before(to) && ctx.Err() == nil {
+		if err := pair(ctx); err != nil {
+			return took, err
+		}
+		end := time.Now()
+		if !start.Before(from) && !end.After(to) {
+			took = append(took, end.Sub(start))
+		}
+		start = end
+	}
+	return took, nil
+}

@@ -1,0 +1,68 @@
+package measure
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/locksidecar/locksidecar/bench/internal/stats"
+)
+
+func sleeper(d time.Duration, after error) Subject {
+	return Subject{Name: "sleeper", Open: func(_ context.Context, callers int) ([]Pair, func() error, error) {
+		pairs := make([]Pair, callers)
+		for i := range pairs {
+			pairs[i] = func(context.Context) error { time.Sleep(d); return after }
+		}
+		return pairs, func() error { return nil }, nil
+	}}
+}
+
+func TestRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		got, err := sleeper(10*time.Millisecond, nil).Run(t.Context(), 4, Window{WarmUp: 50 * time.Millisecond, Measure: time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := Round{PerSecond: 400, Times: stats.Times{N: 400, P50: 10_000, P99: 10_000, Max: 10_000}}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("Run (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestRunFails(t *testing.T) {
+	broken := errors.New("broken")
+	for _, c := range []struct {
+		name    string
+		subject Subject
+		want    error
+	}{
+		{"pair", sleeper(time.Millisecond, broken), broken},
+		{"open", Subject{Open: func(context.Context, int) ([]Pair, func() error, error) { return nil, nil, broken }}, broken},
+		{"close", Subject{Open: func(context.Context, int) ([]Pair, func() error, error) {
+			pair := func(context.Context) error { time.Sleep(time.Millisecond); return nil }
+			return []Pair{pair}, func() error { return broken }, nil
+		}}, broken},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, err := c.subject.Run(t.Context(), 1, Window{Measure: time.Second})
+				if !errors.Is(err, c.want) {
+					t.Errorf("Run: %v, want %v", err, c.want)
+				}
+			})
+		})
+	}
+	t.Run("no pair in time", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			if r, err := sleeper(time.Minute, nil).Run(t.Context(), 1, Window{Measure: time.Second}); err == nil {
+				t.Errorf("Run = %+v, want an error", r)
+			}
+		})
+	})
+}

@@ -1,0 +1,111 @@
+// Package report holds what a run of the benchmark found, as JSON for programs
+// and as tables for people.
+package report
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/locksidecar/locksidecar/bench/internal/measure"
+	"github.com/locksidecar/locksidecar/bench/internal/stats"
+)
+
+// Report is everything that one run found. Parts that were not run are empty.
+type Report struct {
+	Setup   Setup    `json:"setup"`
+	Pairs   []Pairs  `json:"pairs,omitempty"`
+	Hot     *Hot     `json:"hot_lock,omitempty"`
+	Kill    *Kill    `json:"kill,omitempty"`
+	Idle    *Idle    `json:"idle,omitempty"`
+	Targets []Target `json:"targets"`
+}
+
+// Setup says where the numbers come from.
+type Setup struct {
+	Began      string   `json:"began"` // RFC 3339
+	CPU        string   `json:"cpu"`
+	Cores      int      `json:"cores"`
+	Kernel     string   `json:"kernel"`
+	Go         string   `json:"go"`
+	Redis      string   `json:"redis"`
+	Sidecar    string   `json:"sidecar"` // its version
+	Parts      []string `json:"parts"`
+	Rounds     int      `json:"rounds"`
+	Quick      bool     `json:"quick"`
+	LoadBefore string   `json:"load_before"` // of one, five and fifteen minutes
+	LoadAfter  string   `json:"load_after"`
+}
+
+// Pairs are the pairs of one subject with so many callers, each caller on a
+// resource of its own.
+type Pairs struct {
+	Subject string          `json:"subject"`
+	Callers int             `json:"callers"`
+	Rounds  []measure.Round `json:"rounds"`
+}
+
+// Hot is one lock that many callers of two sidecars want.
+type Hot struct {
+	Sidecars          int        `json:"sidecars"`
+	CallersPerSidecar int        `json:"callers_per_sidecar"`
+	Rounds            []HotRound `json:"rounds"`
+}
+
+// HotRound is one round of Hot and, beside it, what Redis needs for the like.
+type HotRound struct {
+	PerSecond float64     `json:"pairs_per_second"`
+	HandOff   stats.Times `json:"hand_off"`       // just before the release is sent, until the next acquire has returned
+	Across    stats.Times `json:"hand_off_cross"` // only those from one sidecar to the other
+	Floor     stats.Times `json:"floor"`          // just before an EVALSHA that deletes and publishes, until a subscriber has the message
+	Script    stats.Times `json:"evalsha"`        // round trip of that EVALSHA
+}
+
+// Kill is kill -9 of an app that holds a lock.
+type Kill struct {
+	Repeats int         `json:"repeats"`
+	Grant   stats.Times `json:"kill_to_grant"` // just before the signal is sent, until the waiter at the other sidecar has the lock
+}
+
+// Idle is what a sidecar takes that has nothing to do.
+type Idle struct {
+	Holds      int         `json:"holds"`
+	LeaseTTL   float64     `json:"lease_ttl_seconds"`
+	Window     float64     `json:"window_seconds"` // over which commands were counted
+	Start      Memory      `json:"started"`        // ready, nobody has ever connected
+	Before     Memory      `json:"no_holds"`       // one session that has taken and released locks and holds none
+	With       Memory      `json:"with_holds"`
+	PerHold    Memory      `json:"per_hold"` // (with_holds − no_holds) ÷ holds
+	CommandsAt [2]Commands `json:"store_commands"`
+}
+
+// Memory is what one process has, in bytes.
+type Memory struct {
+	RSS       float64 `json:"rss_bytes"`       // resident, with what it shares with other processes
+	Anonymous float64 `json:"anonymous_bytes"` // resident and its own: heap, stacks, runtime
+	Heap      float64 `json:"heap_bytes"`      // allocated in Go's heap, live or not collected yet
+	Store     float64 `json:"store_bytes"`     // what Redis uses, for all its clients
+}
+
+// Commands are what reached Redis while nobody asked the sidecar for anything.
+type Commands struct {
+	Holds    int     `json:"holds"`
+	Requests float64 `json:"requests_per_second"` // commands that were sent
+	Total    float64 `json:"commands_per_second"` // with those that scripts called
+}
+
+// WriteJSON writes the report to a file and makes its folder if need be.
+func (r *Report) WriteJSON(path string) error {
+	b, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode the results: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // results are for everybody to read
+		return fmt.Errorf("make the folder for results: %w", err)
+	}
+	if err := os.WriteFile(path, append(b, '\n'), 0o644); err != nil { //nolint:gosec // results are for everybody to read
+		return fmt.Errorf("write the results: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,203 @@
+package report
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/locksidecar/locksidecar/bench/internal/measure"
+	"github.com/locksidecar/locksidecar/bench/internal/stats"
+)
+
+// Text is the report for people.
+func (r *Report) Text() string {
+	var b bytes.Buffer
+	s := r.Setup
+	fmt.Fprintf(&b, "locksidecar %s, %s\n%s, %d cores, Linux %s, %s\n%s\nload before %s, after %s\n",
+		s.Sidecar, s.Began, s.CPU, s.Cores, s.Kernel, s.Go, s.Redis, s.LoadBefore, s.LoadAfter)
+	if s.Quick {
+		b.WriteString("a quick run: the numbers are rough\n")
+	}
+	for _, part := range []func(*bytes.Buffer){r.pairsText, r.hotText, r.killText, r.idleText, r.targetsText} {
+		part(&b)
+	}
+	return b.String()
+}
+
+func (r *Report) pairsText(b *bytes.Buffer) {
+	if len(r.Pairs) == 0 {
+		return
+	}
+	fmt.Fprintf(b, "\nACQUIRE AND RELEASE, each caller on a resource of its own; median of %s, ± half the spread\n", plural(r.Setup.Rounds, "round"))
+	var subjects []string
+	var callers []int
+	cells := map[string]string{}
+	for _, p := range r.Pairs {
+		subjects = appendNew(subjects, p.Subject)
+		callers = appendNew(callers, p.Callers)
+		rate := column(p.Rounds, func(r measure.Round) float64 { return r.PerSecond })
+		p50 := column(p.Rounds, func(r measure.Round) float64 { return r.P50 })
+		p99 := column(p.Rounds, func(r measure.Round) float64 { return r.P99 })
+		cells[p.Subject+"/"+strconv.Itoa(p.Callers)] = fmt.Sprintf("%s\t%s\t%s\t%s", number(rate.Median), plusMinus(rate), number(p50.Median), number(p99.Median))
+	}
+	var rows []string
+	head, units := "", ""
+	for _, c := range callers {
+		head += fmt.Sprintf("\t%s:\t\t\t", plural(c, "caller"))
+		units += "\tpairs/s\t±\tp50 µs\tp99 µs"
+	}
+	rows = append(rows, head, units)
+	for _, s := range subjects {
+		row := s
+		for _, c := range callers {
+			row += "\t" + cells[s+"/"+strconv.Itoa(c)]
+		}
+		rows = append(rows, row)
+	}
+	table(b, rows)
+}
+
+func (r *Report) hotText(b *bytes.Buffer) {
+	if r.Hot == nil {
+		return
+	}
+	h := r.Hot
+	fmt.Fprintf(b, "\nONE HOT LOCK, %d sidecars × %d callers; median of %s\n", h.Sidecars, h.CallersPerSidecar, plural(len(h.Rounds), "round"))
+	rate := column(h.Rounds, func(r HotRound) float64 { return r.PerSecond })
+	rows := []string{
+		"\tp50 µs\t±\tp99 µs",
+		timesRow("release to the next grant", h.Rounds, func(r HotRound) stats.Times { return r.HandOff }),
+		timesRow("the same, to the other sidecar", h.Rounds, func(r HotRound) stats.Times { return r.Across }),
+		timesRow("EVALSHA that publishes, to its subscriber", h.Rounds, func(r HotRound) stats.Times { return r.Floor }),
+		timesRow("EVALSHA, round trip", h.Rounds, func(r HotRound) stats.Times { return r.Script }),
+	}
+	table(b, rows)
+	fmt.Fprintf(b, "%s pairs/s (%s)\n", number(rate.Median), plusMinus(rate))
+}
+
+func (r *Report) killText(b *bytes.Buffer) {
+	if r.Kill == nil {
+		return
+	}
+	g := r.Kill.Grant
+	fmt.Fprintf(b, "\nKILL -9 OF THE HOLDER, to the grant at another sidecar; %d times\np50 %s ms, p99 %s ms, worst %s ms\n",
+		r.Kill.Repeats, number(g.P50/1000), number(g.P99/1000), number(g.Max/1000))
+}
+
+func (r *Report) idleText(b *bytes.Buffer) {
+	if r.Idle == nil {
+		return
+	}
+	i := r.Idle
+	fmt.Fprintf(b, "\nA SIDECAR WITH NOTHING TO DO, lease TTL %s s\n", number(i.LeaseTTL))
+	row := func(name string, m Memory, unit float64) string {
+		return fmt.Sprintf("%s\t%s\t%s\t%s\t%s", name, number(m.RSS/unit), number(m.Anonymous/unit), number(m.Heap/unit), number(m.Store/unit))
+	}
+	table(b, []string{
+		"\tRSS\tanonymous\tGo heap\tin Redis",
+		row("started, MiB", i.Start, mib),
+		row("a session and no holds, MiB", i.Before, mib),
+		row(fmt.Sprintf("%d holds, MiB", i.Holds), i.With, mib),
+		row("per hold, bytes", i.PerHold, 1),
+	})
+	rows := []string{fmt.Sprintf("to Redis, over %s s\trequests/s\tcommands/s", number(i.Window))}
+	for _, c := range i.CommandsAt {
+		rows = append(rows, fmt.Sprintf("%d holds\t%.2f\t%.2f", c.Holds, c.Requests, c.Total))
+	}
+	table(b, rows)
+}
+
+func (r *Report) targetsText(b *bytes.Buffer) {
+	if len(r.Targets) == 0 {
+		return
+	}
+	b.WriteString("\nTARGETS; the ratio is the median of the rounds and, in brackets, their range\n")
+	rows := []string{"\tmeasured\tagainst\tratio\tallowed\t"}
+	for _, t := range r.Targets {
+		sign, met := "≤", "met"
+		if t.AtLeast {
+			sign = "≥"
+		}
+		if !t.Met {
+			met = "NOT MET"
+		}
+		ratio := fmt.Sprintf("%.2f", t.Ratio.Median)
+		if t.Ratio.Min != t.Ratio.Max {
+			ratio += fmt.Sprintf(" [%.2f–%.2f]", t.Ratio.Min, t.Ratio.Max)
+		}
+		rows = append(rows, fmt.Sprintf("%s\t%s %s\t%s %s\t%s\t%s %.2f\t%s",
+			t.Name, number(t.Measured), t.Unit, number(t.Against), t.Unit, ratio, sign, t.Factor, met))
+	}
+	table(b, rows)
+}
+
+const mib = 1 << 20
+
+// table aligns rows of tab-separated cells: the first to the left, the others to the right.
+func table(b *bytes.Buffer, rows []string) {
+	width := 0
+	for _, r := range rows {
+		name, _, _ := strings.Cut(r, "\t")
+		width = max(width, len([]rune(name)))
+	}
+	var aligned bytes.Buffer
+	w := tabwriter.NewWriter(&aligned, 0, 0, 2, ' ', tabwriter.AlignRight)
+	for _, r := range rows {
+		_, cells, _ := strings.Cut(r, "\t")
+		_, _ = fmt.Fprintf(w, "%s\t\n", cells)
+	}
+	_ = w.Flush() // into memory: cannot fail
+	for i, line := range strings.Split(strings.TrimSuffix(aligned.String(), "\n"), "\n") {
+		name, _, _ := strings.Cut(rows[i], "\t")
+		b.WriteString(strings.TrimRight(name+strings.Repeat(" ", width-len([]rune(name)))+line, " ") + "\n")
+	}
+}
+
+func timesRow(name string, rounds []HotRound, times func(HotRound) stats.Times) string {
+	p50 := column(rounds, func(r HotRound) float64 { return times(r).P50 })
+	p99 := column(rounds, func(r HotRound) float64 { return times(r).P99 })
+	return fmt.Sprintf("%s\t%s\t%s\t%s", name, number(p50.Median), plusMinus(p50), number(p99.Median))
+}
+
+func column[R any](rounds []R, f func(R) float64) stats.Spread {
+	return stats.Over(stats.Column(rounds, f))
+}
+
+// plusMinus is half the distance of the best and the worst round, in percent of the median.
+func plusMinus(s stats.Spread) string {
+	if s.Median == 0 {
+		return "±0%"
+	}
+	return fmt.Sprintf("±%.0f%%", 50*(s.Max-s.Min)/s.Median)
+}
+
+// number writes three significant digits, or all before the point.
+func number(x float64) string {
+	switch a := math.Abs(x); {
+	case a >= 100 || a == 0:
+		return strconv.FormatFloat(x, 'f', 0, 64)
+	case a >= 10:
+		return strconv.FormatFloat(x, 'f', 1, 64)
+	default:
+		return strconv.FormatFloat(x, 'f', 2, 64)
+	}
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+func appendNew[T comparable](s []T, v T) []T {
+	for _, have := range s {
+		if have == v {
+			return s
+		}
+	}
+	return append(s, v)
+}
