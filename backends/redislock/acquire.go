@@ -240,6 +240,9 @@ func (l *lease) Release(ctx context.Context, r lock.Resource, id lock.HoldID) er
 	if l.isLost() {
 		return lock.ErrLeaseLost
 	}
+	if !l.open[l.b.keys.bucketOf(r)].Load() {
+		return lock.ErrNotHolder // nothing was ever asked for there
+	}
 	reply, err := l.release(ctx, r, id)
 	switch {
 	case err != nil:
@@ -285,7 +288,11 @@ func (l *lease) Downgrade(ctx context.Context, r lock.Resource, id lock.HoldID) 
 	if l.isLost() {
 		return lock.ErrLeaseLost
 	}
-	bucket := &l.b.keys.buckets[l.b.keys.bucketOf(r)]
+	i := l.b.keys.bucketOf(r)
+	if !l.open[i].Load() {
+		return lock.ErrNotHolder
+	}
+	bucket := &l.b.keys.buckets[i]
 	reply, err := l.b.run(context.WithoutCancel(ctx), l.b.pipeline, scriptDowngrade, bucket.of(r, l.id), l.b.keys.channel, string(l.id), string(id))
 	switch {
 	case err != nil:

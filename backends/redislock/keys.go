@@ -23,7 +23,7 @@ type keyspace struct {
 
 // bucket has the names that do not depend on a resource or lease.
 type bucket struct {
-	leases, last, reaper       string
+	leases, last, used, reaper string
 	mine                       string // prefix
 	lock, queue, waiters, gone string // prefixes
 }
@@ -33,7 +33,7 @@ func newKeyspace(prefix string, buckets int) keyspace {
 	for i := range buckets {
 		p := "{" + prefix + ":" + strconv.Itoa(i) + "}:"
 		k.buckets = append(k.buckets, bucket{
-			leases: p + "leases", last: p + "last", reaper: p + "reaper",
+			leases: p + "leases", last: p + "last", used: p + "used", reaper: p + "reaper",
 			mine: p + "lease:", lock: p + "lock:", queue: p + "queue:", waiters: p + "waiters:", gone: p + "gone:",
 		})
 	}

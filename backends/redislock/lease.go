@@ -27,10 +27,12 @@ type lease struct {
 	recheck time.Duration // a waiter asks again at least this often
 	events  chan lock.Event
 
-	openMu sync.Mutex // serialises the opening of buckets
-	open   []atomic.Bool
+	openMu  sync.Mutex // serialises the opening of buckets
+	open    []atomic.Bool
+	renewed atomic.Int64 // on the boot-time clock, before the last heartbeat that the store carried out
 
-	seenServers int // by Heartbeat only: servers whose memory was compared with ours
+	compareMu   sync.Mutex
+	seenServers int // servers whose memory was compared with ours
 
 	mu      sync.Mutex
 	entries map[lock.HoldID]*entry
@@ -71,6 +73,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	if l.grace < 0 {
 		l.grace = o.TTL
 	}
+	l.renewed.Store(int64(b.servers.clock()))
 	l.seenServers = b.servers.seen()
 	if left := b.servers.graceLeft(l.grace); left > 0 {
 		return nil, fmt.Errorf("open lease: Redis was started lately and may have forgotten locks; they are granted again in %s: %w",
@@ -119,8 +122,8 @@ func (b *Backend) check(ctx context.Context) error {
 }
 
 // openBucket makes the lease known in a bucket, once. Heartbeats renew it there
-// from then on. The bucket's expiry is never before the lease's deadline, which
-// counts from an earlier moment.
+// from then on. It lives there as long as it does elsewhere: until a TTL after
+// the last heartbeat was sent.
 func (l *lease) openBucket(ctx context.Context, i int) error {
 	if l.open[i].Load() {
 		return nil
@@ -130,8 +133,15 @@ func (l *lease) openBucket(ctx context.Context, i int) error {
 	if l.open[i].Load() {
 		return nil
 	}
+	left := l.ttl - (l.b.servers.clock() - time.Duration(l.renewed.Load()))
+	if left <= 0 { // ask where the lease must be known
+		if err := l.Heartbeat(ctx); err != nil {
+			return err
+		}
+		left = l.ttl - (l.b.servers.clock() - time.Duration(l.renewed.Load()))
+	}
 	k := &l.b.keys.buckets[i]
-	reply, err := l.b.run(ctx, l.b.client, scriptOpen, []string{k.leases, k.last}, string(l.id), l.ttl.Microseconds(), l.b.mayBeEmpty(i, l.ttl))
+	reply, err := l.b.run(ctx, l.b.client, scriptOpen, []string{k.leases, k.used}, string(l.id), left.Microseconds(), l.b.mayBeEmpty(i, l.ttl))
 	if err != nil {
 		return unavailable("open lease", err)
 	}
@@ -156,7 +166,7 @@ func (l *lease) Heartbeat(ctx context.Context) error {
 	if l.isLost() {
 		return lock.ErrLeaseLost
 	}
-	seen := l.b.servers.seen()
+	seen, sent := l.b.servers.seen(), l.b.servers.clock()
 	var calls []call
 	for i := range l.open {
 		if l.open[i].Load() {
@@ -180,11 +190,9 @@ func (l *lease) Heartbeat(ctx context.Context) error {
 			}
 		}
 	}
-	if seen != l.seenServers {
-		if err := l.compare(ctx); err != nil {
-			return err
-		}
-		l.seenServers = seen // where another came up meanwhile, the next heartbeat compares again
+	l.renewed.Store(int64(sent))
+	if err := l.compareOnce(ctx, seen); err != nil {
+		return err
 	}
 	if len(dead) > 0 {
 		select {

@@ -43,8 +43,21 @@ func (b *Backend) foundFull(i int) {
 	b.memory[i] = bucketMemory{wasFull: true}
 }
 
-// compare sets the memory of the store beside the lease's own, after another
-// server has come up: what the store does not know is lost, what only the store
+// compareOnce compares if another server has come up since it was done last.
+func (l *lease) compareOnce(ctx context.Context, seen int) error {
+	l.compareMu.Lock()
+	defer l.compareMu.Unlock()
+	if seen == l.seenServers {
+		return nil
+	}
+	if err := l.compare(ctx); err != nil {
+		return err
+	}
+	l.seenServers = seen // where yet another came up meanwhile, the next heartbeat compares again
+	return nil
+}
+
+// compare sets the memory of the store beside the lease's own: what the store does not know is lost, what only the store
 // knows is released.
 func (l *lease) compare(ctx context.Context) error {
 	l.mu.Lock()

@@ -48,6 +48,7 @@ func Open(url string, observe lock.Observe) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
+	quietDriver()
 	if observe == nil {
 		observe = func(string, time.Duration, error) {}
 	}
@@ -78,6 +79,14 @@ func (b *Backend) Close() error {
 	}
 	return nil
 }
+
+// quietDriver keeps go-redis from writing to standard error by itself: every
+// failure reaches a caller, who knows what it means.
+var quietDriver = sync.OnceFunc(func() { redis.SetLogger(nowhere{}) })
+
+type nowhere struct{}
+
+func (nowhere) Printf(context.Context, string, ...any) {}
 
 // unavailable makes any error of the driver an unknown outcome.
 func unavailable(what string, err error) error {

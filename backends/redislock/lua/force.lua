@@ -8,8 +8,10 @@ if not record then
   local waiter = redis.call('HGET', KEYS[6], id)
   if not waiter then return -1 end
   local _, _, _, lease = parse(waiter)
+  local live = alive(lease)
   remember_gone(id)
   give_up(id)
+  if not live then return -1 end
   redis.call('PUBLISH', ARGV[1] .. lease, 'x ' .. id)
   return 0
 end
