@@ -66,7 +66,9 @@ func testManyHolds(e *env) {
 	e.release(b, e.acquire(b, e.name("many/00000"), lock.Exclusive))
 }
 
-// testHeartbeatCost: a heartbeat costs the store the same for 1 and for many holds.
+// testHeartbeatCost: a heartbeat costs the store the same for some holds and for
+// many. It begins with some and not with one, because a store that is made of
+// several may need a request for each part that is in use.
 func testHeartbeatCost(e *env) {
 	counter := e.h.(CommandCounter)
 	a := e.sidecar()
@@ -81,8 +83,9 @@ func testHeartbeatCost(e *env) {
 		return counter.Commands(e.T) - before
 	}
 	e.release(a, e.acquire(a, e.name("first"), lock.Exclusive)) // whatever is done only once
-	e.acquireMany(a, 1)
-	one := cost()
+	const some = many / 4
+	e.acquireMany(a, some)
+	few := cost()
 	if err := a.Close(e.ctx); err != nil {
 		e.Fatalf("Close: %v", err)
 	}
@@ -90,10 +93,10 @@ func testHeartbeatCost(e *env) {
 	e.acquireMany(a, many)
 	all := cost()
 	// Background work of server and driver may add a little.
-	if all > 2*one+50 {
-		e.Errorf("%d heartbeats cost %d store commands with 1 hold and %d with %d", beats, one, all, many)
+	if all > 3*few/2+50 {
+		e.Errorf("%d heartbeats cost %d store commands with %d holds and %d with %d", beats, few, some, all, many)
 	}
-	e.Logf("%d heartbeats cost %d store commands with 1 hold and %d with %d", beats, one, all, many)
+	e.Logf("%d heartbeats cost %d store commands with %d holds and %d with %d", beats, few, some, all, many)
 	if err := a.Close(e.ctx); err != nil {
 		e.Fatalf("Close: %v", err)
 	}
