@@ -1,0 +1,9 @@
+package locksidecarv1
+
+import _ "embed"
+
+// OpenAPI is the HTTP side of the API as an OpenAPI 3.1 document, made from the
+// proto file.
+//
+//go:embed openapi.json
+var OpenAPI []byte

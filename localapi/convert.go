@@ -1,0 +1,179 @@
+package localapi
+
+import (
+	"encoding/base64"
+	"math"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session"
+)
+
+// durationOf reads an optional duration. Whether it is in the field's range is
+// seen to by who uses it; here it must only be one.
+func durationOf(field string, d *durationpb.Duration, absent time.Duration) (time.Duration, error) {
+	switch {
+	case d == nil:
+		return absent, nil
+	case d.GetSeconds() < 0 || d.GetNanos() < 0:
+		return 0, invalid(field, "must not be negative")
+	case !d.IsValid():
+		return 0, invalid(field, "is not a valid duration")
+	default:
+		return d.AsDuration(), nil
+	}
+}
+
+func acquireRequestOf(requestID string, q *pb.AcquireRequest) (session.AcquireRequest, error) {
+	r := session.AcquireRequest{RequestID: requestID, Resource: q.GetResource(), Owner: q.GetOwner()}
+	switch q.GetMode() {
+	case pb.Mode_MODE_UNSPECIFIED, pb.Mode_EXCLUSIVE:
+		r.Mode = lock.Exclusive
+	case pb.Mode_SHARED:
+		r.Mode = lock.Shared
+	default:
+		return r, invalid("mode", "must be EXCLUSIVE or SHARED, and not %d", q.GetMode())
+	}
+	var err error
+	if r.Wait, err = durationOf("wait", q.GetWait(), session.Forever); err != nil {
+		return r, err
+	}
+	if q.MaxHold != nil && q.GetMaxHold().AsDuration() == 0 {
+		return r, invalid("max_hold", "must not be 0: leave it out for no limit")
+	}
+	r.MaxHold, err = durationOf("max_hold", q.GetMaxHold(), 0)
+	return r, err
+}
+
+func openRequestOf(q *pb.OpenSessionRequest, liveness session.Liveness, c *conn) (session.OpenRequest, error) {
+	ttl, err := durationOf("ttl", q.GetTtl(), 0)
+	if err == nil && q.Ttl != nil && ttl == 0 {
+		err = invalid("ttl", "must not be 0: leave it out for no limit")
+	}
+	return session.OpenRequest{
+		Liveness: liveness,
+		TTL:      ttl,
+		Name:     q.GetName(),
+		Metadata: q.GetMetadata(),
+		Peer:     c.sessionPeer(),
+	}, err
+}
+
+func modeTo(m lock.Mode) pb.Mode {
+	switch m {
+	case lock.Exclusive:
+		return pb.Mode_EXCLUSIVE
+	case lock.Shared:
+		return pb.Mode_SHARED
+	default:
+		return pb.Mode_MODE_UNSPECIFIED
+	}
+}
+
+func grantTo(g session.Grant, now time.Duration) *pb.Grant {
+	return &pb.Grant{
+		LockId:    string(g.LockID),
+		Resource:  g.Resource,
+		Mode:      modeTo(g.Mode),
+		Fence:     int64(g.Fence),
+		ValidFor:  durationpb.New(g.ValidFor),
+		Count:     countTo(g.Count),
+		CountedAt: durationpb.New(now),
+	}
+}
+
+// countTo narrows what the API has as an int32.
+func countTo(n int) int32 { return int32(min(n, math.MaxInt32)) } //nolint:gosec // bounded here
+
+func eventTo(e session.Event, now time.Duration) *pb.Event {
+	switch {
+	case e.Lease != nil:
+		return &pb.Event{Event: &pb.Event_Lease{Lease: &pb.LeaseNews{
+			ValidFor:  durationpb.New(e.Lease.ValidFor),
+			Jeopardy:  e.Lease.Jeopardy,
+			CountedAt: durationpb.New(now),
+		}}}
+	case e.Lost != nil:
+		return &pb.Event{Event: &pb.Event_Lost{Lost: &pb.Lost{
+			LockId:    string(e.Lost.LockID),
+			Resource:  e.Lost.Resource,
+			Fence:     int64(e.Lost.Fence),
+			Reason:    lostReasonTo(e.Lost.Reason),
+			Grace:     durationpb.New(e.Lost.Grace),
+			Message:   e.Lost.Reason.Explain(),
+			CountedAt: durationpb.New(now),
+		}}}
+	case e.Draining != nil:
+		return &pb.Event{Event: &pb.Event_Draining{Draining: &pb.Draining{Remaining: durationpb.New(e.Draining.Remaining)}}}
+	default:
+		return &pb.Event{}
+	}
+}
+
+func lostReasonTo(r session.LostReason) pb.LostReason {
+	return pb.LostReason(pb.LostReason_value[r.String()]) // the same names, see TestLostReasons
+}
+
+func lockTo(s lock.Status, now time.Time) *pb.Lock {
+	return &pb.Lock{
+		Resource: string(s.Resource),
+		Holders:  holdersTo(s.Holders, now),
+		Waiters:  holdersTo(s.Waiters, now),
+	}
+}
+
+func holdersTo(hs []lock.Holding, now time.Time) []*pb.Holder {
+	out := make([]*pb.Holder, 0, len(hs))
+	for _, h := range hs {
+		out = append(out, &pb.Holder{
+			LockId:   string(h.ID),
+			Mode:     modeTo(h.Mode),
+			Fence:    int64(h.Fence),
+			Since:    timestamppb.New(now.Add(-h.Age)),
+			Age:      durationpb.New(h.Age),
+			Sidecar:  h.Sidecar,
+			LeaseId:  string(h.Lease),
+			Pid:      h.Owner.PID,
+			Uid:      h.Owner.UID,
+			Gid:      h.Owner.GID,
+			Session:  h.Owner.Session,
+			Owner:    h.Owner.Label,
+			Metadata: h.Owner.Metadata,
+			Revoked:  h.Revoked,
+		})
+	}
+	return out
+}
+
+func watchEventTo(e session.WatchEvent, now time.Time) *pb.WatchEvent {
+	switch e.Kind {
+	case session.Current:
+		return &pb.WatchEvent{Kind: pb.WatchEvent_CURRENT, Lock: lockTo(e.Status, now)}
+	case session.Changed:
+		return &pb.WatchEvent{Kind: pb.WatchEvent_CHANGED, Lock: lockTo(e.Status, now)}
+	case session.Free:
+		return &pb.WatchEvent{Kind: pb.WatchEvent_FREE, Lock: lockTo(e.Status, now)}
+	case session.Synced:
+		return &pb.WatchEvent{Kind: pb.WatchEvent_SYNCED}
+	default:
+		return &pb.WatchEvent{}
+	}
+}
+
+// A page token is the last name of the page before. It is encoded so that
+// nobody takes it for a name to write by hand.
+var tokenEncoding = base64.RawURLEncoding
+
+func pageToken(last string) string { return tokenEncoding.EncodeToString([]byte(last)) }
+
+func afterOf(token string) (string, error) {
+	last, err := tokenEncoding.DecodeString(token)
+	if err != nil {
+		return "", invalid("page_token", "must be the next_page_token of an answer")
+	}
+	return string(last), nil
+}

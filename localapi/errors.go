@@ -1,0 +1,214 @@
+package localapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session"
+)
+
+// errorDomain is the domain of every google.rpc.ErrorInfo.
+const errorDomain = "locksidecar"
+
+// reason is the stable name of a kind of error.
+type reason string
+
+const (
+	reasonHeld        reason = "LOCK_HELD"
+	reasonTimeout     reason = "WAIT_TIMEOUT"
+	reasonLost        reason = "LOCK_LOST"
+	reasonNoSession   reason = "SESSION_NOT_FOUND"
+	reasonNotHolder   reason = "NOT_HOLDER"
+	reasonUpgrade     reason = "UPGRADE_REFUSED"
+	reasonUnavailable reason = "STORE_UNAVAILABLE"
+	reasonLimit       reason = "LIMIT_EXCEEDED"
+	reasonInvalid     reason = "INVALID_REQUEST"
+	reasonPermission  reason = "PERMISSION_DENIED"
+	reasonDraining    reason = "DRAINING"
+	reasonCancelled   reason = "CANCELLED"
+	reasonNoRoute     reason = "NO_SUCH_CALL"
+	reasonInternal    reason = "INTERNAL"
+)
+
+// codeOf gives the gRPC code of each reason.
+var codeOf = map[reason]codes.Code{
+	reasonHeld:        codes.Aborted,
+	reasonTimeout:     codes.DeadlineExceeded,
+	reasonLost:        codes.FailedPrecondition,
+	reasonNoSession:   codes.NotFound,
+	reasonNotHolder:   codes.FailedPrecondition,
+	reasonUpgrade:     codes.FailedPrecondition,
+	reasonUnavailable: codes.Unavailable,
+	reasonLimit:       codes.ResourceExhausted,
+	reasonInvalid:     codes.InvalidArgument,
+	reasonPermission:  codes.PermissionDenied,
+	reasonDraining:    codes.Unavailable,
+	reasonCancelled:   codes.Canceled,
+	reasonNoRoute:     codes.Unimplemented,
+	reasonInternal:    codes.Internal,
+}
+
+// statusClientClosedRequest is nginx's code for a client that gave up; net/http
+// has no name for it.
+const statusClientClosedRequest = 499
+
+// httpOf gives the HTTP status of each reason.
+var httpOf = map[reason]int{
+	reasonHeld:        http.StatusConflict,
+	reasonTimeout:     http.StatusGatewayTimeout,
+	reasonLost:        http.StatusGone,
+	reasonNoSession:   http.StatusNotFound,
+	reasonNotHolder:   http.StatusPreconditionFailed,
+	reasonUpgrade:     http.StatusPreconditionFailed,
+	reasonUnavailable: http.StatusServiceUnavailable,
+	reasonLimit:       http.StatusTooManyRequests,
+	reasonInvalid:     http.StatusBadRequest,
+	reasonPermission:  http.StatusForbidden,
+	reasonDraining:    http.StatusServiceUnavailable,
+	reasonCancelled:   statusClientClosedRequest,
+	reasonNoRoute:     http.StatusNotFound,
+	reasonInternal:    http.StatusInternalServerError,
+}
+
+// apiError is an error as clients see it.
+type apiError struct {
+	reason   reason
+	message  string
+	metadata map[string]string
+}
+
+func (e *apiError) Error() string { return e.message }
+
+// refuse makes the error of this package's own checks.
+func refuse(r reason, format string, args ...any) error {
+	return &apiError{reason: r, message: fmt.Sprintf(format, args...)}
+}
+
+// invalid refuses a field by its name in the API.
+func invalid(field, format string, args ...any) error {
+	return &lock.InvalidError{Field: field, Problem: fmt.Sprintf(format, args...)}
+}
+
+// toStatus is the one place where errors become API errors. What is not known
+// here came from a driver or is a mistake of ours; its text stays inside.
+func toStatus(err error) *statuspb.Status {
+	e := explain(err)
+	info, marshalErr := anypb.New(&errdetails.ErrorInfo{Reason: string(e.reason), Domain: errorDomain, Metadata: e.metadata})
+	st := &statuspb.Status{Code: int32(codeOf[e.reason]), Message: e.message} //nolint:gosec // there are 17 codes
+	if marshalErr == nil {                                                    // else a name of an app's choice is not UTF-8
+		st.Details = []*anypb.Any{info}
+	}
+	return st
+}
+
+// httpCode gives the HTTP status of what toStatus gave.
+func httpCode(st *statuspb.Status) int {
+	for _, d := range st.GetDetails() {
+		var info errdetails.ErrorInfo
+		if d.UnmarshalTo(&info) == nil {
+			return httpOf[reason(info.GetReason())]
+		}
+	}
+	return http.StatusInternalServerError
+}
+
+func explain(err error) *apiError {
+	var (
+		api   *apiError
+		held  *lock.HeldError
+		lost  *session.LostError
+		limit *session.LimitError
+		bad   *lock.InvalidError
+	)
+	switch {
+	case errors.As(err, &api):
+		return api
+	case errors.Is(err, session.ErrDraining):
+		return &apiError{reason: reasonDraining, message: "the sidecar is stopping and takes no new work"}
+	case errors.As(err, &lost):
+		return explainLost(lost.Lost)
+	case errors.Is(err, session.ErrSessionClosed):
+		return &apiError{reason: reasonNoSession, message: "the session has ended"}
+	case errors.Is(err, lock.ErrUnavailable), errors.Is(err, lock.ErrLeaseLost):
+		return &apiError{reason: reasonUnavailable, message: "the store is unavailable; see the sidecar's log and its /readyz"}
+	case errors.As(err, &held):
+		return explainHeld(held)
+	case errors.Is(err, session.ErrSessionNotFound):
+		return &apiError{reason: reasonNoSession, message: "there is no such session for this user: it was closed, " +
+			"its keep-alives stayed out, the process that opened it has ended, or it never was"}
+	case errors.Is(err, lock.ErrNotHolder):
+		return &apiError{reason: reasonNotHolder, message: "the lock_id is not held: it was released or taken away before, " +
+			"or it belongs to another session or resource"}
+	case errors.Is(err, session.ErrUpgradeRefused):
+		return &apiError{reason: reasonUpgrade, message: "the owner holds the resource SHARED, which cannot be turned into EXCLUSIVE: release it first"}
+	case errors.As(err, &limit):
+		return &apiError{
+			reason: reasonLimit, message: limit.Error(),
+			metadata: map[string]string{"limit": limit.Limit, "max": strconv.Itoa(limit.Max)},
+		}
+	case errors.As(err, &bad):
+		return &apiError{reason: reasonInvalid, message: bad.Error(), metadata: map[string]string{"field": bad.Field}}
+	case errors.Is(err, context.Canceled):
+		return &apiError{reason: reasonCancelled, message: "the call was cancelled"}
+	case errors.Is(err, context.DeadlineExceeded):
+		return &apiError{reason: reasonTimeout, message: "the time of the call is over"}
+	default:
+		return &apiError{reason: reasonInternal, message: "internal error; see the sidecar's log"}
+	}
+}
+
+func explainLost(l session.Lost) *apiError {
+	return &apiError{
+		reason:  reasonLost,
+		message: fmt.Sprintf("the lock on %q is lost: %s", l.Resource, l.Reason.Explain()),
+		metadata: map[string]string{
+			"resource":    l.Resource,
+			"lock_id":     string(l.LockID),
+			"fence":       strconv.FormatInt(int64(l.Fence), 10),
+			"lost_reason": l.Reason.String(),
+		},
+	}
+}
+
+func explainHeld(e *lock.HeldError) *apiError {
+	resource := string(e.Status.Resource)
+	a := &apiError{metadata: map[string]string{"resource": resource}}
+	switch {
+	case errors.Is(e.Cause, lock.ErrHeld):
+		a.reason, a.message = reasonHeld, fmt.Sprintf("the lock on %q is not free", resource)
+	case errors.Is(e.Cause, context.DeadlineExceeded):
+		a.reason, a.message = reasonTimeout, fmt.Sprintf("the wait for the lock on %q is over", resource)
+	default:
+		a.reason, a.message = reasonCancelled, fmt.Sprintf("the wait for the lock on %q was cancelled", resource)
+	}
+	if len(e.Status.Holders) > 0 {
+		h := e.Status.Holders[0]
+		a.message += fmt.Sprintf(": held %s by pid %d", h.Mode, h.Owner.PID)
+		if h.Owner.Session != "" {
+			a.message += fmt.Sprintf(" (%s)", h.Owner.Session)
+		}
+		a.message += fmt.Sprintf(" on %s for %s", h.Sidecar, h.Age.Round(time.Millisecond))
+		a.metadata["holder_mode"] = h.Mode.String()
+		a.metadata["holder_pid"] = strconv.FormatInt(int64(h.Owner.PID), 10)
+		a.metadata["holder_uid"] = strconv.FormatUint(uint64(h.Owner.UID), 10)
+		a.metadata["holder_session"] = h.Owner.Session
+		a.metadata["holder_sidecar"] = h.Sidecar
+		a.metadata["holder_age"] = strconv.FormatFloat(h.Age.Seconds(), 'f', -1, 64) + "s"
+		a.metadata["holder_fence"] = strconv.FormatInt(int64(h.Fence), 10)
+	}
+	if e.Position > 0 {
+		a.message += fmt.Sprintf("; place %d in the queue", e.Position)
+		a.metadata["position"] = strconv.Itoa(e.Position)
+	}
+	return a
+}

@@ -1,0 +1,208 @@
+package localapi
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+)
+
+// The HTTP side has the paths of the google.api.http annotations in the proto
+// file (TestRoutesAreTheProtos compares them). net/http's own mux is not used
+// for them: it would redirect names of resources such as "a//b" or "a/../b".
+
+// route is one method and path.
+type route struct {
+	method string
+	path   []string // segments; "{x}" takes one into field x, "{x=**}" takes the rest
+	verb   string   // ":verb" behind the last segment
+	body   bool     // the fields come as JSON in the body, else in the query
+	serve  handler
+}
+
+// handler answers a request whose path was found. vars are the fields in the path.
+type handler func(w http.ResponseWriter, r *http.Request, vars map[string]string)
+
+func on(method, path string, serve handler) route {
+	verb := ""
+	if i := strings.LastIndexByte(path, ':'); i >= 0 {
+		path, verb = path[:i], path[i+1:]
+	}
+	return route{method: method, path: strings.Split(path, "/")[1:], verb: verb, body: method == http.MethodPost, serve: serve}
+}
+
+func (s *Server) table(api *service) []route {
+	return []route{
+		on(http.MethodPost, "/v1/hold", streamed(s, api.hold)),
+		on(http.MethodPost, "/v1/sessions", s.openSession(api)),
+		on(http.MethodPost, "/v1/sessions/{session_id}:keepAlive", unary(s, api.KeepAlive)),
+		on(http.MethodDelete, "/v1/sessions/{session_id}", unary(s, api.CloseSession)),
+		on(http.MethodPost, "/v1/sessions/{session_id}/locks", unary(s, api.Acquire)),
+		on(http.MethodDelete, "/v1/sessions/{session_id}/locks/{lock_id}", unary(s, api.Release)),
+		on(http.MethodPost, "/v1/sessions/{session_id}/locks/{lock_id}:downgrade", unary(s, api.Downgrade)),
+		on(http.MethodGet, "/v1/sessions/{session_id}/events", streamed(s, api.events)),
+		on(http.MethodGet, "/v1/locks/{resource=**}", unary(s, api.GetLock)),
+		on(http.MethodGet, "/v1/locks", unary(s, api.ListLocks)),
+		on(http.MethodGet, "/v1/watch", streamed(s, api.watch)),
+		on(http.MethodDelete, "/v1/locks/{resource=**}", unary(s, api.ForceRelease)),
+		on(http.MethodGet, "/v1/info", unary(s, api.GetInfo)),
+	}
+}
+
+// routes is the whole HTTP side.
+func (s *Server) routes(api *service) http.Handler {
+	table := s.table(api)
+	plain := http.NewServeMux()
+	HealthRoutes(plain, s.o.Manager.Ready, s.o.Metrics)
+	plain.HandleFunc("GET /openapi.json", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", contentJSON)
+		_, _ = w.Write(pb.OpenAPI)
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := permit(r.Context()); err != nil {
+			s.fail(w, r, err)
+			return
+		}
+		path := r.URL.EscapedPath()
+		if !strings.HasPrefix(path, "/v1/") {
+			if _, pattern := plain.Handler(r); pattern != "" {
+				plain.ServeHTTP(w, r)
+				return
+			}
+		}
+		s.dispatch(w, r, table, strings.Split(path, "/")[1:])
+	})
+}
+
+func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, table []route, path []string) {
+	var others []string // methods that the path has
+	for _, t := range table {
+		vars, ok := t.match(path)
+		if !ok {
+			continue
+		}
+		if t.method == r.Method {
+			t.serve(w, r, vars)
+			return
+		}
+		others = append(others, t.method)
+	}
+	if len(others) == 0 {
+		s.fail(w, r, refuse(reasonNoRoute, "there is no %s; /openapi.json tells what there is", r.URL.Path))
+		return
+	}
+	slices.Sort(others)
+	w.Header().Set("Allow", strings.Join(slices.Compact(others), ", "))
+	st := toStatus(refuse(reasonNoRoute, "%s is not possible on %s, but %s is", r.Method, r.URL.Path, strings.Join(others, ", ")))
+	writeStatus(w, http.StatusMethodNotAllowed, st)
+}
+
+// match finds the fields in a path, given as its segments, still escaped.
+func (t route) match(path []string) (vars map[string]string, ok bool) {
+	if t.verb != "" {
+		last, found := strings.CutSuffix(path[len(path)-1], ":"+t.verb)
+		if !found {
+			return nil, false
+		}
+		path = append(slices.Clone(path[:len(path)-1]), last)
+	}
+	for i, want := range t.path {
+		if i >= len(path) {
+			return nil, false
+		}
+		name, isVar := strings.CutPrefix(want, "{")
+		if !isVar {
+			if want != path[i] {
+				return nil, false
+			}
+			continue
+		}
+		name = strings.TrimSuffix(name, "}")
+		value := path[i]
+		if rest, all := strings.CutSuffix(name, "=**"); all {
+			name, value = rest, strings.Join(path[i:], "/")
+			path = path[:i+1]
+		}
+		value, err := url.PathUnescape(value)
+		if err != nil {
+			return nil, false
+		}
+		if vars == nil {
+			vars = make(map[string]string)
+		}
+		vars[name] = value
+	}
+	return vars, len(path) == len(t.path)
+}
+
+// unary serves a call that has one answer.
+func unary[Q any, A proto.Message, PQ interface {
+	*Q
+	proto.Message
+}](s *Server, call func(context.Context, PQ) (A, error)) handler {
+	return func(w http.ResponseWriter, r *http.Request, vars map[string]string) {
+		q := PQ(new(Q))
+		if err := s.read(w, r, q, vars); err != nil {
+			s.fail(w, r, err)
+			return
+		}
+		answer(s, w, r, call, q)
+	}
+}
+
+func answer[Q, A proto.Message](s *Server, w http.ResponseWriter, r *http.Request, call func(context.Context, Q) (A, error), q Q) {
+	a, err := call(r.Context(), q)
+	if err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, marshalJSON(a))
+}
+
+// openSession answers at once for a session of its own, and with a stream for
+// one that hangs on the request.
+func (s *Server) openSession(api *service) handler {
+	return func(w http.ResponseWriter, r *http.Request, vars map[string]string) {
+		var q pb.OpenSessionRequest
+		if err := s.read(w, r, &q, vars); err != nil {
+			s.fail(w, r, err)
+			return
+		}
+		if q.GetLiveness() == pb.Liveness_STREAM {
+			s.serveStream(w, r, func(ctx context.Context, lines *lineWriter) error {
+				return api.stream(ctx, &q, func(e *pb.Event) error { return lines.send(e) })
+			})
+			return
+		}
+		answer(s, w, r, api.OpenSession, &q)
+	}
+}
+
+// fail writes an error.
+func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
+	st := s.explain(r.Method+" "+r.URL.Path, err)
+	writeStatus(w, httpCode(st), st)
+}
+
+// tracked lets Run wait for the handlers. None begins once Run waits.
+func (s *Server) tracked(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.entering.Lock()
+		if s.stopping.Err() != nil {
+			s.entering.Unlock()
+			w.Header().Set("Connection", "close")
+			st := s.explain(r.URL.Path, context.Cause(s.stopping))
+			writeStatus(w, httpCode(st), st)
+			return
+		}
+		s.running.Add(1)
+		s.entering.Unlock()
+		defer s.running.Done()
+		h.ServeHTTP(w, r)
+	})
+}

@@ -1,0 +1,77 @@
+package localapi
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+)
+
+const contentNDJSON = "application/x-ndjson"
+
+// lineWriter writes messages as lines of JSON, and each at once. The header goes
+// out with the first, so a call that fails before that has a proper HTTP status.
+type lineWriter struct {
+	w       http.ResponseWriter
+	control *http.ResponseController
+	begun   bool
+}
+
+func (l *lineWriter) send(m proto.Message) error {
+	if !l.begun {
+		l.begun = true
+		l.w.Header().Set("Content-Type", contentNDJSON)
+		l.w.Header().Set("Cache-Control", "no-store")
+		l.w.WriteHeader(http.StatusOK)
+	}
+	if _, err := l.w.Write(marshalJSON(m)); err != nil {
+		return fmt.Errorf("write line: %w", err)
+	}
+	if err := l.control.Flush(); err != nil {
+		return fmt.Errorf("write line: %w", err)
+	}
+	return nil
+}
+
+// streamed serves a call that answers with many messages.
+func streamed[Q any, A proto.Message, PQ interface {
+	*Q
+	proto.Message
+}](s *Server, call func(context.Context, PQ, func(A) error) error) handler {
+	return func(w http.ResponseWriter, r *http.Request, vars map[string]string) {
+		q := PQ(new(Q))
+		if err := s.read(w, r, q, vars); err != nil {
+			s.fail(w, r, err)
+			return
+		}
+		s.serveStream(w, r, func(ctx context.Context, lines *lineWriter) error {
+			return call(ctx, q, func(a A) error { return lines.send(a) })
+		})
+	}
+}
+
+// serveStream runs a call that writes lines. It ends when the client is gone. A
+// client that does not read makes a write block; when the server stops, that
+// write is ended too.
+func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, call func(context.Context, *lineWriter) error) {
+	lines := &lineWriter{w: w, control: http.NewResponseController(w)}
+	stop := context.AfterFunc(r.Context(), func() { _ = lines.control.SetWriteDeadline(time.Now().Add(stopLimit / 2)) })
+	defer stop()
+	err := call(r.Context(), lines)
+	switch {
+	case err == nil:
+		if !lines.begun { // a watch or the events of a session that ended at once
+			w.Header().Set("Content-Type", contentNDJSON)
+		}
+	case !lines.begun:
+		s.fail(w, r, err)
+	default:
+		// The HTTP status has gone out, so the error is the last line. Like every
+		// line it is an object whose one field says what it is.
+		line := append([]byte(`{"error":`), bytes.TrimSpace(marshalJSON(s.explain(r.Method+" "+r.URL.Path, err)))...)
+		_, _ = w.Write(append(line, '}', '\n'))
+	}
+}

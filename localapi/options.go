@@ -1,0 +1,97 @@
+package localapi
+
+import (
+	"io/fs"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session"
+)
+
+// Options are what a Server needs to know.
+type Options struct {
+	Manager *session.Manager
+	Socket  string      // path of the Unix socket; its directory is made when missing, for the sidecar's user only
+	Mode    fs.FileMode // of the socket file; default 0660
+	Access  Access
+	Limits  Limits
+	Version string       // told by GetInfo
+	Store   string       // the store's URL without secrets, told by GetInfo
+	Metrics http.Handler // behind /metrics; default: not found
+	Logger  hclog.Logger // default: none
+	Clock   lock.Clock   // default lock.BootTime; must be the Manager's
+}
+
+// Limits bound what clients may take. Zero fields get their default.
+type Limits struct {
+	Connections  int           // at a time; default 4096, or what the limit of open files allows
+	MessageBytes int           // of one gRPC message or HTTP body; default 64 KiB
+	HeaderBytes  int           // of one HTTP or gRPC header; default 16 KiB
+	InFlight     int           // requests of one Session stream that are not answered yet; default 2048
+	Handshake    time.Duration // from connect to the end of the first request's header, or to a stream's open; default 5s
+	Body         time.Duration // for the body of an HTTP request; default 10s
+	Idle         time.Duration // between two requests of an HTTP connection; default 2m
+}
+
+const (
+	defaultMode         fs.FileMode = 0o660
+	defaultConnections              = 4096
+	defaultMessageBytes             = 64 << 10
+	defaultHeaderBytes              = 16 << 10
+	defaultInFlight                 = 2048
+	defaultHandshake                = 5 * time.Second
+	defaultBody                     = 10 * time.Second
+	defaultIdle                     = 2 * time.Minute
+
+	// filesPerConnection are the socket and the pidfd of its process.
+	filesPerConnection = 2
+	// otherFiles are left for the store's connections, logs and the rest.
+	otherFiles = 128
+)
+
+func (o Options) withDefaults() Options {
+	setDefault(&o.Mode, defaultMode)
+	setDefault(&o.Limits.Connections, affordableConnections())
+	setDefault(&o.Limits.MessageBytes, defaultMessageBytes)
+	setDefault(&o.Limits.HeaderBytes, defaultHeaderBytes)
+	setDefault(&o.Limits.InFlight, defaultInFlight)
+	setDefault(&o.Limits.Handshake, defaultHandshake)
+	setDefault(&o.Limits.Body, defaultBody)
+	setDefault(&o.Limits.Idle, defaultIdle)
+	if o.Metrics == nil {
+		o.Metrics = http.NotFoundHandler()
+	}
+	if o.Logger == nil {
+		o.Logger = hclog.NewNullLogger()
+	}
+	if o.Clock == nil {
+		o.Clock = lock.BootTime
+	}
+	o.Access = o.Access.withDefaults(uint32(os.Geteuid())) //nolint:gosec // a uid is not negative on Linux
+	return o
+}
+
+func setDefault[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+// affordableConnections is the default limit, or less where the process may not
+// open that many files: a refused connection is better than an accept that fails.
+func affordableConnections() int {
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		return defaultConnections
+	}
+	if files.Cur >= defaultConnections*filesPerConnection+otherFiles {
+		return defaultConnections
+	}
+	return max(16, (int(files.Cur)-otherFiles)/filesPerConnection) //nolint:gosec // smaller than the constant above
+}

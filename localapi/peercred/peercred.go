@@ -1,0 +1,154 @@
+// Package peercred tells who is at the other end of a Unix socket, and when
+// that process ends.
+//
+// The kernel recorded both when the connection was made, so they cannot be
+// forged, and they do not change when the socket is passed on: a child that
+// inherited it is still taken for its parent.
+package peercred
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Peer is the process that made a connection. It holds a file descriptor until
+// every owner has called Release.
+type Peer struct {
+	UID, GID uint32
+	PID      int32 // 0 when it is in a PID namespace out of sight
+
+	// Gone is closed when the process has ended, also while a child of it keeps
+	// the socket open. It is nil where the kernel cannot tell: before Linux 6.5
+	// for a process in a PID namespace out of sight, before 5.3 for all.
+	Gone <-chan struct{}
+
+	gone    chan struct{}
+	then    func()
+	watcher *Watcher
+	id      int32 // key in the watcher
+	pidfd   int
+	owners  atomic.Int32
+}
+
+// gonePeer is the Gone of every process that was dead when it was looked at.
+var gonePeer = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
+
+// Peer identifies the process at the other end of c and starts to watch it. The
+// caller owns the result and must Release it. If the process ends before that,
+// Gone is closed and then is called, which must not block.
+func (w *Watcher) Peer(c *net.UnixConn, then func()) (*Peer, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, fmt.Errorf("identify peer: %w", err)
+	}
+	p := &Peer{watcher: w, pidfd: -1, then: then}
+	p.owners.Store(1)
+	var inner error
+	err = raw.Control(func(fd uintptr) { inner = p.ask(int(fd)) })
+	if err := errors.Join(err, inner); err != nil {
+		return nil, fmt.Errorf("identify peer: %w", err)
+	}
+	if p.pidfd < 0 {
+		return p, nil
+	}
+	p.gone = make(chan struct{})
+	p.Gone = p.gone
+	if err := w.add(p); err != nil {
+		_ = unix.Close(p.pidfd)
+		return nil, fmt.Errorf("watch peer: %w", err)
+	}
+	return p, nil
+}
+
+func (p *Peer) ask(fd int) error {
+	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return fmt.Errorf("SO_PEERCRED: %w", err)
+	}
+	p.UID, p.GID, p.PID = cred.Uid, cred.Gid, cred.Pid
+
+	pidfd, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	switch {
+	case err == nil:
+		p.pidfd = pidfd
+		return nil
+	case errors.Is(err, unix.ESRCH), errors.Is(err, unix.EINVAL): // reaped already
+		p.Gone = gonePeer
+		return nil
+	case !errors.Is(err, unix.ENOPROTOOPT) && !errors.Is(err, unix.ENODATA):
+		return fmt.Errorf("SO_PEERPIDFD: %w", err)
+	}
+	p.pidfd, p.Gone, err = openPID(p.PID)
+	return err
+}
+
+// openPID is the way before Linux 6.5. Between the connect of the peer and this
+// call its number may have gone to another process; nothing can rule that out,
+// which is why SO_PEERPIDFD was made.
+func openPID(pid int32) (pidfd int, gone <-chan struct{}, err error) {
+	if pid == 0 {
+		return -1, nil, nil
+	}
+	pidfd, err = unix.PidfdOpen(int(pid), 0)
+	switch {
+	case err == nil:
+		return pidfd, nil, nil
+	case errors.Is(err, unix.ESRCH):
+		return -1, gonePeer, nil
+	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM): // old kernel, or seccomp
+		return -1, nil, nil
+	default:
+		return -1, nil, fmt.Errorf("pidfd_open: %w", err)
+	}
+}
+
+// Retain adds an owner, which must call Release. Only an owner may call it.
+func (p *Peer) Retain() { p.owners.Add(1) }
+
+// Release gives up the watch. After the last owner's Release, Gone is closed no
+// more if it was not closed before.
+func (p *Peer) Release() {
+	if p.owners.Add(-1) == 0 && p.pidfd >= 0 {
+		p.watcher.remove(p)
+	}
+}
+
+// Groups gives the supplementary groups of the process that made c, as they
+// were when it connected.
+func Groups(c *net.UnixConn) ([]uint32, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, fmt.Errorf("read peer groups: %w", err)
+	}
+	var groups []uint32
+	var inner error
+	err = raw.Control(func(fd uintptr) { groups, inner = peerGroups(fd) })
+	if err := errors.Join(err, inner); err != nil {
+		return nil, fmt.Errorf("read peer groups: %w", err)
+	}
+	return groups, nil
+}
+
+func peerGroups(fd uintptr) ([]uint32, error) {
+	buf := make([]uint32, 64)
+	for {
+		size := uint32(len(buf) * 4) //nolint:gosec // at most NGROUPS_MAX (65536) * 4, doubled
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_PEERGROUPS,
+			uintptr(unsafe.Pointer(&buf[0])), uintptr(unsafe.Pointer(&size)), 0) //nolint:gosec // x/sys has no wrapper for SO_PEERGROUPS
+		switch {
+		case errno == 0:
+			return buf[:size/4], nil
+		case errno == unix.ERANGE && int(size) > len(buf)*4: // the kernel wrote the size it needs
+			buf = make([]uint32, size/4)
+		case errno == unix.ENODATA || errno == unix.ENOPROTOOPT:
+			return nil, nil
+		default:
+			return nil, fmt.Errorf("SO_PEERGROUPS: %w", errno)
+		}
+	}
+}

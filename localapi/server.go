@@ -1,0 +1,256 @@
+// Package localapi is how apps reach the sidecar: gRPC and HTTP/JSON on one Unix
+// socket.
+//
+// A connection is taken, its peer identified (peercred), its protocol told by
+// its first bytes (sniff), and then it belongs to grpc-go or to net/http. Both
+// call the same service, whose errors become API errors in errors.go.
+package localapi
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/localapi/peercred"
+	"github.com/locksidecar/locksidecar/session"
+)
+
+// Keys of the log lines.
+const (
+	keyError    = "error"
+	keyLockIDs  = "lock_ids"
+	keyMethod   = "method"
+	keyPID      = "pid"
+	keyResource = "resource"
+	keySocket   = "socket"
+	keyUID      = "uid"
+)
+
+const (
+	// stopLimit is how long calls in flight may take to end when the server stops.
+	stopLimit = 2 * time.Second
+
+	// Buffers of a gRPC connection: messages are small, and an idle connection
+	// should cost little. The write buffer is shared, so it is there only while
+	// something is written.
+	grpcReadBuffer  = 4 << 10
+	grpcWriteBuffer = 16 << 10
+	// grpcWindow is what a stream may have in flight. A fixed one saves the pings
+	// by which gRPC measures a network, where there is none.
+	grpcWindow = 1 << 20
+	// maxStreams bounds the calls at a time on one connection.
+	maxStreams = 4096
+)
+
+// Server is the local API.
+type Server struct {
+	o         Options
+	grpcConns *queueListener
+	httpConns *queueListener
+	slots     chan struct{} // one for each connection
+	refusals  chan struct{} // one for each connection that is told that there are too many
+	listening chan struct{}
+	entering  sync.Mutex     // orders running.Add by HTTP handlers before the end of stopping
+	running   sync.WaitGroup // what Run waits for
+
+	stopping context.Context //nolint:containedctx // ends when Run begins to stop; handlers end by it
+	stop     context.CancelCauseFunc
+}
+
+// New makes a Server. Nothing happens until Run.
+func New(o Options) *Server {
+	o = o.withDefaults()
+	s := &Server{
+		o:         o,
+		slots:     make(chan struct{}, o.Limits.Connections),
+		refusals:  make(chan struct{}, maxRefusals),
+		listening: make(chan struct{}),
+	}
+	addr := &net.UnixAddr{Name: o.Socket, Net: "unix"}
+	s.grpcConns, s.httpConns = newQueueListener(addr), newQueueListener(addr)
+	s.stopping, s.stop = context.WithCancelCause(context.Background())
+	return s
+}
+
+// Listening is closed when clients can connect.
+func (s *Server) Listening() <-chan struct{} { return s.listening }
+
+// Run serves until ctx ends; then it ends the calls in flight, removes the
+// socket and returns nil. It is called once.
+// ErrSocketInUse: another sidecar serves the socket.
+func (s *Server) Run(ctx context.Context) error {
+	defer s.beginStop()
+	watcher, err := peercred.NewWatcher()
+	if err != nil {
+		return err
+	}
+	socket, err := listen(ctx, s.o.Socket, s.o.Mode)
+	if err != nil {
+		watcher.Close()
+		return err
+	}
+	api := &service{Server: s}
+	grpcServer := s.newGRPC(api)
+	httpServer := s.newHTTP(api)
+
+	watching, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopWatching()
+	failed := make(chan error, 3)
+	var servers, watch sync.WaitGroup
+	watch.Go(func() { failed <- watcher.Run(watching) })
+	servers.Go(func() { failed <- grpcServer.Serve(s.grpcConns) })
+	servers.Go(func() { failed <- httpServer.Serve(s.httpConns) })
+	servers.Go(func() { s.accept(s.stopping, socket.UnixListener, watcher) })
+	close(s.listening)
+	s.o.Logger.Info("serving", keySocket, s.o.Socket)
+
+	select {
+	case <-ctx.Done():
+		err = nil
+	case err = <-failed:
+	}
+	s.beginStop()
+	err = errors.Join(err, socket.Close())
+	s.stopServers(grpcServer, httpServer)
+	servers.Wait()
+	s.running.Wait()
+	stopWatching()
+	watch.Wait()
+	return err
+}
+
+// beginStop ends stopping. No HTTP handler begins after it returns.
+func (s *Server) beginStop() {
+	s.entering.Lock()
+	defer s.entering.Unlock()
+	s.stop(session.ErrDraining)
+}
+
+// stopServers lets the calls in flight end, which stopping has told to, and ends
+// them after stopLimit.
+func (s *Server) stopServers(g *grpc.Server, h *http.Server) {
+	limit, cancel := context.WithTimeout(context.Background(), stopLimit)
+	defer cancel()
+	var both sync.WaitGroup
+	both.Go(func() {
+		kill := context.AfterFunc(limit, g.Stop)
+		defer kill()
+		g.GracefulStop()
+	})
+	both.Go(func() {
+		if err := h.Shutdown(limit); err != nil {
+			_ = h.Close()
+		}
+	})
+	both.Wait()
+	_ = s.grpcConns.Close()
+	_ = s.httpConns.Close()
+}
+
+func (s *Server) newGRPC(api *service) *grpc.Server {
+	l := s.o.Limits
+	g := grpc.NewServer(
+		grpc.Creds(unixCredentials{}),
+		grpc.ConnectionTimeout(l.Handshake),
+		grpc.MaxRecvMsgSize(l.MessageBytes),
+		grpc.MaxHeaderListSize(uint32(l.HeaderBytes)), //nolint:gosec // an option of kilobytes
+		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.ReadBufferSize(grpcReadBuffer),
+		grpc.WriteBufferSize(grpcWriteBuffer),
+		grpc.SharedWriteBuffer(true),
+		grpc.StaticStreamWindowSize(grpcWindow),
+		grpc.StaticConnWindowSize(grpcWindow),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
+		grpc.WaitForHandlers(true),
+		grpc.UnaryInterceptor(s.unaryEdge),
+		grpc.StreamInterceptor(s.streamEdge),
+	)
+	pb.RegisterLockSidecarServer(g, api)
+	healthpb.RegisterHealthServer(g, &health{Server: s})
+	reflection.Register(g)
+	return g
+}
+
+// unaryEdge is where unary calls come in and their errors go out.
+func (s *Server) unaryEdge(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	if err := permit(ctx); err != nil {
+		return nil, s.edge(info.FullMethod, err)
+	}
+	a, err := next(ctx, q)
+	return a, s.edge(info.FullMethod, err)
+}
+
+// streamEdge is the same for streams. They end when the server stops; Session
+// sees to that by itself.
+func (s *Server) streamEdge(srv any, st grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	if err := permit(st.Context()); err != nil {
+		return s.edge(info.FullMethod, err)
+	}
+	if info.IsServerStream && !info.IsClientStream {
+		ctx, cancel := s.untilStop(st.Context())
+		defer cancel()
+		st = &streamWithContext{ServerStream: st, ctx: ctx}
+	}
+	return s.edge(info.FullMethod, next(srv, st))
+}
+
+// untilStop is ctx that also ends, with ErrDraining, when the server stops.
+func (s *Server) untilStop(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(s.stopping, func() { cancel(session.ErrDraining) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
+type streamWithContext struct {
+	grpc.ServerStream
+	ctx context.Context //nolint:containedctx // grpc's own way to change the context of a stream
+}
+
+func (s *streamWithContext) Context() context.Context { return s.ctx }
+
+// edge gives a handler's error the form of the API.
+func (s *Server) edge(method string, err error) error {
+	if _, has := err.(interface{ GRPCStatus() *status.Status }); has || err == nil { //nolint:errorlint // gRPC's own errors, not wrapped ones
+		return err
+	}
+	return status.FromProto(s.explain(method, err)).Err()
+}
+
+// explain is toStatus, which puts the text of an error that it does not know
+// into the log.
+func (s *Server) explain(method string, err error) *statuspb.Status {
+	st := toStatus(err)
+	if codes.Code(st.GetCode()) == codes.Internal { //nolint:gosec // a code
+		s.o.Logger.Error("call failed", keyMethod, method, keyError, err)
+	}
+	return st
+}
+
+func (s *Server) newHTTP(api *service) *http.Server {
+	l := s.o.Limits
+	return &http.Server{
+		Handler:           s.tracked(s.routes(api)),
+		ReadHeaderTimeout: l.Handshake,
+		IdleTimeout:       l.Idle,
+		MaxHeaderBytes:    l.HeaderBytes,
+		BaseContext:       func(net.Listener) context.Context { return s.stopping },
+		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return withConn(ctx, c.(*conn)) }, //nolint:forcetypeassert // all come from greet
+		ErrorLog:          s.o.Logger.Named("http").StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}),
+	}
+}

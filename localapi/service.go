@@ -1,0 +1,286 @@
+package localapi
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session"
+)
+
+// service is the API without a protocol. gRPC calls its methods through the
+// generated code; the HTTP handlers call them too. Errors come as they are and
+// become API errors at the protocol's edge.
+type service struct {
+	pb.UnimplementedLockSidecarServer
+	*Server
+}
+
+const (
+	defaultForceGrace = 2 * time.Second
+	defaultPageSize   = 100
+)
+
+// find gives the session of that id, if it belongs to the caller's user.
+func (s *service) find(ctx context.Context, id string) (*session.Session, error) {
+	if id == "" {
+		return nil, invalid("session_id", "must not be empty")
+	}
+	c, err := connOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.o.Manager.Lookup(session.ID(id), c.peer.UID)
+}
+
+// open opens a session for the caller.
+func (s *service) open(ctx context.Context, q *pb.OpenSessionRequest, l session.Liveness) (*session.Session, error) {
+	c, err := connOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r, err := openRequestOf(q, l, c)
+	if err != nil {
+		return nil, err
+	}
+	return s.o.Manager.Open(ctx, r)
+}
+
+func (s *service) opened(sess *session.Session, now time.Duration) *pb.OpenSessionResponse {
+	info := s.o.Manager.Info()
+	return &pb.OpenSessionResponse{
+		SessionId: string(sess.ID()),
+		LeaseTtl:  durationpb.New(info.LeaseTTL),
+		Sidecar:   info.Sidecar,
+		CountedAt: durationpb.New(now),
+	}
+}
+
+// livenessOf is what a session of its own hangs on.
+func livenessOf(q *pb.OpenSessionRequest) (session.Liveness, error) {
+	switch q.GetLiveness() {
+	case pb.Liveness_PROCESS:
+		return session.Process, nil
+	case pb.Liveness_TTL:
+		return session.TTL, nil
+	case pb.Liveness_STREAM:
+		return session.Stream, nil
+	case pb.Liveness_LIVENESS_UNSPECIFIED:
+		if q.Ttl != nil {
+			return session.TTL, nil
+		}
+		return session.Process, nil
+	default:
+		return 0, invalid("liveness", "must be PROCESS, TTL or STREAM, and not %d", q.GetLiveness())
+	}
+}
+
+// OpenSession opens a session that outlives the call.
+func (s *service) OpenSession(ctx context.Context, q *pb.OpenSessionRequest) (*pb.OpenSessionResponse, error) {
+	l, err := livenessOf(q)
+	if err != nil {
+		return nil, err
+	}
+	if l == session.Stream {
+		return nil, invalid("liveness", "must not be STREAM here: use the Session stream")
+	}
+	c, err := connOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	now := s.o.Clock()
+	// The session outlives the connection, whose end would end the watch of the
+	// process.
+	c.peer.Retain()
+	sess, err := s.open(ctx, q, l)
+	if err != nil {
+		c.peer.Release()
+		return nil, err
+	}
+	s.running.Go(func() {
+		select {
+		case <-sess.Done():
+		case <-s.stopping.Done(): // the watch ends now
+		}
+		c.peer.Release()
+	})
+	return s.opened(sess, now), nil
+}
+
+// KeepAlive renews a session.
+func (s *service) KeepAlive(ctx context.Context, q *pb.KeepAliveRequest) (*pb.KeepAliveResponse, error) {
+	sess, err := s.find(ctx, q.GetSessionId())
+	if err != nil {
+		return nil, err
+	}
+	return keepAlive(sess)
+}
+
+func keepAlive(sess *session.Session) (*pb.KeepAliveResponse, error) {
+	left, err := sess.KeepAlive()
+	if err != nil {
+		return nil, err
+	}
+	return &pb.KeepAliveResponse{ValidFor: durationpb.New(left)}, nil
+}
+
+// CloseSession ends a session.
+func (s *service) CloseSession(ctx context.Context, q *pb.CloseSessionRequest) (*pb.CloseSessionResponse, error) {
+	sess, err := s.find(ctx, q.GetSessionId())
+	if err != nil {
+		return nil, err
+	}
+	sess.Close()
+	return &pb.CloseSessionResponse{}, nil
+}
+
+// Acquire takes a lock for a session.
+func (s *service) Acquire(ctx context.Context, q *pb.AcquireRequest) (*pb.Grant, error) {
+	if q.GetName() != "" || len(q.GetMetadata()) > 0 {
+		return nil, invalid("name", "and metadata belong to the session here: give them when it is opened")
+	}
+	r, err := acquireRequestOf(q.GetRequestId(), q)
+	if err != nil {
+		return nil, err
+	}
+	sess, err := s.find(ctx, q.GetSessionId())
+	if err != nil {
+		return nil, err
+	}
+	g, err := sess.Acquire(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	if ctx.Err() != nil { // the answer would reach nobody
+		_, _ = sess.Release(context.WithoutCancel(ctx), g.LockID)
+		return nil, context.Cause(ctx)
+	}
+	return grantTo(g, s.o.Clock()), nil
+}
+
+// Release ends a hold.
+func (s *service) Release(ctx context.Context, q *pb.ReleaseRequest) (*pb.ReleaseResponse, error) {
+	sess, err := s.find(ctx, q.GetSessionId())
+	if err != nil {
+		return nil, err
+	}
+	return release(ctx, sess, q)
+}
+
+func release(ctx context.Context, sess *session.Session, q *pb.ReleaseRequest) (*pb.ReleaseResponse, error) {
+	if q.GetLockId() == "" {
+		return nil, invalid("lock_id", "must not be empty")
+	}
+	left, err := sess.Release(ctx, lock.HoldID(q.GetLockId()))
+	if err != nil {
+		return nil, err
+	}
+	return &pb.ReleaseResponse{Count: countTo(left)}, nil
+}
+
+// Downgrade turns an EXCLUSIVE hold into a SHARED one.
+func (s *service) Downgrade(ctx context.Context, q *pb.DowngradeRequest) (*pb.Grant, error) {
+	sess, err := s.find(ctx, q.GetSessionId())
+	if err != nil {
+		return nil, err
+	}
+	return s.downgrade(ctx, sess, q)
+}
+
+func (s *service) downgrade(ctx context.Context, sess *session.Session, q *pb.DowngradeRequest) (*pb.Grant, error) {
+	if q.GetLockId() == "" {
+		return nil, invalid("lock_id", "must not be empty")
+	}
+	g, err := sess.Downgrade(ctx, lock.HoldID(q.GetLockId()))
+	if err != nil {
+		return nil, err
+	}
+	return grantTo(g, s.o.Clock()), nil
+}
+
+// GetLock tells who holds and waits for a resource.
+func (s *service) GetLock(ctx context.Context, q *pb.GetLockRequest) (*pb.Lock, error) {
+	st, err := s.o.Manager.Get(ctx, q.GetResource())
+	if err != nil {
+		return nil, err
+	}
+	return lockTo(st, time.Now()), nil
+}
+
+// ListLocks tells it for all resources, page by page.
+func (s *service) ListLocks(ctx context.Context, q *pb.ListLocksRequest) (*pb.ListLocksResponse, error) {
+	limit := int(q.GetPageSize())
+	switch {
+	case limit == 0:
+		limit = defaultPageSize
+	case limit < 0 || limit > lock.MaxPage:
+		return nil, invalid("page_size", "must be 1 to %d, and not %d", lock.MaxPage, limit)
+	}
+	after, err := afterOf(q.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	found, err := s.o.Manager.List(ctx, q.GetPrefix(), after, limit)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	a := &pb.ListLocksResponse{Locks: make([]*pb.Lock, 0, len(found))}
+	for _, st := range found {
+		a.Locks = append(a.Locks, lockTo(st, now))
+	}
+	if len(found) == limit {
+		a.NextPageToken = pageToken(string(found[limit-1].Resource))
+	}
+	return a, nil
+}
+
+// ForceRelease takes a lock from its holder.
+func (s *service) ForceRelease(ctx context.Context, q *pb.ForceReleaseRequest) (*pb.ForceReleaseResponse, error) {
+	c, err := connOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !s.o.Access.admin(c.peer.UID) {
+		return nil, refuse(reasonPermission, "uid %d is not one of this sidecar's admins", c.peer.UID)
+	}
+	grace, err := durationOf("grace", q.GetGrace(), defaultForceGrace)
+	if err != nil {
+		return nil, err
+	}
+	ids, err := s.o.Manager.ForceRelease(ctx, q.GetResource(), lock.HoldID(q.GetLockId()), grace)
+	if err != nil {
+		return nil, err
+	}
+	s.o.Logger.Warn("lock taken from its holder", keyResource, q.GetResource(), keyLockIDs, ids, keyPID, c.peer.PID, keyUID, c.peer.UID)
+	a := &pb.ForceReleaseResponse{}
+	for _, id := range ids {
+		a.LockIds = append(a.LockIds, string(id))
+	}
+	return a, nil
+}
+
+// GetInfo tells about the sidecar.
+func (s *service) GetInfo(context.Context, *pb.GetInfoRequest) (*pb.Info, error) {
+	i := s.o.Manager.Info()
+	return &pb.Info{
+		Version:         s.o.Version,
+		Sidecar:         i.Sidecar,
+		Store:           s.o.Store,
+		Namespace:       i.Namespace,
+		Ready:           i.Ready,
+		NotReadyBecause: i.NotReadyBecause,
+		LeaseId:         string(i.LeaseID),
+		LeaseTtl:        durationpb.New(i.LeaseTTL),
+		LeaseValidFor:   durationpb.New(i.LeaseValidFor),
+		Jeopardy:        i.Jeopardy,
+		Draining:        i.Draining,
+		Sessions:        countTo(i.Sessions),
+		Holds:           countTo(i.Holds),
+		Waiters:         countTo(i.Waiters),
+		Uptime:          durationpb.New(i.Uptime),
+	}, nil
+}

@@ -1,0 +1,302 @@
+package localapi
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/session"
+)
+
+const methodSession = pb.LockSidecar_Session_FullMethodName
+
+// farewell is how long a stream whose session has ended waits for a slow client
+// to read the last answers.
+const farewell = time.Second
+
+// sessionStream is one app session on its stream.
+//
+// One goroutine receives, one sends the news, and every request that may have
+// to wait for the store has its own. Whoever has an answer sends it, under a
+// lock: that saves a hop to a goroutine that only sends, and when the client
+// does not read, everybody stands still, the receiver too as soon as InFlight
+// answers are due. So a slow client costs a bounded amount of memory and nobody
+// else's time.
+type sessionStream struct {
+	*service
+	grpc grpc.BidiStreamingServer[pb.SessionRequest, pb.SessionResponse]
+	ctx  context.Context //nolint:containedctx // the stream's, whose life is that of this value
+	sess *session.Session
+
+	sending sync.Mutex
+
+	mu      sync.Mutex
+	waits   map[string]context.CancelFunc // acquires in flight, by request id
+	flying  int                           // requests with a goroutine of their own
+	ended   bool                          // the receiver takes no more
+	settled chan struct{}                 // closed when ended and nothing is flying
+}
+
+// Session serves one app session.
+func (s *service) Session(st grpc.BidiStreamingServer[pb.SessionRequest, pb.SessionResponse]) error {
+	t := &sessionStream{
+		service: s,
+		grpc:    st,
+		ctx:     st.Context(),
+		waits:   make(map[string]context.CancelFunc),
+		settled: make(chan struct{}),
+	}
+	// Nothing but the return of this method makes a blocked Recv or Send return,
+	// so neither is done here.
+	opened := make(chan error, 1)
+	received := make(chan error, 1)
+	s.running.Go(func() { received <- t.receive(opened) })
+
+	timer := time.NewTimer(s.o.Limits.Handshake)
+	defer timer.Stop()
+	select {
+	case err := <-opened:
+		if err != nil {
+			return err
+		}
+	case <-timer.C:
+		return invalid("open", "must come within %s", s.o.Limits.Handshake)
+	case <-t.ctx.Done():
+		return context.Cause(t.ctx)
+	}
+
+	told := make(chan struct{})
+	s.running.Go(func() {
+		defer close(told)
+		_ = s.pump(t.ctx, t.sess, func(e *pb.Event) error {
+			return t.send(&pb.SessionResponse{Response: &pb.SessionResponse_Event{Event: e}})
+		})
+	})
+	var err error
+	select {
+	case err = <-received: // the stream has ended; receive has closed the session
+		if errors.Is(err, io.EOF) {
+			err = nil
+		}
+	case <-t.sess.Done():
+		err = session.ErrSessionClosed
+		if s.stopping.Err() != nil || s.o.Manager.Info().Draining {
+			err = session.ErrDraining
+		}
+	case <-s.stopping.Done():
+		err = session.ErrDraining
+	}
+	t.end()
+	timer.Reset(farewell)
+	for _, last := range []<-chan struct{}{told, t.settled} {
+		select {
+		case <-last:
+		case <-timer.C:
+			return err
+		case <-t.ctx.Done():
+			return err
+		}
+	}
+	return err
+}
+
+// receive opens the session, says so on opened, and takes requests until the
+// stream ends. Then it closes the session.
+func (t *sessionStream) receive(opened chan<- error) error {
+	if err := t.open(); err != nil {
+		opened <- err
+		return err
+	}
+	opened <- nil
+	defer t.end()
+	for {
+		q, err := t.grpc.Recv()
+		if err != nil {
+			return err
+		}
+		if err := t.take(q); err != nil {
+			t.fail(q.GetRequestId(), err)
+		}
+	}
+}
+
+func (t *sessionStream) open() error {
+	q, err := t.grpc.Recv()
+	if err != nil {
+		return err
+	}
+	o := q.GetOpen()
+	switch {
+	case o == nil:
+		return invalid("open", "must be the first message of a stream")
+	case o.GetLiveness() != pb.Liveness_LIVENESS_UNSPECIFIED && o.GetLiveness() != pb.Liveness_STREAM:
+		return invalid("liveness", "must be STREAM on a stream, and not %s", o.GetLiveness())
+	}
+	now := t.o.Clock()
+	if t.sess, err = t.service.open(t.ctx, o, session.Stream); err != nil {
+		return err
+	}
+	return t.send(&pb.SessionResponse{
+		RequestId: q.GetRequestId(),
+		Response:  &pb.SessionResponse_Opened{Opened: t.opened(t.sess, now)},
+	})
+}
+
+// end takes no more requests and closes the session, which ends those in flight.
+func (t *sessionStream) end() {
+	t.mu.Lock()
+	first := !t.ended
+	t.ended = true
+	if first && t.flying == 0 {
+		close(t.settled)
+	}
+	t.mu.Unlock()
+	if first {
+		t.sess.Close()
+	}
+}
+
+// take begins what q asks for. Its error is the answer.
+func (t *sessionStream) take(q *pb.SessionRequest) error {
+	id := q.GetRequestId()
+	if id == "" || len(id) > maxRequestID {
+		return invalid("request_id", "must be 1 to %d bytes long", maxRequestID)
+	}
+	switch r := q.GetRequest().(type) {
+	case *pb.SessionRequest_Acquire:
+		return t.acquire(id, r.Acquire)
+	case *pb.SessionRequest_Release:
+		t.fly(func() {
+			a, err := release(t.ctx, t.sess, r.Release)
+			t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Released{Released: a}}, err)
+		})
+	case *pb.SessionRequest_Downgrade:
+		t.fly(func() {
+			a, err := t.downgrade(t.ctx, t.sess, r.Downgrade)
+			t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Downgraded{Downgraded: a}}, err)
+		})
+	case *pb.SessionRequest_Cancel:
+		t.cancel(r.Cancel.GetRequestId())
+		t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Cancelled{Cancelled: &pb.CancelResponse{}}}, nil)
+	case *pb.SessionRequest_KeepAlive:
+		a, err := keepAlive(t.sess)
+		t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_KeptAlive{KeptAlive: a}}, err)
+	case *pb.SessionRequest_Open:
+		return invalid("open", "must come only once, as the first message of a stream")
+	default:
+		return invalid("request", "is missing, or not known to this sidecar")
+	}
+	return nil
+}
+
+// maxRequestID is in bytes.
+const maxRequestID = 128
+
+// fly runs f beside the receiver. Where too much is in flight already, the
+// receiver does it itself and so takes nothing new meanwhile: what is run here
+// ends by itself, soon.
+func (t *sessionStream) fly(f func()) {
+	if !t.depart() {
+		f()
+		return
+	}
+	t.running.Go(func() {
+		defer t.land()
+		f()
+	})
+}
+
+func (t *sessionStream) depart() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ended || t.flying >= t.o.Limits.InFlight {
+		return false
+	}
+	t.flying++
+	return true
+}
+
+func (t *sessionStream) land() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.flying--
+	if t.ended && t.flying == 0 {
+		close(t.settled)
+	}
+}
+
+// acquire begins an acquire. It may wait for long, so unlike fly's it is never
+// done by the receiver.
+func (t *sessionStream) acquire(id string, q *pb.AcquireRequest) error {
+	if q.GetSessionId() != "" || q.GetRequestId() != "" || q.GetName() != "" || len(q.GetMetadata()) > 0 {
+		return invalid("acquire", "must not have session_id, request_id, name or metadata on a stream")
+	}
+	r, err := acquireRequestOf(id, q)
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, taken := t.waits[id]; taken {
+		return invalid("request_id", "%q is that of an acquire in flight", id)
+	}
+	if t.ended {
+		return session.ErrSessionClosed
+	}
+	if t.flying >= t.o.Limits.InFlight {
+		return &session.LimitError{Limit: "requests in flight", Max: t.o.Limits.InFlight}
+	}
+	t.flying++
+	ctx, cancel := context.WithCancel(t.ctx)
+	t.waits[id] = cancel
+	t.running.Go(func() {
+		defer t.land()
+		defer cancel()
+		g, err := t.sess.Acquire(ctx, r)
+		now := t.o.Clock()
+		t.mu.Lock()
+		delete(t.waits, id)
+		t.mu.Unlock()
+		if err != nil {
+			t.fail(id, err)
+			return
+		}
+		_ = t.send(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Granted{Granted: grantTo(g, now)}})
+	})
+	return nil
+}
+
+// cancel ends the wait of an acquire. One that was answered already is no error:
+// the client could not know.
+func (t *sessionStream) cancel(id string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if cancel := t.waits[id]; cancel != nil {
+		cancel()
+	}
+}
+
+func (t *sessionStream) answer(id string, a *pb.SessionResponse, err error) {
+	if err != nil {
+		t.fail(id, err)
+		return
+	}
+	_ = t.send(a)
+}
+
+func (t *sessionStream) fail(id string, err error) {
+	_ = t.send(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Error{Error: t.explain(methodSession, err)}})
+}
+
+// send writes one message. An error means that the stream has ended, which the
+// receiver learns too, so that most callers need not look at it.
+func (t *sessionStream) send(m *pb.SessionResponse) error {
+	t.sending.Lock()
+	defer t.sending.Unlock()
+	return t.grpc.Send(m)
+}

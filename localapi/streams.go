@@ -1,0 +1,142 @@
+package localapi
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"google.golang.org/grpc"
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/session"
+)
+
+// The calls here answer with a stream of messages, in both protocols. send
+// blocks while the client does not read; what can pile up meanwhile is bounded
+// by the session, where later lease news replace earlier ones.
+
+// Hold takes one lock and keeps it as long as the call lasts.
+func (s *service) Hold(q *pb.AcquireRequest, st grpc.ServerStreamingServer[pb.Event]) error {
+	return s.hold(st.Context(), q, st.Send)
+}
+
+func (s *service) hold(ctx context.Context, q *pb.AcquireRequest, send func(*pb.Event) error) error {
+	if q.GetSessionId() != "" {
+		return invalid("session_id", "must be empty here: Hold opens its own session")
+	}
+	r, err := acquireRequestOf(q.GetRequestId(), q)
+	if err != nil {
+		return err
+	}
+	sess, err := s.open(ctx, &pb.OpenSessionRequest{Name: q.GetName(), Metadata: q.GetMetadata()}, session.Stream)
+	if err != nil {
+		return err
+	}
+	defer sess.Close()
+	g, err := sess.Acquire(ctx, r)
+	if err != nil {
+		return err
+	}
+	if err := send(&pb.Event{Event: &pb.Event_Granted{Granted: grantTo(g, s.o.Clock())}}); err != nil {
+		return err
+	}
+	for {
+		e, err := s.next(ctx, sess)
+		if e == nil {
+			return err
+		}
+		if err := send(e); err != nil {
+			return err
+		}
+		if lost := e.GetLost(); lost != nil {
+			// To end the call would release the lock, which the app may still need
+			// to stop its work: others are kept out until the grace is over.
+			return linger(ctx, sess, lost.GetGrace().AsDuration())
+		}
+	}
+}
+
+// linger waits until the session or the call ends, at most d.
+func linger(ctx context.Context, sess *session.Session, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-sess.Done():
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// stream is a session whose life is the call.
+func (s *service) stream(ctx context.Context, q *pb.OpenSessionRequest, send func(*pb.Event) error) error {
+	now := s.o.Clock()
+	sess, err := s.open(ctx, q, session.Stream)
+	if err != nil {
+		return err
+	}
+	defer sess.Close()
+	if err := send(&pb.Event{Event: &pb.Event_Opened{Opened: s.opened(sess, now)}}); err != nil {
+		return err
+	}
+	return s.pump(ctx, sess, send)
+}
+
+// Events brings the news of a session that was opened by OpenSession.
+func (s *service) Events(q *pb.EventsRequest, st grpc.ServerStreamingServer[pb.Event]) error {
+	return s.events(st.Context(), q, st.Send)
+}
+
+func (s *service) events(ctx context.Context, q *pb.EventsRequest, send func(*pb.Event) error) error {
+	sess, err := s.find(ctx, q.GetSessionId())
+	if err != nil {
+		return err
+	}
+	return s.pump(ctx, sess, send)
+}
+
+// pump passes the session's news on until the session or the call ends.
+func (s *service) pump(ctx context.Context, sess *session.Session, send func(*pb.Event) error) error {
+	for {
+		e, err := s.next(ctx, sess)
+		if e == nil {
+			return err
+		}
+		if err := send(e); err != nil {
+			return err
+		}
+	}
+}
+
+// next waits for news. It gives none when the session has ended, or the call,
+// which is the error.
+func (s *service) next(ctx context.Context, sess *session.Session) (*pb.Event, error) {
+	e, err := sess.NextEvent(ctx)
+	switch {
+	case errors.Is(err, session.ErrSessionClosed):
+		return nil, nil //nolint:nilnil // said above
+	case err != nil:
+		return nil, err
+	}
+	return eventTo(e, s.o.Clock()), nil
+}
+
+// WatchLocks brings what is there and then every change that was seen.
+func (s *service) WatchLocks(q *pb.WatchLocksRequest, st grpc.ServerStreamingServer[pb.WatchEvent]) error {
+	return s.watch(st.Context(), q, st.Send)
+}
+
+func (s *service) watch(ctx context.Context, q *pb.WatchLocksRequest, send func(*pb.WatchEvent) error) error {
+	interval, err := durationOf("interval", q.GetInterval(), session.DefaultWatchInterval)
+	if err != nil {
+		return err
+	}
+	if interval == 0 {
+		return invalid("interval", "must not be 0: leave it out for %s", session.DefaultWatchInterval)
+	}
+	return s.o.Manager.Watch(ctx, q.GetPrefix(), interval, func(e session.WatchEvent) error {
+		return send(watchEventTo(e, time.Now()))
+	})
+}
