@@ -17,16 +17,20 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(testengine.Main(m)) }
 
 func TestConformance(t *testing.T) {
-	for _, kind := range []*testengine.Kind{testengine.Redis, testengine.RedisCluster} {
+	for kind, restart := range map[*testengine.Kind]testengine.Data{
+		testengine.Redis:        testengine.DropData,
+		testengine.RedisCluster: testengine.KeepData,
+	} {
 		t.Run(kind.String(), func(t *testing.T) {
-			backendtest.Run(t, &harness{server: testengine.New(t, kind), roads: make(map[lock.Backend]*testengine.Proxy)})
+			backendtest.Run(t, &harness{server: testengine.New(t, kind), restart: restart, roads: make(map[lock.Backend]*testengine.Proxy)})
 		})
 	}
 }
 
 // harness gives every backend a road of its own to the server.
 type harness struct {
-	server testengine.Server
+	server  testengine.Server
+	restart testengine.Data // what a restart leaves
 
 	mu    sync.Mutex
 	roads map[lock.Backend]*testengine.Proxy
@@ -88,6 +92,9 @@ func (h *harness) LoseReplies(t testing.TB, b lock.Backend) func() {
 	road.Inject(testengine.HoldReplies)
 	return heal
 }
+
+// Restart makes the harness a backendtest.Restarter.
+func (h *harness) Restart(t testing.TB) { testengine.Restart(t, h.server, h.restart) }
 
 // Commands makes the harness a backendtest.CommandCounter.
 func (h *harness) Commands(t testing.TB) int64 {

@@ -166,7 +166,7 @@ func (l *lease) Heartbeat(ctx context.Context) error {
 	if l.isLost() {
 		return lock.ErrLeaseLost
 	}
-	seen, sent := l.b.servers.seen(), l.b.servers.clock()
+	sent := l.b.servers.clock()
 	var calls []call
 	for i := range l.open {
 		if l.open[i].Load() {
@@ -191,7 +191,7 @@ func (l *lease) Heartbeat(ctx context.Context) error {
 		}
 	}
 	l.renewed.Store(int64(sent))
-	if err := l.compareOnce(ctx, seen); err != nil {
+	if err := l.compareOnce(ctx); err != nil {
 		return err
 	}
 	if len(dead) > 0 {

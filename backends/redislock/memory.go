@@ -44,9 +44,10 @@ func (b *Backend) foundFull(i int) {
 }
 
 // compareOnce compares if another server has come up since it was done last.
-func (l *lease) compareOnce(ctx context.Context, seen int) error {
+func (l *lease) compareOnce(ctx context.Context) error {
 	l.compareMu.Lock()
 	defer l.compareMu.Unlock()
+	seen := l.b.servers.seen()
 	if seen == l.seenServers {
 		return nil
 	}
