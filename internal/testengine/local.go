@@ -33,9 +33,9 @@ func newLocal([]int) (machine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a folder for a server: %w", err)
 	}
-	f, err := os.Create(filepath.Join(dir, "lock")) //nolint:gosec // a path of our own
+	f, err := os.Create(filepath.Join(dir, "lock"))
 	if err == nil {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) //nolint:gosec // a file descriptor fits an int
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lock the folder of a server: %w", err), os.RemoveAll(dir))
@@ -54,11 +54,11 @@ func sweep() {
 		if st, err := os.Stat(dir); err != nil || time.Since(st.ModTime()) < time.Minute {
 			continue
 		}
-		f, err := os.Open(filepath.Join(dir, "lock")) //nolint:gosec // a path of our own
+		f, err := os.Open(filepath.Join(dir, "lock"))
 		if err != nil {
 			continue
 		}
-		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil { //nolint:gosec // a file descriptor fits an int
+		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
 			_ = os.RemoveAll(dir) // what cannot be removed stays, as it was
 		}
 		_ = f.Close()
@@ -70,12 +70,12 @@ func (l *local) start(ctx context.Context, dir string, argv ...string) (process,
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder of %s: %w", argv[0], err)
 	}
-	log, err := os.OpenFile(filepath.Join(path, "log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600) //nolint:gosec // a path of our own
+	log, err := os.OpenFile(filepath.Join(path, "log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open the log of %s: %w", argv[0], err)
 	}
-	defer log.Close()                                                            //nolint:errcheck // the child has its own copy
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), argv[0], argv[1:]...) //nolint:gosec // programs that the kinds name
+	defer log.Close()
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), argv[0], argv[1:]...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = path, log, log
 	// However this process ends, the kernel ends the server.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -104,7 +104,7 @@ func (l *local) start(ctx context.Context, dir string, argv ...string) (process,
 }
 
 func (l *local) sh(ctx context.Context, script string) (string, error) {
-	cmd := exec.CommandContext(ctx, "sh", "-c", script) //nolint:gosec // scripts of our own
+	cmd := exec.CommandContext(ctx, "sh", "-c", script)
 	var stderr bytes.Buffer
 	cmd.Dir, cmd.Stderr = l.dir, &stderr
 	out, err := cmd.Output()

@@ -28,7 +28,7 @@ func freePorts(ctx context.Context, n int) ([]int, error) {
 		if len(ports) == n {
 			return ports, nil
 		}
-		p := firstPort + rand.IntN(lastPort-firstPort+1) //nolint:gosec // a guess at a free port, no secret
+		p := firstPort + rand.IntN(lastPort-firstPort+1)
 		if seen[p] {
 			continue
 		}

@@ -35,7 +35,7 @@ func (r *rewriting) rewrite(piece []byte, last bool) []byte {
 	if r == nil {
 		return piece
 	}
-	all := append(r.kept, piece...) //nolint:gocritic // kept is used up here
+	all := append(r.kept, piece...) // kept is used up here
 	all = bytes.ReplaceAll(all, r.from, r.to)
 	keep := 0
 	if !last {

@@ -60,7 +60,7 @@ func (s *server) close() {
 }
 
 func (s *server) echo(c net.Conn) {
-	defer c.Close() //nolint:errcheck // a test's connection
+	defer c.Close()
 	var line []byte
 	buf := make([]byte, 1)
 	for {

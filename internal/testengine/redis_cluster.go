@@ -74,7 +74,7 @@ func (s *redisStore) clusterOK(ctx context.Context) error {
 
 func (n *redisNode) clusterOK(ctx context.Context, nodes int) error {
 	c := newRedisClient(n.Addr())
-	defer c.Close() //nolint:errcheck // nothing is left to be flushed
+	defer c.Close()
 	text, err := c.ClusterInfo(ctx).Result()
 	if err != nil {
 		return fmt.Errorf("CLUSTER INFO on %s: %w", n.Addr(), err)

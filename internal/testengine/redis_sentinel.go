@@ -201,7 +201,7 @@ func (s *sentinelStore) Healthy(ctx context.Context) error {
 // sees is nil when the sentinel w finds all others and nothing wrong.
 func (n *redisNode) sees(ctx context.Context) error {
 	c := newRedisClient(n.Addr())
-	defer c.Close() //nolint:errcheck // nothing is left to be flushed
+	defer c.Close()
 	if err := c.Do(ctx, "SENTINEL", "CKQUORUM", masterName).Err(); err != nil {
 		return fmt.Errorf("ask the sentinel %s: %w", n.Addr(), err)
 	}

@@ -1,0 +1,94 @@
+# `make help` lists the targets. Tools are pinned in tools/*/go.mod and built by
+# Go itself; nothing has to be installed but Go, make and what scripts/test-deps
+# asks for.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -X main.version=$(VERSION)
+
+LINT := go tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint
+GOTESTSUM := go tool -modfile=$(CURDIR)/tools/test/go.mod gotestsum
+
+# Where benchmarks are: a module of its own, so that the peers it measures are
+# not dependencies of the product.
+BENCH := bench
+MODULES := . $(BENCH) tools/lint tools/proto tools/test
+
+# What one package's tests may take, on a slow machine.
+TEST_TIMEOUT ?= 10m
+# What each fuzz target gets.
+FUZZ_TIME ?= 10s
+
+.PHONY: help
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@printf '\nVariables: VERSION=%s TEST_TIMEOUT=%s FUZZ_TIME=%s ARGS=… (run, bench)\n' '$(VERSION)' '$(TEST_TIMEOUT)' '$(FUZZ_TIME)'
+
+##@ Use it
+.PHONY: run
+run: build ## Build it and start the sidecar on the embedded store (ARGS="--store redis://…")
+	@exec ./bin/locksidecar serve $(ARGS)
+
+.PHONY: build
+build: ## Build bin/locksidecar
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/locksidecar ./cmd/locksidecar
+
+##@ Check it
+.PHONY: test
+test: test-deps bench-build ## Run all tests with the race detector, on real servers too
+	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -race -count=1 -timeout $(TEST_TIMEOUT) ./...
+
+.PHONY: test-fast
+test-fast: ## Run the short tests without the race detector
+	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -short -timeout $(TEST_TIMEOUT) ./...
+
+.PHONY: test-deps
+test-deps: ## See to it that the tests find what they need; install it where that may be done
+	@scripts/test-deps
+
+.PHONY: lint
+lint: ## Run the linters on Go and proto files
+	$(LINT) run ./...
+	cd $(BENCH) && $(LINT) run --config ../.golangci.yml ./...
+	scripts/proto.sh lint
+
+.PHONY: fuzz
+fuzz: ## Run each fuzz target for FUZZ_TIME
+	scripts/fuzz $(FUZZ_TIME)
+
+.PHONY: bench-build
+bench-build: ## Build and vet the benchmarks and run their own tests
+	cd $(BENCH) && go vet ./... && go test -count=1 -timeout $(TEST_TIMEOUT) ./...
+
+.PHONY: bench
+bench: build ## Measure it beside its peers, on one Redis
+	cd $(BENCH) && go run . $(ARGS)
+
+##@ Change it
+.PHONY: fmt
+fmt: ## Format Go files
+	$(LINT) fmt ./... ./$(BENCH)/...
+
+.PHONY: generate
+generate: ## Generate code from the proto files
+	scripts/proto.sh generate
+
+.PHONY: generate-check
+generate-check: ## Fail when what is generated is not what is checked in
+	scripts/proto.sh check
+
+.PHONY: tidy
+tidy: ## Tidy the modules
+	for m in $(MODULES); do (cd $$m && go mod tidy); done
+
+.PHONY: tidy-check
+tidy-check: ## Fail when a module is not tidy
+	for m in $(MODULES); do (cd $$m && go mod tidy -diff); done
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf bin tools/proto/bin

@@ -1,0 +1,239 @@
+// Package archtest checks who imports whom.
+package archtest
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/locksidecar/locksidecar"
+
+// room is one line of the table: one package.
+type room struct {
+	path string
+	may  string // packages of ours that it may import; "all" in main programs
+	test string // those that its tests may import as well
+}
+
+// The house, from the ground up. Each room imports only rooms above it in this
+// table, and of them only those that it names. What is not in the table does
+// not exist: a new folder needs a line of its own, which says where it belongs.
+var house = []room{
+	{path: "lock"},
+	{path: "api/locksidecar/v1"},
+	{path: "heartbeat", may: "lock"},
+	{path: "session", may: "lock heartbeat", test: "backends/embedded"},
+
+	// Stores never know each other.
+	{path: "backends/backendtest", may: "lock"},
+	{path: "backends/embedded", may: "lock", test: "backends/backendtest"},
+	{path: "backends/redislock", may: "lock", test: "backends/backendtest internal/testengine"},
+	{path: "backends/zklock", may: "lock", test: "backends/backendtest internal/testengine"},
+	{path: "backends/mysqllock", may: "lock", test: "backends/backendtest internal/testengine"},
+	{path: "backends", may: "lock backends/embedded backends/redislock backends/zklock backends/mysqllock", test: "internal/testengine"},
+
+	{path: "localapi/peercred"},
+	{path: "localapi", may: "lock session api/locksidecar/v1 localapi/peercred", test: "heartbeat backends/embedded"},
+	{path: "client", may: "api/locksidecar/v1", test: "lock session localapi backends/embedded"},
+
+	{path: "internal/config"},
+	{path: "internal/telemetry", may: "lock heartbeat session", test: "backends/embedded localapi api/locksidecar/v1"},
+	{path: "internal/testengine"}, // nothing of production: it breaks things for everybody
+	{path: "internal/archtest"},
+
+	{path: "cmd/locksidecar", may: "all", test: "internal/testengine"},
+}
+
+// outsiders are libraries that only some rooms may know, with their tests.
+var outsiders = []struct{ library, rooms string }{
+	{"github.com/redis/go-redis", "backends/redislock internal/testengine"},
+	{"github.com/go-zookeeper/zk", "backends/zklock internal/testengine"},
+	{"github.com/go-sql-driver/mysql", "backends/mysqllock internal/testengine"},
+	{"database/sql", "backends/mysqllock internal/testengine"},
+	{"google.golang.org/grpc", "api/locksidecar/v1 localapi client internal/telemetry cmd/locksidecar"},
+	{"google.golang.org/protobuf", "api/locksidecar/v1 localapi client cmd/locksidecar"},
+	{"net/http", "localapi client internal/telemetry cmd/locksidecar"},
+	{"github.com/prometheus", "internal/telemetry cmd/locksidecar"},
+	{"go.opentelemetry.io", "internal/telemetry cmd/locksidecar"},
+	{"github.com/spf13", "internal/config cmd/locksidecar"},
+	{"github.com/testcontainers", "internal/testengine"},
+	{"github.com/moby/moby", "internal/testengine"},
+}
+
+// onlyTests are what no production code may import, whatever its room.
+const onlyTests = "testing backends/backendtest internal/testengine github.com/google/go-cmp go.uber.org/goleak"
+
+// equipment are the rooms that are themselves only for tests.
+const equipment = "backends/backendtest internal/testengine internal/archtest"
+
+// pkg is what `go list -json` says about a package.
+type pkg struct {
+	ImportPath   string
+	Imports      []string
+	TestImports  []string
+	XTestImports []string
+	Error        *struct{ Err string }
+}
+
+func (p pkg) room() string { return strings.TrimPrefix(p.ImportPath, module+"/") }
+
+func list(t *testing.T) []pkg {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-e", "-json=ImportPath,Imports,TestImports,XTestImports,Error", module+"/...")
+	cmd.Dir = "../.."
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, stderr.Bytes())
+	}
+	var all []pkg
+	for d := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p pkg
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+}
+
+func TestImports(t *testing.T) {
+	all := list(t)
+	if len(all) == 0 {
+		t.Fatal("go list names no package")
+	}
+	for _, p := range all {
+		if p.Error != nil {
+			t.Errorf("%s: %s", p.ImportPath, p.Error.Err)
+		}
+		for _, complaint := range check(p) {
+			t.Error(complaint)
+		}
+	}
+}
+
+// check lists what is wrong with the imports of a package.
+func check(p pkg) []string {
+	name := p.room()
+	i := slices.IndexFunc(house, func(r room) bool { return r.path == name })
+	if i < 0 {
+		return []string{name + " is not in the table of internal/archtest: give it a line that says what it may import"}
+	}
+	r := house[i]
+	var complaints []string
+	for _, imported := range p.Imports {
+		if !allowed(r.may, imported, name) {
+			complaints = append(complaints, name+" may not import "+imported)
+		}
+		if oneOf(onlyTests, imported) && !oneOf(equipment, name) {
+			complaints = append(complaints, name+" imports "+imported+", which is for tests only")
+		}
+	}
+	for _, imported := range append(slices.Clone(p.TestImports), p.XTestImports...) {
+		if !allowed(r.may+" "+r.test, imported, name) {
+			complaints = append(complaints, "the tests of "+name+" may not import "+imported)
+		}
+	}
+	return complaints
+}
+
+// allowed says whether a room may import a package: one of ours by the names
+// of its line, another by the list of outsiders.
+func allowed(names, imported, room string) bool {
+	if ours, ok := strings.CutPrefix(imported, module+"/"); ok {
+		return ours == room || strings.Contains(" "+names+" ", " all ") || slices.Contains(strings.Fields(names), ours)
+	}
+	for _, o := range outsiders {
+		if below(imported, o.library) && !slices.Contains(strings.Fields(o.rooms), room) {
+			return false
+		}
+	}
+	return true
+}
+
+// oneOf says whether a package is one of those named, or below one.
+func oneOf(names, imported string) bool {
+	imported = strings.TrimPrefix(imported, module+"/")
+	return slices.ContainsFunc(strings.Fields(names), func(n string) bool { return below(imported, n) })
+}
+
+func below(p, parent string) bool { return p == parent || strings.HasPrefix(p, parent+"/") }
+
+// TestTable checks the table itself: that it builds a house of floors.
+func TestTable(t *testing.T) {
+	above := map[string]bool{}
+	for _, r := range house {
+		if above[r.path] {
+			t.Errorf("%s stands there twice", r.path)
+		}
+		if path.Clean(r.path) != r.path {
+			t.Errorf("%q is not a clean path", r.path)
+		}
+		for _, n := range strings.Fields(r.may) {
+			if n != "all" && !above[n] {
+				t.Errorf("%s may import %s, which does not stand above it", r.path, n)
+			}
+		}
+		above[r.path] = true
+	}
+	for _, r := range house {
+		for _, n := range strings.Fields(r.test) {
+			if !above[n] {
+				t.Errorf("the tests of %s may import %s, which is not in the table", r.path, n)
+			}
+		}
+	}
+	for _, o := range outsiders {
+		for _, n := range strings.Fields(o.rooms) {
+			if !above[n] {
+				t.Errorf("%s may be imported by %s, which is not in the table", o.library, n)
+			}
+		}
+	}
+}
+
+// TestCheck shows that the rules can fail.
+func TestCheck(t *testing.T) {
+	ours := func(names ...string) (paths []string) {
+		for _, n := range names {
+			paths = append(paths, module+"/"+n)
+		}
+		return paths
+	}
+	tests := []struct {
+		name string
+		p    pkg
+		want string // part of the only complaint; empty: none
+	}{
+		{"as it should be", pkg{ImportPath: module + "/session", Imports: ours("lock", "heartbeat")}, ""},
+		{"an unknown folder", pkg{ImportPath: module + "/util"}, "util is not in the table"},
+		{"a folder below a known one", pkg{ImportPath: module + "/lock/more"}, "lock/more is not in the table"},
+		{"a room that is not named", pkg{ImportPath: module + "/heartbeat", Imports: ours("session")}, "heartbeat may not import"},
+		{"stores among each other", pkg{ImportPath: module + "/backends/redislock", Imports: ours("backends/embedded")}, "may not import"},
+		{"a store's tests", pkg{ImportPath: module + "/backends/redislock", XTestImports: ours("backends/backendtest", "internal/testengine", "backends/redislock")}, ""},
+		{"tests of another store", pkg{ImportPath: module + "/backends/redislock", TestImports: ours("backends/embedded")}, "the tests of backends/redislock may not import"},
+		{"everything in the program", pkg{ImportPath: module + "/cmd/locksidecar", Imports: ours("lock", "localapi")}, ""},
+		{"test equipment in the program", pkg{ImportPath: module + "/cmd/locksidecar", Imports: ours("internal/testengine")}, "for tests only"},
+		{"testing in production", pkg{ImportPath: module + "/lock", Imports: []string{"testing"}}, "for tests only"},
+		{"the driver of a store elsewhere", pkg{ImportPath: module + "/session", Imports: []string{"github.com/redis/go-redis/v9"}}, "may not import"},
+		{"the driver of a store in its room", pkg{ImportPath: module + "/backends/redislock", Imports: []string{"github.com/redis/go-redis/v9"}}, ""},
+		{"gRPC in the session", pkg{ImportPath: module + "/session", TestImports: []string{"google.golang.org/grpc/codes"}}, "may not import"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got := check(tt.p)
+			if tt.want == "" && len(got) != 0 || tt.want != "" && (len(got) != 1 || !strings.Contains(got[0], tt.want)) {
+				t.Errorf("complaints %q; want %q", got, tt.want)
+			}
+		})
+	}
+}
