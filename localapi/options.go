@@ -23,6 +23,7 @@ type Options struct {
 	Version string       // told by GetInfo
 	Store   string       // the store's URL without secrets, told by GetInfo
 	Metrics http.Handler // behind /metrics; default: not found
+	Tracer  Tracer       // default: none
 	Logger  hclog.Logger // default: none
 	Clock   lock.Clock   // default lock.BootTime; must be the Manager's
 }

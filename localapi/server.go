@@ -189,7 +189,7 @@ func (s *Server) unaryEdge(ctx context.Context, q any, info *grpc.UnaryServerInf
 	if err := permit(ctx); err != nil {
 		return nil, s.edge(info.FullMethod, err)
 	}
-	a, err := next(ctx, q)
+	a, err := next(s.continueGRPC(ctx), q)
 	return a, s.edge(info.FullMethod, err)
 }
 
@@ -198,6 +198,9 @@ func (s *Server) unaryEdge(ctx context.Context, q any, info *grpc.UnaryServerInf
 func (s *Server) streamEdge(srv any, st grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 	if err := permit(st.Context()); err != nil {
 		return s.edge(info.FullMethod, err)
+	}
+	if s.o.Tracer != nil {
+		st = &streamWithContext{ServerStream: st, ctx: s.continueGRPC(st.Context())}
 	}
 	if info.IsServerStream && !info.IsClientStream {
 		ctx, cancel := s.untilStop(st.Context())
@@ -245,7 +248,7 @@ func (s *Server) explain(method string, err error) *statuspb.Status {
 func (s *Server) newHTTP(api *service) *http.Server {
 	l := s.o.Limits
 	return &http.Server{
-		Handler:           s.tracked(s.routes(api)),
+		Handler:           s.tracked(s.continueHTTP(s.routes(api))),
 		ReadHeaderTimeout: l.Handshake,
 		IdleTimeout:       l.Idle,
 		MaxHeaderBytes:    l.HeaderBytes,

@@ -150,7 +150,7 @@ func (s *service) Acquire(ctx context.Context, q *pb.AcquireRequest) (*pb.Grant,
 	if err != nil {
 		return nil, err
 	}
-	g, err := sess.Acquire(ctx, r)
+	g, err := s.acquire(ctx, sess, r)
 	if err != nil {
 		return nil, err
 	}
@@ -167,14 +167,16 @@ func (s *service) Release(ctx context.Context, q *pb.ReleaseRequest) (*pb.Releas
 	if err != nil {
 		return nil, err
 	}
-	return release(ctx, sess, q)
+	return s.release(ctx, sess, q)
 }
 
-func release(ctx context.Context, sess *session.Session, q *pb.ReleaseRequest) (*pb.ReleaseResponse, error) {
+func (s *service) release(ctx context.Context, sess *session.Session, q *pb.ReleaseRequest) (*pb.ReleaseResponse, error) {
 	if q.GetLockId() == "" {
 		return nil, invalid("lock_id", "must not be empty")
 	}
+	ctx, end := s.span(ctx, "release", "")
 	left, err := sess.Release(ctx, lock.HoldID(q.GetLockId()))
+	end(err)
 	if err != nil {
 		return nil, err
 	}
@@ -194,7 +196,9 @@ func (s *service) downgrade(ctx context.Context, sess *session.Session, q *pb.Do
 	if q.GetLockId() == "" {
 		return nil, invalid("lock_id", "must not be empty")
 	}
+	ctx, end := s.span(ctx, "downgrade", "")
 	g, err := sess.Downgrade(ctx, lock.HoldID(q.GetLockId()))
+	end(err)
 	if err != nil {
 		return nil, err
 	}
@@ -203,7 +207,9 @@ func (s *service) downgrade(ctx context.Context, sess *session.Session, q *pb.Do
 
 // GetLock tells who holds and waits for a resource.
 func (s *service) GetLock(ctx context.Context, q *pb.GetLockRequest) (*pb.Lock, error) {
+	ctx, end := s.span(ctx, "get", q.GetResource())
 	st, err := s.o.Manager.Get(ctx, q.GetResource())
+	end(err)
 	if err != nil {
 		return nil, err
 	}
@@ -223,7 +229,9 @@ func (s *service) ListLocks(ctx context.Context, q *pb.ListLocksRequest) (*pb.Li
 	if err != nil {
 		return nil, err
 	}
+	ctx, end := s.span(ctx, "list", "")
 	found, err := s.o.Manager.List(ctx, q.GetPrefix(), after, limit)
+	end(err)
 	if err != nil {
 		return nil, err
 	}
@@ -251,7 +259,9 @@ func (s *service) ForceRelease(ctx context.Context, q *pb.ForceReleaseRequest) (
 	if err != nil {
 		return nil, err
 	}
+	ctx, end := s.span(ctx, "force-release", q.GetResource())
 	ids, err := s.o.Manager.ForceRelease(ctx, q.GetResource(), lock.HoldID(q.GetLockId()), grace)
+	end(err)
 	if err != nil {
 		return nil, err
 	}

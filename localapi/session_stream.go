@@ -172,7 +172,7 @@ func (t *sessionStream) take(q *pb.SessionRequest) error {
 		return t.acquire(id, r.Acquire)
 	case *pb.SessionRequest_Release:
 		t.fly(func() {
-			a, err := release(t.ctx, t.sess, r.Release)
+			a, err := t.release(t.ctx, t.sess, r.Release)
 			t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Released{Released: a}}, err)
 		})
 	case *pb.SessionRequest_Downgrade:
@@ -257,7 +257,7 @@ func (t *sessionStream) acquire(id string, q *pb.AcquireRequest) error {
 	t.running.Go(func() {
 		defer t.land()
 		defer cancel()
-		g, err := t.sess.Acquire(ctx, r)
+		g, err := t.service.acquire(ctx, t.sess, r)
 		now := t.o.Clock()
 		t.mu.Lock()
 		delete(t.waits, id)

@@ -33,7 +33,7 @@ func (s *service) hold(ctx context.Context, q *pb.AcquireRequest, send func(*pb.
 		return err
 	}
 	defer sess.Close()
-	g, err := sess.Acquire(ctx, r)
+	g, err := s.acquire(ctx, sess, r)
 	if err != nil {
 		return err
 	}
