@@ -49,17 +49,19 @@ func runOne(t *testing.T, h Harness, c conformance) {
 // name gives a resource of this test.
 func (e *env) name(s string) lock.Resource { return lock.Resource(e.prefix + s) }
 
-// sidecar is one lease on one backend, and whoever reads its events.
+// sidecar is one lease on one backend. A goroutine renews it and reads its events.
 type sidecar struct {
 	lock.Lease
-	e       *env
-	b       lock.Backend
-	name    string
-	ttl     time.Duration
-	renewed time.Time // before the lease was opened
-	reader  sync.WaitGroup
+	e      *env
+	b      lock.Backend
+	name   string
+	ttl    time.Duration
+	reader sync.WaitGroup
+
 	mu      sync.Mutex
 	events  []lock.Event
+	silent  bool
+	renewed time.Time // before the last heartbeat was sent that is known to have been carried out
 }
 
 // open gives a backend of its own.
@@ -77,7 +79,7 @@ func (e *env) open() lock.Backend {
 // sidecar opens a lease that lives as long as the test, on a backend of its own.
 func (e *env) sidecar() *sidecar {
 	e.Helper()
-	return e.lease(longTTL, true)
+	return e.lease(longTTL)
 }
 
 // sidecars opens n of them.
@@ -90,14 +92,14 @@ func (e *env) sidecars(n int) []*sidecar {
 	return all
 }
 
-// mortal opens a lease that ends when the test stops renewing it.
+// mortal opens a lease that ends soon after the test silences it.
 func (e *env) mortal() *sidecar {
 	e.Helper()
-	return e.lease(e.h.TTL(), false)
+	return e.lease(e.h.TTL())
 }
 
-// lease opens a lease on a backend of its own, and renews it if so told.
-func (e *env) lease(ttl time.Duration, renew bool) *sidecar {
+// lease opens a lease on a backend of its own, and renews it.
+func (e *env) lease(ttl time.Duration) *sidecar {
 	e.Helper()
 	b := e.open()
 	e.opened++
@@ -115,7 +117,7 @@ func (e *env) lease(ttl time.Duration, renew bool) *sidecar {
 		s = &sidecar{Lease: l, e: e, b: b, name: name, ttl: ttl, renewed: renewed}
 		return true
 	})
-	s.reader.Go(func() { s.read(renew) })
+	s.reader.Go(s.run)
 	e.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -127,14 +129,10 @@ func (e *env) lease(ttl time.Duration, renew bool) *sidecar {
 	return s
 }
 
-// read collects events until the lease is closed, and renews it meanwhile.
-func (s *sidecar) read(renew bool) {
-	var due <-chan time.Time
-	if renew {
-		ticker := time.NewTicker(s.ttl / 4)
-		defer ticker.Stop()
-		due = ticker.C
-	}
+// run renews the lease and collects events until the lease is closed.
+func (s *sidecar) run() {
+	ticker := time.NewTicker(s.ttl / 4)
+	defer ticker.Stop()
 	for {
 		select {
 		case ev, ok := <-s.Events():
@@ -144,10 +142,35 @@ func (s *sidecar) read(renew bool) {
 			s.mu.Lock()
 			s.events = append(s.events, ev)
 			s.mu.Unlock()
-		case <-due:
-			_ = s.Heartbeat(s.e.ctx) // a fault of the test's making may be in the way
+		case <-ticker.C:
+			s.renew()
 		}
 	}
+}
+
+// renew sends a heartbeat unless the sidecar is silent. The error does not
+// matter: a test that needs the lease finds out, and others let it die.
+func (s *sidecar) renew() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.silent {
+		return
+	}
+	ctx, cancel := context.WithTimeout(s.e.ctx, s.ttl)
+	defer cancel()
+	before := time.Now()
+	if s.Heartbeat(ctx) == nil {
+		s.renewed = before
+	}
+}
+
+// silence stops the heartbeats, as if the sidecar had died, and tells when the
+// last one was sent.
+func (s *sidecar) silence() (renewed time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.silent = true
+	return s.renewed
 }
 
 // event waits for news about a hold.
@@ -166,10 +189,10 @@ func (s *sidecar) event(kind lock.EventKind, id lock.HoldID) lock.Event {
 	return found
 }
 
-// ended waits until the store says that the lease is over.
+// ended silences the sidecar and waits until the store says that the lease is over.
 func (s *sidecar) ended() {
 	s.e.Helper()
-	time.Sleep(time.Until(s.renewed.Add(s.ttl)))
+	time.Sleep(time.Until(s.silence().Add(s.ttl)))
 	s.e.eventually("the store says that the lease is over", func() bool {
 		err := s.Release(s.e.ctx, s.e.name("nothing"), lock.NewHoldID()) // unlike Heartbeat, it does not renew
 		return errors.Is(err, lock.ErrLeaseLost)

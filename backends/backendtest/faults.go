@@ -4,20 +4,36 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// lost runs f while b gets no answers; f must say that it does not know.
-func (e *env) lost(b lock.Backend, what string, f func(context.Context) error) {
+// lost makes calls at the same time while b gets no answers. Each must say that
+// it does not know.
+func (e *env) lost(b lock.Backend, calls ...func(context.Context) error) {
 	e.Helper()
 	heal := e.h.(Faulter).LoseReplies(e.T, b)
 	defer heal()
 	ctx, cancel := context.WithTimeout(e.ctx, time.Second)
 	defer cancel()
-	if err := f(ctx); !errors.Is(err, lock.ErrUnavailable) {
-		e.Errorf("%s without an answer: got %v, want ErrUnavailable", what, err)
+	var wg sync.WaitGroup
+	for i, call := range calls {
+		wg.Go(func() {
+			if err := call(ctx); !errors.Is(err, lock.ErrUnavailable) {
+				e.Errorf("call %d without an answer: got %v, want ErrUnavailable", i, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// acquiring is an Acquire for lost.
+func acquiring(s *sidecar, q lock.Request) func(context.Context) error {
+	return func(ctx context.Context) error {
+		_, err := s.Acquire(ctx, q)
+		return err
 	}
 }
 
@@ -27,7 +43,7 @@ func testAcquireReplyLost(e *env) {
 	a, b := e.sidecar(), e.sidecar()
 	for _, m := range []lock.Mode{lock.Exclusive, lock.Shared} {
 		q := request(e.name(m.String()), m)
-		e.lost(a.b, "Acquire", func(ctx context.Context) error { _, err := a.Acquire(ctx, q); return err })
+		e.lost(a.b, acquiring(a, q))
 		seen := e.get(b.b, q.Resource)
 		var g lock.Grant
 		err := e.answered(func() (err error) { g, err = a.Acquire(e.ctx, q); return err })
@@ -50,7 +66,7 @@ func testAcquireReplyLostGivenUp(e *env) {
 	a, b := e.sidecar(), e.sidecar()
 	r := e.name("r")
 	q := request(r, lock.Exclusive)
-	e.lost(a.b, "Acquire", func(ctx context.Context) error { _, err := a.Acquire(ctx, q); return err })
+	e.lost(a.b, acquiring(a, q))
 	giveUp := func() {
 		e.Helper()
 		err := e.answered(func() error { return a.Release(e.ctx, r, q.ID) })
@@ -62,7 +78,7 @@ func testAcquireReplyLostGivenUp(e *env) {
 	g := e.acquire(b, r, lock.Shared)
 
 	q = request(r, lock.Exclusive)
-	e.lost(a.b, "Acquire", func(ctx context.Context) error { _, err := a.Acquire(ctx, q); return err })
+	e.lost(a.b, acquiring(a, q))
 	giveUp()
 	e.holds(b.b, r, []lock.HoldID{g.ID}, nil)
 	e.release(b, e.acquire(b, r, lock.Shared)) // no ghost of a writer is in the way
@@ -75,7 +91,7 @@ func testPlaceReplyLost(e *env) {
 	r := e.name("r")
 	g := e.acquire(b, r, lock.Exclusive)
 	q := request(r, lock.Exclusive)
-	e.lost(a.b, "Acquire", func(ctx context.Context) error { _, err := a.Acquire(ctx, q); return err })
+	e.lost(a.b, acquiring(a, q))
 	had := slices.Contains(ids(e.get(b.b, r).Waiters), q.ID) // or the driver gave it up by itself
 	next := e.queue(b, r, lock.Exclusive)
 	e.answered(func() error { return a.b.Ping(e.ctx) })
@@ -103,7 +119,7 @@ func testReleaseReplyLost(e *env) {
 	r := e.name("r")
 	g := e.acquire(a, r, lock.Exclusive)
 	w := e.queue(b, r, lock.Exclusive)
-	e.lost(a.b, "Release", func(ctx context.Context) error { return a.Release(ctx, r, g.ID) })
+	e.lost(a.b, func(ctx context.Context) error { return a.Release(ctx, r, g.ID) })
 	g2 := w.granted() // the request reached the store
 	if err := e.answered(func() error { return a.Release(e.ctx, r, g.ID) }); !errors.Is(err, lock.ErrNotHolder) {
 		e.Errorf("Release again: got %v, want ErrNotHolder", err)
@@ -121,14 +137,13 @@ func testSilenceIsNotLoss(e *env) {
 	taken := e.acquire(b, e.name("taken"), lock.Exclusive)
 	w := e.start(a, request(taken.Resource, lock.Exclusive))
 	w.queued()
-	e.lost(a.b, "Heartbeat", a.Heartbeat)
-	e.lost(a.b, "Ping", a.b.Ping)
-	e.lost(a.b, "Downgrade", func(ctx context.Context) error { return a.Downgrade(ctx, r, g.ID) })
-	e.lost(a.b, "Get", func(ctx context.Context) error { _, err := a.b.Get(ctx, r); return err })
-	e.lost(a.b, "List", func(ctx context.Context) error {
-		_, err := a.b.List(ctx, e.prefix, lock.Page{Limit: 10})
-		return err
-	})
+	e.lost(a.b, a.Heartbeat, a.b.Ping,
+		func(ctx context.Context) error { return a.Downgrade(ctx, r, g.ID) },
+		func(ctx context.Context) error { _, err := a.b.Get(ctx, r); return err },
+		func(ctx context.Context) error {
+			_, err := a.b.List(ctx, e.prefix, lock.Page{Limit: 10})
+			return err
+		})
 	if err := e.answered(func() error { return a.Heartbeat(e.ctx) }); err != nil {
 		e.Fatalf("Heartbeat: %v", err)
 	}
@@ -157,29 +172,25 @@ func testRestart(e *env) {
 	f := fences{e: e}
 	g := e.acquire(a, r, lock.Exclusive)
 	f.check(g)
-	before := time.Now()
-	if err := a.Heartbeat(e.ctx); err != nil {
-		e.Fatalf("Heartbeat: %v", err)
-	}
-	a.renewed = before
-	w := e.start(b, request(r, lock.Exclusive))
-	w.queued()
+	w := e.queue(b, r, lock.Exclusive)
 	e.h.(Restarter).Restart(e.T)
 
 	err := e.answered(func() error { return a.Heartbeat(e.ctx) })
-	forgot := errors.Is(err, lock.ErrLeaseLost)
-	if err != nil && !forgot {
+	over := errors.Is(err, lock.ErrLeaseLost)
+	renewed := a.silence()
+	if err != nil && !over {
 		e.Fatalf("Heartbeat after a restart: %v", err)
 	}
-	if !forgot { // the holder still holds
+	if !over { // the holder still holds
 		e.refused(e.sidecar(), r, lock.Exclusive)
 		e.release(a, g)
 	}
 	w.wait()
 	switch {
-	case w.err == nil && forgot:
-		e.Errorf("the store forgot the leases, and granted %+v on one of them", w.grant)
 	case w.err == nil:
+		if took := w.at.Sub(renewed); over && took < a.ttl {
+			e.Errorf("the lock was granted %s after its holder's lease was renewed for %s", took, a.ttl)
+		}
 		f.check(w.grant)
 		e.release(b, w.grant)
 	case !errors.Is(w.err, lock.ErrLeaseLost) && !errors.Is(w.err, lock.ErrUnavailable):
@@ -188,10 +199,10 @@ func testRestart(e *env) {
 	_ = a.Close(e.ctx)
 	_ = b.Close(e.ctx)
 
-	c := e.lease(e.h.TTL(), true) // waits as long as the store must not grant
+	c := e.lease(e.h.TTL()) // waits as long as the store must not grant
 	g = e.acquire(c, r, lock.Exclusive)
-	if took := time.Since(a.renewed); forgot && took < a.ttl {
-		e.Errorf("the store forgot a lease, and granted its lock %s after it was renewed for %s", took, a.ttl)
+	if took := time.Since(renewed); over && took < a.ttl {
+		e.Errorf("the lock was granted %s after its holder's lease was renewed for %s", took, a.ttl)
 	}
 	f.check(g)
 	e.release(c, g)

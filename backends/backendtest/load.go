@@ -109,8 +109,8 @@ func testExclusionUnderLoad(e *env) {
 		return s.Release(ctx, r, grant.ID)
 	})
 	g.check()
-	if g.writes.Load() < 24 {
-		e.Errorf("only %d grants in %s", g.writes.Load(), loadTime)
+	if g.writes.Load() == 0 {
+		e.Error("nobody was granted anything")
 	}
 	e.Logf("%d grants in %s", g.writes.Load(), loadTime)
 }

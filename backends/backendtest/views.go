@@ -63,8 +63,13 @@ func testGet(e *env) {
 		e.Errorf("30 ms later the ages went from %s to %s and from %s to %s",
 			before.Holders[0].Age, after.Holders[0].Age, before.Waiters[0].Age, after.Waiters[0].Age)
 	}
+	released := time.Now()
 	e.release(a, g)
-	e.release(b, odd.granted())
+	odd.granted()
+	if h := e.get(b.b, r).Holders[0]; h.Age > time.Since(released)+10*time.Millisecond {
+		e.Errorf("a waiter that was granted not %s ago has the age %s", time.Since(released), h.Age)
+	}
+	e.release(b, odd.grant)
 	e.release(a, none.granted())
 	if diff := cmp.Diff(lock.Status{Resource: r}, e.get(b.b, r)); diff != "" {
 		e.Errorf("Get of a free resource (-want +got):\n%s", diff)
@@ -76,7 +81,7 @@ func testList(e *env) {
 	a, b := e.sidecar(), e.sidecar()
 	var want []lock.Resource
 	var grants []lock.Grant
-	for i := range 23 {
+	for i := range 13 {
 		r := e.name(fmt.Sprintf("x/%d", i*7)) // byte order is not the order of numbers
 		want = append(want, r)
 		grants = append(grants, e.acquire([]*sidecar{a, b}[i%2], r, lock.Shared))
@@ -87,7 +92,7 @@ func testList(e *env) {
 	}
 	slices.Sort(want)
 	prefix := e.prefix + "x/"
-	for _, limit := range []int{1, 2, 10, 22, 23, 24, lock.MaxPage} {
+	for _, limit := range []int{1, 6, 13, lock.MaxPage} {
 		var got []lock.Resource
 		var after lock.Resource
 		for pages := 0; ; pages++ {
@@ -111,8 +116,8 @@ func testList(e *env) {
 		}
 	}
 	// A page is full as long as there is enough.
-	if page := e.list(a.b, prefix, lock.Page{After: want[3], Limit: 10}); len(page) != 10 || page[0].Resource != want[4] {
-		e.Errorf("the page of 10 after %q has %d from %q on", want[3], len(page), page[0].Resource)
+	if page := e.list(a.b, prefix, lock.Page{After: want[3], Limit: 9}); len(page) != 9 || page[0].Resource != want[4] {
+		e.Errorf("the page of 9 after %q has %+v", want[3], page)
 	}
 	// After need not be there, nor begin with the prefix.
 	if page := e.list(a.b, prefix, lock.Page{After: e.name("a"), Limit: 1}); len(page) != 1 || page[0].Resource != want[0] {
@@ -161,7 +166,7 @@ func testOddNames(e *env) {
 			e.Errorf("a refusal of %q names %q", r, held.Status.Resource)
 		}
 	}
-	for _, prefix := range slices.Concat(odd, []string{""}) {
+	for _, prefix := range []string{"", "a", "á", "a\u0301", "日", "a/", ".", "a:", "{", "{a}", "}", "*", "a*", "?", "[", "[a]", "[^a", "\\", "%", "_", "a_", "'", "\"", "$", "-", pad("long")} {
 		prefix = e.prefix + prefix
 		var want, got []lock.Resource
 		for r := range grants {
