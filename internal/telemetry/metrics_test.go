@@ -1,0 +1,117 @@
+package telemetry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"go.uber.org/goleak"
+
+	"github.com/locksidecar/locksidecar/heartbeat"
+	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func scrape(t *testing.T, m *Metrics) string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	body, err := io.ReadAll(w.Result().Body)
+	if err != nil || w.Code != 200 {
+		t.Fatalf("scrape: status %d, error %v", w.Code, err)
+	}
+	return string(body)
+}
+
+func TestMetrics(t *testing.T) {
+	m := NewMetrics("v1.2.3")
+	m.WatchLevels(func() session.Info {
+		return session.Info{Ready: true, Sessions: 2, Holds: 3, Waiters: 4, LeaseTTL: 10 * time.Second, LeaseValidFor: 6500 * time.Millisecond}
+	})
+	m.Acquired(lock.Exclusive, session.Granted, 3*time.Millisecond)
+	m.Acquired(lock.Shared, session.TimedOut, time.Second)
+	m.Acquired(lock.Mode(9), session.AcquireResult(99), time.Second) // must not panic
+	m.HoldLost(session.Forced)
+	m.Heartbeat(heartbeat.Beat{Result: heartbeat.Failed, Took: time.Second, Lag: 20 * time.Millisecond})
+	m.LeaseOpened(nil)
+	m.LeaseOpened(errors.New("no"))
+	m.Command("acquire", 200*time.Microsecond, nil)
+	m.Command("acquire", 200*time.Microsecond, nil)
+	m.Command("release", time.Millisecond, fmt.Errorf("release: %w", os.ErrDeadlineExceeded))
+	m.Command("release", time.Millisecond, context.Canceled)
+	m.Command("release", time.Millisecond, errors.New("broken"))
+
+	text := scrape(t, m)
+	for _, want := range []string{
+		`locksidecar_acquire_seconds_count{mode="EXCLUSIVE",result="granted"} 1`,
+		`locksidecar_acquire_seconds_bucket{mode="EXCLUSIVE",result="granted",le="0.005"} 1`,
+		`locksidecar_acquire_seconds_count{mode="EXCLUSIVE",result="held"} 0`, // there before the first
+		`locksidecar_acquire_seconds_sum{mode="SHARED",result="timed_out"} 1`,
+		`locksidecar_locks_lost_total{reason="FORCED"} 1`,
+		`locksidecar_locks_lost_total{reason="LEASE_EXPIRED"} 0`,
+		`locksidecar_heartbeats_total{result="failed"} 1`,
+		`locksidecar_heartbeats_total{result="ok"} 0`,
+		`locksidecar_heartbeat_seconds_sum 1`,
+		`locksidecar_heartbeat_lag_seconds_sum 0.02`,
+		`locksidecar_lease_opens_total{result="ok"} 1`,
+		`locksidecar_lease_opens_total{result="failed"} 1`,
+		`locksidecar_store_command_seconds_count{command="acquire",result="ok"} 2`,
+		`locksidecar_store_command_seconds_count{command="release",result="timeout"} 1`,
+		`locksidecar_store_command_seconds_count{command="release",result="cancelled"} 1`,
+		`locksidecar_store_command_seconds_count{command="release",result="error"} 1`,
+		`locksidecar_sessions 2`,
+		`locksidecar_holds 3`,
+		`locksidecar_waiters 4`,
+		`locksidecar_lease_ttl_seconds 10`,
+		`locksidecar_lease_valid_seconds 6.5`,
+		`locksidecar_lease_jeopardy 0`,
+		`locksidecar_ready 1`,
+		`locksidecar_draining 0`,
+		`version="v1.2.3"} 1`,
+		"go_goroutines ",
+		"process_open_fds ",
+	} {
+		if !strings.Contains(text, want+"\n") && !(strings.HasSuffix(want, " ") && strings.Contains(text, want)) {
+			t.Errorf("the scrape lacks %q", want)
+		}
+	}
+	problems, err := promlint.New(strings.NewReader(text)).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		if strings.HasPrefix(p.Metric, namespace) {
+			t.Errorf("%s: %s", p.Metric, p.Text)
+		}
+	}
+}
+
+// A hot path must stay one when it is counted.
+func TestMetricsDoNotAllocate(t *testing.T) {
+	m := NewMetrics("test")
+	m.Command("acquire", time.Millisecond, nil)
+	for name, f := range map[string]func(){
+		"Acquired": func() { m.Acquired(lock.Exclusive, session.Granted, time.Millisecond) },
+	} {
+		if n := testing.AllocsPerRun(100, f); n > 0 {
+			t.Errorf("%s allocates %v times", name, n)
+		}
+	}
+}
+
+func BenchmarkCommand(b *testing.B) {
+	m := NewMetrics("test")
+	b.ReportAllocs()
+	for b.Loop() {
+		m.Command("acquire", time.Millisecond, nil)
+	}
+}
