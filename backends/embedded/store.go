@@ -103,6 +103,11 @@ func (s *Store) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldI
 	case <-gone:
 		return nil
 	case <-ctx.Done():
+		select {
+		case <-gone: // both at once
+			return nil
+		default:
+		}
 		return fmt.Errorf("force release: %w: grace is not over: %w", lock.ErrUnavailable, context.Cause(ctx))
 	}
 }

@@ -165,6 +165,26 @@ func TestGraceEndsOnTheMoment(t *testing.T) {
 	})
 }
 
+// What is gone at once is told as gone, whatever the caller's context says.
+func TestForceReleaseNeedsNoContext(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Store) {
+		a := open(t, s)
+		over, cancel := context.WithCancel(t.Context())
+		cancel()
+		for range 50 {
+			if err := s.ForceRelease(over, "r", acquire(t, a, "r", lock.Shared).ID, 0); err != nil {
+				t.Fatalf("ForceRelease: %v", err)
+			}
+		}
+		g := acquire(t, a, "r", lock.Exclusive)
+		if err := s.ForceRelease(over, "r", g.ID, time.Second); !errors.Is(err, context.Canceled) || !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("ForceRelease with a grace: %v, want Canceled and ErrUnavailable", err)
+		}
+		acquire(t, a, "r", lock.Exclusive) // the hold ended all the same
+		shut(t, a)
+	})
+}
+
 // A grant that is forced before its Acquire has returned was told to nobody, so
 // nothing waits for a grace.
 func TestForcedBeforeTold(t *testing.T) {
