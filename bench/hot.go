@@ -1,0 +1,148 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/bench/internal/peers"
+	"github.com/locksidecar/locksidecar/bench/internal/report"
+	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
+	"github.com/locksidecar/locksidecar/bench/internal/stats"
+)
+
+const (
+	hotSidecars   = 2
+	hotCallers    = 8 // of each sidecar
+	handOffLimit  = 2.0
+	handOffTarget = "hot lock: hand-off, to an EVALSHA that publishes and its delivery (p50)"
+)
+
+// turn is one hold of the hot lock, in moments of this process' clock.
+type turn struct {
+	sidecar  int
+	fence    int64
+	asked    time.Time // just before the acquire was sent
+	granted  time.Time // when it had returned
+	released time.Time // just before the release was sent
+}
+
+// hot measures one lock that all callers of two sidecars want all the time.
+func (b *bench) hot(ctx context.Context, r *report.Report) (err error) {
+	var sides []*sidecar.Sidecar
+	for i := range hotSidecars {
+		s, startErr := b.sidecar(ctx, fmt.Sprintf("hot-%d", i))
+		if startErr != nil {
+			return startErr
+		}
+		defer closeAfter(&err, s.Close)
+		sides = append(sides, s)
+	}
+	r.Hot = &report.Hot{Sidecars: hotSidecars, CallersPerSidecar: hotCallers}
+	for round := range b.rounds {
+		delivery, script, err := peers.Delivery(ctx, b.redis, b.floor)
+		if err != nil {
+			return fmt.Errorf("measure messages: %w", err)
+		}
+		one, err := b.hotRound(ctx, sides)
+		if err != nil {
+			return err
+		}
+		one.Floor, one.Script = stats.Of(delivery), stats.Of(script)
+		progress("hot lock, round %d of %d: hand-off %.0f µs, message %.0f µs", round+1, b.rounds, one.HandOff.P50, one.Floor.P50)
+		r.Hot.Rounds = append(r.Hot.Rounds, one)
+	}
+	p50 := func(times func(report.HotRound) stats.Times) []float64 {
+		return stats.Column(r.Hot.Rounds, func(h report.HotRound) float64 { return times(h).P50 })
+	}
+	r.Targets = append(r.Targets, report.NewTarget(handOffTarget, "µs", false, handOffLimit,
+		p50(func(h report.HotRound) stats.Times { return h.HandOff }),
+		p50(func(h report.HotRound) stats.Times { return h.Floor })))
+	return nil
+}
+
+// hotRound lets each caller take and release the lock as fast as it can.
+func (b *bench) hotRound(ctx context.Context, sides []*sidecar.Sidecar) (_ report.HotRound, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	turns := make([][]turn, hotSidecars*hotCallers)
+	var all sync.WaitGroup
+	from := time.Now().Add(b.window.WarmUp)
+	to := from.Add(b.window.Measure)
+	for i := range turns {
+		side := i % hotSidecars
+		app, openErr := sides[side].Open(ctx)
+		if openErr != nil {
+			cancel(openErr)
+			break
+		}
+		defer closeAfter(&err, app.Close)
+		all.Go(func() {
+			if err := takeTurns(ctx, app, side, to, &turns[i]); err != nil {
+				cancel(fmt.Errorf("a caller of the hot lock: %w", err))
+			}
+		})
+	}
+	all.Wait()
+	if err := context.Cause(ctx); err != nil {
+		return report.HotRound{}, err
+	}
+	return handOffs(slices.Concat(turns...), from, to)
+}
+
+func takeTurns(ctx context.Context, app *sidecar.App, side int, until time.Time, turns *[]turn) error {
+	for asked := time.Now(); asked.Before(until) && ctx.Err() == nil; asked = time.Now() {
+		l, err := app.Acquire(ctx, "bench/hot")
+		if err != nil {
+			return err
+		}
+		t := turn{sidecar: side, fence: l.Fence, asked: asked, granted: time.Now()}
+		t.released = time.Now()
+		if err := l.Release(ctx); err != nil {
+			return err
+		}
+		*turns = append(*turns, t)
+	}
+	return nil
+}
+
+var errTwoHolders = errors.New("the lock was held twice at a time")
+
+// handOffs puts the turns in the order of their fences and takes the times
+// between one's release and the next one's grant, where the next one had asked
+// before: else nobody was there to be handed the lock.
+func handOffs(turns []turn, from, to time.Time) (report.HotRound, error) {
+	slices.SortFunc(turns, func(a, b turn) int { return cmp.Compare(a.fence, b.fence) })
+	var every, across []time.Duration
+	pairs := 0
+	for i, t := range turns {
+		if t.granted.Before(from) || t.granted.After(to) {
+			continue
+		}
+		pairs++
+		if i == 0 {
+			continue
+		}
+		before := turns[i-1]
+		took := t.granted.Sub(before.released)
+		if took < 0 || t.fence == before.fence {
+			return report.HotRound{}, fmt.Errorf("fences %d and %d: %w", before.fence, t.fence, errTwoHolders)
+		}
+		if !t.asked.Before(before.released) {
+			continue
+		}
+		every = append(every, took)
+		if t.sidecar != before.sidecar {
+			across = append(across, took)
+		}
+	}
+	return report.HotRound{
+		PerSecond: float64(pairs) / to.Sub(from).Seconds(),
+		HandOff:   stats.Of(every),
+		Across:    stats.Of(across),
+	}, nil
+}

@@ -1,0 +1,69 @@
+package sidecar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/locksidecar/locksidecar/bench/internal/measure"
+	"github.com/locksidecar/locksidecar/client"
+)
+
+// App is an app as a Go program writes it: one session of the Go client.
+type App struct {
+	client  *client.Client
+	session *client.Session
+}
+
+// OpenApp connects to the sidecar at a socket.
+func OpenApp(ctx context.Context, socket string) (*App, error) {
+	c, err := client.Dial(socket)
+	if err != nil {
+		return nil, fmt.Errorf("dial the sidecar: %w", err)
+	}
+	s, err := c.OpenSession(ctx, client.SessionOptions{Name: "bench"})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open a session: %w", err), c.Close())
+	}
+	return &App{client: c, session: s}, nil
+}
+
+// Open connects to this sidecar.
+func (s *Sidecar) Open(ctx context.Context) (*App, error) { return OpenApp(ctx, s.Socket) }
+
+// Close gives back everything.
+func (a *App) Close() error { return errors.Join(a.session.Close(), a.client.Close()) }
+
+// Acquire waits for a lock as long as ctx lasts.
+func (a *App) Acquire(ctx context.Context, resource string) (*client.Lock, error) {
+	return a.session.Acquire(ctx, resource, client.AcquireOptions{}) //nolint:wrapcheck // says what failed
+}
+
+// Waiters are how many wait for a resource, store-wide.
+func (a *App) Waiters(ctx context.Context, resource string) (int, error) {
+	l, err := a.client.Get(ctx, resource)
+	return len(l.GetWaiters()), err //nolint:wrapcheck // says what failed
+}
+
+// Client are pairs with the Go client, all callers in one session: goroutines
+// of one app.
+func (s *Sidecar) Client(name string) measure.Subject {
+	return measure.Subject{Name: name, Open: func(ctx context.Context, callers int) ([]measure.Pair, func() error, error) {
+		app, err := s.Open(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		var pairs []measure.Pair
+		for i := range callers {
+			resource := resource(name, i)
+			pairs = append(pairs, func(ctx context.Context) error {
+				l, err := app.Acquire(ctx, resource)
+				if err != nil {
+					return err
+				}
+				return l.Release(ctx) //nolint:wrapcheck // says what failed
+			})
+		}
+		return pairs, app.Close, nil
+	}}
+}

@@ -1,0 +1,54 @@
+// Package sidecar runs the product as its users do: the real binary, as a
+// process of its own, and everything through its socket.
+package sidecar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+const module = "github.com/locksidecar/locksidecar"
+
+// Binary is a built sidecar.
+type Binary struct {
+	path    string
+	Version string // what it says of itself
+}
+
+// Build builds the sidecar of this tree into dir, with the versions of its own
+// go.mod and not with those of the benchmark.
+func Build(ctx context.Context, dir string) (*Binary, error) {
+	root, err := output(ctx, "", "go", "list", "-m", "-f", "{{.Dir}}", module)
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(dir, "locksidecar")
+	if _, err := output(ctx, root, "go", "build", "-mod=readonly", "-o", path, "./cmd/locksidecar"); err != nil {
+		return nil, err
+	}
+	version, err := output(ctx, "", path, "version")
+	if err != nil {
+		return nil, err
+	}
+	version, _, _ = strings.Cut(version, "\n")
+	return &Binary{path: path, Version: strings.TrimPrefix(version, "locksidecar ")}, nil
+}
+
+// output runs a program in a folder and returns what it printed.
+func output(ctx context.Context, dir, program string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Dir = dir
+	out, err := cmd.Output()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return "", fmt.Errorf("run %s: %w\n%s", cmd, err, exit.Stderr)
+	}
+	if err != nil {
+		return "", fmt.Errorf("run %s: %w", cmd, err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
