@@ -13,6 +13,7 @@ import (
 // entry is what the lease knows of one hold or waiter of its own.
 type entry struct {
 	resource lock.Resource
+	alone    bool          // it is exclusive
 	settled  bool          // the store said that it is held
 	unsure   bool          // a request on it had no answer, so a copy may still arrive
 	fence    lock.Fence    // of a grant that was pushed; 0 before
@@ -100,7 +101,7 @@ func (l *lease) attempt(bucket int, q lock.Request) *attempt {
 	l.mu.Lock()
 	e := l.entries[q.ID]
 	if e == nil {
-		e = &entry{resource: q.Resource}
+		e = &entry{resource: q.Resource, alone: q.Mode == lock.Exclusive}
 		l.entries[q.ID] = e
 	}
 	l.mu.Unlock()
@@ -260,17 +261,21 @@ func (l *lease) Release(ctx context.Context, r lock.Resource, id lock.HoldID) er
 func (l *lease) release(_ context.Context, r lock.Resource, id lock.HoldID) (any, error) {
 	l.mu.Lock()
 	e := l.entries[id]
-	remember := "0"
+	remember, quick := "0", "0"
 	if e != nil {
-		if e.out = true; e.unsure {
+		e.out = true
+		switch {
+		case e.unsure:
 			remember = "1"
+		case e.settled && e.alone && l.b.servers.clock() < time.Duration(l.renewed.Load())+l.ttl:
+			quick = "1"
 		}
 	}
 	l.mu.Unlock()
 	bucket := &l.b.keys.buckets[l.b.keys.bucketOf(r)]
 	// No context, for the reason given in run.
 	reply, err := l.b.run(context.Background(), l.b.pipeline, scriptRelease, bucket.of(r, l.id), //nolint:contextcheck // see above
-		l.b.keys.channel, string(l.id), string(id), member(r, id), remember)
+		l.b.keys.channel, string(l.id), string(id), member(r, id), remember, quick)
 	if err != nil {
 		return nil, unavailable(fmt.Sprintf("release %q", string(r)), err)
 	}
@@ -292,6 +297,11 @@ func (l *lease) Downgrade(ctx context.Context, r lock.Resource, id lock.HoldID) 
 	if !l.open[i].Load() {
 		return lock.ErrNotHolder
 	}
+	l.mu.Lock()
+	if e := l.entries[id]; e != nil {
+		e.alone = false
+	}
+	l.mu.Unlock()
 	bucket := &l.b.keys.buckets[i]
 	reply, err := l.b.run(context.WithoutCancel(ctx), l.b.pipeline, scriptDowngrade, bucket.of(r, l.id), l.b.keys.channel, string(l.id), string(id))
 	switch {

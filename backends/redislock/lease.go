@@ -254,7 +254,7 @@ func (l *lease) dropBucket(ctx context.Context, i int) error {
 		calls := make([]call, len(members))
 		for n, m := range members {
 			r, id := parseMember(m)
-			calls[n] = call{keys: k.of(r, l.id), args: []any{l.b.keys.channel, string(l.id), string(id), m, "0"}}
+			calls[n] = call{keys: k.of(r, l.id), args: []any{l.b.keys.channel, string(l.id), string(id), m, "0", "0"}}
 		}
 		if err := l.b.runAll(ctx, scriptRelease, calls); err != nil {
 			return unavailable("close lease", err)

@@ -15,6 +15,8 @@ var (
 	acquireFastLua string
 	//go:embed lua/acquire.lua
 	acquireLua string
+	//go:embed lua/release_fast.lua
+	releaseFastLua string
 	//go:embed lua/release.lua
 	releaseLua string
 	//go:embed lua/downgrade.lua
@@ -50,7 +52,7 @@ func newScript(name string, parts ...string) *script {
 
 var (
 	scriptAcquire   = newScript("acquire", acquireFastLua, libLua, acquireLua)
-	scriptRelease   = newScript("release", libLua, releaseLua)
+	scriptRelease   = newScript("release", releaseFastLua, libLua, releaseLua)
 	scriptDowngrade = newScript("downgrade", libLua, downgradeLua)
 	scriptForce     = newScript("force_release", libLua, forceLua)
 	scriptReap      = newScript("reap", libLua, reapLua)

@@ -2,7 +2,6 @@ package redislock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -60,46 +59,67 @@ func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.
 	}
 }
 
-// names gives the first names after one, over all live leases.
+// names gives the first names after one, over all live leases: two round trips,
+// however many buckets and leases there are.
 func (b *Backend) names(ctx context.Context, prefix string, after lock.Resource, limit int) ([]lock.Resource, error) {
+	pipe := b.client.Pipeline()
+	leases := make([]*redis.StringSliceCmd, len(b.keys.buckets))
+	for i := range b.keys.buckets { // dead leases too: the status script leaves their holds out
+		leases[i] = pipe.ZRange(ctx, b.keys.buckets[i].leases, 0, -1)
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return nil, unavailable("list locks", err)
+	}
+	span := lexRange(prefix, after, limit)
+	pipe = b.client.Pipeline()
+	var lists []nameList
+	for i, cmd := range leases {
+		for _, id := range cmd.Val() {
+			mine := b.keys.buckets[i].mine + id
+			lists = append(lists, nameList{mine, pipe.ZRangeByLex(ctx, mine, &span)})
+		}
+	}
+	if len(lists) == 0 {
+		return nil, nil
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return nil, unavailable("list locks", err)
+	}
 	var all []lock.Resource
-	for i := range b.keys.buckets {
-		k := &b.keys.buckets[i]
-		leases, err := b.client.ZRange(ctx, k.leases, 0, -1).Result()
+	for _, l := range lists {
+		some, err := b.distinct(ctx, l, span, limit)
 		if err != nil {
-			return nil, unavailable("list locks", err)
+			return nil, err
 		}
-		for _, id := range leases { // dead ones too: their holds are left out by the status script
-			some, err := b.namesOf(ctx, k.mine+id, prefix, after, limit)
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, some...)
-		}
+		all = append(all, some...)
 	}
 	slices.Sort(all)
 	all = slices.Compact(all)
 	return all[:min(len(all), limit)], nil
 }
 
-func (b *Backend) namesOf(ctx context.Context, mine, prefix string, after lock.Resource, limit int) ([]lock.Resource, error) {
-	from := "[" + prefix
-	if string(after) >= prefix && after != "" {
-		from = "(" + string(after) + "\x00\xff" // 0xff is in no name: behind all its members
-	}
-	to := "(" + prefix + "\xff"
+// nameList is the first part of what one lease holds and waits for.
+type nameList struct {
+	key   string
+	first *redis.StringSliceCmd
+}
+
+// lexRange is the range of members with that prefix and of names after one.
+func lexRange(prefix string, after lock.Resource, limit int) redis.ZRangeBy {
+	span := redis.ZRangeBy{Min: "[" + prefix, Max: "(" + prefix + "\xff", Count: int64(limit)} // 0xff is in no name
 	if prefix == "" {
-		to = "+"
-		if after == "" {
-			from = "-"
-		}
+		span.Min, span.Max = "-", "+"
 	}
+	if after != "" && string(after) >= prefix {
+		span.Min = "(" + string(after) + "\x00\xff" // behind all members of that name
+	}
+	return span
+}
+
+// distinct gives up to limit names of one lease. Many members may be of one name.
+func (b *Backend) distinct(ctx context.Context, l nameList, span redis.ZRangeBy, limit int) ([]lock.Resource, error) {
 	var names []lock.Resource
-	for {
-		members, err := b.client.ZRangeByLex(ctx, mine, &redis.ZRangeBy{Min: from, Max: to, Count: int64(limit)}).Result()
-		if err != nil && !errors.Is(err, redis.Nil) {
-			return nil, unavailable("list locks", err)
-		}
+	for members := l.first.Val(); ; {
 		for _, m := range members {
 			if r, _ := parseMember(m); len(names) == 0 || names[len(names)-1] != r {
 				names = append(names, r)
@@ -108,7 +128,11 @@ func (b *Backend) namesOf(ctx context.Context, mine, prefix string, after lock.R
 		if len(members) < limit || len(names) >= limit {
 			return names, nil
 		}
-		from = "(" + members[len(members)-1]
+		span.Min = "(" + members[len(members)-1]
+		var err error
+		if members, err = b.client.ZRangeByLex(ctx, l.key, &span).Result(); err != nil {
+			return nil, unavailable("list locks", err)
+		}
 	}
 }
 

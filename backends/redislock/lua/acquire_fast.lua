@@ -10,9 +10,11 @@ do
   if redis.call('EXISTS', KEYS[4], KEYS[5], KEYS[7]) == 0 then
     local since = string.format('%.0f', now)
     local fence = since
-    local last = redis.call('GET', KEYS[2])
-    if last and tonumber(last) >= now then fence = string.format('%.0f', last + 1) end
-    redis.call('SET', KEYS[2], fence)
+    local last = redis.call('SET', KEYS[2], fence, 'GET')
+    if last and tonumber(last) >= now then -- the clock was set back
+      fence = string.format('%.0f', last + 1)
+      redis.call('SET', KEYS[2], fence)
+    end
     redis.call('HSET', KEYS[4], 'm', ARGV[4], 'h' .. ARGV[3],
       ARGV[4] .. ' ' .. fence .. ' ' .. since .. ' ' .. ARGV[2] .. ' 0 ' .. ARGV[5])
     redis.call('ZADD', KEYS[3], 0, ARGV[7])

@@ -1,5 +1,6 @@
 -- Ends a hold or a wait and hands the resource on.
--- ARGV: 1 channel prefix, 2 lease, 3 id, 4 "resource NUL id", 5 remember that the id is gone (1 or 0)
+-- ARGV: 1 channel prefix, 2 lease, 3 id, 4 "resource NUL id", 5 remember that the id is gone (1 or 0),
+-- 6 it is exclusive, its lease lives, and 5 is 0 (1 or 0)
 -- Reply: 1 done, 0 nothing there, -1 the lease is over; or a table
 -- CANCELLED, position, time, holders… when it was a waiter.
 local id = ARGV[3]
