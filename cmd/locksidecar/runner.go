@@ -1,0 +1,302 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/locksidecar/locksidecar/client"
+)
+
+const (
+	releaseLimit = 5 * time.Second
+	// lostReleaseLimit is short: the sidecar may well be what is broken.
+	lostReleaseLimit = time.Second
+	// suspendLimit is how long run waits to be stopped, where nobody could
+	// continue it and so the kernel does not.
+	suspendLimit = 100 * time.Millisecond
+	// guardEvery is how often the guard hears at least until when the lock is good.
+	guardEvery = time.Second
+)
+
+// runner is one run of CMD under one lock.
+type runner struct {
+	flags    *runFlags
+	io       streams
+	resource string
+	signals  chan os.Signal
+	resumed  chan os.Signal // SIGCONT
+
+	socket string
+	margin time.Duration // the store keeps the lock at least so much longer than it is said to be valid
+	lock   *client.Lock
+	guard  *guard
+	cmd    *process
+	tty    *terminal
+}
+
+// runCommand is the whole of the subcommand run.
+func runCommand(ctx context.Context, f *runFlags, resource string, argv []string, io streams) (err error) {
+	path, err := findProgram(argv[0])
+	if err != nil {
+		return err
+	}
+	r := &runner{flags: f, io: io, resource: resource, signals: make(chan os.Signal, 16), resumed: make(chan os.Signal, 1)}
+	notify(r.signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT,
+		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM, syscall.SIGWINCH, syscall.SIGTSTP)
+	notify(r.resumed, syscall.SIGCONT)
+	defer signal.Stop(r.signals)
+	defer signal.Stop(r.resumed)
+
+	dir := ""
+	if f.store.given() {
+		own, err := startOwnSidecar(ctx, f, io)
+		if err != nil {
+			return err
+		}
+		defer func() {
+			if stopErr := own.stop(); stopErr != nil {
+				r.say("stop: %v", stopErr)
+			}
+		}()
+		r.socket, dir = own.socket, own.dir
+	} else if r.socket, err = f.socket.path(); err != nil {
+		return err
+	}
+	c, err := client.Dial(r.socket)
+	if err != nil {
+		return notRun(err)
+	}
+	defer c.Close() //nolint:errcheck // the process ends
+	if err := r.acquire(ctx, c, filepath.Base(argv[0])); err != nil {
+		return err
+	}
+	if r.guard, err = startGuard(dir); err != nil {
+		return errors.Join(err, r.release(ctx, releaseLimit))
+	}
+	defer r.guard.done()
+	env := environment(heldLock{id: r.lock.ID, resource: resource, fence: r.lock.Fence}, r.socket)
+	if r.cmd, err = startProcess(path, argv, env, r.guard.pid); err != nil {
+		if releaseErr := r.release(ctx, releaseLimit); releaseErr != nil {
+			r.say("%v", releaseErr)
+		}
+		return &exitError{code: exitCannotExec, err: fmt.Errorf("cannot execute %q: %w", path, err)}
+	}
+	r.guard.watch(r.cmd.pid)
+	return r.mind(ctx)
+}
+
+// notRun is the error of a lock that was not got.
+func notRun(err error) error {
+	var said *client.Error
+	if errors.As(err, &said) {
+		err = said
+	}
+	code := exitOwnFailure
+	for _, passing := range []error{
+		client.ErrLockHeld, client.ErrWaitTimeout, client.ErrStoreUnavailable, client.ErrLimitExceeded, client.ErrDraining,
+		client.ErrNoSidecar, client.ErrStreamEnded, client.ErrSessionNotFound, client.ErrLockLost, client.ErrNotHolder,
+	} {
+		if errors.Is(err, passing) {
+			code = exitNotGot
+		}
+	}
+	return &exitError{code: code, err: fmt.Errorf("not run: %w", err)}
+}
+
+// acquire takes the lock, or ends with a signal.
+func (r *runner) acquire(ctx context.Context, c *client.Client, name string) error {
+	info, err := c.Info(ctx)
+	if err != nil {
+		return notRun(err)
+	}
+	r.margin = max(info.GetLeaseTtl().AsDuration()/10, 50*time.Millisecond)
+	s, err := c.OpenSession(ctx, client.SessionOptions{Name: name})
+	if err != nil {
+		return notRun(err)
+	}
+	o := client.AcquireOptions{Mode: client.Exclusive, MaxHold: r.flags.maxHold, Wait: r.flags.wait}
+	switch {
+	case r.flags.wait == forever:
+		o.Wait = 0
+	case r.flags.wait == 0:
+		o.Wait = client.NoWait
+	}
+	if r.flags.shared {
+		o.Mode = client.Shared
+	}
+	began := time.Now()
+	asking := start(ctx, func(ctx context.Context) (err error) {
+		r.lock, err = s.Acquire(ctx, r.resource, o)
+		return err
+	})
+	for {
+		select {
+		case <-asking.done:
+			if asking.err != nil {
+				return notRun(asking.err)
+			}
+			r.tell("got the lock on %q after %s, fence %d", r.resource, age(time.Since(began)), r.lock.Fence)
+			return nil
+		case sig := <-r.signals:
+			switch sig {
+			case syscall.SIGTSTP:
+				r.stopSelf()
+			case syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT:
+				if asking.stop() == nil { // it came first
+					_ = r.release(ctx, releaseLimit) // the session ends with the process anyway
+				}
+				number, _ := sig.(syscall.Signal) // what Notify sends on Unix
+				return &exitError{code: exitSignalled + int(number), err: fmt.Errorf("not run: %s while waiting for the lock on %q", sig, r.resource)}
+			}
+		case <-r.resumed:
+		}
+	}
+}
+
+// release gives the lock back.
+func (r *runner) release(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+	defer cancel()
+	return r.lock.Release(ctx)
+}
+
+// mind stays with CMD until it has ended.
+func (r *runner) mind(ctx context.Context) error {
+	r.tty = openTerminal()
+	if isTerminal(os.Stdin) && isTerminal(os.Stdout) {
+		r.tty.lend(r.cmd.pid) // else when it asks for it: in a pipeline, others may want to read as well
+	}
+	defer r.tty.takeBack()
+	tick := time.NewTimer(0)
+	defer tick.Stop()
+	for {
+		select {
+		case <-r.lock.Lost():
+			return r.lost(ctx)
+		case <-r.cmd.exited:
+			return r.ended(ctx)
+		case <-tick.C:
+			left := r.lock.ValidFor()
+			if left > 0 { // else it is lost
+				r.guard.validFor(left + r.patience(r.margin))
+			}
+			tick.Reset(min(guardEvery, max(left/8, r.margin)))
+		case sig := <-r.signals:
+			number, _ := sig.(syscall.Signal) // what Notify sends on Unix
+			r.tell("signal %s for CMD", sig)
+			r.cmd.signal(number)
+		case <-r.resumed:
+			r.resume(false)
+		case sig := <-r.cmd.stopped:
+			r.stopped(sig)
+		}
+	}
+}
+
+// patience is how long CMD gets between SIGTERM and SIGKILL: the rest is for the
+// kernel to end it.
+func (r *runner) patience(grace time.Duration) time.Duration { return grace / 4 * 3 }
+
+// ended is the end that is wanted.
+func (r *runner) ended(ctx context.Context) error {
+	status := r.cmd.exitStatus()
+	err := r.release(ctx, releaseLimit)
+	var lost *client.LostError
+	switch {
+	case errors.As(r.lock.Err(), &lost):
+		return &exitError{code: exitLost, err: fmt.Errorf("%w; CMD ended by itself at that time, with status %d", lost, status)}
+	case errors.Is(err, client.ErrLockLost):
+		return &exitError{code: exitLost, err: fmt.Errorf("%w; CMD ended by itself at that time, with status %d", err, status)}
+	case err != nil: // it is released by our end
+		r.say("%v", err)
+	default:
+		r.tell("released the lock on %q; CMD's status is %d", r.resource, status)
+	}
+	if status == 0 {
+		return nil
+	}
+	return &exitError{code: status}
+}
+
+// lost ends CMD before anybody else can be granted the lock.
+func (r *runner) lost(ctx context.Context) error {
+	var lost *client.LostError
+	var grace time.Duration
+	if errors.As(r.lock.Err(), &lost) {
+		if grace = lost.GraceLeft(); lost.Reason == client.LostSilence {
+			grace = r.margin // nobody is there to say it, but the store does not know yet
+		}
+	}
+	patience := r.patience(grace)
+	if patience > 0 {
+		r.guard.validFor(grace / 8 * 7)
+		r.say("%v: CMD gets SIGTERM, and SIGKILL in %s", r.lock.Err(), age(patience))
+	} else {
+		r.say("%v: CMD gets SIGKILL", r.lock.Err())
+	}
+	r.cmd.end(patience)
+	// CMD is gone, so others need not be kept out any longer.
+	if err := r.release(ctx, lostReleaseLimit); err != nil {
+		r.tell("%v", err)
+	}
+	return &exitError{code: exitLost}
+}
+
+// stopped is told that CMD was stopped, by Ctrl-Z for instance.
+func (r *runner) stopped(sig syscall.Signal) {
+	wantsTerminal := sig == syscall.SIGTTIN || sig == syscall.SIGTTOU
+	switch {
+	case wantsTerminal && r.tty.ours():
+		r.tty.lend(r.cmd.pid)
+		r.cmd.signal(syscall.SIGCONT)
+	case r.tty.file == nil: // no shell has us as a job; who has stopped CMD will continue it
+	default:
+		lent := r.tty.lent
+		r.tty.takeBack()
+		r.guard.validFor(0) // CMD does nothing now, and is looked at before it goes on
+		r.stopSelf()
+		r.resume(lent || wantsTerminal)
+	}
+}
+
+// stopSelf stops this process as Ctrl-Z does, and returns when it is continued.
+func (r *runner) stopSelf() {
+	signal.Reset(syscall.SIGTSTP)
+	defer notify(r.signals, syscall.SIGTSTP)
+	_ = syscall.Kill(0, syscall.SIGTSTP) // the whole job, as the terminal would
+	select {
+	case <-r.resumed:
+	case <-time.After(suspendLimit):
+	}
+}
+
+// resume continues CMD after this process was continued, unless the lock was
+// lost meanwhile.
+func (r *runner) resume(lend bool) {
+	left := r.lock.ValidFor()
+	if left == 0 {
+		return
+	}
+	r.guard.validFor(left + r.patience(r.margin))
+	if lend {
+		r.tty.lend(r.cmd.pid)
+	}
+	r.cmd.signal(syscall.SIGCONT)
+}
+
+// say tells people about a failure, tell what happens if they want to know.
+func (r *runner) say(format string, args ...any) {
+	_, _ = fmt.Fprintf(r.io.err, "locksidecar run: "+format+"\n", args...)
+}
+
+func (r *runner) tell(format string, args ...any) {
+	if r.flags.verbose {
+		r.say(format, args...)
+	}
+}

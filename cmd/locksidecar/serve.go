@@ -1,0 +1,252 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/locksidecar/locksidecar/backends"
+	"github.com/locksidecar/locksidecar/localapi"
+	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session"
+)
+
+// defaultDrain is below the 30 s that Kubernetes gives a pod to stop.
+const defaultDrain = 25 * time.Second
+
+const serveHelp = `Serve is the sidecar. It runs until SIGTERM or SIGINT; then it takes no new
+sessions, tells the apps that it stops, waits up to --drain for them to finish,
+releases what is left and exits with status 0. A second signal ends it at once.
+
+When the store is down at the start, the sidecar waits for it: it is not ready
+(/readyz), and requests for locks wait as long as they may.
+
+The store is a URL:
+
+  embedded:                                    in the sidecar's memory: the apps of one socket (default)
+  redis://[USER:PASSWORD@]HOST[:PORT][/DB]     Redis; rediss:// with TLS
+  redis+sentinel://HOST[:PORT],…/MASTER        Redis behind Sentinel
+  redis+cluster://HOST[:PORT],…                Redis Cluster
+
+Exit status: 0 stopped as asked, 1 failed, 2 wrong settings.`
+
+const serveExamples = `  # for the apps of this host
+  locksidecar serve
+
+  # for all hosts that use the same Redis; probes and metrics on port 9090
+  locksidecar serve --store redis://redis.example:6379 --http-addr :9090
+
+  # the password in a file, as Kubernetes mounts secrets
+  locksidecar serve --store redis://redis.example:6379 --store-password-file /secrets/redis/password
+
+  # from a file
+  printf 'store: embedded:\nttl: 5s\nallow-uid: [1000, 1001]\n' >sidecar.yaml
+  locksidecar serve --config sidecar.yaml`
+
+// serveFlags are the flags of serve.
+type serveFlags struct {
+	store      *storeFlags
+	log        *logFlags
+	socket     *socketFlag
+	socketMode fileMode
+	httpAddr   string
+	drain      time.Duration
+	lostGrace  time.Duration
+	sessions   session.Limits
+	api        localapi.Limits
+	allowUIDs  []uint
+	allowGIDs  []uint
+	adminUIDs  []uint
+}
+
+func newServe(io streams) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "serve",
+		Short:   "Be the sidecar",
+		Long:    serveHelp,
+		Example: serveExamples,
+		Args:    noArgs,
+	}
+	f := addServe(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), f, io) }
+	return cmd
+}
+
+func addServe(cmd *cobra.Command) *serveFlags {
+	s := &serveFlags{
+		store:      addStore(cmd, "embedded:", "where the locks are: a URL, see above"),
+		socket:     addSocket(cmd),
+		socketMode: 0o660,
+	}
+	f := cmd.Flags()
+	f.Var(&s.socketMode, "socket-mode", "mode of the socket file: who may write to it may connect")
+	f.StringVar(&s.httpAddr, "http-addr", "", "TCP address (HOST:PORT) for /healthz, /readyz and /metrics; empty: none")
+	f.DurationVar(&s.drain, "drain", defaultDrain, "how long to wait for apps to finish when asked to stop")
+	f.DurationVar(&s.lostGrace, "lost-grace", session.DefaultLostGrace, "how long others are kept out when the sidecar ends a hold, so that its app can stop its work")
+	f.UintSliceVar(&s.allowUIDs, "allow-uid", nil, "users who may connect (default: whom the socket's mode lets)")
+	f.UintSliceVar(&s.allowGIDs, "allow-gid", nil, "groups whose members may connect")
+	f.UintSliceVar(&s.adminUIDs, "admin-uid", nil, "users who may take locks from others (default: root and the sidecar's own user)")
+	f.IntVar(&s.sessions.Sessions, "max-sessions", session.DefaultSessions, "app sessions at a time")
+	f.IntVar(&s.sessions.HoldsPerSession, "max-holds", session.DefaultHoldsPerSession, "locks of one session at a time")
+	f.IntVar(&s.sessions.WaitersPerSession, "max-waiters", session.DefaultWaitersPerSession, "waiting requests of one session at a time")
+	f.IntVar(&s.api.Connections, "max-connections", 0, "connections at a time (default 4096, or what the limit of open files allows)")
+	f.IntVar(&s.api.MessageBytes, "max-message-bytes", 64<<10, "size of one message or HTTP body")
+	s.log = addLog(cmd, "info")
+	return s
+}
+
+func (s *serveFlags) options(io streams) (o sidecarOptions, err error) {
+	o = sidecarOptions{
+		ttl:        s.store.ttl,
+		namespace:  s.store.namespace,
+		name:       s.store.name,
+		lostGrace:  s.lostGrace,
+		limits:     s.sessions,
+		socketMode: fs.FileMode(s.socketMode),
+		apiLimits:  s.api,
+		httpAddr:   s.httpAddr,
+		drain:      s.drain,
+		stderr:     io.err,
+	}
+	if o.logger, err = s.log.logger(io.err); err != nil {
+		return o, err
+	}
+	if o.store, err = s.store.resolve(); err != nil {
+		return o, err
+	}
+	if o.socket, err = s.socket.path(); err != nil {
+		return o, err
+	}
+	for _, limit := range []struct {
+		flag  string
+		value int
+		least int
+	}{
+		{"max-sessions", s.sessions.Sessions, 1},
+		{"max-holds", s.sessions.HoldsPerSession, 1},
+		{"max-waiters", s.sessions.WaitersPerSession, 1},
+		{"max-connections", s.api.Connections, 0},
+		{"max-message-bytes", s.api.MessageBytes, 4 << 10}, // a request with all its fields at their limits fits
+	} {
+		if limit.value < limit.least {
+			return o, usage("--%s is %d: must be at least %d", limit.flag, limit.value, limit.least)
+		}
+	}
+	switch {
+	case s.drain < 0:
+		return o, usage("--drain is %s: must not be negative", s.drain)
+	case s.lostGrace <= 0:
+		return o, usage("--lost-grace is %s: must be more than 0", s.lostGrace)
+	case s.store.ttl < lock.MinTTL || s.store.ttl > lock.MaxTTL:
+		return o, usage("--ttl is %s: must be %s to %s", s.store.ttl, lock.MinTTL, lock.MaxTTL)
+	}
+	for _, list := range []struct {
+		flag string
+		from []uint
+		to   *[]uint32
+	}{
+		{"allow-uid", s.allowUIDs, &o.access.AllowUIDs},
+		{"allow-gid", s.allowGIDs, &o.access.AllowGIDs},
+		{"admin-uid", s.adminUIDs, &o.access.AdminUIDs},
+	} {
+		for _, id := range list.from {
+			if id > 1<<32-1 {
+				return o, usage("--%s: %d is too large", list.flag, id)
+			}
+			*list.to = append(*list.to, uint32(id))
+		}
+	}
+	return o, nil
+}
+
+func serve(ctx context.Context, f *serveFlags, io streams) error {
+	o, err := f.options(io)
+	if err != nil {
+		return err
+	}
+	ctx, stop := untilSignal(ctx, func(s os.Signal) {
+		o.logger.Info("signal received; another one ends this at once", keySignal, s)
+	})
+	defer stop()
+	side, err := newSidecar(ctx, o)
+	if err != nil {
+		return err
+	}
+	o.logger.Info("starting", keyVersion, buildVersion(), keyStore, backends.Redact(o.store), keyName, side.o.name)
+	return side.Run(ctx, func() {
+		try := curlLine(o.socket)
+		if f.log.format == "json" { // whoever reads lines of JSON wants nothing else
+			o.logger.Info("apps can connect", keyTry, try)
+			return
+		}
+		_, _ = fmt.Fprintf(io.out, "Take a lock from another terminal; it is held until curl ends:\n\n  %s\n\n", try)
+	})
+}
+
+// curlLine is a command that takes a lock.
+func curlLine(socket string) string {
+	return fmt.Sprintf(`curl -N --unix-socket %s http://locksidecar/v1/hold -d '{"resource":"orders/42"}'`, shellQuote(socket))
+}
+
+// shellQuote makes s one word of a shell.
+func shellQuote(s string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-+=:@%", r)
+	}
+	if s != "" && strings.TrimFunc(s, plain) == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+// untilSignal is a context that the first SIGTERM or SIGINT ends. The second
+// one ends the process.
+func untilSignal(ctx context.Context, first func(os.Signal)) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	signals := make(chan os.Signal, 2)
+	notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	waiting := start(ctx, func(stopped context.Context) error {
+		select {
+		case s := <-signals:
+			first(s)
+			cancel()
+		case <-stopped.Done():
+			return nil
+		}
+		select {
+		case s := <-signals:
+			number, _ := s.(syscall.Signal) // what Notify sends on Unix
+			os.Exit(exitSignalled + int(number))
+		case <-stopped.Done():
+		}
+		return nil
+	})
+	return ctx, func() {
+		signal.Stop(signals)
+		cancel()
+		_ = waiting.stop() // it has no error
+	}
+}
+
+// fileMode is a flag in octal digits.
+type fileMode fs.FileMode
+
+func (m *fileMode) String() string { return fmt.Sprintf("%#o", uint32(*m)) }
+func (m *fileMode) Type() string   { return "mode" }
+
+func (m *fileMode) Set(s string) error {
+	v, err := strconv.ParseUint(s, 8, 32)
+	if err != nil || v > 0o777 || v == 0 {
+		return fmt.Errorf("must be octal digits from 0001 to 0777, such as 0660")
+	}
+	*m = fileMode(v)
+	return nil
+}

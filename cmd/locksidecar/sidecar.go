@@ -1,0 +1,179 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/locksidecar/locksidecar/backends"
+	"github.com/locksidecar/locksidecar/internal/telemetry"
+	"github.com/locksidecar/locksidecar/localapi"
+	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session"
+)
+
+// tracingFarewell bounds how long the last spans may take to be sent.
+const tracingFarewell = 3 * time.Second
+
+// errDrained is why the manager is stopped when everything went as it should.
+var errDrained = errors.New("the drain time is over")
+
+// sidecarOptions are what a sidecar is made of.
+type sidecarOptions struct {
+	store      string // URL with its secrets
+	ttl        time.Duration
+	namespace  string
+	name       string
+	lostGrace  time.Duration
+	limits     session.Limits
+	socket     string
+	socketMode fs.FileMode
+	access     localapi.Access
+	apiLimits  localapi.Limits
+	httpAddr   string // empty: no TCP
+	drain      time.Duration
+	logger     hclog.Logger
+	stderr     io.Writer // for spans on the console
+}
+
+// sidecar is the whole of it, wired together.
+type sidecar struct {
+	o       sidecarOptions
+	log     hclog.Logger
+	backend lock.Backend
+	manager *session.Manager
+	api     *localapi.Server
+	health  *healthServer      // nil: not asked for
+	tracing *telemetry.Tracing // nil: not asked for
+}
+
+// newSidecar checks everything that can be checked without the store. Nothing
+// runs before Run.
+func newSidecar(ctx context.Context, o sidecarOptions) (_ *sidecar, err error) {
+	s := &sidecar{o: o, log: o.logger}
+	if s.o.name == "" {
+		if s.o.name, err = defaultName(); err != nil {
+			return nil, err
+		}
+	}
+	metrics := telemetry.NewMetrics(buildVersion())
+	if s.backend, err = backends.Open(o.store, metrics.Command); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.backend.Close())
+		}
+	}()
+	s.tracing, err = telemetry.StartTracing(ctx, os.Getenv, buildVersion(), s.o.name, o.stderr, s.log.Named("tracing"))
+	if err != nil {
+		return nil, usage("%w", err)
+	}
+	backend := s.backend
+	if s.tracing != nil {
+		backend = s.tracing.Backend(backend)
+	}
+	s.manager, err = session.New(session.Options{
+		Backend:   backend,
+		TTL:       o.ttl,
+		Namespace: o.namespace,
+		Sidecar:   s.o.name,
+		Limits:    o.limits,
+		LostGrace: o.lostGrace,
+		Logger:    s.log.Named("session"),
+		Observer:  metrics,
+	})
+	if err != nil {
+		return nil, err
+	}
+	metrics.WatchLevels(s.manager.Info)
+	api := localapi.Options{
+		Manager: s.manager,
+		Socket:  o.socket,
+		Mode:    o.socketMode,
+		Access:  o.access,
+		Limits:  o.apiLimits,
+		Version: buildVersion(),
+		Store:   backends.Redact(o.store),
+		Metrics: metrics.Handler(),
+		Logger:  s.log.Named("api"),
+	}
+	if s.tracing != nil {
+		api.Tracer = s.tracing
+	}
+	s.api = localapi.New(api)
+	if o.httpAddr != "" {
+		mux := http.NewServeMux()
+		localapi.HealthRoutes(mux, s.manager.Ready, metrics.Handler())
+		if s.health, err = newHealthServer(ctx, o.httpAddr, mux, s.log.Named("http")); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// defaultName is that of the pod, else that of the machine.
+func defaultName() (string, error) {
+	if pod := os.Getenv("POD_NAME"); pod != "" {
+		return pod, nil
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("find a name for this sidecar (or give --name): %w", err)
+	}
+	return host, nil
+}
+
+// Run serves until ctx ends, then drains, and returns nil when everything was
+// given back. listening, which may be nil, is called when apps can connect.
+func (s *sidecar) Run(ctx context.Context, listening func()) error {
+	api := start(ctx, s.api.Run)
+	var manager, health *task
+	select {
+	case <-s.api.Listening():
+		manager = start(ctx, s.manager.Run)
+		if s.health != nil {
+			health = start(ctx, s.health.Run)
+		}
+		if listening != nil {
+			listening()
+		}
+		select {
+		case <-ctx.Done():
+			s.drain(ctx)
+		case <-api.done:
+		case <-manager.done:
+		case <-health.ended():
+		}
+	case <-api.done:
+	case <-ctx.Done():
+	}
+	// Apps must hear that their locks end, so the API stops after the manager.
+	err := errors.Join(manager.stop(), health.stop(), api.stop(), s.backend.Close())
+	if s.tracing != nil {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), tracingFarewell)
+		defer cancel()
+		if err := s.tracing.Shutdown(last); err != nil {
+			s.log.Warn("tracing", keyError, err)
+		}
+	}
+	return err
+}
+
+// drain takes no new sessions and lets the apps finish, for a while.
+func (s *sidecar) drain(ctx context.Context) {
+	holds := s.manager.Info().Holds
+	s.log.Info("stopping: no new sessions, waiting for apps to finish", keyHolds, holds, keyDrain, s.o.drain)
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), s.o.drain, errDrained)
+	defer cancel()
+	if err := s.manager.Drain(ctx); err != nil {
+		s.log.Warn("releasing what apps still hold", keyHolds, s.manager.Info().Holds, keyError, err)
+	}
+}

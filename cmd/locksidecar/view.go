@@ -1,0 +1,175 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+)
+
+// What the API tells, for people.
+
+const timeFormat = "2006-01-02 15:04:05"
+
+// writeLocks is the table of list: one line for each holder and waiter.
+func writeLocks(w io.Writer, locks []*pb.Lock) error {
+	if len(locks) == 0 {
+		_, err := fmt.Fprintln(w, "nothing is held or waited for")
+		return err
+	}
+	t := newTable(w)
+	row(t, "RESOURCE", "STATE", "MODE", "AGE", "PID", "UID", "SESSION", "SIDECAR", "FENCE", "LOCK ID")
+	for _, l := range locks {
+		for _, h := range l.GetHolders() {
+			row(t, holderCells(l.GetResource(), holderState(h), h)...)
+		}
+		for i, h := range l.GetWaiters() {
+			row(t, holderCells(l.GetResource(), "waits "+strconv.Itoa(i+1), h)...)
+		}
+	}
+	return t.Flush()
+}
+
+func holderState(h *pb.Holder) string {
+	if h.GetRevoked() {
+		return "revoked"
+	}
+	return "held"
+}
+
+func holderCells(resource, state string, h *pb.Holder) []string {
+	return []string{
+		printable(resource), state, h.GetMode().String(), age(h.GetAge().AsDuration()),
+		pidCell(h.GetPid()), strconv.FormatUint(uint64(h.GetUid()), 10), orDash(printable(h.GetSession())),
+		orDash(printable(h.GetSidecar())), fenceCell(h.GetFence()), h.GetLockId(),
+	}
+}
+
+// writeLock is all that is known of one resource.
+func writeLock(w io.Writer, l *pb.Lock) error {
+	if len(l.GetHolders())+len(l.GetWaiters()) == 0 {
+		_, err := fmt.Fprintf(w, "%s is free\n", printable(l.GetResource()))
+		return err
+	}
+	t := newTable(w)
+	row(t, "resource:", printable(l.GetResource()))
+	row(t, "state:", lockState(l))
+	for _, h := range l.GetHolders() {
+		row(t)
+		row(t, "held by:", who(h))
+		row(t, "  mode:", h.GetMode().String())
+		row(t, "  fence:", fenceCell(h.GetFence()))
+		row(t, "  since:", h.GetSince().AsTime().Local().Format(timeFormat)+", for "+age(h.GetAge().AsDuration()))
+		row(t, "  sidecar:", orDash(printable(h.GetSidecar()))+", lease "+h.GetLeaseId())
+		if h.GetOwner() != "" {
+			row(t, "  owner:", printable(h.GetOwner()))
+		}
+		for _, key := range sortedKeys(h.GetMetadata()) {
+			row(t, "  "+printable(key)+":", printable(h.GetMetadata()[key]))
+		}
+		row(t, "  lock id:", h.GetLockId())
+		if h.GetRevoked() {
+			row(t, "  revoked:", "its release is forced; others are granted when it has let go, or its grace is over")
+		}
+	}
+	if err := t.Flush(); err != nil || len(l.GetWaiters()) == 0 {
+		return err
+	}
+	_, _ = fmt.Fprintln(w)
+	row(t, "QUEUE", "MODE", "AGE", "PID", "UID", "SESSION", "SIDECAR", "LOCK ID")
+	for i, h := range l.GetWaiters() {
+		cells := holderCells("", strconv.Itoa(i+1), h)[1:]
+		row(t, slices.Delete(cells, len(cells)-2, len(cells)-1)...) // a waiter has no fence
+	}
+	return t.Flush()
+}
+
+func sortedKeys(m map[string]string) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// who says which process it is.
+func who(h *pb.Holder) string {
+	s := "a process that its sidecar cannot see"
+	if h.GetPid() != 0 {
+		s = "pid " + pidCell(h.GetPid())
+	}
+	if h.GetSession() != "" {
+		s = printable(h.GetSession()) + " (" + s + ")"
+	}
+	return s + fmt.Sprintf(", uid %d, gid %d", h.GetUid(), h.GetGid())
+}
+
+// lockState says in one phrase how a resource is locked.
+func lockState(l *pb.Lock) string {
+	var s string
+	switch n := len(l.GetHolders()); {
+	case n == 0 && len(l.GetWaiters()) == 0:
+		return "free"
+	case n == 0:
+		s = "free in a moment"
+	case n == 1:
+		s = "held " + l.GetHolders()[0].GetMode().String()
+	default:
+		s = fmt.Sprintf("held %s by %d", l.GetHolders()[0].GetMode(), n)
+	}
+	if n := len(l.GetWaiters()); n > 0 {
+		s += fmt.Sprintf(", %d waiting", n)
+	}
+	return s
+}
+
+// writeWatch is one line of watch.
+func writeWatch(w io.Writer, e *pb.WatchEvent, now time.Time) error {
+	l := e.GetLock()
+	line := now.Format("15:04:05") + "  " + printable(l.GetResource()) + "  " + lockState(l)
+	if hs := l.GetHolders(); len(hs) > 0 {
+		var by []string
+		for _, h := range hs {
+			by = append(by, who(h)+" on "+orDash(printable(h.GetSidecar())))
+		}
+		line += ": " + strings.Join(by, "; ")
+	}
+	_, err := fmt.Fprintln(w, line)
+	return err
+}
+
+// writeInfo tells about the sidecar.
+func writeInfo(w io.Writer, i *pb.Info, socket string) error {
+	ready := "yes"
+	switch {
+	case i.GetDraining():
+		ready = "no: it stops"
+	case !i.GetReady():
+		ready = "no: " + i.GetNotReadyBecause()
+	}
+	lease := "none"
+	if i.GetLeaseId() != "" {
+		lease = fmt.Sprintf("%s, TTL %s, valid for %s", i.GetLeaseId(), i.GetLeaseTtl().AsDuration(), i.GetLeaseValidFor().AsDuration().Round(100*time.Millisecond))
+		if i.GetJeopardy() {
+			lease += ", in jeopardy: the store does not answer"
+		}
+	}
+	t := newTable(w)
+	row(t, "sidecar:", printable(i.GetSidecar()))
+	row(t, "version:", i.GetVersion())
+	row(t, "socket:", socket)
+	row(t, "store:", i.GetStore())
+	row(t, "namespace:", orDash(printable(i.GetNamespace())))
+	row(t, "ready:", ready)
+	row(t, "lease:", lease)
+	row(t, "sessions:", strconv.Itoa(int(i.GetSessions())))
+	row(t, "holds:", strconv.Itoa(int(i.GetHolds())))
+	row(t, "waiters:", strconv.Itoa(int(i.GetWaiters())))
+	row(t, "uptime:", age(i.GetUptime().AsDuration()))
+	return t.Flush()
+}
