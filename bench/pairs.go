@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"time"
 
 	"github.com/locksidecar/locksidecar/bench/internal/echo"
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
 	"github.com/locksidecar/locksidecar/bench/internal/peers"
+	"github.com/locksidecar/locksidecar/bench/internal/proc"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
 	"github.com/locksidecar/locksidecar/bench/internal/stats"
 )
@@ -68,7 +70,7 @@ func (b *bench) pairs(ctx context.Context, r *report.Report) (err error) {
 		for round := range b.rounds {
 			for i := range subjects {
 				s := subjects[(i+round*len(subjects)/b.rounds)%len(subjects)]
-				one, err := s.Run(ctx, n, b.window)
+				one, err := s.Run(ctx, n, b.window, b.processorTime)
 				if err != nil {
 					return err
 				}
@@ -100,4 +102,20 @@ func (b *bench) pairs(ctx context.Context, r *report.Report) (err error) {
 		report.NewTarget("64 callers: to the faster of redsync and redislock", "pairs/s", true, peerLimit, rate(ourClient), fastest),
 	)
 	return nil
+}
+
+// processorTime is what this process, a server and Redis have used so far.
+func (b *bench) processorTime(ctx context.Context, server int) (measure.CPU, error) {
+	app, err := proc.CPU(0)
+	if err != nil {
+		return measure.CPU{}, err //nolint:wrapcheck // of our own
+	}
+	var other time.Duration
+	if server != 0 {
+		if other, err = proc.CPU(server); err != nil {
+			return measure.CPU{}, err //nolint:wrapcheck // of our own
+		}
+	}
+	store, err := peers.CPUUsed(ctx, b.redis)
+	return measure.CPU{App: float64(app) / 1e3, Server: float64(other) / 1e3, Redis: store}, err
 }

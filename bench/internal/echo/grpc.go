@@ -96,7 +96,7 @@ func (s *Server) Unaries(name string) measure.Subject {
 }
 
 func (s *Server) grpcSubject(name string, open func(context.Context, *grpc.ClientConn) (measure.Pair, error)) measure.Subject {
-	return measure.Subject{Name: name, Open: func(ctx context.Context, callers int) ([]measure.Pair, func() error, error) {
+	return measure.Subject{Name: name, Server: s.process.PID(), Open: func(ctx context.Context, callers int) ([]measure.Pair, func() error, error) {
 		c, err := grpc.NewClient("unix:"+s.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window))
 		if err != nil {

@@ -37,7 +37,7 @@ func echoLines(c net.Conn) {
 
 // Lines are lines over one connection a caller: what the socket itself costs.
 func (s *Server) Lines(name string) measure.Subject {
-	return measure.Subject{Name: name, Open: func(ctx context.Context, callers int) ([]measure.Pair, func() error, error) {
+	return measure.Subject{Name: name, Server: s.process.PID(), Open: func(ctx context.Context, callers int) ([]measure.Pair, func() error, error) {
 		var conns []net.Conn
 		closeAll := func() error {
 			var errs []error

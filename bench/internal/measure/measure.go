@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -20,6 +21,8 @@ type Subject struct {
 	// Open makes one Pair for each caller. Each is used by one goroutine, and
 	// works on a resource of its own. close ends what was opened.
 	Open func(ctx context.Context, callers int) (pairs []Pair, closeAll func() error, err error)
+	// Server is the process that the callers talk to; 0 if that is Redis itself.
+	Server int
 }
 
 // Window says how long to measure.
@@ -32,12 +35,13 @@ type Window struct {
 type Round struct {
 	PerSecond float64 `json:"pairs_per_second"`
 	stats.Times
+	CPU CPU `json:"cpu_us_per_pair"`
 }
 
 // Run opens the subject, lets all callers make pairs for the window, each as
 // fast as it can, and closes it. The first error of a pair is an error of the
 // round: numbers of a system that fails are worth nothing.
-func (s Subject) Run(ctx context.Context, callers int, w Window) (r Round, err error) {
+func (s Subject) Run(ctx context.Context, callers int, w Window, m Meter) (r Round, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	pairs, closeAll, err := s.Open(ctx, callers)
@@ -63,18 +67,23 @@ func (s Subject) Run(ctx context.Context, callers int, w Window) (r Round, err e
 			took[i] = d
 		})
 	}
+	used, err := m.between(ctx, s.Server, from, to)
+	if err != nil {
+		cancel(err)
+	}
 	all.Wait()
 	if err := context.Cause(ctx); err != nil {
 		return Round{}, err
 	}
-	var every []time.Duration
-	for _, d := range took {
-		every = append(every, d...)
-	}
+	every := slices.Concat(took...)
 	if len(every) == 0 {
 		return Round{}, fmt.Errorf("%s: no pair was done in %s", s.Name, w.Measure)
 	}
-	return Round{PerSecond: float64(len(every)) / w.Measure.Seconds(), Times: stats.Of(every)}, nil
+	return Round{
+		PerSecond: float64(len(every)) / w.Measure.Seconds(),
+		Times:     stats.Of(every),
+		CPU:       used.per(len(every)),
+	}, nil
 }
 
 // loop returns how long each pair took that began and ended between from and to.

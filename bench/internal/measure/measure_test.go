@@ -13,7 +13,7 @@ import (
 )
 
 func sleeper(d time.Duration, after error) Subject {
-	return Subject{Name: "sleeper", Open: func(_ context.Context, callers int) ([]Pair, func() error, error) {
+	return Subject{Name: "sleeper", Server: 7, Open: func(_ context.Context, callers int) ([]Pair, func() error, error) {
 		pairs := make([]Pair, callers)
 		for i := range pairs {
 			pairs[i] = func(context.Context) error { time.Sleep(d); return after }
@@ -22,13 +22,20 @@ func sleeper(d time.Duration, after error) Subject {
 	}}
 }
 
+// clock meters as if this process were always busy, Redis on two cores, and the
+// server on as many as its number says.
+func clock(_ context.Context, server int) (CPU, error) {
+	now := float64(time.Now().UnixMicro())
+	return CPU{App: now, Server: float64(server) * now, Redis: 2 * now}, nil
+}
+
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		got, err := sleeper(10*time.Millisecond, nil).Run(t.Context(), 4, Window{WarmUp: 50 * time.Millisecond, Measure: time.Second})
+		got, err := sleeper(10*time.Millisecond, nil).Run(t.Context(), 4, Window{WarmUp: 50 * time.Millisecond, Measure: time.Second}, clock)
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := Round{PerSecond: 400, Times: stats.Times{N: 400, P50: 10_000, P99: 10_000, Max: 10_000}}
+		want := Round{PerSecond: 400, Times: stats.Times{N: 400, P50: 10_000, P99: 10_000, Max: 10_000}, CPU: CPU{App: 2500, Server: 17500, Redis: 5000}}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("Run (-want +got):\n%s", diff)
 		}
@@ -51,16 +58,25 @@ func TestRunFails(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				_, err := c.subject.Run(t.Context(), 1, Window{Measure: time.Second})
+				_, err := c.subject.Run(t.Context(), 1, Window{Measure: time.Second}, clock)
 				if !errors.Is(err, c.want) {
 					t.Errorf("Run: %v, want %v", err, c.want)
 				}
 			})
 		})
 	}
+	t.Run("meter", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			meter := func(context.Context, int) (CPU, error) { return CPU{}, broken }
+			_, err := sleeper(time.Millisecond, nil).Run(t.Context(), 1, Window{Measure: time.Second}, meter)
+			if !errors.Is(err, broken) {
+				t.Errorf("Run: %v, want %v", err, broken)
+			}
+		})
+	})
 	t.Run("no pair in time", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			if r, err := sleeper(time.Minute, nil).Run(t.Context(), 1, Window{Measure: time.Second}); err == nil {
+			if r, err := sleeper(time.Minute, nil).Run(t.Context(), 1, Window{Measure: time.Second}, clock); err == nil {
 				t.Errorf("Run = %+v, want an error", r)
 			}
 		})

@@ -19,6 +19,23 @@ func MemoryUsed(ctx context.Context, c *redis.Client) (float64, error) {
 	return number(fields(text)["used_memory"])
 }
 
+// CPUUsed is the processor time that Redis has used so far, in microseconds.
+func CPUUsed(ctx context.Context, c *redis.Client) (float64, error) {
+	text, err := c.Info(ctx, "cpu").Result()
+	if err != nil {
+		return 0, fmt.Errorf("ask Redis for its processor time: %w", err)
+	}
+	used := 0.0
+	for _, name := range []string{"used_cpu_user", "used_cpu_sys"} {
+		seconds, err := number(fields(text)[name])
+		if err != nil {
+			return 0, err
+		}
+		used += seconds * 1e6
+	}
+	return used, nil
+}
+
 // Commands counts for a while what reaches Redis beside this: requests that
 // were sent, a script being one, and all commands with those in scripts, per
 // second.

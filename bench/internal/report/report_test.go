@@ -54,7 +54,7 @@ func TestTarget(t *testing.T) {
 
 func TestText(t *testing.T) {
 	round := func(perSecond, p50, p99 float64) measure.Round {
-		return measure.Round{PerSecond: perSecond, Times: stats.Times{P50: p50, P99: p99}}
+		return measure.Round{PerSecond: perSecond, Times: stats.Times{P50: p50, P99: p99}, CPU: measure.CPU{App: p50, Server: 20, Redis: 30.04}}
 	}
 	times := func(p50 float64) stats.Times { return stats.Times{P50: p50, P99: 2 * p50} }
 	r := Report{

@@ -32,28 +32,51 @@ func (r *Report) pairsText(b *bytes.Buffer) {
 		return
 	}
 	fmt.Fprintf(b, "\nACQUIRE AND RELEASE, each caller on a resource of its own; median of %s, ± half the spread\n", plural(r.Setup.Rounds, "round"))
+	r.byCallers(b, []string{"pairs/s", "±", "p50 µs", "p99 µs"}, func(rounds []measure.Round) []string {
+		rate := column(rounds, func(r measure.Round) float64 { return r.PerSecond })
+		p50 := column(rounds, func(r measure.Round) float64 { return r.P50 })
+		p99 := column(rounds, func(r measure.Round) float64 { return r.P99 })
+		return []string{number(rate.Median), plusMinus(rate), number(p50.Median), number(p99.Median)}
+	})
+	b.WriteString("\nPROCESSOR TIME OF A PAIR in µs: the calling app, the server between it and Redis, Redis\n")
+	r.byCallers(b, []string{"app", "server", "Redis", "sum"}, func(rounds []measure.Round) []string {
+		var cells []string
+		for _, of := range []func(measure.CPU) float64{
+			func(c measure.CPU) float64 { return c.App },
+			func(c measure.CPU) float64 { return c.Server },
+			func(c measure.CPU) float64 { return c.Redis },
+			measure.CPU.Total,
+		} {
+			cells = append(cells, number(column(rounds, func(r measure.Round) float64 { return of(r.CPU) }).Median))
+		}
+		return cells
+	})
+}
+
+// byCallers writes a table with a row for each subject and, for each number of
+// callers, the columns of that name.
+func (r *Report) byCallers(b *bytes.Buffer, columns []string, cells func([]measure.Round) []string) {
 	var subjects []string
 	var callers []int
-	cells := map[string]string{}
+	rounds := map[string]map[int][]measure.Round{}
 	for _, p := range r.Pairs {
 		subjects = appendNew(subjects, p.Subject)
 		callers = appendNew(callers, p.Callers)
-		rate := column(p.Rounds, func(r measure.Round) float64 { return r.PerSecond })
-		p50 := column(p.Rounds, func(r measure.Round) float64 { return r.P50 })
-		p99 := column(p.Rounds, func(r measure.Round) float64 { return r.P99 })
-		cells[p.Subject+"/"+strconv.Itoa(p.Callers)] = fmt.Sprintf("%s\t%s\t%s\t%s", number(rate.Median), plusMinus(rate), number(p50.Median), number(p99.Median))
+		if rounds[p.Subject] == nil {
+			rounds[p.Subject] = map[int][]measure.Round{}
+		}
+		rounds[p.Subject][p.Callers] = p.Rounds
 	}
-	var rows []string
 	head, units := "", ""
 	for _, c := range callers {
-		head += fmt.Sprintf("\t%s:\t\t\t", plural(c, "caller"))
-		units += "\tpairs/s\t±\tp50 µs\tp99 µs"
+		head += "\t" + plural(c, "caller") + ":" + strings.Repeat("\t", len(columns)-1)
+		units += "\t" + strings.Join(columns, "\t")
 	}
-	rows = append(rows, head, units)
+	rows := []string{head, units}
 	for _, s := range subjects {
 		row := s
 		for _, c := range callers {
-			row += "\t" + cells[s+"/"+strconv.Itoa(c)]
+			row += "\t" + strings.Join(cells(rounds[s][c]), "\t")
 		}
 		rows = append(rows, row)
 	}

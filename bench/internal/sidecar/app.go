@@ -48,7 +48,7 @@ func (a *App) Waiters(ctx context.Context, resource string) (int, error) {
 // Client are pairs with the Go client, all callers in one session: goroutines
 // of one app.
 func (s *Sidecar) Client(name string) measure.Subject {
-	return measure.Subject{Name: name, Open: func(ctx context.Context, callers int) ([]measure.Pair, func() error, error) {
+	return measure.Subject{Name: name, Server: s.PID(), Open: func(ctx context.Context, callers int) ([]measure.Pair, func() error, error) {
 		app, err := s.Open(ctx)
 		if err != nil {
 			return nil, nil, err

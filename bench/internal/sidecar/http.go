@@ -13,7 +13,7 @@ import (
 // HTTP are pairs over HTTP/JSON with one session for all callers and as many
 // kept-alive connections as callers.
 func (s *Sidecar) HTTP(name string) measure.Subject {
-	return measure.Subject{Name: name, Open: func(ctx context.Context, callers int) ([]measure.Pair, func() error, error) {
+	return measure.Subject{Name: name, Server: s.PID(), Open: func(ctx context.Context, callers int) ([]measure.Pair, func() error, error) {
 		c := httpClient(s.Socket, callers)
 		var session struct {
 			ID string `json:"sessionId"`

@@ -16,7 +16,7 @@ import (
 // Streams are pairs over the Session call with the generated code alone: one
 // stream a caller, all on one connection, each waiting for its answer.
 func (s *Sidecar) Streams(name string) measure.Subject {
-	return measure.Subject{Name: name, Open: func(ctx context.Context, callers int) ([]measure.Pair, func() error, error) {
+	return measure.Subject{Name: name, Server: s.PID(), Open: func(ctx context.Context, callers int) ([]measure.Pair, func() error, error) {
 		c, err := grpc.NewClient("unix:"+s.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
 			return nil, nil, fmt.Errorf("dial the sidecar: %w", err)
