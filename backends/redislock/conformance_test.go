@@ -14,7 +14,12 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(testengine.Main(m)) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(testengine.Main(m),
+		// The driver's pool looks once a second whether a server that was down is
+		// up again, and sees only then that it was closed meanwhile.
+		goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
+}
 
 func TestConformance(t *testing.T) {
 	for kind, restart := range map[*testengine.Kind]testengine.Data{

@@ -29,7 +29,7 @@ type Backend struct {
 	cfg      config
 	observe  lock.Observe
 	client   redis.UniversalClient
-	pipeline scripter // for the commands of apps; batches what many callers ask at once
+	pipeline processor // for the commands of apps; batches what many callers ask at once
 	keys     keyspace
 	servers  *servers
 

@@ -1,8 +1,10 @@
 package redislock
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
+	"errors"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -62,25 +64,45 @@ var (
 	scriptDrop      = newScript("drop_lease", dropLua)
 )
 
-// scripter is what both a client and its automatic pipeline can do.
-type scripter interface {
-	EvalSha(ctx context.Context, sha1 string, keys []string, args ...any) *redis.Cmd
-	Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd
+// processor is what both a client and its automatic pipeline can do.
+type processor interface {
+	Process(ctx context.Context, cmd redis.Cmder) error
+}
+
+// onceCmd is sent once. The Cluster client would send it again by itself when
+// the answer does not come, and then the answer to a release that was carried
+// out would be that there was nothing to release.
+type onceCmd struct{ *redis.Cmd }
+
+// NoRetry implements redis.Cmder.
+func (onceCmd) NoRetry() bool { return true }
+
+func newCmd(ctx context.Context, how, what string, keys []string, args []any) onceCmd {
+	all := make([]any, 0, 3+len(keys)+len(args))
+	all = append(all, how, what, len(keys))
+	for _, k := range keys {
+		all = append(all, k)
+	}
+	cmd := redis.NewCmd(ctx, append(all, args...)...)
+	cmd.SetFirstKeyPos(3)
+	return onceCmd{cmd}
 }
 
 // run carries out a script, and sends its text where the server does not know
 // it (a new server, or SCRIPT FLUSH).
-func (b *Backend) run(ctx context.Context, on scripter, s *script, keys []string, args ...any) (any, error) {
+func (b *Backend) run(ctx context.Context, on processor, s *script, keys []string, args ...any) (any, error) {
 	start := time.Now()
-	reply, err := on.EvalSha(ctx, s.sha, keys, args...).Result()
+	cmd := newCmd(ctx, "evalsha", s.sha, keys, args)
+	err := on.Process(ctx, cmd)
 	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
-		reply, err = on.Eval(ctx, s.text, keys, args...).Result()
+		cmd = newCmd(ctx, "eval", s.text, keys, args)
+		err = on.Process(ctx, cmd)
 	}
-	if err == redis.Nil { //nolint:errorlint // a script's nil is an answer, and go-redis returns it bare
-		reply, err = nil, nil
+	if errors.Is(err, redis.Nil) { // a script's nil is an answer
+		err = nil
 	}
 	b.observe(s.name, time.Since(start), err)
-	return reply, err
+	return cmd.Val(), err
 }
 
 // call is one of many runs of a script.
@@ -104,28 +126,27 @@ func (b *Backend) runAll(ctx context.Context, s *script, calls []call) error {
 	}
 	start := time.Now()
 	pipe := b.client.Pipeline()
-	for _, c := range calls {
-		pipe.EvalSha(ctx, s.sha, c.keys, c.args...)
-	}
-	done, err := pipe.Exec(ctx) // its error is the first of the commands'; they are looked at below
-	if len(done) != len(calls) {
-		return err
-	}
-	b.observe(s.name, time.Since(start), nil)
-	for i, cmd := range done {
-		reply, err := cmd.(*redis.Cmd).Result()
-		switch {
-		case err == redis.Nil: //nolint:errorlint // a script's nil is an answer, and go-redis returns it bare
-			reply = nil
-		case err != nil && redis.HasErrorPrefix(err, "NOSCRIPT"):
-			if reply, err = b.run(ctx, b.client, s, calls[i].keys, calls[i].args...); err != nil {
-				return err
-			}
-		case err != nil:
-			b.observe(s.name, time.Since(start), err)
+	cmds := make([]onceCmd, len(calls))
+	for i, c := range calls {
+		cmds[i] = newCmd(ctx, "evalsha", s.sha, c.keys, c.args)
+		if err := pipe.Process(ctx, cmds[i]); err != nil {
 			return err
 		}
-		calls[i].reply = reply
 	}
-	return nil
+	_, _ = pipe.Exec(ctx) // its error is one of the commands'
+	var first error
+	for i, cmd := range cmds {
+		err := cmd.Err()
+		calls[i].reply = cmd.Val()
+		switch {
+		case errors.Is(err, redis.Nil):
+		case err != nil && redis.HasErrorPrefix(err, "NOSCRIPT"):
+			calls[i].reply, err = b.run(ctx, b.client, s, calls[i].keys, calls[i].args...)
+			first = cmp.Or(first, err)
+		default:
+			first = cmp.Or(first, err)
+		}
+	}
+	b.observe(s.name, time.Since(start), first)
+	return first
 }

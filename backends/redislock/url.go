@@ -208,7 +208,7 @@ func (c *config) readQuery(u *url.URL) error {
 //
 // Nothing is retried here: a request that failed has an unknown outcome, and
 // what to do about it is the session's to say.
-func (c *config) connect(onConnect func(context.Context, *redis.Conn) error) (redis.UniversalClient, scripter, error) {
+func (c *config) connect(onConnect func(context.Context, *redis.Conn) error) (redis.UniversalClient, processor, error) {
 	quiet := &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	switch c.scheme {
 	case "redis+cluster":
