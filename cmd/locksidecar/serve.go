@@ -181,7 +181,7 @@ func serve(ctx context.Context, f *serveFlags, io streams) error {
 		return err
 	}
 	o.logger.Info("starting", keyVersion, buildVersion(), keyStore, backends.Redact(o.store), keyName, side.o.name)
-	return side.Run(ctx, func() {
+	err = side.Run(ctx, func() {
 		try := curlLine(o.socket)
 		if f.log.format == "json" { // whoever reads lines of JSON wants nothing else
 			o.logger.Info("apps can connect", keyTry, try)
@@ -189,6 +189,10 @@ func serve(ctx context.Context, f *serveFlags, io streams) error {
 		}
 		_, _ = fmt.Fprintf(io.out, "Take a lock from another terminal; it is held until curl ends:\n\n  %s\n\n", try)
 	})
+	if err == nil {
+		o.logger.Info("stopped")
+	}
+	return err
 }
 
 // curlLine is a command that takes a lock.

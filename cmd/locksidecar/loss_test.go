@@ -1,0 +1,307 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/client"
+	"github.com/locksidecar/locksidecar/internal/testengine"
+)
+
+// worker is a CMD that notes in a file what it does every 10 ms, with a child
+// that does it too. Neither ends when it is asked to.
+const worker = `
+trap 'echo term >>"$1.term"' TERM
+(trap '' TERM; while :; do date +%s%N >>"$1"; sleep 0.01; done) &
+echo $$ $! >"$1.pids"
+while :; do date +%s%N >>"$1"; sleep 0.01; done
+`
+
+// startWorker runs worker under a lock and waits until it works.
+func startWorker(t *testing.T, args ...string) (run *program, log string) {
+	t.Helper()
+	log = filepath.Join(t.TempDir(), "log")
+	run = launch(t, nil, binary, append(append([]string{"run"}, args...), "--", "sh", "-c", worker, "sh", log)...)
+	eventually(t, "CMD works", func() bool {
+		_, err := os.Stat(log)
+		return err == nil && len(workerPIDs(log)) == 2
+	})
+	return run, log
+}
+
+func workerPIDs(log string) []int {
+	text, err := os.ReadFile(log + ".pids")
+	if err != nil {
+		return nil
+	}
+	var pids []int
+	for _, f := range strings.Fields(string(text)) {
+		pid, err := strconv.Atoi(f)
+		if err != nil {
+			return nil
+		}
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+// lastWork is when the worker worked last, in ns since the epoch.
+func lastWork(t *testing.T, log string) int64 {
+	t.Helper()
+	text, err := os.ReadFile(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := int64(0)
+	for line := range strings.Lines(string(text)) {
+		if n, err := strconv.ParseInt(strings.TrimSpace(line), 10, 64); err == nil { // the last may be half
+			last = max(last, n)
+		}
+	}
+	return last
+}
+
+// startSuccessor waits for the lock and notes when it got it.
+func startSuccessor(t *testing.T, args ...string) *program {
+	t.Helper()
+	return launch(t, nil, binary, append(append([]string{"run"}, args...), "--", "date", "+%s%N")...)
+}
+
+// checkSuccession: the worker was dead before the successor was let in.
+func checkSuccession(t *testing.T, next *program, log string) {
+	t.Helper()
+	if code := next.wait(); code != 0 {
+		t.Fatalf("the successor's status is %d", code)
+	}
+	granted, err := strconv.ParseInt(strings.TrimSpace(next.out.String()), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range workerPIDs(log) {
+		eventually(t, "the worker is dead", func() bool { return !alive(pid) })
+	}
+	if last := lastWork(t, log); last >= granted {
+		t.Errorf("CMD worked until %s after the next holder had begun", time.Duration(last-granted))
+	}
+}
+
+func TestForcedReleaseEndsCMDFirst(t *testing.T) {
+	side := serveProgram(t)
+	run, log := startWorker(t, "--socket", side.socket, "a")
+	next := startSuccessor(t, "--socket", side.socket, "a")
+	c := dial(t, side)
+	eventually(t, "the successor waits", func() bool { _, n := status(t, c, "a"); return n == 1 })
+
+	began := time.Now()
+	got := cli(t, "release", "--force", "a", "--grace", "8s", "--socket", side.socket)
+	if got.code != 0 || !strings.HasPrefix(got.out, "a: taken from ") {
+		t.Errorf("release: %+v", got)
+	}
+	if code := run.wait(); code != exitLost {
+		t.Errorf("status %d, want %d", code, exitLost)
+	}
+	if !strings.Contains(run.err.String(), "an administrator forced its release: CMD gets SIGTERM, and SIGKILL in ") {
+		t.Errorf("stderr %q", run.err)
+	}
+	if _, err := os.Stat(log + ".term"); err != nil {
+		t.Errorf("CMD got no SIGTERM: %v", err)
+	}
+	checkSuccession(t, next, log)
+	if took := time.Since(began); took < 4*time.Second {
+		t.Errorf("a CMD that does not end was given only %s of the grace", took)
+	}
+}
+
+// A CMD that ends when it is asked to lets the next one in at once, and not
+// when the grace is over.
+func TestForcedReleaseOfAPoliteCMD(t *testing.T) {
+	side := serveProgram(t)
+	run := launch(t, nil, binary, "run", "--socket", side.socket, "a", "--", "sleep", "60")
+	c := dial(t, side)
+	eventually(t, "it is held", func() bool { n, _ := status(t, c, "a"); return n == 1 })
+	next := startSuccessor(t, "--socket", side.socket, "a")
+	eventually(t, "the successor waits", func() bool { _, n := status(t, c, "a"); return n == 1 })
+	began := time.Now()
+	if got := cli(t, "release", "--force", "a", "--grace", "1m", "--socket", side.socket); got.code != 0 {
+		t.Errorf("release: %+v", got)
+	}
+	if code := next.wait(); code != 0 {
+		t.Errorf("the successor's status is %d", code)
+	}
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("the next one was let in after %s", took)
+	}
+	if code := run.wait(); code != exitLost {
+		t.Errorf("status %d", code)
+	}
+}
+
+func TestForcedReleaseAtOnce(t *testing.T) {
+	side := serveProgram(t)
+	run, log := startWorker(t, "--socket", side.socket, "a")
+	if got := cli(t, "release", "--force", "a", "--grace", "0s", "--socket", side.socket); got.code != 0 {
+		t.Errorf("release: %+v", got)
+	}
+	if code := run.wait(); code != exitLost || !strings.Contains(run.err.String(), "CMD gets SIGKILL\n") {
+		t.Errorf("status %d, stderr %q", code, run.err)
+	}
+	for _, pid := range workerPIDs(log) {
+		if alive(pid) {
+			t.Errorf("process %d is alive", pid)
+		}
+	}
+}
+
+func TestMaxHold(t *testing.T) {
+	side := serveProgram(t)
+	run, log := startWorker(t, "--socket", side.socket, "--max-hold", "500ms", "a")
+	next := startSuccessor(t, "--socket", side.socket, "a")
+	if code := run.wait(); code != exitLost {
+		t.Errorf("status %d", code)
+	}
+	if !strings.Contains(run.err.String(), "max_hold: CMD gets SIGTERM") {
+		t.Errorf("stderr %q", run.err)
+	}
+	if _, err := os.Stat(log + ".term"); err != nil {
+		t.Errorf("CMD got no SIGTERM: %v", err)
+	}
+	checkSuccession(t, next, log)
+}
+
+// What CMD has started dies with the lock, wherever it has hidden.
+func TestLossReachesOtherSessions(t *testing.T) {
+	side := serveProgram(t)
+	log := filepath.Join(t.TempDir(), "pid")
+	run := launch(t, nil, binary, "run", "--socket", side.socket, "a", "--", "sh", "-c",
+		`setsid sh -c 'echo $$ >"$1"; exec sleep 60' sh "$1" & exec sleep 60`, "sh", log)
+	var pid int
+	eventually(t, "CMD has a daemon", func() bool {
+		text, _ := os.ReadFile(log)
+		pid, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+		return pid != 0
+	})
+	if got := cli(t, "release", "--force", "a", "--socket", side.socket); got.code != 0 {
+		t.Errorf("release: %+v", got)
+	}
+	if code := run.wait(); code != exitLost {
+		t.Errorf("status %d", code)
+	}
+	if alive(pid) {
+		t.Error("a process in another session has survived the lock")
+	}
+}
+
+// A sidecar that is frozen for longer than its TTL: run ends CMD by its own clock.
+func TestFrozenSidecar(t *testing.T) {
+	redis := testengine.Shared(t, testengine.Redis)
+	store := []string{"--store", redis.URL(), "--ttl", "2s", "--namespace", t.Name()}
+	frozen, other := serveProgram(t, store...), serveProgram(t, store...)
+	run, log := startWorker(t, "--socket", frozen.socket, "a")
+	next := startSuccessor(t, "--socket", other.socket, "a")
+	c := dial(t, other)
+	eventually(t, "the successor waits", func() bool { _, n := status(t, c, "a"); return n == 1 })
+	frozen.signal(syscall.SIGSTOP)
+	if code := run.wait(); code != exitLost {
+		t.Errorf("status %d", code)
+	}
+	checkSuccession(t, next, log)
+	frozen.signal(syscall.SIGCONT)
+	if got := cli(t, "run", "--socket", frozen.socket, "--wait", "20s", "a", "--", "true"); got.code != 0 {
+		t.Errorf("after the freeze: %+v", got)
+	}
+}
+
+// A run that is frozen itself: its guard ends CMD.
+func TestFrozenRun(t *testing.T) {
+	redis := testengine.Shared(t, testengine.Redis)
+	store := []string{"--store", redis.URL(), "--ttl", "2s", "--namespace", t.Name()}
+	run, log := startWorker(t, append(store, "a")...)
+	next := startSuccessor(t, append(store, "a")...)
+	run.signal(syscall.SIGSTOP)
+	checkSuccession(t, next, log)
+	run.signal(syscall.SIGCONT)
+	if code := run.wait(); code != exitLost {
+		t.Errorf("status %d", code)
+	}
+}
+
+// kill -9 of run frees the lock at once, and nothing goes on without it.
+func TestKilledRun(t *testing.T) {
+	side := serveProgram(t)
+	run, log := startWorker(t, "--socket", side.socket, "a")
+	s, err := dial(t, side).OpenSession(t.Context(), client.SessionOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close() //nolint:errcheck // the test ends
+	granted := make(chan time.Time, 1)
+	go func() {
+		if _, err := s.Acquire(t.Context(), "a", client.AcquireOptions{}); err != nil {
+			t.Error(err)
+		}
+		granted <- time.Now()
+	}()
+	c := dial(t, side)
+	eventually(t, "somebody waits", func() bool { _, n := status(t, c, "a"); return n == 1 })
+	killed := time.Now()
+	run.signal(syscall.SIGKILL)
+	select {
+	case at := <-granted:
+		if took := at.Sub(killed); took > time.Second {
+			t.Errorf("the lock was free after %s", took)
+		} else {
+			t.Logf("free after %s", took)
+		}
+	case <-time.After(patience):
+		t.Fatal("the lock was not freed")
+	}
+	for _, pid := range workerPIDs(log) {
+		eventually(t, fmt.Sprintf("process %d of CMD is dead", pid), func() bool { return !alive(pid) })
+	}
+	if dead := time.Since(killed); dead > 5*time.Second {
+		t.Errorf("CMD was dead after %s", dead)
+	}
+}
+
+// The same without a daemon: the lease in the store ends by its TTL, CMD at once.
+func TestKilledRunWithItsOwnSidecar(t *testing.T) {
+	redis := testengine.Shared(t, testengine.Redis)
+	store := []string{"--store", redis.URL(), "--ttl", "1s", "--namespace", t.Name()}
+	tmp := t.TempDir()
+	log := filepath.Join(tmp, "log")
+	run := launch(t, []string{"TMPDIR=" + socketDir(t)}, binary,
+		append(append([]string{"run"}, store...), "a", "--", "sh", "-c", worker+"# $LOCKSIDECAR_SOCKET", "sh", log)...)
+	eventually(t, "CMD works", func() bool { return len(workerPIDs(log)) == 2 })
+	next := startSuccessor(t, append(store, "a")...)
+	run.signal(syscall.SIGKILL)
+	checkSuccession(t, next, log)
+}
+
+func TestOwnSidecarLeavesNothing(t *testing.T) {
+	redis := testengine.Shared(t, testengine.Redis)
+	for _, kill := range []bool{false, true} {
+		tmp := socketDir(t)
+		run := launch(t, []string{"TMPDIR=" + tmp}, binary, "run", "--store", redis.URL(), "--namespace", t.Name(), "a", "--", "sleep", "60")
+		eventually(t, "the socket is there", func() bool { m, _ := filepath.Glob(tmp + "/*/socket"); return len(m) == 1 })
+		if side := (&sidecarProgram{socket: filepath.Join(tmp, "nothing")}); kill {
+			eventually(t, "CMD runs", func() bool {
+				m, _ := filepath.Glob(tmp + "/*/socket")
+				side.socket = m[0]
+				n, _ := status(t, dial(t, side), "a")
+				return n == 1
+			})
+			time.Sleep(50 * time.Millisecond) // for the guard to be there: nothing else shows it
+			run.signal(syscall.SIGKILL)
+		} else {
+			run.signal(syscall.SIGTERM)
+		}
+		run.wait()
+		eventually(t, "the directory is gone", func() bool { m, _ := filepath.Glob(tmp + "/*"); return len(m) == 0 })
+	}
+}

@@ -1,0 +1,242 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/locksidecar/locksidecar/client"
+	"github.com/locksidecar/locksidecar/internal/testengine"
+)
+
+// The tests here run the real program as people do.
+
+// patience is for everything that must happen, however busy the machine is.
+const patience = 30 * time.Second
+
+var binary string // of the program under test
+
+type tests struct{ m *testing.M }
+
+func (t tests) Run() int {
+	dir, err := os.MkdirTemp("", "locksidecar-cmd-test-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir) //nolint:errcheck // a temporary directory
+	binary = filepath.Join(dir, "locksidecar")
+	build := exec.Command("go", "build", "-ldflags", "-X main.version=v0.0.0-test", "-o", binary, ".") //nolint:noctx // ends by itself
+	build.Stdout, build.Stderr = os.Stderr, os.Stderr
+	if err := build.Run(); err != nil {
+		fmt.Fprintln(os.Stderr, "build the program:", err)
+		return 1
+	}
+	return t.m.Run()
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(testengine.Main(tests{m})) }
+
+// program is a running locksidecar.
+type program struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	out    *buffer
+	err    *buffer
+	exited chan struct{}
+	code   int // valid when exited is closed; -1: ended by a signal
+}
+
+// buffer is a bytes.Buffer that can be read while it is written.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// cleanEnv is the environment without what could change the program's ways.
+func cleanEnv(extra ...string) []string {
+	var env []string
+	for _, e := range os.Environ() {
+		if !strings.HasPrefix(e, "LOCKSIDECAR_") && !strings.HasPrefix(e, "OTEL_") && !strings.HasPrefix(e, "POD_NAME=") {
+			env = append(env, e)
+		}
+	}
+	return append(env, extra...)
+}
+
+// launch starts a program; at the end of the test it is killed.
+func launch(t *testing.T, env []string, path string, args ...string) *program {
+	t.Helper()
+	p := &program{t: t, cmd: exec.CommandContext(context.Background(), path, args...), out: &buffer{}, err: &buffer{}, exited: make(chan struct{})}
+	p.cmd.Env = cleanEnv(env...)
+	p.cmd.Stdout, p.cmd.Stderr = p.out, p.err
+	p.cmd.WaitDelay = 5 * time.Second // for what a killed program left behind with our pipes open
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(p.exited)
+		_ = p.cmd.Wait() // the status is looked at below
+		p.code = p.cmd.ProcessState.ExitCode()
+	}()
+	t.Cleanup(func() {
+		p.signal(syscall.SIGCONT)
+		p.signal(syscall.SIGKILL)
+		<-p.exited
+		if t.Failed() {
+			t.Logf("%s %s\nstdout: %s\nstderr: %s", filepath.Base(path), strings.Join(args, " "), p.out, p.err)
+		}
+	})
+	return p
+}
+
+func (p *program) signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) }
+
+// wait waits for the end and returns the exit status.
+func (p *program) wait() int {
+	p.t.Helper()
+	select {
+	case <-p.exited:
+	case <-time.After(patience):
+		p.t.Fatalf("%v has not ended\nstdout: %s\nstderr: %s", p.cmd.Args, p.out, p.err)
+	}
+	return p.code
+}
+
+// result is the end of a program.
+type result struct {
+	out, err string
+	code     int
+}
+
+// cli runs locksidecar to its end.
+func cli(t *testing.T, args ...string) result {
+	t.Helper()
+	return cliEnv(t, nil, args...)
+}
+
+func cliEnv(t *testing.T, env []string, args ...string) result {
+	t.Helper()
+	p := launch(t, env, binary, args...)
+	p.wait()
+	return result{p.out.String(), p.err.String(), p.code}
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("in vain: %s", what)
+		}
+	}
+}
+
+// sidecarProgram is a locksidecar serve.
+type sidecarProgram struct {
+	*program
+	socket string
+}
+
+// serveProgram starts a sidecar and waits until apps can connect.
+func serveProgram(t *testing.T, args ...string) *sidecarProgram {
+	t.Helper()
+	return serveAt(t, filepath.Join(socketDir(t), "s"), args...)
+}
+
+func serveAt(t *testing.T, socket string, args ...string) *sidecarProgram {
+	t.Helper()
+	p := launch(t, nil, binary, append([]string{"serve", "--socket", socket}, args...)...)
+	eventually(t, "the sidecar serves", func() bool {
+		select {
+		case <-p.exited:
+			t.Fatalf("the sidecar ended with status %d: %s", p.code, p.err)
+		default:
+		}
+		return strings.Contains(p.out.String(), "curl ")
+	})
+	return &sidecarProgram{program: p, socket: socket}
+}
+
+// socketDir is a directory whose name is short enough for sockets.
+func socketDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ls")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// dial connects a client.
+func dial(t *testing.T, s *sidecarProgram) *client.Client {
+	t.Helper()
+	c, err := client.Dial(s.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// hold takes a lock from this process.
+func hold(t *testing.T, c *client.Client, resource string) *client.Lock {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	s, err := c.OpenSession(ctx, client.SessionOptions{Name: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	l, err := s.Acquire(ctx, resource, client.AcquireOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// status asks who holds and waits for a resource.
+func status(t *testing.T, c *client.Client, resource string) (holders, waiters int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	l, err := c.Get(ctx, resource)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(l.GetHolders()), len(l.GetWaiters())
+}
+
+// alive reports whether a process is there and has not ended.
+func alive(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	state, _, _, ok := parseStat(stat)
+	return ok && state != 'Z' && state != 'X'
+}

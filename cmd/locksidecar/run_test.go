@@ -1,0 +1,207 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+func TestRunExitStatus(t *testing.T) {
+	side := serveProgram(t)
+	noProgram := filepath.Join(t.TempDir(), "text")
+	if err := os.WriteFile(noProgram, []byte("no program"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	noFormat := filepath.Join(t.TempDir(), "broken")
+	if err := os.WriteFile(noFormat, []byte("\x7fELF"), 0o700); err != nil { //nolint:gosec // it must look executable
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		args []string
+		want int
+		err  string // part of stderr, which must be one line; empty: nothing is there
+	}{
+		{"success", []string{"a", "--", "true"}, 0, ""},
+		{"without dashes", []string{"a", "true"}, 0, ""},
+		{"CMD's own status", []string{"a", "--", "sh", "-c", "exit 3"}, 3, ""},
+		{"CMD's flags are its own", []string{"a", "--", "sh", "-c", `test "$1" = --wait`, "sh", "--wait"}, 0, ""},
+		{"ended by a signal", []string{"a", "--", "sh", "-c", "kill -TERM $$"}, 128 + 15, ""},
+		{"not there", []string{"a", "--", "no-such-program"}, 127, `there is no program "no-such-program"`},
+		{"not there, with a path", []string{"a", "--", "/no/such/program"}, 127, "there is no program"},
+		{"not executable", []string{"a", "--", noProgram}, 126, "cannot execute"},
+		{"not a program", []string{"a", "--", noFormat}, 126, "cannot execute"},
+		{"no CMD", []string{"a"}, 125, "something is missing: give RESOURCE -- CMD [ARG...]"},
+		{"nothing behind the dashes", []string{"a", "--"}, 125, "something is missing"},
+		{"unknown flag", []string{"--max-holdd", "1s", "a", "true"}, 125, "did you mean --max-hold?"},
+		{"bad duration", []string{"--wait", "soon", "a", "true"}, 125, `invalid argument "soon" for "--wait"`},
+		{"negative wait", []string{"--wait=-1s", "a", "true"}, 125, "must not be negative"},
+		{"too long a wait", []string{"--wait=25h", "a", "true"}, 125, "wait"},
+		{"bad name", []string{"a\tb", "true"}, 125, "control character"},
+		{"memory of its own", []string{"--store", "embedded:", "a", "true"}, 125, "exclude nobody"},
+		{"unknown store", []string{"--store", "etcd://x", "a", "true"}, 125, `scheme "etcd" is not one of`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := cli(t, append([]string{"run", "--socket", side.socket}, c.args...)...)
+			if got.code != c.want {
+				t.Errorf("exit status %d, want %d", got.code, c.want)
+			}
+			if !strings.Contains(got.err, c.err) || (c.err == "") != (got.err == "") || strings.Count(got.err, "\n") > 1 {
+				t.Errorf("stderr %q, want one line with %q", got.err, c.err)
+			}
+			if got.out != "" {
+				t.Errorf("stdout %q", got.out)
+			}
+		})
+	}
+}
+
+func TestRunWhenTheLockIsNotGot(t *testing.T) {
+	side := serveProgram(t)
+	l := hold(t, dial(t, side), "taken")
+	for _, c := range []struct {
+		name string
+		args []string
+		want string
+	}{
+		{"try once", []string{"--socket", side.socket, "--wait", "0s", "taken", "--", "true"}, `the lock on "taken" is not free: held EXCLUSIVE by pid ` + strconv.Itoa(os.Getpid())},
+		{"wait", []string{"--socket", side.socket, "--wait", "50ms", "taken", "--", "true"}, `the wait for the lock on "taken" is over`},
+		{"shared", []string{"--socket", side.socket, "--wait", "0s", "--shared", "taken", "--", "true"}, "is not free"},
+		{"no sidecar", []string{"--socket", side.socket + "x", "a", "--", "true"}, "start a sidecar with: locksidecar serve"},
+		{"no store", []string{"--store", "redis://127.0.0.1:1", "--wait", "300ms", "a", "--", "true"}, "the store is unavailable"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := cli(t, append([]string{"run", "--log-level", "off"}, c.args...)...)
+			if got.code != exitNotGot || !strings.Contains(got.err, c.want) || strings.Count(got.err, "\n") != 1 {
+				t.Errorf("exit status %d, stderr %q; want %d and one line with %q", got.code, got.err, exitNotGot, c.want)
+			}
+		})
+	}
+	if l.ValidFor() == 0 {
+		t.Error("the holder has lost the lock")
+	}
+}
+
+func TestRunEnvironment(t *testing.T) {
+	side := serveProgram(t)
+	got := cliEnv(t, []string{"LOCKSIDECAR_SOCKET=" + side.socket, "LOCKSIDECAR_FENCE=old", "KEEP=kept"},
+		"run", "orders/42", "--", "sh", "-c",
+		`echo "$LOCKSIDECAR_FENCE $LOCKSIDECAR_RESOURCE $LOCKSIDECAR_LOCK_ID $LOCKSIDECAR_SOCKET $KEEP"; env | grep -c LOCKSIDECAR_FENCE`)
+	f := strings.Fields(got.out)
+	if got.code != 0 || len(f) != 6 {
+		t.Fatalf("status %d, stdout %q, stderr %q", got.code, got.out, got.err)
+	}
+	if fence, err := strconv.ParseInt(f[0], 10, 64); err != nil || fence <= 0 {
+		t.Errorf("fence %q", f[0])
+	}
+	if f[1] != "orders/42" || len(f[2]) != 32 || f[3] != side.socket || f[4] != "kept" || f[5] != "1" {
+		t.Errorf("environment %q", f)
+	}
+}
+
+func TestRunPassesStreamsThrough(t *testing.T) {
+	side := serveProgram(t)
+	script := launch(t, nil, "sh", "-c", fmt.Sprintf(`echo in | %s run --socket %s a -- sh -c 'cat; echo err >&2'`, binary, side.socket))
+	if code := script.wait(); code != 0 || script.out.String() != "in\n" || script.err.String() != "err\n" {
+		t.Errorf("status %d, stdout %q, stderr %q", code, script.out, script.err)
+	}
+}
+
+func TestRunVerbose(t *testing.T) {
+	side := serveProgram(t)
+	got := cli(t, "run", "--socket", side.socket, "-v", "a", "--", "true")
+	for _, want := range []string{`got the lock on "a"`, `released the lock on "a"`} {
+		if !strings.Contains(got.err, want) {
+			t.Errorf("stderr %q lacks %q", got.err, want)
+		}
+	}
+}
+
+func TestRunShared(t *testing.T) {
+	side := serveProgram(t)
+	c := dial(t, side)
+	var readers []*program
+	for range 2 {
+		readers = append(readers, launch(t, nil, binary, "run", "--socket", side.socket, "--shared", "r", "--", "sleep", "60"))
+	}
+	eventually(t, "two readers hold it", func() bool { n, _ := status(t, c, "r"); return n == 2 })
+	if got := cli(t, "run", "--socket", side.socket, "--wait", "0s", "r", "--", "true"); got.code != exitNotGot {
+		t.Errorf("a writer beside readers: status %d", got.code)
+	}
+	for _, r := range readers {
+		r.signal(syscall.SIGTERM)
+		if code := r.wait(); code != 128+15 {
+			t.Errorf("status %d", code)
+		}
+	}
+}
+
+func TestRunPassesSignalsOn(t *testing.T) {
+	side := serveProgram(t)
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2} {
+		t.Run(sig.String(), func(t *testing.T) {
+			run := launch(t, nil, binary, "run", "--socket", side.socket, "a", "--",
+				"sh", "-c", fmt.Sprintf(`trap 'echo got; exit 40' %d; echo ready; while :; do sleep 0.02; done`, sig))
+			eventually(t, "CMD listens", func() bool { return strings.Contains(run.out.String(), "ready") })
+			run.signal(sig)
+			if code := run.wait(); code != 40 || !strings.Contains(run.out.String(), "got") {
+				t.Errorf("status %d, stdout %q", code, run.out)
+			}
+		})
+	}
+}
+
+func TestRunSignalReachesTheWholeGroup(t *testing.T) {
+	side := serveProgram(t)
+	run := launch(t, nil, binary, "run", "--socket", side.socket, "a", "--", "sh", "-c", `sleep 60 & echo $!; wait`)
+	eventually(t, "CMD has a child", func() bool { return strings.Contains(run.out.String(), "\n") })
+	child, err := strconv.Atoi(strings.TrimSpace(run.out.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	run.signal(syscall.SIGTERM)
+	if code := run.wait(); code != 128+15 {
+		t.Errorf("status %d", code)
+	}
+	eventually(t, "the child has ended", func() bool { return !alive(child) })
+}
+
+func TestRunSignalWhileWaiting(t *testing.T) {
+	side := serveProgram(t)
+	c := dial(t, side)
+	hold(t, c, "taken")
+	run := launch(t, nil, binary, "run", "--socket", side.socket, "taken", "--", "true")
+	eventually(t, "it waits", func() bool { _, n := status(t, c, "taken"); return n == 1 })
+	run.signal(syscall.SIGTERM)
+	if code := run.wait(); code != 128+15 || strings.Count(run.err.String(), "\n") != 1 {
+		t.Errorf("status %d, stderr %q", code, run.err)
+	}
+	eventually(t, "it waits no more", func() bool { _, n := status(t, c, "taken"); return n == 0 })
+}
+
+// What a shell means to be ignored stays ignored, as with nohup.
+func TestRunKeepsIgnoredSignals(t *testing.T) {
+	side := serveProgram(t)
+	got := launch(t, nil, "sh", "-c", fmt.Sprintf(`trap '' HUP; exec %s run --socket %s a -- sh -c 'kill -HUP $PPID; kill -HUP $$; sleep 0.1; echo lives'`, binary, side.socket))
+	if code := got.wait(); code != 0 || got.out.String() != "lives\n" {
+		t.Errorf("status %d, stdout %q", code, got.out)
+	}
+}
+
+func TestRunReleasesWhenCMDEnds(t *testing.T) {
+	side := serveProgram(t)
+	first := launch(t, nil, binary, "run", "--socket", side.socket, "a", "--", "sh", "-c", "sleep 0.3; exit 1")
+	c := dial(t, side)
+	eventually(t, "it is held", func() bool { n, _ := status(t, c, "a"); return n == 1 })
+	second := launch(t, nil, binary, "run", "--socket", side.socket, "--wait", "20s", "a", "--", "true")
+	if a, b := first.wait(), second.wait(); a != 1 || b != 0 {
+		t.Errorf("statuses %d and %d", a, b)
+	}
+	if n, _ := status(t, c, "a"); n != 0 {
+		t.Error("the lock is still held")
+	}
+}
