@@ -58,7 +58,7 @@ func start(t testing.TB, change ...func(*session.Options, *Options)) *sidecar {
 	s := New(lo)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	mdone, sdone := make(chan error, 1), make(chan error, 1)
-	go func() { mdone <- m.Run(ctx) }()
+	go func() { mdone <- errors.Join(m.Run(ctx), so.Backend.Close()) }()
 	sctx, scancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	go func() { sdone <- s.Run(sctx) }()
 	stopped := false

@@ -1,0 +1,170 @@
+// Package client uses a locksidecar from Go.
+//
+//	c, err := client.Dial("")
+//	s, err := c.OpenSession(ctx, client.SessionOptions{Name: "billing"})
+//	l, err := s.Acquire(ctx, "orders/42", client.AcquireOptions{})
+//	defer l.Release(ctx)
+//	select {
+//	case <-done: // worked under the lock; l.Fence goes with every write
+//	case <-l.Lost(): // stop at once: somebody else may get it
+//	}
+//
+// A session is one stream to the sidecar. When the process ends, or the
+// session is closed, all its locks are released at once.
+package client
+
+import (
+	"context"
+	"iter"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+)
+
+// Modes of a lock.
+const (
+	Exclusive = pb.Mode_EXCLUSIVE // alone
+	Shared    = pb.Mode_SHARED    // beside other shared holds
+)
+
+// Client is a connection to a sidecar. Its methods may be called at the same
+// time by many goroutines.
+type Client struct {
+	path string
+	conn *grpc.ClientConn
+	api  pb.LockSidecarClient
+}
+
+const (
+	// window is fixed, so that gRPC does not measure a network where there is none.
+	window      = 1 << 20
+	readBuffer  = 4 << 10
+	dialTimeout = 5 * time.Second
+)
+
+// Dial connects to the sidecar at a socket, or at DefaultSocket if path is
+// empty. When the connection ends, the next call makes a new one.
+// ErrNoSidecar: nothing answers there.
+func Dial(path string, opts ...grpc.DialOption) (*Client, error) {
+	if path == "" {
+		var err error
+		if path, err = DefaultSocket(); err != nil {
+			return nil, err
+		}
+	}
+	dialer := net.Dialer{Timeout: dialTimeout}
+	first, err := dialer.Dial("unix", path)
+	if err != nil {
+		return nil, explainDial(path, err)
+	}
+	var ready atomic.Pointer[net.Conn] // made already, for gRPC to take
+	ready.Store(&first)
+	conn, err := grpc.NewClient("passthrough:///"+path, append([]grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // the file's mode and SO_PEERCRED guard a Unix socket
+		grpc.WithAuthority("localhost"),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			if c := ready.Swap(nil); c != nil {
+				return *c, nil
+			}
+			c, err := dialer.DialContext(ctx, "unix", path)
+			if err != nil {
+				return nil, explainDial(path, err)
+			}
+			return c, nil
+		}),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: time.Second},
+			MinConnectTimeout: dialTimeout,
+		}),
+		grpc.WithDisableRetry(), // a retry would need a copy of every message
+		grpc.WithDisableServiceConfig(),
+		grpc.WithReadBufferSize(readBuffer),
+		grpc.WithStaticStreamWindowSize(window),
+		grpc.WithStaticConnWindowSize(window),
+	}, opts...)...)
+	if err != nil {
+		_ = first.Close()
+		return nil, err
+	}
+	conn.Connect()
+	return &Client{path: path, conn: conn, api: pb.NewLockSidecarClient(conn)}, nil
+}
+
+// Close ends the connection, and with it all sessions.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// Socket is the path that the client was dialled with.
+func (c *Client) Socket() string { return c.path }
+
+// Get tells who holds and who waits for a resource, store-wide.
+func (c *Client) Get(ctx context.Context, resource string) (*pb.Lock, error) {
+	l, err := c.api.GetLock(ctx, &pb.GetLockRequest{Resource: resource})
+	return l, c.fromCall(ctx, err)
+}
+
+// List tells it for all resources with that prefix that are held or waited
+// for, in byte order. It ends after the first error.
+func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[*pb.Lock, error] {
+	return func(yield func(*pb.Lock, error) bool) {
+		q := &pb.ListLocksRequest{Prefix: prefix, PageSize: 1000}
+		for {
+			page, err := c.api.ListLocks(ctx, q)
+			if err != nil {
+				yield(nil, c.fromCall(ctx, err))
+				return
+			}
+			for _, l := range page.GetLocks() {
+				if !yield(l, nil) {
+					return
+				}
+			}
+			if q.PageToken = page.GetNextPageToken(); q.PageToken == "" {
+				return
+			}
+		}
+	}
+}
+
+// Watch brings what is there and then every change that the sidecar sees when
+// it looks, once an interval (100ms to 1m; 0: 1s). It ends with an error, which
+// is that of ctx when that has ended.
+func (c *Client) Watch(ctx context.Context, prefix string, interval time.Duration) iter.Seq2[*pb.WatchEvent, error] {
+	return func(yield func(*pb.WatchEvent, error) bool) {
+		ctx, cancel := context.WithCancel(ctx) // ends the call when the caller stops to range
+		defer cancel()
+		q := &pb.WatchLocksRequest{Prefix: prefix}
+		if interval != 0 {
+			q.Interval = durationpb.New(interval)
+		}
+		st, err := c.api.WatchLocks(ctx, q)
+		for err == nil {
+			var e *pb.WatchEvent
+			if e, err = st.Recv(); err == nil && !yield(e, nil) {
+				return
+			}
+		}
+		yield(nil, c.fromCall(ctx, err))
+	}
+}
+
+// ForceRelease takes a lock from its holder, or a waiter out of the queue; an
+// empty lockID means all holders. Others are granted when the holder has let
+// go, or when grace is over (at most 1m). It returns the ids of what was taken.
+// ErrNotHolder: there is none. ErrPermissionDenied: not an admin.
+func (c *Client) ForceRelease(ctx context.Context, resource, lockID string, grace time.Duration) ([]string, error) {
+	a, err := c.api.ForceRelease(ctx, &pb.ForceReleaseRequest{Resource: resource, LockId: lockID, Grace: durationpb.New(grace)})
+	return a.GetLockIds(), c.fromCall(ctx, err)
+}
+
+// Info tells about the sidecar.
+func (c *Client) Info(ctx context.Context) (*pb.Info, error) {
+	i, err := c.api.GetInfo(ctx, &pb.GetInfoRequest{})
+	return i, c.fromCall(ctx, err)
+}

@@ -1,0 +1,92 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// What the sidecar can answer. Compare with errors.Is; errors.As with *Error
+// gives the details.
+var (
+	ErrLockHeld         = errors.New("the lock is held")                    // NoWait, and not free
+	ErrWaitTimeout      = errors.New("the wait is over")                    // waited in vain
+	ErrLockLost         = errors.New("the lock is lost")                    // the hold is over though nobody released it
+	ErrSessionNotFound  = errors.New("no such session")                     // it has ended
+	ErrNotHolder        = errors.New("not the holder")                      // released before
+	ErrUpgradeRefused   = errors.New("upgrade refused")                     // SHARED cannot become EXCLUSIVE
+	ErrStoreUnavailable = errors.New("the store is unavailable")            // the sidecar answers, its store does not
+	ErrLimitExceeded    = errors.New("limit reached")                       // of sessions, holds, waiters, sizes
+	ErrInvalidRequest   = errors.New("invalid request")                     // a field is refused
+	ErrPermissionDenied = errors.New("permission denied")                   // by uid or gid
+	ErrDraining         = errors.New("the sidecar is stopping")             // and takes no new work
+	ErrCancelled        = errors.New("cancelled")                           // by Cancel, or as the call ended
+	ErrSessionClosed    = errors.New("the session is closed")               // by this client
+	ErrStreamEnded      = errors.New("the connection to the sidecar ended") // it died, or ended the session
+)
+
+var byReason = map[string]error{
+	"LOCK_HELD":         ErrLockHeld,
+	"WAIT_TIMEOUT":      ErrWaitTimeout,
+	"LOCK_LOST":         ErrLockLost,
+	"SESSION_NOT_FOUND": ErrSessionNotFound,
+	"NOT_HOLDER":        ErrNotHolder,
+	"UPGRADE_REFUSED":   ErrUpgradeRefused,
+	"STORE_UNAVAILABLE": ErrStoreUnavailable,
+	"LIMIT_EXCEEDED":    ErrLimitExceeded,
+	"INVALID_REQUEST":   ErrInvalidRequest,
+	"PERMISSION_DENIED": ErrPermissionDenied,
+	"DRAINING":          ErrDraining,
+	"CANCELLED":         ErrCancelled,
+}
+
+// Error is an answer of the sidecar that refuses something.
+type Error struct {
+	Reason   string // such as LOCK_HELD: stable, see docs/api.md
+	Message  string
+	Metadata map[string]string // such as holder_pid; see docs/api.md
+}
+
+func (e *Error) Error() string { return e.Message }
+
+// Unwrap gives the sentinel of the reason.
+func (e *Error) Unwrap() error { return byReason[e.Reason] }
+
+// fromStatus reads an error of the API.
+func fromStatus(st *statuspb.Status) error {
+	for _, d := range st.GetDetails() {
+		var info errdetails.ErrorInfo
+		if d.UnmarshalTo(&info) == nil && info.GetDomain() == "locksidecar" {
+			return &Error{Reason: info.GetReason(), Message: st.GetMessage(), Metadata: info.GetMetadata()}
+		}
+	}
+	if codes.Code(st.GetCode()) == codes.ResourceExhausted { //nolint:gosec // a code; gRPC itself refuses large messages
+		return &Error{Reason: "LIMIT_EXCEEDED", Message: st.GetMessage()}
+	}
+	return status.FromProto(st).Err()
+}
+
+// fromCall reads the error of a gRPC call.
+func (c *Client) fromCall(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	st := status.Convert(err).Proto()
+	said := fromStatus(st)
+	var ours *Error
+	switch {
+	case errors.As(said, &ours):
+		return said
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case codes.Code(st.GetCode()) == codes.Unavailable: //nolint:gosec // a code
+		return fmt.Errorf("%w at %s: %s", ErrNoSidecar, c.path, st.GetMessage())
+	default:
+		return said
+	}
+}

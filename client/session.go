@@ -1,0 +1,313 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+)
+
+// SessionOptions are what a session is opened with.
+type SessionOptions struct {
+	Name     string            // shown in lists, at most 128 bytes
+	Metadata map[string]string // shown in lists, at most 1 KiB in all
+	// TTL (100ms to 1h) makes the sidecar end the session when it gets no
+	// keep-alive for so long. The client sends them by itself, from a goroutine:
+	// they show that the process is scheduled and not that its work goes on.
+	TTL time.Duration
+}
+
+// Session is one app session: a stream to the sidecar. Its methods may be called
+// at the same time by many goroutines.
+type Session struct {
+	client *Client
+	id     string
+	stream grpc.BidiStreamingClient[pb.SessionRequest, pb.SessionResponse]
+	cancel context.CancelFunc // ends the stream
+
+	running  sync.WaitGroup // the receiver and who helps it
+	done     chan struct{}
+	draining chan struct{}
+
+	sending sync.Mutex
+
+	mu      sync.Mutex
+	lastID  uint64
+	calls   map[string]*call
+	locks   map[string]*Lock
+	asking  int                 // acquires in calls
+	early   map[string]*pb.Lost // losses that came before their grants; only while asking
+	clock   sidecarClock
+	until   time.Duration // how long holds without a limit may be relied on, on our clock
+	timer   *time.Timer   // looks whether that is over; nil until there is a lock
+	looksAt time.Duration
+	err     error // why the session ended
+}
+
+// call is a request in flight.
+type call struct {
+	answer    chan *pb.SessionResponse // gets one; closed when the session ends
+	sent      time.Duration
+	acquire   bool
+	maxHold   time.Duration
+	lock      *Lock // what a grant has made
+	release   *Lock // what is asked to be released
+	abandoned bool  // the caller has left: nobody wants the lock
+}
+
+// OpenSession opens an app session. It lives until Close, or until the sidecar
+// or its connection ends; ctx is only for the opening.
+func (c *Client) OpenSession(ctx context.Context, o SessionOptions) (*Session, error) {
+	sctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	leave := context.AfterFunc(ctx, cancel)
+	defer leave()
+	st, err := c.api.Session(sctx)
+	if err != nil {
+		cancel()
+		return nil, fmt.Errorf("open session: %w", c.fromCall(ctx, err))
+	}
+	s := &Session{
+		client:   c,
+		stream:   st,
+		cancel:   cancel,
+		done:     make(chan struct{}),
+		draining: make(chan struct{}),
+		calls:    make(map[string]*call),
+		locks:    make(map[string]*Lock),
+	}
+	open := &pb.OpenSessionRequest{Name: o.Name, Metadata: o.Metadata}
+	if o.TTL != 0 {
+		open.Ttl = durationpb.New(o.TTL)
+	}
+	s.running.Go(s.receive)
+	a, err := s.do(ctx, &call{}, &pb.SessionRequest{Request: &pb.SessionRequest_Open{Open: open}})
+	if err == nil && !leave() {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		cancel()
+		s.running.Wait()
+		return nil, fmt.Errorf("open session: %w", err)
+	}
+	s.id = a.GetOpened().GetSessionId()
+	if o.TTL != 0 {
+		s.running.Go(func() { s.keepAlive(o.TTL / 3) })
+	}
+	return s, nil
+}
+
+// ID is the session's name at the sidecar.
+func (s *Session) ID() string { return s.id }
+
+// Done is closed when the session has ended. All its locks are lost then.
+func (s *Session) Done() <-chan struct{} { return s.done }
+
+// Draining is closed when the sidecar is about to stop: finish and release.
+func (s *Session) Draining() <-chan struct{} { return s.draining }
+
+// Err is nil as long as the session lives. Then it is ErrSessionClosed after
+// Close, else what the sidecar said, or ErrStreamEnded.
+func (s *Session) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// closeLimit is how long Close waits for the sidecar.
+const closeLimit = 5 * time.Second
+
+// Close ends the session and releases its locks. It returns when the sidecar
+// has done so; the error says that it did not answer in time. Then too the
+// stream has ended, and the sidecar releases the locks as soon as it sees that.
+func (s *Session) Close() error {
+	s.end(ErrSessionClosed, "SESSION_CLOSED", "this process has closed the session")
+	late := time.AfterFunc(closeLimit, s.cancel)
+	s.sending.Lock()
+	_ = s.stream.CloseSend() // its error is that the stream has ended
+	s.sending.Unlock()
+	s.running.Wait()
+	if !late.Stop() {
+		return fmt.Errorf("close session: the sidecar did not answer within %s", closeLimit)
+	}
+	s.cancel()
+	return nil
+}
+
+// receive is the one receiver of the stream.
+func (s *Session) receive() {
+	defer s.cancel()
+	for {
+		m, err := s.stream.Recv()
+		if err != nil {
+			s.ended(err)
+			return
+		}
+		if e := m.GetEvent(); e != nil {
+			s.event(e)
+		} else {
+			s.answered(m)
+		}
+	}
+}
+
+// ended is told how the stream ended.
+func (s *Session) ended(err error) {
+	why := ErrStreamEnded
+	if !errors.Is(err, io.EOF) {
+		why = s.client.fromCall(context.Background(), err)
+		var said *Error
+		if !errors.As(why, &said) {
+			why = fmt.Errorf("%w: %w", ErrStreamEnded, why)
+		}
+	}
+	s.end(why, LostStream, "the connection to the sidecar ended")
+}
+
+// end ends the session once: later reasons do not count.
+func (s *Session) end(why error, reason, message string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return
+	}
+	s.err = why
+	for _, l := range s.locks {
+		s.lose(l, &LostError{Reason: reason, Message: message})
+	}
+	for id, c := range s.calls {
+		delete(s.calls, id)
+		close(c.answer)
+	}
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	close(s.done)
+}
+
+// do sends a request and waits for its answer.
+func (s *Session) do(ctx context.Context, c *call, q *pb.SessionRequest) (*pb.SessionResponse, error) {
+	c.answer = make(chan *pb.SessionResponse, 1)
+	if err := s.send(c, q); err != nil {
+		return nil, err
+	}
+	return s.wait(ctx, c)
+}
+
+func (s *Session) send(c *call, q *pb.SessionRequest) error {
+	s.mu.Lock()
+	if s.err != nil {
+		s.mu.Unlock()
+		return s.err
+	}
+	s.lastID++
+	q.RequestId = strconv.FormatUint(s.lastID, 36)
+	s.calls[q.RequestId] = c
+	if c.acquire {
+		s.asking++
+	}
+	c.sent = bootTime()
+	s.mu.Unlock()
+
+	s.sending.Lock()
+	defer s.sending.Unlock()
+	// An error here is told better by the receiver, which ends the call too.
+	_ = s.stream.Send(q)
+	return nil
+}
+
+func (s *Session) wait(ctx context.Context, c *call) (*pb.SessionResponse, error) {
+	select {
+	case a, ok := <-c.answer:
+		if !ok {
+			return nil, s.Err()
+		}
+		if st := a.GetError(); st != nil {
+			return nil, fromStatus(st)
+		}
+		return a, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// answered gives an answer to its caller.
+func (s *Session) answered(m *pb.SessionResponse) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.calls[m.GetRequestId()]
+	if c == nil {
+		return // it came after Close
+	}
+	delete(s.calls, m.GetRequestId())
+	switch r := m.GetResponse().(type) {
+	case *pb.SessionResponse_Opened:
+		s.clock.answered(c.sent, r.Opened.GetCountedAt())
+	case *pb.SessionResponse_Granted:
+		s.clock.answered(c.sent, r.Granted.GetCountedAt())
+		s.granted(c, r.Granted)
+	case *pb.SessionResponse_Released:
+		s.released(c.release)
+	case *pb.SessionResponse_Downgraded:
+		s.clock.answered(c.sent, r.Downgraded.GetCountedAt())
+		if l := s.locks[r.Downgraded.GetLockId()]; l != nil {
+			l.mode = r.Downgraded.GetMode()
+		}
+	}
+	if c.acquire {
+		if s.asking--; s.asking == 0 {
+			clear(s.early)
+		}
+	}
+	c.answer <- m
+}
+
+// event takes news that nobody asked for.
+func (s *Session) event(e *pb.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case e.GetLease() != nil:
+		n := e.GetLease()
+		s.until = max(s.until, s.clock.until(n.GetCountedAt(), n.GetValidFor()))
+	case e.GetLost() != nil:
+		l := e.GetLost()
+		if lock := s.locks[l.GetLockId()]; lock != nil {
+			s.lose(lock, s.lossOf(l))
+		} else if s.asking > 0 {
+			if s.early == nil {
+				s.early = make(map[string]*pb.Lost)
+			}
+			s.early[l.GetLockId()] = l
+		}
+	case e.GetDraining() != nil:
+		select {
+		case <-s.draining:
+		default:
+			close(s.draining)
+		}
+	}
+}
+
+// keepAlive tells the sidecar again and again that this process lives.
+func (s *Session) keepAlive(every time.Duration) {
+	t := time.NewTicker(every)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-s.done:
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), every)
+		_, _ = s.do(ctx, &call{}, &pb.SessionRequest{Request: &pb.SessionRequest_KeepAlive{KeepAlive: &pb.KeepAliveRequest{}}})
+		cancel()
+	}
+}
