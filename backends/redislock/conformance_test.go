@@ -98,6 +98,19 @@ func (h *harness) LoseReplies(t testing.TB, b lock.Backend) func() {
 	return heal
 }
 
+// DropWakeups makes the harness a backendtest.WakeupDropper.
+func (h *harness) DropWakeups(t testing.TB, b lock.Backend) func() {
+	road := h.road(b)
+	restore := sync.OnceFunc(func() {
+		if err := road.Heal(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(restore)
+	road.Mute("subscribe")
+	return restore
+}
+
 // Restart makes the harness a backendtest.Restarter.
 func (h *harness) Restart(t testing.TB) { testengine.Restart(t, h.server, h.restart) }
 

@@ -24,6 +24,7 @@ type Proxy struct {
 	mu      sync.Mutex
 	changed sync.Cond // held or a link's dead has changed
 	held    Direction // what is not let through
+	mute    string    // links that began with a request like that do not hear the server; empty: none
 	refuse  bool
 	delay   time.Duration
 	trap    *trap
@@ -186,6 +187,15 @@ func (p *Proxy) set(t *trap) <-chan struct{} {
 	return t.sprung
 }
 
+// Mute lets nothing pass to the client, from now until Heal, on connections on
+// which a request that contains match was among the first: those for
+// subscriptions, say. The others do not notice.
+func (p *Proxy) Mute(match string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mute = match
+}
+
 // Delay makes every piece that passes, in either direction, wait for d.
 func (p *Proxy) Delay(d time.Duration) {
 	p.mu.Lock()
@@ -197,7 +207,7 @@ func (p *Proxy) Delay(d time.Duration) {
 func (p *Proxy) Heal() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.held, p.delay, p.trap = 0, 0, nil
+	p.held, p.mute, p.delay, p.trap = 0, "", 0, nil
 	p.changed.Broadcast()
 	if !p.refuse || p.closed {
 		return nil

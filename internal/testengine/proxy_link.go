@@ -21,6 +21,7 @@ type link struct {
 	server *net.TCPConn // nil while it is being dialled
 	dead   bool
 	armed  bool   // has sent what the trap's match asks for
+	head   []byte // what it has sent first
 	tail   []byte // end of what it has sent, where a match may have begun
 }
 
@@ -116,10 +117,19 @@ func (l *link) wait(d Direction) bool {
 }
 
 func (l *link) waitLocked(d Direction) bool {
-	for l.p.held&d != 0 && !l.dead {
+	for (l.p.held&d != 0 || d == ToClient && l.muted()) && !l.dead {
 		l.p.changed.Wait()
 	}
 	return !l.dead
+}
+
+// maxHead is how much of what a link sends is kept for Mute: more than a driver
+// says before it comes to the point.
+const maxHead = 2 << 10
+
+// muted tells whether the link is one of those. p.mu is held.
+func (l *link) muted() bool {
+	return l.p.mute != "" && bytes.Contains(l.head, []byte(l.p.mute))
 }
 
 // forward lets a piece pass when and as far as the faults allow. It is false
@@ -161,6 +171,9 @@ func (l *link) check(d Direction, piece []byte) (pass []byte, sprung *trap) {
 	defer p.mu.Unlock()
 	if !l.waitLocked(d) {
 		return nil, nil
+	}
+	if d == ToServer && len(l.head) < maxHead {
+		l.head = append(l.head, piece[:min(len(piece), maxHead-len(l.head))]...)
 	}
 	t := p.trap
 	if t == nil {

@@ -118,6 +118,22 @@ func TestProxyHoldReplies(t *testing.T) {
 	c.want("done")
 }
 
+func TestProxyMute(t *testing.T) {
+	s := newServer(t)
+	p := newTestProxy(t, s.ln.Addr().String())
+	news, other := dial(t, p.Addr()), dial(t, p.Addr())
+	news.send("subscribe")
+	news.want("subscribe")
+	p.Mute("subscribe")
+	news.send("more")
+	s.got(t, "more")
+	news.wantSilence()
+	other.send("a")
+	other.want("a")
+	heal(t, p)
+	news.want("more")
+}
+
 func TestProxySeverDropsWhatIsHeld(t *testing.T) {
 	s := newServer(t)
 	p := newTestProxy(t, s.ln.Addr().String())
