@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 
 bin=$(pwd)/tools/proto/bin
 mkdir -p "$bin"
-(cd tools/proto && go build -o "$bin" tool)
+(cd tools/proto && go build -o "$bin" tool ./protoc-gen-locksidecar-openapi)
 PATH=$bin:$PATH
 export PATH
 

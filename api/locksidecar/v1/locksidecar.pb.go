@@ -12,7 +12,8 @@
 // Errors are a gRPC status with google.rpc.ErrorInfo (domain "locksidecar").
 // Its reason is one of LOCK_HELD, WAIT_TIMEOUT, LOCK_LOST, SESSION_NOT_FOUND,
 // NOT_HOLDER, UPGRADE_REFUSED, STORE_UNAVAILABLE, LIMIT_EXCEEDED,
-// INVALID_REQUEST, PERMISSION_DENIED, DRAINING, CANCELLED. docs/api.md says when each is given.
+// INVALID_REQUEST, PERMISSION_DENIED, DRAINING, CANCELLED, INTERNAL, and over
+// HTTP NO_SUCH_CALL. docs/api.md says when each is given.
 
 package locksidecarv1
 
