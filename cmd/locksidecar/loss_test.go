@@ -200,7 +200,7 @@ func TestLossReachesOtherSessions(t *testing.T) {
 // A sidecar that is frozen for longer than its TTL: run ends CMD by its own clock.
 func TestFrozenSidecar(t *testing.T) {
 	redis := testengine.Shared(t, testengine.Redis)
-	store := []string{"--store", redis.URL(), "--ttl", "2s", "--namespace", t.Name()}
+	store := []string{"--store", storeURL(redis), "--ttl", "2s", "--namespace", t.Name()}
 	frozen, other := serveProgram(t, store...), serveProgram(t, store...)
 	run, log := startWorker(t, "--socket", frozen.socket, "a")
 	next := startSuccessor(t, "--socket", other.socket, "a")
@@ -220,7 +220,7 @@ func TestFrozenSidecar(t *testing.T) {
 // A run that is frozen itself: its guard ends CMD.
 func TestFrozenRun(t *testing.T) {
 	redis := testengine.Shared(t, testengine.Redis)
-	store := []string{"--store", redis.URL(), "--ttl", "2s", "--namespace", t.Name()}
+	store := []string{"--store", storeURL(redis), "--ttl", "2s", "--namespace", t.Name()}
 	run, log := startWorker(t, append(store, "a")...)
 	next := startSuccessor(t, append(store, "a")...)
 	run.signal(syscall.SIGSTOP)
@@ -272,7 +272,7 @@ func TestKilledRun(t *testing.T) {
 // The same without a daemon: the lease in the store ends by its TTL, CMD at once.
 func TestKilledRunWithItsOwnSidecar(t *testing.T) {
 	redis := testengine.Shared(t, testengine.Redis)
-	store := []string{"--store", redis.URL(), "--ttl", "1s", "--namespace", t.Name()}
+	store := []string{"--store", storeURL(redis), "--ttl", "1s", "--namespace", t.Name()}
 	tmp := t.TempDir()
 	log := filepath.Join(tmp, "log")
 	run := launch(t, []string{"TMPDIR=" + socketDir(t)}, binary,
@@ -287,7 +287,7 @@ func TestOwnSidecarLeavesNothing(t *testing.T) {
 	redis := testengine.Shared(t, testengine.Redis)
 	for _, kill := range []bool{false, true} {
 		tmp := socketDir(t)
-		run := launch(t, []string{"TMPDIR=" + tmp}, binary, "run", "--store", redis.URL(), "--namespace", t.Name(), "a", "--", "sleep", "60")
+		run := launch(t, []string{"TMPDIR=" + tmp}, binary, "run", "--store", storeURL(redis), "--namespace", t.Name(), "a", "--", "sleep", "60")
 		eventually(t, "the socket is there", func() bool { m, _ := filepath.Glob(tmp + "/*/socket"); return len(m) == 1 })
 		if side := (&sidecarProgram{socket: filepath.Join(tmp, "nothing")}); kill {
 			eventually(t, "CMD runs", func() bool {

@@ -89,8 +89,23 @@ func cleanEnv(extra ...string) []string {
 // launch starts a program; at the end of the test it is killed.
 func launch(t *testing.T, env []string, path string, args ...string) *program {
 	t.Helper()
-	p := &program{t: t, cmd: exec.CommandContext(context.Background(), path, args...), out: &buffer{}, err: &buffer{}, exited: make(chan struct{})}
-	p.cmd.Env = cleanEnv(env...)
+	cmd := exec.CommandContext(context.Background(), path, args...)
+	cmd.Env = cleanEnv(env...)
+	return launchCmd(t, cmd)
+}
+
+// launchAs starts a program of another user.
+func launchAs(t *testing.T, uid uint32, path string, args ...string) *program {
+	t.Helper()
+	cmd := exec.CommandContext(context.Background(), path, args...)
+	cmd.Env, cmd.Dir = cleanEnv(), "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	return launchCmd(t, cmd)
+}
+
+func launchCmd(t *testing.T, cmd *exec.Cmd) *program {
+	t.Helper()
+	p := &program{t: t, cmd: cmd, out: &buffer{}, err: &buffer{}, exited: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.err
 	p.cmd.WaitDelay = 5 * time.Second // for what a killed program left behind with our pipes open
 	if err := p.cmd.Start(); err != nil {
@@ -106,7 +121,7 @@ func launch(t *testing.T, env []string, path string, args ...string) *program {
 		p.signal(syscall.SIGKILL)
 		<-p.exited
 		if t.Failed() {
-			t.Logf("%s %s\nstdout: %s\nstderr: %s", filepath.Base(path), strings.Join(args, " "), p.out, p.err)
+			t.Logf("%s\nstdout: %s\nstderr: %s", strings.Join(cmd.Args, " "), p.out, p.err)
 		}
 	})
 	return p
@@ -240,3 +255,7 @@ func alive(pid int) bool {
 	state, _, _, ok := parseStat(stat)
 	return ok && state != 'Z' && state != 'X'
 }
+
+// storeURL is for a store that was started lately and is known to be empty: it
+// may grant at once.
+func storeURL(s testengine.Server) string { return s.URL() + "?restart-grace=0s" }

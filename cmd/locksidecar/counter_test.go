@@ -1,0 +1,157 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/client"
+	"github.com/locksidecar/locksidecar/internal/testengine"
+)
+
+const (
+	counters   = 10 // processes
+	increments = 50 // of each
+)
+
+// increment is what is wrong without a lock.
+const increment = `n=$(cat "$F"); echo $((n+1)) >"$F"`
+
+// countTogether runs a script in many processes, half of them through each
+// of two sidecars, and looks at what they have counted.
+func countTogether(t *testing.T, script string) {
+	redis := testengine.Shared(t, testengine.Redis)
+	store := []string{"--store", storeURL(redis), "--namespace", t.Name()}
+	sides := []*sidecarProgram{serveProgram(t, store...), serveProgram(t, store...)}
+	file := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(file, []byte("0\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	var all []*program
+	for i := range counters {
+		all = append(all, launch(t, []string{
+			"F=" + file, "LOCKSIDECAR=" + binary, "LOCKSIDECAR_SOCKET=" + sides[i%2].socket, "FIFO=" + filepath.Join(t.TempDir(), "fifo"),
+			fmt.Sprintf("N=%d", increments), "INCREMENT=" + increment,
+		}, "sh", "-c", `set -e; while [ $N -gt 0 ]; do `+script+`; N=$((N-1)); done`))
+	}
+	for _, p := range all {
+		select {
+		case <-p.exited:
+		case <-time.After(5 * time.Minute):
+			t.Fatal("they do not end")
+		}
+		if p.code != 0 {
+			t.Fatalf("status %d, stderr %q", p.code, p.err)
+		}
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := strings.TrimSpace(string(text)), fmt.Sprint(counters*increments); got != want {
+		t.Errorf("they counted to %s, want %s", got, want)
+	}
+	t.Logf("%d increments in %s", counters*increments, time.Since(began))
+}
+
+func TestCountWithRun(t *testing.T) {
+	countTogether(t, `$LOCKSIDECAR run counter -- sh -c "$INCREMENT"`)
+}
+
+func TestCountWithCurl(t *testing.T) {
+	countTogether(t, `rm -f "$FIFO"; mkfifo "$FIFO"
+		curl -sN --unix-socket "$LOCKSIDECAR_SOCKET" http://locksidecar/v1/hold -d '{"resource":"counter"}' >"$FIFO" & curl=$!
+		exec 3<"$FIFO"
+		read -r line <&3
+		case $line in '{"granted":'*) ;; *) echo "$line" >&2; exit 1;; esac
+		sh -c "$INCREMENT"
+		kill $curl; wait $curl || true
+		exec 3<&-`)
+}
+
+// waiterAt waits for a lock at a sidecar and tells when it got it.
+func waiterAt(t *testing.T, side *sidecarProgram, resource string) <-chan time.Time {
+	t.Helper()
+	c := dial(t, side)
+	s, err := c.OpenSession(t.Context(), client.SessionOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	granted := make(chan time.Time, 1)
+	go func() {
+		if _, err := s.Acquire(t.Context(), resource, client.AcquireOptions{}); err != nil {
+			t.Errorf("acquire: %v", err)
+		}
+		granted <- time.Now()
+	}()
+	eventually(t, "it waits", func() bool { _, n := status(t, c, resource); return n == 1 })
+	return granted
+}
+
+func takes(t *testing.T, granted <-chan time.Time, since time.Time, atMost time.Duration) {
+	t.Helper()
+	select {
+	case at := <-granted:
+		took := at.Sub(since)
+		t.Logf("granted after %s", took)
+		if took > atMost {
+			t.Errorf("granted after %s, want at most %s", took, atMost)
+		}
+	case <-time.After(patience):
+		t.Fatal("never granted")
+	}
+}
+
+// kill -9 of the holder lets the waiter at the other sidecar in at once.
+func TestKilledHolder(t *testing.T) {
+	redis := testengine.Shared(t, testengine.Redis)
+	store := []string{"--store", storeURL(redis), "--ttl", "1m", "--namespace", t.Name()}
+	one, other := serveProgram(t, store...), serveProgram(t, store...)
+	best := time.Hour
+	for i := range 5 { // the machine may be busy; the road is what is measured
+		resource := fmt.Sprintf("a%d", i)
+		app := launch(t, nil, "curl", "-sN", "--unix-socket", one.socket, "http://locksidecar/v1/hold", "-d", `{"resource":"`+resource+`"}`)
+		eventually(t, "curl has the lock", func() bool { return strings.Contains(app.out.String(), "granted") })
+		granted := waiterAt(t, other, resource)
+		killed := time.Now()
+		app.signal(syscall.SIGKILL)
+		select {
+		case at := <-granted:
+			best = min(best, at.Sub(killed))
+		case <-time.After(patience):
+			t.Fatal("never granted")
+		}
+	}
+	t.Logf("the best of five: %s", best)
+	if best > 100*time.Millisecond {
+		t.Errorf("the best of five took %s", best)
+	}
+}
+
+// kill -9 of the holder's sidecar lets it in when the TTL is over, and the
+// holder knows at once.
+func TestKilledSidecar(t *testing.T) {
+	redis := testengine.Shared(t, testengine.Redis)
+	const ttl = 3 * time.Second
+	store := []string{"--store", storeURL(redis), "--ttl", ttl.String(), "--namespace", t.Name()}
+	one, other := serveProgram(t, store...), serveProgram(t, store...)
+	run, log := startWorker(t, "--socket", one.socket, "a")
+	granted := waiterAt(t, other, "a")
+	killed := time.Now()
+	one.signal(syscall.SIGKILL)
+	if code := run.wait(); code != exitLost {
+		t.Errorf("status %d", code)
+	}
+	for _, pid := range workerPIDs(log) {
+		if alive(pid) {
+			t.Errorf("process %d is alive", pid)
+		}
+	}
+	takes(t, granted, killed, ttl+2*time.Second)
+}

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// screen is a terminal with a program on it.
+type screen struct {
+	*program
+	master *os.File
+	seen   *buffer
+}
+
+// launchOnTerminal starts a program as the leader of a session of its own, as a
+// terminal emulator starts a shell.
+func launchOnTerminal(t *testing.T, env []string, path string, args ...string) *screen {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("no pseudo-terminals here: %v", err)
+	}
+	fd := int(master.Fd())
+	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slave, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("no pseudo-terminals here: %v", err)
+	}
+	cmd := exec.Command(path, args...) //nolint:noctx // ended by the test
+	cmd.Env = cleanEnv(append(env, "PS1=$ ", "TERM=dumb", "HISTFILE=")...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	_ = slave.Close()
+	s := &screen{
+		program: &program{t: t, cmd: cmd, out: &buffer{}, err: &buffer{}, exited: make(chan struct{})},
+		master:  master, seen: &buffer{},
+	}
+	go func() {
+		defer close(s.exited)
+		_ = cmd.Wait()
+		s.code = cmd.ProcessState.ExitCode()
+	}()
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		buf := make([]byte, 4096)
+		for {
+			n, err := master.Read(buf)
+			_, _ = s.seen.Write(buf[:n])
+			if err != nil { // EIO when nobody has the terminal any more
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		s.signal(syscall.SIGKILL)
+		<-s.exited
+		<-read
+		_ = master.Close()
+		if t.Failed() {
+			t.Logf("on the terminal:\n%s", s.seen)
+		}
+	})
+	return s
+}
+
+func (s *screen) write(text string) {
+	s.t.Helper()
+	if _, err := s.master.WriteString(text); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *screen) shows(text string) {
+	s.t.Helper()
+	eventually(s.t, "the terminal shows "+text, func() bool { return strings.Contains(s.seen.String(), text) })
+}
+
+func TestTerminalRead(t *testing.T) {
+	side := serveProgram(t)
+	s := launchOnTerminal(t, nil, binary, "run", "--socket", side.socket, "a", "--", "sh", "-c", `echo ready; read line; echo "got <$line>"`)
+	s.shows("ready")
+	s.write("hello\n")
+	s.shows("got <hello>")
+	if code := s.wait(); code != 0 {
+		t.Errorf("status %d", code)
+	}
+}
+
+// In a pipeline the others may read from the terminal too, so CMD gets it only
+// when it asks.
+func TestTerminalReadInAPipeline(t *testing.T) {
+	side := serveProgram(t)
+	s := launchOnTerminal(t, nil, "sh", "-c", binary+` run --socket `+side.socket+` a -- sh -c 'echo ready >&2; read line; echo "got <$line>"' | cat`)
+	s.shows("ready")
+	s.write("hello\n")
+	s.shows("got <hello>")
+	if code := s.wait(); code != 0 {
+		t.Errorf("status %d", code)
+	}
+}
+
+func TestTerminalInterrupt(t *testing.T) {
+	side := serveProgram(t)
+	s := launchOnTerminal(t, nil, binary, "run", "--socket", side.socket, "a", "--", "sh", "-c", `trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.05; done`)
+	s.shows("ready")
+	s.write("\x03")
+	s.shows("caught")
+	if code := s.wait(); code != 9 {
+		t.Errorf("status %d", code)
+	}
+}
+
+// Ctrl-Z stops CMD and run, as one job of the shell; fg continues both.
+func TestTerminalStopAndContinue(t *testing.T) {
+	if _, err := exec.LookPath("bash"); err != nil {
+		t.Skip("no bash here")
+	}
+	side := serveProgram(t)
+	s := launchOnTerminal(t, []string{"LOCKSIDECAR=" + binary, "LOCKSIDECAR_SOCKET=" + side.socket}, "bash", "--norc", "--noprofile", "-i")
+	s.write("$LOCKSIDECAR run a -- sh -c 'echo re\"\"ady; read line; echo \"go\"\"t <$line>\"'\n")
+	s.shows("ready")
+	time.Sleep(100 * time.Millisecond) // for the shell in CMD to read
+	s.write("\x1a")
+	s.shows("Stopped")
+	s.write("echo the shell \"\"reads\n")
+	s.shows("the shell reads")
+	s.write("fg\n")
+	eventually(t, "the job is in front", func() bool { return strings.Count(s.seen.String(), "run a --") >= 2 })
+	time.Sleep(100 * time.Millisecond)
+	s.write("hello\n")
+	s.shows("got <hello>")
+	s.write("exit\n")
+	s.wait()
+}
