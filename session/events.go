@@ -44,7 +44,6 @@ func (s *Session) NextEvent(ctx context.Context) (Event, error) {
 		case <-s.mail.bell:
 		case <-s.done:
 		case <-ctx.Done():
-			s.mail.ring() // it may have been meant for this caller
 			return Event{}, context.Cause(ctx)
 		}
 	}
@@ -57,6 +56,7 @@ func (s *Session) take() (Event, bool) {
 		l := s.lostOf(b.lost[0])
 		b.lost[0] = nil
 		b.lost = b.lost[1:]
+		b.ring() // there may be more, and another reader
 		return Event{Lost: &l}, true
 	}
 	if s.state == closed {

@@ -26,7 +26,7 @@ const (
 // until the store answers or the lease is over, so nothing is left behind while
 // the sidecar lives; what dies with the lease needs no janitor.
 type janitor struct {
-	ctx    context.Context //nolint:containedctx // the life of the lease, not of a call
+	ctx    context.Context // the life of the lease, not of a call
 	lease  lock.Lease
 	logger hclog.Logger
 	wg     sync.WaitGroup

@@ -17,6 +17,7 @@ const closeTimeout = 5 * time.Second
 // is over the next generation begins; nothing goes over from one to the other.
 type generation struct {
 	lease   lock.Lease
+	opened  time.Duration // on the clock
 	keeper  *heartbeat.Keeper
 	janitor *janitor
 	cancel  context.CancelFunc // ends the keeper and the janitor
@@ -28,7 +29,7 @@ type generation struct {
 
 // begin starts what keeps a lease that was just opened. ctx does not end it.
 func (m *Manager) begin(ctx context.Context, l lock.Lease, opened time.Duration) *generation {
-	g := &generation{lease: l, holds: make(map[lock.HoldID]*hold)}
+	g := &generation{lease: l, opened: opened, holds: make(map[lock.HoldID]*hold)}
 	ctx, g.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	g.keeper = heartbeat.New(heartbeat.Options{
 		TTL:     m.o.TTL,

@@ -153,6 +153,23 @@ func TestStoreEndsTheLease(t *testing.T) {
 	}
 }
 
+// TestStoreEndsEachLeaseAtOnce: the sidecar keeps trying, but not in a tight loop.
+func TestStoreEndsEachLeaseAtOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar()
+		sc.way.on(leaseLost, opAcquire)
+		p := begin(sc.session(), exclusive)
+		time.Sleep(time.Minute)
+		if n := sc.way.count(opOpen); n < 20 || n > 100 {
+			t.Errorf("%d leases in a minute", n)
+		}
+		sc.way.on(nil, opAcquire)
+		if _, err := p.wait(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestWaitersGoOverToTheNextLease: a wait outlives the lease.
 func TestWaitersGoOverToTheNextLease(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
@@ -173,6 +190,21 @@ func TestWaitersGoOverToTheNextLease(t *testing.T) {
 		if g, err := p.wait(); err != nil || g.ValidFor <= 0 {
 			t.Errorf("grant %+v, %v", g, err)
 		}
+	})
+}
+
+// TestHangingRequestGoesOverToTheNextLease: the store never answers to a request
+// of the old lease.
+func TestHangingRequestGoesOverToTheNextLease(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar()
+		sc.way.on(once(hang), opAcquire)
+		sc.way.on(hang, opHeartbeat)
+		p := begin(sc.session(), exclusive)
+		if g, err := p.wait(); err != nil || e.now() != 9*time.Second {
+			t.Errorf("grant %+v, %v at %v, want by the next lease at once", g, err, e.now())
+		}
+		sc.way.on(nil, opHeartbeat)
 	})
 }
 

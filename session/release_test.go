@@ -50,6 +50,26 @@ func TestReleaseWithALostAnswer(t *testing.T) {
 	})
 }
 
+func TestReleaseDoesNotEndWithItsCaller(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar()
+		s := sc.session()
+		g := must(t, s, exclusive)
+		sc.way.on(func(ctx context.Context, do func(context.Context) error) error {
+			if ctx.Err() != nil {
+				t.Error("the store was asked with a ctx that has ended")
+			}
+			return do(ctx)
+		}, opRelease)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := s.Release(ctx, g.LockID); err != nil {
+			t.Error(err)
+		}
+		e.free()
+	})
+}
+
 func TestReleaseWhileTheStoreIsAway(t *testing.T) {
 	for name, f := range map[string]fault{"down": down, "hanging": hang} {
 		t.Run(name, func(t *testing.T) {
@@ -59,9 +79,7 @@ func TestReleaseWhileTheStoreIsAway(t *testing.T) {
 				g := must(t, s, exclusive)
 				sc.way.on(f, opRelease)
 				began := e.now()
-				ctx, cancel := context.WithCancel(t.Context())
-				cancel() // an app that has let go does not take that back
-				if left, err := s.Release(ctx, g.LockID); left != 0 || err != nil {
+				if left, err := s.Release(t.Context(), g.LockID); left != 0 || err != nil {
 					t.Errorf("Release = %d, %v", left, err)
 				}
 				if took := e.now() - began; took > answerLimit {

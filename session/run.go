@@ -42,15 +42,22 @@ func pause(ctx context.Context, d time.Duration) bool {
 // still be reachable for the apps until then. It must be called once.
 func (m *Manager) Run(ctx context.Context) error {
 	var g *generation
-	for {
+	for short := 0; ; short++ {
 		if g = m.openLease(ctx); g == nil || !m.serve(ctx, g) {
 			break
 		}
 		lost := g
 		m.leaseOver(lost)
 		m.wg.Go(func() { m.retire(ctx, lost) })
+		if m.o.Clock()-lost.opened > m.o.TTL/3 {
+			short = -1
+			continue
+		}
+		// A store that ends each lease as soon as it has given it must not be asked
+		// for the next one in a tight loop.
+		pause(ctx, backoff(short, minOpenPause, maxOpenPause))
 	}
-	m.stop(g)
+	m.stop(context.WithoutCancel(ctx), g)
 	m.wg.Wait()
 	return nil
 }
@@ -178,16 +185,16 @@ func (m *Manager) leaseOver(g *generation) {
 // stop tells the apps that the sidecar stops, waits until they have stopped
 // their work or the grace is over, and ends everything. g is nil when there is
 // no lease.
-func (m *Manager) stop(g *generation) {
+func (m *Manager) stop(ctx context.Context, g *generation) {
 	m.mu.Lock()
 	m.stopped = true // no new sessions from here on
 	m.mu.Unlock()
 	for _, s := range m.all() {
 		s.wind(Stopping)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), m.o.LostGrace)
+	work, cancel := context.WithTimeout(ctx, m.o.LostGrace)
 	defer cancel()
-	if err := m.awaitIdle(ctx); err != nil {
+	if err := m.awaitIdle(work); err != nil {
 		m.o.Logger.Warn("stopping although apps have not let go", keyHolds, m.holds.Load())
 	}
 	for _, s := range m.all() {
@@ -197,9 +204,9 @@ func (m *Manager) stop(g *generation) {
 	if g == nil {
 		return
 	}
-	ctx, cancel = context.WithTimeout(context.Background(), closeTimeout)
+	farewell, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
-	if err := g.end(ctx); err != nil {
+	if err := g.end(farewell); err != nil {
 		m.o.Logger.Warn("close lease: it ends by its TTL", keyLease, g.lease.ID(), keyError, err)
 	}
 }
