@@ -101,7 +101,7 @@ func (b *bench) memory(ctx context.Context, side *sidecar.Sidecar) (report.Memor
 	select {
 	case <-time.After(b.settle):
 	case <-ctx.Done():
-		return report.Memory{}, ctx.Err() //nolint:wrapcheck // the run was ended
+		return report.Memory{}, ctx.Err()
 	}
 	m, err := side.Memory(ctx)
 	if err != nil {

@@ -91,7 +91,7 @@ func parse(args []string) (options, error) {
 	f.StringVar(&only, "only", "", "run only these `parts`, separated by commas: "+strings.Join(partNames(), ", "))
 	f.BoolVar(&o.quick, "quick", false, "a short run with rough numbers, to see that everything works")
 	if err := f.Parse(args); err != nil {
-		return o, err //nolint:wrapcheck // the flag set has printed it
+		return o, err
 	}
 	if f.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q", f.Arg(0))

@@ -108,12 +108,12 @@ func (b *bench) pairs(ctx context.Context, r *report.Report) (err error) {
 func (b *bench) processorTime(ctx context.Context, server int) (measure.CPU, error) {
 	app, err := proc.CPU(0)
 	if err != nil {
-		return measure.CPU{}, err //nolint:wrapcheck // of our own
+		return measure.CPU{}, err
 	}
 	var other time.Duration
 	if server != 0 {
 		if other, err = proc.CPU(server); err != nil {
-			return measure.CPU{}, err //nolint:wrapcheck // of our own
+			return measure.CPU{}, err
 		}
 	}
 	store, err := peers.CPUUsed(ctx, b.redis)

@@ -96,7 +96,7 @@ func (b *bench) close() error {
 	if b.redis == nil {
 		return nil
 	}
-	return b.redis.Close() //nolint:wrapcheck // says what failed
+	return b.redis.Close()
 }
 
 // socket is the path of a socket of that name.

@@ -61,7 +61,7 @@ var echoService = grpc.ServiceDesc{
 func serveGRPC(l net.Listener) error {
 	s := grpc.NewServer(grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(window))
 	s.RegisterService(&echoService, nil)
-	return s.Serve(l) //nolint:wrapcheck // says what failed
+	return s.Serve(l)
 }
 
 // Streams are gRPC messages over one bidirectional stream a caller, all on one
@@ -90,7 +90,7 @@ func (s *Server) Unaries(name string) measure.Subject {
 	return s.grpcSubject(name, func(_ context.Context, c *grpc.ClientConn) (measure.Pair, error) {
 		in := message()
 		return twice(func(ctx context.Context) error {
-			return c.Invoke(ctx, unaryMethod, in, new(wrapperspb.BytesValue)) //nolint:wrapcheck // says what failed
+			return c.Invoke(ctx, unaryMethod, in, new(wrapperspb.BytesValue))
 		}), nil
 	})
 }

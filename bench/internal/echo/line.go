@@ -22,7 +22,7 @@ func serveLines(l net.Listener) error {
 }
 
 func echoLines(c net.Conn) {
-	defer c.Close() //nolint:errcheck // nothing is left to be flushed
+	defer c.Close()
 	r := bufio.NewReader(c)
 	for {
 		line, err := r.ReadSlice('\n')

@@ -48,7 +48,7 @@ func Commands(ctx context.Context, c *redis.Client, d time.Duration) (sent, tota
 	select {
 	case <-time.After(d):
 	case <-ctx.Done():
-		return 0, 0, ctx.Err() //nolint:wrapcheck // the run was ended
+		return 0, 0, ctx.Err()
 	}
 	after, err := commandStats(ctx, c)
 	if err != nil {

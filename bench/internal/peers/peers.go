@@ -107,7 +107,7 @@ func Scripts(name string, c *redis.Client) measure.Subject {
 func run(ctx context.Context, c *redis.Client, s *redis.Script, keys []string, args ...any) error {
 	switch n, err := s.Run(ctx, c, keys, args...).Int(); {
 	case err != nil:
-		return err //nolint:wrapcheck // the caller says which script
+		return err
 	case n != 1:
 		return errTaken
 	default:

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -29,6 +30,7 @@ type Process struct {
 // Start starts a program. However this process ends, the kernel ends that one.
 func Start(program string, args ...string) (*Process, error) {
 	cmd := exec.CommandContext(context.Background(), program, args...)
+	cmd.Env = environment()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	p := &Process{cmd: cmd, log: &tail{}, gone: make(chan struct{})}
 	// Not cmd.StdoutPipe: cmd.Wait would close it before everything was read.
@@ -57,6 +59,14 @@ func Start(program string, args ...string) (*Process, error) {
 		return nil, fmt.Errorf("start %s: %w", program, err)
 	}
 	return p, nil
+}
+
+// environment is this process' own, without what would set up a sidecar in
+// another way than its flags say.
+func environment() []string {
+	return slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "LOCKSIDECAR_") || strings.HasPrefix(v, "OTEL_")
+	})
 }
 
 // Self starts this program again with other arguments.

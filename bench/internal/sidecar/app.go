@@ -36,13 +36,13 @@ func (a *App) Close() error { return errors.Join(a.session.Close(), a.client.Clo
 
 // Acquire waits for a lock as long as ctx lasts.
 func (a *App) Acquire(ctx context.Context, resource string) (*client.Lock, error) {
-	return a.session.Acquire(ctx, resource, client.AcquireOptions{}) //nolint:wrapcheck // says what failed
+	return a.session.Acquire(ctx, resource, client.AcquireOptions{})
 }
 
 // Waiters are how many wait for a resource, store-wide.
 func (a *App) Waiters(ctx context.Context, resource string) (int, error) {
 	l, err := a.client.Get(ctx, resource)
-	return len(l.GetWaiters()), err //nolint:wrapcheck // says what failed
+	return len(l.GetWaiters()), err
 }
 
 // Client are pairs with the Go client, all callers in one session: goroutines
@@ -61,7 +61,7 @@ func (s *Sidecar) Client(name string) measure.Subject {
 				if err != nil {
 					return err
 				}
-				return l.Release(ctx) //nolint:wrapcheck // says what failed
+				return l.Release(ctx)
 			})
 		}
 		return pairs, app.Close, nil

@@ -111,7 +111,7 @@ func roundTrip(ctx context.Context, c *http.Client, method, path string, body io
 	}
 	resp, err := c.Do(req)
 	if err != nil {
-		return "", err //nolint:wrapcheck // a url.Error says what failed
+		return "", err
 	}
 	answer, err := io.ReadAll(resp.Body)
 	if err = errors.Join(err, resp.Body.Close()); err != nil {
