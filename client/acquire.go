@@ -140,7 +140,7 @@ func (s *Session) granted(c *call, g *pb.Grant) {
 		s.giveBack(l)
 		return
 	}
-	s.watch(l.end())
+	s.watch(l.silentAt())
 }
 
 // released notes that a hold was released once. s.mu is held.
@@ -200,7 +200,7 @@ func (s *Session) look() {
 	s.looksAt = 0
 	next := now + maxLook
 	for _, l := range s.locks {
-		if end := l.end(); end <= now {
+		if end := l.silentAt(); end <= now {
 			s.lose(l, l.silence())
 		} else {
 			next = min(next, end)

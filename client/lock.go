@@ -82,11 +82,13 @@ func (l *Lock) ValidFor() time.Duration {
 		return 0
 	}
 	left := l.end() - bootTime()
-	if left <= 0 {
-		l.session.lose(l, l.silence())
-		return 0
+	if left > 0 {
+		return left
 	}
-	return left
+	if l.silentAt() <= bootTime() {
+		l.session.lose(l, l.silence())
+	}
+	return 0
 }
 
 // Lost is closed when the hold is lost: the sidecar said so, it is not heard of
@@ -131,6 +133,21 @@ func (l *Lock) end() time.Duration {
 		end = min(end, l.limit)
 	}
 	return end
+}
+
+// limitSlack is how long the sidecar may take to say that MaxHold is over. It
+// keeps others out meanwhile and tells for how long, which is better news than
+// its silence.
+const limitSlack = 250 * time.Millisecond
+
+// silentAt is when the sidecar's silence ends the hold: at its end, or soon
+// after where that is by MaxHold. session.mu is held.
+func (l *Lock) silentAt() time.Duration {
+	at := max(l.until, l.session.until)
+	if l.limit != 0 {
+		at = min(at, l.limit+limitSlack)
+	}
+	return at
 }
 
 func (l *Lock) silence() *LostError {
