@@ -17,9 +17,8 @@ const (
 	releaseLimit = 5 * time.Second
 	// lostReleaseLimit is short: the sidecar may well be what is broken.
 	lostReleaseLimit = time.Second
-	// suspendLimit is how long run waits to be stopped, where nobody could
-	// continue it and so the kernel does not.
-	suspendLimit = 100 * time.Millisecond
+	// stopLimit is how long it may take until a signal stops this process.
+	stopLimit = time.Second
 	// guardEvery is how often the guard hears at least until when the lock is good.
 	guardEvery = time.Second
 )
@@ -265,14 +264,17 @@ func (r *runner) stopped(sig syscall.Signal) {
 	}
 }
 
-// stopSelf stops this process as Ctrl-Z does, and returns when it is continued.
+// stopSelf stops this process and returns when it is continued. Where no shell
+// would continue it, it goes on at once.
 func (r *runner) stopSelf() {
-	signal.Reset(syscall.SIGTSTP)
-	defer notify(r.signals, syscall.SIGTSTP)
-	_ = syscall.Kill(0, syscall.SIGTSTP) // the whole job, as the terminal would
+	if !jobControlled() {
+		return
+	}
+	// Not SIGTSTP: Go does not give its handler back once it was asked for.
+	_ = syscall.Kill(0, syscall.SIGSTOP) // the whole job, as the terminal would
 	select {
 	case <-r.resumed:
-	case <-time.After(suspendLimit):
+	case <-time.After(stopLimit): // continued before it had begun to wait
 	}
 }
 

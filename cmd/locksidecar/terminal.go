@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"os/signal"
+	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -63,4 +64,31 @@ func (t *terminal) takeBack() {
 
 func (t *terminal) assign(group int) error {
 	return unix.IoctlSetPointerInt(int(t.file.Fd()), unix.TIOCSPGRP, group) //nolint:gosec // a file descriptor
+}
+
+// jobControlled reports whether a shell has us as one of its jobs, so that it
+// notices when we are stopped and can continue us: whether an ancestor is in
+// our session and in another group. (The kernel asks the same before it lets
+// Ctrl-Z stop somebody.)
+func jobControlled() bool {
+	session, err := unix.Getsid(0)
+	if err != nil {
+		return false
+	}
+	group := unix.Getpgrp()
+	for pid := os.Getppid(); pid > 0; {
+		stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+		if err != nil {
+			return false
+		}
+		_, parent, itsGroup, ok := parseStat(stat)
+		if itsSession, err := unix.Getsid(pid); !ok || err != nil || itsSession != session {
+			return false
+		}
+		if itsGroup != group {
+			return true
+		}
+		pid = parent
+	}
+	return false
 }
