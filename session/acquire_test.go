@@ -99,13 +99,13 @@ func TestWaitsEnd(t *testing.T) {
 
 		var h *lock.HeldError
 		_, err := s.Acquire(t.Context(), try(exclusive))
-		if !errors.As(err, &h) || h.Cause != lock.ErrHeld || h.Status.Resource != "r" || len(h.Status.Holders) != 1 || h.Status.Holders[0].ID != holder.LockID {
+		if !errors.As(err, &h) || !errors.Is(h.Cause, lock.ErrHeld) || h.Status.Resource != "r" || len(h.Status.Holders) != 1 || h.Status.Holders[0].ID != holder.LockID {
 			t.Errorf("try = %+v", err)
 		}
 
 		began := e.now()
 		_, err = s.Acquire(t.Context(), waiting(exclusive, 3*time.Second))
-		if !errors.As(err, &h) || h.Cause != context.DeadlineExceeded || h.Position != 1 || len(h.Status.Holders) != 1 {
+		if !errors.As(err, &h) || !errors.Is(h.Cause, context.DeadlineExceeded) || h.Position != 1 || len(h.Status.Holders) != 1 {
 			t.Errorf("wait = %+v", err)
 		}
 		if took := e.now() - began; took != 3*time.Second {
@@ -125,7 +125,7 @@ func TestWaitsEnd(t *testing.T) {
 		}
 		p.cancel()
 		_, err = p.wait()
-		if !errors.As(err, &h) || h.Cause != context.Canceled {
+		if !errors.As(err, &h) || !errors.Is(h.Cause, context.Canceled) {
 			t.Errorf("cancelled = %+v", err)
 		}
 		if _, n := e.holders("r"); n != 0 {

@@ -28,6 +28,7 @@ const (
 type janitor struct {
 	ctx    context.Context // the life of the lease, not of a call
 	lease  lock.Lease
+	lost   func() // is told when the store says that the lease is lost
 	logger hclog.Logger
 	wg     sync.WaitGroup
 
@@ -68,8 +69,8 @@ func (c chore) finish() {
 	}
 }
 
-func newJanitor(ctx context.Context, l lock.Lease, logger hclog.Logger) *janitor {
-	return &janitor{ctx: ctx, lease: l, logger: logger}
+func newJanitor(ctx context.Context, l lock.Lease, lost func(), logger hclog.Logger) *janitor {
+	return &janitor{ctx: ctx, lease: l, lost: lost, logger: logger}
 }
 
 // add takes chores on and returns at once. The batch may be nil.
@@ -113,6 +114,9 @@ func (j *janitor) work() {
 		if errors.Is(err, lock.ErrUnavailable) {
 			j.again(c, err)
 			continue
+		}
+		if errors.Is(err, lock.ErrLeaseLost) {
+			j.lost()
 		}
 		// Released, or not there (any more), or over with the lease.
 		j.mu.Lock()

@@ -38,7 +38,7 @@ func (m *Manager) begin(ctx context.Context, l lock.Lease, opened time.Duration)
 		Opened:  opened,
 		Observe: m.o.Observer.Heartbeat,
 	})
-	g.janitor = newJanitor(ctx, l, m.o.Logger)
+	g.janitor = newJanitor(ctx, l, g.keeper.Lose, m.o.Logger)
 	g.wg.Go(func() { _ = g.keeper.Run(ctx) }) // what it says is in keeper.Err, too
 	g.wg.Go(func() {
 		for e := range l.Events() { // until Close

@@ -107,6 +107,12 @@ func TestReleaseEndsTheGraceOfAnExpiredLease(t *testing.T) {
 // TestStoreEndsTheLease: it says so to a heartbeat, to a release or to a request.
 func TestStoreEndsTheLease(t *testing.T) {
 	cases := map[string]func(t *testing.T, sc *sidecar, s *Session){
+		"a release in the background": func(t *testing.T, sc *sidecar, s *Session) {
+			dying := sc.session()
+			must(t, dying, with(exclusive, func(r *AcquireRequest) { r.Resource = "x" }))
+			sc.way.on(once(leaseLost), opRelease)
+			dying.Close()
+		},
 		opHeartbeat: func(*testing.T, *sidecar, *Session) {},
 		opRelease: func(t *testing.T, sc *sidecar, s *Session) {
 			g := must(t, s, with(exclusive, func(r *AcquireRequest) { r.Resource = "x" }))

@@ -24,6 +24,7 @@ type Observer interface {
 // AcquireResult says how an Acquire ended.
 type AcquireResult uint8
 
+// The results of an Acquire.
 const (
 	Granted     AcquireResult = iota + 1
 	Reentered                 // counted on a hold that was there

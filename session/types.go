@@ -90,6 +90,7 @@ type Draining struct{ Remaining time.Duration }
 // LostReason says why a hold is over though nobody released it.
 type LostReason uint8
 
+// The reasons of a Lost.
 const (
 	LeaseExpired   LostReason = iota + 1 // the store did not answer until valid_for was over
 	LeaseLost                            // the store said that the lease is over
