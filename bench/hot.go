@@ -17,7 +17,8 @@ import (
 
 const (
 	hotSidecars   = 2
-	hotCallers    = 8 // of each sidecar
+	hotCallers    = 8                // of each sidecar
+	longHold      = time.Millisecond // time for who has released to stand in the queue again
 	handOffLimit  = 2.0
 	handOffTarget = "hot lock: hand-off, to an EVALSHA that publishes and its delivery (p50)"
 )
@@ -48,12 +49,17 @@ func (b *bench) hot(ctx context.Context, r *report.Report) (err error) {
 		if err != nil {
 			return fmt.Errorf("measure messages: %w", err)
 		}
-		one, err := b.hotRound(ctx, sides)
+		one, err := b.hotRound(ctx, sides, 0)
 		if err != nil {
 			return err
 		}
-		one.Floor, one.Script = stats.Of(delivery), stats.Of(script)
-		progress("hot lock, round %d of %d: hand-off %.0f µs, message %.0f µs", round+1, b.rounds, one.HandOff.P50, one.Floor.P50)
+		held, err := b.hotRound(ctx, sides, longHold)
+		if err != nil {
+			return err
+		}
+		one.Held, one.Floor, one.Script = held.HandOff, stats.Of(delivery), stats.Of(script)
+		progress("hot lock, round %d of %d: hand-off %.0f µs, after a hold of %s %.0f µs, message %.0f µs",
+			round+1, b.rounds, one.HandOff.P50, longHold, one.Held.P50, one.Floor.P50)
 		r.Hot.Rounds = append(r.Hot.Rounds, one)
 	}
 	p50 := func(times func(report.HotRound) stats.Times) []float64 {
@@ -65,8 +71,8 @@ func (b *bench) hot(ctx context.Context, r *report.Report) (err error) {
 	return nil
 }
 
-// hotRound lets each caller take and release the lock as fast as it can.
-func (b *bench) hotRound(ctx context.Context, sides []*sidecar.Sidecar) (_ report.HotRound, err error) {
+// hotRound lets each caller take the lock, hold it, and release it, over and over.
+func (b *bench) hotRound(ctx context.Context, sides []*sidecar.Sidecar, hold time.Duration) (_ report.HotRound, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	turns := make([][]turn, hotSidecars*hotCallers)
@@ -82,7 +88,7 @@ func (b *bench) hotRound(ctx context.Context, sides []*sidecar.Sidecar) (_ repor
 		}
 		defer closeAfter(&err, app.Close)
 		all.Go(func() {
-			if err := takeTurns(ctx, app, side, to, &turns[i]); err != nil {
+			if err := takeTurns(ctx, app, side, hold, to, &turns[i]); err != nil {
 				cancel(fmt.Errorf("a caller of the hot lock: %w", err))
 			}
 		})
@@ -94,13 +100,16 @@ func (b *bench) hotRound(ctx context.Context, sides []*sidecar.Sidecar) (_ repor
 	return handOffs(slices.Concat(turns...), from, to)
 }
 
-func takeTurns(ctx context.Context, app *sidecar.App, side int, until time.Time, turns *[]turn) error {
+func takeTurns(ctx context.Context, app *sidecar.App, side int, hold time.Duration, until time.Time, turns *[]turn) error {
 	for asked := time.Now(); asked.Before(until) && ctx.Err() == nil; asked = time.Now() {
 		l, err := app.Acquire(ctx, "bench/hot")
 		if err != nil {
 			return err
 		}
 		t := turn{sidecar: side, fence: l.Fence, asked: asked, granted: time.Now()}
+		if hold > 0 {
+			time.Sleep(hold)
+		}
 		t.released = time.Now()
 		if err := l.Release(ctx); err != nil {
 			return err

@@ -58,6 +58,7 @@ type HotRound struct {
 	PerSecond float64     `json:"pairs_per_second"`
 	HandOff   stats.Times `json:"hand_off"`       // just before the release is sent, until the next acquire has returned
 	Across    stats.Times `json:"hand_off_cross"` // only those from one sidecar to the other
+	Held      stats.Times `json:"hand_off_held"`  // the same where each holds the lock for a millisecond
 	Floor     stats.Times `json:"floor"`          // just before an EVALSHA that deletes and publishes, until a subscriber has the message
 	Script    stats.Times `json:"evalsha"`        // round trip of that EVALSHA
 }

@@ -68,7 +68,7 @@ func TestText(t *testing.T) {
 			{Subject: "longer µ name", Callers: 1, Rounds: []measure.Round{round(12345, 0.5, 99.95)}},
 			{Subject: "longer µ name", Callers: 16, Rounds: []measure.Round{round(1, 1, 1)}},
 		},
-		Hot:  &Hot{Sidecars: 2, CallersPerSidecar: 8, Rounds: []HotRound{{PerSecond: 5000, HandOff: times(100), Across: times(110), Floor: times(50), Script: times(40)}}},
+		Hot:  &Hot{Sidecars: 2, CallersPerSidecar: 8, Rounds: []HotRound{{PerSecond: 5000, HandOff: times(100), Across: times(110), Held: times(90), Floor: times(50), Script: times(40)}}},
 		Kill: &Kill{Repeats: 100, Grant: stats.Times{P50: 1500, P99: 2500, Max: 12000}},
 		Idle: &Idle{
 			Holds: 10000, LeaseTTL: 10, Window: 20,

@@ -93,7 +93,8 @@ func (r *Report) hotText(b *bytes.Buffer) {
 	rows := []string{
 		"\tp50 µs\t±\tp99 µs",
 		timesRow("release to the next grant", h.Rounds, func(r HotRound) stats.Times { return r.HandOff }),
-		timesRow("the same, to the other sidecar", h.Rounds, func(r HotRound) stats.Times { return r.Across }),
+		timesRow("only those to the other sidecar", h.Rounds, func(r HotRound) stats.Times { return r.Across }),
+		timesRow("where each holds it for 1 ms", h.Rounds, func(r HotRound) stats.Times { return r.Held }),
 		timesRow("EVALSHA that publishes, to its subscriber", h.Rounds, func(r HotRound) stats.Times { return r.Floor }),
 		timesRow("EVALSHA, round trip", h.Rounds, func(r HotRound) stats.Times { return r.Script }),
 	}
