@@ -135,19 +135,19 @@ func (l *Lock) end() time.Duration {
 	return end
 }
 
-// limitSlack is how long the sidecar may take to say that MaxHold is over. It
-// keeps others out meanwhile and tells for how long, which is better news than
-// its silence.
-const limitSlack = 250 * time.Millisecond
+// maxSlack is how long the sidecar may take to say that MaxHold is over. It
+// keeps others out meanwhile and tells for how much longer, which is better news
+// than its silence.
+const maxSlack = 250 * time.Millisecond
 
 // silentAt is when the sidecar's silence ends the hold: at its end, or soon
 // after where that is by MaxHold. session.mu is held.
 func (l *Lock) silentAt() time.Duration {
-	at := max(l.until, l.session.until)
-	if l.limit != 0 {
-		at = min(at, l.limit+limitSlack)
+	end := l.end()
+	if l.limit != 0 && end+l.session.slack >= l.limit { // the grant was counted a little later than the limit began
+		return end + l.session.slack
 	}
-	return at
+	return end
 }
 
 func (l *Lock) silence() *LostError {

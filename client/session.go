@@ -46,6 +46,7 @@ type Session struct {
 	asking  int                 // acquires in calls
 	early   map[string]*pb.Lost // losses that came before their grants; only while asking
 	clock   sidecarClock
+	slack   time.Duration // see Lock.silentAt
 	until   time.Duration // how long holds without a limit may be relied on, on our clock
 	timer   *time.Timer   // looks whether that is over; nil until there is a lock
 	looksAt time.Duration
@@ -250,6 +251,8 @@ func (s *Session) answered(m *pb.SessionResponse) {
 	switch r := m.GetResponse().(type) {
 	case *pb.SessionResponse_Opened:
 		s.clock.answered(c.sent, r.Opened.GetCountedAt())
+		// Half of what a store keeps a lease longer than it is said to be valid.
+		s.slack = min(maxSlack, r.Opened.GetLeaseTtl().AsDuration()/20)
 	case *pb.SessionResponse_Granted:
 		s.clock.answered(c.sent, r.Granted.GetCountedAt())
 		s.granted(c, r.Granted)
