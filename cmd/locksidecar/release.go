@@ -55,12 +55,12 @@ With -o json it prints one ForceReleaseResponse of the API.`,
 		return f.ask(cmd.Context(), func(ctx context.Context, c *client.Client, asJSON bool) error {
 			ids, err := c.ForceRelease(ctx, resource, id, *grace)
 			switch {
-			case errors.Is(err, client.ErrNotHolder) && id == "":
-				return fmt.Errorf("nobody holds %q", resource)
-			case errors.Is(err, client.ErrNotHolder):
+			case errors.Is(err, client.ErrNotHolder) && id != "":
 				return fmt.Errorf("nobody of the id %s holds or waits for %q; see: locksidecar get %s", id, resource, shellQuote(resource))
 			case err != nil:
 				return err
+			case len(ids) == 0:
+				return fmt.Errorf("nobody holds %q", resource)
 			case asJSON:
 				return writeJSON(io.out, &pb.ForceReleaseResponse{LockIds: ids})
 			}

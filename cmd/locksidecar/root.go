@@ -53,6 +53,7 @@ func newRoot(io streams) *cobra.Command {
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return configure(cmd) },
 		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	root.SuggestionsMinimumDistance = 2
 	root.SetOut(io.out)
 	root.SetErr(io.err)
 	root.PersistentFlags().String("config", "", "YAML file with flags as keys")
