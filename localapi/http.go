@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/session"
 )
 
 // The HTTP side has the paths of the google.api.http annotations in the proto
@@ -185,7 +186,7 @@ func (s *Server) openSession(api *service) handler {
 
 // fail writes an error.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
-	st := s.explain(r.Method+" "+r.URL.Path, err)
+	st := s.explain(r.Context(), r.Method+" "+r.URL.Path, err)
 	writeStatus(w, httpCode(st), st)
 }
 
@@ -196,7 +197,7 @@ func (s *Server) tracked(h http.Handler) http.Handler {
 		if s.stopping.Err() != nil {
 			s.entering.Unlock()
 			w.Header().Set("Connection", "close")
-			st := s.explain(r.URL.Path, context.Cause(s.stopping))
+			st := s.explain(r.Context(), r.URL.Path, session.ErrDraining)
 			writeStatus(w, httpCode(st), st)
 			return
 		}

@@ -71,7 +71,7 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, call func(c
 	default:
 		// The HTTP status has gone out, so the error is the last line. Like every
 		// line it is an object whose one field says what it is.
-		line := append([]byte(`{"error":`), bytes.TrimSpace(marshalJSON(s.explain(r.Method+" "+r.URL.Path, err)))...)
+		line := append([]byte(`{"error":`), bytes.TrimSpace(marshalJSON(s.explain(r.Context(), r.Method+" "+r.URL.Path, err)))...)
 		_, _ = w.Write(append(line, '}', '\n'))
 	}
 }

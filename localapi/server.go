@@ -187,27 +187,26 @@ func (s *Server) newGRPC(api *service) *grpc.Server {
 // unaryEdge is where unary calls come in and their errors go out.
 func (s *Server) unaryEdge(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	if err := permit(ctx); err != nil {
-		return nil, s.edge(info.FullMethod, err)
+		return nil, s.edge(ctx, info.FullMethod, err)
 	}
 	a, err := next(s.continueGRPC(ctx), q)
-	return a, s.edge(info.FullMethod, err)
+	return a, s.edge(ctx, info.FullMethod, err)
 }
 
 // streamEdge is the same for streams. They end when the server stops; Session
 // sees to that by itself.
 func (s *Server) streamEdge(srv any, st grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-	if err := permit(st.Context()); err != nil {
-		return s.edge(info.FullMethod, err)
+	ctx := st.Context()
+	if err := permit(ctx); err != nil {
+		return s.edge(ctx, info.FullMethod, err)
 	}
-	if s.o.Tracer != nil {
-		st = &streamWithContext{ServerStream: st, ctx: s.continueGRPC(st.Context())}
-	}
-	if info.IsServerStream && !info.IsClientStream {
-		ctx, cancel := s.untilStop(st.Context())
+	ctx = s.continueGRPC(ctx)
+	if !info.IsClientStream {
+		var cancel context.CancelFunc
+		ctx, cancel = s.untilStop(ctx)
 		defer cancel()
-		st = &streamWithContext{ServerStream: st, ctx: ctx}
 	}
-	return s.edge(info.FullMethod, next(srv, st))
+	return s.edge(ctx, info.FullMethod, next(srv, &streamWithContext{ServerStream: st, ctx: ctx}))
 }
 
 // untilStop is ctx that also ends, with ErrDraining, when the server stops.
@@ -228,16 +227,20 @@ type streamWithContext struct {
 func (s *streamWithContext) Context() context.Context { return s.ctx }
 
 // edge gives a handler's error the form of the API.
-func (s *Server) edge(method string, err error) error {
+func (s *Server) edge(ctx context.Context, method string, err error) error {
 	if _, has := err.(interface{ GRPCStatus() *status.Status }); has || err == nil { //nolint:errorlint // gRPC's own errors, not wrapped ones
 		return err
 	}
-	return status.FromProto(s.explain(method, err)).Err()
+	return status.FromProto(s.explain(ctx, method, err)).Err()
 }
 
-// explain is toStatus, which puts the text of an error that it does not know
-// into the log.
-func (s *Server) explain(method string, err error) *statuspb.Status {
+// explain is toStatus for a call. A call that was cancelled because the server
+// stops says so, and the text of an error that toStatus does not know goes to
+// the log.
+func (s *Server) explain(ctx context.Context, method string, err error) *statuspb.Status {
+	if errors.Is(err, context.Canceled) && errors.Is(context.Cause(ctx), session.ErrDraining) {
+		err = session.ErrDraining
+	}
 	st := toStatus(err)
 	if codes.Code(st.GetCode()) == codes.Internal { //nolint:gosec // a code
 		s.o.Logger.Error("call failed", keyMethod, method, keyError, err)

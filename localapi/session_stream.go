@@ -290,7 +290,7 @@ func (t *sessionStream) answer(id string, a *pb.SessionResponse, err error) {
 }
 
 func (t *sessionStream) fail(id string, err error) {
-	_ = t.send(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Error{Error: t.explain(methodSession, err)}})
+	_ = t.send(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Error{Error: t.explain(t.ctx, methodSession, err)}})
 }
 
 // send writes one message. An error means that the stream has ended, which the

@@ -1,0 +1,212 @@
+package peercred
+
+import (
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv("PEERCRED_TEST_CONNECT"); path != "" {
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			os.Exit(1)
+		}
+		time.Sleep(time.Minute)
+		_ = c.Close()
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func start(t *testing.T) (*Watcher, *net.UnixListener) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "s")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := NewWatcher()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	t.Cleanup(func() {
+		_ = l.Close()
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return w, l
+}
+
+// connect makes a process that connects, and accepts it.
+func connect(t *testing.T, l *net.UnixListener) (*net.UnixConn, *exec.Cmd) {
+	t.Helper()
+	p := exec.Command("/proc/self/exe")
+	p.Env = append(os.Environ(), "PEERCRED_TEST_CONNECT="+l.Addr().String())
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Process.Kill(); _ = p.Wait() })
+	c, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c, p
+}
+
+func isGone(p *Peer) bool {
+	select {
+	case <-p.Gone:
+		return true
+	default:
+		return false
+	}
+}
+
+func await(t *testing.T, c <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-c:
+	case <-time.After(20 * time.Second):
+		t.Fatal("not told in time")
+	}
+}
+
+func TestPeer(t *testing.T) {
+	w, l := start(t)
+	var told [8]chan struct{}
+	var peers [8]*Peer
+	var processes [8]*exec.Cmd
+	for i := range peers {
+		c, process := connect(t, l)
+		told[i] = make(chan struct{})
+		p, err := w.Peer(c, func() { close(told[i]) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if int(p.PID) != process.Process.Pid || int(p.UID) != os.Getuid() || int(p.GID) != os.Getgid() || isGone(p) {
+			t.Fatalf("%+v", p)
+		}
+		peers[i], processes[i] = p, process
+	}
+	peers[7].Release() // nobody is told any more
+	for i := range peers {
+		if err := processes[i].Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if i == 7 {
+			break
+		}
+		await(t, peers[i].Gone)
+		await(t, told[i])
+		peers[i].Release()
+	}
+	_ = processes[7].Wait()
+	select {
+	case <-told[7]:
+		t.Error("told after Release")
+	case <-peers[7].Gone:
+		t.Error("gone after Release")
+	case <-time.After(50 * time.Millisecond):
+	}
+	if n := len(w.peers); n != 0 {
+		t.Errorf("%d peers left", n)
+	}
+}
+
+// The watch lasts as long as one owner is left, and a zombie is gone already.
+func TestRetain(t *testing.T) {
+	w, l := start(t)
+	c, process := connect(t, l)
+	p, err := w.Peer(c, func() {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Retain()
+	p.Release()
+	_ = c.Close()
+	if isGone(p) {
+		t.Fatal("gone too early")
+	}
+	if err := process.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, p.Gone)
+	p.Release()
+}
+
+// A process that has ended and was waited for before anybody looked is gone.
+func TestPeerIsDead(t *testing.T) {
+	w, l := start(t)
+	c, process := connect(t, l)
+	_ = process.Process.Kill()
+	_ = process.Wait()
+	p, err := w.Peer(c, func() {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, p.Gone)
+	p.Release()
+}
+
+func TestOpenPID(t *testing.T) {
+	_, l := start(t)
+	_, process := connect(t, l)
+	fd, gone, err := openPID(int32(process.Process.Pid)) //nolint:gosec // a pid
+	if err != nil || fd < 0 || gone != nil {
+		t.Fatalf("%d %v %v", fd, gone, err)
+	}
+	_ = os.NewFile(uintptr(fd), "pidfd").Close()
+	if fd, gone, err := openPID(0); fd >= 0 || gone != nil || err != nil {
+		t.Errorf("out of sight: %d %v %v", fd, gone, err)
+	}
+	_ = process.Process.Kill()
+	_ = process.Wait()
+	if fd, gone, err := openPID(int32(process.Process.Pid)); fd >= 0 || gone == nil || err != nil { //nolint:gosec // a pid
+		t.Errorf("dead: %d %v %v", fd, gone, err)
+	}
+}
+
+func TestGroups(t *testing.T) {
+	_, l := start(t)
+	c, _ := connect(t, l)
+	got, err := Groups(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.Getgroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != len(want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestClosed(t *testing.T) {
+	_, l := start(t)
+	c, _ := connect(t, l)
+	w, err := NewWatcher()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if _, err := w.Peer(c, func() {}); err == nil {
+		t.Error("a closed watcher watches")
+	}
+}

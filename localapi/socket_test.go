@@ -1,0 +1,148 @@
+package localapi
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+)
+
+func TestListen(t *testing.T) {
+	path := filepath.Join(socketDir(t), "private", "s.sock")
+	s, err := listen(t.Context(), path, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i, err := os.Stat(filepath.Dir(path)); err != nil || i.Mode().Perm() != 0o700 {
+		t.Errorf("directory: %v %v", i.Mode(), err)
+	}
+	if i, err := os.Stat(path); err != nil || i.Mode().Perm() != 0o600 || i.Mode().Type() != fs.ModeSocket {
+		t.Errorf("socket: %v %v", i.Mode(), err)
+	}
+	if _, err := listen(t.Context(), path, 0o600); !errors.Is(err, ErrSocketInUse) || !strings.Contains(err.Error(), path) {
+		t.Errorf("second: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	left, err := os.ReadDir(filepath.Dir(path))
+	if err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v %v", left, err)
+	}
+}
+
+func TestListenOnStale(t *testing.T) {
+	path := filepath.Join(socketDir(t), "s")
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false)
+	// Without our lock file, as another program or an older sidecar would have it.
+	if _, err := listen(t.Context(), path, 0o600); !errors.Is(err, ErrSocketInUse) {
+		t.Errorf("on a live socket: %v", err)
+	}
+	if err := dead.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s, err := listen(t.Context(), path, 0o600)
+	if err != nil {
+		t.Fatalf("on a dead socket: %v", err)
+	}
+	// Somebody removes the socket and another sidecar takes its place.
+	if err := errors.Join(os.Remove(path), os.Remove(path+".lock")); err != nil {
+		t.Fatal(err)
+	}
+	other, err := listen(t.Context(), path, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Errorf("the other's socket was removed: %v", err)
+	}
+	if err := other.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestListenRefuses(t *testing.T) {
+	dir := socketDir(t)
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		"":           "no path",
+		"@abstract":  "abstract",
+		file:         "not a socket",
+		file + "/s":  "not a directory",
+		"/proc/no/s": "no such file",
+		filepath.Join(dir, strings.Repeat("x", 107)): "at most 107",
+	} {
+		if _, err := listen(t.Context(), path, 0o600); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", path, err)
+		}
+	}
+	if b, err := os.ReadFile(file); err != nil || string(b) != "precious" {
+		t.Errorf("%q %v", b, err)
+	}
+}
+
+// Of many sidecars that start at once on the path of a dead one, one serves.
+func TestListenRace(t *testing.T) {
+	path := filepath.Join(socketDir(t), "s")
+	for range 20 {
+		if l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path}); err == nil {
+			l.SetUnlinkOnClose(false)
+			_ = l.Close()
+		}
+		var wg sync.WaitGroup
+		got := make(chan *socketFile, 8)
+		for range cap(got) {
+			wg.Go(func() {
+				s, err := listen(context.Background(), path, 0o600)
+				switch {
+				case err == nil:
+					got <- s
+				case !errors.Is(err, ErrSocketInUse):
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if len(got) != 1 {
+			t.Fatalf("%d serve", len(got))
+		}
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatalf("nobody answers: %v", err)
+		}
+		_ = c.Close()
+		if err := (<-got).Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestTwoSidecarsOnOneSocket(t *testing.T) {
+	s := start(t)
+	second := New(Options{Manager: s.manager, Socket: s.socket})
+	if err := second.Run(t.Context()); !errors.Is(err, ErrSocketInUse) {
+		t.Errorf("second: %v", err)
+	}
+	if code, body := call(t, s.http(t), "GET", "/readyz", ""); code != 200 {
+		t.Errorf("the first: %d %s", code, body)
+	}
+	s.stop()
+	if _, err := os.Stat(s.socket); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("socket after stop: %v", err)
+	}
+}
