@@ -20,6 +20,7 @@ const (
 	redsync       = "go-redsync/redsync"
 	redislock     = "bsm/redislock"
 	scripts       = "2 × EVALSHA"
+	relayed       = "2 × EVALSHA behind a gRPC stream"
 	streamEchoes  = "2 × gRPC stream echo"
 	unaryEchoes   = "2 × gRPC unary echo"
 	lineEchoes    = "2 × line echo"
@@ -37,16 +38,15 @@ func (b *bench) pairs(ctx context.Context, r *report.Report) (err error) {
 		return err
 	}
 	defer closeAfter(&err, side.Close)
-	grpc, err := echo.Start("grpc", b.socket("grpc"))
-	if err != nil {
-		return err
+	echoes := map[string]*echo.Server{}
+	for _, kind := range []string{echo.Line, echo.GRPC, echo.Relay} {
+		e, startErr := echo.Start(kind, b.socket(kind), b.store)
+		if startErr != nil {
+			return startErr
+		}
+		defer closeAfter(&err, e.Close)
+		echoes[kind] = e
 	}
-	defer closeAfter(&err, grpc.Close)
-	line, err := echo.Start("line", b.socket("line"))
-	if err != nil {
-		return err
-	}
-	defer closeAfter(&err, line.Close)
 
 	subjects := []measure.Subject{
 		side.Client(ourClient),
@@ -55,9 +55,10 @@ func (b *bench) pairs(ctx context.Context, r *report.Report) (err error) {
 		peers.Redsync(redsync, b.redis),
 		peers.Redislock(redislock, b.redis),
 		peers.Scripts(scripts, b.redis),
-		grpc.Streams(streamEchoes),
-		grpc.Unaries(unaryEchoes),
-		line.Lines(lineEchoes),
+		echoes[echo.Relay].Streams(relayed),
+		echoes[echo.GRPC].Streams(streamEchoes),
+		echoes[echo.GRPC].Unaries(unaryEchoes),
+		echoes[echo.Line].Lines(lineEchoes),
 	}
 	results := map[string]map[int][]measure.Round{}
 	for _, s := range subjects {
@@ -91,10 +92,10 @@ func (b *bench) pairs(ctx context.Context, r *report.Report) (err error) {
 	rate := func(subject string) []float64 {
 		return stats.Column(results[subject][manyCallers], func(r measure.Round) float64 { return r.PerSecond })
 	}
-	floor, echoes := p50(scripts), p50(streamEchoes)
+	floor, messages := p50(scripts), p50(streamEchoes)
 	fastest, other := rate(redsync), rate(redislock)
 	for i := range floor {
-		floor[i] += echoes[i]
+		floor[i] += messages[i]
 		fastest[i] = max(fastest[i], other[i])
 	}
 	r.Targets = append(r.Targets,

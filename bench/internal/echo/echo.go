@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
+	"github.com/locksidecar/locksidecar/bench/internal/peers"
 	"github.com/locksidecar/locksidecar/bench/internal/proc"
 )
 
@@ -26,10 +27,17 @@ type Server struct {
 // stopGrace is how long a server may take to end.
 const stopGrace = 2 * time.Second
 
-// Start starts a server. The program must call Serve when it is started with
-// the words "echo KIND SOCKET".
-func Start(kind, socket string) (*Server, error) {
-	p, err := proc.Self("echo", kind, socket)
+// Kinds of servers.
+const (
+	Line  = "line"
+	GRPC  = "grpc"
+	Relay = "relay" // gRPC that takes and releases a lock in Redis before it answers
+)
+
+// Start starts a server; only a Relay needs the URL of a Redis. The program must
+// call Serve when it is started with the words "echo KIND SOCKET REDIS".
+func Start(kind, socket, redis string) (*Server, error) {
+	p, err := proc.Self("echo", kind, socket, redis)
 	if err != nil {
 		return nil, err
 	}
@@ -45,17 +53,23 @@ func Start(kind, socket string) (*Server, error) {
 func (s *Server) Close() error { return s.process.Stop(stopGrace) }
 
 // Serve is the other process. It says when it listens and never returns well.
-func Serve(ctx context.Context, kind, socket string) error {
+func Serve(ctx context.Context, kind, socket, redis string) error {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
 	fmt.Println("listening")
 	switch kind {
-	case "line":
+	case Line:
 		return serveLines(l)
-	case "grpc":
-		return serveGRPC(l)
+	case GRPC:
+		return serveGRPC(l, nothing)
+	case Relay:
+		c, err := peers.Client(redis)
+		if err != nil {
+			return err
+		}
+		return serveGRPC(l, relay(c))
 	default:
 		return fmt.Errorf("no echo server of kind %q", kind)
 	}

@@ -7,12 +7,16 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strconv"
+	"sync/atomic"
 
+	"github.com/redis/go-redis/v9"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
+	"github.com/locksidecar/locksidecar/bench/internal/peers"
 )
 
 const (
@@ -22,6 +26,23 @@ const (
 	// with which gRPC measures a network. So the floor is not set too high.
 	window = 1 << 20
 )
+
+// work is what a server does before it answers a message. begin makes it for
+// each stream.
+type (
+	work  func(context.Context) error
+	begin func() work
+)
+
+func nothing() work { return func(context.Context) error { return nil } }
+
+// relay is the least that a sidecar could be: each message is one EVALSHA.
+func relay(c *redis.Client) begin {
+	var streams atomic.Int64
+	return func() work {
+		return peers.Steps(c, "bench:relay:"+strconv.FormatInt(streams.Add(1), 10))
+	}
+}
 
 // echoService is what protoc would generate for a service with the two methods.
 var echoService = grpc.ServiceDesc{
@@ -41,7 +62,8 @@ var echoService = grpc.ServiceDesc{
 		StreamName:    "Stream",
 		ClientStreams: true,
 		ServerStreams: true,
-		Handler: func(_ any, s grpc.ServerStream) error {
+		Handler: func(b any, s grpc.ServerStream) error {
+			do := b.(begin)()
 			for {
 				m := new(wrapperspb.BytesValue)
 				if err := s.RecvMsg(m); err != nil {
@@ -49,6 +71,9 @@ var echoService = grpc.ServiceDesc{
 						return nil
 					}
 					return fmt.Errorf("receive: %w", err)
+				}
+				if err := do(s.Context()); err != nil {
+					return err
 				}
 				if err := s.SendMsg(m); err != nil {
 					return fmt.Errorf("send: %w", err)
@@ -58,9 +83,9 @@ var echoService = grpc.ServiceDesc{
 	}},
 }
 
-func serveGRPC(l net.Listener) error {
+func serveGRPC(l net.Listener, b begin) error {
 	s := grpc.NewServer(grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(window))
-	s.RegisterService(&echoService, nil)
+	s.RegisterService(&echoService, b)
 	return s.Serve(l)
 }
 

@@ -87,20 +87,34 @@ var errTaken = errors.New("the script says that the lock is not ours")
 // if it is ours. Two EVALSHA round trips are what a store costs at least.
 func Scripts(name string, c *redis.Client) measure.Subject {
 	return onOwnKeys(name, func(key string) measure.Pair {
-		keys := []string{key}
-		n := 0
+		step := Steps(c, key)
 		return func(ctx context.Context) error {
-			n++
-			token := strconv.Itoa(n)
-			if err := run(ctx, c, lockScript, keys, token, expiry.Milliseconds()); err != nil {
-				return fmt.Errorf("lock: %w", err)
+			if err := step(ctx); err != nil {
+				return err
 			}
-			if err := run(ctx, c, unlockScript, keys, token); err != nil {
-				return fmt.Errorf("unlock: %w", err)
+			return step(ctx)
+		}
+	})
+}
+
+// Steps takes a lock with the first script and releases it with the second, in
+// turn.
+func Steps(c *redis.Client, key string) func(context.Context) error {
+	keys := []string{key}
+	n := 0
+	return func(ctx context.Context) error {
+		n++
+		if n%2 == 1 {
+			if err := run(ctx, c, lockScript, keys, n, expiry.Milliseconds()); err != nil {
+				return fmt.Errorf("lock: %w", err)
 			}
 			return nil
 		}
-	})
+		if err := run(ctx, c, unlockScript, keys, n-1); err != nil {
+			return fmt.Errorf("unlock: %w", err)
+		}
+		return nil
+	}
 }
 
 // run runs a script that answers 1 when it did what it is for.
