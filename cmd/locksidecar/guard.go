@@ -30,6 +30,8 @@ const (
 	guardName = "locksidecar-guard"
 	guardFD   = 3
 	guardStep = time.Second // timers stand still while the machine is suspended
+	// guardSlack is a change that is not worth telling.
+	guardSlack = 10 * time.Millisecond
 )
 
 // guard is run's side of it.
@@ -79,7 +81,7 @@ func (g *guard) validFor(d time.Duration) {
 	if d > 0 {
 		until = lock.BootTime() + d
 	}
-	if until != g.until {
+	if change := until - g.until; change.Abs() > guardSlack {
 		g.until = until
 		g.tell("until %d", int64(until))
 	}

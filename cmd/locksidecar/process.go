@@ -18,9 +18,8 @@ const treePause = 5 * time.Millisecond
 
 // process is CMD, the leader of its own process group, and what it started.
 //
-// Processes that lose their parent become children of this process and not of
-// init, so that everything CMD started can be found when it has to end, whatever
-// groups and sessions it made.
+// With adoptOrphans, everything CMD started can be found when it has to end,
+// whatever groups and sessions it made.
 type process struct {
 	pid     int
 	stopped chan syscall.Signal // it was stopped, by this signal
@@ -29,12 +28,18 @@ type process struct {
 	spare   []int               // children of ours that are not CMD's
 }
 
+// adoptOrphans makes this process the parent of every descendant that loses its
+// own.
+func adoptOrphans() error {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("become the parent of orphans: %w", err)
+	}
+	return nil
+}
+
 // startProcess starts a program on our stdin, stdout and stderr. spare are
 // children of ours that CMD has nothing to do with.
 func startProcess(path string, argv, env []string, spare ...int) (*process, error) {
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return nil, fmt.Errorf("become the parent of orphans: %w", err)
-	}
 	p := &process{stopped: make(chan syscall.Signal, 1), exited: make(chan struct{}), spare: spare}
 	started := make(chan error)
 	go func() {

@@ -20,6 +20,10 @@ func TestRunExitStatus(t *testing.T) {
 	if err := os.WriteFile(noFormat, []byte("\x7fELF"), 0o700); err != nil { //nolint:gosec // it must look executable
 		t.Fatal(err)
 	}
+	noInterpreter := filepath.Join(t.TempDir(), "script")
+	if err := os.WriteFile(noInterpreter, []byte("#!/no/such/interpreter\n"), 0o700); err != nil { //nolint:gosec // it must look executable
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		name string
 		args []string
@@ -35,6 +39,7 @@ func TestRunExitStatus(t *testing.T) {
 		{"not there, with a path", []string{"a", "--", "/no/such/program"}, 127, "there is no program"},
 		{"not executable", []string{"a", "--", noProgram}, 126, "cannot execute"},
 		{"not a program", []string{"a", "--", noFormat}, 126, "cannot execute"},
+		{"without its interpreter", []string{"a", "--", noInterpreter}, 127, "cannot execute"},
 		{"no CMD", []string{"a"}, 125, "something is missing: give RESOURCE -- CMD [ARG...]"},
 		{"nothing behind the dashes", []string{"a", "--"}, 125, "something is missing"},
 		{"unknown flag", []string{"--max-holdd", "1s", "a", "true"}, 125, "did you mean --max-hold?"},

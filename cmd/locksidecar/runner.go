@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -45,6 +46,9 @@ func runCommand(ctx context.Context, f *runFlags, resource string, argv []string
 	if err != nil {
 		return err
 	}
+	if err := adoptOrphans(); err != nil {
+		return err
+	}
 	r := &runner{flags: f, io: io, resource: resource, signals: make(chan os.Signal, 16), resumed: make(chan os.Signal, 1)}
 	notify(r.signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT,
 		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM, syscall.SIGWINCH, syscall.SIGTSTP)
@@ -84,7 +88,11 @@ func runCommand(ctx context.Context, f *runFlags, resource string, argv []string
 		if releaseErr := r.release(ctx, releaseLimit); releaseErr != nil {
 			r.say("%v", releaseErr)
 		}
-		return &exitError{code: exitCannotExec, err: fmt.Errorf("cannot execute %q: %w", path, err)}
+		code := exitCannotExec
+		if errors.Is(err, fs.ErrNotExist) { // the interpreter of a script, for instance
+			code = exitNotFound
+		}
+		return &exitError{code: code, err: fmt.Errorf("cannot execute %q: %w", path, err)}
 	}
 	r.guard.watch(r.cmd.pid)
 	return r.mind(ctx)
