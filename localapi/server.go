@@ -65,6 +65,7 @@ type Server struct {
 	listening chan struct{}
 	entering  sync.Mutex     // orders running.Add by HTTP handlers before the end of stopping
 	running   sync.WaitGroup // what Run waits for
+	workers   workers        // for the requests of Session streams
 
 	stopping context.Context //nolint:containedctx // ends when Run begins to stop; handlers end by it
 	stop     context.CancelCauseFunc
@@ -82,6 +83,7 @@ func New(o Options) *Server {
 	addr := &net.UnixAddr{Name: o.Socket, Net: "unix"}
 	s.grpcConns, s.httpConns = newQueueListener(addr), newQueueListener(addr)
 	s.stopping, s.stop = context.WithCancelCause(context.Background())
+	s.workers = workers{jobs: make(chan func()), running: &s.running, stop: s.stopping.Done()}
 	return s
 }
 

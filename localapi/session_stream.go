@@ -205,7 +205,7 @@ func (t *sessionStream) fly(f func()) {
 		f()
 		return
 	}
-	t.running.Go(func() {
+	t.workers.run(func() {
 		defer t.land()
 		f()
 	})
@@ -254,7 +254,7 @@ func (t *sessionStream) acquire(id string, q *pb.AcquireRequest) error {
 	t.flying++
 	ctx, cancel := context.WithCancel(t.ctx)
 	t.waits[id] = cancel
-	t.running.Go(func() {
+	t.workers.run(func() {
 		defer t.land()
 		defer cancel()
 		g, err := t.service.acquire(ctx, t.sess, r)

@@ -1,0 +1,123 @@
+package localapi
+
+import (
+	"io"
+	"net"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+)
+
+// BenchmarkSession is an acquire and a release on one stream, on the embedded
+// store; BenchmarkEcho is two messages on a bare gRPC stream over the same kind
+// of socket. What lies between them is ours.
+func BenchmarkSession(b *testing.B) {
+	for _, callers := range []int{1, 16} {
+		b.Run(strconv.Itoa(callers), func(b *testing.B) {
+			s := start(b)
+			var all []*stream
+			for range callers {
+				all = append(all, s.stream(b, s.api(b), &pb.OpenSessionRequest{}))
+			}
+			b.ReportAllocs()
+			b.ResetTimer()
+			defer cpu(b)()
+			var wg sync.WaitGroup
+			for i, x := range all {
+				wg.Go(func() {
+					r := "r" + strconv.Itoa(i)
+					for range b.N / callers {
+						x.acquire("a", &pb.AcquireRequest{Resource: r, Wait: durationpb.New(0)})
+						x.release("b", x.answer("a").GetGranted().GetLockId())
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+}
+
+// cpu adds the processor time of both ends to the report: on a busy machine it
+// tells more than the time.
+func cpu(b *testing.B) func() {
+	var before unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &before)
+	return func() {
+		var after unix.Rusage
+		_ = unix.Getrusage(unix.RUSAGE_SELF, &after)
+		spent := after.Utime.Nano() + after.Stime.Nano() - before.Utime.Nano() - before.Stime.Nano()
+		b.ReportMetric(float64(spent)/float64(b.N), "cpu-ns/op")
+	}
+}
+
+type echo struct {
+	pb.UnimplementedLockSidecarServer
+}
+
+func (echo) Session(st grpc.BidiStreamingServer[pb.SessionRequest, pb.SessionResponse]) error {
+	for {
+		q, err := st.Recv()
+		if err != nil {
+			return err
+		}
+		a := &pb.SessionResponse{RequestId: q.GetRequestId(), Response: &pb.SessionResponse_Granted{Granted: &pb.Grant{Resource: "r", LockId: "0123456789abcdef0123456789abcdef"}}}
+		if err := st.Send(a); err != nil {
+			return err
+		}
+	}
+}
+
+func BenchmarkEcho(b *testing.B) {
+	for _, callers := range []int{1, 16} {
+		b.Run(strconv.Itoa(callers), func(b *testing.B) {
+			path := filepath.Join(socketDir(b), "e")
+			l, err := net.Listen("unix", path)
+			if err != nil {
+				b.Fatal(err)
+			}
+			g := grpc.NewServer()
+			pb.RegisterLockSidecarServer(g, echo{})
+			done := make(chan error, 1)
+			go func() { done <- g.Serve(l) }()
+			defer func() { g.Stop(); <-done }()
+			var all []pb.LockSidecar_SessionClient
+			for range callers {
+				cc, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer func() { _ = cc.Close() }()
+				st, err := pb.NewLockSidecarClient(cc).Session(b.Context())
+				if err != nil {
+					b.Fatal(err)
+				}
+				all = append(all, st)
+			}
+			b.ReportAllocs()
+			b.ResetTimer()
+			defer cpu(b)()
+			var wg sync.WaitGroup
+			for _, st := range all {
+				wg.Go(func() {
+					for range 2 * (b.N / callers) {
+						if err := st.Send(&pb.SessionRequest{RequestId: "a", Request: &pb.SessionRequest_Acquire{Acquire: &pb.AcquireRequest{Resource: "r"}}}); err != nil && err != io.EOF { //nolint:errorlint // as gRPC says
+							b.Error(err)
+						}
+						if _, err := st.Recv(); err != nil {
+							b.Error(err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+}
