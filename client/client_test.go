@@ -20,7 +20,13 @@ import (
 	"github.com/locksidecar/locksidecar/session"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if socket := os.Getenv(sidecarEnv); socket != "" {
+		serve(socket)
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // sidecar is a real one on a real socket, over the embedded store.
 type sidecar struct {

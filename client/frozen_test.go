@@ -1,0 +1,129 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/embedded"
+	"github.com/locksidecar/locksidecar/client"
+	"github.com/locksidecar/locksidecar/localapi"
+	"github.com/locksidecar/locksidecar/session"
+)
+
+// sidecarEnv makes the test binary a sidecar on the socket that it names.
+const sidecarEnv = "CLIENT_TEST_SIDECAR"
+
+const frozenTTL = 2 * time.Second
+
+func serve(socket string) {
+	m, err := session.New(session.Options{Backend: embedded.New(), Sidecar: "process", TTL: frozenTTL})
+	if err != nil {
+		panic(err)
+	}
+	go func() { _ = m.Run(context.Background()) }()
+	for m.Ready() != nil {
+		time.Sleep(time.Millisecond)
+	}
+	if err := localapi.New(localapi.Options{Manager: m, Socket: socket}).Run(context.Background()); err != nil {
+		panic(err)
+	}
+}
+
+// process starts a sidecar as a process of its own.
+func process(t *testing.T) (socket string, p *os.Process) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "lsp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	socket = filepath.Join(dir, "s")
+	c := exec.Command("/proc/self/exe")
+	c.Env = append(os.Environ(), sidecarEnv+"="+socket)
+	c.Stderr = os.Stderr
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Process.Kill(); _ = c.Wait() })
+	eventually(t, "listening", func() bool { _, err := os.Stat(socket); return err == nil })
+	return socket, c.Process
+}
+
+// When the sidecar is frozen, the app gives up by its own clock, before the
+// lease could end, and does not change its mind when the sidecar wakes up.
+func TestFrozenSidecar(t *testing.T) {
+	socket, p := process(t)
+	c, err := client.Dial(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	s, err := c.OpenSession(t.Context(), client.SessionOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := acquire(t, s, "r", client.AcquireOptions{})
+	time.Sleep(frozenTTL) // lease news keep it valid
+	if l.Err() != nil {
+		t.Fatal(l.Err())
+	}
+	if err := p.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	frozen := time.Now()
+	within(t, "lost", l.Lost())
+	if d := time.Since(frozen); d > frozenTTL+500*time.Millisecond {
+		t.Errorf("gave up %s after the freeze", d)
+	}
+	var lost *client.LostError
+	if !errors.As(l.Err(), &lost) || lost.Reason != client.LostSilence || l.ValidFor() != 0 {
+		t.Errorf("%v, valid for %s", l.Err(), l.ValidFor())
+	}
+	if err := p.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Release(t.Context()); !errors.Is(err, client.ErrLockLost) && err != nil {
+		t.Errorf("release: %v", err)
+	}
+	if l.Err() == nil {
+		t.Error("no longer lost")
+	}
+	if err := acquire(t, s, "r", client.AcquireOptions{}).Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestKilledSidecar(t *testing.T) {
+	socket, p := process(t)
+	c, err := client.Dial(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	s, err := c.OpenSession(t.Context(), client.SessionOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := acquire(t, s, "r", client.AcquireOptions{})
+	killed := time.Now()
+	if err := p.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	within(t, "lost", l.Lost())
+	if d := time.Since(killed); d > frozenTTL/2 {
+		t.Errorf("told %s after the kill", d)
+	}
+	var lost *client.LostError
+	if !errors.As(l.Err(), &lost) || lost.Reason != client.LostStream || !errors.Is(s.Err(), client.ErrStreamEnded) {
+		t.Errorf("%v; %v", l.Err(), s.Err())
+	}
+	if _, err := s.Acquire(t.Context(), "r", client.AcquireOptions{}); !errors.Is(err, client.ErrStreamEnded) {
+		t.Errorf("acquire: %v", err)
+	}
+}

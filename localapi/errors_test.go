@@ -1,0 +1,76 @@
+package localapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+
+	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session"
+)
+
+func TestErrors(t *testing.T) {
+	const secret = "dial tcp 10.0.0.1:6379"
+	busy := lock.Status{Resource: "r", Holders: []lock.Holding{{
+		Mode: lock.Shared, Fence: 7, Age: 1500 * time.Millisecond, Sidecar: "pod",
+		Owner: lock.Owner{PID: 12, UID: 34, Session: "job"},
+	}}}
+	holder := map[string]string{
+		"resource": "r", "holder_mode": "SHARED", "holder_fence": "7", "holder_age": "1.5s",
+		"holder_sidecar": "pod", "holder_pid": "12", "holder_uid": "34", "holder_session": "job",
+	}
+	with := func(k, v string) map[string]string {
+		m := map[string]string{k: v}
+		for k, v := range holder {
+			m[k] = v
+		}
+		return m
+	}
+	for name, x := range map[string]struct {
+		err      error
+		reason   reason
+		code     codes.Code
+		http     int
+		metadata map[string]string
+	}{
+		"held":                {&lock.HeldError{Cause: lock.ErrHeld, Status: busy}, reasonHeld, codes.Aborted, 409, holder},
+		"held, nothing known": {&lock.HeldError{Cause: lock.ErrHeld, Status: lock.Status{Resource: "r"}}, reasonHeld, codes.Aborted, 409, map[string]string{"resource": "r"}},
+		"waited":              {&lock.HeldError{Cause: context.DeadlineExceeded, Status: busy, Position: 3}, reasonTimeout, codes.DeadlineExceeded, 504, with("position", "3")},
+		"gave up":             {&lock.HeldError{Cause: context.Canceled, Status: busy, Position: 1}, reasonCancelled, codes.Canceled, 499, with("position", "1")},
+		"lost":                {&session.LostError{Lost: session.Lost{LockID: "id", Resource: "r", Fence: 9, Reason: session.Forced}}, reasonLost, codes.FailedPrecondition, 410, map[string]string{"resource": "r", "lock_id": "id", "fence": "9", "lost_reason": "FORCED"}},
+		"no session":          {session.ErrSessionNotFound, reasonNoSession, codes.NotFound, 404, nil},
+		"session ended":       {session.ErrSessionClosed, reasonNoSession, codes.NotFound, 404, nil},
+		"not holder":          {fmt.Errorf("release: %w", lock.ErrNotHolder), reasonNotHolder, codes.FailedPrecondition, 412, nil},
+		"upgrade":             {session.ErrUpgradeRefused, reasonUpgrade, codes.FailedPrecondition, 412, nil},
+		"store":               {fmt.Errorf("acquire: %w: %s", lock.ErrUnavailable, secret), reasonUnavailable, codes.Unavailable, 503, nil},
+		"store, too late":     {fmt.Errorf("%w: %w", lock.ErrUnavailable, &lock.HeldError{Cause: context.DeadlineExceeded}), reasonUnavailable, codes.Unavailable, 503, nil},
+		"lease":               {lock.ErrLeaseLost, reasonUnavailable, codes.Unavailable, 503, nil},
+		"limit":               {&session.LimitError{Limit: "holds", Max: 5}, reasonLimit, codes.ResourceExhausted, 429, map[string]string{"limit": "holds", "max": "5"}},
+		"invalid":             {&lock.InvalidError{Field: "wait", Problem: "is odd"}, reasonInvalid, codes.InvalidArgument, 400, map[string]string{"field": "wait"}},
+		"permission":          {refuse(reasonPermission, "no"), reasonPermission, codes.PermissionDenied, 403, nil},
+		"draining":            {session.ErrDraining, reasonDraining, codes.Unavailable, 503, nil},
+		"cancelled":           {context.Canceled, reasonCancelled, codes.Canceled, 499, nil},
+		"deadline":            {context.DeadlineExceeded, reasonTimeout, codes.DeadlineExceeded, 504, nil},
+		"unknown":             {errors.New(secret), reasonInternal, codes.Internal, 500, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			st := toStatus(x.err)
+			info := infoOf(t, st)
+			if reason(info.GetReason()) != x.reason || codes.Code(st.GetCode()) != x.code || httpCode(st) != x.http { //nolint:gosec // a code
+				t.Errorf("%v, HTTP %d", st, httpCode(st))
+			}
+			if d := cmp.Diff(x.metadata, info.GetMetadata()); d != "" {
+				t.Error(d)
+			}
+			if st.GetMessage() == "" || strings.Contains(st.GetMessage(), secret) {
+				t.Errorf("message %q", st.GetMessage())
+			}
+		})
+	}
+}
