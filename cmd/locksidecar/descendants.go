@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"os"
-	"path/filepath"
 	"strconv"
 )
 
@@ -16,7 +15,7 @@ func descendants() ([]relative, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer dir.Close() //nolint:errcheck // it was only read
+	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
 	if err != nil {
 		return nil, err
@@ -28,11 +27,7 @@ func descendants() ([]relative, error) {
 		if err != nil {
 			continue
 		}
-		stat, err := os.ReadFile(filepath.Join("/proc", name, "stat"))
-		if err != nil { // it has ended meanwhile
-			continue
-		}
-		if state, parent, group, ok := parseStat(stat); ok {
+		if state, parent, group, ok := readStat(pid); ok { // else it has ended meanwhile
 			children[parent] = append(children[parent], relative{pid, group})
 			alive[pid] = state != 'Z' && state != 'X'
 		}
@@ -47,6 +42,15 @@ func descendants() ([]relative, error) {
 		}
 	}
 	return found, nil
+}
+
+// readStat tells about one process; not ok: it is not there.
+func readStat(pid int) (state byte, parent, group int, ok bool) {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return 0, 0, 0, false
+	}
+	return parseStat(stat)
 }
 
 // parseStat reads /proc/PID/stat, see proc(5). The name, in parentheses, may

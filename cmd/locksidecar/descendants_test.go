@@ -44,8 +44,7 @@ func TestDescendants(t *testing.T) {
 		}
 		child := false
 		for _, d := range tree {
-			stat, _ := os.ReadFile("/proc/" + pidCell(int32(d.pid)) + "/stat") //nolint:gosec // a pid
-			_, parent, _, _ := parseStat(stat)
+			_, parent, _, _ := readStat(d.pid)
 			child = child || d.pid == cmd.Process.Pid
 			if parent == cmd.Process.Pid {
 				grandchild = d.pid

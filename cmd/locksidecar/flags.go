@@ -61,7 +61,7 @@ func (c *clientFlags) ask(ctx context.Context, f func(ctx context.Context, c *cl
 	if err != nil {
 		return err
 	}
-	defer conn.Close() //nolint:errcheck // the process ends
+	defer conn.Close()
 	return f(ctx, conn, asJSON)
 }
 
@@ -79,7 +79,7 @@ func completeResources(socket *socketFlag) cobra.CompletionFunc {
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		defer conn.Close() //nolint:errcheck // the process ends
+		defer conn.Close()
 		ctx, cancel := context.WithTimeout(cmd.Context(), completionLimit)
 		defer cancel()
 		var names []string

@@ -47,12 +47,12 @@ func startGuard(dir string) (*guard, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a pipe: %w", err)
 	}
-	defer r.Close() //nolint:errcheck // the guard has its own
+	defer r.Close()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return nil, fmt.Errorf("start guard: %w", err)
 	}
-	defer null.Close()                                                                     //nolint:errcheck // the guard has its own
+	defer null.Close()
 	pid, err := syscall.ForkExec("/proc/self/exe", []string{guardName}, &syscall.ProcAttr{ //nolint:gosec // ourselves
 		Dir:   "/",
 		Env:   []string{},

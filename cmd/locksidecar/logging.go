@@ -11,7 +11,6 @@ import (
 // Keys of log lines.
 const (
 	keyAddress = "address"
-	keyCommand = "command"
 	keyDrain   = "drain"
 	keyError   = "error"
 	keyHolds   = "holds"

@@ -239,7 +239,7 @@ func TestKilledRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close() //nolint:errcheck // the test ends
+	defer s.Close()
 	granted := make(chan time.Time, 1)
 	go func() {
 		if _, err := s.Acquire(t.Context(), "a", client.AcquireOptions{}); err != nil {

@@ -34,9 +34,9 @@ func (t tests) Run() int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer os.RemoveAll(dir) //nolint:errcheck // a temporary directory
+	defer os.RemoveAll(dir)
 	binary = filepath.Join(dir, "locksidecar")
-	build := exec.Command("go", "build", "-ldflags", "-X main.version=v0.0.0-test", "-o", binary, ".") //nolint:noctx // ends by itself
+	build := exec.Command("go", "build", "-ldflags", "-X main.version=v0.0.0-test", "-o", binary, ".")
 	build.Stdout, build.Stderr = os.Stderr, os.Stderr
 	if err := build.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, "build the program:", err)
@@ -248,11 +248,7 @@ func status(t *testing.T, c *client.Client, resource string) (holders, waiters i
 
 // alive reports whether a process is there and has not ended.
 func alive(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return false
-	}
-	state, _, _, ok := parseStat(stat)
+	state, _, _, ok := readStat(pid)
 	return ok && state != 'Z' && state != 'X'
 }
 

@@ -48,7 +48,7 @@ func startProcess(path string, argv, env []string, spare ...int) (*process, erro
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		var err error
-		p.pid, err = syscall.ForkExec(path, argv, &syscall.ProcAttr{
+		p.pid, err = syscall.ForkExec(path, argv, &syscall.ProcAttr{ //nolint:gosec // to run what it is told is what run is for
 			Env:   env,
 			Files: []uintptr{0, 1, 2},
 			Sys:   &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL},

@@ -17,11 +17,11 @@ func TestRunExitStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	noFormat := filepath.Join(t.TempDir(), "broken")
-	if err := os.WriteFile(noFormat, []byte("\x7fELF"), 0o700); err != nil { //nolint:gosec // it must look executable
+	if err := os.WriteFile(noFormat, []byte("\x7fELF"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	noInterpreter := filepath.Join(t.TempDir(), "script")
-	if err := os.WriteFile(noInterpreter, []byte("#!/no/such/interpreter\n"), 0o700); err != nil { //nolint:gosec // it must look executable
+	if err := os.WriteFile(noInterpreter, []byte("#!/no/such/interpreter\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {

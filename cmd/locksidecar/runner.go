@@ -75,7 +75,7 @@ func runCommand(ctx context.Context, f *runFlags, resource string, argv []string
 	if err != nil {
 		return notRun(err)
 	}
-	defer c.Close() //nolint:errcheck // the process ends
+	defer c.Close()
 	if err := r.acquire(ctx, c, filepath.Base(argv[0])); err != nil {
 		return err
 	}
@@ -128,10 +128,10 @@ func (r *runner) acquire(ctx context.Context, c *client.Client, name string) err
 		return notRun(err)
 	}
 	o := client.AcquireOptions{Mode: client.Exclusive, MaxHold: r.flags.maxHold, Wait: r.flags.wait}
-	switch {
-	case r.flags.wait == forever:
+	switch r.flags.wait {
+	case forever:
 		o.Wait = 0
-	case r.flags.wait == 0:
+	case 0:
 		o.Wait = client.NoWait
 	}
 	if r.flags.shared {

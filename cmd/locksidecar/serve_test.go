@@ -174,7 +174,7 @@ func get(t *testing.T, addr, path string) (int, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer a.Body.Close() //nolint:errcheck // it is read
+	defer a.Body.Close()
 	var b strings.Builder
 	buf := make([]byte, 4096)
 	for {
@@ -264,7 +264,7 @@ func TestStopWaitsForApps(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close() //nolint:errcheck // the test ends
+	defer s.Close()
 	side.signal(syscall.SIGTERM)
 	select {
 	case <-s.Draining():
@@ -344,7 +344,7 @@ func TestAccess(t *testing.T) {
 		t.Skip("needs root to be another user")
 	}
 	side := serveProgram(t, "--socket-mode", "0666", "--allow-uid", "1001", "--admin-uid", "1002")
-	if err := os.Chmod(filepath.Dir(side.socket), 0o755); err != nil { //nolint:gosec // for the other users
+	if err := os.Chmod(filepath.Dir(side.socket), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	program := filepath.Join(filepath.Dir(side.socket), "locksidecar")
@@ -352,7 +352,7 @@ func TestAccess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(program, text, 0o755); err != nil { //nolint:gosec // for the other users
+	if err := os.WriteFile(program, text, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	as := func(uid uint32, args ...string) result {

@@ -3,7 +3,6 @@ package main
 import (
 	"os"
 	"os/signal"
-	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -11,7 +10,7 @@ import (
 
 // isTerminal reports whether f is a terminal.
 func isTerminal(f *os.File) bool {
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS) //nolint:gosec // a file descriptor
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
 	return err == nil
 }
 
@@ -35,7 +34,7 @@ func openTerminal() *terminal {
 func (t *terminal) ours() bool { return t.file != nil && t.owner() == unix.Getpgrp() }
 
 func (t *terminal) owner() int {
-	pgid, err := unix.IoctlGetInt(int(t.file.Fd()), unix.TIOCGPGRP) //nolint:gosec // a file descriptor
+	pgid, err := unix.IoctlGetInt(int(t.file.Fd()), unix.TIOCGPGRP)
 	if err != nil {
 		return -1
 	}
@@ -63,7 +62,7 @@ func (t *terminal) takeBack() {
 }
 
 func (t *terminal) assign(group int) error {
-	return unix.IoctlSetPointerInt(int(t.file.Fd()), unix.TIOCSPGRP, group) //nolint:gosec // a file descriptor
+	return unix.IoctlSetPointerInt(int(t.file.Fd()), unix.TIOCSPGRP, group)
 }
 
 // jobControlled reports whether a shell has us as one of its jobs, so that it
@@ -77,11 +76,7 @@ func jobControlled() bool {
 	}
 	group := unix.Getpgrp()
 	for pid := os.Getppid(); pid > 0; {
-		stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-		if err != nil {
-			return false
-		}
-		_, parent, itsGroup, ok := parseStat(stat)
+		_, parent, itsGroup, ok := readStat(pid)
 		if itsSession, err := unix.Getsid(pid); !ok || err != nil || itsSession != session {
 			return false
 		}

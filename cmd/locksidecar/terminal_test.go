@@ -39,7 +39,7 @@ func launchOnTerminal(t *testing.T, env []string, path string, args ...string) *
 	if err != nil {
 		t.Skipf("no pseudo-terminals here: %v", err)
 	}
-	cmd := exec.Command(path, args...) //nolint:noctx // ended by the test
+	cmd := exec.Command(path, args...)
 	cmd.Env = cleanEnv(append(env, "PS1=$ ", "TERM=dumb", "HISTFILE=")...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}

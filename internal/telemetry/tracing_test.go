@@ -140,7 +140,7 @@ func TestTraceOfAnAcquire(t *testing.T) {
 	attr := func(s tracetest.SpanStub, key string) string {
 		for _, a := range s.Attributes {
 			if string(a.Key) == key {
-				return a.Value.Emit()
+				return a.Value.String()
 			}
 		}
 		return ""
