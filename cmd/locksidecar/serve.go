@@ -48,7 +48,7 @@ const serveExamples = `  # for the apps of this host
   locksidecar serve --store redis://redis.example:6379 --store-password-file /secrets/redis/password
 
   # from a file
-  printf 'store: embedded:\nttl: 5s\nallow-uid: [1000, 1001]\n' >sidecar.yaml
+  printf 'store: "embedded:"\nttl: 5s\nallow-uid: [1000, 1001]\n' >sidecar.yaml
   locksidecar serve --config sidecar.yaml`
 
 // serveFlags are the flags of serve.
