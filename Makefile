@@ -55,6 +55,7 @@ lint: ## Run the linters on Go and proto files
 	$(LINT) run ./...
 	cd $(BENCH) && $(LINT) run --config ../.golangci.yml ./...
 	scripts/proto.sh lint
+	scripts/proto.sh breaking
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZ_TIME

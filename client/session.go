@@ -100,7 +100,7 @@ func (c *Client) OpenSession(ctx context.Context, o SessionOptions) (*Session, e
 	}
 	s.id = a.GetOpened().GetSessionId()
 	if o.TTL != 0 {
-		s.running.Go(func() { s.keepAlive(o.TTL / 3) })
+		s.running.Go(func() { s.keepAlive(sctx, o.TTL/3) })
 	}
 	return s, nil
 }
@@ -300,7 +300,7 @@ func (s *Session) event(e *pb.Event) {
 }
 
 // keepAlive tells the sidecar again and again that this process lives.
-func (s *Session) keepAlive(every time.Duration) {
+func (s *Session) keepAlive(ctx context.Context, every time.Duration) {
 	t := time.NewTicker(every)
 	defer t.Stop()
 	for {
@@ -309,8 +309,8 @@ func (s *Session) keepAlive(every time.Duration) {
 		case <-s.done:
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), every)
-		_, _ = s.do(ctx, &call{}, &pb.SessionRequest{Request: &pb.SessionRequest_KeepAlive{KeepAlive: &pb.KeepAliveRequest{}}})
+		beat, cancel := context.WithTimeout(ctx, every)
+		_, _ = s.do(beat, &call{}, &pb.SessionRequest{Request: &pb.SessionRequest_KeepAlive{KeepAlive: &pb.KeepAliveRequest{}}})
 		cancel()
 	}
 }

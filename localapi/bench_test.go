@@ -85,9 +85,10 @@ func BenchmarkEcho(b *testing.B) {
 			}
 			g := grpc.NewServer()
 			pb.RegisterLockSidecarServer(g, echo{})
-			done := make(chan error, 1)
-			go func() { done <- g.Serve(l) }()
-			defer func() { g.Stop(); <-done }()
+			var serving sync.WaitGroup
+			serving.Go(func() { _ = g.Serve(l) })
+			defer serving.Wait()
+			defer g.Stop()
 			var all []pb.LockSidecar_SessionClient
 			for range callers {
 				cc, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))

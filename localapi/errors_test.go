@@ -62,7 +62,7 @@ func TestErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			st := toStatus(x.err)
 			info := infoOf(t, st)
-			if reason(info.GetReason()) != x.reason || codes.Code(st.GetCode()) != x.code || httpCode(st) != x.http { //nolint:gosec // a code
+			if reason(info.GetReason()) != x.reason || codes.Code(st.GetCode()) != x.code || httpCode(st) != x.http {
 				t.Errorf("%v, HTTP %d", st, httpCode(st))
 			}
 			if d := cmp.Diff(x.metadata, info.GetMetadata()); d != "" {

@@ -109,15 +109,15 @@ func decode(body []byte, q proto.Message) error {
 	if len(bytes.TrimSpace(body)) == 0 {
 		return nil
 	}
-	if err := protojson.Unmarshal(body, q); err != nil {
-		return whyNot(body, q, err)
+	if protojson.Unmarshal(body, q) != nil {
+		return whyNot(body, q)
 	}
 	return nil
 }
 
 // whyNot finds the field at which the body of a request is wrong. protojson's
 // own texts are not stable, and speak of Go.
-func whyNot(body []byte, q proto.Message, err error) error {
+func whyNot(body []byte, q proto.Message) error {
 	if !utf8.Valid(body) {
 		return invalid("body", "is not valid UTF-8")
 	}

@@ -94,5 +94,5 @@ func affordableConnections() int {
 	if files.Cur >= defaultConnections*filesPerConnection+otherFiles {
 		return defaultConnections
 	}
-	return max(16, (int(files.Cur)-otherFiles)/filesPerConnection) //nolint:gosec // smaller than the constant above
+	return max(16, (int(files.Cur)-otherFiles)/filesPerConnection)
 }

@@ -44,8 +44,7 @@ const (
 	stopLimit = 2 * time.Second
 
 	// Buffers of a gRPC connection: messages are small, and an idle connection
-	// should cost little. The write buffer is shared, so it is there only while
-	// something is written.
+	// should cost little. (gRPC keeps a write buffer only while it writes.)
 	grpcReadBuffer  = 4 << 10
 	grpcWriteBuffer = 16 << 10
 	// grpcWindow is what a stream may have in flight. A fixed one saves the pings
@@ -126,7 +125,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	s.beginStop()
 	err = errors.Join(err, socket.Close())
-	s.stopServers(grpcServer, httpServer)
+	s.stopServers(context.WithoutCancel(ctx), grpcServer, httpServer)
 	servers.Wait()
 	s.running.Wait()
 	stopWatching()
@@ -143,8 +142,8 @@ func (s *Server) beginStop() {
 
 // stopServers lets the calls in flight end, which stopping has told to, and ends
 // them after stopLimit.
-func (s *Server) stopServers(g *grpc.Server, h *http.Server) {
-	limit, cancel := context.WithTimeout(context.Background(), stopLimit)
+func (s *Server) stopServers(ctx context.Context, g *grpc.Server, h *http.Server) {
+	limit, cancel := context.WithTimeout(ctx, stopLimit)
 	defer cancel()
 	var both sync.WaitGroup
 	both.Go(func() {
@@ -172,7 +171,6 @@ func (s *Server) newGRPC(api *service) *grpc.Server {
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.ReadBufferSize(grpcReadBuffer),
 		grpc.WriteBufferSize(grpcWriteBuffer),
-		grpc.SharedWriteBuffer(true),
 		grpc.StaticStreamWindowSize(grpcWindow),
 		grpc.StaticConnWindowSize(grpcWindow),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
@@ -230,7 +228,7 @@ func (s *streamWithContext) Context() context.Context { return s.ctx }
 
 // edge gives a handler's error the form of the API.
 func (s *Server) edge(ctx context.Context, method string, err error) error {
-	if _, has := err.(interface{ GRPCStatus() *status.Status }); has || err == nil { //nolint:errorlint // gRPC's own errors, not wrapped ones
+	if _, has := err.(interface{ GRPCStatus() *status.Status }); has || err == nil {
 		return err
 	}
 	return status.FromProto(s.explain(ctx, method, err)).Err()

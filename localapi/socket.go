@@ -146,7 +146,7 @@ func lockPath(path string) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); { //nolint:gosec // a file descriptor
+		switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
 		case errors.Is(err, unix.EWOULDBLOCK):
 			_ = f.Close()
 			return nil, fmt.Errorf("%w (%s is locked)", ErrSocketInUse, path)

@@ -43,7 +43,10 @@ breaking)
 		echo "buf breaking: $ref is not here or has no proto files, nothing to compare with"
 		exit 0
 	fi
-	buf breaking --against ".git#ref=$ref"
+	base=$(mktemp -d)
+	trap 'rm -rf "$base"' EXIT
+	git archive "$ref" buf.yaml api | tar -x -C "$base"
+	buf breaking --against "$base"
 	;;
 *)
 	sed -n '2,9s/^# \{0,1\}//p' "$0" >&2

@@ -167,7 +167,7 @@ func TestPeerIsDead(t *testing.T) {
 func TestOpenPID(t *testing.T) {
 	_, l := start(t)
 	_, process := connect(t, l)
-	fd, gone, err := openPID(int32(process.Process.Pid)) //nolint:gosec // a pid
+	fd, gone, err := openPID(int32(process.Process.Pid))
 	if err != nil || fd < 0 || gone != nil {
 		t.Fatalf("%d %v %v", fd, gone, err)
 	}
@@ -177,7 +177,7 @@ func TestOpenPID(t *testing.T) {
 	}
 	_ = process.Process.Kill()
 	_ = process.Wait()
-	if fd, gone, err := openPID(int32(process.Process.Pid)); fd >= 0 || gone == nil || err != nil { //nolint:gosec // a pid
+	if fd, gone, err := openPID(int32(process.Process.Pid)); fd >= 0 || gone == nil || err != nil {
 		t.Errorf("dead: %d %v %v", fd, gone, err)
 	}
 }

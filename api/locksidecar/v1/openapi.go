@@ -1,3 +1,5 @@
+// Package locksidecarv1 is the local API: Go code made from locksidecar.proto,
+// and the same for HTTP as an OpenAPI document.
 package locksidecarv1
 
 import _ "embed"
