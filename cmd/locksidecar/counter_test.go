@@ -25,7 +25,7 @@ const increment = `n=$(cat "$F"); echo $((n+1)) >"$F"`
 // of two sidecars, and looks at what they have counted.
 func countTogether(t *testing.T, script string) {
 	redis := testengine.Shared(t, testengine.Redis)
-	store := []string{"--store", storeURL(redis), "--namespace", t.Name()}
+	store := []string{"--store", storeURL(redis), "--namespace", namespace(t)}
 	sides := []*sidecarProgram{serveProgram(t, store...), serveProgram(t, store...)}
 	file := filepath.Join(t.TempDir(), "f")
 	if err := os.WriteFile(file, []byte("0\n"), 0o600); err != nil {
@@ -111,7 +111,7 @@ func takes(t *testing.T, granted <-chan time.Time, since time.Time, atMost time.
 // kill -9 of the holder lets the waiter at the other sidecar in at once.
 func TestKilledHolder(t *testing.T) {
 	redis := testengine.Shared(t, testengine.Redis)
-	store := []string{"--store", storeURL(redis), "--ttl", "1m", "--namespace", t.Name()}
+	store := []string{"--store", storeURL(redis), "--ttl", "1m", "--namespace", namespace(t)}
 	one, other := serveProgram(t, store...), serveProgram(t, store...)
 	best := time.Hour
 	for i := range 5 { // the machine may be busy; the road is what is measured
@@ -139,7 +139,7 @@ func TestKilledHolder(t *testing.T) {
 func TestKilledSidecar(t *testing.T) {
 	redis := testengine.Shared(t, testengine.Redis)
 	const ttl = 3 * time.Second
-	store := []string{"--store", storeURL(redis), "--ttl", ttl.String(), "--namespace", t.Name()}
+	store := []string{"--store", storeURL(redis), "--ttl", ttl.String(), "--namespace", namespace(t)}
 	one, other := serveProgram(t, store...), serveProgram(t, store...)
 	run, log := startWorker(t, "--socket", one.socket, "a")
 	granted := waiterAt(t, other, "a")

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"os"
 	"os/exec"
@@ -255,3 +256,6 @@ func alive(pid int) bool {
 // storeURL is for a store that was started lately and is known to be empty: it
 // may grant at once.
 func storeURL(s testengine.Server) string { return s.URL() + "?restart-grace=0s" }
+
+// namespace is one that no other test, and no other run of this one, uses.
+func namespace(t *testing.T) string { return t.Name() + "-" + rand.Text()[:8] }

@@ -292,7 +292,7 @@ func TestStopWaitsForApps(t *testing.T) {
 
 func TestStopReleasesWhatIsLeft(t *testing.T) {
 	redis := testengine.Shared(t, testengine.Redis)
-	store := []string{"--store", storeURL(redis), "--ttl", "1m", "--namespace", t.Name(), "--drain", "200ms", "--lost-grace", "500ms"}
+	store := []string{"--store", storeURL(redis), "--ttl", "1m", "--namespace", namespace(t), "--drain", "200ms", "--lost-grace", "500ms"}
 	side, other := serveProgram(t, store...), serveProgram(t, store...)
 	run, log := startWorker(t, "--socket", side.socket, "a")
 	next := startSuccessor(t, "--socket", other.socket, "a")
