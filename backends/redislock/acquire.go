@@ -85,6 +85,7 @@ func (l *lease) waitOutRestart(ctx context.Context, q lock.Request) error {
 type attempt struct {
 	l    *lease
 	q    lock.Request
+	line *line
 	keys []string
 	args []any
 	e    *entry
@@ -106,7 +107,7 @@ func (l *lease) attempt(bucket int, q lock.Request) *attempt {
 	}
 	l.mu.Unlock()
 	return &attempt{
-		l: l, q: q, e: e,
+		l: l, q: q, e: e, line: &l.b.lines[bucket],
 		keys: l.b.keys.buckets[bucket].of(q.Resource, l.id),
 		args: []any{l.b.keys.channel, string(l.id), string(q.ID), mode, l.sidecar + "\x00" + q.Owner, try, member(q.Resource, q.ID)},
 	}
@@ -121,7 +122,7 @@ func (a *attempt) run(ctx context.Context) (lock.Grant, error) {
 		l.mu.Unlock()
 		// Not ctx: a request that is cut short leaves the connection useless and
 		// the outcome open. The driver's timeout bounds it.
-		reply, err := l.b.run(context.Background(), l.b.pipeline, scriptAcquire, a.keys, a.args...) //nolint:contextcheck // see above
+		reply, err := l.b.run(context.Background(), a.line, scriptAcquire, a.keys, a.args...) //nolint:contextcheck // see above
 		if err != nil {
 			l.mu.Lock()
 			a.e.unsure = true
@@ -272,9 +273,10 @@ func (l *lease) release(_ context.Context, r lock.Resource, id lock.HoldID) (any
 		}
 	}
 	l.mu.Unlock()
-	bucket := &l.b.keys.buckets[l.b.keys.bucketOf(r)]
+	i := l.b.keys.bucketOf(r)
+	bucket := &l.b.keys.buckets[i]
 	// No context, for the reason given in run.
-	reply, err := l.b.run(context.Background(), l.b.pipeline, scriptRelease, bucket.of(r, l.id), //nolint:contextcheck // see above
+	reply, err := l.b.run(context.Background(), &l.b.lines[i], scriptRelease, bucket.of(r, l.id), //nolint:contextcheck // see above
 		l.b.keys.channel, string(l.id), string(id), member(r, id), remember, quick)
 	if err != nil {
 		return nil, unavailable(fmt.Sprintf("release %q", string(r)), err)
@@ -303,7 +305,7 @@ func (l *lease) Downgrade(ctx context.Context, r lock.Resource, id lock.HoldID) 
 	}
 	l.mu.Unlock()
 	bucket := &l.b.keys.buckets[i]
-	reply, err := l.b.run(context.WithoutCancel(ctx), l.b.pipeline, scriptDowngrade, bucket.of(r, l.id), l.b.keys.channel, string(l.id), string(id))
+	reply, err := l.b.run(context.WithoutCancel(ctx), &l.b.lines[i], scriptDowngrade, bucket.of(r, l.id), l.b.keys.channel, string(l.id), string(id))
 	switch {
 	case err != nil:
 		return unavailable(fmt.Sprintf("downgrade %q", string(r)), err)

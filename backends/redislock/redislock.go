@@ -26,12 +26,12 @@ import (
 
 // Backend is a Redis that keeps locks.
 type Backend struct {
-	cfg      config
-	observe  lock.Observe
-	client   redis.UniversalClient
-	pipeline processor // for the commands of apps; batches what many callers ask at once
-	keys     keyspace
-	servers  *servers
+	cfg     config
+	observe lock.Observe
+	client  redis.UniversalClient
+	lines   []line // for the requests of apps, one a bucket
+	keys    keyspace
+	servers *servers
 
 	mu      sync.Mutex
 	checked bool // the store was found fit for locks
@@ -54,9 +54,10 @@ func Open(url string, observe lock.Observe) (*Backend, error) {
 	}
 	b := &Backend{cfg: cfg, observe: observe, keys: newKeyspace(cfg.prefix, cfg.buckets), memory: make([]bucketMemory, cfg.buckets)}
 	b.servers = newServers(lock.BootTime)
-	b.client, b.pipeline, err = cfg.connect(b.servers.connected)
-	if err != nil {
-		return nil, fmt.Errorf("set up Redis client: %w", err)
+	b.client = cfg.connect(b.servers.connected)
+	b.lines = make([]line, cfg.buckets)
+	for i := range b.lines {
+		b.lines[i].client = b.client
 	}
 	return b, nil
 }

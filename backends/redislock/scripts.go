@@ -64,7 +64,7 @@ var (
 	scriptDrop      = newScript("drop_lease", dropLua)
 )
 
-// processor is what both a client and its automatic pipeline can do.
+// processor is what both a client and a line can do.
 type processor interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 }

@@ -204,37 +204,31 @@ func (c *config) readQuery(u *url.URL) error {
 	return nil
 }
 
-// connect makes the client and the automatic pipeline on it.
+// connect makes the client.
 //
 // Nothing is retried here: a request that failed has an unknown outcome, and
 // what to do about it is the session's to say.
-func (c *config) connect(onConnect func(context.Context, *redis.Conn) error) (redis.UniversalClient, processor, error) {
+func (c *config) connect(onConnect func(context.Context, *redis.Conn) error) redis.UniversalClient {
 	quiet := &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	switch c.scheme {
 	case "redis+cluster":
-		cc := redis.NewClusterClient(&redis.ClusterOptions{
+		return redis.NewClusterClient(&redis.ClusterOptions{
 			Addrs: c.addrs, Username: c.username, Password: c.password, TLSConfig: c.tls, OnConnect: onConnect,
 			DialTimeout: c.timeout, ReadTimeout: c.timeout, WriteTimeout: c.timeout, ContextTimeoutEnabled: true,
 			MaxRedirects: 3, MaxRetries: -1, MaintNotificationsConfig: quiet, DisableIdentity: true,
 		})
-		pipe, err := cc.AutoPipeline()
-		return cc, pipe, err
 	case "redis+sentinel":
-		fc := redis.NewFailoverClient(&redis.FailoverOptions{
+		return redis.NewFailoverClient(&redis.FailoverOptions{
 			MasterName: c.master, SentinelAddrs: c.addrs, SentinelUsername: c.sentinelUser, SentinelPassword: c.sentinelPassword,
 			Username: c.username, Password: c.password, DB: c.db, TLSConfig: c.tls, OnConnect: onConnect,
 			DialTimeout: c.timeout, ReadTimeout: c.timeout, WriteTimeout: c.timeout, ContextTimeoutEnabled: true,
 			MaxRetries: -1, DisableIdentity: true,
 		})
-		pipe, err := fc.AutoPipeline()
-		return fc, pipe, err
 	default:
-		rc := redis.NewClient(&redis.Options{
+		return redis.NewClient(&redis.Options{
 			Addr: c.addrs[0], Username: c.username, Password: c.password, DB: c.db, TLSConfig: c.tls, OnConnect: onConnect,
 			DialTimeout: c.timeout, ReadTimeout: c.timeout, WriteTimeout: c.timeout, ContextTimeoutEnabled: true,
 			MaxRetries: -1, MaintNotificationsConfig: quiet, DisableIdentity: true,
 		})
-		pipe, err := rc.AutoPipeline()
-		return rc, pipe, err
 	}
 }
