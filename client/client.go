@@ -156,8 +156,9 @@ func (c *Client) Watch(ctx context.Context, prefix string, interval time.Duratio
 
 // ForceRelease takes a lock from its holder, or a waiter out of the queue; an
 // empty lockID means all holders. Others are granted when the holder has let
-// go, or when grace is over (at most 1m). It returns the ids of what was taken.
-// ErrNotHolder: there is none. ErrPermissionDenied: not an admin.
+// go, or when grace is over (at most 1m). It returns the ids of what was taken:
+// none where the resource was free.
+// ErrNotHolder: lockID is not there. ErrPermissionDenied: not an admin.
 func (c *Client) ForceRelease(ctx context.Context, resource, lockID string, grace time.Duration) ([]string, error) {
 	a, err := c.api.ForceRelease(ctx, &pb.ForceReleaseRequest{Resource: resource, LockId: lockID, Grace: durationpb.New(grace)})
 	return a.GetLockIds(), c.fromCall(ctx, err)

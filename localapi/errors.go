@@ -203,7 +203,7 @@ func explainHeld(e *lock.HeldError) *apiError {
 		a.metadata["holder_uid"] = strconv.FormatUint(uint64(h.Owner.UID), 10)
 		a.metadata["holder_session"] = h.Owner.Session
 		a.metadata["holder_sidecar"] = h.Sidecar
-		a.metadata["holder_age"] = strconv.FormatFloat(h.Age.Seconds(), 'f', -1, 64) + "s"
+		a.metadata["holder_age"] = strconv.FormatFloat(float64(h.Age.Milliseconds())/1000, 'f', -1, 64) + "s"
 		a.metadata["holder_fence"] = strconv.FormatInt(int64(h.Fence), 10)
 	}
 	if e.Position > 0 {

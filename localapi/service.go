@@ -265,6 +265,9 @@ func (s *service) ForceRelease(ctx context.Context, q *pb.ForceReleaseRequest) (
 	if err != nil {
 		return nil, err
 	}
+	if len(ids) == 0 { // it was free
+		return &pb.ForceReleaseResponse{}, nil
+	}
 	s.o.Logger.Warn("lock taken from its holder", keyResource, q.GetResource(), keyLockIDs, ids, keyPID, c.peer.PID, keyUID, c.peer.UID)
 	a := &pb.ForceReleaseResponse{}
 	for _, id := range ids {

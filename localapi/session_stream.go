@@ -55,7 +55,10 @@ func (s *service) Session(st grpc.BidiStreamingServer[pb.SessionRequest, pb.Sess
 	// so neither is done here.
 	opened := make(chan error, 1)
 	received := make(chan error, 1)
-	s.running.Go(func() { received <- t.receive(opened) })
+	s.running.Go(func() {
+		received <- t.receive(opened) // before the session ends by it, so that it is known which ended which
+		t.end()
+	})
 
 	timer := time.NewTimer(s.o.Limits.Handshake)
 	defer timer.Stop()
@@ -77,20 +80,7 @@ func (s *service) Session(st grpc.BidiStreamingServer[pb.SessionRequest, pb.Sess
 			return t.send(&pb.SessionResponse{Response: &pb.SessionResponse_Event{Event: e}})
 		})
 	})
-	var err error
-	select {
-	case err = <-received: // the stream has ended; receive has closed the session
-		if errors.Is(err, io.EOF) {
-			err = nil
-		}
-	case <-t.sess.Done():
-		err = session.ErrSessionClosed
-		if s.stopping.Err() != nil || s.o.Manager.Info().Draining {
-			err = session.ErrDraining
-		}
-	case <-s.stopping.Done():
-		err = session.ErrDraining
-	}
+	err := t.over(received)
 	t.end()
 	timer.Reset(farewell)
 	for _, last := range []<-chan struct{}{told, t.settled} {
@@ -105,15 +95,37 @@ func (s *service) Session(st grpc.BidiStreamingServer[pb.SessionRequest, pb.Sess
 	return err
 }
 
+// over waits for the end of the stream or of the session, and says how it ended.
+func (t *sessionStream) over(received <-chan error) error {
+	var err error
+	select {
+	case err = <-received:
+	case <-t.sess.Done():
+		select {
+		case err = <-received: // the stream has ended, and the session with it
+		default:
+			if t.stopping.Err() != nil || t.o.Manager.Info().Draining {
+				return session.ErrDraining
+			}
+			return session.ErrSessionClosed
+		}
+	case <-t.stopping.Done():
+		return session.ErrDraining
+	}
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
 // receive opens the session, says so on opened, and takes requests until the
-// stream ends. Then it closes the session.
+// stream ends.
 func (t *sessionStream) receive(opened chan<- error) error {
 	if err := t.open(); err != nil {
 		opened <- err
 		return err
 	}
 	opened <- nil
-	defer t.end()
 	for {
 		q, err := t.grpc.Recv()
 		if err != nil {
@@ -156,7 +168,7 @@ func (t *sessionStream) end() {
 		close(t.settled)
 	}
 	t.mu.Unlock()
-	if first {
+	if first && t.sess != nil { // nil: it was not opened
 		t.sess.Close()
 	}
 }

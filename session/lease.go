@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/locksidecar/locksidecar/heartbeat"
@@ -22,6 +23,7 @@ type generation struct {
 	janitor *janitor
 	cancel  context.CancelFunc // ends the keeper and the janitor
 	wg      sync.WaitGroup
+	beatErr atomic.Pointer[error] // of the last heartbeat that failed
 
 	mu    sync.Mutex
 	holds map[lock.HoldID]*hold // and waiters: for whom the store's events are
@@ -36,7 +38,12 @@ func (m *Manager) begin(ctx context.Context, l lock.Lease, opened time.Duration)
 		Clock:   m.o.Clock,
 		Beat:    l.Heartbeat,
 		Opened:  opened,
-		Observe: m.o.Observer.Heartbeat,
+		Observe: func(b heartbeat.Beat) {
+			if b.Err != nil {
+				g.beatErr.Store(&b.Err)
+			}
+			m.o.Observer.Heartbeat(b)
+		},
 	})
 	g.janitor = newJanitor(ctx, l, g.keeper.Lose, m.o.Logger)
 	g.wg.Go(func() { _ = g.keeper.Run(ctx) }) // what it says is in keeper.Err, too
@@ -64,6 +71,14 @@ func (g *generation) reason() LostReason {
 		return LeaseExpired
 	}
 	return LeaseLost
+}
+
+// trouble is the error of the last heartbeat that failed, for people.
+func (g *generation) trouble() error {
+	if err := g.beatErr.Load(); err != nil {
+		return *err
+	}
+	return errors.New("no answer yet")
 }
 
 func (g *generation) add(h *hold) {

@@ -54,9 +54,27 @@ func TestLookup(t *testing.T) {
 	})
 }
 
-// TestDeathOfTheProcess frees everything at once, for all kinds of liveness.
+// TestTTLOutlivesTheProcess: a session that lives by keep-alives needs nothing
+// of the process that opened it.
+func TestTTLOutlivesTheProcess(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		gone := make(chan struct{})
+		s := e.sidecar().session(func(r *OpenRequest) {
+			r.Liveness, r.TTL, r.Peer.Gone = TTL, time.Minute, gone
+		})
+		close(gone)
+		synctest.Wait()
+		must(t, s, exclusive)
+		if _, err := s.KeepAlive(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestDeathOfTheProcess frees everything at once, for the kinds of liveness that
+// hang on it.
 func TestDeathOfTheProcess(t *testing.T) {
-	for _, l := range []Liveness{Stream, Process, TTL} {
+	for _, l := range []Liveness{Stream, Process} {
 		bubble(t, func(t *testing.T, e *env) {
 			a, b := e.sidecar(), e.sidecar()
 			gone := make(chan struct{})

@@ -142,7 +142,7 @@ func (m *Manager) serve(ctx context.Context, g *generation) bool {
 		if j := g.keeper.State() == heartbeat.Jeopardy; j != jeopardy {
 			jeopardy = j
 			if j {
-				m.o.Logger.Warn("the store does not answer to the heartbeat", keyLease, g.lease.ID(), keyValidFor, g.keeper.ValidFor())
+				m.o.Logger.Warn("the store does not answer to the heartbeat", keyLease, g.lease.ID(), keyValidFor, g.keeper.ValidFor(), keyError, g.trouble())
 			} else {
 				m.o.Logger.Info("the store answers again", keyLease, g.lease.ID())
 			}

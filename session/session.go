@@ -76,7 +76,9 @@ func (s *Session) start(r OpenRequest) {
 		s.every = r.TTL
 		s.ttl = heartbeat.NewDeadline(s.m.o.Clock, r.TTL, func() { s.wind(SessionExpired) })
 	}
-	if gone := r.Peer.Gone; gone != nil {
+	// With liveness TTL the process that opens the session need not be the one
+	// that keeps it alive: a shell script opens it with curl.
+	if gone := r.Peer.Gone; gone != nil && r.Liveness != TTL {
 		s.m.wg.Go(func() {
 			select {
 			case <-gone:

@@ -18,7 +18,7 @@ type Liveness uint8
 const (
 	Stream  Liveness = iota + 1 // the stream that carries it, and the process behind it
 	Process                     // the process that opened it
-	TTL                         // keep-alives
+	TTL                         // keep-alives alone
 )
 
 // Peer is who is at the other end of the socket.
