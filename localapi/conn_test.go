@@ -197,7 +197,7 @@ func TestKilledHolderWithAChild(t *testing.T) {
 func TestProcessSession(t *testing.T) {
 	curl, err := exec.LookPath("curl")
 	if err != nil {
-		t.Skip("curl is not installed")
+		t.Fatal("curl is not installed: make test-deps")
 	}
 	s := start(t)
 	_, body := call(t, s.http(t), "POST", "/v1/sessions", `{"liveness":"PROCESS"}`)

@@ -295,7 +295,7 @@ func TestHTTPEventsEndWithTheSession(t *testing.T) {
 func TestCurl(t *testing.T) {
 	curl, err := exec.LookPath("curl")
 	if err != nil {
-		t.Skip("curl is not installed")
+		t.Fatal("curl is not installed: make test-deps")
 	}
 	s := start(t)
 	hold := exec.Command(curl, "-sN", "--unix-socket", s.socket, "http://x/v1/hold", "-d", `{"resource":"r"}`)
