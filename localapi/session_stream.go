@@ -21,8 +21,8 @@ const farewell = time.Second
 
 // sessionStream is one app session on its stream.
 //
-// One goroutine receives, one sends the news, and every request that may have
-// to wait for the store has its own. Whoever has an answer sends it, under a
+// One goroutine at a time receives, one sends the news, and every request that
+// may have to wait for the store has its own. Whoever has an answer sends it, under a
 // lock: that saves a hop to a goroutine that only sends, and when the client
 // does not read, everybody stands still, the receiver too as soon as InFlight
 // answers are due. So a slow client costs a bounded amount of memory and nobody
@@ -34,6 +34,8 @@ type sessionStream struct {
 	sess *session.Session
 
 	sending sync.Mutex
+
+	received chan error // why the receiver has stopped
 
 	mu      sync.Mutex
 	waits   map[string]context.CancelFunc // acquires in flight, by request id
@@ -49,15 +51,21 @@ func (s *service) Session(st grpc.BidiStreamingServer[pb.SessionRequest, pb.Sess
 		grpc:    st,
 		ctx:     st.Context(),
 		waits:   make(map[string]context.CancelFunc),
-		settled: make(chan struct{}),
+
+		received: make(chan error, 1),
+		settled:  make(chan struct{}),
 	}
 	// Nothing but the return of this method makes a blocked Recv or Send return,
 	// so neither is done here.
 	opened := make(chan error, 1)
-	received := make(chan error, 1)
 	s.running.Go(func() {
-		received <- t.receive(opened) // before the session ends by it, so that it is known which ended which
-		t.end()
+		err := t.open()
+		opened <- err
+		if err != nil {
+			t.end()
+			return
+		}
+		t.receive()
 	})
 
 	timer := time.NewTimer(s.o.Limits.Handshake)
@@ -80,7 +88,7 @@ func (s *service) Session(st grpc.BidiStreamingServer[pb.SessionRequest, pb.Sess
 			return t.send(&pb.SessionResponse{Response: &pb.SessionResponse_Event{Event: e}})
 		})
 	})
-	err := t.over(received)
+	err := t.over()
 	t.end()
 	timer.Reset(farewell)
 	for _, last := range []<-chan struct{}{told, t.settled} {
@@ -96,13 +104,13 @@ func (s *service) Session(st grpc.BidiStreamingServer[pb.SessionRequest, pb.Sess
 }
 
 // over waits for the end of the stream or of the session, and says how it ended.
-func (t *sessionStream) over(received <-chan error) error {
+func (t *sessionStream) over() error {
 	var err error
 	select {
-	case err = <-received:
+	case err = <-t.received:
 	case <-t.sess.Done():
 		select {
-		case err = <-received: // the stream has ended, and the session with it
+		case err = <-t.received: // the stream has ended, and the session with it
 		default:
 			if t.stopping.Err() != nil || t.o.Manager.Info().Draining {
 				return session.ErrDraining
@@ -118,21 +126,25 @@ func (t *sessionStream) over(received <-chan error) error {
 	return err
 }
 
-// receive opens the session, says so on opened, and takes requests until the
-// stream ends.
-func (t *sessionStream) receive(opened chan<- error) error {
-	if err := t.open(); err != nil {
-		opened <- err
-		return err
-	}
-	opened <- nil
+// receive takes requests until the stream ends. One that has to ask the store is
+// carried out on the goroutine that has received it, which leaves receiving to
+// another: so the request does not wait for a goroutine to wake up.
+func (t *sessionStream) receive() {
 	for {
 		q, err := t.grpc.Recv()
 		if err != nil {
-			return err
+			t.received <- err // before the session ends by it, so that it is known which ended which
+			t.end()
+			return
 		}
-		if err := t.take(q); err != nil {
+		work, err := t.take(q)
+		if err != nil {
 			t.fail(q.GetRequestId(), err)
+		}
+		if work != nil {
+			t.workers.run(t.receive)
+			work()
+			return
 		}
 	}
 }
@@ -173,25 +185,26 @@ func (t *sessionStream) end() {
 	}
 }
 
-// take begins what q asks for. Its error is the answer.
-func (t *sessionStream) take(q *pb.SessionRequest) error {
+// take begins what q asks for, and returns the work that may have to wait for the
+// store, or nil. Its error is the answer.
+func (t *sessionStream) take(q *pb.SessionRequest) (work func(), _ error) {
 	id := q.GetRequestId()
 	if id == "" || len(id) > maxRequestID {
-		return invalid("request_id", "must be 1 to %d bytes long", maxRequestID)
+		return nil, invalid("request_id", "must be 1 to %d bytes long", maxRequestID)
 	}
 	switch r := q.GetRequest().(type) {
 	case *pb.SessionRequest_Acquire:
 		return t.acquire(id, r.Acquire)
 	case *pb.SessionRequest_Release:
-		t.fly(func() {
+		return t.fly(func() {
 			a, err := t.release(t.ctx, t.sess, r.Release)
 			t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Released{Released: a}}, err)
-		})
+		}), nil
 	case *pb.SessionRequest_Downgrade:
-		t.fly(func() {
+		return t.fly(func() {
 			a, err := t.downgrade(t.ctx, t.sess, r.Downgrade)
 			t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Downgraded{Downgraded: a}}, err)
-		})
+		}), nil
 	case *pb.SessionRequest_Cancel:
 		t.cancel(r.Cancel.GetRequestId())
 		t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Cancelled{Cancelled: &pb.CancelResponse{}}}, nil)
@@ -199,28 +212,27 @@ func (t *sessionStream) take(q *pb.SessionRequest) error {
 		a, err := keepAlive(t.sess)
 		t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_KeptAlive{KeptAlive: a}}, err)
 	case *pb.SessionRequest_Open:
-		return invalid("open", "must come only once, as the first message of a stream")
+		return nil, invalid("open", "must come only once, as the first message of a stream")
 	default:
-		return invalid("request", "is missing, or not known to this sidecar")
+		return nil, invalid("request", "is missing, or not known to this sidecar")
 	}
-	return nil
+	return nil, nil
 }
 
 // maxRequestID is in bytes.
 const maxRequestID = 128
 
-// fly runs f beside the receiver. Where too much is in flight already, the
-// receiver does it itself and so takes nothing new meanwhile: what is run here
-// ends by itself, soon.
-func (t *sessionStream) fly(f func()) {
+// fly makes work of f. Where too much is in flight already, f is done before the
+// next request is taken: what is done here ends by itself, soon.
+func (t *sessionStream) fly(f func()) (work func()) {
 	if !t.depart() {
 		f()
-		return
+		return nil
 	}
-	t.workers.run(func() {
+	return func() {
 		defer t.land()
 		f()
-	})
+	}
 }
 
 func (t *sessionStream) depart() bool {
@@ -242,31 +254,31 @@ func (t *sessionStream) land() {
 	}
 }
 
-// acquire begins an acquire. It may wait for long, so unlike fly's it is never
-// done by the receiver.
-func (t *sessionStream) acquire(id string, q *pb.AcquireRequest) error {
+// acquire makes work of an acquire. It may wait for long, so unlike what fly does
+// it is refused where too much is in flight.
+func (t *sessionStream) acquire(id string, q *pb.AcquireRequest) (work func(), _ error) {
 	if q.GetSessionId() != "" || q.GetRequestId() != "" || q.GetName() != "" || len(q.GetMetadata()) > 0 {
-		return invalid("acquire", "must not have session_id, request_id, name or metadata on a stream")
+		return nil, invalid("acquire", "must not have session_id, request_id, name or metadata on a stream")
 	}
 	r, err := acquireRequestOf(id, q)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if _, taken := t.waits[id]; taken {
-		return invalid("request_id", "%q is that of an acquire in flight", id)
+		return nil, invalid("request_id", "%q is that of an acquire in flight", id)
 	}
 	if t.ended {
-		return session.ErrSessionClosed
+		return nil, session.ErrSessionClosed
 	}
 	if t.flying >= t.o.Limits.InFlight {
-		return &session.LimitError{Limit: "requests in flight", Max: t.o.Limits.InFlight}
+		return nil, &session.LimitError{Limit: "requests in flight", Max: t.o.Limits.InFlight}
 	}
 	t.flying++
 	ctx, cancel := context.WithCancel(t.ctx)
 	t.waits[id] = cancel
-	t.workers.run(func() {
+	return func() {
 		defer t.land()
 		defer cancel()
 		g, err := t.service.acquire(ctx, t.sess, r)
@@ -279,8 +291,7 @@ func (t *sessionStream) acquire(id string, q *pb.AcquireRequest) error {
 			return
 		}
 		_ = t.send(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Granted{Granted: grantTo(g, now)}})
-	})
-	return nil
+	}, nil
 }
 
 // cancel ends the wait of an acquire. One that was answered already is no error:

@@ -2,6 +2,8 @@ package localapi
 
 import (
 	"context"
+	"errors"
+	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -108,6 +110,25 @@ func TestSessionStreamEndReleases(t *testing.T) {
 				t.Error("not granted")
 			}
 		})
+	}
+}
+
+// A client that ends its stream in good order is told that it ended well.
+func TestSessionStreamEndsWell(t *testing.T) {
+	s := start(t)
+	x := s.stream(t, s.api(t), &pb.OpenSessionRequest{})
+	x.acquire("1", &pb.AcquireRequest{Resource: "r"})
+	x.answer("1")
+	if err := x.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if _, err := x.Recv(); err != nil {
+			if !errors.Is(err, io.EOF) {
+				t.Errorf("the stream ended with %v, want OK", err)
+			}
+			return
+		}
 	}
 }
 
