@@ -34,10 +34,10 @@ func (m *Manager) begin(ctx context.Context, l lock.Lease, opened time.Duration)
 	g := &generation{lease: l, opened: opened, holds: make(map[lock.HoldID]*hold)}
 	ctx, g.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	g.keeper = heartbeat.New(heartbeat.Options{
-		TTL:     m.o.TTL,
-		Clock:   m.o.Clock,
-		Beat:    l.Heartbeat,
-		Opened:  opened,
+		TTL:    m.o.TTL,
+		Clock:  m.o.Clock,
+		Beat:   l.Heartbeat,
+		Opened: opened,
 		Observe: func(b heartbeat.Beat) {
 			if b.Err != nil {
 				g.beatErr.Store(&b.Err)

@@ -180,7 +180,7 @@ func (c *config) readQuery(u *url.URL) error {
 		}
 		return nil
 	}
-	c.tls = &tls.Config{MinVersion: tls.VersionTLS12, ServerName: serverName, InsecureSkipVerify: skipVerify} //nolint:gosec // only where the user says so
+	c.tls = &tls.Config{MinVersion: tls.VersionTLS12, ServerName: serverName, InsecureSkipVerify: skipVerify}
 	if ca != "" {
 		pem, err := os.ReadFile(ca) //nolint:gosec // the user names the file
 		if err != nil {
