@@ -38,7 +38,8 @@ func (l *lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 		return lock.Grant{}, err
 	}
 	bucket := l.b.keys.bucketOf(q.Resource)
-	if err := l.openBucket(ctx, bucket); err != nil {
+	// Not ctx, for the reason given in run: a wait that ends here is no unknown outcome.
+	if err := l.openBucket(context.WithoutCancel(ctx), bucket); err != nil {
 		return lock.Grant{}, err
 	}
 	a := l.attempt(bucket, q)
