@@ -201,6 +201,32 @@ func sidecarOn(t *testing.T, b *Backend, ttl time.Duration) (*Backend, *lease) {
 	return b, l.(*lease)
 }
 
+// A store that answers slowly, but within the time limit of a request, makes
+// everything slow and nothing wrong.
+func TestSlowStore(t *testing.T) {
+	s := testengine.Shared(t, testengine.Redis)
+	road := testengine.Through(t, s)
+	b, l := sidecar(t, road.URL()+noGrace, 30*time.Second)
+	_, quick := sidecar(t, s.URL()+noGrace, 30*time.Second)
+	road.Delay(200 * time.Millisecond) // in either direction
+	defer func() { _ = road.Heal() }()
+	g := hold(t, l, "slow")
+	if err := l.Heartbeat(t.Context()); err != nil {
+		t.Errorf("Heartbeat: %v", err)
+	}
+	q := exclusive("slow")
+	q.Try = true
+	if _, err := quick.Acquire(t.Context(), q); !errors.Is(err, lock.ErrHeld) {
+		t.Errorf("another sidecar's try: got %v, want ErrHeld", err)
+	}
+	if err := l.Release(t.Context(), "slow", g.ID); err != nil {
+		t.Errorf("Release: %v", err)
+	}
+	if st, err := b.Get(t.Context(), "slow"); err != nil || len(st.Holders) != 0 {
+		t.Errorf("after the release there is %+v (%v)", st, err)
+	}
+}
+
 func TestScriptFlush(t *testing.T) {
 	s := testengine.Shared(t, testengine.Redis)
 	b, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
