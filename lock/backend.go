@@ -127,6 +127,17 @@ type Grant struct {
 	Resource Resource
 	Mode     Mode
 	Fence    Fence
+	Guard    *Guard // nil where the store has none
+}
+
+// Guard is one SQL statement with which an app, in its own transaction on the
+// same database and just before the commit, finds out whether it still has the
+// lock: one row, commit; none, roll back. From then on, until that transaction
+// ends, the store grants the resource to nobody who would be excluded.
+type Guard struct {
+	Dialect string   // "mysql" or "mariadb"
+	SQL     string   // with a ? for each argument, tables with the name of their database
+	Args    []string // ASCII
 }
 
 // Event is news from the store about one hold of the lease.
