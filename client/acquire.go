@@ -116,6 +116,7 @@ func (s *Session) granted(c *call, g *pb.Grant) {
 			ID:       g.GetLockId(),
 			Resource: g.GetResource(),
 			Fence:    g.GetFence(),
+			Guard:    guardOf(g.GetGuard()),
 			session:  s,
 			lost:     make(chan struct{}),
 		}
@@ -141,6 +142,13 @@ func (s *Session) granted(c *call, g *pb.Grant) {
 		return
 	}
 	s.watch(l.silentAt())
+}
+
+func guardOf(g *pb.Guard) *Guard {
+	if g == nil {
+		return nil
+	}
+	return &Guard{Dialect: g.GetDialect(), SQL: g.GetSql(), Args: g.GetArgs()}
 }
 
 // released notes that a hold was released once. s.mu is held.

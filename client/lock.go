@@ -12,7 +12,8 @@ import (
 type Lock struct {
 	ID       string
 	Resource string
-	Fence    int64 // the fencing token: larger than that of every earlier EXCLUSIVE grant
+	Fence    int64  // the fencing token: larger than that of every earlier EXCLUSIVE grant
+	Guard    *Guard // nil where the store has none
 
 	session *Session
 	lost    chan struct{}
@@ -23,6 +24,16 @@ type Lock struct {
 	until   time.Duration // as the grant said
 	limit   time.Duration // the end by MaxHold; 0: none
 	problem *LostError
+}
+
+// Guard is one SQL statement for the app's own transaction on the database that
+// is also the store, run just before the commit. One row: the lock is still the
+// app's, commit. None: roll back. Until that transaction ends the store lets
+// nobody in whom the lock keeps out, even when ValidFor is over.
+type Guard struct {
+	Dialect string   // "mysql" or "mariadb"
+	SQL     string   // with a ? for each argument
+	Args    []string // ASCII
 }
 
 // Reasons of a LostError beside those of the API (LEASE_EXPIRED, LEASE_LOST,

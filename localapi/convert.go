@@ -83,7 +83,15 @@ func grantTo(g session.Grant, now time.Duration) *pb.Grant {
 		ValidFor:  durationpb.New(g.ValidFor),
 		Count:     countTo(g.Count),
 		CountedAt: durationpb.New(now),
+		Guard:     guardTo(g.Guard),
 	}
+}
+
+func guardTo(g *lock.Guard) *pb.Guard {
+	if g == nil {
+		return nil
+	}
+	return &pb.Guard{Dialect: g.Dialect, Sql: g.SQL, Args: g.Args}
 }
 
 // countTo narrows what the API has as an int32.

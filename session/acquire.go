@@ -216,6 +216,7 @@ func (s *Session) grantOf(h *hold, left time.Duration) Grant {
 		Fence:    h.fence,
 		ValidFor: left,
 		Count:    h.count,
+		Guard:    h.guard,
 	}
 }
 

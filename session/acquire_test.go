@@ -70,6 +70,23 @@ func TestReentrancy(t *testing.T) {
 	})
 }
 
+func TestGuardComesWithEveryGrant(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar()
+		s := sc.session()
+		sc.way.guard = &lock.Guard{Dialect: "mysql", SQL: "SELECT ?", Args: []string{"1"}}
+		first, again := must(t, s, exclusive), must(t, s, exclusive)
+		down, err := s.Downgrade(t.Context(), first.LockID)
+		isErr(t, err, nil)
+		for i, g := range []Grant{first, again, down} {
+			if g.Guard != sc.way.guard {
+				t.Errorf("grant %d has guard %+v", i, g.Guard)
+			}
+		}
+		s.Close()
+	})
+}
+
 func TestUpgradeIsRefused(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		sc := e.sidecar()

@@ -74,6 +74,7 @@ type faulty struct {
 	faults map[string]fault
 	calls  map[string]int
 	last   *faultyLease
+	guard  *lock.Guard // that grants carry
 }
 
 // on sets the fault of some operations; nil: none.
@@ -159,6 +160,9 @@ func (l *faultyLease) Acquire(ctx context.Context, q lock.Request) (g lock.Grant
 	if err != nil {
 		return lock.Grant{}, err
 	}
+	l.f.mu.Lock()
+	defer l.f.mu.Unlock()
+	g.Guard = l.f.guard
 	return g, nil
 }
 

@@ -175,7 +175,7 @@ func (s *Session) granted(parent context.Context, h *hold, f *flight, c *call, g
 		return Grant{}, false, s.heldError(c, nil, parent.Err())
 	}
 
-	h.state, h.fence, h.count, h.flight = held, grant.Fence, f.claims, nil
+	h.state, h.fence, h.guard, h.count, h.flight = held, grant.Fence, grant.Guard, f.claims, nil
 	s.holds[h.id] = h
 	s.m.holds.Add(1)
 	if f.maxHold > 0 {

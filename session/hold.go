@@ -38,6 +38,7 @@ type hold struct {
 	id       lock.HoldID // new for each lease that is asked
 	lease    *generation // that was asked; nil while there is none
 	fence    lock.Fence
+	guard    *lock.Guard
 	count    int
 	claims   []*claim            // of requests that have an id; the latest is the last
 	limit    *heartbeat.Deadline // the end by max_hold, then of the grace; or nil

@@ -59,6 +59,7 @@ type Grant struct {
 	Fence    lock.Fence
 	ValidFor time.Duration
 	Count    int
+	Guard    *lock.Guard // nil where the store has none
 }
 
 // Event is news that the app did not ask for: exactly one field is set.

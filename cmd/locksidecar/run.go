@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/locksidecar/locksidecar/client"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -24,6 +25,8 @@ CMD ends. CMD finds in its environment:
   LOCKSIDECAR_RESOURCE    RESOURCE
   LOCKSIDECAR_LOCK_ID     the id of this hold
   LOCKSIDECAR_SOCKET      the sidecar's socket
+  LOCKSIDECAR_GUARD       only on MySQL and MariaDB: a statement for CMD's own
+                          transaction, just before COMMIT. No row: ROLLBACK
 
 Without --store it asks the sidecar at --socket. With --store it needs none: it
 is its own sidecar for as long as CMD runs.
@@ -161,6 +164,7 @@ func environment(l heldLock, socket string) []string {
 		"LOCKSIDECAR_RESOURCE=" + l.resource,
 		"LOCKSIDECAR_LOCK_ID=" + l.id,
 		"LOCKSIDECAR_SOCKET=" + socket,
+		guardVariable + "=" + guardStatement(l.guard),
 	}
 	var env []string
 	for _, e := range os.Environ() {
@@ -169,7 +173,31 @@ func environment(l heldLock, socket string) []string {
 			env = append(env, e)
 		}
 	}
+	if l.guard == nil {
+		own = own[:len(own)-1]
+	}
 	return append(env, own...)
+}
+
+// guardVariable is there only when the store has guards.
+const guardVariable = "LOCKSIDECAR_GUARD"
+
+// guardStatement is a guard with its arguments in place, for programs that have
+// nothing but a database's command line.
+func guardStatement(g *client.Guard) string {
+	if g == nil {
+		return ""
+	}
+	var s strings.Builder
+	args := g.Args
+	for part := range strings.SplitAfterSeq(g.SQL, "?") {
+		if before, ok := strings.CutSuffix(part, "?"); ok && len(args) > 0 {
+			part = before + "'" + strings.ReplaceAll(args[0], "'", "''") + "'"
+			args = args[1:]
+		}
+		s.WriteString(part)
+	}
+	return s.String()
 }
 
 func hasName(env []string, name string) bool {
@@ -185,6 +213,7 @@ func hasName(env []string, name string) bool {
 type heldLock struct {
 	id, resource string
 	fence        int64
+	guard        *client.Guard
 }
 
 // ownSidecar is a sidecar inside this process.

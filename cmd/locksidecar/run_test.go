@@ -108,6 +108,20 @@ func TestRunEnvironment(t *testing.T) {
 	}
 }
 
+func TestGuardStatement(t *testing.T) {
+	for want, g := range map[string]*client.Guard{
+		"": nil,
+		"SELECT 1 FROM `d`.`t` WHERE name = UNHEX('6f') AND id = 'it''s' FOR SHARE": {
+			SQL: "SELECT 1 FROM `d`.`t` WHERE name = UNHEX(?) AND id = ? FOR SHARE", Args: []string{"6f", "it's"},
+		},
+		"SELECT 'none'": {SQL: "SELECT 'none'"},
+	} {
+		if got := guardStatement(g); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
 func TestRunPassesStreamsThrough(t *testing.T) {
 	side := serveProgram(t)
 	script := launch(t, nil, "sh", "-c", fmt.Sprintf(`echo in | %s run --socket %s a -- sh -c 'cat; echo err >&2'`, binary, side.socket))

@@ -83,7 +83,7 @@ func runCommand(ctx context.Context, f *runFlags, resource string, argv []string
 		return errors.Join(err, r.release(ctx, releaseLimit))
 	}
 	defer r.guard.done()
-	env := environment(heldLock{id: r.lock.ID, resource: resource, fence: r.lock.Fence}, r.socket)
+	env := environment(heldLock{id: r.lock.ID, resource: resource, fence: r.lock.Fence, guard: r.lock.Guard}, r.socket)
 	if r.cmd, err = startProcess(path, argv, env, r.guard.pid); err != nil {
 		if releaseErr := r.release(ctx, releaseLimit); releaseErr != nil {
 			r.say("%v", releaseErr)

@@ -256,7 +256,7 @@ func (x WatchEvent_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WatchEvent_Kind.Descriptor instead.
 func (WatchEvent_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{26, 0}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{27, 0}
 }
 
 type SessionRequest struct {
@@ -871,6 +871,7 @@ type Grant struct {
 	ValidFor      *durationpb.Duration   `protobuf:"bytes,5,opt,name=valid_for,json=validFor,proto3" json:"valid_for,omitempty"`    // how long it may be relied on without further news
 	Count         int32                  `protobuf:"varint,6,opt,name=count,proto3" json:"count,omitempty"`                         // how many times it must be released
 	CountedAt     *durationpb.Duration   `protobuf:"bytes,7,opt,name=counted_at,json=countedAt,proto3" json:"counted_at,omitempty"` // on the sidecar's clock
+	Guard         *Guard                 `protobuf:"bytes,8,opt,name=guard,proto3" json:"guard,omitempty"`                          // only from stores that are SQL databases
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -954,6 +955,78 @@ func (x *Grant) GetCountedAt() *durationpb.Duration {
 	return nil
 }
 
+func (x *Grant) GetGuard() *Guard {
+	if x != nil {
+		return x.Guard
+	}
+	return nil
+}
+
+// Guard is one SQL statement for the app's own transaction, on the same database
+// server and just before the commit. It gives one row when the app still has the
+// lock: commit. None: roll back. From the statement until the transaction ends
+// the store lets nobody in whom the lock keeps out, not even when valid_for is
+// over, so that an app that slept too long cannot commit over the next holder.
+type Guard struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Dialect       string                 `protobuf:"bytes,1,opt,name=dialect,proto3" json:"dialect,omitempty"` // "mysql" or "mariadb"
+	Sql           string                 `protobuf:"bytes,2,opt,name=sql,proto3" json:"sql,omitempty"`         // with a ? for each argument; tables are named with their database
+	Args          []string               `protobuf:"bytes,3,rep,name=args,proto3" json:"args,omitempty"`       // ASCII strings
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Guard) Reset() {
+	*x = Guard{}
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Guard) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Guard) ProtoMessage() {}
+
+func (x *Guard) ProtoReflect() protoreflect.Message {
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Guard.ProtoReflect.Descriptor instead.
+func (*Guard) Descriptor() ([]byte, []int) {
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Guard) GetDialect() string {
+	if x != nil {
+		return x.Dialect
+	}
+	return ""
+}
+
+func (x *Guard) GetSql() string {
+	if x != nil {
+		return x.Sql
+	}
+	return ""
+}
+
+func (x *Guard) GetArgs() []string {
+	if x != nil {
+		return x.Args
+	}
+	return nil
+}
+
 // CancelRequest ends the wait of the acquire with that request_id. The acquire
 // is answered with CANCELLED, or with its grant if that came first.
 type CancelRequest struct {
@@ -965,7 +1038,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[6]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -977,7 +1050,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[6]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -990,7 +1063,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{6}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CancelRequest) GetRequestId() string {
@@ -1008,7 +1081,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[7]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1020,7 +1093,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[7]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1033,7 +1106,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{7}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{8}
 }
 
 type ReleaseRequest struct {
@@ -1046,7 +1119,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[8]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1058,7 +1131,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[8]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1071,7 +1144,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{8}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReleaseRequest) GetSessionId() string {
@@ -1097,7 +1170,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[9]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1109,7 +1182,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[9]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1122,7 +1195,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{9}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReleaseResponse) GetCount() int32 {
@@ -1142,7 +1215,7 @@ type DowngradeRequest struct {
 
 func (x *DowngradeRequest) Reset() {
 	*x = DowngradeRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[10]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1154,7 +1227,7 @@ func (x *DowngradeRequest) String() string {
 func (*DowngradeRequest) ProtoMessage() {}
 
 func (x *DowngradeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[10]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1167,7 +1240,7 @@ func (x *DowngradeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DowngradeRequest.ProtoReflect.Descriptor instead.
 func (*DowngradeRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{10}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DowngradeRequest) GetSessionId() string {
@@ -1193,7 +1266,7 @@ type KeepAliveRequest struct {
 
 func (x *KeepAliveRequest) Reset() {
 	*x = KeepAliveRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[11]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1205,7 +1278,7 @@ func (x *KeepAliveRequest) String() string {
 func (*KeepAliveRequest) ProtoMessage() {}
 
 func (x *KeepAliveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[11]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1218,7 +1291,7 @@ func (x *KeepAliveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepAliveRequest.ProtoReflect.Descriptor instead.
 func (*KeepAliveRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{11}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *KeepAliveRequest) GetSessionId() string {
@@ -1237,7 +1310,7 @@ type KeepAliveResponse struct {
 
 func (x *KeepAliveResponse) Reset() {
 	*x = KeepAliveResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[12]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1249,7 +1322,7 @@ func (x *KeepAliveResponse) String() string {
 func (*KeepAliveResponse) ProtoMessage() {}
 
 func (x *KeepAliveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[12]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1262,7 +1335,7 @@ func (x *KeepAliveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepAliveResponse.ProtoReflect.Descriptor instead.
 func (*KeepAliveResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{12}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *KeepAliveResponse) GetValidFor() *durationpb.Duration {
@@ -1281,7 +1354,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[13]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1293,7 +1366,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[13]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1306,7 +1379,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{13}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CloseSessionRequest) GetSessionId() string {
@@ -1324,7 +1397,7 @@ type CloseSessionResponse struct {
 
 func (x *CloseSessionResponse) Reset() {
 	*x = CloseSessionResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[14]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1336,7 +1409,7 @@ func (x *CloseSessionResponse) String() string {
 func (*CloseSessionResponse) ProtoMessage() {}
 
 func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[14]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1349,7 +1422,7 @@ func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionResponse.ProtoReflect.Descriptor instead.
 func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{14}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{15}
 }
 
 type EventsRequest struct {
@@ -1361,7 +1434,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[15]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1373,7 +1446,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[15]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1386,7 +1459,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{15}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *EventsRequest) GetSessionId() string {
@@ -1413,7 +1486,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[16]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1425,7 +1498,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[16]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1438,7 +1511,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{16}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Event) GetEvent() isEvent_Event {
@@ -1540,7 +1613,7 @@ type LeaseNews struct {
 
 func (x *LeaseNews) Reset() {
 	*x = LeaseNews{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[17]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1552,7 +1625,7 @@ func (x *LeaseNews) String() string {
 func (*LeaseNews) ProtoMessage() {}
 
 func (x *LeaseNews) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[17]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1565,7 +1638,7 @@ func (x *LeaseNews) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseNews.ProtoReflect.Descriptor instead.
 func (*LeaseNews) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{17}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *LeaseNews) GetValidFor() *durationpb.Duration {
@@ -1607,7 +1680,7 @@ type Lost struct {
 
 func (x *Lost) Reset() {
 	*x = Lost{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[18]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1619,7 +1692,7 @@ func (x *Lost) String() string {
 func (*Lost) ProtoMessage() {}
 
 func (x *Lost) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[18]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1632,7 +1705,7 @@ func (x *Lost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lost.ProtoReflect.Descriptor instead.
 func (*Lost) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{18}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Lost) GetLockId() string {
@@ -1694,7 +1767,7 @@ type Draining struct {
 
 func (x *Draining) Reset() {
 	*x = Draining{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[19]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1706,7 +1779,7 @@ func (x *Draining) String() string {
 func (*Draining) ProtoMessage() {}
 
 func (x *Draining) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[19]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1719,7 +1792,7 @@ func (x *Draining) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Draining.ProtoReflect.Descriptor instead.
 func (*Draining) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{19}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Draining) GetRemaining() *durationpb.Duration {
@@ -1738,7 +1811,7 @@ type GetLockRequest struct {
 
 func (x *GetLockRequest) Reset() {
 	*x = GetLockRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[20]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1750,7 +1823,7 @@ func (x *GetLockRequest) String() string {
 func (*GetLockRequest) ProtoMessage() {}
 
 func (x *GetLockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[20]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1763,7 +1836,7 @@ func (x *GetLockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLockRequest.ProtoReflect.Descriptor instead.
 func (*GetLockRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{20}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetLockRequest) GetResource() string {
@@ -1784,7 +1857,7 @@ type ListLocksRequest struct {
 
 func (x *ListLocksRequest) Reset() {
 	*x = ListLocksRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[21]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1796,7 +1869,7 @@ func (x *ListLocksRequest) String() string {
 func (*ListLocksRequest) ProtoMessage() {}
 
 func (x *ListLocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[21]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1809,7 +1882,7 @@ func (x *ListLocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLocksRequest.ProtoReflect.Descriptor instead.
 func (*ListLocksRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{21}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListLocksRequest) GetPrefix() string {
@@ -1843,7 +1916,7 @@ type ListLocksResponse struct {
 
 func (x *ListLocksResponse) Reset() {
 	*x = ListLocksResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[22]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1855,7 +1928,7 @@ func (x *ListLocksResponse) String() string {
 func (*ListLocksResponse) ProtoMessage() {}
 
 func (x *ListLocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[22]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1868,7 +1941,7 @@ func (x *ListLocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLocksResponse.ProtoReflect.Descriptor instead.
 func (*ListLocksResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{22}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListLocksResponse) GetLocks() []*Lock {
@@ -1897,7 +1970,7 @@ type Lock struct {
 
 func (x *Lock) Reset() {
 	*x = Lock{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[23]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1909,7 +1982,7 @@ func (x *Lock) String() string {
 func (*Lock) ProtoMessage() {}
 
 func (x *Lock) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[23]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1922,7 +1995,7 @@ func (x *Lock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lock.ProtoReflect.Descriptor instead.
 func (*Lock) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{23}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Lock) GetResource() string {
@@ -1969,7 +2042,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[24]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1981,7 +2054,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[24]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1994,7 +2067,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{24}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Holder) GetLockId() string {
@@ -2105,7 +2178,7 @@ type WatchLocksRequest struct {
 
 func (x *WatchLocksRequest) Reset() {
 	*x = WatchLocksRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[25]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2117,7 +2190,7 @@ func (x *WatchLocksRequest) String() string {
 func (*WatchLocksRequest) ProtoMessage() {}
 
 func (x *WatchLocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[25]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2130,7 +2203,7 @@ func (x *WatchLocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchLocksRequest.ProtoReflect.Descriptor instead.
 func (*WatchLocksRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{25}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WatchLocksRequest) GetPrefix() string {
@@ -2157,7 +2230,7 @@ type WatchEvent struct {
 
 func (x *WatchEvent) Reset() {
 	*x = WatchEvent{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[26]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2169,7 +2242,7 @@ func (x *WatchEvent) String() string {
 func (*WatchEvent) ProtoMessage() {}
 
 func (x *WatchEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[26]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2182,7 +2255,7 @@ func (x *WatchEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEvent.ProtoReflect.Descriptor instead.
 func (*WatchEvent) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{26}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WatchEvent) GetKind() WatchEvent_Kind {
@@ -2212,7 +2285,7 @@ type ForceReleaseRequest struct {
 
 func (x *ForceReleaseRequest) Reset() {
 	*x = ForceReleaseRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[27]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2224,7 +2297,7 @@ func (x *ForceReleaseRequest) String() string {
 func (*ForceReleaseRequest) ProtoMessage() {}
 
 func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[27]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2237,7 +2310,7 @@ func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ForceReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{27}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ForceReleaseRequest) GetResource() string {
@@ -2270,7 +2343,7 @@ type ForceReleaseResponse struct {
 
 func (x *ForceReleaseResponse) Reset() {
 	*x = ForceReleaseResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[28]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2282,7 +2355,7 @@ func (x *ForceReleaseResponse) String() string {
 func (*ForceReleaseResponse) ProtoMessage() {}
 
 func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[28]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2295,7 +2368,7 @@ func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ForceReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{28}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ForceReleaseResponse) GetLockIds() []string {
@@ -2313,7 +2386,7 @@ type GetInfoRequest struct {
 
 func (x *GetInfoRequest) Reset() {
 	*x = GetInfoRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[29]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2325,7 +2398,7 @@ func (x *GetInfoRequest) String() string {
 func (*GetInfoRequest) ProtoMessage() {}
 
 func (x *GetInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[29]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2338,7 +2411,7 @@ func (x *GetInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInfoRequest.ProtoReflect.Descriptor instead.
 func (*GetInfoRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{29}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{30}
 }
 
 type Info struct {
@@ -2364,7 +2437,7 @@ type Info struct {
 
 func (x *Info) Reset() {
 	*x = Info{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[30]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2376,7 +2449,7 @@ func (x *Info) String() string {
 func (*Info) ProtoMessage() {}
 
 func (x *Info) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[30]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2389,7 +2462,7 @@ func (x *Info) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Info.ProtoReflect.Descriptor instead.
 func (*Info) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{30}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Info) GetVersion() string {
@@ -2558,7 +2631,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\bmetadata\x18\t \x03(\v2,.locksidecar.v1.AcquireRequest.MetadataEntryR\bmetadata\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x84\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb1\x02\n" +
 	"\x05Grant\x12\x17\n" +
 	"\alock_id\x18\x01 \x01(\tR\x06lockId\x12\x1a\n" +
 	"\bresource\x18\x02 \x01(\tR\bresource\x12(\n" +
@@ -2567,7 +2640,12 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\tvalid_for\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\bvalidFor\x12\x14\n" +
 	"\x05count\x18\x06 \x01(\x05R\x05count\x128\n" +
 	"\n" +
-	"counted_at\x18\a \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\".\n" +
+	"counted_at\x18\a \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\x12+\n" +
+	"\x05guard\x18\b \x01(\v2\x15.locksidecar.v1.GuardR\x05guard\"G\n" +
+	"\x05Guard\x12\x18\n" +
+	"\adialect\x18\x01 \x01(\tR\adialect\x12\x10\n" +
+	"\x03sql\x18\x02 \x01(\tR\x03sql\x12\x12\n" +
+	"\x04args\x18\x03 \x03(\tR\x04args\".\n" +
 	"\rCancelRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\"\x10\n" +
@@ -2743,7 +2821,7 @@ func file_locksidecar_v1_locksidecar_proto_rawDescGZIP() []byte {
 }
 
 var file_locksidecar_v1_locksidecar_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_locksidecar_v1_locksidecar_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_locksidecar_v1_locksidecar_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_locksidecar_v1_locksidecar_proto_goTypes = []any{
 	(Mode)(0),                     // 0: locksidecar.v1.Mode
 	(Liveness)(0),                 // 1: locksidecar.v1.Liveness
@@ -2755,124 +2833,126 @@ var file_locksidecar_v1_locksidecar_proto_goTypes = []any{
 	(*OpenSessionResponse)(nil),   // 7: locksidecar.v1.OpenSessionResponse
 	(*AcquireRequest)(nil),        // 8: locksidecar.v1.AcquireRequest
 	(*Grant)(nil),                 // 9: locksidecar.v1.Grant
-	(*CancelRequest)(nil),         // 10: locksidecar.v1.CancelRequest
-	(*CancelResponse)(nil),        // 11: locksidecar.v1.CancelResponse
-	(*ReleaseRequest)(nil),        // 12: locksidecar.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),       // 13: locksidecar.v1.ReleaseResponse
-	(*DowngradeRequest)(nil),      // 14: locksidecar.v1.DowngradeRequest
-	(*KeepAliveRequest)(nil),      // 15: locksidecar.v1.KeepAliveRequest
-	(*KeepAliveResponse)(nil),     // 16: locksidecar.v1.KeepAliveResponse
-	(*CloseSessionRequest)(nil),   // 17: locksidecar.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),  // 18: locksidecar.v1.CloseSessionResponse
-	(*EventsRequest)(nil),         // 19: locksidecar.v1.EventsRequest
-	(*Event)(nil),                 // 20: locksidecar.v1.Event
-	(*LeaseNews)(nil),             // 21: locksidecar.v1.LeaseNews
-	(*Lost)(nil),                  // 22: locksidecar.v1.Lost
-	(*Draining)(nil),              // 23: locksidecar.v1.Draining
-	(*GetLockRequest)(nil),        // 24: locksidecar.v1.GetLockRequest
-	(*ListLocksRequest)(nil),      // 25: locksidecar.v1.ListLocksRequest
-	(*ListLocksResponse)(nil),     // 26: locksidecar.v1.ListLocksResponse
-	(*Lock)(nil),                  // 27: locksidecar.v1.Lock
-	(*Holder)(nil),                // 28: locksidecar.v1.Holder
-	(*WatchLocksRequest)(nil),     // 29: locksidecar.v1.WatchLocksRequest
-	(*WatchEvent)(nil),            // 30: locksidecar.v1.WatchEvent
-	(*ForceReleaseRequest)(nil),   // 31: locksidecar.v1.ForceReleaseRequest
-	(*ForceReleaseResponse)(nil),  // 32: locksidecar.v1.ForceReleaseResponse
-	(*GetInfoRequest)(nil),        // 33: locksidecar.v1.GetInfoRequest
-	(*Info)(nil),                  // 34: locksidecar.v1.Info
-	nil,                           // 35: locksidecar.v1.OpenSessionRequest.MetadataEntry
-	nil,                           // 36: locksidecar.v1.AcquireRequest.MetadataEntry
-	nil,                           // 37: locksidecar.v1.Holder.MetadataEntry
-	(*status.Status)(nil),         // 38: google.rpc.Status
-	(*durationpb.Duration)(nil),   // 39: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 40: google.protobuf.Timestamp
+	(*Guard)(nil),                 // 10: locksidecar.v1.Guard
+	(*CancelRequest)(nil),         // 11: locksidecar.v1.CancelRequest
+	(*CancelResponse)(nil),        // 12: locksidecar.v1.CancelResponse
+	(*ReleaseRequest)(nil),        // 13: locksidecar.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),       // 14: locksidecar.v1.ReleaseResponse
+	(*DowngradeRequest)(nil),      // 15: locksidecar.v1.DowngradeRequest
+	(*KeepAliveRequest)(nil),      // 16: locksidecar.v1.KeepAliveRequest
+	(*KeepAliveResponse)(nil),     // 17: locksidecar.v1.KeepAliveResponse
+	(*CloseSessionRequest)(nil),   // 18: locksidecar.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),  // 19: locksidecar.v1.CloseSessionResponse
+	(*EventsRequest)(nil),         // 20: locksidecar.v1.EventsRequest
+	(*Event)(nil),                 // 21: locksidecar.v1.Event
+	(*LeaseNews)(nil),             // 22: locksidecar.v1.LeaseNews
+	(*Lost)(nil),                  // 23: locksidecar.v1.Lost
+	(*Draining)(nil),              // 24: locksidecar.v1.Draining
+	(*GetLockRequest)(nil),        // 25: locksidecar.v1.GetLockRequest
+	(*ListLocksRequest)(nil),      // 26: locksidecar.v1.ListLocksRequest
+	(*ListLocksResponse)(nil),     // 27: locksidecar.v1.ListLocksResponse
+	(*Lock)(nil),                  // 28: locksidecar.v1.Lock
+	(*Holder)(nil),                // 29: locksidecar.v1.Holder
+	(*WatchLocksRequest)(nil),     // 30: locksidecar.v1.WatchLocksRequest
+	(*WatchEvent)(nil),            // 31: locksidecar.v1.WatchEvent
+	(*ForceReleaseRequest)(nil),   // 32: locksidecar.v1.ForceReleaseRequest
+	(*ForceReleaseResponse)(nil),  // 33: locksidecar.v1.ForceReleaseResponse
+	(*GetInfoRequest)(nil),        // 34: locksidecar.v1.GetInfoRequest
+	(*Info)(nil),                  // 35: locksidecar.v1.Info
+	nil,                           // 36: locksidecar.v1.OpenSessionRequest.MetadataEntry
+	nil,                           // 37: locksidecar.v1.AcquireRequest.MetadataEntry
+	nil,                           // 38: locksidecar.v1.Holder.MetadataEntry
+	(*status.Status)(nil),         // 39: google.rpc.Status
+	(*durationpb.Duration)(nil),   // 40: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 41: google.protobuf.Timestamp
 }
 var file_locksidecar_v1_locksidecar_proto_depIdxs = []int32{
 	6,  // 0: locksidecar.v1.SessionRequest.open:type_name -> locksidecar.v1.OpenSessionRequest
 	8,  // 1: locksidecar.v1.SessionRequest.acquire:type_name -> locksidecar.v1.AcquireRequest
-	10, // 2: locksidecar.v1.SessionRequest.cancel:type_name -> locksidecar.v1.CancelRequest
-	12, // 3: locksidecar.v1.SessionRequest.release:type_name -> locksidecar.v1.ReleaseRequest
-	14, // 4: locksidecar.v1.SessionRequest.downgrade:type_name -> locksidecar.v1.DowngradeRequest
-	15, // 5: locksidecar.v1.SessionRequest.keep_alive:type_name -> locksidecar.v1.KeepAliveRequest
+	11, // 2: locksidecar.v1.SessionRequest.cancel:type_name -> locksidecar.v1.CancelRequest
+	13, // 3: locksidecar.v1.SessionRequest.release:type_name -> locksidecar.v1.ReleaseRequest
+	15, // 4: locksidecar.v1.SessionRequest.downgrade:type_name -> locksidecar.v1.DowngradeRequest
+	16, // 5: locksidecar.v1.SessionRequest.keep_alive:type_name -> locksidecar.v1.KeepAliveRequest
 	7,  // 6: locksidecar.v1.SessionResponse.opened:type_name -> locksidecar.v1.OpenSessionResponse
 	9,  // 7: locksidecar.v1.SessionResponse.granted:type_name -> locksidecar.v1.Grant
-	11, // 8: locksidecar.v1.SessionResponse.cancelled:type_name -> locksidecar.v1.CancelResponse
-	13, // 9: locksidecar.v1.SessionResponse.released:type_name -> locksidecar.v1.ReleaseResponse
+	12, // 8: locksidecar.v1.SessionResponse.cancelled:type_name -> locksidecar.v1.CancelResponse
+	14, // 9: locksidecar.v1.SessionResponse.released:type_name -> locksidecar.v1.ReleaseResponse
 	9,  // 10: locksidecar.v1.SessionResponse.downgraded:type_name -> locksidecar.v1.Grant
-	16, // 11: locksidecar.v1.SessionResponse.kept_alive:type_name -> locksidecar.v1.KeepAliveResponse
-	38, // 12: locksidecar.v1.SessionResponse.error:type_name -> google.rpc.Status
-	20, // 13: locksidecar.v1.SessionResponse.event:type_name -> locksidecar.v1.Event
+	17, // 11: locksidecar.v1.SessionResponse.kept_alive:type_name -> locksidecar.v1.KeepAliveResponse
+	39, // 12: locksidecar.v1.SessionResponse.error:type_name -> google.rpc.Status
+	21, // 13: locksidecar.v1.SessionResponse.event:type_name -> locksidecar.v1.Event
 	1,  // 14: locksidecar.v1.OpenSessionRequest.liveness:type_name -> locksidecar.v1.Liveness
-	39, // 15: locksidecar.v1.OpenSessionRequest.ttl:type_name -> google.protobuf.Duration
-	35, // 16: locksidecar.v1.OpenSessionRequest.metadata:type_name -> locksidecar.v1.OpenSessionRequest.MetadataEntry
-	39, // 17: locksidecar.v1.OpenSessionResponse.lease_ttl:type_name -> google.protobuf.Duration
-	39, // 18: locksidecar.v1.OpenSessionResponse.counted_at:type_name -> google.protobuf.Duration
+	40, // 15: locksidecar.v1.OpenSessionRequest.ttl:type_name -> google.protobuf.Duration
+	36, // 16: locksidecar.v1.OpenSessionRequest.metadata:type_name -> locksidecar.v1.OpenSessionRequest.MetadataEntry
+	40, // 17: locksidecar.v1.OpenSessionResponse.lease_ttl:type_name -> google.protobuf.Duration
+	40, // 18: locksidecar.v1.OpenSessionResponse.counted_at:type_name -> google.protobuf.Duration
 	0,  // 19: locksidecar.v1.AcquireRequest.mode:type_name -> locksidecar.v1.Mode
-	39, // 20: locksidecar.v1.AcquireRequest.wait:type_name -> google.protobuf.Duration
-	39, // 21: locksidecar.v1.AcquireRequest.max_hold:type_name -> google.protobuf.Duration
-	36, // 22: locksidecar.v1.AcquireRequest.metadata:type_name -> locksidecar.v1.AcquireRequest.MetadataEntry
+	40, // 20: locksidecar.v1.AcquireRequest.wait:type_name -> google.protobuf.Duration
+	40, // 21: locksidecar.v1.AcquireRequest.max_hold:type_name -> google.protobuf.Duration
+	37, // 22: locksidecar.v1.AcquireRequest.metadata:type_name -> locksidecar.v1.AcquireRequest.MetadataEntry
 	0,  // 23: locksidecar.v1.Grant.mode:type_name -> locksidecar.v1.Mode
-	39, // 24: locksidecar.v1.Grant.valid_for:type_name -> google.protobuf.Duration
-	39, // 25: locksidecar.v1.Grant.counted_at:type_name -> google.protobuf.Duration
-	39, // 26: locksidecar.v1.KeepAliveResponse.valid_for:type_name -> google.protobuf.Duration
-	7,  // 27: locksidecar.v1.Event.opened:type_name -> locksidecar.v1.OpenSessionResponse
-	9,  // 28: locksidecar.v1.Event.granted:type_name -> locksidecar.v1.Grant
-	21, // 29: locksidecar.v1.Event.lease:type_name -> locksidecar.v1.LeaseNews
-	22, // 30: locksidecar.v1.Event.lost:type_name -> locksidecar.v1.Lost
-	23, // 31: locksidecar.v1.Event.draining:type_name -> locksidecar.v1.Draining
-	39, // 32: locksidecar.v1.LeaseNews.valid_for:type_name -> google.protobuf.Duration
-	39, // 33: locksidecar.v1.LeaseNews.counted_at:type_name -> google.protobuf.Duration
-	2,  // 34: locksidecar.v1.Lost.reason:type_name -> locksidecar.v1.LostReason
-	39, // 35: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
-	39, // 36: locksidecar.v1.Lost.counted_at:type_name -> google.protobuf.Duration
-	39, // 37: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
-	27, // 38: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
-	28, // 39: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
-	28, // 40: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
-	0,  // 41: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
-	40, // 42: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
-	39, // 43: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
-	37, // 44: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
-	39, // 45: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
-	3,  // 46: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
-	27, // 47: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
-	39, // 48: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
-	39, // 49: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
-	39, // 50: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
-	39, // 51: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
-	4,  // 52: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
-	8,  // 53: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
-	6,  // 54: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
-	15, // 55: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
-	17, // 56: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
-	8,  // 57: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
-	12, // 58: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
-	14, // 59: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
-	19, // 60: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
-	24, // 61: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
-	25, // 62: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
-	29, // 63: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
-	31, // 64: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
-	33, // 65: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
-	5,  // 66: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
-	20, // 67: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
-	7,  // 68: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
-	16, // 69: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
-	18, // 70: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
-	9,  // 71: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
-	13, // 72: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
-	9,  // 73: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
-	20, // 74: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
-	27, // 75: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
-	26, // 76: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
-	30, // 77: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
-	32, // 78: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
-	34, // 79: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
-	66, // [66:80] is the sub-list for method output_type
-	52, // [52:66] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	40, // 24: locksidecar.v1.Grant.valid_for:type_name -> google.protobuf.Duration
+	40, // 25: locksidecar.v1.Grant.counted_at:type_name -> google.protobuf.Duration
+	10, // 26: locksidecar.v1.Grant.guard:type_name -> locksidecar.v1.Guard
+	40, // 27: locksidecar.v1.KeepAliveResponse.valid_for:type_name -> google.protobuf.Duration
+	7,  // 28: locksidecar.v1.Event.opened:type_name -> locksidecar.v1.OpenSessionResponse
+	9,  // 29: locksidecar.v1.Event.granted:type_name -> locksidecar.v1.Grant
+	22, // 30: locksidecar.v1.Event.lease:type_name -> locksidecar.v1.LeaseNews
+	23, // 31: locksidecar.v1.Event.lost:type_name -> locksidecar.v1.Lost
+	24, // 32: locksidecar.v1.Event.draining:type_name -> locksidecar.v1.Draining
+	40, // 33: locksidecar.v1.LeaseNews.valid_for:type_name -> google.protobuf.Duration
+	40, // 34: locksidecar.v1.LeaseNews.counted_at:type_name -> google.protobuf.Duration
+	2,  // 35: locksidecar.v1.Lost.reason:type_name -> locksidecar.v1.LostReason
+	40, // 36: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
+	40, // 37: locksidecar.v1.Lost.counted_at:type_name -> google.protobuf.Duration
+	40, // 38: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
+	28, // 39: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
+	29, // 40: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
+	29, // 41: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
+	0,  // 42: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
+	41, // 43: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
+	40, // 44: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
+	38, // 45: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
+	40, // 46: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
+	3,  // 47: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
+	28, // 48: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
+	40, // 49: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
+	40, // 50: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
+	40, // 51: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
+	40, // 52: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
+	4,  // 53: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
+	8,  // 54: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
+	6,  // 55: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
+	16, // 56: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
+	18, // 57: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
+	8,  // 58: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
+	13, // 59: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
+	15, // 60: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
+	20, // 61: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
+	25, // 62: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
+	26, // 63: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
+	30, // 64: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
+	32, // 65: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
+	34, // 66: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
+	5,  // 67: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
+	21, // 68: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
+	7,  // 69: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
+	17, // 70: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
+	19, // 71: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
+	9,  // 72: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
+	14, // 73: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
+	9,  // 74: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
+	21, // 75: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
+	28, // 76: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
+	27, // 77: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
+	31, // 78: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
+	33, // 79: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
+	35, // 80: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
+	67, // [67:81] is the sub-list for method output_type
+	53, // [53:67] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_locksidecar_v1_locksidecar_proto_init() }
@@ -2898,7 +2978,7 @@ func file_locksidecar_v1_locksidecar_proto_init() {
 		(*SessionResponse_Error)(nil),
 		(*SessionResponse_Event)(nil),
 	}
-	file_locksidecar_v1_locksidecar_proto_msgTypes[16].OneofWrappers = []any{
+	file_locksidecar_v1_locksidecar_proto_msgTypes[17].OneofWrappers = []any{
 		(*Event_Opened)(nil),
 		(*Event_Granted)(nil),
 		(*Event_Lease)(nil),
@@ -2911,7 +2991,7 @@ func file_locksidecar_v1_locksidecar_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_locksidecar_v1_locksidecar_proto_rawDesc), len(file_locksidecar_v1_locksidecar_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   34,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
