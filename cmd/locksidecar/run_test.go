@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/locksidecar/locksidecar/client"
 )
 
 func TestRunExitStatus(t *testing.T) {
