@@ -58,7 +58,7 @@ func TestParseURLRefuses(t *testing.T) {
 		"redis://h?restart-grace=-1s":    "restart-grace",
 		"redis://h?allow-eviction=maybe": "allow-eviction",
 		"redis://h?no-such=1":            "not known",
-		"redis+cluster://h?db=1":         "db",
+		"redis+cluster://h?db=1":         "db is not known",
 		"redis://h?tls-ca=/x":            "needs TLS",
 		"rediss://h?tls-ca=/no/such":     "tls-ca",
 		"rediss://h?tls-cert=/no/such":   "go together",

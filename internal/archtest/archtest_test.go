@@ -33,10 +33,11 @@ var house = []room{
 
 	// Stores never know each other.
 	{path: "backends/backendtest", may: "lock"},
+	{path: "backends/storeurl", may: "lock"},
 	{path: "backends/embedded", may: "lock", test: "backends/backendtest"},
-	{path: "backends/redislock", may: "lock", test: "backends/backendtest internal/testengine"},
-	{path: "backends/zklock", may: "lock", test: "backends/backendtest internal/testengine"},
-	{path: "backends/mysqllock", may: "lock", test: "backends/backendtest internal/testengine"},
+	{path: "backends/redislock", may: "lock backends/storeurl", test: "backends/backendtest internal/testengine"},
+	{path: "backends/zklock", may: "lock backends/storeurl", test: "backends/backendtest internal/testengine"},
+	{path: "backends/mysqllock", may: "lock backends/storeurl", test: "backends/backendtest internal/testengine"},
 	{path: "backends", may: "lock backends/embedded backends/redislock backends/zklock backends/mysqllock", test: "internal/testengine"},
 
 	{path: "localapi/peercred"},

@@ -1,0 +1,75 @@
+// Package storeurl reads the URLs of stores:
+//
+//	SCHEME://[USER[:PASSWORD]@]HOST[:PORT][,HOST[:PORT]…][/PATH][?OPTION=VALUE&…]
+//
+// Its errors are lock.InvalidError and never have a password in them.
+package storeurl
+
+import (
+	"net"
+	"net/url"
+	"strings"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// URL is a store's URL, taken apart.
+type URL struct {
+	Scheme         string
+	User, Password string
+	Hosts          []string // as they stand there, with or without a port; at least one
+	Path           string   // without slashes at its ends
+	Options        *Options
+}
+
+// Parse takes a URL apart. net/url alone does not, because it takes only one host.
+func Parse(raw string) (*URL, error) {
+	scheme, rest, ok := strings.Cut(raw, "://")
+	if !ok {
+		return nil, Invalid("is not a URL")
+	}
+	end := strings.IndexAny(rest, "/?#")
+	if end < 0 {
+		end = len(rest)
+	}
+	authority, tail := rest[:end], rest[end:]
+	user := ""
+	if at := strings.LastIndex(authority, "@"); at >= 0 {
+		user, authority = authority[:at+1], authority[at+1:]
+	}
+	hosts := strings.Split(authority, ",")
+	u, err := url.Parse(scheme + "://" + user + hosts[0] + tail)
+	if err != nil {
+		return nil, Invalid("is not a URL") // url.Error would print the password
+	}
+	for _, h := range hosts {
+		if h == "" {
+			return nil, Invalid("has an empty host")
+		}
+	}
+	values, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return nil, Invalid("has options that cannot be read")
+	}
+	parsed := &URL{Scheme: u.Scheme, Hosts: hosts, Path: strings.Trim(u.Path, "/"), Options: newOptions(values)}
+	if u.User != nil {
+		parsed.User = u.User.Username()
+		parsed.Password, _ = u.User.Password()
+	}
+	return parsed, nil
+}
+
+// Addrs are the hosts, each with a port.
+func (u *URL) Addrs(defaultPort string) []string {
+	var addrs []string
+	for _, h := range u.Hosts {
+		if _, _, err := net.SplitHostPort(h); err != nil {
+			h = net.JoinHostPort(strings.Trim(h, "[]"), defaultPort)
+		}
+		addrs = append(addrs, h)
+	}
+	return addrs
+}
+
+// Invalid is the error of a URL that is refused.
+func Invalid(problem string) error { return &lock.InvalidError{Field: "store", Problem: problem} }
