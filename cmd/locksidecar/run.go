@@ -97,7 +97,7 @@ func newRun(io streams) *cobra.Command {
 	f.BoolVarP(&r.verbose, "verbose", "v", false, "say on stderr what happens")
 	r.socket = addSocket(cmd)
 	r.store = addStore(cmd, "", "be its own sidecar on this store, a URL as for serve")
-	for _, name := range []string{"store-password-file", "ttl", "namespace", "name"} {
+	for _, name := range []string{"store-password-file", "migrate", "ttl", "namespace", "name"} {
 		f.Lookup(name).Usage = "with --store: " + f.Lookup(name).Usage
 	}
 	r.log = addLog(cmd, "warn")

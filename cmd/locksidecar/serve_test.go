@@ -380,3 +380,21 @@ func TestHealthServerOnABadAddress(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+func TestWithoutMigration(t *testing.T) {
+	for raw, want := range map[string]string{
+		"mysql://u@h/db":           "mysql://u@h/db?migrate=false",
+		"mysql://u@h/db?prefix=x_": "mysql://u@h/db?prefix=x_&migrate=false",
+		"redis://h":                "redis://h",
+		"embedded:":                "embedded:",
+	} {
+		s := storeFlags{url: raw}
+		if got, err := s.resolve(); err != nil || got != want {
+			t.Errorf("%s without migration: %q, %v; want %q", raw, got, err, want)
+		}
+		s.migrate = true
+		if got, err := s.resolve(); err != nil || got != raw {
+			t.Errorf("%s with migration: %q, %v", raw, got, err)
+		}
+	}
+}

@@ -18,6 +18,7 @@ type storeFlags struct {
 	url          string
 	urlFile      string
 	passwordFile string
+	migrate      bool
 	ttl          time.Duration
 	namespace    string
 	name         string
@@ -29,6 +30,7 @@ func addStore(cmd *cobra.Command, store, storeHelp string) *storeFlags {
 	f.StringVar(&s.url, "store", store, storeHelp)
 	f.StringVar(&s.urlFile, "store-file", "", "file whose only line is the URL for --store, for URLs with secrets in them")
 	f.StringVar(&s.passwordFile, "store-password-file", "", "file whose only line is the password to put into the store's URL")
+	f.BoolVar(&s.migrate, "migrate", true, "MySQL and MariaDB: make and update the tables; else see locksidecar schema")
 	f.DurationVar(&s.ttl, "ttl", session.DefaultTTL, "how long the store keeps locks when the sidecar dies, 500ms to 10m")
 	f.StringVar(&s.namespace, "namespace", "", "put before every resource name in the store: NAMESPACE/name")
 	f.StringVar(&s.name, "name", "", "name of this sidecar in lists (default $POD_NAME, else the host's name)")
@@ -49,6 +51,9 @@ func (s *storeFlags) resolve() (string, error) {
 			return "", usage("--store-file: %w", err)
 		}
 	}
+	if !s.migrate {
+		raw = withoutMigration(raw)
+	}
 	if s.passwordFile == "" {
 		return raw, nil
 	}
@@ -57,6 +62,19 @@ func (s *storeFlags) resolve() (string, error) {
 		return "", usage("--store-password-file: %w", err)
 	}
 	return withPassword(raw, password)
+}
+
+// withoutMigration tells the store to leave its tables alone, if it is one that
+// has tables.
+func withoutMigration(raw string) string {
+	if !strings.HasPrefix(raw, "mysql") {
+		return raw
+	}
+	mark := "?"
+	if strings.Contains(raw, "?") {
+		mark = "&"
+	}
+	return raw + mark + "migrate=false"
 }
 
 // withPassword puts a password into a URL. It does not parse the URL, because
