@@ -36,7 +36,7 @@ var house = []room{
 	{path: "backends/storeurl", may: "lock"},
 	{path: "backends/embedded", may: "lock", test: "backends/backendtest"},
 	{path: "backends/redislock", may: "lock backends/storeurl", test: "backends/backendtest internal/testengine"},
-	{path: "backends/zklock", may: "lock backends/storeurl", test: "backends/backendtest internal/testengine"},
+	{path: "backends/zklock", may: "lock backends/storeurl", test: "backends/backendtest internal/testengine internal/javatest"},
 	{path: "backends/mysqllock", may: "lock backends/storeurl", test: "backends/backendtest internal/testengine"},
 	{path: "backends", may: "lock backends/embedded backends/redislock backends/zklock backends/mysqllock", test: "internal/testengine"},
 
@@ -47,6 +47,7 @@ var house = []room{
 	{path: "internal/config"},
 	{path: "internal/telemetry", may: "lock heartbeat session", test: "backends/embedded localapi api/locksidecar/v1"},
 	{path: "internal/testengine"}, // nothing of production: it breaks things for everybody
+	{path: "internal/javatest"},
 	{path: "internal/archtest"},
 
 	{path: "cmd/locksidecar", may: "all", test: "internal/testengine"},
@@ -69,10 +70,10 @@ var outsiders = []struct{ library, rooms string }{
 }
 
 // onlyTests are what no production code may import, whatever its room.
-const onlyTests = "testing backends/backendtest internal/testengine github.com/google/go-cmp go.uber.org/goleak"
+const onlyTests = "testing backends/backendtest internal/testengine internal/javatest github.com/google/go-cmp go.uber.org/goleak"
 
 // equipment are the rooms that are themselves only for tests.
-const equipment = "backends/backendtest internal/testengine internal/archtest"
+const equipment = "backends/backendtest internal/testengine internal/javatest internal/archtest"
 
 // pkg is what `go list -json` says about a package.
 type pkg struct {
