@@ -37,7 +37,11 @@ var house = []room{
 	{path: "backends/embedded", may: "lock", test: "backends/backendtest"},
 	{path: "backends/redislock", may: "lock backends/storeurl", test: "backends/backendtest internal/testengine"},
 	{path: "backends/zklock", may: "lock backends/storeurl", test: "backends/backendtest internal/testengine internal/javatest"},
-	{path: "backends/mysqllock", may: "lock backends/storeurl", test: "backends/backendtest internal/testengine"},
+	{path: "backends/mysqllock/mydb", may: "lock backends/storeurl", test: "internal/testengine"},
+	{path: "backends/mysqllock/tables", may: "lock backends/mysqllock/mydb", test: "backends/backendtest internal/testengine"},
+	{path: "backends/mysqllock/rows", may: "lock backends/mysqllock/mydb", test: "backends/backendtest internal/testengine"},
+	{path: "backends/mysqllock/shedlock", may: "lock backends/mysqllock/mydb", test: "backends/backendtest internal/testengine"},
+	{path: "backends/mysqllock", may: "lock backends/storeurl backends/mysqllock/mydb backends/mysqllock/tables backends/mysqllock/rows backends/mysqllock/shedlock", test: "internal/testengine"},
 	{path: "backends", may: "lock backends/embedded backends/redislock backends/zklock backends/mysqllock", test: "internal/testengine"},
 
 	{path: "localapi/peercred"},
@@ -57,8 +61,8 @@ var house = []room{
 var outsiders = []struct{ library, rooms string }{
 	{"github.com/redis/go-redis", "backends/redislock internal/testengine"},
 	{"github.com/go-zookeeper/zk", "backends/zklock internal/testengine"},
-	{"github.com/go-sql-driver/mysql", "backends/mysqllock internal/testengine"},
-	{"database/sql", "backends/mysqllock internal/testengine"},
+	{"github.com/go-sql-driver/mysql", "backends/mysqllock/mydb internal/testengine"},
+	{"database/sql", "backends/mysqllock/mydb backends/mysqllock/tables backends/mysqllock/rows backends/mysqllock/shedlock internal/testengine"},
 	{"google.golang.org/grpc", "api/locksidecar/v1 localapi client internal/telemetry cmd/locksidecar"},
 	{"google.golang.org/protobuf", "api/locksidecar/v1 localapi client cmd/locksidecar"},
 	{"net/http", "localapi client internal/telemetry cmd/locksidecar"},

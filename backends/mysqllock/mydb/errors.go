@@ -1,0 +1,128 @@
+package mydb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// Numbers of the server's errors, as MySQL's and MariaDB's references list them.
+const (
+	codeDatabaseDenied  = 1044
+	codeAccessDenied    = 1045
+	codeNoDatabase      = 1049
+	codeNoColumn        = 1054
+	codeDuplicate       = 1062
+	codeNoThread        = 1094
+	codeKillDenied      = 1095
+	codeCommandDenied   = 1142
+	codeColumnDenied    = 1143
+	codeNoTable         = 1146
+	codeLockWait        = 1205
+	codeDeadlock        = 1213
+	codeSpecificDenied  = 1227
+	codeOption          = 1290 // --read-only, --super-read-only
+	codeInterrupted     = 1317
+	codeReadOnlyTx      = 1792
+	codeReadOnlyMode    = 1836
+	codeCheckRead       = 1020 // MariaDB: the row has changed since it was read
+	codeBinlogStatement = 1665
+	codeNoWait          = 3572
+)
+
+// Code is the number of the server's error, or 0 when it is none.
+func Code(err error) uint16 {
+	var e *mysql.MySQLError
+	if errors.As(err, &e) {
+		return e.Number
+	}
+	return 0
+}
+
+func is(err error, codes ...uint16) bool {
+	n := Code(err)
+	for _, c := range codes {
+		if n == c && n != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// FromServer: the server has answered, so the statement is known to have failed.
+// Any other error leaves the outcome open.
+func FromServer(err error) bool { return Code(err) != 0 }
+
+// Retryable: another transaction was in the way, and the same may work now.
+func Retryable(err error) bool {
+	return is(err, codeDeadlock, codeLockWait, codeNoWait, codeCheckRead)
+}
+
+// LockWait: a row was locked by another transaction for too long. The server
+// may have rolled back the statement only; Exec rolls back all.
+func LockWait(err error) bool { return is(err, codeLockWait, codeNoWait) }
+
+// ReadOnly: the server takes no writes, because it is a replica or was made one.
+func ReadOnly(err error) bool {
+	return is(err, codeOption, codeReadOnlyTx, codeReadOnlyMode) || errors.Is(err, errReadOnly)
+}
+
+// Missing: a table, column or database is not there.
+func Missing(err error) bool { return is(err, codeNoTable, codeNoColumn, codeNoDatabase) }
+
+// Denied: the account lacks a privilege.
+func Denied(err error) bool {
+	return is(err, codeDatabaseDenied, codeAccessDenied, codeCommandDenied, codeColumnDenied, codeSpecificDenied)
+}
+
+// KillRefused: KILL met a connection that is gone, or one of another account.
+func KillRefused(err error) bool { return is(err, codeNoThread, codeKillDenied, codeSpecificDenied) }
+
+// Duplicate: there is a row with that key already.
+func Duplicate(err error) bool { return is(err, codeDuplicate) }
+
+// Interrupted: KILL QUERY ended the statement.
+func Interrupted(err error) bool { return is(err, codeInterrupted) }
+
+// Unavailable makes any error of a request an unknown outcome, with a hint
+// where a person has to do something about it.
+func Unavailable(what string, err error) error {
+	hint := ""
+	switch {
+	case Missing(err):
+		hint = " (run `locksidecar schema mysql` and apply what it prints, or let the sidecar do it: migrate=true)"
+	case is(err, codeAccessDenied):
+		hint = " (user or password of the store's URL are wrong)"
+	case Denied(err):
+		hint = " (the database account lacks a privilege: see docs/stores/mysql.md)"
+	case ReadOnly(err):
+		hint = " (the server takes no writes: is it a replica?)"
+	case is(err, codeBinlogStatement):
+		hint = " (set binlog_format to ROW or MIXED)"
+	}
+	return fmt.Errorf("%s: %w: %w%s", what, lock.ErrUnavailable, err, hint)
+}
+
+// Retry calls f until its error is none that another try could mend, or ctx
+// ends. It gives f's last error.
+func Retry(ctx context.Context, f func() error) error {
+	for pause := time.Millisecond; ; pause = min(2*pause, 32*time.Millisecond) {
+		err := f()
+		if !Retryable(err) {
+			return err
+		}
+		t := time.NewTimer(pause/2 + rand.N(pause)) //nolint:gosec // not a secret
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return err
+		}
+	}
+}
