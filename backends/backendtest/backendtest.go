@@ -11,6 +11,9 @@
 // implement too: [CounterDeleter], [Faulter], [WakeupDropper], [Restarter],
 // [CommandCounter]. Tests that need one of them are skipped without it.
 //
+// A store that cannot do all that the contract has is [Limited]: tests of what it
+// cannot do are skipped, or check that it says so, and all others do without it.
+//
 // The suite uses resource names of its own and leaves nothing behind, so it can
 // run on a server that serves others. Only the tests behind Restarter,
 // CounterDeleter and CommandCounter expect to have the server to themselves.
@@ -80,6 +83,37 @@ type Restarter interface {
 	Restart(t testing.TB)
 }
 
+// Limited is a Harness of a store that cannot do all that the contract has.
+type Limited interface {
+	Limits() Limits
+}
+
+// Limits are what a store cannot do, each with the reason. Empty: it can.
+type Limits struct {
+	// Sharing: all locks are exclusive, Acquire of a shared one is ErrUnsupported.
+	Sharing string
+	// Downgrade is ErrUnsupported.
+	Downgrade string
+	// Order: waiters are served in no certain order, so Status has them in any, a
+	// HeldError has no position, and a shared request may pass a waiting writer.
+	Order string
+	// LongNames: a name of more than 64 characters is ErrInvalid.
+	LongNames string
+}
+
+// skips gives the reason why a test makes no sense on the store.
+func (l Limits) skips(c conformance) string {
+	switch {
+	case c.shares && l.Sharing != "":
+		return "no sharing: " + l.Sharing
+	case c.downgrades && l.Downgrade != "":
+		return "no downgrade: " + l.Downgrade
+	case c.orders && l.Order != "":
+		return "no order: " + l.Order
+	}
+	return ""
+}
+
 // CommandCounter is a Harness that knows how many requests the store's server
 // has carried out so far, for whomever. Asking may count too.
 type CommandCounter interface {
@@ -92,6 +126,8 @@ type conformance struct {
 	run   func(*env)
 	needs func(Harness) (capability string, has bool) // nil: nothing
 	alone bool                                        // not while other tests use the store
+
+	shares, downgrades, orders bool // it is of nothing but what Limits has under that name
 }
 
 // Run runs the suite on the store behind h. It returns when all tests are done.
@@ -109,10 +145,17 @@ func Run(t *testing.T, h Harness) {
 			t.Errorf("the harness makes an exception for %q without a reason", name)
 		}
 	}
+	var limits Limits
+	if l, ok := h.(Limited); ok {
+		limits = l.Limits()
+	}
 	one := func(c conformance) func(*testing.T) {
 		return func(t *testing.T) {
 			if reason := exceptions[c.name]; reason != "" {
 				t.Skip("exception: " + reason)
+			}
+			if reason := limits.skips(c); reason != "" {
+				t.Skip(reason)
 			}
 			if c.needs != nil {
 				if capability, has := c.needs(h); !has {
@@ -122,7 +165,7 @@ func Run(t *testing.T, h Harness) {
 			if !c.alone {
 				t.Parallel()
 			}
-			runOne(t, h, c)
+			runOne(t, h, limits, c)
 		}
 	}
 	for _, c := range suite {

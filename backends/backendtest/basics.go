@@ -2,6 +2,7 @@ package backendtest
 
 import (
 	"errors"
+	"strings"
 
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -19,7 +20,7 @@ func testExclusive(e *env) {
 	r := e.name("r")
 	g := e.acquire(a, r, lock.Exclusive)
 	for _, s := range []*sidecar{a, b} { // the same sidecar has no right to a second hold either
-		for _, m := range []lock.Mode{lock.Exclusive, lock.Shared} {
+		for _, m := range e.modes() {
 			held := e.refused(s, r, m)
 			if held.Position != 0 || held.Status.Resource != r {
 				e.Errorf("a refused try says position %d of %q", held.Position, held.Status.Resource)
@@ -53,7 +54,7 @@ func testShared(e *env) {
 
 func testRetryFindsHold(e *env) {
 	a := e.sidecar()
-	for _, m := range []lock.Mode{lock.Exclusive, lock.Shared} {
+	for _, m := range e.modes() {
 		q := request(e.name(m.String()), m)
 		first, err := a.Acquire(e.ctx, q)
 		if err != nil {
@@ -98,7 +99,7 @@ func testReleaseOnlyOwn(e *env) {
 	r, other := e.name("r"), e.name("other")
 	g := e.acquire(a, r, lock.Exclusive)
 	w := e.queue(b, r, lock.Exclusive)
-	gOther := e.acquire(a, other, lock.Shared)
+	gOther := e.acquire(a, other, e.shared())
 	notHolder := func(what string, s *sidecar, r lock.Resource, id lock.HoldID) {
 		e.Helper()
 		if err := s.Release(e.ctx, r, id); !errors.Is(err, lock.ErrNotHolder) {
@@ -126,17 +127,27 @@ func testReleaseOnlyOwn(e *env) {
 func testReleaseOfWaiter(e *env) {
 	a, b := e.sidecar(), e.sidecar()
 	r := e.name("r")
-	g := e.acquire(a, r, lock.Shared)
+	g := e.acquire(a, r, e.shared())
 	writer := e.queue(b, r, lock.Exclusive)
-	reader := e.queue(a, r, lock.Shared)
-	if err := b.Release(e.ctx, r, writer.q.ID); err != nil {
+	if e.sharing() && e.ordered() {
+		reader := e.queue(a, r, lock.Shared)
+		e.releaseWaiter(b, writer)
+		g2 := reader.granted() // nobody is in its way any more
+		e.holds(b.b, r, []lock.HoldID{g.ID, g2.ID}, nil)
+		e.release(a, g2)
+	} else {
+		e.releaseWaiter(b, writer)
+	}
+	e.holds(b.b, r, []lock.HoldID{g.ID}, nil)
+	e.release(a, g)
+}
+
+func (e *env) releaseWaiter(s *sidecar, w *waiter) {
+	e.Helper()
+	if err := s.Release(e.ctx, w.q.Resource, w.q.ID); err != nil {
 		e.Fatalf("Release of a waiter: %v", err)
 	}
-	writer.failed(lock.ErrNotHolder)
-	g2 := reader.granted() // nobody is in its way any more
-	e.holds(b.b, r, []lock.HoldID{g.ID, g2.ID}, nil)
-	e.release(a, g)
-	e.release(a, g2)
+	w.failed(lock.ErrNotHolder)
 }
 
 func testDowngrade(e *env) {
@@ -183,7 +194,41 @@ func testDowngradeOnlyOwn(e *env) {
 	}
 	notHolder("of an unknown id", a, lock.NewHoldID())
 	notHolder("through another lease", b, g.ID)
-	e.refused(b, r, lock.Shared)
+	e.refused(b, r, e.shared())
 	e.release(a, g)
 	notHolder("of what was released", a, g.ID)
+}
+
+// testUnsupported: what the store cannot do it refuses, and changes nothing.
+func testUnsupported(e *env) {
+	a := e.sidecar()
+	r := e.name("r")
+	unsupported := func(what string, err, want error) {
+		e.Helper()
+		if !errors.Is(err, want) {
+			e.Errorf("%s: got %v, want %v", what, err, want)
+		}
+	}
+	if !e.sharing() {
+		for _, try := range []bool{false, true} {
+			q := request(r, lock.Shared)
+			q.Try = try
+			_, err := a.Acquire(e.ctx, q)
+			unsupported("Acquire of a shared lock", err, lock.ErrUnsupported)
+		}
+		e.holds(a.b, r, nil, nil)
+	}
+	g := e.acquire(a, r, lock.Exclusive)
+	if e.limits.Downgrade != "" {
+		unsupported("Downgrade", a.Downgrade(e.ctx, r, g.ID), lock.ErrUnsupported)
+	}
+	if e.limits.LongNames != "" {
+		_, err := a.Acquire(e.ctx, request(lock.Resource(strings.Repeat("é", 65)), lock.Exclusive))
+		unsupported("Acquire of a long name", err, lock.ErrInvalid)
+	}
+	st := e.holds(a.b, r, []lock.HoldID{g.ID}, nil)
+	if st.Holders[0].Mode != lock.Exclusive {
+		e.Errorf("the hold became %s", st.Holders[0].Mode)
+	}
+	e.release(a, g)
 }

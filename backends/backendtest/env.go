@@ -27,15 +27,16 @@ const (
 type env struct {
 	*testing.T
 	h      Harness
+	limits Limits
 	ctx    context.Context // ends when the test is over
 	prefix string
 	tasks  sync.WaitGroup
 	opened int // leases
 }
 
-func runOne(t *testing.T, h Harness, c conformance) {
+func runOne(t *testing.T, h Harness, limits Limits, c conformance) {
 	ctx, cancel := context.WithCancel(context.Background())
-	e := &env{T: t, h: h, ctx: ctx, prefix: "backendtest/" + string(lock.NewHoldID())[:8] + "/" + c.name + "/"}
+	e := &env{T: t, h: h, limits: limits, ctx: ctx, prefix: "backendtest/" + string(lock.NewHoldID())[:8] + "/" + c.name + "/"}
 	t.Cleanup(func() {
 		cancel()
 		e.tasks.Wait()
@@ -48,6 +49,24 @@ func runOne(t *testing.T, h Harness, c conformance) {
 
 // name gives a resource of this test.
 func (e *env) name(s string) lock.Resource { return lock.Resource(e.prefix + s) }
+
+// sharing reports whether the store has shared locks.
+func (e *env) sharing() bool { return e.limits.Sharing == "" }
+
+// ordered reports whether the store serves waiters in the order in which they came.
+func (e *env) ordered() bool { return e.limits.Order == "" }
+
+// modes are those that the store has.
+func (e *env) modes() []lock.Mode {
+	if e.sharing() {
+		return []lock.Mode{lock.Exclusive, lock.Shared}
+	}
+	return []lock.Mode{lock.Exclusive}
+}
+
+// shared is for a request that would be a shared one for the sake of variety:
+// where the store has none it is exclusive.
+func (e *env) shared() lock.Mode { return e.modes()[len(e.modes())-1] }
 
 // sidecar is one lease on one backend. A goroutine renews it and reads its events.
 type sidecar struct {
@@ -381,13 +400,18 @@ func (e *env) list(b lock.Backend, prefix string, p lock.Page) []lock.Status {
 	return all
 }
 
-// holds checks who holds and who waits; holders may come in any order.
+// holds checks who holds and who waits; holders may come in any order, and
+// waiters too where the store has none.
 func (e *env) holds(b lock.Backend, r lock.Resource, holders, waiters []lock.HoldID) lock.Status {
 	e.Helper()
 	st := e.get(b, r)
 	got := slices.Sorted(slices.Values(ids(st.Holders)))
 	want := slices.Sorted(slices.Values(holders))
-	if !slices.Equal(got, want) || !slices.Equal(ids(st.Waiters), waiters) {
+	gotWaiters := ids(st.Waiters)
+	if !e.ordered() {
+		gotWaiters, waiters = slices.Sorted(slices.Values(gotWaiters)), slices.Sorted(slices.Values(waiters))
+	}
+	if !slices.Equal(got, want) || !slices.Equal(gotWaiters, waiters) {
 		e.Fatalf("the store has holders %v and waiters %v, want %v and %v", ids(st.Holders), ids(st.Waiters), holders, waiters)
 	}
 	return st

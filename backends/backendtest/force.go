@@ -92,6 +92,9 @@ func testForceAtOnce(e *env) {
 	e.release(b, g2)
 	e.release(a, gOther)
 
+	if !e.sharing() {
+		return
+	}
 	// One of several readers.
 	g, g2 = e.acquire(a, r, lock.Shared), e.acquire(b, r, lock.Shared)
 	w = e.queue(b, r, lock.Exclusive)
@@ -176,18 +179,26 @@ func testForceGraceOver(e *env) {
 func testForceWaiter(e *env) {
 	a, b := e.sidecar(), e.sidecar()
 	r := e.name("r")
-	g := e.acquire(a, r, lock.Shared)
+	g := e.acquire(a, r, e.shared())
 	writer := e.queue(b, r, lock.Exclusive)
-	reader := e.queue(a, r, lock.Shared)
+	var reader *waiter
+	if e.sharing() && e.ordered() {
+		reader = e.queue(a, r, lock.Shared)
+	}
 	last := e.queue(a, r, lock.Exclusive)
 	e.force(e.ctx, a.b, r, writer.q.ID, 2*patience).ok() // a waiter needs no grace
 	writer.failed(lock.ErrNotHolder)
-	g2 := reader.granted()
-	e.holds(a.b, r, []lock.HoldID{g.ID, g2.ID}, []lock.HoldID{last.q.ID})
+	holders := []lock.HoldID{g.ID}
+	if reader != nil {
+		holders = append(holders, reader.granted().ID)
+	}
+	e.holds(a.b, r, holders, []lock.HoldID{last.q.ID})
 	e.notHolder("Release of a waiter that was forced", b.Release(e.ctx, r, writer.q.ID))
 	e.notHolder("ForceRelease of a waiter again", a.b.ForceRelease(e.ctx, r, writer.q.ID, 0))
 	e.release(a, g)
-	e.release(a, g2)
+	if reader != nil {
+		e.release(a, reader.grant)
+	}
 	e.release(a, last.granted())
 }
 
