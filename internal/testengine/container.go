@@ -139,6 +139,7 @@ func (m *container) sh(ctx context.Context, script string) (string, error) {
 	return string(out), nil
 }
 
+func (m *container) cache() string  { return containerDir + "/cache" }
 func (m *container) bind() string   { return "0.0.0.0" }
 func (m *container) String() string { return "in a container of " + m.image }
 

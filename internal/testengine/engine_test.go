@@ -5,10 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -22,14 +22,11 @@ var allRedis = []*Kind{Redis, RedisCluster, RedisSentinel}
 // client opens a go-redis client on a URL as the product would.
 func client(t *testing.T, raw string) redis.UniversalClient {
 	t.Helper()
-	u, err := url.Parse(raw)
-	if err != nil {
-		t.Fatal(err)
-	}
+	before, hosts, after := splitURL(raw)
 	o := &redis.UniversalOptions{
-		Addrs: addrs(u), ContextTimeoutEnabled: true, DialTimeout: time.Second,
+		Addrs: hosts, ContextTimeoutEnabled: true, DialTimeout: time.Second,
 		ReadTimeout: time.Second, MaxRetries: -1, MaxRedirects: 1,
-		MasterName: strings.TrimPrefix(u.Path, "/"), IsClusterMode: u.Scheme == "redis+cluster",
+		MasterName: strings.TrimPrefix(after, "/"), IsClusterMode: before == "redis+cluster://",
 	}
 	c := redis.NewUniversalClient(o)
 	t.Cleanup(func() {
@@ -293,7 +290,7 @@ func TestNothingToStart(t *testing.T) {
 	if !errors.Is(err, exec.ErrNotFound) {
 		t.Fatalf("%v; want that redis-server is not found", err)
 	}
-	for _, want := range []string{"apt-get install --no-install-recommends redis-server", Redis.urlEnv, Redis.image.env} {
+	for _, want := range []string{installRedis, Redis.urlEnv, Redis.image.env} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not say %q:\n%v", want, err)
 		}
@@ -314,12 +311,11 @@ func TestPortTaken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &redisNode{m: m, dir: "x", argv: func(context.Context) ([]string, error) {
-		return []string{"redis-server", "--port", port, "--bind", loopback}, nil
-	}}
-	if _, err := fmt.Sscan(port, &n.port); err != nil {
+	number, err := strconv.Atoi(port)
+	if err != nil {
 		t.Fatal(err)
 	}
+	n := redisNode(m, "x", number, redisArgs(m, number)...)
 	if err := n.Start(within(t, 10*time.Second)); !errors.Is(err, errPortTaken) {
 		t.Errorf("%v; want that the port was taken", err)
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 )
 
 // Kind is a kind of store and how to get one.
@@ -13,12 +12,10 @@ type Kind struct {
 	name    string
 	urlEnv  string // variable with the URL of a server that is there already
 	image   image
-	program string // what runs it on this machine
-	install string // Debian's package of the program
+	install string // what brings the programs to this machine: a command
 
-	ports  int // how many ports clients connect to
-	start  func(ctx context.Context, m machine, ports []int) (Server, error)
-	attach func(ctx context.Context, url, origin string) (Server, error)
+	ports int // how many ports clients connect to
+	start func(ctx context.Context, m machine, ports []int) (Server, error)
 }
 
 // String is the name of the kind.
@@ -38,25 +35,54 @@ func (i image) name() string {
 }
 
 // The images, all in this place.
-var redisImage = image{env: "LOCKSIDECAR_TEST_REDIS_IMAGE", usual: "redis:8.2"}
+var (
+	redisImage     = image{env: "LOCKSIDECAR_TEST_REDIS_IMAGE", usual: "redis:8.2"}
+	zooKeeperImage = image{env: "LOCKSIDECAR_TEST_ZOOKEEPER_IMAGE", usual: "zookeeper:3.9"}
+	mariaDBImage   = image{env: "LOCKSIDECAR_TEST_MARIADB_IMAGE", usual: "mariadb:11.8"}
+	mySQLImage     = image{env: "LOCKSIDECAR_TEST_MYSQL_IMAGE", usual: "mysql:8.4"}
+)
+
+// What brings the programs to a Debian machine.
+const (
+	aptGet           = "apt-get install --no-install-recommends "
+	installRedis     = aptGet + "redis-server"
+	installZooKeeper = aptGet + "zookeeper default-jre-headless"
+	installMariaDB   = aptGet + "mariadb-server"
+	installMySQL     = "scripts/test-deps, for Debian has it only in sid, or name a mysqld of your own in " + mysqldEnv
+)
 
 // The kinds. Redis is one server alone, RedisCluster three masters,
-// RedisSentinel three sentinels that watch a master and its replica.
+// RedisSentinel three sentinels that watch a master and its replica. ZooKeeper
+// is one server alone, ZooKeeperEnsemble three. MariaDB and MySQL are one server
+// alone.
 var (
 	Redis = &Kind{
-		name: "Redis", urlEnv: "LOCKSIDECAR_TEST_REDIS_URL", image: redisImage,
-		program: "redis-server", install: "redis-server",
-		ports: 1, start: startRedis, attach: attachRedis,
+		name: "Redis", urlEnv: "LOCKSIDECAR_TEST_REDIS_URL", image: redisImage, install: installRedis,
+		ports: 1, start: startRedis,
 	}
 	RedisCluster = &Kind{
-		name: "Redis Cluster", urlEnv: "LOCKSIDECAR_TEST_REDIS_CLUSTER_URL", image: redisImage,
-		program: "redis-server", install: "redis-server",
-		ports: clusterMasters, start: startRedisCluster, attach: attachByDial,
+		name: "Redis Cluster", urlEnv: "LOCKSIDECAR_TEST_REDIS_CLUSTER_URL", image: redisImage, install: installRedis,
+		ports: clusterMasters, start: startRedisCluster,
 	}
 	RedisSentinel = &Kind{
-		name: "Redis Sentinel", urlEnv: "LOCKSIDECAR_TEST_REDIS_SENTINEL_URL", image: redisImage,
-		program: "redis-server", install: "redis-server",
-		ports: sentinels + 2, start: startRedisSentinel, attach: attachByDial,
+		name: "Redis Sentinel", urlEnv: "LOCKSIDECAR_TEST_REDIS_SENTINEL_URL", image: redisImage, install: installRedis,
+		ports: sentinels + 2, start: startRedisSentinel,
+	}
+	ZooKeeper = &Kind{
+		name: "ZooKeeper", urlEnv: "LOCKSIDECAR_TEST_ZOOKEEPER_URL", image: zooKeeperImage, install: installZooKeeper,
+		ports: 1, start: startZooKeeper,
+	}
+	ZooKeeperEnsemble = &Kind{
+		name: "ZooKeeper ensemble", urlEnv: "LOCKSIDECAR_TEST_ZOOKEEPER_ENSEMBLE_URL", image: zooKeeperImage, install: installZooKeeper,
+		ports: zooKeepers, start: startZooKeeper,
+	}
+	MariaDB = &Kind{
+		name: "MariaDB", urlEnv: "LOCKSIDECAR_TEST_MARIADB_URL", image: mariaDBImage, install: installMariaDB,
+		ports: 1, start: mariaDB.start,
+	}
+	MySQL = &Kind{
+		name: "MySQL", urlEnv: "LOCKSIDECAR_TEST_MYSQL_URL", image: mySQLImage, install: installMySQL,
+		ports: 1, start: mySQL.start,
 	}
 )
 
@@ -71,7 +97,7 @@ var errPortTaken = errors.New("a port was taken meanwhile")
 // names. The caller closes it. ctx bounds the start only.
 func Start(ctx context.Context, k *Kind) (Server, error) {
 	if url := os.Getenv(k.urlEnv); url != "" {
-		s, err := k.attach(ctx, url, k.name+" of "+k.urlEnv)
+		s, err := attach(ctx, url, k.name+" of "+k.urlEnv)
 		if err != nil {
 			return nil, fmt.Errorf("use %s=%s: %w", k.urlEnv, url, err)
 		}
@@ -93,11 +119,9 @@ func Start(ctx context.Context, k *Kind) (Server, error) {
 		}
 	}
 	if only != "docker" {
-		if _, localErr = exec.LookPath(k.program); localErr == nil {
-			var s Server
-			if s, localErr = k.startOn(ctx, newLocal); localErr == nil {
-				return s, nil
-			}
+		var s Server
+		if s, localErr = k.startOn(ctx, newLocal); localErr == nil {
+			return s, nil
 		}
 	}
 	return nil, &startError{kind: k, docker: dockerErr, local: localErr}
@@ -137,10 +161,10 @@ type startError struct {
 
 func (e *startError) Error() string {
 	s := fmt.Sprintf("no %s for the tests. Any one of these helps:\n"+
-		"  - install %s: apt-get install --no-install-recommends %s\n"+
+		"  - install it: %s\n"+
 		"  - start Docker (the image is %s; %s names another)\n"+
 		"  - set %s to the URL of one that runs already\n",
-		e.kind.name, e.kind.program, e.kind.install, e.kind.image.name(), e.kind.image.env, e.kind.urlEnv)
+		e.kind.name, e.kind.install, e.kind.image.name(), e.kind.image.env, e.kind.urlEnv)
 	if e.local != nil {
 		s += fmt.Sprintf("local: %v\n", e.local)
 	}

@@ -114,6 +114,15 @@ func (l *local) sh(ctx context.Context, script string) (string, error) {
 	return string(out), nil
 }
 
+// cache implements machine. It is where scripts/test-deps puts programs, too.
+func (l *local) cache() string {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return filepath.Join(l.dir, "cache") // without a home nothing is kept
+	}
+	return filepath.Join(dir, "locksidecar-test")
+}
+
 func (l *local) bind() string   { return loopback }
 func (l *local) String() string { return "on this machine" }
 

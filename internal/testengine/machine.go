@@ -2,6 +2,8 @@ package testengine
 
 import (
 	"context"
+	"fmt"
+	"os/exec"
 	"strings"
 	"syscall"
 )
@@ -16,6 +18,9 @@ type machine interface {
 	// sh runs a script of plain POSIX sh in the machine's folder and returns what
 	// it printed.
 	sh(ctx context.Context, script string) (string, error)
+	// cache is an absolute path of a folder there for what is worth keeping longer
+	// than the machine; the folder may not be there.
+	cache() string
 	// bind is the address on which a server there has to listen.
 	bind() string
 	// String says where it is, as in "redis-server 7.0.15 in a container".
@@ -34,6 +39,18 @@ type process interface {
 	kill(ctx context.Context) error
 	// alive says whether it still runs.
 	alive(ctx context.Context) (bool, error)
+}
+
+// find runs a script that prints where something is on a machine, or nothing.
+func find(ctx context.Context, m machine, what, script string) (string, error) {
+	out, err := m.sh(ctx, script)
+	if err != nil {
+		return "", err
+	}
+	if out = strings.TrimSpace(out); out == "" {
+		return "", fmt.Errorf("find %s %s: %w", what, m, exec.ErrNotFound)
+	}
+	return out, nil
 }
 
 // quote makes s one word of a shell script.

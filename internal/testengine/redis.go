@@ -4,162 +4,112 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/url"
-	"slices"
 	"strconv"
 	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// redisStore is a store of redis-server processes that were started here.
-type redisStore struct {
-	m     machine
-	kind  string
-	url   string
-	nodes []*redisNode
-	ports []int // all to which clients connect
-}
-
-var _ interface {
-	Server
-	Pauser
-	Crasher
-	Noder
-	Proxier
-} = (*redisStore)(nil)
-
 func startRedis(ctx context.Context, m machine, ports []int) (Server, error) {
-	n := &redisNode{m: m, dir: "redis", port: ports[0], argv: func(context.Context) ([]string, error) {
-		return redisArgs(m, ports[0]), nil
-	}}
+	n := redisNode(m, "redis", ports[0], redisArgs(m, ports[0])...)
 	if err := n.Start(ctx); err != nil {
 		return nil, err
 	}
-	return &redisStore{m: m, kind: "one server", url: "redis://" + n.Addr(), nodes: []*redisNode{n}, ports: ports}, nil
+	return &store{m: m, kind: "one server", url: "redis://" + n.Addr(), nodes: []*node{n}, ports: ports, gossip: true}, nil
 }
 
-func (s *redisStore) URL() string    { return s.url }
-func (s *redisStore) Origin() string { return s.nodes[0].Origin() + ", " + s.kind }
-func (s *redisStore) Close() error   { return s.m.close() }
-
-func (s *redisStore) Nodes() []Node {
-	var nodes []Node
-	for _, n := range s.nodes {
-		nodes = append(nodes, n)
+// redisNode is a node that is always started in the same way.
+func redisNode(m machine, dir string, port int, args ...string) *node {
+	return &node{
+		m: m, dir: dir, port: port, program: redisServer{},
+		argv: func(context.Context) ([]string, error) { return args, nil },
 	}
-	return nodes
 }
 
-func (s *redisStore) Pause(ctx context.Context) error {
-	return s.each(func(n *redisNode) error { return n.Pause(ctx) })
-}
-
-func (s *redisStore) Resume(ctx context.Context) error {
-	return s.each(func(n *redisNode) error { return n.Resume(ctx) })
-}
-
-func (s *redisStore) Crash(ctx context.Context, d Data) error {
-	return s.each(func(n *redisNode) error { return n.Crash(ctx, d) })
-}
-
-func (s *redisStore) Start(ctx context.Context) error {
-	// First all, then what each waits for: that may be the others.
-	if err := s.each(func(n *redisNode) error { return n.launch(ctx) }); err != nil {
-		return err
+// redisArgs are the arguments that all our servers share. Nothing is written
+// to disk unasked: see keep.
+func redisArgs(m machine, port int, more ...string) []string {
+	args := []string{
+		"redis-server", "--port", strconv.Itoa(port), "--bind", m.bind(), "--protected-mode", "no",
+		"--save", "", "--appendonly", "no", "--dir", ".",
 	}
-	return s.each(func(n *redisNode) error { return n.Start(ctx) })
+	return append(args, more...)
 }
 
-func (s *redisStore) each(f func(*redisNode) error) error {
-	var errs []error
-	for _, n := range s.nodes {
-		errs = append(errs, f(n))
+// redisServer is the program.
+type redisServer struct{}
+
+func (redisServer) String() string { return "redis-server" }
+
+// ready implements program: the data is loaded too.
+func (redisServer) ready(ctx context.Context, n *node) (string, error) {
+	info, err := redisInfo(ctx, n.Addr(), "everything")
+	switch {
+	case err != nil:
+		return "", err
+	case info["process_id"] != strconv.Itoa(n.proc.pid()):
+		return "", stop(errPortTaken)
+	case info["loading"] == "1":
+		return "", errors.New("it is loading its data")
 	}
-	return errors.Join(errs...)
+	return info["redis_version"], nil
 }
 
-// Proxy listens on another address of the loopback, on the ports of the
-// servers. The servers tell clients about each other (CLUSTER SLOTS, MOVED,
-// SENTINEL get-master-addr-by-name); in what they tell, the proxy puts its own
-// address in place of theirs, which is as long.
-func (s *redisStore) Proxy(ctx context.Context) (*Proxy, error) {
-	var err error
-	for range 100 {
-		addr := ownLoopback()
-		var routes []route
-		for _, p := range s.ports {
-			routes = append(routes, route{listen: net.JoinHostPort(addr, strconv.Itoa(p)), target: hostPort(p)})
+// keep implements program. Writes are held back while the data is saved, so the
+// file has everything that was ever acknowledged, and servers need not write to
+// disk all the time.
+func (redisServer) keep(ctx context.Context, n *node) error {
+	return redisDo(ctx, n.Addr(), []any{"CLIENT", "PAUSE", time.Minute.Milliseconds(), "WRITE"}, []any{"SAVE"})
+}
+
+// drop implements program.
+func (redisServer) drop(ctx context.Context, n *node) error {
+	_, err := n.m.sh(ctx, "rm -f "+quote(n.dir+"/dump.rdb"))
+	return err
+}
+
+// newRedisClient makes a client for one question: no pool to speak of, no retries.
+func newRedisClient(addr string) *redis.Client {
+	return redis.NewClient(&redis.Options{
+		Addr: addr, Protocol: 2, PoolSize: 1, MaxRetries: -1, DisableIdentity: true,
+		ContextTimeoutEnabled: true, DialTimeout: time.Second, ReadTimeout: 5 * time.Second,
+		DialerRetries:            1,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	})
+}
+
+// redisDo runs commands on one connection.
+func redisDo(ctx context.Context, addr string, commands ...[]any) error {
+	c := newRedisClient(addr)
+	defer c.Close()
+	for _, args := range commands {
+		if err := c.Do(ctx, args...).Err(); err != nil {
+			return fmt.Errorf("%v %v on %s: %w", args[0], args[1:], addr, err)
 		}
-		var p *Proxy
-		p, err = newProxy(ctx, strings.ReplaceAll(s.url, loopback, addr), routes)
-		if err == nil {
-			p.rewrite(loopback, addr)
-			return p, nil
-		}
 	}
-	return nil, err
+	return nil
 }
 
-// external is a server that the environment names.
-type external struct{ url, origin string }
-
-func (s *external) URL() string    { return s.url }
-func (s *external) Origin() string { return s.origin }
-func (s *external) Close() error   { return nil }
-
-// externalRedis is one plain redis:// address: a proxy can stand before it.
-type externalRedis struct{ external }
-
-func (s *externalRedis) Proxy(ctx context.Context) (*Proxy, error) {
-	u, err := url.Parse(s.url)
+// redisInfo is what INFO tells, by name.
+func redisInfo(ctx context.Context, addr, section string) (map[string]string, error) {
+	c := newRedisClient(addr)
+	defer c.Close()
+	text, err := c.Info(ctx, section).Result()
 	if err != nil {
-		return nil, fmt.Errorf("parse the URL of a server: %w", err)
+		return nil, fmt.Errorf("INFO on %s: %w", addr, err)
 	}
-	p, err := NewProxy(ctx, addrs(u)[0])
-	if err != nil {
-		return nil, err
-	}
-	u.Host = p.Addr()
-	p.url = u.String()
-	return p, nil
+	return fields(text), nil
 }
 
-func attachRedis(ctx context.Context, raw, origin string) (Server, error) {
-	s, err := attachByDial(ctx, raw, origin)
-	if err == nil && strings.HasPrefix(raw, "redis://") {
-		return &externalRedis{external{url: raw, origin: origin}}, nil
-	}
-	return s, err
-}
-
-// attachByDial takes a server if one of its addresses accepts connections.
-func attachByDial(ctx context.Context, raw, origin string) (Server, error) {
-	u, err := url.Parse(raw)
-	if err != nil {
-		return nil, fmt.Errorf("parse the URL: %w", err)
-	}
-	var errs []error
-	for _, a := range addrs(u) {
-		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", a)
-		if err == nil {
-			return &external{url: raw, origin: origin}, c.Close()
-		}
-		errs = append(errs, err)
-	}
-	return nil, errors.Join(errs...)
-}
-
-// addrs are the addresses in a URL that may have many, with Redis' usual ports.
-func addrs(u *url.URL) []string {
-	port := "6379"
-	if strings.Contains(u.Scheme, "sentinel") {
-		port = "26379"
-	}
-	hosts := slices.Collect(strings.SplitSeq(u.Host, ","))
-	for i, h := range hosts {
-		if _, _, err := net.SplitHostPort(h); err != nil {
-			hosts[i] = net.JoinHostPort(h, port)
+// fields takes apart lines of the form name:value.
+func fields(text string) map[string]string {
+	m := map[string]string{}
+	for line := range strings.Lines(text) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			m[name] = value
 		}
 	}
-	return hosts
+	return m
 }

@@ -21,15 +21,12 @@ func startRedisCluster(ctx context.Context, m machine, ports []int) (Server, err
 	if err != nil {
 		return nil, err
 	}
-	s := &redisStore{m: m, kind: strconv.Itoa(len(ports)) + " masters", ports: ports}
+	s := &store{m: m, kind: strconv.Itoa(len(ports)) + " masters", ports: ports, gossip: true}
 	var all []string
 	for i, p := range ports {
 		args := redisArgs(m, p, "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
 			"--cluster-port", strconv.Itoa(bus[i]), "--cluster-announce-ip", loopback, "--cluster-node-timeout", "2000")
-		s.nodes = append(s.nodes, &redisNode{
-			m: m, dir: fmt.Sprintf("node%d", i), port: p,
-			argv: func(context.Context) ([]string, error) { return args, nil },
-		})
+		s.nodes = append(s.nodes, redisNode(m, fmt.Sprintf("node%d", i), p, args...))
 		all = append(all, hostPort(p))
 	}
 	s.url = "redis+cluster://" + strings.Join(all, ",")
@@ -55,16 +52,16 @@ func startRedisCluster(ctx context.Context, m machine, ports []int) (Server, err
 		}
 	}
 	for _, n := range s.nodes {
-		n.up = s.clusterOK
+		n.up = func(ctx context.Context) error { return clusterOK(ctx, s.nodes) }
 	}
-	return s, s.clusterOK(ctx)
+	return s, clusterOK(ctx, s.nodes)
 }
 
 // clusterOK waits until every node knows all of them and serves.
-func (s *redisStore) clusterOK(ctx context.Context) error {
+func clusterOK(ctx context.Context, nodes []*node) error {
 	return poll(ctx, func() error {
-		for _, n := range s.nodes {
-			if err := n.clusterOK(ctx, len(s.nodes)); err != nil {
+		for _, n := range nodes {
+			if err := clusterOKAt(ctx, n, len(nodes)); err != nil {
 				return err
 			}
 		}
@@ -72,7 +69,7 @@ func (s *redisStore) clusterOK(ctx context.Context) error {
 	})
 }
 
-func (n *redisNode) clusterOK(ctx context.Context, nodes int) error {
+func clusterOKAt(ctx context.Context, n *node, nodes int) error {
 	c := newRedisClient(n.Addr())
 	defer c.Close()
 	text, err := c.ClusterInfo(ctx).Result()

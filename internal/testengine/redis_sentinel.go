@@ -22,29 +22,24 @@ const (
 // sentinelStore is a master and its replica, watched by sentinels. Crash and
 // Pause treat the two that keep data; the sentinels stay.
 type sentinelStore struct {
-	*redisStore
-	watchers []*redisNode
+	*store
+	watchers []*node
 }
 
 var _ Failoverer = (*sentinelStore)(nil)
 
 func startRedisSentinel(ctx context.Context, m machine, ports []int) (Server, error) {
-	s := &sentinelStore{redisStore: &redisStore{m: m, kind: strconv.Itoa(sentinels) + " sentinels, master and replica", ports: ports}}
+	s := &sentinelStore{store: &store{m: m, kind: strconv.Itoa(sentinels) + " sentinels, master and replica", ports: ports, gossip: true}}
 	watchPorts, dataPorts := ports[:sentinels], ports[sentinels:]
 	var all []string
 	for i, p := range watchPorts {
-		s.watchers = append(s.watchers, &redisNode{
-			m: m, dir: fmt.Sprintf("sentinel%d", i), port: p,
-			argv: func(context.Context) ([]string, error) {
-				return []string{"redis-server", "sentinel.conf", "--sentinel"}, nil
-			},
-		})
+		s.watchers = append(s.watchers, redisNode(m, fmt.Sprintf("sentinel%d", i), p, "redis-server", "sentinel.conf", "--sentinel"))
 		all = append(all, hostPort(p))
 	}
 	s.url = "redis+sentinel://" + strings.Join(all, ",") + "/" + masterName
 	for i, p := range dataPorts {
-		s.nodes = append(s.nodes, &redisNode{
-			m: m, dir: fmt.Sprintf("node%d", i), port: p,
+		s.nodes = append(s.nodes, &node{
+			m: m, dir: fmt.Sprintf("node%d", i), port: p, program: redisServer{},
 			argv: func(ctx context.Context) ([]string, error) { return s.dataArgs(ctx, p) },
 		})
 	}
@@ -59,11 +54,11 @@ func startRedisSentinel(ctx context.Context, m machine, ports []int) (Server, er
 
 	// The master answers as one before the replica asks it: later the replica
 	// would try again only after a second.
-	if err := s.nodes[0].launchAs(ctx, redisArgs(m, dataPorts[0], "--repl-diskless-sync-delay", "0")); err != nil {
+	if err := launchAs(ctx, s.nodes[0], redisArgs(m, dataPorts[0], "--repl-diskless-sync-delay", "0")); err != nil {
 		return nil, err
 	}
 	var g errgroup.Group
-	g.Go(func() error { return s.nodes[1].launchAs(ctx, replicaArgs(m, dataPorts[1], dataPorts[0])) })
+	g.Go(func() error { return launchAs(ctx, s.nodes[1], replicaArgs(m, dataPorts[1], dataPorts[0])) })
 	for i, w := range s.watchers {
 		g.Go(func() error {
 			conf := sentinelConf(m, i, ids, watchPorts, dataPorts)
@@ -118,7 +113,7 @@ func replicaArgs(m machine, port, master int) []string {
 }
 
 // launchAs starts a node when there are no sentinels yet to ask for its part.
-func (n *redisNode) launchAs(ctx context.Context, argv []string) error {
+func launchAs(ctx context.Context, n *node, argv []string) error {
 	later := n.argv
 	n.argv = func(context.Context) ([]string, error) { return argv, nil }
 	defer func() { n.argv = later }()
@@ -138,8 +133,8 @@ func (s *sentinelStore) dataArgs(ctx context.Context, port int) ([]string, error
 }
 
 // master is the node that all sentinels take for the master.
-func (s *sentinelStore) master(ctx context.Context) (*redisNode, error) {
-	var master *redisNode
+func (s *sentinelStore) master(ctx context.Context) (*node, error) {
+	var master *node
 	for _, w := range s.watchers {
 		c := newRedisClient(w.Addr())
 		addr, err := c.Do(ctx, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", masterName).StringSlice()
@@ -147,7 +142,7 @@ func (s *sentinelStore) master(ctx context.Context) (*redisNode, error) {
 		if err != nil {
 			return nil, fmt.Errorf("ask the sentinel %s: %w", w.Addr(), err)
 		}
-		i := slices.IndexFunc(s.nodes, func(n *redisNode) bool {
+		i := slices.IndexFunc(s.nodes, func(n *node) bool {
 			return len(addr) == 2 && strconv.Itoa(n.port) == addr[1]
 		})
 		if i < 0 || (master != nil && master != s.nodes[i]) {
@@ -159,7 +154,7 @@ func (s *sentinelStore) master(ctx context.Context) (*redisNode, error) {
 }
 
 // roles are the two nodes by their part.
-func (s *sentinelStore) roles(ctx context.Context) (master, replica *redisNode, err error) {
+func (s *sentinelStore) roles(ctx context.Context) (master, replica *node, err error) {
 	master, err = s.master(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -190,7 +185,7 @@ func (s *sentinelStore) Healthy(ctx context.Context) error {
 				replica.Addr(), r["role"], r["master_port"], r["master_link_status"])
 		}
 		for _, w := range s.watchers {
-			if err := w.sees(ctx); err != nil {
+			if err := sees(ctx, w); err != nil {
 				return err
 			}
 		}
@@ -198,8 +193,8 @@ func (s *sentinelStore) Healthy(ctx context.Context) error {
 	})
 }
 
-// sees is nil when the sentinel w finds all others and nothing wrong.
-func (n *redisNode) sees(ctx context.Context) error {
+// sees is nil when the sentinel n finds all others and nothing wrong.
+func sees(ctx context.Context, n *node) error {
 	c := newRedisClient(n.Addr())
 	defer c.Close()
 	if err := c.Do(ctx, "SENTINEL", "CKQUORUM", masterName).Err(); err != nil {
@@ -247,7 +242,16 @@ func (s *sentinelStore) Crash(ctx context.Context, d Data) error {
 			return fmt.Errorf("bring the replica up to date before the crash: %w", err)
 		}
 	}
-	return s.redisStore.Crash(ctx, d)
+	return s.store.Crash(ctx, d)
+}
+
+// Start implements Crasher. One after the other, for a replica whose master does
+// not answer yet asks again only after a second.
+func (s *sentinelStore) Start(ctx context.Context) error {
+	if err := s.each(func(n *node) error { return n.launch(ctx) }); err != nil {
+		return err
+	}
+	return s.store.Start(ctx)
 }
 
 // FailOver implements Failoverer.
@@ -294,7 +298,7 @@ func (s *sentinelStore) FailOver(ctx context.Context, d Data) error {
 }
 
 // level stops writes at the master and waits until the replica has them all.
-func (s *sentinelStore) level(ctx context.Context, master, replica *redisNode) error {
+func (s *sentinelStore) level(ctx context.Context, master, replica *node) error {
 	if err := redisDo(ctx, master.Addr(), []any{"CLIENT", "PAUSE", time.Minute.Milliseconds(), "WRITE"}); err != nil {
 		return err
 	}

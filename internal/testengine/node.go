@@ -1,0 +1,146 @@
+package testengine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// node is one process of a server.
+type node struct {
+	m       machine
+	dir     string
+	port    int
+	program program
+	argv    func(ctx context.Context) ([]string, error) // how to start it now
+	up      func(ctx context.Context) error             // more to wait for when it answers; may be nil
+
+	mu      sync.Mutex
+	proc    process // nil: not running
+	version string
+}
+
+// program is what must be known of the program that a node runs.
+type program interface {
+	// String is its name.
+	String() string
+	// ready asks the node once whether it serves, and for its version. An error
+	// of stop says that there is nothing to wait for: it is not the node's
+	// process that answers.
+	ready(ctx context.Context, n *node) (version string, err error)
+	// keep sees to it before a crash that all that was acknowledged survives it.
+	keep(ctx context.Context, n *node) error
+	// drop removes the data of a node that does not run.
+	drop(ctx context.Context, n *node) error
+}
+
+func (n *node) Addr() string { return hostPort(n.port) }
+
+func (n *node) Origin() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return fmt.Sprintf("%s %s %s", n.program, n.version, n.m)
+}
+
+// Start implements Crasher.
+func (n *node) Start(ctx context.Context) error {
+	if err := n.launch(ctx); err != nil || n.up == nil {
+		return err
+	}
+	return n.up(ctx)
+}
+
+// launch starts the process and waits until it answers, unless it runs.
+func (n *node) launch(ctx context.Context) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.runLocked(ctx); err != nil {
+		return err
+	}
+	if err := n.answers(ctx); err != nil {
+		return n.explain(ctx, err)
+	}
+	return nil
+}
+
+// run starts the process, unless it runs, and does not wait.
+func (n *node) run(ctx context.Context) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.runLocked(ctx)
+}
+
+func (n *node) runLocked(ctx context.Context) error {
+	if n.proc != nil {
+		return nil
+	}
+	argv, err := n.argv(ctx)
+	if err != nil {
+		return err
+	}
+	n.proc, err = n.m.start(ctx, n.dir, argv...)
+	return err
+}
+
+// answers waits until the process answers. n.mu is held.
+func (n *node) answers(ctx context.Context) error {
+	return poll(ctx, func() error {
+		version, err := n.program.ready(ctx, n)
+		if err != nil {
+			if alive, aliveErr := n.proc.alive(ctx); aliveErr == nil && !alive {
+				return stop(errors.New("it has ended"))
+			}
+			return err
+		}
+		n.version = version
+		return nil
+	})
+}
+
+func (n *node) explain(ctx context.Context, err error) error {
+	log, _ := n.m.sh(context.WithoutCancel(ctx), "tail -n 20 "+quote(n.dir+"/log")) // only to explain err
+	if strings.Contains(log, "Address already in use") {
+		err = fmt.Errorf("%w: %w", errPortTaken, err)
+	}
+	return fmt.Errorf("start %s on %s: %w\n%s", n.program, n.Addr(), err, log)
+}
+
+// Pause implements Pauser.
+func (n *node) Pause(ctx context.Context) error { return n.signal(ctx, syscall.SIGSTOP) }
+
+// Resume implements Pauser.
+func (n *node) Resume(ctx context.Context) error { return n.signal(ctx, syscall.SIGCONT) }
+
+func (n *node) signal(ctx context.Context, s syscall.Signal) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.proc == nil {
+		return nil
+	}
+	return n.proc.signal(ctx, s)
+}
+
+// Crash implements Crasher.
+func (n *node) Crash(ctx context.Context, d Data) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.proc == nil {
+		return nil
+	}
+	if d == KeepData {
+		if err := n.program.keep(ctx, n); err != nil {
+			return fmt.Errorf("save the data before the crash: %w", err)
+		}
+	}
+	if err := n.proc.kill(ctx); err != nil {
+		return err
+	}
+	n.proc = nil
+	if d == DropData {
+		return n.program.drop(ctx, n)
+	}
+	return nil
+}
