@@ -9,18 +9,15 @@ import (
 	"sync"
 	"time"
 
-	"github.com/locksidecar/locksidecar/bench/internal/peers"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
 	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
 	"github.com/locksidecar/locksidecar/bench/internal/stats"
 )
 
 const (
-	hotSidecars   = 2
-	hotCallers    = 8                // of each sidecar
-	longHold      = time.Millisecond // time for who has released to stand in the queue again
-	handOffLimit  = 2.0
-	handOffTarget = "hot lock: hand-off, to an EVALSHA that publishes and its delivery (p50)"
+	hotSidecars = 2
+	hotCallers  = 8                // of each sidecar
+	longHold    = time.Millisecond // time for who has released to stand in the queue again
 )
 
 // turn is one hold of the hot lock, in moments of this process' clock.
@@ -33,52 +30,48 @@ type turn struct {
 }
 
 // hot measures one lock that all callers of two sidecars want all the time.
-func (b *bench) hot(ctx context.Context, r *report.Report) (err error) {
+func (s *section) hot(ctx context.Context) (err error) {
 	var sides []*sidecar.Sidecar
 	for i := range hotSidecars {
-		s, startErr := b.sidecar(ctx, fmt.Sprintf("hot-%d", i))
+		side, startErr := s.sidecar(ctx, fmt.Sprintf("hot-%d", i))
 		if startErr != nil {
 			return startErr
 		}
-		defer closeAfter(&err, s.Close)
-		sides = append(sides, s)
+		defer closeAfter(&err, side.Close)
+		sides = append(sides, side)
 	}
-	r.Hot = &report.Hot{Sidecars: hotSidecars, CallersPerSidecar: hotCallers}
-	for round := range b.rounds {
-		delivery, script, err := peers.Delivery(ctx, b.redis, b.floor)
+	h := &report.Hot{Sidecars: hotSidecars, CallersPerSidecar: hotCallers}
+	for round := range s.rounds {
+		notices, err := s.store.Notify(ctx, s.floor)
 		if err != nil {
-			return fmt.Errorf("measure messages: %w", err)
+			return fmt.Errorf("measure notices: %w", err)
 		}
-		one, err := b.hotRound(ctx, sides, 0)
-		if err != nil {
-			return err
-		}
-		held, err := b.hotRound(ctx, sides, longHold)
+		one, err := s.hotRound(ctx, sides, 0)
 		if err != nil {
 			return err
 		}
-		one.Held, one.Floor, one.Script = held.HandOff, stats.Of(delivery), stats.Of(script)
-		progress("hot lock, round %d of %d: hand-off %.0f µs, after a hold of %s %.0f µs, message %.0f µs",
-			round+1, b.rounds, one.HandOff.P50, longHold, one.Held.P50, one.Floor.P50)
-		r.Hot.Rounds = append(r.Hot.Rounds, one)
+		held, err := s.hotRound(ctx, sides, longHold)
+		if err != nil {
+			return err
+		}
+		one.Held, one.Notified, one.Answered = held.HandOff, stats.Of(notices.Delivered), stats.Of(notices.Answered)
+		s.progress("hot lock, round %d of %d: hand-off %.0f µs, after a hold of %s %.0f µs, message %.0f µs",
+			round+1, s.rounds, one.HandOff.P50, longHold, one.Held.P50, one.Notified.P50)
+		h.Rounds = append(h.Rounds, one)
 	}
-	p50 := func(times func(report.HotRound) stats.Times) []float64 {
-		return stats.Column(r.Hot.Rounds, func(h report.HotRound) float64 { return times(h).P50 })
-	}
-	r.Targets = append(r.Targets, report.NewTarget(handOffTarget, "µs", false, handOffLimit,
-		p50(func(h report.HotRound) stats.Times { return h.HandOff }),
-		p50(func(h report.HotRound) stats.Times { return h.Floor })))
+	s.report.Hot = h
+	s.aim(s.plan.hot(h.Rounds)...)
 	return nil
 }
 
 // hotRound lets each caller take the lock, hold it, and release it, over and over.
-func (b *bench) hotRound(ctx context.Context, sides []*sidecar.Sidecar, hold time.Duration) (_ report.HotRound, err error) {
+func (s *section) hotRound(ctx context.Context, sides []*sidecar.Sidecar, hold time.Duration) (_ report.HotRound, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	turns := make([][]turn, hotSidecars*hotCallers)
 	var all sync.WaitGroup
-	from := time.Now().Add(b.window.WarmUp)
-	to := from.Add(b.window.Measure)
+	from := time.Now().Add(s.window.WarmUp)
+	to := from.Add(s.window.Measure)
 	for i := range turns {
 		side := i % hotSidecars
 		app, openErr := sides[side].Open(ctx)

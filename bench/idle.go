@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/locksidecar/locksidecar/bench/internal/peers"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
 	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
 )
@@ -24,15 +23,15 @@ const (
 
 // idle measures what a sidecar takes and sends while nobody asks it for
 // anything: with and without many holds.
-func (b *bench) idle(ctx context.Context, r *report.Report) (err error) {
-	side, err := b.sidecar(ctx, "idle")
+func (s *section) idle(ctx context.Context) (err error) {
+	side, err := s.sidecar(ctx, "idle")
 	if err != nil {
 		return err
 	}
 	defer closeAfter(&err, side.Close)
-	window := time.Duration(b.heartbeats) * sidecar.LeaseTTL / heartbeatPart
-	i := &report.Idle{Holds: b.holds, LeaseTTL: sidecar.LeaseTTL.Seconds(), Window: window.Seconds()}
-	if i.Start, err = b.memory(ctx, side); err != nil {
+	window := time.Duration(s.heartbeats) * sidecar.LeaseTTL / heartbeatPart
+	i := &report.Idle{Holds: s.holds, LeaseTTL: sidecar.LeaseTTL.Seconds(), Window: window.Seconds()}
+	if i.Start, err = s.memory(ctx, side); err != nil {
 		return err
 	}
 
@@ -49,32 +48,32 @@ func (b *bench) idle(ctx context.Context, r *report.Report) (err error) {
 		}
 		return l.Release(ctx)
 	}
-	if err := together(warmUpPairs, warmUp); err != nil {
+	if err := together(0, warmUpPairs, warmUp); err != nil {
 		return err
 	}
-	if i.Before, i.CommandsAt[0], err = b.look(ctx, side, 0, window); err != nil {
+	if i.Before, i.CommandsAt[0], err = s.look(ctx, side, 0, window); err != nil {
 		return err
 	}
-	progress("taking %d locks", b.holds)
+	s.progress("taking %d locks", s.holds)
 	take := func(n int) error {
 		_, err := app.Acquire(ctx, fmt.Sprintf("bench/idle/%d", n))
 		return err
 	}
-	if err := together(b.holds, take); err != nil {
+	if err := together(0, s.holds, take); err != nil {
 		return err
 	}
-	if i.With, i.CommandsAt[1], err = b.look(ctx, side, b.holds, window); err != nil {
+	if i.With, i.CommandsAt[1], err = s.look(ctx, side, s.holds, window); err != nil {
 		return err
 	}
-	n := float64(b.holds)
+	n := float64(s.holds)
 	i.PerHold = report.Memory{
 		RSS:       (i.With.RSS - i.Before.RSS) / n,
 		Anonymous: (i.With.Anonymous - i.Before.Anonymous) / n,
 		Heap:      (i.With.Heap - i.Before.Heap) / n,
 		Store:     (i.With.Store - i.Before.Store) / n,
 	}
-	r.Idle = i
-	r.Targets = append(r.Targets,
+	s.report.Idle = i
+	s.aim(
 		report.AtMost("idle sidecar (RSS)", "MiB", i.Start.RSS/mib, idleLimitMiB),
 		report.AtMost("one hold more (RSS)", "KiB", i.PerHold.RSS/kib, holdLimitKiB),
 	)
@@ -82,46 +81,67 @@ func (b *bench) idle(ctx context.Context, r *report.Report) (err error) {
 }
 
 // look lets the sidecar alone for a while and looks at it.
-func (b *bench) look(ctx context.Context, side *sidecar.Sidecar, holds int, window time.Duration) (report.Memory, report.Commands, error) {
-	m, err := b.memory(ctx, side)
+func (s *section) look(ctx context.Context, side *sidecar.Sidecar, holds int, window time.Duration) (report.Memory, report.Commands, error) {
+	m, err := s.memory(ctx, side)
 	if err != nil {
 		return report.Memory{}, report.Commands{}, err
 	}
-	progress("counting commands for %s with %d holds", window, holds)
-	sent, total, err := peers.Commands(ctx, b.redis, window)
+	s.progress("counting requests for %s with %d holds", window, holds)
+	before, err := s.store.Count(ctx)
 	if err != nil {
 		return report.Memory{}, report.Commands{}, err
 	}
-	return m, report.Commands{Holds: holds, Requests: sent, Total: total}, nil
+	began := time.Now()
+	if err := sleep(ctx, window); err != nil {
+		return report.Memory{}, report.Commands{}, err
+	}
+	after, err := s.store.Count(ctx)
+	if err != nil {
+		return report.Memory{}, report.Commands{}, err
+	}
+	took := time.Since(began).Seconds()
+	return m, report.Commands{
+		Holds:    holds,
+		Requests: (after.Requests - before.Requests) / took,
+		Steps:    (after.Steps - before.Steps) / took,
+	}, nil
 }
 
 // memory waits until the garbage of what was done before is gone, as far as it
 // goes by itself.
-func (b *bench) memory(ctx context.Context, side *sidecar.Sidecar) (report.Memory, error) {
-	select {
-	case <-time.After(b.settle):
-	case <-ctx.Done():
-		return report.Memory{}, ctx.Err()
+func (s *section) memory(ctx context.Context, side *sidecar.Sidecar) (report.Memory, error) {
+	if err := sleep(ctx, s.settle); err != nil {
+		return report.Memory{}, err
 	}
 	m, err := side.Memory(ctx)
 	if err != nil {
 		return report.Memory{}, err
 	}
-	store, err := peers.MemoryUsed(ctx, b.redis)
+	used, err := s.store.Memory(ctx)
 	if err != nil {
 		return report.Memory{}, err
 	}
-	return report.Memory{RSS: m.RSS, Anonymous: m.Anonymous, Heap: m.Heap, Store: store}, nil
+	return report.Memory{RSS: m.RSS, Anonymous: m.Anonymous, Heap: m.Heap, Store: used}, nil
 }
 
-// together calls f for 0 to n-1 from some goroutines, until the first error.
-func together(n int, f func(int) error) error {
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// together calls f for from to to-1 from some goroutines, until the first error.
+func together(from, to int, f func(int) error) error {
 	var all sync.WaitGroup
 	var next atomic.Int64
+	next.Store(int64(from))
 	var failed atomic.Pointer[error]
 	for range takers {
 		all.Go(func() {
-			for i := int(next.Add(1)) - 1; i < n && failed.Load() == nil; i = int(next.Add(1)) - 1 {
+			for i := int(next.Add(1)) - 1; i < to && failed.Load() == nil; i = int(next.Add(1)) - 1 {
 				if err := f(i); err != nil {
 					failed.Store(&err)
 				}

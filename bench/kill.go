@@ -15,20 +15,19 @@ import (
 
 const (
 	killResource = "bench/kill"
-	killLimitMS  = 10
 	queueTimeout = 10 * time.Second
 	queueEvery   = time.Millisecond
 )
 
 // kill measures how soon the lock of an app that is killed is granted to who
 // waits for it at another sidecar.
-func (b *bench) kill(ctx context.Context, r *report.Report) (err error) {
-	near, err := b.sidecar(ctx, "kill-holder")
+func (s *section) kill(ctx context.Context) (err error) {
+	near, err := s.sidecar(ctx, "kill-holder")
 	if err != nil {
 		return err
 	}
 	defer closeAfter(&err, near.Close)
-	far, err := b.sidecar(ctx, "kill-waiter")
+	far, err := s.sidecar(ctx, "kill-waiter")
 	if err != nil {
 		return err
 	}
@@ -39,17 +38,18 @@ func (b *bench) kill(ctx context.Context, r *report.Report) (err error) {
 	}
 	defer closeAfter(&err, waiter.Close)
 
-	progress("killing %d holders", b.kills)
+	s.progress("killing %d holders", s.kills)
 	var took []time.Duration
-	for range b.kills {
+	for range s.kills {
 		d, err := killOnce(ctx, near, waiter)
 		if err != nil {
 			return err
 		}
 		took = append(took, d)
 	}
-	r.Kill = &report.Kill{Repeats: b.kills, Grant: stats.Of(took)}
-	r.Targets = append(r.Targets, report.AtMost("kill -9 of the holder to the next grant (p99)", "ms", r.Kill.Grant.P99/1000, killLimitMS))
+	k := &report.Kill{Repeats: s.kills, Grant: stats.Of(took)}
+	s.report.Kill = k
+	s.aim(report.AtMost("kill -9 of the holder to the next grant (p99)", "ms", k.Grant.P99/1000, s.plan.killMS))
 	return nil
 }
 

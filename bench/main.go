@@ -1,6 +1,6 @@
-// The benchmark measures locksidecar beside other ways to a lock in Redis, all
-// in one run and on one Redis, and compares it with the targets that the
-// project has set itself. See docs/performance.md.
+// The benchmark measures locksidecar beside other ways to a lock in the same
+// stores, each store in one run of one server, and compares it with the targets
+// that the project has set itself. See docs/performance.md.
 package main
 
 import (
@@ -17,11 +17,10 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/bench/internal/echo"
-	"github.com/locksidecar/locksidecar/bench/internal/report"
 )
 
-const usage = `The benchmark of locksidecar. It builds the sidecar, starts a Redis, and prints
-a table; progress goes to standard error. A target that is missed is no error.
+const usage = `The benchmark of locksidecar. It builds the sidecar, starts the stores, and
+prints tables; progress goes to standard error. A target that is missed is no error.
 
   go run . [FLAGS]
 
@@ -30,10 +29,11 @@ Flags:
 
 // options are what a run can be told.
 type options struct {
-	out   string   // JSON file
-	doc   string   // Markdown file
-	only  []string // parts
-	quick bool
+	out    string   // JSON file
+	doc    string   // Markdown file
+	only   []string // parts
+	stores []string // keys of plans
+	quick  bool
 }
 
 func main() {
@@ -80,7 +80,7 @@ func command(ctx context.Context, args []string) error {
 
 func parse(args []string) (options, error) {
 	var o options
-	var only string
+	var only, stores string
 	f := flag.NewFlagSet("bench", flag.ContinueOnError)
 	f.Usage = func() {
 		_, _ = io.WriteString(f.Output(), usage) // if this fails, nobody reads it
@@ -89,6 +89,7 @@ func parse(args []string) (options, error) {
 	f.StringVar(&o.out, "o", "results/"+time.Now().Format("2006-01-02T15-04-05")+".json", "write the results to this `file`, as JSON")
 	f.StringVar(&o.doc, "doc", "", "put the table into this Markdown `file`, between its marks")
 	f.StringVar(&only, "only", "", "run only these `parts`, separated by commas: "+strings.Join(partNames(), ", "))
+	f.StringVar(&stores, "stores", "", "run only on these `stores`, separated by commas: "+strings.Join(storeKeys(), ", "))
 	f.BoolVar(&o.quick, "quick", false, "a short run with rough numbers, to see that everything works")
 	if err := f.Parse(args); err != nil {
 		return o, err
@@ -96,26 +97,36 @@ func parse(args []string) (options, error) {
 	if f.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q", f.Arg(0))
 	}
-	o.only = partNames()
-	if only != "" {
-		o.only = strings.Split(only, ",")
+	var err error
+	if o.only, err = some("part", only, partNames()); err != nil {
+		return o, err
 	}
-	for _, name := range o.only {
-		if !slices.Contains(partNames(), name) {
-			return o, fmt.Errorf("there is no part %q: give some of %s", name, strings.Join(partNames(), ", "))
+	o.stores, err = some("store", stores, storeKeys())
+	return o, err
+}
+
+// some is what a flag chooses of all there is; an empty one chooses all.
+func some(what, chosen string, all []string) ([]string, error) {
+	if chosen == "" {
+		return all, nil
+	}
+	names := strings.Split(chosen, ",")
+	for _, name := range names {
+		if !slices.Contains(all, name) {
+			return nil, fmt.Errorf("there is no %s %q: give some of %s", what, name, strings.Join(all, ", "))
 		}
 	}
-	return o, nil
+	return names, nil
 }
 
 var parts = []struct {
 	name string
-	run  func(*bench, context.Context, *report.Report) error
+	run  func(*section, context.Context) error
 }{
-	{"pairs", (*bench).pairs},
-	{"hot", (*bench).hot},
-	{"kill", (*bench).kill},
-	{"idle", (*bench).idle},
+	{"pairs", (*section).pairs},
+	{"hot", (*section).hot},
+	{"kill", (*section).kill},
+	{"idle", (*section).idle},
 }
 
 func partNames() []string {

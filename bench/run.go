@@ -9,13 +9,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/logging"
-
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
-	"github.com/locksidecar/locksidecar/bench/internal/peers"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
 	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
+	"github.com/locksidecar/locksidecar/bench/internal/store"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
@@ -23,8 +20,6 @@ import (
 type bench struct {
 	size
 	dir    string // for sockets and the binary
-	store  string // URL of the Redis
-	redis  *redis.Client
 	binary *sidecar.Binary
 }
 
@@ -56,7 +51,6 @@ func run(ctx context.Context, o options) (r *report.Report, err error) {
 	if o.quick {
 		b.size = quick
 	}
-	defer func() { err = errors.Join(err, b.close()) }()
 	if b.dir, err = os.MkdirTemp("", "locksidecar-bench-"); err != nil {
 		return nil, fmt.Errorf("make a folder: %w", err)
 	}
@@ -66,52 +60,77 @@ func run(ctx context.Context, o options) (r *report.Report, err error) {
 	if b.binary, err = sidecar.Build(ctx, b.dir); err != nil {
 		return nil, err
 	}
-	progress("starting Redis")
-	logging.Disable() // go-redis would tell of every look at a Redis that is not up yet
-	server, err := testengine.Start(ctx, testengine.Redis)
-	if err != nil {
-		return nil, fmt.Errorf("start Redis: %w", err)
-	}
-	defer func() { err = errors.Join(err, server.Close()) }()
-	b.store = server.URL()
-	if b.redis, err = peers.Client(b.store); err != nil {
-		return nil, err
-	}
-
-	r = &report.Report{Setup: setup(server.Origin(), b.binary.Version)}
+	r = &report.Report{Setup: setup(b.binary.Version)}
 	r.Setup.Parts, r.Setup.Rounds, r.Setup.Quick = o.only, b.rounds, o.quick
-	for _, p := range parts {
-		if !slices.Contains(o.only, p.name) {
+	for _, p := range plans {
+		if !slices.Contains(o.stores, p.key) {
 			continue
 		}
-		if err := p.run(b, ctx, r); err != nil {
-			return nil, fmt.Errorf("measure %s: %w", p.name, err)
+		s, err := b.measure(ctx, p, o.only)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", p.words.Name, err)
 		}
+		r.Stores = append(r.Stores, s)
 	}
 	r.Setup.LoadAfter = load()
 	return r, nil
 }
 
-func (b *bench) close() error {
-	if b.redis == nil {
-		return nil
-	}
-	return b.redis.Close()
+// section is the part of a run that is about one store.
+type section struct {
+	*bench
+	plan   plan
+	server testengine.Server
+	store  store.Store
+	report *report.Store
 }
 
-// socket is the path of a socket of that name.
-func (b *bench) socket(name string) string { return filepath.Join(b.dir, name+".sock") }
+// measure starts a store and does the parts of that name on it.
+func (b *bench) measure(ctx context.Context, p plan, only []string) (_ *report.Store, err error) {
+	progress("starting %s", p.words.Name)
+	s := &section{bench: b, plan: p}
+	if s.server, err = testengine.Start(ctx, p.kind); err != nil {
+		return nil, fmt.Errorf("start it: %w", err)
+	}
+	defer closeAfter(&err, s.server.Close)
+	if s.store, err = p.connect(ctx, s.server.URL()); err != nil {
+		return nil, err
+	}
+	defer closeAfter(&err, s.store.Close)
+	s.report = &report.Store{Words: p.words, Server: s.server.Origin()}
+	for _, part := range parts {
+		if !slices.Contains(only, part.name) {
+			continue
+		}
+		if err := part.run(s, ctx); err != nil {
+			return nil, fmt.Errorf("measure %s: %w", part.name, err)
+		}
+	}
+	return s.report, nil
+}
 
-// sidecar starts a sidecar on the run's Redis.
-func (b *bench) sidecar(ctx context.Context, name string) (*sidecar.Sidecar, error) {
-	s, err := b.binary.Start(ctx, b.store, b.socket(name))
+// aim notes targets.
+func (s *section) aim(t ...report.Target) { s.report.Targets = append(s.report.Targets, t...) }
+
+// socket is the path of a socket of that name.
+func (s *section) socket(name string) string {
+	return filepath.Join(s.dir, s.plan.key+"-"+name+".sock")
+}
+
+// sidecar starts a sidecar on the store.
+func (s *section) sidecar(ctx context.Context, name string) (*sidecar.Sidecar, error) {
+	side, err := s.binary.Start(ctx, s.store.URL(), s.socket(name))
 	if err != nil {
 		return nil, fmt.Errorf("start sidecar %s: %w", name, err)
 	}
-	return s, nil
+	return side, nil
 }
 
 // progress tells people what is going on.
+func (s *section) progress(format string, args ...any) {
+	progress("%s, %s", s.plan.words.Name, fmt.Sprintf(format, args...))
+}
+
 func progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, time.Now().Format(time.TimeOnly)+" "+format+"\n", args...)
 }

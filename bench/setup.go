@@ -11,14 +11,13 @@ import (
 
 // setup notes what the numbers depend on. What cannot be read stays empty: it
 // changes no number.
-func setup(redis, sidecar string) report.Setup {
+func setup(sidecar string) report.Setup {
 	return report.Setup{
 		Began:      time.Now().Format(time.RFC3339),
 		CPU:        cpu(),
 		Cores:      runtime.NumCPU(),
 		Kernel:     first("/proc/sys/kernel/osrelease"),
 		Go:         runtime.Version(),
-		Redis:      redis,
 		Sidecar:    sidecar,
 		LoadBefore: load(),
 	}

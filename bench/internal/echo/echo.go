@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
-	"github.com/locksidecar/locksidecar/bench/internal/peers"
+	"github.com/locksidecar/locksidecar/bench/internal/onredis"
 	"github.com/locksidecar/locksidecar/bench/internal/proc"
 )
 
@@ -65,7 +65,7 @@ func Serve(ctx context.Context, kind, socket, redis string) error {
 	case GRPC:
 		return serveGRPC(l, nothing)
 	case Relay:
-		c, err := peers.Client(redis)
+		c, err := onredis.Client(redis)
 		if err != nil {
 			return err
 		}

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
-	"github.com/locksidecar/locksidecar/bench/internal/peers"
+	"github.com/locksidecar/locksidecar/bench/internal/onredis"
 )
 
 const (
@@ -40,7 +40,7 @@ func nothing() work { return func(context.Context) error { return nil } }
 func relay(c *redis.Client) begin {
 	var streams atomic.Int64
 	return func() work {
-		return peers.Steps(c, "bench:relay:"+strconv.FormatInt(streams.Add(1), 10))
+		return onredis.Steps(c, "bench:relay:"+strconv.FormatInt(streams.Add(1), 10))
 	}
 }
 

@@ -9,14 +9,14 @@ import (
 type CPU struct {
 	App    float64 `json:"app"`    // this process, which makes the calls
 	Server float64 `json:"server"` // the sidecar, or who stands in its place
-	Redis  float64 `json:"redis"`
+	Store  float64 `json:"store"`  // 0 where it cannot be told
 }
 
 // Total is what the whole machine spent.
-func (c CPU) Total() float64 { return c.App + c.Server + c.Redis }
+func (c CPU) Total() float64 { return c.App + c.Server + c.Store }
 
 // Meter reads the processor time that was used so far, by this process, by the
-// server of that number unless it is 0, and by Redis.
+// server of that number unless it is 0, and by the store.
 type Meter func(ctx context.Context, server int) (CPU, error)
 
 // between is what was used from one moment to another, or until ctx ends.
@@ -31,12 +31,12 @@ func (m Meter) between(ctx context.Context, server int, from, to time.Time) (CPU
 	if err != nil {
 		return CPU{}, err
 	}
-	return CPU{App: after.App - before.App, Server: after.Server - before.Server, Redis: after.Redis - before.Redis}, nil
+	return CPU{App: after.App - before.App, Server: after.Server - before.Server, Store: after.Store - before.Store}, nil
 }
 
 func (c CPU) per(pairs int) CPU {
 	n := float64(pairs)
-	return CPU{App: c.App / n, Server: c.Server / n, Redis: c.Redis / n}
+	return CPU{App: c.App / n, Server: c.Server / n, Store: c.Store / n}
 }
 
 func sleepUntil(ctx context.Context, t time.Time) {

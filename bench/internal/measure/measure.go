@@ -21,8 +21,19 @@ type Subject struct {
 	// Open makes one Pair for each caller. Each is used by one goroutine, and
 	// works on a resource of its own. close ends what was opened.
 	Open func(ctx context.Context, callers int) (pairs []Pair, closeAll func() error, err error)
-	// Server is the process that the callers talk to; 0 if that is Redis itself.
+	// Server is the process that the callers talk to; 0 if that is the store itself.
 	Server int
+}
+
+// Each is a Subject with nothing to open and nothing to close.
+func Each(name string, pair func(caller int) Pair) Subject {
+	return Subject{Name: name, Open: func(_ context.Context, callers int) ([]Pair, func() error, error) {
+		pairs := make([]Pair, callers)
+		for i := range pairs {
+			pairs[i] = pair(i)
+		}
+		return pairs, func() error { return nil }, nil
+	}}
 }
 
 // Window says how long to measure.

@@ -13,20 +13,18 @@ import (
 )
 
 func sleeper(d time.Duration, after error) Subject {
-	return Subject{Name: "sleeper", Server: 7, Open: func(_ context.Context, callers int) ([]Pair, func() error, error) {
-		pairs := make([]Pair, callers)
-		for i := range pairs {
-			pairs[i] = func(context.Context) error { time.Sleep(d); return after }
-		}
-		return pairs, func() error { return nil }, nil
-	}}
+	s := Each("sleeper", func(int) Pair {
+		return func(context.Context) error { time.Sleep(d); return after }
+	})
+	s.Server = 7
+	return s
 }
 
-// clock meters as if this process were always busy, Redis on two cores, and the
+// clock meters as if this process were always busy, the store on two cores, and the
 // server on as many as its number says.
 func clock(_ context.Context, server int) (CPU, error) {
 	now := float64(time.Now().UnixMicro())
-	return CPU{App: now, Server: float64(server) * now, Redis: 2 * now}, nil
+	return CPU{App: now, Server: float64(server) * now, Store: 2 * now}, nil
 }
 
 func TestRun(t *testing.T) {
@@ -35,7 +33,7 @@ func TestRun(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := Round{PerSecond: 400, Times: stats.Times{N: 400, P50: 10_000, P99: 10_000, Max: 10_000}, CPU: CPU{App: 2500, Server: 17500, Redis: 5000}}
+		want := Round{PerSecond: 400, Times: stats.Times{N: 400, P50: 10_000, P99: 10_000, Max: 10_000}, CPU: CPU{App: 2500, Server: 17500, Store: 5000}}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("Run (-want +got):\n%s", diff)
 		}

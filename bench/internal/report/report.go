@@ -10,16 +10,24 @@ import (
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
 	"github.com/locksidecar/locksidecar/bench/internal/stats"
+	"github.com/locksidecar/locksidecar/bench/internal/store"
 )
 
-// Report is everything that one run found. Parts that were not run are empty.
+// Report is everything that one run found.
 type Report struct {
-	Setup   Setup    `json:"setup"`
-	Pairs   []Pairs  `json:"pairs,omitempty"`
-	Hot     *Hot     `json:"hot_lock,omitempty"`
-	Kill    *Kill    `json:"kill,omitempty"`
-	Idle    *Idle    `json:"idle,omitempty"`
-	Targets []Target `json:"targets"`
+	Setup  Setup    `json:"setup"`
+	Stores []*Store `json:"stores"`
+}
+
+// Store is what was found on one store. Parts that were not run are empty.
+type Store struct {
+	Words   store.Words `json:"words"`
+	Server  string      `json:"server"`
+	Pairs   []Pairs     `json:"pairs,omitempty"`
+	Hot     *Hot        `json:"hot_lock,omitempty"`
+	Kill    *Kill       `json:"kill,omitempty"`
+	Idle    *Idle       `json:"idle,omitempty"`
+	Targets []Target    `json:"targets"`
 }
 
 // Setup says where the numbers come from.
@@ -29,7 +37,6 @@ type Setup struct {
 	Cores      int      `json:"cores"`
 	Kernel     string   `json:"kernel"`
 	Go         string   `json:"go"`
-	Redis      string   `json:"redis"`
 	Sidecar    string   `json:"sidecar"` // its version
 	Parts      []string `json:"parts"`
 	Rounds     int      `json:"rounds"`
@@ -53,14 +60,14 @@ type Hot struct {
 	Rounds            []HotRound `json:"rounds"`
 }
 
-// HotRound is one round of Hot and, beside it, what Redis needs for the like.
+// HotRound is one round of Hot and, beside it, what the store needs for the like.
 type HotRound struct {
 	PerSecond float64     `json:"pairs_per_second"`
 	HandOff   stats.Times `json:"hand_off"`       // just before the release is sent, until the next acquire has returned
 	Across    stats.Times `json:"hand_off_cross"` // only those from one sidecar to the other
 	Held      stats.Times `json:"hand_off_held"`  // the same where each holds the lock for a millisecond
-	Floor     stats.Times `json:"floor"`          // just before an EVALSHA that deletes and publishes, until a subscriber has the message
-	Script    stats.Times `json:"evalsha"`        // round trip of that EVALSHA
+	Notified  stats.Times `json:"notified"`       // see store.Notices
+	Answered  stats.Times `json:"answered"`
 }
 
 // Kill is kill -9 of an app that holds a lock.
@@ -86,14 +93,14 @@ type Memory struct {
 	RSS       float64 `json:"rss_bytes"`       // resident, with what it shares with other processes
 	Anonymous float64 `json:"anonymous_bytes"` // resident and its own: heap, stacks, runtime
 	Heap      float64 `json:"heap_bytes"`      // allocated in Go's heap, live or not collected yet
-	Store     float64 `json:"store_bytes"`     // what Redis uses, for all its clients
+	Store     float64 `json:"store_bytes"`     // what the server uses, for all its clients
 }
 
-// Commands are what reached Redis while nobody asked the sidecar for anything.
+// Commands are what reached the store while nobody asked the sidecar for anything.
 type Commands struct {
 	Holds    int     `json:"holds"`
-	Requests float64 `json:"requests_per_second"` // commands that were sent
-	Total    float64 `json:"commands_per_second"` // with those that scripts called
+	Requests float64 `json:"requests_per_second"` // 0 where the server does not count them
+	Steps    float64 `json:"steps_per_second"`    // see store.Count
 }
 
 // WriteJSON writes the report to a file and makes its folder if need be.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
 	"github.com/locksidecar/locksidecar/bench/internal/stats"
+	"github.com/locksidecar/locksidecar/bench/internal/store"
 )
 
 func TestTarget(t *testing.T) {
@@ -54,33 +55,42 @@ func TestTarget(t *testing.T) {
 
 func TestText(t *testing.T) {
 	round := func(perSecond, p50, p99 float64) measure.Round {
-		return measure.Round{PerSecond: perSecond, Times: stats.Times{P50: p50, P99: p99}, CPU: measure.CPU{App: p50, Server: 20, Redis: 30.04}}
+		return measure.Round{PerSecond: perSecond, Times: stats.Times{P50: p50, P99: p99}, CPU: measure.CPU{App: p50, Server: 20, Store: 30.04}}
+	}
+	words := store.Words{
+		Name: "Redis", Steps: "commands", Memory: "in Redis",
+		Notified: "EVALSHA that publishes, to its subscriber", Answered: "EVALSHA, round trip",
 	}
 	times := func(p50 float64) stats.Times { return stats.Times{P50: p50, P99: 2 * p50} }
 	r := Report{
 		Setup: Setup{
-			Began: "2026-01-02T03:04:05Z", CPU: "a CPU", Cores: 2, Kernel: "6.1", Go: "go1.26", Redis: "redis-server 7",
+			Began: "2026-01-02T03:04:05Z", CPU: "a CPU", Cores: 2, Kernel: "6.1", Go: "go1.26",
 			Sidecar: "1.0", LoadBefore: "0.1", LoadAfter: "1.9", Rounds: 2, Quick: true,
 		},
-		Pairs: []Pairs{
+		Stores: []*Store{{Words: words, Server: "redis-server 7", Pairs: []Pairs{
 			{Subject: "short", Callers: 1, Rounds: []measure.Round{round(90, 1, 2), round(110, 3, 4)}},
 			{Subject: "short", Callers: 16, Rounds: []measure.Round{round(1000, 12.34, 5000)}},
 			{Subject: "longer µ name", Callers: 1, Rounds: []measure.Round{round(12345, 0.5, 99.95)}},
 			{Subject: "longer µ name", Callers: 16, Rounds: []measure.Round{round(1, 1, 1)}},
 		},
-		Hot:  &Hot{Sidecars: 2, CallersPerSidecar: 8, Rounds: []HotRound{{PerSecond: 5000, HandOff: times(100), Across: times(110), Held: times(90), Floor: times(50), Script: times(40)}}},
-		Kill: &Kill{Repeats: 100, Grant: stats.Times{P50: 1500, P99: 2500, Max: 12000}},
-		Idle: &Idle{
-			Holds: 10000, LeaseTTL: 10, Window: 20,
-			Start:  Memory{RSS: 20 * mib, Anonymous: 8 * mib, Heap: 2 * mib, Store: mib},
-			Before: Memory{RSS: 21 * mib}, With: Memory{RSS: 31 * mib}, PerHold: Memory{RSS: 1048.576},
-			CommandsAt: [2]Commands{{0, 0.3, 1.2}, {10000, 0.3, 1.2}},
-		},
-		Targets: []Target{
-			NewTarget("fast", "µs", false, 1.25, []float64{10, 12}, []float64{10, 10}),
-			AtMost("small", "MiB", 30, 25),
-			NewTarget("many", "pairs/s", true, 1, []float64{200}, []float64{100}),
-		},
+			Hot:  &Hot{Sidecars: 2, CallersPerSidecar: 8, Rounds: []HotRound{{PerSecond: 5000, HandOff: times(100), Across: times(110), Held: times(90), Notified: times(50), Answered: times(40)}}},
+			Kill: &Kill{Repeats: 100, Grant: stats.Times{P50: 1500, P99: 2500, Max: 12000}},
+			Idle: &Idle{
+				Holds: 10000, LeaseTTL: 10, Window: 20,
+				Start:  Memory{RSS: 20 * mib, Anonymous: 8 * mib, Heap: 2 * mib, Store: mib},
+				Before: Memory{RSS: 21 * mib}, With: Memory{RSS: 31 * mib}, PerHold: Memory{RSS: 1048.576},
+				CommandsAt: [2]Commands{{0, 0.3, 1.2}, {10000, 0.3, 1.2}},
+			},
+			Targets: []Target{
+				NewTarget("fast", "µs", false, 1.25, []float64{10, 12}, []float64{10, 10}),
+				AtMost("small", "MiB", 30, 25),
+				NewTarget("many", "pairs/s", true, 1, []float64{200}, []float64{100}),
+			}}, {
+			Words: store.Words{Name: "Silent", Answered: "request, round trip"}, Server: "silentd 1",
+			Hot: &Hot{Sidecars: 2, CallersPerSidecar: 8, Rounds: []HotRound{{Answered: times(40)}}},
+		}, {
+			Words: store.Words{Name: "Other"}, Server: "otherd 1", Targets: []Target{AtMost("small", "MiB", 20, 25)},
+		}},
 	}
 	want, err := os.ReadFile("testdata/report.txt")
 	if err != nil {

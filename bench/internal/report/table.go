@@ -16,35 +16,41 @@ import (
 func (r *Report) Text() string {
 	var b bytes.Buffer
 	s := r.Setup
-	fmt.Fprintf(&b, "locksidecar %s, %s\n%s, %d cores, Linux %s, %s\n%s\nload before %s, after %s\n",
-		s.Sidecar, s.Began, s.CPU, s.Cores, s.Kernel, s.Go, s.Redis, s.LoadBefore, s.LoadAfter)
+	fmt.Fprintf(&b, "locksidecar %s, %s\n%s, %d cores, Linux %s, %s\nload before %s, after %s\n",
+		s.Sidecar, s.Began, s.CPU, s.Cores, s.Kernel, s.Go, s.LoadBefore, s.LoadAfter)
 	if s.Quick {
 		b.WriteString("a quick run: the numbers are rough\n")
 	}
-	for _, part := range []func(*bytes.Buffer){r.pairsText, r.hotText, r.killText, r.idleText, r.targetsText} {
-		part(&b)
+	for _, s := range r.Stores {
+		fmt.Fprintf(&b, "\n=== %s: %s ===\n", strings.ToUpper(s.Words.Name), s.Server)
+		s.pairsText(&b)
+		s.hotText(&b)
+		s.killText(&b)
+		s.idleText(&b)
 	}
+	r.targetsText(&b)
 	return b.String()
 }
 
-func (r *Report) pairsText(b *bytes.Buffer) {
+func (r *Store) pairsText(b *bytes.Buffer) {
 	if len(r.Pairs) == 0 {
 		return
 	}
-	fmt.Fprintf(b, "\nACQUIRE AND RELEASE, each caller on a resource of its own; median of %s, ± half the spread\n", plural(r.Setup.Rounds, "round"))
+	fmt.Fprintf(b, "\nACQUIRE AND RELEASE, each caller on a resource of its own; median of %s, ± half the spread\n", plural(len(r.Pairs[0].Rounds), "round"))
 	r.byCallers(b, []string{"pairs/s", "±", "p50 µs", "p99 µs"}, func(rounds []measure.Round) []string {
 		rate := column(rounds, func(r measure.Round) float64 { return r.PerSecond })
 		p50 := column(rounds, func(r measure.Round) float64 { return r.P50 })
 		p99 := column(rounds, func(r measure.Round) float64 { return r.P99 })
 		return []string{number(rate.Median), plusMinus(rate), number(p50.Median), number(p99.Median)}
 	})
-	b.WriteString("\nPROCESSOR TIME OF A PAIR in µs: the calling app, the server between it and Redis, Redis\n")
-	r.byCallers(b, []string{"app", "server", "Redis", "sum"}, func(rounds []measure.Round) []string {
+	name := r.Words.Name
+	fmt.Fprintf(b, "\nPROCESSOR TIME OF A PAIR in µs: the calling app, the server between it and %s, %s\n", name, name)
+	r.byCallers(b, []string{"app", "server", name, "sum"}, func(rounds []measure.Round) []string {
 		var cells []string
 		for _, of := range []func(measure.CPU) float64{
 			func(c measure.CPU) float64 { return c.App },
 			func(c measure.CPU) float64 { return c.Server },
-			func(c measure.CPU) float64 { return c.Redis },
+			func(c measure.CPU) float64 { return c.Store },
 			measure.CPU.Total,
 		} {
 			cells = append(cells, number(column(rounds, func(r measure.Round) float64 { return of(r.CPU) }).Median))
@@ -55,7 +61,7 @@ func (r *Report) pairsText(b *bytes.Buffer) {
 
 // byCallers writes a table with a row for each subject and, for each number of
 // callers, the columns of that name.
-func (r *Report) byCallers(b *bytes.Buffer, columns []string, cells func([]measure.Round) []string) {
+func (r *Store) byCallers(b *bytes.Buffer, columns []string, cells func([]measure.Round) []string) {
 	var subjects []string
 	var callers []int
 	rounds := map[string]map[int][]measure.Round{}
@@ -83,7 +89,7 @@ func (r *Report) byCallers(b *bytes.Buffer, columns []string, cells func([]measu
 	table(b, rows)
 }
 
-func (r *Report) hotText(b *bytes.Buffer) {
+func (r *Store) hotText(b *bytes.Buffer) {
 	if r.Hot == nil {
 		return
 	}
@@ -95,14 +101,16 @@ func (r *Report) hotText(b *bytes.Buffer) {
 		timesRow("release to the next grant", h.Rounds, func(r HotRound) stats.Times { return r.HandOff }),
 		timesRow("only those to the other sidecar", h.Rounds, func(r HotRound) stats.Times { return r.Across }),
 		timesRow("where each holds it for 1 ms", h.Rounds, func(r HotRound) stats.Times { return r.Held }),
-		timesRow("EVALSHA that publishes, to its subscriber", h.Rounds, func(r HotRound) stats.Times { return r.Floor }),
-		timesRow("EVALSHA, round trip", h.Rounds, func(r HotRound) stats.Times { return r.Script }),
 	}
+	if r.Words.Notified != "" {
+		rows = append(rows, timesRow(r.Words.Notified, h.Rounds, func(r HotRound) stats.Times { return r.Notified }))
+	}
+	rows = append(rows, timesRow(r.Words.Answered, h.Rounds, func(r HotRound) stats.Times { return r.Answered }))
 	table(b, rows)
 	fmt.Fprintf(b, "%s pairs/s (%s)\n", number(rate.Median), plusMinus(rate))
 }
 
-func (r *Report) killText(b *bytes.Buffer) {
+func (r *Store) killText(b *bytes.Buffer) {
 	if r.Kill == nil {
 		return
 	}
@@ -111,7 +119,7 @@ func (r *Report) killText(b *bytes.Buffer) {
 		r.Kill.Repeats, number(g.P50/1000), number(g.P99/1000), number(g.Max/1000))
 }
 
-func (r *Report) idleText(b *bytes.Buffer) {
+func (r *Store) idleText(b *bytes.Buffer) {
 	if r.Idle == nil {
 		return
 	}
@@ -121,25 +129,33 @@ func (r *Report) idleText(b *bytes.Buffer) {
 		return fmt.Sprintf("%s\t%s\t%s\t%s\t%s", name, number(m.RSS/unit), number(m.Anonymous/unit), number(m.Heap/unit), number(m.Store/unit))
 	}
 	table(b, []string{
-		"\tRSS\tanonymous\tGo heap\tin Redis",
+		"\tRSS\tanonymous\tGo heap\t" + r.Words.Memory,
 		row("started, MiB", i.Start, mib),
 		row("a session and no holds, MiB", i.Before, mib),
 		row(fmt.Sprintf("%d holds, MiB", i.Holds), i.With, mib),
 		row("per hold, bytes", i.PerHold, 1),
 	})
-	rows := []string{fmt.Sprintf("to Redis, over %s s\trequests/s\tcommands/s", number(i.Window))}
+	rows := []string{fmt.Sprintf("to %s, over %s s\trequests/s\t%s/s", r.Words.Name, number(i.Window), r.Words.Steps)}
 	for _, c := range i.CommandsAt {
-		rows = append(rows, fmt.Sprintf("%d holds\t%.2f\t%.2f", c.Holds, c.Requests, c.Total))
+		rows = append(rows, fmt.Sprintf("%d holds\t%.2f\t%.2f", c.Holds, c.Requests, c.Steps))
 	}
 	table(b, rows)
 }
 
 func (r *Report) targetsText(b *bytes.Buffer) {
-	if len(r.Targets) == 0 {
+	rows := []string{"\tmeasured\tagainst\tratio\tallowed\t"}
+	for _, s := range r.Stores {
+		rows = append(rows, s.targetRows()...)
+	}
+	if len(rows) == 1 {
 		return
 	}
 	b.WriteString("\nTARGETS; the ratio is the median of the rounds and, in brackets, their range\n")
-	rows := []string{"\tmeasured\tagainst\tratio\tallowed\t"}
+	table(b, rows)
+}
+
+func (r *Store) targetRows() []string {
+	var rows []string
 	for _, t := range r.Targets {
 		sign, met := "≤", "met"
 		if t.AtLeast {
@@ -153,9 +169,9 @@ func (r *Report) targetsText(b *bytes.Buffer) {
 			ratio += fmt.Sprintf(" [%.2f–%.2f]", t.Ratio.Min, t.Ratio.Max)
 		}
 		rows = append(rows, fmt.Sprintf("%s\t%s %s\t%s %s\t%s\t%s %.2f\t%s",
-			t.Name, number(t.Measured), t.Unit, number(t.Against), t.Unit, ratio, sign, t.Factor, met))
+			r.Words.Name+", "+t.Name, number(t.Measured), t.Unit, number(t.Against), t.Unit, ratio, sign, t.Factor, met))
 	}
-	table(b, rows)
+	return rows
 }
 
 const mib = 1 << 20

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/url"
 	"time"
 
 	"github.com/locksidecar/locksidecar/bench/internal/proc"
@@ -29,14 +28,9 @@ type Sidecar struct {
 	http    *http.Client
 }
 
-// Start starts a sidecar on a store that is known not to have lost its memory,
-// and returns when it can grant locks.
+// Start starts a sidecar on a store and returns when it can grant locks.
 func (b *Binary) Start(ctx context.Context, store, socket string) (*Sidecar, error) {
-	storeURL, err := newStore(store)
-	if err != nil {
-		return nil, err
-	}
-	p, err := proc.Start(b.path, "serve", "--store", storeURL, "--socket", socket, "--ttl", LeaseTTL.String())
+	p, err := proc.Start(b.path, "serve", "--store", store, "--socket", socket, "--ttl", LeaseTTL.String())
 	if err != nil {
 		return nil, err
 	}
@@ -45,19 +39,6 @@ func (b *Binary) Start(ctx context.Context, store, socket string) (*Sidecar, err
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
-}
-
-// newStore spares the sidecar the time for which it grants nothing on a Redis
-// that was started lately: that one was not restarted but is new.
-func newStore(store string) (string, error) {
-	u, err := url.Parse(store)
-	if err != nil {
-		return "", fmt.Errorf("parse the URL of the store: %w", err)
-	}
-	q := u.Query()
-	q.Set("restart-grace", "0s")
-	u.RawQuery = q.Encode()
-	return u.String(), nil
 }
 
 // PID is the number of the sidecar's process.

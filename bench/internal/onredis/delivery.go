@@ -1,4 +1,4 @@
-package peers
+package onredis
 
 import (
 	"context"
@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/bench/internal/store"
 )
 
 var (
@@ -24,14 +26,13 @@ const (
 
 var errWrongMessage = errors.New("another message came than was sent")
 
-// Delivery measures for a while, one after the other, the least that a lock's
-// hand-over in Redis needs: a script that deletes and publishes. delivered is
-// from just before the EVALSHA until a subscriber on another connection has the
-// message, answered until the EVALSHA has returned.
-func Delivery(ctx context.Context, c *redis.Client, d time.Duration) (delivered, answered []time.Duration, err error) {
+// Notify implements store.Store with a script that deletes and publishes: the
+// other client subscribes to the channel.
+func (s *Store) Notify(ctx context.Context, d time.Duration) (n store.Notices, err error) {
+	c := s.client
 	ps := c.Subscribe(ctx, deliveryChannel)
 	if _, err := ps.Receive(ctx); err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("subscribe: %w", err), ps.Close())
+		return n, errors.Join(fmt.Errorf("subscribe: %w", err), ps.Close())
 	}
 	arrivals := make(chan arrival)
 	go receive(ctx, ps, arrivals)
@@ -41,28 +42,28 @@ func Delivery(ctx context.Context, c *redis.Client, d time.Duration) (delivered,
 		}
 	}()
 	keys := []string{deliveryKey}
-	for n, end := 0, time.Now().Add(d); time.Now().Before(end); n++ {
-		token := strconv.Itoa(n)
+	for i, end := 0, time.Now().Add(d); time.Now().Before(end); i++ {
+		token := strconv.Itoa(i)
 		if err := c.Set(ctx, deliveryKey, token, expiry).Err(); err != nil {
-			return nil, nil, fmt.Errorf("take the lock: %w", err)
+			return n, fmt.Errorf("take the lock: %w", err)
 		}
 		before := time.Now()
 		err := run(ctx, c, handoverScript, keys, token, deliveryChannel)
 		after := time.Now()
 		if err != nil {
-			return nil, nil, fmt.Errorf("hand over: %w", err)
+			return n, fmt.Errorf("hand over: %w", err)
 		}
 		a := <-arrivals
 		if a.err != nil {
-			return nil, nil, fmt.Errorf("receive: %w", a.err)
+			return n, fmt.Errorf("receive: %w", a.err)
 		}
 		if a.token != token {
-			return nil, nil, errWrongMessage
+			return n, errWrongMessage
 		}
-		delivered = append(delivered, a.at.Sub(before))
-		answered = append(answered, after.Sub(before))
+		n.Delivered = append(n.Delivered, a.at.Sub(before))
+		n.Answered = append(n.Answered, after.Sub(before))
 	}
-	return delivered, answered, nil
+	return n, nil
 }
 
 // arrival is one message, or the end of them.

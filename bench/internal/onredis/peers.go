@@ -1,12 +1,13 @@
-// Package peers are other ways to a lock in Redis: the Go libraries that people
+// Package onredis are other ways to a lock in Redis: the Go libraries that people
 // use without a sidecar, and the bare scripts that no library can beat.
-package peers
+package onredis
 
 import (
 	"context"
 	_ "embed"
 	"errors"
 	"fmt"
+	"net/url"
 	"strconv"
 	"time"
 
@@ -14,8 +15,10 @@ import (
 	"github.com/go-redsync/redsync/v4"
 	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
+	"github.com/locksidecar/locksidecar/bench/internal/store"
 )
 
 const (
@@ -25,10 +28,69 @@ const (
 	poolSize = 128
 )
 
-// Client is the one go-redis client that all peers share, as an application
-// would have it: the library's defaults and enough connections.
-func Client(url string) (*redis.Client, error) {
-	o, err := redis.ParseURL(url)
+// Store is one Redis.
+type Store struct {
+	url    string
+	client *redis.Client
+}
+
+var _ store.Store = (*Store)(nil)
+
+// Words for tables.
+var Words = store.Words{
+	Name: "Redis", Steps: "commands", Memory: "in Redis",
+	Notified: "EVALSHA that publishes, to its subscriber", Answered: "EVALSHA, round trip",
+}
+
+// Names of the subjects.
+const (
+	Redsync   = "go-redsync/redsync"
+	Redislock = "bsm/redislock"
+	Scripts   = "2 × EVALSHA"
+)
+
+// Connect makes the one client that all peers share.
+func Connect(_ context.Context, address string) (store.Store, error) {
+	logging.Disable() // go-redis would write to standard error
+	c, err := Client(address)
+	if err != nil {
+		return nil, err
+	}
+	forSidecars, err := newStore(address)
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return &Store{url: forSidecars, client: c}, nil
+}
+
+// newStore spares the sidecar the time for which it grants nothing on a Redis
+// that was started lately: that one was not restarted but is new.
+func newStore(store string) (string, error) {
+	u, err := url.Parse(store)
+	if err != nil {
+		return "", fmt.Errorf("parse the URL of the store: %w", err)
+	}
+	q := u.Query()
+	q.Set("restart-grace", "0s")
+	u.RawQuery = q.Encode()
+	return u.String(), nil
+}
+
+// URL implements store.Store.
+func (s *Store) URL() string { return s.url }
+
+// Close implements store.Store.
+func (s *Store) Close() error { return s.client.Close() }
+
+// Subjects implements store.Store.
+func (s *Store) Subjects() []measure.Subject {
+	return []measure.Subject{withRedsync(s.client), withRedislock(s.client), withScripts(s.client)}
+}
+
+// Client is a go-redis client as an application would have it: the library's
+// defaults and enough connections.
+func Client(address string) (*redis.Client, error) {
+	o, err := redis.ParseURL(address)
 	if err != nil {
 		return nil, fmt.Errorf("parse the URL of Redis: %w", err)
 	}
@@ -36,11 +98,11 @@ func Client(url string) (*redis.Client, error) {
 	return redis.NewClient(o), nil
 }
 
-// Redsync is go-redsync/redsync on one pool, as one Redis has. One try: the
+// withRedsync is go-redsync/redsync on one pool, as one Redis has. One try: the
 // locks are free.
-func Redsync(name string, c *redis.Client) measure.Subject {
+func withRedsync(c *redis.Client) measure.Subject {
 	rs := redsync.New(goredis.NewPool(c))
-	return onOwnKeys(name, func(key string) measure.Pair {
+	return onOwnKeys(Redsync, func(key string) measure.Pair {
 		return func(ctx context.Context) error {
 			m := rs.NewMutex(key, redsync.WithExpiry(expiry), redsync.WithTries(1))
 			if err := m.LockContext(ctx); err != nil {
@@ -54,10 +116,10 @@ func Redsync(name string, c *redis.Client) measure.Subject {
 	})
 }
 
-// Redislock is bsm/redislock without retries, which is its default.
-func Redislock(name string, c *redis.Client) measure.Subject {
+// withRedislock is bsm/redislock without retries, which is its default.
+func withRedislock(c *redis.Client) measure.Subject {
 	locker := redislock.New(c)
-	return onOwnKeys(name, func(key string) measure.Pair {
+	return onOwnKeys(Redislock, func(key string) measure.Pair {
 		return func(ctx context.Context) error {
 			l, err := locker.Obtain(ctx, key, expiry, nil)
 			if err != nil {
@@ -83,10 +145,10 @@ var (
 
 var errTaken = errors.New("the script says that the lock is not ours")
 
-// Scripts are the two smallest scripts that make a lock: SET NX PX, and delete
+// withScripts are the two smallest scripts that make a lock: SET NX PX, and delete
 // if it is ours. Two EVALSHA round trips are what a store costs at least.
-func Scripts(name string, c *redis.Client) measure.Subject {
-	return onOwnKeys(name, func(key string) measure.Pair {
+func withScripts(c *redis.Client) measure.Subject {
+	return onOwnKeys(Scripts, func(key string) measure.Pair {
 		step := Steps(c, key)
 		return func(ctx context.Context) error {
 			if err := step(ctx); err != nil {
@@ -131,11 +193,5 @@ func run(ctx context.Context, c *redis.Client, s *redis.Script, keys []string, a
 
 // onOwnKeys gives each caller a key of its own.
 func onOwnKeys(name string, pair func(key string) measure.Pair) measure.Subject {
-	return measure.Subject{Name: name, Open: func(_ context.Context, callers int) ([]measure.Pair, func() error, error) {
-		pairs := make([]measure.Pair, callers)
-		for i := range pairs {
-			pairs[i] = pair("bench:" + name + ":" + strconv.Itoa(i))
-		}
-		return pairs, func() error { return nil }, nil
-	}}
+	return measure.Each(name, func(caller int) measure.Pair { return pair("bench:" + name + ":" + strconv.Itoa(caller)) })
 }

@@ -1,0 +1,93 @@
+package onredis
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/locksidecar/locksidecar/bench/internal/store"
+)
+
+// Memory implements store.Store: what Redis has allocated.
+func (s *Store) Memory(ctx context.Context) (float64, error) {
+	text, err := s.client.Info(ctx, "memory").Result()
+	if err != nil {
+		return 0, fmt.Errorf("ask Redis for its memory: %w", err)
+	}
+	return number(fields(text)["used_memory"])
+}
+
+// CPU implements store.Store.
+func (s *Store) CPU(ctx context.Context) (float64, error) {
+	text, err := s.client.Info(ctx, "cpu").Result()
+	if err != nil {
+		return 0, fmt.Errorf("ask Redis for its processor time: %w", err)
+	}
+	used := 0.0
+	for _, name := range []string{"used_cpu_user", "used_cpu_sys"} {
+		seconds, err := number(fields(text)[name])
+		if err != nil {
+			return 0, err
+		}
+		used += seconds * 1e6
+	}
+	return used, nil
+}
+
+// Count implements store.Store: a script is one request, and its steps are the
+// commands that it calls.
+func (s *Store) Count(ctx context.Context) (store.Count, error) {
+	text, err := s.client.Info(ctx, "commandstats").Result()
+	if err != nil {
+		return store.Count{}, fmt.Errorf("ask Redis for its counters: %w", err)
+	}
+	var c store.Count
+	for name, value := range fields(text) {
+		name, ok := strings.CutPrefix(name, "cmdstat_")
+		if !ok || name == "info" { // that is us
+			continue
+		}
+		calls, _, _ := strings.Cut(strings.TrimPrefix(value, "calls="), ",")
+		n, err := number(calls)
+		if err != nil {
+			return store.Count{}, err
+		}
+		c.Steps += n
+		if isRequest(name) {
+			c.Requests += n
+		}
+	}
+	return c, nil
+}
+
+// isRequest reports whether sidecars send the command by itself. Everything
+// else that they need is done in scripts.
+func isRequest(command string) bool {
+	name, _, _ := strings.Cut(command, "|")
+	switch name {
+	case "evalsha", "evalsha_ro", "eval", "eval_ro", "fcall", "fcall_ro", "script", "ping", "subscribe", "ssubscribe", "unsubscribe", "sunsubscribe", "hello", "client", "auth", "select":
+		return true
+	default:
+		return false
+	}
+}
+
+// fields takes apart lines of the form name:value.
+func fields(text string) map[string]string {
+	m := map[string]string{}
+	for line := range strings.Lines(text) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			m[name] = value
+		}
+	}
+	return m
+}
+
+func number(s string) (float64, error) {
+	f, err := strconv.ParseFloat(s, 64)
+	if err != nil {
+		return 0, fmt.Errorf("read a number of Redis: %w", err)
+	}
+	return f, nil
+}

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"context"
+
+	"github.com/locksidecar/locksidecar/bench/internal/measure"
+	"github.com/locksidecar/locksidecar/bench/internal/report"
+	"github.com/locksidecar/locksidecar/bench/internal/stats"
+	"github.com/locksidecar/locksidecar/bench/internal/store"
+	"github.com/locksidecar/locksidecar/internal/testengine"
+)
+
+// plan is what is particular about one kind of store.
+type plan struct {
+	key     string // as --stores names it
+	words   store.Words
+	kind    *testengine.Kind
+	connect func(ctx context.Context, url string) (store.Store, error)
+
+	// more are subjects beside those of the store; may be nil.
+	more func(*section) (subjects []measure.Subject, closeAll func() error, err error)
+
+	// The targets.
+	pairs  func(results) []report.Target
+	hot    func([]report.HotRound) []report.Target
+	killMS float64 // kill -9 to the next grant
+}
+
+var plans = []plan{onRedis}
+
+func storeKeys() []string {
+	var keys []string
+	for _, p := range plans {
+		keys = append(keys, p.key)
+	}
+	return keys
+}
+
+// results are the rounds of each subject by the number of callers.
+type results map[string]map[int][]measure.Round
+
+// p50 is the median time of a pair with few callers, round by round.
+func (r results) p50(subject string) []float64 {
+	return stats.Column(r[subject][fewCallers], func(r measure.Round) float64 { return r.P50 })
+}
+
+// rate are the pairs in a second with many callers, round by round.
+func (r results) rate(subject string) []float64 {
+	return stats.Column(r[subject][manyCallers], func(r measure.Round) float64 { return r.PerSecond })
+}
+
+// hotP50 is the median of one of the times of a hot lock, round by round.
+func hotP50(rounds []report.HotRound, times func(report.HotRound) stats.Times) []float64 {
+	return stats.Column(rounds, func(h report.HotRound) float64 { return times(h).P50 })
+}
