@@ -1,0 +1,46 @@
+import os from 'node:os';
+
+let asleep = -Infinity; // how long the machine was suspended, as far as is known
+
+/**
+ * The boot time of this machine in milliseconds: it goes on while the machine
+ * is suspended, and nobody can set it. Node has no CLOCK_BOOTTIME. os.uptime()
+ * is that clock in steps of 10 ms, process.hrtime() the precise one that stops
+ * in suspend; the difference that both ever showed makes one of them. It is up
+ * to 10 ms behind, and when it catches up, holds only end earlier.
+ */
+export function now() {
+  const running = Number(process.hrtime.bigint()) / 1e6;
+  asleep = Math.max(asleep, os.uptime() * 1e3 - running);
+  return running + asleep;
+}
+
+/** Reads a duration of the API, such as "8.9s". */
+export function parseDuration(text) {
+  return text ? parseFloat(text) * 1e3 : 0;
+}
+
+/** Writes one. */
+export function formatDuration(ms) {
+  return `${(ms / 1e3).toFixed(9)}s`;
+}
+
+/**
+ * Maps moments on the sidecar's clock to ours, never too late. An answer was
+ * counted after its request was sent: our clock before the request, less
+ * countedAt, is at most the difference of the clocks, and the largest of these
+ * is the best. So a message tells how old it is, also when this process was
+ * stopped before it read it.
+ */
+export class SidecarClock {
+  #difference = -Infinity;
+
+  answered(sent, countedAt) {
+    this.#difference = Math.max(this.#difference, sent - parseDuration(countedAt));
+  }
+
+  /** The moment on our clock at which `left` milliseconds, counted at countedAt, are over. */
+  until(countedAt, left) {
+    return parseDuration(countedAt) + this.#difference + left;
+  }
+}

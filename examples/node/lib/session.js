@@ -1,0 +1,285 @@
+import { SidecarClock, formatDuration, now, parseDuration } from './clock.js';
+import { SidecarError } from './errors.js';
+import { ANSWER_LIMIT, call, newAgent, stream } from './http.js';
+import { Lock } from './lock.js';
+
+// Node's timers stand still while the machine is suspended; the clock of a hold does not.
+const MAX_LOOK = 1_000;
+// How long the sidecar may take to say that a maxHold is over.
+const MAX_SLACK = 250;
+
+/**
+ * One app session: a request that lasts as long as it does and brings its news.
+ * When that request ends, at either end, every lock of the session is lost.
+ * Other calls have connections of their own, one each at a time.
+ */
+export class Session {
+  until = -Infinity; // how long holds without a limit may be relied on, on our clock
+  slack = 0; // see Lock.silentAt
+  error = undefined; // why the session has ended
+
+  #socket;
+  #path;
+  #agent = newAgent();
+  #stream;
+  #clock = new SidecarClock();
+  #locks = new Map(); // by id
+  #asking = 0; // acquires that were not answered
+  #early = new Map(); // losses that came before their grants; only while asking
+  #lastId = 0;
+  #timer;
+  #looksAt = Infinity;
+
+  /** Opens a session. Rejects with a SidecarError. */
+  static open(socket, { name, metadata }) {
+    const session = new Session();
+    session.#socket = socket;
+    return new Promise((resolve, reject) => {
+      const limit = setTimeout(() => {
+        session.#over(new SidecarError('SIDECAR_SILENT', `the sidecar at ${socket} did not answer within ${ANSWER_LIMIT} ms`));
+      }, ANSWER_LIMIT);
+      const sent = now();
+      const line = (news) => {
+        if (news.opened) {
+          clearTimeout(limit);
+          session.#opened(news.opened, sent);
+          resolve(session);
+        } else {
+          session.#event(news);
+        }
+      };
+      session.#stream = stream(socket, '/v1/sessions', { liveness: 'STREAM', name, metadata }, line, (err) => {
+        clearTimeout(limit);
+        session.#over(err ?? new SidecarError('SIDECAR_GONE', `the connection to the sidecar at ${socket} ended`));
+        reject(session.error);
+      });
+    });
+  }
+
+  async acquire(resource, { shared, wait, maxHold, owner, signal }) {
+    if (this.error) {
+      throw this.error;
+    }
+    const requestId = `${++this.#lastId}`;
+    const body = { resource, mode: shared ? 'SHARED' : 'EXCLUSIVE', owner: owner ?? `acquire ${requestId}`, requestId };
+    let limit = Infinity;
+    if (wait !== undefined && wait !== Infinity) {
+      body.wait = formatDuration(wait);
+      limit = wait + ANSWER_LIMIT;
+    }
+    if (maxHold !== undefined) {
+      body.maxHold = formatDuration(maxHold);
+    }
+    this.#asking++;
+    const sent = now();
+    try {
+      const grant = await this.#call('POST', '/locks', { body, limit, signal });
+      return this.#granted(grant, sent, maxHold);
+    } catch (err) {
+      if (!err?.answered) {
+        this.#abandon(body);
+      }
+      throw err;
+    } finally {
+      if (--this.#asking === 0) {
+        this.#early.clear();
+      }
+    }
+  }
+
+  async release(lock) {
+    const path = `/locks/${lock.id}`;
+    if (lock.lost) {
+      // The sidecar need not keep others out any longer. It may be what is broken.
+      this.#call('DELETE', path).catch(() => {});
+      throw lock.signal.reason;
+    }
+    try {
+      await this.#call('DELETE', path);
+    } catch (err) {
+      throw this.#notHeld(lock, err);
+    }
+    lock.released(1);
+    if (lock.count <= 0) {
+      this.#forget(lock);
+    }
+  }
+
+  async downgrade(lock) {
+    const sent = now();
+    try {
+      const grant = await this.#call('POST', `/locks/${lock.id}:downgrade`);
+      this.#clock.answered(sent, grant.countedAt);
+      lock.shared = grant.mode === 'SHARED';
+    } catch (err) {
+      throw this.#notHeld(lock, err);
+    }
+  }
+
+  /** Ends the session; returns when the sidecar has released its locks. */
+  async close() {
+    if (this.error) {
+      return;
+    }
+    this.#end(new SidecarError('SESSION_CLOSED', 'this process has closed the session'));
+    try {
+      await call(this.#socket, this.#agent, 'DELETE', this.#path);
+    } catch (err) {
+      if (err.reason === 'SIDECAR_SILENT') {
+        throw err;
+      }
+      // Else the session has ended by itself meanwhile.
+    } finally {
+      this.#disconnect(); // this too ends it
+    }
+  }
+
+  async #call(method, path, options) {
+    if (this.error) {
+      throw this.error;
+    }
+    try {
+      return await call(this.#socket, this.#agent, method, this.#path + path, options);
+    } catch (err) {
+      // Its end is the better reason for what a call saw of it.
+      throw this.error && err !== options?.signal?.reason ? this.error : err;
+    }
+  }
+
+  /** What the sidecar's refusal says about a hold; the error to throw. */
+  #notHeld(lock, err) {
+    if (err.reason === 'NOT_HOLDER') {
+      lock.released(lock.count);
+      this.#forget(lock);
+    } else if (err.reason === 'LOCK_LOST') { // sooner than its event
+      lock.lose(err.metadata.lost_reason ?? 'UNKNOWN', err.message);
+      this.#forget(lock);
+    }
+    return lock.lost ? lock.signal.reason : err;
+  }
+
+  #forget(lock) {
+    if (this.#locks.get(lock.id) === lock) {
+      this.#locks.delete(lock.id);
+    }
+  }
+
+  #opened(opened, sent) {
+    this.#path = `/v1/sessions/${opened.sessionId}`;
+    this.#clock.answered(sent, opened.countedAt);
+    // Half of what a store keeps a lease longer than it is said to be valid.
+    this.slack = Math.min(MAX_SLACK, parseDuration(opened.leaseTtl) / 20);
+  }
+
+  #granted(grant, sent, maxHold) {
+    if (this.error) {
+      throw this.error;
+    }
+    this.#clock.answered(sent, grant.countedAt);
+    const until = this.#clock.until(grant.countedAt, parseDuration(grant.validFor));
+    const limit = maxHold === undefined ? Infinity : this.#clock.until(grant.countedAt, maxHold);
+    let lock = this.#locks.get(grant.lockId);
+    if (!lock) {
+      lock = new Lock(this, grant);
+      this.#locks.set(lock.id, lock);
+    }
+    lock.granted(grant, until, limit);
+    const early = this.#early.get(lock.id);
+    if (early) {
+      this.#lost(lock, early);
+    } else {
+      this.#watch(lock.silentAt());
+    }
+    return lock;
+  }
+
+  /** Makes sure that nobody keeps what nobody waits for. */
+  async #abandon(body) {
+    if (this.error) {
+      return;
+    }
+    try {
+      // The end of its connection has ended the wait. Where the grant came first,
+      // the same request finds it; else it takes nothing, or what it gives back.
+      const { lockId } = await this.#call('POST', '/locks', { body: { ...body, wait: '0s' } });
+      await this.#call('DELETE', `/locks/${lockId}`);
+    } catch (err) {
+      if (!err.answered) { // so the lock may be held, and nobody could release it
+        this.#over(err);
+      }
+    }
+  }
+
+  #event({ lease, lost }) {
+    if (lease) {
+      this.until = Math.max(this.until, this.#clock.until(lease.countedAt, parseDuration(lease.validFor)));
+    } else if (lost) {
+      const lock = this.#locks.get(lost.lockId);
+      if (lock) {
+        this.#lost(lock, lost);
+      } else if (this.#asking > 0) {
+        this.#early.set(lost.lockId, lost);
+      }
+    }
+  }
+
+  #lost(lock, { reason, message, grace, countedAt }) {
+    this.#locks.delete(lock.id);
+    lock.lose(reason, message, this.#clock.until(countedAt, parseDuration(grace)));
+  }
+
+  /** Sees to it that the end of a hold is noticed. One timer does for all. */
+  #watch(end) {
+    const at = Math.min(end, now() + MAX_LOOK);
+    if (at < this.#looksAt) {
+      clearTimeout(this.#timer);
+      this.#looksAt = at;
+      // News that came while this process was busy lie unread in the socket:
+      // they are read before a setImmediate.
+      this.#timer = setTimeout(() => setImmediate(() => this.#look()), at - now()).unref();
+    }
+  }
+
+  /** Finds the holds that nothing was heard of for too long. */
+  #look() {
+    this.#looksAt = Infinity;
+    const ends = [];
+    for (const lock of this.#locks.values()) {
+      const end = lock.silentAt();
+      if (end > now()) {
+        ends.push(end);
+      } else {
+        this.#locks.delete(lock.id);
+        lock.expire();
+      }
+    }
+    if (ends.length > 0) {
+      this.#watch(Math.min(...ends));
+    }
+  }
+
+  /** The end of the session that nobody asked for. */
+  #over(err) {
+    this.#end(err);
+    this.#disconnect();
+  }
+
+  /** Ends the session once: later reasons do not count. */
+  #end(err) {
+    if (this.error) {
+      return;
+    }
+    this.error = err;
+    clearTimeout(this.#timer);
+    this.#looksAt = -Infinity; // no look any more
+    const locks = [...this.#locks.values()];
+    this.#locks.clear();
+    const reason = err.reason === 'SESSION_CLOSED' ? err.reason : 'SIDECAR_GONE';
+    locks.forEach((lock) => lock.lose(reason, err.message));
+  }
+
+  #disconnect() {
+    this.#stream.destroy();
+    this.#agent.destroy(); // ends the calls in flight
+  }
+}
