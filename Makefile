@@ -66,7 +66,7 @@ bench-build: ## Build and vet the benchmarks and run their own tests
 	cd $(BENCH) && go vet ./... && go test -count=1 -timeout $(TEST_TIMEOUT) ./...
 
 .PHONY: bench
-bench: build ## Measure it beside its peers, on one Redis
+bench: build ## Measure it beside its peers, on each store
 	cd $(BENCH) && go run . $(ARGS)
 
 ##@ Change it

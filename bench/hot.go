@@ -60,7 +60,9 @@ func (s *section) hot(ctx context.Context) (err error) {
 		h.Rounds = append(h.Rounds, one)
 	}
 	s.report.Hot = h
-	s.aim(s.plan.hot(h.Rounds)...)
+	if s.plan.hot != nil {
+		s.aim(s.plan.hot(h.Rounds)...)
+	}
 	return nil
 }
 

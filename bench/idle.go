@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/bench/internal/report"
 	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
+	"github.com/locksidecar/locksidecar/bench/internal/store"
 )
 
 const (
@@ -19,6 +21,8 @@ const (
 	takers        = 16 // callers that take the holds
 	warmUpPairs   = 1000
 	heartbeatPart = 3 // a lease is renewed so many times in its TTL
+	fewHolds      = 100
+	beatLimit     = 1.1 // of a heartbeat with few holds
 )
 
 // idle measures what a sidecar takes and sends while nobody asks it for
@@ -51,20 +55,32 @@ func (s *section) idle(ctx context.Context) (err error) {
 	if err := together(0, warmUpPairs, warmUp); err != nil {
 		return err
 	}
-	if i.Before, i.CommandsAt[0], err = s.look(ctx, side, 0, window); err != nil {
+	if i.Before, err = s.memory(ctx, side); err != nil {
 		return err
 	}
-	s.progress("taking %d locks", s.holds)
 	take := func(n int) error {
 		_, err := app.Acquire(ctx, fmt.Sprintf("bench/idle/%d", n))
 		return err
 	}
-	if err := together(0, s.holds, take); err != nil {
+	if err := together(0, fewHolds, take); err != nil {
 		return err
 	}
-	if i.With, i.CommandsAt[1], err = s.look(ctx, side, s.holds, window); err != nil {
+	few, err := s.count(ctx, side, fewHolds, window)
+	if err != nil {
 		return err
 	}
+	s.progress("taking %d locks", s.holds)
+	if err := together(fewHolds, s.holds, take); err != nil {
+		return err
+	}
+	if i.With, err = s.memory(ctx, side); err != nil {
+		return err
+	}
+	many, err := s.count(ctx, side, s.holds, window)
+	if err != nil {
+		return err
+	}
+	i.CommandsAt = []report.Commands{few, many}
 	n := float64(s.holds)
 	i.PerHold = report.Memory{
 		RSS:       (i.With.RSS - i.Before.RSS) / n,
@@ -73,6 +89,13 @@ func (s *section) idle(ctx context.Context) (err error) {
 		Store:     (i.With.Store - i.Before.Store) / n,
 	}
 	s.report.Idle = i
+	if s.plan.oneRequest {
+		s.aim(
+			report.AtMost(fmt.Sprintf("requests of a heartbeat with %d holds, by the sidecar's count", many.Holds), "", many.Sent, 1),
+			report.NewTarget(fmt.Sprintf("%s of a heartbeat with %d holds, to those with %d", s.plan.words.Steps, many.Holds, few.Holds), "", false, beatLimit,
+				[]float64{many.Steps}, []float64{few.Steps}),
+		)
+	}
 	s.aim(
 		report.AtMost("idle sidecar (RSS)", "MiB", i.Start.RSS/mib, idleLimitMiB),
 		report.AtMost("one hold more (RSS)", "KiB", i.PerHold.RSS/kib, holdLimitKiB),
@@ -80,30 +103,40 @@ func (s *section) idle(ctx context.Context) (err error) {
 	return nil
 }
 
-// look lets the sidecar alone for a while and looks at it.
-func (s *section) look(ctx context.Context, side *sidecar.Sidecar, holds int, window time.Duration) (report.Memory, report.Commands, error) {
-	m, err := s.memory(ctx, side)
-	if err != nil {
-		return report.Memory{}, report.Commands{}, err
-	}
+var errNoHeartbeat = errors.New("the sidecar sent no heartbeat")
+
+// count lets the sidecar alone for a while and counts what it sends.
+func (s *section) count(ctx context.Context, side *sidecar.Sidecar, holds int, window time.Duration) (report.Commands, error) {
 	s.progress("counting requests for %s with %d holds", window, holds)
-	before, err := s.store.Count(ctx)
-	if err != nil {
-		return report.Memory{}, report.Commands{}, err
+	look := func() (sidecar.Sent, store.Count, error) {
+		sent, err := side.Sent(ctx)
+		if err != nil {
+			return sent, store.Count{}, err
+		}
+		count, err := s.store.Count(ctx)
+		return sent, count, err
 	}
-	began := time.Now()
+	sent, count, err := look()
+	if err != nil {
+		return report.Commands{}, err
+	}
 	if err := sleep(ctx, window); err != nil {
-		return report.Memory{}, report.Commands{}, err
+		return report.Commands{}, err
 	}
-	after, err := s.store.Count(ctx)
+	sentLater, countLater, err := look()
 	if err != nil {
-		return report.Memory{}, report.Commands{}, err
+		return report.Commands{}, err
 	}
-	took := time.Since(began).Seconds()
-	return m, report.Commands{
+	beats := sentLater.Heartbeats - sent.Heartbeats
+	if beats == 0 {
+		return report.Commands{}, errNoHeartbeat
+	}
+	return report.Commands{
 		Holds:    holds,
-		Requests: (after.Requests - before.Requests) / took,
-		Steps:    (after.Steps - before.Steps) / took,
+		Beats:    beats,
+		Sent:     (sentLater.Requests - sent.Requests) / beats,
+		Requests: (countLater.Requests - count.Requests) / beats,
+		Steps:    (countLater.Steps - count.Steps) / beats,
 	}, nil
 }
 

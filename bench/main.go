@@ -89,7 +89,7 @@ func parse(args []string) (options, error) {
 	f.StringVar(&o.out, "o", "results/"+time.Now().Format("2006-01-02T15-04-05")+".json", "write the results to this `file`, as JSON")
 	f.StringVar(&o.doc, "doc", "", "put the table into this Markdown `file`, between its marks")
 	f.StringVar(&only, "only", "", "run only these `parts`, separated by commas: "+strings.Join(partNames(), ", "))
-	f.StringVar(&stores, "stores", "", "run only on these `stores`, separated by commas: "+strings.Join(storeKeys(), ", "))
+	f.StringVar(&stores, "stores", "", "run on these `stores`, separated by commas: some of "+strings.Join(storeKeys(), ", ")+" (default "+strings.Join(usual, ",")+")")
 	f.BoolVar(&o.quick, "quick", false, "a short run with rough numbers, to see that everything works")
 	if err := f.Parse(args); err != nil {
 		return o, err
@@ -98,17 +98,17 @@ func parse(args []string) (options, error) {
 		return o, fmt.Errorf("unexpected argument %q", f.Arg(0))
 	}
 	var err error
-	if o.only, err = some("part", only, partNames()); err != nil {
+	if o.only, err = some("part", only, partNames(), partNames()); err != nil {
 		return o, err
 	}
-	o.stores, err = some("store", stores, storeKeys())
+	o.stores, err = some("store", stores, usual, storeKeys())
 	return o, err
 }
 
-// some is what a flag chooses of all there is; an empty one chooses all.
-func some(what, chosen string, all []string) ([]string, error) {
+// some is what a flag chooses of all there is; an empty one chooses the usual.
+func some(what, chosen string, usual, all []string) ([]string, error) {
 	if chosen == "" {
-		return all, nil
+		return usual, nil
 	}
 	names := strings.Split(chosen, ",")
 	for _, name := range names {

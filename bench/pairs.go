@@ -4,9 +4,11 @@ import (
 	"context"
 	"time"
 
+	"github.com/locksidecar/locksidecar/bench/internal/inprocess"
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
 	"github.com/locksidecar/locksidecar/bench/internal/proc"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
+	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
 )
 
 // Names of the sidecar's subjects, as the table and the targets know them.
@@ -14,6 +16,7 @@ const (
 	ourClient  = "locksidecar, Go client"
 	ourStreams = "locksidecar, Session streams"
 	ourHTTP    = "locksidecar, HTTP/JSON"
+	ourDriver  = "locksidecar's driver, no socket"
 )
 
 const (
@@ -29,7 +32,10 @@ func (s *section) pairs(ctx context.Context) (err error) {
 		return err
 	}
 	defer closeAfter(&err, side.Close)
-	subjects := append([]measure.Subject{side.Client(ourClient), side.Streams(ourStreams), side.HTTP(ourHTTP)}, s.store.Subjects()...)
+	subjects := append([]measure.Subject{
+		side.Client(ourClient), side.Streams(ourStreams), side.HTTP(ourHTTP),
+		inprocess.Driver(ourDriver, s.store.URL(), sidecar.LeaseTTL),
+	}, s.store.Subjects()...)
 	if s.plan.more != nil {
 		more, closeAll, moreErr := s.plan.more(s)
 		if moreErr != nil {

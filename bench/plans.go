@@ -21,12 +21,17 @@ type plan struct {
 	more func(*section) (subjects []measure.Subject, closeAll func() error, err error)
 
 	// The targets.
-	pairs  func(results) []report.Target
-	hot    func([]report.HotRound) []report.Target
-	killMS float64 // kill -9 to the next grant
+	pairs      func(results) []report.Target
+	hot        func([]report.HotRound) []report.Target // may be nil
+	killMS     float64                                 // kill -9 to the next grant
+	oneRequest bool                                    // a heartbeat is one request
 }
 
-var plans = []plan{onRedis}
+var plans = []plan{onRedis, onZooKeeper, onMySQL, onMariaDB}
+
+// usual are the stores of a run that is not told which: MySQL and MariaDB are
+// one driver of ours.
+var usual = []string{onRedis.key, onZooKeeper.key, onMySQL.key}
 
 func storeKeys() []string {
 	var keys []string

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
+	"github.com/locksidecar/locksidecar/bench/internal/onredis"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
 	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
 	"github.com/locksidecar/locksidecar/bench/internal/store"
@@ -60,6 +61,7 @@ func run(ctx context.Context, o options) (r *report.Report, err error) {
 	if b.binary, err = sidecar.Build(ctx, b.dir); err != nil {
 		return nil, err
 	}
+	onredis.Quiet()
 	r = &report.Report{Setup: setup(b.binary.Version)}
 	r.Setup.Parts, r.Setup.Rounds, r.Setup.Quick = o.only, b.rounds, o.quick
 	for _, p := range plans {

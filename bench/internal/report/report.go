@@ -78,14 +78,14 @@ type Kill struct {
 
 // Idle is what a sidecar takes that has nothing to do.
 type Idle struct {
-	Holds      int         `json:"holds"`
-	LeaseTTL   float64     `json:"lease_ttl_seconds"`
-	Window     float64     `json:"window_seconds"` // over which commands were counted
-	Start      Memory      `json:"started"`        // ready, nobody has ever connected
-	Before     Memory      `json:"no_holds"`       // one session that has taken and released locks and holds none
-	With       Memory      `json:"with_holds"`
-	PerHold    Memory      `json:"per_hold"` // (with_holds − no_holds) ÷ holds
-	CommandsAt [2]Commands `json:"store_commands"`
+	Holds      int        `json:"holds"`
+	LeaseTTL   float64    `json:"lease_ttl_seconds"`
+	Window     float64    `json:"window_seconds"` // over which commands were counted
+	Start      Memory     `json:"started"`        // ready, nobody has ever connected
+	Before     Memory     `json:"no_holds"`       // one session that has taken and released locks and holds none
+	With       Memory     `json:"with_holds"`
+	PerHold    Memory     `json:"per_hold"` // (with_holds − no_holds) ÷ holds
+	CommandsAt []Commands `json:"store_commands"`
 }
 
 // Memory is what one process has, in bytes.
@@ -99,8 +99,10 @@ type Memory struct {
 // Commands are what reached the store while nobody asked the sidecar for anything.
 type Commands struct {
 	Holds    int     `json:"holds"`
-	Requests float64 `json:"requests_per_second"` // 0 where the server does not count them
-	Steps    float64 `json:"steps_per_second"`    // see store.Count
+	Beats    float64 `json:"heartbeats"`             // that the sidecar sent in the window
+	Sent     float64 `json:"sent_per_heartbeat"`     // requests, by the sidecar's own count
+	Requests float64 `json:"requests_per_heartbeat"` // by the server's count; 0 where it does not count them
+	Steps    float64 `json:"steps_per_heartbeat"`    // see store.Count
 }
 
 // WriteJSON writes the report to a file and makes its folder if need be.

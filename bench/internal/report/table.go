@@ -135,9 +135,16 @@ func (r *Store) idleText(b *bytes.Buffer) {
 		row(fmt.Sprintf("%d holds, MiB", i.Holds), i.With, mib),
 		row("per hold, bytes", i.PerHold, 1),
 	})
-	rows := []string{fmt.Sprintf("to %s, over %s s\trequests/s\t%s/s", r.Words.Name, number(i.Window), r.Words.Steps)}
+	rows := []string{
+		"\tits own count:\tof " + r.Words.Name + ":\t",
+		fmt.Sprintf("a heartbeat, over %s s\trequests\trequests\t%s", number(i.Window), r.Words.Steps),
+	}
 	for _, c := range i.CommandsAt {
-		rows = append(rows, fmt.Sprintf("%d holds\t%.2f\t%.2f", c.Holds, c.Requests, c.Steps))
+		requests := "–"
+		if c.Requests > 0 {
+			requests = fmt.Sprintf("%.2f", c.Requests)
+		}
+		rows = append(rows, fmt.Sprintf("%d holds\t%.2f\t%s\t%.2f", c.Holds, c.Sent, requests, c.Steps))
 	}
 	table(b, rows)
 }

@@ -46,6 +46,43 @@ func (s *Sidecar) Memory(ctx context.Context) (Memory, error) {
 	return m, nil
 }
 
+// Sent is what the sidecar has counted so far.
+type Sent struct {
+	Requests   float64 // to the store, of all kinds
+	Heartbeats float64
+}
+
+// Sent reads the sidecar's own counters.
+func (s *Sidecar) Sent(ctx context.Context) (Sent, error) {
+	metrics, err := s.get(ctx, "/metrics")
+	if err != nil {
+		return Sent{}, err
+	}
+	var n Sent
+	if n.Requests, err = sum(metrics, "locksidecar_store_command_seconds_count{"); err != nil {
+		return Sent{}, err
+	}
+	n.Heartbeats, err = sum(metrics, "locksidecar_heartbeats_total{")
+	return n, err
+}
+
+// sum adds the numbers of all lines that begin so.
+func sum(text, prefix string) (float64, error) {
+	var total float64
+	for line := range strings.Lines(text) {
+		words := strings.Fields(line)
+		if !strings.HasPrefix(line, prefix) || len(words) < 2 {
+			continue
+		}
+		v, err := strconv.ParseFloat(words[len(words)-1], 64)
+		if err != nil {
+			return 0, fmt.Errorf("read %s: %w", prefix, err)
+		}
+		total += v
+	}
+	return total, nil
+}
+
 // field is the number after the name at the beginning of a line.
 func field(text, name string) (float64, error) {
 	lines := bufio.NewScanner(strings.NewReader(text))

@@ -1,0 +1,41 @@
+package onmysql
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/locksidecar/locksidecar/bench/internal/proc"
+	"github.com/locksidecar/locksidecar/bench/internal/store"
+)
+
+// CPU implements store.Store.
+func (s *Store) CPU(context.Context) (float64, error) {
+	if s.pid == 0 {
+		return 0, nil
+	}
+	d, err := proc.CPU(s.pid)
+	return float64(d) / float64(time.Microsecond), err
+}
+
+// Memory implements store.Store: the pages of tables and indexes in memory.
+func (s *Store) Memory(ctx context.Context) (float64, error) {
+	return s.status(ctx, "Innodb_buffer_pool_bytes_data")
+}
+
+// Count implements store.Store. The server counts statements, of which a
+// request may have many, and not requests.
+func (s *Store) Count(ctx context.Context) (store.Count, error) {
+	n, err := s.status(ctx, "Questions")
+	return store.Count{Steps: n - s.asked}, err
+}
+
+// status reads one of the server's numbers.
+func (s *Store) status(ctx context.Context, name string) (float64, error) {
+	s.asked++ // and the answer contains this one
+	var n float64
+	if err := s.db.QueryRowContext(ctx, "SHOW GLOBAL STATUS LIKE '"+name+"'").Scan(new(string), &n); err != nil {
+		return 0, fmt.Errorf("ask the server for %s: %w", name, err)
+	}
+	return n, nil
+}

@@ -1,0 +1,89 @@
+package onzk
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/locksidecar/locksidecar/bench/internal/proc"
+	"github.com/locksidecar/locksidecar/bench/internal/store"
+)
+
+// CPU implements store.Store.
+func (s *Store) CPU(context.Context) (float64, error) {
+	if s.pid == 0 {
+		return 0, nil
+	}
+	d, err := proc.CPU(s.pid)
+	return float64(d) / float64(time.Microsecond), err
+}
+
+// Memory implements store.Store: paths and data of all nodes. The heap of a
+// Java program says little.
+func (s *Store) Memory(ctx context.Context) (float64, error) {
+	text, err := s.ask(ctx, "mntr")
+	if err != nil {
+		return 0, err
+	}
+	return number(text, "zk_approximate_data_size\t")
+}
+
+// Count implements store.Store. The transaction id is the number of writes
+// since the server became leader.
+func (s *Store) Count(ctx context.Context) (store.Count, error) {
+	text, err := s.ask(ctx, "srvr")
+	if err != nil {
+		return store.Count{}, err
+	}
+	received, err := number(text, "Received: ")
+	if err != nil {
+		return store.Count{}, err
+	}
+	writes, err := number(text, "Zxid: ")
+	return store.Count{Requests: received - s.asked, Steps: writes}, err
+}
+
+const askTimeout = 5 * time.Second
+
+// ask sends one of the commands of four letters, which the server counts as
+// requests.
+func (s *Store) ask(ctx context.Context, command string) (string, error) {
+	c, err := (&net.Dialer{Timeout: askTimeout}).DialContext(ctx, "tcp", s.addr)
+	if err != nil {
+		return "", fmt.Errorf("dial ZooKeeper: %w", err)
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(askTimeout)); err != nil {
+		return "", fmt.Errorf("dial ZooKeeper: %w", err)
+	}
+	if _, err := io.WriteString(c, command); err != nil {
+		return "", fmt.Errorf("ask ZooKeeper: %w", err)
+	}
+	b, err := io.ReadAll(c)
+	if err != nil {
+		return "", fmt.Errorf("ask ZooKeeper: %w", err)
+	}
+	s.asked++
+	return string(b), nil
+}
+
+// number is what follows the name at the beginning of a line. Of an id it is
+// what counts up: the lower half.
+func number(text, name string) (float64, error) {
+	for line := range strings.Lines(text) {
+		value, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), name)
+		if !ok {
+			continue
+		}
+		n, err := strconv.ParseUint(value, 0, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read a number of ZooKeeper: %w", err)
+		}
+		return float64(n & 0xffffffff), nil
+	}
+	return 0, fmt.Errorf("ZooKeeper does not tell %q: %s", name, text)
+}

@@ -1,0 +1,37 @@
+package main
+
+import (
+	"github.com/locksidecar/locksidecar/bench/internal/onmysql"
+	"github.com/locksidecar/locksidecar/bench/internal/report"
+	"github.com/locksidecar/locksidecar/bench/internal/stats"
+	"github.com/locksidecar/locksidecar/internal/testengine"
+)
+
+var (
+	onMySQL   = mysqlPlan("mysql", "MySQL", testengine.MySQL)
+	onMariaDB = mysqlPlan("mariadb", "MariaDB", testengine.MariaDB)
+)
+
+const (
+	updatesLimit   = 1.5 // of two autocommit updates, at one caller
+	mysqlHandOffMS = 5
+)
+
+func mysqlPlan(key, name string, kind *testengine.Kind) plan {
+	return plan{
+		key: key, words: onmysql.Words(name), kind: kind, connect: onmysql.Connect,
+		pairs: mysqlPairs, hot: mysqlHot, killMS: 25, oneRequest: true,
+	}
+}
+
+func mysqlPairs(r results) []report.Target {
+	return []report.Target{
+		report.NewTarget("1 caller: a pair, to 2 autocommit updates (p50)", "µs", false, updatesLimit, r.p50(ourClient), r.p50(onmysql.Updates)),
+		report.NewTarget("1 caller: a pair without the socket, to 2 autocommit updates (p50)", "µs", false, updatesLimit, r.p50(ourDriver), r.p50(onmysql.Updates)),
+	}
+}
+
+func mysqlHot(rounds []report.HotRound) []report.Target {
+	across := stats.Over(hotP50(rounds, func(h report.HotRound) stats.Times { return h.Across }))
+	return []report.Target{report.AtMost("hot lock: hand-off to the other sidecar (p50)", "ms", across.Median/1000, mysqlHandOffMS)}
+}

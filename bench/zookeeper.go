@@ -1,0 +1,21 @@
+package main
+
+import (
+	"github.com/locksidecar/locksidecar/bench/internal/onzk"
+	"github.com/locksidecar/locksidecar/bench/internal/report"
+	"github.com/locksidecar/locksidecar/internal/testengine"
+)
+
+var onZooKeeper = plan{
+	key: "zookeeper", words: onzk.Words, kind: testengine.ZooKeeper, connect: onzk.Connect,
+	pairs: zooKeeperPairs, killMS: 25, oneRequest: true,
+}
+
+const recipeLimit = 1.2 // of the library's own lock, at one caller
+
+func zooKeeperPairs(r results) []report.Target {
+	return []report.Target{
+		report.NewTarget("1 caller: a pair, to go-zookeeper's Lock (p50)", "µs", false, recipeLimit, r.p50(ourClient), r.p50(onzk.Recipe)),
+		report.NewTarget("1 caller: a pair without the socket, to go-zookeeper's Lock (p50)", "µs", false, recipeLimit, r.p50(ourDriver), r.p50(onzk.Recipe)),
+	}
+}
