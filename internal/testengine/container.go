@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -137,6 +138,14 @@ func (m *container) sh(ctx context.Context, script string) (string, error) {
 		return "", fmt.Errorf("run %q in the container: status %d: %s", script, code, strings.TrimSpace(string(out)))
 	}
 	return string(out), nil
+}
+
+func (m *container) bring(ctx context.Context, file string) (string, error) {
+	path := containerDir + "/" + filepath.Base(file)
+	if err := m.c.CopyFileToContainer(ctx, file, path, 0o755); err != nil {
+		return "", fmt.Errorf("copy %s into the container: %w", file, err)
+	}
+	return path, nil
 }
 
 func (m *container) cache() string  { return containerDir + "/cache" }

@@ -1,6 +1,9 @@
 package testengine
 
-import "context"
+import (
+	"context"
+	"time"
+)
 
 // Server is one running store, however many processes it is made of. It is
 // known to answer when it is handed out.
@@ -47,6 +50,15 @@ type (
 		FailOver(ctx context.Context, d Data) error
 		// Healthy returns when a replica is there that could take over.
 		Healthy(ctx context.Context) error
+	}
+
+	// Clocker has a clock of its own.
+	Clocker interface {
+		// ShiftClock sets the clock of every process ahead of the true time by
+		// that much, or back where it is negative; 0 puts it right. It jumps at
+		// once, under what is running. What measures time (the monotonic clock)
+		// goes on as before.
+		ShiftClock(ctx context.Context, by time.Duration) error
 	}
 
 	// Noder is made of nodes that can be treated one by one.

@@ -87,6 +87,17 @@ func FailOver(t testing.TB, s Server, d Data) {
 	}
 }
 
+// ShiftClock sets the clock of a server ahead of the true time, or back, until
+// the end of the test or another call.
+func ShiftClock(t testing.TB, s Server, by time.Duration) {
+	t.Helper()
+	c := capability[Clocker](t, s, "given another time")
+	repair(t, "put right the clock of "+s.Origin(), func(ctx context.Context) error { return c.ShiftClock(ctx, 0) })
+	if err := c.ShiftClock(t.Context(), by); err != nil {
+		t.Fatalf("shift the clock of %s: %v", s.Origin(), err)
+	}
+}
+
 // Through opens a road of its own to a server for one client of the test.
 func Through(t testing.TB, s Server) *Proxy {
 	t.Helper()

@@ -48,13 +48,15 @@ const (
 	installRedis     = aptGet + "redis-server"
 	installZooKeeper = aptGet + "zookeeper default-jre-headless"
 	installMariaDB   = aptGet + "mariadb-server"
+	installClock     = " gcc libc6-dev"
 	installMySQL     = "scripts/test-deps, for Debian has it only in sid, or name a mysqld of your own in " + mysqldEnv
 )
 
 // The kinds. Redis is one server alone, RedisCluster three masters,
 // RedisSentinel three sentinels that watch a master and its replica. ZooKeeper
 // is one server alone, ZooKeeperEnsemble three. MariaDB and MySQL are one server
-// alone.
+// alone; MariaDBFakeTime and MySQLFakeTime are as well, and their clock can be
+// shifted.
 var (
 	Redis = &Kind{
 		name: "Redis", urlEnv: "LOCKSIDECAR_TEST_REDIS_URL", image: redisImage, install: installRedis,
@@ -83,6 +85,14 @@ var (
 	MySQL = &Kind{
 		name: "MySQL", urlEnv: "LOCKSIDECAR_TEST_MYSQL_URL", image: mySQLImage, install: installMySQL,
 		ports: 1, start: mySQL.start,
+	}
+	MariaDBFakeTime = &Kind{
+		name: "MariaDB with a clock of its own", urlEnv: MariaDB.urlEnv, image: mariaDBImage, install: installMariaDB + installClock,
+		ports: 1, start: mariaDB.startFakeTime,
+	}
+	MySQLFakeTime = &Kind{
+		name: "MySQL with a clock of its own", urlEnv: MySQL.urlEnv, image: mySQLImage, install: installMySQL + "; " + aptGet + "gcc libc6-dev",
+		ports: 1, start: mySQL.startFakeTime,
 	}
 )
 

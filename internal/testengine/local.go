@@ -114,14 +114,19 @@ func (l *local) sh(ctx context.Context, script string) (string, error) {
 	return string(out), nil
 }
 
-// cache implements machine. It is where scripts/test-deps puts programs, too.
+// cacheName is the folder among the user's caches. scripts/test-deps knows it.
+const cacheName = "locksidecar-test"
+
+// cache implements machine.
 func (l *local) cache() string {
 	dir, err := os.UserCacheDir()
 	if err != nil {
 		return filepath.Join(l.dir, "cache") // without a home nothing is kept
 	}
-	return filepath.Join(dir, "locksidecar-test")
+	return filepath.Join(dir, cacheName)
 }
+
+func (l *local) bring(_ context.Context, file string) (string, error) { return file, nil }
 
 func (l *local) bind() string   { return loopback }
 func (l *local) String() string { return "on this machine" }

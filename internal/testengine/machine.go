@@ -21,6 +21,8 @@ type machine interface {
 	// cache is an absolute path of a folder there for what is worth keeping longer
 	// than the machine; the folder may not be there.
 	cache() string
+	// bring makes a file of this machine readable there and returns its path there.
+	bring(ctx context.Context, file string) (string, error)
 	// bind is the address on which a server there has to listen.
 	bind() string
 	// String says where it is, as in "redis-server 7.0.15 in a container".

@@ -78,12 +78,20 @@ rm -f "$data/auto.cnf" # the identity of the server that did it`,
 
 // start starts one server.
 func (f *mysqlFlavour) start(ctx context.Context, m machine, ports []int) (Server, error) {
+	s, err := f.one(ctx, m, ports)
+	if err != nil {
+		return nil, err
+	}
+	return s, s.Start(ctx)
+}
+
+// one prepares one server.
+func (f *mysqlFlavour) one(ctx context.Context, m machine, ports []int) (*store, error) {
 	n, err := f.node(ctx, m, "server", ports[0])
 	if err != nil {
 		return nil, err
 	}
-	s := &store{m: m, kind: "one server", url: mysqlURL(n.Addr()), nodes: []*node{n}, ports: ports}
-	return s, n.Start(ctx)
+	return &store{m: m, kind: "one server", url: mysqlURL(n.Addr()), nodes: []*node{n}, ports: ports}, nil
 }
 
 func mysqlURL(addr string) string { return "mysql://root@" + addr + "/" + Database }
