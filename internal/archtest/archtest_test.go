@@ -51,7 +51,7 @@ var house = []room{
 	{path: "internal/config"},
 	{path: "internal/telemetry", may: "lock heartbeat session", test: "backends/embedded localapi api/locksidecar/v1"},
 	{path: "internal/testengine"}, // nothing of production: it breaks things for everybody
-	{path: "internal/javatest"},
+	{path: "internal/javatest", may: "lock", test: "backends/embedded"},
 	{path: "internal/archtest"},
 
 	{path: "cmd/locksidecar", may: "all", test: "internal/testengine"},

@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/locksidecar/locksidecar/backends/embedded"
+	"github.com/locksidecar/locksidecar/lock"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -77,6 +80,26 @@ func TestOneAtATime(t *testing.T) {
 		t.Error("a lock that locks nothing is held")
 	}
 	p.Leave(Write)
+}
+
+// TestSidecar: goroutines of two leases on one store count together.
+func TestSidecar(t *testing.T) {
+	b := embedded.New()
+	t.Cleanup(func() { _ = b.Close() })
+	c := NewCounter(t)
+	var all sync.WaitGroup
+	for _, name := range []string{"one", "two"} {
+		s := NewSidecar(t, b, name, lock.MaxTTL)
+		all.Go(func() {
+			for _, m := range []Mode{Write, Read, Write} {
+				if err := s.Count(t.Context(), c, "counter", 3, 5, m); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	c.Check(t, 60)
 }
 
 func TestRead(t *testing.T) {
