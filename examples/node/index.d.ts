@@ -34,6 +34,8 @@ export class LockSidecar {
    */
   hold<T>(resource: string, work: (lock: Lock) => T | Promise<T>): Promise<T>;
   hold<T>(resource: string, options: AcquireOptions, work: (lock: Lock) => T | Promise<T>): Promise<T>;
+  /** Opens the session now, for instance to fail at the start when there is no sidecar. */
+  open(): Promise<void>;
   /** Takes a lock. When it rejects, nothing is held. */
   acquire(resource: string, options?: AcquireOptions): Promise<Lock>;
   /** Releases everything and ends the session. */

@@ -26,6 +26,10 @@ export class LockSidecar {
     return result;
   }
 
+  async open() {
+    await this.#session();
+  }
+
   async acquire(resource, options = {}) {
     const session = await unless(options.signal, this.#session());
     return session.acquire(resource, options);

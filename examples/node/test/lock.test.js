@@ -156,7 +156,7 @@ test('maxHold', async (t) => {
 });
 
 test('a hold outlives its TTL as long as the sidecar lives', async (t) => {
-  const { client } = await start(t, { ttl: '500ms' });
+  const { client } = await start(t, { more: ['--ttl', '500ms'] });
   const lock = await client.acquire('a');
   await sleep(1_500);
   lock.check();

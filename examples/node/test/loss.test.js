@@ -12,7 +12,7 @@ function connect(t, sidecar) {
 }
 
 test('a sidecar that is killed', async (t) => {
-  const sidecar = await Sidecar.start(t, { ttl: '10s' });
+  const sidecar = await Sidecar.start(t, { more: ['--ttl', '10s'] });
   const client = connect(t, sidecar);
   const lock = await client.acquire('a');
   const waiting = assert.rejects(client.acquire('a'), { name: 'SidecarError' });
@@ -58,7 +58,7 @@ for (const store of stores) {
 
 // A program that computes without pause hears nothing; check() goes by the clock.
 test('a frozen sidecar and a busy program', async (t) => {
-  const sidecar = await Sidecar.start(t, { ttl: '500ms' });
+  const sidecar = await Sidecar.start(t, { more: ['--ttl', '500ms'] });
   const lock = await connect(t, sidecar).acquire('a');
   sidecar.freeze();
   const begun = now();
@@ -73,7 +73,7 @@ test('a frozen sidecar and a busy program', async (t) => {
 
 // The sidecar's news lie unread meanwhile; they count before the silence does.
 test('a program that was busy for longer than the TTL', async (t) => {
-  const sidecar = await Sidecar.start(t, { ttl: '500ms' });
+  const sidecar = await Sidecar.start(t, { more: ['--ttl', '500ms'] });
   const lock = await connect(t, sidecar).acquire('a');
   await sleep(100);
   for (const begun = now(); now() < begun + 1_000;) { /* busy */ }

@@ -32,7 +32,7 @@ const holder = `
 
 for (const signal of ['SIGKILL', 'SIGTERM', 'SIGINT']) {
   test(`a holder that ends by ${signal}`, async (t) => {
-    const sidecar = await Sidecar.start(t, { ttl: '1m' });
+    const sidecar = await Sidecar.start(t, { more: ['--ttl', '1m'] });
     const run = node(t, sidecar, '--input-type=module', '-e', holder);
     await eventually('it holds', () => run.out.includes('held'));
     const client = new LockSidecar({ socket: sidecar.socket });

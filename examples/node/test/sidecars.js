@@ -36,11 +36,8 @@ export class Sidecar {
   }
 
   /** Starts `count` sidecars that exclude each other; they end with the test. */
-  static async start(t, { store = stores[0], count = 1, ttl = '2s' } = {}) {
-    const args = ['--store', store.url, '--ttl', ttl];
-    if (store.shared) {
-      args.push('--namespace', randomUUID());
-    }
+  static async start(t, { store = stores[0], count = 1, namespace = randomUUID(), more = ['--ttl', '2s'] } = {}) {
+    const args = ['--store', store.url, '--namespace', namespace, ...more];
     const all = [];
     for (let i = 0; i < count; i++) {
       const sidecar = new Sidecar(store, args);
