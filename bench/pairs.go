@@ -11,12 +11,10 @@ import (
 	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
 )
 
-// Names of the sidecar's subjects, as the table and the targets know them.
+// Names of the subjects on all stores, as the table and the targets know them.
 const (
-	ourClient  = "locksidecar, Go client"
-	ourStreams = "locksidecar, Session streams"
-	ourHTTP    = "locksidecar, HTTP/JSON"
-	ourDriver  = "locksidecar's driver, no socket"
+	ourClient = "locksidecar, Go client"
+	ourDriver = "locksidecar's driver, no socket"
 )
 
 const (
@@ -33,11 +31,10 @@ func (s *section) pairs(ctx context.Context) (err error) {
 	}
 	defer closeAfter(&err, side.Close)
 	subjects := append([]measure.Subject{
-		side.Client(ourClient), side.Streams(ourStreams), side.HTTP(ourHTTP),
-		inprocess.Driver(ourDriver, s.store.URL(), sidecar.LeaseTTL),
+		side.Client(ourClient), inprocess.Driver(ourDriver, s.store.URL(), sidecar.LeaseTTL),
 	}, s.store.Subjects()...)
 	if s.plan.more != nil {
-		more, closeAll, moreErr := s.plan.more(s)
+		more, closeAll, moreErr := s.plan.more(s, side)
 		if moreErr != nil {
 			return moreErr
 		}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
+	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
 	"github.com/locksidecar/locksidecar/bench/internal/stats"
 	"github.com/locksidecar/locksidecar/bench/internal/store"
 	"github.com/locksidecar/locksidecar/internal/testengine"
@@ -18,7 +19,7 @@ type plan struct {
 	connect func(ctx context.Context, url string) (store.Store, error)
 
 	// more are subjects beside those of the store; may be nil.
-	more func(*section) (subjects []measure.Subject, closeAll func() error, err error)
+	more func(*section, *sidecar.Sidecar) (subjects []measure.Subject, closeAll func() error, err error)
 
 	// The targets.
 	pairs      func(results) []report.Target

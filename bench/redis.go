@@ -7,19 +7,22 @@ import (
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
 	"github.com/locksidecar/locksidecar/bench/internal/onredis"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
+	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
 	"github.com/locksidecar/locksidecar/bench/internal/stats"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
-// onRedis has the floors as well, under everything that talks over a Unix
-// socket.
+// onRedis, the fastest store, is where the ways to talk to a sidecar are
+// compared, with the floors under everything that talks over a Unix socket.
 var onRedis = plan{
 	key: "redis", words: onredis.Words, kind: testengine.Redis, connect: onredis.Connect,
-	more: echoes, pairs: redisPairs, hot: redisHot, killMS: 10,
+	more: protocols, pairs: redisPairs, hot: redisHot, killMS: 10,
 }
 
-// Names of the floors, as the table and the targets know them.
+// Names of the protocols and the floors, as the table and the targets know them.
 const (
+	ourStreams   = "locksidecar, Session streams"
+	ourHTTP      = "locksidecar, HTTP/JSON"
 	relayed      = "2 × EVALSHA behind a gRPC stream"
 	streamEchoes = "2 × gRPC stream echo"
 	unaryEchoes  = "2 × gRPC unary echo"
@@ -32,8 +35,9 @@ const (
 	handOffLimit  = 2.0  // of a message through Redis
 )
 
-// echoes are servers that do next to nothing.
-func echoes(s *section) ([]measure.Subject, func() error, error) {
+// protocols are other ways to talk to a sidecar than the Go client, and to
+// servers that do next to nothing.
+func protocols(s *section, side *sidecar.Sidecar) ([]measure.Subject, func() error, error) {
 	var servers []*echo.Server
 	closeAll := func() error {
 		var errs []error
@@ -51,6 +55,7 @@ func echoes(s *section) ([]measure.Subject, func() error, error) {
 	}
 	line, grpc, relay := servers[0], servers[1], servers[2]
 	return []measure.Subject{
+		side.Streams(ourStreams), side.HTTP(ourHTTP),
 		relay.Streams(relayed), grpc.Streams(streamEchoes), grpc.Unaries(unaryEchoes), line.Lines(lineEchoes),
 	}, closeAll, nil
 }

@@ -38,7 +38,7 @@ type size struct {
 var (
 	full = size{
 		rounds: 5, window: measure.Window{WarmUp: 200 * time.Millisecond, Measure: time.Second}, floor: time.Second,
-		kills: 200, holds: 10_000, settle: 5 * time.Second, heartbeats: 6,
+		kills: 200, holds: 10_000, settle: 5 * time.Second, heartbeats: 4,
 	}
 	quick = size{
 		rounds: 1, window: measure.Window{WarmUp: 100 * time.Millisecond, Measure: 300 * time.Millisecond}, floor: 200 * time.Millisecond,
