@@ -1,0 +1,176 @@
+package tables
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// sweep clears away what hangs on a lease whose row is gone, at the resources
+// named. Exclusive holds that nobody waits for go many at a time; event is what
+// the log calls that.
+func (b *Backend) sweep(ctx context.Context, lease string, names map[lock.Resource]bool, event string) error {
+	const atATime = 100
+	all := slices.Sorted(maps.Keys(names))
+	var rest []lock.Resource
+	for len(all) > 0 {
+		some := all[:min(len(all), atATime)]
+		all = all[len(some):]
+		if err := b.sweepExclusive(ctx, lease, some, event); err != nil {
+			return err
+		}
+		left, err := b.unswept(ctx, lease, some)
+		if err != nil {
+			return err
+		}
+		rest = append(rest, left...)
+	}
+	return b.settleAll(ctx, rest)
+}
+
+// sweepExclusive clears exclusive holds that nobody waits for.
+func (b *Backend) sweepExclusive(ctx context.Context, lease string, names []lock.Resource, event string) error {
+	query, args := in(b.sql.sweep, texts(names), lease)
+	args = append([]any{[]byte(event), []byte("with the lease")}, args...)
+	return mydb.Retry(ctx, func() error {
+		_, err := b.exec(ctx, "sweep", query, args...)
+		return err
+	})
+}
+
+// unswept are the names at which anything of the lease is left.
+func (b *Backend) unswept(ctx context.Context, lease string, names []lock.Resource) ([]lock.Resource, error) {
+	query, args := in(b.sql.left, texts(names), lease)
+	var left []lock.Resource
+	err := b.query(ctx, "sweep", func(_ int, rows *sql.Rows) error {
+		var r lock.Resource
+		if err := rows.Scan(&r); err != nil {
+			return err
+		}
+		left = append(left, r)
+		return nil
+	}, query, args...)
+	return left, err
+}
+
+func texts(names []lock.Resource) []string {
+	out := make([]string, len(names))
+	for i, n := range names {
+		out[i] = string(n)
+	}
+	return out
+}
+
+// settleAll settles some resources, several at a time.
+func (b *Backend) settleAll(ctx context.Context, names []lock.Resource) error {
+	const atATime = 4
+	var wg sync.WaitGroup
+	errs := make([]error, atATime)
+	for w := range min(atATime, len(names)) {
+		wg.Go(func() {
+			for i := w; i < len(names) && errs[w] == nil; i += atATime {
+				errs[w] = b.settle(ctx, names[i])
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// sweepDead finds and clears what a lease that is over has left.
+func (b *Backend) sweepDead(ctx context.Context, lease string) error {
+	found, err := b.hangsOn(ctx, lease)
+	if err != nil {
+		return err
+	}
+	names := make(map[lock.Resource]bool)
+	for _, h := range found {
+		names[h.name] = true
+	}
+	return b.sweep(ctx, lease, names, "expire")
+}
+
+// hanging is a hold or waiter of a lease.
+type hanging struct {
+	name lock.Resource
+	id   lock.HoldID
+}
+
+// hangsOn is everything that hangs on a lease. It reads whole tables, so it is
+// for rare occasions.
+func (b *Backend) hangsOn(ctx context.Context, lease string) ([]hanging, error) {
+	var all []hanging
+	id := []byte(lease)
+	err := b.query(ctx, "sweep", func(_ int, rows *sql.Rows) error {
+		var h hanging
+		if err := rows.Scan(&h.name, &h.id); err != nil {
+			return err
+		}
+		all = append(all, h)
+		return nil
+	}, b.sql.mine, id, id, id)
+	return all, err
+}
+
+// compareOnce compares memories if the heartbeats' connection is another than
+// when it was done last: the server was restarted, or is another one.
+func (l *lease) compareOnce(ctx context.Context) error {
+	l.compareMu.Lock()
+	defer l.compareMu.Unlock()
+	connected := l.connected.Load()
+	if connected == l.compared {
+		return nil
+	}
+	if err := l.compare(ctx); err != nil {
+		return mydb.Unavailable("compare holds", err)
+	}
+	l.compared = connected // where there is yet another meanwhile, the next heartbeat compares again
+	return nil
+}
+
+// compare sets the memory of the store beside the lease's own: what the store
+// does not know is lost, what only the store knows is released.
+func (l *lease) compare(ctx context.Context) error {
+	l.mu.Lock()
+	held := make(map[lock.HoldID]lock.Resource)
+	for id, e := range l.entries {
+		if e.settled && !e.out {
+			held[id] = e.resource
+		}
+	}
+	l.mu.Unlock()
+	found, err := l.b.hangsOn(ctx, string(l.id))
+	if err != nil {
+		return err
+	}
+	for _, h := range found {
+		delete(held, h.id)
+		l.mu.Lock()
+		_, known := l.entries[h.id]
+		l.mu.Unlock()
+		if !known {
+			if err := l.release(ctx, h.name, h.id, "release"); err != nil && !errors.Is(err, lock.ErrNotHolder) {
+				return err
+			}
+		}
+	}
+	for id, r := range held {
+		l.mu.Lock()
+		e := l.entries[id]
+		vanished := e != nil && e.settled && !e.out // and not released meanwhile
+		if vanished {
+			delete(l.entries, id)
+		}
+		l.mu.Unlock()
+		if vanished {
+			l.tell(lock.Event{Kind: lock.Vanished, Resource: r, ID: id})
+		}
+	}
+	return nil
+}

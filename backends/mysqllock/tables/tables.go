@@ -1,0 +1,204 @@
+// Package tables keeps locks in tables of MySQL or MariaDB: leases, holds and
+// queues are rows, and every change is one short transaction. It is the usual
+// strategy of mysqllock. schema/v1.sql describes the tables.
+//
+// No clock decides who holds. The server's clock may jump, and the clocks of
+// sidecars are not one. So a lease ends by observation: its row has a number,
+// the beat, which each heartbeat replaces by another. Every sidecar reads the
+// beats of all leases now and then and notes, on its own boot-time clock, when
+// it had read a beat for the first time. A lease whose beat is the same a TTL
+// later has not been renewed for a TTL, whatever any clock says, and is ended by
+// deleting its row, provided that the beat is still the same. The holder counts
+// its TTL from before it sent the beat, and the observer from after it read it,
+// so the holder always knows first. Whatever hangs on a lease without a row does
+// not count: whoever meets it clears it away. The server's time is only used for
+// fences, which also count up without it, and for ages that people are shown.
+package tables
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+const (
+	// usualConnections is the size of the pool for the requests of apps.
+	usualConnections = 16
+	// idleTime is how long a connection may be idle before it is closed here,
+	// and serverIdleTime before the server closes it and rolls back what was
+	// begun: a sidecar that vanished in a transaction keeps a row locked so long.
+	idleTime       = 10 * time.Second
+	serverIdleTime = 20 * time.Second
+
+	defaultLogKeep = 7 * 24 * time.Hour
+)
+
+// Backend is a database that keeps locks in tables.
+type Backend struct {
+	cfg     mydb.Config
+	sql     *statements
+	observe lock.Observe
+	clock   lock.Clock
+	logKeep time.Duration // 0: no log
+	pool    *mydb.Pool
+	bells   *mydb.Pool // to ring those of other sidecars
+	known   knownNames
+	guards  guards
+
+	checkMu sync.Mutex
+	checked bool
+
+	mu     sync.Mutex
+	leases map[string]*lease // those of this backend, by id
+
+	background context.Context // ends with Close
+	stop       context.CancelFunc
+	routines   sync.WaitGroup
+	ringing    ringing
+}
+
+var _ lock.Backend = (*Backend)(nil)
+
+// Open makes a Backend. It does not ask the server anything.
+// The error is lock.ErrInvalid.
+func Open(cfg mydb.Config, observe lock.Observe) (*Backend, error) {
+	b := &Backend{cfg: cfg, observe: observe, clock: lock.BootTime, leases: make(map[string]*lease)}
+	b.logKeep = cfg.Options.Duration("log-keep", defaultLogKeep, 0, 10*365*24*time.Hour)
+	if err := cfg.Options.Err(); err != nil {
+		return nil, err
+	}
+	if b.observe == nil {
+		b.observe = func(string, time.Duration, error) {}
+	}
+	b.sql = newStatements(&b.cfg)
+	size := cfg.MaxConnections
+	if size == 0 {
+		size = usualConnections
+	}
+	var err error
+	if b.pool, err = b.newPool(size, mydb.ConnectOptions{}); err != nil {
+		return nil, err
+	}
+	if b.bells, err = b.newPool(1, mydb.ConnectOptions{NoWait: true}); err != nil {
+		return nil, err
+	}
+	b.ringing.leases, b.ringing.some = make(map[string]bool), make(chan struct{}, 1)
+	b.background, b.stop = context.WithCancel(context.Background())
+	b.routines.Go(func() { b.ring(b.background) })
+	return b, nil
+}
+
+// newPool makes a pool whose connections do not outlive their sidecar for long.
+func (b *Backend) newPool(size int, o mydb.ConnectOptions) (*mydb.Pool, error) {
+	o.Settings = func(s mydb.Server) []string {
+		settings := []string{fmt.Sprintf("wait_timeout=%d", serverIdleTime/time.Second)}
+		if s.Dialect == mydb.MariaDB {
+			settings = append(settings, "idle_transaction_timeout=5")
+		}
+		return settings
+	}
+	c, err := mydb.NewConnector(b.cfg, o)
+	if err != nil {
+		return nil, err
+	}
+	p := mydb.NewPool(c, size, b.observe)
+	p.DB.SetConnMaxIdleTime(idleTime)
+	return p, nil
+}
+
+// Ping implements lock.Backend.
+func (b *Backend) Ping(ctx context.Context) error { return b.pool.Ping(ctx) }
+
+// Close implements lock.Backend.
+func (b *Backend) Close() error {
+	b.stop()
+	b.routines.Wait()
+	return errors.Join(b.pool.Close(), b.bells.Close())
+}
+
+// exec sends statements on a connection of the pool. ctx bounds the wait for the
+// connection only: a request that is cut short would leave the connection
+// useless and the outcome open, and the driver's timeout bounds it anyway.
+func (b *Backend) exec(ctx context.Context, command, query string, args ...any) (mydb.Results, error) {
+	conn, err := b.connection(ctx)
+	if err != nil {
+		return mydb.Results{}, err
+	}
+	defer func() { _ = conn.Close() }()
+	return b.pool.ExecOn(context.WithoutCancel(ctx), conn, command, query, args...)
+}
+
+// connection takes a connection out of the pool.
+func (b *Backend) connection(ctx context.Context) (*sql.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*b.cfg.Timeout)
+	defer cancel()
+	conn, err := b.pool.DB.Conn(ctx)
+	if err != nil {
+		return nil, &notSentError{err}
+	}
+	return conn, nil
+}
+
+// notSentError is the error of a request that never left.
+type notSentError struct{ err error }
+
+func (e *notSentError) Error() string { return e.err.Error() }
+func (e *notSentError) Unwrap() error { return e.err }
+
+// query asks for rows on a connection of the pool.
+func (b *Backend) query(ctx context.Context, command string, scan func(set int, rows *sql.Rows) error, query string, args ...any) error {
+	conn, err := b.connection(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	return b.pool.QueryOn(context.WithoutCancel(ctx), conn, command, scan, query, args...)
+}
+
+// drop ends the transaction on a connection, or the connection itself.
+func drop(conn *sql.Conn, cause error) {
+	if mydb.FromServer(cause) && !mydb.ReadOnly(cause) {
+		if _, err := conn.ExecContext(context.Background(), "ROLLBACK"); err == nil {
+			return
+		}
+	}
+	_ = conn.Raw(func(any) error { return driver.ErrBadConn })
+}
+
+// knownNames remembers for some resources that they have a row. It is only a
+// hint, which spares a statement.
+type knownNames struct {
+	mu    sync.Mutex
+	names map[lock.Resource]struct{}
+}
+
+const maxKnownNames = 20_000
+
+func (k *knownNames) has(r lock.Resource) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	_, ok := k.names[r]
+	return ok
+}
+
+func (k *knownNames) add(r lock.Resource) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.names == nil || len(k.names) >= maxKnownNames {
+		k.names = make(map[lock.Resource]struct{})
+	}
+	k.names[r] = struct{}{}
+}
+
+func (k *knownNames) forget(r lock.Resource) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.names, r)
+}
