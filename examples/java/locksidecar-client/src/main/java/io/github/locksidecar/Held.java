@@ -1,0 +1,38 @@
+package io.github.locksidecar;
+
+import java.util.ArrayList;
+import java.util.List;
+
+/**
+ * One lock that the sidecar holds for this process, however many times it was acquired. What is not
+ * final is guarded by the session's mu.
+ */
+final class Held {
+  final String id;
+  final String resource;
+  final long fence;
+
+  LockMode mode;
+  Guard guard;
+
+  /** How many times it must be released. */
+  int count;
+
+  /** Its end as the grant said, on our clock. */
+  long until;
+
+  /** The end by maxHold; 0: none. */
+  long limit;
+
+  /** Null as long as it is not lost. */
+  Loss loss;
+
+  /** Who is told of the loss. */
+  final List<Runnable> listeners = new ArrayList<>();
+
+  Held(String id, String resource, long fence) {
+    this.id = id;
+    this.resource = resource;
+    this.fence = fence;
+  }
+}

@@ -1,0 +1,9 @@
+package io.github.locksidecar;
+
+/** How a resource is locked. */
+public enum LockMode {
+  /** Alone. */
+  EXCLUSIVE,
+  /** Beside other shared holds. */
+  SHARED
+}

@@ -1,0 +1,153 @@
+package io.github.locksidecar;
+
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.Deque;
+import java.util.HashMap;
+import java.util.Iterator;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.atomic.AtomicLong;
+import java.util.concurrent.locks.ReentrantLock;
+
+/**
+ * What {@link SidecarLock#lock} has taken and {@link SidecarLock#unlock} is to give back: for each
+ * resource and owner a stack of holds. The owner is the thread, or the label of {@link
+ * SidecarLock#withOwner}.
+ */
+final class Owned {
+  /**
+   * Who may unlock.
+   *
+   * @param owner a Thread (which has its own identity as equality) or a String
+   */
+  record Key(String resource, Object owner) {}
+
+  /** One lock() that was not unlocked yet. */
+  private record Entry(LockMode asked, Hold hold) {}
+
+  private static final class Stack {
+    final String label;
+    final Deque<Entry> entries = new ArrayDeque<>();
+
+    Stack(String label) {
+      this.label = label;
+    }
+  }
+
+  private final ReentrantLock mu = new ReentrantLock();
+  private final Map<Key, Stack> stacks = new HashMap<>(); // guarded by mu
+  private final AtomicLong last = new AtomicLong();
+
+  /** A label that nobody else has in this session. People see it in lists. */
+  String newLabel() {
+    StringBuilder b = new StringBuilder();
+    String name = Thread.currentThread().getName();
+    name.chars().limit(64).filter(c -> c > ' ' && c < 127).forEach(c -> b.append((char) c));
+    return b.append('#').append(last.incrementAndGet()).toString();
+  }
+
+  /**
+   * The label under which the owner is to ask: that of what it has already, so that it re-enters.
+   *
+   * @throws LockLostException it has the lock, and has lost it
+   */
+  String labelFor(Key key) {
+    if (key.owner() instanceof String label) {
+      return label;
+    }
+    mu.lock();
+    try {
+      Stack s = live(key);
+      if (s == null) {
+        return newLabel();
+      }
+      s.entries.forEach(e -> e.hold().check());
+      return s.label;
+    } finally {
+      mu.unlock();
+    }
+  }
+
+  void push(Key key, String label, LockMode asked, Hold hold) {
+    mu.lock();
+    try {
+      stacks.computeIfAbsent(key, k -> new Stack(label)).entries.push(new Entry(asked, hold));
+    } finally {
+      mu.unlock();
+    }
+  }
+
+  /** The last hold that lock() took in that mode; null: none. */
+  Hold peek(Key key, LockMode asked) {
+    mu.lock();
+    try {
+      Stack s = live(key);
+      if (s == null) {
+        return null;
+      }
+      for (Entry e : s.entries) {
+        if (e.asked() == asked) {
+          return e.hold();
+        }
+      }
+      return null;
+    } finally {
+      mu.unlock();
+    }
+  }
+
+  /**
+   * Takes the last hold of that mode away.
+   *
+   * @return null: there is none
+   */
+  Popped pop(Key key, LockMode asked) {
+    mu.lock();
+    try {
+      Stack s = live(key);
+      if (s == null) {
+        return null;
+      }
+      Hold found = null;
+      List<LockMode> left = new ArrayList<>();
+      for (Iterator<Entry> i = s.entries.iterator(); i.hasNext(); ) {
+        Entry e = i.next();
+        if (found == null && e.asked() == asked) {
+          found = e.hold();
+          i.remove();
+        } else {
+          left.add(e.asked());
+        }
+      }
+      if (left.isEmpty()) {
+        stacks.remove(key);
+      }
+      boolean onlyReads = !left.isEmpty() && !left.contains(LockMode.EXCLUSIVE);
+      return found == null ? null : new Popped(found, onlyReads);
+    } finally {
+      mu.unlock();
+    }
+  }
+
+  /**
+   * What is to be released.
+   *
+   * @param readsLeft the owner goes on as a reader, and as nothing else
+   */
+  record Popped(Hold hold, boolean readsLeft) {}
+
+  /** The stack without what was released by its hold, maybe on another thread. mu is held. */
+  private Stack live(Key key) {
+    Stack s = stacks.get(key);
+    if (s == null) {
+      return null;
+    }
+    s.entries.removeIf(e -> e.hold().isReleased());
+    if (s.entries.isEmpty()) {
+      stacks.remove(key);
+      return null;
+    }
+    return s;
+  }
+}

@@ -1,0 +1,288 @@
+package io.github.locksidecar;
+
+import java.time.Duration;
+import java.util.Objects;
+import java.util.Optional;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.Condition;
+import java.util.concurrent.locks.Lock;
+
+/**
+ * A distributed lock. It excludes the threads of this process, other processes, and other machines
+ * alike. Objects of it are cheap, have no state of their own, and may be shared; two for the same
+ * resource are one lock.
+ *
+ * <p>There are two ways to use it:
+ *
+ * <ul>
+ *   <li><b>By the hold</b>: {@link #acquire}, {@link #tryAcquire}, {@link #acquireAsync} give a
+ *       {@link Hold}, which any thread may release. Each acquire stands for itself: the same thread
+ *       that asks twice waits for itself. Prefer it: a hold knows its fence and when it is lost.
+ *   <li><b>As a {@link Lock}</b>: {@link #lock} and {@link #unlock} go by the thread and are
+ *       reentrant, as in {@link java.util.concurrent.locks.ReentrantLock}. {@link #hold} gives the
+ *       hold behind it.
+ * </ul>
+ *
+ * <p>The memory effects are those of a Lock. All waits are served first come, first served, among
+ * all processes; {@code tryLock()} does not barge in.
+ *
+ * <p>All methods throw {@link SidecarException} where the sidecar refuses or cannot be asked; with
+ * an exception nothing is held and nothing is left in the queue. A wait without limit goes on
+ * while the store is away, and ends with {@link SidecarUnavailableException} when the sidecar goes
+ * away: its place in the queue is lost then. The next call connects anew.
+ */
+public final class SidecarLock implements Lock {
+  private final LockSidecar sidecar;
+  private final LockRequest request;
+
+  /** Null: the thread. */
+  private final String owner;
+
+  SidecarLock(LockSidecar sidecar, LockRequest request, String owner) {
+    this.sidecar = sidecar;
+    this.request = request;
+    this.owner = owner;
+  }
+
+  /** What it locks. */
+  public String resource() {
+    return request.resource();
+  }
+
+  /** How it locks. */
+  public LockMode mode() {
+    return request.mode();
+  }
+
+  /**
+   * The same lock, whose holds end by themselves after a time (100 ms to 24 h): they are lost then,
+   * so that an app that hangs does not keep others out.
+   */
+  public SidecarLock withMaxHold(Duration maxHold) {
+    Objects.requireNonNull(maxHold);
+    LockRequest r =
+        new LockRequest(request.resource(), request.mode(), null, maxHold, request.owner());
+    return new SidecarLock(sidecar, r, owner);
+  }
+
+  /**
+   * The same lock, owned by a label (at most 128 bytes) instead of the thread or the hold: whoever
+   * asks under that label through the same {@link LockSidecar} re-enters, and the lock is free when
+   * all have released. Any thread may unlock.
+   */
+  public SidecarLock withOwner(String label) {
+    Objects.requireNonNull(label);
+    return new SidecarLock(sidecar, request.ownedBy(label), label);
+  }
+
+  // --- by the hold
+
+  /**
+   * Waits for the lock.
+   *
+   * @throws InterruptedException the thread was interrupted; nothing is held, nothing is queued
+   */
+  public Hold acquire() throws InterruptedException {
+    return take(request, label(), true);
+  }
+
+  /**
+   * Waits for the lock, at most 24 h.
+   *
+   * @throws WaitTimeoutException the wait was in vain
+   * @throws LockHeldException the wait is zero, and the lock not free
+   * @throws InterruptedException the thread was interrupted; nothing is held, nothing is queued
+   */
+  public Hold acquire(Duration wait) throws InterruptedException {
+    return take(request.waiting(wait), label(), true);
+  }
+
+  /** Takes the lock if it is free. */
+  public Optional<Hold> tryAcquire() {
+    try {
+      return Optional.of(takeUninterruptibly(request.waiting(Duration.ZERO), label()));
+    } catch (LockHeldException e) {
+      return Optional.empty();
+    }
+  }
+
+  /**
+   * Waits for the lock, at most 24 h; empty where that was in vain.
+   *
+   * @throws InterruptedException the thread was interrupted; nothing is held, nothing is queued
+   */
+  public Optional<Hold> tryAcquire(Duration wait) throws InterruptedException {
+    try {
+      return Optional.of(acquire(wait));
+    } catch (LockHeldException | WaitTimeoutException e) {
+      return Optional.empty();
+    }
+  }
+
+  /**
+   * Asks for the lock without waiting for it. When the future is cancelled, or completed by anybody
+   * else, the wait ends and nothing is held. What depends on it ({@code thenApply} and so on) runs
+   * on threads that may wait. Cancelling a dependent future does not cancel this one, as always.
+   */
+  public CompletableFuture<Hold> acquireAsync() {
+    return sidecar.take(request.ownedBy(label()));
+  }
+
+  /** The same with a wait, which ends as in {@link #acquire(Duration)}. */
+  public CompletableFuture<Hold> acquireAsync(Duration wait) {
+    return sidecar.take(request.waiting(wait).ownedBy(label()));
+  }
+
+  private String label() {
+    return owner == null ? sidecar.owned().newLabel() : owner;
+  }
+
+  // --- as a Lock
+
+  private Owned.Key key() {
+    return new Owned.Key(request.resource(), owner == null ? Thread.currentThread() : owner);
+  }
+
+  /**
+   * Waits for the lock, and is not interrupted. A thread that has it re-enters; one that has the
+   * write lock may take the read lock too.
+   *
+   * @throws UpgradeRefusedException the thread has the read lock and asks for the write lock
+   * @throws LockLostException the thread has the lock, and has lost it: unlock it first
+   */
+  @Override
+  public void lock() {
+    Owned.Key key = key();
+    String label = sidecar.owned().labelFor(key);
+    sidecar.owned().push(key, label, request.mode(), takeUninterruptibly(request, label));
+  }
+
+  @Override
+  public void lockInterruptibly() throws InterruptedException {
+    enter(request);
+  }
+
+  private void enter(LockRequest q) throws InterruptedException {
+    Owned.Key key = key();
+    String label = sidecar.owned().labelFor(key);
+    sidecar.owned().push(key, label, q.mode(), take(q, label, true));
+  }
+
+  /**
+   * Takes the lock if it is free. It asks the sidecar, which asks the store: that takes a moment,
+   * and at most some seconds where one of the two does not answer.
+   */
+  @Override
+  public boolean tryLock() {
+    Owned.Key key = key();
+    String label = sidecar.owned().labelFor(key);
+    try {
+      LockRequest q = request.waiting(Duration.ZERO);
+      sidecar.owned().push(key, label, q.mode(), takeUninterruptibly(q, label));
+      return true;
+    } catch (LockHeldException e) {
+      return false;
+    }
+  }
+
+  /** Waits for the lock, at most 24 h. */
+  @Override
+  public boolean tryLock(long time, TimeUnit unit) throws InterruptedException {
+    try {
+      enter(request.waiting(Duration.ofNanos(unit.toNanos(time))));
+      return true;
+    } catch (LockHeldException | WaitTimeoutException e) {
+      return false;
+    }
+  }
+
+  /**
+   * Releases what the thread has locked last with this mode. When it unlocks the write lock and
+   * still has the read lock, the lock is downgraded without letting go.
+   *
+   * @throws IllegalMonitorStateException the thread has not locked it, or its hold was closed
+   * @throws LockLostException the lock was lost meanwhile: somebody else may have worked beside the
+   *     thread. It is unlocked nevertheless
+   */
+  @Override
+  public void unlock() {
+    Owned.Popped last = sidecar.owned().pop(key(), request.mode());
+    if (last == null) {
+      throw new IllegalMonitorStateException(notLocked());
+    }
+    try {
+      if (request.mode() == LockMode.EXCLUSIVE && last.readsLeft()) {
+        last.hold().downgrade();
+      }
+    } finally {
+      last.hold().close();
+    }
+  }
+
+  /**
+   * The hold of the current thread's last {@link #lock}: its fence, its guard, its loss.
+   *
+   * @throws IllegalMonitorStateException the thread has not locked it
+   */
+  public Hold hold() {
+    Hold h = sidecar.owned().peek(key(), request.mode());
+    if (h == null) {
+      throw new IllegalMonitorStateException(notLocked());
+    }
+    return h;
+  }
+
+  private String notLocked() {
+    String who = owner == null ? "this thread" : "owner \"" + owner + "\"";
+    return who + " has not locked \"" + request.resource() + "\" " + request.mode();
+  }
+
+  /**
+   * Not supported: the waiters of a condition would be in other processes, and nothing tells them.
+   *
+   * @throws UnsupportedOperationException always
+   */
+  @Override
+  public Condition newCondition() {
+    throw new UnsupportedOperationException("a distributed lock has no conditions");
+  }
+
+  // --- both
+
+  private Hold take(LockRequest q, String label, boolean interruptibly) throws InterruptedException {
+    if (interruptibly && Thread.interrupted()) {
+      throw new InterruptedException();
+    }
+    LockRequest r = q.ownedBy(label);
+    Session s = sidecar.session();
+    Call c = s.acquire(r);
+    boolean done = false;
+    try {
+      if (interruptibly) {
+        Answers.awaitInterruptibly(c, r.overdue(), s.socket());
+      } else {
+        Answers.await(c, r.overdue(), s.socket());
+      }
+      done = true;
+      return new Hold(s, s.heldBy(c));
+    } finally {
+      if (!done) {
+        s.abandon(c);
+      }
+    }
+  }
+
+  private Hold takeUninterruptibly(LockRequest q, String label) {
+    try {
+      return take(q, label, false);
+    } catch (InterruptedException e) {
+      throw new AssertionError("not interruptible", e);
+    }
+  }
+
+  @Override
+  public String toString() {
+    return "SidecarLock[" + request.resource() + " " + request.mode() + "]";
+  }
+}

@@ -1,0 +1,118 @@
+package io.github.locksidecar;
+
+import java.io.IOException;
+import java.net.ConnectException;
+import java.nio.file.Files;
+import java.nio.file.LinkOption;
+import java.nio.file.NoSuchFileException;
+import java.nio.file.Path;
+import java.util.Map;
+import java.util.function.UnaryOperator;
+
+/** Where the sidecar is. */
+final class SocketPath {
+  private SocketPath() {}
+
+  static final String ENV = "LOCKSIDECAR_SOCKET";
+
+  private static final Path SYSTEM_DIR = Path.of("/run/locksidecar");
+  private static final String NAME = "locksidecar.sock";
+
+  /**
+   * Where a sidecar and its clients meet when nobody says otherwise; docs/operations.md#socket has
+   * the rule, which is the same on both sides.
+   */
+  static Path standard() {
+    return standard(System::getenv, SYSTEM_DIR);
+  }
+
+  static Path standard(UnaryOperator<String> env, Path system) {
+    String path = get(env, ENV);
+    if (path != null) {
+      return Path.of(path);
+    }
+    if (usable(system)) {
+      return system.resolve(NAME);
+    }
+    String runtime = get(env, "XDG_RUNTIME_DIR");
+    if (runtime != null) {
+      return Path.of(runtime, "locksidecar", NAME);
+    }
+    String tmp = get(env, "TMPDIR"); // java.io.tmpdir does not heed it
+    try {
+      int uid = (Integer) Files.getAttribute(Path.of("/proc/self"), "unix:uid");
+      Path dir = Path.of(tmp == null ? "/tmp" : tmp, "locksidecar-" + uid);
+      checkOwner(dir, uid);
+      return dir.resolve(NAME);
+    } catch (IOException e) {
+      throw new SidecarUnavailableException("NO_SIDECAR", "find the sidecar's socket: " + e, e);
+    }
+  }
+
+  private static String get(UnaryOperator<String> env, String name) {
+    String v = env.apply(name);
+    return v == null || v.isEmpty() ? null : v;
+  }
+
+  /** Tells whether there is a socket that can be connected to, or whether one can be made. */
+  private static boolean usable(Path dir) {
+    Path socket = dir.resolve(NAME);
+    if (Files.exists(socket)) {
+      return Files.isWritable(socket);
+    }
+    Path place = Files.exists(dir) ? dir : dir.getParent();
+    return Files.isWritable(place) && Files.isExecutable(place);
+  }
+
+  /**
+   * Refuses a directory in a place where anybody can make it, if somebody else did: a lock from
+   * there would be worth nothing. One that is not there yet will be the user's own.
+   */
+  private static void checkOwner(Path dir, int uid) throws IOException {
+    Map<String, Object> is;
+    try {
+      is = Files.readAttributes(dir, "unix:uid,mode,isDirectory", LinkOption.NOFOLLOW_LINKS);
+    } catch (NoSuchFileException e) {
+      return;
+    }
+    int mode = (Integer) is.get("mode") & 07777;
+    if (!is.get("isDirectory").equals(true) || !is.get("uid").equals(uid) || (mode & 0022) != 0) {
+      throw new IOException(
+          dir + " is not a directory of this user's alone (uid " + is.get("uid") + ", mode "
+              + Integer.toOctalString(mode) + "); set " + ENV);
+    }
+  }
+
+  /** Says what to do about a socket that cannot be connected to. */
+  static SidecarUnavailableException explain(Path path, Throwable why) {
+    String start = "with: locksidecar serve --socket " + path;
+    String hint;
+    if (!Files.exists(path)) {
+      hint = "there is no such socket; start a sidecar " + start;
+    } else if (!Files.isWritable(path)) {
+      hint = "this user may not connect to it; see its mode and that of its directory";
+    } else if (has(why, ConnectException.class)) {
+      hint = "the sidecar that made it is gone; start one " + start;
+    } else {
+      hint = root(why).getMessage();
+    }
+    return new SidecarUnavailableException("NO_SIDECAR", "no sidecar answers at " + path + ": " + hint, why);
+  }
+
+  private static boolean has(Throwable e, Class<? extends Throwable> kind) {
+    for (Throwable t = e; t != null; t = t.getCause()) {
+      if (kind.isInstance(t)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  private static Throwable root(Throwable e) {
+    Throwable t = e;
+    while (t.getCause() != null) {
+      t = t.getCause();
+    }
+    return t;
+  }
+}

@@ -1,0 +1,15 @@
+package io.github.locksidecar;
+
+import java.util.Map;
+
+/**
+ * The sidecar answers, and its store does not, or must not grant yet ({@code STORE_UNAVAILABLE}).
+ * Try again with a pause.
+ */
+public final class StoreUnavailableException extends SidecarException {
+  private static final long serialVersionUID = 1;
+
+  StoreUnavailableException(String message, Map<String, String> metadata) {
+    super("STORE_UNAVAILABLE", message, metadata, null);
+  }
+}
