@@ -1,0 +1,100 @@
+package rows
+
+import (
+	"database/sql"
+
+	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// now is the server's time: for fences, and for people.
+const (
+	now    = "UTC_TIMESTAMP(6)"
+	micros = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', " + now + ")"
+)
+
+// statements are the texts of all requests, with the names of the tables.
+type statements struct {
+	prefix string // of named locks
+
+	look     string
+	addRow   string
+	grantX   string // the last fence, and who holds
+	grantS   string
+	wait     string
+	forget   string
+	drop     string
+	reap     string
+	status   string
+	list     string
+	find     string
+	revoke   string
+	revoked  string
+	revokeOf string
+	held     string
+	token    string
+}
+
+func newStatements(cfg *mydb.Config) statements {
+	row, fence, hold := cfg.Table("row"), cfg.Table("row_fence"), cfg.Table("row_hold")
+	columns := "id, name, lease, link, mode, fence, sidecar, owner, since"
+	alive := "IS_USED_LOCK(CONCAT('" + cfg.Prefix + "', link)) IS NOT NULL"
+	// While one holds alone nobody else does, and beside a reader no writer: what
+	// says so is of links that were cut.
+	granted := "DELETE FROM " + hold + " WHERE name=? AND fence>0 AND id<>? AND (mode='X' OR ?='X'); " +
+		"INSERT INTO " + hold + " (" + columns + ") VALUES (?,?,?,?,?,LAST_INSERT_ID(),?,?," + now + ") " +
+		"ON DUPLICATE KEY UPDATE link=VALUES(link), fence=VALUES(fence), since=VALUES(since)"
+	nextFence := "INSERT INTO " + fence + " (name, fence) VALUES (?, LAST_INSERT_ID(" + micros + ")) ON DUPLICATE KEY UPDATE fence=LAST_INSERT_ID("
+	show := "SELECT name, id, mode, fence, TIMESTAMPDIFF(MICROSECOND, since, " + now + "), lease, sidecar, owner, revoke_until IS NOT NULL FROM " + hold
+	return statements{
+		prefix: cfg.Prefix,
+		look: "SELECT name FROM " + row + " LIMIT 0; SELECT name, fence FROM " + fence + " LIMIT 0; " +
+			"SELECT " + columns + ", revoke_until FROM " + hold + " LIMIT 0",
+		addRow: "INSERT IGNORE INTO " + row + " (name) VALUES (?)",
+		grantX: nextFence + "GREATEST(fence+1, VALUES(fence))); " + granted,
+		grantS: nextFence + "fence); " + granted,
+		wait: "INSERT INTO " + hold + " (" + columns + ") VALUES (?,?,?,?,?,0,?,?," + now + ") " +
+			"ON DUPLICATE KEY UPDATE link=VALUES(link), fence=0, since=VALUES(since)",
+		forget: "DELETE FROM " + hold + " WHERE id=? AND lease=?",
+		drop:   "DELETE FROM " + hold + " WHERE lease=?",
+		// Not at once: the lease that a forced hold belonged to wants to see why it is gone.
+		reap: "DELETE FROM " + hold + " WHERE NOT (" + alive + ") AND COALESCE(revoke_until, since) < " + now + " - INTERVAL 1 MINUTE",
+		// The token of a link is given up after the row: whoever is seen here holds,
+		// or did a moment ago.
+		status: show + " WHERE name=? AND " + alive + " ORDER BY since, id",
+		list:   show + " WHERE name>=? AND name<? AND name>? AND " + alive + " ORDER BY name, since, id",
+		find:   "SELECT link, fence=0 FROM " + hold + " WHERE id=? AND name=? AND " + alive,
+		revoke: "UPDATE " + hold + " SET revoke_until=LEAST(COALESCE(revoke_until, '9999-12-31'), " + now + " + INTERVAL ? MICROSECOND) " +
+			"WHERE id=? AND link=? AND (fence=0)=?",
+		revoked: "SELECT id, TIMESTAMPDIFF(MICROSECOND, " + now + ", revoke_until) FROM " + hold +
+			" WHERE lease=? AND revoke_until IS NOT NULL",
+		revokeOf: "SELECT id FROM " + hold + " WHERE id=? AND revoke_until IS NOT NULL",
+		held:     "SELECT id FROM " + hold + " WHERE id=? AND " + alive,
+		token:    "SELECT IS_USED_LOCK(?)",
+	}
+}
+
+// lockRow is the statement that waits for, or tries to get, a row lock.
+func lockRow(cfg *mydb.Config, d mydb.Dialect, m lock.Mode, try bool) string {
+	how := "FOR UPDATE"
+	if m == lock.Shared {
+		how = d.ForShare()
+	}
+	if try {
+		how += " NOWAIT"
+	}
+	return "START TRANSACTION; SELECT 1 FROM " + cfg.Table("row") + " WHERE name=? " + how
+}
+
+// letter is a mode in a table.
+func letter(m lock.Mode) string {
+	if m == lock.Shared {
+		return "S"
+	}
+	return "X"
+}
+
+// after is a name behind all that begin with the prefix: no name has this byte.
+func after(prefix string) []byte { return []byte(prefix + "\xff") }
+
+func scanNothing(int, *sql.Rows) error { return nil }
