@@ -64,7 +64,8 @@ type Call struct {
 	watches []string
 
 	// Then is called when the call is done, on the goroutine that reads from the
-	// server: it must not block, and not send anything.
+	// server, or on the caller's when it was not sent. It must not block, and not
+	// send anything.
 	Then func(*Call)
 
 	Err      error    // an Error, ErrNotSent, ErrLost, ErrExpired or ErrClosed

@@ -117,8 +117,8 @@ func (s *Session) Do(ctx context.Context, calls ...*Call) error {
 	return last
 }
 
-// Go sends calls like Do and does not wait for the answers. The error is of
-// those that were not sent; their Then is not called.
+// Go sends calls like Do and does not wait for the answers. The error is that
+// they were not sent.
 func (s *Session) Go(ctx context.Context, calls ...*Call) error { return s.send(ctx, calls, nil) }
 
 func (s *Session) send(ctx context.Context, calls []*Call, done chan struct{}) error {
@@ -161,6 +161,9 @@ func (s *Session) send(ctx context.Context, calls []*Call, done chan struct{}) e
 		}
 		for _, c := range calls {
 			c.fail(err)
+			if c.Then != nil {
+				c.Then(c)
+			}
 		}
 		return err
 	}

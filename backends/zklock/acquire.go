@@ -1,0 +1,420 @@
+package zklock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// fencesPerGrant is how far the fences of two grants are apart: a holder may
+// number up to a thousand hand-offs of its own behind the fence of its grant.
+const fencesPerGrant = 1024
+
+// fenceOf is the fence of a request by the transaction that made its node.
+// Transactions are numbered by the ensemble, so the fence of an earlier place in
+// a queue is smaller, also when the lock's node was removed in between.
+func fenceOf(czxid int64) lock.Fence { return lock.Fence(czxid * fencesPerGrant) }
+
+// maxLost is how often a request whose outcome is unknown is looked for again
+// before the caller is told.
+const maxLost = 3
+
+// maxTries bounds how often the ancestors of a place are made.
+const maxTries = 5
+
+// Acquire implements lock.Lease.
+func (l *lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
+	if l.isLost() {
+		return lock.Grant{}, lock.ErrLeaseLost
+	}
+	path, err := l.b.tree.lockPath(q.Resource)
+	if err != nil {
+		return lock.Grant{}, err
+	}
+	if !validID(q.ID) {
+		return lock.Grant{}, &lock.InvalidError{Field: "lock_id", Problem: "must have 1 to 64 letters, digits, - or _"}
+	}
+	if l.proof.overdue(l.b.clock()) {
+		return lock.Grant{}, fmt.Errorf("acquire %q: %w", string(q.Resource), errOverdue)
+	}
+	a := &attempt{l: l, q: q, e: l.enter(q, path)}
+	if q.Try {
+		return a.try(ctx)
+	}
+	return a.run(ctx)
+}
+
+// attempt is one call of Acquire.
+type attempt struct {
+	l    *lease
+	q    lock.Request
+	e    *entry
+	lost int // answers in a row
+
+	// The forced release of the node that we wait for: whoever forced it may be
+	// gone, so those who wait delete it when its time is over.
+	revoked      string // path
+	revokedUntil time.Duration
+}
+
+// verdict is what the store says to a request.
+type verdict struct {
+	granted bool
+	again   bool          // ask again at once
+	pause   time.Duration // else ask again after that, or when there is news
+}
+
+// run asks the store until the request is granted or there is no use in asking.
+func (a *attempt) run(ctx context.Context) (lock.Grant, error) {
+	l, e := a.l, a.e
+	for first := true; ; first = false {
+		l.mu.Lock()
+		news, resync := e.news, l.resync
+		out, held := e.out, e.held
+		l.mu.Unlock()
+		switch {
+		case l.isLost():
+			return lock.Grant{}, lock.ErrLeaseLost
+		case out:
+			return lock.Grant{}, lock.ErrNotHolder
+		case held:
+			return a.grant(), nil
+		case ctx.Err() != nil:
+			return lock.Grant{}, a.giveUp(ctx, context.Cause(ctx))
+		}
+		v := verdict{pause: l.recheck}
+		if !l.proof.overdue(l.b.clock()) {
+			var err error
+			if v, err = a.ask(context.WithoutCancel(ctx), !first); err != nil {
+				return lock.Grant{}, err
+			}
+		}
+		if v.granted || v.again {
+			continue
+		}
+		// Spread, so that those who wait for one lock do not all look at once.
+		t := time.NewTimer(v.pause + time.Duration(rand.Int64N(int64(v.pause)/8+1))) //nolint:gosec // not a secret
+		select {
+		case <-news:
+		case <-resync:
+		case <-t.C:
+		case <-l.lost:
+		case <-ctx.Done():
+		}
+		t.Stop()
+	}
+}
+
+func (a *attempt) grant() lock.Grant {
+	a.l.mu.Lock()
+	defer a.l.mu.Unlock()
+	return lock.Grant{ID: a.q.ID, Resource: a.q.Resource, Mode: a.q.Mode, Fence: a.e.fence}
+}
+
+// ask makes sure that the request has a place in the queue, and finds out
+// whether it is granted. It is not cut short: the session bounds how long an
+// answer may take, and what is cut short is unknown.
+func (a *attempt) ask(ctx context.Context, waited bool) (verdict, error) {
+	l, e := a.l, a.e
+	e.turn.Lock()
+	defer e.turn.Unlock()
+	l.mu.Lock()
+	out, held, unsure, placed := e.out, e.held, e.unsure, len(e.nodes) > 0
+	l.mu.Unlock()
+	if out || held {
+		return verdict{again: true}, nil
+	}
+	var children []string
+	var err error
+	switch {
+	case unsure:
+		children, err = a.find(ctx)
+	case placed:
+		children, err = a.list(ctx)
+	default:
+		children, err = a.create(ctx)
+	}
+	var v verdict
+	if err == nil {
+		v, err = a.decide(ctx, children, waited)
+	}
+	if err == nil {
+		a.lost = 0
+		return v, nil
+	}
+	return a.recover(err)
+}
+
+// recover says what is to be done after an error. A request that has its place
+// stays there, whatever the connection does, as long as the session lives.
+func (a *attempt) recover(err error) (verdict, error) {
+	l, e := a.l, a.e
+	err = l.failed(fmt.Sprintf("acquire %q", string(a.q.Resource)), err)
+	if errors.Is(err, lock.ErrLeaseLost) {
+		return verdict{}, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch placed := len(e.nodes) > 0; {
+	case placed && !a.q.Try:
+		return verdict{pause: l.recheck}, nil // reconnecting wakes it
+	case !placed && !e.unsure:
+		e.forget()
+	case errors.Is(err, zksession.ErrLost):
+		if a.lost++; a.lost < maxLost {
+			return verdict{again: true}, nil
+		}
+	}
+	return verdict{}, err
+}
+
+// create takes a place in the queue and lists the queue, in one round trip where
+// the lock's node is there, or may be: what is sent together is done in order.
+func (a *attempt) create(ctx context.Context) ([]string, error) {
+	l, e, t := a.l, a.e, &a.l.b.tree
+	var ancestors []*zksession.Call
+	if !l.b.isKnown(e.path) {
+		ancestors = []*zksession.Call{t.container(e.path)}
+	}
+	for tries := 1; ; tries++ {
+		own := zksession.Create(e.path+"/"+nodeName(a.q.ID, a.q.Mode), e.rec.encode(), t.acl, zksession.EphemeralSequential)
+		place, nodes := own, []*zksession.Call{own}
+		if t.curator {
+			guard := zksession.Create(e.path+"/"+guardName(a.q.ID), own.Data, t.acl, zksession.EphemeralSequential)
+			nodes = []*zksession.Call{guard, own}
+			place = zksession.Multi(nodes...)
+		}
+		queue := zksession.Children(e.path)
+		a.setUnsure(true)
+		err := l.seat.s.Do(ctx, slices.Concat(ancestors, []*zksession.Call{place, queue})...)
+		switch {
+		case place.Err == nil:
+			var names []string
+			for _, n := range nodes {
+				names = append(names, strings.TrimPrefix(n.Path, e.path+"/"))
+			}
+			l.b.setKnown(e.path, true)
+			l.mu.Lock()
+			e.placed(names, l.b.clock())
+			if own.Stat.Czxid != 0 {
+				e.fence = fenceOf(own.Stat.Czxid)
+			}
+			l.mu.Unlock()
+			if err != nil || queue.Err != nil {
+				return nil, errors.Join(err, queue.Err)
+			}
+			return queue.Children, nil
+		case errors.Is(place.Err, zksession.ErrLost):
+			return nil, place.Err
+		case !errors.Is(place.Err, zksession.NoNode):
+			a.setUnsure(false)
+			return nil, a.refused(place.Err, ancestors)
+		}
+		// Its ancestors are not there, or not any more: the server removes those that
+		// have been empty for a while.
+		a.setUnsure(false)
+		l.b.setKnown(e.path, false)
+		if tries == maxTries {
+			return nil, a.refused(place.Err, ancestors)
+		}
+		ancestors = t.ancestors(e.path)
+	}
+}
+
+// refused is why a place could not be taken: in the first place, why an ancestor
+// could not be made.
+func (a *attempt) refused(err error, ancestors []*zksession.Call) error {
+	for _, c := range ancestors {
+		if c.Err != nil && !errors.Is(c.Err, zksession.NodeExists) {
+			err = c.Err
+			break
+		}
+	}
+	if errors.Is(err, zksession.NoChildrenForEphemerals) {
+		return &lock.InvalidError{Field: "resource", Problem: "is below a node in ZooKeeper that cannot have others below it"}
+	}
+	return err
+}
+
+func (a *attempt) setUnsure(unsure bool) {
+	a.l.mu.Lock()
+	defer a.l.mu.Unlock()
+	a.e.unsure = unsure
+}
+
+// list lists the queue.
+func (a *attempt) list(ctx context.Context) ([]string, error) {
+	queue := zksession.Children(a.e.path)
+	if err := a.l.seat.s.Do(ctx, queue); err != nil {
+		return nil, err
+	}
+	if errors.Is(queue.Err, zksession.NoNode) {
+		return nil, nil
+	}
+	return queue.Children, queue.Err
+}
+
+// find looks for the nodes of a create without an answer, and creates them when
+// there are none.
+func (a *attempt) find(ctx context.Context) ([]string, error) {
+	children, names, err := a.e.search(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(names) == 0 {
+		a.setUnsure(false)
+		return a.create(ctx)
+	}
+	a.l.mu.Lock()
+	a.e.placed(names, a.l.b.clock())
+	a.l.mu.Unlock()
+	return children, nil
+}
+
+// decide finds out from the queue whether the request is granted, and watches
+// the node that it must wait for.
+//
+// The list may be older than what the leader knows, but not than our own node.
+// So nobody can be missing in it who was there before us, and if there is nobody
+// in our way, nobody will be.
+func (a *attempt) decide(ctx context.Context, children []string, waited bool) (verdict, error) {
+	l, e := a.l, a.e
+	l.mu.Lock()
+	known := len(e.nodes) > 0
+	mine, fence := "", e.fence
+	if known {
+		mine = e.nodes[len(e.nodes)-1]
+	}
+	l.mu.Unlock()
+	if !known { // it was deleted a moment ago
+		return verdict{again: true}, nil
+	}
+	nodes := parseNodes(children)
+	i := slices.IndexFunc(nodes, func(n node) bool { return n.name == mine })
+	if i < 0 { // somebody has deleted it
+		l.mu.Lock()
+		e.deleted()
+		l.mu.Unlock()
+		return verdict{again: true}, nil
+	}
+	if fence == 0 {
+		if again, err := a.readFence(ctx); again || err != nil {
+			return verdict{again: again}, err
+		}
+	}
+	j := blocker(nodes, i, a.q.Mode == lock.Shared)
+	if j < 0 {
+		a.take(ctx, waited)
+		return verdict{granted: true}, nil
+	}
+	path := e.path + "/" + nodes[j].name
+	var look *zksession.Call
+	if a.q.Try {
+		look = zksession.Get(path)
+	} else {
+		l.mu.Lock()
+		e.block(path)
+		l.mu.Unlock()
+		look = zksession.Watch(path)
+	}
+	calls := []*zksession.Call{look}
+	if own := a.watchOwn(); own != nil {
+		calls = append(calls, own)
+	}
+	if err := l.seat.s.Do(ctx, calls...); err != nil {
+		return verdict{}, err
+	}
+	if errors.Is(look.Err, zksession.NoNode) {
+		return verdict{again: true}, nil
+	}
+	if look.Err != nil && !errors.Is(look.Err, zksession.NoAuth) { // another's node that we may not read is in our way all the same
+		return verdict{}, look.Err
+	}
+	rec, _ := decodeRecord(look.Data)
+	if rec.Downgraded && a.q.Mode == lock.Shared && j == 0 {
+		a.take(ctx, waited)
+		return verdict{granted: true}, nil
+	}
+	return a.mindRevoked(ctx, path, rec, namesOf(children, nodes[j]))
+}
+
+// readFence reads what a create in a transaction, and one without an answer, did
+// not tell.
+func (a *attempt) readFence(ctx context.Context) (again bool, err error) {
+	l, e := a.l, a.e
+	own := a.watchOwn()
+	if own == nil {
+		l.mu.Lock()
+		own = zksession.Get(e.node())
+		l.mu.Unlock()
+	}
+	if err := l.seat.s.Do(ctx, own); err != nil {
+		return false, err
+	}
+	if errors.Is(own.Err, zksession.NoNode) {
+		return true, nil // the watch, or the next list, tells
+	}
+	if own.Err != nil {
+		return false, own.Err
+	}
+	l.mu.Lock()
+	e.fence = fenceOf(own.Stat.Czxid)
+	l.mu.Unlock()
+	return false, nil
+}
+
+// mindRevoked deletes the node in our way when its forced release is over.
+func (a *attempt) mindRevoked(ctx context.Context, path string, rec record, names []string) (verdict, error) {
+	l := a.l
+	grace, revoked := rec.grace()
+	if !revoked {
+		return verdict{pause: l.recheck}, nil
+	}
+	now := l.b.clock()
+	if until := now + grace; a.revoked != path || until < a.revokedUntil {
+		a.revoked, a.revokedUntil = path, until
+	}
+	if left := a.revokedUntil - now; left > 0 {
+		return verdict{pause: min(l.recheck, left)}, nil
+	}
+	if _, err := l.seat.remove(ctx, a.e.path, names); err != nil {
+		return verdict{}, err
+	}
+	return verdict{again: true}, nil
+}
+
+// take notes the grant. The watch on its own node tells the holder of a forced
+// release; nothing waits for it: if the node is deleted before the watch is set,
+// the answer says so.
+func (a *attempt) take(ctx context.Context, waited bool) {
+	l, e := a.l, a.e
+	now := l.b.clock()
+	l.mu.Lock()
+	e.unblock()
+	e.held, e.granted = true, now
+	if waited {
+		l.notes.add(e, now)
+	}
+	l.mu.Unlock()
+	if own := a.watchOwn(); own != nil {
+		_ = l.seat.s.Go(ctx, own) // it knows itself what to do then
+	}
+}
+
+// watchOwn is the call that watches the request's own node; nil when it is
+// watched already.
+func (a *attempt) watchOwn() *zksession.Call {
+	a.l.mu.Lock()
+	defer a.l.mu.Unlock()
+	if a.e.watched {
+		return nil
+	}
+	return a.e.watchCall()
+}

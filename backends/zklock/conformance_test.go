@@ -1,0 +1,171 @@
+package zklock
+
+import (
+	"io"
+	"net"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+	"go.uber.org/goleak"
+
+	"github.com/locksidecar/locksidecar/backends/backendtest"
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(testengine.Main(m)) }
+
+func TestConformance(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		kind    *testengine.Kind
+		options string
+		except  map[string]string
+	}{
+		{name: "One", kind: testengine.ZooKeeper},
+		{name: "Ensemble", kind: testengine.ZooKeeperEnsemble},
+		{name: "CuratorLayout", kind: testengine.ZooKeeper, options: "?layout=curator", except: map[string]string{
+			"OddNames": "in Curator's layout a resource is a path in ZooKeeper, which not every name can be",
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			backendtest.Run(t, &harness{server: testengine.New(t, c.kind), options: c.options, except: c.except, roads: make(map[lock.Backend]*road)})
+		})
+	}
+}
+
+// harness gives every backend a road of its own to the server.
+type harness struct {
+	server  testengine.Server
+	options string
+	except  map[string]string
+
+	mu    sync.Mutex
+	roads map[lock.Backend]*road
+}
+
+func (h *harness) Open(t testing.TB) lock.Backend {
+	r, url := newRoad(t, h.server.URL())
+	b := openAt(t, url+h.options)
+	h.mu.Lock()
+	h.roads[b] = r
+	h.mu.Unlock()
+	return b
+}
+
+func openAt(t testing.TB, url string) *Backend {
+	t.Helper()
+	b, err := Open(url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func (h *harness) road(b lock.Backend) *road {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.roads[b]
+}
+
+func (h *harness) TTL() time.Duration            { return time.Second }
+func (h *harness) Recheck() time.Duration        { return maxRecheck }
+func (h *harness) Exceptions() map[string]string { return h.except }
+
+// DeleteCounter makes the harness a backendtest.CounterDeleter: the numbers of
+// nodes are counted by their parent.
+func (h *harness) DeleteCounter(t testing.TB, r lock.Resource) {
+	path, err := openAt(t, h.server.URL()+h.options).tree.lockPath(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := stranger(t, h.server.URL())
+	for {
+		err := c.Delete(path, -1)
+		if err == nil || err == zk.ErrNoNode { // the server may have been faster
+			return
+		}
+		t.Log(err)
+		if err != zk.ErrNotEmpty { // sidecars that have just ended
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// LoseReplies makes the harness a backendtest.Faulter.
+func (h *harness) LoseReplies(t testing.TB, b lock.Backend) func() {
+	r := h.road(b)
+	heal := sync.OnceFunc(func() {
+		r.set(func(r *road) { r.deaf = false })
+		r.sever()
+	})
+	t.Cleanup(heal)
+	r.set(func(r *road) { r.deaf = true })
+	return heal
+}
+
+// DropWakeups makes the harness a backendtest.WakeupDropper.
+func (h *harness) DropWakeups(t testing.TB, b lock.Backend) func() {
+	r := h.road(b)
+	restore := func() { r.set(func(r *road) { r.mute = false }) }
+	t.Cleanup(restore)
+	r.set(func(r *road) { r.mute = true })
+	return restore
+}
+
+// Restart makes the harness a backendtest.Restarter.
+func (h *harness) Restart(t testing.TB) { testengine.Restart(t, h.server, testengine.KeepData) }
+
+// Commands makes the harness a backendtest.CommandCounter.
+func (h *harness) Commands(t testing.TB) int64 {
+	var total int64
+	for _, addr := range hosts(h.server.URL()) {
+		m := regexp.MustCompile(`Received: (\d+)`).FindStringSubmatch(say(t, addr, "srvr"))
+		if m == nil {
+			t.Fatalf("%s does not tell what it received", addr)
+		}
+		n, _ := strconv.ParseInt(m[1], 10, 64)
+		total += n
+	}
+	return total
+}
+
+func hosts(url string) []string { return strings.Split(strings.TrimPrefix(url, "zk://"), ",") }
+
+// say is a server's answer to a word of four letters.
+func say(t testing.TB, addr, word string) string {
+	t.Helper()
+	c, err := net.DialTimeout("tcp", addr, 5*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_, _ = io.WriteString(c, word)
+	b, err := io.ReadAll(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// stranger is a client that knows nothing of us: the Go library that others use.
+func stranger(t testing.TB, url string) *zk.Conn {
+	t.Helper()
+	c, _, err := zk.Connect(hosts(url), 10*time.Second, zk.WithLogger(quiet{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+type quiet struct{}
+
+func (quiet) Printf(string, ...any) {}

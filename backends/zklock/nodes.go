@@ -1,0 +1,157 @@
+package zklock
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// Names of the nodes that are requests for a lock. They are Curator's (5.7,
+// StandardLockInternalsDriver and InterProcessReadWriteLock), which sorts them by
+// the number that the server puts behind the last of these words:
+//
+//	_c_ID-__WRIT__0000000007   exclusive
+//	_c_ID-__READ__0000000008   shared
+//	_c_ID-lock-0000000009      exclusive, by a plain InterProcessMutex
+//
+// where _c_ID- is Curator's "protection", by which a client finds its node again
+// when the answer to the create was lost; our ID is the HoldID.
+//
+// Curator's plain mutex sees only lock- nodes, and its read-write lock only the
+// other two; they do not exclude each other on one path. Ours exclude both. In
+// the layout of Curator a request makes, in the same transaction, a second node
+//
+//	_c_ID-guard-lock-0000000006
+//
+// just before its own, which an InterProcessMutex takes for one of its own kind
+// and the read-write lock does not see. We ourselves overlook it: our requests
+// look at the first node only, and wait for all three words.
+const (
+	protection = "_c_"
+	wordWrite  = "__WRIT__"
+	wordRead   = "__READ__"
+	wordMutex  = "lock-"
+	wordGuard  = "guard-" + wordMutex
+)
+
+// node is one request as its name tells it.
+type node struct {
+	name   string
+	id     lock.HoldID
+	shared bool
+	seq    int32
+}
+
+// nodeName is the name of a request without its number.
+func nodeName(id lock.HoldID, m lock.Mode) string {
+	if m == lock.Shared {
+		return idPrefix(id) + wordRead
+	}
+	return idPrefix(id) + wordWrite
+}
+
+func guardName(id lock.HoldID) string { return idPrefix(id) + wordGuard }
+
+// idPrefix begins the names of all nodes of a request.
+func idPrefix(id lock.HoldID) string { return protection + string(id) + "-" }
+
+// validID reports whether an id can be part of a node's name.
+func validID(id lock.HoldID) bool {
+	return id != "" && len(id) <= 64 && strings.Trim(string(id), "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-") == ""
+}
+
+// parseNode reads the name of a request. It is false for guards, and for nodes
+// that others have put there for other purposes.
+func parseNode(name string) (node, bool) {
+	at, word := -1, ""
+	for _, w := range []string{wordWrite, wordRead, wordMutex} {
+		if i := strings.LastIndex(name, w); i > at {
+			at, word = i, w
+		}
+	}
+	if at < 0 {
+		return node{}, false
+	}
+	number := name[at+len(word):]
+	seq, err := strconv.ParseInt(number, 10, 32)
+	if err != nil || len(number) < 10 { // the server pads them
+		return node{}, false
+	}
+	n := node{name: name, id: lock.HoldID(name), shared: word == wordRead, seq: int32(seq)}
+	if id, ok := strings.CutPrefix(name[:at], protection); ok {
+		if strings.HasSuffix(id, "-"+strings.TrimSuffix(wordGuard, wordMutex)) && word == wordMutex {
+			return node{}, false
+		}
+		n.id = lock.HoldID(strings.TrimSuffix(id, "-"))
+	}
+	return n, true
+}
+
+// compareNodes sorts by number. The number is a signed 32-bit counter of the
+// parent that goes on with the most negative one after the largest, so what
+// counts is the difference. A thread that has Curator's write lock and takes the
+// read lock too makes a node with the same number: the writer is first.
+func compareNodes(a, b node) int {
+	switch d := a.seq - b.seq; {
+	case d != 0:
+		return int(d)
+	case a.shared != b.shared && b.shared:
+		return -1
+	case a.shared != b.shared:
+		return 1
+	}
+	return strings.Compare(a.name, b.name)
+}
+
+// parseNodes gives the queue of a lock: its children that are requests, in order.
+func parseNodes(children []string) []node {
+	nodes := make([]node, 0, len(children))
+	for _, c := range children {
+		if n, ok := parseNode(c); ok {
+			nodes = append(nodes, n)
+		}
+	}
+	slices.SortFunc(nodes, compareNodes)
+	return nodes
+}
+
+// blocker gives the place in the queue that the request at place i must wait
+// for; -1: none. When it is place 0 and the request is shared, it may be a writer
+// that was downgraded, which its data tells.
+func blocker(nodes []node, i int, shared bool) int {
+	if !shared {
+		return i - 1
+	}
+	for i--; i >= 0 && nodes[i].shared; i-- {
+	}
+	return i
+}
+
+// holders gives how many requests at the head of the queue are granted.
+// downgraded says whether the first is a writer that was turned into a reader.
+func holders(nodes []node, downgraded bool) int {
+	if len(nodes) == 0 {
+		return 0
+	}
+	if !nodes[0].shared && !downgraded {
+		return 1
+	}
+	n := 1
+	for n < len(nodes) && nodes[n].shared {
+		n++
+	}
+	return n
+}
+
+// namesOf are the children that belong to one request.
+func namesOf(children []string, n node) []string {
+	var names []string
+	for _, c := range children {
+		if c == n.name || strings.HasPrefix(n.name, idPrefix(n.id)) && strings.HasPrefix(c, idPrefix(n.id)) {
+			names = append(names, c)
+		}
+	}
+	return names
+}

@@ -1,0 +1,224 @@
+package zklock
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// This file is about a request's own node: what others do to it, and what is
+// written into it.
+
+// watchCall reads the request's node and watches it. l.mu is held.
+func (e *entry) watchCall() *zksession.Call {
+	e.watched = true
+	c := zksession.Watch(e.node())
+	path := e.node()
+	c.Then = func(c *zksession.Call) { e.read(path, c) }
+	return c
+}
+
+// read takes what is in the request's node.
+func (e *entry) read(path string, c *zksession.Call) {
+	l := e.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(e.nodes) == 0 || e.node() != path {
+		return
+	}
+	switch {
+	case errors.Is(c.Err, zksession.NoNode):
+		e.deleted()
+	case c.Err != nil:
+		e.watched = false
+		l.unwatched.Store(true)
+	default:
+		e.saw(c.Data, c.Stat)
+	}
+}
+
+// saw takes the data of the request's node. l.mu is held.
+func (e *entry) saw(data []byte, stat zksession.Stat) {
+	if stat.Version < e.version {
+		return // an older answer
+	}
+	rec, ours := decodeRecord(data)
+	if !ours {
+		return // somebody has written into it; what is in its name counts
+	}
+	e.rec, e.version = rec, stat.Version
+	if grace, revoked := rec.grace(); revoked && e.held {
+		e.revoke(grace, stat)
+	}
+}
+
+// revoke takes the news that the release is forced. l.mu is held.
+//
+// What the holder is told is on the safe side: counted from when the mark was
+// written, by the server's time. The node is deleted here at the latest, so that
+// it ends by then also if whoever forced it is gone: counted from now, because
+// too late does no harm.
+func (e *entry) revoke(grace time.Duration, stat zksession.Stat) {
+	l := e.l
+	now := l.b.clock()
+	if e.revoked != 0 && now+grace >= e.revoked {
+		return // known already
+	}
+	e.revoked = now + grace
+	_, passed := l.seat.time.since(stat.Mtime, now)
+	l.tell(lock.Event{Kind: lock.Revoked, Resource: e.q.Resource, ID: e.q.ID, Grace: max(0, grace-passed)})
+	if e.over == nil {
+		e.over = make(chan struct{})
+	}
+	over := e.over
+	l.chores = append(l.chores, func(ctx context.Context) {
+		l.routines.Go(func() { e.endRevoked(ctx, grace, over) })
+	})
+	signal(l.chore)
+}
+
+// endRevoked deletes the request's nodes when its grace is over.
+func (e *entry) endRevoked(ctx context.Context, grace time.Duration, over <-chan struct{}) {
+	t := time.NewTimer(grace)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-over:
+			return
+		case <-ctx.Done():
+			return
+		}
+		if _, err := e.release(ctx); err == nil {
+			return
+		}
+		t.Reset(e.l.recheck)
+	}
+}
+
+// changed is called when the request's node was changed or deleted.
+func (e *entry) changed(ev zksession.Event) {
+	l := e.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(e.nodes) == 0 || e.node() != ev.Path {
+		return
+	}
+	if ev.Deleted {
+		e.deleted()
+		return
+	}
+	e.watched = false
+	l.chores = append(l.chores, func(ctx context.Context) { l.watchAll(ctx, e) })
+	signal(l.chore)
+}
+
+// deleted takes the news that the request's node is gone. l.mu is held.
+//
+// ZooKeeper does not lose nodes, so if it was not us, it was somebody who wants
+// to end the hold: that is a forced release without any grace.
+func (e *entry) deleted() {
+	if e.out {
+		return // it was us, and the release has an answer of its own
+	}
+	if e.held && (e.revoked == 0 || e.l.b.clock() < e.revoked) {
+		e.l.tell(lock.Event{Kind: lock.Revoked, Resource: e.q.Resource, ID: e.q.ID})
+	}
+	e.forget()
+}
+
+// rewatch watches all nodes of ours that are not.
+func (l *lease) rewatch(ctx context.Context) {
+	l.mu.Lock()
+	var all []*entry
+	for _, e := range l.entries {
+		if len(e.nodes) > 0 && !e.watched {
+			all = append(all, e)
+		}
+	}
+	l.mu.Unlock()
+	l.watchAll(ctx, all...)
+}
+
+// watchAll watches the nodes of these requests, if they are not watched.
+func (l *lease) watchAll(ctx context.Context, all ...*entry) {
+	var calls []*zksession.Call
+	l.mu.Lock()
+	for _, e := range all {
+		if len(e.nodes) > 0 && !e.watched {
+			calls = append(calls, e.watchCall())
+		}
+	}
+	l.mu.Unlock()
+	if len(calls) > 0 {
+		_ = l.seat.s.Go(ctx, calls...) // each knows itself what to do then
+	}
+}
+
+// noteAfter is how long a hold must last to be worth a note.
+const noteAfter = 100 * time.Millisecond
+
+// notes are holds that were waited for. How long they waited is written into
+// their nodes, so that others can tell since when they have been held. It costs
+// a request, so it is left out for holds that do not last.
+type notes struct {
+	wake chan struct{}
+	due  []noted // in the order of at; guarded by l.mu
+}
+
+type noted struct {
+	e  *entry
+	at time.Duration
+}
+
+// add is called with l.mu held.
+func (n *notes) add(e *entry, now time.Duration) {
+	if now-e.queued < noteAfter {
+		return
+	}
+	n.due = append(n.due, noted{e, now + noteAfter})
+	signal(n.wake)
+}
+
+// note writes notes until ctx ends.
+func (l *lease) note(ctx context.Context) {
+	t := time.NewTimer(0)
+	defer t.Stop()
+	for {
+		now := l.b.clock()
+		var calls []*zksession.Call
+		l.mu.Lock()
+		for len(l.notes.due) > 0 && l.notes.due[0].at <= now {
+			if e := l.notes.due[0].e; e.held && !e.out {
+				calls = append(calls, e.noteCall())
+			}
+			l.notes.due = l.notes.due[1:]
+		}
+		pause := time.Hour
+		if len(l.notes.due) > 0 {
+			pause = l.notes.due[0].at - now
+		}
+		l.mu.Unlock()
+		if len(calls) > 0 && !l.proof.overdue(now) {
+			_ = l.seat.s.Go(ctx, calls...) // a note that is not written is not missed
+		}
+		t.Reset(pause)
+		select {
+		case <-t.C:
+		case <-l.notes.wake:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// noteCall writes how long the request waited. When somebody else has written
+// meanwhile it does nothing. l.mu is held.
+func (e *entry) noteCall() *zksession.Call {
+	rec := e.rec
+	rec.Waited = (e.granted - e.queued).Milliseconds()
+	return zksession.Set(e.node(), rec.encode(), e.version)
+}

@@ -1,0 +1,223 @@
+package zklock
+
+import (
+	"encoding/binary"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// road is a proxy of one client's own before all servers of an ensemble. Unlike
+// testengine's it knows where packets begin, so that it can lose some of them.
+type road struct {
+	t         testing.TB
+	addrs     []string
+	listeners []net.Listener
+	wg        sync.WaitGroup
+
+	mu      sync.Mutex
+	closed  bool
+	links   map[*roadLink]struct{}
+	mute    bool // events do not come through
+	deaf    bool // nothing comes through
+	request func(op int32, body string) action
+}
+
+// action is what happens to a request.
+type action int
+
+const (
+	pass      action = iota
+	drop             // it does not reach the server
+	cutAfter         // it reaches the server, and the connection ends at once
+	cutBefore        // the connection ends instead
+)
+
+type roadLink struct {
+	to             string // the server
+	client, server net.Conn
+}
+
+// Numbers of requests.
+const (
+	opMulti  int32 = 14
+	opCreate int32 = 15
+	opDelete int32 = 2
+)
+
+// newRoad makes a road to the servers of a URL, and gives the URL by it.
+func newRoad(t testing.TB, url string) (*road, string) {
+	t.Helper()
+	rest := strings.TrimPrefix(url, "zk://")
+	r := &road{t: t, links: make(map[*roadLink]struct{})}
+	for _, to := range strings.Split(rest, ",") {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.addrs = append(r.addrs, ln.Addr().String())
+		r.listeners = append(r.listeners, ln)
+		r.wg.Go(func() {
+			for {
+				c, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				r.wg.Go(func() { r.carry(c, to) })
+			}
+		})
+	}
+	t.Cleanup(func() {
+		for _, ln := range r.listeners {
+			_ = ln.Close()
+		}
+		r.mu.Lock()
+		r.closed = true
+		r.mu.Unlock()
+		r.sever()
+		r.wg.Wait()
+	})
+	return r, "zk://" + strings.Join(r.addrs, ",")
+}
+
+func (r *road) carry(client net.Conn, to string) {
+	server, err := net.DialTimeout("tcp", to, time.Second)
+	if err != nil {
+		reset(client)
+		return
+	}
+	l := &roadLink{to: to, client: client, server: server}
+	r.mu.Lock()
+	closed := r.closed
+	if !closed {
+		r.links[l] = struct{}{}
+	}
+	r.mu.Unlock()
+	defer func() {
+		r.mu.Lock()
+		delete(r.links, l)
+		r.mu.Unlock()
+	}()
+	if closed {
+		l.end()
+		return
+	}
+	var pumps sync.WaitGroup
+	pumps.Go(func() { r.pump(l, client, server, r.toServer); l.end() })
+	pumps.Go(func() { r.pump(l, server, client, r.toClient); l.end() })
+	pumps.Wait()
+}
+
+// reset ends a connection as a broken one ends.
+func reset(c net.Conn) {
+	_ = c.(*net.TCPConn).SetLinger(0)
+	_ = c.Close()
+}
+
+// end ends a connection. What was sent to the server gets there.
+func (l *roadLink) end() {
+	reset(l.client)
+	_ = l.server.Close()
+}
+
+// pump carries packets. The first one is about the session.
+func (r *road) pump(_ *roadLink, from, to net.Conn, what func([]byte) action) {
+	for first := true; ; first = false {
+		head := make([]byte, 4)
+		if _, err := io.ReadFull(from, head); err != nil {
+			return
+		}
+		p := make([]byte, binary.BigEndian.Uint32(head))
+		if _, err := io.ReadFull(from, p); err != nil {
+			return
+		}
+		do := pass
+		if !first || r.isDeaf() {
+			do = what(p)
+		}
+		switch do {
+		case drop:
+			continue
+		case cutBefore:
+			return
+		}
+		if _, err := to.Write(append(head, p...)); err != nil || do == cutAfter {
+			return
+		}
+	}
+}
+
+func (r *road) isDeaf() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.deaf
+}
+
+func (r *road) toServer(p []byte) action {
+	r.mu.Lock()
+	f := r.request
+	r.mu.Unlock()
+	if f == nil || len(p) < 8 {
+		return pass
+	}
+	return f(int32(binary.BigEndian.Uint32(p[4:])), string(p[8:]))
+}
+
+func (r *road) toClient(p []byte) action {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	event := len(p) >= 4 && int32(binary.BigEndian.Uint32(p)) == -1
+	if r.deaf || r.mute && event {
+		return drop
+	}
+	return pass
+}
+
+// sever ends all connections.
+func (r *road) sever() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for l := range r.links {
+		l.end()
+	}
+}
+
+// servers are those that the client is connected to.
+func (r *road) servers() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var all []string
+	for l := range r.links {
+		all = append(all, l.to)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// set changes what happens on the road.
+func (r *road) set(f func(*road)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f(r)
+}
+
+// once makes an action for the first request that is of an op and has a word in
+// its body. The channel is closed when it has come.
+func (r *road) once(op int32, word string, do action) <-chan struct{} {
+	seen := make(chan struct{})
+	var once sync.Once
+	r.set(func(r *road) {
+		r.request = func(o int32, body string) action {
+			a := pass
+			if o == op && strings.Contains(body, word) {
+				once.Do(func() { a = do; close(seen) })
+			}
+			return a
+		}
+	})
+	return seen
+}

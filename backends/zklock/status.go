@@ -1,0 +1,319 @@
+package zklock
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// maxBatch bounds how many requests are sent together.
+const maxBatch = 512
+
+// maxHead bounds how many holders a refusal names.
+const maxHead = 64
+
+// Get implements lock.Backend.
+func (b *Backend) Get(ctx context.Context, r lock.Resource) (lock.Status, error) {
+	path, err := b.tree.lockPath(r)
+	if err != nil {
+		return lock.Status{}, err
+	}
+	t, err := b.seat(ctx)
+	if err != nil {
+		return lock.Status{}, err
+	}
+	st, _, err := b.statusOf(ctx, t, r, path)
+	if err != nil {
+		return lock.Status{}, unavailable("get lock", err)
+	}
+	return st, nil
+}
+
+// statusOf reads one lock, as the leader has it. children are those of its node.
+func (b *Backend) statusOf(ctx context.Context, t *seat, r lock.Resource, path string) (st lock.Status, children []string, err error) {
+	if err := t.refresh(ctx); err != nil {
+		return st, nil, err
+	}
+	sync, queue := zksession.Sync(b.tree.leases()), zksession.Children(path)
+	if err := t.s.Do(ctx, sync, queue); err != nil {
+		return st, nil, err
+	}
+	if err := errors.Join(sync.Err, queue.Err); err != nil && !errors.Is(err, zksession.NoNode) {
+		return st, nil, err
+	}
+	reading := b.newReading(r, path, parseNodes(queue.Children))
+	if err := reading.read(ctx, t, len(reading.nodes)); err != nil {
+		return st, nil, err
+	}
+	return reading.status(t), queue.Children, nil
+}
+
+// headOf tells who holds a lock with that queue, and how many those are.
+func (b *Backend) headOf(ctx context.Context, t *seat, r lock.Resource, path string, nodes []node) (st lock.Status, n int, err error) {
+	n = holders(nodes, true) // if the first was downgraded; else one
+	reading := b.newReading(r, path, nodes[:min(n, maxHead)])
+	if err := reading.read(ctx, t, len(reading.nodes)); err != nil {
+		return st, 0, err
+	}
+	st = reading.status(t)
+	st.Waiters = nil
+	return st, holders(nodes, reading.downgraded()), nil
+}
+
+// reading is a lock whose nodes are being read.
+type reading struct {
+	b     *Backend
+	r     lock.Resource
+	path  string
+	nodes []node
+	calls []*zksession.Call // one a node
+}
+
+func (b *Backend) newReading(r lock.Resource, path string, nodes []node) *reading {
+	rd := &reading{b: b, r: r, path: path, nodes: nodes}
+	for _, n := range nodes {
+		rd.calls = append(rd.calls, zksession.Get(path+"/"+n.name))
+	}
+	return rd
+}
+
+func (rd *reading) read(ctx context.Context, t *seat, n int) error {
+	return doAll(ctx, t, rd.calls[:n])
+}
+
+// doAll sends any number of calls.
+func doAll(ctx context.Context, t *seat, calls []*zksession.Call) error {
+	for some := range slices.Chunk(calls, maxBatch) {
+		if err := t.s.Do(ctx, some...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (rd *reading) downgraded() bool {
+	if len(rd.nodes) == 0 {
+		return false
+	}
+	rec, _ := decodeRecord(rd.calls[0].Data)
+	return rec.Downgraded
+}
+
+// status tells what was read. Nodes that have gone meanwhile are left out.
+func (rd *reading) status(t *seat) lock.Status {
+	st := lock.Status{Resource: rd.r}
+	now := rd.b.clock()
+	var nodes []node
+	var all []lock.Holding
+	downgraded := false
+	for i, n := range rd.nodes {
+		c := rd.calls[i]
+		if errors.Is(c.Err, zksession.NoNode) {
+			continue
+		}
+		rec, _ := decodeRecord(c.Data) // another program's has no such fields
+		h := lock.Holding{
+			ID: n.id, Mode: lock.Exclusive, Fence: fenceOf(c.Stat.Czxid), Lease: rec.Lease, Sidecar: rec.Sidecar,
+			Owner: lock.DecodeOwner(string(rec.Owner)), Revoked: rec.Revoked != nil,
+		}
+		if n.shared || rec.Downgraded {
+			h.Mode = lock.Shared
+		}
+		h.Age, _ = t.time.since(c.Stat.Ctime, now)
+		if c.Err != nil { // it may not be read
+			h.Fence, h.Age = 0, 0
+		}
+		h.Age = max(0, h.Age-time.Duration(rec.Waited)*time.Millisecond)
+		if age, ok := rd.b.heldHere(n.id, now); ok {
+			h.Age = age
+		}
+		if len(nodes) == 0 {
+			downgraded = rec.Downgraded
+		}
+		nodes, all = append(nodes, n), append(all, h)
+	}
+	n := holders(nodes, downgraded)
+	st.Holders, st.Waiters = all[:n:n], all[n:]
+	for i := range st.Waiters {
+		st.Waiters[i].Fence = 0
+	}
+	if len(st.Holders) == 0 {
+		st.Holders = nil
+	}
+	if len(st.Waiters) == 0 {
+		st.Waiters = nil
+	}
+	return st
+}
+
+// heldHere is the age of a hold of one of this backend's leases, which is known
+// better here than from the store.
+func (b *Backend) heldHere(id lock.HoldID, now time.Duration) (time.Duration, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for l := range b.leases {
+		l.mu.Lock()
+		e := l.entries[id]
+		held := e != nil && e.held
+		age := time.Duration(0)
+		if held {
+			age = now - e.granted
+		}
+		l.mu.Unlock()
+		if held {
+			return age, true
+		}
+	}
+	return 0, false
+}
+
+// List implements lock.Backend.
+func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.Status, error) {
+	limit := min(max(p.Limit, 1), lock.MaxPage)
+	t, err := b.seat(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out, err := b.list(ctx, t, prefix, p.After, limit)
+	if err != nil {
+		return nil, unavailable("list locks", err)
+	}
+	return out, nil
+}
+
+func (b *Backend) list(ctx context.Context, t *seat, prefix string, after lock.Resource, limit int) ([]lock.Status, error) {
+	if err := t.refresh(ctx); err != nil {
+		return nil, err
+	}
+	if err := t.s.Do(ctx, zksession.Sync(b.tree.leases())); err != nil {
+		return nil, err
+	}
+	names, err := b.names(ctx, t, prefix)
+	if err != nil {
+		return nil, err
+	}
+	names = slices.DeleteFunc(names, func(r lock.Resource) bool { return r <= after || !strings.HasPrefix(string(r), prefix) })
+	slices.Sort(names)
+	var out []lock.Status
+	for some := range slices.Chunk(names, maxBatch) {
+		all, err := b.statuses(ctx, t, some)
+		if err != nil {
+			return nil, err
+		}
+		if out = append(out, all...); len(out) >= limit {
+			return out[:limit], nil
+		}
+	}
+	return out, nil
+}
+
+// statuses reads those of some locks that are held.
+func (b *Backend) statuses(ctx context.Context, t *seat, names []lock.Resource) ([]lock.Status, error) {
+	queues := make([]*zksession.Call, len(names))
+	paths := make([]string, len(names))
+	for i, r := range names {
+		path, err := b.tree.lockPath(r)
+		if err != nil {
+			return nil, err
+		}
+		paths[i], queues[i] = path, zksession.Children(path)
+	}
+	if err := doAll(ctx, t, queues); err != nil {
+		return nil, err
+	}
+	var all []*reading
+	var calls []*zksession.Call
+	for i, q := range queues {
+		if nodes := parseNodes(q.Children); len(nodes) > 0 {
+			rd := b.newReading(names[i], paths[i], nodes)
+			all, calls = append(all, rd), append(calls, rd.calls...)
+		}
+	}
+	if err := doAll(ctx, t, calls); err != nil {
+		return nil, err
+	}
+	var out []lock.Status
+	for _, rd := range all {
+		if st := rd.status(t); len(st.Holders) > 0 {
+			out = append(out, st)
+		}
+	}
+	return out, nil
+}
+
+// names are the resources that have a node, held or not.
+func (b *Backend) names(ctx context.Context, t *seat, prefix string) ([]lock.Resource, error) {
+	if b.tree.curator {
+		return b.walk(ctx, t, prefix)
+	}
+	root := zksession.Children(b.tree.locks())
+	if err := t.s.Do(ctx, root); err != nil {
+		return nil, err
+	}
+	var buckets []*zksession.Call
+	for _, bucket := range root.Children {
+		buckets = append(buckets, zksession.Children(b.tree.locks()+"/"+bucket))
+	}
+	if err := doAll(ctx, t, buckets); err != nil {
+		return nil, err
+	}
+	var names []lock.Resource
+	for _, c := range buckets {
+		for _, name := range c.Children {
+			if r, ok := unescape(name); ok {
+				names = append(names, r)
+			}
+		}
+	}
+	return names, nil
+}
+
+// walk goes through the tree below the chroot, as far as names may begin with
+// prefix, and gives the nodes that have requests below them.
+func (b *Backend) walk(ctx context.Context, t *seat, prefix string) ([]lock.Resource, error) {
+	var names []lock.Resource
+	level := []string{""} // names, each with a slash behind it
+	for len(level) > 0 {
+		calls := make([]*zksession.Call, len(level))
+		for i, name := range level {
+			calls[i] = zksession.Children(joinName(b.tree.root, name))
+		}
+		if err := doAll(ctx, t, calls); err != nil {
+			return nil, err
+		}
+		var next []string
+		for i, c := range calls {
+			locked := false
+			for _, child := range c.Children {
+				if _, ok := parseNode(child); ok {
+					locked = true
+					continue
+				}
+				if level[i] == "" && (child == home || child == "zookeeper" && b.tree.root == "") {
+					continue
+				}
+				if name := level[i] + child + "/"; strings.HasPrefix(name, prefix) || strings.HasPrefix(prefix, name) {
+					next = append(next, name)
+				}
+			}
+			if locked && level[i] != "" {
+				names = append(names, lock.Resource(strings.TrimSuffix(level[i], "/")))
+			}
+		}
+		level = next
+	}
+	return names, nil
+}
+
+// joinName is the path of a name with a slash behind it; the root where it is empty.
+func joinName(root, name string) string {
+	if p := root + "/" + strings.TrimSuffix(name, "/"); p != root+"/" || root == "" {
+		return p
+	}
+	return root
+}

@@ -1,0 +1,157 @@
+package zklock
+
+import (
+	"fmt"
+	"hash/fnv"
+	"path"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// home is the name of the node below which everything of ours is.
+const home = "locksidecar"
+
+// tree knows where nodes are.
+//
+//	CHROOT/locksidecar/leases/LEASE              one node a lease
+//	CHROOT/locksidecar/locks/BUCKET/NAME/REQUEST layout locksidecar
+//	CHROOT/NAME/REQUEST                          layout curator
+//
+// There are 256 buckets, because a list of children must fit into one packet,
+// and clients of ZooKeeper take a megabyte. A NAME is escaped in our own layout,
+// and in Curator's it is a path as it is. The chroot and our home are persistent
+// nodes, and what is below are containers, which the server removes when they
+// have been left empty.
+type tree struct {
+	root    string // the chroot, "" or "/path"
+	curator bool
+	acl     []zksession.ACL
+}
+
+func (c *config) tree() tree { return tree{root: c.chroot, curator: c.curator, acl: c.acl} }
+
+func (t *tree) home() string   { return t.root + "/" + home }
+func (t *tree) leases() string { return t.home() + "/leases" }
+func (t *tree) locks() string  { return t.home() + "/locks" }
+
+// lockPath is the node of a resource. The error is an InvalidError.
+func (t *tree) lockPath(r lock.Resource) (string, error) {
+	if !t.curator {
+		h := fnv.New32a()
+		_, _ = h.Write([]byte(r)) // never fails
+		return fmt.Sprintf("%s/%02x/%s", t.locks(), h.Sum32()&0xff, escape(string(r))), nil
+	}
+	bad := func(problem string) (string, error) {
+		return "", &lock.InvalidError{Field: "resource", Problem: problem + " in the layout of Curator"}
+	}
+	for i, part := range strings.Split(string(r), "/") {
+		if problem := checkPart(part); problem != "" {
+			return bad("is no path in ZooKeeper: it " + problem)
+		}
+		if _, ok := parseNode(part); ok {
+			return bad(fmt.Sprintf("must not have the part %q, which is called like a request for a lock", part))
+		}
+		if i == 0 && (part == home || part == "zookeeper" && t.root == "") {
+			return bad(fmt.Sprintf("must not begin with %q", part))
+		}
+	}
+	return t.root + "/" + string(r), nil
+}
+
+// ancestors are the calls that make a node's ancestors, and the node itself as a
+// container. Those that are there already are answered with NodeExists.
+func (t *tree) ancestors(node string) []*zksession.Call {
+	var calls []*zksession.Call
+	for i := 1; i <= len(node); i++ {
+		if i < len(node) && node[i] != '/' {
+			continue
+		}
+		mode := zksession.Container
+		if p := node[:i]; len(p) <= len(t.root) || p == t.home() {
+			mode = zksession.Persistent
+		}
+		calls = append(calls, zksession.Create(node[:i], nil, t.acl, mode))
+	}
+	return calls
+}
+
+// container is the call that makes the node of a lock when its parent is there.
+func (t *tree) container(node string) *zksession.Call {
+	return zksession.Create(node, nil, t.acl, zksession.Container)
+}
+
+// forbidden reports whether ZooKeeper refuses a character in a path: control
+// characters, surrogates and so everything beyond the basic plane, private use,
+// and specials (org.apache.zookeeper.common.PathUtils).
+func forbidden(r rune) bool {
+	return r <= 0x1f || r >= 0x7f && r <= 0x9f || r >= 0xd800 && r <= 0xf8ff || r >= 0xfff0
+}
+
+// checkPart says what is wrong with one part of a path, in words that complete
+// a sentence.
+func checkPart(part string) string {
+	switch {
+	case part == "":
+		return "has an empty part"
+	case part == "." || part == "..":
+		return fmt.Sprintf("has the part %q", part)
+	case strings.ContainsFunc(part, forbidden) || !utf8.ValidString(part):
+		return fmt.Sprintf("has a character that ZooKeeper refuses, in %q", part)
+	}
+	return ""
+}
+
+const hexDigits = "0123456789ABCDEF"
+
+// escape makes the name of a node of any resource: a slash, a percent sign, and
+// what ZooKeeper refuses, become %XX for each byte.
+func escape(s string) string {
+	if s == "." || s == ".." {
+		return strings.ReplaceAll(s, ".", "%2E")
+	}
+	bad := func(r rune) bool { return r == '/' || r == '%' || forbidden(r) }
+	if !strings.ContainsFunc(s, bad) {
+		return s
+	}
+	var b strings.Builder
+	for _, r := range s {
+		if !bad(r) {
+			b.WriteRune(r)
+			continue
+		}
+		for _, c := range []byte(string(r)) {
+			b.WriteByte('%')
+			b.WriteByte(hexDigits[c>>4])
+			b.WriteByte(hexDigits[c&15])
+		}
+	}
+	return b.String()
+}
+
+// unescape is the resource of a node's name; false when it is no such name.
+func unescape(name string) (lock.Resource, bool) {
+	var b strings.Builder
+	for i := 0; i < len(name); i++ {
+		c := name[i]
+		if c == '%' {
+			if i+2 >= len(name) {
+				return "", false
+			}
+			hi, lo := strings.IndexByte(hexDigits, name[i+1]), strings.IndexByte(hexDigits, name[i+2])
+			if hi < 0 || lo < 0 {
+				return "", false
+			}
+			c = byte(hi<<4 | lo)
+			i += 2
+		}
+		b.WriteByte(c)
+	}
+	r := b.String()
+	return lock.Resource(r), escape(r) == name
+}
+
+// base is the last part of a path.
+func base(p string) string { return path.Base(p) }

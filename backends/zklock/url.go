@@ -1,0 +1,73 @@
+package zklock
+
+import (
+	"crypto/tls"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/storeurl"
+	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
+)
+
+// Schemes are the URL schemes that Open takes.
+var Schemes = []string{"zk", "zks"}
+
+const (
+	defaultTimeout = time.Second
+	defaultPort    = "2181"
+
+	layoutOwn     = "locksidecar"
+	layoutCurator = "curator"
+)
+
+// config is what a URL says.
+type config struct {
+	addrs   []string
+	chroot  string // "" or "/path"
+	digest  string // user:password
+	acl     []zksession.ACL
+	curator bool
+	timeout time.Duration // of one request
+	tls     *tls.Config
+}
+
+// parseURL reads zk:// and zks:// URLs.
+func parseURL(raw string) (config, error) {
+	u, err := storeurl.Parse(raw)
+	if err != nil {
+		return config{}, err
+	}
+	if !slices.Contains(Schemes, u.Scheme) {
+		return config{}, storeurl.Invalid(fmt.Sprintf("scheme %q is not one of %s", u.Scheme, strings.Join(Schemes, ", ")))
+	}
+	c := config{
+		addrs:   u.Addrs(defaultPort),
+		timeout: u.Options.Duration("timeout", defaultTimeout, 10*time.Millisecond, time.Minute),
+		tls:     u.Options.TLS(u.Scheme == "zks"),
+		curator: u.Options.OneOf("layout", layoutOwn, layoutOwn, layoutCurator) == layoutCurator,
+		acl:     []zksession.ACL{{Perms: zksession.AllPerms, Scheme: "world", ID: "anyone"}},
+	}
+	if err := u.Options.Err(); err != nil {
+		return config{}, err
+	}
+	if u.Path != "" {
+		for _, part := range strings.Split(u.Path, "/") {
+			if problem := checkPart(part); problem != "" {
+				return config{}, storeurl.Invalid("path " + problem)
+			}
+		}
+		c.chroot = "/" + u.Path
+	}
+	switch {
+	case u.User == "" && u.Password == "":
+	case u.User == "" || u.Password == "" || strings.Contains(u.User, ":"):
+		return config{}, storeurl.Invalid("must have a user and a password, or neither, and no colon in the user")
+	default:
+		c.digest = u.User + ":" + u.Password
+		// Whoever makes a node may do everything with it, and nobody else anything.
+		c.acl = []zksession.ACL{{Perms: zksession.AllPerms, Scheme: "auth"}}
+	}
+	return c, nil
+}

@@ -1,0 +1,155 @@
+// Package zklock keeps locks in ZooKeeper.
+//
+// A request for a lock is an ephemeral sequential node below the node of its
+// resource. Those nodes are the queue, in the order of their numbers: an
+// exclusive request waits for the node before it, a shared one for the nearest
+// exclusive node before it, so that a release wakes only those whose turn it is.
+// A lease is one session of ZooKeeper: when it ends, all its nodes are gone.
+//
+// tree.go says where the nodes are, nodes.go how they are called and who waits
+// for whom, record.go what is in them, and proof.go why a lease that was renewed
+// can be relied upon. The protocol is spoken by package zksession.
+package zklock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// Backend is a ZooKeeper that keeps locks.
+type Backend struct {
+	cfg     config
+	tree    tree
+	observe lock.Observe
+	clock   lock.Clock
+
+	mu     sync.Mutex
+	leases map[*lease]struct{}
+	known  map[string]struct{} // paths of locks that were there lately
+
+	guestMu sync.Mutex
+	guest   *seat // for when there is no lease; nil: not open
+}
+
+var _ lock.Backend = (*Backend)(nil)
+
+// Open makes a Backend for a URL, see docs/stores/zookeeper.md for its form. It
+// does not ask the store anything, so a store that is down is no error here.
+// The error is lock.ErrInvalid. observe may be nil.
+func Open(rawURL string, observe lock.Observe) (*Backend, error) {
+	cfg, err := parseURL(rawURL)
+	if err != nil {
+		return nil, err
+	}
+	return &Backend{
+		cfg: cfg, tree: cfg.tree(), observe: observe, clock: lock.BootTime,
+		leases: make(map[*lease]struct{}), known: make(map[string]struct{}),
+	}, nil
+}
+
+// guestTimeout is how long the session without a lease outlives its process.
+// Nothing hangs on it.
+const guestTimeout = 10 * time.Second
+
+// seat gives a session to ask through: that of a lease that lives, else one that
+// the backend opens for itself. A lease that is overdue is not asked, because
+// every request would keep it alive.
+func (b *Backend) seat(ctx context.Context) (*seat, error) {
+	b.mu.Lock()
+	for l := range b.leases {
+		if !l.isLost() && !l.proof.overdue(b.clock()) {
+			b.mu.Unlock()
+			return l.seat, nil
+		}
+	}
+	b.mu.Unlock()
+
+	b.guestMu.Lock()
+	defer b.guestMu.Unlock()
+	if b.guest != nil && b.guest.s.Err() == nil {
+		return b.guest, nil
+	}
+	if err := b.closeGuest(ctx); err != nil {
+		return nil, unavailable("close session", err)
+	}
+	s := b.newSeat(lock.NewLeaseID(), nil)
+	if err := s.open(ctx, zksession.Config{SessionTimeout: guestTimeout, KeepAlive: true}); err != nil {
+		return nil, err
+	}
+	b.guest = s
+	return s, nil
+}
+
+func (b *Backend) closeGuest(ctx context.Context) error {
+	if b.guest == nil {
+		return nil
+	}
+	err := b.guest.s.Close(ctx)
+	b.guest = nil
+	return err
+}
+
+// Ping implements lock.Backend.
+func (b *Backend) Ping(ctx context.Context) error {
+	s, err := b.seat(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.s.Do(ctx, zksession.Get(s.node)); err != nil {
+		return unavailable("ping ZooKeeper", err)
+	}
+	return nil
+}
+
+// Close implements lock.Backend.
+func (b *Backend) Close() error {
+	b.guestMu.Lock()
+	defer b.guestMu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), b.cfg.timeout)
+	defer cancel()
+	// The session of a backend that could not say good-bye ends by itself.
+	if err := b.closeGuest(ctx); err != nil && !errors.Is(err, zksession.ErrNotSent) && !errors.Is(err, zksession.ErrLost) {
+		return fmt.Errorf("close ZooKeeper session: %w", err)
+	}
+	return nil
+}
+
+// maxKnown bounds what is remembered of paths.
+const maxKnown = 10_000
+
+// isKnown says whether the node of a lock was there lately. It may be gone.
+func (b *Backend) isKnown(path string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, ok := b.known[path]
+	return ok
+}
+
+// setKnown remembers, or forgets, that the node of a lock is there.
+func (b *Backend) setKnown(path string, there bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !there {
+		delete(b.known, path)
+		return
+	}
+	if len(b.known) >= maxKnown {
+		clear(b.known)
+	}
+	b.known[path] = struct{}{}
+}
+
+// unavailable makes an error of the driver an unknown outcome.
+func unavailable(what string, err error) error {
+	hint := ""
+	if errors.Is(err, zksession.NoAuth) {
+		hint = " (the user in the store's URL may not do that)"
+	}
+	return fmt.Errorf("%s: %w: %w%s", what, lock.ErrUnavailable, err, hint)
+}
