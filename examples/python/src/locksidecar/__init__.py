@@ -1,0 +1,122 @@
+"""Distributed locks through the sidecar beside this process.
+
+    import locksidecar
+
+    with locksidecar.lock("orders/42", wait=5) as held:
+        write(fence=held.fence)
+        held.check()  # raises LockLost; or wait for held.lost, an Event
+
+The functions here use one client of the process, made with the first lock; make a
+Client for another socket, or for a name in lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from . import _decorator
+from ._aio import AsyncLostEvent
+from ._client import Client
+from ._errors import (
+    Cancelled,
+    Draining,
+    InvalidRequest,
+    LimitExceeded,
+    LockHeld,
+    LockLost,
+    LockSidecarError,
+    NoSidecar,
+    NotHolder,
+    PermissionDenied,
+    SessionClosed,
+    SessionNotFound,
+    SidecarGone,
+    SidecarSilent,
+    StoreUnavailable,
+    UpgradeRefused,
+    WaitTimeout,
+)
+from ._hold import LostEvent
+from ._lock import AsyncHeld, Held, Lock, RWLock
+from ._model import Guard, Mode
+from ._socket import SOCKET_ENV, default_socket
+
+__all__ = [
+    "SOCKET_ENV",
+    "AsyncHeld",
+    "AsyncLostEvent",
+    "Cancelled",
+    "Client",
+    "Draining",
+    "Guard",
+    "Held",
+    "InvalidRequest",
+    "LimitExceeded",
+    "Lock",
+    "LockHeld",
+    "LockLost",
+    "LockSidecarError",
+    "LostEvent",
+    "Mode",
+    "NoSidecar",
+    "NotHolder",
+    "PermissionDenied",
+    "RWLock",
+    "SessionClosed",
+    "SessionNotFound",
+    "SidecarGone",
+    "SidecarSilent",
+    "StoreUnavailable",
+    "UpgradeRefused",
+    "WaitTimeout",
+    "default_client",
+    "default_socket",
+    "lock",
+    "locked",
+    "rwlock",
+]
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+_default = Client()
+
+
+def default_client() -> Client:
+    """The client that the functions of this module use: for `default_socket()`."""
+    return _default
+
+
+def lock(
+    resource: str,
+    *,
+    wait: float | None = None,
+    owner: str | None = None,
+    max_hold: float | None = None,
+    mode: Mode = Mode.EXCLUSIVE,
+) -> Lock:
+    """See Client.lock."""
+    return _default.lock(resource, wait=wait, owner=owner, max_hold=max_hold, mode=mode)
+
+
+def rwlock(
+    resource: str,
+    *,
+    wait: float | None = None,
+    owner: str | None = None,
+    max_hold: float | None = None,
+) -> RWLock:
+    """See Client.rwlock."""
+    return _default.rwlock(resource, wait=wait, owner=owner, max_hold=max_hold)
+
+
+def locked(
+    resource: _decorator.Resource,
+    *,
+    wait: float | None = None,
+    owner: str | None = None,
+    max_hold: float | None = None,
+    mode: Mode = Mode.EXCLUSIVE,
+) -> Callable[[_F], _F]:
+    """See Client.locked."""
+    return _decorator.locked(default_client, resource, wait=wait, owner=owner, max_hold=max_hold, mode=mode)

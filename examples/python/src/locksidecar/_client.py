@@ -1,0 +1,191 @@
+"""A client: one session of this process, opened when it is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Literal, TypeVar
+
+from ._decorator import Resource, locked
+from ._errors import SessionClosed
+from ._http import HTTP
+from ._lock import Lock, RWLock
+from ._model import Mode, Transport
+from ._session import Session
+from ._socket import default_socket
+
+TransportName = Literal["http", "grpc", "auto"]
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+class Client:
+    """The sidecar beside this process.
+
+    The session is opened with the first lock, and anew when the sidecar was
+    restarted and after a fork. All threads and tasks of a process may share one
+    client; locks of different clients exclude each other.
+
+    socket: path of the sidecar's socket; else `default_socket()`.
+    name, metadata: shown in lists. The name is that of the program, if not given.
+    transport: `http` needs nothing; `grpc` needs the extra of that name; `auto` is
+        `grpc` where that can be had. `$LOCKSIDECAR_TRANSPORT` is the default, or http.
+    """
+
+    def __init__(
+        self,
+        socket: str | os.PathLike[str] | None = None,
+        *,
+        name: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        transport: TransportName | None = None,
+    ) -> None:
+        self._path = os.fspath(socket) if socket is not None else None
+        self._name = name
+        self._metadata = dict(metadata or {})
+        self._transport = transport
+        self._forked = False
+        self._closed = False
+        self._session: Session | None = None
+        self._opening = threading.RLock()
+        _clients.add(self)
+
+    def lock(
+        self,
+        resource: str,
+        *,
+        wait: float | None = None,
+        owner: str | None = None,
+        max_hold: float | None = None,
+        mode: Mode = Mode.EXCLUSIVE,
+    ) -> Lock:
+        """A lock, to be used in `with` and `async with`. Nothing is taken yet.
+
+        wait: seconds; None: for ever; 0: try once.
+        owner: who may enter again. By default each thread and each task is an owner.
+        max_hold: the lock is lost after so many seconds (0.1 to 86400).
+        """
+        return Lock(self, resource, mode=mode, wait=wait, owner=owner, max_hold=max_hold)
+
+    def rwlock(
+        self,
+        resource: str,
+        *,
+        wait: float | None = None,
+        owner: str | None = None,
+        max_hold: float | None = None,
+    ) -> RWLock:
+        """A lock that many can hold for reading: `rwlock("x").read()`, `.write()`."""
+        return RWLock(self, resource, wait=wait, owner=owner, max_hold=max_hold)
+
+    def locked(
+        self,
+        resource: Resource,
+        *,
+        wait: float | None = None,
+        owner: str | None = None,
+        max_hold: float | None = None,
+        mode: Mode = Mode.EXCLUSIVE,
+    ) -> Callable[[F], F]:
+        """Decorates a function, or a coroutine function: it runs under the lock."""
+        return locked(lambda: self, resource, wait=wait, owner=owner, max_hold=max_hold, mode=mode)
+
+    @property
+    def draining(self) -> bool:
+        """The sidecar is about to stop: finish, and release."""
+        session = self._session
+        return session is not None and session.error is None and session.draining.is_set()
+
+    def open(self) -> None:
+        """Open the session now, and not with the first lock. NoSidecar, Draining, …"""
+        self.session()
+
+    def session(self) -> Session:
+        """The session, opened if need be."""
+        session = self._session
+        if session is None or session.error is not None or session.pid != os.getpid():
+            session = self._open()
+        return session
+
+    async def session_async(self) -> Session:
+        session = self._session
+        if session is None or session.error is not None or session.pid != os.getpid():
+            session = await asyncio.get_running_loop().run_in_executor(None, self._open)
+        return session
+
+    def _open(self) -> Session:
+        with self._opening:
+            if self._closed:
+                raise SessionClosed("this client is closed")
+            session = self._session
+            if session is not None and session.pid != os.getpid():  # forked behind Python's back
+                self._after_fork()
+                session = None
+            if session is None or session.error is not None:
+                name = self._name if self._name is not None else _program()
+                session = Session(self._connect(), name, self._metadata)
+                self._session = session
+            return session
+
+    def _connect(self) -> Transport:
+        path = self._path if self._path is not None else default_socket()
+        if self._forked:  # grpcio does not survive it
+            return HTTP(path)
+        return _transport(self._transport or os.environ.get("LOCKSIDECAR_TRANSPORT") or "http", path)
+
+    def close(self) -> None:
+        """Release everything and end the session, and wait until the sidecar has done so."""
+        with self._opening:
+            self._closed = True
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _after_fork(self) -> None:
+        self._opening = threading.RLock()
+        self._forked = True
+        session, self._session = self._session, None
+        if session is not None:
+            session.forked()
+
+
+def _program() -> str:
+    return os.path.basename(sys.argv[0] if sys.argv else "") or "python"
+
+
+def _transport(name: str, path: str) -> Transport:
+    if name == "http":
+        return HTTP(path)
+    if name not in ("grpc", "auto"):
+        raise ValueError(f"transport must be http, grpc or auto, and not {name!r}")
+    try:
+        from ._grpc import GRPC
+    except ImportError as e:
+        if name == "auto":
+            return HTTP(path)
+        raise ImportError("the transport grpc needs grpcio: pip install 'locksidecar[grpc]'") from e
+    return GRPC(path)
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_clients):
+        client._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

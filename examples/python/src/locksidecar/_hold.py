@@ -1,0 +1,96 @@
+"""One hold, as its session knows it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ._clock import boot_time
+from ._errors import LockLost
+from ._model import Grant, Guard, Mode
+
+if TYPE_CHECKING:
+    from ._session import Session
+
+
+class LostEvent(threading.Event):
+    """Set when the hold is lost; never cleared.
+
+    It looks at the clock itself, so that a process that was stopped for too long
+    sees the loss as soon as it asks, and not when a thread has got its turn.
+    """
+
+    def __init__(self, hold: Hold) -> None:
+        super().__init__()
+        self._hold = hold
+
+    def is_set(self) -> bool:
+        return super().is_set() or self._hold.look() is not None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(timeout) or self.is_set()
+
+
+class Hold:
+    """A hold. Everything that changes is guarded by session.mutex."""
+
+    def __init__(self, session: Session, grant: Grant) -> None:
+        self.session = session
+        self.lock_id = grant.lock_id
+        self.resource = grant.resource
+        self.fence = grant.fence
+        self.guard: Guard | None = grant.guard
+        self.mode: Mode = grant.mode
+        self.count = 0
+        self.until = 0.0  # as the grants said
+        self.limit: float | None = None  # the end by max_hold
+        self.problem: LockLost | None = None
+        self.lost = LostEvent(self)
+        self.listeners: list[Callable[[], None]] = []  # told of the loss; must not block
+
+    def end(self) -> float:
+        """When it is over if nothing is heard any more."""
+        end = max(self.until, self.session.until)
+        return end if self.limit is None else min(end, self.limit)
+
+    def silent_at(self) -> float:
+        """When the sidecar's silence ends it: at its end, or soon after where that is by max_hold.
+
+        There the sidecar may take a moment to say so. It keeps others out meanwhile
+        and tells for how much longer, which is better news than its silence.
+        """
+        end = self.end()
+        if self.limit is not None and end + self.session.slack >= self.limit:
+            return end + self.session.slack
+        return end
+
+    def look(self) -> LockLost | None:
+        """Whether it is lost, by all that is known, which includes the clock."""
+        with self.session.mutex:
+            if self.problem is None and self.count > 0 and self.silent_at() <= boot_time():
+                self.session.silence(self)
+            return self.problem
+
+    def valid_for(self) -> float:
+        with self.session.mutex:
+            if self.look() is not None or self.count <= 0:
+                return 0.0
+            return max(0.0, self.end() - boot_time())
+
+    def lose(self, problem: LockLost) -> None:
+        """Mark it as lost, once. session.mutex is held."""
+        if self.problem is not None:
+            return
+        problem.resource, problem.lock_id, problem.fence = self.resource, self.lock_id, self.fence
+        self.problem = problem
+        self.lost.set()
+        for listener in self.listeners:
+            listener()
+
+    def forked(self, problem: LockLost) -> None:
+        """In a child: it is the parent's. Whatever lock another thread had here is locked for ever."""
+        self.lost = LostEvent(self)
+        self.listeners = []
+        self.problem = None
+        self.lose(problem)

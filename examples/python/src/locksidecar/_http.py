@@ -1,0 +1,457 @@
+"""The default transport: HTTP/1.1 over the Unix socket, with nothing but the standard library.
+
+The session has liveness PROCESS: it ends with this process, whatever else has a
+copy of its sockets. News come on a connection of their own, which a daemon thread
+reads; when that connection ends, the session has ended for us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+from ._clock import boot_time
+from ._errors import InvalidRequest, LockSidecarError, SidecarGone, SidecarSilent, from_status
+from ._model import Acquire, Call, Downgrade, Operation, Release, Sink, duration
+from ._socket import connect, explain
+from ._wire import BadResponse, Chunks, Lines, Response, parse, parse_head, request
+
+_OPEN_TIMEOUT = 5.0
+_IDLE = 16  # connections that are kept open for the next call
+
+
+class Connection:
+    """One connection, for one call at a time; kept open between calls."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.used = False  # answered a call before
+        self._buf = bytearray()
+
+    def send(self, payload: bytes, timeout: float | None) -> None:
+        self.sock.settimeout(timeout)
+        self.sock.sendall(payload)
+
+    def receive(self) -> Response | None:
+        """The response; None: the connection ended. TimeoutError by the time-out of send."""
+        while (response := parse(self._buf)) is None:
+            data = self.sock.recv(65536)
+            if not data:
+                return None
+            self._buf += data
+        self._done()
+        return response
+
+    async def send_async(self, loop: asyncio.AbstractEventLoop, payload: bytes) -> None:
+        self.sock.setblocking(False)
+        await loop.sock_sendall(self.sock, payload)
+
+    async def receive_async(self, loop: asyncio.AbstractEventLoop) -> Response | None:
+        while (response := parse(self._buf)) is None:
+            data = await loop.sock_recv(self.sock, 65536)
+            if not data:
+                return None
+            self._buf += data
+        self._done()
+        return response
+
+    @property
+    def begun(self) -> bool:
+        """Whether a part of a response is there."""
+        return bool(self._buf)
+
+    def _done(self) -> None:
+        self._buf.clear()
+        self.used = True
+
+    def hang_up(self, how: int = socket.SHUT_RDWR) -> None:
+        """Tell the sidecar, and wake who reads; to close alone would do neither where a child has a copy."""
+        try:
+            self.sock.shutdown(how)
+        except OSError:
+            pass  # it has ended
+
+
+class HTTP:
+    """A transport, see _model.Transport."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._session = ""
+        self._all: set[Connection] = set()  # all that are open
+        self._idle: list[Connection] = []
+        self._ended = False
+        self._chores: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self._starting = threading.Lock()
+        self._cleaner: threading.Thread | None = None
+
+    def open(self, request_: Mapping[str, Any], sink: Sink) -> tuple[float, Mapping[str, Any]]:
+        try:
+            sent, opened, events = self._open_process(request_)
+        except InvalidRequest as e:
+            if e.metadata.get("field") != "liveness":
+                raise
+            # The sidecar cannot see the ends of processes here: the stream it is then.
+            sent, opened, events = self._open_stream(request_)
+        threading.Thread(target=self._listen, args=(events, sink), name="locksidecar-events", daemon=True).start()
+        return sent, opened
+
+    def _listen(self, events: Events, sink: Sink) -> None:
+        ended_by = events.run(sink)
+        self._discard(events.connection)
+        if sink.gone(ended_by):
+            # Where the sidecar lives all the same, it must not keep the locks for us.
+            self._end_session(_OPEN_TIMEOUT)
+
+    def _open_process(self, request_: Mapping[str, Any]) -> tuple[float, Mapping[str, Any], Events]:
+        connection = self._connect()
+        sent = boot_time()
+        body = json.dumps({**request_, "liveness": "PROCESS"}).encode()
+        try:
+            connection.send(request("POST", "/v1/sessions", body), _OPEN_TIMEOUT)
+            response = connection.receive()
+        except (OSError, BadResponse) as e:
+            self._discard(connection)
+            raise self._broken(e) from e
+        if response is None:
+            self._discard(connection)
+            raise self._broken(None)
+        opened = self._read(response)
+        self._session = "/v1/sessions/" + quote(str(opened["sessionId"]), safe="")
+        self._put_back(connection, response)
+        return sent, opened, self._events("GET", self._session + "/events", b"")
+
+    def _open_stream(self, request_: Mapping[str, Any]) -> tuple[float, Mapping[str, Any], Events]:
+        sent = boot_time()
+        body = json.dumps({**request_, "liveness": "STREAM"}).encode()
+        events = self._events("POST", "/v1/sessions", body)
+        try:
+            events.connection.sock.settimeout(_OPEN_TIMEOUT)
+            opened = next(events)["opened"]
+            events.connection.sock.settimeout(None)
+        except StopIteration:
+            raise self._broken(None) from None
+        except (OSError, BadResponse, KeyError) as e:
+            raise self._broken(e) from e
+        self._session = "/v1/sessions/" + quote(str(opened["sessionId"]), safe="")
+        return sent, opened, events
+
+    def _events(self, method: str, path: str, body: bytes) -> Events:
+        connection = self._connect()
+        try:
+            connection.send(request(method, path, body), None)
+        except OSError as e:
+            self._discard(connection)
+            raise self._broken(e) from e
+        return Events(connection)
+
+    # Calls.
+
+    def call(self, call: Call, timeout: float | None) -> Mapping[str, Any]:
+        payload = self._encode(call.operation)
+        while True:
+            connection = self._take()
+            call.transport = connection
+            again = connection.used
+            error: Exception | None = None
+            response: Response | None = None
+            call.sent = boot_time()
+            try:
+                connection.send(payload, timeout)
+                call.delivered = True
+                response = connection.receive()
+            except TimeoutError as e:
+                self._left(call, connection)
+                raise SidecarSilent(_silence(timeout)) from e
+            except (OSError, BadResponse) as e:
+                error = e
+            except BaseException:
+                self._left(call, connection)
+                raise
+            if response is not None:
+                return self._answered(call, connection, response)
+            again = again and not connection.begun and not self._ended
+            self._discard(connection)
+            if not again:  # else the sidecar had closed it, being idle for long, and has not read the request
+                raise self._broken(error) from error
+
+    async def call_async(self, call: Call, timeout: float | None) -> Mapping[str, Any]:
+        loop = asyncio.get_running_loop()
+        payload = self._encode(call.operation)
+        while True:
+            connection = self._idle_one() or await self._connect_async(loop)
+            call.transport = connection
+            again = connection.used
+            error: Exception | None = None
+            response: Response | None = None
+            late = False
+
+            def give_up(connection: Connection = connection) -> None:
+                nonlocal late
+                late = True
+                connection.hang_up(socket.SHUT_RD)
+
+            timer = loop.call_later(timeout, give_up) if timeout is not None else None
+            call.sent = boot_time()
+            try:
+                await connection.send_async(loop, payload)
+                call.delivered = True
+                response = await connection.receive_async(loop)
+            except (OSError, BadResponse) as e:
+                error = e
+            except BaseException:
+                self._left(call, connection)
+                raise
+            finally:
+                if timer is not None:
+                    timer.cancel()
+            if response is not None:
+                return self._answered(call, connection, response)
+            if late:
+                self._discard(connection)
+                call.transport = None
+                raise SidecarSilent(_silence(timeout))
+            again = again and not connection.begun and not self._ended
+            self._discard(connection)
+            if not again:
+                raise self._broken(error) from error
+
+    def _encode(self, operation: Operation) -> bytes:
+        if isinstance(operation, Acquire):
+            body: dict[str, Any] = {
+                "resource": operation.resource,
+                "mode": operation.mode.value,
+                "owner": operation.owner,
+                "requestId": operation.request_id,
+            }
+            if operation.wait is not None:
+                body["wait"] = duration(operation.wait)
+            if operation.max_hold is not None:
+                body["maxHold"] = duration(operation.max_hold)
+            return request("POST", self._session + "/locks", json.dumps(body).encode())
+        path = f"{self._session}/locks/{quote(operation.lock_id, safe='')}"
+        if isinstance(operation, Downgrade):
+            return request("POST", path + ":downgrade")
+        return request("DELETE", path)
+
+    def _answered(self, call: Call, connection: Connection, response: Response) -> Mapping[str, Any]:
+        call.answered = True
+        answer = self._read(response)
+        call.transport = None
+        self._put_back(connection, response)
+        return answer
+
+    def _read(self, response: Response) -> Mapping[str, Any]:
+        try:
+            answer = json.loads(response.body)
+        except ValueError:
+            text = response.body.decode("utf-8", "replace")
+            raise LockSidecarError(f"the sidecar answered with status {response.status}: {text}") from None
+        if response.status != 200:
+            raise from_status(answer)
+        assert isinstance(answer, dict)
+        return answer
+
+    def _left(self, call: Call, connection: Connection) -> None:
+        """A call has left without its answer. That of an acquire is still wanted, by abandon."""
+        if not isinstance(call.operation, Acquire):
+            call.transport = None
+            self._discard(connection)
+
+    def _broken(self, e: Exception | None) -> SidecarGone:
+        return SidecarGone(f"the connection to the sidecar at {self.path} broke" + (f": {e}" if e else ""))
+
+    # Connections.
+
+    def _take(self) -> Connection:
+        return self._idle_one() or self._connect()
+
+    def _idle_one(self) -> Connection | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _connect(self) -> Connection:
+        connection = Connection(connect(self.path))
+        self._all.add(connection)
+        return connection
+
+    async def _connect_async(self, loop: asyncio.AbstractEventLoop) -> Connection:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, self.path)
+        except OSError as e:
+            sock.close()
+            raise explain(self.path, e) from e
+        except BaseException:
+            sock.close()
+            raise
+        connection = Connection(sock)
+        self._all.add(connection)
+        return connection
+
+    def _put_back(self, connection: Connection, response: Response) -> None:
+        if response.reusable and len(self._idle) < _IDLE and not self._ended:
+            self._idle.append(connection)
+        else:
+            self._discard(connection)
+
+    def _discard(self, connection: Connection) -> None:
+        self._all.discard(connection)
+        connection.hang_up()
+        connection.sock.close()
+
+    # What goes on when the caller has left.
+
+    def abandon(self, call: Call) -> None:
+        if isinstance(call.operation, Acquire) and call.sent == 0:
+            return
+        if isinstance(call.transport, Connection):
+            # The sidecar sees the end of what we send, ends the wait, and says so: or
+            # it says that it had granted the lock before.
+            call.transport.hang_up(socket.SHUT_WR)
+        self._chores.put(call)
+        with self._starting:
+            if self._cleaner is None:
+                self._cleaner = threading.Thread(target=self._clean, name="locksidecar-cleaner", daemon=True)
+                try:
+                    self._cleaner.start()
+                except RuntimeError:  # the interpreter ends, and with it the session
+                    self._cleaner = None
+
+    def _clean(self) -> None:
+        while not self._ended:
+            call = self._chores.get()
+            try:
+                self._clean_up(call)
+            except LockSidecarError:
+                pass  # nothing is held, or the session has ended
+
+    def _clean_up(self, call: Call) -> None:
+        operation = call.operation
+        if not isinstance(operation, Acquire):
+            self.call(Call(operation), None)
+            return
+        lock_id = ""
+        connection = call.transport
+        if isinstance(connection, Connection):
+            call.transport = None
+            response: Response | None = None
+            try:
+                connection.sock.settimeout(None)
+                response = connection.receive()
+            except (OSError, BadResponse):
+                pass
+            self._discard(connection)
+            if response is not None:
+                lock_id = str(self._read(response)["lockId"])
+        if not lock_id:
+            # Nobody knows what the answer was. The same request gets the same grant.
+            again = replace(operation, wait=0.0)
+            lock_id = str(self.call(Call(again), None)["lockId"])
+        self.call(Call(Release(lock_id)), None)
+
+    # The end.
+
+    def _end_session(self, timeout: float) -> None:
+        try:
+            connection = self._connect()
+        except LockSidecarError:
+            return
+        try:
+            connection.send(request("DELETE", self._session), timeout)
+            connection.receive()
+        except (OSError, BadResponse):
+            pass  # it is gone, or frozen: then it ends the session with this process
+        finally:
+            self._discard(connection)
+
+    def close(self, timeout: float) -> None:
+        self._ended = True
+        self._end_session(timeout)
+        self.drop()
+
+    def drop(self) -> None:
+        self._ended = True
+        while (connection := self._idle_one()) is not None:
+            self._discard(connection)
+        for connection in list(self._all):
+            connection.hang_up()  # who uses it closes it
+        self._chores.put(Call(Release("")))  # wakes the cleaner, which ends
+
+    def forget(self) -> None:
+        self._ended = True
+        self._idle.clear()
+        for connection in list(self._all):
+            connection.sock.close()  # our copy, and no more
+        self._all.clear()
+        self._starting = threading.Lock()
+        self._chores = queue.SimpleQueue()
+
+
+class Events:
+    """The news, line by line. Iterated over by one thread."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._chunks = Chunks()
+        self._lines = Lines()
+        self._read: list[bytes] = []
+        self._begun = False
+        self._raw = b""
+
+    def __iter__(self) -> Events:
+        return self
+
+    def __next__(self) -> Mapping[str, Any]:
+        while not self._read:
+            data = b"" if self._chunks.ended else self.connection.sock.recv(65536)
+            if not data:
+                raise StopIteration
+            if not self._begun:
+                self._raw += data
+                head = parse_head(self._raw)
+                if head is None:
+                    continue
+                if head.status != 200:
+                    raise self._refused()
+                self._begun = True
+                data, self._raw = self._raw[head.size :], b""
+            self._read = self._lines.feed(self._chunks.feed(data))
+        event = json.loads(self._read.pop(0))
+        assert isinstance(event, dict)
+        return event
+
+    def _refused(self) -> LockSidecarError:
+        while (response := parse(self._raw)) is None:
+            data = self.connection.sock.recv(65536)
+            if not data:
+                return LockSidecarError("the sidecar refused, and did not say why")
+            self._raw += data
+        return from_status(json.loads(response.body))
+
+    def run(self, sink: Sink) -> str:
+        """Bring all news to the sink. Returns why they ended."""
+        why = "the connection to the sidecar ended"
+        try:
+            for event in self:
+                if error := event.get("error"):
+                    why = str(error.get("message", why))
+                else:
+                    sink.news(event)
+        except (OSError, BadResponse, ValueError, LockSidecarError):
+            pass  # which is the end, too
+        return why
+
+
+def _silence(timeout: float | None) -> str:
+    return f"the sidecar did not answer within {timeout:g} s; it may be frozen"

@@ -1,0 +1,331 @@
+"""Locks as an app sees them: `with`, `async with`, and what it gets there."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from ._aio import AsyncLostEvent
+from ._errors import LockLost, LockSidecarError, NotHolder, SessionNotFound
+from ._hold import Hold, LostEvent
+from ._model import Guard, Mode
+
+if TYPE_CHECKING:
+    from ._client import Client
+
+_log = logging.getLogger("locksidecar")
+
+
+class _Held:
+    """What Held and AsyncHeld have in common: everything that does not wait."""
+
+    def __init__(self, hold: Hold) -> None:
+        self._hold = hold
+        self._released = False
+
+    @property
+    def resource(self) -> str:
+        return self._hold.resource
+
+    @property
+    def mode(self) -> Mode:
+        return self._hold.mode
+
+    @property
+    def fence(self) -> int:
+        """The fencing token: larger than that of every earlier exclusive grant of the resource.
+
+        Send it with every write, and let the receiver refuse a smaller one than it has seen.
+        """
+        return self._hold.fence
+
+    @property
+    def guard(self) -> Guard | None:
+        """Where the store is a database: a statement for the app's own transaction there."""
+        return self._hold.guard
+
+    @property
+    def lock_id(self) -> str:
+        return self._hold.lock_id
+
+    @property
+    def count(self) -> int:
+        """How many times this owner has entered; 0 when it has left."""
+        return self._hold.count
+
+    @property
+    def jeopardy(self) -> bool:
+        """The store does not answer: nothing is lost yet, but begin nothing long."""
+        return self._hold.session.jeopardy
+
+    def valid_for(self) -> float:
+        """For how many seconds the lock may be relied on without further news.
+
+        Counted on this machine's boot-time clock; never too long. 0 when it is lost.
+        """
+        return 0.0 if self._released else self._hold.valid_for()
+
+    @property
+    def problem(self) -> LockLost | None:
+        """Why it is lost, or None."""
+        return self._hold.look()
+
+    def check(self) -> None:
+        """Raise LockLost if it is lost. Cheap: call it before every write."""
+        if (problem := self._hold.look()) is not None:
+            raise problem.again()
+
+    def _begin_release(self) -> None:
+        if self._released:
+            raise NotHolder(f"the lock on {self.resource!r} was released before")
+
+    def _leave(self, failed: bool) -> bool:
+        """At the end of a block: whether it is to be released. LockLost, unless the block failed itself."""
+        if self._released:
+            return False
+        if (problem := self._hold.look()) is not None:
+            self._released = True
+            self._hold.session.let_go(self._hold)
+            if not failed:
+                raise problem.again()
+            return False
+        return True
+
+    def _left(self, failed: bool, e: LockSidecarError) -> None:
+        """The release at the end of a block has failed."""
+        if isinstance(e, LockLost):
+            if not failed:
+                raise e
+        elif not isinstance(e, NotHolder):
+            # The work was done under the lock; it is only free a little later.
+            _log.warning("release of %r at the end of its block: %s", self.resource, e)
+
+    def __repr__(self) -> str:
+        state = "released" if self._released else "lost" if self._hold.problem else "held"
+        return f"<{type(self).__name__} {self.mode.value} {self.resource!r} fence={self.fence} {state}>"
+
+
+class Held(_Held):
+    """A lock that is held."""
+
+    @property
+    def lost(self) -> LostEvent:
+        """A threading.Event: set when the lock is lost, and not by a release."""
+        return self._hold.lost
+
+    def release(self) -> int:
+        """Release once, from any thread; how many times this owner must still do so.
+
+        LockLost: it was lost before. NotHolder: it was released before.
+        """
+        self._begin_release()
+        left = self._hold.session.release(self._hold)
+        self._released = True
+        return left
+
+    def downgrade(self) -> None:
+        """Turn writing into reading without letting go."""
+        self._begin_release()
+        self._hold.session.downgrade(self._hold)
+
+    def _exit(self, failed: bool) -> None:
+        if self._leave(failed):
+            try:
+                self.release()
+            except LockSidecarError as e:
+                self._left(failed, e)
+
+
+class AsyncHeld(_Held):
+    """A lock that a task holds."""
+
+    def __init__(self, hold: Hold) -> None:
+        super().__init__(hold)
+        self._lost = AsyncLostEvent(hold)
+
+    @property
+    def lost(self) -> AsyncLostEvent:
+        """An asyncio.Event: set when the lock is lost, and not by a release."""
+        return self._lost
+
+    async def release(self) -> int:
+        """Release once, in any task; how many times this owner must still do so.
+
+        A cancelled release is carried out all the same. Errors as of Held.release.
+        """
+        self._begin_release()
+        try:
+            left = await self._hold.session.release_async(self._hold)
+        except asyncio.CancelledError:
+            self._released = True
+            raise
+        self._released = True
+        self._lost.forget()
+        return left
+
+    async def downgrade(self) -> None:
+        """Turn writing into reading without letting go."""
+        self._begin_release()
+        await self._hold.session.downgrade_async(self._hold)
+
+    async def _exit(self, failed: bool) -> None:
+        if self._leave(failed):
+            try:
+                await self.release()
+            except LockSidecarError as e:
+                self._left(failed, e)
+
+
+class Lock:
+    """A lock that can be taken, again and again, by `with`, `async with`, or acquire.
+
+    At the end of a block that has lost its lock, LockLost is raised (unless the
+    block itself raises something): its work may not have been alone.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        resource: str,
+        *,
+        mode: Mode = Mode.EXCLUSIVE,
+        wait: float | None = None,
+        owner: str | None = None,
+        max_hold: float | None = None,
+    ) -> None:
+        self._client = client
+        self.resource = resource
+        self.mode = mode
+        self.wait = wait
+        self.owner = owner
+        self.max_hold = max_hold
+        self._threads: _Entered[threading.Thread, Held] = _Entered()
+        self._tasks: _Entered[asyncio.Task[object], AsyncHeld] = _Entered()
+
+    def acquire(self) -> Held:
+        """Take it; release what this returns.
+
+        LockHeld: wait=0, and not free. WaitTimeout. NoSidecar, SidecarGone,
+        SidecarSilent, StoreUnavailable, UpgradeRefused, LimitExceeded, InvalidRequest.
+        With an error, an interrupt too, nothing is taken and nothing is left behind.
+        """
+        owner = self.owner if self.owner is not None else _label("thread", threading.current_thread())
+        session = self._client.session()
+        try:
+            return Held(session.acquire(self.resource, self.mode, self.wait, owner, self.max_hold))
+        except SessionNotFound:  # it had ended, and we had not heard of that yet
+            session = self._client.session()
+            return Held(session.acquire(self.resource, self.mode, self.wait, owner, self.max_hold))
+
+    async def acquire_async(self) -> AsyncHeld:
+        """The same for a task. Cancelling it ends the wait."""
+        owner = self.owner if self.owner is not None else _label("task", _current_task())
+        session = await self._client.session_async()
+        try:
+            hold = await session.acquire_async(self.resource, self.mode, self.wait, owner, self.max_hold)
+        except SessionNotFound:
+            session = await self._client.session_async()
+            hold = await session.acquire_async(self.resource, self.mode, self.wait, owner, self.max_hold)
+        return AsyncHeld(hold)
+
+    def __enter__(self) -> Held:
+        held = self.acquire()
+        self._threads.push(threading.current_thread(), held)
+        return held
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._threads.pop(threading.current_thread())._exit(kind is not None)
+
+    async def __aenter__(self) -> AsyncHeld:
+        held = await self.acquire_async()
+        self._tasks.push(_current_task(), held)
+        return held
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._tasks.pop(_current_task())._exit(kind is not None)
+
+
+class RWLock:
+    """Two locks on one resource: many may read, one may write."""
+
+    def __init__(
+        self,
+        client: Client,
+        resource: str,
+        *,
+        wait: float | None = None,
+        owner: str | None = None,
+        max_hold: float | None = None,
+    ) -> None:
+        self._client = client
+        self.resource = resource
+        self._wait = wait
+        self._owner = owner
+        self._max_hold = max_hold
+
+    def read(self) -> Lock:
+        """Beside other readers."""
+        return self._lock(Mode.SHARED)
+
+    def write(self) -> Lock:
+        """Alone. Who reads cannot ask for it: UpgradeRefused."""
+        return self._lock(Mode.EXCLUSIVE)
+
+    def _lock(self, mode: Mode) -> Lock:
+        return Lock(
+            self._client,
+            self.resource,
+            mode=mode,
+            wait=self._wait,
+            owner=self._owner,
+            max_hold=self._max_hold,
+        )
+
+
+H = TypeVar("H", bound=_Held)
+O = TypeVar("O")
+
+
+class _Entered(Generic[O, H]):
+    """Which thread or task is in which blocks of one Lock."""
+
+    def __init__(self) -> None:
+        self._stacks: weakref.WeakKeyDictionary[O, list[H]] = weakref.WeakKeyDictionary()
+
+    def push(self, who: O, held: H) -> None:
+        self._stacks.setdefault(who, []).append(held)
+
+    def pop(self, who: O) -> H:
+        stack = self._stacks.get(who)
+        if not stack:
+            raise RuntimeError("the end of a block in a thread or task that has not entered it")
+        return stack.pop()
+
+
+# Labels are numbers that no other thread or task of the process ever has: what the
+# system calls them is given to the next when one ends.
+_numbers = itertools.count(1)
+_labels: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
+
+
+def _label(kind: str, who: object) -> str:
+    label = _labels.get(who)
+    if label is None:
+        label = _labels.setdefault(who, f"{kind}:{next(_numbers)}")
+    return label
+
+
+def _current_task() -> asyncio.Task[object]:
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("async with a lock needs a task of asyncio")
+    return task

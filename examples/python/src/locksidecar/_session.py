@@ -1,0 +1,337 @@
+"""One app session: what this process holds, and when that ends."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from ._clock import SidecarClock, boot_time
+from ._errors import (
+    LockLost,
+    LockSidecarError,
+    SessionClosed,
+    SessionNotFound,
+    SidecarGone,
+    SidecarSilent,
+)
+from ._hold import Hold
+from ._model import Acquire, Call, Downgrade, Grant, Mode, Operation, Release, Transport, seconds
+
+# A clock that goes on in suspend is looked at this often: the timers of threads
+# stand still meanwhile.
+_MAX_LOOK = 1.0
+# How long the sidecar may take to say that max_hold is over, see Hold.silent_at.
+_MAX_SLACK = 0.25
+# A try waits 2 s for the store, a release too; the rest is for a busy machine.
+_STORE_LIMIT = 2.0
+_PATIENCE = 3.0
+
+
+class Session:
+    """A session and its transport. Any thread and any task may use it."""
+
+    def __init__(self, transport: Transport, name: str, metadata: Mapping[str, str]) -> None:
+        self.pid = os.getpid()
+        # Reentrant, as a signal handler may look at a hold while this very thread does.
+        self.mutex = threading.RLock()
+        self.changed = threading.Condition(self.mutex)
+        self.error: LockSidecarError | None = None  # why it ended
+        self.until = 0.0  # how long holds without a limit may be relied on, on our clock
+        self.slack = 0.0
+        self.jeopardy = False
+        self.draining = threading.Event()
+        self._transport = transport
+        self._clock = SidecarClock()
+        self._holds: dict[str, Hold] = {}
+        self._asking = 0  # acquires on their way
+        self._early: dict[str, LockLost] = {}  # losses that came before their grants
+        self._looks_at = math.inf
+        self._ids = itertools.count(1)
+
+        request: dict[str, Any] = {"name": name, "metadata": dict(metadata)}
+        sent, opened = transport.open(request, self)
+        self.id = str(opened["sessionId"])
+        self._clock.answered(sent, seconds(opened["countedAt"]))
+        # Half of what a store keeps a lease longer than it is said to be valid.
+        self.slack = min(_MAX_SLACK, seconds(opened["leaseTtl"]) / 20)
+        threading.Thread(target=self._watch, name="locksidecar-clock", daemon=True).start()
+
+    # Operations. Each has a form for threads and one for tasks; what is not waiting
+    # is the same.
+
+    def acquire(
+        self, resource: str, mode: Mode, wait: float | None, owner: str, max_hold: float | None
+    ) -> Hold:
+        call = self._begin_acquire(resource, mode, wait, owner, max_hold)
+        try:
+            answer = self._transport.call(call, _limit(wait))
+            return self._granted(call, answer)
+        except BaseException as e:
+            raise self._acquire_failed(call, e) from e.__cause__
+        finally:
+            self._end_acquire()
+
+    async def acquire_async(
+        self, resource: str, mode: Mode, wait: float | None, owner: str, max_hold: float | None
+    ) -> Hold:
+        call = self._begin_acquire(resource, mode, wait, owner, max_hold)
+        try:
+            answer = await self._transport.call_async(call, _limit(wait))
+            return self._granted(call, answer)
+        except BaseException as e:
+            raise self._acquire_failed(call, e) from e.__cause__
+        finally:
+            self._end_acquire()
+
+    def release(self, hold: Hold) -> int:
+        """Release once; how many times it must still be released. LockLost, NotHolder."""
+        call = self._begin_change(hold, Release(hold.lock_id))
+        try:
+            self._transport.call(call, _STORE_LIMIT + _PATIENCE)
+        except BaseException as e:
+            raise self._release_failed(hold, call, e) from e.__cause__
+        return self._released(hold)
+
+    async def release_async(self, hold: Hold) -> int:
+        call = self._begin_change(hold, Release(hold.lock_id))
+        try:
+            await self._transport.call_async(call, _STORE_LIMIT + _PATIENCE)
+        except BaseException as e:
+            raise self._release_failed(hold, call, e) from e.__cause__
+        return self._released(hold)
+
+    def downgrade(self, hold: Hold) -> None:
+        call = self._begin_change(hold, Downgrade(hold.lock_id))
+        try:
+            answer = self._transport.call(call, _STORE_LIMIT + _PATIENCE)
+        except LockSidecarError as e:
+            raise self._explained(hold, e) from e.__cause__
+        self._downgraded(hold, call, answer)
+
+    async def downgrade_async(self, hold: Hold) -> None:
+        call = self._begin_change(hold, Downgrade(hold.lock_id))
+        try:
+            answer = await self._transport.call_async(call, _STORE_LIMIT + _PATIENCE)
+        except LockSidecarError as e:
+            raise self._explained(hold, e) from e.__cause__
+        self._downgraded(hold, call, answer)
+
+    def let_go(self, hold: Hold) -> None:
+        """Release a hold that is lost, or that nobody wants, in the background."""
+        if self.error is None:
+            self._transport.abandon(Call(Release(hold.lock_id)))
+
+    def close(self, timeout: float = _STORE_LIMIT + _PATIENCE) -> None:
+        """Release everything, and wait until the sidecar has done so."""
+        if self.end(
+            SessionClosed("this process has closed its session"),
+            "SESSION_CLOSED",
+            "this process has closed its session",
+        ):
+            self._transport.close(timeout)
+
+    # What the operations have in common.
+
+    def _begin_acquire(
+        self, resource: str, mode: Mode, wait: float | None, owner: str, max_hold: float | None
+    ) -> Call:
+        with self.mutex:
+            if self.error is not None:
+                raise self.error.again()
+            self._asking += 1
+            return Call(Acquire(resource, mode, wait, owner, max_hold, str(next(self._ids))))
+
+    def _end_acquire(self) -> None:
+        with self.mutex:
+            self._asking -= 1
+            if self._asking == 0:
+                self._early.clear()
+
+    def _granted(self, call: Call, answer: Mapping[str, Any]) -> Hold:
+        assert isinstance(call.operation, Acquire)
+        grant = Grant.read(answer)
+        max_hold = call.operation.max_hold
+        with self.mutex:
+            if self.error is not None:
+                raise self.error.again()
+            self._clock.answered(call.sent, grant.counted_at)
+            until = self._clock.until(grant.counted_at, grant.valid_for)
+            hold = self._holds.get(grant.lock_id)
+            if hold is None:
+                hold = self._holds[grant.lock_id] = Hold(self, grant)
+            hold.count += 1
+            hold.mode = grant.mode
+            hold.until = max(hold.until, until)
+            if max_hold is not None:
+                limit = self._clock.until(grant.counted_at, max_hold)
+                hold.limit = limit if hold.limit is None else min(hold.limit, limit)
+            elif hold.limit is None:
+                self.until = max(self.until, until)
+            call.granted = grant
+            if early := self._early.get(grant.lock_id):
+                self._lose(hold, early)
+            elif hold.silent_at() < self._looks_at:
+                self.changed.notify()
+            return hold
+
+    def _acquire_failed(self, call: Call, e: BaseException) -> BaseException:
+        """See that nothing is left behind, and find the error to tell."""
+        if call.granted is not None:  # interrupted after the grant was noted
+            with self.mutex:
+                hold = self._holds.get(call.granted.lock_id)
+                if hold is not None:
+                    self._forget_once(hold)
+                    self.let_go(hold)
+        elif self.error is None and (not call.answered or not isinstance(e, LockSidecarError)):
+            self._transport.abandon(call)
+        return self._ended(e)
+
+    def _begin_change(self, hold: Hold, operation: Operation) -> Call:
+        problem = hold.look()
+        if problem is not None:
+            if isinstance(operation, Release):
+                self.let_go(hold)  # ends its grace
+            raise problem.again()
+        with self.mutex:
+            if self.error is not None:
+                raise self.error.again()
+        return Call(operation)
+
+    def _release_failed(self, hold: Hold, call: Call, e: BaseException) -> BaseException:
+        if not isinstance(e, LockSidecarError):  # an interrupt, or a task's cancellation
+            if not call.delivered:
+                self._transport.abandon(call)
+            self._released(hold)
+        return self._explained(hold, e)
+
+    def _explained(self, hold: Hold, e: BaseException) -> BaseException:
+        e = self._ended(e)
+        with self.mutex:
+            if isinstance(e, LockLost):
+                self._lose(hold, e)
+            if isinstance(e, (LockLost, SessionNotFound)) and hold.problem is not None:
+                return hold.problem.again()
+        return e
+
+    def _ended(self, e: BaseException) -> BaseException:
+        """The reason why the session ended, where e is only a sign of that."""
+        if isinstance(e, SessionNotFound) and self.gone("the sidecar has ended the session"):
+            return e
+        if isinstance(e, (SessionNotFound, SidecarGone, SidecarSilent)) and self.error is not None:
+            return self.error.again()
+        return e
+
+    def _released(self, hold: Hold) -> int:
+        with self.mutex:
+            return self._forget_once(hold)
+
+    def _forget_once(self, hold: Hold) -> int:
+        hold.count -= 1
+        if hold.count <= 0:
+            self._holds.pop(hold.lock_id, None)
+        return hold.count
+
+    def _downgraded(self, hold: Hold, call: Call, answer: Mapping[str, Any]) -> None:
+        grant = Grant.read(answer)
+        with self.mutex:
+            self._clock.answered(call.sent, grant.counted_at)
+            hold.mode = grant.mode
+
+    # News. The transport calls these.
+
+    def news(self, event: Mapping[str, Any]) -> None:
+        with self.mutex:
+            if lease := event.get("lease"):
+                counted_at = seconds(lease["countedAt"])
+                self.until = max(self.until, self._clock.until(counted_at, seconds(lease["validFor"])))
+                self.jeopardy = bool(lease.get("jeopardy"))
+            elif lost := event.get("lost"):
+                problem = LockLost(
+                    f"the lock on {lost['resource']!r} is lost: {lost['message']}",
+                    lost_reason=str(lost["reason"]),
+                    grace_end=self._clock.until(seconds(lost["countedAt"]), seconds(lost["grace"])),
+                )
+                hold = self._holds.get(lost["lockId"])
+                if hold is not None:
+                    self._lose(hold, problem)
+                elif self._asking:
+                    self._early[lost["lockId"]] = problem
+            elif "draining" in event:
+                self.draining.set()
+
+    def gone(self, why: str) -> bool:
+        return self.end(SidecarGone(why), "SIDECAR_GONE", why)
+
+    def end(self, error: LockSidecarError, lost_reason: str, message: str) -> bool:
+        """End it, once: everything is lost, and nobody waits any more."""
+        with self.mutex:
+            if self.error is not None:
+                return False
+            self.error = error
+            for hold in list(self._holds.values()):
+                self._lose(
+                    hold,
+                    LockLost(f"the lock on {hold.resource!r} is lost: {message}", lost_reason=lost_reason),
+                )
+            self.changed.notify()
+        if not isinstance(error, SessionClosed):  # else after the sidecar has been told
+            self._transport.drop()
+        return True
+
+    def silence(self, hold: Hold) -> None:
+        """Its end is there and nothing was heard. mutex is held."""
+        self._lose(
+            hold,
+            LockLost(
+                f"the lock on {hold.resource!r} is lost: the sidecar was not heard of in time",
+                lost_reason="SIDECAR_SILENT",
+            ),
+        )
+
+    def _lose(self, hold: Hold, problem: LockLost) -> None:
+        hold.lose(problem)
+        self._holds.pop(hold.lock_id, None)
+
+    def _watch(self) -> None:
+        """One thread notices the ends of all holds."""
+        with self.changed:
+            while self.error is None:
+                now = boot_time()
+                next_end = now + _MAX_LOOK
+                for hold in list(self._holds.values()):
+                    end = hold.silent_at()
+                    if end <= now:
+                        self.silence(hold)
+                    else:
+                        next_end = min(next_end, end)
+                # Without holds it sleeps until one is granted. It looks for that only
+                # now, so that locks that come and go wake it once a second at most.
+                self._looks_at = next_end if self._holds else math.inf
+                self.changed.wait(next_end - now if self._holds else None)
+
+    # Fork.
+
+    def forked(self) -> None:
+        """In a child: the session is the parent's, and so are its holds.
+
+        Only the thread that forked goes on in a child, and locks of the others stay
+        as they were at that moment. So everything is made anew.
+        """
+        self.mutex = threading.RLock()
+        self.changed = threading.Condition(self.mutex)
+        message = "this process is a child of the one that holds it"
+        self.error = SessionClosed(message)
+        for hold in list(self._holds.values()):
+            hold.forked(LockLost(f"the lock on {hold.resource!r} is lost: {message}", lost_reason="FORKED"))
+        self._transport.forget()
+
+
+def _limit(wait: float | None) -> float | None:
+    """How long the answer of an acquire may take."""
+    if wait is None:
+        return None
+    return (wait if wait > 0 else _STORE_LIMIT) + _PATIENCE
