@@ -2,95 +2,20 @@ package testengine
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
-var allRedis = []*Kind{Redis, RedisCluster, RedisSentinel}
-
-// client opens a go-redis client on a URL as the product would.
-func client(t *testing.T, raw string) redis.UniversalClient {
-	t.Helper()
-	before, hosts, after := splitURL(raw)
-	o := &redis.UniversalOptions{
-		Addrs: hosts, ContextTimeoutEnabled: true, DialTimeout: time.Second,
-		ReadTimeout: time.Second, MaxRetries: -1, MaxRedirects: 1,
-		MasterName: strings.TrimPrefix(after, "/"), IsClusterMode: before == "redis+cluster://",
-	}
-	c := redis.NewUniversalClient(o)
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return c
-}
-
-// within bounds one question to a server.
-func within(t *testing.T, d time.Duration) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), d)
-	t.Cleanup(cancel)
-	return ctx
-}
-
-// keys are spread over the nodes of a cluster.
-func keys(t *testing.T) []string {
-	t.Helper()
-	var all []string
-	for i := range 10 {
-		all = append(all, fmt.Sprintf("%s-%d", t.Name(), i))
-	}
-	return all
-}
-
-func set(t *testing.T, c redis.UniversalClient, value string) {
-	t.Helper()
-	for _, k := range keys(t) {
-		if err := c.Set(within(t, 5*time.Second), k, value, 0).Err(); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// wantAll checks all keys, "" for none. The client may need a moment to find
-// its way back to the server.
-func wantAll(t *testing.T, c redis.UniversalClient, value string) {
-	t.Helper()
-	for _, k := range keys(t) {
-		var got string
-		if err := poll(within(t, 20*time.Second), func() error {
-			var err error
-			got, err = c.Get(within(t, time.Second), k).Result()
-			if errors.Is(err, redis.Nil) {
-				return nil
-			}
-			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
-		if got != value {
-			t.Fatalf("%s is %q; want %q", k, got, value)
-		}
-	}
-}
-
-func wantError(t *testing.T, c redis.UniversalClient) {
-	t.Helper()
-	if err := c.Set(within(t, 300*time.Millisecond), "x", "", 0).Err(); err == nil {
-		t.Fatal("the server answers")
-	}
+var allKinds = []*Kind{
+	Redis, RedisCluster, RedisSentinel, ZooKeeper, ZooKeeperEnsemble, MariaDB, MySQL, MariaDBFakeTime, MySQLFakeTime, MariaDBPair, MySQLPair,
 }
 
 // origin makes sure that a test has a server that can be treated badly.
@@ -101,53 +26,77 @@ func origin(t *testing.T, k *Kind) {
 	}
 }
 
-func TestStart(t *testing.T) {
-	for _, k := range allRedis {
+func TestKinds(t *testing.T) {
+	for _, k := range allKinds {
 		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
 			begin := time.Now()
 			s := New(t, k)
 			t.Logf("%s after %v", s.URL(), time.Since(begin))
-			c := client(t, s.URL())
-			set(t, c, "1")
-			wantAll(t, c, "1")
+			t.Run("Pause", func(t *testing.T) { testPause(t, s) })
+			t.Run("Restart", func(t *testing.T) { testRestart(t, s) })
+			t.Run("Through", func(t *testing.T) { testThrough(t, s) })
 		})
 	}
 }
 
-func TestPause(t *testing.T) {
-	for _, k := range allRedis {
-		t.Run(k.name, func(t *testing.T) {
-			s := Shared(t, k)
-			c := client(t, s.URL())
-			set(t, c, "1")
-			resume := Pause(t, s)
-			wantError(t, c)
-			resume()
-			wantAll(t, c, "1")
-		})
-	}
+func testPause(t *testing.T, s Server) {
+	c := newClient(t, s.URL())
+	set(t, c, "1")
+	resume := Pause(t, s)
+	wantError(t, c)
+	resume()
+	wantAll(t, c, "1")
 }
 
-func TestRestart(t *testing.T) {
-	for _, k := range allRedis {
-		t.Run(k.name, func(t *testing.T) {
-			s := Shared(t, k)
-			c := client(t, s.URL())
-			set(t, c, "1")
-			start := Crash(t, s, KeepData)
-			wantError(t, c)
-			start()
-			wantAll(t, c, "1")
-			Restart(t, s, DropData)
-			wantAll(t, c, "")
-		})
+func testRestart(t *testing.T, s Server) {
+	c := newClient(t, s.URL())
+	set(t, c, "1")
+	start := Crash(t, s, KeepData)
+	wantError(t, c)
+	start()
+	wantAll(t, c, "1")
+	Restart(t, s, DropData)
+	wantAll(t, c, "")
+}
+
+func testThrough(t *testing.T, s Server) {
+	p := Through(t, s)
+	other := newClient(t, s.URL())
+	c := newClient(t, p.URL())
+	set(t, c, "1")
+	p.Inject(Cut)
+	for _, key := range keys(t) { // no node is reached by another road
+		if _, err := c.get(within(t, 100*time.Millisecond), key); err == nil {
+			t.Fatalf("%s was read past the proxy", key)
+		}
+	}
+	wantAll(t, other, "1")
+	heal(t, p)
+	wantAll(t, c, "1")
+
+	key := keys(t)[0]
+	p.Mute(key)
+	if _, err := c.get(within(t, 300*time.Millisecond), key); err == nil {
+		t.Fatal("the answer came")
+	}
+	heal(t, p)
+	wantAll(t, c, "1")
+
+	lost := p.LoseReply(key, Cut)
+	if err := c.put(within(t, time.Second), key, "2"); err == nil {
+		t.Fatal("the reply came")
+	}
+	wantSprung(t, lost)
+	if got, err := other.get(within(t, time.Second), key); err != nil || got != "2" {
+		t.Fatalf("the server has %q, %v; want 2", got, err)
 	}
 }
 
 // The repairs run when a test ends in the middle of a fault.
 func TestRepair(t *testing.T) {
 	s := Shared(t, Redis)
-	c := client(t, s.URL())
+	c := newClient(t, s.URL())
 	for name, fault := range map[string]func(t *testing.T){
 		"pause": func(t *testing.T) { Pause(t, s) },
 		"crash": func(t *testing.T) { Crash(t, s, DropData) },
@@ -163,15 +112,17 @@ func TestNodes(t *testing.T) {
 	if len(nodes) != clusterMasters {
 		t.Fatalf("%d nodes", len(nodes))
 	}
-	c := client(t, s.URL())
+	c := newClient(t, s.URL())
 	set(t, c, "1")
 	Restart(t, nodes[0], DropData)
 	lost := 0
 	for _, k := range keys(t) {
-		if err := c.Get(within(t, 5*time.Second), k).Err(); errors.Is(err, redis.Nil) {
-			lost++
-		} else if err != nil {
+		value, err := c.get(within(t, 5*time.Second), k)
+		if err != nil {
 			t.Fatal(err)
+		}
+		if value == "" {
+			lost++
 		}
 	}
 	if lost == 0 || lost == len(keys(t)) {
@@ -180,49 +131,21 @@ func TestNodes(t *testing.T) {
 }
 
 func TestFailOver(t *testing.T) {
-	s := Shared(t, RedisSentinel)
-	direct, proxied := client(t, s.URL()), client(t, Through(t, s).URL())
-	set(t, direct, "1")
-	for _, tt := range []struct {
-		d    Data
-		want string
-	}{{KeepData, "1"}, {DropData, ""}} {
-		begin := time.Now()
-		FailOver(t, s, tt.d)
-		t.Logf("took %v", time.Since(begin))
-		wantAll(t, direct, tt.want)
-		wantAll(t, proxied, tt.want)
-	}
-}
-
-func TestThrough(t *testing.T) {
-	for _, k := range allRedis {
+	for _, k := range []*Kind{RedisSentinel, MariaDBPair, MySQLPair} {
 		t.Run(k.name, func(t *testing.T) {
-			s := Shared(t, k)
-			p := Through(t, s)
-			other := client(t, s.URL())
-			c := client(t, p.URL())
-			set(t, c, "1")
-			p.Inject(Cut)
-			for _, key := range keys(t) { // no node is reached by another road
-				if err := c.Get(within(t, 100*time.Millisecond), key).Err(); err == nil {
-					t.Fatalf("%s was read past the proxy", key)
-				}
-			}
-			wantAll(t, other, "1")
-			if err := p.Heal(); err != nil {
-				t.Fatal(err)
-			}
-			wantAll(t, c, "1")
-
-			key := keys(t)[0]
-			lost := p.LoseReply(key, Cut)
-			if err := c.Set(within(t, time.Second), key, "2", 0).Err(); err == nil {
-				t.Fatal("the reply came")
-			}
-			wantSprung(t, lost)
-			if got, err := other.Get(within(t, time.Second), key).Result(); err != nil || got != "2" {
-				t.Fatalf("the server has %q, %v; want 2", got, err)
+			t.Parallel()
+			s := New(t, k)
+			direct, proxied := newClient(t, s.URL()), newClient(t, Through(t, s).URL())
+			set(t, direct, "1")
+			for _, tt := range []struct {
+				d    Data
+				want string
+			}{{KeepData, "1"}, {DropData, ""}, {KeepData, ""}} {
+				begin := time.Now()
+				FailOver(t, s, tt.d)
+				t.Logf("took %v", time.Since(begin))
+				wantAll(t, direct, tt.want)
+				wantAll(t, proxied, tt.want)
 			}
 		})
 	}
@@ -239,14 +162,14 @@ func TestEnvironmentURL(t *testing.T) {
 		t.Error("a server of somebody else's can be paused")
 	}
 	p := Through(t, s)
-	c := client(t, p.URL())
+	c := newClient(t, p.URL())
 	set(t, c, "1")
 	p.Inject(Cut)
 	wantError(t, c)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	wantAll(t, client(t, own.URL()), "1")
+	wantAll(t, newClient(t, own.URL()), "1")
 
 	t.Setenv(RedisCluster.urlEnv, "redis+cluster://"+strings.TrimPrefix(own.URL(), "redis://"))
 	s = New(t, RedisCluster)
@@ -283,17 +206,22 @@ func (f *fakeTB) Skipf(format string, args ...any) {
 }
 
 func TestNothingToStart(t *testing.T) {
-	origin(t, Redis)
-	t.Setenv("PATH", t.TempDir())
-	t.Setenv("LOCKSIDECAR_TEST_WITH", "local")
-	_, err := Start(t.Context(), Redis)
-	if !errors.Is(err, exec.ErrNotFound) {
-		t.Fatalf("%v; want that redis-server is not found", err)
-	}
-	for _, want := range []string{installRedis, Redis.urlEnv, Redis.image.env} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("the error does not say %q:\n%v", want, err)
-		}
+	for _, k := range allKinds {
+		t.Run(k.name, func(t *testing.T) {
+			origin(t, k)
+			t.Setenv("PATH", t.TempDir())
+			t.Setenv("XDG_CACHE_HOME", t.TempDir())
+			t.Setenv("LOCKSIDECAR_TEST_WITH", "local")
+			_, err := Start(t.Context(), k)
+			if !errors.Is(err, exec.ErrNotFound) {
+				t.Fatalf("%v; want that a program is not found", err)
+			}
+			for _, want := range []string{k.install, k.urlEnv, k.image.env} {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("the error does not say %q:\n%v", want, err)
+				}
+			}
+		})
 	}
 	t.Setenv("LOCKSIDECAR_TEST_WITH", "nonsense")
 	if _, err := Start(t.Context(), Redis); err == nil || !strings.Contains(err.Error(), "nonsense") {
@@ -302,25 +230,37 @@ func TestNothingToStart(t *testing.T) {
 }
 
 func TestPortTaken(t *testing.T) {
-	if _, err := exec.LookPath("redis-server"); err != nil {
-		t.Skip("needs redis-server on this machine")
+	for _, k := range []*Kind{Redis, ZooKeeper, MariaDB, MySQL} {
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			s := newServer(t)
+			m, err := newLocal(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { closed(t, closer(m.close)) })
+			_, err = k.start(within(t, 20*time.Second), m, []int{s.ln.Addr().(*net.TCPAddr).Port})
+			if errors.Is(err, exec.ErrNotFound) {
+				t.Skip("is not on this machine")
+			}
+			if !errors.Is(err, errPortTaken) {
+				t.Errorf("%v; want that the port was taken", err)
+			}
+		})
 	}
-	s := newServer(t)
-	port := s.ln.Addr().String()[strings.LastIndex(s.ln.Addr().String(), ":")+1:]
-	m, err := newLocal(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	number, err := strconv.Atoi(port)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := redisNode(m, "x", number, redisArgs(m, number)...)
-	if err := n.Start(within(t, 10*time.Second)); !errors.Is(err, errPortTaken) {
-		t.Errorf("%v; want that the port was taken", err)
-	}
-	if err := m.close(); err != nil {
-		t.Fatal(err)
+}
+
+func TestSplitURL(t *testing.T) {
+	for _, tt := range []struct{ url, before, hosts, after string }{
+		{"redis://a", "redis://", "a:6379", ""},
+		{"redis+sentinel://a,b:1/x", "redis+sentinel://", "a:26379 b:1", "/x"},
+		{"zk://u:p@a:1,b,[::1]/chroot?x=y", "zk://u:p@", "a:1 b:2181 [::1]:2181", "/chroot?x=y"},
+		{"mysql://u@h@a?x=y@z", "mysql://u@h@", "a:3306", "?x=y@z"},
+	} {
+		before, hosts, after := splitURL(tt.url)
+		if before != tt.before || strings.Join(hosts, " ") != tt.hosts || after != tt.after {
+			t.Errorf("%s: %q, %q, %q", tt.url, before, hosts, after)
+		}
 	}
 }
 

@@ -21,7 +21,7 @@ type externalOne struct{ external }
 
 func (s *externalOne) Proxy(ctx context.Context) (*Proxy, error) {
 	before, hosts, after := splitURL(s.url)
-	p, err := NewProxy(ctx, hosts[0])
+	p, err := newProxy(ctx, s.url, []route{{listen: net.JoinHostPort(ownLoopback(), "0"), target: hosts[0]}})
 	if err != nil {
 		return nil, err
 	}

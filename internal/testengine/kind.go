@@ -56,7 +56,8 @@ const (
 // RedisSentinel three sentinels that watch a master and its replica. ZooKeeper
 // is one server alone, ZooKeeperEnsemble three. MariaDB and MySQL are one server
 // alone; MariaDBFakeTime and MySQLFakeTime are as well, and their clock can be
-// shifted.
+// shifted. MariaDBPair and MySQLPair are a primary and its replica behind one
+// address.
 var (
 	Redis = &Kind{
 		name: "Redis", urlEnv: "LOCKSIDECAR_TEST_REDIS_URL", image: redisImage, install: installRedis,
@@ -93,6 +94,14 @@ var (
 	MySQLFakeTime = &Kind{
 		name: "MySQL with a clock of its own", urlEnv: MySQL.urlEnv, image: mySQLImage, install: installMySQL + "; " + aptGet + "gcc libc6-dev",
 		ports: 1, start: mySQL.startFakeTime,
+	}
+	MariaDBPair = &Kind{
+		name: "MariaDB pair", urlEnv: MariaDB.urlEnv, image: mariaDBImage, install: installMariaDB,
+		ports: 2, start: mariaDB.startPair,
+	}
+	MySQLPair = &Kind{
+		name: "MySQL pair", urlEnv: MySQL.urlEnv, image: mySQLImage, install: installMySQL,
+		ports: 2, start: mySQL.startPair,
 	}
 )
 

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -43,6 +44,9 @@ type mysqlFlavour struct {
 	// which is not there. $program is what find has printed.
 	fill string
 	args []string
+	// alone are arguments of a server that has no replica.
+	alone       []string
+	replication replication
 }
 
 // pathOfRoot: Debian's other users do not have the folders of servers in PATH.
@@ -55,7 +59,8 @@ var (
 		fill: `PATH=$PATH:$(dirname "$program")
 mariadb-install-db --no-defaults --user="$(id -un)" --datadir="$data" --skip-test-db \
 	--auth-root-authentication-method=normal --innodb-log-file-size=8M`,
-		args: []string{"--skip-networking=0", "--innodb-log-file-size=8M"},
+		args:        []string{"--skip-networking=0", "--innodb-log-file-size=8M"},
+		replication: mariaDBReplication,
 	}
 	mySQL = &mysqlFlavour{
 		name: "MySQL",
@@ -72,7 +77,9 @@ done`,
 		fill: `"$program" --no-defaults --user="$(id -un)" --datadir="$data" --initialize-insecure \
 	--innodb-redo-log-capacity=8M --innodb-buffer-pool-size=32M
 rm -f "$data/auto.cnf" # the identity of the server that did it`,
-		args: []string{"--mysqlx=OFF", "--secure-file-priv=NULL", "--skip-log-bin", "--innodb-redo-log-capacity=8M"},
+		args:        []string{"--mysqlx=OFF", "--secure-file-priv=NULL", "--innodb-redo-log-capacity=8M"},
+		alone:       []string{"--skip-log-bin"},
+		replication: mySQLReplication,
 	}
 )
 
@@ -87,7 +94,7 @@ func (f *mysqlFlavour) start(ctx context.Context, m machine, ports []int) (Serve
 
 // one prepares one server.
 func (f *mysqlFlavour) one(ctx context.Context, m machine, ports []int) (*store, error) {
-	n, err := f.node(ctx, m, "server", ports[0])
+	n, err := f.node(ctx, m, "server", ports[0], f.alone...)
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +104,7 @@ func (f *mysqlFlavour) one(ctx context.Context, m machine, ports []int) (*store,
 func mysqlURL(addr string) string { return "mysql://root@" + addr + "/" + Database }
 
 // node prepares a server in a folder of its own and does not start it.
-func (f *mysqlFlavour) node(ctx context.Context, m machine, dir string, port int) (*node, error) {
+func (f *mysqlFlavour) node(ctx context.Context, m machine, dir string, port int, more ...string) (*node, error) {
 	path, err := find(ctx, m, f.name, "cache="+quote(m.cache())+"\n"+f.find)
 	if err != nil {
 		return nil, err
@@ -122,7 +129,7 @@ func (f *mysqlFlavour) node(ctx context.Context, m machine, dir string, port int
 		"--socket=s", "--pid-file=pid", // in the data folder; paths of sockets must be short
 		"--port=" + strconv.Itoa(port), "--bind-address=" + m.bind(), "--skip-name-resolve",
 		"--innodb-buffer-pool-size=32M", "--max-connections=500",
-	}, f.args...)
+	}, slices.Concat(f.args, more)...)
 	n.program, n.argv = p, func(context.Context) ([]string, error) { return args, nil }
 	return n, nil
 }
@@ -160,6 +167,8 @@ cp -R "$template" "$dir/data"`, quote(p.path), quote(n.m.cache()), quote(n.dir),
 // ready implements program.
 func (p mysqlServer) ready(ctx context.Context, n *node) (version string, err error) {
 	var dir string
+	ctx, cancel := context.WithTimeout(ctx, time.Second) // who is there need not be a server
+	defer cancel()
 	err = mysqlDo(ctx, n.Addr(), func(db *sql.DB) error {
 		return db.QueryRowContext(ctx, "SELECT VERSION(), @@datadir").Scan(&version, &dir)
 	})
@@ -188,7 +197,6 @@ func (p mysqlServer) drop(ctx context.Context, n *node) error {
 func mysqlDo(ctx context.Context, addr string, f func(db *sql.DB) error) error {
 	c := mysql.NewConfig()
 	c.Net, c.Addr, c.User, c.DBName = "tcp", addr, "root", Database
-	c.Timeout, c.ReadTimeout, c.WriteTimeout = time.Second, 5*time.Second, 5*time.Second
 	c.Logger = &mysql.NopLogger{} // it talks of what is refused while a server starts
 	connector, err := mysql.NewConnector(c)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"strings"
 	"sync"
 	"time"
 )
@@ -20,6 +21,7 @@ type Proxy struct {
 	url       string
 	endpoints []*endpoint
 	rw        *rewriter // for what the server says; nil: nothing to rewrite
+	numbered  bool      // messages have a length and a number, as ZooKeeper's have
 
 	mu      sync.Mutex
 	changed sync.Cond // held or a link's dead has changed
@@ -89,7 +91,7 @@ func ownLoopback() string {
 type route struct{ listen, target string }
 
 func newProxy(ctx context.Context, url string, routes []route) (*Proxy, error) {
-	p := &Proxy{url: url, links: map[*link]struct{}{}}
+	p := &Proxy{url: url, numbered: strings.HasPrefix(url, "zk://"), links: map[*link]struct{}{}}
 	p.changed.L = &p.mu
 	for _, r := range routes {
 		ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp4", r.listen)
@@ -110,6 +112,15 @@ func (p *Proxy) rewrite(from, to string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.rw = newRewriter(from, to)
+}
+
+// retarget sends new connections elsewhere. Those that are open stay.
+func (p *Proxy) retarget(target string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.endpoints {
+		e.target = target
+	}
 }
 
 // URL is the address of the store by this road, as the product takes it.
@@ -169,9 +180,10 @@ func (p *Proxy) InjectAfter(d Direction, n int64, f Fault) <-chan struct{} {
 // LoseReply applies a fault in the place of the next byte of an answer on a
 // connection on which a request was sent, from now on, that contains match: the
 // server has carried the request out, and the client does not hear of it. That
-// is exact where requests are not pipelined; else the first answer that is on
-// its way at that moment is lost, with all after it. Like InjectAfter it is one
-// at a time.
+// is exact where requests are not pipelined, and with ZooKeeper, where it is the
+// answer to that request, whatever comes before it; else the first answer that
+// is on its way at that moment is lost, with all after it. Like InjectAfter it is
+// one at a time.
 func (p *Proxy) LoseReply(match string, f Fault) <-chan struct{} {
 	return p.set(&trap{dir: ToClient, match: match, fault: f})
 }
@@ -237,7 +249,7 @@ func (p *Proxy) Close() error {
 type endpoint struct {
 	p      *Proxy
 	addr   string
-	target string
+	target string       // guarded by p.mu
 	ln     net.Listener // nil: refuses; guarded by p.mu
 }
 
@@ -250,7 +262,7 @@ func (e *endpoint) serve(ln net.Listener) {
 			if err != nil {
 				return // only closing ends a listener on the loopback
 			}
-			e.p.open(c.(*net.TCPConn), e.target)
+			e.p.open(c.(*net.TCPConn), e)
 		}
 	})
 }

@@ -23,10 +23,13 @@ type link struct {
 	armed  bool   // has sent what the trap's match asks for
 	head   []byte // what it has sent first
 	tail   []byte // end of what it has sent, where a match may have begun
+	// Where requests have numbers:
+	asked    uint32 // that of the request which has armed the link
+	to, from frames // what passes to the server and from it
 }
 
 // open takes a connection that was accepted.
-func (p *Proxy) open(client *net.TCPConn, target string) {
+func (p *Proxy) open(client *net.TCPConn, e *endpoint) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -36,6 +39,7 @@ func (p *Proxy) open(client *net.TCPConn, target string) {
 		return
 	}
 	p.links[l] = struct{}{}
+	target := e.target
 	p.wg.Go(func() { l.run(target) })
 }
 
@@ -176,22 +180,43 @@ func (l *link) check(d Direction, piece []byte) (pass []byte, sprung *trap) {
 		l.head = append(l.head, piece[:min(len(piece), maxHead-len(l.head))]...)
 	}
 	t := p.trap
-	if t == nil {
-		return piece, nil
+	match := ""
+	if t != nil {
+		match = t.match
 	}
-	if d == ToServer && t.match != "" && !l.armed {
+	if d == ToServer && match != "" && !l.armed && !p.numbered {
 		// Before it is sent, for the answer may come at once.
 		l.tail = append(l.tail, piece...)
-		l.armed = bytes.Contains(l.tail, []byte(t.match))
-		l.tail = bytes.Clone(l.tail[max(0, len(l.tail)-len(t.match)+1):])
+		l.armed = bytes.Contains(l.tail, []byte(match))
+		l.tail = bytes.Clone(l.tail[max(0, len(l.tail)-len(match)+1):])
 	}
-	if t.dir != d || (t.match != "" && !l.armed) {
-		return piece, nil
-	}
-	if int64(len(piece)) <= t.left {
+	pass = piece
+	switch {
+	case t == nil, t.dir != d, match != "" && !l.armed:
+	case match != "" && p.numbered:
+		if n, found := l.from.before(piece, l.asked); found {
+			pass, sprung = piece[:n], t
+		}
+	case int64(len(piece)) <= t.left:
 		t.left -= int64(len(piece))
-		return piece, nil
+	default:
+		pass, sprung = piece[:t.left], t
 	}
-	p.trap = nil
-	return piece[:t.left], t
+	if sprung != nil {
+		p.trap = nil
+	}
+	if p.numbered {
+		l.count(d, pass, match)
+	}
+	return pass, sprung
+}
+
+// count follows what passes where requests have numbers, and arms the link. p.mu
+// is held.
+func (l *link) count(d Direction, piece []byte, match string) {
+	if d == ToClient {
+		l.from.pass(piece, "")
+	} else if number, found := l.to.pass(piece, match); found && !l.armed {
+		l.armed, l.asked = true, number
+	}
 }

@@ -155,7 +155,7 @@ func zooKeeperSays(ctx context.Context, addr, word string) (string, error) {
 		return "", fmt.Errorf("ask ZooKeeper for %s: %w", word, err)
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second)) // fails only on closed connections
+	_ = c.SetDeadline(time.Now().Add(time.Second)) // fails only on closed connections
 	var text []byte
 	if _, err = io.WriteString(c, word); err == nil {
 		text, err = io.ReadAll(c)

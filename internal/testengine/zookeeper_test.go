@@ -1,0 +1,107 @@
+package testengine
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// leader is the node that leads an ensemble, and one that does not.
+func leader(t *testing.T, nodes []Node) (leads, follows Node) {
+	t.Helper()
+	for _, n := range nodes {
+		text, err := zooKeeperSays(within(t, time.Second), n.Addr(), "srvr")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(text, "Mode: leader") {
+			leads = n
+		} else {
+			follows = n
+		}
+	}
+	if leads == nil {
+		t.Fatal("nobody leads")
+	}
+	return leads, follows
+}
+
+func TestEnsembleNodes(t *testing.T) {
+	t.Parallel()
+	s := New(t, ZooKeeperEnsemble)
+	c := newClient(t, s.URL())
+	set(t, c, "1")
+	for fault, f := range map[string]func(n Node) (repair func()){
+		"pause": func(n Node) func() { return Pause(t, n) },
+		"crash": func(n Node) func() { return Crash(t, n, DropData) },
+	} {
+		leads, _ := leader(t, Nodes(t, s))
+		repair := f(leads)
+		// The rest elects another leader.
+		wantAll(t, c, "1")
+		eventually(t, fault+": writes are taken again", func() bool {
+			return c.put(within(t, time.Second), "x", fault) == nil
+		})
+		repair()
+		if d, ok := leads.(Crasher); ok {
+			if err := d.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		eventually(t, fault+": the node is back", func() bool {
+			text, err := zooKeeperSays(within(t, time.Second), leads.Addr(), "srvr")
+			return err == nil && strings.Contains(text, "Mode: follower")
+		})
+	}
+	// What the majority knows does not depend on a node that has lost all.
+	_, follows := leader(t, Nodes(t, s))
+	Restart(t, follows, DropData)
+	wantAll(t, &zkClient{hosts: []string{follows.Addr()}}, "1")
+}
+
+// A session ends when its client is not heard of for the time it has asked for,
+// which can be short.
+func TestSessionExpires(t *testing.T) {
+	t.Parallel()
+	s := New(t, ZooKeeper)
+	p := Through(t, s)
+	_, hosts, _ := splitURL(p.URL())
+	conn, events, err := zk.Connect(hosts, 500*time.Millisecond, zk.WithLogInfo(false), zk.WithLogger(quiet{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	if _, err := conn.Create("/mine", nil, zk.FlagEphemeral, zk.WorldACL(zk.PermAll)); err != nil {
+		t.Fatal(err)
+	}
+	p.Inject(Cut)
+	begin := time.Now()
+	err = (&zkClient{hosts: strings.Split(strings.TrimPrefix(s.URL(), "zk://"), ",")}).do(within(t, long), func(other *zk.Conn) error {
+		return poll(within(t, long), func() error {
+			if ok, _, err := other.Exists("/mine"); err != nil || ok {
+				return errors.Join(err, errors.New("the ephemeral node is still there"))
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := time.Since(begin); d > 3*time.Second {
+		t.Errorf("the session of 500ms expired after %v", d)
+	}
+	heal(t, p)
+	for {
+		select {
+		case e := <-events:
+			if e.State == zk.StateExpired {
+				return
+			}
+		case <-time.After(long):
+			t.Fatal("the client was not told that its session has expired")
+		}
+	}
+}
