@@ -1,6 +1,7 @@
 package io.github.locksidecar;
 
 import java.time.Duration;
+import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
@@ -129,22 +130,49 @@ public final class Hold implements AutoCloseable {
   }
 
   /**
+   * How many times the lock behind the hold must be released: more than once where its owner has
+   * others; see {@link SidecarLock#withOwner}.
+   */
+  public int count() {
+    return session.holds().count(held);
+  }
+
+  /**
+   * Releases the hold, as {@link #close} does, and is stricter.
+   *
+   * @return how many holds of the same owner are left
+   * @throws SidecarException with the reason {@code NOT_HOLDER}: it was released before
+   */
+  public int release() {
+    Call c = askRelease();
+    if (c == null) {
+      String message = "the hold on \"" + held.resource + "\" was released before";
+      throw SidecarException.of("NOT_HOLDER", message, Map.of("lock_id", held.id));
+    }
+    try {
+      return Answers.await(c, Session.OVERDUE, session.socket()).getReleased().getCount();
+    } catch (SidecarException e) {
+      throw lostOr(e);
+    }
+  }
+
+  /**
    * Releases the hold. A second time it does nothing. It is not interrupted, and returns when the
-   * sidecar has done it, or after 5 s without an answer; of a lost hold at once.
+   * sidecar has done it; of a lost hold at once.
    *
    * @throws LockLostException it was lost before: somebody else may have worked beside the app
-   * @throws SidecarUnavailableException no answer; the hold ends with its lease
+   * @throws SidecarUnavailableException no answer within 5 s; the hold ends with its lease
    */
   @Override
   public void close() {
-    Call c = release();
-    if (c == null) {
-      return;
-    }
-    try {
-      Answers.await(c, Session.OVERDUE, session.socket());
-    } catch (SidecarException e) {
-      throw lostOr(e);
+    if (!released.get()) {
+      try {
+        release();
+      } catch (SidecarException e) {
+        if (!e.reason().equals("NOT_HOLDER")) { // another thread was faster
+          throw e;
+        }
+      }
     }
   }
 
@@ -152,7 +180,7 @@ public final class Hold implements AutoCloseable {
   public CompletableFuture<Void> closeAsync() {
     Call c;
     try {
-      c = release();
+      c = askRelease();
     } catch (LockLostException e) {
       return CompletableFuture.failedFuture(e);
     }
@@ -183,7 +211,7 @@ public final class Hold implements AutoCloseable {
   }
 
   /** Asks for the release; null where it was asked for before. */
-  private Call release() {
+  private Call askRelease() {
     if (!released.compareAndSet(false, true)) {
       return null;
     }

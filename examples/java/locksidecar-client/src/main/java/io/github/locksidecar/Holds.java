@@ -278,6 +278,15 @@ final class Holds {
     callbacks.execute(listener);
   }
 
+  int count(Held h) {
+    mu.lock();
+    try {
+      return h.count;
+    } finally {
+      mu.unlock();
+    }
+  }
+
   LockMode mode(Held h) {
     mu.lock();
     try {

@@ -281,7 +281,7 @@ final class Session {
       case GRANTED -> {
         Held h = holds.granted(c, m.getGranted());
         c.held = h;
-        if (c.abandoned && h.loss == null) {
+        if (c.abandoned) {
           callbacks.execute(() -> release(h));
         }
       }

@@ -3,6 +3,7 @@ package io.github.locksidecar;
 import io.grpc.ManagedChannel;
 import io.grpc.MethodDescriptor;
 import io.grpc.netty.shaded.io.grpc.netty.NettyChannelBuilder;
+import io.grpc.netty.shaded.io.netty.channel.ChannelOption;
 import io.grpc.netty.shaded.io.netty.channel.EventLoopGroup;
 import io.grpc.netty.shaded.io.netty.channel.MultiThreadIoEventLoopGroup;
 import io.grpc.netty.shaded.io.netty.channel.nio.NioIoHandler;
@@ -42,6 +43,7 @@ final class Transport implements AutoCloseable {
     return NettyChannelBuilder.forAddress(UnixDomainSocketAddress.of(socket))
         .channelType(NioDomainSocketChannel.class, UnixDomainSocketAddress.class)
         .eventLoopGroup(loop)
+        .withOption(ChannelOption.SO_KEEPALIVE, null) // TCP's; Netty would log that it is not known
         .directExecutor()
         .usePlaintext() // the file's mode and SO_PEERCRED guard a Unix socket
         .overrideAuthority("localhost")

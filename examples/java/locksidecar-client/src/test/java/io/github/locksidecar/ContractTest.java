@@ -1,0 +1,62 @@
+package io.github.locksidecar;
+
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.DynamicTest.dynamicTest;
+
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import org.junit.jupiter.api.Assumptions;
+import org.junit.jupiter.api.DynamicTest;
+import org.junit.jupiter.api.TestFactory;
+import org.junit.jupiter.api.parallel.Execution;
+import org.junit.jupiter.api.parallel.ExecutionMode;
+
+/** What every client must do: the cases of examples/contract, each on the stores that it asks for. */
+@Execution(ExecutionMode.CONCURRENT)
+class ContractTest {
+  private static final Path CASES = Path.of("../../contract");
+
+  @TestFactory
+  List<DynamicTest> cases() throws IOException {
+    List<DynamicTest> tests = new ArrayList<>();
+    try (var files = Files.newDirectoryStream(CASES, "*.json")) {
+      for (Path file : files) {
+        JsonObject c = JsonParser.parseString(Files.readString(file)).getAsJsonObject();
+        String name = file.getFileName().toString().replace(".json", "");
+        String redis = env("LOCKSIDECAR_TEST_REDIS");
+        switch (c.has("store") ? c.get("store").getAsString() : "any") {
+          case "any" -> tests.add(test(name, c, redis == null ? "embedded:" : redis));
+          case "shared" -> {
+            tests.add(test(name + " on Redis", c, redis));
+            tests.add(test(name + " on MySQL", c, env("LOCKSIDECAR_TEST_MYSQL")));
+          }
+          case "mysql" -> tests.add(test(name, c, env("LOCKSIDECAR_TEST_MYSQL")));
+          default -> throw new IOException(file + " asks for a store that is not known");
+        }
+      }
+    }
+    assertFalse(tests.isEmpty(), "no cases in " + CASES.toAbsolutePath().normalize());
+    return tests;
+  }
+
+  private static String env(String name) {
+    String v = System.getenv(name);
+    return v == null || v.isEmpty() ? null : v;
+  }
+
+  private static DynamicTest test(String name, JsonObject c, String store) {
+    return dynamicTest(
+        name,
+        () -> {
+          Assumptions.assumeTrue(store != null, "the store is not there");
+          try (ContractCase run = new ContractCase(c, store)) {
+            run.run();
+          }
+        });
+  }
+}
