@@ -9,7 +9,7 @@
 //
 //	c := javatest.NewCounter(t)
 //	p := javatest.Curator(t, c, "java-1", "127.0.0.1:2181", javatest.Mutex, "/orders/42")
-//	p.Count(100, javatest.Write)  // 100 increments, each under the lock
+//	p.Count(javatest.Write, 100)  // 100 increments, each under the lock
 //	...                           // the same by c.Add under the sidecar's lock
 //	c.Check(t, 200)               // none was lost, and nobody met anybody inside
 package javatest

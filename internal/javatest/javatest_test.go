@@ -25,7 +25,7 @@ func TestUnlocked(t *testing.T) {
 	var all sync.WaitGroup
 	for _, p := range peers {
 		all.Go(func() {
-			if err := p.Count(each, Write); err != nil {
+			if err := p.Count(Write, each); err != nil {
 				t.Error(err)
 			}
 		})
@@ -62,13 +62,13 @@ func TestOneAtATime(t *testing.T) {
 	c := NewCounter(t)
 	p := Unlocked(t, c, "java")
 	for range 3 {
-		if err := p.Count(2, Write); err != nil {
+		if err := p.Count(Write, 2); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.Add("go"); err != nil {
 			t.Fatal(err)
 		}
-		if err := p.Count(1, Read); err != nil {
+		if err := p.Count(Read, 1); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.Look("go"); err != nil {
@@ -92,7 +92,7 @@ func TestSidecar(t *testing.T) {
 		s := NewSidecar(t, b, name, lock.MaxTTL)
 		all.Go(func() {
 			for _, m := range []Mode{Write, Read, Write} {
-				if err := s.Count(t.Context(), c, "counter", 3, 5, m); err != nil {
+				if err := s.Count(t.Context(), c, "counter", 3, m, 5); err != nil {
 					t.Error(err)
 				}
 			}

@@ -102,7 +102,7 @@ func start(t testing.TB, class string, c *Counter, name string, args ...string) 
 
 // Count lets the program lock, write or read the counter, and unlock, so many
 // times. It may be called by another goroutine than the test's.
-func (p *Peer) Count(n int, m Mode) error {
+func (p *Peer) Count(m Mode, n int) error {
 	answer, err := p.ask("count", string(m), strconv.Itoa(n))
 	if err != nil || answer != "done" {
 		return fmt.Errorf("%s: count: %q: %w", p.name, answer, err)

@@ -81,13 +81,13 @@ func (s *Sidecar) take(ctx context.Context, r lock.Resource, m Mode, try bool) (
 }
 
 // Count does what Peer.Count does, from so many goroutines at the same time.
-func (s *Sidecar) Count(ctx context.Context, c *Counter, r lock.Resource, goroutines, n int, m Mode) error {
+func (s *Sidecar) Count(ctx context.Context, c *Counter, r lock.Resource, goroutines int, m Mode, n int) error {
 	var all sync.WaitGroup
 	errs := make(chan error, goroutines)
-	for g := range goroutines {
+	for range goroutines {
 		all.Go(func() {
 			for range n {
-				if err := s.once(ctx, c, r, fmt.Sprintf("%s-%d", s.name, g), m); err != nil {
+				if err := s.once(ctx, c, r, m); err != nil {
 					errs <- err
 					return
 				}
@@ -99,11 +99,12 @@ func (s *Sidecar) Count(ctx context.Context, c *Counter, r lock.Resource, gorout
 	return <-errs
 }
 
-func (s *Sidecar) once(ctx context.Context, c *Counter, r lock.Resource, who string, m Mode) error {
+func (s *Sidecar) once(ctx context.Context, c *Counter, r lock.Resource, m Mode) error {
 	id, err := s.Take(ctx, r, m)
 	if err != nil {
 		return err
 	}
+	who := s.name + "/" + string(id) // one sidecar's goroutines are not told apart otherwise
 	if m == Write {
 		err = c.Add(who)
 	} else {

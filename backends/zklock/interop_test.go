@@ -1,0 +1,156 @@
+package zklock_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/zklock"
+	"github.com/locksidecar/locksidecar/internal/javatest"
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+const (
+	interopTTL  = 5 * time.Second
+	interopRoot = "/interop" // the chroot of all
+	patience    = 30 * time.Second
+)
+
+// curatorLayout opens a backend that locks the same paths as Curator, and a
+// lease on it.
+func curatorLayout(t *testing.T, s testengine.Server, name string) (*javatest.Sidecar, lock.Backend) {
+	t.Helper()
+	b, err := zklock.Open(s.URL()+interopRoot+"?layout=curator", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return javatest.NewSidecar(t, b, name, interopTTL), b
+}
+
+// curator are the servers as Curator wants them.
+func curator(s testengine.Server) string {
+	return strings.TrimPrefix(s.URL(), "zk://") + interopRoot
+}
+
+// TestCurator: Java services that use Apache Curator and apps behind sidecars
+// exclude each other on the same path.
+func TestCurator(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs Java programs")
+	}
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	for _, kind := range []string{javatest.Mutex, javatest.ReadWrite} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			t.Run("Counter", func(t *testing.T) { testCuratorCounter(t, s, kind) })
+			t.Run("TakeTurns", func(t *testing.T) { testCuratorTurns(t, s, kind) })
+		})
+	}
+}
+
+// testCuratorCounter: two Java processes and two sidecars increment one counter,
+// and look at it under shared locks.
+func testCuratorCounter(t *testing.T, s testengine.Server, kind string) {
+	const (
+		sides      = 2
+		perPeer    = 40
+		goroutines = 3 // of a sidecar
+		perRoutine = 15
+		looks      = 10
+	)
+	c := javatest.NewCounter(t)
+	name := lock.Resource("counters/" + kind)
+	var sidecars []*javatest.Sidecar
+	var peers []*javatest.Peer
+	for i := range sides {
+		side, _ := curatorLayout(t, s, fmt.Sprintf("sidecar-%d", i))
+		sidecars = append(sidecars, side)
+		peers = append(peers, javatest.Curator(t, c, fmt.Sprintf("java-%d", i), curator(s), kind, "/"+string(name)))
+	}
+	var all sync.WaitGroup
+	count := func(f func(javatest.Mode, int) error, writes int) {
+		all.Go(func() {
+			if err := errors.Join(f(javatest.Write, writes), f(javatest.Read, looks)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for i := range sides {
+		count(peers[i].Count, perPeer)
+		count(func(m javatest.Mode, n int) error {
+			return sidecars[i].Count(t.Context(), c, name, goroutines, m, n)
+		}, perRoutine)
+	}
+	// Writers that are still there when the others have turned to reading, and the
+	// other way round.
+	for i := range sides {
+		count(func(m javatest.Mode, n int) error {
+			if m == javatest.Write {
+				m = javatest.Read
+			} else {
+				m = javatest.Write
+			}
+			return sidecars[i].Count(t.Context(), c, name, 1, m, n)
+		}, looks)
+	}
+	all.Wait()
+	c.Check(t, sides*(perPeer+goroutines*perRoutine+looks))
+}
+
+// testCuratorTurns: each side finds the lock held while the other has it, and
+// is let in when the other leaves.
+func testCuratorTurns(t *testing.T, s testengine.Server, kind string) {
+	const soon = 100 * time.Millisecond // of a wait that must be in vain
+	c := javatest.NewCounter(t)
+	name := lock.Resource("turns/" + kind)
+	side, b := curatorLayout(t, s, "sidecar")
+	peer := javatest.Curator(t, c, "java", curator(s), kind, "/"+string(name))
+	for _, tt := range []struct {
+		java, ours javatest.Mode
+		together   bool
+	}{
+		{javatest.Write, javatest.Write, false},
+		{javatest.Write, javatest.Read, false},
+		{javatest.Read, javatest.Write, false},
+		{javatest.Read, javatest.Read, kind == javatest.ReadWrite}, // a mutex is never shared
+	} {
+		// Java is first.
+		if !peer.Enter(tt.java, patience) {
+			t.Fatalf("Java does not get a free lock (%s)", tt.java)
+		}
+		id, err := side.Try(t.Context(), name, tt.ours)
+		if got := err == nil; got != tt.together || err != nil && !errors.Is(err, lock.ErrHeld) {
+			t.Errorf("a try (%s) beside Java (%s): %v, want granted: %v", tt.ours, tt.java, err, tt.together)
+		}
+		if st, err := b.Get(t.Context(), name); err != nil || len(st.Holders) == 0 {
+			t.Errorf("beside Java (%s) the holders are %+v, %v", tt.java, st.Holders, err)
+		}
+		peer.Leave(tt.java)
+		if !tt.together {
+			if id, err = side.Take(t.Context(), name, tt.ours); err != nil {
+				t.Fatalf("after Java (%s): %v", tt.java, err)
+			}
+		}
+		// We are first.
+		if got := peer.Enter(tt.java, soon); got != tt.together {
+			t.Errorf("Java (%s) beside us (%s): entered %v, want %v", tt.java, tt.ours, got, tt.together)
+		} else if got {
+			peer.Leave(tt.java)
+		}
+		if err := side.Release(t.Context(), name, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if st, err := b.Get(t.Context(), name); err != nil || len(st.Holders)+len(st.Waiters) != 0 {
+		t.Errorf("in the end: %+v, %v", st, err)
+	}
+}
