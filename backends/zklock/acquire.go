@@ -298,15 +298,15 @@ func (a *attempt) decide(ctx context.Context, children []string, waited bool) (v
 	}
 	nodes := parseNodes(children)
 	i := slices.IndexFunc(nodes, func(n node) bool { return n.name == mine })
-	if i < 0 { // somebody has deleted it
+	if i < 0 {
 		l.mu.Lock()
-		e.deleted()
+		e.missed()
 		l.mu.Unlock()
-		return verdict{again: true}, nil
+		return verdict{pause: l.recheck}, nil // there will be news
 	}
 	if fence == 0 {
-		if again, err := a.readFence(ctx); again || err != nil {
-			return verdict{again: again}, err
+		if there, err := a.readFence(ctx); !there || err != nil {
+			return verdict{pause: l.recheck}, err // there will be news
 		}
 	}
 	j := blocker(nodes, i, a.q.Mode == lock.Shared)
@@ -347,19 +347,20 @@ func (a *attempt) decide(ctx context.Context, children []string, waited bool) (v
 
 // readFence reads what a create in a transaction, and one without an answer, did
 // not tell.
-func (a *attempt) readFence(ctx context.Context) (again bool, err error) {
+func (a *attempt) readFence(ctx context.Context) (there bool, err error) {
 	l, e := a.l, a.e
-	own := a.watchOwn()
-	if own == nil {
-		l.mu.Lock()
-		own = zksession.Get(e.node())
+	l.mu.Lock()
+	if len(e.nodes) == 0 {
 		l.mu.Unlock()
+		return false, nil
 	}
+	own := e.watchCall()
+	l.mu.Unlock()
 	if err := l.seat.s.Do(ctx, own); err != nil {
 		return false, err
 	}
 	if errors.Is(own.Err, zksession.NoNode) {
-		return true, nil // the watch, or the next list, tells
+		return false, nil
 	}
 	if own.Err != nil {
 		return false, own.Err
@@ -367,7 +368,7 @@ func (a *attempt) readFence(ctx context.Context) (again bool, err error) {
 	l.mu.Lock()
 	e.fence = fenceOf(own.Stat.Czxid)
 	l.mu.Unlock()
-	return false, nil
+	return true, nil
 }
 
 // mindRevoked deletes the node in our way when its forced release is over.
@@ -413,7 +414,7 @@ func (a *attempt) take(ctx context.Context, waited bool) {
 func (a *attempt) watchOwn() *zksession.Call {
 	a.l.mu.Lock()
 	defer a.l.mu.Unlock()
-	if a.e.watched {
+	if a.e.watched || len(a.e.nodes) == 0 {
 		return nil
 	}
 	return a.e.watchCall()

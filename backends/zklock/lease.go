@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,6 +30,7 @@ type lease struct {
 	entries map[lock.HoldID]*entry
 	resync  chan struct{} // closed and replaced when all waiters are to look again
 	chores  []func(context.Context)
+	missing []*entry // whose nodes are gone, but perhaps with the session
 	news    []lock.Event
 
 	chore     chan struct{} // there are chores
@@ -81,7 +83,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	l.routines.Go(func() { l.deliver(run) })
 	l.routines.Go(func() { l.note(run) })
 	b.mu.Lock()
-	b.leases[l] = struct{}{}
+	b.leases = append(b.leases, l)
 	b.mu.Unlock()
 	return l, nil
 }
@@ -121,7 +123,7 @@ func (l *lease) Close(ctx context.Context) error {
 	l.closeOnce.Do(func() {
 		l.lose()
 		l.b.mu.Lock()
-		delete(l.b.leases, l)
+		l.b.leases = slices.DeleteFunc(l.b.leases, func(o *lease) bool { return o == l })
 		l.b.mu.Unlock()
 		if err = l.seat.s.Close(ctx); err != nil {
 			err = unavailable("close lease", err)
@@ -186,8 +188,13 @@ func (l *lease) reconnected() {
 // do has something done that must not be done where it was found.
 func (l *lease) do(chore func(context.Context)) {
 	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.doLocked(chore)
+}
+
+// doLocked does the same with l.mu held.
+func (l *lease) doLocked(chore func(context.Context)) {
 	l.chores = append(l.chores, chore)
-	l.mu.Unlock()
 	signal(l.chore)
 }
 

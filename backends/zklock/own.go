@@ -31,7 +31,7 @@ func (e *entry) read(path string, c *zksession.Call) {
 	}
 	switch {
 	case errors.Is(c.Err, zksession.NoNode):
-		e.deleted()
+		e.missed()
 	case c.Err != nil:
 		e.watched = false
 		l.unwatched.Store(true)
@@ -74,10 +74,9 @@ func (e *entry) revoke(grace time.Duration, stat zksession.Stat) {
 		e.over = make(chan struct{})
 	}
 	over := e.over
-	l.chores = append(l.chores, func(ctx context.Context) {
+	l.doLocked(func(ctx context.Context) {
 		l.routines.Go(func() { e.endRevoked(ctx, grace, over) })
 	})
-	signal(l.chore)
 }
 
 // endRevoked deletes the request's nodes when its grace is over.
@@ -108,24 +107,57 @@ func (e *entry) changed(ev zksession.Event) {
 		return
 	}
 	if ev.Deleted {
-		e.deleted()
+		e.missed()
 		return
 	}
 	e.watched = false
-	l.chores = append(l.chores, func(ctx context.Context) { l.watchAll(ctx, e) })
-	signal(l.chore)
+	l.doLocked(func(ctx context.Context) { l.watchAll(ctx, e) })
 }
 
-// deleted takes the news that the request's node is gone. l.mu is held.
+// missed takes the news that the request's node is gone. l.mu is held.
 //
-// ZooKeeper does not lose nodes, so if it was not us, it was somebody who wants
-// to end the hold: that is a forced release without any grace.
-func (e *entry) deleted() {
-	if e.out {
+// Either somebody has deleted it, or the session is over, which a connection
+// tells later than that its nodes are gone: that has to be found out first.
+func (e *entry) missed() {
+	l := e.l
+	if e.out || l.isLost() {
 		return // it was us, and the release has an answer of its own
 	}
-	if e.held && (e.revoked == 0 || e.l.b.clock() < e.revoked) {
-		e.l.tell(lock.Event{Kind: lock.Revoked, Resource: e.q.Resource, ID: e.q.ID})
+	if l.missing = append(l.missing, e); len(l.missing) == 1 {
+		l.doLocked(l.explain)
+	}
+}
+
+// explain finds out why nodes are gone. The leader refuses a write of a session
+// that is over.
+func (l *lease) explain(ctx context.Context) {
+	err := l.seat.beat(ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	missing := l.missing
+	l.missing = nil
+	if errors.Is(err, zksession.ErrExpired) {
+		l.lose()
+	}
+	for _, e := range missing {
+		switch {
+		case l.isLost() || e.out:
+		case err != nil: // with the next connection or heartbeat, it is missed again
+			e.watched = false
+			l.unwatched.Store(true)
+		default:
+			e.deleted()
+		}
+	}
+}
+
+// deleted takes the news that somebody has deleted the request's node. l.mu is
+// held. ZooKeeper does not lose nodes, so it is somebody who wants to end the
+// hold: that is a forced release without any grace.
+func (e *entry) deleted() {
+	l := e.l
+	if e.held && (e.revoked == 0 || l.b.clock() < e.revoked) {
+		l.tell(lock.Event{Kind: lock.Revoked, Resource: e.q.Resource, ID: e.q.ID})
 	}
 	e.forget()
 }

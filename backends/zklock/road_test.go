@@ -107,8 +107,17 @@ func (r *road) carry(client net.Conn, to string) {
 		return
 	}
 	var pumps sync.WaitGroup
-	pumps.Go(func() { r.pump(l, client, server, r.toServer); l.end() })
-	pumps.Go(func() { r.pump(l, server, client, r.toClient); l.end() })
+	pumps.Go(func() {
+		r.pump(client, server, r.toServer)
+		l.end()
+	})
+	pumps.Go(func() {
+		if r.pump(server, client, r.toClient) {
+			_ = client.(*net.TCPConn).CloseWrite() // what it was sent is to be read
+			return
+		}
+		l.end()
+	})
 	pumps.Wait()
 }
 
@@ -124,16 +133,17 @@ func (l *roadLink) end() {
 	_ = l.server.Close()
 }
 
-// pump carries packets. The first one is about the session.
-func (r *road) pump(_ *roadLink, from, to net.Conn, what func([]byte) action) {
+// pump carries packets, and says whether they came to their end. The first one is
+// about the session.
+func (r *road) pump(from, to net.Conn, what func([]byte) action) (end bool) {
 	for first := true; ; first = false {
 		head := make([]byte, 4)
 		if _, err := io.ReadFull(from, head); err != nil {
-			return
+			return err == io.EOF
 		}
 		p := make([]byte, binary.BigEndian.Uint32(head))
 		if _, err := io.ReadFull(from, p); err != nil {
-			return
+			return false
 		}
 		do := pass
 		if !first || r.isDeaf() {
@@ -143,10 +153,10 @@ func (r *road) pump(_ *roadLink, from, to net.Conn, what func([]byte) action) {
 		case drop:
 			continue
 		case cutBefore:
-			return
+			return false
 		}
 		if _, err := to.Write(append(head, p...)); err != nil || do == cutAfter {
-			return
+			return false
 		}
 	}
 }

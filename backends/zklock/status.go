@@ -156,7 +156,7 @@ func (rd *reading) status(t *seat) lock.Status {
 func (b *Backend) heldHere(id lock.HoldID, now time.Duration) (time.Duration, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for l := range b.leases {
+	for _, l := range b.leases {
 		l.mu.Lock()
 		e := l.entries[id]
 		held := e != nil && e.held

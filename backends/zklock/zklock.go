@@ -30,7 +30,7 @@ type Backend struct {
 	clock   lock.Clock
 
 	mu     sync.Mutex
-	leases map[*lease]struct{}
+	leases []*lease            // oldest first
 	known  map[string]struct{} // paths of locks that were there lately
 
 	guestMu sync.Mutex
@@ -49,7 +49,7 @@ func Open(rawURL string, observe lock.Observe) (*Backend, error) {
 	}
 	return &Backend{
 		cfg: cfg, tree: cfg.tree(), observe: observe, clock: lock.BootTime,
-		leases: make(map[*lease]struct{}), known: make(map[string]struct{}),
+		known: make(map[string]struct{}),
 	}, nil
 }
 
@@ -62,7 +62,7 @@ const guestTimeout = 10 * time.Second
 // every request would keep it alive.
 func (b *Backend) seat(ctx context.Context) (*seat, error) {
 	b.mu.Lock()
-	for l := range b.leases {
+	for _, l := range b.leases {
 		if !l.isLost() && !l.proof.overdue(b.clock()) {
 			b.mu.Unlock()
 			return l.seat, nil

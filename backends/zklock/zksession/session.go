@@ -169,11 +169,17 @@ func (s *Session) send(ctx context.Context, calls []*Call, done chan struct{}) e
 	}
 }
 
+// maxCloses bounds how often the server is asked to end the session.
+const maxCloses = 3
+
 // Close ends the session at the server, as far as it can be reached before ctx
 // ends, and returns when nothing of it runs any more. It is no error when the
 // session has expired.
 func (s *Session) Close(ctx context.Context) error {
 	err := s.Do(ctx, &Call{op: opClose})
+	for tries := 1; tries < maxCloses && errors.Is(err, ErrLost) && ctx.Err() == nil; tries++ {
+		err = s.Do(ctx, &Call{op: opClose}) // the next connection tells if the session has ended
+	}
 	s.end(ErrClosed)
 	s.stop()
 	s.routines.Wait()
