@@ -88,6 +88,7 @@ class HTTP:
         self._all: set[Connection] = set()  # all that are open
         self._idle: list[Connection] = []
         self._ended = False
+        self._closed = False  # by us
         self._chores: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._starting = threading.Lock()
         self._cleaner: threading.Thread | None = None
@@ -104,9 +105,10 @@ class HTTP:
         return sent, opened
 
     def _listen(self, events: Events, sink: Sink) -> None:
-        ended_by = events.run(sink)
+        why = events.run(sink)
         self._discard(events.connection)
-        if sink.gone(ended_by):
+        sink.gone(why)
+        if not self._closed:
             # Where the sidecar lives all the same, it must not keep the locks for us.
             self._end_session(_OPEN_TIMEOUT)
 
@@ -123,9 +125,9 @@ class HTTP:
         if response is None:
             self._discard(connection)
             raise self._broken(None)
+        self._put_back(connection, response)
         opened = self._read(response)
         self._session = "/v1/sessions/" + quote(str(opened["sessionId"]), safe="")
-        self._put_back(connection, response)
         return sent, opened, self._events("GET", self._session + "/events", b"")
 
     def _open_stream(self, request_: Mapping[str, Any]) -> tuple[float, Mapping[str, Any], Events]:
@@ -243,10 +245,9 @@ class HTTP:
 
     def _answered(self, call: Call, connection: Connection, response: Response) -> Mapping[str, Any]:
         call.answered = True
-        answer = self._read(response)
         call.transport = None
         self._put_back(connection, response)
-        return answer
+        return self._read(response)
 
     def _read(self, response: Response) -> Mapping[str, Any]:
         try:
@@ -376,7 +377,7 @@ class HTTP:
             self._discard(connection)
 
     def close(self, timeout: float) -> None:
-        self._ended = True
+        self._closed = self._ended = True
         self._end_session(timeout)
         self.drop()
 

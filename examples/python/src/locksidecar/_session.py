@@ -13,6 +13,7 @@ from ._clock import SidecarClock, boot_time
 from ._errors import (
     LockLost,
     LockSidecarError,
+    NoSidecar,
     SessionClosed,
     SessionNotFound,
     SidecarGone,
@@ -213,15 +214,21 @@ class Session:
         with self.mutex:
             if isinstance(e, LockLost):
                 self._lose(hold, e)
-            if isinstance(e, (LockLost, SessionNotFound)) and hold.problem is not None:
+            if isinstance(e, (LockLost, SessionNotFound, SidecarGone)) and hold.problem is not None:
                 return hold.problem.again()
         return e
 
     def _ended(self, e: BaseException) -> BaseException:
         """The reason why the session ended, where e is only a sign of that."""
-        if isinstance(e, SessionNotFound) and self.gone("the sidecar has ended the session"):
-            return e
-        if isinstance(e, (SessionNotFound, SidecarGone, SidecarSilent)) and self.error is not None:
+        if isinstance(e, SessionNotFound):
+            ours = self.gone("the sidecar has ended the session")
+        elif isinstance(e, SidecarGone):
+            ours = self.gone(e.message)
+        elif isinstance(e, NoSidecar) and isinstance(e.__cause__, (ConnectionRefusedError, FileNotFoundError)):
+            ours = self.gone("the sidecar is gone")
+        else:
+            ours = not isinstance(e, SidecarSilent)
+        if not ours and self.error is not None:
             return self.error.again()
         return e
 

@@ -1,0 +1,196 @@
+"""Real sidecars for tests."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+PATIENCE = 20.0  # for what must happen, and may be slow on a busy machine
+
+REDIS = os.environ.get("LOCKSIDECAR_TEST_REDIS", "")
+MYSQL = os.environ.get("LOCKSIDECAR_TEST_MYSQL", "")
+EMBEDDED = "embedded:"
+
+
+def binary() -> str:
+    built = Path(__file__).resolve().parents[3] / "bin" / "locksidecar"
+    path = os.environ.get("LOCKSIDECAR_BINARY") or (str(built) if built.exists() else shutil.which("locksidecar"))
+    if not path:
+        raise RuntimeError("no sidecar to test with: set LOCKSIDECAR_BINARY, or run `make build`")
+    return path
+
+
+def eventually(what: str, ok: Callable[[], bool], within: float = PATIENCE) -> None:
+    end = time.monotonic() + within
+    while not ok():
+        assert time.monotonic() < end, f"not {what} in time"
+        time.sleep(0.005)
+
+
+class Sidecar:
+    """A sidecar as a process of its own."""
+
+    def __init__(
+        self, store: str = EMBEDDED, *, namespace: str = "", flags: Mapping[str, str] | None = None, name: str = "test"
+    ) -> None:
+        self._dir = tempfile.mkdtemp(prefix="lsp", dir="/tmp")  # short enough for a socket's path
+        self.socket = os.path.join(self._dir, "s")
+        self.log = os.path.join(self._dir, "log")
+        self._command = [binary(), "serve", "--socket", self.socket, "--store", store, "--name", name]
+        self._command += ["--namespace", namespace or uuid.uuid4().hex, "--drain", "0s", "--log-level", "debug"]
+        for flag, value in (flags or {}).items():
+            self._command += ["--" + flag, value]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        env = {k: v for k, v in os.environ.items() if not k.startswith("LOCKSIDECAR_")}
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
+        try:
+            eventually("ready", self._ready)
+        except BaseException:
+            print(Path(self.log).read_text(), file=sys.stderr)
+            self.stop()
+            raise
+
+    def _ready(self) -> bool:
+        assert self._process is not None and self._process.poll() is None, "the sidecar has ended"
+        try:
+            return self.http("GET", "/readyz")[0] == 200
+        except OSError:
+            return False
+
+    def http(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("locksidecar")
+        connection.sock = socket.socket(socket.AF_UNIX)
+        try:
+            connection.sock.connect(self.socket)
+            connection.request(method, path, json.dumps(body) if body is not None else None)
+            response = connection.getresponse()
+            raw = response.read()
+        finally:
+            connection.close()
+        return response.status, json.loads(raw) if raw.startswith(b"{") else raw.decode()
+
+    def look(self, resource: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Holders and waiters."""
+        status, lock = self.http("GET", "/v1/locks/" + quote(resource))
+        assert status == 200, lock
+        return lock["holders"], lock["waiters"]
+
+    def queue(self, resource: str) -> tuple[int, int]:
+        holders, waiters = self.look(resource)
+        return len(holders), len(waiters)
+
+    def expect_queue(self, resource: str, holders: int, waiters: int, within: float = PATIENCE) -> None:
+        eventually(
+            f"{holders} holders and {waiters} waiters of {resource}",
+            lambda: self.queue(resource) == (holders, waiters),
+            within,
+        )
+
+    def force(self, resource: str, grace: float) -> None:
+        status, answer = self.http("DELETE", f"/v1/locks/{quote(resource)}?grace={grace:.3f}s")
+        assert status == 200, answer
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        eventually("stopped", lambda: Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T")
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.thaw()
+            self._process.terminate()
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        shutil.rmtree(self._dir, ignore_errors=True)
+
+    def __enter__(self) -> Sidecar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            print(Path(self.log).read_text()[-5000:], file=sys.stderr)
+        self.stop()
+
+
+class App:
+    """A Python program as a process of its own, which talks to us by lines."""
+
+    def __init__(self, code: str, socket_path: str, *args: str, env: Mapping[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", code, *args],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "LOCKSIDECAR_SOCKET": socket_path, "PYTHONUNBUFFERED": "1", **(env or {})},
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip("\n")
+
+    def expect(self, line: str) -> None:
+        got = self.line()
+        assert got == line, f"the app said {got!r}, and not {line!r}"
+
+    def say(self, line: str = "") -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout: float = PATIENCE) -> int:
+        return self.process.wait(timeout)
+
+    def __enter__(self) -> App:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
