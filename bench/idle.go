@@ -44,9 +44,10 @@ func (s *section) idle(ctx context.Context) (err error) {
 		return err
 	}
 	defer closeAfter(&err, app.Close)
-	// The first pairs page in code and open connections, which are no cost of a hold.
+	// The first pairs page in code and open connections, which are no cost of a
+	// hold. They have few names, for a store may take its time to forget a name.
 	warmUp := func(n int) error {
-		l, err := app.Acquire(ctx, fmt.Sprintf("bench/warm-up/%d", n))
+		l, err := app.Acquire(ctx, fmt.Sprintf("bench/warm-up/%d", n%fewHolds))
 		if err != nil {
 			return err
 		}
@@ -63,6 +64,9 @@ func (s *section) idle(ctx context.Context) (err error) {
 		return err
 	}
 	if err := together(0, fewHolds, take); err != nil {
+		return err
+	}
+	if err := sleep(ctx, s.settle); err != nil {
 		return err
 	}
 	few, err := s.count(ctx, side, fewHolds, window)
