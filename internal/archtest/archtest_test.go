@@ -55,6 +55,7 @@ var house = []room{
 	{path: "internal/archtest"},
 
 	{path: "cmd/locksidecar", may: "all", test: "internal/testengine"},
+	{path: "examples", test: "client api/locksidecar/v1 internal/testengine"},
 }
 
 // outsiders are libraries that only some rooms may know, with their tests.
