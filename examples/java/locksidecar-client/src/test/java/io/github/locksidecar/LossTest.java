@@ -203,9 +203,9 @@ class LossTest {
   void keepAlive() throws Exception {
     try (TestSidecar sidecar = TestSidecar.start();
         LockSidecar locks =
-            LockSidecar.builder().socket(sidecar.socket).ttl(Duration.ofMillis(500)).connect()) {
+            LockSidecar.builder().socket(sidecar.socket).ttl(Duration.ofMillis(1500)).connect()) {
       Hold hold = locks.lock("r").acquire();
-      TestSidecar.pause(1500); // real keep-alives, for three times the limit
+      TestSidecar.pause(3500); // real keep-alives, for over twice the limit
       hold.close();
     }
   }
