@@ -81,7 +81,7 @@ func (p *Pool) ExecOn(ctx context.Context, conn *sql.Conn, command, query string
 		execer := dc.(driver.ExecerContext)
 		r, err := execer.ExecContext(ctx, query, values)
 		if err != nil {
-			return errors.Join(err, rollBack(dc, err))
+			return rollBack(dc, err)
 		}
 		all := r.(mysql.Result)
 		res = Results{Affected: all.AllRowsAffected(), IDs: all.AllLastInsertIds()}
@@ -91,16 +91,34 @@ func (p *Pool) ExecOn(ctx context.Context, conn *sql.Conn, command, query string
 	return res, err
 }
 
-// rollBack ends the transaction in which a statement failed. Where that is not
-// known to work the connection must not be used again, and ErrBadConn says so.
+// rollBack ends the transaction in which a statement failed, and gives the
+// statement's error. Where the connection must not be used again, the error says
+// so to database/sql.
 func rollBack(dc any, cause error) error {
 	if !FromServer(cause) || ReadOnly(cause) { // of several servers, another may take writes
-		return driver.ErrBadConn
+		return &brokenError{cause}
 	}
 	if _, err := dc.(driver.ExecerContext).ExecContext(context.Background(), "ROLLBACK", nil); err != nil {
-		return driver.ErrBadConn
+		return &brokenError{cause}
 	}
-	return nil
+	return cause
+}
+
+// brokenError is an error after which the connection is useless.
+type brokenError struct{ err error }
+
+func (e *brokenError) Error() string        { return e.err.Error() }
+func (e *brokenError) Unwrap() error        { return e.err }
+func (e *brokenError) Is(target error) bool { return target == driver.ErrBadConn }
+
+// NotSent: the connection was found broken before the request was sent on it, so
+// it can be sent again on another.
+func NotSent(err error) bool {
+	var broken *brokenError
+	if errors.As(err, &broken) {
+		err = broken.err
+	}
+	return errors.Is(err, driver.ErrBadConn)
 }
 
 // named are arguments as the driver takes them.

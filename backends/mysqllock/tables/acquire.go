@@ -21,7 +21,7 @@ func (l *lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 		return lock.Grant{}, &lock.InvalidError{Field: "id", Problem: fmt.Sprintf("is longer than %d bytes", maxID)}
 	}
 	e, isNew := l.entryOf(q)
-	a := &attempt{l: l, q: q, e: e}
+	a := &attempt{l: l, q: q, e: e, touched: !isNew}
 	if isNew {
 		g, done, err := a.quick(ctx)
 		if done || err != nil {
@@ -47,22 +47,24 @@ type attempt struct {
 	l *lease
 	q lock.Request
 	e *entry
+
+	touched bool // there may be something of the request in the store
 }
 
 // failed says what the error of a request means for the caller.
 func (a *attempt) failed(ctx context.Context, err error) error {
 	var notSent *notSentError
 	switch {
-	case errors.As(err, &notSent):
-		if a.q.Try || ctx.Err() == nil {
-			break
-		}
-		return a.giveUp(ctx, &lock.HeldError{Cause: context.Cause(ctx), Status: lock.Status{Resource: a.q.Resource}})
 	case a.q.Try && mydb.LockWait(err): // somebody keeps the row locked: the guard of the holder's app
 		a.l.forget(a.q.ID)
 		return a.held(ctx)
-	case mydb.Retryable(err) && ctx.Err() != nil:
-		return a.giveUp(ctx, &lock.HeldError{Cause: context.Cause(ctx), Status: lock.Status{Resource: a.q.Resource}})
+	case errors.As(err, &notSent), mydb.Retryable(err):
+		if over(ctx) {
+			return a.giveUp(ctx, &lock.HeldError{Cause: cause(ctx), Status: lock.Status{Resource: a.q.Resource}})
+		}
+		if !a.touched {
+			a.l.forget(a.q.ID)
+		}
 	case mydb.FromServer(err): // refused, so nothing has changed
 	default:
 		a.l.unsure(a.e)
@@ -167,6 +169,7 @@ func (a *attempt) ask(ctx context.Context) (g lock.Grant, queued bool, err error
 	}
 	switch {
 	case a.isOut(): // Release came in between, and may have been too early to find it
+		a.touched = true
 		return g, false, a.giveUp(ctx, lock.ErrNotHolder)
 	case fence != 0:
 		return a.grant(lock.Fence(fence)), false, nil
@@ -174,6 +177,7 @@ func (a *attempt) ask(ctx context.Context) (g lock.Grant, queued bool, err error
 		l.forget(q.ID)
 		return g, false, a.held(ctx)
 	}
+	a.touched = true
 	return g, true, nil
 }
 
@@ -258,6 +262,10 @@ func (a *attempt) wait(ctx context.Context) (g lock.Grant, done bool, err error)
 // giveUp takes the request back and returns why, or that this is not known to
 // have worked. Whoever holds the lock, and the place in the queue, are put into why.
 func (a *attempt) giveUp(ctx context.Context, why error) error {
+	if !a.touched {
+		a.l.forget(a.q.ID)
+		return why
+	}
 	ctx = context.WithoutCancel(ctx)
 	held, ok := why.(*lock.HeldError) //nolint:errorlint // made by the caller
 	if ok {

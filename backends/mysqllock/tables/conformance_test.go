@@ -39,7 +39,7 @@ type harness struct {
 
 func (h *harness) Open(t testing.TB) lock.Backend {
 	road := testengine.Through(t, h.server)
-	b := openAt(t, road.URL())
+	b := openAt(t, with(road.URL(), "timeout=2s")) // other tests use the machine too
 	h.mu.Lock()
 	h.roads[b] = road
 	h.mu.Unlock()

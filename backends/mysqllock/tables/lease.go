@@ -100,6 +100,10 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 // behind that nobody renews; others end it.
 func (l *lease) insert(ctx context.Context) error {
 	id := []byte(l.id)
+	// A new connection takes the server longer than a request, and when it fails
+	// nothing was asked for.
+	for i := 0; i < 3 && ctx.Err() == nil && l.beats.DB.PingContext(ctx) != nil; i++ {
+	}
 	if _, err := l.beats.Exec(ctx, "open", l.b.sql.open, id, newBeat(), l.ttl.Milliseconds(), []byte(l.sidecar), id, []byte(l.sidecar)); err != nil {
 		return err
 	}

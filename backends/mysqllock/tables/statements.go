@@ -23,7 +23,7 @@ type statements struct {
 	load                                 string
 	status, names, about                 string
 	news                                 string
-	stuck, mine, sweep, left             string
+	stuck, mine, sweep, sweepUp, left    string
 
 	orphans, reapNews, goneDead, forgetGone string
 	idle, raiseFloor, deleteIdle            string
@@ -31,17 +31,30 @@ type statements struct {
 }
 
 // logColumns are those of every insertion into the log.
+//
+// None of them is INSERT … SELECT: that would lock the table's counter against
+// all others until its end (innodb_autoinc_lock_mode=1).
 const logColumns = "(at, event, name, hold, lease, fence, note)"
 
-func newStatements(cfg *mydb.Config) *statements {
+// withLog says whether they write the log.
+func newStatements(cfg *mydb.Config, withLog bool) *statements {
 	replace := func(lines ...string) string {
 		text := replaceNames(strings.Join(lines, "\n"), cfg.Table)
 		return strings.ReplaceAll(text, "{now}", "CAST(UNIX_TIMESTAMP(NOW(6))*1000000 AS SIGNED)")
 	}
+	// logIf writes a row of the log if the statement before it has found one row.
+	// Else it would have the id of the first row, which is always there, and is
+	// ignored.
+	logIf := func(event, values string) string {
+		if !withLog {
+			return "DO " + values + ";" // takes the same arguments
+		}
+		return "INSERT IGNORE INTO {log} (id, at, event, name, hold, lease, fence, note) VALUES (IF(ROW_COUNT()=1, NULL, 1), NOW(6), '" + event + "', " + values + ");"
+	}
 	take := func(name string) string {
 		return "UPDATE {lock} SET fence=LAST_INSERT_ID(GREATEST(fence+1, {now})), x_id=?, x_lease=?, x_owner=?, x_since=NOW(6)" +
 			" WHERE name=" + name + " AND x_id IS NULL AND readers=0 AND waiters=0 AND gone=0 AND fence>0 AND EXISTS (SELECT 1 FROM {lease} WHERE id=?);" +
-			"INSERT INTO {log} " + logColumns + " SELECT NOW(6), 'acquire', ?, ?, ?, LAST_INSERT_ID(), '' FROM DUAL WHERE ROW_COUNT()=1;" +
+			logIf("acquire", "?, ?, ?, LAST_INSERT_ID(), ''") +
 			"COMMIT"
 	}
 	// look lets a request leave the row alone where it would have to wait for it:
@@ -56,14 +69,15 @@ func newStatements(cfg *mydb.Config) *statements {
 	return &statements{
 		version: replace("SELECT value FROM {meta} WHERE name='schema'"),
 
-		open:  replace("INSERT INTO {lease} (id, beat, ttl_ms, sidecar, opened, renewed) VALUES (?, ?, ?, ?, NOW(6), NOW(6));", "INSERT INTO {log} "+logColumns+" VALUES (NOW(6), 'open', '', '', ?, 0, ?)"),
+		open: replace("START TRANSACTION;", "INSERT INTO {lease} (id, beat, ttl_ms, sidecar, opened, renewed) VALUES (?, ?, ?, ?, NOW(6), NOW(6));",
+			logIf("open", "'', '', ?, 0, ?"), "COMMIT"),
 		beat:  replace("UPDATE {lease} SET beat=?, renewed=NOW(6) WHERE id=?"),
 		beats: replace("SELECT id, beat, ttl_ms FROM {lease}"),
 		alive: replace("SELECT COUNT(*) FROM {lease} WHERE id=?"),
 		end: replace("START TRANSACTION;", "DELETE FROM {lease} WHERE id=? AND beat=?;",
-			"INSERT INTO {log} "+logColumns+" SELECT NOW(6), 'end', '', '', ?, 0, ? FROM DUAL WHERE ROW_COUNT()=1;", "COMMIT"),
+			logIf("end", "'', '', ?, 0, ?"), "COMMIT"),
 		close: replace("START TRANSACTION;", "DELETE FROM {lease} WHERE id=?;",
-			"INSERT INTO {log} "+logColumns+" SELECT NOW(6), 'close', '', '', ?, 0, '' FROM DUAL WHERE ROW_COUNT()=1;", "COMMIT"),
+			logIf("close", "'', '', ?, 0, ''"), "COMMIT"),
 
 		create: replace("START TRANSACTION;", create("?", ""), "COMMIT"),
 		take:   replace("START TRANSACTION;", take("?")),
@@ -71,7 +85,7 @@ func newStatements(cfg *mydb.Config) *statements {
 		first:  replace("START TRANSACTION;", look, create("IF(@locksidecar, ?, NULL)", "WHERE @locksidecar"), take("IF(@locksidecar, ?, NULL)")),
 		give: replace("START TRANSACTION;",
 			"UPDATE {lock} SET x_id=NULL, x_lease=NULL, x_owner=NULL, x_since=NULL, x_mark=NULL, x_grace=NULL WHERE name=? AND x_id=? AND x_lease=? AND waiters=0;",
-			"INSERT INTO {log} "+logColumns+" SELECT NOW(6), 'release', ?, ?, ?, ?, '' FROM DUAL WHERE ROW_COUNT()=1;",
+			logIf("release", "?, ?, ?, ?, ''"),
 			"COMMIT"),
 
 		load: replace("START TRANSACTION;",
@@ -107,9 +121,8 @@ func newStatements(cfg *mydb.Config) *statements {
 			"UNION ALL SELECT 'g', l.name, l.x_id, l.fence, 0, 0 FROM {lock} l WHERE l.name IN (?names) AND l.x_lease=?lease",
 			"UNION ALL SELECT 'g', h.name, h.id, h.fence, 0, 0 FROM {hold} h WHERE h.name IN (?names) AND h.lease=?lease"),
 		sweep: replace("START TRANSACTION;",
-			"INSERT INTO {log} "+logColumns+" SELECT NOW(6), ?, name, x_id, x_lease, fence, ? FROM {lock} WHERE name IN (?names) AND x_lease=?lease AND waiters=0 FOR UPDATE;",
-			"UPDATE {lock} SET x_id=NULL, x_lease=NULL, x_owner=NULL, x_since=NULL, x_mark=NULL, x_grace=NULL WHERE name IN (?names) AND x_lease=?lease AND waiters=0;",
-			"COMMIT"),
+			"SELECT name, x_id, fence FROM {lock} WHERE name IN (?names) AND x_lease=?lease AND waiters=0 FOR UPDATE"),
+		sweepUp: replace("UPDATE {lock} SET x_id=NULL, x_lease=NULL, x_owner=NULL, x_since=NULL, x_mark=NULL, x_grace=NULL WHERE name IN (?names) AND x_lease=?lease;"),
 		left: replace(
 			"SELECT name FROM {lock} WHERE name IN (?names) AND x_lease=?lease",
 			"UNION SELECT name FROM {hold} WHERE name IN (?names) AND lease=?lease",
@@ -130,8 +143,8 @@ func newStatements(cfg *mydb.Config) *statements {
 		idle:       replace("SELECT name, fence FROM {lock} WHERE x_id IS NULL AND readers=0 AND waiters=0 AND gone=0 AND fence BETWEEN 1 AND {now}-? LIMIT ?"),
 		raiseFloor: replace("UPDATE {meta} SET value=GREATEST(value, ?) WHERE name='floor'"),
 		deleteIdle: replace("DELETE FROM {lock} WHERE name IN (?names) AND x_id IS NULL AND readers=0 AND waiters=0 AND gone=0 AND fence<=?"),
-		oldLog:     replace("SELECT MAX(id) FROM (SELECT id, at FROM {log} ORDER BY id LIMIT ?) AS l WHERE at < NOW(6) - INTERVAL ? MICROSECOND"),
-		deleteLog:  replace("DELETE FROM {log} WHERE id<=?"),
+		oldLog:     replace("SELECT MAX(id) FROM (SELECT id, at FROM {log} WHERE id>1 ORDER BY id LIMIT ?) AS l WHERE at < NOW(6) - INTERVAL ? MICROSECOND"),
+		deleteLog:  replace("DELETE FROM {log} WHERE id>1 AND id<=?"),
 
 		mine: replace(
 			"SELECT name, x_id AS id FROM {lock} WHERE x_lease=?",

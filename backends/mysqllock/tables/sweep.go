@@ -37,10 +37,35 @@ func (b *Backend) sweep(ctx context.Context, lease string, names map[lock.Resour
 // sweepExclusive clears exclusive holds that nobody waits for.
 func (b *Backend) sweepExclusive(ctx context.Context, lease string, names []lock.Resource, event string) error {
 	query, args := in(b.sql.sweep, texts(names), lease)
-	args = append([]any{[]byte(event), []byte("with the lease")}, args...)
 	return mydb.Retry(ctx, func() error {
-		_, err := b.exec(ctx, "sweep", query, args...)
-		return err
+		return b.on(ctx, func(ctx context.Context, conn *sql.Conn) error {
+			var swept []string
+			w := &script{b: b}
+			var log []any
+			err := b.pool.QueryOn(ctx, conn, "sweep", func(_ int, rows *sql.Rows) error {
+				var name, id string
+				var fence int64
+				if err := rows.Scan(&name, &id, &fence); err != nil {
+					return err
+				}
+				swept = append(swept, name)
+				log = append(log, []byte(event), []byte(name), []byte(id), []byte(lease), fence, []byte("with the lease"))
+				return nil
+			}, query, args...)
+			if err != nil {
+				drop(conn, err)
+				return err
+			}
+			if len(swept) > 0 {
+				up, args := in(b.sql.sweepUp, swept, lease)
+				w.text.WriteString(up)
+				w.args = args
+				w.log(len(swept), log)
+			}
+			w.text.WriteString("COMMIT")
+			_, err = b.pool.ExecOn(ctx, conn, "sweep", w.text.String(), w.args...)
+			return err
+		})
 	})
 }
 

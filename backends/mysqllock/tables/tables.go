@@ -77,7 +77,7 @@ func Open(cfg mydb.Config, observe lock.Observe) (*Backend, error) {
 	if b.observe == nil {
 		b.observe = func(string, time.Duration, error) {}
 	}
-	b.sql = newStatements(&b.cfg)
+	b.sql = newStatements(&b.cfg, b.logKeep > 0)
 	size := cfg.MaxConnections
 	if size == 0 {
 		size = usualConnections
@@ -126,24 +126,55 @@ func (b *Backend) Close() error {
 // exec sends statements on a connection of the pool. ctx bounds the wait for the
 // connection only: a request that is cut short would leave the connection
 // useless and the outcome open, and the driver's timeout bounds it anyway.
-func (b *Backend) exec(ctx context.Context, command, query string, args ...any) (mydb.Results, error) {
-	conn, err := b.connection(ctx)
-	if err != nil {
-		return mydb.Results{}, err
-	}
-	defer func() { _ = conn.Close() }()
-	return b.pool.ExecOn(context.WithoutCancel(ctx), conn, command, query, args...)
+func (b *Backend) exec(ctx context.Context, command, query string, args ...any) (res mydb.Results, err error) {
+	err = b.on(ctx, func(ctx context.Context, conn *sql.Conn) error {
+		res, err = b.pool.ExecOn(ctx, conn, command, query, args...)
+		return err
+	})
+	return res, err
 }
 
-// connection takes a connection out of the pool.
-func (b *Backend) connection(ctx context.Context) (*sql.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*b.cfg.Timeout)
+// query asks for rows on a connection of the pool.
+func (b *Backend) query(ctx context.Context, command string, scan func(set int, rows *sql.Rows) error, query string, args ...any) error {
+	return b.on(ctx, func(ctx context.Context, conn *sql.Conn) error {
+		return b.pool.QueryOn(ctx, conn, command, scan, query, args...)
+	})
+}
+
+// on calls f with a connection out of the pool, and again with another where the
+// connection was found broken before anything was sent on it.
+func (b *Backend) on(ctx context.Context, f func(ctx context.Context, conn *sql.Conn) error) error {
+	wait, cancel := context.WithTimeout(ctx, 5*b.cfg.Timeout)
 	defer cancel()
-	conn, err := b.pool.DB.Conn(ctx)
-	if err != nil {
-		return nil, &notSentError{err}
+	for tries := 3; ; tries-- {
+		conn, err := b.pool.DB.Conn(wait)
+		if err != nil {
+			return &notSentError{err}
+		}
+		err = f(context.WithoutCancel(ctx), conn)
+		_ = conn.Close()
+		if !mydb.NotSent(err) {
+			return err
+		}
+		if tries == 0 || over(ctx) {
+			return &notSentError{err}
+		}
 	}
-	return conn, nil
+}
+
+// over reports whether ctx has ended. A dial that was bounded by a deadline may
+// fail a little before the context itself knows.
+func over(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
+}
+
+// cause is why a context that is over has ended.
+func cause(ctx context.Context) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	return context.DeadlineExceeded
 }
 
 // notSentError is the error of a request that never left.
@@ -151,16 +182,6 @@ type notSentError struct{ err error }
 
 func (e *notSentError) Error() string { return e.err.Error() }
 func (e *notSentError) Unwrap() error { return e.err }
-
-// query asks for rows on a connection of the pool.
-func (b *Backend) query(ctx context.Context, command string, scan func(set int, rows *sql.Rows) error, query string, args ...any) error {
-	conn, err := b.connection(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close() }()
-	return b.pool.QueryOn(context.WithoutCancel(ctx), conn, command, scan, query, args...)
-}
 
 // drop ends the transaction on a connection, or the connection itself.
 func drop(conn *sql.Conn, cause error) {

@@ -42,27 +42,21 @@ func (b *Backend) change(ctx context.Context, command string, sub subject, decid
 	return s, nil
 }
 
-func (b *Backend) changeOnce(ctx context.Context, command string, sub subject, decide func(*state)) (*state, error) {
-	conn, err := b.connection(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = conn.Close() }()
-	ctx = context.WithoutCancel(ctx) // for the reason given at exec
-	s, err := b.load(ctx, conn, command, sub)
-	if err != nil {
-		drop(conn, err)
-		return nil, err
-	}
-	decide(s)
-	query, args := "COMMIT", []any(nil)
-	if s.dirty {
-		query, args = b.write(s)
-	}
-	if _, err := b.pool.ExecOn(ctx, conn, command, query, args...); err != nil {
-		return nil, err
-	}
-	return s, nil
+func (b *Backend) changeOnce(ctx context.Context, command string, sub subject, decide func(*state)) (s *state, err error) {
+	err = b.on(ctx, func(ctx context.Context, conn *sql.Conn) error {
+		if s, err = b.load(ctx, conn, command, sub); err != nil {
+			drop(conn, err)
+			return err
+		}
+		decide(s)
+		query, args := "COMMIT", []any(nil)
+		if s.dirty {
+			query, args = b.write(s)
+		}
+		_, err := b.pool.ExecOn(ctx, conn, command, query, args...)
+		return err
+	})
+	return s, err
 }
 
 // load begins a transaction, locks the row of a resource, and reads.
@@ -244,12 +238,17 @@ func (w *script) tail(s *state) {
 		// release of a hold, with another grace.
 		w.add("REPLACE INTO {news} (lease, id, kind, name, fence, grace, at) VALUES "+marks(rows, "(?, ?, ?, ?, ?, ?, NOW(6))"), args...)
 	}
-	if len(s.log) > 0 && w.b.logKeep > 0 {
-		var args []any
-		for _, l := range s.log {
-			args = append(args, []byte(l.event), name, []byte(l.id), []byte(l.lease), l.fence, []byte(l.note))
-		}
-		w.add("INSERT INTO {log} "+logColumns+" VALUES "+marks(len(s.log), "(NOW(6), ?, ?, ?, ?, ?, ?)"), args...)
+	args = nil
+	for _, l := range s.log {
+		args = append(args, []byte(l.event), name, []byte(l.id), []byte(l.lease), l.fence, []byte(l.note))
+	}
+	w.log(len(s.log), args)
+}
+
+// log writes n rows of the log.
+func (w *script) log(n int, args []any) {
+	if n > 0 && w.b.logKeep > 0 {
+		w.add("INSERT INTO {log} "+logColumns+" VALUES "+marks(n, "(NOW(6), ?, ?, ?, ?, ?, ?)"), args...)
 	}
 }
 

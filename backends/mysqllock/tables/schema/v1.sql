@@ -74,7 +74,8 @@ CREATE TABLE IF NOT EXISTS {news} (
   PRIMARY KEY (lease, id, kind)
 ) ENGINE=InnoDB;
 
--- Everything that happened, written by the transaction that did it.
+-- Everything that happened, written by the transaction that did it. The first
+-- row is always there: statements that have nothing to log collide with it.
 CREATE TABLE IF NOT EXISTS {log} (
   id      BIGINT         NOT NULL AUTO_INCREMENT PRIMARY KEY,
   at      DATETIME(6)    NOT NULL,
@@ -91,5 +92,7 @@ CREATE TABLE IF NOT EXISTS {meta} (
   name    VARBINARY(32)  NOT NULL PRIMARY KEY,
   value   BIGINT         NOT NULL
 ) ENGINE=InnoDB;
+
+INSERT IGNORE INTO {log} (id, at, event, name, hold, lease, fence) VALUES (1, NOW(6), 'schema', '', '', '', 0);
 
 INSERT IGNORE INTO {meta} (name, value) VALUES ('schema', 1), ('floor', 0);
