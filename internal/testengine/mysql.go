@@ -151,7 +151,7 @@ version=$("$program" --no-defaults --version | sed 's/.*Ver //; s/[^A-Za-z0-9.]\
 template=$cache/%s-$version
 mkdir -p "$dir" "$cache"
 if ! [ -d "$template" ]; then
-	find "$cache" -maxdepth 1 -name 'new.*' -mmin +10 -exec rm -rf {} +
+	find "$cache" -maxdepth 1 -name 'new.*' -mmin +10 -exec rm -rf {} + 2>/dev/null || : # not in every image
 	new=$(mktemp -d "$cache/new.XXXXXX")
 	data=$new/data
 	{

@@ -67,43 +67,31 @@ func TestShiftClock(t *testing.T) {
 }
 
 // A connection from before the change of parts finds its server read-only.
-func TestReadOnlyAfterFailOver(t *testing.T) {
-	for _, k := range []*Kind{MariaDBPair, MySQLPair} {
-		t.Run(k.name, func(t *testing.T) {
-			t.Parallel()
-			s := New(t, k)
-			c := newSQLClient(t, s.URL())
-			set(t, c, "1")
-			conn, err := c.db.Conn(within(t, long))
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { closed(t, conn) })
-			FailOver(t, s, KeepData)
-			_, err = conn.ExecContext(within(t, long), "DELETE FROM pairs")
-			const readOnly = 1290
-			if e := (*mysql.MySQLError)(nil); !errors.As(err, &e) || e.Number != readOnly {
-				t.Errorf("%v; want error %d", err, readOnly)
-			}
-			c.db.SetMaxIdleConns(0) // the others are from before as well
-			set(t, c, "2")
-		})
+func testReadOnlyAfterFailOver(t *testing.T, s Server) {
+	c := newSQLClient(t, s.URL())
+	set(t, c, "1")
+	conn, err := c.db.Conn(within(t, long))
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() { closed(t, conn) })
+	FailOver(t, s, KeepData)
+	_, err = conn.ExecContext(within(t, long), "DELETE FROM pairs")
+	const readOnly = 1290
+	if e := (*mysql.MySQLError)(nil); !errors.As(err, &e) || e.Number != readOnly {
+		t.Errorf("%v; want error %d", err, readOnly)
+	}
+	c.db.SetMaxIdleConns(0) // the others are from before as well
+	set(t, c, "2")
 }
 
-func TestUserWithPassword(t *testing.T) {
-	for _, k := range []*Kind{MariaDB, MySQL} {
-		t.Run(k.name, func(t *testing.T) {
-			t.Parallel()
-			s := New(t, k)
-			withUser := func(who string) client { return newClient(t, strings.Replace(s.URL(), "root@", who+"@", 1)) }
-			set(t, withUser(User+":"+Password), "1")
-			const denied = 1045
-			err := withUser(User+":x").put(within(t, long), "k", "v")
-			if e := (*mysql.MySQLError)(nil); !errors.As(err, &e) || e.Number != denied {
-				t.Errorf("%v; want error %d", err, denied)
-			}
-		})
+func testUserWithPassword(t *testing.T, s Server) {
+	withUser := func(who string) client { return newClient(t, strings.Replace(s.URL(), "root@", who+"@", 1)) }
+	set(t, withUser(User+":"+Password), "1")
+	const denied = 1045
+	err := withUser(User+":x").put(within(t, long), "k", "v")
+	if e := (*mysql.MySQLError)(nil); !errors.As(err, &e) || e.Number != denied {
+		t.Errorf("%v; want error %d", err, denied)
 	}
 }
 

@@ -29,9 +29,7 @@ func leader(t *testing.T, nodes []Node) (leads, follows Node) {
 	return leads, follows
 }
 
-func TestEnsembleNodes(t *testing.T) {
-	t.Parallel()
-	s := New(t, ZooKeeperEnsemble)
+func testEnsembleNodes(t *testing.T, s Server) {
 	c := newClient(t, s.URL())
 	set(t, c, "1")
 	for fault, f := range map[string]func(n Node) (repair func()){
@@ -39,18 +37,21 @@ func TestEnsembleNodes(t *testing.T) {
 		"crash": func(n Node) func() { return Crash(t, n, DropData) },
 	} {
 		leads, _ := leader(t, Nodes(t, s))
-		repair := f(leads)
-		// The rest elects another leader.
-		wantAll(t, c, "1")
-		eventually(t, fault+": writes are taken again", func() bool {
-			return c.put(within(t, time.Second), "x", fault) == nil
-		})
-		repair()
-		if d, ok := leads.(Crasher); ok {
-			if err := d.Start(t.Context()); err != nil {
-				t.Fatal(err)
+		var hosts []string
+		for _, n := range Nodes(t, s) {
+			if n != leads {
+				hosts = append(hosts, n.Addr())
 			}
 		}
+		rest := &zkClient{hosts: hosts}
+		begin := time.Now()
+		repair := f(leads)
+		eventually(t, fault+": another leader takes writes", func() bool {
+			return rest.put(within(t, 3*time.Second), "x", fault) == nil
+		})
+		t.Logf("%s: another leader after %v", fault, time.Since(begin))
+		wantAll(t, rest, "1")
+		repair()
 		eventually(t, fault+": the node is back", func() bool {
 			text, err := zooKeeperSays(within(t, time.Second), leads.Addr(), "srvr")
 			return err == nil && strings.Contains(text, "Mode: follower")
@@ -64,9 +65,7 @@ func TestEnsembleNodes(t *testing.T) {
 
 // A session ends when its client is not heard of for the time it has asked for,
 // which can be short.
-func TestSessionExpires(t *testing.T) {
-	t.Parallel()
-	s := New(t, ZooKeeper)
+func testSessionExpires(t *testing.T, s Server) {
 	p := Through(t, s)
 	_, hosts, _ := splitURL(p.URL())
 	conn, events, err := zk.Connect(hosts, 500*time.Millisecond, zk.WithLogInfo(false), zk.WithLogger(quiet{}))
