@@ -169,7 +169,7 @@ func (p mysqlServer) ready(ctx context.Context, n *node) (version string, err er
 	var dir string
 	ctx, cancel := context.WithTimeout(ctx, time.Second) // who is there need not be a server
 	defer cancel()
-	err = mysqlDo(ctx, n.Addr(), func(db *sql.DB) error {
+	err = mysqlDo(n.Addr(), func(db *sql.DB) error {
 		return db.QueryRowContext(ctx, "SELECT VERSION(), @@datadir").Scan(&version, &dir)
 	})
 	if err != nil {
@@ -194,7 +194,7 @@ func (p mysqlServer) drop(ctx context.Context, n *node) error {
 }
 
 // mysqlDo asks a server as root on one connection.
-func mysqlDo(ctx context.Context, addr string, f func(db *sql.DB) error) error {
+func mysqlDo(addr string, f func(db *sql.DB) error) error {
 	c := mysql.NewConfig()
 	c.Net, c.Addr, c.User, c.DBName = "tcp", addr, "root", Database
 	c.Logger = &mysql.NopLogger{} // it talks of what is refused while a server starts

@@ -145,7 +145,7 @@ func (p *pairStore) roles() (primary, replica *node) {
 
 // do runs statements at a node.
 func (p *pairStore) do(ctx context.Context, n *node, statements ...[]string) error {
-	return mysqlDo(ctx, n.Addr(), func(db *sql.DB) error {
+	return mysqlDo(n.Addr(), func(db *sql.DB) error {
 		for _, list := range statements {
 			for _, s := range list {
 				if _, err := db.ExecContext(ctx, s); err != nil {
@@ -170,7 +170,7 @@ func (p *pairStore) follow(ctx context.Context, replica, primary *node) error {
 func (p *pairStore) Healthy(ctx context.Context) error {
 	_, replica := p.roles()
 	return poll(ctx, func() error {
-		return mysqlDo(ctx, replica.Addr(), func(db *sql.DB) error {
+		return mysqlDo(replica.Addr(), func(db *sql.DB) error {
 			state, err := oneRow(ctx, db, p.replication.state)
 			if err != nil {
 				return err
@@ -217,12 +217,12 @@ func (p *pairStore) level(ctx context.Context, primary, replica *node) error {
 		return err
 	}
 	var position, answer string
-	if err := mysqlDo(ctx, primary.Addr(), func(db *sql.DB) error {
+	if err := mysqlDo(primary.Addr(), func(db *sql.DB) error {
 		return db.QueryRowContext(ctx, p.replication.position).Scan(&position)
 	}); err != nil {
 		return err
 	}
-	return mysqlDo(ctx, replica.Addr(), func(db *sql.DB) error {
+	return mysqlDo(replica.Addr(), func(db *sql.DB) error {
 		err := db.QueryRowContext(ctx, p.replication.await, position).Scan(&answer)
 		if err == nil && answer != p.replication.reached {
 			err = fmt.Errorf("the replica does not get as far as %s: %s", position, answer)
