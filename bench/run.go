@@ -42,7 +42,7 @@ var (
 	}
 	quick = size{
 		rounds: 1, window: measure.Window{WarmUp: 100 * time.Millisecond, Measure: 300 * time.Millisecond}, floor: 200 * time.Millisecond,
-		kills: 10, holds: 10_000, settle: time.Second, heartbeats: 2,
+		kills: 10, holds: 2_000, settle: time.Second, heartbeats: 2,
 	}
 )
 

@@ -100,7 +100,8 @@ type Memory struct {
 type Commands struct {
 	Holds    int     `json:"holds"`
 	Beats    float64 `json:"heartbeats"`             // that the sidecar sent in the window
-	Sent     float64 `json:"sent_per_heartbeat"`     // requests, by the sidecar's own count
+	Renewing float64 `json:"renewing_per_heartbeat"` // requests that renew the lease, by the sidecar's own count
+	Sent     float64 `json:"sent_per_heartbeat"`     // requests of all kinds, by the sidecar's own count
 	Requests float64 `json:"requests_per_heartbeat"` // by the server's count; 0 where it does not count them
 	Steps    float64 `json:"steps_per_heartbeat"`    // see store.Count
 }

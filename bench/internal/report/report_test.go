@@ -79,7 +79,7 @@ func TestText(t *testing.T) {
 				Holds: 10000, LeaseTTL: 10, Window: 20,
 				Start:  Memory{RSS: 20 * mib, Anonymous: 8 * mib, Heap: 2 * mib, Store: mib},
 				Before: Memory{RSS: 21 * mib}, With: Memory{RSS: 31 * mib}, PerHold: Memory{RSS: 1048.576},
-				CommandsAt: []Commands{{Holds: 100, Beats: 6, Sent: 1, Requests: 1.17, Steps: 5}, {Holds: 10000, Beats: 6, Sent: 1, Steps: 5}},
+				CommandsAt: []Commands{{Holds: 100, Beats: 6, Renewing: 1, Sent: 1.5, Requests: 1.17, Steps: 5}, {Holds: 10000, Beats: 6, Renewing: 1, Sent: 2, Steps: 5}},
 			},
 			Targets: []Target{
 				NewTarget("fast", "µs", false, 1.25, []float64{10, 12}, []float64{10, 10}),

@@ -136,15 +136,15 @@ func (r *Store) idleText(b *bytes.Buffer) {
 		row("per hold, bytes", i.PerHold, 1),
 	})
 	rows := []string{
-		"\tits own count:\tof " + r.Words.Name + ":\t",
-		fmt.Sprintf("a heartbeat, over %s s\trequests\trequests\t%s", number(i.Window), r.Words.Steps),
+		"\tits own count:\t\tof " + r.Words.Name + ":\t",
+		fmt.Sprintf("to a heartbeat, over %s s\tits requests\tall requests\trequests\t%s", number(i.Window), r.Words.Steps),
 	}
 	for _, c := range i.CommandsAt {
 		requests := "–"
 		if c.Requests > 0 {
 			requests = fmt.Sprintf("%.2f", c.Requests)
 		}
-		rows = append(rows, fmt.Sprintf("%d holds\t%.2f\t%s\t%.2f", c.Holds, c.Sent, requests, c.Steps))
+		rows = append(rows, fmt.Sprintf("%d holds\t%.2f\t%.2f\t%s\t%.2f", c.Holds, c.Renewing, c.Sent, requests, c.Steps))
 	}
 	table(b, rows)
 }

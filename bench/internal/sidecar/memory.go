@@ -48,8 +48,9 @@ func (s *Sidecar) Memory(ctx context.Context) (Memory, error) {
 
 // Sent is what the sidecar has counted so far.
 type Sent struct {
-	Requests   float64 // to the store, of all kinds
-	Heartbeats float64
+	Requests     float64 // to the store, of all kinds
+	BeatRequests float64 // those of them that renew the lease
+	Heartbeats   float64 // how often that was to be done
 }
 
 // Sent reads the sidecar's own counters.
@@ -60,6 +61,9 @@ func (s *Sidecar) Sent(ctx context.Context) (Sent, error) {
 	}
 	var n Sent
 	if n.Requests, err = sum(metrics, "locksidecar_store_command_seconds_count{"); err != nil {
+		return Sent{}, err
+	}
+	if n.BeatRequests, err = sum(metrics, `locksidecar_store_command_seconds_count{command="heartbeat"`); err != nil {
 		return Sent{}, err
 	}
 	n.Heartbeats, err = sum(metrics, "locksidecar_heartbeats_total{")
