@@ -74,7 +74,7 @@ type verdict struct {
 // run asks the store until the request is granted or there is no use in asking.
 func (a *attempt) run(ctx context.Context) (lock.Grant, error) {
 	l, e := a.l, a.e
-	for first := true; ; first = false {
+	for {
 		l.mu.Lock()
 		news, resync := e.news, l.resync
 		out, held := e.out, e.held
@@ -92,7 +92,7 @@ func (a *attempt) run(ctx context.Context) (lock.Grant, error) {
 		v := verdict{pause: l.recheck}
 		if !l.proof.overdue(l.b.clock()) {
 			var err error
-			if v, err = a.ask(context.WithoutCancel(ctx), !first); err != nil {
+			if v, err = a.ask(context.WithoutCancel(ctx)); err != nil {
 				return lock.Grant{}, err
 			}
 		}
@@ -121,15 +121,28 @@ func (a *attempt) grant() lock.Grant {
 // ask makes sure that the request has a place in the queue, and finds out
 // whether it is granted. It is not cut short: the session bounds how long an
 // answer may take, and what is cut short is unknown.
-func (a *attempt) ask(ctx context.Context, waited bool) (verdict, error) {
+func (a *attempt) ask(ctx context.Context) (verdict, error) {
 	l, e := a.l, a.e
 	e.turn.Lock()
 	defer e.turn.Unlock()
 	l.mu.Lock()
 	out, held, unsure, placed := e.out, e.held, e.unsure, len(e.nodes) > 0
+	blocked, names := e.blocked, e.names
 	l.mu.Unlock()
 	if out || held {
 		return verdict{again: true}, nil
+	}
+	if blocked != "" {
+		l.mu.Lock()
+		e.watched = false // should that have been missed, it is seen now
+		l.mu.Unlock()
+		v, there, err := a.peek(ctx, blocked, names)
+		switch {
+		case err != nil:
+			return a.recover(err)
+		case there:
+			return v, nil
+		}
 	}
 	var children []string
 	var err error
@@ -143,7 +156,7 @@ func (a *attempt) ask(ctx context.Context, waited bool) (verdict, error) {
 	}
 	var v verdict
 	if err == nil {
-		v, err = a.decide(ctx, children, waited)
+		v, err = a.decide(ctx, children)
 	}
 	if err == nil {
 		a.lost = 0
@@ -162,7 +175,9 @@ func (a *attempt) recover(err error) (verdict, error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	var answer zksession.Error
 	switch placed := len(e.nodes) > 0; {
+	case errors.As(err, &answer) && (placed || e.unsure): // the server would say it again
 	case placed && !a.q.Try:
 		return verdict{pause: l.recheck}, nil // reconnecting wakes it
 	case !placed && !e.unsure:
@@ -284,7 +299,7 @@ func (a *attempt) find(ctx context.Context) ([]string, error) {
 // The list may be older than what the leader knows, but not than our own node.
 // So nobody can be missing in it who was there before us, and if there is nobody
 // in our way, nobody will be.
-func (a *attempt) decide(ctx context.Context, children []string, waited bool) (verdict, error) {
+func (a *attempt) decide(ctx context.Context, children []string) (verdict, error) {
 	l, e := a.l, a.e
 	l.mu.Lock()
 	known := len(e.nodes) > 0
@@ -311,38 +326,55 @@ func (a *attempt) decide(ctx context.Context, children []string, waited bool) (v
 	}
 	j := blocker(nodes, i, a.q.Mode == lock.Shared)
 	if j < 0 {
-		a.take(ctx, waited)
+		a.take()
 		return verdict{granted: true}, nil
 	}
-	path := e.path + "/" + nodes[j].name
-	var look *zksession.Call
+	path, names := e.path+"/"+nodes[j].name, namesOf(children, nodes[j])
+	if !a.q.Try {
+		l.mu.Lock()
+		e.block(path, names)
+		l.mu.Unlock()
+	}
+	v, there, err := a.peek(ctx, path, names)
+	if err == nil && !there {
+		v.again = true
+	}
+	return v, err
+}
+
+// peek reads the node that the request waits for, and watches it. As long as it
+// is there nobody else in the queue matters.
+func (a *attempt) peek(ctx context.Context, path string, names []string) (v verdict, there bool, err error) {
+	look := zksession.Watch(path)
 	if a.q.Try {
 		look = zksession.Get(path)
-	} else {
-		l.mu.Lock()
-		e.block(path)
-		l.mu.Unlock()
-		look = zksession.Watch(path)
 	}
 	calls := []*zksession.Call{look}
 	if own := a.watchOwn(); own != nil {
 		calls = append(calls, own)
 	}
-	if err := l.seat.s.Do(ctx, calls...); err != nil {
-		return verdict{}, err
+	if err := a.l.seat.s.Do(ctx, calls...); err != nil {
+		return v, false, err
 	}
-	if errors.Is(look.Err, zksession.NoNode) {
-		return verdict{again: true}, nil
-	}
-	if look.Err != nil && !errors.Is(look.Err, zksession.NoAuth) { // another's node that we may not read is in our way all the same
-		return verdict{}, look.Err
+	switch {
+	case errors.Is(look.Err, zksession.NoNode):
+		a.l.mu.Lock()
+		if a.e.blocked == path {
+			a.e.unblock()
+		}
+		a.l.mu.Unlock()
+		return v, false, nil
+	case errors.Is(look.Err, zksession.NoAuth): // another's node that we may not read is in our way all the same
+	case look.Err != nil:
+		return v, false, look.Err
 	}
 	rec, _ := decodeRecord(look.Data)
-	if rec.Downgraded && a.q.Mode == lock.Shared && j == 0 {
-		a.take(ctx, waited)
-		return verdict{granted: true}, nil
+	if rec.Downgraded && a.q.Mode == lock.Shared {
+		a.take()
+		return verdict{granted: true}, true, nil
 	}
-	return a.mindRevoked(ctx, path, rec, namesOf(children, nodes[j]))
+	v, err = a.mindRevoked(ctx, path, rec, names)
+	return v, true, err
 }
 
 // readFence reads what a create in a transaction, and one without an answer, did
@@ -391,22 +423,14 @@ func (a *attempt) mindRevoked(ctx context.Context, path string, rec record, name
 	return verdict{again: true}, nil
 }
 
-// take notes the grant. The watch on its own node tells the holder of a forced
-// release; nothing waits for it: if the node is deleted before the watch is set,
-// the answer says so.
-func (a *attempt) take(ctx context.Context, waited bool) {
+// take notes the grant.
+func (a *attempt) take() {
 	l, e := a.l, a.e
-	now := l.b.clock()
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	e.unblock()
-	e.held, e.granted = true, now
-	if waited {
-		l.notes.add(e, now)
-	}
-	l.mu.Unlock()
-	if own := a.watchOwn(); own != nil {
-		_ = l.seat.s.Go(ctx, own) // it knows itself what to do then
-	}
+	e.held, e.granted = true, l.b.clock()
+	l.lasts(e, e.granted)
 }
 
 // watchOwn is the call that watches the request's own node; nil when it is

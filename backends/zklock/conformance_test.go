@@ -1,9 +1,11 @@
 package zklock
 
 import (
+	"flag"
 	"io"
 	"net"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,7 +20,15 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(testengine.Main(m)) }
+func TestMain(m *testing.M) {
+	// Most tests wait most of the time, and go test runs no more of them side by
+	// side than there are processors.
+	flag.Parse()
+	if err := flag.Set("test.parallel", strconv.Itoa(max(8, runtime.GOMAXPROCS(0)))); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(testengine.Main(m))
+}
 
 func TestConformance(t *testing.T) {
 	for _, c := range []struct {

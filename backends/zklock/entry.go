@@ -32,7 +32,8 @@ type entry struct {
 	version int32         // of the node's data, when it was rec
 	queued  time.Duration // when it got its place
 	granted time.Duration
-	blocked string        // path of the node it waits for; empty: none
+	blocked string        // path of the node it waits for; empty: not known
+	names   []string      // of the nodes of the request that it waits for
 	revoked time.Duration // when the forced release is over; 0: there is none
 	over    chan struct{} // closed when it is forgotten; made when somebody waits for that
 	news    chan struct{} // closed and replaced when something has happened to it
@@ -52,11 +53,7 @@ func (l *lease) enter(q lock.Request, path string) *entry {
 	e := &entry{l: l, q: q, path: path, news: make(chan struct{})}
 	e.rec = record{Lease: l.id, Sidecar: l.sidecar, Owner: ownerJSON(q.Owner)}
 	e.own = &sub{notify: e.changed}
-	e.wait = &sub{notify: func(zksession.Event) {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		e.wake()
-	}}
+	e.wait = &sub{notify: e.moved}
 	l.entries[q.ID] = e
 	return e
 }
@@ -99,14 +96,29 @@ func (e *entry) forget() {
 	e.wake()
 }
 
-// block notes which node the request waits for. l.mu is held.
-func (e *entry) block(path string) {
+// block notes for whose node the request waits. l.mu is held.
+func (e *entry) block(path string, names []string) {
+	e.names = names
 	if e.blocked == path {
 		return
 	}
 	e.unblock()
 	e.blocked = path
 	e.l.seat.subscribe(path, e.wait)
+}
+
+// moved is called when the node that the request waits for was changed or
+// deleted.
+func (e *entry) moved(ev zksession.Event) {
+	e.l.mu.Lock()
+	defer e.l.mu.Unlock()
+	if e.blocked != ev.Path {
+		return
+	}
+	if ev.Deleted {
+		e.unblock()
+	}
+	e.wake()
 }
 
 func (e *entry) unblock() {

@@ -75,7 +75,7 @@ func (a *attempt) try(ctx context.Context) (lock.Grant, error) {
 		}
 	}
 	for {
-		v, err := a.ask(ctx, false)
+		v, err := a.ask(ctx)
 		l.mu.Lock()
 		out, held := e.out, e.held
 		l.mu.Unlock()

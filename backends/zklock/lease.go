@@ -32,11 +32,13 @@ type lease struct {
 	chores  []func(context.Context)
 	missing []*entry // whose nodes are gone, but perhaps with the session
 	news    []lock.Event
+	toWatch later
+	toNote  later
 
 	chore     chan struct{} // there are chores
 	told      chan struct{} // there are news
-	notes     notes
-	unwatched atomic.Bool // a watch on a node of ours could not be set
+	lasting   chan struct{} // there is something to watch or to note
+	unwatched atomic.Bool   // a watch on a node of ours could not be set
 
 	lost      chan struct{} // closed when the store said so, or by Close
 	lostOnce  sync.Once
@@ -55,9 +57,8 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	l := &lease{
 		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar, recheck: min(maxRecheck, o.TTL/3),
 		events: make(chan lock.Event, 8), entries: make(map[lock.HoldID]*entry), resync: make(chan struct{}),
-		chore: make(chan struct{}, 1), told: make(chan struct{}, 1), lost: make(chan struct{}),
+		chore: make(chan struct{}, 1), told: make(chan struct{}, 1), lasting: make(chan struct{}, 1), lost: make(chan struct{}),
 	}
-	l.notes.wake = make(chan struct{}, 1)
 	l.proof = newProof(o.TTL, b.clock())
 	l.seat = b.newSeat(l.id, &o)
 	want := sessionTimeout(o.TTL)
@@ -81,7 +82,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	l.routines.Go(func() { l.attend() })
 	l.routines.Go(func() { l.work(run) })
 	l.routines.Go(func() { l.deliver(run) })
-	l.routines.Go(func() { l.note(run) })
+	l.routines.Go(func() { l.care(run) })
 	b.mu.Lock()
 	b.leases = append(b.leases, l)
 	b.mu.Unlock()

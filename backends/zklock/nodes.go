@@ -118,8 +118,8 @@ func parseNodes(children []string) []node {
 }
 
 // blocker gives the place in the queue that the request at place i must wait
-// for; -1: none. When it is place 0 and the request is shared, it may be a writer
-// that was downgraded, which its data tells.
+// for; -1: none. When the request is shared, it may be a writer that was
+// downgraded, which its data tells; that one is at place 0 then.
 func blocker(nodes []node, i int, shared bool) int {
 	if !shared {
 		return i - 1

@@ -190,57 +190,78 @@ func (l *lease) watchAll(ctx context.Context, all ...*entry) {
 	}
 }
 
-// noteAfter is how long a hold must last to be worth a note.
-const noteAfter = 100 * time.Millisecond
+// What a hold is worth only when it lasts: most are released before.
+const (
+	// watchAfter is when its node is watched, so that its holder is told of a
+	// forced release. What has happened until then is told when the watch is set.
+	watchAfter = 10 * time.Millisecond
+	// noteAfter is when it is written into the node how long it was waited for, so
+	// that others can tell since when it has been held, and how long that must be.
+	noteAfter = 100 * time.Millisecond
+)
 
-// notes are holds that were waited for. How long they waited is written into
-// their nodes, so that others can tell since when they have been held. It costs
-// a request, so it is left out for holds that do not last.
-type notes struct {
-	wake chan struct{}
-	due  []noted // in the order of at; guarded by l.mu
-}
+// later are holds in the order in which they are due.
+type later []dueHold
 
-type noted struct {
+type dueHold struct {
 	e  *entry
 	at time.Duration
 }
 
-// add is called with l.mu held.
-func (n *notes) add(e *entry, now time.Duration) {
-	if now-e.queued < noteAfter {
-		return
+// take removes what is due and still held. l.mu is held.
+func (q *later) take(now time.Duration) []*entry {
+	var all []*entry
+	for len(*q) > 0 && (*q)[0].at <= now {
+		if e := (*q)[0].e; e.held && !e.out {
+			all = append(all, e)
+		}
+		(*q)[0] = dueHold{}
+		*q = (*q)[1:]
 	}
-	n.due = append(n.due, noted{e, now + noteAfter})
-	signal(n.wake)
+	return all
 }
 
-// note writes notes until ctx ends.
-func (l *lease) note(ctx context.Context) {
+// lasts has done what a hold is worth that lasts. l.mu is held.
+func (l *lease) lasts(e *entry, now time.Duration) {
+	idle := len(l.toWatch) == 0
+	if !e.watched {
+		l.toWatch = append(l.toWatch, dueHold{e, now + watchAfter})
+	}
+	if now-e.queued >= noteAfter {
+		l.toNote = append(l.toNote, dueHold{e, now + noteAfter})
+	}
+	if idle {
+		signal(l.lasting)
+	}
+}
+
+// care watches nodes and writes notes until ctx ends.
+func (l *lease) care(ctx context.Context) {
 	t := time.NewTimer(0)
 	defer t.Stop()
 	for {
 		now := l.b.clock()
-		var calls []*zksession.Call
+		var notes []*zksession.Call
 		l.mu.Lock()
-		for len(l.notes.due) > 0 && l.notes.due[0].at <= now {
-			if e := l.notes.due[0].e; e.held && !e.out {
-				calls = append(calls, e.noteCall())
-			}
-			l.notes.due = l.notes.due[1:]
+		watch := l.toWatch.take(now)
+		for _, e := range l.toNote.take(now) {
+			notes = append(notes, e.noteCall())
 		}
 		pause := time.Hour
-		if len(l.notes.due) > 0 {
-			pause = l.notes.due[0].at - now
+		for _, q := range []later{l.toWatch, l.toNote} {
+			if len(q) > 0 {
+				pause = min(pause, q[0].at-now)
+			}
 		}
 		l.mu.Unlock()
-		if len(calls) > 0 && !l.proof.overdue(now) {
-			_ = l.seat.s.Go(ctx, calls...) // a note that is not written is not missed
+		l.watchAll(ctx, watch...)
+		if len(notes) > 0 && !l.proof.overdue(now) {
+			_ = l.seat.s.Go(ctx, notes...) // a note that is not written is not missed
 		}
 		t.Reset(pause)
 		select {
 		case <-t.C:
-		case <-l.notes.wake:
+		case <-l.lasting:
 		case <-ctx.Done():
 			return
 		}
