@@ -35,6 +35,9 @@ final class Session {
   /** How long an answer may be overdue before the sidecar is taken to be frozen. */
   static final long OVERDUE = TimeUnit.SECONDS.toNanos(5);
 
+  /** The same for the first answer: a JVM that has just started loads much for it. */
+  private static final long OPENING = TimeUnit.SECONDS.toNanos(15);
+
   /** How many messages gRPC may bring before it is asked for more. */
   private static final int AHEAD = 64;
 
@@ -87,7 +90,7 @@ final class Session {
     Call c = Call.plain();
     send(c, SessionRequest.newBuilder().setOpen(open));
     try {
-      Answers.await(c, OVERDUE, socket);
+      Answers.await(c, OPENING, socket);
     } catch (SidecarException e) {
       ended(e);
       throw e;

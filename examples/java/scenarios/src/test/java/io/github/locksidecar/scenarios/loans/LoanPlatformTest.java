@@ -6,7 +6,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import java.util.List;
-import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
@@ -15,8 +15,8 @@ import org.junit.jupiter.api.Timeout;
 class LoanPlatformTest {
   private static final String STORE = System.getenv("LOCKSIDECAR_TEST_MYSQL");
 
-  @BeforeAll
-  static void thereIsADatabase() {
+  @BeforeEach
+  void thereIsADatabase() {
     assumeTrue(STORE != null && !STORE.isEmpty(), "LOCKSIDECAR_TEST_MYSQL is not set");
   }
 
