@@ -75,6 +75,13 @@ type (
 		Crasher
 	}
 
+	// Securer talks TLS to clients that want it.
+	Securer interface {
+		// CA is the certificate, as PEM, of who vouches for the server, by the
+		// names localhost and 127.0.0.1.
+		CA() []byte
+	}
+
 	// Proxier can be reached through a proxy of ours.
 	Proxier interface {
 		// Proxy opens a new road to the server for one client. All connections

@@ -55,6 +55,7 @@ func TestKinds(t *testing.T) {
 				run("Nodes", testEnsembleNodes)
 			case MariaDB, MySQL:
 				run("UserWithPassword", testUserWithPassword)
+				run("TLS", testTLS)
 			case MariaDBPair, MySQLPair:
 				run("FailOver", testFailOver)
 				run("ReadOnly", testReadOnlyAfterFailOver)

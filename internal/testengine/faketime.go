@@ -18,7 +18,7 @@ import (
 // a file of the machine. A library of ours does it, which is loaded into them.
 // (libfaketime makes a mysqld ten times slower and leaves shared memory behind
 // when one is killed.)
-type fakeTimeStore struct{ *store }
+type fakeTimeStore struct{ *mysqlStore }
 
 var _ Clocker = (*fakeTimeStore)(nil)
 

@@ -2,6 +2,8 @@ package testengine
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 )
@@ -107,6 +109,18 @@ func Through(t testing.TB, s Server) *Proxy {
 	}
 	t.Cleanup(func() { _ = p.Close() }) // never fails
 	return p
+}
+
+// CA writes the certificate that clients of a server need for TLS to a file, and
+// returns its path. Through a proxy the server is still called localhost.
+func CA(t testing.TB, s Server) string {
+	t.Helper()
+	c := capability[Securer](t, s, "trusted")
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(file, c.CA(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
 }
 
 // Nodes are the nodes of a server.

@@ -92,13 +92,21 @@ func (f *mysqlFlavour) start(ctx context.Context, m machine, ports []int) (Serve
 	return s, s.Start(ctx)
 }
 
+// mysqlStore is one server.
+type mysqlStore struct{ *store }
+
+var _ Securer = (*mysqlStore)(nil)
+
+// CA implements Securer.
+func (s *mysqlStore) CA() []byte { return s.nodes[0].program.(mysqlServer).tls.ca }
+
 // one prepares one server.
-func (f *mysqlFlavour) one(ctx context.Context, m machine, ports []int) (*store, error) {
+func (f *mysqlFlavour) one(ctx context.Context, m machine, ports []int) (*mysqlStore, error) {
 	n, err := f.node(ctx, m, "server", ports[0], f.alone...)
 	if err != nil {
 		return nil, err
 	}
-	return &store{m: m, kind: "one server", url: mysqlURL(n.Addr()), nodes: []*node{n}, ports: ports}, nil
+	return &mysqlStore{&store{m: m, kind: "one server", url: mysqlURL(n.Addr()), nodes: []*node{n}, ports: ports}}, nil
 }
 
 func mysqlURL(addr string) string { return "mysql://root@" + addr + "/" + Database }
@@ -114,8 +122,17 @@ func (f *mysqlFlavour) node(ctx context.Context, m machine, dir string, port int
 	if err := p.fill(ctx, n); err != nil {
 		return nil, fmt.Errorf("make the data of %s: %w", f.name, err)
 	}
+	if p.tls, err = newCertificate(); err != nil {
+		return nil, err
+	}
 	// The server wants absolute paths.
-	out, err := m.sh(ctx, fmt.Sprintf("cd %s && printf %%s %s >init.sql && pwd -P && id -un", quote(dir), quote(mysqlInit)))
+	script := "cd " + quote(dir) + " && pwd -P && id -un"
+	for name, text := range map[string]string{
+		"init.sql": mysqlInit, "ca.pem": string(p.tls.ca), "cert.pem": string(p.tls.cert), "key.pem": string(p.tls.key),
+	} {
+		script += fmt.Sprintf(" && printf %%s %s >%s", quote(text), name)
+	}
+	out, err := m.sh(ctx, script)
 	if err != nil {
 		return nil, err
 	}
@@ -126,6 +143,7 @@ func (f *mysqlFlavour) node(ctx context.Context, m machine, dir string, port int
 	p.dir = where[0]
 	args := append([]string{
 		path, "--no-defaults", "--user=" + where[1], "--datadir=" + p.dir + "/data", "--init-file=" + p.dir + "/init.sql",
+		"--ssl-ca=" + p.dir + "/ca.pem", "--ssl-cert=" + p.dir + "/cert.pem", "--ssl-key=" + p.dir + "/key.pem",
 		"--socket=s", "--pid-file=pid", // in the data folder; paths of sockets must be short
 		"--port=" + strconv.Itoa(port), "--bind-address=" + m.bind(), "--skip-name-resolve",
 		"--innodb-buffer-pool-size=32M", "--max-connections=500",
@@ -138,6 +156,7 @@ func (f *mysqlFlavour) node(ctx context.Context, m machine, dir string, port int
 type mysqlServer struct {
 	flavour   *mysqlFlavour
 	path, dir string
+	tls       *certificate
 }
 
 func (p mysqlServer) String() string { return p.flavour.name }

@@ -1,6 +1,9 @@
 package testengine
 
 import (
+	"crypto/tls"
+	"crypto/x509"
+	"database/sql"
 	"errors"
 	"fmt"
 	"math"
@@ -92,6 +95,32 @@ func testUserWithPassword(t *testing.T, s Server) {
 	err := withUser(User+":x").put(within(t, long), "k", "v")
 	if e := (*mysql.MySQLError)(nil); !errors.As(err, &e) || e.Number != denied {
 		t.Errorf("%v; want error %d", err, denied)
+	}
+}
+
+func testTLS(t *testing.T, s Server) {
+	pem, err := os.ReadFile(CA(t, s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(pem) {
+		t.Fatal("no certificate")
+	}
+	_, hosts, _ := splitURL(Through(t, s).URL())
+	for name, works := range map[string]bool{"localhost": true, "example.com": false} {
+		c := mysql.NewConfig()
+		c.Net, c.Addr, c.User, c.DBName, c.Logger = "tcp", hosts[0], "root", Database, &mysql.NopLogger{}
+		c.TLS = &tls.Config{RootCAs: roots, ServerName: name}
+		connector, err := mysql.NewConnector(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		db := sql.OpenDB(connector)
+		if err := db.PingContext(within(t, long)); (err == nil) != works {
+			t.Errorf("%s: %v", name, err)
+		}
+		closed(t, db)
 	}
 }
 

@@ -108,19 +108,39 @@ func (n *node) explain(ctx context.Context, err error) error {
 	return fmt.Errorf("start %s on %s: %w\n%s", n.program, n.Addr(), err, log)
 }
 
-// Pause implements Pauser.
-func (n *node) Pause(ctx context.Context) error { return n.signal(ctx, syscall.SIGSTOP) }
-
-// Resume implements Pauser.
-func (n *node) Resume(ctx context.Context) error { return n.signal(ctx, syscall.SIGCONT) }
-
-func (n *node) signal(ctx context.Context, s syscall.Signal) error {
+// Pause implements Pauser. The signal takes effect when a thread of the process
+// runs next, and until then others may go on to answer.
+func (n *node) Pause(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.proc == nil {
 		return nil
 	}
-	return n.proc.signal(ctx, s)
+	if err := n.proc.signal(ctx, syscall.SIGSTOP); err != nil {
+		return err
+	}
+	return poll(ctx, func() error {
+		threads, err := n.m.sh(ctx, fmt.Sprintf("cat /proc/%d/task/*/stat 2>/dev/null || :", n.proc.pid()))
+		if err != nil {
+			return stop(err)
+		}
+		for line := range strings.Lines(threads) { // 42 (name) S …
+			if i := strings.LastIndex(line, ") "); i >= 0 && !strings.ContainsAny(line[i+2:i+3], "TtZX") {
+				return fmt.Errorf("%s still runs", n.program)
+			}
+		}
+		return nil
+	})
+}
+
+// Resume implements Pauser.
+func (n *node) Resume(ctx context.Context) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.proc == nil {
+		return nil
+	}
+	return n.proc.signal(ctx, syscall.SIGCONT)
 }
 
 // Crash implements Crasher.
