@@ -20,6 +20,7 @@ type attempt struct {
 	q      lock.Request
 	wanted context.Context // ends when the attempt is to end
 	stop   context.CancelFunc
+	token  string   // of the link that it is on
 	noted  bool     // there may be a row about it
 	loose  []string // tokens of links that may still have the row lock
 
@@ -77,6 +78,7 @@ func (a *attempt) what() string { return fmt.Sprintf("acquire %q", string(a.q.Re
 
 // on gets the lock on one link. With an error the link is not the attempt's any more.
 func (a *attempt) on(k *link) (lock.Grant, error) {
+	a.token = k.token
 	got, err := a.ask(k)
 	switch {
 	case got:
@@ -84,12 +86,9 @@ func (a *attempt) on(k *link) (lock.Grant, error) {
 	case err != nil:
 		return lock.Grant{}, a.failed(k, err)
 	case a.q.Try:
-		if err := a.giveUp(k); !errors.Is(err, errGivenUp) {
-			return lock.Grant{}, err
-		}
-		return lock.Grant{}, &lock.HeldError{Cause: lock.ErrHeld, Status: a.l.status(a.q.Resource)}
+		return lock.Grant{}, a.refused(k)
 	}
-	if err := a.note(k); err != nil {
+	if err := a.note(); err != nil {
 		return lock.Grant{}, a.failed(k, err)
 	}
 	for a.wanted.Err() == nil {
@@ -106,11 +105,7 @@ func (a *attempt) on(k *link) (lock.Grant, error) {
 			return lock.Grant{}, a.failed(k, err)
 		}
 	}
-	err = a.giveUp(k)
-	if errors.Is(err, errGivenUp) {
-		a.explain()
-	}
-	return lock.Grant{}, err
+	return lock.Grant{}, a.refused(k)
 }
 
 // ask tries to get the row without waiting.
@@ -135,20 +130,20 @@ func (a *attempt) ask(k *link) (got bool, err error) {
 }
 
 // note writes that the attempt waits.
-func (a *attempt) note(k *link) error {
+func (a *attempt) note() error {
 	ctx, cancel := a.l.b.patience(a.wanted)
 	defer cancel()
 	a.noted = true
 	return mydb.Retry(ctx, func() error {
-		_, err := a.l.side.Exec(ctx, "wait", a.l.b.sql.wait, a.record(k)...)
+		_, err := a.l.side.Exec(ctx, "wait", a.l.b.sql.wait, a.record()...)
 		return err
 	})
 }
 
 // record are the columns that statements insert.
-func (a *attempt) record(k *link) []any {
+func (a *attempt) record() []any {
 	return []any{
-		[]byte(a.q.ID), []byte(a.q.Resource), []byte(a.l.id), []byte(k.token), letter(a.q.Mode), []byte(a.l.sidecar), []byte(a.q.Owner),
+		[]byte(a.q.ID), []byte(a.q.Resource), []byte(a.l.id), []byte(a.token), letter(a.q.Mode), []byte(a.l.sidecar), []byte(a.q.Owner),
 	}
 }
 
@@ -199,27 +194,64 @@ func (l *lease) interrupt(k *link) {
 // that is alive after the fence was taken had the row when it was. Else the next
 // holder could have taken its fence before.
 func (a *attempt) granted(k *link) (lock.Grant, error) {
-	ctx, cancel := a.l.b.patience(a.wanted)
-	defer cancel()
-	query := a.l.b.sql.grantX
-	if a.q.Mode == lock.Shared {
-		query = a.l.b.sql.grantS
+	fence, err := a.fence()
+	for mydb.Retryable(err) { // an app's transaction with the guard of a hold before
+		if a.q.Try || a.wanted.Err() != nil {
+			return lock.Grant{}, a.refused(k)
+		}
+		fence, err = a.fence()
 	}
-	mode := letter(a.q.Mode)
-	args := append([]any{[]byte(a.q.Resource), []byte(a.q.Resource), []byte(a.q.ID), mode}, a.record(k)...)
-	a.noted = true
-	var res mydb.Results
-	err := mydb.Retry(ctx, func() (err error) {
-		res, err = a.l.side.Exec(ctx, "grant", query, args...)
-		return err
-	})
 	if err == nil {
+		ctx, cancel := a.l.b.patience(a.wanted)
+		defer cancel()
 		_, err = k.run(ctx, "grant", "DO 0")
 	}
 	if err != nil {
 		return lock.Grant{}, a.failed(k, err)
 	}
-	return lock.Grant{ID: a.q.ID, Resource: a.q.Resource, Mode: a.q.Mode, Fence: lock.Fence(res.IDs[0])}, nil
+	g := lock.Grant{ID: a.q.ID, Resource: a.q.Resource, Mode: a.q.Mode, Fence: fence}
+	g.Guard = guardOf(&a.l.b.cfg, a.l.dialect, g)
+	return g, nil
+}
+
+// fence takes a fence, a reader that of the last writer, and writes down who
+// holds. It waits for guards as long as a statement waits for a row.
+func (a *attempt) fence() (lock.Fence, error) {
+	ctx, cancel := a.l.b.patience(a.wanted)
+	defer cancel()
+	a.noted = true
+	name, id := []byte(a.q.Resource), []byte(a.q.ID)
+	if a.q.Mode == lock.Exclusive {
+		res, err := a.l.side.Exec(ctx, "grant", a.l.b.sql.grantX, append([]any{name, name, id}, a.record()...)...)
+		if err != nil {
+			return 0, err
+		}
+		return lock.Fence(res.IDs[0]), nil
+	}
+	for {
+		res, err := a.l.side.Exec(ctx, "grant", a.l.b.sql.grantS, append(append([]any{name, id}, a.record()...), name)...)
+		if err != nil {
+			return 0, err
+		}
+		if res.Affected[1] > 0 {
+			return lock.Fence(res.IDs[1]), nil
+		}
+		if _, err := a.l.side.Exec(ctx, "add fence", a.l.b.sql.addFence, name); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// refused gives up what a try cannot have, or what nobody wants any more.
+func (a *attempt) refused(k *link) error {
+	if err := a.giveUp(k); !errors.Is(err, errGivenUp) {
+		return err
+	}
+	if a.wanted.Err() != nil {
+		a.explain()
+		return errGivenUp
+	}
+	return &lock.HeldError{Cause: lock.ErrHeld, Status: a.l.status(a.q.Resource)}
 }
 
 // giveUp lets go of whatever the link has. errGivenUp: nothing is left behind.

@@ -217,6 +217,11 @@ func (l *lease) tearDown(ctx context.Context) error {
 		}
 	}
 	l.mu.Unlock()
+	// First what is written about them, else the next holders would remove that.
+	_, err := l.side.Exec(ctx, "drop", l.b.sql.drop, []byte(l.id))
+	if err != nil {
+		err = mydb.Unavailable("close lease", err)
+	}
 	for _, k := range links {
 		k.close()
 		tokens = append(tokens, k.token)
@@ -224,10 +229,6 @@ func (l *lease) tearDown(ctx context.Context) error {
 	for _, e := range waiting { // each sees to its own link
 		<-e.at.done
 		tokens = append(tokens, e.at.loose...)
-	}
-	_, err := l.side.Exec(ctx, "drop", l.b.sql.drop, []byte(l.id))
-	if err != nil {
-		err = mydb.Unavailable("close lease", err)
 	}
 	return errors.Join(err, l.b.settle(ctx, l.side, tokens...))
 }

@@ -21,6 +21,9 @@
 // numbers of connections are used again after a restart. KILL is sent only to
 // the connection that has the token.
 //
+// The guard of a grant (lock.Guard) looks at the fence: whoever writes next takes
+// a new one first, and so waits for the app's transaction.
+//
 // What this way of locking cannot do: serve waiters in the order in which they
 // came (InnoDB has its own, and a wait begins anew every few seconds), downgrade
 // a hold, renew many holds with one request, hold more locks than there may be

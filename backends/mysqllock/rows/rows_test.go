@@ -231,7 +231,7 @@ func TestSchemaMissing(t *testing.T) {
 		if !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), "locksidecar schema mysql") {
 			t.Errorf("OpenLease without tables: got %v, want ErrUnavailable that says what to do", err)
 		}
-		exec(t, s.URL(), strings.Join(Schema(&b.cfg), "; "))
+		exec(t, s.URL(), Schema("missing_"))
 		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Second})
 		if err != nil {
 			t.Fatalf("OpenLease with the tables of Schema: %v", err)

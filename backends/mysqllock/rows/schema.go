@@ -2,44 +2,23 @@ package rows
 
 import (
 	"context"
-	"fmt"
+	_ "embed" // the schema
 	"strings"
 
 	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 )
 
-// Schema gives the statements that create what is needed. They change nothing
-// where it is there.
-func Schema(cfg *mydb.Config) []string {
-	return []string{
-		// What is locked. A row is made once and stays: a lock on a row that is not
-		// there would be one on the gap, which locks out others' names.
-		fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s (\n"+
-			"  name VARBINARY(512) NOT NULL PRIMARY KEY\n"+
-			") ENGINE=InnoDB", cfg.Table("row")),
-		// The last fence of each resource.
-		fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s (\n"+
-			"  name VARBINARY(512) NOT NULL PRIMARY KEY,\n"+
-			"  fence BIGINT NOT NULL\n"+
-			") ENGINE=InnoDB", cfg.Table("row_fence")),
-		// Who holds and who waits, as far as the server has the named lock of the
-		// link; without it the row means nothing. mode is X or S; fence is 0 while
-		// it waits; since and revoke_until are for people, in UTC.
-		fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s (\n"+
-			"  id VARBINARY(64) NOT NULL PRIMARY KEY,\n"+
-			"  name VARBINARY(512) NOT NULL,\n"+
-			"  lease VARBINARY(64) NOT NULL,\n"+
-			"  link VARBINARY(64) NOT NULL,\n"+
-			"  mode BINARY(1) NOT NULL,\n"+
-			"  fence BIGINT NOT NULL,\n"+
-			"  since DATETIME(6) NOT NULL,\n"+
-			"  revoke_until DATETIME(6) NULL,\n"+
-			"  sidecar BLOB NOT NULL,\n"+
-			"  owner MEDIUMBLOB NOT NULL,\n"+
-			"  KEY name (name),\n"+
-			"  KEY lease (lease)\n"+
-			") ENGINE=InnoDB", cfg.Table("row_hold")),
-	}
+//go:embed schema.sql
+var schema string
+
+// Schema is the text that creates the tables, for whoever does not let the
+// sidecar do it. Table names have the prefix and no database.
+func Schema(prefix string) string {
+	return schemaWith(func(table string) string { return "`" + prefix + table + "`" })
+}
+
+func schemaWith(name func(table string) string) string {
+	return strings.NewReplacer("{row}", name("row"), "{row_fence}", name("row_fence"), "{row_hold}", name("row_hold")).Replace(schema)
 }
 
 // prepare makes sure, once, that the tables are there.
@@ -54,7 +33,7 @@ func (b *Backend) prepare(ctx context.Context) error {
 	}
 	err := look()
 	if mydb.Missing(err) && b.cfg.Migrate {
-		if _, err := b.pool.Exec(ctx, "create tables", strings.Join(Schema(&b.cfg), "; ")); err != nil {
+		if _, err := b.pool.Exec(ctx, "create tables", schemaWith(b.cfg.Table)); err != nil {
 			return mydb.Unavailable("create tables", err)
 		}
 		err = look()

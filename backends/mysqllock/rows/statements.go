@@ -2,6 +2,8 @@ package rows
 
 import (
 	"database/sql"
+	"encoding/hex"
+	"strconv"
 
 	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/lock"
@@ -21,6 +23,7 @@ type statements struct {
 	addRow   string
 	grantX   string // the last fence, and who holds
 	grantS   string
+	addFence string
 	wait     string
 	forget   string
 	drop     string
@@ -41,18 +44,21 @@ func newStatements(cfg *mydb.Config) statements {
 	alive := "IS_USED_LOCK(CONCAT('" + cfg.Prefix + "', link)) IS NOT NULL"
 	// While one holds alone nobody else does, and beside a reader no writer: what
 	// says so is of links that were cut.
-	granted := "DELETE FROM " + hold + " WHERE name=? AND fence>0 AND id<>? AND (mode='X' OR ?='X'); " +
-		"INSERT INTO " + hold + " (" + columns + ") VALUES (?,?,?,?,?,LAST_INSERT_ID(),?,?," + now + ") " +
-		"ON DUPLICATE KEY UPDATE link=VALUES(link), fence=VALUES(fence), since=VALUES(since)"
-	nextFence := "INSERT INTO " + fence + " (name, fence) VALUES (?, LAST_INSERT_ID(" + micros + ")) ON DUPLICATE KEY UPDATE fence=LAST_INSERT_ID("
+	others := "DELETE FROM " + hold + " WHERE name=? AND fence>0 AND id<>?"
+	granted := "ON DUPLICATE KEY UPDATE link=VALUES(link), fence=VALUES(fence), since=VALUES(since)"
 	show := "SELECT name, id, mode, fence, TIMESTAMPDIFF(MICROSECOND, since, " + now + "), lease, sidecar, owner, revoke_until IS NOT NULL FROM " + hold
 	return statements{
 		prefix: cfg.Prefix,
 		look: "SELECT name FROM " + row + " LIMIT 0; SELECT name, fence FROM " + fence + " LIMIT 0; " +
 			"SELECT " + columns + ", revoke_until FROM " + hold + " LIMIT 0",
 		addRow: "INSERT IGNORE INTO " + row + " (name) VALUES (?)",
-		grantX: nextFence + "GREATEST(fence+1, VALUES(fence))); " + granted,
-		grantS: nextFence + "fence); " + granted,
+		grantX: "INSERT INTO " + fence + " (name, fence) VALUES (?, LAST_INSERT_ID(" + micros + ")) " +
+			"ON DUPLICATE KEY UPDATE fence=LAST_INSERT_ID(GREATEST(fence+1, VALUES(fence))); " + others + "; " +
+			"INSERT INTO " + hold + " (" + columns + ") VALUES (?,?,?,?,?,LAST_INSERT_ID(),?,?," + now + ") " + granted,
+		// It leaves the fence alone, also in the sense that it waits for nobody's guard.
+		grantS: others + " AND mode='X'; " +
+			"INSERT INTO " + hold + " (" + columns + ") SELECT ?,?,?,?,?,LAST_INSERT_ID(fence),?,?," + now + " FROM " + fence + " WHERE name=? " + granted,
+		addFence: "INSERT IGNORE INTO " + fence + " (name, fence) VALUES (?, " + micros + ")",
 		wait: "INSERT INTO " + hold + " (" + columns + ") VALUES (?,?,?,?,?,0,?,?," + now + ") " +
 			"ON DUPLICATE KEY UPDATE link=VALUES(link), fence=0, since=VALUES(since)",
 		forget: "DELETE FROM " + hold + " WHERE id=? AND lease=?",
@@ -84,6 +90,18 @@ func lockRow(cfg *mydb.Config, d mydb.Dialect, m lock.Mode, try bool) string {
 		how += " NOWAIT"
 	}
 	return "START TRANSACTION; SELECT 1 FROM " + cfg.Table("row") + " WHERE name=? " + how
+}
+
+// guardOf is the statement with which an app makes sure, in a transaction of its
+// own, that no writer came after its hold: a writer takes a new fence before it
+// is granted, and so waits until that transaction has ended. It does not touch
+// the row of the resource, which the hold itself has locked.
+func guardOf(cfg *mydb.Config, d mydb.Dialect, g lock.Grant) *lock.Guard {
+	return &lock.Guard{
+		Dialect: string(d),
+		SQL:     "SELECT 1 FROM " + cfg.Table("row_fence") + " WHERE name=UNHEX(?) AND fence=CAST(? AS SIGNED) " + d.ForShare(),
+		Args:    []string{hex.EncodeToString([]byte(g.Resource)), strconv.FormatInt(int64(g.Fence), 10)},
+	}
 }
 
 // letter is a mode in a table.
