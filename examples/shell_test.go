@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
 // withLock starts shell/with-lock.
@@ -266,10 +268,13 @@ func TestOnceComplains(t *testing.T) {
 	if code := lost.wait(); code != 75 || !strings.Contains(lost.err.String(), "no sidecar answers at /nowhere/s") {
 		t.Errorf("status %d, %q", code, &lost.err)
 	}
-	s.signal(syscall.SIGSTOP)
-	frozen := launch(t, append(s.env(), path), "timeout", "20", "shell/once", "tick", "0", "true")
-	if code := frozen.wait(); code == 0 {
-		t.Error("a sidecar that does not answer is taken for somebody else's turn")
+
+	store := testengine.Through(t, testengine.Shared(t, testengine.Redis))
+	alone := serve(t, "--store", store.URL()+"?restart-grace=0s", "--ttl", "500ms")
+	store.Inject(testengine.Cut)
+	noStore := launch(t, append(alone.env(), path), "shell/once", "tick", "0", "true")
+	if code := noStore.wait(); code != 75 || noStore.err.String() == "" {
+		t.Errorf("without a store: status %d, %q", code, &noStore.err)
 	}
 }
 

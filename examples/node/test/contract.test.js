@@ -200,9 +200,12 @@ for (const file of fs.readdirSync(folder).filter((f) => f.endsWith('.json'))) {
   const spec = JSON.parse(fs.readFileSync(new URL(file, folder), 'utf8'));
   const chosen = runsOn[spec.store ?? 'any'];
   for (const store of chosen) {
-    test(`${file} on ${store.name}: ${spec.about}`, { timeout: PATIENCE }, (t) => new Run(t).all(spec, store));
+    test(`${file} on ${store.name}`, { timeout: PATIENCE }, async (t) => {
+      t.diagnostic(spec.about);
+      await new Run(t).all(spec, store);
+    });
   }
   if (chosen.length === 0) {
-    test(`${file}: ${spec.about}`, { skip: `needs a store (${spec.store}) that the environment does not name` });
+    test(file, { skip: `needs a store (${spec.store}) that the environment does not name` });
   }
 }

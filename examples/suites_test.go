@@ -1,0 +1,126 @@
+package examples
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+)
+
+// suiteLimit is for one suite, on a busy machine that downloads its tools.
+const suiteLimit = 5 * time.Minute
+
+// stores tells the suites what they need: the program, with which they start
+// sidecars of their own, and servers that they share.
+func stores(t *testing.T) []string {
+	t.Helper()
+	return environment(
+		"LOCKSIDECAR_BINARY="+binary,
+		"LOCKSIDECAR_TEST_REDIS="+redisURL(t),
+		"LOCKSIDECAR_TEST_MYSQL="+testengine.Shared(t, testengine.MySQL).URL(),
+	)
+}
+
+// needs fails the test where programs are missing.
+func needs(t *testing.T, install string, programs ...string) {
+	t.Helper()
+	for _, p := range programs {
+		if _, err := exec.LookPath(p); err != nil {
+			t.Fatalf("%v: to install it: apt-get install --no-install-recommends %s", err, install)
+		}
+	}
+}
+
+// suite runs a program to its end and gives what it printed. What it has left
+// behind, such as sidecars, is ended. ok is false when its status is not 0.
+func suite(t *testing.T, dir string, env []string, argv ...string) (out string, ok bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), suiteLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Dir, cmd.Env = dir, env
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	end := func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.Cancel = end
+	cmd.WaitDelay = 5 * time.Second
+	text, err := cmd.CombinedOutput()
+	if cmd.Process != nil {
+		_ = end() // nobody is left, or should have been
+	}
+	var status *exec.ExitError
+	if err != nil && (!errors.As(err, &status) || ctx.Err() != nil) {
+		t.Fatalf("run %s: %v\n%s", strings.Join(argv, " "), err, text)
+	}
+	return string(text), err == nil
+}
+
+func TestNode(t *testing.T) {
+	t.Parallel()
+	needs(t, "nodejs", "node")
+	env := stores(t)
+	files, err := filepath.Glob("node/test/*.test.js")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no tests: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".test.js"), func(t *testing.T) {
+			t.Parallel()
+			out, ok := suite(t, "node", env, "node", "--test-reporter=tap", strings.TrimPrefix(file, "node/"))
+			results, err := readTAP(out)
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			report(t, results)
+			if !ok && !t.Failed() {
+				t.Errorf("it ended with an error\n%s", out)
+			}
+		})
+	}
+}
+
+func TestPython(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "results.xml")
+	out, ok := suite(t, "python", append(stores(t), pythonEnv...), python(t), "-m", "pytest", "-q", "-o", "faulthandler_timeout=60", "--junitxml", file)
+	reportJUnit(t, out, ok, file)
+}
+
+func TestJava(t *testing.T) {
+	t.Parallel()
+	needs(t, "maven default-jdk-headless", "mvn", "java", "javac")
+	const pattern = "java/*/target/surefire-reports"
+	old, err := filepath.Glob(pattern)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range old {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out, ok := suite(t, "java", stores(t), "mvn", "--batch-mode", "--no-transfer-progress", "--fail-at-end", "test")
+	files, err := filepath.Glob(pattern + "/TEST-*.xml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reportJUnit(t, out, ok, files...)
+}
+
+func reportJUnit(t *testing.T, out string, ok bool, files ...string) {
+	t.Helper()
+	results, err := readJUnit(files...)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	report(t, results)
+	if !ok && !t.Failed() || len(results) == 0 {
+		t.Errorf("it ended without a result\n%s", out)
+	}
+}
