@@ -68,7 +68,7 @@ record Database(String jdbc, String prefix) {
         // What was done, written in the same transaction. For transfers: which debt, from whom, to whom.
         "CREATE TABLE {work} (id BIGINT AUTO_INCREMENT PRIMARY KEY, kind VARCHAR(10) NOT NULL,"
             + " loan INT NOT NULL, debt INT NOT NULL, seller INT NOT NULL, buyer INT NOT NULL,"
-            + " fence BIGINT NOT NULL, pid BIGINT NOT NULL, started BIGINT NOT NULL,"
+            + " fence BIGINT NOT NULL, started BIGINT NOT NULL,"
             + " ended BIGINT NOT NULL) ENGINE=InnoDB");
     for (int i = 1; i <= INVESTORS; i++) {
       execute("INSERT INTO {account} VALUES (" + i + ", 0)");

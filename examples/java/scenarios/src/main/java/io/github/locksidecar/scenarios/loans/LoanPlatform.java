@@ -18,7 +18,6 @@ public final class LoanPlatform {
   private static final int PODS = 3;
   private static final String TTL = "2s";
 
-  private final String store;
   private final boolean guarded;
   private final Database db;
   private final List<String> serve;
@@ -37,7 +36,6 @@ public final class LoanPlatform {
 
   LoanPlatform(String store, boolean guarded) {
     String run = UUID.randomUUID().toString().substring(0, 8);
-    this.store = store;
     this.guarded = guarded;
     this.db = Database.of(store, "loans_" + run + "_");
     this.serve =
@@ -91,16 +89,17 @@ public final class LoanPlatform {
         p.await("at work");
       }
       // Loan 1 stands still until the lease of the sleeper is over; loan 2 does not.
-      for (int i = 0; repayments() < before + 2; i++) {
-        if (i == 3000) {
-          throw new IllegalStateException("nobody took the lock over");
+      long meanwhile = 0;
+      for (int i = 0; meanwhile < 2 || !enough(Audit.of(db)); i++) {
+        if (i == 600) {
+          throw new IllegalStateException("nobody took the lock over, or too little was done");
         }
-        Thread.sleep(20);
+        Thread.sleep(100);
+        meanwhile = repayments() - before;
       }
-      long meanwhile = repayments() - before;
       sleeper.thaw();
       sleeper.await("back from the bank");
-      String end = sleeper.await("");
+      String end = sleeper.await("committed", "rolled back");
       for (Pod p : pods) {
         p.finish();
       }
@@ -111,6 +110,11 @@ public final class LoanPlatform {
       }
       db.drop();
     }
+  }
+
+  /** Enough was done to tell. While work goes on, the problems of an audit mean nothing. */
+  private static boolean enough(Audit a) {
+    return a.transfers() >= 20 && a.sideBySide() > 1;
   }
 
   /** How many repayments of the sleeper's loan there are. */

@@ -1,6 +1,7 @@
 package io.github.locksidecar.scenarios.loans;
 
 import io.github.locksidecar.Hold;
+import io.github.locksidecar.LockLostException;
 import io.github.locksidecar.LockSidecar;
 import io.github.locksidecar.SidecarReadWriteLock;
 import java.sql.Connection;
@@ -9,6 +10,8 @@ import java.sql.ResultSet;
 import java.sql.SQLException;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
+import java.util.TreeMap;
 
 /**
  * The business of the platform. Each transaction has a part outside of the database (the bank, the
@@ -45,6 +48,7 @@ final class LoanService {
    * @return false: rolled back, the lock was no longer ours
    */
   boolean repay(int loan, Outside bank) throws SQLException, InterruptedException {
+    boolean committed = false;
     try (Hold hold = lockOf(loan).writeLock().acquire();
         Connection c = begin()) {
       long started = System.nanoTime();
@@ -55,16 +59,23 @@ final class LoanService {
       long left = Math.min(Database.REPAYMENT, outstanding);
       set(c, "UPDATE {loan} SET outstanding = ? WHERE id = ?", outstanding - left, loan);
       long of = outstanding;
+      Map<Integer, Long> shares = new TreeMap<>(); // by investor, in the order in which all lock accounts
       for (Debt d : debts) {
         long share = of == 0 ? 0 : left * d.amount / of; // the last one gets what is left
         left -= share;
         of -= d.amount;
         set(c, "UPDATE {debt} SET amount = ? WHERE id = ?", d.amount - share, d.id);
-        set(c, "UPDATE {account} SET balance = balance + ? WHERE investor = ?", share, d.investor);
+        shares.merge(d.investor, share, Long::sum);
+      }
+      for (Map.Entry<Integer, Long> s : shares.entrySet()) {
+        set(c, "UPDATE {account} SET balance = balance + ? WHERE investor = ?", s.getValue(), s.getKey());
       }
       note(c, "repayment", loan, 0, 0, 0, hold, started);
-      return end(c, hold);
+      committed = end(c, hold);
+    } catch (LockLostException e) {
+      // Thrown before the commit: that rolls back. By the release: the guard has decided already.
     }
+    return committed;
   }
 
   /**
@@ -75,6 +86,7 @@ final class LoanService {
    * @return false: rolled back, a lock was no longer ours
    */
   boolean transfer(int loan, int debt, int buyer, Outside register) throws SQLException, InterruptedException {
+    boolean committed = false;
     try (Hold hold = lockOf(loan).readLock().acquire();
         Hold own = sidecar.lock("debts/" + debt).acquire();
         Connection c = begin()) {
@@ -83,14 +95,16 @@ final class LoanService {
       int seller = (int) one(c, "SELECT investor FROM {debt} WHERE id = ?", debt);
       register.call();
       set(c, "UPDATE {debt} SET investor = ? WHERE id = ?", buyer, debt);
-      // In the order of their numbers, so that two transfers do not wait for each other.
-      set(c, "UPDATE {account} SET balance = balance + ? WHERE investor = ?",
-          seller < buyer ? price : -price, Math.min(seller, buyer));
-      set(c, "UPDATE {account} SET balance = balance + ? WHERE investor = ?",
-          seller < buyer ? -price : price, Math.max(seller, buyer));
+      // In the order of their numbers, so that two transactions do not wait for each other.
+      long low = seller < buyer ? price : -price;
+      set(c, "UPDATE {account} SET balance = balance + ? WHERE investor = ?", low, Math.min(seller, buyer));
+      set(c, "UPDATE {account} SET balance = balance + ? WHERE investor = ?", -low, Math.max(seller, buyer));
       note(c, "transfer", loan, debt, seller, buyer, hold, started);
-      return end(c, hold, own);
+      committed = end(c, hold, own);
+    } catch (LockLostException e) {
+      // as above
     }
+    return committed;
   }
 
   private SidecarReadWriteLock lockOf(int loan) {
@@ -156,8 +170,8 @@ final class LoanService {
       Connection c, String kind, int loan, int debt, int seller, int buyer, Hold hold, long started)
       throws SQLException {
     String statement =
-        "INSERT INTO {work} (kind, loan, debt, seller, buyer, fence, pid, started, ended)"
-            + " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)";
+        "INSERT INTO {work} (kind, loan, debt, seller, buyer, fence, started, ended)"
+            + " VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
     try (PreparedStatement s = c.prepareStatement(db.sql(statement))) {
       s.setString(1, kind);
       s.setInt(2, loan);
@@ -165,9 +179,8 @@ final class LoanService {
       s.setInt(4, seller);
       s.setInt(5, buyer);
       s.setLong(6, hold.fence());
-      s.setLong(7, ProcessHandle.current().pid());
-      s.setLong(8, started);
-      s.setLong(9, System.nanoTime()); // one clock for all processes of the machine
+      s.setLong(7, started);
+      s.setLong(8, System.nanoTime()); // one clock for all processes of the machine
       s.executeUpdate();
     }
   }

@@ -45,7 +45,7 @@ final class Pod implements AutoCloseable {
         return;
       } catch (IOException e) {
         if (i == 2000 || !sidecar.isAlive()) {
-          String log = Files.readString(dir.resolve("log"));
+          String log = Files.readString(dir.resolve("log")).strip();
           close();
           throw new IOException("the sidecar of " + name + " does not start: " + log, e);
         }
@@ -65,15 +65,17 @@ final class Pod implements AutoCloseable {
     lines.add(END);
   }
 
-  /** Waits for a line that begins so. */
-  String await(String beginning) throws InterruptedException {
+  /** Waits for a line that begins so, and prints those before it. */
+  String await(String... beginnings) throws InterruptedException {
     while (true) {
       String line = lines.poll(60, TimeUnit.SECONDS);
       if (line == null || line.equals(END)) {
-        throw new IllegalStateException(name + " did not say \"" + beginning + "\"");
+        throw new IllegalStateException(name + " did not say " + String.join(", or ", beginnings));
       }
-      if (line.startsWith(beginning)) {
-        return line;
+      for (String beginning : beginnings) {
+        if (line.startsWith(beginning)) {
+          return line;
+        }
       }
       System.out.println(name + ": " + line);
     }

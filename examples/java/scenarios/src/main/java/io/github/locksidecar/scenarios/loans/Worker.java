@@ -1,16 +1,15 @@
 package io.github.locksidecar.scenarios.loans;
 
-import io.github.locksidecar.LockLostException;
 import io.github.locksidecar.LockSidecar;
 import io.github.locksidecar.SidecarException;
 import java.sql.SQLException;
 import java.sql.SQLTransactionRollbackException;
+import java.util.ArrayList;
+import java.util.List;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.concurrent.ThreadLocalRandom;
-import java.util.ArrayList;
-import java.util.List;
 
 /**
  * One process of the platform, beside its sidecar ($LOCKSIDECAR_SOCKET). It works until its input
@@ -46,14 +45,19 @@ final class Worker {
 
   /** One repayment whose bank takes its time. */
   private void once() throws Exception {
-    boolean committed =
-        service.repay(
-            1,
-            () -> {
-              say("at the bank");
-              Thread.sleep(500);
-              say("back from the bank");
-            });
+    boolean committed = false;
+    try {
+      committed =
+          service.repay(
+              1,
+              () -> {
+                say("at the bank");
+                Thread.sleep(500);
+                say("back from the bank");
+              });
+    } catch (SQLTransactionRollbackException e) {
+      say("deadlock: " + e.getMessage());
+    }
     say(committed ? "committed" : "rolled back");
   }
 
@@ -95,8 +99,6 @@ final class Worker {
       }
     } catch (SQLTransactionRollbackException e) {
       say("deadlock: " + e.getMessage()); // all was rolled back: something else is done next
-    } catch (LockLostException e) {
-      say("lost: " + e.getMessage());
     } catch (SidecarException e) {
       say("failed: " + e.getMessage());
     }
