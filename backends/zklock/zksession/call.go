@@ -1,5 +1,7 @@
 package zksession
 
+import "fmt"
+
 // opcode is the number of a request's kind.
 type opcode int32
 
@@ -206,4 +208,16 @@ func (c *Call) fail(err error) {
 	for _, p := range c.parts {
 		p.Err = err
 	}
+}
+
+// String names the request for people.
+func (c *Call) String() string {
+	name := opNames[c.op]
+	if name == "" {
+		name = fmt.Sprintf("request %d", c.op)
+	}
+	if c.op == opCreate && c.mode != Persistent {
+		name += fmt.Sprintf("(%d)", c.mode)
+	}
+	return name + " " + c.path
 }

@@ -1,0 +1,240 @@
+package zklock
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+const patience = 20 * time.Second
+
+// sidecar opens a backend and a lease that live as long as the test.
+func sidecar(t *testing.T, url string, ttl time.Duration) (*Backend, *lease) {
+	t.Helper()
+	b := openAt(t, url)
+	t.Cleanup(func() { _ = b.Close() })
+	return b, newLease(t, b, ttl)
+}
+
+func newLease(t *testing.T, b *Backend, ttl time.Duration) *lease {
+	t.Helper()
+	var l lock.Lease
+	eventually(t, "a lease is opened", func() (err error) {
+		l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: t.Name()})
+		return err
+	})
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		_ = l.Close(ctx) // the server may be gone
+	})
+	return l.(*lease)
+}
+
+func eventually(t *testing.T, what string, f func() error) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("waited %s in vain until %s: %v", patience, what, err)
+		}
+		time.Sleep(pause)
+	}
+}
+
+func request(r lock.Resource, m lock.Mode) lock.Request {
+	return lock.Request{ID: lock.NewHoldID(), Resource: r, Mode: m, Owner: lock.Owner{Session: "test"}.Encode()}
+}
+
+func hold(t *testing.T, l *lease, r lock.Resource, m lock.Mode) lock.Grant {
+	t.Helper()
+	var g lock.Grant
+	q := request(r, m)
+	eventually(t, "it is granted", func() (err error) {
+		if g, err = l.Acquire(t.Context(), q); !errors.Is(err, lock.ErrUnavailable) && err != nil {
+			t.Fatalf("Acquire: %v", err)
+		}
+		return err
+	})
+	return g
+}
+
+func release(t *testing.T, l *lease, g lock.Grant) {
+	t.Helper()
+	eventually(t, "it is released", func() error {
+		err := l.Release(t.Context(), g.Resource, g.ID)
+		if err != nil && !errors.Is(err, lock.ErrUnavailable) {
+			t.Fatalf("Release: %v", err)
+		}
+		return err
+	})
+}
+
+// refused checks that a try is refused.
+func refused(t *testing.T, l *lease, r lock.Resource, m lock.Mode) {
+	t.Helper()
+	q := request(r, m)
+	q.Try = true
+	if g, err := l.Acquire(t.Context(), q); !errors.Is(err, lock.ErrHeld) {
+		t.Fatalf("a try of what is held: %+v, %v", g, err)
+	}
+}
+
+// wait is an Acquire under way.
+type wait struct {
+	t    *testing.T
+	done chan struct{}
+	g    lock.Grant
+	err  error
+	at   time.Time
+}
+
+// queue begins to acquire and returns when it is in the queue.
+func queue(t *testing.T, b *Backend, l *lease, q lock.Request) *wait {
+	t.Helper()
+	w := &wait{t: t, done: make(chan struct{})}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		defer close(w.done)
+		w.g, w.err = l.Acquire(ctx, q)
+		w.at = time.Now()
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-w.done
+	})
+	eventually(t, "it is in the queue", func() error {
+		st, err := b.Get(t.Context(), q.Resource)
+		if err != nil {
+			return err
+		}
+		for _, h := range st.Waiters {
+			if h.ID == q.ID {
+				return nil
+			}
+		}
+		return errors.New("it is not")
+	})
+	return w
+}
+
+func (w *wait) granted() lock.Grant {
+	w.t.Helper()
+	select {
+	case <-w.done:
+	case <-time.After(patience):
+		w.t.Fatalf("no grant after %s", patience)
+	}
+	if w.err != nil {
+		w.t.Fatalf("Acquire: %v", w.err)
+	}
+	return w.g
+}
+
+func (w *wait) pending() {
+	w.t.Helper()
+	select {
+	case <-w.done:
+		w.t.Fatalf("Acquire returned %+v, %v", w.g, w.err)
+	default:
+	}
+}
+
+// beating renews a lease until the test is over or stop is called. It tells when
+// the last heartbeat was sent that renewed it.
+func beating(t *testing.T, l *lease, every time.Duration) (stop func() time.Time) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	var renewed time.Time
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			sent := time.Now()
+			if l.Heartbeat(ctx) == nil {
+				renewed = sent
+			}
+			select {
+			case <-time.After(every):
+			case <-ctx.Done():
+			}
+		}
+	}()
+	stop = func() time.Time {
+		cancel()
+		<-done
+		return renewed
+	}
+	t.Cleanup(func() { stop() })
+	return stop
+}
+
+// noEvent checks that a lease was told nothing.
+func noEvent(t *testing.T, l *lease) {
+	t.Helper()
+	select {
+	case e := <-l.Events():
+		t.Errorf("event %+v", e)
+	default:
+	}
+}
+
+// event waits for news about a hold.
+func event(t *testing.T, l *lease, id lock.HoldID) lock.Event {
+	t.Helper()
+	select {
+	case e := <-l.Events():
+		if e.Kind != lock.Revoked || e.ID != id {
+			t.Fatalf("event %+v, want that %s is revoked", e, id)
+		}
+		return e
+	case <-time.After(patience):
+		t.Fatal("no event")
+	}
+	return lock.Event{}
+}
+
+// nodes are the children of a lock's node, as another client sees them.
+func nodes(t *testing.T, b *Backend, url string, r lock.Resource) []string {
+	t.Helper()
+	path, err := b.tree.lockPath(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := stranger(t, url)
+	if _, err := c.Sync("/"); err != nil {
+		t.Fatal(err)
+	}
+	children, _, err := c.Children(path)
+	if err != nil && !strings.Contains(err.Error(), "does not exist") {
+		t.Fatal(err)
+	}
+	return children
+}
+
+// leader is the node of an ensemble that leads, and the others.
+func leader(t *testing.T, s testengine.Server) (testengine.Node, []testengine.Node) {
+	t.Helper()
+	var lead testengine.Node
+	var rest []testengine.Node
+	for _, n := range testengine.Nodes(t, s) {
+		if strings.Contains(say(t, n.Addr(), "srvr"), "Mode: leader") {
+			lead = n
+		} else {
+			rest = append(rest, n)
+		}
+	}
+	if lead == nil {
+		t.Fatal("nobody leads")
+	}
+	return lead, rest
+}

@@ -1,0 +1,132 @@
+package zklock
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestParseNode(t *testing.T) {
+	for name, want := range map[string]*node{
+		"_c_0af3-__WRIT__0000000007":                              {id: "0af3", seq: 7},
+		"_c_0af3-__READ__0000000008":                              {id: "0af3", seq: 8, shared: true},
+		"_c_6c2ab8cf-7ac1-4de3-a0b6-c07c4d4ec3c0-lock-0000000009": {id: "6c2ab8cf-7ac1-4de3-a0b6-c07c4d4ec3c0", seq: 9},
+		"lock-0000000010":                                         {id: "lock-0000000010", seq: 10}, // without Curator's protection
+		"_c_0af3-__WRIT__2147483647":                              {id: "0af3", seq: math.MaxInt32},
+		"_c_0af3-__WRIT__-2147483648":                             {id: "0af3", seq: math.MinInt32},
+		"_c_0af3-__WRIT__-000000001":                              {id: "0af3", seq: -1},
+		"_c_0af3-lock--000000001":                                 {id: "0af3", seq: -1},
+		"_c_0af3-guard-lock-0000000006":                           nil, // belongs to another node
+		"_c_0af3-__WRIT__":                                        nil,
+		"_c_0af3-__WRIT__7":                                       nil,
+		"_c_0af3-__WRIT__99999999999":                             nil,
+		"_c_0af3-__WRIT__0000000007x":                             nil,
+		"config":                                                  nil,
+		"block-0000000001x":                                       nil,
+		"":                                                        nil,
+		"_c_0af3-lock-0000000001-__READ__0000000002":              {id: "0af3-lock-0000000001", seq: 2, shared: true},
+	} {
+		got, ok := parseNode(name)
+		if ok != (want != nil) {
+			t.Errorf("%q: %+v, %t", name, got, ok)
+			continue
+		}
+		if want != nil {
+			want.name = name
+			if diff := cmp.Diff(*want, got, cmp.AllowUnexported(node{})); diff != "" {
+				t.Errorf("%q (-want +got):\n%s", name, diff)
+			}
+		}
+	}
+}
+
+// TestQueueWrapsAround: after the largest number comes the smallest.
+func TestQueueWrapsAround(t *testing.T) {
+	var want, children []string
+	for _, seq := range []int32{math.MaxInt32 - 1, math.MaxInt32, math.MinInt32, math.MinInt32 + 1} {
+		want = append(want, fmt.Sprintf("_c_x-__WRIT__%010d", seq))
+	}
+	children = slices.Concat([]string{"foreign"}, want[2:], want[:2])
+	var got []string
+	for _, n := range parseNodes(children) {
+		got = append(got, n.name)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	// Zero is no edge.
+	nodes := parseNodes([]string{"lock-0000000000", "lock--000000001", "lock-0000000001"})
+	if nodes[0].seq != -1 || nodes[1].seq != 0 || nodes[2].seq != 1 {
+		t.Errorf("%+v", nodes)
+	}
+}
+
+// TestQueue: who waits for whom. W is a writer, R a reader, D a writer that was
+// downgraded.
+func TestQueue(t *testing.T) {
+	for queue, want := range map[string]struct {
+		blockers []int
+		holders  int
+	}{
+		"W":     {[]int{-1}, 1},
+		"WW":    {[]int{-1, 0}, 1},
+		"RRR":   {[]int{-1, -1, -1}, 3},
+		"RWR":   {[]int{-1, 0, 1}, 1},
+		"RRWRR": {[]int{-1, -1, 1, 2, 2}, 2},
+		"WRRWR": {[]int{-1, 0, 0, 2, 3}, 1},
+		"DRRWR": {[]int{-1, 0, 0, 2, 3}, 3},
+		"D":     {[]int{-1}, 1},
+		"DW":    {[]int{-1, 0}, 1},
+		"":      {nil, 0},
+	} {
+		var nodes []node
+		for i, c := range queue {
+			nodes = append(nodes, node{seq: int32(i), shared: c == 'R'})
+		}
+		var got []int
+		for i, n := range nodes {
+			got = append(got, blocker(nodes, i, n.shared))
+		}
+		if diff := cmp.Diff(want.blockers, got); diff != "" {
+			t.Errorf("blockers of %s (-want +got):\n%s", queue, diff)
+		}
+		if n := holders(nodes, len(queue) > 0 && queue[0] == 'D'); n != want.holders {
+			t.Errorf("%s has %d holders, want %d", queue, n, want.holders)
+		}
+	}
+}
+
+// TestCuratorSorts: the order of Curator, which sorts by what is behind the word
+// that it looks for (StandardLockInternalsDriver.standardFixForSorting), is ours
+// for the nodes that it sees.
+func TestCuratorSorts(t *testing.T) {
+	guard, own := "_c_0af3-guard-lock-0000000006", "_c_0af3-__WRIT__0000000007"
+	fix := func(name, word string) string {
+		for i := len(name) - len(word); i >= 0; i-- {
+			if name[i:i+len(word)] == word {
+				return name[i+len(word):]
+			}
+		}
+		return name
+	}
+	readWrite := func(name string) string { return fix(fix(name, "__READ__"), "__WRIT__") }
+	if got := fix(guard, "lock-"); got != "0000000006" {
+		t.Errorf("InterProcessMutex sorts the guard by %q", got)
+	}
+	if got := fix(own, "lock-"); got < "9999999999" {
+		t.Errorf("InterProcessMutex sorts the request by %q, before its own", got)
+	}
+	if got := readWrite(own); got != "0000000007" {
+		t.Errorf("InterProcessReadWriteLock sorts the request by %q", got)
+	}
+	if got := readWrite(guard); got < "9999999999" {
+		t.Errorf("InterProcessReadWriteLock sorts the guard by %q, before its own", got)
+	}
+	n, _ := parseNode(own)
+	if diff := cmp.Diff([]string{guard, own}, namesOf([]string{"_c_0af-__WRIT__0000000001", guard, own, "x"}, n)); diff != "" {
+		t.Errorf("names of a request (-want +got):\n%s", diff)
+	}
+}
