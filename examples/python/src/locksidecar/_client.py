@@ -53,6 +53,7 @@ class Client:
         self._closed = False
         self._session: Session | None = None
         self._opening = threading.RLock()
+        self._openings: dict[asyncio.AbstractEventLoop, asyncio.Future[Session]] = {}
         _clients.add(self)
 
     def lock(
@@ -115,8 +116,23 @@ class Client:
     async def session_async(self) -> Session:
         session = self._session
         if session is None or session.error is not None or session.pid != os.getpid():
-            session = await asyncio.get_running_loop().run_in_executor(None, self._open)
+            session = await asyncio.shield(self._open_async())
         return session
+
+    def _open_async(self) -> asyncio.Future[Session]:
+        """One opening for all tasks of a loop: each takes a thread, be it for a moment."""
+        loop = asyncio.get_running_loop()
+        opening = self._openings.get(loop)
+        if opening is None:
+            opening = self._openings[loop] = loop.run_in_executor(None, self._open)
+
+            def done(opening: asyncio.Future[Session]) -> None:
+                self._openings.pop(loop, None)
+                if not opening.cancelled():
+                    opening.exception()  # nobody may be left to see it
+
+            opening.add_done_callback(done)
+        return opening
 
     def _open(self) -> Session:
         with self._opening:
@@ -156,6 +172,7 @@ class Client:
 
     def _after_fork(self) -> None:
         self._opening = threading.RLock()
+        self._openings = {}
         self._forked = True
         session, self._session = self._session, None
         if session is not None:

@@ -1,0 +1,183 @@
+"""Locks in tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable
+
+import pytest
+from conftest import TRANSPORTS
+from sidecars import Sidecar
+
+import locksidecar
+from locksidecar import AsyncHeld, Client, LockHeld, LockLost
+
+Connect = Callable[..., Client]
+pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
+
+
+@pytest.fixture
+def client(connect: Connect, transport: str) -> Client:
+    return connect(transport=transport)
+
+
+def test_async_with(client: Client, sidecar: Sidecar) -> None:
+    async def main() -> None:
+        async with client.lock("a/with", wait=5) as held:
+            assert isinstance(held, AsyncHeld) and held.valid_for() > 0 and not held.lost.is_set()
+            assert sidecar.queue("a/with") == (1, 0)
+        assert held.valid_for() == 0
+        assert sidecar.queue("a/with") == (0, 0)
+        async with client.rwlock("a/with").read() as reading:
+            assert reading.fence >= held.fence
+
+    asyncio.run(main())
+
+
+def test_reentrant_by_task(client: Client) -> None:
+    async def other() -> None:
+        async with client.lock("a/again", wait=0):
+            pass
+
+    async def main() -> None:
+        lock = client.lock("a/again", wait=0)
+        async with lock, lock as inner:
+            assert inner.count == 2
+            with pytest.raises(LockHeld):
+                await asyncio.create_task(other())
+            with pytest.raises(LockHeld):
+                client.lock("a/again", wait=0).acquire()  # the thread is not the task
+        await asyncio.create_task(other())
+
+    asyncio.run(main())
+
+
+def test_many_waiters_need_no_threads(client: Client) -> None:
+    inside = 0
+
+    async def work() -> None:
+        nonlocal inside
+        async with client.lock("a/many"):
+            inside += 1
+            assert inside == 1
+            await asyncio.sleep(0)
+            inside -= 1
+
+    async def main() -> None:
+        before = threading.active_count()
+        tasks = [asyncio.create_task(work()) for _ in range(100)]
+        await asyncio.sleep(0.05)
+        assert threading.active_count() <= before + 5
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+
+
+def test_cancelled_wait(client: Client, sidecar: Sidecar) -> None:
+    async def main() -> None:
+        async with client.lock("a/cancel"):
+            waiting = asyncio.create_task(client.lock("a/cancel").acquire_async())
+            while await asyncio.to_thread(sidecar.queue, "a/cancel") != (1, 1):
+                await asyncio.sleep(0.01)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await asyncio.to_thread(sidecar.expect_queue, "a/cancel", 1, 0)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.create_task(client.lock("a/cancel").acquire_async()), 0.1)
+        await asyncio.to_thread(sidecar.expect_queue, "a/cancel", 0, 0)
+
+    asyncio.run(main())
+
+
+def test_cancelled_at_any_moment(client: Client, sidecar: Sidecar) -> None:
+    """Just when it is granted, too."""
+    rng = random.Random(1)
+
+    async def take() -> None:
+        async with client.lock("a/race"):
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        for _ in range(60):
+            async with client.lock("a/race"):
+                tasks = [asyncio.create_task(take()) for _ in range(2)]
+                await asyncio.sleep(rng.uniform(0, 0.003))
+            await asyncio.sleep(rng.uniform(0, 0.002))
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(sidecar.expect_queue, "a/race", 0, 0, 5)
+        async with client.lock("a/race", wait=5) as held:
+            assert held.count == 1
+
+    asyncio.run(main())
+
+
+def test_the_loop_ends_with_waits(client: Client, sidecar: Sidecar) -> None:
+    async def main() -> None:
+        await client.lock("a/loop", owner="main").acquire_async()
+        asyncio.create_task(client.lock("a/loop").acquire_async())  # noqa: RUF006
+        await asyncio.sleep(0.1)
+
+    asyncio.run(main())  # cancels the task
+    sidecar.expect_queue("a/loop", 1, 0)
+    client.lock("a/loop", owner="main", wait=0).acquire()  # the session is the process's, not the loop's
+
+
+def test_lost(client: Client, sidecar: Sidecar) -> None:
+    async def main() -> None:
+        with pytest.raises(LockLost) as e:
+            async with client.lock("a/lost") as held:
+                forcing = asyncio.create_task(asyncio.to_thread(sidecar.force, "a/lost", 5.0))
+                assert await asyncio.wait_for(held.lost.wait(), 10)
+                with pytest.raises(LockLost):
+                    held.check()
+        assert e.value.lost_reason == "FORCED"
+        await asyncio.wait_for(forcing, 2)  # the end of the block has ended the grace
+
+    asyncio.run(main())
+
+
+def test_two_loops(client: Client) -> None:
+    total = 0
+
+    async def work() -> None:
+        nonlocal total
+        for _ in range(20):
+            async with client.lock("a/loops"):
+                total += 1
+
+    threads = [threading.Thread(target=lambda: asyncio.run(work())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert total == 60
+
+
+def test_cancelled_release(client: Client, sidecar: Sidecar) -> None:
+    async def main() -> None:
+        for _ in range(20):
+            held = await client.lock("a/release").acquire_async()
+            releasing = asyncio.create_task(held.release())
+            await asyncio.sleep(0)
+            releasing.cancel()
+            await asyncio.gather(releasing, return_exceptions=True)
+            if held.count:  # it had not begun
+                await held.release()
+            await asyncio.to_thread(sidecar.expect_queue, "a/release", 0, 0)
+
+    asyncio.run(main())
+
+
+def test_no_sidecar(tmp_path: object, transport: str) -> None:
+    async def main() -> None:
+        with pytest.raises(locksidecar.NoSidecar) as e:
+            async with Client(f"{tmp_path}/none", transport=transport).lock("r"):  # type: ignore[arg-type]
+                pass
+        assert f"{tmp_path}/none" in str(e.value)
+
+    asyncio.run(main())

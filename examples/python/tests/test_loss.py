@@ -1,0 +1,104 @@
+"""A sidecar that freezes, dies or stops, and what an app sees of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from conftest import TRANSPORTS
+from sidecars import PATIENCE, Sidecar, eventually
+
+import locksidecar
+from locksidecar import Client, LockLost
+
+pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
+Start = Callable[..., Sidecar]
+
+
+def test_frozen_by_the_clock_alone(own_sidecar: Start, transport: str) -> None:
+    """No thread has to run for that: the one that asks sees it."""
+    sidecar = own_sidecar(ttl="1s")
+    with Client(sidecar.socket, transport=transport) as client:
+        with pytest.raises(LockLost) as e, client.lock("r") as held:
+            sidecar.freeze()
+            end = time.clock_gettime(time.CLOCK_BOOTTIME) + held.valid_for()
+            while not held.lost.is_set():
+                assert time.clock_gettime(time.CLOCK_BOOTTIME) < end + 0.01
+                held.valid_for()
+        assert e.value.lost_reason == "SIDECAR_SILENT" and e.value.grace_left() == 0
+        sidecar.thaw()
+        with client.lock("r", wait=5) as held:  # the lost one was let go in the background
+            held.check()
+        sidecar.expect_queue("r", 0, 0)
+
+
+def test_frozen_while_somebody_waits(own_sidecar: Start, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("locksidecar._session._PATIENCE", 0.3)
+    sidecar = own_sidecar(ttl="10s")
+    with Client(sidecar.socket, transport=transport) as client:
+        client.open()
+        sidecar.freeze()
+        began = time.monotonic()
+        with pytest.raises(locksidecar.SidecarSilent):
+            client.lock("r", wait=0.1).acquire()
+        assert time.monotonic() - began < 2
+        sidecar.thaw()
+        sidecar.expect_queue("r", 0, 0)  # also where it was granted in vain
+        with client.lock("r", wait=5) as held:
+            assert held.count == 1
+
+
+def test_frozen_at_the_release(
+    own_sidecar: Start, transport: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The work was done under the lock. That is no reason to fail it."""
+    monkeypatch.setattr("locksidecar._session._PATIENCE", -1.7)
+    sidecar = own_sidecar(ttl="10s")
+    with Client(sidecar.socket, transport=transport) as client:
+        with client.lock("r"):
+            sidecar.freeze()
+        assert "may be frozen" in caplog.text
+        sidecar.thaw()
+        sidecar.expect_queue("r", 0, 0)
+
+
+def test_killed_and_started_again(own_sidecar: Start, transport: str) -> None:
+    sidecar = own_sidecar()
+    with Client(sidecar.socket, transport=transport) as client:
+        held = client.lock("r").acquire()
+        sidecar.kill()
+        assert held.lost.wait(2) and held.problem is not None
+        assert held.problem.lost_reason == "SIDECAR_GONE"
+        with pytest.raises(locksidecar.NoSidecar) as e:
+            client.lock("r").acquire()
+        assert sidecar.socket in str(e.value) and "locksidecar serve" in str(e.value)
+        sidecar.start()
+        with client.lock("r", wait=5) as again:
+            assert again.fence > held.fence
+        assert held.lost.is_set()
+
+
+def test_stopped(own_sidecar: Start, transport: str) -> None:
+    sidecar = own_sidecar(drain="10s")
+    with Client(sidecar.socket, transport=transport) as client:
+        held = client.lock("r").acquire()
+        assert not client.draining
+        stopping = threading.Thread(target=sidecar.stop)
+        stopping.start()
+        eventually("told", lambda: client.draining)
+        held.check()
+        held.release()
+        stopping.join(PATIENCE)
+        assert not stopping.is_alive() and not held.lost.is_set()
+
+
+def test_news_keep_it(own_sidecar: Start, transport: str) -> None:
+    sidecar = own_sidecar(ttl="500ms")
+    with Client(sidecar.socket, transport=transport) as client, client.lock("r") as held:
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            held.check()
+            assert 0 < held.valid_for() <= 0.45
+            time.sleep(0.01)

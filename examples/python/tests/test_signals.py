@@ -1,0 +1,118 @@
+"""Programs that are ended, in all the ways."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from conftest import TRANSPORTS
+from sidecars import App, Sidecar
+
+pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
+
+HOLDER = """
+import signal, sys, time
+import locksidecar
+how = sys.argv[1]
+if how == "exit":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+try:
+    with locksidecar.lock("{resource}") as held:
+        print("held", flush=True)
+        time.sleep(60)
+except KeyboardInterrupt:
+    assert held.count == 0
+    print("interrupted", flush=True)
+    time.sleep(60)  # what is free now is not free because we ended
+"""
+
+WAITER = """
+import sys, time
+import locksidecar
+locksidecar.lock("mine").acquire()
+print("begun", flush=True)
+try:
+    locksidecar.lock("{resource}").acquire()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+print(locksidecar.lock("{resource}-2", wait=0).acquire().count, flush=True)
+sys.stdin.readline()
+"""
+
+
+def run(code: str, resource: str, sidecar: Sidecar, transport: str, *args: str) -> App:
+    return App(code.format(resource=resource), sidecar.socket, *args, env={"LOCKSIDECAR_TRANSPORT": transport})
+
+
+@pytest.mark.parametrize("how", ["kill", "term", "exit"])
+def test_ended_while_it_holds(sidecar: Sidecar, transport: str, how: str) -> None:
+    resource = f"end-{how}-{transport}"
+    with run(HOLDER, resource, sidecar, transport, how) as a:
+        a.expect("held")
+        sidecar.expect_queue(resource, 1, 0)
+        a.signal(signal.SIGKILL if how == "kill" else signal.SIGTERM)
+        assert a.wait() == {"kill": -9, "term": -15, "exit": 0}[how]
+        sidecar.expect_queue(resource, 0, 0, 2)
+
+
+def test_interrupted_while_it_holds(sidecar: Sidecar, transport: str) -> None:
+    resource = f"int-{transport}"
+    with run(HOLDER, resource, sidecar, transport, "") as a:
+        a.expect("held")
+        a.signal(signal.SIGINT)
+        a.expect("interrupted")
+        assert sidecar.queue(resource) == (0, 0)
+
+
+def test_interrupted_while_it_waits(sidecar: Sidecar, transport: str) -> None:
+    resource = f"wait-{transport}"
+    with run(HOLDER, resource, sidecar, transport, "") as holder:
+        holder.expect("held")
+        with run(WAITER, resource, sidecar, transport) as a:
+            a.expect("begun")
+            sidecar.expect_queue(resource, 1, 1)
+            a.signal(signal.SIGINT)
+            a.expect("interrupted")
+            sidecar.expect_queue(resource, 1, 0)
+            a.expect("1")  # the session lives on
+            holder.signal(signal.SIGKILL)
+            holder.wait()
+            sidecar.expect_queue(resource, 0, 0, 2)
+            time.sleep(0.1)
+            assert sidecar.queue(resource) == (0, 0)
+
+
+INTERRUPTED_AT_RANDOM = """
+import random, signal, sys, time
+import locksidecar
+other = locksidecar.Client()
+random.seed(1)
+for i in range(60):
+    held = other.lock("{resource}").acquire()
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0005, 0.004))
+    try:
+        if random.random() < 0.7:
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
+        held.release()
+        with locksidecar.lock("{resource}"):
+            pass
+        time.sleep(0.01)
+    except KeyboardInterrupt:
+        pass
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    try:
+        held.release()
+    except locksidecar.LockSidecarError:
+        pass
+print("done", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_interrupted_at_any_moment(sidecar: Sidecar, transport: str) -> None:
+    """Wherever the interrupt strikes, acquire leaves nothing behind."""
+    resource = f"random-{transport}"
+    with run(INTERRUPTED_AT_RANDOM, resource, sidecar, transport) as a:
+        a.expect("done")
+        sidecar.expect_queue(resource, 0, 0, 5)
