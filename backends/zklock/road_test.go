@@ -23,7 +23,8 @@ type road struct {
 	closed  bool
 	links   map[*roadLink]struct{}
 	mute    bool // events do not come through
-	deaf    bool // nothing comes through
+	deaf    bool // nothing comes through to the client
+	lost    bool // nothing comes through to the server
 	request func(op int32, body string) action
 }
 
@@ -135,7 +136,7 @@ func (l *roadLink) end() {
 
 // pump carries packets, and says whether they came to their end. The first one is
 // about the session.
-func (r *road) pump(from, to net.Conn, what func([]byte) action) (end bool) {
+func (r *road) pump(from, to net.Conn, what func(p []byte, first bool) action) (end bool) {
 	for first := true; ; first = false {
 		head := make([]byte, 4)
 		if _, err := io.ReadFull(from, head); err != nil {
@@ -145,10 +146,7 @@ func (r *road) pump(from, to net.Conn, what func([]byte) action) (end bool) {
 		if _, err := io.ReadFull(from, p); err != nil {
 			return false
 		}
-		do := pass
-		if !first || r.isDeaf() {
-			do = what(p)
-		}
+		do := what(p, first)
 		switch do {
 		case drop:
 			continue
@@ -161,26 +159,23 @@ func (r *road) pump(from, to net.Conn, what func([]byte) action) (end bool) {
 	}
 }
 
-func (r *road) isDeaf() bool {
+func (r *road) toServer(p []byte, first bool) action {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.deaf
-}
-
-func (r *road) toServer(p []byte) action {
-	r.mu.Lock()
-	f := r.request
+	f, lost := r.request, r.lost
 	r.mu.Unlock()
-	if f == nil || len(p) < 8 {
+	switch {
+	case lost:
+		return drop
+	case f == nil || first || len(p) < 8:
 		return pass
 	}
 	return f(int32(binary.BigEndian.Uint32(p[4:])), string(p[8:]))
 }
 
-func (r *road) toClient(p []byte) action {
+func (r *road) toClient(p []byte, first bool) action {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	event := len(p) >= 4 && int32(binary.BigEndian.Uint32(p)) == -1
+	event := !first && len(p) >= 4 && int32(binary.BigEndian.Uint32(p)) == -1
 	if r.deaf || r.mute && event {
 		return drop
 	}

@@ -1,0 +1,220 @@
+package zklock
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// makeNode makes a node as another program would.
+func makeNode(t *testing.T, c *zk.Conn, path string, flags int32) {
+	t.Helper()
+	if _, err := c.Create(path, []byte("10.0.0.7"), flags, zk.WorldACL(zk.PermAll)); err != nil {
+		t.Fatalf("create %s: %v", path, err)
+	}
+}
+
+// TestForeignChildren: what is no request for a lock is nobody's business.
+func TestForeignChildren(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	c := stranger(t, s.URL())
+	b, l := sidecar(t, s.URL()+"/foreign?layout="+layoutCurator, 10*time.Second)
+	g := hold(t, l, "orders", lock.Exclusive)
+	makeNode(t, c, "/foreign/orders/config", 0)
+	makeNode(t, c, "/foreign/orders/block-7", 0)
+	makeNode(t, c, "/foreign/orders/%zz", 0)
+	release(t, l, g)
+	g = hold(t, l, "orders", lock.Exclusive)
+	below := hold(t, l, "orders/config", lock.Shared) // a name as good as another
+	all, err := b.List(t.Context(), "", lock.Page{Limit: 10})
+	if err != nil || len(all) != 2 || all[0].Resource != "orders" || all[1].Resource != "orders/config" {
+		t.Errorf("List has %+v, %v", all, err)
+	}
+	refused(t, l, "orders", lock.Shared)
+	if err := b.ForceRelease(t.Context(), "orders", "config", 0); !errors.Is(err, lock.ErrNotHolder) {
+		t.Errorf("ForceRelease of what is no hold: %v", err)
+	}
+	release(t, l, g)
+	release(t, l, below)
+	var invalid *lock.InvalidError
+	ephemeral := hold(t, l, "leaf", lock.Exclusive)
+	makeNode(t, c, "/foreign/leaf/worker", zk.FlagEphemeral)
+	if _, err := l.Acquire(t.Context(), request("leaf/worker", lock.Exclusive)); !errors.As(err, &invalid) {
+		t.Errorf("a lock below a node that can have no children: %v", err)
+	}
+	release(t, l, ephemeral)
+}
+
+// TestForeignLocks: locks of others who use the same names count.
+func TestForeignLocks(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	c := stranger(t, s.URL())
+	b, l := sidecar(t, s.URL()+"/locks-of-others?layout="+layoutCurator, 10*time.Second)
+	const path = "/locks-of-others/r"
+
+	// The recipe of the Go library.
+	recipe := zk.NewLock(c, path, zk.WorldACL(zk.PermAll))
+	if err := recipe.Lock(); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, l, "r", lock.Shared)
+	st, err := b.Get(t.Context(), "r")
+	if err != nil || len(st.Holders) != 1 || st.Holders[0].Mode != lock.Exclusive || st.Holders[0].Fence <= 0 || st.Holders[0].Sidecar != "" {
+		t.Errorf("Get has %+v, %v", st, err)
+	}
+	w := queue(t, b, l, request("r", lock.Shared))
+	if err := recipe.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	g := w.granted()
+	locked := make(chan error, 1)
+	go func() { locked <- recipe.Lock() }()
+	eventually(t, "the recipe is in the queue", func() error {
+		if st, err := b.Get(t.Context(), "r"); err != nil || len(st.Waiters) != 1 {
+			return errors.Join(errors.New("it is not"), err)
+		}
+		return nil
+	})
+	select {
+	case err := <-locked:
+		t.Fatalf("the recipe has the lock beside ours: %v", err)
+	default:
+	}
+	release(t, l, g)
+	if err := <-locked; err != nil {
+		t.Fatal(err)
+	}
+
+	// It can be ended by force: at once, and after a grace that it is not told of.
+	w = queue(t, b, l, request("r", lock.Exclusive))
+	st, err = b.Get(t.Context(), "r")
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if err := b.ForceRelease(t.Context(), "r", st.Holders[0].ID, 200*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	g = w.granted()
+	if took := w.at.Sub(began); took < 200*time.Millisecond {
+		t.Errorf("granted %s after the release was forced", took)
+	}
+	release(t, l, g)
+}
+
+// TestNumbersWrapAround: the counter of a lock's node has passed its largest
+// number. Ours begin at zero, so those before are negative.
+func TestNumbersWrapAround(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	c := stranger(t, s.URL())
+	b, l := sidecar(t, s.URL(), 10*time.Second)
+	r := lock.Resource("wrapped")
+	path, _ := b.tree.lockPath(r)
+	keep := hold(t, l, r, lock.Shared) // so that the node stays
+	makeNode(t, c, path+"/_c_a-__READ__-000000002", zk.FlagEphemeral)
+	makeNode(t, c, path+"/_c_b-__WRIT__-000000001", zk.FlagEphemeral)
+	writer := queue(t, b, l, request(r, lock.Exclusive))
+	reader := queue(t, b, l, request(r, lock.Shared))
+	st, err := b.Get(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := func(hs []lock.Holding) (all []lock.HoldID) {
+		for _, h := range hs {
+			all = append(all, h.ID)
+		}
+		return all
+	}
+	if got, want := slices.Concat(ids(st.Holders), ids(st.Waiters))[:3], []lock.HoldID{"a", "b", keep.ID}; !slices.Equal(got, want) {
+		t.Errorf("the queue is %v, want %v first", got, want)
+	}
+	for _, name := range []string{"/_c_a-__READ__-000000002", "/_c_b-__WRIT__-000000001"} {
+		writer.pending()
+		reader.pending()
+		if err := c.Delete(path+name, -1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	release(t, l, keep)
+	release(t, l, writer.granted())
+	release(t, l, reader.granted())
+}
+
+// TestDeletedByHand: somebody deletes nodes of ours.
+func TestDeletedByHand(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	c := stranger(t, s.URL())
+	b, l := sidecar(t, s.URL(), 10*time.Second)
+	r := lock.Resource("by-hand")
+	path, _ := b.tree.lockPath(r)
+	g := hold(t, l, r, lock.Exclusive)
+	w := queue(t, b, l, request(r, lock.Exclusive))
+	for _, child := range nodes(t, b, s.URL(), r) {
+		if err := c.Delete(path+"/"+child, -1); err != nil && !errors.Is(err, zk.ErrNoNode) {
+			t.Fatal(err)
+		}
+	}
+	if e := event(t, l, g.ID); e.Grace != 0 {
+		t.Errorf("event %+v", e)
+	}
+	<-w.done
+	if w.err != nil && !errors.Is(w.err, lock.ErrNotHolder) { // which one was deleted first is left open
+		t.Errorf("the waiter's Acquire: %v", w.err)
+	}
+	if err := c.Delete(l.seat.node, -1); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := l.Heartbeat(t.Context()); err != nil {
+			t.Errorf("Heartbeat without the node of the lease: %v", err)
+		}
+	}
+	if ok, _, err := c.Exists(l.seat.node); !ok || err != nil {
+		t.Errorf("the node of the lease is not there again: %v", err)
+	}
+}
+
+// TestRevocationOutlivesItsAuthor: whoever forced a release is gone, and the
+// holder's sidecar does not hear of it. Those who wait end it.
+func TestRevocationOutlivesItsAuthor(t *testing.T) {
+	t.Parallel()
+	for _, layout := range []string{layoutOwn, layoutCurator} {
+		t.Run(layout, func(t *testing.T) {
+			t.Parallel()
+			s := testengine.Shared(t, testengine.ZooKeeper)
+			way, url := newRoad(t, s.URL())
+			options := "/author?layout=" + layout
+			_, deaf := sidecar(t, url+options, 20*time.Second)
+			b, l := sidecar(t, s.URL()+options, 10*time.Second)
+			r := lock.Resource("revoked-" + layout)
+			g := hold(t, deaf, r, lock.Exclusive)
+			w := queue(t, b, l, request(r, lock.Exclusive))
+			time.Sleep(2 * watchAfter)
+			way.set(func(r *road) { r.deaf = true })
+
+			const grace = 300 * time.Millisecond
+			began := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), grace/2)
+			defer cancel()
+			if err := b.ForceRelease(ctx, r, g.ID, grace); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("ForceRelease: %v", err)
+			}
+			w.pending()
+			release(t, l, w.granted())
+			if took := w.at.Sub(began); took < grace {
+				t.Errorf("granted %s after it was revoked with a grace of %s", took, grace)
+			}
+		})
+	}
+}
