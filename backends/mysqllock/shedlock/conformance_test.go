@@ -1,0 +1,153 @@
+package shedlock
+
+import (
+	"context"
+	"database/sql"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/locksidecar/locksidecar/backends/backendtest"
+	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(testengine.Main(m)) }
+
+var kinds = []*testengine.Kind{testengine.MariaDB, testengine.MySQL}
+
+func TestConformance(t *testing.T) {
+	for _, kind := range kinds {
+		t.Run(kind.String(), func(t *testing.T) {
+			t.Parallel()
+			backendtest.Run(t, &harness{server: testengine.New(t, kind), roads: make(map[lock.Backend]*testengine.Proxy)})
+		})
+	}
+}
+
+// harness gives every backend a road of its own to the server.
+type harness struct {
+	server testengine.Server
+
+	mu    sync.Mutex
+	roads map[lock.Backend]*testengine.Proxy
+}
+
+var (
+	_ backendtest.Limited        = (*harness)(nil)
+	_ backendtest.Faulter        = (*harness)(nil)
+	_ backendtest.Restarter      = (*harness)(nil)
+	_ backendtest.CounterDeleter = (*harness)(nil)
+	_ backendtest.CommandCounter = (*harness)(nil)
+)
+
+func (h *harness) Open(t testing.TB) lock.Backend {
+	road := testengine.Through(t, h.server)
+	b := openAt(t, road.URL())
+	h.mu.Lock()
+	h.roads[b] = road
+	h.mu.Unlock()
+	return b
+}
+
+func openAt(t testing.TB, url string) *Backend {
+	t.Helper()
+	cfg, err := mydb.Parse(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := Open(cfg, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func (h *harness) TTL() time.Duration            { return time.Second }
+func (h *harness) Recheck() time.Duration        { return maxRecheck }
+func (h *harness) Exceptions() map[string]string { return nil }
+
+func (h *harness) Limits() backendtest.Limits {
+	return backendtest.Limits{
+		Sharing:   "ShedLock's locks are exclusive",
+		Downgrade: "ShedLock's locks are exclusive",
+		LongNames: "ShedLock's table takes 64 characters",
+	}
+}
+
+// DeleteCounter makes the harness a backendtest.CounterDeleter.
+func (h *harness) DeleteCounter(t testing.TB, r lock.Resource) {
+	exec(t, h.server.URL(), "DELETE FROM locksidecar_shed_fence WHERE name=?", []byte(r))
+}
+
+// LoseReplies makes the harness a backendtest.Faulter.
+func (h *harness) LoseReplies(t testing.TB, b lock.Backend) func() {
+	h.mu.Lock()
+	road := h.roads[b]
+	h.mu.Unlock()
+	heal := sync.OnceFunc(func() {
+		if err := road.Heal(); err != nil {
+			t.Error(err)
+		}
+		road.Inject(testengine.Sever)
+	})
+	t.Cleanup(heal)
+	road.Inject(testengine.HoldReplies)
+	return heal
+}
+
+// Restart makes the harness a backendtest.Restarter.
+func (h *harness) Restart(t testing.TB) { testengine.Restart(t, h.server, testengine.KeepData) }
+
+// Commands makes the harness a backendtest.CommandCounter.
+func (h *harness) Commands(t testing.TB) int64 {
+	return scan[int64](t, h.server.URL(), 1, "SHOW GLOBAL STATUS LIKE 'Questions'")
+}
+
+// direct is a pool of the test's own, past all backends.
+func direct(t testing.TB, url string) *mydb.Pool {
+	t.Helper()
+	cfg, err := mydb.Parse(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := mydb.NewConnector(cfg, mydb.ConnectOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mydb.NewPool(c, 1, nil)
+}
+
+func exec(t testing.TB, url, query string, args ...any) {
+	t.Helper()
+	p := direct(t, url)
+	defer func() { _ = p.Close() }()
+	if _, err := p.Exec(context.Background(), "test", query, args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// scan gives one column of the only row of an answer.
+func scan[T any](t testing.TB, url string, column int, query string, args ...any) (v T) {
+	t.Helper()
+	p := direct(t, url)
+	defer func() { _ = p.Close() }()
+	if err := p.Query(context.Background(), "test", func(_ int, rows *sql.Rows) error {
+		columns, err := rows.Columns()
+		if err != nil {
+			return err
+		}
+		dest := make([]any, len(columns))
+		for i := range dest {
+			dest[i] = new(sql.RawBytes)
+		}
+		dest[column] = &v
+		return rows.Scan(dest...)
+	}, query, args...); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
