@@ -113,7 +113,7 @@ var errNoHeartbeat = errors.New("the sidecar sent no heartbeat")
 func (s *section) count(ctx context.Context, side *sidecar.Sidecar, holds int, window time.Duration) (report.Commands, error) {
 	s.progress("counting requests for %s with %d holds", window, holds)
 	look := func() (sidecar.Sent, store.Count, error) {
-		sent, err := side.Sent(ctx)
+		sent, err := side.Sent(ctx, s.plan.words.Renewal)
 		if err != nil {
 			return sent, store.Count{}, err
 		}
@@ -132,13 +132,14 @@ func (s *section) count(ctx context.Context, side *sidecar.Sidecar, holds int, w
 		return report.Commands{}, err
 	}
 	beats := sentLater.Heartbeats - sent.Heartbeats
-	if beats == 0 {
-		return report.Commands{}, errNoHeartbeat
+	renewals := sentLater.BeatRequests - sent.BeatRequests
+	if beats == 0 || renewals == 0 {
+		return report.Commands{}, fmt.Errorf("%.0f heartbeats, %.0f requests %q: %w", beats, renewals, s.plan.words.Renewal, errNoHeartbeat)
 	}
 	return report.Commands{
 		Holds:    holds,
 		Beats:    beats,
-		Renewing: (sentLater.BeatRequests - sent.BeatRequests) / beats,
+		Renewing: renewals / beats,
 		Sent:     (sentLater.Requests - sent.Requests) / beats,
 		Requests: (countLater.Requests - count.Requests) / beats,
 		Steps:    (countLater.Steps - count.Steps) / beats,

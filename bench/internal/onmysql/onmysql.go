@@ -30,7 +30,7 @@ var _ store.Store = (*Store)(nil)
 // Words for tables of a store of that name.
 func Words(name string) store.Words {
 	return store.Words{
-		Name: name, Steps: "statements", Memory: "in its buffer pool",
+		Name: name, Steps: "statements", Memory: "in its buffer pool", Renewal: "heartbeat",
 		Notified: "RELEASE_LOCK, to who waits in GET_LOCK", Answered: "RELEASE_LOCK, round trip",
 	}
 }

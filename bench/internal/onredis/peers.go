@@ -38,7 +38,7 @@ var _ store.Store = (*Store)(nil)
 
 // Words for tables.
 var Words = store.Words{
-	Name: "Redis", Steps: "commands", Memory: "in Redis",
+	Name: "Redis", Steps: "commands", Memory: "in Redis", Renewal: "heartbeat",
 	Notified: "EVALSHA that publishes, to its subscriber", Answered: "EVALSHA, round trip",
 }
 

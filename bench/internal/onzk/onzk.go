@@ -33,7 +33,7 @@ var _ store.Store = (*Store)(nil)
 
 // Words for tables.
 var Words = store.Words{
-	Name: "ZooKeeper", Steps: "writes", Memory: "data in ZooKeeper",
+	Name: "ZooKeeper", Steps: "writes", Memory: "data in ZooKeeper", Renewal: "set",
 	Notified: "delete of a node, to its watcher", Answered: "delete, round trip",
 }
 

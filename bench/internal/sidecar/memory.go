@@ -53,8 +53,9 @@ type Sent struct {
 	Heartbeats   float64 // how often that was to be done
 }
 
-// Sent reads the sidecar's own counters.
-func (s *Sidecar) Sent(ctx context.Context) (Sent, error) {
+// Sent reads the sidecar's own counters. heartbeat is the command by which
+// these know a renewal of the lease.
+func (s *Sidecar) Sent(ctx context.Context, heartbeat string) (Sent, error) {
 	metrics, err := s.get(ctx, "/metrics")
 	if err != nil {
 		return Sent{}, err
@@ -63,7 +64,7 @@ func (s *Sidecar) Sent(ctx context.Context) (Sent, error) {
 	if n.Requests, err = sum(metrics, "locksidecar_store_command_seconds_count{"); err != nil {
 		return Sent{}, err
 	}
-	if n.BeatRequests, err = sum(metrics, `locksidecar_store_command_seconds_count{command="heartbeat"`); err != nil {
+	if n.BeatRequests, err = sum(metrics, `locksidecar_store_command_seconds_count{command="`+heartbeat+`"`); err != nil {
 		return Sent{}, err
 	}
 	n.Heartbeats, err = sum(metrics, "locksidecar_heartbeats_total{")

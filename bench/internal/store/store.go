@@ -46,6 +46,7 @@ type Words struct {
 	Name     string `json:"name"`     // of the store
 	Steps    string `json:"steps"`    // what Count.Steps counts, in the plural
 	Memory   string `json:"memory"`   // what Store.Memory is
+	Renewal  string `json:"renewal"`  // the command by which a sidecar's metrics know a renewal of its lease
 	Notified string `json:"notified"` // what Notices.Delivered is; empty where there is none
 	Answered string `json:"answered"` // what Notices.Answered is
 }
