@@ -35,7 +35,7 @@ final class Answers {
     try {
       return checked(limit == 0 ? c.answer.get() : c.answer.get(limit, TimeUnit.NANOSECONDS));
     } catch (ExecutionException e) {
-      throw again(e.getCause());
+      throw again(e);
     } catch (TimeoutException e) {
       throw overdue(socket);
     }
@@ -47,10 +47,25 @@ final class Answers {
     if (!c.answer.isDone()) {
       throw overdue(socket);
     }
+    return checked(get(c.answer));
+  }
+
+  /** Waits for what comes in any case. */
+  static <T> T get(CompletableFuture<T> future) {
+    settle(future, 0);
     try {
-      return checked(c.answer.join());
+      return future.join();
     } catch (CompletionException e) {
-      throw again(e.getCause());
+      throw again(e);
+    }
+  }
+
+  /** The same, unless the thread is interrupted. */
+  static <T> T getInterruptibly(CompletableFuture<T> future) throws InterruptedException {
+    try {
+      return future.get();
+    } catch (ExecutionException e) {
+      throw again(e);
     }
   }
 
@@ -89,8 +104,10 @@ final class Answers {
     return m;
   }
 
-  /** The end of the session, told to one of its callers, with the caller's stack. */
-  static SidecarException again(Throwable end) {
+  /** What others were told too, with the stack of this caller. */
+  static SidecarException again(Throwable why) {
+    boolean wrapped = why instanceof ExecutionException || why instanceof CompletionException;
+    Throwable end = wrapped && why.getCause() != null ? why.getCause() : why;
     if (end instanceof SidecarUnavailableException e) {
       return new SidecarUnavailableException(e.reason(), e.getMessage(), e);
     }

@@ -28,7 +28,14 @@ final class Held {
   Loss loss;
 
   /** Who is told of the loss. */
-  final List<Runnable> listeners = new ArrayList<>();
+  final List<Listener> listeners = new ArrayList<>();
+
+  /**
+   * To be called once.
+   *
+   * @param hold for whom: what is released is not told
+   */
+  record Listener(Hold hold, Runnable call) {}
 
   Held(String id, String resource, long fence) {
     this.id = id;

@@ -101,15 +101,13 @@ public final class Hold implements AutoCloseable {
    * so it may wait.
    */
   public void onLost(Consumer<LockLostException> listener) {
-    session
-        .holds()
-        .listen(
-            held,
-            () -> {
-              if (!released.get()) {
-                listener.accept(session.holds().problem(held));
-              }
-            });
+    Runnable call =
+        () -> {
+          if (!released.get()) {
+            listener.accept(session.holds().problem(held));
+          }
+        };
+    session.holds().listen(held, new Held.Listener(this, call));
   }
 
   /**
@@ -216,6 +214,7 @@ public final class Hold implements AutoCloseable {
       return null;
     }
     LockLostException problem = session.holds().problem(held);
+    session.holds().forget(held, this);
     Call c = session.release(held); // of a lost hold too: that ends the grace
     if (problem != null) {
       throw problem;

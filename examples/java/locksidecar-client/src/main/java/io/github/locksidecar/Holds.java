@@ -174,7 +174,7 @@ final class Holds {
     }
     h.loss = loss;
     holds.remove(h.id, h);
-    h.listeners.forEach(callbacks::execute);
+    h.listeners.forEach(l -> callbacks.execute(l.call()));
     h.listeners.clear();
   }
 
@@ -265,7 +265,7 @@ final class Holds {
   }
 
   /** Tells of the loss, at once where it has happened already. */
-  void listen(Held h, Runnable listener) {
+  void listen(Held h, Held.Listener listener) {
     mu.lock();
     try {
       if (h.loss == null) {
@@ -275,7 +275,17 @@ final class Holds {
     } finally {
       mu.unlock();
     }
-    callbacks.execute(listener);
+    callbacks.execute(listener.call());
+  }
+
+  /** Tells a hold nothing any more: others of the same owner may live on. */
+  void forget(Held h, Hold hold) {
+    mu.lock();
+    try {
+      h.listeners.removeIf(l -> l.hold() == hold);
+    } finally {
+      mu.unlock();
+    }
   }
 
   int count(Held h) {

@@ -40,9 +40,11 @@ public final class LockSidecar implements AutoCloseable {
   private final ExecutorService callbacks;
   private final Owned owned = new Owned();
 
-  private final ReentrantLock connecting = new ReentrantLock();
-  private volatile Session session; // written with connecting held
-  private volatile boolean closed;
+  private final ReentrantLock mu = new ReentrantLock();
+  // Guarded by mu.
+  private CompletableFuture<Session> session; // the last one, when it is open
+  private Session newest; // the same, also while it is being opened
+  private boolean closed;
 
   private LockSidecar(Builder b) {
     this.socket = b.socket == null ? SocketPath.standard() : b.socket;
@@ -134,7 +136,7 @@ public final class LockSidecar implements AutoCloseable {
     public LockSidecar connect() {
       LockSidecar s = new LockSidecar(this);
       try {
-        s.session();
+        Answers.get(s.session());
         return s;
       } catch (RuntimeException e) {
         s.close();
@@ -166,12 +168,12 @@ public final class LockSidecar implements AutoCloseable {
   @Override
   public void close() {
     Session last;
-    connecting.lock();
+    mu.lock();
     try {
       closed = true;
-      last = session;
+      last = newest;
     } finally {
-      connecting.unlock();
+      mu.unlock();
     }
     if (last != null) {
       last.close();
@@ -185,44 +187,48 @@ public final class LockSidecar implements AutoCloseable {
   }
 
   /** The session, or a new one where it has ended. */
-  Session session() {
-    Session s = session;
-    if (s != null && !s.isOver()) {
-      return s;
+  CompletableFuture<Session> session() {
+    mu.lock();
+    try {
+      if (session == null || session.isCompletedExceptionally() || session.isDone() && session.join().isOver()) {
+        // On another thread: who waits for it may be interrupted, or not want to wait at all.
+        session = CompletableFuture.supplyAsync(this::open, callbacks);
+      }
+      return session;
+    } finally {
+      mu.unlock();
     }
-    connecting.lock();
+  }
+
+  private Session open() {
+    Session s;
+    mu.lock();
     try {
       if (closed) {
-        throw new SidecarUnavailableException(Loss.CLOSED, "this program has closed the connection", null);
+        String message = "this program has closed the connection to the sidecar";
+        throw new SidecarUnavailableException(Loss.CLOSED, message, null);
       }
-      s = session;
-      if (s == null || s.isOver()) {
-        s = new Session(socket, transport, BootClock.system(), timer, callbacks, onDraining);
-        s.open(name, metadata, ttl);
-        session = s;
-      }
-      return s;
+      s = new Session(socket, transport, BootClock.system(), timer, callbacks, onDraining);
+      newest = s;
     } finally {
-      connecting.unlock();
+      mu.unlock();
     }
+    s.open(name, metadata, ttl);
+    return s;
   }
 
   /** Asks for a lock in the background. */
   CompletableFuture<Hold> take(LockRequest q) {
     CompletableFuture<Hold> wanted = new CompletableFuture<>();
-    Session s = session;
-    if (s != null && !s.isOver()) {
-      take(s, q, wanted);
-    } else { // connecting may take its time
-      callbacks.execute(
-          () -> {
-            try {
-              take(session(), q, wanted);
-            } catch (SidecarException e) {
-              wanted.completeExceptionally(e);
-            }
-          });
-    }
+    session()
+        .whenComplete(
+            (s, e) -> {
+              if (e != null) {
+                wanted.completeExceptionally(Answers.again(e));
+              } else if (!wanted.isDone()) {
+                take(s, q, wanted);
+              }
+            });
     return wanted;
   }
 

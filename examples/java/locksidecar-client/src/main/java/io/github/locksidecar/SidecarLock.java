@@ -255,7 +255,7 @@ public final class SidecarLock implements Lock {
       throw new InterruptedException();
     }
     LockRequest r = q.ownedBy(label);
-    Session s = sidecar.session();
+    Session s = interruptibly ? Answers.getInterruptibly(sidecar.session()) : Answers.get(sidecar.session());
     Call c = s.acquire(r);
     boolean done = false;
     try {

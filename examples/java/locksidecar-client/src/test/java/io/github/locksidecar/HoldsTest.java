@@ -70,7 +70,7 @@ class HoldsTest {
     Grant g = Grant.newBuilder().setLockId(id).setCountedAt(at(now())).setValidFor(d(validFor)).build();
     Held h = holds.granted(c, g);
     holds.answered();
-    holds.listen(h, () -> told.add(id + " " + holds.problem(h).lostReason()));
+    holds.listen(h, new Held.Listener(null, () -> told.add(id + " " + holds.problem(h).lostReason())));
     return h;
   }
 

@@ -130,6 +130,46 @@ class LossTest {
     }
   }
 
+  /** Who waits for a new connection, to a sidecar that does not answer, may leave too. */
+  @Test
+  void frozenWhileConnecting() throws Exception {
+    try (TestSidecar sidecar = TestSidecar.start();
+        LockSidecar locks = sidecar.connect()) {
+      sidecar.kill();
+      TestSidecar.eventually("gone", () -> {
+        try {
+          return locks.lock("r").tryAcquire().isEmpty();
+        } catch (SidecarException e) {
+          return e.reason().equals("NO_SIDECAR");
+        }
+      });
+      sidecar.restart();
+      sidecar.freeze();
+      CompletableFuture<Throwable> end = new CompletableFuture<>();
+      Thread waits =
+          new Thread(
+              () -> {
+                try {
+                  locks.lock("r").lockInterruptibly();
+                  end.complete(null);
+                } catch (Throwable e) {
+                  end.complete(e);
+                }
+              });
+      waits.start();
+      CompletableFuture<Hold> async = locks.lock("r").acquireAsync();
+      TestSidecar.pause(50);
+      assertFalse(async.isDone());
+      assertTrue(async.cancel(false));
+      waits.interrupt();
+      assertEquals(InterruptedException.class, end.get(10, SECONDS).getClass());
+      CompletableFuture<Hold> ends = locks.lock("r").acquireAsync();
+      locks.close();
+      Throwable e = assertThrows(Exception.class, () -> ends.get(10, SECONDS)).getCause();
+      assertEquals("SESSION_CLOSED", ((SidecarException) e).reason());
+    }
+  }
+
   @Test
   void forced() throws Exception {
     try (TestSidecar sidecar = TestSidecar.start();

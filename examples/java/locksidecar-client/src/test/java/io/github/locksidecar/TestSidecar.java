@@ -33,7 +33,7 @@ final class TestSidecar implements AutoCloseable {
   private TestSidecar(Path dir, String... flags) {
     this.dir = dir;
     this.socket = dir.resolve("s"); // short enough for a socket's path
-    command.addAll(List.of(binary(), "serve", "--socket", socket.toString(), "--log-level", "error"));
+    command.addAll(List.of(binary(), "serve", "--socket", socket.toString(), "--log-level", "off"));
     command.addAll(Arrays.asList(flags));
   }
 
