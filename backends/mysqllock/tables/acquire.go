@@ -266,7 +266,10 @@ func (a *attempt) giveUp(ctx context.Context, why error) error {
 		a.l.forget(a.q.ID)
 		return why
 	}
-	ctx = context.WithoutCancel(ctx)
+	// Not for ever: an app may keep the row locked. What is not done by then is
+	// owed, see release.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*a.l.b.cfg.Timeout)
+	defer cancel()
 	held, ok := why.(*lock.HeldError) //nolint:errorlint // made by the caller
 	if ok {
 		if st, position, err := a.l.b.about(ctx, a.q.Resource, a.q.ID); err == nil {
