@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -31,16 +32,38 @@ type program struct {
 	code   int // valid when exited is closed; -1: ended by a signal
 }
 
-// buffer is a bytes.Buffer that can be read while it is written.
+// buffer is a bytes.Buffer that can be read while it is written, and that knows
+// when each line came.
 type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
+	mu    sync.Mutex
+	b     bytes.Buffer
+	lines []line
+}
+
+type line struct {
+	text string // without its end, which may be to come
+	at   time.Time
 }
 
 func (b *buffer) Write(p []byte) (int, error) {
+	at := time.Now()
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	for text := range strings.Lines(string(p)) {
+		b.lines = append(b.lines, line{strings.TrimSpace(text), at})
+	}
 	return b.b.Write(p)
+}
+
+// first is when the first line came that begins so.
+func (b *buffer) first(prefix string) (line, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	i := slices.IndexFunc(b.lines, func(l line) bool { return strings.HasPrefix(l.text, prefix) })
+	if i < 0 {
+		return line{}, false
+	}
+	return b.lines[i], true
 }
 
 func (b *buffer) String() string {
@@ -106,11 +129,12 @@ func (p *program) wait() int {
 	return p.code
 }
 
-// says waits until the program has printed something.
-func (p *program) says(text string) {
+// says waits until the program has printed a line that begins so.
+func (p *program) says(prefix string) line {
 	p.t.Helper()
-	eventually(p.t, p.cmd.Args[0]+" says "+text, func() bool {
-		if strings.Contains(p.out.String(), text) {
+	var l line
+	eventually(p.t, p.cmd.Args[0]+" says "+prefix, func() (ok bool) {
+		if l, ok = p.out.first(prefix); ok {
 			return true
 		}
 		select {
@@ -120,6 +144,7 @@ func (p *program) says(text string) {
 		}
 		return false
 	})
+	return l
 }
 
 // eventually waits for a condition.
@@ -149,7 +174,7 @@ func serve(t *testing.T, args ...string) *sidecar {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	s := &sidecar{socket: filepath.Join(dir, "s")}
 	s.program = launch(t, nil, binary, append([]string{"serve", "--socket", s.socket}, args...)...)
-	s.says("curl ") // the example that it prints when apps can connect
+	s.says("Take a lock") // the example that it prints when apps can connect
 	if s.client, err = client.Dial(s.socket); err != nil {
 		t.Fatal(err)
 	}

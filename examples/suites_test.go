@@ -3,7 +3,6 @@ package examples
 import (
 	"context"
 	"errors"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -90,27 +89,6 @@ func TestPython(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "results.xml")
 	out, ok := suite(t, "python", append(stores(t), pythonEnv...), python(t), "-m", "pytest", "-q", "-o", "faulthandler_timeout=60", "--junitxml", file)
 	reportJUnit(t, out, ok, file)
-}
-
-func TestJava(t *testing.T) {
-	t.Parallel()
-	needs(t, "maven default-jdk-headless", "mvn", "java", "javac")
-	const pattern = "java/*/target/surefire-reports"
-	old, err := filepath.Glob(pattern)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, dir := range old {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Fatal(err)
-		}
-	}
-	out, ok := suite(t, "java", stores(t), "mvn", "--batch-mode", "--no-transfer-progress", "--fail-at-end", "test")
-	files, err := filepath.Glob(pattern + "/TEST-*.xml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	reportJUnit(t, out, ok, files...)
 }
 
 func reportJUnit(t *testing.T, out string, ok bool, files ...string) {
