@@ -4,15 +4,20 @@ package backends
 import (
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/locksidecar/locksidecar/backends/embedded"
+	"github.com/locksidecar/locksidecar/backends/mysqllock"
 	"github.com/locksidecar/locksidecar/backends/redislock"
+	"github.com/locksidecar/locksidecar/backends/zklock"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
 // Schemes are the URL schemes that Open takes.
-func Schemes() []string { return append([]string{"embedded"}, redislock.Schemes...) }
+func Schemes() []string {
+	return slices.Concat([]string{"embedded"}, redislock.Schemes, zklock.Schemes, mysqllock.Schemes)
+}
 
 // Open makes a backend for a URL. It does not ask the store anything, so a
 // store that is down is no error here. The error is lock.ErrInvalid.
@@ -28,10 +33,22 @@ func Open(rawURL string, observe lock.Observe) (lock.Backend, error) {
 			return nil, &lock.InvalidError{Field: "store", Problem: "has something after embedded:"}
 		}
 		return embedded.New(), nil
-	case strings.HasPrefix(scheme, "redis"):
-		return redislock.Open(rawURL, observe)
+	case slices.Contains(redislock.Schemes, scheme):
+		return opened(redislock.Open(rawURL, observe))
+	case slices.Contains(zklock.Schemes, scheme):
+		return opened(zklock.Open(rawURL, observe))
+	case slices.Contains(mysqllock.Schemes, scheme):
+		return mysqllock.Open(rawURL, observe)
 	}
 	return nil, &lock.InvalidError{Field: "store", Problem: fmt.Sprintf("scheme %q is not one of %s", scheme, strings.Join(Schemes(), ", "))}
+}
+
+// opened keeps a nil pointer from becoming an interface that is not nil.
+func opened[B lock.Backend](b B, err error) (lock.Backend, error) {
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
 }
 
 // Redact makes a store's URL fit to be shown: passwords become "xxxxx".

@@ -24,6 +24,9 @@ import (
 // Schemes are the URL schemes that Open takes. They mean the same.
 var Schemes = mydb.Schemes
 
+// DefaultPrefix is the usual prefix of the names of tables.
+const DefaultPrefix = mydb.DefaultPrefix
+
 // The strategies.
 const (
 	Tables   = "tables"
@@ -63,6 +66,9 @@ func backend[B lock.Backend](b B, err error) (lock.Backend, error) {
 // Schema is the SQL that makes the tables of a strategy, in whatever database is
 // current where it is applied. The error is lock.ErrInvalid.
 func Schema(strategy, prefix string) (string, error) {
+	if err := mydb.CheckPrefix(prefix); err != nil {
+		return "", err
+	}
 	switch strategy {
 	case Tables:
 		return tables.Schema(prefix), nil

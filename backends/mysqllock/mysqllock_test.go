@@ -51,6 +51,9 @@ func TestSchema(t *testing.T) {
 			t.Errorf("%s: got %v and\n%s", strategy, err, text)
 		}
 	}
+	if text, err := Schema(Tables, "a`b"); !errors.Is(err, lock.ErrInvalid) {
+		t.Errorf("a prefix with a quote: %v and\n%s", err, text)
+	}
 	if _, err := Schema("other", ""); !errors.Is(err, lock.ErrInvalid) {
 		t.Errorf("another strategy: %v", err)
 	}

@@ -253,9 +253,30 @@ func alive(pid int) bool {
 	return ok && state != 'Z' && state != 'X'
 }
 
-// storeURL is for a store that was started lately and is known to be empty: it
+// storeURL is for a Redis that was started lately and is known to be empty: it
 // may grant at once.
 func storeURL(s testengine.Server) string { return s.URL() + "?restart-grace=0s" }
 
+// stores are those that sidecars share. A user changes only the URL.
+var stores = []*testengine.Kind{testengine.Redis, testengine.ZooKeeper, testengine.MariaDB, testengine.MySQL}
+
+// onEach runs a test on each of the stores.
+func onEach(t *testing.T, test func(t *testing.T, kind *testengine.Kind)) {
+	for _, kind := range stores {
+		t.Run(kind.String(), func(t *testing.T) { test(t, kind) })
+	}
+}
+
+// onStore are flags for a store of that kind, and a namespace of the test's own.
+func onStore(t *testing.T, kind *testengine.Kind, more ...string) []string {
+	url := testengine.Shared(t, kind).URL()
+	if kind == testengine.Redis {
+		url = storeURL(testengine.Shared(t, kind))
+	}
+	return append([]string{"--store", url, "--namespace", namespace(t)}, more...)
+}
+
 // namespace is one that no other test, and no other run of this one, uses.
-func namespace(t *testing.T) string { return t.Name() + "-" + rand.Text()[:8] }
+func namespace(t *testing.T) string {
+	return strings.ReplaceAll(t.Name(), "/", "-") + "-" + rand.Text()[:8]
+}

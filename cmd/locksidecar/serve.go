@@ -35,6 +35,8 @@ The store is a URL:
   redis://[USER:PASSWORD@]HOST[:PORT][/DB]     Redis; rediss:// with TLS
   redis+sentinel://HOST[:PORT],…/MASTER        Redis behind Sentinel
   redis+cluster://HOST[:PORT],…                Redis Cluster
+  zk://[USER:PASSWORD@]HOST[:PORT],…[/CHROOT]  ZooKeeper; zks:// with TLS
+  mysql://[USER:PASSWORD@]HOST[:PORT]/DATABASE MySQL or MariaDB
 
 Exit status: 0 stopped as asked, 1 failed, 2 wrong settings.`
 

@@ -384,6 +384,7 @@ func TestHealthServerOnABadAddress(t *testing.T) {
 func TestWithoutMigration(t *testing.T) {
 	for raw, want := range map[string]string{
 		"mysql://u@h/db":           "mysql://u@h/db?migrate=false",
+		"mariadb://u@h/db":         "mariadb://u@h/db?migrate=false",
 		"mysql://u@h/db?prefix=x_": "mysql://u@h/db?prefix=x_&migrate=false",
 		"redis://h":                "redis://h",
 		"embedded:":                "embedded:",
@@ -395,6 +396,18 @@ func TestWithoutMigration(t *testing.T) {
 		s.migrate = true
 		if got, err := s.resolve(); err != nil || got != raw {
 			t.Errorf("%s with migration: %q, %v", raw, got, err)
+		}
+	}
+}
+
+func TestSchema(t *testing.T) {
+	got := cli(t, "schema", "mysql", "--prefix", "app_")
+	if got.code != 0 || !strings.Contains(got.out, "CREATE TABLE IF NOT EXISTS `app_lock`") {
+		t.Errorf("status %d, stderr %q, stdout %q", got.code, got.err, got.out)
+	}
+	for _, args := range [][]string{{"redis"}, {}, {"mysql", "--prefix", "a`b"}, {"mysql", "--strategy", "other"}} {
+		if got := cli(t, append([]string{"schema"}, args...)...); got.code != exitUsage || got.out != "" {
+			t.Errorf("%v: status %d, stdout %q", args, got.code, got.out)
 		}
 	}
 }

@@ -2,12 +2,14 @@ package main
 
 import (
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/locksidecar/locksidecar/backends"
+	"github.com/locksidecar/locksidecar/backends/mysqllock"
 	"github.com/locksidecar/locksidecar/internal/config"
 	"github.com/locksidecar/locksidecar/session"
 )
@@ -67,7 +69,8 @@ func (s *storeFlags) resolve() (string, error) {
 // withoutMigration tells the store to leave its tables alone, if it is one that
 // has tables.
 func withoutMigration(raw string) string {
-	if !strings.HasPrefix(raw, "mysql") {
+	scheme, _, _ := strings.Cut(raw, ":")
+	if !slices.Contains(mysqllock.Schemes, scheme) {
 		return raw
 	}
 	mark := "?"

@@ -14,8 +14,10 @@ import (
 // is, it says itself.
 var Schemes = []string{"mysql", "mariadb"}
 
+// DefaultPrefix is the usual prefix of the names of tables.
+const DefaultPrefix = "locksidecar_"
+
 const (
-	defaultPrefix  = "locksidecar_"
 	defaultTimeout = time.Second
 	defaultPort    = "3306"
 )
@@ -61,15 +63,26 @@ func Parse(raw string) (Config, error) {
 		return Config{}, storeurl.Invalid("has a database name with other characters than letters, digits, _, $ and -, or more than 64")
 	}
 	c.Socket = o.String("socket", "")
-	c.Prefix = o.String("prefix", defaultPrefix)
-	if len(c.Prefix) > 32 || c.Prefix != "" && !plainName.MatchString(c.Prefix) {
-		o.Refuse("prefix", "must have at most 32 letters, digits, _, $ and -")
+	c.Prefix = o.String("prefix", DefaultPrefix)
+	if CheckPrefix(c.Prefix) != nil {
+		o.Refuse("prefix", prefixRule)
 	}
 	c.Migrate = o.Bool("migrate", true)
 	c.Timeout = o.Duration("timeout", defaultTimeout, 10*time.Millisecond, time.Minute)
 	c.MaxConnections = o.Int("max-connections", 0, 1, 10_000)
 	c.TLS = o.TLS(false)
 	return c, nil
+}
+
+const prefixRule = "must have at most 32 letters, digits, _, $ and -"
+
+// CheckPrefix refuses what the names of tables must not begin with. The error is
+// lock.ErrInvalid.
+func CheckPrefix(prefix string) error {
+	if len(prefix) > 32 || prefix != "" && !plainName.MatchString(prefix) {
+		return storeurl.Invalid("option prefix " + prefixRule)
+	}
+	return nil
 }
 
 // Table is the name of a table of ours in a statement, with its database: so it
