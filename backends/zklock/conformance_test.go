@@ -44,7 +44,7 @@ func TestConformance(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			backendtest.Run(t, &harness{server: testengine.New(t, c.kind), options: c.options, except: c.except, roads: make(map[lock.Backend]*road)})
+			backendtest.Run(t, &harness{server: testengine.Shared(t, c.kind), options: c.options, except: c.except, roads: make(map[lock.Backend]*road)})
 		})
 	}
 }

@@ -13,15 +13,14 @@ import (
 // TestServerChange: the server that the lease is connected to is gone. Holds,
 // places in queues and watches move to another one.
 func TestServerChange(t *testing.T) {
-	t.Parallel()
-	s := testengine.New(t, testengine.ZooKeeperEnsemble)
+	s := testengine.Shared(t, testengine.ZooKeeperEnsemble)
 	r, url := newRoad(t, s.URL())
 	b, l := sidecar(t, url, 10*time.Second)
 	beating(t, l, time.Second)
 	other, o := sidecar(t, s.URL(), 10*time.Second)
 	beating(t, o, time.Second)
-	mine, taken := hold(t, l, "mine", lock.Exclusive), hold(t, o, "taken", lock.Exclusive)
-	w := queue(t, b, l, request("taken", lock.Exclusive))
+	mine, taken := hold(t, l, "change-mine", lock.Exclusive), hold(t, o, "change-taken", lock.Exclusive)
+	w := queue(t, b, l, request("change-taken", lock.Exclusive))
 
 	before := r.servers()
 	if len(before) != 1 {
@@ -42,7 +41,7 @@ func TestServerChange(t *testing.T) {
 	release(t, o, taken)
 	release(t, l, w.granted())
 	eventually(t, "it is forced", func() error {
-		err := other.ForceRelease(t.Context(), "mine", mine.ID, 0)
+		err := other.ForceRelease(t.Context(), "change-mine", mine.ID, 0)
 		if errors.Is(err, lock.ErrNotHolder) { // of an attempt without an answer
 			return nil
 		}
@@ -108,14 +107,13 @@ func TestExpiry(t *testing.T) {
 // TestPausedLeader: the ensemble elects another one. Nothing is lost, and the
 // old leader, who does not know, does not prove anybody's life.
 func TestPausedLeader(t *testing.T) {
-	t.Parallel()
-	s := testengine.New(t, testengine.ZooKeeperEnsemble)
+	s := testengine.Shared(t, testengine.ZooKeeperEnsemble)
 	_, l := sidecar(t, s.URL(), 20*time.Second)
 	ob, o := sidecar(t, s.URL(), 20*time.Second)
 	beating(t, l, time.Second)
 	beating(t, o, time.Second)
-	g := hold(t, l, "r", lock.Exclusive)
-	w := queue(t, ob, o, request("r", lock.Exclusive))
+	g := hold(t, l, "paused", lock.Exclusive)
+	w := queue(t, ob, o, request("paused", lock.Exclusive))
 
 	lead, _ := leader(t, s)
 	resume := testengine.Pause(t, lead)
@@ -134,13 +132,12 @@ func TestPausedLeader(t *testing.T) {
 // TestQuorumLost: one server alone, cut off from the others, still has a copy of
 // everything. It proves nothing and grants nothing.
 func TestQuorumLost(t *testing.T) {
-	t.Parallel()
-	s := testengine.New(t, testengine.ZooKeeperEnsemble)
+	s := testengine.Shared(t, testengine.ZooKeeperEnsemble)
 	lead, rest := leader(t, s)
 	// The first is connected to the follower that is left alone.
 	_, l := sidecar(t, "zk://"+rest[0].Addr(), 20*time.Second)
 	_, o := sidecar(t, s.URL(), 20*time.Second)
-	g := hold(t, l, "r", lock.Exclusive)
+	g := hold(t, l, "quorum", lock.Exclusive)
 	if err := errors.Join(l.Heartbeat(t.Context()), o.Heartbeat(t.Context())); err != nil {
 		t.Fatal(err)
 	}
@@ -151,10 +148,10 @@ func TestQuorumLost(t *testing.T) {
 			t.Fatalf("Heartbeat without a quorum: %v", err)
 		}
 	}
-	for _, q := range []lock.Request{request("r", lock.Exclusive), request("free", lock.Exclusive)} {
+	for _, q := range []lock.Request{request("quorum", lock.Exclusive), request("quorum-free", lock.Exclusive)} {
 		q.Try = true
 		for _, l := range []*lease{l, o} {
-			if g, err := l.Acquire(t.Context(), q); !errors.Is(err, lock.ErrUnavailable) && !(errors.Is(err, lock.ErrHeld) && q.Resource == "r") {
+			if g, err := l.Acquire(t.Context(), q); !errors.Is(err, lock.ErrUnavailable) && !(errors.Is(err, lock.ErrHeld) && q.Resource == "quorum") {
 				t.Errorf("Acquire without a quorum: %+v, %v", g, err)
 			}
 			q.ID = lock.NewHoldID()
@@ -165,9 +162,9 @@ func TestQuorumLost(t *testing.T) {
 	}
 	eventually(t, "both leases live", func() error { return errors.Join(l.Heartbeat(t.Context()), o.Heartbeat(t.Context())) })
 	noEvent(t, l)
-	refused(t, o, "r", lock.Shared)
+	refused(t, o, "quorum", lock.Shared)
 	release(t, l, g)
-	release(t, o, hold(t, o, "r", lock.Exclusive))
+	release(t, o, hold(t, o, "quorum", lock.Exclusive))
 }
 
 // TestDataLost: servers that come back empty do not take a client that has seen
