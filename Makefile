@@ -37,6 +37,11 @@ run: build ## Build it and start the sidecar on the embedded store (ARGS="--stor
 build: ## Build bin/locksidecar
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/locksidecar ./cmd/locksidecar
 
+.PHONY: examples
+examples: build ## Watch two examples: a stock sold in Python, and loans on MySQL in Java
+	@scripts/test-deps
+	@go run ./examples/show
+
 ##@ Check it
 .PHONY: test
 test: test-deps bench-build ## Run all tests with the race detector, on real servers too

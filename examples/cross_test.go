@@ -39,6 +39,7 @@ func TestKilledHolderOfAnotherLanguage(t *testing.T) {
 		tries  = 8
 		atMost = 20 * time.Millisecond
 	)
+	long(t)
 	one, other := pair(t, "--ttl", "1m")
 	order := []string{"Python", "Java", "Python", "Node", "Java"} // and around: Java and Python follow each other both ways
 	was := order[len(order)-1]
@@ -74,6 +75,7 @@ func TestKilledHolderOfAnotherLanguage(t *testing.T) {
 // store grants the locks again.
 func TestFrozenSidecarOfAllLanguages(t *testing.T) {
 	languages := []string{"Python", "Java", "Node"}
+	long(t)
 	python(t)
 	buildJava(t)
 	for name, store := range map[string]string{

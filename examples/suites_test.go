@@ -20,11 +20,20 @@ const suiteLimit = 5 * time.Minute
 // sidecars of their own, and servers that they share.
 func stores(t *testing.T) []string {
 	t.Helper()
+	long(t)
 	return environment(
 		"LOCKSIDECAR_BINARY="+binary,
 		"LOCKSIDECAR_TEST_REDIS="+redisURL(t),
 		"LOCKSIDECAR_TEST_MYSQL="+testengine.Shared(t, testengine.MySQL).URL(),
 	)
+}
+
+// long leaves the test out where only short ones are wanted.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("not in short mode: it needs the tools of other languages")
+	}
 }
 
 // needs fails the test where programs are missing.

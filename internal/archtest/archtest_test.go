@@ -56,6 +56,7 @@ var house = []room{
 	{path: "internal/archtest"},
 
 	{path: "cmd/locksidecar", may: "all", test: "internal/testengine"},
+	{path: "examples/show", may: "internal/testengine"},
 	{path: "examples", test: "client api/locksidecar/v1 internal/testengine"},
 }
 
@@ -79,7 +80,7 @@ var outsiders = []struct{ library, rooms string }{
 const onlyTests = "testing backends/backendtest internal/testengine internal/javatest github.com/google/go-cmp go.uber.org/goleak"
 
 // equipment are the rooms that are themselves only for tests.
-const equipment = "backends/backendtest internal/testengine internal/javatest internal/archtest"
+const equipment = "backends/backendtest internal/testengine internal/javatest internal/archtest examples/show"
 
 // pkg is what `go list -json` says about a package.
 type pkg struct {
