@@ -228,7 +228,7 @@ func (a *attempt) create(ctx context.Context) ([]string, error) {
 			return queue.Children, nil
 		case errors.Is(place.Err, zksession.ErrLost):
 			return nil, place.Err
-		case !errors.Is(place.Err, zksession.NoNode):
+		case !errors.Is(place.Err, zksession.ErrNoNode):
 			a.setUnsure(false)
 			return nil, a.refused(place.Err, ancestors)
 		}
@@ -247,12 +247,12 @@ func (a *attempt) create(ctx context.Context) ([]string, error) {
 // could not be made.
 func (a *attempt) refused(err error, ancestors []*zksession.Call) error {
 	for _, c := range ancestors {
-		if c.Err != nil && !errors.Is(c.Err, zksession.NodeExists) {
+		if c.Err != nil && !errors.Is(c.Err, zksession.ErrNodeExists) {
 			err = c.Err
 			break
 		}
 	}
-	if errors.Is(err, zksession.NoChildrenForEphemerals) {
+	if errors.Is(err, zksession.ErrNoChildrenForEphemerals) {
 		return &lock.InvalidError{Field: "resource", Problem: "is below a node in ZooKeeper that cannot have others below it"}
 	}
 	return err
@@ -270,7 +270,7 @@ func (a *attempt) list(ctx context.Context) ([]string, error) {
 	if err := a.l.seat.s.Do(ctx, queue); err != nil {
 		return nil, err
 	}
-	if errors.Is(queue.Err, zksession.NoNode) {
+	if errors.Is(queue.Err, zksession.ErrNoNode) {
 		return nil, nil
 	}
 	return queue.Children, queue.Err
@@ -357,14 +357,14 @@ func (a *attempt) peek(ctx context.Context, path string, names []string) (v verd
 		return v, false, err
 	}
 	switch {
-	case errors.Is(look.Err, zksession.NoNode):
+	case errors.Is(look.Err, zksession.ErrNoNode):
 		a.l.mu.Lock()
 		if a.e.blocked == path {
 			a.e.unblock()
 		}
 		a.l.mu.Unlock()
 		return v, false, nil
-	case errors.Is(look.Err, zksession.NoAuth): // another's node that we may not read is in our way all the same
+	case errors.Is(look.Err, zksession.ErrNoAuth): // another's node that we may not read is in our way all the same
 	case look.Err != nil:
 		return v, false, look.Err
 	}
@@ -391,7 +391,7 @@ func (a *attempt) readFence(ctx context.Context) (there bool, err error) {
 	if err := l.seat.s.Do(ctx, own); err != nil {
 		return false, err
 	}
-	if errors.Is(own.Err, zksession.NoNode) {
+	if errors.Is(own.Err, zksession.ErrNoNode) {
 		return false, nil
 	}
 	if own.Err != nil {

@@ -1,6 +1,7 @@
 package zklock
 
 import (
+	"errors"
 	"flag"
 	"io"
 	"net"
@@ -97,11 +98,10 @@ func (h *harness) DeleteCounter(t testing.TB, r lock.Resource) {
 	c := stranger(t, h.server.URL())
 	for {
 		err := c.Delete(path, -1)
-		if err == nil || err == zk.ErrNoNode { // the server may have been faster
+		if err == nil || errors.Is(err, zk.ErrNoNode) { // the server may have been faster
 			return
 		}
-		t.Log(err)
-		if err != zk.ErrNotEmpty { // sidecars that have just ended
+		if !errors.Is(err, zk.ErrNotEmpty) { // sidecars that have just ended
 			t.Fatal(err)
 		}
 		time.Sleep(10 * time.Millisecond)

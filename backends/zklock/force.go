@@ -79,7 +79,7 @@ func (f *forced) wait(ctx context.Context, r lock.Resource, grace time.Duration)
 		if err := f.t.s.Do(ctx, look); err != nil {
 			return unavailable("force release", err)
 		}
-		if errors.Is(look.Err, zksession.NoNode) {
+		if errors.Is(look.Err, zksession.ErrNoNode) {
 			return nil
 		}
 		select {
@@ -105,7 +105,7 @@ func (f *forced) mark(ctx context.Context, grace time.Duration) (there bool, err
 			return false, err
 		}
 		if get.Err != nil {
-			if errors.Is(get.Err, zksession.NoNode) {
+			if errors.Is(get.Err, zksession.ErrNoNode) {
 				return false, nil
 			}
 			return false, get.Err
@@ -121,9 +121,9 @@ func (f *forced) mark(ctx context.Context, grace time.Duration) (there bool, err
 			return false, err
 		}
 		switch {
-		case errors.Is(set.Err, zksession.NoNode):
+		case errors.Is(set.Err, zksession.ErrNoNode):
 			return false, nil
-		case !errors.Is(set.Err, zksession.BadVersion):
+		case !errors.Is(set.Err, zksession.ErrBadVersion):
 			return true, set.Err
 		}
 	}

@@ -105,7 +105,7 @@ func (a *attempt) giveUpTry(st lock.Status) error {
 func (a *attempt) look(ctx context.Context) (st lock.Status, taken bool, err error) {
 	inTheWay := func(nodes []node, downgraded bool) bool {
 		j := blocker(nodes, len(nodes), a.q.Mode == lock.Shared)
-		return j > 0 || j == 0 && !(downgraded && a.q.Mode == lock.Shared)
+		return j > 0 || j == 0 && (!downgraded || a.q.Mode != lock.Shared)
 	}
 	children, err := a.list(ctx)
 	if err != nil || !inTheWay(parseNodes(children), false) {
@@ -115,7 +115,7 @@ func (a *attempt) look(ctx context.Context) (st lock.Status, taken bool, err err
 	if err := a.l.seat.s.Do(ctx, zksession.Sync(a.e.path), queue); err != nil {
 		return st, false, err
 	}
-	if queue.Err != nil && !errors.Is(queue.Err, zksession.NoNode) {
+	if queue.Err != nil && !errors.Is(queue.Err, zksession.ErrNoNode) {
 		return st, false, queue.Err
 	}
 	nodes := parseNodes(queue.Children)

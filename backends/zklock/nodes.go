@@ -124,7 +124,9 @@ func blocker(nodes []node, i int, shared bool) int {
 	if !shared {
 		return i - 1
 	}
-	for i--; i >= 0 && nodes[i].shared; i-- {
+	i--
+	for i >= 0 && nodes[i].shared {
+		i--
 	}
 	return i
 }

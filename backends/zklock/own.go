@@ -30,7 +30,7 @@ func (e *entry) read(path string, c *zksession.Call) {
 		return
 	}
 	switch {
-	case errors.Is(c.Err, zksession.NoNode):
+	case errors.Is(c.Err, zksession.ErrNoNode):
 		e.missed()
 	case c.Err != nil:
 		e.watched = false

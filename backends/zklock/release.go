@@ -105,7 +105,7 @@ func (e *entry) search(ctx context.Context) (children, names []string, err error
 	if err := l.seat.s.Do(ctx, sync, queue); err != nil {
 		return nil, nil, err
 	}
-	if err := errors.Join(sync.Err, queue.Err); err != nil && !errors.Is(err, zksession.NoNode) {
+	if err := errors.Join(sync.Err, queue.Err); err != nil && !errors.Is(err, zksession.ErrNoNode) {
 		return nil, nil, err
 	}
 	for _, c := range queue.Children {
@@ -143,7 +143,7 @@ func (t *seat) remove(ctx context.Context, path string, names []string) (there b
 			return t.removeSome(ctx, path, names)
 		}
 	}
-	if err := calls[0].Err; errors.Is(err, zksession.NoNode) {
+	if err := calls[0].Err; errors.Is(err, zksession.ErrNoNode) {
 		return false, nil
 	}
 	return calls[0].Err == nil, calls[0].Err
@@ -162,7 +162,7 @@ func (t *seat) removeSome(ctx context.Context, path string, names []string) (the
 		switch {
 		case c.Err == nil:
 			there = true
-		case !errors.Is(c.Err, zksession.NoNode):
+		case !errors.Is(c.Err, zksession.ErrNoNode):
 			err = errors.Join(err, c.Err)
 		}
 	}
@@ -194,7 +194,7 @@ func (l *lease) Downgrade(ctx context.Context, r lock.Resource, id lock.HoldID) 
 		get := zksession.Get(e.node())
 		l.mu.Unlock()
 		err := l.seat.s.Do(context.WithoutCancel(ctx), set)
-		if err == nil && errors.Is(set.Err, zksession.BadVersion) { // somebody has written another mark
+		if err == nil && errors.Is(set.Err, zksession.ErrBadVersion) { // somebody has written another mark
 			if err = l.seat.s.Do(context.WithoutCancel(ctx), get); err == nil {
 				err = get.Err
 			}
@@ -208,7 +208,7 @@ func (l *lease) Downgrade(ctx context.Context, r lock.Resource, id lock.HoldID) 
 			err = set.Err
 		}
 		switch {
-		case errors.Is(err, zksession.NoNode):
+		case errors.Is(err, zksession.ErrNoNode):
 			return lock.ErrNotHolder
 		case err != nil:
 			return l.failed(fmt.Sprintf("downgrade %q", string(r)), err)

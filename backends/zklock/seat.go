@@ -72,7 +72,7 @@ func (t *seat) begin(ctx context.Context) error {
 	}
 	if own.Err != nil {
 		for _, c := range calls { // the first that failed is the reason
-			if c.Err != nil && !errors.Is(c.Err, zksession.NodeExists) {
+			if c.Err != nil && !errors.Is(c.Err, zksession.ErrNodeExists) {
 				return unavailable("open lease", c.Err)
 			}
 		}
@@ -90,7 +90,7 @@ func (t *seat) beat(ctx context.Context) error {
 	if err := t.s.Do(ctx, set); err != nil {
 		return err
 	}
-	if errors.Is(set.Err, zksession.NoNode) { // somebody has deleted it by hand
+	if errors.Is(set.Err, zksession.ErrNoNode) { // somebody has deleted it by hand
 		return t.begin(ctx)
 	}
 	if set.Err == nil {

@@ -43,7 +43,7 @@ func (b *Backend) statusOf(ctx context.Context, t *seat, r lock.Resource, path s
 	if err := t.s.Do(ctx, sync, queue); err != nil {
 		return st, nil, err
 	}
-	if err := errors.Join(sync.Err, queue.Err); err != nil && !errors.Is(err, zksession.NoNode) {
+	if err := errors.Join(sync.Err, queue.Err); err != nil && !errors.Is(err, zksession.ErrNoNode) {
 		return st, nil, err
 	}
 	reading := b.newReading(r, path, parseNodes(queue.Children))
@@ -113,7 +113,7 @@ func (rd *reading) status(t *seat) lock.Status {
 	downgraded := false
 	for i, n := range rd.nodes {
 		c := rd.calls[i]
-		if errors.Is(c.Err, zksession.NoNode) {
+		if errors.Is(c.Err, zksession.ErrNoNode) {
 			continue
 		}
 		rec, _ := decodeRecord(c.Data) // another program's has no such fields

@@ -3,7 +3,6 @@ package zklock
 import (
 	"fmt"
 	"hash/fnv"
-	"path"
 	"strings"
 	"unicode/utf8"
 
@@ -144,7 +143,7 @@ func unescape(name string) (lock.Resource, bool) {
 			if hi < 0 || lo < 0 {
 				return "", false
 			}
-			c = byte(hi<<4 | lo)
+			c = byte(hi<<4 | lo) //nolint:gosec // two hex digits
 			i += 2
 		}
 		b.WriteByte(c)
@@ -152,6 +151,3 @@ func unescape(name string) (lock.Resource, bool) {
 	r := b.String()
 	return lock.Resource(r), escape(r) == name
 }
-
-// base is the last part of a path.
-func base(p string) string { return path.Base(p) }

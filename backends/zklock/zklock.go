@@ -148,7 +148,7 @@ func (b *Backend) setKnown(path string, there bool) {
 // unavailable makes an error of the driver an unknown outcome.
 func unavailable(what string, err error) error {
 	hint := ""
-	if errors.Is(err, zksession.NoAuth) {
+	if errors.Is(err, zksession.ErrNoAuth) {
 		hint = " (the user in the store's URL may not do that)"
 	}
 	return fmt.Errorf("%s: %w: %w%s", what, lock.ErrUnavailable, err, hint)

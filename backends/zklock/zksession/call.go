@@ -185,10 +185,10 @@ func (c *Call) readParts(d *decoder) {
 			d.err = errMalformed
 			return
 		case op == opError:
-			p.Err = Error(d.int())
-			if p.Err == Error(0) { // undone because of another part
-				p.Err = runtimeInconsistency
+			if code = Error(d.int()); code == 0 { // undone because of another part
+				code = errRuntimeInconsistency
 			}
+			p.Err = code
 		case code != 0:
 			p.Err = code
 		case op == opPlainCreate: // whatever kind of create was asked for
@@ -196,7 +196,7 @@ func (c *Call) readParts(d *decoder) {
 		default:
 			_ = p.read(d) // d keeps the error
 		}
-		if p.Err != nil && (c.Err == nil || c.Err == runtimeInconsistency) { //nolint:errorlint // set right here
+		if p.Err != nil && (c.Err == nil || c.Err == errRuntimeInconsistency) { //nolint:errorlint // set right here
 			c.Err = p.Err
 		}
 	}

@@ -25,26 +25,25 @@ type Error int32
 
 // The codes that a caller may want to tell apart.
 const (
-	NoNode                  Error = -101
-	NoAuth                  Error = -102
-	BadVersion              Error = -103
-	NoChildrenForEphemerals Error = -108
-	NodeExists              Error = -110
-	NotEmpty                Error = -111
-	sessionExpired          Error = -112
-	authFailed              Error = -115
-	sessionMoved            Error = -118
+	ErrNoNode                  Error = -101
+	ErrNoAuth                  Error = -102
+	ErrBadVersion              Error = -103
+	ErrNoChildrenForEphemerals Error = -108
+	ErrNodeExists              Error = -110
+	errSessionExpired          Error = -112
+	errAuthFailed              Error = -115
+	errSessionMoved            Error = -118
 	// of a part of a transaction that another part made fail
-	runtimeInconsistency Error = -2
+	errRuntimeInconsistency Error = -2
 )
 
 // codes are the names of codes for people, as ZooKeeper's own client has them.
 var codes = map[Error]string{
-	-1: "SystemError", runtimeInconsistency: "RuntimeInconsistency", -3: "DataInconsistency", -5: "MarshallingError",
-	-6: "Unimplemented", -7: "OperationTimeout", -8: "BadArguments", -100: "APIError", NoNode: "NoNode", NoAuth: "NoAuth",
-	BadVersion: "BadVersion", NoChildrenForEphemerals: "NoChildrenForEphemerals", NodeExists: "NodeExists",
-	NotEmpty: "NotEmpty", sessionExpired: "SessionExpired", -114: "InvalidACL", authFailed: "AuthFailed",
-	sessionMoved: "SessionMoved", -119: "NotReadOnly", -125: "QuotaExceeded", -127: "ThrottledOp",
+	-1: "SystemError", errRuntimeInconsistency: "RuntimeInconsistency", -3: "DataInconsistency", -5: "MarshallingError",
+	-6: "Unimplemented", -7: "OperationTimeout", -8: "BadArguments", -100: "APIError", ErrNoNode: "NoNode", ErrNoAuth: "NoAuth",
+	ErrBadVersion: "BadVersion", ErrNoChildrenForEphemerals: "NoChildrenForEphemerals", ErrNodeExists: "NodeExists",
+	-111: "NotEmpty", errSessionExpired: "SessionExpired", -114: "InvalidACL", errAuthFailed: "AuthFailed",
+	errSessionMoved: "SessionMoved", -119: "NotReadOnly", -125: "QuotaExceeded", -127: "ThrottledOp",
 }
 
 func (e Error) Error() string {

@@ -362,10 +362,10 @@ func (l *link) answer(p sent, zxid int64, code Error, d *decoder) error {
 	switch {
 	case err != nil:
 		c.fail(ErrLost) // what the server meant is not known
-	case code == sessionExpired:
+	case code == errSessionExpired:
 		c.fail(ErrExpired)
 		s.end(ErrExpired)
-	case code == sessionMoved:
+	case code == errSessionMoved:
 		err = code // this connection is an old one
 		c.fail(ErrLost)
 	case c.op == opClose && code == 0:
@@ -400,7 +400,7 @@ func observed(err error) error {
 	if err == nil {
 		return nil
 	}
-	for _, ordinary := range []Error{NoNode, NodeExists, BadVersion} {
+	for _, ordinary := range []Error{ErrNoNode, ErrNodeExists, ErrBadVersion} {
 		if errors.Is(err, ordinary) {
 			return nil
 		}

@@ -303,6 +303,6 @@ func (s *Session) resolve(ctx context.Context, last string) []server {
 			}
 		}
 	}
-	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] }) //nolint:gosec // not a secret
 	return append(all, late...)
 }

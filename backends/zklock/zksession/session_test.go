@@ -54,7 +54,7 @@ func TestCalls(t *testing.T) {
 	if list.Err != nil || fmt.Sprint(list.Children) != "[a-0000000000]" {
 		t.Errorf("children: %v, %v", list.Children, list.Err)
 	}
-	if !errors.Is(missing.Err, NoNode) {
+	if !errors.Is(missing.Err, ErrNoNode) {
 		t.Errorf("get of nothing: %v", missing.Err)
 	}
 
@@ -62,7 +62,7 @@ func TestCalls(t *testing.T) {
 	if err := s.Do(t.Context(), set, get, stale); err != nil {
 		t.Fatal(err)
 	}
-	if set.Err != nil || set.Stat.Version != 1 || string(get.Data) != "two" || !errors.Is(stale.Err, BadVersion) {
+	if set.Err != nil || set.Stat.Version != 1 || string(get.Data) != "two" || !errors.Is(stale.Err, ErrBadVersion) {
 		t.Errorf("set: %v, %+v; get: %q; stale: %v", set.Err, set.Stat, get.Data, stale.Err)
 	}
 
@@ -80,12 +80,12 @@ func TestCalls(t *testing.T) {
 	if err := s.Do(t.Context(), none, after); err != nil {
 		t.Fatal(err)
 	}
-	if !errors.Is(none.Err, NoNode) || !errors.Is(bad.Err, NoNode) || good.Err == nil || len(after.Children) != 3 {
+	if !errors.Is(none.Err, ErrNoNode) || !errors.Is(bad.Err, ErrNoNode) || good.Err == nil || len(after.Children) != 3 {
 		t.Errorf("a transaction that fails: %v, %v, %v; then %v", none.Err, good.Err, bad.Err, after.Children)
 	}
 	exists := Create(dir, nil, world, Persistent)
 	gone := Delete(b.Path, AnyVersion)
-	if err := s.Do(t.Context(), exists, gone); err != nil || !errors.Is(exists.Err, NodeExists) || gone.Err != nil {
+	if err := s.Do(t.Context(), exists, gone); err != nil || !errors.Is(exists.Err, ErrNodeExists) || gone.Err != nil {
 		t.Error(err, exists.Err, gone.Err)
 	}
 }
