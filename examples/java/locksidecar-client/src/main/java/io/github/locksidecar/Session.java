@@ -2,6 +2,7 @@ package io.github.locksidecar;
 
 import io.grpc.CallOptions;
 import io.grpc.ClientCall;
+import io.grpc.Context;
 import io.grpc.ManagedChannel;
 import io.grpc.Metadata;
 import io.grpc.Status;
@@ -76,7 +77,17 @@ final class Session {
     this.onDraining = onDraining;
     this.holds = new Holds(mu, clock, timer, callbacks);
     this.channel = transport.open();
-    this.stream = channel.newCall(Transport.SESSION, CallOptions.DEFAULT);
+    this.stream = call(channel);
+  }
+
+  /** Outside of the gRPC call that this thread may be serving: that would end the session. */
+  private static ClientCall<SessionRequest, SessionResponse> call(ManagedChannel channel) {
+    Context before = Context.ROOT.attach();
+    try {
+      return channel.newCall(Transport.SESSION, CallOptions.DEFAULT);
+    } finally {
+      Context.ROOT.detach(before);
+    }
   }
 
   /** Opens it. With an exception there is nothing left of it. */

@@ -14,7 +14,8 @@ final class Threads implements ThreadFactory {
 
   @Override
   public Thread newThread(Runnable r) {
-    Thread t = new Thread(r, "locksidecar-" + name + "-" + last.incrementAndGet());
+    // Without the thread-locals and the class loader of whoever happened to come first.
+    Thread t = new Thread(null, r, "locksidecar-" + name + "-" + last.incrementAndGet(), 0, false);
     t.setDaemon(true);
     return t;
   }

@@ -8,6 +8,7 @@ import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import io.grpc.Context;
 import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.Callable;
@@ -233,6 +234,18 @@ class LockTest {
       pool.shutdownNow();
     }
     assertEquals(List.of(160, 160, 160), IntStream.of(counters).boxed().toList());
+  }
+
+  /** A client that is first used while a gRPC call is served does not end with that call. */
+  @Test
+  void itDoesNotHangOnTheCallersCall() throws Exception {
+    Context.CancellableContext call = Context.current().withCancellation();
+    try (LockSidecar c = call.call(sidecar::connect);
+        Hold hold = call.call(c.lock("r")::acquire)) {
+      call.cancel(null);
+      c.lock("s").acquire().close(); // a round trip
+      hold.check();
+    }
   }
 
   @Test
