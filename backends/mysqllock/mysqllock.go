@@ -16,6 +16,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/backends/mysqllock/rows"
+	"github.com/locksidecar/locksidecar/backends/mysqllock/shedlock"
 	"github.com/locksidecar/locksidecar/backends/mysqllock/tables"
 	"github.com/locksidecar/locksidecar/backends/storeurl"
 	"github.com/locksidecar/locksidecar/lock"
@@ -50,6 +51,8 @@ func Open(rawURL string, observe lock.Observe) (lock.Backend, error) {
 		return backend(tables.Open(cfg, observe))
 	case Row:
 		return backend(rows.Open(cfg, observe))
+	case ShedLock:
+		return backend(shedlock.Open(cfg, observe))
 	default:
 		return nil, unknown(strategy)
 	}
@@ -74,6 +77,8 @@ func Schema(strategy, prefix string) (string, error) {
 		return tables.Schema(prefix), nil
 	case Row:
 		return rows.Schema(prefix), nil
+	case ShedLock:
+		return shedlock.Schema(prefix), nil
 	default:
 		return "", unknown(strategy)
 	}

@@ -14,6 +14,7 @@ func TestOpen(t *testing.T) {
 		"mysql://a/b": "*tables.Backend",
 		"mariadb://a/b?strategy=tables&timeout=2s": "*tables.Backend",
 		"mysql://a/b?strategy=row":                 "*rows.Backend",
+		"mysql://a/b?strategy=shedlock":            "*shedlock.Backend",
 	} {
 		b, err := Open(url, nil)
 		if err != nil {
@@ -45,7 +46,7 @@ func TestOpenRefuses(t *testing.T) {
 }
 
 func TestSchema(t *testing.T) {
-	for _, strategy := range []string{Tables, Row} {
+	for _, strategy := range Strategies {
 		text, err := Schema(strategy, "some_")
 		if err != nil || !strings.Contains(text, "`some_") || strings.Contains(text, "{") {
 			t.Errorf("%s: got %v and\n%s", strategy, err, text)
