@@ -22,10 +22,6 @@ const fencesPerGrant = 1024
 // a queue is smaller, also when the lock's node was removed in between.
 func fenceOf(czxid int64) lock.Fence { return lock.Fence(czxid * fencesPerGrant) }
 
-// maxLost is how often a request whose outcome is unknown is looked for again
-// before the caller is told.
-const maxLost = 3
-
 // maxTries bounds how often the ancestors of a place are made.
 const maxTries = 5
 

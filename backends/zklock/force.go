@@ -23,7 +23,9 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 	if err != nil {
 		return err
 	}
-	st, children, err := b.statusOf(ctx, t, r, path)
+	var st lock.Status
+	var children []string
+	err = insist(ctx, func() (err error) { st, children, err = b.statusOf(ctx, t, r, path); return err })
 	if err != nil {
 		return unavailable("force release", err)
 	}
@@ -63,7 +65,8 @@ func (f *forced) wait(ctx context.Context, r lock.Resource, grace time.Duration)
 	s := &sub{notify: func(zksession.Event) { signal(gone) }}
 	f.t.subscribe(f.node, s)
 	defer f.t.unsubscribe(f.node, s)
-	there, err := f.mark(ctx, grace)
+	there := false
+	err := insist(ctx, func() (err error) { there, err = f.mark(ctx, grace); return err })
 	if err != nil {
 		return unavailable("force release", err)
 	}
@@ -75,9 +78,16 @@ func (f *forced) wait(ctx context.Context, r lock.Resource, grace time.Duration)
 	again := time.NewTicker(maxRecheck)
 	defer again.Stop()
 	for {
-		look := zksession.Watch(f.node)
-		if err := f.t.s.Do(ctx, look); err != nil {
+		var look *zksession.Call
+		err := insist(ctx, func() error {
+			look = zksession.Watch(f.node)
+			return f.t.s.Do(ctx, look)
+		})
+		if err != nil && ctx.Err() == nil {
 			return unavailable("force release", err)
+		}
+		if err != nil {
+			return f.cut(ctx, r, grace)
 		}
 		if errors.Is(look.Err, zksession.ErrNoNode) {
 			return nil
@@ -91,9 +101,13 @@ func (f *forced) wait(ctx context.Context, r lock.Resource, grace time.Duration)
 			}
 			return nil
 		case <-ctx.Done():
-			return fmt.Errorf("force release %q: %w; it ends by itself within %s", string(r), context.Cause(ctx), grace)
+			return f.cut(ctx, r, grace)
 		}
 	}
+}
+
+func (f *forced) cut(ctx context.Context, r lock.Resource, grace time.Duration) error {
+	return fmt.Errorf("force release %q: %w; it ends by itself within %s", string(r), context.Cause(ctx), grace)
 }
 
 // mark writes the end into the node, and says whether the node was there. What

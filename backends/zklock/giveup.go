@@ -65,7 +65,9 @@ func (a *attempt) try(ctx context.Context) (lock.Grant, error) {
 	}
 	ctx = context.WithoutCancel(ctx)
 	if fresh {
-		st, taken, err := a.look(ctx)
+		var st lock.Status
+		taken := false
+		err := insist(ctx, func() (err error) { st, taken, err = a.look(ctx); return err })
 		switch {
 		case err != nil:
 			_, err = a.recover(err)

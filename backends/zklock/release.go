@@ -87,7 +87,8 @@ func (e *entry) remove(ctx context.Context) (there bool, err error) {
 	names, unsure := slices.Clone(e.nodes), e.unsure
 	l.mu.Unlock()
 	if unsure {
-		if _, names, err = e.search(ctx); err != nil {
+		err := insist(ctx, func() (err error) { _, names, err = e.search(ctx); return err })
+		if err != nil {
 			return false, err
 		}
 	}
@@ -121,8 +122,20 @@ func (e *entry) search(ctx context.Context) (children, names []string, err error
 	return queue.Children, names, nil
 }
 
-// remove deletes the nodes of one request, and says whether there were any.
+// remove deletes the nodes of one request, and says whether there were any. When
+// an answer is lost and they are not there any more, that was the answer.
 func (t *seat) remove(ctx context.Context, path string, names []string) (there bool, err error) {
+	lost := false
+	err = insist(ctx, func() (err error) {
+		there, err = t.removeOnce(ctx, path, names)
+		there = there || lost
+		lost = errors.Is(err, zksession.ErrLost)
+		return err
+	})
+	return there, err
+}
+
+func (t *seat) removeOnce(ctx context.Context, path string, names []string) (there bool, err error) {
 	var calls []*zksession.Call
 	for _, n := range names {
 		calls = append(calls, zksession.Delete(path+"/"+n, zksession.AnyVersion))

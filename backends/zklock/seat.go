@@ -175,3 +175,17 @@ func (t *seat) refresh(ctx context.Context) error {
 	}
 	return nil
 }
+
+// maxLost is how often in a row an answer may be lost before the caller is told.
+const maxLost = 3
+
+// insist repeats what may be repeated as long as answers are lost: each time the
+// session has found another connection.
+func insist(ctx context.Context, f func() error) error {
+	for tries := 1; ; tries++ {
+		err := f()
+		if !errors.Is(err, zksession.ErrLost) || tries == maxLost || ctx.Err() != nil {
+			return err
+		}
+	}
+}

@@ -27,7 +27,8 @@ func (b *Backend) Get(ctx context.Context, r lock.Resource) (lock.Status, error)
 	if err != nil {
 		return lock.Status{}, err
 	}
-	st, _, err := b.statusOf(ctx, t, r, path)
+	var st lock.Status
+	err = insist(ctx, func() (err error) { st, _, err = b.statusOf(ctx, t, r, path); return err })
 	if err != nil {
 		return lock.Status{}, unavailable("get lock", err)
 	}
@@ -179,7 +180,8 @@ func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.
 	if err != nil {
 		return nil, err
 	}
-	out, err := b.list(ctx, t, prefix, p.After, limit)
+	var out []lock.Status
+	err = insist(ctx, func() (err error) { out, err = b.list(ctx, t, prefix, p.After, limit); return err })
 	if err != nil {
 		return nil, unavailable("list locks", err)
 	}

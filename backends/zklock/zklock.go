@@ -101,7 +101,8 @@ func (b *Backend) Ping(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.s.Do(ctx, zksession.Get(s.node)); err != nil {
+	err = insist(ctx, func() error { return s.s.Do(ctx, zksession.Get(s.node)) })
+	if err != nil {
 		return unavailable("ping ZooKeeper", err)
 	}
 	return nil
