@@ -47,7 +47,7 @@ func (p *Pool) Close() error {
 }
 
 // Results are what the statements of one request did, in their order. A
-// statement that gives rows, such as SELECT, is not counted.
+// statement that gives rows, such as SELECT, counts for 0.
 type Results struct {
 	Affected []int64 // rows found
 	IDs      []int64 // of LAST_INSERT_ID(…) in the statement
