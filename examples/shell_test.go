@@ -161,7 +161,7 @@ func TestWithLockIsLost(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			s, other := pair(t, "--ttl", "2s")
+			s, other := pair(t, "--ttl", "4s")
 			log := filepath.Join(t.TempDir(), "log")
 			script := withLock(t, s, "a", "0", "bash", "-c", works, log)
 			eventually(t, "it works", func() bool { st, err := os.Stat(log); return err == nil && st.Size() > 0 })
@@ -241,7 +241,7 @@ func TestOnce(t *testing.T) {
 	path := inPath(t, "job")
 	var all []*program
 	for i := range 5 {
-		all = append(all, launch(t, append([]*sidecar{one, other}[i%2].env(), path), "shell/once", "tick", "2", "job"))
+		all = append(all, launch(t, append([]*sidecar{one, other}[i%2].env(), path), "shell/once", "tick", "4", "job"))
 		time.Sleep(100 * time.Millisecond) // the job is over before the last of them comes
 	}
 	var said []string

@@ -155,14 +155,6 @@ test('maxHold', async (t) => {
   assert.ok(err.graceLeft() > 0, 'the sidecar has said how long it keeps others out');
 });
 
-test('a hold outlives its TTL as long as the sidecar lives', async (t) => {
-  const { client } = await start(t, { more: ['--ttl', '500ms'] });
-  const lock = await client.acquire('a');
-  await sleep(1_500);
-  lock.check();
-  await lock.release();
-});
-
 test('close releases, and the client can be used again', async (t) => {
   const { sidecar, client } = await start(t);
   const lock = await client.acquire('a');
