@@ -18,16 +18,22 @@ public final class HoldLock {
       System.exit(2);
     }
     try (LockSidecar sidecar = LockSidecar.builder().name("HoldLock").connect()) {
-      System.out.println("waiting");
+      // What Java loads and compiles for a first lock is not what is looked at.
+      sidecar.lock(args[0] + "/" + ProcessHandle.current().pid()).acquire().close();
+      say("waiting for", args[0]);
       Hold hold = sidecar.lock(args[0]).acquire();
-      System.out.println("held " + hold.fence());
+      say("held", hold.fence());
       CountDownLatch lost = new CountDownLatch(1);
       hold.onLost(
           why -> {
-            System.out.println("lost " + why.lostReason());
+            say("lost", why.lostReason());
             lost.countDown();
           });
       lost.await();
     }
+  }
+
+  private static void say(String what, Object more) {
+    System.out.println(what + " " + more);
   }
 }
