@@ -22,7 +22,7 @@ func (l *lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 	}
 	e, isNew := l.entryOf(q)
 	a := &attempt{l: l, q: q, e: e, touched: !isNew}
-	if isNew {
+	if _, busy := l.b.known.get(q.Resource); isNew && (q.Try || !busy) {
 		g, done, err := a.quick(ctx)
 		if done || err != nil {
 			return g, err
@@ -107,9 +107,10 @@ func (a *attempt) takeFree(ctx context.Context) (lock.Fence, error) {
 	b, q := a.l.b, a.q
 	name, id, lease := []byte(q.Resource), []byte(q.ID), []byte(a.l.id)
 	take := []any{id, lease, []byte(q.Owner), name, lease, name, id, lease}
+	known, _ := b.known.get(q.Resource)
 	query, args, at := b.sql.take, take, 1 // at: which statement takes
 	switch {
-	case !b.known.has(q.Resource):
+	case !known:
 		query, args, at = b.sql.first, append([]any{name, name, name}, take...), 4
 	case q.Try:
 		query, args, at = b.sql.try, append([]any{name}, take...), 2
@@ -121,8 +122,9 @@ func (a *attempt) takeFree(ctx context.Context) (lock.Fence, error) {
 	if err != nil {
 		return 0, err
 	}
-	b.known.add(q.Resource)
-	if res.Affected[at] == 0 {
+	taken := res.Affected[at] > 0
+	b.known.add(q.Resource, !taken)
+	if !taken {
 		return 0, nil
 	}
 	return lock.Fence(res.IDs[at]), nil
@@ -164,6 +166,7 @@ func (a *attempt) ask(ctx context.Context) (g lock.Grant, queued bool, err error
 		l.forget(q.ID)
 		return g, false, lock.ErrNotHolder
 	}
+	l.b.known.add(q.Resource, s.busy())
 	if s.more {
 		l.keeper.settleSoon(q.Resource)
 	}

@@ -18,15 +18,29 @@ const (
 
 // reap clears away, in small steps, what nobody needs any more: what dead leases
 // left, rows of resources that have long been idle, and the old end of the log.
-// Any number of sidecars may do it at the same time.
+//
+// It reads whole tables, so of all sidecars one does it at a time, as far as the
+// server gives named locks. More than one would do no harm.
 func (b *Backend) reap(ctx context.Context) error {
-	if err := b.reapDead(ctx); err != nil {
-		return err
-	}
-	if err := b.reapIdle(ctx); err != nil {
-		return err
-	}
-	return b.reapLog(ctx)
+	return b.on(ctx, func(_ context.Context, conn *sql.Conn) error {
+		got := sql.NullInt64{Int64: 1}
+		err := b.pool.QueryOn(ctx, conn, "reap", func(_ int, rows *sql.Rows) error { return rows.Scan(&got) },
+			"SELECT GET_LOCK(?, 0)", b.lockName("reap"))
+		switch {
+		case err != nil && !mydb.FromServer(err):
+			return err
+		case err == nil && got.Int64 == 0:
+			return nil // another one does it
+		}
+		defer drop(conn, nil) // and with it the named lock
+		if err := b.reapDead(ctx); err != nil {
+			return err
+		}
+		if err := b.reapIdle(ctx); err != nil {
+			return err
+		}
+		return b.reapLog(ctx)
+	})
 }
 
 // reapDead settles resources at which something of a dead lease is left, and
@@ -80,6 +94,15 @@ func (b *Backend) reapDead(ctx context.Context) error {
 // committed, before any row is deleted. A new row reads the floor only after it
 // was inserted, so after the old one was deleted.
 func (b *Backend) reapIdle(ctx context.Context) error {
+	for {
+		more, err := b.reapSomeIdle(ctx)
+		if err != nil || !more {
+			return err
+		}
+	}
+}
+
+func (b *Backend) reapSomeIdle(ctx context.Context) (more bool, err error) {
 	var names []lock.Resource
 	var highest int64
 	if err := b.query(ctx, "reap", func(_ int, rows *sql.Rows) error {
@@ -92,10 +115,10 @@ func (b *Backend) reapIdle(ctx context.Context) error {
 		highest = max(highest, fence)
 		return nil
 	}, b.sql.idle, idleRow.Microseconds(), reapAtATime); err != nil || len(names) == 0 {
-		return err
+		return false, err
 	}
 	if _, err := b.exec(ctx, "reap", b.sql.raiseFloor, highest); err != nil {
-		return err
+		return false, err
 	}
 	query, args := in(b.sql.deleteIdle, texts(names), "")
 	args = append(args, highest)
@@ -103,12 +126,12 @@ func (b *Backend) reapIdle(ctx context.Context) error {
 		_, err := b.exec(ctx, "reap", query, args...)
 		return err
 	}); err != nil {
-		return err
+		return false, err
 	}
 	for _, r := range names {
 		b.known.forget(r)
 	}
-	return nil
+	return len(names) == reapAtATime, nil
 }
 
 // reapLog deletes the old end of the log.

@@ -64,7 +64,7 @@ func (l *lease) release(ctx context.Context, r lock.Resource, id lock.HoldID, ev
 // for the row, perhaps for the very transaction that wrote the note.
 func (l *lease) releaseIn(ctx context.Context, r lock.Resource, id lock.HoldID, fence lock.Fence, event string, unsure, quick bool) error {
 	b := l.b
-	if quick {
+	if _, busy := b.known.get(r); quick && !busy {
 		name, lease := []byte(r), []byte(l.id)
 		res, err := b.exec(ctx, "release", b.sql.give, name, []byte(id), lease, name, []byte(id), lease, int64(fence))
 		switch {
@@ -123,6 +123,7 @@ func (l *lease) releaseIn(ctx context.Context, r lock.Resource, id lock.HoldID, 
 	case lost:
 		return lock.ErrLeaseLost
 	}
+	b.known.add(r, s.busy())
 	if s.more {
 		l.keeper.settleSoon(r)
 	}

@@ -91,16 +91,21 @@ func (b *Backend) migrate(ctx context.Context) error {
 	}
 	pool := mydb.NewPool(c, 1, b.observe)
 	defer func() { _ = pool.Close() }()
-	name := fnv.New64a()
-	_, _ = name.Write([]byte(b.cfg.Table("")))
-	guard := fmt.Sprintf("locksidecar:migrate:%x", name.Sum64())
 	// Refused on some clusters, and not needed.
-	_ = pool.Query(ctx, "schema", func(_ int, rows *sql.Rows) error { return nil }, "SELECT GET_LOCK(?, 10)", guard)
+	_ = pool.Query(ctx, "schema", func(_ int, rows *sql.Rows) error { return nil }, "SELECT GET_LOCK(?, 10)", b.lockName("migrate"))
 	_, err = pool.Exec(ctx, "schema", replaceNames(mustRead("schema/v1.sql"), b.cfg.Table))
 	if err != nil {
 		return fmt.Errorf("create tables: %w", err)
 	}
 	return nil
+}
+
+// lockName is a named lock of these tables. Named locks are the server's, and
+// their names short.
+func (b *Backend) lockName(what string) string {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(b.cfg.Table("")))
+	return fmt.Sprintf("locksidecar:%s:%x", what, h.Sum64())
 }
 
 var errNoRow = errors.New("the resource has no row yet")

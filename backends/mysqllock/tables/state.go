@@ -192,6 +192,9 @@ func (s *state) promote() {
 	s.more = len(s.queue) == 0 && s.waiters > 0
 }
 
+// busy reports whether others want the resource.
+func (s *state) busy() bool { return s.waiters > 0 || len(s.news) > 0 }
+
 // take grants to who asks, or queues it. The front of the queue has been served.
 func (s *state) take(q request, try bool) (fence int64, queued bool) {
 	m := member{id: q.id, lease: q.lease, mode: q.mode, live: true}

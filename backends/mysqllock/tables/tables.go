@@ -31,6 +31,7 @@ import (
 const (
 	// usualConnections is the size of the pool for the requests of apps.
 	usualConnections = 16
+	leastConnections = 2 // the reaper needs one beside its own
 	// idleTime is how long a connection may be idle before it is closed here,
 	// and serverIdleTime before the server closes it and rolls back what was
 	// begun: a sidecar that vanished in a transaction keeps a row locked so long.
@@ -83,7 +84,7 @@ func Open(cfg mydb.Config, observe lock.Observe) (*Backend, error) {
 		size = usualConnections
 	}
 	var err error
-	if b.pool, err = b.newPool(size, mydb.ConnectOptions{}); err != nil {
+	if b.pool, err = b.newPool(max(size, leastConnections), mydb.ConnectOptions{}); err != nil {
 		return nil, err
 	}
 	if b.bells, err = b.newPool(1, mydb.ConnectOptions{NoWait: true}); err != nil {
@@ -193,29 +194,30 @@ func drop(conn *sql.Conn, cause error) {
 	_ = conn.Raw(func(any) error { return driver.ErrBadConn })
 }
 
-// knownNames remembers for some resources that they have a row. It is only a
-// hint, which spares a statement.
+// knownNames remembers for some resources that they have a row, and whether
+// somebody was in the way of the last request. These are only hints, which spare
+// a statement or a round trip.
 type knownNames struct {
 	mu    sync.Mutex
-	names map[lock.Resource]struct{}
+	names map[lock.Resource]bool // busy
 }
 
 const maxKnownNames = 20_000
 
-func (k *knownNames) has(r lock.Resource) bool {
+func (k *knownNames) get(r lock.Resource) (known, busy bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	_, ok := k.names[r]
-	return ok
+	busy, known = k.names[r]
+	return known, busy
 }
 
-func (k *knownNames) add(r lock.Resource) {
+func (k *knownNames) add(r lock.Resource, busy bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.names == nil || len(k.names) >= maxKnownNames {
-		k.names = make(map[lock.Resource]struct{})
+		k.names = make(map[lock.Resource]bool)
 	}
-	k.names[r] = struct{}{}
+	k.names[r] = busy
 }
 
 func (k *knownNames) forget(r lock.Resource) {
