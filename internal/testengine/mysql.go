@@ -147,6 +147,10 @@ func (f *mysqlFlavour) node(ctx context.Context, m machine, dir string, port int
 		"--socket=s", "--pid-file=pid", // in the data folder; paths of sockets must be short
 		"--port=" + strconv.Itoa(port), "--bind-address=" + m.bind(), "--skip-name-resolve",
 		"--innodb-buffer-pool-size=32M", "--max-connections=500",
+		"--tmpdir=" + p.dir, // a server that starts clears away what it takes for its own in a common one
+		// A commit is with the kernel and not on the disk: so it survives the end of
+		// the server, and tests do not wait for the disk.
+		"--innodb-flush-log-at-trx-commit=2",
 	}, slices.Concat(f.args, more)...)
 	n.program, n.argv = p, func(context.Context) ([]string, error) { return args, nil }
 	return n, nil
