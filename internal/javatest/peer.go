@@ -26,7 +26,7 @@ type Peer struct {
 }
 
 // answerTimeout is for everything that a peer is asked to do.
-const answerTimeout = 90 * time.Second
+const answerTimeout = time.Minute
 
 // Kinds of Curator's locks.
 const (
