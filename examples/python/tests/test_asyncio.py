@@ -166,7 +166,7 @@ def test_cancelled_release(client: Client, sidecar: Sidecar) -> None:
             await asyncio.sleep(0)
             releasing.cancel()
             await asyncio.gather(releasing, return_exceptions=True)
-            if held.count:  # it had not begun
+            if not held._released:  # cancelled before it had begun
                 await held.release()
             await asyncio.to_thread(sidecar.expect_queue, "a/release", 0, 0)
 

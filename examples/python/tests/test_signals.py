@@ -88,31 +88,32 @@ import random, signal, sys, time
 import locksidecar
 other = locksidecar.Client()
 random.seed(1)
-for i in range(60):
+struck = 0
+for i in range(100):
     held = other.lock("{resource}").acquire()
-    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0005, 0.004))
     try:
-        if random.random() < 0.7:
-            signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0002, 0.003))
         held.release()
         with locksidecar.lock("{resource}"):
-            pass
-        time.sleep(0.01)
+            signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt:
-        pass
+        struck += 1
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
-    try:
+    if held.count:
         held.release()
-    except locksidecar.LockSidecarError:
-        pass
-print("done", flush=True)
+print("done", struck > 10, flush=True)
 sys.stdin.readline()
 """
 
 
 def test_interrupted_at_any_moment(sidecar: Sidecar, transport: str) -> None:
-    """Wherever the interrupt strikes, acquire leaves nothing behind."""
+    """Wherever the interrupt strikes, acquire and release leave nothing behind.
+
+    Not so at the end of a block: there Python itself can be interrupted before it
+    calls __exit__ (bpo-29988), and the lock is held until the process ends.
+    """
     resource = f"random-{transport}"
     with run(INTERRUPTED_AT_RANDOM, resource, sidecar, transport) as a:
-        a.expect("done")
+        a.expect("done True")
         sidecar.expect_queue(resource, 0, 0, 5)

@@ -23,6 +23,7 @@ from ._errors import (
     SidecarSilent,
     from_status,
 )
+from ._hold import Bell
 from ._model import Acquire, Call, Downgrade, Release, Sink
 from ._proto import ERROR_INFO, SESSION_REQUEST, SESSION_RESPONSE, STATUS, BadMessage, decode, encode
 from ._socket import connect
@@ -51,12 +52,12 @@ class _Pending:
         self.call = call
         self.abandoned = False
         self.answer: Mapping[str, Any] | None = None
-        self.done = threading.Event()
+        self.done = Bell()
         self.waker: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
 
     def answered(self, answer: Mapping[str, Any] | None) -> None:
         self.answer = answer
-        self.done.set()
+        self.done.ring()
         if self.waker is not None:
             loop, future = self.waker
             try:
@@ -70,6 +71,16 @@ def _wake(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+class _Opening:
+    """What came of opening the stream."""
+
+    def __init__(self) -> None:
+        self.done = Bell()
+        self.abandoned = False
+        self.answer: tuple[float, Mapping[str, Any]] = (0.0, {})
+        self.error: BaseException | None = None
+
+
 class GRPC:
     """A transport, see _model.Transport."""
 
@@ -80,11 +91,37 @@ class GRPC:
         self._last_id = 0
         self._ended = False
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._done = threading.Event()
+        self._done = Bell()
         self._channel: Any = None
         self._stream: Any = None
 
     def open(self, request: Mapping[str, Any], sink: Sink) -> tuple[float, Mapping[str, Any]]:
+        # In a thread, as an interrupt in the middle of grpcio's own work would leave it
+        # in pieces: signals are the main thread's.
+        opening = _Opening()
+
+        def start() -> None:
+            try:
+                opening.answer = self._start(request, sink)
+            except BaseException as e:
+                opening.error = e
+            opening.done.ring()
+            if opening.abandoned:
+                self.drop()
+
+        try:
+            threading.Thread(target=start, name="locksidecar-open", daemon=True).start()
+            opening.done.wait()
+        except BaseException:
+            opening.abandoned = True
+            if opening.done.rung:
+                self.drop()
+            raise
+        if opening.error is not None:
+            raise opening.error
+        return opening.answer
+
+    def _start(self, request: Mapping[str, Any], sink: Sink) -> tuple[float, Mapping[str, Any]]:
         connect(self.path).close()  # grpcio would not say what is wrong with the path
         self._channel = grpc.insecure_channel(f"unix:{self.path}", _OPTIONS)
         start = self._channel.stream_stream(_METHOD, request_serializer=None, response_deserializer=None)
@@ -93,15 +130,13 @@ class GRPC:
         self._requests.put(encode(SESSION_REQUEST, {"requestId": _OPEN_ID, "open": request}))
         self._stream = start(iter(self._requests.get, None))
         threading.Thread(target=self._listen, args=(self._stream, sink), name="locksidecar-events", daemon=True).start()
-        if not pending.done.wait(_OPEN_TIMEOUT):
-            self.drop()
-            raise SidecarSilent(f"the sidecar did not answer within {_OPEN_TIMEOUT:g} s; it may be frozen")
         try:
-            answer = self._take(pending)
+            if not pending.done.wait(_OPEN_TIMEOUT):
+                raise _silent(_OPEN_TIMEOUT)
+            opened: Mapping[str, Any] = self._take(pending)["opened"]
         except BaseException:
             self.drop()
             raise
-        opened: Mapping[str, Any] = answer["opened"]
         return sent, opened
 
     def _listen(self, stream: Iterator[bytes], sink: Sink) -> None:
@@ -127,7 +162,7 @@ class GRPC:
             p.answered({"refused": error} if error is not None else None)
         self._requests.put(None)
         self._channel.close()
-        self._done.set()
+        self._done.ring()
 
     def _answered(self, m: Mapping[str, Any]) -> None:
         with self._mutex:
@@ -162,7 +197,7 @@ class GRPC:
         finally:
             if timer is not None:
                 timer.cancel()
-        if not pending.done.is_set():
+        if not pending.done.rung:
             raise _silent(timeout)
         return self._take(pending)
 
@@ -195,7 +230,6 @@ class GRPC:
             raise refused
         if pending.call is not None:
             pending.call.answered = True
-            pending.call.transport = None
         if status := answer.get("error"):
             raise from_status(_readable(status))
         for kind in ("granted", "released", "downgraded"):

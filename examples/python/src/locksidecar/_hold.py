@@ -8,10 +8,44 @@ from typing import TYPE_CHECKING
 
 from ._clock import boot_time
 from ._errors import LockLost
-from ._model import Grant, Guard, Mode
+from ._model import Call, Grant, Guard, Mode
 
 if TYPE_CHECKING:
     from ._session import Session
+
+
+class Bell:
+    """Rings once. Who waits may be interrupted at any step, and who rings never blocks.
+
+    threading.Event promises neither: an interrupt in its wait can leave its lock
+    locked, and then set() hangs, here in the thread that brings the news.
+    """
+
+    def __init__(self) -> None:
+        self.rung = False
+        self._waiters: list[threading.Lock] = []  # its methods are atomic
+
+    def ring(self) -> None:
+        self.rung = True
+        while self._waiters:
+            try:
+                self._waiters.pop().release()
+            except (IndexError, RuntimeError):  # another has rung, too
+                pass
+
+    def wait(self, timeout: float | None = None) -> bool:
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiters.append(waiter)
+        try:
+            if not self.rung:
+                waiter.acquire(timeout=-1 if timeout is None else max(0.0, min(timeout, threading.TIMEOUT_MAX)))
+        finally:
+            try:
+                self._waiters.remove(waiter)
+            except ValueError:
+                pass
+        return self.rung
 
 
 class LostEvent(threading.Event):
@@ -24,12 +58,19 @@ class LostEvent(threading.Event):
     def __init__(self, hold: Hold) -> None:
         super().__init__()
         self._hold = hold
+        self._bell = Bell()
 
     def is_set(self) -> bool:
-        return super().is_set() or self._hold.look() is not None
+        return self._bell.rung or self._hold.look() is not None
+
+    def set(self) -> None:
+        self._bell.ring()
+
+    def clear(self) -> None:
+        raise RuntimeError("what is lost stays lost")
 
     def wait(self, timeout: float | None = None) -> bool:
-        return super().wait(timeout) or self.is_set()
+        return self._bell.wait(timeout) or self.is_set()
 
 
 class Hold:
@@ -42,12 +83,16 @@ class Hold:
         self.fence = grant.fence
         self.guard: Guard | None = grant.guard
         self.mode: Mode = grant.mode
-        self.count = 0
+        self.entered: set[Call] = set()  # the acquires that are not released yet
         self.until = 0.0  # as the grants said
         self.limit: float | None = None  # the end by max_hold
         self.problem: LockLost | None = None
         self.lost = LostEvent(self)
         self.listeners: list[Callable[[], None]] = []  # told of the loss; must not block
+
+    @property
+    def count(self) -> int:
+        return len(self.entered)
 
     def end(self) -> float:
         """When it is over if nothing is heard any more."""
@@ -68,13 +113,13 @@ class Hold:
     def look(self) -> LockLost | None:
         """Whether it is lost, by all that is known, which includes the clock."""
         with self.session.mutex:
-            if self.problem is None and self.count > 0 and self.silent_at() <= boot_time():
+            if self.problem is None and self.entered and self.silent_at() <= boot_time():
                 self.session.silence(self)
             return self.problem
 
     def valid_for(self) -> float:
         with self.session.mutex:
-            if self.look() is not None or self.count <= 0:
+            if self.look() is not None or not self.entered:
                 return 0.0
             return max(0.0, self.end() - boot_time())
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from ._aio import AsyncLostEvent
 from ._errors import LockLost, LockSidecarError, NotHolder, SessionNotFound
 from ._hold import Hold, LostEvent
-from ._model import Guard, Mode
+from ._model import Call, Guard, Mode
 
 if TYPE_CHECKING:
     from ._client import Client
+    from ._session import Session
 
 _log = logging.getLogger("locksidecar")
 
@@ -24,9 +25,13 @@ _log = logging.getLogger("locksidecar")
 class _Held:
     """What Held and AsyncHeld have in common: everything that does not wait."""
 
-    def __init__(self, hold: Hold) -> None:
-        self._hold = hold
-        self._released = False
+    def __init__(self, entry: Call) -> None:
+        self._entry = entry
+        self._hold: Hold = entry.hold
+
+    @property
+    def _released(self) -> bool:
+        return self._entry not in self._hold.entered
 
     @property
     def resource(self) -> str:
@@ -80,30 +85,21 @@ class _Held:
         if (problem := self._hold.look()) is not None:
             raise problem.again()
 
-    def _begin_release(self) -> None:
-        if self._released:
-            raise NotHolder(f"the lock on {self.resource!r} was released before")
-
     def _leave(self, failed: bool) -> bool:
         """At the end of a block: whether it is to be released. LockLost, unless the block failed itself."""
         if self._released:
             return False
         if (problem := self._hold.look()) is not None:
-            self._released = True
-            self._hold.session.let_go(self._hold)
+            self._hold.session.give_up(self._entry)  # ends the grace
             if not failed:
                 raise problem.again()
             return False
         return True
 
-    def _left(self, failed: bool, e: LockSidecarError) -> None:
-        """The release at the end of a block has failed."""
-        if isinstance(e, LockLost):
-            if not failed:
-                raise e
-        elif not isinstance(e, NotHolder):
-            # The work was done under the lock; it is only free a little later.
-            _log.warning("release of %r at the end of its block: %s", self.resource, e)
+    def _log(self, e: LockSidecarError) -> None:
+        """The release at the end of a block has failed. The work was done under the lock."""
+        if not isinstance(e, NotHolder):
+            _log.warning("the lock on %r is free a little later: %s", self.resource, e)
 
     def __repr__(self) -> str:
         state = "released" if self._released else "lost" if self._hold.problem else "held"
@@ -123,30 +119,29 @@ class Held(_Held):
 
         LockLost: it was lost before. NotHolder: it was released before.
         """
-        self._begin_release()
-        left = self._hold.session.release(self._hold)
-        self._released = True
-        return left
+        return self._hold.session.release(self._entry)
 
     def downgrade(self) -> None:
         """Turn writing into reading without letting go."""
-        self._begin_release()
-        self._hold.session.downgrade(self._hold)
+        self._hold.session.downgrade(self._entry)
 
     def _exit(self, failed: bool) -> None:
-        if self._leave(failed):
-            try:
+        try:
+            if self._leave(failed):
                 self.release()
-            except LockSidecarError as e:
-                self._left(failed, e)
+        except LockLost:
+            if not failed:
+                raise
+        except LockSidecarError as e:
+            self._log(e)
 
 
 class AsyncHeld(_Held):
     """A lock that a task holds."""
 
-    def __init__(self, hold: Hold) -> None:
-        super().__init__(hold)
-        self._lost = AsyncLostEvent(hold)
+    def __init__(self, entry: Call) -> None:
+        super().__init__(entry)
+        self._lost = AsyncLostEvent(self._hold)
 
     @property
     def lost(self) -> AsyncLostEvent:
@@ -158,27 +153,29 @@ class AsyncHeld(_Held):
 
         A cancelled release is carried out all the same. Errors as of Held.release.
         """
-        self._begin_release()
         try:
-            left = await self._hold.session.release_async(self._hold)
-        except asyncio.CancelledError:
-            self._released = True
-            raise
-        self._released = True
-        self._lost.forget()
-        return left
+            return await self._hold.session.release_async(self._entry)
+        finally:
+            if self._released:
+                self._lost.forget()
 
     async def downgrade(self) -> None:
         """Turn writing into reading without letting go."""
-        self._begin_release()
-        await self._hold.session.downgrade_async(self._hold)
+        await self._hold.session.downgrade_async(self._entry)
 
     async def _exit(self, failed: bool) -> None:
-        if self._leave(failed):
-            try:
+        try:
+            if self._leave(failed):
                 await self.release()
-            except LockSidecarError as e:
-                self._left(failed, e)
+        except LockLost:
+            if not failed:
+                raise
+        except LockSidecarError as e:
+            self._log(e)
+        except asyncio.CancelledError:  # before the release had begun
+            if not self._released:
+                self._hold.session.give_up(self._entry)
+            raise
 
 
 class Lock:
@@ -214,34 +211,62 @@ class Lock:
         SidecarSilent, StoreUnavailable, UpgradeRefused, LimitExceeded, InvalidRequest.
         With an error, an interrupt too, nothing is taken and nothing is left behind.
         """
-        owner = self.owner if self.owner is not None else _label("thread", threading.current_thread())
-        session = self._client.session()
+        entry = _Entry()
         try:
-            return Held(session.acquire(self.resource, self.mode, self.wait, owner, self.max_hold))
-        except SessionNotFound:  # it had ended, and we had not heard of that yet
-            session = self._client.session()
-            return Held(session.acquire(self.resource, self.mode, self.wait, owner, self.max_hold))
+            return self._acquire(entry)
+        except BaseException:
+            entry.undo()
+            raise
+
+    def _acquire(self, entry: _Entry) -> Held:
+        owner = self.owner if self.owner is not None else _label("thread", threading.current_thread())
+        while True:
+            session = entry.session = self._client.session()
+            call = entry.call = session.prepare(self.resource, self.mode, self.wait, owner, self.max_hold)
+            try:
+                session.acquire(call)
+                return Held(call)
+            except SessionNotFound:  # it had ended, and we had not heard of that yet
+                if entry.again:
+                    raise
+                entry.again = True
 
     async def acquire_async(self) -> AsyncHeld:
         """The same for a task. Cancelling it ends the wait."""
         owner = self.owner if self.owner is not None else _label("task", _current_task())
-        session = await self._client.session_async()
-        try:
-            hold = await session.acquire_async(self.resource, self.mode, self.wait, owner, self.max_hold)
-        except SessionNotFound:
+        again = False
+        while True:
             session = await self._client.session_async()
-            hold = await session.acquire_async(self.resource, self.mode, self.wait, owner, self.max_hold)
-        return AsyncHeld(hold)
+            call = session.prepare(self.resource, self.mode, self.wait, owner, self.max_hold)
+            try:
+                await session.acquire_async(call)
+                return AsyncHeld(call)
+            except SessionNotFound:
+                if again:
+                    raise
+                again = True
 
     def __enter__(self) -> Held:
-        held = self.acquire()
-        self._threads.push(threading.current_thread(), held)
-        return held
+        entry = _Entry()
+        try:
+            held = self._acquire(entry)
+            self._threads.push(threading.current_thread(), held)
+            return held
+        except BaseException:
+            entry.undo()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._threads.pop(threading.current_thread())._exit(kind is not None)
+        held: Held | None = None
+        try:
+            held = self._threads.pop(threading.current_thread())
+            held._exit(kind is not None)
+        except BaseException:
+            if held is not None and not held._released:  # an interrupt must not leave it held
+                held._hold.session.give_up(held._entry)
+            raise
 
     async def __aenter__(self) -> AsyncHeld:
         held = await self.acquire_async()
@@ -289,6 +314,22 @@ class RWLock:
             owner=self._owner,
             max_hold=self._max_hold,
         )
+
+
+class _Entry:
+    """An acquire on its way to the caller.
+
+    An interrupt (a signal's exception) can strike between any two steps, also when
+    the lock is ours and nobody has it yet.
+    """
+
+    session: Session | None = None
+    call: Call | None = None
+    again = False
+
+    def undo(self) -> None:
+        if self.session is not None and self.call is not None:
+            self.session.give_up(self.call)
 
 
 H = TypeVar("H", bound=_Held)

@@ -97,6 +97,8 @@ class Call:
     delivered: bool = False  # the kernel has all of it
     answered: bool = False  # the sidecar said yes or no
     granted: Grant | None = None  # what it said yes to
+    hold: Any = None  # what came of an acquire
+    undone: bool = False  # and was given up again
     transport: Any = field(default=None, repr=False)  # the transport's own
 
 

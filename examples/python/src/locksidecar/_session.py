@@ -14,13 +14,14 @@ from ._errors import (
     LockLost,
     LockSidecarError,
     NoSidecar,
+    NotHolder,
     SessionClosed,
     SessionNotFound,
     SidecarGone,
     SidecarSilent,
 )
 from ._hold import Hold
-from ._model import Acquire, Call, Downgrade, Grant, Mode, Operation, Release, Transport, seconds
+from ._model import Acquire, Call, Downgrade, Grant, Mode, Release, Transport, seconds
 
 # A clock that goes on in suspend is looked at this often: the timers of threads
 # stand still meanwhile.
@@ -48,78 +49,97 @@ class Session:
         self._transport = transport
         self._clock = SidecarClock()
         self._holds: dict[str, Hold] = {}
-        self._asking = 0  # acquires on their way
+        self._asking: set[Call] = set()  # acquires on their way
         self._early: dict[str, LockLost] = {}  # losses that came before their grants
         self._looks_at = math.inf
         self._ids = itertools.count(1)
 
         request: dict[str, Any] = {"name": name, "metadata": dict(metadata)}
-        sent, opened = transport.open(request, self)
-        self.id = str(opened["sessionId"])
-        self._clock.answered(sent, seconds(opened["countedAt"]))
-        # Half of what a store keeps a lease longer than it is said to be valid.
-        self.slack = min(_MAX_SLACK, seconds(opened["leaseTtl"]) / 20)
-        threading.Thread(target=self._watch, name="locksidecar-clock", daemon=True).start()
+        try:
+            sent, opened = transport.open(request, self)
+            self.id = str(opened["sessionId"])
+            self._clock.answered(sent, seconds(opened["countedAt"]))
+            # Half of what a store keeps a lease longer than it is said to be valid.
+            self.slack = min(_MAX_SLACK, seconds(opened["leaseTtl"]) / 20)
+            threading.Thread(target=self._watch, name="locksidecar-clock", daemon=True).start()
+        except BaseException:  # an interrupt, too
+            transport.drop()
+            raise
 
     # Operations. Each has a form for threads and one for tasks; what is not waiting
     # is the same.
 
-    def acquire(
+    def prepare(
         self, resource: str, mode: Mode, wait: float | None, owner: str, max_hold: float | None
-    ) -> Hold:
-        call = self._begin_acquire(resource, mode, wait, owner, max_hold)
+    ) -> Call:
+        """An acquire that has not begun."""
+        return Call(Acquire(resource, mode, wait, owner, max_hold, str(next(self._ids))))
+
+    def acquire(self, call: Call) -> Hold:
         try:
-            answer = self._transport.call(call, _limit(wait))
-            return self._granted(call, answer)
+            timeout = self._begin_acquire(call)
+            return self._granted(call, self._transport.call(call, timeout))
         except BaseException as e:
             raise self._acquire_failed(call, e) from e.__cause__
         finally:
-            self._end_acquire()
+            self._end_acquire(call)
 
-    async def acquire_async(
-        self, resource: str, mode: Mode, wait: float | None, owner: str, max_hold: float | None
-    ) -> Hold:
-        call = self._begin_acquire(resource, mode, wait, owner, max_hold)
+    async def acquire_async(self, call: Call) -> Hold:
         try:
-            answer = await self._transport.call_async(call, _limit(wait))
-            return self._granted(call, answer)
+            timeout = self._begin_acquire(call)
+            return self._granted(call, await self._transport.call_async(call, timeout))
         except BaseException as e:
             raise self._acquire_failed(call, e) from e.__cause__
         finally:
-            self._end_acquire()
+            self._end_acquire(call)
 
-    def release(self, hold: Hold) -> int:
-        """Release once; how many times it must still be released. LockLost, NotHolder."""
-        call = self._begin_change(hold, Release(hold.lock_id))
+    def release(self, entry: Call) -> int:
+        """Release what an acquire has got; how many times its owner must still do so.
+
+        LockLost, NotHolder. After an interrupt either nothing has happened, and the
+        entry is still in hold.entered, or it is carried out in the background.
+        """
+        hold: Hold = entry.hold
+        call = Call(Release(hold.lock_id))
         try:
+            self._begin_release(entry)
             self._transport.call(call, _STORE_LIMIT + _PATIENCE)
+            return self._released(entry)
         except BaseException as e:
-            raise self._release_failed(hold, call, e) from e.__cause__
-        return self._released(hold)
+            raise self._release_failed(entry, call, e) from e.__cause__
 
-    async def release_async(self, hold: Hold) -> int:
-        call = self._begin_change(hold, Release(hold.lock_id))
+    async def release_async(self, entry: Call) -> int:
+        hold: Hold = entry.hold
+        call = Call(Release(hold.lock_id))
         try:
+            self._begin_release(entry)
             await self._transport.call_async(call, _STORE_LIMIT + _PATIENCE)
+            return self._released(entry)
         except BaseException as e:
-            raise self._release_failed(hold, call, e) from e.__cause__
-        return self._released(hold)
+            raise self._release_failed(entry, call, e) from e.__cause__
 
-    def downgrade(self, hold: Hold) -> None:
-        call = self._begin_change(hold, Downgrade(hold.lock_id))
+    def downgrade(self, entry: Call) -> None:
+        call = Call(Downgrade(entry.hold.lock_id))
         try:
-            answer = self._transport.call(call, _STORE_LIMIT + _PATIENCE)
+            self._begin_change(entry)
+            self._downgraded(entry.hold, call, self._transport.call(call, _STORE_LIMIT + _PATIENCE))
         except LockSidecarError as e:
-            raise self._explained(hold, e) from e.__cause__
-        self._downgraded(hold, call, answer)
+            raise self._explained(entry.hold, e) from e.__cause__
 
-    async def downgrade_async(self, hold: Hold) -> None:
-        call = self._begin_change(hold, Downgrade(hold.lock_id))
+    async def downgrade_async(self, entry: Call) -> None:
+        call = Call(Downgrade(entry.hold.lock_id))
         try:
-            answer = await self._transport.call_async(call, _STORE_LIMIT + _PATIENCE)
+            self._begin_change(entry)
+            self._downgraded(entry.hold, call, await self._transport.call_async(call, _STORE_LIMIT + _PATIENCE))
         except LockSidecarError as e:
-            raise self._explained(hold, e) from e.__cause__
-        self._downgraded(hold, call, answer)
+            raise self._explained(entry.hold, e) from e.__cause__
+
+    def give_up(self, entry: Call) -> None:
+        """Release in the background, once, what an interrupt has left behind."""
+        if entry.hold is not None and not entry.undone:
+            entry.undone = True
+            self._released(entry)
+            self.let_go(entry.hold)
 
     def let_go(self, hold: Hold) -> None:
         """Release a hold that is lost, or that nobody wants, in the background."""
@@ -137,19 +157,22 @@ class Session:
 
     # What the operations have in common.
 
-    def _begin_acquire(
-        self, resource: str, mode: Mode, wait: float | None, owner: str, max_hold: float | None
-    ) -> Call:
+    def _begin_acquire(self, call: Call) -> float | None:
+        """How long the answer may take."""
+        assert isinstance(call.operation, Acquire)
+        wait = call.operation.wait
         with self.mutex:
             if self.error is not None:
                 raise self.error.again()
-            self._asking += 1
-            return Call(Acquire(resource, mode, wait, owner, max_hold, str(next(self._ids))))
+            self._asking.add(call)
+        if wait is None:
+            return None
+        return (wait if wait > 0 else _STORE_LIMIT) + _PATIENCE
 
-    def _end_acquire(self) -> None:
+    def _end_acquire(self, call: Call) -> None:
         with self.mutex:
-            self._asking -= 1
-            if self._asking == 0:
+            self._asking.discard(call)
+            if not self._asking:
                 self._early.clear()
 
     def _granted(self, call: Call, answer: Mapping[str, Any]) -> Hold:
@@ -164,7 +187,8 @@ class Session:
             hold = self._holds.get(grant.lock_id)
             if hold is None:
                 hold = self._holds[grant.lock_id] = Hold(self, grant)
-            hold.count += 1
+            call.hold = hold
+            hold.entered.add(call)
             hold.mode = grant.mode
             hold.until = max(hold.until, until)
             if max_hold is not None:
@@ -172,7 +196,6 @@ class Session:
                 hold.limit = limit if hold.limit is None else min(hold.limit, limit)
             elif hold.limit is None:
                 self.until = max(self.until, until)
-            call.granted = grant
             if early := self._early.get(grant.lock_id):
                 self._lose(hold, early)
             elif hold.silent_at() < self._looks_at:
@@ -181,33 +204,33 @@ class Session:
 
     def _acquire_failed(self, call: Call, e: BaseException) -> BaseException:
         """See that nothing is left behind, and find the error to tell."""
-        if call.granted is not None:  # interrupted after the grant was noted
-            with self.mutex:
-                hold = self._holds.get(call.granted.lock_id)
-                if hold is not None:
-                    self._forget_once(hold)
-                    self.let_go(hold)
+        if call.hold is not None:  # interrupted after the grant was noted
+            self.give_up(call)
         elif self.error is None and (not call.answered or not isinstance(e, LockSidecarError)):
             self._transport.abandon(call)
         return self._ended(e)
 
-    def _begin_change(self, hold: Hold, operation: Operation) -> Call:
-        problem = hold.look()
-        if problem is not None:
-            if isinstance(operation, Release):
-                self.let_go(hold)  # ends its grace
+    def _begin_change(self, entry: Call) -> None:
+        hold: Hold = entry.hold
+        if (problem := hold.look()) is not None:
             raise problem.again()
-        with self.mutex:
-            if self.error is not None:
-                raise self.error.again()
-        return Call(operation)
+        if entry not in hold.entered:
+            raise NotHolder(f"the lock on {hold.resource!r} was released before")
+        if self.error is not None:
+            raise self.error.again()
 
-    def _release_failed(self, hold: Hold, call: Call, e: BaseException) -> BaseException:
-        if not isinstance(e, LockSidecarError):  # an interrupt, or a task's cancellation
+    def _begin_release(self, entry: Call) -> None:
+        if entry.hold.look() is not None:
+            self.let_go(entry.hold)  # ends its grace
+        self._begin_change(entry)
+
+    def _release_failed(self, entry: Call, call: Call, e: BaseException) -> BaseException:
+        # After an interrupt, or the cancellation of a task, it goes on without us.
+        if not isinstance(e, LockSidecarError) and (call.sent or call.delivered):
             if not call.delivered:
                 self._transport.abandon(call)
-            self._released(hold)
-        return self._explained(hold, e)
+            self._released(entry)
+        return self._explained(entry.hold, e)
 
     def _explained(self, hold: Hold, e: BaseException) -> BaseException:
         e = self._ended(e)
@@ -232,15 +255,13 @@ class Session:
             return self.error.again()
         return e
 
-    def _released(self, hold: Hold) -> int:
+    def _released(self, entry: Call) -> int:
+        hold: Hold = entry.hold
         with self.mutex:
-            return self._forget_once(hold)
-
-    def _forget_once(self, hold: Hold) -> int:
-        hold.count -= 1
-        if hold.count <= 0:
-            self._holds.pop(hold.lock_id, None)
-        return hold.count
+            hold.entered.discard(entry)
+            if not hold.entered:
+                self._holds.pop(hold.lock_id, None)
+            return hold.count
 
     def _downgraded(self, hold: Hold, call: Call, answer: Mapping[str, Any]) -> None:
         grant = Grant.read(answer)
@@ -336,9 +357,3 @@ class Session:
             hold.forked(LockLost(f"the lock on {hold.resource!r} is lost: {message}", lost_reason="FORKED"))
         self._transport.forget()
 
-
-def _limit(wait: float | None) -> float | None:
-    """How long the answer of an acquire may take."""
-    if wait is None:
-        return None
-    return (wait if wait > 0 else _STORE_LIMIT) + _PATIENCE
