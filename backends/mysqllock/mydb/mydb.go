@@ -81,7 +81,7 @@ func (p *Pool) ExecOn(ctx context.Context, conn *sql.Conn, command, query string
 		execer := dc.(driver.ExecerContext)
 		r, err := execer.ExecContext(ctx, query, values)
 		if err != nil {
-			return rollBack(dc, err)
+			return rollBack(ctx, dc, err)
 		}
 		all := r.(mysql.Result)
 		res = Results{Affected: all.AllRowsAffected(), IDs: all.AllLastInsertIds()}
@@ -94,11 +94,11 @@ func (p *Pool) ExecOn(ctx context.Context, conn *sql.Conn, command, query string
 // rollBack ends the transaction in which a statement failed, and gives the
 // statement's error. Where the connection must not be used again, the error says
 // so to database/sql.
-func rollBack(dc any, cause error) error {
+func rollBack(ctx context.Context, dc any, cause error) error {
 	if !FromServer(cause) || ReadOnly(cause) { // of several servers, another may take writes
 		return &brokenError{cause}
 	}
-	if _, err := dc.(driver.ExecerContext).ExecContext(context.Background(), "ROLLBACK", nil); err != nil {
+	if _, err := dc.(driver.ExecerContext).ExecContext(context.WithoutCancel(ctx), "ROLLBACK", nil); err != nil {
 		return &brokenError{cause}
 	}
 	return cause

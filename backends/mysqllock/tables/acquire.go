@@ -149,7 +149,7 @@ func (a *attempt) ask(ctx context.Context) (g lock.Grant, queued bool, err error
 			fence = s.fence
 			return
 		}
-		if s.waits(string(q.ID), string(l.id)) {
+		if s.waits(string(l.id)) {
 			queued = true
 			return
 		}

@@ -2,6 +2,7 @@ package tables
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -61,8 +62,13 @@ func BenchmarkHandOff(bench *testing.B) {
 					at <- time.Now()
 					granted <- g
 				}()
-				for st, err := b.Get(context.Background(), r); err == nil && len(st.Waiters) == 0; st, err = b.Get(context.Background(), r) {
-				}
+				eventually(bench, "it waits", func() error {
+					st, err := b.Get(context.Background(), r)
+					if err == nil && len(st.Waiters) == 0 {
+						err = errors.New("it does not")
+					}
+					return err
+				})
 				start := time.Now()
 				if err := one.Release(context.Background(), r, g.ID); err != nil {
 					bench.Fatal(err)

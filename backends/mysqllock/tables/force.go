@@ -107,7 +107,7 @@ func (s *state) force(id string, grace time.Duration) (found, gone bool) {
 			s.marks = append(s.marks, h)
 		}
 		return true, false
-	case s.place != nil && s.waits(id, s.place.lease):
+	case s.place != nil && s.waits(s.place.lease):
 		tell(*s.place, newsOut)
 		s.note("force", *s.place, 0, "")
 		s.removeWaiter(s.place.seq)

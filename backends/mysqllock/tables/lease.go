@@ -102,7 +102,10 @@ func (l *lease) insert(ctx context.Context) error {
 	id := []byte(l.id)
 	// A new connection takes the server longer than a request, and when it fails
 	// nothing was asked for.
-	for i := 0; i < 3 && ctx.Err() == nil && l.beats.DB.PingContext(ctx) != nil; i++ {
+	for range 3 {
+		if l.beats.DB.PingContext(ctx) == nil || ctx.Err() != nil {
+			break
+		}
 	}
 	if _, err := l.beats.Exec(ctx, "open", l.b.sql.open, id, newBeat(), l.ttl.Milliseconds(), []byte(l.sidecar), id, []byte(l.sidecar)); err != nil {
 		return err

@@ -102,7 +102,7 @@ func (p *post) listenOnce(ctx context.Context, ready func()) (refused bool) {
 		return false
 	}
 	defer func() { _ = conn.Close() }()
-	defer drop(conn, nil) // so that the named lock is free
+	defer drop(ctx, conn, nil) // so that the named lock is free
 	var got sql.NullInt64
 	err = p.listener.QueryOn(ctx, conn, "listen", func(_ int, rows *sql.Rows) error { return rows.Scan(&got) }, "SELECT GET_LOCK(?, 0)", bellName(string(p.l.id)))
 	if err != nil {

@@ -32,7 +32,7 @@ func (b *Backend) reap(ctx context.Context) error {
 		case err == nil && got.Int64 == 0:
 			return nil // another one does it
 		}
-		defer drop(conn, nil) // and with it the named lock
+		defer drop(ctx, conn, nil) // and with it the named lock
 		if err := b.reapDead(ctx); err != nil {
 			return err
 		}

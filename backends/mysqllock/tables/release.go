@@ -91,7 +91,7 @@ func (l *lease) releaseIn(ctx context.Context, r lock.Resource, id lock.HoldID, 
 			found = true
 			s.note("release", m, s.own.fence, "")
 			s.removeHold(m.id)
-		case s.waits(m.id, m.lease):
+		case s.waits(m.lease):
 			found = true
 			s.note("cancel", m, 0, event)
 			s.removeWaiter(s.place.seq)

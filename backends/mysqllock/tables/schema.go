@@ -92,7 +92,7 @@ func (b *Backend) migrate(ctx context.Context) error {
 	pool := mydb.NewPool(c, 1, b.observe)
 	defer func() { _ = pool.Close() }()
 	// Refused on some clusters, and not needed.
-	_ = pool.Query(ctx, "schema", func(_ int, rows *sql.Rows) error { return nil }, "SELECT GET_LOCK(?, 10)", b.lockName("migrate"))
+	_ = pool.Query(ctx, "schema", func(int, *sql.Rows) error { return nil }, "SELECT GET_LOCK(?, 10)", b.lockName("migrate"))
 	_, err = pool.Exec(ctx, "schema", replaceNames(mustRead("schema/v1.sql"), b.cfg.Table))
 	if err != nil {
 		return fmt.Errorf("create tables: %w", err)

@@ -237,8 +237,8 @@ func (s *state) find(id, lease string) int64 {
 	return 0
 }
 
-// waits reports whether an id of a lease is in the queue.
-func (s *state) waits(id, lease string) bool {
+// waits reports whether the id that was asked for is in the queue, for a lease.
+func (s *state) waits(lease string) bool {
 	if s.place == nil || s.place.lease != lease {
 		return false
 	}

@@ -53,7 +53,7 @@ func (b *Backend) sweepExclusive(ctx context.Context, lease string, names []lock
 				return nil
 			}, query, args...)
 			if err != nil {
-				drop(conn, err)
+				drop(ctx, conn, err)
 				return err
 			}
 			if len(swept) > 0 {

@@ -185,9 +185,9 @@ func (e *notSentError) Error() string { return e.err.Error() }
 func (e *notSentError) Unwrap() error { return e.err }
 
 // drop ends the transaction on a connection, or the connection itself.
-func drop(conn *sql.Conn, cause error) {
+func drop(ctx context.Context, conn *sql.Conn, cause error) {
 	if mydb.FromServer(cause) && !mydb.ReadOnly(cause) {
-		if _, err := conn.ExecContext(context.Background(), "ROLLBACK"); err == nil {
+		if _, err := conn.ExecContext(context.WithoutCancel(ctx), "ROLLBACK"); err == nil {
 			return
 		}
 	}

@@ -45,7 +45,7 @@ func (b *Backend) change(ctx context.Context, command string, sub subject, decid
 func (b *Backend) changeOnce(ctx context.Context, command string, sub subject, decide func(*state)) (s *state, err error) {
 	err = b.on(ctx, func(ctx context.Context, conn *sql.Conn) error {
 		if s, err = b.load(ctx, conn, command, sub); err != nil {
-			drop(conn, err)
+			drop(ctx, conn, err)
 			return err
 		}
 		decide(s)
