@@ -93,6 +93,7 @@ func (a *attempt) unknown(err error) error {
 // the request has its place in the queue.
 func (a *attempt) ask(ctx context.Context) (g lock.Grant, done bool, err error) {
 	l, e := a.l, a.e
+	there := l.b.hasRow(a.q.Resource)
 	for {
 		l.mu.Lock()
 		if e.settled && !e.out {
@@ -101,7 +102,7 @@ func (a *attempt) ask(ctx context.Context) (g lock.Grant, done bool, err error) 
 		}
 		l.mu.Unlock()
 		sent := lock.BootTime()
-		fence, err := a.take(ctx)
+		fence, err := a.take(ctx, there)
 		if err != nil {
 			return g, true, a.unknown(err)
 		}
@@ -128,10 +129,10 @@ func (a *attempt) ask(ctx context.Context) (g lock.Grant, done bool, err error) 
 		case st.gone:
 			l.forget(e)
 			return g, true, lock.ErrNotHolder
-		case !st.there:
-			if err := a.addLock(ctx); err != nil {
-				return g, true, a.unknown(err)
-			}
+		case a.isOut(): // Release came in between, and may have been too early to find it
+			return g, true, a.withdraw(ctx)
+		case !st.there: // somebody has deleted it
+			there = false
 			continue
 		case a.q.Try:
 			if err := a.giveUp(ctx); err != nil {
@@ -153,16 +154,24 @@ func (a *attempt) granted(ctx context.Context, err error) (lock.Grant, bool, err
 	if err != nil {
 		return lock.Grant{}, true, a.unknown(err)
 	}
-	a.l.mu.Lock()
-	out := a.e.out
-	a.l.mu.Unlock()
-	if out { // Release came in between, and may have been too early to find it
-		if err := a.giveUp(ctx); err != nil {
-			return lock.Grant{}, true, err
-		}
-		return lock.Grant{}, true, lock.ErrNotHolder
+	if a.isOut() {
+		return lock.Grant{}, true, a.withdraw(ctx)
 	}
 	return a.grant(), true, nil
+}
+
+func (a *attempt) isOut() bool {
+	a.l.mu.Lock()
+	defer a.l.mu.Unlock()
+	return a.e.out
+}
+
+// withdraw is for a request that was released while it was under way.
+func (a *attempt) withdraw(ctx context.Context) error {
+	if err := a.giveUp(ctx); err != nil {
+		return err
+	}
+	return lock.ErrNotHolder
 }
 
 func (a *attempt) grant() lock.Grant {
@@ -170,8 +179,8 @@ func (a *attempt) grant() lock.Grant {
 }
 
 // take is ShedLock's update, with a fence for who gets the lock; 0: it was not
-// free, or not for this request.
-func (a *attempt) take(ctx context.Context) (lock.Fence, error) {
+// free, or not for this request. there says whether the lock has a row already.
+func (a *attempt) take(ctx context.Context, there bool) (lock.Fence, error) {
 	l := a.l
 	l.taking.RLock()
 	defer l.taking.RUnlock()
@@ -184,17 +193,28 @@ func (a *attempt) take(ctx context.Context) (lock.Fence, error) {
 		seq = noPlace
 	}
 	name, id, lease := string(a.q.Resource), []byte(a.q.ID), []byte(l.id)
+	query, args := l.b.sql.begin, []any(nil)
+	if !there {
+		query, args = l.b.sql.beginNew, []any{name}
+	}
+	args = append(args, name, l.ttl.Microseconds(), a.e.by, name, []byte(name), lease, id, []byte(name), seq,
+		[]byte(name), id, []byte(name), lease, []byte(a.e.by), []byte(a.q.Owner))
 	var res mydb.Results
 	err := mydb.Retry(ctx, func() (err error) {
-		res, err = l.b.pool.Exec(ctx, "acquire", l.b.sql.take,
-			name, l.ttl.Microseconds(), a.e.by, name, []byte(name), lease, id, []byte(name), seq,
-			[]byte(name), id, []byte(name), lease, []byte(a.e.by), []byte(a.q.Owner))
+		res, err = l.b.pool.Exec(ctx, "acquire", query+l.b.sql.take, args...)
 		return err
 	})
-	if err != nil || res.Affected[1] == 0 {
+	if err != nil {
 		return 0, err
 	}
-	return lock.Fence(res.IDs[2]), nil
+	if !there {
+		l.b.gotRow(a.q.Resource)
+	}
+	n := len(res.Affected) // lock, fence, hold, COMMIT
+	if res.Affected[n-4] == 0 {
+		return 0, nil
+	}
+	return lock.Fence(res.IDs[n-3]), nil
 }
 
 // state is what the store knows of a request that was not granted.
@@ -240,16 +260,6 @@ func (a *attempt) settle(ctx context.Context, fence lock.Fence, sent time.Durati
 	}
 }
 
-// addLock makes the row of a lock, as ShedLock leaves it after unlocking.
-func (a *attempt) addLock(ctx context.Context) error {
-	ctx, cancel := a.l.b.patience(ctx)
-	defer cancel()
-	return mydb.Retry(ctx, func() error {
-		_, err := a.l.b.pool.Exec(ctx, "add lock", a.l.b.sql.addLock, string(a.q.Resource))
-		return err
-	})
-}
-
 // queue takes a place in the queue.
 func (a *attempt) queue(ctx context.Context) error {
 	l := a.l
@@ -257,15 +267,15 @@ func (a *attempt) queue(ctx context.Context) error {
 	defer cancel()
 	var res mydb.Results
 	err := mydb.Retry(ctx, func() (err error) {
-		res, err = l.b.pool.Exec(ctx, "queue", l.b.sql.queue, []byte(a.q.ID), []byte(a.q.Resource), []byte(l.id), []byte(a.e.by), []byte(a.q.Owner),
+		res, err = l.b.pool.Exec(ctx, "queue", l.b.sql.queue, string(a.q.Resource), []byte(a.q.ID), []byte(a.q.Resource), []byte(l.id), []byte(a.e.by), []byte(a.q.Owner),
 			[]byte(l.id), []byte(a.q.ID))
 		return err
 	})
-	if err != nil || res.Affected[0] == 0 { // the next look at the state says why
+	if err != nil || res.Affected[2] == 0 { // the next look at the state says why
 		return err
 	}
 	l.mu.Lock()
-	a.e.seq = res.IDs[0]
+	a.e.seq = res.IDs[2]
 	l.mu.Unlock()
 	l.look()
 	return nil
@@ -279,10 +289,7 @@ func (a *attempt) wait(ctx context.Context, woken <-chan struct{}) (done bool, e
 	defer t.Stop()
 	select {
 	case <-woken:
-		l.mu.Lock()
-		out := a.e.out
-		l.mu.Unlock()
-		if out {
+		if a.isOut() {
 			l.forget(a.e)
 			return true, lock.ErrNotHolder
 		}

@@ -29,6 +29,7 @@ type lease struct {
 	ttl     time.Duration
 	recheck time.Duration // a waiter looks for itself at least this often
 	beats   *mydb.Pool    // for heartbeats, so that they wait for nobody
+	looks   *mydb.Pool    // for what the goroutines ask, so that nobody waits for them
 
 	mu      sync.Mutex
 	entries map[lock.HoldID]*entry
@@ -63,8 +64,12 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	if err != nil {
 		return nil, err
 	}
+	looks, err := b.connect(1)
+	if err != nil {
+		return nil, err
+	}
 	l := &lease{
-		b: b, id: lock.NewLeaseID(), label: ascii(o.Sidecar), ttl: o.TTL, beats: beats,
+		b: b, id: lock.NewLeaseID(), label: ascii(o.Sidecar), ttl: o.TTL, beats: beats, looks: looks,
 		recheck: min(maxRecheck, o.TTL/3),
 		entries: make(map[lock.HoldID]*entry), renewed: lock.BootTime(),
 		lost: make(chan struct{}), kick: make(chan struct{}, 1), events: make(chan lock.Event, 64),
@@ -72,7 +77,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	bounded, cancel := b.patience(ctx)
 	defer cancel()
 	if _, err := beats.Exec(bounded, "open", b.sql.open, []byte(l.id), []byte(o.Sidecar), o.TTL.Microseconds()); err != nil {
-		_ = beats.Close()
+		_, _ = beats.Close(), looks.Close()
 		return nil, mydb.Unavailable("open lease", err)
 	}
 	l.run, l.stop = context.WithCancel(context.WithoutCancel(ctx))
@@ -207,7 +212,7 @@ func (l *lease) compare(ctx context.Context, holds []*entry) error {
 	}, l.b.sql.owned+condition, args...); err != nil {
 		return err
 	}
-	forced, err := l.readNews(ctx)
+	forced, err := l.readNews(ctx, l.beats)
 	if err != nil {
 		return err
 	}
@@ -244,7 +249,7 @@ func (l *lease) Close(ctx context.Context) error {
 		l.taking.Unlock()
 		err = l.drop(ctx)
 		l.routines.Wait()
-		_ = l.beats.Close() // nothing is under way on it
+		_, _ = l.beats.Close(), l.looks.Close() // nothing is under way on them
 		l.eventsMu.Lock()
 		close(l.events)
 		l.closed = true

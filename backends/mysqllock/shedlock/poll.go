@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -91,7 +92,7 @@ func (l *lease) pollOnce(heads []*entry) {
 			args = append(args, i, name, []byte(name), []byte(name), seq)
 		}
 		ctx, cancel := l.b.patience(l.run)
-		_ = l.b.pool.Query(ctx, "poll", func(_ int, rows *sql.Rows) error {
+		_ = l.looks.Query(ctx, "poll", func(_ int, rows *sql.Rows) error {
 			var i int
 			if err := rows.Scan(&i); err != nil {
 				return err
@@ -128,7 +129,7 @@ func (l *lease) attend() {
 		}
 		if at := lock.BootTime(); at-reaped >= reapEvery {
 			reaped = at
-			_, _ = l.b.pool.Exec(ctx, "reap", l.b.sql.reap) // there will be another time
+			_, _ = l.looks.Exec(ctx, "reap", l.b.sql.reap) // there will be another time
 		}
 		cancel()
 	}
@@ -136,9 +137,9 @@ func (l *lease) attend() {
 
 // readNews gives the forced holds with what is left of the grace, and the waiters
 // that were forced out with a negative time.
-func (l *lease) readNews(ctx context.Context) (map[lock.HoldID]time.Duration, error) {
+func (l *lease) readNews(ctx context.Context, pool *mydb.Pool) (map[lock.HoldID]time.Duration, error) {
 	news := make(map[lock.HoldID]time.Duration)
-	err := l.b.pool.Query(ctx, "look for force", func(_ int, rows *sql.Rows) error {
+	err := pool.Query(ctx, "look for force", func(_ int, rows *sql.Rows) error {
 		var id string
 		var us int64
 		err := rows.Scan(&id, &us)
@@ -150,7 +151,7 @@ func (l *lease) readNews(ctx context.Context) (map[lock.HoldID]time.Duration, er
 
 func (l *lease) lookForForce(ctx context.Context) {
 	at := lock.BootTime()
-	news, err := l.readNews(ctx)
+	news, err := l.readNews(ctx, l.looks)
 	if err != nil {
 		return // there will be another time
 	}

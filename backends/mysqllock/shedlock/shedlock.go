@@ -37,10 +37,12 @@ const (
 	// usualTable is ShedLock's table unless the URL says otherwise.
 	usualTable = "shedlock"
 	// usualConnections is how many a backend opens for requests unless the URL
-	// says otherwise; each lease has one more, for its heartbeat.
+	// says otherwise; each lease has two more, one of them for its heartbeat.
 	usualConnections = 8
 	// maxName is the longest name in characters that fits ShedLock's table.
 	maxName = 64
+	// maxKnown bounds the memory of names that have a row.
+	maxKnown = 100_000
 	// rowWait is how long a statement may wait for a row.
 	rowWait = time.Second
 )
@@ -55,7 +57,8 @@ type Backend struct {
 	sql     statements
 
 	mu    sync.Mutex
-	ready bool // the tables are there
+	ready bool                       // the tables are there
+	known map[lock.Resource]struct{} // names that have a row
 }
 
 var _ lock.Backend = (*Backend)(nil)
@@ -90,7 +93,7 @@ func Open(cfg mydb.Config, observe lock.Observe) (*Backend, error) {
 	if cfg.MaxConnections == 0 {
 		cfg.MaxConnections = usualConnections
 	}
-	b := &Backend{cfg: cfg, table: "`" + cfg.Database + "`.`" + table + "`", zone: zone, observe: observe}
+	b := &Backend{cfg: cfg, table: "`" + cfg.Database + "`.`" + table + "`", zone: zone, observe: observe, known: make(map[lock.Resource]struct{})}
 	b.sql = newStatements(b.name)
 	var err error
 	b.pool, err = b.connect(cfg.MaxConnections)
@@ -127,6 +130,23 @@ func (b *Backend) Close() error { return b.pool.Close() }
 // connection useless.
 func (b *Backend) patience(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), b.cfg.Timeout+rowWait)
+}
+
+// hasRow reports whether a name is known to have a row in ShedLock's table.
+func (b *Backend) hasRow(r lock.Resource) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, ok := b.known[r]
+	return ok
+}
+
+func (b *Backend) gotRow(r lock.Resource) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.known) >= maxKnown {
+		clear(b.known)
+	}
+	b.known[r] = struct{}{}
 }
 
 // check refuses requests for what ShedLock's table cannot hold.

@@ -37,7 +37,8 @@ type statements struct {
 	take     string
 	state    string
 	queue    string
-	addLock  string
+	begin    string // of take
+	beginNew string // the same, for a lock without a row
 	place    string
 	giveUp   string
 	release  string
@@ -58,12 +59,14 @@ type statements struct {
 
 func newStatements(name func(table string) string) statements {
 	t := func(text ...string) string { return replaceNames(strings.Join(text, ""), name) }
+	// One statement, so that it sees both tables at one moment. It is not sorted:
+	// that would take a temporary table, with large objects in it.
 	status := func(hold, lock string) string {
 		return t("SELECT 0 AS kind, h.name AS name, h.id, h.locked_by, h.fence, TIMESTAMPDIFF(MICROSECOND, h.since, ", fineNow, "), ",
 			"h.lease, COALESCE(l.sidecar, ''), h.owner, h.revoke_until IS NOT NULL, l.id IS NOT NULL, h.seq AS seq ",
 			"FROM {shed_hold} AS h LEFT JOIN {shed_lease} AS l ON l.id=h.lease AND l.until>", fineNow, " WHERE ", hold,
 			" UNION ALL SELECT 1, CAST(CONVERT(name USING utf8mb4) AS BINARY), '', CAST(CONVERT(locked_by USING utf8mb4) AS BINARY), 0, ",
-			"TIMESTAMPDIFF(MICROSECOND, locked_at, ", now, "), '', '', '', 0, 1, 0 FROM {shedlock} WHERE lock_until>", now, lock, " ORDER BY seq")
+			"TIMESTAMPDIFF(MICROSECOND, locked_at, ", now, "), '', '', '', 0, 1, 0 FROM {shedlock} WHERE lock_until>", now, lock)
 	}
 	return statements{
 		look: t("SELECT name, lock_until, locked_at, locked_by FROM {shedlock} LIMIT 0; SELECT id, sidecar, until FROM {shed_lease} LIMIT 0; ",
@@ -81,7 +84,7 @@ func newStatements(name func(table string) string) statements {
 		// when the row is locked already, by a statement of their own: Release
 		// writes to shed_gone before it touches the row, so either this sees that,
 		// or Release sees the grant. ROW_COUNT is of the statement before.
-		take: t("START TRANSACTION; SELECT 1 FROM {shedlock} WHERE name=? FOR UPDATE; ",
+		take: t("SELECT 1 FROM {shedlock} WHERE name=? FOR UPDATE; ",
 			"UPDATE {shedlock} SET lock_until=", until, ", locked_at=", now, ", locked_by=? WHERE name=? AND ", free, " AND ", alive,
 			" AND NOT EXISTS (SELECT 1 FROM {shed_gone} WHERE id=?) AND NOT ", earlier, "; ",
 			"INSERT INTO {shed_fence} (name, fence) SELECT ?, LAST_INSERT_ID(", micros, ") FROM DUAL WHERE ROW_COUNT()>0 ",
@@ -91,10 +94,14 @@ func newStatements(name func(table string) string) statements {
 		state: t("SELECT ", alive, ", EXISTS (SELECT 1 FROM {shed_gone} WHERE id=?), EXISTS (SELECT 1 FROM {shedlock} WHERE name=?), ",
 			"EXISTS (SELECT 1 FROM {shedlock} WHERE name=? AND locked_by=? AND lock_until>", now, "), ",
 			"COALESCE((SELECT fence FROM {shed_hold} WHERE id=?), -1)"),
-		queue: t("INSERT INTO {shed_hold} (id, name, lease, locked_by, owner, fence, since) SELECT ?,?,?,?,?,0,", fineNow,
+		// The row of the lock is locked, so that places are seen in their order.
+		queue: t("START TRANSACTION; SELECT 1 FROM {shedlock} WHERE name=? FOR UPDATE; ",
+			"INSERT INTO {shed_hold} (id, name, lease, locked_by, owner, fence, since) SELECT ?,?,?,?,?,0,", fineNow,
 			" FROM DUAL WHERE ", alive, " AND NOT EXISTS (SELECT 1 FROM {shed_gone} WHERE id=?) ",
-			"ON DUPLICATE KEY UPDATE fence=0, seq=LAST_INSERT_ID(seq)"),
-		addLock: t("INSERT IGNORE INTO {shedlock} (name, lock_until, locked_at, locked_by) VALUES (?, ", now, ", ", now, ", '')"),
+			"ON DUPLICATE KEY UPDATE fence=0, seq=LAST_INSERT_ID(seq); COMMIT"),
+		begin: "START TRANSACTION; ",
+		// As ShedLock leaves a row after unlocking.
+		beginNew: t("START TRANSACTION; INSERT IGNORE INTO {shedlock} (name, lock_until, locked_at, locked_by) VALUES (?, ", now, ", ", now, ", ''); "),
 		place: t("SELECT COUNT(*) FROM {shed_hold} AS w JOIN {shed_lease} AS l ON l.id=w.lease AND l.until>", fineNow,
 			" WHERE w.name=? AND w.fence=0 AND w.seq<=?"),
 		giveUp: t("INSERT IGNORE INTO {shed_gone} (id, lease) SELECT ?, id FROM {shed_lease} WHERE id=?; "),

@@ -1,6 +1,7 @@
 package shedlock
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"maps"
@@ -63,6 +64,7 @@ func (b *Backend) read(ctx context.Context, command, query string, args ...any) 
 		lock.Holding
 		name  lock.Resource
 		by    string
+		seq   int64
 		alive bool
 	}
 	var ours []record
@@ -71,8 +73,8 @@ func (b *Backend) read(ctx context.Context, command, query string, args ...any) 
 		var r record
 		var kind int
 		var name, id, lease, owner string
-		var us, seq int64
-		if err := rows.Scan(&kind, &name, &id, &r.by, &r.Fence, &us, &lease, &r.Sidecar, &owner, &r.Revoked, &r.alive, &seq); err != nil {
+		var us int64
+		if err := rows.Scan(&kind, &name, &id, &r.by, &r.Fence, &us, &lease, &r.Sidecar, &owner, &r.Revoked, &r.alive, &r.seq); err != nil {
 			return err
 		}
 		r.ID, r.name, r.Mode, r.Age = lock.HoldID(id), lock.Resource(name), lock.Exclusive, max(0, time.Duration(us)*time.Microsecond)
@@ -95,6 +97,7 @@ func (b *Backend) read(ctx context.Context, command, query string, args ...any) 
 		}
 		return all[name]
 	}
+	slices.SortFunc(ours, func(a, b record) int { return cmp.Compare(a.seq, b.seq) })
 	for _, r := range ours {
 		key := r.by + "\x00" + string(r.name)
 		_, holds := locked[key]
