@@ -64,10 +64,29 @@ func Connect(ctx context.Context, address string) (store.Store, error) {
 		return nil, fmt.Errorf("find the port in the URL of the store: %w", err)
 	}
 	s := &Store{url: address, db: sql.OpenDB(connector), pid: proc.Listener(port)}
-	if _, err := s.db.ExecContext(ctx, "CREATE TABLE IF NOT EXISTS "+table+" (name VARCHAR(128) PRIMARY KEY, n BIGINT NOT NULL)"); err != nil {
-		return nil, errors.Join(fmt.Errorf("create a table: %w", err), s.db.Close())
+	if err := s.prepare(ctx); err != nil {
+		return nil, errors.Join(err, s.db.Close())
 	}
 	return s, nil
+}
+
+// prepare makes the table, and a server of the tests as careful as servers are
+// by default: a commit is answered when it is on the disk.
+func (s *Store) prepare(ctx context.Context) error {
+	const careful = 1
+	var now int
+	if err := s.db.QueryRowContext(ctx, "SELECT @@GLOBAL.innodb_flush_log_at_trx_commit").Scan(&now); err != nil {
+		return fmt.Errorf("ask when a commit is answered: %w", err)
+	}
+	if now != careful {
+		if _, err := s.db.ExecContext(ctx, "SET GLOBAL innodb_flush_log_at_trx_commit = ?", careful); err != nil {
+			return fmt.Errorf("let commits wait for the disk: %w", err)
+		}
+	}
+	if _, err := s.db.ExecContext(ctx, "CREATE TABLE IF NOT EXISTS "+table+" (name VARCHAR(128) PRIMARY KEY, n BIGINT NOT NULL)"); err != nil {
+		return fmt.Errorf("create a table: %w", err)
+	}
+	return nil
 }
 
 // URL implements store.Store.
