@@ -176,7 +176,7 @@ func (i *interop) takeTurns(t *testing.T) {
 func (i *interop) endOfLease(t *testing.T) {
 	const (
 		name = "end-of-lease"
-		ttl  = time.Second
+		ttl  = 2 * time.Second
 	)
 	peer := javatest.ShedLock(t, javatest.NewCounter(t), "java", i.database, name)
 	b, err := shedlock.Open(i.config(t), nil)
