@@ -98,7 +98,7 @@ func (a *attempt) ask(ctx context.Context) (g lock.Grant, done bool, err error) 
 		l.mu.Lock()
 		if e.settled && !e.out {
 			defer l.mu.Unlock()
-			return a.grant(), true, nil
+			return a.grant(e.fence), true, nil
 		}
 		l.mu.Unlock()
 		sent := lock.BootTime()
@@ -119,7 +119,7 @@ func (a *attempt) ask(ctx context.Context) (g lock.Grant, done bool, err error) 
 				fence = st.fence
 			}
 			if ok, err := a.settle(ctx, fence, sent); err != nil || ok {
-				return a.granted(ctx, err)
+				return a.granted(ctx, fence, err)
 			}
 			continue // it was lost at once
 		case !st.alive:
@@ -150,14 +150,14 @@ func (a *attempt) ask(ctx context.Context) (g lock.Grant, done bool, err error) 
 }
 
 // granted is the outcome when the store has granted the request.
-func (a *attempt) granted(ctx context.Context, err error) (lock.Grant, bool, error) {
+func (a *attempt) granted(ctx context.Context, fence lock.Fence, err error) (lock.Grant, bool, error) {
 	if err != nil {
 		return lock.Grant{}, true, a.unknown(err)
 	}
 	if a.isOut() {
 		return lock.Grant{}, true, a.withdraw(ctx)
 	}
-	return a.grant(), true, nil
+	return a.grant(fence), true, nil
 }
 
 func (a *attempt) isOut() bool {
@@ -174,8 +174,8 @@ func (a *attempt) withdraw(ctx context.Context) error {
 	return lock.ErrNotHolder
 }
 
-func (a *attempt) grant() lock.Grant {
-	return lock.Grant{ID: a.q.ID, Resource: a.q.Resource, Mode: a.q.Mode, Fence: a.e.fence}
+func (a *attempt) grant(f lock.Fence) lock.Grant {
+	return lock.Grant{ID: a.q.ID, Resource: a.q.Resource, Mode: a.q.Mode, Fence: f}
 }
 
 // take is ShedLock's update, with a fence for who gets the lock; 0: it was not
