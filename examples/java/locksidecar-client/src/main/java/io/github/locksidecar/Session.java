@@ -15,6 +15,7 @@ import java.util.concurrent.Executor;
 import java.util.concurrent.Future;
 import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.locks.ReentrantLock;
 import locksidecar.v1.Locksidecar.AcquireRequest;
 import locksidecar.v1.Locksidecar.CancelRequest;
@@ -49,6 +50,7 @@ final class Session {
   private final Runnable onDraining;
   private final ManagedChannel channel;
   private final ClientCall<SessionRequest, SessionResponse> stream;
+  private final AtomicBoolean disconnected = new AtomicBoolean();
   private final CompletableFuture<Void> over = new CompletableFuture<>();
 
   /** Taken to send: a stream takes one message at a time. Before mu. */
@@ -158,7 +160,7 @@ final class Session {
       sending.unlock();
     }
     Answers.settle(over, OVERDUE);
-    channel.shutdownNow();
+    disconnect();
   }
 
   // --- requests
@@ -322,8 +324,15 @@ final class Session {
 
   private void ended(SidecarException why) {
     finish(why, Loss.GONE, "the connection to the sidecar ended");
-    over.complete(null);
-    channel.shutdownNow();
+    disconnect();
+  }
+
+  /** Ends the connection, once; then it is over, and the thread that serves it may go. */
+  private void disconnect() {
+    if (disconnected.compareAndSet(false, true)) {
+      channel.shutdownNow();
+      over.complete(null);
+    }
   }
 
   /** Ends the session once: later reasons do not count. */
