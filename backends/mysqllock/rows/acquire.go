@@ -32,7 +32,7 @@ func (l *lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 		if ctx.Err() != nil {
 			return lock.Grant{}, waitEnded(ctx, q)
 		}
-		a := l.enter(q)
+		a := l.enter(q) //nolint:contextcheck // it goes on when this call ends and another waits for the same
 		select {
 		case <-a.done:
 		case <-ctx.Done():

@@ -259,7 +259,7 @@ func (l *lease) Heartbeat(ctx context.Context) error {
 	readOnly, err := l.main.run(ctx, "heartbeat", "SELECT 1 FROM (SELECT @@GLOBAL.read_only AS r) AS t WHERE r <> 0")
 	switch {
 	case err == nil && readOnly > 0, broken(err) && !errors.Is(err, errNoAnswer):
-		l.ended(l.main)
+		l.ended(l.main) //nolint:contextcheck // it goes on when this call ends
 		<-l.lost
 		return lock.ErrLeaseLost
 	case err != nil:

@@ -99,7 +99,7 @@ func (k *link) run(ctx context.Context, command, query string, args ...any) (int
 	}
 	answered := make(chan answer, 1)
 	start := time.Now()
-	k.l.routines.Go(func() {
+	k.l.routines.Go(func() { //nolint:contextcheck // see above
 		rows, err := count(k.query(context.Background(), query, args...))
 		<-k.turn
 		k.l.b.observe(command, time.Since(start), err)

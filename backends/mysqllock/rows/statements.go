@@ -35,7 +35,7 @@ type statements struct {
 	revoked  string
 	revokeOf string
 	held     string
-	token    string
+	user     string // of a named lock
 }
 
 func newStatements(cfg *mydb.Config) statements {
@@ -76,7 +76,7 @@ func newStatements(cfg *mydb.Config) statements {
 			" WHERE lease=? AND revoke_until IS NOT NULL",
 		revokeOf: "SELECT id FROM " + hold + " WHERE id=? AND revoke_until IS NOT NULL",
 		held:     "SELECT id FROM " + hold + " WHERE id=? AND " + alive,
-		token:    "SELECT IS_USED_LOCK(?)",
+		user:     "SELECT IS_USED_LOCK(?)",
 	}
 }
 

@@ -83,7 +83,7 @@ func (b *Backend) connectionOf(ctx context.Context, pool *mydb.Pool, token strin
 	var id sql.NullInt64
 	if err := pool.Query(ctx, "look for connection", func(_ int, rows *sql.Rows) error {
 		return rows.Scan(&id)
-	}, b.sql.token, b.sql.prefix+token); err != nil {
+	}, b.sql.user, b.sql.prefix+token); err != nil {
 		return 0, mydb.Unavailable("look for connection", err)
 	}
 	return id.Int64, nil

@@ -245,9 +245,9 @@ func (l *lease) Close(ctx context.Context) error {
 	l.closeOnce.Do(func() {
 		l.lose()
 		l.stop()
-		l.taking.Lock() // what is granted now is known
-		l.taking.Unlock()
+		l.taking.Lock() // what is granted is known then
 		err = l.drop(ctx)
+		l.taking.Unlock()
 		l.routines.Wait()
 		_, _ = l.beats.Close(), l.looks.Close() // nothing is under way on them
 		l.eventsMu.Lock()

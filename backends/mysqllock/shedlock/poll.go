@@ -11,10 +11,10 @@ import (
 )
 
 // The poll asks often for waiters that came lately, and less often when even the
-// last of them waits for long: every tenth of its time, from pollMin to pollMax.
+// last of them waits for long: every tenth of its time, from pollSoon to pollLate.
 const (
-	pollMin = 2 * time.Millisecond
-	pollMax = 50 * time.Millisecond
+	pollSoon = 2 * time.Millisecond
+	pollLate = 50 * time.Millisecond
 	// pollMany bounds how many locks one statement asks for.
 	pollMany = 200
 )
@@ -43,7 +43,7 @@ func (l *lease) poll() {
 			t.Stop()
 		} else {
 			l.pollOnce(heads)
-			t.Reset(min(max((lock.BootTime()-came)/10, pollMin), pollMax))
+			t.Reset(min(max((lock.BootTime()-came)/10, pollSoon), pollLate))
 		}
 		select {
 		case <-t.C:
