@@ -226,7 +226,7 @@ func (a *attempt) fence() (lock.Fence, error) {
 		if err != nil {
 			return 0, err
 		}
-		return lock.Fence(res.IDs[0]), nil
+		return lock.Fence(res.IDs[1]), nil // START TRANSACTION is before it
 	}
 	for {
 		res, err := a.l.side.Exec(ctx, "grant", a.l.b.sql.grantS, append(append([]any{name, id}, a.record()...), name)...)

@@ -52,9 +52,9 @@ func newStatements(cfg *mydb.Config) statements {
 		look: "SELECT name FROM " + row + " LIMIT 0; SELECT name, fence FROM " + fence + " LIMIT 0; " +
 			"SELECT " + columns + ", revoke_until FROM " + hold + " LIMIT 0",
 		addRow: "INSERT IGNORE INTO " + row + " (name) VALUES (?)",
-		grantX: "INSERT INTO " + fence + " (name, fence) VALUES (?, LAST_INSERT_ID(" + micros + ")) " +
+		grantX: "START TRANSACTION; INSERT INTO " + fence + " (name, fence) VALUES (?, LAST_INSERT_ID(" + micros + ")) " +
 			"ON DUPLICATE KEY UPDATE fence=LAST_INSERT_ID(GREATEST(fence+1, VALUES(fence))); " + others + "; " +
-			"INSERT INTO " + hold + " (" + columns + ") VALUES (?,?,?,?,?,LAST_INSERT_ID(),?,?," + now + ") " + granted,
+			"INSERT INTO " + hold + " (" + columns + ") VALUES (?,?,?,?,?,LAST_INSERT_ID(),?,?," + now + ") " + granted + "; COMMIT",
 		// It leaves the fence alone, also in the sense that it waits for nobody's guard.
 		grantS: others + " AND mode='X'; " +
 			"INSERT INTO " + hold + " (" + columns + ") SELECT ?,?,?,?,?,LAST_INSERT_ID(fence),?,?," + now + " FROM " + fence + " WHERE name=? " + granted,
