@@ -21,7 +21,7 @@ import locksidecar
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "scenarios"))
 
-from sidecars import EMBEDDED, sidecars  # noqa: E402
+from run_sidecars import EMBEDDED, sidecars  # noqa: E402
 
 WAITER = """
 import sys, time
@@ -112,7 +112,7 @@ def hand_over(client: locksidecar.Client, seconds: float) -> str:
     """From the release here until another process has it, median."""
     socket = client.session()._transport.path  # type: ignore[attr-defined]
     transport = type(client.session()._transport).__name__.lower()
-    took = []
+    took: list[float] = []
     with subprocess.Popen(
         [sys.executable, "-c", WAITER, socket, transport], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.synchronize import Barrier
 
-from sidecars import default_store, sidecars
+from run_sidecars import default_store, sidecars
 
 import locksidecar
 

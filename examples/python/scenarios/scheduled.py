@@ -21,7 +21,7 @@ import tempfile
 import time
 from multiprocessing.context import SpawnProcess
 
-from sidecars import EMBEDDED, Sidecar, default_store, sidecars
+from run_sidecars import EMBEDDED, Sidecar, default_store, sidecars
 
 import locksidecar
 

@@ -77,7 +77,12 @@ class Threads:
     def when_lost(self, held: AnyHeld, then: Callable[[], None]) -> None:
         assert isinstance(held, Held)
         lost = held.lost
-        threading.Thread(target=lambda: lost.wait() and then(), daemon=True).start()
+
+        def run() -> None:
+            lost.wait()
+            then()
+
+        threading.Thread(target=run, daemon=True).start()
 
     def can_cancel(self) -> bool:
         return False

@@ -152,7 +152,8 @@ class App:
 
     def __init__(self, code: str, socket_path: str, *args: str, env: Mapping[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", code, *args],
+            # Since Python 3.12 every fork among threads is warned of.
+            [sys.executable, "-W", "error", "-W", "ignore:This process:DeprecationWarning", "-c", code, *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -171,11 +171,14 @@ def test_rwlock(client: Client, sidecar: Sidecar) -> None:
 
 def test_lost_by_force(client: Client, sidecar: Sidecar) -> None:
     with pytest.raises(LockLost) as at_the_end, client.lock("taken") as held:
-        told = threading.Event()
-        threading.Thread(target=lambda: held.lost.wait(PATIENCE) and told.set()).start()
+        told: list[bool] = []
+        waiting = threading.Thread(target=lambda: told.append(held.lost.wait(PATIENCE)))
+        waiting.start()
         forcing = threading.Thread(target=sidecar.force, args=("taken", 5.0))
         forcing.start()
-        assert held.lost.wait(PATIENCE) and told.wait(PATIENCE)
+        assert held.lost.wait(PATIENCE)
+        waiting.join(PATIENCE)
+        assert told == [True]
         with pytest.raises(LockLost) as e:
             held.check()
         assert (e.value.lost_reason, e.value.reason) == ("FORCED", "LOCK_LOST")

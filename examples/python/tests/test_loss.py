@@ -11,13 +11,13 @@ from conftest import TRANSPORTS
 from sidecars import PATIENCE, Sidecar, eventually
 
 import locksidecar
-from locksidecar import Client, LockLost
+from locksidecar import Client, LockLost, TransportName
 
 pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
 Start = Callable[..., Sidecar]
 
 
-def test_frozen_by_the_clock_alone(own_sidecar: Start, transport: str) -> None:
+def test_frozen_by_the_clock_alone(own_sidecar: Start, transport: TransportName) -> None:
     """No thread has to run for that: the one that asks sees it."""
     sidecar = own_sidecar(ttl="1s")
     with Client(sidecar.socket, transport=transport) as client:
@@ -34,7 +34,7 @@ def test_frozen_by_the_clock_alone(own_sidecar: Start, transport: str) -> None:
         sidecar.expect_queue("r", 0, 0)
 
 
-def test_frozen_while_somebody_waits(own_sidecar: Start, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_while_somebody_waits(own_sidecar: Start, transport: TransportName, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("locksidecar._session._PATIENCE", 0.3)
     sidecar = own_sidecar(ttl="10s")
     with Client(sidecar.socket, transport=transport) as client:
@@ -51,7 +51,7 @@ def test_frozen_while_somebody_waits(own_sidecar: Start, transport: str, monkeyp
 
 
 def test_frozen_at_the_release(
-    own_sidecar: Start, transport: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    own_sidecar: Start, transport: TransportName, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The work was done under the lock. That is no reason to fail it."""
     monkeypatch.setattr("locksidecar._session._PATIENCE", -1.7)
@@ -64,7 +64,7 @@ def test_frozen_at_the_release(
         sidecar.expect_queue("r", 0, 0)
 
 
-def test_killed_and_started_again(own_sidecar: Start, transport: str) -> None:
+def test_killed_and_started_again(own_sidecar: Start, transport: TransportName) -> None:
     sidecar = own_sidecar()
     with Client(sidecar.socket, transport=transport) as client:
         held = client.lock("r").acquire()
@@ -80,7 +80,7 @@ def test_killed_and_started_again(own_sidecar: Start, transport: str) -> None:
         assert held.lost.is_set()
 
 
-def test_stopped(own_sidecar: Start, transport: str) -> None:
+def test_stopped(own_sidecar: Start, transport: TransportName) -> None:
     sidecar = own_sidecar(drain="10s")
     with Client(sidecar.socket, transport=transport) as client:
         held = client.lock("r").acquire()
@@ -94,7 +94,7 @@ def test_stopped(own_sidecar: Start, transport: str) -> None:
         assert not stopping.is_alive()
 
 
-def test_news_keep_it(own_sidecar: Start, transport: str) -> None:
+def test_news_keep_it(own_sidecar: Start, transport: TransportName) -> None:
     sidecar = own_sidecar(ttl="500ms")
     with Client(sidecar.socket, transport=transport) as client, client.lock("r") as held:
         end = time.monotonic() + 1.5

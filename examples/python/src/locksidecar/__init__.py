@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from . import _decorator
 from ._aio import AsyncLostEvent
-from ._client import Client
+from ._client import Client, TransportName
 from ._errors import (
     Cancelled,
     Draining,
@@ -68,6 +68,7 @@ __all__ = [
     "SidecarGone",
     "SidecarSilent",
     "StoreUnavailable",
+    "TransportName",
     "UpgradeRefused",
     "WaitTimeout",
     "default_client",

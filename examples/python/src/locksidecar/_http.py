@@ -41,7 +41,7 @@ class Connection:
 
     def receive(self) -> Response | None:
         """The response; None: the connection ended. TimeoutError by the time-out of send."""
-        while (response := parse(self._buf)) is None:
+        while not self._buf or (response := parse(self._buf)) is None:
             data = self.sock.recv(65536)
             if not data:
                 return None
@@ -54,7 +54,7 @@ class Connection:
         await loop.sock_sendall(self.sock, payload)
 
     async def receive_async(self, loop: asyncio.AbstractEventLoop) -> Response | None:
-        while (response := parse(self._buf)) is None:
+        while not self._buf or (response := parse(self._buf)) is None:
             data = await loop.sock_recv(self.sock, 65536)
             if not data:
                 return None
