@@ -250,7 +250,9 @@ func TestLateCopy(t *testing.T) {
 		_, l := sidecar(t, s.URL(), 10*time.Minute)
 		q := request(unique(t))
 		e := &entry{q: q, by: l.by(q.ID), woken: make(chan struct{}), unsure: true} // it was sent and had no answer
+		l.mu.Lock()
 		l.entries[q.ID] = e
+		l.mu.Unlock()
 		if err := l.Release(t.Context(), q.Resource, q.ID); !errors.Is(err, lock.ErrNotHolder) {
 			t.Fatalf("Release: %v", err)
 		}
@@ -260,8 +262,8 @@ func TestLateCopy(t *testing.T) {
 				t.Errorf("the late copy was granted: %d, %v", fence, err)
 			}
 		}
-		if err := a.queue(t.Context()); err != nil || e.seq != 0 {
-			t.Errorf("the late copy has place %d, %v", e.seq, err)
+		if err := a.queue(t.Context()); err != nil || a.placed() {
+			t.Errorf("the late copy has a place in the queue, %v", err)
 		}
 		if st, err := a.state(t.Context()); err != nil || !st.gone || st.mine {
 			t.Errorf("the state is %+v, %v", st, err)
