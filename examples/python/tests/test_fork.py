@@ -102,7 +102,7 @@ def test_the_child_does_not_keep_the_parents_lock(own_sidecar: Start, transport:
             a.say()
         a.wait()
         took = time.monotonic() - began
-        sidecar.expect_queue("r", 0, 0, 2)
+        sidecar.expect_queue("r", 0, 0, 5)
         assert Path(f"/proc/{children[0]}").exists(), "the child has ended, and the test shows nothing"
         os.kill(int(children[0]), 9)
     assert took < 5, f"the parent's exit took {took:.1f} s"
@@ -249,7 +249,7 @@ def test_prefork_server(own_sidecar: Start, transport: str) -> None:
             last = int(fence)
         a.signal(15)
         assert a.wait() == 0
-        sidecar.expect_queue("request", 0, 0, 2)
+        sidecar.expect_queue("request", 0, 0, 5)
 
 
 ASYNC_PARENT = """

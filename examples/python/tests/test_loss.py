@@ -23,10 +23,11 @@ def test_frozen_by_the_clock_alone(own_sidecar: Start, transport: TransportName)
     with Client(sidecar.socket, transport=transport) as client:
         with pytest.raises(LockLost) as e, client.lock("r") as held:
             sidecar.freeze()
-            end = time.clock_gettime(time.CLOCK_BOOTTIME) + held.valid_for()
+            frozen = asked = time.clock_gettime(time.CLOCK_BOOTTIME)
             while not held.lost.is_set():
-                assert time.clock_gettime(time.CLOCK_BOOTTIME) < end + 0.01
-                held.valid_for()
+                assert asked - frozen < 0.9, "not lost, and valid for longer than a lease of 1 s can be"
+                asked = time.clock_gettime(time.CLOCK_BOOTTIME)
+            assert held.valid_for() == 0
         assert e.value.lost_reason == "SIDECAR_SILENT" and e.value.grace_left() == 0
         sidecar.thaw()
         with client.lock("r", wait=5) as held:  # the lost one was let go in the background
@@ -95,10 +96,10 @@ def test_stopped(own_sidecar: Start, transport: TransportName) -> None:
 
 
 def test_news_keep_it(own_sidecar: Start, transport: TransportName) -> None:
-    sidecar = own_sidecar(ttl="500ms")
+    sidecar = own_sidecar(ttl="1500ms")
     with Client(sidecar.socket, transport=transport) as client, client.lock("r") as held:
-        end = time.monotonic() + 1.5
+        end = time.monotonic() + 2
         while time.monotonic() < end:
             held.check()
-            assert 0 < held.valid_for() <= 0.45
+            assert 0 < held.valid_for() <= 1.35
             time.sleep(0.01)
