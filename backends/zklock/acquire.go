@@ -202,9 +202,8 @@ func (a *attempt) create(ctx context.Context) ([]string, error) {
 			nodes = []*zksession.Call{guard, own}
 			place = zksession.Multi(nodes...)
 		}
-		queue := zksession.Children(e.path)
 		a.setUnsure(true)
-		err := l.seat.s.Do(ctx, slices.Concat(ancestors, []*zksession.Call{place, queue})...)
+		err := l.seat.s.Do(ctx, append(ancestors, place)...)
 		switch {
 		case place.Err == nil:
 			var names []string
@@ -214,16 +213,11 @@ func (a *attempt) create(ctx context.Context) ([]string, error) {
 			l.b.setKnown(e.path, true)
 			l.mu.Lock()
 			e.placed(names, l.b.clock())
-			if own.Stat.Czxid != 0 {
-				e.fence = fenceOf(own.Stat.Czxid)
-			}
+			watch := e.watchCall()
 			l.mu.Unlock()
-			if err != nil || queue.Err != nil {
-				return nil, errors.Join(err, queue.Err)
-			}
-			return queue.Children, nil
+			return a.survey(ctx, watch)
 		case errors.Is(place.Err, zksession.ErrLost):
-			return nil, place.Err
+			return nil, err
 		case !errors.Is(place.Err, zksession.ErrNoNode):
 			a.setUnsure(false)
 			return nil, a.refused(place.Err, ancestors)
@@ -237,6 +231,22 @@ func (a *attempt) create(ctx context.Context) ([]string, error) {
 		}
 		ancestors = t.ancestors(e.path)
 	}
+}
+
+// look lists the queue and reads the request's own node, from which the fence
+// comes, at the same time.
+func (a *attempt) survey(ctx context.Context, own *zksession.Call) ([]string, error) {
+	l, e := a.l, a.e
+	queue := zksession.Children(e.path)
+	if err := l.seat.s.Together(ctx, queue, own); err != nil {
+		return nil, err
+	}
+	if own.Err == nil {
+		l.mu.Lock()
+		e.fence = fenceOf(own.Stat.Czxid)
+		l.mu.Unlock()
+	}
+	return queue.Children, queue.Err
 }
 
 // refused is why a place could not be taken: in the first place, why an ancestor
@@ -349,7 +359,7 @@ func (a *attempt) peek(ctx context.Context, path string, names []string) (v verd
 	if own := a.watchOwn(); own != nil {
 		calls = append(calls, own)
 	}
-	if err := a.l.seat.s.Do(ctx, calls...); err != nil {
+	if err := a.l.seat.s.Together(ctx, calls...); err != nil {
 		return v, false, err
 	}
 	switch {

@@ -3,6 +3,7 @@ package zklock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -221,20 +222,25 @@ func nodes(t *testing.T, b *Backend, url string, r lock.Resource) []string {
 	return children
 }
 
-// leader is the node of an ensemble that leads, and the others.
-func leader(t *testing.T, s testengine.Server) (testengine.Node, []testengine.Node) {
+// leader is the node of an ensemble that leads, and the others, once they all
+// agree on it.
+func leader(t *testing.T, s testengine.Server) (lead testengine.Node, rest []testengine.Node) {
 	t.Helper()
-	var lead testengine.Node
-	var rest []testengine.Node
-	for _, n := range testengine.Nodes(t, s) {
-		if strings.Contains(say(t, n.Addr(), "srvr"), "Mode: leader") {
-			lead = n
-		} else {
-			rest = append(rest, n)
+	eventually(t, "one leads and the others follow", func() error {
+		lead, rest = nil, nil
+		nodes := testengine.Nodes(t, s)
+		for _, n := range nodes {
+			switch mode := say(t, n.Addr(), "srvr"); {
+			case strings.Contains(mode, "Mode: leader"):
+				lead = n
+			case strings.Contains(mode, "Mode: follower"):
+				rest = append(rest, n)
+			}
 		}
-	}
-	if lead == nil {
-		t.Fatal("nobody leads")
-	}
+		if lead == nil || len(rest) != len(nodes)-1 {
+			return fmt.Errorf("%d of %d follow", len(rest), len(nodes))
+		}
+		return nil
+	})
 	return lead, rest
 }

@@ -30,11 +30,10 @@ func (a *attempt) giveUp(ctx context.Context, why error) error {
 
 	// Who was in the way is only for people, so it is asked for before, but no
 	// failure to learn it matters.
-	queue, answered := zksession.Children(e.path), make(chan struct{})
-	queue.Then = func(*zksession.Call) { close(answered) }
+	queue := zksession.Children(e.path)
 	asked := mine != "" && !l.proof.overdue(l.b.clock())
 	if asked {
-		_ = l.seat.s.Go(ctx, queue)
+		asked = l.seat.s.Do(ctx, queue) == nil
 	}
 	if _, err := e.release(ctx); err != nil {
 		return l.failed(fmt.Sprintf("give up %q", string(a.q.Resource)), err)
@@ -42,7 +41,6 @@ func (a *attempt) giveUp(ctx context.Context, why error) error {
 	if !asked {
 		return held
 	}
-	<-answered // before the release was, if there was one
 	nodes := parseNodes(queue.Children)
 	if st, n, err := l.b.headOf(ctx, l.seat, a.q.Resource, e.path, nodes); err == nil {
 		held.Status = st

@@ -66,8 +66,9 @@ func (t *seat) open(ctx context.Context, cfg zksession.Config) error {
 func (t *seat) begin(ctx context.Context) error {
 	calls := t.b.tree.ancestors(t.b.tree.leases())
 	own := zksession.Create(t.node, t.data, t.b.tree.acl, zksession.Ephemeral)
+	made := zksession.Get(t.node)
 	sent := t.b.clock()
-	if err := t.s.Do(ctx, append(calls, own)...); err != nil {
+	if err := t.s.Do(ctx, append(calls, own, made)...); err != nil {
 		return unavailable("open lease", err)
 	}
 	if own.Err != nil {
@@ -78,7 +79,9 @@ func (t *seat) begin(ctx context.Context) error {
 		}
 		return unavailable("open lease", own.Err)
 	}
-	t.time.saw(own.Stat.Mtime, sent, t.b.clock())
+	if made.Err == nil {
+		t.time.saw(made.Stat.Mtime, sent, t.b.clock())
+	}
 	return nil
 }
 

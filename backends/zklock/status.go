@@ -90,7 +90,7 @@ func (rd *reading) read(ctx context.Context, t *seat, n int) error {
 // doAll sends any number of calls.
 func doAll(ctx context.Context, t *seat, calls []*zksession.Call) error {
 	for some := range slices.Chunk(calls, maxBatch) {
-		if err := t.s.Do(ctx, some...); err != nil {
+		if err := t.s.Together(ctx, some...); err != nil {
 			return err
 		}
 	}

@@ -1,21 +1,23 @@
-// Package zksession is a client of ZooKeeper for exactly one session.
+// Package zksession is one session of ZooKeeper, by github.com/go-zookeeper/zk.
 //
 // A lock lives as long as the session that made its node, so whoever keeps locks
-// must know of every request in which session it was sent, whether it was sent
-// at all, and that nothing is ever sent in another session. That is what this
-// package is for, and where it differs from a general client such as
-// github.com/go-zookeeper/zk (v1.0.4, conn.go):
+// must know in which session a request was sent, whether it was sent at all, and
+// that nothing is ever sent in another session. The library (v1.0.4, conn.go) is
+// made for clients that do not care; what it lacks is added around it, through
+// its own dialer and host provider:
 //
-//   - A session that has expired is over. The general client opens another one
-//     by itself and sends there what was waiting.
-//   - Requests that are sent together reach the server together and in order, so
-//     that creating a node and listing its siblings is one round trip.
-//   - A request that is not answered in time ends the connection, not just the
-//     wait: after that it is known that its outcome is unknown, no answer comes
-//     later, and the session moves on to another server well before it expires.
-//   - A request that could not be sent is told apart from one whose answer was
-//     lost ([ErrNotSent], [ErrLost]).
-//   - Nothing keeps the session alive unless it is asked to.
-//
-// It speaks the protocol of ZooKeeper 3.5.3 and later.
+//   - When a session has expired, the library opens another one by itself and
+//     sends there what was waiting. Here the answer that says so is seen before
+//     the library acts on it (link.go), and after it nothing is dialled any more.
+//   - It pings, so that a session lives as long as the process and its connection
+//     do. A lease must live by its heartbeats alone: pings are held back unless
+//     they are asked for.
+//   - It waits for an answer as long as the connection lives. Here a request that
+//     is not answered in time ends the connection, so that the session moves on
+//     to another server well before it expires.
+//   - A request that it has accepted while there was no connection is sent when
+//     there is one. Here requests wait outside until there is a connection, and
+//     what may still be inside is waited for before the server is asked what has
+//     become of it ([Sync]).
+//   - It does not tell the session timeout that the server has granted.
 package zksession

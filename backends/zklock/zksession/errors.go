@@ -2,17 +2,18 @@ package zksession
 
 import (
 	"errors"
-	"strconv"
+	"fmt"
+
+	"github.com/go-zookeeper/zk"
 )
 
 // The errors of a session, beside those that the server answers with.
 var (
 	// ErrNotSent: the request was not sent, so nothing has happened.
 	ErrNotSent = errors.New("not connected to ZooKeeper")
-	// ErrLost: the request was sent and the connection ended before the answer.
-	// The server may have carried it out. Once another connection of the session
-	// is up it will not be carried out any more: a server that has accepted the
-	// session there refuses what comes in from the old connection, or has closed it.
+	// ErrLost: the connection ended before the answer, or the answer did not come
+	// in time. The server may have carried it out, or may do so yet; what a Sync and
+	// a read behind it find is final.
 	ErrLost = errors.New("the connection to ZooKeeper was lost")
 	// ErrExpired: the server says that the session is over.
 	ErrExpired = errors.New("the ZooKeeper session has expired")
@@ -20,35 +21,51 @@ var (
 	ErrClosed = errors.New("the ZooKeeper session was closed")
 )
 
-// Error is an error code that the server answers with.
-type Error int32
+// Error is what the server answers with when it refuses a request.
+type Error struct{ err error }
 
-// The codes that a caller may want to tell apart.
-const (
-	ErrNoNode                  Error = -101
-	ErrNoAuth                  Error = -102
-	ErrBadVersion              Error = -103
-	ErrNoChildrenForEphemerals Error = -108
-	ErrNodeExists              Error = -110
-	errSessionExpired          Error = -112
-	errAuthFailed              Error = -115
-	errSessionMoved            Error = -118
-	// of a part of a transaction that another part made fail
-	errRuntimeInconsistency Error = -2
+func (e Error) Error() string { return fmt.Sprintf("ZooKeeper refuses: %v", e.err) }
+
+// The answers that a caller may want to tell apart.
+var (
+	ErrNoNode                  = Error{zk.ErrNoNode}
+	ErrNoAuth                  = Error{zk.ErrNoAuth}
+	ErrBadVersion              = Error{zk.ErrBadVersion}
+	ErrNoChildrenForEphemerals = Error{zk.ErrNoChildrenForEphemerals}
+	ErrNodeExists              = Error{zk.ErrNodeExists}
+	ErrNotEmpty                = Error{zk.ErrNotEmpty}
 )
 
-// codes are the names of codes for people, as ZooKeeper's own client has them.
-var codes = map[Error]string{
-	-1: "SystemError", errRuntimeInconsistency: "RuntimeInconsistency", -3: "DataInconsistency", -5: "MarshallingError",
-	-6: "Unimplemented", -7: "OperationTimeout", -8: "BadArguments", -100: "APIError", ErrNoNode: "NoNode", ErrNoAuth: "NoAuth",
-	ErrBadVersion: "BadVersion", ErrNoChildrenForEphemerals: "NoChildrenForEphemerals", ErrNodeExists: "NodeExists",
-	-111: "NotEmpty", errSessionExpired: "SessionExpired", -114: "InvalidACL", errAuthFailed: "AuthFailed",
-	errSessionMoved: "SessionMoved", -119: "NotReadOnly", -125: "QuotaExceeded", -127: "ThrottledOp",
+// outcome makes an error of ours of one of the library's.
+func outcome(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, zk.ErrSessionExpired):
+		return ErrExpired
+	case errors.Is(err, zk.ErrNoServer):
+		return ErrNotSent // it never left the library's queue
+	case errors.Is(err, zk.ErrConnectionClosed), errors.Is(err, zk.ErrClosing), errors.Is(err, zk.ErrSessionMoved):
+		return ErrLost
+	}
+	for _, answer := range []error{
+		zk.ErrNoNode, zk.ErrNoAuth, zk.ErrBadVersion, zk.ErrNoChildrenForEphemerals, zk.ErrNodeExists, zk.ErrNotEmpty,
+		zk.ErrInvalidACL, zk.ErrAuthFailed, zk.ErrAPIError, zk.ErrUnknown, zk.ErrInvalidPath, zk.ErrBadArguments, zk.ErrInvalidFlags,
+	} {
+		if errors.Is(err, answer) {
+			return Error{answer}
+		}
+	}
+	return fmt.Errorf("%w: %w", ErrLost, err) // a write that failed, for instance
 }
 
-func (e Error) Error() string {
-	if name := codes[e]; name != "" {
-		return "ZooKeeper says " + name
+// observed is an error as far as it is a failure: the answers that are part of
+// how locks work are none.
+func observed(err error) error {
+	for _, ordinary := range []error{ErrNoNode, ErrNodeExists, ErrBadVersion} {
+		if errors.Is(err, ordinary) {
+			return nil
+		}
 	}
-	return "ZooKeeper says error " + strconv.Itoa(int(e))
+	return err
 }

@@ -5,16 +5,16 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"sync"
 	"time"
+
+	"github.com/go-zookeeper/zk"
 )
 
 // Config says how a session is opened.
 type Config struct {
-	// Addrs are the servers, host:port. Names are looked up for every attempt to
-	// connect, and all addresses of a name are tried.
+	// Addrs are the servers, host:port. Names are looked up for every round of
+	// attempts to connect, and all addresses of a name are tried.
 	Addrs []string
 	// TLS is for connections with TLS; nil: without.
 	TLS *tls.Config
@@ -26,14 +26,14 @@ type Config struct {
 	// a request waits for a connection, and how long it waits for its answer.
 	// Afterwards the connection is given up, and another one is made.
 	Timeout time.Duration
-	// KeepAlive sends pings when nothing else is sent. Without it the session
-	// expires unless there are requests.
+	// KeepAlive keeps the session alive when nothing is asked for. Without it the
+	// session expires unless there are requests, whatever becomes of connections.
 	KeepAlive bool
-	// OnEvent is called when a node that is watched was changed or deleted, on the
-	// goroutine that reads from the server: it must not block, and not send
-	// anything. Events come before the answers to requests that saw the change.
+	// OnEvent is called when a node that is watched was changed or deleted, mostly
+	// on the goroutine that reads from the server: it must not block, and not ask
+	// for anything.
 	OnEvent func(Event)
-	// OnReconnect is called when the session is on another connection, on that
+	// OnReconnect is called when the session is on another connection, on such a
 	// goroutine too. What was watched is watched on.
 	OnReconnect func()
 	// Observe is told of every request that was sent.
@@ -49,41 +49,105 @@ type Event struct {
 // Session is one session of ZooKeeper, on one connection after the other.
 type Session struct {
 	cfg     Config
+	conn    *zk.Conn
+	servers *servers
 	id      int64
-	passwd  []byte
 	timeout time.Duration
 
-	mu       sync.Mutex
-	link     *link         // nil while there is none
-	up       chan struct{} // closed when link is set; replaced when it is not
-	watches  map[string]struct{}
-	lastZxid int64
-	err      error // why it is over
+	mu        sync.Mutex
+	link      *link         // that carries requests; nil while there is none
+	latest    *link         // that was dialled last
+	up        chan struct{} // closed when link is set; replaced when it is not
+	asked     time.Time     // when a request came last
+	wanting   int           // requests that wait for a connection
+	left      map[chan struct{}]struct{}
+	setting   map[string]int     // calls under way that set a watch, by path
+	late      map[string][]Event // events of such paths: told after those calls
+	connected bool               // it was, at least once
+	closing   bool
+	err       error // why it is over
 
 	done     chan struct{} // closed when it is over
-	stop     context.CancelFunc
 	routines sync.WaitGroup
 }
 
 // Open opens a session at one of the servers, which it tries once each.
 func Open(ctx context.Context, cfg Config) (*Session, error) {
-	s := &Session{cfg: cfg, passwd: make([]byte, 16), up: make(chan struct{}), watches: make(map[string]struct{}), done: make(chan struct{})}
-	l, err := s.connectAny(ctx, "")
-	if err != nil {
-		return nil, err
+	s := &Session{
+		cfg: cfg, up: make(chan struct{}), asked: time.Now(), done: make(chan struct{}),
+		left: make(map[chan struct{}]struct{}), setting: make(map[string]int), late: make(map[string][]Event),
 	}
-	run, stop := context.WithCancel(context.WithoutCancel(ctx))
-	s.stop = stop
-	s.setLink(l)
-	s.routines.Go(func() { s.run(run, l) })
+	s.servers = newServers(s)
+	s.mu.Lock() // until conn is set, which the library's goroutine uses through our callbacks
+	conn, events, err := zk.Connect(cfg.Addrs, cfg.SessionTimeout,
+		zk.WithDialer(s.dial), zk.WithHostProvider(s.servers), zk.WithEventCallback(s.event), zk.WithLogger(nowhere{}), zk.WithLogInfo(false),
+		zk.WithMaxBufferSize(maxAnswer), zk.WithMaxConnBufferSize(maxRequest))
+	s.conn = conn
+	s.mu.Unlock()
+	if err != nil {
+		return nil, fmt.Errorf("connect to ZooKeeper: %w", err)
+	}
+	s.routines.Go(func() {
+		for range events { // closed when the library has ended
+		}
+	})
+	if err := s.begin(ctx); err != nil {
+		s.abandon()
+		return nil, fmt.Errorf("connect to ZooKeeper: %w", err)
+	}
 	return s, nil
 }
 
+const (
+	// maxAnswer is the largest answer that is taken: the children of a node with
+	// hundreds of thousands of them.
+	maxAnswer = 64 << 20
+	// maxRequest is what a server takes by default (jute.maxbuffer).
+	maxRequest = 1 << 20
+)
+
+// nowhere keeps the library from writing to standard error by itself.
+type nowhere struct{}
+
+func (nowhere) Printf(string, ...any) {}
+
+// begin waits for the first connection and authenticates.
+func (s *Session) begin(ctx context.Context) error {
+	s.mu.Lock()
+	up := s.up
+	s.mu.Unlock()
+	select {
+	case <-up:
+	case err := <-s.servers.failed:
+		return err
+	case <-s.done:
+		return s.Err()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if s.cfg.Digest == "" {
+		return nil
+	}
+	auth := &Call{name: "auth", do: func(conn *zk.Conn) answer { return answer{err: conn.AddAuth("digest", []byte(s.cfg.Digest))} }}
+	if err := s.Do(ctx, auth); err != nil {
+		return fmt.Errorf("authenticate: %w", err)
+	}
+	return auth.Err
+}
+
 // ID is the number of the session.
-func (s *Session) ID() int64 { return s.id }
+func (s *Session) ID() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.id
+}
 
 // Timeout is how long the session lives without a request, as the server said.
-func (s *Session) Timeout() time.Duration { return s.timeout }
+func (s *Session) Timeout() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.timeout
+}
 
 // Done is closed when the session is over, for whatever reason.
 func (s *Session) Done() <-chan struct{} { return s.done }
@@ -95,214 +159,145 @@ func (s *Session) Err() error {
 	return s.err
 }
 
-// Do sends calls together, in order, and waits for their answers. Each call has
-// its own Err. What Do returns is an error of the session and not of the server,
-// as the last call has it: ErrNotSent, ErrLost, ErrExpired or ErrClosed.
-// When ctx ends first, the error is ErrLost, and the calls must not be looked at.
-func (s *Session) Do(ctx context.Context, calls ...*Call) error {
-	done := make(chan struct{})
-	if err := s.send(ctx, calls, done); err != nil {
-		return err
-	}
-	select {
-	case <-done:
-	case <-ctx.Done():
-		return fmt.Errorf("%w: %w", ErrLost, context.Cause(ctx))
-	}
-	last := calls[len(calls)-1].Err
-	var answer Error
-	if last == nil || errors.As(last, &answer) {
-		return nil
-	}
-	return last
-}
-
-// Go sends calls like Do and does not wait for the answers. The error is that
-// they were not sent.
-func (s *Session) Go(ctx context.Context, calls ...*Call) error { return s.send(ctx, calls, nil) }
-
-func (s *Session) send(ctx context.Context, calls []*Call, done chan struct{}) error {
-	var timeout <-chan time.Time
-	for {
-		s.mu.Lock()
-		l, up, err := s.link, s.up, s.err
-		s.mu.Unlock()
-		if err == nil && l != nil && l.send(calls, done) {
-			return nil
-		}
-		if err == nil && timeout == nil {
-			t := time.NewTimer(s.cfg.Timeout)
-			defer t.Stop()
-			timeout = t.C
-		}
-		if err == nil {
-			select {
-			case <-up:
-				if l == nil {
-					continue
-				}
-				// The link has failed, and its reader is about to take it away.
-				select {
-				case <-l.gone:
-					continue
-				case <-s.done:
-					continue
-				case <-timeout:
-				case <-ctx.Done():
-				}
-				err = ErrNotSent
-			case <-s.done:
-				continue
-			case <-timeout:
-				err = ErrNotSent
-			case <-ctx.Done():
-				err = ErrNotSent
-			}
-		}
-		for _, c := range calls {
-			c.fail(err)
-			if c.Then != nil {
-				c.Then(c)
-			}
-		}
-		return err
-	}
-}
-
-// maxCloses bounds how often the server is asked to end the session.
-const maxCloses = 3
-
 // Close ends the session at the server, as far as it can be reached before ctx
 // ends, and returns when nothing of it runs any more. It is no error when the
-// session has expired.
+// session has expired. ErrNotSent, ErrLost: it ends by its timeout.
 func (s *Session) Close(ctx context.Context) error {
-	err := s.Do(ctx, &Call{op: opClose})
-	for tries := 1; tries < maxCloses && errors.Is(err, ErrLost) && ctx.Err() == nil; tries++ {
-		err = s.Do(ctx, &Call{op: opClose}) // the next connection tells if the session has ended
-	}
-	s.end(ErrClosed)
-	s.stop()
-	s.routines.Wait()
-	if errors.Is(err, ErrExpired) || errors.Is(err, ErrClosed) {
+	s.mu.Lock()
+	l, over := s.link, s.err != nil || s.closing
+	s.closing = true
+	s.mu.Unlock()
+	if over {
+		s.routines.Wait()
 		return nil
 	}
-	return err
+	if l == nil {
+		limit := time.NewTimer(s.cfg.Timeout)
+		defer limit.Stop()
+		var err error
+		if l, err = s.wait(ctx, limit.C); err != nil {
+			s.abandon()
+			if errors.Is(err, ErrExpired) {
+				return nil
+			}
+			return err
+		}
+	}
+	closed := make(chan struct{})
+	s.routines.Go(func() {
+		defer close(closed)
+		s.conn.Close() // waits for the answer, a second at most
+	})
+	select {
+	case <-closed:
+	case <-l.gone:
+	case <-ctx.Done():
+	}
+	said := l.closed.Load()
+	s.abandon()
+	if !said {
+		return ErrLost
+	}
+	return nil
 }
 
-// end marks the session as over.
+// abandon ends the session on this side, and returns when nothing of it runs.
+func (s *Session) abandon() {
+	s.end(ErrClosed)
+	s.routines.Wait()
+}
+
+// end marks the session as over and has the library come to its end.
 func (s *Session) end(why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.err == nil {
-		s.err = why
-		close(s.done)
+	if s.err != nil {
+		return
+	}
+	s.err = why
+	close(s.done)
+	if s.latest != nil {
+		s.latest.cut()
+	}
+	s.routines.Go(s.conn.Close)
+}
+
+// event is the library's callback.
+func (s *Session) event(e zk.Event) {
+	switch e.Type {
+	case zk.EventSession:
+		switch e.State {
+		case zk.StateHasSession:
+			s.linkUp()
+		case zk.StateDisconnected, zk.StateExpired:
+			s.linkDown()
+		}
+	case zk.EventNodeDataChanged, zk.EventNodeDeleted:
+		ev := Event{Path: e.Path, Deleted: e.Type == zk.EventNodeDeleted}
+		s.mu.Lock()
+		wait := s.setting[ev.Path] > 0
+		if wait {
+			s.late[ev.Path] = append(s.late[ev.Path], ev)
+		}
+		s.mu.Unlock()
+		if !wait {
+			s.tell(ev)
+		}
 	}
 }
 
-func (s *Session) setLink(l *link) {
+func (s *Session) tell(ev Event) {
+	if s.cfg.OnEvent != nil {
+		s.cfg.OnEvent(ev)
+	}
+}
+
+// linkUp: requests can be sent.
+func (s *Session) linkUp() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.link = l
+	l := s.latest
+	if s.err != nil || l == nil || s.link != nil {
+		s.mu.Unlock()
+		return
+	}
+	s.id, s.timeout = l.session, l.timeout
+	again := s.connected
+	s.link, s.connected = l, true
 	close(s.up)
+	s.mu.Unlock()
+	if again && s.cfg.OnReconnect != nil {
+		s.cfg.OnReconnect()
+	}
 }
 
-func (s *Session) unsetLink() {
+// linkDown: what was sent and has no answer will get none.
+func (s *Session) linkDown() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.link = nil
-	s.up = make(chan struct{})
-}
-
-// run keeps the session on a connection until it is over.
-func (s *Session) run(ctx context.Context, l *link) {
-	pause := backoff{}
-	for {
-		began := time.Now()
-		l.serve(ctx)
-		if time.Since(began) > s.cfg.Timeout {
-			pause = backoff{}
-		}
-		for addr := l.addr; ; {
-			if s.Err() != nil || ctx.Err() != nil {
-				return
-			}
-			var err error
-			if l, err = s.connectAny(ctx, addr); err == nil {
-				break
-			}
-			if errors.Is(err, ErrExpired) {
-				s.end(ErrExpired)
-				return
-			}
-			pause.wait(ctx)
-		}
-		s.setLink(l)
-		if s.cfg.OnReconnect != nil {
-			s.cfg.OnReconnect()
-		}
+	if s.link != nil {
+		s.link = nil
+		s.up = make(chan struct{})
 	}
 }
 
-// backoff are growing pauses between attempts.
-type backoff struct{ last time.Duration }
-
-func (b *backoff) wait(ctx context.Context) {
-	b.last = min(max(2*b.last, 10*time.Millisecond), 250*time.Millisecond)
-	t := time.NewTimer(b.last/2 + rand.N(b.last)) //nolint:gosec // not a secret
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
+// wanted says how long a session without a connection has to wait until it may
+// have one, unless a request wants it before: connecting keeps it alive too. Once
+// it must have expired, a connection tells so.
+func (s *Session) wanted() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	silent := time.Since(s.asked)
+	if !s.connected || s.cfg.KeepAlive || s.wanting > 0 || silent < s.timeout*2/3 {
+		return 0
 	}
+	return max(0, s.timeout*3/2-silent) // the timeout, and the half of it that a server may take to notice
 }
 
-// connectAny tries the servers in random order, the one at last after all
-// others.
-func (s *Session) connectAny(ctx context.Context, last string) (*link, error) {
-	var errs []error
-	for _, a := range s.resolve(ctx, last) {
-		if ctx.Err() != nil {
-			errs = append(errs, context.Cause(ctx))
-			break
-		}
-		l, err := s.connect(ctx, a)
-		if err == nil {
-			return l, nil
-		}
-		if errors.Is(err, ErrExpired) {
-			return nil, err
-		}
-		errs = append(errs, fmt.Errorf("%s: %w", a.addr, err))
+// lost is a session's error, or nil for an answer of the server.
+func lost(err error) error {
+	var refused Error
+	if err == nil || errors.As(err, &refused) {
+		return nil
 	}
-	return nil, fmt.Errorf("connect to ZooKeeper: %w", errors.Join(errs...))
-}
-
-// server is one address of a server, and the name it has in its certificate.
-type server struct{ addr, host string }
-
-func (s *Session) resolve(ctx context.Context, last string) []server {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
-	defer cancel()
-	var all, late []server
-	for _, a := range s.cfg.Addrs {
-		host, port, err := net.SplitHostPort(a)
-		if err != nil {
-			all = append(all, server{a, a}) // dialling it tells the error
-			continue
-		}
-		ips, err := net.DefaultResolver.LookupHost(ctx, host)
-		if err != nil {
-			ips = []string{host} // the same
-		}
-		for _, ip := range ips {
-			srv := server{net.JoinHostPort(ip, port), host}
-			if srv.addr == last {
-				late = append(late, srv)
-			} else {
-				all = append(all, srv)
-			}
-		}
-	}
-	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] }) //nolint:gosec // not a secret
-	return append(all, late...)
+	return err
 }

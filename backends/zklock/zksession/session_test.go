@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -16,6 +17,9 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(testengine.Main(m)) }
 
 var world = []ACL{{Perms: AllPerms, Scheme: "world", ID: "anyone"}}
+
+// patience is how long tests wait for what must come.
+const patience = 10 * time.Second
 
 // open opens a session that lives as long as the test.
 func open(t *testing.T, url string, change func(*Config)) *Session {
@@ -37,19 +41,27 @@ func open(t *testing.T, url string, change func(*Config)) *Session {
 	return s
 }
 
-// TestCalls sends every kind of request, many at a time.
+// must carries out a call that has to succeed.
+func must(t *testing.T, s *Session, c *Call) *Call {
+	t.Helper()
+	if err := errors.Join(s.Do(t.Context(), c), c.Err); err != nil {
+		t.Fatalf("%s: %v", c, err)
+	}
+	return c
+}
+
+// TestCalls sends every kind of request.
 func TestCalls(t *testing.T) {
 	s := open(t, testengine.Shared(t, testengine.ZooKeeper).URL(), nil)
 	const dir = "/calls"
 	parent := Create(dir, nil, world, Container)
 	first := Create(dir+"/a-", []byte("one"), world, EphemeralSequential)
-	list := Children(dir)
-	missing := Get(dir + "/missing")
-	if err := s.Do(t.Context(), parent, first, list, missing, Sync(dir)); err != nil {
+	list, missing, made := Children(dir), Get(dir+"/missing"), Get(dir+"/a-0000000000")
+	if err := s.Do(t.Context(), parent, first, list, missing, Sync(dir), made); err != nil {
 		t.Fatal(err)
 	}
-	if parent.Err != nil || first.Err != nil || first.Path != dir+"/a-0000000000" || first.Stat.EphemeralOwner != s.ID() || first.Stat.Czxid == 0 {
-		t.Errorf("create: %v, %v, %q, %+v", parent.Err, first.Err, first.Path, first.Stat)
+	if parent.Err != nil || first.Err != nil || first.Path != dir+"/a-0000000000" || made.Stat.EphemeralOwner != s.ID() || made.Stat.Czxid == 0 {
+		t.Errorf("create: %v, %v, %q, %+v", parent.Err, first.Err, first.Path, made.Stat)
 	}
 	if list.Err != nil || fmt.Sprint(list.Children) != "[a-0000000000]" {
 		t.Errorf("children: %v, %v", list.Children, list.Err)
@@ -67,10 +79,7 @@ func TestCalls(t *testing.T) {
 	}
 
 	b, c := Create(dir+"/b-", nil, world, EphemeralSequential), Create(dir+"/c-", nil, world, EphemeralSequential)
-	both := Multi(b, c)
-	if err := s.Do(t.Context(), both); err != nil || both.Err != nil {
-		t.Fatal(err, both.Err)
-	}
+	must(t, s, Multi(b, c))
 	if b.Path != dir+"/b-0000000001" || c.Path != dir+"/c-0000000002" {
 		t.Errorf("multi made %q and %q", b.Path, c.Path)
 	}
@@ -83,9 +92,395 @@ func TestCalls(t *testing.T) {
 	if !errors.Is(none.Err, ErrNoNode) || !errors.Is(bad.Err, ErrNoNode) || good.Err == nil || len(after.Children) != 3 {
 		t.Errorf("a transaction that fails: %v, %v, %v; then %v", none.Err, good.Err, bad.Err, after.Children)
 	}
-	exists := Create(dir, nil, world, Persistent)
-	gone := Delete(b.Path, AnyVersion)
-	if err := s.Do(t.Context(), exists, gone); err != nil || !errors.Is(exists.Err, ErrNodeExists) || gone.Err != nil {
+	exists, gone := Create(dir, nil, world, Persistent), Delete(b.Path, AnyVersion)
+	if err := s.Together(t.Context(), exists, gone); err != nil || !errors.Is(exists.Err, ErrNodeExists) || gone.Err != nil {
 		t.Error(err, exists.Err, gone.Err)
+	}
+}
+
+// TestExpired: a session without requests ends though its process and its
+// connection live; it hears of that, and nothing is sent in another one.
+func TestExpired(t *testing.T) {
+	t.Parallel()
+	url := testengine.Shared(t, testengine.ZooKeeper).URL()
+	s := open(t, url, func(c *Config) { c.SessionTimeout = time.Second })
+	other := open(t, url, func(c *Config) { c.SessionTimeout, c.KeepAlive = time.Second, true })
+	must(t, s, Create("/expired", nil, world, Ephemeral))
+	began := time.Now()
+	for {
+		get := Get("/expired")
+		if err := other.Do(t.Context(), get); err != nil {
+			t.Fatal(err)
+		}
+		if errors.Is(get.Err, ErrNoNode) {
+			break
+		}
+		if time.Since(began) > patience {
+			t.Fatal("the session does not end")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if took := time.Since(began); took < s.Timeout()*9/10 {
+		t.Errorf("it ended after %s, before its timeout of %s", took, s.Timeout())
+	}
+	late := Create("/late", nil, world, Persistent)
+	if err := s.Do(t.Context(), late); !errors.Is(err, ErrExpired) && !errors.Is(err, ErrLost) {
+		t.Errorf("a request of a session that is over: %v", err)
+	}
+	select {
+	case <-s.Done():
+	case <-time.After(patience):
+		t.Fatal("it does not hear of its end")
+	}
+	if !errors.Is(s.Err(), ErrExpired) {
+		t.Errorf("it is over because %v", s.Err())
+	}
+	get := Get("/late")
+	if err := other.Do(t.Context(), get); err != nil || !errors.Is(get.Err, ErrNoNode) {
+		t.Errorf("a request was carried out in another session: %v, %v", err, get.Err)
+	}
+	called := false
+	again := Get("/")
+	again.Then = func(*Call) { called = true }
+	if err := s.Go(t.Context(), again); !errors.Is(err, ErrExpired) || !called {
+		t.Errorf("Go: %v, and Then was called: %v", err, called)
+	}
+	if err := other.Err(); err != nil {
+		t.Errorf("the other session, which is kept alive: %v", err)
+	}
+}
+
+// TestExpiredUnasked: a session whose app asks for nothing hears of its end too.
+func TestExpiredUnasked(t *testing.T) {
+	t.Parallel()
+	s := open(t, testengine.Shared(t, testengine.ZooKeeper).URL(), func(c *Config) { c.SessionTimeout = time.Second })
+	select {
+	case <-s.Done():
+	case <-time.After(patience):
+		t.Fatal("it does not hear of its end")
+	}
+	if !errors.Is(s.Err(), ErrExpired) {
+		t.Errorf("it is over because %v", s.Err())
+	}
+}
+
+// events collects what a session tells.
+type events struct {
+	mu  sync.Mutex
+	all []Event
+}
+
+func (e *events) add(ev Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.all = append(e.all, ev)
+}
+
+// take waits for one event and forgets it.
+func (e *events) take(t *testing.T, want Event) {
+	t.Helper()
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		e.mu.Lock()
+		got := e.all
+		if len(got) > 0 {
+			e.all = nil
+		}
+		e.mu.Unlock()
+		switch {
+		case len(got) == 1 && got[0] == want:
+			return
+		case len(got) > 0:
+			t.Fatalf("got %v, want %v once", got, want)
+		}
+	}
+	t.Fatalf("never heard of %v", want)
+}
+
+// TestWatches: they work, and go on working on the next connection, where also
+// what was missed is told.
+func TestWatches(t *testing.T) {
+	t.Parallel()
+	server := testengine.Shared(t, testengine.ZooKeeper)
+	road := testengine.Through(t, server)
+	var told events
+	back := make(chan struct{}, 10)
+	s := open(t, road.URL(), func(c *Config) { c.OnEvent, c.OnReconnect = told.add, func() { back <- struct{}{} } })
+	other := open(t, server.URL(), nil)
+	must(t, other, Create("/watched", nil, world, Ephemeral))
+	done := make(chan struct{})
+	watch := Watch("/watched")
+	watch.Then = func(*Call) { close(done) }
+	if err := s.Go(t.Context(), watch); err != nil {
+		t.Fatal(err)
+	}
+	<-done
+	must(t, other, Set("/watched", []byte("x"), AnyVersion))
+	told.take(t, Event{Path: "/watched"})
+	must(t, s, Watch("/watched"))
+	road.Inject(testengine.Sever)
+	must(t, other, Delete("/watched", AnyVersion))
+	select {
+	case <-back:
+	case <-time.After(patience):
+		t.Fatal("it does not connect again")
+	}
+	told.take(t, Event{Path: "/watched", Deleted: true})
+	if s.Err() != nil {
+		t.Error(s.Err())
+	}
+}
+
+// TestEventAfterAnswer: however soon a node is changed after the watch is set,
+// the event comes after Then.
+func TestEventAfterAnswer(t *testing.T) {
+	t.Parallel()
+	url := testengine.Shared(t, testengine.ZooKeeper).URL()
+	var mu sync.Mutex
+	answered, early, told := 0, 0, 0
+	s := open(t, url, func(c *Config) {
+		c.OnEvent = func(Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			if told++; told > answered {
+				early++
+			}
+		}
+	})
+	other := open(t, url, nil)
+	must(t, other, Create("/quick", nil, world, Ephemeral))
+	const n = 200
+	for i := range n {
+		done := make(chan struct{})
+		watch := Watch("/quick")
+		watch.Then = func(*Call) {
+			mu.Lock()
+			answered++
+			mu.Unlock()
+			close(done)
+		}
+		if err := s.Go(t.Context(), watch); err != nil {
+			t.Fatal(err)
+		}
+		set := Set("/quick", []byte{byte(i)}, AnyVersion)
+		must(t, other, set)
+		<-done
+		if watch.Stat.Version == set.Stat.Version { // it came after the change, so there will be another
+			must(t, other, Set("/quick", nil, AnyVersion))
+		}
+		for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+			mu.Lock()
+			all := told == i+1
+			mu.Unlock()
+			if all {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("event %d is missing", i)
+			}
+		}
+	}
+	if early > 0 {
+		t.Errorf("%d of %d events came before the answer that set their watch", early, n)
+	}
+}
+
+// TestLostAnswer: a request whose answer does not come is unknown; what a Sync
+// and a read find afterwards is final.
+func TestLostAnswer(t *testing.T) {
+	t.Parallel()
+	server := testengine.Shared(t, testengine.ZooKeeper)
+	road := testengine.Through(t, server)
+	s := open(t, road.URL(), func(c *Config) { c.Timeout = 300 * time.Millisecond })
+	for i := range 5 {
+		road.Inject(testengine.HoldReplies)
+		first, second := fmt.Sprintf("/lost%d", i), fmt.Sprintf("/lost%dx", i)
+		if err := s.Do(t.Context(), Create(first, nil, world, Ephemeral)); !errors.Is(err, ErrLost) {
+			t.Fatalf("got %v, want ErrLost", err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		err := s.Do(ctx, Create(second, nil, world, Ephemeral))
+		cancel()
+		if !errors.Is(err, ErrLost) && !errors.Is(err, ErrNotSent) {
+			t.Fatalf("got %v, want ErrLost or ErrNotSent", err)
+		}
+		if err := road.Heal(); err != nil {
+			t.Fatal(err)
+		}
+		road.Inject(testengine.Sever)
+		look := func() (one, two error) {
+			for end := time.Now().Add(patience); ; {
+				sync, a, b := Sync("/"), Get(first), Get(second)
+				err := s.Do(t.Context(), sync, a, b)
+				if err == nil {
+					return a.Err, b.Err
+				}
+				if time.Now().After(end) {
+					t.Fatal(err)
+				}
+			}
+		}
+		one, two := look()
+		if one != nil {
+			t.Fatalf("the node whose answer was lost: %v", one)
+		}
+		time.Sleep(50 * time.Millisecond)
+		if _, later := look(); errors.Is(later, ErrNoNode) != errors.Is(two, ErrNoNode) {
+			t.Errorf("after the sync it is %v, later %v", two, later)
+		}
+	}
+}
+
+// TestNobodyThere: no server accepts the session.
+func TestNobodyThere(t *testing.T) {
+	t.Parallel()
+	began := time.Now()
+	_, err := Open(t.Context(), Config{Addrs: []string{"127.0.0.1:1", "127.0.0.2:1"}, SessionTimeout: 10 * time.Second, Timeout: time.Second})
+	if err == nil || !strings.Contains(err.Error(), "127.0.0.1:1") || !strings.Contains(err.Error(), "127.0.0.2:1") {
+		t.Errorf("got %v, want an error that names both", err)
+	}
+	if took := time.Since(began); took > patience/2 {
+		t.Errorf("it took %s", took)
+	}
+}
+
+// TestDownForAWhile: requests wait for a connection as long as they may, and
+// closing a session that cannot be reached does not hang.
+func TestDownForAWhile(t *testing.T) {
+	t.Parallel()
+	server := testengine.New(t, testengine.ZooKeeper)
+	s := open(t, server.URL(), func(c *Config) { c.Timeout = 300 * time.Millisecond })
+	testengine.Crash(t, server, testengine.KeepData)
+	for range 3 {
+		if err := s.Do(t.Context(), Get("/")); !errors.Is(err, ErrNotSent) && !errors.Is(err, ErrLost) {
+			t.Errorf("got %v", err)
+		}
+	}
+	began := time.Now()
+	if err := s.Close(t.Context()); err == nil {
+		t.Error("Close of a session that cannot be reached says that it is closed")
+	}
+	if took := time.Since(began); took > patience/2 {
+		t.Errorf("Close took %s", took)
+	}
+}
+
+// TestLife: a session lives by requests or by pings, and what it made goes with it.
+func TestLife(t *testing.T) {
+	t.Parallel()
+	url := testengine.Shared(t, testengine.ZooKeeper).URL()
+	short := func(keep bool) func(*Config) {
+		return func(c *Config) { c.SessionTimeout, c.KeepAlive = 2*time.Second, keep }
+	}
+	alive, dead, other := open(t, url, short(true)), open(t, url, short(false)), open(t, url, nil)
+	if alive.Timeout() != 2*time.Second {
+		t.Errorf("the timeout is %s", alive.Timeout())
+	}
+	for i, s := range []*Session{alive, dead} {
+		c := Create(fmt.Sprintf("/life-%d", i), nil, world, Ephemeral)
+		if err := s.Do(t.Context(), c); err != nil || c.Err != nil {
+			t.Fatal(err, c.Err)
+		}
+	}
+	select {
+	case <-dead.Done():
+	case <-time.After(20 * time.Second):
+		t.Fatal("the session goes on without anything that keeps it alive")
+	}
+	late := Get("/life-1")
+	if err := dead.Do(t.Context(), late); !errors.Is(err, ErrExpired) || !errors.Is(late.Err, ErrExpired) || !errors.Is(dead.Err(), ErrExpired) {
+		t.Errorf("a request in a session that is over: %v, %v; %v", err, late.Err, dead.Err())
+	}
+	first, second := Get("/life-0"), Get("/life-1")
+	if err := other.Do(t.Context(), Sync("/"), first, second); err != nil || first.Err != nil || !errors.Is(second.Err, ErrNoNode) {
+		t.Errorf("%v; of the living: %v, of the dead: %v", err, first.Err, second.Err)
+	}
+	if err := dead.Close(t.Context()); err != nil {
+		t.Errorf("Close of an expired session: %v", err)
+	}
+	if err := alive.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	gone := Get("/life-0")
+	if err := other.Do(t.Context(), gone); err != nil || !errors.Is(gone.Err, ErrNoNode) {
+		t.Errorf("after Close: %v, %v", err, gone.Err)
+	}
+	if err := alive.Do(t.Context(), Get("/")); !errors.Is(err, ErrClosed) {
+		t.Errorf("a request after Close: %v", err)
+	}
+}
+
+// TestReconnect: calls under way are lost, later ones go over the next connection,
+// and a watch tells what has happened in between.
+func TestReconnect(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	road := testengine.Through(t, s)
+	events, reconnects := make(chan Event, 10_000), make(chan struct{}, 10) // room for all: OnEvent must not block
+	a := open(t, road.URL(), func(c *Config) {
+		c.Timeout = 500 * time.Millisecond
+		c.OnEvent = func(ev Event) { events <- ev }
+		c.OnReconnect = func() { reconnects <- struct{}{} }
+	})
+	b := open(t, s.URL(), nil)
+	var nodes, watches []*Call
+	for i := range 5000 { // more than one packet of watches
+		nodes = append(nodes, Create(fmt.Sprintf("/reconnect-%040d", i), nil, world, Ephemeral))
+		watches = append(watches, Watch(fmt.Sprintf("/reconnect-%040d", i)))
+	}
+	if err := a.Together(t.Context(), nodes...); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Together(t.Context(), watches...); err != nil {
+		t.Fatal(err)
+	}
+	const changed, deleted = "/reconnect-0000000000000000000000000000000000000007", "/reconnect-0000000000000000000000000000000000004999"
+	road.Inject(testengine.HoldReplies)
+	lost := Set(deleted, nil, AnyVersion)
+	if err := a.Do(t.Context(), lost); !errors.Is(err, ErrLost) || !errors.Is(lost.Err, ErrLost) {
+		t.Errorf("without an answer: %v, %v", err, lost.Err)
+	}
+	unsent := Get("/")
+	if err := a.Do(t.Context(), unsent); !errors.Is(err, ErrNotSent) {
+		t.Errorf("without a connection: %v", err)
+	}
+	if err := b.Do(t.Context(), Set(changed, nil, AnyVersion), Delete(deleted, AnyVersion)); err != nil {
+		t.Fatal(err)
+	}
+	if err := road.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	road.Inject(testengine.Sever)
+	got := map[Event]bool{}
+	for len(got) < 2 {
+		select {
+		case ev := <-events:
+			got[ev] = true
+		case <-time.After(20 * time.Second):
+			t.Fatalf("events %v", got)
+		}
+	}
+	if !got[Event{Path: changed}] || !got[Event{Path: deleted, Deleted: true}] {
+		t.Errorf("events %v", got)
+	}
+	<-reconnects
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := a.Do(ctx, Get("/")); err != nil && !errors.Is(err, ErrLost) && !errors.Is(err, ErrNotSent) {
+		t.Errorf("with a context that is over: %v", err)
+	}
+	if err := a.Do(t.Context(), Get("/")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestOpenFails: nobody listens, or whoever does says nothing.
+func TestOpenFails(t *testing.T) {
+	road := testengine.Through(t, testengine.Shared(t, testengine.ZooKeeper))
+	for _, f := range []testengine.Fault{testengine.HoldAll, testengine.Cut} {
+		road.Inject(f)
+		addr := strings.TrimPrefix(road.URL(), "zk://")
+		if s, err := Open(t.Context(), Config{Addrs: []string{addr}, SessionTimeout: time.Second, Timeout: 100 * time.Millisecond}); err == nil {
+			t.Errorf("fault %d: a session %v", f, s)
+		}
 	}
 }

@@ -1,0 +1,254 @@
+package zksession
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// Do carries out calls one after the other and waits for their answers. Each
+// has its own Err; one that the server refuses does not keep the next from being
+// sent. What Do returns is an error of the session and not of the server:
+// ErrNotSent, ErrLost, ErrExpired or ErrClosed. That call and those behind it
+// have it too. When ctx ends first, it is ErrLost or ErrNotSent.
+func (s *Session) Do(ctx context.Context, calls ...*Call) error {
+	s.each(ctx, calls)
+	return lost(calls[len(calls)-1].Err)
+}
+
+// atOnce is how many calls of one Together are under way at a time.
+const atOnce = 64
+
+// Together carries out calls at the same time, in no order. The error is as
+// that of Do, of one of them.
+func (s *Session) Together(ctx context.Context, calls ...*Call) error {
+	var all sync.WaitGroup
+	free := make(chan struct{}, atOnce)
+	for _, c := range calls[1:] {
+		free <- struct{}{}
+		all.Go(func() {
+			s.one(ctx, c)
+			<-free
+		})
+	}
+	s.one(ctx, calls[0])
+	all.Wait()
+	for _, c := range calls {
+		if err := lost(c.Err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Go carries out calls like Do and does not wait for them. Then of each is
+// called in any case: also where the error says that the session is over.
+func (s *Session) Go(ctx context.Context, calls ...*Call) error {
+	ctx = context.WithoutCancel(ctx)
+	s.mu.Lock()
+	err := s.err
+	if err == nil {
+		s.routines.Go(func() { s.each(ctx, calls) })
+	}
+	s.mu.Unlock()
+	if err != nil {
+		skip(calls, err)
+	}
+	return err
+}
+
+func (s *Session) each(ctx context.Context, calls []*Call) {
+	for i, c := range calls {
+		s.one(ctx, c)
+		if err := lost(c.Err); err != nil {
+			skip(calls[i+1:], err)
+			return
+		}
+	}
+}
+
+// skip ends calls that are not carried out.
+func skip(calls []*Call, err error) {
+	for _, c := range calls {
+		c.fail(err)
+		if c.Then != nil {
+			c.Then(c)
+		}
+	}
+}
+
+// one carries out a call.
+func (s *Session) one(ctx context.Context, c *Call) {
+	if c.watches {
+		s.mu.Lock()
+		s.setting[c.path]++
+		s.mu.Unlock()
+	}
+	s.ask(ctx, c)
+	if c.Then != nil {
+		c.Then(c)
+	}
+	if !c.watches {
+		return
+	}
+	var late []Event
+	s.mu.Lock()
+	if s.setting[c.path]--; s.setting[c.path] == 0 {
+		delete(s.setting, c.path)
+		late = s.late[c.path]
+		delete(s.late, c.path)
+	}
+	s.mu.Unlock()
+	for _, ev := range late {
+		s.tell(ev)
+	}
+}
+
+func (s *Session) ask(ctx context.Context, c *Call) {
+	limit := time.NewTimer(s.cfg.Timeout)
+	defer limit.Stop()
+	if c.ordered && !s.settled(ctx, limit.C) {
+		c.fail(ErrNotSent)
+		return
+	}
+	l, err := s.ready(ctx, limit.C)
+	if err != nil {
+		c.fail(err)
+		return
+	}
+	began := time.Now()
+	result := make(chan answer, 1)
+	finished := make(chan struct{})
+	s.mu.Lock()
+	if s.err != nil { // routines may be waited for already
+		s.mu.Unlock()
+		c.fail(s.err)
+		return
+	}
+	s.routines.Go(func() {
+		defer close(finished)
+		result <- c.do(s.conn)
+	})
+	s.mu.Unlock()
+	select {
+	case a := <-result:
+		c.take(a)
+	case <-ctx.Done():
+		c.fail(fmt.Errorf("%w: %w", ErrLost, context.Cause(ctx)))
+		s.leave(finished)
+	case <-limit.C:
+		l.cut()
+		select { // with the connection gone, the library knows soon
+		case a := <-result:
+			c.take(a)
+		case <-time.After(s.cfg.Timeout / 4):
+			c.fail(ErrLost)
+			s.leave(finished)
+		}
+	}
+	if s.cfg.Observe != nil {
+		s.cfg.Observe(c.name, time.Since(began), observed(c.Err))
+	}
+	switch {
+	case c.Err == ErrExpired: //nolint:errorlint // set by take, never wrapped
+		s.end(ErrExpired)
+	case c.Err != nil && s.Err() != nil:
+		c.fail(s.Err())
+	}
+}
+
+// leave remembers a call whose caller waits no longer.
+func (s *Session) leave(finished chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for f := range s.left { // those that are over are forgotten by and by
+		select {
+		case <-f:
+			delete(s.left, f)
+		default:
+		}
+	}
+	s.left[finished] = struct{}{}
+}
+
+// settled waits until the calls that were left are over.
+func (s *Session) settled(ctx context.Context, limit <-chan time.Time) bool {
+	s.mu.Lock()
+	var left []chan struct{}
+	for f := range s.left {
+		left = append(left, f)
+	}
+	if len(left) > 0 { // they end when there is a connection
+		s.want(1)
+		defer s.unwant()
+	}
+	s.mu.Unlock()
+	for _, f := range left {
+		select {
+		case <-f:
+		case <-ctx.Done():
+			return false
+		case <-limit:
+			return false
+		}
+	}
+	return true
+}
+
+// ready waits for a connection.
+func (s *Session) ready(ctx context.Context, limit <-chan time.Time) (*link, error) {
+	s.mu.Lock()
+	s.asked = time.Now()
+	l, err := s.link, s.err
+	if s.closing && err == nil {
+		err = ErrClosed
+	}
+	s.mu.Unlock()
+	if l != nil || err != nil {
+		return l, err
+	}
+	return s.wait(ctx, limit)
+}
+
+// wait waits for a connection, which the session may not have by itself.
+func (s *Session) wait(ctx context.Context, limit <-chan time.Time) (*link, error) {
+	s.mu.Lock()
+	l, up, err := s.link, s.up, s.err
+	if l != nil || err != nil {
+		s.mu.Unlock()
+		return l, err
+	}
+	s.want(1)
+	s.mu.Unlock()
+	defer s.unwant()
+	for {
+		select {
+		case <-up:
+			s.mu.Lock()
+			l, up, err = s.link, s.up, s.err
+			s.mu.Unlock()
+			if l != nil || err != nil {
+				return l, err
+			}
+		case <-s.done:
+			return nil, s.Err()
+		case <-limit:
+			return nil, ErrNotSent
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", ErrNotSent, context.Cause(ctx))
+		}
+	}
+}
+
+// want says that a connection is waited for. s.mu is held.
+func (s *Session) want(n int) {
+	s.wanting += n
+	s.servers.poke()
+}
+
+func (s *Session) unwant() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.want(-1)
+}
