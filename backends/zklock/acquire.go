@@ -186,8 +186,8 @@ func (a *attempt) recover(err error) (verdict, error) {
 	return verdict{}, err
 }
 
-// create takes a place in the queue and lists the queue, in one round trip where
-// the lock's node is there, or may be: what is sent together is done in order.
+// create takes a place in the queue and surveys the queue: two round trips where
+// the lock's node is there.
 func (a *attempt) create(ctx context.Context) ([]string, error) {
 	l, e, t := a.l, a.e, &a.l.b.tree
 	var ancestors []*zksession.Call

@@ -97,9 +97,10 @@ func (e *entry) remove(ctx context.Context) (there bool, err error) {
 
 // search looks for nodes that were made by a create without an answer, in the
 // order in which a create makes them. What it finds, and does not find, is final:
-// the session has another connection now, and a create that was on its way on
-// the old one is refused (see zksession.ErrLost); the sync makes this server know
-// everything that was done before.
+// the sync is sent when nothing of ours is on its way any more (zksession.Sync). A
+// create that came to a server by a connection before this one was done before, or
+// is refused there, because the session has moved; and the sync makes this server
+// know everything that was done before.
 func (e *entry) search(ctx context.Context) (children, names []string, err error) {
 	l := e.l
 	sync, queue := zksession.Sync(l.b.tree.leases()), zksession.Children(e.path)

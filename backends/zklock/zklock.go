@@ -8,7 +8,7 @@
 //
 // tree.go says where the nodes are, nodes.go how they are called and who waits
 // for whom, record.go what is in them, and proof.go why a lease that was renewed
-// can be relied upon. The protocol is spoken by package zksession.
+// can be relied upon. Package zksession keeps a session.
 package zklock
 
 import (

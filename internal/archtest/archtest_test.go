@@ -63,7 +63,7 @@ var house = []room{
 // outsiders are libraries that only some rooms may know, with their tests.
 var outsiders = []struct{ library, rooms string }{
 	{"github.com/redis/go-redis", "backends/redislock internal/testengine"},
-	{"github.com/go-zookeeper/zk", "backends/zklock internal/testengine"},
+	{"github.com/go-zookeeper/zk", "backends/zklock backends/zklock/zksession internal/testengine"},
 	{"github.com/go-sql-driver/mysql", "backends/mysqllock/mydb internal/testengine"},
 	{"database/sql", "backends/mysqllock backends/mysqllock/mydb backends/mysqllock/tables backends/mysqllock/rows backends/mysqllock/shedlock internal/testengine"},
 	{"google.golang.org/grpc", "api/locksidecar/v1 localapi client internal/telemetry cmd/locksidecar"},
