@@ -28,6 +28,8 @@ import sys, time
 import locksidecar
 client = locksidecar.Client(sys.argv[1], transport=sys.argv[2])
 lock = client.lock("hand-over")
+client.open()
+print("ready", flush=True)
 while sys.stdin.readline():
     with lock:
         got = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -117,17 +119,18 @@ def hand_over(client: locksidecar.Client, seconds: float) -> str:
         [sys.executable, "-c", WAITER, socket, transport], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdin is not None and other.stdout is not None
+        other.stdout.readline()
         end = time.perf_counter() + seconds
-        while time.perf_counter() < end or not took:
+        while time.perf_counter() < end:
             held = client.lock("hand-over").acquire()
             other.stdin.write("\n")
             other.stdin.flush()
-            time.sleep(0.01 if took else 1)  # it waits now
+            time.sleep(0.01)  # it waits now
             released = time.clock_gettime(time.CLOCK_BOOTTIME)
             held.release()
             took.append(float(other.stdout.readline()) - released)
         other.stdin.close()
-    return micros(statistics.median(took[1:]))
+    return micros(statistics.median(took))
 
 
 def start(transport: str, socket: str) -> str:
