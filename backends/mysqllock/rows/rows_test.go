@@ -225,13 +225,14 @@ func TestForceHitsNobodyElse(t *testing.T) {
 
 func TestSchemaMissing(t *testing.T) {
 	onEach(t, func(t *testing.T, s testengine.Server) {
-		b := openAt(t, s.URL()+noGrace+"&migrate=false&prefix=missing_")
+		prefix := "missing_" + string(lock.NewHoldID())[:8] + "_"
+		b := openAt(t, s.URL()+noGrace+"&migrate=false&prefix="+prefix)
 		defer func() { _ = b.Close() }()
 		_, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Second})
 		if !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), "locksidecar schema mysql") {
 			t.Errorf("OpenLease without tables: got %v, want ErrUnavailable that says what to do", err)
 		}
-		exec(t, s.URL(), Schema("missing_"))
+		exec(t, s.URL(), Schema(prefix))
 		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Second})
 		if err != nil {
 			t.Fatalf("OpenLease with the tables of Schema: %v", err)
@@ -245,19 +246,21 @@ func TestSchemaMissing(t *testing.T) {
 // Rows of links that are gone are cleared away, and those of others stay.
 func TestReap(t *testing.T) {
 	onEach(t, func(t *testing.T, s testengine.Server) {
-		b, l := sidecar(t, s.URL()+noGrace+"&prefix=reap_", 10*time.Minute)
+		prefix := "reap_" + string(lock.NewHoldID())[:8] + "_"
+		b, l := sidecar(t, s.URL()+noGrace+"&prefix="+prefix, 10*time.Minute)
+		table := b.cfg.Table("row_hold")
 		g := hold(t, l, "held")
-		insert := "INSERT INTO reap_row_hold (id, name, lease, link, mode, fence, sidecar, owner, since) VALUES (?, 'x', 'gone', 'gone', 'X', 1, '', '', ?)"
+		insert := "INSERT INTO " + table + " (id, name, lease, link, mode, fence, sidecar, owner, since) VALUES (?, 'x', 'gone', 'gone', 'X', 1, '', '', ?)"
 		exec(t, s.URL(), insert, "old", "2020-01-01")
 		exec(t, s.URL(), insert, "new", "2999-01-01")
-		exec(t, s.URL(), "UPDATE reap_row_hold SET since='2020-01-01' WHERE id=?", []byte(g.ID))
+		exec(t, s.URL(), "UPDATE "+table+" SET since='2020-01-01' WHERE id=?", []byte(g.ID))
 		if all, err := b.List(t.Context(), "", lock.Page{Limit: 10}); err != nil || len(all) != 1 || all[0].Resource != "held" {
 			t.Errorf("List has %+v, %v; want what is held", all, err)
 		}
 		if _, err := l.side.Exec(t.Context(), "reap", b.sql.reap); err != nil {
 			t.Fatal(err)
 		}
-		if left := scanOne[string](t, s.URL(), "SELECT GROUP_CONCAT(id ORDER BY id='new') FROM reap_row_hold"); left != string(g.ID)+",new" {
+		if left := scanOne[string](t, s.URL(), "SELECT GROUP_CONCAT(id ORDER BY id='new') FROM "+table); left != string(g.ID)+",new" {
 			t.Errorf("left are %s", left)
 		}
 	})

@@ -13,13 +13,14 @@ import (
 
 func TestSchemaMissing(t *testing.T) {
 	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
-		b := openAt(t, s.URL()+"?migrate=false&prefix=missing_")
+		prefix := "missing_" + random() + "_"
+		b := openAt(t, s.URL()+"?migrate=false&prefix="+prefix)
 		defer func() { _ = b.Close() }()
 		_, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Second})
 		if !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), "locksidecar schema mysql") {
 			t.Errorf("OpenLease without tables: got %v, want ErrUnavailable that says what to do", err)
 		}
-		exec(t, s.URL(), Schema("missing_"))
+		exec(t, s.URL(), Schema(prefix))
 		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Second})
 		if err != nil {
 			t.Fatalf("OpenLease with the tables of Schema: %v", err)

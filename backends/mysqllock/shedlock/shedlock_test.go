@@ -56,10 +56,13 @@ func eventually(t *testing.T, what string, f func() error) {
 	}
 }
 
-// unique is a name of the test's own that fits ShedLock's table.
+// unique is a name of this run of the test that fits ShedLock's table.
 func unique(t *testing.T) lock.Resource {
-	return lock.Resource(strings.NewReplacer("Test", "").Replace(t.Name()))
+	return lock.Resource(strings.TrimPrefix(t.Name(), "Test") + "/" + random())
 }
+
+// random is for names of one run.
+func random() string { return string(lock.NewHoldID())[:8] }
 
 func request(r lock.Resource) lock.Request {
 	return lock.Request{ID: lock.NewHoldID(), Resource: r, Mode: lock.Exclusive, Owner: lock.Owner{Session: "test"}.Encode()}
@@ -412,7 +415,7 @@ func TestClockJumps(t *testing.T) {
 // Names that its collation takes for the same are one lock.
 func TestTableOfOthers(t *testing.T) {
 	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
-		exec(t, s.URL(), "CREATE TABLE theirs (name VARCHAR(64) NOT NULL, lock_until TIMESTAMP(3) NOT NULL, "+
+		exec(t, s.URL(), "CREATE TABLE IF NOT EXISTS theirs (name VARCHAR(64) NOT NULL, lock_until TIMESTAMP(3) NOT NULL, "+
 			"locked_at TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3), locked_by VARCHAR(255) NOT NULL, PRIMARY KEY (name)) CHARACTER SET latin1")
 		url := s.URL() + "?table=theirs&prefix=theirs_"
 		b, l := sidecar(t, url, 10*time.Minute)
@@ -449,19 +452,23 @@ func TestTableOfOthers(t *testing.T) {
 	})
 }
 
+// texts puts the names of a backend's tables into a text.
+func texts(b *Backend, text string) string { return replaceNames(text, b.name) }
+
 // What leases left that ended is cleared away.
 func TestReap(t *testing.T) {
 	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
-		b, l := sidecar(t, s.URL()+"?prefix=reap_", 10*time.Minute)
+		prefix := "reap_" + random() + "_"
+		b, l := sidecar(t, s.URL()+"?prefix="+prefix, 10*time.Minute)
 		g := hold(t, l, unique(t))
-		_, dead := sidecar(t, s.URL()+"?prefix=reap_", 10*time.Minute)
+		_, dead := sidecar(t, s.URL()+"?prefix="+prefix, 10*time.Minute)
 		hold(t, dead, unique(t)+"/dead")
-		exec(t, s.URL(), "UPDATE reap_shed_lease SET until='2020-01-01' WHERE id=?; INSERT INTO reap_shed_gone VALUES ('x', ?)", []byte(dead.id), []byte(dead.id))
+		exec(t, s.URL(), texts(b, "UPDATE {shed_lease} SET until='2020-01-01' WHERE id=?; INSERT INTO {shed_gone} VALUES ('x', ?)"), []byte(dead.id), []byte(dead.id))
 		if _, err := l.looks.Exec(t.Context(), "reap", b.sql.reap); err != nil {
 			t.Fatal(err)
 		}
-		left := scan[string](t, s.URL(), 0, "SELECT CONCAT((SELECT GROUP_CONCAT(id) FROM reap_shed_lease), ' ', (SELECT GROUP_CONCAT(id) FROM reap_shed_hold), ' ', "+
-			"(SELECT COUNT(*) FROM reap_shed_gone))")
+		left := scan[string](t, s.URL(), 0, texts(b, "SELECT CONCAT((SELECT GROUP_CONCAT(id) FROM {shed_lease}), ' ', "+
+			"(SELECT GROUP_CONCAT(id) FROM {shed_hold}), ' ', (SELECT COUNT(*) FROM {shed_gone}))"))
 		if want := fmt.Sprintf("%s %s 0", l.id, g.ID); left != want {
 			t.Errorf("left are %s, want %s", left, want)
 		}
