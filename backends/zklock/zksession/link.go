@@ -162,7 +162,7 @@ func (l *link) begin(b []byte) error {
 		return nil
 	}
 	l.begun, l.session, l.timeout, l.answer = true, session, timeout, nil
-	return l.Conn.SetDeadline(time.Time{})
+	return l.SetDeadline(time.Time{})
 }
 
 func number(b []byte) int32 { return int32(binary.BigEndian.Uint32(b)) } //nolint:gosec // the same bits

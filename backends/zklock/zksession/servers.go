@@ -163,6 +163,6 @@ func (v *servers) resolve() []string {
 			}
 		}
 	}
-	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] }) //nolint:gosec // spreads clients, is no secret
 	return append(all, late...)
 }
