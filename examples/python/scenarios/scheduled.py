@@ -25,8 +25,8 @@ from run_sidecars import EMBEDDED, Sidecar, default_store, sidecars
 
 import locksidecar
 
-PERIOD = 0.4  # seconds between ticks
-WORK = 0.15  # how long the job takes
+PERIOD = 0.5  # seconds between ticks
+WORK = 0.25  # how long the job takes
 LOOK = 0.05  # how often a node looks whether something is due
 
 
@@ -59,13 +59,16 @@ class Journal:
         if done.rowcount != 1:
             raise RuntimeError(f"fence {fence} is older than one that was seen")
 
-    def at_work(self) -> tuple[int, str, int] | None:
-        """Tick, node and pid of who is at it."""
+    def at_work(self) -> tuple[int, str, int, int] | None:
+        """Tick, node, pid and fence of who is at it."""
         row = self._db.execute(
-            "SELECT tick, node, pid FROM begun b WHERE NOT EXISTS (SELECT * FROM done d WHERE d.fence >= b.fence)"
+            "SELECT tick, node, pid, fence FROM begun b WHERE NOT EXISTS (SELECT * FROM done d WHERE d.fence >= b.fence)"
             " ORDER BY fence DESC LIMIT 1"
         ).fetchone()
-        return (int(row[0]), str(row[1]), int(row[2])) if row else None
+        return (int(row[0]), str(row[1]), int(row[2]), int(row[3])) if row else None
+
+    def is_done(self, fence: int) -> bool:
+        return self._db.execute("SELECT * FROM done WHERE fence = ?", (fence,)).fetchone() is not None
 
     def runs(self) -> dict[int, list[tuple[str, bool]]]:
         """For each tick, who began it and whether he came to its end."""
@@ -117,14 +120,17 @@ class Cluster:
         self._nodes[name] = self._context.Process(target=run_node, args=arguments)
         self._nodes[name].start()
 
-    def kill_who_is_at_work(self, journal: Journal, tick: int, with_sidecar: bool) -> str:
-        """In the middle of the job of that tick, or a later one."""
-        while True:
-            now = journal.at_work()
-            if now is not None and now[0] >= tick and self._nodes[now[1]].pid == now[2]:
-                break
+    def kill_who_is_at_work(self, journal: Journal, tick: int, with_sidecar: bool) -> None:
+        """In the middle of the job of that tick, or of a later one."""
+        while not self._kill_who_is_at_work(journal, tick, with_sidecar):
+            pass
+
+    def _kill_who_is_at_work(self, journal: Journal, tick: int, with_sidecar: bool) -> bool:
+        while (now := journal.at_work()) is None or now[0] < tick or self._nodes[now[1]].pid != now[2]:
+            if journal.last_done() >= self._ticks:
+                raise SystemExit("all ticks were done before anybody could be killed")
             time.sleep(0.005)
-        at, name, pid = now
+        at, name, pid, fence = now
         what = "the process"
         if with_sidecar:  # first: else it would see the process end, and release its lock
             self._sidecars[name].kill()
@@ -132,15 +138,16 @@ class Cluster:
         os.kill(pid, signal.SIGKILL)
         self._nodes[name].join()
         killed = time.monotonic()
-        while (taken := journal.at_work()) == now:
-            time.sleep(0.002)
-        took = time.monotonic() - killed
-        next_one = taken[1] if taken is not None else "another"
-        print(f"tick {at}: {name} was killed in the middle ({what}); {next_one} began it {took * 1000:.0f} ms later", flush=True)
+        in_time = not journal.is_done(fence)
+        if in_time:
+            while (taken := journal.at_work()) == now or taken is None:
+                time.sleep(0.002)
+            took = (time.monotonic() - killed) * 1000
+            print(f"tick {at}: {name} was killed in the middle ({what}); {taken[1]} began it {took:.0f} ms later", flush=True)
         if with_sidecar:
             self._sidecars[name].start()
         self.start(name)
-        return name
+        return in_time
 
     def wait(self) -> None:
         for node in self._nodes.values():

@@ -12,6 +12,7 @@ import json
 import queue
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from ._socket import connect, explain
 from ._wire import BadResponse, Chunks, Lines, Response, parse, parse_head, request
 
 _OPEN_TIMEOUT = 5.0
+_LAST_ANSWERS = 2.0
 _IDLE = 16  # connections that are kept open for the next call
 
 
@@ -108,9 +110,16 @@ class HTTP:
         why = events.run(sink)
         self._discard(events.connection)
         sink.gone(why)
-        if not self._closed:
-            # Where the sidecar lives all the same, it must not keep the locks for us.
-            self._end_session(_OPEN_TIMEOUT)
+        if self._closed:
+            return
+        # Where the sidecar lives all the same, it must not keep the locks for us.
+        self._end_session(_OPEN_TIMEOUT)
+        # A sidecar that stops may still be writing answers, and one that died has
+        # ended all connections by itself.
+        end = time.monotonic() + _LAST_ANSWERS
+        while self._all and time.monotonic() < end:
+            time.sleep(0.05)
+        self._hang_up_all()
 
     def _open_process(self, request_: Mapping[str, Any]) -> tuple[float, Mapping[str, Any], Events]:
         connection = self._connect()
@@ -380,14 +389,17 @@ class HTTP:
         self._closed = self._ended = True
         self._end_session(timeout)
         self.drop()
+        self._hang_up_all()
 
     def drop(self) -> None:
         self._ended = True
         while (connection := self._idle_one()) is not None:
             self._discard(connection)
+        self._chores.put(Call(Release("")))  # wakes the cleaner, which ends
+
+    def _hang_up_all(self) -> None:
         for connection in list(self._all):
             connection.hang_up()  # who uses it closes it
-        self._chores.put(Call(Release("")))  # wakes the cleaner, which ends
 
     def forget(self) -> None:
         self._ended = True
