@@ -94,8 +94,9 @@ func (a *attempt) on(k *link) (lock.Grant, error) {
 	for a.wanted.Err() == nil {
 		n, err := a.await(k)
 		switch {
-		case err == nil && n > 0:
+		case err == nil && n > 0 && a.wanted.Err() == nil:
 			return a.granted(k)
+		case err == nil && n > 0: // too late: it is given up below
 		case err == nil: // somebody deleted the row
 			if err := a.l.addRow(a.q.Resource); err != nil {
 				return lock.Grant{}, a.failed(k, err)
@@ -154,7 +155,7 @@ func (a *attempt) await(k *link) (int, error) {
 		err  error
 	}
 	l := a.l
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.wanted), linkWait+l.b.cfg.Timeout+rowWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.wanted), linkWait+2*(l.b.cfg.Timeout+rowWait))
 	defer cancel()
 	answered := make(chan answer, 1)
 	l.routines.Go(func() {

@@ -13,8 +13,9 @@ import (
 
 const (
 	// linkWait is how long a link waits for a row in one statement. What a sidecar
-	// that died waited for is out of the way after that.
-	linkWait = 2 * time.Second
+	// that died waited for is out of the way after that. InnoDB looks once a second
+	// whether a wait is over, also one that was interrupted as it began.
+	linkWait = time.Second
 	// revokePoll is how often a lease with holds asks whether one was forced. A
 	// forced hold without a grace is noticed by the end of its connection.
 	revokePoll = 200 * time.Millisecond
@@ -218,7 +219,10 @@ func (l *lease) tearDown(ctx context.Context) error {
 	}
 	l.mu.Unlock()
 	// First what is written about them, else the next holders would remove that.
-	_, err := l.side.Exec(ctx, "drop", l.b.sql.drop, []byte(l.id))
+	err := mydb.Retry(ctx, func() error {
+		_, err := l.side.Exec(ctx, "drop", l.b.sql.drop, []byte(l.id))
+		return err
+	})
 	if err != nil {
 		err = mydb.Unavailable("close lease", err)
 	}
@@ -239,18 +243,14 @@ func (l *lease) Heartbeat(ctx context.Context) error {
 	if l.isLost() {
 		return lock.ErrLeaseLost
 	}
-	l.mu.Lock()
-	var holds []*link
-	for _, e := range l.entries {
-		if e.granted {
-			holds = append(holds, e.link)
-		}
-	}
-	l.mu.Unlock()
+	holds := l.holds()
 	errs := make(chan error, len(holds))
-	for _, k := range holds {
+	for _, e := range holds {
 		l.routines.Go(func() {
-			_, err := k.run(ctx, "heartbeat", "DO 0")
+			_, err := e.link.run(ctx, "heartbeat", "DO 0")
+			if err != nil && !l.has(e) { // it was released, and others use the link
+				err = nil
+			}
 			errs <- err
 		})
 	}
@@ -272,6 +272,26 @@ func (l *lease) Heartbeat(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// holds are all that the lease has.
+func (l *lease) holds() []*entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var all []*entry
+	for _, e := range l.entries {
+		if e.granted {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// has reports whether a hold is there still.
+func (l *lease) has(e *entry) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.entries[e.q.ID] == e && e.granted
 }
 
 // Close implements lock.Lease.

@@ -43,8 +43,9 @@ func newStatements(cfg *mydb.Config) statements {
 	columns := "id, name, lease, link, mode, fence, sidecar, owner, since"
 	alive := "IS_USED_LOCK(CONCAT('" + cfg.Prefix + "', link)) IS NOT NULL"
 	// While one holds alone nobody else does, and beside a reader no writer: what
-	// says so is of links that were cut.
-	others := "DELETE FROM " + hold + " WHERE name=? AND fence>0 AND id<>?"
+	// says so is of links that are gone, though the server may not have freed
+	// their named locks yet. Whether such a hold was forced, its lease wants to see.
+	others := "UPDATE " + hold + " SET link='-' WHERE name=? AND fence>0 AND id<>?"
 	granted := "ON DUPLICATE KEY UPDATE link=VALUES(link), fence=VALUES(fence), since=VALUES(since)"
 	show := "SELECT name, id, mode, fence, TIMESTAMPDIFF(MICROSECOND, since, " + now + "), lease, sidecar, owner, revoke_until IS NOT NULL FROM " + hold
 	return statements{
@@ -64,9 +65,7 @@ func newStatements(cfg *mydb.Config) statements {
 		forget: "DELETE FROM " + hold + " WHERE id=? AND lease=?",
 		drop:   "DELETE FROM " + hold + " WHERE lease=?",
 		// Not at once: the lease that a forced hold belonged to wants to see why it is gone.
-		reap: "DELETE FROM " + hold + " WHERE NOT (" + alive + ") AND COALESCE(revoke_until, since) < " + now + " - INTERVAL 1 MINUTE",
-		// The token of a link is given up after the row: whoever is seen here holds,
-		// or did a moment ago.
+		reap:   "DELETE FROM " + hold + " WHERE NOT (" + alive + ") AND COALESCE(revoke_until, since) < " + now + " - INTERVAL 1 MINUTE",
 		status: show + " WHERE name=? AND " + alive + " ORDER BY since, id",
 		list:   show + " WHERE name>=? AND name<? AND name>? AND " + alive + " ORDER BY name, since, id",
 		find:   "SELECT link, fence=0 FROM " + hold + " WHERE id=? AND name=? AND " + alive,
