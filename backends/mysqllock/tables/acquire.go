@@ -106,14 +106,14 @@ func (a *attempt) quick(ctx context.Context) (g lock.Grant, done bool, err error
 func (a *attempt) takeFree(ctx context.Context) (lock.Fence, error) {
 	b, q := a.l.b, a.q
 	name, id, lease := []byte(q.Resource), []byte(q.ID), []byte(a.l.id)
-	take := []any{id, lease, []byte(q.Owner), name, lease, name, id, lease}
+	take := []any{id, lease, []byte(q.Owner), name, lease}
 	known, _ := b.known.get(q.Resource)
-	query, args, at := b.sql.take, take, 1 // at: which statement takes
+	query, args, at := b.sql.take, take, 0 // at: which statement takes
 	switch {
 	case !known:
 		query, args, at = b.sql.first, append([]any{name, name, name}, take...), 4
 	case q.Try:
-		query, args, at = b.sql.try, append([]any{name}, take...), 2
+		query, args, at = b.sql.try, append([]any{name}, take...), 1
 	}
 	res, err := b.exec(ctx, "acquire", query, args...)
 	if mydb.Retryable(err) && !mydb.LockWait(err) {

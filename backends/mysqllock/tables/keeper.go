@@ -19,13 +19,14 @@ type keeper struct {
 	// Of the goroutine watch alone.
 	seen map[string]observed // other leases
 
-	mu    sync.Mutex
-	marks map[markKey]time.Duration     // forced releases: when their grace is over, on the clock
-	soon  map[lock.Resource]bool        // to be settled
-	owed  map[lock.HoldID]lock.Resource // to be released: the first try had no answer
-	some  chan struct{}                 // one place: there is something in soon or owed
-	look  chan struct{}                 // one place: look after the waiters now
-	dead  chan string                   // leases that were ended here, to be swept
+	mu     sync.Mutex
+	marks  map[markKey]time.Duration     // forced releases: when their grace is over, on the clock
+	soon   map[lock.Resource]bool        // to be settled
+	owed   map[lock.HoldID]lock.Resource // to be released: the first try had no answer
+	trails map[lock.Resource]bool        // that were released here, and have a trail
+	some   chan struct{}                 // one place: there is something in soon or owed
+	look   chan struct{}                 // one place: look after the waiters now
+	dead   chan string                   // leases that were ended here, to be swept
 }
 
 // observed is a lease as it was seen: the beat, and when the read that showed
@@ -44,7 +45,7 @@ type markKey struct {
 func newKeeper(l *lease) *keeper {
 	return &keeper{
 		l: l, seen: make(map[string]observed), marks: make(map[markKey]time.Duration), soon: make(map[lock.Resource]bool),
-		owed: make(map[lock.HoldID]lock.Resource),
+		owed: make(map[lock.HoldID]lock.Resource), trails: make(map[lock.Resource]bool),
 		some: make(chan struct{}, 1), look: make(chan struct{}, 1), dead: make(chan string, 16),
 	}
 }
@@ -287,6 +288,8 @@ func (k *keeper) chores(ctx context.Context) {
 	const patience = 100 * time.Millisecond
 	again := time.NewTimer(patience)
 	defer again.Stop()
+	move := time.NewTicker(moveEvery)
+	defer move.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -306,6 +309,8 @@ func (k *keeper) chores(ctx context.Context) {
 			}
 		case id := <-k.dead:
 			_ = b.sweepDead(ctx, id) // the reaper finds what is left
+		case <-move.C:
+			k.moveTrails(ctx)
 		case <-reap.C:
 			_ = b.reap(ctx)
 			reap.Reset(k.reapPause())

@@ -2,12 +2,15 @@ package tables
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
@@ -229,5 +232,141 @@ func TestNothingIsKept(t *testing.T) {
 			t.Errorf("%d entries and %d waiters are kept", len(l.entries), l.waiters)
 		}
 		l.mu.Unlock()
+	}
+}
+
+// Everything that happens to a resource is in the log in the end, in its order,
+// whichever way it went.
+func TestLog(t *testing.T) {
+	eachKind(t, func(t *testing.T, s testengine.Server) {
+		b, l := sidecar(t, s.URL(), 30*time.Second)
+		_, other := sidecar(t, s.URL(), 30*time.Second)
+		r := unique("r")
+		var want []string
+		event := func(event string, l *lease, id lock.HoldID, fence lock.Fence) {
+			want = append(want, fmt.Sprintf("%s %s %s %d", event, l.id, id, fence))
+		}
+		release := func(l *lease, g lock.Grant) {
+			t.Helper()
+			if err := l.Release(t.Context(), r, g.ID); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 60 { // more than a trail has room for
+			g := hold(t, l, r)
+			event("acquire", l, g.ID, g.Fence)
+			release(l, g)
+			event("release", l, g.ID, g.Fence)
+		}
+		g := hold(t, l, r)
+		event("acquire", l, g.ID, g.Fence)
+		q := exclusive(r)
+		next := acquire(t, other, q)
+		eventually(t, "it waits", func() error {
+			if st, err := b.Get(t.Context(), r); err != nil || len(st.Waiters) == 0 {
+				return errors.New("it does not")
+			}
+			return nil
+		})
+		event("queue", other, q.ID, 0)
+		release(l, g)
+		event("release", l, g.ID, g.Fence)
+		g2 := next.granted()
+		event("grant", other, g2.ID, g2.Fence)
+		release(other, g2)
+		event("release", other, g2.ID, g2.Fence)
+		g = hold(t, l, r)
+		event("acquire", l, g.ID, g.Fence)
+		if err := l.Downgrade(t.Context(), r, g.ID); err != nil {
+			t.Fatal(err)
+		}
+		event("downgrade", l, g.ID, g.Fence)
+		release(l, g)
+		event("release", l, g.ID, g.Fence)
+		g = hold(t, l, r)
+		event("acquire", l, g.ID, g.Fence)
+		if err := other.b.ForceRelease(t.Context(), r, g.ID, 0); err != nil {
+			t.Fatal(err)
+		}
+		<-l.Events()
+		event("force", l, g.ID, g.Fence)
+		g = hold(t, l, r)
+		event("acquire", l, g.ID, g.Fence)
+		if err := l.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		event("release", l, g.ID, g.Fence)
+		g = hold(t, other, r)
+		event("acquire", other, g.ID, g.Fence)
+		release(other, g)
+		event("release", other, g.ID, g.Fence)
+		eventually(t, "all is in the log", func() error {
+			var got []string
+			if err := b.query(t.Context(), "test", func(_ int, rows *sql.Rows) error {
+				var event, lease, hold string
+				var fence int64
+				err := rows.Scan(&event, &lease, &hold, &fence)
+				got = append(got, fmt.Sprintf("%s %s %s %d", event, lease, hold, fence))
+				return err
+			}, replaceNames("SELECT event, lease, hold, fence FROM {log} WHERE name=? ORDER BY id", b.cfg.Table), []byte(r)); err != nil {
+				return err
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				return fmt.Errorf("(-want +got):\n%s", diff)
+			}
+			return nil
+		})
+		if n := number(t, b, "SELECT COUNT(*) FROM {log} WHERE name=? AND (at<NOW(6) - INTERVAL 1 MINUTE OR at>NOW(6))", []byte(r)); n > 0 {
+			t.Errorf("%d rows have a strange time", n)
+		}
+	})
+}
+
+// Without a log everything else is as always.
+func TestNoLog(t *testing.T) {
+	eachKind(t, func(t *testing.T, s testengine.Server) {
+		url := with(own(t, s, "nolog_"), "log-keep=0s")
+		b, l := sidecar(t, url, 30*time.Second)
+		_, other := sidecar(t, url, 30*time.Second)
+		r := unique("r")
+		for range 3 {
+			g := hold(t, l, r)
+			next := acquire(t, other, exclusive(r))
+			if err := l.Release(t.Context(), r, g.ID); err != nil {
+				t.Fatal(err)
+			}
+			if err := other.Release(t.Context(), r, next.granted().ID); err != nil {
+				t.Fatal(err)
+			}
+		}
+		hold(t, l, r)
+		if err := l.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if n := number(t, b, "SELECT COUNT(*) FROM {log} WHERE id>1"); n > 0 {
+			t.Errorf("%d rows of the log", n)
+		}
+	})
+}
+
+func TestTrail(t *testing.T) {
+	const since, until = "2026-01-02 03:04:05.000006", "2026-01-02 03:04:06.000007"
+	one := append(trailOf("id \x00;", "lease", 42), "1"+since+until+";"...)
+	two := append(trailOf("b", "l", 43), "0"+since+until+";"...)
+	want := []logged{
+		{at: since, event: "acquire", id: "id \x00;", lease: "lease", fence: 42},
+		{at: until, event: "release", id: "id \x00;", lease: "lease", fence: 42},
+		{at: until, event: "release", id: "b", lease: "l", fence: 43},
+	}
+	if diff := cmp.Diff(want, readTrail(append(one, two...)), cmp.AllowUnexported(logged{})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	for i := range two {
+		if got := readTrail(two[:i]); i < len(two)-1 && len(got) > 0 {
+			t.Errorf("the first %d bytes of a trail give %+v", i, got)
+		}
+	}
+	if longest := len(trailOf(lock.HoldID(strings.Repeat("x", maxID)), lock.LeaseID(strings.Repeat("x", maxID)), 1<<62)) + 2 + 2*timeLength; maxTrail+longest > 4000 {
+		t.Errorf("a trail may be %d bytes long", maxTrail+longest)
 	}
 }

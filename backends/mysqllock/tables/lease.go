@@ -198,7 +198,11 @@ func (l *lease) drop(ctx context.Context) error {
 		names[e.resource] = true
 	}
 	l.mu.Unlock()
-	return l.b.sweep(ctx, string(l.id), names, "release")
+	if err := l.b.sweep(ctx, string(l.id), names, "release"); err != nil {
+		return err
+	}
+	l.keeper.moveTrails(ctx)
+	return nil
 }
 
 // tell sends an event, unless the lease is over.

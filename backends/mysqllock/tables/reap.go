@@ -36,6 +36,9 @@ func (b *Backend) reap(ctx context.Context) error {
 		if err := b.reapDead(ctx); err != nil {
 			return err
 		}
+		if err := b.reapTrails(ctx); err != nil {
+			return err
+		}
 		if err := b.reapIdle(ctx); err != nil {
 			return err
 		}

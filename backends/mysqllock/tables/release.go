@@ -66,9 +66,14 @@ func (l *lease) releaseIn(ctx context.Context, r lock.Resource, id lock.HoldID, 
 	b := l.b
 	if _, busy := b.known.get(r); quick && !busy {
 		name, lease := []byte(r), []byte(l.id)
-		res, err := b.exec(ctx, "release", b.sql.give, name, []byte(id), lease, name, []byte(id), lease, int64(fence))
+		args := []any{name, []byte(id), lease}
+		if b.logKeep > 0 {
+			args = append([]any{trailOf(id, l.id, fence)}, args...)
+		}
+		res, err := b.exec(ctx, "release", b.sql.give, args...)
 		switch {
-		case err == nil && res.Affected[1] > 0:
+		case err == nil && res.Affected[0] > 0:
+			l.keeper.trailed(r)
 			return nil
 		case err != nil && !mydb.Retryable(err):
 			return err

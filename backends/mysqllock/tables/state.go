@@ -25,11 +25,16 @@ type state struct {
 	fence, tail            int64
 	readers, waiters, gone int64
 
-	x     member   // the exclusive hold; no id: none
-	dead  []member // shared holds of dead leases
-	own   *member  // the shared hold of the id that was asked for, dead or not
-	queue []member // the front of the queue
-	place *member  // the waiter of the id that was asked for
+	x        member   // the exclusive hold; no id: none
+	xWas     member   // as it was found,
+	fenceWas int64    // with its fence,
+	xSince   string   // since then;
+	xQuick   bool     // the log has not got its grant yet
+	trail    []byte   // what else the log has not got
+	dead     []member // shared holds of dead leases
+	own      *member  // the shared hold of the id that was asked for, dead or not
+	queue    []member // the front of the queue
+	place    *member  // the waiter of the id that was asked for
 
 	leaseLive bool // the asking lease is there
 	ownGone   bool // the id that was asked for was given up before
@@ -85,10 +90,20 @@ type request struct {
 
 // logged is one row of the log.
 type logged struct {
+	at        string // empty: now
 	event     string
 	id, lease string
 	fence     int64
 	note      string
+}
+
+// args are the arguments for script.log.
+func (l logged) args(r lock.Resource) []any {
+	var at any
+	if l.at != "" {
+		at = l.at
+	}
+	return []any{at, []byte(l.event), []byte(r), []byte(l.id), []byte(l.lease), l.fence, []byte(l.note)}
 }
 
 // news is what a lease is told.

@@ -1,6 +1,7 @@
 package tables
 
 import (
+	"fmt"
 	"strings"
 
 	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
@@ -20,6 +21,7 @@ type statements struct {
 	version                              string
 	open, beat, beats, alive, end, close string
 	create, take, try, first, give       string
+	trails, trailsMoved, oldTrails       string
 	load                                 string
 	status, names, about                 string
 	news                                 string
@@ -29,6 +31,9 @@ type statements struct {
 	idle, raiseFloor, deleteIdle            string
 	oldLog, deleteLog                       string
 }
+
+// freeX empties the columns of the exclusive hold.
+const freeX = "x_id=NULL, x_lease=NULL, x_owner=NULL, x_since=NULL, x_quick=0, x_mark=NULL, x_grace=NULL"
 
 // logColumns are those of every insertion into the log.
 //
@@ -51,11 +56,14 @@ func newStatements(cfg *mydb.Config, withLog bool) *statements {
 		}
 		return "INSERT IGNORE INTO {log} (id, at, event, name, hold, lease, fence, note) VALUES (IF(ROW_COUNT()=1, NULL, 1), NOW(6), '" + event + "', " + values + ");"
 	}
+	trail, room := "", ""
+	if withLog {
+		trail = "trail=CONCAT(trail, ?, x_quick, x_since, NOW(6), ';'), "
+		room = fmt.Sprintf(" AND LENGTH(trail)<%d", maxTrail)
+	}
 	take := func(name string) string {
-		return "UPDATE {lock} SET fence=LAST_INSERT_ID(GREATEST(fence+1, {now})), x_id=?, x_lease=?, x_owner=?, x_since=NOW(6)" +
-			" WHERE name=" + name + " AND x_id IS NULL AND readers=0 AND waiters=0 AND gone=0 AND fence>0 AND EXISTS (SELECT 1 FROM {lease} WHERE id=?);" +
-			logIf("acquire", "?, ?, ?, LAST_INSERT_ID(), ''") +
-			"COMMIT"
+		return "UPDATE {lock} SET fence=LAST_INSERT_ID(GREATEST(fence+1, {now})), x_id=?, x_lease=?, x_owner=?, x_since=NOW(6), x_quick=1" +
+			" WHERE name=" + name + " AND x_id IS NULL AND readers=0 AND waiters=0 AND gone=0 AND fence>0 AND EXISTS (SELECT 1 FROM {lease} WHERE id=?)"
 	}
 	// look lets a request leave the row alone where it would have to wait for it:
 	// an app may keep it locked by its guard.
@@ -80,16 +88,17 @@ func newStatements(cfg *mydb.Config, withLog bool) *statements {
 			logIf("close", "'', '', ?, 0, ''"), "COMMIT"),
 
 		create: replace("START TRANSACTION;", create("?", ""), "COMMIT"),
-		take:   replace("START TRANSACTION;", take("?")),
-		try:    replace("START TRANSACTION;", look, take("IF(@locksidecar, ?, NULL)")),
-		first:  replace("START TRANSACTION;", look, create("IF(@locksidecar, ?, NULL)", "WHERE @locksidecar"), take("IF(@locksidecar, ?, NULL)")),
-		give: replace("START TRANSACTION;",
-			"UPDATE {lock} SET x_id=NULL, x_lease=NULL, x_owner=NULL, x_since=NULL, x_mark=NULL, x_grace=NULL WHERE name=? AND x_id=? AND x_lease=? AND waiters=0;",
-			logIf("release", "?, ?, ?, ?, ''"),
-			"COMMIT"),
+		take:   replace(take("?")),
+		try:    replace(look, take("IF(@locksidecar, ?, NULL)")),
+		first:  replace("START TRANSACTION;", look, create("IF(@locksidecar, ?, NULL)", "WHERE @locksidecar"), take("IF(@locksidecar, ?, NULL)")+";", "COMMIT"),
+		give:   replace("UPDATE {lock} SET " + trail + freeX + " WHERE name=? AND x_id=? AND x_lease=? AND waiters=0" + room),
+		trails: replace("START TRANSACTION;",
+			"SELECT name, trail FROM {lock} WHERE name IN (?names) AND trail<>'' FOR UPDATE SKIP LOCKED"),
+		trailsMoved: replace("UPDATE {lock} SET trail='' WHERE name IN (?names);"),
+		oldTrails:   replace("SELECT name FROM {lock} WHERE trail<>'' AND fence<{now}-? LIMIT ?"),
 
 		load: replace("START TRANSACTION;",
-			"SELECT fence, readers, waiters, gone, tail, x_id, x_lease, x_mark, x_grace, {now} FROM {lock} WHERE name=? FOR UPDATE;",
+			"SELECT fence, readers, waiters, gone, tail, x_id, x_lease, x_mark, x_grace, {now}, x_quick, CAST(x_since AS CHAR), trail FROM {lock} WHERE name=? FOR UPDATE;",
 			"SELECT h.id, h.lease, h.fence, h.mark, e.id IS NOT NULL FROM {hold} h LEFT JOIN {lease} e ON e.id=h.lease WHERE h.name=? AND (h.id=? OR e.id IS NULL);",
 			"SELECT q.seq, q.id, q.lease, q.mode, e.id IS NOT NULL FROM {queue} q LEFT JOIN {lease} e ON e.id=q.lease WHERE q.name=? ORDER BY q.seq LIMIT 64;",
 			"SELECT seq, id, lease, mode FROM {queue} WHERE name=? AND id=?;",
@@ -121,8 +130,8 @@ func newStatements(cfg *mydb.Config, withLog bool) *statements {
 			"UNION ALL SELECT 'g', l.name, l.x_id, l.fence, 0, 0 FROM {lock} l WHERE l.name IN (?names) AND l.x_lease=?lease",
 			"UNION ALL SELECT 'g', h.name, h.id, h.fence, 0, 0 FROM {hold} h WHERE h.name IN (?names) AND h.lease=?lease"),
 		sweep: replace("START TRANSACTION;",
-			"SELECT name, x_id, fence FROM {lock} WHERE name IN (?names) AND x_lease=?lease AND waiters=0 FOR UPDATE"),
-		sweepUp: replace("UPDATE {lock} SET x_id=NULL, x_lease=NULL, x_owner=NULL, x_since=NULL, x_mark=NULL, x_grace=NULL WHERE name IN (?names) AND x_lease=?lease;"),
+			"SELECT name, x_id, fence, x_quick, CAST(x_since AS CHAR) FROM {lock} WHERE name IN (?names) AND x_lease=?lease AND waiters=0 FOR UPDATE"),
+		sweepUp: replace("UPDATE {lock} SET " + freeX + " WHERE name IN (?names) AND x_lease=?lease;"),
 		left: replace(
 			"SELECT name FROM {lock} WHERE name IN (?names) AND x_lease=?lease",
 			"UNION SELECT name FROM {hold} WHERE name IN (?names) AND lease=?lease",
@@ -140,9 +149,9 @@ func newStatements(cfg *mydb.Config, withLog bool) *statements {
 			"DELETE g FROM {gone} g LEFT JOIN {lease} e ON e.id=g.lease WHERE g.name=? AND e.id IS NULL;",
 			"UPDATE {lock} SET gone=gone-ROW_COUNT() WHERE name=?;", "COMMIT"),
 
-		idle:       replace("SELECT name, fence FROM {lock} WHERE x_id IS NULL AND readers=0 AND waiters=0 AND gone=0 AND fence BETWEEN 1 AND {now}-? LIMIT ?"),
+		idle:       replace("SELECT name, fence FROM {lock} WHERE x_id IS NULL AND readers=0 AND waiters=0 AND gone=0 AND trail='' AND fence BETWEEN 1 AND {now}-? LIMIT ?"),
 		raiseFloor: replace("UPDATE {meta} SET value=GREATEST(value, ?) WHERE name='floor'"),
-		deleteIdle: replace("DELETE FROM {lock} WHERE name IN (?names) AND x_id IS NULL AND readers=0 AND waiters=0 AND gone=0 AND fence<=?"),
+		deleteIdle: replace("DELETE FROM {lock} WHERE name IN (?names) AND x_id IS NULL AND readers=0 AND waiters=0 AND gone=0 AND trail='' AND fence<=?"),
 		oldLog:     replace("SELECT MAX(id) FROM (SELECT id, at FROM {log} WHERE id>1 ORDER BY id LIMIT ?) AS l WHERE at < NOW(6) - INTERVAL ? MICROSECOND"),
 		deleteLog:  replace("DELETE FROM {log} WHERE id>1 AND id<=?"),
 

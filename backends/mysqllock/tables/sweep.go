@@ -42,14 +42,23 @@ func (b *Backend) sweepExclusive(ctx context.Context, lease string, names []lock
 			var swept []string
 			w := &script{b: b}
 			var log []any
+			n := 0 // rows of it
 			err := b.pool.QueryOn(ctx, conn, "sweep", func(_ int, rows *sql.Rows) error {
-				var name, id string
+				var name, id, since string
 				var fence int64
-				if err := rows.Scan(&name, &id, &fence); err != nil {
+				var quick bool
+				if err := rows.Scan(&name, &id, &fence, &quick, &since); err != nil {
 					return err
 				}
 				swept = append(swept, name)
-				log = append(log, []byte(event), []byte(name), []byte(id), []byte(lease), fence, []byte("with the lease"))
+				l := logged{at: since, event: "acquire", id: id, lease: lease, fence: fence}
+				if quick {
+					n++
+					log = append(log, l.args(lock.Resource(name))...)
+				}
+				l.at, l.event, l.note = "", event, "with the lease"
+				n++
+				log = append(log, l.args(lock.Resource(name))...)
 				return nil
 			}, query, args...)
 			if err != nil {
@@ -60,7 +69,7 @@ func (b *Backend) sweepExclusive(ctx context.Context, lease string, names []lock
 				up, args := in(b.sql.sweepUp, swept, lease)
 				w.text.WriteString(up)
 				w.args = args
-				w.log(len(swept), log)
+				w.log(n, log)
 			}
 			w.text.WriteString("COMMIT")
 			_, err = b.pool.ExecOn(ctx, conn, "sweep", w.text.String(), w.args...)

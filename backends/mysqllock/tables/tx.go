@@ -51,6 +51,7 @@ func (b *Backend) changeOnce(ctx context.Context, command string, sub subject, d
 		decide(s)
 		query, args := "COMMIT", []any(nil)
 		if s.dirty {
+			s.logTrail()
 			query, args = b.write(s)
 		}
 		_, err := b.pool.ExecOn(ctx, conn, command, query, args...)
@@ -68,12 +69,13 @@ func (b *Backend) load(ctx context.Context, conn *sql.Conn, command string, sub 
 		switch set {
 		case 0:
 			found = true
-			var xID, xLease sql.RawBytes
+			var xID, xLease, since sql.RawBytes
 			var mark, grace sql.NullInt64
-			if err := rows.Scan(&s.fence, &s.readers, &s.waiters, &s.gone, &s.tail, &xID, &xLease, &mark, &grace, &s.now); err != nil {
+			if err := rows.Scan(&s.fence, &s.readers, &s.waiters, &s.gone, &s.tail, &xID, &xLease, &mark, &grace, &s.now, &s.xQuick, &since, &s.trail); err != nil {
 				return err
 			}
 			s.x = member{id: string(xID), lease: string(xLease), mode: lock.Exclusive, mark: mark.Int64, grace: grace.Int64}
+			s.xSince = string(since)
 		case 1:
 			h := member{mode: lock.Shared}
 			var mark sql.NullInt64
@@ -117,6 +119,7 @@ func (b *Backend) load(ctx context.Context, conn *sql.Conn, command string, sub 
 		return nil, errNoRow
 	}
 	s.x.live = xLive
+	s.xWas, s.fenceWas = s.x, s.fence
 	return s, nil
 }
 
@@ -196,7 +199,7 @@ func (b *Backend) write(s *state) (string, []any) {
 
 // lockRow writes the row of the resource.
 func (w *script) lockRow(s *state) {
-	set := []string{"fence=?", "readers=?", "waiters=?", "gone=?", "tail=?"}
+	set := []string{"fence=?", "readers=?", "waiters=?", "gone=?", "tail=?", "trail=''", "x_quick=0"}
 	args := []any{s.fence, s.readers, s.waiters, s.gone, s.tail}
 	name := []byte(s.name)
 	switch s.newX.kind {
@@ -205,7 +208,7 @@ func (w *script) lockRow(s *state) {
 		set = append(set, "x_mark=?", "x_grace=?")
 		args = append(args, s.x.mark, s.x.grace)
 	case xClear:
-		set = append(set, "x_id=NULL", "x_lease=NULL", "x_owner=NULL", "x_since=NULL", "x_mark=NULL", "x_grace=NULL")
+		set = append(set, freeX)
 	case xFromQueue:
 		set = append(set, "x_id=?", "x_lease=?", "x_owner=(SELECT owner FROM {queue} q WHERE q.name=? AND q.seq=?)", "x_since=NOW(6)", "x_mark=NULL", "x_grace=NULL")
 		args = append(args, []byte(s.x.id), []byte(s.x.lease), name, s.newX.seq)
@@ -240,7 +243,7 @@ func (w *script) tail(s *state) {
 	}
 	args = nil
 	for _, l := range s.log {
-		args = append(args, []byte(l.event), name, []byte(l.id), []byte(l.lease), l.fence, []byte(l.note))
+		args = append(args, l.args(s.name)...)
 	}
 	w.log(len(s.log), args)
 }
@@ -248,7 +251,7 @@ func (w *script) tail(s *state) {
 // log writes n rows of the log.
 func (w *script) log(n int, args []any) {
 	if n > 0 && w.b.logKeep > 0 {
-		w.add("INSERT INTO {log} "+logColumns+" VALUES "+marks(n, "(NOW(6), ?, ?, ?, ?, ?, ?)"), args...)
+		w.add("INSERT INTO {log} "+logColumns+" VALUES "+marks(n, "(COALESCE(?, NOW(6)), ?, ?, ?, ?, ?, ?)"), args...)
 	}
 }
 

@@ -24,8 +24,10 @@ CREATE TABLE IF NOT EXISTS {lock} (
   x_lease VARBINARY(64),
   x_owner MEDIUMBLOB,
   x_since DATETIME(6),
+  x_quick TINYINT        NOT NULL DEFAULT 0,   -- 1: the log does not know of its grant yet
   x_mark  BIGINT,                              -- its release is forced: a number for this time,
-  x_grace BIGINT                               -- and the grace in microseconds
+  x_grace BIGINT,                              -- and the grace in microseconds
+  trail   VARBINARY(4000) NOT NULL DEFAULT ''  -- what is to be moved to the log: the log has not got yet
 ) ENGINE=InnoDB;
 
 -- Shared holds.
@@ -74,8 +76,9 @@ CREATE TABLE IF NOT EXISTS {news} (
   PRIMARY KEY (lease, id, kind)
 ) ENGINE=InnoDB;
 
--- Everything that happened, written by the transaction that did it. The first
--- row is always there: statements that have nothing to log collide with it.
+-- Everything that happened, written by the transaction that did it. (Holds that
+-- nobody waited for are in the column trail of lock first, for a second or so.)
+-- The first row is always there: statements that have nothing to log collide with it.
 CREATE TABLE IF NOT EXISTS {log} (
   id      BIGINT         NOT NULL AUTO_INCREMENT PRIMARY KEY,
   at      DATETIME(6)    NOT NULL,
