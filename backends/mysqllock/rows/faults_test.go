@@ -240,7 +240,7 @@ func TestKilledLease(t *testing.T) {
 		}
 		eventually(t, "the lease is lost", func() error {
 			if err := l.Heartbeat(t.Context()); !errors.Is(err, lock.ErrLeaseLost) {
-				return fmt.Errorf("Heartbeat gives %v", err)
+				return fmt.Errorf("Heartbeat: %w", err)
 			}
 			return nil
 		})
@@ -326,7 +326,7 @@ func TestPartition(t *testing.T) {
 			default:
 			}
 			if err := l.Heartbeat(t.Context()); !errors.Is(err, lock.ErrLeaseLost) {
-				return fmt.Errorf("Heartbeat gives %v", err)
+				return fmt.Errorf("Heartbeat: %w", err)
 			}
 			return nil
 		})
@@ -391,7 +391,7 @@ func TestCut(t *testing.T) {
 		hold(t, other, blocker.Resource)
 		eventually(t, "the lease is lost", func() error {
 			if err := l.Heartbeat(t.Context()); !errors.Is(err, lock.ErrLeaseLost) {
-				return fmt.Errorf("Heartbeat gives %v", err)
+				return fmt.Errorf("Heartbeat: %w", err)
 			}
 			return nil
 		})
