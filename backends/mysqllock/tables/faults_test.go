@@ -251,6 +251,7 @@ func TestLateCopy(t *testing.T) {
 func TestClockJumps(t *testing.T) {
 	for _, kind := range []*testengine.Kind{testengine.MariaDBFakeTime, testengine.MySQLFakeTime} {
 		t.Run(kind.String(), func(t *testing.T) {
+			t.Parallel()
 			s := testengine.New(t, kind)
 			_, l := sidecar(t, s.URL(), time.Second)
 			_, other := sidecar(t, s.URL(), time.Second)
@@ -290,6 +291,7 @@ func TestClockJumps(t *testing.T) {
 func TestOddServer(t *testing.T) {
 	for _, kind := range kinds {
 		t.Run(kind.String(), func(t *testing.T) {
+			t.Parallel()
 			s := testengine.New(t, kind)
 			admin := openAt(t, s.URL())
 			defer func() { _ = admin.Close() }()

@@ -77,10 +77,13 @@ func (t *transfer) commit() {
 	}
 }
 
-// eachKind runs a test on each kind of server.
+// eachKind runs a test on each kind of server, at the same time.
 func eachKind(t *testing.T, test func(t *testing.T, s testengine.Server)) {
 	for _, kind := range kinds {
-		t.Run(kind.String(), func(t *testing.T) { test(t, testengine.Shared(t, kind)) })
+		t.Run(kind.String(), func(t *testing.T) {
+			t.Parallel()
+			test(t, testengine.Shared(t, kind))
+		})
 	}
 }
 
