@@ -135,7 +135,7 @@ func (a *attempt) ask(ctx context.Context) (g lock.Grant, queued bool, err error
 	l, q := a.l, a.q
 	var fence int64
 	var lost, gone bool
-	s, err := l.b.changeOrCreate(ctx, "acquire", subject{q.Resource, string(q.ID), string(l.id), q.Try}, func(s *state) {
+	s, err := l.b.changeOrCreate(ctx, "acquire", subject{name: q.Resource, id: string(q.ID), lease: string(l.id), hasty: q.Try}, func(s *state) {
 		fence, queued = 0, false
 		if lost, gone = !s.leaseLive, s.ownGone; lost || gone {
 			return

@@ -112,7 +112,7 @@ func (l *lease) releaseIn(ctx context.Context, r lock.Resource, id lock.HoldID, 
 	if unsure { // where there is no row yet, a late copy would make it
 		change = b.changeOrCreate
 	}
-	s, err := change(ctx, "release", subject{name: r, id: string(id), lease: string(l.id)}, decide)
+	s, err := change(ctx, "release", subject{name: r, id: string(id), lease: string(l.id), exclusive: quick}, decide)
 	switch {
 	case errors.Is(err, errNoRow):
 		live, err := l.alive(ctx)

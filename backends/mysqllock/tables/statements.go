@@ -22,7 +22,7 @@ type statements struct {
 	open, beat, beats, alive, end, close string
 	create, take, try, first, give       string
 	trails, trailsMoved, oldTrails       string
-	load                                 string
+	load, loadExclusive                  string
 	status, names, about                 string
 	news                                 string
 	stuck, mine, sweep, sweepUp, left    string
@@ -74,6 +74,11 @@ func newStatements(cfg *mydb.Config, withLog bool) *statements {
 		return "INSERT IGNORE INTO {lock} (name) SELECT ? FROM DUAL " + where + ";" +
 			"UPDATE {lock} SET fence=GREATEST(1, {now}, (SELECT value FROM {meta} WHERE name='floor')) WHERE name=" + name + " AND fence=0;"
 	}
+	const (
+		lockRow = "SELECT fence, readers, waiters, gone, tail, x_id, x_lease, x_mark, x_grace, {now}, x_quick, CAST(x_since AS CHAR), trail FROM {lock} WHERE name=? FOR UPDATE;"
+		front   = "SELECT q.seq, q.id, q.lease, q.mode, e.id IS NOT NULL FROM {queue} q LEFT JOIN {lease} e ON e.id=q.lease WHERE q.name=? ORDER BY q.seq LIMIT 64;"
+		leases  = "EXISTS (SELECT 1 FROM {lease} WHERE id=?), EXISTS (SELECT 1 FROM {lock} l JOIN {lease} e ON e.id=l.x_lease WHERE l.name=?)"
+	)
 	return &statements{
 		version: replace("SELECT value FROM {meta} WHERE name='schema'"),
 
@@ -97,12 +102,12 @@ func newStatements(cfg *mydb.Config, withLog bool) *statements {
 		trailsMoved: replace("UPDATE {lock} SET trail='' WHERE name IN (?names);"),
 		oldTrails:   replace("SELECT name FROM {lock} WHERE trail<>'' AND fence<{now}-? LIMIT ?"),
 
-		load: replace("START TRANSACTION;",
-			"SELECT fence, readers, waiters, gone, tail, x_id, x_lease, x_mark, x_grace, {now}, x_quick, CAST(x_since AS CHAR), trail FROM {lock} WHERE name=? FOR UPDATE;",
+		load: replace("START TRANSACTION;", lockRow,
 			"SELECT h.id, h.lease, h.fence, h.mark, e.id IS NOT NULL FROM {hold} h LEFT JOIN {lease} e ON e.id=h.lease WHERE h.name=? AND (h.id=? OR e.id IS NULL);",
-			"SELECT q.seq, q.id, q.lease, q.mode, e.id IS NOT NULL FROM {queue} q LEFT JOIN {lease} e ON e.id=q.lease WHERE q.name=? ORDER BY q.seq LIMIT 64;",
+			front,
 			"SELECT seq, id, lease, mode FROM {queue} WHERE name=? AND id=?;",
-			"SELECT EXISTS (SELECT 1 FROM {lease} WHERE id=?), EXISTS (SELECT 1 FROM {lock} l JOIN {lease} e ON e.id=l.x_lease WHERE l.name=?), EXISTS (SELECT 1 FROM {gone} WHERE name=? AND id=?)"),
+			"SELECT "+leases+", EXISTS (SELECT 1 FROM {gone} WHERE name=? AND id=?)"),
+		loadExclusive: replace("START TRANSACTION;", lockRow, front, "SELECT "+leases+", FALSE"),
 
 		// One statement, so that all is as of one moment: who moves from the
 		// queue to the holders is in exactly one of them.

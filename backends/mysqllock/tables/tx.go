@@ -16,6 +16,7 @@ type subject struct {
 	name      lock.Resource
 	id, lease string // of who asks, or empty
 	hasty     bool   // not to be tried again after a wait for the row
+	exclusive bool   // id most likely has the exclusive hold, so there is less to read
 }
 
 // change runs one transaction on a resource: two round trips, one that locks
@@ -44,7 +45,12 @@ func (b *Backend) change(ctx context.Context, command string, sub subject, decid
 
 func (b *Backend) changeOnce(ctx context.Context, command string, sub subject, decide func(*state)) (s *state, err error) {
 	err = b.on(ctx, func(ctx context.Context, conn *sql.Conn) error {
-		if s, err = b.load(ctx, conn, command, sub); err != nil {
+		s, err = b.load(ctx, conn, command, sub)
+		if sub.exclusive && err == nil && (s.x.id != sub.id || s.x.lease != sub.lease) {
+			sub.exclusive = false // it is lost, so look again, at everything
+			s, err = b.load(ctx, conn, command, sub)
+		}
+		if err != nil {
 			drop(ctx, conn, err)
 			return err
 		}
@@ -65,8 +71,13 @@ func (b *Backend) load(ctx context.Context, conn *sql.Conn, command string, sub 
 	s := &state{name: sub.name}
 	found := false
 	var xLive bool
+	name, id, lease := []byte(sub.name), []byte(sub.id), []byte(sub.lease)
+	query, args, sets := b.sql.load, []any{name, name, id, name, name, id, lease, name, name, id}, []int{0, 1, 2, 3, 4}
+	if sub.exclusive {
+		query, args, sets = b.sql.loadExclusive, []any{name, name, lease, name}, []int{0, 2, 4}
+	}
 	scan := func(set int, rows *sql.Rows) error {
-		switch set {
+		switch sets[set] {
 		case 0:
 			found = true
 			var xID, xLease, since sql.RawBytes
@@ -110,9 +121,7 @@ func (b *Backend) load(ctx context.Context, conn *sql.Conn, command string, sub 
 		}
 		return nil
 	}
-	name, id := []byte(sub.name), []byte(sub.id)
-	err := b.pool.QueryOn(ctx, conn, command, scan, b.sql.load, name, name, id, name, name, id, []byte(sub.lease), name, name, id)
-	if err != nil {
+	if err := b.pool.QueryOn(ctx, conn, command, scan, query, args...); err != nil {
 		return nil, err
 	}
 	if !found {
