@@ -218,14 +218,6 @@ func (l *lease) tearDown(ctx context.Context) error {
 		}
 	}
 	l.mu.Unlock()
-	// First what is written about them, else the next holders would remove that.
-	err := mydb.Retry(ctx, func() error {
-		_, err := l.side.Exec(ctx, "drop", l.b.sql.drop, []byte(l.id))
-		return err
-	})
-	if err != nil {
-		err = mydb.Unavailable("close lease", err)
-	}
 	for _, k := range links {
 		k.close()
 		tokens = append(tokens, k.token)
@@ -234,7 +226,15 @@ func (l *lease) tearDown(ctx context.Context) error {
 		<-e.at.done
 		tokens = append(tokens, e.at.loose...)
 	}
-	return errors.Join(err, l.b.settle(ctx, l.side, tokens...))
+	err := l.b.settle(ctx, l.side, tokens...)
+	// Then what is written about them: who looks sees nothing free that is not.
+	if dropErr := mydb.Retry(ctx, func() error {
+		_, err := l.side.Exec(ctx, "drop", l.b.sql.drop, []byte(l.id))
+		return err
+	}); dropErr != nil {
+		err = errors.Join(err, mydb.Unavailable("close lease", dropErr))
+	}
+	return err
 }
 
 // Heartbeat implements lock.Lease: one request on the connection of the lease,

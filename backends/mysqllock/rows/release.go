@@ -57,12 +57,11 @@ func (l *lease) Release(ctx context.Context, r lock.Resource, id lock.HoldID) er
 func (l *lease) release(ctx context.Context, e *entry) error {
 	ctx, cancel := l.b.patience(ctx)
 	defer cancel()
-	// First what is written about it, else the next holder would remove that.
-	// When that fails it goes with the link.
-	reuse, forgetErr := l.unmark(ctx, e.q.ID)
 	_, err := e.link.run(ctx, "release", "COMMIT")
 	if err == nil {
-		if reuse && forgetErr == nil {
+		// Then what is written about it: who looks sees nothing free that is not.
+		// When that fails it goes with the link.
+		if reuse, err := l.unmark(ctx, e.q.ID); reuse && err == nil {
 			l.putBack(e.link)
 		} else {
 			e.link.close()
