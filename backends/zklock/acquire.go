@@ -186,8 +186,8 @@ func (a *attempt) recover(err error) (verdict, error) {
 	return verdict{}, err
 }
 
-// create takes a place in the queue and surveys the queue: two round trips where
-// the lock's node is there.
+// create takes a place in the queue and lists the queue: two round trips where the
+// lock's node is there.
 func (a *attempt) create(ctx context.Context) ([]string, error) {
 	l, e, t := a.l, a.e, &a.l.b.tree
 	var ancestors []*zksession.Call
@@ -213,8 +213,16 @@ func (a *attempt) create(ctx context.Context) ([]string, error) {
 			l.b.setKnown(e.path, true)
 			l.mu.Lock()
 			e.placed(names, l.b.clock())
-			watch := e.watchCall()
+			var watch *zksession.Call
+			if own.Stat.Czxid != 0 {
+				e.fence = fenceOf(own.Stat.Czxid)
+			} else {
+				watch = e.watchCall()
+			}
 			l.mu.Unlock()
+			if watch == nil {
+				return a.list(ctx)
+			}
 			return a.survey(ctx, watch)
 		case errors.Is(place.Err, zksession.ErrLost):
 			return nil, err
@@ -233,8 +241,8 @@ func (a *attempt) create(ctx context.Context) ([]string, error) {
 	}
 }
 
-// look lists the queue and reads the request's own node, from which the fence
-// comes, at the same time.
+// survey lists the queue and reads the request's own node at the same time, where
+// the create has not told the fence: in a transaction.
 func (a *attempt) survey(ctx context.Context, own *zksession.Call) ([]string, error) {
 	l, e := a.l, a.e
 	queue := zksession.Children(e.path)

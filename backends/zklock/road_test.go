@@ -46,7 +46,7 @@ type roadLink struct {
 // Numbers of requests.
 const (
 	opMulti  int32 = 14
-	opCreate int32 = 1
+	opCreate int32 = 15 // create2
 	opDelete int32 = 2
 )
 

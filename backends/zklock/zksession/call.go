@@ -32,6 +32,7 @@ type Call struct {
 	name    string // for whom observes
 	path    string
 	watches bool
+	makes   bool // a node
 	ordered bool // only when nothing from before can come later, see Sync
 	parts   []*Call
 	request any // of a part of a transaction
@@ -44,7 +45,7 @@ type Call struct {
 	Err      error    // an Error, ErrNotSent, ErrLost, ErrExpired or ErrClosed
 	Path     string   // of a node that was made
 	Data     []byte   // of a node that was read
-	Stat     Stat     // of a node that was read or set
+	Stat     Stat     // of a node that was read or set; of one that was made only Czxid, 0 where that is not known
 	Children []string // names in no order
 }
 
@@ -61,7 +62,7 @@ type answer struct {
 
 // Create makes a node.
 func Create(path string, data []byte, acl []ACL, mode Mode) *Call {
-	c := &Call{name: "create", path: path, request: &zk.CreateRequest{Path: path, Data: data, Acl: acl, Flags: int32(mode)}}
+	c := &Call{name: "create", path: path, makes: mode != Container, request: &zk.CreateRequest{Path: path, Data: data, Acl: acl, Flags: int32(mode)}}
 	c.do = func(conn *zk.Conn) (a answer) {
 		if mode == Container {
 			a.path, a.err = conn.CreateContainer(path, data, int32(mode), acl)

@@ -147,6 +147,9 @@ func (s *Session) ask(ctx context.Context, c *Call) {
 			s.leave(finished)
 		}
 	}
+	if c.makes && c.Err == nil {
+		c.Stat.Czxid = l.births.take(c.Path)
+	}
 	if s.cfg.Observe != nil {
 		s.cfg.Observe(c.name, time.Since(began), observed(c.Err))
 	}

@@ -19,5 +19,6 @@
 //     there is one. Here requests wait outside until there is a connection, and
 //     what may still be inside is waited for before the server is asked what has
 //     become of it ([Sync]).
-//   - It does not tell the session timeout that the server has granted.
+//   - It does not tell the session timeout that the server has granted, nor the
+//     transaction that made a node (births.go).
 package zksession

@@ -28,6 +28,7 @@ type link struct {
 	closing atomic.Int32 // number of the packet that closes the session; 0: not sent
 	closed  atomic.Bool  // the server has answered to it
 	down    atomic.Bool
+	births  births
 }
 
 // dial is the library's dialer.
@@ -108,8 +109,10 @@ func (l *link) SetWriteDeadline(t time.Time) error {
 // What the headers of packets hold: their length, and then
 // for a request its number and its kind, for an answer the request's number.
 const (
-	xidPing = -2
-	opClose = -11
+	xidPing   = -2
+	opCreate  = 1
+	opClose   = -11
+	opCreate2 = 15
 )
 
 // Write implements net.Conn. The library writes one packet at a time.
@@ -119,8 +122,12 @@ func (l *link) Write(b []byte) (int, error) {
 		if xid == xidPing && !l.s.cfg.KeepAlive {
 			return len(b), nil
 		}
-		if op == opClose {
+		switch op {
+		case opClose:
 			l.closing.Store(xid)
+		case opCreate:
+			l.births.expect(xid)
+			binary.BigEndian.PutUint32(b[8:], opCreate2) // b is the library's buffer, for this packet alone
 		}
 	}
 	return l.Conn.Write(b)
@@ -138,6 +145,7 @@ func (l *link) Read(b []byte) (int, error) {
 		}
 		return n, err
 	}
+	l.births.read(b[:n])
 	if x := l.closing.Load(); x != 0 && n >= 4 && number(b) == x {
 		l.closed.Store(true)
 	}

@@ -60,6 +60,9 @@ func TestCalls(t *testing.T) {
 	if err := s.Do(t.Context(), parent, first, list, missing, Sync(dir), made); err != nil {
 		t.Fatal(err)
 	}
+	if first.Stat.Czxid != made.Stat.Czxid {
+		t.Errorf("made by transaction %d, which the create gives as %d", made.Stat.Czxid, first.Stat.Czxid)
+	}
 	if parent.Err != nil || first.Err != nil || first.Path != dir+"/a-0000000000" || made.Stat.EphemeralOwner != s.ID() || made.Stat.Czxid == 0 {
 		t.Errorf("create: %v, %v, %q, %+v", parent.Err, first.Err, first.Path, made.Stat)
 	}
