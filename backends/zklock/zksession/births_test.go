@@ -8,16 +8,16 @@ import (
 
 // packet is an answer with a path and a transaction, as create2 gives it.
 func packet(xid, code int32, path string, zxid uint64) []byte {
-	b := binary.BigEndian.AppendUint32(nil, uint32(xid)) //nolint:gosec // the same bits
+	b := binary.BigEndian.AppendUint32(nil, uint32(xid))
 	b = binary.BigEndian.AppendUint64(b, 99)
-	b = binary.BigEndian.AppendUint32(b, uint32(code)) //nolint:gosec // the same bits
+	b = binary.BigEndian.AppendUint32(b, uint32(code))
 	if code == 0 {
-		b = binary.BigEndian.AppendUint32(b, uint32(len(path))) //nolint:gosec // short
+		b = binary.BigEndian.AppendUint32(b, uint32(len(path)))
 		b = append(b, path...)
 		b = binary.BigEndian.AppendUint64(b, zxid)
 		b = append(b, make([]byte, 60)...) // the rest of the Stat
 	}
-	return append(binary.BigEndian.AppendUint32(nil, uint32(len(b))), b...) //nolint:gosec // short
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(b))), b...)
 }
 
 // TestBirths: transactions are learned in whatever pieces the answers come, and
