@@ -431,7 +431,7 @@ func (a *attempt) mindRevoked(ctx context.Context, path string, rec record, name
 	if left := a.revokedUntil - now; left > 0 {
 		return verdict{pause: min(l.recheck, left)}, nil
 	}
-	if _, err := l.seat.remove(ctx, a.e.path, names); err != nil {
+	if _, _, err := l.seat.remove(ctx, a.e.path, names); err != nil {
 		return verdict{}, err
 	}
 	return verdict{again: true}, nil

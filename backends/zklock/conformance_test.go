@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	// Most tests wait most of the time, and go test runs no more of them side by
 	// side than there are processors.
 	flag.Parse()
-	if err := flag.Set("test.parallel", strconv.Itoa(max(4, runtime.GOMAXPROCS(0)))); err != nil {
+	if err := flag.Set("test.parallel", strconv.Itoa(max(8, runtime.GOMAXPROCS(0)))); err != nil {
 		panic(err)
 	}
 	goleak.VerifyTestMain(testengine.Main(m))

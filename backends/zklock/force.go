@@ -39,11 +39,11 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 	if held && grace > 0 {
 		return f.wait(ctx, r, grace)
 	}
-	there, err := t.remove(ctx, path, f.names)
+	there, lost, err := t.remove(ctx, path, f.names)
 	switch {
 	case err != nil:
 		return unavailable("force release", err)
-	case !there:
+	case !there && !lost:
 		return lock.ErrNotHolder
 	}
 	return nil
@@ -96,7 +96,7 @@ func (f *forced) wait(ctx context.Context, r lock.Resource, grace time.Duration)
 		case <-gone:
 		case <-again.C:
 		case <-over.C:
-			if _, err := f.t.remove(ctx, f.path, f.names); err != nil {
+			if _, _, err := f.t.remove(ctx, f.path, f.names); err != nil {
 				return unavailable("force release", err)
 			}
 			return nil

@@ -84,7 +84,7 @@ func (e *entry) finish(err error) {
 func (e *entry) remove(ctx context.Context) (there bool, err error) {
 	l := e.l
 	l.mu.Lock()
-	names, unsure := slices.Clone(e.nodes), e.unsure
+	names, unsure, unheard := slices.Clone(e.nodes), e.unsure, e.unheard
 	l.mu.Unlock()
 	if unsure {
 		err := insist(ctx, func() (err error) { _, names, err = e.search(ctx); return err })
@@ -92,7 +92,10 @@ func (e *entry) remove(ctx context.Context) (there bool, err error) {
 			return false, err
 		}
 	}
-	return l.seat.remove(ctx, e.path, names)
+	there, lost, err := l.seat.remove(ctx, e.path, names)
+	// When an answer was lost and they are not there any more, that was the answer,
+	// unless a release before this one may have deleted them.
+	return there || lost && !unheard, err
 }
 
 // search looks for nodes that were made by a create without an answer, in the
@@ -124,16 +127,14 @@ func (e *entry) search(ctx context.Context) (children, names []string, err error
 }
 
 // remove deletes the nodes of one request, and says whether there were any. When
-// an answer is lost and they are not there any more, that was the answer.
-func (t *seat) remove(ctx context.Context, path string, names []string) (there bool, err error) {
-	lost := false
+// there were none, lost says that one of ours may have deleted them unheard.
+func (t *seat) remove(ctx context.Context, path string, names []string) (there, lost bool, err error) {
 	err = insist(ctx, func() (err error) {
 		there, err = t.removeOnce(ctx, path, names)
-		there = there || lost
-		lost = errors.Is(err, zksession.ErrLost)
+		lost = lost || errors.Is(err, zksession.ErrLost)
 		return err
 	})
-	return there, err
+	return there, lost && err == nil, err
 }
 
 func (t *seat) removeOnce(ctx context.Context, path string, names []string) (there bool, err error) {

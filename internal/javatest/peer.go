@@ -71,6 +71,7 @@ func start(t testing.TB, class string, c *Counter, name string, args ...string) 
 		t.Fatal(err)
 	}
 	args = append([]string{
+		"-XX:-UsePerfData", // its files are those of all processes that had the same number; a warning about one would be on standard output
 		"-Xmx64m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
 		"-cp", filepath.Join(dir, "classes") + ":" + filepath.Join(dir, "lib", "*"),
 		"com.locksidecar.javatest." + class, c.dir, name,

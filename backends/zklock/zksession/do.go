@@ -82,6 +82,7 @@ func skip(calls []*Call, err error) {
 func (s *Session) one(ctx context.Context, c *Call) {
 	if c.watches {
 		s.mu.Lock()
+		s.watched = true
 		s.setting[c.path]++
 		s.mu.Unlock()
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -18,6 +19,9 @@ type link struct {
 	s    *Session
 	raw  net.Conn      // what is under TLS: closing it never waits
 	gone chan struct{} // closed when it is closed
+
+	watching     chan struct{} // closed when the library has sent what is to be watched
+	watchingOnce sync.Once
 
 	// Until the session is accepted, read by the library's only goroutine then.
 	answer  []byte // of the server to the request for a session
@@ -68,7 +72,7 @@ func (s *Session) connect(ctx context.Context, network, addr string) (*link, err
 		}
 		nc = t
 	}
-	l := &link{Conn: nc, s: s, raw: raw, gone: make(chan struct{})}
+	l := &link{Conn: nc, s: s, raw: raw, gone: make(chan struct{}), watching: make(chan struct{})}
 	// The library would wait for a server that does not answer for many times the
 	// session timeout.
 	return l, nc.SetDeadline(time.Now().Add(s.cfg.Timeout))
@@ -109,13 +113,20 @@ func (l *link) SetWriteDeadline(t time.Time) error {
 // What the headers of packets hold: their length, and then
 // for a request its number and its kind, for an answer the request's number.
 const (
-	xidPing   = -2
-	opCreate  = 1
-	opClose   = -11
-	opCreate2 = 15
+	xidPing      = -2
+	opCreate     = 1
+	opClose      = -11
+	opCreate2    = 15
+	opSetWatches = 101
 )
 
 // Write implements net.Conn. The library writes one packet at a time.
+//
+// That a packet could not be written is told as the end of the connection, which
+// the library notices when it reads. Told here, it would give the request two
+// answers, and where that is its authentication, which it repeats on each new
+// connection, it would wait for ever for somebody to take the second
+// (resendZkAuth, whose channel has room for one).
 func (l *link) Write(b []byte) (int, error) {
 	if l.begun && len(b) >= 12 {
 		xid, op := number(b[4:]), number(b[8:])
@@ -128,9 +139,16 @@ func (l *link) Write(b []byte) (int, error) {
 		case opCreate:
 			l.births.expect(xid)
 			binary.BigEndian.PutUint32(b[8:], opCreate2) // b is the library's buffer, for this packet alone
+		case opSetWatches:
+			l.watchingOnce.Do(func() { close(l.watching) })
 		}
 	}
-	return l.Conn.Write(b)
+	n, err := l.Conn.Write(b)
+	if err != nil && l.begun {
+		l.cut()
+		return len(b), nil
+	}
+	return n, err
 }
 
 // Read implements net.Conn.

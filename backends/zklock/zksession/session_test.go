@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -485,5 +486,23 @@ func TestOpenFails(t *testing.T) {
 		if s, err := Open(t.Context(), Config{Addrs: []string{addr}, SessionTimeout: time.Second, Timeout: 100 * time.Millisecond}); err == nil {
 			t.Errorf("fault %d: a session %v", f, s)
 		}
+	}
+}
+
+// TestWriteFails: the library must not hear of it, see link.Write.
+func TestWriteFails(t *testing.T) {
+	raw, peer := net.Pipe()
+	_ = peer.Close()
+	l := &link{Conn: raw, raw: raw, s: &Session{}, begun: true, gone: make(chan struct{}), watching: make(chan struct{})}
+	if n, err := l.Write(make([]byte, 20)); n != 20 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+	if _, err := l.Read(make([]byte, 1)); err == nil {
+		t.Error("the connection can still be read")
+	}
+	select {
+	case <-l.gone:
+	default:
+		t.Error("the connection is not at its end")
 	}
 }
