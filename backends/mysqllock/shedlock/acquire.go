@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
@@ -31,6 +32,11 @@ type entry struct {
 
 	told  bool          // of the force, by an event
 	until time.Duration // on the boot-time clock: end of the grace, when told
+
+	// Whoever takes the request back (Release, and the Acquire that hears of it)
+	// does so one after the other, and the second knows what the first has done.
+	releasing sync.Mutex
+	taken     bool // back: it was there, and is gone
 }
 
 // wake makes all calls of Acquire look again, with the lease locked.

@@ -50,6 +50,10 @@ func (l *lease) release(ctx context.Context, r lock.Resource, id lock.HoldID) (w
 		}
 	}
 	l.mu.Unlock()
+	if e != nil {
+		e.releasing.Lock()
+		defer e.releasing.Unlock()
+	}
 	lease, name := []byte(l.id), []byte(r)
 	args = append(args, string(r), l.by(id), lease, []byte(id), lease, name, lease, []byte(id), lease, name)
 	var res mydb.Results
@@ -59,8 +63,12 @@ func (l *lease) release(ctx context.Context, r lock.Resource, id lock.HoldID) (w
 	}); err != nil {
 		return false, mydb.Unavailable(fmt.Sprintf("release %q", string(r)), err)
 	}
+	n := len(res.Affected)
+	was = res.Affected[n-4]+res.Affected[n-3] > 0 // before the last DELETE and COMMIT
 	l.mu.Lock()
 	if e != nil {
+		was = was || e.taken
+		e.taken = was
 		e.wake()
 		if l.entries[id] == e {
 			delete(l.entries, id)
@@ -68,8 +76,7 @@ func (l *lease) release(ctx context.Context, r lock.Resource, id lock.HoldID) (w
 	}
 	l.mu.Unlock()
 	l.look() // others of ours may wait for it
-	n := len(res.Affected)
-	return res.Affected[n-4]+res.Affected[n-3] > 0, nil // before the last DELETE and COMMIT
+	return was, nil
 }
 
 // Downgrade implements lock.Lease.
