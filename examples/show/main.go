@@ -84,7 +84,7 @@ func (s *show) run(ctx context.Context) (err error) {
 		title: "Java: loans on MySQL, every commit guarded",
 		about: "Transfers of a loan's debts run side by side, never beside its repayment. One\n" +
 			"process is frozen in a repayment, with its sidecar and for longer than its lease,\n" +
-			"and others take over. When it wakes up it must roll back. About 15 s.",
+			"and others take over. When it wakes up it must roll back. Some seconds.",
 		argv: []string{"java", "-jar", "examples/java/scenarios/target/scenarios.jar", mysql},
 	}, {
 		title: "The same without the guard",
