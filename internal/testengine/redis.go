@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -70,8 +71,17 @@ func (redisServer) drop(ctx context.Context, n *node) error {
 	return err
 }
 
+// quietRedis keeps go-redis from writing to standard error that a server does
+// not answer yet: that is asked for again and again while it starts.
+var quietRedis = sync.OnceFunc(func() { redis.SetLogger(nowhere{}) })
+
+type nowhere struct{}
+
+func (nowhere) Printf(context.Context, string, ...any) {}
+
 // newRedisClient makes a client for one question: no pool to speak of, no retries.
 func newRedisClient(addr string) *redis.Client {
+	quietRedis()
 	return redis.NewClient(&redis.Options{
 		Addr: addr, Protocol: 2, PoolSize: 1, MaxRetries: -1, DisableIdentity: true,
 		ContextTimeoutEnabled: true, DialTimeout: time.Second, ReadTimeout: 5 * time.Second,
