@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	// Most tests wait most of the time, and go test runs no more of them side by
 	// side than there are processors.
 	flag.Parse()
-	if err := flag.Set("test.parallel", strconv.Itoa(max(12, runtime.GOMAXPROCS(0)))); err != nil {
+	if err := flag.Set("test.parallel", strconv.Itoa(max(8, runtime.GOMAXPROCS(0)))); err != nil {
 		panic(err)
 	}
 	goleak.VerifyTestMain(testengine.Main(m))
@@ -45,8 +45,7 @@ func TestConformance(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			t.Parallel() // each has its server to itself
-			backendtest.Run(t, &harness{server: testengine.New(t, c.kind), options: c.options, except: c.except, roads: make(map[lock.Backend]*road)})
+			backendtest.Run(t, &harness{server: testengine.Shared(t, c.kind), options: c.options, except: c.except, roads: make(map[lock.Backend]*road)})
 		})
 	}
 }
@@ -63,7 +62,7 @@ type harness struct {
 
 func (h *harness) Open(t testing.TB) lock.Backend {
 	r, url := newRoad(t, h.server.URL())
-	b := openAt(t, url+"?timeout=2s"+h.options)
+	b := openAt(t, url+"?timeout=3s"+h.options)
 	h.mu.Lock()
 	h.roads[b] = r
 	h.mu.Unlock()
