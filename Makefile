@@ -20,9 +20,6 @@ MODULES := . $(BENCH) tools/lint tools/proto tools/test
 
 # What one package's tests may take, on a slow machine.
 TEST_TIMEOUT ?= 10m
-# How many packages are tested at a time. They wait for servers and leases most
-# of the time, so more than there are processors.
-TEST_PACKAGES ?= 4
 # What each fuzz target gets.
 FUZZ_TIME ?= 10s
 
@@ -48,7 +45,7 @@ examples: build ## Watch two examples: a stock sold in Python, and loans on MySQ
 ##@ Check it
 .PHONY: test
 test: test-deps bench-build ## Run all tests with the race detector, on real servers too
-	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -race -count=1 -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT) ./...
+	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -race -count=1 -timeout $(TEST_TIMEOUT) ./...
 
 .PHONY: test-fast
 test-fast: ## Run the short tests without the race detector

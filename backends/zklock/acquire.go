@@ -186,8 +186,8 @@ func (a *attempt) recover(err error) (verdict, error) {
 	return verdict{}, err
 }
 
-// create takes a place in the queue and lists the queue: two round trips where the
-// lock's node is there.
+// create takes a place in the queue and lists the queue, in one round trip where
+// the lock's node is there.
 func (a *attempt) create(ctx context.Context) ([]string, error) {
 	l, e, t := a.l, a.e, &a.l.b.tree
 	var ancestors []*zksession.Call
@@ -195,15 +195,22 @@ func (a *attempt) create(ctx context.Context) ([]string, error) {
 		ancestors = []*zksession.Call{t.container(e.path)}
 	}
 	for tries := 1; ; tries++ {
-		own := zksession.Create(e.path+"/"+nodeName(a.q.ID, a.q.Mode), e.rec.encode(), t.acl, zksession.EphemeralSequential)
+		data := e.rec.encode()
+		own := zksession.Create(e.path+"/"+nodeName(a.q.ID, a.q.Mode), data, t.acl, zksession.EphemeralSequential)
+		queue := zksession.Children(e.path)
 		place, nodes := own, []*zksession.Call{own}
 		if t.curator {
-			guard := zksession.Create(e.path+"/"+guardName(a.q.ID), own.Data, t.acl, zksession.EphemeralSequential)
+			guard := zksession.Create(e.path+"/"+guardName(a.q.ID), data, t.acl, zksession.EphemeralSequential)
 			nodes = []*zksession.Call{guard, own}
 			place = zksession.Multi(nodes...)
 		}
 		a.setUnsure(true)
-		err := l.seat.s.Do(ctx, append(ancestors, place)...)
+		var err error
+		if t.curator { // a transaction cannot be followed like that
+			err = l.seat.s.Do(ctx, append(ancestors, place)...)
+		} else {
+			err = l.seat.s.Chase(ctx, append(ancestors, place, queue)...)
+		}
 		switch {
 		case place.Err == nil:
 			var names []string
@@ -220,12 +227,15 @@ func (a *attempt) create(ctx context.Context) ([]string, error) {
 				watch = e.watchCall()
 			}
 			l.mu.Unlock()
-			if watch == nil {
-				return a.list(ctx)
+			switch {
+			case watch != nil:
+				return a.survey(ctx, watch)
+			case err != nil:
+				return nil, err
 			}
-			return a.survey(ctx, watch)
+			return queue.Children, queue.Err
 		case errors.Is(place.Err, zksession.ErrLost):
-			return nil, err
+			return nil, place.Err
 		case !errors.Is(place.Err, zksession.ErrNoNode):
 			a.setUnsure(false)
 			return nil, a.refused(place.Err, ancestors)

@@ -107,58 +107,140 @@ func (s *Session) one(ctx context.Context, c *Call) {
 }
 
 func (s *Session) ask(ctx context.Context, c *Call) {
-	limit := time.NewTimer(s.cfg.Timeout)
-	defer limit.Stop()
-	if c.ordered && !s.settled(ctx, limit.C) {
-		c.fail(ErrNotSent)
-		return
+	if a := s.start(ctx, c); a != nil {
+		a.wait(ctx)
 	}
-	l, err := s.ready(ctx, limit.C)
-	if err != nil {
+}
+
+// asking is a call that the library has.
+type asking struct {
+	s        *Session
+	c        *Call
+	l        *link
+	limit    *time.Timer
+	began    time.Time
+	result   chan answer
+	finished chan struct{}
+}
+
+// start gives a call to the library; nil when it has ended before that.
+func (s *Session) start(ctx context.Context, c *Call) *asking {
+	a := &asking{s: s, c: c, limit: time.NewTimer(s.cfg.Timeout), result: make(chan answer, 1), finished: make(chan struct{})}
+	if err := a.start(ctx); err != nil {
+		a.limit.Stop()
 		c.fail(err)
-		return
+		return nil
 	}
-	began := time.Now()
-	result := make(chan answer, 1)
-	finished := make(chan struct{})
+	return a
+}
+
+func (a *asking) start(ctx context.Context) error {
+	s := a.s
+	if a.c.ordered && !s.settled(ctx, a.limit.C) {
+		return ErrNotSent
+	}
+	var err error
+	if a.l, err = s.ready(ctx, a.limit.C); err != nil {
+		return err
+	}
+	a.began = time.Now()
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.err != nil { // routines may be waited for already
-		s.mu.Unlock()
-		c.fail(s.err)
-		return
+		return s.err
 	}
 	s.routines.Go(func() {
-		defer close(finished)
-		result <- c.do(s.conn)
+		defer close(a.finished)
+		a.result <- a.c.do(s.conn)
 	})
-	s.mu.Unlock()
+	return nil
+}
+
+// wait waits for the answer.
+func (a *asking) wait(ctx context.Context) {
+	s, c := a.s, a.c
+	defer a.limit.Stop()
 	select {
-	case a := <-result:
-		c.take(a)
+	case r := <-a.result:
+		c.take(r)
 	case <-ctx.Done():
 		c.fail(fmt.Errorf("%w: %w", ErrLost, context.Cause(ctx)))
-		s.leave(finished)
-	case <-limit.C:
-		l.cut()
+		s.leave(a.finished)
+	case <-a.limit.C:
+		a.l.cut()
 		select { // with the connection gone, the library knows soon
-		case a := <-result:
-			c.take(a)
+		case r := <-a.result:
+			c.take(r)
 		case <-time.After(s.cfg.Timeout / 4):
 			c.fail(ErrLost)
-			s.leave(finished)
+			s.leave(a.finished)
 		}
 	}
 	if c.makes && c.Err == nil {
-		c.Stat.Czxid = l.births.take(c.Path)
+		c.Stat.Czxid = a.l.births.take(c.Path)
 	}
 	if s.cfg.Observe != nil {
-		s.cfg.Observe(c.name, time.Since(began), observed(c.Err))
+		s.cfg.Observe(c.name, time.Since(a.began), observed(c.Err))
 	}
 	switch {
 	case c.Err == ErrExpired: //nolint:errorlint // set by take, never wrapped
 		s.end(ErrExpired)
 	case c.Err != nil && s.Err() != nil:
 		c.fail(s.Err())
+	}
+}
+
+// Chase carries out calls like Do, but for the last two. The first of them is a
+// Create, and the other one is sent as soon as the Create is on its way: a server
+// carries out the requests of a connection in their order, so it finds what the
+// Create has done, in the same round trip. When the Create has no good answer, the
+// last call means nothing. Their Then is not called.
+func (s *Session) Chase(ctx context.Context, calls ...*Call) error {
+	before, first, second := calls[:len(calls)-2], calls[len(calls)-2], calls[len(calls)-1]
+	if len(before) > 0 {
+		if err := s.Do(ctx, before...); err != nil {
+			first.fail(err)
+			second.fail(err)
+			return err
+		}
+	}
+	written := make(chan struct{})
+	s.mu.Lock()
+	s.chased[first.path] = written
+	s.mu.Unlock()
+	a := s.start(ctx, first)
+	if a != nil {
+		select {
+		case <-written:
+		case <-a.finished: // it could not be
+		case <-ctx.Done():
+		}
+	}
+	s.mu.Lock()
+	delete(s.chased, first.path)
+	s.mu.Unlock()
+	if a == nil {
+		second.fail(first.Err)
+		return lost(first.Err)
+	}
+	b := s.start(ctx, second)
+	a.wait(ctx)
+	if b != nil {
+		b.wait(ctx)
+	}
+	if err := lost(first.Err); err != nil {
+		return err
+	}
+	return lost(second.Err)
+}
+
+// wrote is told that the library has written a Create.
+func (s *Session) wrote(path []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if written, ok := s.chased[string(path)]; ok {
+		delete(s.chased, string(path))
+		close(written)
 	}
 }
 

@@ -146,7 +146,12 @@ func (l *link) Write(b []byte) (int, error) {
 	n, err := l.Conn.Write(b)
 	if err != nil && l.begun {
 		l.cut()
-		return len(b), nil
+		n, err = len(b), nil
+	}
+	if l.begun && len(b) >= 16 && number(b[8:]) == opCreate2 {
+		if size := int(number(b[12:])); size >= 0 && size <= len(b)-16 {
+			l.s.wrote(b[16 : 16+size])
+		}
 	}
 	return n, err
 }

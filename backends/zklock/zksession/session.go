@@ -61,10 +61,11 @@ type Session struct {
 	asked     time.Time     // when a request came last
 	wanting   int           // requests that wait for a connection
 	left      map[chan struct{}]struct{}
-	setting   map[string]int     // calls under way that set a watch, by path
-	late      map[string][]Event // events of such paths: told after those calls
-	connected bool               // it was, at least once
-	watched   bool               // something was, at least once
+	chased    map[string]chan struct{} // closed when a create of that path is on its way
+	setting   map[string]int           // calls under way that set a watch, by path
+	late      map[string][]Event       // events of such paths: told after those calls
+	connected bool                     // it was, at least once
+	watched   bool                     // something was, at least once
 	closing   bool
 	err       error // why it is over
 
@@ -76,7 +77,7 @@ type Session struct {
 func Open(ctx context.Context, cfg Config) (*Session, error) {
 	s := &Session{
 		cfg: cfg, up: make(chan struct{}), asked: time.Now(), done: make(chan struct{}),
-		left: make(map[chan struct{}]struct{}), setting: make(map[string]int), late: make(map[string][]Event),
+		left: make(map[chan struct{}]struct{}), chased: make(map[string]chan struct{}), setting: make(map[string]int), late: make(map[string][]Event),
 	}
 	s.servers = newServers(s)
 	s.mu.Lock() // until conn is set, which the library's goroutine uses through our callbacks

@@ -506,3 +506,40 @@ func TestWriteFails(t *testing.T) {
 		t.Error("the connection is not at its end")
 	}
 }
+
+// TestChase: what follows a create finds the node, wherever the connection ends.
+func TestChase(t *testing.T) {
+	t.Parallel()
+	road := testengine.Through(t, testengine.Shared(t, testengine.ZooKeeper))
+	s := open(t, road.URL(), nil)
+	lost := 0
+	for i := range 50 {
+		dir := fmt.Sprintf("/chase-%x-%d", s.ID(), i)
+		parent, node, list := Create(dir, nil, world, Container), Create(dir+"/n-", nil, world, EphemeralSequential), Children(dir)
+		if i%5 == 4 {
+			road.InjectAfter(testengine.ToServer, int64(30*i%170), testengine.Sever)
+		}
+		switch err := s.Chase(t.Context(), parent, node, list); {
+		case errors.Is(err, ErrLost) || errors.Is(err, ErrNotSent):
+			lost++
+		case err != nil || node.Err != nil:
+			t.Errorf("%d: %v, %v", i, err, node.Err)
+		case node.Stat.Czxid == 0 || fmt.Sprint(list.Children) != "[n-0000000000]":
+			t.Errorf("%d: created by %d, children %v", i, node.Stat.Czxid, list.Children)
+		}
+	}
+	if lost > 20 {
+		t.Errorf("%d of 50 were lost", lost)
+	}
+	missing, list := Create("/chase/no/parent-", nil, world, EphemeralSequential), Children("/chase/no")
+	eventually := time.Now().Add(20 * time.Second) // the last connection may have ended
+	for errors.Is(missing.Err, ErrLost) || missing.Err == nil {
+		missing, list = Create("/chase/no/parent-", nil, world, EphemeralSequential), Children("/chase/no")
+		if err := s.Chase(t.Context(), missing, list); err != nil && time.Now().After(eventually) {
+			t.Fatal(err)
+		}
+	}
+	if !errors.Is(missing.Err, ErrNoNode) || !errors.Is(list.Err, ErrNoNode) {
+		t.Errorf("below nothing: %v, %v", missing.Err, list.Err)
+	}
+}
