@@ -175,8 +175,12 @@ func TestMemoryPerHold(t *testing.T) {
 		}
 		per := (int64(heap()) - int64(before)) / n
 		t.Logf("%s: %d bytes a hold", name, per)
-		if per > 2048 {
-			t.Errorf("%s: %d bytes a hold, at most 2048 are allowed", name, per)
+		limit := int64(2048)
+		if name == "a session each" {
+			limit += 512 // the session is in it
+		}
+		if per > limit {
+			t.Errorf("%s: %d bytes a hold, at most %d are allowed", name, per, limit)
 		}
 		if more := runtime.NumGoroutine() - routines; more > 10 {
 			t.Errorf("%s: %d goroutines more", name, more)
