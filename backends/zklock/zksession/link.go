@@ -20,7 +20,10 @@ type link struct {
 	raw  net.Conn      // what is under TLS: closing it never waits
 	gone chan struct{} // closed when it is closed
 
-	watching     chan struct{} // closed when the library has sent what is to be watched
+	// What is watched is to be asked for before answers are read, see awaitWatches.
+	rewatch      bool          // there may be something that is watched; of the reader alone
+	requested    atomic.Bool   // a request was written whose answer has to wait
+	watching     chan struct{} // closed when the library has asked
 	watchingOnce sync.Once
 
 	// Until the session is accepted, read by the library's only goroutine then.
@@ -50,6 +53,7 @@ func (s *Session) dial(network, addr string, _ time.Duration) (net.Conn, error) 
 		l.cut()
 		return nil, s.err
 	}
+	l.rewatch = s.connected && s.watched
 	s.latest = l
 	return l, nil
 }
@@ -117,6 +121,7 @@ const (
 	opCreate     = 1
 	opClose      = -11
 	opCreate2    = 15
+	opAuth       = 100
 	opSetWatches = 101
 )
 
@@ -141,6 +146,9 @@ func (l *link) Write(b []byte) (int, error) {
 			binary.BigEndian.PutUint32(b[8:], opCreate2) // b is the library's buffer, for this packet alone
 		case opSetWatches:
 			l.watchingOnce.Do(func() { close(l.watching) })
+		}
+		if op != opAuth && op != opSetWatches && xid != xidPing {
+			l.requested.Store(true)
 		}
 	}
 	n, err := l.Conn.Write(b)
@@ -168,11 +176,34 @@ func (l *link) Read(b []byte) (int, error) {
 		}
 		return n, err
 	}
+	l.awaitWatches()
 	l.births.read(b[:n])
 	if x := l.closing.Load(); x != 0 && n >= 4 && number(b) == x {
 		l.closed.Store(true)
 	}
 	return n, err
+}
+
+// awaitWatches keeps answers back until the library has asked for what it watches.
+//
+// On another connection the library asks the server what has happened to watched
+// nodes since the last answer that it has heard (sendSetWatches), while it sends
+// requests already. Were one of them answered before it asks, it would be since
+// that answer, and what happened before would be missed; it also reads and writes
+// the number of that answer without a lock. It asks for nothing when nothing is
+// watched any more, so this does not wait for ever.
+func (l *link) awaitWatches() {
+	if !l.rewatch || !l.requested.Load() {
+		return
+	}
+	l.rewatch = false
+	limit := time.NewTimer(l.s.cfg.Timeout / 4)
+	defer limit.Stop()
+	select {
+	case <-l.watching:
+	case <-limit.C:
+	case <-l.gone:
+	}
 }
 
 // begin reads along the server's answer to the request for a session: length,

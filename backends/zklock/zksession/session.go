@@ -230,7 +230,7 @@ func (s *Session) event(e zk.Event) {
 	case zk.EventSession:
 		switch e.State {
 		case zk.StateHasSession:
-			s.welcome()
+			s.linkUp()
 		case zk.StateDisconnected, zk.StateExpired:
 			s.linkDown()
 		}
@@ -254,57 +254,22 @@ func (s *Session) tell(ev Event) {
 	}
 }
 
-// watchesWithin is how long requests on another connection wait for the library
-// to send what was watched: it has nothing to send when no watch is left.
-const watchesWithin = 20 * time.Millisecond
-
-// welcome is called when a connection has the session, before the library uses it.
-//
-// The library asks the server for what has happened to watched nodes since the
-// last answer that it has heard (sendSetWatches). Were a request answered on the
-// new connection before it asks, it would be since that answer, and what happened
-// before were missed. So requests wait until it has asked.
-func (s *Session) welcome() {
+// linkUp: requests can be sent.
+func (s *Session) linkUp() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	l := s.latest
-	if s.err != nil || l == nil {
-		return
-	}
-	if !s.connected {
-		s.linkUp(l)
-		return
-	}
-	var limit <-chan time.Time
-	if s.watched {
-		limit = time.After(watchesWithin)
-	}
-	s.routines.Go(func() {
-		if limit != nil {
-			select {
-			case <-l.watching:
-			case <-limit:
-			case <-l.gone:
-			}
-		}
-		s.mu.Lock()
-		up := s.linkUp(l)
+	if s.err != nil || l == nil || s.link != nil {
 		s.mu.Unlock()
-		if up && s.cfg.OnReconnect != nil {
-			s.cfg.OnReconnect()
-		}
-	})
-}
-
-// linkUp lets requests be sent. s.mu is held.
-func (s *Session) linkUp(l *link) bool {
-	if s.err != nil || s.link != nil || s.latest != l || l.down.Load() {
-		return false
+		return
 	}
 	s.id, s.timeout = l.session, l.timeout
+	again := s.connected
 	s.link, s.connected = l, true
 	close(s.up)
-	return true
+	s.mu.Unlock()
+	if again && s.cfg.OnReconnect != nil {
+		s.cfg.OnReconnect()
+	}
 }
 
 // linkDown: what was sent and has no answer will get none.

@@ -352,7 +352,7 @@ func TestNobodyThere(t *testing.T) {
 func TestDownForAWhile(t *testing.T) {
 	t.Parallel()
 	server := testengine.New(t, testengine.ZooKeeper)
-	s := open(t, server.URL(), func(c *Config) { c.Timeout = 300 * time.Millisecond })
+	s := open(t, server.URL(), func(c *Config) { c.Timeout = time.Second })
 	testengine.Crash(t, server, testengine.KeepData)
 	for range 3 {
 		if err := s.Do(t.Context(), Get("/")); !errors.Is(err, ErrNotSent) && !errors.Is(err, ErrLost) {
@@ -421,13 +421,13 @@ func TestReconnect(t *testing.T) {
 	road := testengine.Through(t, s)
 	events, reconnects := make(chan Event, 10_000), make(chan struct{}, 10) // room for all: OnEvent must not block
 	a := open(t, road.URL(), func(c *Config) {
-		c.Timeout = 500 * time.Millisecond
+		c.Timeout = 2 * time.Second
 		c.OnEvent = func(ev Event) { events <- ev }
 		c.OnReconnect = func() { reconnects <- struct{}{} }
 	})
 	b := open(t, s.URL(), nil)
 	var nodes, watches []*Call
-	for i := range 5000 { // more than one packet of watches
+	for i := range 3000 { // more than one packet of watches
 		nodes = append(nodes, Create(fmt.Sprintf("/reconnect-%040d", i), nil, world, Ephemeral))
 		watches = append(watches, Watch(fmt.Sprintf("/reconnect-%040d", i)))
 	}
@@ -437,7 +437,7 @@ func TestReconnect(t *testing.T) {
 	if err := a.Together(t.Context(), watches...); err != nil {
 		t.Fatal(err)
 	}
-	const changed, deleted = "/reconnect-0000000000000000000000000000000000000007", "/reconnect-0000000000000000000000000000000000004999"
+	const changed, deleted = "/reconnect-0000000000000000000000000000000000000007", "/reconnect-0000000000000000000000000000000000002999"
 	road.Inject(testengine.HoldReplies)
 	lost := Set(deleted, nil, AnyVersion)
 	if err := a.Do(t.Context(), lost); !errors.Is(err, ErrLost) || !errors.Is(lost.Err, ErrLost) {
