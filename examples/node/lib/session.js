@@ -8,6 +8,9 @@ const MAX_LOOK = 1_000;
 // How long the sidecar may take to say that a maxHold is over.
 const MAX_SLACK = 250;
 
+// How long the release of what is lost may take.
+const LOST_LIMIT = 1_000;
+
 /**
  * One app session: a request that lasts as long as it does and brings its news.
  * When that request ends, at either end, every lock of the session is lost.
@@ -90,8 +93,9 @@ export class Session {
   async release(lock) {
     const path = `/locks/${lock.id}`;
     if (lock.lost) {
-      // The sidecar need not keep others out any longer. It may be what is broken.
-      this.#call('DELETE', path).catch(() => {});
+      // The sidecar need not keep others out any longer. It may be what is broken,
+      // but where it is not, the next acquire must not find this hold.
+      await this.#call('DELETE', path, { limit: LOST_LIMIT }).catch(() => {});
       throw lock.signal.reason;
     }
     try {

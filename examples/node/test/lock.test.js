@@ -41,11 +41,11 @@ test('tasks of one process exclude each other, in order', async (t) => {
   const order = [];
   let inside = 0;
   await Promise.all([1, 2, 3, 4].map(async (n) => {
-    await sleep(n * 20);
+    await sleep(n * 200);
     await client.hold('a', async () => {
       assert.equal(++inside, 1);
       order.push(n);
-      await sleep(40);
+      await sleep(400);
       inside--;
     });
   }));
