@@ -38,6 +38,7 @@ test('hold releases when work throws', async (t) => {
 
 test('tasks of one process exclude each other, in order', async (t) => {
   const { client } = await start(t);
+  await client.hold('b', () => {}); // the session is open
   const order = [];
   let inside = 0;
   await Promise.all([1, 2, 3, 4].map(async (n) => {
