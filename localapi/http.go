@@ -44,6 +44,7 @@ func (s *Server) table(api *service) []route {
 		on(http.MethodPost, "/v1/sessions/{session_id}:keepAlive", unary(s, api.KeepAlive)),
 		on(http.MethodDelete, "/v1/sessions/{session_id}", unary(s, api.CloseSession)),
 		on(http.MethodPost, "/v1/sessions/{session_id}/locks", unary(s, api.Acquire)),
+		on(http.MethodDelete, "/v1/sessions/{session_id}/requests/{request_id}", unary(s, api.Cancel)),
 		on(http.MethodDelete, "/v1/sessions/{session_id}/locks/{lock_id}", unary(s, api.Release)),
 		on(http.MethodPost, "/v1/sessions/{session_id}/locks/{lock_id}:downgrade", unary(s, api.Downgrade)),
 		on(http.MethodGet, "/v1/sessions/{session_id}/events", streamed(s, api.events)),

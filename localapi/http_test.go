@@ -272,6 +272,51 @@ func TestHTTPSessionStream(t *testing.T) {
 	eventually(t, "closed", func() bool { return s.manager.Info().Sessions == 0 })
 }
 
+// A client that gives up has nothing afterwards, in whatever order the sidecar
+// gets to see its acquire and its cancelling.
+func TestHTTPCancel(t *testing.T) {
+	s := start(t)
+	c := s.http(t)
+	_, body := call(t, c, "POST", "/v1/sessions", `{"liveness":"PROCESS"}`)
+	session := "/v1/sessions/" + field(t, body, "sessionId")
+	acquire := func(id string) (int, string) {
+		return call(t, c, "POST", session+"/locks", `{"resource":"r","requestId":"`+id+`"}`)
+	}
+	cancel := func(id string) {
+		t.Helper()
+		if code, body := call(t, c, "DELETE", session+"/requests/"+url.PathEscape(id), ""); code != 200 {
+			t.Errorf("cancel: %d %s", code, body)
+		}
+	}
+	free := func() {
+		t.Helper()
+		if n := s.manager.Info().Holds; n != 0 {
+			t.Errorf("%d holds after the cancelling", n)
+		}
+	}
+	if code, body := acquire("a/1"); code != 200 {
+		t.Fatalf("%d %s", code, body)
+	}
+	cancel("a/1")
+	free()
+	cancel("2")
+	if code, body := acquire("2"); code != 499 || !strings.Contains(body, "CANCELLED") {
+		t.Errorf("after its cancelling: %d %s", code, body)
+	}
+	for i := range 100 {
+		id := fmt.Sprint("race ", i)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			acquire(id)
+		}()
+		time.Sleep(time.Duration(i) * 20 * time.Microsecond)
+		cancel(id)
+		within(t, done)
+		free()
+	}
+}
+
 func TestHTTPEventsEndWithTheSession(t *testing.T) {
 	s := start(t)
 	c := s.http(t)

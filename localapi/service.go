@@ -155,10 +155,26 @@ func (s *service) Acquire(ctx context.Context, q *pb.AcquireRequest) (*pb.Grant,
 		return nil, err
 	}
 	if ctx.Err() != nil { // the answer would reach nobody
-		_, _ = sess.Release(context.WithoutCancel(ctx), g.LockID)
+		if q.GetRequestId() != "" {
+			_ = sess.Withdraw(ctx, q.GetRequestId())
+		} else {
+			_, _ = sess.Release(ctx, g.LockID)
+		}
 		return nil, context.Cause(ctx)
 	}
 	return grantTo(g, s.o.Clock()), nil
+}
+
+// Cancel gives up an acquire.
+func (s *service) Cancel(ctx context.Context, q *pb.CancelRequest) (*pb.CancelResponse, error) {
+	sess, err := s.find(ctx, q.GetSessionId())
+	if err != nil {
+		return nil, err
+	}
+	if err := sess.Cancel(ctx, q.GetRequestId()); err != nil {
+		return nil, err
+	}
+	return &pb.CancelResponse{}, nil
 }
 
 // Release ends a hold.

@@ -39,7 +39,8 @@ func (c *call) context(parent context.Context) (context.Context, context.CancelF
 //
 //	*lock.HeldError with lock.ErrHeld: a try found it taken.
 //	*lock.HeldError with context.DeadlineExceeded: the wait is over.
-//	*lock.HeldError with context.Canceled: ctx was cancelled.
+//	*lock.HeldError with context.Canceled: ctx or, by Cancel, the request was
+//	  cancelled.
 //	lock.ErrUnavailable: the wait is over and the store does not answer; a try
 //	  waits two seconds for an answer.
 //	ErrUpgradeRefused: the owner holds it, or waits for it, SHARED.
@@ -102,6 +103,12 @@ func (s *Session) acquire(ctx context.Context, c *call) (Grant, error) {
 		s.mu.Unlock()
 		return g, err
 	}
+	if c.claim != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		defer cancel()
+		c.claim.cancels = append(c.claim.cancels, cancel)
+	}
 	s.callers++
 	s.m.waiters.Add(1)
 	lead := f.claims == 0
@@ -118,6 +125,9 @@ func (s *Session) acquire(ctx context.Context, c *call) (Grant, error) {
 	s.m.waiters.Add(-1)
 	s.mu.Lock()
 	s.callers--
+	if c.claim != nil && c.claim.callers == 0 {
+		c.claim.cancels = nil
+	}
 	s.mu.Unlock()
 	return g, err
 }
@@ -126,6 +136,9 @@ func (s *Session) acquire(ctx context.Context, c *call) (Grant, error) {
 // is a grant and no flight), a flight to join, or a new flight, which has no
 // claims yet. s.mu is held.
 func (s *Session) enter(c *call) (Grant, *hold, *flight, error) {
+	if s.cancelled.has(c.RequestID) {
+		return Grant{}, nil, nil, s.heldError(c, nil, context.Canceled)
+	}
 	if cl := s.requests[c.RequestID]; cl != nil {
 		h := cl.hold
 		switch {

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"slices"
 	"time"
 
@@ -51,8 +52,9 @@ type claim struct {
 	requestID string
 	hold      *hold
 	mode      lock.Mode
-	callers   int  // of Acquire, at the moment
-	handed    bool // one of them has got the grant
+	callers   int                  // of Acquire, at the moment
+	handed    bool                 // one of them has got the grant
+	cancels   []context.CancelFunc // of those callers
 }
 
 // forget takes a hold out of everything where it can be found, except among the

@@ -31,20 +31,26 @@ func (s *Session) Release(ctx context.Context, id lock.HoldID) (int, error) {
 		s.mu.Unlock()
 		return 0, err
 	}
+	left := h.count - 1
+	if n := len(h.claims); n > left && left > 0 {
+		s.unclaim(h.claims[n-1])
+	}
+	return left, s.takeOff(ctx, h)
+}
+
+// takeOff takes one count off a hold that lives, and releases it with the last.
+// s.mu is held, and not any more when it returns.
+func (s *Session) takeOff(ctx context.Context, h *hold) error {
 	if h.count > 1 {
 		h.count--
-		if n := len(h.claims); n > h.count {
-			s.unclaim(h.claims[n-1])
-		}
-		left := h.count
 		s.mu.Unlock()
-		return left, nil
+		return nil
 	}
 	s.forget(h)
 	h.state = over
 	s.mu.Unlock()
 	defer s.m.uncountHold()
-	return 0, s.release(ctx, h)
+	return s.release(ctx, h)
 }
 
 // find returns a hold that lives, or says what became of it. s.mu is held.

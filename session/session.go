@@ -32,13 +32,14 @@ type Session struct {
 	every   time.Duration       // of the keep-alives
 	done    chan struct{}
 
-	mu       sync.Mutex
-	state    state
-	holds    map[lock.HoldID]*hold
-	keys     map[key]*hold // the same, and those for which the store is asked
-	requests map[string]*claim
-	callers  int // of Acquire, at the moment
-	graces   int // lost holds that the sidecar still keeps in the store
+	mu        sync.Mutex
+	state     state
+	holds     map[lock.HoldID]*hold
+	keys      map[key]*hold // the same, and those for which the store is asked
+	requests  map[string]*claim
+	cancelled cancelledIDs
+	callers   int // of Acquire, at the moment
+	graces    int // lost holds that the sidecar still keeps in the store
 
 	lost      map[lock.HoldID]*hold
 	lostOrder []*hold

@@ -1027,11 +1027,13 @@ func (x *Guard) GetArgs() []string {
 	return nil
 }
 
-// CancelRequest ends the wait of the acquire with that request_id. The acquire
-// is answered with CANCELLED, or with its grant if that came first.
+// CancelRequest names the acquire that is given up. On a Session stream it ends
+// its wait: the acquire is answered with CANCELLED, or with its grant if that
+// came first.
 type CancelRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	SessionId     string                 `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"` // unary and HTTP only
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1069,6 +1071,13 @@ func (*CancelRequest) Descriptor() ([]byte, []int) {
 func (x *CancelRequest) GetRequestId() string {
 	if x != nil {
 		return x.RequestId
+	}
+	return ""
+}
+
+func (x *CancelRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
 	}
 	return ""
 }
@@ -2645,10 +2654,12 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x05Guard\x12\x18\n" +
 	"\adialect\x18\x01 \x01(\tR\adialect\x12\x10\n" +
 	"\x03sql\x18\x02 \x01(\tR\x03sql\x12\x12\n" +
-	"\x04args\x18\x03 \x03(\tR\x04args\".\n" +
+	"\x04args\x18\x03 \x03(\tR\x04args\"M\n" +
 	"\rCancelRequest\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x01 \x01(\tR\trequestId\"\x10\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x02 \x01(\tR\tsessionId\"\x10\n" +
 	"\x0eCancelResponse\"H\n" +
 	"\x0eReleaseRequest\x12\x1d\n" +
 	"\n" +
@@ -2789,14 +2800,15 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x0fSESSION_EXPIRED\x10\x05\x12\x0e\n" +
 	"\n" +
 	"STORE_LOST\x10\x06\x12\f\n" +
-	"\bSTOPPING\x10\a2\xfd\v\n" +
+	"\bSTOPPING\x10\a2\x80\r\n" +
 	"\vLockSidecar\x12N\n" +
 	"\aSession\x12\x1e.locksidecar.v1.SessionRequest\x1a\x1f.locksidecar.v1.SessionResponse(\x010\x01\x12T\n" +
 	"\x04Hold\x12\x1e.locksidecar.v1.AcquireRequest\x1a\x15.locksidecar.v1.Event\"\x13\x82\xd3\xe4\x93\x02\r:\x01*\"\b/v1/hold0\x01\x12o\n" +
 	"\vOpenSession\x12\".locksidecar.v1.OpenSessionRequest\x1a#.locksidecar.v1.OpenSessionResponse\"\x17\x82\xd3\xe4\x93\x02\x11:\x01*\"\f/v1/sessions\x12\x80\x01\n" +
 	"\tKeepAlive\x12 .locksidecar.v1.KeepAliveRequest\x1a!.locksidecar.v1.KeepAliveResponse\".\x82\xd3\xe4\x93\x02(:\x01*\"#/v1/sessions/{session_id}:keepAlive\x12|\n" +
 	"\fCloseSession\x12#.locksidecar.v1.CloseSessionRequest\x1a$.locksidecar.v1.CloseSessionResponse\"!\x82\xd3\xe4\x93\x02\x1b*\x19/v1/sessions/{session_id}\x12l\n" +
-	"\aAcquire\x12\x1e.locksidecar.v1.AcquireRequest\x1a\x15.locksidecar.v1.Grant\"*\x82\xd3\xe4\x93\x02$:\x01*\"\x1f/v1/sessions/{session_id}/locks\x12}\n" +
+	"\aAcquire\x12\x1e.locksidecar.v1.AcquireRequest\x1a\x15.locksidecar.v1.Grant\"*\x82\xd3\xe4\x93\x02$:\x01*\"\x1f/v1/sessions/{session_id}/locks\x12\x80\x01\n" +
+	"\x06Cancel\x12\x1d.locksidecar.v1.CancelRequest\x1a\x1e.locksidecar.v1.CancelResponse\"7\x82\xd3\xe4\x93\x021*//v1/sessions/{session_id}/requests/{request_id}\x12}\n" +
 	"\aRelease\x12\x1e.locksidecar.v1.ReleaseRequest\x1a\x1f.locksidecar.v1.ReleaseResponse\"1\x82\xd3\xe4\x93\x02+*)/v1/sessions/{session_id}/locks/{lock_id}\x12\x84\x01\n" +
 	"\tDowngrade\x12 .locksidecar.v1.DowngradeRequest\x1a\x15.locksidecar.v1.Grant\">\x82\xd3\xe4\x93\x028:\x01*\"3/v1/sessions/{session_id}/locks/{lock_id}:downgrade\x12j\n" +
 	"\x06Events\x12\x1d.locksidecar.v1.EventsRequest\x1a\x15.locksidecar.v1.Event\"(\x82\xd3\xe4\x93\x02\"\x12 /v1/sessions/{session_id}/events0\x01\x12`\n" +
@@ -2926,30 +2938,32 @@ var file_locksidecar_v1_locksidecar_proto_depIdxs = []int32{
 	16, // 56: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
 	18, // 57: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
 	8,  // 58: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
-	13, // 59: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
-	15, // 60: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
-	20, // 61: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
-	25, // 62: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
-	26, // 63: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
-	30, // 64: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
-	32, // 65: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
-	34, // 66: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
-	5,  // 67: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
-	21, // 68: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
-	7,  // 69: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
-	17, // 70: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
-	19, // 71: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
-	9,  // 72: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
-	14, // 73: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
-	9,  // 74: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
-	21, // 75: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
-	28, // 76: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
-	27, // 77: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
-	31, // 78: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
-	33, // 79: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
-	35, // 80: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
-	67, // [67:81] is the sub-list for method output_type
-	53, // [53:67] is the sub-list for method input_type
+	11, // 59: locksidecar.v1.LockSidecar.Cancel:input_type -> locksidecar.v1.CancelRequest
+	13, // 60: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
+	15, // 61: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
+	20, // 62: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
+	25, // 63: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
+	26, // 64: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
+	30, // 65: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
+	32, // 66: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
+	34, // 67: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
+	5,  // 68: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
+	21, // 69: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
+	7,  // 70: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
+	17, // 71: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
+	19, // 72: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
+	9,  // 73: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
+	12, // 74: locksidecar.v1.LockSidecar.Cancel:output_type -> locksidecar.v1.CancelResponse
+	14, // 75: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
+	9,  // 76: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
+	21, // 77: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
+	28, // 78: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
+	27, // 79: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
+	31, // 80: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
+	33, // 81: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
+	35, // 82: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
+	68, // [68:83] is the sub-list for method output_type
+	53, // [53:68] is the sub-list for method input_type
 	53, // [53:53] is the sub-list for extension type_name
 	53, // [53:53] is the sub-list for extension extendee
 	0,  // [0:53] is the sub-list for field type_name

@@ -36,6 +36,7 @@ const (
 	LockSidecar_KeepAlive_FullMethodName    = "/locksidecar.v1.LockSidecar/KeepAlive"
 	LockSidecar_CloseSession_FullMethodName = "/locksidecar.v1.LockSidecar/CloseSession"
 	LockSidecar_Acquire_FullMethodName      = "/locksidecar.v1.LockSidecar/Acquire"
+	LockSidecar_Cancel_FullMethodName       = "/locksidecar.v1.LockSidecar/Cancel"
 	LockSidecar_Release_FullMethodName      = "/locksidecar.v1.LockSidecar/Release"
 	LockSidecar_Downgrade_FullMethodName    = "/locksidecar.v1.LockSidecar/Downgrade"
 	LockSidecar_Events_FullMethodName       = "/locksidecar.v1.LockSidecar/Events"
@@ -74,6 +75,11 @@ type LockSidecarClient interface {
 	// Acquire returns when the lock is granted, or with an error and nothing left
 	// behind. Cancelling the call ends the wait.
 	Acquire(ctx context.Context, in *AcquireRequest, opts ...grpc.CallOption) (*Grant, error)
+	// Cancel gives up an acquire, by its request_id, when its call has ended
+	// without an answer: what it has taken is given back, and should it arrive
+	// only now, it is refused with CANCELLED. It may be repeated, and is no error
+	// where nothing is known of the request.
+	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error)
 	// Release ends a hold, or one of its counts where it was acquired again.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
 	// Downgrade turns an EXCLUSIVE hold into a SHARED one without letting go.
@@ -170,6 +176,16 @@ func (c *lockSidecarClient) Acquire(ctx context.Context, in *AcquireRequest, opt
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Grant)
 	err := c.cc.Invoke(ctx, LockSidecar_Acquire_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lockSidecarClient) Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CancelResponse)
+	err := c.cc.Invoke(ctx, LockSidecar_Cancel_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -302,6 +318,11 @@ type LockSidecarServer interface {
 	// Acquire returns when the lock is granted, or with an error and nothing left
 	// behind. Cancelling the call ends the wait.
 	Acquire(context.Context, *AcquireRequest) (*Grant, error)
+	// Cancel gives up an acquire, by its request_id, when its call has ended
+	// without an answer: what it has taken is given back, and should it arrive
+	// only now, it is refused with CANCELLED. It may be repeated, and is no error
+	// where nothing is known of the request.
+	Cancel(context.Context, *CancelRequest) (*CancelResponse, error)
 	// Release ends a hold, or one of its counts where it was acquired again.
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
 	// Downgrade turns an EXCLUSIVE hold into a SHARED one without letting go.
@@ -349,6 +370,9 @@ func (UnimplementedLockSidecarServer) CloseSession(context.Context, *CloseSessio
 }
 func (UnimplementedLockSidecarServer) Acquire(context.Context, *AcquireRequest) (*Grant, error) {
 	return nil, status.Error(codes.Unimplemented, "method Acquire not implemented")
+}
+func (UnimplementedLockSidecarServer) Cancel(context.Context, *CancelRequest) (*CancelResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Cancel not implemented")
 }
 func (UnimplementedLockSidecarServer) Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Release not implemented")
@@ -481,6 +505,24 @@ func _LockSidecar_Acquire_Handler(srv interface{}, ctx context.Context, dec func
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(LockSidecarServer).Acquire(ctx, req.(*AcquireRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LockSidecar_Cancel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CancelRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LockSidecarServer).Cancel(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LockSidecar_Cancel_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LockSidecarServer).Cancel(ctx, req.(*CancelRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -637,6 +679,10 @@ var LockSidecar_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Acquire",
 			Handler:    _LockSidecar_Acquire_Handler,
+		},
+		{
+			MethodName: "Cancel",
+			Handler:    _LockSidecar_Cancel_Handler,
 		},
 		{
 			MethodName: "Release",

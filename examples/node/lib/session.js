@@ -80,7 +80,7 @@ export class Session {
       return this.#granted(grant, sent, maxHold);
     } catch (err) {
       if (!err?.answered) {
-        this.#abandon(body);
+        this.#abandon(requestId);
       }
       throw err;
     } finally {
@@ -198,15 +198,14 @@ export class Session {
   }
 
   /** Makes sure that nobody keeps what nobody waits for. */
-  async #abandon(body) {
+  async #abandon(requestId) {
     if (this.error) {
       return;
     }
     try {
-      // The end of its connection has ended the wait. Where the grant came first,
-      // the same request finds it; else it takes nothing, or what it gives back.
-      const { lockId } = await this.#call('POST', '/locks', { body: { ...body, wait: '0s' } });
-      await this.#call('DELETE', `/locks/${lockId}`);
+      // The grant may have crossed the end of its connection, and the sidecar may even
+      // read the request after this one.
+      await this.#call('DELETE', `/requests/${requestId}`);
     } catch (err) {
       if (!err.answered) { // so the lock may be held, and nobody could release it
         this.#over(err);
