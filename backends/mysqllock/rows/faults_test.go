@@ -165,6 +165,18 @@ func event(t *testing.T, l *lease, want lock.Event) {
 	}
 }
 
+// isLost is nil when the lease knows that it is.
+func isLost(t *testing.T, l *lease) error {
+	switch err := l.Heartbeat(t.Context()); {
+	case errors.Is(err, lock.ErrLeaseLost):
+		return nil
+	case err == nil:
+		return errors.New("a heartbeat is answered")
+	default:
+		return fmt.Errorf("heartbeat: %w", err)
+	}
+}
+
 // A link that the server ends is the end of the hold, and told at once: long
 // before anybody would ask.
 func TestKilledHold(t *testing.T) {
@@ -188,6 +200,37 @@ func TestKilledHold(t *testing.T) {
 		held(t, other, kept.Resource, lock.Exclusive)
 		if err := l.Release(t.Context(), kept.Resource, kept.ID); err != nil {
 			t.Errorf("Release of another hold: %v", err)
+		}
+	})
+}
+
+// A link may end while an answer is on its way on it. Then the driver notices,
+// and closes the socket, often before the watcher of idle sockets does.
+func TestKilledInHeartbeat(t *testing.T) {
+	onEach(t, func(t *testing.T, s testengine.Server) {
+		b, l := sidecar(t, s.URL()+noGrace, 10*time.Minute)
+		r := name(t)
+		for range 8 {
+			g := hold(t, l, r)
+			n := connection(t, b, g.ID)
+			ctx, cancel := context.WithCancel(t.Context())
+			beaten := make(chan error, 1)
+			go func() {
+				var err error
+				for ctx.Err() == nil && err == nil {
+					err = l.Heartbeat(t.Context())
+				}
+				beaten <- err
+			}()
+			exec(t, s.URL(), fmt.Sprintf("KILL %d", n))
+			event(t, l, lock.Event{Kind: lock.Vanished, Resource: r, ID: g.ID})
+			cancel()
+			if err := <-beaten; err != nil {
+				t.Errorf("Heartbeat: %v", err)
+			}
+			if t.Failed() {
+				return
+			}
 		}
 	})
 }
@@ -238,12 +281,7 @@ func TestKilledLease(t *testing.T) {
 		if own.wait(t); !errors.Is(own.err, lock.ErrLeaseLost) {
 			t.Errorf("a wait ended with %v, want ErrLeaseLost", own.err)
 		}
-		eventually(t, "the lease is lost", func() error {
-			if err := l.Heartbeat(t.Context()); !errors.Is(err, lock.ErrLeaseLost) {
-				return fmt.Errorf("Heartbeat: %w", err)
-			}
-			return nil
-		})
+		eventually(t, "the lease is lost", func() error { return isLost(t, l) })
 		if _, err := l.Acquire(t.Context(), request(r+"/new", lock.Exclusive)); !errors.Is(err, lock.ErrLeaseLost) {
 			t.Errorf("Acquire: got %v, want ErrLeaseLost", err)
 		}
@@ -264,8 +302,11 @@ func TestKilledWait(t *testing.T) {
 		exec(t, s.URL(), fmt.Sprintf("KILL %d", first))
 		eventually(t, "it waits on another connection", func() error {
 			if link := scanOne[string](t, s.URL(), "SELECT link FROM locksidecar_row_hold WHERE id=?", []byte(w.q.ID)); link != "" {
-				if n, err := b.connectionOf(t.Context(), b.pool, link); err != nil || n == 0 || n == first {
-					return fmt.Errorf("connection %d, %w", n, err)
+				switch n, err := b.connectionOf(t.Context(), b.pool, link); {
+				case err != nil:
+					return err
+				case n == 0 || n == first:
+					return fmt.Errorf("it is connection %d", n)
 				}
 			}
 			return nil
@@ -325,10 +366,7 @@ func TestPartition(t *testing.T) {
 				return nil
 			default:
 			}
-			if err := l.Heartbeat(t.Context()); !errors.Is(err, lock.ErrLeaseLost) {
-				return fmt.Errorf("Heartbeat: %w", err)
-			}
-			return nil
+			return isLost(t, l)
 		})
 	})
 }
@@ -389,12 +427,7 @@ func TestCut(t *testing.T) {
 			t.Fatal(err)
 		}
 		hold(t, other, blocker.Resource)
-		eventually(t, "the lease is lost", func() error {
-			if err := l.Heartbeat(t.Context()); !errors.Is(err, lock.ErrLeaseLost) {
-				return fmt.Errorf("Heartbeat: %w", err)
-			}
-			return nil
-		})
+		eventually(t, "the lease is lost", func() error { return isLost(t, l) })
 	})
 }
 

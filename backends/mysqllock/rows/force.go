@@ -158,7 +158,7 @@ func (l *lease) endForced(ctx context.Context) {
 	}
 }
 
-// linkEnded is called when the server has ended a link. It must not block.
+// linkEnded is called when a link has ended. It must not block.
 func (l *lease) linkEnded(k *link) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

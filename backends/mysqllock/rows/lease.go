@@ -136,7 +136,10 @@ func (l *lease) open(ctx context.Context) (err error) {
 		return err
 	}
 	l.side = mydb.NewPool(side, sideConnections, l.b.observe)
-	if l.main, err = l.connect(ctx, l.ended); err != nil {
+	l.mu.Lock() // who hears of the end of main waits until it is there
+	l.main, err = l.connect(ctx, l.ended)
+	l.mu.Unlock()
+	if err != nil {
 		return err
 	}
 	mu.Lock()
@@ -266,7 +269,7 @@ func (l *lease) Heartbeat(ctx context.Context) error {
 		return mydb.Unavailable("heartbeat", err)
 	}
 	for range holds {
-		// A link that is broken is the end of one hold, and news of its own.
+		// A link that is broken is the end of one hold, and the lease knows (link.run).
 		if err := <-errs; err != nil && (!broken(err) || errors.Is(err, errNoAnswer)) {
 			return mydb.Unavailable("heartbeat", err)
 		}

@@ -23,7 +23,8 @@ type link struct {
 	token string        // its named lock, without the prefix
 	turn  chan struct{} // full while somebody uses conn
 	key   int32         // in the watcher
-	gone  bool          // the server has ended it; guarded by the lease's mutex
+	gone  bool          // it has ended; guarded by the lease's mutex
+	end   func()        // tells the lease, once, that it has ended
 
 	closing sync.Once
 	closed  chan struct{}
@@ -48,7 +49,11 @@ func dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	return c, err
 }
 
-// connect opens a link. end is called when the server ends it.
+// connect opens a link. end is called once when the link has ended, unless by
+// close: the watcher calls it when the other side hangs up, and run when a
+// request fails for it. Neither alone would do. Nobody reads from a link between
+// requests, and on a failed read the driver closes the socket, which the kernel
+// then takes from the watcher before it has looked.
 func (l *lease) connect(ctx context.Context, end func(*link)) (k *link, err error) {
 	if err := l.b.takeSlot(); err != nil {
 		return nil, err
@@ -68,12 +73,13 @@ func (l *lease) connect(ctx context.Context, end func(*link)) (k *link, err erro
 		return nil, mydb.Unavailable("open connection for a lock", err)
 	}
 	k = &link{l: l, conn: conn, raw: socket.conn, token: string(lock.NewHoldID()), turn: make(chan struct{}, 1), closed: make(chan struct{})}
+	k.end = sync.OnceFunc(func() { end(k) })
 	got, err := count(k.query(ctx, "SELECT 1 FROM (SELECT GET_LOCK(?, 0) AS got) AS t WHERE got = 1", l.b.sql.prefix+k.token))
 	if err == nil && got != 1 {
 		err = errors.New("GET_LOCK gives no lock")
 	}
 	if err == nil {
-		k.key, err = l.watch.add(socket.conn.(syscall.Conn), func() { end(k) })
+		k.key, err = l.watch.add(socket.conn.(syscall.Conn), k.end)
 	}
 	if err != nil {
 		_ = conn.Close()
@@ -103,6 +109,9 @@ func (k *link) run(ctx context.Context, command, query string, args ...any) (int
 		rows, err := count(k.query(context.Background(), query, args...))
 		<-k.turn
 		k.l.b.observe(command, time.Since(start), err)
+		if broken(err) {
+			k.end()
+		}
 		answered <- answer{rows, err}
 	})
 	select {
