@@ -203,8 +203,7 @@ def test_max_hold(client: Client) -> None:
     with pytest.raises(LockLost) as e, client.lock("short", max_hold=0.7) as held:
         assert 0 < held.valid_for() <= 0.7
         assert held.lost.wait(PATIENCE)
-    # Where the sidecar's word is late, the client's own clock is first.
-    assert e.value.lost_reason in ("MAX_HOLD", "SIDECAR_SILENT")
+    assert e.value.lost_reason == "MAX_HOLD"  # also where the sidecar's word comes late
     client.lock("short", wait=5).acquire().release()
 
 

@@ -312,12 +312,13 @@ class Session:
 
     def silence(self, hold: Hold) -> None:
         """Its end is there and nothing was heard. mutex is held."""
+        if hold.limit is not None and hold.silent_at() >= hold.limit:
+            lost_reason, message = "MAX_HOLD", "it was held longer than its max_hold"
+        else:
+            lost_reason, message = "SIDECAR_SILENT", "the sidecar was not heard of in time"
         self._lose(
             hold,
-            LockLost(
-                f"the lock on {hold.resource!r} is lost: the sidecar was not heard of in time",
-                lost_reason="SIDECAR_SILENT",
-            ),
+            LockLost(f"the lock on {hold.resource!r} is lost: {message}", lost_reason=lost_reason),
         )
 
     def _lose(self, hold: Hold, problem: LockLost) -> None:

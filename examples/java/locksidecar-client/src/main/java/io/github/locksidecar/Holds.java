@@ -11,6 +11,7 @@ import locksidecar.v1.Locksidecar.Event;
 import locksidecar.v1.Locksidecar.Grant;
 import locksidecar.v1.Locksidecar.LeaseNews;
 import locksidecar.v1.Locksidecar.Lost;
+import locksidecar.v1.Locksidecar.LostReason;
 import locksidecar.v1.Locksidecar.Mode;
 import locksidecar.v1.Locksidecar.OpenSessionResponse;
 
@@ -163,7 +164,11 @@ final class Holds {
     return new Loss(h.resource, h.id, h.fence, l.getReason().name(), l.getMessage(), graceEnd);
   }
 
-  private static Loss silence(Held h) {
+  /** Its end is there, and the sidecar has not said why. */
+  private Loss silence(Held h) {
+    if (h.limit != 0 && silentAt(h) >= h.limit) {
+      return new Loss(h.resource, h.id, h.fence, LostReason.MAX_HOLD.name(), "it was held longer than its maxHold", 0);
+    }
     return new Loss(h.resource, h.id, h.fence, Loss.SILENT, "the sidecar was not heard of in time", 0);
   }
 
