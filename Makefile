@@ -16,7 +16,14 @@ GOTESTSUM := go tool -modfile=$(CURDIR)/tools/test/go.mod gotestsum
 # Where benchmarks are: a module of its own, so that the peers it measures are
 # not dependencies of the product.
 BENCH := bench
-MODULES := . $(BENCH) tools/lint tools/proto tools/test
+MODULES := . $(BENCH) tools/image tools/lint tools/proto tools/test
+
+# The container image: its name, and what it is made for.
+IMAGE ?= ghcr.io/locksidecar/locksidecar:$(VERSION)
+ARCHS ?= $(shell go env GOARCH)
+# Times in the image are those of the last commit, so that it can be made again.
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+REVISION := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 
 # What one package's tests may take, on a slow machine.
 TEST_TIMEOUT ?= 10m
@@ -37,6 +44,19 @@ run: build ## Build it and start the sidecar on the embedded store (ARGS="--stor
 build: ## Build bin/locksidecar
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/locksidecar ./cmd/locksidecar
 
+.PHONY: image
+image: ## Make bin/image.tar, the container image (ARCHS="amd64 arm64" PUSH=registry/name:tag)
+	@for arch in $(ARCHS); do \
+		CGO_ENABLED=0 GOOS=linux GOARCH=$$arch go build -trimpath -ldflags '-s -w $(LDFLAGS)' -o bin/linux-$$arch/locksidecar ./cmd/locksidecar; \
+	done
+	@go -C tools/image run . $(foreach arch,$(ARCHS),-binary $(arch)=$(CURDIR)/bin/linux-$(arch)/locksidecar) \
+		-tag '$(IMAGE)' -version '$(VERSION)' -revision '$(REVISION)' -created $(SOURCE_DATE_EPOCH) \
+		-out $(CURDIR)/bin/image.tar $(if $(PUSH),-push '$(PUSH)')
+
+.PHONY: image-test
+image-test: ## Vet and test the tool that makes the image
+	cd tools/image && go vet ./... && go test -count=1 ./...
+
 .PHONY: examples
 examples: build ## Watch two examples: a stock sold in Python, and loans on MySQL in Java
 	@scripts/test-deps
@@ -44,7 +64,7 @@ examples: build ## Watch two examples: a stock sold in Python, and loans on MySQ
 
 ##@ Check it
 .PHONY: test
-test: test-deps bench-build ## Run all tests with the race detector, on real servers too
+test: test-deps bench-build image-test ## Run all tests with the race detector, on real servers too
 	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -race -count=1 -timeout $(TEST_TIMEOUT) ./...
 
 .PHONY: test-fast
@@ -59,6 +79,7 @@ test-deps: ## See to it that the tests find what they need; install it where tha
 lint: ## Run the linters on Go and proto files
 	$(LINT) run ./...
 	cd $(BENCH) && $(LINT) run --config ../.golangci.yml ./...
+	cd tools/image && $(LINT) run --config ../../.golangci.yml ./...
 	scripts/proto.sh lint
 	scripts/proto.sh breaking
 

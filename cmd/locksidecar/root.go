@@ -66,6 +66,7 @@ func newRoot(io streams) *cobra.Command {
 		newWatch(io),
 		newRelease(io),
 		newInfo(io),
+		newHealth(io),
 		newSchema(io),
 		newVersion(io),
 	)
