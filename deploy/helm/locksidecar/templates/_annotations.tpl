@@ -1,0 +1,106 @@
+{{/*
+locksidecar.overrides: what annotations may change of a profile for one pod.
+  name   of the annotation, after locksidecar.io/
+  valid  CEL: whether the value v may be used
+  means  what a value must be, for the message of who mistyped it
+  env    variable of the sidecar, or
+  kind, resource   of its resources
+No value can have "$(", so none can make Kubernetes put in another variable.
+*/}}
+{{- define "locksidecar.overrides" -}}
+- name: ttl
+  valid: >-
+    v.matches('^([0-9]+([.][0-9]+)?(ms|s|m))+$') && duration(v) >= duration('500ms') && duration(v) <= duration('10m')
+  means: "must be a duration from 500ms to 10m, such as 10s"
+  env: LOCKSIDECAR_TTL
+- name: namespace
+  valid: >-
+    v.matches('^[A-Za-z0-9]([A-Za-z0-9._/:@-]{0,251}[A-Za-z0-9])?$')
+  means: "must be at most 253 letters, digits and . _ / : @ - with a letter or digit at both ends"
+  env: LOCKSIDECAR_NAMESPACE
+- name: log-level
+  valid: >-
+    v in ['trace', 'debug', 'info', 'warn', 'error', 'off']
+  means: "must be trace, debug, info, warn, error or off"
+  env: LOCKSIDECAR_LOG_LEVEL
+{{- range $kind, $suffix := dict "requests" "request" "limits" "limit" }}
+- name: cpu-{{ $suffix }}
+  valid: >-
+    v.matches('^([0-9]+m|[0-9]+([.][0-9]{1,3})?)$')
+  means: "must be a quantity of CPU, such as 50m or 0.5"
+  kind: {{ $kind }}
+  resource: cpu
+- name: memory-{{ $suffix }}
+  valid: >-
+    v.matches('^[0-9]+([.][0-9]+)?(k|M|G|Ki|Mi|Gi)?$')
+  means: "must be a quantity of memory, such as 64Mi"
+  kind: {{ $kind }}
+  resource: memory
+{{- end }}
+{{- end -}}
+
+{{/*
+locksidecar.scopes: whose pods a policy is for. Each scope is a policy and a binding
+of its own, so that the API server itself leaves out the others: a fault of a
+policy cannot stop a pod that has nothing to do with it.
+*/}}
+{{- define "locksidecar.scopes" -}}
+- suffix: ""
+  what: pods that ask for it
+  namespaces: []
+  wanted: "{{ include "locksidecar.annotation" "inject" }} == 'true'"
+  asked: "!({{ include "locksidecar.annotation" "inject" }} in ['', 'false'])"
+- suffix: "-namespaces"
+  what: pods of namespaces that ask for it
+  namespaces:
+    - {key: locksidecar.io/inject, operator: In, values: [enabled]}
+  wanted: "{{ include "locksidecar.annotation" "inject" }} == ''"
+  asked: "{{ include "locksidecar.annotation" "inject" }} == ''"
+{{- end -}}
+
+{{/* The value of an annotation in CEL, '' without it. Conditions cannot use a policy's variables. */}}
+{{- define "locksidecar.annotation" -}}
+(has(object.metadata.annotations) ? object.metadata.annotations[?'locksidecar.io/{{ . }}'].orValue('') : '')
+{{- end -}}
+
+{{/* What both kinds of policies match. Ephemeral containers and changes of pods are no CREATE of a pod. */}}
+{{- define "locksidecar.matchConstraints" -}}
+matchPolicy: Equivalent
+namespaceSelector: {}
+objectSelector: {}
+resourceRules:
+  - apiGroups: [""]
+    apiVersions: [v1]
+    operations: [CREATE]
+    resources: [pods]
+    scope: Namespaced
+{{- end -}}
+
+{{/* Which namespaces a binding is for. Argument: {root, scope} */}}
+{{- define "locksidecar.matchResources" -}}
+matchPolicy: Equivalent
+objectSelector: {}
+namespaceSelector:
+{{- $expressions := .scope.namespaces }}
+{{- with .root.Values.injection.excludedNamespaces }}
+{{- $expressions = append $expressions (dict "key" "kubernetes.io/metadata.name" "operator" "NotIn" "values" .) }}
+{{- end }}
+{{- if $expressions }}
+  matchExpressions:
+    {{- toYaml $expressions | nindent 4 }}
+{{- else }} {}
+{{- end }}
+{{- end -}}
+
+{{/* Variables that both kinds of policies start with. */}}
+{{- define "locksidecar.commonVariables" -}}
+- name: annotations
+  expression: "has(object.metadata.annotations) ? object.metadata.annotations : {}"
+- name: initContainers
+  expression: "has(object.spec.initContainers) ? object.spec.initContainers : []"
+{{- end -}}
+
+{{/* Pods that run elsewhere than on Linux have no use for the image. */}}
+{{- define "locksidecar.linux" -}}
+(!has(object.spec.os) || object.spec.os.name == 'linux') && (!has(object.spec.nodeSelector) || object.spec.nodeSelector[?'kubernetes.io/os'].orValue('linux') == 'linux')
+{{- end -}}

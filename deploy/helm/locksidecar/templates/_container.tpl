@@ -1,0 +1,158 @@
+{{/*
+The sidecar for app charts that bring it themselves: on clusters without
+MutatingAdmissionPolicy, or by choice. Native sidecars need Kubernetes 1.29.
+
+  {{ include "locksidecar.container" .Subcharts.locksidecar }}
+  {{ include "locksidecar.container" (dict "chart" .Subcharts.locksidecar "profile" "orders" "ttl" "5s") }}
+
+Beside "profile" the dict may have what annotations can say ("ttl", "namespace",
+"log-level", "cpu-request", "cpu-limit", "memory-request", "memory-limit"), and
+"hostNetwork": true for a pod in the host's network. The other templates take the
+same argument.
+
+_container_cel.tpl says the same in CEL, for the policy. A change of one is a
+change of both; a test compares what they make.
+*/}}
+
+{{/* The container: the first of the pod's initContainers. */}}
+{{- define "locksidecar.container" -}}
+{{- $a := include "locksidecar.argument" . | fromYaml -}}
+{{- $s := $a.settings -}}
+name: locksidecar
+image: {{ $s.image | quote }}
+imagePullPolicy: {{ $s.imagePullPolicy }}
+restartPolicy: Always
+args: [serve]
+env:
+  - name: POD_NAME
+    valueFrom: {fieldRef: {fieldPath: metadata.name}}
+  - name: LOCKSIDECAR_SOCKET
+    value: {{ include "locksidecar.socket" . }}
+  {{- if $s.storeSecret }}
+  - name: LOCKSIDECAR_STORE
+    valueFrom: {secretKeyRef: {name: {{ $s.storeSecret }}, key: {{ $s.storeSecretKey }}}}
+  {{- end }}
+  {{- range splitList "\n" $s.env }}
+  {{- $name := splitList "=" . | first }}
+  {{- if not (hasKey $a.env $name) }}
+  - name: {{ $name }}
+    value: {{ trimPrefix (printf "%s=" $name) . | quote }}
+  {{- end }}
+  {{- end }}
+  {{- range $name := list "LOCKSIDECAR_TTL" "LOCKSIDECAR_NAMESPACE" "LOCKSIDECAR_LOG_LEVEL" }}
+  {{- with get $a.env $name }}
+  - name: {{ $name }}
+    value: {{ . | quote }}
+  {{- end }}
+  {{- end }}
+  {{- if $a.port }}
+  - name: LOCKSIDECAR_HTTP_ADDR
+    value: {{ printf ":%s" $a.port | quote }}
+  {{- end }}
+{{- if $a.port }}
+ports:
+  - {name: locksidecar, containerPort: {{ $a.port }}, protocol: TCP}
+{{- end }}
+{{- if $a.port }}
+startupProbe:
+  httpGet: {path: /healthz, port: {{ $a.port }}}
+{{- else }}
+startupProbe:
+  exec: {command: [/locksidecar, health]}
+{{- end }}
+  periodSeconds: 1
+  timeoutSeconds: 5
+  failureThreshold: 120
+{{- if eq $s.readiness "true" }}
+readinessProbe:
+  {{- if $a.port }}
+  httpGet: {path: /readyz, port: {{ $a.port }}}
+  {{- else }}
+  exec: {command: [/locksidecar, health]}
+  {{- end }}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 2
+{{- end }}
+resources:
+  {{- toYaml $a.resources | nindent 2 }}
+securityContext:
+  {{- if $s.runAsUser }}
+  runAsUser: {{ $s.runAsUser }}
+  runAsGroup: {{ $s.runAsUser }}
+  {{- end }}
+  runAsNonRoot: true
+  readOnlyRootFilesystem: true
+  allowPrivilegeEscalation: false
+  privileged: false
+  capabilities: {drop: [ALL]}
+  seccompProfile: {type: RuntimeDefault}
+terminationMessagePolicy: FallbackToLogsOnError
+volumeMounts:
+  - {name: locksidecar, mountPath: {{ include "locksidecar.directory" . }}}
+  {{- if $s.filesSecret }}
+  - {name: locksidecar-files, mountPath: {{ include "locksidecar.files" . }}, readOnly: true}
+  {{- end }}
+{{- end -}}
+
+{{/* The volumes, a list: the socket's, and the sidecar's files where the profile has some. */}}
+{{- define "locksidecar.volume" -}}
+{{- $a := include "locksidecar.argument" . | fromYaml -}}
+- name: locksidecar
+  emptyDir: {medium: Memory, sizeLimit: 1Mi}
+{{- with $a.settings.filesSecret }}
+- name: locksidecar-files
+  secret: {secretName: {{ . }}}
+{{- end }}
+{{- end -}}
+
+{{/* The mount for each container that takes locks, a list of one. */}}
+{{- define "locksidecar.volumeMount" -}}
+- name: locksidecar
+  mountPath: {{ include "locksidecar.directory" . }}
+{{- end -}}
+
+{{/* The variable for each container that takes locks, a list of one: clients find the socket by it. */}}
+{{- define "locksidecar.env" -}}
+- name: LOCKSIDECAR_SOCKET
+  value: {{ include "locksidecar.socket" . }}
+{{- end -}}
+
+{{/*
+locksidecar.argument is the argument of these templates in one form:
+{settings, env (that wins over the settings'), port ("": none), resources}
+*/}}
+{{- define "locksidecar.argument" -}}
+{{- $a := hasKey . "Chart" | ternary (dict "chart" .) . -}}
+{{- $known := list "chart" "profile" "ttl" "namespace" "log-level" "cpu-request" "cpu-limit" "memory-request" "memory-limit" "hostNetwork" -}}
+{{- range $key := keys $a -}}
+{{- if not (has $key $known) -}}
+{{- fail (printf "\n\nlocksidecar: the templates take no %q; they take %s.\n" $key (join ", " $known)) -}}
+{{- end -}}
+{{- end -}}
+{{- if not $a.chart -}}
+{{- fail "\n\nlocksidecar: the templates need the chart as their argument: .Subcharts.locksidecar, or (dict \"chart\" .Subcharts.locksidecar \"profile\" \"NAME\").\n" -}}
+{{- end -}}
+{{- $s := include "locksidecar.settings" (dict "chart" $a.chart "profile" ($a.profile | default $a.chart.Values.defaultProfile)) | fromYaml -}}
+{{- $env := dict -}}
+{{- range $key, $name := dict "ttl" "LOCKSIDECAR_TTL" "namespace" "LOCKSIDECAR_NAMESPACE" "log-level" "LOCKSIDECAR_LOG_LEVEL" -}}
+{{- with get $a $key -}}
+{{- $_ := set $env $name . -}}
+{{- end -}}
+{{- end -}}
+{{- $resources := dict -}}
+{{- range $kind, $suffix := dict "requests" "request" "limits" "limit" -}}
+{{- $of := dict -}}
+{{- range $resource := list "cpu" "memory" -}}
+{{- with get $a (printf "%s-%s" $resource $suffix) | default (get $s (printf "%s.%s" $kind $resource)) -}}
+{{- $_ := set $of $resource . -}}
+{{- end -}}
+{{- end -}}
+{{- with $of -}}
+{{- $_ := set $resources $kind . -}}
+{{- end -}}
+{{- end -}}
+{{- $port := "" -}}
+{{- if not $a.hostNetwork -}}{{- $port = $s.httpPort | default "" -}}{{- end -}}
+{{- toYaml (dict "settings" $s "env" $env "port" $port "resources" $resources) -}}
+{{- end -}}

@@ -1,0 +1,120 @@
+{{/*
+The sidecar in CEL, for the JSON patch of the policy: what locksidecar.container is
+for app charts, made of the same settings, which here are entries
+variables.p + KEY of the ConfigMap. (CEL reads no JSON; hence the flat map.)
+*/}}
+{{- define "locksidecar.containerCEL" -}}
+Object.spec.initContainers{
+  name: "locksidecar",
+  image: params.data[variables.p + "image"],
+  imagePullPolicy: params.data[variables.p + "imagePullPolicy"],
+  restartPolicy: "Always",
+  args: ["serve"],
+  env: [
+      Object.spec.initContainers.env{name: "POD_NAME", valueFrom: Object.spec.initContainers.env.valueFrom{
+        fieldRef: Object.spec.initContainers.env.valueFrom.fieldRef{fieldPath: "metadata.name"}}},
+      Object.spec.initContainers.env{name: "LOCKSIDECAR_SOCKET", value: "{{ include "locksidecar.socket" . }}"}
+    ]
+    + (!((variables.p + "storeSecret") in params.data) ? [] : [
+      Object.spec.initContainers.env{name: "LOCKSIDECAR_STORE", valueFrom: Object.spec.initContainers.env.valueFrom{
+        secretKeyRef: Object.spec.initContainers.env.valueFrom.secretKeyRef{
+          name: params.data[variables.p + "storeSecret"], key: params.data[variables.p + "storeSecretKey"]}}}
+    ])
+    + variables.env.map(e, Object.spec.initContainers.env{
+      name: e.substring(0, e.indexOf("=")), value: e.substring(e.indexOf("=") + 1)}),
+  ports: variables.port == 0 ? [] : [
+    Object.spec.initContainers.ports{name: "locksidecar", containerPort: variables.port, protocol: "TCP"}],
+  startupProbe: Object.spec.initContainers.startupProbe{
+    ?httpGet: variables.port == 0 ? optional.none() : optional.of(
+      Object.spec.initContainers.startupProbe.httpGet{path: "/healthz", port: variables.port}),
+    ?exec: variables.port != 0 ? optional.none() : optional.of(
+      Object.spec.initContainers.startupProbe.exec{command: ["/locksidecar", "health"]}),
+    periodSeconds: 1, timeoutSeconds: 5, failureThreshold: 120},
+  ?readinessProbe: params.data[variables.p + "readiness"] != "true" ? optional.none() : optional.of(
+    Object.spec.initContainers.readinessProbe{
+      ?httpGet: variables.port == 0 ? optional.none() : optional.of(
+        Object.spec.initContainers.readinessProbe.httpGet{path: "/readyz", port: variables.port}),
+      ?exec: variables.port != 0 ? optional.none() : optional.of(
+        Object.spec.initContainers.readinessProbe.exec{command: ["/locksidecar", "health"]}),
+      periodSeconds: 5, timeoutSeconds: 5, failureThreshold: 2}),
+  resources: Object.spec.initContainers.resources{
+    {{- range $i, $kind := list "requests" "limits" }}
+    {{- if $i }},{{ end }}
+    {{ $kind }}: {
+      {{- range $j, $resource := list "cpu" "memory" }}
+      {{- if $j }}, {{ end -}}
+      ?"{{ $resource }}": optional.ofNonZeroValue(variables.the_{{ $resource }}_{{ trimSuffix "s" $kind }})
+      {{- end }}}
+    {{- end }}},
+  securityContext: Object.spec.initContainers.securityContext{
+    ?runAsUser: variables.user == 0 ? optional.none() : optional.of(variables.user),
+    ?runAsGroup: variables.user == 0 ? optional.none() : optional.of(variables.user),
+    runAsNonRoot: true,
+    readOnlyRootFilesystem: true,
+    allowPrivilegeEscalation: false,
+    privileged: false,
+    capabilities: Object.spec.initContainers.securityContext.capabilities{drop: ["ALL"]},
+    seccompProfile: Object.spec.initContainers.securityContext.seccompProfile{type: "RuntimeDefault"}},
+  terminationMessagePolicy: "FallbackToLogsOnError",
+  volumeMounts: [
+      Object.spec.initContainers.volumeMounts{name: "locksidecar", mountPath: "{{ include "locksidecar.directory" . }}"}
+    ]
+    + (!((variables.p + "filesSecret") in params.data) ? [] : [
+      Object.spec.initContainers.volumeMounts{name: "locksidecar-files", mountPath: "{{ include "locksidecar.files" . }}", readOnly: true}
+    ])
+}
+{{- end -}}
+
+{{/* The variables that the expression above needs, beside variables.p. */}}
+{{- define "locksidecar.containerVariables" -}}
+{{- $env := list }}
+# What annotations change. A value that is not valid is left out here, and the
+# validating policy refuses it.
+{{- range include "locksidecar.overrides" . | fromYamlArray }}
+- name: the_{{ .name | replace "-" "_" }}
+  {{- $value := printf "[variables.annotations[?'locksidecar.io/%s'].orValue('')].filter(v, %s)" .name .valid }}
+  {{- with .env }}
+  {{- $env = append $env . }}
+  expression: {{ $value | quote }}
+  {{- else }}
+  # The type must be plain for the server: it panics at a map's optional entry of unknown type.
+  expression: {{ printf "string((%s + [params.data[?variables.p + '%s.%s'].orValue('')])[0])" $value .kind .resource | quote }}
+  {{- end }}
+{{- end }}
+- name: user
+  expression: "int(params.data[?variables.p + 'runAsUser'].orValue('0'))"
+- name: port
+  expression: "has(object.spec.hostNetwork) && object.spec.hostNetwork ? 0 : int(params.data[?variables.p + 'httpPort'].orValue('0'))"
+- name: overrides
+  expression: >-
+    {{- range $i, $name := $env }}
+    {{ if $i }}+ {{ end }}variables.the_{{ $name | trimPrefix "LOCKSIDECAR_" | lower }}.map(v, '{{ $name }}=' + v)
+    {{- end }}
+- name: env
+  expression: >-
+    params.data[variables.p + 'env'].split('\n').filter(e, !variables.overrides.exists(o, e.startsWith(o.substring(0, o.indexOf('=') + 1))))
+    + variables.overrides
+    + (variables.port == 0 ? [] : ['LOCKSIDECAR_HTTP_ADDR=:' + string(variables.port)])
+{{- end -}}
+
+{{/*
+Patch operations that give each of the pod's own containers the socket. A list is
+made empty and then added to: the server panics at a list of objects as a value.
+Argument: {list: containers or initContainers}
+*/}}
+{{- define "locksidecar.appPatchesCEL" -}}
+{{- $list := .list -}}
+{{- $of := eq $list "containers" | ternary "object.spec.containers" "variables.initContainers" -}}
+{{- $type := printf "Object.spec.%s" $list -}}
+{{- range $field := list "volumeMounts" "env" }}
+{{- $path := printf "\"/spec/%s/\" + string(i) + \"/%s" $list $field }}
+{{- $taken := eq $field "env" | ternary "x.name == \"LOCKSIDECAR_SOCKET\"" (printf "x.mountPath == %q" (include "locksidecar.directory" $)) }}
+{{- $value := eq $field "env"
+      | ternary (printf "%s.env{name: \"LOCKSIDECAR_SOCKET\", value: %q}" $type (include "locksidecar.socket" $))
+                (printf "%s.volumeMounts{name: \"locksidecar\", mountPath: %q}" $type (include "locksidecar.directory" $)) }}
++ {{ $of }}.transformList(i, c, c.name != "locksidecar" && !has(c.{{ $field }}),
+    JSONPatch{op: "add", path: {{ $path }}", value: []})
++ {{ $of }}.transformList(i, c, c.name != "locksidecar" && !(has(c.{{ $field }}) && c.{{ $field }}.exists(x, {{ $taken }})),
+    JSONPatch{op: "add", path: {{ $path }}/-", value: {{ $value }}})
+{{- end }}
+{{- end -}}

@@ -1,0 +1,47 @@
+{{- define "locksidecar.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "locksidecar.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* The ConfigMap with the profiles. */}}
+{{- define "locksidecar.profilesName" -}}
+{{ include "locksidecar.fullname" . }}-profiles
+{{- end -}}
+
+{{/* Where the socket is: docs, clients and tests name these too. */}}
+{{- define "locksidecar.directory" -}}/run/locksidecar{{- end -}}
+{{- define "locksidecar.socket" -}}/run/locksidecar/locksidecar.sock{{- end -}}
+{{- define "locksidecar.files" -}}/run/secrets/locksidecar{{- end -}}
+
+{{/* The API version of MutatingAdmissionPolicy that is to be used. */}}
+{{- define "locksidecar.mutatingAPI" -}}
+{{- $group := "admissionregistration.k8s.io" -}}
+{{- if .Values.injection.apiVersion -}}
+{{- .Values.injection.apiVersion -}}
+{{- else if .Capabilities.APIVersions.Has (printf "%s/v1/MutatingAdmissionPolicy" $group) -}}
+{{- $group }}/v1
+{{- else if .Capabilities.APIVersions.Has (printf "%s/v1beta1/MutatingAdmissionPolicy" $group) -}}
+{{- $group }}/v1beta1
+{{- else -}}
+{{- fail (printf "\n\nThis cluster (Kubernetes %s) does not serve MutatingAdmissionPolicy, which puts the sidecar into pods; Kubernetes 1.36 and later do.\n- On an older cluster set injection.enabled=false and include the chart's named templates in your app's chart: see \"Older clusters\" in docs/kubernetes.md.\n- Where the chart is rendered away from its cluster set injection.apiVersion=%s/v1.\n" .Capabilities.KubeVersion.Version $group) -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,99 @@
+{{/*
+locksidecar.settings: a profile as a flat map of strings, the one source of what
+the sidecar is like. The ConfigMap of the policies holds it as it is, under
+"PROFILE.key"; the named template locksidecar.container makes a container of it,
+and so does the expression of the policy (_container_cel.tpl), key by key.
+
+Argument: {chart: the chart's context, profile: NAME}
+*/}}
+{{- define "locksidecar.settings" -}}
+{{- $v := .chart.Values -}}
+{{- if not (hasKey $v.profiles .profile) -}}
+{{- fail (printf "\n\nThere is no profile %q. Values know these: %s.\n" .profile (keys $v.profiles | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{- $own := get $v.profiles .profile | default dict -}}
+{{- $p := deepCopy $v.profileDefaults -}}
+{{- include "locksidecar.merge" (dict "into" $p "from" $own) -}}
+{{- $store := deepCopy (hasKey $own "store" | ternary $own.store $v.profileDefaults.store) -}}
+{{- $secret := $store.secret | default dict -}}
+{{- $files := $store.files | default dict -}}
+{{- if and $store.url $secret.name -}}
+{{- fail (printf "\n\nProfile %q has store.url and store.secret, which are two ways to say one thing: keep one of them.\n" .profile) -}}
+{{- end -}}
+{{- if and $files.password (not $files.secret) -}}
+{{- fail (printf "\n\nProfile %q has store.files.password, a key, but no store.files.secret to find it in.\n" .profile) -}}
+{{- end -}}
+{{- $out := dict -}}
+{{- $image := $p.image -}}
+{{- $tag := printf ":%s" ($image.tag | default .chart.Chart.AppVersion) -}}
+{{- with $image.digest -}}{{- $tag = printf "@%s" . -}}{{- end -}}
+{{- $_ := set $out "image" (print $image.repository $tag) -}}
+{{- $_ := set $out "imagePullPolicy" $image.pullPolicy -}}
+{{- $env := list -}}
+{{- if not $secret.name -}}
+{{- $env = append $env (printf "LOCKSIDECAR_STORE=%s" ($store.url | default "embedded:")) -}}
+{{- end -}}
+{{- if $files.password -}}
+{{- $env = append $env (printf "LOCKSIDECAR_STORE_PASSWORD_FILE=%s/%s" (include "locksidecar.files" .) $files.password) -}}
+{{- end -}}
+{{- range list "ttl" "namespace" "logLevel" "logFormat" "socketMode" "drain" "lostGrace" "maxSessions" "maxHolds" "maxWaiters" "maxConnections" "migrate" -}}
+{{- $value := include "locksidecar.text" (get $p .) -}}
+{{- if $value -}}
+{{- $env = append $env (printf "LOCKSIDECAR_%s=%s" (snakecase . | upper) $value) -}}
+{{- end -}}
+{{- end -}}
+{{- range $key, $name := dict "allowUids" "ALLOW_UID" "allowGids" "ALLOW_GID" "adminUids" "ADMIN_UID" -}}
+{{- $ids := list -}}
+{{- range get $p $key | default list -}}
+{{- $ids = append $ids (int64 .) -}}
+{{- end -}}
+{{- with $ids -}}
+{{- $env = append $env (printf "LOCKSIDECAR_%s=%s" $name (join "," .)) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name := keys $p.env | sortAlpha -}}
+{{- $env = append $env (printf "%s=%s" $name (include "locksidecar.text" (get $p.env $name))) -}}
+{{- end -}}
+{{- $_ := set $out "env" (join "\n" $env) -}}
+{{- if $secret.name -}}
+{{- $_ := set $out "storeSecret" $secret.name -}}
+{{- $_ := set $out "storeSecretKey" ($secret.key | default "url") -}}
+{{- end -}}
+{{- with $files.secret -}}
+{{- $_ := set $out "filesSecret" . -}}
+{{- end -}}
+{{- if $p.httpPort -}}
+{{- $_ := set $out "httpPort" (int $p.httpPort | toString) -}}
+{{- end -}}
+{{- $_ := set $out "readiness" ($p.readiness | toString) -}}
+{{- if not (kindIs "invalid" $p.runAsUser) -}}
+{{- $_ := set $out "runAsUser" (int64 $p.runAsUser | toString) -}}
+{{- end -}}
+{{- range $kind := list "requests" "limits" -}}
+{{- range $resource := list "cpu" "memory" -}}
+{{- with get (get $p.resources $kind | default dict) $resource -}}
+{{- $_ := set $out (printf "%s.%s" $kind $resource) (toString .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $out -}}
+{{- end -}}
+
+{{/*
+locksidecar.merge puts all of one map into another. Unlike mergeOverwrite it also
+takes what is false, 0, "" or null.
+*/}}
+{{- define "locksidecar.merge" -}}
+{{- range $key, $value := .from -}}
+{{- if and (kindIs "map" $value) (kindIs "map" (get $.into $key)) -}}
+{{- include "locksidecar.merge" (dict "into" (get $.into $key) "from" $value) -}}
+{{- else -}}
+{{- $_ := set $.into $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* locksidecar.text is a value as the sidecar reads it; a large number has no exponent. */}}
+{{- define "locksidecar.text" -}}
+{{- if kindIs "float64" . -}}{{- int64 . -}}{{- else if not (kindIs "invalid" .) -}}{{- toString . -}}{{- end -}}
+{{- end -}}
