@@ -361,6 +361,41 @@ func TestRowLockedByOthers(t *testing.T) {
 	})
 }
 
+// A release that comes to the row before a heartbeat that was there earlier, but
+// had to wait for another row, is not undone by it: in a statement it is always
+// the time at which the statement began.
+func TestReleaseBeforeSlowHeartbeat(t *testing.T) {
+	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+		_, l := sidecar(t, s.URL(), 10*time.Minute)
+		_, other := sidecar(t, s.URL(), 10*time.Minute)
+		first := hold(t, l, unique(t))
+		g := hold(t, l, first.Resource+"/then")
+		p := direct(t, s.URL())
+		defer func() { _ = p.Close() }()
+		if _, err := p.Exec(t.Context(), "test", "START TRANSACTION; SELECT 1 FROM shedlock WHERE name=? FOR UPDATE", string(first.Resource)); err != nil {
+			t.Fatal(err)
+		}
+		beat := make(chan error, 1)
+		go func() { beat <- l.Heartbeat(context.Background()) }()
+		time.Sleep(100 * time.Millisecond) // it waits for the first row then
+		if err := l.Release(t.Context(), g.Resource, g.ID); err != nil {
+			t.Errorf("Release: %v", err)
+		}
+		if _, err := p.Exec(t.Context(), "test", "COMMIT"); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-beat; err != nil {
+			t.Errorf("Heartbeat: %v", err)
+		}
+		q := request(g.Resource)
+		q.Try = true
+		if _, err := other.Acquire(t.Context(), q); err != nil {
+			t.Errorf("what was released is not free: %v", err)
+		}
+		held(t, other, first.Resource)
+	})
+}
+
 // A server that takes no writes for a while has cost nothing when it does again.
 func TestReadOnly(t *testing.T) {
 	onEach(t, testengine.New, func(t *testing.T, s testengine.Server) {

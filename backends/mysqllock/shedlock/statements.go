@@ -11,6 +11,12 @@ const (
 	until   = "TIMESTAMPADD(MICROSECOND, ? + 1000, " + now + ")"
 	alive   = "EXISTS (SELECT 1 FROM {shed_lease} WHERE id=? AND until>" + fineNow + ")"
 
+	// freed is what a release makes lock_until: not the time of the release, as
+	// ShedLock does, but that of the grant. A heartbeat that began before the
+	// release, and comes to the row after it, has an earlier now than the release
+	// had: it would take the lock for held, and hold it for nobody.
+	freed = "LEAST(locked_at, " + now + ")"
+
 	// free is ShedLock's condition, or the lock is of a lease that has ended: that
 	// one cannot come back, so there is no need to wait for the rest of the time.
 	free = "(lock_until<=" + now + " OR locked_by IN (SELECT h.locked_by FROM {shed_hold} AS h " +
@@ -77,7 +83,7 @@ func newStatements(name func(table string) string) statements {
 		extend:    t("UPDATE {shedlock} SET lock_until=", until, " WHERE lock_until>", now, " AND ", alive),
 		closing:   t("DELETE FROM {shed_lease} WHERE id=?"),
 		sweep:     t("DELETE FROM {shed_hold} WHERE lease=?; DELETE FROM {shed_gone} WHERE lease=?"),
-		unlock:    t("UPDATE {shedlock} SET lock_until=", now, " WHERE lock_until>", now),
+		unlock:    t("UPDATE {shedlock} SET lock_until=", freed, " WHERE lock_until>", now),
 
 		// One transaction in one request, so that a sidecar that is stopped in
 		// between keeps nobody from the row. The conditions of the update are read
@@ -105,7 +111,7 @@ func newStatements(name func(table string) string) statements {
 		place: t("SELECT COUNT(*) FROM {shed_hold} AS w JOIN {shed_lease} AS l ON l.id=w.lease AND l.until>", fineNow,
 			" WHERE w.name=? AND w.fence=0 AND w.seq<=?"),
 		giveUp: t("INSERT IGNORE INTO {shed_gone} (id, lease) SELECT ?, id FROM {shed_lease} WHERE id=?; "),
-		release: t("START TRANSACTION; UPDATE {shedlock} SET lock_until=", now, " WHERE name=? AND locked_by=? AND lock_until>", now, " AND ", alive, "; ",
+		release: t("START TRANSACTION; UPDATE {shedlock} SET lock_until=", freed, " WHERE name=? AND locked_by=? AND lock_until>", now, " AND ", alive, "; ",
 			"DELETE FROM {shed_hold} WHERE id=? AND lease=? AND name=? AND fence=0 AND ", alive, "; ",
 			"DELETE FROM {shed_hold} WHERE id=? AND lease=? AND name=?; COMMIT"),
 		forget: t("DELETE FROM {shed_hold} WHERE id=? AND lease=?"),
