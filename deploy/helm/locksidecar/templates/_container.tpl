@@ -53,16 +53,11 @@ env:
 ports:
   - {name: locksidecar, containerPort: {{ $a.port }}, protocol: TCP}
 {{- end }}
-{{- if $a.port }}
 startupProbe:
-  httpGet: {path: /healthz, port: {{ $a.port }}}
-{{- else }}
-startupProbe:
-  exec: {command: [/locksidecar, health]}
-{{- end }}
+  exec: {command: [/locksidecar, health, --live]}
   periodSeconds: 1
-  timeoutSeconds: 5
-  failureThreshold: 120
+  timeoutSeconds: 3
+  failureThreshold: 60
 {{- if eq $s.readiness "true" }}
 readinessProbe:
   {{- if $a.port }}
@@ -71,7 +66,7 @@ readinessProbe:
   exec: {command: [/locksidecar, health]}
   {{- end }}
   periodSeconds: 5
-  timeoutSeconds: 5
+  timeoutSeconds: 3
   failureThreshold: 2
 {{- end }}
 resources:

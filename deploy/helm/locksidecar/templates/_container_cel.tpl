@@ -25,18 +25,15 @@ Object.spec.initContainers{
   ports: variables.port == 0 ? [] : [
     Object.spec.initContainers.ports{name: "locksidecar", containerPort: variables.port, protocol: "TCP"}],
   startupProbe: Object.spec.initContainers.startupProbe{
-    ?httpGet: variables.port == 0 ? optional.none() : optional.of(
-      Object.spec.initContainers.startupProbe.httpGet{path: "/healthz", port: variables.port}),
-    ?exec: variables.port != 0 ? optional.none() : optional.of(
-      Object.spec.initContainers.startupProbe.exec{command: ["/locksidecar", "health"]}),
-    periodSeconds: 1, timeoutSeconds: 5, failureThreshold: 120},
+    exec: Object.spec.initContainers.startupProbe.exec{command: ["/locksidecar", "health", "--live"]},
+    periodSeconds: 1, timeoutSeconds: 3, failureThreshold: 60},
   ?readinessProbe: params.data[variables.p + "readiness"] != "true" ? optional.none() : optional.of(
     Object.spec.initContainers.readinessProbe{
       ?httpGet: variables.port == 0 ? optional.none() : optional.of(
         Object.spec.initContainers.readinessProbe.httpGet{path: "/readyz", port: variables.port}),
       ?exec: variables.port != 0 ? optional.none() : optional.of(
         Object.spec.initContainers.readinessProbe.exec{command: ["/locksidecar", "health"]}),
-      periodSeconds: 5, timeoutSeconds: 5, failureThreshold: 2}),
+      periodSeconds: 5, timeoutSeconds: 3, failureThreshold: 2}),
   resources: Object.spec.initContainers.resources{
     {{- range $i, $kind := list "requests" "limits" }}
     {{- if $i }},{{ end }}

@@ -23,6 +23,14 @@ Argument: {chart: the chart's context, profile: NAME}
 {{- if and $files.password (not $files.secret) -}}
 {{- fail (printf "\n\nProfile %q has store.files.password, a key, but no store.files.secret to find it in.\n" .profile) -}}
 {{- end -}}
+{{- if regexMatch "//[^/@]*:[^/@]+@" ($store.url | default "") -}}
+{{- fail (printf "\n\nProfile %q has a password in store.url, where everybody who may read the pod could read it: put the URL into a Secret and name that in store.secret, or the password alone and name that in store.files.\n" .profile) -}}
+{{- end -}}
+{{- range $name := keys $p.env -}}
+{{- if or (hasPrefix "LOCKSIDECAR_" $name) (eq $name "POD_NAME") -}}
+{{- fail (printf "\n\nProfile %q sets %s in env: that variable is the chart's; the other keys of the profile set it.\n" $.profile $name) -}}
+{{- end -}}
+{{- end -}}
 {{- $out := dict -}}
 {{- $image := $p.image -}}
 {{- $tag := printf ":%s" ($image.tag | default .chart.Chart.AppVersion) -}}
