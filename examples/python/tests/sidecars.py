@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -16,7 +17,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 PATIENCE = 20.0  # for what must happen, and may be slow on a busy machine
@@ -78,6 +79,7 @@ class Sidecar:
     def http(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("locksidecar")
         connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(PATIENCE)
         try:
             connection.sock.connect(self.socket)
             connection.request(method, path, json.dumps(body) if body is not None else None)
@@ -148,15 +150,20 @@ class Sidecar:
 
 
 class App:
-    """A Python program as a process of its own, which talks to us by lines."""
+    """A Python program as a process of its own, which talks to us by lines.
+
+    Whoever waits for it in vain gets the stacks of all its threads, and of those of
+    its children, on stderr.
+    """
 
     def __init__(self, code: str, socket_path: str, *args: str, env: Mapping[str, str] | None = None) -> None:
+        self._said = b""
         self.process = subprocess.Popen(
             # Since Python 3.12 every fork among threads is warned of.
-            [sys.executable, "-W", "error", "-W", "ignore:This process:DeprecationWarning", "-c", code, *args],
+            [sys.executable, "-X", "faulthandler", "-W", "error", "-W", "ignore:This process:DeprecationWarning"]
+            + ["-c", code, *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
             env={**os.environ, "LOCKSIDECAR_SOCKET": socket_path, "PYTHONUNBUFFERED": "1", **(env or {})},
         )
 
@@ -164,24 +171,45 @@ class App:
     def pid(self) -> int:
         return self.process.pid
 
-    def line(self) -> str:
+    def line(self, within: float = PATIENCE) -> str:
+        """Its next line; what is left at its end."""
         assert self.process.stdout is not None
-        return self.process.stdout.readline().rstrip("\n")
+        end = time.monotonic() + within
+        while b"\n" not in self._said:
+            if not select.select([self.process.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
+                self._stuck(f"said nothing for {within:g} s")
+            data = os.read(self.process.stdout.fileno(), 65536)
+            if not data:
+                break
+            self._said += data
+        line, _, self._said = self._said.partition(b"\n")
+        return line.decode()
 
-    def expect(self, line: str) -> None:
-        got = self.line()
+    def expect(self, line: str, within: float = PATIENCE) -> None:
+        got = self.line(within)
         assert got == line, f"the app said {got!r}, and not {line!r}"
 
     def say(self, line: str = "") -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
+        self.process.stdin.write(line.encode() + b"\n")
         self.process.stdin.flush()
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
     def wait(self, timeout: float = PATIENCE) -> int:
-        return self.process.wait(timeout)
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._stuck(f"did not end within {timeout:g} s")
+
+    def _stuck(self, what: str) -> NoReturn:
+        family = [*descendants(self.pid), self.pid]
+        for pid in family:
+            print(f"process {pid}:", file=sys.stderr, flush=True)
+            send(pid, signal.SIGABRT)  # faulthandler writes the stacks
+            time.sleep(0.2)
+        raise AssertionError(f"the app {what}; its stacks are on stderr, of the processes {family}")
 
     def __enter__(self) -> App:
         return self
@@ -190,8 +218,26 @@ class App:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self.process.poll() is None:
+            for pid in descendants(self.pid):
+                send(pid, signal.SIGKILL)
             self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def descendants(pid: int) -> list[int]:
+    """The children of a process, and theirs, which come first."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []  # it has ended
+    return [d for child in map(int, children) for d in (*descendants(child), child)]
+
+
+def send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass  # it has ended

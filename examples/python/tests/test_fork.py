@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import TRANSPORTS
-from sidecars import App, Sidecar, eventually
+from sidecars import PATIENCE, App, Sidecar, eventually
 
 Start = Callable[..., Sidecar]
 pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
@@ -138,10 +138,12 @@ def busy(i):
             pass
 threads = [threading.Thread(target=busy, args=(i,)) for i in range(4)]
 for t in threads: t.start()
-time.sleep(0.1)
+time.sleep(0.1)  # the first fork meets the opening of the session, where the machine is busy
 for i in range(15):
     pid = os.fork()
     if pid == 0:
+        threads = os.listdir("/proc/self/task")
+        assert len(threads) == 1, threads  # grpcio's would read what the sidecar says to the parent
         with locksidecar.lock(f"child/{i}", wait=10) as held:
             held.check()
             assert held.valid_for() > 0
@@ -156,6 +158,65 @@ print("done")
 
 def test_fork_among_busy_threads(sidecar: Sidecar, transport: str) -> None:
     with app(FORK_AMONG_THREADS, sidecar, transport) as a:
+        a.expect("done", 2 * PATIENCE)  # fifteen children, one by one
+        assert a.wait() == 0
+
+
+GRPC_FORK_SUPPORT = """
+import os, sys
+how, transport = sys.argv[1:]
+if how == "imported":
+    import grpc
+elif how != "unset":
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = how
+import locksidecar
+before = dict(os.environ)
+client = locksidecar.Client(transport=transport)
+try:
+    client.open()
+    print(type(client.session()._transport).__name__)
+except ImportError as e:
+    print("GRPC_ENABLE_FORK_SUPPORT=0" in str(e))
+assert dict(os.environ) == before
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "name", "said"),
+    [
+        ("unset", "grpc", "GRPC"),
+        ("False", "grpc", "GRPC"),
+        ("1", "grpc", "True"),
+        ("imported", "grpc", "True"),
+        ("imported", "auto", "HTTP"),
+    ],
+)
+def test_no_grpc_where_a_fork_would_break_it(
+    sidecar: Sidecar, transport: str, how: str, name: str, said: str
+) -> None:
+    if transport != "grpc":
+        pytest.skip("of grpcio")
+    with app(GRPC_FORK_SUPPORT, sidecar, transport, how, name) as a:
+        a.expect(said)
+        assert a.wait() == 0
+
+
+CHILD_EXITS = """
+import os, sys
+import locksidecar
+held = locksidecar.lock("r").acquire()
+for _ in range(10):
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(0)  # and not os._exit: everything is freed
+    assert os.waitpid(pid, 0)[1] == 0
+held.release()
+print("done")
+"""
+
+
+def test_a_child_ends_in_an_orderly_way(sidecar: Sidecar, transport: str) -> None:
+    with app(CHILD_EXITS, sidecar, transport) as a:
         a.expect("done")
         assert a.wait() == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import sys
 import threading
@@ -34,7 +35,8 @@ class Client:
     socket: path of the sidecar's socket; else `default_socket()`.
     name, metadata: shown in lists. The name is that of the program, if not given.
     transport: `http` needs nothing; `grpc` needs the extra of that name; `auto` is
-        `grpc` where that can be had. `$LOCKSIDECAR_TRANSPORT` is the default, or http.
+        `grpc` where that can be had and survives a fork. `$LOCKSIDECAR_TRANSPORT` is the
+        default, or http.
     """
 
     def __init__(
@@ -193,6 +195,8 @@ def _transport(name: str, path: str) -> Transport:
     except ImportError as e:
         if name == "auto":
             return HTTP(path)
+        if importlib.util.find_spec("grpc") is not None:
+            raise  # it says itself what is wrong
         raise ImportError("the transport grpc needs grpcio: pip install 'locksidecar[grpc]'") from e
     return GRPC(path)
 

@@ -12,8 +12,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import grpc  # type: ignore[import-untyped]
-
 from ._clock import boot_time
 from ._errors import (
     InvalidRequest,
@@ -23,6 +21,7 @@ from ._errors import (
     SidecarSilent,
     from_status,
 )
+from ._grpcio import grpc
 from ._hold import Bell
 from ._model import Acquire, Call, Downgrade, Release, Sink
 from ._proto import ERROR_INFO, SESSION_REQUEST, SESSION_RESPONSE, STATUS, BadMessage, decode, encode
