@@ -2,8 +2,11 @@ package testengine
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
+	"runtime"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -47,6 +50,24 @@ func Shared(t testing.TB, k *Kind) Server {
 // anybody looks for leaks. Give it to goleak.VerifyTestMain or call Run.
 func Main(m interface{ Run() int }) interface{ Run() int } {
 	return &mainRunner{m: m}
+}
+
+// SideBySide lets n of the package's parallel tests run at a time, unless the
+// command line says how many. Tests of stores wait most of the time, and go test
+// runs no more of them at a time than there are processors. Call it in TestMain.
+func SideBySide(n int) {
+	if !flag.Parsed() {
+		flag.Parse()
+	}
+	const name = "test.parallel"
+	said := false
+	flag.Visit(func(f *flag.Flag) { said = said || f.Name == name })
+	if said || n < runtime.GOMAXPROCS(0) {
+		return
+	}
+	if err := flag.Set(name, strconv.Itoa(n)); err != nil {
+		panic(err) // not the program of a test
+	}
 }
 
 type mainRunner struct{ m interface{ Run() int } }

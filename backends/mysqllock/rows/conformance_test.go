@@ -15,7 +15,10 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(testengine.Main(m)) }
+func TestMain(m *testing.M) {
+	testengine.SideBySide(4)
+	goleak.VerifyTestMain(testengine.Main(m))
+}
 
 func TestConformance(t *testing.T) {
 	for _, kind := range kinds {
@@ -76,7 +79,7 @@ var (
 
 func (h *harness) Open(t testing.TB) lock.Backend {
 	road := testengine.Through(t, h.server)
-	b := openAt(t, road.URL()+"?restart-grace=1s&max-connections=200")
+	b := openAt(t, road.URL()+"?restart-grace=1s&max-connections=200&timeout=2s") // other tests use the machine too
 	h.mu.Lock()
 	h.roads[b] = road
 	h.mu.Unlock()

@@ -15,7 +15,10 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(testengine.Main(m)) }
+func TestMain(m *testing.M) {
+	testengine.SideBySide(4)
+	goleak.VerifyTestMain(testengine.Main(m))
+}
 
 var kinds = []*testengine.Kind{testengine.MariaDB, testengine.MySQL}
 
@@ -46,7 +49,7 @@ var (
 
 func (h *harness) Open(t testing.TB) lock.Backend {
 	road := testengine.Through(t, h.server)
-	b := openAt(t, road.URL())
+	b := openAt(t, road.URL()+"?timeout=2s") // other tests use the machine too
 	h.mu.Lock()
 	h.roads[b] = road
 	h.mu.Unlock()

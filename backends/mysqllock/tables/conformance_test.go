@@ -16,7 +16,10 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(testengine.Main(m)) }
+func TestMain(m *testing.M) {
+	testengine.SideBySide(4)
+	goleak.VerifyTestMain(testengine.Main(m))
+}
 
 // kinds are the servers on which everything is tested.
 var kinds = []*testengine.Kind{testengine.MariaDB, testengine.MySQL}
@@ -39,7 +42,7 @@ type harness struct {
 
 func (h *harness) Open(t testing.TB) lock.Backend {
 	road := testengine.Through(t, h.server)
-	b := openAt(t, with(road.URL(), "timeout=2s")) // other tests use the machine too
+	b := openAt(t, with(road.URL(), "timeout=3s")) // other tests use the machine too
 	h.mu.Lock()
 	h.roads[b] = road
 	h.mu.Unlock()
