@@ -4,9 +4,10 @@
 //
 // ShedLock's rules are kept: a lock is a row, free when lock_until is not after
 // the server's time; who takes it sets lock_until, locked_at and locked_by by one
-// conditional update; unlocking sets lock_until to now. So everything depends on
-// the server's clock, as it does with ShedLock alone: when that jumps ahead, locks
-// end early. The heartbeat moves lock_until of all holds of a lease ahead.
+// conditional update; unlocking sets lock_until to a time that is over. So
+// everything depends on the server's clock, as it does with ShedLock alone: when
+// that jumps ahead, locks end early. The heartbeat moves lock_until of all holds of
+// a lease ahead.
 //
 // What ShedLock's table has no place for is in tables beside, which only
 // sidecars read: leases, fences, owners, and a queue, so that sidecars are served
