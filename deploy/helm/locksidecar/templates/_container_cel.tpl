@@ -1,13 +1,13 @@
 {{/*
 The sidecar in CEL, for the JSON patch of the policy: what locksidecar.container is
 for app charts, made of the same settings, which here are entries
-variables.p + KEY of the ConfigMap. (CEL reads no JSON; hence the flat map.)
+variables.profiles[variables.p + KEY]. (CEL reads no JSON; hence the flat map.)
 */}}
 {{- define "locksidecar.containerCEL" -}}
 Object.spec.initContainers{
   name: "locksidecar",
-  image: params.data[variables.p + "image"],
-  imagePullPolicy: params.data[variables.p + "imagePullPolicy"],
+  image: variables.profiles[variables.p + "image"],
+  imagePullPolicy: variables.profiles[variables.p + "imagePullPolicy"],
   restartPolicy: "Always",
   args: ["serve"],
   env: [
@@ -15,10 +15,10 @@ Object.spec.initContainers{
         fieldRef: Object.spec.initContainers.env.valueFrom.fieldRef{fieldPath: "metadata.name"}}},
       Object.spec.initContainers.env{name: "LOCKSIDECAR_SOCKET", value: "{{ include "locksidecar.socket" . }}"}
     ]
-    + (!((variables.p + "storeSecret") in params.data) ? [] : [
+    + (!((variables.p + "storeSecret") in variables.profiles) ? [] : [
       Object.spec.initContainers.env{name: "LOCKSIDECAR_STORE", valueFrom: Object.spec.initContainers.env.valueFrom{
         secretKeyRef: Object.spec.initContainers.env.valueFrom.secretKeyRef{
-          name: params.data[variables.p + "storeSecret"], key: params.data[variables.p + "storeSecretKey"]}}}
+          name: variables.profiles[variables.p + "storeSecret"], key: variables.profiles[variables.p + "storeSecretKey"]}}}
     ])
     + variables.env.map(e, Object.spec.initContainers.env{
       name: e.substring(0, e.indexOf("=")), value: e.substring(e.indexOf("=") + 1)}),
@@ -27,7 +27,7 @@ Object.spec.initContainers{
   startupProbe: Object.spec.initContainers.startupProbe{
     exec: Object.spec.initContainers.startupProbe.exec{command: ["/locksidecar", "health", "--live"]},
     periodSeconds: 1, timeoutSeconds: 3, failureThreshold: 60},
-  ?readinessProbe: params.data[variables.p + "readiness"] != "true" ? optional.none() : optional.of(
+  ?readinessProbe: variables.profiles[variables.p + "readiness"] != "true" ? optional.none() : optional.of(
     Object.spec.initContainers.readinessProbe{
       ?httpGet: variables.port == 0 ? optional.none() : optional.of(
         Object.spec.initContainers.readinessProbe.httpGet{path: "/readyz", port: variables.port}),
@@ -56,7 +56,7 @@ Object.spec.initContainers{
   volumeMounts: [
       Object.spec.initContainers.volumeMounts{name: "locksidecar", mountPath: "{{ include "locksidecar.directory" . }}"}
     ]
-    + (!((variables.p + "filesSecret") in params.data) ? [] : [
+    + (!((variables.p + "filesSecret") in variables.profiles) ? [] : [
       Object.spec.initContainers.volumeMounts{name: "locksidecar-files", mountPath: "{{ include "locksidecar.files" . }}", readOnly: true}
     ])
 }
@@ -75,13 +75,13 @@ Object.spec.initContainers{
   expression: {{ $value | quote }}
   {{- else }}
   # The type must be plain for the server: it panics at a map's optional entry of unknown type.
-  expression: {{ printf "string((%s + [params.data[?variables.p + '%s.%s'].orValue('')])[0])" $value .kind .resource | quote }}
+  expression: {{ printf "string((%s + [variables.profiles[?variables.p + '%s.%s'].orValue('')])[0])" $value .kind .resource | quote }}
   {{- end }}
 {{- end }}
 - name: user
-  expression: "int(params.data[?variables.p + 'runAsUser'].orValue('0'))"
+  expression: "int(variables.profiles[?variables.p + 'runAsUser'].orValue('0'))"
 - name: port
-  expression: "has(object.spec.hostNetwork) && object.spec.hostNetwork ? 0 : int(params.data[?variables.p + 'httpPort'].orValue('0'))"
+  expression: "has(object.spec.hostNetwork) && object.spec.hostNetwork ? 0 : int(variables.profiles[?variables.p + 'httpPort'].orValue('0'))"
 - name: overrides
   expression: >-
     {{- range $i, $name := $env }}
@@ -89,7 +89,7 @@ Object.spec.initContainers{
     {{- end }}
 - name: env
   expression: >-
-    params.data[variables.p + 'env'].split('\n').filter(e, !variables.overrides.exists(o, e.startsWith(o.substring(0, o.indexOf('=') + 1))))
+    variables.profiles[variables.p + 'env'].split('\n').filter(e, !variables.overrides.exists(o, e.startsWith(o.substring(0, o.indexOf('=') + 1))))
     + variables.overrides
     + (variables.port == 0 ? [] : ['LOCKSIDECAR_HTTP_ADDR=:' + string(variables.port)])
 {{- end -}}

@@ -1,6 +1,6 @@
 {{/*
 locksidecar.settings: a profile as a flat map of strings, the one source of what
-the sidecar is like. The ConfigMap of the policies holds it as it is, under
+the sidecar is like. The policies hold it as it is, under
 "PROFILE.key"; the named template locksidecar.container makes a container of it,
 and so does the expression of the policy (_container_cel.tpl), key by key.
 

@@ -1,0 +1,107 @@
+package charttest
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/lint"
+	"helm.sh/helm/v3/pkg/lint/support"
+)
+
+func TestLint(t *testing.T) {
+	version := &chartutil.KubeVersion{Version: "v1.36.0", Major: "1", Minor: "36"}
+	for _, v := range []string{`{injection: {apiVersion: admissionregistration.k8s.io/v1}}`, `{injection: {enabled: false}}`} {
+		for _, m := range lint.AllWithKubeVersion(chartPlace, parse(t, v), "locks", version).Messages {
+			if m.Severity >= support.WarningSev {
+				t.Errorf("helm lint: %s", m)
+			}
+		}
+	}
+}
+
+// TestRefusals: what a user gets wrong is refused with words that help.
+func TestRefusals(t *testing.T) {
+	for _, c := range []struct{ name, cluster, values, want string }{
+		{"a typo", "v1.36", `{injection: {failurePolic: Fail}}`, "additional properties 'failurePolic' not allowed"},
+		{"a typo in a profile", "v1.36", `{profiles: {default: {tll: 5s}}}`, "additional properties 'tll' not allowed"},
+		{"a typo in the store", "v1.36", `{profiles: {default: {store: {ulr: "redis://redis"}}}}`, "additional properties 'ulr' not allowed"},
+		{"a duration without unit", "v1.36", `{profiles: {default: {ttl: 5}}}`, "got number, want string"},
+		{"a profile's name", "v1.36", `{profiles: {My_Profile: {}}}`, "does not match pattern"},
+		{"a password", "v1.36", `{profiles: {default: {store: {url: "redis://app:secret@redis"}}}}`, "has a password in store.url"},
+		{"two stores", "v1.36", `{profiles: {default: {store: {url: "redis://redis", secret: {name: redis}}}}}`, "two ways to say one thing"},
+		{"a key without a Secret", "v1.36", `{profiles: {default: {store: {files: {password: p}}}}}`, "no store.files.secret"},
+		{"a variable of ours", "v1.36", `{profiles: {default: {env: {LOCKSIDECAR_TTL: 5s}}}}`, "that variable is the chart's"},
+		{"two lines", "v1.36", `{profiles: {default: {env: {A: "a\nLOCKSIDECAR_STORE=embedded:"}}}}`, "does not match pattern"},
+		{"no such default", "v1.36", `{defaultProfile: other}`, `defaultProfile is "other", which is not among the profiles: default`},
+		{"an old cluster", "v1.29", ``, "does not serve MutatingAdmissionPolicy"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := render(theChart(t), parse(t, c.values), c.cluster)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want one with %q", err, c.want)
+			}
+		})
+	}
+}
+
+// TestTemplateRefusals is the same for the templates of app charts.
+func TestTemplateRefusals(t *testing.T) {
+	for _, c := range []struct{ name, argument, want string }{
+		{"a typo", `(dict "chart" .Subcharts.locksidecar "tll" "5s")`, `the templates take no "tll"`},
+		{"no such profile", `(dict "chart" .Subcharts.locksidecar "profile" "orders")`, `There is no profile "orders". Values know these: default.`},
+		{"no chart", `(dict "profile" "default")`, "need the chart as their argument"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			app := loadExample(t)
+			app.Templates = app.Templates[:1]
+			app.Templates[0].Data = []byte(`{{ include "locksidecar.container" ` + c.argument + ` }}`)
+			_, err := render(app, values{}, "v1.29")
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want one with %q", err, c.want)
+			}
+		})
+	}
+}
+
+// TestSchemaIsComplete: no object of the schema takes keys that it does not name,
+// other than those whose keys are the user's own; and it names no key that
+// values.yaml lacks.
+func TestSchemaIsComplete(t *testing.T) {
+	text, err := os.ReadFile(chartPlace + "/values.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var schema map[string]any
+	if err := json.Unmarshal(text, &schema); err != nil {
+		t.Fatal(err)
+	}
+	definitions, _ := schema["definitions"].(map[string]any)
+	var walk func(at string, s map[string]any, v any)
+	walk = func(at string, s map[string]any, v any) {
+		if ref, ok := s["$ref"].(string); ok {
+			s, _ = definitions[strings.TrimPrefix(ref, "#/definitions/")].(map[string]any)
+		}
+		properties, _ := s["properties"].(map[string]any)
+		if open, closed := s["additionalProperties"]; properties != nil && (!closed || open != false) {
+			t.Errorf("%s takes any key", at)
+		}
+		have, isMap := v.(map[string]any)
+		for key, p := range properties {
+			if at == "" && key == "global" { // Helm gives it to every chart
+				continue
+			}
+			value, ok := have[key]
+			optional := strings.HasSuffix(at, ".requests") || strings.HasSuffix(at, ".limits")
+			if isMap && !ok && !optional {
+				t.Errorf("the schema knows %s.%s, values.yaml does not", at, key)
+			}
+			if p, ok := p.(map[string]any); ok {
+				walk(at+"."+key, p, value)
+			}
+		}
+	}
+	walk("", schema, theChart(t).Values)
+}
