@@ -22,11 +22,6 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end -}}
 
-{{/* The ConfigMap with the profiles. */}}
-{{- define "locksidecar.profilesName" -}}
-{{ include "locksidecar.fullname" . }}-profiles
-{{- end -}}
-
 {{/* Where the socket is: docs, clients and tests name these too. */}}
 {{- define "locksidecar.directory" -}}/run/locksidecar{{- end -}}
 {{- define "locksidecar.socket" -}}/run/locksidecar/locksidecar.sock{{- end -}}

@@ -105,3 +105,20 @@ takes what is false, 0, "" or null.
 {{- define "locksidecar.text" -}}
 {{- if kindIs "float64" . -}}{{- int64 . -}}{{- else if not (kindIs "invalid" .) -}}{{- toString . -}}{{- end -}}
 {{- end -}}
+
+{{/*
+locksidecar.profilesCEL is what the policy knows of profiles: a map in CEL, from
+PROFILE.key to the setting. A JSON string is also one of CEL. It is part of the
+policy, and no parameter of it, because an API server that has seen the last policy
+with a ConfigMap as its parameter go, by helm uninstall, does not watch ConfigMaps
+for the next one before it is restarted (kubernetes/kubernetes#130887).
+*/}}
+{{- define "locksidecar.profilesCEL" -}}
+{
+{{- range $profile := keys .Values.profiles | sortAlpha }}
+{{- range $key, $value := include "locksidecar.settings" (dict "chart" $ "profile" $profile) | fromYaml }}
+  {{ printf "%s.%s" $profile $key | toJson }}: {{ toJson $value }},
+{{- end }}
+{{- end }}
+}
+{{- end -}}
