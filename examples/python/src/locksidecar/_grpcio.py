@@ -1,10 +1,11 @@
 """grpcio, without its handlers of fork.
 
 With them (grpcio 1.85) a fork stops grpcio's threads and starts them again, in the
-child too, where they read from the parent's connection; and now and then the parent
-never gets an answer that the sidecar gave. Who waits for it waits for ever, and who is
-not told of a loss goes on without the lock. Without them a child has none of grpcio's
-threads, and the parent's are not disturbed; a child uses HTTP and needs no more.
+child too, where they read from the parent's connection until they have closed their
+copy of it. What they take, an answer or an event, the parent never gets: who waits for
+it waits for ever, and who is not told of a loss goes on without the lock. Without them
+a child has none of grpcio's threads, and the parent's are not disturbed; a child uses
+HTTP and needs no more.
 
 grpcio reads the setting once, when it is imported.
 """
