@@ -54,7 +54,7 @@ func indent(text string, by int) string {
 	return strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n"+strings.Repeat(" ", by))
 }
 
-var policies = []string{"*MutatingAdmissionPolicy", "*MutatingAdmissionPolicyBinding", group + "/v1/ValidatingAdmissionPolicy", group + "/v1/ValidatingAdmissionPolicyBinding", "v1/ConfigMap"}
+var policies = []string{"*MutatingAdmissionPolicy", "*MutatingAdmissionPolicyBinding", group + "/v1/ValidatingAdmissionPolicy", group + "/v1/ValidatingAdmissionPolicyBinding"}
 
 var combinations = []combination{
 	{name: "as it is", chart: theChart, since: "v1.34", kinds: policies},
