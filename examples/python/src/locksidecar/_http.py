@@ -14,13 +14,12 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
 from ._clock import boot_time
 from ._errors import InvalidRequest, LockSidecarError, SidecarGone, SidecarSilent, from_status
-from ._model import Acquire, Call, Downgrade, Operation, Release, Sink, duration
+from ._model import Acquire, Call, Cancel, Downgrade, Operation, Release, Sink, duration
 from ._socket import connect, explain
 from ._wire import BadResponse, Chunks, Lines, Response, parse, parse_head, request
 
@@ -247,6 +246,8 @@ class HTTP:
             if operation.max_hold is not None:
                 body["maxHold"] = duration(operation.max_hold)
             return request("POST", self._session + "/locks", json.dumps(body).encode())
+        if isinstance(operation, Cancel):
+            return request("DELETE", f"{self._session}/requests/{quote(operation.request_id, safe='')}")
         path = f"{self._session}/locks/{quote(operation.lock_id, safe='')}"
         if isinstance(operation, Downgrade):
             return request("POST", path + ":downgrade")
@@ -351,7 +352,6 @@ class HTTP:
         if not isinstance(operation, Acquire):
             self.call(Call(operation), None)
             return
-        lock_id = ""
         connection = call.transport
         if isinstance(connection, Connection):
             call.transport = None
@@ -363,12 +363,10 @@ class HTTP:
                 pass
             self._discard(connection)
             if response is not None:
-                lock_id = str(self._read(response)["lockId"])
-        if not lock_id:
-            # Nobody knows what the answer was. The same request gets the same grant.
-            again = replace(operation, wait=0.0)
-            lock_id = str(self.call(Call(again), None)["lockId"])
-        self.call(Call(Release(lock_id)), None)
+                self.call(Call(Release(str(self._read(response)["lockId"]))), None)
+                return
+        # Nobody knows what the answer was, or whether the sidecar has read the request.
+        self.call(Call(Cancel(operation.request_id)), None)
 
     # The end.
 

@@ -76,6 +76,13 @@ class Acquire:
 
 
 @dataclass(frozen=True)
+class Cancel:
+    """Gives up an Acquire, wherever it is."""
+
+    request_id: str
+
+
+@dataclass(frozen=True)
 class Release:
     lock_id: str
 
@@ -85,7 +92,7 @@ class Downgrade:
     lock_id: str
 
 
-Operation = Union[Acquire, Release, Downgrade]
+Operation = Union[Acquire, Cancel, Release, Downgrade]
 
 
 @dataclass(eq=False)
