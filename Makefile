@@ -32,7 +32,7 @@ FUZZ_TIME ?= 10s
 
 .PHONY: help
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '\nVariables: VERSION=%s TEST_TIMEOUT=%s FUZZ_TIME=%s ARGS=… (run, bench)\n' '$(VERSION)' '$(TEST_TIMEOUT)' '$(FUZZ_TIME)'
 
 ##@ Use it
@@ -64,7 +64,7 @@ examples: build ## Watch two examples: a stock sold in Python, and loans on MySQ
 
 ##@ Check it
 .PHONY: test
-test: test-deps bench-build image-test ## Run all tests with the race detector, on real servers too
+test: test-deps bench-build image-test e2e-vet ## Run all tests with the race detector, on real servers too
 	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -race -count=1 -timeout $(TEST_TIMEOUT) ./...
 
 .PHONY: test-fast
@@ -80,8 +80,17 @@ lint: ## Run the linters on Go and proto files
 	$(LINT) run ./...
 	cd $(BENCH) && $(LINT) run --config ../.golangci.yml ./...
 	cd tools/image && $(LINT) run --config ../../.golangci.yml ./...
+	cd e2e && $(LINT) run --config ../.golangci.yml ./...
 	scripts/proto.sh lint
 	scripts/proto.sh breaking
+
+.PHONY: e2e
+e2e: ## Test the chart with real pods: on KUBECONFIG, or on a cluster made for it (CLUSTER=local)
+	@scripts/e2e $(ARGS)
+
+.PHONY: e2e-vet
+e2e-vet: ## Vet the tests for a cluster
+	cd e2e && go vet ./...
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZ_TIME

@@ -50,12 +50,13 @@ func Layer(files []File, created time.Time) (v1.Layer, error) {
 	if err := w.Close(); err != nil {
 		return nil, fmt.Errorf("pack files: %w", err)
 	}
-	return LayerOf(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil })
+	return LayerOf(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil }, gzip.BestCompression)
 }
 
-// LayerOf makes a layer of a tar stream, which it opens more than once.
-func LayerOf(open func() (io.ReadCloser, error)) (v1.Layer, error) {
-	l, err := tarball.LayerFromOpener(open, tarball.WithMediaType(types.OCILayer), tarball.WithCompressedCaching, tarball.WithCompressionLevel(gzip.BestCompression))
+// LayerOf makes a layer of a tar stream, which it opens more than once; level is
+// gzip's.
+func LayerOf(open func() (io.ReadCloser, error), level int) (v1.Layer, error) {
+	l, err := tarball.LayerFromOpener(open, tarball.WithMediaType(types.OCILayer), tarball.WithCompressedCaching, tarball.WithCompressionLevel(level))
 	if err != nil {
 		return nil, fmt.Errorf("make layer: %w", err)
 	}

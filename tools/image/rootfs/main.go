@@ -1,8 +1,9 @@
 // Command rootfs makes an image archive of a tar file with a root file system:
-// rootfs TAR NAME:TAG ARCHIVE. The tests on a cluster make the apps' image so.
+// rootfs TAR NAME:TAG ARCHIVE COMMAND…. The tests on a cluster make their images so.
 package main
 
 import (
+	"compress/gzip"
 	"fmt"
 	"io"
 	"os"
@@ -16,27 +17,27 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 4 {
-		fmt.Fprintln(os.Stderr, "usage: rootfs TAR NAME:TAG ARCHIVE")
+	if len(os.Args) < 5 {
+		fmt.Fprintln(os.Stderr, "usage: rootfs TAR NAME:TAG ARCHIVE COMMAND…")
 		os.Exit(2)
 	}
-	if err := run(os.Args[1], os.Args[2], os.Args[3]); err != nil {
+	if err := run(os.Args[1], os.Args[2], os.Args[3], os.Args[4:]); err != nil {
 		fmt.Fprintln(os.Stderr, "rootfs:", err)
 		os.Exit(1)
 	}
 }
 
-func run(tree, to, archive string) error {
+func run(tree, to, archive string, command []string) error {
 	tag, err := name.NewTag(to)
 	if err != nil {
 		return fmt.Errorf("name: %w", err)
 	}
-	layer, err := oci.LayerOf(func() (io.ReadCloser, error) { return os.Open(tree) })
+	layer, err := oci.LayerOf(func() (io.ReadCloser, error) { return os.Open(tree) }, gzip.BestSpeed)
 	if err != nil {
 		return err
 	}
 	created := time.Unix(0, 0).UTC()
-	config := v1.Config{Env: []string{"PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, Cmd: []string{"/bin/sh"}}
+	config := v1.Config{Env: []string{"PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, Cmd: command}
 	img, err := oci.Image(layer, runtime.GOARCH, config, created)
 	if err != nil {
 		return err
