@@ -39,12 +39,7 @@ func image(n int) string { return strings.Split(*images, ",")[n] }
 
 // setUp makes what all tests use. Everything runs on one node, and so by one clock.
 func setUp(ctx context.Context) error {
-	node, err := kubectl(ctx, "get", "nodes", "-o", "jsonpath={.items[0].metadata.name}")
-	if err != nil {
-		return fmt.Errorf("find a node (is KUBECONFIG set?): %w", err)
-	}
-	cluster.node = node
-	if cluster.hostname, err = kubectl(ctx, "get", "node", node, "-o", `jsonpath={.metadata.labels.kubernetes\.io/hostname}`); err != nil {
+	if err := findNode(ctx); err != nil {
 		return err
 	}
 	if err := tearDown(ctx); err != nil { // what an earlier run left
@@ -96,6 +91,33 @@ func awaitPolicy(ctx context.Context) error {
 			return fmt.Errorf("the policies do not come into force: %w: %s", err, out)
 		}
 	}
+}
+
+// findNode chooses a node that takes any pod.
+func findNode(ctx context.Context) error {
+	text, err := kubectl(ctx, "get", "nodes", "-o", "json")
+	if err != nil {
+		return fmt.Errorf("find a node (is KUBECONFIG set?): %w", err)
+	}
+	var nodes struct {
+		Items []struct {
+			Metadata struct {
+				Name   string
+				Labels map[string]string
+			}
+			Spec struct{ Taints []struct{ Effect string } }
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &nodes); err != nil {
+		return err
+	}
+	for _, n := range nodes.Items {
+		if len(n.Spec.Taints) == 0 {
+			cluster.node, cluster.hostname = n.Metadata.Name, n.Metadata.Labels["kubernetes.io/hostname"]
+			return nil
+		}
+	}
+	return errors.New("the cluster has no node without taints")
 }
 
 // appParts makes what the pods of the apps need in their namespace.
