@@ -32,8 +32,8 @@ type link struct {
 	session int64
 	timeout time.Duration
 
-	closing atomic.Int32 // number of the packet that closes the session; 0: not sent
-	closed  atomic.Bool  // the server has answered to it
+	closing atomic.Int32  // number of the packet that closes the session; 0: not sent
+	closed  chan struct{} // closed when the server has answered to it
 	down    atomic.Bool
 	births  births
 }
@@ -76,7 +76,7 @@ func (s *Session) connect(ctx context.Context, network, addr string) (*link, err
 		}
 		nc = t
 	}
-	l := &link{Conn: nc, s: s, raw: raw, gone: make(chan struct{}), watching: make(chan struct{})}
+	l := &link{Conn: nc, s: s, raw: raw, gone: make(chan struct{}), watching: make(chan struct{}), closed: make(chan struct{})}
 	// The library would wait for a server that does not answer for many times the
 	// session timeout.
 	return l, nc.SetDeadline(time.Now().Add(s.cfg.Timeout))
@@ -179,7 +179,8 @@ func (l *link) Read(b []byte) (int, error) {
 	l.awaitWatches()
 	l.births.read(b[:n])
 	if x := l.closing.Load(); x != 0 && n >= 4 && number(b) == x {
-		l.closed.Store(true)
+		l.closing.Store(0)
+		close(l.closed)
 	}
 	return n, err
 }

@@ -185,22 +185,23 @@ func (s *Session) Close(ctx context.Context) error {
 			return err
 		}
 	}
-	closed := make(chan struct{})
-	s.routines.Go(func() {
-		defer close(closed)
-		s.conn.Close() // waits for the answer, a second at most
-	})
+	s.routines.Go(s.conn.Close) // waits for the answer for no more than a second
+	// The server may need longer, to delete thousands of nodes.
+	limit := time.NewTimer(s.cfg.Timeout)
+	defer limit.Stop()
 	select {
-	case <-closed:
+	case <-l.closed:
 	case <-l.gone:
+	case <-limit.C:
 	case <-ctx.Done():
 	}
-	said := l.closed.Load()
 	s.abandon()
-	if !said {
+	select {
+	case <-l.closed:
+		return nil
+	default:
 		return ErrLost
 	}
-	return nil
 }
 
 // abandon ends the session on this side, and returns when nothing of it runs.

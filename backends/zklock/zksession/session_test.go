@@ -489,6 +489,18 @@ func TestOpenFails(t *testing.T) {
 	}
 }
 
+// TestSlowClose: a server with thousands of nodes to delete needs longer than the
+// library waits for it.
+func TestSlowClose(t *testing.T) {
+	t.Parallel()
+	road := testengine.Through(t, testengine.Shared(t, testengine.ZooKeeper))
+	s := open(t, road.URL(), func(c *Config) { c.Timeout = 5 * time.Second })
+	road.Delay(600 * time.Millisecond) // each way
+	if err := s.Close(t.Context()); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+}
+
 // TestWriteFails: the library must not hear of it, see link.Write.
 func TestWriteFails(t *testing.T) {
 	raw, peer := net.Pipe()
