@@ -160,7 +160,7 @@ func podDeletedByForce(t *testing.T, next pod) {
 	must(t, "delete", "pod", "-n", appsNS, p.name, "--grace-period=0", "--force")
 	took := k.granted().time().Sub(at)
 	within(t, "freeing the lock", took, 0, soon)
-	table.add("the pod is deleted with `--grace-period=0 --force`", "by SIGTERM or not at all", []time.Duration{took}, "")
+	table.add("the pod is deleted with `--grace-period=0 --force`", "by SIGTERM", []time.Duration{took}, "the API forgets the pod at once, its processes end as they do otherwise")
 }
 
 func podEvicted(t *testing.T, next pod) {
@@ -176,7 +176,7 @@ func podEvicted(t *testing.T, next pod) {
 	}
 	took := k.granted().time().Sub(at)
 	within(t, "freeing the lock", took, 0, soon)
-	table.add("the pod is evicted", "by SIGTERM", []time.Duration{took}, "as a deletion")
+	table.add("the pod is evicted", "by SIGTERM", []time.Duration{took}, "a deletion that heeds disruption budgets")
 }
 
 // The sidecar's container is killed: the app is told at once, nobody else gets the
@@ -204,7 +204,7 @@ func sidecarKilled(t *testing.T, next pod) {
 		t.Errorf("restarts: sidecar %d, app %d", s.restarts("locksidecar"), s.restarts("app"))
 	}
 	table.add("the sidecar's container crashes or is killed", "after "+short(told.time().Sub(at)), []time.Duration{free},
-		"others wait for the TTL (10 s); the sidecar is back and gives new locks after "+short(back))
+		"the TTL, 6.7 to 10 s from its last heartbeat; the sidecar is back and gives new locks after "+short(back))
 }
 
 // A frozen sidecar: the app sees by its own clock that its lock is over, before
@@ -222,7 +222,7 @@ func sidecarHangs(t *testing.T, next pod) {
 	within(t, "freeing the lock", free, ttl/2, ttl+ttl/2)
 	thaw()
 	p.await(t, "granted", 2)
-	table.add("the sidecar hangs", "after "+short(told.time().Sub(at))+", by its own clock", []time.Duration{free}, "when it goes on, the sidecar opens a new lease")
+	table.add("the sidecar hangs", "after "+short(told.time().Sub(at))+", by its own clock", []time.Duration{free}, "the TTL from the last heartbeat; when it goes on, the sidecar opens a new lease")
 }
 
 // Everything in the pod stands still, as when the node is cut off or has no power.
@@ -236,7 +236,7 @@ func nodeGone(t *testing.T, next pod) {
 	told := p.await(t, "lost", 1)
 	within(t, "telling the app", told.time().Sub(back), 0, soon)
 	table.add("the node dies, is cut off or frozen", "when it goes on, after "+short(told.time().Sub(back)), []time.Duration{free},
-		"the TTL; nothing waits for Kubernetes, which moves the pods after minutes")
+		"the TTL from the last heartbeat; nothing waits for Kubernetes, which moves the pods after minutes")
 }
 
 // The store stands still: the app is told, the pod is not ready, nothing is

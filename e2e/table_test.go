@@ -48,6 +48,9 @@ func (l *lifeTable) replaceIn(file string) error {
 
 // short is a duration as people say it.
 func short(d time.Duration) string {
+	if d < time.Millisecond {
+		return "1 ms"
+	}
 	if d < time.Second {
 		return fmt.Sprintf("%d ms", d.Milliseconds())
 	}
