@@ -16,7 +16,7 @@ GOTESTSUM := go tool -modfile=$(CURDIR)/tools/test/go.mod gotestsum
 # Where benchmarks are: a module of its own, so that the peers it measures are
 # not dependencies of the product.
 BENCH := bench
-MODULES := . $(BENCH) tools/image tools/lint tools/proto tools/test
+MODULES := . $(BENCH) tools/helm tools/image tools/lint tools/proto tools/test
 
 # The container image: its name, and what it is made for.
 IMAGE ?= ghcr.io/locksidecar/locksidecar:$(VERSION)
@@ -67,6 +67,10 @@ examples: build ## Watch two examples: a stock sold in Python, and loans on MySQ
 test: test-deps bench-build image-test e2e-vet ## Run all tests with the race detector, on real servers too
 	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -race -count=1 -timeout $(TEST_TIMEOUT) ./...
 
+.PHONY: chart-test
+chart-test: ## Vet and test the Helm charts, without a cluster and without helm
+	cd tools/helm && go vet ./... && go test -count=1 -timeout $(TEST_TIMEOUT) ./...
+
 .PHONY: test-fast
 test-fast: ## Run the short tests without the race detector
 	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -short -timeout $(TEST_TIMEOUT) ./...
@@ -110,8 +114,13 @@ fmt: ## Format Go files
 	$(LINT) fmt ./... ./$(BENCH)/...
 
 .PHONY: generate
-generate: ## Generate code from the proto files
+generate: ## Generate code from the proto files, and the chart's table of values
 	scripts/proto.sh generate
+	cd tools/helm && go run ./valuesdoc ../../deploy/helm/locksidecar
+
+.PHONY: chart-schemas
+chart-schemas: ## Write the schemas that charts are held against; downloads several versions of Kubernetes
+	cd tools/helm && go run ./k8sschema ../../deploy/helm/schemas
 
 .PHONY: generate-check
 generate-check: ## Fail when what is generated is not what is checked in

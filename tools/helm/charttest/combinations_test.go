@@ -44,7 +44,7 @@ env: {OTEL_EXPORTER_OTLP_ENDPOINT: "http://otel:4317", OTEL_RESOURCE_ATTRIBUTES:
 httpPort: 9191
 readiness: false
 runAsUser: 1234
-resources: {requests: {cpu: 1, memory: 64Mi}, limits: {cpu: 1500m, memory: 1G}}
+resources: {requests: {cpu: 0.25, memory: 64Mi}, limits: {cpu: 1500m, memory: 1G}}
 image: {repository: registry.local:5000/locks, digest: "sha256:` + digest + `", pullPolicy: Always}
 `
 
@@ -63,7 +63,7 @@ profiles:
   default: {store: {secret: {name: redis, key: uri}}}
   every-key:
     ` + indent(everyKey, 4) + `
-  no-port: {httpPort: 0, runAsUser: null, resources: {requests: null, limits: null}}
+  bare: {httpPort: 0, runAsUser: 0, resources: {requests: {cpu: "", memory: ""}, limits: {memory: ""}}}
 `},
 	{name: "every key as a default", chart: theChart, since: "v1.34", kinds: policies, values: `
 profileDefaults:

@@ -211,7 +211,7 @@ func customResources(ctx context.Context) (map[string]schema, error) {
 			strict(s)
 			// A CRD says nothing about metadata; Kubernetes does.
 			s["properties"].(map[string]any)["metadata"] = schema{"$ref": "#/definitions/io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"} //nolint:forcetypeassert // every CRD has properties
-			s["required"] = append(s["required"].([]any), "apiVersion", "kind", "metadata")                                               //nolint:forcetypeassert // spec is required
+			s["required"] = append(s["required"].([]any), "apiVersion", "kind", "metadata")                                                //nolint:forcetypeassert // spec is required
 			out[crd.Spec.Group+"/"+v.Name+"/"+crd.Spec.Names.Kind] = s
 		}
 	}

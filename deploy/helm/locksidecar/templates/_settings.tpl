@@ -74,13 +74,13 @@ Argument: {chart: the chart's context, profile: NAME}
 {{- $_ := set $out "httpPort" (int $p.httpPort | toString) -}}
 {{- end -}}
 {{- $_ := set $out "readiness" ($p.readiness | toString) -}}
-{{- if not (kindIs "invalid" $p.runAsUser) -}}
+{{- if $p.runAsUser -}}
 {{- $_ := set $out "runAsUser" (int64 $p.runAsUser | toString) -}}
 {{- end -}}
 {{- range $kind := list "requests" "limits" -}}
 {{- range $resource := list "cpu" "memory" -}}
-{{- with get (get $p.resources $kind | default dict) $resource -}}
-{{- $_ := set $out (printf "%s.%s" $kind $resource) (toString .) -}}
+{{- with get (get $p.resources $kind) $resource -}}
+{{- $_ := set $out (printf "%s.%s" $kind $resource) (include "locksidecar.text" .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -89,7 +89,7 @@ Argument: {chart: the chart's context, profile: NAME}
 
 {{/*
 locksidecar.merge puts all of one map into another. Unlike mergeOverwrite it also
-takes what is false, 0, "" or null.
+takes what is false, 0 or "".
 */}}
 {{- define "locksidecar.merge" -}}
 {{- range $key, $value := .from -}}
@@ -103,7 +103,7 @@ takes what is false, 0, "" or null.
 
 {{/* locksidecar.text is a value as the sidecar reads it; a large number has no exponent. */}}
 {{- define "locksidecar.text" -}}
-{{- if kindIs "float64" . -}}{{- int64 . -}}{{- else if not (kindIs "invalid" .) -}}{{- toString . -}}{{- end -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) -}}{{- int64 . -}}{{- else -}}{{- toString . -}}{{- end -}}
 {{- end -}}
 
 {{/*
