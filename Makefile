@@ -64,7 +64,7 @@ examples: build ## Watch two examples: a stock sold in Python, and loans on MySQ
 
 ##@ Check it
 .PHONY: test
-test: test-deps bench-build image-test e2e-vet ## Run all tests with the race detector, on real servers too
+test: test-deps bench-build image-test chart-test e2e-vet ## Run all tests with the race detector, on real servers too
 	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -race -count=1 -timeout $(TEST_TIMEOUT) ./...
 
 .PHONY: chart-test
