@@ -41,8 +41,8 @@ const healthExamples = `  # Kubernetes
   startupProbe:   {exec: {command: [/locksidecar, health, --live]}, periodSeconds: 1, timeoutSeconds: 3, failureThreshold: 60}
   readinessProbe: {exec: {command: [/locksidecar, health]}, periodSeconds: 5, timeoutSeconds: 3}
 
-  # Docker
-  docker run --health-cmd '/locksidecar health' …
+  # Compose, whose other form would need a shell
+  healthcheck: {test: [CMD, /locksidecar, health]}
 
   # wait in a shell until locks can be granted
   until locksidecar health; do sleep 1; done`
