@@ -16,7 +16,7 @@ GOTESTSUM := go tool -modfile=$(CURDIR)/tools/test/go.mod gotestsum
 # Where benchmarks are: a module of its own, so that the peers it measures are
 # not dependencies of the product.
 BENCH := bench
-MODULES := . $(BENCH) tools/helm tools/image tools/lint tools/proto tools/test
+MODULES := . $(BENCH) e2e tools/helm tools/image tools/lint tools/proto tools/test
 
 # The container image: its name, and what it is made for.
 IMAGE ?= ghcr.io/locksidecar/locksidecar:$(VERSION)
@@ -111,7 +111,7 @@ bench: build ## Measure it beside its peers, on each store
 ##@ Change it
 .PHONY: fmt
 fmt: ## Format Go files
-	$(LINT) fmt ./... ./$(BENCH)/...
+	$(LINT) fmt ./... ./$(BENCH)/... ./e2e/... ./tools/image/...
 
 .PHONY: generate
 generate: ## Generate code from the proto files, and the chart's table of values
