@@ -36,9 +36,9 @@ func known(t *testing.T) map[string]bool {
 	return names
 }
 
-// expression fails for what Prometheus would not take, for metrics that there are
+// query fails for what Prometheus would not take, for metrics that there are
 // not, and for those of other jobs.
-func expression(t *testing.T, names map[string]bool, where, text string) {
+func query(t *testing.T, names map[string]bool, where, text string) {
 	t.Helper()
 	e, err := parser.NewParser(parser.Options{}).ParseExpr(text)
 	if err != nil {
@@ -85,7 +85,7 @@ func TestAlarms(t *testing.T) {
 		}
 		for _, r := range spec[ruleFile](t, o["spec"]).Groups[0].Rules {
 			alarms++
-			expression(t, names, r.Alert, r.Expr)
+			query(t, names, r.Alert, r.Expr)
 			if r.Labels["severity"] == "" || r.Annotations["summary"] == "" || r.Annotations["description"] == "" {
 				t.Errorf("%s says too little", r.Alert)
 			}
@@ -134,12 +134,12 @@ func TestDashboard(t *testing.T) {
 			t.Errorf("%s asks nothing", p.Title)
 		}
 		for _, q := range p.Targets {
-			expression(t, names, p.Title, variables.Replace(q.Expr))
+			query(t, names, p.Title, variables.Replace(q.Expr))
 		}
 	}
 	for _, v := range d.Templating.List {
 		if selector, _, ok := strings.Cut(strings.TrimPrefix(v.Definition, "label_values("), ", "+v.Name+")"); ok {
-			expression(t, names, "variable "+v.Name, variables.Replace(selector))
+			query(t, names, "variable "+v.Name, variables.Replace(selector))
 		} else if v.Definition != "" {
 			t.Errorf("variable %s: %s", v.Name, v.Definition)
 		}

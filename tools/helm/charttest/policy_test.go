@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	celgo "github.com/google/cel-go/cel"
+	"github.com/google/cel-go/common/types"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,7 +19,6 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/admission/plugin/cel"
 	"k8s.io/apiserver/pkg/admission/plugin/policy/mutating/patch"
-	"k8s.io/apiserver/pkg/admission/plugin/policy/validating"
 	"k8s.io/apiserver/pkg/admission/plugin/webhook/matchconditions"
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
 	"k8s.io/apiserver/pkg/cel/environment"
@@ -44,11 +45,26 @@ type mutation struct {
 }
 
 type validation struct {
-	selector  labels.Selector
-	warn      bool
-	validator validating.Validator
-	compiled  *cel.CompositedCompiler
+	name     string
+	selector labels.Selector
+	warn     bool
+	matcher  matchconditions.Matcher
+	compiled *cel.CompositedCompiler
+	checks   cel.ConditionEvaluator
+	messages cel.ConditionEvaluator // nil entries: texts has it
+	texts    []string
 }
+
+// expression is one of a policy. (The API server has types for them too, in
+// packages that would add a minute to the build of the tests.)
+type expression struct {
+	name, text string
+	is         *celgo.Type
+}
+
+func (e expression) GetName() string            { return e.name }
+func (e expression) GetExpression() string      { return e.text }
+func (e expression) ReturnTypes() []*celgo.Type { return []*celgo.Type{e.is} }
 
 var (
 	podKind     = schema.GroupVersionKind{Version: "v1", Kind: "Pod"}
@@ -64,7 +80,7 @@ func newCompiler(t testing.TB, variables []admissionv1.Variable, hasPatch bool) 
 	}
 	opts := cel.OptionalVariableDeclarations{HasAuthorizer: true}
 	for _, v := range variables {
-		result := compiler.CompileAndStoreVariable(&validating.Variable{Name: v.Name, Expression: v.Expression}, opts, environment.NewExpressions)
+		result := compiler.CompileAndStoreVariable(expression{v.Name, v.Expression, celgo.AnyType}, opts, environment.NewExpressions)
 		if result.Error != nil {
 			t.Fatalf("variable %s: %s", v.Name, result.Error.Detail)
 		}
@@ -151,25 +167,27 @@ func newEvaluator(t testing.TB, all []object) *evaluator {
 		case "ValidatingAdmissionPolicy":
 			p := decode[admissionv1.ValidatingAdmissionPolicy](t, o)
 			compiler, opts := newCompiler(t, p.Spec.Variables, false)
-			checks := make([]cel.ExpressionAccessor, len(p.Spec.Validations))
-			messages := make([]cel.ExpressionAccessor, len(p.Spec.Validations))
-			for i, v := range p.Spec.Validations {
-				checks[i] = &validating.ValidationCondition{Expression: v.Expression, Message: v.Message}
-				compiles(t, compiler, opts, p.Name, checks[i])
-				if v.MessageExpression != "" {
-					messages[i] = &validating.MessageExpressionCondition{MessageExpression: v.MessageExpression}
-					compiles(t, compiler, opts, p.Name, messages[i])
+			v := validation{
+				name: p.Name, selector: selectors["v/"+p.Name], compiled: compiler,
+				warn:    slices.Contains(actions[p.Name], admissionv1.Warn),
+				matcher: conditions(t, compiler, p.Spec.MatchConditions, p.Spec.FailurePolicy, p.Name),
+			}
+			var checks, messages []cel.ExpressionAccessor
+			for _, one := range p.Spec.Validations {
+				check := expression{text: one.Expression, is: celgo.BoolType}
+				compiles(t, compiler, opts, p.Name, check)
+				checks = append(checks, check)
+				v.texts = append(v.texts, one.Message)
+				var message cel.ExpressionAccessor
+				if one.MessageExpression != "" {
+					message = expression{text: one.MessageExpression, is: celgo.StringType}
+					compiles(t, compiler, opts, p.Name, message)
 				}
+				messages = append(messages, message)
 			}
-			compile := func(list []cel.ExpressionAccessor) cel.ConditionEvaluator {
-				return compiler.CompileCondition(list, opts, environment.NewExpressions)
-			}
-			e.validating = append(e.validating, validation{
-				selector: selectors["v/"+p.Name], compiled: compiler,
-				warn: slices.Contains(actions[p.Name], admissionv1.Warn),
-				validator: validating.NewValidator(compile(checks),
-					conditions(t, compiler, p.Spec.MatchConditions, p.Spec.FailurePolicy, p.Name), compile(nil), compile(messages), p.Spec.FailurePolicy, nil),
-			})
+			v.checks = compiler.CompileCondition(checks, opts, environment.NewExpressions)
+			v.messages = compiler.CompileCondition(messages, opts, environment.NewExpressions)
+			e.validating = append(e.validating, v)
 		}
 	}
 	if len(e.mutating) != 2 || len(e.validating) != 2 {
@@ -207,24 +225,50 @@ func (e *evaluator) admit(ctx context.Context, ns *corev1.Namespace, pod *corev1
 			pod = out.(*corev1.Pod) //nolint:forcetypeassert // it went in as one
 		}
 	}
-	var refusals, warned []string
 	for _, v := range e.validating {
-		if !v.selector.Matches(labels.Set(ns.Labels)) {
-			continue
-		}
-		for _, d := range v.validator.Validate(v.compiled.CreateContext(ctx), podResource, attributes(), nil, ns, celconfig.RuntimeCELCostBudget, nil).Decisions {
-			if d.Action != validating.ActionDeny {
-				continue
-			}
-			if v.warn {
-				warned = append(warned, d.Message)
-			} else {
-				refusals = append(refusals, d.Message)
-			}
+		refused, err := v.validate(ctx, ns, attributes())
+		switch {
+		case err != nil:
+			return nil, "", fmt.Errorf("%s: %w", v.name, err)
+		case len(refused) > 0 && !v.warn:
+			return nil, "", errors.New(refused[0]) // a server tells the first
+		default:
+			warnings += strings.Join(refused, "\n")
 		}
 	}
-	if len(refusals) > 0 {
-		return nil, "", errors.New(refusals[0]) // a server tells the first
+	return pod, warnings, nil
+}
+
+// validate gives the messages of the validations that refuse.
+func (v validation) validate(ctx context.Context, ns *corev1.Namespace, a *admission.VersionedAttributes) (refused []string, _ error) {
+	if !v.selector.Matches(labels.Set(ns.Labels)) {
+		return nil, nil
 	}
-	return pod, strings.Join(warned, "\n"), nil
+	ctx = v.compiled.CreateContext(ctx)
+	if match := v.matcher.Match(ctx, a, nil, nil); match.Error != nil || !match.Matches {
+		return nil, match.Error
+	}
+	request := cel.CreateAdmissionRequest(a.Attributes, metav1.GroupVersionResource(podResource), metav1.GroupVersionKind(podKind))
+	results, _, err := v.checks.ForInput(ctx, a, request, cel.OptionalVariableBindings{}, ns, celconfig.RuntimeCELCostBudget)
+	if err != nil {
+		return nil, err
+	}
+	messages, _, err := v.messages.ForInput(ctx, a, request, cel.OptionalVariableBindings{}, ns, celconfig.RuntimeCELCostBudget)
+	if err != nil {
+		return nil, err
+	}
+	for i, r := range results {
+		switch {
+		case r.Error != nil:
+			return nil, r.Error
+		case r.EvalResult == types.True:
+		case v.texts[i] != "":
+			refused = append(refused, v.texts[i])
+		case messages[i].Error != nil:
+			return nil, messages[i].Error
+		default:
+			refused = append(refused, fmt.Sprint(messages[i].EvalResult.Value()))
+		}
+	}
+	return refused, nil
 }
