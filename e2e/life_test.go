@@ -211,6 +211,7 @@ func sidecarKilled(t *testing.T, next pod) {
 // anybody else has it.
 func sidecarHangs(t *testing.T, next pod) {
 	p, _ := holder(t, "sidecar-hangs", "")
+	p.awaitReady(t)
 	k := next.take(t, p.name)
 	at, thaw := freeze(t, p, "locksidecar")
 	told := p.await(t, "lost", 1)
@@ -220,9 +221,15 @@ func sidecarHangs(t *testing.T, next pod) {
 	}
 	free := got.time().Sub(at)
 	within(t, "freeing the lock", free, ttl/2, ttl+ttl/2)
+	eventually(t, "the pod is not ready", func() bool { return !p.status(t).ready() })
+	unready := nodeNow().Sub(at)
 	thaw()
 	p.await(t, "granted", 2)
-	table.add("the sidecar hangs", "after "+short(told.time().Sub(at))+", by its own clock", []time.Duration{free}, "the TTL from the last heartbeat; when it goes on, the sidecar opens a new lease")
+	p.awaitReady(t)
+	if n := p.status(t).restarts("locksidecar"); n != 0 {
+		t.Errorf("the sidecar was started %d times again", n)
+	}
+	table.add("the sidecar hangs", "after "+short(told.time().Sub(at))+", by its own clock", []time.Duration{free}, "the TTL from the last heartbeat; the pod is not ready after "+short(unready)+"; when it goes on, the sidecar opens a new lease")
 }
 
 // Everything in the pod stands still, as when the node is cut off or has no power.
