@@ -136,13 +136,20 @@ func fork(t *testing.T, next pod) {
 
 // The pod is deleted. The app ends first, then the sidecar.
 func podDeleted(t *testing.T, next pod) {
-	var free []time.Duration
+	var free, afterEnd []time.Duration
 	for i := range rounds {
 		p, _ := holder(t, fmt.Sprintf("pod-deleted-%d", i), "")
 		k := next.take(t, p.name)
+		said := p.follow(t)
 		at := nodeNow()
 		must(t, "delete", "pod", "-n", appsNS, p.name, "--wait=false")
-		free = append(free, k.granted().time().Sub(at))
+		got := k.granted()
+		free = append(free, got.time().Sub(at))
+		for _, e := range said() {
+			if e.Event == "term" {
+				afterEnd = append(afterEnd, got.time().Sub(e.time()))
+			}
+		}
 		eventually(t, "the pod is gone", func() bool {
 			_, err := kubectl(t.Context(), "get", "pod", "-n", appsNS, p.name)
 			return err != nil
@@ -150,7 +157,11 @@ func podDeleted(t *testing.T, next pod) {
 		within(t, "the end of the pod", nodeNow().Sub(at), 0, 15*time.Second) // not drain, and not the grace period
 	}
 	within(t, "freeing the lock", median(free), 0, soon)
-	table.add("the pod is deleted, rolled out, drained", "by SIGTERM", free, "from the request to delete: the app ends by SIGTERM, the lock is free, the sidecar ends last")
+	if len(afterEnd) != rounds {
+		t.Fatalf("%d of %d apps said that they were asked to end", len(afterEnd), rounds)
+	}
+	table.add("the pod is deleted, rolled out, drained", "by SIGTERM", free,
+		"counted from `kubectl delete`; it is "+short(median(afterEnd))+" after SIGTERM, at which this app ends. The sidecar ends last")
 }
 
 func podDeletedByForce(t *testing.T, next pod) {

@@ -1,8 +1,10 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
@@ -240,6 +242,21 @@ func (p pod) events(t *testing.T) []event {
 		return nil // not started yet
 	}
 	return parseEvents(out)
+}
+
+// follow reads what the app says from now on, until its end.
+func (p pod) follow(t *testing.T) (said func() []event) {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), "kubectl", "logs", "-f", "-n", p.namespace(), p.name, "-c", "app")
+	cmd.Stdout = &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return func() []event {
+		_ = cmd.Wait() // how it ends when the pod is gone does not matter
+		return parseEvents(out.String())
+	}
 }
 
 // await waits until the app has said something for the nth time.
