@@ -3,6 +3,7 @@ package charttest
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -77,20 +78,39 @@ func (s server) install(t *testing.T, text string) {
 	}
 	t.Cleanup(func() { s.must(t, all.String(), "delete", "--ignore-not-found", "-f", "-") })
 	s.must(t, all.String(), "apply", "-f", "-")
-	for _, namespace := range []string{"locks-plain", "locks-opted-in"} {
-		deadline := time.Now().Add(time.Minute)
-		for {
-			pod, _, err := s.admit(namespace, parsePod(t, map[string]string{
-				"locks-plain":    plain(""),
-				"locks-opted-in": `{spec: {containers: [{name: app, image: app}]}}`,
-			}[namespace]))
-			if err == nil && strings.Contains(fmt.Sprint(pod.Spec.InitContainers), mark) {
-				break
+	// Each of the four policies comes into force by itself.
+	denies := !strings.Contains(text, "failurePolicy: Ignore")
+	for namespace, inject := range map[string]string{"locks-plain": `locksidecar.io/inject: "true", `, "locks-opted-in": ""} {
+		pod := func(profile string) *corev1.Pod {
+			return parsePod(t, `{annotations: {`+inject+`locksidecar.io/profile: `+profile+`}, spec: {containers: [{name: app, image: app}]}}`)
+		}
+		poll(t, func() error {
+			admitted, _, err := s.admit(namespace, pod("default"))
+			if err == nil && !strings.Contains(fmt.Sprint(admitted.Spec.InitContainers), mark) {
+				err = errors.New("no sidecar of these values")
 			}
-			if time.Now().After(deadline) {
-				t.Fatalf("the policies are not in force in %s: %v", namespace, err)
+			return err
+		})
+		poll(t, func() error {
+			_, warnings, err := s.admit(namespace, pod("nonsense"))
+			if told := warnings + fmt.Sprint(err); !strings.Contains(told, "names 'nonsense'") || denies != (err != nil) {
+				return fmt.Errorf("a profile that is none: %s", told)
 			}
-			time.Sleep(100 * time.Millisecond)
+			return nil
+		})
+	}
+}
+
+// poll waits until f has no error.
+func poll(t *testing.T, f func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
 		}
 	}
 }
@@ -148,25 +168,20 @@ func TestServer(t *testing.T) {
 	})
 	t.Run("no policy, no sidecar", func(t *testing.T) {
 		s.must(t, "", "delete", "mutatingadmissionpolicybinding", "locksidecar")
-		deadline := time.Now().Add(time.Minute)
-		for {
-			_, _, err := s.admit("locks-plain", parsePod(t, plain("")))
-			if err != nil && strings.Contains(err.Error(), "the sidecar was not put into the pod") {
-				break
+		poll(t, func() error {
+			if _, _, err := s.admit("locks-plain", parsePod(t, plain(""))); err == nil || !strings.Contains(err.Error(), "the sidecar was not put into the pod") {
+				return fmt.Errorf("a pod without its sidecar: %v", err) //nolint:errorlint // there may be none
 			}
-			if time.Now().After(deadline) {
-				t.Fatalf("error %v", err)
-			}
-			time.Sleep(100 * time.Millisecond)
-		}
+			return nil
+		})
 		if _, _, err := s.admit("locks-plain", parsePod(t, `{spec: {containers: [{name: app, image: app}]}}`)); err != nil {
 			t.Errorf("a pod that asks for nothing: %v", err)
 		}
 	})
 }
 
-// TestServerIgnore is TestIgnore on a real API server; and the policies come back
-// after they were deleted.
+// TestServerIgnore is TestIgnore on a real API server, with policies that come after
+// others of the same names were deleted.
 func TestServerIgnore(t *testing.T) {
 	s := realServer(t)
 	s.install(t, theValues+"\ninjection: {failurePolicy: Ignore}")
