@@ -19,7 +19,7 @@ BENCH := bench
 MODULES := . $(BENCH) e2e tools/helm tools/image tools/lint tools/proto tools/test
 
 # The container image: its name, and what it is made for.
-IMAGE ?= ghcr.io/locksidecar/locksidecar:$(VERSION)
+IMAGE ?= locksidecar/locksidecar:$(VERSION)
 ARCHS ?= $(shell go env GOARCH)
 # Times in the image are those of the last commit, so that it can be made again.
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
