@@ -109,8 +109,25 @@ func (s *section) idle(ctx context.Context) (err error) {
 
 var errNoHeartbeat = errors.New("the sidecar sent no heartbeat")
 
-// count lets the sidecar alone for a while and counts what it sends.
-func (s *section) count(ctx context.Context, side *sidecar.Sidecar, holds int, window time.Duration) (report.Commands, error) {
+// cleanUpTries is how often a count is begun anew because the sidecar cleaned up
+// meanwhile. It does so every 15 to 45 s.
+const cleanUpTries = 4
+
+// count lets the sidecar alone for a while and counts what it sends. Cleaning up
+// costs the same for many holds and for none, but it may fall into one count and
+// not into the other; where it does the count is begun anew.
+func (s *section) count(ctx context.Context, side *sidecar.Sidecar, holds int, window time.Duration) (c report.Commands, err error) {
+	for range cleanUpTries {
+		var cleaned bool
+		if c, cleaned, err = s.countOnce(ctx, side, holds, window); err != nil || !cleaned {
+			return c, err
+		}
+		s.progress("the sidecar has cleaned up meanwhile: once more")
+	}
+	return c, nil
+}
+
+func (s *section) countOnce(ctx context.Context, side *sidecar.Sidecar, holds int, window time.Duration) (c report.Commands, cleaned bool, _ error) {
 	s.progress("counting requests for %s with %d holds", window, holds)
 	look := func() (sidecar.Sent, store.Count, error) {
 		sent, err := side.Sent(ctx, s.plan.words.Renewal)
@@ -122,19 +139,19 @@ func (s *section) count(ctx context.Context, side *sidecar.Sidecar, holds int, w
 	}
 	sent, count, err := look()
 	if err != nil {
-		return report.Commands{}, err
+		return c, false, err
 	}
 	if err := sleep(ctx, window); err != nil {
-		return report.Commands{}, err
+		return c, false, err
 	}
 	sentLater, countLater, err := look()
 	if err != nil {
-		return report.Commands{}, err
+		return c, false, err
 	}
 	beats := sentLater.Heartbeats - sent.Heartbeats
 	renewals := sentLater.BeatRequests - sent.BeatRequests
 	if beats == 0 || renewals == 0 {
-		return report.Commands{}, fmt.Errorf("%.0f heartbeats, %.0f requests %q: %w", beats, renewals, s.plan.words.Renewal, errNoHeartbeat)
+		return c, false, fmt.Errorf("%.0f heartbeats, %.0f requests %q: %w", beats, renewals, s.plan.words.Renewal, errNoHeartbeat)
 	}
 	return report.Commands{
 		Holds:    holds,
@@ -143,7 +160,7 @@ func (s *section) count(ctx context.Context, side *sidecar.Sidecar, holds int, w
 		Sent:     (sentLater.Requests - sent.Requests) / beats,
 		Requests: (countLater.Requests - count.Requests) / beats,
 		Steps:    (countLater.Steps - count.Steps) / beats,
-	}, nil
+	}, sentLater.CleanUps > sent.CleanUps, nil
 }
 
 // memory waits until the garbage of what was done before is gone, as far as it

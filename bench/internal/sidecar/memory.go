@@ -50,7 +50,8 @@ func (s *Sidecar) Memory(ctx context.Context) (Memory, error) {
 type Sent struct {
 	Requests     float64 // to the store, of all kinds
 	BeatRequests float64 // those of them that renew the lease
-	Heartbeats   float64 // how often that was to be done
+	CleanUps     float64 // those that clear away what others left, now and then
+	Heartbeats   float64 // how often the lease was to be renewed
 }
 
 // Sent reads the sidecar's own counters. heartbeat is the command by which
@@ -65,6 +66,9 @@ func (s *Sidecar) Sent(ctx context.Context, heartbeat string) (Sent, error) {
 		return Sent{}, err
 	}
 	if n.BeatRequests, err = sum(metrics, `locksidecar_store_command_seconds_count{command="`+heartbeat+`"`); err != nil {
+		return Sent{}, err
+	}
+	if n.CleanUps, err = sum(metrics, `locksidecar_store_command_seconds_count{command="reap"`); err != nil {
 		return Sent{}, err
 	}
 	n.Heartbeats, err = sum(metrics, "locksidecar_heartbeats_total{")
