@@ -29,7 +29,7 @@ func durationOf(field string, d *durationpb.Duration, absent time.Duration) (tim
 }
 
 func acquireRequestOf(requestID string, q *pb.AcquireRequest) (session.AcquireRequest, error) {
-	r := session.AcquireRequest{RequestID: requestID, Resource: q.GetResource(), Owner: q.GetOwner()}
+	r := session.AcquireRequest{RequestID: requestID, Resource: q.GetResource(), Owner: q.GetOwner(), Reentrant: q.GetReentrant()}
 	switch q.GetMode() {
 	case pb.Mode_MODE_UNSPECIFIED, pb.Mode_EXCLUSIVE:
 		r.Mode = lock.Exclusive
@@ -80,12 +80,15 @@ func grantTo(g session.Grant, now time.Duration) *pb.Grant {
 		Resource:  g.Resource,
 		Mode:      modeTo(g.Mode),
 		Fence:     int64(g.Fence),
-		ValidFor:  durationpb.New(g.ValidFor),
+		ValidFor:  durationpb.New(left(g.Until, now)),
 		Count:     countTo(g.Count),
 		CountedAt: durationpb.New(now),
 		Guard:     guardTo(g.Guard),
 	}
 }
+
+// left is the time from now to a moment on the same clock.
+func left(until, now time.Duration) time.Duration { return max(0, until-now) }
 
 func guardTo(g *lock.Guard) *pb.Guard {
 	if g == nil {
@@ -101,7 +104,7 @@ func eventTo(e session.Event, now time.Duration) *pb.Event {
 	switch {
 	case e.Lease != nil:
 		return &pb.Event{Event: &pb.Event_Lease{Lease: &pb.LeaseNews{
-			ValidFor:  durationpb.New(e.Lease.ValidFor),
+			ValidFor:  durationpb.New(left(e.Lease.Until, now)),
 			Jeopardy:  e.Lease.Jeopardy,
 			CountedAt: durationpb.New(now),
 		}}}
@@ -111,15 +114,23 @@ func eventTo(e session.Event, now time.Duration) *pb.Event {
 			Resource:  e.Lost.Resource,
 			Fence:     int64(e.Lost.Fence),
 			Reason:    lostReasonTo(e.Lost.Reason),
-			Grace:     durationpb.New(e.Lost.Grace),
+			Grace:     durationpb.New(left(e.Lost.GraceEnd, now)),
 			Message:   e.Lost.Reason.Explain(),
 			CountedAt: durationpb.New(now),
 		}}}
 	case e.Draining != nil:
-		return &pb.Event{Event: &pb.Event_Draining{Draining: &pb.Draining{Remaining: durationpb.New(e.Draining.Remaining)}}}
+		return &pb.Event{Event: &pb.Event_Draining{Draining: &pb.Draining{Remaining: durationpb.New(drainingFor(e.Draining.End))}}}
 	default:
 		return &pb.Event{}
 	}
+}
+
+// drainingFor is 0 when the end has come or is unknown.
+func drainingFor(end time.Time) time.Duration {
+	if end.IsZero() {
+		return 0
+	}
+	return max(0, time.Until(end))
 }
 
 func lostReasonTo(r session.LostReason) pb.LostReason {

@@ -20,7 +20,7 @@ type Backend interface {
 	// OpenLease makes this sidecar known to the store. A nil error promises that
 	// requests on the lease can be granted from now on.
 	// ErrUnavailable: try again; the text says why, also where the store answers
-	// but must not grant yet, because it lately lost its memory.
+	// but must not grant yet, because it recently lost data.
 	OpenLease(ctx context.Context, o LeaseOptions) (Lease, error)
 
 	// Get tells who holds and who waits for one resource, through whatever
@@ -33,12 +33,14 @@ type Backend interface {
 	List(ctx context.Context, prefix string, p Page) ([]Status, error)
 
 	// ForceRelease takes a hold from its holder, or a waiter out of the queue.
-	// The holder's lease gets a Revoked event and has grace to let its app stop
-	// and to release; the store grants the resource to the next waiter when it
-	// was released, or when grace is over, whichever is first. With grace 0 it
-	// is free at once. ForceRelease returns when the hold is gone.
+	// The holder's lease gets a Revoked event, and grace counts from when it knew.
+	// The store grants the resource to the next waiter when the hold was released,
+	// when grace is over, or when the holder's lease is, whichever is first. With
+	// grace 0 it is free at once, before its holder is told. A second call for the
+	// same hold can make its grace shorter, not longer, and is told as well.
+	// ForceRelease returns when the hold is gone.
 	// ErrNotHolder: nobody of that id is on that resource.
-	// When ctx ends before grace is over, the hold still ends by then.
+	// When ctx ends before that, the hold still ends.
 	ForceRelease(ctx context.Context, r Resource, id HoldID, grace time.Duration) error
 
 	// Ping asks the store for any sign of life.
@@ -58,6 +60,9 @@ type Lease interface {
 	// ID is the name of the lease, unique over all sidecars and restarts.
 	ID() LeaseID
 
+	// One call at a time: Acquire, Release and Downgrade of the same HoldID are
+	// never called while another of them is under way for it.
+	//
 	// Acquire returns when the request is granted. The caller counts the
 	// validity of the grant from its heartbeats, not from the grant: a grant that
 	// arrives after the lease's deadline is worth nothing.
@@ -90,14 +95,19 @@ type Lease interface {
 	Downgrade(ctx context.Context, r Resource, id HoldID) error
 
 	// Heartbeat renews the lease for its TTL, in a number of store requests that
-	// does not depend on the number of holds.
+	// does not depend on the number of holds, and brings all the news that the
+	// holder must know: each hold that is revoked and not yet released, and each
+	// that the store no longer has, whether or not Events has told it before.
+	// The caller acts on the news before it relies on the renewal.
 	//   nil: the lease lives for TTL after the moment before the call.
 	//   ErrLeaseLost: only if the store says so.
-	//   ErrUnavailable: unknown. The lease may live, or may be renewed yet.
-	Heartbeat(ctx context.Context) error
+	//   ErrUnavailable: unknown. The lease may live, or may be renewed yet. News
+	//     that come with it are true all the same.
+	Heartbeat(ctx context.Context) ([]Event, error)
 
-	// Events brings what the store tells unasked. The receiver must keep reading;
-	// the channel is closed by Close.
+	// Events brings the same news sooner, where a push of the store arrives. It
+	// is a hint: what it misses stands in the answer of the next Heartbeat. The
+	// receiver must keep reading; the channel is closed by Close.
 	Events() <-chan Event
 
 	// Close releases all holds, cancels all waits, and ends the lease in the
@@ -145,7 +155,9 @@ type Event struct {
 	Kind     EventKind
 	Resource Resource
 	ID       HoldID
-	Grace    time.Duration // Revoked: time left until the store hands the resource on
+	// Until is the moment on BootTime up to which the store keeps others out.
+	// Revoked only; 0: others may be granted already.
+	Until time.Duration
 }
 
 // EventKind says what happened.
@@ -153,7 +165,7 @@ type EventKind uint8
 
 const (
 	// Revoked: somebody forced the release of a hold. The store keeps others out
-	// until Release is called or Grace is over. (A waiter that is taken out of
+	// until Release is called or Until has come. (A waiter that is taken out of
 	// the queue has no event: its Acquire returns ErrNotHolder.)
 	Revoked EventKind = iota + 1
 	// Vanished: the store has lost the hold, for example in a failover to a

@@ -227,7 +227,7 @@ func (s *Session) grantOf(h *hold, left time.Duration) Grant {
 		Resource: s.m.toApp(h.key.resource),
 		Mode:     h.mode,
 		Fence:    h.fence,
-		ValidFor: left,
+		Until:    s.m.o.Clock() + left,
 		Count:    h.count,
 		Guard:    h.guard,
 	}

@@ -17,7 +17,7 @@ func TestAcquireAndRelease(t *testing.T) {
 		sc := e.sidecar(func(o *Options) { o.Namespace = "ns" })
 		s := sc.session()
 		first := must(t, s, exclusive)
-		if first.Resource != "r" || first.Mode != lock.Exclusive || first.Count != 1 || first.ValidFor != 9*time.Second {
+		if first.Resource != "r" || first.Mode != lock.Exclusive || first.Count != 1 || left(e, first.Until) != 9*time.Second {
 			t.Errorf("grant = %+v", first)
 		}
 		if n, _ := e.holders("ns/r"); n != 1 {

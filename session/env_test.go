@@ -174,8 +174,12 @@ func (l *faultyLease) Downgrade(ctx context.Context, r lock.Resource, id lock.Ho
 	return l.f.do(ctx, opDowngrade, func(ctx context.Context) error { return l.Lease.Downgrade(ctx, r, id) })
 }
 
-func (l *faultyLease) Heartbeat(ctx context.Context) error {
-	return l.f.do(ctx, opHeartbeat, l.Lease.Heartbeat)
+func (l *faultyLease) Heartbeat(ctx context.Context) (news []lock.Event, err error) {
+	err = l.f.do(ctx, opHeartbeat, func(ctx context.Context) (err error) {
+		news, err = l.Lease.Heartbeat(ctx)
+		return err
+	})
+	return news, err
 }
 
 func (l *faultyLease) Events() <-chan lock.Event {
@@ -232,6 +236,9 @@ func bubble(t *testing.T, f func(t *testing.T, e *env)) {
 
 // now is the time since the test began.
 func (e *env) now() time.Duration { return e.base() }
+
+// left is the time from now to a moment.
+func left(e *env, until time.Duration) time.Duration { return max(0, until-e.now()) }
 
 // sidecar is one Manager that runs.
 type sidecar struct {

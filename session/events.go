@@ -64,7 +64,7 @@ func (s *Session) take() (Event, bool) {
 	}
 	if b.draining {
 		b.draining = false
-		return Event{Draining: &Draining{Remaining: s.m.drainRemaining()}}, true
+		return Event{Draining: &Draining{End: s.m.drainingUntil()}}, true
 	}
 	if b.lease {
 		b.lease = false
@@ -82,11 +82,11 @@ func (s *Session) leaseNews() (LeaseNews, bool) {
 	if g == nil || len(s.holds) == 0 || s.state != open {
 		return LeaseNews{}, false
 	}
-	n := LeaseNews{ValidFor: g.keeper.ValidFor(), Jeopardy: g.keeper.State() == heartbeat.Jeopardy}
+	left := g.keeper.ValidFor()
 	if s.ttl != nil {
-		n.ValidFor = min(n.ValidFor, s.ttl.Remaining())
+		left = min(left, s.ttl.Remaining())
 	}
-	return n, n.ValidFor > 0
+	return LeaseNews{Until: s.m.o.Clock() + left, Jeopardy: g.keeper.State() == heartbeat.Jeopardy}, left > 0
 }
 
 // tellLease tells the app, if it holds something, how the lease does.

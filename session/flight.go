@@ -336,7 +336,7 @@ func (s *Session) storeEvent(h *hold, e lock.Event) {
 	defer s.mu.Unlock()
 	reason, left := StoreLost, time.Duration(0)
 	if e.Kind == lock.Revoked {
-		reason, left = Forced, e.Grace
+		reason, left = Forced, max(0, e.Until-s.m.o.Clock())
 	}
 	switch {
 	case h.id != e.ID:

@@ -209,7 +209,7 @@ func (s *Session) remember(h *hold) {
 func (s *Session) lostOf(h *hold) Lost {
 	l := Lost{LockID: h.id, Resource: s.m.toApp(h.key.resource), Fence: h.fence, Reason: h.reason}
 	if h.state == grace {
-		l.Grace = max(0, h.graceEnd-s.m.o.Clock())
+		l.GraceEnd = h.graceEnd
 	}
 	return l
 }

@@ -34,9 +34,15 @@ func (m *Manager) begin(ctx context.Context, l lock.Lease, opened time.Duration)
 	g := &generation{lease: l, opened: opened, holds: make(map[lock.HoldID]*hold)}
 	ctx, g.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	g.keeper = heartbeat.New(heartbeat.Options{
-		TTL:    m.o.TTL,
-		Clock:  m.o.Clock,
-		Beat:   l.Heartbeat,
+		TTL:   m.o.TTL,
+		Clock: m.o.Clock,
+		Beat: func(ctx context.Context) error {
+			news, err := l.Heartbeat(ctx)
+			for _, e := range news { // before the renewal counts
+				g.route(e)
+			}
+			return err
+		},
 		Opened: opened,
 		Observe: func(b heartbeat.Beat) {
 			if b.Err != nil {

@@ -117,7 +117,7 @@ func TestKeepAlive(t *testing.T) {
 		sc := e.sidecar()
 		s, other := sc.session(ttlSession), sc.session()
 		g := must(t, s, exclusive)
-		if g.ValidFor != 5*time.Second {
+		if left(e, g.Until) != 5*time.Second {
 			t.Errorf("grant %+v, want not longer than the session", g)
 		}
 		for range 10 {
@@ -134,7 +134,7 @@ func TestKeepAlive(t *testing.T) {
 		began := e.now()
 		// Two holds are lost, told, and kept for the grace.
 		for range 2 {
-			if l := lostEvent(t, s); l.Reason != SessionExpired || l.Grace != 2*time.Second || e.now() != began+5*time.Second {
+			if l := lostEvent(t, s); l.Reason != SessionExpired || left(e, l.GraceEnd) != 2*time.Second || e.now() != began+5*time.Second {
 				t.Errorf("lost %+v at %v", l, e.now())
 			}
 		}
@@ -212,13 +212,13 @@ func TestLeaseNews(t *testing.T) {
 		must(t, s, exclusive)
 		ev, err := s.NextEvent(t.Context())
 		// Valid as long as the lease and the session are.
-		if err != nil || ev.Lease == nil || ev.Lease.Jeopardy || ev.Lease.ValidFor != 6*time.Second-sc.o.TTL/3 {
+		if err != nil || ev.Lease == nil || ev.Lease.Jeopardy || left(e, ev.Lease.Until) != 6*time.Second-sc.o.TTL/3 {
 			t.Errorf("event %+v, %v", ev, err)
 		}
 		if _, err := s.KeepAlive(); err != nil {
 			t.Error(err)
 		}
-		if ev, err := s.NextEvent(t.Context()); err != nil || ev.Lease == nil || ev.Lease.ValidFor != 6*time.Second {
+		if ev, err := s.NextEvent(t.Context()); err != nil || ev.Lease == nil || left(e, ev.Lease.Until) != 6*time.Second {
 			t.Errorf("event after a keep-alive %+v, %v", ev, err)
 		}
 		// Old news are not kept: what is read late is one, and of now.
@@ -226,7 +226,7 @@ func TestLeaseNews(t *testing.T) {
 			time.Sleep(4 * time.Second)
 			_, _ = s.KeepAlive()
 		}
-		if ev, err := s.NextEvent(t.Context()); err != nil || ev.Lease == nil || ev.Lease.ValidFor > 6*time.Second {
+		if ev, err := s.NextEvent(t.Context()); err != nil || ev.Lease == nil || left(e, ev.Lease.Until) > 6*time.Second {
 			t.Errorf("event %+v, %v", ev, err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
@@ -252,7 +252,7 @@ func TestDrain(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- sc.Drain(ctx) }()
 		ev, err := s.NextEvent(t.Context())
-		if err != nil || ev.Draining == nil || ev.Draining.Remaining != 30*time.Second {
+		if err != nil || ev.Draining == nil || time.Until(ev.Draining.End) != 30*time.Second {
 			t.Errorf("event %+v, %v", ev, err)
 		}
 		_, err = sc.Open(t.Context(), OpenRequest{Liveness: Stream})
@@ -300,7 +300,7 @@ func TestStop(t *testing.T) {
 		stopped := make(chan error, 1)
 		go func() { stopped <- a.stop() }()
 
-		if l := lostEvent(t, quick); l.Reason != Stopping || l.Grace != 2*time.Second {
+		if l := lostEvent(t, quick); l.Reason != Stopping || left(e, l.GraceEnd) != 2*time.Second {
 			t.Errorf("lost %+v", l)
 		}
 		_, err := quick.Release(t.Context(), g.LockID)
@@ -320,7 +320,7 @@ func TestStop(t *testing.T) {
 			t.Error(err)
 		}
 		// What is told can still be read.
-		if l := lostEvent(t, slow); l.Reason != Stopping || l.Grace != 0 {
+		if l := lostEvent(t, slow); l.Reason != Stopping || left(e, l.GraceEnd) != 0 {
 			t.Errorf("lost %+v", l)
 		}
 		_, err = slow.NextEvent(t.Context())

@@ -32,12 +32,12 @@ func TestLeaseExpires(t *testing.T) {
 						continue
 					}
 					l := ev.Lost
-					if l.LockID != g.LockID || l.Reason != LeaseExpired || l.Resource != "r" || l.Fence != g.Fence || l.Grace != time.Second {
+					if l.LockID != g.LockID || l.Reason != LeaseExpired || l.Resource != "r" || l.Fence != g.Fence || left(e, l.GraceEnd) != time.Second {
 						t.Errorf("lost = %+v", l)
 					}
 					break
 				}
-				if !last.Jeopardy || last.ValidFor == 0 {
+				if !last.Jeopardy || last.Until == 0 {
 					t.Errorf("last news = %+v, want jeopardy", last)
 				}
 				if e.now() != 9*time.Second || next.over() {
@@ -142,7 +142,7 @@ func TestStoreEndsTheLease(t *testing.T) {
 				use(t, sc, s)
 				for {
 					if l := lostEvent(t, s); l.LockID == g.LockID {
-						if l.Reason != LeaseLost || l.Grace != 0 {
+						if l.Reason != LeaseLost || left(e, l.GraceEnd) != 0 {
 							t.Errorf("lost = %+v", l)
 						}
 						break
@@ -193,7 +193,7 @@ func TestWaitersGoOverToTheNextLease(t *testing.T) {
 		if _, err := sb.Release(t.Context(), g.LockID); err != nil {
 			t.Fatal(err)
 		}
-		if g, err := p.wait(); err != nil || g.ValidFor <= 0 {
+		if g, err := p.wait(); err != nil || left(e, g.Until) <= 0 {
 			t.Errorf("grant %+v, %v", g, err)
 		}
 	})
@@ -261,7 +261,7 @@ func TestAfterAStop(t *testing.T) {
 		},
 		"events": func(t *testing.T, s *Session, g Grant) {
 			ev, err := s.NextEvent(t.Context())
-			if err != nil || ev.Lost == nil || ev.Lost.LockID != g.LockID || ev.Lost.Grace != 0 {
+			if err != nil || ev.Lost == nil || ev.Lost.LockID != g.LockID || ev.Lost.GraceEnd != 0 {
 				t.Errorf("event %+v, %v, want lost without grace", ev, err)
 			}
 		},
@@ -293,7 +293,7 @@ func TestForcedRelease(t *testing.T) {
 			}
 			done <- err
 		}()
-		if l := lostEvent(t, s); l.Reason != Forced || l.LockID != g.LockID || l.Grace != 5*time.Second {
+		if l := lostEvent(t, s); l.Reason != Forced || l.LockID != g.LockID || left(e, l.GraceEnd) != 5*time.Second {
 			t.Errorf("lost = %+v", l)
 		}
 		time.Sleep(time.Second)
@@ -355,7 +355,7 @@ func TestTheStoreLosesAHold(t *testing.T) {
 		s := sc.session()
 		g := must(t, s, exclusive)
 		sc.way.say(lock.Event{Kind: lock.Vanished, Resource: "r", ID: g.LockID})
-		if l := lostEvent(t, s); l.Reason != StoreLost || l.Grace != 0 {
+		if l := lostEvent(t, s); l.Reason != StoreLost || left(e, l.GraceEnd) != 0 {
 			t.Errorf("lost = %+v", l)
 		}
 		sc.way.say(lock.Event{Kind: lock.Vanished, Resource: "r", ID: "of nobody"})
@@ -380,7 +380,7 @@ func TestEventOvertakesTheGrant(t *testing.T) {
 				t.Fatal(err)
 			}
 			id := st.Holders[0].ID
-			sc.way.say(lock.Event{Kind: kind, Resource: "r", ID: id, Grace: time.Second})
+			sc.way.say(lock.Event{Kind: kind, Resource: "r", ID: id, Until: e.now() + time.Second})
 			synctest.Wait()
 			close(goOn)
 			g, err := p.wait()
@@ -400,11 +400,11 @@ func TestMaxHold(t *testing.T) {
 		s, other := sc.session(), sc.session()
 		limited := with(exclusive, func(r *AcquireRequest) { r.MaxHold = 4 * time.Second })
 		g := must(t, s, limited)
-		if g.ValidFor != 4*time.Second {
+		if left(e, g.Until) != 4*time.Second {
 			t.Errorf("grant %+v", g)
 		}
 		next := begin(other, exclusive)
-		if l := lostEvent(t, s); l.Reason != MaxHold || l.Grace != 2*time.Second || e.now() != 4*time.Second {
+		if l := lostEvent(t, s); l.Reason != MaxHold || left(e, l.GraceEnd) != 2*time.Second || e.now() != 4*time.Second {
 			t.Errorf("lost %+v at %v", l, e.now())
 		}
 		if _, err := next.wait(); err != nil || e.now() != 6*time.Second {
@@ -422,7 +422,7 @@ func TestMaxHold(t *testing.T) {
 		// The nearest of several ends counts, and a release makes it void.
 		g = must(t, s, limited)
 		must(t, s, with(limited, func(r *AcquireRequest) { r.MaxHold = time.Hour }))
-		if g2 := must(t, s, with(limited, func(r *AcquireRequest) { r.MaxHold = time.Second })); g2.ValidFor != time.Second {
+		if g2 := must(t, s, with(limited, func(r *AcquireRequest) { r.MaxHold = time.Second })); left(e, g2.Until) != time.Second {
 			t.Errorf("grant %+v", g2)
 		}
 		began := e.now()
@@ -450,7 +450,7 @@ func TestGraceIsNotLongerThanTheLease(t *testing.T) {
 		s := sc.session()
 		must(t, s, with(exclusive, func(r *AcquireRequest) { r.MaxHold = 8500 * time.Millisecond }))
 		sc.way.on(hang, opHeartbeat)
-		if l := lostEvent(t, s); l.Reason != MaxHold || l.Grace != 1500*time.Millisecond {
+		if l := lostEvent(t, s); l.Reason != MaxHold || left(e, l.GraceEnd) != 1500*time.Millisecond {
 			t.Errorf("lost %+v: the store keeps others out until 10s", l)
 		}
 	})

@@ -216,14 +216,11 @@ func (m *Manager) Drain(ctx context.Context) error {
 	return nil
 }
 
-// drainRemaining is what apps are told; 0 when the end is reached or unknown.
-func (m *Manager) drainRemaining() time.Duration {
+// drainingUntil is what apps are told.
+func (m *Manager) drainingUntil() time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.drainEnd.IsZero() {
-		return 0
-	}
-	return max(0, time.Until(m.drainEnd))
+	return m.drainEnd
 }
 
 // Ready is nil when locks can be granted: there is a lease, the store answers,

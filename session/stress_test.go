@@ -171,8 +171,8 @@ func app(ctx context.Context, t *testing.T, sc *sidecar, w *witness, r *rand.Ran
 		if err != nil {
 			continue
 		}
-		if g.ValidFor <= 0 {
-			t.Errorf("granted for %v", g.ValidFor)
+		if g.Until-s.m.o.Clock() <= 0 {
+			t.Errorf("granted for %v", g.Until-s.m.o.Clock())
 		}
 		granted.Store(g.LockID, true)
 		if g.Count == 1 {

@@ -48,7 +48,8 @@ type AcquireRequest struct {
 	Mode      lock.Mode
 	Wait      time.Duration // 0: try once; Forever: until ctx ends
 	MaxHold   time.Duration // 0: no limit
-	Owner     string        // reentrancy label
+	Owner     string        // who in the app asks
+	Reentrant bool          // may enter the hold of another reentrant request of the same owner
 }
 
 // Grant is a hold as the app sees it.
@@ -57,7 +58,7 @@ type Grant struct {
 	Resource string // without the namespace
 	Mode     lock.Mode
 	Fence    lock.Fence
-	ValidFor time.Duration
+	Until    time.Duration // on Options.Clock: may be relied on up to then without further news
 	Count    int
 	Guard    *lock.Guard // nil where the store has none
 }
@@ -72,8 +73,8 @@ type Event struct {
 // LeaseNews says how long all holds of the session may be relied on, except
 // where a hold has a nearer end of its own.
 type LeaseNews struct {
-	ValidFor time.Duration
-	Jeopardy bool // the store does not answer
+	Until    time.Duration // on Options.Clock
+	Jeopardy bool          // the store does not answer
 }
 
 // Lost says that a hold is over. It is never undone.
@@ -82,11 +83,11 @@ type Lost struct {
 	Resource string
 	Fence    lock.Fence
 	Reason   LostReason
-	Grace    time.Duration // how long others are still kept out
+	GraceEnd time.Duration // on Options.Clock: others are kept out until then; 0: not any more
 }
 
 // Draining says that the sidecar stops.
-type Draining struct{ Remaining time.Duration }
+type Draining struct{ End time.Time } // zero: unknown
 
 // LostReason says why a hold is over though nobody released it.
 type LostReason uint8

@@ -178,9 +178,17 @@ func (s *sidecar) renew() {
 	ctx, cancel := context.WithTimeout(s.e.ctx, s.ttl)
 	defer cancel()
 	before := time.Now()
-	if s.Heartbeat(ctx) == nil {
+	news, err := s.Heartbeat(ctx)
+	s.events = append(s.events, news...)
+	if err == nil {
 		s.renewed = before
 	}
+}
+
+// beat sends one heartbeat, for its outcome alone.
+func (s *sidecar) beat(ctx context.Context) error {
+	_, err := s.Heartbeat(ctx)
+	return err
 }
 
 // silence stops the heartbeats, as if the sidecar had died, and tells when the

@@ -90,7 +90,7 @@ func testDeadLeaseIsFinal(e *env) {
 		lost("Acquire of what it held", err)
 		lost("Release", dead.Release(e.ctx, r, g.ID))
 		lost("Downgrade", dead.Downgrade(e.ctx, r, g.ID))
-		lost("Heartbeat", dead.Heartbeat(e.ctx))
+		lost("Heartbeat", dead.beat(e.ctx))
 	}
 	e.holds(b.b, r, []lock.HoldID{g2.ID}, nil) // the late release freed nobody else's
 	e.holds(b.b, taken.Resource, []lock.HoldID{taken.ID}, nil)
@@ -163,7 +163,7 @@ func testCloseReleasesAll(e *env) {
 	if _, err := a.Acquire(e.ctx, request(e.name("late"), lock.Exclusive)); !errors.Is(err, lock.ErrLeaseLost) {
 		e.Errorf("Acquire after Close: got %v, want ErrLeaseLost", err)
 	}
-	if err := a.Heartbeat(e.ctx); !errors.Is(err, lock.ErrLeaseLost) {
+	if err := a.beat(e.ctx); !errors.Is(err, lock.ErrLeaseLost) {
 		e.Errorf("Heartbeat after Close: got %v, want ErrLeaseLost", err)
 	}
 	if _, open := <-a.Events(); open {

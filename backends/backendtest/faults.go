@@ -137,7 +137,7 @@ func testSilenceIsNotLoss(e *env) {
 	w := e.start(a, request(taken.Resource, lock.Exclusive))
 	w.queued()
 	calls := []func(context.Context) error{
-		a.Heartbeat, a.b.Ping,
+		a.beat, a.b.Ping,
 		func(ctx context.Context) error { _, err := a.b.Get(ctx, r); return err },
 		func(ctx context.Context) error {
 			_, err := a.b.List(ctx, e.prefix, lock.Page{Limit: 10})
@@ -148,7 +148,7 @@ func testSilenceIsNotLoss(e *env) {
 		calls = append(calls, func(ctx context.Context) error { return a.Downgrade(ctx, r, g.ID) })
 	}
 	e.lost(a.b, calls...)
-	if err := e.answered(func() error { return a.Heartbeat(e.ctx) }); err != nil {
+	if err := e.answered(func() error { return a.beat(e.ctx) }); err != nil {
 		e.Fatalf("Heartbeat: %v", err)
 	}
 	e.holds(b.b, r, []lock.HoldID{g.ID}, nil)
@@ -179,7 +179,7 @@ func testRestart(e *env) {
 	w := e.queue(b, r, lock.Exclusive)
 	e.h.(Restarter).Restart(e.T)
 
-	err := e.answered(func() error { return a.Heartbeat(e.ctx) })
+	err := e.answered(func() error { return a.beat(e.ctx) })
 	over := errors.Is(err, lock.ErrLeaseLost)
 	renewed := a.silence()
 	if err != nil && !over {

@@ -35,7 +35,7 @@ func (e *env) acquireMany(s *sidecar, n int) {
 func testManyHolds(e *env) {
 	a, b := e.sidecar(), e.sidecar()
 	e.acquireMany(a, many)
-	if err := a.Heartbeat(e.ctx); err != nil {
+	if err := a.beat(e.ctx); err != nil {
 		e.Errorf("Heartbeat: %v", err)
 	}
 	var seen int
@@ -76,7 +76,7 @@ func testHeartbeatCost(e *env) {
 	cost := func() int64 {
 		before := counter.Commands(e.T)
 		for range beats {
-			if err := a.Heartbeat(e.ctx); err != nil {
+			if err := a.beat(e.ctx); err != nil {
 				e.Fatalf("Heartbeat: %v", err)
 			}
 		}

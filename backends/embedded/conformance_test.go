@@ -116,7 +116,10 @@ func (l *visitorLease) Downgrade(ctx context.Context, r lock.Resource, id lock.H
 	return l.v.hear(l.lease.Downgrade(ctx, r, id))
 }
 
-func (l *visitorLease) Heartbeat(ctx context.Context) error { return l.v.hear(l.lease.Heartbeat(ctx)) }
+func (l *visitorLease) Heartbeat(ctx context.Context) ([]lock.Event, error) {
+	news, err := l.lease.Heartbeat(ctx)
+	return news, l.v.hear(err)
+}
 
 // empty checks that the store has forgotten everything that is over.
 func (s *Store) empty(t testing.TB) {

@@ -178,15 +178,15 @@ func (l *lease) Downgrade(_ context.Context, r lock.Resource, id lock.HoldID) er
 }
 
 // Heartbeat implements lock.Lease.
-func (l *lease) Heartbeat(context.Context) error {
+func (l *lease) Heartbeat(context.Context) ([]lock.Event, error) {
 	l.store.mu.Lock()
 	defer l.store.mu.Unlock()
 	now, err := l.begin()
 	if err != nil {
-		return fmt.Errorf("renew lease: %w", err)
+		return nil, fmt.Errorf("renew lease: %w", err)
 	}
 	l.deadline = now + l.ttl
-	return nil
+	return nil, nil
 }
 
 // Events implements lock.Lease.

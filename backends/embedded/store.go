@@ -137,7 +137,11 @@ func (s *Store) revoke(r lock.Resource, id lock.HoldID, grace time.Duration) (<-
 		e.state = revoked
 		s.revoked[e] = now + grace
 		s.dueBy(now + grace)
-		e.lease.tell(lock.Event{Kind: lock.Revoked, Resource: r, ID: id, Grace: grace})
+		ev := lock.Event{Kind: lock.Revoked, Resource: r, ID: id}
+		if grace > 0 {
+			ev.Until = now + grace
+		}
+		e.lease.tell(ev)
 	}
 	if grace == 0 {
 		s.remove(e)

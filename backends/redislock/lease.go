@@ -135,7 +135,7 @@ func (l *lease) openBucket(ctx context.Context, i int) error {
 	}
 	left := l.ttl - (l.b.servers.clock() - time.Duration(l.renewed.Load()))
 	if left <= 0 { // ask where the lease must be known
-		if err := l.Heartbeat(ctx); err != nil {
+		if err := l.beat(ctx); err != nil {
 			return err
 		}
 		left = l.ttl - (l.b.servers.clock() - time.Duration(l.renewed.Load()))
@@ -162,7 +162,9 @@ func (l *lease) Events() <-chan lock.Event { return l.events }
 
 // Heartbeat implements lock.Lease: one request, in a Cluster one a bucket in
 // use, sent together.
-func (l *lease) Heartbeat(ctx context.Context) error {
+func (l *lease) Heartbeat(ctx context.Context) ([]lock.Event, error) { return nil, l.beat(ctx) }
+
+func (l *lease) beat(ctx context.Context) error {
 	if l.isLost() {
 		return lock.ErrLeaseLost
 	}

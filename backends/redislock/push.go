@@ -99,6 +99,10 @@ func (l *lease) pushed(payload string) {
 		if err != nil {
 			return
 		}
-		l.tell(lock.Event{Kind: lock.Revoked, Resource: lock.Resource(resource), ID: lock.HoldID(id), Grace: time.Duration(grace) * time.Millisecond})
+		ev := lock.Event{Kind: lock.Revoked, Resource: lock.Resource(resource), ID: lock.HoldID(id)}
+		if grace > 0 {
+			ev.Until = l.b.servers.clock() + time.Duration(grace)*time.Millisecond
+		}
+		l.tell(ev)
 	}
 }

@@ -35,7 +35,7 @@ func TestServerChange(t *testing.T) {
 		if now := r.servers(); len(now) != 1 || now[0] == before[0] {
 			return errors.New(strings.Join(now, ", "))
 		}
-		return l.Heartbeat(t.Context())
+		return beat(t.Context(), l)
 	})
 	w.pending()
 	release(t, o, taken)
@@ -83,7 +83,7 @@ func TestExpiry(t *testing.T) {
 	}
 	r.set(func(r *road) { r.lost = false })
 	eventually(t, "the store says that the lease is lost", func() error {
-		switch err := l.Heartbeat(t.Context()); {
+		switch err := beat(t.Context(), l); {
 		case errors.Is(err, lock.ErrLeaseLost):
 			return nil
 		case errors.Is(err, lock.ErrUnavailable):
@@ -117,7 +117,7 @@ func TestPausedLeader(t *testing.T) {
 
 	lead, _ := leader(t, s)
 	resume := testengine.Pause(t, lead)
-	eventually(t, "a heartbeat is answered", func() error { return l.Heartbeat(t.Context()) })
+	eventually(t, "a heartbeat is answered", func() error { return beat(t.Context(), l) })
 	w.pending()
 	release(t, l, g)
 	if g2 := w.granted(); g2.Fence <= g.Fence {
@@ -138,13 +138,13 @@ func TestQuorumLost(t *testing.T) {
 	_, l := sidecar(t, "zk://"+rest[0].Addr(), 20*time.Second)
 	_, o := sidecar(t, s.URL(), 20*time.Second)
 	g := hold(t, l, "quorum", lock.Exclusive)
-	if err := errors.Join(l.Heartbeat(t.Context()), o.Heartbeat(t.Context())); err != nil {
+	if err := errors.Join(beat(t.Context(), l), beat(t.Context(), o)); err != nil {
 		t.Fatal(err)
 	}
 	resume := []func(){testengine.Pause(t, lead), testengine.Pause(t, rest[1])}
 
 	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); {
-		if err := l.Heartbeat(t.Context()); !errors.Is(err, lock.ErrUnavailable) {
+		if err := beat(t.Context(), l); !errors.Is(err, lock.ErrUnavailable) {
 			t.Fatalf("Heartbeat without a quorum: %v", err)
 		}
 	}
@@ -160,7 +160,7 @@ func TestQuorumLost(t *testing.T) {
 	for _, f := range resume {
 		f()
 	}
-	eventually(t, "both leases live", func() error { return errors.Join(l.Heartbeat(t.Context()), o.Heartbeat(t.Context())) })
+	eventually(t, "both leases live", func() error { return errors.Join(beat(t.Context(), l), beat(t.Context(), o)) })
 	noEvent(t, l)
 	refused(t, o, "quorum", lock.Shared)
 	release(t, l, g)
@@ -177,7 +177,7 @@ func TestDataLost(t *testing.T) {
 	hold(t, l, "r", lock.Exclusive)
 	testengine.Restart(t, s, testengine.DropData)
 	for end := time.Now().Add(ttl); time.Now().Before(end); {
-		if err := l.Heartbeat(t.Context()); !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrLeaseLost) {
+		if err := beat(t.Context(), l); !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrLeaseLost) {
 			t.Fatalf("Heartbeat: %v", err)
 		}
 	}

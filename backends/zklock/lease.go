@@ -97,7 +97,10 @@ func (l *lease) Events() <-chan lock.Event { return l.events }
 
 // Heartbeat implements lock.Lease: one request, however many holds there are.
 // See proof for what its success means.
-func (l *lease) Heartbeat(ctx context.Context) error {
+func (l *lease) Heartbeat(ctx context.Context) ([]lock.Event, error) { return nil, l.beat(ctx) }
+
+// beat renews the lease.
+func (l *lease) beat(ctx context.Context) error {
 	if l.isLost() {
 		return lock.ErrLeaseLost
 	}

@@ -165,7 +165,7 @@ func TestDeletedByHand(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if e := event(t, l, g.ID); e.Grace != 0 {
+	if e := event(t, l, g.ID); e.Until != 0 {
 		t.Errorf("event %+v", e)
 	}
 	<-w.done
@@ -176,7 +176,7 @@ func TestDeletedByHand(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := l.Heartbeat(t.Context()); err != nil {
+		if err := beat(t.Context(), l); err != nil {
 			t.Errorf("Heartbeat without the node of the lease: %v", err)
 		}
 	}

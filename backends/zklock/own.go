@@ -69,7 +69,11 @@ func (e *entry) revoke(grace time.Duration, stat zksession.Stat) {
 	}
 	e.revoked = now + grace
 	_, passed := l.seat.time.since(stat.Mtime, now)
-	l.tell(lock.Event{Kind: lock.Revoked, Resource: e.q.Resource, ID: e.q.ID, Grace: max(0, grace-passed)})
+	var until time.Duration
+	if passed < grace {
+		until = now + grace - passed
+	}
+	l.tell(lock.Event{Kind: lock.Revoked, Resource: e.q.Resource, ID: e.q.ID, Until: until})
 	if e.over == nil {
 		e.over = make(chan struct{})
 	}

@@ -71,7 +71,7 @@ func TestDigest(t *testing.T) {
 		}
 
 		road.sever() // the next connection has the same rights
-		eventually(t, "a heartbeat is answered", func() error { return l.Heartbeat(t.Context()) })
+		eventually(t, "a heartbeat is answered", func() error { return beat(t.Context(), l) })
 		release(t, l, g)
 		release(t, o, hold(t, o, "r", lock.Exclusive))
 	}

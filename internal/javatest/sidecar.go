@@ -38,7 +38,7 @@ func NewSidecar(t testing.TB, b lock.Backend, name string, ttl time.Duration) *S
 			case <-ctx.Done():
 				return
 			}
-			if err := l.Heartbeat(ctx); err != nil && ctx.Err() == nil {
+			if _, err := l.Heartbeat(ctx); err != nil && ctx.Err() == nil {
 				t.Errorf("%s: renew the lease: %v", name, err)
 				return
 			}

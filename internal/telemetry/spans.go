@@ -120,14 +120,14 @@ func (l *tracedLease) Downgrade(ctx context.Context, r lock.Resource, id lock.Ho
 	return err
 }
 
-func (l *tracedLease) Heartbeat(ctx context.Context) error {
+func (l *tracedLease) Heartbeat(ctx context.Context) ([]lock.Event, error) {
 	start := time.Now()
-	err := l.Lease.Heartbeat(ctx)
+	news, err := l.Lease.Heartbeat(ctx)
 	if err != nil {
 		_, span := l.t.tracer.Start(ctx, "store heartbeat", trace.WithSpanKind(trace.SpanKindClient), trace.WithTimestamp(start))
 		finish(span, err)
 	}
-	return err
+	return news, err
 }
 
 func (l *tracedLease) Close(ctx context.Context) error {

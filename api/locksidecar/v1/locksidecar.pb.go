@@ -749,13 +749,16 @@ type AcquireRequest struct {
 	Wait *durationpb.Duration `protobuf:"bytes,5,opt,name=wait,proto3" json:"wait,omitempty"`
 	// The hold ends by itself after this time: 100ms to 24h. Absent: never.
 	MaxHold *durationpb.Duration `protobuf:"bytes,6,opt,name=max_hold,json=maxHold,proto3" json:"max_hold,omitempty"`
-	// Reentrancy: a request of the same session with the same resource and owner
-	// finds its own hold and counts it up. At most 128 bytes. Empty is an owner
-	// too, so by default a session owns its locks as a whole.
+	// Who in the app asks: a thread, a task, a request. At most 128 bytes. Shown in
+	// lists; with reentrant it also says whose hold may be entered again.
 	Owner string `protobuf:"bytes,7,opt,name=owner,proto3" json:"owner,omitempty"`
 	// For Hold only: name and metadata of the one-lock session.
-	Name          string            `protobuf:"bytes,8,opt,name=name,proto3" json:"name,omitempty"`
-	Metadata      map[string]string `protobuf:"bytes,9,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Name     string            `protobuf:"bytes,8,opt,name=name,proto3" json:"name,omitempty"`
+	Metadata map[string]string `protobuf:"bytes,9,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// A reentrant request finds the hold of another reentrant request of the same
+	// session, resource and owner, and counts it up. Without it every acquire
+	// stands alone, and a second one of the same app waits for the first.
+	Reentrant     bool `protobuf:"varint,10,opt,name=reentrant,proto3" json:"reentrant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -851,6 +854,13 @@ func (x *AcquireRequest) GetMetadata() map[string]string {
 		return x.Metadata
 	}
 	return nil
+}
+
+func (x *AcquireRequest) GetReentrant() bool {
+	if x != nil {
+		return x.Reentrant
+	}
+	return false
 }
 
 // Grant is a hold as the app sees it.
@@ -1119,9 +1129,12 @@ func (*CancelResponse) Descriptor() ([]byte, []int) {
 }
 
 type ReleaseRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"` // unary and HTTP only
-	LockId        string                 `protobuf:"bytes,2,opt,name=lock_id,json=lockId,proto3" json:"lock_id,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"` // unary and HTTP only
+	LockId    string                 `protobuf:"bytes,2,opt,name=lock_id,json=lockId,proto3" json:"lock_id,omitempty"`
+	// Optional, at most 128 bytes: a retry with the same id gets the same answer
+	// and takes off no second count.
+	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1166,6 +1179,13 @@ func (x *ReleaseRequest) GetSessionId() string {
 func (x *ReleaseRequest) GetLockId() string {
 	if x != nil {
 		return x.LockId
+	}
+	return ""
+}
+
+func (x *ReleaseRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
 	}
 	return ""
 }
@@ -2625,7 +2645,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\tlease_ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\x12\x18\n" +
 	"\asidecar\x18\x03 \x01(\tR\asidecar\x128\n" +
 	"\n" +
-	"counted_at\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\"\xaa\x03\n" +
+	"counted_at\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\"\xc8\x03\n" +
 	"\x0eAcquireRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1d\n" +
@@ -2637,7 +2657,9 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\bmax_hold\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\amaxHold\x12\x14\n" +
 	"\x05owner\x18\a \x01(\tR\x05owner\x12\x12\n" +
 	"\x04name\x18\b \x01(\tR\x04name\x12H\n" +
-	"\bmetadata\x18\t \x03(\v2,.locksidecar.v1.AcquireRequest.MetadataEntryR\bmetadata\x1a;\n" +
+	"\bmetadata\x18\t \x03(\v2,.locksidecar.v1.AcquireRequest.MetadataEntryR\bmetadata\x12\x1c\n" +
+	"\treentrant\x18\n" +
+	" \x01(\bR\treentrant\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb1\x02\n" +
@@ -2660,11 +2682,13 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x02 \x01(\tR\tsessionId\"\x10\n" +
-	"\x0eCancelResponse\"H\n" +
+	"\x0eCancelResponse\"g\n" +
 	"\x0eReleaseRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x17\n" +
-	"\alock_id\x18\x02 \x01(\tR\x06lockId\"'\n" +
+	"\alock_id\x18\x02 \x01(\tR\x06lockId\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\"'\n" +
 	"\x0fReleaseResponse\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\x05R\x05count\"J\n" +
 	"\x10DowngradeRequest\x12\x1d\n" +

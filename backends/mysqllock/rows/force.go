@@ -128,7 +128,7 @@ func (l *lease) lookForForce(ctx context.Context) {
 			e.at.end(lock.ErrNotHolder)
 		case !e.told:
 			e.told, e.until = true, at+grace
-			events = append(events, lock.Event{Kind: lock.Revoked, Resource: e.q.Resource, ID: id, Grace: grace})
+			events = append(events, lock.Event{Kind: lock.Revoked, Resource: e.q.Resource, ID: id, Until: e.until})
 		default:
 			e.until = min(e.until, at+grace)
 		}

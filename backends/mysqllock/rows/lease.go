@@ -242,7 +242,10 @@ func (l *lease) tearDown(ctx context.Context) error {
 
 // Heartbeat implements lock.Lease: one request on the connection of the lease,
 // and one on that of each hold, all at the same time.
-func (l *lease) Heartbeat(ctx context.Context) error {
+func (l *lease) Heartbeat(ctx context.Context) ([]lock.Event, error) { return nil, l.beat(ctx) }
+
+// beat renews the lease.
+func (l *lease) beat(ctx context.Context) error {
 	if l.isLost() {
 		return lock.ErrLeaseLost
 	}

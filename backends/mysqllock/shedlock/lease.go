@@ -114,7 +114,10 @@ func (l *lease) Events() <-chan lock.Event { return l.events }
 // granted while a heartbeat is under way is counted from when its own request
 // was sent. If that was before the heartbeat, and the heartbeat did not know of
 // the hold, it is moved by a request of its own before either counts.
-func (l *lease) Heartbeat(ctx context.Context) error {
+func (l *lease) Heartbeat(ctx context.Context) ([]lock.Event, error) { return nil, l.beat(ctx) }
+
+// beat renews the lease.
+func (l *lease) beat(ctx context.Context) error {
 	if l.isLost() {
 		return lock.ErrLeaseLost
 	}

@@ -170,7 +170,7 @@ func (l *lease) lookForForce(ctx context.Context) {
 		case !e.settled: // Acquire has not returned yet: it will be told when it has
 		case !e.told:
 			e.told, e.until = true, at+left
-			events = append(events, lock.Event{Kind: lock.Revoked, Resource: e.q.Resource, ID: id, Grace: left})
+			events = append(events, lock.Event{Kind: lock.Revoked, Resource: e.q.Resource, ID: id, Until: e.until})
 		default:
 			e.until = min(e.until, at+left)
 		}

@@ -335,14 +335,14 @@ func TestOddServer(t *testing.T) {
 			for what, err := range map[string]error{
 				"Acquire":   func() error { _, err := l.Acquire(t.Context(), exclusive(unique("r"))); return err }(),
 				"Release":   l.Release(t.Context(), r, g.ID),
-				"Heartbeat": l.Heartbeat(t.Context()),
+				"Heartbeat": beat(t.Context(), l),
 			} {
 				if !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), "takes no writes") {
 					t.Errorf("%s on a server that is read only: %v", what, err)
 				}
 			}
 			execute(t, admin, "SET GLOBAL read_only=0")
-			if err := l.Heartbeat(t.Context()); err != nil {
+			if err := beat(t.Context(), l); err != nil {
 				t.Errorf("Heartbeat afterwards: %v", err)
 			}
 			other.b.known.forget(r)
@@ -384,11 +384,11 @@ func TestHosts(t *testing.T) {
 	}
 	readOnly(second, 1)
 	readOnly(first, 0)
-	if err := l.Heartbeat(t.Context()); err == nil {
+	if err := beat(t.Context(), l); err == nil {
 		t.Error("Heartbeat on a server that takes no writes any more: nil")
 	}
 	eventually(t, "the lease is known to be lost", func() error {
-		switch err := l.Heartbeat(t.Context()); { // the other server does not know it
+		switch err := beat(t.Context(), l); { // the other server does not know it
 		case errors.Is(err, lock.ErrLeaseLost):
 			return nil
 		case err == nil:
@@ -421,4 +421,10 @@ func TestTLS(t *testing.T) {
 	if err := strict.Ping(t.Context()); !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("a certificate of nobody's: %v", err)
 	}
+}
+
+// beat sends one heartbeat, for its outcome alone.
+func beat(ctx context.Context, l lock.Lease) error {
+	_, err := l.Heartbeat(ctx)
+	return err
 }

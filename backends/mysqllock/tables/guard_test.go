@@ -286,7 +286,7 @@ func keepAlive(t *testing.T, ctx context.Context, l *lease) (done chan struct{})
 	go func() {
 		defer close(done)
 		for ctx.Err() == nil {
-			_ = l.Heartbeat(ctx)
+			_ = beat(ctx, l)
 			time.Sleep(l.ttl / 10)
 		}
 	}()

@@ -155,7 +155,7 @@ func TestMemoriesAreCompared(t *testing.T) {
 		execute(t, b, "UPDATE {lock} SET x_id=NULL, x_lease=NULL WHERE name=?", []byte(vanished.Resource))
 		execute(t, b, "INSERT INTO {lock} (name, fence, x_id, x_lease, x_since) VALUES (?, 1, 'stale', ?, NOW(6))", []byte(stale), []byte(l.id))
 		road.Inject(testengine.Sever)
-		eventually(t, "a heartbeat gets through", func() error { return l.Heartbeat(t.Context()) })
+		eventually(t, "a heartbeat gets through", func() error { return beat(t.Context(), l) })
 		select {
 		case ev := <-l.Events():
 			if ev.Kind != lock.Vanished || ev.ID != vanished.ID || ev.Resource != vanished.Resource {

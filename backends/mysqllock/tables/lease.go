@@ -132,7 +132,10 @@ func (l *lease) ID() lock.LeaseID { return l.id }
 func (l *lease) Events() <-chan lock.Event { return l.events }
 
 // Heartbeat implements lock.Lease: one statement.
-func (l *lease) Heartbeat(ctx context.Context) error {
+func (l *lease) Heartbeat(ctx context.Context) ([]lock.Event, error) { return nil, l.beat(ctx) }
+
+// beat renews the lease.
+func (l *lease) beat(ctx context.Context) error {
 	if l.isLost() {
 		return lock.ErrLeaseLost
 	}

@@ -207,13 +207,14 @@ func (l *lease) hear(n news) {
 		l.putOut(id)
 	case newsRevoked:
 		grace := time.Duration(n.grace) * time.Microsecond
+		var until time.Duration
 		if grace > 0 {
 			// The server's clock may have jumped since: never more than the grace.
 			passed := min(time.Duration(n.passed)*time.Microsecond, grace-1)
 			l.keeper.revoked(n.name, id, grace)
-			grace -= passed
+			until = lock.BootTime() + grace - passed
 		}
-		l.tell(lock.Event{Kind: lock.Revoked, Resource: n.name, ID: id, Grace: grace})
+		l.tell(lock.Event{Kind: lock.Revoked, Resource: n.name, ID: id, Until: until})
 	}
 }
 
