@@ -28,6 +28,15 @@ func randomHex() string {
 
 // Fence is a fencing token: strictly larger than that of every earlier
 // exclusive grant of the same resource; for a shared grant, not smaller. It is
-// at most 2^63-1. Stores that count by time use microseconds since the Unix
-// epoch, so tokens keep growing when a counter is lost.
+// at most 2^63-1.
 type Fence int64
+
+// FenceRange is how many fences belong to one number of a store. The store's
+// number is the first; the others are for grants inside the sidecar under the
+// same hold in the store.
+const FenceRange = 1024
+
+// FenceOf is the fence of a number that a store has given. Stores that count by
+// time use microseconds since the Unix epoch, so fences keep growing when a
+// counter is lost, and stay below 2^63 until the year 2255.
+func FenceOf(number int64) Fence { return Fence(number) * FenceRange }
