@@ -33,9 +33,10 @@ var house = []room{
 
 	// Stores never know each other.
 	{path: "backends/backendtest", may: "lock"},
+	{path: "backends/leasekit", may: "lock"},
 	{path: "backends/storeurl", may: "lock"},
-	{path: "backends/embedded", may: "lock", test: "backends/backendtest"},
-	{path: "backends/redislock", may: "lock backends/storeurl", test: "backends/backendtest internal/testengine"},
+	{path: "backends/embedded", may: "lock backends/leasekit", test: "backends/backendtest"},
+	{path: "backends/redislock", may: "lock backends/leasekit backends/storeurl", test: "backends/backendtest internal/testengine"},
 	{path: "backends/zklock/zksession", test: "internal/testengine"},
 	{path: "backends/zklock", may: "lock backends/storeurl backends/zklock/zksession", test: "backends/backendtest internal/testengine internal/javatest"},
 	{path: "backends/mysqllock/mydb", may: "lock backends/storeurl", test: "internal/testengine"},

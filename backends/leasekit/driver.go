@@ -1,0 +1,131 @@
+// Package leasekit is the part of a lease that is the same on every store: what
+// the sidecar knows of its own holds and waiters, waiting and asking again,
+// giving up, unknown outcomes, news, and the comparison of both sides' memories.
+//
+// A store implements [Driver]: one trip to its server for each question, no
+// waiting and no memory of holds. [Start] makes a lock.Lease of it.
+package leasekit
+
+import (
+	"context"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// Driver is what a store does for one lease. Its methods may be called at the
+// same time by many goroutines, but Ask, Withdraw and Downgrade only one at a
+// time for one HoldID.
+//
+// Errors: lock.ErrLeaseLost is the store's own word that the lease is over; every
+// error that is not named at the method leaves the outcome open, and wraps
+// lock.ErrUnavailable.
+type Driver interface {
+	// Ask asks for a hold, or asks again after one that waits or whose outcome is
+	// unknown: the store knows it by its ID.
+	//   *lock.HeldError with lock.ErrHeld: a try found it taken; nothing is left.
+	//   lock.ErrNotHolder: the request was given up or forced out; nothing is left.
+	Ask(ctx context.Context, q lock.Request) (Answer, error)
+
+	// Withdraw ends a hold or takes a waiter out of the queue. Nothing there is
+	// no error.
+	Withdraw(ctx context.Context, w Withdrawal) (Withdrawn, error)
+
+	// Downgrade turns an exclusive hold into a shared one.
+	//   lock.ErrNotHolder: there is no such hold.
+	Downgrade(ctx context.Context, r Ref) error
+
+	// Renew renews the lease, and with the same request acknowledges revocations:
+	// from then on the store counts their grace.
+	Renew(ctx context.Context, acks []Revocation) (Renewal, error)
+
+	// Held calls each for every hold and waiter that the store has for the lease,
+	// in bounded steps.
+	Held(ctx context.Context, each func(Ref)) error
+
+	// Listen passes pushes on until ctx ends. push does not block.
+	Listen(ctx context.Context, push func(Push))
+
+	// Close releases everything that hangs on the lease and ends it, as far as
+	// the store can be reached before ctx ends. No other method is called after.
+	Close(ctx context.Context) error
+}
+
+// Ref names one hold or waiter of the lease.
+type Ref struct {
+	Resource lock.Resource
+	ID       lock.HoldID
+}
+
+// Answer is what the store says to Ask: granted, or in the queue.
+type Answer struct {
+	Granted bool
+	Fence   lock.Fence
+	Guard   *lock.Guard
+	// Recheck is when to ask again at the latest although no push has come; 0, or
+	// more than the kit's own bound: then. It is how a driver keeps a grant back
+	// that it must not pass on yet: not Granted, and the time to wait.
+	Recheck time.Duration
+}
+
+// Withdrawal is what to end.
+type Withdrawal struct {
+	Ref
+	Mode lock.Mode // 0: unknown
+	// Unsure: an earlier request for it had no answer, so that a copy may still
+	// arrive. The store must remember that the id was given up.
+	Unsure bool
+	// Proven: it was granted in this Mode, no request for it is unanswered, and
+	// the lease is proven to live at this moment.
+	Proven bool
+}
+
+// Withdrawn is what was there.
+type Withdrawn struct {
+	Found    bool
+	Position int         // of a waiter in its queue, 1 is next; 0 for a hold
+	Status   lock.Status // who stood in the way of a waiter; may be empty
+}
+
+// Revocation is a forced release of one hold, under way.
+type Revocation struct {
+	Ref
+	Grace time.Duration // counted from when the store gets the acknowledgement; 0: it is gone already
+}
+
+// Renewal is the store's answer to a heartbeat.
+type Renewal struct {
+	// Revoked are the revocations that were not acknowledged yet.
+	Revoked []Revocation
+	// Entries is how many holds and waiters the store has for the lease; negative
+	// where it does not count.
+	Entries int
+	// Stranger: another server than last time has answered, and may know less.
+	Stranger bool
+}
+
+// Push is news that the store sent unasked. It is a hint, and may be lost.
+type Push struct {
+	Kind  PushKind
+	Ref   // Resource is needed for Revoked only
+	Fence lock.Fence
+	Guard *lock.Guard
+	Grace time.Duration // Revoked
+}
+
+// PushKind says what a Push tells.
+type PushKind uint8
+
+// The kinds of a Push.
+const (
+	// Woken: something has changed for the waiter; it asks again.
+	Woken PushKind = iota + 1
+	// Granted: the waiter has the hold. Only for a push that came on a connection
+	// to the very server that is trusted with the resource: it is as good as the
+	// answer to a request. Otherwise it is Woken.
+	Granted
+	// Revoked: somebody forces the release of a hold.
+	Revoked
+	// Missed: pushes may have been lost; all waiters ask again.
+	Missed
+)

@@ -1,0 +1,143 @@
+package leasekit
+
+import (
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// entry is what the lease knows of one hold or waiter of its own. Its fields
+// stand under the lease's mutex.
+type entry struct {
+	Ref
+	mode    lock.Mode
+	stored  bool // the store has said that it is held or queued
+	held    bool // the store has granted it, and the caller was told
+	unsure  bool // a request for it had no answer
+	busy    bool // a request for it is under way
+	touched uint64
+
+	pushed *Push         // a grant that came by push
+	woken  chan struct{} // closed when there is a reason to ask again; nil while nobody waits
+
+	// A forced release of the hold. Until it is acknowledged, the store waits.
+	revoked bool
+	grace   time.Duration // the shortest that is known
+	until   time.Duration // on the clock: when grace is over, counted from when it was known
+	acked   bool
+	telling bool // stands in Lease.news
+}
+
+// wake makes the waiting Acquire go on, with the lease locked.
+func (e *entry) wake() {
+	if e.woken != nil {
+		close(e.woken)
+		e.woken = nil
+	}
+}
+
+// begin marks that a request for the hold is on its way, and makes the entry
+// where there is none; mode may be 0 then.
+//
+//	lock.ErrLeaseLost: the lease is over.
+//	lock.ErrNotHolder, *lock.InvalidError: the id is that of another resource.
+func (l *Lease) begin(r Ref, mode lock.Mode) (*entry, error) {
+	if l.isLost() {
+		return nil, lock.ErrLeaseLost
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.entries[r.ID]
+	switch {
+	case e == nil:
+		e = &entry{Ref: r, mode: mode}
+		l.entries[r.ID] = e
+	case mode != 0 && (e.Resource != r.Resource || e.mode != mode):
+		return nil, &lock.InvalidError{Field: "id", Problem: "is in use for another resource or mode"}
+	case e.Resource != r.Resource:
+		return nil, lock.ErrNotHolder
+	}
+	e.busy = true
+	l.touch(e)
+	return e, nil
+}
+
+// touch notes that an entry has changed. l.mu is held.
+func (l *Lease) touch(e *entry) {
+	l.epoch++
+	e.touched = l.epoch
+}
+
+// remove forgets an entry. l.mu is held.
+func (l *Lease) remove(e *entry) {
+	if l.entries[e.ID] == e {
+		delete(l.entries, e.ID)
+		l.removed++
+	}
+	e.wake()
+}
+
+// end notes that a request was answered (or, with unsure, was not), and what the
+// store has of it now.
+func (l *Lease) end(e *entry, f func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e.busy = false
+	l.touch(e)
+	f()
+}
+
+// pushed takes a push.
+func (l *Lease) pushed(p Push) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch e := l.entries[p.ID]; {
+	case p.Kind == Missed:
+		close(l.missed)
+		l.missed = make(chan struct{})
+	case e == nil: // it was given up meanwhile
+	case p.Kind == Revoked:
+		l.revoke(e, p.Grace)
+	case p.Kind == Granted:
+		if !e.held {
+			e.pushed = &p
+		}
+		e.wake()
+	default:
+		e.wake()
+	}
+}
+
+// revoke notes that the release of a hold is forced. A grace can become shorter,
+// not longer. l.mu is held.
+func (l *Lease) revoke(e *entry, grace time.Duration) {
+	if e.revoked && grace >= e.grace {
+		return
+	}
+	until := l.o.Clock() + grace
+	if e.revoked {
+		until = min(until, e.until)
+	}
+	if grace == 0 {
+		until = 0
+	}
+	e.revoked, e.grace, e.until, e.acked = true, grace, until, grace == 0
+	e.wake()
+	if !e.telling {
+		e.telling = true
+		l.news = append(l.news, e)
+	}
+	l.ring()
+}
+
+// event is what is told of a revocation. l.mu is held.
+func (e *entry) event() lock.Event {
+	return lock.Event{Kind: lock.Revoked, Resource: e.Resource, ID: e.ID, Until: e.until}
+}
+
+func (l *Lease) ring() {
+	select {
+	case l.bell <- struct{}{}:
+	default:
+	}
+}

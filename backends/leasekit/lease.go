@@ -1,0 +1,116 @@
+package leasekit
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// maxRecheck bounds how long a waiter trusts that a push will come.
+const maxRecheck = 3 * time.Second
+
+// Options are what a lease is started with.
+type Options struct {
+	ID      lock.LeaseID
+	TTL     time.Duration
+	Clock   lock.Clock    // default lock.BootTime
+	Opened  time.Duration // on Clock, before the request that opened the lease was sent
+	Recheck time.Duration // a waiter asks again at least this often; default TTL/3, at most 3s
+}
+
+// RecheckOf is the default Recheck for a TTL.
+func RecheckOf(ttl time.Duration) time.Duration { return min(maxRecheck, ttl/3) }
+
+// Lease implements lock.Lease over a Driver.
+type Lease struct {
+	o      Options
+	d      Driver
+	stop   context.CancelFunc
+	tasks  sync.WaitGroup
+	events chan lock.Event
+	closed sync.Once
+
+	lost     chan struct{} // closed when the store said so, or by Close
+	loseOnce sync.Once
+
+	compareMu sync.Mutex
+
+	mu      sync.Mutex
+	entries map[lock.HoldID]*entry
+	epoch   uint64        // of the last change of an entry
+	removed uint64        // entries taken out so far
+	missed  chan struct{} // closed and replaced when pushes may have been lost
+	news    []*entry      // revocations that Events has not told yet
+	bell    chan struct{} // has a value when news or acknowledgements may be due
+	renewed time.Duration // before the last request that renewed the lease was sent
+	exact   time.Duration // when the number of entries was last known to be that of the store
+	suspect bool          // memories must be compared before the lease counts as renewed
+}
+
+var _ lock.Lease = (*Lease)(nil)
+
+// Start begins what a lease needs that the driver has just opened. ctx does not
+// end it.
+func Start(ctx context.Context, d Driver, o Options) *Lease {
+	if o.Clock == nil {
+		o.Clock = lock.BootTime
+	}
+	if o.Recheck == 0 {
+		o.Recheck = RecheckOf(o.TTL)
+	}
+	l := &Lease{
+		o: o, d: d,
+		events:  make(chan lock.Event),
+		lost:    make(chan struct{}),
+		entries: make(map[lock.HoldID]*entry),
+		missed:  make(chan struct{}),
+		bell:    make(chan struct{}, 1),
+		renewed: o.Opened,
+		exact:   o.Opened,
+	}
+	run, stop := context.WithCancel(context.WithoutCancel(ctx))
+	l.stop = stop
+	l.tasks.Go(func() { d.Listen(run, l.pushed) })
+	l.tasks.Go(func() { l.tell(run) })
+	return l
+}
+
+// ID implements lock.Lease.
+func (l *Lease) ID() lock.LeaseID { return l.o.ID }
+
+// Events implements lock.Lease.
+func (l *Lease) Events() <-chan lock.Event { return l.events }
+
+// Lost is closed when the lease is over: the store said so, or Close was called.
+func (l *Lease) Lost() <-chan struct{} { return l.lost }
+
+// Lose marks the lease as over, because the store said so.
+func (l *Lease) Lose() { l.loseOnce.Do(func() { close(l.lost) }) }
+
+func (l *Lease) isLost() bool {
+	select {
+	case <-l.lost:
+		return true
+	default:
+		return false
+	}
+}
+
+// proven tells whether the lease is known to live in the store at this moment:
+// its TTL has not passed since a request that renewed it was sent. l.mu is held.
+func (l *Lease) proven() bool { return l.o.Clock() < l.renewed+l.o.TTL }
+
+// Close implements lock.Lease.
+func (l *Lease) Close(ctx context.Context) error {
+	err := lock.ErrLeaseLost
+	l.closed.Do(func() {
+		l.Lose()
+		l.stop()
+		err = l.d.Close(ctx)
+		l.tasks.Wait()
+		close(l.events)
+	})
+	return err
+}

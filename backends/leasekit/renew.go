@@ -1,0 +1,241 @@
+package leasekit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// maxInexact is for how many TTLs the number of entries may be known only
+// roughly, because requests are always under way, before everything is compared.
+const maxInexact = 3
+
+// Heartbeat implements lock.Lease.
+func (l *Lease) Heartbeat(ctx context.Context) ([]lock.Event, error) {
+	if l.isLost() {
+		return nil, lock.ErrLeaseLost
+	}
+	b, err := l.renew(ctx)
+	if err != nil {
+		return l.standing(), fmt.Errorf("heartbeat: %w", err)
+	}
+	var vanished []lock.Event
+	if l.doubts(b) {
+		if vanished, err = l.compare(ctx); err != nil {
+			return append(l.standing(), vanished...), fmt.Errorf("heartbeat: compare holds: %w", err)
+		}
+	}
+	l.mu.Lock()
+	l.renewed = max(l.renewed, b.sent)
+	l.mu.Unlock()
+	return append(l.standing(), vanished...), nil
+}
+
+// beat is one request that renewed the lease.
+type beat struct {
+	sent           time.Duration
+	epoch, removed uint64 // of the lease, when it was sent
+	entries        int    // that the store has; negative: it does not say
+}
+
+// renew sends one heartbeat, with all acknowledgements that are due.
+func (l *Lease) renew(ctx context.Context) (beat, error) {
+	l.mu.Lock()
+	acks := l.due()
+	b := beat{sent: l.o.Clock(), epoch: l.epoch, removed: l.removed}
+	l.mu.Unlock()
+	r, err := l.d.Renew(ctx, acks)
+	if err != nil {
+		if errors.Is(err, lock.ErrLeaseLost) {
+			l.Lose()
+		}
+		return b, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, a := range acks {
+		if e := l.entries[a.ID]; e != nil && e.grace == a.Grace {
+			e.acked = true
+		}
+	}
+	for _, v := range r.Revoked {
+		if e := l.entries[v.ID]; e != nil {
+			if e.revoked && v.Grace >= e.grace {
+				e.acked = false // the store does not have it
+			}
+			l.revoke(e, v.Grace)
+		}
+	}
+	l.suspect = l.suspect || r.Stranger
+	b.entries = r.Entries
+	return b, nil
+}
+
+// due are the revocations to acknowledge. l.mu is held.
+func (l *Lease) due() []Revocation {
+	var acks []Revocation
+	for _, e := range l.entries {
+		if e.revoked && !e.acked {
+			acks = append(acks, Revocation{Ref: e.Ref, Grace: e.grace})
+		}
+	}
+	return acks
+}
+
+// standing are the revocations under way, as moments.
+func (l *Lease) standing() []lock.Event {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var all []lock.Event
+	for _, e := range l.entries {
+		if e.revoked {
+			all = append(all, e.event())
+		}
+	}
+	return all
+}
+
+// doubts tells whether what the store has must be compared with what the lease
+// knows, entry by entry: another server has answered, or the numbers differ.
+// Requests that were under way during the heartbeat may or may not be counted.
+func (l *Lease) doubts(b beat) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.suspect {
+		return true
+	}
+	if b.entries < 0 {
+		return false
+	}
+	least, most := 0, int(l.removed-b.removed) //nolint:gosec // small
+	for _, e := range l.entries {
+		most++
+		if e.stored && !e.unsure && !e.busy && e.touched <= b.epoch {
+			least++
+		}
+	}
+	switch {
+	case b.entries < least, b.entries > most:
+		return true
+	case least == most:
+		l.exact = b.sent
+		return false
+	default:
+		return b.sent-l.exact > maxInexact*l.o.TTL
+	}
+}
+
+// compare sets the store's memory beside the lease's own. What the store does
+// not have is lost, and is the result; what only the store has is released.
+func (l *Lease) compare(ctx context.Context) ([]lock.Event, error) {
+	l.compareMu.Lock()
+	defer l.compareMu.Unlock()
+	l.mu.Lock()
+	began := l.o.Clock()
+	l.suspect = false
+	known := make(map[lock.HoldID]uint64, len(l.entries))
+	for id, e := range l.entries {
+		if e.stored && !e.busy {
+			known[id] = e.touched
+		}
+	}
+	l.mu.Unlock()
+
+	var listed []Ref
+	err := l.d.Held(ctx, func(r Ref) {
+		listed = append(listed, r)
+		delete(known, r.ID)
+	})
+	l.mu.Lock()
+	if err != nil {
+		l.suspect = true
+		l.mu.Unlock()
+		return nil, err
+	}
+	vanished := l.drop(known)
+	var extra []Ref
+	for _, r := range listed {
+		if l.entries[r.ID] == nil {
+			extra = append(extra, r)
+		}
+	}
+	l.mu.Unlock()
+	for _, r := range extra {
+		if _, err := l.d.Withdraw(ctx, Withdrawal{Ref: r}); err != nil {
+			l.mu.Lock()
+			l.suspect = true
+			l.mu.Unlock()
+			return vanished, err
+		}
+	}
+	l.mu.Lock()
+	l.exact = max(l.exact, began)
+	l.mu.Unlock()
+	return vanished, nil
+}
+
+// drop takes out the holds that the store does not have, unless something has
+// happened to them since, and makes the waiters ask again. l.mu is held.
+func (l *Lease) drop(missing map[lock.HoldID]uint64) []lock.Event {
+	var vanished []lock.Event
+	for id, touched := range missing {
+		e := l.entries[id]
+		switch {
+		case e == nil || e.touched != touched:
+		case e.held:
+			vanished = append(vanished, lock.Event{Kind: lock.Vanished, Resource: e.Resource, ID: id})
+			l.remove(e)
+		default:
+			e.pushed = nil
+			e.wake()
+		}
+	}
+	return vanished
+}
+
+// tell passes revocations on that came by push, and acknowledges them once they
+// are told. What fails here the next heartbeat does.
+func (l *Lease) tell(ctx context.Context) {
+	for {
+		select {
+		case <-l.bell:
+		case <-l.lost:
+			return
+		case <-ctx.Done():
+			return
+		}
+		for ev, ok := l.next(); ok; ev, ok = l.next() {
+			select {
+			case l.events <- ev:
+			case <-l.lost:
+				return
+			case <-ctx.Done():
+				return
+			}
+		}
+		l.mu.Lock()
+		due := len(l.due()) > 0
+		l.mu.Unlock()
+		if due {
+			limit, cancel := context.WithTimeout(ctx, l.o.TTL/3)
+			_, _ = l.renew(limit)
+			cancel()
+		}
+	}
+}
+
+// next takes one revocation that Events has to tell.
+func (l *Lease) next() (lock.Event, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.news) == 0 {
+		return lock.Event{}, false
+	}
+	e := l.news[0]
+	l.news = l.news[1:]
+	e.telling = false
+	return e.event(), true
+}
