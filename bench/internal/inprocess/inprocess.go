@@ -63,7 +63,7 @@ func keep(ctx context.Context, l lock.Lease, ttl time.Duration) (stop func() err
 			case <-ctx.Done():
 				return
 			}
-			if err := l.Heartbeat(ctx); err != nil && ctx.Err() == nil {
+			if _, err := l.Heartbeat(ctx); err != nil && ctx.Err() == nil {
 				failed = fmt.Errorf("renew the lease: %w", err)
 				return
 			}
