@@ -10,22 +10,25 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
+// giveUpTime bounds how long a wait that has ended is still held up by a store
+// that does not answer: less than TTL/3, too.
+const giveUpTime = time.Second
+
 // Acquire implements lock.Lease.
 func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
-	for {
-		e, err := l.begin(Ref{q.Resource, q.ID}, q.Mode)
-		if err != nil {
-			return lock.Grant{}, err
-		}
-		missed, woken := l.arm(e)
+	e, err := l.begin(Ref{q.Resource, q.ID}, q.Mode)
+	for ; err == nil; err = l.again(e) {
 		a, err := l.d.Ask(ctx, q)
-		if err = l.asked(e, a, err); err != nil {
+		forced, err := l.asked(e, a, err)
+		switch {
+		case err != nil:
 			return lock.Grant{}, err
-		}
-		if a.Granted {
+		case forced:
+			return lock.Grant{}, l.giveBack(ctx, e)
+		case a.Granted:
 			return grantOf(q, a.Fence, a.Guard), nil
 		}
-		p, err := l.wait(ctx, e, woken, missed, a.Recheck)
+		p, err := l.wait(ctx, e, a.Recheck)
 		if err != nil {
 			return lock.Grant{}, err
 		}
@@ -33,51 +36,53 @@ func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 			return grantOf(q, p.Fence, p.Guard), nil
 		}
 	}
+	return lock.Grant{}, err
 }
 
 func grantOf(q lock.Request, f lock.Fence, g *lock.Guard) lock.Grant {
 	return lock.Grant{ID: q.ID, Resource: q.Resource, Mode: q.Mode, Fence: f, Guard: g}
 }
 
-// arm prepares to be woken, before the request is sent whose answer may be
-// overtaken by a push.
-func (l *Lease) arm(e *entry) (missed, woken <-chan struct{}) {
+// asked draws the conclusions from the answer to Ask. forced: it is granted, and
+// its release is forced already.
+func (l *Lease) asked(e *entry, a Answer, err error) (forced bool, _ error) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	e.pushed = nil
-	if e.woken == nil {
-		e.woken = make(chan struct{})
+	l.end(e)
+	switch {
+	case err == nil:
+		forced = a.Granted && e.revoked
+		e.stored, e.held, e.unsure = true, a.Granted && (e.held || !forced), false
+	case errors.Is(err, lock.ErrUnavailable):
+		e.unsure = true
+	default: // nothing is left
+		l.remove(e)
 	}
-	return l.missed, e.woken
-}
-
-// asked draws the conclusions from the answer to Ask.
-func (l *Lease) asked(e *entry, a Answer, err error) error {
-	l.end(e, func() {
-		switch {
-		case err == nil:
-			e.stored, e.held, e.unsure = true, a.Granted, false
-			if a.Granted {
-				e.woken = nil
-			}
-		case errors.Is(err, lock.ErrUnavailable):
-			e.unsure, e.woken = true, nil
-		default: // nothing is left
-			l.remove(e)
-		}
-	})
+	l.mu.Unlock()
 	if errors.Is(err, lock.ErrLeaseLost) {
 		l.Lose()
 	}
 	if err == nil && l.isLost() {
-		return lock.ErrLeaseLost
+		return false, lock.ErrLeaseLost
 	}
-	return err
+	return forced, err
+}
+
+// giveBack ends a hold whose release was forced before its Acquire has returned.
+// Nobody was told of it, so nobody needs a grace.
+func (l *Lease) giveBack(ctx context.Context, e *entry) error {
+	if _, err := l.withdraw(ctx, e.Ref); err != nil {
+		return fmt.Errorf("acquire %q: give up a hold that is forced: %w", string(e.Resource), err)
+	}
+	return lock.ErrNotHolder
 }
 
 // wait waits in the queue: for a grant that comes by push, for a reason to ask
 // again (both results are nil then), or for an end.
-func (l *Lease) wait(ctx context.Context, e *entry, woken, missed <-chan struct{}, recheck time.Duration) (*Push, error) {
+func (l *Lease) wait(ctx context.Context, e *entry, recheck time.Duration) (*Push, error) {
+	woken := l.listen(e)
+	if woken == nil { // a push has overtaken the answer
+		return l.taken(e)
+	}
 	if recheck <= 0 || recheck > l.o.Recheck {
 		recheck = l.o.Recheck
 	}
@@ -86,34 +91,38 @@ func (l *Lease) wait(ctx context.Context, e *entry, woken, missed <-chan struct{
 	defer t.Stop()
 	select {
 	case <-woken:
-		return l.taken(e), nil
+		return l.taken(e)
 	case <-t.C:
-	case <-missed:
+		return nil, nil //nolint:nilnil // said above
 	case <-l.lost:
 		return nil, lock.ErrLeaseLost
 	case <-ctx.Done():
 		return nil, l.giveUp(ctx, e)
 	}
-	return nil, nil //nolint:nilnil // said above
 }
 
 // taken takes the grant that has come by push, if one has.
-func (l *Lease) taken(e *entry) *Push {
+func (l *Lease) taken(e *entry) (*Push, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := e.pushed
-	if p != nil && !e.revoked {
-		e.held, e.pushed = true, nil
-		l.touch(e)
-		return p
+	if p == nil || e.revoked {
+		return nil, nil //nolint:nilnil // ask again
 	}
-	return nil
+	if l.isLost() {
+		return nil, lock.ErrLeaseLost
+	}
+	e.held, e.pushed = true, nil
+	l.touch(e)
+	return p, nil
 }
 
 // giveUp takes the request back whose ctx has ended, and says who was in the way.
 func (l *Lease) giveUp(ctx context.Context, e *entry) error {
 	cause := context.Cause(ctx)
-	w, err := l.withdraw(context.WithoutCancel(ctx), e.Ref)
+	limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(giveUpTime, l.o.TTL/3))
+	defer cancel()
+	w, err := l.withdraw(limit, e.Ref)
 	if err != nil {
 		return fmt.Errorf("acquire %q: give up: %w", string(e.Resource), err)
 	}
@@ -138,21 +147,25 @@ func (l *Lease) withdraw(ctx context.Context, r Ref) (Withdrawn, error) {
 	if err != nil {
 		return Withdrawn{}, err
 	}
+	w, err := l.d.Withdraw(ctx, l.withdrawal(e))
 	l.mu.Lock()
-	how := Withdrawal{Ref: r, Mode: e.mode, Unsure: e.unsure, Proven: e.held && !e.unsure && l.proven()}
+	l.end(e)
+	if errors.Is(err, lock.ErrUnavailable) {
+		e.unsure = true
+	} else {
+		l.remove(e)
+	}
 	l.mu.Unlock()
-	w, err := l.d.Withdraw(ctx, how)
-	l.end(e, func() {
-		if errors.Is(err, lock.ErrUnavailable) {
-			e.unsure = true
-		} else {
-			l.remove(e)
-		}
-	})
 	if errors.Is(err, lock.ErrLeaseLost) {
 		l.Lose()
 	}
 	return w, err
+}
+
+func (l *Lease) withdrawal(e *entry) Withdrawal {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return Withdrawal{Ref: e.Ref, Mode: e.mode, Unsure: e.unsure, Proven: e.held && !e.unsure && l.proven()}
 }
 
 // Downgrade implements lock.Lease.
@@ -162,15 +175,16 @@ func (l *Lease) Downgrade(ctx context.Context, r lock.Resource, id lock.HoldID) 
 		return fmt.Errorf("downgrade %q: %w", string(r), err)
 	}
 	err = l.d.Downgrade(ctx, e.Ref)
-	l.end(e, func() {
-		switch {
-		case errors.Is(err, lock.ErrUnavailable):
-			e.unsure = true
-		case errors.Is(err, lock.ErrNotHolder), errors.Is(err, lock.ErrLeaseLost):
-			l.remove(e)
-		}
-		e.mode = lock.Shared // from the first request on that may have done it
-	})
+	l.mu.Lock()
+	l.end(e)
+	switch {
+	case errors.Is(err, lock.ErrUnavailable):
+		e.unsure = true
+	case errors.Is(err, lock.ErrNotHolder), errors.Is(err, lock.ErrLeaseLost):
+		l.remove(e)
+	}
+	e.mode = lock.Shared // from the first request on that may have done it
+	l.mu.Unlock()
 	if errors.Is(err, lock.ErrLeaseLost) {
 		l.Lose()
 	}

@@ -47,7 +47,8 @@ type Driver interface {
 	Listen(ctx context.Context, push func(Push))
 
 	// Close releases everything that hangs on the lease and ends it, as far as
-	// the store can be reached before ctx ends. No other method is called after.
+	// the store can be reached before ctx ends. A call that was under way may
+	// still reach the driver after it, and finds the lease over.
 	Close(ctx context.Context) error
 }
 

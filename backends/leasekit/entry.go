@@ -18,7 +18,8 @@ type entry struct {
 	touched uint64
 
 	pushed *Push         // a grant that came by push
-	woken  chan struct{} // closed when there is a reason to ask again; nil while nobody waits
+	rung   bool          // there is a reason to ask again, since the last request
+	woken  chan struct{} // closed when there is one; nil while nobody waits
 
 	// A forced release of the hold. Until it is acknowledged, the store waits.
 	revoked bool
@@ -30,6 +31,7 @@ type entry struct {
 
 // wake makes the waiting Acquire go on, with the lease locked.
 func (e *entry) wake() {
+	e.rung = true
 	if e.woken != nil {
 		close(e.woken)
 		e.woken = nil
@@ -57,9 +59,49 @@ func (l *Lease) begin(r Ref, mode lock.Mode) (*entry, error) {
 	case e.Resource != r.Resource:
 		return nil, lock.ErrNotHolder
 	}
-	e.busy = true
-	l.touch(e)
+	l.start(e)
 	return e, nil
+}
+
+// again marks that a waiter asks once more.
+//
+//	lock.ErrNotHolder: it was given up meanwhile.
+func (l *Lease) again(e *entry) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.isLost() {
+		return lock.ErrLeaseLost
+	}
+	if l.entries[e.ID] != e {
+		return lock.ErrNotHolder
+	}
+	l.start(e)
+	return nil
+}
+
+// start marks that a request is on its way, whose answer a push may overtake.
+// l.mu is held.
+func (l *Lease) start(e *entry) {
+	e.busy, e.rung, e.pushed, e.woken = true, false, nil, nil
+	l.touch(e)
+}
+
+// end marks that a request is on its way no more. l.mu is held.
+func (l *Lease) end(e *entry) {
+	e.busy = false
+	l.touch(e)
+}
+
+// listen gives the channel that is closed when there is a reason to ask again;
+// nil: there is one already.
+func (l *Lease) listen(e *entry) <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e.rung {
+		return nil
+	}
+	e.woken = make(chan struct{})
+	return e.woken
 }
 
 // touch notes that an entry has changed. l.mu is held.
@@ -77,24 +119,15 @@ func (l *Lease) remove(e *entry) {
 	e.wake()
 }
 
-// end notes that a request was answered (or, with unsure, was not), and what the
-// store has of it now.
-func (l *Lease) end(e *entry, f func()) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	e.busy = false
-	l.touch(e)
-	f()
-}
-
 // pushed takes a push.
 func (l *Lease) pushed(p Push) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch e := l.entries[p.ID]; {
 	case p.Kind == Missed:
-		close(l.missed)
-		l.missed = make(chan struct{})
+		for _, e := range l.entries {
+			e.wake()
+		}
 	case e == nil: // it was given up meanwhile
 	case p.Kind == Revoked:
 		l.revoke(e, p.Grace)
@@ -109,7 +142,8 @@ func (l *Lease) pushed(p Push) {
 }
 
 // revoke notes that the release of a hold is forced. A grace can become shorter,
-// not longer. l.mu is held.
+// not longer. Where Acquire has not returned yet nobody is told: Acquire says so.
+// l.mu is held.
 func (l *Lease) revoke(e *entry, grace time.Duration) {
 	if e.revoked && grace >= e.grace {
 		return
@@ -123,7 +157,7 @@ func (l *Lease) revoke(e *entry, grace time.Duration) {
 	}
 	e.revoked, e.grace, e.until, e.acked = true, grace, until, grace == 0
 	e.wake()
-	if !e.telling {
+	if e.held && !e.telling {
 		e.telling = true
 		l.news = append(l.news, e)
 	}

@@ -41,7 +41,6 @@ type Lease struct {
 	entries map[lock.HoldID]*entry
 	epoch   uint64        // of the last change of an entry
 	removed uint64        // entries taken out so far
-	missed  chan struct{} // closed and replaced when pushes may have been lost
 	news    []*entry      // revocations that Events has not told yet
 	bell    chan struct{} // has a value when news or acknowledgements may be due
 	renewed time.Duration // before the last request that renewed the lease was sent
@@ -65,7 +64,6 @@ func Start(ctx context.Context, d Driver, o Options) *Lease {
 		events:  make(chan lock.Event),
 		lost:    make(chan struct{}),
 		entries: make(map[lock.HoldID]*entry),
-		missed:  make(chan struct{}),
 		bell:    make(chan struct{}, 1),
 		renewed: o.Opened,
 		exact:   o.Opened,

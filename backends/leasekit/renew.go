@@ -67,6 +67,8 @@ func (l *Lease) renew(ctx context.Context) (beat, error) {
 				e.acked = false // the store does not have it
 			}
 			l.revoke(e, v.Grace)
+		} else if l.removed == b.removed { // not released just now: only the store has it
+			l.suspect = true
 		}
 	}
 	l.suspect = l.suspect || r.Stranger
@@ -91,7 +93,7 @@ func (l *Lease) standing() []lock.Event {
 	defer l.mu.Unlock()
 	var all []lock.Event
 	for _, e := range l.entries {
-		if e.revoked {
+		if e.revoked && e.held {
 			all = append(all, e.event())
 		}
 	}
@@ -100,7 +102,8 @@ func (l *Lease) standing() []lock.Event {
 
 // doubts tells whether what the store has must be compared with what the lease
 // knows, entry by entry: another server has answered, or the numbers differ.
-// Requests that were under way during the heartbeat may or may not be counted.
+// Requests that were under way during the heartbeat may or may not be counted,
+// and so may holds that are forced, whose grace may be over.
 func (l *Lease) doubts(b beat) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -113,7 +116,7 @@ func (l *Lease) doubts(b beat) bool {
 	least, most := 0, int(l.removed-b.removed) //nolint:gosec // small
 	for _, e := range l.entries {
 		most++
-		if e.stored && !e.unsure && !e.busy && e.touched <= b.epoch {
+		if e.stored && !e.unsure && !e.busy && !e.revoked && e.touched <= b.epoch {
 			least++
 		}
 	}
@@ -138,7 +141,7 @@ func (l *Lease) compare(ctx context.Context) ([]lock.Event, error) {
 	l.suspect = false
 	known := make(map[lock.HoldID]uint64, len(l.entries))
 	for id, e := range l.entries {
-		if e.stored && !e.busy {
+		if e.stored && !e.busy && !(e.held && e.revoked) { // the end of a forced hold was told
 			known[id] = e.touched
 		}
 	}
@@ -231,11 +234,13 @@ func (l *Lease) tell(ctx context.Context) {
 func (l *Lease) next() (lock.Event, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.news) == 0 {
-		return lock.Event{}, false
+	for len(l.news) > 0 {
+		e := l.news[0]
+		l.news = l.news[1:]
+		e.telling = false
+		if l.entries[e.ID] == e { // not released since
+			return e.event(), true
+		}
 	}
-	e := l.news[0]
-	l.news = l.news[1:]
-	e.telling = false
-	return e.event(), true
+	return lock.Event{}, false
 }

@@ -1,0 +1,292 @@
+package leasekit
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// Law 1: the push is lost, and the answer of every heartbeat tells it until the
+// hold is released.
+func TestNewsStandsUntilReleased(t *testing.T) {
+	bubble(t, func(k *kit) {
+		g := k.acquire("r")
+		k.f.force(g.ID, 4*time.Second)
+		time.Sleep(time.Second)
+		known := k.clock()
+		go k.events()
+		for range 3 {
+			k.same("Heartbeat", k.beat(), revoked(g, known+4*time.Second))
+			time.Sleep(time.Second)
+		}
+		if err := k.Release(k.t.Context(), "r", g.ID); err != nil {
+			t.Errorf("Release: %v", err)
+		}
+		k.same("Heartbeat after the release", k.beat())
+	})
+}
+
+// Law 2: grace counts from when it was known, and is acknowledged after it was told.
+func TestPushIsToldThenAcknowledged(t *testing.T) {
+	bubble(t, func(k *kit) {
+		g := k.acquire("r")
+		time.Sleep(time.Second)
+		k.f.force(g.ID, 3*time.Second)
+		k.f.push(Push{Kind: Revoked, Ref: Ref{"r", g.ID}, Grace: 3 * time.Second})
+		known := k.clock()
+		time.Sleep(time.Second) // nobody reads events
+		if n := len(k.f.acks); n != 0 {
+			t.Errorf("%d acknowledgements before it was told", n)
+		}
+		k.same("Events", k.events(), revoked(g, known+3*time.Second))
+		if len(k.f.acks) != 1 || k.f.acks[0] != (Revocation{Ref{"r", g.ID}, 3 * time.Second}) {
+			t.Errorf("acknowledged: %+v", k.f.acks)
+		}
+		k.same("Heartbeat", k.beat(), revoked(g, known+3*time.Second))
+		if len(k.f.acks) != 1 {
+			t.Errorf("acknowledged again: %+v", k.f.acks)
+		}
+	})
+}
+
+func TestShorterForceCountsAndLongerDoesNot(t *testing.T) {
+	bubble(t, func(k *kit) {
+		g := k.acquire("r")
+		force := func(grace time.Duration) []lock.Event {
+			k.f.force(g.ID, grace)
+			k.f.push(Push{Kind: Revoked, Ref: Ref{"r", g.ID}, Grace: grace})
+			return k.events()
+		}
+		k.same("the first", force(8*time.Second), revoked(g, 8*time.Second))
+		time.Sleep(time.Second)
+		k.same("a shorter one", force(2*time.Second), revoked(g, 3*time.Second))
+		if len(k.f.acks) != 2 || k.f.acks[1].Grace != 2*time.Second {
+			t.Errorf("acknowledged: %+v", k.f.acks)
+		}
+		k.f.push(Push{Kind: Revoked, Ref: Ref{"r", g.ID}, Grace: 9 * time.Second})
+		k.same("a longer one", k.events())
+		k.same("Heartbeat", k.beat(), revoked(g, 3*time.Second))
+		k.same("at once", force(0), revoked(g, 0))
+	})
+}
+
+func TestLostAcknowledgementIsRepeated(t *testing.T) {
+	bubble(t, func(k *kit) {
+		g := k.acquire("r")
+		k.f.force(g.ID, 5*time.Second)
+		k.f.on("renew", down)
+		k.f.push(Push{Kind: Revoked, Ref: Ref{"r", g.ID}, Grace: 5 * time.Second})
+		k.same("Events", k.events(), revoked(g, 5*time.Second))
+		news, err := k.Heartbeat(k.t.Context())
+		k.is("Heartbeat", err, lock.ErrUnavailable)
+		k.same("news with the error", news, revoked(g, 5*time.Second))
+		k.f.on("renew", nil)
+		time.Sleep(time.Second)
+		k.same("Heartbeat", k.beat(), revoked(g, 5*time.Second))
+		if len(k.f.acks) != 1 {
+			t.Errorf("acknowledged: %+v", k.f.acks)
+		}
+	})
+}
+
+// A hold that is gone because its grace is over was told already: it has not
+// vanished, and its news stands until it is released.
+func TestForcedHoldDoesNotVanish(t *testing.T) {
+	for _, grace := range []time.Duration{0, 2 * time.Second} {
+		bubble(t, func(k *kit) {
+			g := k.acquire("r")
+			k.f.force(g.ID, grace)
+			k.f.push(Push{Kind: Revoked, Ref: Ref{"r", g.ID}, Grace: grace})
+			want := revoked(g, grace)
+			k.same("Events", k.events(), want)
+			time.Sleep(grace + time.Second)
+			k.f.lose(g.ID)
+			for range 20 { // some of them compare
+				k.same("Heartbeat", k.beat(), want)
+				time.Sleep(ttl / 3)
+			}
+			k.is("Release", k.Release(k.t.Context(), "r", g.ID), lock.ErrNotHolder)
+			k.same("Heartbeat after the release", k.beat())
+		})
+	}
+}
+
+// Nobody was told of the grant, so there is nobody to be graceful to.
+func TestForcedBeforeAcquireReturns(t *testing.T) {
+	bubble(t, func(k *kit) {
+		q := k.request("r")
+		k.f.on("ask", slow(time.Second))
+		done := k.begins(k.t.Context(), q)
+		k.f.force(q.ID, time.Hour)
+		k.f.push(Push{Kind: Revoked, Ref: Ref{"r", q.ID}, Grace: time.Hour})
+		k.same("Events", k.events())
+		k.is("Acquire", (<-done).err, lock.ErrNotHolder)
+		if k.f.has(q.ID) {
+			t.Error("the hold is still in the store")
+		}
+		k.same("Heartbeat", k.beat())
+	})
+}
+
+func TestForcedWaiterHasNoEvent(t *testing.T) {
+	bubble(t, func(k *kit) {
+		k.f.change(func() { k.f.taken["r"] = true })
+		q := k.request("r")
+		done := k.begins(k.t.Context(), q)
+		k.f.change(func() { k.f.drop(q.ID); k.f.gone[q.ID] = true })
+		k.f.push(Push{Kind: Revoked, Ref: Ref{"r", q.ID}, Grace: time.Second})
+		k.same("Events", k.events())
+		k.is("Acquire", (<-done).err, lock.ErrNotHolder)
+	})
+}
+
+func TestReleasedHoldIsNotTold(t *testing.T) {
+	bubble(t, func(k *kit) {
+		g, g2 := k.acquire("r"), k.acquire("r2")
+		for _, g := range []lock.Grant{g2, g} { // the first occupies the channel
+			k.f.force(g.ID, time.Minute)
+			k.f.push(Push{Kind: Revoked, Ref: Ref{g.Resource, g.ID}, Grace: time.Minute})
+			synctest.Wait()
+		}
+		if err := k.Release(k.t.Context(), "r", g.ID); err != nil {
+			t.Error(err)
+		}
+		k.same("Events", k.events(), revoked(g2, time.Minute))
+	})
+}
+
+// Law 4: what another server knows is compared before the heartbeat counts, and
+// again if that failed.
+func TestStrangerIsComparedFirst(t *testing.T) {
+	bubble(t, func(k *kit) {
+		kept, lost := k.acquire("kept"), k.acquire("lost")
+		_ = kept
+		k.f.lose(lost.ID)
+		k.f.change(func() { k.f.stranger, k.f.entriesN = true, -1 })
+		k.f.on("held", down)
+		time.Sleep(ttl / 2)
+		for range 2 {
+			news, err := k.Heartbeat(k.t.Context())
+			k.is("Heartbeat", err, lock.ErrUnavailable)
+			k.same("Heartbeat", news)
+		}
+		time.Sleep(ttl / 2)
+		k.mu.Lock()
+		if k.proven() {
+			t.Error("a heartbeat that did not compare renews the lease")
+		}
+		k.mu.Unlock()
+		k.f.on("held", nil)
+		k.same("Heartbeat", k.beat(), vanished(lost))
+		k.same("the next", k.beat())
+		if n := k.f.count("held"); n != 3 {
+			t.Errorf("compared %d times", n)
+		}
+		k.is("Release of what vanished", k.Release(k.t.Context(), "lost", lost.ID), lock.ErrNotHolder)
+	})
+}
+
+func TestCountThatDiffersIsCompared(t *testing.T) {
+	bubble(t, func(k *kit) {
+		lost, kept := k.acquire("lost"), k.acquire("kept")
+		k.same("Heartbeat", k.beat())
+		if n := k.f.count("held"); n != 0 {
+			t.Errorf("compared %d times without a reason", n)
+		}
+		k.f.lose(lost.ID)
+		k.same("one too few", k.beat(), vanished(lost))
+		k.same("the next", k.beat())
+		// A copy of a request that was answered and released arrives.
+		stray := k.request("stray")
+		if _, err := k.f.Ask(k.t.Context(), stray); err != nil {
+			t.Fatal(err)
+		}
+		k.f.on("withdraw", once(down))
+		_, err := k.Heartbeat(k.t.Context())
+		k.is("Heartbeat that could not clean up", err, lock.ErrUnavailable)
+		k.same("one too many", k.beat())
+		if k.f.has(stray.ID) || !k.f.has(kept.ID) {
+			t.Error("the store has the stray hold or lacks the other")
+		}
+		if n := k.f.count("held"); n != 3 {
+			t.Errorf("compared %d times", n)
+		}
+	})
+}
+
+// What is under way may or may not be counted; but not for ever.
+func TestRequestsUnderWay(t *testing.T) {
+	bubble(t, func(k *kit) {
+		k.acquire("r")
+		k.f.on("ask", mute)
+		_, err := k.Acquire(k.t.Context(), k.request("unsure"))
+		k.is("Acquire", err, lock.ErrUnavailable)
+		start := k.clock()
+		for k.f.count("held") == 0 {
+			if k.clock()-start > (maxInexact+1)*ttl {
+				t.Fatal("never compared")
+			}
+			k.same("Heartbeat", k.beat())
+			time.Sleep(ttl / 3)
+		}
+		if took := k.clock() - start; took < maxInexact*ttl {
+			t.Errorf("compared after %s", took)
+		}
+	})
+}
+
+// Two faults: a request is on its way on the old server while the new one answers.
+func TestGrantOfTheOldServer(t *testing.T) {
+	bubble(t, func(k *kit) {
+		k.f.on("ask", slow(2*time.Second))
+		q := k.request("r")
+		done := k.begins(k.t.Context(), q)
+		k.f.lose(q.ID)
+		k.f.change(func() { k.f.stranger = true })
+		k.same("Heartbeat", k.beat())
+		r := <-done
+		if r.err != nil {
+			t.Fatal(r.err)
+		}
+		k.same("Heartbeat after the grant", k.beat(), vanished(r.g))
+	})
+}
+
+// A revoked hold that only the store has is nobody's: it is released, where the
+// store does not count, too.
+func TestUnknownRevokedHoldIsReleased(t *testing.T) {
+	bubble(t, func(k *kit) {
+		stray := k.request("stray")
+		if _, err := k.f.Ask(k.t.Context(), stray); err != nil {
+			t.Fatal(err)
+		}
+		k.f.change(func() { k.f.entriesN = -1 })
+		k.f.force(stray.ID, time.Hour)
+		k.same("Heartbeat", k.beat())
+		if k.f.has(stray.ID) {
+			t.Error("it is still there")
+		}
+	})
+}
+
+func TestLeaseLost(t *testing.T) {
+	bubble(t, func(k *kit) {
+		k.f.change(func() { k.f.taken["r"] = true })
+		done := k.begins(k.t.Context(), k.request("r"))
+		k.f.change(func() { k.f.over = true })
+		_, err := k.Heartbeat(k.t.Context())
+		k.is("Heartbeat", err, lock.ErrLeaseLost)
+		k.is("the waiter", (<-done).err, lock.ErrLeaseLost)
+		k.f.change(func() { k.f.over = false })
+		_, err = k.Heartbeat(k.t.Context())
+		k.is("Heartbeat, final", err, lock.ErrLeaseLost)
+		_, err = k.Acquire(k.t.Context(), k.request("s"))
+		k.is("Acquire, final", err, lock.ErrLeaseLost)
+		if err := k.Release(k.t.Context(), "r", "x"); !errors.Is(err, lock.ErrLeaseLost) {
+			t.Errorf("Release: %v", err)
+		}
+	})
+}
