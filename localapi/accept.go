@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"strconv"
@@ -19,14 +18,15 @@ const (
 	// acceptPause is taken when accept fails, which it does at once as long as no
 	// file can be opened.
 	acceptPause = 50 * time.Millisecond
-	// maxRefusals is how many connections above the limit are told so at a time.
+	// maxAsides is how many connections above the limit are told so at a time.
 	// Further ones are just closed.
-	maxRefusals = 64
+	maxAsides = 64
 	// refusalTime is how long telling it may take.
 	refusalTime = time.Second
 )
 
-// accept takes connections until the listener is closed.
+// accept takes connections until the listener is closed. It waits for nobody: what
+// may block, such as a log, is done aside.
 func (s *Server) accept(ctx context.Context, l *net.UnixListener, w *peercred.Watcher) {
 	for {
 		c, err := l.AcceptUnix()
@@ -34,7 +34,7 @@ func (s *Server) accept(ctx context.Context, l *net.UnixListener, w *peercred.Wa
 		case errors.Is(err, net.ErrClosed):
 			return
 		case err != nil:
-			s.o.Logger.Error("cannot accept a connection", keyError, err)
+			s.aside(func() { s.o.Logger.Error("cannot accept a connection", keyError, err) })
 			select {
 			case <-time.After(acceptPause):
 			case <-ctx.Done():
@@ -42,34 +42,61 @@ func (s *Server) accept(ctx context.Context, l *net.UnixListener, w *peercred.Wa
 			}
 			continue
 		}
-		if !take(s.slots) {
-			s.turnAway(c)
-			continue
-		}
-		s.running.Go(func() { s.greet(ctx, c, w) })
+		s.enter(ctx, c, w)
 	}
 }
 
-// greet finds out who speaks which protocol on a new connection.
-func (s *Server) greet(ctx context.Context, uc *net.UnixConn, w *peercred.Watcher) {
-	c := &conn{UnixConn: uc, onClose: func() { <-s.slots }}
-	stop := context.AfterFunc(ctx, func() { _ = uc.SetReadDeadline(time.Unix(1, 0)) }) // do not wait for the silent
-	defer stop()
-
-	var err error
-	if c.peer, err = w.Peer(uc, func() { _ = c.Close() }); err == nil {
-		c.allowed, err = s.o.Access.allows(c.peer, uc)
-	}
+// enter gives a new connection its place, or turns it away.
+func (s *Server) enter(ctx context.Context, uc *net.UnixConn, w *peercred.Watcher) {
+	p, err := peercred.Identify(uc)
 	if err != nil {
-		s.o.Logger.Error("cannot tell who has connected", keyError, err)
-		_ = c.Close()
+		_ = uc.Close()
+		s.aside(func() { s.o.Logger.Error("cannot tell who has connected", keyError, err) })
 		return
 	}
-	_ = uc.SetReadDeadline(time.Now().Add(s.o.Limits.Handshake))
-	p, read, err := sniff(uc)
+	c := &conn{UnixConn: uc, peer: p, places: s.places}
+	evicted, err := s.places.admit(c)
 	if err != nil {
-		s.o.Logger.Debug("connection closed before its first request", keyPID, c.peer.PID, keyUID, c.peer.UID, keyError, err)
+		if !s.aside(func() { s.turnAway(c, err) }) {
+			_ = uc.Close()
+		}
+		return
+	}
+	if evicted != nil {
+		_ = evicted.Close()
+	}
+	if err := w.Watch(p, uc, func() { _ = c.Close() }); err != nil {
 		_ = c.Close()
+		s.aside(func() { s.o.Logger.Error("cannot tell when the client ends", keyError, err) })
+		return
+	}
+	s.running.Go(func() {
+		s.greet(ctx, c, w)
+		if evicted != nil {
+			s.o.Logger.Debug("idle connection closed to make room", keyPID, evicted.peer.PID, keyUID, evicted.peer.UID)
+		}
+	})
+}
+
+// greet finds out which protocol a new connection speaks, and gives it to that
+// protocol's server.
+func (s *Server) greet(ctx context.Context, c *conn, w *peercred.Watcher) {
+	stop := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) }) // do not wait for the silent
+	defer stop()
+	var err error
+	if c.allowed, err = s.o.Access.allows(c.peer, c.UnixConn); err != nil {
+		_ = c.Close()
+		s.o.Logger.Error("cannot tell who has connected", keyError, err)
+		return
+	}
+	_ = c.SetReadDeadline(time.Now().Add(s.o.Limits.Handshake))
+	p, read, err := sniff(c.UnixConn)
+	if err == nil && p == protocolHTTP {
+		err = c.listenForHangUp(w)
+	}
+	if err != nil {
+		_ = c.Close()
+		s.o.Logger.Debug("connection closed before its first request", keyPID, c.peer.PID, keyUID, c.peer.UID, keyError, err)
 		return
 	}
 	c.sniffed = read
@@ -80,32 +107,35 @@ func (s *Server) greet(ctx context.Context, uc *net.UnixConn, w *peercred.Watche
 	}
 }
 
-// turnAway tells a client in its own protocol that there are too many
-// connections, and closes.
-func (s *Server) turnAway(c *net.UnixConn) {
-	if !take(s.refusals) {
-		_ = c.Close()
-		return
+// aside runs f on a goroutine of its own, if not too many of its kind run.
+func (s *Server) aside(f func()) bool {
+	if !take(s.asides) {
+		return false
 	}
 	s.running.Go(func() {
-		defer func() { <-s.refusals }()
-		defer func() { _ = c.Close() }()
-		_ = c.SetDeadline(time.Now().Add(refusalTime))
-		p, _, err := sniff(c)
-		if err != nil {
-			return
-		}
-		text := fmt.Sprintf("limit reached: at most %d connections", s.o.Limits.Connections)
-		s.o.Logger.Warn("connection refused", keyError, text)
-		if p == protocolGRPC {
-			f := http2.NewFramer(c, c)
-			_ = f.WriteSettings()
-			_ = f.WriteGoAway(0, http2.ErrCodeEnhanceYourCalm, []byte(text))
-		} else {
-			_, _ = c.Write(refusal(text))
-		}
-		drain(c)
+		defer func() { <-s.asides }()
+		f()
 	})
+	return true
+}
+
+// turnAway tells a client in its own protocol why it gets no place, and closes.
+func (s *Server) turnAway(c *conn, why error) {
+	defer func() { _ = c.UnixConn.Close() }()
+	_ = c.SetDeadline(time.Now().Add(refusalTime))
+	p, _, err := sniff(c.UnixConn)
+	if err != nil {
+		return
+	}
+	if p == protocolGRPC {
+		f := http2.NewFramer(c.UnixConn, c.UnixConn)
+		_ = f.WriteSettings()
+		_ = f.WriteGoAway(0, http2.ErrCodeEnhanceYourCalm, []byte(why.Error()))
+	} else {
+		_, _ = c.UnixConn.Write(refusal(why))
+	}
+	drain(c.UnixConn)
+	s.o.Logger.Warn("connection refused", keyPID, c.peer.PID, keyUID, c.peer.UID, keyError, why)
 }
 
 // drain reads what the client has sent: closing a Unix socket with unread data
@@ -121,8 +151,8 @@ func drain(c *net.UnixConn) {
 }
 
 // refusal is an HTTP response in full.
-func refusal(text string) []byte {
-	st := toStatus(refuse(reasonLimit, "%s", text))
+func refusal(why error) []byte {
+	st := toStatus(why)
 	body := marshalJSON(st)
 	var b bytes.Buffer
 	code := httpCode(st)

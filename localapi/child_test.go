@@ -11,6 +11,7 @@ import (
 //
 //	holder: takes the resource "r" over HTTP, starts a grandchild that keeps the
 //	  same socket open, says "held", and stays.
+//	passer-by: connects to the socket many times and ends at once.
 //	keeper: that grandchild. Says "kept" and stays.
 const (
 	childEnv  = "LOCALAPI_TEST_CHILD"
@@ -21,6 +22,12 @@ func child() {
 	switch os.Getenv(childEnv) {
 	case "holder":
 		hold()
+	case "passer-by":
+		for range 20 {
+			_, err := (&net.Dialer{}).Dial("unix", os.Getenv(socketEnv))
+			must(err)
+		}
+		os.Exit(0)
 	case "keeper":
 		_, _ = os.Stdout.WriteString("kept\n")
 	}

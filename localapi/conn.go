@@ -20,11 +20,16 @@ type conn struct {
 	credentials.CommonAuthInfo
 
 	peer    *peercred.Peer
+	places  *places
+	place   place
 	allowed bool
-
 	sniffed []byte // read already, not yet given to the protocol's server
-	onClose func()
-	closing sync.Once
+
+	mu     sync.Mutex
+	closed bool
+	hungUp bool               // the client sends no more, and reads no more as far as we know
+	cancel context.CancelFunc // ends the HTTP calls; nil: there were none
+	ignore func()             // ends the watch for a hang-up; nil: there is none
 }
 
 // Read gives first what the sniffer has read.
@@ -37,17 +42,64 @@ func (c *conn) Read(b []byte) (int, error) {
 	return c.UnixConn.Read(b)
 }
 
-// Close closes the connection. Both protocol servers call it more than once.
+// Close closes the connection and ends its HTTP calls. Both protocol servers call
+// it more than once.
 func (c *conn) Close() error {
-	err := net.ErrClosed
-	c.closing.Do(func() {
-		err = c.UnixConn.Close()
-		if c.peer != nil {
-			c.peer.Release()
-		}
-		c.onClose()
-	})
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return net.ErrClosed
+	}
+	c.closed = true
+	cancel, ignore := c.cancel, c.ignore
+	c.mu.Unlock()
+	if ignore != nil {
+		ignore()
+	}
+	err := c.UnixConn.Close()
+	if cancel != nil {
+		cancel()
+	}
+	c.peer.Release()
+	c.places.free(c)
 	return err
+}
+
+// listenForHangUp ends the HTTP calls when the client hangs up. net/http alone
+// would see that only as long as the client sends nothing behind its request. It
+// does not close the connection: requests that were sent before are answered.
+func (c *conn) listenForHangUp(w *peercred.Watcher) error {
+	ignore, err := w.HangUp(c.UnixConn, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.hungUp = true
+		if c.cancel != nil {
+			c.cancel()
+		}
+	})
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		ignore()
+	} else {
+		c.ignore = ignore
+	}
+	return nil
+}
+
+// calls is the context of all HTTP calls of c.
+func (c *conn) calls(ctx context.Context) context.Context {
+	ctx, cancel := context.WithCancel(withConn(ctx, c))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cancel = cancel
+	if c.closed || c.hungUp {
+		cancel()
+	}
+	return ctx
 }
 
 // AuthType makes a conn the credentials.AuthInfo of its gRPC calls.
@@ -73,16 +125,16 @@ func connOf(ctx context.Context) (*conn, error) {
 	return nil, errors.New("the call came over no connection of this server")
 }
 
-// permit refuses a peer that may not use the API.
-func permit(ctx context.Context) error {
+// permit is connOf, and refuses a peer that may not use the API.
+func permit(ctx context.Context) (*conn, error) {
 	c, err := connOf(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if !c.allowed {
-		return refuse(reasonPermission, "uid %d, gid %d may not use this sidecar", c.peer.UID, c.peer.GID)
+		return nil, refuse(reasonPermission, "uid %d, gid %d may not use this sidecar", c.peer.UID, c.peer.GID)
 	}
-	return nil
+	return c, nil
 }
 
 // unixCredentials makes gRPC hand the conn to its calls. There is nothing to

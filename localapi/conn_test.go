@@ -3,7 +3,6 @@ package localapi
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"io"
 	"net"
 	"net/http"
@@ -67,7 +66,7 @@ func TestSilentClients(t *testing.T) {
 			closed(t, c)
 		})
 	}
-	eventually(t, "all slots free", func() bool { return len(s.server.slots) == 0 })
+	eventually(t, "all slots free", func() bool { return s.server.places.count() == 0 })
 }
 
 // One byte at a time is slow, not wrong.
@@ -84,30 +83,6 @@ func TestSlowSniff(t *testing.T) {
 		t.Fatalf("%v %v", a, err)
 	}
 	_ = a.Body.Close()
-}
-
-func TestTooManyConnections(t *testing.T) {
-	s := start(t, func(_ *session.Options, o *Options) { o.Limits.Connections = 3 })
-	var held []net.Conn
-	for range 3 {
-		held = append(held, s.dial(t))
-	}
-	eventually(t, "all slots taken", func() bool { return len(s.server.slots) == 3 })
-	code, body := call(t, s.http(t), "GET", "/v1/info", "")
-	if st := jsonStatus(t, body); code != http.StatusTooManyRequests || infoOf(t, st).GetReason() != "LIMIT_EXCEEDED" || !strings.Contains(st.GetMessage(), "at most 3 connections") {
-		t.Errorf("HTTP: %d %s", code, body)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	_, err := s.api(t).GetInfo(ctx, &pb.GetInfoRequest{})
-	if status.Code(err) != codes.Unavailable {
-		t.Errorf("gRPC: %v", err)
-	}
-	_ = held[0].Close()
-	eventually(t, "served again", func() bool {
-		code, _ := call(t, s.http(t), "GET", "/v1/info", "")
-		return code == 200
-	})
 }
 
 // 10,000 connections that want nothing do not keep out one that does, once they

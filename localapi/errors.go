@@ -89,6 +89,9 @@ type apiError struct {
 
 func (e *apiError) Error() string { return e.message }
 
+// errGone: the client reads no more. Nobody gets the answer.
+var errGone = errors.New("the client has gone")
+
 // refuse makes the error of this package's own checks.
 func refuse(r reason, format string, args ...any) error {
 	return &apiError{reason: r, message: fmt.Sprintf(format, args...)}
@@ -158,7 +161,7 @@ func explain(err error) *apiError {
 		}
 	case errors.As(err, &bad):
 		return &apiError{reason: reasonInvalid, message: bad.Error(), metadata: map[string]string{"field": bad.Field}}
-	case errors.Is(err, context.Canceled):
+	case errors.Is(err, context.Canceled), errors.Is(err, errGone):
 		return &apiError{reason: reasonCancelled, message: "the call was cancelled"}
 	case errors.Is(err, context.DeadlineExceeded):
 		return &apiError{reason: reasonTimeout, message: "the time of the call is over"}

@@ -47,7 +47,7 @@ func (s *Server) table(api *service) []route {
 		on(http.MethodDelete, "/v1/sessions/{session_id}/requests/{request_id}", unary(s, api.Cancel)),
 		on(http.MethodDelete, "/v1/sessions/{session_id}/locks/{lock_id}", unary(s, api.Release)),
 		on(http.MethodPost, "/v1/sessions/{session_id}/locks/{lock_id}:downgrade", unary(s, api.Downgrade)),
-		on(http.MethodGet, "/v1/sessions/{session_id}/events", streamed(s, api.events)),
+		on(http.MethodGet, "/v1/sessions/{session_id}/events", s.events(api)),
 		on(http.MethodGet, "/v1/locks/{resource=**}", unary(s, api.GetLock)),
 		on(http.MethodGet, "/v1/locks", unary(s, api.ListLocks)),
 		on(http.MethodGet, "/v1/watch", streamed(s, api.watch)),
@@ -66,11 +66,18 @@ func (s *Server) routes(api *service) http.Handler {
 		_, _ = w.Write(pb.OpenAPI)
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if err := permit(r.Context()); err != nil {
+		c, err := permit(r.Context())
+		if err != nil {
 			s.fail(w, r, err)
 			return
 		}
+		s.places.enter(c)
+		defer s.places.leave(c)
 		path := r.URL.EscapedPath()
+		if !strings.HasPrefix(path, "/") { // "*", or a URL without a path
+			s.fail(w, r, refuse(reasonNoRoute, "%q is not a path; /openapi.json tells what there is", r.RequestURI))
+			return
+		}
 		if !strings.HasPrefix(path, "/v1/") {
 			if _, pattern := plain.Handler(r); pattern != "" {
 				plain.ServeHTTP(w, r)
@@ -182,6 +189,20 @@ func (s *Server) openSession(api *service) handler {
 			return
 		}
 		answer(s, w, r, api.OpenSession, &q)
+	}
+}
+
+// events sends its head at once: news may come only much later.
+func (s *Server) events(api *service) handler {
+	return func(w http.ResponseWriter, r *http.Request, vars map[string]string) {
+		var q pb.EventsRequest
+		if err := s.read(w, r, &q, vars); err != nil {
+			s.fail(w, r, err)
+			return
+		}
+		s.serveStream(w, r, func(ctx context.Context, lines *lineWriter) error {
+			return api.events(ctx, &q, lines.head, func(e *pb.Event) error { return lines.send(e) })
+		})
 	}
 }
 

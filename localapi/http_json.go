@@ -54,6 +54,10 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, q proto.Message, v
 }
 
 func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	if c, err := connOf(r.Context()); err == nil { // who keeps us waiting is not yet in a call
+		s.places.leave(c)
+		defer s.places.enter(c)
+	}
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Now().Add(s.o.Limits.Body)) // all of our connections have deadlines
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, int64(s.o.Limits.MessageBytes)))

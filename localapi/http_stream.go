@@ -20,18 +20,35 @@ type lineWriter struct {
 	begun   bool
 }
 
-func (l *lineWriter) send(m proto.Message) error {
+// head sends the header, if that was not done before.
+func (l *lineWriter) head() error {
+	if l.begun {
+		return nil
+	}
+	l.begin()
+	return l.flush()
+}
+
+func (l *lineWriter) begin() {
 	if !l.begun {
 		l.begun = true
 		l.w.Header().Set("Content-Type", contentNDJSON)
 		l.w.Header().Set("Cache-Control", "no-store")
 		l.w.WriteHeader(http.StatusOK)
 	}
+}
+
+func (l *lineWriter) send(m proto.Message) error {
+	l.begin()
 	if _, err := l.w.Write(marshalJSON(m)); err != nil {
-		return fmt.Errorf("write line: %w", err)
+		return fmt.Errorf("%w: write line: %w", errGone, err)
 	}
+	return l.flush()
+}
+
+func (l *lineWriter) flush() error {
 	if err := l.control.Flush(); err != nil {
-		return fmt.Errorf("write line: %w", err)
+		return fmt.Errorf("%w: write line: %w", errGone, err)
 	}
 	return nil
 }
@@ -63,9 +80,7 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, call func(c
 	err := call(r.Context(), lines)
 	switch {
 	case err == nil:
-		if !lines.begun { // a watch or the events of a session that ended at once
-			w.Header().Set("Content-Type", contentNDJSON)
-		}
+		lines.begin() // a session that ended at once
 	case !lines.begun:
 		s.fail(w, r, err)
 	default:

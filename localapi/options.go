@@ -30,24 +30,29 @@ type Options struct {
 
 // Limits bound what clients may take. Zero fields get their default.
 type Limits struct {
-	Connections  int           // at a time; default 4096, or what the limit of open files allows
-	MessageBytes int           // of one gRPC message or HTTP body; default 64 KiB
-	HeaderBytes  int           // of one HTTP or gRPC header; default 16 KiB
-	InFlight     int           // requests of one Session stream that are not answered yet; default 2048
-	Handshake    time.Duration // from connect to the end of the first request's header, or to a stream's open; default 5s
-	Body         time.Duration // for the body of an HTTP request; default 10s
-	Idle         time.Duration // between two requests of an HTTP connection; default 2m
+	Connections       int           // at a time; default 4096, or what the limit of open files allows
+	ConnectionsPerUID int           // of one user; default three quarters of Connections
+	WatchesPerUID     int           // of one user; default 64
+	MessageBytes      int           // of one gRPC message or HTTP body; default 64 KiB
+	HeaderBytes       int           // of one HTTP or gRPC header; default 16 KiB
+	InFlight          int           // requests of one Session stream that are not answered yet; default 2048
+	Handshake         time.Duration // from connect to the end of the first request's header, or to a stream's open; default 1m
+	Body              time.Duration // for the body of an HTTP request; default 1m
+	Idle              time.Duration // between two requests of an HTTP connection; default 2m
+	Stall             time.Duration // for a client to read on while answers are due; default 30s
 }
 
 const (
-	defaultMode         fs.FileMode = 0o660
-	defaultConnections              = 4096
-	defaultMessageBytes             = 64 << 10
-	defaultHeaderBytes              = 16 << 10
-	defaultInFlight                 = 2048
-	defaultHandshake                = 5 * time.Second
-	defaultBody                     = 10 * time.Second
-	defaultIdle                     = 2 * time.Minute
+	defaultMode          fs.FileMode = 0o660
+	defaultConnections               = 4096
+	defaultWatchesPerUID             = 64
+	defaultMessageBytes              = 64 << 10
+	defaultHeaderBytes               = 16 << 10
+	defaultInFlight                  = 2048
+	defaultHandshake                 = time.Minute
+	defaultBody                      = time.Minute
+	defaultIdle                      = 2 * time.Minute
+	defaultStall                     = 30 * time.Second
 
 	// filesPerConnection are the socket and the pidfd of its process.
 	filesPerConnection = 2
@@ -58,12 +63,15 @@ const (
 func (o Options) withDefaults() Options {
 	setDefault(&o.Mode, defaultMode)
 	setDefault(&o.Limits.Connections, affordableConnections())
+	setDefault(&o.Limits.ConnectionsPerUID, o.Limits.Connections-o.Limits.Connections/4)
+	setDefault(&o.Limits.WatchesPerUID, defaultWatchesPerUID)
 	setDefault(&o.Limits.MessageBytes, defaultMessageBytes)
 	setDefault(&o.Limits.HeaderBytes, defaultHeaderBytes)
 	setDefault(&o.Limits.InFlight, defaultInFlight)
 	setDefault(&o.Limits.Handshake, defaultHandshake)
 	setDefault(&o.Limits.Body, defaultBody)
 	setDefault(&o.Limits.Idle, defaultIdle)
+	setDefault(&o.Limits.Stall, defaultStall)
 	if o.Metrics == nil {
 		o.Metrics = http.NotFoundHandler()
 	}

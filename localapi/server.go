@@ -59,8 +59,9 @@ type Server struct {
 	o         Options
 	grpcConns *queueListener
 	httpConns *queueListener
-	slots     chan struct{} // one for each connection
-	refusals  chan struct{} // one for each connection that is told that there are too many
+	places    *places       // of connections
+	asides    chan struct{} // one for each goroutine of aside
+	watches   *perUID
 	listening chan struct{}
 	entering  sync.Mutex     // orders running.Add by HTTP handlers before the end of stopping
 	running   sync.WaitGroup // what Run waits for
@@ -75,8 +76,9 @@ func New(o Options) *Server {
 	o = o.withDefaults()
 	s := &Server{
 		o:         o,
-		slots:     make(chan struct{}, o.Limits.Connections),
-		refusals:  make(chan struct{}, maxRefusals),
+		places:    newPlaces(o.Limits.Connections, o.Limits.ConnectionsPerUID),
+		asides:    make(chan struct{}, maxAsides),
+		watches:   newPerUID("watches of one user", o.Limits.WatchesPerUID),
 		listening: make(chan struct{}),
 	}
 	addr := &net.UnixAddr{Name: o.Socket, Net: "unix"}
@@ -186,9 +188,12 @@ func (s *Server) newGRPC(api *service) *grpc.Server {
 
 // unaryEdge is where unary calls come in and their errors go out.
 func (s *Server) unaryEdge(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-	if err := permit(ctx); err != nil {
+	c, err := permit(ctx)
+	if err != nil {
 		return nil, s.edge(ctx, info.FullMethod, err)
 	}
+	s.places.enter(c)
+	defer s.places.leave(c)
 	a, err := next(s.continueGRPC(ctx), q)
 	return a, s.edge(ctx, info.FullMethod, err)
 }
@@ -197,9 +202,12 @@ func (s *Server) unaryEdge(ctx context.Context, q any, info *grpc.UnaryServerInf
 // sees to that by itself.
 func (s *Server) streamEdge(srv any, st grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 	ctx := st.Context()
-	if err := permit(ctx); err != nil {
+	c, err := permit(ctx)
+	if err != nil {
 		return s.edge(ctx, info.FullMethod, err)
 	}
+	s.places.enter(c)
+	defer s.places.leave(c)
 	ctx = s.continueGRPC(ctx)
 	if !info.IsClientStream {
 		var cancel context.CancelFunc
@@ -242,7 +250,10 @@ func (s *Server) explain(ctx context.Context, method string, err error) *statusp
 		err = session.ErrDraining
 	}
 	st := toStatus(err)
-	if codes.Code(st.GetCode()) == codes.Internal { //nolint:gosec // a code
+	switch {
+	case errors.Is(err, errGone):
+		s.o.Logger.Debug("the client has gone", keyMethod, method, keyError, err)
+	case codes.Code(st.GetCode()) == codes.Internal: //nolint:gosec // a code
 		s.o.Logger.Error("call failed", keyMethod, method, keyError, err)
 	}
 	return st
@@ -251,12 +262,14 @@ func (s *Server) explain(ctx context.Context, method string, err error) *statusp
 func (s *Server) newHTTP(api *service) *http.Server {
 	l := s.o.Limits
 	return &http.Server{
-		Handler:           s.tracked(s.continueHTTP(s.routes(api))),
-		ReadHeaderTimeout: l.Handshake,
-		IdleTimeout:       l.Idle,
-		MaxHeaderBytes:    l.HeaderBytes,
-		BaseContext:       func(net.Listener) context.Context { return s.stopping },
-		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return withConn(ctx, c.(*conn)) }, //nolint:forcetypeassert // all come from greet
-		ErrorLog:          s.o.Logger.Named("http").StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}),
+		Handler: s.tracked(s.continueHTTP(s.routes(api))),
+		// OPTIONS * is refused like any other call that is not there.
+		DisableGeneralOptionsHandler: true,
+		ReadHeaderTimeout:            l.Handshake,
+		IdleTimeout:                  l.Idle,
+		MaxHeaderBytes:               l.HeaderBytes,
+		BaseContext:                  func(net.Listener) context.Context { return s.stopping },
+		ConnContext:                  func(ctx context.Context, c net.Conn) context.Context { return c.(*conn).calls(ctx) }, //nolint:forcetypeassert // all come from greet
+		ErrorLog:                     s.o.Logger.Named("http").StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}),
 	}
 }

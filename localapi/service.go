@@ -94,17 +94,21 @@ func (s *service) OpenSession(ctx context.Context, q *pb.OpenSessionRequest) (*p
 	now := s.o.Clock()
 	// The session outlives the connection, whose end would end the watch of the
 	// process.
-	c.peer.Retain()
+	if !c.peer.Retain() {
+		return nil, errGone
+	}
 	sess, err := s.open(ctx, q, l)
 	if err != nil {
 		c.peer.Release()
 		return nil, err
 	}
+	s.places.enter(c)
 	s.running.Go(func() {
 		select {
 		case <-sess.Done():
 		case <-s.stopping.Done(): // the watch ends now
 		}
+		s.places.leave(c)
 		c.peer.Release()
 	})
 	return s.opened(sess, now), nil

@@ -86,12 +86,16 @@ func (s *service) stream(ctx context.Context, q *pb.OpenSessionRequest, send fun
 
 // Events brings the news of a session that was opened by OpenSession.
 func (s *service) Events(q *pb.EventsRequest, st grpc.ServerStreamingServer[pb.Event]) error {
-	return s.events(st.Context(), q, st.Send)
+	return s.events(st.Context(), q, func() error { return st.SendHeader(nil) }, st.Send)
 }
 
-func (s *service) events(ctx context.Context, q *pb.EventsRequest, send func(*pb.Event) error) error {
+// events calls head before it waits for news.
+func (s *service) events(ctx context.Context, q *pb.EventsRequest, head func() error, send func(*pb.Event) error) error {
 	sess, err := s.find(ctx, q.GetSessionId())
 	if err != nil {
+		return err
+	}
+	if err := head(); err != nil {
 		return err
 	}
 	return s.pump(ctx, sess, send)
@@ -136,6 +140,14 @@ func (s *service) watch(ctx context.Context, q *pb.WatchLocksRequest, send func(
 	if interval == 0 {
 		return invalid("interval", "must not be 0: leave it out for %s", session.DefaultWatchInterval)
 	}
+	c, err := connOf(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.watches.take(c.peer.UID); err != nil {
+		return err
+	}
+	defer s.watches.give(c.peer.UID)
 	return s.o.Manager.Watch(ctx, q.GetPrefix(), interval, func(e session.WatchEvent) error {
 		return send(watchEventTo(e, time.Now()))
 	})

@@ -16,21 +16,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peer is the process that made a connection. It holds a file descriptor until
-// every owner has called Release.
+// Peer is the process that made a connection. A watched one holds a file
+// descriptor until every owner has called Release.
 type Peer struct {
 	UID, GID uint32
 	PID      int32 // 0 when it is in a PID namespace out of sight
 
 	// Gone is closed when the process has ended, also while a child of it keeps
-	// the socket open. It is nil where the kernel cannot tell: before Linux 6.5
-	// for a process in a PID namespace out of sight, before 5.3 for all.
+	// the socket open. Watch sets it. It is nil where the kernel cannot tell:
+	// before Linux 6.5 for a process in a PID namespace out of sight, before 5.3
+	// for all.
 	Gone <-chan struct{}
 
-	gone    chan struct{}
-	then    func()
 	watcher *Watcher
-	id      int32 // key in the watcher
+	id      int32 // key in the watcher; 0: not watched
 	pidfd   int
 	owners  atomic.Int32
 }
@@ -38,40 +37,50 @@ type Peer struct {
 // gonePeer is the Gone of every process that was dead when it was looked at.
 var gonePeer = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
-// Peer identifies the process at the other end of c and starts to watch it. The
-// caller owns the result and must Release it. If the process ends before that,
-// Gone is closed and then is called, which must not block.
-func (w *Watcher) Peer(c *net.UnixConn, then func()) (*Peer, error) {
-	raw, err := c.SyscallConn()
+// Identify tells who is at the other end of c. Its end is not watched.
+func Identify(c *net.UnixConn) (*Peer, error) {
+	p := &Peer{pidfd: -1}
+	p.owners.Store(1)
+	err := control(c, func(fd int) error {
+		cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err != nil {
+			return fmt.Errorf("SO_PEERCRED: %w", err)
+		}
+		p.UID, p.GID, p.PID = cred.Uid, cred.Gid, cred.Pid
+		return nil
+	})
 	if err != nil {
 		return nil, fmt.Errorf("identify peer: %w", err)
-	}
-	p := &Peer{watcher: w, pidfd: -1, then: then}
-	p.owners.Store(1)
-	var inner error
-	err = raw.Control(func(fd uintptr) { inner = p.ask(int(fd)) })
-	if err := errors.Join(err, inner); err != nil {
-		return nil, fmt.Errorf("identify peer: %w", err)
-	}
-	if p.pidfd < 0 {
-		return p, nil
-	}
-	p.gone = make(chan struct{})
-	p.Gone = p.gone
-	if err := w.add(p); err != nil {
-		_ = unix.Close(p.pidfd)
-		return nil, fmt.Errorf("watch peer: %w", err)
 	}
 	return p, nil
 }
 
-func (p *Peer) ask(fd int) error {
-	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-	if err != nil {
-		return fmt.Errorf("SO_PEERCRED: %w", err)
+// Watch begins to watch p, which was found at the other end of c: when the
+// process ends, Gone is closed and then is called, which must not block. It is
+// called at most once. From now on the caller owns p and must Release it.
+func (w *Watcher) Watch(p *Peer, c *net.UnixConn, then func()) error {
+	if err := control(c, p.open); err != nil {
+		return fmt.Errorf("watch peer: %w", err)
 	}
-	p.UID, p.GID, p.PID = cred.Uid, cred.Gid, cred.Pid
+	if p.pidfd < 0 {
+		return nil
+	}
+	gone := make(chan struct{})
+	p.Gone, p.watcher = gone, w
+	err := w.add(&p.id, watched{fd: p.pidfd, process: true, then: func() {
+		close(gone)
+		then()
+	}})
+	if err != nil {
+		_ = unix.Close(p.pidfd)
+		p.pidfd = -1
+		return fmt.Errorf("watch peer: %w", err)
+	}
+	return nil
+}
 
+// open gets the pidfd of the peer of the socket fd, where there is one.
+func (p *Peer) open(fd int) error {
 	pidfd, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
 	switch {
 	case err == nil:
@@ -85,6 +94,17 @@ func (p *Peer) ask(fd int) error {
 	}
 	p.pidfd, p.Gone, err = openPID(p.PID)
 	return err
+}
+
+// control calls f with the file descriptor of c, which is open meanwhile.
+func control(c *net.UnixConn, f func(fd int) error) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	err = raw.Control(func(fd uintptr) { inner = f(int(fd)) })
+	return errors.Join(err, inner)
 }
 
 // openPID is the way before Linux 6.5. Between the connect of the peer and this
@@ -107,28 +127,37 @@ func openPID(pid int32) (pidfd int, gone <-chan struct{}, err error) {
 	}
 }
 
-// Retain adds an owner, which must call Release. Only an owner may call it.
-func (p *Peer) Retain() { p.owners.Add(1) }
+// Retain adds an owner, which must call Release. False: the last owner has
+// released p, whose end nobody watches any more.
+func (p *Peer) Retain() bool {
+	for {
+		n := p.owners.Load()
+		if n == 0 {
+			return false
+		}
+		if p.owners.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
 
 // Release gives up the watch. After the last owner's Release, Gone is closed no
 // more if it was not closed before.
 func (p *Peer) Release() {
 	if p.owners.Add(-1) == 0 && p.pidfd >= 0 {
-		p.watcher.remove(p)
+		p.watcher.remove(p.id)
 	}
 }
 
 // Groups gives the supplementary groups of the process that made c, as they
 // were when it connected.
 func Groups(c *net.UnixConn) ([]uint32, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return nil, fmt.Errorf("read peer groups: %w", err)
-	}
 	var groups []uint32
-	var inner error
-	err = raw.Control(func(fd uintptr) { groups, inner = peerGroups(fd) })
-	if err := errors.Join(err, inner); err != nil {
+	err := control(c, func(fd int) (err error) {
+		groups, err = peerGroups(uintptr(fd))
+		return err
+	})
+	if err != nil {
 		return nil, fmt.Errorf("read peer groups: %w", err)
 	}
 	return groups, nil

@@ -95,7 +95,7 @@ func TestPeer(t *testing.T) {
 	for i := range peers {
 		c, process := connect(t, l)
 		told[i] = make(chan struct{})
-		p, err := w.Peer(c, func() { close(told[i]) })
+		p, err := watch(w, c, func() { close(told[i]) })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -124,7 +124,7 @@ func TestPeer(t *testing.T) {
 		t.Error("gone after Release")
 	case <-time.After(50 * time.Millisecond):
 	}
-	if n := len(w.peers); n != 0 {
+	if n := len(w.watched); n != 0 {
 		t.Errorf("%d peers left", n)
 	}
 }
@@ -133,11 +133,13 @@ func TestPeer(t *testing.T) {
 func TestRetain(t *testing.T) {
 	w, l := start(t)
 	c, process := connect(t, l)
-	p, err := w.Peer(c, func() {})
+	p, err := watch(w, c, func() {})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Retain()
+	if !p.Retain() {
+		t.Fatal("not retained")
+	}
 	p.Release()
 	_ = c.Close()
 	if isGone(p) {
@@ -148,6 +150,74 @@ func TestRetain(t *testing.T) {
 	}
 	await(t, p.Gone)
 	p.Release()
+	if p.Retain() {
+		t.Error("retained after the last Release: nobody would close Gone")
+	}
+}
+
+// A peer that hangs up is told of though there are bytes that nobody has read.
+func TestHangUp(t *testing.T) {
+	w, l := start(t)
+	for name, hangUp := range map[string]func(*net.UnixConn) error{
+		"close":      (*net.UnixConn).Close,
+		"half close": (*net.UnixConn).CloseWrite,
+	} {
+		t.Run(name, func(t *testing.T) {
+			client, server := pair(t, l)
+			told := make(chan struct{})
+			stop, err := w.HangUp(server, func() { close(told) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := client.Write([]byte("unread")); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-told:
+				t.Fatal("told of bytes")
+			case <-time.After(20 * time.Millisecond):
+			}
+			if err := hangUp(client); err != nil {
+				t.Fatal(err)
+			}
+			await(t, told)
+			stop()
+		})
+	}
+	client, server := pair(t, l)
+	stop, err := w.HangUp(server, func() { t.Error("told after stop") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	_ = client.Close()
+	if n := len(w.watched); n != 0 {
+		t.Errorf("%d are still watched", n)
+	}
+}
+
+// pair is a connection of this process with itself.
+func pair(t *testing.T, l *net.UnixListener) (client, server *net.UnixConn) {
+	t.Helper()
+	c, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = c.Close(), s.Close() })
+	return c.(*net.UnixConn), s
+}
+
+// watch identifies and watches the peer of c.
+func watch(w *Watcher, c *net.UnixConn, then func()) (*Peer, error) {
+	p, err := Identify(c)
+	if err != nil {
+		return nil, err
+	}
+	return p, w.Watch(p, c, then)
 }
 
 // A process that has ended and was waited for before anybody looked is gone.
@@ -156,7 +226,7 @@ func TestPeerIsDead(t *testing.T) {
 	c, process := connect(t, l)
 	_ = process.Process.Kill()
 	_ = process.Wait()
-	p, err := w.Peer(c, func() {})
+	p, err := watch(w, c, func() {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -206,7 +276,7 @@ func TestClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Close()
-	if _, err := w.Peer(c, func() {}); err == nil {
+	if _, err := watch(w, c, func() {}); err == nil {
 		t.Error("a closed watcher watches")
 	}
 }
