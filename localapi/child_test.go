@@ -1,10 +1,19 @@
 package localapi
 
 import (
+	"context"
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
+	"strings"
+	"sync/atomic"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 )
 
 // childEnv makes the test binary play an app. Its value says which:
@@ -12,10 +21,13 @@ import (
 //	holder: takes the resource "r" over HTTP, starts a grandchild that keeps the
 //	  same socket open, says "held", and stays.
 //	passer-by: connects to the socket many times and ends at once.
+//	flooder: opens many Session streams on one connection, asks on each as much as
+//	  it can and reads nothing. Says "stuck" when no more goes in, and stays.
 //	keeper: that grandchild. Says "kept" and stays.
 const (
 	childEnv  = "LOCALAPI_TEST_CHILD"
 	socketEnv = "LOCALAPI_TEST_SOCKET"
+	countEnv  = "LOCALAPI_TEST_COUNT" // of the flooder's streams
 )
 
 func child() {
@@ -28,6 +40,8 @@ func child() {
 			must(err)
 		}
 		os.Exit(0)
+	case "flooder":
+		flood()
 	case "keeper":
 		_, _ = os.Stdout.WriteString("kept\n")
 	}
@@ -50,6 +64,37 @@ func hold() {
 	keeper.Stdout = os.Stdout
 	must(keeper.Start())
 	_, _ = os.Stdout.WriteString("held\n")
+}
+
+func flood() {
+	n, err := strconv.Atoi(os.Getenv(countEnv))
+	must(err)
+	cc, err := grpc.NewClient("unix:"+os.Getenv(socketEnv), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(err)
+	c := pb.NewLockSidecarClient(cc)
+	var sent atomic.Int64
+	for range n {
+		st, err := c.Session(context.Background())
+		must(err)
+		_ = st.Send(&pb.SessionRequest{RequestId: "open", Request: &pb.SessionRequest_Open{Open: &pb.OpenSessionRequest{}}})
+		if _, err := st.Recv(); err != nil {
+			break // cut off
+		}
+		go func() {
+			q := &pb.SessionRequest{RequestId: strings.Repeat("k", 100), Request: &pb.SessionRequest_Release{Release: &pb.ReleaseRequest{LockId: "none"}}}
+			for st.Send(q) == nil {
+				sent.Add(1)
+			}
+		}()
+	}
+	for before := int64(-1); ; time.Sleep(500 * time.Millisecond) {
+		now := sent.Load()
+		if now == before {
+			break
+		}
+		before = now
+	}
+	_, _ = os.Stdout.WriteString("stuck\n")
 }
 
 func must(err error) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -23,7 +24,8 @@ type conn struct {
 	places  *places
 	place   place
 	allowed bool
-	sniffed []byte // read already, not yet given to the protocol's server
+	sniffed []byte       // read already, not yet given to the protocol's server
+	stalls  atomic.Int32 // streams that have ended because the client did not read
 
 	mu     sync.Mutex
 	closed bool

@@ -274,8 +274,9 @@ func TestStop(t *testing.T) {
 	if last["error"]["code"] != float64(codes.Unavailable) {
 		t.Errorf("hold: %v", last)
 	}
-	if r := infoOf(t, jsonStatus(t, within(t, waiting))).GetReason(); r != "DRAINING" {
-		t.Errorf("waiting hold: %s", r)
+	// It may have been granted what the first one let go.
+	if body := strings.TrimSpace(within(t, waiting)); !strings.Contains(body[strings.LastIndexByte(body, '\n')+1:], "DRAINING") {
+		t.Errorf("waiting hold: %s", body)
 	}
 }
 

@@ -74,17 +74,28 @@ func modeTo(m lock.Mode) pb.Mode {
 	}
 }
 
+// grantTo has both times from one reading of the clock, which is taken as late as
+// possible.
 func grantTo(g session.Grant, now time.Duration) *pb.Grant {
+	out := grantWithoutTimes(g)
+	setTimes(out, g.Until, now)
+	return out
+}
+
+// grantWithoutTimes is a grant that setTimes completes.
+func grantWithoutTimes(g session.Grant) *pb.Grant {
 	return &pb.Grant{
-		LockId:    string(g.LockID),
-		Resource:  g.Resource,
-		Mode:      modeTo(g.Mode),
-		Fence:     int64(g.Fence),
-		ValidFor:  durationpb.New(left(g.Until, now)),
-		Count:     countTo(g.Count),
-		CountedAt: durationpb.New(now),
-		Guard:     guardTo(g.Guard),
+		LockId:   string(g.LockID),
+		Resource: g.Resource,
+		Mode:     modeTo(g.Mode),
+		Fence:    int64(g.Fence),
+		Count:    countTo(g.Count),
+		Guard:    guardTo(g.Guard),
 	}
+}
+
+func setTimes(g *pb.Grant, until, now time.Duration) {
+	g.ValidFor, g.CountedAt = durationpb.New(left(until, now)), durationpb.New(now)
 }
 
 // left is the time from now to a moment on the same clock.

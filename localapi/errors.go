@@ -161,6 +161,8 @@ func explain(err error) *apiError {
 		}
 	case errors.As(err, &bad):
 		return &apiError{reason: reasonInvalid, message: bad.Error(), metadata: map[string]string{"field": bad.Field}}
+	case errors.Is(err, errStalled):
+		return &apiError{reason: reasonLimit, message: "the stream was ended because the client did not read its answers"}
 	case errors.Is(err, context.Canceled), errors.Is(err, errGone):
 		return &apiError{reason: reasonCancelled, message: "the call was cancelled"}
 	case errors.Is(err, context.DeadlineExceeded):

@@ -218,7 +218,7 @@ func TestPeerDiesDuringGreet(t *testing.T) {
 	s := start(t)
 	for range 30 {
 		app := exec.Command("/proc/self/exe")
-		app.Env = append(os.Environ(), childEnv+"=passer-by", socketEnv+"="+s.socket)
+		app.Env = append(os.Environ(), childEnv+"=passer-by", socketEnv+"="+s.socket, "GORACE=atexit_sleep_ms=0")
 		if err := app.Run(); err != nil {
 			t.Fatal(err)
 		}

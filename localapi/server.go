@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -47,11 +48,13 @@ const (
 	// should cost little. (gRPC keeps a write buffer only while it writes.)
 	grpcReadBuffer  = 4 << 10
 	grpcWriteBuffer = 16 << 10
-	// grpcWindow is what a stream may have in flight. A fixed one saves the pings
-	// by which gRPC measures a network, where there is none.
-	grpcWindow = 1 << 20
+	// grpcWindow is what a stream may have in flight, and so what a client can leave
+	// in memory of a stream whose requests are not taken. A fixed one saves the
+	// pings by which gRPC measures a network, where there is none. A larger message
+	// gets its window when it comes.
+	grpcWindow = 64 << 10
 	// maxStreams bounds the calls at a time on one connection.
-	maxStreams = 4096
+	maxStreams = 1024
 )
 
 // Server is the local API.
@@ -62,6 +65,7 @@ type Server struct {
 	places    *places       // of connections
 	asides    chan struct{} // one for each goroutine of aside
 	watches   *perUID
+	standing  atomic.Int32 // streams whose client does not read
 	listening chan struct{}
 	entering  sync.Mutex     // orders running.Add by HTTP handlers before the end of stopping
 	running   sync.WaitGroup // what Run waits for

@@ -209,20 +209,21 @@ func (s *service) Downgrade(ctx context.Context, q *pb.DowngradeRequest) (*pb.Gr
 	if err != nil {
 		return nil, err
 	}
-	return s.downgrade(ctx, sess, q)
-}
-
-func (s *service) downgrade(ctx context.Context, sess *session.Session, q *pb.DowngradeRequest) (*pb.Grant, error) {
-	if q.GetLockId() == "" {
-		return nil, invalid("lock_id", "must not be empty")
-	}
-	ctx, end := s.span(ctx, "downgrade", "")
-	g, err := sess.Downgrade(ctx, lock.HoldID(q.GetLockId()))
-	end(err)
+	g, err := s.downgrade(ctx, sess, q)
 	if err != nil {
 		return nil, err
 	}
 	return grantTo(g, s.o.Clock()), nil
+}
+
+func (s *service) downgrade(ctx context.Context, sess *session.Session, q *pb.DowngradeRequest) (session.Grant, error) {
+	if q.GetLockId() == "" {
+		return session.Grant{}, invalid("lock_id", "must not be empty")
+	}
+	ctx, end := s.span(ctx, "downgrade", "")
+	g, err := sess.Downgrade(ctx, lock.HoldID(q.GetLockId()))
+	end(err)
+	return g, err
 }
 
 // GetLock tells who holds and waits for a resource.

@@ -19,21 +19,28 @@ const methodSession = pb.LockSidecar_Session_FullMethodName
 // to read the last answers.
 const farewell = time.Second
 
+const (
+	// maxStanding is how many streams of the sidecar may stand still, because their
+	// clients do not read, for as long as Limits.Stall. Others end after shortStall.
+	maxStanding = 256
+	shortStall  = 5 * time.Second
+	// maxStalls is how many streams of a connection may have ended for that.
+	maxStalls = 16
+)
+
 // sessionStream is one app session on its stream.
 //
 // One goroutine at a time receives, one sends the news, and every request that
-// may have to wait for the store has its own. Whoever has an answer sends it, under a
-// lock: that saves a hop to a goroutine that only sends, and when the client
-// does not read, everybody stands still, the receiver too as soon as InFlight
-// answers are due. So a slow client costs a bounded amount of memory and nobody
-// else's time.
+// may have to wait for the store has its own. Whoever has an answer sends it, and
+// those that come up meanwhile; see outbox. When the client does not read, its
+// requests are not taken any more. So a slow client costs a bounded amount of
+// memory and nobody else's time.
 type sessionStream struct {
 	*service
 	grpc grpc.BidiStreamingServer[pb.SessionRequest, pb.SessionResponse]
 	ctx  context.Context //nolint:containedctx // the stream's, whose life is that of this value
 	sess *session.Session
-
-	sending sync.Mutex
+	out  *outbox
 
 	received chan error // why the receiver has stopped
 
@@ -52,6 +59,7 @@ func (s *service) Session(st grpc.BidiStreamingServer[pb.SessionRequest, pb.Sess
 		ctx:     st.Context(),
 		waits:   make(map[string]context.CancelFunc),
 
+		out:      newOutbox(st.Send, s.o.Clock),
 		received: make(chan error, 1),
 		settled:  make(chan struct{}),
 	}
@@ -85,15 +93,19 @@ func (s *service) Session(st grpc.BidiStreamingServer[pb.SessionRequest, pb.Sess
 	s.running.Go(func() {
 		defer close(told)
 		_ = s.pump(t.ctx, t.sess, func(e *pb.Event) error {
-			return t.send(&pb.SessionResponse{Response: &pb.SessionResponse_Event{Event: e}})
+			return t.out.deliver(t.ctx, &pb.SessionResponse{Response: &pb.SessionResponse_Event{Event: e}})
 		})
 	})
 	err := t.over()
 	t.end()
 	timer.Reset(farewell)
-	for _, last := range []<-chan struct{}{told, t.settled} {
+	for _, last := range []func() <-chan struct{}{
+		func() <-chan struct{} { return told },
+		func() <-chan struct{} { return t.settled },
+		t.out.settle,
+	} {
 		select {
-		case <-last:
+		case <-last():
 		case <-timer.C:
 			return err
 		case <-t.ctx.Done():
@@ -131,10 +143,13 @@ func (t *sessionStream) over() error {
 // another: so the request does not wait for a goroutine to wake up.
 func (t *sessionStream) receive() {
 	for {
-		q, err := t.grpc.Recv()
+		q, err := t.next()
 		if err != nil {
 			t.received <- err // before the session ends by it, so that it is known which ended which
 			t.end()
+			if errors.Is(err, errStalled) {
+				t.stalled()
+			}
 			return
 		}
 		work, err := t.take(q)
@@ -147,6 +162,21 @@ func (t *sessionStream) receive() {
 			return
 		}
 	}
+}
+
+// next receives a request, once the client has read most of its answers.
+func (t *sessionStream) next() (*pb.SessionRequest, error) {
+	if t.out.unsent() >= maxUnsent {
+		defer t.standing.Add(-1)
+		patience := t.o.Limits.Stall
+		if t.standing.Add(1) > maxStanding {
+			patience = min(patience, shortStall)
+		}
+		if err := t.out.catchUp(t.ctx, patience); err != nil {
+			return nil, err
+		}
+	}
+	return t.grpc.Recv()
 }
 
 func (t *sessionStream) open() error {
@@ -165,7 +195,7 @@ func (t *sessionStream) open() error {
 	if t.sess, err = t.service.open(t.ctx, o, session.Stream); err != nil {
 		return err
 	}
-	return t.send(&pb.SessionResponse{
+	return t.out.deliver(t.ctx, &pb.SessionResponse{
 		RequestId: q.GetRequestId(),
 		Response:  &pb.SessionResponse_Opened{Opened: t.opened(t.sess, now)},
 	})
@@ -202,8 +232,13 @@ func (t *sessionStream) take(q *pb.SessionRequest) (work func(), _ error) {
 		}), nil
 	case *pb.SessionRequest_Downgrade:
 		return t.fly(func() {
-			a, err := t.downgrade(t.ctx, t.sess, r.Downgrade)
-			t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Downgraded{Downgraded: a}}, err)
+			g, err := t.downgrade(t.ctx, t.sess, r.Downgrade)
+			if err != nil {
+				t.fail(id, err)
+				return
+			}
+			a := grantWithoutTimes(g)
+			t.out.postGrant(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Downgraded{Downgraded: a}}, a, g.Until)
 		}), nil
 	case *pb.SessionRequest_Cancel:
 		t.cancel(r.Cancel.GetRequestId())
@@ -282,7 +317,6 @@ func (t *sessionStream) acquire(id string, q *pb.AcquireRequest) (work func(), _
 		defer t.land()
 		defer cancel()
 		g, err := t.service.acquire(ctx, t.sess, r)
-		now := t.o.Clock()
 		t.mu.Lock()
 		delete(t.waits, id)
 		t.mu.Unlock()
@@ -290,7 +324,8 @@ func (t *sessionStream) acquire(id string, q *pb.AcquireRequest) (work func(), _
 			t.fail(id, err)
 			return
 		}
-		_ = t.send(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Granted{Granted: grantTo(g, now)}})
+		a := grantWithoutTimes(g)
+		t.out.postGrant(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Granted{Granted: a}}, a, g.Until)
 	}, nil
 }
 
@@ -309,17 +344,23 @@ func (t *sessionStream) answer(id string, a *pb.SessionResponse, err error) {
 		t.fail(id, err)
 		return
 	}
-	_ = t.send(a)
+	t.out.post(a)
 }
 
 func (t *sessionStream) fail(id string, err error) {
-	_ = t.send(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Error{Error: t.explain(t.ctx, methodSession, err)}})
+	t.out.post(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Error{Error: t.explain(t.ctx, methodSession, err)}})
 }
 
-// send writes one message. An error means that the stream has ended, which the
-// receiver learns too, so that most callers need not look at it.
-func (t *sessionStream) send(m *pb.SessionResponse) error {
-	t.sending.Lock()
-	defer t.sending.Unlock()
-	return t.grpc.Send(m)
+// stalled closes the connection of an ended stream where many have ended so: what
+// a client has not read stays in memory until it reads it, or its connection ends.
+// The log comes last, for it may block.
+func (t *sessionStream) stalled() {
+	c, err := connOf(t.ctx)
+	if err != nil {
+		return
+	}
+	if c.stalls.Add(1) > maxStalls {
+		_ = c.Close()
+	}
+	t.o.Logger.Warn("stream ended: its client reads nothing though answers are due", keyPID, c.peer.PID, keyUID, c.peer.UID)
 }

@@ -1,0 +1,125 @@
+package localapi
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+)
+
+// gate is a client that reads only when it is told to.
+type gate struct {
+	reads chan struct{}
+	got   []*pb.SessionResponse
+}
+
+func (g *gate) send(a *pb.SessionResponse) error {
+	if _, ok := <-g.reads; !ok {
+		return io.EOF
+	}
+	g.got = append(g.got, a)
+	return nil
+}
+
+func numbered(n int) *pb.SessionResponse { return &pb.SessionResponse{RequestId: strconv.Itoa(n)} }
+
+// The times of a grant are of one reading of the clock, after the wait for its
+// turn.
+func TestGrantIsStampedWhenItIsSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		g := &gate{reads: make(chan struct{})}
+		o := newOutbox(g.send, func() time.Duration { return time.Since(began) })
+		go o.post(numbered(1)) // the client reads nothing at first
+		synctest.Wait()
+		grant := &pb.Grant{}
+		o.postGrant(&pb.SessionResponse{Response: &pb.SessionResponse_Granted{Granted: grant}}, grant, 10*time.Second)
+		time.Sleep(9 * time.Second)
+		g.reads <- struct{}{}
+		g.reads <- struct{}{}
+		<-o.settle()
+		if v, c := grant.GetValidFor().AsDuration(), grant.GetCountedAt().AsDuration(); v != time.Second || c != 9*time.Second {
+			t.Errorf("valid for %s from %s, want 1s from 9s", v, c)
+		}
+	})
+}
+
+// Nobody but the sender waits for a client that does not read, everything keeps
+// its order, and nothing is left out.
+func TestOutboxOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{reads: make(chan struct{})}
+		o := newOutbox(g.send, func() time.Duration { return 0 })
+		go o.post(numbered(0))
+		synctest.Wait()
+		for n := 1; n < 500; n++ {
+			o.post(numbered(n)) // returns
+		}
+		told := make(chan error, 1)
+		go func() { told <- o.deliver(t.Context(), numbered(500)) }()
+		synctest.Wait()
+		for range 501 {
+			g.reads <- struct{}{}
+		}
+		if err := <-told; err != nil {
+			t.Error(err)
+		}
+		<-o.settle()
+		for n, a := range g.got {
+			if a.GetRequestId() != strconv.Itoa(n) {
+				t.Fatalf("message %d is %s", n, a.GetRequestId())
+			}
+		}
+		if len(g.got) != 501 || o.unsent() != 0 || o.due != nil {
+			t.Errorf("%d came, %d are unsent", len(g.got), o.unsent())
+		}
+	})
+}
+
+func TestOutboxCatchUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{reads: make(chan struct{})}
+		o := newOutbox(g.send, func() time.Duration { return 0 })
+		go o.post(numbered(0))
+		synctest.Wait()
+		for n := 1; n < maxUnsent-1; n++ {
+			o.post(numbered(n))
+		}
+		if err := o.catchUp(t.Context(), time.Second); err != nil { // few are unsent
+			t.Fatal(err)
+		}
+		for n := range 10 {
+			o.post(numbered(n))
+		}
+		caught := make(chan error, 1)
+		go func() { caught <- o.catchUp(t.Context(), 10*time.Second) }()
+		for range 10 { // a slow reader is no stalled one
+			time.Sleep(9 * time.Second)
+			g.reads <- struct{}{}
+		}
+		if err := <-caught; err != nil {
+			t.Errorf("slow: %v", err)
+		}
+		for n := range maxUnsent {
+			o.post(numbered(n))
+		}
+		if err := o.catchUp(t.Context(), 10*time.Second); !errors.Is(err, errStalled) {
+			t.Errorf("stalled: %v", err)
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := o.catchUp(ended, time.Hour); !errors.Is(err, context.Canceled) {
+			t.Errorf("ended: %v", err)
+		}
+		if err := o.deliver(ended, numbered(1)); !errors.Is(err, context.Canceled) {
+			t.Errorf("deliver: %v", err)
+		}
+		close(g.reads)
+		<-o.settle()
+	})
+}
