@@ -70,6 +70,7 @@ type Manager struct {
 	waiters atomic.Int64
 	idle    chan struct{}  // gets a value when holds falls to 0
 	wg      sync.WaitGroup // what Run waits for
+	looks   looks          // of watches
 
 	mu       sync.Mutex
 	changed  chan struct{} // closed when lease changes, and made anew

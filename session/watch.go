@@ -38,9 +38,10 @@ type WatchEvent struct {
 // Watch calls fn first for each resource of the namespace whose name starts
 // with prefix, then Synced, then each change, in byte order of the names at each
 // look. It looks every interval (100ms to 1m, default 1s) and does not see what
-// came and went between two looks. It returns fn's error, the cause of ctx, or
-// *lock.InvalidError; lock.ErrUnavailable only of the first look: later it looks
-// again, so that a watch outlives a store that is away for a while.
+// came and went between two looks. All watches of one prefix share their looks,
+// see looks. It returns fn's error, the cause of ctx, or *lock.InvalidError;
+// lock.ErrUnavailable only of the first look: later it looks again, so that a
+// watch outlives a store that is away for a while.
 func (m *Manager) Watch(ctx context.Context, prefix string, interval time.Duration, fn func(WatchEvent) error) error {
 	if interval == 0 {
 		interval = DefaultWatchInterval
@@ -48,34 +49,34 @@ func (m *Manager) Watch(ctx context.Context, prefix string, interval time.Durati
 	if interval < minWatchInterval || interval > maxWatchInterval {
 		return invalid("interval", "is %v, must be %v to %v", interval, minWatchInterval, maxWatchInterval)
 	}
-	seen, err := m.look(ctx, prefix)
+	m.looks.join(prefix)
+	defer m.looks.leave(prefix)
+	list := func(ctx context.Context) (map[lock.Resource]lock.Status, error) { return m.look(ctx, prefix) }
+	seen, err := m.looks.since(ctx, prefix, time.Now(), list)
 	if err != nil {
 		return err
 	}
-	for _, name := range slices.Sorted(maps.Keys(seen)) {
-		if err := fn(WatchEvent{Kind: Current, Status: seen[name]}); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(seen.locks)) {
+		if err := fn(WatchEvent{Kind: Current, Status: seen.locks[name]}); err != nil {
 			return err
 		}
 	}
 	if err := fn(WatchEvent{Kind: Synced}); err != nil {
 		return err
 	}
-	t := time.NewTicker(interval)
-	defer t.Stop()
 	for {
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-t.C:
+		at := m.looks.next(interval)
+		if err := sleepUntil(ctx, at); err != nil {
+			return err
 		}
-		now, err := m.look(ctx, prefix)
+		now, err := m.looks.since(ctx, prefix, at, list)
 		switch {
 		case errors.Is(err, lock.ErrUnavailable):
 			continue
 		case err != nil:
 			return err
 		}
-		for _, e := range changes(seen, now) {
+		for _, e := range now.after(seen) {
 			if err := fn(e); err != nil {
 				return err
 			}

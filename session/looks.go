@@ -1,0 +1,180 @@
+package session
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+const (
+	// lookRest is how many times its own length a look rests before the next one of
+	// the same prefix: where a look takes long, watches look less often.
+	lookRest = 3
+	// maxLooks is how many prefixes are looked at at a time.
+	maxLooks = 4
+)
+
+// looks lets watches share what they see. They look at moments that are the same
+// for all watches of an interval, and one of those with the same prefix looks for
+// all, so watches cost the store no more than one would. There is no goroutine
+// for it: who needs a look and finds none in progress makes it.
+type looks struct {
+	mu    sync.Mutex
+	began time.Time // the moments count from here
+	of    map[string]*lookers
+	busy  chan struct{} // one place for each look
+}
+
+// lookers are the watches of one prefix.
+type lookers struct {
+	watches int
+	looking chan struct{} // closed when the look in progress is over; nil: there is none
+	latest  *snapshot     // nil: there was none yet
+	failed  failedLook
+	rest    time.Time // no look begins before
+}
+
+type failedLook struct {
+	begun time.Time
+	err   error
+}
+
+// snapshot is what one look has seen. Nobody changes it.
+type snapshot struct {
+	number  int
+	begun   time.Time
+	locks   map[lock.Resource]lock.Status
+	changes []WatchEvent // since the snapshot with the number before
+}
+
+// after tells what has changed since an earlier snapshot.
+func (s *snapshot) after(seen *snapshot) []WatchEvent {
+	switch s.number {
+	case seen.number:
+		return nil
+	case seen.number + 1:
+		return s.changes
+	default:
+		return changes(seen.locks, s.locks)
+	}
+}
+
+func (l *looks) join(prefix string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.of == nil {
+		l.began, l.of, l.busy = time.Now(), make(map[string]*lookers), make(chan struct{}, maxLooks)
+	}
+	if l.of[prefix] == nil {
+		l.of[prefix] = &lookers{}
+	}
+	l.of[prefix].watches++
+}
+
+func (l *looks) leave(prefix string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	g := l.of[prefix]
+	if g.watches--; g.watches == 0 {
+		delete(l.of, prefix)
+	}
+}
+
+// next is the next moment at which watches of that interval look.
+func (l *looks) next(interval time.Duration) time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.began.Add((time.Since(l.began)/interval + 1) * interval)
+}
+
+// since gives a snapshot that was begun at that moment or later, for a watch that
+// has joined. It returns list's error, or the cause of ctx.
+func (l *looks) since(ctx context.Context, prefix string, at time.Time, list func(context.Context) (map[lock.Resource]lock.Status, error)) (*snapshot, error) {
+	for {
+		l.mu.Lock()
+		g := l.of[prefix]
+		switch {
+		case g.latest != nil && !g.latest.begun.Before(at):
+			defer l.mu.Unlock()
+			return g.latest, nil
+		case g.failed.err != nil && !g.failed.begun.Before(at):
+			defer l.mu.Unlock()
+			return nil, g.failed.err
+		}
+		wait := g.looking
+		if wait == nil {
+			g.looking = make(chan struct{})
+		}
+		l.mu.Unlock()
+		if wait == nil {
+			if err := l.look(ctx, g, list); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// look looks for all of g. Its error is that of ctx: then another one looks.
+func (l *looks) look(ctx context.Context, g *lookers, list func(context.Context) (map[lock.Resource]lock.Status, error)) (err error) {
+	var begun time.Time
+	var locks map[lock.Resource]lock.Status
+	var failed error
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		switch {
+		case err != nil:
+		case failed != nil:
+			g.failed = failedLook{begun: begun, err: failed}
+		default:
+			s := &snapshot{begun: begun, locks: locks}
+			if g.latest != nil {
+				s.number, s.changes = g.latest.number+1, changes(g.latest.locks, locks)
+			}
+			g.latest = s
+		}
+		if !begun.IsZero() {
+			g.rest = time.Now().Add(lookRest * time.Since(begun))
+		}
+		close(g.looking)
+		g.looking = nil
+	}()
+	if err := sleepUntil(ctx, g.rest); err != nil { // nobody else looks, so nobody changes it
+		return err
+	}
+	select {
+	case l.busy <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	defer func() { <-l.busy }()
+	begun = time.Now()
+	if locks, failed = list(ctx); failed != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// sleepUntil returns nil at that moment, or the cause of ctx.
+func sleepUntil(ctx context.Context, at time.Time) error {
+	left := time.Until(at)
+	if left <= 0 {
+		return nil
+	}
+	t := time.NewTimer(left)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
