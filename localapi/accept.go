@@ -132,7 +132,7 @@ func (s *Server) turnAway(c *conn, why error) {
 		_ = f.WriteSettings()
 		_ = f.WriteGoAway(0, http2.ErrCodeEnhanceYourCalm, []byte(why.Error()))
 	} else {
-		_, _ = c.UnixConn.Write(refusal(why))
+		_, _ = c.Write(refusal(why))
 	}
 	drain(c.UnixConn)
 	s.o.Logger.Warn("connection refused", keyPID, c.peer.PID, keyUID, c.peer.UID, keyError, why)

@@ -22,12 +22,15 @@ import (
 //	  same socket open, says "held", and stays.
 //	passer-by: connects to the socket many times and ends at once.
 //	flooder: opens many Session streams on one connection, asks on each as much as
-//	  it can and reads nothing. Says "stuck" when no more goes in, and stays.
+//	  it can and reads nothing. It tries a resource that the test holds, if so
+//	  told: those answers are long. Else it releases what it has not. Says "stuck"
+//	  when no more goes in, and stays.
 //	keeper: that grandchild. Says "kept" and stays.
 const (
 	childEnv  = "LOCALAPI_TEST_CHILD"
 	socketEnv = "LOCALAPI_TEST_SOCKET"
 	countEnv  = "LOCALAPI_TEST_COUNT" // of the flooder's streams
+	tryEnv    = "LOCALAPI_TEST_TRY"   // the resource that it tries
 )
 
 func child() {
@@ -72,6 +75,10 @@ func flood() {
 	cc, err := grpc.NewClient("unix:"+os.Getenv(socketEnv), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(err)
 	c := pb.NewLockSidecarClient(cc)
+	q := &pb.SessionRequest{RequestId: strings.Repeat("k", 100), Request: &pb.SessionRequest_Release{Release: &pb.ReleaseRequest{LockId: "none"}}}
+	if r := os.Getenv(tryEnv); r != "" {
+		q.Request = &pb.SessionRequest_Acquire{Acquire: tryOnce(r)}
+	}
 	var sent atomic.Int64
 	for range n {
 		st, err := c.Session(context.Background())
@@ -81,7 +88,6 @@ func flood() {
 			break // cut off
 		}
 		go func() {
-			q := &pb.SessionRequest{RequestId: strings.Repeat("k", 100), Request: &pb.SessionRequest_Release{Release: &pb.ReleaseRequest{LockId: "none"}}}
 			for st.Send(q) == nil {
 				sent.Add(1)
 			}

@@ -74,28 +74,47 @@ func modeTo(m lock.Mode) pb.Mode {
 	}
 }
 
-// grantTo has both times from one reading of the clock, which is taken as late as
-// possible.
+// grantTo has both times from one reading of the clock, now, which is taken as late
+// as possible; see refresh.
 func grantTo(g session.Grant, now time.Duration) *pb.Grant {
-	out := grantWithoutTimes(g)
-	setTimes(out, g.Until, now)
-	return out
-}
-
-// grantWithoutTimes is a grant that setTimes completes.
-func grantWithoutTimes(g session.Grant) *pb.Grant {
 	return &pb.Grant{
-		LockId:   string(g.LockID),
-		Resource: g.Resource,
-		Mode:     modeTo(g.Mode),
-		Fence:    int64(g.Fence),
-		Count:    countTo(g.Count),
-		Guard:    guardTo(g.Guard),
+		LockId:    string(g.LockID),
+		Resource:  g.Resource,
+		Mode:      modeTo(g.Mode),
+		Fence:     int64(g.Fence),
+		ValidFor:  durationpb.New(left(g.Until, now)),
+		Count:     countTo(g.Count),
+		CountedAt: durationpb.New(now),
+		Guard:     guardTo(g.Guard),
 	}
 }
 
-func setTimes(g *pb.Grant, until, now time.Duration) {
-	g.ValidFor, g.CountedAt = durationpb.New(left(until, now)), durationpb.New(now)
+// refresh counts the times of a message that was made earlier from now. The
+// moments that they stand for do not change.
+func refresh(a *pb.SessionResponse, clock lock.Clock) {
+	var good, countedAt *durationpb.Duration
+	switch r := a.GetResponse().(type) {
+	case *pb.SessionResponse_Granted:
+		good, countedAt = r.Granted.GetValidFor(), r.Granted.GetCountedAt()
+	case *pb.SessionResponse_Downgraded:
+		good, countedAt = r.Downgraded.GetValidFor(), r.Downgraded.GetCountedAt()
+	case *pb.SessionResponse_Event:
+		if l := r.Event.GetLease(); l != nil {
+			good, countedAt = l.GetValidFor(), l.GetCountedAt()
+		} else if l := r.Event.GetLost(); l != nil {
+			good, countedAt = l.GetGrace(), l.GetCountedAt()
+		}
+	}
+	if good == nil {
+		return
+	}
+	until, now := countedAt.AsDuration()+good.AsDuration(), clock()
+	set(good, left(until, now))
+	set(countedAt, now)
+}
+
+func set(d *durationpb.Duration, v time.Duration) {
+	d.Seconds, d.Nanos = int64(v/time.Second), int32(v%time.Second)
 }
 
 // left is the time from now to a moment on the same clock.

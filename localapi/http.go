@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -39,7 +40,7 @@ func on(method, path string, serve handler) route {
 
 func (s *Server) table(api *service) []route {
 	return []route{
-		on(http.MethodPost, "/v1/hold", streamed(s, api.hold)),
+		on(http.MethodPost, "/v1/hold", streamed(s, 0, api.hold)),
 		on(http.MethodPost, "/v1/sessions", s.openSession(api)),
 		on(http.MethodPost, "/v1/sessions/{session_id}:keepAlive", unary(s, api.KeepAlive)),
 		on(http.MethodDelete, "/v1/sessions/{session_id}", unary(s, api.CloseSession)),
@@ -50,7 +51,7 @@ func (s *Server) table(api *service) []route {
 		on(http.MethodGet, "/v1/sessions/{session_id}/events", s.events(api)),
 		on(http.MethodGet, "/v1/locks/{resource=**}", unary(s, api.GetLock)),
 		on(http.MethodGet, "/v1/locks", unary(s, api.ListLocks)),
-		on(http.MethodGet, "/v1/watch", streamed(s, api.watch)),
+		on(http.MethodGet, "/v1/watch", streamed(s, s.o.Limits.Stall, api.watch)),
 		on(http.MethodDelete, "/v1/locks/{resource=**}", unary(s, api.ForceRelease)),
 		on(http.MethodGet, "/v1/info", unary(s, api.GetInfo)),
 	}
@@ -170,7 +171,14 @@ func answer[Q, A proto.Message](s *Server, w http.ResponseWriter, r *http.Reques
 		s.fail(w, r, err)
 		return
 	}
-	writeJSON(w, http.StatusOK, marshalJSON(a))
+	body := marshalJSON(a)
+	s.hurry(w)
+	writeJSON(w, http.StatusOK, body)
+}
+
+// hurry bounds how long an answer may take to be read: until then it stays in memory.
+func (s *Server) hurry(w http.ResponseWriter) {
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(s.o.Limits.Stall)) // all of our connections have deadlines
 }
 
 // openSession answers at once for a session of its own, and with a stream for
@@ -209,6 +217,7 @@ func (s *Server) events(api *service) handler {
 // fail writes an error.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	st := s.explain(r.Context(), r.Method+" "+r.URL.Path, err)
+	s.hurry(w)
 	writeStatus(w, httpCode(st), st)
 }
 

@@ -3,8 +3,10 @@ package localapi
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -18,6 +20,7 @@ type lineWriter struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
 	begun   bool
+	stall   time.Duration // how long a line may take to be written; 0: as long as the call lasts
 }
 
 // head sends the header, if that was not done before.
@@ -40,7 +43,11 @@ func (l *lineWriter) begin() {
 
 func (l *lineWriter) send(m proto.Message) error {
 	l.begin()
-	if _, err := l.w.Write(marshalJSON(m)); err != nil {
+	line := marshalJSON(m)
+	if l.stall > 0 {
+		_ = l.control.SetWriteDeadline(time.Now().Add(l.stall)) // all of our connections have deadlines
+	}
+	if _, err := l.w.Write(line); err != nil {
 		return fmt.Errorf("%w: write line: %w", errGone, err)
 	}
 	return l.flush()
@@ -57,7 +64,7 @@ func (l *lineWriter) flush() error {
 func streamed[Q any, A proto.Message, PQ interface {
 	*Q
 	proto.Message
-}](s *Server, call func(context.Context, PQ, func(A) error) error) handler {
+}](s *Server, stall time.Duration, call func(context.Context, PQ, func(A) error) error) handler {
 	return func(w http.ResponseWriter, r *http.Request, vars map[string]string) {
 		q := PQ(new(Q))
 		if err := s.read(w, r, q, vars); err != nil {
@@ -65,6 +72,7 @@ func streamed[Q any, A proto.Message, PQ interface {
 			return
 		}
 		s.serveStream(w, r, func(ctx context.Context, lines *lineWriter) error {
+			lines.stall = stall
 			return call(ctx, q, func(a A) error { return lines.send(a) })
 		})
 	}
@@ -75,10 +83,13 @@ func streamed[Q any, A proto.Message, PQ interface {
 // write is ended too.
 func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, call func(context.Context, *lineWriter) error) {
 	lines := &lineWriter{w: w, control: http.NewResponseController(w)}
+	_ = lines.control.SetWriteDeadline(time.Time{})
 	stop := context.AfterFunc(r.Context(), func() { _ = lines.control.SetWriteDeadline(time.Now().Add(stopLimit / 2)) })
 	defer stop()
 	err := call(r.Context(), lines)
 	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded) && r.Context().Err() == nil:
+		s.stalled(r.Context())
 	case err == nil:
 		lines.begin() // a session that ended at once
 	case !lines.begun:

@@ -33,20 +33,10 @@ type outbox struct {
 	settled chan struct{} // not nil: closed when there is no sender
 }
 
-// letter is a message. The clock in a grant is read when its turn has come.
+// letter is a message. Its times are counted when its turn has come.
 type letter struct {
-	a     *pb.SessionResponse
-	grant *pb.Grant // in a, without its times; nil: there is none
-	until time.Duration
-	sent  chan error // gets what send returned; nil: nobody wants to know
-}
-
-// message is what is sent.
-func (l letter) message(clock lock.Clock) *pb.SessionResponse {
-	if l.grant != nil {
-		setTimes(l.grant, l.until, clock())
-	}
-	return l.a
+	a    *pb.SessionResponse
+	sent chan error // gets what send returned; nil: nobody wants to know
 }
 
 func newOutbox(send func(*pb.SessionResponse) error, clock lock.Clock) *outbox {
@@ -56,11 +46,6 @@ func newOutbox(send func(*pb.SessionResponse) error, clock lock.Clock) *outbox {
 // post sends a message, or leaves it to who sends at the moment. That the stream
 // has ended is for the receiver to learn.
 func (o *outbox) post(a *pb.SessionResponse) { o.put(letter{a: a}) }
-
-// postGrant posts a, whose grant is g of a hold that is good until then.
-func (o *outbox) postGrant(a *pb.SessionResponse, g *pb.Grant, until time.Duration) {
-	o.put(letter{a: a, grant: g, until: until})
-}
 
 // deliver returns when the message was sent. Its errors: that of the stream, and
 // the cause of ctx.
@@ -86,7 +71,8 @@ func (o *outbox) put(l letter) {
 	for o.first < len(o.due) {
 		l := o.due[o.first]
 		o.mu.Unlock()
-		err := o.send(l.message(o.clock))
+		refresh(l.a, o.clock)
+		err := o.send(l.a)
 		if l.sent != nil {
 			l.sent <- err
 		}

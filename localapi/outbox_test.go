@@ -9,7 +9,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/session"
 )
 
 // gate is a client that reads only when it is told to.
@@ -28,23 +31,39 @@ func (g *gate) send(a *pb.SessionResponse) error {
 
 func numbered(n int) *pb.SessionResponse { return &pb.SessionResponse{RequestId: strconv.Itoa(n)} }
 
-// The times of a grant are of one reading of the clock, after the wait for its
-// turn.
-func TestGrantIsStampedWhenItIsSent(t *testing.T) {
+// The times of a message are of one reading of the clock, after the wait for its
+// turn, and stand for the moment that they stood for before.
+func TestTimesAreCountedWhenSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		g := &gate{reads: make(chan struct{})}
 		o := newOutbox(g.send, func() time.Duration { return time.Since(began) })
+		time.Sleep(500 * time.Millisecond)
 		go o.post(numbered(1)) // the client reads nothing at first
 		synctest.Wait()
-		grant := &pb.Grant{}
-		o.postGrant(&pb.SessionResponse{Response: &pb.SessionResponse_Granted{Granted: grant}}, grant, 10*time.Second)
-		time.Sleep(9 * time.Second)
-		g.reads <- struct{}{}
-		g.reads <- struct{}{}
+		grant := grantTo(session.Grant{Until: 10 * time.Second}, 0)
+		lease := eventTo(session.Event{Lease: &session.LeaseNews{Until: 10 * time.Second}}, time.Since(began))
+		lost := eventTo(session.Event{Lost: &session.Lost{GraceEnd: 8 * time.Second}}, time.Since(began))
+		o.post(&pb.SessionResponse{Response: &pb.SessionResponse_Granted{Granted: grant}})
+		o.post(&pb.SessionResponse{Response: &pb.SessionResponse_Event{Event: lease}})
+		o.post(&pb.SessionResponse{Response: &pb.SessionResponse_Event{Event: lost}})
+		time.Sleep(8500 * time.Millisecond)
+		for range 4 {
+			g.reads <- struct{}{}
+		}
 		<-o.settle()
-		if v, c := grant.GetValidFor().AsDuration(), grant.GetCountedAt().AsDuration(); v != time.Second || c != 9*time.Second {
-			t.Errorf("valid for %s from %s, want 1s from 9s", v, c)
+		for name, got := range map[string][2]*durationpb.Duration{
+			"grant": {grant.GetValidFor(), grant.GetCountedAt()},
+			"lease": {lease.GetLease().GetValidFor(), lease.GetLease().GetCountedAt()},
+			"lost":  {lost.GetLost().GetGrace(), lost.GetLost().GetCountedAt()},
+		} {
+			want := time.Second
+			if name == "lost" {
+				want = 0 // over meanwhile
+			}
+			if v, c := got[0].AsDuration(), got[1].AsDuration(); v != want || c != 9*time.Second {
+				t.Errorf("%s: %s from %s, want %s from 9s", name, v, c, want)
+			}
 		}
 	})
 }

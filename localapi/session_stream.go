@@ -148,7 +148,7 @@ func (t *sessionStream) receive() {
 			t.received <- err // before the session ends by it, so that it is known which ended which
 			t.end()
 			if errors.Is(err, errStalled) {
-				t.stalled()
+				t.stalled(t.ctx)
 			}
 			return
 		}
@@ -232,13 +232,8 @@ func (t *sessionStream) take(q *pb.SessionRequest) (work func(), _ error) {
 		}), nil
 	case *pb.SessionRequest_Downgrade:
 		return t.fly(func() {
-			g, err := t.downgrade(t.ctx, t.sess, r.Downgrade)
-			if err != nil {
-				t.fail(id, err)
-				return
-			}
-			a := grantWithoutTimes(g)
-			t.out.postGrant(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Downgraded{Downgraded: a}}, a, g.Until)
+			g, err := t.downgrade(t.ctx, t.sess, r.Downgrade) // its times are counted when it is sent
+			t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Downgraded{Downgraded: grantTo(g, 0)}}, err)
 		}), nil
 	case *pb.SessionRequest_Cancel:
 		t.cancel(r.Cancel.GetRequestId())
@@ -324,8 +319,8 @@ func (t *sessionStream) acquire(id string, q *pb.AcquireRequest) (work func(), _
 			t.fail(id, err)
 			return
 		}
-		a := grantWithoutTimes(g)
-		t.out.postGrant(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Granted{Granted: a}}, a, g.Until)
+		// Its times are counted when it is sent.
+		t.out.post(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Granted{Granted: grantTo(g, 0)}})
 	}, nil
 }
 
@@ -349,18 +344,4 @@ func (t *sessionStream) answer(id string, a *pb.SessionResponse, err error) {
 
 func (t *sessionStream) fail(id string, err error) {
 	t.out.post(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Error{Error: t.explain(t.ctx, methodSession, err)}})
-}
-
-// stalled closes the connection of an ended stream where many have ended so: what
-// a client has not read stays in memory until it reads it, or its connection ends.
-// The log comes last, for it may block.
-func (t *sessionStream) stalled() {
-	c, err := connOf(t.ctx)
-	if err != nil {
-		return
-	}
-	if c.stalls.Add(1) > maxStalls {
-		_ = c.Close()
-	}
-	t.o.Logger.Warn("stream ended: its client reads nothing though answers are due", keyPID, c.peer.PID, keyUID, c.peer.UID)
 }

@@ -31,10 +31,10 @@ func used() int {
 
 // flooder starts an app that asks much on many streams and reads nothing. It
 // returns when no more goes in.
-func (s *sidecar) flooder(t *testing.T, streams int) {
+func (s *sidecar) flooder(t *testing.T, streams int, try string) {
 	t.Helper()
 	app := exec.Command("/proc/self/exe")
-	app.Env = append(os.Environ(), childEnv+"=flooder", socketEnv+"="+s.socket, countEnv+"="+strconv.Itoa(streams))
+	app.Env = append(os.Environ(), childEnv+"=flooder", socketEnv+"="+s.socket, countEnv+"="+strconv.Itoa(streams), tryEnv+"="+try)
 	app.Stderr = os.Stderr
 	out, err := app.StdoutPipe()
 	if err != nil {
@@ -54,7 +54,7 @@ func TestMemoryOfStreamsThatReadNothing(t *testing.T) {
 	const n = 60
 	s := start(t, func(_ *session.Options, o *Options) { o.Limits.Stall = time.Hour })
 	before := used()
-	s.flooder(t, n)
+	s.flooder(t, n, "")
 	took := used() - before
 	t.Logf("%d streams: %d KiB, %d KiB each, %d goroutines", n, took>>10, took>>10/n, runtime.NumGoroutine())
 	if took > n*perStalledStream {
@@ -71,16 +71,18 @@ func TestMemoryOfStreamsThatReadNothing(t *testing.T) {
 // nor what they have not read.
 func TestVeryManyStreamsThatReadNothing(t *testing.T) {
 	if testing.Short() {
-		t.Skip("400 streams")
+		t.Skip("300 streams")
 	}
 	s := start(t, func(_ *session.Options, o *Options) { o.Limits.Stall = time.Hour })
 	x := s.stream(t, s.api(t), &pb.OpenSessionRequest{})
+	held := strings.Repeat("r", 500)
+	x.acquire("1", tryOnce(held))
+	lockID := x.answer("1").GetGranted().GetLockId()
 	before := used()
-	s.flooder(t, 400)
+	s.flooder(t, 300, held)
 	eventually(t, "closed", func() bool { return s.manager.Info().Sessions == 1 })
-	x.acquire("1", tryOnce("r"))
-	if x.answer("1").GetGranted() == nil {
-		t.Error("not granted")
+	if x.release("2", lockID).GetReleased() == nil {
+		t.Error("not released")
 	}
 	took := 0
 	eventually(t, "given back", func() bool {
@@ -118,6 +120,79 @@ func TestStalledStreamEnds(t *testing.T) {
 		t.Errorf("ended with %v", err)
 	}
 	eventually(t, "logged", func() bool { return strings.Contains(out.String(), "[WARN]  stream ended: its client reads nothing") })
+}
+
+// An answer over HTTP that nobody reads is not kept, and a long wait before the
+// answer is not counted.
+func TestUnreadAnswers(t *testing.T) {
+	s := start(t, noNews, func(_ *session.Options, o *Options) { o.Limits.Stall = 300 * time.Millisecond })
+	x := s.stream(t, s.api(t), &pb.OpenSessionRequest{Name: strings.Repeat("n", 128), Metadata: map[string]string{"k": strings.Repeat("v", 900)}})
+	var first string
+	for i := range 1000 {
+		id := strconv.Itoa(i)
+		x.acquire(id, &pb.AcquireRequest{Resource: "many/" + id})
+		if g := x.answer(id).GetGranted(); i == 0 {
+			first = g.GetLockId()
+		}
+	}
+	held := make(chan int, 1)
+	go func() {
+		code, _ := call(t, s.http(t), "POST", "/v1/hold", `{"resource":"many/0","maxHold":"0.1s"}`)
+		held <- code
+	}()
+	eventually(t, "waiting", func() bool { return s.manager.Info().Waiters == 1 })
+	for _, path := range []string{"/v1/locks?pageSize=1000", "/v1/watch"} {
+		before := s.server.places.count()
+		c := s.dial(t)
+		if _, err := c.Write([]byte("GET " + path + " HTTP/1.1\r\nHost: x\r\n\r\n")); err != nil {
+			t.Fatal(err)
+		}
+		b := make([]byte, 1) // the answer has begun
+		if _, err := c.Read(b); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "closed "+path, func() bool { return s.server.places.count() == before })
+	}
+	w, err := s.api(t).WatchLocks(t.Context(), &pb.WatchLocksRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "ended", func() bool {
+		s.server.watches.mu.Lock()
+		defer s.server.watches.mu.Unlock()
+		return len(s.server.watches.taken) == 1
+	})
+	eventually(t, "ended", func() bool {
+		s.server.watches.mu.Lock()
+		defer s.server.watches.mu.Unlock()
+		return len(s.server.watches.taken) == 0
+	})
+	for err == nil {
+		_, err = w.Recv()
+	}
+	if r := reasonOf(t, err); r != reasonLimit {
+		t.Errorf("watch ended with %v", err)
+	}
+	x.release("r", first)
+	if code := within(t, held); code != 200 {
+		t.Errorf("hold: %d", code)
+	}
+}
+
+func TestWatchesPerUID(t *testing.T) {
+	s := start(t, func(_ *session.Options, o *Options) { o.Limits.WatchesPerUID = 2 })
+	c := s.http(t)
+	for range 2 {
+		r, err := c.Get("http://x/v1/watch")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = r.Body.Close() }()
+	}
+	code, body := call(t, c, "GET", "/v1/watch", "")
+	if info := infoOf(t, jsonStatus(t, body)); code != 429 || info.GetReason() != "LIMIT_EXCEEDED" || info.GetMetadata()["max"] != "2" {
+		t.Errorf("%d %s", code, body)
+	}
 }
 
 // blockedLog never takes a line, until it is let go.

@@ -129,7 +129,40 @@ func (s *service) next(ctx context.Context, sess *session.Session) (*pb.Event, e
 
 // WatchLocks brings what is there and then every change that was seen.
 func (s *service) WatchLocks(q *pb.WatchLocksRequest, st grpc.ServerStreamingServer[pb.WatchEvent]) error {
-	return s.watch(st.Context(), q, st.Send)
+	// Nothing but the return of this method ends a Send that blocks.
+	sending := time.NewTimer(s.o.Limits.Stall)
+	sending.Stop()
+	over := make(chan error, 1)
+	s.running.Go(func() {
+		over <- s.watch(st.Context(), q, func(e *pb.WatchEvent) error {
+			sending.Reset(s.o.Limits.Stall)
+			defer sending.Stop()
+			return st.Send(e)
+		})
+	})
+	select {
+	case err := <-over:
+		return err
+	case <-sending.C:
+		s.stalled(st.Context())
+		return errStalled
+	}
+}
+
+// stalled is told of the end of a stream whose client did not read. Where many of
+// a connection have ended so, it closes that: what a client has not read stays in
+// memory until it reads it, or its connection ends.
+func (s *Server) stalled(ctx context.Context) {
+	c, err := connOf(ctx)
+	if err != nil {
+		return
+	}
+	if c.stalls.Add(1) > maxStalls {
+		_ = c.Close()
+	}
+	s.aside(func() {
+		s.o.Logger.Warn("stream ended: its client reads nothing though answers are due", keyPID, c.peer.PID, keyUID, c.peer.UID)
+	})
 }
 
 func (s *service) watch(ctx context.Context, q *pb.WatchLocksRequest, send func(*pb.WatchEvent) error) error {

@@ -100,6 +100,8 @@ func addServe(cmd *cobra.Command) *serveFlags {
 	f.IntVar(&s.sessions.HoldsPerSession, "max-holds", session.DefaultHoldsPerSession, "locks of one session at a time")
 	f.IntVar(&s.sessions.WaitersPerSession, "max-waiters", session.DefaultWaitersPerSession, "waiting requests of one session at a time")
 	f.IntVar(&s.api.Connections, "max-connections", 0, "connections at a time (default 4096, or what the limit of open files allows)")
+	f.IntVar(&s.api.ConnectionsPerUID, "max-connections-per-uid", 0, "connections of one user at a time (default three quarters of --max-connections)")
+	f.IntVar(&s.api.WatchesPerUID, "max-watches-per-uid", 0, "watches of one user at a time (default 64)")
 	f.IntVar(&s.api.MessageBytes, "max-message-bytes", 64<<10, "size of one message or HTTP body")
 	s.log = addLog(cmd, "info")
 	return s
@@ -136,6 +138,8 @@ func (s *serveFlags) options(io streams) (o sidecarOptions, err error) {
 		{"max-holds", s.sessions.HoldsPerSession, 1},
 		{"max-waiters", s.sessions.WaitersPerSession, 1},
 		{"max-connections", s.api.Connections, 0},
+		{"max-connections-per-uid", s.api.ConnectionsPerUID, 0},
+		{"max-watches-per-uid", s.api.WatchesPerUID, 0},
 		{"max-message-bytes", s.api.MessageBytes, 4 << 10}, // a request with all its fields at their limits fits
 	} {
 		if limit.value < limit.least {
