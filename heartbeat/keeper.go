@@ -29,6 +29,10 @@ const (
 // needs on its way to the app would be of the same size.
 const minMargin = 50 * time.Millisecond
 
+// Margin is the default of Options.Margin for a lease of that TTL: a tenth of it,
+// but at least 50ms.
+func Margin(ttl time.Duration) time.Duration { return max(ttl/10, minMargin) }
+
 // Options are what a Keeper needs to know.
 type Options struct {
 	TTL time.Duration // of the lease in the store, counted by the store from when it carries out a beat
@@ -39,7 +43,7 @@ type Options struct {
 
 	// Margin is how much earlier than the store the Keeper gives the lease up:
 	// the time in which apps stop their work, and the allowance for clocks that do
-	// not run at the same speed. Default TTL/10, but at least 50ms.
+	// not run at the same speed. Default: see the function Margin.
 	Margin time.Duration
 
 	Clock lock.Clock // default lock.BootTime
@@ -75,7 +79,7 @@ func New(o Options) *Keeper {
 		o.Interval = o.TTL / 3
 	}
 	if o.Margin == 0 {
-		o.Margin = max(o.TTL/10, minMargin)
+		o.Margin = Margin(o.TTL)
 	}
 	if o.Clock == nil {
 		o.Clock = lock.BootTime

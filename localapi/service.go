@@ -52,10 +52,11 @@ func (s *service) open(ctx context.Context, q *pb.OpenSessionRequest, l session.
 func (s *service) opened(sess *session.Session, now time.Duration) *pb.OpenSessionResponse {
 	info := s.o.Manager.Info()
 	return &pb.OpenSessionResponse{
-		SessionId: string(sess.ID()),
-		LeaseTtl:  durationpb.New(info.LeaseTTL),
-		Sidecar:   info.Sidecar,
-		CountedAt: durationpb.New(now),
+		SessionId:   string(sess.ID()),
+		LeaseTtl:    durationpb.New(info.LeaseTTL),
+		LeaseMargin: durationpb.New(info.LeaseMargin),
+		Sidecar:     info.Sidecar,
+		CountedAt:   durationpb.New(now),
 	}
 }
 

@@ -51,6 +51,7 @@ type Info struct {
 	NotReadyBecause string // empty when ready
 	LeaseID         lock.LeaseID
 	LeaseTTL        time.Duration
+	LeaseMargin     time.Duration // how much longer than valid the store keeps a lease
 	LeaseValidFor   time.Duration
 	Jeopardy        bool
 	Draining        bool
@@ -254,12 +255,13 @@ func noLease(why error) error {
 // Info tells about the sidecar.
 func (m *Manager) Info() Info {
 	i := Info{
-		Sidecar:   m.o.Sidecar,
-		Namespace: m.o.Namespace,
-		LeaseTTL:  m.o.TTL,
-		Holds:     int(m.holds.Load()),
-		Waiters:   int(m.waiters.Load()),
-		Uptime:    m.o.Clock() - m.started,
+		Sidecar:     m.o.Sidecar,
+		Namespace:   m.o.Namespace,
+		LeaseTTL:    m.o.TTL,
+		LeaseMargin: heartbeat.Margin(m.o.TTL),
+		Holds:       int(m.holds.Load()),
+		Waiters:     int(m.waiters.Load()),
+		Uptime:      m.o.Clock() - m.started,
 	}
 	if err := m.Ready(); err != nil {
 		i.NotReadyBecause = err.Error()

@@ -672,11 +672,14 @@ func (x *OpenSessionRequest) GetMetadata() map[string]string {
 }
 
 type OpenSessionResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"` // unguessable; whoever has it, under the same uid, can use the session
-	LeaseTtl      *durationpb.Duration   `protobuf:"bytes,2,opt,name=lease_ttl,json=leaseTtl,proto3" json:"lease_ttl,omitempty"`    // TTL of the sidecar's lease in the store
-	Sidecar       string                 `protobuf:"bytes,3,opt,name=sidecar,proto3" json:"sidecar,omitempty"`                      // name of the sidecar, as in lists
-	CountedAt     *durationpb.Duration   `protobuf:"bytes,4,opt,name=counted_at,json=countedAt,proto3" json:"counted_at,omitempty"` // now, on the sidecar's clock; see Grant
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"` // unguessable; whoever has it, under the same uid, can use the session
+	LeaseTtl  *durationpb.Duration   `protobuf:"bytes,2,opt,name=lease_ttl,json=leaseTtl,proto3" json:"lease_ttl,omitempty"`    // TTL of the sidecar's lease in the store
+	Sidecar   string                 `protobuf:"bytes,3,opt,name=sidecar,proto3" json:"sidecar,omitempty"`                      // name of the sidecar, as in lists
+	CountedAt *durationpb.Duration   `protobuf:"bytes,4,opt,name=counted_at,json=countedAt,proto3" json:"counted_at,omitempty"` // now, on the sidecar's clock; see Grant
+	// How much longer than valid_for the store keeps others out when the sidecar is
+	// not heard of any more.
+	LeaseMargin   *durationpb.Duration `protobuf:"bytes,5,opt,name=lease_margin,json=leaseMargin,proto3" json:"lease_margin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -735,6 +738,13 @@ func (x *OpenSessionResponse) GetSidecar() string {
 func (x *OpenSessionResponse) GetCountedAt() *durationpb.Duration {
 	if x != nil {
 		return x.CountedAt
+	}
+	return nil
+}
+
+func (x *OpenSessionResponse) GetLeaseMargin() *durationpb.Duration {
+	if x != nil {
+		return x.LeaseMargin
 	}
 	return nil
 }
@@ -1630,7 +1640,9 @@ func (*Event_Lost) isEvent_Event() {}
 func (*Event_Draining) isEvent_Event() {}
 
 // LeaseNews says how long all holds of the session may be relied on from now,
-// except where a hold has a nearer end of its own.
+// except where a hold has a nearer end of its own. They come after the lost of
+// every hold that they do not speak for, and say nothing about a hold whose grant
+// was counted later.
 type LeaseNews struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ValidFor      *durationpb.Duration   `protobuf:"bytes,1,opt,name=valid_for,json=validFor,proto3" json:"valid_for,omitempty"`
@@ -2638,14 +2650,15 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\bmetadata\x18\x04 \x03(\v20.locksidecar.v1.OpenSessionRequest.MetadataEntryR\bmetadata\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc0\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfe\x01\n" +
 	"\x13OpenSessionResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x126\n" +
 	"\tlease_ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\x12\x18\n" +
 	"\asidecar\x18\x03 \x01(\tR\asidecar\x128\n" +
 	"\n" +
-	"counted_at\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\"\xc8\x03\n" +
+	"counted_at\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\x12<\n" +
+	"\flease_margin\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vleaseMargin\"\xc8\x03\n" +
 	"\x0eAcquireRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1d\n" +
@@ -2922,75 +2935,76 @@ var file_locksidecar_v1_locksidecar_proto_depIdxs = []int32{
 	36, // 16: locksidecar.v1.OpenSessionRequest.metadata:type_name -> locksidecar.v1.OpenSessionRequest.MetadataEntry
 	40, // 17: locksidecar.v1.OpenSessionResponse.lease_ttl:type_name -> google.protobuf.Duration
 	40, // 18: locksidecar.v1.OpenSessionResponse.counted_at:type_name -> google.protobuf.Duration
-	0,  // 19: locksidecar.v1.AcquireRequest.mode:type_name -> locksidecar.v1.Mode
-	40, // 20: locksidecar.v1.AcquireRequest.wait:type_name -> google.protobuf.Duration
-	40, // 21: locksidecar.v1.AcquireRequest.max_hold:type_name -> google.protobuf.Duration
-	37, // 22: locksidecar.v1.AcquireRequest.metadata:type_name -> locksidecar.v1.AcquireRequest.MetadataEntry
-	0,  // 23: locksidecar.v1.Grant.mode:type_name -> locksidecar.v1.Mode
-	40, // 24: locksidecar.v1.Grant.valid_for:type_name -> google.protobuf.Duration
-	40, // 25: locksidecar.v1.Grant.counted_at:type_name -> google.protobuf.Duration
-	10, // 26: locksidecar.v1.Grant.guard:type_name -> locksidecar.v1.Guard
-	40, // 27: locksidecar.v1.KeepAliveResponse.valid_for:type_name -> google.protobuf.Duration
-	7,  // 28: locksidecar.v1.Event.opened:type_name -> locksidecar.v1.OpenSessionResponse
-	9,  // 29: locksidecar.v1.Event.granted:type_name -> locksidecar.v1.Grant
-	22, // 30: locksidecar.v1.Event.lease:type_name -> locksidecar.v1.LeaseNews
-	23, // 31: locksidecar.v1.Event.lost:type_name -> locksidecar.v1.Lost
-	24, // 32: locksidecar.v1.Event.draining:type_name -> locksidecar.v1.Draining
-	40, // 33: locksidecar.v1.LeaseNews.valid_for:type_name -> google.protobuf.Duration
-	40, // 34: locksidecar.v1.LeaseNews.counted_at:type_name -> google.protobuf.Duration
-	2,  // 35: locksidecar.v1.Lost.reason:type_name -> locksidecar.v1.LostReason
-	40, // 36: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
-	40, // 37: locksidecar.v1.Lost.counted_at:type_name -> google.protobuf.Duration
-	40, // 38: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
-	28, // 39: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
-	29, // 40: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
-	29, // 41: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
-	0,  // 42: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
-	41, // 43: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
-	40, // 44: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
-	38, // 45: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
-	40, // 46: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
-	3,  // 47: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
-	28, // 48: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
-	40, // 49: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
-	40, // 50: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
-	40, // 51: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
-	40, // 52: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
-	4,  // 53: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
-	8,  // 54: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
-	6,  // 55: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
-	16, // 56: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
-	18, // 57: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
-	8,  // 58: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
-	11, // 59: locksidecar.v1.LockSidecar.Cancel:input_type -> locksidecar.v1.CancelRequest
-	13, // 60: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
-	15, // 61: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
-	20, // 62: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
-	25, // 63: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
-	26, // 64: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
-	30, // 65: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
-	32, // 66: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
-	34, // 67: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
-	5,  // 68: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
-	21, // 69: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
-	7,  // 70: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
-	17, // 71: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
-	19, // 72: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
-	9,  // 73: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
-	12, // 74: locksidecar.v1.LockSidecar.Cancel:output_type -> locksidecar.v1.CancelResponse
-	14, // 75: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
-	9,  // 76: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
-	21, // 77: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
-	28, // 78: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
-	27, // 79: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
-	31, // 80: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
-	33, // 81: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
-	35, // 82: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
-	68, // [68:83] is the sub-list for method output_type
-	53, // [53:68] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	40, // 19: locksidecar.v1.OpenSessionResponse.lease_margin:type_name -> google.protobuf.Duration
+	0,  // 20: locksidecar.v1.AcquireRequest.mode:type_name -> locksidecar.v1.Mode
+	40, // 21: locksidecar.v1.AcquireRequest.wait:type_name -> google.protobuf.Duration
+	40, // 22: locksidecar.v1.AcquireRequest.max_hold:type_name -> google.protobuf.Duration
+	37, // 23: locksidecar.v1.AcquireRequest.metadata:type_name -> locksidecar.v1.AcquireRequest.MetadataEntry
+	0,  // 24: locksidecar.v1.Grant.mode:type_name -> locksidecar.v1.Mode
+	40, // 25: locksidecar.v1.Grant.valid_for:type_name -> google.protobuf.Duration
+	40, // 26: locksidecar.v1.Grant.counted_at:type_name -> google.protobuf.Duration
+	10, // 27: locksidecar.v1.Grant.guard:type_name -> locksidecar.v1.Guard
+	40, // 28: locksidecar.v1.KeepAliveResponse.valid_for:type_name -> google.protobuf.Duration
+	7,  // 29: locksidecar.v1.Event.opened:type_name -> locksidecar.v1.OpenSessionResponse
+	9,  // 30: locksidecar.v1.Event.granted:type_name -> locksidecar.v1.Grant
+	22, // 31: locksidecar.v1.Event.lease:type_name -> locksidecar.v1.LeaseNews
+	23, // 32: locksidecar.v1.Event.lost:type_name -> locksidecar.v1.Lost
+	24, // 33: locksidecar.v1.Event.draining:type_name -> locksidecar.v1.Draining
+	40, // 34: locksidecar.v1.LeaseNews.valid_for:type_name -> google.protobuf.Duration
+	40, // 35: locksidecar.v1.LeaseNews.counted_at:type_name -> google.protobuf.Duration
+	2,  // 36: locksidecar.v1.Lost.reason:type_name -> locksidecar.v1.LostReason
+	40, // 37: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
+	40, // 38: locksidecar.v1.Lost.counted_at:type_name -> google.protobuf.Duration
+	40, // 39: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
+	28, // 40: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
+	29, // 41: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
+	29, // 42: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
+	0,  // 43: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
+	41, // 44: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
+	40, // 45: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
+	38, // 46: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
+	40, // 47: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
+	3,  // 48: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
+	28, // 49: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
+	40, // 50: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
+	40, // 51: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
+	40, // 52: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
+	40, // 53: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
+	4,  // 54: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
+	8,  // 55: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
+	6,  // 56: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
+	16, // 57: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
+	18, // 58: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
+	8,  // 59: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
+	11, // 60: locksidecar.v1.LockSidecar.Cancel:input_type -> locksidecar.v1.CancelRequest
+	13, // 61: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
+	15, // 62: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
+	20, // 63: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
+	25, // 64: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
+	26, // 65: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
+	30, // 66: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
+	32, // 67: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
+	34, // 68: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
+	5,  // 69: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
+	21, // 70: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
+	7,  // 71: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
+	17, // 72: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
+	19, // 73: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
+	9,  // 74: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
+	12, // 75: locksidecar.v1.LockSidecar.Cancel:output_type -> locksidecar.v1.CancelResponse
+	14, // 76: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
+	9,  // 77: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
+	21, // 78: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
+	28, // 79: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
+	27, // 80: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
+	31, // 81: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
+	33, // 82: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
+	35, // 83: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
+	69, // [69:84] is the sub-list for method output_type
+	54, // [54:69] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_locksidecar_v1_locksidecar_proto_init() }
