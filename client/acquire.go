@@ -21,10 +21,13 @@ type AcquireOptions struct {
 	Mode    pb.Mode       // Exclusive (default) or Shared
 	Wait    time.Duration // at most so long (at most 24h); 0: until ctx ends; NoWait: try once
 	MaxHold time.Duration // the hold ends by itself after this time (100ms to 24h); 0: never
-	// Owner makes acquires reentrant: one with the same resource and owner, in the
-	// same session, finds its own hold and counts it up. By default a session is
-	// one owner.
+	// Owner says who in the app asks, such as a task or a request: it is shown in
+	// lists. At most 128 bytes.
 	Owner string
+	// Reentrant lets this acquire find the hold of another Reentrant one with the
+	// same resource and Owner, in the same session, and count it up. Without it
+	// every acquire stands alone, and waits for the one before.
+	Reentrant bool
 }
 
 // Acquire takes a lock. With an error it has taken nothing.
@@ -40,7 +43,7 @@ func (s *Session) Acquire(ctx context.Context, resource string, o AcquireOptions
 	if err := errors.Join(checkString("resource", resource), checkString("owner", o.Owner)); err != nil {
 		return nil, err
 	}
-	q := &pb.AcquireRequest{Resource: resource, Mode: o.Mode, Owner: o.Owner}
+	q := &pb.AcquireRequest{Resource: resource, Mode: o.Mode, Owner: o.Owner, Reentrant: o.Reentrant}
 	switch {
 	case o.Wait > 0:
 		q.Wait = durationpb.New(o.Wait)
@@ -50,15 +53,9 @@ func (s *Session) Acquire(ctx context.Context, resource string, o AcquireOptions
 	if o.MaxHold != 0 {
 		q.MaxHold = durationpb.New(o.MaxHold)
 	}
-	c := &call{answer: make(chan *pb.SessionResponse, 1), acquire: true, maxHold: o.MaxHold}
-	r := &pb.SessionRequest{Request: &pb.SessionRequest_Acquire{Acquire: q}}
-	if err := s.send(c, r); err != nil {
-		return nil, fmt.Errorf("acquire %q: %w", resource, err)
-	}
-	if _, err := s.wait(ctx, c); err != nil {
-		if ctx.Err() != nil {
-			s.abandon(c, r.GetRequestId())
-		}
+	c := newCall()
+	c.acquire, c.maxHold = true, o.MaxHold
+	if _, err := s.do(ctx, c, &pb.SessionRequest{Request: &pb.SessionRequest_Acquire{Acquire: q}}); err != nil {
 		return nil, fmt.Errorf("acquire %q: %w", resource, err)
 	}
 	return c.lock, nil
@@ -81,35 +78,47 @@ func checkString(field, v string) error {
 	return &Error{Reason: "INVALID_REQUEST", Message: field + " " + problem, Metadata: map[string]string{"field": field}}
 }
 
-// abandon makes sure that nobody keeps what nobody waits for.
-func (s *Session) abandon(c *call, id string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c.abandoned = true
-	switch {
-	case c.lock != nil: // granted, and the caller took the end of ctx instead
-		s.giveBack(c.lock)
-	case s.calls[id] == c:
-		s.inBackground(&call{}, &pb.SessionRequest{Request: &pb.SessionRequest_Cancel{Cancel: &pb.CancelRequest{RequestId: id}}})
+// giveBack releases a hold that nobody has seen, or acknowledges its loss. s.mu
+// is held.
+func (s *Session) giveBack(l *Lock) {
+	if c, q := s.letGo(l); c != nil {
+		s.inBackground(c, q)
 	}
 }
 
-// giveBack releases a hold that nobody has seen. s.mu is held.
-func (s *Session) giveBack(l *Lock) {
-	s.inBackground(&call{release: l}, &pb.SessionRequest{Request: &pb.SessionRequest_Release{Release: &pb.ReleaseRequest{LockId: l.ID}}})
+// letGo takes a count off a hold, which is over with the last. It returns the
+// request that tells the sidecar, or nil when the hold has no count any more.
+// s.mu is held.
+func (s *Session) letGo(l *Lock) (*call, *pb.SessionRequest) {
+	if l.count == 0 {
+		return nil, nil
+	}
+	if l.count--; l.count == 0 && l.over == nil {
+		l.over = ErrReleased
+		delete(s.locks, l.ID)
+	}
+	c := newCall()
+	c.release = l
+	return c, &pb.SessionRequest{Request: &pb.SessionRequest_Release{Release: &pb.ReleaseRequest{LockId: l.ID}}}
 }
 
-// inBackground sends a request for whose answer nobody waits. s.mu is held.
-func (s *Session) inBackground(c *call, q *pb.SessionRequest) {
-	c.answer = make(chan *pb.SessionResponse, 1)
-	if s.err == nil { // else the sidecar releases everything
-		s.running.Go(func() { _ = s.send(c, q) })
+// notReleased is told why the sidecar has refused a release. What it does not
+// know as held is lost. s.mu is held.
+func (s *Session) notReleased(l *Lock, err error) {
+	var said *Error
+	if !errors.As(err, &said) {
+		return
+	}
+	switch {
+	case errors.Is(said, ErrLockLost):
+		s.lose(l, &LostError{Reason: said.Metadata["lost_reason"], Message: said.Message})
+	case errors.Is(said, ErrNotHolder):
+		s.lose(l, &LostError{Reason: LostUnknown, Message: said.Message})
 	}
 }
 
 // granted notes a hold. s.mu is held.
 func (s *Session) granted(c *call, g *pb.Grant) {
-	until := s.clock.until(g.GetCountedAt(), g.GetValidFor())
 	l := s.locks[g.GetLockId()]
 	if l == nil {
 		l = &Lock{
@@ -119,29 +128,31 @@ func (s *Session) granted(c *call, g *pb.Grant) {
 			Guard:    guardOf(g.GetGuard()),
 			session:  s,
 			lost:     make(chan struct{}),
+			counted:  g.GetCountedAt().AsDuration(),
 		}
 		s.locks[l.ID] = l
 	}
 	l.count++
 	l.mode = g.GetMode()
-	if l.until = max(l.until, until); c.maxHold == 0 && l.limit == 0 {
-		s.until = max(s.until, until)
+	l.until = max(l.until, endOf(g.GetCountedAt(), g.GetValidFor()))
+	if s.news.counted >= l.counted {
+		l.until = max(l.until, s.news.until) // they have overtaken the grant
 	}
 	if c.maxHold != 0 {
-		if limit := s.clock.until(g.GetCountedAt(), durationpb.New(c.maxHold)); l.limit == 0 || limit < l.limit {
+		if limit := g.GetCountedAt().AsDuration() + c.maxHold; l.limit == 0 || limit < l.limit {
 			l.limit = limit
 		}
 	}
 	c.lock = l
 	if early := s.early[l.ID]; early != nil {
 		s.lose(l, s.lossOf(early))
-		return
 	}
 	if c.abandoned {
 		s.giveBack(l)
-		return
 	}
-	s.watch(l.silentAt())
+	if l.over == nil {
+		s.watch(l.silentAt())
+	}
 }
 
 func guardOf(g *pb.Guard) *Guard {
@@ -151,10 +162,16 @@ func guardOf(g *pb.Guard) *Guard {
 	return &Guard{Dialect: g.GetDialect(), SQL: g.GetSql(), Args: g.GetArgs()}
 }
 
-// released notes that a hold was released once. s.mu is held.
-func (s *Session) released(l *Lock) {
-	if l.count--; l.count <= 0 && s.locks[l.ID] == l {
-		delete(s.locks, l.ID)
+// tellHolds notes how long holds may be relied on. News speak for the holds that
+// the sidecar knew when it counted them: not for one that was granted later, and
+// not for one that was over by then, though its loss is still to be read.
+// s.mu is held.
+func (s *Session) tellHolds(n *pb.LeaseNews) {
+	s.news = leaseNews{counted: n.GetCountedAt().AsDuration(), until: endOf(n.GetCountedAt(), n.GetValidFor())}
+	for _, l := range s.locks {
+		if l.counted <= s.news.counted && s.news.counted < l.until {
+			l.until = max(l.until, s.news.until)
+		}
 	}
 }
 
@@ -163,19 +180,22 @@ func (s *Session) lossOf(l *pb.Lost) *LostError {
 	return &LostError{
 		Reason:   l.GetReason().String(),
 		Message:  l.GetMessage(),
-		graceEnd: s.clock.until(l.GetCountedAt(), l.GetGrace()),
+		graceEnd: s.clock.ours(endOf(l.GetCountedAt(), l.GetGrace())),
 	}
 }
 
-// lose marks a hold as lost. s.mu is held.
+// lose marks a hold as lost, also one whose release has failed by that. s.mu is
+// held.
 func (s *Session) lose(l *Lock, e *LostError) {
-	if l.problem != nil {
+	if errors.Is(l.over, ErrLockLost) {
 		return
 	}
 	e.Resource, e.LockID, e.Fence = l.Resource, l.ID, l.Fence
-	l.problem = e
+	l.over = e
 	close(l.lost)
-	delete(s.locks, l.ID)
+	if s.locks[l.ID] == l {
+		delete(s.locks, l.ID)
+	}
 }
 
 // maxLook bounds the sleep of the timer: Go's timers stand still while the

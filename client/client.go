@@ -16,8 +16,6 @@ package client
 import (
 	"context"
 	"iter"
-	"net"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -44,13 +42,18 @@ type Client struct {
 
 const (
 	// window is fixed, so that gRPC does not measure a network where there is none.
-	window      = 1 << 20
-	readBuffer  = 4 << 10
-	dialTimeout = 5 * time.Second
+	window     = 1 << 20
+	readBuffer = 4 << 10
+	// attemptLimit is how long one attempt to connect may take, dialLimit all those
+	// of Dial: on an overloaded machine one that was too slow is made again.
+	attemptLimit = 5 * time.Second
+	dialLimit    = 10 * time.Second
 )
 
 // Dial connects to the sidecar at a socket, or at DefaultSocket if path is
-// empty. When the connection ends, the next call makes a new one.
+// empty. It returns when the sidecar has answered. Where nothing listens it fails
+// at once; a sidecar that is there and slow, or has too many callers, has 10s.
+// When the connection ends later, the next call makes a new one.
 // ErrNoSidecar: nothing answers there.
 func Dial(path string, opts ...grpc.DialOption) (*Client, error) {
 	if path == "" {
@@ -59,29 +62,14 @@ func Dial(path string, opts ...grpc.DialOption) (*Client, error) {
 			return nil, err
 		}
 	}
-	dialer := net.Dialer{Timeout: dialTimeout}
-	first, err := dialer.Dial("unix", path)
-	if err != nil {
-		return nil, explainDial(path, err)
-	}
-	var ready atomic.Pointer[net.Conn] // made already, for gRPC to take
-	ready.Store(&first)
+	d := &dialer{path: path}
 	conn, err := grpc.NewClient("passthrough:///"+path, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // the file's mode and SO_PEERCRED guard a Unix socket
 		grpc.WithAuthority("localhost"),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			if c := ready.Swap(nil); c != nil {
-				return *c, nil
-			}
-			c, err := dialer.DialContext(ctx, "unix", path)
-			if err != nil {
-				return nil, explainDial(path, err)
-			}
-			return c, nil
-		}),
+		grpc.WithContextDialer(d.dial),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: time.Second},
-			MinConnectTimeout: dialTimeout,
+			MinConnectTimeout: attemptLimit,
 		}),
 		grpc.WithDisableRetry(), // a retry would need a copy of every message
 		grpc.WithDisableServiceConfig(),
@@ -90,10 +78,12 @@ func Dial(path string, opts ...grpc.DialOption) (*Client, error) {
 		grpc.WithStaticConnWindowSize(window),
 	}, opts...)...)
 	if err != nil {
-		_ = first.Close()
 		return nil, err
 	}
-	conn.Connect()
+	if err := d.await(conn); err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
 	return &Client{path: path, conn: conn, api: pb.NewLockSidecarClient(conn)}, nil
 }
 

@@ -125,9 +125,13 @@ func acquire(t testing.TB, s *client.Session, resource string, o client.AcquireO
 func TestLock(t *testing.T) {
 	s := start(t)
 	a, b := s.open(t, client.SessionOptions{Name: "a"}), s.open(t, client.SessionOptions{Name: "b"})
-	l := acquire(t, a, "r", client.AcquireOptions{})
+	reentrant := client.AcquireOptions{Reentrant: true}
+	l := acquire(t, a, "r", reentrant)
 	if l.Mode() != client.Exclusive || l.Count() != 1 || l.Fence == 0 || l.Resource != "r" || l.Err() != nil {
 		t.Errorf("got %+v", l)
+	}
+	if m := a.Margin(); m != time.Second { // a tenth of the lease's TTL
+		t.Errorf("margin %s", m)
 	}
 	if v := l.ValidFor(); v <= 5*time.Second || v > 10*time.Second {
 		t.Errorf("valid for %s", v)
@@ -141,7 +145,7 @@ func TestLock(t *testing.T) {
 	if !errors.Is(err, client.ErrWaitTimeout) {
 		t.Errorf("wait: %v", err)
 	}
-	again := acquire(t, a, "r", client.AcquireOptions{})
+	again := acquire(t, a, "r", reentrant)
 	if again != l || l.Count() != 2 {
 		t.Errorf("reentrant: %p %p count %d", again, l, l.Count())
 	}
@@ -149,7 +153,7 @@ func TestLock(t *testing.T) {
 		t.Errorf("downgrade: %v %s", err, l.Mode())
 	}
 	shared := acquire(t, b, "r", client.AcquireOptions{Mode: client.Shared})
-	if _, err = a.Acquire(t.Context(), "r", client.AcquireOptions{}); !errors.Is(err, client.ErrUpgradeRefused) {
+	if _, err = a.Acquire(t.Context(), "r", reentrant); !errors.Is(err, client.ErrUpgradeRefused) {
 		t.Errorf("upgrade: %v", err)
 	}
 	for range 2 {
@@ -160,7 +164,7 @@ func TestLock(t *testing.T) {
 	if err := l.Release(t.Context()); !errors.Is(err, client.ErrNotHolder) {
 		t.Errorf("third release: %v", err)
 	}
-	if l.Count() != 0 || l.ValidFor() != 0 || l.Err() != nil {
+	if l.Count() != 0 || l.ValidFor() != 0 || !errors.Is(l.Err(), client.ErrReleased) {
 		t.Errorf("after release: %d %s %v", l.Count(), l.ValidFor(), l.Err())
 	}
 	for _, bad := range []string{"", "\xff", strings.Repeat("x", 513), strings.Repeat("x", 1<<20)} {
@@ -183,6 +187,22 @@ func TestLock(t *testing.T) {
 	within(t, "lost", shared.Lost())
 	if n := s.manager.Info().Holds; n != 0 {
 		t.Errorf("%d holds after Close", n)
+	}
+}
+
+// A session does not enter its own lock again unless both acquires are Reentrant.
+func TestNotReentrant(t *testing.T) {
+	s := start(t)
+	x := s.open(t, client.SessionOptions{})
+	for _, o := range []struct{ first, second bool }{{}, {first: true}, {second: true}} {
+		l := acquire(t, x, "r", client.AcquireOptions{Owner: "o", Reentrant: o.first})
+		_, err := x.Acquire(t.Context(), "r", client.AcquireOptions{Owner: "o", Reentrant: o.second, Wait: client.NoWait})
+		if !errors.Is(err, client.ErrLockHeld) || l.Count() != 1 {
+			t.Errorf("reentrant %v: %v, count %d", o, err, l.Count())
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

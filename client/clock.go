@@ -36,7 +36,11 @@ func (c *sidecarClock) answered(sent time.Duration, countedAt *durationpb.Durati
 	}
 }
 
-// until is the moment on our clock at which left, counted at countedAt, is over.
-func (c *sidecarClock) until(countedAt, left *durationpb.Duration) time.Duration {
-	return countedAt.AsDuration() + c.difference + left.AsDuration()
+// ours is a moment of the sidecar's clock on our clock.
+func (c *sidecarClock) ours(at time.Duration) time.Duration { return at + c.difference }
+
+// endOf is the moment on the sidecar's clock at which left, counted at countedAt, is
+// over.
+func endOf(countedAt, left *durationpb.Duration) time.Duration {
+	return countedAt.AsDuration() + left.AsDuration()
 }

@@ -13,8 +13,8 @@ func TestSidecarClock(t *testing.T) {
 	const ahead = 3 * time.Hour // our clock shows so much more than the sidecar's
 	at := func(d time.Duration) *durationpb.Duration { return durationpb.New(d) }
 	var c sidecarClock
-	end := func() time.Duration { return c.until(at(20*time.Second), at(10*time.Second)) - ahead } // meant: 30s
-	c.answered(10*time.Second+ahead, at(11*time.Second))                                           // one second on the way, or in the queue
+	end := func() time.Duration { return c.ours(endOf(at(20*time.Second), at(10*time.Second))) - ahead } // meant: 30s
+	c.answered(10*time.Second+ahead, at(11*time.Second))                                                 // one second on the way, or in the queue
 	if got := end(); got != 29*time.Second {
 		t.Errorf("end at %s", got)
 	}

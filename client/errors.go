@@ -30,6 +30,9 @@ var (
 	ErrStreamEnded      = errors.New("the connection to the sidecar ended") // it died, or ended the session
 )
 
+// ErrReleased: the app itself has released the lock. It is ErrNotHolder, too.
+var ErrReleased = fmt.Errorf("the lock was released before: %w", ErrNotHolder)
+
 var byReason = map[string]error{
 	"LOCK_HELD":         ErrLockHeld,
 	"WAIT_TIMEOUT":      ErrWaitTimeout,

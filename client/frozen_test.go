@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -88,13 +89,65 @@ func TestFrozenSidecar(t *testing.T) {
 	if err := p.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Release(t.Context()); !errors.Is(err, client.ErrLockLost) && err != nil {
+	if err := l.Release(t.Context()); !errors.Is(err, client.ErrLockLost) {
 		t.Errorf("release: %v", err)
 	}
-	if l.Err() == nil {
-		t.Error("no longer lost")
+	if !errors.As(l.Err(), &lost) {
+		t.Errorf("no longer lost: %v", l.Err())
 	}
 	if err := acquire(t, s, "r", client.AcquireOptions{}).Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// The sidecar is frozen and takes no more bytes: every call still returns when
+// its context ends, and what was not sent is forgotten.
+func TestFullWindows(t *testing.T) {
+	socket, p := process(t)
+	c, err := client.Dial(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	s, err := c.OpenSession(t.Context(), client.SessionOptions{TTL: frozenTTL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, m := acquire(t, s, "l", client.AcquireOptions{}), acquire(t, s, "m", client.AcquireOptions{})
+	if err := p.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	const callers = 400
+	name := strings.Repeat("x", 4000) // 1.6 MB in all: more than sockets and gRPC take
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	done := make(chan error, callers+3)
+	for range callers {
+		go func() {
+			_, err := s.Acquire(ctx, name, client.AcquireOptions{})
+			done <- err
+		}()
+	}
+	go func() { done <- l.Release(ctx) }()
+	go func() { done <- m.Downgrade(ctx) }()
+	go func() { done <- m.Release(ctx) }()
+	for range cap(done) {
+		select {
+		case err := <-done:
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v", err)
+			}
+		case <-time.After(patience):
+			t.Fatal("a call outlives its context")
+		}
+	}
+	if n := client.Queued(s); n > 100 {
+		t.Errorf("%d requests that nobody waits for are still to be sent", n)
+	}
+	closed := make(chan struct{})
+	go func() { defer close(closed); _ = s.Close() }() // in 5s, with an error
+	within(t, "closed", closed)
+	if err := p.Kill(); err != nil {
 		t.Error(err)
 	}
 }

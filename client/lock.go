@@ -1,7 +1,9 @@
 package client
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -20,10 +22,11 @@ type Lock struct {
 
 	// Guarded by session.mu.
 	mode    pb.Mode
-	count   int
-	until   time.Duration // as the grant said
+	count   int           // releases that are due, also of a lost hold
+	counted time.Duration // when the first grant was counted; this and what follows: on the sidecar's clock
+	until   time.Duration // as the grant or lease news said
 	limit   time.Duration // the end by MaxHold; 0: none
-	problem *LostError
+	over    error         // nil while it is held; else ErrReleased or a *LostError
 }
 
 // Guard is one SQL statement for the app's own transaction on the database that
@@ -44,6 +47,8 @@ const (
 	LostSilence = "SIDECAR_SILENT"
 	// LostStream: the connection to the sidecar ended. It may have died.
 	LostStream = "SIDECAR_GONE"
+	// LostUnknown: the sidecar did not know the hold when it was released.
+	LostUnknown = "NOT_HOLDER"
 )
 
 // LostError says that a hold is over though it was not released. It is never
@@ -76,7 +81,8 @@ func (l *Lock) Mode() pb.Mode {
 	return l.mode
 }
 
-// Count is how many times the hold must be released; 0 when it was.
+// Count is how many times the hold must be released, also when it is lost; 0 when
+// it was.
 func (l *Lock) Count() int {
 	l.session.mu.Lock()
 	defer l.session.mu.Unlock()
@@ -85,11 +91,11 @@ func (l *Lock) Count() int {
 
 // ValidFor is how long the hold may be relied on without further news from the
 // sidecar. It is counted on this machine's boot-time clock from before the
-// sidecar counted it, so it is never too long. 0 when the hold is lost.
+// sidecar counted it, so it is never too long. 0 when the hold is over.
 func (l *Lock) ValidFor() time.Duration {
 	l.session.mu.Lock()
 	defer l.session.mu.Unlock()
-	if l.problem != nil || l.count == 0 {
+	if l.over != nil {
 		return 0
 	}
 	left := l.end() - bootTime()
@@ -107,43 +113,67 @@ func (l *Lock) ValidFor() time.Duration {
 // is not closed by Release.
 func (l *Lock) Lost() <-chan struct{} { return l.lost }
 
-// Err is nil as long as the hold is not lost, and then a *LostError.
+// Err is nil as long as the app has the hold: then ErrReleased from the moment at
+// which its last Release was called, or a *LostError.
 func (l *Lock) Err() error {
 	l.session.mu.Lock()
 	defer l.session.mu.Unlock()
-	if l.problem == nil {
-		return nil
-	}
-	return l.problem
+	return l.over
 }
 
-// Release ends the hold, or one of its counts. Of a lost hold it ends the grace.
-// ErrLockLost: it was lost. ErrNotHolder: it was released before.
+// Release ends the hold, or one of its counts. The hold is over for the app when
+// Release is called, whatever it returns; when ctx ends before the sidecar has
+// answered, the release goes on in the background. A lost hold should be released
+// too: that ends its grace, and others are let in at once.
+//
+//	ErrLockLost: it was lost, before the call or as the sidecar now says.
+//	ErrReleased: it was released before, as often as it was acquired.
+//	the cause of ctx: it ended.
+//	Session.Err: the session has ended, and the hold with it.
 func (l *Lock) Release(ctx context.Context) error {
-	_, err := l.session.do(ctx, &call{release: l}, &pb.SessionRequest{Request: &pb.SessionRequest_Release{Release: &pb.ReleaseRequest{LockId: l.ID}}})
-	if err != nil {
+	if err := l.session.release(ctx, l); err != nil {
 		return fmt.Errorf("release %q: %w", l.Resource, err)
 	}
-	return nil // the receiver has noted it
+	return nil
 }
 
-// Downgrade turns an Exclusive hold into a Shared one without letting go. Errors
-// as for Release.
+func (s *Session) release(ctx context.Context, l *Lock) error {
+	s.mu.Lock()
+	c, q := s.letGo(l)
+	if err := cmp.Or(s.err, l.over); c == nil || s.err != nil {
+		s.mu.Unlock()
+		return err
+	}
+	send := s.post(c, q)
+	s.mu.Unlock()
+	if send {
+		s.send(helped)
+	}
+	_, err := s.wait(ctx, c)
+	if lost := l.Err(); errors.Is(lost, ErrLockLost) && (err == nil || errors.Is(err, ErrNotHolder)) {
+		return lost
+	}
+	return err
+}
+
+// Downgrade turns an Exclusive hold into a Shared one without letting go.
+// ErrLockLost: it was lost. ErrNotHolder: it was released. Else as for Release.
 func (l *Lock) Downgrade(ctx context.Context) error {
-	_, err := l.session.do(ctx, &call{}, &pb.SessionRequest{Request: &pb.SessionRequest_Downgrade{Downgrade: &pb.DowngradeRequest{LockId: l.ID}}})
+	_, err := l.session.do(ctx, newCall(), &pb.SessionRequest{Request: &pb.SessionRequest_Downgrade{Downgrade: &pb.DowngradeRequest{LockId: l.ID}}})
 	if err != nil {
 		return fmt.Errorf("downgrade %q: %w", l.Resource, err)
 	}
 	return nil // the receiver has noted it
 }
 
-// end is when the hold is over if nothing is heard any more. session.mu is held.
+// end is when the hold is over if nothing is heard any more, on our clock.
+// session.mu is held.
 func (l *Lock) end() time.Duration {
-	end := max(l.until, l.session.until)
+	end := l.until
 	if l.limit != 0 {
 		end = min(end, l.limit)
 	}
-	return end
+	return l.session.clock.ours(end)
 }
 
 // maxSlack is how long the sidecar may take to say that MaxHold is over. It
@@ -155,8 +185,9 @@ const maxSlack = 250 * time.Millisecond
 // after where that is by MaxHold. session.mu is held.
 func (l *Lock) silentAt() time.Duration {
 	end := l.end()
-	if l.limit != 0 && end+l.session.slack >= l.limit { // the grant was counted a little later than the limit began
-		return end + l.session.slack
+	slack := min(maxSlack, l.session.margin/2)                      // the store keeps others out for the margin
+	if l.limit != 0 && end+slack >= l.session.clock.ours(l.limit) { // the grant was counted a little later than the limit began
+		return end + slack
 	}
 	return end
 }

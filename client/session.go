@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strconv"
 	"sync"
 	"time"
 
@@ -37,32 +36,40 @@ type Session struct {
 	done     chan struct{}
 	draining chan struct{}
 
-	sending sync.Mutex
-
 	mu      sync.Mutex
+	outbox  outbox
 	lastID  uint64
 	calls   map[string]*call
-	locks   map[string]*Lock
+	locks   map[string]*Lock    // those that are held
 	asking  int                 // acquires in calls
-	early   map[string]*pb.Lost // losses that came before their grants; only while asking
+	early   map[string]*pb.Lost // losses that may have overtaken a grant; only while asking
+	news    leaseNews           // the latest
 	clock   sidecarClock
-	slack   time.Duration // see Lock.silentAt
-	until   time.Duration // how long holds without a limit may be relied on, on our clock
-	timer   *time.Timer   // looks whether that is over; nil until there is a lock
+	margin  time.Duration
+	timer   *time.Timer // looks whether a hold is over; nil until there is a lock
 	looksAt time.Duration
 	err     error // why the session ended
 }
 
+// leaseNews is what the sidecar said last about all holds of the session: when it
+// said so, and until when they may be relied on, both on its clock.
+type leaseNews struct{ counted, until time.Duration }
+
 // call is a request in flight.
 type call struct {
+	id        string
+	request   *pb.SessionRequest
+	size      int                      // in bytes
 	answer    chan *pb.SessionResponse // gets one; closed when the session ends
 	sent      time.Duration
-	acquire   bool
 	maxHold   time.Duration
 	lock      *Lock // what a grant has made
 	release   *Lock // what is asked to be released
-	abandoned bool  // the caller has left: nobody wants the lock
+	acquire   bool
+	abandoned bool // the caller has left: nobody wants the lock
 }
+
+func newCall() *call { return &call{answer: make(chan *pb.SessionResponse, 1)} }
 
 // OpenSession opens an app session. It lives until Close, or until the sidecar
 // or its connection ends; ctx is only for the opening.
@@ -89,7 +96,7 @@ func (c *Client) OpenSession(ctx context.Context, o SessionOptions) (*Session, e
 		open.Ttl = durationpb.New(o.TTL)
 	}
 	s.running.Go(s.receive)
-	a, err := s.do(ctx, &call{}, &pb.SessionRequest{Request: &pb.SessionRequest_Open{Open: open}})
+	a, err := s.do(ctx, newCall(), &pb.SessionRequest{Request: &pb.SessionRequest_Open{Open: open}})
 	if err == nil && !leave() {
 		err = context.Cause(ctx)
 	}
@@ -107,6 +114,14 @@ func (c *Client) OpenSession(ctx context.Context, o SessionOptions) (*Session, e
 
 // ID is the session's name at the sidecar.
 func (s *Session) ID() string { return s.id }
+
+// Margin is how much longer than ValidFor the store keeps others out, so that work
+// can be stopped when the sidecar was not heard of in time.
+func (s *Session) Margin() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.margin
+}
 
 // Done is closed when the session has ended. All its locks are lost then.
 func (s *Session) Done() <-chan struct{} { return s.done }
@@ -131,9 +146,7 @@ const closeLimit = 5 * time.Second
 func (s *Session) Close() error {
 	s.end(ErrSessionClosed, "SESSION_CLOSED", "this process has closed the session")
 	late := time.AfterFunc(closeLimit, s.cancel)
-	s.sending.Lock()
-	_ = s.stream.CloseSend() // its error is that the stream has ended
-	s.sending.Unlock()
+	s.endSending()
 	s.running.Wait()
 	if !late.Stop() {
 		return fmt.Errorf("close session: the sidecar did not answer within %s", closeLimit)
@@ -187,56 +200,11 @@ func (s *Session) end(why error, reason, message string) {
 		delete(s.calls, id)
 		close(c.answer)
 	}
+	s.outbox.queue = nil
 	if s.timer != nil {
 		s.timer.Stop()
 	}
 	close(s.done)
-}
-
-// do sends a request and waits for its answer.
-func (s *Session) do(ctx context.Context, c *call, q *pb.SessionRequest) (*pb.SessionResponse, error) {
-	c.answer = make(chan *pb.SessionResponse, 1)
-	if err := s.send(c, q); err != nil {
-		return nil, err
-	}
-	return s.wait(ctx, c)
-}
-
-func (s *Session) send(c *call, q *pb.SessionRequest) error {
-	s.mu.Lock()
-	if s.err != nil {
-		s.mu.Unlock()
-		return s.err
-	}
-	s.lastID++
-	q.RequestId = strconv.FormatUint(s.lastID, 36)
-	s.calls[q.RequestId] = c
-	if c.acquire {
-		s.asking++
-	}
-	c.sent = bootTime()
-	s.mu.Unlock()
-
-	s.sending.Lock()
-	defer s.sending.Unlock()
-	// An error here is told better by the receiver, which ends the call too.
-	_ = s.stream.Send(q)
-	return nil
-}
-
-func (s *Session) wait(ctx context.Context, c *call) (*pb.SessionResponse, error) {
-	select {
-	case a, ok := <-c.answer:
-		if !ok {
-			return nil, s.Err()
-		}
-		if st := a.GetError(); st != nil {
-			return nil, fromStatus(st)
-		}
-		return a, nil
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
 }
 
 // answered gives an answer to its caller.
@@ -247,28 +215,24 @@ func (s *Session) answered(m *pb.SessionResponse) {
 	if c == nil {
 		return // it came after Close
 	}
-	delete(s.calls, m.GetRequestId())
 	switch r := m.GetResponse().(type) {
 	case *pb.SessionResponse_Opened:
 		s.clock.answered(c.sent, r.Opened.GetCountedAt())
-		// Half of what a store keeps a lease longer than it is said to be valid.
-		s.slack = min(maxSlack, r.Opened.GetLeaseTtl().AsDuration()/20)
+		s.margin = r.Opened.GetLeaseMargin().AsDuration()
 	case *pb.SessionResponse_Granted:
 		s.clock.answered(c.sent, r.Granted.GetCountedAt())
 		s.granted(c, r.Granted)
-	case *pb.SessionResponse_Released:
-		s.released(c.release)
+	case *pb.SessionResponse_Error:
+		if c.release != nil {
+			s.notReleased(c.release, fromStatus(r.Error))
+		}
 	case *pb.SessionResponse_Downgraded:
 		s.clock.answered(c.sent, r.Downgraded.GetCountedAt())
 		if l := s.locks[r.Downgraded.GetLockId()]; l != nil {
 			l.mode = r.Downgraded.GetMode()
 		}
 	}
-	if c.acquire {
-		if s.asking--; s.asking == 0 {
-			clear(s.early)
-		}
-	}
+	s.forget(c)
 	c.answer <- m
 }
 
@@ -278,13 +242,13 @@ func (s *Session) event(e *pb.Event) {
 	defer s.mu.Unlock()
 	switch {
 	case e.GetLease() != nil:
-		n := e.GetLease()
-		s.until = max(s.until, s.clock.until(n.GetCountedAt(), n.GetValidFor()))
+		s.tellHolds(e.GetLease())
 	case e.GetLost() != nil:
 		l := e.GetLost()
 		if lock := s.locks[l.GetLockId()]; lock != nil {
 			s.lose(lock, s.lossOf(l))
-		} else if s.asking > 0 {
+		}
+		if s.asking > 0 {
 			if s.early == nil {
 				s.early = make(map[string]*pb.Lost)
 			}
@@ -299,7 +263,8 @@ func (s *Session) event(e *pb.Event) {
 	}
 }
 
-// keepAlive tells the sidecar again and again that this process lives.
+// keepAlive tells the sidecar again and again that this process lives. A sidecar
+// that does not answer gets no more of them.
 func (s *Session) keepAlive(ctx context.Context, every time.Duration) {
 	t := time.NewTicker(every)
 	defer t.Stop()
@@ -309,8 +274,7 @@ func (s *Session) keepAlive(ctx context.Context, every time.Duration) {
 		case <-s.done:
 			return
 		}
-		beat, cancel := context.WithTimeout(ctx, every)
-		_, _ = s.do(beat, &call{}, &pb.SessionRequest{Request: &pb.SessionRequest_KeepAlive{KeepAlive: &pb.KeepAliveRequest{}}})
-		cancel()
+		// Its error is that the session has ended, or has none to keep alive.
+		_, _ = s.do(ctx, newCall(), &pb.SessionRequest{Request: &pb.SessionRequest_KeepAlive{KeepAlive: &pb.KeepAliveRequest{}}})
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -81,27 +80,4 @@ func checkOwner(dir string, uid int) error {
 		return fmt.Errorf("find socket: %s is not a directory of this user's alone (uid %d, mode %o); set %s", dir, st.Uid, st.Mode&0o7777, SocketEnv)
 	}
 	return nil
-}
-
-// ErrNoSidecar: nothing answers at the socket.
-var ErrNoSidecar = errors.New("no sidecar answers")
-
-// explainDial says what to do about a socket that cannot be connected to.
-func explainDial(path string, err error) error {
-	var op *net.OpError
-	if errors.As(err, &op) {
-		err = op.Err
-	}
-	var hint string
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		hint = "there is no such socket; start a sidecar with: locksidecar serve --socket " + path
-	case errors.Is(err, unix.ECONNREFUSED):
-		hint = "the sidecar that made it is gone; start one with: locksidecar serve --socket " + path
-	case errors.Is(err, fs.ErrPermission):
-		hint = "this user may not connect to it; see its mode and that of its directory"
-	default:
-		hint = err.Error()
-	}
-	return fmt.Errorf("%w at %s: %s", ErrNoSidecar, path, hint)
 }

@@ -118,15 +118,11 @@ func notRun(err error) error {
 
 // acquire takes the lock, or ends with a signal.
 func (r *runner) acquire(ctx context.Context, c *client.Client, name string) error {
-	info, err := c.Info(ctx)
-	if err != nil {
-		return notRun(err)
-	}
-	r.margin = max(info.GetLeaseTtl().AsDuration()/10, 50*time.Millisecond)
 	s, err := c.OpenSession(ctx, client.SessionOptions{Name: name})
 	if err != nil {
 		return notRun(err)
 	}
+	r.margin = s.Margin()
 	o := client.AcquireOptions{Mode: client.Exclusive, MaxHold: r.flags.maxHold, Wait: r.flags.wait}
 	switch r.flags.wait {
 	case forever:

@@ -1,0 +1,141 @@
+package client_test
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/client"
+)
+
+// front listens where nobody accepts yet. The kernel takes a few connections
+// and refuses more.
+func front(t *testing.T, backlog int) (path string, listen func() net.Listener) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "lsf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	path = filepath.Join(dir, "s")
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), path)
+	t.Cleanup(func() { _ = f.Close() })
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, backlog)); err != nil {
+		t.Fatal(err)
+	}
+	return path, func() net.Listener {
+		l, err := net.FileListener(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() })
+		return l
+	}
+}
+
+// pass hands connections over to a sidecar, after it has hung up on the first.
+func pass(t *testing.T, l net.Listener, sidecar string, hangUps int) {
+	var running sync.WaitGroup
+	running.Go(func() {
+		for n := 0; ; n++ {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			if n < hangUps {
+				_ = in.Close()
+				continue
+			}
+			running.Go(func() {
+				defer in.Close()
+				out, err := net.Dial("unix", sidecar)
+				if err != nil {
+					return
+				}
+				defer out.Close()
+				running.Go(func() { _, _ = io.Copy(out, in); _ = out.Close() })
+				_, _ = io.Copy(in, out)
+			})
+		}
+	})
+	t.Cleanup(func() { _ = l.Close(); running.Wait() })
+}
+
+func usable(t *testing.T, path string) {
+	t.Helper()
+	c, err := client.Dial(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	x, err := c.OpenSession(t.Context(), client.SessionOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := acquire(t, x, "r", client.AcquireOptions{}).Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := x.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A sidecar hangs up on those who are too slow to say what they want; they call
+// again.
+func TestDialAgain(t *testing.T) {
+	s := start(t)
+	path, listen := front(t, 100)
+	pass(t, listen(), s.socket, 3)
+	usable(t, path)
+}
+
+// More apps call at the same time than the sidecar has accepted.
+func TestDialManyAtATime(t *testing.T) {
+	s := start(t)
+	path, listen := front(t, 0)
+	var silent []net.Conn
+	for { // fill what the kernel keeps
+		c, err := net.Dial("unix", path)
+		if errors.Is(err, unix.EAGAIN) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		silent = append(silent, c)
+	}
+	dialled := make(chan struct{})
+	go func() { defer close(dialled); usable(t, path) }()
+	select {
+	case <-dialled:
+		t.Error("nobody accepts, and Dial has returned")
+	case <-time.After(50 * time.Millisecond):
+	}
+	pass(t, listen(), s.socket, 0)
+	within(t, "dialled", dialled)
+	for _, c := range silent {
+		_ = c.Close()
+	}
+}
+
+// Where nothing listens there is nothing to wait for.
+func TestDialNothing(t *testing.T) {
+	path, _ := front(t, 1)
+	for name, p := range map[string]string{"no file": path + "-no", "not a socket": filepath.Dir(path)} {
+		began := time.Now()
+		if _, err := client.Dial(p); !errors.Is(err, client.ErrNoSidecar) || time.Since(began) > patience/2 {
+			t.Errorf("%s: %v after %s", name, err, time.Since(began))
+		}
+	}
+}

@@ -1,0 +1,191 @@
+package client_test
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/client"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// script is a sidecar with one session, which says what a test makes it say, in
+// that order.
+type script struct {
+	pb.UnimplementedLockSidecarServer
+	t       *testing.T
+	session *client.Session
+	asked   chan *pb.SessionRequest
+	say     chan *pb.SessionResponse
+}
+
+const scriptMargin = 100 * time.Millisecond
+
+func scripted(t *testing.T) *script {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "lss")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	l, err := net.Listen("unix", filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &script{t: t, asked: make(chan *pb.SessionRequest, 100), say: make(chan *pb.SessionResponse)}
+	server := grpc.NewServer()
+	pb.RegisterLockSidecarServer(server, s)
+	var running sync.WaitGroup
+	running.Go(func() { _ = server.Serve(l) })
+	t.Cleanup(func() { server.Stop(); running.Wait() })
+	c, err := client.Dial(l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	if s.session, err = c.OpenSession(t.Context(), client.SessionOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func (s *script) Session(st grpc.BidiStreamingServer[pb.SessionRequest, pb.SessionResponse]) error {
+	q, err := st.Recv()
+	if err != nil {
+		return err
+	}
+	err = st.Send(&pb.SessionResponse{RequestId: q.GetRequestId(), Response: &pb.SessionResponse_Opened{Opened: &pb.OpenSessionResponse{
+		SessionId: "scripted", LeaseMargin: durationpb.New(scriptMargin), CountedAt: durationpb.New(lock.BootTime()),
+	}}})
+	if err != nil {
+		return err
+	}
+	go func() { // ends with the stream
+		for {
+			q, err := st.Recv()
+			if err != nil {
+				return
+			}
+			s.asked <- q
+		}
+	}()
+	for {
+		select {
+		case a := <-s.say:
+			if err := st.Send(a); err != nil {
+				return err
+			}
+		case <-st.Context().Done():
+			return nil
+		}
+	}
+}
+
+// next is the next request of the client.
+func (s *script) next() *pb.SessionRequest {
+	s.t.Helper()
+	select {
+	case q := <-s.asked:
+		return q
+	case <-time.After(patience):
+		s.t.Fatal("the client has not asked in time")
+		return nil
+	}
+}
+
+func (s *script) tell(e *pb.Event) {
+	s.say <- &pb.SessionResponse{Response: &pb.SessionResponse_Event{Event: e}}
+}
+
+func (s *script) news(counted, validFor time.Duration) {
+	s.tell(&pb.Event{Event: &pb.Event_Lease{Lease: &pb.LeaseNews{CountedAt: durationpb.New(counted), ValidFor: durationpb.New(validFor)}}})
+}
+
+func (s *script) lost(id string) {
+	s.tell(&pb.Event{Event: &pb.Event_Lost{Lost: &pb.Lost{LockId: id, Reason: pb.LostReason_FORCED, Message: "forced", CountedAt: durationpb.New(lock.BootTime())}}})
+}
+
+func (s *script) grant(requestID, lockID string, counted, validFor time.Duration) {
+	s.say <- &pb.SessionResponse{RequestId: requestID, Response: &pb.SessionResponse_Granted{Granted: &pb.Grant{
+		LockId: lockID, Resource: lockID, Mode: pb.Mode_EXCLUSIVE, Fence: 1, Count: 1, CountedAt: durationpb.New(counted), ValidFor: durationpb.New(validFor),
+	}}}
+}
+
+func (s *script) released(requestID string) {
+	s.say <- &pb.SessionResponse{RequestId: requestID, Response: &pb.SessionResponse_Released{Released: &pb.ReleaseResponse{}}}
+}
+
+func (s *script) refuse(requestID, reason string, metadata map[string]string) {
+	s.t.Helper()
+	st, err := status.New(codes.FailedPrecondition, "refused: "+reason).WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: "locksidecar", Metadata: metadata})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.say <- &pb.SessionResponse{RequestId: requestID, Response: &pb.SessionResponse_Error{Error: st.Proto()}}
+}
+
+// asking is an acquire in flight.
+type asking struct {
+	id     string
+	cancel context.CancelFunc
+	done   chan error
+	lock   *client.Lock // valid after done
+}
+
+func (s *script) ask(resource string) *asking {
+	s.t.Helper()
+	ctx, cancel := context.WithCancel(s.t.Context())
+	s.t.Cleanup(cancel)
+	a := &asking{cancel: cancel, done: make(chan error, 1)}
+	go func() {
+		var err error
+		a.lock, err = s.session.Acquire(ctx, resource, client.AcquireOptions{Reentrant: true})
+		a.done <- err
+	}()
+	a.id = s.next().GetRequestId()
+	return a
+}
+
+func (s *script) got(a *asking) *client.Lock {
+	s.t.Helper()
+	select {
+	case err := <-a.done:
+		if err != nil {
+			s.t.Fatal(err)
+		}
+	case <-time.After(patience):
+		s.t.Fatal("the acquire has not returned in time")
+	}
+	return a.lock
+}
+
+// hold is a lock that the sidecar has just granted for so long.
+func (s *script) hold(id string, validFor time.Duration) *client.Lock {
+	s.t.Helper()
+	a := s.ask(id)
+	s.grant(a.id, id, lock.BootTime(), validFor)
+	return s.got(a)
+}
+
+// read waits until the client has read everything that was said.
+func (s *script) read() {
+	s.t.Helper()
+	a := s.ask("marker")
+	s.refuse(a.id, "LOCK_HELD", nil)
+	select {
+	case <-a.done:
+	case <-time.After(patience):
+		s.t.Fatal("the client has not read in time")
+	}
+}

@@ -1,0 +1,204 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/client"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+const (
+	long  = time.Minute // not over in a test
+	short = 5 * time.Second
+)
+
+// A grant says how long its own hold may be relied on, and nothing about others.
+func TestGrantProlongsOnlyItsOwn(t *testing.T) {
+	s := scripted(t)
+	a := s.hold("a", short)
+	b := s.hold("b", long)
+	if v := a.ValidFor(); v > short {
+		t.Errorf("a, granted for %s, is valid for %s after a grant of b", short, v)
+	}
+	if v := b.ValidFor(); v <= short {
+		t.Errorf("b, granted for %s, is valid for %s", long, v)
+	}
+	c := s.hold("c", time.Millisecond)
+	within(t, "lost", c.Lost())
+	if a.Err() != nil || b.Err() != nil {
+		t.Errorf("c is over, and so are a: %v, b: %v", a.Err(), b.Err())
+	}
+}
+
+func TestLeaseNews(t *testing.T) {
+	t.Run("prolong what is held", func(t *testing.T) {
+		s := scripted(t)
+		l := s.hold("l", short)
+		s.news(lock.BootTime(), long)
+		s.read()
+		if v := l.ValidFor(); v <= short || v > long {
+			t.Errorf("valid for %s", v)
+		}
+	})
+	t.Run("counted before the grant", func(t *testing.T) {
+		s := scripted(t)
+		counted := lock.BootTime() - time.Millisecond
+		a := s.ask("l")
+		s.grant(a.id, "l", lock.BootTime(), short)
+		l := s.got(a)
+		s.news(counted, long)
+		s.read()
+		if v := l.ValidFor(); v > short {
+			t.Errorf("valid for %s, more than granted, by news from before the grant", v)
+		}
+		m := s.hold("m", short)
+		if v := m.ValidFor(); v > short {
+			t.Errorf("valid for %s, more than granted, by news that came before the grant", v)
+		}
+	})
+	t.Run("counted after a grant that they overtook", func(t *testing.T) {
+		s := scripted(t)
+		counted := lock.BootTime()
+		a := s.ask("l")
+		s.news(lock.BootTime()+time.Microsecond, long)
+		s.grant(a.id, "l", counted, short)
+		if v := s.got(a).ValidFor(); v <= short {
+			t.Errorf("valid for %s", v)
+		}
+	})
+	t.Run("of the next lease", func(t *testing.T) {
+		s := scripted(t)
+		l := s.hold("l", short)
+		// The lease was over, and the next one is there; the loss is still on its way.
+		s.news(lock.BootTime()+short, long)
+		s.read()
+		if v := l.ValidFor(); v > short {
+			t.Errorf("valid for %s by the news of another lease", v)
+		}
+	})
+}
+
+// A loss and the grant of a re-entry that it has overtaken.
+func TestLossOvertakesReentry(t *testing.T) {
+	s := scripted(t)
+	l := s.hold("l", long)
+	again := s.ask("l")
+	s.lost("l")
+	within(t, "lost", l.Lost())
+	s.grant(again.id, "l", lock.BootTime(), long)
+	if m := s.got(again); !errors.Is(m.Err(), client.ErrLockLost) || m.ValidFor() != 0 {
+		t.Errorf("a lost hold was entered again: %v, valid for %s", m.Err(), m.ValidFor())
+	}
+}
+
+// The sidecar says at the release that the hold is lost: there is no event of it.
+func TestLostAtRelease(t *testing.T) {
+	for reason, want := range map[string]struct {
+		reason string
+		err    error
+	}{
+		"LOCK_LOST":  {"STORE_LOST", client.ErrLockLost},
+		"NOT_HOLDER": {client.LostUnknown, client.ErrLockLost},
+	} {
+		t.Run(reason, func(t *testing.T) {
+			s := scripted(t)
+			l := s.hold("l", long)
+			done := make(chan error, 1)
+			go func() { done <- l.Release(t.Context()) }()
+			s.refuse(s.next().GetRequestId(), reason, map[string]string{"lost_reason": "STORE_LOST"})
+			if err := <-done; !errors.Is(err, want.err) {
+				t.Errorf("release: %v", err)
+			}
+			within(t, "lost", l.Lost())
+			var lost *client.LostError
+			if !errors.As(l.Err(), &lost) || lost.Reason != want.reason || lost.LockID != "l" || l.ValidFor() != 0 {
+				t.Errorf("%v, valid for %s", l.Err(), l.ValidFor())
+			}
+			if n := client.Locks(s.session); n != 0 {
+				t.Errorf("the session still has %d locks", n)
+			}
+		})
+	}
+}
+
+// A hold is over for the app as soon as it has asked for the release.
+func TestReleasedIsOver(t *testing.T) {
+	s := scripted(t)
+	l := s.hold("l", long)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- l.Release(ctx) }()
+	q := s.next()
+	over := func(when string) {
+		t.Helper()
+		if err := l.Err(); !errors.Is(err, client.ErrReleased) || !errors.Is(err, client.ErrNotHolder) || errors.Is(err, client.ErrLockLost) || l.ValidFor() != 0 || l.Count() != 0 {
+			t.Errorf("%s: err %v, valid for %s, count %d", when, err, l.ValidFor(), l.Count())
+		}
+	}
+	over("asked")
+	cause := errors.New("enough")
+	cancel(cause)
+	if err := <-done; !errors.Is(err, cause) {
+		t.Errorf("release: %v", err)
+	}
+	over("given up")
+	if err := l.Release(t.Context()); !errors.Is(err, client.ErrReleased) {
+		t.Errorf("second release: %v", err)
+	}
+	s.released(q.GetRequestId())
+	s.read()
+	over("released")
+	select {
+	case <-l.Lost():
+		t.Error("lost")
+	default:
+	}
+}
+
+// The sidecar keeps a loss, and its grace, until the app releases the lost hold:
+// once for each time it was acquired.
+func TestLostIsAcknowledged(t *testing.T) {
+	s := scripted(t)
+	l := s.hold("l", long)
+	again := s.ask("l")
+	s.grant(again.id, "l", lock.BootTime(), long)
+	if s.got(again) != l {
+		t.Fatal("two locks of one hold")
+	}
+	s.lost("l")
+	within(t, "lost", l.Lost())
+	for range 2 {
+		done := make(chan error, 1)
+		go func() { done <- l.Release(t.Context()) }()
+		q := s.next()
+		if q.GetRelease().GetLockId() != "l" {
+			t.Fatalf("asked %v", q)
+		}
+		s.refuse(q.GetRequestId(), "LOCK_LOST", nil)
+		if err := <-done; !errors.Is(err, client.ErrLockLost) {
+			t.Errorf("release: %v", err)
+		}
+	}
+	// No more is asked.
+	if err := l.Release(t.Context()); !errors.Is(err, client.ErrLockLost) {
+		t.Errorf("third release: %v", err)
+	}
+}
+
+// Nobody waits for the grant any more, and its loss has overtaken it.
+func TestLossOfAbandonedIsAcknowledged(t *testing.T) {
+	s := scripted(t)
+	a := s.ask("l")
+	a.cancel()
+	if q := s.next(); q.GetCancel().GetRequestId() != a.id {
+		t.Fatalf("asked %v", q)
+	}
+	s.lost("l")
+	s.grant(a.id, "l", lock.BootTime(), long)
+	if q := s.next(); q.GetRelease().GetLockId() != "l" {
+		t.Errorf("asked %v", q)
+	}
+}
