@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 	"unicode/utf8"
 
@@ -54,7 +55,7 @@ func (s *Session) Acquire(ctx context.Context, resource string, o AcquireOptions
 		q.MaxHold = durationpb.New(o.MaxHold)
 	}
 	c := newCall()
-	c.acquire, c.maxHold = true, o.MaxHold
+	c.acquire, c.resource, c.maxHold = true, resource, o.MaxHold
 	if _, err := s.do(ctx, c, &pb.SessionRequest{Request: &pb.SessionRequest_Acquire{Acquire: q}}); err != nil {
 		return nil, fmt.Errorf("acquire %q: %w", resource, err)
 	}
@@ -173,6 +174,33 @@ func (s *Session) tellHolds(n *pb.LeaseNews) {
 			l.until = max(l.until, s.news.until)
 		}
 	}
+}
+
+// fewEarly is how many early losses are not worth looking through.
+const fewEarly = 64
+
+// remember keeps a loss that may have overtaken a grant. Where acquires are always
+// in flight it is forgotten when none asks for its resource. s.mu is held.
+func (s *Session) remember(l *pb.Lost) {
+	if s.asking == 0 {
+		return
+	}
+	if s.early == nil {
+		s.early = make(map[string]*pb.Lost)
+		s.crowded = fewEarly
+	}
+	s.early[l.GetLockId()] = l
+	if len(s.early) < s.crowded {
+		return
+	}
+	asked := make(map[string]bool, s.asking)
+	for _, c := range s.calls {
+		if c.acquire {
+			asked[c.resource] = true
+		}
+	}
+	maps.DeleteFunc(s.early, func(_ string, l *pb.Lost) bool { return !asked[l.GetResource()] })
+	s.crowded = max(fewEarly, 2*len(s.early))
 }
 
 // lossOf reads what the sidecar says. s.mu is held.

@@ -13,3 +13,10 @@ func Queued(s *Session) int {
 	defer s.mu.Unlock()
 	return len(s.outbox.queue)
 }
+
+// EarlyLosses is how many losses are kept for grants that may still come.
+func EarlyLosses(s *Session) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.early)
+}

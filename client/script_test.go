@@ -112,9 +112,7 @@ func (s *script) news(counted, validFor time.Duration) {
 	s.tell(&pb.Event{Event: &pb.Event_Lease{Lease: &pb.LeaseNews{CountedAt: durationpb.New(counted), ValidFor: durationpb.New(validFor)}}})
 }
 
-func (s *script) lost(id string) {
-	s.tell(&pb.Event{Event: &pb.Event_Lost{Lost: &pb.Lost{LockId: id, Reason: pb.LostReason_FORCED, Message: "forced", CountedAt: durationpb.New(lock.BootTime())}}})
-}
+func (s *script) lost(id string) { s.lostOf(id, id) }
 
 func (s *script) grant(requestID, lockID string, counted, validFor time.Duration) {
 	s.say <- &pb.SessionResponse{RequestId: requestID, Response: &pb.SessionResponse_Granted{Granted: &pb.Grant{
@@ -188,4 +186,9 @@ func (s *script) read() {
 	case <-time.After(patience):
 		s.t.Fatal("the client has not read in time")
 	}
+}
+
+// lostOf tells the loss of a hold that the client does not know.
+func (s *script) lostOf(id, resource string) {
+	s.tell(&pb.Event{Event: &pb.Event_Lost{Lost: &pb.Lost{LockId: id, Resource: resource, Reason: pb.LostReason_FORCED, CountedAt: durationpb.New(lock.BootTime())}}})
 }

@@ -43,6 +43,7 @@ type Session struct {
 	locks   map[string]*Lock    // those that are held
 	asking  int                 // acquires in calls
 	early   map[string]*pb.Lost // losses that may have overtaken a grant; only while asking
+	crowded int                 // so many of them are looked through
 	news    leaseNews           // the latest
 	clock   sidecarClock
 	margin  time.Duration
@@ -66,7 +67,8 @@ type call struct {
 	lock      *Lock // what a grant has made
 	release   *Lock // what is asked to be released
 	acquire   bool
-	abandoned bool // the caller has left: nobody wants the lock
+	resource  string // of an acquire
+	abandoned bool   // the caller has left: nobody wants the lock
 }
 
 func newCall() *call { return &call{answer: make(chan *pb.SessionResponse, 1)} }
@@ -248,12 +250,7 @@ func (s *Session) event(e *pb.Event) {
 		if lock := s.locks[l.GetLockId()]; lock != nil {
 			s.lose(lock, s.lossOf(l))
 		}
-		if s.asking > 0 {
-			if s.early == nil {
-				s.early = make(map[string]*pb.Lost)
-			}
-			s.early[l.GetLockId()] = l
-		}
+		s.remember(l)
 	case e.GetDraining() != nil:
 		select {
 		case <-s.draining:

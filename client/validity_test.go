@@ -3,6 +3,7 @@ package client_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -91,6 +92,25 @@ func TestLossOvertakesReentry(t *testing.T) {
 	s.grant(again.id, "l", lock.BootTime(), long)
 	if m := s.got(again); !errors.Is(m.Err(), client.ErrLockLost) || m.ValidFor() != 0 {
 		t.Errorf("a lost hold was entered again: %v, valid for %s", m.Err(), m.ValidFor())
+	}
+}
+
+// What is kept for grants that may still come is bounded, also where somebody
+// always waits.
+func TestEarlyLossesAreBounded(t *testing.T) {
+	s := scripted(t)
+	a := s.ask("wanted")
+	s.lostOf("1", "wanted")
+	for i := range 1000 {
+		s.lostOf(fmt.Sprint("other", i), fmt.Sprint("other", i))
+	}
+	s.read()
+	if n := client.EarlyLosses(s.session); n > 100 {
+		t.Errorf("%d losses are kept for one acquire", n)
+	}
+	s.grant(a.id, "1", lock.BootTime(), long)
+	if l := s.got(a); !errors.Is(l.Err(), client.ErrLockLost) {
+		t.Errorf("the loss that came before its grant was forgotten: %v", l.Err())
 	}
 }
 
