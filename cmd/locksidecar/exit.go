@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/locksidecar/locksidecar/internal/supervise"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -20,7 +21,7 @@ const (
 	exitOwnFailure = 125 // run: anything else that is not CMD's
 	exitCannotExec = 126
 	exitNotFound   = 127
-	exitSignalled  = 128 // plus the signal's number
+	exitSignalled  = supervise.Signalled // plus the signal's number
 )
 
 // exitError is an error with its exit status.

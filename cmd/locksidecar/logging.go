@@ -6,6 +6,8 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
+
+	"github.com/locksidecar/locksidecar/internal/supervise"
 )
 
 // Keys of log lines.
@@ -45,7 +47,7 @@ func (l *logFlags) logger(w io.Writer) (hclog.Logger, error) {
 		return nil, usage("--log-format is %q: must be text or json", l.format)
 	}
 	color := hclog.ColorOff
-	if f, ok := w.(*os.File); ok && isTerminal(f) {
+	if f, ok := w.(*os.File); ok && supervise.IsTerminal(f) {
 		color = hclog.AutoColor
 	}
 	return hclog.New(&hclog.LoggerOptions{

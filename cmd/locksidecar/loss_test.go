@@ -217,7 +217,7 @@ func TestFrozenSidecar(t *testing.T) {
 	}
 }
 
-// A run that is frozen itself: its guard ends CMD.
+// A run that is frozen itself: its watchdog ends CMD.
 func TestFrozenRun(t *testing.T) {
 	redis := testengine.Shared(t, testengine.Redis)
 	store := []string{"--store", storeURL(redis), "--ttl", "2s", "--namespace", namespace(t)}

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+
+	"github.com/locksidecar/locksidecar/internal/supervise"
 )
 
 // streams are where a command reads and writes.
@@ -15,8 +17,7 @@ type streams struct {
 }
 
 func main() {
-	if os.Args[0] == guardName {
-		beGuard()
+	if supervise.RunWatchdog() {
 		return
 	}
 	os.Exit(execute(context.Background(), os.Args[1:], streams{out: os.Stdout, err: os.Stderr}))

@@ -249,8 +249,12 @@ func status(t *testing.T, c *client.Client, resource string) (holders, waiters i
 
 // alive reports whether a process is there and has not ended.
 func alive(pid int) bool {
-	state, _, _, ok := readStat(pid)
-	return ok && state != 'Z' && state != 'X'
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, state, _ := strings.Cut(string(stat[bytes.LastIndexByte(stat, ')'):]), " ")
+	return state != "" && state[0] != 'Z' && state[0] != 'X'
 }
 
 // storeURL is for a Redis that was started lately and is known to be empty: it

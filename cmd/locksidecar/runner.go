@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/client"
+	"github.com/locksidecar/locksidecar/internal/supervise"
 )
 
 const (
@@ -20,8 +21,8 @@ const (
 	lostReleaseLimit = time.Second
 	// stopLimit is how long it may take until a signal stops this process.
 	stopLimit = time.Second
-	// guardEvery is how often the guard hears at least until when the lock is good.
-	guardEvery = time.Second
+	// tellEvery is how often the watchdog hears at least until when the lock is good.
+	tellEvery = time.Second
 )
 
 // runner is one run of CMD under one lock.
@@ -32,12 +33,12 @@ type runner struct {
 	signals  chan os.Signal
 	resumed  chan os.Signal // SIGCONT
 
-	socket string
-	margin time.Duration // the store keeps the lock at least so much longer than it is said to be valid
-	lock   *client.Lock
-	guard  *guard
-	cmd    *process
-	tty    *terminal
+	socket   string
+	margin   time.Duration // the store keeps the lock at least so much longer than it is said to be valid
+	lock     *client.Lock
+	watchdog *supervise.Watchdog
+	cmd      *supervise.Process
+	tty      *supervise.Terminal
 }
 
 // runCommand is the whole of the subcommand run.
@@ -46,13 +47,13 @@ func runCommand(ctx context.Context, f *runFlags, resource string, argv []string
 	if err != nil {
 		return err
 	}
-	if err := adoptOrphans(); err != nil {
+	if err := supervise.AdoptOrphans(); err != nil {
 		return err
 	}
 	r := &runner{flags: f, io: io, resource: resource, signals: make(chan os.Signal, 16), resumed: make(chan os.Signal, 1)}
-	notify(r.signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT,
+	supervise.Notify(r.signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT,
 		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM, syscall.SIGWINCH, syscall.SIGTSTP)
-	notify(r.resumed, syscall.SIGCONT)
+	supervise.Notify(r.resumed, syscall.SIGCONT)
 	defer signal.Stop(r.signals)
 	defer signal.Stop(r.resumed)
 
@@ -79,12 +80,12 @@ func runCommand(ctx context.Context, f *runFlags, resource string, argv []string
 	if err := r.acquire(ctx, c, filepath.Base(argv[0])); err != nil {
 		return err
 	}
-	if r.guard, err = startGuard(dir); err != nil {
+	if r.watchdog, err = supervise.StartWatchdog(dir); err != nil {
 		return errors.Join(err, r.release(ctx, releaseLimit))
 	}
-	defer r.guard.done()
+	defer r.watchdog.Done()
 	env := environment(heldLock{id: r.lock.ID, resource: resource, fence: r.lock.Fence, guard: r.lock.Guard}, r.socket)
-	if r.cmd, err = startProcess(path, argv, env, r.guard.pid); err != nil {
+	if r.cmd, err = supervise.Start(path, argv, env, r.watchdog.PID()); err != nil {
 		if releaseErr := r.release(ctx, releaseLimit); releaseErr != nil {
 			r.say("%v", releaseErr)
 		}
@@ -94,7 +95,7 @@ func runCommand(ctx context.Context, f *runFlags, resource string, argv []string
 		}
 		return &exitError{code: code, err: fmt.Errorf("cannot execute %q: %w", path, err)}
 	}
-	r.guard.watch(r.cmd.pid)
+	r.watchdog.Watch(r.cmd.PID())
 	return r.mind(ctx)
 }
 
@@ -171,32 +172,32 @@ func (r *runner) release(ctx context.Context, limit time.Duration) error {
 
 // mind stays with CMD until it has ended.
 func (r *runner) mind(ctx context.Context) error {
-	r.tty = openTerminal()
-	if isTerminal(os.Stdin) && isTerminal(os.Stdout) {
-		r.tty.lend(r.cmd.pid) // else when it asks for it: in a pipeline, others may want to read as well
+	r.tty = supervise.OpenTerminal()
+	if supervise.IsTerminal(os.Stdin) && supervise.IsTerminal(os.Stdout) {
+		r.tty.Lend(r.cmd.PID()) // else when it asks for it: in a pipeline, others may want to read as well
 	}
-	defer r.tty.takeBack()
+	defer r.tty.TakeBack()
 	tick := time.NewTimer(0)
 	defer tick.Stop()
 	for {
 		select {
 		case <-r.lock.Lost():
 			return r.lost(ctx)
-		case <-r.cmd.exited:
+		case <-r.cmd.Exited():
 			return r.ended(ctx)
 		case <-tick.C:
 			left := r.lock.ValidFor()
 			if left > 0 { // else it is lost
-				r.guard.validFor(left + r.patience(r.margin))
+				r.watchdog.ValidFor(left + r.patience(r.margin))
 			}
-			tick.Reset(min(guardEvery, max(left/8, r.margin)))
+			tick.Reset(min(tellEvery, max(left/8, r.margin)))
 		case sig := <-r.signals:
 			number, _ := sig.(syscall.Signal) // what Notify sends on Unix
 			r.tell("signal %s for CMD", sig)
-			r.cmd.signal(number)
+			r.cmd.Signal(number)
 		case <-r.resumed:
 			r.resume(false)
-		case sig := <-r.cmd.stopped:
+		case sig := <-r.cmd.Stopped():
 			r.stopped(sig)
 		}
 	}
@@ -208,7 +209,7 @@ func (r *runner) patience(grace time.Duration) time.Duration { return grace / 4 
 
 // ended is the end that is wanted.
 func (r *runner) ended(ctx context.Context) error {
-	status := r.cmd.exitStatus()
+	status := r.cmd.ExitStatus()
 	err := r.release(ctx, releaseLimit)
 	var lost *client.LostError
 	switch {
@@ -238,12 +239,12 @@ func (r *runner) lost(ctx context.Context) error {
 	}
 	patience := r.patience(grace)
 	if patience > 0 {
-		r.guard.validFor(grace / 8 * 7)
+		r.watchdog.ValidFor(grace / 8 * 7)
 		r.say("%v: CMD gets SIGTERM, and SIGKILL in %s", r.lock.Err(), age(patience))
 	} else {
 		r.say("%v: CMD gets SIGKILL", r.lock.Err())
 	}
-	r.cmd.end(patience)
+	r.cmd.End(patience)
 	// CMD is gone, so others need not be kept out any longer.
 	if err := r.release(ctx, lostReleaseLimit); err != nil {
 		r.tell("%v", err)
@@ -255,14 +256,14 @@ func (r *runner) lost(ctx context.Context) error {
 func (r *runner) stopped(sig syscall.Signal) {
 	wantsTerminal := sig == syscall.SIGTTIN || sig == syscall.SIGTTOU
 	switch {
-	case wantsTerminal && r.tty.ours():
-		r.tty.lend(r.cmd.pid)
-		r.cmd.signal(syscall.SIGCONT)
-	case r.tty.file == nil: // no shell has us as a job; who has stopped CMD will continue it
+	case wantsTerminal && r.tty.Ours():
+		r.tty.Lend(r.cmd.PID())
+		r.cmd.Signal(syscall.SIGCONT)
+	case !r.tty.Exists(): // no shell has us as a job; who has stopped CMD will continue it
 	default:
-		lent := r.tty.lent
-		r.tty.takeBack()
-		r.guard.validFor(0) // CMD does nothing now, and is looked at before it goes on
+		lent := r.tty.Lent()
+		r.tty.TakeBack()
+		r.watchdog.ValidFor(0) // CMD does nothing now, and is looked at before it goes on
 		r.stopSelf()
 		r.resume(lent || wantsTerminal)
 	}
@@ -271,7 +272,7 @@ func (r *runner) stopped(sig syscall.Signal) {
 // stopSelf stops this process and returns when it is continued. Where no shell
 // would continue it, it goes on at once.
 func (r *runner) stopSelf() {
-	if !jobControlled() {
+	if !supervise.JobControlled() {
 		return
 	}
 	// Not SIGTSTP: Go does not give its handler back once it was asked for.
@@ -289,11 +290,11 @@ func (r *runner) resume(lend bool) {
 	if left == 0 {
 		return
 	}
-	r.guard.validFor(left + r.patience(r.margin))
+	r.watchdog.ValidFor(left + r.patience(r.margin))
 	if lend {
-		r.tty.lend(r.cmd.pid)
+		r.tty.Lend(r.cmd.PID())
 	}
-	r.cmd.signal(syscall.SIGCONT)
+	r.cmd.Signal(syscall.SIGCONT)
 }
 
 // say tells people about a failure, tell what happens if they want to know.

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/locksidecar/locksidecar/backends"
+	"github.com/locksidecar/locksidecar/internal/supervise"
 	"github.com/locksidecar/locksidecar/localapi"
 	"github.com/locksidecar/locksidecar/lock"
 	"github.com/locksidecar/locksidecar/session"
@@ -222,7 +223,7 @@ func shellQuote(s string) string {
 func untilSignal(ctx context.Context, first func(os.Signal)) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	signals := make(chan os.Signal, 2)
-	notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	supervise.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	waiting := start(ctx, func(stopped context.Context) error {
 		select {
 		case s := <-signals:

@@ -51,6 +51,7 @@ var house = []room{
 	{path: "client", may: "api/locksidecar/v1", test: "lock session localapi backends/embedded"},
 
 	{path: "internal/config"},
+	{path: "internal/supervise", may: "lock"},
 	{path: "internal/telemetry", may: "lock heartbeat session", test: "backends/embedded localapi api/locksidecar/v1"},
 	{path: "internal/testengine"}, // nothing of production: it breaks things for everybody
 	{path: "internal/javatest", may: "lock", test: "backends/embedded"},

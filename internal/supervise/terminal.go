@@ -1,4 +1,4 @@
-package main
+package supervise
 
 import (
 	"os"
@@ -8,32 +8,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// isTerminal reports whether f is a terminal.
-func isTerminal(f *os.File) bool {
+// IsTerminal reports whether f is a terminal.
+func IsTerminal(f *os.File) bool {
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
 	return err == nil
 }
 
-// terminal is the one that this process was started from, if there is one. At
-// any time one process group has it: it may read, and gets Ctrl-C.
-type terminal struct {
+// Terminal is the one that this process was started from, if there is one. At any
+// time one process group has it: it may read, and gets Ctrl-C.
+type Terminal struct {
 	file *os.File // nil: there is none
-	lent bool     // CMD's group has it from us
+	lent bool     // another group has it from us
 }
 
-// openTerminal finds our controlling terminal.
-func openTerminal() *terminal {
+// OpenTerminal finds our controlling terminal. Where there is none, the Terminal is
+// nobody's.
+func OpenTerminal() *Terminal {
 	f, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if err != nil {
-		return &terminal{}
+		return &Terminal{}
 	}
-	return &terminal{file: f}
+	return &Terminal{file: f}
 }
 
-// ours reports whether our group has it.
-func (t *terminal) ours() bool { return t.file != nil && t.owner() == unix.Getpgrp() }
+// Exists reports whether there is one: then a shell may have us as a job.
+func (t *Terminal) Exists() bool { return t.file != nil }
 
-func (t *terminal) owner() int {
+// Lent reports whether a group has it from us.
+func (t *Terminal) Lent() bool { return t.lent }
+
+// Ours reports whether our group has it.
+func (t *Terminal) Ours() bool { return t.file != nil && t.owner() == unix.Getpgrp() }
+
+func (t *Terminal) owner() int {
 	pgid, err := unix.IoctlGetInt(int(t.file.Fd()), unix.TIOCGPGRP)
 	if err != nil {
 		return -1
@@ -41,15 +48,15 @@ func (t *terminal) owner() int {
 	return pgid
 }
 
-// lend gives it to a group, if it is ours to give.
-func (t *terminal) lend(group int) {
-	if t.ours() {
+// Lend gives it to a group, if it is ours to give.
+func (t *Terminal) Lend(group int) {
+	if t.Ours() {
 		t.lent = t.assign(group) == nil
 	}
 }
 
-// takeBack takes it back from a group that got it from us.
-func (t *terminal) takeBack() {
+// TakeBack takes it back from a group that got it from us.
+func (t *Terminal) TakeBack() {
 	if !t.lent {
 		return
 	}
@@ -61,15 +68,15 @@ func (t *terminal) takeBack() {
 	_ = t.assign(unix.Getpgrp()) // hung up: then nobody needs it
 }
 
-func (t *terminal) assign(group int) error {
+func (t *Terminal) assign(group int) error {
 	return unix.IoctlSetPointerInt(int(t.file.Fd()), unix.TIOCSPGRP, group)
 }
 
-// jobControlled reports whether a shell has us as one of its jobs, so that it
+// JobControlled reports whether a shell has us as one of its jobs, so that it
 // notices when we are stopped and can continue us: whether an ancestor is in
 // our session and in another group. (The kernel asks the same before it lets
 // Ctrl-Z stop somebody.)
-func jobControlled() bool {
+func JobControlled() bool {
 	session, err := unix.Getsid(0)
 	if err != nil {
 		return false

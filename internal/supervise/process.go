@@ -1,4 +1,4 @@
-package main
+package supervise
 
 import (
 	"errors"
@@ -13,34 +13,40 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
+// Signalled plus the number of a signal is the exit status of what it has ended.
+const Signalled = 128
+
 // treePause is how often a tree that is to end is looked at.
 const treePause = 5 * time.Millisecond
 
-// process is CMD, the leader of its own process group, and what it started.
+// Process is a program that was started, the leader of its own process group, and
+// what it started in turn.
 //
-// With adoptOrphans, everything CMD started can be found when it has to end,
+// With AdoptOrphans, everything it started can be found when it has to end,
 // whatever groups and sessions it made.
-type process struct {
+type Process struct {
 	pid     int
 	stopped chan syscall.Signal // it was stopped, by this signal
 	exited  chan struct{}       // closed when it has ended
 	status  syscall.WaitStatus  // valid then
-	spare   []int               // children of ours that are not CMD's
+	spare   []int               // children of ours that are not the program's
 }
 
-// adoptOrphans makes this process the parent of every descendant that loses its
+// AdoptOrphans makes this process the parent of every descendant that loses its
 // own.
-func adoptOrphans() error {
+func AdoptOrphans() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become the parent of orphans: %w", err)
 	}
 	return nil
 }
 
-// startProcess starts a program on our stdin, stdout and stderr. spare are
-// children of ours that CMD has nothing to do with.
-func startProcess(path string, argv, env []string, spare ...int) (*process, error) {
-	p := &process{stopped: make(chan syscall.Signal, 1), exited: make(chan struct{}), spare: spare}
+// Start starts a program on our stdin, stdout and stderr. spare are children of
+// ours that it has nothing to do with. While it runs, the Process takes the end of
+// every child of this one, so that nobody else can wait for them.
+// The error is that of execve.
+func Start(path string, argv, env []string, spare ...int) (*Process, error) {
+	p := &Process{stopped: make(chan syscall.Signal, 1), exited: make(chan struct{}), spare: spare}
 	started := make(chan error)
 	go func() {
 		// The kernel kills the child when the thread that started it ends, so the
@@ -61,8 +67,18 @@ func startProcess(path string, argv, env []string, spare ...int) (*process, erro
 	return p, <-started
 }
 
-// wait reaps all children, CMD and orphans, until CMD has ended.
-func (p *process) wait() {
+// PID is that of the program, and of its process group.
+func (p *Process) PID() int { return p.pid }
+
+// Stopped tells that the program was stopped, and by which signal. What nobody has
+// read is one value.
+func (p *Process) Stopped() <-chan syscall.Signal { return p.stopped }
+
+// Exited is closed when the program has ended; what it started may go on.
+func (p *Process) Exited() <-chan struct{} { return p.exited }
+
+// wait reaps all children, the program and orphans, until the program has ended.
+func (p *Process) wait() {
 	defer close(p.exited)
 	for {
 		var status syscall.WaitStatus
@@ -83,13 +99,13 @@ func (p *process) wait() {
 	}
 }
 
-// signal sends s to CMD's process group. It is no error when it has ended.
-func (p *process) signal(s syscall.Signal) { _ = syscall.Kill(-p.pid, s) }
+// Signal sends s to the process group. It is no error when it has ended.
+func (p *Process) Signal(s syscall.Signal) { _ = syscall.Kill(-p.pid, s) }
 
-// signalTree sends s to everything that CMD started and that is left, also
+// signalTree sends s to everything that the program started and that is left, also
 // outside its group. It reports whether anything is left.
-func (p *process) signalTree(s syscall.Signal) bool {
-	p.signal(s)
+func (p *Process) signalTree(s syscall.Signal) bool {
+	p.Signal(s)
 	tree, err := descendants()
 	if err != nil { // no /proc: the group is what can be seen
 		return syscall.Kill(-p.pid, 0) == nil
@@ -107,9 +123,9 @@ func (p *process) signalTree(s syscall.Signal) bool {
 	return left
 }
 
-// end ends everything that CMD started: SIGTERM now, SIGKILL after patience. It
+// End ends everything that the program started: SIGTERM now, SIGKILL after patience. It
 // returns when nothing is left.
-func (p *process) end(patience time.Duration) {
+func (p *Process) End(patience time.Duration) {
 	kill := lock.BootTime() + patience
 	if patience > 0 {
 		p.signalTree(syscall.SIGTERM)
@@ -132,7 +148,7 @@ func (p *process) end(patience time.Duration) {
 }
 
 // reap takes the orphans that have ended, once wait does it no more.
-func (p *process) reap() {
+func (p *Process) reap() {
 	for {
 		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
 		if pid <= 0 && !errors.Is(err, syscall.EINTR) {
@@ -141,10 +157,11 @@ func (p *process) reap() {
 	}
 }
 
-// exitStatus is that of CMD in the words of a shell.
-func (p *process) exitStatus() int {
+// ExitStatus is that of the program in the words of a shell: its own, or Signalled
+// plus the number of the signal that has ended it. Valid when Exited is closed.
+func (p *Process) ExitStatus() int {
 	if p.status.Signaled() {
-		return exitSignalled + int(p.status.Signal())
+		return Signalled + int(p.status.Signal())
 	}
 	return p.status.ExitStatus()
 }

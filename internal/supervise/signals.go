@@ -1,4 +1,4 @@
-package main
+package supervise
 
 import (
 	"os"
@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// notify is signal.Notify, except that signals which were ignored when this
+// Notify is signal.Notify, except that signals which were ignored when this
 // process began stay ignored, as nohup(1) and shells with background jobs mean it.
-func notify(c chan<- os.Signal, signals ...os.Signal) {
+func Notify(c chan<- os.Signal, signals ...os.Signal) {
 	wanted := slices.DeleteFunc(slices.Clone(signals), signal.Ignored)
 	if len(wanted) > 0 { // with none, Notify would take all
 		signal.Notify(c, wanted...)
