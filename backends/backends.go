@@ -1,22 +1,99 @@
-// Package backends opens a store by its URL.
+// Package backends knows the stores: it opens one by its URL, and says to people
+// what there is to say about each, so that nothing above needs to know one by name.
 package backends
 
 import (
 	"fmt"
-	"net/url"
 	"slices"
 	"strings"
 
 	"github.com/locksidecar/locksidecar/backends/embedded"
 	"github.com/locksidecar/locksidecar/backends/mysqllock"
 	"github.com/locksidecar/locksidecar/backends/redislock"
+	"github.com/locksidecar/locksidecar/backends/storeurl"
 	"github.com/locksidecar/locksidecar/backends/zklock"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
+// URLs for people who have none yet.
+const (
+	Default = "embedded:"                  // needs nothing
+	Example = "redis://redis.example:6379" // for help texts: a store that several sidecars share
+)
+
+// kind is what there is to know of one kind of store.
+type kind struct {
+	schemes []string
+	help    string // the forms of its URL, a line each
+	private bool   // its locks keep nobody out beyond the process
+	open    func(rawURL string, observe lock.Observe) (lock.Backend, error)
+	tables  *Tables // nil: it has none that somebody must make
+}
+
+var kinds = []kind{
+	{
+		schemes: []string{"embedded"},
+		help:    "embedded:                                    in the sidecar's memory: the apps of one socket (default)",
+		private: true,
+		open:    openEmbedded,
+	},
+	{
+		schemes: redislock.Schemes,
+		help: `redis://[USER:PASSWORD@]HOST[:PORT][/DB]     Redis; rediss:// with TLS
+redis+sentinel://HOST[:PORT],…/MASTER        Redis behind Sentinel
+redis+cluster://HOST[:PORT],…                Redis Cluster`,
+		open: func(raw string, observe lock.Observe) (lock.Backend, error) {
+			return opened(redislock.Open(raw, observe))
+		},
+	},
+	{
+		schemes: zklock.Schemes,
+		help:    "zk://[USER:PASSWORD@]HOST[:PORT],…[/CHROOT]  ZooKeeper; zks:// with TLS",
+		open:    func(raw string, observe lock.Observe) (lock.Backend, error) { return opened(zklock.Open(raw, observe)) },
+	},
+	{
+		schemes: mysqllock.Schemes,
+		help:    "mysql://[USER:PASSWORD@]HOST[:PORT]/DATABASE MySQL or MariaDB",
+		open:    mysqllock.Open,
+		tables: &Tables{
+			Store:      "mysql",
+			About:      "mysql, for MySQL and MariaDB alike",
+			Client:     "mysql locks",
+			Strategies: mysqllock.Strategies,
+			Prefix:     mysqllock.DefaultPrefix,
+			Schema:     mysqllock.Schema,
+		},
+	},
+}
+
 // Schemes are the URL schemes that Open takes.
 func Schemes() []string {
-	return slices.Concat([]string{"embedded"}, redislock.Schemes, zklock.Schemes, mysqllock.Schemes)
+	var all []string
+	for _, k := range kinds {
+		all = append(all, k.schemes...)
+	}
+	return all
+}
+
+// Help are the forms of URLs, for people: lines that begin with indent.
+func Help(indent string) string {
+	var lines strings.Builder
+	for _, k := range kinds {
+		for line := range strings.SplitSeq(k.help, "\n") {
+			lines.WriteString(indent + line + "\n")
+		}
+	}
+	return strings.TrimSuffix(lines.String(), "\n")
+}
+
+// find is the kind of a URL.
+func find(rawURL string) (kind, bool) {
+	scheme, _ := storeurl.Scheme(rawURL)
+	i := slices.IndexFunc(kinds, func(k kind) bool { return slices.Contains(k.schemes, scheme) })
+	if i < 0 {
+		return kind{}, false
+	}
+	return kinds[i], true
 }
 
 // Open makes a backend for a URL. It does not ask the store anything, so a
@@ -24,23 +101,22 @@ func Schemes() []string {
 // observe, which may be nil, is told of every request to the store; the
 // embedded store has none.
 func Open(rawURL string, observe lock.Observe) (lock.Backend, error) {
-	scheme, rest, ok := strings.Cut(rawURL, ":")
-	switch {
-	case !ok:
-		return nil, &lock.InvalidError{Field: "store", Problem: "is not a URL such as embedded: or redis://127.0.0.1:6379"}
-	case scheme == "embedded":
-		if rest != "" {
-			return nil, &lock.InvalidError{Field: "store", Problem: "has something after embedded:"}
-		}
-		return embedded.New(), nil
-	case slices.Contains(redislock.Schemes, scheme):
-		return opened(redislock.Open(rawURL, observe))
-	case slices.Contains(zklock.Schemes, scheme):
-		return opened(zklock.Open(rawURL, observe))
-	case slices.Contains(mysqllock.Schemes, scheme):
-		return mysqllock.Open(rawURL, observe)
+	k, ok := find(rawURL)
+	if ok {
+		return k.open(rawURL, observe)
 	}
-	return nil, &lock.InvalidError{Field: "store", Problem: fmt.Sprintf("scheme %q is not one of %s", scheme, strings.Join(Schemes(), ", "))}
+	scheme, ok := storeurl.Scheme(rawURL)
+	if !ok {
+		return nil, storeurl.Invalid("is not a URL such as " + Default + " or " + Example)
+	}
+	return nil, storeurl.Invalid(fmt.Sprintf("scheme %q is not one of %s", scheme, strings.Join(Schemes(), ", ")))
+}
+
+func openEmbedded(rawURL string, _ lock.Observe) (lock.Backend, error) {
+	if rawURL != Default {
+		return nil, storeurl.Invalid("has something after " + Default)
+	}
+	return embedded.New(), nil
 }
 
 // opened keeps a nil pointer from becoming an interface that is not nil.
@@ -51,33 +127,27 @@ func opened[B lock.Backend](b B, err error) (lock.Backend, error) {
 	return b, nil
 }
 
+// Private reports whether the locks of a store keep nobody out beyond the process
+// that has opened it.
+func Private(rawURL string) bool {
+	k, ok := find(rawURL)
+	return ok && k.private
+}
+
 // Redact makes a store's URL fit to be shown: passwords become "xxxxx".
-func Redact(rawURL string) string {
-	scheme, rest, ok := strings.Cut(rawURL, "://")
-	if !ok {
-		return rawURL
+func Redact(rawURL string) string { return storeurl.Redact(rawURL) }
+
+// WithPassword puts a password into a URL that has none. The error is
+// lock.ErrInvalid: it has one, or the store takes none.
+func WithPassword(rawURL, password string) (string, error) {
+	return storeurl.WithPassword(rawURL, password)
+}
+
+// WithoutMigration tells the store to leave its tables alone, if it is one that
+// has tables.
+func WithoutMigration(rawURL string) string {
+	if k, ok := find(rawURL); ok && k.tables != nil {
+		return storeurl.WithOption(rawURL, "migrate", "false")
 	}
-	rest, query, hasQuery := strings.Cut(rest, "?")
-	end := strings.IndexByte(rest, '/')
-	if end < 0 {
-		end = len(rest)
-	}
-	if at := strings.LastIndexByte(rest[:end], '@'); at >= 0 {
-		if user, _, hasPassword := strings.Cut(rest[:at], ":"); hasPassword {
-			rest = user + ":xxxxx" + rest[at:]
-		}
-	}
-	if hasQuery {
-		values, err := url.ParseQuery(query)
-		if err != nil {
-			return scheme + "://" + rest
-		}
-		for name := range values {
-			if strings.Contains(name, "password") {
-				values.Set(name, "xxxxx")
-			}
-		}
-		rest += "?" + values.Encode()
-	}
-	return scheme + "://" + rest
+	return rawURL
 }

@@ -24,21 +24,12 @@ type URL struct {
 
 // Parse takes a URL apart. net/url alone does not, because it takes only one host.
 func Parse(raw string) (*URL, error) {
-	scheme, rest, ok := strings.Cut(raw, "://")
+	p, ok := split(raw)
 	if !ok {
 		return nil, Invalid("is not a URL")
 	}
-	end := strings.IndexAny(rest, "/?#")
-	if end < 0 {
-		end = len(rest)
-	}
-	authority, tail := rest[:end], rest[end:]
-	user := ""
-	if at := strings.LastIndex(authority, "@"); at >= 0 {
-		user, authority = authority[:at+1], authority[at+1:]
-	}
-	hosts := strings.Split(authority, ",")
-	u, err := url.Parse(scheme + "://" + user + hosts[0] + tail)
+	hosts := strings.Split(p.hosts, ",")
+	u, err := url.Parse(pieces{p.scheme, p.user, hosts[0], p.tail}.String())
 	if err != nil {
 		return nil, Invalid("is not a URL") // url.Error would print the password
 	}
@@ -58,6 +49,35 @@ func Parse(raw string) (*URL, error) {
 	}
 	return parsed, nil
 }
+
+// Scheme is what stands before the first colon; ok is false where there is none.
+func Scheme(raw string) (scheme string, ok bool) {
+	scheme, _, ok = strings.Cut(raw, ":")
+	return scheme, ok
+}
+
+// pieces are a URL, cut and not yet read.
+type pieces struct {
+	scheme string
+	user   string // with the password and the @ behind it; or empty
+	hosts  string
+	tail   string // from the path on
+}
+
+func split(raw string) (p pieces, ok bool) {
+	scheme, rest, ok := strings.Cut(raw, "://")
+	if !ok {
+		return pieces{}, false
+	}
+	end := strings.IndexAny(rest, "/?#")
+	if end < 0 {
+		end = len(rest)
+	}
+	at := strings.LastIndexByte(rest[:end], '@') + 1
+	return pieces{scheme, rest[:at], rest[at:end], rest[end:]}, true
+}
+
+func (p pieces) String() string { return p.scheme + "://" + p.user + p.hosts + p.tail }
 
 // Addrs are the hosts, each with a port.
 func (u *URL) Addrs(defaultPort string) []string {

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/locksidecar/locksidecar/backends"
 	"github.com/locksidecar/locksidecar/internal/config"
 )
 
@@ -32,7 +33,7 @@ const rootExamples = `  # a sidecar for one host, in this terminal
   locksidecar serve
 
   # the same for many hosts
-  locksidecar serve --store redis://redis.example:6379
+  locksidecar serve --store ` + backends.Example + `
 
   # run a program while a lock is held
   locksidecar run reports/daily -- ./make-report.sh

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/locksidecar/locksidecar/backends"
 	"github.com/locksidecar/locksidecar/client"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -25,8 +26,8 @@ CMD ends. CMD finds in its environment:
   LOCKSIDECAR_RESOURCE    RESOURCE
   LOCKSIDECAR_LOCK_ID     the id of this hold
   LOCKSIDECAR_SOCKET      the sidecar's socket
-  LOCKSIDECAR_GUARD       only on MySQL and MariaDB: a statement for CMD's own
-                          transaction, just before COMMIT. No row: ROLLBACK
+  LOCKSIDECAR_GUARD       only where the store is an SQL database: a statement for
+                          CMD's own transaction, just before COMMIT. No row: ROLLBACK
 
 Without --store it asks the sidecar at --socket. With --store it needs none: it
 is its own sidecar for as long as CMD runs.
@@ -58,8 +59,8 @@ const runExamples = `  # never two at a time; wait as long as it takes
   # many readers beside each other
   locksidecar run --shared --wait 30s config -- ./read-config.sh
 
-  # no sidecar needed: straight to Redis
-  locksidecar run --store redis://redis.example:6379 counter -- sh -c 'n=$(cat f); echo $((n+1)) >f'
+  # no sidecar needed: straight to the store
+  locksidecar run --store ` + backends.Example + ` counter -- sh -c 'n=$(cat f); echo $((n+1)) >f'
 
   # something that must not take longer than an hour
   locksidecar run --max-hold 1h nightly -- ./job.sh`
@@ -229,7 +230,7 @@ func startOwnSidecar(ctx context.Context, r *runFlags, io streams) (*ownSidecar,
 	if err != nil {
 		return nil, err
 	}
-	if strings.HasPrefix(store, "embedded:") {
+	if backends.Private(store) {
 		return nil, usage("--store %s would be this process's own memory and exclude nobody: name a store that others reach, or leave it out and use a sidecar", store)
 	}
 	logger, err := r.log.logger(io.err)

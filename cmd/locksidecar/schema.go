@@ -2,41 +2,49 @@ package main
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/locksidecar/locksidecar/backends/mysqllock"
+	"github.com/locksidecar/locksidecar/backends"
 )
 
-const schemaHelp = `Schema prints the SQL that makes the tables of a store, for whoever may create
+// newSchema knows the stores with tables only by what they say of themselves.
+func newSchema(io streams) *cobra.Command {
+	stores := backends.WithTables()
+	var names, about []string
+	for _, s := range stores {
+		names = append(names, s.Store)
+		about = append(about, s.About)
+	}
+	usual := stores[0]
+	other := usual.Strategies[min(1, len(usual.Strategies)-1)]
+	cmd := &cobra.Command{
+		Use:   "schema [flags] STORE",
+		Short: "Print the tables that a store needs",
+		Long: `Schema prints the SQL that makes the tables of a store, for whoever may create
 tables where the sidecar may not. It can be run again: what is there is left alone.
 Then start sidecars with --migrate=false.
 
-STORE is mysql, for MySQL and MariaDB alike.`
+STORE is ` + strings.Join(about, "; or ") + ".",
+		Example: fmt.Sprintf(`  # into the database "locks"
+  locksidecar schema %[1]s | %[2]s
 
-const schemaExamples = `  # into the database "locks"
-  locksidecar schema mysql | mysql locks
-
-  # for sidecars with ?strategy=row&prefix=app_
-  locksidecar schema --strategy row --prefix app_ mysql`
-
-func newSchema(io streams) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:       "schema [flags] STORE",
-		Short:     "Print the tables that a store needs",
-		Long:      schemaHelp,
-		Example:   schemaExamples,
+  # for sidecars with ?strategy=%[3]s&prefix=app_
+  locksidecar schema --strategy %[3]s --prefix app_ %[1]s`, usual.Store, usual.Client, other),
 		Args:      argsBetween(1, 1, "STORE"),
-		ValidArgs: []string{"mysql"},
+		ValidArgs: names,
 	}
-	strategy := cmd.Flags().String("strategy", mysqllock.Strategies[0], "as in the store's URL: tables, row or shedlock")
-	prefix := cmd.Flags().String("prefix", mysqllock.DefaultPrefix, "as in the store's URL: what the names of tables begin with")
-	complete(cmd, "strategy", mysqllock.Strategies...)
+	strategy := cmd.Flags().String("strategy", usual.Strategies[0], "as in the store's URL: "+strings.Join(usual.Strategies, ", "))
+	prefix := cmd.Flags().String("prefix", usual.Prefix, "as in the store's URL: what the names of tables begin with")
+	complete(cmd, "strategy", usual.Strategies...)
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
-		if args[0] != "mysql" {
-			return usage("there are tables for the store mysql, not for %q", args[0])
+		i := slices.Index(names, args[0])
+		if i < 0 {
+			return usage("there are tables for the store %s, not for %q", strings.Join(names, " or "), args[0])
 		}
-		sql, err := mysqllock.Schema(*strategy, *prefix)
+		sql, err := stores[i].Schema(*strategy, *prefix)
 		if err != nil {
 			return usage("%w", err)
 		}

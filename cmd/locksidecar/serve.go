@@ -23,7 +23,7 @@ import (
 // defaultDrain is below the 30 s that Kubernetes gives a pod to stop.
 const defaultDrain = 25 * time.Second
 
-const serveHelp = `Serve is the sidecar. It runs until SIGTERM or SIGINT; then it takes no new
+var serveHelp = `Serve is the sidecar. It runs until SIGTERM or SIGINT; then it takes no new
 sessions, tells the apps that it stops, waits up to --drain for them to finish,
 releases what is left and exits with status 0. A second signal ends it at once.
 
@@ -32,26 +32,21 @@ When the store is down at the start, the sidecar waits for it: it is not ready
 
 The store is a URL:
 
-  embedded:                                    in the sidecar's memory: the apps of one socket (default)
-  redis://[USER:PASSWORD@]HOST[:PORT][/DB]     Redis; rediss:// with TLS
-  redis+sentinel://HOST[:PORT],…/MASTER        Redis behind Sentinel
-  redis+cluster://HOST[:PORT],…                Redis Cluster
-  zk://[USER:PASSWORD@]HOST[:PORT],…[/CHROOT]  ZooKeeper; zks:// with TLS
-  mysql://[USER:PASSWORD@]HOST[:PORT]/DATABASE MySQL or MariaDB
+` + backends.Help("  ") + `
 
 Exit status: 0 stopped as asked, 1 failed, 2 wrong settings.`
 
 const serveExamples = `  # for the apps of this host
   locksidecar serve
 
-  # for all hosts that use the same Redis; probes and metrics on port 9090
-  locksidecar serve --store redis://redis.example:6379 --http-addr :9090
+  # for all hosts that use the same store; probes and metrics on port 9090
+  locksidecar serve --store ` + backends.Example + ` --http-addr :9090
 
   # the password in a file, as Kubernetes mounts secrets
-  locksidecar serve --store redis://redis.example:6379 --store-password-file /secrets/redis/password
+  locksidecar serve --store ` + backends.Example + ` --store-password-file /secrets/store/password
 
   # from a file
-  printf 'store: "embedded:"\nttl: 5s\nallow-uid: [1000, 1001]\n' >sidecar.yaml
+  printf 'store: "` + backends.Default + `"\nttl: 5s\nallow-uid: [1000, 1001]\n' >sidecar.yaml
   locksidecar serve --config sidecar.yaml`
 
 // serveFlags are the flags of serve.
@@ -85,7 +80,7 @@ func newServe(io streams) *cobra.Command {
 
 func addServe(cmd *cobra.Command) *serveFlags {
 	s := &serveFlags{
-		store:      addStore(cmd, "embedded:", "where the locks are: a URL, see above"),
+		store:      addStore(cmd, backends.Default, "where the locks are: a URL, see above"),
 		socket:     addSocket(cmd),
 		socketMode: 0o660,
 	}

@@ -49,7 +49,7 @@ func TestServeRefusesWrongSettings(t *testing.T) {
 		{"no such file", nil, []string{"--config", filepath.Join(dir, "none")}, "none: no such file"},
 		{"store twice", nil, []string{"--store", "embedded:", "--store-file", "x"}, "give one of them"},
 		{"empty secret", nil, []string{"--store-file", write("empty", "\n")}, "empty is empty"},
-		{"password for none", nil, []string{"--store-password-file", write("pw", "x")}, "the store embedded: takes no password"},
+		{"password for none", nil, []string{"--store-password-file", write("pw", "x")}, "store embedded: takes no password"},
 		{"two passwords", nil, []string{"--store", "redis://:a@x", "--store-password-file", write("pw", "x")}, "has a password already"},
 		{"exporter", []string{"OTEL_TRACES_EXPORTER=zipkin"}, nil, "OTEL_TRACES_EXPORTER"},
 	} {
@@ -85,19 +85,6 @@ func TestServeTakesSettingsFromEverywhere(t *testing.T) {
 	}
 	if text := p.out.String() + p.err.String() + got.out; strings.Contains(text, "s3cret") {
 		t.Errorf("the password is shown: %s", text)
-	}
-}
-
-func TestWithPassword(t *testing.T) {
-	for _, c := range []struct{ url, want string }{
-		{"redis://h:1/2?timeout=1s", "redis://:p%40ss%2F@h:1/2?timeout=1s"},
-		{"rediss://user@h", "rediss://user:p%40ss%2F@h"},
-		{"redis+cluster://a:1,b:2,c", "redis+cluster://:p%40ss%2F@a:1,b:2,c"},
-		{"redis+sentinel://u@a,b/master", "redis+sentinel://u:p%40ss%2F@a,b/master"},
-	} {
-		if got, err := withPassword(c.url, "p@ss/"); err != nil || got != c.want {
-			t.Errorf("withPassword(%q) = %q, %v; want %q", c.url, got, err, c.want)
-		}
 	}
 }
 
@@ -381,21 +368,40 @@ func TestHealthServerOnABadAddress(t *testing.T) {
 	}
 }
 
-func TestWithoutMigration(t *testing.T) {
-	for raw, want := range map[string]string{
-		"mysql://u@h/db":           "mysql://u@h/db?migrate=false",
-		"mariadb://u@h/db":         "mariadb://u@h/db?migrate=false",
-		"mysql://u@h/db?prefix=x_": "mysql://u@h/db?prefix=x_&migrate=false",
-		"redis://h":                "redis://h",
-		"embedded:":                "embedded:",
-	} {
-		s := storeFlags{url: raw}
-		if got, err := s.resolve(); err != nil || got != want {
-			t.Errorf("%s without migration: %q, %v; want %q", raw, got, err, want)
+func TestSettingsOfTheStore(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(file, []byte("p@ss\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := storeFlags{url: "mysql://u@h/db", passwordFile: file}
+	if got, err := s.resolve(); err != nil || got != "mysql://u:p%40ss@h/db?migrate=false" {
+		t.Errorf("got %q, %v", got, err)
+	}
+	s.url = "embedded:"
+	if _, err := s.resolve(); err == nil || !strings.Contains(err.Error(), "--store-password-file") {
+		t.Errorf("a password for a store that takes none: %v", err)
+	}
+}
+
+// The program knows no store by name: what there is to say about one says backends.
+func TestKnowsNoStore(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := regexp.MustCompile(`(?i)redis|mysql|mariadb|zookeeper|\bzks?\b|embedded|sentinel`)
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
 		}
-		s.migrate = true
-		if got, err := s.resolve(); err != nil || got != raw {
-			t.Errorf("%s with migration: %q, %v", raw, got, err)
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, line := range strings.Split(string(text), "\n") {
+			if name.MatchString(line) {
+				t.Errorf("%s:%d: %s", file, i+1, line)
+			}
 		}
 	}
 }

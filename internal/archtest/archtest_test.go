@@ -44,7 +44,7 @@ var house = []room{
 	{path: "backends/mysqllock/rows", may: "lock backends/mysqllock/mydb", test: "backends/backendtest internal/testengine"},
 	{path: "backends/mysqllock/shedlock", may: "lock backends/mysqllock/mydb", test: "backends/backendtest internal/testengine internal/javatest"},
 	{path: "backends/mysqllock", may: "lock backends/storeurl backends/mysqllock/mydb backends/mysqllock/tables backends/mysqllock/rows backends/mysqllock/shedlock", test: "internal/testengine"},
-	{path: "backends", may: "lock backends/embedded backends/redislock backends/zklock backends/mysqllock", test: "internal/testengine"},
+	{path: "backends", may: "lock backends/storeurl backends/embedded backends/redislock backends/zklock backends/mysqllock", test: "internal/testengine"},
 
 	{path: "localapi/peercred"},
 	{path: "localapi", may: "lock session api/locksidecar/v1 localapi/peercred", test: "heartbeat backends/embedded"},
