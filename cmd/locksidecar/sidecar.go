@@ -132,7 +132,7 @@ func defaultName() (string, error) {
 }
 
 // Run serves until ctx ends, then drains, and returns nil when everything was
-// given back. listening, which may be nil, is called when apps can connect.
+// given back as far as the store could be reached. listening, which may be nil, is called when apps can connect.
 func (s *sidecar) Run(ctx context.Context, listening func()) error {
 	api := start(ctx, s.api.Run)
 	var manager, health *task
@@ -156,7 +156,12 @@ func (s *sidecar) Run(ctx context.Context, listening func()) error {
 	case <-ctx.Done():
 	}
 	// Apps must hear that their locks end, so the API stops after the manager.
-	err := errors.Join(manager.stop(), health.stop(), api.stop(), s.backend.Close())
+	err := errors.Join(manager.stop(), health.stop(), api.stop())
+	// The store has been told what could be told. A connection that was broken
+	// before it was closed is no failure to stop.
+	if err := s.backend.Close(); err != nil {
+		s.log.Warn("close the connections to the store", keyError, err)
+	}
 	if s.tracing != nil {
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), tracingFarewell)
 		defer cancel()
