@@ -1,6 +1,6 @@
 // Package client uses a locksidecar from Go.
 //
-//	c, err := client.Dial("")
+//	c, err := client.Dial(ctx, "")
 //	s, err := c.OpenSession(ctx, client.SessionOptions{Name: "billing"})
 //	l, err := s.Acquire(ctx, "orders/42", client.AcquireOptions{})
 //	defer l.Release(ctx)
@@ -52,10 +52,11 @@ const (
 
 // Dial connects to the sidecar at a socket, or at DefaultSocket if path is
 // empty. It returns when the sidecar has answered. Where nothing listens it fails
-// at once; a sidecar that is there and slow, or has too many callers, has 10s.
-// When the connection ends later, the next call makes a new one.
-// ErrNoSidecar: nothing answers there.
-func Dial(path string, opts ...grpc.DialOption) (*Client, error) {
+// at once; a sidecar that is there and slow, or has too many callers, has 10s, or
+// until ctx ends, which is only for this. When the connection ends later, the next
+// call makes a new one.
+// ErrNoSidecar: nothing answers there. The cause of ctx: it ended.
+func Dial(ctx context.Context, path string, opts ...grpc.DialOption) (*Client, error) {
 	if path == "" {
 		var err error
 		if path, err = DefaultSocket(); err != nil {
@@ -80,7 +81,7 @@ func Dial(path string, opts ...grpc.DialOption) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := d.await(conn); err != nil {
+	if err := d.await(ctx, conn); err != nil {
 		_ = conn.Close()
 		return nil, err
 	}

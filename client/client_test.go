@@ -96,7 +96,7 @@ func within(t testing.TB, what string, c <-chan struct{}) {
 
 func (s *sidecar) dial(t testing.TB) *client.Client {
 	t.Helper()
-	c, err := client.Dial(s.socket)
+	c, err := client.Dial(t.Context(), s.socket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -288,7 +288,7 @@ func TestSidecarStops(t *testing.T) {
 	if _, err := c.OpenSession(t.Context(), client.SessionOptions{}); !errors.Is(err, client.ErrNoSidecar) {
 		t.Errorf("open: %v", err)
 	}
-	_, err = client.Dial(s.socket)
+	_, err = client.Dial(t.Context(), s.socket)
 	if !errors.Is(err, client.ErrNoSidecar) || !strings.Contains(err.Error(), s.socket) || !strings.Contains(err.Error(), "locksidecar serve") {
 		t.Errorf("dial: %v", err)
 	}

@@ -57,8 +57,8 @@ func connect(ctx context.Context, path string) (net.Conn, error) {
 // await waits for the first answer of the sidecar. gRPC tries again when the
 // connection ends before: the sidecar ends those that are slow to say what they
 // want, and on an overloaded machine that may be us.
-func (d *dialer) await(conn *grpc.ClientConn) error {
-	ctx, cancel := context.WithTimeout(context.Background(), dialLimit)
+func (d *dialer) await(ctx context.Context, conn *grpc.ClientConn) error {
+	limit, cancel := context.WithTimeout(ctx, dialLimit)
 	defer cancel()
 	for {
 		state := conn.GetState()
@@ -72,7 +72,10 @@ func (d *dialer) await(conn *grpc.ClientConn) error {
 				return explainDial(d.path, err)
 			}
 		}
-		if !conn.WaitForStateChange(ctx, state) {
+		if !conn.WaitForStateChange(limit, state) {
+			if ctx.Err() != nil {
+				return fmt.Errorf("dial %s: %w", d.path, context.Cause(ctx))
+			}
 			err := d.failed()
 			if err == nil {
 				err = fmt.Errorf("something listens, and has not answered within %s", dialLimit)

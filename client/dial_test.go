@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -74,7 +75,7 @@ func pass(t *testing.T, l net.Listener, sidecar string, hangUps int) {
 
 func usable(t *testing.T, path string) {
 	t.Helper()
-	c, err := client.Dial(path)
+	c, err := client.Dial(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,12 +130,33 @@ func TestDialManyAtATime(t *testing.T) {
 	}
 }
 
+// Dial ends with its context.
+func TestDialGivenUp(t *testing.T) {
+	path, _ := front(t, 1)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := client.Dial(ctx, path)
+		done <- err
+	}()
+	cause := errors.New("enough")
+	cancel(cause)
+	select {
+	case err := <-done:
+		if !errors.Is(err, cause) {
+			t.Error(err)
+		}
+	case <-time.After(patience / 4): // less than the limit of Dial
+		t.Error("Dial outlives its context")
+	}
+}
+
 // Where nothing listens there is nothing to wait for.
 func TestDialNothing(t *testing.T) {
 	path, _ := front(t, 1)
 	for name, p := range map[string]string{"no file": path + "-no", "not a socket": filepath.Dir(path)} {
 		began := time.Now()
-		if _, err := client.Dial(p); !errors.Is(err, client.ErrNoSidecar) || time.Since(began) > patience/2 {
+		if _, err := client.Dial(t.Context(), p); !errors.Is(err, client.ErrNoSidecar) || time.Since(began) > patience/2 {
 			t.Errorf("%s: %v after %s", name, err, time.Since(began))
 		}
 	}

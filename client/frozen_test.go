@@ -1,8 +1,10 @@
 package client_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -60,7 +62,7 @@ func process(t *testing.T) (socket string, p *os.Process) {
 // lease could end, and does not change its mind when the sidecar wakes up.
 func TestFrozenSidecar(t *testing.T) {
 	socket, p := process(t)
-	c, err := client.Dial(socket)
+	c, err := client.Dial(t.Context(), socket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +106,7 @@ func TestFrozenSidecar(t *testing.T) {
 // its context ends, and what was not sent is forgotten.
 func TestFullWindows(t *testing.T) {
 	socket, p := process(t)
-	c, err := client.Dial(socket)
+	c, err := client.Dial(t.Context(), socket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,6 +119,19 @@ func TestFullWindows(t *testing.T) {
 	if err := p.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, "frozen", func() bool { // all threads, and not only asked to
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, task := range tasks {
+			stat, err := os.ReadFile(task)
+			if err != nil || !bytes.Contains(stat, []byte(") T ")) {
+				return false
+			}
+		}
+		return len(tasks) > 0
+	})
 	const callers = 400
 	name := strings.Repeat("x", 4000) // 1.6 MB in all: more than sockets and gRPC take
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
@@ -135,7 +150,7 @@ func TestFullWindows(t *testing.T) {
 		select {
 		case err := <-done:
 			if !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("got %v", err)
+				t.Errorf("got %.60v", err)
 			}
 		case <-time.After(patience):
 			t.Fatal("a call outlives its context")
@@ -154,7 +169,7 @@ func TestFullWindows(t *testing.T) {
 
 func TestKilledSidecar(t *testing.T) {
 	socket, p := process(t)
-	c, err := client.Dial(socket)
+	c, err := client.Dial(t.Context(), socket)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package client_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -49,7 +50,7 @@ func scripted(t *testing.T) *script {
 	var running sync.WaitGroup
 	running.Go(func() { _ = server.Serve(l) })
 	t.Cleanup(func() { server.Stop(); running.Wait() })
-	c, err := client.Dial(l.Addr().String())
+	c, err := client.Dial(t.Context(), l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +183,10 @@ func (s *script) read() {
 	a := s.ask("marker")
 	s.refuse(a.id, "LOCK_HELD", nil)
 	select {
-	case <-a.done:
+	case err := <-a.done:
+		if !errors.Is(err, client.ErrLockHeld) {
+			s.t.Fatalf("the marker: %v", err)
+		}
 	case <-time.After(patience):
 		s.t.Fatal("the client has not read in time")
 	}

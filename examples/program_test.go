@@ -175,7 +175,7 @@ func serve(t *testing.T, args ...string) *sidecar {
 	s := &sidecar{socket: filepath.Join(dir, "s")}
 	s.program = launch(t, nil, binary, append([]string{"serve", "--socket", s.socket}, args...)...)
 	s.says("Take a lock") // the example that it prints when apps can connect
-	if s.client, err = client.Dial(s.socket); err != nil {
+	if s.client, err = client.Dial(t.Context(), s.socket); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.client.Close() })

@@ -57,7 +57,7 @@ func (c *clientFlags) ask(ctx context.Context, f func(ctx context.Context, c *cl
 	if err != nil {
 		return err
 	}
-	conn, err := client.Dial(path)
+	conn, err := client.Dial(ctx, path)
 	if err != nil {
 		return err
 	}
@@ -75,13 +75,13 @@ func completeResources(socket *socketFlag) cobra.CompletionFunc {
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		conn, err := client.Dial(path)
+		ctx, cancel := context.WithTimeout(cmd.Context(), completionLimit)
+		defer cancel()
+		conn, err := client.Dial(ctx, path)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
 		defer conn.Close()
-		ctx, cancel := context.WithTimeout(cmd.Context(), completionLimit)
-		defer cancel()
 		var names []string
 		for l, err := range conn.List(ctx, prefix) {
 			if err != nil || len(names) == completionNames {

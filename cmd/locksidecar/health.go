@@ -136,7 +136,7 @@ func whyNoAnswer(ctx context.Context, socket string, err error) error {
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
 	case errors.As(err, &op) && op.Op == "dial":
-		c, explained := client.Dial(socket) // it knows what to do about it
+		c, explained := client.Dial(ctx, socket) // it knows what to do about it
 		if explained != nil {
 			return explained
 		}

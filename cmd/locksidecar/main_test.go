@@ -215,7 +215,7 @@ func socketDir(t *testing.T) string {
 // dial connects a client.
 func dial(t *testing.T, s *sidecarProgram) *client.Client {
 	t.Helper()
-	c, err := client.Dial(s.socket)
+	c, err := client.Dial(t.Context(), s.socket)
 	if err != nil {
 		t.Fatal(err)
 	}

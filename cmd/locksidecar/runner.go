@@ -72,7 +72,7 @@ func runCommand(ctx context.Context, f *runFlags, resource string, argv []string
 	} else if r.socket, err = f.socket.path(); err != nil {
 		return err
 	}
-	c, err := client.Dial(r.socket)
+	c, err := client.Dial(ctx, r.socket)
 	if err != nil {
 		return notRun(err)
 	}

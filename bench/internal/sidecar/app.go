@@ -17,7 +17,7 @@ type App struct {
 
 // OpenApp connects to the sidecar at a socket.
 func OpenApp(ctx context.Context, socket string) (*App, error) {
-	c, err := client.Dial(socket)
+	c, err := client.Dial(ctx, socket)
 	if err != nil {
 		return nil, fmt.Errorf("dial the sidecar: %w", err)
 	}
