@@ -345,9 +345,13 @@ func TestListWatchInfo(t *testing.T) {
 			t.Errorf("watch: %v", err)
 		}
 	}
-	if i, err := c.Info(t.Context()); err != nil || i.GetHolds() != 3 {
-		t.Errorf("info: %v %v", i, err)
-	}
+	eventually(t, "three holds in Info", func() bool {
+		i, err := c.Info(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return i.GetHolds() == 3
+	})
 	if _, err := c.ForceRelease(t.Context(), "none", "x", 0); !errors.Is(err, client.ErrNotHolder) {
 		t.Errorf("force: %v", err)
 	}
