@@ -13,15 +13,6 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// fencesPerGrant is how far the fences of two grants are apart: a holder may
-// number up to a thousand hand-offs of its own behind the fence of its grant.
-const fencesPerGrant = 1024
-
-// fenceOf is the fence of a request by the transaction that made its node.
-// Transactions are numbered by the ensemble, so the fence of an earlier place in
-// a queue is smaller, also when the lock's node was removed in between.
-func fenceOf(czxid int64) lock.Fence { return lock.Fence(czxid * fencesPerGrant) }
-
 // maxTries bounds how often the ancestors of a place are made.
 const maxTries = 5
 
@@ -55,7 +46,8 @@ type attempt struct {
 	lost int // answers in a row
 
 	// The forced release of the node that we wait for: whoever forced it may be
-	// gone, so those who wait delete it when its time is over.
+	// gone, and so may the holder's sidecar after it has written that it knows. So
+	// those who wait delete the node when its time is over.
 	revoked      string // path
 	revokedUntil time.Duration
 }
@@ -222,7 +214,7 @@ func (a *attempt) create(ctx context.Context) ([]string, error) {
 			e.placed(names, l.b.clock())
 			var watch *zksession.Call
 			if own.Stat.Czxid != 0 {
-				e.fence = fenceOf(own.Stat.Czxid)
+				e.fence = lock.FenceOf(own.Stat.Czxid)
 			} else {
 				watch = e.watchCall()
 			}
@@ -261,7 +253,7 @@ func (a *attempt) survey(ctx context.Context, own *zksession.Call) ([]string, er
 	}
 	if own.Err == nil {
 		l.mu.Lock()
-		e.fence = fenceOf(own.Stat.Czxid)
+		e.fence = lock.FenceOf(own.Stat.Czxid)
 		l.mu.Unlock()
 	}
 	return queue.Children, queue.Err
@@ -422,7 +414,7 @@ func (a *attempt) readFence(ctx context.Context) (there bool, err error) {
 		return false, own.Err
 	}
 	l.mu.Lock()
-	e.fence = fenceOf(own.Stat.Czxid)
+	e.fence = lock.FenceOf(own.Stat.Czxid)
 	l.mu.Unlock()
 	return true, nil
 }
@@ -430,8 +422,8 @@ func (a *attempt) readFence(ctx context.Context) (there bool, err error) {
 // mindRevoked deletes the node in our way when its forced release is over.
 func (a *attempt) mindRevoked(ctx context.Context, path string, rec record, names []string) (verdict, error) {
 	l := a.l
-	grace, revoked := rec.grace()
-	if !revoked {
+	grace, known := rec.known()
+	if !known {
 		return verdict{pause: l.recheck}, nil
 	}
 	now := l.b.clock()
@@ -455,6 +447,9 @@ func (a *attempt) take() {
 	e.unblock()
 	e.held, e.granted = true, l.b.clock()
 	l.lasts(e, e.granted)
+	if grace, revoked := e.rec.grace(); revoked { // before we knew that it is granted
+		e.revoke(grace)
+	}
 }
 
 // watchOwn is the call that watches the request's own node; nil when it is

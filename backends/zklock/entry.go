@@ -34,7 +34,7 @@ type entry struct {
 	granted time.Duration
 	blocked string        // path of the node it waits for; empty: not known
 	names   []string      // of the nodes of the request that it waits for
-	revoked time.Duration // when the forced release is over; 0: there is none
+	revoked time.Duration // when the grace of a forced release is over; 0: there is none
 	over    chan struct{} // closed when it is forgotten; made when somebody waits for that
 	news    chan struct{} // closed and replaced when something has happened to it
 }

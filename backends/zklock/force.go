@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -11,9 +12,15 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// ForceRelease implements lock.Backend. With a grace it marks the holder's node
-// first; its sidecar watches it. When the time is over the node is deleted by
-// whoever is there: us, the holder's sidecar, or those who wait for it.
+// ForceRelease implements lock.Backend.
+//
+// With a grace it marks the holder's node, which the holder's sidecar watches: that
+// tells its app, and writes into the node that it knows. From then on the grace
+// counts, for each of those who take part on a clock of its own. The first for whom
+// it is over deletes the node: the holder's sidecar, us, or those who wait for it.
+//
+// Another program's node says nothing about who knows, so there the grace counts
+// from now.
 func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldID, grace time.Duration) error {
 	path, err := b.tree.lockPath(r)
 	if err != nil {
@@ -46,6 +53,11 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 	case !there && !lost:
 		return lock.ErrNotHolder
 	}
+	for _, h := range st.Holders {
+		if h.ID == id {
+			_ = t.s.Do(ctx, f.touchCall(h.Lease)) // the hold has ended all the same, and the watch tells
+		}
+	}
 	return nil
 }
 
@@ -65,80 +77,101 @@ func (f *forced) wait(ctx context.Context, r lock.Resource, grace time.Duration)
 	s := &sub{notify: func(zksession.Event) { signal(gone) }}
 	f.t.subscribe(f.node, s)
 	defer f.t.unsubscribe(f.node, s)
-	there := false
-	err := insist(ctx, func() (err error) { there, err = f.mark(ctx, grace); return err })
-	if err != nil {
+	there, ours := false, false
+	err := insist(ctx, func() (err error) { there, ours, err = f.mark(ctx, grace); return err })
+	switch {
+	case err != nil:
 		return unavailable("force release", err)
-	}
-	if !there {
+	case !there:
 		return lock.ErrNotHolder
 	}
-	over := time.NewTimer(grace)
-	defer over.Stop()
-	again := time.NewTicker(maxRecheck)
-	defer again.Stop()
+	due := time.Duration(math.MaxInt64)
+	if !ours {
+		due = f.b.clock() + grace
+	}
+	t := time.NewTimer(0)
+	defer t.Stop()
 	for {
 		var look *zksession.Call
 		err := insist(ctx, func() error {
 			look = zksession.Watch(f.node)
 			return f.t.s.Do(ctx, look)
 		})
-		if err != nil && ctx.Err() == nil {
+		switch {
+		case ctx.Err() != nil:
+			return fmt.Errorf("force release %q: %w; it ends by itself %s after the holder's sidecar knows of it, or with its lease", string(r), context.Cause(ctx), grace)
+		case err != nil:
 			return unavailable("force release", err)
-		}
-		if err != nil {
-			return f.cut(ctx, r, grace)
-		}
-		if errors.Is(look.Err, zksession.ErrNoNode) {
+		case errors.Is(look.Err, zksession.ErrNoNode):
 			return nil
 		}
-		select {
-		case <-gone:
-		case <-again.C:
-		case <-over.C:
+		now := f.b.clock()
+		rec, _ := decodeRecord(look.Data)
+		if grace, known := rec.known(); known {
+			due = min(due, now+grace)
+		}
+		if now >= due {
 			if _, _, err := f.t.remove(ctx, f.path, f.names); err != nil {
 				return unavailable("force release", err)
 			}
 			return nil
+		}
+		t.Reset(min(due-now, maxRecheck))
+		select {
+		case <-gone:
+		case <-t.C:
 		case <-ctx.Done():
-			return f.cut(ctx, r, grace)
 		}
 	}
 }
 
-func (f *forced) cut(ctx context.Context, r lock.Resource, grace time.Duration) error {
-	return fmt.Errorf("force release %q: %w; it ends by itself within %s", string(r), context.Cause(ctx), grace)
-}
-
-// mark writes the end into the node, and says whether the node was there. What
-// another program has written stays as it is: nobody reads our mark there.
-func (f *forced) mark(ctx context.Context, grace time.Duration) (there bool, err error) {
-	for {
+// mark writes the grace into the node, and says whether the node was there and is
+// ours. What another program has written stays as it is: nobody reads our mark
+// there.
+func (f *forced) mark(ctx context.Context, grace time.Duration) (there, ours bool, err error) {
+	ms := int64((grace + time.Millisecond - 1) / time.Millisecond)
+	for alone := false; ; {
 		get := zksession.Get(f.node)
 		if err := f.t.s.Do(ctx, get); err != nil {
-			return false, err
+			return false, false, err
 		}
 		if get.Err != nil {
 			if errors.Is(get.Err, zksession.ErrNoNode) {
-				return false, nil
+				return false, false, nil
 			}
-			return false, get.Err
+			return false, false, get.Err
 		}
 		rec, ours := decodeRecord(get.Data)
-		if !ours {
-			return true, nil
+		switch {
+		case !ours:
+			return true, false, nil
+		case rec.Revoked != nil && *rec.Revoked <= ms: // a longer grace changes nothing
+			return true, true, nil
 		}
-		ms := grace.Milliseconds()
 		rec.Revoked = &ms
-		set := zksession.Set(f.node, rec.encode(), get.Stat.Version)
-		if err := f.t.s.Do(ctx, set); err != nil {
-			return false, err
+		set, touch := zksession.Set(f.node, rec.encode(), get.Stat.Version), f.touchCall(rec.Lease)
+		all := zksession.Multi(set, touch)
+		if alone {
+			all = set
+		}
+		if err := f.t.s.Do(ctx, all); err != nil {
+			return false, false, err
 		}
 		switch {
-		case errors.Is(set.Err, zksession.ErrNoNode):
-			return false, nil
-		case !errors.Is(set.Err, zksession.ErrBadVersion):
-			return true, set.Err
+		case all.Err == nil:
+			return true, true, nil
+		case errors.Is(all.Err, zksession.ErrNoNode): // one of them, it does not say which
+			alone = true // somebody may have deleted the lease's node by hand
+		case !errors.Is(all.Err, zksession.ErrBadVersion):
+			return true, true, all.Err
 		}
 	}
+}
+
+// touchCall writes the node of the holder's lease, together with what happens to
+// its hold: the lease's next heartbeat meets another version there than it has
+// left, and reads the nodes of its holds, also where the watch has told it nothing.
+// The heartbeat writes again what people may want to see there.
+func (f *forced) touchCall(id lock.LeaseID) *zksession.Call {
+	return zksession.Set(f.b.tree.leases()+"/"+string(id), []byte("{}"), zksession.AnyVersion)
 }

@@ -32,6 +32,7 @@ type lease struct {
 	chores  []func(context.Context)
 	missing []*entry // whose nodes are gone, but perhaps with the session
 	news    []lock.Event
+	ended   []lock.Event // holds that ended before their time, for the next heartbeat to tell
 	toWatch later
 	toNote  later
 
@@ -97,7 +98,10 @@ func (l *lease) Events() <-chan lock.Event { return l.events }
 
 // Heartbeat implements lock.Lease: one request, however many holds there are.
 // See proof for what its success means.
-func (l *lease) Heartbeat(ctx context.Context) ([]lock.Event, error) { return nil, l.beat(ctx) }
+func (l *lease) Heartbeat(ctx context.Context) ([]lock.Event, error) {
+	err := l.beat(ctx)
+	return l.report(), err
+}
 
 // beat renews the lease.
 func (l *lease) beat(ctx context.Context) error {
@@ -117,6 +121,12 @@ func (l *lease) beat(ctx context.Context) error {
 	}
 	if l.unwatched.Swap(false) {
 		l.do(l.rewatch)
+	}
+	if l.seat.touched.Swap(false) {
+		if err := l.review(ctx); err != nil {
+			l.seat.touched.Store(true)
+			return l.failed("heartbeat", err)
+		}
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package zklock
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"testing"
@@ -182,46 +181,5 @@ func TestDeletedByHand(t *testing.T) {
 	}
 	if ok, _, err := c.Exists(l.seat.node); !ok || err != nil {
 		t.Errorf("the node of the lease is not there again: %v", err)
-	}
-}
-
-// TestRevocationOutlivesItsAuthor: whoever forced a release is gone, and the
-// holder's sidecar does not hear of it. Those who wait end it.
-func TestRevocationOutlivesItsAuthor(t *testing.T) {
-	t.Parallel()
-	for _, layout := range []string{layoutOwn, layoutCurator} {
-		t.Run(layout, func(t *testing.T) {
-			t.Parallel()
-			s := testengine.Shared(t, testengine.ZooKeeper)
-			way, url := newRoad(t, s.URL())
-			options := "/author?layout=" + layout
-			_, deaf := sidecar(t, url+options, 20*time.Second)
-			b, l := sidecar(t, s.URL()+options, 10*time.Second)
-			r := lock.Resource("revoked-" + layout)
-			g := hold(t, deaf, r, lock.Exclusive)
-			w := queue(t, b, l, request(r, lock.Exclusive))
-			time.Sleep(2 * watchAfter)
-			way.set(func(r *road) { r.deaf = true })
-
-			const grace = time.Second
-			began := time.Now()
-			ctx, cancel := context.WithCancel(t.Context())
-			forced := make(chan error, 1)
-			go func() { forced <- b.ForceRelease(ctx, r, g.ID, grace) }()
-			eventually(t, "it is revoked", func() error {
-				if st, err := b.Get(t.Context(), r); err != nil || !st.Holders[0].Revoked {
-					return errors.Join(errors.New("it is not"), err)
-				}
-				return nil
-			})
-			cancel()
-			if err := <-forced; !errors.Is(err, context.Canceled) && !errors.Is(err, lock.ErrUnavailable) {
-				t.Errorf("ForceRelease: %v", err)
-			}
-			release(t, l, w.granted())
-			if took := w.at.Sub(began); took < grace {
-				t.Errorf("granted %s after it was revoked with a grace of %s", took, grace)
-			}
-		})
 	}
 }

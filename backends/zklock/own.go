@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
-	"github.com/locksidecar/locksidecar/lock"
 )
 
 // This file is about a request's own node: what others do to it, and what is
@@ -51,54 +50,7 @@ func (e *entry) saw(data []byte, stat zksession.Stat) {
 	}
 	e.rec, e.version = rec, stat.Version
 	if grace, revoked := rec.grace(); revoked && e.held {
-		e.revoke(grace, stat)
-	}
-}
-
-// revoke takes the news that the release is forced. l.mu is held.
-//
-// What the holder is told is on the safe side: counted from when the mark was
-// written, by the server's time. The node is deleted here at the latest, so that
-// it ends by then also if whoever forced it is gone: counted from now, because
-// too late does no harm.
-func (e *entry) revoke(grace time.Duration, stat zksession.Stat) {
-	l := e.l
-	now := l.b.clock()
-	if e.revoked != 0 && now+grace >= e.revoked {
-		return // known already
-	}
-	e.revoked = now + grace
-	_, passed := l.seat.time.since(stat.Mtime, now)
-	var until time.Duration
-	if passed < grace {
-		until = now + grace - passed
-	}
-	l.tell(lock.Event{Kind: lock.Revoked, Resource: e.q.Resource, ID: e.q.ID, Until: until})
-	if e.over == nil {
-		e.over = make(chan struct{})
-	}
-	over := e.over
-	l.doLocked(func(ctx context.Context) {
-		l.routines.Go(func() { e.endRevoked(ctx, grace, over) })
-	})
-}
-
-// endRevoked deletes the request's nodes when its grace is over.
-func (e *entry) endRevoked(ctx context.Context, grace time.Duration, over <-chan struct{}) {
-	t := time.NewTimer(grace)
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-		case <-over:
-			return
-		case <-ctx.Done():
-			return
-		}
-		if _, err := e.release(ctx); err == nil {
-			return
-		}
-		t.Reset(e.l.recheck)
+		e.revoke(grace)
 	}
 }
 
@@ -153,17 +105,6 @@ func (l *lease) explain(ctx context.Context) {
 			e.deleted()
 		}
 	}
-}
-
-// deleted takes the news that somebody has deleted the request's node. l.mu is
-// held. ZooKeeper does not lose nodes, so it is somebody who wants to end the
-// hold: that is a forced release without any grace.
-func (e *entry) deleted() {
-	l := e.l
-	if e.held && (e.revoked == 0 || l.b.clock() < e.revoked) {
-		l.tell(lock.Event{Kind: lock.Revoked, Resource: e.q.Resource, ID: e.q.ID})
-	}
-	e.forget()
 }
 
 // rewatch watches all nodes of ours that are not.

@@ -23,9 +23,11 @@ type record struct {
 	Waited int64 `json:"waited_ms,omitempty"`
 	// Downgraded: an exclusive hold that lets others read beside it.
 	Downgraded bool `json:"downgraded,omitempty"`
-	// Revoked: the release is forced, and the node is deleted when so much time
-	// has passed after this was written.
+	// Revoked: the release is forced, with this grace.
 	Revoked *int64 `json:"revoked_ms,omitempty"`
+	// Known: the grace of a forced release that the holder's sidecar knows of. The
+	// node is deleted when so much time has passed after this was written.
+	Known *int64 `json:"known_ms,omitempty"`
 }
 
 func (r *record) encode() []byte {
@@ -44,12 +46,22 @@ func decodeRecord(data []byte) (record, bool) {
 	return r, err == nil && r.Version == recordVersion
 }
 
-// grace is the time that a holder whose release is forced has from then on.
-func (r *record) grace() (time.Duration, bool) {
-	if r.Revoked == nil {
+// grace is that of a forced release.
+func (r *record) grace() (time.Duration, bool) { return millis(r.Revoked) }
+
+// known is the grace that the holder's sidecar knows of, and has begun to count.
+func (r *record) known() (time.Duration, bool) { return millis(r.Known) }
+
+// acknowledged reports whether the holder's sidecar knows of the grace.
+func (r *record) acknowledged() bool {
+	return r.Revoked == nil || r.Known != nil && *r.Known <= *r.Revoked
+}
+
+func millis(ms *int64) (time.Duration, bool) {
+	if ms == nil {
 		return 0, false
 	}
-	return max(0, time.Duration(*r.Revoked)*time.Millisecond), true
+	return max(0, time.Duration(*ms)*time.Millisecond), true
 }
 
 // ownerJSON is an owner as it can be part of a record.

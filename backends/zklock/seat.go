@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
@@ -19,9 +20,12 @@ type seat struct {
 	node string
 	data []byte
 
-	mu   sync.Mutex
-	subs map[string]map[*sub]struct{} // by path
-	time serverTime
+	mu      sync.Mutex
+	version int32                        // of the node's data, as we wrote it last
+	subs    map[string]map[*sub]struct{} // by path
+	time    serverTime
+
+	touched atomic.Bool // somebody else may have written the node, see forced.touch
 }
 
 // sub is somebody who wants to know when a node is changed or deleted. notify is
@@ -67,7 +71,6 @@ func (t *seat) begin(ctx context.Context) error {
 	calls := t.b.tree.ancestors(t.b.tree.leases())
 	own := zksession.Create(t.node, t.data, t.b.tree.acl, zksession.Ephemeral)
 	made := zksession.Get(t.node)
-	sent := t.b.clock()
 	if err := t.s.Do(ctx, append(calls, own, made)...); err != nil {
 		return unavailable("open lease", err)
 	}
@@ -80,26 +83,53 @@ func (t *seat) begin(ctx context.Context) error {
 		return unavailable("open lease", own.Err)
 	}
 	if made.Err == nil {
-		t.time.saw(made.Stat.Mtime, sent, t.b.clock())
+		t.wrote(made.Stat)
 	}
 	return nil
+}
+
+// wrote takes what the server says of the node that we wrote.
+func (t *seat) wrote(stat zksession.Stat) {
+	t.mu.Lock()
+	t.version = stat.Version
+	t.mu.Unlock()
+	t.time.saw(stat.Mtime, t.b.clock())
 }
 
 // beat writes the seat's node. A nil error means that the leader knows the
 // session.
 func (t *seat) beat(ctx context.Context) error {
-	sent := t.b.clock()
-	set := zksession.Set(t.node, t.data, zksession.AnyVersion)
-	if err := t.s.Do(ctx, set); err != nil {
-		return err
+	version := t.wroteVersion()
+	set := zksession.Set(t.node, t.data, version)
+	for {
+		if err := t.s.Do(ctx, set); err != nil {
+			return err
+		}
+		if !errors.Is(set.Err, zksession.ErrBadVersion) {
+			break
+		}
+		before := version
+		if version = t.wroteVersion(); version == before { // not another beat of ours, unless its answer was lost
+			t.touched.Store(true)
+			version = zksession.AnyVersion
+		}
+		set = zksession.Set(t.node, t.data, version)
 	}
 	if errors.Is(set.Err, zksession.ErrNoNode) { // somebody has deleted it by hand
+		t.touched.Store(true)
 		return t.begin(ctx)
 	}
 	if set.Err == nil {
-		t.time.saw(set.Stat.Mtime, sent, t.b.clock())
+		t.wrote(set.Stat)
 	}
 	return set.Err
+}
+
+// wroteVersion is the version of the node's data as we have left it.
+func (t *seat) wroteVersion() int32 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.version
 }
 
 // event tells those who want to know of a node.
@@ -139,28 +169,26 @@ func (t *seat) unsubscribe(path string, s *sub) {
 }
 
 // serverTime is the leader's clock as far as it is known: the time of a
-// transaction, and when it was sent and answered by our clock. It is only
+// transaction, and when it was answered by our clock. It is only
 // compared with other times of the server.
 type serverTime struct {
-	mu             sync.Mutex
-	ms             int64
-	sent, answered time.Duration
+	mu       sync.Mutex
+	ms       int64
+	answered time.Duration
 }
 
-func (t *serverTime) saw(ms int64, sent, answered time.Duration) {
+func (t *serverTime) saw(ms int64, answered time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.ms, t.sent, t.answered = ms, sent, answered
+	t.ms, t.answered = ms, answered
 }
 
-// since is how long ago something was at the server, at least and at most.
-func (t *serverTime) since(ms int64, now time.Duration) (least, most time.Duration) {
+// since is how long ago something was at the server, at least. It is for people.
+func (t *serverTime) since(ms int64, now time.Duration) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	ago := time.Duration(t.ms-ms) * time.Millisecond
-	least = ago + now - t.answered - time.Millisecond
-	most = ago + now - t.sent + time.Millisecond
-	return max(0, least), max(0, most)
+	return max(0, ago+now-t.answered-time.Millisecond)
 }
 
 // refresh makes the seat know the server's time when it has not heard it lately.

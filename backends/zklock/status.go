@@ -119,13 +119,13 @@ func (rd *reading) status(t *seat) lock.Status {
 		}
 		rec, _ := decodeRecord(c.Data) // another program's has no such fields
 		h := lock.Holding{
-			ID: n.id, Mode: lock.Exclusive, Fence: fenceOf(c.Stat.Czxid), Lease: rec.Lease, Sidecar: rec.Sidecar,
+			ID: n.id, Mode: lock.Exclusive, Fence: lock.FenceOf(c.Stat.Czxid), Lease: rec.Lease, Sidecar: rec.Sidecar,
 			Owner: lock.DecodeOwner(string(rec.Owner)), Revoked: rec.Revoked != nil,
 		}
 		if n.shared || rec.Downgraded {
 			h.Mode = lock.Shared
 		}
-		h.Age, _ = t.time.since(c.Stat.Ctime, now)
+		h.Age = t.time.since(c.Stat.Ctime, now)
 		if c.Err != nil { // it may not be read
 			h.Fence, h.Age = 0, 0
 		}
