@@ -103,7 +103,7 @@ func (a *attempt) quick(ctx context.Context) (g lock.Grant, done bool, err error
 
 // takeFree takes the exclusive hold if the resource is free and nothing else is
 // to be looked at. The fence is 0 if not.
-func (a *attempt) takeFree(ctx context.Context) (lock.Fence, error) {
+func (a *attempt) takeFree(ctx context.Context) (fence int64, err error) {
 	b, q := a.l.b, a.q
 	name, id, lease := []byte(q.Resource), []byte(q.ID), []byte(a.l.id)
 	take := []any{id, lease, []byte(q.Owner), name, lease}
@@ -127,7 +127,7 @@ func (a *attempt) takeFree(ctx context.Context) (lock.Fence, error) {
 	if !taken {
 		return 0, nil
 	}
-	return lock.Fence(res.IDs[at]), nil
+	return res.IDs[at], nil
 }
 
 // ask looks for the request's hold or place, and grants or queues it.
@@ -175,7 +175,7 @@ func (a *attempt) ask(ctx context.Context) (g lock.Grant, queued bool, err error
 		a.touched = true
 		return g, false, a.giveUp(ctx, lock.ErrNotHolder)
 	case fence != 0:
-		return a.grant(lock.Fence(fence)), false, nil
+		return a.grant(fence), false, nil
 	case !queued:
 		l.forget(q.ID)
 		return g, false, a.held(ctx)
@@ -203,11 +203,11 @@ func (a *attempt) isOut() bool {
 	return a.e.out
 }
 
-func (a *attempt) grant(f lock.Fence) lock.Grant {
+func (a *attempt) grant(fence int64) lock.Grant {
 	a.l.mu.Lock()
 	defer a.l.mu.Unlock()
-	a.e.settled, a.e.fence = true, f
-	return lock.Grant{ID: a.q.ID, Resource: a.q.Resource, Mode: a.q.Mode, Fence: f, Guard: a.e.guard}
+	a.e.settled, a.e.fence = true, fence
+	return lock.Grant{ID: a.q.ID, Resource: a.q.Resource, Mode: a.q.Mode, Fence: lock.FenceOf(fence), Guard: a.e.guard}
 }
 
 // held is the error of a try.

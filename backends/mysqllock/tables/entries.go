@@ -1,6 +1,8 @@
 package tables
 
 import (
+	"time"
+
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -12,9 +14,12 @@ type entry struct {
 	settled  bool          // the store said that it is held
 	unsure   bool          // a request on it had no answer, so a copy may still arrive
 	waiting  int           // calls of Acquire that wait in the queue
-	fence    lock.Fence    // of the grant; 0 before
+	fence    int64         // of the grant, as the store counts; 0 before
 	out      bool          // it was released, or forced out of the queue, while Acquire was at work
 	woken    chan struct{} // closed when fence or out is set; nil while nobody waits
+
+	revoked bool          // its release is forced
+	until   time.Duration // end of the grace, on the clock; 0: there was none
 }
 
 // wake tells the waiting Acquire, with the lease locked.
@@ -51,7 +56,7 @@ func (l *lease) unsure(e *entry) {
 }
 
 // granted takes the news that a waiter was granted.
-func (l *lease) granted(id lock.HoldID, fence lock.Fence) {
+func (l *lease) granted(id lock.HoldID, fence int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if e := l.entries[id]; e != nil { // else it was given up at the same time, and its release is on the way

@@ -196,7 +196,7 @@ func TestLateCopy(t *testing.T) {
 	eachKind(t, func(t *testing.T, s testengine.Server) {
 		b, l := sidecar(t, s.URL(), 30*time.Second)
 		r := unique("r")
-		late := func(q lock.Request) (lock.Fence, error) {
+		late := func(q lock.Request) (int64, error) {
 			e, _ := l.entryOf(q)
 			return (&attempt{l: l, q: q, e: e}).takeFree(context.Background())
 		}
@@ -225,7 +225,7 @@ func TestLateCopy(t *testing.T) {
 		giving := stranger(t, b)
 		giving.do("UPDATE {lock} SET gone=gone+1 WHERE name=?", []byte(r))
 		type result struct {
-			fence lock.Fence
+			fence int64
 			err   error
 		}
 		came := make(chan result, 1)

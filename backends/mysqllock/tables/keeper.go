@@ -21,10 +21,12 @@ type keeper struct {
 
 	mu     sync.Mutex
 	marks  map[markKey]time.Duration     // forced releases: when their grace is over, on the clock
+	acks   map[markKey]int64             // forced releases that were told, with their grace: to be acknowledged
 	soon   map[lock.Resource]bool        // to be settled
 	owed   map[lock.HoldID]lock.Resource // to be released: the first try had no answer
 	trails map[lock.Resource]bool        // that were released here, and have a trail
 	some   chan struct{}                 // one place: there is something in soon or owed
+	toAck  chan struct{}                 // one place: there is something in acks
 	look   chan struct{}                 // one place: look after the waiters now
 	dead   chan string                   // leases that were ended here, to be swept
 }
@@ -37,16 +39,11 @@ type observed struct {
 	ttl   time.Duration
 }
 
-type markKey struct {
-	name lock.Resource
-	id   string
-}
-
 func newKeeper(l *lease) *keeper {
 	return &keeper{
-		l: l, seen: make(map[string]observed), marks: make(map[markKey]time.Duration), soon: make(map[lock.Resource]bool),
+		l: l, seen: make(map[string]observed), marks: make(map[markKey]time.Duration), acks: make(map[markKey]int64), soon: make(map[lock.Resource]bool),
 		owed: make(map[lock.HoldID]lock.Resource), trails: make(map[lock.Resource]bool),
-		some: make(chan struct{}, 1), look: make(chan struct{}, 1), dead: make(chan string, 16),
+		some: make(chan struct{}, 1), toAck: make(chan struct{}, 1), look: make(chan struct{}, 1), dead: make(chan string, 16),
 	}
 }
 
@@ -176,43 +173,12 @@ func (k *keeper) endDue(ctx context.Context) (next time.Duration) {
 	return next
 }
 
-// revoked notes that the release of a hold of this lease is forced.
-func (k *keeper) revoked(r lock.Resource, id lock.HoldID, grace time.Duration) {
-	k.mu.Lock()
-	k.marks[markKey{r, string(id)}] = k.l.b.clock() + grace
-	k.mu.Unlock()
-	poke(k.look)
-}
-
-// forceDue ends holds whose grace is over, and says when the next one is due.
-// Usually whoever forced the release has done it.
-func (k *keeper) forceDue(ctx context.Context) (next time.Duration) {
-	clock := k.l.b.clock
-	next = clock() + mostPause
-	k.mu.Lock()
-	var due []markKey
-	for m, at := range k.marks {
-		if at <= clock() {
-			due = append(due, m)
-			delete(k.marks, m)
-		} else {
-			next = min(next, at)
-		}
-	}
-	k.mu.Unlock()
-	for _, m := range due {
-		_ = k.l.b.endForced(ctx, m.name, m.id) // else a waiter sees the mark again
-	}
-	return next
-}
-
 // recheck looks after what keeps the lease's waiters waiting: holders and waiters
 // of dead leases that nobody cleared away, forced releases that nobody finished,
 // and grants of which the news was lost.
 func (k *keeper) recheck(ctx context.Context) error {
 	l := k.l
 	names := l.waitingFor()
-	forced := make(map[markKey]bool)
 	for len(names) > 0 {
 		some := names[:min(len(names), 200)]
 		names = names[len(some):]
@@ -220,23 +186,17 @@ func (k *keeper) recheck(ctx context.Context) error {
 		query, args := in(l.b.sql.stuck, some, string(l.id))
 		err := l.b.query(ctx, "recheck", func(_ int, rows *sql.Rows) error {
 			var kind, name, id string
-			var fence, mark, grace int64
-			if err := rows.Scan(&kind, &name, &id, &fence, &mark, &grace); err != nil {
+			var fence, mark int64
+			if err := rows.Scan(&kind, &name, &id, &fence, &mark); err != nil {
 				return err
 			}
 			switch kind {
 			case "d":
 				stuck[lock.Resource(name)] = true
 			case "g":
-				l.granted(lock.HoldID(id), lock.Fence(fence))
+				l.granted(lock.HoldID(id), fence)
 			case "m":
-				m := markKey{lock.Resource(name), id}
-				forced[m] = true
-				k.mu.Lock()
-				if _, known := k.marks[m]; !known {
-					k.marks[m] = l.b.clock() + time.Duration(grace)*time.Microsecond
-				}
-				k.mu.Unlock()
+				k.endAt(markKey{lock.Resource(name), id}, l.b.clock()+time.Duration(mark)*time.Microsecond)
 			}
 			return nil
 		}, query, args...)

@@ -88,6 +88,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	l.routines.Go(func() { l.post.poll(run) })
 	l.routines.Go(func() { l.keeper.watch(run) })
 	l.routines.Go(func() { l.keeper.chores(run) })
+	l.routines.Go(func() { l.keeper.acknowledge(run) })
 	select { // until the bell is there, grants are found late
 	case <-l.post.ready:
 	case <-time.After(b.cfg.Timeout):
@@ -131,28 +132,54 @@ func (l *lease) ID() lock.LeaseID { return l.id }
 // Events implements lock.Lease.
 func (l *lease) Events() <-chan lock.Event { return l.events }
 
-// Heartbeat implements lock.Lease: one statement.
-func (l *lease) Heartbeat(ctx context.Context) ([]lock.Event, error) { return nil, l.beat(ctx) }
-
-// beat renews the lease.
-func (l *lease) beat(ctx context.Context) error {
+// Heartbeat implements lock.Lease: one round trip.
+//
+// What the store has lost is told where holds are compared, after the connection
+// of the heartbeats has changed.
+func (l *lease) Heartbeat(ctx context.Context) ([]lock.Event, error) {
 	if l.isLost() {
-		return lock.ErrLeaseLost
+		return nil, lock.ErrLeaseLost
 	}
+	if err := l.beat(ctx); err != nil {
+		return l.revocations(), err
+	}
+	vanished, err := l.compareOnce(ctx)
+	return append(l.revocations(), vanished...), err
+}
+
+// beat renews the lease, and reads which of its holds are revoked.
+func (l *lease) beat(ctx context.Context) error {
 	conn, err := l.beats.DB.Conn(ctx)
 	if err != nil {
 		return mydb.Unavailable("heartbeat", err)
 	}
 	defer func() { _ = conn.Close() }()
-	res, err := l.beats.ExecOn(context.WithoutCancel(ctx), conn, "heartbeat", l.b.sql.beat, newBeat(), []byte(l.id))
+	renewed := false
+	var revoked []news
+	err = l.beats.QueryOn(context.WithoutCancel(ctx), conn, "heartbeat", func(set int, rows *sql.Rows) error {
+		if set == 0 {
+			return rows.Scan(&renewed)
+		}
+		var n news
+		err := rows.Scan(&n.name, &n.id, &n.grace)
+		revoked = append(revoked, n)
+		return err
+	}, l.b.sql.beat, newBeat(), []byte(l.id), []byte(l.id))
 	if err != nil {
+		drop(ctx, conn, err)
 		return mydb.Unavailable("heartbeat", err)
 	}
-	if res.Affected[0] == 0 {
+	if !renewed {
 		l.lose()
 		return lock.ErrLeaseLost
 	}
-	return l.compareOnce(ctx)
+	for _, n := range revoked {
+		id, grace := lock.HoldID(n.id), time.Duration(n.grace)*time.Microsecond
+		if _, ok := l.revoke(n.name, id, grace); ok { // Heartbeat tells of it
+			l.keeper.acknowledgeSoon(n.name, id, grace)
+		}
+	}
+	return nil
 }
 
 // alive asks whether the lease is there, without renewing it.

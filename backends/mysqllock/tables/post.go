@@ -161,7 +161,7 @@ func (p *post) look(ctx context.Context) error {
 	err := l.b.query(ctx, "news", func(_ int, rows *sql.Rows) error {
 		n := news{}
 		var kind string
-		if err := rows.Scan(&n.id, &kind, &n.name, &n.fence, &n.grace, &n.passed); err != nil {
+		if err := rows.Scan(&n.id, &kind, &n.name, &n.fence, &n.grace); err != nil {
 			return err
 		}
 		n.kind = newsKind(kind[0])
@@ -202,19 +202,15 @@ func (l *lease) hear(n news) {
 	id := lock.HoldID(n.id)
 	switch n.kind {
 	case newsGranted:
-		l.granted(id, lock.Fence(n.fence))
+		l.granted(id, n.fence)
 	case newsOut:
 		l.putOut(id)
 	case newsRevoked:
 		grace := time.Duration(n.grace) * time.Microsecond
-		var until time.Duration
-		if grace > 0 {
-			// The server's clock may have jumped since: never more than the grace.
-			passed := min(time.Duration(n.passed)*time.Microsecond, grace-1)
-			l.keeper.revoked(n.name, id, grace)
-			until = lock.BootTime() + grace - passed
+		if ev, ok := l.revoke(n.name, id, grace); ok {
+			l.tell(ev)
+			l.keeper.acknowledgeSoon(n.name, id, grace)
 		}
-		l.tell(lock.Event{Kind: lock.Revoked, Resource: n.name, ID: id, Until: until})
 	}
 }
 

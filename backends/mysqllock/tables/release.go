@@ -25,7 +25,7 @@ func (l *lease) release(ctx context.Context, r lock.Resource, id lock.HoldID, ev
 	l.mu.Lock()
 	e := l.entries[id]
 	var unsure, quick bool
-	var fence lock.Fence
+	var fence int64
 	if e != nil {
 		e.out = true
 		unsure, fence = e.unsure, e.fence
@@ -62,7 +62,7 @@ func (l *lease) release(ctx context.Context, r lock.Resource, id lock.HoldID, ev
 // its own after it has locked the row. To look in the statement that takes the
 // row would not do: a statement sees other tables as they were before it waited
 // for the row, perhaps for the very transaction that wrote the note.
-func (l *lease) releaseIn(ctx context.Context, r lock.Resource, id lock.HoldID, fence lock.Fence, event string, unsure, quick bool) error {
+func (l *lease) releaseIn(ctx context.Context, r lock.Resource, id lock.HoldID, fence int64, event string, unsure, quick bool) error {
 	b := l.b
 	if _, busy := b.known.get(r); quick && !busy {
 		name, lease := []byte(r), []byte(l.id)

@@ -11,8 +11,8 @@ type member struct {
 	lease string
 	mode  lock.Mode
 	fence int64 // of a hold
-	mark  int64 // of a hold whose release is forced; 0: not
-	grace int64 // microseconds
+	grace int64 // of a hold whose release is forced, in microseconds; 0: it is not
+	mark  int64 // the grace that its sidecar knows of; 0: none
 	live  bool  // its lease is there
 }
 
@@ -113,7 +113,6 @@ type news struct {
 	name      lock.Resource
 	fence     int64
 	grace     int64 // microseconds
-	passed    int64 // microseconds since it was written
 }
 
 type newsKind byte

@@ -23,7 +23,7 @@ type statements struct {
 	create, take, try, first, give       string
 	trails, trailsMoved, oldTrails       string
 	load, loadExclusive                  string
-	status, names, about                 string
+	status, names, about, forced         string
 	news                                 string
 	stuck, mine, sweep, sweepUp, left    string
 
@@ -84,7 +84,8 @@ func newStatements(cfg *mydb.Config, withLog bool) *statements {
 
 		open: replace("START TRANSACTION;", "INSERT INTO {lease} (id, beat, ttl_ms, sidecar, opened, renewed) VALUES (?, ?, ?, ?, NOW(6), NOW(6));",
 			logIf("open", "'', '', ?, 0, ?"), "COMMIT"),
-		beat:  replace("UPDATE {lease} SET beat=?, renewed=NOW(6) WHERE id=?"),
+		beat: replace("UPDATE {lease} SET beat=?, renewed=NOW(6) WHERE id=?;", "SELECT ROW_COUNT();",
+			"SELECT name, id, grace FROM {news} WHERE lease=? AND kind='r'"),
 		beats: replace("SELECT id, beat, ttl_ms FROM {lease}"),
 		alive: replace("SELECT COUNT(*) FROM {lease} WHERE id=?"),
 		end: replace("START TRANSACTION;", "DELETE FROM {lease} WHERE id=? AND beat=?;",
@@ -103,7 +104,7 @@ func newStatements(cfg *mydb.Config, withLog bool) *statements {
 		oldTrails:   replace("SELECT name FROM {lock} WHERE trail<>'' AND fence<{now}-? LIMIT ?"),
 
 		load: replace("START TRANSACTION;", lockRow,
-			"SELECT h.id, h.lease, h.fence, h.mark, e.id IS NOT NULL FROM {hold} h LEFT JOIN {lease} e ON e.id=h.lease WHERE h.name=? AND (h.id=? OR e.id IS NULL);",
+			"SELECT h.id, h.lease, h.fence, h.mark, h.grace, e.id IS NOT NULL FROM {hold} h LEFT JOIN {lease} e ON e.id=h.lease WHERE h.name=? AND (h.id=? OR e.id IS NULL);",
 			front,
 			"SELECT seq, id, lease, mode FROM {queue} WHERE name=? AND id=?;",
 			"SELECT "+leases+", EXISTS (SELECT 1 FROM {gone} WHERE name=? AND id=?)"),
@@ -112,28 +113,32 @@ func newStatements(cfg *mydb.Config, withLog bool) *statements {
 		// One statement, so that all is as of one moment: who moves from the
 		// queue to the holders is in exactly one of them.
 		status: replace(
-			"SELECT l.name, 0 AS seq, l.x_id AS id, 'X' AS mode, l.fence, l.x_lease AS lease, l.x_owner AS owner, l.x_mark AS mark, TIMESTAMPDIFF(MICROSECOND, l.x_since, NOW(6)) AS age, e.sidecar FROM {lock} l JOIN {lease} e ON e.id=l.x_lease WHERE l.name IN (?names)",
-			"UNION ALL SELECT h.name, 0, h.id, 'S', h.fence, h.lease, h.owner, h.mark, TIMESTAMPDIFF(MICROSECOND, h.since, NOW(6)), e.sidecar FROM {hold} h JOIN {lease} e ON e.id=h.lease WHERE h.name IN (?names)",
+			"SELECT l.name, 0 AS seq, l.x_id AS id, 'X' AS mode, l.fence, l.x_lease AS lease, l.x_owner AS owner, l.x_grace AS grace, TIMESTAMPDIFF(MICROSECOND, l.x_since, NOW(6)) AS age, e.sidecar FROM {lock} l JOIN {lease} e ON e.id=l.x_lease WHERE l.name IN (?names)",
+			"UNION ALL SELECT h.name, 0, h.id, 'S', h.fence, h.lease, h.owner, h.grace, TIMESTAMPDIFF(MICROSECOND, h.since, NOW(6)), e.sidecar FROM {hold} h JOIN {lease} e ON e.id=h.lease WHERE h.name IN (?names)",
 			"UNION ALL SELECT q.name, q.seq, q.id, q.mode, 0, q.lease, q.owner, NULL, TIMESTAMPDIFF(MICROSECOND, q.since, NOW(6)), e.sidecar FROM {queue} q JOIN {lease} e ON e.id=q.lease WHERE q.name IN (?names)"),
 		names: replace("SELECT name FROM {lock} WHERE name>? AND name>=? AND name<? AND (x_id IS NOT NULL OR readers>0 OR waiters>0) ORDER BY name LIMIT ?"),
 		about: replace(
-			"SELECT 0, l.x_id, 'X', l.fence, l.x_lease, l.x_owner, l.x_mark, TIMESTAMPDIFF(MICROSECOND, l.x_since, NOW(6)), e.sidecar FROM {lock} l JOIN {lease} e ON e.id=l.x_lease WHERE l.name=?",
-			"UNION ALL (SELECT 0, h.id, 'S', h.fence, h.lease, h.owner, h.mark, TIMESTAMPDIFF(MICROSECOND, h.since, NOW(6)), e.sidecar FROM {hold} h JOIN {lease} e ON e.id=h.lease WHERE h.name=? LIMIT 10)",
+			"SELECT 0, l.x_id, 'X', l.fence, l.x_lease, l.x_owner, l.x_grace, TIMESTAMPDIFF(MICROSECOND, l.x_since, NOW(6)), e.sidecar FROM {lock} l JOIN {lease} e ON e.id=l.x_lease WHERE l.name=?",
+			"UNION ALL (SELECT 0, h.id, 'S', h.fence, h.lease, h.owner, h.grace, TIMESTAMPDIFF(MICROSECOND, h.since, NOW(6)), e.sidecar FROM {hold} h JOIN {lease} e ON e.id=h.lease WHERE h.name=? LIMIT 10)",
 			"UNION ALL SELECT COUNT(*), '', '', 0, '', '', NULL, 0, '' FROM {queue} q JOIN {lease} e ON e.id=q.lease WHERE q.name=? AND q.seq<=(SELECT seq FROM {queue} WHERE name=? AND id=?)"),
 
-		news: replace("SELECT id, kind, name, fence, grace, GREATEST(0, TIMESTAMPDIFF(MICROSECOND, at, NOW(6))) FROM {news} WHERE lease=?"),
+		forced: replace(
+			"SELECT COALESCE(l.x_mark, 0) FROM {lock} l JOIN {lease} e ON e.id=l.x_lease WHERE l.name=? AND l.x_id=?",
+			"UNION ALL SELECT COALESCE(h.mark, 0) FROM {hold} h JOIN {lease} e ON e.id=h.lease WHERE h.name=? AND h.id=?"),
+
+		news: replace("SELECT id, kind, name, fence, grace FROM {news} WHERE lease=?"),
 
 		// What keeps waiters of one lease waiting though it should not, and
 		// waiters that have been granted unheard: see recheck.
 		stuck: replace(
-			"SELECT 'd' AS kind, l.name, l.x_id AS id, 0 AS fence, 0 AS mark, 0 AS grace FROM {lock} l LEFT JOIN {lease} e ON e.id=l.x_lease WHERE l.name IN (?names) AND l.x_id IS NOT NULL AND e.id IS NULL",
-			"UNION ALL SELECT 'd', l.name, '', 0, 0, 0 FROM {lock} l WHERE l.name IN (?names) AND l.x_id IS NULL AND l.readers=0 AND l.waiters>0",
-			"UNION ALL SELECT 'd', h.name, h.id, 0, 0, 0 FROM {hold} h LEFT JOIN {lease} e ON e.id=h.lease WHERE h.name IN (?names) AND e.id IS NULL",
-			"UNION ALL SELECT 'd', q.name, q.id, 0, 0, 0 FROM {queue} q LEFT JOIN {lease} e ON e.id=q.lease WHERE q.name IN (?names) AND e.id IS NULL",
-			"UNION ALL SELECT 'm', l.name, l.x_id, 0, l.x_mark, l.x_grace FROM {lock} l WHERE l.name IN (?names) AND l.x_mark IS NOT NULL",
-			"UNION ALL SELECT 'm', h.name, h.id, 0, h.mark, h.grace FROM {hold} h WHERE h.name IN (?names) AND h.mark IS NOT NULL",
-			"UNION ALL SELECT 'g', l.name, l.x_id, l.fence, 0, 0 FROM {lock} l WHERE l.name IN (?names) AND l.x_lease=?lease",
-			"UNION ALL SELECT 'g', h.name, h.id, h.fence, 0, 0 FROM {hold} h WHERE h.name IN (?names) AND h.lease=?lease"),
+			"SELECT 'd' AS kind, l.name, l.x_id AS id, 0 AS fence, 0 AS mark FROM {lock} l LEFT JOIN {lease} e ON e.id=l.x_lease WHERE l.name IN (?names) AND l.x_id IS NOT NULL AND e.id IS NULL",
+			"UNION ALL SELECT 'd', l.name, '', 0, 0 FROM {lock} l WHERE l.name IN (?names) AND l.x_id IS NULL AND l.readers=0 AND l.waiters>0",
+			"UNION ALL SELECT 'd', h.name, h.id, 0, 0 FROM {hold} h LEFT JOIN {lease} e ON e.id=h.lease WHERE h.name IN (?names) AND e.id IS NULL",
+			"UNION ALL SELECT 'd', q.name, q.id, 0, 0 FROM {queue} q LEFT JOIN {lease} e ON e.id=q.lease WHERE q.name IN (?names) AND e.id IS NULL",
+			"UNION ALL SELECT 'm', l.name, l.x_id, 0, l.x_mark FROM {lock} l WHERE l.name IN (?names) AND l.x_mark IS NOT NULL",
+			"UNION ALL SELECT 'm', h.name, h.id, 0, h.mark FROM {hold} h WHERE h.name IN (?names) AND h.mark IS NOT NULL",
+			"UNION ALL SELECT 'g', l.name, l.x_id, l.fence, 0 FROM {lock} l WHERE l.name IN (?names) AND l.x_lease=?lease",
+			"UNION ALL SELECT 'g', h.name, h.id, h.fence, 0 FROM {hold} h WHERE h.name IN (?names) AND h.lease=?lease"),
 		sweep: replace("START TRANSACTION;",
 			"SELECT name, x_id, fence, x_quick, CAST(x_since AS CHAR) FROM {lock} WHERE name IN (?names) AND x_lease=?lease AND waiters=0 FOR UPDATE"),
 		sweepUp: replace("UPDATE {lock} SET " + freeX + " WHERE name IN (?names) AND x_lease=?lease;"),

@@ -111,15 +111,16 @@ func (b *Backend) statuses(ctx context.Context, names []lock.Resource) ([]lock.S
 func scanHolding(rows *sql.Rows, h *lock.Holding, before ...any) error {
 	var mode, owner string
 	var ownerBytes []byte
-	var mark, age sql.NullInt64
-	dest := append(slices.Clone(before), &h.ID, &mode, &h.Fence, &h.Lease, &ownerBytes, &mark, &age, &h.Sidecar)
+	var grace, age sql.NullInt64
+	dest := append(slices.Clone(before), &h.ID, &mode, &h.Fence, &h.Lease, &ownerBytes, &grace, &age, &h.Sidecar)
 	if err := rows.Scan(dest...); err != nil {
 		return err
 	}
 	owner = string(ownerBytes)
 	h.Mode, h.Owner = modeOf(mode), lock.DecodeOwner(owner)
 	h.Age = max(0, time.Duration(age.Int64)*time.Microsecond)
-	h.Revoked = mark.Valid
+	h.Fence *= lock.FenceRange
+	h.Revoked = grace.Valid
 	return nil
 }
 

@@ -154,23 +154,24 @@ func (b *Backend) hangsOn(ctx context.Context, lease string) ([]hanging, error) 
 
 // compareOnce compares memories if the heartbeats' connection is another than
 // when it was done last: the server was restarted, or is another one.
-func (l *lease) compareOnce(ctx context.Context) error {
+func (l *lease) compareOnce(ctx context.Context) (vanished []lock.Event, err error) {
 	l.compareMu.Lock()
 	defer l.compareMu.Unlock()
 	connected := l.connected.Load()
 	if connected == l.compared {
-		return nil
+		return nil, nil
 	}
-	if err := l.compare(ctx); err != nil {
-		return mydb.Unavailable("compare holds", err)
+	vanished, err = l.compare(ctx)
+	if err != nil {
+		return nil, mydb.Unavailable("compare holds", err)
 	}
 	l.compared = connected // where there is yet another meanwhile, the next heartbeat compares again
-	return nil
+	return vanished, nil
 }
 
 // compare sets the memory of the store beside the lease's own: what the store
 // does not know is lost, what only the store knows is released.
-func (l *lease) compare(ctx context.Context) error {
+func (l *lease) compare(ctx context.Context) (vanished []lock.Event, err error) {
 	l.mu.Lock()
 	held := make(map[lock.HoldID]lock.Resource)
 	for id, e := range l.entries {
@@ -181,7 +182,7 @@ func (l *lease) compare(ctx context.Context) error {
 	l.mu.Unlock()
 	found, err := l.b.hangsOn(ctx, string(l.id))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, h := range found {
 		delete(held, h.id)
@@ -190,21 +191,21 @@ func (l *lease) compare(ctx context.Context) error {
 		l.mu.Unlock()
 		if !known {
 			if err := l.release(ctx, h.name, h.id, "release"); err != nil && !errors.Is(err, lock.ErrNotHolder) {
-				return err
+				return nil, err
 			}
 		}
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for id, r := range held {
-		l.mu.Lock()
 		e := l.entries[id]
-		vanished := e != nil && e.settled && !e.out // and not released meanwhile
-		if vanished {
-			delete(l.entries, id)
+		if e == nil || !e.settled || e.out { // released meanwhile
+			continue
 		}
-		l.mu.Unlock()
-		if vanished {
-			l.tell(lock.Event{Kind: lock.Vanished, Resource: r, ID: id})
+		delete(l.entries, id)
+		if !e.revoked { // else it has ended as it was told to
+			vanished = append(vanished, lock.Event{Kind: lock.Vanished, Resource: r, ID: id})
 		}
 	}
-	return nil
+	return vanished, nil
 }

@@ -37,12 +37,12 @@ const (
 
 // trailOf is what a trail begins with: who had the hold. The server adds whether
 // the log has not got its grant, when that was, what time it is, and ";".
-func trailOf(id lock.HoldID, lease lock.LeaseID, fence lock.Fence) []byte {
+func trailOf(id lock.HoldID, lease lock.LeaseID, fence int64) []byte {
 	t := []byte{byte(len(id))} //nolint:gosec // at most maxID
 	t = append(t, id...)
 	t = append(t, byte(len(lease))) //nolint:gosec // as we made it
 	t = append(t, lease...)
-	t = strconv.AppendInt(t, int64(fence), 10)
+	t = strconv.AppendInt(t, fence, 10)
 	return append(t, ' ')
 }
 

@@ -89,11 +89,11 @@ func (b *Backend) load(ctx context.Context, conn *sql.Conn, command string, sub 
 			s.xSince = string(since)
 		case 1:
 			h := member{mode: lock.Shared}
-			var mark sql.NullInt64
-			if err := rows.Scan(&h.id, &h.lease, &h.fence, &mark, &h.live); err != nil {
+			var mark, grace sql.NullInt64
+			if err := rows.Scan(&h.id, &h.lease, &h.fence, &mark, &grace, &h.live); err != nil {
 				return err
 			}
-			h.mark = mark.Int64
+			h.mark, h.grace = mark.Int64, grace.Int64
 			if h.id == sub.id {
 				s.own = &h
 			}
@@ -187,7 +187,7 @@ func (b *Backend) write(s *state) (string, []any) {
 		w.add("DELETE FROM {hold} WHERE name=? AND id IN ("+marks(len(s.delHolds), "?")+")", args...)
 	}
 	for _, h := range s.marks {
-		w.add("UPDATE {hold} SET mark=?, grace=? WHERE name=? AND id=?", h.mark, h.grace, name, []byte(h.id))
+		w.add("UPDATE {hold} SET mark=NULLIF(?, 0), grace=? WHERE name=? AND id=?", h.mark, h.grace, name, []byte(h.id))
 	}
 	w.lockRow(s)
 	if len(s.delSeqs) > 0 {
@@ -214,7 +214,7 @@ func (w *script) lockRow(s *state) {
 	switch s.newX.kind {
 	case xKeep:
 	case xMark:
-		set = append(set, "x_mark=?", "x_grace=?")
+		set = append(set, "x_mark=NULLIF(?, 0)", "x_grace=?")
 		args = append(args, s.x.mark, s.x.grace)
 	case xClear:
 		set = append(set, freeX)

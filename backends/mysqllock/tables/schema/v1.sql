@@ -25,8 +25,8 @@ CREATE TABLE IF NOT EXISTS {lock} (
   x_owner MEDIUMBLOB,
   x_since DATETIME(6),
   x_quick TINYINT        NOT NULL DEFAULT 0,   -- 1: the log does not know of its grant yet
-  x_mark  BIGINT,                              -- its release is forced: a number for this time,
-  x_grace BIGINT,                              -- and the grace in microseconds
+  x_grace BIGINT,                              -- its release is forced, with a grace of so many microseconds
+  x_mark  BIGINT,                              -- the grace that its sidecar knows of, and has begun to count
   trail   VARBINARY(4000) NOT NULL DEFAULT ''  -- what is to be moved to the log: the log has not got yet
 ) ENGINE=InnoDB;
 
@@ -38,8 +38,8 @@ CREATE TABLE IF NOT EXISTS {hold} (
   owner   MEDIUMBLOB,
   fence   BIGINT         NOT NULL,
   since   DATETIME(6)    NOT NULL,
+  grace   BIGINT,                              -- as x_grace and x_mark
   mark    BIGINT,
-  grace   BIGINT,
   PRIMARY KEY (name, id)
 ) ENGINE=InnoDB;
 
