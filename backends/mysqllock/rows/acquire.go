@@ -18,8 +18,8 @@ type entry struct {
 	link    *link    // of the hold
 	loose   []string // tokens of links that may still have the row, unknown to us
 
-	told  bool          // of the force, by an event
-	until time.Duration // on the boot-time clock: end of the grace, when told
+	told  bool          // that its release is forced
+	until time.Duration // end of the grace, on lock.BootTime; 0: there was none
 }
 
 // Acquire implements lock.Lease. An attempt is a goroutine of its own, so that

@@ -210,14 +210,14 @@ func (a *attempt) granted(k *link) (lock.Grant, error) {
 	if err != nil {
 		return lock.Grant{}, a.failed(k, err)
 	}
-	g := lock.Grant{ID: a.q.ID, Resource: a.q.Resource, Mode: a.q.Mode, Fence: fence}
-	g.Guard = guardOf(&a.l.b.cfg, a.l.dialect, g)
+	g := lock.Grant{ID: a.q.ID, Resource: a.q.Resource, Mode: a.q.Mode, Fence: lock.FenceOf(fence)}
+	g.Guard = guardOf(&a.l.b.cfg, a.l.dialect, a.q.Resource, fence)
 	return g, nil
 }
 
 // fence takes a fence, a reader that of the last writer, and writes down who
 // holds. It waits for guards as long as a statement waits for a row.
-func (a *attempt) fence() (lock.Fence, error) {
+func (a *attempt) fence() (int64, error) {
 	ctx, cancel := a.l.b.patience(a.wanted)
 	defer cancel()
 	a.noted = true
@@ -227,7 +227,7 @@ func (a *attempt) fence() (lock.Fence, error) {
 		if err != nil {
 			return 0, err
 		}
-		return lock.Fence(res.IDs[1]), nil // START TRANSACTION is before it
+		return res.IDs[1], nil // START TRANSACTION is before it
 	}
 	for {
 		res, err := a.l.side.Exec(ctx, "grant", a.l.b.sql.grantS, append(append([]any{name, id}, a.record()...), name)...)
@@ -235,7 +235,7 @@ func (a *attempt) fence() (lock.Fence, error) {
 			return 0, err
 		}
 		if res.Affected[1] > 0 {
-			return lock.Fence(res.IDs[1]), nil
+			return res.IDs[1], nil
 		}
 		if _, err := a.l.side.Exec(ctx, "add fence", a.l.b.sql.addFence, name); err != nil {
 			return 0, err

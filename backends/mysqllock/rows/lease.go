@@ -42,6 +42,7 @@ type lease struct {
 	mu      sync.Mutex
 	entries map[lock.HoldID]*entry
 	idle    []*link
+	news    []lock.Event // of holds that ended before their time, for the next heartbeat to tell
 
 	falling   chan struct{} // closed when the server has ended main, or by Close
 	fallOnce  sync.Once
@@ -242,7 +243,10 @@ func (l *lease) tearDown(ctx context.Context) error {
 
 // Heartbeat implements lock.Lease: one request on the connection of the lease,
 // and one on that of each hold, all at the same time.
-func (l *lease) Heartbeat(ctx context.Context) ([]lock.Event, error) { return nil, l.beat(ctx) }
+func (l *lease) Heartbeat(ctx context.Context) ([]lock.Event, error) {
+	err := l.beat(ctx)
+	return l.report(), err
+}
 
 // beat renews the lease.
 func (l *lease) beat(ctx context.Context) error {
@@ -262,9 +266,19 @@ func (l *lease) beat(ctx context.Context) error {
 	}
 	// A primary that was made a replica keeps its row locks, and its successor
 	// knows nothing of them.
-	readOnly, err := l.main.run(ctx, "heartbeat", "SELECT 1 FROM (SELECT @@GLOBAL.read_only AS r) AS t WHERE r <> 0")
+	answer, err := l.main.ask(ctx, "heartbeat", "SELECT '' FROM (SELECT @@GLOBAL.read_only AS r) AS t WHERE r <> 0; "+l.b.sql.revoked, []byte(l.id))
+	var marks []mark
+	readOnly := false
+	for _, row := range answer {
+		if len(row) == 1 {
+			readOnly = true
+			continue
+		}
+		marks = append(marks, mark{id: lock.HoldID(text(row[0])), grace: number(row[1]), known: number(row[2])})
+	}
+	l.learn(marks) // report tells of it, and attend writes that it is known
 	switch {
-	case err == nil && readOnly > 0, broken(err) && !errors.Is(err, errNoAnswer):
+	case err == nil && readOnly, broken(err) && !errors.Is(err, errNoAnswer):
 		l.ended(l.main) //nolint:contextcheck // it goes on when this call ends
 		<-l.lost
 		return lock.ErrLeaseLost

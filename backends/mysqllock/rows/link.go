@@ -1,12 +1,14 @@
 package rows
 
 import (
+	"bytes"
 	"context"
 	"database/sql/driver"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -74,8 +76,8 @@ func (l *lease) connect(ctx context.Context, end func(*link)) (k *link, err erro
 	}
 	k = &link{l: l, conn: conn, raw: socket.conn, token: string(lock.NewHoldID()), turn: make(chan struct{}, 1), closed: make(chan struct{})}
 	k.end = sync.OnceFunc(func() { end(k) })
-	got, err := count(k.query(ctx, "SELECT 1 FROM (SELECT GET_LOCK(?, 0) AS got) AS t WHERE got = 1", l.b.sql.prefix+k.token))
-	if err == nil && got != 1 {
+	got, err := collect(k.query(ctx, "SELECT 1 FROM (SELECT GET_LOCK(?, 0) AS got) AS t WHERE got = 1", l.b.sql.prefix+k.token))
+	if err == nil && len(got) != 1 {
 		err = errors.New("GET_LOCK gives no lock")
 	}
 	if err == nil {
@@ -88,25 +90,31 @@ func (l *lease) connect(ctx context.Context, end func(*link)) (k *link, err erro
 	return k, nil
 }
 
-// run sends a request when it is its turn and gives the number of rows in its
-// answer. When ctx ends first the error is errNoAnswer, and the request goes on:
-// to cut it short would be to cut the connection, and so to lose the lock.
+// run sends a request and gives the number of rows in its answer; see ask.
 func (k *link) run(ctx context.Context, command, query string, args ...any) (int, error) {
+	rows, err := k.ask(ctx, command, query, args...)
+	return len(rows), err
+}
+
+// ask sends a request when it is its turn and gives the rows of its answer. When
+// ctx ends first the error is errNoAnswer, and the request goes on: to cut it short
+// would be to cut the connection, and so to lose the lock.
+func (k *link) ask(ctx context.Context, command, query string, args ...any) ([][]driver.Value, error) {
 	select {
 	case k.turn <- struct{}{}:
 	case <-k.closed:
-		return 0, errClosed
+		return nil, errClosed
 	case <-ctx.Done():
-		return 0, errNoAnswer
+		return nil, errNoAnswer
 	}
 	type answer struct {
-		rows int
+		rows [][]driver.Value
 		err  error
 	}
 	answered := make(chan answer, 1)
 	start := time.Now()
 	k.l.routines.Go(func() { //nolint:contextcheck // see above
-		rows, err := count(k.query(context.Background(), query, args...))
+		rows, err := collect(k.query(context.Background(), query, args...))
 		<-k.turn
 		k.l.b.observe(command, time.Since(start), err)
 		if broken(err) {
@@ -118,7 +126,7 @@ func (k *link) run(ctx context.Context, command, query string, args ...any) (int
 	case a := <-answered:
 		return a.rows, a.err
 	case <-ctx.Done():
-		return 0, errNoAnswer
+		return nil, errNoAnswer
 	}
 }
 
@@ -130,33 +138,51 @@ func (k *link) query(ctx context.Context, query string, args ...any) (driver.Row
 	return k.conn.(driver.QueryerContext).QueryContext(ctx, query, values)
 }
 
-// count reads an answer to its end.
-func count(rows driver.Rows, err error) (int, error) {
+// collect reads an answer to its end, and gives the rows of all its parts.
+func collect(rows driver.Rows, err error) (all [][]driver.Value, _ error) {
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer func() { _ = rows.Close() }()
-	n := 0
 	for {
-		row := make([]driver.Value, len(rows.Columns()))
-		for len(row) > 0 {
-			if err := rows.Next(row); errors.Is(err, io.EOF) {
-				break
-			} else if err != nil {
-				return 0, err
+		for columns := len(rows.Columns()); columns > 0; {
+			row := make([]driver.Value, columns)
+			err := rows.Next(row)
+			for i, v := range row {
+				if b, ok := v.([]byte); ok {
+					row[i] = bytes.Clone(b) // the driver uses its buffer again
+				}
 			}
-			n++
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, row)
 		}
 		next, ok := rows.(driver.RowsNextResultSet)
 		if !ok || !next.HasNextResultSet() {
-			return n, nil
+			return all, nil
 		}
 		if err := next.NextResultSet(); errors.Is(err, io.EOF) {
-			return n, nil
+			return all, nil
 		} else if err != nil {
-			return 0, err
+			return nil, err
 		}
 	}
+}
+
+// text is a value of an answer.
+func text(v driver.Value) string { return string(v.([]byte)) }
+
+// number is one that is a number, which the server may send as text.
+func number(v driver.Value) int64 {
+	if n, ok := v.(int64); ok {
+		return n
+	}
+	n, _ := strconv.ParseInt(text(v), 10, 64) // as the column has them
+	return n
 }
 
 // close ends the connection, and with it the transaction, as soon as the server

@@ -135,7 +135,7 @@ func (l *lease) putBack(k *link) {
 // be about to end the link.
 func (l *lease) unmark(ctx context.Context, id lock.HoldID) (reuse bool, err error) {
 	err = mydb.Retry(ctx, func() error {
-		res, err := l.side.Exec(ctx, "forget", l.b.sql.forget+" AND revoke_until IS NULL", []byte(id), []byte(l.id))
+		res, err := l.side.Exec(ctx, "forget", l.b.sql.forget+" AND grace IS NULL", []byte(id), []byte(l.id))
 		reuse = err == nil && res.Affected[0] > 0
 		return err
 	})

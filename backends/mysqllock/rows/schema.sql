@@ -13,7 +13,9 @@ CREATE TABLE IF NOT EXISTS {row_fence} (
 
 -- Who holds and who waits, as long as the server has the named lock of the
 -- link; without it a row means nothing. mode is X or S, fence is 0 while it
--- waits, times are UTC.
+-- waits, times are UTC. revoked is when its release was forced, grace is for how
+-- long it may stay then, and known is the grace that its sidecar knows of and has
+-- begun to count, both in microseconds.
 CREATE TABLE IF NOT EXISTS {row_hold} (
   id VARBINARY(64) NOT NULL PRIMARY KEY,
   name VARBINARY(512) NOT NULL,
@@ -22,7 +24,9 @@ CREATE TABLE IF NOT EXISTS {row_hold} (
   mode BINARY(1) NOT NULL,
   fence BIGINT NOT NULL,
   since DATETIME(6) NOT NULL,
-  revoke_until DATETIME(6) NULL,
+  revoked DATETIME(6) NULL,
+  grace BIGINT NULL,
+  known BIGINT NULL,
   sidecar BLOB NOT NULL,
   owner MEDIUMBLOB NOT NULL,
   KEY name (name),

@@ -33,6 +33,7 @@ type statements struct {
 	find     string
 	revoke   string
 	revoked  string
+	known    string
 	revokeOf string
 	held     string
 	user     string // of a named lock
@@ -47,11 +48,11 @@ func newStatements(cfg *mydb.Config) statements {
 	// their named locks yet. Whether such a hold was forced, its lease wants to see.
 	others := "UPDATE " + hold + " SET link='-' WHERE name=? AND fence>0 AND id<>?"
 	granted := "ON DUPLICATE KEY UPDATE link=VALUES(link), fence=VALUES(fence), since=VALUES(since)"
-	show := "SELECT name, id, mode, fence, TIMESTAMPDIFF(MICROSECOND, since, " + now + "), lease, sidecar, owner, revoke_until IS NOT NULL FROM " + hold
+	show := "SELECT name, id, mode, fence, TIMESTAMPDIFF(MICROSECOND, since, " + now + "), lease, sidecar, owner, grace IS NOT NULL FROM " + hold
 	return statements{
 		prefix: cfg.Prefix,
 		look: "SELECT name FROM " + row + " LIMIT 0; SELECT name, fence FROM " + fence + " LIMIT 0; " +
-			"SELECT " + columns + ", revoke_until FROM " + hold + " LIMIT 0",
+			"SELECT " + columns + ", revoked, grace, known FROM " + hold + " LIMIT 0",
 		addRow: "INSERT IGNORE INTO " + row + " (name) VALUES (?)",
 		grantX: "START TRANSACTION; INSERT INTO " + fence + " (name, fence) VALUES (?, LAST_INSERT_ID(" + micros + ")) " +
 			"ON DUPLICATE KEY UPDATE fence=LAST_INSERT_ID(GREATEST(fence+1, VALUES(fence))); " + others + "; " +
@@ -65,16 +66,16 @@ func newStatements(cfg *mydb.Config) statements {
 		forget: "DELETE FROM " + hold + " WHERE id=? AND lease=?",
 		drop:   "DELETE FROM " + hold + " WHERE lease=?",
 		// Not at once: the lease that a forced hold belonged to wants to see why it is gone.
-		reap:   "DELETE FROM " + hold + " WHERE NOT (" + alive + ") AND COALESCE(revoke_until, since) < " + now + " - INTERVAL 1 MINUTE",
+		reap:   "DELETE FROM " + hold + " WHERE NOT (" + alive + ") AND COALESCE(revoked + INTERVAL grace MICROSECOND, since) < " + now + " - INTERVAL 1 MINUTE",
 		status: show + " WHERE name=? AND " + alive + " ORDER BY since, id",
 		list:   show + " WHERE name>=? AND name<? AND name>? AND " + alive + " ORDER BY name, since, id",
 		find:   "SELECT link, fence=0 FROM " + hold + " WHERE id=? AND name=? AND " + alive,
-		revoke: "UPDATE " + hold + " SET revoke_until=LEAST(COALESCE(revoke_until, '9999-12-31'), " + now + " + INTERVAL ? MICROSECOND) " +
+		revoke: "UPDATE " + hold + " SET grace=LEAST(COALESCE(grace, ?), ?), revoked=" + now + " " +
 			"WHERE id=? AND link=? AND (fence=0)=?",
-		revoked: "SELECT id, TIMESTAMPDIFF(MICROSECOND, " + now + ", revoke_until) FROM " + hold +
-			" WHERE lease=? AND revoke_until IS NOT NULL",
-		revokeOf: "SELECT id FROM " + hold + " WHERE id=? AND revoke_until IS NOT NULL",
-		held:     "SELECT id FROM " + hold + " WHERE id=? AND " + alive,
+		revoked:  "SELECT id, grace, COALESCE(known, -1) FROM " + hold + " WHERE lease=? AND grace IS NOT NULL",
+		known:    "UPDATE " + hold + " SET known=? WHERE id=? AND lease=? AND (known IS NULL OR known>?)",
+		revokeOf: "SELECT id FROM " + hold + " WHERE id=? AND grace IS NOT NULL",
+		held:     "SELECT COALESCE(known, -1) FROM " + hold + " WHERE id=? AND " + alive,
 		user:     "SELECT IS_USED_LOCK(?)",
 	}
 }
@@ -95,11 +96,11 @@ func lockRow(cfg *mydb.Config, d mydb.Dialect, m lock.Mode, try bool) string {
 // own, that no writer came after its hold: a writer takes a new fence before it
 // is granted, and so waits until that transaction has ended. It does not touch
 // the row of the resource, which the hold itself has locked.
-func guardOf(cfg *mydb.Config, d mydb.Dialect, g lock.Grant) *lock.Guard {
+func guardOf(cfg *mydb.Config, d mydb.Dialect, r lock.Resource, fence int64) *lock.Guard {
 	return &lock.Guard{
 		Dialect: string(d),
 		SQL:     "SELECT 1 FROM " + cfg.Table("row_fence") + " WHERE name=UNHEX(?) AND fence=CAST(? AS SIGNED) " + d.ForShare(),
-		Args:    []string{hex.EncodeToString([]byte(g.Resource)), strconv.FormatInt(int64(g.Fence), 10)},
+		Args:    []string{hex.EncodeToString([]byte(r)), strconv.FormatInt(fence, 10)},
 	}
 }
 

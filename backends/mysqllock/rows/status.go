@@ -55,7 +55,7 @@ func (b *Backend) read(ctx context.Context, pool *mydb.Pool, command, query stri
 			return err
 		}
 		h := lock.Holding{
-			ID: lock.HoldID(id), Mode: lock.Exclusive, Fence: lock.Fence(fence), Age: max(0, time.Duration(us)*time.Microsecond),
+			ID: lock.HoldID(id), Mode: lock.Exclusive, Fence: lock.FenceOf(fence), Age: max(0, time.Duration(us)*time.Microsecond),
 			Lease: lock.LeaseID(lease), Sidecar: sidecar, Owner: lock.DecodeOwner(owner), Revoked: revoked,
 		}
 		if mode == "S" {
