@@ -22,16 +22,16 @@ type entry struct {
 	q  lock.Request
 	by string
 
-	settled bool // it is held, for Acquire has said so or will
-	fence   lock.Fence
+	settled bool          // it is held, for Acquire has said so or will
+	fence   int64         // as the store counts
 	sent    time.Duration // on the boot-time clock, before the last request was sent that moved lock_until
 	seq     int64         // place in the queue; 0: none
 	unsure  bool          // a request on it had no answer, so a copy may still arrive
 	out     bool          // it was released, or forced out of the queue
 	woken   chan struct{} // closed to wake who waits, and replaced
 
-	told  bool          // of the force, by an event
-	until time.Duration // on the boot-time clock: end of the grace, when told
+	told  bool          // that its release is forced
+	until time.Duration // end of the grace, on lock.BootTime; 0: there was none
 
 	// Whoever takes the request back (Release, and the Acquire that hears of it)
 	// does so one after the other, and the second knows what the first has done.
@@ -156,7 +156,7 @@ func (a *attempt) ask(ctx context.Context) (g lock.Grant, done bool, err error) 
 }
 
 // granted is the outcome when the store has granted the request.
-func (a *attempt) granted(ctx context.Context, fence lock.Fence, err error) (lock.Grant, bool, error) {
+func (a *attempt) granted(ctx context.Context, fence int64, err error) (lock.Grant, bool, error) {
 	if err != nil {
 		return lock.Grant{}, true, a.unknown(err)
 	}
@@ -180,13 +180,13 @@ func (a *attempt) withdraw(ctx context.Context) error {
 	return lock.ErrNotHolder
 }
 
-func (a *attempt) grant(f lock.Fence) lock.Grant {
-	return lock.Grant{ID: a.q.ID, Resource: a.q.Resource, Mode: a.q.Mode, Fence: f}
+func (a *attempt) grant(fence int64) lock.Grant {
+	return lock.Grant{ID: a.q.ID, Resource: a.q.Resource, Mode: a.q.Mode, Fence: lock.FenceOf(fence)}
 }
 
 // take is ShedLock's update, with a fence for who gets the lock; 0: it was not
 // free, or not for this request. there says whether the lock has a row already.
-func (a *attempt) take(ctx context.Context, there bool) (lock.Fence, error) {
+func (a *attempt) take(ctx context.Context, there bool) (int64, error) {
 	l := a.l
 	l.taking.RLock()
 	defer l.taking.RUnlock()
@@ -220,16 +220,16 @@ func (a *attempt) take(ctx context.Context, there bool) (lock.Fence, error) {
 	if res.Affected[n-4] == 0 {
 		return 0, nil
 	}
-	return lock.Fence(res.IDs[n-3]), nil
+	return res.IDs[n-3], nil
 }
 
 // state is what the store knows of a request that was not granted.
 type state struct {
-	alive bool       // the lease
-	gone  bool       // the request was given up or forced out
-	there bool       // the lock has a row
-	mine  bool       // it is held by this request
-	fence lock.Fence // 0: it waits; negative: the store does not know it
+	alive bool  // the lease
+	gone  bool  // the request was given up or forced out
+	there bool  // the lock has a row
+	mine  bool  // it is held by this request
+	fence int64 // 0: it waits; negative: the store does not know it
 }
 
 func (a *attempt) state(ctx context.Context) (st state, err error) {
@@ -245,7 +245,7 @@ func (a *attempt) state(ctx context.Context) (st state, err error) {
 // settle makes sure that lock_until is not before the end of the lease, and that
 // heartbeats know of the hold from then on. It is false when the hold was over
 // before that.
-func (a *attempt) settle(ctx context.Context, fence lock.Fence, sent time.Duration) (bool, error) {
+func (a *attempt) settle(ctx context.Context, fence int64, sent time.Duration) (bool, error) {
 	l := a.l
 	for {
 		l.mu.Lock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
@@ -13,11 +14,12 @@ import (
 // forcePoll is how often ForceRelease looks whether the holder has let go.
 const forcePoll = 20 * time.Millisecond
 
-// ForceRelease implements lock.Backend. A hold is marked first, for its lease to
-// see, and freed when the grace is over, by whoever is there then: this call or
-// the lease. What ShedLock itself holds is not marked, and cannot be forced.
+// ForceRelease implements lock.Backend.
+//
+// A hold is marked first, for its lease to see; that tells its app, writes that it
+// knows, and frees the hold when the grace is over. The grace counts from then on
+// here too. What ShedLock itself holds is not marked, and cannot be forced.
 func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldID, grace time.Duration) error {
-	began := lock.BootTime()
 	by, err := b.mark(ctx, r, id, grace)
 	switch {
 	case err != nil:
@@ -27,23 +29,28 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 	case by == notThere:
 		return lock.ErrNotHolder
 	}
-	for {
-		left := grace - (lock.BootTime() - began)
-		if left <= 0 {
-			break
-		}
+	due := time.Duration(math.MaxInt64)
+	if grace.Microseconds() == 0 {
+		due = 0
+	}
+	for lock.BootTime() < due {
 		select {
-		case <-time.After(min(left, forcePoll)):
+		case <-time.After(min(due-lock.BootTime(), forcePoll)):
 		case <-ctx.Done():
-			return fmt.Errorf("force release %q: %w; it ends by itself within %s", string(r), context.Cause(ctx), left.Round(time.Millisecond))
+			return fmt.Errorf("force release %q: %w; it ends by itself %s after the holder's sidecar knows of it, or with its lease", string(r), context.Cause(ctx), grace)
 		}
-		there := false
-		if err := b.pool.Query(ctx, "force release", func(_ int, rows *sql.Rows) error { return rows.Scan(&there) },
-			b.sql.held, []byte(id), string(r)); err != nil {
+		there, known := false, int64(0)
+		if err := b.pool.Query(ctx, "force release", func(_ int, rows *sql.Rows) error {
+			there = true
+			return rows.Scan(&known)
+		}, b.sql.held, []byte(id), string(r)); err != nil {
 			return mydb.Unavailable("force release", err)
 		}
-		if !there {
+		switch {
+		case !there:
 			return nil
+		case known >= 0:
+			due = min(due, lock.BootTime()+time.Duration(known)*time.Microsecond)
 		}
 	}
 	if err := mydb.Retry(ctx, func() error {
@@ -70,7 +77,7 @@ func (b *Backend) mark(ctx context.Context, r lock.Resource, id lock.HoldID, gra
 		}, b.sql.find, []byte(id), []byte(r), string(r)); err != nil || by == notThere {
 			return by, err
 		}
-		query, args := b.sql.mark, []any{grace.Microseconds(), []byte(id)}
+		query, args := b.sql.mark, []any{grace.Microseconds(), grace.Microseconds(), []byte(id)}
 		if waits {
 			// It is written first that it is gone: so a grant under way fails, or the
 			// row is not that of a waiter any more.

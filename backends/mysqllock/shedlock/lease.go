@@ -33,6 +33,7 @@ type lease struct {
 
 	mu      sync.Mutex
 	entries map[lock.HoldID]*entry
+	news    []lock.Event  // of holds that ended before their time, for the next heartbeat to tell
 	renewed time.Duration // on the boot-time clock, before the last heartbeat was sent that was carried out
 
 	taking sync.RWMutex // read-locked while a request is on its way that may be granted
@@ -114,7 +115,10 @@ func (l *lease) Events() <-chan lock.Event { return l.events }
 // granted while a heartbeat is under way is counted from when its own request
 // was sent. If that was before the heartbeat, and the heartbeat did not know of
 // the hold, it is moved by a request of its own before either counts.
-func (l *lease) Heartbeat(ctx context.Context) ([]lock.Event, error) { return nil, l.beat(ctx) }
+func (l *lease) Heartbeat(ctx context.Context) ([]lock.Event, error) {
+	err := l.beat(ctx)
+	return l.report(), err
+}
 
 // beat renews the lease.
 func (l *lease) beat(ctx context.Context) error {
@@ -146,7 +150,7 @@ func (l *lease) beat(ctx context.Context) error {
 			}
 		}
 		if holds = l.renew(sent, holds); len(holds) == 0 {
-			return nil
+			return l.learnNow(ctx)
 		}
 		query, args := l.extension(holds)
 		var err error
@@ -202,8 +206,21 @@ func keys(holds []*entry) []holdKey {
 	return all
 }
 
-// compare finds out which holds the store does not have any more, and tells of
-// them.
+// learnNow asks for forced releases of holds. attend writes that they are known.
+func (l *lease) learnNow(ctx context.Context) error {
+	if len(l.settled(func(*entry) bool { return true })) == 0 {
+		return nil
+	}
+	marks, err := l.readNews(ctx, l.beats)
+	if err != nil {
+		return mydb.Unavailable("heartbeat", err)
+	}
+	l.learn(marks)
+	return nil
+}
+
+// compare finds out which holds the store does not have any more, for the heartbeat
+// to tell.
 func (l *lease) compare(ctx context.Context, holds []*entry) error {
 	condition, args := in(keys(holds))
 	owned := make(map[string]bool)
@@ -215,31 +232,40 @@ func (l *lease) compare(ctx context.Context, holds []*entry) error {
 	}, l.b.sql.owned+condition, args...); err != nil {
 		return err
 	}
-	forced, err := l.readNews(ctx, l.beats)
+	marks, err := l.readNews(ctx, l.beats)
 	if err != nil {
 		return err
 	}
-	var events []lock.Event
+	for _, id := range l.missing(holds, owned, marks) {
+		_, _ = l.beats.Exec(ctx, "forget", l.b.sql.forget, []byte(id), []byte(l.id)) // means nothing any more
+	}
+	return nil
+}
+
+// missing takes note of holds that the store does not have any more.
+func (l *lease) missing(holds []*entry, owned map[string]bool, marks []mark) (gone []lock.HoldID) {
+	forced := make(map[lock.HoldID]bool)
+	for _, m := range marks {
+		forced[m.id] = true
+	}
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, e := range holds {
 		if owned[e.by] || l.entries[e.q.ID] != e || !e.settled || e.out {
 			continue
 		}
 		delete(l.entries, e.q.ID)
 		ev := lock.Event{Kind: lock.Vanished, Resource: e.q.Resource, ID: e.q.ID}
-		if _, ok := forced[e.q.ID]; ok {
+		switch {
+		case e.told && e.until <= lock.BootTime(): // it has ended as it was told to
+			ev = e.revocation()
+		case forced[e.q.ID]:
 			ev.Kind = lock.Revoked
 		}
-		if !e.told {
-			events = append(events, ev)
-		}
+		l.news = append(l.news, ev)
+		gone = append(gone, e.q.ID)
 	}
-	l.mu.Unlock()
-	for _, ev := range events {
-		l.tell(ev)
-		_, _ = l.beats.Exec(ctx, "forget", l.b.sql.forget, []byte(ev.ID), []byte(l.id)) // means nothing any more
-	}
-	return nil
+	return gone
 }
 
 // Close implements lock.Lease.

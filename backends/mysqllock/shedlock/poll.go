@@ -1,12 +1,10 @@
 package shedlock
 
 import (
-	"context"
 	"database/sql"
 	"strings"
 	"time"
 
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -103,89 +101,5 @@ func (l *lease) pollOnce(heads []*entry) {
 			return nil
 		}, strings.Join(queries, " UNION ALL "), args...)
 		cancel()
-	}
-}
-
-// attend looks for holds and waiters that somebody forces, ends holds whose grace
-// is over, and clears away what ended leases left, until the lease is over.
-func (l *lease) attend() {
-	tick := time.NewTicker(newsPoll)
-	defer tick.Stop()
-	reaped := -reapEvery
-	for {
-		select {
-		case <-l.run.Done():
-			return
-		case <-l.lost:
-			return
-		case <-tick.C:
-		}
-		ctx, cancel := l.b.patience(l.run)
-		l.mu.Lock()
-		busy := len(l.entries) > 0
-		l.mu.Unlock()
-		if busy {
-			l.lookForForce(ctx)
-		}
-		if at := lock.BootTime(); at-reaped >= reapEvery {
-			reaped = at
-			_, _ = l.looks.Exec(ctx, "reap", l.b.sql.reap) // there will be another time
-		}
-		cancel()
-	}
-}
-
-// readNews gives the forced holds with what is left of the grace, and the waiters
-// that were forced out with a negative time.
-func (l *lease) readNews(ctx context.Context, pool *mydb.Pool) (map[lock.HoldID]time.Duration, error) {
-	news := make(map[lock.HoldID]time.Duration)
-	err := pool.Query(ctx, "look for force", func(_ int, rows *sql.Rows) error {
-		var id string
-		var us int64
-		err := rows.Scan(&id, &us)
-		news[lock.HoldID(id)] = time.Duration(us) * time.Microsecond
-		return err
-	}, l.b.sql.news, []byte(l.id), []byte(l.id))
-	return news, err
-}
-
-func (l *lease) lookForForce(ctx context.Context) {
-	at := lock.BootTime()
-	news, err := l.readNews(ctx, l.looks)
-	if err != nil {
-		return // there will be another time
-	}
-	var events []lock.Event
-	var over []*entry
-	l.mu.Lock()
-	for id, left := range news {
-		e := l.entries[id]
-		switch {
-		case e == nil || e.out:
-		case left < 0:
-			if !e.settled {
-				e.out = true
-				e.wake()
-			}
-		case !e.settled: // Acquire has not returned yet: it will be told when it has
-		case !e.told:
-			e.told, e.until = true, at+left
-			events = append(events, lock.Event{Kind: lock.Revoked, Resource: e.q.Resource, ID: id, Until: e.until})
-		default:
-			e.until = min(e.until, at+left)
-		}
-	}
-	for id, e := range l.entries {
-		if e.told && e.until <= at {
-			delete(l.entries, id)
-			over = append(over, e)
-		}
-	}
-	l.mu.Unlock()
-	for _, ev := range events {
-		l.tell(ev)
-	}
-	for _, e := range over { // whoever forced it does that too, if it is still there
-		_, _ = l.release(ctx, e.q.Resource, e.q.ID)
 	}
 }

@@ -23,7 +23,9 @@ CREATE TABLE IF NOT EXISTS {shed_fence} (
 ) ENGINE=InnoDB;
 
 -- Who holds through a sidecar, as long as locked_by of ShedLock's row is the
--- same, and who waits, in the order of seq. fence is 0 while it waits.
+-- same, and who waits, in the order of seq. fence is 0 while it waits. grace is for
+-- how long a hold may stay whose release is forced, and known is the grace that its
+-- sidecar knows of and has begun to count, both in microseconds.
 CREATE TABLE IF NOT EXISTS {shed_hold} (
   id VARBINARY(64) NOT NULL PRIMARY KEY,
   seq BIGINT NOT NULL AUTO_INCREMENT,
@@ -32,7 +34,8 @@ CREATE TABLE IF NOT EXISTS {shed_hold} (
   locked_by VARBINARY(255) NOT NULL,
   fence BIGINT NOT NULL,
   since DATETIME(6) NOT NULL,
-  revoke_until DATETIME(6) NULL,
+  grace BIGINT NULL,
+  known BIGINT NULL,
   owner MEDIUMBLOB NOT NULL,
   KEY seq (seq),
   KEY name (name, fence, seq),

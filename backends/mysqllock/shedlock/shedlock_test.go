@@ -92,18 +92,6 @@ func held(t *testing.T, l *lease, r lock.Resource) lock.Status {
 	return held.Status
 }
 
-func event(t *testing.T, l *lease, want lock.Event) {
-	t.Helper()
-	select {
-	case ev := <-l.Events():
-		if ev != want {
-			t.Errorf("got the event %+v, want %+v", ev, want)
-		}
-	case <-time.After(patience):
-		t.Errorf("no event %+v", want)
-	}
-}
-
 // The statements of ShedLock, with the time zone that its sessions have.
 const (
 	shedInsert = "SET time_zone=@@GLOBAL.time_zone; INSERT IGNORE INTO shedlock(name, lock_until, locked_at, locked_by) " +
@@ -195,10 +183,13 @@ func TestTakenAway(t *testing.T) {
 			r := unique(t) + lock.Resource("/"+what)
 			kept, g := hold(t, l, r+"/kept"), hold(t, l, r)
 			exec(t, s.URL(), query, string(r))
-			if err := beat(t.Context(), l); err != nil {
+			news, err := l.Heartbeat(t.Context())
+			if err != nil {
 				t.Fatalf("%s: Heartbeat: %v", what, err)
 			}
-			event(t, l, lock.Event{Kind: lock.Vanished, Resource: r, ID: g.ID})
+			if want := (lock.Event{Kind: lock.Vanished, Resource: r, ID: g.ID}); len(news) != 1 || news[0] != want {
+				t.Errorf("%s: the heartbeat brings %+v, want %+v", what, news, want)
+			}
 			if err := l.Release(t.Context(), r, g.ID); !errors.Is(err, lock.ErrNotHolder) {
 				t.Errorf("%s: Release: %v", what, err)
 			}

@@ -53,6 +53,7 @@ type statements struct {
 	poll     string
 	owned    string
 	news     string
+	known    string
 	reap     string
 	status   string
 	list     string
@@ -69,7 +70,7 @@ func newStatements(name func(table string) string) statements {
 	// that would take a temporary table, with large objects in it.
 	status := func(hold, lock string) string {
 		return t("SELECT 0 AS kind, h.name AS name, h.id, h.locked_by, h.fence, TIMESTAMPDIFF(MICROSECOND, h.since, ", fineNow, "), ",
-			"h.lease, COALESCE(l.sidecar, ''), h.owner, h.revoke_until IS NOT NULL, l.id IS NOT NULL, h.seq AS seq ",
+			"h.lease, COALESCE(l.sidecar, ''), h.owner, h.grace IS NOT NULL, l.id IS NOT NULL, h.seq AS seq ",
 			"FROM {shed_hold} AS h LEFT JOIN {shed_lease} AS l ON l.id=h.lease AND l.until>", fineNow, " WHERE ", hold,
 			" UNION ALL SELECT 1, CAST(CONVERT(name USING utf8mb4) AS BINARY), '', CAST(CONVERT(locked_by USING utf8mb4) AS BINARY), 0, ",
 			"TIMESTAMPDIFF(MICROSECOND, locked_at, ", now, "), '', '', '', 0, 1, 0 FROM {shedlock} WHERE lock_until>", now, lock)
@@ -77,7 +78,7 @@ func newStatements(name func(table string) string) statements {
 	return statements{
 		look: t("SELECT name, lock_until, locked_at, locked_by FROM {shedlock} LIMIT 0; SELECT id, sidecar, until FROM {shed_lease} LIMIT 0; ",
 			"SELECT name, fence FROM {shed_fence} LIMIT 0; SELECT id, lease FROM {shed_gone} LIMIT 0; ",
-			"SELECT id, seq, name, lease, locked_by, fence, since, revoke_until, owner FROM {shed_hold} LIMIT 0"),
+			"SELECT id, seq, name, lease, locked_by, fence, since, grace, known, owner FROM {shed_hold} LIMIT 0"),
 		open:      t("INSERT INTO {shed_lease} (id, sidecar, until) VALUES (?, ?, ", fineNow, " + INTERVAL ? MICROSECOND)"),
 		heartbeat: t("UPDATE {shed_lease} SET until=", fineNow, " + INTERVAL ? MICROSECOND WHERE id=? AND until>", fineNow),
 		extend:    t("UPDATE {shedlock} SET lock_until=", until, " WHERE lock_until>", now, " AND ", alive),
@@ -118,8 +119,9 @@ func newStatements(name func(table string) string) statements {
 		alive:  t("SELECT ", alive),
 		poll:   t("SELECT ? FROM {shedlock} WHERE name=? AND ", free, " AND NOT ", earlier),
 		owned:  t("SELECT locked_by FROM {shedlock} WHERE lock_until>", now),
-		news: t("SELECT id, GREATEST(0, TIMESTAMPDIFF(MICROSECOND, ", fineNow, ", revoke_until)) FROM {shed_hold} WHERE lease=? AND revoke_until IS NOT NULL ",
-			"UNION ALL SELECT id, -1 FROM {shed_gone} WHERE lease=?"),
+		news: t("SELECT id, grace, COALESCE(known, -1) FROM {shed_hold} WHERE lease=? AND grace IS NOT NULL ",
+			"UNION ALL SELECT id, -1, -1 FROM {shed_gone} WHERE lease=?"),
+		known: t("UPDATE {shed_hold} SET known=? WHERE id=? AND lease=? AND (known IS NULL OR known>?)"),
 		// Long after, so that a lease that was not told yet can still be.
 		reap: t("DELETE FROM {shed_lease} WHERE until<", fineNow, " - INTERVAL 1 MINUTE; ",
 			"DELETE FROM {shed_hold} WHERE lease NOT IN (SELECT id FROM {shed_lease}); ",
@@ -128,11 +130,10 @@ func newStatements(name func(table string) string) statements {
 		list:   status("h.name>=? AND h.name<? AND h.name>?", ""),
 		find: t("SELECT h.locked_by, h.lease, h.fence=0 FROM {shed_hold} AS h JOIN {shed_lease} AS l ON l.id=h.lease AND l.until>", fineNow,
 			" WHERE h.id=? AND h.name=? AND (h.fence=0 OR h.locked_by IN (SELECT locked_by FROM {shedlock} WHERE name=? AND lock_until>", now, "))"),
-		mark: t("UPDATE {shed_hold} SET revoke_until=LEAST(COALESCE(revoke_until, '9999-12-31'), ", fineNow,
-			" + INTERVAL ? MICROSECOND) WHERE id=? AND fence>0"),
+		mark:     t("UPDATE {shed_hold} SET grace=LEAST(COALESCE(grace, ?), ?) WHERE id=? AND fence>0"),
 		forceOut: t("INSERT IGNORE INTO {shed_gone} (id, lease) VALUES (?, ?); DELETE FROM {shed_hold} WHERE id=? AND fence=0"),
 		undo:     t("DELETE FROM {shed_gone} WHERE id=?"),
-		held: t("SELECT 1 FROM {shed_hold} AS h JOIN {shed_lease} AS l ON l.id=h.lease AND l.until>", fineNow,
+		held: t("SELECT COALESCE(h.known, -1) FROM {shed_hold} AS h JOIN {shed_lease} AS l ON l.id=h.lease AND l.until>", fineNow,
 			" WHERE h.id=? AND h.locked_by IN (SELECT locked_by FROM {shedlock} WHERE name=? AND lock_until>", now, ")"),
 	}
 }

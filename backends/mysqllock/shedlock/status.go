@@ -77,6 +77,7 @@ func (b *Backend) read(ctx context.Context, command, query string, args ...any) 
 		if err := rows.Scan(&kind, &name, &id, &r.by, &r.Fence, &us, &lease, &r.Sidecar, &owner, &r.Revoked, &r.alive, &r.seq); err != nil {
 			return err
 		}
+		r.Fence *= lock.FenceRange
 		r.ID, r.name, r.Mode, r.Age = lock.HoldID(id), lock.Resource(name), lock.Exclusive, max(0, time.Duration(us)*time.Microsecond)
 		if kind == 1 {
 			r.Sidecar = r.by
