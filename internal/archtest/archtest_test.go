@@ -34,8 +34,9 @@ var house = []room{
 	// Stores never know each other.
 	{path: "backends/backendtest", may: "lock"},
 	{path: "backends/leasekit", may: "lock"},
+	{path: "backends/queue", may: "lock"},
 	{path: "backends/storeurl", may: "lock"},
-	{path: "backends/embedded", may: "lock backends/leasekit", test: "backends/backendtest"},
+	{path: "backends/embedded", may: "lock backends/leasekit backends/queue", test: "backends/backendtest"},
 	{path: "backends/redislock", may: "lock backends/leasekit backends/storeurl", test: "backends/backendtest internal/testengine"},
 	{path: "backends/zklock/zksession", test: "internal/testengine"},
 	{path: "backends/zklock", may: "lock backends/storeurl backends/zklock/zksession", test: "backends/backendtest internal/testengine internal/javatest"},

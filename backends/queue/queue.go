@@ -1,0 +1,251 @@
+// Package queue decides who is granted a resource next: first come, first
+// served; those that can hold together are granted together; and whoever comes
+// behind a waiter waits too, so that nobody starves.
+//
+// It is pure: no I/O, no clock, no mutex. A [Queue] is one resource. The caller
+// puts entries in and takes them out, and after each change asks [Queue.Next]
+// for what can be granted now, as many at a time as it likes. What is dead it
+// takes out before it asks. Each call is O(1) or O(log n) in holders and waiters,
+// save that now and then, after as many calls, the places are numbered again.
+package queue
+
+import (
+	"iter"
+	"math"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// Room is how many holds of one kind fit into a resource together: 1 is an
+// exclusive hold, Unlimited a shared one, and a number between them one of so
+// many permits. Holds of different rooms never hold together.
+type Room int
+
+// The rooms of the two modes.
+const (
+	One       Room = 1
+	Unlimited Room = math.MaxInt
+)
+
+// RoomOf is the room of a mode.
+func RoomOf(m lock.Mode) Room {
+	if m == lock.Shared {
+		return Unlimited
+	}
+	return One
+}
+
+// Mode is the mode of a room; permits are neither, and told as shared.
+func (r Room) Mode() lock.Mode {
+	if r == One {
+		return lock.Exclusive
+	}
+	return lock.Shared
+}
+
+func (r Room) permits() bool { return r != One && r != Unlimited }
+
+// Entry is a hold or a waiter; V is what the caller keeps with it. The caller
+// makes it with ID and Room, and changes neither while it is in a Queue.
+type Entry[V any] struct {
+	ID    lock.HoldID
+	Value V
+
+	prev, next *Entry[V] // of holders
+	room       Room
+	slot       int32
+	state      state
+	place      int // in the line, of a waiter
+}
+
+type state uint8
+
+const (
+	out state = iota
+	waiting
+	held
+)
+
+// Held tells whether e has been granted.
+func (e *Entry[V]) Held() bool { return e.state == held }
+
+// Waiting tells whether e is in the queue.
+func (e *Entry[V]) Waiting() bool { return e.state == waiting }
+
+// Room is what e was put in with, or Unlimited after Downgrade.
+func (e *Entry[V]) Room() Room { return e.room }
+
+// Slot is the number of a permit, 0 to Room-1, which no other hold has at the
+// same time; 0 for other holds and for waiters.
+func (e *Entry[V]) Slot() int { return int(e.slot) }
+
+// Queue is one resource. Its zero value is free.
+type Queue[V any] struct {
+	first, last *Entry[V] // the holders, as they were granted
+	count       int       // of holders, all of one room
+	waiters     line[V]
+	slots       slots
+	permits     int                       // entries with permits, all of
+	room        Room                      // this room
+	byID        map[lock.HoldID]*Entry[V] // nil while there are few
+}
+
+// few is how many entries are looked through for an id without an index.
+const few = 8
+
+// Find gives the hold or waiter of an id, or nil.
+func (q *Queue[V]) Find(id lock.HoldID) *Entry[V] {
+	if q.byID != nil {
+		return q.byID[id]
+	}
+	for e := range q.all {
+		if e.ID == id {
+			return e
+		}
+	}
+	return nil
+}
+
+// Len is how many hold and how many wait.
+func (q *Queue[V]) Len() (holders, waiters int) { return q.count, q.waiters.count }
+
+// Empty tells whether nobody holds or waits.
+func (q *Queue[V]) Empty() bool { return q.count == 0 && q.waiters.count == 0 }
+
+// Fits tells whether a request can be put in: all that ask for permits must agree
+// on their number.
+func (q *Queue[V]) Fits(r Room) bool { return !r.permits() || q.permits == 0 || q.room == r }
+
+// Free tells whether a new request would be granted at once.
+func (q *Queue[V]) Free(r Room) bool { return q.waiters.count == 0 && q.admits(r) }
+
+// admits tells whether the holders leave room for one more.
+func (q *Queue[V]) admits(r Room) bool {
+	return q.count == 0 || q.first.room == r && q.count < int(r)
+}
+
+// Put puts in a request that Fits and whose ID is not there: as a hold where it
+// is Free, else at the end of the queue.
+func (q *Queue[V]) Put(e *Entry[V], r Room) {
+	free := q.Free(r)
+	e.room = r
+	if r.permits() {
+		q.permits++
+		q.room = r
+	}
+	switch {
+	case q.byID != nil:
+		q.byID[e.ID] = e
+	case q.count+q.waiters.count >= few:
+		q.byID = map[lock.HoldID]*Entry[V]{e.ID: e}
+		for o := range q.all {
+			q.byID[o.ID] = o
+		}
+	}
+	if free {
+		q.hold(e)
+		return
+	}
+	e.state = waiting
+	q.waiters.add(e)
+}
+
+// Next grants to the front of the queue, and gives whom; nil: the front must wait.
+func (q *Queue[V]) Next() *Entry[V] {
+	e := q.waiters.front()
+	if e == nil || !q.admits(e.room) {
+		return nil
+	}
+	q.waiters.remove(e)
+	q.hold(e)
+	return e
+}
+
+func (q *Queue[V]) hold(e *Entry[V]) {
+	e.state = held
+	if e.room.permits() {
+		e.slot = q.slots.take()
+	}
+	e.prev, e.next = q.last, nil
+	if q.last == nil {
+		q.first = e
+	} else {
+		q.last.next = e
+	}
+	q.last = e
+	q.count++
+}
+
+// Remove takes a hold or a waiter out; an entry that is out already stays so.
+func (q *Queue[V]) Remove(e *Entry[V]) {
+	switch e.state {
+	case out:
+		return
+	case waiting:
+		q.waiters.remove(e)
+	case held:
+		q.leave(e)
+	}
+	e.state = out
+	if e.room.permits() {
+		q.permits--
+	}
+	delete(q.byID, e.ID)
+	if q.Empty() {
+		q.byID = nil
+	}
+}
+
+func (q *Queue[V]) leave(e *Entry[V]) {
+	if e.room.permits() {
+		q.slots.free(e.slot)
+		e.slot = 0
+	}
+	if e.prev == nil {
+		q.first = e.next
+	} else {
+		e.prev.next = e.next
+	}
+	if e.next == nil {
+		q.last = e.prev
+	} else {
+		e.next.prev = e.prev
+	}
+	e.prev, e.next = nil, nil
+	q.count--
+}
+
+// Downgrade turns an exclusive hold into a shared one; a shared one stays.
+func (q *Queue[V]) Downgrade(e *Entry[V]) {
+	if e.state == held && e.room == One {
+		e.room = Unlimited
+	}
+}
+
+// Position is the place of a waiter in the queue: 1 is next. 0: it does not wait.
+func (q *Queue[V]) Position(e *Entry[V]) int {
+	if e.state != waiting {
+		return 0
+	}
+	return q.waiters.position(e)
+}
+
+// Holders gives the holds as they were granted.
+func (q *Queue[V]) Holders() iter.Seq[*Entry[V]] {
+	return func(yield func(*Entry[V]) bool) {
+		for e := q.first; e != nil && yield(e); e = e.next {
+		}
+	}
+}
+
+// Waiters gives the queue from its front.
+func (q *Queue[V]) Waiters() iter.Seq[*Entry[V]] { return q.waiters.all }
+
+func (q *Queue[V]) all(yield func(*Entry[V]) bool) {
+	for e := q.first; e != nil; e = e.next {
+		if !yield(e) {
+			return
+		}
+	}
+	q.waiters.all(yield)
+}
