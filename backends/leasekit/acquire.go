@@ -143,11 +143,11 @@ func (l *Lease) Release(ctx context.Context, r lock.Resource, id lock.HoldID) er
 }
 
 func (l *Lease) withdraw(ctx context.Context, r Ref) (Withdrawn, error) {
-	e, err := l.begin(r, 0)
+	e, how, err := l.withdrawal(r)
 	if err != nil {
 		return Withdrawn{}, err
 	}
-	w, err := l.d.Withdraw(ctx, l.withdrawal(e))
+	w, err := l.d.Withdraw(ctx, how)
 	l.mu.Lock()
 	l.end(e)
 	if errors.Is(err, lock.ErrUnavailable) {
@@ -162,10 +162,18 @@ func (l *Lease) withdraw(ctx context.Context, r Ref) (Withdrawn, error) {
 	return w, err
 }
 
-func (l *Lease) withdrawal(e *entry) Withdrawal {
+// withdrawal is begin for a request that ends what is there.
+func (l *Lease) withdrawal(r Ref) (*entry, Withdrawal, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return Withdrawal{Ref: e.Ref, Mode: e.mode, Unsure: e.unsure, Proven: e.held && !e.unsure && l.proven()}
+	e, err := l.enter(r, 0)
+	if err != nil {
+		return nil, Withdrawal{}, err
+	}
+	return e, Withdrawal{
+		Ref: e.Ref, Mode: e.mode, Unsure: e.unsure,
+		Proven: !l.o.Unproven && e.held && !e.unsure && l.proven(),
+	}, nil
 }
 
 // Downgrade implements lock.Lease.

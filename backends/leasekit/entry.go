@@ -15,18 +15,19 @@ type entry struct {
 	held    bool // the store has granted it, and the caller was told
 	unsure  bool // a request for it had no answer
 	busy    bool // a request for it is under way
-	touched uint64
-
-	pushed *Push         // a grant that came by push
-	rung   bool          // there is a reason to ask again, since the last request
-	woken  chan struct{} // closed when there is one; nil while nobody waits
+	removed bool // forgotten
+	rung    bool // there is a reason to ask again, since the last request
 
 	// A forced release of the hold. Until it is acknowledged, the store waits.
 	revoked bool
+	acked   bool
+	telling bool          // stands in Lease.news
 	grace   time.Duration // the shortest that is known
 	until   time.Duration // on the clock: when grace is over, counted from when it was known
-	acked   bool
-	telling bool // stands in Lease.news
+
+	touched uint64        // epoch of the last change
+	pushed  *Push         // a grant that came by push
+	woken   chan struct{} // closed when there is a reason to ask again; nil while nobody waits
 }
 
 // wake makes the waiting Acquire go on, with the lease locked.
@@ -44,11 +45,16 @@ func (e *entry) wake() {
 //	lock.ErrLeaseLost: the lease is over.
 //	lock.ErrNotHolder, *lock.InvalidError: the id is that of another resource.
 func (l *Lease) begin(r Ref, mode lock.Mode) (*entry, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.enter(r, mode)
+}
+
+// enter is begin with l.mu held.
+func (l *Lease) enter(r Ref, mode lock.Mode) (*entry, error) {
 	if l.isLost() {
 		return nil, lock.ErrLeaseLost
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	e := l.entries[r.ID]
 	switch {
 	case e == nil:
@@ -72,7 +78,7 @@ func (l *Lease) again(e *entry) error {
 	if l.isLost() {
 		return lock.ErrLeaseLost
 	}
-	if l.entries[e.ID] != e {
+	if e.removed {
 		return lock.ErrNotHolder
 	}
 	l.start(e)
@@ -112,7 +118,8 @@ func (l *Lease) touch(e *entry) {
 
 // remove forgets an entry. l.mu is held.
 func (l *Lease) remove(e *entry) {
-	if l.entries[e.ID] == e {
+	if !e.removed {
+		e.removed = true
 		delete(l.entries, e.ID)
 		l.removed++
 	}

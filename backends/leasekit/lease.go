@@ -18,6 +18,10 @@ type Options struct {
 	Clock   lock.Clock    // default lock.BootTime
 	Opened  time.Duration // on Clock, before the request that opened the lease was sent
 	Recheck time.Duration // a waiter asks again at least this often; default TTL/3, at most 3s
+
+	// Unproven: the driver has no use for Withdrawal.Proven, which costs a look at
+	// the clock, and does not get it.
+	Unproven bool
 }
 
 // RecheckOf is the default Recheck for a TTL.

@@ -238,7 +238,7 @@ func (l *Lease) next() (lock.Event, bool) {
 		e := l.news[0]
 		l.news = l.news[1:]
 		e.telling = false
-		if l.entries[e.ID] == e { // not released since
+		if !e.removed { // not released since
 			return e.event(), true
 		}
 	}
