@@ -31,18 +31,13 @@ func (l *line[V]) remove(e *Entry[V]) {
 		l.sums[i-1]--
 	}
 	l.count--
-	switch {
-	case l.count == 0:
-		*l = line[V]{}
-	case len(l.places) > 2*l.count+slack:
+	if len(l.places) > 2*l.count+slack {
 		l.renumber()
 	}
 }
 
+// front is the first waiter, of a line that is not empty.
 func (l *line[V]) front() *Entry[V] {
-	if l.count == 0 {
-		return nil
-	}
 	for l.places[l.head] == nil {
 		l.head++
 	}
@@ -57,7 +52,17 @@ func (l *line[V]) position(e *Entry[V]) int {
 	return n
 }
 
+func (l *line[V]) len() int {
+	if l == nil {
+		return 0
+	}
+	return l.count
+}
+
 func (l *line[V]) all(yield func(*Entry[V]) bool) {
+	if l == nil {
+		return
+	}
 	for _, e := range l.places[l.head:] {
 		if e != nil && !yield(e) {
 			return

@@ -53,9 +53,8 @@ type Entry[V any] struct {
 
 	prev, next *Entry[V] // of holders
 	room       Room
-	slot       int32
+	place      int // of a waiter: in the line; of a hold: its slot
 	state      state
-	place      int // in the line, of a waiter
 }
 
 type state uint8
@@ -77,16 +76,19 @@ func (e *Entry[V]) Room() Room { return e.room }
 
 // Slot is the number of a permit, 0 to Room-1, which no other hold has at the
 // same time; 0 for other holds and for waiters.
-func (e *Entry[V]) Slot() int { return int(e.slot) }
+func (e *Entry[V]) Slot() int {
+	if e.state != held {
+		return 0
+	}
+	return e.place
+}
 
 // Queue is one resource. Its zero value is free.
 type Queue[V any] struct {
-	first, last *Entry[V] // the holders, as they were granted
-	count       int       // of holders, all of one room
-	waiters     line[V]
-	slots       slots
-	permits     int                       // entries with permits, all of
-	room        Room                      // this room
+	first, last *Entry[V]                 // the holders, as they were granted
+	count       int                       // of holders, all of one room
+	waiters     *line[V]                  // nil: nobody waits
+	permits     *permits                  // nil: nobody has or wants any
 	byID        map[lock.HoldID]*Entry[V] // nil while there are few
 }
 
@@ -107,17 +109,17 @@ func (q *Queue[V]) Find(id lock.HoldID) *Entry[V] {
 }
 
 // Len is how many hold and how many wait.
-func (q *Queue[V]) Len() (holders, waiters int) { return q.count, q.waiters.count }
+func (q *Queue[V]) Len() (holders, waiters int) { return q.count, q.waiters.len() }
 
 // Empty tells whether nobody holds or waits.
-func (q *Queue[V]) Empty() bool { return q.count == 0 && q.waiters.count == 0 }
+func (q *Queue[V]) Empty() bool { return q.count == 0 && q.waiters == nil }
 
 // Fits tells whether a request can be put in: all that ask for permits must agree
 // on their number.
-func (q *Queue[V]) Fits(r Room) bool { return !r.permits() || q.permits == 0 || q.room == r }
+func (q *Queue[V]) Fits(r Room) bool { return !r.permits() || q.permits == nil || q.permits.room == r }
 
 // Free tells whether a new request would be granted at once.
-func (q *Queue[V]) Free(r Room) bool { return q.waiters.count == 0 && q.admits(r) }
+func (q *Queue[V]) Free(r Room) bool { return q.waiters == nil && q.admits(r) }
 
 // admits tells whether the holders leave room for one more.
 func (q *Queue[V]) admits(r Room) bool {
@@ -130,13 +132,15 @@ func (q *Queue[V]) Put(e *Entry[V], r Room) {
 	free := q.Free(r)
 	e.room = r
 	if r.permits() {
-		q.permits++
-		q.room = r
+		if q.permits == nil {
+			q.permits = &permits{room: r}
+		}
+		q.permits.count++
 	}
 	switch {
 	case q.byID != nil:
 		q.byID[e.ID] = e
-	case q.count+q.waiters.count >= few:
+	case q.count+q.waiters.len() >= few:
 		q.byID = map[lock.HoldID]*Entry[V]{e.ID: e}
 		for o := range q.all {
 			q.byID[o.ID] = o
@@ -147,24 +151,30 @@ func (q *Queue[V]) Put(e *Entry[V], r Room) {
 		return
 	}
 	e.state = waiting
+	if q.waiters == nil {
+		q.waiters = &line[V]{}
+	}
 	q.waiters.add(e)
 }
 
 // Next grants to the front of the queue, and gives whom; nil: the front must wait.
 func (q *Queue[V]) Next() *Entry[V] {
-	e := q.waiters.front()
-	if e == nil || !q.admits(e.room) {
+	if q.waiters == nil {
 		return nil
 	}
-	q.waiters.remove(e)
+	e := q.waiters.front()
+	if !q.admits(e.room) {
+		return nil
+	}
+	q.step(e)
 	q.hold(e)
 	return e
 }
 
 func (q *Queue[V]) hold(e *Entry[V]) {
-	e.state = held
+	e.state, e.place = held, 0
 	if e.room.permits() {
-		e.slot = q.slots.take()
+		e.place = q.permits.take()
 	}
 	e.prev, e.next = q.last, nil
 	if q.last == nil {
@@ -182,24 +192,35 @@ func (q *Queue[V]) Remove(e *Entry[V]) {
 	case out:
 		return
 	case waiting:
-		q.waiters.remove(e)
+		q.step(e)
 	case held:
 		q.leave(e)
 	}
 	e.state = out
 	if e.room.permits() {
-		q.permits--
+		if q.permits.count--; q.permits.count == 0 {
+			q.permits = nil
+		}
 	}
-	delete(q.byID, e.ID)
-	if q.Empty() {
-		q.byID = nil
+	if q.byID != nil {
+		delete(q.byID, e.ID)
+		if q.Empty() {
+			q.byID = nil
+		}
 	}
 }
 
+// step takes a waiter out of the line.
+func (q *Queue[V]) step(e *Entry[V]) {
+	if q.waiters.remove(e); q.waiters.count == 0 {
+		q.waiters = nil
+	}
+}
+
+// leave takes a hold from the holders.
 func (q *Queue[V]) leave(e *Entry[V]) {
 	if e.room.permits() {
-		q.slots.free(e.slot)
-		e.slot = 0
+		q.permits.free(e.place)
 	}
 	if e.prev == nil {
 		q.first = e.next
