@@ -43,7 +43,8 @@ type Driver interface {
 	// in bounded steps.
 	Held(ctx context.Context, each func(Ref)) error
 
-	// Listen passes pushes on until ctx ends. push does not block.
+	// Listen passes pushes on until ctx ends, or the lease is over. push does not
+	// block.
 	Listen(ctx context.Context, push func(Push))
 
 	// Close releases everything that hangs on the lease and ends it, as far as
@@ -129,4 +130,6 @@ const (
 	Revoked
 	// Missed: pushes may have been lost; all waiters ask again.
 	Missed
+	// Over: the lease is over. Only where it is the store's own word.
+	Over
 )

@@ -128,6 +128,10 @@ func (l *Lease) remove(e *entry) {
 
 // pushed takes a push.
 func (l *Lease) pushed(p Push) {
+	if p.Kind == Over {
+		l.Lose()
+		return
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch e := l.entries[p.ID]; {

@@ -272,6 +272,17 @@ func TestUnknownRevokedHoldIsReleased(t *testing.T) {
 	})
 }
 
+func TestLeaseLostByPush(t *testing.T) {
+	bubble(t, func(k *kit) {
+		k.f.change(func() { k.f.taken["r"] = true })
+		done := k.begins(k.t.Context(), k.request("r"))
+		k.f.push(Push{Kind: Over})
+		k.is("the waiter", (<-done).err, lock.ErrLeaseLost)
+		_, err := k.Heartbeat(k.t.Context())
+		k.is("Heartbeat", err, lock.ErrLeaseLost)
+	})
+}
+
 func TestLeaseLost(t *testing.T) {
 	bubble(t, func(k *kit) {
 		k.f.change(func() { k.f.taken["r"] = true })
