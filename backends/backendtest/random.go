@@ -14,14 +14,13 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// seedVariable repeats the choices of an earlier run of the random test. How
+// seedVariable repeats the choices of an earlier run of the random tests. How
 // the goroutines interleave is not repeated.
 const seedVariable = "BACKENDTEST_SEED"
 
-// testRandom lets workers on several sidecars do what comes to their minds with
-// a few resources, while watchers look on. Each worker only ends its own holds,
-// so the guards know who may be in.
-func testRandom(e *env) {
+// seed is for random choices: that of an earlier run, or a new one.
+func (e *env) seed() uint64 {
+	e.Helper()
 	seed := uint64(time.Now().UnixNano())
 	if s := os.Getenv(seedVariable); s != "" {
 		var err error
@@ -30,6 +29,14 @@ func testRandom(e *env) {
 		}
 	}
 	e.Logf("%s=%d", seedVariable, seed)
+	return seed
+}
+
+// testRandom lets workers on several sidecars do what comes to their minds with
+// a few resources, while watchers look on. Each worker only ends its own holds,
+// so the guards know who may be in.
+func testRandom(e *env) {
+	seed := e.seed()
 	ss := e.sidecars(3)
 	var spots []*spot
 	for i := range 3 {

@@ -53,6 +53,7 @@ var suite = []conformance{
 	{name: "ExclusionUnderLoad", run: testExclusionUnderLoad},
 	{name: "SharingUnderLoad", run: testSharingUnderLoad, shares: true},
 	{name: "CancelRaces", run: testCancelRaces},
+	{name: "Model", run: testModel, orders: true},
 	{name: "Random", run: testRandom},
 	{name: "ManyHolds", run: testManyHolds},
 }

@@ -3,6 +3,7 @@ package embedded
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/locksidecar/locksidecar/backends/backendtest"
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -27,39 +29,48 @@ func TestConformance(t *testing.T) {
 }
 
 // harness shares one Store among sidecars, as if they were in one process. It is
-// no WakeupDropper, CommandCounter or Restarter: there are no hints to lose, no
-// requests to count, and the store ends with the process.
+// no CommandCounter or Restarter: there are no requests to count, and the store
+// ends with the process.
 type harness struct{ store *Store }
 
 var (
 	_ backendtest.CounterDeleter = (*harness)(nil)
 	_ backendtest.Faulter        = (*harness)(nil)
+	_ backendtest.WakeupDropper  = (*harness)(nil)
 )
 
 func (h *harness) Open(testing.TB) lock.Backend  { return &visitor{Store: h.store} }
 func (h *harness) TTL() time.Duration            { return lock.MinTTL }
-func (h *harness) Recheck() time.Duration        { return 0 }
+func (h *harness) Recheck() time.Duration        { return 4 * time.Second } // leasekit's, where wake-ups are dropped
 func (h *harness) Exceptions() map[string]string { return nil }
 
 func (h *harness) DeleteCounter(testing.TB, lock.Resource) {
 	h.store.mu.Lock()
 	defer h.store.mu.Unlock()
-	h.store.lastFence = 0
+	h.store.number = 0
 }
 
 func (h *harness) LoseReplies(t testing.TB, b lock.Backend) (heal func()) {
-	v := b.(*visitor)
-	heal = func() { v.deaf.Store(false) }
+	return set(t, &b.(*visitor).deaf)
+}
+
+func (h *harness) DropWakeups(t testing.TB, b lock.Backend) (restore func()) {
+	return set(t, &b.(*visitor).asleep)
+}
+
+func set(t testing.TB, fault *atomic.Bool) (heal func()) {
+	heal = func() { fault.Store(false) }
 	t.Cleanup(heal)
-	v.deaf.Store(true)
+	fault.Store(true)
 	return heal
 }
 
 // visitor is a sidecar's view of the shared Store. Close leaves the Store to the
-// others. A deaf visitor's requests are carried out, but it hears no answer.
+// others. A deaf visitor's requests are carried out, but it hears no answer; one
+// that is asleep gets no push.
 type visitor struct {
 	*Store
-	deaf atomic.Bool
+	deaf, asleep atomic.Bool
 }
 
 func (v *visitor) Close() error { return nil }
@@ -72,11 +83,7 @@ func (v *visitor) hear(err error) error {
 }
 
 func (v *visitor) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease, error) {
-	l, err := v.Store.OpenLease(ctx, o)
-	if err != nil {
-		return nil, err
-	}
-	return &visitorLease{lease: l.(*lease), v: v}, nil
+	return v.open(ctx, o, func(d leasekit.Driver) leasekit.Driver { return &way{Driver: d, v: v} })
 }
 
 func (v *visitor) Get(ctx context.Context, r lock.Resource) (lock.Status, error) {
@@ -91,34 +98,41 @@ func (v *visitor) List(ctx context.Context, prefix string, p lock.Page) ([]lock.
 
 func (v *visitor) Ping(ctx context.Context) error { return v.hear(v.Store.Ping(ctx)) }
 
-type visitorLease struct {
-	*lease
+// way is what stands between a visitor's lease and the store.
+type way struct {
+	leasekit.Driver
 	v *visitor
 }
 
-func (l *visitorLease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
-	if !l.v.deaf.Load() {
-		return l.lease.Acquire(ctx, q)
-	}
-	if _, e, _, _ := l.request(ctx, q); e != nil {
-		l.store.mu.Lock()
-		e.callers-- // it keeps its place, and nobody waits
-		l.store.mu.Unlock()
-	}
-	return lock.Grant{}, l.v.hear(nil)
+func (w *way) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error) {
+	a, err := w.Driver.Ask(ctx, q)
+	return a, w.v.hear(err)
 }
 
-func (l *visitorLease) Release(ctx context.Context, r lock.Resource, id lock.HoldID) error {
-	return l.v.hear(l.lease.Release(ctx, r, id))
+func (w *way) Withdraw(ctx context.Context, d leasekit.Withdrawal) (leasekit.Withdrawn, error) {
+	found, err := w.Driver.Withdraw(ctx, d)
+	return found, w.v.hear(err)
 }
 
-func (l *visitorLease) Downgrade(ctx context.Context, r lock.Resource, id lock.HoldID) error {
-	return l.v.hear(l.lease.Downgrade(ctx, r, id))
+func (w *way) Downgrade(ctx context.Context, r leasekit.Ref) error {
+	return w.v.hear(w.Driver.Downgrade(ctx, r))
 }
 
-func (l *visitorLease) Heartbeat(ctx context.Context) ([]lock.Event, error) {
-	news, err := l.lease.Heartbeat(ctx)
-	return news, l.v.hear(err)
+func (w *way) Renew(ctx context.Context, acks []leasekit.Revocation) (leasekit.Renewal, error) {
+	a, err := w.Driver.Renew(ctx, acks)
+	return a, w.v.hear(err)
+}
+
+func (w *way) Held(ctx context.Context, each func(leasekit.Ref)) error {
+	return w.v.hear(w.Driver.Held(ctx, each))
+}
+
+func (w *way) Listen(ctx context.Context, push func(leasekit.Push)) {
+	w.Driver.Listen(ctx, func(p leasekit.Push) {
+		if !w.v.asleep.Load() {
+			push(p)
+		}
+	})
 }
 
 // empty checks that the store has forgotten everything that is over.
@@ -126,7 +140,7 @@ func (s *Store) empty(t testing.TB) {
 	t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.resources)+len(s.leases)+len(s.revoked) != 0 {
-		t.Errorf("the store has %d resources, %d leases, %d forced holds left", len(s.resources), len(s.leases), len(s.revoked))
+	if n := []int{len(s.resources), len(s.listed), len(s.leases), len(s.endings)}; !slices.Equal(n, make([]int, 4)) {
+		t.Errorf("the store has %d resources, %d listed, %d leases, %d endings left", n[0], n[1], n[2], n[3])
 	}
 }

@@ -1,12 +1,85 @@
 package embedded
 
-import "time"
+import (
+	"container/heap"
+	"time"
+)
 
 // suspendCheck is how often the clock is looked at while something can end by
 // itself. Go's timers stand still while the machine is suspended and the clock
 // of the leases does not, so a timer for the whole time left could be late by
 // the length of the suspend.
 const suspendCheck = time.Second
+
+// ending is something that ends by itself at a moment on the store's clock.
+type ending struct {
+	at    time.Duration
+	over  func(now time.Duration)
+	place int // in endings, from 1; 0: it is not there
+}
+
+// endings is a heap with what ends first on top.
+type endings []*ending
+
+func (h endings) Len() int           { return len(h) }
+func (h endings) Less(i, j int) bool { return h[i].at < h[j].at }
+func (h endings) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].place, h[j].place = i+1, j+1
+}
+
+// Push implements heap.Interface.
+func (h *endings) Push(x any) {
+	e := x.(*ending)
+	*h = append(*h, e)
+	e.place = len(*h)
+}
+
+// Pop implements heap.Interface.
+func (h *endings) Pop() any {
+	old := *h
+	e := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	e.place = 0
+	return e
+}
+
+func (h *endings) cancel(e *ending) {
+	if e.place > 0 {
+		heap.Remove(h, e.place-1)
+	}
+}
+
+// endsAt sets or moves the moment of an end.
+func (s *Store) endsAt(e *ending, at time.Duration) {
+	e.at = at
+	if e.place == 0 {
+		heap.Push(&s.endings, e)
+	} else {
+		heap.Fix(&s.endings, e.place-1)
+	}
+	if e.place == 1 { // it is next: the timer may be too late
+		select {
+		case s.rearm <- struct{}{}:
+		default: // a signal is under way already
+		}
+	}
+}
+
+// endsBy is endsAt, unless it ends sooner already.
+func (s *Store) endsBy(e *ending, at time.Duration) {
+	if e.place == 0 || at < e.at {
+		s.endsAt(e, at)
+	}
+}
+
+// sweep ends what is over.
+func (s *Store) sweep(now time.Duration) {
+	for len(s.endings) > 0 && now >= s.endings[0].at {
+		heap.Pop(&s.endings).(*ending).over(now)
+	}
+}
 
 // expire ends what is over even when nobody calls. It runs from New to Close.
 func (s *Store) expire() {
@@ -22,47 +95,12 @@ func (s *Store) expire() {
 		}
 		s.mu.Lock()
 		now := s.clock()
-		if now >= s.due {
-			s.sweep(now)
-		}
-		due := s.due
-		s.mu.Unlock()
-		if due == never {
+		s.sweep(now)
+		if len(s.endings) == 0 {
 			timer.Stop()
 		} else {
-			timer.Reset(min(due-now, suspendCheck))
+			timer.Reset(min(s.endings[0].at-now, suspendCheck))
 		}
-	}
-}
-
-// dueBy makes sure that the sweep comes by that moment.
-func (s *Store) dueBy(t time.Duration) {
-	if t >= s.due {
-		return
-	}
-	s.due = t
-	select {
-	case s.rearm <- struct{}{}:
-	default: // a signal is under way already
-	}
-}
-
-// sweep ends the leases and the graces that are over, and finds the next one.
-// A heartbeat does not move due, so a sweep may find nothing to do.
-func (s *Store) sweep(now time.Duration) {
-	s.due = never
-	for l := range s.leases {
-		if now >= l.deadline {
-			s.drop(l)
-		} else {
-			s.due = min(s.due, l.deadline)
-		}
-	}
-	for e, end := range s.revoked {
-		if now >= end {
-			s.remove(e)
-		} else {
-			s.due = min(s.due, end)
-		}
+		s.mu.Unlock()
 	}
 }

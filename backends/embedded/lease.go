@@ -2,210 +2,192 @@ package embedded
 
 import (
 	"context"
-	"fmt"
-	"sync"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/backends/queue"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// lease implements lock.Lease. Its fields stand under the store's mutex.
+// lease is the store's side of a lease. Its fields stand under the store's mutex.
 type lease struct {
-	store   *Store
-	id      lock.LeaseID
-	sidecar string
-	ttl     time.Duration
+	store     *Store
+	id        lock.LeaseID
+	sidecar   string
+	ttl       time.Duration
+	push      func(leasekit.Push)
+	listening chan struct{} // closed when push is set
 
-	deadline time.Duration // on the store's clock; the lease is over at this moment
-	over     bool          // expired, closed, or the store was closed
-	entries  map[lock.HoldID]*entry
+	dropped chan struct{} // closed when it is over
+	over    bool          // expired, closed, or the store was closed
+	end     ending        // while it is not over
+	first   *entry        // its holds and waiters
+	count   int
 
-	closed  bool // by Close
-	events  chan lock.Event
-	pending []lock.Event // what found events full
-	pump    sync.WaitGroup
-	done    chan struct{} // closed by Close
+	unacknowledged map[*entry]struct{}      // forced holds that it has not acknowledged
+	forcedOut      map[lock.HoldID]struct{} // waiters that it has not asked about since
 }
 
-var _ lock.Lease = (*lease)(nil)
+var _ leasekit.Driver = (*lease)(nil)
 
-// ID implements lock.Lease.
-func (l *lease) ID() lock.LeaseID { return l.id }
-
-// Acquire implements lock.Lease. Calls at the same time with the same ID share
-// one hold or one place, which is given up when the last of them gives up. An
-// ID that is in use for another resource or mode is a *lock.InvalidError.
-func (l *lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
-	g, e, changed, err := l.request(ctx, q)
-	if e == nil {
-		return g, err
-	}
-	select {
-	case <-changed:
-	case <-ctx.Done():
-	}
-	return l.settle(ctx, e)
-}
-
-// request grants q, refuses it, or gives it a place in the queue: then the
-// entry is not nil, and the channel is closed when it stops waiting.
-func (l *lease) request(ctx context.Context, q lock.Request) (lock.Grant, *entry, <-chan struct{}, error) {
-	if q.ID == "" {
-		return lock.Grant{}, nil, nil, &lock.InvalidError{Field: "id", Problem: "must not be empty"}
-	}
-	if !q.Mode.Valid() {
-		return lock.Grant{}, nil, nil, &lock.InvalidError{Field: "mode", Problem: "is not a mode"}
-	}
-	s := l.store
-	s.mu.Lock()
-	now, err := l.begin()
-	if err != nil {
-		s.mu.Unlock()
-		return lock.Grant{}, nil, nil, fmt.Errorf("acquire lock: %w", err)
-	}
-	e := l.entries[q.ID]
+// Ask implements leasekit.Driver.
+func (l *lease) Ask(_ context.Context, q lock.Request) (leasekit.Answer, error) {
 	switch {
-	case e == nil: // the usual case: not a retry
-	case e.resource.name != q.Resource || e.mode != q.Mode:
-		s.mu.Unlock()
-		return lock.Grant{}, nil, nil, &lock.InvalidError{Field: "id", Problem: "is in use for another resource or mode"}
-	case e.state == revoked:
-		s.mu.Unlock()
-		return lock.Grant{}, nil, nil, fmt.Errorf("acquire lock: %w", lock.ErrNotHolder)
-	case e.state == held:
-		g := e.grant()
-		s.mu.Unlock()
-		return g, nil, nil, nil
+	case q.ID == "":
+		return leasekit.Answer{}, &lock.InvalidError{Field: "id", Problem: "must not be empty"}
+	case !q.Mode.Valid():
+		return leasekit.Answer{}, &lock.InvalidError{Field: "mode", Problem: "is not a mode"}
 	}
-
-	r := s.resources[q.Resource]
-	cause := context.Cause(ctx)
-	if cause == nil && q.Try && (e != nil || r != nil && !r.free(q.Mode)) {
-		cause = lock.ErrHeld
+	a, refused, err := l.ask(q)
+	if refused != nil {
+		err = &lock.HeldError{Cause: lock.ErrHeld, Status: refused.status()}
 	}
-	if cause != nil {
-		held := r.brief(q.Resource, now)
-		s.mu.Unlock()
-		return lock.Grant{}, nil, nil, &lock.HeldError{Cause: cause, Status: held.status()}
-	}
-
-	if e == nil {
-		if r == nil {
-			r = &resource{name: q.Resource}
-			s.resources[q.Resource] = r
-		}
-		e = &entry{id: q.ID, resource: r, lease: l, owner: q.Owner, mode: q.Mode}
-		l.entries[q.ID] = e
-		if r.free(q.Mode) {
-			s.hold(e, now)
-			g := e.grant()
-			s.mu.Unlock()
-			return g, nil, nil, nil
-		}
-		e.since = now
-		e.changed = make(chan struct{})
-		r.waiters.push(e)
-	}
-	e.callers++
-	changed := e.changed
-	s.mu.Unlock()
-	return lock.Grant{}, e, changed, nil
+	return a, err
 }
 
-// free tells whether a new request can be granted at once: who comes now stands
-// behind everybody who waits.
-func (r *resource) free(m lock.Mode) bool { return r.waiters.first == nil && r.admits(m) }
-
-// settle ends one caller's wait: with the grant if that came first, else with
-// the reason why there is none.
-func (l *lease) settle(ctx context.Context, e *entry) (lock.Grant, error) {
+func (l *lease) ask(q lock.Request) (_ leasekit.Answer, refused *view, _ error) {
 	s := l.store
 	s.mu.Lock()
-	e.callers--
-	switch e.state {
-	case held:
-		g := e.grant()
-		s.mu.Unlock()
-		return g, nil
-	case revoked: // before anybody was told of the grant: there is nothing to be graceful about
-		s.remove(e)
-		s.mu.Unlock()
-		return lock.Grant{}, fmt.Errorf("acquire lock: %w", lock.ErrNotHolder)
-	case gone:
-		err := lock.ErrNotHolder
-		if l.over {
-			err = lock.ErrLeaseLost
-		}
-		s.mu.Unlock()
-		return lock.Grant{}, fmt.Errorf("acquire lock: %w", err)
-	}
-	held := e.resource.brief(e.resource.name, s.clock())
-	err := &lock.HeldError{Cause: context.Cause(ctx), Position: e.position()}
-	if e.callers == 0 {
-		s.remove(e)
-	}
-	s.mu.Unlock()
-	err.Status = held.status()
-	return lock.Grant{}, err
-}
-
-// Release implements lock.Lease.
-func (l *lease) Release(_ context.Context, r lock.Resource, id lock.HoldID) error {
-	l.store.mu.Lock()
-	defer l.store.mu.Unlock()
-	e, err := l.entry(r, id)
+	defer s.mu.Unlock()
+	now, err := l.begin()
 	if err != nil {
-		return fmt.Errorf("release lock: %w", err)
+		return leasekit.Answer{}, nil, err
 	}
-	l.store.remove(e)
-	return nil
+	r := s.resources[q.Resource]
+	e := r.find(q.ID)
+	switch {
+	case e != nil && e.Value.lease != l:
+		return leasekit.Answer{}, nil, &lock.InvalidError{Field: "id", Problem: "is in use by another lease"}
+	case e != nil && e.Value.force != nil: // nothing is left behind
+		s.remove(e, now)
+		return leasekit.Answer{}, nil, lock.ErrNotHolder
+	case e != nil: // asked again
+	case l.wasForcedOut(q.ID):
+		return leasekit.Answer{}, nil, lock.ErrNotHolder
+	case q.Try && r != nil && !r.Free(queue.RoomOf(q.Mode)):
+		v := r.brief(now)
+		return leasekit.Answer{}, &v, nil
+	default:
+		e = s.put(r, l, q, now)
+	}
+	return leasekit.Answer{Granted: e.Held(), Fence: e.Value.fence}, nil, nil
 }
 
-// Downgrade implements lock.Lease.
-func (l *lease) Downgrade(_ context.Context, r lock.Resource, id lock.HoldID) error {
-	l.store.mu.Lock()
-	defer l.store.mu.Unlock()
-	e, err := l.entry(r, id)
-	if err == nil && e.state != held {
-		err = lock.ErrNotHolder
+// Withdraw implements leasekit.Driver. No copy of a request arrives late here, so
+// nothing is remembered of an id that was given up.
+func (l *lease) Withdraw(_ context.Context, w leasekit.Withdrawal) (leasekit.Withdrawn, error) {
+	found, v, err := l.withdraw(w.Ref)
+	if found.Position > 0 {
+		found.Status = v.status()
 	}
+	return found, err
+}
+
+func (l *lease) withdraw(r leasekit.Ref) (found leasekit.Withdrawn, v view, _ error) {
+	s := l.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now, err := l.begin()
 	if err != nil {
-		return fmt.Errorf("downgrade lock: %w", err)
+		return found, v, err
 	}
-	e.mode = lock.Shared
-	l.store.promote(e.resource)
-	return nil
+	e := l.own(r)
+	if e == nil {
+		l.wasForcedOut(r.ID)
+		return found, v, nil
+	}
+	found.Found = true
+	if e.Waiting() {
+		found.Position = e.Value.resource.Position(e)
+		v = e.Value.resource.brief(now)
+	}
+	s.remove(e, now)
+	return found, v, nil
 }
 
-// Heartbeat implements lock.Lease.
-func (l *lease) Heartbeat(context.Context) ([]lock.Event, error) {
+// Downgrade implements leasekit.Driver.
+func (l *lease) Downgrade(_ context.Context, r leasekit.Ref) error {
 	l.store.mu.Lock()
 	defer l.store.mu.Unlock()
 	now, err := l.begin()
 	if err != nil {
-		return nil, fmt.Errorf("renew lease: %w", err)
+		return err
 	}
-	l.deadline = now + l.ttl
-	return nil, nil
+	e := l.own(r)
+	if e == nil || !e.Held() {
+		return lock.ErrNotHolder
+	}
+	e.Value.resource.Downgrade(e)
+	l.store.promote(e.Value.resource, now)
+	return nil
 }
 
-// Events implements lock.Lease.
-func (l *lease) Events() <-chan lock.Event { return l.events }
-
-// Close implements lock.Lease. Events that were not read yet are dropped.
-func (l *lease) Close(context.Context) error {
+// Renew implements leasekit.Driver.
+func (l *lease) Renew(_ context.Context, acks []leasekit.Revocation) (leasekit.Renewal, error) {
 	s := l.store
 	s.mu.Lock()
-	if l.closed {
-		s.mu.Unlock()
-		return fmt.Errorf("close lease: %w", lock.ErrLeaseLost)
+	defer s.mu.Unlock()
+	now, err := l.begin()
+	if err != nil {
+		return leasekit.Renewal{}, err
 	}
-	l.closed = true
-	s.drop(l)
-	s.mu.Unlock()
-	close(l.done)
-	l.pump.Wait()
-	close(l.events)
+	s.endsAt(&l.end, now+l.ttl)
+	s.setWall(now)
+	for _, a := range acks {
+		if e := l.own(a.Ref); e != nil && e.Value.force != nil && a.Grace <= e.Value.force.grace {
+			delete(l.unacknowledged, e)
+			s.endsBy(&e.Value.force.end, now+a.Grace)
+		}
+	}
+	answer := leasekit.Renewal{Entries: l.count}
+	for e := range l.unacknowledged {
+		answer.Revoked = append(answer.Revoked, leasekit.Revocation{Ref: ref(e), Grace: e.Value.force.grace})
+	}
+	return answer, nil
+}
+
+// Held implements leasekit.Driver.
+func (l *lease) Held(_ context.Context, each func(leasekit.Ref)) error {
+	all, err := l.refs()
+	for _, r := range all {
+		each(r)
+	}
+	return err
+}
+
+func (l *lease) refs() ([]leasekit.Ref, error) {
+	l.store.mu.Lock()
+	defer l.store.mu.Unlock()
+	if _, err := l.begin(); err != nil {
+		return nil, err
+	}
+	all := make([]leasekit.Ref, 0, l.count)
+	for e := l.first; e != nil; e = e.Value.next {
+		all = append(all, ref(e))
+	}
+	return all, nil
+}
+
+// Listen implements leasekit.Driver. No push is lost: the store calls it itself.
+func (l *lease) Listen(ctx context.Context, push func(leasekit.Push)) {
+	l.store.mu.Lock()
+	l.push = push
+	if l.over { // the store was closed meanwhile
+		push(leasekit.Push{Kind: leasekit.Over})
+	}
+	l.store.mu.Unlock()
+	close(l.listening)
+	select {
+	case <-ctx.Done():
+	case <-l.dropped:
+	}
+}
+
+// Close implements leasekit.Driver.
+func (l *lease) Close(context.Context) error {
+	l.store.mu.Lock()
+	defer l.store.mu.Unlock()
+	l.store.drop(l, l.store.clock())
 	return nil
 }
 
@@ -218,32 +200,62 @@ func (l *lease) begin() (now time.Duration, err error) {
 	return now, err
 }
 
-// entry returns the lease's own hold or waiter on r.
-func (l *lease) entry(r lock.Resource, id lock.HoldID) (*entry, error) {
-	if _, err := l.begin(); err != nil {
-		return nil, err
+// own returns the lease's own hold or waiter, or nil.
+func (l *lease) own(r leasekit.Ref) *entry {
+	e := l.store.resources[r.Resource].find(r.ID)
+	if e == nil || e.Value.lease != l {
+		return nil
 	}
-	e := l.entries[id]
-	if e == nil || e.resource.name != r {
-		return nil, lock.ErrNotHolder
-	}
-	return e, nil
+	return e
 }
 
-// drop ends a lease with everything on it. All its entries go before anything
-// is handed on, so that no waiter of the lease is granted on the way out.
-func (s *Store) drop(l *lease) {
+// wasForcedOut tells, once, whether a waiter was taken out by ForceRelease.
+func (l *lease) wasForcedOut(id lock.HoldID) bool {
+	_, was := l.forcedOut[id]
+	delete(l.forcedOut, id)
+	return was
+}
+
+func (l *lease) link(e *entry) {
+	e.Value.next = l.first
+	if l.first != nil {
+		l.first.Value.prev = e
+	}
+	l.first = e
+	l.count++
+}
+
+func (l *lease) unlink(e *entry) {
+	v := &e.Value
+	if v.prev == nil {
+		l.first = v.next
+	} else {
+		v.prev.Value.next = v.next
+	}
+	if v.next != nil {
+		v.next.Value.prev = v.prev
+	}
+	v.prev, v.next = nil, nil
+	l.count--
+}
+
+// drop ends a lease with everything on it, for ever. All its entries go before
+// anything is handed on, so that no waiter of the lease is granted on the way out.
+func (s *Store) drop(l *lease, now time.Duration) {
 	if l.over {
 		return
 	}
 	l.over = true
 	delete(s.leases, l)
-	entries := l.entries
-	l.entries = nil
-	for _, e := range entries {
+	s.endings.cancel(&l.end)
+	resources := make([]*resource, 0, l.count)
+	for e := l.first; e != nil; e = l.first {
+		resources = append(resources, e.Value.resource)
 		s.unlink(e)
 	}
-	for _, e := range entries {
-		s.promote(e.resource)
+	for _, r := range resources {
+		s.promote(r, now)
 	}
+	l.push(leasekit.Push{Kind: leasekit.Over})
+	close(l.dropped)
 }

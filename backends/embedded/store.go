@@ -2,19 +2,20 @@
 // sidecar that serves one host alone. It is also the reference model of the
 // store contract, with which the other stores are compared.
 //
-// All state stands under one mutex, and every change hands the resource on to
-// the head of its queue before the mutex is let go. So there is no moment at
-// which a resource is free while somebody waits for it, and a waiter is woken
-// only when it holds the lock.
+// Package queue decides who is next, package leasekit makes a lease of what is
+// here: a table of resources, the moments at which leases and graces end, and one
+// mutex. Every change hands the resource on to the front of its queue before the
+// mutex is let go. So there is no moment at which a resource is free while
+// somebody waits for it, and a waiter is woken only when it holds the lock.
 package embedded
 
 import (
 	"context"
 	"fmt"
-	"math"
 	"sync"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -22,16 +23,19 @@ import (
 // other; what it knows is gone with the process.
 type Store struct {
 	clock lock.Clock
+	wall  func() time.Time
 
-	mu        sync.Mutex
-	closed    bool
-	lastFence lock.Fence // of all resources together, so that a free resource leaves nothing behind
-	resources map[lock.Resource]*resource
-	leases    map[*lease]struct{}
-	revoked   map[*entry]time.Duration // holds whose release was forced, and when their grace ends
-	due       time.Duration            // nothing ends by itself before this moment
+	mu         sync.Mutex
+	closed     bool
+	number     int64 // of the last fence, of all resources together: a free resource leaves nothing behind
+	wallAtZero int64 // the wall clock at the clock's zero, in microseconds since the Unix epoch
+	resources  map[lock.Resource]*resource
+	spare      *resource   // that is in use no more, for the next one
+	listed     []*resource // the same in no order, to walk through them in steps
+	leases     map[*lease]struct{}
+	endings    endings // of leases, and of graces
 
-	rearm   chan struct{} // due has become earlier
+	rearm   chan struct{} // something ends sooner than all before
 	stop    chan struct{}
 	stopped chan struct{}
 }
@@ -44,17 +48,13 @@ type Option func(*Store)
 // WithClock sets the clock on which leases end; the default is lock.BootTime.
 func WithClock(c lock.Clock) Option { return func(s *Store) { s.clock = c } }
 
-// never is the due time when nothing can end by itself.
-const never = time.Duration(math.MaxInt64)
-
 // New returns an empty store. Close it when it is no longer needed.
 func New(opts ...Option) *Store {
 	s := &Store{
 		clock:     lock.BootTime,
+		wall:      time.Now,
 		resources: make(map[lock.Resource]*resource),
 		leases:    make(map[*lease]struct{}),
-		revoked:   make(map[*entry]time.Duration),
-		due:       never,
 		rearm:     make(chan struct{}, 1),
 		stop:      make(chan struct{}),
 		stopped:   make(chan struct{}),
@@ -67,53 +67,68 @@ func New(opts ...Option) *Store {
 }
 
 // OpenLease implements lock.Backend. A TTL out of bounds is a *lock.InvalidError.
-func (s *Store) OpenLease(_ context.Context, o lock.LeaseOptions) (lock.Lease, error) {
+func (s *Store) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease, error) {
+	return s.open(ctx, o, func(d leasekit.Driver) leasekit.Driver { return d })
+}
+
+// open opens a lease; between puts something between it and the store.
+func (s *Store) open(ctx context.Context, o lock.LeaseOptions, between func(leasekit.Driver) leasekit.Driver) (lock.Lease, error) {
 	if o.TTL < lock.MinTTL || o.TTL > lock.MaxTTL {
 		return nil, &lock.InvalidError{Field: "ttl", Problem: fmt.Sprintf("is %s, must be %s to %s", o.TTL, lock.MinTTL, lock.MaxTTL)}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now, err := s.begin()
+	l := &lease{
+		store:          s,
+		id:             lock.NewLeaseID(),
+		sidecar:        o.Sidecar,
+		ttl:            o.TTL,
+		push:           func(leasekit.Push) {}, // it has asked for nothing yet
+		listening:      make(chan struct{}),
+		dropped:        make(chan struct{}),
+		unacknowledged: make(map[*entry]struct{}),
+		forcedOut:      make(map[lock.HoldID]struct{}),
+	}
+	l.end.over = func(now time.Duration) { s.drop(l, now) }
+	opened, err := s.enter(l)
 	if err != nil {
 		return nil, err
 	}
-	l := &lease{
-		store:    s,
-		id:       lock.NewLeaseID(),
-		sidecar:  o.Sidecar,
-		ttl:      o.TTL,
-		deadline: now + o.TTL,
-		entries:  make(map[lock.HoldID]*entry),
-		events:   make(chan lock.Event, eventBuffer),
-		done:     make(chan struct{}),
-	}
-	s.leases[l] = struct{}{}
-	s.dueBy(l.deadline)
-	return l, nil
+	kit := leasekit.Start(ctx, between(l), leasekit.Options{ID: l.id, TTL: o.TTL, Clock: s.clock, Opened: opened, Unproven: true})
+	<-l.listening
+	return kit, nil
 }
 
-// ForceRelease implements lock.Backend. A second call for the same hold can
-// make its grace shorter, not longer.
+func (s *Store) enter(l *lease) (now time.Duration, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now, err = s.begin()
+	if err == nil {
+		s.leases[l] = struct{}{}
+		s.endsAt(&l.end, now+l.ttl)
+		s.setWall(now)
+	}
+	return now, err
+}
+
+// ForceRelease implements lock.Backend.
 func (s *Store) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldID, grace time.Duration) error {
-	gone, err := s.revoke(r, id, grace)
+	f, err := s.force(r, id, max(grace, 0))
 	if err != nil {
 		return fmt.Errorf("force release: %w", err)
 	}
+	if f == nil {
+		return nil
+	}
 	select {
-	case <-gone:
+	case <-f.gone:
 		return nil
 	case <-ctx.Done():
-		select {
-		case <-gone: // both at once
-			return nil
-		default:
-		}
 		return fmt.Errorf("force release: %w: grace is not over: %w", lock.ErrUnavailable, context.Cause(ctx))
 	}
 }
 
-// revoke begins the end of a hold or waiter. The channel is closed when it is gone.
-func (s *Store) revoke(r lock.Resource, id lock.HoldID, grace time.Duration) (<-chan struct{}, error) {
+// force takes out a waiter, or a hold with grace 0, and returns nil; or it begins
+// the end of a hold.
+func (s *Store) force(r lock.Resource, id lock.HoldID, grace time.Duration) (*force, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now, err := s.begin()
@@ -124,29 +139,29 @@ func (s *Store) revoke(r lock.Resource, id lock.HoldID, grace time.Duration) (<-
 	if e == nil {
 		return nil, lock.ErrNotHolder
 	}
-	if e.changed == nil {
-		e.changed = make(chan struct{})
+	l := e.Value.lease
+	if e.Waiting() { // it learns it when it asks
+		l.forcedOut[id] = struct{}{}
+		s.remove(e, now)
+		l.push(leasekit.Push{Kind: leasekit.Woken, Ref: leasekit.Ref{Resource: r, ID: id}})
+		return nil, nil //nolint:nilnil // said above
 	}
-	gone := e.changed
-	if e.state == waiting { // its Acquire says so, there is no event
-		s.remove(e)
-		return gone, nil
-	}
-	grace = max(grace, 0)
-	if end, again := s.revoked[e]; !again || now+grace < end {
-		e.state = revoked
-		s.revoked[e] = now + grace
-		s.dueBy(now + grace)
-		ev := lock.Event{Kind: lock.Revoked, Resource: r, ID: id}
-		if grace > 0 {
-			ev.Until = now + grace
+	f := e.Value.force
+	if f == nil || grace < f.grace {
+		if f == nil {
+			f = &force{gone: make(chan struct{})}
+			f.end.over = func(now time.Duration) { s.remove(e, now) }
+			e.Value.force = f
 		}
-		e.lease.tell(ev)
+		f.grace = grace
+		l.unacknowledged[e] = struct{}{}
+		l.push(leasekit.Push{Kind: leasekit.Revoked, Ref: ref(e), Grace: grace})
 	}
 	if grace == 0 {
-		s.remove(e)
+		s.remove(e, now)
+		return nil, nil //nolint:nilnil // said above
 	}
-	return gone, nil
+	return f, nil
 }
 
 // Ping implements lock.Backend.
@@ -165,7 +180,7 @@ func (s *Store) Close() error {
 		return nil
 	}
 	for l := range s.leases {
-		s.drop(l)
+		s.drop(l, s.clock())
 	}
 	s.closed = true
 	s.mu.Unlock()
@@ -181,15 +196,19 @@ func (s *Store) begin() (now time.Duration, err error) {
 		return 0, fmt.Errorf("%w: the embedded store is closed", lock.ErrUnavailable)
 	}
 	now = s.clock()
-	if now >= s.due {
-		s.sweep(now)
-	}
+	s.sweep(now)
 	return now, nil
 }
 
-// nextFence is larger than every fence this store has given, and, through the
-// wall clock, than those of its predecessors before a restart.
-func (s *Store) nextFence() lock.Fence {
-	s.lastFence = max(s.lastFence+1, lock.Fence(time.Now().UnixMicro()))
-	return s.lastFence
+// setWall notes the wall clock, which costs more to read than the store's. Every
+// new lease and every heartbeat does.
+func (s *Store) setWall(now time.Duration) {
+	s.wallAtZero = s.wall().Add(-now).UnixMicro()
+}
+
+// nextFence is larger than every fence this store has given, whatever the wall
+// clock does, and, as long as that goes on, than those before a restart.
+func (s *Store) nextFence(now time.Duration) lock.Fence {
+	s.number = max(s.number+1, s.wallAtZero+now.Microseconds())
+	return lock.FenceOf(s.number)
 }

@@ -9,8 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -28,13 +26,13 @@ func bubble(t *testing.T, f func(t *testing.T, s *Store)) {
 	})
 }
 
-func open(t *testing.T, s *Store) *lease {
+func open(t *testing.T, s *Store) lock.Lease {
 	t.Helper()
 	l, err := s.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return l.(*lease)
+	return l
 }
 
 func acquire(t *testing.T, l lock.Lease, r lock.Resource, m lock.Mode) lock.Grant {
@@ -126,123 +124,6 @@ func TestSuspendIsNoticed(t *testing.T) {
 	})
 }
 
-func TestGraceEndsOnTheMoment(t *testing.T) {
-	bubble(t, func(t *testing.T, s *Store) {
-		a, b := open(t, s), open(t, s)
-		g := acquire(t, a, "r", lock.Exclusive)
-		start := time.Now()
-		granted := make(chan time.Duration)
-		go func() {
-			acquire(t, b, "r", lock.Exclusive)
-			granted <- time.Since(start)
-		}()
-		synctest.Wait()
-		forced := make(chan time.Duration)
-		for _, grace := range []time.Duration{3 * time.Second, 2 * time.Second, 4 * time.Second} { // the shortest counts
-			go func() {
-				if err := s.ForceRelease(t.Context(), "r", g.ID, grace); err != nil {
-					t.Errorf("ForceRelease: %v", err)
-				}
-				forced <- time.Since(start)
-			}()
-			synctest.Wait()
-		}
-		for range 3 {
-			if got := <-forced; got != 2*time.Second {
-				t.Errorf("ForceRelease returned after %s, want 2s", got)
-			}
-		}
-		if got := <-granted; got != 2*time.Second {
-			t.Errorf("granted after %s, want 2s", got)
-		}
-		for _, want := range []time.Duration{3 * time.Second, 2 * time.Second} {
-			if diff := cmp.Diff(lock.Event{Kind: lock.Revoked, Resource: "r", ID: g.ID, Until: want}, <-a.Events()); diff != "" {
-				t.Errorf("event (-want +got):\n%s", diff)
-			}
-		}
-		shut(t, a)
-		shut(t, b)
-	})
-}
-
-// What is gone at once is told as gone, whatever the caller's context says.
-func TestForceReleaseNeedsNoContext(t *testing.T) {
-	bubble(t, func(t *testing.T, s *Store) {
-		a := open(t, s)
-		over, cancel := context.WithCancel(t.Context())
-		cancel()
-		for range 50 {
-			if err := s.ForceRelease(over, "r", acquire(t, a, "r", lock.Shared).ID, 0); err != nil {
-				t.Fatalf("ForceRelease: %v", err)
-			}
-		}
-		g := acquire(t, a, "r", lock.Exclusive)
-		if err := s.ForceRelease(over, "r", g.ID, time.Second); !errors.Is(err, context.Canceled) || !errors.Is(err, lock.ErrUnavailable) {
-			t.Errorf("ForceRelease with a grace: %v, want Canceled and ErrUnavailable", err)
-		}
-		acquire(t, a, "r", lock.Exclusive) // the hold ended all the same
-		shut(t, a)
-	})
-}
-
-// A grant that is forced before its Acquire has returned was told to nobody, so
-// nothing waits for a grace.
-func TestForcedBeforeTold(t *testing.T) {
-	bubble(t, func(t *testing.T, s *Store) {
-		a := open(t, s)
-		holder := acquire(t, a, "r", lock.Exclusive)
-		q := lock.Request{ID: "q", Resource: "r", Mode: lock.Exclusive}
-		_, e, changed, err := a.request(t.Context(), q) // the first half of Acquire
-		if e == nil {
-			t.Fatal(err)
-		}
-		if err := a.Release(t.Context(), "r", holder.ID); err != nil {
-			t.Fatal(err)
-		}
-		<-changed
-		go func() {
-			if err := s.ForceRelease(t.Context(), "r", "q", time.Hour); err != nil {
-				t.Errorf("ForceRelease: %v", err)
-			}
-		}()
-		synctest.Wait()
-		if _, err := a.settle(t.Context(), e); !errors.Is(err, lock.ErrNotHolder) {
-			t.Errorf("Acquire: %v, want ErrNotHolder", err)
-		}
-		synctest.Wait()
-		s.mu.Lock()
-		if len(s.resources) != 0 {
-			t.Error("the hold is there")
-		}
-		s.mu.Unlock()
-		shut(t, a)
-	})
-}
-
-// Of two calls with one id, the one that gives up does not take the place away
-// from the other.
-func TestPlaceIsSharedByCalls(t *testing.T) {
-	bubble(t, func(t *testing.T, s *Store) {
-		a := open(t, s)
-		holder := acquire(t, a, "r", lock.Exclusive)
-		q := lock.Request{ID: "q", Resource: "r", Mode: lock.Shared}
-		short, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		stays := make(chan error)
-		go func() { _, err := a.Acquire(t.Context(), q); stays <- err }()
-		if _, err := a.Acquire(short, q); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("the first: %v, want DeadlineExceeded", err)
-		}
-		if err := a.Release(t.Context(), "r", holder.ID); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-stays; err != nil {
-			t.Errorf("the second: %v", err)
-		}
-		shut(t, a)
-	})
-}
-
 func TestMistakesOfTheCaller(t *testing.T) {
 	bubble(t, func(t *testing.T, s *Store) {
 		a := open(t, s)
@@ -267,34 +148,6 @@ func TestMistakesOfTheCaller(t *testing.T) {
 			}
 		}
 		shut(t, a)
-	})
-}
-
-// A reader of events that falls behind holds nobody up, and misses nothing.
-func TestSlowReaderOfEvents(t *testing.T) {
-	bubble(t, func(t *testing.T, s *Store) {
-		a := open(t, s)
-		force := func(n int) {
-			for i := range n {
-				r := lock.Resource(fmt.Sprint(i))
-				g := acquire(t, a, r, lock.Exclusive)
-				if err := s.ForceRelease(t.Context(), r, g.ID, 0); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		const n = 10 * eventBuffer
-		for range 2 {
-			force(n)
-			for i := range n {
-				if ev := <-a.Events(); ev.Resource != lock.Resource(fmt.Sprint(i)) {
-					t.Fatalf("event %d is of %q", i, ev.Resource)
-				}
-			}
-			synctest.Wait()
-		}
-		force(n)
-		shut(t, a) // with events that nobody reads
 	})
 }
 
@@ -346,11 +199,11 @@ func TestMemoryPerHold(t *testing.T) {
 	defer s.Close()
 	a := open(t, s)
 	const n = 20_000
-	before := heap()
+	before := heapSize()
 	for i := range n {
 		acquire(t, a, lock.Resource(fmt.Sprintf("orders/%d", i)), lock.Exclusive)
 	}
-	each := (heap() - before) / n
+	each := (heapSize() - before) / n
 	t.Logf("%d bytes a hold", each)
 	if each > 640 {
 		t.Errorf("a hold costs %d bytes", each)
@@ -359,7 +212,7 @@ func TestMemoryPerHold(t *testing.T) {
 	s.empty(t)
 }
 
-func heap() int64 {
+func heapSize() int64 {
 	runtime.GC()
 	runtime.GC()
 	var m runtime.MemStats

@@ -2,6 +2,7 @@ package embedded
 
 import (
 	"context"
+	"iter"
 	"math"
 	"slices"
 	"strings"
@@ -14,16 +15,19 @@ import (
 // have thousands of readers, and a refusal should cost little.
 const briefHolders = 8
 
-// view is a copy of a resource, taken under the mutex. Owners are decoded after
-// the mutex is let go.
+// view is a copy of a resource, taken under the mutex: of what can change, and no
+// more, because there may be thousands. The rest is done after the mutex is let go.
 type view struct {
 	name             lock.Resource
 	holders, waiters []row
 }
 
 type row struct {
-	holding lock.Holding
-	owner   string
+	*entry
+	fence   lock.Fence
+	age     time.Duration
+	mode    lock.Mode
+	revoked bool
 }
 
 // Get implements lock.Backend.
@@ -42,6 +46,9 @@ func (s *Store) look(name lock.Resource) (view, error) {
 	return s.resources[name].view(name, now), nil
 }
 
+// listStep is how many names List looks at before it lets others in.
+const listStep = 1000
+
 // List implements lock.Backend. A Limit out of bounds is taken as lock.MaxPage.
 func (s *Store) List(_ context.Context, prefix string, p lock.Page) ([]lock.Status, error) {
 	limit := p.Limit
@@ -52,7 +59,6 @@ func (s *Store) List(_ context.Context, prefix string, p lock.Page) ([]lock.Stat
 	if err != nil {
 		return nil, err
 	}
-	slices.Sort(names) // outside the mutex: there may be a lot of them
 	var all []lock.Status
 	for _, name := range names {
 		if len(all) == limit {
@@ -69,72 +75,81 @@ func (s *Store) List(_ context.Context, prefix string, p lock.Page) ([]lock.Stat
 	return all, nil
 }
 
+// names gives the names with the prefix after one, in order.
 func (s *Store) names(prefix string, after lock.Resource) ([]lock.Resource, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, err := s.begin(); err != nil {
-		return nil, err
-	}
 	var names []lock.Resource
-	for name := range s.resources {
-		if name > after && strings.HasPrefix(string(name), prefix) {
-			names = append(names, name)
+	for from := math.MaxInt; from > 0; {
+		s.mu.Lock()
+		if _, err := s.begin(); err != nil {
+			s.mu.Unlock()
+			return nil, err
 		}
+		// From the end: what is moved to fill a gap comes from there, so that it
+		// may be seen twice between two steps, and is never missed.
+		from = min(from, len(s.listed))
+		to := max(from-listStep, 0)
+		for _, r := range s.listed[to:from] {
+			if r.name > after && strings.HasPrefix(string(r.name), prefix) {
+				names = append(names, r.name)
+			}
+		}
+		s.mu.Unlock()
+		from = to
 	}
-	return names, nil
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// find gives the hold or waiter of an id, or nil; r may be nil.
+func (r *resource) find(id lock.HoldID) *entry {
+	if r == nil {
+		return nil
+	}
+	return r.Find(id)
 }
 
 // view copies the whole resource; r may be nil.
 func (r *resource) view(name lock.Resource, now time.Duration) view {
-	v := view{name: name}
-	if r != nil {
-		v.holders = r.holders.rows(now, math.MaxInt)
-		v.waiters = r.waiters.rows(now, math.MaxInt)
+	if r == nil {
+		return view{name: name}
 	}
-	return v
+	holders, waiters := r.Len()
+	return view{name: name, holders: rows(r.Holders(), holders, now), waiters: rows(r.Waiters(), waiters, now)}
 }
 
-// brief copies the first few holders; r may be nil.
-func (r *resource) brief(name lock.Resource, now time.Duration) view {
-	v := view{name: name}
-	if r != nil {
-		v.holders = r.holders.rows(now, briefHolders)
-	}
-	return v
+// brief copies the first few holders.
+func (r *resource) brief(now time.Duration) view {
+	holders, _ := r.Len()
+	return view{name: r.name, holders: rows(r.Holders(), min(holders, briefHolders), now)}
 }
 
-func (l *list) rows(now time.Duration, limit int) []row {
-	var rows []row
-	for e := l.first; e != nil && len(rows) < limit; e = e.next {
-		rows = append(rows, e.row(now))
+func rows(entries iter.Seq[*entry], n int, now time.Duration) []row {
+	all := make([]row, 0, n)
+	for e := range entries {
+		if len(all) == n {
+			break
+		}
+		v := &e.Value
+		all = append(all, row{entry: e, fence: v.fence, age: now - v.since, mode: e.Room().Mode(), revoked: v.force != nil})
 	}
-	return rows
-}
-
-func (e *entry) row(now time.Duration) row {
-	return row{owner: e.owner, holding: lock.Holding{
-		ID:      e.id,
-		Mode:    e.mode,
-		Fence:   e.fence,
-		Age:     now - e.since,
-		Lease:   e.lease.id,
-		Sidecar: e.lease.sidecar,
-		Revoked: e.state == revoked,
-	}}
+	return all
 }
 
 func (v view) status() lock.Status {
-	return lock.Status{Resource: v.name, Holders: decode(v.holders), Waiters: decode(v.waiters)}
+	return lock.Status{Resource: v.name, Holders: holdings(v.holders), Waiters: holdings(v.waiters)}
 }
 
-func decode(rows []row) []lock.Holding {
+func holdings(rows []row) []lock.Holding {
 	if len(rows) == 0 {
 		return nil
 	}
 	hs := make([]lock.Holding, len(rows))
 	for i, r := range rows {
-		hs[i] = r.holding
-		hs[i].Owner = lock.DecodeOwner(r.owner)
+		l := r.Value.lease
+		hs[i] = lock.Holding{
+			ID: r.ID, Mode: r.mode, Fence: r.fence, Age: r.age, Revoked: r.revoked,
+			Lease: l.id, Sidecar: l.sidecar, Owner: lock.DecodeOwner(r.Value.owner),
+		}
 	}
 	return hs
 }

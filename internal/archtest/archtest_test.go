@@ -32,9 +32,9 @@ var house = []room{
 	{path: "session", may: "lock heartbeat", test: "backends/embedded"},
 
 	// Stores never know each other.
-	{path: "backends/backendtest", may: "lock"},
-	{path: "backends/leasekit", may: "lock"},
 	{path: "backends/queue", may: "lock"},
+	{path: "backends/backendtest", may: "lock backends/queue"},
+	{path: "backends/leasekit", may: "lock"},
 	{path: "backends/storeurl", may: "lock"},
 	{path: "backends/embedded", may: "lock backends/leasekit backends/queue", test: "backends/backendtest"},
 	{path: "backends/redislock", may: "lock backends/leasekit backends/storeurl", test: "backends/backendtest internal/testengine"},

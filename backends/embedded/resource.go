@@ -1,0 +1,100 @@
+package embedded
+
+import (
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/backends/queue"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// resource is in the store only as long as somebody holds or waits.
+type resource struct {
+	queue.Queue[hold]
+	name  lock.Resource
+	index int // in Store.listed; -1: it is not in the store
+}
+
+// entry is one hold or one waiter.
+type entry = queue.Entry[hold]
+
+// hold is what the store keeps with an entry.
+type hold struct {
+	resource   *resource
+	lease      *lease
+	prev, next *entry // of the lease
+	owner      string
+	since      time.Duration // on the store's clock, granted or queued
+	fence      lock.Fence
+	force      *force // nil: its release is not forced
+}
+
+// force is a forced release under way. The hold blocks until it is released,
+// until its lease is over, or until grace has passed since the holder's sidecar
+// has acknowledged it.
+type force struct {
+	grace time.Duration
+	end   ending        // set by the acknowledgement
+	gone  chan struct{} // closed when the hold is
+}
+
+// put makes a request a hold or a waiter on r, or on a new resource where that
+// is nil.
+func (s *Store) put(r *resource, l *lease, q lock.Request, now time.Duration) *entry {
+	if r == nil {
+		if r = s.spare; r == nil {
+			r = new(resource)
+		}
+		s.spare = nil
+		r.name, r.index = q.Resource, len(s.listed)
+		s.resources[q.Resource] = r
+		s.listed = append(s.listed, r)
+	}
+	e := &entry{ID: q.ID, Value: hold{resource: r, lease: l, owner: q.Owner, since: now}}
+	r.Put(e, queue.RoomOf(q.Mode))
+	if e.Held() {
+		e.Value.fence = s.nextFence(now)
+	}
+	l.link(e)
+	return e
+}
+
+// remove ends a hold or waiter and hands the resource on.
+func (s *Store) remove(e *entry, now time.Duration) {
+	s.unlink(e)
+	s.promote(e.Value.resource, now)
+}
+
+// unlink takes e out, and leaves handing on to the caller.
+func (s *Store) unlink(e *entry) {
+	v := &e.Value
+	v.resource.Remove(e)
+	v.lease.unlink(e)
+	if v.force != nil {
+		delete(v.lease.unacknowledged, e)
+		s.endings.cancel(&v.force.end)
+		close(v.force.gone)
+	}
+}
+
+// promote grants what can be granted from the front of the queue, and forgets
+// the resource when nobody is left.
+func (s *Store) promote(r *resource, now time.Duration) {
+	for e := r.Next(); e != nil; e = r.Next() {
+		e.Value.since, e.Value.fence = now, s.nextFence(now)
+		e.Value.lease.push(leasekit.Push{Kind: leasekit.Granted, Ref: ref(e), Fence: e.Value.fence})
+	}
+	if r.Empty() && r.index >= 0 {
+		delete(s.resources, r.name)
+		last := s.listed[len(s.listed)-1]
+		s.listed[r.index], last.index = last, r.index
+		s.listed[len(s.listed)-1] = nil
+		s.listed = s.listed[:len(s.listed)-1]
+		r.index = -1
+		s.spare = r
+	}
+}
+
+func ref(e *entry) leasekit.Ref {
+	return leasekit.Ref{Resource: e.Value.resource.name, ID: e.ID}
+}
