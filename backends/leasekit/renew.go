@@ -141,7 +141,8 @@ func (l *Lease) compare(ctx context.Context) ([]lock.Event, error) {
 	l.suspect = false
 	known := make(map[lock.HoldID]uint64, len(l.entries))
 	for id, e := range l.entries {
-		if e.stored && !e.busy && !(e.held && e.revoked) { // the end of a forced hold was told
+		told := e.held && e.revoked // its end is no news
+		if e.stored && !e.busy && !told {
 			known[id] = e.touched
 		}
 	}

@@ -253,20 +253,24 @@ func (q *Queue[V]) Position(e *Entry[V]) int {
 
 // Holders gives the holds as they were granted.
 func (q *Queue[V]) Holders() iter.Seq[*Entry[V]] {
-	return func(yield func(*Entry[V]) bool) {
-		for e := q.first; e != nil && yield(e); e = e.next {
-		}
-	}
+	return func(yield func(*Entry[V]) bool) { q.eachHolder(yield) }
 }
 
 // Waiters gives the queue from its front.
 func (q *Queue[V]) Waiters() iter.Seq[*Entry[V]] { return q.waiters.all }
 
 func (q *Queue[V]) all(yield func(*Entry[V]) bool) {
+	if q.eachHolder(yield) {
+		q.waiters.all(yield)
+	}
+}
+
+// eachHolder tells whether yield wants more.
+func (q *Queue[V]) eachHolder(yield func(*Entry[V]) bool) bool {
 	for e := q.first; e != nil; e = e.next {
 		if !yield(e) {
-			return
+			return false
 		}
 	}
-	q.waiters.all(yield)
+	return true
 }

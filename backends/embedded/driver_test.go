@@ -1,0 +1,140 @@
+package embedded
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// driver opens a lease that gets no pushes, and gives the store's side of it, for
+// requests that the kit would not send.
+func driver(t *testing.T, s *Store) (lock.Lease, *lease) {
+	t.Helper()
+	var l *lease
+	v := &visitor{Store: s}
+	v.asleep.Store(true)
+	kit, err := s.open(t.Context(), lock.LeaseOptions{TTL: ttl}, func(d leasekit.Driver) leasekit.Driver {
+		l = d.(*lease)
+		return &way{Driver: d, v: v}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kit, l
+}
+
+// An acknowledgement counts for the grace that it names and longer ones, and the
+// first one counts.
+func TestAcknowledgements(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Store) {
+		a, l := driver(t, s)
+		g := acquire(t, a, "r", lock.Exclusive)
+		r := leasekit.Ref{Resource: "r", ID: g.ID}
+		renew := func(what string, want []leasekit.Revocation, acks ...leasekit.Revocation) {
+			t.Helper()
+			got, err := l.Renew(t.Context(), acks)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(leasekit.Renewal{Revoked: want, Entries: 1}, got); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", what, diff)
+			}
+		}
+		of := func(grace time.Duration) leasekit.Revocation { return leasekit.Revocation{Ref: r, Grace: grace} }
+		forces := []<-chan time.Duration{forced(t, s, g, 9*time.Second)}
+		renew("a force", []leasekit.Revocation{of(9 * time.Second)})
+		forces = append(forces, forced(t, s, g, 5*time.Second))
+		renew("a shorter one, and an acknowledgement of the first", []leasekit.Revocation{of(5 * time.Second)}, of(9*time.Second))
+		time.Sleep(time.Second)
+		renew("acknowledged", nil, of(5*time.Second))
+		forces = append(forces, forced(t, s, g, 7*time.Second))
+		renew("a longer one", nil)
+		time.Sleep(time.Second)
+		renew("acknowledged again", nil, of(5*time.Second))
+		for _, f := range forces {
+			at(t, "ForceRelease returned", f, 6*time.Second)
+		}
+		shut(t, a)
+	})
+}
+
+// The holder's sidecar knows nothing of a forced release yet, and asks again for
+// what it was never told that it has: that is the end of the hold.
+func TestAskForWhatIsForced(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Store) {
+		a, l := driver(t, s)
+		q := lock.Request{ID: "q", Resource: "r", Mode: lock.Exclusive}
+		if _, err := l.Ask(t.Context(), q); err != nil { // its answer is lost
+			t.Fatal(err)
+		}
+		f := forced(t, s, lock.Grant{Resource: "r", ID: "q"}, time.Hour)
+		if _, err := a.Acquire(t.Context(), q); !errors.Is(err, lock.ErrNotHolder) {
+			t.Errorf("Acquire: %v, want ErrNotHolder", err)
+		}
+		at(t, "ForceRelease returned", f, 0)
+		shut(t, a)
+	})
+}
+
+// The id of another lease's hold is not for use.
+func TestIDOfAnotherLease(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Store) {
+		a, b := open(t, s), open(t, s)
+		g := acquire(t, a, "r", lock.Shared)
+		if _, err := b.Acquire(t.Context(), lock.Request{ID: g.ID, Resource: "r", Mode: lock.Shared}); !errors.Is(err, lock.ErrInvalid) {
+			t.Errorf("Acquire: %v, want ErrInvalid", err)
+		}
+		if err := b.Release(t.Context(), "r", g.ID); !errors.Is(err, lock.ErrNotHolder) {
+			t.Errorf("Release: %v, want ErrNotHolder", err)
+		}
+		shut(t, a)
+		shut(t, b)
+	})
+}
+
+// A lease that ends grants nothing to its own waiters on the way out: the fence of
+// the one behind them is the next.
+func TestEndGrantsNothingToItself(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Store) {
+		a, b := open(t, s), open(t, s)
+		g := acquire(t, a, "r", lock.Exclusive)
+		own := make(chan error, 3)
+		for range cap(own) {
+			go func() {
+				_, err := a.Acquire(t.Context(), lock.Request{ID: lock.NewHoldID(), Resource: "r", Mode: lock.Exclusive})
+				own <- err
+			}()
+		}
+		synctest.Wait()
+		next := make(chan lock.Grant)
+		go func() { next <- acquire(t, b, "r", lock.Exclusive) }()
+		synctest.Wait()
+		shut(t, a)
+		if got := <-next; got.Fence != g.Fence+lock.FenceRange {
+			t.Errorf("the fence %d follows %d", got.Fence, g.Fence)
+		}
+		for range cap(own) {
+			if err := <-own; !errors.Is(err, lock.ErrLeaseLost) {
+				t.Errorf("a waiter of the lease: %v", err)
+			}
+		}
+		shut(t, b)
+	})
+}
+
+// A store that is closed ends what its leases run, also if nobody closes them.
+func TestCloseOfTheStoreEndsLeases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(WithClock(lock.GoTime()))
+		open(t, s)
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
