@@ -354,7 +354,10 @@ func (k *kit) events() []lock.Event {
 	for {
 		synctest.Wait()
 		select {
-		case ev := <-k.Events():
+		case ev, open := <-k.Events():
+			if !open {
+				return all
+			}
 			all = append(all, ev)
 		default:
 			return all

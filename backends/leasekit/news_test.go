@@ -17,7 +17,6 @@ func TestNewsStandsUntilReleased(t *testing.T) {
 		k.f.force(g.ID, 4*time.Second)
 		time.Sleep(time.Second)
 		known := k.clock()
-		go k.events()
 		for range 3 {
 			k.same("Heartbeat", k.beat(), revoked(g, known+4*time.Second))
 			time.Sleep(time.Second)
@@ -235,6 +234,127 @@ func TestRequestsUnderWay(t *testing.T) {
 		if took := k.clock() - start; took < maxInexact*ttl {
 			t.Errorf("compared after %s", took)
 		}
+	})
+}
+
+// What changes while a heartbeat is on its way is no reason to compare.
+func TestChangesDuringAHeartbeat(t *testing.T) {
+	for name, during := range map[string]func(k *kit, g lock.Grant) error{
+		"a grant": func(k *kit, _ lock.Grant) error {
+			_, err := k.Acquire(k.t.Context(), k.request("other"))
+			return err
+		},
+		"a release": func(k *kit, g lock.Grant) error { return k.Release(k.t.Context(), g.Resource, g.ID) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(k *kit) {
+				g := k.acquire("r")
+				k.f.on("renew", slow(2*time.Second))
+				beat := make(chan error, 1)
+				go func() { _, err := k.Heartbeat(k.t.Context()); beat <- err }()
+				synctest.Wait()
+				if err := during(k, g); err != nil {
+					t.Error(err)
+				}
+				if err := <-beat; err != nil {
+					t.Error(err)
+				}
+				if n := k.f.count("held"); n != 0 {
+					t.Errorf("compared %d times", n)
+				}
+			})
+		})
+	}
+	t.Run("a release that is carried out, and not answered yet", func(t *testing.T) {
+		bubble(t, func(k *kit) {
+			g := k.acquire("r")
+			k.f.on("withdraw", slow(2*time.Second))
+			released := make(chan error, 1)
+			go func() { released <- k.Release(k.t.Context(), "r", g.ID) }()
+			synctest.Wait()
+			k.same("Heartbeat", k.beat())
+			if n := k.f.count("held"); n != 0 {
+				t.Errorf("compared %d times", n)
+			}
+			if err := <-released; err != nil {
+				t.Error(err)
+			}
+		})
+	})
+}
+
+// A hold that changes while memories are compared has not vanished.
+func TestChangeDuringAComparison(t *testing.T) {
+	bubble(t, func(k *kit) {
+		k.f.change(func() { k.f.taken["r"] = true })
+		q := k.request("r")
+		done := k.begins(k.t.Context(), q)
+		k.f.lose(q.ID) // a failover lost the place
+		k.f.on("held", slow(2*time.Second))
+		k.f.change(func() { k.f.stranger = true })
+		beat := make(chan []lock.Event, 1)
+		go func() { beat <- k.beat() }()
+		synctest.Wait()
+		k.f.change(func() { k.f.free("r") })
+		k.f.push(Push{Kind: Woken, Ref: Ref{ID: q.ID}}) // it asks again, and is granted
+		if r := <-done; r.err != nil {
+			t.Error(r.err)
+		}
+		k.same("Heartbeat", <-beat)
+		k.same("the next", k.beat())
+	})
+}
+
+// A failover lost the acknowledgement: it is sent again.
+func TestAcknowledgementForgottenByTheStore(t *testing.T) {
+	bubble(t, func(k *kit) {
+		g := k.acquire("r")
+		k.f.force(g.ID, 5*time.Second)
+		k.beat()
+		k.events()
+		k.f.force(g.ID, 5*time.Second) // as it was before
+		k.beat()
+		k.beat()
+		if !k.f.entries[g.ID].acked {
+			t.Errorf("acknowledged: %+v", k.f.acks)
+		}
+	})
+}
+
+// A shorter force arrives while the acknowledgement of the first is on its way.
+func TestShorterForceDuringTheAcknowledgement(t *testing.T) {
+	bubble(t, func(k *kit) {
+		g := k.acquire("r")
+		k.f.on("renew", once(slow(time.Second)))
+		force := func(grace time.Duration) {
+			k.f.force(g.ID, grace)
+			k.f.push(Push{Kind: Revoked, Ref: Ref{"r", g.ID}, Grace: grace})
+		}
+		force(8 * time.Second)
+		k.same("Events", k.events(), revoked(g, 8*time.Second))
+		force(3 * time.Second)
+		time.Sleep(2 * time.Second)
+		k.same("Events", k.events(), revoked(g, 3*time.Second))
+		if n := len(k.f.acks); n != 2 || k.f.acks[n-1].Grace != 3*time.Second {
+			t.Errorf("acknowledged: %+v", k.f.acks)
+		}
+	})
+}
+
+// Of two heartbeats the later one counts, also where its answer comes first.
+func TestHeartbeatsThatOverlap(t *testing.T) {
+	bubble(t, func(k *kit) {
+		k.f.on("renew", once(slow(3*time.Second)))
+		first := make(chan struct{})
+		go func() { k.beat(); close(first) }()
+		time.Sleep(time.Second)
+		k.beat()
+		<-first
+		k.mu.Lock()
+		if k.renewed != time.Second {
+			t.Errorf("renewed at %s", k.renewed)
+		}
+		k.mu.Unlock()
 	})
 }
 
