@@ -216,6 +216,7 @@ func (l *lease) wasForcedOut(id lock.HoldID) bool {
 	return was
 }
 
+// link puts e in front of the lease's other entries.
 func (l *lease) link(e *entry) {
 	e.Value.next = l.first
 	if l.first != nil {
@@ -239,8 +240,8 @@ func (l *lease) unlink(e *entry) {
 	l.count--
 }
 
-// drop ends a lease with everything on it, for ever. All its entries go before
-// anything is handed on, so that no waiter of the lease is granted on the way out.
+// drop ends a lease with everything on it, for ever. What came last goes first, so
+// that no waiter of the lease is granted on the way out.
 func (s *Store) drop(l *lease, now time.Duration) {
 	if l.over {
 		return
@@ -248,13 +249,8 @@ func (s *Store) drop(l *lease, now time.Duration) {
 	l.over = true
 	delete(s.leases, l)
 	s.endings.cancel(&l.end)
-	resources := make([]*resource, 0, l.count)
-	for e := l.first; e != nil; e = l.first {
-		resources = append(resources, e.Value.resource)
-		s.unlink(e)
-	}
-	for _, r := range resources {
-		s.promote(r, now)
+	for l.first != nil {
+		s.remove(l.first, now)
 	}
 	l.push(leasekit.Push{Kind: leasekit.Over})
 	close(l.dropped)
