@@ -210,8 +210,9 @@ class Run:
             assert isinstance(e, LockSidecarError) and e.metadata.get(key), f"no {key}"
 
     def _do_acquire(self, step: dict[str, Any]) -> None:
-        options: dict[str, Any] = {"resource": step["resource"], "owner": step.get("owner", "")}
+        options: dict[str, Any] = {"resource": step["resource"], "owner": step.get("owner")}
         options["mode"] = Mode(step.get("mode", "EXCLUSIVE"))
+        options["reentrant"] = step.get("reentrant", False)
         if "wait" in step:
             options["wait"] = step["wait"] / 1000
         if "maxHold" in step:
@@ -335,6 +336,10 @@ class Run:
         self._sidecars[step["sidecar"]].expect_queue(
             step["resource"], step["holders"], step["waiters"], step["within"] / 1000
         )
+        if owners := step.get("owners"):
+            holders, _ = self._sidecars[step["sidecar"]].look(step["resource"])
+            told = [h["owner"] for h in holders]
+            assert all(is_ if want == "*" else is_ == want for want, is_ in zip(owners, told, strict=True)), told
 
     def _do_pause(self, step: dict[str, Any]) -> None:
         time.sleep(step["time"] / 1000)

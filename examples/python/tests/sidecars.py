@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -147,6 +148,82 @@ class Sidecar:
         if kind is not None:
             print(Path(self.log).read_text()[-5000:], file=sys.stderr)
         self.stop()
+
+
+class Relay:
+    """A socket before a sidecar's, on which calls can go wrong.
+
+    It hangs up on the first calls, as a sidecar on a busy machine does on those that
+    are slow to begin, on every other after it has read something. And it can lose the
+    answers to some requests.
+    """
+
+    def __init__(self, sidecar: Sidecar, hang_up: int = 0) -> None:
+        self._dir = tempfile.mkdtemp(prefix="lsr", dir="/tmp")
+        self.socket = os.path.join(self._dir, "s")
+        self.hung_up = 0
+        self.heads: list[str] = []  # the first line of each request by HTTP
+        self.lose: Callable[[str], bool] = lambda head: False  # whether the answer is lost; asked once a request
+        self._sidecar = sidecar
+        self._hang_up = hang_up
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.socket)
+        self._listener.listen(64)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                app, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            if self.hung_up < self._hang_up:
+                if self.hung_up % 2:
+                    app.recv(65536)
+                self.hung_up += 1
+                app.close()
+                continue
+            sidecar = socket.socket(socket.AF_UNIX)
+            sidecar.connect(self._sidecar.socket)
+            lost = threading.Event()
+            threading.Thread(target=self._up, args=(app, sidecar, lost), daemon=True).start()
+            threading.Thread(target=self._down, args=(app, sidecar, lost), daemon=True).start()
+
+    def _up(self, app: socket.socket, sidecar: socket.socket, lost: threading.Event) -> None:
+        try:
+            while data := app.recv(65536):
+                head = data.split(b"\r\n", 1)[0].decode("latin-1")
+                if head.endswith(" HTTP/1.1"):
+                    self.heads.append(head)
+                    if self.lose(head):
+                        lost.set()
+                sidecar.sendall(data)
+            sidecar.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # one of them has ended
+
+    def _down(self, app: socket.socket, sidecar: socket.socket, lost: threading.Event) -> None:
+        with app, sidecar:
+            try:
+                while (data := sidecar.recv(65536)) and not lost.is_set():
+                    app.sendall(data)
+            except OSError:
+                pass
+            for end in (app, sidecar):
+                try:
+                    end.shutdown(socket.SHUT_RDWR)  # wakes who reads
+                except OSError:
+                    pass
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        shutil.rmtree(self._dir, ignore_errors=True)
 
 
 class App:

@@ -36,19 +36,34 @@ def test_async_with(client: Client, sidecar: Sidecar) -> None:
     asyncio.run(main())
 
 
+def test_not_reentrant_unless_asked(client: Client) -> None:
+    async def main() -> None:
+        lock = client.lock("a/alone", wait=0)
+        async with lock as outer:
+            with pytest.raises(LockHeld):
+                await lock.acquire_async()
+            assert outer.count == 1
+            await outer.release()
+            async with lock:
+                pass
+
+    asyncio.run(main())
+
+
 def test_reentrant_by_task(client: Client) -> None:
+    lock = client.lock("a/again", wait=0, reentrant=True)
+
     async def other() -> None:
-        async with client.lock("a/again", wait=0):
+        async with lock:
             pass
 
     async def main() -> None:
-        lock = client.lock("a/again", wait=0)
         async with lock, lock as inner:
             assert inner.count == 2
             with pytest.raises(LockHeld):
                 await asyncio.create_task(other())
             with pytest.raises(LockHeld):
-                client.lock("a/again", wait=0).acquire()  # the thread is not the task
+                lock.acquire()  # the thread is not the task
         await asyncio.create_task(other())
 
     asyncio.run(main())
@@ -118,13 +133,13 @@ def test_cancelled_at_any_moment(client: Client, sidecar: Sidecar) -> None:
 
 def test_the_loop_ends_with_waits(client: Client, sidecar: Sidecar) -> None:
     async def main() -> None:
-        await client.lock("a/loop", owner="main").acquire_async()
+        await client.lock("a/loop", owner="main", reentrant=True).acquire_async()
         asyncio.create_task(client.lock("a/loop").acquire_async())  # noqa: RUF006
         await asyncio.sleep(0.1)
 
     asyncio.run(main())  # cancels the task
     sidecar.expect_queue("a/loop", 1, 0)
-    client.lock("a/loop", owner="main", wait=0).acquire()  # the session is the process's, not the loop's
+    client.lock("a/loop", owner="main", wait=0, reentrant=True).acquire()  # the session is the process's, not the loop's
 
 
 def test_lost(client: Client, sidecar: Sidecar) -> None:

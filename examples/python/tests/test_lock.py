@@ -85,34 +85,62 @@ def test_a_lock_is_used_again_and_again_by_many_threads(client: Client) -> None:
     assert total == 80
 
 
+def test_not_reentrant_unless_asked(client: Client, sidecar: Sidecar) -> None:
+    with client.lock("alone") as outer:
+        for lock in (client.lock("alone", wait=0), client.lock("alone", wait=0, reentrant=True)):
+            with pytest.raises(LockHeld) as e:
+                lock.acquire()
+            assert e.value.metadata["holder_pid"] and e.value.reason == "LOCK_HELD"
+        with pytest.raises(locksidecar.WaitTimeout):
+            client.lock("alone", wait=0.05).acquire()
+        assert outer.count == 1 and sidecar.queue("alone") == (1, 0)
+    with client.lock("alone", owner="import"), pytest.raises(LockHeld):
+        client.lock("alone", owner="import", wait=0).acquire()  # the owner only says who asks
+    with client.lock("alone", reentrant=True), pytest.raises(LockHeld):
+        client.lock("alone", wait=0).acquire()  # who enters again says so, too
+
+
 def test_reentrant_by_thread(client: Client) -> None:
-    with client.lock("again") as outer, client.lock("again", wait=0) as inner:
+    lock = client.lock("again", wait=0, reentrant=True)
+    with lock as outer, lock as inner:
         assert inner.count == 2 and inner.lock_id == outer.lock_id
 
         def other() -> None:
-            with pytest.raises(LockHeld) as e, client.lock("again", wait=0):
+            with pytest.raises(LockHeld) as e, lock:
                 pass
             assert e.value.metadata["holder_pid"] and e.value.reason == "LOCK_HELD"
 
         in_thread(other)
     assert outer.count == 0
-    in_thread(lambda: client.lock("again", wait=0).acquire().release())
+    in_thread(lambda: lock.acquire().release())
 
 
-def test_owner_is_shared_by_threads(client: Client) -> None:
-    with client.lock("shared-owner", owner="import"):
+def test_a_reentrant_owner_is_shared_by_threads(client: Client) -> None:
+    lock = client.lock("shared-owner", owner="import", wait=0, reentrant=True)
+    with lock:
 
         def same() -> None:
-            with client.lock("shared-owner", owner="import", wait=0) as held:
+            with lock as held:
                 assert held.count == 2
 
         in_thread(same)
 
 
 def test_an_owner_is_not_the_next_thread_of_the_same_number(client: Client) -> None:
-    in_thread(lambda: client.lock("left-behind").acquire())  # never released
+    lock = client.lock("left-behind", wait=0, reentrant=True)
+    in_thread(lock.acquire)  # never released
     with pytest.raises(LockHeld):
-        in_thread(lambda: client.lock("left-behind", wait=0).acquire())
+        in_thread(lock.acquire)
+
+
+def test_who_asks_is_in_lists(client: Client, sidecar: Sidecar) -> None:
+    owners = []
+    for resource in ("listed-1", "listed-2"):
+        with client.lock(resource):
+            owners.append(sidecar.look(resource)[0][0]["owner"])
+    assert owners[0].startswith("thread:") and owners[0] == owners[1]
+    with client.lock("listed-1", owner="import"):
+        assert sidecar.look("listed-1")[0][0]["owner"] == "import"
 
 
 def test_release_by_another_thread_and_twice(client: Client) -> None:
@@ -125,7 +153,8 @@ def test_release_by_another_thread_and_twice(client: Client) -> None:
 
 
 def test_a_second_release_takes_nothing_off_another_count(client: Client) -> None:
-    a, b = client.lock("twice").acquire(), client.lock("twice").acquire()
+    lock = client.lock("twice", reentrant=True)
+    a, b = lock.acquire(), lock.acquire()
     b.release()
     with pytest.raises(NotHolder):
         b.release()
@@ -159,8 +188,11 @@ def test_rwlock(client: Client, sidecar: Sidecar) -> None:
                 pass
 
         in_thread(another_reader)
-        with pytest.raises(locksidecar.UpgradeRefused):
-            rw.write().acquire()
+        with pytest.raises(LockHeld):
+            rw.write().acquire()  # it would wait for itself
+    reentrant = client.rwlock("rw", wait=0, reentrant=True)
+    with reentrant.read(), pytest.raises(locksidecar.UpgradeRefused):
+        reentrant.write().acquire()
     with rw.write() as held:
         with pytest.raises(LockHeld):
             in_thread(lambda: rw.read().acquire())
@@ -197,6 +229,24 @@ def test_a_lost_lock_does_not_hide_the_error_of_the_block(client: Client, sideca
         sidecar.http("DELETE", "/v1/locks/taken-2?grace=0s")
         assert held.lost.wait(PATIENCE)
         raise KeyError
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_end_of_a_block_releases_what_was_lost(client: Client, sidecar: Sidecar, fails: bool) -> None:
+    """That is how the sidecar knows that the loss was seen, and that nobody works any more."""
+    lock = client.lock("taken-3", reentrant=True)
+    with pytest.raises(KeyError if fails else LockLost), lock as outer:
+        with pytest.raises(KeyError if fails else LockLost), lock:
+            forcing = threading.Thread(target=sidecar.force, args=("taken-3", 60.0))
+            forcing.start()
+            assert outer.lost.wait(PATIENCE)
+            if fails:
+                raise KeyError
+        raise KeyError if fails else outer.problem  # type: ignore[misc]
+    forcing.join(PATIENCE)
+    assert not forcing.is_alive(), "the sidecar still waits for the release"
+    with client.lock("taken-3", wait=PATIENCE):
+        pass
 
 
 def test_max_hold(client: Client) -> None:

@@ -165,13 +165,13 @@ def test_errors_have_their_reasons() -> None:
 def test_messages() -> None:
     request = {
         "requestId": "ü1",
-        "acquire": {"resource": "r" * 200, "mode": "SHARED", "wait": 0.0, "maxHold": 1.5, "owner": ""},
+        "acquire": {"resource": "r" * 200, "mode": "SHARED", "wait": 0.0, "maxHold": 1.5, "owner": "", "reentrant": True},
     }
     raw = _proto.encode(_proto.SESSION_REQUEST, request)
     assert _proto.decode(_proto.SESSION_REQUEST, raw)["acquire"] == request["acquire"]
     assert _proto.decode(_proto.SESSION_REQUEST, _proto.encode(_proto.SESSION_REQUEST, {"release": {"lockId": "x"}})) == {
         "requestId": "",
-        "release": {"lockId": "x"},
+        "release": {"lockId": "x", "requestId": ""},
     }
     grant = {
         "lockId": "a",

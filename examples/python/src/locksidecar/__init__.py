@@ -93,11 +93,14 @@ def lock(
     *,
     wait: float | None = None,
     owner: str | None = None,
+    reentrant: bool = False,
     max_hold: float | None = None,
     mode: Mode = Mode.EXCLUSIVE,
 ) -> Lock:
     """See Client.lock."""
-    return _default.lock(resource, wait=wait, owner=owner, max_hold=max_hold, mode=mode)
+    return _default.lock(
+        resource, wait=wait, owner=owner, reentrant=reentrant, max_hold=max_hold, mode=mode
+    )
 
 
 def rwlock(
@@ -105,10 +108,11 @@ def rwlock(
     *,
     wait: float | None = None,
     owner: str | None = None,
+    reentrant: bool = False,
     max_hold: float | None = None,
 ) -> RWLock:
     """See Client.rwlock."""
-    return _default.rwlock(resource, wait=wait, owner=owner, max_hold=max_hold)
+    return _default.rwlock(resource, wait=wait, owner=owner, reentrant=reentrant, max_hold=max_hold)
 
 
 def locked(
@@ -116,8 +120,11 @@ def locked(
     *,
     wait: float | None = None,
     owner: str | None = None,
+    reentrant: bool = False,
     max_hold: float | None = None,
     mode: Mode = Mode.EXCLUSIVE,
 ) -> Callable[[_F], _F]:
     """See Client.locked."""
-    return _decorator.locked(default_client, resource, wait=wait, owner=owner, max_hold=max_hold, mode=mode)
+    return _decorator.locked(
+        default_client, resource, wait=wait, owner=owner, reentrant=reentrant, max_hold=max_hold, mode=mode
+    )

@@ -7,13 +7,14 @@ import importlib.util
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Literal, TypeVar
 
 from ._decorator import Resource, locked
-from ._errors import SessionClosed
+from ._errors import LockSidecarError, NoSidecar, SessionClosed, SidecarGone
 from ._http import HTTP
 from ._lock import Lock, RWLock
 from ._model import Mode, Transport
@@ -21,6 +22,10 @@ from ._session import Session
 from ._socket import default_socket
 
 TransportName = Literal["http", "grpc", "auto"]
+
+# For how long a session is tried to open while the sidecar hangs up. It does so after
+# 5 s on who is too slow to begin.
+_OPENING = 15.0
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -64,16 +69,21 @@ class Client:
         *,
         wait: float | None = None,
         owner: str | None = None,
+        reentrant: bool = False,
         max_hold: float | None = None,
         mode: Mode = Mode.EXCLUSIVE,
     ) -> Lock:
         """A lock, to be used in `with` and `async with`. Nothing is taken yet.
 
         wait: seconds; None: for ever; 0: try once.
-        owner: who may enter again. By default each thread and each task is an owner.
+        owner: who asks, for lists; by default the thread or the task.
+        reentrant: the owner may enter again what it has entered so, and releases as often.
+            Else each acquire stands alone: who asks twice waits for itself.
         max_hold: the lock is lost after so many seconds (0.1 to 86400).
         """
-        return Lock(self, resource, mode=mode, wait=wait, owner=owner, max_hold=max_hold)
+        return Lock(
+            self, resource, mode=mode, wait=wait, owner=owner, reentrant=reentrant, max_hold=max_hold
+        )
 
     def rwlock(
         self,
@@ -81,10 +91,11 @@ class Client:
         *,
         wait: float | None = None,
         owner: str | None = None,
+        reentrant: bool = False,
         max_hold: float | None = None,
     ) -> RWLock:
         """A lock that many can hold for reading: `rwlock("x").read()`, `.write()`."""
-        return RWLock(self, resource, wait=wait, owner=owner, max_hold=max_hold)
+        return RWLock(self, resource, wait=wait, owner=owner, reentrant=reentrant, max_hold=max_hold)
 
     def locked(
         self,
@@ -92,11 +103,14 @@ class Client:
         *,
         wait: float | None = None,
         owner: str | None = None,
+        reentrant: bool = False,
         max_hold: float | None = None,
         mode: Mode = Mode.EXCLUSIVE,
     ) -> Callable[[F], F]:
         """Decorates a function, or a coroutine function: it runs under the lock."""
-        return locked(lambda: self, resource, wait=wait, owner=owner, max_hold=max_hold, mode=mode)
+        return locked(
+            lambda: self, resource, wait=wait, owner=owner, reentrant=reentrant, max_hold=max_hold, mode=mode
+        )
 
     @property
     def draining(self) -> bool:
@@ -105,7 +119,10 @@ class Client:
         return session is not None and session.error is None and session.draining.is_set()
 
     def open(self) -> None:
-        """Open the session now, and not with the first lock. NoSidecar, Draining, …"""
+        """Open the session now, and not with the first lock. NoSidecar, Draining, …
+
+        A sidecar that hangs up before it has answered is asked again, for up to 15 s.
+        """
         self.session()
 
     def session(self) -> Session:
@@ -145,10 +162,23 @@ class Client:
                 self._after_fork()
                 session = None
             if session is None or session.error is not None:
-                name = self._name if self._name is not None else _program()
-                session = Session(self._connect(), name, self._metadata)
-                self._session = session
+                session = self._session = self._open_new()
             return session
+
+    def _open_new(self) -> Session:
+        name = self._name if self._name is not None else _program()
+        end = time.monotonic() + _OPENING
+        pause = 0.05
+        while True:
+            try:
+                return Session(self._connect(), name, self._metadata)
+            except (SidecarGone, NoSidecar) as e:
+                if not _passes(e) or time.monotonic() + pause > end:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
+            if self._closed:
+                raise SessionClosed("this client is closed")
 
     def _connect(self) -> Transport:
         path = self._path if self._path is not None else default_socket()
@@ -158,8 +188,8 @@ class Client:
 
     def close(self) -> None:
         """Release everything and end the session, and wait until the sidecar has done so."""
+        self._closed = True  # who opens a session sees it
         with self._opening:
-            self._closed = True
             session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -179,6 +209,14 @@ class Client:
         session, self._session = self._session, None
         if session is not None:
             session.forked()
+
+
+def _passes(e: LockSidecarError) -> bool:
+    """Whether it may help to ask again: the sidecar is there, and hung up, or its queue of calls is full.
+
+    Both happen on a busy machine, the first to clients that are slow to say what they want.
+    """
+    return isinstance(e, SidecarGone) or isinstance(e.__cause__, BlockingIOError)
 
 
 def _program() -> str:

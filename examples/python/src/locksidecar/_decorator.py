@@ -11,6 +11,7 @@ from ._model import Mode
 
 if TYPE_CHECKING:
     from ._client import Client
+    from ._lock import Lock
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -24,13 +25,15 @@ def locked(
     *,
     wait: float | None,
     owner: str | None,
+    reentrant: bool,
     max_hold: float | None,
     mode: Mode,
 ) -> Callable[[F], F]:
     """See Client.locked. The client is asked for when the function is called, not when it is defined."""
 
-    def name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        return resource if isinstance(resource, str) else resource(*args, **kwargs)
+    def lock(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
+        name = resource if isinstance(resource, str) else resource(*args, **kwargs)
+        return client().lock(name, wait=wait, owner=owner, reentrant=reentrant, max_hold=max_hold, mode=mode)
 
     def decorate(function: F) -> F:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -40,16 +43,14 @@ def locked(
 
             @functools.wraps(function)
             async def run_async(*args: Any, **kwargs: Any) -> Any:
-                lock = client().lock(name(args, kwargs), wait=wait, owner=owner, max_hold=max_hold, mode=mode)
-                async with lock:
+                async with lock(args, kwargs):
                     return await function(*args, **kwargs)
 
             return cast(F, run_async)
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            lock = client().lock(name(args, kwargs), wait=wait, owner=owner, max_hold=max_hold, mode=mode)
-            with lock:
+            with lock(args, kwargs):
                 return function(*args, **kwargs)
 
         return cast(F, run)

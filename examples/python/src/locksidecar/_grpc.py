@@ -278,18 +278,20 @@ class GRPC:
 def _request(call: Call) -> tuple[str, Mapping[str, Any]]:
     operation = call.operation
     if isinstance(operation, Release):
-        return "release", {"lockId": operation.lock_id}
+        return "release", {"lockId": operation.lock_id, "requestId": operation.request_id}
     if isinstance(operation, Downgrade):
         return "downgrade", {"lockId": operation.lock_id}
     assert isinstance(operation, Acquire)
-    for field, value in (("resource", operation.resource), ("owner", operation.owner)):
+    wanted = operation.wanted
+    for field, value in (("resource", wanted.resource), ("owner", wanted.owner)):
         _check(field, value)
     return "acquire", {
-        "resource": operation.resource,
-        "mode": operation.mode.value,
-        "wait": operation.wait,
-        "maxHold": operation.max_hold,
-        "owner": operation.owner,
+        "resource": wanted.resource,
+        "mode": wanted.mode.value,
+        "wait": wanted.wait,
+        "maxHold": wanted.max_hold,
+        "owner": wanted.owner,
+        "reentrant": wanted.reentrant,
     }
 
 

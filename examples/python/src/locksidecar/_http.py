@@ -90,7 +90,7 @@ class HTTP:
         self._idle: list[Connection] = []
         self._ended = False
         self._closed = False  # by us
-        self._chores: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self._chores: queue.SimpleQueue[Call | None] = queue.SimpleQueue()  # None: it is over
         self._starting = threading.Lock()
         self._cleaner: threading.Thread | None = None
 
@@ -127,6 +127,9 @@ class HTTP:
         try:
             connection.send(request("POST", "/v1/sessions", body), _OPEN_TIMEOUT)
             response = connection.receive()
+        except TimeoutError as e:
+            self._discard(connection)
+            raise SidecarSilent(_silence(_OPEN_TIMEOUT)) from e
         except (OSError, BadResponse) as e:
             self._discard(connection)
             raise self._broken(e) from e
@@ -146,10 +149,15 @@ class HTTP:
             events.connection.sock.settimeout(_OPEN_TIMEOUT)
             opened = next(events)["opened"]
             events.connection.sock.settimeout(None)
-        except StopIteration:
-            raise self._broken(None) from None
-        except (OSError, BadResponse, KeyError) as e:
-            raise self._broken(e) from e
+        except BaseException as e:
+            self._discard(events.connection)
+            if isinstance(e, TimeoutError):
+                raise SidecarSilent(_silence(_OPEN_TIMEOUT)) from e
+            if isinstance(e, StopIteration):
+                raise self._broken(None) from None
+            if isinstance(e, (OSError, BadResponse, KeyError)):
+                raise self._broken(e) from e
+            raise
         self._session = "/v1/sessions/" + quote(str(opened["sessionId"]), safe="")
         return sent, opened, events
 
@@ -235,23 +243,26 @@ class HTTP:
 
     def _encode(self, operation: Operation) -> bytes:
         if isinstance(operation, Acquire):
+            wanted = operation.wanted
             body: dict[str, Any] = {
-                "resource": operation.resource,
-                "mode": operation.mode.value,
-                "owner": operation.owner,
+                "resource": wanted.resource,
+                "mode": wanted.mode.value,
+                "owner": wanted.owner,
+                "reentrant": wanted.reentrant,
                 "requestId": operation.request_id,
             }
-            if operation.wait is not None:
-                body["wait"] = duration(operation.wait)
-            if operation.max_hold is not None:
-                body["maxHold"] = duration(operation.max_hold)
+            if wanted.wait is not None:
+                body["wait"] = duration(wanted.wait)
+            if wanted.max_hold is not None:
+                body["maxHold"] = duration(wanted.max_hold)
             return request("POST", self._session + "/locks", json.dumps(body).encode())
         if isinstance(operation, Cancel):
             return request("DELETE", f"{self._session}/requests/{quote(operation.request_id, safe='')}")
         path = f"{self._session}/locks/{quote(operation.lock_id, safe='')}"
         if isinstance(operation, Downgrade):
             return request("POST", path + ":downgrade")
-        return request("DELETE", path)
+        # A connection that was idle may be found closed: the request is sent again then.
+        return request("DELETE", f"{path}?requestId={quote(operation.request_id)}")
 
     def _answered(self, call: Call, connection: Connection, response: Response) -> Mapping[str, Any]:
         call.answered = True
@@ -342,6 +353,8 @@ class HTTP:
     def _clean(self) -> None:
         while not self._ended:
             call = self._chores.get()
+            if call is None:
+                return
             try:
                 self._clean_up(call)
             except LockSidecarError:
@@ -363,7 +376,7 @@ class HTTP:
                 pass
             self._discard(connection)
             if response is not None:
-                self.call(Call(Release(str(self._read(response)["lockId"]))), None)
+                self.call(Call(operation.release(str(self._read(response)["lockId"]))), None)
                 return
         # Nobody knows what the answer was, or whether the sidecar has read the request.
         self.call(Call(Cancel(operation.request_id)), None)
@@ -393,7 +406,7 @@ class HTTP:
         self._ended = True
         while (connection := self._idle_one()) is not None:
             self._discard(connection)
-        self._chores.put(Call(Release("")))  # wakes the cleaner, which ends
+        self._chores.put(None)
 
     def _hang_up_all(self) -> None:
         for connection in list(self._all):

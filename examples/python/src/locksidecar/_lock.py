@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from ._aio import AsyncLostEvent
 from ._errors import LockLost, LockSidecarError, NotHolder, SessionNotFound
 from ._hold import Hold, LostEvent
-from ._model import Call, Guard, Mode
+from ._model import Call, Guard, Mode, Wanted
 
 if TYPE_CHECKING:
     from ._client import Client
@@ -60,7 +60,7 @@ class _Held:
 
     @property
     def count(self) -> int:
-        """How many times this owner has entered; 0 when it has left."""
+        """How many times this owner has entered (1, unless reentrant); 0 when it has left."""
         return self._hold.count
 
     @property
@@ -181,6 +181,9 @@ class AsyncHeld(_Held):
 class Lock:
     """A lock that can be taken, again and again, by `with`, `async with`, or acquire.
 
+    Each acquire stands alone, unless it is reentrant: a thread or task that asks for
+    what it has waits for itself.
+
     At the end of a block that has lost its lock, LockLost is raised (unless the
     block itself raises something): its work may not have been alone.
     """
@@ -193,6 +196,7 @@ class Lock:
         mode: Mode = Mode.EXCLUSIVE,
         wait: float | None = None,
         owner: str | None = None,
+        reentrant: bool = False,
         max_hold: float | None = None,
     ) -> None:
         self._client = client
@@ -200,6 +204,7 @@ class Lock:
         self.mode = mode
         self.wait = wait
         self.owner = owner
+        self.reentrant = reentrant
         self.max_hold = max_hold
         self._threads: _Entered[threading.Thread, Held] = _Entered()
         self._tasks: _Entered[asyncio.Task[object], AsyncHeld] = _Entered()
@@ -219,10 +224,9 @@ class Lock:
             raise
 
     def _acquire(self, entry: _Entry) -> Held:
-        owner = self.owner if self.owner is not None else _label("thread", threading.current_thread())
         while True:
             session = entry.session = self._client.session()
-            call = entry.call = session.prepare(self.resource, self.mode, self.wait, owner, self.max_hold)
+            call = entry.call = session.prepare(self._wanted("thread", threading.current_thread()))
             try:
                 session.acquire(call)
                 return Held(call)
@@ -233,11 +237,10 @@ class Lock:
 
     async def acquire_async(self) -> AsyncHeld:
         """The same for a task. Cancelling it ends the wait."""
-        owner = self.owner if self.owner is not None else _label("task", _current_task())
         again = False
         while True:
             session = await self._client.session_async()
-            call = session.prepare(self.resource, self.mode, self.wait, owner, self.max_hold)
+            call = session.prepare(self._wanted("task", _current_task()))
             try:
                 await session.acquire_async(call)
                 return AsyncHeld(call)
@@ -245,6 +248,10 @@ class Lock:
                 if again:
                     raise
                 again = True
+
+    def _wanted(self, kind: str, who: object) -> Wanted:
+        owner = self.owner if self.owner is not None else _label(kind, who)
+        return Wanted(self.resource, self.mode, self.wait, owner, self.reentrant, self.max_hold)
 
     def __enter__(self) -> Held:
         entry = _Entry()
@@ -289,12 +296,14 @@ class RWLock:
         *,
         wait: float | None = None,
         owner: str | None = None,
+        reentrant: bool = False,
         max_hold: float | None = None,
     ) -> None:
         self._client = client
         self.resource = resource
         self._wait = wait
         self._owner = owner
+        self._reentrant = reentrant
         self._max_hold = max_hold
 
     def read(self) -> Lock:
@@ -302,7 +311,7 @@ class RWLock:
         return self._lock(Mode.SHARED)
 
     def write(self) -> Lock:
-        """Alone. Who reads cannot ask for it: UpgradeRefused."""
+        """Alone. Who reads cannot have it too: it waits for itself, or, if reentrant, UpgradeRefused."""
         return self._lock(Mode.EXCLUSIVE)
 
     def _lock(self, mode: Mode) -> Lock:
@@ -312,6 +321,7 @@ class RWLock:
             mode=mode,
             wait=self._wait,
             owner=self._owner,
+            reentrant=self._reentrant,
             max_hold=self._max_hold,
         )
 

@@ -66,13 +66,25 @@ class Grant(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Acquire:
+class Wanted:
+    """A lock as an app asks for it."""
+
     resource: str
     mode: Mode
     wait: float | None  # None: for ever; 0: try once
     owner: str
+    reentrant: bool
     max_hold: float | None
+
+
+@dataclass(frozen=True)
+class Acquire:
+    wanted: Wanted
     request_id: str
+
+    def release(self, lock_id: str) -> Release:
+        """The release of what it has got. It is one and the same however often it is sent."""
+        return Release(lock_id, f"release {self.request_id}")
 
 
 @dataclass(frozen=True)
@@ -85,6 +97,7 @@ class Cancel:
 @dataclass(frozen=True)
 class Release:
     lock_id: str
+    request_id: str
 
 
 @dataclass(frozen=True)

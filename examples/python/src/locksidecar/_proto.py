@@ -113,10 +113,11 @@ ACQUIRE = Message(
         5: Field("wait", "duration"),
         6: Field("maxHold", "duration"),
         7: Field("owner", "string"),
+        10: Field("reentrant", "bool"),
     },
 )
 CANCEL = Message("CancelRequest", {1: Field("requestId", "string")})
-RELEASE = Message("ReleaseRequest", {2: Field("lockId", "string")})
+RELEASE = Message("ReleaseRequest", {2: Field("lockId", "string"), 3: Field("requestId", "string")})
 DOWNGRADE = Message("DowngradeRequest", {2: Field("lockId", "string")})
 SESSION_REQUEST = Message(
     "SessionRequest",

@@ -21,7 +21,7 @@ from ._errors import (
     SidecarSilent,
 )
 from ._hold import Hold
-from ._model import Acquire, Call, Downgrade, Grant, Mode, Release, Transport, seconds
+from ._model import Acquire, Call, Downgrade, Grant, Transport, Wanted, seconds
 
 # A clock that goes on in suspend is looked at this often: the timers of threads
 # stand still meanwhile.
@@ -69,11 +69,9 @@ class Session:
     # Operations. Each has a form for threads and one for tasks; what is not waiting
     # is the same.
 
-    def prepare(
-        self, resource: str, mode: Mode, wait: float | None, owner: str, max_hold: float | None
-    ) -> Call:
+    def prepare(self, wanted: Wanted) -> Call:
         """An acquire that has not begun."""
-        return Call(Acquire(resource, mode, wait, owner, max_hold, str(next(self._ids))))
+        return Call(Acquire(wanted, str(next(self._ids))))
 
     def acquire(self, call: Call) -> Hold:
         try:
@@ -99,8 +97,7 @@ class Session:
         LockLost, NotHolder. After an interrupt either nothing has happened, and the
         entry is still in hold.entered, or it is carried out in the background.
         """
-        hold: Hold = entry.hold
-        call = Call(Release(hold.lock_id))
+        call = _release(entry)
         try:
             self._begin_release(entry)
             self._transport.call(call, _STORE_LIMIT + _PATIENCE)
@@ -109,8 +106,7 @@ class Session:
             raise self._release_failed(entry, call, e) from e.__cause__
 
     async def release_async(self, entry: Call) -> int:
-        hold: Hold = entry.hold
-        call = Call(Release(hold.lock_id))
+        call = _release(entry)
         try:
             self._begin_release(entry)
             await self._transport.call_async(call, _STORE_LIMIT + _PATIENCE)
@@ -139,12 +135,12 @@ class Session:
         if entry.hold is not None and not entry.undone:
             entry.undone = True
             self._released(entry)
-            self.let_go(entry.hold)
+            self.let_go(entry)
 
-    def let_go(self, hold: Hold) -> None:
+    def let_go(self, entry: Call) -> None:
         """Release a hold that is lost, or that nobody wants, in the background."""
         if self.error is None:
-            self._transport.abandon(Call(Release(hold.lock_id)))
+            self._transport.abandon(_release(entry))
 
     def close(self, timeout: float = _STORE_LIMIT + _PATIENCE) -> None:
         """Release everything, and wait until the sidecar has done so."""
@@ -160,7 +156,7 @@ class Session:
     def _begin_acquire(self, call: Call) -> float | None:
         """How long the answer may take."""
         assert isinstance(call.operation, Acquire)
-        wait = call.operation.wait
+        wait = call.operation.wanted.wait
         with self.mutex:
             if self.error is not None:
                 raise self.error.again()
@@ -178,7 +174,7 @@ class Session:
     def _granted(self, call: Call, answer: Mapping[str, Any]) -> Hold:
         assert isinstance(call.operation, Acquire)
         grant = Grant.read(answer)
-        max_hold = call.operation.max_hold
+        max_hold = call.operation.wanted.max_hold
         with self.mutex:
             if self.error is not None:
                 raise self.error.again()
@@ -221,7 +217,7 @@ class Session:
 
     def _begin_release(self, entry: Call) -> None:
         if entry.hold.look() is not None:
-            self.let_go(entry.hold)  # ends its grace
+            self.let_go(entry)  # ends its grace
         self._begin_change(entry)
 
     def _release_failed(self, entry: Call, call: Call, e: BaseException) -> BaseException:
@@ -358,3 +354,9 @@ class Session:
             hold.forked(LockLost(f"the lock on {hold.resource!r} is lost: {message}", lost_reason="FORKED"))
         self._transport.forget()
 
+
+def _release(entry: Call) -> Call:
+    """The release of what an acquire has got."""
+    assert isinstance(entry.operation, Acquire)
+    hold: Hold = entry.hold
+    return Call(entry.operation.release(hold.lock_id))
