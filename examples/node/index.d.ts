@@ -16,11 +16,14 @@ export interface AcquireOptions {
   wait?: number;
   /** The hold is lost after this time, 100 ms to 24 h. Default: never. */
   maxHold?: number;
-  /**
-   * Acquires with the same owner re-enter each other's hold. Default: each is
-   * its own owner, so tasks of one process exclude each other.
-   */
+  /** Who asks, at most 128 bytes; shown in lists. Default: a label for each acquire. */
   owner?: string;
+  /**
+   * Enters again the hold of another reentrant acquire of the same `owner`, which must be
+   * given; release it as often. Default: each acquire stands alone, so tasks of one
+   * process exclude each other, and one that asks twice waits for itself.
+   */
+  reentrant?: boolean;
   /** Ends the wait; nothing stays queued. */
   signal?: AbortSignal;
 }
@@ -34,7 +37,10 @@ export class LockSidecar {
    */
   hold<T>(resource: string, work: (lock: Lock) => T | Promise<T>): Promise<T>;
   hold<T>(resource: string, options: AcquireOptions, work: (lock: Lock) => T | Promise<T>): Promise<T>;
-  /** Opens the session now, for instance to fail at the start when there is no sidecar. */
+  /**
+   * Opens the session now, for instance to fail at the start when there is no sidecar.
+   * One that hangs up before it has answered is asked again, for up to 15 s.
+   */
   open(): Promise<void>;
   /** Takes a lock. When it rejects, nothing is held. */
   acquire(resource: string, options?: AcquireOptions): Promise<Lock>;
@@ -52,7 +58,7 @@ export class Lock {
   readonly fence: bigint;
   /** From MySQL and MariaDB: a statement for your own transaction, see docs/api.md. */
   readonly guard?: { dialect: string; sql: string; args: string[] };
-  /** How often it must be released; 0 when it was. */
+  /** How often it must be released (once, unless reentrant); 0 when it was. */
   readonly count: number;
   /** Aborts with a LockLostError when the lock is lost. Hand it to fetch and the like. */
   readonly signal: AbortSignal;
@@ -61,7 +67,10 @@ export class Lock {
   validFor(): number;
   /** Throws unless the lock is held at this moment, by this process's own clock. */
   check(): void;
-  /** Rejects with a LockLostError when the lock was lost. */
+  /**
+   * Rejects with a LockLostError when the lock was lost; the sidecar is told all the same
+   * that the work has stopped.
+   */
   release(): Promise<void>;
   /** Turns an exclusive hold into a shared one without letting go. */
   downgrade(): Promise<void>;

@@ -8,6 +8,7 @@ export class Lock {
   #until = -Infinity; // as its grants said, on our clock
   #limit = Infinity; // its end by maxHold
   #count = 0;
+  unanswered = []; // ids of releases; the session's
 
   constructor(session, grant) {
     this.#session = session;

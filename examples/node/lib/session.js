@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises';
 import { SidecarClock, formatDuration, now, parseDuration } from './clock.js';
 import { SidecarError } from './errors.js';
 import { ANSWER_LIMIT, call, newAgent, stream } from './http.js';
@@ -8,7 +9,7 @@ const MAX_LOOK = 1_000;
 // How long the sidecar may take to say that a maxHold is over.
 const MAX_SLACK = 250;
 
-// How long the release of what is lost may take.
+// How long the release of what is lost holds up the app.
 const LOST_LIMIT = 1_000;
 
 /**
@@ -59,12 +60,16 @@ export class Session {
     });
   }
 
-  async acquire(resource, { shared, wait, maxHold, owner, signal }) {
+  async acquire(resource, { shared, wait, maxHold, owner, reentrant = false, signal }) {
     if (this.error) {
       throw this.error;
     }
+    if (reentrant && owner === undefined) {
+      throw new SidecarError('INVALID_REQUEST', 'a reentrant acquire needs an owner: who enters again?', { metadata: { field: 'owner' } });
+    }
     const requestId = `${++this.#lastId}`;
-    const body = { resource, mode: shared ? 'SHARED' : 'EXCLUSIVE', owner: owner ?? `acquire ${requestId}`, requestId };
+    const mode = shared ? 'SHARED' : 'EXCLUSIVE';
+    const body = { resource, mode, owner: owner ?? `acquire ${requestId}`, reentrant, requestId };
     let limit = Infinity;
     if (wait !== undefined && wait !== Infinity) {
       body.wait = formatDuration(wait);
@@ -91,16 +96,23 @@ export class Session {
   }
 
   async release(lock) {
-    const path = `/locks/${lock.id}`;
+    // The same for the retry of one that was not answered, here or by the app:
+    // then it takes off no second count.
+    const id = lock.unanswered.pop() ?? `release ${++this.#lastId}`;
+    const path = `/locks/${lock.id}?requestId=${encodeURIComponent(id)}`;
     if (lock.lost) {
-      // The sidecar need not keep others out any longer. It may be what is broken,
-      // but where it is not, the next acquire must not find this hold.
-      await this.#call('DELETE', path, { limit: LOST_LIMIT }).catch(() => {});
+      // So the sidecar knows that the loss was seen, and need not keep others out any
+      // longer. It may be what is broken: then it reads this when it is well again.
+      const told = this.#call('DELETE', path, { limit: Infinity }).catch(() => {});
+      await Promise.race([told, sleep(LOST_LIMIT, undefined, { ref: false })]);
       throw lock.signal.reason;
     }
     try {
       await this.#call('DELETE', path);
     } catch (err) {
+      if (!err.answered) {
+        lock.unanswered.push(id);
+      }
       throw this.#notHeld(lock, err);
     }
     lock.released(1);

@@ -1,5 +1,12 @@
+import { setTimeout as sleep } from 'node:timers/promises';
+import { now } from './clock.js';
+import { SidecarError } from './errors.js';
 import { Session } from './session.js';
 import { defaultSocket } from './socket.js';
+
+// For how long a session is tried to open while the sidecar hangs up. It does so
+// after 5 s on who is too slow to begin.
+const OPENING = 15_000;
 
 /** The sidecar beside this app. What its methods promise is in index.d.ts. */
 export class LockSidecar {
@@ -54,7 +61,7 @@ export class LockSidecar {
       return session;
     }
     if (this.#opening === opening) { // nobody else has begun meanwhile
-      const mine = Session.open(this.#options.socket ?? defaultSocket(), this.#options);
+      const mine = this.#open(() => this.#opening === mine);
       this.#opening = mine;
       mine.catch(() => {
         if (this.#opening === mine) {
@@ -63,6 +70,28 @@ export class LockSidecar {
       });
     }
     return this.#session();
+  }
+
+  /**
+   * Opens a session. A sidecar that hangs up before it has answered is asked again:
+   * on a busy machine it does so to clients that are slow to say what they want.
+   */
+  async #open(isWanted) {
+    const socket = this.#options.socket ?? defaultSocket();
+    const end = now() + (this.#options.opening ?? OPENING);
+    for (let pause = 50; ; pause = Math.min(2 * pause, 1_000)) {
+      try {
+        return await Session.open(socket, this.#options);
+      } catch (err) {
+        if (err.reason !== 'SIDECAR_GONE' || now() + pause > end) {
+          throw err;
+        }
+      }
+      await sleep(pause);
+      if (!isWanted()) {
+        throw new SidecarError('SESSION_CLOSED', 'this process has closed the session');
+      }
+    }
   }
 }
 

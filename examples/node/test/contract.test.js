@@ -45,10 +45,10 @@ class Run {
   }
 
   async acquire(step) {
-    const { client, resource, mode, wait, owner = '', maxHold } = step;
+    const { client, resource, mode, wait, owner, reentrant, maxHold } = step;
     const controller = new AbortController();
     const asked = this.clients[client].acquire(resource, {
-      shared: mode === 'SHARED', wait, owner, maxHold, signal: controller.signal,
+      shared: mode === 'SHARED', wait, owner, reentrant, maxHold, signal: controller.signal,
     });
     if (!step.call) {
       await this.#granted(asked, step);
@@ -143,11 +143,16 @@ class Run {
     this.forcing.push(this.sidecars[sidecar].force(resource, `${grace / 1000}s`));
   }
 
-  async queue({ sidecar, resource, holders, waiters, within: limit }) {
+  async queue({ sidecar, resource, holders, waiters, owners, within: limit }) {
+    let lock;
     await within(limit, eventually('the queue', async () => {
-      const lock = await this.sidecars[sidecar].lock(resource);
+      lock = await this.sidecars[sidecar].lock(resource);
       return lock.holders.length === holders && lock.waiters.length === waiters;
     }));
+    if (owners) {
+      const told = lock.holders.map((h) => h.owner);
+      assert.ok(owners.every((want, i) => (want === '*' ? told[i] : told[i] === want)), `${told}`);
+    }
   }
 
   pause({ time }) { return sleep(time); }

@@ -53,10 +53,24 @@ test('tasks of one process exclude each other, in order', async (t) => {
   assert.deepEqual(order, [1, 2, 3, 4]);
 });
 
-test('one owner re-enters', async (t) => {
+test('not reentrant unless asked', async (t) => {
+  const { sidecar, client } = await start(t);
+  await client.hold('a', { owner: 'me' }, async (lock) => {
+    await assert.rejects(client.acquire('a', { owner: 'me', wait: 0 }), { reason: 'LOCK_HELD' });
+    await assert.rejects(client.acquire('a', { owner: 'me', wait: 50 }), { reason: 'WAIT_TIMEOUT' });
+    await assert.rejects(client.acquire('a', { owner: 'me', wait: 0, reentrant: true }), { reason: 'LOCK_HELD' });
+    assert.equal(lock.count, 1);
+    const { holders } = await sidecar.lock('a');
+    assert.deepEqual(holders.map((h) => h.owner), ['me']);
+  });
+  await assert.rejects(client.acquire('a', { reentrant: true }), { reason: 'INVALID_REQUEST', metadata: { field: 'owner' } });
+});
+
+test('one owner re-enters, if it asks for that', async (t) => {
   const { client } = await start(t);
-  const outer = await client.acquire('a', { owner: 'me' });
-  const inner = await client.acquire('a', { owner: 'me', wait: 0 });
+  const outer = await client.acquire('a', { owner: 'me', reentrant: true });
+  const inner = await client.acquire('a', { owner: 'me', reentrant: true, wait: 0 });
+  await assert.rejects(client.acquire('a', { owner: 'you', reentrant: true, wait: 0 }), { reason: 'LOCK_HELD' });
   assert.equal(outer, inner);
   assert.equal(outer.count, 2);
   await inner.release();

@@ -72,7 +72,14 @@ export class Sidecar {
     }
   }
 
-  freeze() { this.#child.kill('SIGSTOP'); }
+  /** Returns when it has stopped. */
+  freeze() {
+    this.#child.kill('SIGSTOP');
+    const state = () => fs.readFileSync(`/proc/${this.#child.pid}/stat`, 'utf8').split(') ').pop()[0];
+    for (const end = Date.now() + PATIENCE; state() !== 'T';) {
+      assert.ok(Date.now() < end, 'it does not stop');
+    }
+  }
 
   thaw() { this.#child.kill('SIGCONT'); }
 

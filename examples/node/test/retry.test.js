@@ -1,0 +1,100 @@
+// What a client asks for again, and what it does not.
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { LockSidecar } from '../index.js';
+import { Relay } from './relay.js';
+import { Sidecar, aborted, eventually } from './sidecars.js';
+
+function connect(t, socket, options) {
+  const client = new LockSidecar({ socket, ...options });
+  t.after(() => client.close());
+  return client;
+}
+
+test('a sidecar that hangs up on the first calls', async (t) => {
+  const sidecar = await Sidecar.start(t);
+  for (const hangUp of [1, 4]) {
+    const relay = await Relay.start(t, sidecar, hangUp);
+    await connect(t, relay.socket).hold('a', { wait: 5_000 }, (lock) => lock.check());
+    assert.equal(relay.hungUp, hangUp);
+  }
+});
+
+test('a sidecar that always hangs up', async (t) => {
+  const sidecar = await Sidecar.start(t);
+  const relay = await Relay.start(t, sidecar, Infinity);
+  await assert.rejects(connect(t, relay.socket, { opening: 300 }).open(), { reason: 'SIDECAR_GONE' });
+  assert.ok(relay.hungUp > 1, 'it was asked once');
+});
+
+test('close ends the calls', async (t) => {
+  const sidecar = await Sidecar.start(t);
+  const relay = await Relay.start(t, sidecar, Infinity);
+  const client = connect(t, relay.socket, { opening: Infinity });
+  const asked = assert.rejects(client.acquire('a'), { reason: 'SESSION_CLOSED' });
+  await eventually('it has called twice', () => relay.hungUp > 1);
+  await client.close();
+  await asked;
+});
+
+test('a release whose answer is lost takes off one count', async (t) => {
+  const sidecar = await Sidecar.start(t);
+  const relay = await Relay.start(t, sidecar);
+  const client = connect(t, relay.socket);
+  const lock = await client.acquire('a', { owner: 'me', reentrant: true });
+  await client.acquire('a', { owner: 'me', reentrant: true });
+  let lost = 0;
+  relay.lose = (head) => head.startsWith('DELETE') && lost++ === 0;
+  const releases = () => relay.heads.filter((head) => head.startsWith('DELETE'));
+  await lock.release();
+  assert.equal(releases().length, 2, 'it was sent again');
+  assert.equal(releases()[0], releases()[1]);
+  assert.match(releases()[0], /\?requestId=/);
+  assert.equal((await sidecar.lock('a')).holders.length, 1, 'it is held once more');
+  lock.check();
+  await lock.release();
+  assert.equal(lock.count, 0);
+  assert.equal(new Set(releases()).size, 2, 'each release has an id of its own');
+});
+
+test('the app releases again what was not answered', { timeout: 60_000 }, async (t) => {
+  const sidecar = await Sidecar.start(t, { more: ['--ttl', '1m'] });
+  const client = connect(t, sidecar.socket);
+  const lock = await client.acquire('a', { owner: 'me', reentrant: true });
+  await client.acquire('a', { owner: 'me', reentrant: true });
+  sidecar.freeze();
+  await assert.rejects(lock.release(), { reason: 'SIDECAR_SILENT' });
+  sidecar.thaw();
+  await lock.release();
+  assert.equal(lock.count, 1);
+  lock.check();
+  await lock.release();
+  assert.deepEqual((await sidecar.lock('a')).holders, []);
+});
+
+for (const fails of [false, true]) {
+  test(`the end of work that ${fails ? 'fails' : 'succeeds'} releases what was lost`, async (t) => {
+    const sidecar = await Sidecar.start(t);
+    const client = connect(t, sidecar.socket);
+    let forcing;
+    await assert.rejects(client.hold('a', async (lock) => {
+      forcing = sidecar.force('a', '60s'); // returns when the sidecar knows that the work has stopped
+      await aborted(lock.signal);
+      if (fails) {
+        throw new TypeError('no');
+      }
+    }), fails ? TypeError : { reason: 'LOCK_LOST', lostReason: 'FORCED' });
+    await Promise.all([forcing, client.hold('a', { wait: 30_000 }, () => {})]);
+  });
+}
+
+test('what was lost by silence is released when the sidecar is back', async (t) => {
+  const sidecar = await Sidecar.start(t, { more: ['--ttl', '1s'] });
+  const client = connect(t, sidecar.socket);
+  await assert.rejects(client.hold('a', async (lock) => {
+    sidecar.freeze();
+    await aborted(lock.signal);
+  }), { reason: 'LOCK_LOST', lostReason: 'SIDECAR_SILENT' });
+  sidecar.thaw();
+  await client.hold('a', { wait: 20_000 }, () => {});
+});
