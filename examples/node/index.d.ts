@@ -7,6 +7,11 @@ export interface Options {
   name?: string;
   /** Shown to people who list locks, at most 1 KiB in all. No secrets. */
   metadata?: Record<string, string>;
+  /**
+   * For how long a sidecar is called again that hangs up before it has opened the session,
+   * as it may on a busy machine. Default: 15 s. Where there is none it is told at once.
+   */
+  connectTimeout?: number;
 }
 
 export interface AcquireOptions {
@@ -39,7 +44,7 @@ export class LockSidecar {
   hold<T>(resource: string, options: AcquireOptions, work: (lock: Lock) => T | Promise<T>): Promise<T>;
   /**
    * Opens the session now, for instance to fail at the start when there is no sidecar.
-   * One that hangs up before it has answered is asked again, for up to 15 s.
+   * One that hangs up is called again, see `connectTimeout`.
    */
   open(): Promise<void>;
   /** Takes a lock. When it rejects, nothing is held. */

@@ -4,9 +4,8 @@ import { SidecarError } from './errors.js';
 import { Session } from './session.js';
 import { defaultSocket } from './socket.js';
 
-// For how long a session is tried to open while the sidecar hangs up. It does so
-// after 5 s on who is too slow to begin.
-const OPENING = 15_000;
+// The sidecar hangs up after 5 s on who is too slow to begin.
+const CONNECT_TIMEOUT = 15_000;
 
 /** The sidecar beside this app. What its methods promise is in index.d.ts. */
 export class LockSidecar {
@@ -78,7 +77,7 @@ export class LockSidecar {
    */
   async #open(isWanted) {
     const socket = this.#options.socket ?? defaultSocket();
-    const end = now() + (this.#options.opening ?? OPENING);
+    const end = now() + (this.#options.connectTimeout ?? CONNECT_TIMEOUT);
     for (let pause = 50; ; pause = Math.min(2 * pause, 1_000)) {
       try {
         return await Session.open(socket, this.#options);

@@ -23,14 +23,14 @@ test('a sidecar that hangs up on the first calls', async (t) => {
 test('a sidecar that always hangs up', async (t) => {
   const sidecar = await Sidecar.start(t);
   const relay = await Relay.start(t, sidecar, Infinity);
-  await assert.rejects(connect(t, relay.socket, { opening: 300 }).open(), { reason: 'SIDECAR_GONE' });
+  await assert.rejects(connect(t, relay.socket, { connectTimeout: 300 }).open(), { reason: 'SIDECAR_GONE' });
   assert.ok(relay.hungUp > 1, 'it was asked once');
 });
 
 test('close ends the calls', async (t) => {
   const sidecar = await Sidecar.start(t);
   const relay = await Relay.start(t, sidecar, Infinity);
-  const client = connect(t, relay.socket, { opening: Infinity });
+  const client = connect(t, relay.socket, { connectTimeout: Infinity });
   const asked = assert.rejects(client.acquire('a'), { reason: 'SESSION_CLOSED' });
   await eventually('it has called twice', () => relay.hungUp > 1);
   await client.close();

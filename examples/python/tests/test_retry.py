@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -40,11 +39,8 @@ def test_a_sidecar_that_hangs_up_on_the_first_calls_of_tasks(sidecar: Sidecar) -
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_sidecar_that_always_hangs_up(
-    sidecar: Sidecar, transport: TransportName, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("locksidecar._client._OPENING", 0.3)
-    with Relay(sidecar, 1 << 30) as relay, Client(relay.socket, transport=transport) as client:
+def test_a_sidecar_that_always_hangs_up(sidecar: Sidecar, transport: TransportName) -> None:
+    with Relay(sidecar, 1 << 30) as relay, Client(relay.socket, transport=transport, connect_timeout=0.3) as client:
         with pytest.raises(locksidecar.SidecarGone):
             client.open()
         assert relay.hung_up > 1
@@ -53,7 +49,7 @@ def test_a_sidecar_that_always_hangs_up(
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_close_ends_the_calls(sidecar: Sidecar, transport: TransportName) -> None:
     with Relay(sidecar, 1 << 30) as relay:
-        client = Client(relay.socket, transport=transport)
+        client = Client(relay.socket, transport=transport, connect_timeout=1e6)
 
         async def main() -> BaseException | None:
             opening = asyncio.create_task(client.lock("r").acquire_async())
@@ -62,16 +58,12 @@ def test_close_ends_the_calls(sidecar: Sidecar, transport: TransportName) -> Non
             await asyncio.to_thread(client.close)
             return (await asyncio.gather(opening, return_exceptions=True))[0]  # type: ignore[return-value]
 
-        began = time.monotonic()
         assert isinstance(asyncio.run(main()), locksidecar.SessionClosed)
-        assert time.monotonic() - began < 10, "it went on calling until it had to give up"
 
 
 def test_no_sidecar_is_told_at_once() -> None:
-    began = time.monotonic()
     with pytest.raises(locksidecar.NoSidecar):
-        Client("/tmp/there-is-no-such-socket").open()
-    assert time.monotonic() - began < 10, "it went on calling until it had to give up"
+        Client("/tmp/there-is-no-such-socket", connect_timeout=1e6).open()
 
 
 def test_a_release_whose_answer_is_lost_takes_off_one_count(sidecar: Sidecar, relay: Relay) -> None:

@@ -23,10 +23,6 @@ from ._socket import default_socket
 
 TransportName = Literal["http", "grpc", "auto"]
 
-# For how long a session is tried to open while the sidecar hangs up. It does so after
-# 5 s on who is too slow to begin.
-_OPENING = 15.0
-
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -42,6 +38,9 @@ class Client:
     transport: `http` needs nothing; `grpc` needs the extra of that name; `auto` is
         `grpc` where that can be had and survives a fork. `$LOCKSIDECAR_TRANSPORT` is the
         default, or http.
+    connect_timeout: for so many seconds a sidecar is called again that hangs up before it
+        has opened the session, as it may on a busy machine: it does so after 5 s on who
+        is too slow to begin. Where there is none it is told at once.
     """
 
     def __init__(
@@ -51,11 +50,13 @@ class Client:
         name: str | None = None,
         metadata: Mapping[str, str] | None = None,
         transport: TransportName | None = None,
+        connect_timeout: float = 15.0,
     ) -> None:
         self._path = os.fspath(socket) if socket is not None else None
         self._name = name
         self._metadata = dict(metadata or {})
         self._transport = transport
+        self._connect_timeout = connect_timeout
         self._forked = False
         self._closed = False
         self._session: Session | None = None
@@ -121,7 +122,7 @@ class Client:
     def open(self) -> None:
         """Open the session now, and not with the first lock. NoSidecar, Draining, …
 
-        A sidecar that hangs up before it has answered is asked again, for up to 15 s.
+        A sidecar that hangs up is called again, see connect_timeout.
         """
         self.session()
 
@@ -167,7 +168,7 @@ class Client:
 
     def _open_new(self) -> Session:
         name = self._name if self._name is not None else _program()
-        end = time.monotonic() + _OPENING
+        end = time.monotonic() + self._connect_timeout
         pause = 0.05
         while True:
             try:
