@@ -9,12 +9,19 @@ import java.util.Map;
  *
  * @param patience how long to wait; null: for ever; zero: try once
  * @param maxHold null: the hold does not end by itself
+ * @param owner who asks
+ * @param reentrant the owner may enter again what it has entered so
  */
-record LockRequest(String resource, LockMode mode, Duration patience, Duration maxHold, String owner) {
+record LockRequest(
+    String resource, LockMode mode, Duration patience, Duration maxHold, String owner, boolean reentrant) {
   private static final Duration LONGEST = Duration.ofHours(24);
 
   /** Longer than anything that the sidecar takes; what the limit is, it tells itself. */
   private static final int MAX_STRING = 4096;
+
+  LockRequest(String resource, LockMode mode) {
+    this(resource, mode, null, null, "", false);
+  }
 
   LockRequest {
     check("resource", resource);
@@ -40,11 +47,19 @@ record LockRequest(String resource, LockMode mode, Duration patience, Duration m
     if (w != null) {
       bounded = w.isNegative() ? Duration.ZERO : w.compareTo(LONGEST) > 0 ? LONGEST : w;
     }
-    return new LockRequest(resource, mode, bounded, maxHold, owner);
+    return new LockRequest(resource, mode, bounded, maxHold, owner, reentrant);
   }
 
   LockRequest ownedBy(String label) {
-    return new LockRequest(resource, mode, patience, maxHold, label);
+    return new LockRequest(resource, mode, patience, maxHold, label, reentrant);
+  }
+
+  LockRequest lasting(Duration limit) {
+    return new LockRequest(resource, mode, patience, limit, owner, reentrant);
+  }
+
+  LockRequest reentering() {
+    return new LockRequest(resource, mode, patience, maxHold, owner, true);
   }
 
   /** After how many nanoseconds the answer is overdue; 0: never. */

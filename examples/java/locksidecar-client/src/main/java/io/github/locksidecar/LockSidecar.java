@@ -11,6 +11,7 @@ import java.util.concurrent.SynchronousQueue;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
+import java.util.concurrent.locks.LockSupport;
 import java.util.concurrent.locks.ReentrantLock;
 
 /**
@@ -29,10 +30,14 @@ import java.util.concurrent.locks.ReentrantLock;
  * another session, and nothing is carried over.
  */
 public final class LockSidecar implements AutoCloseable {
+  private static final long SHORTEST_PAUSE = TimeUnit.MILLISECONDS.toNanos(50);
+  private static final long LONGEST_PAUSE = TimeUnit.SECONDS.toNanos(1);
+
   private final Path socket;
   private final String name;
   private final Map<String, String> metadata;
   private final Duration ttl;
+  private final Duration connectTimeout;
   private final Runnable onDraining;
 
   private final Transport transport;
@@ -51,6 +56,7 @@ public final class LockSidecar implements AutoCloseable {
     this.name = b.name;
     this.metadata = Map.copyOf(b.metadata);
     this.ttl = b.ttl;
+    this.connectTimeout = b.connectTimeout;
     this.onDraining = b.onDraining;
     this.transport = new Transport(socket, new Threads("io"));
     this.timer = new ScheduledThreadPoolExecutor(1, new Threads("clock"));
@@ -88,6 +94,7 @@ public final class LockSidecar implements AutoCloseable {
     private String name = "";
     private Map<String, String> metadata = Map.of();
     private Duration ttl;
+    private Duration connectTimeout = Duration.ofSeconds(15);
     private Runnable onDraining = () -> {};
 
     private Builder() {}
@@ -117,6 +124,16 @@ public final class LockSidecar implements AutoCloseable {
      */
     public Builder ttl(Duration limit) {
       this.ttl = Objects.requireNonNull(limit);
+      return this;
+    }
+
+    /**
+     * How long it may take to open a session; default 15 s, for a JVM that has just started loads
+     * much for it. A sidecar that hangs up before it has answered, as it may on a busy machine, is
+     * called again until then. Where there is none it is told at once.
+     */
+    public Builder connectTimeout(Duration limit) {
+      this.connectTimeout = Objects.requireNonNull(limit);
       return this;
     }
 
@@ -150,15 +167,21 @@ public final class LockSidecar implements AutoCloseable {
     return socket;
   }
 
-  /** A lock that excludes everybody else. The name has 1 to 512 bytes of UTF-8. */
+  /**
+   * A lock that excludes everybody else. The name has 1 to 512 bytes of UTF-8. It is not reentrant:
+   * {@link SidecarLock#reentrant} gives one that is.
+   */
   public SidecarLock lock(String resource) {
-    return new SidecarLock(this, new LockRequest(resource, LockMode.EXCLUSIVE, null, null, ""), null);
+    return new SidecarLock(this, new LockRequest(resource, LockMode.EXCLUSIVE), null);
   }
 
-  /** A lock for many readers or one writer; the writer's is the same as {@link #lock}. */
+  /**
+   * A lock for many readers or one writer; the writer's is the same as {@link #lock}. It is not
+   * reentrant: {@link SidecarReadWriteLock#reentrant} gives one that is.
+   */
   public SidecarReadWriteLock readWriteLock(String resource) {
-    LockRequest read = new LockRequest(resource, LockMode.SHARED, null, null, "");
-    return new SidecarReadWriteLock(new SidecarLock(this, read, null), lock(resource));
+    SidecarLock read = new SidecarLock(this, new LockRequest(resource, LockMode.SHARED), null);
+    return new SidecarReadWriteLock(read, lock(resource));
   }
 
   /**
@@ -200,21 +223,38 @@ public final class LockSidecar implements AutoCloseable {
     }
   }
 
+  /**
+   * Opens a session. A sidecar that hangs up before it has answered is called again: on a busy
+   * machine it does so to clients that are slow to say what they want.
+   */
   private Session open() {
-    Session s;
+    long end = System.nanoTime() + connectTimeout.toNanos();
+    for (long pause = SHORTEST_PAUSE; ; pause = Math.min(2 * pause, LONGEST_PAUSE)) {
+      Session s = newSession();
+      try {
+        s.open(name, metadata, ttl, Math.max(1, end - System.nanoTime()));
+        return s;
+      } catch (SidecarUnavailableException e) {
+        if (!e.reason().equals(Loss.GONE) || end - System.nanoTime() < pause) {
+          throw e;
+        }
+        LockSupport.parkNanos(pause);
+      }
+    }
+  }
+
+  private Session newSession() {
     mu.lock();
     try {
       if (closed) {
         String message = "this program has closed the connection to the sidecar";
         throw new SidecarUnavailableException(Loss.CLOSED, message, null);
       }
-      s = new Session(socket, transport, BootClock.system(), timer, callbacks, onDraining);
-      newest = s;
+      newest = new Session(socket, transport, BootClock.system(), timer, callbacks, onDraining);
+      return newest;
     } finally {
       mu.unlock();
     }
-    s.open(name, metadata, ttl);
-    return s;
   }
 
   /** Asks for a lock in the background. */

@@ -26,21 +26,19 @@ final class Owned {
   /** One lock() that was not unlocked yet. */
   private record Entry(LockMode asked, Hold hold) {}
 
-  private static final class Stack {
-    final String label;
-    final Deque<Entry> entries = new ArrayDeque<>();
-
-    Stack(String label) {
-      this.label = label;
-    }
-  }
+  private static final AtomicLong last = new AtomicLong();
+  private static final ThreadLocal<String> LABEL = ThreadLocal.withInitial(Owned::newLabel);
 
   private final ReentrantLock mu = new ReentrantLock();
-  private final Map<Key, Stack> stacks = new HashMap<>(); // guarded by mu
-  private final AtomicLong last = new AtomicLong();
+  private final Map<Key, Deque<Entry>> stacks = new HashMap<>(); // guarded by mu
 
-  /** A label that nobody else has in this session. People see it in lists. */
-  String newLabel() {
+  /** Who this thread is for the sidecar: always the same, also when its name changes. */
+  static String label() {
+    return LABEL.get();
+  }
+
+  /** A label that nobody else has in this process. People see it in lists. */
+  static String newLabel() {
     StringBuilder b = new StringBuilder();
     String name = Thread.currentThread().getName();
     name.chars().limit(64).filter(c -> c > ' ' && c < 127).forEach(c -> b.append((char) c));
@@ -48,31 +46,28 @@ final class Owned {
   }
 
   /**
-   * The label under which the owner is to ask: that of what it has already, so that it re-enters.
+   * Looks whether the owner may ask. Of a label others may be about to unlock.
    *
-   * @throws LockLostException it has the lock, and has lost it
+   * @throws LockLostException the owner is a thread that has the lock, and has lost it
    */
-  String labelFor(Key key) {
-    if (key.owner() instanceof String label) {
-      return label;
+  void check(Key key) {
+    if (!(key.owner() instanceof Thread)) {
+      return;
     }
     mu.lock();
     try {
-      Stack s = live(key);
-      if (s == null) {
-        return newLabel();
+      for (Entry e : live(key)) {
+        e.hold().check();
       }
-      s.entries.forEach(e -> e.hold().check());
-      return s.label;
     } finally {
       mu.unlock();
     }
   }
 
-  void push(Key key, String label, LockMode asked, Hold hold) {
+  void push(Key key, LockMode asked, Hold hold) {
     mu.lock();
     try {
-      stacks.computeIfAbsent(key, k -> new Stack(label)).entries.push(new Entry(asked, hold));
+      stacks.computeIfAbsent(key, k -> new ArrayDeque<>()).push(new Entry(asked, hold));
     } finally {
       mu.unlock();
     }
@@ -82,11 +77,7 @@ final class Owned {
   Hold peek(Key key, LockMode asked) {
     mu.lock();
     try {
-      Stack s = live(key);
-      if (s == null) {
-        return null;
-      }
-      for (Entry e : s.entries) {
+      for (Entry e : live(key)) {
         if (e.asked() == asked) {
           return e.hold();
         }
@@ -105,13 +96,9 @@ final class Owned {
   Popped pop(Key key, LockMode asked) {
     mu.lock();
     try {
-      Stack s = live(key);
-      if (s == null) {
-        return null;
-      }
       Hold found = null;
       List<LockMode> left = new ArrayList<>();
-      for (Iterator<Entry> i = s.entries.iterator(); i.hasNext(); ) {
+      for (Iterator<Entry> i = live(key).iterator(); i.hasNext(); ) {
         Entry e = i.next();
         if (found == null && e.asked() == asked) {
           found = e.hold();
@@ -138,15 +125,14 @@ final class Owned {
   record Popped(Hold hold, boolean readsLeft) {}
 
   /** The stack without what was released by its hold, maybe on another thread. mu is held. */
-  private Stack live(Key key) {
-    Stack s = stacks.get(key);
+  private Deque<Entry> live(Key key) {
+    Deque<Entry> s = stacks.get(key);
     if (s == null) {
-      return null;
+      return new ArrayDeque<>();
     }
-    s.entries.removeIf(e -> e.hold().isReleased());
-    if (s.entries.isEmpty()) {
+    s.removeIf(e -> e.hold().isReleased());
+    if (s.isEmpty()) {
       stacks.remove(key);
-      return null;
     }
     return s;
   }

@@ -37,9 +37,6 @@ final class Session {
   /** How long an answer may be overdue before the sidecar is taken to be frozen. */
   static final long OVERDUE = TimeUnit.SECONDS.toNanos(5);
 
-  /** The same for the first answer: a JVM that has just started loads much for it. */
-  private static final long OPENING = TimeUnit.SECONDS.toNanos(15);
-
   /** How many messages gRPC may bring before it is asked for more. */
   private static final int AHEAD = 64;
 
@@ -92,8 +89,8 @@ final class Session {
     }
   }
 
-  /** Opens it. With an exception there is nothing left of it. */
-  void open(String name, Map<String, String> metadata, Duration ttl) {
+  /** Opens it within a limit, in nanoseconds. With an exception there is nothing left of it. */
+  void open(String name, Map<String, String> metadata, Duration ttl, long limit) {
     stream.start(new Receiver(), new Metadata());
     stream.request(AHEAD);
     OpenSessionRequest.Builder open = OpenSessionRequest.newBuilder().setName(name).putAllMetadata(metadata);
@@ -103,7 +100,7 @@ final class Session {
     Call c = Call.plain();
     send(c, SessionRequest.newBuilder().setOpen(open));
     try {
-      Answers.await(c, OPENING, socket);
+      Answers.await(c, limit, socket);
     } catch (SidecarException e) {
       ended(e);
       throw e;
@@ -167,6 +164,7 @@ final class Session {
 
   Call acquire(LockRequest q) {
     AcquireRequest.Builder b = AcquireRequest.newBuilder().setResource(q.resource()).setOwner(q.owner());
+    b.setReentrant(q.reentrant());
     b.setMode(q.mode() == LockMode.SHARED ? Mode.SHARED : Mode.EXCLUSIVE);
     if (q.patience() != null) {
       b.setWait(SidecarClock.proto(q.patience()));

@@ -17,12 +17,15 @@ import java.util.concurrent.locks.Lock;
  *
  * <ul>
  *   <li><b>By the hold</b>: {@link #acquire}, {@link #tryAcquire}, {@link #acquireAsync} give a
- *       {@link Hold}, which any thread may release. Each acquire stands for itself: the same thread
- *       that asks twice waits for itself. Prefer it: a hold knows its fence and when it is lost.
- *   <li><b>As a {@link Lock}</b>: {@link #lock} and {@link #unlock} go by the thread and are
- *       reentrant, as in {@link java.util.concurrent.locks.ReentrantLock}. {@link #hold} gives the
- *       hold behind it.
+ *       {@link Hold}, which any thread may release. Prefer it: a hold knows its fence and when it is
+ *       lost.
+ *   <li><b>As a {@link Lock}</b>: {@link #lock} and {@link #unlock} go by the thread. {@link #hold}
+ *       gives the hold behind it.
  * </ul>
+ *
+ * <p><b>It is not reentrant</b>, unlike {@link java.util.concurrent.locks.ReentrantLock}: each acquire
+ * and each {@code lock()} stands for itself, and a thread that asks for what it has waits for itself
+ * ({@code tryLock()}: false). {@link #reentrant} gives the lock that is.
  *
  * <p>The memory effects are those of a Lock. All waits are served first come, first served, among
  * all processes; {@code tryLock()} does not barge in.
@@ -61,15 +64,28 @@ public final class SidecarLock implements Lock {
    */
   public SidecarLock withMaxHold(Duration maxHold) {
     Objects.requireNonNull(maxHold);
-    LockRequest r =
-        new LockRequest(request.resource(), request.mode(), null, maxHold, request.owner());
-    return new SidecarLock(sidecar, r, owner);
+    return new SidecarLock(sidecar, request.lasting(maxHold), owner);
   }
 
   /**
-   * The same lock, owned by a label (at most 128 bytes) instead of the thread or the hold: whoever
-   * asks under that label through the same {@link LockSidecar} re-enters, and the lock is free when
-   * all have released. Any thread may unlock.
+   * The same lock, and reentrant, as {@link java.util.concurrent.locks.ReentrantLock}: who has it by
+   * a reentrant request enters again at once, and it is free when all of these are released. Who that
+   * is: the thread that asks, or the label of {@link #withOwner}; both only through the same {@link
+   * LockSidecar}.
+   */
+  public SidecarLock reentrant() {
+    return new SidecarLock(sidecar, request.reentering(), owner);
+  }
+
+  /** Tells whether it is. */
+  public boolean isReentrant() {
+    return request.reentrant();
+  }
+
+  /**
+   * The same lock, asked for by a label (at most 128 bytes) instead of the thread. Lists show it, any
+   * thread may unlock what was locked under it, and with {@link #reentrant} whoever asks under it
+   * enters again.
    */
   public SidecarLock withOwner(String label) {
     Objects.requireNonNull(label);
@@ -121,21 +137,32 @@ public final class SidecarLock implements Lock {
   }
 
   /**
-   * Asks for the lock without waiting for it. When the future is cancelled, or completed by anybody
+   * Asks for the lock without waiting for it. A {@link #reentrant} one needs a {@link #withOwner}: a
+   * future belongs to no thread. When the future is cancelled, or completed by anybody
    * else, the wait ends and nothing is held. What depends on it ({@code thenApply} and so on) runs
    * on threads that may wait. Cancelling a dependent future does not cancel this one, as always.
    */
   public CompletableFuture<Hold> acquireAsync() {
-    return sidecar.take(request.ownedBy(label()));
+    return sidecar.take(request.ownedBy(labelOfFuture()));
   }
 
   /** The same with a wait, which ends as in {@link #acquire(Duration)}. */
   public CompletableFuture<Hold> acquireAsync(Duration wait) {
-    return sidecar.take(request.waiting(wait).ownedBy(label()));
+    return sidecar.take(request.waiting(wait).ownedBy(labelOfFuture()));
   }
 
   private String label() {
-    return owner == null ? sidecar.owned().newLabel() : owner;
+    return owner == null ? Owned.label() : owner;
+  }
+
+  private String labelOfFuture() {
+    if (owner != null) {
+      return owner;
+    }
+    if (request.reentrant()) {
+      throw new IllegalStateException("a future belongs to no thread: withOwner says who enters again");
+    }
+    return Owned.newLabel();
   }
 
   // --- as a Lock
@@ -145,17 +172,18 @@ public final class SidecarLock implements Lock {
   }
 
   /**
-   * Waits for the lock, and is not interrupted. A thread that has it re-enters; one that has the
-   * write lock may take the read lock too.
+   * Waits for the lock, and is not interrupted. A thread that has it waits for itself; of a {@link
+   * #reentrant} lock it enters again, and one that has the write lock may take the read lock too.
    *
-   * @throws UpgradeRefusedException the thread has the read lock and asks for the write lock
+   * @throws UpgradeRefusedException the lock is reentrant, and the thread has the read lock and asks
+   *     for the write lock
    * @throws LockLostException the thread has the lock, and has lost it: unlock it first
    */
   @Override
   public void lock() {
     Owned.Key key = key();
-    String label = sidecar.owned().labelFor(key);
-    sidecar.owned().push(key, label, request.mode(), takeUninterruptibly(request, label));
+    sidecar.owned().check(key);
+    sidecar.owned().push(key, request.mode(), takeUninterruptibly(request, label()));
   }
 
   @Override
@@ -165,8 +193,8 @@ public final class SidecarLock implements Lock {
 
   private void enter(LockRequest q) throws InterruptedException {
     Owned.Key key = key();
-    String label = sidecar.owned().labelFor(key);
-    sidecar.owned().push(key, label, q.mode(), take(q, label, true));
+    sidecar.owned().check(key);
+    sidecar.owned().push(key, q.mode(), take(q, label(), true));
   }
 
   /**
@@ -176,10 +204,10 @@ public final class SidecarLock implements Lock {
   @Override
   public boolean tryLock() {
     Owned.Key key = key();
-    String label = sidecar.owned().labelFor(key);
+    sidecar.owned().check(key);
     try {
       LockRequest q = request.waiting(Duration.ZERO);
-      sidecar.owned().push(key, label, q.mode(), takeUninterruptibly(q, label));
+      sidecar.owned().push(key, q.mode(), takeUninterruptibly(q, label()));
       return true;
     } catch (LockHeldException e) {
       return false;
@@ -283,6 +311,6 @@ public final class SidecarLock implements Lock {
 
   @Override
   public String toString() {
-    return "SidecarLock[" + request.resource() + " " + request.mode() + "]";
+    return "SidecarLock[" + request.resource() + " " + request.mode() + (isReentrant() ? " reentrant]" : "]");
   }
 }

@@ -83,7 +83,7 @@ final class SocketPath {
     }
   }
 
-  /** Says what to do about a socket that cannot be connected to. */
+  /** Says why no session could be opened: what to do about a socket that cannot be connected to. */
   static SidecarUnavailableException explain(Path path, Throwable why) {
     String start = "with: locksidecar serve --socket " + path;
     String hint;
@@ -93,8 +93,9 @@ final class SocketPath {
       hint = "this user may not connect to it; see its mode and that of its directory";
     } else if (has(why, ConnectException.class)) {
       hint = "the sidecar that made it is gone; start one " + start;
-    } else {
-      hint = root(why).getMessage();
+    } else { // it was there, and hung up
+      String message = "the sidecar at " + path + " ended the connection before it answered: " + root(why).getMessage();
+      return new SidecarUnavailableException(Loss.GONE, message, why);
     }
     return new SidecarUnavailableException("NO_SIDECAR", "no sidecar answers at " + path + ": " + hint, why);
   }

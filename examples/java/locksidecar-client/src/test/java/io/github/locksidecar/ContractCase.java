@@ -135,7 +135,12 @@ final class ContractCase implements AutoCloseable {
     try {
       rw = clients.get(text(s, "client")).readWriteLock(text(s, "resource"));
       SidecarLock lock = "SHARED".equals(text(s, "mode")) ? rw.readLock() : rw.writeLock();
-      lock = lock.withOwner(s.has("owner") ? text(s, "owner") : "");
+      if (s.has("owner")) {
+        lock = lock.withOwner(text(s, "owner"));
+      }
+      if (s.has("reentrant") && s.get("reentrant").getAsBoolean()) {
+        lock = lock.reentrant();
+      }
       if (s.has("maxHold")) {
         lock = lock.withMaxHold(Duration.ofMillis(number(s, "maxHold")));
       }
@@ -260,10 +265,26 @@ final class ContractCase implements AutoCloseable {
       JsonObject l = sidecar(s).lock(text(s, "resource"));
       String is = l.getAsJsonArray("holders").size() + " " + l.getAsJsonArray("waiters").size();
       if (is.equals(want)) {
+        owners(s, l.getAsJsonArray("holders"));
         return;
       }
       assertTrue(System.nanoTime() < end, "holders and waiters: " + is);
       TestSidecar.pause(5);
+    }
+  }
+
+  private static void owners(JsonObject s, JsonArray holders) {
+    if (!s.has("owners")) {
+      return;
+    }
+    JsonArray want = s.getAsJsonArray("owners");
+    for (int i = 0; i < want.size(); i++) {
+      String is = holders.get(i).getAsJsonObject().get("owner").getAsString();
+      if (want.get(i).getAsString().equals("*")) {
+        assertNotEquals("", is);
+      } else {
+        assertEquals(want.get(i).getAsString(), is);
+      }
     }
   }
 

@@ -58,14 +58,16 @@ class LockTest {
 
   @Test
   void aLockOfTheThread() throws Exception {
-    Lock lock = locks.lock("r");
+    Lock lock = locks.lock("r").reentrant();
+    assertEquals("SidecarLock[r EXCLUSIVE reentrant]", lock.toString());
     lock.lock();
     try {
       assertFalse(asks(lock::tryLock));
-      assertFalse(asks(() -> locks.lock("r").tryLock(20, MILLISECONDS)));
+      assertFalse(asks(() -> locks.lock("r").reentrant().tryLock(20, MILLISECONDS)));
       lock.lock(); // re-enters
       assertTrue(lock.tryLock());
-      assertTrue(locks.lock("r").tryLock(1, SECONDS), "another object for the same resource");
+      assertTrue(locks.lock("r").reentrant().tryLock(1, SECONDS), "another object for the same resource");
+      assertFalse(locks.lock("r").tryLock(), "who enters again says so");
       for (int i = 0; i < 3; i++) {
         lock.unlock();
       }
@@ -77,6 +79,66 @@ class LockTest {
     assertThrows(IllegalMonitorStateException.class, lock::unlock);
     assertTrue(asks(() -> { boolean got = lock.tryLock(); lock.unlock(); return got; }));
     assertThrows(UnsupportedOperationException.class, lock::newCondition);
+  }
+
+  @Test
+  void notReentrantUnlessAsked() throws Exception {
+    SidecarLock lock = locks.lock("r");
+    assertFalse(lock.isReentrant());
+    assertTrue(lock.reentrant().withMaxHold(Duration.ofHours(1)).withOwner("x").isReentrant());
+    lock.lock();
+    try {
+      assertFalse(lock.tryLock());
+      assertFalse(lock.tryLock(20, MILLISECONDS));
+      assertTrue(lock.tryAcquire().isEmpty());
+      assertFalse(lock.reentrant().tryLock(), "what is entered again was entered so");
+      assertEquals(1, lock.hold().count());
+    } finally {
+      lock.unlock();
+    }
+    assertThrows(IllegalMonitorStateException.class, lock::unlock);
+    SidecarLock labelled = lock.withOwner("batch"); // only says who asks
+    try (Hold hold = labelled.acquire()) {
+      assertTrue(labelled.tryAcquire().isEmpty());
+      assertEquals("batch", ownerOf("r"));
+    }
+    SidecarReadWriteLock rw = locks.readWriteLock("r");
+    rw.writeLock().lock();
+    assertFalse(rw.readLock().tryLock());
+    rw.writeLock().unlock();
+    rw.readLock().lock();
+    assertTrue(rw.readLock().tryLock(), "beside itself, as beside others");
+    assertFalse(rw.writeLock().tryLock());
+    rw.readLock().unlock();
+    rw.readLock().unlock();
+    assertThrows(IllegalStateException.class, () -> lock.reentrant().acquireAsync(), "a future has no thread");
+  }
+
+  static String ownerOf(String resource) {
+    return sidecar.lock(resource).getAsJsonArray("holders").get(0).getAsJsonObject().get("owner").getAsString();
+  }
+
+  /** The same for all that it asks for, so that one can see what a thread has and what it waits for. */
+  @Test
+  void whoAsksIsTheThread() throws Exception {
+    String mine;
+    try (Hold a = locks.lock("a").acquire();
+        Hold b = locks.lock("b").reentrant().acquire();
+        Hold c = locks.lock("c").reentrant().acquire();
+        Hold again = locks.lock("c").reentrant().acquire()) {
+      mine = ownerOf("a");
+      assertEquals(mine, ownerOf("b"));
+      assertEquals(mine, ownerOf("c"));
+      assertEquals(2, again.count());
+    }
+    Thread.currentThread().setName("renamed-" + Thread.currentThread().getName());
+    locks.lock("a").lock();
+    assertEquals(mine, ownerOf("a"));
+    locks.lock("a").unlock();
+    assertNotEquals(mine, elsewhere(() -> { try (Hold h = locks.lock("a").acquire()) { return ownerOf("a"); } }));
+    try (Hold h = locks.lock("a").acquireAsync().get(20, SECONDS)) {
+      assertNotEquals(mine, ownerOf("a"), "the thread does not wait for it");
+    }
   }
 
   @Test
@@ -127,9 +189,11 @@ class LockTest {
 
   @Test
   void anOwnerIsShared() throws Exception {
-    SidecarLock lock = locks.lock("r").withOwner("batch");
+    SidecarLock lock = locks.lock("r").withOwner("batch").reentrant();
     lock.lock();
-    try (Hold hold = elsewhere(lock::acquire)) {
+    try (Hold hold = elsewhere(lock::acquire);
+        Hold future = lock.acquireAsync().get(20, SECONDS)) {
+      assertEquals(3, future.count());
       assertEquals(lock.hold().id(), hold.id(), "counted up");
       assertTrue(locks.lock("r").tryAcquire().isEmpty());
     }
@@ -140,7 +204,7 @@ class LockTest {
 
   @Test
   void readersAndWriters() throws Exception {
-    ReadWriteLock rw = locks.readWriteLock("r");
+    ReadWriteLock rw = locks.readWriteLock("r").reentrant();
     rw.readLock().lock();
     assertTrue(asks(() -> { boolean got = rw.readLock().tryLock(); rw.readLock().unlock(); return got; }));
     assertFalse(asks(rw.writeLock()::tryLock));

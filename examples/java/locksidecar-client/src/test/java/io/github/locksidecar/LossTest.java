@@ -190,6 +190,55 @@ class LossTest {
     }
   }
 
+  /**
+   * So the sidecar knows that the loss was seen and nobody works any more: the forced release, whose
+   * grace is much longer than this waits, returns.
+   */
+  @Test
+  void theEndOfABlockReleasesWhatWasLost() throws Exception {
+    try (TestSidecar sidecar = TestSidecar.start();
+        LockSidecar locks = sidecar.connect()) {
+      SidecarLock lock = locks.lock("r");
+      CompletableFuture<Void> force;
+      try (Hold hold = lock.acquire()) {
+        force = take(sidecar, hold);
+        assertThrows(LockLostException.class, hold::check);
+        throw new IllegalStateException("the work fails"); // and says more than the loss
+      } catch (IllegalStateException e) {
+        assertEquals(LockLostException.class, e.getSuppressed()[0].getClass());
+      }
+      lock.acquire(Duration.ofSeconds(20)).close();
+
+      lock.lock();
+      force = take(sidecar, lock.hold());
+      assertThrows(LockLostException.class, lock::unlock);
+      force.get(20, SECONDS);
+
+      Hold hold = lock.acquire();
+      force = take(sidecar, hold);
+      CompletableFuture<Void> closed = hold.closeAsync();
+      force.get(20, SECONDS);
+      assertEquals(LockLostException.class, assertThrows(Exception.class, () -> closed.get(20, SECONDS)).getCause().getClass());
+
+      SidecarReadWriteLock rw = locks.readWriteLock("r").reentrant();
+      rw.writeLock().lock();
+      rw.readLock().lock();
+      force = take(sidecar, rw.readLock().hold());
+      assertThrows(LockLostException.class, rw.writeLock()::unlock);
+      force.get(20, SECONDS);
+      assertThrows(LockLostException.class, rw.readLock()::unlock);
+      lock.acquire(Duration.ofSeconds(20)).close();
+    }
+  }
+
+  /** Takes it from its holder, with a long grace; done when nobody has it. */
+  static CompletableFuture<Void> take(TestSidecar sidecar, Hold hold) throws Exception {
+    CompletableFuture<LockLostException> loss = lossOf(hold);
+    CompletableFuture<Void> force = CompletableFuture.runAsync(() -> sidecar.force(hold.resource(), "60s"));
+    loss.get(20, SECONDS);
+    return force;
+  }
+
   /** A hold that is lost already. */
   static Hold locksLost(LockSidecar locks, TestSidecar sidecar) throws Exception {
     Hold hold = locks.lock("l").acquire();
