@@ -1,17 +1,19 @@
 import { LockLostError, SidecarError } from './errors.js';
-import { now } from './clock.js';
+import { now, parseDuration } from './clock.js';
 
 /** A hold. Its session makes and changes it; apps only use what is in index.d.ts. */
 export class Lock {
   #session;
   #controller = new AbortController();
-  #until = -Infinity; // as its grants said, on our clock
+  #counted; // when its first grant was, on the sidecar's clock
+  #until = -Infinity; // as its grants said, and news of the lease that were counted later; on our clock
   #limit = Infinity; // its end by maxHold
   #count = 0;
   unanswered = []; // ids of releases; the session's
 
   constructor(session, grant) {
     this.#session = session;
+    this.#counted = parseDuration(grant.countedAt);
     this.id = grant.lockId;
     this.resource = grant.resource;
     this.shared = grant.mode === 'SHARED';
@@ -69,6 +71,13 @@ export class Lock {
     this.#limit = Math.min(this.#limit, limit);
   }
 
+  /** News are for what was held when they were counted: a later hold may be on another lease. */
+  prolong({ counted, until }) {
+    if (counted >= this.#counted) {
+      this.#until = Math.max(this.#until, until);
+    }
+  }
+
   released(times) {
     this.#count -= times;
   }
@@ -92,7 +101,7 @@ export class Lock {
 
   /** When it is over if nothing is heard any more. */
   #end() {
-    return Math.min(this.#limit, Math.max(this.#until, this.#session.until));
+    return Math.min(this.#limit, this.#until);
   }
 
   /**

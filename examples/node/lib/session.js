@@ -18,7 +18,6 @@ const LOST_LIMIT = 1_000;
  * Other calls have connections of their own, one each at a time.
  */
 export class Session {
-  until = -Infinity; // how long holds without a limit may be relied on, on our clock
   slack = 0; // see Lock.silentAt
   error = undefined; // why the session has ended
 
@@ -27,6 +26,7 @@ export class Session {
   #agent = newAgent();
   #stream;
   #clock = new SidecarClock();
+  #news = { counted: -Infinity, until: -Infinity }; // of the lease: on the sidecar's clock, on ours
   #locks = new Map(); // by id
   #asking = 0; // acquires that were not answered
   #early = new Map(); // losses that came before their grants; only while asking
@@ -200,6 +200,7 @@ export class Session {
       this.#locks.set(lock.id, lock);
     }
     lock.granted(grant, until, limit);
+    lock.prolong(this.#news); // they may overtake the grant
     const early = this.#early.get(lock.id);
     if (early) {
       this.#lost(lock, early);
@@ -227,7 +228,9 @@ export class Session {
 
   #event({ lease, lost }) {
     if (lease) {
-      this.until = Math.max(this.until, this.#clock.until(lease.countedAt, parseDuration(lease.validFor)));
+      const until = this.#clock.until(lease.countedAt, parseDuration(lease.validFor));
+      this.#news = { counted: parseDuration(lease.countedAt), until };
+      this.#locks.forEach((lock) => lock.prolong(this.#news));
     } else if (lost) {
       const lock = this.#locks.get(lost.lockId);
       if (lock) {

@@ -1,6 +1,7 @@
 // What needs no sidecar.
 import assert from 'node:assert/strict';
 import fs from 'node:fs';
+import http from 'node:http';
 import net from 'node:net';
 import os from 'node:os';
 import path from 'node:path';
@@ -8,6 +9,7 @@ import { test } from 'node:test';
 import { LockSidecar } from '../index.js';
 import { SidecarClock, formatDuration, now, parseDuration } from '../lib/clock.js';
 import { defaultSocket } from '../lib/socket.js';
+import { eventually } from './sidecars.js';
 
 test('durations', () => {
   assert.equal(parseDuration('8.987654321s'), 8987.654321);
@@ -70,4 +72,36 @@ test('a sidecar that never answered', { timeout: 20_000 }, async (t) => {
   });
   await assert.rejects(new LockSidecar({ socket }).acquire('a'), { reason: 'SIDECAR_SILENT' });
   await assert.rejects(new LockSidecar({ socket }).acquire('a', { signal: AbortSignal.timeout(50) }), { name: 'TimeoutError' });
+});
+
+test('news of the lease prolong only what was held when they were counted', async (t) => {
+  const socket = path.join(fs.mkdtempSync(path.join(os.tmpdir(), 'lp-')), 's');
+  const base = Math.floor(now() / 1e3);
+  const lease = (at) => `${JSON.stringify({ lease: { validFor: '900s', countedAt: `${base + at}s` } })}\n`;
+  let news;
+  let granted = 0;
+  const server = http.createServer((request, response) => {
+    if (request.url === '/v1/sessions') {
+      news = response;
+      news.write(`${JSON.stringify({ opened: { sessionId: 'x', countedAt: `${base}s`, leaseTtl: '10s' } })}\n${lease(1)}`);
+      return;
+    }
+    granted++;
+    response.end(JSON.stringify({
+      lockId: `l${granted}`, resource: 'r', mode: 'EXCLUSIVE', fence: '1', validFor: '50s', countedAt: `${base + 2}s`,
+    }));
+  });
+  await new Promise((resolve) => { server.listen(socket, resolve); });
+  const client = new LockSidecar({ socket });
+  t.after(async () => {
+    server.closeAllConnections();
+    server.close();
+    fs.rmSync(path.dirname(socket), { recursive: true });
+  });
+  const lock = await client.acquire('r');
+  assert.ok(lock.validFor() < 60_000, `${lock.validFor()}`);
+  news.write(lease(3));
+  await eventually('the news are read', () => lock.validFor() > 800_000);
+  const next = await client.acquire('r'); // its grant was overtaken by the news
+  assert.ok(next.validFor() > 800_000, `${next.validFor()}`);
 });

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import re
 import socket
@@ -14,9 +15,12 @@ import pytest
 from sidecars import Sidecar
 
 import locksidecar
-from locksidecar import Client, NoSidecar, _proto
-from locksidecar._clock import SidecarClock
+from locksidecar import Client, Mode, NoSidecar, _proto
+from locksidecar._clock import SidecarClock, boot_time
 from locksidecar._errors import from_status
+from locksidecar._hold import Hold
+from locksidecar._model import Call, Wanted
+from locksidecar._session import Session
 from locksidecar._socket import _default_socket
 from locksidecar._wire import BadResponse, Chunks, Lines, parse
 
@@ -229,3 +233,59 @@ def test_messages_are_those_of_the_proto_file() -> None:
         block = re.search(rf"^enum {enum} {{(.*?)^}}", text, re.MULTILINE | re.DOTALL)
         assert block is not None
         assert tuple(re.findall(r"([A-Z_]+) = \d+;", block.group(1))) == names
+
+
+class OneSidecar:
+    """A transport whose answers the test makes."""
+
+    def __init__(self) -> None:
+        self.ids = itertools.count(1)
+        self.valid_for = self.counted_at = 0.0
+
+    def open(self, request: object, sink: object) -> tuple[float, dict[str, Any]]:
+        return boot_time(), {"sessionId": "s", "countedAt": boot_time(), "leaseTtl": 10.0}
+
+    def call(self, call: Call, timeout: float | None) -> dict[str, Any]:
+        call.sent, call.answered = boot_time(), True
+        return {
+            "lockId": f"l{next(self.ids)}",
+            "resource": "r",
+            "mode": "EXCLUSIVE",
+            "fence": 1,
+            "validFor": self.valid_for,
+            "countedAt": self.counted_at,
+        }
+
+    def drop(self) -> None:
+        pass
+
+    def grant(self, session: Session, valid_for: float, counted_at: float) -> Hold:
+        self.valid_for, self.counted_at = valid_for, counted_at
+        return session.acquire(session.prepare(Wanted("r", Mode.EXCLUSIVE, None, "", False, None)))
+
+
+@pytest.fixture
+def one_sidecar() -> Iterator[tuple[OneSidecar, Session]]:
+    transport = OneSidecar()
+    session = Session(transport, "", {})  # type: ignore[arg-type]
+    yield transport, session
+    session.gone("the test is over")
+
+
+def test_a_grant_prolongs_no_other_hold(one_sidecar: tuple[OneSidecar, Session]) -> None:
+    transport, session = one_sidecar
+    now = boot_time()
+    short = transport.grant(session, 50.0, now)
+    long = transport.grant(session, 900.0, now)  # on another lease, say
+    assert 0 < short.valid_for() <= 50 < long.valid_for()
+    session.news({"lease": {"validFor": 900.0, "countedAt": now}})
+    assert short.valid_for() > 800
+
+
+def test_news_prolong_only_what_was_held_then(one_sidecar: tuple[OneSidecar, Session]) -> None:
+    transport, session = one_sidecar
+    now = boot_time()
+    session.news({"lease": {"validFor": 900.0, "countedAt": now}})
+    assert 0 < transport.grant(session, 50.0, now + 0.001).valid_for() <= 51
+    session.news({"lease": {"validFor": 900.0, "countedAt": now + 0.003}})  # overtakes the next grant
+    assert transport.grant(session, 50.0, now + 0.002).valid_for() > 800

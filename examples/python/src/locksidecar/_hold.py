@@ -84,7 +84,8 @@ class Hold:
         self.guard: Guard | None = grant.guard
         self.mode: Mode = grant.mode
         self.entered: set[Call] = set()  # the acquires that are not released yet
-        self.until = 0.0  # as the grants said
+        self.counted_at = grant.counted_at  # of the first grant
+        self.until = 0.0  # as the grants said, and news of the lease that were counted later
         self.limit: float | None = None  # the end by max_hold
         self.problem: LockLost | None = None
         self.lost = LostEvent(self)
@@ -96,8 +97,7 @@ class Hold:
 
     def end(self) -> float:
         """When it is over if nothing is heard any more."""
-        end = max(self.until, self.session.until)
-        return end if self.limit is None else min(end, self.limit)
+        return self.until if self.limit is None else min(self.until, self.limit)
 
     def silent_at(self) -> float:
         """When the sidecar's silence ends it: at its end, or soon after where that is by max_hold.

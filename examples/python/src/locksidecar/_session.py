@@ -42,7 +42,7 @@ class Session:
         self.mutex = threading.RLock()
         self.changed = threading.Condition(self.mutex)
         self.error: LockSidecarError | None = None  # why it ended
-        self.until = 0.0  # how long holds without a limit may be relied on, on our clock
+        self._news = (-math.inf, 0.0)  # of the lease: when it was counted, its end on our clock
         self.slack = 0.0
         self.jeopardy = False
         self.draining = threading.Event()
@@ -187,11 +187,10 @@ class Session:
             hold.entered.add(call)
             hold.mode = grant.mode
             hold.until = max(hold.until, until)
+            self._prolong(hold)  # news may overtake the grant
             if max_hold is not None:
                 limit = self._clock.until(grant.counted_at, max_hold)
                 hold.limit = limit if hold.limit is None else min(hold.limit, limit)
-            elif hold.limit is None:
-                self.until = max(self.until, until)
             if early := self._early.get(grant.lock_id):
                 self._lose(hold, early)
             elif hold.silent_at() < self._looks_at:
@@ -271,7 +270,9 @@ class Session:
         with self.mutex:
             if lease := event.get("lease"):
                 counted_at = seconds(lease["countedAt"])
-                self.until = max(self.until, self._clock.until(counted_at, seconds(lease["validFor"])))
+                self._news = counted_at, self._clock.until(counted_at, seconds(lease["validFor"]))
+                for hold in self._holds.values():
+                    self._prolong(hold)
                 self.jeopardy = bool(lease.get("jeopardy"))
             elif lost := event.get("lost"):
                 problem = LockLost(
@@ -279,13 +280,19 @@ class Session:
                     lost_reason=str(lost["reason"]),
                     grace_end=self._clock.until(seconds(lost["countedAt"]), seconds(lost["grace"])),
                 )
-                hold = self._holds.get(lost["lockId"])
-                if hold is not None:
-                    self._lose(hold, problem)
+                known = self._holds.get(lost["lockId"])
+                if known is not None:
+                    self._lose(known, problem)
                 elif self._asking:
                     self._early[lost["lockId"]] = problem
             elif "draining" in event:
                 self.draining.set()
+
+    def _prolong(self, hold: Hold) -> None:
+        """News are for what was held when they were counted: a later hold may be on another lease."""
+        counted_at, until = self._news
+        if counted_at >= hold.counted_at:
+            hold.until = max(hold.until, until)
 
     def gone(self, why: str) -> bool:
         return self.end(SidecarGone(why), "SIDECAR_GONE", why)

@@ -18,7 +18,10 @@ final class Held {
   /** How many times it must be released. */
   int count;
 
-  /** Its end as the grant said, on our clock. */
+  /** When its first grant was counted, on the sidecar's clock. */
+  final long counted;
+
+  /** Its end as its grants said, and news that were counted after the first; on our clock. */
   long until;
 
   /** The end by maxHold; 0: none. */
@@ -37,9 +40,10 @@ final class Held {
    */
   record Listener(Hold hold, Runnable call) {}
 
-  Held(String id, String resource, long fence) {
+  Held(String id, String resource, long fence, long counted) {
     this.id = id;
     this.resource = resource;
     this.fence = fence;
+    this.counted = counted;
   }
 }

@@ -46,8 +46,10 @@ final class Holds {
   /** See silentAt. */
   private long slack;
 
-  /** How long holds without a limit may be relied on. */
-  private long until;
+  /** The last news of the lease: when they were counted, on the sidecar's clock, and their end, on ours. */
+  private long newsCounted = Long.MIN_VALUE;
+
+  private long newsUntil;
 
   private Future<?> look;
   private long looksAt;
@@ -83,14 +85,13 @@ final class Holds {
   Held granted(Call c, Grant g) {
     sidecarClock.answered(c.sent, g.getCountedAt());
     long end = sidecarClock.until(g.getCountedAt(), g.getValidFor());
-    Held h = holds.computeIfAbsent(g.getLockId(), id -> new Held(id, g.getResource(), g.getFence()));
+    long counted = SidecarClock.nanos(g.getCountedAt());
+    Held h = holds.computeIfAbsent(g.getLockId(), id -> new Held(id, g.getResource(), g.getFence(), counted));
     h.count++;
     h.mode = modeOf(g);
     h.guard = guardOf(g);
     h.until = Math.max(h.until, end);
-    if (c.maxHold == 0 && h.limit == 0) {
-      until = Math.max(until, end);
-    }
+    prolong(h); // news may overtake the grant
     if (c.maxHold != 0) {
       long limit = end - SidecarClock.nanos(g.getValidFor()) + c.maxHold;
       h.limit = h.limit == 0 ? limit : Math.min(h.limit, limit);
@@ -102,6 +103,13 @@ final class Holds {
       lookAt(silentAt(h));
     }
     return h;
+  }
+
+  /** News are for what was held when they were counted: a later hold may be on another lease. */
+  private void prolong(Held h) {
+    if (newsCounted >= h.counted) {
+      h.until = Math.max(h.until, newsUntil);
+    }
   }
 
   /** A hold was released once. */
@@ -123,7 +131,9 @@ final class Holds {
   void news(Event e) {
     if (e.hasLease()) {
       LeaseNews n = e.getLease();
-      until = Math.max(until, sidecarClock.until(n.getCountedAt(), n.getValidFor()));
+      newsCounted = SidecarClock.nanos(n.getCountedAt());
+      newsUntil = sidecarClock.until(n.getCountedAt(), n.getValidFor());
+      holds.values().forEach(this::prolong);
     } else if (e.hasLost()) {
       Lost lost = e.getLost();
       Held h = holds.get(lost.getLockId());
@@ -185,8 +195,7 @@ final class Holds {
 
   /** When the hold is over if nothing is heard any more. */
   private long endOf(Held h) {
-    long end = Math.max(h.until, until);
-    return h.limit == 0 ? end : Math.min(end, h.limit);
+    return h.limit == 0 ? h.until : Math.min(h.until, h.limit);
   }
 
   /** When the sidecar's silence ends the hold: at its end, or soon after where that is by maxHold. */

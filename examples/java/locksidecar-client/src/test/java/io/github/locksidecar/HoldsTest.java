@@ -104,6 +104,25 @@ class HoldsTest {
   }
 
   @Test
+  void aGrantProlongsNoOtherHold() {
+    Held a = grant("a", S / 2, 0);
+    Held b = grant("b", 9 * S, 0); // on another lease, say
+    validFor(S / 2, a);
+    validFor(9 * S, b);
+    news(now(), 9 * S);
+    validFor(9 * S, a);
+  }
+
+  @Test
+  void newsProlongOnlyWhatWasHeldThen() {
+    news(now(), 9 * S);
+    nano.addAndGet(S);
+    validFor(S / 2, grant("a", S / 2, 0));
+    news(now(), 9 * S); // overtook the next grant
+    validFor(9 * S, grant("b", S / 2, 0));
+  }
+
+  @Test
   void aSuspendOfTheMachineCounts() {
     Held h = grant("a", 9 * S, 0);
     suspended.addAndGet(8 * S);
