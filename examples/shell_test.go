@@ -74,6 +74,18 @@ func TestWithLock(t *testing.T) {
 	})
 }
 
+// Lists show which script has the lock: the sidecar itself sees only its curl.
+func TestWithLockIsTheOwner(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	p := withLock(t, s, "a", "0", "sh", "-c", "echo works; exec sleep 60")
+	p.says("works")
+	holders := s.lock("a").GetHolders()
+	if want := fmt.Sprintf("pid %d", p.cmd.Process.Pid); len(holders) != 1 || holders[0].GetOwner() != want {
+		t.Errorf("holders = %v, want one with the owner %q", holders, want)
+	}
+}
+
 // Many processes at two sidecars add to one file.
 func TestWithLockExcludes(t *testing.T) {
 	t.Parallel()

@@ -215,14 +215,19 @@ class Relay:
                 except OSError:
                     pass
 
+    def refuse(self) -> None:
+        """Takes no more calls: the sidecar seems to be gone."""
+        if self._listener.fileno() >= 0:
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+            self._listener.close()
+
     def __enter__(self) -> Relay:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self.refuse()
         shutil.rmtree(self._dir, ignore_errors=True)
 
 

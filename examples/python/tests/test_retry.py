@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 from conftest import TRANSPORTS
-from sidecars import Relay, Sidecar
+from sidecars import PATIENCE, Relay, Sidecar
 
 import locksidecar
 from locksidecar import Client, TransportName
@@ -114,3 +115,45 @@ def test_the_app_releases_again_what_was_not_answered(
         outer.check()
         assert outer.release() == 0
         sidecar.expect_queue("counted", 0, 0)
+
+
+def test_the_sidecar_goes_while_a_call_waits(sidecar: Sidecar, relay: Relay) -> None:
+    """That is SidecarGone, whoever sees it first: the reader of the events or the call.
+
+    As the sidecar lives on behind the relay, so does its session, with the lock.
+    """
+    with Client(sidecar.socket) as other, Client(relay.socket) as client:
+        client.open()
+        relay.lose = lambda head: head.startswith("POST")
+        held = other.lock("gone").acquire()
+        errors: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                client.lock("gone").acquire()
+            except BaseException as e:
+                errors.append(e)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        sidecar.expect_queue("gone", 1, 1)
+        relay.refuse()
+        held.release()  # the answer to the waiter is lost
+        thread.join(PATIENCE)
+        assert isinstance(errors[0], locksidecar.SidecarGone), errors
+
+
+def test_the_sidecar_goes_while_a_task_waits(sidecar: Sidecar, relay: Relay) -> None:
+    async def main(other: Client, client: Client) -> None:
+        await client.session_async()
+        relay.lose = lambda head: head.startswith("POST")
+        held = await other.lock("gone-task").acquire_async()
+        waiting = asyncio.create_task(client.lock("gone-task").acquire_async())
+        await asyncio.to_thread(sidecar.expect_queue, "gone-task", 1, 1)
+        relay.refuse()
+        await held.release()
+        with pytest.raises(locksidecar.SidecarGone):
+            await waiting
+
+    with Client(sidecar.socket) as other, Client(relay.socket) as client:
+        asyncio.run(main(other, client))

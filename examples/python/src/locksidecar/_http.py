@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ._clock import boot_time
-from ._errors import InvalidRequest, LockSidecarError, SidecarGone, SidecarSilent, from_status
+from ._errors import InvalidRequest, LockSidecarError, NoSidecar, SidecarGone, SidecarSilent, from_status
 from ._model import Acquire, Call, Cancel, Downgrade, Operation, Release, Sink, duration
 from ._socket import connect, explain
 from ._wire import BadResponse, Chunks, Lines, Response, parse, parse_head, request
@@ -175,7 +175,10 @@ class HTTP:
     def call(self, call: Call, timeout: float | None) -> Mapping[str, Any]:
         payload = self._encode(call.operation)
         while True:
-            connection = self._take()
+            try:
+                connection = self._take()
+            except NoSidecar as e:
+                raise self._unreachable(call, e) from e
             call.transport = connection
             again = connection.used
             error: Exception | None = None
@@ -204,7 +207,10 @@ class HTTP:
         loop = asyncio.get_running_loop()
         payload = self._encode(call.operation)
         while True:
-            connection = self._idle_one() or await self._connect_async(loop)
+            try:
+                connection = self._idle_one() or await self._connect_async(loop)
+            except NoSidecar as e:
+                raise self._unreachable(call, e) from e
             call.transport = connection
             again = connection.used
             error: Exception | None = None
@@ -289,6 +295,10 @@ class HTTP:
 
     def _broken(self, e: Exception | None) -> SidecarGone:
         return SidecarGone(f"the connection to the sidecar at {self.path} broke" + (f": {e}" if e else ""))
+
+    def _unreachable(self, call: Call, e: NoSidecar) -> LockSidecarError:
+        """A call that was sent once, on a connection that broke, has seen the sidecar go."""
+        return self._broken(e) if call.sent else e
 
     # Connections.
 
