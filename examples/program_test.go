@@ -236,6 +236,6 @@ func redisURL(t *testing.T) string {
 // pair starts two sidecars that exclude each other through Redis.
 func pair(t *testing.T, args ...string) (one, other *sidecar) {
 	t.Helper()
-	args = append(args, "--store", redisURL(t), "--namespace", t.Name()+"-"+rand.Text()[:8])
+	args = append(args, "--store", redisURL(t), "--namespace", rand.Text())
 	return serve(t, args...), serve(t, args...)
 }

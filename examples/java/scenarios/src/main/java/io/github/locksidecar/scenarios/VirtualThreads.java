@@ -33,7 +33,7 @@ public final class VirtualThreads {
     }
     ExecutorService threads = virtualThreads();
     try (LockSidecar sidecar = LockSidecar.builder().name("VirtualThreads").connect()) {
-      count(threads, sidecar.lock(args[0]));
+      count(threads, sidecar.lock(args[0]).reentrant());
       System.out.println("counted " + count);
       interrupt(threads, sidecar.lock(args[0]));
       System.out.println("interrupted, and nothing is left");
@@ -51,7 +51,7 @@ public final class VirtualThreads {
                 for (int j = 0; j < TIMES; j++) {
                   lock.lock();
                   try {
-                    lock.lock(); // each virtual thread is an owner of its own
+                    lock.lock(); // re-enters: each virtual thread is an owner of its own
                     int before = count;
                     Thread.yield();
                     count = before + 1;
