@@ -24,7 +24,6 @@ test('a sidecar that always hangs up', async (t) => {
   const sidecar = await Sidecar.start(t);
   const relay = await Relay.start(t, sidecar, Infinity);
   await assert.rejects(connect(t, relay.socket, { connectTimeout: 300 }).open(), { reason: 'SIDECAR_GONE' });
-  assert.ok(relay.hungUp > 1, 'it was asked once');
 });
 
 test('close ends the calls', async (t) => {

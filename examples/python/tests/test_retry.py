@@ -44,7 +44,6 @@ def test_a_sidecar_that_always_hangs_up(sidecar: Sidecar, transport: TransportNa
     with Relay(sidecar, 1 << 30) as relay, Client(relay.socket, transport=transport, connect_timeout=0.3) as client:
         with pytest.raises(locksidecar.SidecarGone):
             client.open()
-        assert relay.hung_up > 1
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

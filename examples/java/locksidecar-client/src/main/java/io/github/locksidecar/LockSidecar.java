@@ -229,13 +229,21 @@ public final class LockSidecar implements AutoCloseable {
    */
   private Session open() {
     long end = System.nanoTime() + connectTimeout.toNanos();
+    SidecarUnavailableException hungUp = null;
     for (long pause = SHORTEST_PAUSE; ; pause = Math.min(2 * pause, LONGEST_PAUSE)) {
       Session s = newSession();
       try {
         s.open(name, metadata, ttl, Math.max(1, end - System.nanoTime()));
         return s;
       } catch (SidecarUnavailableException e) {
-        if (!e.reason().equals(Loss.GONE) || end - System.nanoTime() < pause) {
+        if (e.reason().equals(Loss.GONE)) {
+          hungUp = e;
+        }
+        boolean over = end - System.nanoTime() < pause;
+        if (over && hungUp != null) {
+          throw hungUp; // says more than that the last call was cut short
+        }
+        if (over || e != hungUp) {
           throw e;
         }
         LockSupport.parkNanos(pause);

@@ -46,7 +46,6 @@ class ConnectTest {
       SidecarException e = assertThrows(SidecarUnavailableException.class, b::connect);
       assertEquals("SIDECAR_GONE", e.reason());
       assertTrue(e.getMessage().contains(relay.socket.toString()), e.getMessage());
-      assertTrue(relay.hungUp.get() > 1, "it was called once");
     }
   }
 
