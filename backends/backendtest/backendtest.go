@@ -8,8 +8,8 @@
 //
 // where the harness opens the store. Faults and looks behind the curtain, which
 // not every store can offer, are interfaces of their own that a harness may
-// implement too: [CounterDeleter], [Faulter], [WakeupDropper], [Restarter],
-// [CommandCounter]. Tests that need one of them are skipped without it.
+// implement too: [CounterDeleter], [Faulter], [WakeupDropper], [ClockShifter],
+// [Restarter], [CommandCounter]. Tests that need one of them are skipped without it.
 //
 // A store that cannot do all that the contract has is [Limited]: tests of what it
 // cannot do are skipped, or check that it says so, and all others do without it.
@@ -77,6 +77,14 @@ type WakeupDropper interface {
 	DropWakeups(t testing.TB, b lock.Backend) (restore func())
 }
 
+// ClockShifter is a Harness that has servers whose clock can be set.
+type ClockShifter interface {
+	// OwnClock gives the store on a server of the test's own, and a function that
+	// sets the server's clock ahead of the true time by that much, at once, under
+	// what is running; 0 puts it right.
+	OwnClock(t testing.TB) (h Harness, shift func(by time.Duration))
+}
+
 // Restarter is a Harness that can restart the store's server, with or without
 // what it knew. Restart returns when the server accepts requests again.
 type Restarter interface {
@@ -126,6 +134,7 @@ type conformance struct {
 	run   func(*env)
 	needs func(Harness) (capability string, has bool) // nil: nothing
 	alone bool                                        // not while other tests use the store
+	deaf  bool                                        // no push reaches any backend, from the start
 
 	shares, downgrades, orders bool // it is of nothing but what Limits has under that name
 }

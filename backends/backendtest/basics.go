@@ -71,29 +71,6 @@ func testRetryFindsHold(e *env) {
 	}
 }
 
-func testRetryKeepsPlace(e *env) {
-	a, b := e.sidecar(), e.sidecar()
-	r := e.name("r")
-	g := e.acquire(a, r, lock.Exclusive)
-	first := e.queue(a, r, lock.Exclusive)
-	second := e.queue(b, r, lock.Exclusive)
-	retry := e.start(a, first.q)
-	// The retry reaches the store at some time unknown; asking again and again
-	// makes it likely that it is there before the release.
-	for range 20 {
-		retry.pending()
-		e.holds(b.b, r, []lock.HoldID{g.ID}, []lock.HoldID{first.q.ID, second.q.ID})
-	}
-	e.release(a, g)
-	if g1, g2 := first.granted(), retry.granted(); g1 != g2 {
-		e.Errorf("two calls with one id were granted %+v and %+v", g1, g2)
-	}
-	second.blocked()
-	e.holds(b.b, r, []lock.HoldID{first.q.ID}, []lock.HoldID{second.q.ID})
-	e.release(a, first.grant)
-	e.release(b, second.granted())
-}
-
 func testReleaseOnlyOwn(e *env) {
 	a, b := e.sidecar(), e.sidecar()
 	r, other := e.name("r"), e.name("other")
@@ -122,32 +99,6 @@ func testReleaseOnlyOwn(e *env) {
 	e.release(b, g2)
 	notHolder("twice, when it is free", b, r, g2.ID)
 	e.release(a, gOther)
-}
-
-func testReleaseOfWaiter(e *env) {
-	a, b := e.sidecar(), e.sidecar()
-	r := e.name("r")
-	g := e.acquire(a, r, e.shared())
-	writer := e.queue(b, r, lock.Exclusive)
-	if e.sharing() && e.ordered() {
-		reader := e.queue(a, r, lock.Shared)
-		e.releaseWaiter(b, writer)
-		g2 := reader.granted() // nobody is in its way any more
-		e.holds(b.b, r, []lock.HoldID{g.ID, g2.ID}, nil)
-		e.release(a, g2)
-	} else {
-		e.releaseWaiter(b, writer)
-	}
-	e.holds(b.b, r, []lock.HoldID{g.ID}, nil)
-	e.release(a, g)
-}
-
-func (e *env) releaseWaiter(s *sidecar, w *waiter) {
-	e.Helper()
-	if err := s.Release(e.ctx, w.q.Resource, w.q.ID); err != nil {
-		e.Fatalf("Release of a waiter: %v", err)
-	}
-	w.failed(lock.ErrNotHolder)
 }
 
 func testDowngrade(e *env) {

@@ -3,7 +3,6 @@ package backendtest
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -25,18 +24,26 @@ const (
 // env is what one test works with. Its methods end the test when the store does
 // not do what they expect, so they are for the goroutine of the test.
 type env struct {
-	*testing.T
+	testing.TB
 	h      Harness
 	limits Limits
 	ctx    context.Context // ends when the test is over
 	prefix string
+	clock  lock.Clock // of the moments in events
+	deaf   bool       // no push reaches any backend of the test
 	tasks  sync.WaitGroup
 	opened int // leases
 }
 
-func runOne(t *testing.T, h Harness, limits Limits, c conformance) {
+func runOne(t testing.TB, h Harness, limits Limits, c conformance) {
 	ctx, cancel := context.WithCancel(context.Background())
-	e := &env{T: t, h: h, limits: limits, ctx: ctx, prefix: "backendtest/" + string(lock.NewHoldID())[:8] + "/" + c.name + "/"}
+	e := &env{
+		TB: t, h: h, limits: limits, ctx: ctx, clock: lock.BootTime, deaf: c.deaf,
+		prefix: "backendtest/" + string(lock.NewHoldID())[:8] + "/" + c.name + "/",
+	}
+	if k, ok := h.(timekeeper); ok {
+		e.clock = k.Clock()
+	}
 	t.Cleanup(func() {
 		cancel()
 		e.tasks.Wait()
@@ -46,6 +53,10 @@ func runOne(t *testing.T, h Harness, limits Limits, c conformance) {
 		e.nothingLeft()
 	}
 }
+
+// timekeeper is a harness whose store has another clock than lock.BootTime: that
+// of the tests that show what the suite catches.
+type timekeeper interface{ Clock() lock.Clock }
 
 // name gives a resource of this test.
 func (e *env) name(s string) lock.Resource { return lock.Resource(e.prefix + s) }
@@ -68,163 +79,23 @@ func (e *env) modes() []lock.Mode {
 // where the store has none it is exclusive.
 func (e *env) shared() lock.Mode { return e.modes()[len(e.modes())-1] }
 
-// sidecar is one lease on one backend. A goroutine renews it and reads its events.
-type sidecar struct {
-	lock.Lease
-	e      *env
-	b      lock.Backend
-	name   string
-	ttl    time.Duration
-	reader sync.WaitGroup
-
-	mu      sync.Mutex
-	events  []lock.Event
-	silent  bool
-	renewed time.Time // before the last heartbeat was sent that is known to have been carried out
-}
-
 // open gives a backend of its own.
 func (e *env) open() lock.Backend {
 	e.Helper()
-	b := e.h.Open(e.T)
+	b := e.h.Open(e.TB)
 	e.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			e.Errorf("close backend: %v", err)
 		}
 	})
+	if e.deaf {
+		e.h.(WakeupDropper).DropWakeups(e.TB, b)
+	}
 	return b
 }
 
-// sidecar opens a lease that lives as long as the test, on a backend of its own.
-func (e *env) sidecar() *sidecar {
-	e.Helper()
-	return e.lease(longTTL)
-}
-
-// sidecars opens n of them.
-func (e *env) sidecars(n int) []*sidecar {
-	e.Helper()
-	all := make([]*sidecar, n)
-	for i := range all {
-		all[i] = e.sidecar()
-	}
-	return all
-}
-
-// mortal opens a lease that ends soon after the test silences it.
-func (e *env) mortal() *sidecar {
-	e.Helper()
-	return e.lease(e.h.TTL())
-}
-
-// lease opens a lease on a backend of its own, and renews it.
-func (e *env) lease(ttl time.Duration) *sidecar {
-	e.Helper()
-	b := e.open()
-	e.opened++
-	name := fmt.Sprintf("sidecar-%d", e.opened)
-	var s *sidecar
-	e.eventually("a lease is opened", func() bool {
-		renewed := time.Now()
-		l, err := b.OpenLease(e.ctx, lock.LeaseOptions{TTL: ttl, Sidecar: name})
-		if errors.Is(err, lock.ErrUnavailable) {
-			return false // it may be soon
-		}
-		if err != nil {
-			e.Fatalf("OpenLease: %v", err)
-		}
-		s = &sidecar{Lease: l, e: e, b: b, name: name, ttl: ttl, renewed: renewed}
-		return true
-	})
-	s.reader.Go(s.run)
-	e.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		if err := s.Close(ctx); err != nil && !errors.Is(err, lock.ErrLeaseLost) {
-			e.Errorf("close lease: %v", err)
-		}
-		s.reader.Wait()
-	})
-	return s
-}
-
-// run renews the lease and collects events until the lease is closed.
-func (s *sidecar) run() {
-	ticker := time.NewTicker(s.ttl / 4)
-	defer ticker.Stop()
-	for {
-		select {
-		case ev, ok := <-s.Events():
-			if !ok {
-				return
-			}
-			s.mu.Lock()
-			s.events = append(s.events, ev)
-			s.mu.Unlock()
-		case <-ticker.C:
-			s.renew()
-		}
-	}
-}
-
-// renew sends a heartbeat unless the sidecar is silent. The error does not
-// matter: a test that needs the lease finds out, and others let it die.
-func (s *sidecar) renew() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.silent {
-		return
-	}
-	ctx, cancel := context.WithTimeout(s.e.ctx, s.ttl)
-	defer cancel()
-	before := time.Now()
-	news, err := s.Heartbeat(ctx)
-	s.events = append(s.events, news...)
-	if err == nil {
-		s.renewed = before
-	}
-}
-
-// beat sends one heartbeat, for its outcome alone.
-func (s *sidecar) beat(ctx context.Context) error {
-	_, err := s.Heartbeat(ctx)
-	return err
-}
-
-// silence stops the heartbeats, as if the sidecar had died, and tells when the
-// last one was sent.
-func (s *sidecar) silence() (renewed time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.silent = true
-	return s.renewed
-}
-
-// event waits for news about a hold.
-func (s *sidecar) event(kind lock.EventKind, id lock.HoldID) lock.Event {
-	s.e.Helper()
-	var found lock.Event
-	s.e.eventually("the lease is told of the event", func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		i := slices.IndexFunc(s.events, func(ev lock.Event) bool { return ev.Kind == kind && ev.ID == id })
-		if i >= 0 {
-			found = s.events[i]
-		}
-		return i >= 0
-	})
-	return found
-}
-
-// ended silences the sidecar and waits until the store says that the lease is over.
-func (s *sidecar) ended() {
-	s.e.Helper()
-	time.Sleep(time.Until(s.silence().Add(s.ttl)))
-	s.e.eventually("the store says that the lease is over", func() bool {
-		err := s.Release(s.e.ctx, s.e.name("nothing"), lock.NewHoldID()) // unlike Heartbeat, it does not renew
-		return errors.Is(err, lock.ErrLeaseLost)
-	})
-}
+// moment is when a moment of the store's events comes.
+func (e *env) moment(until time.Duration) time.Time { return time.Now().Add(until - e.clock()) }
 
 // eventually waits until f is true.
 func (e *env) eventually(what string, f func() bool) {
@@ -247,6 +118,14 @@ func (e *env) answered(f func() error) error {
 		return !errors.Is(err, lock.ErrUnavailable)
 	})
 	return err
+}
+
+// late is how much later than with pushes something may happen in this test.
+func (e *env) late() time.Duration {
+	if e.deaf {
+		return e.h.Recheck()
+	}
+	return 0
 }
 
 func request(r lock.Resource, m lock.Mode) lock.Request {

@@ -14,7 +14,7 @@ import (
 // it does not know.
 func (e *env) lost(b lock.Backend, calls ...func(context.Context) error) {
 	e.Helper()
-	heal := e.h.(Faulter).LoseReplies(e.T, b)
+	heal := e.h.(Faulter).LoseReplies(e.TB, b)
 	defer heal()
 	ctx, cancel := context.WithTimeout(e.ctx, time.Second)
 	defer cancel()
@@ -111,6 +111,33 @@ func testPlaceReplyLost(e *env) {
 	}
 }
 
+// testReleaseOfWaiter: a place in the queue of which the sidecar has not heard is
+// given up by a release, and the reader behind it goes on.
+func testReleaseOfWaiter(e *env) {
+	a, b := e.sidecar(), e.sidecar()
+	r := e.name("r")
+	g := e.acquire(a, r, e.shared())
+	q := request(r, lock.Exclusive)
+	e.lost(b.b, acquiring(b, q))
+	var reader *waiter
+	if e.sharing() && e.ordered() {
+		reader = e.start(a, request(r, lock.Shared))
+	}
+	err := e.answered(func() error { return b.Release(e.ctx, r, q.ID) })
+	if err != nil && !errors.Is(err, lock.ErrNotHolder) { // the driver gave it up by itself
+		e.Fatalf("Release of a waiter: %v", err)
+	}
+	e.notHolder("Release of a waiter again", b.Release(e.ctx, r, q.ID))
+	holders := []lock.HoldID{g.ID}
+	if reader != nil {
+		holders = append(holders, reader.granted().ID)
+	}
+	e.holds(b.b, r, holders, nil)
+	for _, id := range holders {
+		e.release(a, lock.Grant{Resource: r, ID: id})
+	}
+}
+
 // testReleaseReplyLost: a release that was carried out unheard says so when it
 // is asked again, and frees nobody else's.
 func testReleaseReplyLost(e *env) {
@@ -177,7 +204,7 @@ func testRestart(e *env) {
 	g := e.acquire(a, r, lock.Exclusive)
 	f.check(g)
 	w := e.queue(b, r, lock.Exclusive)
-	e.h.(Restarter).Restart(e.T)
+	e.h.(Restarter).Restart(e.TB)
 
 	err := e.answered(func() error { return a.beat(e.ctx) })
 	over := errors.Is(err, lock.ErrLeaseLost)

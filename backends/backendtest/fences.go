@@ -69,7 +69,7 @@ func testFenceAfterCounterDeleted(e *env) {
 			f.check(g)
 			e.release(s, g)
 		}
-		e.h.(CounterDeleter).DeleteCounter(e.T, r)
+		e.h.(CounterDeleter).DeleteCounter(e.TB, r)
 	}
 }
 

@@ -96,7 +96,7 @@ func (e *env) load(d time.Duration, ss []*sidecar, workers int, work func(s *sid
 // testExclusionUnderLoad: many want to write the same.
 func testExclusionUnderLoad(e *env) {
 	r := e.name("r")
-	g := &guard{t: e.T}
+	g := &guard{t: e.TB}
 	e.load(loadTime, e.sidecars(3), 12, func(s *sidecar, _ int) error {
 		ctx, cancel := context.WithTimeout(e.ctx, patience)
 		defer cancel()
@@ -118,7 +118,7 @@ func testExclusionUnderLoad(e *env) {
 // testSharingUnderLoad: many readers and some writers on a few resources, and
 // some of them do not wait long.
 func testSharingUnderLoad(e *env) {
-	guards := []*guard{{t: e.T}, {t: e.T}, {t: e.T}}
+	guards := []*guard{{t: e.TB}, {t: e.TB}, {t: e.TB}}
 	var gaveUp atomic.Int64
 	e.load(loadTime, e.sidecars(3), 18, func(s *sidecar, i int) error {
 		k := i % len(guards)

@@ -74,13 +74,13 @@ func testHeartbeatCost(e *env) {
 	a := e.sidecar()
 	const beats = 10
 	cost := func() int64 {
-		before := counter.Commands(e.T)
+		before := counter.Commands(e.TB)
 		for range beats {
 			if err := a.beat(e.ctx); err != nil {
 				e.Fatalf("Heartbeat: %v", err)
 			}
 		}
-		return counter.Commands(e.T) - before
+		return counter.Commands(e.TB) - before
 	}
 	e.release(a, e.acquire(a, e.name("first"), lock.Exclusive)) // whatever is done only once
 	const some = many / 4

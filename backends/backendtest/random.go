@@ -40,7 +40,7 @@ func testRandom(e *env) {
 	ss := e.sidecars(3)
 	var spots []*spot
 	for i := range 3 {
-		spots = append(spots, &spot{name: e.name(fmt.Sprint(i)), guard: guard{t: e.T}})
+		spots = append(spots, &spot{name: e.name(fmt.Sprint(i)), guard: guard{t: e.TB}})
 	}
 	ctx, stop := context.WithCancel(e.ctx)
 	var watchers sync.WaitGroup
@@ -62,8 +62,9 @@ func testRandom(e *env) {
 	}
 	const count = 12
 	workers := make([]*worker, count)
+	var meddling sync.Mutex
 	for i := range workers {
-		workers[i] = &worker{e: e, s: ss[i%len(ss)], all: ss, spots: spots, rand: rand.New(rand.NewPCG(seed, uint64(i)))}
+		workers[i] = &worker{e: e, s: ss[i%len(ss)], all: ss, spots: spots, meddling: &meddling, rand: rand.New(rand.NewPCG(seed, uint64(i)))}
 	}
 	e.load(2*loadTime, ss, count, func(_ *sidecar, i int) error { return workers[i%count].step() })
 	stop()
@@ -87,6 +88,8 @@ type worker struct {
 	all   []*sidecar
 	spots []*spot
 	rand  *rand.Rand
+
+	meddling *sync.Mutex // for two that meddle could mean the same hold
 }
 
 func (w *worker) chance(percent int) bool { return w.rand.IntN(100) < percent }
@@ -188,6 +191,8 @@ func (w *worker) end(g lock.Grant) error {
 
 // meddle tries to end what belongs to others.
 func (w *worker) meddle() error {
+	w.meddling.Lock()
+	defer w.meddling.Unlock()
 	sp := w.spots[w.rand.IntN(len(w.spots))]
 	st, err := w.s.b.Get(w.e.ctx, sp.name)
 	if err != nil {

@@ -1,7 +1,12 @@
 package backendtest
 
+import "slices"
+
 // suite is every test there is.
-var suite = []conformance{
+var suite = slices.Concat(usual, deaf(usual))
+
+// usual is the suite but for what is run once more without pushes.
+var usual = []conformance{
 	{name: "FenceAfterCounterDeleted", run: testFenceAfterCounterDeleted, needs: needs[CounterDeleter]("CounterDeleter"), alone: true},
 	{name: "HeartbeatCost", run: testHeartbeatCost, needs: needs[CommandCounter]("CommandCounter"), alone: true},
 	{name: "Restart", run: testRestart, needs: needs[Restarter]("Restarter"), alone: true},
@@ -15,12 +20,17 @@ var suite = []conformance{
 	{name: "ForceDead", run: testForceDead},
 	{name: "LostWakeUps", run: testLostWakeUps, needs: needs[WakeupDropper]("WakeupDropper")},
 
+	{name: "FirstRequestOfDead", run: testFirstRequestOfDead},
+	{name: "UnnoticedEnd", run: testUnnoticedEnd},
+	{name: "DeadWhateverClocksDo", run: testDeadWhateverClocksDo, needs: needs[ClockShifter]("ClockShifter")},
+
+	{name: "HeartbeatTells", run: testHeartbeatTells, needs: needs[WakeupDropper]("WakeupDropper"), deaf: true},
+	{name: "ForcedWaiterIsTold", run: testForcedWaiterIsTold, needs: needs[WakeupDropper]("WakeupDropper"), deaf: true},
+
 	{name: "Exclusive", run: testExclusive},
 	{name: "Shared", run: testShared, shares: true},
 	{name: "RetryFindsHold", run: testRetryFindsHold},
-	{name: "RetryKeepsPlace", run: testRetryKeepsPlace, orders: true},
 	{name: "ReleaseOnlyOwn", run: testReleaseOnlyOwn},
-	{name: "ReleaseOfWaiter", run: testReleaseOfWaiter},
 	{name: "Downgrade", run: testDowngrade, shares: true, orders: true, downgrades: true},
 	{name: "DowngradeOnlyOwn", run: testDowngradeOnlyOwn, downgrades: true},
 	{name: "CloseReleasesAll", run: testCloseReleasesAll},
@@ -40,12 +50,18 @@ var suite = []conformance{
 	{name: "ForceGraceOver", run: testForceGraceOver},
 	{name: "ForceWaiter", run: testForceWaiter},
 
+	{name: "ForceAgain", run: testForceAgain},
+	{name: "ForceInSilence", run: testForceInSilence, needs: needs[Faulter]("Faulter")},
+	{name: "ForcerGone", run: testForcerGone, needs: needs[Faulter]("Faulter")},
+	{name: "ForceInLastSilence", run: testForceInLastSilence, needs: needs[Faulter]("Faulter")},
+
 	{name: "Get", run: testGet},
 	{name: "List", run: testList},
 	{name: "OddNames", run: testOddNames},
 
 	{name: "AcquireReplyLost", run: testAcquireReplyLost, needs: needs[Faulter]("Faulter")},
 	{name: "AcquireReplyLostGivenUp", run: testAcquireReplyLostGivenUp, needs: needs[Faulter]("Faulter")},
+	{name: "ReleaseOfWaiter", run: testReleaseOfWaiter, needs: needs[Faulter]("Faulter")},
 	{name: "PlaceReplyLost", run: testPlaceReplyLost, needs: needs[Faulter]("Faulter"), orders: true},
 	{name: "ReleaseReplyLost", run: testReleaseReplyLost, needs: needs[Faulter]("Faulter")},
 	{name: "SilenceIsNotLoss", run: testSilenceIsNotLoss, needs: needs[Faulter]("Faulter")},

@@ -18,11 +18,6 @@ func testWakeUp(e *env) {
 			g := e.acquire(a, r, lock.Exclusive)
 			return e.queue(b, r, lock.Exclusive), func() { e.release(a, g) }
 		},
-		"ReleaseOfWaiter": func(a *sidecar) (*waiter, func()) {
-			e.acquire(a, r, lock.Shared)
-			front := e.queue(a, r, lock.Exclusive)
-			return e.queue(b, r, lock.Shared), func() { e.release(a, lock.Grant{Resource: r, ID: front.q.ID}) }
-		},
 		"Cancel": func(a *sidecar) (*waiter, func()) {
 			e.acquire(a, r, lock.Shared)
 			front := e.queue(a, r, lock.Exclusive)
@@ -56,7 +51,6 @@ func testWakeUp(e *env) {
 		},
 	}
 	if !e.sharing() || !e.ordered() { // a reader behind a writer
-		delete(rounds, "ReleaseOfWaiter")
 		delete(rounds, "Cancel")
 		delete(rounds, "CloseOfWaiter")
 	}
@@ -92,7 +86,7 @@ func testLostWakeUps(e *env) {
 	e.acquire(dead, r2, lock.Exclusive)
 	w, next := e.queue(b, r, lock.Exclusive), e.queue(b, r, lock.Exclusive)
 	w2 := e.queue(b, r2, lock.Exclusive)
-	restore := e.h.(WakeupDropper).DropWakeups(e.T, b.b)
+	restore := e.h.(WakeupDropper).DropWakeups(e.TB, b.b)
 	defer restore()
 	late := e.start(b, request(r, lock.Exclusive)) // one that comes when there are no hints already
 	late.queued()

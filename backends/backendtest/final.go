@@ -1,0 +1,131 @@
+package backendtest
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// This file is about the law that what a store has decided about a dead lease is
+// final.
+
+// firstRequests are those by which a sidecar may learn that its lease is over.
+var firstRequests = []struct {
+	name string
+	ask  func(e *env, dead *sidecar, g lock.Grant) error
+}{
+	{"Heartbeat", func(e *env, dead *sidecar, _ lock.Grant) error { return dead.beat(e.ctx) }},
+	{"Acquire", func(e *env, dead *sidecar, _ lock.Grant) error {
+		_, err := dead.Acquire(e.ctx, request(e.name("new"), lock.Exclusive))
+		return err
+	}},
+	{"Acquire of what it held", func(e *env, dead *sidecar, g lock.Grant) error {
+		_, err := dead.Acquire(e.ctx, lock.Request{ID: g.ID, Resource: g.Resource, Mode: g.Mode})
+		return err
+	}},
+	{"Release", func(e *env, dead *sidecar, g lock.Grant) error { return dead.Release(e.ctx, g.Resource, g.ID) }},
+	{"Downgrade", func(e *env, dead *sidecar, g lock.Grant) error { return dead.Downgrade(e.ctx, g.Resource, g.ID) }},
+}
+
+// testFirstRequestOfDead: whichever request comes first when a hold was handed on
+// because its lease was over, it is told so, and so is every heartbeat after it.
+func testFirstRequestOfDead(e *env) {
+	b := e.sidecar()
+	var dead []*sidecar
+	var held []lock.Grant
+	var ws []*waiter
+	for _, first := range firstRequests {
+		s := e.mortal()
+		g := e.acquire(s, e.name(first.name), lock.Exclusive)
+		dead, held, ws = append(dead, s), append(held, g), append(ws, e.queue(b, g.Resource, lock.Exclusive))
+	}
+	for _, s := range dead {
+		s.silence()
+	}
+	for i, first := range firstRequests {
+		g := ws[i].granted()
+		if err := first.ask(e, dead[i], held[i]); !errors.Is(err, lock.ErrLeaseLost) {
+			e.Errorf("%s first, when the lease was over and its hold handed on: got %v, want ErrLeaseLost", first.name, err)
+		}
+		e.staysDead(dead[i])
+		e.holds(b.b, g.Resource, []lock.HoldID{g.ID}, nil)
+		e.release(b, g)
+	}
+}
+
+// staysDead checks that no heartbeat brings a lease back.
+func (e *env) staysDead(s *sidecar) {
+	e.Helper()
+	for range 2 {
+		if err := s.beat(e.ctx); !errors.Is(err, lock.ErrLeaseLost) {
+			e.Errorf("Heartbeat of a lease that was over: got %v, want ErrLeaseLost", err)
+		}
+	}
+}
+
+// testUnnoticedEnd: a lease that ended with nobody there to see it is over when
+// it is told so, or lives with all that it has.
+func testUnnoticedEnd(e *env) {
+	b := e.sidecar()
+	var dead []*sidecar
+	var held []lock.Grant
+	var last time.Time
+	for _, first := range firstRequests {
+		s := e.mortal()
+		dead, held = append(dead, s), append(held, e.acquire(s, e.name(first.name), lock.Exclusive))
+	}
+	for _, s := range dead {
+		last = s.silence().Add(s.ttl)
+	}
+	time.Sleep(time.Until(last.Add(e.h.TTL() / 5)))
+	for i, first := range firstRequests {
+		err := first.ask(e, dead[i], held[i])
+		if errors.Is(err, lock.ErrLeaseLost) {
+			e.staysDead(dead[i])
+			w := e.start(b, request(held[i].Resource, lock.Exclusive))
+			e.release(b, w.granted())
+			continue
+		}
+		if err != nil && !errors.Is(err, lock.ErrNotHolder) {
+			e.Errorf("%s first, when the lease may be over: got %v", first.name, err)
+		}
+		if first.name == "Heartbeat" {
+			e.refused(b, held[i].Resource, lock.Exclusive)
+		}
+	}
+}
+
+// testDeadWhateverClocksDo: a clock of the store that went ahead ends a lease too
+// soon, and nothing can help that. When the clock goes back, the lease that looked
+// over is not renewed if what it held was handed on.
+func testDeadWhateverClocksDo(e *env) {
+	h, shift := e.h.(ClockShifter).OwnClock(e.TB)
+	e.h = h
+	for _, first := range firstRequests {
+		a := e.sidecar()
+		a.silence() // the clock goes there and back between two heartbeats
+		g := e.acquire(a, e.name(first.name), lock.Exclusive)
+		shift(2 * longTTL)
+		b := e.sidecar()
+		ctx, cancel := context.WithTimeout(e.ctx, e.h.Recheck()+slack)
+		g2, err := b.Acquire(ctx, request(g.Resource, lock.Exclusive))
+		cancel()
+		shift(0)
+		if err != nil { // leases do not hang on the server's clock
+			if err := a.beat(e.ctx); err != nil {
+				e.Errorf("Heartbeat after a jump of a clock that handed nothing on: %v", err)
+			}
+			e.release(a, g)
+			continue
+		}
+		if err := first.ask(e, a, g); !errors.Is(err, lock.ErrLeaseLost) {
+			e.Errorf("%s first, when the hold was handed on: got %v, want ErrLeaseLost", first.name, err)
+		}
+		e.staysDead(a)
+		e.holds(b.b, g.Resource, []lock.HoldID{g2.ID}, nil)
+		e.release(b, g2)
+		_ = b.Close(e.ctx) // its lease is dated ahead
+	}
+}

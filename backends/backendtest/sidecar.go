@@ -1,0 +1,279 @@
+package backendtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// sidecar is one lease on one backend. One goroutine renews it, another reads
+// its events.
+type sidecar struct {
+	lock.Lease
+	e        *env
+	b        lock.Backend
+	name     string
+	ttl      time.Duration
+	routines sync.WaitGroup
+
+	beating sync.Mutex // one heartbeat at a time
+	silent  bool       // guarded by beating
+
+	mu      sync.Mutex
+	notices []notice
+	renewed time.Time // before the last heartbeat was sent that is known to have been carried out
+	over    time.Time // when a heartbeat said that the lease is over; zero: it has not
+	calls   map[lock.HoldID]bool
+}
+
+// notice is news that reached the sidecar.
+type notice struct {
+	lock.Event
+	at   time.Time
+	beat bool // in the answer of a heartbeat
+}
+
+// sidecar opens a lease that lives as long as the test, on a backend of its own.
+func (e *env) sidecar() *sidecar {
+	e.Helper()
+	return e.lease(longTTL)
+}
+
+// sidecars opens n of them.
+func (e *env) sidecars(n int) []*sidecar {
+	e.Helper()
+	all := make([]*sidecar, n)
+	for i := range all {
+		all[i] = e.sidecar()
+	}
+	return all
+}
+
+// mortal opens a lease that ends soon after the test silences it.
+func (e *env) mortal() *sidecar {
+	e.Helper()
+	return e.lease(e.h.TTL())
+}
+
+// lease opens a lease on a backend of its own, and renews it.
+func (e *env) lease(ttl time.Duration) *sidecar {
+	e.Helper()
+	return e.leaseOn(e.open(), ttl)
+}
+
+// leaseOn opens a lease on a backend, and renews it.
+func (e *env) leaseOn(b lock.Backend, ttl time.Duration) *sidecar {
+	e.Helper()
+	e.opened++
+	name := fmt.Sprintf("sidecar-%d", e.opened)
+	var s *sidecar
+	e.eventually("a lease is opened", func() bool {
+		renewed := time.Now()
+		l, err := b.OpenLease(e.ctx, lock.LeaseOptions{TTL: ttl, Sidecar: name})
+		if errors.Is(err, lock.ErrUnavailable) {
+			return false // it may be soon
+		}
+		if err != nil {
+			e.Fatalf("OpenLease: %v", err)
+		}
+		s = &sidecar{Lease: l, e: e, b: b, name: name, ttl: ttl, renewed: renewed, calls: make(map[lock.HoldID]bool)}
+		return true
+	})
+	stop := make(chan struct{})
+	s.routines.Go(func() {
+		defer close(stop)
+		for ev := range s.Events() {
+			s.mu.Lock()
+			s.notices = append(s.notices, notice{Event: ev, at: time.Now()})
+			s.mu.Unlock()
+		}
+	})
+	s.routines.Go(func() {
+		ticker := time.NewTicker(min(ttl/4, time.Second))
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ticker.C:
+				s.renew()
+			case <-stop:
+				return
+			}
+		}
+	})
+	e.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := s.Close(ctx); err != nil && !errors.Is(err, lock.ErrLeaseLost) {
+			e.Errorf("close lease: %v", err)
+		}
+		s.routines.Wait()
+	})
+	return s
+}
+
+// renew sends a heartbeat unless the sidecar is silent. A test that needs the
+// lease finds out when that fails, and others let it die.
+func (s *sidecar) renew() {
+	s.beating.Lock()
+	defer s.beating.Unlock()
+	if s.silent {
+		return
+	}
+	ctx, cancel := context.WithTimeout(s.e.ctx, min(s.ttl/2, 2*time.Second))
+	defer cancel()
+	_ = s.beatLocked(ctx)
+}
+
+// beat sends one heartbeat for its outcome.
+func (s *sidecar) beat(ctx context.Context) error {
+	s.beating.Lock()
+	defer s.beating.Unlock()
+	return s.beatLocked(ctx)
+}
+
+func (s *sidecar) beatLocked(ctx context.Context) error {
+	before := time.Now()
+	news, err := s.Heartbeat(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, ev := range news {
+		s.notices = append(s.notices, notice{Event: ev, at: time.Now(), beat: true})
+	}
+	switch {
+	case err == nil:
+		s.renewed = before
+	case errors.Is(err, lock.ErrLeaseLost) && s.over.IsZero():
+		s.over = time.Now()
+	}
+	return err
+}
+
+// silence stops the heartbeats, as if the sidecar had died, and tells when the
+// last one was sent.
+func (s *sidecar) silence() (renewed time.Time) {
+	s.beating.Lock()
+	defer s.beating.Unlock()
+	s.silent = true
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.renewed
+}
+
+// event waits for news about a hold.
+func (s *sidecar) event(kind lock.EventKind, id lock.HoldID) lock.Event {
+	s.e.Helper()
+	return s.notice("the lease is told of the event", func(n notice) bool { return n.Kind == kind && n.ID == id }).Event
+}
+
+// beatTells waits until the answer of a heartbeat brings news about a hold.
+func (s *sidecar) beatTells(kind lock.EventKind, id lock.HoldID) notice {
+	s.e.Helper()
+	return s.notice("the answer of a heartbeat tells of the event", func(n notice) bool { return n.beat && n.Kind == kind && n.ID == id })
+}
+
+// notice waits for news that want takes. The heartbeats are sent more often
+// meanwhile, for without pushes nothing else brings news.
+func (s *sidecar) notice(what string, want func(notice) bool) notice {
+	s.e.Helper()
+	var found notice
+	s.e.eventually(what, func() bool {
+		s.mu.Lock()
+		i := slices.IndexFunc(s.notices, want)
+		if i >= 0 {
+			found = s.notices[i]
+		}
+		s.mu.Unlock()
+		if i < 0 {
+			s.renew()
+		}
+		return i >= 0
+	})
+	return found
+}
+
+// told are all news so far.
+func (s *sidecar) told() []notice {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.notices)
+}
+
+// forget drops the news so far.
+func (s *sidecar) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.notices = nil
+}
+
+// relies tells until when the sidecar relies on a hold that it was granted, as
+// far as it knows by now: until its lease would end, or it is told of a loss.
+func (s *sidecar) relies(id lock.HoldID) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	end := s.renewed.Add(s.ttl)
+	if !s.over.IsZero() && s.over.Before(end) {
+		end = s.over
+	}
+	for _, n := range s.notices {
+		told := n.at
+		if n.ID != id {
+			continue
+		}
+		if n.Kind == lock.Revoked && n.Until != 0 {
+			told = s.e.moment(n.Until)
+		}
+		if told.Before(end) {
+			end = told
+		}
+	}
+	return end
+}
+
+// ended silences the sidecar and waits until the store says that the lease is over.
+func (s *sidecar) ended() {
+	s.e.Helper()
+	time.Sleep(time.Until(s.silence().Add(s.ttl)))
+	s.e.eventually("the store says that the lease is over", func() bool {
+		err := s.Release(s.e.ctx, s.e.name("nothing"), lock.NewHoldID()) // unlike Heartbeat, it does not renew
+		return errors.Is(err, lock.ErrLeaseLost)
+	})
+}
+
+// alone keeps the rule for callers: one call at a time for a HoldID.
+func (s *sidecar) alone(id lock.HoldID) (done func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.calls[id] {
+		s.e.Errorf("the test makes two calls for the hold %s at once, which the contract forbids", id)
+		return func() {}
+	}
+	s.calls[id] = true
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.calls, id)
+	}
+}
+
+// Acquire is that of the lease, one call at a time.
+func (s *sidecar) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
+	defer s.alone(q.ID)()
+	return s.Lease.Acquire(ctx, q)
+}
+
+// Release is that of the lease, one call at a time.
+func (s *sidecar) Release(ctx context.Context, r lock.Resource, id lock.HoldID) error {
+	defer s.alone(id)()
+	return s.Lease.Release(ctx, r, id)
+}
+
+// Downgrade is that of the lease, one call at a time.
+func (s *sidecar) Downgrade(ctx context.Context, r lock.Resource, id lock.HoldID) error {
+	defer s.alone(id)()
+	return s.Lease.Downgrade(ctx, r, id)
+}
