@@ -9,7 +9,7 @@
 // where the harness opens the store. Faults and looks behind the curtain, which
 // not every store can offer, are interfaces of their own that a harness may
 // implement too: [CounterDeleter], [Faulter], [WakeupDropper], [ClockShifter],
-// [Restarter], [CommandCounter]. Tests that need one of them are skipped without it.
+// [Switcher], [Slower], [Insider], [Restarter], [CommandCounter]. Tests that need one of them are skipped without it.
 //
 // A store that cannot do all that the contract has is [Limited]: tests of what it
 // cannot do are skipped, or check that it says so, and all others do without it.
@@ -83,6 +83,33 @@ type ClockShifter interface {
 	// sets the server's clock ahead of the true time by that much, at once, under
 	// what is running; 0 puts it right.
 	OwnClock(t testing.TB) (h Harness, shift func(by time.Duration))
+}
+
+// Switcher is a Harness that can lead backends to another server, which knows
+// less.
+type Switcher interface {
+	// Fork makes a second server with all that the store's server knows at this
+	// moment and nothing that it learns later, as a replica that was cut off. lead
+	// ends the connections of backends, and leads new ones to the second server, or
+	// back to the first. The harness leads all back by t.Cleanup.
+	Fork(t testing.TB) (lead func(toFork bool, bs ...lock.Backend))
+}
+
+// Slower is a Harness that can make the road between a backend and the store slow.
+type Slower interface {
+	// Slow delays what passes, in each direction, by d, from its return until the
+	// end of the test.
+	Slow(t testing.TB, b lock.Backend, d time.Duration)
+}
+
+// Insider is a Harness that can look into the store itself.
+type Insider interface {
+	// Leftovers lists what the store keeps of resources whose name starts with
+	// prefix, in words for people: keys, rows, nodes, members of sets, also those
+	// of leases that are over and those that List does not show. Left out is what
+	// the store forgets by itself within minutes, and the numbers from which fences
+	// grow.
+	Leftovers(t testing.TB, prefix string) []string
 }
 
 // Restarter is a Harness that can restart the store's server, with or without
@@ -166,10 +193,8 @@ func Run(t *testing.T, h Harness) {
 			if reason := limits.skips(c); reason != "" {
 				t.Skip(reason)
 			}
-			if c.needs != nil {
-				if capability, has := c.needs(h); !has {
-					t.Skip("the harness is no " + capability)
-				}
+			if capability, has := c.capability(h); !has {
+				t.Skip("the harness is no " + capability)
 			}
 			if !c.alone {
 				t.Parallel()
@@ -190,6 +215,14 @@ func Run(t *testing.T, h Harness) {
 			}
 		}
 	})
+}
+
+// capability tells whether the harness has what the test needs.
+func (c conformance) capability(h Harness) (name string, has bool) {
+	if c.needs == nil {
+		return "", true
+	}
+	return c.needs(h)
 }
 
 func needs[C any](capability string) func(Harness) (string, bool) {

@@ -21,8 +21,8 @@ type sidecar struct {
 	ttl      time.Duration
 	routines sync.WaitGroup
 
-	beating sync.Mutex // one heartbeat at a time
-	silent  bool       // guarded by beating
+	beating chan struct{} // full while a heartbeat is under way, one at a time
+	silent  bool          // guarded by beating
 
 	mu      sync.Mutex
 	notices []notice
@@ -81,7 +81,7 @@ func (e *env) leaseOn(b lock.Backend, ttl time.Duration) *sidecar {
 		if err != nil {
 			e.Fatalf("OpenLease: %v", err)
 		}
-		s = &sidecar{Lease: l, e: e, b: b, name: name, ttl: ttl, renewed: renewed, calls: make(map[lock.HoldID]bool)}
+		s = &sidecar{Lease: l, e: e, b: b, name: name, ttl: ttl, renewed: renewed, beating: make(chan struct{}, 1), calls: make(map[lock.HoldID]bool)}
 		return true
 	})
 	stop := make(chan struct{})
@@ -119,8 +119,8 @@ func (e *env) leaseOn(b lock.Backend, ttl time.Duration) *sidecar {
 // renew sends a heartbeat unless the sidecar is silent. A test that needs the
 // lease finds out when that fails, and others let it die.
 func (s *sidecar) renew() {
-	s.beating.Lock()
-	defer s.beating.Unlock()
+	s.beating <- struct{}{}
+	defer func() { <-s.beating }()
 	if s.silent {
 		return
 	}
@@ -131,8 +131,8 @@ func (s *sidecar) renew() {
 
 // beat sends one heartbeat for its outcome.
 func (s *sidecar) beat(ctx context.Context) error {
-	s.beating.Lock()
-	defer s.beating.Unlock()
+	s.beating <- struct{}{}
+	defer func() { <-s.beating }()
 	return s.beatLocked(ctx)
 }
 
@@ -156,8 +156,8 @@ func (s *sidecar) beatLocked(ctx context.Context) error {
 // silence stops the heartbeats, as if the sidecar had died, and tells when the
 // last one was sent.
 func (s *sidecar) silence() (renewed time.Time) {
-	s.beating.Lock()
-	defer s.beating.Unlock()
+	s.beating <- struct{}{}
+	defer func() { <-s.beating }()
 	s.silent = true
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -194,6 +194,13 @@ func (s *sidecar) notice(what string, want func(notice) bool) notice {
 		return i >= 0
 	})
 	return found
+}
+
+// knowsOfLoss tells whether the sidecar knows that it lost the hold.
+func (s *sidecar) knowsOfLoss(id lock.HoldID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.over.IsZero() || slices.ContainsFunc(s.notices, func(n notice) bool { return n.ID == id && n.Kind == lock.Vanished })
 }
 
 // told are all news so far.

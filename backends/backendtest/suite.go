@@ -24,6 +24,13 @@ var usual = []conformance{
 	{name: "UnnoticedEnd", run: testUnnoticedEnd},
 	{name: "DeadWhateverClocksDo", run: testDeadWhateverClocksDo, needs: needs[ClockShifter]("ClockShifter")},
 
+	{name: "ServerLacksGrant", run: testServerLacksGrant, needs: needs[Switcher]("Switcher")},
+	{name: "SlowServerLacksGrant", run: testSlowServerLacksGrant, needs: needs[slowSwitcher]("Switcher and Slower")},
+	{name: "ServerLacksGrantInSilence", run: testServerLacksGrantInSilence, needs: needs[silentSwitcher]("Switcher and Faulter")},
+	{name: "ServerLacksRelease", run: testServerLacksRelease, needs: needs[Switcher]("Switcher")},
+	{name: "OldServerLacksGrant", run: testOldServerLacksGrant, needs: needs[Switcher]("Switcher")},
+	{name: "OldServerLacksRelease", run: testOldServerLacksRelease, needs: needs[Switcher]("Switcher")},
+
 	{name: "HeartbeatTells", run: testHeartbeatTells, needs: needs[WakeupDropper]("WakeupDropper"), deaf: true},
 	{name: "ForcedWaiterIsTold", run: testForcedWaiterIsTold, needs: needs[WakeupDropper]("WakeupDropper"), deaf: true},
 
