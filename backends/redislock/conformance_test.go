@@ -15,6 +15,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	testengine.SideBySide(6)
 	goleak.VerifyTestMain(testengine.Main(m),
 		// The driver's pool looks once a second whether a server that was down is
 		// up again, and sees only then that it was closed meanwhile.
@@ -22,14 +23,16 @@ func TestMain(m *testing.M) {
 }
 
 func TestConformance(t *testing.T) {
-	for kind, restart := range map[*testengine.Kind]testengine.Data{
-		testengine.Redis:        testengine.DropData,
-		testengine.RedisCluster: testengine.KeepData,
-	} {
-		t.Run(kind.String(), func(t *testing.T) {
-			backendtest.Run(t, &harness{server: testengine.New(t, kind), restart: restart, roads: make(map[lock.Backend]*testengine.Proxy)})
-		})
-	}
+	t.Run(testengine.Redis.String(), func(t *testing.T) {
+		backendtest.Run(t, aloneHarness{newHarness(t, testengine.Redis, testengine.DropData)})
+	})
+	t.Run(testengine.RedisCluster.String(), func(t *testing.T) {
+		backendtest.Run(t, newHarness(t, testengine.RedisCluster, testengine.KeepData))
+	})
+}
+
+func newHarness(t testing.TB, k *testengine.Kind, restart testengine.Data) *harness {
+	return &harness{server: testengine.New(t, k), restart: restart, roads: make(map[lock.Backend]*testengine.Proxy)}
 }
 
 // harness gives every backend a road of its own to the server.

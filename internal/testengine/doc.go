@@ -2,8 +2,8 @@
 // them on purpose.
 //
 // A [Kind] is a kind of store: [Redis], [RedisCluster], [RedisSentinel],
-// [ZooKeeper], [ZooKeeperEnsemble], [MariaDB], [MySQL]; [MariaDBFakeTime] and
-// [MySQLFakeTime], whose clock can jump; [MariaDBPair] and [MySQLPair], a primary
+// [ZooKeeper], [ZooKeeperEnsemble], [MariaDB], [MySQL]; [RedisFakeTime],
+// [MariaDBFakeTime] and [MySQLFakeTime], whose clock can jump; [MariaDBPair] and [MySQLPair], a primary
 // with a replica that takes over. Where its server comes from is tried in this
 // order:
 //

@@ -15,7 +15,7 @@ import (
 )
 
 var allKinds = []*Kind{
-	Redis, RedisCluster, RedisSentinel, ZooKeeper, ZooKeeperEnsemble, MariaDB, MySQL, MariaDBFakeTime, MySQLFakeTime, MariaDBPair, MySQLPair,
+	Redis, RedisCluster, RedisSentinel, ZooKeeper, ZooKeeperEnsemble, MariaDB, MySQL, RedisFakeTime, MariaDBFakeTime, MySQLFakeTime, MariaDBPair, MySQLPair,
 }
 
 // origin makes sure that a test has a server that can be treated badly.
@@ -30,7 +30,7 @@ func origin(t *testing.T, k *Kind) {
 // clock of their own are the same beside it.
 func TestKinds(t *testing.T) {
 	for _, k := range allKinds {
-		if k == MariaDBFakeTime || k == MySQLFakeTime {
+		if k == RedisFakeTime || k == MariaDBFakeTime || k == MySQLFakeTime {
 			continue
 		}
 		t.Run(k.name, func(t *testing.T) {

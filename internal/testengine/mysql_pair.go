@@ -207,7 +207,7 @@ func (p *pairStore) FailOver(ctx context.Context, d Data) error {
 		return fmt.Errorf("promote the replica: %w", err)
 	}
 	p.primary = 1 - p.primary
-	p.road.retarget(replica.Addr())
+	p.road.Retarget(replica.Addr())
 	return p.Start(ctx)
 }
 

@@ -114,8 +114,9 @@ func (p *Proxy) rewrite(from, to string) {
 	p.rw = newRewriter(from, to)
 }
 
-// retarget sends new connections elsewhere. Those that are open stay.
-func (p *Proxy) retarget(target string) {
+// Retarget sends new connections elsewhere. Those that are open stay: Sever ends
+// them.
+func (p *Proxy) Retarget(target string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, e := range p.endpoints {

@@ -1,0 +1,149 @@
+package redislock
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/backends/backendtest"
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+var (
+	_ backendtest.Insider      = (*harness)(nil)
+	_ backendtest.Slower       = (*harness)(nil)
+	_ backendtest.Switcher     = aloneHarness{}
+	_ backendtest.ClockShifter = aloneHarness{}
+)
+
+// forgets is the longest time after which Redis forgets by itself what Leftovers
+// leaves out.
+const forgets = lock.MaxTTL + time.Minute
+
+// Leftovers makes the harness a backendtest.Insider. It knows nothing of the
+// layout of the data: it looks for the prefix in all keys, and in the members of
+// all that has members.
+func (h *harness) Leftovers(t testing.TB, prefix string) (left []string) {
+	b := openAt(t, h.server.URL())
+	defer func() { _ = b.Close() }()
+	ctx := context.Background()
+	var mu sync.Mutex
+	look := func(ctx context.Context, c *redis.Client) error {
+		found, err := leftoversOn(ctx, c, prefix)
+		mu.Lock()
+		defer mu.Unlock()
+		left = append(left, found...)
+		return err
+	}
+	var err error
+	switch c := b.client.(type) {
+	case *redis.ClusterClient:
+		err = c.ForEachMaster(ctx, look)
+	case *redis.Client:
+		err = look(ctx, c)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return left
+}
+
+func leftoversOn(ctx context.Context, c *redis.Client, prefix string) (left []string, err error) {
+	keys := c.Scan(ctx, 0, "*", 1000).Iterator()
+	var sets []string
+	for keys.Next(ctx) {
+		key := keys.Val()
+		if strings.Contains(key, prefix) {
+			life, err := c.PTTL(ctx, key).Result()
+			if err != nil {
+				return nil, err
+			}
+			if life < 0 && life != -2 || life > forgets { // it is not gone by now and stays
+				left = append(left, "key "+key)
+			}
+			continue
+		}
+		sets = append(sets, key)
+	}
+	if err := keys.Err(); err != nil {
+		return nil, err
+	}
+	kinds := make([]*redis.StatusCmd, len(sets))
+	if _, err := c.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i, key := range sets {
+			kinds[i] = p.Type(ctx, key)
+		}
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	for i, key := range sets {
+		var members *redis.ScanIterator
+		switch kinds[i].Val() {
+		case "zset":
+			members = c.ZScan(ctx, key, 0, "*"+prefix+"*", 1000).Iterator()
+		case "set":
+			members = c.SScan(ctx, key, 0, "*"+prefix+"*", 1000).Iterator()
+		case "hash":
+			members = c.HScan(ctx, key, 0, "*"+prefix+"*", 1000).Iterator()
+		default:
+			continue
+		}
+		for members.Next(ctx) {
+			if m := members.Val(); strings.Contains(m, prefix) {
+				left = append(left, fmt.Sprintf("member %q of %s", m, key))
+			}
+		}
+		if err := members.Err(); err != nil {
+			return nil, err
+		}
+	}
+	return left, nil
+}
+
+// Slow makes the harness a backendtest.Slower.
+func (h *harness) Slow(t testing.TB, b lock.Backend, d time.Duration) {
+	road := h.road(b)
+	t.Cleanup(func() { road.Delay(0) })
+	road.Delay(d)
+}
+
+// aloneHarness is for one Redis.
+type aloneHarness struct{ *harness }
+
+// Fork makes the harness a backendtest.Switcher.
+func (h aloneHarness) Fork(t testing.TB) func(toFork bool, bs ...lock.Backend) {
+	first := testengine.Nodes(t, h.server)[0].Addr()
+	fork := testengine.Nodes(t, testengine.ForkRedis(t, h.server))[0].Addr()
+	led := make(map[lock.Backend]bool)
+	lead := func(toFork bool, bs ...lock.Backend) {
+		for _, b := range bs {
+			to := first
+			if toFork {
+				to = fork
+			}
+			led[b] = true
+			road := h.road(b)
+			road.Retarget(to)
+			road.Inject(testengine.Sever)
+		}
+	}
+	t.Cleanup(func() {
+		for b := range led {
+			lead(false, b)
+		}
+	})
+	return lead
+}
+
+// OwnClock makes the harness a backendtest.ClockShifter.
+func (h aloneHarness) OwnClock(t testing.TB) (backendtest.Harness, func(by time.Duration)) {
+	own := newHarness(t, testengine.RedisFakeTime, h.restart)
+	return aloneHarness{own}, func(by time.Duration) { testengine.ShiftClock(t, own.server, by) }
+}
