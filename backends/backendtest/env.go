@@ -77,6 +77,18 @@ func (e *env) modes() []lock.Mode {
 	return []lock.Mode{lock.Exclusive}
 }
 
+// mass is a large number: a tenth where tests are to be short, and less where time
+// does not pass.
+func (e *env) mass(n int) int {
+	if _, bubble := e.h.(timekeeper); bubble {
+		return n / 200
+	}
+	if testing.Short() {
+		return n / 10
+	}
+	return n
+}
+
 // shared is for a request that would be a shared one for the sake of variety:
 // where the store has none it is exclusive.
 func (e *env) shared() lock.Mode { return e.modes()[len(e.modes())-1] }

@@ -14,13 +14,22 @@ const many = 2000
 // acquireMany takes n resources, several at a time.
 func (e *env) acquireMany(s *sidecar, n int) {
 	e.Helper()
+	e.several(n, func(i int) error {
+		_, err := s.Acquire(e.ctx, request(e.name(fmt.Sprintf("many/%05d", i)), lock.Exclusive))
+		return err
+	})
+}
+
+// several does something n times, several at a time, and ends the test when it fails.
+func (e *env) several(n int, do func(i int) error) {
+	e.Helper()
 	var wg sync.WaitGroup
 	const at = 16
 	for w := range at {
 		wg.Go(func() {
 			for i := w; i < n && !e.Failed(); i += at {
-				if _, err := s.Acquire(e.ctx, request(e.name(fmt.Sprintf("many/%05d", i)), lock.Exclusive)); err != nil {
-					e.Errorf("Acquire: %v", err)
+				if err := do(i); err != nil {
+					e.Errorf("request %d of %d: %v", i, n, err)
 				}
 			}
 		})

@@ -30,7 +30,7 @@ type faults struct {
 	noFailoverGrace    bool // grants at once after a change of server
 	keepsDeadWaiters   bool // in the store, where List does not look
 	stalls             bool // a request holds up all others for as long as the resource has holders and waiters
-	shortLivedLease    bool // ends every lease after a minute
+	shortLivedLease    bool // ends every lease after some seconds
 }
 
 // model is a Harness of servers in memory, in a bubble of testing/synctest.
@@ -173,7 +173,7 @@ func (b *modelBackend) OpenLease(_ context.Context, o lock.LeaseOptions) (lock.L
 		own: make(map[lock.HoldID]*ownHold),
 	}
 	if b.m.bad.shortLivedLease {
-		l.ttl = min(l.ttl, time.Minute)
+		l.ttl = min(l.ttl, 3*time.Second)
 	}
 	err := b.ask(func(s *server, now time.Time) {
 		s.leases[l.id] = &leaseRow{sidecar: o.Sidecar, ttl: l.ttl, ends: now.Add(l.ttl)}

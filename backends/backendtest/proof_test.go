@@ -55,6 +55,8 @@ func TestBrokenLawIsFound(t *testing.T) {
 		"4 a server is trusted":               {faults{trustsAnyServer: true}, []string{"ServerLacksGrant", "ServerLacksRelease", "OldServerLacksRelease"}},
 		"4 a server that was seen is trusted": {faults{trustsKnownServer: true}, []string{"OldServerLacksRelease"}},
 		"4 a new server grants at once":       {faults{noFailoverGrace: true}, []string{"ServerLacksGrantInSilence"}},
+		"9 one lease stalls others":           {faults{stalls: true}, []string{"CrowdOnOne"}},
+		"a limit of the store cuts leases":    {faults{shortLivedLease: true}, []string{"EveryTTL"}},
 		"9 what dead waiters leave is kept":   {faults{keepsDeadWaiters: true}, []string{"DeadWaiterSkipped", "DeadNotListed"}},
 	} {
 		for _, name := range broken.tests {

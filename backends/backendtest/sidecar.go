@@ -26,8 +26,9 @@ type sidecar struct {
 
 	mu      sync.Mutex
 	notices []notice
-	renewed time.Time // before the last heartbeat was sent that is known to have been carried out
-	over    time.Time // when a heartbeat said that the lease is over; zero: it has not
+	renewed time.Time     // before the last heartbeat was sent that is known to have been carried out
+	pause   time.Duration // the longest between two of them
+	over    time.Time     // when a heartbeat said that the lease is over; zero: it has not
 	calls   map[lock.HoldID]bool
 }
 
@@ -63,10 +64,15 @@ func (e *env) mortal() *sidecar {
 // lease opens a lease on a backend of its own, and renews it.
 func (e *env) lease(ttl time.Duration) *sidecar {
 	e.Helper()
-	return e.leaseOn(e.open(), ttl)
+	s := e.leaseOn(e.open(), ttl)
+	if s == nil {
+		e.Fatalf("the store refuses a lease of %s", ttl)
+	}
+	return s
 }
 
-// leaseOn opens a lease on a backend, and renews it.
+// leaseOn opens a lease on a backend, and renews it. It is nil where the store has
+// no leases of that TTL.
 func (e *env) leaseOn(b lock.Backend, ttl time.Duration) *sidecar {
 	e.Helper()
 	e.opened++
@@ -78,12 +84,18 @@ func (e *env) leaseOn(b lock.Backend, ttl time.Duration) *sidecar {
 		if errors.Is(err, lock.ErrUnavailable) {
 			return false // it may be soon
 		}
+		if errors.Is(err, lock.ErrInvalid) {
+			return true
+		}
 		if err != nil {
 			e.Fatalf("OpenLease: %v", err)
 		}
 		s = &sidecar{Lease: l, e: e, b: b, name: name, ttl: ttl, renewed: renewed, beating: make(chan struct{}, 1), calls: make(map[lock.HoldID]bool)}
 		return true
 	})
+	if s == nil {
+		return nil
+	}
 	stop := make(chan struct{})
 	s.routines.Go(func() {
 		defer close(stop)
@@ -146,7 +158,7 @@ func (s *sidecar) beatLocked(ctx context.Context) error {
 	}
 	switch {
 	case err == nil:
-		s.renewed = before
+		s.pause, s.renewed = max(s.pause, before.Sub(s.renewed)), before
 	case errors.Is(err, lock.ErrLeaseLost) && s.over.IsZero():
 		s.over = time.Now()
 	}
@@ -201,6 +213,13 @@ func (s *sidecar) knowsOfLoss(id lock.HoldID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !s.over.IsZero() || slices.ContainsFunc(s.notices, func(n notice) bool { return n.ID == id && n.Kind == lock.Vanished })
+}
+
+// longestPause is the longest time between two heartbeats, or since the last.
+func (s *sidecar) longestPause() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return max(s.pause, time.Since(s.renewed))
 }
 
 // told are all news so far.

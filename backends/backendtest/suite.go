@@ -11,6 +11,13 @@ var usual = []conformance{
 	{name: "HeartbeatCost", run: testHeartbeatCost, needs: needs[CommandCounter]("CommandCounter"), alone: true},
 	{name: "Restart", run: testRestart, needs: needs[Restarter]("Restarter"), alone: true},
 
+	{name: "MassRestart", run: testMassRestart, needs: needs[Restarter]("Restarter"), alone: true},
+	{name: "MassClosed", run: testMassClosed, alone: true},
+	{name: "MassExpires", run: testMassExpires, alone: true},
+	{name: "CrowdOnOne", run: testCrowdOnOne, shares: true, alone: true},
+	{name: "CrowdGranted", run: testCrowdGranted, shares: true, alone: true},
+
+	{name: "EveryTTL", run: testEveryTTL},
 	{name: "LeaseExpires", run: testLeaseExpires},
 	{name: "HeartbeatKeepsLease", run: testHeartbeatKeepsLease},
 	{name: "DeadLeaseIsFinal", run: testDeadLeaseIsFinal},

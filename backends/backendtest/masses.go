@@ -1,0 +1,231 @@
+package backendtest
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// This file is about the laws that every resource has a budget and that work in
+// the store is bounded: what one sidecar does with many holds, or what many do
+// with one resource, does not hold up others.
+
+const (
+	massOfHolds = 20_000 // of one lease
+	longName    = 200    // bytes of each name
+	crowd       = 10_000 // readers, and waiters, of one resource
+)
+
+// massName is the name of one of many resources.
+func (e *env) massName(i int) lock.Resource {
+	name := fmt.Sprintf("%smass/%05d/", e.prefix, i)
+	if e.limits.LongNames == "" {
+		name += strings.Repeat("x", max(longName-len(name), 0))
+	}
+	return lock.Resource(name)
+}
+
+// takeMass takes many resources.
+func (e *env) takeMass(s *sidecar) (n int) {
+	e.Helper()
+	n = e.mass(massOfHolds)
+	began := time.Now()
+	e.several(n, func(i int) error {
+		_, err := s.Acquire(e.ctx, request(e.massName(i), lock.Exclusive))
+		return err
+	})
+	e.Logf("%d holds were taken in %s", n, time.Since(began))
+	return n
+}
+
+// pulse is another sidecar that takes and releases a resource of its own all the
+// time. stop checks that it was never held up for long.
+func (e *env) pulse() (stop func()) {
+	s := e.sidecar()
+	var over atomic.Bool
+	var worst time.Duration
+	done := make(chan struct{})
+	e.tasks.Go(func() {
+		defer close(done)
+		for !over.Load() && e.ctx.Err() == nil {
+			q := request(e.name("pulse"), lock.Exclusive)
+			began := time.Now()
+			_, err := s.Acquire(e.ctx, q)
+			if err == nil {
+				err = s.Release(e.ctx, q.Resource, q.ID)
+			}
+			if err != nil {
+				if e.ctx.Err() == nil {
+					e.Errorf("a pair of another sidecar: %v", err)
+				}
+				return
+			}
+			worst = max(worst, time.Since(began))
+			time.Sleep(5 * time.Millisecond)
+		}
+	})
+	return sync.OnceFunc(func() {
+		over.Store(true)
+		<-done
+		if worst > slack {
+			e.Errorf("another sidecar was held up for %s", worst)
+		}
+		e.Logf("the slowest pair of another sidecar took %s", worst)
+	})
+}
+
+// quick does something that must not take long, whatever else is in the store.
+func (e *env) quick(what string, f func()) {
+	e.Helper()
+	began := time.Now()
+	f()
+	if took := time.Since(began); took > slack {
+		e.Errorf("%s took %s", what, took)
+	} else {
+		e.Logf("%s took %s", what, took)
+	}
+}
+
+// testMassClosed: one lease has many holds with long names, and is closed.
+func testMassClosed(e *env) {
+	a, b := e.sidecar(), e.sidecar()
+	n := e.takeMass(a)
+	e.quick("a heartbeat", func() {
+		if err := a.beat(e.ctx); err != nil {
+			e.Errorf("Heartbeat: %v", err)
+		}
+	})
+	w := e.queue(b, e.massName(n/2), lock.Exclusive)
+	stop := e.pulse()
+	began := time.Now()
+	if err := a.Close(e.ctx); err != nil {
+		e.Fatalf("Close: %v", err)
+	}
+	e.Logf("Close took %s", time.Since(began))
+	e.release(b, w.granted())
+	stop()
+}
+
+// testMassExpires: and it dies.
+func testMassExpires(e *env) {
+	b := e.sidecar()
+	dead := e.lease(max(5*time.Second, e.h.TTL()))
+	n := e.takeMass(dead)
+	w := e.queue(b, e.massName(n/2), lock.Exclusive)
+	stop := e.pulse()
+	e.release(b, e.inTime(dead, w))
+	e.release(b, e.acquire(b, e.massName(0), lock.Exclusive))
+	e.quick("a list", func() { e.list(b.b, e.prefix, lock.Page{Limit: lock.MaxPage}) })
+	stop()
+	e.staysDead(dead)
+}
+
+// testMassRestart: and the server is restarted. It knows all holds or none.
+func testMassRestart(e *env) {
+	a := e.lease(max(5*time.Second, e.h.TTL()))
+	n := e.takeMass(a)
+	e.h.(Restarter).Restart(e.TB)
+	err := e.answered(func() error { return a.beat(e.ctx) })
+	if err != nil && !errors.Is(err, lock.ErrLeaseLost) {
+		e.Fatalf("Heartbeat after a restart: %v", err)
+	}
+	if err == nil {
+		e.several(n, func(i int) error {
+			q := request(e.massName(i), lock.Exclusive)
+			q.Try = true
+			if _, err := a.Acquire(e.ctx, q); !errors.Is(err, lock.ErrHeld) && !errors.Is(err, lock.ErrLeaseLost) {
+				return fmt.Errorf("try of what is held: got %w, want ErrHeld", err)
+			}
+			return nil
+		})
+	}
+	if err := a.Close(e.ctx); err != nil && !errors.Is(err, lock.ErrLeaseLost) {
+		e.Errorf("Close: %v", err)
+	}
+	b := e.lease(e.h.TTL()) // waits as long as the store must not grant
+	w := e.start(b, request(e.massName(0), lock.Exclusive))
+	e.release(b, w.granted())
+}
+
+// crowdOfWaiters begins to acquire a resource many times, and returns when the
+// store has all of them in the queue. failures counts those that ended with
+// another error than want.
+func (e *env) crowdOfWaiters(s *sidecar, r lock.Resource, m lock.Mode, want error) (n int, ended *sync.WaitGroup) {
+	e.Helper()
+	n = e.mass(crowd)
+	ended = new(sync.WaitGroup)
+	began := time.Now()
+	for range n {
+		q := request(r, m)
+		ended.Go(func() {
+			if _, err := s.Acquire(e.ctx, q); !errors.Is(err, want) && e.ctx.Err() == nil {
+				e.Errorf("Acquire by one of a crowd: got %v, want %v", err, want)
+			}
+		})
+	}
+	for len(e.get(s.b, r).Waiters) < n {
+		if time.Since(began) > 3*patience {
+			e.Fatalf("after %s the store has only %d of %d waiters", time.Since(began), len(e.get(s.b, r).Waiters), n)
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	e.Logf("%d waiters were in the queue after %s", n, time.Since(began))
+	return n, ended
+}
+
+// testCrowdOnOne: many readers hold a resource and as many writers wait for it.
+// Whoever has to do with it, or with another, does not wait for them.
+func testCrowdOnOne(e *env) {
+	readers, waiters, b := e.sidecar(), e.sidecar(), e.sidecar()
+	r := e.name("r")
+	first := e.acquire(readers, r, lock.Shared)
+	e.several(e.mass(crowd), func(int) error {
+		_, err := readers.Acquire(e.ctx, request(r, lock.Shared))
+		return err
+	})
+	stop := e.pulse()
+	_, ended := e.crowdOfWaiters(waiters, r, lock.Exclusive, lock.ErrLeaseLost)
+	e.quick("a refused try", func() { e.refused(b, r, lock.Exclusive) })
+	e.quick("a release by a reader", func() { e.release(readers, first) })
+	e.quick("a look", func() { e.get(b.b, r) })
+	last := e.start(b, request(r, lock.Exclusive))
+	last.queued()
+	e.quick("a cancelled wait", func() {
+		last.cancel()
+		<-last.done
+	})
+	for _, s := range []*sidecar{waiters, readers} {
+		began := time.Now()
+		if err := s.Close(e.ctx); err != nil {
+			e.Errorf("Close: %v", err)
+		}
+		e.Logf("Close took %s", time.Since(began))
+	}
+	ended.Wait()
+	e.release(b, e.start(b, request(r, lock.Exclusive)).granted())
+	stop()
+}
+
+// testCrowdGranted: one release grants many readers.
+func testCrowdGranted(e *env) {
+	a, readers := e.sidecar(), e.sidecar()
+	r := e.name("r")
+	g := e.acquire(a, r, lock.Exclusive)
+	stop := e.pulse()
+	n, ended := e.crowdOfWaiters(readers, r, lock.Shared, nil)
+	began := time.Now()
+	e.quick("the release", func() { e.release(a, g) })
+	ended.Wait()
+	e.Logf("%d readers were granted in %s", n, time.Since(began))
+	e.refused(a, r, lock.Exclusive)
+	if err := readers.Close(e.ctx); err != nil {
+		e.Errorf("Close: %v", err)
+	}
+	e.release(a, e.acquire(a, r, lock.Exclusive))
+	stop()
+}
