@@ -1,0 +1,23 @@
+package embedded
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/locksidecar/locksidecar/backends/backendtest"
+)
+
+var _ backendtest.Insider = (*harness)(nil)
+
+// Leftovers makes the harness a backendtest.Insider.
+func (h *harness) Leftovers(_ testing.TB, prefix string) (left []string) {
+	h.store.mu.Lock()
+	defer h.store.mu.Unlock()
+	for name := range h.store.resources {
+		if strings.HasPrefix(string(name), prefix) {
+			left = append(left, fmt.Sprintf("resource %q", name))
+		}
+	}
+	return left
+}

@@ -1,0 +1,63 @@
+package zklock
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/locksidecar/locksidecar/backends/backendtest"
+)
+
+var _ backendtest.Insider = (*harness)(nil)
+
+// containerOwner is what a container has in place of the session that owns it.
+const containerOwner = -1 << 63
+
+// Leftovers makes the harness a backendtest.Insider. Containers that are empty
+// are left out: the server removes them.
+func (h *harness) Leftovers(t testing.TB, prefix string) (left []string) {
+	t.Helper()
+	b := openAt(t, h.server.URL()+"?"+h.options)
+	tr := b.tree
+	_ = b.Close() // it was never used
+	c, _, err := zk.Connect(hosts(h.server.URL()), 10*time.Second, zk.WithLogger(quiet{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	children := func(path string) []string {
+		names, _, err := c.Children(path)
+		if err != nil && !errors.Is(err, zk.ErrNoNode) {
+			t.Fatalf("children of %s: %v", path, err)
+		}
+		return names
+	}
+	var walk func(path string)
+	walk = func(path string) {
+		there, st, err := c.Exists(path)
+		if err != nil {
+			t.Fatalf("look at %s: %v", path, err)
+		}
+		if there && st.EphemeralOwner != containerOwner {
+			left = append(left, "node "+path)
+		}
+		for _, name := range children(path) {
+			walk(path + "/" + name)
+		}
+	}
+	if tr.curator {
+		walk(tr.root + "/" + strings.TrimSuffix(prefix, "/"))
+		return left
+	}
+	for _, bucket := range children(tr.locks()) {
+		for _, name := range children(tr.locks() + "/" + bucket) {
+			if r, ok := unescape(name); ok && strings.HasPrefix(string(r), prefix) {
+				walk(tr.locks() + "/" + bucket + "/" + name)
+			}
+		}
+	}
+	return left
+}
