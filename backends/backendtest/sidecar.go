@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -71,8 +72,8 @@ func (e *env) lease(ttl time.Duration) *sidecar {
 	return s
 }
 
-// leaseOn opens a lease on a backend, and renews it. It is nil where the store has
-// no leases of that TTL.
+// leaseOn opens a lease on a backend, and renews it. It is nil where the store
+// refuses a lease of that TTL, in so many words.
 func (e *env) leaseOn(b lock.Backend, ttl time.Duration) *sidecar {
 	e.Helper()
 	e.opened++
@@ -81,11 +82,11 @@ func (e *env) leaseOn(b lock.Backend, ttl time.Duration) *sidecar {
 	e.eventually("a lease is opened", func() bool {
 		renewed := time.Now()
 		l, err := b.OpenLease(e.ctx, lock.LeaseOptions{TTL: ttl, Sidecar: name})
+		if errors.Is(err, lock.ErrInvalid) || err != nil && strings.Contains(err.Error(), "a lease of "+ttl.String()) {
+			return true
+		}
 		if errors.Is(err, lock.ErrUnavailable) {
 			return false // it may be soon
-		}
-		if errors.Is(err, lock.ErrInvalid) {
-			return true
 		}
 		if err != nil {
 			e.Fatalf("OpenLease: %v", err)
@@ -213,6 +214,13 @@ func (s *sidecar) knowsOfLoss(id lock.HoldID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !s.over.IsZero() || slices.ContainsFunc(s.notices, func(n notice) bool { return n.ID == id && n.Kind == lock.Vanished })
+}
+
+// lastRenewed is before the last heartbeat that was carried out.
+func (s *sidecar) lastRenewed() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.renewed
 }
 
 // longestPause is the longest time between two heartbeats, or since the last.
