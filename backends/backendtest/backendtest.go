@@ -108,7 +108,7 @@ type Insider interface {
 	// prefix, in words for people: keys, rows, nodes, members of sets, also those
 	// of leases that are over and those that List does not show. Left out is what
 	// the store forgets by itself within minutes, and the numbers from which fences
-	// grow.
+	// grow. A failure to look stands there as well: the suite looks again.
 	Leftovers(t testing.TB, prefix string) []string
 }
 

@@ -28,18 +28,22 @@ func (h *harness) Leftovers(t testing.TB, prefix string) (left []string) {
 		t.Fatal(err)
 	}
 	defer c.Close()
+	failed := func(err error) bool {
+		if err != nil && !errors.Is(err, zk.ErrNoNode) {
+			left = append(left, "what nobody can see: "+err.Error())
+		}
+		return err != nil
+	}
 	children := func(path string) []string {
 		names, _, err := c.Children(path)
-		if err != nil && !errors.Is(err, zk.ErrNoNode) {
-			t.Fatalf("children of %s: %v", path, err)
-		}
+		failed(err)
 		return names
 	}
 	var walk func(path string)
 	walk = func(path string) {
 		there, st, err := c.Exists(path)
-		if err != nil {
-			t.Fatalf("look at %s: %v", path, err)
+		if failed(err) {
+			return
 		}
 		if there && st.EphemeralOwner != containerOwner {
 			left = append(left, "node "+path)

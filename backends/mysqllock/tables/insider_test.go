@@ -15,7 +15,7 @@ var _ backendtest.Insider = (*harness)(nil)
 // for its fence, one of the table gone for a while.
 func (h *harness) Leftovers(t testing.TB, prefix string) (left []string) {
 	t.Helper()
-	b := openAt(t, h.server.URL())
+	b := openAt(t, with(h.server.URL(), "timeout=3s"))
 	defer func() { _ = b.Close() }()
 	rows := replaceNames(`
 SELECT 'lock', name FROM {lock} WHERE name LIKE CONCAT(?, '%') AND (x_id IS NOT NULL OR readers > 0 OR waiters > 0)
@@ -31,7 +31,7 @@ UNION ALL SELECT 'gone', name FROM {gone} WHERE name LIKE CONCAT(?, '%') AND at 
 		return err
 	}, rows, prefix, prefix, prefix, prefix, prefix)
 	if err != nil {
-		t.Fatal(err)
+		left = append(left, "what nobody can see: "+err.Error())
 	}
 	return left
 }

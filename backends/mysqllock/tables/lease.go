@@ -91,7 +91,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	l.routines.Go(func() { l.keeper.acknowledge(run) })
 	select { // until the bell is there, grants are found late
 	case <-l.post.ready:
-	case <-time.After(b.cfg.Timeout):
+	case <-time.After(min(b.cfg.Timeout, o.TTL/4)): // a bell is a hint: the lease must not end while it is waited for
 	case <-ctx.Done():
 	}
 	return l, nil
