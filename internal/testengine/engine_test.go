@@ -15,7 +15,8 @@ import (
 )
 
 var allKinds = []*Kind{
-	Redis, RedisCluster, RedisSentinel, ZooKeeper, ZooKeeperEnsemble, MariaDB, MySQL, RedisFakeTime, MariaDBFakeTime, MySQLFakeTime, MariaDBPair, MySQLPair,
+	Redis, RedisCluster, RedisSentinel, ZooKeeper, ZooKeeperEnsemble, MariaDB, MySQL, MariaDBPair, MySQLPair,
+	RedisFakeTime, MariaDBFakeTime, MySQLFakeTime,
 }
 
 // origin makes sure that a test has a server that can be treated badly.

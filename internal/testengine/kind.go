@@ -53,15 +53,20 @@ const (
 )
 
 // The kinds. Redis is one server alone, RedisCluster three masters,
-// RedisSentinel three sentinels that watch a master and its replica. ZooKeeper
+// RedisSentinel three sentinels that watch a master and its replica;
+// RedisFakeTime is one server whose clock can be shifted. ZooKeeper
 // is one server alone, ZooKeeperEnsemble three. MariaDB and MySQL are one server
-// alone; RedisFakeTime, MariaDBFakeTime and MySQLFakeTime are as well, and their
-// clock can be shifted. MariaDBPair and MySQLPair are a primary and its replica
-// behind one address.
+// alone; MariaDBFakeTime and MySQLFakeTime are as well, and their clock can be
+// shifted. MariaDBPair and MySQLPair are a primary and its replica behind one
+// address.
 var (
 	Redis = &Kind{
 		name: "Redis", urlEnv: "LOCKSIDECAR_TEST_REDIS_URL", image: redisImage, install: installRedis,
 		ports: 1, start: startRedis,
+	}
+	RedisFakeTime = &Kind{
+		name: "Redis with a clock of its own", urlEnv: Redis.urlEnv, image: redisImage, install: installRedis + installClock,
+		ports: 1, start: startRedisFakeTime,
 	}
 	RedisCluster = &Kind{
 		name: "Redis Cluster", urlEnv: "LOCKSIDECAR_TEST_REDIS_CLUSTER_URL", image: redisImage, install: installRedis,
@@ -86,10 +91,6 @@ var (
 	MySQL = &Kind{
 		name: "MySQL", urlEnv: "LOCKSIDECAR_TEST_MYSQL_URL", image: mySQLImage, install: installMySQL,
 		ports: 1, start: mySQL.start,
-	}
-	RedisFakeTime = &Kind{
-		name: "Redis with a clock of its own", urlEnv: Redis.urlEnv, image: redisImage, install: installRedis + installClock,
-		ports: 1, start: startRedisFakeTime,
 	}
 	MariaDBFakeTime = &Kind{
 		name: "MariaDB with a clock of its own", urlEnv: MariaDB.urlEnv, image: mariaDBImage, install: installMariaDB + installClock,

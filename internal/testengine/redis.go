@@ -14,14 +14,11 @@ import (
 )
 
 func startRedis(ctx context.Context, m machine, ports []int) (Server, error) {
-	s := oneRedis(m, ports)
-	return s, s.Start(ctx)
-}
-
-// oneRedis prepares one server.
-func oneRedis(m machine, ports []int) *store {
 	n := redisNode(m, "redis", ports[0], redisArgs(m, ports[0])...)
-	return &store{m: m, kind: "one server", url: "redis://" + n.Addr(), nodes: []*node{n}, ports: ports, gossip: true}
+	if err := n.Start(ctx); err != nil {
+		return nil, err
+	}
+	return &store{m: m, kind: "one server", url: "redis://" + n.Addr(), nodes: []*node{n}, ports: ports, gossip: true}, nil
 }
 
 // redisNode is a node that is always started in the same way.
