@@ -27,14 +27,15 @@ const (
 // not do what they expect, so they are for the goroutine of the test.
 type env struct {
 	testing.TB
-	h      Harness
-	limits Limits
-	ctx    context.Context // ends when the test is over
-	prefix string
-	clock  lock.Clock // of the moments in events
-	deaf   bool       // no push reaches any backend of the test
-	tasks  sync.WaitGroup
-	opened int // leases
+	h       Harness
+	limits  Limits
+	ctx     context.Context // ends when the test is over
+	prefix  string
+	clock   lock.Clock // of the moments in events
+	deaf    bool       // no push reaches any backend of the test
+	severed bool       // connections are ended: a lease whose Close meets such a one ends with its TTL
+	tasks   sync.WaitGroup
+	opened  int // leases
 }
 
 func runOne(t testing.TB, h Harness, limits Limits, c conformance) {

@@ -180,6 +180,7 @@ func testForceGraceOver(e *env) {
 	cancel()
 	<-f.done
 	e.release(a, f.over(w, grace))
+	e.notHolder("Release after the grace", b.Release(e.ctx, r, g2.ID))
 	if f.err == nil && w.at.Sub(f.began) < grace {
 		e.Error("ForceRelease returned nil before the hold was gone")
 	}

@@ -31,6 +31,7 @@ func (e *env) forceInSilence(ctx context.Context, a *sidecar, forcer lock.Backen
 	r := e.name("r")
 	s := &forcedInSilence{e: e, a: a, g: e.acquire(a, r, lock.Exclusive)}
 	s.w = e.queue(e.sidecar(), r, lock.Exclusive)
+	e.severed = true
 	s.heal = e.h.(Faulter).LoseReplies(e.TB, a.b)
 	s.f = e.force(ctx, forcer, r, s.g.ID, shortGrace)
 	return s
@@ -125,4 +126,5 @@ func testForceAgain(e *env) {
 	for _, f := range all {
 		f.ok()
 	}
+	e.notHolder("Release after the grace", a.Release(e.ctx, r, g.ID))
 }

@@ -121,7 +121,8 @@ func (e *env) leaseOn(b lock.Backend, ttl time.Duration) *sidecar {
 	e.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		if err := s.Close(ctx); err != nil && !errors.Is(err, lock.ErrLeaseLost) {
+		err := s.Close(ctx)
+		if err != nil && !errors.Is(err, lock.ErrLeaseLost) && !(e.severed && errors.Is(err, lock.ErrUnavailable)) {
 			e.Errorf("close lease: %v", err)
 		}
 		s.routines.Wait()

@@ -20,15 +20,19 @@ type silentSwitcher interface {
 	Faulter
 }
 
-// neighbour is the backend of a sidecar that has been at work for a while: it knows
-// which server it talks to.
-func (e *env) neighbour() lock.Backend {
+// fork makes another server, to which backends can be led.
+func (e *env) fork() (lead func(toFork bool, bs ...lock.Backend)) {
 	e.Helper()
-	b := e.open()
-	if err := e.answered(func() error { return b.Ping(e.ctx) }); err != nil {
-		e.Fatalf("Ping: %v", err)
-	}
-	return b
+	e.severed = true
+	return e.h.(Switcher).Fork(e.TB)
+}
+
+// neighbour is the backend of a sidecar that has been at work for a while: the
+// heartbeats of its lease see which server answers.
+func (e *env) neighbour() (b lock.Backend, beat func() error) {
+	e.Helper()
+	s := e.mortal()
+	return s.b, func() error { return s.beat(e.ctx) }
 }
 
 // comesFree takes a resource through a backend as soon as it is free, on leases of the
@@ -86,9 +90,10 @@ func testSlowServerLacksGrant(e *env) {
 
 func (e *env) lacksGrant(meanwhile func(...lock.Backend)) {
 	e.Helper()
-	a, b := e.mortal(), e.neighbour()
+	a := e.mortal()
+	b, _ := e.neighbour()
 	known := e.acquire(a, e.name("known"), lock.Exclusive)
-	lead := e.h.(Switcher).Fork(e.TB)
+	lead := e.fork()
 	g := e.acquire(a, e.name("unknown"), lock.Exclusive)
 	meanwhile(a.b, b)
 	lead(true, a.b, b)
@@ -103,8 +108,9 @@ func (e *env) lacksGrant(meanwhile func(...lock.Backend)) {
 // testServerLacksGrantInSilence: the holder cannot reach the new server, and hears
 // nothing of the old one.
 func testServerLacksGrantInSilence(e *env) {
-	a, b := e.mortal(), e.neighbour()
-	lead := e.h.(Switcher).Fork(e.TB)
+	a := e.mortal()
+	b, _ := e.neighbour()
+	lead := e.fork()
 	g := e.acquire(a, e.name("unknown"), lock.Exclusive)
 	heal := e.h.(Faulter).LoseReplies(e.TB, a.b)
 	lead(true, b)
@@ -120,9 +126,10 @@ func testServerLacksGrantInSilence(e *env) {
 // testServerLacksRelease: all are led to a server that does not know of the last
 // release. What nobody holds becomes free, though the lease that held it lives.
 func testServerLacksRelease(e *env) {
-	a, b := e.sidecar(), e.neighbour()
+	a := e.sidecar()
+	b, _ := e.neighbour()
 	g, kept := e.acquire(a, e.name("released"), lock.Exclusive), e.acquire(a, e.name("kept"), lock.Exclusive)
-	lead := e.h.(Switcher).Fork(e.TB)
+	lead := e.fork()
 	e.release(a, g)
 	lead(true, a.b, b)
 	e.comesFree(b, g.Resource)
@@ -141,10 +148,11 @@ func testServerLacksRelease(e *env) {
 // testOldServerLacksGrant: the server to which all are led back was seen before,
 // and what was granted meanwhile it does not know.
 func testOldServerLacksGrant(e *env) {
-	a, b := e.mortal(), e.neighbour()
-	lead := e.h.(Switcher).Fork(e.TB)
+	a := e.mortal()
+	b, beat := e.neighbour()
+	lead := e.fork()
 	lead(true, a.b, b)
-	e.answered(func() error { return b.Ping(e.ctx) })
+	e.answered(beat)
 	q := request(e.name("unknown"), lock.Exclusive)
 	var g lock.Grant
 	err := e.answered(func() (err error) { g, err = a.Acquire(e.ctx, q); return err })
@@ -161,9 +169,10 @@ func testOldServerLacksGrant(e *env) {
 
 // testOldServerLacksRelease: and what was released meanwhile becomes free there.
 func testOldServerLacksRelease(e *env) {
-	a, b := e.sidecar(), e.neighbour()
+	a := e.sidecar()
+	b, _ := e.neighbour()
 	g := e.acquire(a, e.name("released"), lock.Exclusive)
-	lead := e.h.(Switcher).Fork(e.TB)
+	lead := e.fork()
 	lead(true, a.b, b)
 	e.answered(func() error { return b.Ping(e.ctx) })
 	if err := e.answered(func() error { return a.Release(e.ctx, g.Resource, g.ID) }); err != nil {
