@@ -99,7 +99,7 @@ func (e *env) open() lock.Backend {
 	e.Helper()
 	b := e.h.Open(e.TB)
 	e.Cleanup(func() {
-		if err := b.Close(); err != nil {
+		if err := b.Close(); err != nil && !e.severed {
 			e.Errorf("close backend: %v", err)
 		}
 	})

@@ -11,11 +11,13 @@ import (
 // This file is about the law that what a store has decided about a dead lease is
 // final.
 
-// firstRequests are those by which a sidecar may learn that its lease is over.
-var firstRequests = []struct {
+// firstRequest is one by which a sidecar may learn that its lease is over.
+type firstRequest struct {
 	name string
 	ask  func(e *env, dead *sidecar, g lock.Grant) error
-}{
+}
+
+var firstRequests = []firstRequest{
 	{"Heartbeat", func(e *env, dead *sidecar, _ lock.Grant) error { return dead.beat(e.ctx) }},
 	{"Acquire", func(e *env, dead *sidecar, _ lock.Grant) error {
 		_, err := dead.Acquire(e.ctx, request(e.name("new"), lock.Exclusive))
@@ -29,6 +31,14 @@ var firstRequests = []struct {
 	{"Downgrade", func(e *env, dead *sidecar, g lock.Grant) error { return dead.Downgrade(e.ctx, g.Resource, g.ID) }},
 }
 
+// firstRequests are those that the store can be asked.
+func (e *env) firstRequests() []firstRequest {
+	if e.limits.Downgrade == "" {
+		return firstRequests
+	}
+	return firstRequests[:len(firstRequests)-1]
+}
+
 // testFirstRequestOfDead: whichever request comes first when a hold was handed on
 // because its lease was over, it does nothing, and every heartbeat after it says that
 // the lease is over.
@@ -37,7 +47,7 @@ func testFirstRequestOfDead(e *env) {
 	var dead []*sidecar
 	var held []lock.Grant
 	var ws []*waiter
-	for _, first := range firstRequests {
+	for _, first := range e.firstRequests() {
 		s := e.mortal()
 		g := e.acquire(s, e.name(first.name), lock.Exclusive)
 		dead, held, ws = append(dead, s), append(held, g), append(ws, e.queue(b, g.Resource, lock.Exclusive))
@@ -45,7 +55,7 @@ func testFirstRequestOfDead(e *env) {
 	for _, s := range dead {
 		s.silence()
 	}
-	for i, first := range firstRequests {
+	for i, first := range e.firstRequests() {
 		g := ws[i].granted()
 		e.isDead(first.name, dead[i], held[i], first.ask)
 		e.holds(b.b, g.Resource, []lock.HoldID{g.ID}, nil)
@@ -84,7 +94,7 @@ func testUnnoticedEnd(e *env) {
 	var dead []*sidecar
 	var held []lock.Grant
 	var last time.Time
-	for _, first := range firstRequests {
+	for _, first := range e.firstRequests() {
 		s := e.mortal()
 		dead, held = append(dead, s), append(held, e.acquire(s, e.name(first.name), lock.Exclusive))
 	}
@@ -92,7 +102,7 @@ func testUnnoticedEnd(e *env) {
 		last = s.silence().Add(s.ttl)
 	}
 	time.Sleep(time.Until(last.Add(e.h.TTL() / 5)))
-	for i, first := range firstRequests {
+	for i, first := range e.firstRequests() {
 		err := first.ask(e, dead[i], held[i])
 		if errors.Is(err, lock.ErrLeaseLost) {
 			e.staysDead(dead[i])
@@ -122,7 +132,7 @@ func testUnnoticedEnd(e *env) {
 func testDeadWhateverClocksDo(e *env) {
 	h, shift := e.h.(ClockShifter).OwnClock(e.TB)
 	e.h = h
-	for _, first := range firstRequests {
+	for _, first := range e.firstRequests() {
 		a := e.sidecar()
 		a.silence() // the clock goes there and back between two heartbeats
 		g := e.acquire(a, e.name(first.name), lock.Exclusive)

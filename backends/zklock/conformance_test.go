@@ -4,6 +4,7 @@ import (
 	"errors"
 	"flag"
 	"io"
+	"maps"
 	"net"
 	"regexp"
 	"runtime"
@@ -85,9 +86,23 @@ func (h *harness) road(b lock.Backend) *road {
 }
 
 // TTL is longer than a loaded machine may let everybody wait.
-func (h *harness) TTL() time.Duration            { return 2 * time.Second }
-func (h *harness) Recheck() time.Duration        { return maxRecheck }
-func (h *harness) Exceptions() map[string]string { return h.except }
+func (h *harness) TTL() time.Duration     { return 2 * time.Second }
+func (h *harness) Recheck() time.Duration { return maxRecheck }
+
+// masses is why the tests of many thousands are left out.
+const masses = "the end of a session is one transaction with the paths of all that hangs on it, and more than a megabyte " +
+	"takes the ensemble down (ZOOKEEPER-4306): left to the issue \"Never held twice (2)\""
+
+func (h *harness) Exceptions() map[string]string {
+	all := maps.Clone(h.except)
+	if all == nil {
+		all = make(map[string]string)
+	}
+	for _, name := range []string{"MassClosed", "MassExpires", "MassRestart", "CrowdOnOne", "CrowdGranted"} {
+		all[name] = masses
+	}
+	return all
+}
 
 // DeleteCounter makes the harness a backendtest.CounterDeleter: the numbers of
 // nodes are counted by their parent.

@@ -68,9 +68,18 @@ func (h *harness) road(b lock.Backend) *testengine.Proxy {
 	return h.roads[b]
 }
 
-func (h *harness) TTL() time.Duration            { return time.Second }
-func (h *harness) Recheck() time.Duration        { return maxRecheck }
-func (h *harness) Exceptions() map[string]string { return nil }
+func (h *harness) TTL() time.Duration     { return time.Second }
+func (h *harness) Recheck() time.Duration { return maxRecheck }
+
+// crowds is why the tests of ten thousand on one resource are left out.
+const crowds = "whoever waits reads the rows of all that hold and wait: left to the issue \"Never held twice (2)\""
+
+func (h *harness) Exceptions() map[string]string {
+	return map[string]string{
+		"CrowdOnOne":   crowds,
+		"CrowdGranted": crowds,
+	}
+}
 
 // direct gives a backend of the test's own, past all roads.
 func (h *harness) direct(t testing.TB) *Backend {
