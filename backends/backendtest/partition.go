@@ -25,16 +25,20 @@ type forcedInSilence struct {
 	heal func()
 }
 
-// forceInSilence brings that about. The forcer is a third sidecar's backend.
-func (e *env) forceInSilence(ctx context.Context, a *sidecar, forcer lock.Backend) *forcedInSilence {
+// inSilence brings that about: a holds, another waits.
+func (e *env) inSilence(a *sidecar) *forcedInSilence {
 	e.Helper()
 	r := e.name("r")
 	s := &forcedInSilence{e: e, a: a, g: e.acquire(a, r, lock.Exclusive)}
 	s.w = e.queue(e.sidecar(), r, lock.Exclusive)
 	e.severed = true
 	s.heal = e.h.(Faulter).LoseReplies(e.TB, a.b)
-	s.f = e.force(ctx, forcer, r, s.g.ID, shortGrace)
 	return s
+}
+
+// force forces the release by a third sidecar's backend.
+func (s *forcedInSilence) force(ctx context.Context, by lock.Backend) {
+	s.f = s.e.force(ctx, by, s.g.Resource, s.g.ID, shortGrace)
 }
 
 // afterHealing lets the sidecar hear again. It must be told, and the waiter be
@@ -59,7 +63,8 @@ func (s *forcedInSilence) afterHealing() {
 
 // testForceInSilence: the grace is shorter than the silence of the holder's link.
 func testForceInSilence(e *env) {
-	s := e.forceInSilence(e.ctx, e.sidecar(), e.open())
+	s := e.inSilence(e.sidecar())
+	s.force(e.ctx, e.open())
 	time.Sleep(5 * shortGrace)
 	s.f.pending()
 	s.afterHealing()
@@ -71,7 +76,8 @@ func testForcerGone(e *env) {
 	ctx, cancel := context.WithCancel(e.ctx)
 	defer cancel()
 	forcer := e.h.Open(e.TB)
-	s := e.forceInSilence(ctx, e.sidecar(), forcer)
+	s := e.inSilence(e.sidecar())
+	s.force(ctx, forcer)
 	e.eventually("the forced release is in the store", func() bool {
 		st := e.get(s.w.s.b, s.g.Resource)
 		return len(st.Holders) == 1 && st.Holders[0].Revoked
@@ -89,7 +95,8 @@ func testForcerGone(e *env) {
 // is granted when the lease is over, no sooner.
 func testForceInLastSilence(e *env) {
 	a := e.mortal()
-	s := e.forceInSilence(e.ctx, a, e.open())
+	s := e.inSilence(a)
+	s.force(e.ctx, e.open())
 	e.release(s.w.s, e.inTime(a, s.w))
 	s.f.ok()
 }

@@ -122,7 +122,8 @@ func (e *env) leaseOn(b lock.Backend, ttl time.Duration) *sidecar {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		err := s.Close(ctx)
-		if err != nil && !errors.Is(err, lock.ErrLeaseLost) && !(e.severed && errors.Is(err, lock.ErrUnavailable)) {
+		broken := e.severed && errors.Is(err, lock.ErrUnavailable)
+		if err != nil && !errors.Is(err, lock.ErrLeaseLost) && !broken {
 			e.Errorf("close lease: %v", err)
 		}
 		s.routines.Wait()

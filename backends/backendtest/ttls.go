@@ -54,7 +54,8 @@ func testEveryTTL(e *env) {
 func (e *env) acquireSoon(s *sidecar, r lock.Resource) lock.Grant {
 	e.Helper()
 	g, err := s.Acquire(e.ctx, request(r, lock.Exclusive))
-	if err != nil && !(errors.Is(err, lock.ErrLeaseLost) && s.longestPause() >= s.ttl) {
+	ended := errors.Is(err, lock.ErrLeaseLost) && s.longestPause() >= s.ttl
+	if err != nil && !ended {
 		e.Fatalf("Acquire on a lease of %s: %v", s.ttl, err)
 	}
 	return g
