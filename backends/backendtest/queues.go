@@ -176,9 +176,9 @@ func testTimeout(e *env) {
 	a, b := e.sidecar(), e.sidecar()
 	r := e.name("r")
 	g := e.acquire(a, r, e.shared())
+	start := time.Now() // before the deadline is set
 	ctx, cancel := context.WithTimeout(e.ctx, 100*time.Millisecond)
 	defer cancel()
-	start := time.Now()
 	_, err := b.Acquire(ctx, request(r, lock.Exclusive))
 	var held *lock.HeldError
 	if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &held) {
