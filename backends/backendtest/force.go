@@ -68,12 +68,12 @@ func (e *env) notHolder(what string, err error) {
 	}
 }
 
-// taken waits for the news that a hold was taken with no grace. Without pushes
-// the heartbeat may say only that it is gone.
+// taken waits for the news that a hold was taken with no grace. A heartbeat that is
+// faster than the push says only that it is gone.
 func (s *sidecar) taken(id lock.HoldID) lock.Event {
 	s.e.Helper()
 	return s.notice("the lease is told that the hold was taken", func(n notice) bool {
-		return n.ID == id && n.Until == 0 && (n.Kind == lock.Revoked || s.e.deaf)
+		return n.ID == id && n.Until == 0
 	}).Event
 }
 

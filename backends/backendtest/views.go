@@ -197,7 +197,7 @@ func testOddNames(e *env) {
 		e.release(a, g)
 		w.granted()
 		e.force(e.ctx, a.b, r, w.q.ID, 0).ok()
-		b.event(lock.Revoked, w.q.ID)
+		b.taken(w.q.ID)
 		e.holds(a.b, r, nil, nil)
 	}
 }
