@@ -29,6 +29,7 @@ var house = []room{
 	{path: "lock"},
 	{path: "api/locksidecar/v1"},
 	{path: "heartbeat", may: "lock"},
+	{path: "internal/workers"},
 	{path: "session", may: "lock heartbeat", test: "backends/embedded"},
 
 	// Stores never know each other.
