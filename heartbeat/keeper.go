@@ -109,6 +109,26 @@ func (k *Keeper) ValidFor() time.Duration {
 	}
 }
 
+// Until gives the moments on the clock up to which the lease may be relied on
+// without further news, 0 when it is lost, and up to which the store is known to
+// keep others out: later by the margin, also after the lease has expired, and 0
+// when the store itself has said that the lease is lost. now is a reading of
+// Options.Clock that was made just before; like ValidFor, it ends the lease when
+// that is past its deadline.
+func (k *Keeper) Until(now time.Duration) (relied, kept time.Duration) {
+	for {
+		d := k.deadline.Load()
+		if d == over {
+			<-k.done // at most a few instructions away
+			return 0, k.kept
+		}
+		if until := time.Duration(d); now < until {
+			return until, until + k.o.Margin
+		}
+		k.lose(d, ErrExpired, time.Duration(d)+k.o.Margin)
+	}
+}
+
 // State tells how the lease is doing.
 func (k *Keeper) State() State {
 	switch {

@@ -347,3 +347,26 @@ func BenchmarkValidFor(b *testing.B) {
 		}
 	})
 }
+
+// TestUntil: the moments of a lease that lives, that has expired, and that the
+// store has ended.
+func TestUntil(t *testing.T) {
+	var now time.Duration
+	o := Options{TTL: ttl, Clock: func() time.Duration { return now }}
+	k := New(o)
+	if relied, kept := k.Until(8 * time.Second); relied != 9*time.Second || kept != 10*time.Second {
+		t.Errorf("lives until %v, kept until %v", relied, kept)
+	}
+	now = 9 * time.Second
+	for range 2 { // also when somebody else has found it first
+		if relied, kept := k.Until(now); relied != 0 || kept != 10*time.Second || !errors.Is(k.Err(), ErrExpired) {
+			t.Errorf("expired: lives until %v, kept until %v, %v", relied, kept, k.Err())
+		}
+	}
+	now = 0
+	k = New(o)
+	k.Lose()
+	if relied, kept := k.Until(0); relied != 0 || kept != 0 {
+		t.Errorf("ended by the store: lives until %v, kept until %v", relied, kept)
+	}
+}
