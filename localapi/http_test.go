@@ -53,7 +53,7 @@ func TestHTTP(t *testing.T) {
 	if code, body = call(t, c, "POST", locks+"/"+lockID+":downgrade", ""); code != 200 || field(t, body, "mode") != "SHARED" {
 		t.Errorf("downgrade: %d %s", code, body)
 	}
-	if code, body = call(t, c, "POST", "/v1/sessions/"+id+":keepAlive", ""); code != 200 || field(t, body, "validFor") != "60s" {
+	if code, body = call(t, c, "POST", "/v1/sessions/"+id+":keepAlive", ""); code != 200 || !strings.HasPrefix(field(t, body, "validFor"), "59.") {
 		t.Errorf("keep alive: %d %s", code, body)
 	}
 	if code, body = call(t, c, "DELETE", locks+"/"+lockID, ""); code != 200 || compact(body) != `{"count":0}` {

@@ -121,15 +121,15 @@ func (s *service) KeepAlive(ctx context.Context, q *pb.KeepAliveRequest) (*pb.Ke
 	if err != nil {
 		return nil, err
 	}
-	return keepAlive(sess)
+	return s.keepAlive(sess)
 }
 
-func keepAlive(sess *session.Session) (*pb.KeepAliveResponse, error) {
-	left, err := sess.KeepAlive()
+func (s *service) keepAlive(sess *session.Session) (*pb.KeepAliveResponse, error) {
+	end, err := sess.KeepAlive()
 	if err != nil {
 		return nil, err
 	}
-	return &pb.KeepAliveResponse{ValidFor: durationpb.New(left)}, nil
+	return &pb.KeepAliveResponse{ValidFor: durationpb.New(left(end, s.o.Clock()))}, nil
 }
 
 // CloseSession ends a session.
@@ -158,14 +158,6 @@ func (s *service) Acquire(ctx context.Context, q *pb.AcquireRequest) (*pb.Grant,
 	g, err := s.acquire(ctx, sess, r)
 	if err != nil {
 		return nil, err
-	}
-	if ctx.Err() != nil { // the answer would reach nobody
-		if q.GetRequestId() != "" {
-			_ = sess.Withdraw(ctx, q.GetRequestId())
-		} else {
-			_, _ = sess.Release(ctx, g.LockID)
-		}
-		return nil, context.Cause(ctx)
 	}
 	return grantTo(g, s.o.Clock()), nil
 }
@@ -196,12 +188,12 @@ func (s *service) release(ctx context.Context, sess *session.Session, q *pb.Rele
 		return nil, invalid("lock_id", "must not be empty")
 	}
 	ctx, end := s.span(ctx, "release", "")
-	left, err := sess.Release(ctx, lock.HoldID(q.GetLockId()))
+	count, err := sess.Release(ctx, lock.HoldID(q.GetLockId()), q.GetRequestId())
 	end(err)
 	if err != nil {
 		return nil, err
 	}
-	return &pb.ReleaseResponse{Count: countTo(left)}, nil
+	return &pb.ReleaseResponse{Count: countTo(count)}, nil
 }
 
 // Downgrade turns an EXCLUSIVE hold into a SHARED one.

@@ -239,7 +239,7 @@ func (t *sessionStream) take(q *pb.SessionRequest) (work func(), _ error) {
 		t.cancel(r.Cancel.GetRequestId())
 		t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Cancelled{Cancelled: &pb.CancelResponse{}}}, nil)
 	case *pb.SessionRequest_KeepAlive:
-		a, err := keepAlive(t.sess)
+		a, err := t.keepAlive(t.sess)
 		t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_KeptAlive{KeptAlive: a}}, err)
 	case *pb.SessionRequest_Open:
 		return nil, invalid("open", "must come only once, as the first message of a stream")

@@ -12,8 +12,8 @@ import (
 )
 
 // The calls here answer with a stream of messages, in both protocols. send
-// blocks while the client does not read; what can pile up meanwhile is bounded
-// by the session, where later lease news replace earlier ones.
+// blocks while the client does not read; nothing piles up meanwhile, for each
+// stream reads the session's news with a cursor of its own.
 
 // Hold takes one lock and keeps it as long as the call lasts.
 func (s *service) Hold(q *pb.AcquireRequest, st grpc.ServerStreamingServer[pb.Event]) error {
@@ -40,8 +40,9 @@ func (s *service) hold(ctx context.Context, q *pb.AcquireRequest, send func(*pb.
 	if err := send(&pb.Event{Event: &pb.Event_Granted{Granted: grantTo(g, s.o.Clock())}}); err != nil {
 		return err
 	}
+	news := sess.Events()
 	for {
-		e, err := s.next(ctx, sess)
+		e, err := s.next(ctx, news)
 		if e == nil {
 			return err
 		}
@@ -103,8 +104,9 @@ func (s *service) events(ctx context.Context, q *pb.EventsRequest, head func() e
 
 // pump passes the session's news on until the session or the call ends.
 func (s *service) pump(ctx context.Context, sess *session.Session, send func(*pb.Event) error) error {
+	news := sess.Events()
 	for {
-		e, err := s.next(ctx, sess)
+		e, err := s.next(ctx, news)
 		if e == nil {
 			return err
 		}
@@ -116,8 +118,8 @@ func (s *service) pump(ctx context.Context, sess *session.Session, send func(*pb
 
 // next waits for news. It gives none when the session has ended, or the call,
 // which is the error.
-func (s *service) next(ctx context.Context, sess *session.Session) (*pb.Event, error) {
-	e, err := sess.NextEvent(ctx)
+func (s *service) next(ctx context.Context, news *session.Events) (*pb.Event, error) {
+	e, err := news.Next(ctx)
 	switch {
 	case errors.Is(err, session.ErrSessionClosed):
 		return nil, nil //nolint:nilnil // said above

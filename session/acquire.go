@@ -7,35 +7,33 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/ledger"
 )
 
-// tryLimit bounds a try when the store does not answer.
-const tryLimit = 2 * time.Second
+const (
+	// tryLimit bounds a try when the store does not answer.
+	tryLimit = 2 * time.Second
+	// patience is how long a wait that is over waits on to learn who holds the lock.
+	patience = 100 * time.Millisecond
+)
 
-// call is one Acquire.
-type call struct {
-	AcquireRequest
-	key   key
-	until time.Time // when it has waited long enough; zero: only its ctx says
-	claim *claim    // nil when the request has no id
-}
-
-// context is the call's own: it ends with parent, or when the wait is over.
-func (c *call) context(parent context.Context) (context.Context, context.CancelFunc) {
-	if c.until.IsZero() {
-		return context.WithCancel(parent)
-	}
-	return context.WithDeadline(parent, c.until)
-}
+// errSilent is for a wait that ended without a word of the store.
+var errSilent = fmt.Errorf("the store has not answered: %w", lock.ErrUnavailable)
 
 // Acquire asks for a hold and waits for it as long as the request says. With an
 // error the app has nothing, and nothing is left behind in the store: what an
-// unanswered request may have left is given back in the background.
+// unanswered request may have left is given back in the background. A try ends
+// after two seconds and a wait at its time, whatever the store does, save that a
+// wait takes up to 0.1 s more to learn who holds the lock.
 //
-// A request with the id of one in flight, or of one whose hold lives, gets the
-// same answer and counts once. A request of an owner that holds the resource
-// already counts it up and does not ask the store; one of an owner that waits
-// for it already waits for the same answer.
+// Each request gets a hold of its own: a second one of the same session waits for
+// the first. Two kinds share. A request with the id of one that waits, or of one
+// whose hold lives, gets the same answer and counts once. A reentrant request of
+// an owner who holds the resource by another reentrant request counts that hold
+// up and does not ask the store; where the other one waits, both get its answer.
+//
+// A grant whose caller is gone (ctx has ended) is given back, unless another
+// caller with the same request id was answered with it.
 //
 //	*lock.HeldError with lock.ErrHeld: a try found it taken.
 //	*lock.HeldError with context.DeadlineExceeded: the wait is over.
@@ -43,8 +41,9 @@ func (c *call) context(parent context.Context) (context.Context, context.CancelF
 //	  cancelled.
 //	lock.ErrUnavailable: the wait is over and the store does not answer; a try
 //	  waits two seconds for an answer.
-//	ErrUpgradeRefused: the owner holds it, or waits for it, SHARED.
-//	*LimitError: the session has too many holds or waiters.
+//	ErrUpgradeRefused: the request is reentrant, and the owner holds it, or waits
+//	  for it, SHARED.
+//	*LimitError: the session, or its user, has too many holds or waiters.
 //	*LostError: an administrator took the waiter out of the queue, or the hold
 //	  was lost before it could be handed out.
 //	ErrSessionClosed: the session has ended.
@@ -55,16 +54,182 @@ func (s *Session) Acquire(ctx context.Context, r AcquireRequest) (Grant, error) 
 		return Grant{}, err
 	}
 	began := time.Now()
-	c := &call{AcquireRequest: r, key: key{res, r.Owner}}
-	switch {
-	case r.Wait == 0:
-		c.until = began.Add(tryLimit)
-	case r.Wait > 0:
-		c.until = began.Add(r.Wait)
-	}
-	g, err := s.acquire(ctx, c)
+	g, err := s.acquire(ctx, &r, res)
 	s.m.o.Observer.Acquired(r.Mode, resultOf(g, err), time.Since(began))
 	return g, err
+}
+
+func (s *Session) acquire(ctx context.Context, r *AcquireRequest, res lock.Resource) (Grant, error) {
+	if err := ctx.Err(); err != nil {
+		return Grant{}, heldError(r.Resource, nil, err)
+	}
+	a := ledger.Ask{
+		RequestID: r.RequestID,
+		Resource:  res,
+		Name:      string(res[len(res)-len(r.Resource):]), // shares its bytes
+		Owner:     r.Owner,
+		Mode:      r.Mode,
+		Try:       r.Wait == 0,
+		Wait:      max(r.Wait, 0),
+		Reentrant: r.Reentrant,
+		MaxHold:   r.MaxHold,
+		Tag:       ctx,
+		Room:      s.user.reserve(s.m.o.Limits.HoldsPerUID),
+	}
+	if a.Try {
+		a.Wait = tryLimit
+	}
+	s.enter()
+	if a.Room {
+		s.counted.size++
+	}
+	g, c, err := s.ledger.Acquire(&a)
+	s.exit()
+	if c == nil {
+		return g, err
+	}
+
+	select {
+	case <-c.Ready:
+		if c.Err == nil && ctx.Err() == nil {
+			return c.Grant, nil
+		}
+	case <-ctx.Done():
+	}
+	return s.notGranted(ctx, r, c)
+}
+
+// notGranted says why a call has no grant.
+func (s *Session) notGranted(ctx context.Context, r *AcquireRequest, c *ledger.Call) (Grant, error) {
+	cause := ctx.Err()
+	if cause != nil {
+		s.enter()
+		s.ledger.Gone(c, ledger.ErrOver)
+		s.exit()
+	}
+	if !errors.Is(c.Err, ledger.ErrOver) {
+		return c.Grant, c.Err
+	}
+	if cause == nil {
+		cause = context.DeadlineExceeded
+	}
+	var err error
+	if f := c.Farewell(); f != nil {
+		err = errSilent
+		limit := patience
+		if r.Wait == 0 {
+			limit = 0 // a try has nothing to learn: nobody waits for who holds the lock
+		}
+		t := time.NewTimer(limit)
+		defer t.Stop()
+		select {
+		case <-f.Done:
+			err = f.Err
+		case <-t.C:
+		}
+	}
+	var from *lock.HeldError
+	switch {
+	case errors.As(err, &from), errors.Is(cause, context.Canceled):
+		return Grant{}, heldError(r.Resource, from, cause)
+	case c.Leaseless(), errors.Is(err, lock.ErrLeaseLost):
+		return Grant{}, s.m.noLease()
+	case err != nil:
+		return Grant{}, fmt.Errorf("acquire lock: %w", err)
+	case r.Wait == 0:
+		return Grant{}, fmt.Errorf("acquire lock: %w", errSilent)
+	default:
+		return Grant{}, heldError(r.Resource, nil, cause)
+	}
+}
+
+// request asks the store for a hold, on a goroutine of its own: the caller is
+// answered in time, whatever the driver does. s.mu is held.
+//
+//nolint:contextcheck,nolintlint // a hold has brought the ctx of the call that asked first; contextcheck reads this, and nolintlint does not see it
+func (s *Session) request(h *ledger.Hold) {
+	ctx, stop := context.WithCancel(valuesOf(h))
+	id := h.ID()
+	if g := s.m.lease.Load(); g != nil && !g.lost() {
+		q, _ := s.ledger.Asked(h, id, g, stop)
+		s.lease = g
+		g.add(id, s)
+		s.m.workers.Run(func() { s.ask(ctx, stop, h, g, q) })
+		return
+	}
+	s.ledger.Waiting(h, stop)
+	s.m.workers.Run(func() {
+		for {
+			g, err := s.m.awaitLease(ctx)
+			if err != nil { // nobody waits for it any more
+				stop()
+				return
+			}
+			s.enter()
+			if g.lost() {
+				s.exit()
+				continue
+			}
+			q, wanted := s.ledger.Asked(h, id, g, stop)
+			if wanted {
+				s.lease = g
+				g.add(id, s)
+			}
+			s.exit()
+			if wanted {
+				s.ask(ctx, stop, h, g, q)
+			}
+			return
+		}
+	})
+}
+
+// valuesOf is a ctx with the values of the call that has asked first.
+func valuesOf(h *ledger.Hold) context.Context {
+	return context.WithoutCancel(h.Tag().(context.Context))
+}
+
+// ask asks the store until it answers, ctx ends, or the lease is over.
+func (s *Session) ask(ctx context.Context, stop func(), h *ledger.Hold, g *generation, q lock.Request) {
+	q.Owner = s.encoded
+	if label := h.Owner(); label != "" {
+		o := s.owner
+		o.Label = label
+		q.Owner = o.Encode()
+	}
+	grant, err := g.lease.Acquire(ctx, q)
+	for tries := 0; errors.Is(err, lock.ErrUnavailable) && !g.lost() && pause(ctx, backoff(tries, minPause, maxPause)); tries++ {
+		grant, err = g.lease.Acquire(ctx, q)
+	}
+	stop()
+	if errors.Is(err, lock.ErrLeaseLost) {
+		g.keeper.Lose()
+	}
+	s.enter()
+	s.ledger.Answered(h, q.ID, g, grant, err)
+	s.exit()
+}
+
+// peek sees who holds what a try must not wait for.
+func peek(ctx context.Context, s *Session, c *ledger.Call) {
+	ctx, cancel := context.WithTimeout(ctx, tryLimit)
+	defer cancel()
+	st, err := s.m.o.Backend.Get(ctx, c.Hold().Resource())
+	if err != nil {
+		err = fmt.Errorf("acquire lock: %w", err)
+	}
+	s.change(func(l *ledger.Ledger) { l.Peeked(c, st, err) })
+}
+
+// heldError is what the app gets when it was not granted in time. From the
+// store's own error it takes who holds the lock.
+func heldError(resource string, from *lock.HeldError, cause error) error {
+	e := &lock.HeldError{Cause: cause}
+	if from != nil {
+		e.Status, e.Position = from.Status, from.Position
+	}
+	e.Status.Resource = lock.Resource(resource)
+	return e
 }
 
 func resultOf(g Grant, err error) AcquireResult {
@@ -85,178 +250,5 @@ func resultOf(g Grant, err error) AcquireResult {
 		return Ended
 	default:
 		return Refused
-	}
-}
-
-func (s *Session) acquire(ctx context.Context, c *call) (Grant, error) {
-	s.mu.Lock()
-	if err := s.usable(); err != nil {
-		s.mu.Unlock()
-		return Grant{}, err
-	}
-	if err := ctx.Err(); err != nil {
-		s.mu.Unlock()
-		return Grant{}, s.heldError(c, nil, err)
-	}
-	g, h, f, err := s.enter(c)
-	if f == nil {
-		s.mu.Unlock()
-		return g, err
-	}
-	if c.claim != nil {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithCancel(ctx)
-		defer cancel()
-		c.claim.cancels = append(c.claim.cancels, cancel)
-	}
-	s.callers++
-	s.m.waiters.Add(1)
-	lead := f.claims == 0
-	if lead {
-		f.claims = 1
-	}
-	s.mu.Unlock()
-
-	if lead {
-		g, err = s.lead(ctx, h, f, c)
-	} else {
-		g, err = s.follow(ctx, h, f, c)
-	}
-	s.m.waiters.Add(-1)
-	s.mu.Lock()
-	s.callers--
-	if c.claim != nil && c.claim.callers == 0 {
-		c.claim.cancels = nil
-	}
-	s.mu.Unlock()
-	return g, err
-}
-
-// enter finds what the session has for the call: a hold that lives (then there
-// is a grant and no flight), a flight to join, or a new flight, which has no
-// claims yet. s.mu is held.
-func (s *Session) enter(c *call) (Grant, *hold, *flight, error) {
-	if s.cancelled.has(c.RequestID) {
-		return Grant{}, nil, nil, s.heldError(c, nil, context.Canceled)
-	}
-	if cl := s.requests[c.RequestID]; cl != nil {
-		h := cl.hold
-		switch {
-		case h.key != c.key || cl.mode != c.Mode:
-			return Grant{}, nil, nil, invalid("request_id", "is that of another request")
-		case h.state == asking:
-			f := h.flight
-			if err := s.limit(); err != nil {
-				return Grant{}, nil, nil, err
-			}
-			f.share()
-			cl.callers++
-			c.claim = cl
-			return Grant{}, h, f, nil
-		}
-		if left := s.valid(h); left > 0 {
-			return s.grantOf(h, left), nil, nil, nil
-		}
-		// Lost: the same request begins anew.
-	}
-	if h := s.keys[c.key]; h != nil {
-		if c.Mode == lock.Exclusive && h.mode == lock.Shared {
-			return Grant{}, nil, nil, ErrUpgradeRefused
-		}
-		if h.state == asking {
-			if err := s.limit(); err != nil {
-				return Grant{}, nil, nil, err
-			}
-			f := h.flight
-			f.share()
-			f.claims++
-			f.bound(c.MaxHold)
-			s.claim(h, c)
-			return Grant{}, h, f, nil
-		}
-		if left := s.valid(h); left > 0 {
-			h.count++
-			s.claim(h, c)
-			if c.claim != nil {
-				c.claim.callers, c.claim.handed = 0, true
-			}
-			if c.MaxHold > 0 {
-				s.bound(h, c.MaxHold)
-				left = min(left, c.MaxHold)
-			}
-			return s.grantOf(h, left), nil, nil, nil
-		}
-	}
-	if s.state != open { // what valid found
-		return Grant{}, nil, nil, ErrSessionClosed
-	}
-	if err := s.limit(); err != nil {
-		return Grant{}, nil, nil, err
-	}
-	if limit := s.m.o.Limits.HoldsPerSession; len(s.keys) >= limit {
-		return Grant{}, nil, nil, &LimitError{Limit: "holds", Max: limit}
-	}
-	h := &hold{session: s, key: c.key, mode: c.Mode, state: asking, flight: &flight{maxHold: c.MaxHold}}
-	s.keys[c.key] = h
-	s.claim(h, c)
-	return Grant{}, h, h.flight, nil
-}
-
-// limit looks whether one more call may wait. s.mu is held.
-func (s *Session) limit() error {
-	if limit := s.m.o.Limits.WaitersPerSession; s.callers >= limit {
-		return &LimitError{Limit: "waiters", Max: limit}
-	}
-	return nil
-}
-
-// claim notes the request's id, when it has one. s.mu is held.
-func (s *Session) claim(h *hold, c *call) {
-	if c.RequestID == "" {
-		return
-	}
-	c.claim = &claim{requestID: c.RequestID, hold: h, mode: c.Mode, callers: 1}
-	s.requests[c.RequestID] = c.claim
-	h.claims = append(h.claims, c.claim)
-}
-
-// grantOf is a hold as the app sees it. s.mu is held.
-func (s *Session) grantOf(h *hold, left time.Duration) Grant {
-	return Grant{
-		LockID:   h.id,
-		Resource: s.m.toApp(h.key.resource),
-		Mode:     h.mode,
-		Fence:    h.fence,
-		Until:    s.m.o.Clock() + left,
-		Count:    h.count,
-		Guard:    h.guard,
-	}
-}
-
-// heldError is what the app gets when it was not granted in time. From the
-// store's own error it takes who holds the lock.
-func (s *Session) heldError(c *call, from *lock.HeldError, cause error) error {
-	e := &lock.HeldError{Cause: cause}
-	if from != nil {
-		e.Status, e.Position = from.Status, from.Position
-	}
-	e.Status.Resource = lock.Resource(s.m.toApp(c.key.resource))
-	return e
-}
-
-// gaveUp is the error of a call whose ctx has ended or whose wait is over: err
-// is what the store said last.
-func (s *Session) gaveUp(parent context.Context, c *call, err error) error {
-	var from *lock.HeldError
-	known := errors.As(err, &from)
-	switch {
-	case errors.Is(parent.Err(), context.Canceled):
-		return s.heldError(c, from, context.Canceled)
-	case !known && errors.Is(err, lock.ErrLeaseLost):
-		return noLease(err)
-	case !known && err != nil:
-		return fmt.Errorf("acquire lock: %w", err)
-	default:
-		return s.heldError(c, from, context.DeadlineExceeded)
 	}
 }

@@ -16,7 +16,7 @@ import (
 func running(tb testing.TB) (*Manager, *embedded.Store) {
 	tb.Helper()
 	store := embedded.New()
-	m, err := New(Options{Backend: store, Limits: Limits{HoldsPerSession: 100_000}})
+	m, err := New(Options{Backend: store, Limits: Limits{HoldsPerSession: 100_000, HoldsPerUID: 100_000, SessionsPerUID: DefaultSessions}})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func BenchmarkPair(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				if _, err := s.Release(ctx, g.LockID); err != nil {
+				if _, err := s.Release(ctx, g.LockID, ""); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -107,7 +107,7 @@ func BenchmarkPair(b *testing.B) {
 					b.Error(err)
 					return
 				}
-				if _, err := s.Release(ctx, g.LockID); err != nil {
+				if _, err := s.Release(ctx, g.LockID, ""); err != nil {
 					b.Error(err)
 					return
 				}
@@ -121,16 +121,17 @@ func BenchmarkReentry(b *testing.B) {
 	m, _ := running(b)
 	s := openIn(b, m)
 	ctx := b.Context()
-	if _, err := s.Acquire(ctx, exclusive); err != nil {
+	q := again(exclusive)
+	if _, err := s.Acquire(ctx, q); err != nil {
 		b.Fatal(err)
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		g, err := s.Acquire(ctx, exclusive)
+		g, err := s.Acquire(ctx, q)
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := s.Release(ctx, g.LockID); err != nil {
+		if _, err := s.Release(ctx, g.LockID, ""); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/ledger"
 )
 
 func request(id string) AcquireRequest {
@@ -19,15 +20,15 @@ func TestCancelEndsTheWait(t *testing.T) {
 		sc := e.sidecar()
 		holder, s := sc.session(), sc.session()
 		g := must(t, holder, exclusive)
-		p, again := begin(s, request("1")), begin(s, request("1"))
-		other := begin(s, request("2")) // of the same owner: it goes on
+		p, second := begin(s, again(request("1"))), begin(s, again(request("1")))
+		other := begin(s, again(request("2"))) // of the same owner: it goes on
 		synctest.Wait()
 		isErr(t, s.Cancel(t.Context(), "1"), nil)
-		for _, p := range []*pending{p, again} {
+		for _, p := range []*pending{p, second} {
 			_, err := p.wait()
 			isErr(t, err, context.Canceled)
 		}
-		_, err := holder.Release(t.Context(), g.LockID)
+		_, err := holder.Release(t.Context(), g.LockID, "")
 		isErr(t, err, nil)
 		got, err := other.wait()
 		isErr(t, err, nil)
@@ -49,13 +50,13 @@ func TestCancelGivesTheGrantBack(t *testing.T) {
 		isErr(t, s.Cancel(t.Context(), "unknown"), nil)
 
 		// Of a hold with several counts it takes its own, and once.
-		g := must(t, s, exclusive)
-		must(t, s, request("2"))
-		must(t, s, request("3"))
+		g := must(t, s, again(exclusive))
+		must(t, s, again(request("2")))
+		must(t, s, again(request("3")))
 		for range 2 {
 			isErr(t, s.Cancel(t.Context(), "2"), nil)
 		}
-		if left, err := s.Release(t.Context(), g.LockID); left != 1 || err != nil {
+		if left, err := s.Release(t.Context(), g.LockID, ""); left != 1 || err != nil {
 			t.Errorf("Release = %d, %v, want one count left", left, err)
 		}
 		s.Close()
@@ -70,27 +71,10 @@ func TestCancelOvertakesItsRequest(t *testing.T) {
 		_, err := s.Acquire(t.Context(), request("1"))
 		isErr(t, err, context.Canceled)
 		e.free()
-		for i := range maxCancelled {
+		for i := range ledger.MaxCancelled {
 			isErr(t, s.Cancel(t.Context(), fmt.Sprint("more", i)), nil)
 		}
 		must(t, s, request("1")) // forgotten by now
-		if n := len(s.cancelled.known); n != maxCancelled {
-			t.Errorf("%d ids are remembered, want %d", n, maxCancelled)
-		}
-	})
-}
-
-// Withdraw leaves the id free: only the answer was lost.
-func TestWithdrawThenRetry(t *testing.T) {
-	bubble(t, func(t *testing.T, e *env) {
-		s := e.sidecar().session()
-		must(t, s, request("1"))
-		isErr(t, s.Withdraw(t.Context(), "1"), nil)
-		e.free()
-		g := must(t, s, request("1"))
-		if left, err := s.Release(t.Context(), g.LockID); left != 0 || err != nil {
-			t.Errorf("Release = %d, %v", left, err)
-		}
 	})
 }
 

@@ -2,6 +2,7 @@ package session
 
 import (
 	"fmt"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -32,11 +33,15 @@ func checkOptions(o Options) error {
 		return invalid("ttl", "is %v, must be %v to %v", o.TTL, lock.MinTTL, lock.MaxTTL)
 	case o.LostGrace < 0:
 		return invalid("lost_grace", "is negative")
-	case o.Limits.Sessions < 0 || o.Limits.HoldsPerSession < 0 || o.Limits.WaitersPerSession < 0:
+	case min(o.Limits.Sessions, o.Limits.SessionsPerUID, o.Limits.HoldsPerSession, o.Limits.HoldsPerUID, o.Limits.WaitersPerSession) < 0:
 		return invalid("limits", "must not be negative")
 	}
-	if o.Namespace == "" {
+	switch {
+	case o.Namespace == "":
 		return nil
+	case strings.Contains(o.Namespace, "/"):
+		// "a/b" with "c" and "a" with "b/c" would be the same name in the store.
+		return invalid("namespace", "must not contain a slash: a slash ends it in the store")
 	}
 	if _, err := lock.ParseResource(o.Namespace + "/x"); err != nil {
 		return invalid("namespace", "must be valid UTF-8 without control characters, at most %d bytes", lock.MaxResourceBytes-2)
@@ -116,12 +121,4 @@ func (m *Manager) inStore(name string) (lock.Resource, error) {
 		return "", invalid("resource", "is %d bytes long with the namespace, at most %d are allowed", n, lock.MaxResourceBytes)
 	}
 	return lock.Resource(m.o.Namespace + "/" + name), nil
-}
-
-// toApp takes the namespace off again.
-func (m *Manager) toApp(r lock.Resource) string {
-	if m.o.Namespace == "" {
-		return string(r)
-	}
-	return string(r[len(m.o.Namespace)+1:])
 }

@@ -3,7 +3,6 @@ package session
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -18,198 +17,6 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// The operations of a store, as names for faults.
-const (
-	opOpen      = "open"
-	opAcquire   = "acquire"
-	opRelease   = "release"
-	opDowngrade = "downgrade"
-	opHeartbeat = "heartbeat"
-	opGet       = "get"
-	opList      = "list"
-	opClose     = "close"
-)
-
-// fault stands between a sidecar and the store: do asks the store.
-type fault func(ctx context.Context, do func(context.Context) error) error
-
-var errDown = fmt.Errorf("dial store: %w", lock.ErrUnavailable)
-
-// down: the store cannot be reached.
-func down(context.Context, func(context.Context) error) error { return errDown }
-
-// hang: the store does not answer.
-func hang(ctx context.Context, _ func(context.Context) error) error {
-	<-ctx.Done()
-	return fmt.Errorf("read reply: %w: %w", lock.ErrUnavailable, ctx.Err())
-}
-
-// mute: the store does it, and its answer is lost.
-func mute(ctx context.Context, do func(context.Context) error) error {
-	_ = do(ctx)
-	return fmt.Errorf("read reply: %w", lock.ErrUnavailable)
-}
-
-// leaseLost: the store says that the lease is over.
-func leaseLost(context.Context, func(context.Context) error) error {
-	return fmt.Errorf("ask store: %w", lock.ErrLeaseLost)
-}
-
-// once is f the first time, and nothing after that.
-func once(f fault) fault {
-	var used atomic.Bool
-	return func(ctx context.Context, do func(context.Context) error) error {
-		if used.Swap(true) {
-			return do(ctx)
-		}
-		return f(ctx, do)
-	}
-}
-
-// faulty is a way to a store on which things go wrong as the test says.
-type faulty struct {
-	lock.Backend
-	mu     sync.Mutex
-	faults map[string]fault
-	calls  map[string]int
-	last   *faultyLease
-	guard  *lock.Guard // that grants carry
-}
-
-// on sets the fault of some operations; nil: none.
-func (f *faulty) on(ft fault, ops ...string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, op := range ops {
-		f.faults[op] = ft
-	}
-}
-
-func (f *faulty) count(op string) int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.calls[op]
-}
-
-func (f *faulty) do(ctx context.Context, op string, do func(context.Context) error) error {
-	f.mu.Lock()
-	f.calls[op]++
-	ft := f.faults[op]
-	f.mu.Unlock()
-	if ft == nil {
-		return do(ctx)
-	}
-	return ft(ctx, do)
-}
-
-func (f *faulty) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease, error) {
-	var l lock.Lease
-	err := f.do(ctx, opOpen, func(ctx context.Context) (err error) {
-		l, err = f.Backend.OpenLease(ctx, o)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	fl := &faultyLease{Lease: l, f: f, extra: make(chan lock.Event), over: make(chan struct{})}
-	f.mu.Lock()
-	f.last = fl
-	f.mu.Unlock()
-	return fl, nil
-}
-
-func (f *faulty) Get(ctx context.Context, r lock.Resource) (st lock.Status, err error) {
-	err = f.do(ctx, opGet, func(ctx context.Context) (err error) {
-		st, err = f.Backend.Get(ctx, r)
-		return err
-	})
-	return st, err
-}
-
-func (f *faulty) List(ctx context.Context, prefix string, p lock.Page) (list []lock.Status, err error) {
-	err = f.do(ctx, opList, func(ctx context.Context) (err error) {
-		list, err = f.Backend.List(ctx, prefix, p)
-		return err
-	})
-	return list, err
-}
-
-// say makes the last lease of this way bring an event that the store has not sent.
-func (f *faulty) say(e lock.Event) {
-	f.mu.Lock()
-	l := f.last
-	f.mu.Unlock()
-	l.extra <- e
-}
-
-type faultyLease struct {
-	lock.Lease
-	f     *faulty
-	extra chan lock.Event
-	once  sync.Once
-	out   chan lock.Event
-	over  chan struct{}
-}
-
-func (l *faultyLease) Acquire(ctx context.Context, q lock.Request) (g lock.Grant, err error) {
-	err = l.f.do(ctx, opAcquire, func(ctx context.Context) (err error) {
-		g, err = l.Lease.Acquire(ctx, q)
-		return err
-	})
-	if err != nil {
-		return lock.Grant{}, err
-	}
-	l.f.mu.Lock()
-	defer l.f.mu.Unlock()
-	g.Guard = l.f.guard
-	return g, nil
-}
-
-func (l *faultyLease) Release(ctx context.Context, r lock.Resource, id lock.HoldID) error {
-	return l.f.do(ctx, opRelease, func(ctx context.Context) error { return l.Lease.Release(ctx, r, id) })
-}
-
-func (l *faultyLease) Downgrade(ctx context.Context, r lock.Resource, id lock.HoldID) error {
-	return l.f.do(ctx, opDowngrade, func(ctx context.Context) error { return l.Lease.Downgrade(ctx, r, id) })
-}
-
-func (l *faultyLease) Heartbeat(ctx context.Context) (news []lock.Event, err error) {
-	err = l.f.do(ctx, opHeartbeat, func(ctx context.Context) (err error) {
-		news, err = l.Lease.Heartbeat(ctx)
-		return err
-	})
-	return news, err
-}
-
-func (l *faultyLease) Events() <-chan lock.Event {
-	l.once.Do(func() {
-		l.out = make(chan lock.Event)
-		go func() {
-			defer close(l.out)
-			in := l.Lease.Events()
-			for {
-				select {
-				case e, ok := <-in:
-					if !ok {
-						return
-					}
-					l.out <- e
-				case e := <-l.extra:
-					l.out <- e
-				case <-l.over:
-					return
-				}
-			}
-		}()
-	})
-	return l.out
-}
-
-func (l *faultyLease) Close(ctx context.Context) error {
-	defer close(l.over)
-	return l.f.do(ctx, opClose, l.Lease.Close)
-}
 
 // env is a store and the sidecars on it, on a clock that can jump.
 type env struct {
@@ -260,7 +67,7 @@ func (e *env) sidecar(change ...func(*Options)) *sidecar {
 
 func (e *env) build(change ...func(*Options)) *sidecar {
 	e.t.Helper()
-	way := &faulty{Backend: e.store, faults: map[string]fault{}, calls: map[string]int{}}
+	way := &faulty{Backend: e.store, faults: map[string]fault{}, calls: map[string]int{}, busy: map[lock.HoldID]string{}}
 	obs := &observer{}
 	o := Options{
 		Backend:  way,
@@ -290,6 +97,9 @@ func (sc *sidecar) run() {
 	sc.t.Cleanup(func() {
 		if err := sc.stop(); err != nil {
 			sc.t.Errorf("Run = %v", err)
+		}
+		if sc.way.broken != "" {
+			sc.t.Error(sc.way.broken)
 		}
 	})
 }
@@ -373,13 +183,22 @@ func (p *pending) wait() (Grant, error) {
 	return p.grant, p.err
 }
 
-// lost takes the next event that is a Lost.
+// readers are the test's readers of events, one a session.
+var readers sync.Map
+
+// news gives the test's reader of a session's events, the same for each call.
+func news(s *Session) *Events {
+	r, _ := readers.LoadOrStore(s, s.Events())
+	return r.(*Events)
+}
+
+// lostEvent takes the next event that is a Lost.
 func lostEvent(t *testing.T, s *Session) Lost {
 	t.Helper()
 	for {
-		e, err := s.NextEvent(context.Background())
+		e, err := news(s).Next(context.Background())
 		if err != nil {
-			t.Fatalf("NextEvent = %v, want Lost", err)
+			t.Fatalf("Next = %v, want Lost", err)
 		}
 		if e.Lost != nil {
 			return *e.Lost
@@ -441,6 +260,12 @@ var (
 	exclusive = AcquireRequest{Resource: "r", Mode: lock.Exclusive, Wait: Forever}
 	shared    = AcquireRequest{Resource: "r", Mode: lock.Shared, Wait: Forever}
 )
+
+// again makes a request reentrant.
+func again(r AcquireRequest) AcquireRequest {
+	r.Reentrant = true
+	return r
+}
 
 // with changes a copy of a request.
 func with(r AcquireRequest, f func(*AcquireRequest)) AcquireRequest {

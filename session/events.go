@@ -4,108 +4,104 @@ import (
 	"context"
 
 	"github.com/locksidecar/locksidecar/heartbeat"
+	"github.com/locksidecar/locksidecar/session/ledger"
 )
 
-// mailbox holds the news that the app has not read. It cannot grow: lost holds
-// are bounded, and of everything else only the latest counts.
-type mailbox struct {
-	lost     []*hold
-	lease    bool
-	draining bool
-	bell     chan struct{} // has a value when there may be something
+// Events is one reader of a session's news. It costs nothing while nobody reads,
+// and may be dropped at any time: losses stay with the session, and of everything
+// else only the latest counts.
+type Events struct {
+	s        *Session
+	lost     uint64 // the last loss that was read
+	lease    uint64 // the last news of the lease
+	draining bool   // that the sidecar drains was read
 }
 
-func (b *mailbox) ring() {
-	select {
-	case b.bell <- struct{}{}:
-	default:
-	}
+// Events gives a new reader. It reads first every loss that is not acknowledged,
+// whether or not another reader has read it: a Release of the lock_id
+// acknowledges, and nothing else but the end of the session.
+func (s *Session) Events() *Events {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &Events{s: s, lease: s.told}
 }
 
-// NextEvent waits for news and takes them. All durations are counted from its
-// return, however long the news have waited to be read. At most one caller at a
-// time should ask.
+// Next waits for news. A loss may come again, with a shorter grace. One goroutine
+// at a time may call it.
 //
-//	ErrSessionClosed: the session has ended, and the last news were taken.
+//	ErrSessionClosed: the session has ended, and the last news were read.
 //	the cause of ctx: it has ended; no news are lost.
-func (s *Session) NextEvent(ctx context.Context) (Event, error) {
+func (r *Events) Next(ctx context.Context) (Event, error) {
+	s := r.s
 	for {
-		s.mu.Lock()
-		e, ok := s.take()
-		if !ok && s.state == closed {
-			s.mu.Unlock()
+		s.enter()
+		e, ok := r.read()
+		over := s.ledger.State() == ledger.Closed
+		if s.bell == nil {
+			s.bell = make(chan struct{})
+		}
+		bell := s.bell
+		s.exit()
+		switch {
+		case ok:
+			return e, nil
+		case over:
 			return Event{}, ErrSessionClosed
 		}
-		s.mu.Unlock()
-		if ok {
-			return e, nil
-		}
 		select {
-		case <-s.mail.bell:
-		case <-s.done:
+		case <-bell:
 		case <-ctx.Done():
 			return Event{}, context.Cause(ctx)
 		}
 	}
 }
 
-// take gives the most urgent news. s.mu is held.
-func (s *Session) take() (Event, bool) {
-	b := &s.mail
-	if len(b.lost) > 0 {
-		l := s.lostOf(b.lost[0])
-		b.lost[0] = nil
-		b.lost = b.lost[1:]
-		b.ring() // there may be more, and another reader
-		return Event{Lost: &l}, true
+// read gives the most urgent news. s.mu is held.
+func (r *Events) read() (Event, bool) {
+	s := r.s
+	if lost, seq, ok := s.ledger.Loss(r.lost); ok {
+		r.lost = seq
+		return Event{Lost: &lost}, true
 	}
-	if s.state == closed {
+	if s.ledger.State() == ledger.Closed {
 		return Event{}, false
 	}
-	if b.draining {
-		b.draining = false
+	if s.draining && !r.draining {
+		r.draining = true
 		return Event{Draining: &Draining{End: s.m.drainingUntil()}}, true
 	}
-	if b.lease {
-		b.lease = false
-		if n, ok := s.leaseNews(); ok {
-			return Event{Lease: &n}, true
-		}
+	if r.lease == s.told {
+		return Event{}, false
 	}
-	return Event{}, false
-}
-
-// leaseNews says how the lease does, for a session that holds something. When
-// the lease is lost there are no news of it: the losses are the news.
-func (s *Session) leaseNews() (LeaseNews, bool) {
-	g := s.m.lease.Load()
-	if g == nil || len(s.holds) == 0 || s.state != open {
-		return LeaseNews{}, false
+	r.lease = s.told
+	// When the lease is lost there are no news of it: the losses are the news.
+	if s.lease == nil || !s.ledger.Holds() {
+		return Event{}, false
 	}
-	left := g.keeper.ValidFor()
-	if s.ttl != nil {
-		left = min(left, s.ttl.Remaining())
-	}
-	return LeaseNews{Until: s.m.o.Clock() + left, Jeopardy: g.keeper.State() == heartbeat.Jeopardy}, left > 0
+	return Event{Lease: &LeaseNews{Until: s.ledger.Until(), Jeopardy: s.lease.keeper.State() == heartbeat.Jeopardy}}, true
 }
 
 // tellLease tells the app, if it holds something, how the lease does.
-func (s *Session) tellLease() {
+func tellLease(s *Session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tellLeaseLocked()
-}
-
-func (s *Session) tellLeaseLocked() {
-	if len(s.holds) > 0 {
-		s.mail.lease = true
-		s.mail.ring()
+	if s.ledger.Holds() {
+		s.told++
+		s.ring()
 	}
 }
 
-func (s *Session) tellDraining() {
+func tellDraining(s *Session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.mail.draining = true
-	s.mail.ring()
+	s.draining = true
+	s.ring()
+}
+
+// ring wakes all readers. s.mu is held.
+func (s *Session) ring() {
+	if s.bell != nil {
+		close(s.bell)
+		s.bell = nil
+	}
 }

@@ -7,8 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
-
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -29,7 +27,7 @@ type janitor struct {
 	ctx    context.Context // the life of the lease, not of a call
 	lease  lock.Lease
 	lost   func() // is told when the store says that the lease is lost
-	logger hclog.Logger
+	logger *logger
 	wg     sync.WaitGroup
 
 	mu      sync.Mutex
@@ -46,6 +44,7 @@ type chore struct {
 	resource lock.Resource
 	id       lock.HoldID
 	batch    *batch // optional
+	done     func() // optional: is called when it is finished
 }
 
 // batch is a number of chores that somebody waits for.
@@ -64,27 +63,27 @@ func newBatch(n int) *batch {
 }
 
 func (c chore) finish() {
+	if c.done != nil {
+		c.done()
+	}
 	if c.batch != nil && c.batch.left.Add(-1) == 0 {
 		close(c.batch.done)
 	}
 }
 
-func newJanitor(ctx context.Context, l lock.Lease, lost func(), logger hclog.Logger) *janitor {
+func newJanitor(ctx context.Context, l lock.Lease, lost func(), logger *logger) *janitor {
 	return &janitor{ctx: ctx, lease: l, lost: lost, logger: logger}
 }
 
-// add takes chores on and returns at once. The batch may be nil.
-func (j *janitor) add(b *batch, chores ...chore) {
-	for i := range chores {
-		chores[i].batch = b
-	}
+// add takes a chore on and returns at once.
+func (j *janitor) add(c chore) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.stopped {
-		finishAll(chores)
+		c.finish()
 		return
 	}
-	j.fresh = append(j.fresh, chores...)
+	j.fresh = append(j.fresh, c)
 	j.hire()
 }
 

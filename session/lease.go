@@ -9,6 +9,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/heartbeat"
 	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/ledger"
 )
 
 // closeTimeout bounds the farewell to the store.
@@ -26,12 +27,12 @@ type generation struct {
 	beatErr atomic.Pointer[error] // of the last heartbeat that failed
 
 	mu    sync.Mutex
-	holds map[lock.HoldID]*hold // and waiters: for whom the store's events are
+	holds map[lock.HoldID]*Session // and waiters: for whom the store's news are
 }
 
 // begin starts what keeps a lease that was just opened. ctx does not end it.
 func (m *Manager) begin(ctx context.Context, l lock.Lease, opened time.Duration) *generation {
-	g := &generation{lease: l, opened: opened, holds: make(map[lock.HoldID]*hold)}
+	g := &generation{lease: l, opened: opened, holds: make(map[lock.HoldID]*Session)}
 	ctx, g.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	g.keeper = heartbeat.New(heartbeat.Options{
 		TTL:   m.o.TTL,
@@ -51,7 +52,7 @@ func (m *Manager) begin(ctx context.Context, l lock.Lease, opened time.Duration)
 			m.o.Observer.Heartbeat(b)
 		},
 	})
-	g.janitor = newJanitor(ctx, l, g.keeper.Lose, m.o.Logger)
+	g.janitor = newJanitor(ctx, l, g.keeper.Lose, &m.log)
 	g.wg.Go(func() { _ = g.keeper.Run(ctx) }) // what it says is in keeper.Err, too
 	g.wg.Go(func() {
 		for e := range l.Events() { // until Close
@@ -87,10 +88,10 @@ func (g *generation) trouble() error {
 	return errors.New("no answer yet")
 }
 
-func (g *generation) add(h *hold) {
+func (g *generation) add(id lock.HoldID, s *Session) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.holds[h.id] = h
+	g.holds[id] = s
 }
 
 func (g *generation) drop(id lock.HoldID) {
@@ -99,19 +100,14 @@ func (g *generation) drop(id lock.HoldID) {
 	delete(g.holds, id)
 }
 
-// route brings an event of the store to the session that it is for.
+// route brings news of the store to the session that they are for.
 func (g *generation) route(e lock.Event) {
 	g.mu.Lock()
-	h := g.holds[e.ID]
+	s := g.holds[e.ID]
 	g.mu.Unlock()
-	if h != nil {
-		h.session.storeEvent(h, e)
+	if s != nil {
+		s.change(func(l *ledger.Ledger) { l.News(e) })
 	}
-}
-
-// clean gives back what the store may have for that id, in the background.
-func (g *generation) clean(res lock.Resource, id lock.HoldID) {
-	g.janitor.add(nil, chore{resource: res, id: id})
 }
 
 // end takes leave of the store and waits for everything that began with the

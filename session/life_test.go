@@ -81,8 +81,8 @@ func TestDeathOfTheProcess(t *testing.T) {
 			s := a.session(func(r *OpenRequest) {
 				r.Liveness, r.TTL, r.Peer.Gone = l, time.Hour, gone
 			})
-			must(t, s, exclusive)
-			must(t, s, exclusive) // counts do not keep it
+			must(t, s, again(exclusive))
+			must(t, s, again(exclusive)) // counts do not keep it
 			blocker := b.session()
 			must(t, blocker, with(exclusive, func(r *AcquireRequest) { r.Resource = "x" }))
 			wait := begin(s, with(exclusive, func(r *AcquireRequest) { r.Resource = "x" }))
@@ -97,10 +97,11 @@ func TestDeathOfTheProcess(t *testing.T) {
 				_, err := p.wait()
 				isErr(t, err, ErrSessionClosed)
 			}
+			synctest.Wait()
 			if _, n := e.holders("x"); n != 0 {
 				t.Errorf("%d waiters left", n)
 			}
-			_, err := s.NextEvent(t.Context())
+			_, err := news(s).Next(t.Context())
 			isErr(t, err, ErrSessionClosed)
 			_, err = s.Acquire(t.Context(), exclusive)
 			isErr(t, err, ErrSessionClosed)
@@ -122,8 +123,8 @@ func TestKeepAlive(t *testing.T) {
 		}
 		for range 10 {
 			time.Sleep(4 * time.Second)
-			if left, err := s.KeepAlive(); left != 5*time.Second || err != nil {
-				t.Fatalf("KeepAlive = %v, %v", left, err)
+			if end, err := s.KeepAlive(); left(e, end) != 5*time.Second || err != nil {
+				t.Fatalf("KeepAlive = %v, %v", end, err)
 			}
 		}
 		wait := begin(s, with(exclusive, func(r *AcquireRequest) { r.Resource = "x" }))
@@ -148,7 +149,7 @@ func TestKeepAlive(t *testing.T) {
 		if _, err := next.wait(); err != nil || e.now() != began+7*time.Second {
 			t.Errorf("the next one: %v at %v", err, e.now())
 		}
-		_, err = s.NextEvent(t.Context())
+		_, err = news(s).Next(t.Context())
 		isErr(t, err, ErrSessionClosed)
 	})
 }
@@ -159,7 +160,7 @@ func TestReleaseEndsTheGraceOfAnExpiredSession(t *testing.T) {
 		s := sc.session(ttlSession)
 		g := must(t, s, exclusive)
 		lostEvent(t, s)
-		_, err := s.Release(t.Context(), g.LockID)
+		_, err := s.Release(t.Context(), g.LockID, "")
 		isLost(t, err, SessionExpired)
 		synctest.Wait()
 		e.free()
@@ -200,7 +201,7 @@ func TestExpiredSessionAfterAStop(t *testing.T) {
 		e.jump.Store(int64(6 * time.Second))
 		_, err := s.KeepAlive()
 		isErr(t, err, ErrSessionClosed)
-		_, err = s.Release(t.Context(), g.LockID)
+		_, err = s.Release(t.Context(), g.LockID, "")
 		isLost(t, err, SessionExpired)
 	})
 }
@@ -210,7 +211,7 @@ func TestLeaseNews(t *testing.T) {
 		sc := e.sidecar()
 		idle, s := sc.session(), sc.session(func(r *OpenRequest) { r.TTL = 6 * time.Second })
 		must(t, s, exclusive)
-		ev, err := s.NextEvent(t.Context())
+		ev, err := news(s).Next(t.Context())
 		// Valid as long as the lease and the session are.
 		if err != nil || ev.Lease == nil || ev.Lease.Jeopardy || left(e, ev.Lease.Until) != 6*time.Second-sc.o.TTL/3 {
 			t.Errorf("event %+v, %v", ev, err)
@@ -218,7 +219,7 @@ func TestLeaseNews(t *testing.T) {
 		if _, err := s.KeepAlive(); err != nil {
 			t.Error(err)
 		}
-		if ev, err := s.NextEvent(t.Context()); err != nil || ev.Lease == nil || left(e, ev.Lease.Until) != 6*time.Second {
+		if ev, err := news(s).Next(t.Context()); err != nil || ev.Lease == nil || left(e, ev.Lease.Until) != 6*time.Second {
 			t.Errorf("event after a keep-alive %+v, %v", ev, err)
 		}
 		// Old news are not kept: what is read late is one, and of now.
@@ -226,17 +227,17 @@ func TestLeaseNews(t *testing.T) {
 			time.Sleep(4 * time.Second)
 			_, _ = s.KeepAlive()
 		}
-		if ev, err := s.NextEvent(t.Context()); err != nil || ev.Lease == nil || left(e, ev.Lease.Until) > 6*time.Second {
+		if ev, err := news(s).Next(t.Context()); err != nil || ev.Lease == nil || left(e, ev.Lease.Until) > 6*time.Second {
 			t.Errorf("event %+v, %v", ev, err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		if ev, err := s.NextEvent(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		if ev, err := news(s).Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("event %+v, %v, want none", ev, err)
 		}
 		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if ev, err := idle.NextEvent(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		if ev, err := news(idle).Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("event for a session without holds: %+v, %v", ev, err)
 		}
 	})
@@ -251,7 +252,7 @@ func TestDrain(t *testing.T) {
 		defer cancel()
 		done := make(chan error, 1)
 		go func() { done <- sc.Drain(ctx) }()
-		ev, err := s.NextEvent(t.Context())
+		ev, err := news(s).Next(t.Context())
 		if err != nil || ev.Draining == nil || time.Until(ev.Draining.End) != 30*time.Second {
 			t.Errorf("event %+v, %v", ev, err)
 		}
@@ -263,7 +264,7 @@ func TestDrain(t *testing.T) {
 		if i := sc.Info(); !i.Draining || i.Ready || i.NotReadyBecause == "" {
 			t.Errorf("Info = %+v", i)
 		}
-		if _, err := s.Release(t.Context(), g.LockID); err != nil {
+		if _, err := s.Release(t.Context(), g.LockID, ""); err != nil {
 			t.Error(err)
 		}
 		select {
@@ -303,7 +304,7 @@ func TestStop(t *testing.T) {
 		if l := lostEvent(t, quick); l.Reason != Stopping || left(e, l.GraceEnd) != 2*time.Second {
 			t.Errorf("lost %+v", l)
 		}
-		_, err := quick.Release(t.Context(), g.LockID)
+		_, err := quick.Release(t.Context(), g.LockID, "")
 		isLost(t, err, Stopping)
 		if _, err := next.wait(); err != nil || e.now() != 0 {
 			t.Errorf("the next one: %v at %v, want at once", err, e.now())
@@ -323,7 +324,7 @@ func TestStop(t *testing.T) {
 		if l := lostEvent(t, slow); l.Reason != Stopping || left(e, l.GraceEnd) != 0 {
 			t.Errorf("lost %+v", l)
 		}
-		_, err = slow.NextEvent(t.Context())
+		_, err = news(slow).Next(t.Context())
 		isErr(t, err, ErrSessionClosed)
 		_, err = a.Open(t.Context(), OpenRequest{Liveness: Stream})
 		isErr(t, err, ErrDraining)
@@ -406,6 +407,7 @@ func TestOptionsAreChecked(t *testing.T) {
 			"no backend":    {},
 			"short ttl":     {Backend: e.store, TTL: time.Millisecond},
 			"bad namespace": {Backend: e.store, Namespace: "a\nb"},
+			"two in one":    {Backend: e.store, Namespace: "a/b"}, // with "c" it would be "a" with "b/c"
 			"bad limit":     {Backend: e.store, Limits: Limits{Sessions: -1}},
 			"bad grace":     {Backend: e.store, LostGrace: -1},
 		} {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/ledger"
 )
 
 // TestLeaseExpires: the store is silent. The app is told before others get in.
@@ -23,7 +24,7 @@ func TestLeaseExpires(t *testing.T) {
 
 				var last LeaseNews
 				for {
-					ev, err := s.NextEvent(t.Context())
+					ev, err := news(s).Next(t.Context())
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -43,7 +44,7 @@ func TestLeaseExpires(t *testing.T) {
 				if e.now() != 9*time.Second || next.over() {
 					t.Errorf("told at %v, the next one is in: %v", e.now(), next.over())
 				}
-				_, err := s.Release(t.Context(), g.LockID)
+				_, err := s.Release(t.Context(), g.LockID, "")
 				isLost(t, err, LeaseExpired)
 				if a.Ready() == nil || a.Info().LeaseValidFor != 0 {
 					t.Errorf("Ready = %v, Info = %+v", a.Ready(), a.Info())
@@ -96,7 +97,7 @@ func TestReleaseEndsTheGraceOfAnExpiredLease(t *testing.T) {
 		next := begin(b.session(), exclusive)
 		a.way.on(mute, opHeartbeat)
 		lostEvent(t, s)
-		_, err := s.Release(t.Context(), g.LockID)
+		_, err := s.Release(t.Context(), g.LockID, "")
 		isLost(t, err, LeaseExpired)
 		if _, err := next.wait(); err != nil || e.now() != 9*time.Second {
 			t.Errorf("the next one: %v at %v, want at once", err, e.now())
@@ -116,7 +117,7 @@ func TestStoreEndsTheLease(t *testing.T) {
 		opHeartbeat: func(*testing.T, *sidecar, *Session) {},
 		opRelease: func(t *testing.T, sc *sidecar, s *Session) {
 			g := must(t, s, with(exclusive, func(r *AcquireRequest) { r.Resource = "x" }))
-			_, err := s.Release(t.Context(), g.LockID)
+			_, err := s.Release(t.Context(), g.LockID, "")
 			isLost(t, err, LeaseLost)
 		},
 		opAcquire: func(t *testing.T, sc *sidecar, s *Session) {
@@ -148,7 +149,7 @@ func TestStoreEndsTheLease(t *testing.T) {
 						break
 					}
 				}
-				_, err := s.Release(t.Context(), g.LockID)
+				_, err := s.Release(t.Context(), g.LockID, "")
 				isLost(t, err, LeaseLost)
 				g2 := must(t, s, exclusive)
 				if g2.LockID == g.LockID || sc.Info().LeaseID == first {
@@ -190,7 +191,7 @@ func TestWaitersGoOverToTheNextLease(t *testing.T) {
 		if holders, waiters := e.holders("r"); p.over() || holders != 1 || waiters != 1 {
 			t.Fatalf("over %v, %d holders, %d waiters", p.over(), holders, waiters)
 		}
-		if _, err := sb.Release(t.Context(), g.LockID); err != nil {
+		if _, err := sb.Release(t.Context(), g.LockID, ""); err != nil {
 			t.Fatal(err)
 		}
 		if g, err := p.wait(); err != nil || left(e, g.Until) <= 0 {
@@ -241,7 +242,7 @@ func TestLateGrantIsNotHandedOut(t *testing.T) {
 func TestAfterAStop(t *testing.T) {
 	cases := map[string]func(t *testing.T, s *Session, g Grant){
 		"release": func(t *testing.T, s *Session, g Grant) {
-			_, err := s.Release(t.Context(), g.LockID)
+			_, err := s.Release(t.Context(), g.LockID, "")
 			isLost(t, err, LeaseExpired)
 		},
 		"downgrade": func(t *testing.T, s *Session, g Grant) {
@@ -249,18 +250,17 @@ func TestAfterAStop(t *testing.T) {
 			isLost(t, err, LeaseExpired)
 		},
 		"acquire again": func(t *testing.T, s *Session, g Grant) {
-			if again := must(t, s, exclusive); again.LockID == g.LockID || again.Count != 1 {
-				t.Errorf("confirmed %+v", again)
+			if next := must(t, s, again(exclusive)); next.LockID == g.LockID || next.Count != 1 {
+				t.Errorf("confirmed %+v", next)
 			}
 		},
 		"the same request": func(t *testing.T, s *Session, g Grant) {
-			r := with(exclusive, func(r *AcquireRequest) { r.RequestID = "1" })
-			if again := must(t, s, r); again.LockID == g.LockID {
-				t.Errorf("confirmed %+v", again)
+			if next := must(t, s, again(request("1"))); next.LockID == g.LockID {
+				t.Errorf("confirmed %+v", next)
 			}
 		},
 		"events": func(t *testing.T, s *Session, g Grant) {
-			ev, err := s.NextEvent(t.Context())
+			ev, err := news(s).Next(t.Context())
 			if err != nil || ev.Lost == nil || ev.Lost.LockID != g.LockID || ev.Lost.GraceEnd != 0 {
 				t.Errorf("event %+v, %v, want lost without grace", ev, err)
 			}
@@ -271,7 +271,7 @@ func TestAfterAStop(t *testing.T) {
 			bubble(t, func(t *testing.T, e *env) {
 				sc := e.sidecar()
 				s := sc.session()
-				g := must(t, s, with(exclusive, func(r *AcquireRequest) { r.RequestID = "1" }))
+				g := must(t, s, again(request("1")))
 				e.jump.Store(int64(time.Minute))
 				use(t, s, g)
 			})
@@ -300,7 +300,7 @@ func TestForcedRelease(t *testing.T) {
 		if next.over() {
 			t.Error("the next one is in before the grace is over")
 		}
-		_, err := s.Release(t.Context(), g.LockID) // the app has stopped its work
+		_, err := s.Release(t.Context(), g.LockID, "") // the app has stopped its work
 		isLost(t, err, Forced)
 		if _, err := next.wait(); err != nil || e.now() != time.Second {
 			t.Errorf("the next one: %v at %v", err, e.now())
@@ -334,7 +334,7 @@ func TestForcedOutOfTheQueue(t *testing.T) {
 		sc := e.sidecar()
 		must(t, sc.session(), exclusive)
 		s := sc.session()
-		leader, follower := begin(s, exclusive), begin(s, exclusive)
+		leader, follower := begin(s, again(exclusive)), begin(s, again(exclusive))
 		st, err := sc.Get(t.Context(), "r")
 		if err != nil || len(st.Waiters) != 1 {
 			t.Fatalf("Get = %+v, %v", st, err)
@@ -398,7 +398,7 @@ func TestMaxHold(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		sc := e.sidecar()
 		s, other := sc.session(), sc.session()
-		limited := with(exclusive, func(r *AcquireRequest) { r.MaxHold = 4 * time.Second })
+		limited := with(again(exclusive), func(r *AcquireRequest) { r.MaxHold = 4 * time.Second })
 		g := must(t, s, limited)
 		if left(e, g.Until) != 4*time.Second {
 			t.Errorf("grant %+v", g)
@@ -410,12 +410,12 @@ func TestMaxHold(t *testing.T) {
 		if _, err := next.wait(); err != nil || e.now() != 6*time.Second {
 			t.Errorf("the next one: %v at %v, want after the grace", err, e.now())
 		}
-		_, err := s.Release(t.Context(), g.LockID)
+		_, err := s.Release(t.Context(), g.LockID, "")
 		isLost(t, err, MaxHold)
 		if holders, _ := e.holders("r"); holders != 1 {
 			t.Error("a late release freed another's lock")
 		}
-		if _, err := other.Release(t.Context(), next.grant.LockID); err != nil {
+		if _, err := other.Release(t.Context(), next.grant.LockID, ""); err != nil {
 			t.Error(err)
 		}
 
@@ -429,12 +429,12 @@ func TestMaxHold(t *testing.T) {
 		if l := lostEvent(t, s); l.LockID != g.LockID || e.now() != began+time.Second {
 			t.Errorf("lost %+v at %v", l, e.now())
 		}
-		_, err = s.Release(t.Context(), g.LockID)
+		_, err = s.Release(t.Context(), g.LockID, "")
 		isLost(t, err, MaxHold)
 		synctest.Wait()
 		e.free() // the release has ended the grace
 		g = must(t, s, limited)
-		if _, err := s.Release(t.Context(), g.LockID); err != nil {
+		if _, err := s.Release(t.Context(), g.LockID, ""); err != nil {
 			t.Error(err)
 		}
 		time.Sleep(time.Minute)
@@ -461,7 +461,7 @@ func TestLostIsRememberedForAWhile(t *testing.T) {
 		sc := e.sidecar()
 		s := sc.session()
 		var ids []lock.HoldID
-		for range maxRemembered + 1 {
+		for range ledger.MaxAcknowledged + 1 {
 			g := must(t, s, exclusive)
 			ids = append(ids, g.LockID)
 			if _, err := sc.ForceRelease(t.Context(), "r", g.LockID, 0); err != nil {
@@ -469,11 +469,15 @@ func TestLostIsRememberedForAWhile(t *testing.T) {
 			}
 			synctest.Wait()
 		}
-		_, err := s.Release(t.Context(), ids[0])
-		isErr(t, err, lock.ErrNotHolder)
-		for _, id := range ids[1:] {
-			_, err := s.Release(t.Context(), id)
-			isLost(t, err, Forced)
+		for range 2 { // the first acknowledges
+			for _, id := range ids[1:] {
+				_, err := s.Release(t.Context(), id, "")
+				isLost(t, err, Forced)
+			}
 		}
+		_, err := s.Release(t.Context(), ids[0], "") // kept until it is acknowledged
+		isLost(t, err, Forced)
+		_, err = s.Release(t.Context(), ids[1], "") // and then only with the latest
+		isErr(t, err, lock.ErrNotHolder)
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/locksidecar/locksidecar/heartbeat"
+	"github.com/locksidecar/locksidecar/internal/workers"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -22,7 +23,7 @@ type Options struct {
 	Sidecar   string        // name of the sidecar for people
 	Limits    Limits
 	LostGrace time.Duration // how long an app may take to stop its work when the sidecar ends its hold; default 2s
-	Logger    hclog.Logger  // default: none
+	Logger    hclog.Logger  // default: none; may block: what it does not take in time is dropped
 	Observer  Observer      // default: none
 	Clock     lock.Clock    // default lock.BootTime
 }
@@ -30,7 +31,9 @@ type Options struct {
 // Limits bound what apps may take. Zero fields get their default.
 type Limits struct {
 	Sessions          int // default 10000
-	HoldsPerSession   int // holds and requests for holds; default 10000
+	SessionsPerUID    int // default 5000
+	HoldsPerSession   int // holds, requests for holds, and losses that are not acknowledged; default 10000
+	HoldsPerUID       int // the same, of all sessions of one user; default 20000
 	WaitersPerSession int // Acquire calls at the same time; default 1000
 }
 
@@ -39,7 +42,9 @@ const (
 	DefaultTTL               = 10 * time.Second
 	DefaultLostGrace         = 2 * time.Second
 	DefaultSessions          = 10_000
+	DefaultSessionsPerUID    = 5_000
 	DefaultHoldsPerSession   = 10_000
+	DefaultHoldsPerUID       = 20_000
 	DefaultWaitersPerSession = 1_000
 )
 
@@ -65,11 +70,13 @@ type Info struct {
 // methods may be called at the same time by many goroutines.
 type Manager struct {
 	o       Options
+	log     logger
 	started time.Duration
 	lease   atomic.Pointer[generation] // nil: none at the moment
 	holds   atomic.Int64
 	waiters atomic.Int64
 	idle    chan struct{}  // gets a value when holds falls to 0
+	workers *workers.Pool  // ask the store
 	wg      sync.WaitGroup // what Run waits for
 	looks   looks          // of watches
 
@@ -77,6 +84,7 @@ type Manager struct {
 	changed  chan struct{} // closed when lease changes, and made anew
 	openErr  error         // why there is no lease, as far as is known
 	sessions map[ID]*Session
+	users    map[uint32]*user // that have sessions
 	draining bool
 	drainEnd time.Time // zero: unknown
 	stopped  bool
@@ -88,7 +96,9 @@ func New(o Options) (*Manager, error) {
 	setDefault(&o.TTL, DefaultTTL)
 	setDefault(&o.LostGrace, DefaultLostGrace)
 	setDefault(&o.Limits.Sessions, DefaultSessions)
+	setDefault(&o.Limits.SessionsPerUID, DefaultSessionsPerUID)
 	setDefault(&o.Limits.HoldsPerSession, DefaultHoldsPerSession)
+	setDefault(&o.Limits.HoldsPerUID, DefaultHoldsPerUID)
 	setDefault(&o.Limits.WaitersPerSession, DefaultWaitersPerSession)
 	if o.Logger == nil {
 		o.Logger = hclog.NewNullLogger()
@@ -104,11 +114,14 @@ func New(o Options) (*Manager, error) {
 	}
 	return &Manager{
 		o:        o,
+		log:      logger{out: o.Logger},
 		started:  o.Clock(),
 		idle:     make(chan struct{}, 1),
+		workers:  workers.New(),
 		changed:  make(chan struct{}),
 		openErr:  errors.New("the lease is not open yet"),
 		sessions: make(map[ID]*Session),
+		users:    make(map[uint32]*user),
 	}, nil
 }
 
@@ -121,7 +134,7 @@ func setDefault[T int | time.Duration](v *T, d T) {
 // Open opens an app session. It does not need the store.
 //
 //	ErrDraining: the sidecar stops.
-//	*LimitError: there are too many sessions.
+//	*LimitError: there are too many sessions, or too many of that user.
 //	*lock.InvalidError: a field is refused.
 func (m *Manager) Open(ctx context.Context, r OpenRequest) (*Session, error) {
 	if err := checkOpen(r); err != nil {
@@ -133,14 +146,22 @@ func (m *Manager) Open(ctx context.Context, r OpenRequest) (*Session, error) {
 	s := newSession(m, r)
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	u := m.users[r.Peer.UID]
 	switch {
 	case m.draining || m.stopped:
 		return nil, ErrDraining
 	case len(m.sessions) >= m.o.Limits.Sessions:
 		return nil, &LimitError{Limit: "sessions", Max: m.o.Limits.Sessions}
+	case u == nil:
+		u = &user{}
+		m.users[r.Peer.UID] = u
+	case u.sessions >= m.o.Limits.SessionsPerUID:
+		return nil, &LimitError{Limit: "sessions per uid", Max: m.o.Limits.SessionsPerUID}
 	}
+	u.sessions++
+	s.user = u
 	m.sessions[s.id] = s
-	s.start(r)
+	watch(s, r)
 	return s, nil
 }
 
@@ -160,6 +181,9 @@ func (m *Manager) remove(s *Session) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.sessions, s.id)
+	if s.user.sessions--; s.user.sessions == 0 {
+		delete(m.users, s.owner.UID)
+	}
 }
 
 // all returns the sessions of this moment.
@@ -171,13 +195,6 @@ func (m *Manager) all() []*Session {
 		list = append(list, s)
 	}
 	return list
-}
-
-// uncountHold is for each hold that ends in the store.
-func (m *Manager) uncountHold() {
-	if m.holds.Add(-1) == 0 {
-		m.signalIdle()
-	}
 }
 
 func (m *Manager) signalIdle() {
@@ -210,7 +227,7 @@ func (m *Manager) Drain(ctx context.Context) error {
 	m.draining, m.drainEnd = true, end
 	m.mu.Unlock()
 	for _, s := range m.all() {
-		s.tellDraining()
+		tellDraining(s)
 	}
 	if err := m.awaitIdle(ctx); err != nil {
 		return fmt.Errorf("drain sessions: %w", err)
@@ -235,7 +252,7 @@ func (m *Manager) Ready() error {
 	}
 	g := m.lease.Load()
 	if g == nil {
-		return noLease(m.openErr)
+		return noLeaseYet(m.openErr)
 	}
 	switch g.keeper.State() {
 	case heartbeat.Alive:
@@ -243,12 +260,21 @@ func (m *Manager) Ready() error {
 	case heartbeat.Jeopardy:
 		return fmt.Errorf("%w: it does not answer to the heartbeat", lock.ErrUnavailable)
 	default:
-		return noLease(g.keeper.Err())
+		return noLeaseYet(g.keeper.Err())
 	}
 }
 
 // noLease is ErrUnavailable, for the time between two leases.
-func noLease(why error) error {
+func (m *Manager) noLease() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.openErr != nil {
+		return noLeaseYet(m.openErr)
+	}
+	return noLeaseYet(errors.New("it was opened just now"))
+}
+
+func noLeaseYet(why error) error {
 	return fmt.Errorf("no lease: %w: %w", lock.ErrUnavailable, why)
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/ledger"
 )
 
 // answerLimit bounds how long an app waits for the store's answer to a release
@@ -18,96 +19,113 @@ const answerLimit = 2 * time.Second
 // the store does not answer for two seconds it returns as well, for the app has
 // let go: the release goes on in the background. It does not end with ctx.
 //
+// A second Release with the same requestID gets the answer of the first and takes
+// off nothing; the last 256 ids of a session are remembered. It may be empty.
+//
+// Release of a hold that was lost acknowledges the loss, which is not told any
+// more. It is answered with the loss again as long as that is one of the last 256
+// of the session.
+//
 //	*LostError: the hold was lost before. When its grace was not over, it is now.
 //	lock.ErrNotHolder: the session has no such hold (any more).
 //	ErrSessionClosed: the session has ended, and with it the hold.
-func (s *Session) Release(ctx context.Context, id lock.HoldID) (int, error) {
-	s.mu.Lock()
-	h, err := s.find(id)
-	if err != nil {
-		if lost := s.lost[id]; lost != nil {
-			s.settle(lost) // the app knows, and has stopped its work
-		}
-		s.mu.Unlock()
+//	*lock.InvalidError: requestID is refused, or is that of a release of another hold.
+func (s *Session) Release(ctx context.Context, id lock.HoldID, requestID string) (int, error) {
+	if err := checkLabel("request_id", requestID); err != nil {
 		return 0, err
 	}
-	left := h.count - 1
-	if n := len(h.claims); n > left && left > 0 {
-		s.unclaim(h.claims[n-1])
-	}
-	return left, s.takeOff(ctx, h)
+	s.enter()
+	r := s.ledger.Release(id, requestID)
+	return s.finish(ctx, &r)
 }
 
-// takeOff takes one count off a hold that lives, and releases it with the last.
-// s.mu is held, and not any more when it returns.
-func (s *Session) takeOff(ctx context.Context, h *hold) error {
-	if h.count > 1 {
-		h.count--
-		s.mu.Unlock()
-		return nil
+// Cancel gives up an Acquire by the id of its request, wherever it is: a call
+// that waits ends, a grant is given back, and a call that comes only now, because
+// this one has overtaken it, is refused. Afterwards nothing of the request is
+// held, and its id is used up. Cancel does not end with ctx. An id that nothing
+// is known of is no error.
+//
+//	ErrSessionClosed: the session has ended, and with it the hold.
+//	*lock.InvalidError: the id is refused.
+func (s *Session) Cancel(ctx context.Context, requestID string) error {
+	if requestID == "" {
+		return invalid("request_id", "must not be empty")
 	}
-	s.forget(h)
-	h.state = over
-	s.mu.Unlock()
-	defer s.m.uncountHold()
-	return s.release(ctx, h)
+	if err := checkLabel("request_id", requestID); err != nil {
+		return err
+	}
+	var r ledger.Release
+	s.enter()
+	err := s.ledger.Check()
+	if err == nil {
+		r = s.ledger.Cancel(requestID)
+	}
+	if _, lost := s.finish(ctx, &r); lost != nil && !errors.Is(lost, ErrLost) { // of a loss nobody cares any more
+		return lost
+	}
+	return err
 }
 
-// find returns a hold that lives, or says what became of it. s.mu is held.
-func (s *Session) find(id lock.HoldID) (*hold, error) {
-	h := s.holds[id]
-	if h != nil && s.valid(h) > 0 {
-		return h, nil
+// finish does what a release still needs from the store. s.mu is held, and not
+// any more when it returns.
+func (s *Session) finish(ctx context.Context, r *ledger.Release) (int, error) {
+	if r.Hold == nil {
+		s.exit()
 	}
-	if lost := s.lost[id]; lost != nil {
-		return nil, &LostError{s.lostOf(lost)}
+	switch {
+	case r.Hold != nil:
+		ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
+		s.ledger.Releasing(r.Hold, stop)
+		s.exit()
+		lost := release(ctx, s, r.Hold)
+		stop()
+		s.mu.Lock()
+		err := s.ledger.Released(r.Hold, lost)
+		s.exit()
+		return 0, err
+	case r.Wait != nil:
+		t := time.NewTimer(answerLimit)
+		defer t.Stop()
+		select {
+		case <-r.Wait:
+			return r.Reply()
+		case <-t.C:
+			return 0, nil
+		}
+	default:
+		return r.Left, r.Err
 	}
-	if s.state == closed {
-		return nil, ErrSessionClosed
-	}
-	return nil, lock.ErrNotHolder
 }
 
-// release asks the store, and leaves it to the janitor when it does not answer.
-// The hold is no longer in the session.
-func (s *Session) release(ctx context.Context, h *hold) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerLimit)
-	defer cancel()
+// release asks the store until ctx ends, which the ledger sees to, and says what
+// Released is to be told.
+func release(ctx context.Context, s *Session, h *ledger.Hold) LostReason {
+	g := h.Lease().(*generation)
 	for tries := 0; ; tries++ {
-		err := h.lease.lease.Release(ctx, h.key.resource, h.id)
+		err := g.lease.Release(ctx, h.Resource(), h.ID())
+		var lost LostReason
 		switch {
 		case err == nil:
-			return nil
+			return 0
 		case errors.Is(err, lock.ErrNotHolder):
-			if tries > 0 { // the request before, whose outcome was unknown, did it
-				return nil
-			}
-			return s.lostAtRelease(h, StoreLost)
+			lost = StoreLost
 		case errors.Is(err, lock.ErrLeaseLost):
-			h.lease.keeper.Lose()
-			if tries > 0 {
-				return nil
-			}
-			return s.lostAtRelease(h, h.lease.reason())
+			g.keeper.Lose()
+			lost = g.reason()
 		}
-		if h.lease.lost() || !pause(ctx, backoff(tries, minPause, maxPause)) {
-			h.lease.clean(h.key.resource, h.id)
-			s.m.o.Logger.Warn("release lock: the store does not answer, going on in the background",
-				keySession, s.id, keyResource, h.key.resource, keyLockID, h.id, keyError, err)
-			return nil
+		switch {
+		case lost != 0 && tries > 0: // the request before, whose outcome was unknown, did it
+			return 0
+		case lost != 0: // there is no event: the answer says it
+			s.m.o.Observer.HoldLost(lost)
+			return lost
+		}
+		if g.lost() || !pause(ctx, backoff(tries, minPause, maxPause)) {
+			s.m.log.Warn("release lock: the store does not answer, going on in the background",
+				keySession, s.id, keyResource, h.Resource(), keyLockID, h.ID(), keyError, err)
+			return ledger.Unknown
 		}
 	}
-}
-
-// lostAtRelease is for a hold that the store did not know when the app released
-// it. There is no event: the answer says it.
-func (s *Session) lostAtRelease(h *hold, reason LostReason) error {
-	s.m.o.Observer.HoldLost(reason)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	h.reason = reason
-	s.remember(h)
-	return &LostError{s.lostOf(h)}
 }
 
 // Downgrade turns an exclusive hold into a shared one without letting go; its
@@ -118,43 +136,40 @@ func (s *Session) lostAtRelease(h *hold, reason LostReason) error {
 //	  Downgrade asks again.
 //	*LostError, lock.ErrNotHolder, ErrSessionClosed: as for Release.
 func (s *Session) Downgrade(ctx context.Context, id lock.HoldID) (Grant, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	h, err := s.find(id)
-	if err != nil {
-		return Grant{}, err
-	}
-	if h.mode == lock.Exclusive {
-		h.mode, h.unsure = lock.Shared, true
-	}
-	if h.unsure {
-		lease, res := h.lease, h.key.resource
-		s.mu.Unlock()
-		err = lease.downgrade(ctx, res, id)
-		s.mu.Lock()
+	ctx, cancel := context.WithTimeout(ctx, answerLimit)
+	defer cancel()
+	for {
+		s.enter()
+		d := s.ledger.Downgrade(id)
+		s.exit()
 		switch {
-		case errors.Is(err, lock.ErrNotHolder):
-			if h.state == held {
-				s.lose(h, StoreLost, 0)
+		case d.Wait != nil:
+			select {
+			case <-d.Wait:
+				continue
+			case <-ctx.Done():
+				return Grant{}, fmt.Errorf("downgrade lock: %w: %w", lock.ErrUnavailable, ctx.Err())
 			}
-		case errors.Is(err, lock.ErrLeaseLost):
-			lease.keeper.Lose()
-		case err != nil:
-			return Grant{}, fmt.Errorf("downgrade lock: %w", err)
-		default:
-			h.unsure = false
+		case d.Hold == nil:
+			return d.Grant, d.Err
 		}
+		lease := d.Hold.Lease().(*generation)
+		unknown := lease.downgrade(ctx, d.Hold.Resource(), id)
+		missing := errors.Is(unknown, lock.ErrNotHolder)
+		if errors.Is(unknown, lock.ErrLeaseLost) {
+			lease.keeper.Lose()
+		}
+		s.enter()
+		g, err := s.ledger.Downgraded(d.Hold, unknown == nil, missing)
+		s.exit()
+		if err == nil && unknown != nil {
+			return Grant{}, fmt.Errorf("downgrade lock: %w", unknown)
+		}
+		return g, err
 	}
-	// Released or lost meanwhile?
-	if h, err = s.find(id); err != nil {
-		return Grant{}, err
-	}
-	return s.grantOf(h, s.valid(h)), nil
 }
 
 func (g *generation) downgrade(ctx context.Context, res lock.Resource, id lock.HoldID) error {
-	ctx, cancel := context.WithTimeout(ctx, answerLimit)
-	defer cancel()
 	for tries := 0; ; tries++ {
 		err := g.lease.Downgrade(ctx, res, id)
 		if err == nil || !errors.Is(err, lock.ErrUnavailable) || !pause(ctx, backoff(tries, minPause, maxPause)) {

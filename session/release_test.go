@@ -15,24 +15,24 @@ func TestReleaseOfWhatIsNotThere(t *testing.T) {
 		sc := e.sidecar()
 		s, other := sc.session(), sc.session()
 		g := must(t, s, exclusive)
-		_, err := s.Release(t.Context(), "no such id")
+		_, err := s.Release(t.Context(), "no such id", "")
 		isErr(t, err, lock.ErrNotHolder)
-		_, err = other.Release(t.Context(), g.LockID)
+		_, err = other.Release(t.Context(), g.LockID, "")
 		isErr(t, err, lock.ErrNotHolder)
 		if n, _ := e.holders("r"); n != 1 {
 			t.Error("a foreign release freed the lock")
 		}
-		if _, err := s.Release(t.Context(), g.LockID); err != nil {
+		if _, err := s.Release(t.Context(), g.LockID, ""); err != nil {
 			t.Error(err)
 		}
 		must(t, other, exclusive)
-		_, err = s.Release(t.Context(), g.LockID)
+		_, err = s.Release(t.Context(), g.LockID, "")
 		isErr(t, err, lock.ErrNotHolder)
 		if n, _ := e.holders("r"); n != 1 {
 			t.Error("a second release freed another's lock")
 		}
 		s.Close()
-		_, err = s.Release(t.Context(), g.LockID)
+		_, err = s.Release(t.Context(), g.LockID, "")
 		isErr(t, err, ErrSessionClosed)
 	})
 }
@@ -43,7 +43,7 @@ func TestReleaseWithALostAnswer(t *testing.T) {
 		s := sc.session()
 		g := must(t, s, exclusive)
 		sc.way.on(once(mute), opRelease)
-		if left, err := s.Release(t.Context(), g.LockID); left != 0 || err != nil {
+		if left, err := s.Release(t.Context(), g.LockID, ""); left != 0 || err != nil {
 			t.Errorf("Release = %d, %v", left, err)
 		}
 		e.free()
@@ -63,7 +63,7 @@ func TestReleaseDoesNotEndWithItsCaller(t *testing.T) {
 		}, opRelease)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := s.Release(ctx, g.LockID); err != nil {
+		if _, err := s.Release(ctx, g.LockID, ""); err != nil {
 			t.Error(err)
 		}
 		e.free()
@@ -79,7 +79,7 @@ func TestReleaseWhileTheStoreIsAway(t *testing.T) {
 				g := must(t, s, exclusive)
 				sc.way.on(f, opRelease)
 				began := e.now()
-				if left, err := s.Release(t.Context(), g.LockID); left != 0 || err != nil {
+				if left, err := s.Release(t.Context(), g.LockID, ""); left != 0 || err != nil {
 					t.Errorf("Release = %d, %v", left, err)
 				}
 				if took := e.now() - began; took > answerLimit {
@@ -108,9 +108,9 @@ func TestReleaseOfWhatTheStoreLost(t *testing.T) {
 		s := sc.session()
 		g := must(t, s, exclusive)
 		sc.way.on(func(context.Context, func(context.Context) error) error { return lock.ErrNotHolder }, opRelease)
-		_, err := s.Release(t.Context(), g.LockID)
+		_, err := s.Release(t.Context(), g.LockID, "")
 		isLost(t, err, StoreLost)
-		_, err = s.Release(t.Context(), g.LockID)
+		_, err = s.Release(t.Context(), g.LockID, "")
 		isLost(t, err, StoreLost)
 		if n := sc.way.count(opRelease); n != 1 {
 			t.Errorf("asked %d times", n)
@@ -123,8 +123,8 @@ func TestDowngrade(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		sc := e.sidecar()
 		s, other := sc.session(), sc.session()
-		g := must(t, s, exclusive)
-		must(t, s, exclusive)
+		g := must(t, s, again(exclusive))
+		must(t, s, again(exclusive))
 		reader := begin(other, shared)
 		d, err := s.Downgrade(t.Context(), g.LockID)
 		if err != nil || d.Mode != lock.Shared || d.LockID != g.LockID || d.Fence != g.Fence || d.Count != 2 {
@@ -136,7 +136,7 @@ func TestDowngrade(t *testing.T) {
 		if d, err = s.Downgrade(t.Context(), g.LockID); err != nil || d.Mode != lock.Shared || sc.way.count(opDowngrade) != 1 {
 			t.Errorf("second Downgrade = %+v, %v", d, err)
 		}
-		_, err = s.Acquire(t.Context(), exclusive)
+		_, err = s.Acquire(t.Context(), again(exclusive))
 		isErr(t, err, ErrUpgradeRefused)
 		_, err = other.Downgrade(t.Context(), g.LockID)
 		isErr(t, err, lock.ErrNotHolder)
@@ -147,11 +147,11 @@ func TestDowngradeWhileTheStoreIsAway(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		sc := e.sidecar()
 		s := sc.session()
-		g := must(t, s, exclusive)
+		g := must(t, s, again(exclusive))
 		sc.way.on(hang, opDowngrade)
 		_, err := s.Downgrade(t.Context(), g.LockID)
 		isErr(t, err, lock.ErrUnavailable)
-		_, err = s.Acquire(t.Context(), exclusive)
+		_, err = s.Acquire(t.Context(), again(exclusive))
 		isErr(t, err, ErrUpgradeRefused) // it may be shared
 		sc.way.on(once(mute), opDowngrade)
 		if d, err := s.Downgrade(t.Context(), g.LockID); err != nil || d.Mode != lock.Shared {
@@ -258,7 +258,7 @@ func TestAcquireFindsItsGrantAfterALostAnswer(t *testing.T) {
 		if e.now() > time.Second {
 			t.Errorf("granted at %v", e.now())
 		}
-		if _, err := s.Release(t.Context(), g.LockID); err != nil {
+		if _, err := s.Release(t.Context(), g.LockID, ""); err != nil {
 			t.Error(err)
 		}
 		e.free()

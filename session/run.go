@@ -7,6 +7,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/heartbeat"
 	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/ledger"
 )
 
 // The pauses between attempts: of a request to the store, and to open a lease.
@@ -58,7 +59,9 @@ func (m *Manager) Run(ctx context.Context) error {
 		pause(ctx, backoff(short, minOpenPause, maxOpenPause))
 	}
 	m.stop(context.WithoutCancel(ctx), g)
+	m.workers.Close()
 	m.wg.Wait()
+	m.log.flush()
 	return nil
 }
 
@@ -72,7 +75,7 @@ func (m *Manager) openLease(ctx context.Context) *generation {
 		cancel()
 		if err == nil {
 			m.o.Observer.LeaseOpened(nil)
-			m.o.Logger.Info("lease opened", keyLease, l.ID(), keyTTL, m.o.TTL)
+			m.log.Info("lease opened", keyLease, l.ID(), keyTTL, m.o.TTL)
 			g := m.begin(ctx, l, opened)
 			m.setLease(g, nil)
 			return g
@@ -83,9 +86,9 @@ func (m *Manager) openLease(ctx context.Context) *generation {
 		m.o.Observer.LeaseOpened(err)
 		m.setLease(nil, err)
 		if tries == 0 {
-			m.o.Logger.Warn("open lease: will keep trying", keyError, err)
+			m.log.Warn("open lease: will keep trying", keyError, err)
 		} else {
-			m.o.Logger.Debug("open lease: will keep trying", keyError, err)
+			m.log.Debug("open lease: will keep trying", keyError, err)
 		}
 		pause(ctx, backoff(tries, minOpenPause, maxOpenPause))
 	}
@@ -122,7 +125,7 @@ func (m *Manager) awaitLease(ctx context.Context) (*generation, error) {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return nil, noLease(why)
+			return nil, noLeaseYet(why)
 		}
 	}
 }
@@ -142,13 +145,13 @@ func (m *Manager) serve(ctx context.Context, g *generation) bool {
 		if j := g.keeper.State() == heartbeat.Jeopardy; j != jeopardy {
 			jeopardy = j
 			if j {
-				m.o.Logger.Warn("the store does not answer to the heartbeat", keyLease, g.lease.ID(), keyValidFor, g.keeper.ValidFor(), keyError, g.trouble())
+				m.log.Warn("the store does not answer to the heartbeat", keyLease, g.lease.ID(), keyValidFor, g.keeper.ValidFor(), keyError, g.trouble())
 			} else {
-				m.o.Logger.Info("the store answers again", keyLease, g.lease.ID())
+				m.log.Info("the store answers again", keyLease, g.lease.ID())
 			}
 		}
 		for _, s := range m.all() {
-			s.tellLease()
+			tellLease(s)
 		}
 	}
 }
@@ -158,7 +161,7 @@ func (m *Manager) serve(ctx context.Context, g *generation) bool {
 // that time to stop their work.
 func (m *Manager) retire(ctx context.Context, g *generation) {
 	why := g.keeper.Err()
-	m.o.Logger.Error("the lease is lost", keyLease, g.lease.ID(), keyReason, why)
+	m.log.Error("the lease is lost", keyLease, g.lease.ID(), keyReason, why)
 	for {
 		kept := g.keeper.Kept()
 		if kept == 0 || !pause(ctx, min(kept, time.Second)) {
@@ -170,15 +173,15 @@ func (m *Manager) retire(ctx context.Context, g *generation) {
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
 	if err := g.end(ctx); err != nil {
-		m.o.Logger.Debug("close lost lease", keyLease, g.lease.ID(), keyError, err)
+		m.log.Debug("close lost lease", keyLease, g.lease.ID(), keyError, err)
 	}
 }
 
-// leaseOver tells all sessions that a lease is over.
+// leaseOver tells all sessions that a lease is over: they find it when they look.
 func (m *Manager) leaseOver(g *generation) {
 	m.setLease(nil, g.keeper.Err())
 	for _, s := range m.all() {
-		s.leaseOver(g)
+		s.change(func(*ledger.Ledger) {})
 	}
 }
 
@@ -189,16 +192,21 @@ func (m *Manager) stop(ctx context.Context, g *generation) {
 	m.mu.Lock()
 	m.stopped = true // no new sessions from here on
 	m.mu.Unlock()
+	// First all waits end, and then the holds: the next holder of a lock must not
+	// be a session that is to end as well.
 	for _, s := range m.all() {
-		s.wind(Stopping)
+		s.change((*ledger.Ledger).Refuse)
+	}
+	for _, s := range m.all() {
+		s.change(func(l *ledger.Ledger) { l.Wind(Stopping) })
 	}
 	work, cancel := context.WithTimeout(ctx, m.o.LostGrace)
 	defer cancel()
 	if err := m.awaitIdle(work); err != nil {
-		m.o.Logger.Warn("stopping although apps have not let go", keyHolds, m.holds.Load())
+		m.log.Warn("stopping although apps have not let go", keyHolds, m.holds.Load())
 	}
 	for _, s := range m.all() {
-		s.end()
+		s.change((*ledger.Ledger).Close)
 	}
 	m.setLease(nil, ErrDraining)
 	if g == nil {
@@ -207,6 +215,6 @@ func (m *Manager) stop(ctx context.Context, g *generation) {
 	farewell, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
 	if err := g.end(farewell); err != nil {
-		m.o.Logger.Warn("close lease: it ends by its TTL", keyLease, g.lease.ID(), keyError, err)
+		m.log.Warn("close lease: it ends by its TTL", keyLease, g.lease.ID(), keyError, err)
 	}
 }

@@ -3,49 +3,78 @@ package session
 import (
 	"crypto/rand"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	"github.com/locksidecar/locksidecar/heartbeat"
 	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/ledger"
 )
 
-// closeLimit bounds how long Close waits for the store.
-const closeLimit = 2 * time.Second
-
-type state uint8
-
 const (
-	open   state = iota + 1
-	ending       // its holds are lost, and some are in their grace
-	closed
+	// closeLimit bounds how long Close waits for the store.
+	closeLimit = 2 * time.Second
+	// maxStep bounds one sleep of a session's timer: Go's timers stand still while
+	// the machine is suspended, and the clock of deadlines does not.
+	maxStep = 5 * time.Second
 )
 
 // Session is one app's liveness at the sidecar, and what the app holds. When it
 // ends, all its holds are released and all its waits are cancelled. Its methods
 // may be called at the same time by many goroutines.
+//
+// What becomes of a request, a hold or a loss is decided by its ledger. The
+// session tells the ledger the time and what the store says, between enter and
+// exit, and carries out what follows.
 type Session struct {
 	m       *Manager
 	id      ID
 	owner   lock.Owner
-	encoded string              // owner, for requests without an owner label
-	ttl     *heartbeat.Deadline // nil: no keep-alives are needed
-	every   time.Duration       // of the keep-alives
+	encoded string // owner, for requests without an owner label
+	user    *user
 	done    chan struct{}
 
-	mu        sync.Mutex
-	state     state
-	holds     map[lock.HoldID]*hold
-	keys      map[key]*hold // the same, and those for which the store is asked
-	requests  map[string]*claim
-	cancelled cancelledIDs
-	callers   int // of Acquire, at the moment
-	graces    int // lost holds that the sidecar still keeps in the store
+	mu       sync.Mutex // never held while anything blocks
+	ledger   *ledger.Ledger
+	now      time.Duration // when it was looked at the clock last
+	lease    *generation   // on which all holds hang; nil while there are none
+	counted  levels
+	timer    *time.Timer
+	armed    time.Duration // when the timer fires, on the clock; 0: it does not
+	told     uint64        // how often there were news of the lease
+	draining bool
+	bell     chan struct{} // closed when there are news; nil while nobody waits for them
+	farewell *batch        // the releases at the end
+}
 
-	lost      map[lock.HoldID]*hold
-	lostOrder []*hold
+// levels are what a session adds to the counts of its user and of the sidecar.
+type levels struct{ size, kept, waits int }
 
-	mail     mailbox
-	farewell *batch // the releases at the end
+func (l *levels) follow(now levels, m *Manager, u *user) {
+	if d := now.size - l.size; d != 0 {
+		u.holds.Add(int64(d))
+	}
+	if d := now.waits - l.waits; d != 0 {
+		m.waiters.Add(int64(d))
+	}
+	if d := now.kept - l.kept; d != 0 && m.holds.Add(int64(d)) == 0 {
+		m.signalIdle()
+	}
+	*l = now
+}
+
+// user is what the sessions of one uid have together.
+type user struct {
+	sessions int // m.mu is held
+	holds    atomic.Int64
+}
+
+// reserve takes room for one more hold, if there is some.
+func (u *user) reserve(limit int) bool {
+	if u.holds.Add(1) > int64(limit) {
+		u.holds.Add(-1)
+		return false
+	}
+	return true
 }
 
 func newSession(m *Manager, r OpenRequest) *Session {
@@ -56,39 +85,44 @@ func newSession(m *Manager, r OpenRequest) *Session {
 		Session:  r.Name,
 		Metadata: r.Metadata,
 	}
+	now := m.o.Clock()
 	return &Session{
-		m:        m,
-		id:       ID(rand.Text()),
-		owner:    owner,
-		encoded:  owner.Encode(),
-		done:     make(chan struct{}),
-		state:    open,
-		holds:    make(map[lock.HoldID]*hold),
-		keys:     make(map[key]*hold),
-		requests: make(map[string]*claim),
-		mail:     mailbox{bell: make(chan struct{}, 1)},
+		m:       m,
+		id:      ID(rand.Text()),
+		owner:   owner,
+		encoded: owner.Encode(),
+		done:    make(chan struct{}),
+		now:     now,
+		ledger: ledger.New(ledger.Options{
+			Holds:     m.o.Limits.HoldsPerSession,
+			Waits:     m.o.Limits.WaitersPerSession,
+			HoldsUID:  m.o.Limits.HoldsPerUID,
+			LostGrace: m.o.LostGrace,
+			Answer:    answerLimit,
+			TTL:       r.TTL,
+			NewID:     lock.NewHoldID,
+		}, now),
 	}
 }
 
-// start begins what the session's life hangs on. m.mu is held, so the manager
-// does not stop meanwhile.
-func (s *Session) start(r OpenRequest) {
-	if r.TTL != 0 {
-		s.every = r.TTL
-		s.ttl = heartbeat.NewDeadline(s.m.o.Clock, r.TTL, func() { s.wind(SessionExpired) })
+// watch ends a session when the process behind it has ended. With liveness TTL
+// the process that opens the session need not be the one that keeps it alive: a
+// shell script opens it with curl. m.mu is held, so the manager does not stop
+// meanwhile.
+func watch(s *Session, r OpenRequest) {
+	s.change(func(*ledger.Ledger) {}) // sets the timer
+	gone := r.Peer.Gone
+	if gone == nil || r.Liveness == TTL {
+		return
 	}
-	// With liveness TTL the process that opens the session need not be the one
-	// that keeps it alive: a shell script opens it with curl.
-	if gone := r.Peer.Gone; gone != nil && r.Liveness != TTL {
-		s.m.wg.Go(func() {
-			select {
-			case <-gone:
-				s.m.o.Logger.Debug("the app's process has ended", keySession, s.id, keyPID, s.owner.PID)
-				s.end()
-			case <-s.done:
-			}
-		})
-	}
+	s.m.wg.Go(func() {
+		select {
+		case <-gone:
+			s.m.log.Debug("the app's process has ended", keySession, s.id, keyPID, s.owner.PID)
+			s.change((*ledger.Ledger).Close)
+		case <-s.done:
+		}
+	})
 }
 
 // ID is the name of the session.
@@ -98,80 +132,25 @@ func (s *Session) ID() ID { return s.id }
 // a missed keep-alive, or with the sidecar.
 func (s *Session) Done() <-chan struct{} { return s.done }
 
-// ownerOf is the owner of a request, as the store keeps it.
-func (s *Session) ownerOf(label string) string {
-	if label == "" {
-		return s.encoded
-	}
-	o := s.owner
-	o.Label = label
-	return o.Encode()
-}
-
-// usable looks whether the session may still do something. s.mu is held.
-func (s *Session) usable() error {
-	if s.state == open && s.ttl != nil && s.ttl.Remaining() == 0 {
-		s.windLocked(SessionExpired)
-	}
-	if s.state != open {
-		return ErrSessionClosed
-	}
-	return nil
-}
-
-// KeepAlive pushes the end of a session with a TTL forward, and tells how long
-// it lives from now without another; 0 for a session without a TTL, which needs
-// none. ErrSessionClosed: it came too late.
+// KeepAlive pushes the end of a session with a TTL forward, and tells the moment
+// on Options.Clock at which it ends without another; 0 for a session without a
+// TTL, which needs none. ErrSessionClosed: it came too late.
 func (s *Session) KeepAlive() (time.Duration, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.usable(); err != nil {
-		return 0, err
+	s.enter()
+	defer s.exit()
+	end, err := s.ledger.KeepAlive()
+	if end != 0 && s.ledger.Holds() { // the validity of holds contains the session's end
+		s.told++
+		s.ring()
 	}
-	if s.ttl == nil {
-		return 0, nil
-	}
-	if !s.ttl.Extend(s.every) {
-		s.windLocked(SessionExpired)
-		return 0, ErrSessionClosed
-	}
-	s.tellLeaseLocked() // it contains the session's own end
-	return s.every, nil
-}
-
-// wind ends a session whose app may still work: its holds are lost, but the
-// store is told only when the app has released them, or after the grace.
-func (s *Session) wind(reason LostReason) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.windLocked(reason)
-}
-
-func (s *Session) windLocked(reason LostReason) {
-	if s.state != open {
-		return
-	}
-	s.state = ending
-	s.m.o.Logger.Debug("session ends", keySession, s.id, keyPID, s.owner.PID, keyReason, reason)
-	s.cancelFlights()
-	for _, h := range s.holds {
-		s.lose(h, reason, s.m.o.LostGrace)
-	}
-	if s.graces == 0 {
-		s.endLocked()
-		return
-	}
-	if s.ttl != nil {
-		s.ttl.Stop()
-	}
-	s.ttl = heartbeat.NewDeadline(s.m.o.Clock, s.m.o.LostGrace, s.end)
+	return end, err
 }
 
 // Close ends the session: it cancels its waits and releases its holds. It
 // returns when the store has confirmed the releases, or after two seconds: then
 // they go on in the background.
 func (s *Session) Close() {
-	s.end()
+	s.change((*ledger.Ledger).Close)
 	t := time.NewTimer(closeLimit)
 	defer t.Stop()
 	select {
@@ -180,45 +159,84 @@ func (s *Session) Close() {
 	}
 }
 
-// end is Close without waiting.
-func (s *Session) end() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.endLocked()
+// change lets f tell the ledger something.
+func (s *Session) change(f func(*ledger.Ledger)) {
+	s.enter()
+	f(s.ledger)
+	s.exit()
 }
 
-func (s *Session) endLocked() {
-	if s.state == closed {
+// enter locks the session and looks at all clocks: what is over is over for
+// everything that follows, however long the program stood still before.
+func (s *Session) enter() {
+	s.mu.Lock()
+	m := ledger.Moment{Now: s.m.o.Clock()}
+	if g := s.lease; g != nil {
+		if m.Until, m.Kept = g.keeper.Until(m.Now); m.Until == 0 {
+			s.ledger.LeaseOver(g, g.reason(), m)
+			s.lease = nil
+		}
+	}
+	s.now = m.Now
+	s.ledger.Look(m)
+}
+
+// exit carries out what the ledger has decided, and unlocks the session. Nothing
+// here blocks.
+//
+//nolint:contextcheck,nolintlint // a hold has brought the ctx of the call that asked first; contextcheck reads this, and nolintlint does not see it
+func (s *Session) exit() {
+	effects := s.ledger.Effects()
+	for _, e := range effects {
+		switch e.Kind {
+		case ledger.Request:
+			s.request(e.Hold)
+		case ledger.Stop:
+			e.Stop()
+		case ledger.Clean:
+			c := chore{resource: e.Resource, id: e.ID, done: e.Done}
+			if e.Farewell {
+				c.batch = s.farewell
+			}
+			e.Lease.(*generation).janitor.add(c)
+		case ledger.Unregister:
+			e.Lease.(*generation).drop(e.ID)
+		case ledger.Peek:
+			ctx := valuesOf(e.Call.Hold())
+			s.m.workers.Run(func() { peek(ctx, s, e.Call) })
+		case ledger.Tell:
+			s.ring()
+			if e.Reason != 0 {
+				s.m.o.Observer.HoldLost(e.Reason)
+				s.m.log.Debug("lock lost", keySession, s.id, keyResource, e.Hold.Resource(), keyLockID, e.Hold.ID(), keyReason, e.Reason)
+			}
+		case ledger.End:
+			s.farewell = newBatch(e.Farewells)
+			if s.timer != nil {
+				s.timer.Stop()
+			}
+			s.ring()
+			close(s.done)
+			s.m.remove(s)
+		}
+	}
+	clear(effects) // what is over can be forgotten
+	s.counted.follow(levels{s.ledger.Size(), s.ledger.Kept(), s.ledger.Waits()}, s.m, s.user)
+	if next := s.ledger.Next(); next != 0 && (s.armed == 0 || next < s.armed) {
+		s.arm(next)
+	}
+	s.mu.Unlock()
+}
+
+// arm sets the timer for a moment, or for an earlier one.
+func (s *Session) arm(next time.Duration) {
+	step := min(max(next-s.now, 0), maxStep)
+	s.armed = s.now + step
+	if s.timer != nil {
+		s.timer.Reset(step)
 		return
 	}
-	s.state = closed
-	s.cancelFlights()
-	if s.ttl != nil {
-		s.ttl.Stop()
-	}
-	leases := make(map[*generation][]chore)
-	n := 0
-	give := func(h *hold) {
-		h.state = over
-		leases[h.lease] = append(leases[h.lease], chore{resource: h.key.resource, id: h.id})
-		n++
-	}
-	for _, h := range s.holds {
-		s.forget(h)
-		s.m.uncountHold()
-		give(h)
-	}
-	for _, h := range s.lost {
-		if h.state != grace {
-			continue
-		}
-		s.ungrace(h)
-		give(h)
-	}
-	s.farewell = newBatch(n)
-	for g, chores := range leases {
-		g.janitor.add(s.farewell, chores...)
-	}
-	close(s.done)
-	s.m.remove(s)
+	s.timer = time.AfterFunc(step, func() {
+		s.change(func(*ledger.Ledger) { s.armed = 0 })
+	})
 }

@@ -70,7 +70,7 @@ func (m *Manager) ForceRelease(ctx context.Context, resource string, id lock.Hol
 	if grace < 0 || grace > maxGrace {
 		return nil, invalid("grace", "is %v, must be 0 to %v", grace, maxGrace)
 	}
-	m.o.Logger.Warn("forced release", keyResource, res, keyLockID, id, keyGrace, grace)
+	m.log.Warn("forced release", keyResource, res, keyLockID, id, keyGrace, grace)
 	if id != "" {
 		if err := m.o.Backend.ForceRelease(ctx, res, id, grace); err != nil {
 			return nil, fmt.Errorf("force release: %w", err)

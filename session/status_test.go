@@ -134,7 +134,7 @@ func TestWatch(t *testing.T) {
 			}
 		}
 		expect(seen{Current, "a"}, seen{Current, "b"}, seen{Current, "other"}, seen{Synced, ""})
-		if _, err := s.Release(t.Context(), a.LockID); err != nil {
+		if _, err := s.Release(t.Context(), a.LockID, ""); err != nil {
 			t.Error(err)
 		}
 		p := begin(sc.session(), named("b"))

@@ -137,20 +137,21 @@ func app(ctx context.Context, t *testing.T, sc *sidecar, w *witness, r *rand.Ran
 	var wg sync.WaitGroup
 	wg.Go(func() { // an app that listens
 		for {
-			ev, err := s.NextEvent(context.Background())
+			ev, err := news(s).Next(context.Background())
 			if err != nil {
 				return
 			}
 			if l := ev.Lost; l != nil {
 				lost.Store(l.LockID, true)
 				w.leave(l.Resource, l.LockID)
-				_, err := s.Release(context.Background(), l.LockID)
+				_, err := s.Release(context.Background(), l.LockID, "")
 				if !errors.Is(err, ErrLost) && !errors.Is(err, ErrSessionClosed) {
 					t.Errorf("Release of a lost hold = %v", err)
 				}
 			}
 		}
 	})
+	mine := map[lock.HoldID]string{}
 	for range r.IntN(8) {
 		q := AcquireRequest{
 			RequestID: fmt.Sprint(r.IntN(1000)),
@@ -158,6 +159,7 @@ func app(ctx context.Context, t *testing.T, sc *sidecar, w *witness, r *rand.Ran
 			Mode:      lock.Exclusive,
 			Wait:      time.Duration(r.IntN(3)) * time.Second,
 			Owner:     fmt.Sprint(r.IntN(2)),
+			Reentrant: r.IntN(3) > 0,
 		}
 		if r.IntN(3) == 0 {
 			q.Mode = lock.Shared
@@ -175,6 +177,7 @@ func app(ctx context.Context, t *testing.T, sc *sidecar, w *witness, r *rand.Ran
 			t.Errorf("granted for %v", g.Until-s.m.o.Clock())
 		}
 		granted.Store(g.LockID, true)
+		mine[g.LockID] = g.Resource
 		if g.Count == 1 {
 			enterUnlessLost(t, s, w, g)
 		}
@@ -185,15 +188,13 @@ func app(ctx context.Context, t *testing.T, sc *sidecar, w *witness, r *rand.Ran
 		if g.Count == 1 {
 			w.leave(g.Resource, g.LockID)
 		}
-		if _, err := s.Release(ctx, g.LockID); err != nil && !errors.Is(err, ErrLost) {
+		if _, err := s.Release(ctx, g.LockID, ""); err != nil && !errors.Is(err, ErrLost) {
 			t.Errorf("Release = %v", err)
 		}
 	}
-	s.mu.Lock()
-	for id, h := range s.holds { // the app dies
-		w.leave(string(h.key.resource), id)
+	for id, resource := range mine { // the app dies
+		w.leave(resource, id)
 	}
-	s.mu.Unlock()
 	s.Close()
 	wg.Wait()
 }
@@ -201,9 +202,9 @@ func app(ctx context.Context, t *testing.T, sc *sidecar, w *witness, r *rand.Ran
 // enterUnlessLost is the app's first look at its lock. It is lost already when
 // the notice came with the grant.
 func enterUnlessLost(t *testing.T, s *Session, w *witness, g Grant) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if h := s.holds[g.LockID]; h != nil {
+	s.enter()
+	defer s.exit()
+	if s.ledger.Lives(g.LockID) {
 		w.enter(t, g)
 	}
 }

@@ -1,10 +1,10 @@
 package session
 
 import (
-	"strconv"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/ledger"
 )
 
 // ID names an app session. It is unguessable: whoever has it, under the same
@@ -41,7 +41,7 @@ type OpenRequest struct {
 const Forever time.Duration = -1
 
 // AcquireRequest asks for a hold. Resource is as the app gave it: unchecked and
-// without the namespace.
+// without the namespace. Owner is for people, unless the request is Reentrant.
 type AcquireRequest struct {
 	RequestID string // optional: a retry with the id of a request in flight, or of a hold that lives, finds it
 	Resource  string
@@ -52,16 +52,8 @@ type AcquireRequest struct {
 	Reentrant bool          // may enter the hold of another reentrant request of the same owner
 }
 
-// Grant is a hold as the app sees it.
-type Grant struct {
-	LockID   lock.HoldID
-	Resource string // without the namespace
-	Mode     lock.Mode
-	Fence    lock.Fence
-	Until    time.Duration // on Options.Clock: may be relied on up to then without further news
-	Count    int
-	Guard    *lock.Guard // nil where the store has none
-}
+// Grant is a hold as the app sees it. Until is on Options.Clock.
+type Grant = ledger.Grant
 
 // Event is news that the app did not ask for: exactly one field is set.
 type Event struct {
@@ -77,72 +69,22 @@ type LeaseNews struct {
 	Jeopardy bool          // the store does not answer
 }
 
-// Lost says that a hold is over. It is never undone.
-type Lost struct {
-	LockID   lock.HoldID
-	Resource string
-	Fence    lock.Fence
-	Reason   LostReason
-	GraceEnd time.Duration // on Options.Clock: others are kept out until then; 0: not any more
-}
+// Lost says that a hold is over. It is never undone. GraceEnd is on Options.Clock.
+type Lost = ledger.Lost
 
 // Draining says that the sidecar stops.
 type Draining struct{ End time.Time } // zero: unknown
 
 // LostReason says why a hold is over though nobody released it.
-type LostReason uint8
+type LostReason = ledger.LostReason
 
 // The reasons of a Lost.
 const (
-	LeaseExpired   LostReason = iota + 1 // the store did not answer until valid_for was over
-	LeaseLost                            // the store said that the lease is over
-	Forced                               // an administrator forced the release
-	MaxHold                              // the hold outlived its max_hold
-	SessionExpired                       // the app sent no keep-alive in time
-	StoreLost                            // the store lost the hold
-	Stopping                             // the sidecar stops and its drain time is over
+	LeaseExpired   = ledger.LeaseExpired   // the store did not answer until the lease was over
+	LeaseLost      = ledger.LeaseLost      // the store said that the lease is over
+	Forced         = ledger.Forced         // an administrator forced the release
+	MaxHold        = ledger.MaxHold        // the hold outlived its max_hold
+	SessionExpired = ledger.SessionExpired // the app sent no keep-alive in time
+	StoreLost      = ledger.StoreLost      // the store lost the hold
+	Stopping       = ledger.Stopping       // the sidecar stops and its drain time is over
 )
-
-// String gives the name used in the API and in metrics.
-func (r LostReason) String() string {
-	switch r {
-	case LeaseExpired:
-		return "LEASE_EXPIRED"
-	case LeaseLost:
-		return "LEASE_LOST"
-	case Forced:
-		return "FORCED"
-	case MaxHold:
-		return "MAX_HOLD"
-	case SessionExpired:
-		return "SESSION_EXPIRED"
-	case StoreLost:
-		return "STORE_LOST"
-	case Stopping:
-		return "STOPPING"
-	default:
-		return "LostReason(" + strconv.Itoa(int(r)) + ")"
-	}
-}
-
-// Explain says it in a sentence for people.
-func (r LostReason) Explain() string {
-	switch r {
-	case LeaseExpired:
-		return "the store did not answer in time"
-	case LeaseLost:
-		return "the store ended the sidecar's lease"
-	case Forced:
-		return "an administrator forced its release"
-	case MaxHold:
-		return "it was held longer than its max_hold"
-	case SessionExpired:
-		return "the app sent no keep-alive in time"
-	case StoreLost:
-		return "the store no longer knows it"
-	case Stopping:
-		return "the sidecar stops"
-	default:
-		return r.String()
-	}
-}

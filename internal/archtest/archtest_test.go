@@ -30,7 +30,8 @@ var house = []room{
 	{path: "api/locksidecar/v1"},
 	{path: "heartbeat", may: "lock"},
 	{path: "internal/workers"},
-	{path: "session", may: "lock heartbeat", test: "backends/embedded"},
+	{path: "session/ledger", may: "lock"},
+	{path: "session", may: "lock heartbeat session/ledger internal/workers", test: "backends/embedded"},
 
 	// Stores never know each other.
 	{path: "backends/queue", may: "lock"},

@@ -85,7 +85,8 @@ type LockSidecarClient interface {
 	// Downgrade turns an EXCLUSIVE hold into a SHARED one without letting go.
 	Downgrade(ctx context.Context, in *DowngradeRequest, opts ...grpc.CallOption) (*Grant, error)
 	// Events brings the news of a session that has no stream of its own. The
-	// stream ends with the session. At most one reader at a time gets them.
+	// stream ends with the session. Every reader gets them, and first the losses
+	// that are not acknowledged.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
 	// GetLock tells who holds and who waits for one resource, store-wide.
 	GetLock(ctx context.Context, in *GetLockRequest, opts ...grpc.CallOption) (*Lock, error)
@@ -328,7 +329,8 @@ type LockSidecarServer interface {
 	// Downgrade turns an EXCLUSIVE hold into a SHARED one without letting go.
 	Downgrade(context.Context, *DowngradeRequest) (*Grant, error)
 	// Events brings the news of a session that has no stream of its own. The
-	// stream ends with the session. At most one reader at a time gets them.
+	// stream ends with the session. Every reader gets them, and first the losses
+	// that are not acknowledged.
 	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
 	// GetLock tells who holds and who waits for one resource, store-wide.
 	GetLock(context.Context, *GetLockRequest) (*Lock, error)

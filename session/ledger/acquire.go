@@ -1,0 +1,408 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// Ask is a request for a hold, with its fields checked.
+type Ask struct {
+	RequestID string
+	Resource  lock.Resource // in the store
+	Name      string        // of the resource, for the app
+	Owner     string
+	Mode      lock.Mode
+	Try       bool
+	Wait      time.Duration // how long an answer is waited for; 0: until Leave
+	Reentrant bool
+	MaxHold   time.Duration
+	Room      bool // the user of the session may have one more hold
+	Tag       any  // the Hold has it until it is granted
+}
+
+// Call is one caller who waits for an answer. After Ready is closed, Grant and
+// Err are its answer; ErrOver says that its time is over.
+type Call struct {
+	Ready chan struct{}
+	Grant Grant
+	Err   error
+
+	hold      *Hold
+	claim     *claim // nil when the request has no id
+	next      *Call
+	due       due
+	maxHold   time.Duration
+	try       bool
+	answered  bool
+	leaseless bool
+	farewell  *Farewell
+}
+
+// Hold is what the call waits for.
+func (c *Call) Hold() *Hold { return c.hold }
+
+// Farewell is for a call that was not granted in time: what the driver says when
+// nobody waits any more; nil when others do, or when the store is not being asked.
+func (c *Call) Farewell() *Farewell { return c.farewell }
+
+// Leaseless tells that there was no lease to ask on when the time was over.
+func (c *Call) Leaseless() bool { return c.leaseless }
+
+// Farewell is what the driver says when the last call has left: who holds the
+// resource, and the place in the queue. After Done is closed, Err is what its
+// Acquire has returned.
+type Farewell struct {
+	Done chan struct{}
+	Err  error
+}
+
+// Acquire answers at once, with a grant or an error, or gives a Call that waits.
+//
+// A request with the id of one that waits, or of one whose hold lives, shares its
+// answer. A reentrant request enters the hold, or the wait, of another reentrant
+// request of the same resource and owner. Any other gets a hold of its own.
+//
+//	*lock.HeldError with context.Canceled: it was cancelled before it came.
+//	ErrUpgradeRefused: EXCLUSIVE was asked for, and the hold to be entered is SHARED.
+//	*LimitError, ErrClosed, *lock.InvalidError.
+func (l *Ledger) Acquire(a *Ask) (Grant, *Call, error) {
+	if l.state != Open || l.refuse {
+		return Grant{}, nil, ErrClosed
+	}
+	if a.RequestID != "" {
+		if _, ok := l.cancelled.get(a.RequestID); ok {
+			return Grant{}, nil, heldError(a.Name, context.Canceled)
+		}
+		if c := l.claims[a.RequestID]; c != nil {
+			return l.repeat(a, c)
+		}
+	}
+	if a.Reentrant {
+		if h := l.keys[Key{a.Resource, a.Owner}]; h != nil {
+			return l.reenter(a, h)
+		}
+	}
+	switch {
+	case l.waits >= l.o.Waits:
+		return Grant{}, nil, &LimitError{Limit: "waiters", Max: l.o.Waits}
+	case l.Size() >= l.o.Holds:
+		return Grant{}, nil, &LimitError{Limit: "holds", Max: l.o.Holds}
+	case !a.Room:
+		return Grant{}, nil, &LimitError{Limit: "holds per uid", Max: l.o.HoldsUID}
+	}
+	h := &Hold{
+		key: Key{a.Resource, a.Owner}, name: a.Name, mode: a.Mode, reentrant: a.Reentrant,
+		state: asking, try: a.Try, id: l.o.NewID(), tag: a.Tag,
+	}
+	h.due.hold = h
+	l.asks[h.id] = h
+	if a.Reentrant {
+		if l.keys == nil {
+			l.keys = make(map[Key]*Hold)
+		}
+		l.keys[h.key] = h
+	}
+	c := l.join(a, h, l.claim(a, h))
+	l.emit(Effect{Kind: Request, Hold: h})
+	return Grant{}, c, nil
+}
+
+// repeat is for a request whose id is known.
+func (l *Ledger) repeat(a *Ask, c *claim) (Grant, *Call, error) {
+	h := c.hold
+	if h.key != (Key{a.Resource, a.Owner}) || c.mode != a.Mode || h.reentrant != a.Reentrant {
+		return Grant{}, nil, &lock.InvalidError{Field: "request_id", Problem: "is that of another request"}
+	}
+	if h.state == held {
+		c.answered++
+		return l.grant(h), nil, nil
+	}
+	return l.follow(a, h, c)
+}
+
+// reenter is for a request that shares the hold of others.
+func (l *Ledger) reenter(a *Ask, h *Hold) (Grant, *Call, error) {
+	if a.Mode == lock.Exclusive && h.mode == lock.Shared {
+		return Grant{}, nil, ErrUpgradeRefused
+	}
+	if h.state == asking {
+		return l.follow(a, h, nil)
+	}
+	h.count++
+	l.bound(h, a.MaxHold)
+	if c := l.claim(a, h); c != nil {
+		c.answered++
+	}
+	return l.grant(h), nil, nil
+}
+
+// follow waits with others. Its claim is nil when the request is not a repeated one.
+func (l *Ledger) follow(a *Ask, h *Hold, c *claim) (Grant, *Call, error) {
+	if l.waits >= l.o.Waits {
+		return Grant{}, nil, &LimitError{Limit: "waiters", Max: l.o.Waits}
+	}
+	if c == nil {
+		c = l.claim(a, h)
+	}
+	call := l.join(a, h, c)
+	if a.Try && !h.try { // the others may stand in the queue for long, and a try does not
+		l.emit(Effect{Kind: Peek, Call: call})
+	}
+	return Grant{}, call, nil
+}
+
+func (l *Ledger) join(a *Ask, h *Hold, c *claim) *Call {
+	call := &Call{Ready: make(chan struct{}), hold: h, claim: c, next: h.calls, maxHold: a.MaxHold, try: a.Try}
+	call.due.call = call
+	if a.Wait > 0 {
+		l.dues.set(&call.due, l.at.Now+a.Wait)
+	}
+	h.calls = call
+	l.waits++
+	if c != nil {
+		c.waiting++
+	}
+	return call
+}
+
+// claim notes the request's id, when it has one.
+func (l *Ledger) claim(a *Ask, h *Hold) *claim {
+	if a.RequestID == "" {
+		return nil
+	}
+	if l.claims == nil {
+		l.claims = make(map[string]*claim)
+	}
+	c := &claim{requestID: a.RequestID, hold: h, mode: a.Mode}
+	l.claims[a.RequestID] = c
+	h.claims = append(h.claims, c)
+	return c
+}
+
+// answer ends the wait of one call, which must be taken from its hold as well.
+func (l *Ledger) answer(c *Call, g Grant, err error) {
+	c.Grant, c.Err, c.answered = g, err, true
+	l.dues.remove(&c.due)
+	l.waits--
+	if c.claim != nil {
+		c.claim.waiting--
+		if err == nil {
+			c.claim.answered++
+		}
+	}
+	close(c.Ready)
+}
+
+// Asked notes that the driver's Acquire is called for the hold of a Request, on
+// that lease, and gives what to ask for. stop ends the call. It reports false
+// when the hold with that id is not wanted any more.
+func (l *Ledger) Asked(h *Hold, id lock.HoldID, lease Lease, stop func()) (lock.Request, bool) {
+	if h.id != id || h.state != asking {
+		return lock.Request{}, false
+	}
+	h.lease, h.stop, h.asked = lease, stop, true
+	return lock.Request{ID: id, Resource: h.key.Resource, Mode: h.mode, Try: h.try}, true
+}
+
+// Waiting notes how to end the wait for a lease to ask on, as Asked does.
+func (l *Ledger) Waiting(h *Hold, stop func()) { h.stop = stop }
+
+// Answered notes what the driver's Acquire for that id on that lease has
+// returned. A lease that is over must be told by LeaseOver before.
+func (l *Ledger) Answered(h *Hold, id lock.HoldID, lease Lease, g lock.Grant, err error) {
+	var known *lock.HeldError
+	none := errors.As(err, &known) || errors.Is(err, lock.ErrNotHolder) || errors.Is(err, lock.ErrLeaseLost) || errors.Is(err, lock.ErrInvalid)
+	if h.id != id || h.state != asking { // nobody waits for it any more, or it is asked for on another lease
+		if !none {
+			l.emit(Effect{Kind: Clean, Lease: lease, Resource: h.key.Resource, ID: id})
+		}
+		if h.told != nil && h.id == id {
+			h.told.Err = err
+			close(h.told.Done)
+			h.told = nil
+		}
+		return
+	}
+	h.asked, h.stop = false, nil
+	if !none && (err != nil || h.reason != 0) {
+		l.clean(h, false)
+	}
+	switch {
+	case errors.Is(err, lock.ErrNotHolder), err == nil && h.reason == Forced:
+		l.fail(h, &LostError{Lost{LockID: id, Resource: h.name, Fence: g.Fence, Reason: Forced}})
+	case err == nil && h.reason == 0:
+		l.granted(h, g)
+	case known != nil && errors.Is(known.Cause, lock.ErrHeld):
+		l.refuseTries(h, known)
+		if h.state == asking { // others want to wait
+			l.askAgain(h)
+		}
+	case err == nil, known != nil, errors.Is(err, lock.ErrLeaseLost):
+		l.askAgain(h)
+	default: // the store refuses the request itself
+		l.fail(h, err)
+	}
+}
+
+// granted answers all who wait.
+func (l *Ledger) granted(h *Hold, g lock.Grant) {
+	h.state, h.fence, h.guard, h.tag = held, g.Fence, g.Guard, nil
+	l.live++
+	h.count = len(h.claims)
+	for c := h.calls; c != nil; c = c.next {
+		if c.claim == nil {
+			h.count++
+		}
+		l.bound(h, c.maxHold)
+	}
+	grant := l.grant(h)
+	for c := h.calls; c != nil; c = c.next {
+		l.answer(c, grant, nil)
+	}
+	h.calls = nil
+}
+
+// fail answers all who wait with an error, and forgets the hold.
+func (l *Ledger) fail(h *Hold, err error) {
+	for c := h.calls; c != nil; c = c.next {
+		l.answer(c, Grant{}, err)
+	}
+	h.calls = nil
+	l.abandon(h)
+}
+
+// refuseTries answers the tries among the calls.
+func (l *Ledger) refuseTries(h *Hold, from *lock.HeldError) {
+	for c := h.calls; c != nil; {
+		next := c.next
+		if c.try {
+			l.drop(c, &lock.HeldError{Cause: lock.ErrHeld, Status: nameOf(from.Status, h.name)})
+		}
+		c = next
+	}
+}
+
+// abandon gives up a hold that is asked for: nobody waits for it any more.
+func (l *Ledger) abandon(h *Hold) {
+	l.forget(h)
+	l.unregister(h)
+	h.state = over
+	l.stop(h)
+}
+
+func (l *Ledger) stop(h *Hold) {
+	if h.stop != nil {
+		l.emit(Effect{Kind: Stop, Stop: h.stop})
+		h.stop = nil
+	}
+}
+
+// askAgain asks for a hold under a new id.
+func (l *Ledger) askAgain(h *Hold) {
+	l.stop(h)
+	delete(l.asks, h.id)
+	l.unregister(h)
+	h.id, h.lease, h.asked, h.reason, h.try = l.o.NewID(), nil, false, 0, true
+	for c := h.calls; c != nil; c = c.next {
+		h.try = h.try && c.try
+	}
+	l.asks[h.id] = h
+	l.emit(Effect{Kind: Request, Hold: h})
+}
+
+// Peeked answers a try that shares the wait of others, when it can be said that
+// somebody else holds the resource. Where st shows the session's own request
+// among the holders, its grant is on the way, and the try shares it.
+func (l *Ledger) Peeked(c *Call, st lock.Status, err error) {
+	switch {
+	case c.answered:
+		return
+	case err != nil:
+		l.drop(c, err)
+		return
+	}
+	for _, holder := range st.Holders {
+		if holder.ID == c.hold.id {
+			return
+		}
+	}
+	if len(st.Holders) > 0 {
+		l.drop(c, &lock.HeldError{Cause: lock.ErrHeld, Status: nameOf(st, c.hold.name)})
+	}
+}
+
+// drop answers one call with an error; the others wait on.
+func (l *Ledger) drop(c *Call, err error) {
+	h := c.hold
+	for at := &h.calls; *at != nil; at = &(*at).next {
+		if *at == c {
+			*at = c.next
+			break
+		}
+	}
+	l.answer(c, Grant{}, err)
+	if c.claim != nil && c.claim.waiting == 0 {
+		l.unclaim(c.claim)
+	}
+	if h.calls == nil {
+		l.abandon(h)
+	}
+}
+
+// leave takes a call out of its wait. When it was the last that waited, the
+// driver's word on the wait comes by its Farewell.
+func (l *Ledger) leave(c *Call, err error) {
+	c.leaseless = c.hold.lease == nil
+	if c.hold.asked && c.hold.calls == c && c.next == nil {
+		c.farewell = &Farewell{Done: make(chan struct{})}
+		c.hold.told = c.farewell
+	}
+	l.drop(c, err)
+}
+
+// Gone is for a caller that cannot take an answer any more: its wait ends with
+// err, or, when it was answered with a grant just now, its share is given back,
+// unless another caller was answered with it.
+func (l *Ledger) Gone(c *Call, err error) {
+	switch {
+	case !c.answered:
+		l.leave(c, err)
+	case c.Err == nil:
+		c.Err = err
+		l.giveBack(c)
+	}
+}
+
+// giveBack takes the share of a caller off a hold, unless others have it too.
+func (l *Ledger) giveBack(c *Call) {
+	h := c.hold
+	if c.claim != nil {
+		c.claim.answered--
+		if c.claim.answered > 0 || l.claims[c.claim.requestID] != c.claim {
+			return
+		}
+		l.unclaim(c.claim)
+	}
+	if h.state != held {
+		return
+	}
+	if h.count--; h.count == 0 {
+		l.forget(h)
+		l.unregister(h)
+		h.state = over
+		l.clean(h, false)
+	}
+}
+
+func heldError(name string, cause error) error {
+	return &lock.HeldError{Cause: cause, Status: lock.Status{Resource: lock.Resource(name)}}
+}
+
+// nameOf is a status with the resource as the app names it.
+func nameOf(st lock.Status, name string) lock.Status {
+	st.Resource = lock.Resource(name)
+	return st
+}

@@ -1,0 +1,160 @@
+package ledger
+
+import (
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+type holdState uint8
+
+const (
+	asking  holdState = iota + 1 // the store is asked, or will be
+	held                         // calls were answered with it
+	leaving                      // the store is asked to release it
+	grace                        // lost for the app, and the store still keeps others out
+	over                         // nothing is left of it but, perhaps, the news of its loss
+)
+
+// Hold is one lock of one session, from the request to the end. There may be
+// tens of thousands, so it is small.
+type Hold struct {
+	key       Key
+	name      string // of the resource, for the app
+	mode      lock.Mode
+	state     holdState
+	reason    LostReason // why it was lost; while asking: the news that overtook the grant
+	reentrant bool
+	try       bool // asking: only calls that do not wait want it
+	unsure    bool // Shared, but the store has not confirmed the downgrade
+	asked     bool // asking: the driver's Acquire is under way
+	busy      bool // a downgrade is under way
+
+	id     lock.HoldID // new for each lease that is asked
+	lease  Lease       // that was asked; nil while there is none
+	stop   func()      // ends the driver's Acquire or Release
+	fence  lock.Fence
+	guard  *lock.Guard
+	count  int
+	tag    any      // asking: of the first call
+	calls  *Call    // asking: who waits, in no order
+	claims []*claim // of requests that have an id; the latest is the last
+
+	limit    time.Duration // its own end, by max_hold; 0: none
+	due      due           // the end by max_hold, then that of the grace, or of the time for a release
+	graceEnd time.Duration // of a lost hold; 0: none
+	seq      uint64        // of a lost hold: when it was told
+
+	after *after // what follows the downgrade that is under way
+	idle  chan struct{}
+	told  *Farewell // the call that has left last waits for the driver's word
+	reply *answer   // of the release with an id that is under way
+}
+
+// after is a release that waits for the end of a downgrade.
+type after struct {
+	farewell bool
+	done     func()
+}
+
+// Owner is the label of who asks.
+func (h *Hold) Owner() string { return h.key.Owner }
+
+// ID is the name of the hold.
+func (h *Hold) ID() lock.HoldID { return h.id }
+
+// Resource is its name in the store.
+func (h *Hold) Resource() lock.Resource { return h.key.Resource }
+
+// Tag is what the first request came with.
+func (h *Hold) Tag() any { return h.tag }
+
+// Lease is what the hold hangs on.
+func (h *Hold) Lease() Lease { return h.lease }
+
+// claim is a request with an id: one count of a hold, however often it is asked.
+type claim struct {
+	requestID string
+	hold      *Hold
+	mode      lock.Mode
+	waiting   int // calls without an answer
+	answered  int // calls that have the grant
+}
+
+// Grant is a hold as the app sees it.
+type Grant struct {
+	LockID   lock.HoldID
+	Resource string // without the namespace
+	Mode     lock.Mode
+	Fence    lock.Fence
+	Until    time.Duration // on the clock: may be relied on up to then without further news
+	Count    int
+	Guard    *lock.Guard // nil where the store has none
+}
+
+func (l *Ledger) grant(h *Hold) Grant {
+	until := l.Until()
+	if h.limit != 0 {
+		until = min(until, h.limit)
+	}
+	return Grant{LockID: h.id, Resource: h.name, Mode: h.mode, Fence: h.fence, Until: until, Count: h.count, Guard: h.guard}
+}
+
+// bound makes a hold end after d at the latest, when that is not 0.
+func (l *Ledger) bound(h *Hold, d time.Duration) {
+	if d == 0 {
+		return
+	}
+	if end := l.at.Now + d; h.limit == 0 || end < h.limit {
+		h.limit = end
+		l.dues.set(&h.due, end)
+	}
+}
+
+// forget takes a hold out of everything where it can be found, except among the
+// losses.
+func (l *Ledger) forget(h *Hold) {
+	delete(l.asks, h.id)
+	if h.reentrant && l.keys[h.key] == h {
+		delete(l.keys, h.key)
+	}
+	if h.state == held {
+		l.live--
+	}
+	l.dues.remove(&h.due)
+	for _, c := range h.claims {
+		delete(l.claims, c.requestID)
+	}
+	h.claims = nil
+}
+
+// unregister ends the news of a hold's id.
+func (l *Ledger) unregister(h *Hold) {
+	if h.lease != nil {
+		l.emit(Effect{Kind: Unregister, Lease: h.lease, ID: h.id})
+	}
+}
+
+// unclaim takes one claim off a hold.
+func (l *Ledger) unclaim(c *claim) {
+	delete(l.claims, c.requestID)
+	for i, other := range c.hold.claims {
+		if other == c {
+			c.hold.claims = append(c.hold.claims[:i], c.hold.claims[i+1:]...)
+			return
+		}
+	}
+}
+
+// clean releases an id in the background, or as soon as the downgrade that is
+// under way has returned.
+func (l *Ledger) clean(h *Hold, farewell bool) {
+	if h.busy {
+		if h.after == nil {
+			h.after = &after{}
+		}
+		h.after.farewell = h.after.farewell || farewell
+		return
+	}
+	l.emit(Effect{Kind: Clean, Lease: h.lease, Resource: h.key.Resource, ID: h.id, Farewell: farewell})
+}

@@ -1,0 +1,286 @@
+package ledger
+
+import (
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// Options are what a Ledger needs to know.
+type Options struct {
+	Holds     int                // limit of holds, requests for holds and losses that are not acknowledged
+	Waits     int                // limit of calls that wait
+	HoldsUID  int                // only named in an error: the owner of the Ledger counts, see Ask.Room
+	LostGrace time.Duration      // how long others are kept out when the sidecar ends a hold
+	TTL       time.Duration      // between keep-alives; 0: none are needed
+	Answer    time.Duration      // how long the store has to answer a release
+	NewID     func() lock.HoldID // a new id for each request to the store
+}
+
+// Moment is what was just read off the clock, and off the lease that the holds
+// hang on.
+type Moment struct {
+	Now   time.Duration
+	Until time.Duration // the lease may be relied on up to then
+	Kept  time.Duration // the store keeps others out up to then
+}
+
+// Lease is the lease that a hold hangs on. The ledger hands it back and compares it.
+type Lease any
+
+// State is how far a session is on its way.
+type State uint8
+
+// A session goes from Open to Closed, with Ending between them while holds are
+// in their grace.
+const (
+	Open   State = iota + 1
+	Ending       // its holds are lost, and some are in their grace
+	Closed
+)
+
+// Key is whose hold a reentrant request enters.
+type Key struct {
+	Resource lock.Resource
+	Owner    string
+}
+
+// Ledger is the state of one session. Every method but Effects, Size, Kept and
+// Waits may add to the effects.
+type Ledger struct {
+	o      Options
+	at     Moment
+	state  State
+	refuse bool          // no more requests: the sidecar stops
+	ttlEnd time.Duration // 0: never
+
+	asks    map[lock.HoldID]*Hold // that are asked for and that live
+	keys    map[Key]*Hold         // those of reentrant requests
+	claims  map[string]*claim
+	leaving int // holds whose release is under way
+	waits   int
+	live    int // holds that live
+	dues    dues
+
+	losses losses
+	graces int // losses whose hold the sidecar still keeps in the store
+
+	cancelled memory[struct{}]
+	released  memory[*answer]
+
+	effects []Effect
+}
+
+// New gives the ledger of a session that was just opened.
+func New(o Options, now time.Duration) *Ledger {
+	l := &Ledger{
+		o:         o,
+		state:     Open,
+		asks:      make(map[lock.HoldID]*Hold),
+		cancelled: memory[struct{}]{size: MaxCancelled},
+		released:  memory[*answer]{size: MaxReleases},
+		losses:    losses{acked: memory[*Hold]{size: MaxAcknowledged}},
+	}
+	if o.TTL > 0 {
+		l.ttlEnd = now + o.TTL
+	}
+	return l
+}
+
+// Effect is what the owner of a Ledger must do.
+type Effect struct {
+	Kind     EffectKind
+	Hold     *Hold
+	Call     *Call
+	Lease    Lease
+	Resource lock.Resource
+	ID       lock.HoldID
+	Reason   LostReason
+	Stop     func() // of Stop
+	Done     func() // of Clean: somebody waits for it; may be nil
+	Farewell bool   // of Clean: one of those that End has counted
+
+	Farewells int // of End: how many Clean with Farewell follow, now or when a downgrade has returned
+}
+
+// EffectKind says what an Effect is.
+type EffectKind uint8
+
+// The kinds of an Effect.
+const (
+	Request    EffectKind = iota + 1 // ask the store for Hold, see Asked
+	Stop                             // end the driver's Acquire that is under way, by calling Stop
+	Clean                            // release ID in the background, until the store has answered or Lease is over
+	Unregister                       // news of ID are not wanted any more
+	Peek                             // Call is a try that shares the wait of another: see who holds it, see Peeked
+	Tell                             // there is a loss for the app to hear of, for Reason
+	End                              // the session is closed
+)
+
+func (l *Ledger) emit(e Effect) { l.effects = append(l.effects, e) }
+
+// Effects gives what is to be done, in this order, and forgets it. The slice is
+// good until the next call of another method.
+func (l *Ledger) Effects() []Effect {
+	e := l.effects
+	l.effects = l.effects[:0]
+	if cap(l.effects) > 64 { // once in the life of a large session
+		l.effects = nil
+	}
+	return e
+}
+
+// Look tells the time, and how the lease does; it comes before every other call,
+// unless that is sure to have come at the same moment. What is found to be over
+// is over from then on.
+func (l *Ledger) Look(m Moment) {
+	l.at = m
+	if l.ttlEnd != 0 && m.Now >= l.ttlEnd && l.state == Open {
+		l.Wind(SessionExpired)
+	}
+	for {
+		d := l.dues.first()
+		if d == nil || d.at > m.Now {
+			return
+		}
+		l.dues.remove(d)
+		switch {
+		case d.call != nil:
+			l.leave(d.call, ErrOver)
+		case d.hold.state == held:
+			l.lose(d.hold, MaxHold, m.Now+l.o.LostGrace)
+		case d.hold.state == grace:
+			l.settle(d.hold)
+		case d.hold.state == leaving:
+			l.stop(d.hold)
+		}
+	}
+}
+
+// Next is when Look must come at the latest, 0 when it need not.
+func (l *Ledger) Next() time.Duration {
+	var next time.Duration
+	if l.state == Open {
+		next = l.ttlEnd
+	}
+	if d := l.dues.first(); d != nil && (next == 0 || d.at < next) {
+		next = d.at
+	}
+	return next
+}
+
+// Size is what counts toward the limit of holds: also what is asked for, and
+// losses that nobody has acknowledged. 0 when closed.
+func (l *Ledger) Size() int {
+	if l.state == Closed {
+		return 0
+	}
+	return len(l.asks) + l.leaving + len(l.losses.order)
+}
+
+// Kept is how many holds the store has for the session, those in a grace that the
+// sidecar gives and those that are being released included.
+func (l *Ledger) Kept() int { return l.live + l.leaving + l.graces }
+
+// Waits is how many calls have no answer yet.
+func (l *Ledger) Waits() int { return l.waits }
+
+// Holds tells whether the session holds anything.
+func (l *Ledger) Holds() bool { return l.live > 0 }
+
+// Lives tells whether that is a hold that lives.
+func (l *Ledger) Lives(id lock.HoldID) bool {
+	h := l.asks[id]
+	return h != nil && h.state == held
+}
+
+// State tells how far the session is.
+func (l *Ledger) State() State { return l.state }
+
+// Until is the moment up to which all holds may be relied on, but those with a
+// nearer end of their own.
+func (l *Ledger) Until() time.Duration {
+	if l.ttlEnd != 0 {
+		return min(l.at.Until, l.ttlEnd)
+	}
+	return l.at.Until
+}
+
+// Check is nil while the session is open.
+func (l *Ledger) Check() error {
+	if l.state != Open {
+		return ErrClosed
+	}
+	return nil
+}
+
+// KeepAlive moves the end of the session forward and tells where it is; 0 where
+// none is needed. ErrClosed: it came too late.
+func (l *Ledger) KeepAlive() (time.Duration, error) {
+	if l.state != Open {
+		return 0, ErrClosed
+	}
+	if l.ttlEnd != 0 {
+		l.ttlEnd = max(l.ttlEnd, l.at.Now+l.o.TTL)
+	}
+	return l.ttlEnd, nil
+}
+
+// Refuse ends all waits with ErrClosed, and takes no more requests. Holds stay.
+func (l *Ledger) Refuse() {
+	l.refuse = true
+	for _, h := range l.asks {
+		if h.state == asking {
+			l.fail(h, ErrClosed)
+		}
+	}
+}
+
+// Wind ends a session whose app may still work: its holds are lost, but others
+// are kept out until the app has released them or the grace is over.
+func (l *Ledger) Wind(reason LostReason) {
+	if l.state != Open {
+		return
+	}
+	l.state = Ending
+	l.Refuse()
+	for _, h := range l.asks {
+		l.lose(h, reason, l.at.Now+l.o.LostGrace)
+	}
+	l.closeIfDone()
+}
+
+func (l *Ledger) closeIfDone() {
+	if l.state == Ending && l.graces == 0 {
+		l.Close()
+	}
+}
+
+// Close ends the session: waits end, and holds are released in the background.
+func (l *Ledger) Close() {
+	if l.state == Closed {
+		return
+	}
+	l.state = Closed
+	l.Refuse()
+	var left []*Hold
+	for _, h := range l.asks {
+		l.forget(h)
+		h.state = over
+		left = append(left, h)
+	}
+	for _, h := range l.losses.order {
+		if h.state == grace {
+			l.ungrace(h)
+			left = append(left, h)
+		}
+	}
+	l.emit(Effect{Kind: End, Farewells: len(left)})
+	for _, h := range left {
+		l.unregister(h)
+		l.clean(h, true)
+	}
+	for _, h := range l.losses.order {
+		l.unregister(h)
+	}
+}

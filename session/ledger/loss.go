@@ -1,0 +1,171 @@
+package ledger
+
+import (
+	"sort"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// shorter is how much nearer the end of a grace must come to be told again. The
+// store tells the same revocation with each heartbeat, with moments that differ
+// by the time of a trip.
+const shorter = 100 * time.Millisecond
+
+// losses are those that nobody has acknowledged, in the order in which they were
+// told, and the latest of those that somebody has.
+type losses struct {
+	order []*Hold // by seq
+	known map[lock.HoldID]*Hold
+	seq   uint64
+	acked memory[*Hold]
+}
+
+func (ls *losses) add(h *Hold) {
+	if ls.known == nil {
+		ls.known = make(map[lock.HoldID]*Hold)
+	}
+	ls.seq++
+	h.seq = ls.seq
+	ls.known[h.id] = h
+	ls.order = append(ls.order, h)
+}
+
+func (ls *losses) remove(h *Hold) {
+	delete(ls.known, h.id)
+	i := sort.Search(len(ls.order), func(i int) bool { return ls.order[i].seq >= h.seq })
+	ls.order = append(ls.order[:i], ls.order[i+1:]...)
+}
+
+// Loss gives the first loss that is not acknowledged and was told after seq, and
+// its own.
+func (l *Ledger) Loss(seq uint64) (Lost, uint64, bool) {
+	order := l.losses.order
+	i := sort.Search(len(order), func(i int) bool { return order[i].seq > seq })
+	if i == len(order) {
+		return Lost{}, seq, false
+	}
+	return lostOf(order[i]), order[i].seq, true
+}
+
+// lostOf is what the app is told of a lost hold.
+func lostOf(h *Hold) Lost {
+	lost := Lost{LockID: h.id, Resource: h.name, Fence: h.fence, Reason: h.reason}
+	if h.state == grace {
+		lost.GraceEnd = h.graceEnd
+	}
+	return lost
+}
+
+// lose ends a hold that nobody released, and tells the app, who has at most until
+// that moment before others may be let in: less when the store may end the lease
+// before.
+func (l *Ledger) lose(h *Hold, reason LostReason, until time.Duration) {
+	l.forget(h)
+	h.state, h.reason, h.guard = over, reason, nil
+	h.graceEnd = max(l.at.Now, min(until, l.at.Kept))
+	switch {
+	case reason.ours():
+		h.state = grace
+		l.graces++
+		l.dues.set(&h.due, h.graceEnd)
+	case h.graceEnd > l.at.Now: // the store counts it
+		h.state = grace
+	default:
+		l.unregister(h)
+	}
+	l.losses.add(h)
+	l.emit(Effect{Kind: Tell, Hold: h, Reason: reason})
+}
+
+// settle ends the grace of a lost hold: the store is told, if it is not done
+// already.
+func (l *Ledger) settle(h *Hold) {
+	if h.state != grace {
+		return
+	}
+	l.ungrace(h)
+	l.clean(h, false)
+	l.closeIfDone()
+}
+
+func (l *Ledger) ungrace(h *Hold) {
+	h.state = over
+	l.dues.remove(&h.due)
+	if h.reason.ours() {
+		l.graces--
+	}
+}
+
+// acknowledge is for a release of a hold that does not live: when it was lost,
+// the app knows now, and has stopped its work.
+func (l *Ledger) acknowledge(id lock.HoldID) error {
+	err := l.missing(id)
+	if h := l.losses.known[id]; h != nil {
+		l.losses.remove(h)
+		l.losses.acked.put(string(id), h)
+		l.unregister(h)
+		l.settle(h)
+	}
+	return err
+}
+
+// missing says what became of a hold.
+func (l *Ledger) missing(id lock.HoldID) error {
+	if h := l.losses.known[id]; h != nil {
+		return &LostError{lostOf(h)}
+	}
+	if h, ok := l.losses.acked.get(string(id)); ok {
+		return &LostError{lostOf(h)}
+	}
+	if l.state == Closed {
+		return ErrClosed
+	}
+	return lock.ErrNotHolder
+}
+
+// LeaseOver ends what hangs on a lease: holds are lost, with the grace for which
+// the store keeps others out by itself, and requests go to the next lease.
+func (l *Ledger) LeaseOver(lease Lease, reason LostReason, m Moment) {
+	l.at = m
+	for _, h := range l.asks {
+		switch {
+		case h.lease != lease:
+		case h.state == held:
+			l.lose(h, reason, m.Kept)
+		case h.state == asking:
+			l.askAgain(h)
+		}
+	}
+}
+
+// News is what the store says of one hold, or of one for which it is asked. What
+// it has said before changes nothing, unless it makes the grace shorter.
+func (l *Ledger) News(e lock.Event) {
+	reason, until := StoreLost, time.Duration(0)
+	if e.Kind == lock.Revoked {
+		reason, until = Forced, e.Until
+	}
+	if h := l.asks[e.ID]; h != nil {
+		if h.state == held {
+			l.lose(h, reason, until)
+		} else { // the grant is on its way
+			h.reason = reason
+		}
+		return
+	}
+	h := l.losses.known[e.ID]
+	if h == nil || h.state != grace || reason == Forced && h.graceEnd-until < shorter {
+		return
+	}
+	l.losses.remove(h)
+	h.graceEnd = max(l.at.Now, until)
+	switch {
+	case h.reason.ours():
+		l.dues.set(&h.due, h.graceEnd)
+	case h.graceEnd == l.at.Now:
+		h.state = over
+	}
+	l.losses.add(h)
+	l.emit(Effect{Kind: Tell, Hold: h})
+}

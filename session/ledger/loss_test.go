@@ -1,0 +1,65 @@
+package ledger
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// TestLossesAreKept until they are acknowledged, whoever has read them, and count.
+func TestLossesAreKept(t *testing.T) {
+	l := open(func(o *Options) { o.Holds = 3 })
+	var ids []lock.HoldID
+	for i := range 3 {
+		g := get(t, l, with(plain, func(a *Ask) { a.Resource = lock.Resource(fmt.Sprint(i)) }))
+		ids = append(ids, g.LockID)
+		l.News(lock.Event{Kind: lock.Vanished, ID: g.LockID})
+		l.News(lock.Event{Kind: lock.Vanished, ID: g.LockID}) // told twice is told once
+	}
+	for range 2 { // two readers
+		seq := uint64(0)
+		for _, id := range ids {
+			var lost Lost
+			var ok bool
+			if lost, seq, ok = l.Loss(seq); !ok || lost.LockID != id || lost.Reason != StoreLost {
+				t.Errorf("loss %+v, %v, want of %s", lost, ok, id)
+			}
+		}
+		if lost, _, ok := l.Loss(seq); ok {
+			t.Errorf("one more loss: %+v", lost)
+		}
+	}
+	var limit *LimitError
+	if _, _, err := l.Acquire(&plain); !errors.As(err, &limit) || limit.Limit != "holds" {
+		t.Errorf("Acquire = %v: losses that nobody acknowledges count", err)
+	}
+	if r := l.Release(ids[1], ""); !errors.Is(r.Err, ErrLost) {
+		t.Errorf("release: %+v", r)
+	}
+	if lost, _, _ := l.Loss(1); lost.LockID != ids[2] {
+		t.Errorf("after the acknowledgement: %+v", lost)
+	}
+	get(t, l, &plain)
+}
+
+// TestAShorterGraceIsToldAgain, and a longer one, or the same, is not.
+func TestAShorterGraceIsToldAgain(t *testing.T) {
+	l := open()
+	g := get(t, l, &plain)
+	revoked := func(until time.Duration) { l.News(lock.Event{Kind: lock.Revoked, ID: g.LockID, Until: until}) }
+	revoked(5 * time.Second)
+	_, seq, _ := l.Loss(0)
+	for _, until := range []time.Duration{5 * time.Second, 6 * time.Second, 4950 * time.Millisecond} {
+		revoked(until)
+		if lost, _, ok := l.Loss(seq); ok {
+			t.Errorf("told again: %+v", lost)
+		}
+	}
+	revoked(time.Second)
+	if lost, _, ok := l.Loss(seq); !ok || lost.GraceEnd != time.Second {
+		t.Errorf("loss %+v, %v", lost, ok)
+	}
+}

@@ -1,0 +1,40 @@
+package ledger
+
+// How much a session remembers of what is over. It is for requests that are
+// overtaken or repeated, so for moments.
+const (
+	MaxCancelled    = 1024 // ids of acquires that were given up
+	MaxReleases     = 256  // ids of releases, with their answers
+	MaxAcknowledged = 256  // losses that were acknowledged
+)
+
+// memory keeps the latest entries by their name.
+type memory[T any] struct {
+	size  int
+	known map[string]T
+	order []string // a ring, once it is full
+	next  int
+}
+
+func (m *memory[T]) get(name string) (T, bool) {
+	v, ok := m.known[name]
+	return v, ok
+}
+
+func (m *memory[T]) put(name string, v T) {
+	if _, ok := m.known[name]; ok {
+		m.known[name] = v
+		return
+	}
+	if m.known == nil {
+		m.known = make(map[string]T)
+	}
+	m.known[name] = v
+	if len(m.order) < m.size {
+		m.order = append(m.order, name)
+		return
+	}
+	delete(m.known, m.order[m.next])
+	m.order[m.next] = name
+	m.next = (m.next + 1) % m.size
+}

@@ -1,0 +1,474 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// TestRandom lets one session do everything in any order on a store that answers
+// in any order, and looks at each step whether the promises hold.
+func TestRandom(t *testing.T) {
+	n := uint64(3000)
+	if testing.Short() {
+		n = 300
+	}
+	for seed := range n {
+		w := newWorld(t, rand.New(rand.NewPCG(seed, 1)))
+		for range 150 {
+			w.step()
+		}
+		w.finish()
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
+
+// FuzzLedger is the same with steps that the fuzzer chooses.
+func FuzzLedger(f *testing.F) {
+	f.Add(uint64(1), uint64(2))
+	f.Fuzz(func(t *testing.T, a, b uint64) {
+		w := newWorld(t, rand.New(rand.NewPCG(a, b)))
+		for range 150 {
+			w.step()
+		}
+		w.finish()
+	})
+}
+
+// entry is a hold in the model of the store.
+type entry struct {
+	mode  lock.Mode
+	lease int
+	until time.Duration // of one whose release is forced; 0: it is not
+}
+
+// caller is one caller of Acquire and what it asked for.
+type caller struct {
+	*Call
+	ask Ask
+}
+
+// work is one request to the store that has not returned.
+type work struct {
+	id      lock.HoldID
+	hold    *Hold
+	lease   Lease
+	request *lock.Request
+	kind    string
+	grant   *lock.Grant // of the store, on its way
+	stopped bool
+	done    func()
+}
+
+type world struct {
+	t     *testing.T
+	r     *rand.Rand
+	l     *Ledger
+	now   time.Duration
+	lease int
+	ids   int
+
+	store   map[lock.Resource]map[lock.HoldID]*entry
+	works   []*work
+	callers []*caller
+	given   map[lock.HoldID]map[string]bool // by lock id: who was answered with it
+	locks   []lock.HoldID
+	peeks   []*Call
+	ended   int
+}
+
+func newWorld(t *testing.T, r *rand.Rand) *world {
+	w := &world{
+		t: t, r: r, lease: 1,
+		store: map[lock.Resource]map[lock.HoldID]*entry{"a": {}, "b": {}},
+		given: map[lock.HoldID]map[string]bool{},
+	}
+	o := Options{Holds: 12, Waits: 8, HoldsUID: 1000, LostGrace: 2 * time.Second, NewID: func() lock.HoldID {
+		w.ids++
+		return lock.HoldID(fmt.Sprint("id", w.ids))
+	}}
+	if r.IntN(3) == 0 {
+		o.TTL = 30 * time.Second
+	}
+	w.l = New(o, 0)
+	return w
+}
+
+func (w *world) begin(x *work) {
+	for _, other := range w.works {
+		if other.id == x.id {
+			w.t.Errorf("%s of %s while a %s is under way", x.kind, x.id, other.kind)
+		}
+	}
+	w.works = append(w.works, x)
+}
+
+func (w *world) look() {
+	for _, holders := range w.store {
+		for id, e := range holders {
+			if e.until != 0 && e.until <= w.now { // the store hands it on
+				delete(holders, id)
+			}
+		}
+	}
+	w.l.Look(Moment{Now: w.now, Until: w.now + 9*time.Second, Kept: w.now + 10*time.Second})
+}
+
+// carry does what the ledger wants.
+func (w *world) carry() {
+	for _, e := range append([]Effect(nil), w.l.Effects()...) {
+		switch e.Kind {
+		case Request:
+			x := &work{hold: e.Hold, id: e.Hold.ID(), lease: w.lease, kind: "acquire"}
+			q, ok := w.l.Asked(e.Hold, x.id, w.lease, func() { x.stopped = true })
+			if !ok {
+				continue // wanted under another id by now
+			}
+			x.request = &q
+			w.begin(x)
+		case Stop:
+			e.Stop()
+		case Clean:
+			w.begin(&work{id: e.ID, lease: e.Lease, kind: "clean", done: e.Done, request: &lock.Request{Resource: e.Resource}})
+		case Peek:
+			w.peeks = append(w.peeks, e.Call)
+		case End:
+			w.ended++
+		}
+	}
+	if n := w.l.Size(); n < 0 || n > 12 {
+		w.t.Errorf("size %d", n)
+	}
+	if w.l.Kept() < 0 || w.l.Waits() < 0 || w.l.leaving < 0 || w.l.graces < 0 {
+		w.t.Errorf("negative counts: %d %d %d %d", w.l.Kept(), w.l.Waits(), w.l.leaving, w.l.graces)
+	}
+	live := 0
+	for id, h := range w.l.asks {
+		if h.id != id || h.state != asking && h.state != held {
+			w.t.Errorf("%s is among those that live in state %d as %s", id, h.state, h.id)
+		}
+		if h.state == held {
+			live++
+			if h.count <= 0 || w.store[h.key.Resource][id] == nil {
+				w.t.Errorf("%s lives with count %d, in the store %v", id, h.count, w.store[h.key.Resource][id])
+			}
+		}
+	}
+	if live != w.l.live {
+		w.t.Errorf("%d live, counted %d", live, w.l.live)
+	}
+	for i, d := range w.l.dues {
+		if d.place != i+1 || i > 0 && w.l.dues[(i-1)/2].at > d.at {
+			w.t.Errorf("dues are out of order at %d", i)
+		}
+	}
+	w.answers()
+}
+
+// answers takes the callers that were answered.
+func (w *world) answers() {
+	var left []*caller
+	for _, c := range w.callers {
+		select {
+		case <-c.Ready:
+			switch {
+			case c.Err != nil:
+			case w.r.IntN(6) == 0: // nobody is there to take it
+				w.l.Gone(c.Call, context.Canceled)
+			default:
+				w.granted(&c.ask, c.Grant)
+			}
+		default:
+			left = append(left, c)
+		}
+	}
+	w.callers = left
+	if len(w.l.effects) > 0 {
+		w.carry()
+	}
+}
+
+// granted checks that a grant that nobody shares has one owner.
+func (w *world) granted(a *Ask, g Grant) {
+	if w.given[g.LockID] == nil {
+		w.given[g.LockID] = map[string]bool{}
+		w.locks = append(w.locks, g.LockID)
+	}
+	who := a.RequestID
+	if who == "" {
+		w.ids++
+		who = fmt.Sprint("anonymous", w.ids)
+	}
+	if a.Reentrant {
+		who = "reentrant " + a.Owner
+	}
+	w.given[g.LockID][who] = true
+	if len(w.given[g.LockID]) > 1 {
+		w.t.Errorf("%s was given to %v", g.LockID, w.given[g.LockID])
+	}
+}
+
+func (w *world) free(res lock.Resource, mode lock.Mode) bool {
+	for _, e := range w.store[res] {
+		if e.mode == lock.Exclusive || mode == lock.Exclusive {
+			return false
+		}
+	}
+	return true
+}
+
+func (w *world) pick() lock.HoldID {
+	if len(w.locks) == 0 {
+		return "none"
+	}
+	return w.locks[w.r.IntN(len(w.locks))]
+}
+
+func (w *world) step() {
+	w.now += time.Duration(w.r.IntN(300)) * time.Millisecond
+	w.look()
+	switch w.r.IntN(16) {
+	case 0, 1, 2, 3:
+		w.acquire()
+	case 4, 5, 6, 7, 8:
+		if len(w.works) > 0 {
+			w.complete(w.r.IntN(len(w.works)))
+		}
+	case 9:
+		if len(w.callers) > 0 {
+			c := w.callers[w.r.IntN(len(w.callers))]
+			w.leave(c)
+		}
+	case 10, 11:
+		w.release(w.pick())
+	case 12:
+		w.downgrade(w.pick())
+	case 13:
+		r := w.l.Cancel(fmt.Sprint("r", w.r.IntN(12)))
+		if r.Hold != nil {
+			w.begin(&work{id: r.Hold.ID(), hold: r.Hold, lease: r.Hold.Lease(), kind: "release"})
+		}
+	case 14:
+		w.news()
+	case 15:
+		if w.r.IntN(4) == 0 {
+			w.over()
+		} else if len(w.peeks) > 0 {
+			c := w.peeks[0]
+			w.peeks = w.peeks[1:]
+			st := lock.Status{}
+			for id := range w.store[c.hold.key.Resource] {
+				st.Holders = append(st.Holders, lock.Holding{ID: id})
+			}
+			w.l.Peeked(c, st, nil)
+		}
+	}
+	w.carry()
+}
+
+func (w *world) acquire() {
+	a := Ask{Resource: "a", Name: "a", Mode: lock.Exclusive, Try: w.r.IntN(3) == 0, Reentrant: w.r.IntN(2) == 0, Room: true}
+	if w.r.IntN(2) == 0 {
+		a.RequestID = fmt.Sprint("r", w.r.IntN(12))
+	}
+	if w.r.IntN(3) == 0 {
+		a.Resource, a.Name = "b", "b"
+	}
+	if w.r.IntN(3) == 0 {
+		a.Mode = lock.Shared
+	}
+	if w.r.IntN(3) == 0 {
+		a.MaxHold = time.Duration(w.r.IntN(3000)) * time.Millisecond
+	}
+	if w.r.IntN(3) == 0 {
+		a.Wait = time.Duration(1+w.r.IntN(3000)) * time.Millisecond
+	}
+	g, c, err := w.l.Acquire(&a)
+	switch {
+	case c != nil:
+		w.callers = append(w.callers, &caller{c, a})
+	case err == nil:
+		w.granted(&a, g)
+	}
+}
+
+func (w *world) leave(c *caller) {
+	w.l.Gone(c.Call, context.Canceled)
+	for i := range w.callers {
+		if w.callers[i] == c {
+			w.callers = append(w.callers[:i], w.callers[i+1:]...)
+			return
+		}
+	}
+}
+
+func (w *world) release(id lock.HoldID) {
+	request := ""
+	if w.r.IntN(3) == 0 {
+		request = fmt.Sprint("release", w.r.IntN(6))
+	}
+	r := w.l.Release(id, request)
+	if r.Left < 0 {
+		w.t.Errorf("%d counts are left", r.Left)
+	}
+	if r.Hold != nil {
+		w.begin(&work{id: id, hold: r.Hold, lease: r.Hold.Lease(), kind: "release"})
+	}
+}
+
+func (w *world) downgrade(id lock.HoldID) {
+	if d := w.l.Downgrade(id); d.Hold != nil {
+		w.begin(&work{id: id, hold: d.Hold, lease: d.Hold.Lease(), kind: "downgrade"})
+	}
+}
+
+// news are forced releases and holds that the store loses.
+func (w *world) news() {
+	id := lock.HoldID(fmt.Sprint("id", w.r.IntN(w.ids+1))) // held, or with its grant on the way
+	if w.r.IntN(2) == 0 && len(w.works) > 0 {
+		id = w.works[w.r.IntN(len(w.works))].id
+	}
+	for res, holders := range w.store {
+		if holders[id] == nil || holders[id].lease != w.lease {
+			continue
+		}
+		e := lock.Event{Kind: lock.Revoked, Resource: res, ID: id, Until: w.now + time.Duration(w.r.IntN(4000))*time.Millisecond}
+		if w.r.IntN(2) == 0 {
+			e.Kind, e.Until = lock.Vanished, 0
+			delete(holders, id)
+		} else {
+			holders[id].until = max(e.Until, 1)
+		}
+		w.l.News(e)
+		w.l.News(e) // told twice is told once
+	}
+}
+
+// over ends the lease.
+func (w *world) over() {
+	old := w.lease
+	w.lease++
+	w.l.LeaseOver(old, LeaseLost, Moment{Now: w.now})
+	for _, holders := range w.store {
+		for id, e := range holders {
+			if e.lease == old {
+				delete(holders, id)
+			}
+		}
+	}
+	w.look()
+}
+
+// complete lets one request to the store return.
+func (w *world) complete(i int) {
+	x := w.works[i]
+	w.works = append(w.works[:i], w.works[i+1:]...)
+	current := x.lease == w.lease
+	unknown := w.r.IntN(5) == 0
+	switch x.kind {
+	case "acquire":
+		w.answer(x, current, unknown)
+	case "clean":
+		delete(w.store[x.request.Resource], x.id)
+		if x.done != nil {
+			x.done()
+		}
+	case "release":
+		e := w.store[x.hold.Resource()][x.id]
+		lost := LostReason(0)
+		switch {
+		case unknown:
+			lost = Unknown
+		case e == nil:
+			lost = StoreLost
+		default:
+			delete(w.store[x.hold.Resource()], x.id)
+		}
+		_ = w.l.Released(x.hold, lost)
+	case "downgrade":
+		e := w.store[x.hold.Resource()][x.id]
+		if e != nil {
+			e.mode = lock.Shared
+		}
+		_, _ = w.l.Downgraded(x.hold, !unknown && e != nil, !unknown && e == nil)
+	}
+}
+
+func (w *world) answer(x *work, current, unknown bool) {
+	q := x.request
+	var err error
+	var g lock.Grant
+	switch {
+	case !current:
+		err = lock.ErrLeaseLost
+	case x.grant != nil:
+		g = *x.grant
+	case w.free(q.Resource, q.Mode) && w.r.IntN(8) > 0:
+		w.store[q.Resource][q.ID] = &entry{mode: q.Mode, lease: w.lease}
+		g = lock.Grant{ID: q.ID, Resource: q.Resource, Mode: q.Mode, Fence: lock.Fence(w.ids)}
+		if w.r.IntN(3) == 0 { // the answer takes a while
+			x.grant = &g
+			w.works = append(w.works, x)
+			return
+		}
+		if x.stopped && unknown {
+			err = lock.ErrUnavailable
+		}
+	case x.stopped && unknown:
+		err = lock.ErrUnavailable
+	case x.stopped:
+		err = &lock.HeldError{Cause: context.Canceled}
+	case q.Try:
+		err = &lock.HeldError{Cause: lock.ErrHeld}
+	case w.r.IntN(4) == 0:
+		err = lock.ErrNotHolder
+	default: // it waits on
+		w.works = append(w.works, x)
+		return
+	}
+	w.l.Answered(x.hold, x.id, x.lease, g, err)
+}
+
+// finish ends the session, lets the store answer everything, and looks at what is
+// left.
+func (w *world) finish() {
+	if w.r.IntN(2) == 0 {
+		w.l.Wind(Stopping)
+		w.carry()
+		w.now += 3 * time.Second
+		w.look()
+	}
+	w.carry()
+	w.l.Close()
+	w.carry()
+	for range 1000 {
+		if len(w.works) == 0 {
+			break
+		}
+		w.complete(0)
+		w.carry()
+	}
+	switch {
+	case w.ended != 1:
+		w.t.Errorf("the session ended %d times", w.ended)
+	case len(w.works) > 0 || len(w.callers) > 0 || w.l.Waits() > 0:
+		w.t.Errorf("%d requests and %d callers are left", len(w.works), len(w.callers))
+	case w.l.Size() != 0 || w.l.Kept() != 0 || len(w.l.asks)+len(w.l.keys)+len(w.l.claims)+len(w.l.dues) != 0:
+		w.t.Errorf("left: size %d, kept %d, %v %v %v", w.l.Size(), w.l.Kept(), w.l.asks, w.l.keys, w.l.claims)
+	}
+	for res, holders := range w.store {
+		for id := range holders {
+			w.t.Errorf("%s of %s is left in the store", id, res)
+		}
+	}
+	if _, _, err := w.l.Acquire(&Ask{Resource: "a", Room: true}); !errors.Is(err, ErrClosed) {
+		w.t.Errorf("Acquire after the end = %v", err)
+	}
+}

@@ -1,0 +1,207 @@
+package ledger
+
+import (
+	"context"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// Release is what is to be done for a caller who lets go.
+type Release struct {
+	Left int   // counts
+	Err  error // as Ledger.Release says
+	Hold *Hold // when not nil: see Releasing, ask the store, and tell Released; only then Left and Err are true
+	// Wait, when not nil, is closed when somebody else's request has done it.
+	// Reply gives the answer then.
+	Wait  <-chan struct{}
+	reply *answer
+}
+
+// Reply is the answer after Wait.
+func (r *Release) Reply() (int, error) {
+	if r.reply == nil {
+		return 0, nil
+	}
+	return r.reply.left, r.reply.err
+}
+
+// answer is what a release with a request id was answered.
+type answer struct {
+	id   lock.HoldID
+	left int
+	err  error
+	done chan struct{}
+}
+
+// Release takes one count off a hold; with the last one it is to be released in
+// the store. Another call with the same request id, when that is not empty, gets
+// the same answer. Of a lost hold it acknowledges the loss and ends the grace.
+//
+//	*LostError: the hold was lost before.
+//	lock.ErrNotHolder: there is no such hold (any more).
+//	ErrClosed: the session has ended.
+//	*lock.InvalidError: the request id is that of a release of another hold.
+func (l *Ledger) Release(id lock.HoldID, requestID string) Release {
+	if requestID == "" {
+		return l.release(id, nil)
+	}
+	if a, ok := l.released.get(requestID); ok {
+		if a.id != id {
+			return Release{Err: &lock.InvalidError{Field: "request_id", Problem: "is that of another release"}}
+		}
+		return Release{Wait: a.done, reply: a}
+	}
+	a := &answer{id: id, done: make(chan struct{})}
+	r := l.release(id, a)
+	l.released.put(requestID, a)
+	switch {
+	case r.Hold != nil:
+		r.Hold.reply = a
+	case r.Wait == nil:
+		a.left, a.err = r.Left, r.Err
+		close(a.done)
+	}
+	return r
+}
+
+func (l *Ledger) release(id lock.HoldID, a *answer) Release {
+	h := l.asks[id]
+	if h == nil || h.state != held {
+		return Release{Err: l.acknowledge(id)}
+	}
+	left := h.count - 1
+	if n := len(h.claims); n > left && left > 0 {
+		l.unclaim(h.claims[n-1])
+	}
+	return l.takeOff(h, a)
+}
+
+// takeOff takes one count off a hold that lives.
+func (l *Ledger) takeOff(h *Hold, a *answer) Release {
+	if h.count--; h.count > 0 {
+		return Release{Left: h.count}
+	}
+	l.forget(h)
+	l.unregister(h)
+	if !h.busy {
+		h.state = leaving
+		l.leaving++
+		l.dues.set(&h.due, l.at.Now+l.o.Answer)
+		return Release{Hold: h}
+	}
+	h.state = over
+	if a == nil {
+		a = &answer{id: h.id, done: make(chan struct{})}
+	}
+	h.after = &after{done: func() { close(a.done) }}
+	return Release{Wait: a.done, reply: a}
+}
+
+// Releasing notes how to end the driver's Release, which is called now.
+func (l *Ledger) Releasing(h *Hold, stop func()) { h.stop = stop }
+
+// Unknown in Released: the store has not answered, and the release goes on in the
+// background.
+const Unknown LostReason = 255
+
+// Released notes what the store has said to the release of a hold: lost is 0 when
+// it is released, Unknown, or why the store did not know it.
+func (l *Ledger) Released(h *Hold, lost LostReason) error {
+	l.leaving--
+	l.dues.remove(&h.due)
+	h.state, h.stop = over, nil
+	var err error
+	switch lost {
+	case 0:
+	case Unknown:
+		l.clean(h, false)
+	default:
+		h.reason = lost
+		l.losses.acked.put(string(h.id), h)
+		err = &LostError{lostOf(h)}
+	}
+	if a := h.reply; a != nil {
+		h.reply = nil
+		a.err = err
+		close(a.done)
+	}
+	return err
+}
+
+// Cancel gives up a request by its id, wherever it is: who waits is answered with
+// context.Canceled, a count that it has is taken off, and should it come only
+// now, it is refused.
+func (l *Ledger) Cancel(requestID string) Release {
+	l.cancelled.put(requestID, struct{}{})
+	c := l.claims[requestID]
+	if c == nil {
+		return Release{}
+	}
+	h := c.hold
+	if h.state == held {
+		l.unclaim(c)
+		return l.takeOff(h, nil)
+	}
+	for call := h.calls; call != nil; {
+		next := call.next
+		if call.claim == c {
+			l.drop(call, heldError(h.name, context.Canceled))
+		}
+		call = next
+	}
+	return Release{}
+}
+
+// Downgrade is what is to be done for a caller who wants to share its hold.
+type Downgrade struct {
+	Grant Grant
+	Err   error
+	Hold  *Hold           // when not nil: ask the store, and tell Downgraded; only then Grant is true
+	Wait  <-chan struct{} // when not nil: another downgrade is under way; ask the ledger again after it
+}
+
+// Downgrade makes an exclusive hold a shared one for the app at once, and for the
+// store as soon as it says so. Errors as for Release.
+func (l *Ledger) Downgrade(id lock.HoldID) Downgrade {
+	h := l.asks[id]
+	switch {
+	case h == nil || h.state != held:
+		return Downgrade{Err: l.missing(id)}
+	case h.busy:
+		if h.idle == nil {
+			h.idle = make(chan struct{})
+		}
+		return Downgrade{Wait: h.idle}
+	case h.mode == lock.Exclusive:
+		h.mode, h.unsure = lock.Shared, true
+	}
+	if !h.unsure {
+		return Downgrade{Grant: l.grant(h)}
+	}
+	h.busy = true
+	return Downgrade{Hold: h}
+}
+
+// Downgraded notes what the store has said: sure that it is shared now, missing
+// that it does not know the hold; neither is unknown.
+func (l *Ledger) Downgraded(h *Hold, sure, missing bool) (Grant, error) {
+	h.busy = false
+	if h.idle != nil {
+		close(h.idle)
+		h.idle = nil
+	}
+	if sure {
+		h.unsure = false
+	}
+	if missing && h.state == held {
+		l.lose(h, StoreLost, 0)
+	}
+	if a := h.after; a != nil {
+		h.after = nil
+		l.emit(Effect{Kind: Clean, Lease: h.lease, Resource: h.key.Resource, ID: h.id, Farewell: a.farewell, Done: a.done})
+	}
+	if h.state != held {
+		return Grant{}, l.missing(h.id)
+	}
+	return l.grant(h), nil
+}
