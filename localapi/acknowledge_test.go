@@ -2,9 +2,12 @@ package localapi
 
 import (
 	"net/http"
+	"strings"
 	"testing"
+	"time"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/session"
 )
 
 // TestEveryReaderOfEventsGetsTheLosses: the stream's own reader, one beside it
@@ -80,5 +83,25 @@ func TestReleaseWithARequestID(t *testing.T) {
 		if code != http.StatusOK || compact(body) != `{"count":1}` {
 			t.Errorf("HTTP: %d %s", code, body)
 		}
+	}
+}
+
+// TestUnreadRefusalsEndTheStream: answers that need no store are not sent by who
+// receives, so it sees that the client reads nothing.
+func TestUnreadRefusalsEndTheStream(t *testing.T) {
+	for name, q := range map[string]*pb.SessionRequest{
+		"refused":    {RequestId: strings.Repeat("k", 128)},
+		"cancel":     {RequestId: strings.Repeat("k", 128), Request: &pb.SessionRequest_Cancel{Cancel: &pb.CancelRequest{RequestId: "none"}}},
+		"keep alive": {RequestId: strings.Repeat("k", 128), Request: &pb.SessionRequest_KeepAlive{KeepAlive: &pb.KeepAliveRequest{}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := start(t, func(_ *session.Options, o *Options) { o.Limits.Stall = 100 * time.Millisecond })
+			x := s.stream(t, s.api(t), &pb.OpenSessionRequest{})
+			go func() {
+				for x.Send(q) == nil { //nolint:revive // until the stream ends
+				}
+			}()
+			eventually(t, "ended", func() bool { return s.manager.Info().Sessions == 0 })
+		})
 	}
 }

@@ -138,9 +138,10 @@ func (t *sessionStream) over() error {
 	return err
 }
 
-// receive takes requests until the stream ends. One that has to ask the store is
-// carried out on the goroutine that has received it, which leaves receiving to
-// another: so the request does not wait for a goroutine to wake up.
+// receive takes requests until the stream ends. Each is carried out and answered
+// on the goroutine that has received it, which leaves receiving to another: so the
+// request does not wait for a goroutine to wake up, and an answer that the client
+// does not read never blocks the one that receives and sees the stall.
 func (t *sessionStream) receive() {
 	for {
 		q, err := t.next()
@@ -154,7 +155,7 @@ func (t *sessionStream) receive() {
 		}
 		work, err := t.take(q)
 		if err != nil {
-			t.fail(q.GetRequestId(), err)
+			work = t.fly(func() { t.fail(q.GetRequestId(), err) })
 		}
 		if work != nil {
 			t.workers.run(t.receive)
@@ -216,7 +217,7 @@ func (t *sessionStream) end() {
 }
 
 // take begins what q asks for, and returns the work that may have to wait for the
-// store, or nil. Its error is the answer.
+// store or for the client, nil when that is done already. Its error is the answer.
 func (t *sessionStream) take(q *pb.SessionRequest) (work func(), _ error) {
 	id := q.GetRequestId()
 	if id == "" || len(id) > maxRequestID {
@@ -237,16 +238,19 @@ func (t *sessionStream) take(q *pb.SessionRequest) (work func(), _ error) {
 		}), nil
 	case *pb.SessionRequest_Cancel:
 		t.cancel(r.Cancel.GetRequestId())
-		t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Cancelled{Cancelled: &pb.CancelResponse{}}}, nil)
+		return t.fly(func() {
+			t.out.post(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Cancelled{Cancelled: &pb.CancelResponse{}}})
+		}), nil
 	case *pb.SessionRequest_KeepAlive:
 		a, err := t.keepAlive(t.sess)
-		t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_KeptAlive{KeptAlive: a}}, err)
+		return t.fly(func() {
+			t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_KeptAlive{KeptAlive: a}}, err)
+		}), nil
 	case *pb.SessionRequest_Open:
 		return nil, invalid("open", "must come only once, as the first message of a stream")
 	default:
 		return nil, invalid("request", "is missing, or not known to this sidecar")
 	}
-	return nil, nil
 }
 
 // maxRequestID is in bytes.
