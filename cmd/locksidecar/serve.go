@@ -93,7 +93,9 @@ func addServe(cmd *cobra.Command) *serveFlags {
 	f.UintSliceVar(&s.allowGIDs, "allow-gid", nil, "groups whose members may connect")
 	f.UintSliceVar(&s.adminUIDs, "admin-uid", nil, "users who may take locks from others (default: root and the sidecar's own user)")
 	f.IntVar(&s.sessions.Sessions, "max-sessions", session.DefaultSessions, "app sessions at a time")
-	f.IntVar(&s.sessions.HoldsPerSession, "max-holds", session.DefaultHoldsPerSession, "locks of one session at a time")
+	f.IntVar(&s.sessions.SessionsPerUID, "max-sessions-per-uid", session.DefaultSessionsPerUID, "app sessions of one user at a time")
+	f.IntVar(&s.sessions.HoldsPerSession, "max-holds", session.DefaultHoldsPerSession, "locks of one session at a time, with requests for locks and losses that it has not acknowledged")
+	f.IntVar(&s.sessions.HoldsPerUID, "max-holds-per-uid", session.DefaultHoldsPerUID, "the same of all sessions of one user")
 	f.IntVar(&s.sessions.WaitersPerSession, "max-waiters", session.DefaultWaitersPerSession, "waiting requests of one session at a time")
 	f.IntVar(&s.api.Connections, "max-connections", 0, "connections at a time (default 4096, or what the limit of open files allows)")
 	f.IntVar(&s.api.ConnectionsPerUID, "max-connections-per-uid", 0, "connections of one user at a time (default three quarters of --max-connections)")
@@ -131,7 +133,9 @@ func (s *serveFlags) options(io streams) (o sidecarOptions, err error) {
 		least int
 	}{
 		{"max-sessions", s.sessions.Sessions, 1},
+		{"max-sessions-per-uid", s.sessions.SessionsPerUID, 1},
 		{"max-holds", s.sessions.HoldsPerSession, 1},
+		{"max-holds-per-uid", s.sessions.HoldsPerUID, 1},
 		{"max-waiters", s.sessions.WaitersPerSession, 1},
 		{"max-connections", s.api.Connections, 0},
 		{"max-connections-per-uid", s.api.ConnectionsPerUID, 0},

@@ -30,7 +30,7 @@ func addStore(cmd *cobra.Command, store, storeHelp string) *storeFlags {
 	f.StringVar(&s.passwordFile, "store-password-file", "", "file whose only line is the password to put into the store's URL")
 	f.BoolVar(&s.migrate, "migrate", true, "make and update the tables of a store that has them; else see locksidecar schema")
 	f.DurationVar(&s.ttl, "ttl", session.DefaultTTL, "how long the store keeps locks when the sidecar dies, 500ms to 10m")
-	f.StringVar(&s.namespace, "namespace", "", "put before every resource name in the store: NAMESPACE/name")
+	f.StringVar(&s.namespace, "namespace", "", "put before every resource name in the store: NAMESPACE/name; without a slash")
 	f.StringVar(&s.name, "name", "", "name of this sidecar in lists (default $POD_NAME, else the host's name)")
 	config.Rivals(f, "store", "store-file")
 	complete(cmd, "store", backends.Schemes()...)
