@@ -113,11 +113,11 @@ var admissionCases = []admissionCase{
 			t.Error("the app sees the sidecar's files")
 		}
 	}},
-	{name: "everything overridden", pod: plain(`, locksidecar.io/ttl: 1m30s, locksidecar.io/namespace: a/b.c, locksidecar.io/log-level: debug,
+	{name: "everything overridden", pod: plain(`, locksidecar.io/ttl: 1m30s, locksidecar.io/namespace: a-b.c, locksidecar.io/log-level: debug,
 		locksidecar.io/cpu-request: 50m, locksidecar.io/cpu-limit: "1.5", locksidecar.io/memory-request: 48Mi, locksidecar.io/memory-limit: 1Gi`), check: func(t *testing.T, p *corev1.Pod) {
 		s := sidecar(t, p)
 		wantEnv(t, s, "LOCKSIDECAR_TTL", "1m30s")
-		wantEnv(t, s, "LOCKSIDECAR_NAMESPACE", "a/b.c")
+		wantEnv(t, s, "LOCKSIDECAR_NAMESPACE", "a-b.c")
 		wantEnv(t, s, "LOCKSIDECAR_LOG_LEVEL", "debug")
 		r := s.Resources
 		if got := []string{r.Requests.Cpu().String(), r.Limits.Cpu().String(), r.Requests.Memory().String(), r.Limits.Memory().String()}; !slices.Equal(got, []string{"50m", "1500m", "48Mi", "1Gi"}) {

@@ -15,8 +15,8 @@ No value can have "$(", so none can make Kubernetes put in another variable.
   env: LOCKSIDECAR_TTL
 - name: namespace
   valid: >-
-    v.matches('^[A-Za-z0-9]([A-Za-z0-9._/:@-]{0,251}[A-Za-z0-9])?$')
-  means: "must be at most 253 letters, digits and . _ / : @ - with a letter or digit at both ends"
+    v.matches('^[A-Za-z0-9]([A-Za-z0-9._:@-]{0,251}[A-Za-z0-9])?$')
+  means: "must be at most 253 letters, digits and . _ : @ - with a letter or digit at both ends"
   env: LOCKSIDECAR_NAMESPACE
 - name: log-level
   valid: >-
