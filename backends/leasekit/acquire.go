@@ -21,6 +21,8 @@ func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 		a, err := l.d.Ask(ctx, q)
 		forced, err := l.asked(e, a, err)
 		switch {
+		case errors.Is(err, ErrNotSent):
+			return lock.Grant{}, l.unsent(ctx, e)
 		case err != nil:
 			return lock.Grant{}, err
 		case forced:
@@ -54,6 +56,7 @@ func (l *Lease) asked(e *entry, a Answer, err error) (forced bool, _ error) {
 		e.stored, e.held, e.unsure = true, a.Granted && (e.held || !forced), false
 	case errors.Is(err, lock.ErrUnavailable):
 		e.unsure = true
+	case errors.Is(err, ErrNotSent) && (e.stored || e.unsure):
 	default: // nothing is left
 		l.remove(e)
 	}
@@ -65,6 +68,18 @@ func (l *Lease) asked(e *entry, a Answer, err error) (forced bool, _ error) {
 		return false, lock.ErrLeaseLost
 	}
 	return forced, err
+}
+
+// unsent ends a wait whose last request was not sent. Of the first one nothing can
+// be left.
+func (l *Lease) unsent(ctx context.Context, e *entry) error {
+	l.mu.Lock()
+	known := l.entries[e.ID] == e
+	l.mu.Unlock()
+	if known {
+		return l.giveUp(ctx, e)
+	}
+	return &lock.HeldError{Cause: context.Cause(ctx), Status: lock.Status{Resource: e.Resource}}
 }
 
 // giveBack ends a hold whose release was forced before its Acquire has returned.

@@ -8,6 +8,7 @@ package leasekit
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -25,6 +26,7 @@ type Driver interface {
 	// unknown: the store knows it by its ID.
 	//   *lock.HeldError with lock.ErrHeld: a try found it taken; nothing is left.
 	//   lock.ErrNotHolder: the request was given up or forced out; nothing is left.
+	//   ErrNotSent: ctx ended before this request was sent.
 	Ask(ctx context.Context, q lock.Request) (Answer, error)
 
 	// Withdraw ends a hold or takes a waiter out of the queue. Nothing there is
@@ -52,6 +54,9 @@ type Driver interface {
 	// still reach the driver after it, and finds the lease over.
 	Close(ctx context.Context) error
 }
+
+// ErrNotSent is Ask's: the store knows no more of the request than before.
+var ErrNotSent = errors.New("ctx ended before the request was sent")
 
 // Ref names one hold or waiter of the lease.
 type Ref struct {
