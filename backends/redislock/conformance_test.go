@@ -10,6 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/locksidecar/locksidecar/backends/backendtest"
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -69,7 +70,7 @@ func (h *harness) road(b lock.Backend) *testengine.Proxy {
 }
 
 func (h *harness) TTL() time.Duration            { return time.Second }
-func (h *harness) Recheck() time.Duration        { return maxRecheck }
+func (h *harness) Recheck() time.Duration        { return leasekit.RecheckOf(h.TTL()) }
 func (h *harness) Exceptions() map[string]string { return nil }
 
 // direct gives a client of the test's own, past all roads.

@@ -3,6 +3,7 @@ package redislock
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,7 +16,7 @@ import (
 const patience = 20 * time.Second
 
 // sidecar opens a backend and a lease that live as long as the test.
-func sidecar(t *testing.T, url string, ttl time.Duration) (*Backend, *lease) {
+func sidecar(t *testing.T, url string, ttl time.Duration) (*Backend, lock.Lease) {
 	t.Helper()
 	b := openAt(t, url)
 	t.Cleanup(func() { _ = b.Close() })
@@ -29,7 +30,7 @@ func sidecar(t *testing.T, url string, ttl time.Duration) (*Backend, *lease) {
 		defer cancel()
 		_ = l.Close(ctx) // the server may be gone
 	})
-	return b, l.(*lease)
+	return b, l
 }
 
 func eventually(t *testing.T, what string, f func() error) {
@@ -51,7 +52,7 @@ func exclusive(r lock.Resource) lock.Request {
 	return lock.Request{ID: lock.NewHoldID(), Resource: r, Mode: lock.Exclusive, Owner: lock.Owner{Session: "test"}.Encode()}
 }
 
-func hold(t *testing.T, l *lease, r lock.Resource) lock.Grant {
+func hold(t *testing.T, l lock.Lease, r lock.Resource) lock.Grant {
 	t.Helper()
 	g, err := l.Acquire(t.Context(), exclusive(r))
 	if err != nil {
@@ -107,100 +108,6 @@ func TestFailoverLosesAll(t *testing.T) {
 	}
 }
 
-// After another server came up, holds that it does not know are reported, and
-// those that only it knows are released: a replica that lagged by a grant and a
-// release.
-func TestMemoriesAreCompared(t *testing.T) {
-	s := testengine.New(t, testengine.Redis)
-	b, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
-	kept, vanished := hold(t, l, "kept"), hold(t, l, "vanished")
-	stale := exclusive("stale")
-	if _, err := l.Acquire(t.Context(), stale); err != nil {
-		t.Fatal(err)
-	}
-	k := &b.keys.buckets[0]
-	for _, key := range []string{k.lock + "vanished"} {
-		if err := b.client.Del(t.Context(), key).Err(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := b.client.ZRem(t.Context(), k.mine+string(l.id), member("vanished", vanished.ID)).Err(); err != nil {
-		t.Fatal(err)
-	}
-	l.forget(stale.ID) // as if it had been released on the old server only
-
-	if err := beat(t.Context(), l); err != nil {
-		t.Fatal(err)
-	}
-	testengine.Restart(t, s, testengine.KeepData)
-	eventually(t, "Redis answers", func() error { return beat(t.Context(), l) })
-	select {
-	case e := <-l.Events():
-		if e.Kind != lock.Vanished || e.ID != vanished.ID || e.Resource != "vanished" {
-			t.Errorf("event %+v, want that %s has vanished", e, vanished.ID)
-		}
-	case <-time.After(patience):
-		t.Fatal("no event for the hold that vanished")
-	}
-	all, err := b.List(t.Context(), "", lock.Page{Limit: 10})
-	if err != nil || len(all) != 1 || all[0].Holders[0].ID != kept.ID {
-		t.Errorf("after comparing there is %+v (%v), want only %q", all, err, "kept")
-	}
-}
-
-// A server that was restarted lately hands out nothing until holders from
-// before must have noticed.
-func TestRestartGrace(t *testing.T) {
-	s := testengine.New(t, testengine.Redis)
-	_, l := sidecar(t, s.URL()+"?restart-grace=3s", 30*time.Second)
-	g := hold(t, l, "r")
-	if err := l.Release(t.Context(), "r", g.ID); err != nil {
-		t.Fatal(err)
-	}
-	restarted := time.Now()
-	testengine.Restart(t, s, testengine.KeepData)
-	eventually(t, "Redis answers", func() error { return beat(t.Context(), l) })
-	q := exclusive("r")
-	q.Try = true
-	if _, err := l.Acquire(t.Context(), q); !errors.Is(err, lock.ErrUnavailable) {
-		t.Errorf("try within the grace: got %v, want ErrUnavailable", err)
-	}
-	hold(t, l, "r")
-	if took := time.Since(restarted); took < 3*time.Second {
-		t.Errorf("granted %s after the restart, within the grace", took)
-	}
-}
-
-// FLUSHALL is loss of memory without a restart.
-func TestFlushedStoreWaits(t *testing.T) {
-	s := testengine.New(t, testengine.Redis)
-	b, l := sidecar(t, s.URL()+noGrace, 2*time.Second)
-	hold(t, l, "r")
-	if err := b.client.FlushAll(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
-	if err := beat(t.Context(), l); !errors.Is(err, lock.ErrLeaseLost) {
-		t.Fatalf("Heartbeat after FLUSHALL: got %v, want ErrLeaseLost", err)
-	}
-	flushed := time.Now()
-	_, l2 := sidecarOn(t, b, 2*time.Second)
-	if took := time.Since(flushed); took < 2*time.Second {
-		t.Errorf("a new lease was opened %s after the store lost its memory, sooner than the TTL", took)
-	}
-	hold(t, l2, "r")
-}
-
-func sidecarOn(t *testing.T, b *Backend, ttl time.Duration) (*Backend, *lease) {
-	t.Helper()
-	var l lock.Lease
-	eventually(t, "a lease is opened", func() (err error) {
-		l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: t.Name()})
-		return err
-	})
-	t.Cleanup(func() { _ = l.Close(context.Background()) })
-	return b, l.(*lease)
-}
-
 // A store that answers slowly, but within the time limit of a request, makes
 // everything slow and nothing wrong.
 func TestSlowStore(t *testing.T) {
@@ -251,35 +158,6 @@ func TestScriptFlush(t *testing.T) {
 	}
 }
 
-// What a dead sidecar left is cleared away by another one's heartbeats, though
-// nobody asks for those resources any more.
-func TestDeadLeaseIsClearedAway(t *testing.T) {
-	s := testengine.New(t, testengine.Redis)
-	b, l := sidecar(t, s.URL()+noGrace, time.Second)
-	for _, r := range []lock.Resource{"a", "b", "c"} {
-		hold(t, l, r)
-	}
-	_, other := sidecar(t, s.URL()+noGrace, 30*time.Second)
-	g := hold(t, other, "mine")
-	eventually(t, "nothing is left of the dead lease", func() error {
-		if err := beat(t.Context(), other); err != nil {
-			return err
-		}
-		keys, err := b.client.Keys(t.Context(), "*").Result()
-		if err != nil {
-			return err
-		}
-		// config, used, last, leases; the lock and the list of the living one; the reaper's mark
-		if len(keys) > 7 {
-			return errors.New("there are keys left")
-		}
-		return nil
-	})
-	if err := other.Release(t.Context(), "mine", g.ID); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestEvictingServerIsRefused(t *testing.T) {
 	s := testengine.New(t, testengine.Redis)
 	plain := openAt(t, s.URL())
@@ -297,6 +175,29 @@ func TestEvictingServerIsRefused(t *testing.T) {
 	sidecar(t, s.URL()+noGrace+"&allow-eviction=true", time.Second)
 }
 
+// One node of a Cluster is enough. Issue 9, 3.12.
+func TestEvictingNodeIsRefused(t *testing.T) {
+	s := testengine.New(t, testengine.RedisCluster)
+	for _, n := range testengine.Nodes(t, s) {
+		c := plain(t, n.Addr())
+		set := func(memory, policy string) {
+			for key, value := range map[string]string{"maxmemory": memory, "maxmemory-policy": policy} {
+				if err := c.ConfigSet(t.Context(), key, value).Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		set("100mb", "allkeys-lru")
+		b := openAt(t, s.URL()+noGrace)
+		if _, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Second}); !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), "evict") {
+			t.Errorf("OpenLease while %s evicts: got %v, want ErrUnavailable", n.Addr(), err)
+		}
+		_ = b.Close()
+		set("0", "noeviction")
+	}
+	sidecar(t, s.URL()+noGrace, time.Second)
+}
+
 func TestOtherLayoutIsRefused(t *testing.T) {
 	s := testengine.Shared(t, testengine.Redis)
 	b := openAt(t, s.URL()+noGrace+"&prefix=other")
@@ -307,23 +208,6 @@ func TestOtherLayoutIsRefused(t *testing.T) {
 	if _, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Second}); !errors.Is(err, lock.ErrUnavailable) {
 		t.Errorf("OpenLease on another layout: got %v, want ErrUnavailable", err)
 	}
-}
-
-// A copy of a request that arrives after it was given up is not carried out.
-func TestLateCopyIsRefused(t *testing.T) {
-	s := testengine.Shared(t, testengine.Redis)
-	b, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
-	q := exclusive("late")
-	a := l.attempt(0, q)
-	a.e.unsure = true // it was sent and had no answer
-	if err := l.Release(t.Context(), q.Resource, q.ID); !errors.Is(err, lock.ErrNotHolder) {
-		t.Fatalf("Release: %v", err)
-	}
-	reply, err := b.run(t.Context(), b.client, scriptAcquire, a.keys, a.args...)
-	if fields, ok := reply.([]any); err != nil || !ok || word(fields, 0) != "GONE" {
-		t.Errorf("the late copy got %v (%v), want GONE", reply, err)
-	}
-	hold(t, l, "late") // others are not in the way of that
 }
 
 func TestPing(t *testing.T) {

@@ -23,9 +23,9 @@ type keyspace struct {
 
 // bucket has the names that do not depend on a resource or lease.
 type bucket struct {
-	leases, last, used, reaper string
-	mine                       string // prefix
-	lock, queue, waiters, gone string // prefixes
+	leases, last, mark, names, reaper string
+	mine, revoked                     string // prefixes, for a lease
+	lock, queue, waiters, gone        string // prefixes, for a resource
 }
 
 func newKeyspace(prefix string, buckets int) keyspace {
@@ -33,8 +33,9 @@ func newKeyspace(prefix string, buckets int) keyspace {
 	for i := range buckets {
 		p := "{" + prefix + ":" + strconv.Itoa(i) + "}:"
 		k.buckets = append(k.buckets, bucket{
-			leases: p + "leases", last: p + "last", used: p + "used", reaper: p + "reaper",
-			mine: p + "lease:", lock: p + "lock:", queue: p + "queue:", waiters: p + "waiters:", gone: p + "gone:",
+			leases: p + "leases", last: p + "last", mark: p + "mark", names: p + "names", reaper: p + "reaper",
+			mine: p + "lease:", revoked: p + "revoked:",
+			lock: p + "lock:", queue: p + "queue:", waiters: p + "waiters:", gone: p + "gone:",
 		})
 	}
 	return k
@@ -52,7 +53,10 @@ func (k *keyspace) bucketOf(r lock.Resource) int {
 // of gives KEYS of lib.lua for one resource and one lease.
 func (b *bucket) of(r lock.Resource, l lock.LeaseID) []string {
 	name := string(r)
-	return []string{b.leases, b.last, b.mine + string(l), b.lock + name, b.queue + name, b.waiters + name, b.gone + name}
+	return []string{
+		b.leases, b.last, b.mine + string(l), b.lock + name, b.queue + name, b.waiters + name, b.gone + name,
+		b.names, b.revoked + string(l),
+	}
 }
 
 // member is how a hold or waiter stands in a lease's "mine" set: sets of score 0

@@ -2,84 +2,144 @@ package redislock
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/lock"
 )
 
-// maxBatch bounds what one round trip carries.
-const maxBatch = 256
+const (
+	// maxBatch bounds what one round trip carries.
+	maxBatch = 64
+	// linger is for how long the answer to a request that was sent is waited for
+	// although the caller's ctx has ended: mostly it comes, and nothing is unknown.
+	linger = time.Second
+)
+
+var (
+	errNotSent = errors.New("not sent")
+	errCut     = errors.New("sent, and not waited for")
+)
 
 // line sends the requests of many callers for one bucket. A caller that finds it
 // free sends its request itself, with no goroutine in between. Those that come
-// while a request is on its way wait, and go together in the next round trip,
-// which the first of them sends. So one caller pays for nothing but its own
-// request, and many callers share trips, system calls and wake-ups.
+// while a request is on its way wait, and go together in the next round trip. So
+// one caller pays for nothing but its own request, and many callers share trips,
+// system calls and wake-ups.
 type line struct {
-	client redis.UniversalClient
+	sender
+	timeout time.Duration // of a request
 
 	mu      sync.Mutex
 	busy    bool
 	waiting []*ticket
+	sending sync.WaitGroup
 }
 
 // ticket is a request that waits.
 type ticket struct {
 	cmd   redis.Cmder
-	batch []*ticket     // for the one that is to send it, itself first
-	ready chan struct{} // closed when batch is set, or cmd has its answer
+	sent  bool          // under line.mu
+	ready chan struct{} // closed when cmd has its answer
 }
 
 // Process sends a request and waits for its answer. The error is also the
-// command's.
+// command's, except these two, after which the command must not be looked at:
+//
+//	errNotSent: ctx ended before.
+//	errCut: it was sent, and ctx has ended a while ago.
 func (l *line) Process(ctx context.Context, cmd redis.Cmder) error {
+	if ctx.Err() != nil {
+		return errNotSent
+	}
 	l.mu.Lock()
 	if !l.busy {
 		l.busy = true
 		l.mu.Unlock()
-		err := l.client.Process(ctx, cmd)
+		err := l.alone(ctx, cmd)
 		l.pass()
 		return err
 	}
 	t := &ticket{cmd: cmd, ready: make(chan struct{})}
 	l.waiting = append(l.waiting, t)
 	l.mu.Unlock()
-	<-t.ready
-	if t.batch != nil {
-		l.send(ctx, t.batch)
-		l.pass()
-		for _, other := range t.batch[1:] {
-			close(other.ready)
+	select {
+	case <-t.ready:
+		return cmd.Err()
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	sent := t.sent
+	if !sent {
+		for i, other := range l.waiting {
+			if other == t {
+				l.waiting = append(l.waiting[:i:i], l.waiting[i+1:]...)
+				break
+			}
 		}
 	}
-	return cmd.Err()
+	l.mu.Unlock()
+	if !sent {
+		return errNotSent
+	}
+	timer := time.NewTimer(linger)
+	defer timer.Stop()
+	select {
+	case <-t.ready:
+		return cmd.Err()
+	case <-timer.C:
+		return errCut
+	}
+}
+
+// alone sends one request in the caller's goroutine. A request that is cut short
+// costs its connection, so that takes a while.
+func (l *line) alone(ctx context.Context, cmd redis.Cmder) error {
+	free := context.WithoutCancel(ctx)
+	if end, ok := ctx.Deadline(); ok && time.Until(end)+linger < l.timeout {
+		var cancel context.CancelFunc
+		free, cancel = context.WithDeadline(free, end.Add(linger))
+		defer cancel()
+	}
+	return l.sender.Process(free, cmd)
 }
 
 // send carries out a batch. Each command has its own answer or error after it.
-func (l *line) send(ctx context.Context, batch []*ticket) {
-	if len(batch) == 1 {
-		_ = l.client.Process(ctx, batch[0].cmd)
-		return
+func (l *line) send(batch []*ticket) {
+	ctx := context.Background() // a batch is of many callers; the driver's timeout bounds it
+	cmds := make([]redis.Cmder, len(batch))
+	for i, t := range batch {
+		cmds[i] = t.cmd
 	}
-	pipe := l.client.Pipeline()
+	l.trip(ctx, cmds)
+	l.pass()
 	for _, t := range batch {
-		_ = pipe.Process(ctx, t.cmd) // only queues it
+		close(t.ready)
 	}
-	_, _ = pipe.Exec(ctx)
 }
 
 // pass lets the next batch go, or leaves the line free.
 func (l *line) pass() {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	n := min(len(l.waiting), maxBatch)
 	if n == 0 {
 		l.busy = false
-		l.mu.Unlock()
 		return
 	}
 	batch := l.waiting[:n:n]
 	l.waiting = l.waiting[n:]
-	l.mu.Unlock()
-	batch[0].batch = batch
-	close(batch[0].ready)
+	for _, t := range batch {
+		t.sent = true
+	}
+	l.sending.Go(func() { l.send(batch) })
+}
+
+// unavailable makes any error of the driver an unknown outcome.
+func unavailable(what string, err error) error {
+	return fmt.Errorf("%s: %w: %w", what, lock.ErrUnavailable, err)
 }

@@ -7,21 +7,28 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// listen reads the lease's channel until ctx ends. Messages may be lost whenever
-// the connection is: after each new subscription all waiters ask again.
+// Listen implements leasekit.Driver. Messages may be lost whenever the connection
+// is: after each new subscription all waiters ask again.
 //
 // In a Cluster it is an ordinary channel, which the nodes pass on to each other:
-// one connection a sidecar. Sharded channels would take one a slot.
-func (l *lease) listen(ctx context.Context, subscribed func()) {
+// one connection a sidecar. Sharded channels would take one a slot. So nobody knows
+// there which server has sent a message, and a grant makes the waiter ask.
+func (d *driver) Listen(ctx context.Context, push func(leasekit.Push)) {
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	beside.Go(func() { d.chores(ctx) })
+	beside.Go(func() { d.reapDead(ctx) })
 	for ctx.Err() == nil {
-		l.listenOnce(ctx, subscribed)
+		d.listenOnce(ctx, push)
 		select {
 		case <-time.After(20*time.Millisecond + rand.N(80*time.Millisecond)): //nolint:gosec // not a secret
 		case <-ctx.Done():
@@ -30,21 +37,22 @@ func (l *lease) listen(ctx context.Context, subscribed func()) {
 }
 
 // listenOnce reads from one subscription until it fails or falls silent.
-func (l *lease) listenOnce(ctx context.Context, subscribed func()) {
-	push := l.b.client.Subscribe(ctx, l.b.keys.channel+string(l.id))
-	closePush := func() { _ = push.Close() }
-	defer closePush()
-	defer context.AfterFunc(ctx, closePush)()
+func (d *driver) listenOnce(ctx context.Context, push func(leasekit.Push)) {
+	before := d.present()
+	sub := d.b.client.Subscribe(ctx, d.b.keys.channel+string(d.id))
+	closeSub := func() { _ = sub.Close() }
+	defer closeSub()
+	defer context.AfterFunc(ctx, closeSub)()
 	asked := false
 	for {
-		msg, err := push.ReceiveTimeout(ctx, l.recheck)
+		msg, err := sub.ReceiveTimeout(ctx, d.recheck)
 		var timeout net.Error
 		switch {
 		case err == nil:
 			asked = false
 		case errors.As(err, &timeout) && timeout.Timeout() && !asked:
 			// Nothing to hear is normal, but a dead connection sounds the same.
-			if asked = true; push.Ping(ctx) != nil {
+			if asked = true; sub.Ping(ctx) != nil {
 				return
 			}
 			continue
@@ -53,56 +61,56 @@ func (l *lease) listenOnce(ctx context.Context, subscribed func()) {
 		}
 		switch m := msg.(type) {
 		case *redis.Subscription:
-			subscribed()
-			l.missed()
+			if before != d.present() {
+				return // it is not certain who is at the other end
+			}
+			d.pushOnce.Do(func() { close(d.subscribed) })
+			push(leasekit.Push{Kind: leasekit.Missed})
 		case *redis.Message:
-			l.pushed(m.Payload)
+			if p, ok := parsePush(m.Payload); ok {
+				if p.Kind == leasekit.Granted && !d.believes(before) {
+					p.Kind = leasekit.Woken
+				}
+				push(p)
+			}
 		}
 	}
 }
 
-// missed makes all waiters ask the store again.
-func (l *lease) missed() {
-	l.mu.Lock()
-	close(l.resync)
-	l.resync = make(chan struct{})
-	l.mu.Unlock()
+// present is the server at the end of the only road; nil in a Cluster.
+func (d *driver) present() *presence {
+	if len(d.slots) > 1 {
+		return nil
+	}
+	return d.b.only.current.Load()
 }
 
-// pushed takes a message that a script published:
-// "g ID FENCE" granted, "r ID MILLISECONDS RESOURCE" revoked, "x ID" forced out of the queue.
-func (l *lease) pushed(payload string) {
+// believes tells whether a grant that a server has published is as good as an
+// answer: that server is at the end of the road still, and is trusted.
+func (d *driver) believes(by *presence) bool {
+	s := d.slots[0]
+	return d.b.cfg.replicas == 0 && by != nil && by == d.present() && s.trusts(by) && d.kept(s) == 0
+}
+
+// parsePush reads a message that a script has published: "g ID FENCE" granted,
+// "r ID MICROSECONDS RESOURCE" revoked, "x ID" forced out of the queue.
+func parsePush(payload string) (leasekit.Push, bool) {
 	kind, rest, _ := strings.Cut(payload, " ")
 	id, rest, _ := strings.Cut(rest, " ")
+	p := leasekit.Push{Ref: leasekit.Ref{ID: lock.HoldID(id)}}
 	switch kind {
 	case "g":
-		fence, err := strconv.ParseInt(rest, 10, 64)
-		if err != nil {
-			return
-		}
-		l.mu.Lock()
-		if e := l.entries[lock.HoldID(id)]; e != nil { // else it was given up at the same time, and its release is on the way
-			e.fence = lock.Fence(fence)
-			e.wake()
-		}
-		l.mu.Unlock()
+		f, err := parseFence(rest)
+		p.Kind, p.Fence = leasekit.Granted, f
+		return p, err == nil
 	case "x":
-		l.mu.Lock()
-		if e := l.entries[lock.HoldID(id)]; e != nil {
-			e.out = true
-			e.wake()
-		}
-		l.mu.Unlock()
+		p.Kind = leasekit.Woken
+		return p, true
 	case "r":
-		ms, resource, _ := strings.Cut(rest, " ")
-		grace, err := strconv.ParseInt(ms, 10, 64)
-		if err != nil {
-			return
-		}
-		ev := lock.Event{Kind: lock.Revoked, Resource: lock.Resource(resource), ID: lock.HoldID(id)}
-		if grace > 0 {
-			ev.Until = l.b.servers.clock() + time.Duration(grace)*time.Millisecond
-		}
-		l.tell(ev)
+		text, resource, _ := strings.Cut(rest, " ")
+		micros, err := strconv.ParseInt(text, 10, 64)
+		p.Kind, p.Resource, p.Grace = leasekit.Revoked, lock.Resource(resource), time.Duration(micros)*time.Microsecond
+		return p, err == nil
 	}
+	return p, false
 }

@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -24,18 +25,25 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
+// dataVersion names the layout of the data; another one must not share a prefix.
+const dataVersion = "2"
+
 // Backend is a Redis that keeps locks.
 type Backend struct {
 	cfg     config
+	clock   lock.Clock
 	observe lock.Observe
 	client  redis.UniversalClient
-	lines   []line // for the requests of apps, one a bucket
+	sender  sender
+	lines   []*line // for the requests of apps, one a bucket
 	keys    keyspace
-	servers *servers
+	pasts   []past // one a bucket
+	only    *road  // where there is no Cluster
 
-	mu      sync.Mutex
-	checked bool // the store was found fit for locks
-	memory  []bucketMemory
+	checked atomic.Bool // the layout of the data is this sidecar's
+
+	mu    sync.Mutex
+	roads map[string]*road // by address; of all but a Cluster there is one
 }
 
 var _ lock.Backend = (*Backend)(nil)
@@ -52,14 +60,64 @@ func Open(url string, observe lock.Observe) (*Backend, error) {
 	if observe == nil {
 		observe = func(string, time.Duration, error) {}
 	}
-	b := &Backend{cfg: cfg, observe: observe, keys: newKeyspace(cfg.prefix, cfg.buckets), memory: make([]bucketMemory, cfg.buckets)}
-	b.servers = newServers(lock.BootTime)
-	b.client = cfg.connect(b.servers.connected)
-	b.lines = make([]line, cfg.buckets)
+	b := &Backend{
+		cfg: cfg, clock: lock.BootTime, observe: observe,
+		keys: newKeyspace(cfg.prefix, cfg.buckets), pasts: make([]past, cfg.buckets), roads: make(map[string]*road),
+	}
+	b.client = cfg.connect(b.to)
+	b.sender = sender{client: b.client, replicas: cfg.replicas, patience: cfg.timeout / 2}
+	b.lines = make([]*line, cfg.buckets)
 	for i := range b.lines {
-		b.lines[i].client = b.client
+		b.lines[i] = &line{sender: b.sender, timeout: cfg.timeout}
 	}
 	return b, nil
+}
+
+// to gives the road to an address, always the same one.
+func (b *Backend) to(addr string, dial dialer) *road {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	r := b.roads[addr]
+	if r == nil {
+		r = newRoad(dial)
+		b.roads[addr] = r
+		b.only = r
+	}
+	return r
+}
+
+// check makes sure, once, that the data is laid out as this sidecar needs it.
+func (b *Backend) check(ctx context.Context) error {
+	if b.checked.Load() {
+		return nil
+	}
+	want := fmt.Sprintf("version=%s buckets=%d", dataVersion, len(b.keys.buckets))
+	if err := b.client.SetNX(ctx, b.keys.config, want, 0).Err(); err != nil {
+		return unavailable("check store", err)
+	}
+	got, err := b.client.Get(ctx, b.keys.config).Result()
+	if err != nil {
+		return unavailable("check store", err)
+	}
+	if got != want {
+		return fmt.Errorf("check store: the keys with prefix %q were laid out by another kind of sidecar (%s, this one needs %s); use another prefix: %w",
+			b.keys.prefix, got, want, lock.ErrUnavailable)
+	}
+	b.checked.Store(true)
+	return nil
+}
+
+// checkEviction makes sure that no server that was spoken to would throw locks away.
+func (b *Backend) checkEviction() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, r := range b.roads {
+		if policy := r.evicts(); policy != "" && !b.cfg.allowEviction {
+			return fmt.Errorf("check store: Redis would evict locks (maxmemory-policy %s): set noeviction, or add allow-eviction=true to the store's URL: %w",
+				policy, lock.ErrUnavailable)
+		}
+	}
+	return nil
 }
 
 // Ping implements lock.Backend.
@@ -75,6 +133,9 @@ func (b *Backend) Ping(ctx context.Context) error {
 
 // Close implements lock.Backend.
 func (b *Backend) Close() error {
+	for _, l := range b.lines {
+		l.sending.Wait()
+	}
 	if err := b.client.Close(); err != nil && !errors.Is(err, redis.ErrClosed) {
 		return fmt.Errorf("close Redis client: %w", err)
 	}
@@ -88,8 +149,3 @@ var quietDriver = sync.OnceFunc(func() { redis.SetLogger(nowhere{}) })
 type nowhere struct{}
 
 func (nowhere) Printf(context.Context, string, ...any) {}
-
-// unavailable makes any error of the driver an unknown outcome.
-func unavailable(what string, err error) error {
-	return fmt.Errorf("%s: %w: %w", what, lock.ErrUnavailable, err)
-}

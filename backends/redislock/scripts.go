@@ -1,7 +1,6 @@
 package redislock
 
 import (
-	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -13,6 +12,8 @@ import (
 var (
 	//go:embed lua/lib.lua
 	libLua string
+	//go:embed lua/server.lua
+	serverLua string
 	//go:embed lua/acquire_fast.lua
 	acquireFastLua string
 	//go:embed lua/acquire.lua
@@ -23,8 +24,12 @@ var (
 	releaseLua string
 	//go:embed lua/downgrade.lua
 	downgradeLua string
+	//go:embed lua/advance.lua
+	advanceLua string
 	//go:embed lua/force.lua
 	forceLua string
+	//go:embed lua/ack.lua
+	ackLua string
 	//go:embed lua/reap.lua
 	reapLua string
 	//go:embed lua/status.lua
@@ -33,6 +38,8 @@ var (
 	openLua string
 	//go:embed lua/heartbeat.lua
 	heartbeatLua string
+	//go:embed lua/renew.lua
+	renewLua string
 	//go:embed lua/drop.lua
 	dropLua string
 )
@@ -56,28 +63,39 @@ var (
 	scriptAcquire   = newScript("acquire", acquireFastLua, libLua, acquireLua)
 	scriptRelease   = newScript("release", releaseFastLua, libLua, releaseLua)
 	scriptDowngrade = newScript("downgrade", libLua, downgradeLua)
+	scriptAdvance   = newScript("advance", libLua, advanceLua)
 	scriptForce     = newScript("force_release", libLua, forceLua)
+	scriptAck       = newScript("acknowledge", ackLua)
 	scriptReap      = newScript("reap", libLua, reapLua)
 	scriptStatus    = newScript("status", libLua, statusLua)
-	scriptOpen      = newScript("open_lease", openLua)
-	scriptHeartbeat = newScript("heartbeat", heartbeatLua)
+	scriptOpen      = newScript("open_lease", serverLua, openLua)
+	scriptHeartbeat = newScript("heartbeat", serverLua, heartbeatLua)
+	scriptRenew     = newScript("renew", renewLua)
 	scriptDrop      = newScript("drop_lease", dropLua)
 )
+
+// maxPipeline bounds what goes to the server in one piece: it carries out a piece
+// before it looks at other clients.
+const maxPipeline = 32
 
 // processor is what both a client and a line can do.
 type processor interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 }
 
-// onceCmd is sent once. The Cluster client would send it again by itself when
+// command is sent once. The Cluster client would send it again by itself when
 // the answer does not come, and then the answer to a release that was carried
 // out would be that there was nothing to release.
-type onceCmd struct{ *redis.Cmd }
+type command struct {
+	*redis.Cmd
+	by     *presence // who answered; nil: unknown
+	copies int       // replicas that have it, where that was asked for
+}
 
 // NoRetry implements redis.Cmder.
-func (onceCmd) NoRetry() bool { return true }
+func (*command) NoRetry() bool { return true }
 
-func newCmd(ctx context.Context, how, what string, keys []string, args []any) onceCmd {
+func newCmd(ctx context.Context, how, what string, keys []string, args []any) *command {
 	all := make([]any, 0, 3+len(keys)+len(args))
 	all = append(all, how, what, len(keys))
 	for _, k := range keys {
@@ -85,12 +103,28 @@ func newCmd(ctx context.Context, how, what string, keys []string, args []any) on
 	}
 	cmd := redis.NewCmd(ctx, append(all, args...)...)
 	cmd.SetFirstKeyPos(3)
-	return onceCmd{cmd}
+	return &command{Cmd: cmd}
+}
+
+// reply is the answer to a script.
+type reply struct {
+	val    any
+	by     *presence
+	copies int
+	err    error
+}
+
+func replyOf(c *command) reply {
+	r := reply{c.Val(), c.by, c.copies, c.Err()}
+	if errors.Is(r.err, redis.Nil) { // a script's nil is an answer
+		r.err = nil
+	}
+	return r
 }
 
 // run carries out a script, and sends its text where the server does not know
 // it (a new server, or SCRIPT FLUSH).
-func (b *Backend) run(ctx context.Context, on processor, s *script, keys []string, args ...any) (any, error) {
+func (b *Backend) run(ctx context.Context, on processor, s *script, keys []string, args ...any) reply {
 	start := time.Now()
 	cmd := newCmd(ctx, "evalsha", s.sha, keys, args)
 	err := on.Process(ctx, cmd)
@@ -98,55 +132,68 @@ func (b *Backend) run(ctx context.Context, on processor, s *script, keys []strin
 		cmd = newCmd(ctx, "eval", s.text, keys, args)
 		err = on.Process(ctx, cmd)
 	}
-	if errors.Is(err, redis.Nil) { // a script's nil is an answer
-		err = nil
+	var r reply
+	if errors.Is(err, errNotSent) || errors.Is(err, errCut) { // the command may still be somebody's
+		r.err = err
+	} else {
+		r = replyOf(cmd)
 	}
-	b.observe(s.name, time.Since(start), err)
-	return cmd.Val(), err
+	b.observe(s.name, time.Since(start), r.err)
+	return r
 }
 
 // call is one of many runs of a script.
 type call struct {
-	keys   []string
-	args   []any
-	bucket int
-	reply  any
+	keys []string
+	args []any
+	reply
 }
 
-// runAll carries out a script many times in one round trip (in a Cluster, one a
-// node). The error is the first of all calls'.
+// runAll carries out a script many times, in pieces of one round trip each (in a
+// Cluster, one a node). Each call has its own reply; the error is the first of all.
 func (b *Backend) runAll(ctx context.Context, s *script, calls []call) error {
-	switch len(calls) {
-	case 0:
-		return nil
-	case 1:
-		var err error
-		calls[0].reply, err = b.run(ctx, b.client, s, calls[0].keys, calls[0].args...)
-		return err
+	var first error
+	for len(calls) > 0 {
+		n := min(len(calls), maxPipeline)
+		if err := b.runPiece(ctx, s, calls[:n]); err != nil && first == nil {
+			first = err
+		}
+		calls = calls[n:]
+	}
+	return first
+}
+
+func (b *Backend) runPiece(ctx context.Context, s *script, calls []call) error {
+	if len(calls) == 1 {
+		calls[0].reply = b.run(ctx, b.client, s, calls[0].keys, calls[0].args...)
+		return calls[0].err
 	}
 	start := time.Now()
 	pipe := b.client.Pipeline()
-	cmds := make([]onceCmd, len(calls))
+	cmds := make([]*command, len(calls))
 	for i, c := range calls {
 		cmds[i] = newCmd(ctx, "evalsha", s.sha, c.keys, c.args)
-		if err := pipe.Process(ctx, cmds[i]); err != nil {
-			return err
-		}
+		_ = pipe.Process(ctx, cmds[i]) // only queues it
 	}
 	_, _ = pipe.Exec(ctx) // its error is one of the commands'
 	var first error
 	for i, cmd := range cmds {
-		err := cmd.Err()
-		calls[i].reply = cmd.Val()
-		switch {
-		case errors.Is(err, redis.Nil):
-		case err != nil && redis.HasErrorPrefix(err, "NOSCRIPT"):
-			calls[i].reply, err = b.run(ctx, b.client, s, calls[i].keys, calls[i].args...)
-			first = cmp.Or(first, err)
-		default:
-			first = cmp.Or(first, err)
+		calls[i].reply = replyOf(cmd)
+		if redis.HasErrorPrefix(calls[i].err, "NOSCRIPT") {
+			calls[i].reply = b.run(ctx, b.client, s, calls[i].keys, calls[i].args...)
+		}
+		if first == nil {
+			first = calls[i].err
 		}
 	}
 	b.observe(s.name, time.Since(start), first)
 	return first
+}
+
+func word(fields []any, i int) string {
+	if i >= len(fields) {
+		return ""
+	}
+	s, _ := fields[i].(string)
+	return s
 }

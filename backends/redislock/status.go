@@ -1,8 +1,8 @@
 package redislock
 
 import (
+	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,21 +13,25 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// Get implements lock.Backend.
+// Get implements lock.Backend: in one step where few hold and wait, else a part at
+// a time.
 func (b *Backend) Get(ctx context.Context, r lock.Resource) (lock.Status, error) {
-	reply, err := b.run(ctx, b.client, scriptStatus, b.statusKeys(r))
-	if err != nil {
-		return lock.Status{}, unavailable("get lock", err)
+	p := newStatus(r)
+	for !p.done() {
+		reply := b.run(ctx, b.client, scriptStatus, b.statusKeys(r), p.args()...)
+		if reply.err != nil {
+			return lock.Status{}, unavailable("get lock", reply.err)
+		}
+		p.add(reply.val)
 	}
-	return parseStatus(r, reply), nil
+	return p.status(), nil
 }
 
 func (b *Backend) statusKeys(r lock.Resource) []string {
 	return b.keys.buckets[b.keys.bucketOf(r)].of(r, "")
 }
 
-// List implements lock.Backend. Each live lease knows what it holds and waits
-// for, in the order of the names; the list is those lists merged.
+// List implements lock.Backend. Each bucket has a list of its names; they are merged.
 func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.Status, error) {
 	limit := min(max(p.Limit, 1), lock.MaxPage)
 	var out []lock.Status
@@ -39,13 +43,20 @@ func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.
 		}
 		calls := make([]call, len(names))
 		for i, r := range names {
-			calls[i] = call{keys: b.statusKeys(r)}
+			calls[i] = call{keys: b.statusKeys(r), args: newStatus(r).args()}
 		}
 		if err := b.runAll(ctx, scriptStatus, calls); err != nil {
 			return nil, unavailable("list locks", err)
 		}
 		for i, r := range names {
-			st := parseStatus(r, calls[i].reply)
+			part := newStatus(r)
+			part.add(calls[i].val)
+			st := part.status()
+			if !part.done() {
+				if st, err = b.Get(ctx, r); err != nil {
+					return nil, err
+				}
+			}
 			if len(st.Holders)+len(st.Waiters) > 0 {
 				if out = append(out, st); len(out) == limit {
 					return out, nil
@@ -59,123 +70,80 @@ func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.
 	}
 }
 
-// names gives the first names after one, over all live leases: two round trips,
-// however many buckets and leases there are.
+// names gives the first names after one: one small request a bucket.
 func (b *Backend) names(ctx context.Context, prefix string, after lock.Resource, limit int) ([]lock.Resource, error) {
-	pipe := b.client.Pipeline()
-	leases := make([]*redis.StringSliceCmd, len(b.keys.buckets))
-	for i := range b.keys.buckets { // dead leases too: the status script leaves their holds out
-		leases[i] = pipe.ZRange(ctx, b.keys.buckets[i].leases, 0, -1)
-	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		return nil, unavailable("list locks", err)
-	}
 	span := lexRange(prefix, after, limit)
-	pipe = b.client.Pipeline()
-	var lists []nameList
-	for i, cmd := range leases {
-		for _, id := range cmd.Val() {
-			mine := b.keys.buckets[i].mine + id
-			lists = append(lists, nameList{mine, pipe.ZRangeByLex(ctx, mine, &span)})
-		}
-	}
-	if len(lists) == 0 {
-		return nil, nil
+	pipe := b.client.Pipeline()
+	lists := make([]*redis.StringSliceCmd, len(b.keys.buckets))
+	for i := range b.keys.buckets {
+		lists[i] = pipe.ZRangeByLex(ctx, b.keys.buckets[i].names, &span)
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, unavailable("list locks", err)
 	}
 	var all []lock.Resource
 	for _, l := range lists {
-		some, err := b.distinct(ctx, l, span, limit)
-		if err != nil {
-			return nil, err
+		for _, name := range l.Val() {
+			all = append(all, lock.Resource(name))
 		}
-		all = append(all, some...)
 	}
 	slices.Sort(all)
-	all = slices.Compact(all)
 	return all[:min(len(all), limit)], nil
 }
 
-// nameList is the first part of what one lease holds and waits for.
-type nameList struct {
-	key   string
-	first *redis.StringSliceCmd
-}
-
-// lexRange is the range of members with that prefix and of names after one.
+// lexRange is the range of names with that prefix and after one.
 func lexRange(prefix string, after lock.Resource, limit int) redis.ZRangeBy {
 	span := redis.ZRangeBy{Min: "[" + prefix, Max: "(" + prefix + "\xff", Count: int64(limit)} // 0xff is in no name
 	if prefix == "" {
 		span.Min, span.Max = "-", "+"
 	}
 	if after != "" && string(after) >= prefix {
-		span.Min = "(" + string(after) + "\x00\xff" // behind all members of that name
+		span.Min = "(" + string(after)
 	}
 	return span
 }
 
-// distinct gives up to limit names of one lease. Many members may be of one name.
-func (b *Backend) distinct(ctx context.Context, l nameList, span redis.ZRangeBy, limit int) ([]lock.Resource, error) {
-	var names []lock.Resource
-	for members := l.first.Val(); ; {
-		for _, m := range members {
-			if r, _ := parseMember(m); len(names) == 0 || names[len(names)-1] != r {
-				names = append(names, r)
-			}
-		}
-		if len(members) < limit || len(names) >= limit {
-			return names, nil
-		}
-		span.Min = "(" + members[len(members)-1]
-		var err error
-		if members, err = b.client.ZRangeByLex(ctx, l.key, &span).Result(); err != nil {
-			return nil, unavailable("list locks", err)
-		}
-	}
+// statusParts puts a Status together from the answers of status.lua.
+type statusParts struct {
+	resource       lock.Resource
+	cursor, ticket string // where to go on; empty: no more
+	holders        []lock.Holding
+	waiters        []lock.Holding
+	seen           map[lock.HoldID]bool // holders
 }
 
-// ForceRelease implements lock.Backend.
-func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldID, grace time.Duration) error {
-	first := true
-	for {
-		reply, err := b.run(ctx, b.client, scriptForce, b.statusKeys(r), b.keys.channel, string(id), grace.Microseconds(), string(r))
-		if err != nil {
-			return unavailable("force release", err)
-		}
-		wait, ok := reply.(int64)
-		switch {
-		case !ok:
-			return fmt.Errorf("force release: Redis answered %v: %w", reply, lock.ErrUnavailable)
-		case wait == 0, wait < 0 && !first:
-			return nil
-		case wait < 0:
-			return lock.ErrNotHolder
-		}
-		first = false
-		t := time.NewTimer(min(time.Duration(wait)*time.Millisecond, 25*time.Millisecond)) // the holder may be quick
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return fmt.Errorf("force release %q: %w; it ends by itself within %d ms", string(r), context.Cause(ctx), wait)
-		}
-	}
+func newStatus(r lock.Resource) *statusParts {
+	return &statusParts{resource: r, cursor: "0", ticket: "-inf", seen: make(map[lock.HoldID]bool)}
 }
 
-func parseStatus(r lock.Resource, reply any) lock.Status {
-	st := lock.Status{Resource: r}
-	fields, _ := reply.([]any)
-	if len(fields) != 3 {
-		return st
+func (p *statusParts) done() bool  { return p.cursor == "" && p.ticket == "" }
+func (p *statusParts) args() []any { return []any{p.cursor, p.ticket} }
+
+func (p *statusParts) add(val any) {
+	fields, _ := val.([]any)
+	p.cursor, p.ticket = word(fields, 1), word(fields, 3)
+	if len(fields) != 5 {
+		return
 	}
-	now := word(fields, 0)
-	held, _ := fields[1].([]any)
-	waiting, _ := fields[2].([]any)
-	st.Holders = parseRecords(now, held)
-	slices.SortFunc(st.Holders, func(a, b lock.Holding) int { return int(a.Fence - b.Fence) })
-	st.Waiters = parseRecords(now, waiting)
+	held, _ := fields[2].([]any)
+	for _, h := range parseRecords(word(fields, 0), held) {
+		if !p.seen[h.ID] { // a scan may meet one twice
+			p.seen[h.ID] = true
+			p.holders = append(p.holders, h)
+		}
+	}
+	waiting, _ := fields[4].([]any)
+	p.waiters = append(p.waiters, parseRecords(word(fields, 0), waiting)...)
+}
+
+func (p *statusParts) status() lock.Status {
+	st := lock.Status{Resource: p.resource, Holders: p.holders}
+	slices.SortFunc(st.Holders, func(a, b lock.Holding) int { return cmp.Compare(a.Fence, b.Fence) })
+	for _, w := range p.waiters {
+		if !p.seen[w.ID] { // granted while the parts were read
+			st.Waiters = append(st.Waiters, w)
+		}
+	}
 	return st
 }
 
@@ -200,17 +168,17 @@ func parseRecords(now string, fields []any) []lock.Holding {
 
 // parseRecord reads a record as lib.lua describes it.
 func parseRecord(nowMicros int64, id, record string) (lock.Holding, bool) {
-	f := strings.SplitN(record, " ", 6)
-	if len(f) != 6 {
+	f := strings.SplitN(record, " ", 7)
+	if len(f) != 7 {
 		return lock.Holding{}, false
 	}
 	fence, _ := strconv.ParseInt(f[1], 10, 64)
 	since, _ := strconv.ParseInt(f[2], 10, 64)
-	sidecar, owner, _ := strings.Cut(f[5], "\x00")
+	sidecar, owner, _ := strings.Cut(f[6], "\x00")
 	h := lock.Holding{
-		ID: lock.HoldID(id), Mode: lock.Exclusive, Fence: lock.Fence(fence),
+		ID: lock.HoldID(id), Mode: lock.Exclusive, Fence: lock.FenceOf(fence),
 		Age:   max(0, time.Duration(nowMicros-since)*time.Microsecond),
-		Lease: lock.LeaseID(f[3]), Sidecar: sidecar, Owner: lock.DecodeOwner(owner), Revoked: f[4] != "0",
+		Lease: lock.LeaseID(f[3]), Sidecar: sidecar, Owner: lock.DecodeOwner(owner), Revoked: f[5] != "-",
 	}
 	if f[0] == "S" {
 		h.Mode = lock.Shared

@@ -1,7 +1,6 @@
 package redislock
 
 import (
-	"context"
 	"crypto/tls"
 	"fmt"
 	"math"
@@ -24,6 +23,8 @@ const (
 	defaultTimeout = time.Second
 	defaultPort    = "6379"
 	sentinelPort   = "26379"
+	maxPrefix      = 64
+	maxReplicas    = 100
 )
 
 // config is what a URL says.
@@ -38,8 +39,9 @@ type config struct {
 	prefix             string
 	buckets            int
 	timeout            time.Duration // of one request
-	grace              time.Duration // restart grace; negative: the lease's TTL
+	grace              time.Duration // for how long a server that is new grants nothing; negative: the lease's TTL
 	allowEviction      bool
+	replicas           int // that must have a grant or heartbeat before it counts
 	tls                *tls.Config
 }
 
@@ -80,41 +82,70 @@ func parseURL(raw string) (config, error) {
 	if c.scheme != "redis+cluster" {
 		c.db = o.Int("db", c.db, 0, math.MaxInt32)
 	}
-	if c.prefix = o.String("prefix", defaultPrefix); c.prefix == "" || len(c.prefix) > 64 || strings.ContainsAny(c.prefix, "{} \t\r\n") {
-		o.Refuse("prefix", "must have 1 to 64 bytes, without braces or spaces")
+	if c.prefix = o.String("prefix", defaultPrefix); !plainPrefix(c.prefix) {
+		o.Refuse("prefix", "must have 1 to 64 bytes, without spaces and without any of {}*?[]\\:&~+@%\"'")
 	}
 	c.timeout = o.Duration("timeout", defaultTimeout, 10*time.Millisecond, time.Minute)
 	c.grace = o.Duration("restart-grace", -1, 0, lock.MaxTTL)
 	c.allowEviction = o.Bool("allow-eviction", false)
+	if c.scheme != "redis+cluster" {
+		c.replicas = o.Int("wait-replicas", 0, 0, maxReplicas)
+	}
 	c.tls = o.TLS(c.scheme == "rediss")
 	return c, o.Err()
 }
 
-// connect makes the client.
+// connect makes the client. to gives the road to an address.
 //
 // Nothing is retried here: a request that failed has an unknown outcome, and
 // what to do about it is the session's to say.
-func (c *config) connect(onConnect func(context.Context, *redis.Conn) error) redis.UniversalClient {
+func (c *config) connect(to func(addr string, dial dialer) *road) redis.UniversalClient {
 	quiet := &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	dial := redis.NewDialer(&redis.Options{DialTimeout: c.timeout, TLSConfig: c.tls})
 	switch c.scheme {
 	case "redis+cluster":
 		return redis.NewClusterClient(&redis.ClusterOptions{
-			Addrs: c.addrs, Username: c.username, Password: c.password, TLSConfig: c.tls, OnConnect: onConnect,
+			Addrs: c.addrs, Username: c.username, Password: c.password, TLSConfig: c.tls,
 			DialTimeout: c.timeout, ReadTimeout: c.timeout, WriteTimeout: c.timeout, ContextTimeoutEnabled: true,
 			MaxRedirects: 3, MaxRetries: -1, MaintNotificationsConfig: quiet, DisableIdentity: true,
+			ClusterStateReloadInterval: time.Second, // the driver's own is a minute, in which every lease would end
+			NewClient: func(o *redis.Options) *redis.Client {
+				r := to(o.Addr, dial)
+				o.Dialer, o.OnConnect = r.connect, r.connected
+				node := redis.NewClient(o)
+				node.AddHook(watcher{r})
+				return node
+			},
 		})
 	case "redis+sentinel":
-		return redis.NewFailoverClient(&redis.FailoverOptions{
+		r := to(c.master, dial)
+		client := redis.NewFailoverClient(&redis.FailoverOptions{
 			MasterName: c.master, SentinelAddrs: c.addrs, SentinelUsername: c.sentinelUser, SentinelPassword: c.sentinelPassword,
-			Username: c.username, Password: c.password, DB: c.db, TLSConfig: c.tls, OnConnect: onConnect,
+			Username: c.username, Password: c.password, DB: c.db, TLSConfig: c.tls, Dialer: r.connect, OnConnect: r.connected,
 			DialTimeout: c.timeout, ReadTimeout: c.timeout, WriteTimeout: c.timeout, ContextTimeoutEnabled: true,
 			MaxRetries: -1, DisableIdentity: true,
 		})
+		client.AddHook(watcher{r})
+		return client
 	default:
-		return redis.NewClient(&redis.Options{
-			Addr: c.addrs[0], Username: c.username, Password: c.password, DB: c.db, TLSConfig: c.tls, OnConnect: onConnect,
+		r := to(c.addrs[0], dial)
+		client := redis.NewClient(&redis.Options{
+			Addr: c.addrs[0], Username: c.username, Password: c.password, DB: c.db, TLSConfig: c.tls, Dialer: r.connect, OnConnect: r.connected,
 			DialTimeout: c.timeout, ReadTimeout: c.timeout, WriteTimeout: c.timeout, ContextTimeoutEnabled: true,
 			MaxRetries: -1, MaintNotificationsConfig: quiet, DisableIdentity: true,
 		})
+		client.AddHook(watcher{r})
+		return client
 	}
+}
+
+// plainPrefix tells whether nothing in a prefix has a meaning of its own in a key's
+// hash tag or in a pattern of an access list.
+func plainPrefix(s string) bool {
+	for _, r := range s {
+		if r <= ' ' || r == 0x7f || strings.ContainsRune(`{}*?[]\:&~+@%"'`, r) {
+			return false
+		}
+	}
+	return s != "" && len(s) <= maxPrefix
 }

@@ -1,21 +1,39 @@
-local lease, id, mode, who, member = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[7]
-redis.call('ZREMRANGEBYSCORE', KEYS[7], '-inf', nowstr)
-if redis.call('ZSCORE', KEYS[7], id) then return {'GONE'} end
+local lease, id, mode, who = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local member = ARGV[2] .. '\0' .. id
+local old = redis.call('ZRANGEBYSCORE', KEYS[7], '-inf', nowstr, 'LIMIT', 0, 8)
+if #old > 0 then redis.call('ZREM', KEYS[7], unpack(old)) end
+local gone = redis.call('ZSCORE', KEYS[7], id)
+if gone and tonumber(gone) > now then return {'GONE'} end
 
+local function granted(fence)
+  if more then return {'GRANTED', fence} end
+  return fence
+end
+
+-- The fence of the hold, where it is there already; "over" when its forced
+-- release has run out.
 local function own()
   local record = redis.call('HGET', KEYS[4], 'h' .. id)
   if not record then return nil end
-  local _, fence = parse(record)
+  local _, fence, _, _, over = parse(record)
+  over = tonumber(over)
+  if over > 0 and over <= now then return nil, true end
   return fence
 end
 
 local function take()
   redis.call('ZADD', KEYS[3], 0, member)
-  return grant(id, mode, lease, who)
+  redis.call('ZADD', KEYS[8], 0, ARGV[2])
+  return granted(grant(id, mode, lease, who))
 end
 
-local fence = own() -- a retry finds its own grant
+local fence, over = own() -- a retry finds its own grant
 if fence then return fence end
+if over then
+  let_go(id)
+  redis.call('ZREM', KEYS[3], member)
+  return {'GONE'}
+end
 local queued = redis.call('ZSCORE', KEYS[5], id)
 if not queued and redis.call('EXISTS', KEYS[5]) == 0 and grantable(mode) then return take() end
 
@@ -23,14 +41,20 @@ if not queued and redis.call('EXISTS', KEYS[5]) == 0 and grantable(mode) then re
 local soonest = purge()
 promote()
 fence = own()
-if fence then return fence end
+if fence then return granted(fence) end
 if not queued then
-  if redis.call('EXISTS', KEYS[5]) == 0 and grantable(mode) then return take() end
-  if ARGV[6] == '1' then return holders({'HELD', nowstr}) end
+  local free = not more and redis.call('EXISTS', KEYS[5]) == 0 and grantable(mode)
+  if free then return take() end
+  if ARGV[7] == '1' then
+    if more then return {'MORE'} end
+    return holders({'HELD', nowstr})
+  end
   redis.call('ZADD', KEYS[5], next_number(), id)
-  redis.call('HSET', KEYS[6], id, mode .. ' 0 ' .. nowstr .. ' ' .. lease .. ' 0 ' .. who)
+  redis.call('HSET', KEYS[6], id, mode .. ' 0 ' .. nowstr .. ' ' .. lease .. ' 0 - ' .. who)
   redis.call('ZADD', KEYS[3], 0, member)
+  redis.call('ZADD', KEYS[8], 0, ARGV[2])
 end
+if more then return {'MORE'} end
 local wait = 0
 if soonest then wait = math.ceil((soonest - now) / 1000) end
 return {'WAIT', wait}

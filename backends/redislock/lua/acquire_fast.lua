@@ -1,11 +1,12 @@
--- Acquire on a resource that nobody holds, waits for, or lately gave up: the
+-- Acquire on a resource that nobody holds, waits for, or recently gave up: the
 -- common case, kept free of everything else.
--- ARGV: 1 channel prefix, 2 lease, 3 id, 4 mode, 5 who, 6 try (1 or 0), 7 "resource NUL id"
--- Reply: the fence; or a table that starts with LOST, GONE, HELD or WAIT.
+-- ARGV: 1 channel prefix, 2 resource, 3 lease, 4 id, 5 mode, 6 who, 7 try (1 or 0)
+-- Reply: the fence; or a table that starts with LOST, GONE, HELD, WAIT, MORE (ask
+-- again at once) or GRANTED (the fence follows; there is more to hand on).
 do
   local t = redis.call('TIME')
   local now = t[1] * 1000000 + t[2]
-  local expiry = redis.call('ZSCORE', KEYS[1], ARGV[2])
+  local expiry = redis.call('ZSCORE', KEYS[1], ARGV[3])
   if not expiry or tonumber(expiry) <= now then return {'LOST'} end
   if redis.call('EXISTS', KEYS[4], KEYS[5], KEYS[7]) == 0 then
     local since = string.format('%.0f', now)
@@ -15,9 +16,10 @@ do
       fence = string.format('%.0f', last + 1)
       redis.call('SET', KEYS[2], fence)
     end
-    redis.call('HSET', KEYS[4], 'm', ARGV[4], 'h' .. ARGV[3],
-      ARGV[4] .. ' ' .. fence .. ' ' .. since .. ' ' .. ARGV[2] .. ' 0 ' .. ARGV[5])
-    redis.call('ZADD', KEYS[3], 0, ARGV[7])
+    redis.call('HSET', KEYS[4], 'm', ARGV[5], 'h' .. ARGV[4],
+      ARGV[5] .. ' ' .. fence .. ' ' .. since .. ' ' .. ARGV[3] .. ' 0 - ' .. ARGV[6])
+    redis.call('ZADD', KEYS[3], 0, ARGV[2] .. '\0' .. ARGV[4])
+    redis.call('ZADD', KEYS[8], 0, ARGV[2])
     return fence
   end
 end

@@ -1,35 +1,50 @@
--- Takes a hold from its holder, or a waiter out of the queue.
--- ARGV: 1 channel prefix, 2 id, 3 grace in microseconds, 4 resource
+-- Takes a hold from its holder, or a waiter out of the queue. A grace is written
+-- down and published here; it counts from when the holder's sidecar acknowledges it.
+-- ARGV: 1 channel prefix, 2 resource, 3 lease of the holder, 4 id, 5 grace in
+-- microseconds, 6 for how many microseconds to remember a waiter that is gone
 -- Reply: 0 it is gone, -1 nobody of that id is there, else milliseconds to wait
--- before asking again.
-local id, grace = ARGV[2], tonumber(ARGV[3])
+-- before asking again; a table: the holder's lease, where it is not that of ARGV[3].
+redis.call('ZREM', KEYS[8], '') -- see release.lua
+local id, grace = ARGV[4], tonumber(ARGV[5])
+local member = ARGV[2] .. '\0' .. id
 local record = redis.call('HGET', KEYS[4], 'h' .. id)
 if not record then
   local waiter = redis.call('HGET', KEYS[6], id)
   if not waiter then return -1 end
   local _, _, _, lease = parse(waiter)
-  local live = alive(lease)
-  remember_gone(id)
+  if lease ~= ARGV[3] then return {lease} end
+  local live = ends(lease)
+  remember_gone(id, tonumber(ARGV[6]))
+  redis.call('ZREM', KEYS[3], member)
   give_up(id)
   if not live then return -1 end
   redis.call('PUBLISH', ARGV[1] .. lease, 'x ' .. id)
   return 0
 end
-local mode, fence, since, lease, revoked, who = parse(record)
-revoked = tonumber(revoked)
-if not alive(lease) then
+local mode, fence, since, lease, over, asked, who = parse(record)
+if lease ~= ARGV[3] then return {lease} end
+over = tonumber(over)
+local expiry = ends(lease)
+if not expiry then
   let_go(id)
+  redis.call('ZREM', KEYS[3], member)
   return -1
 end
-if revoked == 0 then
-  redis.call('PUBLISH', ARGV[1] .. lease, 'r ' .. id .. ' ' .. math.floor(grace / 1000) .. ' ' .. ARGV[4])
-elseif revoked < now + grace then
-  grace = revoked - now
-end
-if grace <= 0 then
+if over > 0 and over <= now then -- the holder's release finds it in its list
   let_go(id)
   return 0
 end
-redis.call('HSET', KEYS[4], 'h' .. id, mode .. ' ' .. fence .. ' ' .. since .. ' ' .. lease ..
-  ' ' .. string.format('%.0f', now + grace) .. ' ' .. who)
-return math.ceil(grace / 1000)
+if grace == 0 then
+  redis.call('ZREM', KEYS[3], member)
+  let_go(id)
+  redis.call('PUBLISH', ARGV[1] .. lease, 'r ' .. id .. ' 0 ' .. ARGV[2])
+  return 0
+end
+if asked == '-' or grace < tonumber(asked) then
+  redis.call('HSET', KEYS[4], 'f', '1', 'h' .. id, mode .. ' ' .. fence .. ' ' .. since .. ' ' .. lease ..
+    ' ' .. string.format('%.0f', over) .. ' ' .. ARGV[5] .. ' ' .. who)
+  redis.call('ZADD', KEYS[9], ARGV[5], member)
+  redis.call('PUBLISH', ARGV[1] .. lease, 'r ' .. id .. ' ' .. ARGV[5] .. ' ' .. ARGV[2])
+end
+if over > 0 and over < expiry then expiry = over end
+return math.max(1, math.ceil((expiry - now) / 1000))

@@ -1,12 +1,16 @@
 -- Renews a lease in a bucket, if it lives. Never brings a dead one back.
--- KEYS: 1 leases, 2 reaper. ARGV: 1 lease, 2 TTL in microseconds
--- Reply: nil when the lease is over, else the dead leases that the caller may
--- clear away; only one sidecar at a time is asked to.
-local t = redis.call('TIME')
-local now = t[1] * 1000000 + t[2]
-local expiry = redis.call('ZSCORE', KEYS[1], ARGV[1])
-if not expiry or tonumber(expiry) <= now then return false end
-redis.call('ZADD', KEYS[1], 'XX', now + ARGV[2], ARGV[1])
-local dead = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now), 'LIMIT', 0, 4)
-if #dead > 0 and not redis.call('SET', KEYS[2], ARGV[1], 'NX', 'PX', 5000) then return {} end
-return dead
+-- KEYS: 1 leases, 2 mark, 3 mine, 4 revoked, 5 reaper. ARGV: 1 lease, 2 TTL in microseconds
+-- Reply: nil when the lease is over, else {run id, term, since when that server has
+-- had the bucket, time, number of holds and waiters, {revoked, grace, …}, {dead
+-- lease, …}}; only one sidecar at a time is asked to clear dead leases away.
+redis.call('ZREM', KEYS[1], '') -- see release.lua
+local expiry = tonumber(redis.call('ZSCORE', KEYS[1], ARGV[1]) or '0')
+if expiry <= now then
+  if expiry > 0 then redis.call('ZADD', KEYS[1], 'XX', 0, ARGV[1]) end
+  return false
+end
+redis.call('ZADD', KEYS[1], 'XX', string.format('%.0f', now + ARGV[2]), ARGV[1])
+local run, term, since = marked()
+local dead = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', nowstr, 'LIMIT', 0, 64)
+if #dead > 0 and not redis.call('SET', KEYS[5], ARGV[1], 'NX', 'PX', 1000) then dead = {} end
+return {run, term, since, nowstr, redis.call('ZCARD', KEYS[3]), redis.call('ZRANGE', KEYS[4], 0, 63, 'WITHSCORES'), dead}

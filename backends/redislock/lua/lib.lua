@@ -1,27 +1,40 @@
 -- What the scripts of the slow path share. It is put in front of them when they
 -- are loaded. A script that uses it has these keys, all of one bucket:
---   KEYS[1] leases   sorted set: lease -> expiry, microseconds of this server's time
+--   KEYS[1] leases   sorted set: lease -> expiry, microseconds of this server's time; 0: dead for good
 --   KEYS[2] last     string: the largest fence or ticket given so far
 --   KEYS[3] mine     sorted set (all scores 0): "resource NUL id" of one lease's holds and waiters
---   KEYS[4] lock     hash: m -> mode of the holders, h<id> -> record; absent when free
+--   KEYS[4] lock     hash: m -> mode of the holders, h<id> -> record, f -> a release was forced; absent when free
 --   KEYS[5] queue    sorted set: id of waiter -> ticket
 --   KEYS[6] waiters  hash: id of waiter -> record
 --   KEYS[7] gone     sorted set: id that was given up -> until when to remember it
--- ARGV[1] is the prefix of the leases' channels.
--- A record is "<mode> <fence> <since> <lease> <revoked until, or 0> <who>".
+--   KEYS[8] names    sorted set (all scores 0): the resources of the bucket that are held or waited for
+--   KEYS[9] revoked  sorted set: "resource NUL id" of the lease's holds whose forced release it
+--                    has not acknowledged yet -> grace in microseconds
+-- ARGV[1] is the prefix of the leases' channels, ARGV[2] the resource, ARGV[3] the
+-- lease of KEYS[3] and KEYS[9], ARGV[4] an id.
+-- A record is "<mode> <fence> <since> <lease> <end> <asked> <who>": end is when an
+-- acknowledged revocation is over, or 0; asked is the shortest grace of a forced
+-- release, or "-".
 -- Numbers go through %.0f: tostring() turns microseconds into 1.79e+15.
+-- Each script takes a bounded number of steps, whatever hangs on the resource.
+-- "more" says that it stopped before the end; the caller goes on with another.
 
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local nowstr = string.format('%.0f', now)
+local more = false
 
 local function parse(record)
-  return string.match(record, '^(%u) (%d+) (%d+) (%x+) (%d+) (.*)$')
+  return string.match(record, '^(%u) (%d+) (%d+) (%x+) (%d+) (%S+) (.*)$')
 end
 
-local function alive(lease)
-  local expiry = redis.call('ZSCORE', KEYS[1], lease)
-  return expiry and tonumber(expiry) > now
+-- When a lease ends, or nil when it is over. What looks over to a script that
+-- acts on it is over for good: the server's clock may be set back later.
+local function ends(lease)
+  local expiry = tonumber(redis.call('ZSCORE', KEYS[1], lease) or '0')
+  if expiry > now then return expiry end
+  if expiry > 0 then redis.call('ZADD', KEYS[1], 'XX', 0, lease) end
+  return nil
 end
 
 -- A number above every one given before: the time, or the last number plus one
@@ -38,7 +51,7 @@ end
 local function grant(id, mode, lease, who)
   local fence = next_number()
   redis.call('HSET', KEYS[4], 'm', mode, 'h' .. id,
-    mode .. ' ' .. fence .. ' ' .. nowstr .. ' ' .. lease .. ' 0 ' .. who)
+    mode .. ' ' .. fence .. ' ' .. nowstr .. ' ' .. lease .. ' 0 - ' .. who)
   return fence
 end
 
@@ -47,59 +60,81 @@ local function grantable(mode)
   return not held or (held == 'S' and mode == 'S')
 end
 
--- Takes out holders whose lease is over or whose revocation has run out.
--- Returns when the next of the others could end by itself, or nil.
-local function purge()
-  local all = redis.call('HGETALL', KEYS[4])
-  local left, soonest = 0, nil
-  for i = 1, #all, 2 do
-    if all[i] ~= 'm' then
-      local _, _, _, lease, revoked = parse(all[i + 1])
-      local ends = tonumber(redis.call('ZSCORE', KEYS[1], lease) or '0')
-      local r = tonumber(revoked)
-      if r > 0 and r < ends then ends = r end
-      if ends <= now then
-        redis.call('HDEL', KEYS[4], all[i])
-      else
-        left = left + 1
-        if not soonest or ends < soonest then soonest = ends end
-      end
-    end
-  end
-  if left == 0 then redis.call('DEL', KEYS[4]) end
-  return soonest
+-- Deletes the lock when no holder is left in it, and says so.
+local function freed()
+  if redis.call('HLEN', KEYS[4]) > 1 + redis.call('HEXISTS', KEYS[4], 'f') then return false end
+  redis.call('DEL', KEYS[4])
+  return true
 end
 
--- Hands the resource to the head of the queue: one writer, or all the readers
--- that stand together. Waiters of dead leases are skipped.
+-- Takes out holders that are over, until it finds one that is not: it is enough
+-- that one holds the lock. Returns when that one could end by itself; nil when the
+-- lock is free.
+local function purge()
+  local cursor = '0'
+  for _ = 1, 4 do
+    local page = redis.call('HSCAN', KEYS[4], cursor, 'COUNT', 16)
+    local soonest
+    for i = 1, #page[2], 2 do
+      local field = page[2][i]
+      if string.sub(field, 1, 1) == 'h' then
+        local _, _, _, lease, over = parse(page[2][i + 1])
+        local e = ends(lease)
+        over = tonumber(over)
+        if e and over > 0 and over < e then e = over end
+        if not e or e <= now then
+          redis.call('HDEL', KEYS[4], field)
+        elseif not soonest or e < soonest then
+          soonest = e
+        end
+      end
+    end
+    if soonest then return soonest end
+    if freed() then return nil end
+    cursor = page[1]
+  end
+  more = true
+  return now
+end
+
+-- Hands the resource to the head of the queue: one writer, or the readers that
+-- stand together. Waiters of dead leases are skipped.
 local function promote()
-  while true do
+  local granted = 0
+  for _ = 1, 64 do
     local head = redis.call('ZRANGE', KEYS[5], 0, 0)[1]
     if not head then return end
     local record = redis.call('HGET', KEYS[6], head)
-    local mode, _, _, lease, _, who
-    if record then mode, _, _, lease, _, who = parse(record) end
-    if lease and alive(lease) then
+    local mode, _, _, lease, _, _, who
+    if record then mode, _, _, lease, _, _, who = parse(record) end
+    if lease and ends(lease) then
       if not grantable(mode) then return end
+      if granted == 24 then break end
       redis.call('ZREM', KEYS[5], head)
       redis.call('HDEL', KEYS[6], head)
       local fence = grant(head, mode, lease, who)
       redis.call('PUBLISH', ARGV[1] .. lease, 'g ' .. head .. ' ' .. fence)
       if mode == 'X' then return end
+      granted = granted + 1
     else
       redis.call('ZREM', KEYS[5], head)
       redis.call('HDEL', KEYS[6], head)
     end
   end
+  more = true
 end
 
--- Ends one hold. False where there is none of that id.
+-- Takes the name out of the list when nothing hangs on it.
+local function tidy()
+  if redis.call('EXISTS', KEYS[4], KEYS[5]) == 0 then redis.call('ZREM', KEYS[8], ARGV[2]) end
+end
+
+-- Ends one hold, of the lease ARGV[3]. False where there is none of that id.
 local function let_go(id)
   if redis.call('HDEL', KEYS[4], 'h' .. id) == 0 then return false end
-  if redis.call('HLEN', KEYS[4]) <= 1 then -- only m is left
-    redis.call('DEL', KEYS[4])
-    promote()
-  end
+  if redis.call('HEXISTS', KEYS[4], 'f') == 1 then redis.call('ZREM', KEYS[9], ARGV[2] .. '\0' .. id) end
+  if freed() or (redis.call('EXISTS', KEYS[5]) == 1 and not purge()) then promote() end
+  tidy()
   return true
 end
 
@@ -108,23 +143,25 @@ local function give_up(id)
   if redis.call('ZREM', KEYS[5], id) == 0 then return false end
   redis.call('HDEL', KEYS[6], id)
   promote()
+  tidy()
   return true
 end
 
 -- A request that was given up must not be carried out when a copy of it arrives
 -- late, on a connection that was thought dead.
-local function remember_gone(id)
-  redis.call('ZADD', KEYS[7], now + 60000000, id)
-  redis.call('PEXPIRE', KEYS[7], 60000)
+local function remember_gone(id, micros)
+  redis.call('ZADD', KEYS[7], string.format('%.0f', now + micros), id)
+  local ms = math.ceil(micros / 1000)
+  if redis.call('PTTL', KEYS[7]) < ms then redis.call('PEXPIRE', KEYS[7], ms) end
 end
 
--- The holders, for the error message of somebody who did not get the lock.
+-- Some of the holders, for the error message of somebody who did not get the lock.
 local function holders(reply)
-  local all = redis.call('HGETALL', KEYS[4])
-  for i = 1, math.min(#all, 16), 2 do
-    if all[i] ~= 'm' then
-      reply[#reply + 1] = string.sub(all[i], 2)
-      reply[#reply + 1] = all[i + 1]
+  local page = redis.call('HSCAN', KEYS[4], '0', 'COUNT', 8)[2]
+  for i = 1, math.min(#page, 16), 2 do
+    if string.sub(page[i], 1, 1) == 'h' then
+      reply[#reply + 1] = string.sub(page[i], 2)
+      reply[#reply + 1] = page[i + 1]
     end
   end
   return reply

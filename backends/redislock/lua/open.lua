@@ -1,11 +1,14 @@
--- Makes a lease known in a bucket.
--- KEYS: 1 leases, 2 used. ARGV: 1 lease, 2 time to live in microseconds, 3 whether an empty store may be used (1 or 0)
--- Reply: 1 open, 0 the store is empty and may have lost its memory.
-local t = redis.call('TIME')
-local now = t[1] * 1000000 + t[2]
-if redis.call('EXISTS', KEYS[2]) == 0 then
-  if ARGV[3] ~= '1' then return 0 end
-  redis.call('SET', KEYS[2], 'a bucket of locks; its loss means that the store has lost its memory')
+-- Makes a lease known in a bucket, or only looks which server has it.
+-- KEYS: 1 leases, 2 mark, 3 mine. ARGV: 1 lease or empty, 2 time to live in microseconds
+-- Reply: {run id, term, since when that server has had the bucket, time, 1; 0: the
+-- lease was known and is over, and what hung on it is not cleared away yet}
+redis.call('ZREM', KEYS[1], '') -- see release.lua
+local run, term, since = marked()
+if ARGV[1] ~= '' then
+  local expiry = redis.call('ZSCORE', KEYS[1], ARGV[1])
+  if expiry and tonumber(expiry) <= now and redis.call('ZCARD', KEYS[3]) > 0 then
+    return {run, term, since, nowstr, 0}
+  end
+  redis.call('ZADD', KEYS[1], string.format('%.0f', now + ARGV[2]), ARGV[1])
 end
-redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
-return 1
+return {run, term, since, nowstr, 1}

@@ -1,7 +1,7 @@
--- Clears away one hold or waiter of a dead lease (whose "mine" is KEYS[3]).
--- ARGV: 1 channel prefix, 2 lease, 3 id, 4 "resource NUL id"
--- Reply: 1, or 0 where the lease is not dead.
-if alive(ARGV[2]) then return 0 end
-if not let_go(ARGV[3]) then give_up(ARGV[3]) end
-redis.call('ZREM', KEYS[3], ARGV[4])
-return 1
+-- Clears away one hold or waiter of a dead lease.
+-- ARGV: 1 channel prefix, 2 resource, 3 lease, 4 id
+-- Reply: 2 done and there is more to hand on, 1 done, 0 where the lease is not dead.
+if ends(ARGV[3]) then return 0 end
+redis.call('ZREM', KEYS[3], ARGV[2] .. '\0' .. ARGV[4])
+if not let_go(ARGV[4]) then give_up(ARGV[4]) end
+return more and 2 or 1

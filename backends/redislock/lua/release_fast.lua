@@ -1,8 +1,12 @@
--- Release of an exclusive hold that nobody waits for, on a lease that is known to
--- live: the common case, kept free of everything else. The arguments are those of
--- release.lua.
-if ARGV[6] == '1' and redis.call('EXISTS', KEYS[5]) == 0 and redis.call('HDEL', KEYS[4], 'h' .. ARGV[3]) == 1 then
-  redis.call('DEL', KEYS[4]) -- an exclusive holder is alone
-  redis.call('ZREM', KEYS[3], ARGV[4])
-  return 1
+-- Release by the only holder while nobody waits: the common case, kept free of
+-- everything else. The arguments are those of release.lua. Two fields are the mode
+-- and one holder; the list of the lease says whose it is.
+if ARGV[5] == '0' and redis.call('EXISTS', KEYS[5]) == 0 and redis.call('HLEN', KEYS[4]) == 2
+  and redis.call('ZREM', KEYS[3], ARGV[2] .. '\0' .. ARGV[4]) == 1 then
+  if redis.call('HDEL', KEYS[4], 'm', 'h' .. ARGV[4]) == 2 then
+    redis.call('ZREM', KEYS[8], ARGV[2])
+    return 1
+  end
+  -- A forced release has ended it, and another one holds the lock.
+  redis.call('HSET', KEYS[4], 'm', string.sub(redis.call('HVALS', KEYS[4])[1], 1, 1))
 end

@@ -1,28 +1,28 @@
--- Who holds and who waits, dead leases left out.
--- Reply: {time, {id, record, …}, {id, record, …}}
-local function living(ids, records)
-  local out = {}
-  for i = 1, #ids do
-    local record = records[i]
-    if record then
-      local _, _, _, lease, revoked = parse(record)
-      if alive(lease) and (revoked == '0' or tonumber(revoked) > now) then
-        out[#out + 1] = ids[i]
-        out[#out + 1] = record
-      end
-    end
-  end
-  return out
-end
-local ids, records = {}, {}
-local all = redis.call('HGETALL', KEYS[4])
-for i = 1, #all, 2 do
-  if all[i] ~= 'm' then
-    ids[#ids + 1] = string.sub(all[i], 2)
-    records[#records + 1] = all[i + 1]
+-- Who holds and who waits, a part of each at a time; dead leases are left out.
+-- ARGV: 1 cursor of the holders, 2 ticket of the last waiter seen, or -inf; an empty
+-- one: none of these
+-- Reply: {time, next cursor or empty, {id, record, …}, last ticket or empty, {id, record, …}}
+local function living(out, id, record)
+  if not record then return end
+  local _, _, _, lease, over = parse(record)
+  local expiry = redis.call('ZSCORE', KEYS[1], lease)
+  if expiry and tonumber(expiry) > now and (over == '0' or tonumber(over) > now) then
+    out[#out + 1] = id
+    out[#out + 1] = record
   end
 end
-local held = living(ids, records)
-ids, records = redis.call('ZRANGE', KEYS[5], 0, -1), {}
-for i = 1, #ids do records[i] = redis.call('HGET', KEYS[6], ids[i]) end
-return {nowstr, held, living(ids, records)}
+local held, cursor = {}, ''
+if ARGV[1] ~= '' then
+  local page = redis.call('HSCAN', KEYS[4], ARGV[1], 'COUNT', 64)
+  for i = 1, #page[2], 2 do
+    if string.sub(page[2][i], 1, 1) == 'h' then living(held, string.sub(page[2][i], 2), page[2][i + 1]) end
+  end
+  if page[1] ~= '0' then cursor = page[1] end
+end
+local waiting, ticket = {}, ''
+if ARGV[2] ~= '' then
+  local ids = redis.call('ZRANGEBYSCORE', KEYS[5], ARGV[2], '+inf', 'WITHSCORES', 'LIMIT', 0, 64)
+  for i = 1, #ids, 2 do living(waiting, ids[i], redis.call('HGET', KEYS[6], ids[i])) end
+  if #ids == 128 then ticket = string.format('(%.0f', ids[128]) end
+end
+return {nowstr, cursor, held, ticket, waiting}

@@ -1,0 +1,308 @@
+package redislock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+const (
+	// tombstone is the least time for which a store remembers an id that was given
+	// up: a copy of its request may be on its way for so long, and for a TTL.
+	tombstone = time.Minute
+	// notTrusted is when to ask again about a grant of a server that the next
+	// heartbeat must look at first.
+	notTrusted = 200 * time.Millisecond
+)
+
+var errAnotherServer = errors.New("another server has come up meanwhile")
+
+// driver is what a lease of leasekit asks of Redis.
+type driver struct {
+	b       *Backend
+	id      lock.LeaseID
+	sidecar string
+	ttl     time.Duration
+	grace   time.Duration // see past
+	recheck time.Duration
+	slots   []*slot
+
+	beatTurn chan struct{} // heartbeats are one at a time; has room for one
+
+	mu      sync.Mutex
+	beats   uint64        // heartbeats so far
+	renewed time.Duration // on the clock, before the last heartbeat was sent that the store carried out
+
+	dead  chan []deadLease // to be cleared away
+	more  chan lock.Resource
+	looks chan struct{}
+
+	subscribed chan struct{} // closed when pushes arrive
+	pushOnce   sync.Once
+}
+
+var _ leasekit.Driver = (*driver)(nil)
+
+// OpenLease implements lock.Backend.
+func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease, error) {
+	if o.TTL < lock.MinTTL || o.TTL > lock.MaxTTL {
+		return nil, &lock.InvalidError{Field: "ttl", Problem: fmt.Sprintf("must be from %s to %s", lock.MinTTL, lock.MaxTTL)}
+	}
+	if err := b.check(ctx); err != nil {
+		return nil, err
+	}
+	d := &driver{
+		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar, ttl: o.TTL, grace: b.cfg.grace, recheck: leasekit.RecheckOf(o.TTL),
+		beatTurn: make(chan struct{}, 1), dead: make(chan []deadLease, 1), more: make(chan lock.Resource, 256), looks: make(chan struct{}, 1),
+		subscribed: make(chan struct{}),
+	}
+	if d.grace < 0 {
+		d.grace = o.TTL
+	}
+	for i := range b.keys.buckets {
+		d.slots = append(d.slots, &slot{index: i, turn: make(chan struct{}, 1)})
+	}
+	if err := d.start(ctx); err != nil {
+		return nil, fmt.Errorf("open lease: %w", err)
+	}
+	l := leasekit.Start(ctx, d, leasekit.Options{ID: d.id, TTL: o.TTL, Clock: b.clock, Opened: d.renewed, Recheck: d.recheck})
+	select { // a grant that is published before we listen would be found late
+	case <-d.subscribed:
+	case <-time.After(b.cfg.timeout):
+	case <-ctx.Done():
+	}
+	return l, nil
+}
+
+// start makes the lease known, where some server grants locks already.
+func (d *driver) start(ctx context.Context) error {
+	if err := d.lookAround(ctx); err != nil {
+		return err
+	}
+	if err := d.b.checkEviction(); err != nil { // by now all servers have been spoken to
+		return err
+	}
+	best, left := d.slots[0], d.kept(d.slots[0])
+	for _, s := range d.slots[1:] {
+		if l := d.kept(s); l < left {
+			best, left = s, l
+		}
+	}
+	if left > 0 {
+		return fmt.Errorf("Redis was restarted, or another server has taken over, and it may have forgotten locks; they are granted again in %s: %w", //nolint:staticcheck // a name
+			left.Round(100*time.Millisecond), lock.ErrUnavailable)
+	}
+	d.renewed = d.b.clock()
+	return d.openSlot(ctx, best)
+}
+
+// lookAround asks for every bucket who has it. What it learns stands in the pasts.
+// The error is nil when at least one could be asked.
+func (d *driver) lookAround(ctx context.Context) error {
+	var first error
+	found := false
+	for range 2 { // the first answer of a server may come before it is known who it is
+		var calls []call
+		var buckets []int
+		for i := range d.slots {
+			k := &d.b.keys.buckets[i]
+			calls = append(calls, call{keys: []string{k.leases, k.mark, k.leases}, args: []any{"", 0}})
+			buckets = append(buckets, i)
+		}
+		first = d.b.runAll(ctx, scriptOpen, calls)
+		unknown := false
+		for n, c := range calls {
+			switch _, err := d.b.look(buckets[n], c.reply); {
+			case c.err != nil:
+			case err == nil:
+				found = true
+			case errors.Is(err, errAnotherServer):
+				unknown = true
+			default:
+				return unavailable("look at store", err)
+			}
+		}
+		if !unknown {
+			break
+		}
+	}
+	switch {
+	case found:
+		return nil
+	case first == nil:
+		first = errAnotherServer
+	}
+	return unavailable("look at store", first)
+}
+
+// Ask implements leasekit.Driver.
+func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error) {
+	s := d.slots[d.b.keys.bucketOf(q.Resource)]
+	if err := d.enter(ctx, s); err != nil {
+		return leasekit.Answer{}, d.notAsked(q, err)
+	}
+	defer s.leave()
+	if q.Try {
+		if left := d.kept(s); left > 0 {
+			return leasekit.Answer{}, d.keptBack(q, left)
+		}
+	}
+	s.asks.Add(1)
+	mode, try := "X", "0"
+	if q.Mode == lock.Shared {
+		mode = "S"
+	}
+	if q.Try {
+		try = "1"
+	}
+	keys := d.b.keys.buckets[s.index].of(q.Resource, d.id)
+	for {
+		r := d.b.run(ctx, d.b.lines[s.index], scriptAcquire, keys,
+			d.b.keys.channel, string(q.Resource), string(d.id), string(q.ID), mode, d.sidecar+"\x00"+q.Owner, try)
+		if r.err != nil {
+			return leasekit.Answer{}, d.notAsked(q, r.err)
+		}
+		if a, done, err := d.answer(s, q, r); done {
+			return a, err
+		}
+	}
+}
+
+func (d *driver) notAsked(q lock.Request, err error) error {
+	switch {
+	case errors.Is(err, errNotSent):
+		return leasekit.ErrNotSent
+	case errors.Is(err, lock.ErrUnavailable):
+		return fmt.Errorf("acquire %q: %w", string(q.Resource), err)
+	}
+	return unavailable(fmt.Sprintf("acquire %q", string(q.Resource)), err)
+}
+
+func (d *driver) keptBack(q lock.Request, left time.Duration) error {
+	return fmt.Errorf("acquire %q: Redis was restarted, or another server has taken over, and it may have forgotten locks; ask again in %s: %w",
+		string(q.Resource), left.Round(100*time.Millisecond), lock.ErrUnavailable)
+}
+
+// answer reads the reply to an acquire. done is false where there is more to do in
+// the store before it can decide.
+func (d *driver) answer(s *slot, q lock.Request, r reply) (a leasekit.Answer, done bool, err error) {
+	fence, granted := r.val.(string)
+	fields, _ := r.val.([]any)
+	switch kind := word(fields, 0); {
+	case granted:
+	case kind == "GRANTED":
+		fence = word(fields, 1)
+		d.goOn(q.Resource)
+	case kind == "LOST":
+		return a, true, lock.ErrLeaseLost
+	case kind == "GONE":
+		return a, true, lock.ErrNotHolder
+	case kind == "HELD":
+		return a, true, &lock.HeldError{Cause: lock.ErrHeld, Status: holdersOf(q.Resource, fields[1:])}
+	case kind == "MORE":
+		return a, false, nil
+	case kind == "WAIT":
+		if ms, ok := fields[1].(int64); ok && ms > 0 {
+			a.Recheck = time.Duration(ms+5) * time.Millisecond
+		}
+		return a, true, nil
+	default:
+		return a, true, fmt.Errorf("acquire %q: Redis answered %v: %w", string(q.Resource), r.val, lock.ErrUnavailable)
+	}
+	// A grant of a server that the last heartbeat has not trusted is worth nothing
+	// yet; so is one of a server that may have forgotten who else was granted, and one
+	// that too few replicas have.
+	left := d.kept(s)
+	if !s.trusts(r.by) || r.copies < d.b.cfg.replicas {
+		left = max(left, notTrusted)
+	}
+	switch {
+	case left > 0 && q.Try:
+		return a, true, d.keptBack(q, left)
+	case left > 0:
+		return leasekit.Answer{Recheck: left}, true, nil
+	}
+	f, err := parseFence(fence)
+	if err != nil {
+		return a, true, unavailable(fmt.Sprintf("acquire %q", string(q.Resource)), err)
+	}
+	return leasekit.Answer{Granted: true, Fence: f}, true, nil
+}
+
+func parseFence(s string) (lock.Fence, error) {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("fence %q: %w", s, err)
+	}
+	return lock.FenceOf(n), nil
+}
+
+// Withdraw implements leasekit.Driver.
+func (d *driver) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.Withdrawn, error) {
+	s := d.slots[d.b.keys.bucketOf(w.Resource)]
+	s.users.Add(1)
+	defer s.leave()
+	if !s.open.Load() {
+		return leasekit.Withdrawn{}, nil // nothing of the lease is there
+	}
+	keep := "0"
+	if w.Unsure {
+		keep = strconv.FormatInt(max(tombstone, d.ttl).Microseconds(), 10)
+	}
+	r := d.b.run(ctx, d.b.lines[s.index], scriptRelease, d.b.keys.buckets[s.index].of(w.Resource, d.id),
+		d.b.keys.channel, string(w.Resource), string(d.id), string(w.ID), keep)
+	if r.err != nil {
+		return leasekit.Withdrawn{}, unavailable("release", r.err)
+	}
+	switch n := r.val.(type) {
+	case int64:
+		switch n {
+		case 0:
+			return leasekit.Withdrawn{}, nil
+		case -1:
+			return leasekit.Withdrawn{}, lock.ErrLeaseLost
+		case 2:
+			d.goOn(w.Resource)
+		}
+		return leasekit.Withdrawn{Found: true}, nil
+	case []any: // CANCELLED, position, more, time, holders
+		if len(n) < 4 {
+			break
+		}
+		if n[2] == int64(1) {
+			d.goOn(w.Resource)
+		}
+		rank, _ := n[1].(int64)
+		return leasekit.Withdrawn{Found: true, Position: int(rank), Status: holdersOf(w.Resource, n[3:])}, nil
+	}
+	return leasekit.Withdrawn{}, fmt.Errorf("release: Redis answered %v: %w", r.val, lock.ErrUnavailable)
+}
+
+// Downgrade implements leasekit.Driver.
+func (d *driver) Downgrade(ctx context.Context, ref leasekit.Ref) error {
+	s := d.slots[d.b.keys.bucketOf(ref.Resource)]
+	s.users.Add(1)
+	defer s.leave()
+	if !s.open.Load() {
+		return lock.ErrNotHolder
+	}
+	r := d.b.run(ctx, d.b.lines[s.index], scriptDowngrade, d.b.keys.buckets[s.index].of(ref.Resource, d.id),
+		d.b.keys.channel, string(ref.Resource), string(d.id), string(ref.ID))
+	switch {
+	case r.err != nil:
+		return unavailable("downgrade", r.err)
+	case r.val == int64(0):
+		return lock.ErrNotHolder
+	case r.val == int64(-1):
+		return lock.ErrLeaseLost
+	case r.val == int64(2):
+		d.goOn(ref.Resource)
+	}
+	return nil
+}

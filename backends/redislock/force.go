@@ -1,0 +1,50 @@
+package redislock
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// forcePoll is how often ForceRelease looks whether the hold is gone.
+const forcePoll = 25 * time.Millisecond
+
+// ForceRelease implements lock.Backend.
+func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldID, grace time.Duration) error {
+	i := b.keys.bucketOf(r)
+	var holder lock.LeaseID // the store says whose it is
+	first := true
+	for {
+		reply := b.run(ctx, b.client, scriptForce, b.keys.buckets[i].of(r, holder),
+			b.keys.channel, string(r), string(holder), string(id), grace.Microseconds(), lock.MaxTTL.Microseconds())
+		if reply.err != nil {
+			return unavailable("force release", reply.err)
+		}
+		if is, ok := reply.val.([]any); ok && len(is) == 1 && holder == "" {
+			holder = lock.LeaseID(word(is, 0))
+			continue
+		}
+		wait, ok := reply.val.(int64)
+		switch {
+		case !ok:
+			return fmt.Errorf("force release: Redis answered %v: %w", reply.val, lock.ErrUnavailable)
+		case wait == 0:
+			b.advance(ctx, r) // many may have waited for it
+			return nil
+		case wait < 0 && !first:
+			return nil
+		case wait < 0:
+			return lock.ErrNotHolder
+		}
+		first = false
+		t := time.NewTimer(min(time.Duration(wait)*time.Millisecond, forcePoll)) // the holder may be quick
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return fmt.Errorf("force release %q: %w; it ends by itself when its holder's grace or lease is over", string(r), context.Cause(ctx))
+		}
+	}
+}

@@ -1,0 +1,24 @@
+-- The holder's sidecar knows that the release of a hold is forced: its grace
+-- counts from now. It can end sooner than acknowledged before, never later.
+-- KEYS: 1 leases, 2 lock, 3 revoked
+-- ARGV: 1 lease, 2 id, 3 "resource NUL id", 4 grace in microseconds
+-- Reply: 1, or -1 when the lease is over.
+redis.call('ZREM', KEYS[1], '') -- see release.lua
+local t = redis.call('TIME')
+local now = t[1] * 1000000 + t[2]
+local expiry = redis.call('ZSCORE', KEYS[1], ARGV[1])
+if not expiry or tonumber(expiry) <= now then return -1 end
+local grace = tonumber(ARGV[4])
+local pending = redis.call('ZSCORE', KEYS[3], ARGV[3])
+local field = 'h' .. ARGV[2]
+local record = redis.call('HGET', KEYS[2], field)
+if not record then
+  redis.call('ZREM', KEYS[3], ARGV[3])
+  return 1
+end
+local head, over, rest = string.match(record, '^(%u %d+ %d+ %x+) (%d+) (.*)$')
+local ending = now + grace
+if over ~= '0' then ending = math.min(ending, tonumber(over)) end
+redis.call('HSET', KEYS[2], field, head .. ' ' .. string.format('%.0f', ending) .. ' ' .. rest)
+if pending and tonumber(pending) >= grace then redis.call('ZREM', KEYS[3], ARGV[3]) end
+return 1

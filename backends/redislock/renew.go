@@ -1,0 +1,250 @@
+package redislock
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// Renew implements leasekit.Driver: one request, in a Cluster one a bucket in use,
+// sent together.
+func (d *driver) Renew(ctx context.Context, acks []leasekit.Revocation) (leasekit.Renewal, error) {
+	select {
+	case d.beatTurn <- struct{}{}:
+		defer func() { <-d.beatTurn }()
+	case <-ctx.Done():
+		return leasekit.Renewal{}, unavailable("renew", context.Cause(ctx))
+	}
+	sent := d.b.clock()
+	open, calls := d.beat()
+	if err := d.acknowledge(ctx, acks); err != nil {
+		return leasekit.Renewal{}, err
+	}
+	if d.b.cfg.replicas > 0 { // no Cluster: there is one call
+		calls[0].reply = d.b.run(ctx, &d.b.sender, scriptHeartbeat, calls[0].keys, calls[0].args...)
+	} else {
+		_ = d.b.runAll(ctx, scriptHeartbeat, calls) // each call has its own error
+	}
+	var news leasekit.Renewal
+	var failed error
+	var silent []*slot
+	alive, lost := 0, false
+	for n, s := range open {
+		switch err := d.renewed1(ctx, s, calls[n].reply, &news); {
+		case err == nil:
+			alive++
+		case s.empty() && len(d.slots) > 1: // nothing of the lease depends on that server
+			silent = append(silent, s)
+			lost = lost || err == lock.ErrLeaseLost //nolint:errorlint // made here
+			failed = err
+		case err == lock.ErrLeaseLost: //nolint:errorlint // made here
+			return leasekit.Renewal{}, err
+		default:
+			return leasekit.Renewal{}, unavailable("renew", err)
+		}
+	}
+	switch {
+	case alive == 0 && lost:
+		return leasekit.Renewal{}, lock.ErrLeaseLost
+	case alive == 0:
+		return leasekit.Renewal{}, unavailable("renew", failed)
+	}
+	for _, s := range silent {
+		s.open.Store(false) // a request that comes meanwhile opens it again
+	}
+	d.mu.Lock()
+	d.renewed = max(d.renewed, sent)
+	d.mu.Unlock()
+	d.closeIdle(ctx, open, alive)
+	if news.Stranger {
+		ring(d.looks)
+	}
+	return news, nil
+}
+
+// beat begins a heartbeat: which buckets it goes to.
+func (d *driver) beat() ([]*slot, []call) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.beats++
+	var open []*slot
+	var calls []call
+	for _, s := range d.slots {
+		if !s.open.Load() {
+			continue
+		}
+		asks := s.asks.Load()
+		s.quiet = s.quiet && asks == s.asked && s.users.Load() == 0 // until the answer says otherwise
+		s.asked = asks
+		k := &d.b.keys.buckets[s.index]
+		open = append(open, s)
+		calls = append(calls, call{
+			keys: []string{k.leases, k.mark, k.mine + string(d.id), k.revoked + string(d.id), k.reaper},
+			args: []any{string(d.id), d.ttl.Microseconds()},
+		})
+	}
+	return open, calls
+}
+
+// renewed1 takes the answer for one bucket.
+func (d *driver) renewed1(ctx context.Context, s *slot, r reply, news *leasekit.Renewal) error {
+	switch {
+	case redis.HasErrorPrefix(r.err, "TRYAGAIN"):
+		return d.renewMoving(ctx, s, news)
+	case r.err != nil:
+		return r.err
+	case r.val == nil:
+		return lock.ErrLeaseLost
+	case r.copies < d.b.cfg.replicas:
+		return fmt.Errorf("%d replicas have the heartbeat, %d must", r.copies, d.b.cfg.replicas)
+	}
+	fields, _ := r.val.([]any)
+	if len(fields) != 7 {
+		return fmt.Errorf("Redis answered %v", r.val) //nolint:staticcheck // a name
+	}
+	by, err := d.b.look(s.index, r)
+	if err != nil {
+		return err
+	}
+	d.meet(s, by, news)
+	n, _ := fields[4].(int64)
+	s.quiet = n == 0 && s.asks.Load() == s.asked && s.users.Load() == 0
+	if !s.quiet {
+		s.idle = d.b.clock()
+	}
+	if news.Entries >= 0 {
+		news.Entries += int(n)
+	}
+	pairs, _ := fields[5].([]any)
+	for i := 0; i+1 < len(pairs); i += 2 {
+		r, id := parseMember(word(pairs, i))
+		micros, err := strconv.ParseFloat(word(pairs, i+1), 64)
+		if err != nil {
+			return fmt.Errorf("grace: %w", err)
+		}
+		news.Revoked = append(news.Revoked, leasekit.Revocation{
+			Ref: leasekit.Ref{Resource: r, ID: id}, Grace: time.Duration(micros) * time.Microsecond,
+		})
+	}
+	ids, _ := fields[6].([]any)
+	d.foundDead(s.index, ids)
+	return nil
+}
+
+// meet compares who has answered with who is trusted. A stranger becomes trusted
+// at the heartbeat after its memory was compared: by then its result was acted on.
+func (d *driver) meet(s *slot, by *server, news *leasekit.Renewal) {
+	s.last = by
+	switch {
+	case by.same(s.trusted.Load()):
+	case by.same(s.compared):
+		s.trusted.Store(by)
+	default:
+		s.trusted.Store(nil)
+		s.compared = nil
+		news.Stranger = true
+	}
+}
+
+// renewMoving is the heartbeat of a bucket whose keys move to another node right
+// now: the lease lives, and the news come when they have moved.
+func (d *driver) renewMoving(ctx context.Context, s *slot, news *leasekit.Renewal) error {
+	k := &d.b.keys.buckets[s.index]
+	r := d.b.run(ctx, d.b.client, scriptRenew, []string{k.leases}, string(d.id), d.ttl.Microseconds())
+	switch {
+	case r.err != nil:
+		return r.err
+	case r.val == nil:
+		return lock.ErrLeaseLost
+	}
+	s.quiet = false
+	news.Entries = -1
+	return nil
+}
+
+// closeIdle closes buckets in which nothing has been for a TTL, but for one.
+func (d *driver) closeIdle(ctx context.Context, open []*slot, alive int) {
+	now := d.b.clock()
+	for _, s := range open {
+		if alive > 1 && s.open.Load() && s.empty() && now-s.idle > d.ttl {
+			d.closeSlot(ctx, s)
+			alive--
+		}
+	}
+}
+
+// acknowledge tells the store which revocations are known: from now on it counts
+// their grace.
+func (d *driver) acknowledge(ctx context.Context, acks []leasekit.Revocation) error {
+	calls := make([]call, 0, len(acks))
+	for _, a := range acks {
+		k := &d.b.keys.buckets[d.b.keys.bucketOf(a.Resource)]
+		calls = append(calls, call{
+			keys: []string{k.leases, k.lock + string(a.Resource), k.revoked + string(d.id)},
+			args: []any{string(d.id), string(a.ID), member(a.Resource, a.ID), a.Grace.Microseconds()},
+		})
+	}
+	if err := d.b.runAll(ctx, scriptAck, calls); err != nil {
+		return unavailable("acknowledge forced release", err)
+	}
+	for _, c := range calls {
+		if c.val == int64(-1) {
+			return lock.ErrLeaseLost
+		}
+	}
+	return nil
+}
+
+// Held implements leasekit.Driver. The answers must be of the very servers that
+// have answered the last heartbeat.
+func (d *driver) Held(ctx context.Context, each func(leasekit.Ref)) error {
+	select {
+	case d.beatTurn <- struct{}{}:
+		defer func() { <-d.beatTurn }()
+	case <-ctx.Done():
+		return unavailable("compare", context.Cause(ctx))
+	}
+	for _, s := range d.slots {
+		if !s.open.Load() {
+			continue
+		}
+		if err := d.heldIn(ctx, s, each); err != nil {
+			return unavailable("compare", err)
+		}
+		s.compared = s.last
+	}
+	return nil
+}
+
+const heldPage = 256
+
+func (d *driver) heldIn(ctx context.Context, s *slot, each func(leasekit.Ref)) error {
+	from := "-"
+	for {
+		cmd := &command{Cmd: redis.NewCmd(ctx, "zrangebylex", d.b.keys.buckets[s.index].mine+string(d.id), from, "+", "limit", 0, heldPage)}
+		if err := d.b.client.Process(ctx, cmd); err != nil {
+			return err
+		}
+		if s.last == nil || cmd.by == nil || cmd.by != s.last.by {
+			return errAnotherServer
+		}
+		page, err := cmd.StringSlice()
+		if err != nil {
+			return err
+		}
+		for _, m := range page {
+			r, id := parseMember(m)
+			each(leasekit.Ref{Resource: r, ID: id})
+		}
+		if len(page) < heldPage {
+			return nil
+		}
+		from = "(" + page[len(page)-1]
+	}
+}

@@ -1,0 +1,221 @@
+package redislock
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// road is the way to one address, or to whatever Sentinel calls the master: all
+// connections of one client. It knows which server process is at the other end.
+//
+// When a new connection finds another process there, the older connections are
+// closed before the change can be seen. So a request that was sent and answered
+// under one presence was answered by that process.
+type road struct {
+	dial dialer
+
+	current atomic.Pointer[presence]
+
+	mu       sync.Mutex
+	conns    map[*conn]struct{}
+	named    map[string]*conn // by the token that was sent on it
+	eviction string           // the maxmemory-policy that would evict locks, or empty
+}
+
+// presence is one server process for as long as it is at the end of a road. The
+// process that comes back after another one is another presence.
+type presence struct{ run string }
+
+type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
+
+func newRoad(dial dialer) *road {
+	return &road{dial: dial, conns: make(map[*conn]struct{}), named: make(map[string]*conn)}
+}
+
+// conn is a connection of a road. It recognises the token by which the road finds
+// out which of the driver's connections is which.
+type conn struct {
+	net.Conn
+	r     *road
+	named atomic.Bool
+}
+
+const (
+	tokenPrefix = "locksidecar-connection-"
+	tokenLength = 26
+)
+
+// connect makes a connection.
+func (r *road) connect(ctx context.Context, network, addr string) (net.Conn, error) {
+	inner, err := r.dial(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{Conn: inner, r: r}
+	r.mu.Lock()
+	r.conns[c] = struct{}{}
+	r.mu.Unlock()
+	return c, nil
+}
+
+// Write implements net.Conn.
+func (c *conn) Write(b []byte) (int, error) {
+	if !c.named.Load() {
+		if i := bytes.Index(b, []byte(tokenPrefix)); i >= 0 && len(b) >= i+len(tokenPrefix)+tokenLength {
+			c.named.Store(true)
+			c.r.mu.Lock()
+			c.r.named[string(b[i:i+len(tokenPrefix)+tokenLength])] = c
+			c.r.mu.Unlock()
+		}
+	}
+	return c.Conn.Write(b)
+}
+
+// Close implements net.Conn.
+func (c *conn) Close() error {
+	c.r.forget(c)
+	if err := c.Conn.Close(); !errors.Is(err, net.ErrClosed) { // it may have been cut
+		return err
+	}
+	return nil
+}
+
+// cut ends the connection without a farewell, which TLS would wait for.
+func (c *conn) cut() {
+	inner := c.Conn
+	if t, ok := inner.(*tls.Conn); ok {
+		inner = t.NetConn()
+	}
+	_ = inner.Close()
+}
+
+func (r *road) forget(c *conn) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.conns, c)
+}
+
+// connected looks at the server when a connection to it is made, before anything
+// else is sent on it.
+func (r *road) connected(ctx context.Context, cn *redis.Conn) error {
+	token := tokenPrefix + rand.Text()
+	var info *redis.StringCmd
+	_, err := cn.Pipelined(ctx, func(p redis.Pipeliner) error {
+		p.Do(ctx, "ping", token)
+		info = p.Info(ctx)
+		return nil
+	})
+	r.mu.Lock()
+	c := r.named[token]
+	delete(r.named, token)
+	r.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("info: %w", err)
+	}
+	return r.found(c, parseInfo(info.Val()))
+}
+
+var errNoRunID = errors.New("the server does not tell its run_id, without which a restart cannot be noticed")
+
+// found takes note of who is at the other end of a connection.
+func (r *road) found(c *conn, info map[string]string) error {
+	if info["redis_mode"] == "sentinel" || info["server_mode"] == "sentinel" { // Valkey says server_mode
+		if c != nil {
+			r.forget(c)
+		}
+		return nil
+	}
+	run := info["run_id"]
+	if run == "" {
+		return errNoRunID
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.eviction = ""
+	if p := info["maxmemory_policy"]; strings.HasPrefix(p, "allkeys-") && info["maxmemory"] != "0" {
+		r.eviction = p
+	}
+	if now := r.current.Load(); now != nil && now.run == run {
+		return nil
+	}
+	for other := range r.conns {
+		if other != c && other.named.Load() {
+			delete(r.conns, other)
+			other.cut()
+		}
+	}
+	r.current.Store(&presence{run: run})
+	return nil
+}
+
+// evicts names the policy by which the server would throw locks away.
+func (r *road) evicts() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.conns) == 0 { // nobody knows what it is now
+		return ""
+	}
+	return r.eviction
+}
+
+// sign notes with a command's answer the presence under which it was sent and
+// answered: none when that changed meanwhile.
+func (r *road) sign(before *presence, cmd redis.Cmder) {
+	if c, ok := cmd.(*command); ok {
+		if c.by = before; r.current.Load() != before {
+			c.by = nil
+		}
+	}
+}
+
+// watcher signs the answers that come by a road.
+type watcher struct{ r *road }
+
+var _ redis.Hook = watcher{}
+
+// DialHook implements redis.Hook.
+func (w watcher) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+// ProcessHook implements redis.Hook.
+func (w watcher) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		before := w.r.current.Load()
+		err := next(ctx, cmd)
+		w.r.sign(before, cmd)
+		return err
+	}
+}
+
+// ProcessPipelineHook implements redis.Hook.
+func (w watcher) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		before := w.r.current.Load()
+		err := next(ctx, cmds)
+		for _, cmd := range cmds {
+			w.r.sign(before, cmd)
+		}
+		return err
+	}
+}
+
+func parseInfo(text string) map[string]string {
+	m := make(map[string]string)
+	sc := bufio.NewScanner(strings.NewReader(text))
+	for sc.Scan() {
+		if k, v, ok := strings.Cut(sc.Text(), ":"); ok {
+			m[k] = strings.TrimSpace(v)
+		}
+	}
+	return m
+}
