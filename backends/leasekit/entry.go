@@ -180,9 +180,11 @@ func (e *entry) event() lock.Event {
 	return lock.Event{Kind: lock.Revoked, Resource: e.Resource, ID: e.ID, Until: e.until}
 }
 
-func (l *Lease) ring() {
+func (l *Lease) ring() { ring(l.bell) }
+
+func ring(bell chan<- struct{}) {
 	select {
-	case l.bell <- struct{}{}:
+	case bell <- struct{}{}:
 	default:
 	}
 }

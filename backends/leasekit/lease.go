@@ -39,7 +39,7 @@ type Lease struct {
 	lost     chan struct{} // closed when the store said so, or by Close
 	loseOnce sync.Once
 
-	compareMu sync.Mutex
+	comparing chan struct{} // has a value while memories are compared
 
 	mu      sync.Mutex
 	entries map[lock.HoldID]*entry
@@ -49,7 +49,13 @@ type Lease struct {
 	bell    chan struct{} // has a value when news or acknowledgements may be due
 	renewed time.Duration // before the last request that renewed the lease was sent
 	exact   time.Duration // when the number of entries was last known to be that of the store
-	suspect bool          // memories must be compared before the lease counts as renewed
+
+	// Reasons to compare memories before the lease counts as renewed: how many there
+	// were, and how many of them a comparison has settled.
+	doubted, settled uint64
+
+	strays   map[lock.HoldID]Ref // that only the store has, to be released
+	tidyBell chan struct{}       // has a value when there may be some
 }
 
 var _ lock.Lease = (*Lease)(nil)
@@ -65,17 +71,21 @@ func Start(ctx context.Context, d Driver, o Options) *Lease {
 	}
 	l := &Lease{
 		o: o, d: d,
-		events:  make(chan lock.Event),
-		lost:    make(chan struct{}),
-		entries: make(map[lock.HoldID]*entry),
-		bell:    make(chan struct{}, 1),
-		renewed: o.Opened,
-		exact:   o.Opened,
+		events:    make(chan lock.Event),
+		lost:      make(chan struct{}),
+		comparing: make(chan struct{}, 1),
+		entries:   make(map[lock.HoldID]*entry),
+		bell:      make(chan struct{}, 1),
+		renewed:   o.Opened,
+		exact:     o.Opened,
+		strays:    make(map[lock.HoldID]Ref),
+		tidyBell:  make(chan struct{}, 1),
 	}
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	l.stop = stop
 	l.tasks.Go(func() { d.Listen(run, l.pushed) })
 	l.tasks.Go(func() { l.tell(run) })
+	l.tasks.Go(func() { l.tidy(run) })
 	return l
 }
 

@@ -68,10 +68,12 @@ func (l *Lease) renew(ctx context.Context) (beat, error) {
 			}
 			l.revoke(e, v.Grace)
 		} else if l.removed == b.removed { // not released just now: only the store has it
-			l.suspect = true
+			l.doubted++
 		}
 	}
-	l.suspect = l.suspect || r.Stranger
+	if r.Stranger {
+		l.doubted++
+	}
 	b.entries = r.Entries
 	return b, nil
 }
@@ -107,9 +109,13 @@ func (l *Lease) standing() []lock.Event {
 func (l *Lease) doubts(b beat) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.suspect {
-		return true
+	if l.miscounts(b) {
+		l.doubted++
 	}
+	return l.doubted > l.settled
+}
+
+func (l *Lease) miscounts(b beat) bool {
 	if b.entries < 0 {
 		return false
 	}
@@ -129,75 +135,6 @@ func (l *Lease) doubts(b beat) bool {
 	default:
 		return b.sent-l.exact > maxInexact*l.o.TTL
 	}
-}
-
-// compare sets the store's memory beside the lease's own. What the store does
-// not have is lost, and is the result; what only the store has is released.
-func (l *Lease) compare(ctx context.Context) ([]lock.Event, error) {
-	l.compareMu.Lock()
-	defer l.compareMu.Unlock()
-	l.mu.Lock()
-	began := l.o.Clock()
-	l.suspect = false
-	known := make(map[lock.HoldID]uint64, len(l.entries))
-	for id, e := range l.entries {
-		told := e.held && e.revoked // its end is no news
-		if e.stored && !e.busy && !told {
-			known[id] = e.touched
-		}
-	}
-	l.mu.Unlock()
-
-	var listed []Ref
-	err := l.d.Held(ctx, func(r Ref) {
-		listed = append(listed, r)
-		delete(known, r.ID)
-	})
-	l.mu.Lock()
-	if err != nil {
-		l.suspect = true
-		l.mu.Unlock()
-		return nil, err
-	}
-	vanished := l.drop(known)
-	var extra []Ref
-	for _, r := range listed {
-		if l.entries[r.ID] == nil {
-			extra = append(extra, r)
-		}
-	}
-	l.mu.Unlock()
-	for _, r := range extra {
-		if _, err := l.d.Withdraw(ctx, Withdrawal{Ref: r}); err != nil {
-			l.mu.Lock()
-			l.suspect = true
-			l.mu.Unlock()
-			return vanished, err
-		}
-	}
-	l.mu.Lock()
-	l.exact = max(l.exact, began)
-	l.mu.Unlock()
-	return vanished, nil
-}
-
-// drop takes out the holds that the store does not have, unless something has
-// happened to them since, and makes the waiters ask again. l.mu is held.
-func (l *Lease) drop(missing map[lock.HoldID]uint64) []lock.Event {
-	var vanished []lock.Event
-	for id, touched := range missing {
-		e := l.entries[id]
-		switch {
-		case e == nil || e.touched != touched:
-		case e.held:
-			vanished = append(vanished, lock.Event{Kind: lock.Vanished, Resource: e.Resource, ID: id})
-			l.remove(e)
-		default:
-			e.pushed = nil
-			e.wake()
-		}
-	}
-	return vanished
 }
 
 // tell passes revocations on that came by push, and acknowledges them once they

@@ -1,0 +1,114 @@
+package leasekit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// compare sets the store's memory beside the lease's own. What the store does
+// not have is lost, and is the result; what only the store has is released in the
+// background, because no hold depends on it. Until the comparison has an answer,
+// no heartbeat counts, neither the one that compares nor those beside it.
+func (l *Lease) compare(ctx context.Context) ([]lock.Event, error) {
+	select {
+	case l.comparing <- struct{}{}:
+		defer func() { <-l.comparing }()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("%w: another comparison is under way: %w", lock.ErrUnavailable, context.Cause(ctx))
+	}
+	l.mu.Lock()
+	began, settles := l.o.Clock(), l.doubted
+	if settles == l.settled { // by the one that was under way
+		l.mu.Unlock()
+		return nil, nil
+	}
+	known := make(map[lock.HoldID]uint64, len(l.entries))
+	for id, e := range l.entries {
+		told := e.held && e.revoked // its end is no news
+		if e.stored && !e.busy && !told {
+			known[id] = e.touched
+		}
+	}
+	l.mu.Unlock()
+
+	var listed []Ref
+	err := l.d.Held(ctx, func(r Ref) {
+		listed = append(listed, r)
+		delete(known, r.ID)
+	})
+	if err != nil {
+		if errors.Is(err, lock.ErrLeaseLost) {
+			l.Lose()
+		}
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.settled, l.exact = settles, max(l.exact, began)
+	for _, r := range listed {
+		if l.entries[r.ID] == nil {
+			l.strays[r.ID] = r
+			ring(l.tidyBell)
+		}
+	}
+	return l.drop(known), nil
+}
+
+// drop takes out the holds that the store does not have, unless something has
+// happened to them since, and makes the waiters ask again. l.mu is held.
+func (l *Lease) drop(missing map[lock.HoldID]uint64) []lock.Event {
+	var vanished []lock.Event
+	for id, touched := range missing {
+		e := l.entries[id]
+		switch {
+		case e == nil || e.touched != touched:
+		case e.held:
+			vanished = append(vanished, lock.Event{Kind: lock.Vanished, Resource: e.Resource, ID: id})
+			l.remove(e)
+		default:
+			e.pushed = nil
+			e.wake()
+		}
+	}
+	return vanished
+}
+
+// tidy releases what only the store has. What fails here the next comparison finds.
+func (l *Lease) tidy(ctx context.Context) {
+	for {
+		select {
+		case <-l.tidyBell:
+		case <-l.lost:
+			return
+		case <-ctx.Done():
+			return
+		}
+		for r, ok := l.stray(); ok; r, ok = l.stray() {
+			limit, cancel := context.WithTimeout(ctx, l.o.TTL/3)
+			_, err := l.d.Withdraw(limit, Withdrawal{Ref: r, Unsure: true})
+			cancel()
+			l.mu.Lock()
+			delete(l.strays, r.ID)
+			if err != nil {
+				l.doubted++
+			}
+			l.mu.Unlock()
+			if errors.Is(err, lock.ErrLeaseLost) {
+				l.Lose()
+				return
+			}
+		}
+	}
+}
+
+func (l *Lease) stray() (Ref, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range l.strays {
+		return r, true
+	}
+	return Ref{}, false
+}

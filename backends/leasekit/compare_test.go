@@ -1,0 +1,106 @@
+package leasekit
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// Law 4, with a second fault: the new server does not answer to the comparison. A
+// heartbeat that is sent beside the one that compares does not count before either.
+func TestHeartbeatBesideAComparison(t *testing.T) {
+	bubble(t, func(k *kit) {
+		lost := k.acquire("lost")
+		k.f.lose(lost.ID)
+		k.f.change(func() { k.f.stranger, k.f.entriesN = true, -1 })
+		k.f.on("held", hang)
+		beat := func() <-chan error {
+			done := make(chan error, 1)
+			go func() {
+				ctx, cancel := context.WithTimeout(k.t.Context(), ttl/3)
+				defer cancel()
+				_, err := k.Heartbeat(ctx)
+				done <- err
+			}()
+			return done
+		}
+		first := beat()
+		time.Sleep(ttl / 6)
+		second := beat()
+		k.is("the heartbeat that compares", <-first, lock.ErrUnavailable)
+		k.is("the one beside it", <-second, lock.ErrUnavailable)
+		k.f.on("held", nil)
+		k.same("Heartbeat", k.beat(), vanished(lost))
+		k.same("the next", k.beat())
+	})
+}
+
+// Of two heartbeats that have reason to compare one does, and both count.
+func TestOneComparisonForAll(t *testing.T) {
+	bubble(t, func(k *kit) {
+		k.acquire("r")
+		k.f.change(func() { k.f.stranger = true })
+		k.f.on("held", slow(time.Second))
+		first := make(chan struct{})
+		go func() { k.beat(); close(first) }()
+		synctest.Wait()
+		k.beat()
+		<-first
+		if n := k.f.count("held"); n != 1 {
+			t.Errorf("compared %d times", n)
+		}
+	})
+}
+
+// The store says in the middle of a comparison that the lease is over: nobody
+// waits on.
+func TestLeaseLostInAComparison(t *testing.T) {
+	bubble(t, func(k *kit) {
+		k.f.change(func() { k.f.taken["r"], k.f.stranger = true, true })
+		done := k.begins(k.t.Context(), k.request("r"))
+		k.f.on("held", func(_ context.Context, do func()) error {
+			k.f.change(func() { k.f.over = true })
+			do()
+			return nil
+		})
+		start := k.clock()
+		_, err := k.Heartbeat(k.t.Context())
+		k.is("Heartbeat", err, lock.ErrLeaseLost)
+		r := <-done
+		k.is("the waiter", r.err, lock.ErrLeaseLost)
+		if r.at != start {
+			t.Errorf("the waiter ended %s later", r.at-start)
+		}
+	})
+}
+
+// What only the store has cannot be released, because its row is locked: the lease
+// lives on, and it is released later.
+func TestStrayHoldThatCannotBeReleased(t *testing.T) {
+	bubble(t, func(k *kit) {
+		k.acquire("r")
+		stray := k.request("stray")
+		if _, err := k.f.Ask(k.t.Context(), stray); err != nil {
+			t.Fatal(err)
+		}
+		k.f.on("withdraw", func(ctx context.Context, _ func()) error { return hang(ctx, func() {}) })
+		for range 4 {
+			start := k.clock()
+			k.same("Heartbeat", k.beat())
+			if took := k.clock() - start; took > 0 {
+				t.Errorf("Heartbeat took %s", took)
+			}
+			time.Sleep(ttl / 3)
+		}
+		k.f.on("withdraw", nil)
+		time.Sleep(ttl)
+		k.beat()
+		synctest.Wait()
+		if k.f.has(stray.ID) {
+			t.Error("it is still there")
+		}
+	})
+}
