@@ -18,8 +18,10 @@ type entry struct {
 	removed bool // forgotten
 	rung    bool // there is a reason to ask again, since the last request
 
-	// A forced release of the hold. Until it is acknowledged, the store waits.
+	// A forced release of the hold. Until it is acknowledged, the store waits; so it
+	// is acknowledged after it was told.
 	revoked bool
+	told    bool // by Events or Heartbeat, with this moment
 	acked   bool
 	telling bool          // stands in Lease.news
 	grace   time.Duration // the shortest that is known
@@ -121,6 +123,7 @@ func (l *Lease) remove(e *entry) {
 	if !e.removed {
 		e.removed = true
 		delete(l.entries, e.ID)
+		delete(l.forced, e.ID)
 		l.removed++
 	}
 	e.wake()
@@ -166,21 +169,23 @@ func (l *Lease) revoke(e *entry, grace time.Duration) {
 	if grace == 0 {
 		until = 0
 	}
-	e.revoked, e.grace, e.until, e.acked = true, grace, until, grace == 0
+	e.revoked, e.grace, e.until, e.told, e.acked = true, grace, until, false, grace == 0
+	l.forced[e.ID] = e
 	e.wake()
-	if e.held && !e.telling {
+	switch {
+	case !e.held:
+		ring(l.ackBell)
+	case !e.telling:
 		e.telling = true
 		l.news = append(l.news, e)
+		ring(l.newsBell)
 	}
-	l.ring()
 }
 
 // event is what is told of a revocation. l.mu is held.
 func (e *entry) event() lock.Event {
 	return lock.Event{Kind: lock.Revoked, Resource: e.Resource, ID: e.ID, Until: e.until}
 }
-
-func (l *Lease) ring() { ring(l.bell) }
 
 func ring(bell chan<- struct{}) {
 	select {

@@ -274,6 +274,12 @@ func (f *fake) change(do func()) {
 	do()
 }
 
+func (f *fake) acknowledged() []Revocation {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.acks)
+}
+
 func (f *fake) has(id lock.HoldID) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

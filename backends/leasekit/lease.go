@@ -41,14 +41,16 @@ type Lease struct {
 
 	comparing chan struct{} // has a value while memories are compared
 
-	mu      sync.Mutex
-	entries map[lock.HoldID]*entry
-	epoch   uint64        // of the last change of an entry
-	removed uint64        // entries taken out so far
-	news    []*entry      // revocations that Events has not told yet
-	bell    chan struct{} // has a value when news or acknowledgements may be due
-	renewed time.Duration // before the last request that renewed the lease was sent
-	exact   time.Duration // when the number of entries was last known to be that of the store
+	mu       sync.Mutex
+	entries  map[lock.HoldID]*entry
+	epoch    uint64                 // of the last change of an entry
+	removed  uint64                 // entries taken out so far
+	forced   map[lock.HoldID]*entry // whose release is forced
+	news     []*entry               // revocations that Events has not told yet
+	newsBell chan struct{}          // has a value when there may be some
+	ackBell  chan struct{}          // has a value when acknowledgements may be due
+	renewed  time.Duration          // before the last request that renewed the lease was sent
+	exact    time.Duration          // when the number of entries was last known to be that of the store
 
 	// Reasons to compare memories before the lease counts as renewed: how many there
 	// were, and how many of them a comparison has settled.
@@ -75,7 +77,9 @@ func Start(ctx context.Context, d Driver, o Options) *Lease {
 		lost:      make(chan struct{}),
 		comparing: make(chan struct{}, 1),
 		entries:   make(map[lock.HoldID]*entry),
-		bell:      make(chan struct{}, 1),
+		forced:    make(map[lock.HoldID]*entry),
+		newsBell:  make(chan struct{}, 1),
+		ackBell:   make(chan struct{}, 1),
 		renewed:   o.Opened,
 		exact:     o.Opened,
 		strays:    make(map[lock.HoldID]Ref),
@@ -85,6 +89,7 @@ func Start(ctx context.Context, d Driver, o Options) *Lease {
 	l.stop = stop
 	l.tasks.Go(func() { d.Listen(run, l.pushed) })
 	l.tasks.Go(func() { l.tell(run) })
+	l.tasks.Go(func() { l.acknowledge(run) })
 	l.tasks.Go(func() { l.tidy(run) })
 	return l
 }

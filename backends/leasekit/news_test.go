@@ -1,6 +1,7 @@
 package leasekit
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"testing/synctest"
@@ -420,6 +421,47 @@ func TestLeaseLost(t *testing.T) {
 		k.is("Acquire, final", err, lock.ErrLeaseLost)
 		if err := k.Release(k.t.Context(), "r", "x"); !errors.Is(err, lock.ErrLeaseLost) {
 			t.Errorf("Release: %v", err)
+		}
+	})
+}
+
+// Law 8: an acknowledgement that hangs does not keep back the news that come
+// after it.
+func TestNewsWhileAnAcknowledgementHangs(t *testing.T) {
+	bubble(t, func(k *kit) {
+		a, b := k.acquire("a"), k.acquire("b")
+		force := func(g lock.Grant) {
+			k.f.force(g.ID, time.Second)
+			k.f.push(Push{Kind: Revoked, Ref: Ref{g.Resource, g.ID}, Grace: time.Second})
+		}
+		k.f.on("renew", hang)
+		force(a)
+		k.same("Events", k.events(), revoked(a, time.Second))
+		force(b)
+		k.same("Events, while the acknowledgement hangs", k.events(), revoked(b, time.Second))
+	})
+}
+
+// Law 2: what nobody was told of is not acknowledged, not even by a heartbeat.
+func TestOnlyWhatWasToldIsAcknowledged(t *testing.T) {
+	bubble(t, func(k *kit) {
+		g := k.acquire("r")
+		k.f.force(g.ID, time.Second)
+		k.f.push(Push{Kind: Revoked, Ref: Ref{"r", g.ID}, Grace: time.Second}) // nobody reads it
+		synctest.Wait()
+		k.f.on("renew", hang)
+		ctx, cancel := context.WithTimeout(k.t.Context(), ttl/3)
+		defer cancel()
+		beat := make(chan []lock.Event, 1)
+		go func() { news, _ := k.Heartbeat(ctx); beat <- news }()
+		synctest.Wait()
+		if acks := k.f.acknowledged(); len(acks) != 0 {
+			t.Errorf("acknowledged before it was told: %+v", acks)
+		}
+		k.same("Heartbeat", <-beat, revoked(g, time.Second))
+		synctest.Wait()
+		if acks := k.f.acknowledged(); len(acks) != 1 {
+			t.Errorf("acknowledged after it was told: %+v", acks)
 		}
 	})
 }

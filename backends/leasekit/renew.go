@@ -25,7 +25,7 @@ func (l *Lease) Heartbeat(ctx context.Context) ([]lock.Event, error) {
 	var vanished []lock.Event
 	if l.doubts(b) {
 		if vanished, err = l.compare(ctx); err != nil {
-			return append(l.standing(), vanished...), fmt.Errorf("heartbeat: compare holds: %w", err)
+			return l.standing(), fmt.Errorf("heartbeat: compare holds: %w", err)
 		}
 	}
 	l.mu.Lock()
@@ -41,7 +41,8 @@ type beat struct {
 	entries        int    // that the store has; negative: it does not say
 }
 
-// renew sends one heartbeat, with all acknowledgements that are due.
+// renew sends one request that renews the lease, with the acknowledgements that are
+// due.
 func (l *Lease) renew(ctx context.Context) (beat, error) {
 	l.mu.Lock()
 	acks := l.due()
@@ -81,25 +82,12 @@ func (l *Lease) renew(ctx context.Context) (beat, error) {
 // due are the revocations to acknowledge. l.mu is held.
 func (l *Lease) due() []Revocation {
 	var acks []Revocation
-	for _, e := range l.entries {
-		if e.revoked && !e.acked {
+	for _, e := range l.forced {
+		if !e.acked && (e.told || !e.held) {
 			acks = append(acks, Revocation{Ref: e.Ref, Grace: e.grace})
 		}
 	}
 	return acks
-}
-
-// standing are the revocations under way, as moments.
-func (l *Lease) standing() []lock.Event {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var all []lock.Event
-	for _, e := range l.entries {
-		if e.revoked && e.held {
-			all = append(all, e.event())
-		}
-	}
-	return all
 }
 
 // doubts tells whether what the store has must be compared with what the lease
@@ -135,50 +123,4 @@ func (l *Lease) miscounts(b beat) bool {
 	default:
 		return b.sent-l.exact > maxInexact*l.o.TTL
 	}
-}
-
-// tell passes revocations on that came by push, and acknowledges them once they
-// are told. What fails here the next heartbeat does.
-func (l *Lease) tell(ctx context.Context) {
-	for {
-		select {
-		case <-l.bell:
-		case <-l.lost:
-			return
-		case <-ctx.Done():
-			return
-		}
-		for ev, ok := l.next(); ok; ev, ok = l.next() {
-			select {
-			case l.events <- ev:
-			case <-l.lost:
-				return
-			case <-ctx.Done():
-				return
-			}
-		}
-		l.mu.Lock()
-		due := len(l.due()) > 0
-		l.mu.Unlock()
-		if due {
-			limit, cancel := context.WithTimeout(ctx, l.o.TTL/3)
-			_, _ = l.renew(limit)
-			cancel()
-		}
-	}
-}
-
-// next takes one revocation that Events has to tell.
-func (l *Lease) next() (lock.Event, bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for len(l.news) > 0 {
-		e := l.news[0]
-		l.news = l.news[1:]
-		e.telling = false
-		if !e.removed { // not released since
-			return e.event(), true
-		}
-	}
-	return lock.Event{}, false
 }
