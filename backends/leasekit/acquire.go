@@ -19,14 +19,13 @@ func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 	e, err := l.begin(Ref{q.Resource, q.ID}, q.Mode)
 	for ; err == nil; err = l.again(e) {
 		a, err := l.d.Ask(ctx, q)
-		forced, err := l.asked(e, a, err)
-		switch {
+		switch err = l.asked(e, a, err); {
 		case errors.Is(err, ErrNotSent):
 			return lock.Grant{}, l.unsent(ctx, e)
+		case errors.Is(err, errForced):
+			return lock.Grant{}, l.giveBack(ctx, e.Ref)
 		case err != nil:
 			return lock.Grant{}, err
-		case forced:
-			return lock.Grant{}, l.giveBack(ctx, e)
 		case a.Granted:
 			return grantOf(q, a.Fence, a.Guard), nil
 		}
@@ -38,6 +37,9 @@ func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 			return grantOf(q, p.Fence, p.Guard), nil
 		}
 	}
+	if errors.Is(err, errForced) {
+		err = l.giveBack(ctx, Ref{q.Resource, q.ID})
+	}
 	return lock.Grant{}, err
 }
 
@@ -45,9 +47,11 @@ func grantOf(q lock.Request, f lock.Fence, g *lock.Guard) lock.Grant {
 	return lock.Grant{ID: q.ID, Resource: q.Resource, Mode: q.Mode, Fence: f, Guard: g}
 }
 
-// asked draws the conclusions from the answer to Ask. forced: it is granted, and
-// its release is forced already.
-func (l *Lease) asked(e *entry, a Answer, err error) (forced bool, _ error) {
+// asked draws the conclusions from the answer to Ask.
+//
+//	errForced: it is granted, and its release is forced already.
+func (l *Lease) asked(e *entry, a Answer, err error) error {
+	forced := false
 	l.mu.Lock()
 	l.end(e)
 	switch {
@@ -55,7 +59,7 @@ func (l *Lease) asked(e *entry, a Answer, err error) (forced bool, _ error) {
 		forced = a.Granted && e.revoked
 		e.stored, e.held, e.unsure = true, a.Granted && (e.held || !forced), false
 	case errors.Is(err, lock.ErrUnavailable):
-		e.unsure = true
+		e.unanswered()
 	case errors.Is(err, ErrNotSent) && (e.stored || e.unsure):
 	default: // nothing is left
 		l.remove(e)
@@ -64,10 +68,14 @@ func (l *Lease) asked(e *entry, a Answer, err error) (forced bool, _ error) {
 	if errors.Is(err, lock.ErrLeaseLost) {
 		l.Lose()
 	}
-	if err == nil && l.isLost() {
-		return false, lock.ErrLeaseLost
+	switch {
+	case err == nil && l.isLost():
+		return lock.ErrLeaseLost
+	case forced:
+		return errForced
+	default:
+		return err
 	}
-	return forced, err
 }
 
 // unsent ends a wait whose last request was not sent. Of the first one nothing can
@@ -84,9 +92,9 @@ func (l *Lease) unsent(ctx context.Context, e *entry) error {
 
 // giveBack ends a hold whose release was forced before its Acquire has returned.
 // Nobody was told of it, so nobody needs a grace.
-func (l *Lease) giveBack(ctx context.Context, e *entry) error {
-	if _, err := l.withdraw(ctx, e.Ref); err != nil {
-		return fmt.Errorf("acquire %q: give up a hold that is forced: %w", string(e.Resource), err)
+func (l *Lease) giveBack(ctx context.Context, r Ref) error {
+	if _, err := l.withdraw(ctx, r); err != nil {
+		return fmt.Errorf("acquire %q: give up a hold that is forced: %w", string(r.Resource), err)
 	}
 	return lock.ErrNotHolder
 }
@@ -98,11 +106,12 @@ func (l *Lease) wait(ctx context.Context, e *entry, recheck time.Duration) (*Pus
 	if woken == nil { // a push has overtaken the answer
 		return l.taken(e)
 	}
-	if recheck <= 0 || recheck > l.o.Recheck {
-		recheck = l.o.Recheck
-	}
 	// Spread, so that those who wait for one dead holder do not all ask at once.
-	t := time.NewTimer(recheck + rand.N(recheck/8+1)) //nolint:gosec // not a secret
+	latest := l.o.Recheck - rand.N(l.o.Recheck/8+1) //nolint:gosec // not a secret
+	if recheck > 0 {
+		latest = min(latest, recheck+rand.N(recheck/8+1)) //nolint:gosec // not a secret
+	}
+	t := time.NewTimer(latest)
 	defer t.Stop()
 	select {
 	case <-woken:
@@ -166,7 +175,7 @@ func (l *Lease) withdraw(ctx context.Context, r Ref) (Withdrawn, error) {
 	l.mu.Lock()
 	l.end(e)
 	if errors.Is(err, lock.ErrUnavailable) {
-		e.unsure = true
+		e.unanswered()
 	} else {
 		l.remove(e)
 	}
@@ -186,8 +195,8 @@ func (l *Lease) withdrawal(r Ref) (*entry, Withdrawal, error) {
 		return nil, Withdrawal{}, err
 	}
 	return e, Withdrawal{
-		Ref: e.Ref, Mode: e.mode, Unsure: e.unsure,
-		Proven: !l.o.Unproven && e.held && !e.unsure && l.proven(),
+		Ref: e.Ref, Mode: e.mode, Unsure: e.copies,
+		Proven: !l.o.Unproven && e.held && !e.copies && l.proven(),
 	}, nil
 }
 
@@ -201,8 +210,10 @@ func (l *Lease) Downgrade(ctx context.Context, r lock.Resource, id lock.HoldID) 
 	l.mu.Lock()
 	l.end(e)
 	switch {
+	case err == nil:
+		e.unsure = false
 	case errors.Is(err, lock.ErrUnavailable):
-		e.unsure = true
+		e.unanswered()
 	case errors.Is(err, lock.ErrNotHolder), errors.Is(err, lock.ErrLeaseLost):
 		l.remove(e)
 	}

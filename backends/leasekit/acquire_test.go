@@ -12,20 +12,6 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// All pushes are lost: a waiter finds its grant by asking, not later than Recheck.
-func TestLostPush(t *testing.T) {
-	bubble(t, func(k *kit) {
-		k.f.change(func() { k.f.taken["r"] = true })
-		done := k.begins(k.t.Context(), k.request("r"))
-		time.Sleep(100 * time.Millisecond)
-		k.f.change(func() { k.f.free("r") })
-		r := <-done
-		if r.err != nil || r.at > RecheckOf(ttl)*9/8+time.Second {
-			t.Errorf("Acquire: %+v", r)
-		}
-	})
-}
-
 func TestPushWakes(t *testing.T) {
 	for name, p := range map[string]Push{
 		"Woken":   {Kind: Woken},
@@ -315,5 +301,69 @@ func TestCloseDuringEverything(t *testing.T) {
 		k.is("Close again", k.Close(k.t.Context()), lock.ErrLeaseLost)
 		wg.Wait()
 		<-k.Lost()
+	})
+}
+
+// A copy of a request that was repeated with success arrives after the release.
+func TestLateCopyOfARepeatedRequest(t *testing.T) {
+	bubble(t, func(k *kit) {
+		q := k.request("r")
+		k.f.on("ask", once(down))
+		_, err := k.Acquire(k.t.Context(), q)
+		k.is("Acquire", err, lock.ErrUnavailable)
+		if _, err := k.Acquire(k.t.Context(), q); err != nil {
+			t.Fatal(err)
+		}
+		k.same("Heartbeat", k.beat())
+		if err := k.Release(k.t.Context(), "r", q.ID); err != nil {
+			t.Error(err)
+		}
+		_, err = k.f.Ask(k.t.Context(), q)
+		k.is("the late copy", err, lock.ErrNotHolder)
+	})
+}
+
+// A waiter is granted, and the grant is forced at once before it has gone on: it
+// does not stand in the queue a second time.
+func TestForcedAtOnceBeforeAcquireReturns(t *testing.T) {
+	bubble(t, func(k *kit) {
+		k.f.change(func() { k.f.taken["r"] = true })
+		k.f.on("ask", once(slow(time.Second)))
+		q := k.request("r")
+		done := k.begins(k.t.Context(), q)
+		k.f.change(func() { k.f.free("r") })
+		k.f.push(Push{Kind: Granted, Ref: Ref{ID: q.ID}, Fence: 1})
+		k.f.force(q.ID, 0)
+		k.f.change(func() { k.f.taken["r"] = true }) // by the next one
+		k.f.push(Push{Kind: Revoked, Ref: Ref{"r", q.ID}})
+		time.Sleep(2 * time.Second)
+		if k.f.has(q.ID) {
+			t.Error("it is in the queue again")
+		}
+		k.f.change(func() { k.f.free("r") })
+		r := <-done
+		k.is("Acquire", r.err, lock.ErrNotHolder)
+		if r.at != time.Second {
+			t.Errorf("Acquire returned at %s", r.at)
+		}
+	})
+}
+
+// Promise 8: all pushes are lost, and a waiter finds its grant by asking, not later
+// than Recheck.
+func TestLostPush(t *testing.T) {
+	bubble(t, func(k *kit) {
+		k.f.change(func() { k.f.taken["r"] = true })
+		for range 50 {
+			start := k.clock()
+			q := k.request("r")
+			done := k.begins(k.t.Context(), q)
+			k.f.change(func() { k.f.free("r") })
+			r := <-done
+			if r.err != nil || r.at-start > RecheckOf(ttl) {
+				t.Errorf("after %s: %v", r.at-start, r.err)
+			}
+			k.f.change(func() { delete(k.f.entries, q.ID) })
+		}
 	})
 }

@@ -1,6 +1,7 @@
 package leasekit
 
 import (
+	"errors"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -13,7 +14,8 @@ type entry struct {
 	mode    lock.Mode
 	stored  bool // the store has said that it is held or queued
 	held    bool // the store has granted it, and the caller was told
-	unsure  bool // a request for it had no answer
+	unsure  bool // the last request for it had no answer
+	copies  bool // some request for it had none: a copy may still arrive
 	busy    bool // a request for it is under way
 	removed bool // forgotten
 	rung    bool // there is a reason to ask again, since the last request
@@ -41,9 +43,17 @@ func (e *entry) wake() {
 	}
 }
 
+// unanswered notes that a request had no answer. l.mu is held.
+func (e *entry) unanswered() { e.unsure, e.copies = true, true }
+
+// errForced: the release of what was asked for is forced. It is given back, and
+// not asked for again: that could put it into the queue a second time.
+var errForced = errors.New("its release is forced")
+
 // begin marks that a request for the hold is on its way, and makes the entry
-// where there is none; mode may be 0 then.
+// where there is none; mode is 0 for a request that does not ask for a hold.
 //
+//	errForced: only with a mode.
 //	lock.ErrLeaseLost: the lease is over.
 //	lock.ErrNotHolder, *lock.InvalidError: the id is that of another resource.
 func (l *Lease) begin(r Ref, mode lock.Mode) (*entry, error) {
@@ -67,6 +77,9 @@ func (l *Lease) enter(r Ref, mode lock.Mode) (*entry, error) {
 	case e.Resource != r.Resource:
 		return nil, lock.ErrNotHolder
 	}
+	if mode != 0 && e.revoked {
+		return nil, errForced
+	}
 	l.start(e)
 	return e, nil
 }
@@ -74,14 +87,18 @@ func (l *Lease) enter(r Ref, mode lock.Mode) (*entry, error) {
 // again marks that a waiter asks once more.
 //
 //	lock.ErrNotHolder: it was given up meanwhile.
+//	errForced
 func (l *Lease) again(e *entry) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.isLost() {
 		return lock.ErrLeaseLost
 	}
-	if e.removed {
+	switch {
+	case e.removed:
 		return lock.ErrNotHolder
+	case e.revoked:
+		return errForced
 	}
 	l.start(e)
 	return nil
