@@ -60,10 +60,15 @@ func (s *Store) endsAt(e *ending, at time.Duration) {
 		heap.Fix(&s.endings, e.place-1)
 	}
 	if e.place == 1 { // it is next: the timer may be too late
-		select {
-		case s.rearm <- struct{}{}:
-		default: // a signal is under way already
-		}
+		s.ring()
+	}
+}
+
+// ring makes expire look again.
+func (s *Store) ring() {
+	select {
+	case s.bell <- struct{}{}:
+	default: // a signal is under way already
 	}
 }
 
@@ -81,7 +86,8 @@ func (s *Store) sweep(now time.Duration) {
 	}
 }
 
-// expire ends what is over even when nobody calls. It runs from New to Close.
+// expire ends what is over even when nobody calls, and grants what was left. It runs
+// from New to Close.
 func (s *Store) expire() {
 	defer close(s.stopped)
 	timer := time.NewTimer(suspendCheck)
@@ -90,12 +96,13 @@ func (s *Store) expire() {
 		select {
 		case <-s.stop:
 			return
-		case <-s.rearm:
+		case <-s.bell:
 		case <-timer.C:
 		}
 		s.mu.Lock()
 		now := s.clock()
 		s.sweep(now)
+		s.step(now)
 		if len(s.endings) == 0 {
 			timer.Stop()
 		} else {

@@ -12,7 +12,8 @@ import (
 type resource struct {
 	queue.Queue[hold]
 	name  lock.Resource
-	index int // in Store.listed; -1: it is not in the store
+	index int  // in Store.listed; -1: it is not in the store
+	more  bool // stands in Store.unfinished
 }
 
 // entry is one hold or one waiter.
@@ -77,12 +78,22 @@ func (s *Store) unlink(e *entry) {
 	}
 }
 
+// grantStep is how many are granted before others are let in: it takes less than a
+// millisecond.
+const grantStep = 256
+
 // promote grants what can be granted from the front of the queue, and forgets
-// the resource when nobody is left.
+// the resource when nobody is left. After a step of many readers it leaves the rest
+// to expire; until then they stand at the front, so that nobody overtakes them.
 func (s *Store) promote(r *resource, now time.Duration) {
+	granted := 0
 	for e := r.Next(); e != nil; e = r.Next() {
 		e.Value.since, e.Value.fence = now, s.nextFence(now)
 		e.Value.lease.push(leasekit.Push{Kind: leasekit.Granted, Ref: ref(e), Fence: e.Value.fence})
+		if granted++; granted == grantStep {
+			s.later(r)
+			return
+		}
 	}
 	if r.Empty() && r.index >= 0 {
 		delete(s.resources, r.name)
@@ -92,6 +103,30 @@ func (s *Store) promote(r *resource, now time.Duration) {
 		s.listed = s.listed[:len(s.listed)-1]
 		r.index = -1
 		s.spare = r
+	}
+}
+
+// later notes that the front of r may not be granted yet.
+func (s *Store) later(r *resource) {
+	if !r.more {
+		r.more = true
+		s.unfinished = append(s.unfinished, r)
+		s.ring()
+	}
+}
+
+// step grants some more of what was left.
+func (s *Store) step(now time.Duration) {
+	if len(s.unfinished) == 0 {
+		return
+	}
+	r := s.unfinished[0]
+	s.unfinished[0] = nil
+	s.unfinished = s.unfinished[1:]
+	r.more = false
+	s.promote(r, now)
+	if len(s.unfinished) > 0 {
+		s.ring()
 	}
 }
 

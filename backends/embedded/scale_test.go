@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/backends/queue"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -203,4 +204,31 @@ func (l *lease) withdrawAndBack(r leasekit.Ref) (position int, err error) {
 	defer l.store.mu.Unlock()
 	l.store.put(l.store.resources["r"], l, lock.Request{ID: r.ID, Resource: "r", Mode: lock.Exclusive}, l.store.clock())
 	return w.Position, err
+}
+
+// Law 10: a release that grants thousands does it in steps, and lets others in
+// between. Whoever comes meanwhile stands behind them.
+func TestManyAreGrantedInSteps(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Store) {
+		a, b := open(t, s), open(t, s)
+		g := acquire(t, a, "r", lock.Exclusive)
+		var wg sync.WaitGroup
+		for range crowd {
+			wg.Go(func() { acquire(t, b, "r", lock.Shared) })
+		}
+		synctest.Wait()
+		s.mu.Lock()
+		r := s.resources["r"]
+		s.remove(r.find(g.ID), s.clock())
+		if n, _ := r.Len(); n == 0 || n > crowd/10 {
+			t.Errorf("%d are granted at a time", n)
+		}
+		if r.Free(queue.Unlimited) {
+			t.Error("who comes now overtakes the others")
+		}
+		s.mu.Unlock()
+		wg.Wait()
+		shut(t, b)
+		shut(t, a)
+	})
 }

@@ -5,8 +5,9 @@
 // Package queue decides who is next, package leasekit makes a lease of what is
 // here: a table of resources, the moments at which leases and graces end, and one
 // mutex. Every change hands the resource on to the front of its queue before the
-// mutex is let go. So there is no moment at which a resource is free while
-// somebody waits for it, and a waiter is woken only when it holds the lock.
+// mutex is let go; of thousands of readers to the first, and to the others in steps.
+// So there is no moment at which a resource is free while somebody waits for it, and
+// a waiter is woken only when it holds the lock.
 package embedded
 
 import (
@@ -35,7 +36,9 @@ type Store struct {
 	leases     map[*lease]struct{}
 	endings    endings // of leases, and of graces
 
-	rearm   chan struct{} // something ends sooner than all before
+	unfinished []*resource // whose front may not be granted yet
+
+	bell    chan struct{} // something ends sooner than all before, or is unfinished
 	stop    chan struct{}
 	stopped chan struct{}
 }
@@ -55,7 +58,7 @@ func New(opts ...Option) *Store {
 		wall:      time.Now,
 		resources: make(map[lock.Resource]*resource),
 		leases:    make(map[*lease]struct{}),
-		rearm:     make(chan struct{}, 1),
+		bell:      make(chan struct{}, 1),
 		stop:      make(chan struct{}),
 		stopped:   make(chan struct{}),
 	}
