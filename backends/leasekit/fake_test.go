@@ -40,6 +40,13 @@ type fake struct {
 	pushes chan struct{} // closed when Listen has begun
 }
 
+func newFake() *fake {
+	return &fake{
+		entries: map[lock.HoldID]*stored{}, taken: map[lock.Resource]bool{}, gone: map[lock.HoldID]bool{},
+		faults: map[string]fault{}, calls: map[string]int{}, pushes: make(chan struct{}),
+	}
+}
+
 type stored struct {
 	Ref
 	held, revoked bool
@@ -298,10 +305,7 @@ type kit struct {
 func bubble(t *testing.T, do func(k *kit)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		f := &fake{
-			entries: map[lock.HoldID]*stored{}, taken: map[lock.Resource]bool{}, gone: map[lock.HoldID]bool{},
-			faults: map[string]fault{}, calls: map[string]int{}, pushes: make(chan struct{}),
-		}
+		f := newFake()
 		clock := lock.GoTime()
 		k := &kit{t: t, f: f, clock: clock, Lease: Start(t.Context(), f, Options{ID: "lease", TTL: ttl, Clock: clock})}
 		<-f.pushes
