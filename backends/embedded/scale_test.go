@@ -61,6 +61,22 @@ func TestFencesGrowWhateverTheClockDoes(t *testing.T) {
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
+		s, l = start()
+		before := last
+		for range 3 {
+			wall = time.Date(2400, 1, 1, 0, 0, 0, 0, time.UTC)
+			if err := beat(t.Context(), l); err != nil {
+				t.Fatal(err)
+			}
+			next("a clock that has lost its mind")
+			wall = time.Date(2026, 1, 2, 5, 0, 0, 0, time.UTC)
+			next("that comes back")
+		}
+		last = before
+		shut(t, l)
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
 		wall = wall.Add(time.Second)
 		s, l = start()
 		next("after a restart")

@@ -206,8 +206,12 @@ func (s *Store) begin() (now time.Duration, err error) {
 // setWall notes the wall clock, which costs more to read than the store's. Every
 // new lease and every heartbeat does.
 func (s *Store) setWall(now time.Duration) {
-	s.wallAtZero = s.wall().Add(-now).UnixMicro()
+	s.wallAtZero = min(s.wall().UnixMicro(), lastWall) - now.Microseconds()
 }
+
+// lastWall is the year 2200. A wall clock behind it is wrong, and would soon leave no
+// room for fences.
+var lastWall = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 
 // nextFence is larger than every fence this store has given, whatever the wall
 // clock does, and, as long as that goes on, than those before a restart.
