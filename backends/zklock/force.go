@@ -30,49 +30,121 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 	if err != nil {
 		return err
 	}
-	var st lock.Status
-	var children []string
-	err = insist(ctx, func() (err error) { st, children, err = b.statusOf(ctx, t, r, path); return err })
-	if err != nil {
-		return unavailable("force release", err)
-	}
-	nodes := parseNodes(children)
-	i := slices.IndexFunc(nodes, func(n node) bool { return n.id == id })
-	if i < 0 {
-		return lock.ErrNotHolder
-	}
-	f := &forced{b: b, t: t, path: path, node: path + "/" + nodes[i].name, names: namesOf(children, nodes[i])}
-	held := slices.ContainsFunc(st.Holders, func(h lock.Holding) bool { return h.ID == id })
-	if held && grace > 0 {
-		return f.wait(ctx, r, grace)
-	}
-	there, lost, err := t.remove(ctx, path, f.names)
-	switch {
-	case err != nil:
-		return unavailable("force release", err)
-	case !there && !lost:
-		return lock.ErrNotHolder
-	}
-	for _, h := range st.Holders {
-		if h.ID == id {
-			_ = t.s.Do(ctx, f.touchCall(h.Lease)) // the hold has ended all the same, and the watch tells
+	f := &forced{b: b, t: t, r: r, id: id, path: path}
+	for {
+		held, gone := false, false
+		err := insist(ctx, func() (err error) { held, gone, err = f.end(ctx, grace); return err })
+		switch {
+		case errors.Is(err, lock.ErrNotHolder):
+			return err
+		case err != nil:
+			return unavailable("force release", err)
+		case held:
+			return f.wait(ctx, grace)
+		case gone:
+			return nil
 		}
 	}
-	return nil
 }
 
 // forced is a forced release under way.
 type forced struct {
-	b     *Backend
-	t     *seat
-	path  string
+	b    *Backend
+	t    *seat
+	r    lock.Resource
+	id   lock.HoldID
+	path string
+
 	node  string
 	names []string
+	lost  bool // a removal had no answer
+	alone bool // the lease's node may be gone
+}
+
+// end removes a waiter, or a hold without a grace. held: there is a hold, and a
+// grace. Where it is neither held nor gone, something has changed meanwhile.
+//
+// What makes sure that it is what it was goes into the transaction that removes it:
+// that the node which a waiter waits for is there still, or else it may be granted,
+// and its app has a grace; and that the holder's lease is told, or else the next
+// heartbeat would not tell when the watch does not.
+func (f *forced) end(ctx context.Context, grace time.Duration) (held, gone bool, err error) {
+	st, children, err := f.b.statusOf(ctx, f.t, f.r, f.path)
+	if err != nil {
+		return false, false, err
+	}
+	nodes := parseNodes(children)
+	i := slices.IndexFunc(nodes, func(n node) bool { return n.id == f.id })
+	switch {
+	case i < 0 && f.lost:
+		return false, true, nil
+	case i < 0:
+		return false, false, lock.ErrNotHolder
+	}
+	f.node, f.names = f.path+"/"+nodes[i].name, namesOf(children, nodes[i])
+	var calls []*zksession.Call
+	var touch *zksession.Call
+	if h := slices.IndexFunc(st.Holders, func(h lock.Holding) bool { return h.ID == f.id }); h >= 0 {
+		if grace > 0 {
+			return true, false, nil
+		}
+		if lease := st.Holders[h].Lease; lease != "" { // else it is another program's
+			touch = f.touchCall(lease)
+		}
+		if touch != nil && !f.alone {
+			calls = append(calls, touch)
+		}
+	} else {
+		check, waits, err := f.waits(ctx, nodes, i)
+		if err != nil || !waits {
+			return false, false, err
+		}
+		calls = append(calls, check...)
+	}
+	for _, n := range f.names {
+		calls = append(calls, zksession.Delete(f.path+"/"+n, zksession.AnyVersion))
+	}
+	all := zksession.Multi(calls...)
+	err = f.t.s.Do(ctx, all)
+	f.lost = f.lost || errors.Is(err, zksession.ErrLost)
+	switch {
+	case err != nil:
+		return false, false, err
+	case errors.Is(all.Err, zksession.ErrNoNode), errors.Is(all.Err, zksession.ErrBadVersion):
+		f.alone = touch != nil // one of them, it does not say which
+		return false, false, nil
+	case all.Err == nil && touch != nil && f.alone:
+		_ = f.t.s.Do(ctx, touch) // the hold has ended all the same, and the watch tells
+	}
+	return false, all.Err == nil, all.Err
+}
+
+// waits finds out whether the request at place i waits, and gives what fails in a
+// transaction when it does not any more.
+func (f *forced) waits(ctx context.Context, nodes []node, i int) (check []*zksession.Call, waits bool, err error) {
+	j := blocker(nodes, i, nodes[i].shared)
+	if j < 0 { // some of them were gone when they were read
+		return nil, false, nil
+	}
+	get := zksession.Get(f.path + "/" + nodes[j].name)
+	if err := f.t.s.Do(ctx, get); err != nil {
+		return nil, false, err
+	}
+	rec, _ := decodeRecord(get.Data)
+	switch {
+	case errors.Is(get.Err, zksession.ErrNoNode), get.Err == nil && rec.Downgraded && nodes[i].shared:
+		return nil, false, nil
+	case errors.Is(get.Err, zksession.ErrNoAuth): // another's node that we may not read is in its way all the same
+		return nil, true, nil
+	case get.Err != nil:
+		return nil, false, get.Err
+	}
+	return []*zksession.Call{zksession.Check(get)}, true, nil
 }
 
 // wait marks the node, waits until it is gone or the grace is over, and deletes
 // it then.
-func (f *forced) wait(ctx context.Context, r lock.Resource, grace time.Duration) error {
+func (f *forced) wait(ctx context.Context, grace time.Duration) error {
 	gone := make(chan struct{}, 1)
 	s := &sub{notify: func(zksession.Event) { signal(gone) }}
 	f.t.subscribe(f.node, s)
@@ -99,7 +171,7 @@ func (f *forced) wait(ctx context.Context, r lock.Resource, grace time.Duration)
 		})
 		switch {
 		case ctx.Err() != nil:
-			return fmt.Errorf("force release %q: %w; it ends by itself %s after the holder's sidecar knows of it, or with its lease", string(r), context.Cause(ctx), grace)
+			return fmt.Errorf("force release %q: %w; it ends by itself %s after the holder's sidecar knows of it, or with its lease", string(f.r), context.Cause(ctx), grace)
 		case err != nil:
 			return unavailable("force release", err)
 		case errors.Is(look.Err, zksession.ErrNoNode):

@@ -46,7 +46,7 @@ func (e *entry) endRevoked(ctx context.Context, until time.Duration, over <-chan
 	l := e.l
 	t := time.NewTimer(0)
 	defer t.Stop()
-	for known := false; ; {
+	for known, ours := false, false; ; {
 		select {
 		case <-t.C:
 		case <-over:
@@ -59,7 +59,11 @@ func (e *entry) endRevoked(ctx context.Context, until time.Duration, over <-chan
 		case l.proof.overdue(now):
 			t.Reset(retryKnown)
 		case now >= until:
-			if _, err := e.release(ctx); err == nil {
+			l.mu.Lock()
+			var releasing bool
+			ours, releasing = ours || !e.out, e.out && !e.unheard
+			l.mu.Unlock()
+			if !releasing && e.endedRevoked(ctx, ours) {
 				return
 			}
 			t.Reset(l.recheck)
@@ -74,6 +78,20 @@ func (e *entry) endRevoked(ctx context.Context, until time.Duration, over <-chan
 			t.Reset(pause)
 		}
 	}
+}
+
+// endedRevoked ends a hold whose grace is over. The next heartbeat tells of it, also
+// where no event was read, unless the holder has begun to release it before.
+func (e *entry) endedRevoked(ctx context.Context, ours bool) bool {
+	if _, err := e.release(ctx); err != nil {
+		return false
+	}
+	if ours {
+		e.l.mu.Lock()
+		defer e.l.mu.Unlock()
+		e.l.ended = append(e.l.ended, e.revocation())
+	}
+	return true
 }
 
 // acknowledge writes into the request's node that its sidecar knows of the forced
@@ -113,6 +131,8 @@ func (e *entry) deleted() {
 		ev := lock.Event{Kind: lock.Revoked, Resource: e.q.Resource, ID: e.q.ID}
 		l.tell(ev)
 		l.ended = append(l.ended, ev)
+	} else if e.held {
+		l.ended = append(l.ended, e.revocation())
 	}
 	e.forget()
 }

@@ -110,6 +110,11 @@ func Set(path string, data []byte, version int32) *Call {
 	}
 }
 
+// Check is for Multi alone: it fails unless a node has the version that was read.
+func Check(read *Call) *Call {
+	return &Call{name: "check", path: read.path, request: &zk.CheckVersionRequest{Path: read.path, Version: read.Stat.Version}}
+}
+
 // Children lists the children of a node.
 func Children(path string) *Call {
 	return &Call{name: "children", path: path, do: func(conn *zk.Conn) (a answer) {
@@ -130,7 +135,7 @@ func Sync(path string) *Call {
 }
 
 // Multi does all the parts, or none of them. A part is a Create of another kind
-// than Container, a Delete or a Set; its answer is in the part itself. A part
+// than Container, a Delete, a Set or a Check; its answer is in the part itself. A part
 // that made a node has no Stat: the server leaves it out.
 func Multi(parts ...*Call) *Call {
 	var requests []any

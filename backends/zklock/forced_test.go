@@ -1,0 +1,159 @@
+package zklock
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// TestForcedWaiterIsGranted: whoever forces a waiter out of the queue is slow, and
+// finds it granted. Its app has its grace as any holder.
+func TestForcedWaiterIsGranted(t *testing.T) {
+	const grace = 3 * time.Second
+	eachLayout(t, func(t *testing.T, url, options string) {
+		way, through := newRoad(t, url)
+		forcer := openAt(t, through+options)
+		t.Cleanup(func() { _ = forcer.Close() })
+		_, l := sidecar(t, url+options, 15*time.Second)
+		b, o := sidecar(t, url+options, 15*time.Second)
+		holder := live(t, l)
+		live(t, o)
+		for _, m := range []lock.Mode{lock.Exclusive, lock.Shared} {
+			r := unique()
+			first := hold(t, o, r, lock.Exclusive)
+			w := queue(t, b, l, request(r, m))
+			q := request(r, lock.Exclusive)
+			next := queue(t, b, o, q)
+			id := listed(t, b, r)[1]
+
+			seen, pass := make(chan struct{}), make(chan struct{})
+			var once sync.Once
+			way.set(func(w *road) {
+				w.request = func(op int32, body string) action {
+					if (op == opDelete || op == opMulti) && strings.Contains(body, string(id)) {
+						once.Do(func() { close(seen); <-pass })
+					}
+					return 0
+				}
+			})
+			forced := make(chan error, 1)
+			go func() { forced <- forcer.ForceRelease(context.WithoutCancel(t.Context()), r, id, grace) }()
+			<-seen
+			if m == lock.Shared { // granted though its place in the queue is the same
+				if err := o.Downgrade(t.Context(), r, first.ID); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				release(t, o, first)
+			}
+			g := w.granted()
+			close(pass)
+			if told := holder.revoked(g.ID, lock.BootTime()+time.Hour); told.until < told.at+grace/2 {
+				t.Errorf("%s: the holder was left %s of a grace of %s", m, told.until-told.at, grace)
+			}
+			if m == lock.Shared {
+				release(t, o, first)
+			}
+			release(t, o, next.grantedAfter(holder, g.ID))
+			if err := <-forced; err != nil {
+				t.Errorf("ForceRelease: %v", err)
+			}
+		}
+	})
+}
+
+// listed are the ids of holders and waiters.
+func listed(t *testing.T, b *Backend, r lock.Resource) (ids []lock.HoldID) {
+	t.Helper()
+	st, err := b.Get(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range append(st.Holders, st.Waiters...) {
+		ids = append(ids, h.ID)
+	}
+	return ids
+}
+
+// TestForcedAtOnceByWhoIsGone: no watch of the holder's tells anything, and whoever
+// took its hold away at once is gone the moment that this is done. The holder's next
+// heartbeat tells.
+func TestForcedAtOnceByWhoIsGone(t *testing.T) {
+	eachLayout(t, func(t *testing.T, url, options string) {
+		way, through := newRoad(t, url)
+		broken, forcers := newRoad(t, url)
+		forcer := openAt(t, forcers+options)
+		t.Cleanup(func() { _ = forcer.Close() })
+		_, l := sidecar(t, through+options, 15*time.Second)
+		b, _ := sidecar(t, url+options, 15*time.Second)
+		g := hold(t, l, unique(), lock.Exclusive)
+		time.Sleep(2 * watchAfter) // so that the watch is set, and not what it tells is lost on the way
+		way.set(func(r *road) { r.mute = true })
+		if err := forcer.Ping(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		gone := false
+		broken.set(func(r *road) {
+			r.request = func(op int32, body string) action {
+				switch {
+				case gone:
+					return drop
+				case (op == opDelete || op == opMulti) && strings.Contains(body, string(g.ID)):
+					gone = true // after this one
+				}
+				return pass
+			}
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); _ = forcer.ForceRelease(ctx, g.Resource, g.ID, 0) }()
+		eventually(t, "the hold is gone", func() error {
+			if len(listed(t, b, g.Resource)) > 0 {
+				return errors.New("it is not")
+			}
+			return nil
+		})
+		cancel()
+		<-done
+		news, err := l.Heartbeat(t.Context())
+		if err != nil || len(news) != 1 || news[0].Kind != lock.Revoked || news[0].ID != g.ID || news[0].Until != 0 {
+			t.Errorf("the next heartbeat: %+v, %v", news, err)
+		}
+	})
+}
+
+// TestHeartbeatTellsOfEndedGrace: no event is ever read, and a grace ends between two
+// heartbeats. The next one tells of it, once.
+func TestHeartbeatTellsOfEndedGrace(t *testing.T) {
+	eachLayout(t, func(t *testing.T, url, options string) {
+		_, l := sidecar(t, url+options, 15*time.Second)
+		b, _ := sidecar(t, url+options, 15*time.Second)
+		g := hold(t, l, unique(), lock.Exclusive)
+		if err := b.ForceRelease(t.Context(), g.Resource, g.ID, 200*time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+		var news []lock.Event
+		eventually(t, "a heartbeat tells", func() error {
+			got, err := l.Heartbeat(t.Context())
+			if news = append(news, got...); err == nil && len(news) == 0 {
+				err = errors.New("no news")
+			}
+			return err
+		})
+		if ev := news[0]; ev.Kind != lock.Revoked || ev.ID != g.ID || ev.Until > lock.BootTime() {
+			t.Errorf("news: %+v", ev)
+		}
+		eventually(t, "it tells no more", func() error {
+			got, err := l.Heartbeat(t.Context())
+			if len(got) > 0 {
+				err = errors.New("more news")
+			}
+			return err
+		})
+	})
+}
