@@ -2,6 +2,7 @@ package rows
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"time"
@@ -202,6 +203,12 @@ func (a *attempt) granted(k *link) (lock.Grant, error) {
 		}
 		fence, err = a.fence()
 	}
+	if errors.Is(err, lock.ErrNotHolder) {
+		if err := a.giveUp(k); !errors.Is(err, errGivenUp) {
+			return lock.Grant{}, err
+		}
+		return lock.Grant{}, lock.ErrNotHolder
+	}
 	if err == nil {
 		ctx, cancel := a.l.b.patience(a.wanted)
 		defer cancel()
@@ -217,9 +224,11 @@ func (a *attempt) granted(k *link) (lock.Grant, error) {
 
 // fence takes a fence, a reader that of the last writer, and writes down who
 // holds. It waits for guards as long as a statement waits for a row.
+// lock.ErrNotHolder: it was forced out of the queue.
 func (a *attempt) fence() (int64, error) {
 	ctx, cancel := a.l.b.patience(a.wanted)
 	defer cancel()
+	waited := a.noted
 	a.noted = true
 	name, id := []byte(a.q.Resource), []byte(a.q.ID)
 	if a.q.Mode == lock.Exclusive {
@@ -227,20 +236,37 @@ func (a *attempt) fence() (int64, error) {
 		if err != nil {
 			return 0, err
 		}
-		return res.IDs[1], nil // START TRANSACTION is before it
+		// START TRANSACTION is before it, and behind it who holds.
+		return res.IDs[1], a.stays(ctx, waited, res.Affected[3])
 	}
 	for {
 		res, err := a.l.side.Exec(ctx, "grant", a.l.b.sql.grantS, append(append([]any{name, id}, a.record()...), name)...)
 		if err != nil {
 			return 0, err
 		}
-		if res.Affected[1] > 0 {
-			return res.IDs[1], nil
+		if n := res.Affected[1]; n > 0 {
+			return res.IDs[1], a.stays(ctx, waited, n)
 		}
 		if _, err := a.l.side.Exec(ctx, "add fence", a.l.b.sql.addFence, name); err != nil {
 			return 0, err
 		}
 	}
+}
+
+// stays looks whether a waiter was forced out of the queue before it was written
+// down as a holder. Where it was not, its row has changed, which counts as two.
+func (a *attempt) stays(ctx context.Context, waited bool, affected int64) error {
+	if !waited || affected > 1 {
+		return nil
+	}
+	out := false
+	if err := a.l.side.Query(ctx, "look for force", func(_ int, rows *sql.Rows) error {
+		out = true
+		return rows.Scan(new(sql.RawBytes))
+	}, a.l.b.sql.outOf, []byte(a.q.ID)); err != nil || !out {
+		return err
+	}
+	return lock.ErrNotHolder
 }
 
 // refused gives up what a try cannot have, or what nobody wants any more.

@@ -244,14 +244,17 @@ func (l *lease) tearDown(ctx context.Context) error {
 // Heartbeat implements lock.Lease: one request on the connection of the lease,
 // and one on that of each hold, all at the same time.
 func (l *lease) Heartbeat(ctx context.Context) ([]lock.Event, error) {
-	err := l.beat(ctx)
+	marks, err := l.beat(ctx)
+	l.learn(marks) // report tells of it, and attend writes that it is known
 	return l.report(), err
 }
 
-// beat renews the lease.
-func (l *lease) beat(ctx context.Context) error {
+// beat renews the lease, and reads which of its holds are forced. What it has read
+// is not learnt before the holds have answered: until the caller is told, attend may
+// tell it by an event, and nobody may write that it is known.
+func (l *lease) beat(ctx context.Context) ([]mark, error) {
 	if l.isLost() {
-		return lock.ErrLeaseLost
+		return nil, lock.ErrLeaseLost
 	}
 	holds := l.holds()
 	errs := make(chan error, len(holds))
@@ -276,22 +279,21 @@ func (l *lease) beat(ctx context.Context) error {
 		}
 		marks = append(marks, mark{id: lock.HoldID(text(row[0])), grace: number(row[1]), known: number(row[2])})
 	}
-	l.learn(marks) // report tells of it, and attend writes that it is known
 	switch {
 	case err == nil && readOnly, broken(err) && !errors.Is(err, errNoAnswer):
 		l.ended(l.main) //nolint:contextcheck // it goes on when this call ends
 		<-l.lost
-		return lock.ErrLeaseLost
+		return marks, lock.ErrLeaseLost
 	case err != nil:
-		return mydb.Unavailable("heartbeat", err)
+		return marks, mydb.Unavailable("heartbeat", err)
 	}
 	for range holds {
 		// A link that is broken is the end of one hold, and the lease knows (link.run).
 		if err := <-errs; err != nil && (!broken(err) || errors.Is(err, errNoAnswer)) {
-			return mydb.Unavailable("heartbeat", err)
+			return marks, mydb.Unavailable("heartbeat", err)
 		}
 	}
-	return nil
+	return marks, nil
 }
 
 // holds are all that the lease has.

@@ -35,6 +35,7 @@ type statements struct {
 	revoked  string
 	known    string
 	revokeOf string
+	outOf    string // out of the queue
 	held     string
 	user     string // of a named lock
 }
@@ -47,7 +48,10 @@ func newStatements(cfg *mydb.Config) statements {
 	// says so is of links that are gone, though the server may not have freed
 	// their named locks yet. Whether such a hold was forced, its lease wants to see.
 	others := "UPDATE " + hold + " SET link='-' WHERE name=? AND fence>0 AND id<>?"
-	granted := "ON DUPLICATE KEY UPDATE link=VALUES(link), fence=VALUES(fence), since=VALUES(since)"
+	// Who was marked while it waited stays as it was: it is not to have a hold that
+	// whoever marked it ends without a grace. See attempt.fence.
+	out := hold + ".fence=0 AND " + hold + ".grace IS NOT NULL, " + hold
+	granted := "ON DUPLICATE KEY UPDATE link=IF(" + out + ".link, VALUES(link)), since=IF(" + out + ".since, VALUES(since)), fence=IF(" + out + ".fence, VALUES(fence))"
 	show := "SELECT name, id, mode, fence, TIMESTAMPDIFF(MICROSECOND, since, " + now + "), lease, sidecar, owner, grace IS NOT NULL FROM " + hold
 	return statements{
 		prefix: cfg.Prefix,
@@ -75,6 +79,7 @@ func newStatements(cfg *mydb.Config) statements {
 		revoked:  "SELECT id, grace, COALESCE(known, -1) FROM " + hold + " WHERE lease=? AND grace IS NOT NULL",
 		known:    "UPDATE " + hold + " SET known=? WHERE id=? AND lease=? AND (known IS NULL OR known>?)",
 		revokeOf: "SELECT id FROM " + hold + " WHERE id=? AND grace IS NOT NULL",
+		outOf:    "SELECT id FROM " + hold + " WHERE id=? AND grace IS NOT NULL AND fence=0",
 		held:     "SELECT COALESCE(known, -1) FROM " + hold + " WHERE id=? AND " + alive,
 		user:     "SELECT IS_USED_LOCK(?)",
 	}
