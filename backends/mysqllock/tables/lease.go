@@ -140,22 +140,30 @@ func (l *lease) Heartbeat(ctx context.Context) ([]lock.Event, error) {
 	if l.isLost() {
 		return nil, lock.ErrLeaseLost
 	}
-	if err := l.beat(ctx); err != nil {
+	forced, err := l.beat(ctx)
+	if err != nil {
 		return l.revocations(), err
 	}
 	vanished, err := l.compareOnce(ctx)
+	// Not before the comparison, which may take long: until the caller is told,
+	// nobody may write that it is known, and an event may be sooner.
+	for _, n := range forced {
+		id, grace := lock.HoldID(n.id), time.Duration(n.grace)*time.Microsecond
+		if _, ok := l.revoke(n.name, id, grace); ok { // Heartbeat tells of it
+			l.keeper.acknowledgeSoon(n.name, id, grace)
+		}
+	}
 	return append(l.revocations(), vanished...), err
 }
 
 // beat renews the lease, and reads which of its holds are revoked.
-func (l *lease) beat(ctx context.Context) error {
+func (l *lease) beat(ctx context.Context) (revoked []news, err error) {
 	conn, err := l.beats.DB.Conn(ctx)
 	if err != nil {
-		return mydb.Unavailable("heartbeat", err)
+		return nil, mydb.Unavailable("heartbeat", err)
 	}
 	defer func() { _ = conn.Close() }()
 	renewed := false
-	var revoked []news
 	err = l.beats.QueryOn(context.WithoutCancel(ctx), conn, "heartbeat", func(set int, rows *sql.Rows) error {
 		if set == 0 {
 			return rows.Scan(&renewed)
@@ -167,19 +175,13 @@ func (l *lease) beat(ctx context.Context) error {
 	}, l.b.sql.beat, newBeat(), []byte(l.id), []byte(l.id))
 	if err != nil {
 		drop(ctx, conn, err)
-		return mydb.Unavailable("heartbeat", err)
+		return nil, mydb.Unavailable("heartbeat", err)
 	}
 	if !renewed {
 		l.lose()
-		return lock.ErrLeaseLost
+		return nil, lock.ErrLeaseLost
 	}
-	for _, n := range revoked {
-		id, grace := lock.HoldID(n.id), time.Duration(n.grace)*time.Microsecond
-		if _, ok := l.revoke(n.name, id, grace); ok { // Heartbeat tells of it
-			l.keeper.acknowledgeSoon(n.name, id, grace)
-		}
-	}
-	return nil
+	return revoked, nil
 }
 
 // alive asks whether the lease is there, without renewing it.

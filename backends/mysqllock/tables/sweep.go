@@ -203,7 +203,7 @@ func (l *lease) compare(ctx context.Context) (vanished []lock.Event, err error) 
 			continue
 		}
 		delete(l.entries, id)
-		if !e.revoked { // else it has ended as it was told to
+		if !e.revoked || e.until > l.b.clock() { // else it has ended as it was told to
 			vanished = append(vanished, lock.Event{Kind: lock.Vanished, Resource: r, ID: id})
 		}
 	}
