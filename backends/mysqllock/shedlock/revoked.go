@@ -75,8 +75,8 @@ func (l *lease) lookForForce(ctx context.Context) {
 	}
 }
 
-// learn takes the news of forced releases: waiters end at once, and the grace of
-// holds counts from now. It gives what is news for the holders.
+// learn takes the news of forced releases: requests without a grant end at once, and
+// the grace of holds counts from now. It gives what is news for the holders.
 func (l *lease) learn(marks []mark) (news []lock.Event) {
 	now := lock.BootTime()
 	l.mu.Lock()
@@ -85,11 +85,10 @@ func (l *lease) learn(marks []mark) (news []lock.Event) {
 		e := l.entries[m.id]
 		switch until := now + time.Duration(m.grace)*time.Microsecond; {
 		case e == nil || e.out: // nobody relies on it any more
-		case m.grace < 0:
-			if !e.settled {
-				e.out = true
-				e.wake()
-			}
+		case !e.settled: // it waits, or it was granted and nobody knows: its Acquire takes it back
+			e.out = true
+			e.wake()
+		case m.grace < 0: // it was granted before
 		case m.grace == 0 && (!e.told || e.until != 0):
 			e.told, e.until = true, 0
 			news = append(news, e.revocation())
