@@ -3,6 +3,7 @@ package localapi
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,11 +20,15 @@ var errStalled = errors.New("the client reads nothing")
 
 // outbox sends the messages of one stream, one at a time and in their order. Who
 // posts one while nobody sends becomes the sender, and sends what others post
-// meanwhile. So a message costs no hop to a goroutine that only sends, and when
-// the client does not read, one goroutine is blocked and not one for each answer.
+// meanwhile, for as long as they do. So a message costs no hop to a goroutine that
+// only sends, and when the client does not read, one goroutine is blocked and not
+// one for each answer. Who has more to do than this one message never sends: the
+// receiver has to notice that the client does not read, and the bringer of the
+// news to fetch the next loss.
 type outbox struct {
 	send  func(*pb.SessionResponse) error
 	clock lock.Clock
+	run   func(func()) // starts a goroutine
 
 	mu      sync.Mutex
 	due     []letter
@@ -39,19 +44,32 @@ type letter struct {
 	sent chan error // gets what send returned; nil: nobody wants to know
 }
 
-func newOutbox(send func(*pb.SessionResponse) error, clock lock.Clock) *outbox {
-	return &outbox{send: send, clock: clock, read: make(chan struct{}, 1)}
+func newOutbox(send func(*pb.SessionResponse) error, clock lock.Clock, run func(func())) *outbox {
+	return &outbox{send: send, clock: clock, run: run, read: make(chan struct{}, 1)}
 }
 
 // post sends a message, or leaves it to who sends at the moment. That the stream
 // has ended is for the receiver to learn.
-func (o *outbox) post(a *pb.SessionResponse) { o.put(letter{a: a}) }
+func (o *outbox) post(a *pb.SessionResponse) {
+	if o.put(letter{a: a}) {
+		o.sendAll()
+	}
+}
+
+// leave has a message sent by another goroutine, and returns at once.
+func (o *outbox) leave(a *pb.SessionResponse) {
+	if o.put(letter{a: a}) {
+		o.run(o.sendAll)
+	}
+}
 
 // deliver returns when the message was sent. Its errors: that of the stream, and
 // the cause of ctx.
 func (o *outbox) deliver(ctx context.Context, a *pb.SessionResponse) error {
 	sent := make(chan error, 1)
-	o.put(letter{a: a, sent: sent})
+	if o.put(letter{a: a, sent: sent}) {
+		o.run(o.sendAll)
+	}
 	select {
 	case err := <-sent:
 		return err
@@ -60,14 +78,22 @@ func (o *outbox) deliver(ctx context.Context, a *pb.SessionResponse) error {
 	}
 }
 
-func (o *outbox) put(l letter) {
+// put queues a message, and reports whether the caller has to see to sendAll.
+func (o *outbox) put(l letter) (send bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.due = append(o.due, l)
 	if o.sending {
-		return
+		return false
 	}
 	o.sending = true
+	return true
+}
+
+// sendAll sends until nothing is due.
+func (o *outbox) sendAll() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	for o.first < len(o.due) {
 		l := o.due[o.first]
 		o.mu.Unlock()
@@ -85,6 +111,10 @@ func (o *outbox) put(l letter) {
 		}
 		o.due[o.first] = letter{}
 		o.first++
+		if o.first >= maxUnsent && 2*o.first >= len(o.due) { // a client that is always behind has something due for ever
+			o.due = slices.Delete(o.due, 0, o.first)
+			o.first = 0
+		}
 	}
 	o.sending, o.due, o.first = false, o.due[:0], 0
 	if cap(o.due) > 2*maxUnsent {

@@ -29,6 +29,8 @@ func (g *gate) send(a *pb.SessionResponse) error {
 	return nil
 }
 
+func spawn(f func()) { go f() }
+
 func numbered(n int) *pb.SessionResponse { return &pb.SessionResponse{RequestId: strconv.Itoa(n)} }
 
 // The times of a message are of one reading of the clock, after the wait for its
@@ -37,7 +39,7 @@ func TestTimesAreCountedWhenSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		g := &gate{reads: make(chan struct{})}
-		o := newOutbox(g.send, func() time.Duration { return time.Since(began) })
+		o := newOutbox(g.send, func() time.Duration { return time.Since(began) }, spawn)
 		time.Sleep(500 * time.Millisecond)
 		go o.post(numbered(1)) // the client reads nothing at first
 		synctest.Wait()
@@ -73,7 +75,7 @@ func TestTimesAreCountedWhenSent(t *testing.T) {
 func TestOutboxOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{reads: make(chan struct{})}
-		o := newOutbox(g.send, func() time.Duration { return 0 })
+		o := newOutbox(g.send, func() time.Duration { return 0 }, spawn)
 		go o.post(numbered(0))
 		synctest.Wait()
 		for n := 1; n < 500; n++ {
@@ -103,7 +105,7 @@ func TestOutboxOrder(t *testing.T) {
 func TestOutboxCatchUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{reads: make(chan struct{})}
-		o := newOutbox(g.send, func() time.Duration { return 0 })
+		o := newOutbox(g.send, func() time.Duration { return 0 }, spawn)
 		go o.post(numbered(0))
 		synctest.Wait()
 		for n := 1; n < maxUnsent-1; n++ {
@@ -141,4 +143,34 @@ func TestOutboxCatchUp(t *testing.T) {
 		close(g.reads)
 		<-o.settle()
 	})
+}
+
+// Where something is always due, because the client is slower than its requests,
+// what brings the news is not kept by the sending, and what was sent is forgotten.
+func TestOutboxAlwaysBehind(t *testing.T) {
+	const many = 100 * maxUnsent
+	var o *outbox
+	sent, largest := 0, 0
+	returned := make(chan struct{})
+	o = newOutbox(func(*pb.SessionResponse) error {
+		if sent++; sent < many {
+			largest = max(largest, cap(o.due))
+			o.put(letter{a: numbered(sent)}) // somebody else's, who leaves it to the sender
+			return nil
+		}
+		select {
+		case <-returned:
+		case <-time.After(patience):
+			t.Error("deliver goes on sending what others post")
+		}
+		return nil
+	}, func() time.Duration { return 0 }, spawn)
+	if err := o.deliver(t.Context(), numbered(0)); err != nil {
+		t.Fatal(err)
+	}
+	close(returned)
+	<-o.settle()
+	if largest > 4*maxUnsent {
+		t.Errorf("room for %d messages is kept, where one is due at a time", largest)
+	}
 }

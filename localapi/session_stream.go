@@ -59,7 +59,7 @@ func (s *service) Session(st grpc.BidiStreamingServer[pb.SessionRequest, pb.Sess
 		ctx:     st.Context(),
 		waits:   make(map[string]context.CancelFunc),
 
-		out:      newOutbox(st.Send, s.o.Clock),
+		out:      newOutbox(st.Send, s.o.Clock, s.workers.run),
 		received: make(chan error, 1),
 		settled:  make(chan struct{}),
 	}
@@ -138,10 +138,10 @@ func (t *sessionStream) over() error {
 	return err
 }
 
-// receive takes requests until the stream ends. Each is carried out and answered
-// on the goroutine that has received it, which leaves receiving to another: so the
-// request does not wait for a goroutine to wake up, and an answer that the client
-// does not read never blocks the one that receives and sees the stall.
+// receive takes requests until the stream ends. One that has to ask the store is
+// carried out and answered on the goroutine that has received it, which leaves
+// receiving to another: so the request does not wait for a goroutine to wake up. Who
+// goes on receiving never sends: he would not see that the client does not read.
 func (t *sessionStream) receive() {
 	for {
 		q, err := t.next()
@@ -155,7 +155,7 @@ func (t *sessionStream) receive() {
 		}
 		work, err := t.take(q)
 		if err != nil {
-			work = t.fly(func() { t.fail(q.GetRequestId(), err) })
+			t.out.leave(t.refusal(q.GetRequestId(), err))
 		}
 		if work != nil {
 			t.workers.run(t.receive)
@@ -217,7 +217,7 @@ func (t *sessionStream) end() {
 }
 
 // take begins what q asks for, and returns the work that may have to wait for the
-// store or for the client, nil when that is done already. Its error is the answer.
+// store, or nil. Its error is the answer.
 func (t *sessionStream) take(q *pb.SessionRequest) (work func(), _ error) {
 	id := q.GetRequestId()
 	if id == "" || len(id) > maxRequestID {
@@ -227,45 +227,42 @@ func (t *sessionStream) take(q *pb.SessionRequest) (work func(), _ error) {
 	case *pb.SessionRequest_Acquire:
 		return t.acquire(id, r.Acquire)
 	case *pb.SessionRequest_Release:
-		return t.fly(func() {
+		return t.fly(func() *pb.SessionResponse {
 			a, err := t.release(t.ctx, t.sess, r.Release)
-			t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Released{Released: a}}, err)
+			return t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Released{Released: a}}, err)
 		}), nil
 	case *pb.SessionRequest_Downgrade:
-		return t.fly(func() {
+		return t.fly(func() *pb.SessionResponse {
 			g, err := t.downgrade(t.ctx, t.sess, r.Downgrade) // its times are counted when it is sent
-			t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Downgraded{Downgraded: grantTo(g, 0)}}, err)
+			return t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Downgraded{Downgraded: grantTo(g, 0)}}, err)
 		}), nil
 	case *pb.SessionRequest_Cancel:
 		t.cancel(r.Cancel.GetRequestId())
-		return t.fly(func() {
-			t.out.post(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Cancelled{Cancelled: &pb.CancelResponse{}}})
-		}), nil
+		t.out.leave(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Cancelled{Cancelled: &pb.CancelResponse{}}})
 	case *pb.SessionRequest_KeepAlive:
 		a, err := t.keepAlive(t.sess)
-		return t.fly(func() {
-			t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_KeptAlive{KeptAlive: a}}, err)
-		}), nil
+		t.out.leave(t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_KeptAlive{KeptAlive: a}}, err))
 	case *pb.SessionRequest_Open:
 		return nil, invalid("open", "must come only once, as the first message of a stream")
 	default:
 		return nil, invalid("request", "is missing, or not known to this sidecar")
 	}
+	return nil, nil
 }
 
 // maxRequestID is in bytes.
 const maxRequestID = 128
 
-// fly makes work of f. Where too much is in flight already, f is done before the
-// next request is taken: what is done here ends by itself, soon.
-func (t *sessionStream) fly(f func()) (work func()) {
+// fly makes work of f, which gives the answer. Where too much is in flight already,
+// f is done before the next request is taken: what is done here ends by itself, soon.
+func (t *sessionStream) fly(f func() *pb.SessionResponse) (work func()) {
 	if !t.depart() {
-		f()
+		t.out.leave(f())
 		return nil
 	}
 	return func() {
 		defer t.land()
-		f()
+		t.out.post(f())
 	}
 }
 
@@ -320,7 +317,7 @@ func (t *sessionStream) acquire(id string, q *pb.AcquireRequest) (work func(), _
 		delete(t.waits, id)
 		t.mu.Unlock()
 		if err != nil {
-			t.fail(id, err)
+			t.out.post(t.refusal(id, err))
 			return
 		}
 		// Its times are counted when it is sent.
@@ -338,14 +335,14 @@ func (t *sessionStream) cancel(id string) {
 	}
 }
 
-func (t *sessionStream) answer(id string, a *pb.SessionResponse, err error) {
+// answer is a, or what says why there is none.
+func (t *sessionStream) answer(id string, a *pb.SessionResponse, err error) *pb.SessionResponse {
 	if err != nil {
-		t.fail(id, err)
-		return
+		return t.refusal(id, err)
 	}
-	t.out.post(a)
+	return a
 }
 
-func (t *sessionStream) fail(id string, err error) {
-	t.out.post(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Error{Error: t.explain(t.ctx, methodSession, err)}})
+func (t *sessionStream) refusal(id string, err error) *pb.SessionResponse {
+	return &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Error{Error: t.explain(t.ctx, methodSession, err)}}
 }
