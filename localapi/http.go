@@ -81,6 +81,7 @@ func (s *Server) routes(api *service) http.Handler {
 		}
 		if !strings.HasPrefix(path, "/v1/") {
 			if _, pattern := plain.Handler(r); pattern != "" {
+				s.hurry(w)
 				plain.ServeHTTP(w, r)
 				return
 			}
@@ -109,6 +110,7 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, table []route,
 	slices.Sort(others)
 	w.Header().Set("Allow", strings.Join(slices.Compact(others), ", "))
 	st := toStatus(refuse(reasonNoRoute, "%s is not possible on %s, but %s is", r.Method, r.URL.Path, strings.Join(others, ", ")))
+	s.hurry(w)
 	writeStatus(w, http.StatusMethodNotAllowed, st)
 }
 

@@ -2,6 +2,8 @@ package localapi
 
 import (
 	"bufio"
+	"errors"
+	"net/http"
 	"os"
 	"os/exec"
 	"runtime"
@@ -184,6 +186,26 @@ func TestUnreadAnswers(t *testing.T) {
 	x.release("r", first)
 	if code := within(t, held); code != 200 {
 		t.Errorf("hold: %d", code)
+	}
+}
+
+// The same for answers of which each fits into the socket, and not all that were
+// asked for: on every path.
+func TestUnreadPipelinedAnswers(t *testing.T) {
+	s := start(t, func(_ *session.Options, o *Options) {
+		o.Limits.Stall = 100 * time.Millisecond
+		o.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 4096)) })
+	})
+	for _, q := range []string{"GET /openapi.json", "GET /healthz", "GET /readyz", "GET /metrics", "PUT /v1/info", "GET /v1/info", "GET /none"} {
+		c := s.dial(t)
+		all := []byte(strings.Repeat(q+" HTTP/1.1\r\nHost: x\r\n\r\n", 100))
+		for err := error(nil); err == nil; { // until the sidecar hangs up, or its end of the socket is full
+			_ = c.SetWriteDeadline(time.Now().Add(20 * time.Second))
+			_, err = c.Write(all)
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("%s: the connection stays, though nobody reads", q)
+			}
+		}
 	}
 }
 
