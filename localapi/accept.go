@@ -54,7 +54,7 @@ func (s *Server) enter(ctx context.Context, uc *net.UnixConn, w *peercred.Watche
 		s.aside(func() { s.o.Logger.Error("cannot tell who has connected", keyError, err) })
 		return
 	}
-	c := &conn{UnixConn: uc, peer: p, places: s.places}
+	c := &conn{UnixConn: uc, peer: p, places: s.places, counted: s.unread}
 	evicted, err := s.places.admit(c)
 	if err != nil {
 		if !s.aside(func() { s.turnAway(c, err) }) {

@@ -20,12 +20,15 @@ type conn struct {
 	*net.UnixConn
 	credentials.CommonAuthInfo
 
-	peer    *peercred.Peer
-	places  *places
-	place   place
-	allowed bool
-	sniffed []byte       // read already, not yet given to the protocol's server
-	stalls  atomic.Int32 // streams that have ended because the client did not read
+	peer      *peercred.Peer
+	places    *places
+	place     place
+	counted   *unread
+	unread    int // bytes of answers; this and the next are guarded by counted.mu
+	forgotten bool
+	allowed   bool
+	sniffed   []byte       // read already, not yet given to the protocol's server
+	stalls    atomic.Int32 // streams that have ended because the client did not read
 
 	mu     sync.Mutex
 	closed bool
@@ -64,6 +67,7 @@ func (c *conn) Close() error {
 	}
 	c.peer.Release()
 	c.places.free(c)
+	c.counted.forget(c)
 	return err
 }
 

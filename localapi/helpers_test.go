@@ -127,9 +127,9 @@ func (s *sidecar) api(t testing.TB) pb.LockSidecarClient {
 	return pb.NewLockSidecarClient(s.dialGRPC(t))
 }
 
-func (s *sidecar) dialGRPC(t testing.TB) *grpc.ClientConn {
+func (s *sidecar) dialGRPC(t testing.TB, o ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	cc, err := grpc.NewClient("unix:"+s.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	cc, err := grpc.NewClient("unix:"+s.socket, append(o, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {
 		t.Fatal(err)
 	}

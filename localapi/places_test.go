@@ -199,7 +199,7 @@ func TestOpenSessionOnAClosedConnection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &conn{UnixConn: uc, peer: p, places: s.server.places}
+	c := &conn{UnixConn: uc, peer: p, places: s.server.places, counted: s.server.unread}
 	if err := w.Watch(p, uc, func() {}); err != nil {
 		t.Fatal(err)
 	}

@@ -65,6 +65,7 @@ type Server struct {
 	places    *places       // of connections
 	asides    chan struct{} // one for each goroutine of aside
 	watches   *perUID
+	unread    *unread
 	standing  atomic.Int32 // streams whose client does not read
 	listening chan struct{}
 	entering  sync.Mutex     // orders running.Add by HTTP handlers before the end of stopping
@@ -83,6 +84,7 @@ func New(o Options) *Server {
 		places:    newPlaces(o.Limits.Connections, o.Limits.ConnectionsPerUID),
 		asides:    make(chan struct{}, maxAsides),
 		watches:   newPerUID("watches of one user", o.Limits.WatchesPerUID),
+		unread:    &unread{users: make(map[uint32]int)},
 		listening: make(chan struct{}),
 	}
 	addr := &net.UnixAddr{Name: o.Socket, Net: "unix"}
@@ -171,6 +173,7 @@ func (s *Server) newGRPC(api *service) *grpc.Server {
 	l := s.o.Limits
 	g := grpc.NewServer(
 		grpc.Creds(unixCredentials{}),
+		grpc.ForceServerCodecV2(newCodec()),
 		grpc.ConnectionTimeout(l.Handshake),
 		grpc.MaxRecvMsgSize(l.MessageBytes),
 		grpc.MaxHeaderListSize(uint32(l.HeaderBytes)), //nolint:gosec // an option of kilobytes
@@ -199,6 +202,9 @@ func (s *Server) unaryEdge(ctx context.Context, q any, info *grpc.UnaryServerInf
 	s.places.enter(c)
 	defer s.places.leave(c)
 	a, err := next(s.continueGRPC(ctx), q)
+	if err == nil {
+		a, err = s.owe(c, a)
+	}
 	return a, s.edge(ctx, info.FullMethod, err)
 }
 
@@ -218,7 +224,11 @@ func (s *Server) streamEdge(srv any, st grpc.ServerStream, info *grpc.StreamServ
 		ctx, cancel = s.untilStop(ctx)
 		defer cancel()
 	}
-	return s.edge(ctx, info.FullMethod, next(srv, &streamWithContext{ServerStream: st, ctx: ctx}))
+	of := &streamOfCall{ServerStream: st, ctx: ctx}
+	if info.FullMethod != methodSession { // which counts what is unsent by itself
+		of.server, of.conn = s, c
+	}
+	return s.edge(ctx, info.FullMethod, next(srv, of))
 }
 
 // untilStop is ctx that also ends, with ErrDraining, when the server stops.
@@ -230,13 +240,6 @@ func (s *Server) untilStop(ctx context.Context) (context.Context, context.Cancel
 		cancel(nil)
 	}
 }
-
-type streamWithContext struct {
-	grpc.ServerStream
-	ctx context.Context //nolint:containedctx // grpc's own way to change the context of a stream
-}
-
-func (s *streamWithContext) Context() context.Context { return s.ctx }
 
 // edge gives a handler's error the form of the API.
 func (s *Server) edge(ctx context.Context, method string, err error) error {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 	"github.com/locksidecar/locksidecar/session"
@@ -206,6 +207,82 @@ func TestUnreadPipelinedAnswers(t *testing.T) {
 				t.Errorf("%s: the connection stays, though nobody reads", q)
 			}
 		}
+	}
+}
+
+// listing opens a call of ListLocks with large pages, and reads nothing.
+func listing(t *testing.T, cc *grpc.ClientConn) grpc.ClientStream {
+	t.Helper()
+	st, err := cc.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, pb.LockSidecar_ListLocks_FullMethodName)
+	if err == nil {
+		err = errors.Join(st.SendMsg(&pb.ListLocksRequest{PageSize: 1000}), st.CloseSend())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+// large makes a sidecar whose first page of locks is large.
+func large(t *testing.T, stall time.Duration) *sidecar {
+	t.Helper()
+	s := start(t, noNews, func(_ *session.Options, o *Options) { o.Limits.Stall = stall })
+	x := s.stream(t, s.api(t), &pb.OpenSessionRequest{Name: strings.Repeat("n", 128), Metadata: map[string]string{"k": strings.Repeat("v", 900)}})
+	for i := range 1000 {
+		id := strconv.Itoa(i)
+		x.acquire(id, &pb.AcquireRequest{Resource: "many/" + id})
+		x.answer(id)
+	}
+	return s
+}
+
+// counted is how many users have large answers that they have not read.
+func (s *sidecar) counted() int {
+	s.server.unread.mu.Lock()
+	defer s.server.unread.mu.Unlock()
+	return len(s.server.unread.users)
+}
+
+// Answers over gRPC that nobody reads take a bounded amount of memory. Those that
+// are read are not counted any more.
+func TestMemoryOfUnreadAnswersOverGRPC(t *testing.T) {
+	s := large(t, time.Hour)
+	c := s.api(t)
+	for range 2 * maxUnread >> 20 {
+		if _, err := c.ListLocks(t.Context(), &pb.ListLocksRequest{PageSize: 1000}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "settled", func() bool { return s.counted() == 0 })
+	before := used()
+	const calls = 100 // of more than 1 MiB each
+	cc := s.dialGRPC(t, grpc.WithStaticConnWindowSize(64<<10), grpc.WithStaticStreamWindowSize(64<<10)) // or the client keeps much itself
+	for range calls {
+		listing(t, cc)
+	}
+	if _, err := pb.NewLockSidecarClient(cc).ListLocks(t.Context(), &pb.ListLocksRequest{PageSize: 1000}); reasonOf(t, err) != reasonLimit {
+		t.Errorf("refused with %v", err)
+	}
+	took := 0
+	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) { // until the last has been refused
+		if took = used() - before; took < 3*maxUnread || time.Now().After(end) {
+			break
+		}
+	}
+	t.Logf("%d calls: %d KiB", calls, took>>10)
+	if took >= 3*maxUnread {
+		t.Error("that is too much")
+	}
+}
+
+func TestUnreadAnswerOverGRPC(t *testing.T) {
+	s := large(t, 100*time.Millisecond)
+	before := s.server.places.count()
+	st := listing(t, s.dialGRPC(t))
+	eventually(t, "counted", func() bool { return s.counted() == 1 || s.server.places.count() > before })
+	eventually(t, "closed", func() bool { return s.counted() == 0 && s.server.places.count() == before })
+	if st.RecvMsg(&pb.ListLocksResponse{}) == nil {
+		t.Error("it was not cut off")
 	}
 }
 
