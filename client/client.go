@@ -44,6 +44,9 @@ const (
 	// window is fixed, so that gRPC does not measure a network where there is none.
 	window     = 1 << 20
 	readBuffer = 4 << 10
+	// maxAnswer is above what gRPC takes without being told: one lock may have ten
+	// thousand holders.
+	maxAnswer = 64 << 20
 	// attemptLimit is how long one attempt to connect may take, dialLimit all those
 	// of Dial: on an overloaded machine one that was too slow is made again.
 	attemptLimit = 5 * time.Second
@@ -74,6 +77,7 @@ func Dial(ctx context.Context, path string, opts ...grpc.DialOption) (*Client, e
 		}),
 		grpc.WithDisableRetry(), // a retry would need a copy of every message
 		grpc.WithDisableServiceConfig(),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
 		grpc.WithReadBufferSize(readBuffer),
 		grpc.WithStaticStreamWindowSize(window),
 		grpc.WithStaticConnWindowSize(window),

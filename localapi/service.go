@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
@@ -22,6 +23,9 @@ type service struct {
 const (
 	defaultForceGrace = 2 * time.Second
 	defaultPageSize   = 100
+	// pageBytes is where a page ends before it is full, for the sake of clients that
+	// take no message above 4 MiB, as is gRPC's default.
+	pageBytes = 1 << 20
 )
 
 // find gives the session of that id, if it belongs to the caller's user.
@@ -251,11 +255,16 @@ func (s *service) ListLocks(ctx context.Context, q *pb.ListLocksRequest) (*pb.Li
 	}
 	now := time.Now()
 	a := &pb.ListLocksResponse{Locks: make([]*pb.Lock, 0, len(found))}
+	size := 0
 	for _, st := range found {
-		a.Locks = append(a.Locks, lockTo(st, now))
+		l := lockTo(st, now)
+		if size += proto.Size(l); size > pageBytes && len(a.Locks) > 0 {
+			break
+		}
+		a.Locks = append(a.Locks, l)
 	}
-	if len(found) == limit {
-		a.NextPageToken = pageToken(string(found[limit-1].Resource))
+	if n := len(a.Locks); n == limit || n < len(found) {
+		a.NextPageToken = pageToken(string(found[n-1].Resource))
 	}
 	return a, nil
 }

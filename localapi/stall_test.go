@@ -255,7 +255,7 @@ func TestMemoryOfUnreadAnswersOverGRPC(t *testing.T) {
 	}
 	eventually(t, "settled", func() bool { return s.counted() == 0 })
 	before := used()
-	const calls = 100 // of more than 1 MiB each
+	const calls = 100                                                                                   // of more than 1 MiB each
 	cc := s.dialGRPC(t, grpc.WithStaticConnWindowSize(64<<10), grpc.WithStaticStreamWindowSize(64<<10)) // or the client keeps much itself
 	for range calls {
 		listing(t, cc)
