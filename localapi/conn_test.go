@@ -344,3 +344,30 @@ func FuzzBody(f *testing.F) {
 		}
 	})
 }
+
+// An app that opens session after session, each over a connection that it closes,
+// takes no files from others. (peercred sees to that for PROCESS sessions, where the
+// kernel lets it.)
+func TestSessionsHoldNoFiles(t *testing.T) {
+	s := start(t)
+	files := func() int {
+		all, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	before := files()
+	const n = 100
+	for range n {
+		c := s.http(t)
+		if code, body := call(t, c, "POST", "/v1/sessions", `{"ttl":"60s"}`); code != 200 {
+			t.Fatal(body)
+		}
+		c.CloseIdleConnections()
+	}
+	eventually(t, "closed", func() bool { return s.server.places.count() == 0 })
+	if took := files() - before; took > n/10 {
+		t.Errorf("%d sessions take %d files", n, took)
+	}
+}

@@ -97,14 +97,18 @@ func (s *service) OpenSession(ctx context.Context, q *pb.OpenSessionRequest) (*p
 		return nil, err
 	}
 	now := s.o.Clock()
-	// The session outlives the connection, whose end would end the watch of the
-	// process.
-	if !c.peer.Retain() {
-		return nil, errGone
+	release := func() {}
+	if l == session.Process {
+		// The session outlives the connection, whose end would end the watch of the
+		// process.
+		if !c.peer.Retain() {
+			return nil, errGone
+		}
+		release = c.peer.Release
 	}
 	sess, err := s.open(ctx, q, l)
 	if err != nil {
-		c.peer.Release()
+		release()
 		return nil, err
 	}
 	s.places.enter(c)
@@ -114,7 +118,7 @@ func (s *service) OpenSession(ctx context.Context, q *pb.OpenSessionRequest) (*p
 		case <-s.stopping.Done(): // the watch ends now
 		}
 		s.places.leave(c)
-		c.peer.Release()
+		release()
 	})
 	return s.opened(sess, now), nil
 }

@@ -98,39 +98,31 @@ func TestVeryManyStreamsThatReadNothing(t *testing.T) {
 // A client that has asked much and reads nothing is cut off in the end, with a
 // line in the log. One that reads slowly is not.
 func TestStalledStreamEnds(t *testing.T) {
-	for name, q := range map[string]*pb.SessionRequest{
-		"asks the store":      {Request: &pb.SessionRequest_Release{Release: &pb.ReleaseRequest{LockId: "none"}}},
-		"is answered at once": {Request: &pb.SessionRequest_KeepAlive{KeepAlive: &pb.KeepAliveRequest{}}},
-		"is refused":          {},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var out logLines
-			s := start(t, func(_ *session.Options, o *Options) {
-				o.Limits.Stall = 100 * time.Millisecond
-				o.Logger = hclog.New(&hclog.LoggerOptions{Output: &out})
-			})
-			x := s.stream(t, s.api(t), &pb.OpenSessionRequest{})
-			x.acquire("l", &pb.AcquireRequest{Resource: "r"})
-			x.answer("l")
-			sent := make(chan struct{})
-			go func() {
-				defer close(sent)
-				q.RequestId = strings.Repeat("k", 128)
-				for x.Send(q) == nil { //nolint:revive // until the stream ends
-				}
-			}()
-			eventually(t, "ended", func() bool { return s.manager.Info().Sessions == 0 && s.manager.Info().Holds == 0 })
-			var err error
-			for err == nil {
-				_, err = x.Recv()
-			}
-			within(t, sent)
-			if r := reasonOf(t, err); r != reasonLimit {
-				t.Errorf("ended with %v", err)
-			}
-			eventually(t, "logged", func() bool { return strings.Contains(out.String(), "[WARN]  stream ended: its client reads nothing") })
-		})
+	var out logLines
+	s := start(t, func(_ *session.Options, o *Options) {
+		o.Limits.Stall = 100 * time.Millisecond
+		o.Logger = hclog.New(&hclog.LoggerOptions{Output: &out})
+	})
+	x := s.stream(t, s.api(t), &pb.OpenSessionRequest{})
+	x.acquire("l", &pb.AcquireRequest{Resource: "r"})
+	x.answer("l")
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		q := &pb.SessionRequest{RequestId: strings.Repeat("k", 128), Request: &pb.SessionRequest_Release{Release: &pb.ReleaseRequest{LockId: "none"}}}
+		for x.Send(q) == nil { //nolint:revive // until the stream ends
+		}
+	}()
+	eventually(t, "ended", func() bool { return s.manager.Info().Sessions == 0 && s.manager.Info().Holds == 0 })
+	var err error
+	for err == nil {
+		_, err = x.Recv()
 	}
+	within(t, sent)
+	if r := reasonOf(t, err); r != reasonLimit {
+		t.Errorf("ended with %v", err)
+	}
+	eventually(t, "logged", func() bool { return strings.Contains(out.String(), "[WARN]  stream ended: its client reads nothing") })
 }
 
 // An answer over HTTP that nobody reads is not kept, and a long wait before the

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peer is the process that made a connection. A watched one holds a file
-// descriptor until every owner has called Release.
+// Peer is the process that made a connection. While one that is watched has an
+// owner, which has not called Release, a file descriptor is held for its process.
 type Peer struct {
 	UID, GID uint32
 	PID      int32 // 0 when it is in a PID namespace out of sight
@@ -28,9 +28,8 @@ type Peer struct {
 	// for all.
 	Gone <-chan struct{}
 
-	watcher *Watcher
-	id      int32 // key in the watcher; 0: not watched
-	pidfd   int
+	watcher *Watcher // nil: not watched
+	id      int32    // key in the watcher
 	owners  atomic.Int32
 }
 
@@ -39,7 +38,7 @@ var gonePeer = func() chan struct{} { c := make(chan struct{}); close(c); return
 
 // Identify tells who is at the other end of c. Its end is not watched.
 func Identify(c *net.UnixConn) (*Peer, error) {
-	p := &Peer{pidfd: -1}
+	p := &Peer{}
 	p.owners.Store(1)
 	err := control(c, func(fd int) error {
 		cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
@@ -59,41 +58,60 @@ func Identify(c *net.UnixConn) (*Peer, error) {
 // process ends, Gone is closed and then is called, which must not block. It is
 // called at most once. From now on the caller owns p and must Release it.
 func (w *Watcher) Watch(p *Peer, c *net.UnixConn, then func()) error {
-	if err := control(c, p.open); err != nil {
+	pidfd := -1
+	err := control(c, func(fd int) (err error) {
+		pidfd, err = p.open(fd)
+		return err
+	})
+	if err != nil {
 		return fmt.Errorf("watch peer: %w", err)
 	}
-	if p.pidfd < 0 {
+	if pidfd < 0 {
 		return nil
 	}
 	gone := make(chan struct{})
 	p.Gone, p.watcher = gone, w
-	err := w.add(&p.id, watched{fd: p.pidfd, process: true, then: func() {
+	err = w.addPeer(p, pidfd, func() {
 		close(gone)
 		then()
-	}})
+	})
 	if err != nil {
-		_ = unix.Close(p.pidfd)
-		p.pidfd = -1
+		p.watcher = nil
 		return fmt.Errorf("watch peer: %w", err)
 	}
 	return nil
 }
 
-// open gets the pidfd of the peer of the socket fd, where there is one.
-func (p *Peer) open(fd int) error {
-	pidfd, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+// open gets the pidfd of the peer of the socket fd, or -1 where there is none.
+func (p *Peer) open(fd int) (pidfd int, err error) {
+	pidfd, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
 	switch {
 	case err == nil:
-		p.pidfd = pidfd
-		return nil
+		return pidfd, nil
 	case errors.Is(err, unix.ESRCH), errors.Is(err, unix.EINVAL): // reaped already
 		p.Gone = gonePeer
-		return nil
+		return -1, nil
 	case !errors.Is(err, unix.ENOPROTOOPT) && !errors.Is(err, unix.ENODATA):
-		return fmt.Errorf("SO_PEERPIDFD: %w", err)
+		return -1, fmt.Errorf("SO_PEERPIDFD: %w", err)
 	}
-	p.pidfd, p.Gone, err = openPID(p.PID)
-	return err
+	pidfd, p.Gone, err = openPID(p.PID)
+	return pidfd, err
+}
+
+// process tells processes apart, by the inodes of their pidfds: since Linux 6.9 each
+// has its own, which no other process gets later. The zero one is of an older kernel.
+type process struct{ dev, ino uint64 }
+
+// pidfs is the file system of such pidfds.
+const pidfs = 0x50494446
+
+func processOf(pidfd int) process {
+	var fs unix.Statfs_t
+	var st unix.Stat_t
+	if unix.Fstatfs(pidfd, &fs) != nil || fs.Type != pidfs || unix.Fstat(pidfd, &st) != nil {
+		return process{}
+	}
+	return process{dev: st.Dev, ino: st.Ino}
 }
 
 // control calls f with the file descriptor of c, which is open meanwhile.
@@ -144,8 +162,8 @@ func (p *Peer) Retain() bool {
 // Release gives up the watch. After the last owner's Release, Gone is closed no
 // more if it was not closed before.
 func (p *Peer) Release() {
-	if p.owners.Add(-1) == 0 && p.pidfd >= 0 {
-		p.watcher.remove(p.id)
+	if p.owners.Add(-1) == 0 && p.watcher != nil {
+		p.watcher.removePeer(p)
 	}
 }
 

@@ -14,12 +14,15 @@ import (
 
 func TestMain(m *testing.M) {
 	if path := os.Getenv("PEERCRED_TEST_CONNECT"); path != "" {
-		c, err := net.Dial("unix", path)
-		if err != nil {
-			os.Exit(1)
+		for range max(1, len(os.Getenv("PEERCRED_TEST_MORE"))) {
+			c, err := net.Dial("unix", path)
+			if err != nil {
+				os.Exit(1)
+			}
+			defer func() { _ = c.Close() }()
 		}
 		time.Sleep(time.Minute)
-		_ = c.Close()
+		return
 	}
 	goleak.VerifyTestMain(m)
 }
@@ -53,10 +56,10 @@ func start(t *testing.T) (*Watcher, *net.UnixListener) {
 }
 
 // connect makes a process that connects, and accepts it.
-func connect(t *testing.T, l *net.UnixListener) (*net.UnixConn, *exec.Cmd) {
+func connect(t *testing.T, l *net.UnixListener, env ...string) (*net.UnixConn, *exec.Cmd) {
 	t.Helper()
 	p := exec.Command("/proc/self/exe")
-	p.Env = append(os.Environ(), "PEERCRED_TEST_CONNECT="+l.Addr().String())
+	p.Env = append(append(os.Environ(), "PEERCRED_TEST_CONNECT="+l.Addr().String()), env...)
 	if err := p.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -126,6 +129,59 @@ func TestPeer(t *testing.T) {
 	}
 	if n := len(w.watched); n != 0 {
 		t.Errorf("%d peers left", n)
+	}
+}
+
+// A process that has connected again and again holds one file, is told of as often
+// as it has connected, and not for those that were released.
+func TestConnectionsOfOneProcess(t *testing.T) {
+	const connections = 3
+	w, l := start(t)
+	var told [connections]chan struct{}
+	var peers [connections]*Peer
+	var p *exec.Cmd
+	for i := range peers {
+		var c *net.UnixConn
+		var err error
+		if p == nil {
+			c, p = connect(t, l, "PEERCRED_TEST_MORE=xxx")
+		} else if c, err = l.AcceptUnix(); err != nil {
+			t.Fatal(err)
+		}
+		told[i] = make(chan struct{})
+		if peers[i], err = watch(w, c, func() { close(told[i]) }); err != nil {
+			t.Fatal(err)
+		}
+		_ = c.Close()
+	}
+	fd, _, err := openPID(int32(p.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	alike := processOf(fd) != process{}
+	_ = os.NewFile(uintptr(fd), "pidfd").Close()
+	w.mu.Lock()
+	n := len(w.watched)
+	w.mu.Unlock()
+	if alike && n != 1 {
+		t.Errorf("%d files for one process", n)
+	}
+	peers[0].Release()
+	if err := p.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for i := 1; i < connections; i++ {
+		await(t, peers[i].Gone)
+		await(t, told[i])
+		peers[i].Release()
+	}
+	if isGone(peers[0]) {
+		t.Error("told after the release")
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.watched) != 0 || len(w.ids) != 0 {
+		t.Errorf("%d, %d are left", len(w.watched), len(w.ids))
 	}
 }
 

@@ -18,7 +18,8 @@ type Watcher struct {
 	epoll *os.File
 
 	mu      sync.Mutex
-	watched map[int32]watched
+	watched map[int32]*watched
+	ids     map[process]int32 // of the processes that can be told apart
 	nextID  int32
 	closed  bool
 }
@@ -27,8 +28,9 @@ type Watcher struct {
 // socket, which does not.
 type watched struct {
 	fd      int
-	process bool
-	then    func()
+	then    func()           // of a socket
+	peers   map[*Peer]func() // of a pidfd: all that the process has connected as, and what follows
+	process process
 }
 
 // NewWatcher makes a Watcher, whose Run must then be called.
@@ -43,7 +45,8 @@ func NewWatcher() (*Watcher, error) {
 	}
 	return &Watcher{
 		epoll:   os.NewFile(uintptr(fd), "pidfds"),
-		watched: make(map[int32]watched),
+		watched: make(map[int32]*watched),
+		ids:     make(map[process]int32),
 	}, nil
 }
 
@@ -92,71 +95,113 @@ func (w *Watcher) Close() {
 // does so at most once, and not after stop was called.
 func (w *Watcher) HangUp(c *net.UnixConn, then func()) (stop func(), _ error) {
 	var id int32
-	err := control(c, func(fd int) error { return w.add(&id, watched{fd: fd, then: then}) })
+	err := control(c, func(fd int) (err error) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		id, err = w.add(&watched{fd: fd, then: then}, unix.EPOLLRDHUP|unix.EPOLLONESHOT)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("watch socket: %w", err)
 	}
-	return func() { w.remove(id) }, nil
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.take(id)
+	}, nil
 }
 
-// add puts a file under watch and sets its id, by which it is removed. The event
-// carries that number of ours instead of the file descriptor, whose number may be
-// another's by the time the event is looked at.
-func (w *Watcher) add(id *int32, x watched) error {
+// addPeer puts the process of p under watch, by a pidfd that from now on belongs to
+// the Watcher. A process that is watched already needs no second one: else one that
+// connects again and again could take all files.
+func (w *Watcher) addPeer(p *Peer, pidfd int, then func()) error {
+	of := processOf(pidfd)
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if id, ok := w.ids[of]; ok && !w.closed {
+		_ = unix.Close(pidfd)
+		p.id = id
+		w.watched[id].peers[p] = then
+		return nil
+	}
+	id, err := w.add(&watched{fd: pidfd, peers: map[*Peer]func(){p: then}, process: of}, unix.EPOLLIN)
+	if err != nil {
+		_ = unix.Close(pidfd)
+		return err
+	}
+	p.id = id
+	if of != (process{}) {
+		w.ids[of] = id
+	}
+	return nil
+}
+
+// removePeer takes out what addPeer has put in, unless the end of the process did
+// that before.
+func (w *Watcher) removePeer(p *Peer) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	x := w.watched[p.id]
+	if x == nil {
+		return
+	}
+	delete(x.peers, p)
+	if len(x.peers) == 0 {
+		w.take(p.id)
+	}
+}
+
+// add puts a file under watch and gives its id. The event carries that number of
+// ours instead of the file descriptor, whose number may be another's by the time the
+// event is looked at. The caller has locked mu.
+func (w *Watcher) add(x *watched, events uint32) (id int32, _ error) {
 	if w.closed {
-		return os.ErrClosed
+		return 0, os.ErrClosed
 	}
 	for taken := true; taken || w.nextID == 0; {
 		w.nextID++
 		_, taken = w.watched[w.nextID]
 	}
-	ev := unix.EpollEvent{Events: unix.EPOLLRDHUP | unix.EPOLLONESHOT, Fd: w.nextID}
-	if x.process {
-		ev.Events = unix.EPOLLIN
+	if err := w.control(unix.EPOLL_CTL_ADD, x.fd, &unix.EpollEvent{Events: events, Fd: w.nextID}); err != nil {
+		return 0, fmt.Errorf("add to epoll: %w", err)
 	}
-	if err := w.control(unix.EPOLL_CTL_ADD, x.fd, &ev); err != nil {
-		return fmt.Errorf("add to epoll: %w", err)
-	}
-	*id = w.nextID
 	w.watched[w.nextID] = x
-	return nil
-}
-
-// remove takes out what add has put in, unless its event did that before.
-func (w *Watcher) remove(id int32) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.take(id)
+	return w.nextID, nil
 }
 
 // happened is told by the kernel of the event of that id.
 func (w *Watcher) happened(id int32) {
 	w.mu.Lock()
-	x, ok := w.take(id)
+	x := w.take(id)
 	w.mu.Unlock()
-	if ok { // else it was removed in the meantime
+	switch {
+	case x == nil: // it was removed in the meantime
+	case x.then != nil:
 		x.then()
+	default:
+		for _, then := range x.peers {
+			then()
+		}
 	}
 }
 
 // take forgets an id and closes its pidfd. A socket leaves the epoll by itself
 // when it is closed, and tells nothing more once it has told. The caller has
 // locked mu.
-func (w *Watcher) take(id int32) (watched, bool) {
-	x, ok := w.watched[id]
-	if !ok {
-		return x, false
+func (w *Watcher) take(id int32) *watched {
+	x := w.watched[id]
+	if x == nil {
+		return nil
 	}
 	delete(w.watched, id)
-	if x.process {
+	if x.peers != nil {
+		delete(w.ids, x.process)
 		if !w.closed {
 			_ = w.control(unix.EPOLL_CTL_DEL, x.fd, nil)
 		}
 		_ = unix.Close(x.fd)
 	}
-	return x, true
+	return x
 }
 
 // control changes the epoll. The caller has locked mu and seen that the epoll
