@@ -386,3 +386,26 @@ func TestConcurrent(t *testing.T) {
 		}
 	}
 }
+
+// A session too many for one connection is refused, and other calls go on.
+func TestManySessions(t *testing.T) {
+	const most = 1000
+	s := start(t)
+	c := s.dial(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for n := range most {
+		if _, err := c.OpenSession(ctx, client.SessionOptions{}); err != nil {
+			t.Fatalf("session %d: %v", n, err)
+		}
+	}
+	for range 2 * 24 { // more than gRPC has room for
+		var said *client.Error
+		if _, err := c.OpenSession(ctx, client.SessionOptions{}); !errors.Is(err, client.ErrLimitExceeded) || !errors.As(err, &said) || said.Metadata["max"] != "1000" {
+			t.Fatal(err)
+		}
+	}
+	if _, err := c.Info(ctx); err != nil {
+		t.Error(err)
+	}
+}

@@ -29,6 +29,7 @@ type conn struct {
 	allowed   bool
 	sniffed   []byte       // read already, not yet given to the protocol's server
 	stalls    atomic.Int32 // streams that have ended because the client did not read
+	longCalls atomic.Int32 // calls over gRPC that answer with a stream
 
 	mu     sync.Mutex
 	closed bool

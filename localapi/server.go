@@ -53,8 +53,11 @@ const (
 	// pings by which gRPC measures a network, where there is none. A larger message
 	// gets its window when it comes.
 	grpcWindow = 64 << 10
-	// maxStreams bounds the calls at a time on one connection.
-	maxStreams = 1024
+	// maxStreams bounds the calls at a time on one connection. A client that asks for
+	// more is not told, but waits until one has ended. Those that answer with a
+	// stream may last for ever, so they are fewer, and one too many is refused.
+	maxStreams   = 1024
+	maxLongCalls = 1000
 )
 
 // Server is the local API.
@@ -215,6 +218,10 @@ func (s *Server) streamEdge(srv any, st grpc.ServerStream, info *grpc.StreamServ
 	c, err := permit(ctx)
 	if err != nil {
 		return s.edge(ctx, info.FullMethod, err)
+	}
+	defer c.longCalls.Add(-1)
+	if c.longCalls.Add(1) > maxLongCalls {
+		return s.edge(ctx, info.FullMethod, &session.LimitError{Limit: "streams of one connection", Max: maxLongCalls})
 	}
 	s.places.enter(c)
 	defer s.places.leave(c)
