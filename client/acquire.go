@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,8 +41,7 @@ type AcquireOptions struct {
 //	ErrLockLost: an administrator took the request out of the queue.
 //	Session.Err: the session has ended.
 func (s *Session) Acquire(ctx context.Context, resource string, o AcquireOptions) (*Lock, error) {
-	// gRPC ends the whole stream for a message that it cannot send or take.
-	if err := errors.Join(checkString("resource", resource), checkString("owner", o.Owner)); err != nil {
+	if err := cmp.Or(checkString("resource", resource), checkString("owner", o.Owner)); err != nil {
 		return nil, err
 	}
 	q := &pb.AcquireRequest{Resource: resource, Mode: o.Mode, Owner: o.Owner, Reentrant: o.Reentrant}
@@ -66,6 +66,8 @@ func (s *Session) Acquire(ctx context.Context, resource string, o AcquireOptions
 // tells itself.
 const maxString = 4096
 
+// checkString is for what gRPC cannot send or take: for that it would end the whole
+// stream.
 func checkString(field, v string) error {
 	problem := ""
 	switch {

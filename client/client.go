@@ -14,6 +14,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"iter"
 	"time"
@@ -100,6 +101,9 @@ func (c *Client) Socket() string { return c.path }
 
 // Get tells who holds and who waits for a resource, store-wide.
 func (c *Client) Get(ctx context.Context, resource string) (*pb.Lock, error) {
+	if err := checkString("resource", resource); err != nil {
+		return nil, err
+	}
 	l, err := c.api.GetLock(ctx, &pb.GetLockRequest{Resource: resource})
 	return l, c.fromCall(ctx, err)
 }
@@ -108,6 +112,10 @@ func (c *Client) Get(ctx context.Context, resource string) (*pb.Lock, error) {
 // for, in byte order. It ends after the first error.
 func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[*pb.Lock, error] {
 	return func(yield func(*pb.Lock, error) bool) {
+		if err := checkString("prefix", prefix); err != nil {
+			yield(nil, err)
+			return
+		}
 		q := &pb.ListLocksRequest{Prefix: prefix, PageSize: 1000}
 		for {
 			page, err := c.api.ListLocks(ctx, q)
@@ -132,6 +140,10 @@ func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[*pb.Lock, er
 // is that of ctx when that has ended.
 func (c *Client) Watch(ctx context.Context, prefix string, interval time.Duration) iter.Seq2[*pb.WatchEvent, error] {
 	return func(yield func(*pb.WatchEvent, error) bool) {
+		if err := checkString("prefix", prefix); err != nil {
+			yield(nil, err)
+			return
+		}
 		ctx, cancel := context.WithCancel(ctx) // ends the call when the caller stops to range
 		defer cancel()
 		q := &pb.WatchLocksRequest{Prefix: prefix}
@@ -155,6 +167,9 @@ func (c *Client) Watch(ctx context.Context, prefix string, interval time.Duratio
 // none where the resource was free.
 // ErrNotHolder: lockID is not there. ErrPermissionDenied: not an admin.
 func (c *Client) ForceRelease(ctx context.Context, resource, lockID string, grace time.Duration) ([]string, error) {
+	if err := cmp.Or(checkString("resource", resource), checkString("lock_id", lockID)); err != nil {
+		return nil, err
+	}
 	a, err := c.api.ForceRelease(ctx, &pb.ForceReleaseRequest{Resource: resource, LockId: lockID, Grace: durationpb.New(grace)})
 	return a.GetLockIds(), c.fromCall(ctx, err)
 }

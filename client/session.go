@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,6 +77,13 @@ func newCall() *call { return &call{answer: make(chan *pb.SessionResponse, 1)} }
 // OpenSession opens an app session. It lives until Close, or until the sidecar
 // or its connection ends; ctx is only for the opening.
 func (c *Client) OpenSession(ctx context.Context, o SessionOptions) (*Session, error) {
+	err := checkString("name", o.Name)
+	for k, v := range o.Metadata {
+		err = cmp.Or(err, checkString("metadata", k), checkString("metadata", v))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open session: %w", err)
+	}
 	sctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	leave := context.AfterFunc(ctx, cancel)
 	defer leave()
