@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/internal/workers"
 	"github.com/locksidecar/locksidecar/localapi/peercred"
 	"github.com/locksidecar/locksidecar/session"
 )
@@ -73,7 +74,7 @@ type Server struct {
 	listening chan struct{}
 	entering  sync.Mutex     // orders running.Add by HTTP handlers before the end of stopping
 	running   sync.WaitGroup // what Run waits for
-	workers   workers        // for the requests of Session streams
+	workers   *workers.Pool  // for the requests of Session streams
 
 	stopping context.Context //nolint:containedctx // ends when Run begins to stop; handlers end by it
 	stop     context.CancelCauseFunc
@@ -93,7 +94,7 @@ func New(o Options) *Server {
 	addr := &net.UnixAddr{Name: o.Socket, Net: "unix"}
 	s.grpcConns, s.httpConns = newQueueListener(addr), newQueueListener(addr)
 	s.stopping, s.stop = context.WithCancelCause(context.Background())
-	s.workers = workers{jobs: make(chan func()), running: &s.running, stop: s.stopping.Done()}
+	s.workers = workers.New()
 	return s
 }
 
@@ -139,6 +140,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.stopServers(context.WithoutCancel(ctx), grpcServer, httpServer)
 	servers.Wait()
 	s.running.Wait()
+	s.workers.Close()
 	stopWatching()
 	watch.Wait()
 	return err

@@ -59,7 +59,7 @@ func (s *service) Session(st grpc.BidiStreamingServer[pb.SessionRequest, pb.Sess
 		ctx:     st.Context(),
 		waits:   make(map[string]context.CancelFunc),
 
-		out:      newOutbox(st.Send, s.o.Clock, s.workers.run),
+		out:      newOutbox(st.Send, s.o.Clock, s.workers.Run),
 		received: make(chan error, 1),
 		settled:  make(chan struct{}),
 	}
@@ -158,7 +158,7 @@ func (t *sessionStream) receive() {
 			t.out.leave(t.refusal(q.GetRequestId(), err))
 		}
 		if work != nil {
-			t.workers.run(t.receive)
+			t.workers.Run(t.receive)
 			work()
 			return
 		}

@@ -50,7 +50,7 @@ var house = []room{
 	{path: "backends", may: "lock backends/storeurl backends/embedded backends/redislock backends/zklock backends/mysqllock", test: "internal/testengine"},
 
 	{path: "localapi/peercred"},
-	{path: "localapi", may: "lock session api/locksidecar/v1 localapi/peercred", test: "heartbeat backends/embedded"},
+	{path: "localapi", may: "lock session internal/workers api/locksidecar/v1 localapi/peercred", test: "heartbeat backends/embedded"},
 	{path: "client", may: "api/locksidecar/v1", test: "lock session localapi backends/embedded"},
 
 	{path: "internal/config"},
