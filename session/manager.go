@@ -13,6 +13,7 @@ import (
 	"github.com/locksidecar/locksidecar/heartbeat"
 	"github.com/locksidecar/locksidecar/internal/workers"
 	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/ledger"
 )
 
 // Options are what a Manager needs to know. Zero fields get their default.
@@ -144,25 +145,34 @@ func (m *Manager) Open(ctx context.Context, r OpenRequest) (*Session, error) {
 		return nil, fmt.Errorf("open session: %w", err) // nobody would learn its id
 	}
 	s := newSession(m, r)
+	if err := m.enter(s, r); err != nil {
+		return nil, err
+	}
+	s.change(func(*ledger.Ledger) {}) // sets the timer; where the sidecar stood still, the session may end here
+	return s, nil
+}
+
+// enter takes a session among the others, if there is room.
+func (m *Manager) enter(s *Session, r OpenRequest) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	u := m.users[r.Peer.UID]
 	switch {
 	case m.draining || m.stopped:
-		return nil, ErrDraining
+		return ErrDraining
 	case len(m.sessions) >= m.o.Limits.Sessions:
-		return nil, &LimitError{Limit: "sessions", Max: m.o.Limits.Sessions}
+		return &LimitError{Limit: "sessions", Max: m.o.Limits.Sessions}
 	case u == nil:
 		u = &user{}
 		m.users[r.Peer.UID] = u
 	case u.sessions >= m.o.Limits.SessionsPerUID:
-		return nil, &LimitError{Limit: "sessions per uid", Max: m.o.Limits.SessionsPerUID}
+		return &LimitError{Limit: "sessions per uid", Max: m.o.Limits.SessionsPerUID}
 	}
 	u.sessions++
 	s.user = u
 	m.sessions[s.id] = s
 	watch(s, r)
-	return s, nil
+	return nil
 }
 
 // Lookup finds a session that a peer of that uid has opened: else

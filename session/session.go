@@ -33,7 +33,7 @@ type Session struct {
 	user    *user
 	done    chan struct{}
 
-	mu       sync.Mutex // never held while anything blocks
+	mu       sync.Mutex // never held while anything blocks; m.mu may be taken under it, so not the other way round
 	ledger   *ledger.Ledger
 	now      time.Duration // when it was looked at the clock last
 	lease    *generation   // on which all holds hang; nil while there are none
@@ -110,7 +110,6 @@ func newSession(m *Manager, r OpenRequest) *Session {
 // shell script opens it with curl. m.mu is held, so the manager does not stop
 // meanwhile.
 func watch(s *Session, r OpenRequest) {
-	s.change(func(*ledger.Ledger) {}) // sets the timer
 	gone := r.Peer.Gone
 	if gone == nil || r.Liveness == TTL {
 		return
