@@ -147,17 +147,23 @@ func (s *Session) notGranted(ctx context.Context, r *AcquireRequest, c *ledger.C
 // answered in time, whatever the driver does. s.mu is held.
 //
 //nolint:contextcheck,nolintlint // a hold has brought the ctx of the call that asked first; contextcheck reads this, and nolintlint does not see it
-func (s *Session) request(h *ledger.Hold) {
+func (s *Session) request(h *ledger.Hold, id lock.HoldID) {
 	ctx, stop := context.WithCancel(valuesOf(h))
-	id := h.ID()
 	if g := s.m.lease.Load(); g != nil && !g.lost() {
-		q, _ := s.ledger.Asked(h, id, g, stop)
+		q, wanted := s.ledger.Asked(h, id, g, stop)
+		if !wanted {
+			stop()
+			return
+		}
 		s.lease = g
 		g.add(id, s)
 		s.m.workers.Run(func() { s.ask(ctx, stop, h, g, q) })
 		return
 	}
-	s.ledger.Waiting(h, stop)
+	if !s.ledger.Waiting(h, id, stop) {
+		stop()
+		return
+	}
 	s.m.workers.Run(func() {
 		for {
 			g, err := s.m.awaitLease(ctx)

@@ -40,3 +40,32 @@ func TestFrozenWhileASessionOpens(t *testing.T) {
 		}
 	})
 }
+
+// TestFrozenPastTheWait: when the sidecar goes on, the lease is over and so is the
+// wait, in the same look. Nothing of the request goes on to wait for a lease.
+func TestFrozenPastTheWait(t *testing.T) {
+	ends := map[string]func(sc *sidecar, s *Session){
+		"wait":    func(sc *sidecar, s *Session) { time.Sleep(6 * time.Second) },
+		"session": func(sc *sidecar, s *Session) { s.Close() },
+		"sidecar": func(sc *sidecar, s *Session) {},
+	}
+	for name, end := range ends {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, e *env) {
+				a, b := e.sidecar(), e.sidecar()
+				must(t, b.session(), exclusive)
+				s := a.session()
+				p := begin(s, waiting(exclusive, 5*time.Second))
+				a.way.on(down, opOpen, opHeartbeat)
+				e.jump.Add(int64(time.Minute))
+				end(a, s)
+				if err := a.stop(); err != nil {
+					t.Error(err)
+				}
+				if _, err := p.wait(); err == nil {
+					t.Error("granted")
+				}
+			})
+		})
+	}
+}

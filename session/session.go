@@ -189,7 +189,7 @@ func (s *Session) exit() {
 	for _, e := range effects {
 		switch e.Kind {
 		case ledger.Request:
-			s.request(e.Hold)
+			s.request(e.Hold, e.ID)
 		case ledger.Stop:
 			e.Stop()
 		case ledger.Clean:

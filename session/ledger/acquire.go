@@ -106,7 +106,7 @@ func (l *Ledger) Acquire(a *Ask) (Grant, *Call, error) {
 		l.keys[h.key] = h
 	}
 	c := l.join(a, h, l.claim(a, h))
-	l.emit(Effect{Kind: Request, Hold: h})
+	l.emit(Effect{Kind: Request, Hold: h, ID: h.id})
 	return Grant{}, c, nil
 }
 
@@ -207,8 +207,14 @@ func (l *Ledger) Asked(h *Hold, id lock.HoldID, lease Lease, stop func()) (lock.
 	return lock.Request{ID: id, Resource: h.key.Resource, Mode: h.mode, Try: h.try}, true
 }
 
-// Waiting notes how to end the wait for a lease to ask on, as Asked does.
-func (l *Ledger) Waiting(h *Hold, stop func()) { h.stop = stop }
+// Waiting notes how to end the wait for a lease to ask on, and reports, as Asked does.
+func (l *Ledger) Waiting(h *Hold, id lock.HoldID, stop func()) bool {
+	if h.id != id || h.state != asking {
+		return false
+	}
+	h.stop = stop
+	return true
+}
 
 // Answered notes what the driver's Acquire for that id on that lease has
 // returned. A lease that is over must be told by LeaseOver before.
@@ -310,7 +316,7 @@ func (l *Ledger) askAgain(h *Hold) {
 		h.try = h.try && c.try
 	}
 	l.asks[h.id] = h
-	l.emit(Effect{Kind: Request, Hold: h})
+	l.emit(Effect{Kind: Request, Hold: h, ID: h.id})
 }
 
 // Peeked answers a try that shares the wait of others, when it can be said that

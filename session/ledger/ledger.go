@@ -108,7 +108,7 @@ type EffectKind uint8
 
 // The kinds of an Effect.
 const (
-	Request    EffectKind = iota + 1 // ask the store for Hold, see Asked
+	Request    EffectKind = iota + 1 // ask the store for Hold under ID, see Asked; it may be given up already
 	Stop                             // end the driver's Acquire that is under way, by calling Stop
 	Clean                            // release ID in the background, until the store has answered or Lease is over
 	Unregister                       // news of ID are not wanted any more
