@@ -264,3 +264,26 @@ func TestAcquireFindsItsGrantAfterALostAnswer(t *testing.T) {
 		e.free()
 	})
 }
+
+// TestReleaseBesideTheEnd: a release is under way when the session ends, and the
+// store does not answer. Its caller waits no longer than without that end.
+func TestReleaseBesideTheEnd(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar()
+		s := sc.session()
+		must(t, s, with(exclusive, func(r *AcquireRequest) { r.Resource, r.MaxHold = "x", time.Second }))
+		g := must(t, s, exclusive)
+		sc.way.on(hang, opRelease)
+		done := make(chan time.Duration, 1)
+		go func() {
+			_, _ = s.Release(context.Background(), g.LockID, "")
+			done <- e.now()
+		}()
+		synctest.Wait()
+		go s.Close()
+		if at := <-done; at > answerLimit {
+			t.Errorf("Release returned at %v", at)
+		}
+		sc.way.on(nil, opRelease)
+	})
+}

@@ -213,6 +213,7 @@ func (s *Session) exit() {
 			s.farewell = newBatch(e.Farewells)
 			if s.timer != nil {
 				s.timer.Stop()
+				s.armed = 0
 			}
 			s.ring()
 			close(s.done)
