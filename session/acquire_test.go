@@ -348,7 +348,7 @@ func TestBadRequests(t *testing.T) {
 
 func TestLimits(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
-		sc := e.sidecar(func(o *Options) { o.Limits = Limits{Sessions: 2, HoldsPerSession: 2, WaitersPerSession: 1} })
+		sc := e.sidecar(func(o *Options) { o.Limits = Limits{Sessions: 2, HoldsPerSession: 3, WaitersPerSession: 1} })
 		s, other := sc.session(), sc.session()
 		var l *LimitError
 		_, err := sc.Open(t.Context(), OpenRequest{Liveness: Stream})
@@ -360,11 +360,13 @@ func TestLimits(t *testing.T) {
 		}
 		a := must(t, other, again(named("a")))
 		b := must(t, other, named("b"))
-		_, err = other.Acquire(t.Context(), named("c"))
-		if !errors.As(err, &l) || l.Limit != "holds" || !errors.Is(err, ErrLimit) {
-			t.Errorf("third hold: %v", err)
+		must(t, other, again(named("a"))) // counts as well
+		for _, r := range []AcquireRequest{named("c"), again(named("a"))} {
+			_, err = other.Acquire(t.Context(), r)
+			if !errors.As(err, &l) || l.Limit != "holds" || !errors.Is(err, ErrLimit) {
+				t.Errorf("a hold too many: %v", err)
+			}
 		}
-		must(t, other, again(named("a"))) // the same hold
 		p := begin(s, named("a"))
 		_, err = s.Acquire(t.Context(), named("b"))
 		if !errors.As(err, &l) || l.Limit != "waiters" {

@@ -33,7 +33,7 @@ type Options struct {
 type Limits struct {
 	Sessions          int // default 10000
 	SessionsPerUID    int // default 5000
-	HoldsPerSession   int // holds, requests for holds, and losses that are not acknowledged; default 10000
+	HoldsPerSession   int // each count of a hold, requests for holds, and losses that are not acknowledged; default 10000
 	HoldsPerUID       int // the same, of all sessions of one user; default 20000
 	WaitersPerSession int // Acquire calls at the same time; default 1000
 }

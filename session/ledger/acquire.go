@@ -85,13 +85,11 @@ func (l *Ledger) Acquire(a *Ask) (Grant, *Call, error) {
 			return l.reenter(a, h)
 		}
 	}
-	switch {
-	case l.waits >= l.o.Waits:
+	if l.waits >= l.o.Waits {
 		return Grant{}, nil, &LimitError{Limit: "waiters", Max: l.o.Waits}
-	case l.Size() >= l.o.Holds:
-		return Grant{}, nil, &LimitError{Limit: "holds", Max: l.o.Holds}
-	case !a.Room:
-		return Grant{}, nil, &LimitError{Limit: "holds per uid", Max: l.o.HoldsUID}
+	}
+	if err := l.room(a); err != nil {
+		return Grant{}, nil, err
 	}
 	h := &Hold{
 		key: Key{a.Resource, a.Owner}, name: a.Name, mode: a.Mode, reentrant: a.Reentrant,
@@ -108,6 +106,17 @@ func (l *Ledger) Acquire(a *Ask) (Grant, *Call, error) {
 	c := l.join(a, h, l.claim(a, h))
 	l.emit(Effect{Kind: Request, Hold: h, ID: h.id})
 	return Grant{}, c, nil
+}
+
+// room is nil when there is room for one more.
+func (l *Ledger) room(a *Ask) error {
+	switch {
+	case l.Size() >= l.o.Holds:
+		return &LimitError{Limit: "holds", Max: l.o.Holds}
+	case !a.Room:
+		return &LimitError{Limit: "holds per uid", Max: l.o.HoldsUID}
+	}
+	return nil
 }
 
 // repeat is for a request whose id is known.
@@ -131,7 +140,11 @@ func (l *Ledger) reenter(a *Ask, h *Hold) (Grant, *Call, error) {
 	if h.state == asking {
 		return l.follow(a, h, nil)
 	}
+	if err := l.room(a); err != nil {
+		return Grant{}, nil, err
+	}
 	h.count++
+	l.entered++
 	l.bound(h, a.MaxHold)
 	if c := l.claim(a, h); c != nil {
 		c.answered++
@@ -264,6 +277,7 @@ func (l *Ledger) granted(h *Hold, g lock.Grant) {
 		}
 		l.bound(h, c.maxHold)
 	}
+	l.entered += h.count - 1
 	grant := l.grant(h)
 	for c := h.calls; c != nil; c = c.next {
 		l.answer(c, grant, nil)
@@ -395,12 +409,14 @@ func (l *Ledger) giveBack(c *Call) {
 	if h.state != held {
 		return
 	}
-	if h.count--; h.count == 0 {
-		l.forget(h)
-		l.unregister(h)
-		h.state = over
-		l.clean(h, false)
+	if h.count--; h.count > 0 {
+		l.entered--
+		return
 	}
+	l.forget(h)
+	l.unregister(h)
+	h.state = over
+	l.clean(h, false)
 }
 
 func heldError(name string, cause error) error {

@@ -38,7 +38,7 @@ type Hold struct {
 	count  int
 	tag    any      // asking: of the first call
 	calls  *Call    // asking: who waits, in no order
-	claims []*claim // of requests that have an id; the latest is the last
+	claims []*claim // of requests that have an id, in their order
 
 	limit    time.Duration // its own end, by max_hold; 0: none
 	due      due           // the end by max_hold, then that of the grace, or of the time for a release
@@ -120,6 +120,7 @@ func (l *Ledger) forget(h *Hold) {
 	}
 	if h.state == held {
 		l.live--
+		l.entered -= max(h.count-1, 0)
 	}
 	l.dues.remove(&h.due)
 	for _, c := range h.claims {

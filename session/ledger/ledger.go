@@ -60,6 +60,7 @@ type Ledger struct {
 	leaving int // holds whose release is under way
 	waits   int
 	live    int // holds that live
+	entered int // their counts beyond the first
 	dues    dues
 
 	losses losses
@@ -169,13 +170,13 @@ func (l *Ledger) Next() time.Duration {
 	return next
 }
 
-// Size is what counts toward the limit of holds: also what is asked for, and
-// losses that nobody has acknowledged. 0 when closed.
+// Size is what counts toward the limit of holds: each count of a hold, what is
+// asked for, and losses that nobody has acknowledged. 0 when closed.
 func (l *Ledger) Size() int {
 	if l.state == Closed {
 		return 0
 	}
-	return len(l.asks) + l.leaving + len(l.losses.order)
+	return len(l.asks) + l.entered + l.leaving + len(l.losses.order)
 }
 
 // Kept is how many holds the store has for the session, those in a grace that the

@@ -6,6 +6,8 @@ const (
 	MaxCancelled    = 1024 // ids of acquires that were given up
 	MaxReleases     = 256  // ids of releases, with their answers
 	MaxAcknowledged = 256  // losses that were acknowledged
+
+	MaxReleasedClaims = 64 // of one hold: ids of requests whose counts were released
 )
 
 // memory keeps the latest entries by their name.

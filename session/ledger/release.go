@@ -69,9 +69,10 @@ func (l *Ledger) release(id lock.HoldID, a *answer) Release {
 	if h == nil || h.state != held {
 		return Release{Err: l.acknowledge(id)}
 	}
-	left := h.count - 1
-	if n := len(h.claims); n > left && left > 0 {
-		l.unclaim(h.claims[n-1])
+	// Whose count this is, nobody says, so the requests keep their claims: the others
+	// are retried, or cancelled, by theirs.
+	if left := h.count - 1; left > 0 && len(h.claims) > left+MaxReleasedClaims {
+		l.unclaim(h.claims[0])
 	}
 	return l.takeOff(h, a)
 }
@@ -79,6 +80,7 @@ func (l *Ledger) release(id lock.HoldID, a *answer) Release {
 // takeOff takes one count off a hold that lives.
 func (l *Ledger) takeOff(h *Hold, a *answer) Release {
 	if h.count--; h.count > 0 {
+		l.entered--
 		return Release{Left: h.count}
 	}
 	l.forget(h)
