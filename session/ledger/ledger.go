@@ -64,7 +64,7 @@ type Ledger struct {
 	dues    dues
 
 	losses losses
-	graces int // losses whose hold the sidecar still keeps in the store
+	graces int // losses whose hold still keeps others out
 
 	cancelled memory[struct{}]
 	released  memory[*answer]
@@ -151,7 +151,7 @@ func (l *Ledger) Look(m Moment) {
 		case d.hold.state == held:
 			l.lose(d.hold, MaxHold, m.Now+l.o.LostGrace)
 		case d.hold.state == grace:
-			l.settle(d.hold)
+			l.outlast(d.hold)
 		case d.hold.state == leaving:
 			l.stop(d.hold)
 		}
@@ -179,8 +179,8 @@ func (l *Ledger) Size() int {
 	return len(l.asks) + l.entered + l.leaving + len(l.losses.order)
 }
 
-// Kept is how many holds the store has for the session, those in a grace that the
-// sidecar gives and those that are being released included.
+// Kept is how many holds the store has for the session, those in their grace and
+// those that are being released included.
 func (l *Ledger) Kept() int { return l.live + l.leaving + l.graces }
 
 // Waits is how many calls have no answer yet.
@@ -238,13 +238,15 @@ func (l *Ledger) Refuse() {
 }
 
 // Wind ends a session whose app may still work: its holds are lost, but others
-// are kept out until the app has released them or the grace is over.
+// are kept out until the app has released them or the grace is over. Those that
+// were lost before keep their graces, as far as these are not longer.
 func (l *Ledger) Wind(reason LostReason) {
 	if l.state != Open {
 		return
 	}
 	l.state = Ending
 	l.Refuse()
+	l.hasten(l.at.Now + l.o.LostGrace)
 	for _, h := range l.asks {
 		l.lose(h, reason, l.at.Now+l.o.LostGrace)
 	}

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"slices"
 	"sort"
 	"time"
 
@@ -64,14 +65,11 @@ func (l *Ledger) lose(h *Hold, reason LostReason, until time.Duration) {
 	l.forget(h)
 	h.state, h.reason, h.guard = over, reason, nil
 	h.graceEnd = max(l.at.Now, min(until, l.at.Kept))
-	switch {
-	case reason.ours():
+	if reason.ours() || h.graceEnd > l.at.Now { // else the store counts it no more
 		h.state = grace
 		l.graces++
 		l.dues.set(&h.due, h.graceEnd)
-	case h.graceEnd > l.at.Now: // the store counts it
-		h.state = grace
-	default:
+	} else {
 		l.unregister(h)
 	}
 	l.losses.add(h)
@@ -89,12 +87,39 @@ func (l *Ledger) settle(h *Hold) {
 	l.closeIfDone()
 }
 
+// outlast ends a grace whose time is over. With a lease that is over the store has
+// ended the hold by itself, maybe ten thousand at once.
+func (l *Ledger) outlast(h *Hold) {
+	if h.reason != LeaseExpired {
+		l.settle(h)
+		return
+	}
+	l.ungrace(h)
+	l.closeIfDone()
+}
+
 func (l *Ledger) ungrace(h *Hold) {
 	h.state = over
 	l.dues.remove(&h.due)
-	if h.reason.ours() {
-		l.graces--
+	l.graces--
+}
+
+// hasten makes all graces end at that moment at the latest, and tells it.
+func (l *Ledger) hasten(end time.Duration) {
+	for _, h := range slices.Clone(l.losses.order) {
+		if h.state == grace && h.graceEnd > end {
+			l.tellAgain(h, end)
+		}
 	}
+}
+
+// tellAgain tells a loss with a shorter grace.
+func (l *Ledger) tellAgain(h *Hold, end time.Duration) {
+	l.losses.remove(h)
+	h.graceEnd = end
+	l.dues.set(&h.due, end)
+	l.losses.add(h)
+	l.emit(Effect{Kind: Tell, Hold: h})
 }
 
 // acknowledge is for a release of a hold that does not live: when it was lost,
@@ -158,14 +183,9 @@ func (l *Ledger) News(e lock.Event) {
 	if h == nil || h.state != grace || reason == Forced && h.graceEnd-until < shorter {
 		return
 	}
-	l.losses.remove(h)
-	h.graceEnd = max(l.at.Now, until)
-	switch {
-	case h.reason.ours():
-		l.dues.set(&h.due, h.graceEnd)
-	case h.graceEnd == l.at.Now:
-		h.state = over
+	l.tellAgain(h, max(l.at.Now, until))
+	if reason == StoreLost {
+		l.ungrace(h)
+		l.closeIfDone()
 	}
-	l.losses.add(h)
-	l.emit(Effect{Kind: Tell, Hold: h})
 }
