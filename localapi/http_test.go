@@ -246,6 +246,50 @@ func TestHTTPHoldLost(t *testing.T) {
 	}
 }
 
+// TestHTTPHoldIsToldOfAShorterGrace: an administrator forces the release twice, the
+// second time in more of a hurry.
+func TestHTTPHoldIsToldOfAShorterGrace(t *testing.T) {
+	s := start(t)
+	a := post(t, s.http(t), t.Context(), "/v1/hold", `{"resource":"r"}`)
+	l := lines(t, a.Body)
+	if g := within(t, l); g["granted"] == nil {
+		t.Fatalf("%v", g)
+	}
+	lost := func() time.Duration {
+		t.Helper()
+		for {
+			if m := within(t, l); m == nil || m["lost"] != nil {
+				grace, _ := m["lost"]["grace"].(string)
+				d, err := time.ParseDuration(grace)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return d
+			}
+		}
+	}
+	forced := make(chan error, 2)
+	force := func(grace time.Duration) {
+		_, err := s.manager.ForceRelease(context.WithoutCancel(t.Context()), "r", "", grace)
+		forced <- err
+	}
+	go force(time.Minute)
+	if d := lost(); d < 5*time.Second {
+		t.Errorf("first grace %v", d)
+	}
+	go force(time.Second)
+	if d := lost(); d > time.Second {
+		t.Errorf("second grace %v", d)
+	}
+	for range l { // the response ends when the grace is over
+	}
+	for range 2 {
+		if err := within(t, forced); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestHTTPSessionStream(t *testing.T) {
 	s := start(t)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -52,22 +52,33 @@ func (s *service) hold(ctx context.Context, q *pb.AcquireRequest, send func(*pb.
 		if lost := e.GetLost(); lost != nil {
 			// To end the call would release the lock, which the app may still need
 			// to stop its work: others are kept out until the grace is over.
-			return linger(ctx, sess, lost.GetGrace().AsDuration())
+			return s.linger(ctx, news, lost.GetGrace().AsDuration(), send)
 		}
 	}
 }
 
-// linger waits until the session or the call ends, at most d.
-func linger(ctx context.Context, sess *session.Session, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-sess.Done():
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
+// errGraceOver ends the wait for news of a lock that is lost.
+var errGraceOver = errors.New("the grace is over")
+
+// linger passes news on until the session or the call ends, at most for the grace of
+// a lost lock: it may become shorter meanwhile.
+func (s *service) linger(ctx context.Context, news *session.Events, grace time.Duration, send func(*pb.Event) error) error {
+	ctx, stop := context.WithTimeoutCause(ctx, grace, errGraceOver)
+	defer stop()
+	for {
+		e, err := s.next(ctx, news)
+		switch {
+		case errors.Is(err, errGraceOver):
+			return nil
+		case e == nil:
+			return err
+		}
+		if err := send(e); err != nil {
+			return err
+		}
+		if lost := e.GetLost(); lost != nil {
+			return s.linger(ctx, news, lost.GetGrace().AsDuration(), send)
+		}
 	}
 }
 
