@@ -15,7 +15,12 @@ const (
 	// background: a session with 10,000 holds ends quickly and does not flood
 	// the store.
 	maxReleases = 64
-	// choreTimeout bounds one of them.
+	// maxRetries bounds those among them that the store did not answer before.
+	maxRetries = maxReleases / 2
+	// firstTimeout bounds the first try of one, choreTimeout each later one. The store
+	// may be silent about a single lock, as a database is while an app's transaction
+	// holds the row.
+	firstTimeout = time.Second
 	choreTimeout = 5 * time.Second
 )
 
@@ -23,6 +28,10 @@ const (
 // may have been left behind by a request whose outcome is unknown. It goes on
 // until the store answers or the lease is over, so nothing is left behind while
 // the sidecar lives; what dies with the lease needs no janitor.
+//
+// Sessions take turns, and what was not answered comes after what is new, so one
+// with ten thousand holds, or with some that the store does not answer for, holds
+// up no other.
 type janitor struct {
 	ctx    context.Context // the life of the lease, not of a call
 	lease  lock.Lease
@@ -31,20 +40,59 @@ type janitor struct {
 	wg     sync.WaitGroup
 
 	mu      sync.Mutex
-	fresh   []chore
-	failed  []chore // wait for retry
+	fresh   turns
+	late    turns   // were not answered once
+	failed  []chore // wait for retry, to be late
 	retry   *time.Timer
 	tries   int // since the store last answered
 	workers int
+	lates   int // workers with one that is late
 	stopped bool
 }
 
 // chore is one id to be released.
 type chore struct {
+	session  *Session
 	resource lock.Resource
 	id       lock.HoldID
 	batch    *batch // optional
 	done     func() // optional: is called when it is finished
+	late     bool
+}
+
+// turns are chores of which each session has one in its turn.
+type turns struct {
+	of    map[*Session][]chore
+	order []*Session
+	n     int
+}
+
+func (t *turns) push(c chore) {
+	if t.of == nil {
+		t.of = make(map[*Session][]chore)
+	}
+	if len(t.of[c.session]) == 0 {
+		t.order = append(t.order, c.session)
+	}
+	t.of[c.session] = append(t.of[c.session], c)
+	t.n++
+}
+
+func (t *turns) pop() (chore, bool) {
+	if t.n == 0 {
+		return chore{}, false
+	}
+	t.n--
+	s := t.order[0]
+	t.order = t.order[1:]
+	c, left := t.of[s][0], t.of[s][1:]
+	if len(left) == 0 {
+		delete(t.of, s)
+	} else {
+		t.of[s] = left
+		t.order = append(t.order, s)
+	}
+	return c, true
 }
 
 // batch is a number of chores that somebody waits for.
@@ -83,56 +131,78 @@ func (j *janitor) add(c chore) {
 		c.finish()
 		return
 	}
-	j.fresh = append(j.fresh, c)
+	j.fresh.push(c)
 	j.hire()
 }
 
 // hire sees to it that there are enough workers. j.mu is held.
 func (j *janitor) hire() {
-	for range min(len(j.fresh), maxReleases-j.workers) {
+	for range min(j.fresh.n+min(j.late.n, maxRetries-j.lates), maxReleases-j.workers) {
 		j.workers++
 		j.wg.Go(j.work)
 	}
 }
 
+// next is what a worker does next. j.mu is held.
+func (j *janitor) next() (c chore, ok bool) {
+	if c, ok = j.fresh.pop(); ok || j.lates == maxRetries {
+		return c, ok
+	}
+	if c, ok = j.late.pop(); ok {
+		j.lates++
+	}
+	return c, ok
+}
+
 func (j *janitor) work() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
 	for {
-		j.mu.Lock()
-		if len(j.fresh) == 0 {
+		c, ok := j.next()
+		if !ok {
 			j.workers--
-			j.mu.Unlock()
 			return
 		}
-		c := j.fresh[0]
-		j.fresh = j.fresh[1:]
 		j.mu.Unlock()
-
-		ctx, cancel := context.WithTimeout(j.ctx, choreTimeout)
-		err := j.lease.Release(ctx, c.resource, c.id)
-		cancel()
-		if errors.Is(err, lock.ErrUnavailable) {
-			j.again(c, err)
-			continue
-		}
-		if errors.Is(err, lock.ErrLeaseLost) {
-			j.lost()
-		}
-		// Released, or not there (any more), or over with the lease.
+		unknown := j.do(c)
 		j.mu.Lock()
-		j.tries = 0
-		j.mu.Unlock()
-		c.finish()
+		if c.late {
+			j.lates--
+		}
+		if unknown != nil {
+			j.again(c, unknown)
+		} else {
+			j.tries = 0
+		}
 	}
 }
 
-// again keeps a chore for later.
+// do asks the store. Its error: the outcome is unknown.
+func (j *janitor) do(c chore) error {
+	limit := firstTimeout
+	if c.late {
+		limit = choreTimeout
+	}
+	ctx, cancel := context.WithTimeout(j.ctx, limit)
+	err := j.lease.Release(ctx, c.resource, c.id)
+	cancel()
+	if errors.Is(err, lock.ErrUnavailable) {
+		return err
+	}
+	if errors.Is(err, lock.ErrLeaseLost) {
+		j.lost()
+	}
+	c.finish() // released, or not there (any more), or over with the lease
+	return nil
+}
+
+// again keeps a chore for later. j.mu is held.
 func (j *janitor) again(c chore, err error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
 	if j.stopped {
 		c.finish()
 		return
 	}
+	c.late = true
 	j.failed = append(j.failed, c)
 	if j.retry != nil {
 		return
@@ -141,7 +211,9 @@ func (j *janitor) again(c chore, err error) {
 	j.retry = time.AfterFunc(backoff(j.tries, minPause, maxPause), func() {
 		j.mu.Lock()
 		defer j.mu.Unlock()
-		j.fresh = append(j.fresh, j.failed...)
+		for _, c := range j.failed {
+			j.late.push(c)
+		}
 		j.failed, j.retry = nil, nil
 		j.hire()
 	})
@@ -153,18 +225,18 @@ func (j *janitor) again(c chore, err error) {
 func (j *janitor) stop() {
 	j.mu.Lock()
 	j.stopped = true
-	finishAll(j.fresh)
-	finishAll(j.failed)
-	j.fresh, j.failed = nil, nil
+	for _, c := range j.failed {
+		c.finish()
+	}
+	for _, list := range []*turns{&j.fresh, &j.late} {
+		for c, ok := list.pop(); ok; c, ok = list.pop() {
+			c.finish()
+		}
+	}
+	j.failed = nil
 	if j.retry != nil {
 		j.retry.Stop()
 	}
 	j.mu.Unlock()
 	j.wg.Wait()
-}
-
-func finishAll(chores []chore) {
-	for _, c := range chores {
-		c.finish()
-	}
 }
