@@ -222,6 +222,11 @@ func (s *Session) exit() {
 	}
 	clear(effects) // what is over can be forgotten
 	s.counted.follow(levels{s.ledger.Size(), s.ledger.Kept(), s.ledger.Waits()}, s.m, s.user)
+	answers := s.ledger.Answers()
+	for _, c := range answers { // who has an answer finds it counted
+		close(c.Ready)
+	}
+	clear(answers)
 	if next := s.ledger.Next(); next != 0 && (s.armed == 0 || next < s.armed) {
 		s.arm(next)
 	}

@@ -174,3 +174,32 @@ func TestLookReadsAllPages(t *testing.T) {
 		}
 	})
 }
+
+// slowObserver takes a second for each loss.
+type slowObserver struct{ noObserver }
+
+func (slowObserver) HoldLost(LostReason) { time.Sleep(time.Second) }
+
+// TestInfoHasCountedWhoWasAnswered: a wait ends in the same moment in which another
+// hold of the session is lost, and what is told of that takes its time.
+func TestInfoHasCountedWhoWasAnswered(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		a := e.sidecar(func(o *Options) { o.Observer = slowObserver{} })
+		b := e.sidecar().session()
+		g := must(t, b, exclusive)
+		s := a.session()
+		must(t, s, with(exclusive, func(r *AcquireRequest) { r.Resource, r.MaxHold = "x", time.Second }))
+		p := begin(s, exclusive)
+		e.jump.Add(int64(time.Second)) // and the timer of the session does not know it yet
+		if _, err := b.Release(t.Context(), g.LockID, ""); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.wait(); err != nil {
+			t.Fatal(err)
+		}
+		if i := a.Info(); i.Waiters != 0 || i.Holds != 2 { // one of them in its grace
+			t.Errorf("%d holds, %d waiters", i.Holds, i.Waiters)
+		}
+		time.Sleep(time.Minute) // a mutex that is held does not let the time of the test go on
+	})
+}

@@ -23,7 +23,8 @@ type Ask struct {
 	Tag       any  // the Hold has it until it is granted
 }
 
-// Call is one caller who waits for an answer. After Ready is closed, Grant and
+// Call is one caller who waits for an answer. Who takes it from Ledger.Answers closes
+// Ready; then Grant and
 // Err are its answer; ErrOver says that its time is over.
 type Call struct {
 	Ready chan struct{}
@@ -206,7 +207,7 @@ func (l *Ledger) answer(c *Call, g Grant, err error) {
 			c.claim.answered++
 		}
 	}
-	close(c.Ready)
+	l.answers = append(l.answers, c)
 }
 
 // Asked notes that the driver's Acquire is called for the hold of a Request, on

@@ -45,8 +45,8 @@ type Key struct {
 	Owner    string
 }
 
-// Ledger is the state of one session. Every method but Effects, Size, Kept and
-// Waits may add to the effects.
+// Ledger is the state of one session. Every method but Effects, Answers, Size,
+// Kept and Waits may add to the effects.
 type Ledger struct {
 	o      Options
 	at     Moment
@@ -70,6 +70,7 @@ type Ledger struct {
 	released  memory[*answer]
 
 	effects []Effect
+	answers []*Call
 }
 
 // New gives the ledger of a session that was just opened.
@@ -129,6 +130,18 @@ func (l *Ledger) Effects() []Effect {
 		l.effects = nil
 	}
 	return e
+}
+
+// Answers gives the calls that were answered, whose Ready is to be closed after
+// Size, Kept and Waits were read, and forgets them. The slice is good until the next
+// call of another method.
+func (l *Ledger) Answers() []*Call {
+	a := l.answers
+	l.answers = l.answers[:0]
+	if cap(l.answers) > 64 {
+		l.answers = nil
+	}
+	return a
 }
 
 // Look tells the time, and how the lease does; it comes before every other call,

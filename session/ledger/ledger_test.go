@@ -69,12 +69,7 @@ func get(t *testing.T, l *Ledger, a *Ask) Grant {
 }
 
 func ready(c *Call) bool {
-	select {
-	case <-c.Ready:
-		return true
-	default:
-		return false
-	}
+	return c.answered
 }
 
 func wantEffects(t *testing.T, l *Ledger, want ...EffectKind) {

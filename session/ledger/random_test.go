@@ -174,19 +174,17 @@ func (w *world) carry() {
 
 // answers takes the callers that were answered.
 func (w *world) answers() {
+	w.l.Answers()
 	var left []*caller
 	for _, c := range w.callers {
-		select {
-		case <-c.Ready:
-			switch {
-			case c.Err != nil:
-			case w.r.IntN(6) == 0: // nobody is there to take it
-				w.l.Gone(c.Call, context.Canceled)
-			default:
-				w.granted(&c.ask, c.Grant)
-			}
-		default:
+		switch {
+		case !c.answered:
 			left = append(left, c)
+		case c.Err != nil:
+		case w.r.IntN(6) == 0: // nobody is there to take it
+			w.l.Gone(c.Call, context.Canceled)
+		default:
+			w.granted(&c.ask, c.Grant)
 		}
 	}
 	w.callers = left
