@@ -52,7 +52,7 @@ type janitor struct {
 
 // chore is one id to be released.
 type chore struct {
-	session  *Session
+	session  ID
 	resource lock.Resource
 	id       lock.HoldID
 	batch    *batch // optional
@@ -62,14 +62,14 @@ type chore struct {
 
 // turns are chores of which each session has one in its turn.
 type turns struct {
-	of    map[*Session][]chore
-	order []*Session
+	of    map[ID][]chore
+	order []ID
 	n     int
 }
 
 func (t *turns) push(c chore) {
 	if t.of == nil {
-		t.of = make(map[*Session][]chore)
+		t.of = make(map[ID][]chore)
 	}
 	if len(t.of[c.session]) == 0 {
 		t.order = append(t.order, c.session)

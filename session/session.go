@@ -193,7 +193,7 @@ func (s *Session) exit() {
 		case ledger.Stop:
 			e.Stop()
 		case ledger.Clean:
-			c := chore{session: s, resource: e.Resource, id: e.ID, done: e.Done}
+			c := chore{session: s.id, resource: e.Resource, id: e.ID, done: e.Done}
 			if e.Farewell {
 				c.batch = s.farewell
 			}
