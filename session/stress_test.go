@@ -185,11 +185,15 @@ func app(ctx context.Context, t *testing.T, sc *sidecar, w *witness, r *rand.Ran
 		if r.IntN(3) == 0 {
 			continue // kept until the session ends
 		}
-		if g.Count == 1 {
-			w.leave(g.Resource, g.LockID)
-		}
-		if _, err := s.Release(ctx, g.LockID, ""); err != nil && !errors.Is(err, ErrLost) {
+		// Where the hold is lost in this moment, the answer is the notice, for all of
+		// its counts: no event follows.
+		w.leave(g.Resource, g.LockID)
+		left, err := s.Release(ctx, g.LockID, "")
+		if err != nil && !errors.Is(err, ErrLost) {
 			t.Errorf("Release = %v", err)
+		}
+		if left > 0 {
+			stayUnlessLost(s, w, g)
 		}
 	}
 	for id, resource := range mine { // the app dies
@@ -197,6 +201,20 @@ func app(ctx context.Context, t *testing.T, sc *sidecar, w *witness, r *rand.Ran
 	}
 	s.Close()
 	wg.Wait()
+}
+
+// stayUnlessLost is for an app that has let go of one count of more.
+func stayUnlessLost(s *Session, w *witness, g Grant) {
+	if w == nil {
+		return
+	}
+	s.enter()
+	defer s.exit()
+	if s.ledger.Lives(g.LockID) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.users[g.Resource][g.LockID] = g.Mode
+	}
 }
 
 // enterUnlessLost is the app's first look at its lock. It is lost already when
