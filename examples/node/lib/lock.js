@@ -106,8 +106,8 @@ export class Lock {
 
   /**
    * When the sidecar's silence ends it: at its end, or a little later where that
-   * is by maxHold. The sidecar keeps others out meanwhile and tells for how much
-   * longer, which is better news than its silence.
+   * is by maxHold: half of the margin of the lease at most. The sidecar keeps others
+   * out meanwhile and tells for how much longer, which is better news than its silence.
    */
   silentAt() {
     const end = this.#end();

@@ -6,7 +6,7 @@ import { Lock } from './lock.js';
 
 // Node's timers stand still while the machine is suspended; the clock of a hold does not.
 const MAX_LOOK = 1_000;
-// How long the sidecar may take to say that a maxHold is over.
+// How long the sidecar may take at most to say that a maxHold is over.
 const MAX_SLACK = 250;
 
 // How long the release of what is lost holds up the app.
@@ -183,8 +183,7 @@ export class Session {
   #opened(opened, sent) {
     this.#path = `/v1/sessions/${opened.sessionId}`;
     this.#clock.answered(sent, opened.countedAt);
-    // Half of what a store keeps a lease longer than it is said to be valid.
-    this.slack = Math.min(MAX_SLACK, parseDuration(opened.leaseTtl) / 20);
+    this.slack = Math.min(MAX_SLACK, parseDuration(opened.leaseMargin) / 2);
   }
 
   #granted(grant, sent, maxHold) {

@@ -74,34 +74,53 @@ test('a sidecar that never answered', { timeout: 20_000 }, async (t) => {
   await assert.rejects(new LockSidecar({ socket }).acquire('a', { signal: AbortSignal.timeout(50) }), { name: 'TimeoutError' });
 });
 
-test('news of the lease prolong only what was held when they were counted', async (t) => {
+/** A sidecar whose answers the test makes: `events` writes to the session, and each acquire gets `grant()`. */
+async function scripted(t, opened, grant) {
   const socket = path.join(fs.mkdtempSync(path.join(os.tmpdir(), 'lp-')), 's');
-  const base = Math.floor(now() / 1e3);
-  const lease = (at) => `${JSON.stringify({ lease: { validFor: '900s', countedAt: `${base + at}s` } })}\n`;
-  let news;
-  let granted = 0;
+  let session;
   const server = http.createServer((request, response) => {
     if (request.url === '/v1/sessions') {
-      news = response;
-      news.write(`${JSON.stringify({ opened: { sessionId: 'x', countedAt: `${base}s`, leaseTtl: '10s' } })}\n${lease(1)}`);
+      session = response;
+      session.write(`${JSON.stringify({ opened: { sessionId: 'x', ...opened } })}\n`);
       return;
     }
-    granted++;
-    response.end(JSON.stringify({
-      lockId: `l${granted}`, resource: 'r', mode: 'EXCLUSIVE', fence: '1', validFor: '50s', countedAt: `${base + 2}s`,
-    }));
+    response.end(JSON.stringify({ resource: 'r', mode: 'EXCLUSIVE', fence: '1', ...grant() }));
   });
   await new Promise((resolve) => { server.listen(socket, resolve); });
-  const client = new LockSidecar({ socket });
-  t.after(async () => {
+  t.after(() => {
     server.closeAllConnections();
     server.close();
     fs.rmSync(path.dirname(socket), { recursive: true });
   });
+  return { client: new LockSidecar({ socket }), tell: (event) => session.write(`${JSON.stringify(event)}\n`) };
+}
+
+test('news of the lease prolong only what was held when they were counted', async (t) => {
+  const base = Math.floor(now() / 1e3);
+  const lease = (at) => ({ lease: { validFor: '900s', countedAt: `${base + at}s` } });
+  let granted = 0;
+  const { client, tell } = await scripted(t, { countedAt: `${base}s` }, () => (
+    { lockId: `l${++granted}`, validFor: '50s', countedAt: `${base + 2}s` }
+  ));
+  await client.open();
+  tell(lease(1));
   const lock = await client.acquire('r');
   assert.ok(lock.validFor() < 60_000, `${lock.validFor()}`);
-  news.write(lease(3));
+  tell(lease(3));
   await eventually('the news are read', () => lock.validFor() > 800_000);
   const next = await client.acquire('r'); // its grant was overtaken by the news
   assert.ok(next.validFor() > 800_000, `${next.validFor()}`);
 });
+
+for (const [leaseMargin, slack] of [['0s', 0], ['0.1s', 50], ['60s', 250]]) {
+  test(`a margin of ${leaseMargin}: the end by maxHold waits ${slack} ms for its news`, async (t) => {
+    const countedAt = `${now() / 1e3}s`;
+    const { client } = await scripted(t, { countedAt, leaseMargin }, () => ({ lockId: 'l', validFor: '900s', countedAt }));
+    const lock = await client.acquire('r', { maxHold: 50_000 });
+    const before = now();
+    const left = lock.validFor();
+    const after = now();
+    const got = lock.silentAt() - left; // less when that was counted
+    assert.ok(got >= before + slack - 1e-3 && got <= after + slack + 1e-3, `${got - before} ms`);
+  });
+}

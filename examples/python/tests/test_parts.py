@@ -241,9 +241,10 @@ class OneSidecar:
     def __init__(self) -> None:
         self.ids = itertools.count(1)
         self.valid_for = self.counted_at = 0.0
+        self.lease_margin = 1.0
 
     def open(self, request: object, sink: object) -> tuple[float, dict[str, Any]]:
-        return boot_time(), {"sessionId": "s", "countedAt": boot_time(), "leaseTtl": 10.0}
+        return boot_time(), {"sessionId": "s", "countedAt": boot_time(), "leaseMargin": self.lease_margin}
 
     def call(self, call: Call, timeout: float | None) -> dict[str, Any]:
         call.sent, call.answered = boot_time(), True
@@ -259,9 +260,11 @@ class OneSidecar:
     def drop(self) -> None:
         pass
 
-    def grant(self, session: Session, valid_for: float, counted_at: float) -> Hold:
+    def grant(
+        self, session: Session, valid_for: float, counted_at: float, max_hold: float | None = None
+    ) -> Hold:
         self.valid_for, self.counted_at = valid_for, counted_at
-        return session.acquire(session.prepare(Wanted("r", Mode.EXCLUSIVE, None, "", False, None)))
+        return session.acquire(session.prepare(Wanted("r", Mode.EXCLUSIVE, None, "", False, max_hold)))
 
 
 @pytest.fixture
@@ -289,3 +292,15 @@ def test_news_prolong_only_what_was_held_then(one_sidecar: tuple[OneSidecar, Ses
     assert 0 < transport.grant(session, 50.0, now + 0.001).valid_for() <= 51
     session.news({"lease": {"validFor": 900.0, "countedAt": now + 0.003}})  # overtakes the next grant
     assert transport.grant(session, 50.0, now + 0.002).valid_for() > 800
+
+
+@pytest.mark.parametrize(("margin", "slack"), [(0.0, 0.0), (0.1, 0.05), (60.0, 0.25)])
+def test_the_end_by_max_hold_waits_for_its_news_within_the_margin(margin: float, slack: float) -> None:
+    transport = OneSidecar()
+    transport.lease_margin = margin
+    session = Session(transport, "", {})  # type: ignore[arg-type]
+    hold = transport.grant(session, 900.0, boot_time(), max_hold=50.0)
+    assert hold.silent_at() - hold.end() == pytest.approx(slack)
+    other = transport.grant(session, 50.0, boot_time(), max_hold=900.0)
+    assert other.silent_at() == other.end()
+    session.gone("the test is over")

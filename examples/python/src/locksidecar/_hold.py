@@ -102,8 +102,9 @@ class Hold:
     def silent_at(self) -> float:
         """When the sidecar's silence ends it: at its end, or soon after where that is by max_hold.
 
-        There the sidecar may take a moment to say so. It keeps others out meanwhile
-        and tells for how much longer, which is better news than its silence.
+        There the sidecar may take a moment to say so, half of the margin of its lease at
+        most. It keeps others out meanwhile and tells for how much longer, which is better
+        news than its silence.
         """
         end = self.end()
         if self.limit is not None and end + self.session.slack >= self.limit:

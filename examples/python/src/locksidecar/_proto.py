@@ -61,6 +61,7 @@ OPENED = Message(
         2: Field("leaseTtl", "duration"),
         3: Field("sidecar", "string"),
         4: Field("countedAt", "duration"),
+        5: Field("leaseMargin", "duration"),
     },
 )
 LEASE = Message(

@@ -26,7 +26,7 @@ from ._model import Acquire, Call, Downgrade, Grant, Transport, Wanted, seconds
 # A clock that goes on in suspend is looked at this often: the timers of threads
 # stand still meanwhile.
 _MAX_LOOK = 1.0
-# How long the sidecar may take to say that max_hold is over, see Hold.silent_at.
+# How long the sidecar may take at most to say that max_hold is over, see Hold.silent_at.
 _MAX_SLACK = 0.25
 # A try waits 2 s for the store, a release too; the rest is for a busy machine.
 _STORE_LIMIT = 2.0
@@ -59,8 +59,7 @@ class Session:
             sent, opened = transport.open(request, self)
             self.id = str(opened["sessionId"])
             self._clock.answered(sent, seconds(opened["countedAt"]))
-            # Half of what a store keeps a lease longer than it is said to be valid.
-            self.slack = min(_MAX_SLACK, seconds(opened["leaseTtl"]) / 20)
+            self.slack = min(_MAX_SLACK, seconds(opened.get("leaseMargin")) / 2)
             threading.Thread(target=self._watch, name="locksidecar-clock", daemon=True).start()
         except BaseException:  # an interrupt, too
             transport.drop()

@@ -24,7 +24,7 @@ final class Holds {
   private static final long MAX_LOOK = TimeUnit.SECONDS.toNanos(1);
 
   /**
-   * How long the sidecar may take to say that maxHold is over. It keeps others out meanwhile and
+   * How long the sidecar may take at most to say that maxHold is over. It keeps others out meanwhile and
    * tells for how much longer, which is better news than its silence.
    */
   private static final long MAX_SLACK = TimeUnit.MILLISECONDS.toNanos(250);
@@ -66,8 +66,7 @@ final class Holds {
 
   void opened(long sent, OpenSessionResponse o) {
     sidecarClock.answered(sent, o.getCountedAt());
-    // Half of what a store keeps a lease longer than it is said to be valid.
-    slack = Math.min(MAX_SLACK, SidecarClock.nanos(o.getLeaseTtl()) / 20);
+    slack = Math.min(MAX_SLACK, SidecarClock.nanos(o.getLeaseMargin()) / 2); // the store keeps others out for the margin
   }
 
   /** An acquire is about to be sent. */

@@ -44,8 +44,12 @@ class HoldsTest {
   @BeforeEach
   void open() {
     mu.lock(); // no timer looks while a test goes on
+    opened(S);
+  }
+
+  void opened(long margin) {
     holds.opened(
-        clock.atLeast(), OpenSessionResponse.newBuilder().setCountedAt(at(now())).setLeaseTtl(d(10 * S)).build());
+        clock.atLeast(), OpenSessionResponse.newBuilder().setCountedAt(at(now())).setLeaseMargin(d(margin)).build());
   }
 
   @AfterEach
@@ -150,6 +154,16 @@ class HoldsTest {
     nano.addAndGet(2 * S + 300 * MS);
     assertEquals("MAX_HOLD", holds.problem(c).lostReason(), "by this program's own clock");
     assertEquals(List.of("a MAX_HOLD", "c MAX_HOLD"), told);
+  }
+
+  @Test
+  void theSidecarMaySayWhyWithinHalfItsMargin() {
+    opened(100 * MS);
+    Held a = grant("a", 9 * S, 2 * S);
+    nano.addAndGet(2 * S + 20 * MS);
+    assertNull(holds.problem(a));
+    nano.addAndGet(50 * MS);
+    assertEquals("MAX_HOLD", holds.problem(a).lostReason());
   }
 
   @Test
