@@ -155,7 +155,8 @@ class Relay:
 
     It hangs up on the first calls, as a sidecar on a busy machine does on those that
     are slow to begin, on every other after it has read something. And it can lose the
-    answers to some requests.
+    answers to some requests, or the requests, as a sidecar does that closes a new
+    connection to make room for the next.
     """
 
     def __init__(self, sidecar: Sidecar, hang_up: int = 0) -> None:
@@ -164,6 +165,7 @@ class Relay:
         self.hung_up = 0
         self.heads: list[str] = []  # the first line of each request by HTTP
         self.lose: Callable[[str], bool] = lambda head: False  # whether the answer is lost; asked once a request
+        self.evict: Callable[[str], bool] = lambda head: False  # the same of the request, with its connection
         self._sidecar = sidecar
         self._hang_up = hang_up
         self._listener = socket.socket(socket.AF_UNIX)
@@ -195,6 +197,9 @@ class Relay:
                 head = data.split(b"\r\n", 1)[0].decode("latin-1")
                 if head.endswith(" HTTP/1.1"):
                     self.heads.append(head)
+                    if self.evict(head):
+                        lost.set()
+                        break
                     if self.lose(head):
                         lost.set()
                 sidecar.sendall(data)

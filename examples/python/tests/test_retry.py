@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 
@@ -12,6 +14,7 @@ from sidecars import PATIENCE, Relay, Sidecar
 
 import locksidecar
 from locksidecar import Client, TransportName
+from locksidecar._wire import request
 
 
 @pytest.fixture
@@ -93,6 +96,73 @@ def test_a_release_of_a_task_whose_answer_is_lost_takes_off_one_count(sidecar: S
 
     with Client(relay.socket) as client:
         asyncio.run(main(client))
+
+
+def test_a_call_whose_connection_makes_room_is_sent_again(sidecar: Sidecar, relay: Relay) -> None:
+    """The session does not hang on that connection, nor do its locks."""
+    with Client(relay.socket) as client, client.lock("kept") as kept:
+        for kind in ("POST", "DELETE"):
+            evicted: list[str] = []
+            relay.evict = lambda head: head.startswith(kind) and len(evicted) < 4 and not evicted.append(head)  # type: ignore[func-returns-value]
+            with client.lock("crowded", wait=5):
+                pass
+            assert len(evicted) == 4 and len(set(evicted)) == 1
+        kept.check()
+        sidecar.expect_queue("crowded", 0, 0)
+
+
+def test_a_call_of_a_task_whose_connection_makes_room_is_sent_again(sidecar: Sidecar, relay: Relay) -> None:
+    async def main(client: Client) -> None:
+        async with client.lock("kept") as kept:
+            for kind in ("POST", "DELETE"):
+                evicted: list[str] = []
+                relay.evict = lambda head: head.startswith(kind) and len(evicted) < 4 and not evicted.append(head)  # type: ignore[func-returns-value]
+                async with client.lock("crowded", wait=5):
+                    pass
+                assert len(evicted) == 4
+            kept.check()
+            sidecar.expect_queue("crowded", 0, 0)
+
+    with Client(relay.socket) as client:
+        asyncio.run(main(client))
+
+
+def test_what_cannot_be_released_for_want_of_a_connection_is_released_when_there_is_one(
+    own_sidecar: Callable[..., Sidecar],
+) -> None:
+    sidecar = own_sidecar(max_connections="16")
+    crowd: list[socket.socket] = []
+    with Client(sidecar.socket) as client:
+        errors: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                client.lock("kept", wait=2 * PATIENCE).acquire().release()
+            except BaseException as e:
+                errors.append(e)
+
+        with client.lock("kept"):
+            waiting = threading.Thread(target=wait)  # has the connection that was idle
+            waiting.start()
+            sidecar.expect_queue("kept", 1, 1)
+            while crowd_enters(sidecar, crowd):
+                pass
+        for one in crowd:
+            one.close()
+        waiting.join(PATIENCE)
+        assert not waiting.is_alive() and not errors
+        sidecar.expect_queue("kept", 0, 0)
+
+
+def crowd_enters(sidecar: Sidecar, crowd: list[socket.socket]) -> bool:
+    """One more connection that is in use; False: there is no place for it."""
+    one = socket.socket(socket.AF_UNIX)
+    one.connect(sidecar.socket)
+    crowd.append(one)
+    one.sendall(request("POST", "/v1/hold", json.dumps({"resource": f"crowd/{len(crowd)}"}).encode()))
+    answer = one.recv(65536)
+    assert b" 200 " in answer or b" 429 " in answer, answer
+    return b" 200 " in answer
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

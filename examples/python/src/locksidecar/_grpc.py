@@ -208,7 +208,6 @@ class GRPC:
         call.transport = pending
         call.sent = boot_time()
         self._send(pending, *_request(call))
-        call.delivered = True
         return pending
 
     def _send(self, pending: _Pending, kind: str, fields: Mapping[str, Any]) -> None:

@@ -2,13 +2,16 @@
 
 The session has liveness PROCESS: it ends with this process, whatever else has a
 copy of its sockets. News come on a connection of their own, which a daemon thread
-reads; when that connection ends, the session has ended for us.
+reads; when that connection ends, the session has ended for us. A call whose connection
+ends is sent again on another: the sidecar closes one that has been idle, or has just
+come, to make room. It is the same call to the sidecar, however often it comes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import queue
 import socket
 import threading
@@ -18,13 +21,14 @@ from typing import Any
 from urllib.parse import quote
 
 from ._clock import boot_time
-from ._errors import InvalidRequest, LockSidecarError, NoSidecar, SidecarGone, SidecarSilent, from_status
+from ._errors import InvalidRequest, LimitExceeded, LockSidecarError, NoSidecar, SidecarGone, SidecarSilent, from_status
 from ._model import Acquire, Call, Cancel, Downgrade, Operation, Release, Sink, duration
 from ._socket import connect, explain
 from ._wire import BadResponse, Chunks, Lines, Response, parse, parse_head, request
 
 _OPEN_TIMEOUT = 5.0
 _LAST_ANSWERS = 2.0
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5  # before a call is sent again
 _IDLE = 16  # connections that are kept open for the next call
 
 
@@ -63,11 +67,6 @@ class Connection:
         self._done()
         return response
 
-    @property
-    def begun(self) -> bool:
-        """Whether a part of a response is there."""
-        return bool(self._buf)
-
     def _done(self) -> None:
         self._buf.clear()
         self.used = True
@@ -78,6 +77,23 @@ class Connection:
             self.sock.shutdown(how)
         except OSError:
             pass  # it has ended
+
+
+class _Retries:
+    """When a call is sent again whose connection has ended."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self._end = math.inf if timeout is None else time.monotonic() + timeout
+        self._pause = _SHORTEST_PAUSE
+
+    def pause(self, connection: Connection) -> float | None:
+        """How long to wait before; None: it has been tried for long enough."""
+        if connection.used:  # it was closed, being idle, and others may be too
+            return 0.0
+        if time.monotonic() + self._pause > self._end:
+            return None
+        pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+        return pause
 
 
 class HTTP:
@@ -174,19 +190,18 @@ class HTTP:
 
     def call(self, call: Call, timeout: float | None) -> Mapping[str, Any]:
         payload = self._encode(call.operation)
+        retries = _Retries(timeout)
         while True:
             try:
                 connection = self._take()
             except NoSidecar as e:
                 raise self._unreachable(call, e) from e
             call.transport = connection
-            again = connection.used
             error: Exception | None = None
             response: Response | None = None
             call.sent = boot_time()
             try:
                 connection.send(payload, timeout)
-                call.delivered = True
                 response = connection.receive()
             except TimeoutError as e:
                 self._left(call, connection)
@@ -198,21 +213,23 @@ class HTTP:
                 raise
             if response is not None:
                 return self._answered(call, connection, response)
-            again = again and not connection.begun and not self._ended
+            call.transport = None
             self._discard(connection)
-            if not again:  # else the sidecar had closed it, being idle for long, and has not read the request
+            pause = retries.pause(connection)
+            if pause is None or self._ended:
                 raise self._broken(error) from error
+            time.sleep(pause)
 
     async def call_async(self, call: Call, timeout: float | None) -> Mapping[str, Any]:
         loop = asyncio.get_running_loop()
         payload = self._encode(call.operation)
+        retries = _Retries(timeout)
         while True:
             try:
                 connection = self._idle_one() or await self._connect_async(loop)
             except NoSidecar as e:
                 raise self._unreachable(call, e) from e
             call.transport = connection
-            again = connection.used
             error: Exception | None = None
             response: Response | None = None
             late = False
@@ -226,7 +243,6 @@ class HTTP:
             call.sent = boot_time()
             try:
                 await connection.send_async(loop, payload)
-                call.delivered = True
                 response = await connection.receive_async(loop)
             except (OSError, BadResponse) as e:
                 error = e
@@ -242,10 +258,12 @@ class HTTP:
                 self._discard(connection)
                 call.transport = None
                 raise SidecarSilent(_silence(timeout))
-            again = again and not connection.begun and not self._ended
+            call.transport = None
             self._discard(connection)
-            if not again:
+            pause = retries.pause(connection)
+            if pause is None or self._ended:
                 raise self._broken(error) from error
+            await asyncio.sleep(pause)
 
     def _encode(self, operation: Operation) -> bytes:
         if isinstance(operation, Acquire):
@@ -365,10 +383,20 @@ class HTTP:
             call = self._chores.get()
             if call is None:
                 return
-            try:
-                self._clean_up(call)
-            except LockSidecarError:
-                pass  # nothing is held, or the session has ended
+            pause = _SHORTEST_PAUSE
+            while not self._cleaned_up(call) and not self._ended:
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _cleaned_up(self, call: Call) -> bool:
+        """Whether nothing is left of it; else the sidecar has not heard of it, as there was no connection."""
+        try:
+            self._clean_up(call)
+        except (LimitExceeded, NoSidecar):
+            return False
+        except LockSidecarError:
+            pass  # nothing is held, or the session has ended
+        return True
 
     def _clean_up(self, call: Call) -> None:
         operation = call.operation

@@ -96,9 +96,10 @@ class _Held:
             return False
         return True
 
-    def _log(self, e: LockSidecarError) -> None:
+    def _not_released(self, e: LockSidecarError) -> None:
         """The release at the end of a block has failed. The work was done under the lock."""
         if not isinstance(e, NotHolder):
+            self._hold.session.give_up(self._entry)
             _log.warning("the lock on %r is free a little later: %s", self.resource, e)
 
     def __repr__(self) -> str:
@@ -133,7 +134,7 @@ class Held(_Held):
             if not failed:
                 raise
         except LockSidecarError as e:
-            self._log(e)
+            self._not_released(e)
 
 
 class AsyncHeld(_Held):
@@ -171,7 +172,7 @@ class AsyncHeld(_Held):
             if not failed:
                 raise
         except LockSidecarError as e:
-            self._log(e)
+            self._not_released(e)
         except asyncio.CancelledError:  # before the release had begun
             if not self._released:
                 self._hold.session.give_up(self._entry)

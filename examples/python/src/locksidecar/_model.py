@@ -114,7 +114,6 @@ class Call:
 
     operation: Operation
     sent: float = 0.0  # on our clock, just before it was sent
-    delivered: bool = False  # the kernel has all of it
     answered: bool = False  # the sidecar said yes or no
     granted: Grant | None = None  # what it said yes to
     hold: Any = None  # what came of an acquire

@@ -220,8 +220,8 @@ class Session:
 
     def _release_failed(self, entry: Call, call: Call, e: BaseException) -> BaseException:
         # After an interrupt, or the cancellation of a task, it goes on without us.
-        if not isinstance(e, LockSidecarError) and (call.sent or call.delivered):
-            if not call.delivered:
+        if not isinstance(e, LockSidecarError) and call.sent:
+            if not call.answered:  # the sidecar may never read what it was sent
                 self._transport.abandon(call)
             self._released(entry)
         return self._explained(entry.hold, e)
