@@ -16,24 +16,13 @@ export function newAgent() {
  * `answered` is the sidecar's own word; after any other it may or may not have
  * carried the request out.
  */
-export async function call(socketPath, agent, method, path, { body, limit = ANSWER_LIMIT, signal } = {}) {
-  for (let retried = false; ; retried = true) {
-    try {
-      return await once({ socketPath, agent, method, path }, body, limit, signal);
-    } catch (err) {
-      if (!err.stale || retried) {
-        throw err;
-      }
-    }
-  }
-}
-
-function once(options, body, limit, signal) {
+export function call(socketPath, agent, method, path, { body, limit = ANSWER_LIMIT, signal } = {}) {
+  const options = { socketPath, agent, method, path };
   return new Promise((resolve, reject) => {
     signal?.throwIfAborted();
     const request = send(options, body);
     const timer = limit === Infinity ? undefined : setTimeout(() => {
-      end(new SidecarError('SIDECAR_SILENT', `the sidecar at ${options.socketPath} did not answer within ${limit} ms`));
+      end(new SidecarError('SIDECAR_SILENT', `the sidecar at ${socketPath} did not answer within ${limit} ms`));
     }, limit);
     const aborted = () => end(signal.reason);
     signal?.addEventListener('abort', aborted, { once: true });
@@ -46,12 +35,7 @@ function once(options, body, limit, signal) {
       reject(err);
       request.destroy();
     };
-    request.on('error', (err) => {
-      const problem = fromConnection(options.socketPath, err);
-      // A connection that was kept open and ended just now has not carried the request.
-      problem.stale = request.reusedSocket && ['ECONNRESET', 'EPIPE'].includes(err.code);
-      end(problem);
-    });
+    request.on('error', (err) => end(fromConnection(socketPath, err)));
     request.on('response', (response) => {
       text(response).then((answer) => {
         settled();
@@ -60,7 +44,7 @@ function once(options, body, limit, signal) {
         } else {
           reject(refused(answer));
         }
-      }).catch((err) => end(fromConnection(options.socketPath, err)));
+      }).catch((err) => end(fromConnection(socketPath, err)));
     });
   });
 }

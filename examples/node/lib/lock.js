@@ -62,7 +62,17 @@ export class Lock {
     await this.release();
   }
 
-  // What follows is for the session.
+  // What follows is for the session and for LockSidecar.hold.
+
+  /** The release of one who will not call again. */
+  async letGo() {
+    try {
+      await this.#session.release(this);
+    } catch (err) {
+      this.#session.letGo(this);
+      throw err;
+    }
+  }
 
   granted(grant, until, limit) {
     this.#count++;

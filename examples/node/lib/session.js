@@ -9,6 +9,17 @@ const MAX_LOOK = 1_000;
 // How long the sidecar may take at most to say that a maxHold is over.
 const MAX_SLACK = 250;
 
+// Before a request is sent again.
+const SHORTEST_PAUSE = 20;
+const LONGEST_PAUSE = 500;
+
+// With these the sidecar that a session was opened at is no more.
+const GONE = ['NO_SIDECAR', 'SESSION_NOT_FOUND'];
+
+// After these a release is over; after all others the sidecar has not heard of it, or
+// nobody knows.
+const RELEASED = ['NOT_HOLDER', 'LOCK_LOST', ...GONE];
+
 // How long the release of what is lost holds up the app.
 const LOST_LIMIT = 1_000;
 
@@ -110,7 +121,7 @@ export class Session {
     try {
       await this.#call('DELETE', path);
     } catch (err) {
-      if (!err.answered) {
+      if (!RELEASED.includes(err.reason)) {
         lock.unanswered.push(id);
       }
       throw this.#notHeld(lock, err);
@@ -118,6 +129,14 @@ export class Session {
     lock.released(1);
     if (lock.count <= 0) {
       this.#forget(lock);
+    }
+  }
+
+  /** Releases in the background what could not be released and nobody has any more. */
+  async letGo(lock) {
+    for (let pause = SHORTEST_PAUSE; lock.unanswered.length > 0 && !this.error; pause = Math.min(2 * pause, LONGEST_PAUSE)) {
+      await sleep(pause, undefined, { ref: false });
+      await this.release(lock).catch(() => {});
     }
   }
 
@@ -150,15 +169,36 @@ export class Session {
     }
   }
 
-  async #call(method, path, options) {
-    if (this.error) {
-      throw this.error;
-    }
-    try {
-      return await call(this.#socket, this.#agent, method, this.#path + path, options);
-    } catch (err) {
-      // Its end is the better reason for what a call saw of it.
-      throw this.error && err !== options?.signal?.reason ? this.error : err;
+  /**
+   * Sends a request until it is answered. Its connection may end before: the sidecar
+   * closes one that has been idle, or has just come, to make room. The session does not
+   * hang on it, and a request is the same for the sidecar however often it comes.
+   */
+  async #call(method, path, options = {}) {
+    const end = now() + (options.limit ?? ANSWER_LIMIT);
+    let broken;
+    for (let pause = 0; ; pause = Math.min(2 * pause + SHORTEST_PAUSE, LONGEST_PAUSE)) {
+      if (this.error) {
+        throw this.error;
+      }
+      try {
+        return await call(this.#socket, this.#agent, method, this.#path + path, options);
+      } catch (err) {
+        if (options.signal?.aborted && err === options.signal.reason) {
+          throw err;
+        }
+        if (this.error) {
+          throw this.error; // its end is the better reason for what a call saw of it
+        }
+        if (broken && GONE.includes(err.reason)) {
+          throw broken; // what the first call saw was the end of the sidecar
+        }
+        if (err.reason !== 'SIDECAR_GONE' || now() + pause > end) {
+          throw err;
+        }
+        broken ??= err;
+      }
+      await sleep(pause, undefined, { signal: options.signal }).catch(() => {}); // call tells that it was aborted
     }
   }
 
@@ -214,14 +254,21 @@ export class Session {
     if (this.error) {
       return;
     }
-    try {
-      // The grant may have crossed the end of its connection, and the sidecar may even
-      // read the request after this one.
-      await this.#call('DELETE', `/requests/${requestId}`);
-    } catch (err) {
-      if (!err.answered) { // so the lock may be held, and nobody could release it
-        this.#over(err);
+    for (let pause = SHORTEST_PAUSE; ; pause = Math.min(2 * pause, LONGEST_PAUSE)) {
+      try {
+        // The grant may have crossed the end of its connection, and the sidecar may even
+        // read the request after this one.
+        await this.#call('DELETE', `/requests/${requestId}`);
+        return;
+      } catch (err) {
+        if (!err.answered) { // so the lock may be held, and nobody could release it
+          this.#over(err);
+        }
+        if (err.reason !== 'LIMIT_EXCEEDED' || this.error) { // it had no connection
+          return;
+        }
       }
+      await sleep(pause);
     }
   }
 

@@ -25,10 +25,10 @@ export class LockSidecar {
     try {
       result = await work(lock);
     } catch (err) {
-      await lock.release().catch(() => {}); // what work says is the better error
+      await lock.letGo().catch(() => {}); // what work says is the better error
       throw err;
     }
-    await lock.release();
+    await lock.letGo();
     return result;
   }
 

@@ -10,6 +10,7 @@ export class Relay {
   hungUp = 0;
   heads = []; // the first line of each request
   lose = () => false; // whether the answer to a request is lost; asked once each
+  evict = () => false; // the same of the request, with its connection, as to make room for the next
 
   /**
    * Hangs up on the first calls, as a sidecar on a busy machine does on those that
@@ -48,6 +49,10 @@ export class Relay {
       const head = data.toString('latin1').split('\r\n', 1)[0];
       if (head.endsWith(' HTTP/1.1')) {
         this.heads.push(head);
+        if (this.evict(head)) {
+          app.destroy();
+          return;
+        }
         lost ||= this.lose(head);
       }
       behind.write(data);

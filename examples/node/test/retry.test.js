@@ -1,5 +1,7 @@
 // What a client asks for again, and what it does not.
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import net from 'node:net';
 import { test } from 'node:test';
 import { LockSidecar } from '../index.js';
 import { Relay } from './relay.js';
@@ -54,6 +56,51 @@ test('a release whose answer is lost takes off one count', async (t) => {
   await lock.release();
   assert.equal(lock.count, 0);
   assert.equal(new Set(releases()).size, 2, 'each release has an id of its own');
+});
+
+test('a call whose connection makes room is sent again', async (t) => {
+  const sidecar = await Sidecar.start(t);
+  const relay = await Relay.start(t, sidecar);
+  const client = connect(t, relay.socket);
+  const kept = await client.acquire('kept');
+  for (const kind of ['POST', 'DELETE']) {
+    const evicted = [];
+    relay.evict = (head) => head.startsWith(kind) && evicted.length < 4 && evicted.push(head) > 0;
+    await client.hold('crowded', { wait: 5_000 }, () => {});
+    assert.equal(evicted.length, 4);
+    assert.equal(new Set(evicted).size, 1, 'it is the same request');
+  }
+  kept.check(); // the session does not hang on that connection
+  assert.deepEqual((await sidecar.lock('crowded')).holders, []);
+});
+
+/** Connections that are in use, until there is no place for one more. */
+async function crowd(sidecar) {
+  const all = [];
+  for (let status = '200'; status === '200';) {
+    const one = net.connect(sidecar.socket);
+    all.push(one);
+    const body = JSON.stringify({ resource: `crowd/${all.length}` });
+    one.write(`POST /v1/hold HTTP/1.1\r\nHost: locksidecar\r\nContent-Length: ${body.length}\r\n\r\n${body}`);
+    [, status] = `${(await once(one, 'data'))[0]}`.split(' ');
+    assert.ok(['200', '429'].includes(status), status);
+  }
+  return all;
+}
+
+test('a release that has no connection is sent when there is one', { timeout: 60_000 }, async (t) => {
+  const sidecar = await Sidecar.start(t, { more: ['--max-connections', '16'] });
+  const client = connect(t, sidecar.socket);
+  let next;
+  let full;
+  const held = client.hold('a', async () => {
+    next = client.hold('a', () => {}); // has the connection that was idle
+    await eventually('it waits', async () => (await sidecar.lock('a')).waiters.length === 1);
+    full = await crowd(sidecar);
+  });
+  await assert.rejects(held, { reason: 'LIMIT_EXCEEDED' });
+  full.forEach((one) => one.destroy());
+  await next;
 });
 
 test('the app releases again what was not answered', { timeout: 60_000 }, async (t) => {
