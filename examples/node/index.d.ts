@@ -9,7 +9,7 @@ export interface Options {
   metadata?: Record<string, string>;
   /**
    * For how long a sidecar is called again that hangs up before it has opened the session,
-   * as it may on a busy machine. Default: 15 s. Where there is none it is told at once.
+   * as it does to make room where connections are short. Default: 15 s. Where there is none it is told at once.
    */
   connectTimeout?: number;
 }

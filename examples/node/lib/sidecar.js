@@ -4,7 +4,6 @@ import { SidecarError } from './errors.js';
 import { Session } from './session.js';
 import { defaultSocket } from './socket.js';
 
-// The sidecar hangs up after 5 s on who is too slow to begin.
 const CONNECT_TIMEOUT = 15_000;
 
 /** The sidecar beside this app. What its methods promise is in index.d.ts. */
@@ -73,7 +72,7 @@ export class LockSidecar {
 
   /**
    * Opens a session. A sidecar that hangs up before it has answered is asked again:
-   * on a busy machine it does so to clients that are slow to say what they want.
+   * where connections are short, it does so to make room.
    */
   async #open(isWanted) {
     const socket = this.#options.socket ?? defaultSocket();

@@ -39,8 +39,8 @@ class Client:
         `grpc` where that can be had and survives a fork. `$LOCKSIDECAR_TRANSPORT` is the
         default, or http.
     connect_timeout: for so many seconds a sidecar is called again that hangs up before it
-        has opened the session, as it may on a busy machine: it does so after 5 s on who
-        is too slow to begin. Where there is none it is told at once.
+        has opened the session, as it does to make room where connections are short. Where
+        there is none it is told at once.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class Client:
 def _passes(e: LockSidecarError) -> bool:
     """Whether it may help to ask again: the sidecar is there, and hung up, or its queue of calls is full.
 
-    Both happen on a busy machine, the first to clients that are slow to say what they want.
+    Both happen where many connect at a time.
     """
     return isinstance(e, SidecarGone) or isinstance(e.__cause__, BlockingIOError)
 

@@ -129,8 +129,8 @@ public final class LockSidecar implements AutoCloseable {
 
     /**
      * How long it may take to open a session; default 15 s, for a JVM that has just started loads
-     * much for it. A sidecar that hangs up before it has answered, as it may on a busy machine, is
-     * called again until then. Where there is none it is told at once.
+     * much for it. A sidecar that hangs up before it has answered, as it does to make room where
+     * connections are short, is called again until then. Where there is none it is told at once.
      */
     public Builder connectTimeout(Duration limit) {
       this.connectTimeout = Objects.requireNonNull(limit);
