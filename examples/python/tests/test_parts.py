@@ -15,7 +15,7 @@ import pytest
 from sidecars import Sidecar
 
 import locksidecar
-from locksidecar import Client, Mode, NoSidecar, _proto
+from locksidecar import Client, Held, LockLost, Mode, NoSidecar, _proto
 from locksidecar._clock import SidecarClock, boot_time
 from locksidecar._errors import from_status
 from locksidecar._hold import Hold
@@ -303,4 +303,20 @@ def test_the_end_by_max_hold_waits_for_its_news_within_the_margin(margin: float,
     assert hold.silent_at() - hold.end() == pytest.approx(slack)
     other = transport.grant(session, 50.0, boot_time(), max_hold=900.0)
     assert other.silent_at() == other.end()
+    session.gone("the test is over")
+
+
+def test_check_raises_when_the_end_is_there() -> None:
+    """Also where the sidecar may still say why: the process may have slept past the grace."""
+    transport = OneSidecar()
+    session = Session(transport, "", {})  # type: ignore[arg-type]
+    transport.valid_for, transport.counted_at = 900.0, boot_time()
+    call = session.prepare(Wanted("r", Mode.EXCLUSIVE, None, "", False, 0.0))
+    session.acquire(call)
+    held = Held(call)
+    assert held.valid_for() == 0
+    with pytest.raises(LockLost) as lost:
+        held.check()
+    assert lost.value.lost_reason == "MAX_HOLD"
+    assert held.lost.is_set()
     session.gone("the test is over")

@@ -113,8 +113,15 @@ class Hold:
 
     def look(self) -> LockLost | None:
         """Whether it is lost, by all that is known, which includes the clock."""
+        return self._look(self.silent_at)
+
+    def check(self) -> LockLost | None:
+        """The same for one who is about to rely on it: its end is the end, whatever may be said yet."""
+        return self._look(self.end)
+
+    def _look(self, end: Callable[[], float]) -> LockLost | None:
         with self.session.mutex:
-            if self.problem is None and self.entered and self.silent_at() <= boot_time():
+            if self.problem is None and self.entered and end() <= boot_time():
                 self.session.silence(self)
             return self.problem
 

@@ -82,7 +82,7 @@ class _Held:
 
     def check(self) -> None:
         """Raise LockLost if it is lost. Cheap: call it before every write."""
-        if (problem := self._hold.look()) is not None:
+        if (problem := self._hold.check()) is not None:
             raise problem.again()
 
     def _leave(self, failed: bool) -> bool:

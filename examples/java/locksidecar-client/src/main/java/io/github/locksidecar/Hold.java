@@ -88,7 +88,7 @@ public final class Hold implements AutoCloseable {
     if (released.get()) {
       throw new IllegalStateException("the hold on \"" + held.resource + "\" was released");
     }
-    LockLostException problem = session.holds().problem(held);
+    LockLostException problem = session.holds().check(held);
     if (problem != null) {
       throw problem;
     }

@@ -277,6 +277,19 @@ final class Holds {
     }
   }
 
+  /** The same for one who is about to rely on it: its end is the end, whatever may be said yet. */
+  LockLostException check(Held h) {
+    mu.lock();
+    try {
+      if (h.count > 0 && endOf(h) <= clock.atMost()) {
+        lose(h, silence(h));
+      }
+      return problem(h);
+    } finally {
+      mu.unlock();
+    }
+  }
+
   /** Tells of the loss, at once where it has happened already. */
   void listen(Held h, Held.Listener listener) {
     mu.lock();

@@ -167,6 +167,16 @@ class HoldsTest {
   }
 
   @Test
+  void whoChecksIsToldAtTheEnd() {
+    Held a = grant("a", 9 * S, 2 * S);
+    assertNull(holds.check(a));
+    nano.addAndGet(2 * S + 20 * MS); // this program may have been stopped past the grace
+    assertEquals(0, holds.validFor(a));
+    assertEquals("MAX_HOLD", holds.check(a).lostReason());
+    assertEquals("MAX_HOLD", holds.problem(a).lostReason());
+  }
+
+  @Test
   void aLossMayComeBeforeItsGrant() {
     Event lost = Event.newBuilder().setLost(Lost.newBuilder().setLockId("a").setReason(LostReason.FORCED)).build();
     holds.asked(); // another thread's acquire is on its way
