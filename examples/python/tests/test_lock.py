@@ -343,26 +343,6 @@ def test_the_connection_breaks_and_the_sidecar_lives(client: Client, transport: 
         held.check()
 
 
-def test_where_the_sidecar_cannot_see_processes_end(
-    client: Client, transport: str, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if transport != "http":
-        pytest.skip("it has a stream anyway")
-
-    def refuse(self: HTTP, request: object) -> None:
-        raise locksidecar.InvalidRequest("not here", metadata={"field": "liveness"})
-
-    monkeypatch.setattr(HTTP, "_open_process", refuse)
-    with client.lock("by-stream") as held:
-        assert held.valid_for() > 0
-        sidecar.http("DELETE", "/v1/locks/by-stream?grace=0s")
-        assert held.lost.wait(PATIENCE)
-        held._hold.entered.clear()  # nothing to release at the end
-    client.lock("by-stream").acquire()
-    client.close()
-    assert sidecar.queue("by-stream") == (0, 0)
-
-
 def test_the_session_was_ended_by_the_sidecar(client: Client, transport: str, sidecar: Sidecar) -> None:
     if transport != "http":
         pytest.skip("nobody else can end the session of a stream")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from conftest import TRANSPORTS
-from sidecars import PATIENCE, Relay, Sidecar
+from sidecars import PATIENCE, Relay, Sidecar, eventually
 
 import locksidecar
 from locksidecar import Client, TransportName
@@ -62,6 +62,23 @@ def test_close_ends_the_calls(sidecar: Sidecar, transport: TransportName) -> Non
             return (await asyncio.gather(opening, return_exceptions=True))[0]  # type: ignore[return-value]
 
         assert isinstance(asyncio.run(main()), locksidecar.SessionClosed)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_what_was_opened_too_late_leaves_no_session(
+    own_sidecar: Callable[..., Sidecar], transport: TransportName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sidecar = own_sidecar()
+    monkeypatch.setattr("locksidecar._http._OPEN_TIMEOUT", 0.3)
+    monkeypatch.setattr("locksidecar._grpc._OPEN_TIMEOUT", 0.3)
+    sidecar.freeze()
+    for _ in range(8):
+        with pytest.raises(locksidecar.SidecarSilent):
+            Client(sidecar.socket, transport=transport).open()
+    sidecar.thaw()
+    with Client(sidecar.socket) as client:
+        client.lock("after").acquire()  # it has read what came before
+        eventually("one session", lambda: sidecar.http("GET", "/v1/info")[1]["sessions"] == 1)
 
 
 def test_no_sidecar_is_told_at_once() -> None:

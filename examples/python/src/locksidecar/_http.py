@@ -1,8 +1,8 @@
 """The default transport: HTTP/1.1 over the Unix socket, with nothing but the standard library.
 
-The session has liveness PROCESS: it ends with this process, whatever else has a
-copy of its sockets. News come on a connection of their own, which a daemon thread
-reads; when that connection ends, the session has ended for us. A call whose connection
+The session is the response to the request that opened it, which brings the news and
+which a daemon thread reads. It ends with that connection, and with this process, whatever
+else has a copy of the socket. Each call has a connection of its own. A call whose connection
 ends is sent again on another: the sidecar closes one that has been idle, or has just
 come, to make room. It is the same call to the sidecar, however often it comes.
 """
@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ._clock import boot_time
-from ._errors import InvalidRequest, LimitExceeded, LockSidecarError, NoSidecar, SidecarGone, SidecarSilent, from_status
+from ._errors import LimitExceeded, LockSidecarError, NoSidecar, SidecarGone, SidecarSilent, from_status
 from ._model import Acquire, Call, Cancel, Downgrade, Operation, Release, Sink, duration
 from ._socket import connect, explain
 from ._wire import BadResponse, Chunks, Lines, Response, parse, parse_head, request
@@ -111,13 +111,24 @@ class HTTP:
         self._cleaner: threading.Thread | None = None
 
     def open(self, request_: Mapping[str, Any], sink: Sink) -> tuple[float, Mapping[str, Any]]:
+        body = json.dumps({**request_, "liveness": "STREAM"}).encode()
+        connection = self._connect()
+        sent = boot_time()
+        events = Events(connection)
         try:
-            sent, opened, events = self._open_process(request_)
-        except InvalidRequest as e:
-            if e.metadata.get("field") != "liveness":
-                raise
-            # The sidecar cannot see the ends of processes here: the stream it is then.
-            sent, opened, events = self._open_stream(request_)
+            connection.send(request("POST", "/v1/sessions", body), _OPEN_TIMEOUT)
+            opened = next(events)["opened"]
+            connection.sock.settimeout(None)
+        except BaseException as e:
+            self._discard(connection)
+            if isinstance(e, TimeoutError):
+                raise SidecarSilent(_silence(_OPEN_TIMEOUT)) from e
+            if isinstance(e, StopIteration):
+                raise self._broken(None) from None
+            if isinstance(e, (OSError, BadResponse, KeyError)):
+                raise self._broken(e) from e
+            raise
+        self._session = "/v1/sessions/" + quote(str(opened["sessionId"]), safe="")
         threading.Thread(target=self._listen, args=(events, sink), name="locksidecar-events", daemon=True).start()
         return sent, opened
 
@@ -127,64 +138,12 @@ class HTTP:
         sink.gone(why)
         if self._closed:
             return
-        # Where the sidecar lives all the same, it must not keep the locks for us.
-        self._end_session(_OPEN_TIMEOUT)
         # A sidecar that stops may still be writing answers, and one that died has
         # ended all connections by itself.
         end = time.monotonic() + _LAST_ANSWERS
         while self._all and time.monotonic() < end:
             time.sleep(0.05)
         self._hang_up_all()
-
-    def _open_process(self, request_: Mapping[str, Any]) -> tuple[float, Mapping[str, Any], Events]:
-        connection = self._connect()
-        sent = boot_time()
-        body = json.dumps({**request_, "liveness": "PROCESS"}).encode()
-        try:
-            connection.send(request("POST", "/v1/sessions", body), _OPEN_TIMEOUT)
-            response = connection.receive()
-        except TimeoutError as e:
-            self._discard(connection)
-            raise SidecarSilent(_silence(_OPEN_TIMEOUT)) from e
-        except (OSError, BadResponse) as e:
-            self._discard(connection)
-            raise self._broken(e) from e
-        if response is None:
-            self._discard(connection)
-            raise self._broken(None)
-        self._put_back(connection, response)
-        opened = self._read(response)
-        self._session = "/v1/sessions/" + quote(str(opened["sessionId"]), safe="")
-        return sent, opened, self._events("GET", self._session + "/events", b"")
-
-    def _open_stream(self, request_: Mapping[str, Any]) -> tuple[float, Mapping[str, Any], Events]:
-        sent = boot_time()
-        body = json.dumps({**request_, "liveness": "STREAM"}).encode()
-        events = self._events("POST", "/v1/sessions", body)
-        try:
-            events.connection.sock.settimeout(_OPEN_TIMEOUT)
-            opened = next(events)["opened"]
-            events.connection.sock.settimeout(None)
-        except BaseException as e:
-            self._discard(events.connection)
-            if isinstance(e, TimeoutError):
-                raise SidecarSilent(_silence(_OPEN_TIMEOUT)) from e
-            if isinstance(e, StopIteration):
-                raise self._broken(None) from None
-            if isinstance(e, (OSError, BadResponse, KeyError)):
-                raise self._broken(e) from e
-            raise
-        self._session = "/v1/sessions/" + quote(str(opened["sessionId"]), safe="")
-        return sent, opened, events
-
-    def _events(self, method: str, path: str, body: bytes) -> Events:
-        connection = self._connect()
-        try:
-            connection.send(request(method, path, body), None)
-        except OSError as e:
-            self._discard(connection)
-            raise self._broken(e) from e
-        return Events(connection)
 
     # Calls.
 
