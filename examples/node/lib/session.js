@@ -13,12 +13,9 @@ const MAX_SLACK = 250;
 const SHORTEST_PAUSE = 20;
 const LONGEST_PAUSE = 500;
 
-// With these the sidecar that a session was opened at is no more.
-const GONE = ['NO_SIDECAR', 'SESSION_NOT_FOUND'];
-
 // After these a release is over; after all others the sidecar has not heard of it, or
 // nobody knows.
-const RELEASED = ['NOT_HOLDER', 'LOCK_LOST', ...GONE];
+const RELEASED = ['NOT_HOLDER', 'LOCK_LOST'];
 
 // How long the release of what is lost holds up the app.
 const LOST_LIMIT = 1_000;
@@ -176,7 +173,6 @@ export class Session {
    */
   async #call(method, path, options = {}) {
     const end = now() + (options.limit ?? ANSWER_LIMIT);
-    let broken;
     for (let pause = 0; ; pause = Math.min(2 * pause + SHORTEST_PAUSE, LONGEST_PAUSE)) {
       if (this.error) {
         throw this.error;
@@ -190,13 +186,13 @@ export class Session {
         if (this.error) {
           throw this.error; // its end is the better reason for what a call saw of it
         }
-        if (broken && GONE.includes(err.reason)) {
-          throw broken; // what the first call saw was the end of the sidecar
+        if (err.reason === 'SESSION_NOT_FOUND' || ['ENOENT', 'ECONNREFUSED'].includes(err.cause?.code)) {
+          this.#over(new SidecarError('SIDECAR_GONE', `the sidecar at ${this.#socket} is gone`, { cause: err }));
+          throw this.error;
         }
         if (err.reason !== 'SIDECAR_GONE' || now() + pause > end) {
           throw err;
         }
-        broken ??= err;
       }
       await sleep(pause, undefined, { signal: options.signal }).catch(() => {}); // call tells that it was aborted
     }

@@ -41,6 +41,11 @@ export class Relay {
     return relay;
   }
 
+  /** Takes no more calls: the sidecar seems to be gone. */
+  refuse() {
+    this.#server.close();
+  }
+
   #connect(app, sidecar) {
     const behind = net.connect({ path: sidecar.socket, allowHalfOpen: true });
     let lost = false;

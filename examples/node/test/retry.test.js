@@ -74,6 +74,19 @@ test('a call whose connection makes room is sent again', async (t) => {
   assert.deepEqual((await sidecar.lock('crowded')).holders, []);
 });
 
+test('a release that finds no sidecar says that the lock is lost', async (t) => {
+  const relay = await Relay.start(t, await Sidecar.start(t));
+  const client = connect(t, relay.socket);
+  const gone = { reason: 'LOCK_LOST', lostReason: 'SIDECAR_GONE' };
+  let lock;
+  await assert.rejects(client.hold('a', (held) => {
+    lock = held;
+    relay.evict = () => true; // the connection that is kept open
+    relay.refuse();
+  }), gone);
+  await assert.rejects(lock.release(), gone);
+});
+
 /** Connections that are in use, until there is no place for one more. */
 async function crowd(sidecar) {
   const all = [];

@@ -14,6 +14,7 @@ from sidecars import PATIENCE, Relay, Sidecar, eventually
 
 import locksidecar
 from locksidecar import Client, TransportName
+from locksidecar._http import HTTP
 from locksidecar._wire import request
 
 
@@ -180,6 +181,17 @@ def crowd_enters(sidecar: Sidecar, crowd: list[socket.socket]) -> bool:
     answer = one.recv(65536)
     assert b" 200 " in answer or b" 429 " in answer, answer
     return b" 200 " in answer
+
+
+def test_a_release_that_finds_no_sidecar_says_that_the_lock_is_lost(sidecar: Sidecar, relay: Relay) -> None:
+    with Client(relay.socket) as client:
+        with pytest.raises(locksidecar.LockLost) as lost, client.lock("gone-before"):
+            transport = client.session()._transport
+            assert isinstance(transport, HTTP)
+            while (idle := transport._idle_one()) is not None:
+                transport._discard(idle)
+            relay.refuse()
+        assert lost.value.lost_reason == "SIDECAR_GONE"
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

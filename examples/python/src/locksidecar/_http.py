@@ -154,7 +154,9 @@ class HTTP:
             try:
                 connection = self._take()
             except NoSidecar as e:
-                raise self._unreachable(call, e) from e
+                if call.sent:  # once, on a connection that broke: it has seen the sidecar go
+                    raise self._broken(e) from e
+                raise
             call.transport = connection
             error: Exception | None = None
             response: Response | None = None
@@ -187,7 +189,9 @@ class HTTP:
             try:
                 connection = self._idle_one() or await self._connect_async(loop)
             except NoSidecar as e:
-                raise self._unreachable(call, e) from e
+                if call.sent:  # once, on a connection that broke: it has seen the sidecar go
+                    raise self._broken(e) from e
+                raise
             call.transport = connection
             error: Exception | None = None
             response: Response | None = None
@@ -272,10 +276,6 @@ class HTTP:
 
     def _broken(self, e: Exception | None) -> SidecarGone:
         return SidecarGone(f"the connection to the sidecar at {self.path} broke" + (f": {e}" if e else ""))
-
-    def _unreachable(self, call: Call, e: NoSidecar) -> LockSidecarError:
-        """A call that was sent once, on a connection that broke, has seen the sidecar go."""
-        return self._broken(e) if call.sent else e
 
     # Connections.
 

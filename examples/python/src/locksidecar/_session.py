@@ -231,7 +231,7 @@ class Session:
         with self.mutex:
             if isinstance(e, LockLost):
                 self._lose(hold, e)
-            if isinstance(e, (LockLost, SessionNotFound, SidecarGone)) and hold.problem is not None:
+            if isinstance(e, (LockLost, SessionNotFound, SidecarGone, NoSidecar)) and hold.problem is not None:
                 return hold.problem.again()
         return e
 
