@@ -12,10 +12,7 @@ export class Relay {
   lose = () => false; // whether the answer to a request is lost; asked once each
   evict = () => false; // the same of the request, with its connection, as to make room for the next
 
-  /**
-   * Hangs up on the first calls, as a sidecar on a busy machine does on those that
-   * are slow to begin, on every other after it has read something.
-   */
+  /** Hangs up on the first calls, as a sidecar does to make room, on every other after it has read something. */
   static async start(t, sidecar, hangUp = 0) {
     const relay = new Relay();
     const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'lr-'));

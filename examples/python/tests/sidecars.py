@@ -153,10 +153,8 @@ class Sidecar:
 class Relay:
     """A socket before a sidecar's, on which calls can go wrong.
 
-    It hangs up on the first calls, as a sidecar on a busy machine does on those that
-    are slow to begin, on every other after it has read something. And it can lose the
-    answers to some requests, or the requests, as a sidecar does that closes a new
-    connection to make room for the next.
+    It hangs up on the first calls, as a sidecar does to make room, on every other after
+    it has read something. And it can lose the answers to some requests, or hang up on them.
     """
 
     def __init__(self, sidecar: Sidecar, hang_up: int = 0) -> None:

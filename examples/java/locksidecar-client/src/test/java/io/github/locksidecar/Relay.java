@@ -13,8 +13,8 @@ import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.atomic.AtomicInteger;
 
 /**
- * A socket before a sidecar's that hangs up on the first calls, as a sidecar on a busy machine does
- * on those that are slow to begin; on every other after it has read something.
+ * A socket before a sidecar's that hangs up on the first calls, as a sidecar does to make
+ * room; on every other after it has read something.
  */
 final class Relay implements AutoCloseable {
   final Path socket;
