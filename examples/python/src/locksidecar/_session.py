@@ -157,8 +157,10 @@ class Session:
         assert isinstance(call.operation, Acquire)
         wait = call.operation.wanted.wait
         with self.mutex:
-            if self.error is not None:
+            if isinstance(self.error, SessionClosed):
                 raise self.error.again()
+            if self.error is not None:  # since the caller got it: another will do
+                raise SessionNotFound(self.error.message)
             self._asking.add(call)
         if wait is None:
             return None
@@ -239,6 +241,8 @@ class Session:
         """The reason why the session ended, where e is only a sign of that."""
         if isinstance(e, SessionNotFound):
             ours = self.gone("the sidecar has ended the session")
+            if not isinstance(self.error, SessionClosed):
+                return e  # whoever heard of it first
         elif isinstance(e, SidecarGone):
             ours = self.gone(e.message)
         elif isinstance(e, NoSidecar) and isinstance(e.__cause__, (ConnectionRefusedError, FileNotFoundError)):
