@@ -563,3 +563,19 @@ func TestClusterFailover(t *testing.T) {
 		return err
 	})
 }
+
+// A lease whose subscription is not confirmed is handed out while most of its TTL is
+// left: it needs no heartbeat before the first request.
+func TestLeaseIsHandedOutAlive(t *testing.T) {
+	for _, kind := range []*testengine.Kind{testengine.Redis, testengine.RedisCluster} {
+		t.Run(kind.String(), func(t *testing.T) {
+			road := testengine.Through(t, testengine.Shared(t, kind))
+			road.Mute("subscribe")
+			defer func() { _ = road.Heal() }()
+			const ttl = 4 * time.Second
+			_, l := sidecar(t, road.URL()+noGrace+"&timeout=8s", ttl)
+			hold(t, l, "first")
+			hold(t, l, "second") // in a Cluster: of another bucket
+		})
+	}
+}

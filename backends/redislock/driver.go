@@ -71,10 +71,14 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	if err := d.start(ctx); err != nil {
 		return nil, fmt.Errorf("open lease: %w", err)
 	}
-	l := leasekit.Start(ctx, d, leasekit.Options{ID: d.id, TTL: o.TTL, Clock: b.clock, Opened: d.renewed, Recheck: d.recheck})
-	select { // a grant that is published before we listen would be found late
+	l := leasekit.Start(ctx, d, leasekit.Options{
+		ID: d.id, TTL: o.TTL, Clock: b.clock, Opened: d.renewed, Recheck: d.recheck, Unproven: true,
+	})
+	// A grant that is published before we listen would be found late. But the lease
+	// lives already, and most of its TTL is for who gets it.
+	select {
 	case <-d.subscribed:
-	case <-time.After(b.cfg.timeout):
+	case <-time.After(min(b.cfg.timeout, o.TTL/4)):
 	case <-ctx.Done():
 	}
 	return l, nil
