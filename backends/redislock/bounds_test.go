@@ -579,3 +579,40 @@ func TestLeaseIsHandedOutAlive(t *testing.T) {
 		})
 	}
 }
+
+// What a dead sidecar left is cleared away also in buckets that no living sidecar
+// uses, soon and not a bucket at a time.
+func TestUnusedBucketsAreClearedAway(t *testing.T) {
+	s := testengine.New(t, testengine.RedisCluster)
+	road := testengine.Through(t, s)
+	_, mortal := sidecar(t, road.URL()+noGrace, 3*time.Second)
+	many(t, 2000, func(i int) error {
+		_, err := mortal.Acquire(t.Context(), exclusive(lock.Resource(fmt.Sprintf("left-%d", i))))
+		return errors.Join(err, beatNow(t, mortal, i))
+	})
+	b, _ := sidecar(t, s.URL()+noGrace, 5*time.Minute)
+	road.Inject(testengine.Cut)
+	eventually(t, "nothing is left of the dead lease", func() error {
+		var mu sync.Mutex
+		var left []string
+		err := b.client.(*redis.ClusterClient).ForEachMaster(t.Context(), func(ctx context.Context, c *redis.Client) error {
+			found, err := leftoversOn(ctx, c, "left-")
+			mu.Lock()
+			defer mu.Unlock()
+			left = append(left, found...)
+			return err
+		})
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("%d, such as %s", len(left), left[0])
+		}
+		return err
+	})
+}
+
+// beatNow renews a lease while many holds are taken.
+func beatNow(t *testing.T, l lock.Lease, i int) error {
+	if i%200 != 0 {
+		return nil
+	}
+	return beat(t.Context(), l)
+}

@@ -2,19 +2,12 @@ package redislock
 
 import (
 	"context"
-	"errors"
 
 	"github.com/locksidecar/locksidecar/lock"
 )
 
 // This file is about what is done beside the calls: handing on what a script has
-// left for the next step, and clearing away what dead sidecars have left.
-
-// deadLease is a lease that is over and left something behind.
-type deadLease struct {
-	bucket int
-	id     lock.LeaseID
-}
+// left for the next step, and looking which servers have the buckets.
 
 func ring(c chan struct{}) {
 	select {
@@ -29,22 +22,6 @@ func (d *driver) goOn(r lock.Resource) {
 	select {
 	case d.more <- r:
 	default:
-	}
-}
-
-func (d *driver) foundDead(bucket int, ids []any) {
-	if len(ids) == 0 {
-		return
-	}
-	dead := make([]deadLease, 0, len(ids))
-	for _, id := range ids {
-		if s, ok := id.(string); ok {
-			dead = append(dead, deadLease{bucket: bucket, id: lock.LeaseID(s)})
-		}
-	}
-	select {
-	case d.dead <- dead:
-	default: // still busy with others; the store will ask again
 	}
 }
 
@@ -71,70 +48,4 @@ func (b *Backend) advance(ctx context.Context, r lock.Resource) {
 			return
 		}
 	}
-}
-
-// reapDead clears away dead leases until ctx ends. Nothing waits for that:
-// scripts skip what is dead. It only keeps the store clean.
-func (d *driver) reapDead(ctx context.Context) {
-	for {
-		select {
-		case dead := <-d.dead:
-			for _, l := range dead {
-				if err := d.clear(ctx, l.bucket, l.id, scriptReap); err != nil {
-					break // the store will ask again
-				}
-			}
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// Close implements leasekit.Driver.
-func (d *driver) Close(ctx context.Context) error {
-	var errs []error
-	for i, s := range d.slots {
-		if s.open.Load() {
-			if err := d.clear(ctx, i, d.id, scriptRelease); err != nil {
-				errs = append(errs, unavailable("close lease", err))
-			}
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// clear releases or reaps all that hangs on a lease in a bucket, and ends it.
-func (d *driver) clear(ctx context.Context, bucket int, id lock.LeaseID, how *script) error {
-	k := &d.b.keys.buckets[bucket]
-	mine := k.mine + string(id)
-	for {
-		members, err := d.b.client.ZRange(ctx, mine, 0, maxPipeline-1).Result()
-		if err != nil {
-			return err
-		}
-		calls := make([]call, len(members))
-		for n, m := range members {
-			r, hold := parseMember(m)
-			calls[n] = call{keys: k.of(r, id), args: []any{d.b.keys.channel, string(r), string(id), string(hold), "0"}}
-		}
-		if err := d.b.runAll(ctx, how, calls); err != nil {
-			return err
-		}
-		for n, m := range members {
-			if more(calls[n].val) {
-				r, _ := parseMember(m)
-				d.b.advance(ctx, r)
-			}
-		}
-		left := d.b.run(ctx, d.b.client, scriptDrop, []string{k.leases, mine, k.revoked + string(id)}, string(id))
-		if left.err != nil || left.val == int64(0) {
-			return left.err
-		}
-	}
-}
-
-// more tells whether a release or reap has left something to hand on.
-func more(val any) bool {
-	fields, _ := val.([]any)
-	return val == int64(2) || (len(fields) > 2 && fields[2] == int64(1))
 }

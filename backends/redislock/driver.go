@@ -39,7 +39,6 @@ type driver struct {
 	beats   uint64        // heartbeats so far
 	renewed time.Duration // on the clock, before the last heartbeat was sent that the store carried out
 
-	dead  chan []deadLease // to be cleared away
 	more  chan lock.Resource
 	looks chan struct{}
 
@@ -59,7 +58,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	}
 	d := &driver{
 		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar, ttl: o.TTL, grace: b.cfg.grace, recheck: leasekit.RecheckOf(o.TTL),
-		beatTurn: make(chan struct{}, 1), dead: make(chan []deadLease, 1), more: make(chan lock.Resource, 256), looks: make(chan struct{}, 1),
+		beatTurn: make(chan struct{}, 1), more: make(chan lock.Resource, 256), looks: make(chan struct{}, 1),
 		subscribed: make(chan struct{}),
 	}
 	if d.grace < 0 {

@@ -101,7 +101,7 @@ func driverOf(t *testing.T, b *Backend, l lock.Lease) *driver {
 	t.Helper()
 	d := &driver{
 		b: b, id: l.ID(), ttl: 30 * time.Second, recheck: time.Second,
-		beatTurn: make(chan struct{}, 1), dead: make(chan []deadLease, 1), more: make(chan lock.Resource, 8), looks: make(chan struct{}, 1),
+		beatTurn: make(chan struct{}, 1), more: make(chan lock.Resource, 8), looks: make(chan struct{}, 1),
 		subscribed: make(chan struct{}),
 	}
 	for i := range b.keys.buckets {

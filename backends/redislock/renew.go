@@ -85,7 +85,7 @@ func (d *driver) beat() ([]*slot, []call) {
 		k := &d.b.keys.buckets[s.index]
 		open = append(open, s)
 		calls = append(calls, call{
-			keys: []string{k.leases, k.mark, k.mine + string(d.id), k.revoked + string(d.id), k.reaper},
+			keys: []string{k.leases, k.mark, k.mine + string(d.id), k.revoked + string(d.id)},
 			args: []any{string(d.id), d.ttl.Microseconds()},
 		})
 	}
@@ -105,7 +105,7 @@ func (d *driver) renewed1(ctx context.Context, s *slot, r reply, news *leasekit.
 		return fmt.Errorf("%d replicas have the heartbeat, %d must", r.copies, d.b.cfg.replicas)
 	}
 	fields, _ := r.val.([]any)
-	if len(fields) != 7 {
+	if len(fields) != 6 {
 		return fmt.Errorf("Redis answered %v", r.val) //nolint:staticcheck // a name
 	}
 	by, err := d.b.look(s.index, r)
@@ -132,8 +132,6 @@ func (d *driver) renewed1(ctx context.Context, s *slot, r reply, news *leasekit.
 			Ref: leasekit.Ref{Resource: r, ID: id}, Grace: time.Duration(micros) * time.Microsecond,
 		})
 	}
-	ids, _ := fields[6].([]any)
-	d.foundDead(s.index, ids)
 	return nil
 }
 

@@ -32,6 +32,8 @@ var (
 	ackLua string
 	//go:embed lua/reap.lua
 	reapLua string
+	//go:embed lua/dead.lua
+	deadLua string
 	//go:embed lua/status.lua
 	statusLua string
 	//go:embed lua/open.lua
@@ -67,6 +69,7 @@ var (
 	scriptForce     = newScript("force_release", libLua, forceLua)
 	scriptAck       = newScript("acknowledge", ackLua)
 	scriptReap      = newScript("reap", libLua, reapLua)
+	scriptDead      = newScript("find_dead", deadLua)
 	scriptStatus    = newScript("status", libLua, statusLua)
 	scriptOpen      = newScript("open_lease", serverLua, openLua)
 	scriptHeartbeat = newScript("heartbeat", serverLua, heartbeatLua)

@@ -1,8 +1,7 @@
 -- Renews a lease in a bucket, if it lives. Never brings a dead one back.
--- KEYS: 1 leases, 2 mark, 3 mine, 4 revoked, 5 reaper. ARGV: 1 lease, 2 TTL in microseconds
+-- KEYS: 1 leases, 2 mark, 3 mine, 4 revoked. ARGV: 1 lease, 2 TTL in microseconds
 -- Reply: nil when the lease is over, else {run id, term, since when that server has
--- had the bucket, time, number of holds and waiters, {revoked, grace, …}, {dead
--- lease, …}}; only one sidecar at a time is asked to clear dead leases away.
+-- had the bucket, time, number of holds and waiters, {revoked, grace, …}}
 redis.call('ZREM', KEYS[1], '') -- see release.lua
 local expiry = tonumber(redis.call('ZSCORE', KEYS[1], ARGV[1]) or '0')
 if expiry <= now then
@@ -11,6 +10,4 @@ if expiry <= now then
 end
 redis.call('ZADD', KEYS[1], 'XX', string.format('%.0f', now + ARGV[2]), ARGV[1])
 local run, term, since = marked()
-local dead = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', nowstr, 'LIMIT', 0, 64)
-if #dead > 0 and not redis.call('SET', KEYS[5], ARGV[1], 'NX', 'PX', 1000) then dead = {} end
-return {run, term, since, nowstr, redis.call('ZCARD', KEYS[3]), redis.call('ZRANGE', KEYS[4], 0, 63, 'WITHSCORES'), dead}
+return {run, term, since, nowstr, redis.call('ZCARD', KEYS[3]), redis.call('ZRANGE', KEYS[4], 0, 63, 'WITHSCORES')}
