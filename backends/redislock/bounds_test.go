@@ -235,8 +235,8 @@ func TestDeadLeasesAreClearedAway(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		// config, last, mark, leases, names; lock and list of the living; the reaper's mark
-		if len(keys) > 8 {
+		// config, last, mark, leases; lock and list of the living; the reaper's mark
+		if len(keys) > 7 {
 			return fmt.Errorf("%d keys", len(keys))
 		}
 		return nil

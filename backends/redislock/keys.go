@@ -23,7 +23,7 @@ type keyspace struct {
 
 // bucket has the names that do not depend on a resource or lease.
 type bucket struct {
-	leases, last, mark, names, reaper string
+	leases, last, mark, reaper     string
 	mine, revoked                     string // prefixes, for a lease
 	lock, queue, waiters, gone        string // prefixes, for a resource
 }
@@ -33,7 +33,7 @@ func newKeyspace(prefix string, buckets int) keyspace {
 	for i := range buckets {
 		p := "{" + prefix + ":" + strconv.Itoa(i) + "}:"
 		k.buckets = append(k.buckets, bucket{
-			leases: p + "leases", last: p + "last", mark: p + "mark", names: p + "names", reaper: p + "reaper",
+			leases: p + "leases", last: p + "last", mark: p + "mark", reaper: p + "reaper",
 			mine: p + "lease:", revoked: p + "revoked:",
 			lock: p + "lock:", queue: p + "queue:", waiters: p + "waiters:", gone: p + "gone:",
 		})
@@ -55,7 +55,7 @@ func (b *bucket) of(r lock.Resource, l lock.LeaseID) []string {
 	name := string(r)
 	return []string{
 		b.leases, b.last, b.mine + string(l), b.lock + name, b.queue + name, b.waiters + name, b.gone + name,
-		b.names, b.revoked + string(l),
+		b.revoked + string(l),
 	}
 }
 

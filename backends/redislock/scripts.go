@@ -34,6 +34,8 @@ var (
 	reapLua string
 	//go:embed lua/dead.lua
 	deadLua string
+	//go:embed lua/living.lua
+	livingLua string
 	//go:embed lua/status.lua
 	statusLua string
 	//go:embed lua/open.lua
@@ -70,6 +72,7 @@ var (
 	scriptAck       = newScript("acknowledge", ackLua)
 	scriptReap      = newScript("reap", libLua, reapLua)
 	scriptDead      = newScript("find_dead", deadLua)
+	scriptLiving    = newScript("living_leases", livingLua)
 	scriptStatus    = newScript("status", libLua, statusLua)
 	scriptOpen      = newScript("open_lease", serverLua, openLua)
 	scriptHeartbeat = newScript("heartbeat", serverLua, heartbeatLua)

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -29,78 +27,6 @@ func (b *Backend) Get(ctx context.Context, r lock.Resource) (lock.Status, error)
 
 func (b *Backend) statusKeys(r lock.Resource) []string {
 	return b.keys.buckets[b.keys.bucketOf(r)].of(r, "")
-}
-
-// List implements lock.Backend. Each bucket has a list of its names; they are merged.
-func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.Status, error) {
-	limit := min(max(p.Limit, 1), lock.MaxPage)
-	var out []lock.Status
-	after := p.After
-	for {
-		names, err := b.names(ctx, prefix, after, limit)
-		if err != nil {
-			return nil, err
-		}
-		calls := make([]call, len(names))
-		for i, r := range names {
-			calls[i] = call{keys: b.statusKeys(r), args: newStatus(r).args()}
-		}
-		if err := b.runAll(ctx, scriptStatus, calls); err != nil {
-			return nil, unavailable("list locks", err)
-		}
-		for i, r := range names {
-			part := newStatus(r)
-			part.add(calls[i].val)
-			st := part.status()
-			if !part.done() {
-				if st, err = b.Get(ctx, r); err != nil {
-					return nil, err
-				}
-			}
-			if len(st.Holders)+len(st.Waiters) > 0 {
-				if out = append(out, st); len(out) == limit {
-					return out, nil
-				}
-			}
-		}
-		if len(names) < limit {
-			return out, nil
-		}
-		after = names[len(names)-1]
-	}
-}
-
-// names gives the first names after one: one small request a bucket.
-func (b *Backend) names(ctx context.Context, prefix string, after lock.Resource, limit int) ([]lock.Resource, error) {
-	span := lexRange(prefix, after, limit)
-	pipe := b.client.Pipeline()
-	lists := make([]*redis.StringSliceCmd, len(b.keys.buckets))
-	for i := range b.keys.buckets {
-		lists[i] = pipe.ZRangeByLex(ctx, b.keys.buckets[i].names, &span)
-	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		return nil, unavailable("list locks", err)
-	}
-	var all []lock.Resource
-	for _, l := range lists {
-		for _, name := range l.Val() {
-			all = append(all, lock.Resource(name))
-		}
-	}
-	slices.Sort(all)
-	return all[:min(len(all), limit)], nil
-}
-
-// lexRange is the range of names with that prefix and after one.
-func lexRange(prefix string, after lock.Resource, limit int) redis.ZRangeBy {
-	span := redis.ZRangeBy{Min: "[" + prefix, Max: "(" + prefix + "\xff", Count: int64(limit)} // 0xff is in no name
-	if prefix == "" {
-		span.Min, span.Max = "-", "+"
-	}
-	if after != "" && string(after) >= prefix {
-		span.Min = "(" + string(after)
-	}
-	return span
 }
 
 // statusParts puts a Status together from the answers of status.lua.

@@ -23,7 +23,6 @@ end
 
 local function take()
   redis.call('ZADD', KEYS[3], 0, member)
-  redis.call('ZADD', KEYS[8], 0, ARGV[2])
   return granted(grant(id, mode, lease, who))
 end
 
@@ -52,7 +51,6 @@ if not queued then
   redis.call('ZADD', KEYS[5], next_number(), id)
   redis.call('HSET', KEYS[6], id, mode .. ' 0 ' .. nowstr .. ' ' .. lease .. ' 0 - ' .. who)
   redis.call('ZADD', KEYS[3], 0, member)
-  redis.call('ZADD', KEYS[8], 0, ARGV[2])
 end
 if more then return {'MORE'} end
 local wait = 0

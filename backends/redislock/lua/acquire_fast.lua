@@ -19,7 +19,6 @@ do
     redis.call('HSET', KEYS[4], 'm', ARGV[5], 'h' .. ARGV[4],
       ARGV[5] .. ' ' .. fence .. ' ' .. since .. ' ' .. ARGV[3] .. ' 0 - ' .. ARGV[6])
     redis.call('ZADD', KEYS[3], 0, ARGV[2] .. '\0' .. ARGV[4])
-    redis.call('ZADD', KEYS[8], 0, ARGV[2])
     return fence
   end
 end

@@ -4,7 +4,7 @@
 -- microseconds, 6 for how many microseconds to remember a waiter that is gone
 -- Reply: 0 it is gone, -1 nobody of that id is there, else milliseconds to wait
 -- before asking again; a table: the holder's lease, where it is not that of ARGV[3].
-redis.call('ZREM', KEYS[8], '') -- see release.lua
+redis.call('ZREM', KEYS[1], '') -- see release.lua
 local id, grace = ARGV[4], tonumber(ARGV[5])
 local member = ARGV[2] .. '\0' .. id
 local record = redis.call('HGET', KEYS[4], 'h' .. id)
@@ -43,7 +43,7 @@ end
 if asked == '-' or grace < tonumber(asked) then
   redis.call('HSET', KEYS[4], 'f', '1', 'h' .. id, mode .. ' ' .. fence .. ' ' .. since .. ' ' .. lease ..
     ' ' .. string.format('%.0f', over) .. ' ' .. ARGV[5] .. ' ' .. who)
-  redis.call('ZADD', KEYS[9], ARGV[5], member)
+  redis.call('ZADD', KEYS[8], ARGV[5], member)
   redis.call('PUBLISH', ARGV[1] .. lease, 'r ' .. id .. ' ' .. ARGV[5] .. ' ' .. ARGV[2])
 end
 if over > 0 and over < expiry then expiry = over end

@@ -7,11 +7,10 @@
 --   KEYS[5] queue    sorted set: id of waiter -> ticket
 --   KEYS[6] waiters  hash: id of waiter -> record
 --   KEYS[7] gone     sorted set: id that was given up -> until when to remember it
---   KEYS[8] names    sorted set (all scores 0): the resources of the bucket that are held or waited for
---   KEYS[9] revoked  sorted set: "resource NUL id" of the lease's holds whose forced release it
+--   KEYS[8] revoked  sorted set: "resource NUL id" of the lease's holds whose forced release it
 --                    has not acknowledged yet -> grace in microseconds
 -- ARGV[1] is the prefix of the leases' channels, ARGV[2] the resource, ARGV[3] the
--- lease of KEYS[3] and KEYS[9], ARGV[4] an id.
+-- lease of KEYS[3] and KEYS[8], ARGV[4] an id.
 -- A record is "<mode> <fence> <since> <lease> <end> <asked> <who>": end is when an
 -- acknowledged revocation is over, or 0; asked is the shortest grace of a forced
 -- release, or "-".
@@ -124,17 +123,11 @@ local function promote()
   more = true
 end
 
--- Takes the name out of the list when nothing hangs on it.
-local function tidy()
-  if redis.call('EXISTS', KEYS[4], KEYS[5]) == 0 then redis.call('ZREM', KEYS[8], ARGV[2]) end
-end
-
 -- Ends one hold, of the lease ARGV[3]. False where there is none of that id.
 local function let_go(id)
   if redis.call('HDEL', KEYS[4], 'h' .. id) == 0 then return false end
-  if redis.call('HEXISTS', KEYS[4], 'f') == 1 then redis.call('ZREM', KEYS[9], ARGV[2] .. '\0' .. id) end
+  if redis.call('HEXISTS', KEYS[4], 'f') == 1 then redis.call('ZREM', KEYS[8], ARGV[2] .. '\0' .. id) end
   if freed() or (redis.call('EXISTS', KEYS[5]) == 1 and not purge()) then promote() end
-  tidy()
   return true
 end
 
@@ -143,7 +136,6 @@ local function give_up(id)
   if redis.call('ZREM', KEYS[5], id) == 0 then return false end
   redis.call('HDEL', KEYS[6], id)
   promote()
-  tidy()
   return true
 end
 

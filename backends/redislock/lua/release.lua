@@ -7,7 +7,7 @@ local id = ARGV[4]
 -- This comes first: after a write that takes no memory Redis lets the others
 -- pass although its memory is full.
 local mine = redis.call('ZREM', KEYS[3], ARGV[2] .. '\0' .. id)
-redis.call('ZREM', KEYS[9], ARGV[2] .. '\0' .. id)
+redis.call('ZREM', KEYS[8], ARGV[2] .. '\0' .. id)
 local live = ends(ARGV[3])
 if ARGV[5] ~= '0' then remember_gone(id, tonumber(ARGV[5])) end
 if mine == 0 then return live and 0 or -1 end -- not of this lease

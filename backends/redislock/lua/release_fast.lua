@@ -4,7 +4,6 @@
 if ARGV[5] == '0' and redis.call('EXISTS', KEYS[5]) == 0 and redis.call('HLEN', KEYS[4]) == 2
   and redis.call('ZREM', KEYS[3], ARGV[2] .. '\0' .. ARGV[4]) == 1 then
   if redis.call('HDEL', KEYS[4], 'm', 'h' .. ARGV[4]) == 2 then
-    redis.call('ZREM', KEYS[8], ARGV[2])
     return 1
   end
   -- A forced release has ended it, and another one holds the lock.
