@@ -209,59 +209,6 @@ func TestStepsAreBounded(t *testing.T) {
 	}), 2*limit)
 }
 
-// What a dead sidecar left is cleared away by another one's heartbeats, though
-// nobody asks for those resources any more; many dead sidecars in little time.
-// Issue 9, 3.12.
-func TestDeadLeasesAreClearedAway(t *testing.T) {
-	s := testengine.New(t, testengine.Redis)
-	b := openAt(t, s.URL()+noGrace)
-	t.Cleanup(func() { _ = b.Close() })
-	_, living := sidecar(t, s.URL()+noGrace, 30*time.Second)
-	hold(t, living, "mine")
-	const leases = 100
-	for i := range leases {
-		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 2 * time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = l.Close(context.Background()) })
-		hold(t, l, lock.Resource(fmt.Sprintf("r%d", i)))
-	}
-	eventually(t, "nothing is left of the dead leases", func() error {
-		if err := beat(t.Context(), living); err != nil {
-			return err
-		}
-		keys, err := b.client.Keys(t.Context(), "*").Result()
-		if err != nil {
-			return err
-		}
-		// config, last, mark, leases; lock and list of the living; the reaper's mark
-		if len(keys) > 7 {
-			return fmt.Errorf("%d keys", len(keys))
-		}
-		return nil
-	})
-}
-
-// A bucket that is opened long after the last heartbeat lives as long as the next
-// heartbeat that does not know of it promises. Issue 9, 3.6.
-func TestBucketIsOpenedForTheFullTTL(t *testing.T) {
-	const ttl = 4 * time.Second
-	s := testengine.Shared(t, testengine.RedisCluster)
-	b, l := sidecar(t, s.URL()+noGrace, ttl)
-	time.Sleep(ttl / 2) // so that the lease has an age
-	hold(t, l, "late")
-	k := b.keys.buckets[b.keys.bucketOf("late")]
-	expiry, err := b.client.ZScore(t.Context(), k.leases, string(l.ID())).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
-	// All nodes of the test are on this machine.
-	if left := time.Duration(expiry-float64(time.Now().UnixMicro())) * time.Microsecond; left < ttl*3/4 {
-		t.Errorf("a bucket that was just opened lives for %s, want %s", left, ttl)
-	}
-}
-
 // A tombstone lives as long as a late copy can be carried out. Issue 9, 3.12.
 func TestTombstoneLivesForTheTTL(t *testing.T) {
 	s := testengine.Shared(t, testengine.Redis)
@@ -562,57 +509,4 @@ func TestClusterFailover(t *testing.T) {
 		_, err := try(t, l, "r")
 		return err
 	})
-}
-
-// A lease whose subscription is not confirmed is handed out while most of its TTL is
-// left: it needs no heartbeat before the first request.
-func TestLeaseIsHandedOutAlive(t *testing.T) {
-	for _, kind := range []*testengine.Kind{testengine.Redis, testengine.RedisCluster} {
-		t.Run(kind.String(), func(t *testing.T) {
-			road := testengine.Through(t, testengine.Shared(t, kind))
-			road.Mute("subscribe")
-			defer func() { _ = road.Heal() }()
-			const ttl = 4 * time.Second
-			_, l := sidecar(t, road.URL()+noGrace+"&timeout=8s", ttl)
-			hold(t, l, "first")
-			hold(t, l, "second") // in a Cluster: of another bucket
-		})
-	}
-}
-
-// What a dead sidecar left is cleared away also in buckets that no living sidecar
-// uses, soon and not a bucket at a time.
-func TestUnusedBucketsAreClearedAway(t *testing.T) {
-	s := testengine.New(t, testengine.RedisCluster)
-	road := testengine.Through(t, s)
-	_, mortal := sidecar(t, road.URL()+noGrace, 3*time.Second)
-	many(t, 2000, func(i int) error {
-		_, err := mortal.Acquire(t.Context(), exclusive(lock.Resource(fmt.Sprintf("left-%d", i))))
-		return errors.Join(err, beatNow(t, mortal, i))
-	})
-	b, _ := sidecar(t, s.URL()+noGrace, 5*time.Minute)
-	road.Inject(testengine.Cut)
-	eventually(t, "nothing is left of the dead lease", func() error {
-		var mu sync.Mutex
-		var left []string
-		err := b.client.(*redis.ClusterClient).ForEachMaster(t.Context(), func(ctx context.Context, c *redis.Client) error {
-			found, err := leftoversOn(ctx, c, "left-")
-			mu.Lock()
-			defer mu.Unlock()
-			left = append(left, found...)
-			return err
-		})
-		if err == nil && len(left) > 0 {
-			err = fmt.Errorf("%d, such as %s", len(left), left[0])
-		}
-		return err
-	})
-}
-
-// beatNow renews a lease while many holds are taken.
-func beatNow(t *testing.T, l lock.Lease, i int) error {
-	if i%200 != 0 {
-		return nil
-	}
-	return beat(t.Context(), l)
 }

@@ -2,12 +2,16 @@ package redislock
 
 import (
 	"context"
+	"errors"
 
 	"github.com/locksidecar/locksidecar/lock"
 )
 
 // This file is about what is done beside the calls: handing on what a script has
-// left for the next step, and looking which servers have the buckets.
+// left for the next step, looking which servers have the buckets, and clearing up.
+
+// clearPage is how many holds of a lease are read together.
+const clearPage = 8 * maxPipeline
 
 func ring(c chan struct{}) {
 	select {
@@ -48,4 +52,56 @@ func (b *Backend) advance(ctx context.Context, r lock.Resource) {
 			return
 		}
 	}
+}
+
+// Close implements leasekit.Driver.
+func (d *driver) Close(ctx context.Context) error {
+	var errs []error
+	for i, s := range d.slots {
+		if s.open.Load() {
+			if err := d.clear(ctx, i, d.id, scriptRelease); err != nil {
+				errs = append(errs, unavailable("close lease", err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// clear releases or reaps all that hangs on a lease in a bucket, and ends it.
+func (d *driver) clear(ctx context.Context, bucket int, id lock.LeaseID, how *script) error {
+	k := &d.b.keys.buckets[bucket]
+	mine := k.mine + string(id)
+	for {
+		members, err := d.b.client.ZRange(ctx, mine, 0, clearPage-1).Result()
+		if err != nil {
+			return err
+		}
+		calls := make([]call, len(members))
+		for n, m := range members {
+			r, hold := parseMember(m)
+			calls[n] = call{keys: k.of(r, id), args: []any{d.b.keys.channel, string(r), string(id), string(hold), "0"}}
+		}
+		if err := d.b.runAll(ctx, how, calls); err != nil {
+			return err
+		}
+		for n, m := range members {
+			if more(calls[n].val) {
+				r, _ := parseMember(m)
+				d.b.advance(ctx, r)
+			}
+		}
+		if len(members) == clearPage {
+			continue
+		}
+		left := d.b.run(ctx, d.b.client, scriptDrop, []string{k.leases, mine, k.revoked + string(id)}, string(id))
+		if left.err != nil || left.val == int64(0) {
+			return left.err
+		}
+	}
+}
+
+// more tells whether a release or reap has left something to hand on.
+func more(val any) bool {
+	fields, _ := val.([]any)
+	return val == int64(2) || (len(fields) > 2 && fields[2] == int64(1))
 }

@@ -23,9 +23,9 @@ type keyspace struct {
 
 // bucket has the names that do not depend on a resource or lease.
 type bucket struct {
-	leases, last, mark, reaper     string
-	mine, revoked                     string // prefixes, for a lease
-	lock, queue, waiters, gone        string // prefixes, for a resource
+	leases, last, mark, reaper string
+	mine, revoked              string // prefixes, for a lease
+	lock, queue, waiters, gone string // prefixes, for a resource
 }
 
 func newKeyspace(prefix string, buckets int) keyspace {

@@ -1,7 +1,6 @@
 -- Clears away one hold or waiter of a dead lease.
 -- ARGV: 1 channel prefix, 2 resource, 3 lease, 4 id
 -- Reply: 2 done and there is more to hand on, 1 done, 0 where the lease is not dead.
-redis.call('ZREM', KEYS[1], '') -- see release.lua
 if ends(ARGV[3]) then return 0 end
 redis.call('ZREM', KEYS[3], ARGV[2] .. '\0' .. ARGV[4])
 if not let_go(ARGV[4]) then give_up(ARGV[4]) end

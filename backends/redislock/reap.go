@@ -2,19 +2,14 @@ package redislock
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-const (
-	// reapTurn is for how long no other sidecar clears dead leases away.
-	reapTurn = 3 * time.Second
-	// clearPage is how many holds of a lease are read together.
-	clearPage = 8 * maxPipeline
-)
+// reapTurn is for how long no other sidecar clears dead leases away.
+const reapTurn = 3 * time.Second
 
 // reapDead clears dead leases away until ctx ends. Nothing waits for that: scripts
 // skip what is dead. It only keeps the store clean.
@@ -79,56 +74,4 @@ func (d *driver) findDead(bucket int) call {
 		turn = 0
 	}
 	return call{keys: []string{k.leases, k.reaper}, args: []any{string(d.id), turn.Milliseconds()}}
-}
-
-// Close implements leasekit.Driver.
-func (d *driver) Close(ctx context.Context) error {
-	var errs []error
-	for i, s := range d.slots {
-		if s.open.Load() {
-			if err := d.clear(ctx, i, d.id, scriptRelease); err != nil {
-				errs = append(errs, unavailable("close lease", err))
-			}
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// clear releases or reaps all that hangs on a lease in a bucket, and ends it.
-func (d *driver) clear(ctx context.Context, bucket int, id lock.LeaseID, how *script) error {
-	k := &d.b.keys.buckets[bucket]
-	mine := k.mine + string(id)
-	for {
-		members, err := d.b.client.ZRange(ctx, mine, 0, clearPage-1).Result()
-		if err != nil {
-			return err
-		}
-		calls := make([]call, len(members))
-		for n, m := range members {
-			r, hold := parseMember(m)
-			calls[n] = call{keys: k.of(r, id), args: []any{d.b.keys.channel, string(r), string(id), string(hold), "0"}}
-		}
-		if err := d.b.runAll(ctx, how, calls); err != nil {
-			return err
-		}
-		for n, m := range members {
-			if more(calls[n].val) {
-				r, _ := parseMember(m)
-				d.b.advance(ctx, r)
-			}
-		}
-		if len(members) == clearPage {
-			continue
-		}
-		left := d.b.run(ctx, d.b.client, scriptDrop, []string{k.leases, mine, k.revoked + string(id)}, string(id))
-		if left.err != nil || left.val == int64(0) {
-			return left.err
-		}
-	}
-}
-
-// more tells whether a release or reap has left something to hand on.
-func more(val any) bool {
-	fields, _ := val.([]any)
-	return val == int64(2) || (len(fields) > 2 && fields[2] == int64(1))
 }
