@@ -322,66 +322,6 @@ func TestFullMemory(t *testing.T) {
 	}
 }
 
-// While the keys of a bucket move to another node one by one, the lease lives.
-// Issue 9, 3.9.
-func TestSlotMoves(t *testing.T) {
-	s := testengine.New(t, testengine.RedisCluster)
-	b, l := sidecar(t, s.URL()+noGrace, 5*time.Minute)
-	g := hold(t, l, "moves")
-	ctx := t.Context()
-	cluster := b.client.(*redis.ClusterClient)
-	k := b.keys.buckets[b.keys.bucketOf("moves")]
-	slotNo, err := cluster.ClusterKeySlot(ctx, k.leases).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
-	from, err := cluster.MasterForKey(ctx, k.leases)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var to *redis.Client
-	for _, n := range testengine.Nodes(t, s) {
-		if n.Addr() != from.Options().Addr {
-			to = plain(t, n.Addr())
-		}
-	}
-	do := func(c *redis.Client, args ...any) {
-		t.Helper()
-		if err := c.Do(ctx, args...).Err(); err != nil {
-			t.Fatalf("%v: %v", args, err)
-		}
-	}
-	id := func(c *redis.Client) string { return c.Do(ctx, "cluster", "myid").Val().(string) }
-	do(to, "cluster", "setslot", slotNo, "importing", id(from))
-	do(from, "cluster", "setslot", slotNo, "migrating", id(to))
-	for {
-		keys, err := from.ClusterGetKeysInSlot(ctx, int(slotNo), 1).Result()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(keys) == 0 {
-			break
-		}
-		host, port, _ := net.SplitHostPort(to.Options().Addr)
-		do(from, "migrate", host, port, keys[0], 0, 5000)
-		if err := beat(ctx, l); err != nil {
-			t.Fatalf("Heartbeat after %q has moved: %v", keys[0], err)
-		}
-	}
-	for _, c := range []*redis.Client{to, from} {
-		do(c, "cluster", "setslot", slotNo, "node", id(to))
-	}
-	eventually(t, "the lease lives at the other node", func() error { return beat(ctx, l) })
-	eventually(t, "the hold is released there", func() error { return l.Release(ctx, "moves", g.ID) })
-	eventually(t, "it is granted there", func() error {
-		if err := beat(ctx, l); err != nil {
-			return err
-		}
-		_, err := try(t, l, "moves")
-		return err
-	})
-}
-
 // A node on which the lease has nothing may fail. Issue 9, 3.4.
 func TestNodeWithoutHoldsMayFail(t *testing.T) {
 	s := testengine.New(t, testengine.RedisCluster)

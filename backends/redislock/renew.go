@@ -178,7 +178,8 @@ func (d *driver) closeIdle(ctx context.Context, open []*slot, alive int) {
 }
 
 // acknowledge tells the store which revocations are known: from now on it counts
-// their grace.
+// their grace. Where the keys of a bucket move to another node right now, it cannot
+// be told: a heartbeat names these again once the keys have moved.
 func (d *driver) acknowledge(ctx context.Context, acks []leasekit.Revocation) error {
 	calls := make([]call, 0, len(acks))
 	for _, a := range acks {
@@ -188,11 +189,13 @@ func (d *driver) acknowledge(ctx context.Context, acks []leasekit.Revocation) er
 			args: []any{string(d.id), string(a.ID), member(a.Resource, a.ID), a.Grace.Microseconds()},
 		})
 	}
-	if err := d.b.runAll(ctx, scriptAck, calls); err != nil {
-		return unavailable("acknowledge forced release", err)
-	}
+	_ = d.b.runAll(ctx, scriptAck, calls) // each call has its own error
 	for _, c := range calls {
-		if c.val == int64(-1) {
+		switch {
+		case redis.HasErrorPrefix(c.err, "TRYAGAIN"):
+		case c.err != nil:
+			return unavailable("acknowledge forced release", c.err)
+		case c.val == int64(-1):
 			return lock.ErrLeaseLost
 		}
 	}
