@@ -25,7 +25,7 @@ func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 		case errors.Is(err, errForced):
 			return lock.Grant{}, l.giveBack(ctx, e.Ref)
 		case err != nil:
-			return lock.Grant{}, err
+			return lock.Grant{}, l.refused(ctx, e, err)
 		case a.Granted:
 			return grantOf(q, a.Fence, a.Guard), nil
 		}
@@ -61,6 +61,7 @@ func (l *Lease) asked(e *entry, a Answer, err error) error {
 	case errors.Is(err, lock.ErrUnavailable):
 		e.unanswered()
 	case errors.Is(err, ErrNotSent) && (e.stored || e.unsure):
+	case e.copies && !errors.Is(err, lock.ErrLeaseLost): // see refused
 	default: // nothing is left
 		l.remove(e)
 	}
@@ -76,6 +77,29 @@ func (l *Lease) asked(e *entry, a Answer, err error) error {
 	default:
 		return err
 	}
+}
+
+// refused ends an Acquire that the store has refused. Where a request before this
+// one had no answer, the store must remember that the id was given up: a copy of
+// that one may still arrive, and be granted.
+func (l *Lease) refused(ctx context.Context, e *entry, err error) error {
+	l.mu.Lock()
+	left := e.copies && !e.removed && !errors.Is(err, lock.ErrUnavailable)
+	l.mu.Unlock()
+	if !left {
+		return err
+	}
+	limit, cancel := l.afterwards(ctx)
+	defer cancel()
+	if _, gone := l.withdraw(limit, e.Ref); gone != nil {
+		return fmt.Errorf("acquire %q: give up: %w", string(e.Resource), gone)
+	}
+	return err
+}
+
+// afterwards bounds what is done for an Acquire after its end.
+func (l *Lease) afterwards(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), min(giveUpTime, l.o.TTL/3))
 }
 
 // unsent ends a wait whose last request was not sent. Of the first one nothing can
@@ -144,7 +168,7 @@ func (l *Lease) taken(e *entry) (*Push, error) {
 // giveUp takes the request back whose ctx has ended, and says who was in the way.
 func (l *Lease) giveUp(ctx context.Context, e *entry) error {
 	cause := context.Cause(ctx)
-	limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(giveUpTime, l.o.TTL/3))
+	limit, cancel := l.afterwards(ctx)
 	defer cancel()
 	w, err := l.withdraw(limit, e.Ref)
 	if err != nil {

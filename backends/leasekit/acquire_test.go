@@ -323,6 +323,27 @@ func TestLateCopyOfARepeatedRequest(t *testing.T) {
 	})
 }
 
+// The same after a retry that was refused; where that cannot be told to the store,
+// the outcome is unknown.
+func TestLateCopyOfARefusedRequest(t *testing.T) {
+	bubble(t, func(k *kit) {
+		q := k.request("r")
+		q.Try = true
+		k.f.on("ask", once(down))
+		k.f.on("withdraw", once(down))
+		_, err := k.Acquire(t.Context(), q)
+		k.is("Acquire without an answer", err, lock.ErrUnavailable)
+		k.f.change(func() { k.f.taken["r"] = true })
+		_, err = k.Acquire(t.Context(), q)
+		k.is("a retry that cannot be given up", err, lock.ErrUnavailable)
+		_, err = k.Acquire(t.Context(), q)
+		k.is("a retry", err, lock.ErrHeld)
+		k.f.change(func() { delete(k.f.taken, "r") })
+		_, err = k.f.Ask(t.Context(), q)
+		k.is("the late copy", err, lock.ErrNotHolder)
+	})
+}
+
 // A waiter is granted, and the grant is forced at once before it has gone on: it
 // does not stand in the queue a second time.
 func TestForcedAtOnceBeforeAcquireReturns(t *testing.T) {
