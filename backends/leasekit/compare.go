@@ -27,8 +27,7 @@ func (l *Lease) compare(ctx context.Context) ([]lock.Event, error) {
 	}
 	known := make(map[lock.HoldID]uint64, len(l.entries))
 	for id, e := range l.entries {
-		told := e.held && e.revoked // its end is no news
-		if e.stored && !e.busy && !told {
+		if e.stored && !e.busy {
 			known[id] = e.touched
 		}
 	}
@@ -65,6 +64,10 @@ func (l *Lease) drop(missing map[lock.HoldID]uint64) []lock.Event {
 		e := l.entries[id]
 		switch {
 		case e == nil || e.touched != touched:
+		case e.held && e.revoked: // its end is no news
+			if l.o.Clock() < e.until { // but that it came so soon
+				l.revoke(e, 0)
+			}
 		case e.held:
 			vanished = append(vanished, lock.Event{Kind: lock.Vanished, Resource: e.Resource, ID: id})
 			l.remove(e)

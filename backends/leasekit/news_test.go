@@ -465,3 +465,21 @@ func TestOnlyWhatWasToldIsAcknowledged(t *testing.T) {
 		}
 	})
 }
+
+// A forced release with grace becomes one without, and the push of that is lost:
+// the next heartbeat finds that others may have the lock already. Law 1.
+func TestForcedAtOnceAfterGraceWithoutPush(t *testing.T) {
+	bubble(t, func(k *kit) {
+		g := k.acquire("r")
+		k.f.force(g.ID, time.Hour)
+		k.same("the first", k.beat(), revoked(g, time.Hour))
+		k.f.force(g.ID, 0)
+		time.Sleep(time.Second)
+		for range 2 {
+			k.same("Heartbeat", k.beat(), revoked(g, 0))
+		}
+		if n := k.f.count("held"); n != 1 {
+			t.Errorf("compared %d times, want once", n)
+		}
+	})
+}

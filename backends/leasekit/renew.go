@@ -93,7 +93,7 @@ func (l *Lease) due() []Revocation {
 // doubts tells whether what the store has must be compared with what the lease
 // knows, entry by entry: another server has answered, or the numbers differ.
 // Requests that were under way during the heartbeat may or may not be counted,
-// and so may holds that are forced, whose grace may be over.
+// and so may holds that are forced, once their grace is over.
 func (l *Lease) doubts(b beat) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -108,9 +108,10 @@ func (l *Lease) miscounts(b beat) bool {
 		return false
 	}
 	least, most := 0, int(l.removed-b.removed) //nolint:gosec // small
+	now := l.o.Clock()
 	for _, e := range l.entries {
 		most++
-		if e.stored && !e.unsure && !e.busy && !e.revoked && e.touched <= b.epoch {
+		if e.stored && !e.unsure && !e.busy && !(e.revoked && now >= e.until) && e.touched <= b.epoch {
 			least++
 		}
 	}
