@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
@@ -34,6 +35,8 @@ type driver struct {
 	slots   []*slot
 
 	beatTurn chan struct{} // heartbeats are one at a time; has room for one
+
+	closed atomic.Bool
 
 	mu      sync.Mutex
 	beats   uint64        // heartbeats so far
@@ -165,9 +168,12 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 		try = "1"
 	}
 	keys := d.b.keys.buckets[s.index].of(q.Resource, d.id)
-	for {
+	for first := true; ; first = false {
 		r := d.b.run(ctx, d.b.lines[s.index], scriptAcquire, keys,
 			d.b.keys.channel, string(q.Resource), string(d.id), string(q.ID), mode, d.sidecar+"\x00"+q.Owner, try)
+		if errors.Is(r.err, errNotSent) && !first && !q.Try {
+			return leasekit.Answer{}, nil // it stands in the queue
+		}
 		if r.err != nil {
 			return leasekit.Answer{}, d.notAsked(q, r.err)
 		}
@@ -181,7 +187,7 @@ func (d *driver) notAsked(q lock.Request, err error) error {
 	switch {
 	case errors.Is(err, errNotSent):
 		return leasekit.ErrNotSent
-	case errors.Is(err, lock.ErrUnavailable):
+	case errors.Is(err, lock.ErrUnavailable), errors.Is(err, lock.ErrLeaseLost):
 		return fmt.Errorf("acquire %q: %w", string(q.Resource), err)
 	}
 	return unavailable(fmt.Sprintf("acquire %q", string(q.Resource)), err)
@@ -251,7 +257,8 @@ func (d *driver) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.
 	s := d.slots[d.b.keys.bucketOf(w.Resource)]
 	s.users.Add(1)
 	defer s.leave()
-	if !s.open.Load() {
+	open := s.open.Load()
+	if !open && !w.Unsure {
 		return leasekit.Withdrawn{}, nil // nothing of the lease is there
 	}
 	keep := "0"
@@ -265,12 +272,12 @@ func (d *driver) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.
 	}
 	switch n := r.val.(type) {
 	case int64:
-		switch n {
-		case 0:
+		switch {
+		case n == 0, n == -1 && !open: // the lease need not be known there
 			return leasekit.Withdrawn{}, nil
-		case -1:
+		case n == -1:
 			return leasekit.Withdrawn{}, lock.ErrLeaseLost
-		case 2:
+		case n == 2:
 			d.goOn(w.Resource)
 		}
 		return leasekit.Withdrawn{Found: true}, nil

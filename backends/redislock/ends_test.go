@@ -1,0 +1,135 @@
+package redislock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// A wait that ends between two steps of one request leaves nothing in the queue.
+func TestWaitEndsBetweenSteps(t *testing.T) {
+	s := testengine.Shared(t, testengine.Redis)
+	_, dying := sidecar(t, s.URL()+noGrace, 2*time.Second)
+	many(t, 500, func(int) error {
+		q := exclusive("steps")
+		q.Mode = lock.Shared
+		_, err := dying.Acquire(t.Context(), q)
+		return err
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	b, err := Open(s.URL()+noGrace, func(what string, _ time.Duration, _ error) {
+		if what == "acquire" {
+			cancel()
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = b.Close() }()
+	l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 30 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close(t.Context()) }()
+	eventually(t, "the readers' lease is over", func() error {
+		st, err := b.Get(t.Context(), "steps")
+		if err == nil && len(st.Holders) > 0 {
+			err = fmt.Errorf("%d readers", len(st.Holders))
+		}
+		return err
+	})
+	if _, err := l.Acquire(ctx, exclusive("steps")); !errors.Is(err, context.Canceled) || errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("Acquire: got %v, want that its wait has ended", err)
+	}
+	if st, err := b.Get(t.Context(), "steps"); err != nil || len(st.Waiters)+len(st.Holders) != 0 {
+		t.Errorf("left: %d holders, %d waiters, %v", len(st.Holders), len(st.Waiters), err)
+	}
+}
+
+// An id is given up in a bucket that the lease has closed: a copy of its request
+// that arrives after the bucket was opened again is not carried out.
+func TestGivenUpInAClosedBucket(t *testing.T) {
+	s := testengine.Shared(t, testengine.Redis)
+	b, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
+	d, q := driverOf(t, b, l), exclusive("closed-bucket")
+	w, err := d.Withdraw(t.Context(), leasekit.Withdrawal{Ref: leasekit.Ref{Resource: q.Resource, ID: q.ID}, Unsure: true})
+	if err != nil || w.Found {
+		t.Fatalf("Withdraw: %+v, %v", w, err)
+	}
+	if a, err := d.Ask(t.Context(), q); !errors.Is(err, lock.ErrNotHolder) {
+		t.Errorf("the late copy: got %+v, %v, want ErrNotHolder", a, err)
+	}
+}
+
+// A request that reaches the driver after Close, for a bucket that was not in use,
+// does not make the lease known again.
+func TestClosedLeaseOpensNoBucket(t *testing.T) {
+	s := testengine.Shared(t, testengine.RedisCluster)
+	b, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
+	d := driverOf(t, b, l)
+	d.id = lock.NewLeaseID()
+	if _, err := d.Ask(t.Context(), exclusive("before-close")); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	q := exclusive("after-close")
+	if a, err := d.Ask(t.Context(), q); !errors.Is(err, lock.ErrLeaseLost) {
+		t.Errorf("a request after Close: got %+v, %v, want ErrLeaseLost", a, err)
+	}
+	if st, err := b.Get(t.Context(), q.Resource); err != nil || len(st.Holders) > 0 {
+		t.Errorf("left: %+v, %v", st, err)
+	}
+}
+
+// A node that does not answer holds up no release on the others.
+func TestCloseBesideAPausedNode(t *testing.T) {
+	s := testengine.New(t, testengine.RedisCluster)
+	b, l := sidecar(t, s.URL()+noGrace, 5*time.Minute)
+	cluster := b.client.(*redis.ClusterClient)
+	at := map[string][]lock.Resource{}
+	for i := range 60 {
+		r := lock.Resource(fmt.Sprintf("r-%d", i))
+		hold(t, l, r)
+		c, err := cluster.MasterForKey(t.Context(), b.keys.buckets[b.keys.bucketOf(r)].leases)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at[c.Options().Addr] = append(at[c.Options().Addr], r)
+	}
+	other, _ := sidecar(t, s.URL()+noGrace, 5*time.Minute)
+	paused := testengine.Nodes(t, s)[0]
+	resume := testengine.Pause(t, paused)
+	defer resume()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	if err := l.Close(ctx); !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("Close: got %v, want ErrUnavailable for the node that is paused", err)
+	}
+	kept := 0
+	for addr, rs := range at {
+		if addr == paused.Addr() {
+			continue
+		}
+		for _, r := range rs {
+			st, err := other.Get(t.Context(), r)
+			if err != nil {
+				t.Errorf("Get: %v", err)
+			}
+			kept += len(st.Holders)
+		}
+	}
+	if kept != 0 {
+		t.Errorf("%d holds are left on nodes that answer", kept)
+	}
+}
