@@ -3,6 +3,7 @@ package redislock
 import (
 	"context"
 	"errors"
+	"sync"
 
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -54,16 +55,30 @@ func (b *Backend) advance(ctx context.Context, r lock.Resource) {
 	}
 }
 
-// Close implements leasekit.Driver.
+// Close implements leasekit.Driver: all buckets at once, so that a server that does
+// not answer holds up none of the others.
 func (d *driver) Close(ctx context.Context) error {
-	var errs []error
+	d.closed.Store(true)
+	errs := make([]error, len(d.slots))
+	var all sync.WaitGroup
 	for i, s := range d.slots {
-		if s.open.Load() {
-			if err := d.clear(ctx, i, d.id, scriptRelease); err != nil {
-				errs = append(errs, unavailable("close lease", err))
+		all.Go(func() {
+			select { // who opens the bucket right now comes first
+			case s.turn <- struct{}{}:
+				defer func() { <-s.turn }()
+			case <-ctx.Done():
+				errs[i] = unavailable("close lease", context.Cause(ctx))
+				return
 			}
-		}
+			if !s.open.Load() {
+				return
+			}
+			if err := d.clear(ctx, i, d.id, scriptRelease); err != nil {
+				errs[i] = unavailable("close lease", err)
+			}
+		})
 	}
+	all.Wait()
 	return errors.Join(errs...)
 }
 

@@ -111,6 +111,9 @@ func (d *driver) openSlot(ctx context.Context, s *slot) error {
 	if s.open.Load() {
 		return nil
 	}
+	if d.closed.Load() {
+		return lock.ErrLeaseLost
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.b.cfg.timeout)
 	defer cancel()
 	k := &d.b.keys.buckets[s.index]
