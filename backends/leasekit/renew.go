@@ -111,7 +111,7 @@ func (l *Lease) miscounts(b beat) bool {
 	now := l.o.Clock()
 	for _, e := range l.entries {
 		most++
-		if e.stored && !e.unsure && !e.busy && !(e.revoked && now >= e.until) && e.touched <= b.epoch {
+		if e.stored && !e.unsure && !e.busy && (!e.revoked || now < e.until) && e.touched <= b.epoch {
 			least++
 		}
 	}
