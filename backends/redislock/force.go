@@ -1,6 +1,7 @@
 package redislock
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -20,6 +21,9 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 		reply := b.run(ctx, b.client, scriptForce, b.keys.buckets[i].of(r, holder),
 			b.keys.channel, string(r), string(holder), string(id), grace.Microseconds(), lock.MaxTTL.Microseconds())
 		if reply.err != nil {
+			if end, ok := ctx.Deadline(); !first && (ctx.Err() != nil || ok && time.Until(end) <= 0) { // it ended in the middle of a request
+				return stillHeld(r, cmp.Or(context.Cause(ctx), context.DeadlineExceeded))
+			}
 			return unavailable("force release", reply.err)
 		}
 		if is, ok := reply.val.([]any); ok && len(is) == 1 && holder == "" {
@@ -44,7 +48,11 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 		case <-t.C:
 		case <-ctx.Done():
 			t.Stop()
-			return fmt.Errorf("force release %q: %w; it ends by itself when its holder's grace or lease is over", string(r), context.Cause(ctx))
+			return stillHeld(r, context.Cause(ctx))
 		}
 	}
+}
+
+func stillHeld(r lock.Resource, why error) error {
+	return fmt.Errorf("force release %q: %w; it ends by itself when its holder's grace or lease is over", string(r), why)
 }
