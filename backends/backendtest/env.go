@@ -339,17 +339,11 @@ func (e *env) nothingLeft() {
 	if look() {
 		return
 	}
-	living := e.lease(longTTL)
+	e.lease(longTTL)
 	for end := time.Now().Add(5 * patience); !look(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(end) {
 			e.Errorf("left behind: %d, such as %s", len(left), strings.Join(left[:min(len(left), 3)], "; "))
 			return
-		}
-		for i := range 100 { // a store may be made of parts, each cleared by who uses it
-			q := request(e.name(fmt.Sprint("clearing/", i)), lock.Exclusive)
-			if _, err := living.Acquire(e.ctx, q); err == nil {
-				_ = living.Release(e.ctx, q.Resource, q.ID) // the next look tells
-			}
 		}
 	}
 }
