@@ -429,10 +429,15 @@ func TestMaxHold(t *testing.T) {
 		if l := lostEvent(t, s); l.LockID != g.LockID || e.now() != began+time.Second {
 			t.Errorf("lost %+v at %v", l, e.now())
 		}
-		_, err = s.Release(t.Context(), g.LockID, "")
-		isLost(t, err, MaxHold)
-		synctest.Wait()
-		e.free() // the release has ended the grace
+		for range 3 {
+			if holders, _ := e.holders("r"); holders != 1 {
+				t.Error("others were let in while a count was left")
+			}
+			_, err = s.Release(t.Context(), g.LockID, "")
+			isLost(t, err, MaxHold)
+			synctest.Wait()
+		}
+		e.free() // the last release has ended the grace
 		g = must(t, s, limited)
 		if _, err := s.Release(t.Context(), g.LockID, ""); err != nil {
 			t.Error(err)

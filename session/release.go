@@ -22,11 +22,11 @@ const answerLimit = 2 * time.Second
 // A second Release with the same requestID gets the answer of the first and takes
 // off nothing; the last 256 ids of a session are remembered. It may be empty.
 //
-// Release of a hold that was lost acknowledges the loss, which is not told any
-// more. It is answered with the loss again as long as that is one of the last 256
-// of the session.
+// Release of a hold that was lost is answered with the loss. When all its counts
+// are released the loss is acknowledged and not told any more; it is still the
+// answer as long as it is one of the last 256 of the session.
 //
-//	*LostError: the hold was lost before. When its grace was not over, it is now.
+//	*LostError: the hold was lost before. With the last count its grace is over.
 //	lock.ErrNotHolder: the session has no such hold (any more).
 //	ErrSessionClosed: the session has ended, and with it the hold.
 //	*lock.InvalidError: requestID is refused, or is that of a release of another hold.

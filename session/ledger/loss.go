@@ -123,10 +123,14 @@ func (l *Ledger) tellAgain(h *Hold, end time.Duration) {
 }
 
 // acknowledge is for a release of a hold that does not live: when it was lost,
-// the app knows now, and has stopped its work.
+// who releases knows now, and has stopped its work. Others who entered the same
+// hold may still work: the loss stays until all counts are released.
 func (l *Ledger) acknowledge(id lock.HoldID) error {
 	err := l.missing(id)
 	if h := l.losses.known[id]; h != nil {
+		if h.count--; h.count > 0 {
+			return err
+		}
 		l.losses.remove(h)
 		l.losses.acked.put(string(id), h)
 		l.unregister(h)

@@ -45,6 +45,31 @@ func TestLossesAreKept(t *testing.T) {
 	get(t, l, &plain)
 }
 
+// TestEachCountAcknowledges: two who share a hold must both have let go before a
+// loss is forgotten and its grace ends, also where the release of one finds the loss.
+func TestEachCountAcknowledges(t *testing.T) {
+	l := open()
+	ask := with(plain, func(a *Ask) { a.Reentrant, a.MaxHold = true, time.Second })
+	g := get(t, l, ask)
+	if again, _, err := l.Acquire(ask); err != nil || again.LockID != g.LockID {
+		t.Fatalf("re-entry: %+v, %v", again, err)
+	}
+	l.Effects()
+	l.Look(Moment{Now: time.Second, Until: time.Minute, Kept: time.Minute})
+	if r := l.Release(g.LockID, ""); !errors.Is(r.Err, ErrLost) {
+		t.Fatalf("the first release: %+v", r)
+	}
+	if lost, _, ok := l.Loss(0); !ok || lost.LockID != g.LockID || l.Kept() != 1 {
+		t.Errorf("after one of two releases: %+v, %v, %d kept in the store", lost, ok, l.Kept())
+	}
+	if r := l.Release(g.LockID, ""); !errors.Is(r.Err, ErrLost) {
+		t.Fatalf("the second release: %+v", r)
+	}
+	if lost, _, ok := l.Loss(0); ok || l.Kept() != 0 {
+		t.Errorf("after both releases: %+v, %d kept in the store", lost, l.Kept())
+	}
+}
+
 // TestAShorterGraceIsToldAgain, and a longer one, or the same, is not.
 func TestAShorterGraceIsToldAgain(t *testing.T) {
 	l := open()

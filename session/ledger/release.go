@@ -35,7 +35,7 @@ type answer struct {
 
 // Release takes one count off a hold; with the last one it is to be released in
 // the store. Another call with the same request id, when that is not empty, gets
-// the same answer. Of a lost hold it acknowledges the loss and ends the grace.
+// the same answer. Of a lost hold the last one acknowledges the loss and ends the grace.
 //
 //	*LostError: the hold was lost before.
 //	lock.ErrNotHolder: there is no such hold (any more).
