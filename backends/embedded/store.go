@@ -204,10 +204,17 @@ func (s *Store) begin() (now time.Duration, err error) {
 }
 
 // setWall notes the wall clock, which costs more to read than the store's. Every
-// new lease and every heartbeat does.
+// new lease and every heartbeat does. A pause between the two readings makes it seem
+// ahead; the next reading must not let fences fall by that.
 func (s *Store) setWall(now time.Duration) {
-	s.wallAtZero = min(s.wall().UnixMicro(), lastWall) - now.Microseconds()
+	at := min(s.wall().UnixMicro(), lastWall) - now.Microseconds()
+	if at > s.wallAtZero || at < s.wallAtZero-setBack.Microseconds() {
+		s.wallAtZero = at
+	}
 }
+
+// setBack is how far the wall clock must have gone back to be believed.
+const setBack = time.Second
 
 // lastWall is the year 2200. A wall clock behind it is wrong, and would soon leave no
 // room for fences.
