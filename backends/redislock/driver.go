@@ -24,6 +24,9 @@ const (
 
 var errAnotherServer = errors.New("another server has come up meanwhile")
 
+// errStranger: the process that is trusted was a replica meanwhile.
+var errStranger = errors.New("the server was a replica meanwhile")
+
 // driver is what a lease of leasekit asks of Redis.
 type driver struct {
 	b       *Backend
@@ -168,16 +171,28 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 		try = "1"
 	}
 	keys := d.b.keys.buckets[s.index].of(q.Resource, d.id)
+	args := []any{d.b.keys.channel, string(q.Resource), string(d.id), string(q.ID), mode, d.sidecar + "\x00" + q.Owner, try}
+	trusted := s.trusted.Load()
+	if trusted != nil && d.b.cfg.failsOver() {
+		args = append(args, trusted.term)
+	}
 	for first := true; ; first = false {
-		r := d.b.run(ctx, d.b.lines[s.index], scriptAcquire, keys,
-			d.b.keys.channel, string(q.Resource), string(d.id), string(q.ID), mode, d.sidecar+"\x00"+q.Owner, try)
+		r := d.b.run(ctx, d.b.lines[s.index], scriptAcquire, keys, args...)
 		if errors.Is(r.err, errNotSent) && !first && !q.Try {
 			return leasekit.Answer{}, nil // it stands in the queue
 		}
 		if r.err != nil {
 			return leasekit.Answer{}, d.notAsked(q, r.err)
 		}
-		if a, done, err := d.answer(s, q, r); done {
+		a, done, err := d.answer(s, q, r)
+		if errors.Is(err, errStranger) {
+			s.trusted.CompareAndSwap(trusted, nil) // until a heartbeat has met it
+			if q.Try {
+				return a, d.keptBack(q, notTrusted)
+			}
+			return leasekit.Answer{Recheck: notTrusted}, nil
+		}
+		if done {
 			return a, err
 		}
 	}
@@ -208,6 +223,8 @@ func (d *driver) answer(s *slot, q lock.Request, r reply) (a leasekit.Answer, do
 	case kind == "GRANTED":
 		fence = word(fields, 1)
 		d.goOn(q.Resource)
+	case kind == "STRANGER":
+		return a, true, errStranger
 	case kind == "LOST":
 		return a, true, lock.ErrLeaseLost
 	case kind == "GONE":

@@ -86,10 +86,11 @@ func (d *driver) present() *presence {
 }
 
 // believes tells whether a grant that a server has published is as good as an
-// answer: that server is at the end of the road still, and is trusted.
+// answer: that server is at the end of the road still, and is trusted. Where it can
+// have been a replica meanwhile, only the answer to a request tells.
 func (d *driver) believes(by *presence) bool {
 	s := d.slots[0]
-	return d.b.cfg.replicas == 0 && by != nil && by == d.present() && s.trusts(by) && d.kept(s) == 0
+	return !d.b.cfg.failsOver() && d.b.cfg.replicas == 0 && by != nil && by == d.present() && s.trusts(by) && d.kept(s) == 0
 }
 
 // parsePush reads a message that a script has published: "g ID FENCE" granted,

@@ -95,6 +95,9 @@ func parseURL(raw string) (config, error) {
 	return c, o.Err()
 }
 
+// failsOver tells that a server can become a replica and be master again.
+func (c *config) failsOver() bool { return c.scheme == "redis+cluster" || c.scheme == "redis+sentinel" }
+
 // connect makes the client. to gives the road to an address.
 //
 // Nothing is retried here: a request that failed has an unknown outcome, and

@@ -1,8 +1,15 @@
 -- Acquire on a resource that nobody holds, waits for, or recently gave up: the
 -- common case, kept free of everything else.
--- ARGV: 1 channel prefix, 2 resource, 3 lease, 4 id, 5 mode, 6 who, 7 try (1 or 0)
+-- ARGV: 1 channel prefix, 2 resource, 3 lease, 4 id, 5 mode, 6 who, 7 try (1 or 0),
+-- 8 the term of the server that the lease trusts, see server.lua; absent: a process that
+-- is alone has only one
 -- Reply: the fence; or a table that starts with LOST, GONE, HELD, WAIT, MORE (ask
--- again at once) or GRANTED (the fence follows; there is more to hand on).
+-- again at once), GRANTED (the fence follows; there is more to hand on) or STRANGER
+-- (the process was a replica meanwhile and may know less; nothing was done).
+if ARGV[8] then
+  local term = string.match(redis.call('INFO', 'replication'), '\nmaster_replid2:(%x+)') or '0'
+  if term ~= ARGV[8] and not string.match(term, '^0+$') then return {'STRANGER'} end
+end
 do
   local t = redis.call('TIME')
   local now = t[1] * 1000000 + t[2]
