@@ -149,11 +149,23 @@ func (a *asking) start(ctx context.Context) error {
 	if s.err != nil { // routines may be waited for already
 		return s.err
 	}
+	s.flying++
 	s.routines.Go(func() {
 		defer close(a.finished)
 		a.result <- a.c.do(s.conn)
+		s.landed()
 	})
 	return nil
+}
+
+// landed notes that the library has ended a call.
+func (s *Session) landed() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.flying--; s.flying == 0 && s.calm != nil {
+		close(s.calm)
+		s.calm = nil
+	}
 }
 
 // wait waits for the answer.

@@ -57,6 +57,8 @@ type Session struct {
 	mu        sync.Mutex
 	link      *link         // that carries requests; nil while there is none
 	latest    *link         // that was dialled last
+	flying    int           // calls that the library has
+	calm      chan struct{} // closed when there are none; nil while nobody waits for that
 	up        chan struct{} // closed when link is set; replaced when it is not
 	asked     time.Time     // when a request came last
 	wanting   int           // requests that wait for a connection
@@ -185,7 +187,7 @@ func (s *Session) Close(ctx context.Context) error {
 			return err
 		}
 	}
-	s.routines.Go(s.conn.Close) // waits for the answer for no more than a second
+	s.routines.Go(s.closeConn) // waits for the answer for no more than a second
 	// The server may need longer, to delete thousands of nodes.
 	limit := time.NewTimer(s.cfg.Timeout)
 	defer limit.Stop()
@@ -222,7 +224,31 @@ func (s *Session) end(why error) {
 	if s.latest != nil {
 		s.latest.cut()
 	}
-	s.routines.Go(s.conn.Close)
+	s.routines.Go(s.closeConn)
+}
+
+// callsEnd is how long a connection that is closed waits for its calls.
+const callsEnd = 250 * time.Millisecond
+
+// closeConn has the library come to its end, after the calls that are under way: it
+// reads the answer of a call that it gives up while it may still be written
+// (go-zookeeper 1.0.4, Conn.Create).
+func (s *Session) closeConn() {
+	s.mu.Lock()
+	if s.flying > 0 && s.calm == nil {
+		s.calm = make(chan struct{})
+	}
+	calm := s.calm
+	s.mu.Unlock()
+	if calm != nil {
+		limit := time.NewTimer(callsEnd)
+		defer limit.Stop()
+		select {
+		case <-calm:
+		case <-limit.C:
+		}
+	}
+	s.conn.Close()
 }
 
 // event is the library's callback.
