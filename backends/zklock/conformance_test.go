@@ -101,6 +101,9 @@ func (h *harness) Exceptions() map[string]string {
 	for _, name := range []string{"MassClosed", "MassExpires", "MassRestart", "CrowdOnOne", "CrowdGranted"} {
 		all[name] = masses
 	}
+	all["ForceInLastSilence"] = "where only the answers are lost, the library dials again and again, and each dial that the server hears " +
+		"keeps the session; a sidecar closes such a lease, and TestForcedHolderFallsSilent shows a link that is silent both ways: " +
+		"left to the issue \"Never held twice (2)\""
 	return all
 }
 
