@@ -123,6 +123,8 @@ func (h *harness) Exceptions() map[string]string {
 		"MassRestart":   manyHolds,
 		"CrowdOnOne":    manyHolds,
 		"CrowdGranted":  manyHolds,
+		"FirstRequestOfDead": "the server ends each connection on its own: a hold's may be over a moment before the lease's, " +
+			"which then still answers a heartbeat: left to the issue \"Never held twice (2)\"",
 	}
 }
 
