@@ -118,8 +118,10 @@ func (a *attempt) ask(k *link) (got bool, err error) {
 	for {
 		n, err := k.run(ctx, "acquire", query, []byte(a.q.Resource))
 		switch {
-		case mydb.Retryable(err):
+		case mydb.LockWait(err):
 			return false, nil
+		case mydb.Retryable(err): // others insert beside it: a deadlock says nothing of this row
+			continue
 		case err != nil || n > 0:
 			return err == nil, err
 		}
@@ -197,8 +199,10 @@ func (l *lease) interrupt(k *link) {
 // holder could have taken its fence before.
 func (a *attempt) granted(k *link) (lock.Grant, error) {
 	fence, err := a.fence()
-	for mydb.Retryable(err) { // an app's transaction with the guard of a hold before
-		if a.q.Try || a.wanted.Err() != nil {
+	for mydb.Retryable(err) {
+		// An app's transaction with the guard of a hold before; a deadlock is with others,
+		// who insert beside it.
+		if a.q.Try && mydb.LockWait(err) || a.wanted.Err() != nil {
 			return lock.Grant{}, a.refused(k)
 		}
 		fence, err = a.fence()
