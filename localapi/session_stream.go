@@ -45,10 +45,10 @@ type sessionStream struct {
 	received chan error // why the receiver has stopped
 
 	mu      sync.Mutex
-	waits   map[string]context.CancelFunc // acquires in flight, by request id
-	flying  int                           // requests with a goroutine of their own
-	ended   bool                          // the receiver takes no more
-	settled chan struct{}                 // closed when ended and nothing is flying
+	waits   map[string]*session.Request // acquires in flight, by request id
+	flying  int                         // requests that are not answered yet
+	ended   bool                        // the receiver takes no more
+	settled chan struct{}               // closed when ended and nothing is flying
 }
 
 // Session serves one app session.
@@ -57,7 +57,7 @@ func (s *service) Session(st grpc.BidiStreamingServer[pb.SessionRequest, pb.Sess
 		service: s,
 		grpc:    st,
 		ctx:     st.Context(),
-		waits:   make(map[string]context.CancelFunc),
+		waits:   make(map[string]*session.Request),
 
 		out:      newOutbox(st.Send, s.o.Clock, s.workers.Run),
 		received: make(chan error, 1),
@@ -307,22 +307,20 @@ func (t *sessionStream) acquire(id string, q *pb.AcquireRequest) (work func(), _
 		return nil, &session.LimitError{Limit: "requests in flight", Max: t.o.Limits.InFlight}
 	}
 	t.flying++
-	ctx, cancel := context.WithCancel(t.ctx)
-	t.waits[id] = cancel
-	return func() {
-		defer t.land()
-		defer cancel()
-		g, err := t.service.acquire(ctx, t.sess, r)
+	begun := t.begin(t.ctx, t.sess, r, func(g session.Grant, err error) {
 		t.mu.Lock()
 		delete(t.waits, id)
 		t.mu.Unlock()
+		defer t.land()
 		if err != nil {
 			t.out.post(t.refusal(id, err))
 			return
 		}
 		// Its times are counted when it is sent.
 		t.out.post(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Granted{Granted: grantTo(g, 0)}})
-	}, nil
+	})
+	t.waits[id] = begun
+	return begun.Run, nil
 }
 
 // cancel ends the wait of an acquire. One that was answered already is no error:
@@ -330,8 +328,8 @@ func (t *sessionStream) acquire(id string, q *pb.AcquireRequest) (work func(), _
 func (t *sessionStream) cancel(id string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if cancel := t.waits[id]; cancel != nil {
-		cancel()
+	if r := t.waits[id]; r != nil {
+		r.GiveUp()
 	}
 }
 

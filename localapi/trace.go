@@ -31,6 +31,18 @@ func (s *Server) acquire(ctx context.Context, sess *session.Session, r session.A
 	return g, err
 }
 
+// begin is acquire for who does not wait for the answer.
+func (s *Server) begin(ctx context.Context, sess *session.Session, r session.AcquireRequest, then func(session.Grant, error)) *session.Request {
+	if s.o.Tracer == nil {
+		return sess.Begin(ctx, r, then)
+	}
+	ctx, end := s.o.Tracer.Acquire(ctx, r)
+	return sess.Begin(ctx, r, func(g session.Grant, err error) {
+		end(g, err)
+		then(g, err)
+	})
+}
+
 // span begins the span of any other call.
 func (s *Server) span(ctx context.Context, name, resource string) (_ context.Context, end func(error)) {
 	if s.o.Tracer == nil {

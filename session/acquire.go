@@ -63,6 +63,34 @@ func (s *Session) acquire(ctx context.Context, r *AcquireRequest, res lock.Resou
 	if err := ctx.Err(); err != nil {
 		return Grant{}, heldError(r.Resource, nil, err)
 	}
+	// The store is asked on another goroutine, so that this one is there in time
+	// whatever the driver does.
+	g, c, ask, err := s.begin(ctx, r, res, nil)
+	if ask != nil {
+		s.m.workers.Run(ask)
+	}
+	if c == nil {
+		return g, err
+	}
+	select {
+	case <-c.Ready:
+		if c.Err == nil && ctx.Err() == nil {
+			return c.Grant, nil
+		}
+	case <-ctx.Done():
+	}
+	cause := ctx.Err()
+	if cause != nil {
+		s.enter()
+		s.ledger.Gone(c, ledger.ErrOver)
+		s.exit()
+	}
+	return s.answer(r, c, cause)
+}
+
+// begin enters a request into the ledger, which may answer at once. Else ask, where
+// it is not nil, asks the store and returns when that has answered.
+func (s *Session) begin(ctx context.Context, r *AcquireRequest, res lock.Resource, then func(*ledger.Call)) (g Grant, c *ledger.Call, ask func(), err error) {
 	a := ledger.Ask{
 		RequestID: r.RequestID,
 		Resource:  res,
@@ -75,6 +103,7 @@ func (s *Session) acquire(ctx context.Context, r *AcquireRequest, res lock.Resou
 		MaxHold:   r.MaxHold,
 		Tag:       ctx,
 		Room:      s.user.reserve(s.m.o.Limits.HoldsPerUID),
+		Then:      then,
 	}
 	if a.Try {
 		a.Wait = tryLimit
@@ -83,30 +112,18 @@ func (s *Session) acquire(ctx context.Context, r *AcquireRequest, res lock.Resou
 	if a.Room {
 		s.counted.size++
 	}
-	g, c, err := s.ledger.Acquire(&a)
-	s.exit()
-	if c == nil {
-		return g, err
+	if g, c, err = s.ledger.Acquire(&a); c == nil {
+		s.exit()
+		return g, nil, nil, err
 	}
-
-	select {
-	case <-c.Ready:
-		if c.Err == nil && ctx.Err() == nil {
-			return c.Grant, nil
-		}
-	case <-ctx.Done():
-	}
-	return s.notGranted(ctx, r, c)
+	ask, calls := s.settle(c.Hold())
+	s.tell(calls)
+	return g, c, ask, nil
 }
 
-// notGranted says why a call has no grant.
-func (s *Session) notGranted(ctx context.Context, r *AcquireRequest, c *ledger.Call) (Grant, error) {
-	cause := ctx.Err()
-	if cause != nil {
-		s.enter()
-		s.ledger.Gone(c, ledger.ErrOver)
-		s.exit()
-	}
+// answer is what the caller of an answered call gets. cause is why its wait has
+// ended; nil: its time is over.
+func (s *Session) answer(r *AcquireRequest, c *ledger.Call, cause error) (Grant, error) {
 	if !errors.Is(c.Err, ledger.ErrOver) {
 		return c.Grant, c.Err
 	}
@@ -143,28 +160,27 @@ func (s *Session) notGranted(ctx context.Context, r *AcquireRequest, c *ledger.C
 	}
 }
 
-// request asks the store for a hold, on a goroutine of its own: the caller is
-// answered in time, whatever the driver does. s.mu is held.
+// request prepares to ask the store for a hold, which f does; nil: it is not wanted
+// any more. s.mu is held.
 //
 //nolint:contextcheck,nolintlint // a hold has brought the ctx of the call that asked first; contextcheck reads this, and nolintlint does not see it
-func (s *Session) request(h *ledger.Hold, id lock.HoldID) {
+func (s *Session) request(h *ledger.Hold, id lock.HoldID) (f func()) {
 	ctx, stop := context.WithCancel(valuesOf(h))
 	if g := s.m.lease.Load(); g != nil && !g.lost() {
 		q, wanted := s.ledger.Asked(h, id, g, stop)
 		if !wanted {
 			stop()
-			return
+			return nil
 		}
 		s.lease = g
 		g.add(id, s)
-		s.m.workers.Run(func() { s.ask(ctx, stop, h, g, q) })
-		return
+		return func() { s.ask(ctx, stop, h, g, q) }
 	}
 	if !s.ledger.Waiting(h, id, stop) {
 		stop()
-		return
+		return nil
 	}
-	s.m.workers.Run(func() {
+	return func() {
 		for {
 			g, err := s.m.awaitLease(ctx)
 			if err != nil { // nobody waits for it any more
@@ -187,7 +203,7 @@ func (s *Session) request(h *ledger.Hold, id lock.HoldID) {
 			}
 			return
 		}
-	})
+	}
 }
 
 // valuesOf is a ctx with the values of the call that has asked first.
@@ -213,7 +229,10 @@ func (s *Session) ask(ctx context.Context, stop func(), h *ledger.Hold, g *gener
 	}
 	s.enter()
 	s.ledger.Answered(h, q.ID, g, grant, err)
-	s.exit()
+	if _, calls := s.settle(nil); len(calls) > 0 {
+		s.tell(calls[1:])
+		calls[0].Then(calls[0]) // usually there is no other
+	}
 }
 
 // peek sees who holds what a try must not wait for.

@@ -168,6 +168,19 @@ func begin(s *Session, r AcquireRequest) *pending {
 	return p
 }
 
+// beginAsync is begin by Begin.
+func beginAsync(s *Session, r AcquireRequest) *pending {
+	p := &pending{done: make(chan struct{})}
+	q := s.Begin(context.Background(), r, func(g Grant, err error) {
+		p.grant, p.err = g, err
+		close(p.done) // a second answer would panic
+	})
+	p.cancel = q.GiveUp
+	go q.Run()
+	synctest.Wait()
+	return p
+}
+
 func (p *pending) over() bool {
 	synctest.Wait()
 	select {

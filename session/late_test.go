@@ -26,7 +26,7 @@ func TestWaitsEndInTimeWhateverTheDriverDoes(t *testing.T) {
 		"the session closes": {exclusive, func(s *Session, _ *pending) { s.Close() }, time.Second, ErrSessionClosed},
 	}
 	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
+		test := func(t *testing.T, begin func(*Session, AcquireRequest) *pending) {
 			bubble(t, func(t *testing.T, e *env) {
 				sc := e.sidecar()
 				s := sc.session()
@@ -52,7 +52,9 @@ func TestWaitsEndInTimeWhateverTheDriverDoes(t *testing.T) {
 					t.Errorf("Info = %+v", i)
 				}
 			})
-		})
+		}
+		t.Run(name, func(t *testing.T) { test(t, begin) })
+		t.Run(name+", by Begin", func(t *testing.T) { test(t, beginAsync) })
 	}
 }
 

@@ -182,14 +182,34 @@ func (s *Session) enter() {
 
 // exit carries out what the ledger has decided, and unlocks the session. Nothing
 // here blocks.
+func (s *Session) exit() {
+	_, calls := s.settle(nil)
+	s.tell(calls)
+}
+
+// tell tells calls, on other goroutines, that they are answered.
+func (s *Session) tell(calls []*ledger.Call) {
+	for _, c := range calls {
+		s.m.workers.Run(func() { c.Then(c) })
+	}
+}
+
+// settle is exit for who may block: it leaves to the caller to ask the store for
+// own, by calling ask where it is not nil, and to tell calls that they are answered.
 //
 //nolint:contextcheck,nolintlint // a hold has brought the ctx of the call that asked first; contextcheck reads this, and nolintlint does not see it
-func (s *Session) exit() {
+func (s *Session) settle(own *ledger.Hold) (ask func(), calls []*ledger.Call) {
 	effects := s.ledger.Effects()
 	for _, e := range effects {
 		switch e.Kind {
 		case ledger.Request:
-			s.request(e.Hold, e.ID)
+			switch f := s.request(e.Hold, e.ID); {
+			case f == nil:
+			case e.Hold == own:
+				ask = f
+			default:
+				s.m.workers.Run(f)
+			}
 		case ledger.Stop:
 			e.Stop()
 		case ledger.Clean:
@@ -224,13 +244,18 @@ func (s *Session) exit() {
 	s.counted.follow(levels{s.ledger.Size(), s.ledger.Kept(), s.ledger.Waits()}, s.m, s.user)
 	answers := s.ledger.Answers()
 	for _, c := range answers { // who has an answer finds it counted
-		close(c.Ready)
+		if c.Then == nil {
+			close(c.Ready)
+		} else {
+			calls = append(calls, c)
+		}
 	}
 	clear(answers)
 	if next := s.ledger.Next(); next != 0 && (s.armed == 0 || next < s.armed) {
 		s.arm(next)
 	}
 	s.mu.Unlock()
+	return ask, calls
 }
 
 // arm sets the timer for a moment, or for an earlier one.

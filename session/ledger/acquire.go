@@ -21,13 +21,15 @@ type Ask struct {
 	MaxHold   time.Duration
 	Room      bool // the user of the session may have one more hold
 	Tag       any  // the Hold has it until it is granted
+	Then      func(*Call)
 }
 
-// Call is one caller who waits for an answer. Who takes it from Ledger.Answers closes
-// Ready; then Grant and
-// Err are its answer; ErrOver says that its time is over.
+// Call is one caller who waits for an answer. Who takes it from Ledger.Answers calls
+// Then, or closes Ready where there is no Then; from that on Grant and Err are its
+// answer. ErrOver says that its time is over.
 type Call struct {
 	Ready chan struct{}
+	Then  func(*Call)
 	Grant Grant
 	Err   error
 
@@ -169,7 +171,10 @@ func (l *Ledger) follow(a *Ask, h *Hold, c *claim) (Grant, *Call, error) {
 }
 
 func (l *Ledger) join(a *Ask, h *Hold, c *claim) *Call {
-	call := &Call{Ready: make(chan struct{}), hold: h, claim: c, next: h.calls, maxHold: a.MaxHold, try: a.Try}
+	call := &Call{Then: a.Then, hold: h, claim: c, next: h.calls, maxHold: a.MaxHold, try: a.Try}
+	if a.Then == nil {
+		call.Ready = make(chan struct{})
+	}
 	call.due.call = call
 	if a.Wait > 0 {
 		l.dues.set(&call.due, l.at.Now+a.Wait)
@@ -384,14 +389,21 @@ func (l *Ledger) leave(c *Call, err error) {
 	l.drop(c, err)
 }
 
+// GiveUp ends the wait of a call with err. It reports false where the call was
+// answered already, and keeps its answer.
+func (l *Ledger) GiveUp(c *Call, err error) bool {
+	if c.answered {
+		return false
+	}
+	l.leave(c, err)
+	return true
+}
+
 // Gone is for a caller that cannot take an answer any more: its wait ends with
 // err, or, when it was answered with a grant just now, its share is given back,
 // unless another caller was answered with it.
 func (l *Ledger) Gone(c *Call, err error) {
-	switch {
-	case !c.answered:
-		l.leave(c, err)
-	case c.Err == nil:
+	if !l.GiveUp(c, err) && c.Err == nil {
 		c.Err = err
 		l.giveBack(c)
 	}

@@ -132,8 +132,8 @@ func (l *Ledger) Effects() []Effect {
 	return e
 }
 
-// Answers gives the calls that were answered, whose Ready is to be closed after
-// Size, Kept and Waits were read, and forgets them. The slice is good until the next
+// Answers gives the calls that were answered, who are to be told after Size, Kept
+// and Waits were read, and forgets them. The slice is good until the next
 // call of another method.
 func (l *Ledger) Answers() []*Call {
 	a := l.answers
