@@ -49,115 +49,14 @@ var errSilent = fmt.Errorf("the store has not answered: %w", lock.ErrUnavailable
 //	ErrSessionClosed: the session has ended.
 //	*lock.InvalidError: a field is refused.
 func (s *Session) Acquire(ctx context.Context, r AcquireRequest) (Grant, error) {
-	res, err := s.m.checkAcquire(&r)
-	if err != nil {
-		return Grant{}, err
+	q := newRequest(ctx, s, r, nil)
+	if q.ask != nil {
+		// Another goroutine asks the store, so that this one is there in time whatever
+		// the driver does.
+		s.m.workers.Run(q.ask)
 	}
-	began := time.Now()
-	g, err := s.acquire(ctx, &r, res)
-	s.m.o.Observer.Acquired(r.Mode, resultOf(g, err), time.Since(began))
-	return g, err
-}
-
-func (s *Session) acquire(ctx context.Context, r *AcquireRequest, res lock.Resource) (Grant, error) {
-	if err := ctx.Err(); err != nil {
-		return Grant{}, heldError(r.Resource, nil, err)
-	}
-	// The store is asked on another goroutine, so that this one is there in time
-	// whatever the driver does.
-	g, c, ask, err := s.begin(ctx, r, res, nil)
-	if ask != nil {
-		s.m.workers.Run(ask)
-	}
-	if c == nil {
-		return g, err
-	}
-	select {
-	case <-c.Ready:
-		if c.Err == nil && ctx.Err() == nil {
-			return c.Grant, nil
-		}
-	case <-ctx.Done():
-	}
-	cause := ctx.Err()
-	if cause != nil {
-		s.enter()
-		s.ledger.Gone(c, ledger.ErrOver)
-		s.exit()
-	}
-	return s.answer(r, c, cause)
-}
-
-// begin enters a request into the ledger, which may answer at once. Else ask, where
-// it is not nil, asks the store and returns when that has answered.
-func (s *Session) begin(ctx context.Context, r *AcquireRequest, res lock.Resource, then func(*ledger.Call)) (g Grant, c *ledger.Call, ask func(), err error) {
-	a := ledger.Ask{
-		RequestID: r.RequestID,
-		Resource:  res,
-		Name:      string(res[len(res)-len(r.Resource):]), // shares its bytes
-		Owner:     r.Owner,
-		Mode:      r.Mode,
-		Try:       r.Wait == 0,
-		Wait:      max(r.Wait, 0),
-		Reentrant: r.Reentrant,
-		MaxHold:   r.MaxHold,
-		Tag:       ctx,
-		Room:      s.user.reserve(s.m.o.Limits.HoldsPerUID),
-		Then:      then,
-	}
-	if a.Try {
-		a.Wait = tryLimit
-	}
-	s.enter()
-	if a.Room {
-		s.counted.size++
-	}
-	if g, c, err = s.ledger.Acquire(&a); c == nil {
-		s.exit()
-		return g, nil, nil, err
-	}
-	ask, calls := s.settle(c.Hold())
-	s.tell(calls)
-	return g, c, ask, nil
-}
-
-// answer is what the caller of an answered call gets. cause is why its wait has
-// ended; nil: its time is over.
-func (s *Session) answer(r *AcquireRequest, c *ledger.Call, cause error) (Grant, error) {
-	if !errors.Is(c.Err, ledger.ErrOver) {
-		return c.Grant, c.Err
-	}
-	if cause == nil {
-		cause = context.DeadlineExceeded
-	}
-	var err error
-	if f := c.Farewell(); f != nil {
-		err = errSilent
-		limit := patience
-		if r.Wait == 0 {
-			limit = 0 // a try has nothing to learn: nobody waits for who holds the lock
-		}
-		t := time.NewTimer(limit)
-		defer t.Stop()
-		select {
-		case <-f.Done:
-			err = f.Err
-		case <-t.C:
-		}
-	}
-	var from *lock.HeldError
-	switch {
-	case errors.As(err, &from), errors.Is(cause, context.Canceled):
-		return Grant{}, heldError(r.Resource, from, cause)
-	case c.Leaseless(), errors.Is(err, lock.ErrLeaseLost):
-		return Grant{}, s.m.noLease()
-	case err != nil:
-		return Grant{}, fmt.Errorf("acquire lock: %w", err)
-	case r.Wait == 0:
-		return Grant{}, fmt.Errorf("acquire lock: %w", errSilent)
-	default:
-		return Grant{}, heldError(r.Resource, nil, cause)
-	}
+	q.wait(ctx)
+	return q.answer()
 }
 
 // request prepares to ask the store for a hold, which f does; nil: it is not wanted
@@ -230,7 +129,7 @@ func (s *Session) ask(ctx context.Context, stop func(), h *ledger.Hold, g *gener
 	s.enter()
 	s.ledger.Answered(h, q.ID, g, grant, err)
 	if _, calls := s.settle(nil); len(calls) > 0 {
-		s.tell(calls[1:])
+		tell(s, calls[1:])
 		calls[0].Then(calls[0]) // usually there is no other
 	}
 }

@@ -184,11 +184,11 @@ func (s *Session) enter() {
 // here blocks.
 func (s *Session) exit() {
 	_, calls := s.settle(nil)
-	s.tell(calls)
+	tell(s, calls)
 }
 
 // tell tells calls, on other goroutines, that they are answered.
-func (s *Session) tell(calls []*ledger.Call) {
+func tell(s *Session, calls []*ledger.Call) {
 	for _, c := range calls {
 		s.m.workers.Run(func() { c.Then(c) })
 	}

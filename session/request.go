@@ -1,0 +1,173 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/ledger"
+)
+
+// Request is an acquire that has begun.
+type Request struct {
+	s     *Session
+	r     AcquireRequest
+	began time.Time          // zero: its fields are refused
+	then  func(Grant, error) // nil: somebody stands by, in wait
+
+	call *ledger.Call // nil: it was answered at once,
+	g    Grant        // with these
+	err  error
+	ask  func() // asks the store; nil: there is nothing to ask, or others do
+
+	cause error // why the wait has ended; nil: its time is over. Written before call is answered, or by wait
+}
+
+// Begin is Acquire for a caller that does not stand by until it is answered. It enters
+// the request, and does not block. Run must follow. then gets what Acquire would
+// return, once, on a goroutine that may block; at the earliest when Run is called, or
+// the wait is over. ctx is for its values only: the request ends with its wait, by
+// GiveUp, or with the session.
+func (s *Session) Begin(ctx context.Context, r AcquireRequest, then func(Grant, error)) *Request {
+	return newRequest(ctx, s, r, then)
+}
+
+// newRequest enters a request into the ledger, which may answer it at once.
+func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Grant, error)) *Request {
+	q := &Request{s: s, r: r, then: then}
+	res, err := s.m.checkAcquire(&q.r)
+	if err != nil {
+		q.err = err
+		return q
+	}
+	q.began = time.Now()
+	if err := ctx.Err(); err != nil && then == nil {
+		q.err = heldError(r.Resource, nil, err)
+		return q
+	}
+	a := ledger.Ask{
+		RequestID: r.RequestID,
+		Resource:  res,
+		Name:      string(res[len(res)-len(r.Resource):]), // shares its bytes
+		Owner:     r.Owner,
+		Mode:      r.Mode,
+		Try:       r.Wait == 0,
+		Wait:      max(r.Wait, 0),
+		Reentrant: r.Reentrant,
+		MaxHold:   r.MaxHold,
+		Tag:       ctx,
+		Room:      s.user.reserve(s.m.o.Limits.HoldsPerUID),
+	}
+	if a.Try {
+		a.Wait = tryLimit
+	}
+	if then != nil {
+		a.Then = func(*ledger.Call) { then(q.answer()) }
+	}
+	s.enter()
+	if a.Room {
+		s.counted.size++
+	}
+	if q.g, q.call, q.err = s.ledger.Acquire(&a); q.call == nil {
+		s.exit()
+		return q
+	}
+	var others []*ledger.Call
+	q.ask, others = s.settle(q.call.Hold())
+	tell(s, others)
+	return q
+}
+
+// Run asks the store, on this goroutine, where nobody has asked it for the same yet.
+// It returns when the store has answered, which may be long after the wait is over.
+func (q *Request) Run() {
+	switch {
+	case q.call == nil:
+		q.then(q.answer())
+	case q.ask != nil:
+		q.ask()
+	}
+}
+
+// GiveUp ends the wait as if ctx had ended in Acquire. A request that was answered
+// keeps its answer.
+func (q *Request) GiveUp() {
+	if q.call == nil {
+		return
+	}
+	q.s.enter()
+	if q.s.ledger.GiveUp(q.call, ledger.ErrOver) {
+		q.cause = context.Canceled
+	}
+	q.s.exit()
+}
+
+// wait returns when the request is answered, or ctx has ended: then it has nothing.
+func (q *Request) wait(ctx context.Context) {
+	if q.call == nil {
+		return
+	}
+	select {
+	case <-q.call.Ready:
+	case <-ctx.Done():
+	}
+	if q.cause = ctx.Err(); q.cause != nil {
+		q.s.enter()
+		q.s.ledger.Gone(q.call, ledger.ErrOver)
+		q.s.exit()
+	}
+}
+
+// answer is what the caller gets. Who was not granted in time is told who holds it, as
+// far as the driver says so soon.
+func (q *Request) answer() (Grant, error) {
+	g, err := q.g, q.err
+	if c := q.call; c != nil {
+		g, err = c.Grant, c.Err
+		if errors.Is(err, ledger.ErrOver) {
+			g, err = Grant{}, q.over()
+		}
+	}
+	if !q.began.IsZero() {
+		q.s.m.o.Observer.Acquired(q.r.Mode, resultOf(g, err), time.Since(q.began))
+	}
+	return g, err
+}
+
+// over says why a request has nothing whose wait is over.
+func (q *Request) over() error {
+	c, cause := q.call, q.cause
+	if cause == nil {
+		cause = context.DeadlineExceeded
+	}
+	var err error
+	if f := c.Farewell(); f != nil {
+		err = errSilent
+		limit := patience
+		if q.r.Wait == 0 {
+			limit = 0 // a try has nothing to learn: nobody waits for who holds the lock
+		}
+		t := time.NewTimer(limit)
+		defer t.Stop()
+		select {
+		case <-f.Done:
+			err = f.Err
+		case <-t.C:
+		}
+	}
+	var from *lock.HeldError
+	switch {
+	case errors.As(err, &from), errors.Is(cause, context.Canceled):
+		return heldError(q.r.Resource, from, cause)
+	case c.Leaseless(), errors.Is(err, lock.ErrLeaseLost):
+		return q.s.m.noLease()
+	case err != nil:
+		return fmt.Errorf("acquire lock: %w", err)
+	case q.r.Wait == 0:
+		return fmt.Errorf("acquire lock: %w", errSilent)
+	default:
+		return heldError(q.r.Resource, nil, cause)
+	}
+}
