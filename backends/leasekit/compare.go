@@ -46,7 +46,7 @@ func (l *Lease) compare(ctx context.Context) ([]lock.Event, error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.settled, l.exact = settles, max(l.exact, began)
+	l.settled, l.exact, l.compared = settles, max(l.exact, began), began
 	for _, r := range listed {
 		if l.entries[r.ID] == nil {
 			l.strays[r.ID] = r

@@ -104,3 +104,44 @@ func TestStrayHoldThatCannotBeReleased(t *testing.T) {
 		}
 	})
 }
+
+// The store has lost one hold, and has another that is none: the numbers are equal.
+func TestLostAndStrayCancelOut(t *testing.T) {
+	bubble(t, func(k *kit) {
+		lost, kept := k.acquire("lost"), k.acquire("kept")
+		stray := k.request("stray")
+		k.f.lose(lost.ID)
+		if _, err := k.f.Ask(k.t.Context(), stray); err != nil {
+			t.Fatal(err)
+		}
+		var news []lock.Event
+		for start := k.clock(); len(news) == 0 && k.clock()-start < (maxCounted+1)*ttl; time.Sleep(ttl / 3) {
+			news = k.beat()
+		}
+		k.same("Heartbeat", news, vanished(lost))
+		synctest.Wait()
+		if k.f.has(stray.ID) || !k.f.has(kept.ID) {
+			t.Error("the stray hold is still there, or the other is not")
+		}
+		for range 3 * maxCounted {
+			k.same("a later one", k.beat())
+			time.Sleep(ttl / 3)
+		}
+		if n := k.f.count("held"); n > 2 {
+			t.Errorf("compared %d times", n)
+		}
+	})
+}
+
+// A lease that has nothing compares nothing.
+func TestNothingIsComparedOfNothing(t *testing.T) {
+	bubble(t, func(k *kit) {
+		for range 6 * maxCounted {
+			k.beat()
+			time.Sleep(ttl / 3)
+		}
+		if n := k.f.count("held"); n > 0 {
+			t.Errorf("compared %d times", n)
+		}
+	})
+}

@@ -38,7 +38,8 @@ type Driver interface {
 	Downgrade(ctx context.Context, r Ref) error
 
 	// Renew renews the lease, and with the same request acknowledges revocations:
-	// from then on the store counts their grace.
+	// from then on the store counts their grace. News that come with an error, from
+	// one server of several, are true all the same; only the number is not looked at.
 	Renew(ctx context.Context, acks []Revocation) (Renewal, error)
 
 	// Held calls each for every hold and waiter that the store has for the lease,
@@ -107,7 +108,8 @@ type Renewal struct {
 	// Entries is how many holds and waiters the store has for the lease; negative
 	// where it does not count.
 	Entries int
-	// Stranger: another server than last time has answered, and may know less.
+	// Stranger: another server than last time has answered, and may know less. It is
+	// enough to say so once: the lease asks for Held until it has read it through.
 	Stranger bool
 }
 

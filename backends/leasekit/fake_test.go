@@ -31,6 +31,7 @@ type fake struct {
 	fence    lock.Fence
 	stranger bool // the next heartbeat is answered by another server
 	entriesN int  // what the heartbeat says instead of the number, unless 0
+	partial  bool // one server of several does not answer to heartbeats
 
 	faults map[string]fault
 	calls  map[string]int
@@ -215,6 +216,9 @@ func (f *fake) Renew(ctx context.Context, acks []Revocation) (r Renewal, err err
 			}
 		}
 		r.Stranger, f.stranger = f.stranger, false
+		if f.partial {
+			return errSilent
+		}
 		return nil
 	})
 	return r, err

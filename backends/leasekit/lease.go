@@ -51,6 +51,7 @@ type Lease struct {
 	ackBell  chan struct{}          // has a value when acknowledgements may be due
 	renewed  time.Duration          // before the last request that renewed the lease was sent
 	exact    time.Duration          // when the number of entries was last known to be that of the store
+	compared time.Duration          // when everything was compared last
 
 	// Reasons to compare memories before the lease counts as renewed: how many there
 	// were, and how many of them a comparison has settled.
@@ -82,6 +83,7 @@ func Start(ctx context.Context, d Driver, o Options) *Lease {
 		ackBell:   make(chan struct{}, 1),
 		renewed:   o.Opened,
 		exact:     o.Opened,
+		compared:  o.Opened,
 		strays:    make(map[lock.HoldID]Ref),
 		tidyBell:  make(chan struct{}, 1),
 	}

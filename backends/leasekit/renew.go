@@ -13,6 +13,10 @@ import (
 // roughly, because requests are always under way, before everything is compared.
 const maxInexact = 3
 
+// maxCounted is for how many TTLs it is enough that the numbers are equal, before
+// everything is compared: what the store has lost and what only it has may cancel out.
+const maxCounted = 30
+
 // Heartbeat implements lock.Lease.
 func (l *Lease) Heartbeat(ctx context.Context) ([]lock.Event, error) {
 	if l.isLost() {
@@ -49,16 +53,14 @@ func (l *Lease) renew(ctx context.Context) (beat, error) {
 	b := beat{sent: l.o.Clock(), epoch: l.epoch, removed: l.removed}
 	l.mu.Unlock()
 	r, err := l.d.Renew(ctx, acks)
-	if err != nil {
-		if errors.Is(err, lock.ErrLeaseLost) {
-			l.Lose()
-		}
+	if errors.Is(err, lock.ErrLeaseLost) {
+		l.Lose()
 		return b, err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, a := range acks {
-		if e := l.entries[a.ID]; e != nil && e.grace == a.Grace {
+		if e := l.entries[a.ID]; err == nil && e != nil && e.grace == a.Grace {
 			e.acked = true
 		}
 	}
@@ -76,7 +78,7 @@ func (l *Lease) renew(ctx context.Context) (beat, error) {
 		l.doubted++
 	}
 	b.entries = r.Entries
-	return b, nil
+	return b, err
 }
 
 // due are the revocations to acknowledge. l.mu is held.
@@ -91,7 +93,8 @@ func (l *Lease) due() []Revocation {
 }
 
 // doubts tells whether what the store has must be compared with what the lease
-// knows, entry by entry: another server has answered, or the numbers differ.
+// knows, entry by entry: another server has answered, the numbers differ, or that was
+// not done for long.
 // Requests that were under way during the heartbeat may or may not be counted,
 // and so may holds that are forced, once their grace is over.
 func (l *Lease) doubts(b beat) bool {
@@ -120,7 +123,7 @@ func (l *Lease) miscounts(b beat) bool {
 		return true
 	case least == most:
 		l.exact = b.sent
-		return false
+		return most > 0 && b.sent-l.compared > maxCounted*l.o.TTL
 	default:
 		return b.sent-l.exact > maxInexact*l.o.TTL
 	}
