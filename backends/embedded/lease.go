@@ -53,6 +53,9 @@ func (l *lease) ask(q lock.Request) (_ leasekit.Answer, refused *view, _ error) 
 	if err != nil {
 		return leasekit.Answer{}, nil, err
 	}
+	if len(s.leaving) > 0 {
+		s.rid(q.Resource, now)
+	}
 	r := s.resources[q.Resource]
 	e := r.find(q.ID)
 	switch {
@@ -185,10 +188,23 @@ func (l *lease) Listen(ctx context.Context, push func(leasekit.Push)) {
 
 // Close implements leasekit.Driver.
 func (l *lease) Close(context.Context) error {
-	l.store.mu.Lock()
-	defer l.store.mu.Unlock()
-	l.store.drop(l, l.store.clock())
+	for l.leave() {
+	}
 	return nil
+}
+
+// leave ends the lease, or some more of what hangs on it, and tells whether anything
+// does still.
+func (l *lease) leave() (more bool) {
+	s := l.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.over {
+		s.clear(l, s.clock())
+	} else {
+		s.drop(l, s.clock())
+	}
+	return l.first != nil
 }
 
 // begin opens every operation on the lease, with the mutex held.
@@ -240,8 +256,8 @@ func (l *lease) unlink(e *entry) {
 	l.count--
 }
 
-// drop ends a lease with everything on it, for ever. What came last goes first, so
-// that no waiter of the lease is granted on the way out.
+// drop ends a lease for ever, with everything on it: of thousands of holds the first
+// ones now, and the others in steps by expire, or when somebody asks for the resource.
 func (s *Store) drop(l *lease, now time.Duration) {
 	if l.over {
 		return
@@ -249,9 +265,31 @@ func (s *Store) drop(l *lease, now time.Duration) {
 	l.over = true
 	delete(s.leases, l)
 	s.endings.cancel(&l.end)
-	for l.first != nil {
-		s.remove(l.first, now)
-	}
 	l.push(leasekit.Push{Kind: leasekit.Over})
 	close(l.dropped)
+	if s.clear(l, now); l.first != nil {
+		s.leaving = append(s.leaving, l)
+		s.ring()
+	}
+}
+
+// rid ends what stands in front of others on a resource and hangs on leases that are
+// over; where that is very much, not all of it at once.
+func (s *Store) rid(name lock.Resource, now time.Duration) {
+	r := s.resources[name]
+	for n := 0; n < grantStep && r != nil && !r.Empty(); n++ {
+		e := r.dead()
+		if e == nil {
+			return
+		}
+		n += s.remove(e, now)
+	}
+}
+
+// clear ends some of what hangs on a lease that is over. What came last goes first, so
+// that no waiter of the lease is granted on the way out.
+func (s *Store) clear(l *lease, now time.Duration) {
+	for n := 0; n < grantStep && l.first != nil; n++ {
+		n += s.remove(l.first, now)
+	}
 }

@@ -1,6 +1,7 @@
 package embedded
 
 import (
+	"iter"
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
@@ -39,6 +40,19 @@ type force struct {
 	gone  chan struct{} // closed when the hold is
 }
 
+// dead is the first hold or the first waiter, where its lease is over; nil: neither.
+func (r *resource) dead() *entry {
+	for _, all := range []iter.Seq[*entry]{r.Holders(), r.Waiters()} {
+		for e := range all {
+			if e.Value.lease.over {
+				return e
+			}
+			break
+		}
+	}
+	return nil
+}
+
 // put makes a request a hold or a waiter on r, or on a new resource where that
 // is nil.
 func (s *Store) put(r *resource, l *lease, q lock.Request, now time.Duration) *entry {
@@ -60,10 +74,10 @@ func (s *Store) put(r *resource, l *lease, q lock.Request, now time.Duration) *e
 	return e
 }
 
-// remove ends a hold or waiter and hands the resource on.
-func (s *Store) remove(e *entry, now time.Duration) {
+// remove ends a hold or waiter and hands the resource on, to how many it tells.
+func (s *Store) remove(e *entry, now time.Duration) (granted int) {
 	s.unlink(e)
-	s.promote(e.Value.resource, now)
+	return s.promote(e.Value.resource, now)
 }
 
 // unlink takes e out, and leaves handing on to the caller.
@@ -82,17 +96,16 @@ func (s *Store) unlink(e *entry) {
 // millisecond.
 const grantStep = 256
 
-// promote grants what can be granted from the front of the queue, and forgets
-// the resource when nobody is left. After a step of many readers it leaves the rest
+// promote grants what can be granted from the front of the queue, to how many it
+// tells, and forgets the resource when nobody is left. After a step of many readers it leaves the rest
 // to expire; until then they stand at the front, so that nobody overtakes them.
-func (s *Store) promote(r *resource, now time.Duration) {
-	granted := 0
+func (s *Store) promote(r *resource, now time.Duration) (granted int) {
 	for e := r.Next(); e != nil; e = r.Next() {
 		e.Value.since, e.Value.fence = now, s.nextFence(now)
 		e.Value.lease.push(leasekit.Push{Kind: leasekit.Granted, Ref: ref(e), Fence: e.Value.fence})
 		if granted++; granted == grantStep {
 			s.later(r)
-			return
+			return granted
 		}
 	}
 	if r.Empty() && r.index >= 0 {
@@ -104,6 +117,7 @@ func (s *Store) promote(r *resource, now time.Duration) {
 		r.index = -1
 		s.spare = r
 	}
+	return granted
 }
 
 // later notes that the front of r may not be granted yet.
@@ -115,19 +129,32 @@ func (s *Store) later(r *resource) {
 	}
 }
 
-// step grants some more of what was left.
+// step goes on with what was left: it grants some more, and clears away some more of a
+// lease that is over.
 func (s *Store) step(now time.Duration) {
-	if len(s.unfinished) == 0 {
-		return
+	if r := take(&s.unfinished); r != nil {
+		r.more = false
+		s.promote(r, now)
 	}
-	r := s.unfinished[0]
-	s.unfinished[0] = nil
-	s.unfinished = s.unfinished[1:]
-	r.more = false
-	s.promote(r, now)
-	if len(s.unfinished) > 0 {
+	if l := take(&s.leaving); l != nil {
+		if s.clear(l, now); l.first != nil {
+			s.leaving = append(s.leaving, l)
+		}
+	}
+	if len(s.unfinished)+len(s.leaving) > 0 {
 		s.ring()
 	}
+}
+
+// take takes the first of some, or nil.
+func take[T any](all *[]*T) *T {
+	if len(*all) == 0 {
+		return nil
+	}
+	first := (*all)[0]
+	(*all)[0] = nil
+	*all = (*all)[1:]
+	return first
 }
 
 func ref(e *entry) leasekit.Ref {

@@ -248,3 +248,70 @@ func TestManyAreGrantedInSteps(t *testing.T) {
 		shut(t, a)
 	})
 }
+
+// Law 10: a lease that ends with thousands of holds lets others in between. What is
+// left of it nobody sees or forces, and it goes by itself.
+func TestManyEndInSteps(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Store) {
+		a, b := open(t, s), open(t, s)
+		name := func(i int) lock.Resource { return lock.Resource(fmt.Sprintf("r%d", i)) }
+		var first lock.Grant
+		for i := range crowd {
+			if g := acquire(t, a, name(i), lock.Exclusive); i == 0 {
+				first = g
+			}
+		}
+		next := granted(t, s, b, first.Resource)
+		s.mu.Lock()
+		for l := range s.leases {
+			if l.id == a.ID() {
+				s.drop(l, s.clock())
+				if l.count < crowd-crowd/10 {
+					t.Errorf("%d holds end at a time", crowd-l.count)
+				}
+			}
+		}
+		if len(s.resources) < crowd-crowd/10 {
+			t.Errorf("%d of %d resources are left", len(s.resources), crowd)
+		}
+		e := s.resources[first.Resource].find(first.ID)
+		if v := s.resources[first.Resource].view(first.Resource, s.clock()); e == nil || len(v.holders) != 0 {
+			t.Errorf("the hold of a lease that is over is shown: %+v", v)
+		}
+		s.mu.Unlock()
+		for i := 1; i < 100; i++ { // in nobody's way
+			g, err := b.Acquire(t.Context(), lock.Request{ID: lock.NewHoldID(), Resource: name(i), Mode: lock.Exclusive, Try: true})
+			if err != nil {
+				t.Fatalf("a try of what is free: %v", err)
+			}
+			if err := b.Release(t.Context(), g.Resource, g.ID); err != nil {
+				t.Error(err)
+			}
+		}
+		<-next
+		synctest.Wait()
+		s.mu.Lock()
+		if n := len(s.resources); n != 1 {
+			t.Errorf("%d resources are left", n)
+		}
+		s.mu.Unlock()
+		shut(t, a)
+		shut(t, b)
+	})
+}
+
+// All is gone when Close returns, however much it was.
+func TestCloseLeavesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Store) {
+		a := open(t, s)
+		for i := range crowd {
+			acquire(t, a, lock.Resource(fmt.Sprintf("r%d", i)), lock.Exclusive)
+		}
+		shut(t, a)
+		s.mu.Lock()
+		if n := len(s.resources); n != 0 {
+			t.Errorf("%d resources are left", n)
+		}
+		s.mu.Unlock()
+	})
+}

@@ -5,7 +5,8 @@
 // Package queue decides who is next, package leasekit makes a lease of what is
 // here: a table of resources, the moments at which leases and graces end, and one
 // mutex. Every change hands the resource on to the front of its queue before the
-// mutex is let go; of thousands of readers to the first, and to the others in steps.
+// mutex is let go; of thousands of readers to the first, and to the others in steps. A
+// lease that ends with thousands of holds lets them go in steps, too.
 // So there is no moment at which a resource is free while somebody waits for it, and
 // a waiter is woken only when it holds the lock.
 package embedded
@@ -37,6 +38,7 @@ type Store struct {
 	endings    endings // of leases, and of graces
 
 	unfinished []*resource // whose front may not be granted yet
+	leaving    []*lease    // that are over, and on which something hangs still
 
 	bell    chan struct{} // something ends sooner than all before, or is unfinished
 	stop    chan struct{}
@@ -139,7 +141,7 @@ func (s *Store) force(r lock.Resource, id lock.HoldID, grace time.Duration) (*fo
 		return nil, err
 	}
 	e := s.resources[r].find(id)
-	if e == nil {
+	if e == nil || e.Value.lease.over {
 		return nil, lock.ErrNotHolder
 	}
 	l := e.Value.lease
@@ -184,6 +186,11 @@ func (s *Store) Close() error {
 	}
 	for l := range s.leases {
 		s.drop(l, s.clock())
+	}
+	for _, l := range s.leaving { // nobody else has anything to do here any more
+		for l.first != nil {
+			s.clear(l, s.clock())
+		}
 	}
 	s.closed = true
 	s.mu.Unlock()

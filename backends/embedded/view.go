@@ -126,10 +126,14 @@ func (r *resource) brief(now time.Duration) view {
 func rows(entries iter.Seq[*entry], n int, now time.Duration) []row {
 	all := make([]row, 0, n)
 	for e := range entries {
-		if len(all) == n {
+		if n == 0 {
 			break
 		}
+		n--
 		v := &e.Value
+		if v.lease.over { // see drop
+			continue
+		}
 		all = append(all, row{entry: e, fence: v.fence, age: now - v.since, mode: e.Room().Mode(), revoked: v.force != nil})
 	}
 	return all
