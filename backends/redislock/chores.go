@@ -37,7 +37,7 @@ func (d *driver) chores(ctx context.Context) {
 		case r := <-d.more:
 			d.b.advance(ctx, r)
 		case <-d.looks:
-			_ = d.lookAround(ctx) // it only helps others
+			_, _ = d.lookAround(ctx) // it only helps others
 		case <-ctx.Done():
 			return
 		}

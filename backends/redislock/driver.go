@@ -1,6 +1,7 @@
 package redislock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,7 +60,9 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	if o.TTL < lock.MinTTL || o.TTL > lock.MaxTTL {
 		return nil, &lock.InvalidError{Field: "ttl", Problem: fmt.Sprintf("must be from %s to %s", lock.MinTTL, lock.MaxTTL)}
 	}
-	if err := b.check(ctx); err != nil {
+	// In a Cluster one node knows the layout. Without it the sidecar goes on with the
+	// others, and checks later.
+	if err := b.check(ctx); err != nil && (b.cfg.scheme != "redis+cluster" || errors.Is(err, errLayout)) {
 		return nil, err
 	}
 	d := &driver{
@@ -91,14 +94,15 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 
 // start makes the lease known, where some server grants locks already.
 func (d *driver) start(ctx context.Context) error {
-	if err := d.lookAround(ctx); err != nil {
+	found, err := d.lookAround(ctx)
+	if err != nil {
 		return err
 	}
-	if err := d.b.checkEviction(); err != nil { // by now all servers have been spoken to
+	if err := d.b.checkEviction(); err != nil { // by now all servers have been spoken to that answer
 		return err
 	}
-	best, left := d.slots[0], d.kept(d.slots[0])
-	for _, s := range d.slots[1:] {
+	best, left := found[0], d.kept(found[0])
+	for _, s := range found[1:] {
 		if l := d.kept(s); l < left {
 			best, left = s, l
 		}
@@ -112,46 +116,58 @@ func (d *driver) start(ctx context.Context) error {
 }
 
 // lookAround asks for every bucket who has it. What it learns stands in the pasts.
-// The error is nil when at least one could be asked.
-func (d *driver) lookAround(ctx context.Context) error {
-	var first error
-	found := false
+// The result is those buckets whose server has answered, at least one.
+func (d *driver) lookAround(ctx context.Context) (found []*slot, err error) {
 	for range 2 { // the first answer of a server may come before it is known who it is
 		var calls []call
-		var buckets []int
 		for i := range d.slots {
 			k := &d.b.keys.buckets[i]
 			calls = append(calls, call{keys: []string{k.leases, k.mark, k.leases}, args: []any{"", 0}})
-			buckets = append(buckets, i)
 		}
-		first = d.b.runAll(ctx, scriptOpen, calls)
+		err = d.b.runAll(ctx, scriptOpen, calls)
+		found = nil
 		unknown := false
-		for n, c := range calls {
-			switch _, err := d.b.look(buckets[n], c.reply); {
+		for i, c := range calls {
+			switch _, err := d.b.look(i, c.reply); {
 			case c.err != nil:
 			case err == nil:
-				found = true
+				found = append(found, d.slots[i])
 			case errors.Is(err, errAnotherServer):
 				unknown = true
 			default:
-				return unavailable("look at store", err)
+				return nil, unavailable("look at store", err)
 			}
 		}
 		if !unknown {
 			break
 		}
 	}
-	switch {
-	case found:
-		return nil
-	case first == nil:
-		first = errAnotherServer
+	if len(found) > 0 {
+		return found, nil
 	}
-	return unavailable("look at store", first)
+	return nil, unavailable("look at store", cmp.Or(err, errAnotherServer))
+}
+
+// checkLater checks how the data is laid out, where that could not be done before the
+// lease was opened.
+func (d *driver) checkLater(ctx context.Context) {
+	for {
+		if err := d.b.check(ctx); err == nil || errors.Is(err, errLayout) {
+			return
+		}
+		select {
+		case <-time.After(d.recheck):
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // Ask implements leasekit.Driver.
 func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error) {
+	if d.b.foreign.Load() {
+		return leasekit.Answer{}, d.notAsked(q, errLayout)
+	}
 	s := d.slots[d.b.keys.bucketOf(q.Resource)]
 	if err := d.enter(ctx, s); err != nil {
 		return leasekit.Answer{}, d.notAsked(q, err)

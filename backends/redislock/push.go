@@ -27,6 +27,7 @@ func (d *driver) Listen(ctx context.Context, push func(leasekit.Push)) {
 	defer beside.Wait()
 	beside.Go(func() { d.chores(ctx) })
 	beside.Go(func() { d.reapDead(ctx) })
+	beside.Go(func() { d.checkLater(ctx) })
 	for ctx.Err() == nil {
 		d.listenOnce(ctx, push)
 		select {

@@ -41,6 +41,7 @@ type Backend struct {
 	only    *road  // where there is no Cluster
 
 	checked atomic.Bool // the layout of the data is this sidecar's
+	foreign atomic.Bool // it is another kind of sidecar's
 
 	mu    sync.Mutex
 	roads map[string]*road // by address; of all but a Cluster there is one
@@ -86,11 +87,19 @@ func (b *Backend) to(addr string, dial dialer) *road {
 	return r
 }
 
+// errLayout: the keys with this prefix are laid out in another way.
+var errLayout = fmt.Errorf("they were laid out by another kind of sidecar: %w", lock.ErrUnavailable)
+
 // check makes sure, once, that the data is laid out as this sidecar needs it.
+//
+//	errLayout: it is not.
+//	lock.ErrUnavailable alone: the server that knows it does not answer.
 func (b *Backend) check(ctx context.Context) error {
 	if b.checked.Load() {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, b.cfg.timeout)
+	defer cancel()
 	want := fmt.Sprintf("version=%s buckets=%d", dataVersion, len(b.keys.buckets))
 	if err := b.client.SetNX(ctx, b.keys.config, want, 0).Err(); err != nil {
 		return unavailable("check store", err)
@@ -99,11 +108,11 @@ func (b *Backend) check(ctx context.Context) error {
 	if err != nil {
 		return unavailable("check store", err)
 	}
+	b.checked.Store(got == want)
+	b.foreign.Store(got != want)
 	if got != want {
-		return fmt.Errorf("check store: the keys with prefix %q were laid out by another kind of sidecar (%s, this one needs %s); use another prefix: %w",
-			b.keys.prefix, got, want, lock.ErrUnavailable)
+		return fmt.Errorf("check store: use another prefix than %q for the keys (%s, this sidecar needs %s): %w", b.keys.prefix, got, want, errLayout)
 	}
-	b.checked.Store(true)
 	return nil
 }
 

@@ -1,7 +1,9 @@
 package redislock
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -21,10 +23,14 @@ func (d *driver) Renew(ctx context.Context, acks []leasekit.Revocation) (leaseki
 	case <-ctx.Done():
 		return leasekit.Renewal{}, unavailable("renew", context.Cause(ctx))
 	}
+	if d.b.foreign.Load() {
+		return leasekit.Renewal{}, unavailable("renew", errLayout)
+	}
 	sent := d.b.clock()
 	open, calls := d.beat()
-	if err := d.acknowledge(ctx, acks); err != nil {
-		return leasekit.Renewal{}, err
+	failed := d.acknowledge(ctx, acks)
+	if errors.Is(failed, lock.ErrLeaseLost) {
+		return leasekit.Renewal{}, failed
 	}
 	if d.b.cfg.replicas > 0 { // no Cluster: there is one call
 		calls[0].reply = d.b.run(ctx, &d.b.sender, scriptHeartbeat, calls[0].keys, calls[0].args...)
@@ -32,7 +38,7 @@ func (d *driver) Renew(ctx context.Context, acks []leasekit.Revocation) (leaseki
 		_ = d.b.runAll(ctx, scriptHeartbeat, calls) // each call has its own error
 	}
 	var news leasekit.Renewal
-	var failed error
+	var silence error // of buckets that nothing depends on
 	var silent []*slot
 	alive, lost := 0, false
 	for n, s := range open {
@@ -42,18 +48,23 @@ func (d *driver) Renew(ctx context.Context, acks []leasekit.Revocation) (leaseki
 		case s.empty() && len(d.slots) > 1: // nothing of the lease depends on that server
 			silent = append(silent, s)
 			lost = lost || err == lock.ErrLeaseLost //nolint:errorlint // made here
-			failed = err
+			silence = err
 		case err == lock.ErrLeaseLost: //nolint:errorlint // made here
 			return leasekit.Renewal{}, err
 		default:
-			return leasekit.Renewal{}, unavailable("renew", err)
+			failed = cmp.Or(failed, unavailable("renew", err))
 		}
 	}
+	if news.Stranger {
+		ring(d.looks)
+	}
 	switch {
+	case failed != nil:
+		return news, failed
 	case alive == 0 && lost:
 		return leasekit.Renewal{}, lock.ErrLeaseLost
 	case alive == 0:
-		return leasekit.Renewal{}, unavailable("renew", failed)
+		return leasekit.Renewal{}, unavailable("renew", silence)
 	}
 	for _, s := range silent {
 		s.open.Store(false) // a request that comes meanwhile opens it again
@@ -62,9 +73,6 @@ func (d *driver) Renew(ctx context.Context, acks []leasekit.Revocation) (leaseki
 	d.renewed = max(d.renewed, sent)
 	d.mu.Unlock()
 	d.closeIdle(ctx, open, alive)
-	if news.Stranger {
-		ring(d.looks)
-	}
 	return news, nil
 }
 
@@ -180,7 +188,7 @@ func (d *driver) closeIdle(ctx context.Context, open []*slot, alive int) {
 // acknowledge tells the store which revocations are known: from now on it counts
 // their grace. Where the keys of a bucket move to another node right now, it cannot
 // be told: a heartbeat names these again once the keys have moved.
-func (d *driver) acknowledge(ctx context.Context, acks []leasekit.Revocation) error {
+func (d *driver) acknowledge(ctx context.Context, acks []leasekit.Revocation) (failed error) {
 	calls := make([]call, 0, len(acks))
 	for _, a := range acks {
 		k := &d.b.keys.buckets[d.b.keys.bucketOf(a.Resource)]
@@ -194,12 +202,12 @@ func (d *driver) acknowledge(ctx context.Context, acks []leasekit.Revocation) er
 		switch {
 		case redis.HasErrorPrefix(c.err, "TRYAGAIN"):
 		case c.err != nil:
-			return unavailable("acknowledge forced release", c.err)
+			failed = unavailable("acknowledge forced release", c.err)
 		case c.val == int64(-1):
 			return lock.ErrLeaseLost
 		}
 	}
-	return nil
+	return failed
 }
 
 // Held implements leasekit.Driver. The answers must be of the very servers that
@@ -211,13 +219,17 @@ func (d *driver) Held(ctx context.Context, each func(leasekit.Ref)) error {
 	case <-ctx.Done():
 		return unavailable("compare", context.Cause(ctx))
 	}
+	var read []*slot
 	for _, s := range d.slots {
 		if !s.open.Load() {
 			continue
 		}
 		if err := d.heldIn(ctx, s, each); err != nil {
-			return unavailable("compare", err)
+			return unavailable("compare", err) // nothing of it will be acted on
 		}
+		read = append(read, s)
+	}
+	for _, s := range read {
 		s.compared = s.last
 	}
 	return nil
