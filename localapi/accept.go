@@ -153,9 +153,8 @@ func drain(c *net.UnixConn) {
 // refusal is an HTTP response in full.
 func refusal(why error) []byte {
 	st := toStatus(why)
-	body := marshalJSON(st)
+	code, body := marshalStatus(st)
 	var b bytes.Buffer
-	code := httpCode(st)
 	b.WriteString("HTTP/1.1 " + strconv.Itoa(code) + " " + http.StatusText(code) + "\r\n" +
 		"Content-Type: application/json\r\nConnection: close\r\nContent-Length: " + strconv.Itoa(len(body)) + "\r\n\r\n")
 	b.Write(body)

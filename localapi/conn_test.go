@@ -338,7 +338,7 @@ func FuzzBody(f *testing.F) {
 			if httpCode(st) != http.StatusBadRequest {
 				t.Fatalf("%q: %v", body, st)
 			}
-			if line := marshalJSON(st); bytes.Count(line, []byte("\n")) != 1 {
+			if _, line := marshalStatus(st); bytes.Count(line, []byte("\n")) != 1 {
 				t.Fatalf("%q: %q", body, line)
 			}
 		}

@@ -111,7 +111,8 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, table []route,
 	w.Header().Set("Allow", strings.Join(slices.Compact(others), ", "))
 	st := toStatus(refuse(reasonNoRoute, "%s is not possible on %s, but %s is", r.Method, r.URL.Path, strings.Join(others, ", ")))
 	s.hurry(w)
-	writeStatus(w, http.StatusMethodNotAllowed, st)
+	_, line := marshalStatus(st)
+	writeJSON(w, http.StatusMethodNotAllowed, line)
 }
 
 // match finds the fields in a path, given as its segments, still escaped.
@@ -173,7 +174,11 @@ func answer[Q, A proto.Message](s *Server, w http.ResponseWriter, r *http.Reques
 		s.fail(w, r, err)
 		return
 	}
-	body := marshalJSON(a)
+	body, err := marshalJSON(a)
+	if err != nil {
+		s.fail(w, r, err)
+		return
+	}
 	s.hurry(w)
 	writeJSON(w, http.StatusOK, body)
 }
@@ -220,7 +225,7 @@ func (s *Server) events(api *service) handler {
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	st := s.explain(r.Context(), r.Method+" "+r.URL.Path, err)
 	s.hurry(w)
-	writeStatus(w, httpCode(st), st)
+	writeStatus(w, st)
 }
 
 // tracked lets Run wait for the handlers. None begins once Run waits.
@@ -231,7 +236,7 @@ func (s *Server) tracked(h http.Handler) http.Handler {
 			s.entering.Unlock()
 			w.Header().Set("Connection", "close")
 			st := s.explain(r.Context(), r.URL.Path, session.ErrDraining)
-			writeStatus(w, httpCode(st), st)
+			writeStatus(w, st)
 			return
 		}
 		s.running.Add(1)

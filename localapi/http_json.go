@@ -183,25 +183,38 @@ func shape(f protoreflect.FieldDescriptor) string {
 }
 
 // marshalJSON gives one line of proto3 JSON. Fields that are empty or 0 are
-// there too: scripts should not have to guess.
-func marshalJSON(m proto.Message) []byte {
+// there too: scripts should not have to guess. Its error is that a string is not
+// UTF-8, such as one that somebody else has written into the store.
+func marshalJSON(m proto.Message) ([]byte, error) {
 	b, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
-	if err != nil { // a string that is not UTF-8
-		b, _ = protojson.Marshal(toStatus(fmt.Errorf("marshal answer: %w", err)))
+	if err != nil {
+		return nil, fmt.Errorf("marshal answer: %w", err)
 	}
 	var line bytes.Buffer
 	line.Grow(len(b) + 1)
 	_ = json.Compact(&line, b) // protojson puts in blanks at random, so that nobody relies on them
 	line.WriteByte('\n')
-	return line.Bytes()
+	return line.Bytes(), nil
+}
+
+// marshalStatus is marshalJSON for an error; of one that cannot be marshalled it says
+// that. The code is that of HTTP.
+func marshalStatus(st *statuspb.Status) (code int, line []byte) {
+	line, err := marshalJSON(st)
+	if err != nil {
+		st = toStatus(err)
+		line, _ = marshalJSON(st) // all of it is ours
+	}
+	return httpCode(st), line
 }
 
 func writeJSON(w http.ResponseWriter, code int, body []byte) {
 	w.Header().Set("Content-Type", contentJSON)
 	w.WriteHeader(code)
-	_, _ = w.Write(body)
+	_, _ = w.Write(body) //nolint:gosec // it is JSON, and says so
 }
 
-func writeStatus(w http.ResponseWriter, code int, st *statuspb.Status) {
-	writeJSON(w, code, marshalJSON(st))
+func writeStatus(w http.ResponseWriter, st *statuspb.Status) {
+	code, line := marshalStatus(st)
+	writeJSON(w, code, line)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -42,8 +43,11 @@ func (l *lineWriter) begin() {
 }
 
 func (l *lineWriter) send(m proto.Message) error {
+	line, err := marshalJSON(m)
+	if err != nil {
+		return err
+	}
 	l.begin()
-	line := marshalJSON(m)
 	if l.stall > 0 {
 		_ = l.control.SetWriteDeadline(time.Now().Add(l.stall)) // all of our connections have deadlines
 	}
@@ -97,7 +101,7 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, call func(c
 	default:
 		// The HTTP status has gone out, so the error is the last line. Like every
 		// line it is an object whose one field says what it is.
-		line := append([]byte(`{"error":`), bytes.TrimSpace(marshalJSON(s.explain(r.Context(), r.Method+" "+r.URL.Path, err)))...)
-		_, _ = w.Write(append(line, '}', '\n'))
+		_, line := marshalStatus(s.explain(r.Context(), r.Method+" "+r.URL.Path, err))
+		_, _ = w.Write(slices.Concat([]byte(`{"error":`), bytes.TrimSpace(line), []byte("}\n")))
 	}
 }
