@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -75,6 +76,31 @@ func TestCancelOvertakesItsRequest(t *testing.T) {
 			isErr(t, s.Cancel(t.Context(), fmt.Sprint("more", i)), nil)
 		}
 		must(t, s, request("1")) // forgotten by now
+	})
+}
+
+// A Cancel that is repeated counts from then: it is not forgotten with those that came
+// since the first.
+func TestRepeatedCancelIsRememberedFromThen(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		s := e.sidecar().session()
+		for round := range 3 { // the memory is not full, just full, and has gone round
+			id := fmt.Sprint("repeated", round)
+			isErr(t, s.Cancel(t.Context(), id), nil)
+			for i := range ledger.MaxCancelled - 1 {
+				isErr(t, s.Cancel(t.Context(), fmt.Sprint("more", round, "-", i)), nil)
+			}
+			isErr(t, s.Cancel(t.Context(), id), nil)
+			for i := range ledger.MaxCancelled / 2 {
+				isErr(t, s.Cancel(t.Context(), fmt.Sprint("since", round, "-", i)), nil)
+			}
+			if _, err := s.Acquire(t.Context(), request(id)); !errors.Is(err, context.Canceled) {
+				t.Errorf("round %d: got %v, want that it was cancelled", round, err)
+				break
+			}
+		}
+		s.Close()
+		e.free()
 	})
 }
 

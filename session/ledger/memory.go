@@ -1,5 +1,7 @@
 package ledger
 
+import "slices"
+
 // How much a session remembers of what is over. It is for requests that are
 // overtaken or repeated, so for moments.
 const (
@@ -26,6 +28,7 @@ func (m *memory[T]) get(name string) (T, bool) {
 func (m *memory[T]) put(name string, v T) {
 	if _, ok := m.known[name]; ok {
 		m.known[name] = v
+		m.refresh(name)
 		return
 	}
 	if m.known == nil {
@@ -39,4 +42,15 @@ func (m *memory[T]) put(name string, v T) {
 	delete(m.known, m.order[m.next])
 	m.order[m.next] = name
 	m.next = (m.next + 1) % m.size
+}
+
+// refresh makes a known name the latest. That is rare, and there are few.
+func (m *memory[T]) refresh(name string) {
+	latest := (m.next + len(m.order) - 1) % len(m.order)
+	for i := slices.Index(m.order, name); i != latest; {
+		after := (i + 1) % len(m.order)
+		m.order[i] = m.order[after]
+		i = after
+	}
+	m.order[latest] = name
 }
