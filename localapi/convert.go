@@ -103,6 +103,8 @@ func refresh(a *pb.SessionResponse, clock lock.Clock) {
 			good, countedAt = l.GetValidFor(), l.GetCountedAt()
 		} else if l := r.Event.GetLost(); l != nil {
 			good, countedAt = l.GetGrace(), l.GetCountedAt()
+		} else if d := r.Event.GetDraining(); d != nil {
+			good, countedAt = d.GetRemaining(), d.GetCountedAt()
 		}
 	}
 	if good == nil {
@@ -149,7 +151,10 @@ func eventTo(e session.Event, now time.Duration) *pb.Event {
 			CountedAt: durationpb.New(now),
 		}}}
 	case e.Draining != nil:
-		return &pb.Event{Event: &pb.Event_Draining{Draining: &pb.Draining{Remaining: durationpb.New(drainingFor(e.Draining.End))}}}
+		return &pb.Event{Event: &pb.Event_Draining{Draining: &pb.Draining{
+			Remaining: durationpb.New(drainingFor(e.Draining.End)),
+			CountedAt: durationpb.New(now),
+		}}}
 	default:
 		return &pb.Event{}
 	}

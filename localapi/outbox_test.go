@@ -49,15 +49,18 @@ func TestTimesAreCountedWhenSent(t *testing.T) {
 		o.post(&pb.SessionResponse{Response: &pb.SessionResponse_Granted{Granted: grant}})
 		o.post(&pb.SessionResponse{Response: &pb.SessionResponse_Event{Event: lease}})
 		o.post(&pb.SessionResponse{Response: &pb.SessionResponse_Event{Event: lost}})
+		draining := eventTo(session.Event{Draining: &session.Draining{End: began.Add(10 * time.Second)}}, time.Since(began))
+		o.post(&pb.SessionResponse{Response: &pb.SessionResponse_Event{Event: draining}})
 		time.Sleep(8500 * time.Millisecond)
-		for range 4 {
+		for range 5 {
 			g.reads <- struct{}{}
 		}
 		<-o.settle()
 		for name, got := range map[string][2]*durationpb.Duration{
-			"grant": {grant.GetValidFor(), grant.GetCountedAt()},
-			"lease": {lease.GetLease().GetValidFor(), lease.GetLease().GetCountedAt()},
-			"lost":  {lost.GetLost().GetGrace(), lost.GetLost().GetCountedAt()},
+			"grant":    {grant.GetValidFor(), grant.GetCountedAt()},
+			"lease":    {lease.GetLease().GetValidFor(), lease.GetLease().GetCountedAt()},
+			"lost":     {lost.GetLost().GetGrace(), lost.GetLost().GetCountedAt()},
+			"draining": {draining.GetDraining().GetRemaining(), draining.GetDraining().GetCountedAt()},
 		} {
 			want := time.Second
 			if name == "lost" {

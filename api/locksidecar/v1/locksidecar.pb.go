@@ -1802,6 +1802,7 @@ func (x *Lost) GetCountedAt() *durationpb.Duration {
 type Draining struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Remaining     *durationpb.Duration   `protobuf:"bytes,1,opt,name=remaining,proto3" json:"remaining,omitempty"`
+	CountedAt     *durationpb.Duration   `protobuf:"bytes,2,opt,name=counted_at,json=countedAt,proto3" json:"counted_at,omitempty"` // on the sidecar's clock; see Grant
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1839,6 +1840,13 @@ func (*Draining) Descriptor() ([]byte, []int) {
 func (x *Draining) GetRemaining() *durationpb.Duration {
 	if x != nil {
 		return x.Remaining
+	}
+	return nil
+}
+
+func (x *Draining) GetCountedAt() *durationpb.Duration {
+	if x != nil {
+		return x.CountedAt
 	}
 	return nil
 }
@@ -2740,9 +2748,11 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x05grace\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12\x18\n" +
 	"\amessage\x18\x06 \x01(\tR\amessage\x128\n" +
 	"\n" +
-	"counted_at\x18\a \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\"C\n" +
+	"counted_at\x18\a \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\"}\n" +
 	"\bDraining\x127\n" +
-	"\tremaining\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\tremaining\",\n" +
+	"\tremaining\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\tremaining\x128\n" +
+	"\n" +
+	"counted_at\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\",\n" +
 	"\x0eGetLockRequest\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\"f\n" +
 	"\x10ListLocksRequest\x12\x16\n" +
@@ -2956,55 +2966,56 @@ var file_locksidecar_v1_locksidecar_proto_depIdxs = []int32{
 	40, // 37: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
 	40, // 38: locksidecar.v1.Lost.counted_at:type_name -> google.protobuf.Duration
 	40, // 39: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
-	28, // 40: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
-	29, // 41: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
-	29, // 42: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
-	0,  // 43: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
-	41, // 44: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
-	40, // 45: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
-	38, // 46: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
-	40, // 47: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
-	3,  // 48: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
-	28, // 49: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
-	40, // 50: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
-	40, // 51: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
-	40, // 52: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
-	40, // 53: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
-	4,  // 54: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
-	8,  // 55: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
-	6,  // 56: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
-	16, // 57: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
-	18, // 58: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
-	8,  // 59: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
-	11, // 60: locksidecar.v1.LockSidecar.Cancel:input_type -> locksidecar.v1.CancelRequest
-	13, // 61: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
-	15, // 62: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
-	20, // 63: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
-	25, // 64: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
-	26, // 65: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
-	30, // 66: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
-	32, // 67: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
-	34, // 68: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
-	5,  // 69: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
-	21, // 70: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
-	7,  // 71: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
-	17, // 72: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
-	19, // 73: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
-	9,  // 74: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
-	12, // 75: locksidecar.v1.LockSidecar.Cancel:output_type -> locksidecar.v1.CancelResponse
-	14, // 76: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
-	9,  // 77: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
-	21, // 78: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
-	28, // 79: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
-	27, // 80: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
-	31, // 81: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
-	33, // 82: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
-	35, // 83: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
-	69, // [69:84] is the sub-list for method output_type
-	54, // [54:69] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	40, // 40: locksidecar.v1.Draining.counted_at:type_name -> google.protobuf.Duration
+	28, // 41: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
+	29, // 42: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
+	29, // 43: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
+	0,  // 44: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
+	41, // 45: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
+	40, // 46: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
+	38, // 47: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
+	40, // 48: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
+	3,  // 49: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
+	28, // 50: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
+	40, // 51: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
+	40, // 52: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
+	40, // 53: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
+	40, // 54: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
+	4,  // 55: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
+	8,  // 56: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
+	6,  // 57: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
+	16, // 58: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
+	18, // 59: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
+	8,  // 60: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
+	11, // 61: locksidecar.v1.LockSidecar.Cancel:input_type -> locksidecar.v1.CancelRequest
+	13, // 62: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
+	15, // 63: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
+	20, // 64: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
+	25, // 65: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
+	26, // 66: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
+	30, // 67: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
+	32, // 68: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
+	34, // 69: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
+	5,  // 70: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
+	21, // 71: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
+	7,  // 72: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
+	17, // 73: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
+	19, // 74: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
+	9,  // 75: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
+	12, // 76: locksidecar.v1.LockSidecar.Cancel:output_type -> locksidecar.v1.CancelResponse
+	14, // 77: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
+	9,  // 78: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
+	21, // 79: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
+	28, // 80: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
+	27, // 81: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
+	31, // 82: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
+	33, // 83: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
+	35, // 84: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
+	70, // [70:85] is the sub-list for method output_type
+	55, // [55:70] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_locksidecar_v1_locksidecar_proto_init() }

@@ -80,7 +80,7 @@ LOST = Message(
         7: Field("countedAt", "duration"),
     },
 )
-DRAINING = Message("Draining", {1: Field("remaining", "duration")})
+DRAINING = Message("Draining", {1: Field("remaining", "duration"), 2: Field("countedAt", "duration")})
 EVENT = Message("Event", {3: Field("lease", LEASE), 4: Field("lost", LOST), 5: Field("draining", DRAINING)})
 RELEASED = Message("ReleaseResponse", {1: Field("count", "int")})
 NOTHING = Message("CancelResponse", {})
