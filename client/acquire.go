@@ -105,9 +105,9 @@ func (s *Session) letGo(l *Lock) (*call, *pb.SessionRequest) {
 	return c, &pb.SessionRequest{Request: &pb.SessionRequest_Release{Release: &pb.ReleaseRequest{LockId: l.ID}}}
 }
 
-// notReleased is told why the sidecar has refused a release. What it does not
-// know as held is lost. s.mu is held.
-func (s *Session) notReleased(l *Lock, err error) {
+// notHeld is told why the sidecar has refused a release or a downgrade. What it does
+// not know as held is lost. s.mu is held.
+func (s *Session) notHeld(l *Lock, err error) {
 	var said *Error
 	if !errors.As(err, &said) {
 		return
@@ -220,7 +220,7 @@ func (s *Session) lose(l *Lock, e *LostError) {
 	if errors.Is(l.over, ErrLockLost) {
 		return
 	}
-	e.Resource, e.LockID, e.Fence = l.Resource, l.ID, l.Fence
+	e.of(l)
 	l.over = e
 	close(l.lost)
 	if s.locks[l.ID] == l {

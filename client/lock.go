@@ -47,7 +47,7 @@ const (
 	LostSilence = "SIDECAR_SILENT"
 	// LostStream: the connection to the sidecar ended. It may have died.
 	LostStream = "SIDECAR_GONE"
-	// LostUnknown: the sidecar did not know the hold when it was released.
+	// LostUnknown: the sidecar did not know the hold when it was released or downgraded.
 	LostUnknown = "NOT_HOLDER"
 )
 
@@ -69,6 +69,8 @@ func (e *LostError) Error() string {
 
 // Unwrap gives ErrLockLost.
 func (e *LostError) Unwrap() error { return ErrLockLost }
+
+func (e *LostError) of(l *Lock) { e.Resource, e.LockID, e.Fence = l.Resource, l.ID, l.Fence }
 
 // GraceLeft is how long the sidecar still keeps others out, so that work can be
 // stopped. Lock.Release ends that time at once. 0 when nothing is promised.
@@ -114,10 +116,20 @@ func (l *Lock) ValidFor() time.Duration {
 func (l *Lock) Lost() <-chan struct{} { return l.lost }
 
 // Err is nil as long as the app has the hold: then ErrReleased from the moment at
-// which its last Release was called, or a *LostError.
+// which its last Release was called, or a *LostError. When MaxHold is over it is one
+// at once, a little before Lost is closed: the sidecar has that long to say for how
+// much longer it keeps others out.
 func (l *Lock) Err() error {
 	l.session.mu.Lock()
 	defer l.session.mu.Unlock()
+	if now := bootTime(); l.over == nil && l.end() <= now {
+		if l.silentAt() > now {
+			e := &LostError{Reason: pb.LostReason_MAX_HOLD.String(), Message: "its max_hold is over"}
+			e.of(l)
+			return e
+		}
+		l.session.lose(l, l.silence())
+	}
 	return l.over
 }
 
@@ -157,9 +169,15 @@ func (s *Session) release(ctx context.Context, l *Lock) error {
 }
 
 // Downgrade turns an Exclusive hold into a Shared one without letting go.
-// ErrLockLost: it was lost. ErrNotHolder: it was released. Else as for Release.
+// ErrLockLost: it was lost, as the sidecar now says, too. ErrNotHolder: it was
+// released. Else as for Release.
 func (l *Lock) Downgrade(ctx context.Context) error {
-	_, err := l.session.do(ctx, newCall(), &pb.SessionRequest{Request: &pb.SessionRequest_Downgrade{Downgrade: &pb.DowngradeRequest{LockId: l.ID}}})
+	c := newCall()
+	c.downgrade = l
+	_, err := l.session.do(ctx, c, &pb.SessionRequest{Request: &pb.SessionRequest_Downgrade{Downgrade: &pb.DowngradeRequest{LockId: l.ID}}})
+	if lost := l.Err(); errors.Is(err, ErrNotHolder) && errors.Is(lost, ErrLockLost) {
+		err = lost
+	}
 	if err != nil {
 		return fmt.Errorf("downgrade %q: %w", l.Resource, err)
 	}

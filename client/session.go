@@ -67,6 +67,7 @@ type call struct {
 	maxHold   time.Duration
 	lock      *Lock // what a grant has made
 	release   *Lock // what is asked to be released
+	downgrade *Lock // what is asked to be downgraded
 	acquire   bool
 	resource  string // of an acquire
 	abandoned bool   // the caller has left: nobody wants the lock
@@ -233,8 +234,11 @@ func (s *Session) answered(m *pb.SessionResponse) {
 		s.clock.answered(c.sent, r.Granted.GetCountedAt())
 		s.granted(c, r.Granted)
 	case *pb.SessionResponse_Error:
-		if c.release != nil {
-			s.notReleased(c.release, fromStatus(r.Error))
+		switch l := c.downgrade; {
+		case c.release != nil:
+			s.notHeld(c.release, fromStatus(r.Error))
+		case l != nil && l.over == nil: // else it was released meanwhile, or is lost
+			s.notHeld(l, fromStatus(r.Error))
 		}
 	case *pb.SessionResponse_Downgraded:
 		s.clock.answered(c.sent, r.Downgraded.GetCountedAt())

@@ -144,6 +144,72 @@ func TestLostAtRelease(t *testing.T) {
 	}
 }
 
+// The same at a downgrade. Of a hold that is released meanwhile it is no news.
+func TestLostAtDowngrade(t *testing.T) {
+	for reason, want := range map[string]string{"LOCK_LOST": "STORE_LOST", "NOT_HOLDER": client.LostUnknown} {
+		t.Run(reason, func(t *testing.T) {
+			s := scripted(t)
+			l := s.hold("l", long)
+			done := make(chan error, 1)
+			go func() { done <- l.Downgrade(t.Context()) }()
+			s.refuse(s.next().GetRequestId(), reason, map[string]string{"lost_reason": "STORE_LOST"})
+			if err := <-done; !errors.Is(err, client.ErrLockLost) {
+				t.Errorf("downgrade: %v", err)
+			}
+			var lost *client.LostError
+			if !errors.As(l.Err(), &lost) || lost.Reason != want || l.ValidFor() != 0 {
+				t.Errorf("%v, valid for %s", l.Err(), l.ValidFor())
+			}
+		})
+	}
+	t.Run("released meanwhile", func(t *testing.T) {
+		s := scripted(t)
+		l := s.hold("l", long)
+		done := make(chan error, 2)
+		go func() { done <- l.Downgrade(t.Context()) }()
+		downgrade := s.next().GetRequestId()
+		go func() { done <- l.Release(t.Context()) }()
+		s.released(s.next().GetRequestId())
+		s.refuse(downgrade, "NOT_HOLDER", nil)
+		for range 2 {
+			if err := <-done; err != nil && !errors.Is(err, client.ErrNotHolder) {
+				t.Error(err)
+			}
+		}
+		if !errors.Is(l.Err(), client.ErrReleased) {
+			t.Errorf("the released lock: %v", l.Err())
+		}
+	})
+}
+
+// When MaxHold is over the app does not have the hold, though the sidecar has not said
+// so yet: then its word is what is told.
+func TestMaxHoldIsOverBeforeItsNews(t *testing.T) {
+	s := scripted(t)
+	done := make(chan *client.Lock, 1)
+	go func() {
+		l, err := s.session.Acquire(t.Context(), "l", client.AcquireOptions{MaxHold: 20 * time.Millisecond})
+		if err != nil {
+			t.Error(err)
+		}
+		done <- l
+	}()
+	s.grant(s.next().GetRequestId(), "l", lock.BootTime(), long)
+	l := <-done
+	for lost := false; !lost; {
+		valid := l.ValidFor()
+		var e *client.LostError
+		if err := l.Err(); valid == 0 && (!errors.As(err, &e) || e.LockID != "l") {
+			t.Fatalf("valid for %s, and its error is %v", valid, err)
+		}
+		select {
+		case <-l.Lost():
+			lost = true
+		default:
+		}
+	}
+}
+
 // A hold is over for the app as soon as it has asked for the release.
 func TestReleasedIsOver(t *testing.T) {
 	s := scripted(t)
