@@ -14,6 +14,59 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
+// A release that believes to be alone deletes nobody else's hold. Issue 9, 3.3.
+func TestReleaseBesideOtherReaders(t *testing.T) {
+	s := testengine.Shared(t, testengine.Redis)
+	b, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
+	_, other := sidecar(t, s.URL()+noGrace, 30*time.Second)
+	g := hold(t, l, "beside")
+	if err := l.Downgrade(t.Context(), "beside", g.ID); err != nil {
+		t.Fatal(err)
+	}
+	q := exclusive("beside")
+	q.Mode = lock.Shared
+	if _, err := other.Acquire(t.Context(), q); err != nil {
+		t.Fatal(err)
+	}
+	d := driverOf(t, b, l)
+	d.slots[0].open.Store(true)
+	w := leasekit.Withdrawal{Ref: leasekit.Ref{Resource: "beside", ID: g.ID}, Mode: lock.Exclusive, Proven: true}
+	if _, err := d.Withdraw(t.Context(), w); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := b.Get(t.Context(), "beside"); err != nil || len(st.Holders) != 1 || st.Holders[0].ID != q.ID {
+		t.Errorf("the other reader's hold: %+v, %v", st, err)
+	}
+}
+
+// A tombstone lives as long as a late copy can be carried out. Issue 9, 3.12.
+func TestTombstoneLivesForTheTTL(t *testing.T) {
+	s := testengine.Shared(t, testengine.Redis)
+	road := testengine.Through(t, s)
+	b, l := sidecar(t, road.URL()+noGrace+"&timeout=200ms", lock.MaxTTL)
+	q := exclusive("late")
+	road.Inject(testengine.HoldReplies)
+	if _, err := l.Acquire(t.Context(), q); !errors.Is(err, lock.ErrUnavailable) {
+		t.Fatalf("Acquire without an answer: %v", err)
+	}
+	_ = road.Heal()
+	road.Inject(testengine.Sever)
+	eventually(t, "it is given up", func() error {
+		err := l.Release(t.Context(), q.Resource, q.ID)
+		if errors.Is(err, lock.ErrNotHolder) {
+			err = nil
+		}
+		return err
+	})
+	if left := b.client.PTTL(t.Context(), b.keys.buckets[0].gone+"late").Val(); left < lock.MaxTTL-time.Minute {
+		t.Errorf("the tombstone lives for %s, the lease for %s", left, lock.MaxTTL)
+	}
+	if _, err := l.Acquire(t.Context(), q); !errors.Is(err, lock.ErrNotHolder) {
+		t.Errorf("a late copy: got %v, want ErrNotHolder", err)
+	}
+	hold(t, l, "late") // others are not in the way of that
+}
+
 // A wait that ends between two steps of one request leaves nothing in the queue.
 func TestWaitEndsBetweenSteps(t *testing.T) {
 	s := testengine.Shared(t, testengine.Redis)

@@ -3,7 +3,9 @@ package redislock
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,56 +14,6 @@ import (
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
-
-const patience = 20 * time.Second
-
-// sidecar opens a backend and a lease that live as long as the test.
-func sidecar(t *testing.T, url string, ttl time.Duration) (*Backend, lock.Lease) {
-	t.Helper()
-	b := openAt(t, url)
-	t.Cleanup(func() { _ = b.Close() })
-	var l lock.Lease
-	eventually(t, "a lease is opened", func() (err error) {
-		l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: t.Name()})
-		return err
-	})
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-		defer cancel()
-		_ = l.Close(ctx) // the server may be gone
-	})
-	return b, l
-}
-
-func eventually(t *testing.T, what string, f func() error) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s in vain until %s: %v", patience, what, err)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
-
-func exclusive(r lock.Resource) lock.Request {
-	return lock.Request{ID: lock.NewHoldID(), Resource: r, Mode: lock.Exclusive, Owner: lock.Owner{Session: "test"}.Encode()}
-}
-
-func hold(t *testing.T, l lock.Lease, r lock.Resource) lock.Grant {
-	t.Helper()
-	g, err := l.Acquire(t.Context(), exclusive(r))
-	if err != nil {
-		t.Fatalf("Acquire: %v", err)
-	}
-	return g
-}
-
-const noGrace = "?restart-grace=0s"
 
 // A failover to a replica that knows everything keeps holds, queue and fences.
 func TestFailoverKeepsHolds(t *testing.T) {
@@ -223,8 +175,98 @@ func TestPing(t *testing.T) {
 	}
 }
 
-// beat sends one heartbeat, for its outcome alone.
-func beat(ctx context.Context, l lock.Lease) error {
-	_, err := l.Heartbeat(ctx)
-	return err
+// With wait-replicas nothing counts that a replica does not have. Issue 9, 3.14.
+func TestWaitForReplicas(t *testing.T) {
+	s := testengine.New(t, testengine.RedisSentinel)
+	b, l := sidecar(t, s.URL()+noGrace+"&wait-replicas=1&timeout=600ms", 5*time.Minute)
+	g := hold(t, l, "r")
+	if err := l.Release(t.Context(), "r", g.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := beat(t.Context(), l); err != nil {
+		t.Fatal(err)
+	}
+	text, err := b.client.Info(t.Context(), "server").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := parseInfo(text)["tcp_port"]
+	for _, n := range testengine.Nodes(t, s) {
+		if !strings.HasSuffix(n.Addr(), ":"+port) {
+			defer testengine.Pause(t, n)()
+		}
+	}
+	if err := beat(t.Context(), l); !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("Heartbeat without the replica: got %v, want ErrUnavailable", err)
+	}
+	if _, err := try(t, l, "r"); !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("a try without the replica: got %v, want ErrUnavailable", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if g, err := l.Acquire(ctx, exclusive("other")); err == nil {
+		t.Errorf("granted %+v without the replica", g)
+	}
+}
+
+// A store that does not answer holds up nobody for longer than the ctx says, but
+// for a short while in which the answer may come. Issue 9, 3.11.
+func TestFrozenStoreReturnsInTime(t *testing.T) {
+	s := testengine.New(t, testengine.Redis)
+	_, l := sidecar(t, s.URL()+noGrace+"&timeout=5s", 5*time.Minute)
+	resume := testengine.Pause(t, s)
+	defer resume()
+	const callers = 600
+	took := make([]time.Duration, callers)
+	var wg sync.WaitGroup
+	for i := range callers {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			start := time.Now()
+			if _, err := l.Acquire(ctx, exclusive(lock.Resource(strconv.Itoa(i)))); err == nil {
+				t.Error("granted by a frozen store")
+			}
+			took[i] = time.Since(start)
+		})
+	}
+	wg.Wait()
+	for _, d := range took {
+		if d > 2*time.Second {
+			t.Fatalf("an Acquire with 100ms returned after %s", d)
+		}
+	}
+}
+
+// Full memory keeps nobody from renewing a lease or giving something up. Issue 9, 3.10.
+func TestFullMemory(t *testing.T) {
+	s := testengine.New(t, testengine.Redis)
+	road := testengine.Through(t, s)
+	b, l := sidecar(t, road.URL()+noGrace+"&timeout=300ms", 5*time.Minute)
+	_, other := sidecar(t, s.URL()+noGrace, 5*time.Minute)
+	g := hold(t, l, "held")
+	gUnsure := hold(t, l, "unsure")
+	road.Inject(testengine.HoldReplies)
+	if err := l.Downgrade(t.Context(), "unsure", gUnsure.ID); !errors.Is(err, lock.ErrUnavailable) {
+		t.Fatalf("Downgrade without an answer: %v", err)
+	}
+	_ = road.Heal()
+	road.Inject(testengine.Sever)
+	for name, value := range map[string]string{"maxmemory": "1mb", "maxmemory-policy": "noeviction"} {
+		if err := b.client.ConfigSet(t.Context(), name, value).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := try(t, other, "new"); !errors.Is(err, lock.ErrUnavailable) {
+		t.Fatalf("a new lock with full memory: got %v, want ErrUnavailable", err)
+	}
+	for range 2 {
+		eventually(t, "the lease is renewed", func() error { return beat(t.Context(), l) })
+	}
+	if err := l.Release(t.Context(), "unsure", gUnsure.ID); err != nil {
+		t.Errorf("Release after an unknown outcome: %v", err)
+	}
+	if err := l.Release(t.Context(), "held", g.ID); err != nil {
+		t.Errorf("Release: %v", err)
+	}
 }

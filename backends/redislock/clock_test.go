@@ -1,0 +1,52 @@
+package redislock
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// What a server has decided about a dead lease is final, whatever its clock does.
+// Issue 9, 3.7.
+func TestClockForwardAndBack(t *testing.T) {
+	s := testengine.New(t, testengine.RedisFakeTime)
+	_, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
+	hold(t, l, "r")
+	testengine.ShiftClock(t, s, time.Hour)
+	_, other := sidecar(t, s.URL()+noGrace, 30*time.Second)
+	hold(t, other, "r")
+	testengine.ShiftClock(t, s, 0)
+	if err := beat(t.Context(), l); !errors.Is(err, lock.ErrLeaseLost) {
+		t.Errorf("Heartbeat of a lease whose hold was handed on: got %v, want ErrLeaseLost", err)
+	}
+	if err := beat(t.Context(), other); err != nil {
+		t.Errorf("Heartbeat of the lease that has the hold now: %v", err)
+	}
+}
+
+// The grace after a restart counts from when a living sidecar has noticed it, and
+// not by the server's clock. Issue 9, 3.8.
+func TestGraceDoesNotBelieveTheServersClock(t *testing.T) {
+	s := testengine.New(t, testengine.RedisFakeTime)
+	_, l := sidecar(t, s.URL()+"?restart-grace=3s", 10*time.Minute)
+	testengine.Restart(t, s, testengine.KeepData)
+	testengine.ShiftClock(t, s, time.Minute)
+	noticed := time.Now()
+	eventually(t, "Redis answers", func() error { return beat(t.Context(), l) })
+	if _, err := try(t, l, "r"); !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("a try within the grace, with the clock a minute ahead: got %v, want ErrUnavailable", err)
+	}
+	eventually(t, "the lock is granted", func() error {
+		if err := beat(t.Context(), l); err != nil {
+			return err
+		}
+		_, err := try(t, l, "r")
+		return err
+	})
+	if took := time.Since(noticed); took < 2500*time.Millisecond {
+		t.Errorf("granted %s after the restart was noticed", took)
+	}
+}

@@ -1,0 +1,141 @@
+package redislock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// A forced release whose message is lost is told by the next heartbeat, and its
+// grace counts from then. Issue 9, 3.1.
+func TestForcedReleaseWithoutPush(t *testing.T) {
+	s := testengine.Shared(t, testengine.Redis)
+	road := testengine.Through(t, s)
+	_, holder := sidecar(t, road.URL()+noGrace, 30*time.Second)
+	b, other := sidecar(t, s.URL()+noGrace, 30*time.Second)
+	const r, grace = "forced-without-push", 300 * time.Millisecond
+	g := hold(t, holder, r)
+	road.Mute("subscribe")
+	defer func() { _ = road.Heal() }()
+
+	ctx, cancel := context.WithTimeout(t.Context(), 4*grace)
+	defer cancel()
+	if err := b.ForceRelease(ctx, r, g.ID, grace); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("ForceRelease while the holder knows nothing: got %v, want that it waits", err)
+	}
+	if _, err := try(t, other, r); !errors.Is(err, lock.ErrHeld) {
+		t.Fatalf("a try while the holder knows nothing: got %v, want ErrHeld", err)
+	}
+	told := lock.BootTime()
+	news, err := holder.Heartbeat(t.Context())
+	if err != nil || len(news) != 1 || news[0].Kind != lock.Revoked || news[0].ID != g.ID {
+		t.Fatalf("Heartbeat: got %+v, %v, want the news that %s is revoked", news, err, g.ID)
+	}
+	if left := news[0].Until - told; left < grace {
+		t.Errorf("the holder has %s left, want the whole grace of %s", left, grace)
+	}
+	eventually(t, "the revocation is acknowledged and the lock free", func() error {
+		if err := beat(t.Context(), holder); err != nil {
+			return err
+		}
+		_, err := try(t, other, r)
+		return err
+	})
+	if now := lock.BootTime(); now < news[0].Until {
+		t.Errorf("granted %s before the end that the holder was told", news[0].Until-now)
+	}
+}
+
+// A retry does not find a hold whose forced release is over. Issue 9, 3.1.
+func TestRetryAfterForcedRelease(t *testing.T) {
+	s := testengine.Shared(t, testengine.Redis)
+	b, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
+	swallow(l)
+	q := exclusive("retry-after-force")
+	if _, err := l.Acquire(t.Context(), q); err != nil {
+		t.Fatal(err)
+	}
+	// The one who forces goes away, so that nobody takes the hold out.
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_ = b.ForceRelease(ctx, q.Resource, q.ID, 100*time.Millisecond)
+	d := driverOf(t, b, l)
+	eventually(t, "a retry is refused", func() error {
+		a, err := d.Ask(t.Context(), q)
+		if errors.Is(err, lock.ErrNotHolder) {
+			return nil
+		}
+		return fmt.Errorf("granted: %+v, %w", a, err)
+	})
+}
+
+// A shorter grace is told and acknowledged like the first one; a longer one
+// changes nothing. Issue 9, 3.12.
+func TestShorterGraceIsTold(t *testing.T) {
+	s := testengine.Shared(t, testengine.Redis)
+	b, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
+	g := hold(t, l, "shorter")
+	force := func(grace time.Duration) {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		_ = b.ForceRelease(ctx, "shorter", g.ID, grace)
+	}
+	told := func() time.Duration {
+		t.Helper()
+		select {
+		case e := <-l.Events():
+			return e.Until - lock.BootTime()
+		case <-time.After(patience):
+			t.Fatal("the holder was not told")
+			return 0
+		}
+	}
+	force(time.Hour)
+	if left := told(); left < 59*time.Minute {
+		t.Errorf("told that %s are left of an hour", left)
+	}
+	force(2 * time.Hour)
+	force(time.Minute)
+	if left := told(); left > time.Minute || left < 30*time.Second {
+		t.Errorf("told that %s are left of a minute", left)
+	}
+	if err := beat(t.Context(), l); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := b.Get(t.Context(), "shorter"); err != nil || len(st.Holders) != 1 || !st.Holders[0].Revoked {
+		t.Errorf("within its grace the hold is %+v, %v", st, err)
+	}
+	select {
+	case e := <-l.Events():
+		t.Errorf("told again: %+v", e)
+	default:
+	}
+}
+
+// A waiter that is forced out leaves the list of its lease. Issue 9, 3.12.
+func TestForcedWaiterLeavesNothing(t *testing.T) {
+	s := testengine.Shared(t, testengine.Redis)
+	b, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
+	_, other := sidecar(t, s.URL()+noGrace, 30*time.Second)
+	hold(t, other, "forced-waiter")
+	q := exclusive("forced-waiter")
+	done := make(chan error, 1)
+	go func() {
+		_, err := l.Acquire(t.Context(), q)
+		done <- err
+	}()
+	eventually(t, "it waits and is forced out", func() error {
+		return b.ForceRelease(t.Context(), q.Resource, q.ID, time.Hour)
+	})
+	if err := <-done; !errors.Is(err, lock.ErrNotHolder) {
+		t.Errorf("Acquire: got %v, want ErrNotHolder", err)
+	}
+	if n := b.client.ZCard(t.Context(), b.keys.buckets[0].mine+string(l.ID())).Val(); n != 0 {
+		t.Errorf("%d holds and waiters stand in the lease's list", n)
+	}
+}

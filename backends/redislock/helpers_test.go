@@ -1,0 +1,137 @@
+package redislock
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+const patience = 20 * time.Second
+
+// sidecar opens a backend and a lease that live as long as the test.
+func sidecar(t *testing.T, url string, ttl time.Duration) (*Backend, lock.Lease) {
+	t.Helper()
+	b := openAt(t, url)
+	t.Cleanup(func() { _ = b.Close() })
+	var l lock.Lease
+	eventually(t, "a lease is opened", func() (err error) {
+		l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: t.Name()})
+		return err
+	})
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		_ = l.Close(ctx) // the server may be gone
+	})
+	return b, l
+}
+
+func eventually(t *testing.T, what string, f func() error) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("waited %s in vain until %s: %v", patience, what, err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func exclusive(r lock.Resource) lock.Request {
+	return lock.Request{ID: lock.NewHoldID(), Resource: r, Mode: lock.Exclusive, Owner: lock.Owner{Session: "test"}.Encode()}
+}
+
+func hold(t *testing.T, l lock.Lease, r lock.Resource) lock.Grant {
+	t.Helper()
+	g, err := l.Acquire(t.Context(), exclusive(r))
+	if err != nil {
+		t.Fatalf("Acquire: %v", err)
+	}
+	return g
+}
+
+const noGrace = "?restart-grace=0s"
+
+// beat sends one heartbeat, for its outcome alone.
+func beat(ctx context.Context, l lock.Lease) error {
+	_, err := l.Heartbeat(ctx)
+	return err
+}
+
+// try asks once.
+func try(t *testing.T, l lock.Lease, r lock.Resource) (lock.Grant, error) {
+	t.Helper()
+	q := exclusive(r)
+	q.Try = true
+	return l.Acquire(t.Context(), q)
+}
+
+// swallow reads the events of a lease until it is closed.
+func swallow(l lock.Lease) {
+	go func() {
+		for range l.Events() {
+		}
+	}()
+}
+
+// driverOf is a driver of a lease that is open already, with the same id.
+func driverOf(t *testing.T, b *Backend, l lock.Lease) *driver {
+	t.Helper()
+	d := &driver{
+		b: b, id: l.ID(), ttl: 30 * time.Second, recheck: time.Second,
+		beatTurn: make(chan struct{}, 1), more: make(chan lock.Resource, 8), looks: make(chan struct{}, 1),
+		subscribed: make(chan struct{}),
+	}
+	for i := range b.keys.buckets {
+		d.slots = append(d.slots, &slot{index: i, turn: make(chan struct{}, 1)})
+	}
+	d.renewed = b.clock()
+	return d
+}
+
+// many runs f for 0…n-1 on a few goroutines.
+func many(t *testing.T, n int, f func(i int) error) {
+	t.Helper()
+	var wg sync.WaitGroup
+	next := make(chan int)
+	errs := make(chan error, 64)
+	for range 64 {
+		wg.Go(func() {
+			var first error
+			for i := range next {
+				if err := f(i); err != nil && first == nil {
+					first = err
+				}
+			}
+			errs <- first
+		})
+	}
+	for i := range n {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+	close(errs)
+	for err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// plain is a client of one server.
+func plain(t *testing.T, addr string) *redis.Client {
+	t.Helper()
+	b := openAt(t, "redis://"+addr)
+	t.Cleanup(func() { _ = b.Close() })
+	return b.client.(*redis.Client)
+}

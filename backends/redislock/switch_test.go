@@ -1,0 +1,174 @@
+package redislock
+
+import (
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// relay leads to one server after the other, as a name in DNS or a load balancer may.
+type relay struct {
+	ln     net.Listener
+	target atomic.Value
+
+	mu    sync.Mutex
+	conns []net.Conn
+	wg    sync.WaitGroup
+}
+
+func newRelay(t *testing.T, target string) *relay {
+	t.Helper()
+	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &relay{ln: ln}
+	r.target.Store(target)
+	r.wg.Go(r.serve)
+	t.Cleanup(func() {
+		_ = ln.Close()
+		r.sever()
+		r.wg.Wait()
+	})
+	return r
+}
+
+func (r *relay) serve() {
+	for {
+		in, err := r.ln.Accept()
+		if err != nil {
+			return
+		}
+		out, err := net.Dial("tcp", r.target.Load().(string))
+		if err != nil {
+			_ = in.Close()
+			continue
+		}
+		r.mu.Lock()
+		r.conns = append(r.conns, in, out)
+		r.mu.Unlock()
+		for _, way := range [][2]net.Conn{{in, out}, {out, in}} {
+			r.wg.Go(func() {
+				_, _ = io.Copy(way[0], way[1])
+				_ = way[0].Close()
+				_ = way[1].Close()
+			})
+		}
+	}
+}
+
+func (r *relay) sever() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.conns {
+		_ = c.Close()
+	}
+	r.conns = nil
+}
+
+func (r *relay) lead(target string) {
+	r.target.Store(target)
+	r.sever()
+}
+
+// The way leads to another server and back to the first: what happened meanwhile
+// on the other is not known there. Issue 9, 3.2.
+func TestServerThatWasSeenBefore(t *testing.T) {
+	a, b := testengine.New(t, testengine.Redis), testengine.New(t, testengine.Redis)
+	addrA, addrB := strings.TrimPrefix(a.URL(), "redis://"), strings.TrimPrefix(b.URL(), "redis://")
+	way := newRelay(t, addrA)
+	url := "redis://" + way.ln.Addr().String() + noGrace
+	_, l := sidecar(t, url, 30*time.Second)
+	_, onA := sidecar(t, a.URL()+noGrace, 30*time.Second)
+	released := hold(t, l, "released-on-b")
+
+	copyData(t, addrA, addrB)
+	way.lead(addrB)
+	eventually(t, "the lease lives on B", func() error { return beat(t.Context(), l) })
+	if err := l.Release(t.Context(), "released-on-b", released.ID); err != nil {
+		t.Fatal(err)
+	}
+	// The first heartbeat compares; the next one trusts.
+	eventually(t, "B is trusted", func() error { return beat(t.Context(), l) })
+	granted := hold(t, l, "granted-on-b")
+
+	way.lead(addrA)
+	var news []lock.Event
+	eventually(t, "the lease lives on A", func() (err error) {
+		news, err = l.Heartbeat(t.Context())
+		return err
+	})
+	if len(news) != 1 || news[0].Kind != lock.Vanished || news[0].ID != granted.ID {
+		t.Errorf("back on A: got %+v, want that %s has vanished", news, granted.ID)
+	}
+	eventually(t, "what was released on B is free on A", func() error {
+		_, err := try(t, onA, "released-on-b")
+		return err
+	})
+}
+
+// copyData makes one server a replica of another and then independent of it.
+func copyData(t *testing.T, from, to string) {
+	t.Helper()
+	c := openAt(t, "redis://"+to)
+	defer func() { _ = c.Close() }()
+	host, port, _ := net.SplitHostPort(from)
+	if err := c.client.Do(t.Context(), "replicaof", host, port).Err(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the replica is up to date", func() error {
+		text, err := c.client.Info(t.Context(), "replication").Result()
+		if err != nil {
+			return err
+		}
+		if parseInfo(text)["master_link_status"] != "up" {
+			return errors.New("the link is not up")
+		}
+		return nil
+	})
+	if err := c.client.Do(t.Context(), "replicaof", "no", "one").Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Servers that are no place for locks: Sentinels of Redis and of Valkey are no data
+// servers, and without a run_id a restart cannot be noticed. Issue 9, 3.8.
+func TestWhoIsAtTheOtherEnd(t *testing.T) {
+	r := newRoad(nil)
+	for _, mode := range []string{"redis_mode", "server_mode"} {
+		if err := r.found(nil, map[string]string{mode: "sentinel", "run_id": "1"}); err != nil || r.current.Load() != nil {
+			t.Errorf("%s=sentinel was taken for a data server (%v)", mode, err)
+		}
+	}
+	if err := r.found(nil, map[string]string{"redis_mode": "standalone"}); !errors.Is(err, errNoRunID) {
+		t.Errorf("a server without run_id: got %v, want a refusal", err)
+	}
+}
+
+// A grant that comes by push is believed only from the server that is trusted.
+// Issue 9, 3.12.
+func TestPushIsBelievedFromTheTrustedServerOnly(t *testing.T) {
+	s := testengine.Shared(t, testengine.Redis)
+	b, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
+	d := driverOf(t, b, l)
+	now := b.only.current.Load()
+	d.slots[0].past.Store(b.pasts[0].version.Load())
+	if d.believes(now) {
+		t.Error("a server that no heartbeat has looked at is believed")
+	}
+	d.slots[0].trusted.Store(&server{by: now})
+	if !d.believes(now) {
+		t.Error("the trusted server is not believed")
+	}
+	if d.believes(&presence{run: now.run}) || d.believes(nil) {
+		t.Error("the same process after another one, or nobody, is believed")
+	}
+}
