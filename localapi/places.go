@@ -3,6 +3,7 @@ package localapi
 import (
 	"container/list"
 	"sync"
+	"time"
 
 	"github.com/locksidecar/locksidecar/session"
 )
@@ -12,32 +13,43 @@ import (
 // A connection without a call in flight and without a session is idle. Where a
 // place is short, the connection that has been idle for longest makes room, so
 // neither silent clients nor slow ones need a short time limit. One that is in
-// use is never closed for another.
+// use is never closed for another, nor is a new one whose first request may be on
+// its way.
 type places struct {
 	max, perUID int
+	firstWord   time.Duration // for how long a new connection is not idle
 	// reserve are places that only a user without any connection gets.
 	reserve int
 
 	mu    sync.Mutex
 	taken int
+	idled uint64 // how often a connection has become idle
 	users map[uint32]*user
 }
 
-// user is what one uid has.
+// user is what one uid has. Both lists are of *conn, the longest idle first.
 type user struct {
-	taken int
-	idle  list.List // of *conn, the longest idle first
+	taken  int
+	silent list.List // that have not been in use yet
+	idle   list.List
 }
 
 // place is the part of a conn that belongs to places, and is guarded by its mutex.
 type place struct {
 	taken bool
 	uses  int           // calls in flight, and sessions that were opened here
-	idle  *list.Element // in the list of its user; nil: in use
+	idle  *list.Element // in a list of its user; nil: in use
+	in    *list.List    // that list
+	since uint64        // the value of places.idled then
+	came  time.Time
 }
 
+// firstWord is how long a client may take to say something before its place is given
+// to another. It is not closed then, but when a place is short.
+const firstWord = 200 * time.Millisecond
+
 func newPlaces(limit, perUID int) *places {
-	return &places{max: limit, perUID: perUID, reserve: limit / 16, users: make(map[uint32]*user)}
+	return &places{max: limit, perUID: perUID, firstWord: firstWord, reserve: limit / 16, users: make(map[uint32]*user)}
 }
 
 // admit gives c a place. Where there is none left, evicted has lost its own,
@@ -55,7 +67,7 @@ func (p *places) admit(c *conn) (evicted *conn, _ error) {
 	}
 	switch {
 	case u.taken >= p.perUID:
-		if evicted = u.longestIdle(); evicted == nil {
+		if evicted = p.longestIdle(u); evicted == nil {
 			return nil, &session.LimitError{Limit: "connections of one user", Max: p.perUID}
 		}
 	case p.taken >= room:
@@ -69,8 +81,15 @@ func (p *places) admit(c *conn) (evicted *conn, _ error) {
 	p.users[c.peer.UID] = u
 	u.taken++
 	p.taken++
-	c.place = place{taken: true, idle: u.idle.PushBack(c)}
+	c.place = place{taken: true, came: time.Now()}
+	p.rest(c, &u.silent)
 	return evicted, nil
+}
+
+// rest puts a connection that is idle into a list. mu is held.
+func (p *places) rest(c *conn, in *list.List) {
+	p.idled++
+	c.place.idle, c.place.in, c.place.since = in.PushBack(c), in, p.idled
 }
 
 // victim is the connection that makes room for one more of u: an idle one of the
@@ -79,16 +98,32 @@ func (p *places) victim(u *user) *conn {
 	var found *conn
 	most := u.taken - 1
 	for _, other := range p.users {
-		if c := other.longestIdle(); c != nil && other.taken > most {
+		if other.taken <= most {
+			continue
+		}
+		if c := p.longestIdle(other); c != nil {
 			found, most = c, other.taken
 		}
 	}
 	return found
 }
 
-func (u *user) longestIdle() *conn {
-	if e := u.idle.Front(); e != nil {
-		return e.Value.(*conn) //nolint:forcetypeassert // only admit and leave add
+// longestIdle is the connection of a user that would make room; nil: there is none.
+// mu is held.
+func (p *places) longestIdle(u *user) *conn {
+	idle, silent := first(&u.idle), first(&u.silent)
+	if silent != nil && time.Since(silent.place.came) < p.firstWord {
+		silent = nil
+	}
+	if silent == nil || idle != nil && idle.place.since < silent.place.since {
+		return idle
+	}
+	return silent
+}
+
+func first(l *list.List) *conn {
+	if e := l.Front(); e != nil {
+		return e.Value.(*conn) //nolint:forcetypeassert // only rest adds
 	}
 	return nil
 }
@@ -98,9 +133,14 @@ func (p *places) enter(c *conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c.place.uses++
-	if c.place.idle != nil {
-		p.users[c.peer.UID].idle.Remove(c.place.idle)
-		c.place.idle = nil
+	c.place.wake()
+}
+
+// wake takes a connection out of the list of those that are idle.
+func (p *place) wake() {
+	if p.idle != nil {
+		p.in.Remove(p.idle)
+		p.idle = nil
 	}
 }
 
@@ -109,7 +149,7 @@ func (p *places) leave(c *conn) {
 	defer p.mu.Unlock()
 	c.place.uses--
 	if c.place.uses == 0 && c.place.taken {
-		c.place.idle = p.users[c.peer.UID].idle.PushBack(c)
+		p.rest(c, &p.users[c.peer.UID].idle)
 	}
 }
 
@@ -125,10 +165,7 @@ func (p *places) free(c *conn) {
 // remove takes c out. mu is held.
 func (p *places) remove(c *conn) {
 	u := p.users[c.peer.UID]
-	if c.place.idle != nil {
-		u.idle.Remove(c.place.idle)
-		c.place.idle = nil
-	}
+	c.place.wake()
 	c.place.taken = false
 	p.taken--
 	if u.taken--; u.taken == 0 {

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
@@ -130,6 +131,7 @@ func TestPlaces(t *testing.T) {
 	})
 	t.Run("who has the most makes room", func(t *testing.T) {
 		p := newPlaces(8, 6)
+		p.firstWord = 0
 		var first *conn
 		for i := range 6 {
 			c := of(1)
@@ -169,6 +171,24 @@ func TestPlaces(t *testing.T) {
 		p.enter(c)
 		refused(p, of(2), "connections", 32)
 		admit(p, of(3))
+	})
+	t.Run("a first request that is on its way", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			p := newPlaces(8, 2)
+			fresh, used := of(1), of(1)
+			admit(p, fresh)
+			admit(p, used)
+			refused(p, of(1), "connections of one user", 2)
+			p.enter(used)
+			p.leave(used)
+			if got := admit(p, of(1)); got != used {
+				t.Error("not the one that had its answer")
+			}
+			time.Sleep(firstWord)
+			if got := admit(p, of(1)); got != fresh { // it says nothing
+				t.Error("the silent one made no room")
+			}
+		})
 	})
 	t.Run("nothing is left", func(t *testing.T) {
 		p := newPlaces(4, 4)
