@@ -36,9 +36,14 @@ adminUids: [0]
 drain: 5s
 lostGrace: 1s
 maxSessions: 10
+maxSessionsPerUid: 11
 maxHolds: 20
+maxHoldsPerUid: 21
 maxWaiters: 30
 maxConnections: 40
+maxConnectionsPerUid: 41
+maxWatchesPerUid: 51
+maxMessageBytes: 6000
 migrate: false
 env: {OTEL_EXPORTER_OTLP_ENDPOINT: "http://otel:4317", OTEL_RESOURCE_ATTRIBUTES: "pod=$(POD_NAME),quote=\"'"}
 httpPort: 9191

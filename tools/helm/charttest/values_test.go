@@ -2,7 +2,9 @@ package charttest
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -63,6 +65,29 @@ func TestTemplateRefusals(t *testing.T) {
 				t.Errorf("error %v, want one with %q", err, c.want)
 			}
 		})
+	}
+}
+
+// TestEveryLimitIsAValue: what a sidecar of one's own can be limited to, one in a pod can
+// as well.
+func TestEveryLimitIsAValue(t *testing.T) {
+	manual, err := os.ReadFile("../../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := render(theChart(t), parse(t, "profileDefaults:\n  "+indent(everyKey, 2)), "v1.36")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprint(objects)
+	limits := regexp.MustCompile("(?m)^\\| `--max-[a-z-]+` \\| `(MAX_[A-Z_]+)`").FindAllStringSubmatch(string(manual), -1)
+	if len(limits) < 5 {
+		t.Errorf("the manual names only the limits %v", limits)
+	}
+	for _, l := range limits {
+		if !strings.Contains(text, "LOCKSIDECAR_"+l[1]+"=") {
+			t.Errorf("%s cannot be set", l[1])
+		}
 	}
 }
 
