@@ -60,9 +60,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	if o.TTL < lock.MinTTL || o.TTL > lock.MaxTTL {
 		return nil, &lock.InvalidError{Field: "ttl", Problem: fmt.Sprintf("must be from %s to %s", lock.MinTTL, lock.MaxTTL)}
 	}
-	// In a Cluster one node knows the layout. Without it the sidecar goes on with the
-	// others, and checks later.
-	if err := b.check(ctx); err != nil && (b.cfg.scheme != "redis+cluster" || errors.Is(err, errLayout)) {
+	if err := b.checkAtFirst(ctx); err != nil {
 		return nil, err
 	}
 	d := &driver{
@@ -92,6 +90,24 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	return l, nil
 }
 
+// checkAtFirst is check; but in a Cluster one node knows the layout, and without it the
+// sidecar goes on with the others, and checks later.
+func (b *Backend) checkAtFirst(ctx context.Context) error {
+	if b.cfg.scheme != "redis+cluster" {
+		return b.check(ctx)
+	}
+	ctx, cancel := context.WithTimeout(ctx, patientTrips*b.cfg.timeout) // the driver asks a silent node again
+	defer cancel()
+	if err := b.check(ctx); errors.Is(err, errLayout) {
+		return err
+	}
+	return nil
+}
+
+// patientTrips is for how many requests a node is waited for that others can do without:
+// to connect, and to ask.
+const patientTrips = 3
+
 // start makes the lease known, where some server grants locks already.
 func (d *driver) start(ctx context.Context) error {
 	found, err := d.lookAround(ctx)
@@ -118,27 +134,29 @@ func (d *driver) start(ctx context.Context) error {
 // lookAround asks for every bucket who has it. What it learns stands in the pasts.
 // The result is those buckets whose server has answered, at least one.
 func (d *driver) lookAround(ctx context.Context) (found []*slot, err error) {
+	ctx, cancel := context.WithTimeout(ctx, patientTrips*d.b.cfg.timeout)
+	defer cancel()
+	due := d.slots
 	for range 2 { // the first answer of a server may come before it is known who it is
-		var calls []call
-		for i := range d.slots {
-			k := &d.b.keys.buckets[i]
-			calls = append(calls, call{keys: []string{k.leases, k.mark, k.leases}, args: []any{"", 0}})
+		calls := make([]call, len(due))
+		for n, s := range due {
+			k := &d.b.keys.buckets[s.index]
+			calls[n] = call{keys: []string{k.leases, k.mark, k.leases}, args: []any{"", 0}}
 		}
-		err = d.b.runAll(ctx, scriptOpen, calls)
-		found = nil
-		unknown := false
-		for i, c := range calls {
-			switch _, err := d.b.look(i, c.reply); {
-			case c.err != nil:
+		err = d.b.runTogether(ctx, scriptOpen, calls)
+		var again []*slot
+		for n, s := range due {
+			switch _, err := d.b.look(s.index, calls[n].reply); {
+			case calls[n].err != nil:
 			case err == nil:
-				found = append(found, d.slots[i])
+				found = append(found, s)
 			case errors.Is(err, errAnotherServer):
-				unknown = true
+				again = append(again, s)
 			default:
 				return nil, unavailable("look at store", err)
 			}
 		}
-		if !unknown {
+		if due = again; len(due) == 0 {
 			break
 		}
 	}

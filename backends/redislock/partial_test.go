@@ -51,9 +51,9 @@ func nodeOf(t *testing.T, s testengine.Server, b *Backend, key string) testengin
 }
 
 // elsewhere is a resource whose bucket another node has.
-func elsewhere(t *testing.T, s testengine.Server, b *Backend, n testengine.Node) lock.Resource {
+func elsewhere(t *testing.T, s testengine.Server, b *Backend, n testengine.Node, from int) lock.Resource {
 	t.Helper()
-	for i := range 1000 {
+	for i := from; i < from+1000; i++ {
 		r := lock.Resource(fmt.Sprintf("elsewhere-%d", i))
 		if nodeOf(t, s, b, b.keys.buckets[b.keys.bucketOf(r)].leases).Addr() != n.Addr() {
 			return r
@@ -70,7 +70,7 @@ func TestLeaseWithoutTheNodeOfTheConfig(t *testing.T) {
 	url := s.URL() + noGrace + "&timeout=300ms"
 	b, _ := sidecar(t, url, 5*time.Minute)
 	n := nodeOf(t, s, b, b.keys.config)
-	r := elsewhere(t, s, b, n)
+	r := elsewhere(t, s, b, n, 0)
 	start := testengine.Crash(t, n, testengine.KeepData)
 
 	fresh, l := sidecar(t, url, 5*time.Minute)
@@ -107,7 +107,7 @@ func TestLeaseWithoutAnyOneNode(t *testing.T) {
 	url := s.URL() + noGrace + "&timeout=300ms"
 	b, _ := sidecar(t, url, 5*time.Minute)
 	for _, n := range testengine.Nodes(t, s) {
-		r := elsewhere(t, s, b, n)
+		r := elsewhere(t, s, b, n, 0)
 		start := testengine.Crash(t, n, testengine.KeepData)
 		_, l := sidecar(t, url, 5*time.Minute)
 		eventually(t, "it locks what can be reached without "+n.Addr(), func() error {
@@ -122,6 +122,91 @@ func TestLeaseWithoutAnyOneNode(t *testing.T) {
 	}
 }
 
+// A node that is silent, in place of one that refuses connections, holds up nobody for
+// longer than a session waits for its lease and for a heartbeat.
+func TestSilentNode(t *testing.T) {
+	s := partialCluster(t)
+	const ttl = 3 * time.Second
+	url := s.URL() + noGrace + "&timeout=300ms"
+	b, _ := sidecar(t, url, 5*time.Minute)
+	road := testengine.Through(t, s)
+	_, l := sidecar(t, road.URL()+noGrace+"&timeout=300ms", 5*time.Minute)
+	n := nodeOf(t, s, b, b.keys.config)
+	var kept lock.Resource
+	for i := 0; kept == ""; i++ {
+		if r := elsewhere(t, s, b, n, i); b.keys.bucketOf(r) >= maxPipeline {
+			kept = r
+		}
+	}
+	hold(t, l, kept)
+	for i := range 400 { // in all buckets
+		r := lock.Resource(fmt.Sprintf("used-%d", i))
+		g := hold(t, l, r)
+		if err := l.Release(t.Context(), r, g.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := beat(t.Context(), l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testengine.Pause(t, n)
+	road.Inject(testengine.Sever) // new connections are not answered either
+	inTime := func(limit time.Duration, do func(ctx context.Context) error) error {
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		defer cancel()
+		return do(ctx)
+	}
+	for waited := 0; ; {
+		start := time.Now()
+		err := inTime(ttl/3, func(ctx context.Context) error { return beat(ctx, l) })
+		if err == nil {
+			break
+		}
+		if time.Since(start) > ttl/30 { // else a connection of the others was cut, too
+			waited++
+		}
+		if waited == 3 {
+			t.Fatalf("the lease ends although its hold is on another node: %v", err)
+		}
+	}
+	for try := 1; ; try++ { // each in a process of its own, as it were
+		fresh := openAt(t, s.URL()+noGrace+"&timeout=600ms")
+		var opened lock.Lease
+		err := inTime(2*ttl, func(ctx context.Context) (err error) {
+			opened, err = fresh.OpenLease(ctx, lock.LeaseOptions{TTL: 2 * ttl, Sidecar: "fresh"})
+			return err
+		})
+		if err == nil {
+			_ = inTime(time.Second, opened.Close) // one node is silent
+		}
+		_ = fresh.Close()
+		if err == nil {
+			return
+		}
+		if try == 2 {
+			t.Fatalf("no lease is opened: %v", err)
+		}
+	}
+}
+
+// An answer that has come is one, although the Cluster client did not wait for those of
+// all nodes.
+func TestAnswerBesideASilentNode(t *testing.T) {
+	c := newCmd(t.Context(), "evalsha", "", nil, nil)
+	c.SetVal(int64(1))
+	c.SetErr(context.DeadlineExceeded)
+	if r := replyOf(c); r.err != nil || r.val != int64(1) {
+		t.Errorf("%+v", r)
+	}
+	c = newCmd(t.Context(), "evalsha", "", nil, nil)
+	c.SetErr(context.DeadlineExceeded)
+	if r := replyOf(c); !errors.Is(r.err, context.DeadlineExceeded) {
+		t.Errorf("%+v", r)
+	}
+}
+
 // Who could not check the layout, and finds another one later, grants nothing more
 // and lets the lease end.
 func TestOtherLayoutIsRefusedLater(t *testing.T) {
@@ -129,7 +214,7 @@ func TestOtherLayoutIsRefusedLater(t *testing.T) {
 	url := s.URL() + noGrace + "&timeout=300ms"
 	b, _ := sidecar(t, url, 5*time.Minute)
 	n := nodeOf(t, s, b, b.keys.config)
-	r := elsewhere(t, s, b, n)
+	r := elsewhere(t, s, b, n, 0)
 	// Another kind of sidecar was there first.
 	if err := b.client.Set(t.Context(), b.keys.config, "version=1 buckets=64", 0).Err(); err != nil {
 		t.Fatal(err)

@@ -98,8 +98,6 @@ func (b *Backend) check(ctx context.Context) error {
 	if b.checked.Load() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, b.cfg.timeout)
-	defer cancel()
 	want := fmt.Sprintf("version=%s buckets=%d", dataVersion, len(b.keys.buckets))
 	if err := b.client.SetNX(ctx, b.keys.config, want, 0).Err(); err != nil {
 		return unavailable("check store", err)

@@ -35,7 +35,7 @@ func (d *driver) Renew(ctx context.Context, acks []leasekit.Revocation) (leaseki
 	if d.b.cfg.replicas > 0 { // no Cluster: there is one call
 		calls[0].reply = d.b.run(ctx, &d.b.sender, scriptHeartbeat, calls[0].keys, calls[0].args...)
 	} else {
-		_ = d.b.runAll(ctx, scriptHeartbeat, calls) // each call has its own error
+		_ = d.b.runTogether(ctx, scriptHeartbeat, calls) // each call has its own error
 	}
 	var news leasekit.Renewal
 	var silence error // of buckets that nothing depends on
@@ -58,6 +58,11 @@ func (d *driver) Renew(ctx context.Context, acks []leasekit.Revocation) (leaseki
 	if news.Stranger {
 		ring(d.looks)
 	}
+	if len(silent) < len(open) { // else these are the last ones
+		for _, s := range silent {
+			s.open.Store(false) // a request that comes meanwhile opens it again
+		}
+	}
 	switch {
 	case failed != nil:
 		return news, failed
@@ -65,9 +70,6 @@ func (d *driver) Renew(ctx context.Context, acks []leasekit.Revocation) (leaseki
 		return leasekit.Renewal{}, lock.ErrLeaseLost
 	case alive == 0:
 		return leasekit.Renewal{}, unavailable("renew", silence)
-	}
-	for _, s := range silent {
-		s.open.Store(false) // a request that comes meanwhile opens it again
 	}
 	d.mu.Lock()
 	d.renewed = max(d.renewed, sent)

@@ -4,9 +4,11 @@ import (
 	"context"
 	_ "embed"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 )
 
 var (
@@ -122,7 +124,9 @@ type reply struct {
 
 func replyOf(c *command) reply {
 	r := reply{c.Val(), c.by, c.copies, c.Err()}
-	if errors.Is(r.err, redis.Nil) { // a script's nil is an answer
+	// A script's nil is an answer; and where ctx ends while the Cluster client waits for
+	// one node, it says so of the answers of all.
+	if r.val != nil || errors.Is(r.err, redis.Nil) {
 		r.err = nil
 	}
 	return r
@@ -167,6 +171,16 @@ func (b *Backend) runAll(ctx context.Context, s *script, calls []call) error {
 		calls = calls[n:]
 	}
 	return first
+}
+
+// runTogether is runAll with all pieces at once, so that none waits for a node that is
+// silent to another one.
+func (b *Backend) runTogether(ctx context.Context, s *script, calls []call) error {
+	var pieces errgroup.Group
+	for piece := range slices.Chunk(calls, maxPipeline) {
+		pieces.Go(func() error { return b.runPiece(ctx, s, piece) })
+	}
+	return pieces.Wait()
 }
 
 func (b *Backend) runPiece(ctx context.Context, s *script, calls []call) error {

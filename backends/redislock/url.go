@@ -110,7 +110,7 @@ func (c *config) connect(to func(addr string, dial dialer) *road) redis.Universa
 		return redis.NewClusterClient(&redis.ClusterOptions{
 			Addrs: c.addrs, Username: c.username, Password: c.password, TLSConfig: c.tls,
 			DialTimeout: c.timeout, ReadTimeout: c.timeout, WriteTimeout: c.timeout, ContextTimeoutEnabled: true,
-			MaxRedirects: 3, MaxRetries: -1, MaintNotificationsConfig: quiet, DisableIdentity: true,
+			MaxRedirects: 3, MaxRetries: -1, DialerRetries: 1, MaintNotificationsConfig: quiet, DisableIdentity: true,
 			ClusterStateReloadInterval: time.Second, // the driver's own is a minute, in which every lease would end
 			NewClient: func(o *redis.Options) *redis.Client {
 				r := to(o.Addr, dial)
