@@ -75,6 +75,11 @@ chart-test: ## Test the Helm charts, without a cluster and without helm
 test-fast: ## Run the short tests without the race detector
 	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -short -timeout $(TEST_TIMEOUT) ./...
 
+.PHONY: model
+model: ## Check the models of the protocol with spin, and that each law can be broken
+	@scripts/test-deps spin gcc
+	LOCKSIDECAR_TEST_SPIN=required go test -count=1 -timeout $(TEST_TIMEOUT) ./model
+
 .PHONY: test-deps
 test-deps: ## See to it that the tests find what they need; install it where that may be done
 	@scripts/test-deps

@@ -59,6 +59,7 @@ var house = []room{
 	{path: "internal/testengine"}, // nothing of production: it breaks things for everybody
 	{path: "internal/javatest", may: "lock", test: "backends/embedded"},
 	{path: "internal/archtest"},
+	{path: "model"},
 
 	{path: "cmd/locksidecar", may: "all", test: "internal/testengine"},
 	{path: "examples/show", may: "internal/testengine"},
