@@ -19,7 +19,8 @@ func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 	e, err := l.begin(Ref{q.Resource, q.ID}, q.Mode)
 	for ; err == nil; err = l.again(e) {
 		a, err := l.d.Ask(ctx, q)
-		switch err = l.asked(e, a, err); {
+		a, err = l.asked(e, a, err)
+		switch {
 		case errors.Is(err, ErrNotSent):
 			return lock.Grant{}, l.unsent(ctx, e)
 		case errors.Is(err, errForced):
@@ -47,13 +48,19 @@ func grantOf(q lock.Request, f lock.Fence, g *lock.Guard) lock.Grant {
 	return lock.Grant{ID: q.ID, Resource: q.Resource, Mode: q.Mode, Fence: f, Guard: g}
 }
 
-// asked draws the conclusions from the answer to Ask.
+// asked draws the conclusions from the answer to Ask, and gives what it is worth. The
+// comparison leaves out what is being asked for; so a grant that was sent for before
+// there was a reason to compare is asked for again: the server that answers now may not
+// have it. Model: failover.GRANTED.
 //
 //	errForced: it is granted, and its release is forced already.
-func (l *Lease) asked(e *entry, a Answer, err error) error {
+func (l *Lease) asked(e *entry, a Answer, err error) (Answer, error) {
 	forced := false
 	l.mu.Lock()
 	l.end(e)
+	if a.Granted && e.doubted != l.doubted {
+		a, e.rung = Answer{}, true
+	}
 	switch {
 	case err == nil:
 		forced = a.Granted && e.revoked
@@ -71,11 +78,11 @@ func (l *Lease) asked(e *entry, a Answer, err error) error {
 	}
 	switch {
 	case err == nil && l.isLost():
-		return lock.ErrLeaseLost
+		return a, lock.ErrLeaseLost
 	case forced:
-		return errForced
+		return a, errForced
 	default:
-		return err
+		return a, err
 	}
 }
 

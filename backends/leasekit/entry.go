@@ -30,6 +30,7 @@ type entry struct {
 	until   time.Duration // on the clock: when grace is over, counted from when it was known
 
 	touched uint64        // epoch of the last change
+	doubted uint64        // of the lease, when the last request was sent
 	pushed  *Push         // a grant that came by push
 	woken   chan struct{} // closed when there is a reason to ask again; nil while nobody waits
 }
@@ -107,7 +108,7 @@ func (l *Lease) again(e *entry) error {
 // start marks that a request is on its way, whose answer a push may overtake.
 // l.mu is held.
 func (l *Lease) start(e *entry) {
-	e.busy, e.rung, e.pushed, e.woken = true, false, nil, nil
+	e.busy, e.rung, e.pushed, e.woken, e.doubted = true, false, nil, nil, l.doubted
 	l.touch(e)
 }
 
