@@ -190,6 +190,8 @@ func (k *Keeper) lose(d int64, err error, kept time.Duration) {
 
 // renew moves the deadline after a beat that was sent at that moment and was
 // answered. An answer that comes after the deadline changes nothing.
+//
+// Model: lease.RENEWED.
 func (k *Keeper) renew(sent time.Duration) {
 	next := int64(sent + k.o.TTL - k.o.Margin)
 	for k.ValidFor() > 0 {

@@ -105,6 +105,8 @@ func (k *Keeper) Run(ctx context.Context) error {
 }
 
 // step sends a beat when it is time, and tells when to look again.
+//
+// Model: lease.BEAT.
 func (k *Keeper) step(ctx context.Context, b *beats, left time.Duration) time.Duration {
 	now := k.o.Clock()
 	if now < b.next {

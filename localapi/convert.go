@@ -76,6 +76,8 @@ func modeTo(m lock.Mode) pb.Mode {
 
 // grantTo has both times from one reading of the clock, now, which is taken as late
 // as possible; see refresh.
+//
+// Model: lease.NEWS.
 func grantTo(g session.Grant, now time.Duration) *pb.Grant {
 	return &pb.Grant{
 		LockId:    string(g.LockID),

@@ -129,6 +129,8 @@ func (s *service) pump(ctx context.Context, sess *session.Session, send func(*pb
 
 // next waits for news. It gives none when the session has ended, or the call,
 // which is the error.
+//
+// Model: told.WRITE.
 func (s *service) next(ctx context.Context, news *session.Events) (*pb.Event, error) {
 	e, err := news.Next(ctx)
 	switch {

@@ -57,6 +57,8 @@ func (r *Events) Next(ctx context.Context) (Event, error) {
 }
 
 // read gives the most urgent news. s.mu is held.
+//
+// Model: told.READ.
 func (r *Events) read() (Event, bool) {
 	s := r.s
 	if lost, seq, ok := s.ledger.Loss(r.lost); ok {

@@ -80,6 +80,8 @@ func (s *Store) endsBy(e *ending, at time.Duration) {
 }
 
 // sweep ends what is over.
+//
+// Model: lease.EXPIRE, force.HANDON.
 func (s *Store) sweep(now time.Duration) {
 	for len(s.endings) > 0 && now >= s.endings[0].at {
 		heap.Pop(&s.endings).(*ending).over(now)

@@ -45,6 +45,7 @@ func (l *lease) Ask(_ context.Context, q lock.Request) (leasekit.Answer, error) 
 	return a, err
 }
 
+// Model: lease.ASK, retry.ASK.
 func (l *lease) ask(q lock.Request) (_ leasekit.Answer, refused *view, _ error) {
 	s := l.store
 	s.mu.Lock()
@@ -86,6 +87,7 @@ func (l *lease) Withdraw(_ context.Context, w leasekit.Withdrawal) (leasekit.Wit
 	return found, err
 }
 
+// Model: retry.WITHDRAW, force.RELEASE.
 func (l *lease) withdraw(r leasekit.Ref) (found leasekit.Withdrawn, v view, _ error) {
 	s := l.store
 	s.mu.Lock()
@@ -126,6 +128,8 @@ func (l *lease) Downgrade(_ context.Context, r leasekit.Ref) error {
 }
 
 // Renew implements leasekit.Driver.
+//
+// Model: lease.RENEW, force.RENEW.
 func (l *lease) Renew(_ context.Context, acks []leasekit.Revocation) (leasekit.Renewal, error) {
 	s := l.store
 	s.mu.Lock()

@@ -99,6 +99,8 @@ const grantStep = 256
 // promote grants what can be granted from the front of the queue, to how many it
 // tells, and forgets the resource when nobody is left. After a step of many readers it leaves the rest
 // to expire; until then they stand at the front, so that nobody overtakes them.
+//
+// Model: lease.GRANT, queue.NEXT.
 func (s *Store) promote(r *resource, now time.Duration) (granted int) {
 	for e := r.Next(); e != nil; e = r.Next() {
 		e.Value.since, e.Value.fence = now, s.nextFence(now)

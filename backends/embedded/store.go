@@ -133,6 +133,8 @@ func (s *Store) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldI
 
 // force takes out a waiter, or a hold with grace 0, and returns nil; or it begins
 // the end of a hold.
+//
+// Model: force.FORCE, retry.FORCE.
 func (s *Store) force(r lock.Resource, id lock.HoldID, grace time.Duration) (*force, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -229,6 +231,8 @@ var lastWall = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 
 // nextFence is larger than every fence this store has given, whatever the wall
 // clock does, and, as long as that goes on, than those before a restart.
+//
+// Model: queue.FENCE.
 func (s *Store) nextFence(now time.Duration) lock.Fence {
 	s.number = max(s.number+1, s.wallAtZero+now.Microseconds())
 	return lock.FenceOf(s.number)

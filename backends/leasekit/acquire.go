@@ -15,6 +15,8 @@ import (
 const giveUpTime = time.Second
 
 // Acquire implements lock.Lease.
+//
+// Model: failover.ASK.
 func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
 	e, err := l.begin(Ref{q.Resource, q.ID}, q.Mode)
 	for ; err == nil; err = l.again(e) {
@@ -51,9 +53,11 @@ func grantOf(q lock.Request, f lock.Fence, g *lock.Guard) lock.Grant {
 // asked draws the conclusions from the answer to Ask, and gives what it is worth. The
 // comparison leaves out what is being asked for; so a grant that was sent for before
 // there was a reason to compare is asked for again: the server that answers now may not
-// have it. Model: failover.GRANTED.
+// have it.
 //
 //	errForced: it is granted, and its release is forced already.
+//
+// Model: failover.GRANTED, retry.ASKED.
 func (l *Lease) asked(e *entry, a Answer, err error) (Answer, error) {
 	forced := false
 	l.mu.Lock()
@@ -197,6 +201,7 @@ func (l *Lease) Release(ctx context.Context, r lock.Resource, id lock.HoldID) er
 	return nil
 }
 
+// Model: retry.WITHDRAWN.
 func (l *Lease) withdraw(ctx context.Context, r Ref) (Withdrawn, error) {
 	e, how, err := l.withdrawal(r)
 	if err != nil {

@@ -12,6 +12,8 @@ import (
 // not have is lost, and is the result; what only the store has is released in the
 // background, because no hold depends on it. Until the comparison has an answer,
 // no heartbeat counts, neither the one that compares nor those beside it.
+//
+// Model: failover.COMPARE.
 func (l *Lease) compare(ctx context.Context) ([]lock.Event, error) {
 	select {
 	case l.comparing <- struct{}{}:
@@ -80,6 +82,8 @@ func (l *Lease) drop(missing map[lock.HoldID]uint64) []lock.Event {
 }
 
 // tidy releases what only the store has. What fails here the next comparison finds.
+//
+// Model: failover.STRAY.
 func (l *Lease) tidy(ctx context.Context) {
 	for {
 		select {

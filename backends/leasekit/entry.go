@@ -45,6 +45,8 @@ func (e *entry) wake() {
 }
 
 // unanswered notes that a request had no answer. l.mu is held.
+//
+// Model: retry.UNANSWERED.
 func (e *entry) unanswered() { e.unsure, e.copies = true, true }
 
 // errForced: the release of what was asked for is forced. It is given back, and
@@ -176,6 +178,8 @@ func (l *Lease) pushed(p Push) {
 // revoke notes that the release of a hold is forced. A grace can become shorter,
 // not longer. Where Acquire has not returned yet nobody is told: Acquire says so.
 // l.mu is held.
+//
+// Model: force.PUSHED.
 func (l *Lease) revoke(e *entry, grace time.Duration) {
 	if e.revoked && grace >= e.grace {
 		return

@@ -31,6 +31,8 @@ func (l *Lease) wasTold(e *entry, until time.Duration) {
 
 // tell passes revocations on that came by push. It does nothing that can block but
 // for that, so that none waits for the acknowledgement of another.
+//
+// Model: force.TELL.
 func (l *Lease) tell(ctx context.Context) {
 	for {
 		select {

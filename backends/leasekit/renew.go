@@ -18,6 +18,8 @@ const maxInexact = 3
 const maxCounted = 30
 
 // Heartbeat implements lock.Lease.
+//
+// Model: force.RENEWED, failover.RENEWED.
 func (l *Lease) Heartbeat(ctx context.Context) ([]lock.Event, error) {
 	if l.isLost() {
 		return nil, lock.ErrLeaseLost
@@ -47,6 +49,8 @@ type beat struct {
 
 // renew sends one request that renews the lease, with the acknowledgements that are
 // due.
+//
+// Model: force.BEAT, failover.BEAT, failover.RENEW.
 func (l *Lease) renew(ctx context.Context) (beat, error) {
 	l.mu.Lock()
 	acks := l.due()

@@ -128,6 +128,8 @@ func (q *Queue[V]) admits(r Room) bool {
 
 // Put puts in a request that Fits and whose ID is not there: as a hold where it
 // is Free, else at the end of the queue.
+//
+// Model: queue.PUT.
 func (q *Queue[V]) Put(e *Entry[V], r Room) {
 	free := q.Free(r)
 	e.room = r
@@ -158,6 +160,8 @@ func (q *Queue[V]) Put(e *Entry[V], r Room) {
 }
 
 // Next grants to the front of the queue, and gives whom; nil: the front must wait.
+//
+// Model: queue.NEXT.
 func (q *Queue[V]) Next() *Entry[V] {
 	if q.waiters == nil {
 		return nil
@@ -187,6 +191,8 @@ func (q *Queue[V]) hold(e *Entry[V]) {
 }
 
 // Remove takes a hold or a waiter out; an entry that is out already stays so.
+//
+// Model: queue.REMOVE.
 func (q *Queue[V]) Remove(e *Entry[V]) {
 	switch e.state {
 	case out:
@@ -237,6 +243,8 @@ func (q *Queue[V]) leave(e *Entry[V]) {
 }
 
 // Downgrade turns an exclusive hold into a shared one; a shared one stays.
+//
+// Model: queue.DOWNGRADE.
 func (q *Queue[V]) Downgrade(e *Entry[V]) {
 	if e.state == held && e.room == One {
 		e.room = Unlimited

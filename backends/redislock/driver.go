@@ -249,6 +249,8 @@ func (d *driver) keptBack(q lock.Request, left time.Duration) error {
 
 // answer reads the reply to an acquire. done is false where there is more to do in
 // the store before it can decide.
+//
+// Model: failover.ANSWERED.
 func (d *driver) answer(s *slot, q lock.Request, r reply) (a leasekit.Answer, done bool, err error) {
 	fence, granted := r.val.(string)
 	fields, _ := r.val.([]any)

@@ -147,6 +147,8 @@ func (d *driver) renewed1(ctx context.Context, s *slot, r reply, news *leasekit.
 
 // meet compares who has answered with who is trusted. A stranger becomes trusted
 // at the heartbeat after its memory was compared: by then its result was acted on.
+//
+// Model: failover.STRANGER.
 func (d *driver) meet(s *slot, by *server, news *leasekit.Renewal) {
 	s.last = by
 	switch {

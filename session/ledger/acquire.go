@@ -237,6 +237,8 @@ func (l *Ledger) Waiting(h *Hold, id lock.HoldID, stop func()) bool {
 
 // Answered notes what the driver's Acquire for that id on that lease has
 // returned. A lease that is over must be told by LeaseOver before.
+//
+// Model: lease.GRANTED.
 func (l *Ledger) Answered(h *Hold, id lock.HoldID, lease Lease, g lock.Grant, err error) {
 	var known *lock.HeldError
 	none := errors.As(err, &known) || errors.Is(err, lock.ErrNotHolder) || errors.Is(err, lock.ErrLeaseLost) || errors.Is(err, lock.ErrInvalid)

@@ -61,6 +61,8 @@ func lostOf(h *Hold) Lost {
 // lose ends a hold that nobody released, and tells the app, who has at most until
 // that moment before others may be let in: less when the store may end the lease
 // before.
+//
+// Model: told.LOSE.
 func (l *Ledger) lose(h *Hold, reason LostReason, until time.Duration) {
 	l.forget(h)
 	h.state, h.reason, h.guard = over, reason, nil
@@ -125,6 +127,8 @@ func (l *Ledger) tellAgain(h *Hold, end time.Duration) {
 // acknowledge is for a release of a hold that does not live: when it was lost,
 // who releases knows now, and has stopped its work. Others who entered the same
 // hold may still work: the loss stays until all counts are released.
+//
+// Model: told.ACKNOWLEDGE.
 func (l *Ledger) acknowledge(id lock.HoldID) error {
 	err := l.missing(id)
 	if h := l.losses.known[id]; h != nil {

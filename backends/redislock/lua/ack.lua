@@ -3,6 +3,7 @@
 -- KEYS: 1 leases, 2 lock, 3 revoked
 -- ARGV: 1 lease, 2 id, 3 "resource NUL id", 4 grace in microseconds
 -- Reply: 1, or -1 when the lease is over.
+-- Model: force.RENEW.
 redis.call('ZREM', KEYS[1], '') -- see release.lua
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]

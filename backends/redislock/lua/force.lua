@@ -4,6 +4,7 @@
 -- microseconds, 6 for how many microseconds to remember a waiter that is gone
 -- Reply: 0 it is gone, -1 nobody of that id is there, else milliseconds to wait
 -- before asking again; a table: the holder's lease, where it is not that of ARGV[3].
+-- Model: force.FORCE, retry.FORCE.
 redis.call('ZREM', KEYS[1], '') -- see release.lua
 local id, grace = ARGV[4], tonumber(ARGV[5])
 local member = ARGV[2] .. '\0' .. id

@@ -2,6 +2,7 @@
 -- KEYS: 1 leases, 2 mark, 3 mine, 4 revoked. ARGV: 1 lease, 2 TTL in microseconds
 -- Reply: nil when the lease is over, else {run id, term, since when that server has
 -- had the bucket, time, number of holds and waiters, {revoked, grace, …}}
+-- Model: lease.RENEW, force.RENEW.
 redis.call('ZREM', KEYS[1], '') -- see release.lua
 local expiry = tonumber(redis.call('ZSCORE', KEYS[1], ARGV[1]) or '0')
 if expiry <= now then

@@ -29,6 +29,7 @@ end
 
 -- When a lease ends, or nil when it is over. What looks over to a script that
 -- acts on it is over for good: the server's clock may be set back later.
+-- Model: lease.EXPIRE, queue.DEAD.
 local function ends(lease)
   local expiry = tonumber(redis.call('ZSCORE', KEYS[1], lease) or '0')
   if expiry > now then return expiry end
@@ -38,6 +39,7 @@ end
 
 -- A number above every one given before: the time, or the last number plus one
 -- where the clock stands still or was set back.
+-- Model: queue.FENCE.
 local function next_number()
   local last = tonumber(redis.call('GET', KEYS[2]) or '0')
   local n = now
@@ -47,6 +49,7 @@ local function next_number()
   return s
 end
 
+-- Model: lease.GRANT.
 local function grant(id, mode, lease, who)
   local fence = next_number()
   redis.call('HSET', KEYS[4], 'm', mode, 'h' .. id,
@@ -69,6 +72,7 @@ end
 -- Takes out holders that are over, until it finds one that is not: it is enough
 -- that one holds the lock. Returns when that one could end by itself; nil when the
 -- lock is free.
+-- Model: force.HANDON.
 local function purge()
   local cursor = '0'
   for _ = 1, 4 do
@@ -98,6 +102,7 @@ end
 
 -- Hands the resource to the head of the queue: one writer, or the readers that
 -- stand together. Waiters of dead leases are skipped.
+-- Model: queue.NEXT.
 local function promote()
   local granted = 0
   for _ = 1, 64 do
@@ -141,6 +146,7 @@ end
 
 -- A request that was given up must not be carried out when a copy of it arrives
 -- late, on a connection that was thought dead.
+-- Model: retry.COPY.
 local function remember_gone(id, micros)
   redis.call('ZADD', KEYS[7], string.format('%.0f', now + micros), id)
   local ms = math.ceil(micros / 1000)

@@ -3,6 +3,7 @@
 -- remember that the id is gone
 -- Reply: 1 done, 2 done and there is more to hand on, 0 nothing there, -1 the lease
 -- is over; or a table CANCELLED, position, more (1 or 0), time, holders… when it was a waiter.
+-- Model: retry.WITHDRAW, force.RELEASE.
 local id = ARGV[4]
 -- This comes first: after a write that takes no memory Redis lets the others
 -- pass although its memory is full.

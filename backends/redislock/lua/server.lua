@@ -4,6 +4,7 @@
 -- or a store that was emptied. Whoever reads the mark knows how long ago that was.
 -- A server is a process (run_id) in one term as master (master_replid2 changes when
 -- a replica is promoted; it becomes zeros when the last replica is long gone).
+-- Model: failover.PROMOTE.
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local nowstr = string.format('%.0f', now)
