@@ -165,7 +165,8 @@ type EventKind uint8
 
 const (
 	// Revoked: somebody forced the release of a hold. The store keeps others out
-	// until Release is called or Until has come. (A waiter that is taken out of
+	// until Release is called or Until has come; also then Release is called, which
+	// leaves nothing of the hold behind. (A waiter that is taken out of
 	// the queue has no event: its Acquire returns ErrNotHolder.)
 	Revoked EventKind = iota + 1
 	// Vanished: the store has lost the hold, for example in a failover to a

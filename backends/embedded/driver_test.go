@@ -64,6 +64,36 @@ func TestAcknowledgements(t *testing.T) {
 	})
 }
 
+// A hold that was taken away at once is named until that is acknowledged, or until its
+// release; an acknowledgement of the grace that it had before is none.
+func TestTakenAwayIsNamed(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Store) {
+		a, l := driver(t, s)
+		first, second := acquire(t, a, "r", lock.Exclusive), acquire(t, a, "other", lock.Exclusive)
+		long := forced(t, s, first, time.Hour)
+		for _, g := range []lock.Grant{first, second} {
+			at(t, "ForceRelease returned", forced(t, s, g, 0), 0)
+		}
+		at(t, "ForceRelease returned", long, 0)
+		of := func(g lock.Grant) leasekit.Ref { return leasekit.Ref{Resource: g.Resource, ID: g.ID} }
+		named := func(what string, want int, acks ...leasekit.Revocation) {
+			t.Helper()
+			got, err := l.Renew(t.Context(), acks)
+			if err != nil || len(got.Revoked) != want {
+				t.Errorf("%s: %+v, %v, want %d holds", what, got, err, want)
+			}
+		}
+		named("both", 2)
+		named("the grace before", 2, leasekit.Revocation{Ref: of(first), Grace: time.Hour})
+		named("one acknowledged", 1, leasekit.Revocation{Ref: of(first)})
+		if _, err := l.Withdraw(t.Context(), leasekit.Withdrawal{Ref: of(second)}); err != nil {
+			t.Fatal(err)
+		}
+		named("one released", 0)
+		shut(t, a)
+	})
+}
+
 // The holder's sidecar knows nothing of a forced release yet, and asks again for
 // what it was never told that it has: that is the end of the hold.
 func TestAskForWhatIsForced(t *testing.T) {

@@ -24,8 +24,9 @@ type lease struct {
 	first   *entry        // its holds and waiters
 	count   int
 
-	unacknowledged map[*entry]struct{}      // forced holds that it has not acknowledged
-	forcedOut      map[lock.HoldID]struct{} // waiters that it has not asked about since
+	unacknowledged map[*entry]struct{}       // forced holds that it has not acknowledged
+	takenAway      map[leasekit.Ref]struct{} // holds forced with grace 0; the same
+	forcedOut      map[lock.HoldID]struct{}  // waiters that it has not asked about since
 }
 
 var _ leasekit.Driver = (*lease)(nil)
@@ -99,6 +100,7 @@ func (l *lease) withdraw(r leasekit.Ref) (found leasekit.Withdrawn, v view, _ er
 	e := l.own(r)
 	if e == nil {
 		l.wasForcedOut(r.ID)
+		delete(l.takenAway, r)
 		return found, v, nil
 	}
 	found.Found = true
@@ -141,6 +143,9 @@ func (l *lease) Renew(_ context.Context, acks []leasekit.Revocation) (leasekit.R
 	s.endsAt(&l.end, now+l.ttl)
 	s.setWall(now)
 	for _, a := range acks {
+		if a.Grace == 0 {
+			delete(l.takenAway, a.Ref)
+		}
 		if e := l.own(a.Ref); e != nil && e.Value.force != nil && a.Grace <= e.Value.force.grace {
 			delete(l.unacknowledged, e)
 			s.endsBy(&e.Value.force.end, now+a.Grace)
@@ -149,6 +154,9 @@ func (l *lease) Renew(_ context.Context, acks []leasekit.Revocation) (leasekit.R
 	answer := leasekit.Renewal{Entries: l.count}
 	for e := range l.unacknowledged {
 		answer.Revoked = append(answer.Revoked, leasekit.Revocation{Ref: ref(e), Grace: e.Value.force.grace})
+	}
+	for r := range l.takenAway {
+		answer.Revoked = append(answer.Revoked, leasekit.Revocation{Ref: r})
 	}
 	return answer, nil
 }

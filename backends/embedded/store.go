@@ -90,6 +90,7 @@ func (s *Store) open(ctx context.Context, o lock.LeaseOptions, between func(leas
 		listening:      make(chan struct{}),
 		dropped:        make(chan struct{}),
 		unacknowledged: make(map[*entry]struct{}),
+		takenAway:      make(map[leasekit.Ref]struct{}),
 		forcedOut:      make(map[lock.HoldID]struct{}),
 	}
 	l.end.over = func(now time.Duration) { s.drop(l, now) }
@@ -165,6 +166,7 @@ func (s *Store) force(r lock.Resource, id lock.HoldID, grace time.Duration) (*fo
 		l.push(leasekit.Push{Kind: leasekit.Revoked, Ref: ref(e), Grace: grace})
 	}
 	if grace == 0 {
+		l.takenAway[ref(e)] = struct{}{}
 		s.remove(e, now)
 		return nil, nil //nolint:nilnil // said above
 	}

@@ -38,7 +38,8 @@ type Driver interface {
 	Downgrade(ctx context.Context, r Ref) error
 
 	// Renew renews the lease, and with the same request acknowledges revocations:
-	// from then on the store counts their grace. News that come with an error, from
+	// from then on the store counts their grace. An acknowledgement of a hold that is
+	// gone only stops the news of it. News that come with an error, from
 	// one server of several, are true all the same; only the number is not looked at.
 	Renew(ctx context.Context, acks []Revocation) (Renewal, error)
 
@@ -103,7 +104,9 @@ type Revocation struct {
 
 // Renewal is the store's answer to a heartbeat.
 type Renewal struct {
-	// Revoked are the revocations that were not acknowledged yet.
+	// Revoked are the revocations that were not acknowledged yet. One with Grace 0 names
+	// a hold that is gone already: the number of entries does not tell that while
+	// another request is under way.
 	Revoked []Revocation
 	// Entries is how many holds and waiters the store has for the lease; negative
 	// where it does not count.

@@ -191,7 +191,7 @@ func (l *Lease) revoke(e *entry, grace time.Duration) {
 	if grace == 0 {
 		until = 0
 	}
-	e.revoked, e.grace, e.until, e.told, e.acked = true, grace, until, false, grace == 0
+	e.revoked, e.grace, e.until, e.told, e.acked = true, grace, until, false, false
 	l.forced[e.ID] = e
 	e.wake()
 	switch {

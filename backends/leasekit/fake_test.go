@@ -29,9 +29,10 @@ type fake struct {
 	gone     map[lock.HoldID]bool // given up, and a copy of the request may arrive
 	over     bool
 	fence    lock.Fence
-	stranger bool // the next heartbeat is answered by another server
-	entriesN int  // what the heartbeat says instead of the number, unless 0
-	partial  bool // one server of several does not answer to heartbeats
+	stranger bool         // the next heartbeat is answered by another server
+	told     []Revocation // by the next heartbeat, of holds that are gone
+	entriesN int          // what the heartbeat says instead of the number, unless 0
+	partial  bool         // one server of several does not answer to heartbeats
 
 	faults map[string]fault
 	calls  map[string]int
@@ -215,6 +216,7 @@ func (f *fake) Renew(ctx context.Context, acks []Revocation) (r Renewal, err err
 				r.Revoked = append(r.Revoked, Revocation{e.Ref, e.grace})
 			}
 		}
+		r.Revoked, f.told = append(r.Revoked, f.told...), nil
 		r.Stranger, f.stranger = f.stranger, false
 		if f.partial {
 			return errSilent

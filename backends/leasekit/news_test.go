@@ -487,3 +487,24 @@ func TestForcedAtOnceAfterGraceWithoutPush(t *testing.T) {
 		}
 	})
 }
+
+// A hold that is taken away at once, with grace 0, is told by heartbeats until the
+// lease has acknowledged that; one that the lease does not know is given up.
+func TestTakenAwayAtOnceIsAcknowledged(t *testing.T) {
+	bubble(t, func(k *kit) {
+		g := k.acquire("r")
+		k.f.force(g.ID, 0)
+		stray := Ref{"stray", lock.NewHoldID()}
+		k.f.change(func() { k.f.told = []Revocation{{Ref: Ref{g.Resource, g.ID}}, {Ref: stray}} })
+		k.same("Heartbeat", k.beat(), revoked(g, 0))
+		synctest.Wait()
+		if acks := k.f.acknowledged(); len(acks) != 1 || acks[0].ID != g.ID || acks[0].Grace != 0 {
+			t.Errorf("acknowledged %+v, want the hold that was taken away", acks)
+		}
+		k.f.change(func() {
+			if n := len(k.f.ended); n != 1 || k.f.ended[0].Ref != stray || !k.f.ended[0].Unsure {
+				t.Errorf("withdrawn %+v, want the one that the lease does not know", k.f.ended)
+			}
+		})
+	})
+}

@@ -75,7 +75,8 @@ func (l *Lease) renew(ctx context.Context) (beat, error) {
 			}
 			l.revoke(e, v.Grace)
 		} else if l.removed == b.removed { // not released just now: only the store has it
-			l.doubted++
+			l.strays[v.ID] = v.Ref
+			ring(l.tidyBell)
 		}
 	}
 	if r.Stranger {

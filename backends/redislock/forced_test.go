@@ -139,3 +139,51 @@ func TestForcedWaiterLeavesNothing(t *testing.T) {
 		t.Errorf("%d holds and waiters stand in the lease's list", n)
 	}
 }
+
+// A hold is taken away at once, with grace 0, and the message of it is lost. Another
+// request has no answer, so that the number of holds says nothing. The next heartbeat
+// tells it all the same, and a late copy of the request for the hold leaves nothing.
+func TestForcedAtOnceWithoutPush(t *testing.T) {
+	s := testengine.Shared(t, testengine.Redis)
+	road := testengine.Through(t, s)
+	_, holder := sidecar(t, road.URL()+noGrace, 30*time.Second)
+	b, other := sidecar(t, s.URL()+noGrace, 30*time.Second)
+	const r = "forced-at-once-without-push"
+	g := hold(t, holder, r)
+	road.Mute("subscribe")
+	defer func() { _ = road.Heal() }()
+	unsure := exclusive("unanswered-beside-a-force")
+	lost := road.LoseReply(string(unsure.ID), testengine.Sever)
+	if _, err := holder.Acquire(t.Context(), unsure); !errors.Is(err, lock.ErrUnavailable) {
+		t.Fatalf("Acquire without an answer: %v", err)
+	}
+	<-lost
+	if err := b.ForceRelease(t.Context(), r, g.ID, 0); err != nil {
+		t.Fatal(err)
+	}
+	told := func() bool {
+		t.Helper()
+		news, err := holder.Heartbeat(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range news {
+			if e.ID == g.ID && e.Kind == lock.Revoked && e.Until == 0 {
+				return true
+			}
+		}
+		return false
+	}
+	if !told() {
+		t.Error("the next heartbeat does not tell it")
+	}
+	if err := holder.Release(t.Context(), r, g.ID); !errors.Is(err, lock.ErrNotHolder) {
+		t.Errorf("Release of what was taken away: %v", err)
+	}
+	if told() {
+		t.Error("it is told after its release")
+	}
+	if _, err := try(t, other, r); err != nil {
+		t.Errorf("the lock is not free: %v", err)
+	}
+}

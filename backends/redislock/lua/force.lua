@@ -1,5 +1,6 @@
 -- Takes a hold from its holder, or a waiter out of the queue. A grace is written
 -- down and published here; it counts from when the holder's sidecar acknowledges it.
+-- With grace 0 the hold is gone at once, and is named until that is acknowledged.
 -- ARGV: 1 channel prefix, 2 resource, 3 lease of the holder, 4 id, 5 grace in
 -- microseconds, 6 for how many microseconds to remember a waiter that is gone
 -- Reply: 0 it is gone, -1 nobody of that id is there, else milliseconds to wait
@@ -38,6 +39,7 @@ end
 if grace == 0 then
   redis.call('ZREM', KEYS[3], member)
   let_go(id)
+  redis.call('ZADD', KEYS[8], 0, member) -- heartbeats name it, too
   redis.call('PUBLISH', ARGV[1] .. lease, 'r ' .. id .. ' 0 ' .. ARGV[2])
   return 0
 end
