@@ -73,6 +73,9 @@ func (l *Ledger) lose(h *Hold, reason LostReason, until time.Duration) {
 		l.dues.set(&h.due, h.graceEnd)
 	} else {
 		l.unregister(h)
+		if reason == Forced { // the driver may still remember it, and a copy of its request may come
+			l.clean(h, false)
+		}
 	}
 	l.losses.add(h)
 	l.emit(Effect{Kind: Tell, Hold: h, Reason: reason})

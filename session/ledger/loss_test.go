@@ -88,3 +88,22 @@ func TestAShorterGraceIsToldAgain(t *testing.T) {
 		t.Errorf("loss %+v, %v", lost, ok)
 	}
 }
+
+// TestForcedAtOnceIsWithdrawn: the store has taken the hold away already, and is told
+// to remember its id all the same: a copy of the request for it may arrive late.
+func TestForcedAtOnceIsWithdrawn(t *testing.T) {
+	l := open()
+	g := get(t, l, &plain)
+	l.Effects()
+	l.News(lock.Event{Kind: lock.Revoked, ID: g.LockID})
+	l.News(lock.Event{Kind: lock.Revoked, ID: g.LockID}) // told twice is withdrawn once
+	cleaned := 0
+	for _, e := range l.Effects() {
+		if e.Kind == Clean && e.ID == g.LockID {
+			cleaned++
+		}
+	}
+	if cleaned != 1 {
+		t.Errorf("withdrawn %d times", cleaned)
+	}
+}
