@@ -183,7 +183,7 @@ func namedInCode(t *testing.T) map[string]bool {
 			t.Fatal(err)
 		}
 		for _, file := range files {
-			text, err := os.ReadFile(file) //nolint:gosec // our own source
+			text, err := os.ReadFile(file)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -211,7 +211,7 @@ func load(t *testing.T, file string) *checked {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile(path) //nolint:gosec // our own source
+	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -271,7 +271,7 @@ func run(t *testing.T, dir, program string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // the table above
+	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir = dir
 	out, err := cmd.CombinedOutput()
 	if err != nil {
