@@ -28,18 +28,30 @@ func (l *Lease) compare(ctx context.Context) ([]lock.Event, error) {
 		return nil, nil
 	}
 	known := make(map[lock.HoldID]uint64, len(l.entries))
+	sorter, sorts := l.d.(Sorter)
+	sorts = sorts && l.stranger > l.settled
+	holds := make(map[lock.HoldID]uint64)
 	for id, e := range l.entries {
 		if e.stored && !e.busy {
 			known[id] = e.touched
+			if sorts && e.held {
+				holds[id] = e.touched
+			}
 		}
 	}
 	l.mu.Unlock()
 
-	var listed []Ref
+	var listed, had, waiting []Ref
 	err := l.d.Held(ctx, func(r Ref) {
 		listed = append(listed, r)
 		delete(known, r.ID)
+		if _, held := holds[r.ID]; held {
+			had = append(had, r)
+		}
 	})
+	if err == nil && len(had) > 0 {
+		waiting, err = sorter.Waiting(ctx, had)
+	}
 	if err != nil {
 		if errors.Is(err, lock.ErrLeaseLost) {
 			l.Lose()
@@ -51,6 +63,14 @@ func (l *Lease) compare(ctx context.Context) ([]lock.Event, error) {
 	l.settled, l.exact, l.compared = settles, max(l.exact, began), began
 	for _, r := range listed {
 		if l.entries[r.ID] == nil {
+			l.strays[r.ID] = r
+			ring(l.tidyBell)
+		}
+	}
+	// The store grants what is in front of such a waiter: it is no hold any more.
+	for _, r := range waiting {
+		known[r.ID] = holds[r.ID]
+		if e := l.entries[r.ID]; e != nil && e.touched == holds[r.ID] {
 			l.strays[r.ID] = r
 			ring(l.tidyBell)
 		}

@@ -2,6 +2,7 @@ package leasekit
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -142,6 +143,31 @@ func TestNothingIsComparedOfNothing(t *testing.T) {
 		}
 		if n := k.f.count("held"); n > 0 {
 			t.Errorf("compared %d times", n)
+		}
+	})
+}
+
+// A new server has the hold as a waiter still, and others in front of it: it is lost,
+// and its place is given up.
+func TestHoldThatWaitsOnTheNewServer(t *testing.T) {
+	bubble(t, func(k *kit) {
+		lost, kept := k.acquire("r"), k.acquire("kept")
+		k.f.change(func() {
+			k.f.entries[lost.ID].held, k.f.stranger = false, true
+			k.f.order = append(k.f.order, lost.ID)
+		})
+		k.f.on("waiting", once(down))
+		if _, err := k.Heartbeat(k.t.Context()); !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("Heartbeat that cannot compare: %v", err)
+		}
+		k.same("Heartbeat", k.beat(), vanished(lost))
+		synctest.Wait()
+		if k.f.has(lost.ID) || !k.f.has(kept.ID) {
+			t.Error("its place is still there, or the other hold is not")
+		}
+		k.same("a later one", k.beat())
+		if n := k.f.count("waiting"); n != 2 {
+			t.Errorf("asked %d times what waits, want twice: the first had no answer", n)
 		}
 	})
 }

@@ -57,6 +57,14 @@ type Driver interface {
 	Close(ctx context.Context) error
 }
 
+// Sorter is a Driver whose next server may have a hold as a waiter still, because it
+// lacks what came last.
+type Sorter interface {
+	// Waiting gives those of the holds that the store does not have as holds. The lease
+	// asks it after Held, when a Stranger has answered.
+	Waiting(ctx context.Context, holds []Ref) ([]Ref, error)
+}
+
 // ErrNotSent is Ask's: the store knows no more of the request than before.
 var ErrNotSent = errors.New("ctx ended before the request was sent")
 

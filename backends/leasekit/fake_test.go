@@ -402,3 +402,16 @@ func revoked(g lock.Grant, until time.Duration) lock.Event {
 func vanished(g lock.Grant) lock.Event {
 	return lock.Event{Kind: lock.Vanished, Resource: g.Resource, ID: g.ID}
 }
+
+// Waiting implements Sorter.
+func (f *fake) Waiting(ctx context.Context, holds []Ref) (waiting []Ref, err error) {
+	err = f.call(ctx, "waiting", func() error {
+		for _, r := range holds {
+			if e := f.entries[r.ID]; e == nil || !e.held {
+				waiting = append(waiting, r)
+			}
+		}
+		return nil
+	})
+	return waiting, err
+}

@@ -56,6 +56,7 @@ type Lease struct {
 	// Reasons to compare memories before the lease counts as renewed: how many there
 	// were, and how many of them a comparison has settled.
 	doubted, settled uint64
+	stranger         uint64 // the last of them that was another server
 
 	strays   map[lock.HoldID]Ref // that only the store has, to be released
 	tidyBell chan struct{}       // has a value when there may be some

@@ -81,6 +81,7 @@ func (l *Lease) renew(ctx context.Context) (beat, error) {
 	}
 	if r.Stranger {
 		l.doubted++
+		l.stranger = l.doubted
 	}
 	b.entries = r.Entries
 	return b, err

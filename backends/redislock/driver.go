@@ -53,7 +53,10 @@ type driver struct {
 	pushOnce   sync.Once
 }
 
-var _ leasekit.Driver = (*driver)(nil)
+var (
+	_ leasekit.Driver = (*driver)(nil)
+	_ leasekit.Sorter = (*driver)(nil)
+)
 
 // OpenLease implements lock.Backend.
 func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease, error) {

@@ -265,3 +265,31 @@ func (d *driver) heldIn(ctx context.Context, s *slot, each func(leasekit.Ref)) e
 		from = "(" + page[len(page)-1]
 	}
 }
+
+// Waiting implements leasekit.Sorter.
+func (d *driver) Waiting(ctx context.Context, holds []leasekit.Ref) ([]leasekit.Ref, error) {
+	select {
+	case d.beatTurn <- struct{}{}:
+		defer func() { <-d.beatTurn }()
+	case <-ctx.Done():
+		return nil, unavailable("compare", context.Cause(ctx))
+	}
+	calls := make([]call, len(holds))
+	for i, r := range holds {
+		k := &d.b.keys.buckets[d.b.keys.bucketOf(r.Resource)]
+		calls[i] = call{keys: []string{k.lock + string(r.Resource)}, args: []any{string(r.ID)}}
+	}
+	if err := d.b.runAll(ctx, scriptHolds, calls); err != nil {
+		return nil, unavailable("compare", err)
+	}
+	var waiting []leasekit.Ref
+	for i, c := range calls {
+		if s := d.slots[d.b.keys.bucketOf(holds[i].Resource)]; s.last == nil || c.by == nil || c.by != s.last.by {
+			return nil, unavailable("compare", errAnotherServer)
+		}
+		if c.val == int64(0) {
+			waiting = append(waiting, holds[i])
+		}
+	}
+	return waiting, nil
+}

@@ -32,6 +32,8 @@ var (
 	forceLua string
 	//go:embed lua/ack.lua
 	ackLua string
+	//go:embed lua/holds.lua
+	holdsLua string
 	//go:embed lua/reap.lua
 	reapLua string
 	//go:embed lua/dead.lua
@@ -72,6 +74,7 @@ var (
 	scriptAdvance   = newScript("advance", libLua, advanceLua)
 	scriptForce     = newScript("force_release", libLua, forceLua)
 	scriptAck       = newScript("acknowledge", ackLua)
+	scriptHolds     = newScript("holds", holdsLua)
 	scriptReap      = newScript("reap", libLua, reapLua)
 	scriptDead      = newScript("find_dead", deadLua)
 	scriptLiving    = newScript("living_leases", livingLua)

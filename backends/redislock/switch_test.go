@@ -1,6 +1,7 @@
 package redislock
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -170,5 +171,60 @@ func TestPushIsBelievedFromTheTrustedServerOnly(t *testing.T) {
 	}
 	if d.believes(&presence{run: now.run}) || d.believes(nil) {
 		t.Error("the same process after another one, or nobody, is believed")
+	}
+}
+
+// Three faults: a waiter is forced out of the queue and does not hear of it, the next one
+// is granted, and a replica that knows neither takes over. There the waiter stands in front
+// of the holder, who waits: so the holder is told that its hold is lost.
+func TestHolderWhoWaitsOnTheNewServer(t *testing.T) {
+	s := testengine.New(t, testengine.Redis)
+	first, _ := sidecar(t, s.URL()+noGrace, 30*time.Second)
+	_, a := sidecar(t, s.URL()+noGrace, 30*time.Second)
+	forcedOut, held := testengine.Through(t, s), testengine.Through(t, s)
+	_, w := sidecar(t, forcedOut.URL()+noGrace, 30*time.Second)
+	_, b := sidecar(t, held.URL()+noGrace, 30*time.Second)
+	ctx, cancel := context.WithCancel(t.Context())
+	var waits sync.WaitGroup
+	defer waits.Wait()
+	defer cancel()
+	queued := func(l lock.Lease, waiters int) (lock.HoldID, <-chan lock.Grant) {
+		q, granted := exclusive("r"), make(chan lock.Grant, 1)
+		waits.Go(func() {
+			if g, err := l.Acquire(ctx, q); err == nil {
+				granted <- g
+			}
+		})
+		eventually(t, "it stands in the queue", func() error {
+			st, err := first.Get(t.Context(), "r")
+			if err == nil && len(st.Waiters) != waiters {
+				err = errors.New("not yet")
+			}
+			return err
+		})
+		return q.ID, granted
+	}
+	g := hold(t, a, "r")
+	gone, _ := queued(w, 1)
+	_, granted := queued(b, 2)
+	fork := testengine.Nodes(t, testengine.ForkRedis(t, s))[0].Addr()
+
+	forcedOut.Mute("subscribe")
+	if err := first.ForceRelease(t.Context(), "r", gone, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Release(t.Context(), "r", g.ID); err != nil {
+		t.Fatal(err)
+	}
+	got := <-granted
+	held.Retarget(fork)
+	held.Inject(testengine.Sever)
+	var news []lock.Event
+	eventually(t, "a heartbeat is answered", func() (err error) {
+		news, err = b.Heartbeat(t.Context())
+		return err
+	})
+	if len(news) != 1 || news[0].Kind != lock.Vanished || news[0].ID != got.ID {
+		t.Errorf("Heartbeat: got %+v, want that %s has vanished", news, got.ID)
 	}
 }
