@@ -71,6 +71,7 @@ type Lease interface {
 	//   *HeldError with ctx's error: the wait ended; nothing is left behind.
 	//   ErrNotHolder: the waiter was taken out of the queue by ForceRelease, or
 	//     the request was given up by Release before; nothing is left behind.
+	//   *LimitError: the store can take no more of this lease; nothing is left behind.
 	//   ErrLeaseLost: the store says that the lease is over; nothing is left behind.
 	//   ErrUnavailable: the outcome is unknown. Acquire again with the same
 	//     Request.ID finds the grant or the place in the queue; Release with that

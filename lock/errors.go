@@ -23,6 +23,8 @@ var (
 	ErrUnavailable = errors.New("the store is unavailable")
 	// ErrInvalid: a value from outside is refused. See InvalidError.
 	ErrInvalid = errors.New("invalid")
+	// ErrLimit: a limit is reached. See LimitError.
+	ErrLimit = errors.New("limit reached")
 	// ErrUnsupported: this store cannot do it.
 	ErrUnsupported = errors.New("not supported by this store")
 )
@@ -37,6 +39,19 @@ func (e *InvalidError) Error() string { return e.Field + " " + e.Problem }
 
 // Is makes errors.Is(err, ErrInvalid) true.
 func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
+
+// LimitError is ErrLimit with the name of the limit.
+type LimitError struct {
+	Limit string // such as "holds", "waiters" or "sessions per uid"
+	Max   int
+}
+
+func (e *LimitError) Error() string {
+	return fmt.Sprintf("limit reached: at most %d %s", e.Max, e.Limit)
+}
+
+// Is makes errors.Is(err, ErrLimit) true.
+func (e *LimitError) Is(target error) bool { return target == ErrLimit }
 
 // HeldError says why a request was not granted: it is ErrHeld when the request
 // was a try, else the error of the context that ended the wait.

@@ -26,6 +26,7 @@ type Driver interface {
 	// unknown: the store knows it by its ID.
 	//   *lock.HeldError with lock.ErrHeld: a try found it taken; nothing is left.
 	//   lock.ErrNotHolder: the request was given up or forced out; nothing is left.
+	//   *lock.LimitError: the store can take no more of this lease; nothing is left.
 	//   ErrNotSent: ctx ended before this request was sent.
 	Ask(ctx context.Context, q lock.Request) (Answer, error)
 

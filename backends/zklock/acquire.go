@@ -28,7 +28,7 @@ func (l *lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 	if !validID(q.ID) {
 		return lock.Grant{}, &lock.InvalidError{Field: "lock_id", Problem: "must have 1 to 64 letters, digits, - or _"}
 	}
-	if l.proof.overdue(l.b.clock()) {
+	if l.seat.overdue() {
 		return lock.Grant{}, fmt.Errorf("acquire %q: %w", string(q.Resource), errOverdue)
 	}
 	a := &attempt{l: l, q: q, e: l.enter(q, path)}
@@ -78,7 +78,7 @@ func (a *attempt) run(ctx context.Context) (lock.Grant, error) {
 			return lock.Grant{}, a.giveUp(ctx, context.Cause(ctx))
 		}
 		v := verdict{pause: l.recheck}
-		if !l.proof.overdue(l.b.clock()) {
+		if !l.seat.overdue() {
 			var err error
 			if v, err = a.ask(context.WithoutCancel(ctx)); err != nil {
 				return lock.Grant{}, err
@@ -186,26 +186,37 @@ func (a *attempt) create(ctx context.Context) ([]string, error) {
 	if !l.b.isKnown(e.path) {
 		ancestors = []*zksession.Call{t.container(e.path)}
 	}
+	names := []string{e.path + "/" + nodeName(a.q.ID, a.q.Mode)}
+	if t.curator {
+		names = append(names, e.path+"/"+guardName(a.q.ID))
+	}
+	if e.room.Load() == nil {
+		room, err := l.seat.all.Room(ctx, names...)
+		if err != nil {
+			return nil, err
+		}
+		e.room.Store(room)
+	}
 	for tries := 1; ; tries++ {
 		data := e.rec.encode()
-		own := zksession.Create(e.path+"/"+nodeName(a.q.ID, a.q.Mode), data, t.acl, zksession.EphemeralSequential)
+		own := zksession.Create(names[0], data, t.acl, zksession.EphemeralSequential)
 		queue := zksession.Children(e.path)
 		place, nodes := own, []*zksession.Call{own}
 		if t.curator {
-			guard := zksession.Create(e.path+"/"+guardName(a.q.ID), data, t.acl, zksession.EphemeralSequential)
+			guard := zksession.Create(names[1], data, t.acl, zksession.EphemeralSequential)
 			nodes = []*zksession.Call{guard, own}
 			place = zksession.Multi(nodes...)
 		}
 		a.setUnsure(true)
 		var err error
 		if t.curator { // a transaction cannot be followed like that
-			err = l.seat.s.Do(ctx, append(ancestors, place)...)
+			err = e.session().Do(ctx, append(ancestors, place)...)
 		} else {
-			err = l.seat.s.Chase(ctx, append(ancestors, place, queue)...)
+			err = e.session().Chase(ctx, append(ancestors, place, queue)...)
 		}
 		switch {
 		case place.Err == nil:
-			var names []string
+			names = names[:0]
 			for _, n := range nodes {
 				names = append(names, strings.TrimPrefix(n.Path, e.path+"/"))
 			}
@@ -248,7 +259,7 @@ func (a *attempt) create(ctx context.Context) ([]string, error) {
 func (a *attempt) survey(ctx context.Context, own *zksession.Call) ([]string, error) {
 	l, e := a.l, a.e
 	queue := zksession.Children(e.path)
-	if err := l.seat.s.Together(ctx, queue, own); err != nil {
+	if err := e.session().Together(ctx, queue, own); err != nil {
 		return nil, err
 	}
 	if own.Err == nil {
@@ -283,7 +294,7 @@ func (a *attempt) setUnsure(unsure bool) {
 // list lists the queue.
 func (a *attempt) list(ctx context.Context) ([]string, error) {
 	queue := zksession.Children(a.e.path)
-	if err := a.l.seat.s.Do(ctx, queue); err != nil {
+	if err := a.e.session().Do(ctx, queue); err != nil {
 		return nil, err
 	}
 	if errors.Is(queue.Err, zksession.ErrNoNode) {
@@ -369,7 +380,7 @@ func (a *attempt) peek(ctx context.Context, path string, names []string) (v verd
 	if own := a.watchOwn(); own != nil {
 		calls = append(calls, own)
 	}
-	if err := a.l.seat.s.Together(ctx, calls...); err != nil {
+	if err := a.e.session().Together(ctx, calls...); err != nil {
 		return v, false, err
 	}
 	switch {
@@ -404,7 +415,7 @@ func (a *attempt) readFence(ctx context.Context) (there bool, err error) {
 	}
 	own := e.watchCall()
 	l.mu.Unlock()
-	if err := l.seat.s.Do(ctx, own); err != nil {
+	if err := e.session().Do(ctx, own); err != nil {
 		return false, err
 	}
 	if errors.Is(own.Err, zksession.ErrNoNode) {

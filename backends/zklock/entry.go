@@ -2,6 +2,7 @@ package zklock
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
@@ -19,6 +20,8 @@ type entry struct {
 	// turn is held by whoever asks the store about the request, so that a release
 	// does not come in between a create and its answer.
 	turn sync.Mutex
+
+	room atomic.Pointer[zksession.Room] // for its nodes; nil: it has none yet
 
 	// Guarded by l.mu.
 	nodes   []string // names of its nodes, that of the request itself last; empty: none known
@@ -64,6 +67,15 @@ func (e *entry) wake() {
 	e.news = make(chan struct{})
 }
 
+// session is where all is asked for the request: answers come in the order of the
+// questions only there.
+func (e *entry) session() *zksession.Session {
+	if r := e.room.Load(); r != nil {
+		return r.Session()
+	}
+	return e.l.seat.s
+}
+
 // node is the path of the request's node, which is known. l.mu is held.
 func (e *entry) node() string { return e.path + "/" + e.nodes[len(e.nodes)-1] }
 
@@ -85,6 +97,9 @@ func (e *entry) displace() {
 func (e *entry) forget() {
 	e.unblock()
 	e.displace()
+	if r := e.room.Load(); r != nil {
+		r.Leave()
+	}
 	if e.l.entries[e.q.ID] == e {
 		delete(e.l.entries, e.q.ID)
 	}

@@ -32,7 +32,7 @@ func live(t *testing.T, l *lease) *app {
 	wg.Go(func() {
 		for ctx.Err() == nil {
 			sent := lock.BootTime()
-			bounded, cancel := context.WithTimeout(ctx, l.proof.ttl/3)
+			bounded, cancel := context.WithTimeout(ctx, l.ttl/3)
 			news, err := l.Heartbeat(bounded)
 			cancel()
 			for _, ev := range news {
@@ -44,7 +44,7 @@ func live(t *testing.T, l *lease) *app {
 				a.mu.Unlock()
 			}
 			select {
-			case <-time.After(l.proof.ttl / 10):
+			case <-time.After(l.ttl / 10):
 			case <-ctx.Done():
 			}
 		}
@@ -90,7 +90,7 @@ func (a *app) revoked(id lock.HoldID, before time.Duration) (told toldAt) {
 func (a *app) relies(id lock.HoldID) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	end := a.proven + a.l.proof.ttl
+	end := a.proven + a.l.ttl
 	if r := a.told[id]; r.at != 0 {
 		end = min(end, max(r.at, r.until))
 	}

@@ -31,9 +31,9 @@ func (a *attempt) giveUp(ctx context.Context, why error) error {
 	// Who was in the way is only for people, so it is asked for before, but no
 	// failure to learn it matters.
 	queue := zksession.Children(e.path)
-	asked := mine != "" && !l.proof.overdue(l.b.clock())
+	asked := mine != "" && !l.seat.overdue()
 	if asked {
-		asked = l.seat.s.Do(ctx, queue) == nil
+		asked = e.session().Do(ctx, queue) == nil
 	}
 	if _, err := e.release(ctx); err != nil {
 		return l.failed(fmt.Sprintf("give up %q", string(a.q.Resource)), err)
@@ -112,7 +112,7 @@ func (a *attempt) look(ctx context.Context) (st lock.Status, taken bool, err err
 		return st, false, err
 	}
 	queue := zksession.Children(a.e.path)
-	if err := a.l.seat.s.Do(ctx, zksession.Sync(a.e.path), queue); err != nil {
+	if err := a.e.session().Do(ctx, zksession.Sync(a.e.path), queue); err != nil {
 		return st, false, err
 	}
 	if queue.Err != nil && !errors.Is(queue.Err, zksession.ErrNoNode) {

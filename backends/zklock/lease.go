@@ -22,7 +22,7 @@ type lease struct {
 	seat    *seat
 	id      lock.LeaseID
 	sidecar string
-	proof   *proof
+	ttl     time.Duration
 	recheck time.Duration // a waiter looks again at least this often
 	events  chan lock.Event
 
@@ -56,15 +56,14 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 		return nil, &lock.InvalidError{Field: "ttl", Problem: fmt.Sprintf("must be from %s to %s", lock.MinTTL, lock.MaxTTL)}
 	}
 	l := &lease{
-		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar, recheck: min(maxRecheck, o.TTL/3),
+		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar, ttl: o.TTL, recheck: min(maxRecheck, o.TTL/3),
 		events: make(chan lock.Event, 8), entries: make(map[lock.HoldID]*entry), resync: make(chan struct{}),
 		chore: make(chan struct{}, 1), told: make(chan struct{}, 1), lasting: make(chan struct{}, 1), lost: make(chan struct{}),
 	}
-	l.proof = newProof(o.TTL, b.clock())
 	l.seat = b.newSeat(l.id, &o)
-	want := sessionTimeout(o.TTL)
 	err := l.seat.open(ctx, zksession.Config{
-		SessionTimeout: want,
+		TTL:  o.TTL,
+		Tick: b.cfg.tick,
 		// A server that has fallen silent must be left while there is time enough for
 		// another one.
 		Timeout:     min(b.cfg.timeout, o.TTL/3),
@@ -72,11 +71,6 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	})
 	if err != nil {
 		return nil, err
-	}
-	if got := l.seat.s.Timeout(); got < want {
-		err := fmt.Errorf("open lease: ZooKeeper allows sessions of %s, and a lease of %s needs %s: set maxSessionTimeout=%d in its configuration, or a TTL of at most %s: %w",
-			got, o.TTL, want, want.Milliseconds(), got*2/3, lock.ErrUnavailable)
-		return nil, errors.Join(err, l.seat.s.Close(context.WithoutCancel(ctx)))
 	}
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	l.stop = stop
@@ -96,8 +90,8 @@ func (l *lease) ID() lock.LeaseID { return l.id }
 // Events implements lock.Lease.
 func (l *lease) Events() <-chan lock.Event { return l.events }
 
-// Heartbeat implements lock.Lease: one request, however many holds there are.
-// See proof for what its success means.
+// Heartbeat implements lock.Lease: two requests a session, of which there is one for
+// each quarter of a megabyte of names.
 func (l *lease) Heartbeat(ctx context.Context) ([]lock.Event, error) {
 	err := l.beat(ctx)
 	return l.report(), err
@@ -108,13 +102,9 @@ func (l *lease) beat(ctx context.Context) error {
 	if l.isLost() {
 		return lock.ErrLeaseLost
 	}
-	sent := l.b.clock()
-	late := l.proof.overdue(sent)
-	if err := l.seat.beat(ctx); err != nil {
+	late := l.seat.overdue()
+	if err := l.seat.all.Beat(ctx, l.seat.beat); err != nil {
 		return l.failed("heartbeat", err)
-	}
-	if !l.proof.beat(sent, l.b.clock()) {
-		return fmt.Errorf("heartbeat: it came so late that only the next one can tell whether the lease is renewed: %w", lock.ErrUnavailable)
 	}
 	if late { // waiters have not asked for anything meanwhile
 		l.resyncAll()
@@ -131,7 +121,7 @@ func (l *lease) beat(ctx context.Context) error {
 	return nil
 }
 
-// Close implements lock.Lease. Ending the session removes all its nodes at once.
+// Close implements lock.Lease. Ending the sessions removes all nodes.
 func (l *lease) Close(ctx context.Context) error {
 	var err error
 	l.closeOnce.Do(func() {
@@ -139,7 +129,7 @@ func (l *lease) Close(ctx context.Context) error {
 		l.b.mu.Lock()
 		l.b.leases = slices.DeleteFunc(l.b.leases, func(o *lease) bool { return o == l })
 		l.b.mu.Unlock()
-		if err = l.seat.s.Close(ctx); err != nil {
+		if err = l.seat.close(ctx); err != nil {
 			err = unavailable("close lease", err)
 		}
 		l.stop()
@@ -151,7 +141,7 @@ func (l *lease) Close(ctx context.Context) error {
 
 // attend waits until the session is over.
 func (l *lease) attend() {
-	<-l.seat.s.Done()
+	<-l.seat.all.Done()
 	l.lose()
 }
 
@@ -175,7 +165,7 @@ func (l *lease) failed(what string, err error) error {
 	if l.isLost() {
 		return lock.ErrLeaseLost
 	}
-	if errors.Is(err, lock.ErrUnavailable) || errors.Is(err, lock.ErrInvalid) {
+	if errors.Is(err, lock.ErrUnavailable) || errors.Is(err, lock.ErrInvalid) || errors.Is(err, lock.ErrLimit) {
 		return err
 	}
 	return unavailable(what, err)

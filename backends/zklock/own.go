@@ -87,7 +87,7 @@ func (e *entry) missed() {
 // explain finds out why nodes are gone. The leader refuses a write of a session
 // that is over.
 func (l *lease) explain(ctx context.Context) {
-	err := l.seat.beat(ctx)
+	err := l.seat.all.Beat(ctx, l.seat.beat)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	missing := l.missing
@@ -122,16 +122,16 @@ func (l *lease) rewatch(ctx context.Context) {
 
 // watchAll watches the nodes of these requests, if they are not watched.
 func (l *lease) watchAll(ctx context.Context, all ...*entry) {
-	var calls []*zksession.Call
+	calls := make(map[*zksession.Session][]*zksession.Call)
 	l.mu.Lock()
 	for _, e := range all {
 		if len(e.nodes) > 0 && !e.watched {
-			calls = append(calls, e.watchCall())
+			calls[e.session()] = append(calls[e.session()], e.watchCall())
 		}
 	}
 	l.mu.Unlock()
-	if len(calls) > 0 {
-		_ = l.seat.s.Go(ctx, calls...) // each knows itself what to do then
+	for s, some := range calls {
+		_ = s.Go(ctx, some...) // each knows itself what to do then
 	}
 }
 
@@ -200,7 +200,7 @@ func (l *lease) care(ctx context.Context) {
 		}
 		l.mu.Unlock()
 		l.watchAll(ctx, watch...)
-		if len(notes) > 0 && !l.proof.overdue(now) {
+		if len(notes) > 0 && !l.seat.overdue() {
 			_ = l.seat.s.Go(ctx, notes...) // a note that is not written is not missed
 		}
 		t.Reset(pause)

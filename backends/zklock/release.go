@@ -39,7 +39,7 @@ func (l *lease) find(what string, r lock.Resource, id lock.HoldID) (*entry, erro
 	switch {
 	case e == nil || e.q.Resource != r:
 		return nil, lock.ErrNotHolder
-	case l.proof.overdue(l.b.clock()):
+	case l.seat.overdue():
 		return nil, fmt.Errorf("%s %q: %w", what, string(r), errOverdue)
 	}
 	return e, nil
@@ -107,7 +107,7 @@ func (e *entry) remove(ctx context.Context) (there bool, err error) {
 func (e *entry) search(ctx context.Context) (children, names []string, err error) {
 	l := e.l
 	sync, queue := zksession.Sync(l.b.tree.leases()), zksession.Children(e.path)
-	if err := l.seat.s.Do(ctx, sync, queue); err != nil {
+	if err := e.session().Do(ctx, sync, queue); err != nil {
 		return nil, nil, err
 	}
 	if err := errors.Join(sync.Err, queue.Err); err != nil && !errors.Is(err, zksession.ErrNoNode) {
@@ -208,9 +208,9 @@ func (l *lease) Downgrade(ctx context.Context, r lock.Resource, id lock.HoldID) 
 		set := zksession.Set(e.node(), rec.encode(), e.version)
 		get := zksession.Get(e.node())
 		l.mu.Unlock()
-		err := l.seat.s.Do(context.WithoutCancel(ctx), set)
+		err := e.session().Do(context.WithoutCancel(ctx), set)
 		if err == nil && errors.Is(set.Err, zksession.ErrBadVersion) { // somebody has written another mark
-			if err = l.seat.s.Do(context.WithoutCancel(ctx), get); err == nil {
+			if err = e.session().Do(context.WithoutCancel(ctx), get); err == nil {
 				err = get.Err
 			}
 			if err == nil {

@@ -56,7 +56,7 @@ func (e *entry) endRevoked(ctx context.Context, until time.Duration, over <-chan
 		}
 		now := l.b.clock()
 		switch {
-		case l.proof.overdue(now):
+		case l.seat.overdue():
 			t.Reset(retryKnown)
 		case now >= until:
 			l.mu.Lock()
@@ -108,13 +108,13 @@ func (e *entry) acknowledge(ctx context.Context) bool {
 	node, version := e.node(), e.version
 	l.mu.Unlock()
 	set, get := zksession.Set(node, rec.encode(), version), zksession.Get(node)
-	if l.seat.s.Do(ctx, set) != nil {
+	if e.session().Do(ctx, set) != nil {
 		return false
 	}
 	if set.Err == nil || errors.Is(set.Err, zksession.ErrNoNode) {
 		return true // the watch, or the next read, tells what is in it now
 	}
-	if l.seat.s.Do(ctx, get) == nil && get.Err == nil { // somebody has written another mark
+	if e.session().Do(ctx, get) == nil && get.Err == nil { // somebody has written another mark
 		l.mu.Lock()
 		e.saw(get.Data, get.Stat)
 		l.mu.Unlock()

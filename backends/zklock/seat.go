@@ -16,7 +16,8 @@ import (
 // seat is a session of ours, and its node among the leases.
 type seat struct {
 	b    *Backend
-	s    *zksession.Session
+	s    *zksession.Session  // the first
+	all  *zksession.Sessions // of a lease; else nil
 	node string
 	data []byte
 
@@ -55,16 +56,31 @@ func (t *seat) open(ctx context.Context, cfg zksession.Config) error {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = c.timeout
 	}
-	s, err := zksession.Open(ctx, cfg)
+	var err error
+	if cfg.TTL == 0 {
+		t.s, err = zksession.Open(ctx, cfg)
+	} else if t.all, err = zksession.OpenSessions(ctx, cfg); err == nil {
+		t.s = t.all.First()
+	}
 	if err != nil {
 		return unavailable("open session", err)
 	}
-	t.s = s
 	if err := t.begin(ctx); err != nil {
-		return errors.Join(err, s.Close(context.WithoutCancel(ctx)))
+		return errors.Join(err, t.close(context.WithoutCancel(ctx)))
 	}
 	return nil
 }
+
+// close ends the session, and with it all nodes.
+func (t *seat) close(ctx context.Context) error {
+	if t.all != nil {
+		return t.all.Close(ctx)
+	}
+	return t.s.Close(ctx)
+}
+
+// overdue: see zksession.Sessions.
+func (t *seat) overdue() bool { return t.all.Overdue() }
 
 // begin makes the seat's node, which every session needs: a heartbeat writes it.
 func (t *seat) begin(ctx context.Context) error {
@@ -96,8 +112,7 @@ func (t *seat) wrote(stat zksession.Stat) {
 	t.time.saw(stat.Mtime, t.b.clock())
 }
 
-// beat writes the seat's node. A nil error means that the leader knows the
-// session.
+// beat writes the seat's node. A nil error means that the session is not over.
 func (t *seat) beat(ctx context.Context) error {
 	version := t.wroteVersion()
 	set := zksession.Set(t.node, t.data, version)

@@ -30,6 +30,7 @@ type config struct {
 	acl     []zksession.ACL
 	curator bool
 	timeout time.Duration // of one request
+	tick    time.Duration // of the servers
 	tls     *tls.Config
 }
 
@@ -45,6 +46,7 @@ func parseURL(raw string) (config, error) {
 	c := config{
 		addrs:   u.Addrs(defaultPort),
 		timeout: u.Options.Duration("timeout", defaultTimeout, 10*time.Millisecond, time.Minute),
+		tick:    u.Options.Duration("tick", zksession.DefaultTick, time.Millisecond, time.Minute),
 		tls:     u.Options.TLS(u.Scheme == "zks"),
 		curator: u.Options.OneOf("layout", layoutOwn, layoutOwn, layoutCurator) == layoutCurator,
 		acl:     []zksession.ACL{{Perms: zksession.AllPerms, Scheme: "world", ID: "anyone"}},

@@ -4,11 +4,12 @@
 // resource. Those nodes are the queue, in the order of their numbers: an
 // exclusive request waits for the node before it, a shared one for the nearest
 // exclusive node before it, so that a release wakes only those whose turn it is.
-// A lease is one session of ZooKeeper: when it ends, all its nodes are gone.
+// A lease is one session of ZooKeeper, or more where it has many nodes: when they
+// end, all its nodes are gone.
 //
 // tree.go says where the nodes are, nodes.go how they are called and who waits
-// for whom, record.go what is in them, and proof.go why a lease that was renewed
-// can be relied upon. Package zksession keeps a session.
+// for whom, and record.go what is in them. Package zksession keeps the sessions, and
+// says in proof.go why a lease that was renewed can be relied upon.
 package zklock
 
 import (
@@ -63,7 +64,7 @@ const guestTimeout = 10 * time.Second
 func (b *Backend) seat(ctx context.Context) (*seat, error) {
 	b.mu.Lock()
 	for _, l := range b.leases {
-		if !l.isLost() && !l.proof.overdue(b.clock()) {
+		if !l.isLost() && !l.seat.overdue() {
 			b.mu.Unlock()
 			return l.seat, nil
 		}
@@ -90,7 +91,7 @@ func (b *Backend) closeGuest(ctx context.Context) error {
 	if b.guest == nil {
 		return nil
 	}
-	err := b.guest.s.Close(ctx)
+	err := b.guest.close(ctx)
 	b.guest = nil
 	return err
 }

@@ -40,7 +40,7 @@ var house = []room{
 	{path: "backends/storeurl", may: "lock"},
 	{path: "backends/embedded", may: "lock backends/leasekit backends/queue", test: "backends/backendtest"},
 	{path: "backends/redislock", may: "lock backends/leasekit backends/storeurl", test: "backends/backendtest internal/testengine"},
-	{path: "backends/zklock/zksession", test: "internal/testengine"},
+	{path: "backends/zklock/zksession", may: "lock", test: "internal/testengine"},
 	{path: "backends/zklock", may: "lock backends/storeurl backends/zklock/zksession", test: "backends/backendtest internal/testengine internal/javatest"},
 	{path: "backends/mysqllock/mydb", may: "lock backends/storeurl", test: "internal/testengine"},
 	{path: "backends/mysqllock/tables", may: "lock backends/mysqllock/mydb", test: "backends/backendtest internal/testengine"},

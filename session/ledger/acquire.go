@@ -241,7 +241,8 @@ func (l *Ledger) Waiting(h *Hold, id lock.HoldID, stop func()) bool {
 // Model: lease.GRANTED.
 func (l *Ledger) Answered(h *Hold, id lock.HoldID, lease Lease, g lock.Grant, err error) {
 	var known *lock.HeldError
-	none := errors.As(err, &known) || errors.Is(err, lock.ErrNotHolder) || errors.Is(err, lock.ErrLeaseLost) || errors.Is(err, lock.ErrInvalid)
+	none := errors.As(err, &known) || errors.Is(err, lock.ErrNotHolder) || errors.Is(err, lock.ErrLeaseLost) ||
+		errors.Is(err, lock.ErrInvalid) || errors.Is(err, lock.ErrLimit)
 	if h.id != id || h.state != asking { // nobody waits for it any more, or it is asked for on another lease
 		if !none {
 			l.emit(Effect{Kind: Clean, Lease: lease, Resource: h.key.Resource, ID: id})

@@ -19,23 +19,14 @@ var (
 	// ErrUpgradeRefused: the owner holds the resource SHARED and asked for EXCLUSIVE.
 	ErrUpgradeRefused = errors.New("a SHARED hold cannot be turned into an EXCLUSIVE one: release it first")
 	// ErrLimit: a limit is reached. See LimitError.
-	ErrLimit = errors.New("limit reached")
+	ErrLimit = lock.ErrLimit
 	// ErrLost: the hold is over though nobody released it. See LostError.
 	ErrLost = errors.New("the lock is lost")
 )
 
-// LimitError is ErrLimit with the name of the limit.
-type LimitError struct {
-	Limit string // "sessions", "holds", "waiters", "sessions per uid" or "holds per uid"
-	Max   int
-}
-
-func (e *LimitError) Error() string {
-	return fmt.Sprintf("limit reached: at most %d %s", e.Max, e.Limit)
-}
-
-// Is makes errors.Is(err, ErrLimit) true.
-func (e *LimitError) Is(target error) bool { return target == ErrLimit }
+// LimitError is ErrLimit with the name of the limit: "holds", "waiters" or "holds per
+// uid" here, or one of the store.
+type LimitError = lock.LimitError
 
 // LostError is ErrLost with what was lost and why.
 type LostError struct{ Lost Lost }

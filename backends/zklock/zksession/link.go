@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -27,8 +28,9 @@ type link struct {
 	watchingOnce sync.Once
 
 	// Until the session is accepted, read by the library's only goroutine then.
-	answer  []byte // of the server to the request for a session
-	begun   bool   // it was read, and was good
+	asked   time.Duration // on the clock, before it asked for the session
+	answer  []byte        // of the server to that
+	begun   bool          // it was read, and was good
 	session int64
 	timeout time.Duration
 
@@ -133,7 +135,9 @@ const (
 // connection, it would wait for ever for somebody to take the second
 // (resendZkAuth, whose channel has room for one).
 func (l *link) Write(b []byte) (int, error) {
-	if l.begun && len(b) >= 12 {
+	if !l.begun {
+		l.asked = l.s.cfg.Clock()
+	} else if len(b) >= 12 {
 		xid, op := number(b[4:]), number(b[8:])
 		if xid == xidPing && !l.s.cfg.KeepAlive {
 			return len(b), nil
@@ -169,6 +173,7 @@ func (l *link) Read(b []byte) (int, error) {
 	n, err := l.Conn.Read(b)
 	if !l.begun {
 		if problem := l.begin(b[:n]); problem != nil {
+			l.s.servers.refused(l.RemoteAddr().String(), problem)
 			return 0, problem
 		}
 		if err != nil {
@@ -221,11 +226,26 @@ func (l *link) begin(b []byte) error {
 		l.s.end(ErrExpired)
 		return ErrExpired
 	}
+	if l.s.proof != nil && timeout < l.s.proof.timeout {
+		return l.tooShort(timeout)
+	}
 	if length := int(number(l.answer)); len(l.answer) < 4+length {
 		return nil
 	}
 	l.begun, l.session, l.timeout, l.answer = true, session, timeout, nil
 	return l.SetDeadline(time.Time{})
+}
+
+// tooShort refuses a server that lets the session live less long than the lease
+// needs.
+func (l *link) tooShort(got time.Duration) error {
+	if l.s.shortened(l.asked + got) { // it is this server that has made it
+		_, _ = l.Conn.Write([]byte{0, 0, 0, 8, 0, 0, 0, 1, 0xff, 0xff, 0xff, 0xf5}) // length, number, opClose
+		_, _ = io.Copy(io.Discard, l.Conn)                                          // until it has taken that; the connection has a deadline
+	}
+	p := l.s.proof
+	return fmt.Errorf("it allows sessions of %s, and a lease of %s needs %s: set maxSessionTimeout=%d in its configuration, or a shorter TTL",
+		got, p.ttl, p.timeout, p.timeout.Milliseconds())
 }
 
 func number(b []byte) int32 { return int32(binary.BigEndian.Uint32(b)) } //nolint:gosec // the same bits

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/locksidecar/locksidecar/lock"
 )
 
 // Config says how a session is opened.
@@ -20,8 +22,16 @@ type Config struct {
 	TLS *tls.Config
 	// Digest is "user:password" for ZooKeeper's digest authentication; empty: none.
 	Digest string
-	// SessionTimeout is asked for. The server may give another, see Timeout.
+	// SessionTimeout is asked for. A server may give another one.
 	SessionTimeout time.Duration
+	// TTL is that of the lease that the session is for; 0: it is for none. Then it is
+	// not SessionTimeout that is asked for but what the lease needs, and a server that
+	// gives less is refused, also later. Such a session has beats.
+	TTL time.Duration
+	// Tick is the tickTime of the servers, or more; default DefaultTick. Only with TTL.
+	Tick time.Duration
+	// Clock counts beats; default lock.BootTime.
+	Clock lock.Clock
 	// Timeout bounds how long one server may take to accept the session, how long
 	// a request waits for a connection, and how long it waits for its answer.
 	// Afterwards the connection is given up, and another one is made.
@@ -53,6 +63,7 @@ type Session struct {
 	servers *servers
 	id      int64
 	timeout time.Duration
+	proof   *proof // nil: it is for no lease
 
 	mu        sync.Mutex
 	link      *link         // that carries requests; nil while there is none
@@ -69,7 +80,8 @@ type Session struct {
 	connected bool                     // it was, at least once
 	watched   bool                     // something was, at least once
 	closing   bool
-	err       error // why it is over
+	short     *time.Timer // ends it, see shortened; nil: no server has made it live less long
+	err       error       // why it is over
 
 	done     chan struct{} // closed when it is over
 	routines sync.WaitGroup
@@ -77,9 +89,21 @@ type Session struct {
 
 // Open opens a session at one of the servers, which it tries once each.
 func Open(ctx context.Context, cfg Config) (*Session, error) {
+	if cfg.Clock == nil {
+		cfg.Clock = lock.BootTime
+	}
+	if cfg.Tick == 0 {
+		cfg.Tick = DefaultTick
+	}
+	if cfg.TTL != 0 {
+		cfg.SessionTimeout = Timeout(cfg.TTL, cfg.Tick)
+	}
 	s := &Session{
 		cfg: cfg, up: make(chan struct{}), asked: time.Now(), done: make(chan struct{}),
 		left: make(map[chan struct{}]struct{}), chased: make(map[string]chan struct{}), setting: make(map[string]int), late: make(map[string][]Event),
+	}
+	if cfg.TTL != 0 {
+		s.proof = newProof(cfg.TTL, cfg.Tick)
 	}
 	s.servers = newServers(s)
 	s.mu.Lock() // until conn is set, which the library's goroutine uses through our callbacks
@@ -221,34 +245,44 @@ func (s *Session) end(why error) {
 	}
 	s.err = why
 	close(s.done)
+	if s.short != nil {
+		s.short.Stop()
+	}
 	if s.latest != nil {
 		s.latest.cut()
 	}
 	s.routines.Go(s.closeConn)
 }
 
-// callsEnd is how long a connection that is closed waits for its calls.
+// callsEnd is how long a connection that is to end waits for its calls.
 const callsEnd = 250 * time.Millisecond
 
 // closeConn has the library come to its end, after the calls that are under way: it
 // reads the answer of a call that it gives up while it may still be written
 // (go-zookeeper 1.0.4, Conn.Create).
 func (s *Session) closeConn() {
+	s.settle(context.Background())
+	s.conn.Close()
+}
+
+// settle waits until no calls are under way, but no longer than that.
+func (s *Session) settle(ctx context.Context) {
 	s.mu.Lock()
 	if s.flying > 0 && s.calm == nil {
 		s.calm = make(chan struct{})
 	}
 	calm := s.calm
 	s.mu.Unlock()
-	if calm != nil {
-		limit := time.NewTimer(callsEnd)
-		defer limit.Stop()
-		select {
-		case <-calm:
-		case <-limit.C:
-		}
+	if calm == nil {
+		return
 	}
-	s.conn.Close()
+	limit := time.NewTimer(callsEnd)
+	defer limit.Stop()
+	select {
+	case <-calm:
+	case <-limit.C:
+	case <-ctx.Done():
+	}
 }
 
 // event is the library's callback.
@@ -292,6 +326,13 @@ func (s *Session) linkUp() {
 	s.id, s.timeout = l.session, l.timeout
 	again := s.connected
 	s.link, s.connected = l, true
+	if s.proof != nil {
+		s.proof.moved(l, l.asked)
+	}
+	if s.short != nil { // this server has made it live as long as it must
+		s.short.Stop()
+		s.short = nil
+	}
 	close(s.up)
 	s.mu.Unlock()
 	if again && s.cfg.OnReconnect != nil {
