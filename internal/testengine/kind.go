@@ -55,7 +55,9 @@ const (
 // The kinds. Redis is one server alone, RedisCluster three masters,
 // RedisSentinel three sentinels that watch a master and its replica;
 // RedisFakeTime is one server whose clock can be shifted. ZooKeeper
-// is one server alone, ZooKeeperEnsemble three. MariaDB and MySQL are one server
+// is one server alone, ZooKeeperEnsemble three; ZooKeeperSlowTicks are three whose
+// tick is 2 s and not 200 ms, and of ZooKeeperUneven the last one allows sessions of a
+// second at most. MariaDB and MySQL are one server
 // alone; MariaDBFakeTime and MySQLFakeTime are as well, and their clock can be
 // shifted. MariaDBPair and MySQLPair are a primary and its replica behind one
 // address.
@@ -83,6 +85,14 @@ var (
 	ZooKeeperEnsemble = &Kind{
 		name: "ZooKeeper ensemble", urlEnv: "LOCKSIDECAR_TEST_ZOOKEEPER_ENSEMBLE_URL", image: zooKeeperImage, install: installZooKeeper,
 		ports: zooKeepers, start: startZooKeeper,
+	}
+	ZooKeeperSlowTicks = &Kind{
+		name: "ZooKeeper ensemble with slow ticks", urlEnv: "LOCKSIDECAR_TEST_ZOOKEEPER_SLOW_TICKS_URL", image: zooKeeperImage, install: installZooKeeper,
+		ports: zooKeepers, start: startSlowTicks,
+	}
+	ZooKeeperUneven = &Kind{
+		name: "uneven ZooKeeper ensemble", urlEnv: "LOCKSIDECAR_TEST_ZOOKEEPER_UNEVEN_URL", image: zooKeeperImage, install: installZooKeeper,
+		ports: zooKeepers, start: startUneven,
 	}
 	MariaDB = &Kind{
 		name: "MariaDB", urlEnv: "LOCKSIDECAR_TEST_MARIADB_URL", image: mariaDBImage, install: installMariaDB,

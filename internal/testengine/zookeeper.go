@@ -16,6 +16,28 @@ const zooKeepers = 3
 
 // startZooKeeper starts one server, or an ensemble when there are more ports.
 func startZooKeeper(ctx context.Context, m machine, ports []int) (Server, error) {
+	return startZooKeeperWith(ctx, m, ports, func(int) []string { return nil })
+}
+
+// startSlowTicks starts an ensemble with the usual tick, and with sessions that may
+// be shorter than that.
+func startSlowTicks(ctx context.Context, m machine, ports []int) (Server, error) {
+	return startZooKeeperWith(ctx, m, ports, func(int) []string { return []string{"tickTime=2000", "initLimit=5", "syncLimit=2"} })
+}
+
+// startUneven starts an ensemble whose last server allows shorter sessions than the
+// others.
+func startUneven(ctx context.Context, m machine, ports []int) (Server, error) {
+	return startZooKeeperWith(ctx, m, ports, func(i int) []string {
+		if i < len(ports)-1 {
+			return nil
+		}
+		return []string{"maxSessionTimeout=1000"}
+	})
+}
+
+// startZooKeeperWith starts servers that each have settings of their own.
+func startZooKeeperWith(ctx context.Context, m machine, ports []int, settings func(i int) []string) (Server, error) {
 	classes, err := find(ctx, m, "ZooKeeper", findZooKeeper)
 	if err != nil {
 		return nil, err
@@ -36,7 +58,7 @@ func startZooKeeper(ctx context.Context, m machine, ports []int) (Server, error)
 	for i, p := range ports {
 		n := &node{m: m, dir: fmt.Sprintf("zookeeper%d", i+1), port: p}
 		z := zooKeeperServer{}
-		if z.dir, err = writeZooKeeper(ctx, n, i+1, peers); err != nil {
+		if z.dir, err = writeZooKeeper(ctx, n, i+1, append(settings(i), peers...)); err != nil {
 			return nil, err
 		}
 		args := zooKeeperArgs(classes)
@@ -64,9 +86,10 @@ if [ -e $java/zookeeper.jar ]; then
 	echo $java/zookeeper.jar:$java/slf4j-log4j12.jar:$java/log4j-1.2.jar
 fi`
 
-// writeZooKeeper writes the files of a server and returns the absolute path of
+// writeZooKeeper writes the files of a server, with more settings that may replace
+// the usual ones, and returns the absolute path of
 // its folder.
-func writeZooKeeper(ctx context.Context, n *node, id int, peers []string) (string, error) {
+func writeZooKeeper(ctx context.Context, n *node, id int, more []string) (string, error) {
 	conf := []string{
 		// The server's unit of time: sessions expire at its multiples.
 		"tickTime=200",
@@ -84,7 +107,7 @@ func writeZooKeeper(ctx context.Context, n *node, id int, peers []string) (strin
 		"4lw.commands.whitelist=*",
 	}
 	files := map[string]string{
-		"zoo.cfg":   strings.Join(append(conf, peers...), "\n") + "\n",
+		"zoo.cfg":   strings.Join(append(conf, more...), "\n") + "\n",
 		"data/myid": fmt.Sprintf("%d\n", id),
 		// One of them is asked, which depends on where the server came from.
 		"log4j.properties": "log4j.rootLogger=WARN, out\nlog4j.appender.out=org.apache.log4j.ConsoleAppender\n" +
@@ -107,7 +130,7 @@ func zooKeeperArgs(classes string) []string {
 		"-Dzookeeper.preAllocSize=1024", // KiB; the transaction log grows by 64 MiB otherwise
 		// Empty container nodes vanish within a second: what may happen in
 		// production once a minute must happen in tests.
-		"-Dznode.container.checkIntervalMs=500",
+		"-Dznode.container.checkIntervalMs=500", "-Dznode.container.maxPerMinute=1000000",
 		// Candidates talk to each other at least twice a second; otherwise the
 		// pauses between grow to a minute.
 		"-Dzookeeper.fastleader.maxNotificationInterval=500",

@@ -244,8 +244,8 @@ func (l *link) tooShort(got time.Duration) error {
 		_, _ = io.Copy(io.Discard, l.Conn)                                          // until it has taken that; the connection has a deadline
 	}
 	p := l.s.proof
-	return fmt.Errorf("it allows sessions of %s, and a lease of %s needs %s: set maxSessionTimeout=%d in its configuration, or a shorter TTL",
-		got, p.ttl, p.timeout, p.timeout.Milliseconds())
+	return fmt.Errorf("it allows sessions of %s, and a lease of %s needs %s: set maxSessionTimeout=%d in its configuration, or a TTL of at most %s",
+		got, p.ttl, p.timeout, p.timeout.Milliseconds(), longest(got, l.s.cfg.Tick))
 }
 
 func number(b []byte) int32 { return int32(binary.BigEndian.Uint32(b)) } //nolint:gosec // the same bits

@@ -60,7 +60,12 @@ const DefaultTick = 2 * time.Second
 // the leader has heard of a beat, a follower reports within half a tick, and the
 // rest is for beats that come late.
 func Timeout(ttl, tick time.Duration) time.Duration {
-	return max(ttl+ttl/2, ttl+ttl/3+tick).Truncate(time.Millisecond) + time.Millisecond
+	return (max(ttl+ttl/2, ttl+ttl/3+tick) + time.Millisecond - 1).Truncate(time.Millisecond)
+}
+
+// longest is the longest TTL for which that session timeout is enough; 0: none is.
+func longest(timeout, tick time.Duration) time.Duration {
+	return max(0, min(timeout*2/3, (timeout-tick)*3/4).Truncate(time.Millisecond))
 }
 
 // newProof is for a lease of that TTL at servers of that tick.
