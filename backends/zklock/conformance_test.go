@@ -70,12 +70,17 @@ func (h *harness) Open(t testing.TB) lock.Backend {
 	return b
 }
 
+// openAt opens a backend at testengine's usual servers, with their tick.
 func openAt(t testing.TB, url string) *Backend {
 	t.Helper()
 	if !strings.Contains(url, "?") {
 		url += "?"
 	}
-	url += "&tick=200ms" // that of testengine's servers
+	return open(t, url+"&tick=200ms")
+}
+
+func open(t testing.TB, url string) *Backend {
+	t.Helper()
 	b, err := Open(url, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -22,9 +22,11 @@ type road struct {
 	mu      sync.Mutex
 	closed  bool
 	links   map[*roadLink]struct{}
-	mute    bool // events do not come through
-	deaf    bool // nothing comes through to the client
-	lost    bool // nothing comes through to the server
+	dialled map[string]int // how often, by server
+	mute    bool           // events do not come through
+	deaf    bool           // nothing comes through to the client
+	lost    bool           // nothing comes through to the server
+	shut    string         // a server that cannot be reached
 	request func(op int32, body string) action
 }
 
@@ -54,7 +56,7 @@ const (
 func newRoad(t testing.TB, url string) (*road, string) {
 	t.Helper()
 	rest := strings.TrimPrefix(url, "zk://")
-	r := &road{t: t, links: make(map[*roadLink]struct{})}
+	r := &road{t: t, links: make(map[*roadLink]struct{}), dialled: make(map[string]int)}
 	for _, to := range strings.Split(rest, ",") {
 		ln, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
@@ -93,7 +95,8 @@ func (r *road) carry(client net.Conn, to string) {
 	}
 	l := &roadLink{to: to, client: client, server: server}
 	r.mu.Lock()
-	closed := r.closed
+	closed := r.closed || r.shut == to
+	r.dialled[to]++
 	if !closed {
 		r.links[l] = struct{}{}
 	}

@@ -1,6 +1,9 @@
 package zklock
 
 import (
+	"errors"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -39,5 +42,107 @@ func TestPausedLeaderHasNotHeardOfABeat(t *testing.T) {
 		eventually(t, "the lease goes on", func() error { return beat(t.Context(), l) })
 		release(t, l, g)
 		release(t, other, w.granted())
+	}
+}
+
+// lossOf tells when a lease was told to be over.
+func lossOf(t *testing.T, l *lease) func() time.Time {
+	var at atomic.Pointer[time.Time]
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		<-l.lost
+		now := time.Now()
+		at.Store(&now)
+	})
+	t.Cleanup(func() {
+		_ = l.Close(t.Context())
+		wg.Wait()
+	})
+	return func() time.Time {
+		if p := at.Load(); p != nil {
+			return *p
+		}
+		return time.Time{}
+	}
+}
+
+// TestServerThatAllowsLess: the only server that can be reached makes the session live
+// less long than the TTL. The holder knows before another is granted.
+func TestServerThatAllowsLess(t *testing.T) {
+	t.Parallel()
+	const ttl = 2 * time.Second
+	server := testengine.New(t, testengine.ZooKeeperUneven)
+	all := hosts(server.URL())
+	r, url := newRoad(t, "zk://"+all[0]+","+all[2])
+	_, l := sidecar(t, url, ttl)
+	b, other := sidecar(t, "zk://"+all[1], 30*time.Second)
+	q := request("r", lock.Exclusive)
+	hold(t, l, q.Resource, lock.Exclusive)
+	lost, stop := lossOf(t, l), beating(t, l, ttl/10)
+	w := queue(t, b, other, q)
+	r.set(func(r *road) { r.shut = all[0] })
+	r.sever()
+	time.Sleep(ttl / 2) // as long as it may stay there
+	r.set(func(r *road) { r.lost, r.deaf = true, true })
+	release(t, other, w.granted())
+	knew := stop().Add(ttl)
+	if at := lost(); !at.IsZero() && at.Before(knew) {
+		knew = at
+	}
+	if early := knew.Sub(w.at); early > 0 {
+		t.Errorf("another was granted %s before the holder knew", early)
+	}
+}
+
+// TestServerThatAllowsLessIsLeft: where another server can be reached again in time,
+// the lease goes on.
+func TestServerThatAllowsLessIsLeft(t *testing.T) {
+	t.Parallel()
+	server := testengine.New(t, testengine.ZooKeeperUneven)
+	all := hosts(server.URL())
+	for range 10 { // a busy machine may be too late
+		r, url := newRoad(t, "zk://"+all[0]+","+all[2])
+		_, l := sidecar(t, url, 2*time.Second)
+		before := 0
+		r.set(func(r *road) { r.shut, before = all[0], r.dialled[all[2]] })
+		r.sever()
+		eventually(t, "the other server is tried", func() error {
+			if beat(t.Context(), l) == nil {
+				t.Fatalf("a beat succeeds at a server that allows less: %v", r.servers())
+			}
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if r.dialled[all[2]] == before {
+				return errors.New("it is not")
+			}
+			return nil
+		})
+		r.set(func(r *road) { r.shut = "" })
+		time.Sleep(1200 * time.Millisecond) // that server would have let it expire
+		if beat(t.Context(), l) == nil {
+			return
+		}
+	}
+	t.Error("no lease goes on")
+}
+
+// TestSessionsShorterThanTicks: sessions may be shorter than the time in which followers tell the
+// leader of theirs. No session that beats ends, whenever in a tick that is.
+func TestSessionsShorterThanTicks(t *testing.T) {
+	t.Parallel()
+	const ttl = 500 * time.Millisecond
+	server := testengine.New(t, testengine.ZooKeeperSlowTicks)
+	for range 8 { // the phase of ticks and reports is another each time
+		lead, followers := leader(t, server)
+		b := open(t, "zk://"+followers[0].Addr())
+		l := newLease(t, b, ttl)
+		lost, stop := lossOf(t, l), beating(t, l, ttl/3)
+		time.Sleep(5 * time.Second)
+		if renewed := stop(); !lost().IsZero() {
+			t.Fatalf("the session ended %s after a beat that was answered", lost().Sub(renewed))
+		}
+		resume := testengine.Pause(t, lead)
+		time.Sleep(150 * time.Millisecond)
+		resume()
 	}
 }
