@@ -289,12 +289,19 @@ func (t *Sessions) Close(ctx context.Context) error {
 	t.members = nil
 	t.mu.Unlock()
 	t.stop() // nobody is let in any more
-	errs := make([]error, len(members))
-	var all sync.WaitGroup
-	for i, m := range members {
-		all.Go(func() { errs[i] = m.s.Close(ctx) })
+	// One after the other, so that nobody else waits for more than one of them; but no
+	// longer for servers once they do not answer.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var first error
+	for _, m := range slices.Backward(members) {
+		if err := m.s.Close(ctx); err != nil {
+			if first == nil {
+				first = err
+			}
+			cancel()
+		}
 	}
-	all.Wait()
 	t.tasks.Wait()
-	return errors.Join(errs...)
+	return first
 }
