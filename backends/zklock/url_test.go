@@ -20,10 +20,14 @@ func TestParseURL(t *testing.T) {
 		"zk://h?layout=curator":     {addrs: []string{"h:2181"}, curator: true},
 		"zk://h?layout=locksidecar": {addrs: []string{"h:2181"}},
 		"zk://h?timeout=250ms":      {addrs: []string{"h:2181"}, timeout: 250 * time.Millisecond},
+		"zk://h?tick=500ms":         {addrs: []string{"h:2181"}, tick: 500 * time.Millisecond},
 		"zk://u:p%40@h/":            {addrs: []string{"h:2181"}, digest: "u:p@", acl: []zksession.ACL{{Perms: 31, Scheme: "auth"}}},
 	} {
 		if want.timeout == 0 {
 			want.timeout = defaultTimeout
+		}
+		if want.tick == 0 {
+			want.tick = zksession.DefaultTick
 		}
 		if want.acl == nil {
 			want.acl = world
@@ -55,6 +59,7 @@ func TestParseURLRefuses(t *testing.T) {
 		"zk://h/🔒":            "refuses",
 		"zk://h?layout=kazoo": "layout",
 		"zk://h?timeout=1":    "timeout",
+		"zk://h?tick=2":       "tick",
 		"zk://h?no-such=1":    "not known",
 		"zk://h?tls-ca=/x":    "needs TLS",
 		"zk://:cret@h":        "user and a password",
