@@ -170,7 +170,7 @@ func TestProofAgainstPauses(t *testing.T) {
 		for seed := range uint64(300) {
 			run := func(believe bool) int {
 				p := newProof(ms(c.ttl), ms(c.tick))
-				e := &ensemble{rnd: rand.New(rand.NewPCG(seed, 1)), tick: c.tick, timeout: int(p.timeout / time.Millisecond)} //nolint:gosec // the same every time
+				e := &ensemble{rnd: rand.New(rand.NewPCG(seed, 1)), tick: c.tick, timeout: int(p.timeout / time.Millisecond)}
 				if believe {
 					e.timeout = c.ttl * 3 / 2 // as it was
 				}

@@ -117,7 +117,7 @@ func (t *Sessions) Room(ctx context.Context, paths ...string) (*Room, error) {
 		size += len(p) + number + length
 	}
 	for {
-		r, o, err := t.place(size)
+		r, o, err := t.place(size) //nolint:contextcheck // the session that it opens is for all who wait
 		if r != nil || err != nil {
 			return r, err
 		}
@@ -239,7 +239,7 @@ const maxIdle = 3
 func (t *Sessions) Beat(ctx context.Context, write func(context.Context) error) error {
 	since := t.cfg.Clock()
 	t.mu.Lock()
-	t.dismiss()
+	t.dismiss() //nolint:contextcheck // nobody waits for that
 	others := slices.Clone(t.members[1:])
 	t.mu.Unlock()
 	errs := make([]error, len(others)+1)
