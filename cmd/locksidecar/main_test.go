@@ -279,8 +279,11 @@ func onEach(t *testing.T, test func(t *testing.T, kind *testengine.Kind)) {
 // onStore are flags for a store of that kind, and a namespace of the test's own.
 func onStore(t *testing.T, kind *testengine.Kind, more ...string) []string {
 	url := testengine.Shared(t, kind).URL()
-	if kind == testengine.Redis {
+	switch kind {
+	case testengine.Redis:
 		url = storeURL(testengine.Shared(t, kind))
+	case testengine.ZooKeeper:
+		url += "?tick=200ms" // that of its servers
 	}
 	return append([]string{"--store", url, "--namespace", namespace(t)}, more...)
 }
