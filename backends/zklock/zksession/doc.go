@@ -1,4 +1,5 @@
-// Package zksession is one session of ZooKeeper, by github.com/go-zookeeper/zk.
+// Package zksession is the sessions of a lease in ZooKeeper ([Sessions]), each by
+// github.com/go-zookeeper/zk ([Session]).
 //
 // A lock lives as long as the session that made its node, so whoever keeps locks
 // must know in which session a request was sent, whether it was sent at all, and
