@@ -3,6 +3,8 @@ package zksession
 import (
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 
 	"github.com/go-zookeeper/zk"
 )
@@ -56,7 +58,20 @@ func outcome(err error) error {
 			return Error{answer}
 		}
 	}
+	if unknownCode(err) {
+		return Error{err}
+	}
 	return fmt.Errorf("%w: %w", ErrLost, err) // a write that failed, for instance
+}
+
+// unknownCode reports whether a server has refused a request for a reason that the
+// library does not know, such as a quota (-125) or too many requests (-127). Numbers
+// above -100 are mistakes in the server itself, which leave the outcome open, but for
+// that of a part of a transaction of which another part was refused (-2).
+func unknownCode(err error) bool {
+	text, unknown := strings.CutPrefix(err.Error(), "unknown error: ") // ErrCode.toError
+	code, bad := strconv.Atoi(text)
+	return unknown && bad == nil && (code <= -100 || code == -2)
 }
 
 // observed is an error as far as it is a failure: the answers that are part of
