@@ -56,7 +56,7 @@ func (s *Session) dial(network, addr string, _ time.Duration) (net.Conn, error) 
 		return nil, s.err
 	}
 	l.rewatch = s.connected && s.watched
-	s.latest = l
+	s.latest, s.dialled = l, time.Now()
 	return l, nil
 }
 

@@ -72,6 +72,7 @@ type Session struct {
 	calm      chan struct{} // closed when there are none; nil while nobody waits for that
 	up        chan struct{} // closed when link is set; replaced when it is not
 	asked     time.Time     // when a request came last
+	dialled   time.Time     // when latest was
 	wanting   int           // requests that wait for a connection
 	left      map[chan struct{}]struct{}
 	chased    map[string]chan struct{} // closed when a create of that path is on its way
@@ -351,8 +352,8 @@ func (s *Session) linkDown() {
 }
 
 // wanted says how long a session without a connection has to wait until it may
-// have one, unless a request wants it before: connecting keeps it alive too. Once
-// it must have expired, a connection tells so.
+// have one, unless a request wants it before: connecting keeps it alive too, also
+// where its answer is lost. Once it must have expired, a connection tells so.
 func (s *Session) wanted() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -360,6 +361,7 @@ func (s *Session) wanted() time.Duration {
 	if !s.connected || s.cfg.KeepAlive || s.wanting > 0 || silent < s.timeout*2/3 {
 		return 0
 	}
+	silent = min(silent, time.Since(s.dialled))
 	return max(0, s.timeout*3/2-silent) // the timeout, and the half of it that a server may take to notice
 }
 
