@@ -134,6 +134,17 @@ func Sync(path string) *Call {
 	}}
 }
 
+// Barrier is answered only by a leader that a majority follows, while the session
+// lives: a write that changes nothing. Like Sync it waits until no earlier call can
+// reach the server any more. So what is read behind it in this session is final: what
+// came to a server before is done, or will never be.
+func Barrier() *Call {
+	root := &Call{path: "/", Stat: Stat{Version: AnyVersion}}
+	c := Multi(Check(root))
+	c.name, c.ordered = "barrier", true
+	return c
+}
+
 // Multi does all the parts, or none of them. A part is a Create of another kind
 // than Container, a Delete, a Set or a Check; its answer is in the part itself. A part
 // that made a node has no Stat: the server leaves it out.
