@@ -42,7 +42,8 @@ func TestConformance(t *testing.T) {
 		{name: "One", kind: testengine.ZooKeeper},
 		{name: "Ensemble", kind: testengine.ZooKeeperEnsemble},
 		{name: "CuratorLayout", kind: testengine.ZooKeeper, options: "&layout=curator", except: map[string]string{
-			"OddNames": "in Curator's layout a resource is a path in ZooKeeper, which not every name can be",
+			"OddNames":      "in Curator's layout a resource is a path in ZooKeeper, which not every name can be",
+			"HeartbeatCost": "a request has two nodes in Curator's layout, so a lease is four sessions with 2,000 holds, of two requests each; One tests what a session costs",
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -98,20 +99,11 @@ func (h *harness) road(b lock.Backend) *road {
 func (h *harness) TTL() time.Duration     { return 2 * time.Second }
 func (h *harness) Recheck() time.Duration { return maxRecheck }
 
-// crowds is why the tests of many thousands on one resource are left out.
-const crowds = "each request lists the queue: left to the issue \"Never held twice (2)\""
-
 func (h *harness) Exceptions() map[string]string {
 	all := maps.Clone(h.except)
 	if all == nil {
 		all = make(map[string]string)
 	}
-	for _, name := range []string{"CrowdOnOne", "CrowdGranted"} {
-		all[name] = crowds
-	}
-	all["ForceInLastSilence"] = "where only the answers are lost, the library dials again and again, and each dial that the server hears " +
-		"keeps the session; a sidecar closes such a lease, and TestForcedHolderFallsSilent shows a link that is silent both ways: " +
-		"left to the issue \"Never held twice (2)\""
 	return all
 }
 

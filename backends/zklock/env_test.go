@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,13 @@ import (
 )
 
 const patience = 20 * time.Second
+
+// lease is a lease, and the driver below it.
+type lease struct {
+	lock.Lease
+	driver *driver
+	ttl    time.Duration
+}
 
 // sidecar opens a backend and a lease that live as long as the test.
 func sidecar(t *testing.T, url string, ttl time.Duration) (*Backend, *lease) {
@@ -34,7 +42,10 @@ func newLease(t *testing.T, b *Backend, ttl time.Duration) *lease {
 		defer cancel()
 		_ = l.Close(ctx) // the server may be gone
 	})
-	return l.(*lease)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	i := slices.IndexFunc(b.drivers, func(d *driver) bool { return d.id == l.ID() })
+	return &lease{l, b.drivers[i], ttl}
 }
 
 func eventually(t *testing.T, what string, f func() error) {

@@ -60,13 +60,13 @@ func TestExpiry(t *testing.T) {
 	r, url := newRoad(t, s.URL())
 	const ttl = time.Second
 	b, l := sidecar(t, url, ttl)
+	stop := beating(t, l, ttl/4)
 	ob, o := sidecar(t, s.URL(), 10*time.Second)
 	beating(t, o, time.Second)
 	hold(t, l, "expiry-1", lock.Exclusive)
 	hold(t, l, "expiry-2", lock.Shared)
 	first := queue(t, ob, o, request("expiry-1", lock.Exclusive))
 	second := queue(t, ob, o, request("expiry-2", lock.Exclusive))
-	stop := beating(t, l, ttl/4)
 	time.Sleep(2 * ttl)
 	first.pending()
 	second.pending()
@@ -98,7 +98,7 @@ func TestExpiry(t *testing.T) {
 	}
 	noEvent(t, l) // what is lost with the lease needs no other news
 	again := newLease(t, b, ttl)
-	if again.seat.s.ID() == l.seat.s.ID() {
+	if again.driver.seat.s.ID() == l.driver.seat.s.ID() {
 		t.Error("it has the session of the old one")
 	}
 	release(t, again, hold(t, again, "expiry-1", lock.Exclusive))

@@ -30,100 +30,130 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 	if err != nil {
 		return err
 	}
-	f := &forced{b: b, t: t, r: r, id: id, path: path}
+	f := &forced{b: b, t: t, r: r, id: id, path: path, grace: max(grace, 0)}
 	for {
-		held, gone := false, false
-		err := insist(ctx, func() (err error) { held, gone, err = f.end(ctx, grace); return err })
+		if ctx.Err() != nil {
+			return unavailable("force release", context.Cause(ctx))
+		}
+		end := pending
+		err := insist(ctx, func() (err error) { end, err = f.begin(ctx); return err })
 		switch {
 		case errors.Is(err, lock.ErrNotHolder):
 			return err
 		case err != nil:
 			return unavailable("force release", err)
-		case held:
-			return f.wait(ctx, grace)
-		case gone:
+		case end == gone:
 			return nil
+		case end != pending:
+			return f.wait(ctx, end == marked)
 		}
 	}
 }
 
+// maxRecheck bounds how long a watch is trusted.
+const maxRecheck = 3 * time.Second
+
 // forced is a forced release under way.
 type forced struct {
-	b    *Backend
-	t    *seat
-	r    lock.Resource
-	id   lock.HoldID
-	path string
+	b     *Backend
+	t     *seat
+	r     lock.Resource
+	id    lock.HoldID
+	path  string
+	grace time.Duration
 
 	node  string
 	names []string
 	lost  bool // a removal had no answer
-	alone bool // the lease's node may be gone
 }
 
-// end removes a waiter, or a hold without a grace. held: there is a hold, and a
-// grace. Where it is neither held nor gone, something has changed meanwhile.
+// progress is how far a forced release has come.
+type progress int
+
+const (
+	pending progress = iota // something has changed meanwhile
+	marked                  // the holder's sidecar is to acknowledge it
+	foreign                 // the holder is another program
+	gone
+)
+
+// begin marks a hold, or removes it or a waiter.
 //
-// What makes sure that it is what it was goes into the transaction that removes it:
+// What makes sure that it is what it was goes into the transaction that does so:
 // that the node which a waiter waits for is there still, or else it may be granted,
-// and its app has a grace; and that the holder's lease is told, or else the next
+// and its app has a grace; and that the lease's node tells of it, or else the next
 // heartbeat would not tell when the watch does not.
-func (f *forced) end(ctx context.Context, grace time.Duration) (held, gone bool, err error) {
-	st, children, err := f.b.statusOf(ctx, f.t, f.r, f.path)
-	if err != nil {
-		return false, false, err
+func (f *forced) begin(ctx context.Context) (progress, error) {
+	sync, queue := zksession.Sync(f.path), zksession.Children(f.path)
+	if err := f.t.s.Do(ctx, sync, queue); err != nil {
+		return pending, err
 	}
-	nodes := parseNodes(children)
+	if err := errors.Join(sync.Err, queue.Err); err != nil && !errors.Is(err, zksession.ErrNoNode) {
+		return pending, err
+	}
+	nodes := parseNodes(queue.Children)
 	i := slices.IndexFunc(nodes, func(n node) bool { return n.id == f.id })
 	switch {
 	case i < 0 && f.lost:
-		return false, true, nil
+		return gone, nil
 	case i < 0:
-		return false, false, lock.ErrNotHolder
+		return pending, lock.ErrNotHolder
 	}
-	f.node, f.names = f.path+"/"+nodes[i].name, namesOf(children, nodes[i])
-	var calls []*zksession.Call
-	var touch *zksession.Call
-	if h := slices.IndexFunc(st.Holders, func(h lock.Holding) bool { return h.ID == f.id }); h >= 0 {
-		if grace > 0 {
-			return true, false, nil
-		}
-		if lease := st.Holders[h].Lease; lease != "" { // else it is another program's
-			touch = f.touchCall(lease)
-		}
-		if touch != nil && !f.alone {
-			calls = append(calls, touch)
-		}
-	} else {
-		check, waits, err := f.waits(ctx, nodes, i)
-		if err != nil || !waits {
-			return false, false, err
-		}
-		calls = append(calls, check...)
+	f.node, f.names = f.path+"/"+nodes[i].name, namesOf(queue.Children, nodes[i])
+	get := zksession.Get(f.node)
+	if err := f.t.s.Do(ctx, get); err != nil {
+		return pending, err
 	}
-	for _, n := range f.names {
-		calls = append(calls, zksession.Delete(f.path+"/"+n, zksession.AnyVersion))
-	}
-	all := zksession.Multi(calls...)
-	err = f.t.s.Do(ctx, all)
-	f.lost = f.lost || errors.Is(err, zksession.ErrLost)
+	rec, ours := decodeRecord(get.Data)
+	check, old, err := f.waits(ctx, nodes, i)
+	waits := check != nil
 	switch {
 	case err != nil:
-		return false, false, err
-	case errors.Is(all.Err, zksession.ErrNoNode), errors.Is(all.Err, zksession.ErrBadVersion):
-		f.alone = touch != nil // one of them, it does not say which
-		return false, false, nil
-	case all.Err == nil && touch != nil && f.alone:
-		_ = f.t.s.Do(ctx, touch) // the hold has ended all the same, and the watch tells
+		return pending, err
+	case old || errors.Is(get.Err, zksession.ErrNoNode):
+		return pending, nil
+	case get.Err != nil && !errors.Is(get.Err, zksession.ErrNoAuth):
+		return pending, get.Err
+	case !waits && f.grace > 0 && !ours: // whoever that is does not read what we write
+		return foreign, nil
 	}
-	return false, all.Err == nil, all.Err
+	var calls []*zksession.Call
+	tell, err := f.tell(ctx, rec.Lease)
+	if err != nil {
+		return pending, err
+	}
+	if tell != nil {
+		calls = append(calls, tell)
+	}
+	end := gone
+	switch {
+	case waits || f.grace == 0:
+		calls = append(append(calls, check...), deletes(f.path, f.names)...)
+	case rec.Revoked != nil && fromMillis(*rec.Revoked) <= f.grace: // a longer grace changes nothing
+		return marked, nil
+	default:
+		end = marked
+		ms := toMillis(f.grace)
+		rec.Revoked = &ms
+		calls = append(calls, zksession.Set(f.node, rec.encode(), get.Stat.Version))
+	}
+	all := zksession.Multi(calls...)
+	if err := f.t.s.Do(ctx, all); err != nil {
+		f.lost = f.lost || errors.Is(err, zksession.ErrLost)
+		return pending, err
+	}
+	if errors.Is(all.Err, zksession.ErrNoNode) || errors.Is(all.Err, zksession.ErrBadVersion) {
+		return pending, nil
+	}
+	return end, all.Err
 }
 
 // waits finds out whether the request at place i waits, and gives what fails in a
-// transaction when it does not any more.
-func (f *forced) waits(ctx context.Context, nodes []node, i int) (check []*zksession.Call, waits bool, err error) {
+// transaction when it does not any more; nil: it does not. old: what is known of the
+// queue is.
+func (f *forced) waits(ctx context.Context, nodes []node, i int) (check []*zksession.Call, old bool, err error) {
 	j := blocker(nodes, i, nodes[i].shared)
-	if j < 0 { // some of them were gone when they were read
+	if j < 0 {
 		return nil, false, nil
 	}
 	get := zksession.Get(f.path + "/" + nodes[j].name)
@@ -132,46 +162,66 @@ func (f *forced) waits(ctx context.Context, nodes []node, i int) (check []*zkses
 	}
 	rec, _ := decodeRecord(get.Data)
 	switch {
-	case errors.Is(get.Err, zksession.ErrNoNode), get.Err == nil && rec.Downgraded && nodes[i].shared:
+	case errors.Is(get.Err, zksession.ErrNoNode):
+		return nil, true, nil
+	case get.Err == nil && rec.Downgraded && nodes[i].shared:
 		return nil, false, nil
 	case errors.Is(get.Err, zksession.ErrNoAuth): // another's node that we may not read is in its way all the same
-		return nil, true, nil
+		return []*zksession.Call{}, false, nil
 	case get.Err != nil:
 		return nil, false, get.Err
 	}
-	return []*zksession.Call{zksession.Check(get)}, true, nil
+	return []*zksession.Call{zksession.Check(get)}, false, nil
 }
 
-// wait marks the node, waits until it is gone or the grace is over, and deletes
-// it then.
-func (f *forced) wait(ctx context.Context, grace time.Duration) error {
-	gone := make(chan struct{}, 1)
-	s := &sub{notify: func(zksession.Event) { signal(gone) }}
-	f.t.subscribe(f.node, s)
-	defer f.t.unsubscribe(f.node, s)
-	there, ours := false, false
-	err := insist(ctx, func() (err error) { there, ours, err = f.mark(ctx, grace); return err })
-	switch {
-	case err != nil:
-		return unavailable("force release", err)
-	case !there:
-		return lock.ErrNotHolder
+// tell is the call that notes the forced release in the node of the holder's lease;
+// nil where there is none, as with another program's.
+func (f *forced) tell(ctx context.Context, id lock.LeaseID) (*zksession.Call, error) {
+	if id == "" {
+		return nil, nil //nolint:nilnil // said above
 	}
+	get := zksession.Get(f.b.tree.lease(id))
+	if err := f.t.s.Do(ctx, get); err != nil {
+		return nil, err
+	}
+	if errors.Is(get.Err, zksession.ErrNoNode) { // somebody may have deleted it by hand
+		return nil, nil //nolint:nilnil // said above
+	}
+	rec := decodeLease(get.Data)
+	rec.force(f.node, f.grace)
+	return zksession.Set(f.b.tree.lease(id), rec.encode(), get.Stat.Version), get.Err
+}
+
+// bell is rung when a node was changed or deleted.
+type bell chan struct{}
+
+func (b bell) changed(bool) {
+	select {
+	case b <- struct{}{}:
+	default:
+	}
+}
+
+// wait waits until the node is gone or the grace is over, and deletes it then.
+func (f *forced) wait(ctx context.Context, ours bool) error {
+	news := make(bell, 1)
+	f.t.subscribe(f.node, news)
+	defer f.t.unsubscribe(f.node, news)
 	due := time.Duration(math.MaxInt64)
 	if !ours {
-		due = f.b.clock() + grace
+		due = f.b.clock() + f.grace
 	}
 	t := time.NewTimer(0)
 	defer t.Stop()
 	for {
 		var look *zksession.Call
 		err := insist(ctx, func() error {
-			look = zksession.Watch(f.node)
+			look = f.t.look(f.node)
 			return f.t.s.Do(ctx, look)
 		})
 		switch {
 		case ctx.Err() != nil:
-			return fmt.Errorf("force release %q: %w; it ends by itself %s after the holder's sidecar knows of it, or with its lease", string(f.r), context.Cause(ctx), grace)
+			return fmt.Errorf("force release %q: %w; it ends by itself %s after the holder's sidecar knows of it, or with its lease", string(f.r), context.Cause(ctx), f.grace)
 		case err != nil:
 			return unavailable("force release", err)
 		case errors.Is(look.Err, zksession.ErrNoNode):
@@ -183,67 +233,16 @@ func (f *forced) wait(ctx context.Context, grace time.Duration) error {
 			due = min(due, now+grace)
 		}
 		if now >= due {
-			if _, _, err := f.t.remove(ctx, f.path, f.names); err != nil {
+			if err := f.t.remove(ctx, f.path, f.names); err != nil {
 				return unavailable("force release", err)
 			}
 			return nil
 		}
 		t.Reset(min(due-now, maxRecheck))
 		select {
-		case <-gone:
+		case <-news:
 		case <-t.C:
 		case <-ctx.Done():
 		}
 	}
-}
-
-// mark writes the grace into the node, and says whether the node was there and is
-// ours. What another program has written stays as it is: nobody reads our mark
-// there.
-func (f *forced) mark(ctx context.Context, grace time.Duration) (there, ours bool, err error) {
-	ms := int64((grace + time.Millisecond - 1) / time.Millisecond)
-	for alone := false; ; {
-		get := zksession.Get(f.node)
-		if err := f.t.s.Do(ctx, get); err != nil {
-			return false, false, err
-		}
-		if get.Err != nil {
-			if errors.Is(get.Err, zksession.ErrNoNode) {
-				return false, false, nil
-			}
-			return false, false, get.Err
-		}
-		rec, ours := decodeRecord(get.Data)
-		switch {
-		case !ours:
-			return true, false, nil
-		case rec.Revoked != nil && *rec.Revoked <= ms: // a longer grace changes nothing
-			return true, true, nil
-		}
-		rec.Revoked = &ms
-		set, touch := zksession.Set(f.node, rec.encode(), get.Stat.Version), f.touchCall(rec.Lease)
-		all := zksession.Multi(set, touch)
-		if alone {
-			all = set
-		}
-		if err := f.t.s.Do(ctx, all); err != nil {
-			return false, false, err
-		}
-		switch {
-		case all.Err == nil:
-			return true, true, nil
-		case errors.Is(all.Err, zksession.ErrNoNode): // one of them, it does not say which
-			alone = true // somebody may have deleted the lease's node by hand
-		case !errors.Is(all.Err, zksession.ErrBadVersion):
-			return true, true, all.Err
-		}
-	}
-}
-
-// touchCall writes the node of the holder's lease, together with what happens to
-// its hold: the lease's next heartbeat meets another version there than it has
-// left, and reads the nodes of its holds, also where the watch has told it nothing.
-// The heartbeat writes again what people may want to see there.
-func (f *forced) touchCall(id lock.LeaseID) *zksession.Call {
-	return zksession.Set(f.b.tree.leases()+"/"+string(id), []byte("{}"), zksession.AnyVersion)
 }

@@ -244,6 +244,7 @@ func TestWaiterEndsForcedHold(t *testing.T) {
 		g := hold(t, l, r, lock.Exclusive)
 		w := queue(t, b, o, request(r, lock.Exclusive))
 		forced, cancel := force(t, b, g, 2*time.Second)
+		ev := event(t, l, g.ID)
 		path, _ := b.tree.lockPath(r)
 		c := stranger(t, url)
 		eventually(t, "the holder's sidecar has acknowledged it", func() error {
@@ -260,7 +261,6 @@ func TestWaiterEndsForcedHold(t *testing.T) {
 		if err := <-forced; !errors.Is(err, context.Canceled) {
 			t.Errorf("ForceRelease that was cut short: %v", err)
 		}
-		ev := event(t, l, g.ID)
 		silent := lock.BootTime()
 		release(t, o, w.granted())
 		switch now := lock.BootTime(); {
@@ -318,7 +318,7 @@ func TestHeartbeatTellsOfForce(t *testing.T) {
 			}
 			return news
 		}
-		time.Sleep(2 * watchAfter) // so that watches are set, and not what they tell is lost on the way
+		time.Sleep(2 * lastsAfter) // so that watches are set, and not what they tell is lost on the way
 		way.set(func(r *road) { r.mute = true })
 		if got := news(); len(got) > 0 {
 			t.Fatalf("news when nothing has happened: %+v", got)

@@ -92,7 +92,7 @@ func TestForcedAtOnceByWhoIsGone(t *testing.T) {
 		_, l := sidecar(t, through+options, 15*time.Second)
 		b, _ := sidecar(t, url+options, 15*time.Second)
 		g := hold(t, l, unique(), lock.Exclusive)
-		time.Sleep(2 * watchAfter) // so that the watch is set, and not what it tells is lost on the way
+		time.Sleep(2 * lastsAfter) // so that the watch is set, and not what it tells is lost on the way
 		way.set(func(r *road) { r.mute = true })
 		if err := forcer.Ping(t.Context()); err != nil {
 			t.Fatal(err)
@@ -127,33 +127,44 @@ func TestForcedAtOnceByWhoIsGone(t *testing.T) {
 	})
 }
 
-// TestHeartbeatTellsOfEndedGrace: no event is ever read, and a grace ends between two
-// heartbeats. The next one tells of it, once.
-func TestHeartbeatTellsOfEndedGrace(t *testing.T) {
+// TestGraceOfWhoReadsNoEvents: no event is ever read. A heartbeat tells of the forced
+// release, and only then the grace begins; that it is over is told until the hold is
+// released.
+func TestGraceOfWhoReadsNoEvents(t *testing.T) {
+	const grace = 300 * time.Millisecond
 	eachLayout(t, func(t *testing.T, url, options string) {
 		_, l := sidecar(t, url+options, 15*time.Second)
 		b, _ := sidecar(t, url+options, 15*time.Second)
 		g := hold(t, l, unique(), lock.Exclusive)
-		if err := b.ForceRelease(t.Context(), g.Resource, g.ID, 200*time.Millisecond); err != nil {
-			t.Fatal(err)
+		forced, _ := force(t, b, g, grace)
+		select {
+		case err := <-forced:
+			t.Fatalf("ForceRelease before the holder knew: %v", err)
+		case <-time.After(2 * grace):
 		}
-		var news []lock.Event
-		eventually(t, "a heartbeat tells", func() error {
-			got, err := l.Heartbeat(t.Context())
-			if news = append(news, got...); err == nil && len(news) == 0 {
-				err = errors.New("no news")
+		told := lock.BootTime()
+		heartbeat := func() []lock.Event {
+			t.Helper()
+			news, err := l.Heartbeat(t.Context())
+			if err != nil {
+				t.Fatal(err)
 			}
-			return err
-		})
-		if ev := news[0]; ev.Kind != lock.Revoked || ev.ID != g.ID || ev.Until > lock.BootTime() {
-			t.Errorf("news: %+v", ev)
+			return news
 		}
-		eventually(t, "it tells no more", func() error {
-			got, err := l.Heartbeat(t.Context())
-			if len(got) > 0 {
-				err = errors.New("more news")
-			}
-			return err
-		})
+		if news := heartbeat(); len(news) != 1 || news[0].Kind != lock.Revoked || news[0].ID != g.ID {
+			t.Fatalf("news: %+v", news)
+		}
+		if err := <-forced; err != nil || lock.BootTime() < told+grace {
+			t.Errorf("ForceRelease %s after the holder knew: %v", lock.BootTime()-told, err)
+		}
+		if news := heartbeat(); len(news) != 1 {
+			t.Errorf("news when the grace is over: %+v", news)
+		}
+		if err := l.Release(t.Context(), g.Resource, g.ID); !errors.Is(err, lock.ErrNotHolder) {
+			t.Errorf("Release: %v", err)
+		}
+		if news := heartbeat(); len(news) != 0 {
+			t.Errorf("news after the release: %+v", news)
+		}
 	})
 }

@@ -1,6 +1,7 @@
 package zklock
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"strings"
@@ -89,14 +90,12 @@ func parseNode(name string) (node, bool) {
 	return n, true
 }
 
-// compareNodes sorts by number. The number is a signed 32-bit counter of the
-// parent that goes on with the most negative one after the largest, so what
-// counts is the difference. A thread that has Curator's write lock and takes the
+// compareNodes sorts by number. A thread that has Curator's write lock and takes the
 // read lock too makes a node with the same number: the writer is first.
 func compareNodes(a, b node) int {
-	switch d := a.seq - b.seq; {
-	case d != 0:
-		return int(d)
+	switch {
+	case a.seq != b.seq:
+		return cmp.Compare(a.seq, b.seq)
 	case a.shared != b.shared && b.shared:
 		return -1
 	case a.shared != b.shared:

@@ -1,9 +1,7 @@
 package zklock
 
 import (
-	"fmt"
 	"math"
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -40,27 +38,6 @@ func TestParseNode(t *testing.T) {
 				t.Errorf("%q (-want +got):\n%s", name, diff)
 			}
 		}
-	}
-}
-
-// TestQueueWrapsAround: after the largest number comes the smallest.
-func TestQueueWrapsAround(t *testing.T) {
-	var want, children []string
-	for _, seq := range []int32{math.MaxInt32 - 1, math.MaxInt32, math.MinInt32, math.MinInt32 + 1} {
-		want = append(want, fmt.Sprintf("_c_x-__WRIT__%010d", seq))
-	}
-	children = slices.Concat([]string{"foreign"}, want[2:], want[:2])
-	var got []string
-	for _, n := range parseNodes(children) {
-		got = append(got, n.name)
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	// Zero is no edge.
-	nodes := parseNodes([]string{"lock-0000000000", "lock--000000001", "lock-0000000001"})
-	if nodes[0].seq != -1 || nodes[1].seq != 0 || nodes[2].seq != 1 {
-		t.Errorf("%+v", nodes)
 	}
 }
 

@@ -2,7 +2,6 @@ package zklock
 
 import (
 	"errors"
-	"slices"
 	"testing"
 	"time"
 
@@ -110,45 +109,6 @@ func TestForeignLocks(t *testing.T) {
 	release(t, l, g)
 }
 
-// TestNumbersWrapAround: the counter of a lock's node has passed its largest
-// number. Ours begin at zero, so those before are negative.
-func TestNumbersWrapAround(t *testing.T) {
-	t.Parallel()
-	s := testengine.Shared(t, testengine.ZooKeeper)
-	c := stranger(t, s.URL())
-	b, l := sidecar(t, s.URL(), 10*time.Second)
-	r := lock.Resource("wrapped")
-	path, _ := b.tree.lockPath(r)
-	keep := hold(t, l, r, lock.Shared) // so that the node stays
-	makeNode(t, c, path+"/_c_a-__READ__-000000002", zk.FlagEphemeral)
-	makeNode(t, c, path+"/_c_b-__WRIT__-000000001", zk.FlagEphemeral)
-	writer := queue(t, b, l, request(r, lock.Exclusive))
-	reader := queue(t, b, l, request(r, lock.Shared))
-	st, err := b.Get(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ids := func(hs []lock.Holding) (all []lock.HoldID) {
-		for _, h := range hs {
-			all = append(all, h.ID)
-		}
-		return all
-	}
-	if got, want := slices.Concat(ids(st.Holders), ids(st.Waiters))[:3], []lock.HoldID{"a", "b", keep.ID}; !slices.Equal(got, want) {
-		t.Errorf("the queue is %v, want %v first", got, want)
-	}
-	for _, name := range []string{"/_c_a-__READ__-000000002", "/_c_b-__WRIT__-000000001"} {
-		writer.pending()
-		reader.pending()
-		if err := c.Delete(path+name, -1); err != nil {
-			t.Fatal(err)
-		}
-	}
-	release(t, l, keep)
-	release(t, l, writer.granted())
-	release(t, l, reader.granted())
-}
-
 // TestDeletedByHand: somebody deletes nodes of ours.
 func TestDeletedByHand(t *testing.T) {
 	t.Parallel()
@@ -171,7 +131,7 @@ func TestDeletedByHand(t *testing.T) {
 	if w.err != nil && !errors.Is(w.err, lock.ErrNotHolder) { // which one was deleted first is left open
 		t.Errorf("the waiter's Acquire: %v", w.err)
 	}
-	if err := c.Delete(l.seat.node, -1); err != nil {
+	if err := c.Delete(l.driver.seat.node, -1); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -179,7 +139,40 @@ func TestDeletedByHand(t *testing.T) {
 			t.Errorf("Heartbeat without the node of the lease: %v", err)
 		}
 	}
-	if ok, _, err := c.Exists(l.seat.node); !ok || err != nil {
+	if ok, _, err := c.Exists(l.driver.seat.node); !ok || err != nil {
 		t.Errorf("the node of the lease is not there again: %v", err)
 	}
+}
+
+// TestReaderWithTheNumberOfAWriter: a thread that has Curator's write lock takes the
+// read lock, too. That makes a node with the number of the first one, after we have
+// listed the queue, and stays when the first one goes.
+func TestReaderWithTheNumberOfAWriter(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	c := stranger(t, s.URL())
+	b, l := sidecar(t, s.URL()+"/same-number?layout=curator", 20*time.Second)
+	b.shortQueue = -1 // as with a long queue
+	live(t, l)
+	release(t, l, hold(t, l, "r", lock.Exclusive))
+	const path = "/same-number/r"
+	writer, err := c.Create(path+"/_c_x-__WRIT__", nil, zk.FlagEphemeral|zk.FlagSequence, zk.WorldACL(zk.PermAll))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := queue(t, b, l, request("r", lock.Exclusive))
+	reader := path + "/_c_y-__READ__" + writer[len(writer)-10:]
+	makeNode(t, c, reader, zk.FlagEphemeral)
+	if err := c.Delete(writer, -1); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-w.done:
+		t.Fatalf("granted beside a reader: %+v, %v", w.g, w.err)
+	case <-time.After(500 * time.Millisecond):
+	}
+	if err := c.Delete(reader, -1); err != nil {
+		t.Fatal(err)
+	}
+	release(t, l, w.granted())
 }

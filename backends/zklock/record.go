@@ -12,7 +12,7 @@ import (
 const recordVersion = 1
 
 // record is the data of a request's node, as JSON for people who look. What
-// decisions depend on is in the node's name, but for the two marks.
+// decisions depend on is in the node's name, but for the marks.
 type record struct {
 	Version int             `json:"locksidecar"`
 	Lease   lock.LeaseID    `json:"lease"`
@@ -32,11 +32,7 @@ type record struct {
 
 func (r *record) encode() []byte {
 	r.Version = recordVersion
-	b, err := json.Marshal(r)
-	if err != nil { // only valid JSON is taken as the owner
-		panic(fmt.Sprintf("encode record: %v", err))
-	}
-	return b
+	return encode(r)
 }
 
 // decodeRecord reads the data of a node; false when it is not ours.
@@ -46,23 +42,26 @@ func decodeRecord(data []byte) (record, bool) {
 	return r, err == nil && r.Version == recordVersion
 }
 
-// grace is that of a forced release.
-func (r *record) grace() (time.Duration, bool) { return millis(r.Revoked) }
-
 // known is the grace that the holder's sidecar knows of, and has begun to count.
-func (r *record) known() (time.Duration, bool) { return millis(r.Known) }
-
-// acknowledged reports whether the holder's sidecar knows of the grace.
-func (r *record) acknowledged() bool {
-	return r.Revoked == nil || r.Known != nil && *r.Known <= *r.Revoked
-}
-
-func millis(ms *int64) (time.Duration, bool) {
-	if ms == nil {
+func (r *record) known() (time.Duration, bool) {
+	if r.Known == nil {
 		return 0, false
 	}
-	return max(0, time.Duration(*ms)*time.Millisecond), true
+	return fromMillis(*r.Known), true
 }
+
+// unknown is the grace that the holder's sidecar has not acknowledged yet.
+func (r *record) unknown() (time.Duration, bool) {
+	if r.Revoked == nil || r.Known != nil && *r.Known <= *r.Revoked {
+		return 0, false
+	}
+	return fromMillis(*r.Revoked), true
+}
+
+// toMillis rounds up: a grace must not become shorter.
+func toMillis(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }
+
+func fromMillis(ms int64) time.Duration { return max(0, time.Duration(ms)*time.Millisecond) }
 
 // ownerJSON is an owner as it can be part of a record.
 func ownerJSON(owner string) json.RawMessage {
@@ -70,4 +69,55 @@ func ownerJSON(owner string) json.RawMessage {
 		return nil // written by another program; no decision is made on it
 	}
 	return json.RawMessage(owner)
+}
+
+// leaseRecord is the data of a lease's node: for people, but for what somebody else
+// has written there, so that the lease's next heartbeat hears of it.
+type leaseRecord struct {
+	Version int    `json:"locksidecar"`
+	Sidecar string `json:"sidecar,omitempty"`
+	TTL     string `json:"ttl,omitempty"`
+	// Forced are nodes of the lease that somebody has written to or deleted.
+	Forced []forcedNode `json:"forced,omitempty"`
+	// More: there are more of them.
+	More bool `json:"more,omitempty"`
+}
+
+// forcedNode is the forced release of one request.
+type forcedNode struct {
+	Node  string `json:"node"`
+	Grace int64  `json:"grace_ms"`
+}
+
+// maxForced bounds what is noted in the node of a lease.
+const maxForced = 64
+
+// force notes a forced release.
+func (r *leaseRecord) force(node string, grace time.Duration) {
+	if len(r.Forced) == maxForced {
+		r.Forced, r.More = nil, true
+	}
+	r.Forced = append(r.Forced, forcedNode{node, toMillis(grace)})
+}
+
+func (r *leaseRecord) encode() []byte {
+	r.Version = recordVersion
+	return encode(r)
+}
+
+// decodeLease reads the data of a lease's node. What is not ours may mean anything.
+func decodeLease(data []byte) leaseRecord {
+	var r leaseRecord
+	if err := json.Unmarshal(data, &r); err != nil || r.Version != recordVersion {
+		return leaseRecord{More: true}
+	}
+	return r
+}
+
+func encode(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil { // only valid JSON is taken as the owner
+		panic(fmt.Sprintf("encode record: %v", err))
+	}
+	return b
 }

@@ -2,85 +2,55 @@ package zklock
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// seat is a session of ours, and its node among the leases.
+// seat is a session of ours, its node among the leases, and what it watches.
 type seat struct {
 	b    *Backend
-	s    *zksession.Session  // the first
-	all  *zksession.Sessions // of a lease; else nil
+	s    *zksession.Session
 	node string
 	data []byte
+	base int64 // of fences, see fence.go
 
 	mu      sync.Mutex
-	version int32                        // of the node's data, as we wrote it last
-	subs    map[string]map[*sub]struct{} // by path
+	version int32        // of the node's data, as we wrote it last
+	zxid    int64        // that made it
+	told    []forcedNode // what others have written there, and nobody has taken yet
+	more    bool         // and there was more of it, or the node was deleted
+	watches map[string]*watch
 	time    serverTime
-
-	touched atomic.Bool // somebody else may have written the node, see forced.touch
 }
 
-// sub is somebody who wants to know when a node is changed or deleted. notify is
-// called on the goroutine that reads from the server: it must not block.
-type sub struct{ notify func(zksession.Event) }
-
-// leaseRecord is the data of a lease's node, for people.
-type leaseRecord struct {
-	Version int    `json:"locksidecar"`
-	Sidecar string `json:"sidecar,omitempty"`
-	TTL     string `json:"ttl"`
+// newSeat makes a seat that notes rec in its node.
+func (b *Backend) newSeat(id lock.LeaseID, rec leaseRecord) *seat {
+	return &seat{b: b, node: b.tree.lease(id), data: rec.encode(), watches: make(map[string]*watch)}
 }
 
-// newSeat makes a seat for a lease, or for no lease when o is nil.
-func (b *Backend) newSeat(id lock.LeaseID, o *lock.LeaseOptions) *seat {
-	t := &seat{b: b, node: b.tree.leases() + "/" + string(id), data: []byte("{}"), subs: make(map[string]map[*sub]struct{})}
-	if o != nil {
-		t.data, _ = json.Marshal(leaseRecord{Version: recordVersion, Sidecar: o.Sidecar, TTL: o.TTL.String()}) // strings always marshal
-	}
-	return t
-}
-
-// open opens the session and makes its node.
-func (t *seat) open(ctx context.Context, cfg zksession.Config) error {
+// config is how the seat's session is opened.
+func (t *seat) config() zksession.Config {
 	c := &t.b.cfg
-	cfg.Addrs, cfg.TLS, cfg.Digest, cfg.OnEvent, cfg.Observe = c.addrs, c.tls, c.digest, t.event, t.b.observe
-	if cfg.Timeout == 0 {
-		cfg.Timeout = c.timeout
+	return zksession.Config{
+		Addrs: c.addrs, TLS: c.tls, Digest: c.digest, Timeout: c.timeout,
+		Clock: t.b.clock, OnEvent: t.event, Observe: t.b.observe,
 	}
-	var err error
-	if cfg.TTL == 0 {
-		t.s, err = zksession.Open(ctx, cfg)
-	} else if t.all, err = zksession.OpenSessions(ctx, cfg); err == nil {
-		t.s = t.all.First()
-	}
-	if err != nil {
-		return unavailable("open session", err)
-	}
+}
+
+// take takes the session, and makes the seat's node.
+func (t *seat) take(ctx context.Context, s *zksession.Session) error {
+	t.s = s
 	if err := t.begin(ctx); err != nil {
-		return errors.Join(err, t.close(context.WithoutCancel(ctx)))
+		return err
 	}
-	return nil
+	return t.findBase(ctx)
 }
-
-// close ends the session, and with it all nodes.
-func (t *seat) close(ctx context.Context) error {
-	if t.all != nil {
-		return t.all.Close(ctx)
-	}
-	return t.s.Close(ctx)
-}
-
-// overdue: see zksession.Sessions.
-func (t *seat) overdue() bool { return t.all.Overdue() }
 
 // begin makes the seat's node, which every session needs: a heartbeat writes it.
 func (t *seat) begin(ctx context.Context) error {
@@ -98,88 +68,147 @@ func (t *seat) begin(ctx context.Context) error {
 		}
 		return unavailable("open lease", own.Err)
 	}
-	if made.Err == nil {
-		t.wrote(made.Stat)
+	if made.Err != nil {
+		return unavailable("open lease", made.Err)
 	}
+	t.wrote(made.Stat)
 	return nil
 }
 
 // wrote takes what the server says of the node that we wrote.
 func (t *seat) wrote(stat zksession.Stat) {
 	t.mu.Lock()
-	t.version = stat.Version
+	t.version, t.zxid = stat.Version, stat.Czxid
 	t.mu.Unlock()
 	t.time.saw(stat.Mtime, t.b.clock())
 }
 
-// beat writes the seat's node. A nil error means that the session is not over.
+// beat writes the seat's node. A nil error means that a majority knows the session.
+// What others have written there is kept for news.
 func (t *seat) beat(ctx context.Context) error {
-	version := t.wroteVersion()
-	set := zksession.Set(t.node, t.data, version)
+	t.mu.Lock()
+	version := t.version
+	t.mu.Unlock()
 	for {
+		set := zksession.Set(t.node, t.data, version)
 		if err := t.s.Do(ctx, set); err != nil {
 			return err
 		}
-		if !errors.Is(set.Err, zksession.ErrBadVersion) {
-			break
+		switch {
+		case errors.Is(set.Err, zksession.ErrBadVersion):
+			get := zksession.Get(t.node)
+			if err := t.s.Do(ctx, get); err != nil {
+				return err
+			}
+			if version = zksession.AnyVersion; get.Err == nil {
+				version = get.Stat.Version
+				t.hear(decodeLease(get.Data))
+			}
+		case errors.Is(set.Err, zksession.ErrNoNode): // somebody has deleted it by hand
+			t.hear(leaseRecord{More: true})
+			return t.begin(ctx)
+		default:
+			if set.Err == nil {
+				t.wrote(set.Stat)
+			}
+			return set.Err
 		}
-		before := version
-		if version = t.wroteVersion(); version == before { // not another beat of ours, unless its answer was lost
-			t.touched.Store(true)
-			version = zksession.AnyVersion
-		}
-		set = zksession.Set(t.node, t.data, version)
 	}
-	if errors.Is(set.Err, zksession.ErrNoNode) { // somebody has deleted it by hand
-		t.touched.Store(true)
-		return t.begin(ctx)
-	}
-	if set.Err == nil {
-		t.wrote(set.Stat)
-	}
-	return set.Err
 }
 
-// wroteVersion is the version of the node's data as we have left it.
-func (t *seat) wroteVersion() int32 {
+func (t *seat) hear(r leaseRecord) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.version
+	t.told, t.more = append(t.told, r.Forced...), t.more || r.More
+}
+
+// news takes what others have written into the seat's node.
+func (t *seat) news() (told []forcedNode, more bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	told, more = t.told, t.more
+	t.told, t.more = nil, false
+	return told, more
+}
+
+// watch is what is known of the watch on a node.
+type watch struct {
+	live     bool // it is set, and has told nothing yet
+	watchers []watcher
+}
+
+// watcher wants to know when a node is changed or deleted. It is called on the
+// goroutine that reads from the server: it must not block.
+type watcher interface{ changed(deleted bool) }
+
+// look reads a node and watches it, unless it is watched: the library keeps one
+// more channel for each watch on a node that has one already (go-zookeeper 1.0.4,
+// Conn.addWatcher), and forgets them only when the node changes.
+func (t *seat) look(path string) *zksession.Call {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if w := t.watches[path]; w != nil && w.live {
+		return zksession.Get(path)
+	}
+	c := zksession.Watch(path)
+	c.Then = func(c *zksession.Call) {
+		if c.Err == nil {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			t.watchOf(path).live = true
+		}
+	}
+	return c
+}
+
+// watchOf finds or makes what is known of a watch. t.mu is held.
+func (t *seat) watchOf(path string) *watch {
+	w := t.watches[path]
+	if w == nil {
+		w = new(watch)
+		t.watches[path] = w
+	}
+	return w
 }
 
 // event tells those who want to know of a node.
 func (t *seat) event(ev zksession.Event) {
 	t.mu.Lock()
-	var subs []*sub
-	for s := range t.subs[ev.Path] {
-		subs = append(subs, s)
+	var all []watcher
+	if w := t.watches[ev.Path]; w != nil {
+		w.live = false
+		all = slices.Clone(w.watchers)
+		if len(all) == 0 {
+			delete(t.watches, ev.Path)
+		}
 	}
 	t.mu.Unlock()
-	for _, s := range subs {
-		s.notify(ev)
+	for _, w := range all {
+		w.changed(ev.Deleted)
 	}
 }
 
-// subscribe has s told of every change of a node that is watched. It must come
+// subscribe has w told of every change of a node that is watched. It must come
 // before the watch is set.
-func (t *seat) subscribe(path string, s *sub) {
+func (t *seat) subscribe(path string, w watcher) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	m := t.subs[path]
-	if m == nil {
-		m = make(map[*sub]struct{}, 1)
-		t.subs[path] = m
+	of := t.watchOf(path)
+	if !slices.Contains(of.watchers, w) {
+		of.watchers = append(of.watchers, w)
 	}
-	m[s] = struct{}{}
 }
 
-func (t *seat) unsubscribe(path string, s *sub) {
+func (t *seat) unsubscribe(path string, w watcher) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	m := t.subs[path]
-	delete(m, s)
-	if len(m) == 0 {
-		delete(t.subs, path)
+	of := t.watches[path]
+	if of == nil {
+		return
+	}
+	of.watchers = slices.DeleteFunc(of.watchers, func(o watcher) bool { return o == w })
+	if len(of.watchers) == 0 && !of.live {
+		delete(t.watches, path)
 	}
 }
 
@@ -226,11 +255,12 @@ func (t *seat) refresh(ctx context.Context) error {
 const maxLost = 3
 
 // insist repeats what may be repeated as long as answers are lost: each time the
-// session has found another connection.
+// session has found another connection. When ctx ends, it is repeated once more.
 func insist(ctx context.Context, f func() error) error {
 	for tries := 1; ; tries++ {
+		ended := ctx.Err() != nil
 		err := f()
-		if !errors.Is(err, zksession.ErrLost) || tries == maxLost || ctx.Err() != nil {
+		if !errors.Is(err, zksession.ErrLost) || tries == maxLost || ended {
 			return err
 		}
 	}

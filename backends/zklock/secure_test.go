@@ -48,14 +48,14 @@ func TestDigest(t *testing.T) {
 		if _, _, err := c.Children(dir); !errors.Is(err, zk.ErrNoAuth) {
 			t.Errorf("a stranger lists the queue: %v", err)
 		}
-		l.mu.Lock()
-		node := l.entries[g.ID].node()
-		l.mu.Unlock()
+		l.driver.mu.Lock()
+		node := l.driver.spots[g.ID].node
+		l.driver.mu.Unlock()
 		for what, err := range map[string]error{
 			"deletes":          c.Delete(node, -1),
 			"writes":           second(c.Set(node, nil, -1)),
 			"reads":            third(c.Get(node)),
-			"writes the lease": second(c.Set(l.seat.node, nil, -1)),
+			"writes the lease": second(c.Set(l.driver.seat.node, nil, -1)),
 		} {
 			if !errors.Is(err, zk.ErrNoAuth) {
 				t.Errorf("a stranger %s a hold: %v", what, err)

@@ -50,7 +50,7 @@ func lossOf(t *testing.T, l *lease) func() time.Time {
 	var at atomic.Pointer[time.Time]
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		<-l.lost
+		<-l.driver.set.Done()
 		now := time.Now()
 		at.Store(&now)
 	})

@@ -3,6 +3,7 @@ package zklock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -28,42 +29,30 @@ func (b *Backend) Get(ctx context.Context, r lock.Resource) (lock.Status, error)
 		return lock.Status{}, err
 	}
 	var st lock.Status
-	err = insist(ctx, func() (err error) { st, _, err = b.statusOf(ctx, t, r, path); return err })
+	err = insist(ctx, func() (err error) { st, err = b.statusOf(ctx, t, r, path); return err })
 	if err != nil {
 		return lock.Status{}, unavailable("get lock", err)
 	}
 	return st, nil
 }
 
-// statusOf reads one lock, as the leader has it. children are those of its node.
-func (b *Backend) statusOf(ctx context.Context, t *seat, r lock.Resource, path string) (st lock.Status, children []string, err error) {
+// statusOf reads one lock, as the leader has it.
+func (b *Backend) statusOf(ctx context.Context, t *seat, r lock.Resource, path string) (st lock.Status, err error) {
 	if err := t.refresh(ctx); err != nil {
-		return st, nil, err
+		return st, err
 	}
 	sync, queue := zksession.Sync(b.tree.leases()), zksession.Children(path)
 	if err := t.s.Do(ctx, sync, queue); err != nil {
-		return st, nil, err
+		return st, err
 	}
 	if err := errors.Join(sync.Err, queue.Err); err != nil && !errors.Is(err, zksession.ErrNoNode) {
-		return st, nil, err
+		return st, err
 	}
 	reading := b.newReading(r, path, parseNodes(queue.Children))
-	if err := reading.read(ctx, t, len(reading.nodes)); err != nil {
-		return st, nil, err
+	if err := reading.read(ctx, t); err != nil {
+		return st, err
 	}
-	return reading.status(t), queue.Children, nil
-}
-
-// headOf tells who holds a lock with that queue, and how many those are.
-func (b *Backend) headOf(ctx context.Context, t *seat, r lock.Resource, path string, nodes []node) (st lock.Status, n int, err error) {
-	n = holders(nodes, true) // if the first was downgraded; else one
-	reading := b.newReading(r, path, nodes[:min(n, maxHead)])
-	if err := reading.read(ctx, t, len(reading.nodes)); err != nil {
-		return st, 0, err
-	}
-	st = reading.status(t)
-	st.Waiters = nil
-	return st, holders(nodes, reading.downgraded()), nil
+	return reading.status(t), nil
 }
 
 // reading is a lock whose nodes are being read.
@@ -83,9 +72,7 @@ func (b *Backend) newReading(r lock.Resource, path string, nodes []node) *readin
 	return rd
 }
 
-func (rd *reading) read(ctx context.Context, t *seat, n int) error {
-	return doAll(ctx, t, rd.calls[:n])
-}
+func (rd *reading) read(ctx context.Context, t *seat) error { return doAll(ctx, t, rd.calls) }
 
 // doAll sends any number of calls.
 func doAll(ctx context.Context, t *seat, calls []*zksession.Call) error {
@@ -119,7 +106,7 @@ func (rd *reading) status(t *seat) lock.Status {
 		}
 		rec, _ := decodeRecord(c.Data) // another program's has no such fields
 		h := lock.Holding{
-			ID: n.id, Mode: lock.Exclusive, Fence: lock.FenceOf(c.Stat.Czxid), Lease: rec.Lease, Sidecar: rec.Sidecar,
+			ID: n.id, Mode: lock.Exclusive, Fence: t.fence(c.Stat.Czxid), Lease: rec.Lease, Sidecar: rec.Sidecar,
 			Owner: lock.DecodeOwner(string(rec.Owner)), Revoked: rec.Revoked != nil,
 		}
 		if n.shared || rec.Downgraded {
@@ -157,15 +144,15 @@ func (rd *reading) status(t *seat) lock.Status {
 func (b *Backend) heldHere(id lock.HoldID, now time.Duration) (time.Duration, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, l := range b.leases {
-		l.mu.Lock()
-		e := l.entries[id]
-		held := e != nil && e.held
+	for _, d := range b.drivers {
+		d.mu.Lock()
+		s := d.spots[id]
+		held := s != nil && s.held
 		age := time.Duration(0)
 		if held {
-			age = now - e.granted
+			age = now - s.granted
 		}
-		l.mu.Unlock()
+		d.mu.Unlock()
 		if held {
 			return age, true
 		}
@@ -228,6 +215,9 @@ func (b *Backend) statuses(ctx context.Context, t *seat, names []lock.Resource) 
 	if err := doAll(ctx, t, queues); err != nil {
 		return nil, err
 	}
+	if err := unlisted(queues); err != nil {
+		return nil, err
+	}
 	var all []*reading
 	var calls []*zksession.Call
 	for i, q := range queues {
@@ -248,6 +238,17 @@ func (b *Backend) statuses(ctx context.Context, t *seat, names []lock.Resource) 
 	return out, nil
 }
 
+// unlisted is why not all nodes could be listed: a list that leaves locks out without
+// a word would be worse than none. What is not there has none.
+func unlisted(lists []*zksession.Call) error {
+	for _, c := range lists {
+		if c.Err != nil && !errors.Is(c.Err, zksession.ErrNoNode) {
+			return fmt.Errorf("%s: %w", c, c.Err)
+		}
+	}
+	return nil
+}
+
 // names are the resources that have a node, held or not.
 func (b *Backend) names(ctx context.Context, t *seat, prefix string) ([]lock.Resource, error) {
 	if b.tree.curator {
@@ -262,6 +263,9 @@ func (b *Backend) names(ctx context.Context, t *seat, prefix string) ([]lock.Res
 		buckets = append(buckets, zksession.Children(b.tree.locks()+"/"+bucket))
 	}
 	if err := doAll(ctx, t, buckets); err != nil {
+		return nil, err
+	}
+	if err := unlisted(append(buckets, root)); err != nil {
 		return nil, err
 	}
 	var names []lock.Resource
@@ -286,6 +290,9 @@ func (b *Backend) walk(ctx context.Context, t *seat, prefix string) ([]lock.Reso
 			calls[i] = zksession.Children(joinName(b.tree.root, name))
 		}
 		if err := doAll(ctx, t, calls); err != nil {
+			return nil, err
+		}
+		if err := unlisted(calls); err != nil {
 			return nil, err
 		}
 		var next []string

@@ -15,6 +15,7 @@ const home = "locksidecar"
 
 // tree knows where nodes are.
 //
+//	CHROOT/locksidecar/fence                     the base of fences
 //	CHROOT/locksidecar/leases/LEASE              one node a lease
 //	CHROOT/locksidecar/locks/BUCKET/NAME/REQUEST layout locksidecar
 //	CHROOT/NAME/REQUEST                          layout curator
@@ -35,6 +36,9 @@ func (c *config) tree() tree { return tree{root: c.chroot, curator: c.curator, a
 func (t *tree) home() string   { return t.root + "/" + home }
 func (t *tree) leases() string { return t.home() + "/leases" }
 func (t *tree) locks() string  { return t.home() + "/locks" }
+func (t *tree) base() string   { return t.home() + "/fence" }
+
+func (t *tree) lease(id lock.LeaseID) string { return t.leases() + "/" + string(id) }
 
 // lockPath is the node of a resource. The error is an InvalidError.
 func (t *tree) lockPath(r lock.Resource) (string, error) {

@@ -4,12 +4,12 @@
 // resource. Those nodes are the queue, in the order of their numbers: an
 // exclusive request waits for the node before it, a shared one for the nearest
 // exclusive node before it, so that a release wakes only those whose turn it is.
-// A lease is one session of ZooKeeper, or more where it has many nodes: when they
-// end, all its nodes are gone.
+// A lease is a set of sessions of ZooKeeper: when they end, all their nodes are gone.
 //
 // tree.go says where the nodes are, nodes.go how they are called and who waits
-// for whom, and record.go what is in them. Package zksession keeps the sessions, and
-// says in proof.go why a lease that was renewed can be relied upon.
+// for whom, record.go what is in them, line.go when a request is granted, and fence.go
+// what its fence is. Package leasekit makes a lease of the driver here; package
+// zksession keeps sessions.
 package zklock
 
 import (
@@ -29,10 +29,14 @@ type Backend struct {
 	tree    tree
 	observe lock.Observe
 	clock   lock.Clock
+	wall    func() time.Time
 
-	mu     sync.Mutex
-	leases []*lease            // oldest first
-	known  map[string]struct{} // paths of locks that were there lately
+	maxSeq     int32 // see maxSeq
+	shortQueue int   // see shortQueue
+
+	mu      sync.Mutex
+	drivers []*driver           // oldest first
+	known   map[string]struct{} // paths of locks that were there recently
 
 	guestMu sync.Mutex
 	guest   *seat // for when there is no lease; nil: not open
@@ -49,7 +53,7 @@ func Open(rawURL string, observe lock.Observe) (*Backend, error) {
 		return nil, err
 	}
 	return &Backend{
-		cfg: cfg, tree: cfg.tree(), observe: observe, clock: lock.BootTime,
+		cfg: cfg, tree: cfg.tree(), observe: observe, clock: lock.BootTime, wall: time.Now, maxSeq: maxSeq, shortQueue: shortQueue,
 		known: make(map[string]struct{}),
 	}, nil
 }
@@ -63,10 +67,10 @@ const guestTimeout = 10 * time.Second
 // every request would keep it alive.
 func (b *Backend) seat(ctx context.Context) (*seat, error) {
 	b.mu.Lock()
-	for _, l := range b.leases {
-		if !l.isLost() && !l.seat.overdue() {
+	for _, d := range b.drivers {
+		if d.set.Err() == nil && !d.set.Overdue() {
 			b.mu.Unlock()
-			return l.seat, nil
+			return d.seat, nil
 		}
 	}
 	b.mu.Unlock()
@@ -79,19 +83,25 @@ func (b *Backend) seat(ctx context.Context) (*seat, error) {
 	if err := b.closeGuest(ctx); err != nil {
 		return nil, unavailable("close session", err)
 	}
-	s := b.newSeat(lock.NewLeaseID(), nil)
-	if err := s.open(ctx, zksession.Config{SessionTimeout: guestTimeout, KeepAlive: true}); err != nil {
-		return nil, err
+	t := b.newSeat(lock.NewLeaseID(), leaseRecord{})
+	cfg := t.config()
+	cfg.SessionTimeout, cfg.KeepAlive = guestTimeout, true
+	s, err := zksession.Open(ctx, cfg)
+	if err != nil {
+		return nil, unavailable("open session", err)
 	}
-	b.guest = s
-	return s, nil
+	if err := t.take(ctx, s); err != nil {
+		return nil, errors.Join(err, s.Close(context.WithoutCancel(ctx)))
+	}
+	b.guest = t
+	return t, nil
 }
 
 func (b *Backend) closeGuest(ctx context.Context) error {
 	if b.guest == nil {
 		return nil
 	}
-	err := b.guest.close(ctx)
+	err := b.guest.s.Close(ctx)
 	b.guest = nil
 	return err
 }
@@ -125,7 +135,7 @@ func (b *Backend) Close() error {
 // maxKnown bounds what is remembered of paths.
 const maxKnown = 10_000
 
-// isKnown says whether the node of a lock was there lately. It may be gone.
+// isKnown says whether the node of a lock was there recently. It may be gone.
 func (b *Backend) isKnown(path string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -41,7 +41,7 @@ var house = []room{
 	{path: "backends/embedded", may: "lock backends/leasekit backends/queue", test: "backends/backendtest"},
 	{path: "backends/redislock", may: "lock backends/leasekit backends/storeurl", test: "backends/backendtest internal/testengine"},
 	{path: "backends/zklock/zksession", may: "lock", test: "internal/testengine"},
-	{path: "backends/zklock", may: "lock backends/storeurl backends/zklock/zksession", test: "backends/backendtest internal/testengine internal/javatest"},
+	{path: "backends/zklock", may: "lock backends/leasekit backends/storeurl backends/zklock/zksession", test: "backends/backendtest internal/testengine internal/javatest"},
 	{path: "backends/mysqllock/mydb", may: "lock backends/storeurl", test: "internal/testengine"},
 	{path: "backends/mysqllock/tables", may: "lock backends/mysqllock/mydb", test: "backends/backendtest internal/testengine"},
 	{path: "backends/mysqllock/rows", may: "lock backends/mysqllock/mydb", test: "backends/backendtest internal/testengine"},

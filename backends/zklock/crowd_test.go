@@ -1,0 +1,326 @@
+package zklock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// counter counts requests by what they are.
+type counter struct {
+	mu sync.Mutex
+	n  map[string]int
+}
+
+func (c *counter) observe(command string, _ time.Duration, _ error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.n == nil {
+		c.n = make(map[string]int)
+	}
+	c.n[command]++
+}
+
+// take gives what was counted since it was called last.
+func (c *counter) take() (all map[string]int, sum int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all, c.n = c.n, nil
+	for _, n := range all {
+		sum += n
+	}
+	return all, sum
+}
+
+// counted opens a lease whose requests are counted.
+func counted(t *testing.T, url string, ttl time.Duration) (*Backend, *lease, *counter) {
+	t.Helper()
+	c := new(counter)
+	b := openAt(t, url)
+	b.observe = c.observe
+	t.Cleanup(func() { _ = b.Close() })
+	return b, newLease(t, b, ttl), c
+}
+
+// crowd are many requests for one resource, by one sidecar.
+type crowd struct {
+	t      *testing.T
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu   sync.Mutex
+	errs map[string]int
+}
+
+func newCrowd(t *testing.T, l *lease, r lock.Resource, n int) *crowd {
+	ctx, cancel := context.WithCancel(t.Context())
+	c := &crowd{t: t, cancel: cancel, errs: make(map[string]int)}
+	for range n {
+		c.wg.Go(func() {
+			q := request(r, lock.Exclusive)
+			_, err := l.Acquire(ctx, q)
+			if errors.Is(err, lock.ErrUnavailable) { // many leave at a time
+				err = l.Release(context.WithoutCancel(ctx), r, q.ID)
+			}
+			if err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, lock.ErrNotHolder) {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				c.errs[err.Error()]++
+			}
+		})
+	}
+	t.Cleanup(func() { c.leave() })
+	return c
+}
+
+func (c *crowd) leave() {
+	c.t.Helper()
+	c.cancel()
+	c.wg.Wait()
+	for err, n := range c.errs {
+		c.t.Errorf("%d times: %s", n, err)
+	}
+}
+
+// inQueue waits until a lock's node has so many children.
+func inQueue(t *testing.T, b *Backend, url string, r lock.Resource, n int) {
+	t.Helper()
+	path, _ := b.tree.lockPath(r)
+	c := stranger(t, url)
+	for deadline := time.Now().Add(3 * patience); ; time.Sleep(20 * time.Millisecond) {
+		_, st, err := c.Exists(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if int(st.NumChildren) == n {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("there are %d nodes, want %d", st.NumChildren, n)
+		}
+	}
+}
+
+// TestManyWaitersOfOneSidecar: each of thousands that wait for one lock costs one
+// request to come and one to go. Neither the lease nor those who want another lock
+// are held up.
+func TestManyWaitersOfOneSidecar(t *testing.T) {
+	s := testengine.New(t, testengine.ZooKeeper)
+	const many = 5000
+	b, l, requests := counted(t, s.URL(), 4*time.Second)
+	r := unique()
+	g := hold(t, l, r, lock.Exclusive)
+
+	ctx, stop := context.WithCancel(t.Context())
+	var beside sync.WaitGroup
+	var pairs []time.Duration
+	failed := 0
+	beside.Go(func() {
+		for ; ctx.Err() == nil; sleep(ctx, 500*time.Millisecond) {
+			if beat(ctx, l) != nil && ctx.Err() == nil {
+				failed++
+			}
+		}
+	})
+	beside.Go(func() { // a neighbour, in the same sidecar
+		neighbour := unique()
+		for ; ctx.Err() == nil; sleep(ctx, 5*time.Millisecond) {
+			began := time.Now()
+			q := request(neighbour, lock.Exclusive)
+			if _, err := l.Acquire(ctx, q); err == nil {
+				_ = l.Release(ctx, neighbour, q.ID)
+			}
+			pairs = append(pairs, time.Since(began))
+		}
+	})
+	requests.take()
+	began := time.Now()
+	c := newCrowd(t, l, r, many)
+	inQueue(t, b, s.URL(), r, many+1)
+	came := time.Since(began)
+	in, _ := requests.take()
+	began = time.Now()
+	c.leave()
+	inQueue(t, b, s.URL(), r, 1)
+	left := time.Since(began)
+	out, _ := requests.take()
+	stop()
+	beside.Wait()
+	release(t, l, g)
+	if in["children"] > many/50 || in["get"] > many/50 || in["create"] > many+many/5 {
+		t.Errorf("%d waiters came with %v", many, in)
+	}
+	if out["delete"] > many+many/5 || out["children"] > many/5 {
+		t.Errorf("%d waiters left with %v", many, out)
+	}
+	if failed > 0 {
+		t.Errorf("%d heartbeats failed", failed)
+	}
+	slices.Sort(pairs)
+	t.Logf("%d waiters came in %s with %v and left in %s with %v; a neighbour's pair took %s, at most %s",
+		many, came, in, left, out, pairs[len(pairs)/2], pairs[len(pairs)-1])
+}
+
+// TestIdleWaitersCostNothing: what is asked again and again is one node for each
+// resource, however many wait.
+func TestIdleWaitersCostNothing(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	const many = 500
+	b, l, requests := counted(t, s.URL(), 1500*time.Millisecond)
+	beating(t, l, 300*time.Millisecond)
+	_, o := sidecar(t, s.URL(), 20*time.Second)
+	r := unique()
+	g := hold(t, o, r, lock.Exclusive)
+	c := newCrowd(t, l, r, many)
+	inQueue(t, b, s.URL(), r, many+1)
+	requests.take()
+	time.Sleep(3 * l.driver.recheck) // in which each would have asked again
+	n, _ := requests.take()
+	if n["get"] > 10 || n["children"] > 4 || n["create"] > 0 {
+		t.Errorf("while %d waited, there were %v", many, n)
+	}
+	if n["get"] == 0 {
+		t.Error("nobody has looked again")
+	}
+	c.leave()
+	release(t, o, g)
+}
+
+// TestContendedPairs: sidecars that take turns need no more requests than Curator
+// does, which are five a pair, and those of one sidecar need fewer.
+func TestContendedPairs(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	for _, sidecars := range []int{1, 2} {
+		t.Run(fmt.Sprint(sidecars), func(t *testing.T) {
+			t.Parallel()
+			const workers, pairs = 4, 50
+			var leases []*lease
+			var counters []*counter
+			for range sidecars {
+				_, l, c := counted(t, s.URL(), 30*time.Second)
+				leases, counters = append(leases, l), append(counters, c)
+			}
+			r := unique()
+			release(t, leases[0], hold(t, leases[0], r, lock.Exclusive))
+			for _, c := range counters {
+				c.take()
+			}
+			var wg sync.WaitGroup
+			for i := range workers {
+				l := leases[i%sidecars]
+				wg.Go(func() {
+					for range pairs {
+						g, err := l.Acquire(t.Context(), request(r, lock.Exclusive))
+						if err == nil {
+							err = l.Release(t.Context(), r, g.ID)
+						}
+						if err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			sum := 0
+			all := make(map[string]int)
+			for _, c := range counters {
+				by, n := c.take()
+				sum += n
+				for k, v := range by {
+					all[k] += v
+				}
+			}
+			if most := 5 * workers * pairs; sum > most {
+				t.Errorf("%d pairs took %d requests, want at most %d: %v", workers*pairs, sum, most, all)
+			}
+			t.Logf("%.1f requests a pair: %v", float64(sum)/(workers*pairs), all)
+		})
+	}
+}
+
+// TestOneWatchANode: the library keeps a channel for each watch, so a node that is
+// waited for is watched once, however often it is read.
+func TestOneWatchANode(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	way, url := newRoad(t, s.URL())
+	b, l := sidecar(t, url, time.Second)
+	beating(t, l, 200*time.Millisecond)
+	_, o := sidecar(t, s.URL(), 20*time.Second)
+	r := unique()
+	g := hold(t, o, r, lock.Exclusive)
+	var mu sync.Mutex
+	reads, watches := 0, 0
+	way.set(func(w *road) {
+		w.request = func(op int32, body string) action {
+			const opGet = 4
+			if op == opGet && len(body) > 0 && contains(body, string(g.ID)) {
+				mu.Lock()
+				defer mu.Unlock()
+				reads++
+				watches += int(body[len(body)-1])
+			}
+			return pass
+		}
+	})
+	queue(t, b, l, request(r, lock.Exclusive))
+	eventually(t, "it has looked several times", func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		if reads < 8 {
+			return fmt.Errorf("%d times", reads)
+		}
+		return nil
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	if watches != 1 {
+		t.Errorf("of %d reads %d have set a watch", reads, watches)
+	}
+}
+
+// TestMemoryOfAHold: a sidecar keeps little of each hold.
+func TestMemoryOfAHold(t *testing.T) {
+	s := testengine.New(t, testengine.ZooKeeper)
+	const many = 2000
+	_, l := sidecar(t, s.URL(), 30*time.Second)
+	release(t, l, hold(t, l, unique(), lock.Exclusive))
+	heap := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := heap()
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			for range many / 16 {
+				if _, err := l.Acquire(t.Context(), request(unique(), lock.Exclusive)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	time.Sleep(2 * lastsAfter)
+	var each int64
+	eventually(t, "a hold takes at most 2 KiB", func() error { // with its watch, and without what is under way
+		each = (heap() - before) / many
+		if each > 2048 {
+			return fmt.Errorf("%d bytes a hold", each)
+		}
+		return nil
+	})
+	t.Logf("%d bytes a hold", each)
+}

@@ -1,0 +1,91 @@
+package zklock
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// The number of a fence is that of the transaction that made the request's node
+// (czxid), and a base. ZooKeeper's numbers begin at 2³² in every new ensemble, far
+// below the microseconds since 1970 by which other stores count. So a node of ours
+// has a base, which makes the number of that moment the microseconds since 1970.
+//
+// An ensemble counts slower than a clock does: one for each transaction, and 2³²,
+// which is 72 minutes, for each election. So what another store, or a new ensemble,
+// gives later is larger than what this one has given. And for what comes back from
+// another store, whoever finds no other lease raises the base again.
+//
+// All who give fences must agree on the base. Each of them makes its node among the
+// leases, and then writes the node of the base, with the version that it has read,
+// also where it changes nothing. So whoever has seen no other lease, and raises the
+// base, is refused if another one has read it meanwhile.
+
+// baseRecord is the data of the base's node.
+type baseRecord struct {
+	Version int   `json:"locksidecar"`
+	Base    int64 `json:"fence_base"`
+}
+
+// maxBaseTries bounds how often somebody else may be faster.
+const maxBaseTries = 100
+
+// lastWall is a time at which no fence is too large. A wall clock behind it is wrong.
+var lastWall = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
+
+// findBase learns the base of fences, and chooses it where nobody else can have.
+func (t *seat) findBase(ctx context.Context) error {
+	node := t.b.tree.base()
+	for range maxBaseTries {
+		get, leases := zksession.Get(node), zksession.Children(t.b.tree.leases())
+		if err := t.s.Do(ctx, zksession.Sync(node), get, leases); err != nil {
+			return unavailable("choose the base of fences", err)
+		}
+		if err := leases.Err; err != nil {
+			return unavailable("choose the base of fences", err)
+		}
+		t.mu.Lock()
+		highest := min(t.b.wall().UnixMicro(), lastWall) - t.zxid
+		t.mu.Unlock()
+		var rec baseRecord
+		var put *zksession.Call
+		switch {
+		case errors.Is(get.Err, zksession.ErrNoNode):
+			rec.Base = highest
+			put = zksession.Create(node, rec.encode(), t.b.tree.acl, zksession.Persistent)
+		case get.Err != nil:
+			return unavailable("choose the base of fences", get.Err)
+		default:
+			if json.Unmarshal(get.Data, &rec) != nil || rec.Version != recordVersion {
+				return unavailable("choose the base of fences", fmt.Errorf("the node %s has other data than ours", node))
+			}
+			if len(leases.Children) == 1 {
+				rec.Base = max(rec.Base, highest)
+			}
+			put = zksession.Set(node, rec.encode(), get.Stat.Version)
+		}
+		switch err := t.s.Do(ctx, put); {
+		case err != nil && !errors.Is(err, zksession.ErrLost):
+			return unavailable("choose the base of fences", err)
+		case err == nil && put.Err == nil:
+			t.base = rec.Base
+			return nil
+		case err == nil && !errors.Is(put.Err, zksession.ErrBadVersion) && !errors.Is(put.Err, zksession.ErrNodeExists):
+			return unavailable("choose the base of fences", put.Err)
+		}
+	}
+	return unavailable("choose the base of fences", fmt.Errorf("others have changed it %d times meanwhile", maxBaseTries))
+}
+
+func (r baseRecord) encode() []byte {
+	r.Version = recordVersion
+	return encode(r)
+}
+
+// fence is that of a node.
+func (t *seat) fence(czxid int64) lock.Fence { return lock.FenceOf(t.base + czxid) }

@@ -1,0 +1,445 @@
+package zklock
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// line is what all requests of ours for one resource share. Its fields stand under
+// the driver's mutex.
+//
+// However many of them wait, only the first one matters: as long as that is not
+// granted, no other one is. So one node is watched, that which is in its way, and one
+// list of the queue serves all: new requests get larger numbers than all before, so
+// a list is complete for numbers up to the largest in it, for ever, but for nodes that
+// have gone since. A request of ours that has the very next number makes it longer.
+//
+// A request is granted when no node in its way is left, while its own is there. That
+// rests on what the store has answered, in one of two ways:
+//
+//   - One list has its node, and none in its way.
+//   - Every node in its way is gone, each by an answer: it was read and was not
+//     there, or was deleted by us; and its own node was read after that, and was there.
+//
+// That a node is gone is final: names have numbers that are not given again while a
+// node of ours is there, because then their parent is. That our own is there must be
+// read last: whoever forces a waiter out of the queue deletes its node in a
+// transaction that fails unless the node in its way is still there. All these requests
+// go by one session, which never sees an older state than it has seen before, also at
+// another server; but only answers count, for the library does not tell the next
+// server of what a watch has told it (Conn.lastZxid). So a watch makes us ask, and
+// proves nothing.
+//
+// In the layout of Curator only a list proves a grant: a thread that has Curator's
+// write lock can take its read lock, too, whose node gets the number of the first.
+type line struct {
+	d        *driver
+	resource lock.Resource
+	path     string
+	turns    chan struct{} // creates and deletes under way
+	users    int           // spots
+
+	placed   int     // nodes of ours
+	creating int     // requests under way that make some
+	waiting  []*spot // with nodes and not granted, in the order of their numbers
+
+	began      int    // how often it began without a node of ours
+	ahead      bool   // a node of ours was made in another session, which the first may not have seen
+	queue      []node // nodes that may be there, in order: all that are, up to the number known
+	known      int32  // -1: none
+	downgraded string // name of a writer that lets readers pass
+
+	watching string // name of the node that the first of ours waits for; empty: none
+	suspect  bool   // it is to be read again
+	deleted  bool   // it is said to be gone
+	doomed   string // name of one whose forced release is about to be over
+	doom     time.Duration
+
+	busy, again, poked bool          // see advance
+	calm               chan struct{} // closed when it is not busy any more; nil while nobody waits for that
+
+	surveyTurn chan struct{} // has room for one
+	nextSurvey *survey
+}
+
+// shortQueue is up to which length the queue is listed rather than single nodes read.
+const shortQueue = 64
+
+// advance finds out whose turn it is, as far as nobody else is doing so: then that one
+// looks again when it has finished.
+func (l *line) advance() error {
+	_, err := l.advanced()
+	return err
+}
+
+// settled is advance, but does not leave it to somebody else.
+func (l *line) settled() error {
+	for {
+		calm, err := l.advanced()
+		if calm == nil {
+			return err
+		}
+		<-calm
+	}
+}
+
+// advanced is advance; busy is closed when who is doing so has finished, nil: it was us.
+func (l *line) advanced() (busy <-chan struct{}, err error) {
+	l.d.mu.Lock()
+	defer l.d.mu.Unlock()
+	l.poked, l.again = false, true
+	if l.busy {
+		if l.calm == nil {
+			l.calm = make(chan struct{})
+		}
+		return l.calm, nil
+	}
+	l.busy = true
+	defer func() {
+		if l.busy = false; l.calm != nil {
+			close(l.calm)
+			l.calm = nil
+		}
+	}()
+	for l.again {
+		l.again = false
+		for done := false; !done; {
+			var err error
+			if done, err = l.step(); err != nil {
+				l.suspect = true // the next connection, heartbeat or recheck makes it look again
+				return nil, err
+			}
+		}
+	}
+	return nil, nil
+}
+
+// poke has advance called. d.mu is held.
+func (l *line) poke() {
+	switch {
+	case l.busy:
+		l.again = true
+	case !l.poked:
+		l.poked = true
+		l.d.do(func(context.Context) { _ = l.advance() })
+	}
+}
+
+// step asks one question; done: there is none. d.mu is held, but while it asks.
+func (l *line) step() (done bool, err error) {
+	d := l.d
+	if len(l.waiting) == 0 {
+		l.watch("")
+		return true, nil
+	}
+	w := l.waiting[0]
+	if w.doubted || d.closed || d.set.Overdue() {
+		return true, nil
+	}
+	if w.seq > l.known || l.deleted && len(l.queue) <= d.b.shortQueue {
+		return false, l.list()
+	}
+	b, blocked := l.blocker(w)
+	switch {
+	case !blocked:
+		return false, l.confirm(w)
+	case d.ours(b): // when that goes, it pokes
+		l.watch("")
+		return true, nil
+	case b.name == l.watching && !l.suspect:
+		return true, nil
+	}
+	return false, l.look(b)
+}
+
+// ours reports whether a node is that of a request of ours. d.mu is held.
+func (d *driver) ours(n node) bool {
+	s := d.spots[n.id]
+	return s != nil && s.name == n.name
+}
+
+// blocker is the node that a request must wait for. d.mu is held.
+func (l *line) blocker(s *spot) (b node, blocked bool) {
+	i, _ := l.find(s.name, s.seq, s.mode == lock.Shared)
+	for i--; i >= 0; i-- {
+		b = l.queue[i]
+		if s.mode == lock.Exclusive || !b.shared && b.name != l.downgraded {
+			return b, true
+		}
+	}
+	return node{}, false
+}
+
+// list lists the queue, and grants what that proves.
+func (l *line) list() error {
+	d := l.d
+	l.deleted = false
+	began, upTo, ahead := l.began, max(l.known, l.waiting[len(l.waiting)-1].seq), l.ahead
+	var before []*zksession.Call
+	if ahead {
+		before = append(before, zksession.Barrier())
+	}
+	l.ahead = false
+	w, own := l.waiting[0], zksession.Get(l.waiting[0].node)
+	unborn := w.czxid == 0
+	return l.unlocked(func() error {
+		var all sync.WaitGroup
+		if unborn {
+			all.Go(func() { _ = d.ask(d.run, own) })
+		}
+		children, err := d.children(d.run, l.path, before...)
+		all.Wait()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if unborn && w.czxid == 0 && own.Err == nil {
+			w.czxid = own.Stat.Czxid
+		}
+		switch {
+		case err != nil:
+			l.ahead = l.ahead || ahead
+		case l.began == began:
+			l.saw(children, upTo)
+		}
+		return err
+	})
+}
+
+// children lists the queue of a lock, behind other calls.
+func (d *driver) children(ctx context.Context, path string, before ...*zksession.Call) ([]string, error) {
+	queue := zksession.Children(path)
+	if err := d.ask(ctx, append(before, queue)...); err != nil {
+		return nil, err
+	}
+	if errors.Is(queue.Err, zksession.ErrNoNode) {
+		return nil, nil
+	}
+	return queue.Children, queue.Err
+}
+
+// unlocked does something without d.mu.
+func (l *line) unlocked(f func() error) error {
+	l.d.mu.Unlock()
+	defer l.d.mu.Lock()
+	return f()
+}
+
+// saw takes a list of the queue, which is complete up to a number at least, and grants
+// what it proves. What is known of larger numbers stays. d.mu is held.
+func (l *line) saw(children []string, upTo int32) {
+	nodes, last := parseNodes(children), upTo
+	if len(nodes) > 0 {
+		last = max(last, nodes[len(nodes)-1].seq)
+	}
+	if last >= l.known {
+		l.queue, l.known = nodes, last
+	} else {
+		i, _ := slices.BinarySearchFunc(l.queue, last+1, func(n node, seq int32) int { return cmp.Compare(n.seq, seq) })
+		l.queue = append(nodes, l.queue[i:]...)
+	}
+	for _, w := range l.waiting {
+		if w.seq > last {
+			break
+		}
+		if _, there := l.find(w.name, w.seq, w.mode == lock.Shared); !there {
+			l.d.missed(w)
+		}
+	}
+	for len(l.waiting) > 0 {
+		w := l.waiting[0]
+		if _, blocked := l.blocker(w); blocked || w.doubted || w.seq > last || w.czxid == 0 {
+			return
+		}
+		l.waiting = l.waiting[1:]
+		l.d.grant(w)
+	}
+}
+
+// find gives the place of a node in the queue. d.mu is held.
+func (l *line) find(name string, seq int32, shared bool) (i int, there bool) {
+	return slices.BinarySearchFunc(l.queue, node{name: name, seq: seq, shared: shared}, compareNodes)
+}
+
+// confirm reads the node of a request that nothing is in the way of any more.
+func (l *line) confirm(w *spot) error {
+	d := l.d
+	if w.czxid != 0 {
+		if d.b.tree.curator {
+			return l.list()
+		}
+		grants := 0 // readers are granted together
+		for _, o := range l.waiting {
+			if _, blocked := l.blocker(o); blocked || o.seq > l.known {
+				break
+			}
+			grants++
+		}
+		if len(l.queue) <= d.b.shortQueue*grants {
+			return l.list()
+		}
+	}
+	path := w.node
+	get := zksession.Get(path)
+	if err := l.unlocked(func() error { return d.ask(d.run, get) }); err != nil {
+		return err
+	}
+	if get.Err != nil && !errors.Is(get.Err, zksession.ErrNoNode) {
+		return get.Err
+	}
+	if w.node == path {
+		d.saw(w, get)
+	}
+	if w.doubted || w.node != path || len(l.waiting) == 0 || l.waiting[0] != w {
+		return nil
+	}
+	if _, blocked := l.blocker(w); !blocked && !d.b.tree.curator {
+		l.waiting = l.waiting[1:]
+		d.grant(w)
+	}
+	return nil
+}
+
+// look reads and watches the node that the first of ours waits for.
+func (l *line) look(b node) error {
+	d := l.d
+	l.watch(b.name)
+	l.suspect, l.deleted = false, false
+	c := d.seat.look(l.path + "/" + b.name)
+	if err := l.unlocked(func() error { return d.ask(d.run, c) }); err != nil {
+		return err
+	}
+	switch {
+	case errors.Is(c.Err, zksession.ErrNoNode):
+		l.remove(b)
+		return nil
+	case errors.Is(c.Err, zksession.ErrNoAuth): // another's node that we may not read is in our way all the same
+		return nil
+	case c.Err != nil:
+		return c.Err
+	}
+	rec, _ := decodeRecord(c.Data)
+	if rec.Downgraded {
+		l.downgraded = b.name
+	}
+	if grace, known := rec.known(); known {
+		l.endAfter(b, grace)
+	}
+	return nil
+}
+
+// watch notes which node is waited for; empty: none. d.mu is held.
+func (l *line) watch(name string) {
+	if l.watching == name {
+		return
+	}
+	if l.watching != "" {
+		l.d.seat.unsubscribe(l.path+"/"+l.watching, l)
+	}
+	if l.watching = name; name != "" {
+		l.d.seat.subscribe(l.path+"/"+name, l)
+	}
+}
+
+// changed is called when the node that the first of ours waits for was changed or
+// deleted.
+func (l *line) changed(deleted bool) {
+	l.d.mu.Lock()
+	defer l.d.mu.Unlock()
+	l.suspect, l.deleted = true, deleted
+	l.poke()
+}
+
+// remove takes a node out of the queue that is gone. d.mu is held.
+func (l *line) remove(n node) {
+	if i, there := l.find(n.name, n.seq, n.shared); there {
+		l.queue = slices.Delete(l.queue, i, i+1)
+	}
+}
+
+// endAfter deletes the node in our way when its forced release is over: whoever
+// forced it may be gone, and so may the holder's sidecar after it has written that
+// it knows. d.mu is held.
+func (l *line) endAfter(b node, grace time.Duration) {
+	d := l.d
+	until := d.b.clock() + grace
+	if l.doomed == b.name && l.doom <= until {
+		return
+	}
+	l.doomed, l.doom = b.name, until
+	d.do(func(ctx context.Context) {
+		if !sleep(ctx, grace) || d.set.Overdue() {
+			return
+		}
+		d.mu.Lock()
+		due := l.watching == b.name && l.doomed == b.name && l.doom <= until
+		l.doomed = "" // should it not work, it begins again
+		d.mu.Unlock()
+		if due {
+			_ = d.seat.removeAll(ctx, l.path, b)
+			d.mu.Lock()
+			l.suspect = true
+			l.poke()
+			d.mu.Unlock()
+		}
+	})
+}
+
+// sleep reports whether ctx has lasted that long.
+func sleep(ctx context.Context, pause time.Duration) bool {
+	t := time.NewTimer(pause)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// add takes a request that has got its node. d.mu is held.
+func (l *line) add(s *spot) {
+	if l.placed == 0 { // until now, numbers may have begun at zero again
+		l.queue, l.known, l.downgraded = nil, -1, ""
+		l.began++
+	}
+	l.placed++
+	l.ahead = l.ahead || s.room.Session() != l.d.seat.s
+	first := s.seq
+	if s.guard != "" {
+		first--
+	}
+	if l.known >= 0 && first == l.known+1 {
+		l.queue, l.known = append(l.queue, node{name: s.name, id: s.ID, seq: s.seq, shared: s.mode == lock.Shared}), s.seq
+	}
+	i, _ := slices.BinarySearchFunc(l.waiting, s.seq, func(o *spot, seq int32) int { return int(o.seq - seq) })
+	l.waiting = slices.Insert(l.waiting, i, s)
+}
+
+// leave takes out a request whose node is gone. d.mu is held.
+func (l *line) leave(s *spot) {
+	if s.name == "" {
+		return
+	}
+	l.remove(node{name: s.name, id: s.ID, seq: s.seq, shared: s.mode == lock.Shared})
+	l.part(s)
+	s.room.Leave()
+}
+
+// part takes out a request whose node may still be there. d.mu is held.
+func (l *line) part(s *spot) {
+	if i := slices.Index(l.waiting, s); i >= 0 {
+		l.waiting = slices.Delete(l.waiting, i, i+1)
+	}
+	l.d.seat.unsubscribe(s.node, s)
+	s.node, s.name, s.guard, s.held, s.doubted, s.ends = "", "", "", false, false, 0
+	l.placed--
+	if len(l.waiting) > 0 {
+		l.poke()
+	}
+}

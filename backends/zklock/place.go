@@ -1,0 +1,334 @@
+package zklock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// Ask implements leasekit.Driver. A request that has its place is asked about no
+// more: its line tells when it is its turn.
+func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error) {
+	path, err := d.b.tree.lockPath(q.Resource)
+	if err != nil {
+		return leasekit.Answer{}, err
+	}
+	if !validID(q.ID) {
+		return leasekit.Answer{}, &lock.InvalidError{Field: "lock_id", Problem: "must have 1 to 64 letters, digits, - or _"}
+	}
+	s := d.spotOf(q, path)
+	a, err := d.askFor(ctx, s, q.Try)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if s.name == "" && !s.unsure {
+		d.forget(s)
+	}
+	return a, d.failed("acquire", q.Resource, err)
+}
+
+// spotOf finds the spot of a request, or makes one.
+func (d *driver) spotOf(q lock.Request, path string) *spot {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if s := d.spots[q.ID]; s != nil {
+		return s
+	}
+	l := d.lines[path]
+	if l == nil {
+		l = &line{d: d, resource: q.Resource, path: path, known: -1}
+		d.lines[path] = l
+	}
+	if l.users++; l.users == 2 && l.turns == nil { // one alone needs no turn
+		l.turns = make(chan struct{}, maxLineTurns)
+	}
+	s := &spot{Ref: leasekit.Ref{Resource: q.Resource, ID: q.ID}, l: l, mode: q.Mode}
+	s.rec = record{Lease: d.id, Sidecar: d.sidecar, Owner: ownerJSON(q.Owner)}
+	d.spots[q.ID] = s
+	return s
+}
+
+// forget removes a spot that has no nodes. d.mu is held.
+func (d *driver) forget(s *spot) {
+	if d.spots[s.ID] != s {
+		return
+	}
+	delete(d.spots, s.ID)
+	if s.room != nil {
+		s.room.Leave()
+	}
+	if s.l.users--; s.l.users == 0 {
+		s.l.watch("")
+		delete(d.lines, s.l.path)
+	}
+}
+
+// answer is what is known of a request without asking; known is false where there is
+// something to ask.
+func (d *driver) answer(s *spot) (a leasekit.Answer, known bool, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case s.gone:
+		return a, true, lock.ErrNotHolder
+	case s.name == "":
+		return a, false, nil
+	case s.held:
+		return leasekit.Answer{Granted: true, Fence: d.seat.fence(s.czxid)}, true, nil
+	}
+	return a, true, nil
+}
+
+func (d *driver) askFor(ctx context.Context, s *spot, try bool) (leasekit.Answer, error) {
+	a, known, err := d.answer(s)
+	switch {
+	case d.set.Overdue() && (!known || a.Granted):
+		return leasekit.Answer{}, errOverdue
+	case known && (!try || a.Granted || err != nil):
+		return a, err
+	}
+	if try {
+		return d.try(ctx, s)
+	}
+	if err := d.place(ctx, s); err != nil {
+		return leasekit.Answer{}, err
+	}
+	if err := s.l.advance(); err != nil && !errors.Is(err, zksession.ErrLost) && !errors.Is(err, zksession.ErrNotSent) {
+		return leasekit.Answer{}, err // the server would say it again
+	}
+	a, _, err = d.answer(s)
+	return a, err
+}
+
+// place makes sure that a request has its place in the queue.
+func (d *driver) place(ctx context.Context, s *spot) error {
+	turn, err := s.l.turn(ctx)
+	switch {
+	case errors.Is(err, zksession.ErrNotSent):
+		return d.unsent(s)
+	case err != nil:
+		return err
+	}
+	defer turn.end()
+	return insist(ctx, func() error { return d.placeOnce(context.WithoutCancel(ctx), s) })
+}
+
+// unsent is why nothing was sent.
+func (d *driver) unsent(s *spot) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if s.unsure {
+		return zksession.ErrNotSent
+	}
+	return leasekit.ErrNotSent
+}
+
+func (d *driver) placeOnce(ctx context.Context, s *spot) error {
+	d.mu.Lock()
+	unsure, placed := s.unsure, s.name != ""
+	d.mu.Unlock()
+	switch {
+	case placed:
+		return nil
+	case unsure:
+		if err := d.find(ctx, s); err != nil || d.isPlaced(s) {
+			return err
+		}
+	}
+	return d.create(ctx, s)
+}
+
+func (d *driver) isPlaced(s *spot) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return s.name != ""
+}
+
+// maxSeq bounds the numbers of nodes. ZooKeeper's count sticks at 2³¹-1, and then
+// all have the same number. There is room for those who are refused and come again.
+const maxSeq = math.MaxInt32 - 1<<27
+
+// errNumbers is why a request is refused whose number is too large.
+var errNumbers = fmt.Errorf("the numbers of the lock's node in ZooKeeper are used up, since it was never empty; they begin at zero again when nobody holds it: %w", lock.ErrUnavailable)
+
+// create takes a place in the queue. Where no other request of ours is there, it lists
+// the queue in the same round trip.
+func (d *driver) create(ctx context.Context, s *spot) error {
+	t, l := &d.b.tree, s.l
+	paths := []string{l.path + "/" + nodeName(s.ID, s.mode)}
+	if t.curator {
+		paths = []string{l.path + "/" + guardName(s.ID), paths[0]}
+	}
+	room := s.room
+	if room == nil {
+		var err error
+		if room, err = d.set.Room(ctx, paths...); err != nil {
+			return err
+		}
+	}
+	d.mu.Lock()
+	s.room = room
+	alone := l.placed == 0 && l.creating == 0
+	l.creating++
+	data := s.rec.encode()
+	d.mu.Unlock()
+	defer func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		l.creating--
+	}()
+	var ancestors []*zksession.Call
+	if !d.b.isKnown(l.path) {
+		ancestors = []*zksession.Call{t.container(l.path)}
+	}
+	for tries := 1; ; tries++ {
+		var nodes []*zksession.Call
+		for _, p := range paths {
+			nodes = append(nodes, zksession.Create(p, data, t.acl, zksession.EphemeralSequential))
+		}
+		place, queue := nodes[0], zksession.Children(l.path)
+		if t.curator {
+			place = zksession.Multi(nodes...)
+		}
+		d.setUnsure(s, true)
+		chased := alone && !t.curator // a transaction cannot be followed like that
+		if chased {
+			_ = room.Session().Chase(ctx, append(ancestors, place, queue)...)
+		} else {
+			_ = room.Session().Do(ctx, append(ancestors, place)...)
+		}
+		switch {
+		case place.Err == nil:
+			d.b.setKnown(l.path, true)
+			if !chased || queue.Err != nil {
+				queue = nil
+			}
+			return d.arrived(ctx, s, nodes, queue)
+		case errors.Is(place.Err, zksession.ErrLost), errors.Is(place.Err, zksession.ErrExpired), errors.Is(place.Err, zksession.ErrClosed):
+			return place.Err
+		}
+		d.setUnsure(s, false)
+		if !errors.Is(place.Err, zksession.ErrNoNode) {
+			return whyRefused(place.Err, ancestors)
+		}
+		// Its ancestors are not there, or not any more: the server removes those that
+		// have been empty for a while.
+		d.b.setKnown(l.path, false)
+		if tries == maxTries {
+			return whyRefused(place.Err, ancestors)
+		}
+		ancestors = t.ancestors(l.path)
+	}
+}
+
+// arrived takes the nodes of a request, and a list of the queue if there is one.
+func (d *driver) arrived(ctx context.Context, s *spot, nodes []*zksession.Call, queue *zksession.Call) error {
+	var names []string
+	for _, n := range nodes {
+		names = append(names, n.Path[len(s.l.path)+1:])
+	}
+	own, _ := parseNode(names[len(names)-1])
+	if own.seq > d.b.maxSeq || own.seq < 0 {
+		return d.refuse(ctx, s, names)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	last := nodes[len(nodes)-1]
+	d.settle(s, last.Path, names, last.Stat.Czxid)
+	switch {
+	case queue == nil || s.czxid == 0:
+	case s.room.Session() == d.seat.s:
+		s.l.saw(queue.Children, s.seq)
+	default: // what another session sees proves something of itself alone
+		all := parseNodes(queue.Children)
+		i := slices.IndexFunc(all, func(n node) bool { return n.name == s.name })
+		if i >= 0 && blocker(all, i, s.mode == lock.Shared) < 0 {
+			s.l.waiting = slices.DeleteFunc(s.l.waiting, func(o *spot) bool { return o == s })
+			d.grant(s)
+		}
+	}
+	return nil
+}
+
+// settle notes where a request has its nodes. d.mu is held.
+func (d *driver) settle(s *spot, path string, names []string, czxid int64) {
+	own, _ := parseNode(path[len(s.l.path)+1:])
+	s.node, s.name, s.seq, s.czxid, s.unsure = path, own.name, own.seq, czxid, false
+	if len(names) > 1 {
+		s.guard = names[0]
+	}
+	s.version, s.queued = 0, d.b.clock()
+	s.l.add(s)
+}
+
+// refuse takes a request back whose number is too large. The node of a lock that
+// nobody holds is removed, so that numbers begin at zero again.
+func (d *driver) refuse(ctx context.Context, s *spot, names []string) error {
+	if err := d.seat.remove(ctx, s.l.path, names); err != nil {
+		return err // it is unsure
+	}
+	d.setUnsure(s, false)
+	if !d.b.tree.curator { // there it may be somebody else's
+		_ = d.seat.s.Do(ctx, zksession.Delete(s.l.path, zksession.AnyVersion))
+	}
+	return errNumbers
+}
+
+// whyRefused is why a place could not be taken: in the first place, why an ancestor
+// could not be made.
+func whyRefused(err error, ancestors []*zksession.Call) error {
+	for _, c := range ancestors {
+		if c.Err != nil && !errors.Is(c.Err, zksession.ErrNodeExists) {
+			err = c.Err
+			break
+		}
+	}
+	if errors.Is(err, zksession.ErrNoChildrenForEphemerals) {
+		return &lock.InvalidError{Field: "resource", Problem: "is below a node in ZooKeeper that cannot have others below it"}
+	}
+	return err
+}
+
+func (d *driver) setUnsure(s *spot, unsure bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s.unsure = unsure
+}
+
+// find looks for nodes of a request, of whose create or delete there was no answer.
+// What it finds, and does not find, is final: the barrier is sent when nothing of that
+// session is on its way any more, and only a leader that a majority follows answers
+// to it. What came to a server by a connection before was done before that, or is
+// refused, because the session has moved, or the leader has changed.
+//
+// A sync would not do: a leader that does not know yet that there is another one
+// answers it, and what it has proposed to some may still be decided by the next.
+func (d *driver) find(ctx context.Context, s *spot) error {
+	queue := zksession.Children(s.l.path)
+	if err := s.room.Session().Do(ctx, zksession.Barrier(), queue); err != nil {
+		return err
+	}
+	if queue.Err != nil && !errors.Is(queue.Err, zksession.ErrNoNode) {
+		return queue.Err
+	}
+	names := namesOf(queue.Children, node{id: s.ID, name: idPrefix(s.ID)})
+	slices.SortFunc(names, func(a, _ string) int { // as a create makes them: its guard is first
+		if _, request := parseNode(a); request {
+			return 1
+		}
+		return -1
+	})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s.unsure = false
+	if len(names) == 0 {
+		return nil
+	}
+	d.settle(s, s.l.path+"/"+names[len(names)-1], names, 0)
+	return nil
+}

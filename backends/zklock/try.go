@@ -1,0 +1,128 @@
+package zklock
+
+import (
+	"context"
+	"errors"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// try asks for a grant without a wait. It looks first, so that most of those who
+// are refused leave no trace in the queue.
+func (d *driver) try(ctx context.Context, s *spot) (leasekit.Answer, error) {
+	d.mu.Lock()
+	fresh := s.name == "" && !s.unsure
+	d.mu.Unlock()
+	if fresh {
+		var v *survey
+		err := insist(ctx, func() (err error) { v, err = d.wayOf(ctx, s); return err })
+		if errors.Is(err, zksession.ErrNotSent) && ctx.Err() != nil {
+			return leasekit.Answer{}, leasekit.ErrNotSent
+		}
+		if err == nil && v != nil {
+			err = &lock.HeldError{Cause: lock.ErrHeld, Status: v.head}
+		}
+		if err != nil {
+			return leasekit.Answer{}, err
+		}
+	}
+	if err := d.place(ctx, s); err != nil {
+		return leasekit.Answer{}, err
+	}
+	if a, _, err := d.answer(s); a.Granted || err != nil {
+		return a, err
+	}
+	// Somebody was faster, or it was not known yet: its line finds out which.
+	if err := s.l.settled(); err != nil {
+		return leasekit.Answer{}, err
+	}
+	if a, _, err := d.answer(s); a.Granted || err != nil {
+		return a, err
+	}
+	ctx = context.WithoutCancel(ctx) // nothing must be left
+	refused := &lock.HeldError{Cause: lock.ErrHeld, Status: lock.Status{Resource: s.Resource}}
+	if v, err := s.l.survey(ctx); err == nil {
+		refused.Status = v.head
+	}
+	if _, err := d.remove(ctx, s); err != nil {
+		return leasekit.Answer{}, err
+	}
+	return leasekit.Answer{}, refused
+}
+
+// wayOf finds out who is in the way of a try, without taking a place; nil: nobody.
+// The server that is asked may lag behind the leader: that the lock is free is
+// checked when a place was taken, and that it is taken is asked for again after a sync.
+func (d *driver) wayOf(ctx context.Context, s *spot) (*survey, error) {
+	inTheWay := func(nodes []node, downgraded bool) bool {
+		j := blocker(nodes, len(nodes), s.mode == lock.Shared)
+		return j > 0 || j == 0 && (!downgraded || s.mode != lock.Shared)
+	}
+	children, err := d.children(ctx, s.l.path)
+	if err != nil || !inTheWay(parseNodes(children), false) {
+		return nil, err
+	}
+	v, err := s.l.survey(ctx)
+	if err != nil || !inTheWay(v.nodes, v.downgraded) {
+		return nil, err
+	}
+	return v, nil
+}
+
+// survey is who holds a lock and who stands in its queue, for people.
+type survey struct {
+	done chan struct{} // closed when the rest is set
+	err  error
+
+	nodes      []node
+	holders    int         // the first of them
+	downgraded bool        // the first one is a writer that lets others read
+	head       lock.Status // holders, not all if there are many
+}
+
+// survey gives a survey that was begun after the call. Those who ask while one is
+// under way share the next one.
+func (l *line) survey(ctx context.Context) (*survey, error) {
+	d := l.d
+	d.mu.Lock()
+	v := l.nextSurvey
+	first := v == nil
+	if first {
+		if v = (&survey{done: make(chan struct{})}); l.surveyTurn == nil {
+			l.surveyTurn = make(chan struct{}, 1)
+		}
+		l.nextSurvey = v
+	}
+	d.mu.Unlock()
+	if first {
+		l.surveyTurn <- struct{}{}
+		d.mu.Lock()
+		l.nextSurvey = nil
+		d.mu.Unlock()
+		v.err = d.look(ctx, l.resource, l.path, v)
+		close(v.done)
+		<-l.surveyTurn
+	}
+	<-v.done
+	return v, v.err
+}
+
+func (d *driver) look(ctx context.Context, r lock.Resource, path string, v *survey) error {
+	children, err := d.children(ctx, path, zksession.Sync(path))
+	if err != nil {
+		return err
+	}
+	v.nodes = parseNodes(children)
+	n := holders(v.nodes, true) // if the first was downgraded; else one
+	reading := d.b.newReading(r, path, v.nodes[:min(n, maxHead)])
+	if err := reading.read(ctx, d.seat); err != nil {
+		return err
+	}
+	v.head = reading.status(d.seat)
+	v.head.Waiters = nil
+	v.downgraded = reading.downgraded()
+	v.holders = holders(v.nodes, v.downgraded)
+	return nil
+}
