@@ -43,7 +43,7 @@ type Guard struct {
 // FORCED, MAX_HOLD, SESSION_EXPIRED, STORE_LOST, STOPPING).
 const (
 	// LostSilence: nothing came from the sidecar for as long as the hold could be
-	// relied on. It may be frozen.
+	// relied on. It may be frozen. Its grace is the session's Margin after that.
 	LostSilence = "SIDECAR_SILENT"
 	// LostStream: the connection to the sidecar ended. It may have died.
 	LostStream = "SIDECAR_GONE"
@@ -210,6 +210,11 @@ func (l *Lock) silentAt() time.Duration {
 	return end
 }
 
+// silence is the loss by it. The store keeps others out for the margin, which counts
+// from the end, however late that is noticed. session.mu is held.
 func (l *Lock) silence() *LostError {
-	return &LostError{Reason: LostSilence, Message: "the sidecar was not heard of in time"}
+	return &LostError{
+		Reason: LostSilence, Message: "the sidecar was not heard of in time",
+		graceEnd: l.end() + l.session.margin,
+	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -11,17 +12,18 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// Exit statuses. 125 to 127 are those of env(1) and docker run, 75 is
-// EX_TEMPFAIL of sysexits.h.
+// Exit statuses. 125 to 127 are those of env(1) and docker run, 69 and 75 are
+// EX_UNAVAILABLE and EX_TEMPFAIL of sysexits.h.
 const (
-	exitFailure    = 1
-	exitUsage      = 2
-	exitNotGot     = 75
-	exitLost       = 76
-	exitOwnFailure = 125 // run: anything else that is not CMD's
-	exitCannotExec = 126
-	exitNotFound   = 127
-	exitSignalled  = supervise.Signalled // plus the signal's number
+	exitFailure     = 1
+	exitUsage       = 2
+	exitUnavailable = 69
+	exitNotGot      = 75
+	exitLost        = 76
+	exitOwnFailure  = 125 // run: anything else that is not CMD's
+	exitCannotExec  = 126
+	exitNotFound    = 127
+	exitSignalled   = supervise.Signalled // plus the signal's number
 )
 
 // exitError is an error with its exit status.
@@ -62,7 +64,7 @@ func outcome(cmd *cobra.Command, err error) (code int, message string) {
 	default:
 		code = exitFailure
 	}
-	message = fmt.Sprintf("%s: %v", cmd.CommandPath(), err)
+	message = withoutSecrets(fmt.Sprintf("%s: %v", cmd.CommandPath(), err))
 	if code == exitUsage {
 		message += fmt.Sprintf(" (see: %s --help)", cmd.CommandPath())
 	}
@@ -71,3 +73,10 @@ func outcome(cmd *cobra.Command, err error) (code int, message string) {
 	}
 	return code, message
 }
+
+// userInfo is the part of a URL that may have a password.
+var userInfo = regexp.MustCompile(`(://)[^\s"]*@`)
+
+// withoutSecrets makes a text fit for a terminal and a log, whatever was given as an
+// argument by mistake.
+func withoutSecrets(text string) string { return userInfo.ReplaceAllString(text, "${1}xxxxx@") }

@@ -180,12 +180,7 @@ func TestLossReachesOtherSessions(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "pid")
 	run := launch(t, nil, binary, "run", "--socket", side.socket, "a", "--", "sh", "-c",
 		`setsid sh -c 'echo $$ >"$1"; exec sleep 60' sh "$1" & exec sleep 60`, "sh", log)
-	var pid int
-	eventually(t, "CMD has a daemon", func() bool {
-		text, _ := os.ReadFile(log)
-		pid, _ = strconv.Atoi(strings.TrimSpace(string(text)))
-		return pid != 0
-	})
+	pid := pidIn(t, log)
 	if got := cli(t, "release", "--force", "a", "--socket", side.socket); got.code != 0 {
 		t.Errorf("release: %+v", got)
 	}
@@ -217,18 +212,69 @@ func TestFrozenSidecar(t *testing.T) {
 	}
 }
 
-// A run that is frozen itself: its watchdog ends CMD.
-func TestFrozenRun(t *testing.T) {
+// guardOf is the pid of run's guard, its only child.
+func guardOf(t *testing.T, run *program) (pid int) {
+	t.Helper()
+	eventually(t, "run has a guard", func() bool {
+		stats, err := filepath.Glob("/proc/[0-9]*/stat")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range stats {
+			text, _ := os.ReadFile(name) // it may have ended
+			_, rest, _ := strings.Cut(string(text), ") ")
+			if f := strings.Fields(rest); len(f) > 1 && f[1] == strconv.Itoa(run.cmd.Process.Pid) {
+				pid, _ = strconv.Atoi(strings.Split(name, "/")[2]) // digits, by the pattern
+			}
+		}
+		return pid != 0
+	})
+	return pid
+}
+
+// A guard that is frozen, with the lease in it: run ends CMD before the next one is
+// let in.
+func TestFrozenGuard(t *testing.T) {
 	redis := testengine.Shared(t, testengine.Redis)
 	store := []string{"--store", storeURL(redis), "--ttl", "2s", "--namespace", namespace(t)}
 	run, log := startWorker(t, append(store, "a")...)
 	next := startSuccessor(t, append(store, "a")...)
-	run.signal(syscall.SIGSTOP)
+	if err := syscall.Kill(guardOf(t, run), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
 	checkSuccession(t, next, log)
-	run.signal(syscall.SIGCONT)
+	if code := run.wait(); code != exitLost || !strings.Contains(run.err.String(), "the guard of CMD does not answer: CMD got SIGKILL\n") {
+		t.Errorf("status %d, stderr %q", code, run.err)
+	}
+}
+
+// A guard that is killed: run ends CMD, also what hides in other sessions.
+func TestKilledGuard(t *testing.T) {
+	side := serveProgram(t)
+	log := filepath.Join(t.TempDir(), "pid")
+	run := launch(t, nil, binary, "run", "--socket", side.socket, "a", "--", "sh", "-c",
+		`setsid sh -c 'echo $$ >"$1"; exec sleep 60' sh "$1" & exec sleep 60`, "sh", log)
+	hidden := pidIn(t, log)
+	if err := syscall.Kill(guardOf(t, run), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
 	if code := run.wait(); code != exitLost {
 		t.Errorf("status %d", code)
 	}
+	if alive(hidden) {
+		t.Error("a process in another session has survived")
+	}
+}
+
+// pidIn waits for a pid in a file.
+func pidIn(t *testing.T, file string) (pid int) {
+	t.Helper()
+	eventually(t, "a pid is in "+filepath.Base(file), func() bool {
+		text, _ := os.ReadFile(file) // not there yet
+		pid, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+		return pid != 0
+	})
+	return pid
 }
 
 // kill -9 of run frees the lock at once, and nothing goes on without it.
@@ -269,18 +315,14 @@ func TestKilledRun(t *testing.T) {
 	}
 }
 
-// The same without a daemon: the lease in the store ends by its TTL, CMD at once.
+// The same without a daemon: the guard gives the lease back, long before its TTL.
 func TestKilledRunWithItsOwnSidecar(t *testing.T) {
 	redis := testengine.Shared(t, testengine.Redis)
-	store := []string{"--store", storeURL(redis), "--ttl", "1s", "--namespace", namespace(t)}
-	tmp := t.TempDir()
-	log := filepath.Join(tmp, "log")
-	run := launch(t, []string{"TMPDIR=" + socketDir(t)}, binary,
-		append(append([]string{"run"}, store...), "a", "--", "sh", "-c", worker+"# $LOCKSIDECAR_SOCKET", "sh", log)...)
-	eventually(t, "CMD works", func() bool { return len(workerPIDs(log)) == 2 })
+	store := []string{"--store", storeURL(redis), "--ttl", "1m", "--namespace", namespace(t)}
+	run, log := startWorker(t, append(store, "a")...)
 	next := startSuccessor(t, append(store, "a")...)
 	run.signal(syscall.SIGKILL)
-	checkSuccession(t, next, log)
+	checkSuccession(t, next, log) // patience is less than the TTL
 }
 
 func TestOwnSidecarLeavesNothing(t *testing.T) {

@@ -14,13 +14,25 @@ import (
 // streams are where a command reads and writes.
 type streams struct {
 	out, err io.Writer
+	front    *supervise.Front // not nil: this process is the guard of a run
+	args     []string         // the command line, for the guard
 }
 
 func main() {
-	if supervise.RunWatchdog() {
-		return
+	front, args, err := supervise.Guarded(os.Args)
+	if err != nil {
+		_, _ = fmt.Fprintln(os.Stderr, "locksidecar:", err)
+		os.Exit(exitOwnFailure)
 	}
-	os.Exit(execute(context.Background(), os.Args[1:], streams{out: os.Stdout, err: os.Stderr}))
+	io := streams{out: os.Stdout, err: os.Stderr, front: front, args: args}
+	if front != nil {
+		io.err = front // the terminal is the front's
+	}
+	code := execute(context.Background(), args, io)
+	if front != nil {
+		front.Ended(code)
+	}
+	os.Exit(code)
 }
 
 // execute runs one command line and returns the exit status.

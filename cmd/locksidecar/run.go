@@ -1,20 +1,15 @@
 package main
 
 import (
-	"context"
 	"errors"
-	"fmt"
-	"io/fs"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/backends"
-	"github.com/locksidecar/locksidecar/client"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -25,25 +20,33 @@ CMD ends. CMD finds in its environment:
                           let that refuse smaller ones
   LOCKSIDECAR_RESOURCE    RESOURCE
   LOCKSIDECAR_LOCK_ID     the id of this hold
+  LOCKSIDECAR_LOCK_IDS    the ids of all holds under which CMD runs
   LOCKSIDECAR_SOCKET      the sidecar's socket
   LOCKSIDECAR_GUARD       only where the store is an SQL database: a statement for
                           CMD's own transaction, just before COMMIT. No row: ROLLBACK
 
-Without --store it asks the sidecar at --socket. With --store it needs none: it
-is its own sidecar for as long as CMD runs.
+LOCKSIDECAR_STORE and the like are not passed on: the URL may have a password.
 
-CMD and what it starts run in a process group of their own. Signals that run gets
-(INT, TERM, HUP, QUIT, USR1, USR2, ALRM, WINCH, CONT, TSTP) are passed on to it.
+Without --store it asks the sidecar at --socket. With --store it needs none: it
+is its own sidecar for as long as CMD runs. A configuration file says how to
+serve: its store is not used here.
+
+In a terminal CMD belongs to the job that a shell has us as, so Ctrl-C, Ctrl-Z and
+fg do what they always do; the lock is kept while CMD is stopped. Else it runs in
+a process group of its own. Signals that run gets (INT, TERM, HUP, QUIT, USR1,
+USR2, ALRM, CONT, and without a terminal WINCH and TSTP) are passed on to CMD's group.
 
 When the lock is lost (the store is gone, somebody forced the release,
---max-hold is over), CMD and everything it has started get SIGTERM at once, and
+--max-hold is over), CMD and everything it has started get --signal at once, and
 SIGKILL before anybody else can be granted the lock. When run itself is killed,
-the lock is free within milliseconds and CMD's process group is killed.
+a second process kills all of them, and then the lock is free, within milliseconds.
 
 Exit status:
   that of CMD; 128+N when signal N ended it
-  75   the lock was not got: held by somebody else, or neither the sidecar nor
-       the store answered. CMD was not run
+  69   neither held nor free: the sidecar or the store did not answer, or
+       refused. CMD was not run
+  75   held by somebody else for all of --wait. CMD was not run
+       (--conflict-exit-code chooses another status)
   76   the lock was lost while CMD ran. CMD was ended
   125  run itself failed, or was called wrongly
   126  CMD cannot be executed
@@ -62,57 +65,65 @@ const runExamples = `  # never two at a time; wait as long as it takes
   # no sidecar needed: straight to the store
   locksidecar run --store ` + backends.Example + ` counter -- sh -c 'n=$(cat f); echo $((n+1)) >f'
 
+  # a line for the shell, as flock(1) has it
+  locksidecar run reports/daily -c 'fetch | ./make-report.sh >report.html'
+
   # something that must not take longer than an hour
   locksidecar run --max-hold 1h nightly -- ./job.sh`
 
-// forever is the --wait that has no end.
-const forever time.Duration = -1
-
 // runFlags are the flags of run.
 type runFlags struct {
-	socket  *socketFlag
-	store   *storeFlags
-	log     *logFlags
-	shared  bool
-	wait    time.Duration
-	maxHold time.Duration
-	verbose bool
+	socket    *socketFlag
+	store     *storeFlags
+	log       *logFlags
+	shared    bool
+	wait      waitFlag
+	maxHold   time.Duration
+	signal    signalFlag
+	killAfter time.Duration
+	conflict  int
+	command   string
+	verbose   bool
 }
 
 func newRun(io streams) *cobra.Command {
-	r := &runFlags{}
+	r := &runFlags{wait: forever, signal: signalFlag(syscall.SIGTERM)}
 	cmd := &cobra.Command{
 		Use:         "run [flags] RESOURCE -- CMD [ARG...]",
 		Short:       "Run a program while a lock is held",
 		Long:        runHelp,
 		Example:     runExamples,
-		Args:        argsBetween(2, 1<<20, "RESOURCE -- CMD [ARG...]"),
+		Args:        argsBetween(1, 1<<20, "RESOURCE -- CMD [ARG...]"),
 		Annotations: map[string]string{annotationRuns: "CMD"},
 	}
 	f := cmd.Flags()
 	f.SetInterspersed(false) // what comes after RESOURCE is CMD's, with or without --
 	f.BoolVar(&r.shared, "shared", false, "take it beside other shared holders, and not alone")
-	f.DurationVar(&r.wait, "wait", forever, "wait at most so long for the lock; 0s: try once")
-	f.Lookup("wait").DefValue = "forever"
+	f.Var(&r.wait, "wait", "wait at most so long for the lock, up to 24h; 0s: try once")
 	f.DurationVar(&r.maxHold, "max-hold", 0, "the lock is lost after this time, 100ms to 24h; 0s: never")
+	f.Var(&r.signal, "signal", "what CMD gets first when the lock is lost: TERM, INT, HUP, QUIT, USR1 or USR2")
+	f.DurationVar(&r.killAfter, "kill-after", lock.MaxTTL, "how long after that it gets SIGKILL, if the lock is kept for so long")
+	f.IntVar(&r.conflict, "conflict-exit-code", exitNotGot, "exit status when the lock is held by somebody else, 0 to 255")
+	f.StringVarP(&r.command, "command", "c", "", "a line for /bin/sh, in place of CMD; may also stand after RESOURCE")
 	f.BoolVarP(&r.verbose, "verbose", "v", false, "say on stderr what happens")
 	r.socket = addSocket(cmd)
 	r.store = addStore(cmd, "", "be its own sidecar on this store, a URL as for serve")
-	for _, name := range []string{"store-password-file", "migrate", "ttl", "namespace", "name"} {
-		f.Lookup(name).Usage = "with --store: " + f.Lookup(name).Usage
-	}
+	r.store.instead(cmd)
 	r.log = addLog(cmd, "warn")
 	cmd.ValidArgsFunction = completeRun(r.socket)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		waitGiven := cmd.Flags().Changed("wait")
-		resource, argv := args[0], args[1:]
-		if argv[0] == "--" {
-			argv = argv[1:]
-		}
-		if err := r.check(resource, argv, waitGiven); err != nil {
+		argv, err := r.check(args)
+		if err != nil {
 			return err
 		}
-		return runCommand(cmd.Context(), r, resource, argv, io)
+		if io.front == nil {
+			if _, _, err := findProgram(argv); err != nil {
+				return err
+			}
+			return runFront(cmd.Context(), io, io.args)
+		}
+		u := &runner{flags: r, io: io, front: io.front, resource: args[0]}
+		return u.run(cmd.Context(), argv)
 	}
 	return cmd
 }
@@ -128,147 +139,91 @@ func completeRun(socket *socketFlag) cobra.CompletionFunc {
 	}
 }
 
-// check refuses what can be refused before anything is asked for.
-func (r *runFlags) check(resource string, argv []string, waitGiven bool) error {
+// check refuses what can be refused before anything is asked for, and gives CMD.
+func (r *runFlags) check(args []string) (argv []string, err error) {
+	resource, argv := args[0], args[1:]
+	switch {
+	case r.command != "" && len(argv) > 0:
+		return nil, usage("-c and CMD are both given: give one of them")
+	case r.command != "":
+		argv = []string{"/bin/sh", "-c", r.command}
+	case len(argv) > 0 && argv[0] == "--":
+		argv = argv[1:]
+	case len(argv) > 0 && argv[0] == "-c":
+		if len(argv) != 2 {
+			return nil, usage("-c takes one argument, a line for the shell: put it in quotes")
+		}
+		argv = []string{"/bin/sh", "-c", argv[1]}
+	case len(argv) > 0 && strings.HasPrefix(argv[0], "-"):
+		return nil, usage("%s stands after RESOURCE: put flags of run before RESOURCE, and -- before CMD", argv[0])
+	}
 	if len(argv) == 0 {
-		return usage("something is missing: give RESOURCE -- CMD [ARG...]")
+		return nil, usage("something is missing: give RESOURCE -- CMD [ARG...]")
 	}
 	if _, err := lock.ParseResource(resource); err != nil {
-		return usage("%w", err)
+		return nil, usage("%w", err)
 	}
 	switch {
-	case waitGiven && r.wait < 0:
-		return usage("--wait is %s: must not be negative; leave it out to wait for ever", r.wait)
+	case r.wait > waitFlag(maxWait):
+		return nil, usage("--wait is %s: must be at most %s, or forever", &r.wait, maxWait)
 	case r.maxHold < 0:
-		return usage("--max-hold is %s: must not be negative", r.maxHold)
+		return nil, usage("--max-hold is %s: must not be negative", r.maxHold)
+	case r.killAfter < 0:
+		return nil, usage("--kill-after is %s: must not be negative", r.killAfter)
+	case r.conflict < 0 || r.conflict > 255:
+		return nil, usage("--conflict-exit-code is %d: must be 0 to 255", r.conflict)
 	}
+	return argv, nil
+}
+
+// waitFlag is how long to wait for a lock.
+type waitFlag time.Duration
+
+const (
+	forever waitFlag = -1 // the wait that has no end
+	maxWait          = 24 * time.Hour
+)
+
+func (w *waitFlag) Type() string { return "duration" }
+
+func (w *waitFlag) String() string {
+	if *w == forever {
+		return "forever"
+	}
+	return time.Duration(*w).String()
+}
+
+func (w *waitFlag) Set(s string) error {
+	if s == "forever" {
+		*w = forever
+		return nil
+	}
+	d, err := time.ParseDuration(s)
+	switch {
+	case err != nil:
+		return errors.New("must be a time such as 30s, or forever")
+	case d < 0:
+		return errors.New("must not be negative; to wait for ever, leave it out")
+	}
+	*w = waitFlag(d)
 	return nil
 }
 
-// findProgram gives the path of CMD, before the lock is asked for.
-func findProgram(name string) (string, error) {
-	path, err := exec.LookPath(name)
-	switch {
-	case err == nil:
-		return path, nil
-	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
-		return "", &exitError{code: exitNotFound, err: fmt.Errorf("there is no program %q", name)}
-	default:
-		return "", &exitError{code: exitCannotExec, err: fmt.Errorf("cannot execute %q: %w", name, err)}
-	}
-}
+// signalFlag is a signal that asks a program to end.
+type signalFlag syscall.Signal
 
-// environment is ours and what CMD must know.
-func environment(l heldLock, socket string) []string {
-	own := []string{
-		"LOCKSIDECAR_FENCE=" + fmt.Sprint(l.fence),
-		"LOCKSIDECAR_RESOURCE=" + l.resource,
-		"LOCKSIDECAR_LOCK_ID=" + l.id,
-		"LOCKSIDECAR_SOCKET=" + socket,
-		guardVariable + "=" + guardStatement(l.guard),
-	}
-	var env []string
-	for _, e := range os.Environ() {
-		name, _, _ := strings.Cut(e, "=")
-		if !hasName(own, name) {
-			env = append(env, e)
-		}
-	}
-	if l.guard == nil {
-		own = own[:len(own)-1]
-	}
-	return append(env, own...)
-}
+func (s *signalFlag) Type() string { return "name" }
 
-// guardVariable is there only when the store has guards.
-const guardVariable = "LOCKSIDECAR_GUARD"
+// String is the signal's name with SIG before it.
+func (s signalFlag) String() string { return unix.SignalName(syscall.Signal(s)) }
 
-// guardStatement is a guard with its arguments in place, for programs that have
-// nothing but a database's command line.
-func guardStatement(g *client.Guard) string {
-	if g == nil {
-		return ""
-	}
-	var s strings.Builder
-	args := g.Args
-	for part := range strings.SplitAfterSeq(g.SQL, "?") {
-		if before, ok := strings.CutSuffix(part, "?"); ok && len(args) > 0 {
-			part = before + "'" + strings.ReplaceAll(args[0], "'", "''") + "'"
-			args = args[1:]
-		}
-		s.WriteString(part)
-	}
-	return s.String()
-}
-
-func hasName(env []string, name string) bool {
-	for _, e := range env {
-		if strings.HasPrefix(e, name+"=") {
-			return true
-		}
-	}
-	return false
-}
-
-// heldLock is what CMD is told of its lock.
-type heldLock struct {
-	id, resource string
-	fence        int64
-	guard        *client.Guard
-}
-
-// ownSidecar is a sidecar inside this process.
-type ownSidecar struct {
-	task   *task
-	dir    string
-	socket string
-}
-
-// startOwnSidecar begins a sidecar on a private socket. It stops by stop.
-func startOwnSidecar(ctx context.Context, r *runFlags, io streams) (*ownSidecar, error) {
-	store, err := r.store.resolve()
-	if err != nil {
-		return nil, err
-	}
-	if backends.Private(store) {
-		return nil, usage("--store %s would be this process's own memory and exclude nobody: name a store that others reach, or leave it out and use a sidecar", store)
-	}
-	logger, err := r.log.logger(io.err)
-	if err != nil {
-		return nil, err
-	}
-	dir, err := os.MkdirTemp("", "locksidecar-run-")
-	if err != nil {
-		return nil, fmt.Errorf("make a directory for the socket: %w", err)
-	}
-	own := &ownSidecar{dir: dir, socket: filepath.Join(dir, "socket")}
-	side, err := newSidecar(ctx, sidecarOptions{
-		store:      store,
-		ttl:        r.store.ttl,
-		namespace:  r.store.namespace,
-		name:       r.store.name,
-		socket:     own.socket,
-		socketMode: 0o600,
-		logger:     logger,
-		stderr:     io.err,
-	})
-	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
-	}
-	listening := make(chan struct{})
-	own.task = start(ctx, func(ctx context.Context) error { return side.Run(ctx, func() { close(listening) }) })
-	select {
-	case <-listening:
-		return own, nil
-	case <-own.task.done:
-		return nil, errors.Join(own.task.err, os.RemoveAll(dir))
-	}
-}
-
-// stop gives everything back to the store.
-func (o *ownSidecar) stop() error {
-	if o == nil {
+func (s *signalFlag) Set(name string) error {
+	n := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(name), "SIG"))
+	switch n {
+	case syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2:
+		*s = signalFlag(n)
 		return nil
+	default:
+		return errors.New("must be TERM, INT, HUP, QUIT, USR1 or USR2")
 	}
-	return errors.Join(o.task.stop(), os.RemoveAll(o.dir))
 }

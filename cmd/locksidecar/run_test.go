@@ -18,6 +18,10 @@ func TestRunExitStatus(t *testing.T) {
 	if err := os.WriteFile(noProgram, []byte("no program"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	noLine := filepath.Join(t.TempDir(), "for-sh")
+	if err := os.WriteFile(noLine, []byte("exit $1\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	noFormat := filepath.Join(t.TempDir(), "broken")
 	if err := os.WriteFile(noFormat, []byte("\x7fELF"), 0o700); err != nil {
 		t.Fatal(err)
@@ -41,6 +45,7 @@ func TestRunExitStatus(t *testing.T) {
 		{"not there, with a path", []string{"a", "--", "/no/such/program"}, 127, "there is no program"},
 		{"not executable", []string{"a", "--", noProgram}, 126, "cannot execute"},
 		{"not a program", []string{"a", "--", noFormat}, 126, "cannot execute"},
+		{"a script without its first line", []string{"a", "--", noLine, "8"}, 8, ""},
 		{"without its interpreter", []string{"a", "--", noInterpreter}, 127, "cannot execute"},
 		{"no CMD", []string{"a"}, 125, "something is missing: give RESOURCE -- CMD [ARG...]"},
 		{"nothing behind the dashes", []string{"a", "--"}, 125, "something is missing"},
@@ -49,8 +54,16 @@ func TestRunExitStatus(t *testing.T) {
 		{"negative wait", []string{"--wait=-1s", "a", "true"}, 125, "must not be negative"},
 		{"too long a wait", []string{"--wait=25h", "a", "true"}, 125, "wait"},
 		{"bad name", []string{"a\tb", "true"}, 125, "control character"},
-		{"memory of its own", []string{"--store", "embedded:", "a", "true"}, 125, "exclude nobody"},
-		{"unknown store", []string{"--store", "etcd://x", "a", "true"}, 125, `scheme "etcd" is not one of`},
+		{"two sidecars", []string{"--store", "embedded:", "a", "true"}, 125, "--store and --socket are two ways"},
+		{"flags behind the resource", []string{"a", "--wait", "0s", "--", "true"}, 125, "--wait stands after RESOURCE: put flags of run before RESOURCE"},
+		{"wait forever", []string{"--wait", "forever", "a", "true"}, 0, ""},
+		{"a line", []string{"a", "-c", "exit 4 | exit 5"}, 5, ""},
+		{"a line as a flag", []string{"-c", "exit 6", "a"}, 6, ""},
+		{"a line and more", []string{"a", "-c", "exit", "4"}, 125, "put it in quotes"},
+		{"a line and CMD", []string{"-c", "exit", "a", "true"}, 125, "give one of them"},
+		{"unknown signal", []string{"--signal", "KILL", "a", "true"}, 125, "must be TERM"},
+		{"status out of range", []string{"--conflict-exit-code", "256", "a", "true"}, 125, "must be 0 to 255"},
+		{"a password", []string{"a", "redis://u:secret@h/1"}, 127, `there is no program "redis://xxxxx@h/1"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := cli(t, append([]string{"run", "--socket", side.socket}, c.args...)...)
@@ -73,18 +86,20 @@ func TestRunWhenTheLockIsNotGot(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		args []string
+		code int
 		want string
 	}{
-		{"try once", []string{"--socket", side.socket, "--wait", "0s", "taken", "--", "true"}, `the lock on "taken" is not free: held EXCLUSIVE by pid ` + strconv.Itoa(os.Getpid())},
-		{"wait", []string{"--socket", side.socket, "--wait", "50ms", "taken", "--", "true"}, `the wait for the lock on "taken" is over`},
-		{"shared", []string{"--socket", side.socket, "--wait", "0s", "--shared", "taken", "--", "true"}, "is not free"},
-		{"no sidecar", []string{"--socket", side.socket + "x", "a", "--", "true"}, "start a sidecar with: locksidecar serve"},
-		{"no store", []string{"--store", "redis://127.0.0.1:1", "--wait", "300ms", "a", "--", "true"}, "the store is unavailable"},
+		{"try once", []string{"--socket", side.socket, "--wait", "0s", "taken", "--", "true"}, exitNotGot, `the lock on "taken" is not free: held EXCLUSIVE by pid ` + strconv.Itoa(os.Getpid())},
+		{"wait", []string{"--socket", side.socket, "--wait", "50ms", "taken", "--", "true"}, exitNotGot, `the wait for the lock on "taken" is over`},
+		{"shared", []string{"--socket", side.socket, "--wait", "0s", "--shared", "taken", "--", "true"}, exitNotGot, "is not free"},
+		{"with a status of its own", []string{"--socket", side.socket, "--wait", "0s", "--conflict-exit-code", "9", "taken", "--", "true"}, 9, "is not free"},
+		{"no sidecar", []string{"--socket", side.socket + "x", "a", "--", "true"}, exitUnavailable, "start a sidecar with: locksidecar serve"},
+		{"no store", []string{"--store", "redis://127.0.0.1:1", "--wait", "300ms", "a", "--", "true"}, exitUnavailable, "connection refused"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := cli(t, append([]string{"run", "--log-level", "off"}, c.args...)...)
-			if got.code != exitNotGot || !strings.Contains(got.err, c.want) || strings.Count(got.err, "\n") != 1 {
-				t.Errorf("exit status %d, stderr %q; want %d and one line with %q", got.code, got.err, exitNotGot, c.want)
+			if got.code != c.code || !strings.Contains(got.err, c.want) || strings.Count(got.err, "\n") != 1 {
+				t.Errorf("exit status %d, stderr %q; want %d and one line with %q", got.code, got.err, c.code, c.want)
 			}
 		})
 	}
@@ -107,6 +122,18 @@ func TestRunEnvironment(t *testing.T) {
 	}
 	if f[1] != "orders/42" || len(f[2]) != 32 || f[3] != side.socket || f[4] != "kept" || f[5] != "1" {
 		t.Errorf("environment %q", f)
+	}
+}
+
+// A store is this process's own or unknown: it says so before it takes a lock.
+func TestRunOnAStoreThatIsNone(t *testing.T) {
+	for store, want := range map[string]string{
+		"embedded:": "exclude nobody",
+		"etcd://x":  `scheme "etcd" is not one of`,
+	} {
+		if got := cli(t, "run", "--store", store, "a", "--", "true"); got.code != exitOwnFailure || !strings.Contains(got.err, want) {
+			t.Errorf("%s: %+v", store, got)
+		}
 	}
 }
 

@@ -5,87 +5,78 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 	"github.com/locksidecar/locksidecar/client"
 	"github.com/locksidecar/locksidecar/internal/supervise"
+	"github.com/locksidecar/locksidecar/lock"
 )
 
 const (
 	releaseLimit = 5 * time.Second
 	// lostReleaseLimit is short: the sidecar may well be what is broken.
 	lostReleaseLimit = time.Second
-	// stopLimit is how long it may take until a signal stops this process.
-	stopLimit = time.Second
-	// tellEvery is how often the watchdog hears at least until when the lock is good.
-	tellEvery = time.Second
+	// reachLimit is how much longer than --wait it may take to reach the sidecar and the
+	// store.
+	reachLimit = 3 * time.Second
+	// shortWait is a wait that may be over before the store has answered once.
+	shortWait = time.Second
+	// infoLimit is for what is nice to know.
+	infoLimit = time.Second
+	// explainAfter is when somebody who waits is told why, if the store is the reason.
+	explainAfter = time.Second
 )
 
-// runner is one run of CMD under one lock.
+// runner is one run of CMD under one lock, in the guard.
 type runner struct {
 	flags    *runFlags
 	io       streams
+	front    *supervise.Front
 	resource string
-	signals  chan os.Signal
-	resumed  chan os.Signal // SIGCONT
 
-	socket   string
-	margin   time.Duration // the store keeps the lock at least so much longer than it is said to be valid
-	lock     *client.Lock
-	watchdog *supervise.Watchdog
-	cmd      *supervise.Process
-	tty      *supervise.Terminal
+	own    *ownSidecar // nil: there is another
+	socket string
+	margin time.Duration // the store keeps the lock at least so much longer than it is said to be valid
+	client *client.Client
+	lock   *client.Lock
+	cmd    *supervise.Process
 }
 
-// runCommand is the whole of the subcommand run.
-func runCommand(ctx context.Context, f *runFlags, resource string, argv []string, io streams) (err error) {
-	path, err := findProgram(argv[0])
+// run is the whole of the subcommand, but for signals and the terminal.
+func (r *runner) run(ctx context.Context, argv []string) (err error) {
+	path, argv, err := findProgram(argv)
 	if err != nil {
 		return err
 	}
 	if err := supervise.AdoptOrphans(); err != nil {
 		return err
 	}
-	r := &runner{flags: f, io: io, resource: resource, signals: make(chan os.Signal, 16), resumed: make(chan os.Signal, 1)}
-	supervise.Notify(r.signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT,
-		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM, syscall.SIGWINCH, syscall.SIGTSTP)
-	supervise.Notify(r.resumed, syscall.SIGCONT)
-	defer signal.Stop(r.signals)
-	defer signal.Stop(r.resumed)
-
-	dir := ""
-	if f.store.given() {
-		own, err := startOwnSidecar(ctx, f, io)
-		if err != nil {
-			return err
+	defer func() {
+		if r.client != nil {
+			_ = r.client.Close()
 		}
-		defer func() {
-			if stopErr := own.stop(); stopErr != nil {
-				r.say("stop: %v", stopErr)
-			}
-		}()
-		r.socket, dir = own.socket, own.dir
-	} else if r.socket, err = f.socket.path(); err != nil {
+		if stopErr := r.own.stop(); stopErr != nil {
+			r.say("stop: %v", stopErr)
+		}
+	}()
+	if err := r.await(ctx, filepath.Base(argv[0])); err != nil {
 		return err
 	}
-	c, err := client.Dial(ctx, r.socket)
+	// Without a terminal, what is sent to our process group does not reach CMD twice.
+	// With one, CMD belongs to our job, as if we were not there.
+	group := 0
+	if tty := supervise.OpenTerminal(); tty != nil {
+		group = r.front.Group()
+	}
+	r.cmd, err = supervise.Start(supervise.Program{
+		Path: path, Argv: argv, Env: environment(r.lock, r.socket), Group: group,
+		MarkName: idsVariable, Mark: r.lock.ID,
+	})
 	if err != nil {
-		return notRun(err)
-	}
-	defer c.Close()
-	if err := r.acquire(ctx, c, filepath.Base(argv[0])); err != nil {
-		return err
-	}
-	if r.watchdog, err = supervise.StartWatchdog(dir); err != nil {
-		return errors.Join(err, r.release(ctx, releaseLimit))
-	}
-	defer r.watchdog.Done()
-	env := environment(heldLock{id: r.lock.ID, resource: resource, fence: r.lock.Fence, guard: r.lock.Guard}, r.socket)
-	if r.cmd, err = supervise.Start(path, argv, env, r.watchdog.PID()); err != nil {
 		if releaseErr := r.release(ctx, releaseLimit); releaseErr != nil {
 			r.say("%v", releaseErr)
 		}
@@ -95,72 +86,171 @@ func runCommand(ctx context.Context, f *runFlags, resource string, argv []string
 		}
 		return &exitError{code: code, err: fmt.Errorf("cannot execute %q: %w", path, err)}
 	}
-	r.watchdog.Watch(r.cmd.PID())
+	r.front.Started(r.cmd.PID())
 	return r.mind(ctx)
 }
 
-// notRun is the error of a lock that was not got.
-func notRun(err error) error {
+// notRun is the error of a lock that could not be obtained.
+func (r *runner) notRun(err error) error {
 	var said *client.Error
 	if errors.As(err, &said) {
 		err = said
 	}
-	code := exitOwnFailure
-	for _, passing := range []error{
-		client.ErrLockHeld, client.ErrWaitTimeout, client.ErrStoreUnavailable, client.ErrLimitExceeded, client.ErrDraining,
-		client.ErrNoSidecar, client.ErrStreamEnded, client.ErrSessionNotFound, client.ErrLockLost, client.ErrNotHolder,
-	} {
-		if errors.Is(err, passing) {
-			code = exitNotGot
+	is := func(all ...error) bool {
+		return slices.ContainsFunc(all, func(e error) bool { return errors.Is(err, e) })
+	}
+	if is(client.ErrStoreUnavailable) {
+		if why := r.info().GetNotReadyBecause(); why != "" {
+			err = fmt.Errorf("%w: %s", client.ErrStoreUnavailable, why)
 		}
+	}
+	code := exitOwnFailure
+	switch {
+	case is(client.ErrLockHeld, client.ErrWaitTimeout, client.ErrLockLost, client.ErrNotHolder):
+		code = r.flags.conflict
+	case is(client.ErrStoreUnavailable, client.ErrLimitExceeded, client.ErrDraining, client.ErrNoSidecar,
+		client.ErrStreamEnded, client.ErrSessionNotFound, errNoAnswer):
+		code = exitUnavailable
 	}
 	return &exitError{code: code, err: fmt.Errorf("not run: %w", err)}
 }
 
-// acquire takes the lock, or ends with a signal.
-func (r *runner) acquire(ctx context.Context, c *client.Client, name string) error {
-	s, err := c.OpenSession(ctx, client.SessionOptions{Name: name})
-	if err != nil {
-		return notRun(err)
-	}
-	r.margin = s.Margin()
-	o := client.AcquireOptions{Mode: client.Exclusive, MaxHold: r.flags.maxHold, Wait: r.flags.wait}
-	switch r.flags.wait {
-	case forever:
-		o.Wait = 0
-	case 0:
-		o.Wait = client.NoWait
-	}
-	if r.flags.shared {
-		o.Mode = client.Shared
-	}
+// errNoAnswer: the time for --wait is over, and nobody has said anything.
+var errNoAnswer = errors.New("no answer in time; the sidecar or the store may be frozen or overloaded")
+
+// await obtains the lock, or ends with a signal.
+func (r *runner) await(ctx context.Context, name string) error {
 	began := time.Now()
-	asking := start(ctx, func(ctx context.Context) (err error) {
-		r.lock, err = s.Acquire(ctx, r.resource, o)
-		return err
+	if r.flags.wait != forever {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, time.Duration(r.flags.wait)+reachLimit, errNoAnswer)
+		defer cancel()
+	}
+	asking := start(ctx, func(stopped context.Context) error {
+		stopped, cancel := context.WithCancelCause(stopped)
+		defer cancel(nil)
+		defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()
+		if err := r.connect(stopped); err != nil {
+			return err
+		}
+		return r.acquire(stopped, name)
 	})
 	for {
 		select {
 		case <-asking.done:
 			if asking.err != nil {
-				return notRun(asking.err)
+				return asking.err
 			}
 			r.tell("got the lock on %q after %s, fence %d", r.resource, age(time.Since(began)), r.lock.Fence)
 			return nil
-		case sig := <-r.signals:
-			switch sig {
-			case syscall.SIGTSTP:
-				r.stopSelf()
-			case syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT:
-				if asking.stop() == nil { // it came first
-					_ = r.release(ctx, releaseLimit) // the session ends with the process anyway
-				}
-				number, _ := sig.(syscall.Signal) // what Notify sends on Unix
-				return &exitError{code: exitSignalled + int(number), err: fmt.Errorf("not run: %s while waiting for the lock on %q", sig, r.resource)}
+		case <-r.front.Gone():
+			_ = asking.stop() // what it has taken ends with the process
+			return &exitError{code: exitOwnFailure}
+		case sig := <-r.front.Signals():
+			if waitEnds(sig) {
+				_ = asking.stop()
+				r.front.EndedBy(sig)
+				return &exitError{code: exitSignalled + int(sig), err: fmt.Errorf("not run: %s while waiting for the lock on %q", sig, r.resource)}
 			}
-		case <-r.resumed:
 		}
 	}
+}
+
+// connect finds the sidecar, or starts one.
+func (r *runner) connect(ctx context.Context) (err error) {
+	if r.flags.store.given() {
+		if r.own, err = startOwnSidecar(ctx, r.flags.store, r.flags.log, r.io); err != nil {
+			return err
+		}
+		r.socket = r.own.socket
+	} else if r.socket, err = r.flags.socket.path(); err != nil {
+		return err
+	}
+	if r.client, err = client.Dial(ctx, r.socket); err != nil {
+		return r.notRun(err)
+	}
+	return nil
+}
+
+// acquire takes the lock.
+func (r *runner) acquire(ctx context.Context, name string) error {
+	s, err := r.client.OpenSession(ctx, client.SessionOptions{Name: name})
+	if err != nil {
+		return r.notRun(err)
+	}
+	r.margin = s.Margin()
+	o := client.AcquireOptions{Mode: client.Exclusive, MaxHold: r.flags.maxHold, Wait: time.Duration(r.flags.wait)}
+	if r.flags.shared {
+		o.Mode = client.Shared
+	}
+	if r.flags.wait == forever {
+		o.Wait = 0
+	}
+	tries := []time.Duration{o.Wait}
+	switch nested := heldByAncestors(); {
+	case r.flags.wait == 0:
+		tries = []time.Duration{client.NoWait}
+	case nested != nil, r.flags.wait != forever && o.Wait < shortWait:
+		tries = []time.Duration{client.NoWait, o.Wait} // a lock that is free is granted however short the wait is
+	}
+	if r.flags.wait == forever || o.Wait > 2*explainAfter {
+		explaining := start(ctx, r.explain)
+		defer explaining.stop() //nolint:errcheck // it has none
+	}
+	for _, o.Wait = range tries {
+		if r.lock, err = s.Acquire(ctx, r.resource, o); err == nil {
+			return nil
+		}
+		if !errors.Is(err, client.ErrLockHeld) {
+			break
+		}
+		if own := r.heldByAncestor(ctx); own != "" {
+			return usage("not run: CMD's ancestor holds the lock on %q already (lock id %s): it would wait for itself", r.resource, own)
+		}
+	}
+	return r.notRun(err)
+}
+
+// heldByAncestor is the id of a hold under which this process itself runs.
+func (r *runner) heldByAncestor(ctx context.Context) string {
+	ancestors := heldByAncestors()
+	if ancestors == nil {
+		return ""
+	}
+	l, err := r.client.Get(ctx, r.resource)
+	if err != nil {
+		return "" // then it waits
+	}
+	for _, h := range l.GetHolders() {
+		if slices.Contains(ancestors, h.GetLockId()) {
+			return h.GetLockId()
+		}
+	}
+	return ""
+}
+
+// explain says why nothing is granted, where that is not another holder.
+func (r *runner) explain(ctx context.Context) error {
+	select {
+	case <-time.After(explainAfter):
+	case <-ctx.Done():
+		return nil
+	}
+	if i := r.info(); ctx.Err() == nil && !i.GetReady() && i.GetNotReadyBecause() != "" {
+		r.say("waiting: %s", i.GetNotReadyBecause())
+	}
+	return nil
+}
+
+// info is what the sidecar says of itself, or nothing.
+func (r *runner) info() *pb.Info {
+	if r.client == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), infoLimit)
+	defer cancel()
+	i, _ := r.client.Info(ctx)
+	return i
 }
 
 // release gives the lock back.
@@ -172,11 +262,6 @@ func (r *runner) release(ctx context.Context, limit time.Duration) error {
 
 // mind stays with CMD until it has ended.
 func (r *runner) mind(ctx context.Context) error {
-	r.tty = supervise.OpenTerminal()
-	if supervise.IsTerminal(os.Stdin) && supervise.IsTerminal(os.Stdout) {
-		r.tty.Lend(r.cmd.PID()) // else when it asks for it: in a pipeline, others may want to read as well
-	}
-	defer r.tty.TakeBack()
 	tick := time.NewTimer(0)
 	defer tick.Stop()
 	for {
@@ -185,43 +270,39 @@ func (r *runner) mind(ctx context.Context) error {
 			return r.lost(ctx)
 		case <-r.cmd.Exited():
 			return r.ended(ctx)
+		case <-r.front.Gone():
+			r.end(lock.BootTime(), lock.BootTime()+reachLimit)
+			_ = r.release(ctx, releaseLimit) // nobody is there to hear of it
+			return &exitError{code: exitOwnFailure}
 		case <-tick.C:
 			left := r.lock.ValidFor()
 			if left > 0 { // else it is lost
-				r.watchdog.ValidFor(left + r.patience(r.margin))
+				r.front.Until(lock.BootTime() + left + r.margin/8*7)
 			}
-			tick.Reset(min(tellEvery, max(left/8, r.margin)))
-		case sig := <-r.signals:
-			number, _ := sig.(syscall.Signal) // what Notify sends on Unix
+			tick.Reset(min(askEvery, max(left/8, r.margin/4)))
+		case sig := <-r.front.Signals():
 			r.tell("signal %s for CMD", sig)
-			r.cmd.Signal(number)
-		case <-r.resumed:
-			r.resume(false)
-		case sig := <-r.cmd.Stopped():
-			r.stopped(sig)
+			r.cmd.Signal(sig)
+		case s := <-r.cmd.Changed():
+			r.front.Changed(s)
 		}
 	}
 }
 
-// patience is how long CMD gets between SIGTERM and SIGKILL: the rest is for the
-// kernel to end it.
-func (r *runner) patience(grace time.Duration) time.Duration { return grace / 4 * 3 }
-
-// ended is the end that is wanted.
+// ended is the end that is wanted. From here on nothing is ended any more: what CMD
+// has left behind goes on without the lock.
 func (r *runner) ended(ctx context.Context) error {
+	r.front.Until(0)
 	status := r.cmd.ExitStatus()
-	err := r.release(ctx, releaseLimit)
-	var lost *client.LostError
-	switch {
-	case errors.As(r.lock.Err(), &lost):
+	if lost := r.lock.Err(); lost != nil {
 		return &exitError{code: exitLost, err: fmt.Errorf("%w; CMD ended by itself at that time, with status %d", lost, status)}
-	case errors.Is(err, client.ErrLockLost):
-		return &exitError{code: exitLost, err: fmt.Errorf("%w; CMD ended by itself at that time, with status %d", err, status)}
-	case err != nil: // it is released by our end
-		r.say("%v", err)
-	default:
+	}
+	if err := r.release(ctx, releaseLimit); err != nil { // it is released by our end
+		r.say("CMD has ended, with status %d; %v", status, err)
+	} else {
 		r.tell("released the lock on %q; CMD's status is %d", r.resource, status)
 	}
+	r.front.EndedBy(r.cmd.EndedBy())
 	if status == 0 {
 		return nil
 	}
@@ -233,18 +314,20 @@ func (r *runner) lost(ctx context.Context) error {
 	var lost *client.LostError
 	var grace time.Duration
 	if errors.As(r.lock.Err(), &lost) {
-		if grace = lost.GraceLeft(); lost.Reason == client.LostSilence {
-			grace = r.margin // nobody is there to say it, but the store does not know yet
-		}
+		grace = lost.GraceLeft()
 	}
-	patience := r.patience(grace)
+	now := lock.BootTime()
+	patience := min(grace/4*3, r.flags.killAfter) // the rest is for the kernel to end it
+	r.front.Until(now + grace/8*7)
 	if patience > 0 {
-		r.watchdog.ValidFor(grace / 8 * 7)
-		r.say("%v: CMD gets SIGTERM, and SIGKILL in %s", r.lock.Err(), age(patience))
+		r.say("%v: CMD gets %s, and SIGKILL in %s", r.lock.Err(), r.flags.signal, age(patience))
 	} else {
 		r.say("%v: CMD gets SIGKILL", r.lock.Err())
 	}
-	r.cmd.End(patience)
+	left := r.end(now+patience, max(now+grace, now+patience+killLimit))
+	if len(left) > 0 { // others are kept out as long as can be
+		return &exitError{code: exitLost, err: errors.New("CMD is not ended" + survivors(left))}
+	}
 	// CMD is gone, so others need not be kept out any longer.
 	if err := r.release(ctx, lostReleaseLimit); err != nil {
 		r.tell("%v", err)
@@ -252,49 +335,11 @@ func (r *runner) lost(ctx context.Context) error {
 	return &exitError{code: exitLost}
 }
 
-// stopped is told that CMD was stopped, by Ctrl-Z for instance.
-func (r *runner) stopped(sig syscall.Signal) {
-	wantsTerminal := sig == syscall.SIGTTIN || sig == syscall.SIGTTOU
-	switch {
-	case wantsTerminal && r.tty.Ours():
-		r.tty.Lend(r.cmd.PID())
-		r.cmd.Signal(syscall.SIGCONT)
-	case !r.tty.Exists(): // no shell has us as a job; who has stopped CMD will continue it
-	default:
-		lent := r.tty.Lent()
-		r.tty.TakeBack()
-		r.watchdog.ValidFor(0) // CMD does nothing now, and is looked at before it goes on
-		r.stopSelf()
-		r.resume(lent || wantsTerminal)
-	}
-}
-
-// stopSelf stops this process and returns when it is continued. Where no shell
-// would continue it, it goes on at once.
-func (r *runner) stopSelf() {
-	if !supervise.JobControlled() {
-		return
-	}
-	// Not SIGTSTP: Go does not give its handler back once it was asked for.
-	_ = syscall.Kill(0, syscall.SIGSTOP) // the whole job, as the terminal would
-	select {
-	case <-r.resumed:
-	case <-time.After(stopLimit): // continued before it had begun to wait
-	}
-}
-
-// resume continues CMD after this process was continued, unless the lock was
-// lost meanwhile.
-func (r *runner) resume(lend bool) {
-	left := r.lock.ValidFor()
-	if left == 0 {
-		return
-	}
-	r.watchdog.ValidFor(left + r.patience(r.margin))
-	if lend {
-		r.tty.Lend(r.cmd.PID())
-	}
-	r.cmd.Signal(syscall.SIGCONT)
+// end ends CMD and all that it has started.
+func (r *runner) end(kill, giveUp time.Duration) []supervise.Survivor {
+	return r.cmd.End(supervise.Ending{
+		Signal: syscall.Signal(r.flags.signal), Kill: kill, GiveUp: giveUp, Hurry: r.front.Gone(),
+	})
 }
 
 // say tells people about a failure, tell what happens if they want to know.

@@ -211,7 +211,7 @@ func TestStoreDownAtTheStart(t *testing.T) {
 	if code, text := get(t, addr, "/readyz"); code != 503 || !strings.Contains(text, "not ready: ") {
 		t.Errorf("/readyz: %d %s", code, text)
 	}
-	if got := cli(t, "run", "--socket", side.socket, "--wait", "200ms", "a", "--", "true"); got.code != exitNotGot || !strings.Contains(got.err, "the store is unavailable") {
+	if got := cli(t, "run", "--socket", side.socket, "--wait", "200ms", "a", "--", "true"); got.code != exitUnavailable || !strings.Contains(got.err, "the store is unavailable") {
 		t.Errorf("without a store: %+v", got)
 	}
 	waiting := launch(t, nil, binary, "run", "--socket", side.socket, "a", "--", "true")
@@ -258,7 +258,7 @@ func TestStopWaitsForApps(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("the app is not told")
 	}
-	if got := cli(t, "run", "--socket", side.socket, "b", "--", "true"); got.code != exitNotGot || !strings.Contains(got.err, "the sidecar is stopping") {
+	if got := cli(t, "run", "--socket", side.socket, "b", "--", "true"); got.code != exitUnavailable || !strings.Contains(got.err, "the sidecar is stopping") {
 		t.Errorf("a new session: %+v", got)
 	}
 	select {

@@ -37,6 +37,20 @@ func addStore(cmd *cobra.Command, store, storeHelp string) *storeFlags {
 	return s
 }
 
+// instead says that with these flags a command needs no sidecar. What the
+// configuration file says of a store is for serve. A socket on the command line wins over a
+// store in the environment.
+func (s *storeFlags) instead(cmd *cobra.Command) {
+	f := cmd.Flags()
+	for _, name := range []string{"store-password-file", "migrate", "ttl", "namespace", "name"} {
+		f.Lookup(name).Usage = "with --store: " + f.Lookup(name).Usage
+	}
+	for _, name := range []string{"store", "store-file", "store-password-file", "migrate", "ttl", "namespace", "name"} {
+		config.NotInFile(f, name)
+	}
+	config.Hides(f, "socket", "store", "store-file")
+}
+
 // given reports whether a store was named.
 func (s *storeFlags) given() bool { return s.url != "" || s.urlFile != "" }
 

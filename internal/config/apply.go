@@ -16,9 +16,32 @@ const rivalKey = "locksidecar_rival"
 // one that was given at a place that wins hides the other.
 func Rivals(flags *pflag.FlagSet, a, b string) {
 	for _, pair := range [2][2]string{{a, b}, {b, a}} {
-		if err := flags.SetAnnotation(pair[0], rivalKey, []string{pair[1]}); err != nil {
-			panic(err) // a flag of that name must have been defined before
-		}
+		annotate(flags, pair[0], rivalKey, pair[1])
+	}
+}
+
+// Annotations of flags.
+const (
+	hiddenKey = "locksidecar_hidden_by"
+	ownKey    = "locksidecar_not_in_file"
+)
+
+// Hides says that a flag, when it is on the command line, makes others mean nothing: what
+// the environment and the file say of these does not count, and giving one of
+// them on the command line too is refused.
+func Hides(flags *pflag.FlagSet, flag string, others ...string) {
+	for _, name := range others {
+		annotate(flags, name, hiddenKey, flag)
+	}
+}
+
+// NotInFile says that a flag is not set by the file, which may have the key all the
+// same, for another command.
+func NotInFile(flags *pflag.FlagSet, flag string) { annotate(flags, flag, ownKey, "yes") }
+
+func annotate(flags *pflag.FlagSet, flag, key, value string) {
+	if err := flags.SetAnnotation(flag, key, []string{value}); err != nil {
+		panic(err) // a flag of that name must have been defined before
 	}
 }
 
@@ -51,8 +74,10 @@ func Apply(flags *pflag.FlagSet, src Source) error {
 func checkRivals(flags *pflag.FlagSet) error {
 	var err error
 	flags.Visit(func(f *pflag.Flag) {
-		if r := rival(flags, f); r != nil && r.Changed && err == nil {
-			err = fmt.Errorf("--%s and --%s are two ways to say one thing: give one of them", f.Name, r.Name)
+		for _, key := range []string{rivalKey, hiddenKey} {
+			if r := other(flags, f, key); r != nil && r.Changed && err == nil {
+				err = fmt.Errorf("--%s and --%s are two ways to say one thing: give one of them", f.Name, r.Name)
+			}
 		}
 	})
 	return err
@@ -100,7 +125,7 @@ func applyFile(flags *pflag.FlagSet, path string, known []string) error {
 	flags.VisitAll(func(f *pflag.Flag) { taken[f.Name] = given(flags, f) })
 	for _, e := range entries {
 		f := flags.Lookup(e.key)
-		if f == nil || taken[e.key] {
+		if f == nil || taken[e.key] || f.Annotations[ownKey] != nil {
 			continue
 		}
 		if r := rival(flags, f); r != nil && inFile[r.Name] {
@@ -114,14 +139,20 @@ func applyFile(flags *pflag.FlagSet, path string, known []string) error {
 }
 
 // given reports whether the flag, or the one that says the same in another way,
-// has a value already.
+// has a value already, or one that hides it.
 func given(flags *pflag.FlagSet, f *pflag.Flag) bool {
-	r := rival(flags, f)
-	return f.Changed || (r != nil && r.Changed)
+	for _, key := range []string{rivalKey, hiddenKey} {
+		if o := other(flags, f, key); o != nil && o.Changed {
+			return true
+		}
+	}
+	return f.Changed
 }
 
-func rival(flags *pflag.FlagSet, f *pflag.Flag) *pflag.Flag {
-	if a := f.Annotations[rivalKey]; len(a) == 1 {
+func rival(flags *pflag.FlagSet, f *pflag.Flag) *pflag.Flag { return other(flags, f, rivalKey) }
+
+func other(flags *pflag.FlagSet, f *pflag.Flag, key string) *pflag.Flag {
+	if a := f.Annotations[key]; len(a) == 1 {
 		return flags.Lookup(a[0])
 	}
 	return nil
@@ -136,6 +167,8 @@ func set(f *pflag.Flag, values []string) error {
 		err = list.Replace(values)
 	case len(values) != 1:
 		return fmt.Errorf("takes one value, not a list")
+	case f.Value.Type() == "bool":
+		err = f.Value.Set(yesOrNo(values[0]))
 	default:
 		err = f.Value.Set(values[0])
 	}
@@ -144,4 +177,15 @@ func set(f *pflag.Flag, values []string) error {
 	}
 	f.Changed = true
 	return nil
+}
+
+// yesOrNo lets people write a truth as in YAML 1.1 and in many programs.
+func yesOrNo(s string) string {
+	switch strings.ToLower(s) {
+	case "yes", "on":
+		return "true"
+	case "no", "off":
+		return "false"
+	}
+	return s
 }

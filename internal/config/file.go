@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -25,9 +26,13 @@ func readFile(path string) ([]entry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the config file: %w", err)
 	}
-	var doc yaml.Node
-	if err := yaml.Unmarshal(text, &doc); err != nil {
+	var doc, next yaml.Node
+	documents := yaml.NewDecoder(bytes.NewReader(text))
+	if err := documents.Decode(&doc); err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("config file %s: %w", path, err)
+	}
+	if err := documents.Decode(&next); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: there is more than one YAML document (---): keep one", path)
 	}
 	if len(doc.Content) == 0 { // empty, or comments only
 		return nil, nil

@@ -2,15 +2,52 @@ package supervise
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/lock"
 )
 
-// relative is a process that descends from this one.
-type relative struct{ pid, group int }
+// treePause is how often a tree that is to end is looked at.
+const treePause = 5 * time.Millisecond
 
-// descendants are all processes below this one that have not ended.
-func descendants() ([]relative, error) {
+// AdoptOrphans makes this process the parent of every descendant that loses its
+// own. So what has no parent here has ended: see noChildren.
+func AdoptOrphans() error {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("become the parent of orphans: %w", err)
+	}
+	return nil
+}
+
+// stat is what /proc tells about a process.
+type stat struct {
+	pid, parent, group int
+	state              byte
+	name               string
+}
+
+func (s stat) ended() bool { return s.state == 'Z' || s.state == 'X' }
+
+// Survivor is a process that could not be ended.
+type Survivor struct {
+	PID  int
+	Name string
+	Why  string
+}
+
+func (s Survivor) String() string { return fmt.Sprintf("%d (%s): %s", s.PID, s.Name, s.Why) }
+
+// processes are the pids in /proc.
+func processes() ([]int, error) {
 	dir, err := os.Open("/proc")
 	if err != nil {
 		return nil, err
@@ -20,23 +57,33 @@ func descendants() ([]relative, error) {
 	if err != nil {
 		return nil, err
 	}
-	children := map[int][]relative{}
-	alive := map[int]bool{}
+	var pids []int
 	for _, name := range names {
-		pid, err := strconv.Atoi(name)
-		if err != nil {
-			continue
-		}
-		if state, parent, group, ok := readStat(pid); ok { // else it has ended meanwhile
-			children[parent] = append(children[parent], relative{pid, group})
-			alive[pid] = state != 'Z' && state != 'X'
+		if pid, err := strconv.Atoi(name); err == nil {
+			pids = append(pids, pid)
 		}
 	}
-	var found []relative
+	return pids, nil
+}
+
+// descendants are all processes below this one that have not ended. One that loses
+// its parent during the look may be missed.
+func descendants() ([]stat, error) {
+	pids, err := processes()
+	if err != nil {
+		return nil, err
+	}
+	children := map[int][]stat{}
+	for _, pid := range pids {
+		if s, ok := readStat(pid); ok { // else it has ended meanwhile
+			children[s.parent] = append(children[s.parent], s)
+		}
+	}
+	var found []stat
 	for next := []int{os.Getpid()}; len(next) > 0; next = next[1:] {
 		for _, c := range children[next[0]] {
 			next = append(next, c.pid)
-			if alive[c.pid] {
+			if !c.ended() {
 				found = append(found, c)
 			}
 		}
@@ -45,26 +92,98 @@ func descendants() ([]relative, error) {
 }
 
 // readStat tells about one process; not ok: it is not there.
-func readStat(pid int) (state byte, parent, group int, ok bool) {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+func readStat(pid int) (s stat, ok bool) {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
-		return 0, 0, 0, false
+		return stat{}, false
 	}
-	return parseStat(stat)
+	return parseStat(text)
 }
 
 // parseStat reads /proc/PID/stat, see proc(5). The name, in parentheses, may
 // have anything in it, also parentheses.
-func parseStat(stat []byte) (state byte, parent, group int, ok bool) {
-	end := bytes.LastIndexByte(stat, ')')
-	if end < 0 {
-		return 0, 0, 0, false
+func parseStat(text []byte) (s stat, ok bool) {
+	begin, end := bytes.IndexByte(text, '('), bytes.LastIndexByte(text, ')')
+	if begin < 1 || end < begin {
+		return stat{}, false
 	}
-	fields := bytes.Fields(stat[end+1:])
+	fields := bytes.Fields(text[end+1:])
 	if len(fields) < 3 || len(fields[0]) != 1 {
-		return 0, 0, 0, false
+		return stat{}, false
 	}
-	parent, err1 := strconv.Atoi(string(fields[1]))
-	group, err2 := strconv.Atoi(string(fields[2]))
-	return fields[0][0], parent, group, err1 == nil && err2 == nil
+	var err1, err2, err3 error
+	s.name, s.state = string(text[begin+1:end]), fields[0][0]
+	s.pid, err1 = strconv.Atoi(string(text[:begin-1]))
+	s.parent, err2 = strconv.Atoi(string(fields[1]))
+	s.group, err3 = strconv.Atoi(string(fields[2]))
+	return s, err1 == nil && err2 == nil && err3 == nil
+}
+
+// carriers are processes that are no descendants and have mark in an environment
+// variable of that name: what the program had started by somebody else, such as at(1).
+func carriers(name, mark string) []stat {
+	pids, err := processes()
+	if err != nil || mark == "" {
+		return nil
+	}
+	var found []stat
+	for _, pid := range pids {
+		text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		for v := range strings.SplitSeq(string(text), "\x00") {
+			if value, ok := strings.CutPrefix(v, name+"="); ok && slices.Contains(strings.Split(value, ","), mark) {
+				if s, ok := readStat(pid); ok && !s.ended() {
+					found = append(found, s)
+				}
+			}
+		}
+	}
+	return found
+}
+
+// killAll kills what list gives, again and again, for what is killed may just have
+// started something, until reap says that nothing is left. At giveUp it returns what
+// is left.
+func killAll(giveUp time.Duration, reap func() (none bool), list func() []stat) []Survivor {
+	for {
+		var left []Survivor
+		for _, s := range list() {
+			why := "it does not end"
+			if err := syscall.Kill(s.pid, syscall.SIGKILL); err != nil {
+				why = err.Error()
+			}
+			left = append(left, Survivor{PID: s.pid, Name: s.name, Why: why})
+		}
+		if reap() && len(left) == 0 {
+			return nil
+		}
+		if lock.BootTime() >= giveUp {
+			return left
+		}
+		time.Sleep(treePause)
+	}
+}
+
+// KillAll kills everything below this process, and returns what is left at the moment
+// giveUp of the boot-time clock.
+func KillAll(giveUp time.Duration) []Survivor {
+	return killAll(giveUp, reapAll, func() []stat {
+		tree, _ := descendants() // no /proc: then the kernel ends the program itself
+		return tree
+	})
+}
+
+// reapAll takes the children that have ended, and reports whether there are no
+// others.
+func reapAll() (none bool) {
+	for {
+		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
+		switch {
+		case errors.Is(err, syscall.EINTR), err == nil && pid > 0:
+		default:
+			return errors.Is(err, syscall.ECHILD)
+		}
+	}
 }

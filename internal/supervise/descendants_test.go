@@ -8,21 +8,20 @@ import (
 
 func TestParseStat(t *testing.T) {
 	for _, c := range []struct {
-		stat          string
-		state         byte
-		parent, group int
-		ok            bool
+		text string
+		want stat
+		ok   bool
 	}{
-		{"42 (sh) S 7 9 9 0 -1", 'S', 7, 9, true},
-		{"42 (a) Z 1 (b)) R 7 9 9 0", 'R', 7, 9, true}, // a name can be anything
-		{"42 (sh) S 7", 0, 0, 0, false},
-		{"42 sh S 7 9", 0, 0, 0, false},
-		{"42 (sh) S x 9", 0, 0, 0, false},
-		{"", 0, 0, 0, false},
+		{"42 (sh) S 7 9 9 0 -1", stat{42, 7, 9, 'S', "sh"}, true},
+		{"42 (a) Z 1 (b)) R 7 9 9 0", stat{42, 7, 9, 'R', "a) Z 1 (b)"}, true}, // a name can be anything
+		{"42 (sh) S 7", stat{}, false},
+		{"42 sh S 7 9", stat{}, false},
+		{"42 (sh) S x 9", stat{}, false},
+		{"", stat{}, false},
 	} {
-		state, parent, group, ok := parseStat([]byte(c.stat))
-		if ok != c.ok || (ok && (state != c.state || parent != c.parent || group != c.group)) {
-			t.Errorf("parseStat(%q) = %c %d %d %t", c.stat, state, parent, group, ok)
+		got, ok := parseStat([]byte(c.text))
+		if ok != c.ok || (ok && got != c.want) {
+			t.Errorf("parseStat(%q) = %+v %t", c.text, got, ok)
 		}
 	}
 }
@@ -44,9 +43,8 @@ func TestDescendants(t *testing.T) {
 		}
 		child := false
 		for _, d := range tree {
-			_, parent, _, _ := readStat(d.pid)
-			child = child || d.pid == cmd.Process.Pid
-			if parent == cmd.Process.Pid {
+						child = child || d.pid == cmd.Process.Pid
+			if d.parent == cmd.Process.Pid {
 				grandchild = d.pid
 			}
 		}

@@ -2,9 +2,8 @@ package supervise
 
 import (
 	"errors"
-	"fmt"
 	"runtime"
-	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -16,37 +15,43 @@ import (
 // Signalled plus the number of a signal is the exit status of what it has ended.
 const Signalled = 128
 
-// treePause is how often a tree that is to end is looked at.
-const treePause = 5 * time.Millisecond
+// Program is what is to be started, on our stdin, stdout and stderr.
+type Program struct {
+	Path string
+	Argv []string
+	Env  []string
+	// Group 0 gives it a process group of its own; else it joins this one.
+	Group int
+	// Everything that has Mark in the environment variable MarkName is the program's
+	// too, whoever has started it.
+	MarkName, Mark string
+}
 
-// Process is a program that was started, the leader of its own process group, and
-// what it started in turn.
+// Process is a program that was started, and what it started in turn.
 //
 // With AdoptOrphans, everything it started can be found when it has to end,
 // whatever groups and sessions it made.
 type Process struct {
+	program Program
 	pid     int
-	stopped chan syscall.Signal // it was stopped, by this signal
-	exited  chan struct{}       // closed when it has ended
-	status  syscall.WaitStatus  // valid then
-	spare   []int               // children of ours that are not the program's
+	changed chan State
+	exited  chan struct{}      // closed when it has ended
+	status  syscall.WaitStatus // valid then
+
+	mu    sync.Mutex // a signal is sent, or a child reaped: so no pid is used that is somebody else's
+	ended bool
 }
 
-// AdoptOrphans makes this process the parent of every descendant that loses its
-// own.
-func AdoptOrphans() error {
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("become the parent of orphans: %w", err)
-	}
-	return nil
+// State is what a program that has not ended has come to.
+type State struct {
+	Stopped bool // else it was continued
 }
 
-// Start starts a program on our stdin, stdout and stderr. spare are children of
-// ours that it has nothing to do with. While it runs, the Process takes the end of
+// Start starts a program. While it runs, the Process takes the end of
 // every child of this one, so that nobody else can wait for them.
 // The error is that of execve.
-func Start(path string, argv, env []string, spare ...int) (*Process, error) {
-	p := &Process{stopped: make(chan syscall.Signal, 1), exited: make(chan struct{}), spare: spare}
+func Start(program Program) (*Process, error) {
+	p := &Process{program: program, changed: make(chan State, 1), exited: make(chan struct{})}
 	started := make(chan error)
 	go func() {
 		// The kernel kills the child when the thread that started it ends, so the
@@ -54,10 +59,10 @@ func Start(path string, argv, env []string, spare ...int) (*Process, error) {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		var err error
-		p.pid, err = syscall.ForkExec(path, argv, &syscall.ProcAttr{ //nolint:gosec // to run what it is told is what run is for
-			Env:   env,
+		p.pid, err = syscall.ForkExec(program.Path, program.Argv, &syscall.ProcAttr{ //nolint:gosec // to run what it is told is what run is for
+			Env:   program.Env,
 			Files: []uintptr{0, 1, 2},
-			Sys:   &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL},
+			Sys:   &syscall.SysProcAttr{Setpgid: true, Pgid: program.Group, Pdeathsig: syscall.SIGKILL},
 		})
 		started <- err
 		if err == nil {
@@ -67,94 +72,119 @@ func Start(path string, argv, env []string, spare ...int) (*Process, error) {
 	return p, <-started
 }
 
-// PID is that of the program, and of its process group.
+// PID is that of the program.
 func (p *Process) PID() int { return p.pid }
 
-// Stopped tells that the program was stopped, and by which signal. What nobody has
-// read is one value.
-func (p *Process) Stopped() <-chan syscall.Signal { return p.stopped }
+// Changed tells that the program was stopped or continued: the last change that
+// nobody has read.
+func (p *Process) Changed() <-chan State { return p.changed }
 
 // Exited is closed when the program has ended; what it started may go on.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
 // wait reaps all children, the program and orphans, until the program has ended.
 func (p *Process) wait() {
-	defer close(p.exited)
 	for {
-		var status syscall.WaitStatus
-		pid, err := syscall.Wait4(-1, &status, syscall.WUNTRACED, nil)
-		switch {
-		case errors.Is(err, syscall.EINTR) || (err == nil && pid != p.pid):
-		case err != nil: // ECHILD: somebody else has reaped it, which nobody here does
-			return
-		case status.Stopped():
-			select {
-			case p.stopped <- status.StopSignal():
-			default: // the one before was not looked at yet
-			}
-		default:
-			p.status = status
+		err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WSTOPPED|unix.WCONTINUED|unix.WNOWAIT, nil)
+		if err != nil && !errors.Is(err, unix.EINTR) { // ECHILD: End was faster
 			return
 		}
-	}
-}
-
-// Signal sends s to the process group. It is no error when it has ended.
-func (p *Process) Signal(s syscall.Signal) { _ = syscall.Kill(-p.pid, s) }
-
-// signalTree sends s to everything that the program started and that is left, also
-// outside its group. It reports whether anything is left.
-func (p *Process) signalTree(s syscall.Signal) bool {
-	p.Signal(s)
-	tree, err := descendants()
-	if err != nil { // no /proc: the group is what can be seen
-		return syscall.Kill(-p.pid, 0) == nil
-	}
-	left := false
-	for _, d := range tree {
-		if slices.Contains(p.spare, d.pid) {
-			continue
-		}
-		left = true
-		if d.group != p.pid {
-			_ = syscall.Kill(d.pid, s)
-		}
-	}
-	return left
-}
-
-// End ends everything that the program started: SIGTERM now, SIGKILL after patience. It
-// returns when nothing is left.
-func (p *Process) End(patience time.Duration) {
-	kill := lock.BootTime() + patience
-	if patience > 0 {
-		p.signalTree(syscall.SIGTERM)
-		p.signalTree(syscall.SIGCONT) // what is stopped would not see it
-	}
-	for sig := syscall.Signal(0); ; time.Sleep(treePause) {
-		if lock.BootTime() >= kill {
-			sig = syscall.SIGKILL // again and again: what is killed may just have started something
-		}
-		left := p.signalTree(sig)
+		p.reap()
 		select {
 		case <-p.exited:
-			p.reap()
-			if !left {
-				return
-			}
+			return
 		default:
 		}
 	}
 }
 
-// reap takes the orphans that have ended, once wait does it no more.
-func (p *Process) reap() {
+// reap takes what children have to tell, and reports whether there are none left.
+func (p *Process) reap() (none bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for {
-		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
-		if pid <= 0 && !errors.Is(err, syscall.EINTR) {
-			return
+		var status syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG|syscall.WUNTRACED|syscall.WCONTINUED, nil)
+		switch {
+		case errors.Is(err, syscall.EINTR), err == nil && pid > 0 && pid != p.pid:
+		case err != nil || pid == 0:
+			return errors.Is(err, syscall.ECHILD)
+		case status.Stopped(), status.Continued():
+			select {
+			case <-p.changed: // nobody has looked at it
+			default:
+			}
+			p.changed <- State{Stopped: status.Stopped()}
+		default:
+			p.ended, p.status = true, status
+			close(p.exited)
 		}
 	}
+}
+
+// Signal sends s to the program and what it started in its process group. It is no
+// error when the program has ended.
+func (p *Process) Signal(s syscall.Signal) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.ended:
+	case p.program.Group == 0:
+		_ = syscall.Kill(-p.pid, s)
+	default:
+		_ = syscall.Kill(p.pid, s)
+		tree, _ := descendants() // no /proc: the program has it, and may pass it on
+		for _, d := range tree {
+			if d.group == p.program.Group && d.pid != p.pid {
+				_ = syscall.Kill(d.pid, s)
+			}
+		}
+	}
+}
+
+// Ending says how a program is ended. Its moments are those of the boot-time clock.
+type Ending struct {
+	Signal syscall.Signal  // first
+	Kill   time.Duration   // when what is left is killed; what is past means at once
+	GiveUp time.Duration   // when what cannot be killed is left alone
+	Hurry  <-chan struct{} // kill at once; may be nil
+}
+
+// End ends everything that the program started. It returns when nothing is left, or
+// with what could not be ended.
+func (p *Process) End(e Ending) []Survivor {
+	if lock.BootTime() < e.Kill {
+		all := p.all()
+		for _, s := range []syscall.Signal{e.Signal, syscall.SIGCONT} { // what is stopped would not see it
+			for _, d := range all {
+				_ = syscall.Kill(d.pid, s)
+			}
+		}
+	}
+	for hurry := false; !hurry && lock.BootTime() < e.Kill; {
+		if p.reap() && len(p.all()) == 0 {
+			return nil
+		}
+		select {
+		case <-e.Hurry:
+			hurry = true
+		case <-time.After(treePause):
+		}
+	}
+	return killAll(e.GiveUp, p.reap, p.all)
+}
+
+// all is everything that is the program's: descendants, and when there is none,
+// what else has its mark.
+func (p *Process) all() []stat {
+	tree, err := descendants()
+	switch {
+	case err != nil: // no /proc: the kernel ends the program with us
+		return []stat{{pid: p.pid}}
+	case len(tree) == 0:
+		return carriers(p.program.MarkName, p.program.Mark)
+	}
+	return tree
 }
 
 // ExitStatus is that of the program in the words of a shell: its own, or Signalled
@@ -164,4 +194,13 @@ func (p *Process) ExitStatus() int {
 		return Signalled + int(p.status.Signal())
 	}
 	return p.status.ExitStatus()
+}
+
+// EndedBy is the signal that has ended the program; 0: none. Valid when Exited is
+// closed.
+func (p *Process) EndedBy() syscall.Signal {
+	if p.status.Signaled() {
+		return p.status.Signal()
+	}
+	return 0
 }

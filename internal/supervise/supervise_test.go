@@ -3,10 +3,11 @@ package supervise
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -14,17 +15,25 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/lock"
 )
 
-// parentEnv makes the test binary a process with a watchdog, which sleeps.
-const parentEnv = "SUPERVISE_TEST_PARENT"
+// frontEnv makes the test binary a front, which prints what its guard tells.
+const frontEnv = "SUPERVISE_TEST_FRONT"
 
 func TestMain(m *testing.M) {
-	if RunWatchdog() {
+	front, args, err := Guarded(os.Args)
+	switch {
+	case err != nil:
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	case front != nil:
+		beGuard(front, args)
 		return
-	}
-	if dir := os.Getenv(parentEnv); dir != "" {
-		beParent(dir)
+	case os.Getenv(frontEnv) != "":
+		beFront(os.Getenv(frontEnv))
 		return
 	}
 	if err := AdoptOrphans(); err != nil {
@@ -47,19 +56,19 @@ func eventually(t *testing.T, what string, ok func() bool) {
 
 // alive reports whether a process is there and has not ended.
 func alive(pid int) bool {
-	state, _, _, ok := readStat(pid)
-	return ok && state != 'Z' && state != 'X'
+	s, ok := readStat(pid)
+	return ok && !s.ended()
 }
 
 // shell starts a script, which may write to the file $OUT.
-func shell(t *testing.T, script string) (p *Process, out func() string) {
+func shell(t *testing.T, group int, script string) (p *Process, out func() string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "out")
-	p, err := Start("/bin/sh", []string{"sh", "-c", script}, append(os.Environ(), "OUT="+file))
+	p, err := Start(Program{Path: "/bin/sh", Argv: []string{"sh", "-c", script}, Env: append(os.Environ(), "OUT="+file), Group: group})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { p.End(0) })
+	t.Cleanup(func() { p.End(Ending{GiveUp: lock.BootTime() + patience}) })
 	return p, func() string {
 		b, _ := os.ReadFile(file) // not there yet
 		return string(bytes.TrimSpace(b))
@@ -77,104 +86,188 @@ func exited(t *testing.T, p *Process) int {
 }
 
 func TestExitStatus(t *testing.T) {
-	p, _ := shell(t, "exit 7")
-	if got := exited(t, p); got != 7 {
-		t.Errorf("status %d", got)
+	p, _ := shell(t, 0, "exit 7")
+	if got := exited(t, p); got != 7 || p.EndedBy() != 0 {
+		t.Errorf("status %d, ended by %s", got, p.EndedBy())
 	}
-	p, _ = shell(t, "kill -USR1 $$")
-	if got := exited(t, p); got != Signalled+int(syscall.SIGUSR1) {
-		t.Errorf("status %d", got)
+	p, _ = shell(t, 0, "kill -USR1 $$")
+	if got := exited(t, p); got != Signalled+int(syscall.SIGUSR1) || p.EndedBy() != syscall.SIGUSR1 {
+		t.Errorf("status %d, ended by %s", got, p.EndedBy())
 	}
-	if _, err := Start("/no/such/program", []string{"x"}, nil); err == nil {
+	if _, err := Start(Program{Path: "/no/such/program", Argv: []string{"x"}}); err == nil {
 		t.Error("started what is not there")
 	}
 }
 
+// A signal reaches what the program started, be the group its own or that of a job.
 func TestSignalReachesTheGroup(t *testing.T) {
-	p, out := shell(t, `sh -c 'trap "echo got >$OUT; exit" USR1; echo ready >$OUT; while :; do sleep 0.01; done'; exit 3`)
-	eventually(t, "the grandchild listens", func() bool { return out() == "ready" })
-	p.Signal(syscall.SIGSTOP)
-	select {
-	case s := <-p.Stopped():
-		if s != syscall.SIGSTOP {
-			t.Errorf("stopped by %s", s)
-		}
-	case <-time.After(patience):
-		t.Fatal("the stop was not told")
+	for name, group := range map[string]int{"own": 0, "job": unix.Getpgrp()} {
+		t.Run(name, func(t *testing.T) {
+			p, out := shell(t, group, `sh -c 'trap "echo got >$OUT; exit" USR1; echo ready >$OUT; while :; do sleep 0.01; done'; exit 3`)
+			eventually(t, "the grandchild listens", func() bool { return out() == "ready" })
+			p.Signal(syscall.SIGSTOP)
+			select {
+			case s := <-p.Changed():
+				if !s.Stopped {
+					t.Error("a stop was told as a continuation")
+				}
+			case <-time.After(patience):
+				t.Fatal("the stop was not told")
+			}
+			p.Signal(syscall.SIGUSR1)
+			p.Signal(syscall.SIGCONT)
+			exited(t, p)
+			eventually(t, "the grandchild has the signal", func() bool { return out() == "got" })
+		})
 	}
-	p.Signal(syscall.SIGUSR1)
-	p.Signal(syscall.SIGCONT)
+}
+
+// When the program has been reaped, its pid may be another's: nothing is sent there.
+func TestNoSignalAfterTheEnd(t *testing.T) {
+	p, out := shell(t, 0, `sh -c 'trap "echo got >$OUT" USR1; echo $$ >$OUT; while :; do sleep 0.01; done' & until [ -s $OUT ]; do sleep 0.01; done`)
 	exited(t, p)
-	eventually(t, "the grandchild has the signal", func() bool { return out() == "got" })
+	left, err := strconv.Atoi(out())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Signal(syscall.SIGUSR1) // to the group, which the child is still in
+	time.Sleep(50 * time.Millisecond)
+	if !alive(left) || out() == "got" {
+		t.Error("a signal was sent for a program that has ended")
+	}
 }
 
 // What the program started ends with it, also in a session of its own, and also
-// when it does not listen to SIGTERM.
+// when it does not listen to the first signal.
 func TestEndReachesEverything(t *testing.T) {
-	p, out := shell(t, `setsid sh -c 'trap "" TERM; echo $$ >$OUT; while :; do sleep 0.01; done' & wait`)
+	p, out := shell(t, 0, `setsid sh -c 'trap "" TERM; echo $$ >$OUT; while :; do sleep 0.01; done' & wait`)
 	eventually(t, "the grandchild is there", func() bool { return out() != "" })
 	deaf, err := strconv.Atoi(out())
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.End(50 * time.Millisecond)
+	now := lock.BootTime()
+	if left := p.End(Ending{Signal: syscall.SIGTERM, Kill: now + 50*time.Millisecond, GiveUp: now + patience}); left != nil {
+		t.Errorf("left: %v", left)
+	}
 	if alive(p.PID()) || alive(deaf) {
 		t.Error("something is left")
 	}
 }
 
-// beParent starts a group and has it watched.
-func beParent(dir string) {
-	w, err := StartWatchdog(dir)
-	if err == nil {
-		var p *Process
-		if p, err = Start("/bin/sh", []string{"sh", "-c", "sleep 600 & wait"}, os.Environ(), w.PID()); err == nil {
-			w.Watch(p.PID())
-			fmt.Println(p.PID())
-			var line string
-			for {
-				if _, err := fmt.Scanln(&line); err != nil {
-					select {} // until it is killed
-				}
-				if line == "done" {
-					w.Done()
-					p.End(0)
-					return
-				}
-				d, _ := time.ParseDuration(line) // the tests write them well
-				w.ValidFor(d)
-				fmt.Println("told")
+func TestEndIsFastWhenTheProgramListens(t *testing.T) {
+	p, _ := shell(t, 0, `sleep 600 & wait`)
+	now := lock.BootTime()
+	p.End(Ending{Signal: syscall.SIGTERM, Kill: now + time.Hour, GiveUp: now + time.Hour})
+	if alive(p.PID()) {
+		t.Error("it is alive")
+	}
+}
+
+func TestEndInAHurry(t *testing.T) {
+	p, out := shell(t, 0, `trap "" TERM; echo ready >$OUT; while :; do sleep 0.01; done`)
+	eventually(t, "the program is deaf", func() bool { return out() != "" })
+	hurry := make(chan struct{})
+	time.AfterFunc(20*time.Millisecond, func() { close(hurry) })
+	now := lock.BootTime()
+	p.End(Ending{Signal: syscall.SIGTERM, Kill: now + time.Hour, GiveUp: now + time.Hour, Hurry: hurry})
+	if alive(p.PID()) {
+		t.Error("it is alive")
+	}
+}
+
+// beFront starts a guard and prints what it tells.
+func beFront(what string) {
+	if err := AdoptOrphans(); err != nil {
+		fmt.Println(err)
+		return
+	}
+	g, err := StartGuard([]string{what})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGUSR1, syscall.SIGUSR2)
+	for {
+		select {
+		case m, ok := <-g.Messages():
+			if !ok {
+				fmt.Println("left", KillAll(lock.BootTime()+patience))
+				return
+			}
+			if m.Kind != KindSay {
+				fmt.Println(m.Kind, m.Number, m.Text)
+			}
+		case s := <-signals:
+			if s == syscall.SIGUSR2 {
+				g.Ask()
+			} else {
+				g.Signal(syscall.SIGUSR1)
 			}
 		}
 	}
-	fmt.Fprintln(os.Stderr, err)
-	os.Exit(1)
 }
 
-// parent is a process that has a group of its own watched.
-type parent struct {
-	cmd   *exec.Cmd
-	in    io.Writer
-	out   io.Reader
-	dir   string // to be removed
-	group int
+// beGuard is the guard of beFront.
+func beGuard(f *Front, args []string) {
+	if err := AdoptOrphans(); err != nil {
+		f.Ended(99)
+		return
+	}
+	f.Until(12345)
+	p, err := Start(Program{Path: "/bin/sh", Argv: []string{"sh", "-c", args[0]}, Env: os.Environ()})
+	if err != nil {
+		f.Ended(98)
+		return
+	}
+	f.Started(p.PID())
+	for {
+		select {
+		case s := <-f.Signals():
+			p.Signal(s)
+		case <-f.Gone():
+			p.End(Ending{GiveUp: lock.BootTime() + patience})
+			return
+		case s := <-p.Changed():
+			f.Changed(s)
+		case <-p.Exited():
+			for range 10000 { // more than fits between two processes
+				if _, err := fmt.Fprintln(f, strings.Repeat("x", 200)); err != nil {
+					return
+				}
+			}
+			f.EndedBy(p.EndedBy())
+			f.Ended(p.ExitStatus())
+			return
+		}
+	}
 }
 
-func startParent(t *testing.T) *parent {
+// pair is a front and its guard.
+type pair struct {
+	cmd *exec.Cmd
+	out *bufferOfLines
+	pid int // of the program
+}
+
+// bufferOfLines is what the front has printed.
+type bufferOfLines struct{ path string }
+
+func (b *bufferOfLines) lines() []string {
+	text, _ := os.ReadFile(b.path) // not there: no lines
+	return strings.Split(strings.TrimRight(string(text), "\n"), "\n")
+}
+
+func startPair(t *testing.T, script string) *pair {
 	t.Helper()
-	p := &parent{cmd: exec.CommandContext(t.Context(), "/proc/self/exe"), dir: filepath.Join(t.TempDir(), "d")}
-	if err := os.Mkdir(p.dir, 0o700); err != nil {
+	p := &pair{cmd: exec.CommandContext(t.Context(), "/proc/self/exe"), out: &bufferOfLines{filepath.Join(t.TempDir(), "out")}}
+	out, err := os.Create(p.out.path)
+	if err != nil {
 		t.Fatal(err)
 	}
-	p.cmd.Env = append(os.Environ(), parentEnv+"="+p.dir)
-	p.cmd.Stderr = os.Stderr
-	var err error
-	if p.in, err = p.cmd.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
-	if p.out, err = p.cmd.StdoutPipe(); err != nil {
-		t.Fatal(err)
-	}
+	defer out.Close()
+	p.cmd.Env, p.cmd.Stdout, p.cmd.Stderr = append(os.Environ(), frontEnv+"="+script), out, os.Stderr
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -182,72 +275,102 @@ func startParent(t *testing.T) *parent {
 		_ = p.cmd.Process.Kill()
 		_ = p.cmd.Wait()
 	})
-	if _, err := fmt.Fscanln(p.out, &p.group); err != nil {
-		t.Fatal(err)
-	}
+	eventually(t, "the program is started", func() bool {
+		_, err := fmt.Sscanf(p.out.lines()[0], KindStarted+" %d", &p.pid)
+		return err == nil
+	})
 	return p
 }
 
-func (p *parent) tell(t *testing.T, line string) {
-	t.Helper()
-	if _, err := fmt.Fprintln(p.in, line); err != nil {
-		t.Fatal(err)
-	}
-	var told string
-	if _, err := fmt.Fscanln(p.out, &told); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func (p *parent) signal(t *testing.T, s syscall.Signal) {
+func (p *pair) signal(t *testing.T, s syscall.Signal) {
 	t.Helper()
 	if err := p.cmd.Process.Signal(s); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// groupAlive reports whether anything of a process group is left.
-func groupAlive(group int) bool {
-	names, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		return true
-	}
-	for _, name := range names {
-		pid, _ := strconv.Atoi(strings.TrimPrefix(name, "/proc/")) // digits, by the pattern
-		if state, _, g, ok := readStat(pid); ok && g == group && state != 'Z' && state != 'X' {
-			return true
-		}
-	}
-	return false
+func (p *pair) tells(t *testing.T, line string) {
+	t.Helper()
+	eventually(t, "the guard tells "+line, func() bool { return slices.Contains(p.out.lines(), line) })
 }
 
-func TestWatchdogKillsWhenTheParentIsKilled(t *testing.T) {
-	p := startParent(t)
-	p.signal(t, syscall.SIGKILL)
-	eventually(t, "the group is dead", func() bool { return !groupAlive(p.group) })
-	eventually(t, "the directory is gone", func() bool { _, err := os.Stat(p.dir); return os.IsNotExist(err) })
-}
-
-func TestWatchdogKillsWhenTheTimeIsOver(t *testing.T) {
-	p := startParent(t)
-	p.tell(t, "1h")
-	p.tell(t, "50ms")
-	p.signal(t, syscall.SIGSTOP)
-	eventually(t, "the group is dead", func() bool { return !groupAlive(p.group) })
-	if _, err := os.Stat(p.dir); err != nil {
-		t.Error(err) // the parent lives and may need it
+func (p *pair) guard(t *testing.T) int {
+	t.Helper()
+	s, ok := readStat(p.pid)
+	if !ok {
+		t.Fatal("the program is gone")
 	}
+	return s.parent
 }
 
-func TestWatchdogDone(t *testing.T) {
-	p := startParent(t)
-	if _, err := fmt.Fprintln(p.in, "done"); err != nil {
+func TestGuardTells(t *testing.T) {
+	p := startPair(t, `trap 'exit 5' USR1; while :; do sleep 0.01; done`)
+	p.signal(t, syscall.SIGUSR2)
+	p.tells(t, KindUntil+" 12345 ")
+	if err := syscall.Kill(p.pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.cmd.Wait(); err != nil {
-		t.Error(err)
+	p.tells(t, KindStopped+" 0 ")
+	_ = syscall.Kill(p.pid, syscall.SIGCONT)
+	time.Sleep(20 * time.Millisecond) // for the trap
+	p.signal(t, syscall.SIGUSR1)
+	p.tells(t, KindEnded+" 5 0")
+}
+
+// The end is told also to a front that was stopped while more was said than fits.
+func TestTheEndIsAlwaysTold(t *testing.T) {
+	p := startPair(t, `sleep 0.2; kill -USR2 $$`)
+	guard := p.guard(t)
+	p.signal(t, syscall.SIGSTOP)
+	eventually(t, "the program has ended", func() bool { return !alive(p.pid) })
+	time.Sleep(50 * time.Millisecond)
+	if !alive(guard) {
+		t.Error("the guard has ended before it could tell")
 	}
-	if _, err := os.Stat(p.dir); err != nil {
-		t.Errorf("the watchdog has removed what is not its own any more: %v", err)
+	p.signal(t, syscall.SIGCONT)
+	p.tells(t, fmt.Sprintf("%s %d %d", KindEnded, Signalled+int(syscall.SIGUSR2), syscall.SIGUSR2))
+}
+
+// Kill -9 of either process: the other ends the program, wherever it has hidden.
+func TestOneIsKilled(t *testing.T) {
+	for _, name := range []string{"front", "guard"} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "pid")
+			p := startPair(t, `setsid sh -c 'trap "" TERM HUP; echo $$ >`+file+`; while :; do sleep 0.01; done' & wait`)
+			var hidden int
+			eventually(t, "the program has a daemon", func() bool {
+				text, _ := os.ReadFile(file)
+				hidden, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+				return hidden != 0
+			})
+			victim := p.cmd.Process.Pid
+			if name == "guard" {
+				victim = p.guard(t)
+			}
+			if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "all are dead", func() bool { return !alive(p.pid) && !alive(hidden) })
+			if name == "guard" {
+				p.tells(t, "left []")
+			}
+		})
 	}
+}
+
+// Signals that are sent to all processes of a service do not end the guard, and one
+// that is sent to it alone is for the program.
+func TestSignalsToTheGuard(t *testing.T) {
+	p := startPair(t, `trap 'exit 6' TERM; trap '' HUP; while :; do sleep 0.01; done`)
+	guard := p.guard(t)
+	time.Sleep(20 * time.Millisecond) // for the traps
+	for _, s := range []syscall.Signal{syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGTSTP, syscall.SIGTTOU} {
+		_ = syscall.Kill(guard, s)
+	}
+	time.Sleep(4 * shared)
+	if !alive(guard) || !alive(p.pid) || Stopped(guard) {
+		t.Fatal("the guard or the program has ended")
+	}
+	_ = syscall.Kill(guard, syscall.SIGTERM)
+	p.tells(t, KindEnded+" 6 0")
 }

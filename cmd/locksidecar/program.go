@@ -1,0 +1,139 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/client"
+	"github.com/locksidecar/locksidecar/internal/config"
+)
+
+// defaultPath is where programs are where nobody says: execvp(3) takes it.
+const defaultPath = "/bin:/usr/bin"
+
+// findProgram gives the path of CMD, before the lock is asked for, and its
+// arguments: a script without a first line that says who reads it is for sh, as in
+// execvp(3).
+func findProgram(argv []string) (path string, all []string, err error) {
+	name := argv[0]
+	path, err = lookPath(name)
+	switch {
+	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
+		return "", nil, &exitError{code: exitNotFound, err: fmt.Errorf("there is no program %q", name)}
+	case err != nil:
+		return "", nil, &exitError{code: exitCannotExec, err: fmt.Errorf("cannot execute %q: %w", name, err)}
+	case isText(path):
+		return "/bin/sh", append([]string{"sh", path}, argv[1:]...), nil
+	}
+	return path, argv, nil
+}
+
+func lookPath(name string) (string, error) {
+	if _, ok := os.LookupEnv("PATH"); ok || strings.Contains(name, "/") {
+		path, err := exec.LookPath(name)
+		if errors.Is(err, exec.ErrDot) { // PATH names the directory where we are, and it is the user's
+			err = nil
+		}
+		return path, err
+	}
+	for _, dir := range filepath.SplitList(defaultPath) {
+		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+			return path, nil
+		}
+	}
+	return "", exec.ErrNotFound
+}
+
+// isText tells a script that does not say for whom it is.
+func isText(path string) bool {
+	f, err := os.Open(path) //nolint:gosec // the user names it
+	if err != nil {
+		return false // perhaps it can be executed all the same
+	}
+	defer f.Close()
+	head := make([]byte, 256)
+	n, err := io.ReadFull(f, head)
+	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return false
+	}
+	head = head[:n]
+	return !slices.Contains(head, 0) && !strings.HasPrefix(string(head), "#!") && !strings.HasPrefix(string(head), "\x7fELF") && unix.Access(path, unix.X_OK) == nil
+}
+
+// Variables that are there only sometimes.
+const (
+	// guardVariable: only where the store has guards.
+	guardVariable = "LOCKSIDECAR_GUARD"
+	// idsVariable has the lock ids of all runs that one is inside, the innermost last.
+	idsVariable = "LOCKSIDECAR_LOCK_IDS"
+)
+
+// heldByAncestors are the lock ids under which this process itself runs.
+func heldByAncestors() []string {
+	if ids := os.Getenv(idsVariable); ids != "" {
+		return strings.Split(ids, ",")
+	}
+	return nil
+}
+
+// environment is ours and what CMD must know, without what it must not.
+func environment(l *client.Lock, socket string) []string {
+	own := []string{
+		"LOCKSIDECAR_FENCE=" + fmt.Sprint(l.Fence),
+		"LOCKSIDECAR_RESOURCE=" + l.Resource,
+		"LOCKSIDECAR_LOCK_ID=" + l.ID,
+		idsVariable + "=" + strings.Join(append(heldByAncestors(), l.ID), ","),
+		client.SocketEnv + "=" + socket,
+	}
+	drop := []string{guardVariable}
+	for _, flag := range []string{"store", "store-file", "store-password-file"} {
+		drop = append(drop, config.EnvName(flag))
+	}
+	if l.Guard != nil {
+		own = append(own, guardVariable+"="+guardStatement(l.Guard))
+	}
+	var env []string
+	for _, e := range os.Environ() {
+		name, _, _ := strings.Cut(e, "=")
+		if !hasName(own, name) && !slices.Contains(drop, name) {
+			env = append(env, e)
+		}
+	}
+	return append(env, own...)
+}
+
+// guardStatement is a guard with its arguments in place, for programs that have
+// nothing but a database's command line.
+func guardStatement(g *client.Guard) string {
+	if g == nil {
+		return ""
+	}
+	var s strings.Builder
+	args := g.Args
+	for part := range strings.SplitAfterSeq(g.SQL, "?") {
+		if before, ok := strings.CutSuffix(part, "?"); ok && len(args) > 0 {
+			part = before + "'" + strings.ReplaceAll(args[0], "'", "''") + "'"
+			args = args[1:]
+		}
+		s.WriteString(part)
+	}
+	return s.String()
+}
+
+func hasName(env []string, name string) bool {
+	for _, e := range env {
+		if strings.HasPrefix(e, name+"=") {
+			return true
+		}
+	}
+	return false
+}

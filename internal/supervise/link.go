@@ -1,0 +1,105 @@
+package supervise
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The front and the guard talk through a pair of sockets, in packets of text:
+// KIND NUMBER TEXT. The end of the one is seen by the other as the end of its socket.
+
+// Kinds of messages, to the guard and from it.
+const (
+	kindSignal = "signal" // the front got signal NUMBER
+	kindAsk    = "ask"    // for kindUntil
+
+	// KindStarted: the program runs as process NUMBER.
+	KindStarted = "started"
+	// KindStopped: the program was stopped.
+	KindStopped = "stopped"
+	// KindSay: TEXT is for stderr.
+	KindSay = "say"
+	// KindUntil: when the boot-time clock shows NUMBER ns and the guard does not give a
+	// later moment, the program must be killed. 0: there is no program.
+	KindUntil = "until"
+	// KindEnded: it is all over, with exit status NUMBER. TEXT is the number of the signal
+	// that has ended the program, 0 for none.
+	KindEnded = "ended"
+)
+
+// Message is what one process tells the other.
+type Message struct {
+	Kind   string
+	Number int64
+	Text   string
+}
+
+const (
+	maxMessage = 32 << 10
+	// sendLimit is for what is not worth waiting for while the other is stopped.
+	sendLimit = 10 * time.Millisecond
+)
+
+// link is one end.
+type link struct{ conn net.Conn }
+
+// socketPair makes both ends. The second is a number, for a process to be started.
+func socketPair() (link, int, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return link{}, 0, fmt.Errorf("make a pair of sockets: %w", err)
+	}
+	l, err := newLink(fds[0])
+	if err != nil {
+		_ = unix.Close(fds[1])
+	}
+	return l, fds[1], err
+}
+
+func newLink(fd int) (link, error) {
+	f := os.NewFile(uintptr(fd), "link") //nolint:gosec // a file descriptor
+	defer f.Close()                      // FileConn has its own
+	c, err := net.FileConn(f)
+	return link{c}, err
+}
+
+// send sends a message. Without patience it is dropped when the other process reads
+// nothing. An error is not worth telling: that the other is gone is seen by reading.
+func (l link) send(patient bool, kind string, number int64, text string) {
+	if len(text) > maxMessage-64 {
+		text = text[:maxMessage-64]
+	}
+	limit := time.Time{}
+	if !patient {
+		limit = time.Now().Add(sendLimit)
+	}
+	_ = l.conn.SetWriteDeadline(limit)
+	_, _ = fmt.Fprintf(l.conn, "%s %d %s", kind, number, text)
+}
+
+// receive gives messages to f until the other process is gone.
+func (l link) receive(f func(Message)) {
+	buf := make([]byte, maxMessage)
+	for {
+		n, err := l.conn.Read(buf)
+		if n == 0 || err != nil {
+			return
+		}
+		kind, rest, _ := strings.Cut(string(buf[:n]), " ")
+		number, text, _ := strings.Cut(rest, " ")
+		value, err := strconv.ParseInt(number, 10, 64)
+		if err == nil {
+			f(Message{Kind: kind, Number: value, Text: text})
+		}
+	}
+}
+
+// errNoLink: the number that the guard was started with is not that of a socket.
+var errNoLink = errors.New("this is not how a guard is started")
