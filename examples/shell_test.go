@@ -279,7 +279,7 @@ func TestOnceComplains(t *testing.T) {
 		t.Errorf("status %d, %q", code, &bad.err)
 	}
 	lost := launch(t, []string{"LOCKSIDECAR_SOCKET=/nowhere/s", path}, "shell/once", "tick", "0", "true")
-	if code := lost.wait(); code != 75 || !strings.Contains(lost.err.String(), "no sidecar answers at /nowhere/s") {
+	if code := lost.wait(); code != 69 || !strings.Contains(lost.err.String(), "no sidecar answers at /nowhere/s") {
 		t.Errorf("status %d, %q", code, &lost.err)
 	}
 
@@ -287,7 +287,7 @@ func TestOnceComplains(t *testing.T) {
 	alone := serve(t, "--store", store.URL()+"?restart-grace=0s", "--ttl", "500ms")
 	store.Inject(testengine.Cut)
 	noStore := launch(t, append(alone.env(), path), "shell/once", "tick", "0", "true")
-	if code := noStore.wait(); code != 75 || noStore.err.String() == "" {
+	if code := noStore.wait(); code != 69 || noStore.err.String() == "" {
 		t.Errorf("without a store: status %d, %q", code, &noStore.err)
 	}
 }

@@ -27,7 +27,9 @@ Every flag can also be given in the environment and in a YAML file that
   LOCKSIDECAR_MAX_HOLDS=100      in the environment
   max-holds: 100                 in the file
 
-One file may serve all commands: each takes the keys that are its flags.`
+One file may be given to all commands: each takes the keys that are its flags. But
+run takes the store, ttl, namespace and name of serve only from the command line
+and the environment.`
 
 const rootExamples = `  # a sidecar for one host, in this terminal
   locksidecar serve

@@ -23,9 +23,10 @@ import (
 // defaultDrain is below the 30 s that Kubernetes gives a pod to stop.
 const defaultDrain = 25 * time.Second
 
-var serveHelp = `Serve is the sidecar. It runs until SIGTERM or SIGINT; then it takes no new
-sessions, tells the apps that it stops, waits up to --drain for them to finish,
+var serveHelp = `Serve is the sidecar. It runs until SIGTERM, SIGINT or SIGHUP; then it takes no
+new sessions, tells the apps that it stops, waits up to --drain for them to finish,
 releases what is left and exits with status 0. A second signal ends it at once.
+Settings are read at the start only.
 
 When the store is down at the start, the sidecar waits for it: it is not ready
 (/readyz), and requests for locks wait as long as they may.
@@ -178,6 +179,7 @@ func serve(ctx context.Context, f *serveFlags, io streams) error {
 	if err != nil {
 		return err
 	}
+	supervise.WriteAlways() // who reads the log may end before we do, as in a pipeline at Ctrl-C
 	ctx, stop := untilSignal(ctx, func(s os.Signal) {
 		o.logger.Info("signal received; another one ends this at once", keySignal, s)
 	})
@@ -217,12 +219,12 @@ func shellQuote(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
-// untilSignal is a context that the first SIGTERM or SIGINT ends. The second
+// untilSignal is a context that the first SIGTERM, SIGINT or SIGHUP ends. The second
 // one ends the process.
 func untilSignal(ctx context.Context, first func(os.Signal)) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	signals := make(chan os.Signal, 2)
-	supervise.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	supervise.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	waiting := start(ctx, func(stopped context.Context) error {
 		select {
 		case s := <-signals:

@@ -43,7 +43,7 @@ func TestDescendants(t *testing.T) {
 		}
 		child := false
 		for _, d := range tree {
-						child = child || d.pid == cmd.Process.Pid
+			child = child || d.pid == cmd.Process.Pid
 			if d.parent == cmd.Process.Pid {
 				grandchild = d.pid
 			}

@@ -29,6 +29,7 @@ type Front struct {
 	gone    chan struct{}
 	until   atomic.Int64
 	endedBy atomic.Int64
+	follows bool // it was told that the program is stopped
 
 	mu   sync.Mutex // messages are sent one after the other
 	told sync.Mutex
@@ -54,7 +55,7 @@ func Guarded(argv []string) (front *Front, args []string, err error) {
 		link: l, pid: os.Getppid(), signals: make(chan syscall.Signal, 16), gone: make(chan struct{}),
 		last: map[syscall.Signal]time.Time{},
 	}
-	f.group, _ = unix.Getpgid(f.pid)                                 // gone: then no program is started
+	f.group, _ = unix.Getpgid(f.pid)                              // gone: then no program is started
 	_ = os.WriteFile("/proc/self/comm", []byte(guardComm), 0o600) // else ps(1) calls it "exe"
 	// Nothing that is sent to all processes of a service or a session ends the guard
 	// before the program.
@@ -134,14 +135,22 @@ func (f *Front) Write(text []byte) (int, error) {
 // Started tells that the program runs.
 func (f *Front) Started(pid int) { f.send(true, KindStarted, int64(pid), "") }
 
-// Changed tells that the program was stopped, or sees to it that the front, which may have
+// Changed tells that the program was stopped; or sees to it that the front, which may have
 // stopped itself therefore, goes on as the program does.
 func (f *Front) Changed(s State) {
 	if s.Stopped {
+		f.follows = true
 		f.send(false, KindStopped, 0, "")
-	} else if os.Getppid() == f.pid {
+	} else {
+		f.wake()
+	}
+}
+
+func (f *Front) wake() {
+	if f.follows && os.Getppid() == f.pid {
 		_ = syscall.Kill(f.pid, syscall.SIGCONT)
 	}
+	f.follows = false
 }
 
 // Until says when the front must kill the program if the guard does not tell it a later
@@ -154,5 +163,6 @@ func (f *Front) EndedBy(s syscall.Signal) { f.endedBy.Store(int64(s)) }
 // Ended tells the exit status, as the last thing that the guard does. It waits for a
 // front that is stopped.
 func (f *Front) Ended(code int) {
+	f.wake()
 	f.send(true, KindEnded, int64(code), strconv.FormatInt(f.endedBy.Load(), 10))
 }

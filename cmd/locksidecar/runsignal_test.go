@@ -1,0 +1,326 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+)
+
+// Processes that die or kill wrongly, signals and terminals.
+
+// launchUnread starts a program whose stderr nobody reads any more.
+func launchUnread(t *testing.T, path string, args ...string) *program {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(context.Background(), path, args...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = cleanEnv(), w, w
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = w.Close(), r.Close()
+	p := &program{t: t, cmd: cmd, out: &buffer{}, err: &buffer{}, exited: make(chan struct{})}
+	go func() {
+		defer close(p.exited)
+		_ = cmd.Wait() // the status is looked at below
+		p.code = cmd.ProcessState.ExitCode()
+	}()
+	t.Cleanup(func() {
+		p.signal(syscall.SIGKILL)
+		<-p.exited
+	})
+	return p
+}
+
+// Hole 6: nobody reads what serve writes; it drains all the same.
+func TestServeIntoABrokenPipe(t *testing.T) {
+	socket := filepath.Join(socketDir(t), "s")
+	p := launchUnread(t, binary, "serve", "--socket", socket)
+	side := &sidecarProgram{program: p, socket: socket}
+	eventually(t, "the sidecar serves", func() bool { _, err := os.Stat(socket); return err == nil })
+	hold(t, dial(t, side), "a")
+	p.signal(syscall.SIGTERM)
+	eventually(t, "it drains", func() bool { i, err := dial(t, side).Info(t.Context()); return err == nil && i.GetDraining() })
+	p.signal(syscall.SIGTERM)
+	if code := p.wait(); code != 128+15 {
+		t.Errorf("status %d: the second signal has not found a sidecar that drains", code)
+	}
+}
+
+// Hole 6: nobody reads what run writes; CMD is asked to end and the status is right.
+func TestRunIntoABrokenPipe(t *testing.T) {
+	side := serveProgram(t)
+	dir := t.TempDir()
+	p := launchUnread(t, binary, "run", "--socket", side.socket, "a", "--",
+		"sh", "-c", `trap 'echo asked >"$1/asked"; exit' TERM; echo $$ >"$1/pid"; while :; do sleep 0.01; done`, "sh", dir)
+	pidIn(t, dir+"/pid")
+	if got := cli(t, "release", "--force", "a", "--grace", "10s", "--socket", side.socket); got.code != 0 {
+		t.Fatalf("release: %+v", got)
+	}
+	if code := p.wait(); code != exitLost {
+		t.Errorf("status %d", code)
+	}
+	if _, err := os.Stat(dir + "/asked"); err != nil {
+		t.Errorf("CMD was not asked to end: %v", err)
+	}
+}
+
+// Holes 7 and 8: CMD ends with 0 under a valid lock, and the sidecar freezes before the
+// release: the status is CMD's, and what CMD has left behind lives on. That is so
+// when the sidecar goes on and says that the lock is lost, too.
+func TestSidecarFreezesAtTheRelease(t *testing.T) {
+	for _, thaws := range []bool{false, true} {
+		t.Run(fmt.Sprintf("thaws=%t", thaws), func(t *testing.T) {
+			side := serveProgram(t, onShortLease(t)...)
+			dir := t.TempDir()
+			run := launch(t, nil, binary, "run", "--socket", side.socket, "a", "--", "sh", "-c",
+				`sleep 600 >/dev/null 2>&1 & echo $! >"$1/pid"; kill -STOP "$2"`, "sh", dir, strconv.Itoa(side.cmd.Process.Pid))
+			left := pidIn(t, dir+"/pid")
+			t.Cleanup(func() { _ = syscall.Kill(left, syscall.SIGKILL) })
+			if thaws {
+				time.Sleep(2 * shortTTL)
+				side.signal(syscall.SIGCONT)
+			}
+			if code := run.wait(); code != 0 {
+				t.Errorf("status %d", code)
+			}
+			if !strings.Contains(run.err.String(), "CMD has ended, with status 0; release") {
+				t.Errorf("stderr %q has no warning", run.err)
+			}
+			if !alive(left) {
+				t.Error("what CMD has left behind was killed")
+			}
+		})
+	}
+}
+
+// Hole 9: SIGTERM to all processes of run, as systemd sends it: a CMD that does not end
+// is guarded as before.
+func TestTermToAllProcesses(t *testing.T) {
+	side := serveProgram(t)
+	run, log := startWorker(t, "--socket", side.socket, "a")
+	kill(t, guardOf(t, run), syscall.SIGTERM)
+	run.signal(syscall.SIGTERM)
+	eventually(t, "CMD has the signal", func() bool { _, err := os.Stat(log + ".term"); return err == nil })
+	next := startSuccessor(t, "--socket", side.socket, "a")
+	run.signal(syscall.SIGKILL)
+	checkSuccession(t, next, log)
+}
+
+// Hole 10: SIGHUP drains, as SIGTERM does.
+func TestServeDrainsOnHangup(t *testing.T) {
+	side := serveProgram(t, "--drain", "100ms", "--lost-grace", "100ms")
+	hold(t, dial(t, side), "a")
+	side.signal(syscall.SIGHUP)
+	if code := side.wait(); code != 0 || !strings.Contains(side.err.String(), "waiting for apps to finish") {
+		t.Errorf("status %d, stderr %q", code, side.err)
+	}
+}
+
+// onTerminal runs a script of bash in a session of its own.
+func onTerminal(t *testing.T, side *sidecarProgram, script string) *screen {
+	t.Helper()
+	if _, err := exec.LookPath("bash"); err != nil {
+		t.Skip("no bash here")
+	}
+	return launchOnTerminal(t, []string{"LOCKSIDECAR=" + binary, "LOCKSIDECAR_SOCKET=" + side.socket}, "bash", "-c", script)
+}
+
+// Hole 11: Ctrl-C ends a loop around run, in a script and at a prompt, while CMD runs
+// and while run waits.
+func TestCtrlCEndsTheLoop(t *testing.T) {
+	for _, c := range []struct{ name, cmd, resource string }{
+		{"CMD runs", "sleep 60", "a"},
+		{"run waits", "true", "taken"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			side := serveProgram(t)
+			hold(t, dial(t, side), "taken")
+			loop := fmt.Sprintf(`for i in 1 2 3; do echo tu""rn $i; $LOCKSIDECAR run -v %s -- sh -c 'echo wor""ks; exec %s'; done; echo o""ver`, c.resource, c.cmd)
+			busy := func() bool {
+				h, w := status(t, dial(t, side), c.resource)
+				return h+w > 0 && (c.resource == "a" || w > 0)
+			}
+			t.Run("script", func(t *testing.T) {
+				s := onTerminal(t, side, loop)
+				eventually(t, "run is there", busy)
+				if c.resource == "a" {
+					s.shows("works")
+				}
+				s.write("\x03")
+				if code := s.wait(); code != -1 {
+					t.Errorf("the script ended with status %d and not by a signal", code)
+				}
+				if seen := s.seen.String(); strings.Contains(seen, "turn 2") || strings.Contains(seen, "over") {
+					t.Error("the script went on")
+				}
+			})
+			t.Run("prompt", func(t *testing.T) {
+				s := launchOnTerminal(t, []string{"LOCKSIDECAR=" + binary, "LOCKSIDECAR_SOCKET=" + side.socket}, "bash", "--norc", "--noprofile", "-i")
+				s.write(loop + "\n")
+				eventually(t, "run is there", busy)
+				if c.resource == "a" {
+					s.shows("works")
+				}
+				s.write("\x03")
+				eventually(t, "run is gone", func() bool { return !busy() })
+				s.write("echo the sh\"\"ell reads\n")
+				s.shows("the shell reads")
+				if seen := s.seen.String(); strings.Contains(seen, "turn 2") {
+					t.Error("the loop went on")
+				}
+				s.write("exit\n")
+				s.wait()
+			})
+		})
+	}
+}
+
+// Hole 12: what was ignored when run was started, as far as Go lets that be known, is
+// ignored by CMD.
+func TestRunPassesIgnoringOn(t *testing.T) {
+	side := serveProgram(t)
+	got := launch(t, nil, "sh", "-c", fmt.Sprintf(
+		`trap '' HUP INT QUIT TSTP; exec %s run --socket %s a -- sh -c 'for s in HUP INT QUIT TSTP; do kill -$s $PPID; kill -$s $$; done; sleep 0.2; echo lives'`,
+		binary, side.socket))
+	if code := got.wait(); code != 0 || got.out.String() != "lives\n" {
+		t.Errorf("status %d, stdout %q", code, got.out)
+	}
+}
+
+// Hole 13: under xargs -P one CMD is stopped; the others go on, and it, too, when it is
+// continued.
+func TestOneStoppedOfMany(t *testing.T) {
+	side := serveProgram(t)
+	dir := t.TempDir()
+	s := launchOnTerminal(t, []string{"LOCKSIDECAR=" + binary, "LOCKSIDECAR_SOCKET=" + side.socket}, "bash", "--norc", "--noprofile", "-i")
+	s.write(fmt.Sprintf(`printf '1\n2\n' | xargs -P 2 -I{} $LOCKSIDECAR run r{} -- sh -c 'echo $$ >%s/pid{}; until [ -e %[1]s/go{} ]; do sleep 0.01; done; echo en""d{}'; echo o""ver`+"\n", dir))
+	first := pidIn(t, dir+"/pid1")
+	pidIn(t, dir+"/pid2")
+	kill(t, first, syscall.SIGSTOP)
+	time.Sleep(200 * time.Millisecond) // for those that would stop with it
+	touch(t, dir+"/go2")
+	s.shows("end2")
+	touch(t, dir+"/go1")
+	kill(t, first, syscall.SIGCONT)
+	s.shows("end1")
+	s.shows("over")
+	s.write("exit\n")
+	s.wait()
+}
+
+func touch(t *testing.T, path string) {
+	t.Helper()
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Hole 16: a sidecar that is frozen is given up soon, and signals are heard meanwhile.
+func TestFrozenSidecarIsGivenUp(t *testing.T) {
+	side := serveProgram(t)
+	side.signal(syscall.SIGSTOP)
+	began := time.Now()
+	got := cli(t, "run", "--socket", side.socket, "--wait", "0s", "a", "--", "true")
+	if got.code != exitUnavailable || !strings.Contains(got.err, "may be frozen") {
+		t.Errorf("%+v", got)
+	}
+	if took := time.Since(began); took > reachLimit+5*time.Second {
+		t.Errorf("given up after %s", took)
+	}
+	run := launch(t, nil, binary, "run", "--socket", side.socket, "a", "--", "true")
+	guardOf(t, run)
+	time.Sleep(100 * time.Millisecond) // for it to ask
+	run.signal(syscall.SIGTERM)
+	began = time.Now()
+	if code := run.wait(); code != 128+15 {
+		t.Errorf("status %d", code)
+	}
+	if took := time.Since(began); took > 3*time.Second {
+		t.Errorf("SIGTERM was heard after %s", took)
+	}
+}
+
+// Hole 15: a lock that is free is granted however short the wait is.
+func TestShortWaitForAFreeLock(t *testing.T) {
+	store := onStore(t, testengine.Redis)
+	side := serveProgram(t, store...)
+	for range 20 {
+		if got := cli(t, "run", "--socket", side.socket, "--wait", "1us", "a", "--", "true"); got.code != 0 {
+			t.Fatalf("%+v", got)
+		}
+	}
+}
+
+// Hole 17: kill -9 while run waits leaves no folder.
+func TestKilledWhileWaitingLeavesNothing(t *testing.T) {
+	store := onStore(t, testengine.Redis)
+	holder, _ := startWorker(t, append(store, "a")...)
+	tmp := socketDir(t)
+	waiting := launch(t, []string{"TMPDIR=" + tmp}, binary, append(append([]string{"run"}, store...), "a", "--", "true")...)
+	eventually(t, "it has its socket", func() bool { m, _ := filepath.Glob(tmp + "/*/socket"); return len(m) == 1 })
+	waiting.signal(syscall.SIGKILL)
+	eventually(t, "the folder is gone", func() bool { m, _ := filepath.Glob(tmp + "/*"); return len(m) == 0 })
+	holder.signal(syscall.SIGKILL)
+}
+
+// Hole 17: as from cron with an empty environment.
+func TestRunWithoutPATH(t *testing.T) {
+	side := serveProgram(t)
+	cmd := exec.CommandContext(t.Context(), binary, "run", "--socket", side.socket, "a", "--", "ls", "/")
+	cmd.Env = []string{}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// Hole 17: the store's URL, which may have a password, is not CMD's business.
+func TestStoreURLStaysHere(t *testing.T) {
+	store := storeURL(testengine.Shared(t, testengine.Redis))
+	got := cliEnv(t, []string{"LOCKSIDECAR_STORE=" + store, "LOCKSIDECAR_NAMESPACE=" + namespace(t)}, "run", "a", "--", "env")
+	if got.code != 0 || strings.Contains(got.out, "LOCKSIDECAR_STORE") || !strings.Contains(got.out, "LOCKSIDECAR_FENCE") {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A run inside a run on the same resource would wait for itself.
+func TestNestedRun(t *testing.T) {
+	side := serveProgram(t)
+	nested := func(args ...string) result {
+		t.Helper()
+		return cliEnv(t, []string{"L=" + binary, "LOCKSIDECAR_SOCKET=" + side.socket}, append([]string{"run"}, args...)...)
+	}
+	got := nested("a", "-c", `$L run b -c '$L run a -- echo in'`)
+	if got.code != exitOwnFailure || got.out != "" || !strings.Contains(got.err, "it would wait for itself") {
+		t.Errorf("on the same resource: %+v", got)
+	}
+	if got := nested("a", "-c", `$L run b -- echo in`); got.code != 0 || got.out != "in\n" {
+		t.Errorf("on another: %+v", got)
+	}
+	if got := nested("--shared", "a", "-c", `$L run --shared a -- echo in`); got.code != 0 || got.out != "in\n" {
+		t.Errorf("both shared: %+v", got)
+	}
+}
+
+func TestSignalAndKillAfter(t *testing.T) {
+	side := serveProgram(t, "--lost-grace", "20s")
+	run := launch(t, nil, binary, "run", "--socket", side.socket, "--max-hold", "200ms", "--signal", "int", "--kill-after", "300ms", "a", "--",
+		"sh", "-c", `trap 'echo asked' INT; trap '' TERM; while :; do sleep 0.01; done`)
+	if code := run.wait(); code != exitLost {
+		t.Errorf("status %d", code)
+	}
+	if !strings.Contains(run.err.String(), "CMD gets SIGINT, and SIGKILL in 300ms") || run.out.String() != "asked\n" {
+		t.Errorf("stdout %q, stderr %q", run.out, run.err)
+	}
+}
