@@ -18,6 +18,8 @@ const (
 	// acceptPause is taken when accept fails, which it does at once as long as no
 	// file can be opened.
 	acceptPause = 50 * time.Millisecond
+	// failureEvery is how often it is logged that this goes on.
+	failureEvery = 10 * time.Second
 	// maxAsides is how many connections above the limit are told so at a time.
 	// Further ones are just closed.
 	maxAsides = 64
@@ -28,13 +30,17 @@ const (
 // accept takes connections until the listener is closed. It waits for nobody: what
 // may block, such as a log, is done aside.
 func (s *Server) accept(ctx context.Context, l *net.UnixListener, w *peercred.Watcher) {
+	var logged time.Time
 	for {
 		c, err := l.AcceptUnix()
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return
 		case err != nil:
-			s.aside(func() { s.o.Logger.Error("cannot accept a connection", keyError, err) })
+			if time.Since(logged) > failureEvery {
+				logged = time.Now()
+				s.aside(func() { s.o.Logger.Error("cannot accept connections; trying again and again", keyError, err) })
+			}
 			select {
 			case <-time.After(acceptPause):
 			case <-ctx.Done():

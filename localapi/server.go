@@ -127,6 +127,11 @@ func (s *Server) Run(ctx context.Context) error {
 	servers.Go(func() { failed <- grpcServer.Serve(s.grpcConns) })
 	servers.Go(func() { failed <- httpServer.Serve(s.httpConns) })
 	servers.Go(func() { s.accept(s.stopping, socket.UnixListener, watcher) })
+	watch.Go(func() {
+		socket.watch(watching, func() {
+			s.o.Logger.Error("the socket was removed or replaced: apps that are connected keep their locks, and no others can connect; restart this sidecar", keySocket, s.o.Socket)
+		})
+	})
 	close(s.listening)
 	s.o.Logger.Info("serving", keySocket, s.o.Socket)
 

@@ -84,6 +84,26 @@ func (s *socketFile) Close() error {
 	return err
 }
 
+// socketLook is how often a socket is looked at.
+const socketLook = time.Second
+
+// watch returns when ctx ends, or calls f when nobody can find the socket any more.
+func (s *socketFile) watch(ctx context.Context, f func()) {
+	look := time.NewTicker(socketLook)
+	defer look.Stop()
+	for {
+		select {
+		case <-look.C:
+			if id, err := identify(s.path); errors.Is(err, fs.ErrNotExist) || (err == nil && id != s.id) {
+				f()
+				return
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // bind makes the socket under another name, gives it its mode, and only then
 // moves it to its place: nobody can connect before the mode guards it, and the
 // path of a dead sidecar's socket is never empty in between.
@@ -154,9 +174,7 @@ func lockPath(path string) (*os.File, error) {
 			_ = f.Close()
 			return nil, fmt.Errorf("lock %s: %w", path, err)
 		}
-		mine, err1 := f.Stat()
-		there, err2 := os.Stat(path)
-		if err1 == nil && err2 == nil && os.SameFile(mine, there) {
+		if isThere(f) {
 			return f, nil
 		}
 		_ = f.Close()
@@ -164,10 +182,19 @@ func lockPath(path string) (*os.File, error) {
 }
 
 // unlockPath removes the file while it is still locked, so that nobody else's
-// can be meant.
+// can be meant; unless somebody has removed it before, and another lies there.
 func unlockPath(f *os.File) {
-	_ = os.Remove(f.Name())
+	if isThere(f) {
+		_ = os.Remove(f.Name())
+	}
 	_ = f.Close()
+}
+
+// isThere reports whether the name of an open file still leads to it.
+func isThere(f *os.File) bool {
+	mine, err1 := f.Stat()
+	there, err2 := os.Stat(f.Name())
+	return err1 == nil && err2 == nil && os.SameFile(mine, there)
 }
 
 func identify(path string) (fileID, error) {

@@ -132,6 +132,44 @@ func TestListenRace(t *testing.T) {
 	}
 }
 
+// A socket and its lock file were removed, and another sidecar has the place: the
+// first says so, and leaves the files of the other alone at its end.
+func TestRemovedSocket(t *testing.T) {
+	path := filepath.Join(socketDir(t), "s")
+	first, err := listen(t.Context(), path, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{path, path + ".lock"} {
+		if err := os.Remove(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	second, err := listen(t.Context(), path, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := false
+	first.watch(t.Context(), func() { told = true })
+	if !told {
+		t.Error("nothing was said")
+	}
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{path, path + ".lock"} {
+		if _, err := os.Stat(name); err != nil {
+			t.Errorf("the first has removed a file of the second: %v", err)
+		}
+	}
+	if _, err := listen(t.Context(), path, 0o600); !errors.Is(err, ErrSocketInUse) {
+		t.Errorf("a third: %v", err)
+	}
+	if err := second.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestTwoSidecarsOnOneSocket(t *testing.T) {
 	s := start(t)
 	second := New(Options{Manager: s.manager, Socket: s.socket})

@@ -127,7 +127,7 @@ func (d *driver) start(ctx context.Context) error {
 		}
 	}
 	if left > 0 {
-		return fmt.Errorf("Redis was restarted, or another server has taken over, and it may have forgotten locks; they are granted again in %s: %w", //nolint:staticcheck // a name
+		return fmt.Errorf("Redis was restarted, or another server has taken over, and it may have forgotten locks; they are granted again in %s (restart-grace=0s in the URL turns this off, for tests): %w", //nolint:staticcheck // a name
 			left.Round(100*time.Millisecond), lock.ErrUnavailable)
 	}
 	d.renewed = d.b.clock()

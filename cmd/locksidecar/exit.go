@@ -64,7 +64,7 @@ func outcome(cmd *cobra.Command, err error) (code int, message string) {
 	default:
 		code = exitFailure
 	}
-	message = withoutSecrets(fmt.Sprintf("%s: %v", cmd.CommandPath(), err))
+	message = withoutSecrets(plain(fmt.Sprintf("%s: %v", cmd.CommandPath(), err)))
 	if code == exitUsage {
 		message += fmt.Sprintf(" (see: %s --help)", cmd.CommandPath())
 	}
@@ -80,3 +80,14 @@ var userInfo = regexp.MustCompile(`(://)[^\s"]*@`)
 // withoutSecrets makes a text fit for a terminal and a log, whatever was given as an
 // argument by mistake.
 func withoutSecrets(text string) string { return userInfo.ReplaceAllString(text, "${1}xxxxx@") }
+
+// rpcError is how gRPC begins an error that no sidecar has written.
+var rpcError = regexp.MustCompile(`rpc error: code = (\w+) desc = `)
+
+// plain says what an error of gRPC means for people.
+func plain(text string) string {
+	if m := rpcError.FindStringSubmatch(text); m != nil && m[1] == "Unimplemented" {
+		text += "; what answers there is no sidecar, or an older one than this program"
+	}
+	return rpcError.ReplaceAllString(text, "")
+}

@@ -2,11 +2,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 	"github.com/locksidecar/locksidecar/client"
+	"github.com/locksidecar/locksidecar/internal/config"
 )
 
 // complete tells shells the values of a flag.
@@ -41,20 +45,39 @@ func (s *socketFlag) path() (string, error) {
 type clientFlags struct {
 	socket *socketFlag
 	output *outputFlag
+	store  *storeFlags // nil: there must be a sidecar
+	io     streams
 }
 
-func addClient(cmd *cobra.Command) *clientFlags {
-	return &clientFlags{socket: addSocket(cmd), output: addOutput(cmd)}
+func addClient(cmd *cobra.Command, io streams) *clientFlags {
+	return &clientFlags{socket: addSocket(cmd), output: addOutput(cmd), io: io}
+}
+
+// orStore lets a command do without a sidecar. That is only asked for on the command
+// line: LOCKSIDECAR_STORE beside a sidecar is the sidecar's.
+func (c *clientFlags) orStore(cmd *cobra.Command) *clientFlags {
+	c.store = addStoreURL(cmd, "", "do without a sidecar: ask this store, a URL as for serve")
+	c.store.instead(cmd)
+	config.OnlyCommandLine(cmd.Flags(), "store")
+	config.OnlyCommandLine(cmd.Flags(), "store-file")
+	return c
 }
 
 // ask calls f with a connection to the sidecar.
-func (c *clientFlags) ask(ctx context.Context, f func(ctx context.Context, c *client.Client, asJSON bool) error) error {
+func (c *clientFlags) ask(ctx context.Context, f func(ctx context.Context, c *client.Client, asJSON bool) error) (err error) {
 	asJSON, err := c.output.json()
 	if err != nil {
 		return err
 	}
-	path, err := c.socket.path()
-	if err != nil {
+	var path string
+	if c.store != nil && c.store.given() {
+		own, err := startOwnSidecar(ctx, c.store, &logFlags{level: "error", format: "text"}, c.io)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, own.stop()) }()
+		path = own.socket
+	} else if path, err = c.socket.path(); err != nil {
 		return err
 	}
 	conn, err := client.Dial(ctx, path)
@@ -62,7 +85,32 @@ func (c *clientFlags) ask(ctx context.Context, f func(ctx context.Context, c *cl
 		return err
 	}
 	defer conn.Close()
-	return f(ctx, conn, asJSON)
+	return because(conn, f(ctx, conn, asJSON))
+}
+
+// infoLimit is for what is nice to know.
+const infoLimit = time.Second
+
+// infoOf is what a sidecar says of itself, or nothing.
+func infoOf(c *client.Client) *pb.Info {
+	if c == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), infoLimit)
+	defer cancel()
+	i, _ := c.Info(ctx)
+	return i
+}
+
+// because says why a store is unavailable, in place of where to read it.
+func because(c *client.Client, err error) error {
+	if !errors.Is(err, client.ErrStoreUnavailable) {
+		return err
+	}
+	if why := infoOf(c).GetNotReadyBecause(); why != "" {
+		return fmt.Errorf("%w: %s", client.ErrStoreUnavailable, why)
+	}
+	return err
 }
 
 // completeResources offers the names of resources that are held or waited for.

@@ -20,7 +20,7 @@ With -o json it prints one Lock of the API.`,
   locksidecar get orders/42 -o json | jq '.holders | length'`,
 		Args: argsBetween(1, 1, "one RESOURCE"),
 	}
-	f := addClient(cmd)
+	f := addClient(cmd, io).orStore(cmd)
 	cmd.ValidArgsFunction = completeResources(f.socket)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return f.ask(cmd.Context(), func(ctx context.Context, c *client.Client, asJSON bool) error {

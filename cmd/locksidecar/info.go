@@ -19,7 +19,7 @@ With -o json it prints one Info of the API.`,
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	f := addClient(cmd)
+	f := addClient(cmd, io)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return f.ask(cmd.Context(), func(ctx context.Context, c *client.Client, asJSON bool) error {
 			info, err := c.Info(ctx)

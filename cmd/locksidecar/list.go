@@ -31,7 +31,7 @@ With -o json it prints one ListLocksResponse of the API.`,
   locksidecar list -o json | jq -r '.locks[].resource'`,
 		Args: argsBetween(0, 1, "at most one PREFIX"),
 	}
-	f := addClient(cmd)
+	f := addClient(cmd, io).orStore(cmd)
 	cmd.ValidArgsFunction = completeResources(f.socket)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return f.ask(cmd.Context(), func(ctx context.Context, c *client.Client, asJSON bool) error {

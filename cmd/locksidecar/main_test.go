@@ -135,6 +135,16 @@ func launchCmd(t *testing.T, cmd *exec.Cmd) *program {
 
 func (p *program) signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) }
 
+// ended reports whether it has ended.
+func (p *program) ended() bool {
+	select {
+	case <-p.exited:
+		return true
+	default:
+		return false
+	}
+}
+
 // wait waits for the end and returns the exit status.
 func (p *program) wait() int {
 	p.t.Helper()

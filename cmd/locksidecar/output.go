@@ -5,10 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -37,7 +38,7 @@ func (o *outputFlag) json() (bool, error) {
 }
 
 // marshalJSON gives a message of the API as proto3 JSON. protojson changes its
-// white space from build to build on purpose, so it is made anew.
+// white space from build to build on purpose, so it is compacted.
 func marshalJSON(m proto.Message) ([]byte, error) {
 	text, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
 	if err != nil {
@@ -75,12 +76,62 @@ func writeJSONLine(w io.Writer, m proto.Message) error {
 	return err
 }
 
-// newTable aligns cells that are parted by tabs.
-func newTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 2, ' ', 0) }
+// table aligns the cells of lines that follow each other. A line of less than two
+// cells parts what is above from what is below.
+type table struct {
+	w    io.Writer
+	rows [][]string
+}
 
-// row writes the cells of one line.
-func row(w io.Writer, cells ...string) {
-	_, _ = fmt.Fprintln(w, strings.Join(cells, "\t")) // tabwriter tells errors at Flush
+func newTable(w io.Writer) *table { return &table{w: w} }
+
+// row adds the cells of one line.
+func row(t *table, cells ...string) { t.rows = append(t.rows, cells) }
+
+// Flush writes the lines.
+func (t *table) Flush() error {
+	var text strings.Builder
+	for rest := t.rows; len(rest) > 0; {
+		n := max(1, slices.IndexFunc(append(rest[:len(rest):len(rest)], nil), func(r []string) bool { return len(r) < 2 }))
+		var widths []int
+		for _, r := range rest[:n] {
+			for i, cell := range r {
+				if i == len(widths) {
+					widths = append(widths, 0)
+				}
+				widths[i] = max(widths[i], width(cell))
+			}
+		}
+		for _, r := range rest[:n] {
+			for i, cell := range r {
+				text.WriteString(cell)
+				if i < len(r)-1 {
+					text.WriteString(strings.Repeat(" ", widths[i]-width(cell)+2))
+				}
+			}
+			text.WriteByte('\n')
+		}
+		rest = rest[n:]
+	}
+	t.rows = nil
+	_, err := io.WriteString(t.w, text.String())
+	return err
+}
+
+// width is how many columns of a terminal a text takes.
+func width(s string) int {
+	n := 0
+	for _, r := range s {
+		switch {
+		case unicode.In(r, unicode.Mn, unicode.Me, unicode.Cf):
+		case unicode.In(r, unicode.Han, unicode.Hiragana, unicode.Katakana, unicode.Hangul),
+			r >= 0x3000 && r <= 0x303e, r >= 0xff01 && r <= 0xff60, r >= 0x1f300 && r <= 0x1faff:
+			n += 2
+		default:
+			n++
+		}
+	}
+	return n
 }
 
 // age says how long something has been, in the two largest units.

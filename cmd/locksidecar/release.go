@@ -37,7 +37,7 @@ With -o json it prints one ForceReleaseResponse of the API.`,
   locksidecar release --force orders/42 5f0c6a3e9b1d4c7f8a2b3c4d5e6f7081`,
 		Args: argsBetween(1, 2, "one RESOURCE, and a LOCK_ID if only one holder or waiter is meant"),
 	}
-	f := addClient(cmd)
+	f := addClient(cmd, io).orStore(cmd)
 	cmd.ValidArgsFunction = completeResources(f.socket)
 	force := cmd.Flags().Bool("force", false, "yes, take it from somebody who may be working under it")
 	grace := cmd.Flags().Duration("grace", defaultGrace, "how long the holder may take to stop before others are granted, 0s to 1m")

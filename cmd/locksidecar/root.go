@@ -49,6 +49,7 @@ func newRoot(io streams) *cobra.Command {
 		Use:               "locksidecar",
 		Short:             "Distributed locks for the app beside it",
 		Long:              rootHelp,
+		Version:           buildVersion(),
 		Example:           rootExamples,
 		Args:              noArgs,
 		SilenceErrors:     true, // outcome prints them
@@ -57,6 +58,7 @@ func newRoot(io streams) *cobra.Command {
 		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SuggestionsMinimumDistance = 2
+	root.SetVersionTemplate("locksidecar {{.Version}}\n")
 	root.SetOut(io.out)
 	root.SetErr(io.err)
 	root.PersistentFlags().String("config", "", "YAML file with flags as keys")
@@ -72,6 +74,7 @@ func newRoot(io streams) *cobra.Command {
 		newHealth(io),
 		newSchema(io),
 		newVersion(io),
+		newMan(io),
 	)
 	return root
 }

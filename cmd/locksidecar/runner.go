@@ -10,7 +10,6 @@ import (
 	"syscall"
 	"time"
 
-	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 	"github.com/locksidecar/locksidecar/client"
 	"github.com/locksidecar/locksidecar/internal/supervise"
 	"github.com/locksidecar/locksidecar/lock"
@@ -25,8 +24,6 @@ const (
 	reachLimit = 3 * time.Second
 	// shortWait is a wait that may be over before the store has answered once.
 	shortWait = time.Second
-	// infoLimit is for what is nice to know.
-	infoLimit = time.Second
 	// explainAfter is when somebody who waits is told why, if the store is the reason.
 	explainAfter = time.Second
 )
@@ -99,11 +96,7 @@ func (r *runner) notRun(err error) error {
 	is := func(all ...error) bool {
 		return slices.ContainsFunc(all, func(e error) bool { return errors.Is(err, e) })
 	}
-	if is(client.ErrStoreUnavailable) {
-		if why := r.info().GetNotReadyBecause(); why != "" {
-			err = fmt.Errorf("%w: %s", client.ErrStoreUnavailable, why)
-		}
-	}
+	err = because(r.client, err)
 	code := exitOwnFailure
 	switch {
 	case is(client.ErrLockHeld, client.ErrWaitTimeout, client.ErrLockLost, client.ErrNotHolder):
@@ -236,21 +229,10 @@ func (r *runner) explain(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	}
-	if i := r.info(); ctx.Err() == nil && !i.GetReady() && i.GetNotReadyBecause() != "" {
+	if i := infoOf(r.client); ctx.Err() == nil && !i.GetReady() && i.GetNotReadyBecause() != "" {
 		r.say("waiting: %s", i.GetNotReadyBecause())
 	}
 	return nil
-}
-
-// info is what the sidecar says of itself, or nothing.
-func (r *runner) info() *pb.Info {
-	if r.client == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), infoLimit)
-	defer cancel()
-	i, _ := r.client.Info(ctx)
-	return i
 }
 
 // release gives the lock back.

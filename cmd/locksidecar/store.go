@@ -23,15 +23,22 @@ type storeFlags struct {
 }
 
 func addStore(cmd *cobra.Command, store, storeHelp string) *storeFlags {
-	s := &storeFlags{}
+	s := addStoreURL(cmd, store, storeHelp)
+	f := cmd.Flags()
+	f.BoolVar(&s.migrate, "migrate", true, "make and update the tables of a store that has them; else see locksidecar schema")
+	f.DurationVar(&s.ttl, "ttl", session.DefaultTTL, "how long the store keeps locks when the sidecar dies, 500ms to 10m")
+	f.StringVar(&s.name, "name", "", "name of this sidecar in lists (default $POD_NAME, else the host's name)")
+	return s
+}
+
+// addStoreURL is for commands that only look.
+func addStoreURL(cmd *cobra.Command, store, storeHelp string) *storeFlags {
+	s := &storeFlags{ttl: session.DefaultTTL}
 	f := cmd.Flags()
 	f.StringVar(&s.url, "store", store, storeHelp)
 	f.StringVar(&s.urlFile, "store-file", "", "file whose only line is the URL for --store, for URLs with secrets in them")
 	f.StringVar(&s.passwordFile, "store-password-file", "", "file whose only line is the password to put into the store's URL")
-	f.BoolVar(&s.migrate, "migrate", true, "make and update the tables of a store that has them; else see locksidecar schema")
-	f.DurationVar(&s.ttl, "ttl", session.DefaultTTL, "how long the store keeps locks when the sidecar dies, 500ms to 10m")
 	f.StringVar(&s.namespace, "namespace", "", "put before every resource name in the store: NAMESPACE/name; without a slash")
-	f.StringVar(&s.name, "name", "", "name of this sidecar in lists (default $POD_NAME, else the host's name)")
 	config.Rivals(f, "store", "store-file")
 	complete(cmd, "store", backends.Schemes()...)
 	return s
@@ -42,10 +49,13 @@ func addStore(cmd *cobra.Command, store, storeHelp string) *storeFlags {
 // store in the environment.
 func (s *storeFlags) instead(cmd *cobra.Command) {
 	f := cmd.Flags()
-	for _, name := range []string{"store-password-file", "migrate", "ttl", "namespace", "name"} {
-		f.Lookup(name).Usage = "with --store: " + f.Lookup(name).Usage
-	}
 	for _, name := range []string{"store", "store-file", "store-password-file", "migrate", "ttl", "namespace", "name"} {
+		switch flag := f.Lookup(name); {
+		case flag == nil:
+			continue
+		case name != "store" && name != "store-file":
+			flag.Usage = "with --store: " + flag.Usage
+		}
 		config.NotInFile(f, name)
 	}
 	config.Hides(f, "socket", "store", "store-file")

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"time"
 
@@ -16,7 +18,8 @@ func newWatch(io streams) *cobra.Command {
 		Use:   "watch [PREFIX]",
 		Short: "Show locks as they change",
 		Long: `Watch shows what is held and waited for, and then a line for every change, until
-it is stopped. The sidecar looks at the store once an interval, so a lock that
+it is stopped. When the sidecar goes, it waits for the next one, and shows again what
+is there. The sidecar looks at the store once an interval, so a lock that
 comes and goes between two looks is not seen.
 
 With -o json every line is a WatchEvent of the API.`,
@@ -25,13 +28,14 @@ With -o json every line is a WatchEvent of the API.`,
   locksidecar watch -o json | jq -c 'select(.kind == "FREE") | .lock.resource'`,
 		Args: argsBetween(0, 1, "at most one PREFIX"),
 	}
-	f := addClient(cmd)
+	f := addClient(cmd, io).orStore(cmd)
 	cmd.ValidArgsFunction = completeResources(f.socket)
 	interval := cmd.Flags().Duration("interval", time.Second, "how often to look, 100ms to 1m")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx, stop := untilSignal(cmd.Context(), func(os.Signal) {})
 		defer stop()
-		err := f.ask(ctx, func(ctx context.Context, c *client.Client, asJSON bool) error {
+		seen := false // then it is worth trying again
+		show := func(ctx context.Context, c *client.Client, asJSON bool) error {
 			prefix := ""
 			if len(args) > 0 {
 				prefix = args[0]
@@ -46,15 +50,30 @@ With -o json every line is a WatchEvent of the API.`,
 					err = writeWatch(io.out, e, time.Now())
 				}
 				if err != nil {
-					return err
+					return &exitError{code: exitFailure, err: err}
 				}
+				seen = true
 			}
 			return nil
-		})
-		if ctx.Err() != nil { // stopped, as it must be in the end
-			return nil
 		}
-		return err
+		said := ""
+		for {
+			err := f.ask(ctx, show)
+			var exit *exitError
+			switch {
+			case ctx.Err() != nil: // stopped, as it must be in the end
+				return nil
+			case err == nil, !seen, errors.As(err, &exit), errors.Is(err, client.ErrPermissionDenied):
+				return err
+			case err.Error() != said:
+				said = err.Error()
+				_, _ = fmt.Fprintf(io.err, "%s: %s; trying again\n", cmd.CommandPath(), withoutSecrets(said))
+			}
+			select {
+			case <-time.After(*interval):
+			case <-ctx.Done():
+			}
+		}
 	}
 	return cmd
 }

@@ -23,7 +23,8 @@ func Rivals(flags *pflag.FlagSet, a, b string) {
 // Annotations of flags.
 const (
 	hiddenKey = "locksidecar_hidden_by"
-	ownKey    = "locksidecar_not_in_file"
+	noFileKey = "locksidecar_not_in_file"
+	noEnvKey  = "locksidecar_not_in_environment"
 )
 
 // Hides says that a flag, when it is on the command line, makes others mean nothing: what
@@ -37,7 +38,13 @@ func Hides(flags *pflag.FlagSet, flag string, others ...string) {
 
 // NotInFile says that a flag is not set by the file, which may have the key all the
 // same, for another command.
-func NotInFile(flags *pflag.FlagSet, flag string) { annotate(flags, flag, ownKey, "yes") }
+func NotInFile(flags *pflag.FlagSet, flag string) { annotate(flags, flag, noFileKey, "yes") }
+
+// OnlyCommandLine says that neither the file nor the environment sets a flag.
+func OnlyCommandLine(flags *pflag.FlagSet, flag string) {
+	NotInFile(flags, flag)
+	annotate(flags, flag, noEnvKey, "yes")
+}
 
 func annotate(flags *pflag.FlagSet, flag, key, value string) {
 	if err := flags.SetAnnotation(flag, key, []string{value}); err != nil {
@@ -86,7 +93,7 @@ func checkRivals(flags *pflag.FlagSet) error {
 func applyEnv(flags *pflag.FlagSet, env func(string) (string, bool)) error {
 	values := map[string]string{} // flag -> value
 	flags.VisitAll(func(f *pflag.Flag) {
-		if v, ok := env(EnvName(f.Name)); ok && v != "" && !given(flags, f) {
+		if v, ok := env(EnvName(f.Name)); ok && v != "" && !given(flags, f) && f.Annotations[noEnvKey] == nil {
 			values[f.Name] = v
 		}
 	})
@@ -125,7 +132,7 @@ func applyFile(flags *pflag.FlagSet, path string, known []string) error {
 	flags.VisitAll(func(f *pflag.Flag) { taken[f.Name] = given(flags, f) })
 	for _, e := range entries {
 		f := flags.Lookup(e.key)
-		if f == nil || taken[e.key] || f.Annotations[ownKey] != nil {
+		if f == nil || taken[e.key] || f.Annotations[noFileKey] != nil {
 			continue
 		}
 		if r := rival(flags, f); r != nil && inFile[r.Name] {

@@ -20,6 +20,8 @@ type settings struct {
 	Holds            int
 	Wait             bool
 	UIDs             []uint
+	Socket, Here     string
+	Own              string
 }
 
 func newFlags() (*pflag.FlagSet, *settings) {
@@ -31,7 +33,13 @@ func newFlags() (*pflag.FlagSet, *settings) {
 	f.IntVar(&s.Holds, "max-holds", 1, "")
 	f.BoolVar(&s.Wait, "wait", false, "")
 	f.UintSliceVar(&s.UIDs, "allow-uid", []uint{7}, "")
+	f.StringVar(&s.Socket, "socket", "", "")
+	f.StringVar(&s.Own, "own", "", "")
+	f.StringVar(&s.Here, "here", "", "")
 	Rivals(f, "store", "store-file")
+	Hides(f, "socket", "store")
+	NotInFile(f, "own")
+	OnlyCommandLine(f, "here")
 	return f, s
 }
 
@@ -71,6 +79,20 @@ func TestApply(t *testing.T) {
 		{name: "rival of a higher place", file: "store: redis://file", env: map[string]string{"LOCKSIDECAR_STORE_FILE": "/secret"},
 			want: with(func(s *settings) { s.StoreFile = "/secret" })},
 
+		{name: "hidden by the command line", args: []string{"--socket=s"}, env: map[string]string{"LOCKSIDECAR_STORE": "redis://env"}, file: "store: redis://file",
+			want: with(func(s *settings) { s.Socket = "s" })},
+		{name: "hidden only by the command line", env: map[string]string{"LOCKSIDECAR_STORE": "redis://env", "LOCKSIDECAR_SOCKET": "s"},
+			want: with(func(s *settings) { s.Socket, s.Store = "s", "redis://env" })},
+		{name: "not in the file", file: "own: x\nhere: x", want: defaults},
+		{name: "not in the file but in env", env: map[string]string{"LOCKSIDECAR_OWN": "e", "LOCKSIDECAR_HERE": "e"},
+			want: with(func(s *settings) { s.Own = "e" })},
+		{name: "yes", file: "wait: yes", want: with(func(s *settings) { s.Wait = true })},
+		{name: "on in env", env: map[string]string{"LOCKSIDECAR_WAIT": "On"}, want: with(func(s *settings) { s.Wait = true })},
+		{name: "off", args: []string{}, file: "wait: off", want: defaults},
+		{name: "one document", file: "---\nttl: 5s\n", want: with(func(s *settings) { s.TTL = 5 * time.Second })},
+
+		{name: "both of which one hides the other", args: []string{"--socket=s", "--store=x"}, wantErr: "two ways to say one thing"},
+		{name: "two documents", file: "ttl: 5s\n---\nttl: 6s\n", wantErr: "more than one YAML document"},
 		{name: "unknown key", file: "ttl: 5s\nmax-hold: 3\n", wantErr: `line 2: unknown key "max-hold"; did you mean max-holds?`},
 		{name: "underscores", file: "max_holds: 3\n", wantErr: `unknown key "max_holds"; did you mean max-holds?`},
 		{name: "unknown key like none", file: "colour: red\n", wantErr: `line 1: unknown key "colour"`},

@@ -1,0 +1,192 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+)
+
+// Hole 14: the file of serve is also good for run, which asks the sidecar and does not
+// become one.
+func TestOneFileForAllCommands(t *testing.T) {
+	socket := filepath.Join(socketDir(t), "s")
+	file := filepath.Join(t.TempDir(), "sidecar.yaml")
+	text := "socket: " + socket + "\nstore: \"" + storeURL(testengine.Shared(t, testengine.Redis)) + "\"\nnamespace: " + namespace(t) + "\nttl: 5s\nname: file\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	side := launch(t, nil, binary, "serve", "--config", file)
+	eventually(t, "the sidecar serves", func() bool { return strings.Contains(side.out.String(), "curl ") })
+	got := cli(t, "run", "--config", file, "a", "--", "sh", "-c", "echo $LOCKSIDECAR_SOCKET")
+	if got.code != 0 || got.out != socket+"\n" {
+		t.Errorf("%+v", got)
+	}
+	if got := cli(t, "list", "--config", file); got.code != 0 {
+		t.Errorf("list: %+v", got)
+	}
+}
+
+// Hole 14: --socket on the command line wins over a store in the environment.
+func TestSocketWinsOverStoreInTheEnvironment(t *testing.T) {
+	side := serveProgram(t)
+	got := cliEnv(t, []string{"LOCKSIDECAR_STORE=redis://127.0.0.1:1"}, "run", "--wait", "0s", "--socket", side.socket, "a", "--", "sh", "-c", "echo $LOCKSIDECAR_SOCKET")
+	if got.code != 0 || got.out != side.socket+"\n" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Without a sidecar: straight to the store.
+func TestAskTheStore(t *testing.T) {
+	store := onStore(t, testengine.Redis)
+	run, _ := startWorker(t, append(store, "a")...)
+	for _, args := range [][]string{{"list"}, {"get", "a"}} {
+		if got := cli(t, append(args, store...)...); got.code != 0 || !strings.Contains(got.out, "sh (pid") && !strings.Contains(got.out, "held") {
+			t.Errorf("%v: %+v", args, got)
+		}
+	}
+	watch := launch(t, nil, binary, append([]string{"watch", "--interval", "100ms"}, store...)...)
+	eventually(t, "watch shows the lock", func() bool { return strings.Contains(watch.out.String(), "a  held EXCLUSIVE") })
+	watch.signal(syscall.SIGTERM)
+	if code := watch.wait(); code != 0 {
+		t.Errorf("watch: status %d", code)
+	}
+	if got := cli(t, append([]string{"release", "--force", "a"}, store...)...); got.code != 0 {
+		t.Errorf("release: %+v", got)
+	}
+	if code := run.wait(); code != exitLost {
+		t.Errorf("status %d", code)
+	}
+	if got := cliEnv(t, []string{"LOCKSIDECAR_STORE=redis://127.0.0.1:1"}, "list", "--socket", "/nowhere"); !strings.Contains(got.err, "no sidecar answers") {
+		t.Errorf("a sidecar's store was taken from the environment: %+v", got)
+	}
+	if got := cli(t, "get", "a", "--store", "redis://127.0.0.1:1"); got.code != exitFailure || !strings.Contains(got.err, "the store is unavailable: no lease: ") || strings.Contains(got.err, "readyz") {
+		t.Errorf("without a store: %+v", got)
+	}
+}
+
+func TestWatchReconnects(t *testing.T) {
+	side := serveProgram(t)
+	c := dial(t, side)
+	hold(t, c, "first")
+	watch := launch(t, nil, binary, "watch", "--interval", "100ms", "--socket", side.socket)
+	eventually(t, "it shows the first", func() bool { return strings.Contains(watch.out.String(), "first  held") })
+	side.signal(syscall.SIGKILL)
+	side.wait()
+	eventually(t, "it says so", func() bool { return strings.Contains(watch.err.String(), "trying again") })
+	again := serveAt(t, side.socket)
+	hold(t, dial(t, again), "second")
+	eventually(t, "it shows the second", func() bool { return strings.Contains(watch.out.String(), "second  held") })
+	watch.signal(syscall.SIGTERM)
+	if code := watch.wait(); code != 0 {
+		t.Errorf("status %d", code)
+	}
+}
+
+// Hole 17: an argument that has a password is not shown.
+func TestNoPasswordsInErrors(t *testing.T) {
+	for _, args := range [][]string{
+		{"serve", "redis://u:secret@h"},
+		{"list", "a", "redis://u:secret@h"},
+		{"redis://u:secret@h"},
+		{"run", "--store", "redis://u:secret@h:x", "a", "true"},
+	} {
+		if got := cli(t, args...); got.code == 0 || strings.Contains(got.err, "secret") {
+			t.Errorf("%v: %+v", args, got)
+		}
+	}
+}
+
+// Hole 17: with few open files it says so once, and not twenty times a second.
+func TestFewOpenFiles(t *testing.T) {
+	for limit := 10; limit < 18; limit++ { // one of them is all taken by accepted connections
+		socket := filepath.Join(socketDir(t), "s")
+		side := launch(t, nil, "sh", "-c", fmt.Sprintf("ulimit -n %d; exec %s serve --socket %s", limit, binary, socket))
+		eventually(t, "there is a socket, or an end", func() bool {
+			_, err := os.Stat(socket)
+			return err == nil || side.ended()
+		})
+		for range 10 {
+			if c, err := net.Dial("unix", socket); err == nil {
+				defer c.Close()
+			}
+		}
+		time.Sleep(500 * time.Millisecond)
+		switch n := strings.Count(side.err.String(), "cannot accept"); {
+		case n == 1:
+			return
+		case n > 1:
+			t.Fatalf("said %d times", n)
+		}
+	}
+	t.Error("no sidecar was without open files")
+}
+
+// A store that must not grant yet: run says so, and how to turn that off for tests.
+func TestRunSaysWhyItWaits(t *testing.T) {
+	redis := testengine.New(t, testengine.Redis)
+	got := cli(t, "run", "--store", redis.URL(), "--ttl", "3s", "--log-level", "off", "a", "--", "true")
+	if got.code != 0 || strings.Count(got.err, "\n") != 1 || !strings.Contains(got.err, "waiting: ") ||
+		!strings.Contains(got.err, "granted again in ") || !strings.Contains(got.err, "restart-grace=0s") {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestVersionFlag(t *testing.T) {
+	if got := cli(t, "--version"); got.code != 0 || got.out != "locksidecar v0.0.0-test\n" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Hole 18: what answers is no sidecar.
+func TestPlainErrors(t *testing.T) {
+	socket := filepath.Join(socketDir(t), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	protocols := &http.Protocols{}
+	protocols.SetUnencryptedHTTP2(true)
+	server := &http.Server{Handler: http.NotFoundHandler(), Protocols: protocols, ReadHeaderTimeout: time.Minute}
+	served := make(chan struct{})
+	go func() { defer close(served); _ = server.Serve(l) }()
+	t.Cleanup(func() { _ = server.Close(); <-served })
+	got := cli(t, "info", "--socket", socket)
+	if got.code == 0 || strings.Contains(got.err, "rpc error") || !strings.Contains(got.err, "what answers there is no sidecar") {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Hole 18: names in wide letters do not shift the columns.
+func TestWideLetters(t *testing.T) {
+	var b strings.Builder
+	table := newTable(&b)
+	row(table, "RESOURCE", "STATE")
+	row(table, "注文/四十二", "held")
+	row(table, "cafe\u0301", "held") // an accent takes no place
+	if err := table.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if want := "RESOURCE     STATE\n注文/四十二  held\ncafe\u0301         held\n"; b.String() != want {
+		t.Errorf("got\n%s", b.String())
+	}
+}
+
+func TestMan(t *testing.T) {
+	got := cli(t, "man", "run")
+	for _, want := range []string{".TH LOCKSIDECAR-RUN 1", ".SH EXAMPLES", `.B \-\-conflict\-exit\-code int`, "locksidecar\\-watch(1)"} {
+		if !strings.Contains(got.out, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	if got := cli(t, "man", "nothing"); got.code != exitUsage {
+		t.Errorf("%+v", got)
+	}
+}
