@@ -107,7 +107,8 @@ func (f *front) told(m supervise.Message) {
 	case supervise.KindUntil:
 		f.until = time.Duration(m.Number)
 	case supervise.KindStopped:
-		if f.tty.Ours() && supervise.Stopped(f.cmd) { // else the terminal has stopped us, too, and we went on together
+		inFront := f.tty.Has(0) || f.tty.Has(f.cmd) // a shell in CMD has taken the terminal for itself
+		if inFront && supervise.Stopped(f.cmd) {    // else the terminal has stopped us, too, and we went on together
 			supervise.Stop()
 		}
 	case supervise.KindSay:
@@ -119,7 +120,7 @@ func (f *front) told(m supervise.Message) {
 // already. It reports whether this process shall end at once.
 func (f *front) signal(s syscall.Signal) bool {
 	switch {
-	case f.cmd != 0 && (s == syscall.SIGINT || s == syscall.SIGQUIT) && f.tty.Ours():
+	case f.cmd != 0 && (s == syscall.SIGINT || s == syscall.SIGQUIT) && f.tty.Has(0):
 		return false // Ctrl-C reaches all that share the terminal
 	case f.cmd == 0 && waitEnds(s):
 		f.ended++

@@ -275,6 +275,28 @@ func processesBelow(t *testing.T, root int) []int {
 	return found
 }
 
+// In a PID namespace that has not its own /proc, the pids there are others'.
+func TestForeignProc(t *testing.T) {
+	if err := exec.CommandContext(t.Context(), "unshare", "-pf", "true").Run(); err != nil {
+		t.Skipf("no PID namespaces here: %v", err)
+	}
+	side := serveProgram(t)
+	dir := t.TempDir()
+	run := launch(t, nil, "unshare", "-pf", binary, "run", "--socket", side.socket, "a", "--",
+		"sh", "-c", `sleep 600 & echo up >"$1/pid"; exec sleep 600`, "sh", dir)
+	eventually(t, "CMD works", func() bool { _, err := os.Stat(dir + "/pid"); return err == nil })
+	if got := cli(t, "release", "--force", "a", "--grace", "1m", "--socket", side.socket); got.code != 0 {
+		t.Fatalf("release: %+v", got)
+	}
+	began := time.Now()
+	if code := run.wait(); code != exitLost || strings.Contains(run.err.String(), "goes on") {
+		t.Errorf("status %d, stderr %q", code, run.err)
+	}
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("ended after %s", took)
+	}
+}
+
 // What somebody else has started for CMD, such as at(1), carries the ids of its holds,
 // and ends with the hold.
 func TestLossReachesWhatCarriesTheHold(t *testing.T) {

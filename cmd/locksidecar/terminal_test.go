@@ -127,6 +127,30 @@ func TestTerminalInterrupt(t *testing.T) {
 	}
 }
 
+// A shell in CMD has a group of its own on the terminal; suspend stops run with it.
+func TestTerminalSuspend(t *testing.T) {
+	if _, err := exec.LookPath("bash"); err != nil {
+		t.Skip("no bash here")
+	}
+	side := serveProgram(t)
+	s := launchOnTerminal(t, []string{"LOCKSIDECAR=" + binary, "LOCKSIDECAR_SOCKET=" + side.socket}, "bash", "--norc", "--noprofile", "-i")
+	s.write("$LOCKSIDECAR run a -- bash --norc --noprofile -i\n")
+	s.write("echo in\"\"ner\n")
+	s.shows("inner")
+	s.write("suspend\n")
+	s.shows("Stopped")
+	s.write("echo out\"\"er $LOCKSIDECAR_LOCK_ID.\n")
+	s.shows("outer .")
+	s.write("fg\n")
+	s.write("echo back ${LOCKSIDECAR_LOCK_ID:+agai\"\"n}\n")
+	s.shows("back again")
+	s.write("exit 3\n")
+	s.write("echo sta\"\"tus $?\n")
+	s.shows("status 3")
+	s.write("exit\n")
+	s.wait()
+}
+
 // Ctrl-Z stops CMD and run, as one job of the shell; fg continues both.
 func TestTerminalStopAndContinue(t *testing.T) {
 	if _, err := exec.LookPath("bash"); err != nil {

@@ -46,8 +46,14 @@ type Survivor struct {
 
 func (s Survivor) String() string { return fmt.Sprintf("%d (%s): %s", s.PID, s.Name, s.Why) }
 
+// errForeignProc: /proc has the pids of another namespace than ours.
+var errForeignProc = errors.New("/proc is that of another PID namespace")
+
 // processes are the pids in /proc.
 func processes() ([]int, error) {
+	if self, err := os.Readlink("/proc/self"); err != nil || self != strconv.Itoa(os.Getpid()) {
+		return nil, errors.Join(errForeignProc, err)
+	}
 	dir, err := os.Open("/proc")
 	if err != nil {
 		return nil, err

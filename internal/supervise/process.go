@@ -179,8 +179,10 @@ func (p *Process) End(e Ending) []Survivor {
 func (p *Process) all() []stat {
 	tree, err := descendants()
 	switch {
-	case err != nil: // no /proc: the kernel ends the program with us
-		return []stat{{pid: p.pid}}
+	case err != nil && p.reap():
+		return nil
+	case err != nil: // without /proc the group is what can be seen
+		return []stat{{pid: -p.pid, name: "process group"}}
 	case len(tree) == 0:
 		return carriers(p.program.MarkName, p.program.Mark)
 	}

@@ -26,14 +26,15 @@ func OpenTerminal() *Terminal {
 	return &Terminal{file: f}
 }
 
-// Ours reports whether our process group has the terminal: then that gets Ctrl-C.
-// A nil Terminal is nobody's.
-func (t *Terminal) Ours() bool {
+// Has reports whether the process group of pid has the terminal: then that gets Ctrl-C.
+// 0 is this process. A nil Terminal is nobody's.
+func (t *Terminal) Has(pid int) bool {
 	if t == nil {
 		return false
 	}
-	group, err := unix.IoctlGetInt(int(t.file.Fd()), unix.TIOCGPGRP)
-	return err == nil && group == unix.Getpgrp()
+	has, err1 := unix.IoctlGetInt(int(t.file.Fd()), unix.TIOCGPGRP)
+	group, err2 := unix.Getpgid(pid)
+	return err1 == nil && err2 == nil && has == group
 }
 
 // Stop stops this process until it is continued, where a shell has us as one of its
