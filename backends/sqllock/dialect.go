@@ -81,6 +81,8 @@ type Statement struct {
 	// Count: Result.Affected is asked for. (Where all the statements of a batch give
 	// no rows it is there in any case.)
 	Count bool
+	// Ignore: the rows of the SELECT are not asked for, only its locks.
+	Ignore bool
 }
 
 // Result is what a statement did.

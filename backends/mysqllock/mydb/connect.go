@@ -91,6 +91,12 @@ func (c *Connector) Driver() driver.Driver { return mysql.MySQLDriver{} }
 // answers and takes writes, beginning with the one that did last; where none
 // takes writes, the first that answers.
 func (c *Connector) Connect(ctx context.Context) (driver.Conn, error) {
+	conn, _, err := c.Open(ctx)
+	return conn, err
+}
+
+// Open is Connect, and tells what the server said.
+func (c *Connector) Open(ctx context.Context) (driver.Conn, Server, error) {
 	c.mu.Lock()
 	first := c.good
 	c.mu.Unlock()
@@ -114,9 +120,9 @@ func (c *Connector) Connect(ctx context.Context) (driver.Conn, error) {
 		c.mu.Lock()
 		c.good, c.latest = n, server
 		c.mu.Unlock()
-		return conn, nil
+		return conn, server, nil
 	}
-	return nil, errors.Join(errs...)
+	return nil, Server{}, errors.Join(errs...)
 }
 
 var errReadOnly = errors.New("the server takes no writes (read_only)")
@@ -200,8 +206,12 @@ func (d Dialect) ForShare() string {
 	return "FOR SHARE"
 }
 
+// Identity is an expression that tells servers apart, and stays the same when one is
+// restarted.
+const Identity = "CONCAT(@@hostname, ':', @@port, ':', @@server_id, ':', @@datadir)"
+
 func askServer(ctx context.Context, conn driver.QueryerContext) (Server, error) {
-	rows, err := conn.QueryContext(ctx, "SELECT VERSION(), CONCAT(@@hostname, ':', @@port, ':', @@server_id, ':', @@datadir), @@global.read_only, CONNECTION_ID()", nil)
+	rows, err := conn.QueryContext(ctx, "SELECT VERSION(), "+Identity+", @@global.read_only, CONNECTION_ID()", nil)
 	if err != nil {
 		return Server{}, fmt.Errorf("ask server: %w", err)
 	}

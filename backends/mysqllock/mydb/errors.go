@@ -93,20 +93,24 @@ func Interrupted(err error) bool { return is(err, codeInterrupted) }
 // Unavailable makes any error of a request an unknown outcome, with a hint
 // where a person has to do something about it.
 func Unavailable(what string, err error) error {
-	hint := ""
+	return fmt.Errorf("%s: %w: %w%s", what, lock.ErrUnavailable, err, Hint(err))
+}
+
+// Hint is what a person can do about an error, or empty.
+func Hint(err error) string {
 	switch {
 	case Missing(err):
-		hint = " (run `locksidecar schema mysql` and apply what it prints, or let the sidecar do it: migrate=true)"
+		return " (run `locksidecar schema mysql` and apply what it prints, or let the sidecar do it: migrate=true)"
 	case is(err, codeAccessDenied):
-		hint = " (user or password of the store's URL are wrong)"
+		return " (user or password of the store's URL are wrong)"
 	case Denied(err):
-		hint = " (the database account lacks a privilege: see docs/stores/mysql.md)"
+		return " (the database account lacks a privilege: see docs/stores/mysql.md)"
 	case ReadOnly(err):
-		hint = " (the server takes no writes: is it a replica?)"
+		return " (the server takes no writes: is it a replica?)"
 	case is(err, codeBinlogStatement):
-		hint = " (set binlog_format to ROW or MIXED)"
+		return " (set binlog_format to ROW or MIXED)"
 	}
-	return fmt.Errorf("%s: %w: %w%s", what, lock.ErrUnavailable, err, hint)
+	return ""
 }
 
 // Retry calls f until its error is none that another try could mend, or ctx

@@ -1,0 +1,173 @@
+package sqllock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+const (
+	// usualConnections is the size of the pool for the requests of apps.
+	usualConnections = 16
+	leastConnections = 2
+)
+
+// Options are what a Backend is opened with.
+type Options struct {
+	Migrate        bool          // make the tables where they are not there
+	MaxConnections int           // for requests; 0: as usual
+	LogKeep        time.Duration // how long rows of the log are kept; 0: no log
+	FailoverGrace  time.Duration // how long nothing is granted by a server that has taken over; negative: the TTL
+	Observe        lock.Observe  // of the dialect's connections; may be nil
+	Clock          lock.Clock    // default lock.BootTime
+}
+
+// Backend is a database that keeps locks in tables.
+type Backend struct {
+	d     Dialect
+	o     Options
+	sql   *statements
+	clock lock.Clock
+	pool  Pool
+	rings Pool // to ring the bells of other sidecars
+	known knownNames
+	log   *logger
+	bells *bells
+
+	patient chan struct{} // has a value for each connection that may wait for a row
+	deskMu  sync.Mutex
+	desks   map[lock.Resource]*desk
+
+	mu      sync.Mutex
+	checked bool // the tables
+	tested  bool // the server
+	marked  markSeen
+	leases  map[string]*lease // those of this backend, by id
+
+	background context.Context // ends with Close
+	stop       context.CancelFunc
+	routines   sync.WaitGroup
+}
+
+var _ lock.Backend = (*Backend)(nil)
+
+// Open makes a Backend. It does not ask the server anything.
+// The error is lock.ErrInvalid.
+func Open(d Dialect, o Options) (*Backend, error) {
+	if o.Clock == nil {
+		o.Clock = lock.BootTime
+	}
+	size := max(o.MaxConnections, leastConnections)
+	if o.MaxConnections == 0 {
+		size = usualConnections
+	}
+	b := &Backend{
+		d: d, o: o, sql: newStatements(d.Words()), clock: o.Clock, patient: make(chan struct{}, max(1, size/2)),
+		desks: make(map[lock.Resource]*desk), leases: make(map[string]*lease),
+	}
+	var err error
+	if b.pool, err = d.Open(PoolOptions{Size: size, Wait: true}); err != nil {
+		return nil, err
+	}
+	if b.rings, err = d.Open(PoolOptions{Size: 1}); err != nil {
+		return nil, errors.Join(err, b.pool.Close())
+	}
+	b.background, b.stop = context.WithCancel(context.Background())
+	b.log, b.bells = newLogger(b), newBells(b)
+	b.routines.Go(func() { b.log.run(b.background) })
+	b.routines.Go(func() { b.bells.run(b.background) })
+	return b, nil
+}
+
+// Ping implements lock.Backend.
+func (b *Backend) Ping(ctx context.Context) error {
+	if _, err := b.pool.Do(ctx, "ping", Statement{SQL: "SELECT 1"}); err != nil {
+		return b.unavailable("ping", err)
+	}
+	return nil
+}
+
+// Close implements lock.Backend.
+func (b *Backend) Close() error {
+	b.stop()
+	b.routines.Wait()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	b.log.write(ctx)
+	return errors.Join(b.pool.Close(), b.rings.Close())
+}
+
+// unavailable makes any error of a request an unknown outcome, with a hint for people.
+func (b *Backend) unavailable(what string, err error) error {
+	return fmt.Errorf("%s: %w: %w%s", what, lock.ErrUnavailable, err, b.d.Hint(err))
+}
+
+// local is the lease of that id, if it is one of this backend.
+func (b *Backend) local(id string) *lease {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.leases[id]
+}
+
+// retry calls f until its error is none that another try could mend, or ctx ends.
+func (b *Backend) retry(ctx context.Context, f func() error) error {
+	for pause := leastPause; ; pause = min(2*pause, mostPause) {
+		err := f()
+		if !b.d.Class(err).again() {
+			return err
+		}
+		if !sleep(ctx, pause) {
+			return err
+		}
+	}
+}
+
+// sleep waits, and tells whether ctx has not ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// poke fills the place of a channel that has one.
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// knownNames remembers for some resources that they have a row, and whether
+// somebody was in the way of the last request. These are only hints, which spare
+// a statement or a trip.
+type knownNames struct {
+	mu    sync.Mutex
+	names map[lock.Resource]bool // busy
+}
+
+const maxKnownNames = 20_000
+
+func (k *knownNames) get(r lock.Resource) (known, busy bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	busy, known = k.names[r]
+	return known, busy
+}
+
+func (k *knownNames) add(r lock.Resource, busy bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.names == nil || len(k.names) >= maxKnownNames {
+		k.names = make(map[lock.Resource]bool)
+	}
+	k.names[r] = busy
+}

@@ -1,0 +1,156 @@
+package sqllock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// SchemaVersion is the version of the tables that this sidecar works with.
+const SchemaVersion = 2
+
+// check makes sure that the tables are there and of our version, and makes them where
+// that is wanted; and that the server may grant.
+func (b *Backend) check(ctx context.Context, ttl time.Duration) error {
+	b.mu.Lock()
+	checked := b.checked
+	b.mu.Unlock()
+	if !checked {
+		if err := b.checkTables(ctx); err != nil {
+			return err
+		}
+		b.mu.Lock()
+		b.checked = true
+		b.mu.Unlock()
+	}
+	res, err := b.pool.Do(ctx, "schema", Statement{SQL: b.sql.mark}, Statement{SQL: b.sql.leases})
+	if err != nil {
+		return b.unavailable("check server", err)
+	}
+	longest := ttl
+	for _, r := range res[1].Rows {
+		longest = max(longest, time.Duration(r.Int(2))*time.Millisecond)
+	}
+	if left := b.keepMark(ctx, res[0].Rows, longest); left > 0 {
+		return fmt.Errorf("%w; locks are granted again in %s: %w", errKept, left.Round(100*time.Millisecond), lock.ErrUnavailable)
+	}
+	return nil
+}
+
+func (b *Backend) checkTables(ctx context.Context) error {
+	have, err := b.version(ctx)
+	if b.d.Class(err) == Missing && b.o.Migrate {
+		if err = b.migrate(ctx); err == nil {
+			have, err = b.version(ctx)
+		}
+	}
+	store := b.d.Words().Store
+	switch {
+	case err != nil:
+		return b.unavailable("check tables", err)
+	case have < SchemaVersion:
+		return fmt.Errorf("check tables: they are of version %d and this sidecar needs %d; stop all sidecars, drop the tables and apply what `locksidecar schema %s` prints, or use another prefix: %w", have, SchemaVersion, store, lock.ErrUnavailable)
+	case have > SchemaVersion:
+		return fmt.Errorf("check tables: they are of version %d, which a newer sidecar made; this one knows %d; use a newer sidecar, or another prefix: %w", have, SchemaVersion, lock.ErrUnavailable)
+	}
+	return nil
+}
+
+// version is that of the tables; 0: the table is there and nothing in it.
+func (b *Backend) version(ctx context.Context) (v int64, err error) {
+	res, err := b.pool.Do(ctx, "schema", Statement{SQL: b.sql.version})
+	if err != nil {
+		return 0, err
+	}
+	for _, r := range res[0].Rows {
+		v = r.Int(0)
+	}
+	return v, nil
+}
+
+// migrateTime is the least time that creating tables may take, in seconds.
+const migrateTime = 30
+
+// migrate creates the tables. Two sidecars may do it at the same time: every
+// statement does nothing where it was done already.
+func (b *Backend) migrate(ctx context.Context) error {
+	p, err := b.d.Open(PoolOptions{Size: 1, Wait: true, Long: migrateTime})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = p.Close() }()
+	text := replaceNames(b.d.Schema(), b.d.Words().Table)
+	for range 3 { // two at once may be in each other's way
+		if _, err = p.Do(ctx, "schema", Statement{SQL: text}); err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("create tables: %w", err)
+}
+
+// Schema is the text that creates the tables of a dialect, for whoever does not let
+// the sidecar do it, with the names as table gives them.
+func Schema(d interface{ Schema() string }, table func(name string) string) string {
+	return replaceNames(d.Schema(), table)
+}
+
+// testOnce is selfTest, until it has succeeded.
+func (b *Backend) testOnce(ctx context.Context, id []byte) error {
+	b.mu.Lock()
+	tested := b.tested
+	b.mu.Unlock()
+	if tested {
+		return nil
+	}
+	err := b.selfTest(ctx, id)
+	b.mu.Lock()
+	b.tested = err == nil
+	b.mu.Unlock()
+	return err
+}
+
+// selfTest refuses what only looks like the server that the engine needs: a lease of
+// ours is seen at once by another connection, its row can be locked, and a lock is in
+// the way of that connection.
+func (b *Backend) selfTest(ctx context.Context, id []byte) (err error) {
+	one, err := b.pool.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { one.Close(errStopped) }() // its transaction has changed nothing
+	other, err := b.pool.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	var failed error
+	defer func() { other.Close(failed) }()
+	res, err := one.Do(ctx, "self-test", Statement{SQL: "START TRANSACTION"}, Statement{SQL: b.sql.probe, Args: []any{id}}, Statement{SQL: b.sql.mark})
+	if err != nil {
+		return err
+	}
+	inside := res[2].Rows
+	if len(res[1].Rows) != 1 || len(inside) != 1 {
+		return fmt.Errorf("%w: a row that was written is not seen by another connection", errNotOne)
+	}
+	res, failed = other.Do(ctx, "self-test", Statement{SQL: b.sql.mark})
+	if failed != nil {
+		return failed
+	}
+	if rows := res[0].Rows; len(rows) != 1 || rows[0].Text(1) != inside[0].Text(1) {
+		return fmt.Errorf("%w: two connections lead to different servers", errNotOne)
+	}
+	_, failed = other.Do(ctx, "self-test", Statement{SQL: "START TRANSACTION"}, Statement{SQL: b.sql.probeNow, Args: []any{id}})
+	switch {
+	case failed == nil:
+		failed = errStopped
+		return fmt.Errorf("%w: two transactions have locked the same row", errNotOne)
+	case b.d.Class(failed) != Blocked:
+		return failed
+	}
+	return nil
+}
+
+var errNotOne = errors.New("this is not one MySQL, MariaDB or PostgreSQL server, but something that looks like it (a proxy that splits reads and writes, several primaries, a database of another kind), and locks would not keep others out")

@@ -1,0 +1,69 @@
+package sqllock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// forcePoll is how often ForceRelease looks what has become of the hold.
+const forcePoll = 50 * time.Millisecond
+
+// ForceRelease implements lock.Backend.
+//
+// It writes the grace beside the hold. The holder's sidecar hears of it, tells its
+// app, and writes that it knows: from then on the grace counts. Each of those who
+// take part counts it on a clock of its own: the holder's sidecar from when it
+// has written that, the others from after they have read it. The first of them for
+// whom it is over ends the hold: usually the holder's sidecar; where that is cut
+// off, whoever forced the release, or a sidecar that waits.
+func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldID, grace time.Duration) error {
+	o := &op{kind: opForce, id: string(id), grace: max(grace, 0)}
+	b.submit(ctx, r, o)
+	switch {
+	case errors.Is(o.err, lock.ErrNotHolder):
+		return lock.ErrNotHolder
+	case o.err != nil:
+		return b.unavailable("force release", o.err)
+	case !o.queued:
+		return nil
+	}
+	if err := b.awaitForced(ctx, r, id); err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("force release %q: %w: %w; it ends by itself %s after the holder's sidecar knows of it, or with its lease", string(r), lock.ErrUnavailable, err, grace)
+		}
+		return b.unavailable("force release", err)
+	}
+	return nil
+}
+
+// awaitForced waits until a hold is gone whose release is forced, and ends it when
+// its grace is over.
+func (b *Backend) awaitForced(ctx context.Context, r lock.Resource, id lock.HoldID) error {
+	due := time.Duration(math.MaxInt64)
+	n, i := []byte(r), []byte(id)
+	for {
+		res, err := b.pool.Do(ctx, "force", Statement{SQL: b.sql.forced, Args: []any{n, i, n, i, n, i}})
+		if err != nil || len(res[0].Rows) == 0 {
+			return err
+		}
+		now := b.clock()
+		if row := res[0].Rows[0]; !row.Null(0) {
+			due = min(due, now+time.Duration(row.Int(0))*time.Microsecond)
+		}
+		if now >= due {
+			o := &op{kind: opEnd, id: string(id)}
+			b.submit(ctx, r, o)
+			if o.err != nil {
+				return o.err
+			}
+		}
+		if !sleep(ctx, min(max(due-now, leastPause), forcePoll)) {
+			return context.Cause(ctx)
+		}
+	}
+}

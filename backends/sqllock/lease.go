@@ -1,0 +1,393 @@
+package sqllock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+const (
+	// maxID and maxSidecar are what the tables have room for.
+	maxID, maxSidecar = 64, 255
+	// counted is how many entries of each kind a heartbeat counts.
+	counted = 5000
+	// keptRecheck is when to look again for a grant that is kept back.
+	rareRecheck = 30 * time.Second
+)
+
+// lease is one sidecar's session in the tables.
+type lease struct {
+	b       *Backend
+	id      lock.LeaseID
+	sidecar string
+	ttl     time.Duration
+	recheck time.Duration
+
+	beats Pool // one connection, for heartbeats
+
+	mu      sync.Mutex
+	number  int64                          // of the connection of the last heartbeat,
+	server  string                         // and who answered it
+	push    func(leasekit.Push)            // nil before Listen
+	waiting map[lock.HoldID]waiter         // that are in the queue
+	turn    uint64                         // of the last waiter
+	dues    map[leasekit.Ref]time.Duration // forced releases: when their grace is over, on the clock
+	keeper  keeperSeen
+	seen    map[string]observed // other leases
+	ended   map[string]time.Duration
+
+	bell   chan struct{} // closed when it is known whether there is a bell
+	rang   chan struct{} // has a value when there may be news
+	waits  chan struct{} // has a value when a wait has begun
+	look   chan struct{} // has a value when there is something for watch
+	sweeps chan string   // leases that are over, to be swept
+}
+
+// waiter is one that is in the queue.
+type waiter struct {
+	name lock.Resource
+	mode lock.Mode
+	turn uint64
+}
+
+var _ leasekit.Driver = (*lease)(nil)
+
+// OpenLease implements lock.Backend.
+func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease, error) {
+	l, opened, err := b.open(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	kit := leasekit.Start(ctx, l, leasekit.Options{ID: l.id, TTL: o.TTL, Clock: b.clock, Opened: opened, Recheck: rareRecheck, Unproven: true})
+	select { // until the bell is there, grants are found late
+	case <-l.bell:
+	case <-time.After(o.TTL / 4): // a bell is a hint: the lease must not end while it is waited for
+	case <-ctx.Done():
+	}
+	return kit, nil
+}
+
+func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, opened time.Duration, err error) {
+	if o.TTL < lock.MinTTL || o.TTL > lock.MaxTTL {
+		return nil, 0, &lock.InvalidError{Field: "ttl", Problem: fmt.Sprintf("must be from %s to %s", lock.MinTTL, lock.MaxTTL)}
+	}
+	if err := b.check(ctx, o.TTL); err != nil {
+		return nil, 0, err
+	}
+	l := &lease{
+		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar[:min(len(o.Sidecar), maxSidecar)], ttl: o.TTL, recheck: min(time.Second, o.TTL/3),
+		waiting: make(map[lock.HoldID]waiter), dues: make(map[leasekit.Ref]time.Duration),
+		seen: make(map[string]observed), ended: make(map[string]time.Duration),
+		bell: make(chan struct{}), rang: make(chan struct{}, 1), waits: make(chan struct{}, 1), look: make(chan struct{}, 1),
+		sweeps: make(chan string, 64),
+	}
+	if l.beats, err = b.d.Open(PoolOptions{Size: 1, Lasting: int(2*o.TTL/time.Second) + 20}); err != nil {
+		return nil, 0, err
+	}
+	opened, err = l.insert(ctx)
+	if err == nil {
+		err = b.testOnce(ctx, []byte(l.id))
+	}
+	if err != nil {
+		return nil, 0, errors.Join(b.unavailable("open lease", err), l.beats.Close())
+	}
+	b.mu.Lock()
+	b.leases[string(l.id)] = l
+	b.mu.Unlock()
+	return l, opened, nil
+}
+
+// insert makes the lease known. Where that has no answer, a row may be left behind
+// that nobody renews; others end it.
+func (l *lease) insert(ctx context.Context) (opened time.Duration, err error) {
+	var c Conn
+	for range 3 { // a new connection takes the server longer than a request
+		if c, err = l.beats.Conn(ctx); err == nil || ctx.Err() != nil {
+			break
+		}
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer func() { c.Close(err) }()
+	opened = l.b.clock()
+	q := l.b.sql
+	res, err := c.Do(ctx, "open",
+		Statement{SQL: q.open, Args: []any{[]byte(l.id), newBeat(), l.ttl.Milliseconds(), []byte(l.sidecar)}},
+		Statement{SQL: q.keeper})
+	if err != nil {
+		return 0, err
+	}
+	l.number, l.server = c.Number(), c.Server()
+	l.sawKeeper(res[1].Rows)
+	l.b.log.add(event{what: "open", lease: string(l.id), note: l.sidecar})
+	return opened, nil
+}
+
+// newBeat is a number that no heartbeat of a lease has had before: after a
+// failover to a replica that lags, a counter could come to the same again.
+func newBeat() int64 { return rand.Int64() } //nolint:gosec // not a secret
+
+// Ask implements leasekit.Driver.
+func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error) {
+	switch {
+	case q.ID == "" || len(q.ID) > maxID:
+		return leasekit.Answer{}, &lock.InvalidError{Field: "id", Problem: fmt.Sprintf("must have 1 to %d bytes", maxID)}
+	case !q.Mode.Valid():
+		return leasekit.Answer{}, &lock.InvalidError{Field: "mode", Problem: "is not a mode"}
+	}
+	o := &op{
+		kind: opAsk, id: string(q.ID), lease: string(l.id), mode: q.Mode, owner: q.Owner, try: q.Try, tell: q.Try,
+		fresh: l.stopWaiting(q.ID), ctx: ctx,
+	}
+	l.b.submit(ctx, q.Resource, o)
+	switch {
+	case errors.Is(o.err, lock.ErrHeld):
+		o.status.Resource = q.Resource
+		return leasekit.Answer{}, &lock.HeldError{Cause: lock.ErrHeld, Status: o.status}
+	case errors.Is(o.err, errKept):
+		return leasekit.Answer{}, l.b.unavailable("acquire", errKept)
+	case o.err != nil:
+		return leasekit.Answer{}, o.err
+	case o.queued:
+		l.waitsFor(q)
+		return leasekit.Answer{}, nil
+	}
+	return leasekit.Answer{Granted: true, Fence: lock.FenceOf(o.fence), Guard: l.b.guard(q.Resource, q.ID, q.Mode)}, nil
+}
+
+// waitsFor notes that a request is in the queue.
+func (l *lease) waitsFor(q lock.Request) {
+	l.mu.Lock()
+	l.turn++
+	l.waiting[q.ID] = waiter{name: q.Resource, mode: q.Mode, turn: l.turn}
+	l.mu.Unlock()
+	poke(l.waits)
+}
+
+// stopWaiting notes that a request is not in the queue, as far as is known. fresh: it
+// was not.
+func (l *lease) stopWaiting(id lock.HoldID) (fresh bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, waited := l.waiting[id]
+	delete(l.waiting, id)
+	return !waited
+}
+
+// Withdraw implements leasekit.Driver.
+func (l *lease) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.Withdrawn, error) {
+	waited := !l.stopWaiting(w.ID)
+	o := &op{
+		kind: opRemove, id: string(w.ID), lease: string(l.id), unsure: w.Unsure, tell: waited,
+		plain: w.Mode == lock.Exclusive && !w.Unsure && !waited,
+	}
+	l.b.submit(ctx, w.Resource, o)
+	if o.err != nil {
+		return leasekit.Withdrawn{}, l.unknown(o)
+	}
+	l.mu.Lock()
+	delete(l.dues, w.Ref)
+	l.mu.Unlock()
+	found := leasekit.Withdrawn{Found: o.found, Position: o.position}
+	if o.position > 0 {
+		found.Status = o.status
+	}
+	return found, nil
+}
+
+// unknown is the error of a request that ends or changes a hold.
+func (l *lease) unknown(o *op) error {
+	if errors.Is(o.err, lock.ErrLeaseLost) || errors.Is(o.err, lock.ErrUnavailable) || errors.Is(o.err, lock.ErrNotHolder) {
+		return o.err
+	}
+	return l.b.unavailable(o.kind.String(), o.err)
+}
+
+// Downgrade implements leasekit.Driver.
+func (l *lease) Downgrade(ctx context.Context, r leasekit.Ref) error {
+	o := &op{kind: opDowngrade, id: string(r.ID), lease: string(l.id)}
+	l.b.submit(ctx, r.Resource, o)
+	if o.err != nil {
+		return l.unknown(o)
+	}
+	return nil
+}
+
+// Renew implements leasekit.Driver.
+func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasekit.Renewal, err error) {
+	c, err := l.beats.Conn(ctx)
+	if err != nil {
+		return r, l.b.unavailable("heartbeat", err)
+	}
+	defer func() { c.Close(err) }()
+	q, id := l.b.sql, []byte(l.id)
+	batch := make([]Statement, 0, len(acks)+3)
+	for _, a := range acks {
+		grace := a.Grace.Microseconds()
+		batch = append(batch, Statement{SQL: q.ack, Args: []any{grace, []byte(a.Resource), []byte(a.ID), id, grace}})
+	}
+	batch = append(batch, Statement{SQL: q.beat, Args: []any{newBeat(), id}, Count: true},
+		Statement{SQL: q.beaten, Args: []any{id, id, id}}, Statement{SQL: q.revoked, Args: []any{id}})
+	res, err := c.Do(ctx, "heartbeat", batch...)
+	if err != nil {
+		return r, l.b.unavailable("heartbeat", err)
+	}
+	for _, a := range acks {
+		l.dueIn(a.Ref, a.Grace)
+	}
+	res = res[len(acks):]
+	if res[0].Affected == 0 {
+		return r, lock.ErrLeaseLost
+	}
+	if len(res[1].Rows) == 0 {
+		return r, l.b.unavailable("heartbeat", errors.New("the table of the keeper is empty"))
+	}
+	row := res[1].Rows[0]
+	if row.Bool(1) {
+		err = errReadOnly // of several servers, another may take writes
+		return r, l.b.unavailable("heartbeat", err)
+	}
+	r.Stranger = l.answered(c.Number(), row.Text(0))
+	l.sawKeeper([]Row{row[2:6]})
+	if r.Entries = int(row.Int(7)); r.Entries > counted {
+		r.Entries = -1
+	}
+	for _, v := range res[2].Rows {
+		r.Revoked = append(r.Revoked, leasekit.Revocation{
+			Ref:   leasekit.Ref{Resource: lock.Resource(v.Text(0)), ID: lock.HoldID(v.Text(1))},
+			Grace: time.Duration(v.Int(2)) * time.Microsecond,
+		})
+	}
+	return r, nil
+}
+
+// errReadOnly: an account with many rights could write all the same.
+var errReadOnly = errors.New("the server takes no writes (read only)")
+
+// answered notes who has answered a heartbeat, and tells whether it is another server
+// than last time, or may be.
+func (l *lease) answered(number int64, server string) (stranger bool) {
+	l.mu.Lock()
+	stranger = number != l.number || server != l.server
+	l.number, l.server = number, server
+	l.mu.Unlock()
+	if stranger {
+		l.b.pool.Trust(server)
+	}
+	return stranger
+}
+
+// heldStep is how many entries a comparison reads at a time.
+const heldStep = 1000
+
+// Held implements leasekit.Driver. It asks the server that answers the heartbeats.
+func (l *lease) Held(ctx context.Context, each func(leasekit.Ref)) (err error) {
+	c, err := l.beats.Conn(ctx)
+	if err != nil {
+		return l.b.unavailable("compare", err)
+	}
+	defer func() { c.Close(err) }()
+	q, id := l.b.sql, []byte(l.id)
+	pages := []struct {
+		sql  string
+		next func(last Row) []any // nil: the first page
+	}{
+		{q.heldWaits, func(r Row) []any {
+			if r == nil {
+				return []any{id, []byte{}, []byte{}, int64(0)}
+			}
+			return []any{id, []byte(r.Text(0)), []byte(r.Text(0)), r.Int(2)}
+		}},
+		{q.heldRows, func(r Row) []any {
+			if r == nil {
+				return []any{id, []byte{}}
+			}
+			return []any{id, []byte(r.Text(0))}
+		}},
+		{q.heldHolds, func(r Row) []any {
+			if r == nil {
+				return []any{id, []byte{}, []byte{}, []byte{}}
+			}
+			return []any{id, []byte(r.Text(0)), []byte(r.Text(0)), []byte(r.Text(1))}
+		}},
+	}
+	for _, p := range pages {
+		var last Row
+		for {
+			res, err := c.Do(ctx, "compare", Statement{SQL: p.sql, Args: append(p.next(last), heldStep)})
+			if err != nil {
+				return l.b.unavailable("compare", err)
+			}
+			rows := res[0].Rows
+			for _, r := range rows {
+				each(leasekit.Ref{Resource: lock.Resource(r.Text(0)), ID: lock.HoldID(r.Text(1))})
+			}
+			if len(rows) < heldStep {
+				break
+			}
+			last = rows[len(rows)-1]
+		}
+	}
+	return nil
+}
+
+// Close implements leasekit.Driver. The lease ends first: from then on nothing that
+// hangs on it counts.
+func (l *lease) Close(ctx context.Context) error {
+	err := l.b.retry(ctx, func() error {
+		_, err := l.b.pool.Do(ctx, "close", Statement{SQL: l.b.sql.close, Args: []any{[]byte(l.id)}})
+		return err
+	})
+	if err == nil {
+		l.b.log.add(event{what: "close", lease: string(l.id)})
+		_, err = l.b.sweep(ctx, string(l.id))
+	}
+	l.b.mu.Lock()
+	delete(l.b.leases, string(l.id))
+	l.b.mu.Unlock()
+	if err != nil {
+		err = l.b.unavailable("close lease", err)
+	}
+	return errors.Join(err, l.beats.Close())
+}
+
+// heard passes a push on.
+func (l *lease) heard(p leasekit.Push) {
+	l.mu.Lock()
+	push := l.push
+	switch p.Kind {
+	case leasekit.Granted:
+		if w, waits := l.waiting[p.ID]; waits {
+			p.Guard = l.b.guard(w.name, p.ID, w.mode)
+			delete(l.waiting, p.ID)
+		} else { // the answer that it waits may be on its way yet
+			p.Kind = leasekit.Woken
+		}
+	default:
+	}
+	l.mu.Unlock()
+	if push != nil {
+		push(p)
+	}
+}
+
+// dueIn notes that the grace of a forced release begins. The earliest end counts.
+func (l *lease) dueIn(r leasekit.Ref, grace time.Duration) {
+	at := l.b.clock() + grace
+	l.mu.Lock()
+	was, known := l.dues[r]
+	if !known || at < was {
+		l.dues[r] = at
+	}
+	l.mu.Unlock()
+	if !known || at < was {
+		poke(l.look)
+	}
+}

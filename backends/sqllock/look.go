@@ -1,0 +1,214 @@
+package sqllock
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// This file is about how a lease hears what others did for it.
+//
+// Whoever grants the lock to a waiter of another lease, or forces a release, rings the
+// bell of that lease. A bell is a hint that may be lost, so those who wait also look now
+// and then. To look is one request for all that wait.
+
+const (
+	// How long after a wait began, or a bell rang, news are first looked for.
+	firstLook, firstLookWithoutBell = 20 * time.Millisecond, 2 * time.Millisecond
+	maxLookWithoutBell              = 100 * time.Millisecond
+	// lookAtATime bounds the names, and the shared waiters, that one look is about.
+	lookAtATime = 200
+)
+
+// Listen implements leasekit.Driver.
+func (l *lease) Listen(ctx context.Context, push func(leasekit.Push)) {
+	l.mu.Lock()
+	l.push = push
+	l.mu.Unlock()
+	var bell atomic.Bool
+	ready := sync.OnceFunc(func() { close(l.bell) })
+	var tasks sync.WaitGroup
+	tasks.Go(func() {
+		l.b.d.Listen(ctx, l.id, func(there bool) {
+			bell.Store(there)
+			ready()
+			poke(l.rang)
+		})
+	})
+	tasks.Go(func() { l.watch(ctx) })
+	tasks.Go(func() { l.chores(ctx) })
+	l.looks(ctx, &bell)
+	tasks.Wait()
+}
+
+// looks looks for news until ctx ends: when the bell rings; some time after a wait
+// began, then less and less often; and now and then as long as somebody waits.
+func (l *lease) looks(ctx context.Context, bell *atomic.Bool) {
+	pause := l.recheck
+	t := time.NewTimer(pause)
+	defer t.Stop()
+	for {
+		first, most := firstLook, l.recheck
+		if !bell.Load() {
+			first, most = firstLookWithoutBell, min(maxLookWithoutBell, l.recheck)
+		}
+		look := false
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.rang:
+			look, pause = true, first
+		case <-l.waits:
+			pause = min(pause, first)
+		case <-t.C:
+			look, pause = l.waitsAtAll(), min(2*pause, most)
+		}
+		if look {
+			_ = l.lookAround(ctx) // the next look is not far
+		}
+		t.Reset(pause)
+	}
+}
+
+func (l *lease) waitsAtAll() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.waiting) > 0
+}
+
+// lookAround asks for all news.
+func (l *lease) lookAround(ctx context.Context) error {
+	names, shared := l.waitingFor()
+	for first := true; first || len(names) > 0; first = false {
+		some := names[:min(len(names), lookAtATime)]
+		names = names[len(some):]
+		if err := l.lookAt(ctx, some, first); err != nil {
+			return err
+		}
+	}
+	return l.lookShared(ctx, shared)
+}
+
+// waitingFor are the names that the lease waits for, and its shared waiters by name,
+// in their order.
+func (l *lease) waitingFor() (names [][]byte, shared map[lock.Resource][]string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	seen := make(map[lock.Resource]bool)
+	shared = make(map[lock.Resource][]string)
+	for id, w := range l.waiting {
+		if !seen[w.name] {
+			seen[w.name] = true
+			names = append(names, []byte(w.name))
+		}
+		if w.mode == lock.Shared {
+			shared[w.name] = append(shared[w.name], string(id))
+		}
+	}
+	for _, ids := range shared {
+		slices.SortFunc(ids, func(a, b string) int {
+			return cmp.Compare(l.waiting[lock.HoldID(a)].turn, l.waiting[lock.HoldID(b)].turn)
+		})
+	}
+	return names, shared
+}
+
+// lookAt asks what has become of some resources, and first for the notes of the lease.
+func (l *lease) lookAt(ctx context.Context, names [][]byte, notes bool) error {
+	q := l.b.sql
+	var batch []Statement
+	if notes {
+		batch = append(batch, Statement{SQL: q.notesOf, Args: []any{[]byte(l.id)}})
+	}
+	if len(names) > 0 {
+		batch = append(batch, q.waiting.with(nil, names, nil, 0), q.marks.with(nil, names, nil, 0))
+	}
+	if len(batch) == 0 {
+		return nil
+	}
+	res, err := l.b.pool.Do(ctx, "look", batch...)
+	if err != nil {
+		return err
+	}
+	if notes {
+		for _, r := range res[0].Rows {
+			l.noted(r)
+		}
+		res = res[1:]
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	for _, r := range res[0].Rows {
+		l.sawResource(r)
+	}
+	for _, r := range res[1].Rows {
+		l.dueIn(leasekit.Ref{Resource: lock.Resource(r.Text(0)), ID: lock.HoldID(r.Text(1))}, time.Duration(r.Int(2))*time.Microsecond)
+	}
+	return nil
+}
+
+// noted takes a note about a hold or waiter of the lease.
+func (l *lease) noted(r Row) {
+	p := leasekit.Push{Kind: leasekit.Woken, Ref: leasekit.Ref{Resource: lock.Resource(r.Text(0)), ID: lock.HoldID(r.Text(1))}}
+	if r.Int(2) == noteForced {
+		p.Kind, p.Grace = leasekit.Revoked, time.Duration(r.Int(3))*time.Microsecond
+	}
+	l.heard(p)
+}
+
+// sawResource takes what was seen of a resource that the lease waits for: who has it,
+// and who is first in its queue. Of their leases it is noted that they live.
+func (l *lease) sawResource(r Row) {
+	name := lock.Resource(r.Text(0))
+	id, fence, of, next := lock.HoldID(r.Text(1)), r.Int(2), r.Text(3), r.Text(6)
+	held, dead := of != "", of != "" && r.Null(4) || next != "" && r.Null(7)
+	if of == string(l.id) && held {
+		l.mu.Lock()
+		_, waits := l.waiting[id]
+		l.mu.Unlock()
+		if waits {
+			l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: leasekit.Ref{Resource: name, ID: id}, Fence: lock.FenceOf(fence)})
+		}
+	}
+	if held && !r.Null(4) {
+		l.observe(of, r.Int(4), r.Int(5))
+	}
+	if next != "" && !r.Null(7) {
+		l.observe(next, r.Int(7), r.Int(8))
+	}
+	if free := !held && r.Int(10) == 0 && next != ""; dead || free {
+		l.b.post(name, &op{kind: opSettle, hasty: true})
+	}
+}
+
+// lookShared asks which shared waiters were granted: those who came first, and others
+// as long as there are such.
+func (l *lease) lookShared(ctx context.Context, shared map[lock.Resource][]string) error {
+	for name, ids := range shared {
+		for len(ids) > 0 {
+			some := ids[:min(len(ids), lookAtATime)]
+			ids = ids[len(some):]
+			res, err := l.b.pool.Do(ctx, "look", l.b.sql.granted.with([]byte(name), texts(some), nil, 0))
+			if err != nil {
+				return err
+			}
+			for _, r := range res[0].Rows {
+				l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: leasekit.Ref{Resource: name, ID: lock.HoldID(r.Text(0))}, Fence: lock.FenceOf(r.Int(1))})
+			}
+			if len(res[0].Rows) == 0 {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+var errStopped = errors.New("stopped")

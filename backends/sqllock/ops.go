@@ -1,0 +1,55 @@
+package sqllock
+
+import (
+	"context"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// op is one request about a resource, on its way through a desk.
+type op struct {
+	kind  opKind
+	id    string
+	lease string // whose request it is, which must live; "": the engine's own
+	of    string // opSweep: the lease that is over
+	mode  lock.Mode
+	owner string
+	try   bool
+	fresh bool          // opAsk: nothing is known of it in the store
+	plain bool          // opRemove: an exclusive hold, and no copy of any request is on its way
+	tell  bool          // say who is in the way
+	grace time.Duration // opForce
+
+	unsure bool // opRemove: remember that the id was given up
+	hasty  bool // not to be tried again where somebody has locked the row
+
+	ctx   context.Context // of opAsk: when it ends, the request is not sent any more
+	done  chan struct{}   // closed when it was carried out, or never will be
+	since time.Duration   // when it came to the desk
+
+	// The result.
+	err      error
+	fence    int64 // of the hold
+	queued   bool  // opAsk: it waits; opForce: the hold is still there
+	found    bool
+	position int
+	status   lock.Status
+}
+
+type opKind uint8
+
+const (
+	opAsk opKind = iota
+	opRemove
+	opDowngrade
+	opForce
+	opEnd    // of a hold whose grace is over
+	opSweep  // what a lease that is over has left
+	opSettle // look at the resource
+)
+
+// String is what lock.Observe is told.
+func (k opKind) String() string {
+	return [...]string{"acquire", "release", "downgrade", "force", "force", "sweep", "settle"}[k]
+}

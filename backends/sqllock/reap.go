@@ -1,0 +1,140 @@
+package sqllock
+
+import (
+	"context"
+	"time"
+)
+
+const (
+	// choresEvery is the time between two steps of the keeper's chores.
+	choresEvery = 5 * time.Second
+	// idleRow is for how long nobody has taken a resource whose row is deleted.
+	idleRow = 10 * time.Minute
+	// reapStep bounds what one step is about.
+	reapStep = 500
+	// eraTime is how long an era lasts. A copy of a request may arrive late; a note is
+	// kept for at least one whole era, which is longer than any network keeps a packet
+	// and any server a connection that nobody answers on.
+	eraTime = 15 * time.Minute
+	// maxLog is how many rows the log may have, whatever their age.
+	maxLog = 1_000_000
+)
+
+// reaper does the keeper's chores in bounded steps: none reads more than some hundred
+// rows.
+type reaper struct {
+	l     *lease
+	after string // the last name that was looked at
+	// Floors that were raised, before rows are deleted.
+	idle   []string
+	floor  int64
+	raised time.Duration
+
+	era   int64
+	since time.Duration // when this era was seen for the first time
+}
+
+// step does one step of each. What fails comes again.
+func (r *reaper) step(ctx context.Context) {
+	_ = r.reapIdle(ctx)
+	_ = r.reapNotes(ctx)
+	_ = r.reapLog(ctx)
+}
+
+// reapIdle deletes rows of resources that nobody has taken for long. A row that is
+// made again must not begin with a smaller fence, even if the server's clock was set
+// back: so the floor, from which new rows begin, is raised first, and rows are deleted
+// when no statement can be under way any more that has read an older one.
+func (r *reaper) reapIdle(ctx context.Context) error {
+	b, q := r.l.b, r.l.b.sql
+	now := b.clock()
+	if len(r.idle) > 0 {
+		if now < r.raised+lateRequest {
+			return nil
+		}
+		names := r.idle
+		r.idle = nil
+		_, err := b.pool.Do(ctx, "reap", q.deleteIdle.with(nil, texts(names), nil, r.floor))
+		return err
+	}
+	res, err := b.pool.Do(ctx, "reap", Statement{SQL: q.idle, Args: []any{idleRow.Microseconds(), []byte(r.after), reapStep}})
+	if err != nil {
+		return err
+	}
+	rows := res[0].Rows
+	r.after = ""
+	if len(rows) == reapStep {
+		r.after = rows[len(rows)-1].Text(0)
+	}
+	var idle []string
+	var highest int64
+	for _, row := range rows {
+		if row.Bool(2) {
+			idle = append(idle, row.Text(0))
+			highest = max(highest, row.Int(1))
+		}
+	}
+	if len(idle) == 0 {
+		return nil
+	}
+	if _, err := b.pool.Do(ctx, "reap", Statement{SQL: q.raiseFloor, Args: []any{highest}}); err != nil {
+		return err
+	}
+	r.idle, r.floor, r.raised = idle, highest, b.clock()
+	return nil
+}
+
+// reapNotes counts the eras, on the keeper's own clock, and deletes what is to be
+// remembered no more.
+func (r *reaper) reapNotes(ctx context.Context) error {
+	b, q := r.l.b, r.l.b.sql
+	res, err := b.pool.Do(ctx, "reap", Statement{SQL: q.era}, Statement{SQL: q.oldNotes, Args: []any{r.era - 1, reapStep}})
+	if err != nil || len(res[0].Rows) == 0 {
+		return err
+	}
+	if era := res[0].Rows[0].Int(0); era != r.era || r.since == 0 {
+		r.era, r.since = era, b.clock()
+		return nil
+	}
+	byName := make(map[string][][]byte)
+	for _, row := range res[1].Rows {
+		byName[row.Text(0)] = append(byName[row.Text(0)], []byte(row.Text(1)))
+	}
+	for name, ids := range byName {
+		if _, err := b.pool.Do(ctx, "reap", q.delNotes.with([]byte(name), ids, nil, 0)); err != nil {
+			return err
+		}
+	}
+	if b.clock() >= r.since+eraTime {
+		_, err = b.pool.Do(ctx, "reap", Statement{SQL: q.raiseEra, Args: []any{r.era}})
+	}
+	return err
+}
+
+// reapLog deletes the old end of the log.
+func (r *reaper) reapLog(ctx context.Context) error {
+	b, q := r.l.b, r.l.b.sql
+	for ctx.Err() == nil {
+		res, err := b.pool.Do(ctx, "reap", Statement{SQL: q.logEnd}, Statement{SQL: q.logOld, Args: []any{reapStep}})
+		if err != nil || len(res[1].Rows) == 0 {
+			return err
+		}
+		ends, rows := res[0].Rows[0], res[1].Rows
+		var last int64
+		for _, row := range rows {
+			if id := row.Int(0); row.Int(1) < ends.Int(2)-b.o.LogKeep.Microseconds() || ends.Int(1)-id >= maxLog {
+				last = id
+			}
+		}
+		if last == 0 {
+			return nil
+		}
+		if _, err := b.pool.Do(ctx, "reap", Statement{SQL: q.deleteLog, Args: []any{last}}); err != nil {
+			return err
+		}
+		if len(rows) < reapStep || last != rows[len(rows)-1].Int(0) {
+			return nil
+		}
+	}
+	return nil
+}

@@ -1,0 +1,431 @@
+package sqllock
+
+import (
+	"slices"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/queue"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// This file decides. It does no I/O: a transaction has locked the row of a resource
+// and read what stands here, and writes what has changed.
+
+// place is where the tables have a member.
+type place uint8
+
+const (
+	nowhere place = iota // it asks just now
+	onRow                // on the resource's row
+	inHolds
+	inQueue
+)
+
+// member is a hold or a waiter.
+type member struct {
+	lease string
+	owner string // of who asks just now
+	fence int64  // of a hold
+	place place
+	held  *bool // where it has asked: tells whether it is held
+}
+
+type entry = queue.Entry[member]
+
+// note is what is to be remembered of an id.
+type note struct {
+	lease  string
+	forced bool          // else it was given up
+	grace  time.Duration // of a forced release,
+	known  time.Duration // and what its sidecar knows of it; negative: nothing
+}
+
+// state is one resource as a transaction has found it, and what the requests of its
+// batch make of it.
+type state struct {
+	now    int64           // the server's time
+	tail   int64           // last seq of the queue
+	fence  int64           // of the last exclusive grant
+	crowd  bool            // as it was found
+	kept   bool            // nothing may be granted now: see mark.go
+	leases map[string]bool // of those who ask: they live
+
+	x       *entry            // on the row; nil: nobody
+	entries map[string]*entry // that are known one by one
+	behind  map[string]string // waiters behind the front that requests are about, with their leases
+	notes   map[string]note   // of ids that requests are about
+	others  bool              // there are more shared holds than in entries
+	rest    *entry            // stands for the waiters behind those in entries; nil: there are none
+	noted   bool              // there are notes of other ids
+	ahead   []string          // the ids at the front of the queue, if somebody asks for his position
+
+	q queue.Queue[member]
+
+	changes
+}
+
+// changes are what is to be written.
+type changes struct {
+	xWas      *entry // as it was found
+	shared    bool   // it is shared from now on
+	gone      []string
+	goneHolds []string
+	goneWaits []string
+	newNotes  map[string]note
+	delNotes  []string
+	granted   []*entry // that have waited
+	told      []string // leases that have to look
+	events    []event
+	more      bool // what can be granted was not all seen
+}
+
+// event is one row of the log.
+type event struct {
+	what  string
+	name  lock.Resource
+	id    string
+	lease string
+	fence int64
+	note  string
+	at    time.Duration // on the backend's clock
+}
+
+const (
+	restID   = "\x00rest"
+	othersID = "\x00others"
+)
+
+func newState() *state {
+	return &state{
+		leases: make(map[string]bool), entries: make(map[string]*entry), behind: make(map[string]string),
+		notes: make(map[string]note), changes: changes{newNotes: make(map[string]note)},
+	}
+}
+
+// put adds what the tables have: holders before waiters.
+func (s *state) put(id string, m member, r queue.Room) *entry {
+	e := &entry{ID: lock.HoldID(id), Value: m}
+	s.q.Put(e, r)
+	s.entries[id] = e
+	return e
+}
+
+// stand-ins, for what was not read one by one.
+func (s *state) addOthers() {
+	s.others = true
+	s.q.Put(&entry{ID: othersID}, queue.Unlimited)
+}
+
+func (s *state) addRest() {
+	s.rest = &entry{ID: restID}
+	s.q.Put(s.rest, queue.One)
+}
+
+// keep has nothing granted: it comes after the holders, and all others behind it.
+func (s *state) keep() {
+	s.kept = true
+	s.q.Put(&entry{ID: "\x00kept"}, queue.One)
+}
+
+func (s *state) note(what, id, lease string, fence int64, text string) {
+	s.events = append(s.events, event{what: what, id: id, lease: lease, fence: fence, note: text})
+}
+
+// nextExclusive and nextShared count grants. That of a shared one leaves the row
+// alone: it lies between two exclusive ones.
+func (s *state) nextExclusive() int64 {
+	s.fence = max(s.fence+2, s.now)
+	return s.fence
+}
+
+func (s *state) nextShared() int64 { return s.fence + 1 }
+
+// grant gives a hold its fence.
+func (s *state) grant(e *entry) {
+	if e.Room() == queue.One {
+		e.Value.fence = s.nextExclusive()
+		s.x = e
+	} else {
+		e.Value.fence = s.nextShared()
+	}
+}
+
+// promote grants to the front of the queue what it can have.
+func (s *state) promote() {
+	if s.kept {
+		return
+	}
+	for e := s.q.Next(); e != nil; e = s.q.Next() {
+		if e == s.rest {
+			s.more = true
+			return
+		}
+		s.promoted(e)
+	}
+}
+
+func (s *state) promoted(e *entry) {
+	s.grant(e)
+	if e.Value.place == inQueue {
+		s.granted = append(s.granted, e)
+		s.note("grant", string(e.ID), e.Value.lease, e.Value.fence, "")
+	} else {
+		s.note("acquire", string(e.ID), e.Value.lease, e.Value.fence, "")
+	}
+}
+
+// settleFront is for what was put: who waited in the tables although nobody holds was
+// granted by that.
+func (s *state) settleFront() {
+	for e := range s.q.Holders() {
+		if e == s.rest {
+			s.more = true
+		} else if e.Value.place == inQueue && e.Value.fence == 0 {
+			s.promoted(e)
+		}
+	}
+	s.promote()
+}
+
+// remove takes a hold or a waiter out, and out of the tables.
+func (s *state) remove(e *entry) {
+	id := string(e.ID)
+	s.q.Remove(e)
+	delete(s.entries, id)
+	s.drop(id, e.Value.place)
+	if s.x == e {
+		s.x = nil
+	}
+	if i := slices.Index(s.granted, e); i >= 0 { // granted and taken away in one batch
+		s.granted = slices.Delete(s.granted, i, i+1)
+	}
+	s.promote()
+}
+
+func (s *state) drop(id string, p place) {
+	switch p {
+	case inHolds:
+		s.goneHolds = append(s.goneHolds, id)
+	case inQueue:
+		s.goneWaits = append(s.goneWaits, id)
+	}
+	if i := slices.Index(s.ahead, id); i >= 0 {
+		s.ahead = slices.Delete(s.ahead, i, i+1)
+	}
+}
+
+// forget removes the note of an id.
+func (s *state) forget(id string) {
+	if _, there := s.notes[id]; there {
+		delete(s.notes, id)
+		delete(s.newNotes, id)
+		s.delNotes = append(s.delNotes, id)
+	}
+}
+
+func (s *state) remember(id string, n note) {
+	s.notes[id], s.newNotes[id] = n, n
+	s.delNotes = slices.DeleteFunc(s.delNotes, func(d string) bool { return d == id })
+}
+
+// own gives the entry of a request, if it is of its lease.
+func (s *state) own(o *op) *entry {
+	if e := s.entries[o.id]; e != nil && e.Value.lease == o.lease {
+		return e
+	}
+	return nil
+}
+
+// apply carries out one request.
+func (s *state) apply(o *op) {
+	if o.lease != "" && !s.leases[o.lease] {
+		o.err = lock.ErrLeaseLost
+		return
+	}
+	switch o.kind {
+	case opAsk:
+		s.ask(o)
+	case opRemove:
+		s.withdraw(o)
+	case opDowngrade:
+		s.downgrade(o)
+	case opForce:
+		s.force(o)
+	case opEnd:
+		s.end(o)
+	case opSweep:
+		s.sweep(o)
+	}
+}
+
+func (s *state) ask(o *op) {
+	e := s.own(o)
+	n, noted := s.notes[o.id]
+	switch {
+	case noted && e != nil && e.Held(): // nobody was told of it, so nobody needs a grace
+		s.forget(o.id)
+		s.note("force", o.id, o.lease, e.Value.fence, "")
+		s.remove(e)
+		o.err = lock.ErrNotHolder
+	case noted && !n.forced:
+		o.err = lock.ErrNotHolder
+	case e == nil && s.behind[o.id] == o.lease && o.lease != "":
+		o.queued = true
+	case e != nil:
+		s.answer(o, e)
+	case o.try && !s.q.Free(queue.RoomOf(o.mode)):
+		o.err = lock.ErrHeld
+		if s.kept {
+			o.err = errKept
+		}
+	default:
+		e = s.put(o.id, member{lease: o.lease, owner: o.owner}, queue.RoomOf(o.mode))
+		if e.Held() {
+			s.promoted(e)
+		} else {
+			s.note("queue", o.id, o.lease, 0, o.mode.String())
+		}
+		s.answer(o, e)
+	}
+}
+
+func (s *state) answer(o *op, e *entry) {
+	o.queued, o.fence = e.Waiting(), 0
+	if e.Held() {
+		o.fence = e.Value.fence
+	}
+}
+
+// withdraw ends what a lease has.
+func (s *state) withdraw(o *op) {
+	e := s.own(o)
+	switch {
+	case e != nil:
+		s.found(o, e)
+		if e.Held() {
+			s.note("release", o.id, o.lease, e.Value.fence, "")
+		} else {
+			s.note("cancel", o.id, o.lease, 0, "")
+		}
+		s.remove(e)
+	case s.behind[o.id] == o.lease:
+		o.found = true
+		o.position = slices.Index(s.ahead, o.id) + 1
+		s.note("cancel", o.id, o.lease, 0, "")
+		delete(s.behind, o.id)
+		s.drop(o.id, inQueue)
+	}
+	s.forget(o.id)
+	if o.unsure {
+		s.remember(o.id, note{lease: o.lease})
+	}
+}
+
+func (s *state) found(o *op, e *entry) {
+	o.found = true
+	if e.Waiting() {
+		o.position = s.q.Position(e)
+	}
+}
+
+func (s *state) downgrade(o *op) {
+	e := s.own(o)
+	if e == nil || !e.Held() {
+		o.err = lock.ErrNotHolder
+		return
+	}
+	if e.Room() == queue.One {
+		s.q.Downgrade(e)
+		s.shared = true
+		s.note("downgrade", o.id, o.lease, e.Value.fence, "")
+		s.promote()
+	}
+}
+
+// force begins the end of a hold, or takes out a waiter.
+func (s *state) force(o *op) {
+	e := s.entries[o.id]
+	lease, behind := s.behind[o.id]
+	switch {
+	case behind:
+		delete(s.behind, o.id)
+		s.drop(o.id, inQueue)
+		s.forceOut(o, lease)
+	case e == nil:
+		o.err = lock.ErrNotHolder
+	case e.Waiting():
+		lease = e.Value.lease
+		s.remove(e)
+		s.forceOut(o, lease)
+	default:
+		s.forceHold(o, e)
+	}
+}
+
+// forceOut has a waiter learn that it is out: when it asks, it is given up.
+func (s *state) forceOut(o *op, lease string) {
+	o.found = true
+	s.remember(o.id, note{lease: lease})
+	s.told = append(s.told, lease)
+	s.note("force", o.id, lease, 0, "")
+}
+
+func (s *state) forceHold(o *op, e *entry) {
+	n, noted := s.notes[o.id]
+	if !noted || o.grace < n.grace { // a longer one changes nothing
+		if !noted {
+			n = note{lease: e.Value.lease, forced: true, known: -1}
+		}
+		n.grace = o.grace
+		s.remember(o.id, n)
+		s.told = append(s.told, e.Value.lease)
+		s.note("revoke", o.id, e.Value.lease, e.Value.fence, o.grace.String())
+	}
+	o.queued = o.grace > 0 // it is still there
+	o.found = true
+	if o.grace == 0 {
+		s.note("force", o.id, e.Value.lease, e.Value.fence, "")
+		s.remove(e)
+	}
+}
+
+// end ends a hold whose grace is over for whoever asks.
+func (s *state) end(o *op) {
+	e := s.entries[o.id]
+	if n := s.notes[o.id]; e == nil || !e.Held() || !n.forced || n.known < 0 {
+		return
+	}
+	s.note("force", o.id, e.Value.lease, e.Value.fence, "")
+	s.forget(o.id)
+	s.remove(e)
+}
+
+// sweep takes out what a lease that is over has left.
+func (s *state) sweep(o *op) {
+	e := s.entries[o.id]
+	switch {
+	case e != nil && e.Value.lease == o.of:
+		s.note("expire", o.id, o.of, e.Value.fence, "")
+		s.remove(e)
+	case s.behind[o.id] == o.of:
+		s.note("expire", o.id, o.of, 0, "")
+		delete(s.behind, o.id)
+		s.drop(o.id, inQueue)
+	}
+	if s.notes[o.id].lease == o.of {
+		s.forget(o.id)
+	}
+}
+
+// crowded is what the flag of the row must be where nobody has it.
+func (s *state) crowded() bool {
+	holders, waiters := s.q.Len()
+	all := holders + waiters
+	if s.x != nil {
+		all--
+	}
+	if s.kept {
+		all--
+	}
+	return all > 0 || s.noted || len(s.notes) > 0
+}

@@ -1,0 +1,253 @@
+package sqllock
+
+import (
+	"strconv"
+	"strings"
+)
+
+// statements are the texts of statements, as the server takes them. They are common
+// to all servers but for the Words of the dialect.
+//
+// Two rules hold for all that change something about a resource:
+//
+//   - They lock its row in the table lock first, so any two of them about one resource
+//     come one after the other, and deadlocks are rare.
+//   - What decides is on that row, or is read by a later statement. A statement
+//     reads other tables as they were when it began, and it may have waited for
+//     the row since.
+type statements struct {
+	w Words
+
+	version, readonly                 string
+	open, beat, beaten, revoked, end  string
+	close, ack, probe, probeNow       string
+	take, first, lockX, give, create  string
+	lockRow, lockRowNow, front, ahead string
+	brief                             string
+	clearX, setCrowd, shareX          string
+	moveX, setX                       string
+	addHolds, addWaits, addNotes      string
+
+	lookUp, lockHolds, moveHolds, delHolds, delWaits, delNotes listed
+
+	heldWaits, heldRows, heldHolds                   string
+	notesOf                                          string
+	waiting, marks, granted                          listed
+	keeper, takeOver, round, leases                  string
+	mark, setMark                                    string
+	names                                            string
+	status                                           listed
+	forced, guardX, guardS                           string
+	sweepRows, sweepWaits, sweepHolds, sweepNotes    string
+	lockRows, clearRows                              listed
+	forgetLease                                      string
+	idle, raiseFloor, floor, era, raiseEra, oldNotes string
+	deleteIdle                                       listed
+	log, logEnd, logOld, deleteLog                   string
+}
+
+// listed is a statement with lists: ?n is the name, ?ids and ?leases are lists, ?k is
+// a number.
+type listed string
+
+// with fills in what is listed.
+func (l listed) with(name []byte, ids, leases [][]byte, k int64) Statement {
+	var text strings.Builder
+	var args []any
+	put := func(all [][]byte) {
+		for i, a := range all {
+			if i > 0 {
+				text.WriteByte(',')
+			}
+			text.WriteByte('?')
+			args = append(args, a)
+		}
+	}
+	for rest := string(l); ; {
+		before, after, found := strings.Cut(rest, "?")
+		text.WriteString(before)
+		if !found {
+			return Statement{SQL: text.String(), Args: args}
+		}
+		switch {
+		case strings.HasPrefix(after, "ids"):
+			put(ids)
+			rest = after[len("ids"):]
+		case strings.HasPrefix(after, "leases"):
+			put(leases)
+			rest = after[len("leases"):]
+		case strings.HasPrefix(after, "k"):
+			text.WriteByte('?')
+			args = append(args, k)
+			rest = after[1:]
+		case strings.HasPrefix(after, "n"):
+			put([][]byte{name})
+			rest = after[1:]
+		default:
+			panic("a statement with a list has a plain ?: " + string(l))
+		}
+	}
+}
+
+// words puts the dialect's words and names in.
+func (q *statements) words(text string) string {
+	text = strings.NewReplacer("{now}", q.w.Now, "{server}", q.w.Server, "{readonly}", q.w.ReadOnly).Replace(text)
+	return replaceNames(text, q.w.Table)
+}
+
+// tableNames are all tables, as they stand in {braces}.
+var tableNames = []string{"lease", "lock", "hold", "queue", "note", "log", "meta"}
+
+func replaceNames(text string, name func(table string) string) string {
+	var pairs []string
+	for _, t := range tableNames {
+		pairs = append(pairs, "{"+t+"}", name(t))
+	}
+	return strings.NewReplacer(pairs...).Replace(text)
+}
+
+// Numbered puts numbered arguments, such as $1, in the place of each ?.
+func Numbered(text string, argument func(n int) string) string {
+	var out strings.Builder
+	for n := 1; ; n++ {
+		before, after, found := strings.Cut(text, "?")
+		out.WriteString(before)
+		if !found {
+			return out.String()
+		}
+		out.WriteString(argument(n))
+		text = after
+	}
+}
+
+// Dollar is an argument as $1.
+func Dollar(n int) string { return "$" + strconv.Itoa(n) }
+
+func newStatements(w Words) *statements {
+	q := &statements{w: w}
+	t := func(lines ...string) string { return q.words(strings.Join(lines, " ")) }
+	l := func(lines ...string) listed { return listed(t(lines...)) }
+
+	const (
+		live   = "EXISTS (SELECT 1 FROM {lease} WHERE id=? AND ended=0)"
+		marked = "EXISTS (SELECT 1 FROM {meta} WHERE name='server' AND text={server})"
+		freeX  = "x_id=NULL, x_lease=NULL, x_owner=NULL, x_since=NULL, x_shared=0"
+		age    = "{now}-"
+	)
+	next, nextTail := w.Returning("GREATEST(fence+2, {now})", "fence")
+	begin, beginTail := w.Returning("GREATEST({now}, m.value)", "fence")
+
+	q.version = t("SELECT value, text={server}, {readonly}, text FROM {meta} WHERE name IN ('schema', 'server') ORDER BY name")
+	q.open = t("INSERT INTO {lease} (id, beat, ttl_ms, server, sidecar, opened, renewed) VALUES (?, ?, ?, {server}, ?, {now}, {now})")
+	q.beat = t("UPDATE {lease} SET beat=?, renewed={now}, server={server} WHERE id=? AND ended=0")
+	q.beaten = t("SELECT {server}, {readonly}, k.value, k.text, e.beat, e.ttl_ms, s.text={server},",
+		"(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {lock} WHERE x_lease=? LIMIT 5001) AS t)",
+		"+(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {hold} WHERE lease=? LIMIT 5001) AS t)",
+		"+(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {queue} WHERE lease=? LIMIT 5001) AS t)",
+		"FROM {meta} k JOIN {meta} s ON s.name='server' LEFT JOIN {lease} e ON e.id=k.text AND e.ended=0 WHERE k.name='keeper'")
+	q.revoked = t("SELECT name, id, grace FROM {note} WHERE lease=? AND kind=2 AND (known IS NULL OR known>grace) LIMIT 1000")
+	q.ack = t("UPDATE {note} SET known=? WHERE name=? AND id=? AND lease=? AND kind=2 AND (known IS NULL OR known>?)")
+	q.end = t("UPDATE {lease} SET ended=1 WHERE id=? AND beat=? AND ended=0")
+	q.close = t("UPDATE {lease} SET ended=1 WHERE id=?")
+	q.probe = t("SELECT id FROM {lease} WHERE id=? FOR UPDATE")
+	q.probeNow = q.probe + " NOWAIT"
+
+	q.take = t("UPDATE {lock} SET fence="+next+", x_id=?, x_lease=?, x_owner=?, x_since={now}, x_shared=0",
+		"WHERE name=? AND x_id IS NULL AND crowd=0 AND "+live+" AND "+marked+nextTail)
+	q.first = t(w.InsertNew("{lock} (name, fence, x_id, x_lease, x_owner, x_since) SELECT ?, "+begin+", ?, ?, ?, {now} FROM {meta} m WHERE m.name='floor' AND "+live+" AND "+marked) + beginTail)
+	q.create = t(w.InsertNew("{lock} (name, fence) SELECT ?, GREATEST({now}, m.value) FROM {meta} m WHERE m.name='floor'"))
+	q.lockX = t("SELECT 1 FROM {lock} WHERE name=? FOR UPDATE")
+	q.give = t("UPDATE {lock} SET " + freeX + " WHERE name=? AND x_id=? AND x_lease=? AND x_shared=0" +
+		" AND NOT EXISTS (SELECT 1 FROM {queue} WHERE name=?) AND NOT EXISTS (SELECT 1 FROM {note} WHERE name=?)")
+
+	q.lockRow = t("SELECT fence, crowd, x_id, x_lease, x_shared, {now} FROM {lock} WHERE name=? FOR UPDATE")
+	q.lockRowNow = q.lockRow + " NOWAIT"
+	q.lookUp = l("SELECT 'h', id, lease, fence, 0, 0 FROM {hold} WHERE name=?n AND id IN (?ids)",
+		"UNION ALL SELECT 'q', id, lease, seq, mode, 0 FROM {queue} WHERE name=?n AND id IN (?ids)",
+		"UNION ALL SELECT 'n', id, lease, grace, kind, COALESCE(known, -1) FROM {note} WHERE name=?n AND id IN (?ids)",
+		"UNION ALL SELECT 'l', id, id, 0, 0, 0 FROM {lease} WHERE ended=0 AND id IN (?leases)",
+		"UNION ALL SELECT 'l', e.id, e.id, 0, 0, 0 FROM {lock} l JOIN {lease} e ON e.id=l.x_lease AND e.ended=0 WHERE l.name=?n",
+		"UNION ALL SELECT 'c', name, name, (SELECT COUNT(*) FROM (SELECT 1 AS one FROM {hold} WHERE name=?n LIMIT ?k) AS t),",
+		"(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {note} WHERE name=?n LIMIT ?k) AS t), COALESCE((SELECT MAX(seq) FROM {queue} WHERE name=?n), 0)",
+		"FROM {lock} WHERE name=?n",
+		"UNION ALL SELECT 's', '', '', CASE WHEN text={server} THEN 1 ELSE 0 END, 0, 0 FROM {meta} WHERE name='server'")
+	q.front = t("SELECT q.seq, q.id, q.lease, q.mode, e.id IS NOT NULL FROM {queue} q LEFT JOIN {lease} e ON e.id=q.lease AND e.ended=0 WHERE q.name=? ORDER BY q.seq LIMIT ?")
+	q.lockHolds = l("SELECT id FROM {hold} WHERE name=?n AND id IN (?ids) FOR UPDATE SKIP LOCKED")
+	q.ahead = t("SELECT id FROM {queue} WHERE name=? ORDER BY seq LIMIT ?")
+
+	q.addHolds = t("INSERT INTO {hold} (name, id, lease, owner, fence, since) VALUES ")
+	q.moveHolds = l("INSERT INTO {hold} (name, id, lease, owner, fence, since) SELECT name, id, lease, owner, ?k, {now} FROM {queue} WHERE name=?n AND id IN (?ids)")
+	q.delHolds = l("DELETE FROM {hold} WHERE name=?n AND id IN (?ids)")
+	q.addWaits = t("INSERT INTO {queue} (name, seq, id, lease, mode, owner, since) VALUES ")
+	q.delWaits = l("DELETE FROM {queue} WHERE name=?n AND id IN (?ids)")
+	q.addNotes = t("INSERT INTO {note} (name, id, lease, kind, grace, known, era) VALUES ")
+	q.delNotes = l("DELETE FROM {note} WHERE name=?n AND id IN (?ids)")
+	q.clearX = t("UPDATE {lock} SET fence=?, " + freeX + ", crowd=? WHERE name=?")
+	q.setCrowd = t("UPDATE {lock} SET crowd=? WHERE name=?")
+	q.shareX = t("UPDATE {lock} SET x_shared=1 WHERE name=?")
+	q.setX = t("UPDATE {lock} SET fence=?, x_id=?, x_lease=?, x_owner=?, x_since={now}, x_shared=0 WHERE name=?")
+	q.moveX = t("UPDATE {lock} SET fence=?, x_id=?, x_lease=?, x_owner=(SELECT owner FROM {queue} WHERE name=? AND id=?), x_since={now}, x_shared=0 WHERE name=?")
+
+	// Who waits comes first: who is granted meanwhile is then seen twice, and not missed.
+	q.heldWaits = t("SELECT name, id, seq FROM {queue} WHERE lease=? AND name>=? AND NOT (name=? AND seq<=?) ORDER BY name, seq LIMIT ?")
+	q.heldRows = t("SELECT name, x_id FROM {lock} WHERE x_lease=? AND name>? ORDER BY name LIMIT ?")
+	q.heldHolds = t("SELECT name, id FROM {hold} WHERE lease=? AND name>=? AND NOT (name=? AND id<=?) ORDER BY name, id LIMIT ?")
+
+	// What a lease has to know of itself, and of what it waits for.
+	q.notesOf = t("SELECT name, id, kind, grace FROM {note} WHERE lease=? AND (known IS NULL OR known>grace) LIMIT 1000")
+	q.waiting = l("SELECT l.name, l.x_id, l.fence, l.x_lease, e.beat, e.ttl_ms, w.lease, f.beat, f.ttl_ms, l.x_shared,",
+		"CASE WHEN EXISTS (SELECT 1 FROM {hold} h WHERE h.name=l.name) THEN 1 ELSE 0 END",
+		"FROM {lock} l LEFT JOIN {lease} e ON e.id=l.x_lease AND e.ended=0",
+		"LEFT JOIN {queue} w ON w.name=l.name AND w.seq=(SELECT MIN(seq) FROM {queue} WHERE name=l.name)",
+		"LEFT JOIN {lease} f ON f.id=w.lease AND f.ended=0 WHERE l.name IN (?ids)")
+	q.marks = l("SELECT name, id, known FROM {note} WHERE name IN (?ids) AND kind=2 AND known IS NOT NULL")
+	q.granted = l("SELECT id, fence FROM {hold} WHERE name=?n AND id IN (?ids)")
+
+	q.keeper = t("SELECT k.value, k.text, e.beat, e.ttl_ms FROM {meta} k LEFT JOIN {lease} e ON e.id=k.text AND e.ended=0 WHERE k.name='keeper'")
+	q.takeOver = t("UPDATE {meta} SET value=?, text=? WHERE name='keeper' AND value=? AND text=?")
+	q.round = t("UPDATE {meta} SET value=? WHERE name='keeper' AND text=?")
+	q.leases = t("SELECT id, beat, ttl_ms, ended, opened FROM {lease}")
+	q.mark = t("SELECT text, {server} FROM {meta} WHERE name='server'")
+	q.setMark = t("UPDATE {meta} SET text={server} WHERE name='server' AND text=?")
+
+	// One statement, so that all is as of one moment: who moves from the queue to the
+	// holders is in exactly one of them.
+	row := func(seq, id, mode, fence, lease, owner, name, from, as string) string {
+		return "SELECT " + name + ", " + seq + ", " + id + ", " + mode + ", " + fence + ", " + lease + ", " + owner + ", e.sidecar, " + as +
+			", CASE WHEN EXISTS (SELECT 1 FROM {note} n WHERE n.name=" + name + " AND n.id=" + id + " AND n.kind=2) THEN 1 ELSE 0 END FROM " + from
+	}
+	onRow := row("0", "l.x_id", "1+l.x_shared", "l.fence", "l.x_lease", "l.x_owner", "l.name", "{lock} l JOIN {lease} e ON e.id=l.x_lease AND e.ended=0", age+"l.x_since")
+	held := row("0", "h.id", "2", "h.fence", "h.lease", "h.owner", "h.name", "{hold} h JOIN {lease} e ON e.id=h.lease AND e.ended=0", age+"h.since")
+	queued := row("q.seq", "q.id", "q.mode", "0", "q.lease", "q.owner", "q.name", "{queue} q JOIN {lease} e ON e.id=q.lease AND e.ended=0", age+"q.since")
+	q.status = l(onRow+" WHERE l.name IN (?ids)", "UNION ALL "+held+" WHERE h.name IN (?ids)", "UNION ALL "+queued+" WHERE q.name IN (?ids)")
+	q.brief = t(onRow+" WHERE l.name=?", "UNION ALL (", held+" WHERE h.name=? LIMIT ?", ")")
+	q.names = t("SELECT name FROM {lock} WHERE name>? AND name>=? AND name<? AND (x_id IS NOT NULL OR crowd=1) ORDER BY name LIMIT ?")
+
+	q.forced = t("SELECT n.known FROM {note} n WHERE n.name=? AND n.id=? AND n.kind=2 AND n.grace>0",
+		"AND (EXISTS (SELECT 1 FROM {lock} l JOIN {lease} e ON e.id=l.x_lease AND e.ended=0 WHERE l.name=? AND l.x_id=?)",
+		"OR EXISTS (SELECT 1 FROM {hold} h JOIN {lease} e ON e.id=h.lease AND e.ended=0 WHERE h.name=? AND h.id=?))")
+	q.guardX, q.guardS = q.guardText("lock", "x_id"), q.guardText("hold", "id")
+
+	q.sweepWaits = t("SELECT name, id FROM {queue} WHERE lease=? LIMIT ?")
+	q.sweepRows = t("SELECT name, x_id FROM {lock} WHERE x_lease=? LIMIT ?")
+	q.sweepHolds = t("SELECT name, id FROM {hold} WHERE lease=? LIMIT ?")
+	q.sweepNotes = t("SELECT name, id FROM {note} WHERE lease=? LIMIT ?")
+	q.lockRows = l("SELECT name, x_id, fence FROM {lock} WHERE name IN (?ids) AND x_lease=?n FOR UPDATE SKIP LOCKED")
+	q.clearRows = l("UPDATE {lock} AS l SET "+freeX+" WHERE name IN (?ids) AND x_lease=?n AND x_shared=0",
+		"AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name=l.name) AND NOT EXISTS (SELECT 1 FROM {note} n WHERE n.name=l.name)")
+	q.forgetLease = t("DELETE FROM {lease} WHERE id=? AND ended=1")
+
+	q.idle = t("SELECT name, fence, CASE WHEN x_id IS NULL AND crowd=0 AND fence<{now}-? THEN 1 ELSE 0 END FROM {lock} WHERE name>? ORDER BY name LIMIT ?")
+	q.deleteIdle = l("DELETE FROM {lock} WHERE name IN (?ids) AND x_id IS NULL AND crowd=0 AND fence<=?k")
+	q.raiseFloor = t("UPDATE {meta} SET value=GREATEST(value, ?) WHERE name='floor'")
+	q.floor = t("SELECT value FROM {meta} WHERE name='floor'")
+	q.era = t("SELECT value FROM {meta} WHERE name='era'")
+	q.raiseEra = t("UPDATE {meta} SET value=value+1 WHERE name='era' AND value=?")
+	q.oldNotes = t("SELECT name, id FROM {note} WHERE era<? LIMIT ?")
+
+	q.log = t("INSERT INTO {log} (at, event, name, hold, lease, fence, note) VALUES ")
+	q.logEnd = t("SELECT MIN(id), MAX(id), {now} FROM {log}")
+	q.logOld = t("SELECT id, at FROM {log} ORDER BY id LIMIT ?")
+	q.deleteLog = t("DELETE FROM {log} WHERE id<=?")
+	return q
+}

@@ -1,0 +1,134 @@
+package sqllock
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+const (
+	// sweepStep is how many rows one step of a sweep is about, and sweepers how many
+	// resources are swept at the same time.
+	sweepStep, sweepers = 200, 4
+)
+
+// sweep clears away what hangs on a lease that is over, in bounded steps: its waiters
+// first, so that none of them is in the way of others. found: there was something. What
+// somebody has locked is left for the next sweep.
+func (b *Backend) sweep(ctx context.Context, lease string) (found bool, err error) {
+	q := b.sql
+	for _, s := range []struct {
+		sql string
+		all func(ctx context.Context, lease string, rows []Row) (done int, err error)
+	}{{q.sweepWaits, b.sweepEach}, {q.sweepRows, b.sweepRows}, {q.sweepHolds, b.sweepEach}, {q.sweepNotes, b.sweepEach}} {
+		for {
+			if ctx.Err() != nil {
+				return found, context.Cause(ctx)
+			}
+			res, err := b.pool.Do(ctx, "sweep", Statement{SQL: s.sql, Args: []any{[]byte(lease), sweepStep}})
+			if err != nil {
+				return found, err
+			}
+			rows := res[0].Rows
+			if len(rows) == 0 {
+				break
+			}
+			found = true
+			done, err := s.all(ctx, lease, rows)
+			if err != nil {
+				return found, err
+			}
+			if done == 0 { // the rest is locked
+				break
+			}
+		}
+	}
+	return found, nil
+}
+
+// sweepEach clears rows away by the desks of their resources.
+func (b *Backend) sweepEach(ctx context.Context, lease string, rows []Row) (done int, err error) {
+	byName := make(map[lock.Resource][]*op)
+	for _, r := range rows {
+		name := lock.Resource(r.Text(0))
+		byName[name] = append(byName[name], &op{kind: opSweep, id: r.Text(1), of: lease, hasty: true})
+	}
+	names := make(chan lock.Resource, len(byName))
+	for name := range byName {
+		names <- name
+	}
+	close(names)
+	var wg sync.WaitGroup
+	for range min(sweepers, len(byName)) {
+		wg.Go(func() {
+			for name := range names {
+				b.submit(ctx, name, byName[name]...)
+			}
+		})
+	}
+	wg.Wait()
+	for _, ops := range byName {
+		for _, o := range ops {
+			switch {
+			case o.err == nil:
+				done++
+			case errors.Is(o.err, errHasty):
+			default:
+				err = o.err
+			}
+		}
+	}
+	return done, err
+}
+
+// sweepRows clears exclusive holds away: those that nobody waits for many at a time,
+// and the others by their desks.
+func (b *Backend) sweepRows(ctx context.Context, lease string, rows []Row) (done int, err error) {
+	names := make([][]byte, len(rows))
+	for i, r := range rows {
+		names[i] = []byte(r.Text(0))
+	}
+	if err := b.retry(ctx, func() (err error) { done, err = b.clearRows(ctx, lease, names); return err }); err != nil {
+		return 0, err
+	}
+	if done == len(rows) {
+		return done, nil
+	}
+	res, err := b.pool.Do(ctx, "sweep", b.sql.lockRows.with([]byte(lease), names, nil, 0)) // commits at once
+	if err != nil {
+		return done, err
+	}
+	more, err := b.sweepEach(ctx, lease, res[0].Rows)
+	return done + more, err
+}
+
+// clearRows is one transaction that clears what nobody waits for and nobody has locked.
+func (b *Backend) clearRows(ctx context.Context, lease string, names [][]byte) (done int, err error) {
+	c, err := b.pool.Conn(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { c.Close(err) }()
+	q, id := b.sql, []byte(lease)
+	res, err := c.Do(ctx, "sweep", Statement{SQL: "START TRANSACTION"}, q.lockRows.with(id, names, nil, 0))
+	if err != nil {
+		return 0, err
+	}
+	var locked [][]byte
+	for _, r := range res[1].Rows {
+		locked = append(locked, []byte(r.Text(0)))
+	}
+	if len(locked) == 0 {
+		_, err = c.Do(ctx, "sweep", Statement{SQL: "COMMIT"})
+		return 0, err
+	}
+	clear := q.clearRows.with(id, locked, nil, 0)
+	clear.Count = true
+	if res, err = c.Do(ctx, "sweep", clear, Statement{SQL: "COMMIT"}); err != nil {
+		return 0, err
+	}
+	b.log.add(event{what: "expire", lease: lease, note: "exclusive holds that nobody waited for"})
+	return int(res[0].Affected), nil
+}
