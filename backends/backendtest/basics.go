@@ -2,6 +2,7 @@ package backendtest
 
 import (
 	"errors"
+	"reflect"
 	"strings"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -62,7 +63,7 @@ func testRetryFindsHold(e *env) {
 		}
 		for _, q.Try = range []bool{false, true} {
 			again, err := a.Acquire(e.ctx, q)
-			if err != nil || again != first {
+			if err != nil || !reflect.DeepEqual(again, first) {
 				e.Errorf("retry (try %t) of a granted request: got %+v, %v; want %+v", q.Try, again, err, first)
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"reflect"
 	"slices"
 	"strconv"
 	"sync"
@@ -141,7 +142,7 @@ func (w *worker) take() error {
 		}
 	}()
 	if w.chance(20) {
-		if again, err := w.s.Acquire(w.e.ctx, q); err != nil || again != g {
+		if again, err := w.s.Acquire(w.e.ctx, q); err != nil || !reflect.DeepEqual(again, g) {
 			return fmt.Errorf("acquire again: got %+v, %w; want %+v", again, err, g)
 		}
 	}

@@ -30,6 +30,7 @@ const (
 	tryTime = time.Second
 
 	leastPause, mostPause = 2 * time.Millisecond, 100 * time.Millisecond
+	awayPause             = time.Second // while the store does not answer
 )
 
 var errHasty = errors.New("somebody has locked the row")
@@ -70,7 +71,7 @@ func (b *Backend) enter(name lock.Resource, ops []*op) (d *desk, mine bool) {
 	}
 	for _, o := range ops { // what was to be done for the id in the background is overtaken
 		if o.kind == opAsk || o.kind == opRemove {
-			d.waiting = slices.DeleteFunc(d.waiting, func(w *op) bool { return w.ctx == nil && w.kind == opRemove && w.id == o.id && w.lease == o.lease })
+			d.waiting = slices.DeleteFunc(d.waiting, func(w *op) bool { return w.orphan && w.id == o.id && w.lease == o.lease })
 		}
 	}
 	d.waiting = append(d.waiting, ops...)
@@ -104,7 +105,7 @@ func (b *Backend) leave(d *desk, o *op, cause error) {
 func (o *op) again() *op {
 	return &op{
 		kind: o.kind, id: o.id, lease: o.lease, of: o.of, mode: o.mode, unsure: o.unsure, grace: o.grace,
-		since: o.since, done: make(chan struct{}),
+		since: o.since, done: make(chan struct{}), orphan: true,
 	}
 }
 
@@ -154,7 +155,11 @@ func (b *Backend) serve(d *desk) (empty bool) {
 		d.waiting = append(later, d.waiting...)
 	}
 	if err != nil || len(later) == len(ops) && len(d.waiting) == len(later) {
-		d.pause = min(max(2*pause, leastPause), mostPause)
+		most := mostPause
+		if err != nil && !b.d.Class(err).again() {
+			most = awayPause
+		}
+		d.pause = min(max(2*pause, leastPause), most)
 		d.frozen = b.d.Class(err) == Blocked
 	}
 	if len(d.waiting) == 0 {
@@ -208,8 +213,8 @@ func (b *Backend) carryOut(d *desk, ops []*op) (later []*op, err error) {
 	}
 	ctx := b.background
 	if len(ops) == 1 && wait {
-		if done, err := b.quick(ctx, d.name, ops[0]); done {
-			return nil, err
+		if done, later, err := b.quick(ctx, d.name, ops[0]); done {
+			return later, err
 		}
 	}
 	s, later, err := b.transact(ctx, d.name, ops, wait)
@@ -274,6 +279,9 @@ func (b *Backend) failed(name lock.Resource, ops []*op, err error) (later []*op)
 		case again:
 			o.fail(errHasty)
 		default:
+			if o.kind == opRemove { // it may have come half the way, and others wait
+				later = append(later, o.again())
+			}
 			o.fail(b.unavailable(o.kind.String(), err))
 		}
 	}
@@ -311,7 +319,7 @@ func (b *Backend) after(name lock.Resource, s *state) {
 
 // quick carries out what takes one trip where nobody else is there. done: it is
 // answered.
-func (b *Backend) quick(ctx context.Context, name lock.Resource, o *op) (done bool, err error) {
+func (b *Backend) quick(ctx context.Context, name lock.Resource, o *op) (done bool, later []*op, err error) {
 	known, busy := b.known.get(name)
 	switch {
 	case o.kind == opAsk && o.fresh && o.mode == lock.Exclusive && !busy:
@@ -321,15 +329,14 @@ func (b *Backend) quick(ctx context.Context, name lock.Resource, o *op) (done bo
 	}
 	if err != nil {
 		if b.d.Class(err).again() { // the long way is for that
-			return false, nil
+			return false, nil, nil
 		}
-		o.fail(b.unavailable(o.kind.String(), err))
-		return true, err
+		return true, b.failed(name, []*op{o}, err), err
 	}
 	if done {
 		close(o.done)
 	}
-	return done, nil
+	return done, nil, nil
 }
 
 func (b *Backend) takeFree(ctx context.Context, name lock.Resource, o *op, known bool) (done bool, err error) {

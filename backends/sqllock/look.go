@@ -125,7 +125,8 @@ func (l *lease) lookAt(ctx context.Context, names [][]byte, notes bool) error {
 	q := l.b.sql
 	var batch []Statement
 	if notes {
-		batch = append(batch, Statement{SQL: q.notesOf, Args: []any{[]byte(l.id)}})
+		id := []any{[]byte(l.id)}
+		batch = append(batch, Statement{SQL: q.alive, Args: id}, Statement{SQL: q.notesOf, Args: id})
 	}
 	if len(names) > 0 {
 		batch = append(batch, q.waiting.with(nil, names, nil, 0), q.marks.with(nil, names, nil, 0))
@@ -138,10 +139,14 @@ func (l *lease) lookAt(ctx context.Context, names [][]byte, notes bool) error {
 		return err
 	}
 	if notes {
-		for _, r := range res[0].Rows {
+		if len(res[0].Rows) == 0 {
+			l.heard(leasekit.Push{Kind: leasekit.Over})
+			return nil
+		}
+		for _, r := range res[1].Rows {
 			l.noted(r)
 		}
-		res = res[1:]
+		res = res[2:]
 	}
 	if len(names) == 0 {
 		return nil

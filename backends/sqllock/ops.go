@@ -22,6 +22,7 @@ type op struct {
 	grace time.Duration // opForce
 
 	unsure bool // opRemove: remember that the id was given up
+	orphan bool // nobody waits for it any more
 	hasty  bool // not to be tried again where somebody has locked the row
 
 	ctx   context.Context // of opAsk: when it ends, the request is not sent any more

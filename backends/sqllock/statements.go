@@ -18,7 +18,7 @@ import (
 type statements struct {
 	w Words
 
-	version, readonly                 string
+	version                           string
 	open, beat, beaten, revoked, end  string
 	close, ack, probe, probeNow       string
 	take, first, lockX, give, create  string
@@ -31,7 +31,7 @@ type statements struct {
 	lookUp, lockHolds, moveHolds, delHolds, delWaits, delNotes listed
 
 	heldWaits, heldRows, heldHolds                   string
-	notesOf                                          string
+	alive, notesOf                                   string
 	waiting, marks, granted                          listed
 	keeper, takeOver, round, leases                  string
 	mark, setMark                                    string
@@ -137,7 +137,7 @@ func newStatements(w Words) *statements {
 	next, nextTail := w.Returning("GREATEST(fence+2, {now})", "fence")
 	begin, beginTail := w.Returning("GREATEST({now}, m.value)", "fence")
 
-	q.version = t("SELECT value, text={server}, {readonly}, text FROM {meta} WHERE name IN ('schema', 'server') ORDER BY name")
+	q.version = t("SELECT value FROM {meta} WHERE name='schema'")
 	q.open = t("INSERT INTO {lease} (id, beat, ttl_ms, server, sidecar, opened, renewed) VALUES (?, ?, ?, {server}, ?, {now}, {now})")
 	q.beat = t("UPDATE {lease} SET beat=?, renewed={now}, server={server} WHERE id=? AND ended=0")
 	q.beaten = t("SELECT {server}, {readonly}, k.value, k.text, e.beat, e.ttl_ms, s.text={server},",
@@ -194,6 +194,7 @@ func newStatements(w Words) *statements {
 	q.heldHolds = t("SELECT name, id FROM {hold} WHERE lease=? AND name>=? AND NOT (name=? AND id<=?) ORDER BY name, id LIMIT ?")
 
 	// What a lease has to know of itself, and of what it waits for.
+	q.alive = t("SELECT 1 FROM {lease} WHERE id=? AND ended=0")
 	q.notesOf = t("SELECT name, id, kind, grace FROM {note} WHERE lease=? AND (known IS NULL OR known>grace) LIMIT 1000")
 	q.waiting = l("SELECT l.name, l.x_id, l.fence, l.x_lease, e.beat, e.ttl_ms, w.lease, f.beat, f.ttl_ms, l.x_shared,",
 		"CASE WHEN EXISTS (SELECT 1 FROM {hold} h WHERE h.name=l.name) THEN 1 ELSE 0 END",

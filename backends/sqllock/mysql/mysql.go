@@ -134,7 +134,9 @@ func (d *Dialect) listenOnce(ctx context.Context, p *pool, id lock.LeaseID, hear
 		return false
 	}
 	defer c.Close(errAwake)
-	res, err := c.Do(ctx, "listen", sqllock.Statement{SQL: "SELECT GET_LOCK(?, 0)", Args: []any{bellName(id)}})
+	limit, cancel := context.WithTimeout(ctx, p.timeout)
+	res, err := c.do(limit, "listen", sqllock.Statement{SQL: "SELECT GET_LOCK(?, 0)", Args: []any{bellName(id)}})
+	cancel()
 	if err != nil {
 		return mydb.FromServer(err) && !mydb.Interrupted(err)
 	}
