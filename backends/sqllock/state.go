@@ -155,13 +155,11 @@ func (s *state) promote() {
 	if s.kept {
 		return
 	}
-	for e := s.q.Next(); e != nil; e = s.q.Next() {
-		if e == s.rest {
-			s.more = true
-			return
-		}
+	for e := s.q.Next(); e != nil && e != s.rest; e = s.q.Next() {
 		s.promoted(e)
 	}
+	// Of those behind who was read it is not known who they are.
+	s.more = s.rest != nil && (s.rest.Held() || s.q.Position(s.rest) == 1)
 }
 
 func (s *state) promoted(e *entry) {
@@ -178,9 +176,7 @@ func (s *state) promoted(e *entry) {
 // granted by that.
 func (s *state) settleFront() {
 	for e := range s.q.Holders() {
-		if e == s.rest {
-			s.more = true
-		} else if e.Value.place == inQueue && e.Value.fence == 0 {
+		if e.Value.place == inQueue && e.Value.fence == 0 {
 			s.promoted(e)
 		}
 	}

@@ -11,8 +11,9 @@ import (
 )
 
 const (
-	// front is how much of a queue a transaction reads.
-	front = 64
+	// front is how much of a queue a transaction reads, and longFront how much where
+	// there is more to be granted than that.
+	front, longFront = 64, 500
 	// maxPosition is the last place in a queue that is told.
 	maxPosition = 1000
 	// brief is how many holders a refused request is told of.
@@ -36,12 +37,16 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op, w
 	}
 	defer func() { c.Close(err) }()
 	command := ops[0].kind.String()
-	load, tells, ends := b.loading(name, ops, wait)
+	step := front
+	if ops[0].kind == opSettle {
+		step = longFront
+	}
+	load, tells, ends := b.loading(name, ops, wait, step)
 	res, err := c.Do(ctx, command, load...)
 	if err != nil {
 		return nil, nil, err
 	}
-	s = loaded(res)
+	s = loaded(res, step)
 	if s == nil {
 		err = errNoRow // and the transaction is rolled back
 		return nil, nil, err
@@ -68,7 +73,7 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op, w
 
 // loading are the statements that begin a transaction, and read. ends: some request
 // ends a hold; tells: some asks who is in the way.
-func (b *Backend) loading(name lock.Resource, ops []*op, wait bool) (batch []Statement, tells, ends bool) {
+func (b *Backend) loading(name lock.Resource, ops []*op, wait bool, step int) (batch []Statement, tells, ends bool) {
 	q, n := b.sql, []byte(name)
 	ids, leases := make([][]byte, 0, len(ops)), make([][]byte, 0, 1)
 	for _, o := range ops {
@@ -95,7 +100,7 @@ func (b *Backend) loading(name lock.Resource, ops []*op, wait bool) (batch []Sta
 		{SQL: "START TRANSACTION"},
 		{SQL: row, Args: []any{n}},
 		q.lookUp.with(n, ids, leases, limit),
-		{SQL: q.front, Args: []any{n, front + 1}},
+		{SQL: q.front, Args: []any{n, step + 1}},
 	}
 	if ends {
 		batch = append(batch, q.lockHolds.with(n, ids, nil, 0))
@@ -107,7 +112,7 @@ func (b *Backend) loading(name lock.Resource, ops []*op, wait bool) (batch []Sta
 }
 
 // loaded makes the state of what was read; nil: there is no row.
-func loaded(res []Result) *state {
+func loaded(res []Result, step int) *state {
 	if len(res[1].Rows) == 0 {
 		return nil
 	}
@@ -161,16 +166,16 @@ func loaded(res []Result) *state {
 		s.keep()
 	}
 	s.noted = notes > int64(len(s.notes))
-	s.addWaiters(res[3].Rows, waits)
+	s.addWaiters(res[3].Rows, waits, step)
 	s.settleFront()
 	return s
 }
 
 // addWaiters adds the front of the queue, and those behind that requests are about.
-func (s *state) addWaiters(ahead, asked []Row) {
+func (s *state) addWaiters(ahead, asked []Row, step int) {
 	for i, r := range ahead {
 		id := r.Text(1)
-		if i == front {
+		if i == step {
 			s.addRest()
 			break
 		}
@@ -187,9 +192,6 @@ func (s *state) addWaiters(ahead, asked []Row) {
 		if id := r.Text(1); s.entries[id] == nil && s.rest != nil {
 			s.behind[id] = r.Text(2)
 		}
-	}
-	if s.rest != nil && len(s.goneWaits) > 0 {
-		s.more = true // of the dead, and of those behind them
 	}
 }
 
