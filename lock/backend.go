@@ -143,11 +143,11 @@ type Grant struct {
 
 // Guard is one SQL statement with which an app, in its own transaction on the
 // same database and just before the commit, finds out whether it still has the
-// lock: one row, commit; none, roll back. From then on, until that transaction
-// ends, the store grants the resource to nobody who would be excluded.
+// lock: one row, found or changed: commit; none: roll back. From then on, until that
+// transaction ends, the store grants the resource to nobody who would be excluded.
 type Guard struct {
-	Dialect string   // "mysql" or "mariadb"
-	SQL     string   // with a ? for each argument, tables with the name of their database
+	Dialect string   // "mysql", "mariadb" or "postgres"
+	SQL     string   // with a ? (postgres: $1, $2, …) for each argument, tables with the name of their database
 	Args    []string // ASCII
 }
 

@@ -1,7 +1,7 @@
 // Package mysqllock keeps locks in MySQL or MariaDB, in one of several ways,
 // which the URL names by its option strategy:
 //
-//   - tables, the usual one: holds and queues are rows; see package tables.
+//   - tables, the usual one: holds and queues are rows; see package sqllock.
 //   - row: a hold is an open transaction that has locked a row; see package rows.
 //   - shedlock: the table of ShedLock, so that services that use ShedLock and
 //     sidecars exclude each other; see package shedlock.
@@ -17,7 +17,7 @@ import (
 	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/backends/mysqllock/rows"
 	"github.com/locksidecar/locksidecar/backends/mysqllock/shedlock"
-	"github.com/locksidecar/locksidecar/backends/mysqllock/tables"
+	"github.com/locksidecar/locksidecar/backends/sqllock/mysql"
 	"github.com/locksidecar/locksidecar/backends/storeurl"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -48,7 +48,7 @@ func Open(rawURL string, observe lock.Observe) (lock.Backend, error) {
 	}
 	switch strategy := cfg.Options.String("strategy", Tables); strategy {
 	case Tables:
-		return backend(tables.Open(cfg, observe))
+		return backend(mysql.Open(cfg, observe))
 	case Row:
 		return backend(rows.Open(cfg, observe))
 	case ShedLock:
@@ -74,7 +74,7 @@ func Schema(strategy, prefix string) (string, error) {
 	}
 	switch strategy {
 	case Tables:
-		return tables.Schema(prefix), nil
+		return mysql.Schema(prefix), nil
 	case Row:
 		return rows.Schema(prefix), nil
 	case ShedLock:

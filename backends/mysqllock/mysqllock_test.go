@@ -11,8 +11,8 @@ import (
 
 func TestOpen(t *testing.T) {
 	for url, want := range map[string]string{
-		"mysql://a/b": "*tables.Backend",
-		"mariadb://a/b?strategy=tables&timeout=2s": "*tables.Backend",
+		"mysql://a/b": "*sqllock.Backend",
+		"mariadb://a/b?strategy=tables&timeout=2s": "*sqllock.Backend",
 		"mysql://a/b?strategy=row":                 "*rows.Backend",
 		"mysql://a/b?strategy=shedlock":            "*shedlock.Backend",
 	} {

@@ -24,7 +24,7 @@ func TestRights(t *testing.T) {
 			s := testengine.Shared(t, kind)
 			const grants = "CREATE DATABASE locks;" +
 				"CREATE USER sidecar IDENTIFIED BY 'secret'; GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON locks.* TO sidecar;" +
-				"CREATE USER reader IDENTIFIED BY 'secret'; GRANT SELECT ON locks.* TO reader"
+				"CREATE USER reader IDENTIFIED BY 'secret'; GRANT SELECT, UPDATE ON locks.* TO reader"
 			administer(t, s, grants)
 			t.Cleanup(func() { administer(t, s, "DROP USER sidecar, reader; DROP DATABASE locks") })
 			url := strings.Replace(strings.Replace(s.URL(), "root@", "sidecar:secret@", 1), "/"+testengine.Database, "/locks?timeout=2s&strategy=", 1)
@@ -117,7 +117,7 @@ func handOver(t *testing.T, url string) {
 	}
 }
 
-// runGuard is the app, which may only read.
+// runGuard is the app.
 func runGuard(t *testing.T, url string, g *lock.Guard) {
 	cfg, err := mydb.Parse(url)
 	if err != nil {
@@ -136,6 +136,16 @@ func runGuard(t *testing.T, url string, g *lock.Guard) {
 	var args []any
 	for _, a := range g.Args {
 		args = append(args, a)
+	}
+	if strings.HasPrefix(g.SQL, "UPDATE") {
+		res, err := tx.ExecContext(t.Context(), g.SQL, args...)
+		if err != nil {
+			t.Fatalf("guard %s: %v", g.SQL, err)
+		}
+		if n, _ := res.RowsAffected(); n != 1 {
+			t.Errorf("guard %s: %d rows", g.SQL, n)
+		}
+		return
 	}
 	var one int
 	if err := tx.QueryRowContext(t.Context(), g.SQL, args...).Scan(&one); err != nil {

@@ -13,7 +13,10 @@ import (
 const (
 	// usualConnections is the size of the pool for the requests of apps.
 	usualConnections = 16
-	leastConnections = 2
+	leastConnections = 2 // the self-test needs two at the same time
+
+	// DefaultLogKeep is how long rows of the log are usually kept.
+	DefaultLogKeep = 24 * time.Hour
 )
 
 // Options are what a Backend is opened with.
@@ -22,7 +25,6 @@ type Options struct {
 	MaxConnections int           // for requests; 0: as usual
 	LogKeep        time.Duration // how long rows of the log are kept; 0: no log
 	FailoverGrace  time.Duration // how long nothing is granted by a server that has taken over; negative: the TTL
-	Observe        lock.Observe  // of the dialect's connections; may be nil
 	Clock          lock.Clock    // default lock.BootTime
 }
 

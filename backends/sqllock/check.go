@@ -47,7 +47,7 @@ func (b *Backend) checkTables(ctx context.Context) error {
 			have, err = b.version(ctx)
 		}
 	}
-	store := b.d.Words().Store
+	store := b.sql.w.Store
 	switch {
 	case err != nil:
 		return b.unavailable("check tables", err)
@@ -82,7 +82,7 @@ func (b *Backend) migrate(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = p.Close() }()
-	text := replaceNames(b.d.Schema(), b.d.Words().Table)
+	text := Schema(b.d.Schema(), b.sql.w.Table)
 	for range 3 { // two at once may be in each other's way
 		if _, err = p.Do(ctx, "schema", Statement{SQL: text}); err == nil {
 			return nil
@@ -91,11 +91,9 @@ func (b *Backend) migrate(ctx context.Context) error {
 	return fmt.Errorf("create tables: %w", err)
 }
 
-// Schema is the text that creates the tables of a dialect, for whoever does not let
-// the sidecar do it, with the names as table gives them.
-func Schema(d interface{ Schema() string }, table func(name string) string) string {
-	return replaceNames(d.Schema(), table)
-}
+// Schema completes the text of a dialect that makes the tables, with the names as table
+// gives them.
+func Schema(text string, table func(name string) string) string { return replaceNames(text, table) }
 
 // testOnce is selfTest, until it has succeeded.
 func (b *Backend) testOnce(ctx context.Context, id []byte) error {

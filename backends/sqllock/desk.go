@@ -372,6 +372,6 @@ func (b *Backend) giveBack(ctx context.Context, name lock.Resource, o *op) (done
 		return false, err
 	}
 	o.found = true
-	b.log.add(event{what: "release", name: name, id: o.id, lease: o.lease, fence: o.fence})
+	b.log.add(event{what: "release", name: name, id: o.id, lease: o.lease, fence: res[2].Value})
 	return true, nil
 }

@@ -18,7 +18,7 @@ type logger struct {
 const (
 	logEvery    = 500 * time.Millisecond
 	logAtATime  = 200
-	maxUnlogged = 20_000
+	maxUnlogged = 50_000
 )
 
 func newLogger(b *Backend) *logger { return &logger{b: b} }

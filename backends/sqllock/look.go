@@ -183,10 +183,10 @@ func (l *lease) sawResource(r Row) {
 			l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: leasekit.Ref{Resource: name, ID: id}, Fence: lock.FenceOf(fence)})
 		}
 	}
-	if held && !r.Null(4) {
+	if held && !r.Null(4) && of != string(l.id) {
 		l.observe(of, r.Int(4), r.Int(5))
 	}
-	if next != "" && !r.Null(7) {
+	if next != "" && !r.Null(7) && next != string(l.id) {
 		l.observe(next, r.Int(7), r.Int(8))
 	}
 	if free := !held && r.Int(10) == 0 && next != ""; dead || free {

@@ -106,9 +106,12 @@ func (r *reaper) reapNotes(ctx context.Context) error {
 		}
 	}
 	if b.clock() >= r.since+eraTime {
-		_, err = b.pool.Do(ctx, "reap", Statement{SQL: q.raiseEra, Args: []any{r.era}})
+		if _, err := b.pool.Do(ctx, "reap", Statement{SQL: q.raiseEra, Args: []any{r.era}}); err != nil {
+			return err
+		}
+		r.era, r.since = r.era+1, b.clock()
 	}
-	return err
+	return nil
 }
 
 // reapLog deletes the old end of the log.

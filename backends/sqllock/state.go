@@ -375,7 +375,9 @@ func (s *state) forceHold(o *op, e *entry) {
 		n.grace = o.grace
 		s.remember(o.id, n)
 		s.told = append(s.told, e.Value.lease)
-		s.note("revoke", o.id, e.Value.lease, e.Value.fence, o.grace.String())
+		if o.grace > 0 {
+			s.note("revoke", o.id, e.Value.lease, e.Value.fence, o.grace.String())
+		}
 	}
 	o.queued = o.grace > 0 // it is still there
 	o.found = true
@@ -401,10 +403,10 @@ func (s *state) sweep(o *op) {
 	e := s.entries[o.id]
 	switch {
 	case e != nil && e.Value.lease == o.of:
-		s.note("expire", o.id, o.of, e.Value.fence, "")
+		s.note(o.why, o.id, o.of, e.Value.fence, "")
 		s.remove(e)
 	case s.behind[o.id] == o.of:
-		s.note("expire", o.id, o.of, 0, "")
+		s.note(o.why, o.id, o.of, 0, "")
 		delete(s.behind, o.id)
 		s.drop(o.id, inQueue)
 	}

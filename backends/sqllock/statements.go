@@ -39,7 +39,7 @@ type statements struct {
 	status                                           listed
 	forced, guardX, guardS                           string
 	sweepRows, sweepWaits, sweepHolds, sweepNotes    string
-	lockRows, clearRows                              listed
+	lockRows, clearRows, leftRows                    listed
 	forgetLease                                      string
 	idle, raiseFloor, floor, era, raiseEra, oldNotes string
 	deleteIdle                                       listed
@@ -157,8 +157,9 @@ func newStatements(w Words) *statements {
 	q.first = t(w.InsertNew("{lock} (name, fence, x_id, x_lease, x_owner, x_since) SELECT ?, "+begin+", ?, ?, ?, {now} FROM {meta} m WHERE m.name='floor' AND "+live+" AND "+marked) + beginTail)
 	q.create = t(w.InsertNew("{lock} (name, fence) SELECT ?, GREATEST({now}, m.value) FROM {meta} m WHERE m.name='floor'"))
 	q.lockX = t("SELECT 1 FROM {lock} WHERE name=? FOR UPDATE")
-	q.give = t("UPDATE {lock} SET " + freeX + " WHERE name=? AND x_id=? AND x_lease=? AND x_shared=0" +
-		" AND NOT EXISTS (SELECT 1 FROM {queue} WHERE name=?) AND NOT EXISTS (SELECT 1 FROM {note} WHERE name=?)")
+	same, sameTail := w.Returning("fence", "fence")
+	q.give = t("UPDATE {lock} SET fence="+same+", "+freeX+" WHERE name=? AND x_id=? AND x_lease=? AND x_shared=0",
+		"AND NOT EXISTS (SELECT 1 FROM {queue} WHERE name=?) AND NOT EXISTS (SELECT 1 FROM {note} WHERE name=?)"+sameTail)
 
 	q.lockRow = t("SELECT fence, crowd, x_id, x_lease, x_shared, {now} FROM {lock} WHERE name=? FOR UPDATE")
 	q.lockRowNow = q.lockRow + " NOWAIT"
@@ -233,7 +234,9 @@ func newStatements(w Words) *statements {
 	q.sweepRows = t("SELECT name, x_id FROM {lock} WHERE x_lease=? LIMIT ?")
 	q.sweepHolds = t("SELECT name, id FROM {hold} WHERE lease=? LIMIT ?")
 	q.sweepNotes = t("SELECT name, id FROM {note} WHERE lease=? LIMIT ?")
-	q.lockRows = l("SELECT name, x_id, fence FROM {lock} WHERE name IN (?ids) AND x_lease=?n FOR UPDATE SKIP LOCKED")
+	q.lockRows = l("SELECT l.name, l.x_id, l.fence FROM {lock} l WHERE l.name IN (?ids) AND l.x_lease=?n AND l.x_shared=0",
+		"AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name=l.name) AND NOT EXISTS (SELECT 1 FROM {note} n WHERE n.name=l.name) FOR UPDATE SKIP LOCKED")
+	q.leftRows = l("SELECT name, x_id FROM {lock} WHERE name IN (?ids) AND x_lease=?n")
 	q.clearRows = l("UPDATE {lock} AS l SET "+freeX+" WHERE name IN (?ids) AND x_lease=?n AND x_shared=0",
 		"AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name=l.name) AND NOT EXISTS (SELECT 1 FROM {note} n WHERE n.name=l.name)")
 	q.forgetLease = t("DELETE FROM {lease} WHERE id=? AND ended=1")

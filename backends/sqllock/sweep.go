@@ -16,12 +16,12 @@ const (
 
 // sweep clears away what hangs on a lease that is over, in bounded steps: its waiters
 // first, so that none of them is in the way of others. found: there was something. What
-// somebody has locked is left for the next sweep.
-func (b *Backend) sweep(ctx context.Context, lease string) (found bool, err error) {
+// somebody has locked is left for the next sweep. why is what the log calls it.
+func (b *Backend) sweep(ctx context.Context, lease, why string) (found bool, err error) {
 	q := b.sql
 	for _, s := range []struct {
 		sql string
-		all func(ctx context.Context, lease string, rows []Row) (done int, err error)
+		all func(ctx context.Context, lease, why string, rows []Row) (done int, err error)
 	}{{q.sweepWaits, b.sweepEach}, {q.sweepRows, b.sweepRows}, {q.sweepHolds, b.sweepEach}, {q.sweepNotes, b.sweepEach}} {
 		for {
 			if ctx.Err() != nil {
@@ -36,7 +36,7 @@ func (b *Backend) sweep(ctx context.Context, lease string) (found bool, err erro
 				break
 			}
 			found = true
-			done, err := s.all(ctx, lease, rows)
+			done, err := s.all(ctx, lease, why, rows)
 			if err != nil {
 				return found, err
 			}
@@ -49,11 +49,11 @@ func (b *Backend) sweep(ctx context.Context, lease string) (found bool, err erro
 }
 
 // sweepEach clears rows away by the desks of their resources.
-func (b *Backend) sweepEach(ctx context.Context, lease string, rows []Row) (done int, err error) {
+func (b *Backend) sweepEach(ctx context.Context, lease, why string, rows []Row) (done int, err error) {
 	byName := make(map[lock.Resource][]*op)
 	for _, r := range rows {
 		name := lock.Resource(r.Text(0))
-		byName[name] = append(byName[name], &op{kind: opSweep, id: r.Text(1), of: lease, hasty: true})
+		byName[name] = append(byName[name], &op{kind: opSweep, id: r.Text(1), of: lease, why: why, hasty: true})
 	}
 	names := make(chan lock.Resource, len(byName))
 	for name := range byName {
@@ -85,27 +85,27 @@ func (b *Backend) sweepEach(ctx context.Context, lease string, rows []Row) (done
 
 // sweepRows clears exclusive holds away: those that nobody waits for many at a time,
 // and the others by their desks.
-func (b *Backend) sweepRows(ctx context.Context, lease string, rows []Row) (done int, err error) {
+func (b *Backend) sweepRows(ctx context.Context, lease, why string, rows []Row) (done int, err error) {
 	names := make([][]byte, len(rows))
 	for i, r := range rows {
 		names[i] = []byte(r.Text(0))
 	}
-	if err := b.retry(ctx, func() (err error) { done, err = b.clearRows(ctx, lease, names); return err }); err != nil {
+	if err := b.retry(ctx, func() (err error) { done, err = b.clearRows(ctx, lease, why, names); return err }); err != nil {
 		return 0, err
 	}
 	if done == len(rows) {
 		return done, nil
 	}
-	res, err := b.pool.Do(ctx, "sweep", b.sql.lockRows.with([]byte(lease), names, nil, 0)) // commits at once
+	res, err := b.pool.Do(ctx, "sweep", b.sql.leftRows.with([]byte(lease), names, nil, 0))
 	if err != nil {
 		return done, err
 	}
-	more, err := b.sweepEach(ctx, lease, res[0].Rows)
+	more, err := b.sweepEach(ctx, lease, why, res[0].Rows)
 	return done + more, err
 }
 
 // clearRows is one transaction that clears what nobody waits for and nobody has locked.
-func (b *Backend) clearRows(ctx context.Context, lease string, names [][]byte) (done int, err error) {
+func (b *Backend) clearRows(ctx context.Context, lease, why string, names [][]byte) (done int, err error) {
 	c, err := b.pool.Conn(ctx)
 	if err != nil {
 		return 0, err
@@ -116,19 +116,27 @@ func (b *Backend) clearRows(ctx context.Context, lease string, names [][]byte) (
 	if err != nil {
 		return 0, err
 	}
-	var locked [][]byte
-	for _, r := range res[1].Rows {
-		locked = append(locked, []byte(r.Text(0)))
+	rows := res[1].Rows
+	locked := make([][]byte, len(rows))
+	for i, r := range rows {
+		locked[i] = []byte(r.Text(0))
 	}
-	if len(locked) == 0 {
-		_, err = c.Do(ctx, "sweep", Statement{SQL: "COMMIT"})
+	if len(locked) > 0 {
+		clear := q.clearRows.with(id, locked, nil, 0)
+		clear.Count = true
+		if res, err = c.Do(ctx, "sweep", clear); err != nil {
+			return 0, err
+		}
+		if res[0].Affected != int64(len(rows)) { // somebody has come in between: one by one
+			_, err = c.Do(ctx, "sweep", Statement{SQL: "ROLLBACK"})
+			return 0, err
+		}
+	}
+	if _, err = c.Do(ctx, "sweep", Statement{SQL: "COMMIT"}); err != nil {
 		return 0, err
 	}
-	clear := q.clearRows.with(id, locked, nil, 0)
-	clear.Count = true
-	if res, err = c.Do(ctx, "sweep", clear, Statement{SQL: "COMMIT"}); err != nil {
-		return 0, err
+	for _, r := range rows {
+		b.log.add(event{what: why, name: lock.Resource(r.Text(0)), id: r.Text(1), lease: lease, fence: r.Int(2)})
 	}
-	b.log.add(event{what: "expire", lease: lease, note: "exclusive holds that nobody waited for"})
-	return int(res[0].Affected), nil
+	return len(rows), nil
 }

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
-	"github.com/locksidecar/locksidecar/lock"
 )
 
 // This file is about who notices that a lease is over.
@@ -64,11 +63,8 @@ func (l *lease) sawKeeper(rows []Row) {
 	}
 }
 
-// observe notes the beat of another lease, that was read just now.
+// observe notes the beat of a lease, that was read just now.
 func (l *lease) observe(id string, beat, ttlMillis int64) {
-	if id == string(l.id) {
-		return
-	}
 	now := l.b.clock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -159,8 +155,10 @@ func (l *lease) round(ctx context.Context) (pause time.Duration) {
 		switch {
 		case r.Bool(3):
 			l.overdue(id, now)
-		case id != string(l.id):
-			others++
+		default: // its own, too: what it has not renewed itself is over
+			if id != string(l.id) {
+				others++
+			}
 			shortest, longest = min(shortest, ttl), max(longest, ttl)
 			l.observe(id, r.Int(1), r.Int(2))
 		}
@@ -269,7 +267,7 @@ func (l *lease) chores(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case id := <-l.sweeps:
-			found, err := l.b.sweep(ctx, id)
+			found, err := l.b.sweep(ctx, id, "expire")
 			if err == nil && !found {
 				l.forgetLease(ctx, id)
 			}
@@ -298,5 +296,3 @@ func (l *lease) forgetLease(ctx context.Context, id string) {
 		_, _ = l.b.pool.Do(ctx, "end", Statement{SQL: l.b.sql.forgetLease, Args: []any{[]byte(id)}})
 	}
 }
-
-var _ = lock.MinTTL

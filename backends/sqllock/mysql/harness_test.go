@@ -45,9 +45,9 @@ func (h *harness) Open(t testing.TB) lock.Backend {
 	road := testengine.Through(t, h.server)
 	b := openAt(t, with(road.URL(), "timeout=3s")) // other tests use the machine too
 	h.mu.Lock()
-	h.roads[b.Backend] = road
+	h.roads[b] = road
 	h.mu.Unlock()
-	return b.Backend
+	return b
 }
 
 // store is a backend with its dialect.
@@ -63,11 +63,22 @@ func openAt(t testing.TB, url string) *store { return openWith(t, url, nil) }
 func openWith(t testing.TB, url string, observe lock.Observe) *store {
 	t.Helper()
 	cfg := mustParse(t, url)
-	d := New(cfg, observe)
-	b, err := sqllock.Open(d, sqllock.Options{Migrate: cfg.Migrate, MaxConnections: cfg.MaxConnections, LogKeep: time.Hour, FailoverGrace: -1})
+	b, err := Open(cfg, observe)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return &store{Backend: b, d: New(cfg, nil)}
+}
+
+// openClock opens a backend with a clock of its own.
+func openClock(t testing.TB, url string, clock lock.Clock) *store {
+	t.Helper()
+	d := New(mustParse(t, url), nil)
+	b, err := sqllock.Open(d, sqllock.Options{Migrate: true, LogKeep: sqllock.DefaultLogKeep, FailoverGrace: -1, Clock: clock})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
 	return &store{Backend: b, d: d}
 }
 
@@ -96,12 +107,8 @@ func (s *store) pool(t testing.TB) sqllock.Pool {
 
 // names puts the names of tables into a statement.
 func (s *store) names(statement string) string {
-	return sqllock.Schema(named(statement), s.d.cfg.Table)
+	return sqllock.Schema(statement, s.d.cfg.Table)
 }
-
-type named string
-
-func (n named) Schema() string { return string(n) }
 
 // execute carries out a statement with {names} of tables.
 func execute(t testing.TB, s *store, statement string, args ...any) {

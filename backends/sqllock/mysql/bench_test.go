@@ -1,4 +1,4 @@
-package tables
+package mysql
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -19,12 +20,13 @@ func BenchmarkPair(bench *testing.B) {
 		bench.Run(kind.String(), func(bench *testing.B) {
 			b, l := sidecar(bench, testengine.Shared(bench, kind).URL(), time.Minute)
 			execute(bench, b, "CREATE TABLE IF NOT EXISTS plain (id INT PRIMARY KEY, n BIGINT NOT NULL) ENGINE=InnoDB; INSERT IGNORE INTO plain VALUES (1, 0)")
+			p := b.pool(bench)
 			q := exclusive(unique("pair"))
 			var pairs, updates []time.Duration
 			for bench.Loop() {
 				start := time.Now()
 				for range 2 {
-					if _, err := b.exec(context.Background(), "plain", "UPDATE plain SET n=n+1 WHERE id=1"); err != nil {
+					if _, err := p.Do(context.Background(), "plain", sqllock.Statement{SQL: "UPDATE plain SET n=n+1 WHERE id=1"}); err != nil {
 						bench.Fatal(err)
 					}
 				}

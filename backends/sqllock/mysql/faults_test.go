@@ -1,8 +1,7 @@
-package tables
+package mysql
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"strings"
@@ -11,6 +10,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
+	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -18,20 +18,24 @@ import (
 // held is a transaction of a stranger's that keeps rows locked.
 type held struct {
 	t    *testing.T
-	b    *Backend
-	conn *sql.Conn
+	b    *store
+	conn sqllock.Conn
 }
 
-func stranger(t *testing.T, b *Backend) *held {
+func stranger(t *testing.T, b *store) *held {
 	t.Helper()
-	conn, err := b.pool.DB.Conn(t.Context())
+	p, err := b.d.Open(sqllock.PoolOptions{Size: 1, Wait: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := p.Conn(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := &held{t: t, b: b, conn: conn}
 	t.Cleanup(func() {
-		_, _ = conn.ExecContext(context.Background(), "ROLLBACK")
-		_ = conn.Close()
+		conn.Close(errors.New("over"))
+		_ = p.Close()
 	})
 	h.do("START TRANSACTION")
 	return h
@@ -39,32 +43,25 @@ func stranger(t *testing.T, b *Backend) *held {
 
 func (h *held) do(statement string, args ...any) {
 	h.t.Helper()
-	if _, err := h.conn.ExecContext(context.Background(), replaceNames(statement, h.b.cfg.Table), args...); err != nil {
+	if _, err := h.conn.Do(context.Background(), "test", sqllock.Statement{SQL: h.b.names(statement), Args: args}); err != nil {
 		h.t.Fatalf("%s: %v", statement, err)
 	}
 }
 
 // errorsOf opens a backend that counts the errors of a number.
-func errorsOf(t *testing.T, url string, code uint16) (*Backend, *atomic.Int64) {
+func errorsOf(t *testing.T, url string, code uint16) (*store, *atomic.Int64) {
 	t.Helper()
-	cfg, err := mydb.Parse(url)
-	if err != nil {
-		t.Fatal(err)
-	}
 	n := new(atomic.Int64)
-	b, err := Open(cfg, func(_ string, _ time.Duration, err error) {
+	b := openWith(t, url, func(_ string, _ time.Duration, err error) {
 		if mydb.Code(err) == code {
 			n.Add(1)
 		}
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() { _ = b.Close() })
 	return b, n
 }
 
-func leaseOf(t *testing.T, b *Backend) *lease {
+func leaseOf(t *testing.T, b *store) lock.Lease {
 	t.Helper()
 	var l lock.Lease
 	eventually(t, "a lease is opened", func() (err error) {
@@ -76,7 +73,7 @@ func leaseOf(t *testing.T, b *Backend) *lease {
 		defer cancel()
 		_ = l.Close(ctx)
 	})
-	return l.(*lease)
+	return l
 }
 
 // Somebody keeps the row of the resource locked for longer than a statement
@@ -90,7 +87,7 @@ func TestLockWait(t *testing.T) {
 			t.Fatal(err)
 		}
 		other := stranger(t, b)
-		other.do("UPDATE {lock} SET tail=tail WHERE name=?", []byte(r))
+		other.do("SELECT 1 FROM {lock} WHERE name=? FOR UPDATE", []byte(r))
 		a := acquire(t, l, exclusive(r))
 		eventually(t, "a statement has waited in vain", func() error {
 			if waits.Load() == 0 {
@@ -113,27 +110,23 @@ func TestDeadlock(t *testing.T) {
 		b, deadlocks := errorsOf(t, s.URL(), 1213)
 		l := leaseOf(t, b)
 		r := unique("r")
-		q := exclusive(r)
-		q.Mode = lock.Shared
-		g, err := l.Acquire(t.Context(), q)
-		if err != nil {
-			t.Fatal(err)
-		}
+		g := hold(t, l, r)
+		waiting := acquire(t, leaseOf(t, b), exclusive(r))
+		eventually(t, "it waits", func() error { return waits(t, b, r) })
 		other := stranger(t, b)
 		for i := range 20 {
-			other.do("INSERT INTO {gone} VALUES (?, ?, '', NOW(6))", []byte(unique("other")), []byte(fmt.Sprint(i)))
+			other.do("INSERT INTO {note} (name, id, lease, kind, era) VALUES (?, ?, '', 1, 0)", []byte(unique("other")), []byte(fmt.Sprint(i)))
 		}
-		other.do("UPDATE {hold} SET fence=fence WHERE name=? AND id=?", []byte(r), []byte(g.ID))
+		other.do("UPDATE {queue} SET owner=NULL WHERE name=?", []byte(r))
 		released := make(chan error, 1)
 		go func() { released <- l.Release(context.Background(), r, g.ID) }()
-		eventually(t, "the release waits for the row of the hold", func() error {
-			n := number(t, b, "SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE 'DELETE FROM%' AND info LIKE ?", "%"+string(g.ID)+"%")
-			if n == 0 {
+		eventually(t, "the release waits for the row of the waiter", func() error {
+			if number(t, b, "SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE 'DELETE FROM%' AND info LIKE ?", "%_queue%"+string(r)+"%") == 0 {
 				return errors.New("it does not")
 			}
 			return nil
 		})
-		other.do("UPDATE {lock} SET fence=fence WHERE name=?", []byte(r))
+		other.do("SELECT 1 FROM {lock} WHERE name=? FOR UPDATE", []byte(r))
 		eventually(t, "the deadlock is found", func() error {
 			if deadlocks.Load() == 0 {
 				return errors.New("it is not")
@@ -144,10 +137,17 @@ func TestDeadlock(t *testing.T) {
 		if err := <-released; err != nil {
 			t.Errorf("Release through a deadlock: %v", err)
 		}
-		if n := number(t, b, "SELECT readers FROM {lock} WHERE name=?", []byte(r)); n != 0 {
-			t.Errorf("%d readers are left", n)
-		}
+		waiting.granted()
 	})
+}
+
+// waits is nil when somebody waits for a resource.
+func waits(t testing.TB, b *store, r lock.Resource) error {
+	t.Helper()
+	if st, err := b.Get(t.Context(), r); err != nil || len(st.Waiters) == 0 {
+		return fmt.Errorf("nobody waits: %+v, %w", st, err)
+	}
+	return nil
 }
 
 // The connection is killed while a statement on it waits.
@@ -159,7 +159,7 @@ func TestConnectionKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 		other := stranger(t, b)
-		other.do("UPDATE {lock} SET tail=tail WHERE name=?", []byte(r))
+		other.do("SELECT 1 FROM {lock} WHERE name=? FOR UPDATE", []byte(r))
 		q := exclusive(r)
 		a := acquire(t, l, q)
 		eventually(t, "its connection is killed", func() error {
@@ -189,60 +189,37 @@ func TestConnectionKilled(t *testing.T) {
 	})
 }
 
-// A copy of a request that was given up comes late: it is not granted. First when
-// all is over; then when it has come already and waits for the row that the
-// transaction which gives it up has locked.
+// A copy of a request that was given up comes late: it is not granted. First for a
+// resource that has no row, then for one that has.
 func TestLateCopy(t *testing.T) {
 	eachKind(t, func(t *testing.T, s testengine.Server) {
 		b, l := sidecar(t, s.URL(), 30*time.Second)
 		r := unique("r")
-		late := func(q lock.Request) (int64, error) {
-			e, _ := l.entryOf(q)
-			return (&attempt{l: l, q: q, e: e}).takeFree(context.Background())
-		}
-		q := exclusive(r)
-		e, _ := l.entryOf(q)
-		l.unsure(e)
-		if err := l.Release(t.Context(), r, q.ID); !errors.Is(err, lock.ErrNotHolder) {
-			t.Fatalf("Release of a request without an answer: %v", err)
-		}
-		if fence, err := late(q); err != nil || fence != 0 {
-			t.Errorf("a late copy got fence %d, %v", fence, err)
-		}
-		if _, err := l.Acquire(t.Context(), q); !errors.Is(err, lock.ErrNotHolder) {
-			t.Errorf("a late copy of the long way: %v", err)
-		}
-		g := hold(t, l, r) // others are not kept out
-		if err := l.Release(t.Context(), r, g.ID); err != nil {
-			t.Error(err)
-		}
-
-		r = unique("r")
-		if err := l.Release(t.Context(), r, hold(t, l, r).ID); err != nil {
-			t.Fatal(err)
-		}
-		q = exclusive(r)
-		giving := stranger(t, b)
-		giving.do("UPDATE {lock} SET gone=gone+1 WHERE name=?", []byte(r))
-		type result struct {
-			fence int64
-			err   error
-		}
-		came := make(chan result, 1)
-		go func() {
-			fence, err := late(q)
-			came <- result{fence, err}
-		}()
-		eventually(t, "the copy waits for the row", func() error {
-			if number(t, b, "SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE 'UPDATE%' AND info LIKE ?", "%"+string(q.ID)+"%") == 0 {
-				return errors.New("it does not")
+		for range 2 {
+			road := testengine.Through(t, s)
+			_, late := sidecar(t, with(road.URL(), "timeout=500ms&max-connections=2"), 30*time.Second)
+			q := exclusive(r)
+			road.Inject(testengine.HoldRequests)
+			if _, err := late.Acquire(t.Context(), q); !errors.Is(err, lock.ErrUnavailable) {
+				t.Fatalf("Acquire whose request is on its way: %v", err)
 			}
-			return nil
-		})
-		giving.do("INSERT INTO {gone} VALUES (?, ?, ?, NOW(6))", []byte(r), []byte(q.ID), []byte(l.id))
-		giving.do("COMMIT")
-		if got := <-came; got.err != nil || got.fence != 0 {
-			t.Errorf("a copy that waited got fence %d, %v", got.fence, got.err)
+			if err := road.Heal(); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "it is given up", func() error {
+				err := late.Release(t.Context(), r, q.ID)
+				if errors.Is(err, lock.ErrNotHolder) {
+					return nil
+				}
+				return err
+			})
+			g := hold(t, l, r)
+			if err := l.Release(t.Context(), r, g.ID); err != nil {
+				t.Error(err)
+			}
+			if st, err := b.Get(t.Context(), r); err != nil || len(st.Holders) > 0 {
+				t.Errorf("a late copy was granted: %+v, %v", st, err)
+			}
 		}
 	})
 }
@@ -255,7 +232,7 @@ func TestClockJumps(t *testing.T) {
 			s := testengine.New(t, kind)
 			_, l := sidecar(t, s.URL(), time.Second)
 			_, other := sidecar(t, s.URL(), time.Second)
-			for _, l := range []*lease{l, other} {
+			for _, l := range []lock.Lease{l, other} {
 				ctx, stop := context.WithCancel(t.Context())
 				done := keepAlive(t, ctx, l)
 				t.Cleanup(func() { stop(); <-done })
@@ -345,7 +322,6 @@ func TestOddServer(t *testing.T) {
 			if err := beat(t.Context(), l); err != nil {
 				t.Errorf("Heartbeat afterwards: %v", err)
 			}
-			other.b.known.forget(r)
 			next := acquire(t, other, exclusive(r)) // the release was owed
 			if err := other.Release(t.Context(), r, next.granted().ID); err != nil {
 				t.Error(err)
@@ -365,18 +341,13 @@ func TestHosts(t *testing.T) {
 	}
 	made := openAt(t, first.URL())
 	defer func() { _ = made.Close() }()
-	if err := made.check(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leaseOf(t, made)
 	readOnly(first, 1)
 	_, l := sidecar(t, both, 30*time.Second)
 	g := hold(t, l, "r")
 	on := func(s testengine.Server) int64 {
 		b := openAt(t, s.URL())
 		defer func() { _ = b.Close() }()
-		if err := b.check(t.Context()); err != nil {
-			t.Fatal(err)
-		}
 		return number(t, b, "SELECT COUNT(*) FROM {lock} WHERE x_id=?", []byte(g.ID))
 	}
 	if on(second) != 1 {
@@ -399,22 +370,12 @@ func TestHosts(t *testing.T) {
 	})
 }
 
-func mustParse(t *testing.T, url string) mydb.Config {
-	t.Helper()
-	cfg, err := mydb.Parse(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cfg
-}
-
 func TestTLS(t *testing.T) {
 	s := testengine.Shared(t, testengine.MySQL) // makes itself a certificate
 	b, l := sidecar(t, with(s.URL(), "tls=true&tls-skip-verify=true"), 30*time.Second)
 	hold(t, l, unique("r"))
-	var name, cipher string
-	if err := b.query(t.Context(), "test", func(_ int, rows *sql.Rows) error { return rows.Scan(&name, &cipher) }, "SHOW SESSION STATUS LIKE 'Ssl_cipher'"); err != nil || cipher == "" {
-		t.Errorf("the connection has the cipher %q, %v", cipher, err)
+	if all := rows(t, b, "SELECT variable_value FROM performance_schema.session_status WHERE variable_name='Ssl_cipher'"); len(all) != 1 || all[0].Text(0) == "" {
+		t.Errorf("the connection has the cipher %v", all)
 	}
 	strict := openAt(t, with(s.URL(), "tls=true"))
 	defer func() { _ = strict.Close() }()

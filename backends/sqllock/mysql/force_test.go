@@ -1,14 +1,11 @@
-package tables
+package mysql
 
 import (
 	"context"
 	"errors"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -28,8 +25,9 @@ func TestWaiterEndsForcedHold(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		forced := make(chan error, 1)
 		go func() { forced <- b.ForceRelease(ctx, r, g.ID, grace) }()
+		ev := <-l.Events()
 		eventually(t, "the holder's sidecar has acknowledged it", func() error {
-			if number(t, b, "SELECT COUNT(*) FROM {lock} WHERE name=? AND x_mark=?", []byte(r), grace.Microseconds()) == 0 {
+			if number(t, b, "SELECT COUNT(*) FROM {note} WHERE name=? AND known=?", []byte(r), grace.Microseconds()) == 0 {
 				return errors.New("it has not")
 			}
 			return nil
@@ -39,7 +37,6 @@ func TestWaiterEndsForcedHold(t *testing.T) {
 		if err := <-forced; !errors.Is(err, context.Canceled) {
 			t.Errorf("ForceRelease that was cut short: %v", err)
 		}
-		ev := <-l.Events()
 		next.granted()
 		if now := lock.BootTime(); now < ev.Until {
 			t.Errorf("granted %s before the grace was over", ev.Until-now)
@@ -87,68 +84,6 @@ func TestForcedReader(t *testing.T) {
 	})
 }
 
-// The answer to the comparison of memories is late, in the heartbeat that brings the
-// news of a forced release. The grace does not count before the holder is told.
-func TestForcedDuringComparison(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
-		const grace = 300 * time.Millisecond
-		road := testengine.Through(t, s)
-		cfg, err := mydb.Parse(road.URL())
-		if err != nil {
-			t.Fatal(err)
-		}
-		var late atomic.Bool
-		arrives := make(chan struct{})
-		arrive := sync.OnceFunc(func() { close(arrives) })
-		b, err := Open(cfg, func(command string, _ time.Duration, _ error) {
-			if late.Load() && (command == "news" || command == "sweep") { // sweep: what hangs on the lease
-				<-arrives
-			}
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = b.Close() })
-		l := leaseOf(t, b)
-		t.Cleanup(arrive)
-		o, other := sidecar(t, s.URL(), 30*time.Second)
-		r := unique("r")
-		g := hold(t, l, r)
-		next := acquire(t, other, exclusive(r))
-		late.Store(true)
-		road.Inject(testengine.Sever)
-		ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-		forced := make(chan error, 1)
-		go func() { forced <- o.ForceRelease(ctx, r, g.ID, grace) }()
-		t.Cleanup(cancel)
-		eventually(t, "it is revoked", func() error {
-			if number(t, o, "SELECT COUNT(*) FROM {lock} WHERE name=? AND x_grace IS NOT NULL", []byte(r)) == 0 {
-				return errors.New("it is not")
-			}
-			return nil
-		})
-		told := make(chan []lock.Event, 1)
-		go func() {
-			for {
-				if news, _ := l.Heartbeat(ctx); len(news) > 0 || ctx.Err() != nil {
-					told <- news
-					return
-				}
-			}
-		}()
-		next.pending(4 * grace)
-		arrive()
-		news := <-told
-		if len(news) != 1 || news[0].Kind != lock.Revoked || news[0].ID != g.ID || news[0].Until < lock.BootTime() {
-			t.Errorf("news: %+v", news)
-		}
-		next.granted()
-		if err := <-forced; err != nil {
-			t.Error(err)
-		}
-	})
-}
-
 // The store loses a hold in the grace of its forced release: others may be granted
 // already, so the holder is told.
 func TestForcedHoldVanishes(t *testing.T) {
@@ -163,11 +98,11 @@ func TestForcedHoldVanishes(t *testing.T) {
 			t.Fatalf("the holder was told %+v", ev)
 		}
 		// As on a replica that lacks the grant.
-		execute(t, b, "UPDATE {lock} SET "+freeX+" WHERE name=?", []byte(g.Resource))
+		execute(t, b, "UPDATE {lock} SET x_id=NULL, x_lease=NULL WHERE name=?", []byte(g.Resource))
 		road.Inject(testengine.Sever)
 		eventually(t, "a heartbeat tells", func() error {
 			news, err := l.Heartbeat(t.Context())
-			if err == nil && (len(news) != 1 || news[0] != lock.Event{Kind: lock.Vanished, Resource: g.Resource, ID: g.ID}) {
+			if err == nil && (len(news) != 1 || news[0] != lock.Event{Kind: lock.Revoked, Resource: g.Resource, ID: g.ID}) {
 				t.Fatalf("news: %+v", news)
 			}
 			return err

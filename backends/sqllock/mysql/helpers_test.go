@@ -1,4 +1,4 @@
-package tables
+package mysql
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 const patience = 20 * time.Second
 
 // sidecar opens a backend and a lease that live as long as the test.
-func sidecar(t testing.TB, url string, ttl time.Duration) (*Backend, *lease) {
+func sidecar(t testing.TB, url string, ttl time.Duration) (*store, lock.Lease) {
 	t.Helper()
 	b := openAt(t, url)
 	t.Cleanup(func() { _ = b.Close() })
@@ -25,7 +25,7 @@ func sidecar(t testing.TB, url string, ttl time.Duration) (*Backend, *lease) {
 		defer cancel()
 		_ = l.Close(ctx) // the server may be gone
 	})
-	return b, l.(*lease)
+	return b, l
 }
 
 func eventually(t testing.TB, what string, f func() error) {
@@ -43,7 +43,7 @@ func eventually(t testing.TB, what string, f func() error) {
 	}
 }
 
-func hold(t testing.TB, l *lease, r lock.Resource) lock.Grant {
+func hold(t testing.TB, l lock.Lease, r lock.Resource) lock.Grant {
 	t.Helper()
 	g, err := l.Acquire(t.Context(), exclusive(r))
 	if err != nil {

@@ -1,4 +1,4 @@
-package tables
+package mysql
 
 import (
 	"context"
@@ -19,15 +19,18 @@ type app struct {
 	db *sql.DB
 }
 
-// newApp connects as an account that may read the tables of locks and nothing
-// more, and change the app's own, with a character set and an SQL mode of its own.
-func newApp(t *testing.T, b *Backend) *app {
+// newApp connects as an account that may run guards and nothing more in the tables of
+// locks, and change the app's own, with a character set and an SQL mode of its own.
+// params are for the driver.
+func newApp(t *testing.T, b *store, params string) *app {
 	t.Helper()
 	user := "guard_" + string(lock.NewHoldID())[:8]
-	execute(t, b, "CREATE TABLE IF NOT EXISTS account (id INT PRIMARY KEY, money BIGINT NOT NULL) ENGINE=InnoDB;"+
-		"CREATE USER "+user+" IDENTIFIED BY 'secret';"+
-		"GRANT SELECT ON "+b.cfg.Database+".* TO "+user+"; GRANT INSERT, UPDATE ON "+b.cfg.Database+".account TO "+user)
-	db, err := sql.Open("mysql", fmt.Sprintf("%s:secret@tcp(%s)/%s?charset=latin1&sql_mode='ANSI_QUOTES,NO_BACKSLASH_ESCAPES'&interpolateParams=false", user, b.cfg.Addrs[0], b.cfg.Database))
+	execute(t, b, "CREATE TABLE IF NOT EXISTS account (id INT PRIMARY KEY, money BIGINT NOT NULL) ENGINE=InnoDB")
+	execute(t, b, "CREATE USER "+user+" IDENTIFIED BY 'secret'")
+	execute(t, b, "GRANT SELECT (name, x_id, guards), UPDATE (guards) ON {lock} TO "+user)
+	execute(t, b, "GRANT SELECT (name, id, guards), UPDATE (guards) ON {hold} TO "+user)
+	execute(t, b, "GRANT SELECT, INSERT, UPDATE ON "+b.d.cfg.Database+".account TO "+user)
+	db, err := sql.Open("mysql", fmt.Sprintf("%s:secret@tcp(%s)/%s?charset=latin1&sql_mode='ANSI_QUOTES,NO_BACKSLASH_ESCAPES'&interpolateParams=false%s", user, b.d.cfg.Addrs[0], b.d.cfg.Database, params))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,12 +65,19 @@ func (t *transfer) guarded(g *lock.Guard) bool {
 	for _, a := range g.Args {
 		args = append(args, a)
 	}
-	var one int
-	err := t.tx.QueryRowContext(context.Background(), g.SQL, args...).Scan(&one)
-	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+	res, err := t.tx.ExecContext(context.Background(), g.SQL, args...)
+	if err != nil {
 		t.app.t.Fatalf("guard %s: %v", g.SQL, err)
 	}
-	return err == nil
+	n, _ := res.RowsAffected()
+	return n == 1
+}
+
+func (t *transfer) rollBack() {
+	t.app.t.Helper()
+	if err := t.tx.Rollback(); err != nil {
+		t.app.t.Fatal(err)
+	}
 }
 
 func (t *transfer) commit() {
@@ -98,7 +108,7 @@ type acquiring struct {
 	err   error
 }
 
-func acquire(t *testing.T, l *lease, q lock.Request) *acquiring {
+func acquire(t *testing.T, l lock.Lease, q lock.Request) *acquiring {
 	a := &acquiring{t: t, done: make(chan struct{})}
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(func() { cancel(); <-a.done })
@@ -139,12 +149,13 @@ func TestGuardKeepsOutTheLate(t *testing.T) {
 		_, other := sidecar(t, s.URL(), 30*time.Second)
 		r := unique("Größe/'\"\\%")
 		g := hold(t, paused, r)
-		app := newApp(t, b)
+		app := newApp(t, b, "")
 		late := app.begin(1)
 		next := acquire(t, other, exclusive(r)).granted() // the paused one sends no heartbeats
 		if late.guarded(g.Guard) {
 			t.Error("the guard of the late holder found its hold")
 		}
+		late.rollBack()
 		intime := app.begin(2)
 		if !intime.guarded(next.Guard) {
 			t.Error("the guard of the holder did not find its hold")
@@ -161,13 +172,13 @@ func TestGuardHoldsOffTheNext(t *testing.T) {
 		other, l := sidecar(t, s.URL(), 30*time.Second)
 		r := unique("r")
 		g := hold(t, paused, r)
-		intime := newApp(t, b).begin(1)
+		intime := newApp(t, b, "").begin(1)
 		if !intime.guarded(g.Guard) {
 			t.Fatal("the guard of the holder did not find its hold")
 		}
 		next := acquire(t, l, exclusive(r))
 		eventually(t, "the lease is over", func() error {
-			if n := number(t, other, "SELECT COUNT(*) FROM {lease} WHERE id=?", []byte(paused.id)); n > 0 {
+			if n := number(t, other, "SELECT COUNT(*) FROM {lease} WHERE id=? AND ended=0", []byte(paused.ID())); n > 0 {
 				return errors.New("it is there")
 			}
 			return nil
@@ -183,7 +194,7 @@ func TestGuardHoldsOffTheNext(t *testing.T) {
 			t.Errorf("a try beside an open transaction with a guard took %s", took)
 		}
 		intime.commit()
-		late := newApp(t, b).begin(1)
+		late := newApp(t, b, "").begin(1)
 		next.granted()
 		if late.guarded(g.Guard) {
 			t.Error("the guard found the hold after the lock was granted to another")
@@ -199,7 +210,7 @@ func TestGuardAndRelease(t *testing.T) {
 		_, other := sidecar(t, s.URL(), 30*time.Second)
 		r := unique("r")
 		g := hold(t, l, r)
-		tx := newApp(t, b).begin(1)
+		tx := newApp(t, b, "").begin(1)
 		if !tx.guarded(g.Guard) {
 			t.Fatal("the guard of the holder did not find its hold")
 		}
@@ -225,7 +236,7 @@ func TestGuardOfShared(t *testing.T) {
 		beating := keepAlive(t, alive, l)
 		r := unique("r")
 		g := hold(t, l, r)
-		a := newApp(t, b)
+		a := newApp(t, b, "")
 		tx := a.begin(1)
 		if !tx.guarded(g.Guard) {
 			t.Error("the guard did not find the exclusive hold")
@@ -252,7 +263,7 @@ func TestGuardOfShared(t *testing.T) {
 			t.Fatal(err)
 		}
 		tx = a.begin(3)
-		tx2 := newApp(t, b).begin(4)
+		tx2 := newApp(t, b, "").begin(4)
 		if !tx.guarded(reader.Guard) || !tx2.guarded(beside.Guard) {
 			t.Error("the guards of two readers did not find their holds")
 		}
@@ -281,13 +292,13 @@ func TestGuardOfShared(t *testing.T) {
 }
 
 // keepAlive renews a lease until ctx ends.
-func keepAlive(t *testing.T, ctx context.Context, l *lease) (done chan struct{}) {
+func keepAlive(t *testing.T, ctx context.Context, l lock.Lease) (done chan struct{}) {
 	done = make(chan struct{})
 	go func() {
 		defer close(done)
 		for ctx.Err() == nil {
 			_ = beat(ctx, l)
-			time.Sleep(l.ttl / 10)
+			time.Sleep(lock.MinTTL / 10)
 		}
 	}()
 	t.Cleanup(func() { <-done })
