@@ -126,7 +126,7 @@ func (l *lease) lookAt(ctx context.Context, names [][]byte, notes bool) error {
 	var batch []Statement
 	if notes {
 		id := []any{[]byte(l.id)}
-		batch = append(batch, Statement{SQL: q.alive, Args: id}, Statement{SQL: q.notesOf, Args: id})
+		batch = append(batch, Statement{SQL: q.alive, Args: id}, Statement{SQL: q.keeper}, Statement{SQL: q.notesOf, Args: id})
 	}
 	if len(names) > 0 {
 		batch = append(batch, q.waiting.with(nil, names, nil, 0), q.marks.with(nil, names, nil, 0))
@@ -143,10 +143,11 @@ func (l *lease) lookAt(ctx context.Context, names [][]byte, notes bool) error {
 			l.heard(leasekit.Push{Kind: leasekit.Over})
 			return nil
 		}
-		for _, r := range res[1].Rows {
+		l.sawKeeper(res[1].Rows)
+		for _, r := range res[2].Rows {
 			l.noted(r)
 		}
-		res = res[2:]
+		res = res[3:]
 	}
 	if len(names) == 0 {
 		return nil
@@ -169,27 +170,31 @@ func (l *lease) noted(r Row) {
 	l.heard(p)
 }
 
-// sawResource takes what was seen of a resource that the lease waits for: who has it,
-// and who is first in its queue. Of their leases it is noted that they live.
+// sawResource takes what was seen of a resource that the lease waits for: who has it
+// exclusively, one of those who share it, and who is first in its queue. Their leases are
+// observed, so that a dead one is not in the way even where no keeper sees that.
 func (l *lease) sawResource(r Row) {
-	name := lock.Resource(r.Text(0))
-	id, fence, of, next := lock.HoldID(r.Text(1)), r.Int(2), r.Text(3), r.Text(6)
-	held, dead := of != "", of != "" && r.Null(4) || next != "" && r.Null(7)
-	if of == string(l.id) && held {
+	name, id, of := lock.Resource(r.Text(0)), lock.HoldID(r.Text(1)), r.Text(3)
+	if of == string(l.id) {
 		l.mu.Lock()
 		_, waits := l.waiting[id]
 		l.mu.Unlock()
 		if waits {
-			l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: leasekit.Ref{Resource: name, ID: id}, Fence: lock.FenceOf(fence)})
+			l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: leasekit.Ref{Resource: name, ID: id}, Fence: lock.FenceOf(r.Int(2))})
 		}
 	}
-	if held && !r.Null(4) && of != string(l.id) {
-		l.observe(of, r.Int(4), r.Int(5))
+	dead, now := false, l.b.clock()
+	for i := 3; i < len(r); i += 3 { // the three leases, each with its beat and TTL
+		switch id := r.Text(i); {
+		case id == "" || id == string(l.id):
+		case r.Null(i + 1):
+			dead = true
+			l.overdue(id, now)
+		default:
+			l.observe(id, r.Int(i+1), r.Int(i+2))
+		}
 	}
-	if next != "" && !r.Null(7) && next != string(l.id) {
-		l.observe(next, r.Int(7), r.Int(8))
-	}
-	if free := !held && r.Int(10) == 0 && next != ""; dead || free {
+	if free := of == "" && r.Null(6) && !r.Null(9); dead || free {
 		l.b.post(name, &op{kind: opSettle, hasty: true})
 	}
 }

@@ -197,9 +197,10 @@ func newStatements(w Words) *statements {
 	// What a lease has to know of itself, and of what it waits for.
 	q.alive = t("SELECT 1 FROM {lease} WHERE id=? AND ended=0")
 	q.notesOf = t("SELECT name, id, kind, grace FROM {note} WHERE lease=? AND (known IS NULL OR known>grace) LIMIT 1000")
-	q.waiting = l("SELECT l.name, l.x_id, l.fence, l.x_lease, e.beat, e.ttl_ms, w.lease, f.beat, f.ttl_ms, l.x_shared,",
-		"CASE WHEN EXISTS (SELECT 1 FROM {hold} h WHERE h.name=l.name) THEN 1 ELSE 0 END",
+	q.waiting = l("SELECT l.name, l.x_id, l.fence, l.x_lease, e.beat, e.ttl_ms, h.lease, r.beat, r.ttl_ms, w.lease, f.beat, f.ttl_ms",
 		"FROM {lock} l LEFT JOIN {lease} e ON e.id=l.x_lease AND e.ended=0",
+		"LEFT JOIN {hold} h ON h.name=l.name AND h.id=(SELECT id FROM {hold} WHERE name=l.name ORDER BY id LIMIT 1)",
+		"LEFT JOIN {lease} r ON r.id=h.lease AND r.ended=0",
 		"LEFT JOIN {queue} w ON w.name=l.name AND w.seq=(SELECT MIN(seq) FROM {queue} WHERE name=l.name)",
 		"LEFT JOIN {lease} f ON f.id=w.lease AND f.ended=0 WHERE l.name IN (?ids)")
 	q.marks = l("SELECT name, id, known FROM {note} WHERE name IN (?ids) AND kind=2 AND known IS NOT NULL")

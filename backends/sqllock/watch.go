@@ -50,6 +50,10 @@ func (l *lease) sawKeeper(rows []Row) {
 	r, now := rows[0], l.b.clock()
 	k := keeperSeen{round: r.Int(0), id: r.Text(1), alive: !r.Null(2), since: now, ttl: time.Duration(r.Int(3)) * time.Millisecond}
 	l.mu.Lock()
+	if k.id == string(l.id) && l.keeper.id == k.id { // it knows better
+		l.mu.Unlock()
+		return
+	}
 	if k.round == l.keeper.round && k.id == l.keeper.id {
 		k.since = l.keeper.since
 	}
