@@ -225,7 +225,7 @@ func (b *Backend) carryOut(d *desk, ops []*op) (later []*op, err error) {
 	if err != nil {
 		return b.failed(d.name, ops, err), err
 	}
-	b.known.add(d.name, s.crowded())
+	b.known.add(d.name, s.busy())
 	b.after(d.name, s)
 	for _, o := range ops {
 		if !slices.Contains(later, o) {
@@ -363,15 +363,20 @@ func (b *Backend) takeFree(ctx context.Context, name lock.Resource, o *op, known
 
 func (b *Backend) giveBack(ctx context.Context, name lock.Resource, o *op) (done bool, err error) {
 	q, n := b.sql, []byte(name)
-	res, err := b.pool.Do(ctx, "release",
-		Statement{SQL: "START TRANSACTION"},
-		Statement{SQL: q.lockX, Args: []any{n}, Ignore: true},
-		Statement{SQL: q.give, Args: []any{n, []byte(o.id), []byte(o.lease), n, n}, Count: true},
-		Statement{SQL: "COMMIT"})
-	if err != nil || res[2].Affected == 0 {
+	give := Statement{SQL: q.give, Args: []any{n, []byte(o.id), []byte(o.lease)}, Count: true}
+	batch := []Statement{give}
+	if !q.w.LateReads {
+		batch = []Statement{{SQL: "START TRANSACTION"}, {SQL: q.lockX, Args: []any{n}, Ignore: true}, give, {SQL: "COMMIT"}}
+	}
+	res, err := b.pool.Do(ctx, "release", batch...)
+	if err != nil {
 		return false, err
 	}
+	given := res[len(batch)/2]
+	if given.Affected == 0 {
+		return false, nil
+	}
 	o.found = true
-	b.log.add(event{what: "release", name: name, id: o.id, lease: o.lease, fence: res[2].Value})
+	b.log.add(event{what: "release", name: name, id: o.id, lease: o.lease, fence: given.Value})
 	return true, nil
 }

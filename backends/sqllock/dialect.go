@@ -54,6 +54,10 @@ type Words struct {
 	Argument func(n int) string       // the n-th argument, from 1; nil: ?
 	Unhex    string                   // bytes of an argument with hexadecimal digits, such as UNHEX(?)
 
+	// LateReads: an UPDATE that has waited for its row reads other tables, in a correlated
+	// subquery, as they are after that.
+	LateReads bool
+
 	// InsertNew is an INSERT that leaves a row alone which is there already, of all
 	// that comes behind INTO.
 	InsertNew func(into string) string

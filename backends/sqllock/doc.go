@@ -21,10 +21,11 @@
 // were when it began, and it may have waited for the lock. The row of lock is written
 // by grants and ends of exclusive holds alone, and the rows of hold by those of shared
 // holds: an app's guard writes them too, and must not collide with who only waits.
-// So the flag crowd, which closes the quick way to a grant, is only kept up to date
-// where nobody holds the resource exclusively:
+// So the flag crowd, which closes the quick ways to a grant and a release, says nothing
+// of those who wait while somebody holds the resource exclusively:
 //
-//	x_id IS NULL, and there is a row of hold, queue or note for the name => crowd = 1
+//	there is a row of note for the name                              => crowd = 1
+//	x_id IS NULL, and there is a row of hold or queue for the name   => crowd = 1
 //
-// A quick release looks for such rows itself.
+// A quick release looks for the queue itself.
 package sqllock

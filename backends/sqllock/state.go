@@ -54,7 +54,6 @@ type state struct {
 	entries map[string]*entry // that are known one by one
 	behind  map[string]string // waiters behind the front that requests are about, with their leases
 	notes   map[string]note   // of ids that requests are about
-	others  bool              // there are more shared holds than in entries
 	rest    *entry            // stands for the waiters behind those in entries; nil: there are none
 	noted   bool              // there are notes of other ids
 	ahead   []string          // the ids at the front of the queue, if somebody asks for his position
@@ -112,7 +111,6 @@ func (s *state) put(id string, m member, r queue.Room) *entry {
 
 // stand-ins, for what was not read one by one.
 func (s *state) addOthers() {
-	s.others = true
 	s.q.Put(&entry{ID: othersID}, queue.Unlimited)
 }
 
@@ -415,8 +413,22 @@ func (s *state) sweep(o *op) {
 	}
 }
 
-// crowded is what the flag of the row must be where nobody has it.
+// crowded is what the flag of the row must be.
 func (s *state) crowded() bool {
+	if s.noted || len(s.notes) > 0 {
+		return true
+	}
+	if s.x != nil {
+		return false
+	}
+	return s.others() > 0
+}
+
+// busy tells whether the next request will find others in the way.
+func (s *state) busy() bool { return s.others() > 0 || s.noted || len(s.notes) > 0 }
+
+// others are all that hold or wait, but for who is on the row.
+func (s *state) others() int {
 	holders, waiters := s.q.Len()
 	all := holders + waiters
 	if s.x != nil {
@@ -425,5 +437,5 @@ func (s *state) crowded() bool {
 	if s.kept {
 		all--
 	}
-	return all > 0 || s.noted || len(s.notes) > 0
+	return all
 }

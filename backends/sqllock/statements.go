@@ -129,8 +129,9 @@ func newStatements(w Words) *statements {
 	l := func(lines ...string) listed { return listed(t(lines...)) }
 
 	const (
-		live   = "EXISTS (SELECT 1 FROM {lease} WHERE id=? AND ended=0)"
-		marked = "EXISTS (SELECT 1 FROM {meta} WHERE name='server' AND text={server})"
+		// The heartbeat has copied the mark of mark.go to the row of the lease.
+		live   = "EXISTS (SELECT 1 FROM {lease} WHERE id=? AND ended=0 AND server={server})"
+		marked = "(SELECT text FROM {meta} WHERE name='server')"
 		freeX  = "x_id=NULL, x_lease=NULL, x_owner=NULL, x_since=NULL, x_shared=0"
 		age    = "{now}-"
 	)
@@ -138,8 +139,8 @@ func newStatements(w Words) *statements {
 	begin, beginTail := w.Returning("GREATEST({now}, m.value)", "fence")
 
 	q.version = t("SELECT value FROM {meta} WHERE name='schema'")
-	q.open = t("INSERT INTO {lease} (id, beat, ttl_ms, server, sidecar, opened, renewed) VALUES (?, ?, ?, {server}, ?, {now}, {now})")
-	q.beat = t("UPDATE {lease} SET beat=?, renewed={now}, server={server} WHERE id=? AND ended=0")
+	q.open = t("INSERT INTO {lease} (id, beat, ttl_ms, server, sidecar, opened, renewed) VALUES (?, ?, ?, " + marked + ", ?, {now}, {now})")
+	q.beat = t("UPDATE {lease} SET beat=?, renewed={now}, server=" + marked + " WHERE id=? AND ended=0")
 	q.beaten = t("SELECT {server}, {readonly}, k.value, k.text, e.beat, e.ttl_ms, s.text={server},",
 		"(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {lock} WHERE x_lease=? LIMIT 5001) AS t)",
 		"+(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {hold} WHERE lease=? LIMIT 5001) AS t)",
@@ -153,13 +154,13 @@ func newStatements(w Words) *statements {
 	q.probeNow = q.probe + " NOWAIT"
 
 	q.take = t("UPDATE {lock} SET fence="+next+", x_id=?, x_lease=?, x_owner=?, x_since={now}, x_shared=0",
-		"WHERE name=? AND x_id IS NULL AND crowd=0 AND "+live+" AND "+marked+nextTail)
-	q.first = t(w.InsertNew("{lock} (name, fence, x_id, x_lease, x_owner, x_since) SELECT ?, "+begin+", ?, ?, ?, {now} FROM {meta} m WHERE m.name='floor' AND "+live+" AND "+marked) + beginTail)
+		"WHERE name=? AND x_id IS NULL AND crowd=0 AND "+live+nextTail)
+	q.first = t(w.InsertNew("{lock} (name, fence, x_id, x_lease, x_owner, x_since) SELECT ?, "+begin+", ?, ?, ?, {now} FROM {meta} m WHERE m.name='floor' AND "+live) + beginTail)
 	q.create = t(w.InsertNew("{lock} (name, fence) SELECT ?, GREATEST({now}, m.value) FROM {meta} m WHERE m.name='floor'"))
 	q.lockX = t("SELECT 1 FROM {lock} WHERE name=? FOR UPDATE")
 	same, sameTail := w.Returning("fence", "fence")
-	q.give = t("UPDATE {lock} SET fence="+same+", "+freeX+" WHERE name=? AND x_id=? AND x_lease=? AND x_shared=0",
-		"AND NOT EXISTS (SELECT 1 FROM {queue} WHERE name=?) AND NOT EXISTS (SELECT 1 FROM {note} WHERE name=?)"+sameTail)
+	q.give = t("UPDATE {lock} AS l SET fence="+same+", "+freeX+" WHERE l.name=? AND x_id=? AND x_lease=? AND x_shared=0 AND crowd=0",
+		"AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name=l.name)"+sameTail)
 
 	q.lockRow = t("SELECT fence, crowd, x_id, x_lease, x_shared, {now} FROM {lock} WHERE name=? FOR UPDATE")
 	q.lockRowNow = q.lockRow + " NOWAIT"
@@ -186,8 +187,8 @@ func newStatements(w Words) *statements {
 	q.clearX = t("UPDATE {lock} SET fence=?, " + freeX + ", crowd=? WHERE name=?")
 	q.setCrowd = t("UPDATE {lock} SET crowd=? WHERE name=?")
 	q.shareX = t("UPDATE {lock} SET x_shared=1 WHERE name=?")
-	q.setX = t("UPDATE {lock} SET fence=?, x_id=?, x_lease=?, x_owner=?, x_since={now}, x_shared=0 WHERE name=?")
-	q.moveX = t("UPDATE {lock} SET fence=?, x_id=?, x_lease=?, x_owner=(SELECT owner FROM {queue} WHERE name=? AND id=?), x_since={now}, x_shared=0 WHERE name=?")
+	q.setX = t("UPDATE {lock} SET fence=?, x_id=?, x_lease=?, x_owner=?, x_since={now}, x_shared=0, crowd=? WHERE name=?")
+	q.moveX = t("UPDATE {lock} SET fence=?, x_id=?, x_lease=?, x_owner=(SELECT owner FROM {queue} WHERE name=? AND id=?), x_since={now}, x_shared=0, crowd=? WHERE name=?")
 
 	// Who waits comes first: who is granted meanwhile is then seen twice, and not missed.
 	q.heldWaits = t("SELECT name, id, seq FROM {queue} WHERE lease=? AND name>=? AND NOT (name=? AND seq<=?) ORDER BY name, seq LIMIT ?")

@@ -36,15 +36,19 @@ func New(cfg mydb.Config, observe lock.Observe) *Dialect {
 	return &Dialect{cfg: cfg, observe: observe}
 }
 
+// serverVariable is which server answers: each connection has asked it at its beginning.
+const serverVariable = "@locksidecar_server"
+
 // Words implements sqllock.Dialect.
 func (d *Dialect) Words() sqllock.Words {
 	return sqllock.Words{
-		Store:    "mysql",
-		Table:    d.cfg.Table,
-		Now:      "CAST(UNIX_TIMESTAMP(NOW(6))*1000000 AS SIGNED)",
-		Server:   mydb.Identity,
-		ReadOnly: "@@global.read_only",
-		Unhex:    "UNHEX(?)",
+		Store:     "mysql",
+		Table:     d.cfg.Table,
+		Now:       "CAST(UNIX_TIMESTAMP(NOW(6))*1000000 AS SIGNED)",
+		Server:    serverVariable,
+		ReadOnly:  "@@global.read_only",
+		Unhex:     "UNHEX(?)",
+		LateReads: true, // InnoDB makes a read view with the first read that needs one
 		// Without AUTO_INCREMENT in the table the answer has what LAST_INSERT_ID was given.
 		InsertNew: func(into string) string { return "INSERT IGNORE INTO " + into },
 		Returning: func(expr, _ string) (value, tail string) { return "LAST_INSERT_ID(" + expr + ")", "" },

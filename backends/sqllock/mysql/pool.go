@@ -32,7 +32,7 @@ func (d *Dialect) Open(o sqllock.PoolOptions) (sqllock.Pool, error) { return d.o
 func (d *Dialect) open(o sqllock.PoolOptions, more ...string) (*pool, error) {
 	lasting := max(o.Lasting, serverIdleTime)
 	settings := func(s mydb.Server) []string {
-		all := append([]string{fmt.Sprintf("wait_timeout=%d", lasting)}, more...)
+		all := append([]string{fmt.Sprintf("wait_timeout=%d", lasting), serverVariable + "=" + mydb.Identity}, more...)
 		if s.Dialect == mydb.MariaDB {
 			all = append(all, "idle_transaction_timeout=5")
 		}

@@ -8,7 +8,7 @@ CREATE TABLE IF NOT EXISTS {lease} (
   beat    BIGINT         NOT NULL,             -- another number with each heartbeat
   ttl_ms  BIGINT         NOT NULL,
   ended   TINYINT        NOT NULL DEFAULT 0,   -- 1: over for ever, and what hangs on it is cleared away
-  server  VARBINARY(512) NOT NULL,             -- that carried out the last heartbeat
+  server  VARBINARY(512) NOT NULL,             -- the mark of meta at the last heartbeat
   sidecar VARBINARY(255) NOT NULL,
   opened  BIGINT         NOT NULL,
   renewed BIGINT         NOT NULL
@@ -19,7 +19,7 @@ CREATE TABLE IF NOT EXISTS {lease} (
 CREATE TABLE IF NOT EXISTS {lock} (
   name     VARBINARY(512) NOT NULL PRIMARY KEY,
   fence    BIGINT         NOT NULL,            -- of the last exclusive grant
-  crowd    TINYINT        NOT NULL DEFAULT 0,  -- 1 where x_id is NULL and there are rows of hold, queue or note
+  crowd    TINYINT        NOT NULL DEFAULT 0,  -- 1: there are rows of note, or x_id is NULL and there are rows of hold or queue
   guards   BIGINT         NOT NULL DEFAULT 0,  -- counted up by guards
   x_id     VARBINARY(64),                      -- the exclusive hold, or NULL
   x_lease  VARBINARY(64),
