@@ -80,25 +80,27 @@ func (b *Backend) enter(name lock.Resource, ops []*op) (d *desk, mine bool) {
 }
 
 // leave takes a request off the desk whose caller waits no longer. Where it is being
-// carried out at this moment, its end is waited for: that is bounded by the time limits
-// of the connection. What ends a hold stays, and is done when it can be.
+// carried out at this moment, the end of that is waited for, which is bounded by the
+// time limits of the connection.
 func (b *Backend) leave(d *desk, o *op, cause error) {
 	b.deskMu.Lock()
-	i := slices.Index(d.waiting, o)
-	switch {
-	case i < 0:
-		b.deskMu.Unlock()
-		<-o.done
-		return
-	case o.kind == opAsk:
-		d.waiting = slices.Delete(d.waiting, i, i+1)
-		o.err = fmt.Errorf("%w: %w", leasekit.ErrNotSent, cause)
-	default:
-		d.waiting[i] = o.again()
-		o.err = fmt.Errorf("somebody has locked the row: %w", cause)
+	o.left = cause
+	if i := slices.Index(d.waiting, o); i >= 0 {
+		d.waiting = slices.Replace(d.waiting, i, i+1, o.parting()...)
 	}
 	b.deskMu.Unlock()
-	close(o.done)
+	<-o.done
+}
+
+// parting ends a request whose caller has left, and that is not being carried out. What
+// ends a hold stays in nobody's name, and is done when it can be. b.deskMu is held.
+func (o *op) parting() []*op {
+	if o.kind == opAsk {
+		o.fail(fmt.Errorf("%w: %w", leasekit.ErrNotSent, o.left))
+		return nil
+	}
+	o.fail(fmt.Errorf("somebody has locked the row: %w", o.left))
+	return []*op{o.again()}
 }
 
 // again is a request in nobody's name.
@@ -145,6 +147,11 @@ func (b *Backend) serve(d *desk) (empty bool) {
 	}
 	b.deskMu.Lock()
 	defer b.deskMu.Unlock()
+	for i := len(later) - 1; i >= 0; i-- {
+		if later[i].left != nil {
+			later = slices.Replace(later, i, i+1, later[i].parting()...)
+		}
+	}
 	pause := d.pause
 	d.pause, d.frozen = 0, false
 	switch {

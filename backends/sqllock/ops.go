@@ -22,9 +22,10 @@ type op struct {
 	tell  bool          // say who is in the way
 	grace time.Duration // opForce
 
-	unsure bool // opRemove: remember that the id was given up
-	orphan bool // nobody waits for it any more
-	hasty  bool // not to be tried again where somebody has locked the row
+	unsure bool  // opRemove: remember that the id was given up
+	left   error // why its caller waits no longer; nil: it does
+	orphan bool  // nobody waits for it any more
+	hasty  bool  // not to be tried again where somebody has locked the row
 
 	ctx   context.Context // of opAsk: when it ends, the request is not sent any more
 	done  chan struct{}   // closed when it was carried out, or never will be

@@ -1,0 +1,361 @@
+package mysql
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
+	"github.com/locksidecar/locksidecar/backends/sqllock"
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// The heartbeats have moved to another server: idle connections to the old one, which
+// is alive and read-only, are used no more.
+func TestPoolLeavesOldServer(t *testing.T) {
+	first, second := testengine.New(t, testengine.MariaDB), testengine.New(t, testengine.MariaDB)
+	url := strings.Replace(first.URL(), "/locksidecar", ","+mustParse(t, second.URL()).Addrs[0]+"/locksidecar", 1)
+	b := openAt(t, url)
+	t.Cleanup(func() { _ = b.Close() })
+	p := b.pool(t)
+	one, err := p.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := p.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := one.Server()
+	one.Close(nil)
+	other.Close(nil)
+	old1 := openAt(t, first.URL())
+	t.Cleanup(func() { _ = old1.Close() })
+	execute(t, old1, "SET GLOBAL read_only=1")
+	next := openAt(t, second.URL())
+	t.Cleanup(func() { _ = next.Close() })
+	c, err := next.pool(t).Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := c.Server()
+	c.Close(nil)
+	if server == old {
+		t.Fatalf("both servers are %s", server)
+	}
+	p.Trust(server)
+	for range 4 {
+		if got := rows(t, b, "SELECT "+mydb.Identity)[0].Text(0); got != server {
+			t.Errorf("asked %s, the heartbeats go to %s", got, server)
+		}
+	}
+}
+
+// Who waits writes nothing that the holder's guard writes: with a snapshot from before
+// the waiter came it works all the same.
+func TestGuardAfterWaiter(t *testing.T) {
+	eachKind(t, func(t *testing.T, s testengine.Server) {
+		b, l := sidecar(t, s.URL(), 30*time.Second)
+		_, other := sidecar(t, s.URL(), 30*time.Second)
+		params := "&transaction_isolation='REPEATABLE-READ'"
+		if strings.Contains(rows(t, b, "SELECT VERSION()")[0].Text(0), "MariaDB") {
+			params = "&tx_isolation='REPEATABLE-READ'&innodb_snapshot_isolation=ON"
+		}
+		r := unique("r")
+		g := hold(t, l, r)
+		tx := newApp(t, b, params).begin(int(time.Now().UnixNano() % 1e9))
+		if _, err := tx.tx.ExecContext(t.Context(), "DO (SELECT COUNT(*) FROM account)"); err != nil { // takes the snapshot
+			t.Fatal(err)
+		}
+		next := acquire(t, other, exclusive(r))
+		eventually(t, "it waits", func() error { return waits(t, b, r) })
+		if !tx.guarded(g.Guard) {
+			t.Error("the guard of the holder did not find its hold")
+		}
+		tx.commit()
+		if err := l.Release(t.Context(), r, g.ID); err != nil {
+			t.Fatal(err)
+		}
+		next.granted()
+	})
+}
+
+// XA PREPARE of MariaDB lets go of locks on rows that were not changed. The guard
+// changes its row.
+func TestGuardThroughPrepare(t *testing.T) {
+	eachKind(t, func(t *testing.T, s testengine.Server) {
+		b, l := sidecar(t, s.URL(), 30*time.Second)
+		r := unique("r")
+		g := hold(t, l, r)
+		app := newApp(t, b, "")
+		conn, err := app.db.Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conn.Close() }()
+		xid := "'" + string(lock.NewHoldID()) + "'"
+		do := func(text string, args ...any) {
+			t.Helper()
+			if _, err := conn.ExecContext(context.Background(), text, args...); err != nil {
+				t.Fatalf("%s: %v", text, err)
+			}
+		}
+		do("XA START " + xid)
+		do(g.Guard.SQL, g.Guard.Args[0], g.Guard.Args[1])
+		do("XA END " + xid)
+		do("XA PREPARE " + xid)
+		released := make(chan error, 1)
+		go func() { released <- l.Release(context.WithoutCancel(t.Context()), r, g.ID) }()
+		select {
+		case err := <-released:
+			t.Errorf("a release between XA PREPARE and XA COMMIT: %v", err)
+		case <-time.After(1500 * time.Millisecond): // longer than a statement waits for a row
+		}
+		do("XA COMMIT " + xid)
+		if err := <-released; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Apps are frozen in their guards, more than the pool has connections: whoever has to do
+// with other locks does not notice.
+func TestFrozenAppsLeaveOthers(t *testing.T) {
+	eachKind(t, func(t *testing.T, s testengine.Server) {
+		url := with(s.URL(), "max-connections=4")
+		b, l := sidecar(t, url, 30*time.Second)
+		ob, other := sidecar(t, url, 30*time.Second)
+		keepAlive(t, t.Context(), l)
+		keepAlive(t, t.Context(), other)
+		app := newApp(t, b, "")
+		var frozen []*transfer
+		var waiting []*acquiring
+		for i := range 12 {
+			g := hold(t, l, unique("frozen"))
+			tx := app.begin(1000 + i)
+			if !tx.guarded(g.Guard) {
+				t.Fatal("the guard of the holder did not find its hold")
+			}
+			frozen = append(frozen, tx)
+			waiting = append(waiting, acquire(t, other, exclusive(g.Resource)))
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			if err := l.Release(ctx, g.Resource, g.ID); !errors.Is(err, lock.ErrUnavailable) {
+				t.Errorf("Release beside an open guard: %v", err)
+			}
+			cancel()
+		}
+		for range 20 {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			r := unique("free")
+			g, err := other.Acquire(ctx, exclusive(r))
+			if err == nil {
+				err = ob.ForceRelease(ctx, r, g.ID, 0)
+			}
+			cancel()
+			if err != nil {
+				t.Fatalf("another lock beside frozen apps: %v", err)
+			}
+		}
+		for _, tx := range frozen {
+			tx.commit()
+		}
+		for _, w := range waiting {
+			w.granted()
+		}
+	})
+}
+
+// A waiter that comes while a quick release waits for the row is seen by it.
+func TestReleaseSeesLateWaiter(t *testing.T) {
+	eachKind(t, func(t *testing.T, s testengine.Server) {
+		b, l := sidecar(t, s.URL(), 30*time.Second)
+		_, other := sidecar(t, s.URL(), 30*time.Second)
+		r := unique("r")
+		g := hold(t, l, r)
+		// The transaction of the waiter, in slow motion.
+		waiter := stranger(t, b)
+		waiter.do("SELECT 1 FROM {lock} WHERE name=? FOR UPDATE", []byte(r))
+		released := make(chan error, 1)
+		go func() { released <- l.Release(context.WithoutCancel(t.Context()), r, g.ID) }()
+		eventually(t, "the release waits for the row", func() error {
+			if number(t, b, "SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE 'UPDATE%x_id=NULL%' AND info LIKE ?", "%"+string(g.ID)+"%") == 0 {
+				return errors.New("it does not")
+			}
+			return nil
+		})
+		q := exclusive(r)
+		waiter.do("INSERT INTO {queue} (name, seq, id, lease, mode, since) VALUES (?, 1, ?, ?, 1, 1)", []byte(r), []byte(q.ID), []byte(other.ID()))
+		waiter.do("COMMIT")
+		if err := <-released; err != nil {
+			t.Fatal(err)
+		}
+		if n := number(t, b, "SELECT COUNT(*) FROM {lock} WHERE name=? AND x_id=?", []byte(r), []byte(q.ID)); n != 1 {
+			t.Error("the waiter was not granted by the release")
+		}
+	})
+}
+
+// Many sidecars take a resource for the first time, at the same moment.
+func TestFirstTakersDoNotDeadlock(t *testing.T) {
+	eachKind(t, func(t *testing.T, s testengine.Server) {
+		var deadlocks atomic.Int64
+		var leases []lock.Lease
+		for range 12 {
+			b, n := errorsOf(t, s.URL(), 1213)
+			t.Cleanup(func() { deadlocks.Add(n.Load()) })
+			for range 4 {
+				leases = append(leases, leaseOf(t, b))
+			}
+		}
+		for range 3 {
+			r := unique("first")
+			var wg sync.WaitGroup
+			for _, l := range leases {
+				wg.Go(func() {
+					q := exclusive(r)
+					q.Try = true
+					if g, err := l.Acquire(t.Context(), q); err == nil {
+						err = l.Release(t.Context(), r, g.ID)
+						if err != nil {
+							t.Error(err)
+						}
+					} else if !errors.Is(err, lock.ErrHeld) {
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+		}
+		if n := deadlocks.Load(); n > 0 {
+			t.Errorf("%d deadlocks", n)
+		}
+	})
+}
+
+// A comparison of memories reads the rows of its lease, and no others.
+func TestComparisonReadsOwnRows(t *testing.T) {
+	s := testengine.New(t, testengine.MariaDB)
+	road := testengine.Through(t, s)
+	_, l := sidecar(t, road.URL(), 30*time.Second)
+	b, other := sidecar(t, s.URL(), 30*time.Second)
+	hold(t, l, "own")
+	for i := range 3000 {
+		hold(t, other, lock.Resource(fmt.Sprint("other", i)))
+	}
+	read := func() int64 {
+		return number(t, b, "SELECT SUM(variable_value) FROM information_schema.global_status WHERE variable_name IN ('HANDLER_READ_NEXT', 'HANDLER_READ_RND_NEXT', 'HANDLER_READ_KEY')")
+	}
+	before := read()
+	for range 5 {
+		road.Inject(testengine.Sever)
+		eventually(t, "a heartbeat is answered", func() error { return beat(t.Context(), l) })
+	}
+	if n := read() - before; n > 6000 { // to ask takes some hundreds itself
+		t.Errorf("5 comparisons of a lease with one hold have read %d rows", n)
+	}
+}
+
+// An idle sidecar asks little, and keeps its connections.
+func TestIdleLoad(t *testing.T) {
+	s := testengine.New(t, testengine.MariaDB)
+	var requests atomic.Int64
+	var l lock.Lease
+	for range 2 { // the keeper, and another
+		b := openWith(t, s.URL(), func(string, time.Duration, error) { requests.Add(1) })
+		t.Cleanup(func() { _ = b.Close() })
+		var err error
+		if l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 40 * time.Second}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close(context.Background()) })
+	}
+	b := openAt(t, s.URL())
+	t.Cleanup(func() { _ = b.Close() })
+	made := func() int64 {
+		return number(t, b, "SELECT variable_value FROM information_schema.global_status WHERE variable_name='CONNECTIONS'")
+	}
+	if err := beat(t.Context(), l); err != nil {
+		t.Fatal(err)
+	}
+	const idle = 26 * time.Second // longer than any connection but those that last
+	requests.Store(0)
+	time.Sleep(idle)
+	if n := requests.Load(); float64(n) > 2*0.5*idle.Seconds() {
+		t.Errorf("two idle sidecars have sent %d requests in %s", n, idle)
+	}
+	before := made()
+	if err := beat(t.Context(), l); err != nil {
+		t.Fatal(err)
+	}
+	if n := made() - before; n > 2 { // the keeper's, and the test's
+		t.Errorf("a heartbeat after %s has made %d connections", idle, n)
+	}
+	if n := number(t, b, "SELECT COUNT(*) FROM information_schema.processlist WHERE user<>'system user'"); n > 2*3+2 {
+		t.Errorf("two idle sidecars have %d connections", n)
+	}
+}
+
+// A proxy that leads connections to one server and to another by turns is refused.
+func TestSplitterIsRefused(t *testing.T) {
+	var addrs []string
+	for range 2 {
+		s := testengine.New(t, testengine.MariaDB)
+		b := openAt(t, s.URL())
+		leaseOf(t, b)
+		t.Cleanup(func() { _ = b.Close() })
+		addrs = append(addrs, b.d.cfg.Addrs[0])
+	}
+	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tasks sync.WaitGroup
+	tasks.Go(func() {
+		for i := 0; ; i++ {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			tasks.Go(func() { relay(c, addrs[i%2]) })
+		}
+	})
+	t.Cleanup(func() { _ = ln.Close(); tasks.Wait() })
+	b := openAt(t, fmt.Sprintf("mysql://root@%s/%s", ln.Addr(), testengine.Database))
+	t.Cleanup(func() { _ = b.Close() })
+	for range 4 {
+		if l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 10 * time.Second}); err == nil {
+			_ = l.Close(t.Context())
+			t.Fatal("a lease was opened")
+		} else if !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("OpenLease: %v", err)
+		}
+	}
+}
+
+func relay(c net.Conn, addr string) {
+	defer func() { _ = c.Close() }()
+	s, err := (&net.Dialer{}).DialContext(context.Background(), "tcp", addr)
+	if err != nil {
+		return
+	}
+	defer func() { _ = s.Close() }()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = io.Copy(s, c)
+		_ = s.Close()
+	}()
+	_, _ = io.Copy(c, s)
+	_ = c.Close()
+	<-done
+}
+
+var _ sqllock.Pool = (*pool)(nil)
