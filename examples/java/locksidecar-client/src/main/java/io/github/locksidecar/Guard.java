@@ -40,7 +40,10 @@ public record Guard(String dialect, String sql, List<String> args) {
       for (int i = 0; i < args.size(); i++) {
         ask.setString(i + 1, args.get(i));
       }
-      try (ResultSet row = ask.executeQuery()) {
+      if (!ask.execute()) {
+        return ask.getUpdateCount() == 1;
+      }
+      try (ResultSet row = ask.getResultSet()) {
         return row.next();
       }
     }
