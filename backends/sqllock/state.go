@@ -27,7 +27,6 @@ type member struct {
 	owner string // of who asks just now
 	fence int64  // of a hold
 	place place
-	held  *bool // where it has asked: tells whether it is held
 }
 
 type entry = queue.Entry[member]
@@ -67,7 +66,6 @@ type state struct {
 type changes struct {
 	xWas      *entry // as it was found
 	shared    bool   // it is shared from now on
-	gone      []string
 	goneHolds []string
 	goneWaits []string
 	newNotes  map[string]note

@@ -122,9 +122,9 @@ func (b *Backend) clearRows(ctx context.Context, lease, why string, names [][]by
 		locked[i] = []byte(r.Text(0))
 	}
 	if len(locked) > 0 {
-		clear := q.clearRows.with(id, locked, nil, 0)
-		clear.Count = true
-		if res, err = c.Do(ctx, "sweep", clear); err != nil {
+		freed := q.clearRows.with(id, locked, nil, 0)
+		freed.Count = true
+		if res, err = c.Do(ctx, "sweep", freed); err != nil {
 			return 0, err
 		}
 		if res[0].Affected != int64(len(rows)) { // somebody has come in between: one by one

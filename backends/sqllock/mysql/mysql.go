@@ -137,7 +137,7 @@ func (d *Dialect) listenOnce(ctx context.Context, p *pool, id lock.LeaseID, hear
 	if err != nil {
 		return false
 	}
-	defer c.Close(errAwake)
+	defer c.Close(errAwake) //nolint:contextcheck // what was begun is ended, whatever ctx says
 	limit, cancel := context.WithTimeout(ctx, p.timeout)
 	res, err := c.do(limit, "listen", sqllock.Statement{SQL: "SELECT GET_LOCK(?, 0)", Args: []any{bellName(id)}})
 	cancel()

@@ -1,0 +1,158 @@
+package sqllock
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/locksidecar/locksidecar/backends/queue"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// found is a state as a transaction finds it: who has the row, shared holds, and the
+// front of the queue.
+func found(x string, holds []string, rest bool, waits ...lock.Mode) *state {
+	s := newState()
+	s.now = 1000
+	s.leases["l"] = true
+	if x != "" {
+		s.x = s.put(x, member{lease: "l", fence: 10, place: onRow}, queue.One)
+		s.xWas = s.x
+	}
+	for _, h := range holds {
+		s.put(h, member{lease: "l", fence: 11, place: inHolds}, queue.Unlimited)
+	}
+	var ahead []Row
+	for i, m := range waits {
+		ahead = append(ahead, Row{int64(i), []byte{byte('a' + i)}, []byte("l"), int64(m), true})
+	}
+	step := len(ahead)
+	if rest {
+		step--
+	}
+	s.addWaiters(ahead, nil, step)
+	s.settleFront()
+	return s
+}
+
+func remove(s *state, id string) *op {
+	o := &op{kind: opRemove, id: id, lease: "l"}
+	s.apply(o)
+	return o
+}
+
+func granted(s *state) (ids []string) {
+	for _, e := range s.granted {
+		ids = append(ids, string(e.ID))
+	}
+	return ids
+}
+
+func TestReleaseGrantsFront(t *testing.T) {
+	s := found("x", nil, false, lock.Shared, lock.Shared, lock.Exclusive, lock.Shared)
+	if o := remove(s, "x"); !o.found || o.err != nil {
+		t.Fatalf("release: %+v", o)
+	}
+	if got := granted(s); !slices.Equal(got, []string{"a", "b"}) {
+		t.Errorf("granted %v, want the readers before the writer", got)
+	}
+	if s.more || !s.crowded() || s.x != nil {
+		t.Errorf("more %t, crowded %t, x %v", s.more, s.crowded(), s.x)
+	}
+	for _, e := range s.granted {
+		if e.Value.fence != 1 { // nobody has taken it exclusively: the row says 0
+			t.Errorf("a reader has fence %d", e.Value.fence)
+		}
+	}
+}
+
+func TestWriterIsOnRow(t *testing.T) {
+	s := found("x", nil, false, lock.Exclusive, lock.Exclusive)
+	remove(s, "x")
+	if s.x == nil || s.x.ID != "a" || s.x.Value.fence != 1000 {
+		t.Fatalf("on the row: %+v", s.x)
+	}
+	if s.crowded() { // that somebody waits is not written to the row of a hold
+		t.Error("the flag is set for who waits")
+	}
+	if !s.busy() {
+		t.Error("nobody is in the way of the next")
+	}
+}
+
+// Of a queue that was not read to its end, there may be more to grant.
+func TestMore(t *testing.T) {
+	s := found("x", nil, true, lock.Shared, lock.Shared, lock.Shared)
+	remove(s, "x")
+	if got := granted(s); !slices.Equal(got, []string{"a", "b"}) || !s.more {
+		t.Errorf("granted %v, more %t", got, s.more)
+	}
+	s = found("x", nil, true, lock.Shared, lock.Exclusive, lock.Shared)
+	remove(s, "x")
+	if got := granted(s); !slices.Equal(got, []string{"a"}) || s.more {
+		t.Errorf("granted %v, more %t, want the reader, and a writer that waits for it", got, s.more)
+	}
+}
+
+// While a server that has taken over must not grant, requests queue, and what is
+// released is granted to nobody.
+func TestKept(t *testing.T) {
+	s := newState()
+	s.leases["l"] = true
+	s.x = s.put("x", member{lease: "l", fence: 10, place: onRow}, queue.One)
+	s.xWas = s.x
+	s.keep()
+	s.settleFront()
+	ask := &op{kind: opAsk, id: "a", lease: "l", mode: lock.Exclusive}
+	s.apply(ask)
+	remove(s, "x")
+	try := &op{kind: opAsk, id: "b", lease: "l", mode: lock.Shared, try: true}
+	s.apply(try)
+	if !ask.queued || len(s.granted) > 0 || s.x != nil || !errors.Is(try.err, errKept) {
+		t.Errorf("asked %+v, granted %v, tried %v", ask, granted(s), try.err)
+	}
+}
+
+// A request that was given up is not granted; one that was forced before its answer
+// came is given back.
+func TestNotes(t *testing.T) {
+	s := found("", nil, false)
+	s.notes["a"] = note{lease: "l"}
+	ask := &op{kind: opAsk, id: "a", lease: "l", mode: lock.Exclusive}
+	s.apply(ask)
+	if !errors.Is(ask.err, lock.ErrNotHolder) || s.x != nil {
+		t.Errorf("a late copy: %v, %v", ask.err, s.x)
+	}
+	s = found("x", nil, false, lock.Exclusive)
+	s.notes["x"] = note{lease: "l", forced: true, grace: 5, known: -1}
+	again := &op{kind: opAsk, id: "x", lease: "l", mode: lock.Exclusive}
+	s.apply(again)
+	if !errors.Is(again.err, lock.ErrNotHolder) || s.x == nil || s.x.ID != "a" {
+		t.Errorf("a forced hold whose answer was lost: %v, then on the row %v", again.err, s.x)
+	}
+	end := &op{kind: opEnd, id: "a"}
+	s.notes["a"] = note{lease: "l", forced: true, grace: 5, known: -1}
+	s.apply(end)
+	if s.x == nil {
+		t.Error("a grace that nobody has acknowledged was over")
+	}
+	s.notes["a"] = note{lease: "l", forced: true, grace: 5, known: 5}
+	s.apply(end)
+	if s.x != nil {
+		t.Error("a hold whose grace is over is still there")
+	}
+}
+
+func TestListed(t *testing.T) {
+	st := listed("SELECT ?k FROM t WHERE n=?n AND id IN (?ids) AND l IN (?leases)").with([]byte("n"), [][]byte{{1}, {2}}, [][]byte{{3}}, 7)
+	if st.SQL != "SELECT ? FROM t WHERE n=? AND id IN (?,?) AND l IN (?)" || len(st.Args) != 5 || st.Args[0] != int64(7) {
+		t.Errorf("got %q with %v", st.SQL, st.Args)
+	}
+	if got := Numbered("a=? AND b=?", Dollar); got != "a=$1 AND b=$2" {
+		t.Errorf("got %q", got)
+	}
+}
