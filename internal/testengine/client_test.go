@@ -11,6 +11,8 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 	"github.com/go-zookeeper/zk"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -28,6 +30,8 @@ func newClient(t *testing.T, url string) client {
 		return &zkClient{hosts: hosts}
 	case "mysql":
 		return newSQLClient(t, url)
+	case "postgres":
+		return &pgClient{url + "?sslmode=disable&connect_timeout=1&default_query_exec_mode=exec"}
 	default:
 		c := redis.NewUniversalClient(&redis.UniversalOptions{
 			Addrs: hosts, ContextTimeoutEnabled: true, DialTimeout: time.Second,
@@ -131,6 +135,39 @@ func (c *sqlClient) get(ctx context.Context, key string) (value string, err erro
 	err = c.db.QueryRowContext(ctx, "SELECT v FROM pairs WHERE k = ?", key).Scan(&value)
 	const noTable = 1146
 	if e := (*mysql.MySQLError)(nil); errors.Is(err, sql.ErrNoRows) || errors.As(err, &e) && e.Number == noTable {
+		return "", nil
+	}
+	return value, err
+}
+
+// pgClient has a connection for each question.
+type pgClient struct{ url string }
+
+func (c *pgClient) do(ctx context.Context, f func(*pgx.Conn) error) error {
+	conn, err := pgx.Connect(ctx, c.url)
+	if err != nil {
+		return err
+	}
+	err = f(conn)
+	return errors.Join(err, conn.Close(context.WithoutCancel(ctx)))
+}
+
+func (c *pgClient) put(ctx context.Context, key, value string) error {
+	return c.do(ctx, func(conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, "CREATE TABLE IF NOT EXISTS pairs (k VARCHAR(200) PRIMARY KEY, v TEXT)")
+		if err == nil {
+			_, err = conn.Exec(ctx, "INSERT INTO pairs VALUES ($1, $2) ON CONFLICT (k) DO UPDATE SET v=EXCLUDED.v", key, value)
+		}
+		return err
+	})
+}
+
+func (c *pgClient) get(ctx context.Context, key string) (value string, err error) {
+	err = c.do(ctx, func(conn *pgx.Conn) error {
+		return conn.QueryRow(ctx, "SELECT v FROM pairs WHERE k = $1", key).Scan(&value)
+	})
+	const noTable = "42P01"
+	if e := (*pgconn.PgError)(nil); errors.Is(err, pgx.ErrNoRows) || errors.As(err, &e) && e.Code == noTable {
 		return "", nil
 	}
 	return value, err

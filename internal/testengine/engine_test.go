@@ -16,7 +16,8 @@ import (
 
 var allKinds = []*Kind{
 	Redis, RedisCluster, RedisSentinel, ZooKeeper, ZooKeeperEnsemble, MariaDB, MySQL, MariaDBPair, MySQLPair,
-	RedisFakeTime, MariaDBFakeTime, MySQLFakeTime,
+	Postgres, PostgresPair, PostgresBouncer,
+	RedisFakeTime, MariaDBFakeTime, MySQLFakeTime, PostgresFakeTime,
 }
 
 // origin makes sure that a test has a server that can be treated badly.
@@ -31,7 +32,7 @@ func origin(t *testing.T, k *Kind) {
 // clock of their own are the same beside it.
 func TestKinds(t *testing.T) {
 	for _, k := range allKinds {
-		if k == RedisFakeTime || k == MariaDBFakeTime || k == MySQLFakeTime {
+		if k == RedisFakeTime || k == MariaDBFakeTime || k == MySQLFakeTime || k == PostgresFakeTime {
 			continue
 		}
 		t.Run(k.name, func(t *testing.T) {
@@ -57,6 +58,12 @@ func TestKinds(t *testing.T) {
 			case MariaDB, MySQL:
 				run("UserWithPassword", testUserWithPassword)
 				run("TLS", testTLS)
+			case Postgres:
+				run("UserWithPassword", testPostgresUser)
+				run("TLS", testPostgresTLS)
+			case PostgresPair:
+				run("FailOver", testFailOver)
+				run("ReadOnly", testPostgresReplica)
 			case MariaDBPair, MySQLPair:
 				run("FailOver", testFailOver)
 				run("ReadOnly", testReadOnlyAfterFailOver)
@@ -248,7 +255,7 @@ func TestNothingToStart(t *testing.T) {
 }
 
 func TestPortTaken(t *testing.T) {
-	for _, k := range []*Kind{Redis, ZooKeeper, MariaDB} {
+	for _, k := range []*Kind{Redis, ZooKeeper, MariaDB, Postgres} {
 		t.Run(k.name, func(t *testing.T) {
 			t.Parallel()
 			s := newServer(t)
@@ -273,6 +280,7 @@ func TestSplitURL(t *testing.T) {
 		{"redis://a", "redis://", "a:6379", ""},
 		{"redis+sentinel://a,b:1/x", "redis+sentinel://", "a:26379 b:1", "/x"},
 		{"zk://u:p@a:1,b,[::1]/chroot?x=y", "zk://u:p@", "a:1 b:2181 [::1]:2181", "/chroot?x=y"},
+		{"postgres://u@a/x", "postgres://u@", "a:5432", "/x"},
 		{"mysql://u@h@a?x=y@z", "mysql://u@h@", "a:3306", "?x=y@z"},
 	} {
 		before, hosts, after := splitURL(tt.url)

@@ -40,6 +40,7 @@ var (
 	zooKeeperImage = image{env: "LOCKSIDECAR_TEST_ZOOKEEPER_IMAGE", usual: "zookeeper:3.9"}
 	mariaDBImage   = image{env: "LOCKSIDECAR_TEST_MARIADB_IMAGE", usual: "mariadb:11.8"}
 	mySQLImage     = image{env: "LOCKSIDECAR_TEST_MYSQL_IMAGE", usual: "mysql:8.4"}
+	postgresImage  = image{env: "LOCKSIDECAR_TEST_POSTGRES_IMAGE", usual: "postgres:17"}
 )
 
 // What brings the programs to a Debian machine.
@@ -48,6 +49,7 @@ const (
 	installRedis     = aptGet + "redis-server"
 	installZooKeeper = aptGet + "zookeeper default-jre-headless"
 	installMariaDB   = aptGet + "mariadb-server"
+	installPostgres  = aptGet + "postgresql"
 	installClock     = " gcc libc6-dev"
 	installMySQL     = "scripts/test-deps, for Debian has it only in sid, or name a mysqld of your own in " + mysqldEnv
 )
@@ -60,7 +62,8 @@ const (
 // second at most. MariaDB and MySQL are one server
 // alone; MariaDBFakeTime and MySQLFakeTime are as well, and their clock can be
 // shifted. MariaDBPair and MySQLPair are a primary and its replica behind one
-// address.
+// address. Postgres, PostgresFakeTime and PostgresPair are the same of PostgreSQL;
+// PostgresBouncer is one server behind PgBouncer in transaction mode.
 var (
 	Redis = &Kind{
 		name: "Redis", urlEnv: "LOCKSIDECAR_TEST_REDIS_URL", image: redisImage, install: installRedis,
@@ -117,6 +120,22 @@ var (
 	MySQLPair = &Kind{
 		name: "MySQL pair", urlEnv: MySQL.urlEnv, image: mySQLImage, install: installMySQL,
 		ports: 2, start: mySQL.startPair,
+	}
+	Postgres = &Kind{
+		name: "PostgreSQL", urlEnv: "LOCKSIDECAR_TEST_POSTGRES_URL", image: postgresImage, install: installPostgres,
+		ports: 1, start: startPostgres,
+	}
+	PostgresFakeTime = &Kind{
+		name: "PostgreSQL with a clock of its own", urlEnv: Postgres.urlEnv, image: postgresImage, install: installPostgres + installClock,
+		ports: 1, start: startPostgresFakeTime,
+	}
+	PostgresPair = &Kind{
+		name: "PostgreSQL pair", urlEnv: Postgres.urlEnv, image: postgresImage, install: installPostgres,
+		ports: 2, start: startPostgresPair,
+	}
+	PostgresBouncer = &Kind{
+		name: "PgBouncer", urlEnv: "LOCKSIDECAR_TEST_PGBOUNCER_URL", image: postgresImage, install: installPostgres + " pgbouncer",
+		ports: 2, start: startPostgresBouncer,
 	}
 )
 

@@ -119,8 +119,11 @@ func (n *node) Pause(ctx context.Context) error {
 	if err := n.proc.signal(ctx, syscall.SIGSTOP); err != nil {
 		return err
 	}
+	if _, err := n.m.sh(ctx, n.children("kill -STOP $all")); err != nil {
+		return err
+	}
 	return poll(ctx, func() error {
-		threads, err := n.m.sh(ctx, fmt.Sprintf("cat /proc/%d/task/*/stat 2>/dev/null || :", n.proc.pid()))
+		threads, err := n.m.sh(ctx, n.children(fmt.Sprintf("for p in %d $all; do cat /proc/$p/task/*/stat; done", n.proc.pid())))
 		if err != nil {
 			return stop(err)
 		}
@@ -140,7 +143,16 @@ func (n *node) Resume(ctx context.Context) error {
 	if n.proc == nil {
 		return nil
 	}
-	return n.proc.signal(ctx, syscall.SIGCONT)
+	_, err := n.m.sh(ctx, n.children("kill -CONT $all"))
+	return errors.Join(err, n.proc.signal(ctx, syscall.SIGCONT))
+}
+
+// children is a script that does something with the processes that the node's
+// process has started: PostgreSQL has one for each connection. $all are their
+// numbers. What it does may fail: a process may end at any time.
+func (n *node) children(do string) string {
+	return fmt.Sprintf(`all=$(sed -n 's/^\([0-9]*\) (.*) [^ZX] %d .*/\1/p' /proc/[0-9]*/stat 2>/dev/null || :)
+{ %s; } 2>/dev/null || :`, n.proc.pid(), do)
 }
 
 // Crash implements Crasher.
@@ -155,7 +167,17 @@ func (n *node) Crash(ctx context.Context, d Data) error {
 			return fmt.Errorf("save the data before the crash: %w", err)
 		}
 	}
-	if err := n.proc.kill(ctx); err != nil {
+	// A process that is frozen starts no more children, and buries none.
+	err := n.proc.signal(ctx, syscall.SIGSTOP)
+	children := ""
+	if err == nil {
+		children, err = n.m.sh(ctx, n.children("kill -9 $all; echo $all"))
+	}
+	if err = errors.Join(err, n.proc.kill(ctx)); err != nil {
+		return err
+	}
+	if _, err := n.m.sh(ctx, "for p in "+strings.TrimSpace(children)+
+		"; do while grep -q '^State:.[^ZX]' /proc/$p/status 2>/dev/null; do sleep 0.01; done; done"); err != nil {
 		return err
 	}
 	n.proc = nil

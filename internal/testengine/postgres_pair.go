@@ -1,0 +1,210 @@
+package testengine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// postgresPair is a primary and its replica behind one address, which leads to
+// the primary. The address is a proxy's that changes its target when the replica
+// takes over.
+type postgresPair struct {
+	s       *store
+	road    *Proxy
+	primary int // index in s.nodes
+}
+
+var _ interface {
+	Server
+	Pauser
+	Crasher
+	Failoverer
+	Proxier
+} = (*postgresPair)(nil)
+
+// startPostgresPair starts a primary and its replica.
+func startPostgresPair(ctx context.Context, m machine, ports []int) (Server, error) {
+	p := &postgresPair{s: &store{m: m}}
+	for i, port := range ports {
+		n, err := postgresNode(ctx, m, fmt.Sprintf("server%d", i+1), port)
+		if err != nil {
+			return nil, err
+		}
+		p.s.nodes = append(p.s.nodes, n)
+	}
+	var err error
+	if p.road, err = NewProxy(ctx, p.s.nodes[0].Addr()); err != nil {
+		return nil, err
+	}
+	if err := p.Start(ctx); err != nil {
+		return nil, errors.Join(err, p.road.Close())
+	}
+	return p, nil
+}
+
+// URL implements Server.
+func (p *postgresPair) URL() string { return postgresPairURL(p.road) }
+
+func postgresPairURL(road *Proxy) string { return postgresURL(User+":"+Password, road.Addr()) }
+
+// Origin implements Server.
+func (p *postgresPair) Origin() string { return p.s.nodes[0].Origin() + ", primary and replica" }
+
+// Close implements Server.
+func (p *postgresPair) Close() error { return errors.Join(p.road.Close(), closePostgres(p.s)) }
+
+// Pause implements Pauser.
+func (p *postgresPair) Pause(ctx context.Context) error { return p.s.Pause(ctx) }
+
+// Resume implements Pauser.
+func (p *postgresPair) Resume(ctx context.Context) error { return p.s.Resume(ctx) }
+
+// Crash implements Crasher.
+func (p *postgresPair) Crash(ctx context.Context, d Data) error { return p.s.Crash(ctx, d) }
+
+// Start implements Crasher. A replica that does not follow is made again from the
+// primary: it may have gone another way.
+func (p *postgresPair) Start(ctx context.Context) error {
+	primary, replica := p.roles()
+	if err := primary.Start(ctx); err != nil {
+		return err
+	}
+	if p.behind(ctx, "0/0") == nil {
+		return p.Healthy(ctx)
+	}
+	err := replica.Crash(ctx, KeepData)
+	if err == nil {
+		err = copyPostgres(ctx, replica, primary, "-R")
+	}
+	if err == nil {
+		err = replica.Start(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	return p.Healthy(ctx)
+}
+
+// copyPostgres replaces the data of a node that does not run by a copy of
+// another's.
+func copyPostgres(ctx context.Context, to, from *node, more string) error {
+	t := to.program.(*postgresServer)
+	if _, err := to.m.sh(ctx, removePostgresData(to)); err != nil {
+		return err
+	}
+	_, err := to.m.sh(ctx, fmt.Sprintf(`cd %s && %s %s/pg_basebackup -D data -d 'host=%s port=%d user=root sslmode=disable' -c fast --no-sync %s`,
+		quote(to.dir), strings.Join(t.as, " "), t.bin, loopback, from.port, more))
+	return err
+}
+
+// Proxy implements Proxier.
+func (p *postgresPair) Proxy(ctx context.Context) (*Proxy, error) {
+	road, err := NewProxy(ctx, p.road.Addr())
+	if err != nil {
+		return nil, err
+	}
+	road.url = postgresPairURL(road)
+	return road, nil
+}
+
+func (p *postgresPair) roles() (primary, replica *node) {
+	return p.s.nodes[p.primary], p.s.nodes[1-p.primary]
+}
+
+// Healthy implements Failoverer: the replica has all that the primary has now.
+func (p *postgresPair) Healthy(ctx context.Context) error {
+	primary, _ := p.roles()
+	var now string
+	if err := postgresDo(ctx, primary.Addr(), func(c *pgx.Conn) error {
+		return c.QueryRow(ctx, "SELECT pg_current_wal_lsn()::text").Scan(&now)
+	}); err != nil {
+		return err
+	}
+	return poll(ctx, func() error { return p.behind(ctx, now) })
+}
+
+// behind says why the replica has not got as far as that.
+func (p *postgresPair) behind(ctx context.Context, lsn string) error {
+	_, replica := p.roles()
+	return postgresDo(ctx, replica.Addr(), func(c *pgx.Conn) error {
+		var level bool
+		err := c.QueryRow(ctx, "SELECT pg_is_in_recovery() AND COALESCE(pg_last_wal_replay_lsn()>=$1::text::pg_lsn, FALSE)"+
+			" AND EXISTS (SELECT 1 FROM pg_stat_wal_receiver WHERE status='streaming')", lsn).Scan(&level)
+		if err == nil && !level {
+			err = fmt.Errorf("the replica has not got as far as %s", lsn)
+		}
+		return err
+	})
+}
+
+// FailOver implements Failoverer.
+func (p *postgresPair) FailOver(ctx context.Context, d Data) error {
+	if err := p.Healthy(ctx); err != nil {
+		return fmt.Errorf("wait for a replica that could take over: %w", err)
+	}
+	old, replica := p.roles()
+	if err := old.Crash(ctx, KeepData); err != nil {
+		return fmt.Errorf("prepare the failover: %w", err)
+	}
+	if err := promotePostgres(ctx, replica); err != nil {
+		return err
+	}
+	if d == DropData { // a replica that lags behind, taken to the extreme
+		if err := postgresExec(ctx, replica.Addr(), "DROP SCHEMA public CASCADE", "CREATE SCHEMA public AUTHORIZATION "+User); err != nil {
+			return fmt.Errorf("forget the data: %w", err)
+		}
+	}
+	p.primary = 1 - p.primary
+	p.road.Retarget(replica.Addr())
+	return p.Start(ctx)
+}
+
+func promotePostgres(ctx context.Context, n *node) error {
+	if err := postgresExec(ctx, n.Addr(), "SELECT pg_promote(true, 30)"); err != nil {
+		return fmt.Errorf("promote the replica: %w", err)
+	}
+	return nil
+}
+
+// PostgresReplica is a road to the replica of a pair, which takes no writes.
+func PostgresReplica(t testing.TB, s Server) *Proxy {
+	t.Helper()
+	_, replica := s.(*postgresPair).roles()
+	road, err := NewProxy(t.Context(), replica.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = road.Close() }) // never fails
+	road.url = postgresPairURL(road)
+	return road
+}
+
+// ForkPostgres starts another PostgreSQL with all that a server alone knows at
+// this moment: a replica that was cut off and became a primary.
+func ForkPostgres(t testing.TB, s Server) Server {
+	t.Helper()
+	of := Nodes(t, s)[0].(*node)
+	fork := New(t, Postgres)
+	ctx, cancel := context.WithTimeout(t.Context(), forkTimeout)
+	defer cancel()
+	n := Nodes(t, fork)[0].(*node)
+	err := n.Crash(ctx, KeepData)
+	if err == nil {
+		err = copyPostgres(ctx, n, of, "-R")
+	}
+	if err == nil {
+		err = n.Start(ctx)
+	}
+	if err == nil {
+		err = promotePostgres(ctx, n)
+	}
+	if err != nil {
+		t.Fatalf("fork %s: %v", s.Origin(), err)
+	}
+	return fork
+}
