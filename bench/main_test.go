@@ -16,7 +16,7 @@ func TestParse(t *testing.T) {
 		stores []string
 		err    string // part of it; empty: none
 	}{
-		{name: "nothing", only: all, stores: []string{"redis", "zookeeper", "mysql"}},
+		{name: "nothing", only: all, stores: []string{"redis", "zookeeper", "mysql", "postgres"}},
 		{name: "some", args: "--only kill,hot --stores mariadb", only: []string{"kill", "hot"}, stores: []string{"mariadb"}},
 		{name: "no such part", args: "--only pair", err: `no part "pair": give some of pairs, hot`},
 		{name: "no such store", args: "--stores redis,etcd", err: `no store "etcd": give some of redis, zookeeper`},

@@ -28,11 +28,11 @@ type plan struct {
 	oneRequest bool                                    // a heartbeat is one request
 }
 
-var plans = []plan{onRedis, onZooKeeper, onMySQL, onMariaDB}
+var plans = []plan{onRedis, onZooKeeper, onMySQL, onMariaDB, onPostgres}
 
 // usual are the stores of a run that is not told which: MySQL and MariaDB are
 // one driver of ours.
-var usual = []string{onRedis.key, onZooKeeper.key, onMySQL.key}
+var usual = []string{onRedis.key, onZooKeeper.key, onMySQL.key, onPostgres.key}
 
 func storeKeys() []string {
 	var keys []string

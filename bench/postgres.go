@@ -1,0 +1,19 @@
+package main
+
+import (
+	"github.com/locksidecar/locksidecar/bench/internal/onpostgres"
+	"github.com/locksidecar/locksidecar/bench/internal/report"
+	"github.com/locksidecar/locksidecar/internal/testengine"
+)
+
+var onPostgres = plan{
+	key: "postgres", words: onpostgres.Words, kind: testengine.Postgres, connect: onpostgres.Connect,
+	pairs: postgresPairs, hot: mysqlHot, killMS: 15, oneRequest: true,
+}
+
+func postgresPairs(r results) []report.Target {
+	return []report.Target{
+		report.NewTarget("1 caller: a pair, to 2 autocommit updates (p50)", "µs", false, updatesLimit, r.p50(ourClient), r.p50(onpostgres.Updates)),
+		report.NewTarget("1 caller: a pair without the socket, to 2 autocommit updates (p50)", "µs", false, updatesLimit, r.p50(ourDriver), r.p50(onpostgres.Updates)),
+	}
+}
