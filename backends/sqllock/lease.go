@@ -77,6 +77,11 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 	if o.TTL < lock.MinTTL || o.TTL > lock.MaxTTL {
 		return nil, 0, &lock.InvalidError{Field: "ttl", Problem: fmt.Sprintf("must be from %s to %s", lock.MinTTL, lock.MaxTTL)}
 	}
+	b.mu.Lock()
+	if len(b.leases) == 0 {
+		b.pool.Trust("") // nobody's heartbeat says any more which server it is
+	}
+	b.mu.Unlock()
 	if err := b.check(ctx, o.TTL); err != nil {
 		return nil, 0, err
 	}
@@ -243,9 +248,6 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 		l.dueIn(a.Ref, a.Grace)
 	}
 	res = res[len(acks):]
-	if res[0].Affected == 0 {
-		return r, lock.ErrLeaseLost
-	}
 	if len(res[1].Rows) == 0 {
 		return r, l.b.unavailable("heartbeat", errors.New("the table of the keeper is empty"))
 	}
@@ -254,7 +256,10 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 		err = errReadOnly // of several servers, another may take writes
 		return r, l.b.unavailable("heartbeat", err)
 	}
-	r.Stranger = l.answered(c.Number(), row.Text(0))
+	r.Stranger = l.answered(c.Number(), row.Text(0)) // also where the lease is over: the next one is opened there
+	if res[0].Affected == 0 {
+		return r, lock.ErrLeaseLost
+	}
 	l.sawKeeper([]Row{row[2:6]})
 	if r.Entries = int(row.Int(7)); r.Entries > counted {
 		r.Entries = -1
