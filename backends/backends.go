@@ -10,6 +10,7 @@ import (
 	"github.com/locksidecar/locksidecar/backends/embedded"
 	"github.com/locksidecar/locksidecar/backends/mysqllock"
 	"github.com/locksidecar/locksidecar/backends/redislock"
+	"github.com/locksidecar/locksidecar/backends/sqllock/postgres"
 	"github.com/locksidecar/locksidecar/backends/storeurl"
 	"github.com/locksidecar/locksidecar/backends/zklock"
 	"github.com/locksidecar/locksidecar/lock"
@@ -62,6 +63,21 @@ redis+cluster://HOST[:PORT],…                Redis Cluster`,
 			Strategies: mysqllock.Strategies,
 			Prefix:     mysqllock.DefaultPrefix,
 			Schema:     mysqllock.Schema,
+		},
+	},
+	{
+		schemes: postgres.Schemes,
+		help:    "postgres://[USER:PASSWORD@]HOST[:PORT]/DB    PostgreSQL",
+		open: func(raw string, observe lock.Observe) (lock.Backend, error) {
+			return opened(postgres.Open(raw, observe))
+		},
+		tables: &Tables{
+			Store:      "postgres",
+			About:      "postgres",
+			Client:     "psql locks",
+			Strategies: postgres.Strategies,
+			Prefix:     postgres.DefaultPrefix,
+			Schema:     postgres.Schema,
 		},
 	},
 }

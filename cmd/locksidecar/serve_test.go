@@ -389,7 +389,7 @@ func TestKnowsNoStore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := regexp.MustCompile(`(?i)redis|mysql|mariadb|zookeeper|\bzks?\b|embedded|sentinel`)
+	name := regexp.MustCompile(`(?i)redis|mysql|mariadb|postgres|zookeeper|\bzks?\b|embedded|sentinel`)
 	for _, file := range files {
 		if strings.HasSuffix(file, "_test.go") {
 			continue

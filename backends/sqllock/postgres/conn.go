@@ -1,0 +1,333 @@
+package postgres
+
+import (
+	"bytes"
+	"context"
+	"database/sql/driver"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/locksidecar/locksidecar/backends/sqllock"
+)
+
+// conn is one connection. As a driver.Conn it is only kept in a pool.
+type conn struct {
+	p      *pool
+	pg     *pgconn.PgConn
+	raw    net.Conn
+	server string
+	number int64
+	direct bool // to the server itself, so that the session is ours
+	broken bool
+	names  map[string]string // of prepared statements, where direct
+}
+
+var errNoDriver = errors.New("not a driver for database/sql")
+
+// Prepare implements driver.Conn.
+func (*conn) Prepare(string) (driver.Stmt, error) { return nil, errNoDriver }
+
+// Begin implements driver.Conn.
+func (*conn) Begin() (driver.Tx, error) { return nil, errNoDriver }
+
+// Close implements driver.Conn.
+func (k *conn) Close() error {
+	k.end(context.Background())
+	return nil
+}
+
+// IsValid implements driver.Validator. A connection to another server than that of
+// the heartbeats is given up.
+func (k *conn) IsValid() bool {
+	trusted := k.p.trusted.Load()
+	return !k.broken && (trusted == nil || *trusted == k.server)
+}
+
+// ResetSession implements driver.SessionResetter: it is asked before each use.
+func (k *conn) ResetSession(context.Context) error {
+	if !k.IsValid() || !k.alive() {
+		return driver.ErrBadConn
+	}
+	return nil
+}
+
+// alive tells whether a connection that was idle is still there, without a trip. The
+// driver may be reading from it in the background, and that is not disturbed.
+func (k *conn) alive() (there bool) {
+	sc, ok := k.raw.(syscall.Conn)
+	if !ok {
+		return true
+	}
+	rc, err := sc.SyscallConn()
+	if err == nil {
+		err = rc.Control(func(fd uintptr) {
+			_, _, err := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+			there = errors.Is(err, syscall.EAGAIN) // what is to be read is the server's good-bye
+		})
+	}
+	return there && err == nil
+}
+
+// end says good-bye where that takes no time, and closes the connection.
+func (k *conn) end(ctx context.Context) {
+	if !k.broken && !k.pg.IsClosed() {
+		_ = k.raw.SetDeadline(time.Now().Add(100 * time.Millisecond)) // a connection that fails is closed all the same
+		_ = k.pg.Close(context.WithoutCancel(ctx))
+	}
+	_ = k.raw.Close()
+	if k.pg.IsClosed() {
+		<-k.pg.CleanupDone()
+	}
+}
+
+// server is what the server says of itself, whatever way leads to it: the data that
+// it began with, and the timeline, of which each server that took over has one of its
+// own. It costs some microseconds.
+const server = "convert_to((SELECT system_identifier FROM pg_control_system()) || '/' ||" +
+	" CASE WHEN pg_is_in_recovery() THEN '' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END, 'UTF8')"
+
+const standby = "(pg_is_in_recovery() OR current_setting('default_transaction_read_only')::boolean)"
+
+// settings are what every transaction has, whatever the server's administrator
+// likes: so that no setting of the server, the database or the role changes what
+// our statements mean, or how long they take. scope is "true" for a transaction,
+// "false" for a session.
+func settings(scope string) string {
+	set := func(name, value string) string {
+		return "set_config('" + name + "', " + value + ", " + scope + ")"
+	}
+	millis := func(d time.Duration) string { return "'" + strconv.FormatInt(d.Milliseconds(), 10) + "'" }
+	return "SELECT " + strings.Join([]string{
+		set("synchronous_commit", "CASE current_setting('synchronous_commit') WHEN 'off' THEN 'local' ELSE current_setting('synchronous_commit') END"),
+		set("lock_timeout", millis(rowWait)), set("statement_timeout", "'0'"),
+		set("idle_in_transaction_session_timeout", millis(idleInTransaction)), set("jit", "'off'"),
+		// A plan that was made while a table was empty stays. All our statements have an index.
+		set("enable_seqscan", "'off'"), set("search_path", "'pg_catalog'"),
+	}, ", ")
+}
+
+// idleInTransaction is how long the server lets a transaction of ours wait for its
+// next statement, if the sidecar has vanished: it has locked a row.
+const idleInTransaction = 5 * time.Second
+
+// setUp asks the server what it is, and finds out whether it is the server itself.
+func (k *conn) setUp(ctx context.Context) error {
+	rs, err := k.do(ctx, []sqllock.Statement{{SQL: "SELECT " + server + ", " + standby + ", current_setting('server_version_num')::bigint, pg_backend_pid()::bigint"}})
+	if err != nil {
+		return fmt.Errorf("ask server: %w", err)
+	}
+	row := rs[0].Rows[0]
+	k.server, k.direct = row.Text(0), row.Int(3) == int64(k.pg.PID())
+	switch version := row.Int(2); {
+	case version < oldest:
+		return fmt.Errorf("the server's version is %d.%d; %d is the oldest that can be used", version/10000, version%10000, oldest/10000)
+	case row.Bool(1):
+		return errReadOnly
+	case !k.direct:
+		return nil
+	}
+	_, err = k.do(ctx, []sqllock.Statement{
+		{SQL: "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE"}, {SQL: settings("false")},
+	})
+	if err != nil {
+		return fmt.Errorf("set up session: %w", err)
+	}
+	return nil
+}
+
+// begins are the first statements of a transaction where sessions are not ours.
+var begins = []sqllock.Statement{
+	{SQL: "BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE"}, {SQL: settings("true")},
+}
+
+// do sends a batch in one trip. After an error that is the server's, a
+// transaction that was open stays so.
+func (k *conn) do(ctx context.Context, batch []sqllock.Statement) ([]sqllock.Result, error) {
+	if len(batch) == 1 && strings.Contains(batch[0].SQL, ";\n") {
+		return k.doAll(ctx, batch[0].SQL)
+	}
+	skip := 0
+	if k.server != "" && !k.direct && k.pg.TxStatus() == 'I' {
+		all := begins
+		if batch[0].SQL == "START TRANSACTION" {
+			skip = len(begins) - 1
+			batch = append(all[:len(all):len(all)], batch[1:]...)
+		} else {
+			skip = len(begins)
+			batch = append(append(all[:len(all):len(all)], batch...), sqllock.Statement{SQL: "COMMIT"})
+		}
+	}
+	results, err := k.send(ctx, batch)
+	if err != nil {
+		k.broken = k.broken || !answered(err) || codes[code(err)].useless
+		return nil, err
+	}
+	if skip == len(begins) {
+		results = results[:len(results)-1]
+	}
+	return results[skip:], nil
+}
+
+// argument is how statements name their arguments.
+func argument(n int) string { return "$" + strconv.Itoa(n) }
+
+// doAll carries out a text of statements, as a whole. A semicolon at the end of a
+// line ends one.
+func (k *conn) doAll(ctx context.Context, text string) ([]sqllock.Result, error) {
+	var batch []sqllock.Statement
+	for one := range strings.SplitSeq(text, ";\n") {
+		if strings.TrimSpace(one) != "" {
+			batch = append(batch, sqllock.Statement{SQL: one})
+		}
+	}
+	results, err := k.do(ctx, batch)
+	if err != nil {
+		return nil, err
+	}
+	return results[:1], nil
+}
+
+// maxNames is how many statements a connection prepares; others are parsed each time.
+const maxNames = 200
+
+var binaryFormat = []int16{1}
+
+// send sends statements in one trip. What the server refuses has the error first.
+func (k *conn) send(ctx context.Context, batch []sqllock.Statement) ([]sqllock.Result, error) {
+	// On the connection itself: a context would cost a goroutine.
+	if err := k.raw.SetDeadline(time.Now().Add(k.p.limit)); err != nil {
+		k.broken = true
+		return nil, &notSentError{err}
+	}
+	p := k.pg.StartPipeline(context.WithoutCancel(ctx))
+	news := make(map[string]string)
+	var order []string // of news, as they are sent
+	for _, s := range batch {
+		values, oids, formats := arguments(s.Args)
+		key := s.SQL
+		if slices.Contains(s.Args, nil) { // of which the server finds out the type
+			key += "\x00" + string(fmt.Append(nil, oids))
+		}
+		name := k.names[key]
+		if name == "" {
+			name = news[key]
+		}
+		if name == "" && k.direct && len(k.names)+len(news) < maxNames {
+			name = "s" + strconv.Itoa(len(k.names)+len(news))
+			news[key] = name
+			order = append(order, key)
+			p.SendPrepare(name, sqllock.Numbered(s.SQL, argument), oids)
+		}
+		if name == "" {
+			p.SendQueryParams(sqllock.Numbered(s.SQL, argument), values, oids, formats, binaryFormat)
+		} else {
+			p.SendQueryPrepared(name, values, formats, binaryFormat)
+		}
+	}
+	err := p.Sync()
+	results := make([]sqllock.Result, 0, len(batch))
+	for err == nil && len(results) < len(batch) {
+		var r any
+		switch r, err = p.GetResults(); r := r.(type) {
+		case *pgconn.StatementDescription:
+			k.names[order[0]] = news[order[0]]
+			order = order[1:]
+		case *pgconn.ResultReader:
+			var result sqllock.Result
+			result, err = read(r)
+			results = append(results, result)
+		case nil:
+			if err == nil {
+				err = io.ErrUnexpectedEOF
+			}
+		}
+	}
+	if closeErr := p.Close(); err == nil {
+		err = closeErr // such as of a commit that fails at the end of the batch
+	}
+	if err != nil && !answered(err) {
+		k.broken = true
+		_ = k.raw.Close() // so that nothing of the driver waits on it
+		return nil, err
+	}
+	_ = k.raw.SetDeadline(time.Time{}) // where that fails the next batch finds out
+	return results, err
+}
+
+// arguments are as the server takes them: text and bytes as they are, numbers in
+// digits. It finds out by itself what a text and NULL are.
+func arguments(args []any) (values [][]byte, oids []uint32, formats []int16) {
+	values, oids, formats = make([][]byte, len(args)), make([]uint32, len(args)), make([]int16, len(args))
+	for i, a := range args {
+		switch a := a.(type) {
+		case nil:
+		case []byte:
+			values[i], oids[i], formats[i] = a, pgtype.ByteaOID, 1
+			if a == nil {
+				values[i] = []byte{}
+			}
+		case string:
+			values[i], formats[i] = []byte(a), 1
+		case int64:
+			values[i], oids[i] = strconv.AppendInt(nil, a, 10), pgtype.Int8OID
+		case int:
+			values[i], oids[i] = strconv.AppendInt(nil, int64(a), 10), pgtype.Int8OID
+		case bool: // the tables keep truth values as numbers
+			values[i], oids[i] = []byte("0"), pgtype.Int8OID
+			if a {
+				values[i] = []byte("1")
+			}
+		default:
+			panic(fmt.Sprintf("an argument of a statement is a %T", a)) // the engine's contract
+		}
+	}
+	return values, oids, formats
+}
+
+// read takes in what a statement did.
+func read(r *pgconn.ResultReader) (sqllock.Result, error) {
+	var result sqllock.Result
+	fields := r.FieldDescriptions()
+	for r.NextRow() {
+		row := make(sqllock.Row, len(fields))
+		for i, v := range r.Values() {
+			row[i] = value(fields[i].DataTypeOID, v)
+		}
+		result.Rows = append(result.Rows, row)
+	}
+	tag, err := r.Close()
+	result.Affected = tag.RowsAffected()
+	if !tag.Select() && len(result.Rows) > 0 {
+		result.Value = result.Rows[0].Int(0)
+	}
+	return result, err
+}
+
+// value is a column in the server's binary form; text and bytes are as they are.
+func value(oid uint32, v []byte) any {
+	switch {
+	case v == nil:
+		return nil
+	case oid == pgtype.BoolOID && len(v) == 1:
+		return v[0] != 0
+	case oid == pgtype.Int8OID && len(v) == 8:
+		return int64(binary.BigEndian.Uint64(v)) //nolint:gosec // the bits of one
+	case oid == pgtype.Int4OID && len(v) == 4:
+		return int64(int32(binary.BigEndian.Uint32(v))) //nolint:gosec // the bits of one
+	case oid == pgtype.Int2OID && len(v) == 2:
+		return int64(int16(binary.BigEndian.Uint16(v))) //nolint:gosec // the bits of one
+	default:
+		return bytes.Clone(v)
+	}
+}

@@ -1,0 +1,242 @@
+package postgres
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// beat renews a lease until the server answers, and gives the news.
+func beat(t testing.TB, l lock.Lease) (news []lock.Event) {
+	t.Helper()
+	eventually(t, "a heartbeat is answered", func() error {
+		more, err := l.Heartbeat(t.Context())
+		news = append(news, more...)
+		return err
+	})
+	return news
+}
+
+// A standby takes over that knows everything: holds stay, nobody else is granted them,
+// new grants come after the grace, and fences grow.
+func TestFailOver(t *testing.T) {
+	s := testengine.New(t, testengine.PostgresPair)
+	url := with(s.URL(), "failover-grace=2s")
+	_, l := sidecar(t, url, 30*time.Second)
+	_, other := sidecar(t, url, 30*time.Second)
+	g := hold(t, l, "r", lock.Exclusive)
+	testengine.FailOver(t, s, testengine.KeepData)
+	took := time.Now()
+	if news := beat(t, l); len(news) > 0 {
+		t.Errorf("news of holds that the standby knows: %+v", news)
+	}
+	beat(t, other)
+	try := request("r", lock.Exclusive)
+	try.Try = true
+	if _, err := other.Acquire(t.Context(), try); !errors.Is(err, lock.ErrHeld) && !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("somebody else at a lock that is held: %v", err)
+	}
+	var free lock.Grant
+	eventually(t, "the new primary grants", func() (err error) {
+		try := request("free", lock.Exclusive)
+		try.Try = true
+		free, err = other.Acquire(t.Context(), try)
+		return err
+	})
+	if d := time.Since(took); d < time.Second { // the change was seen before FailOver returned
+		t.Errorf("the new primary granted after %s", d)
+	}
+	if err := l.Release(t.Context(), g.Resource, g.ID); err != nil {
+		t.Error(err)
+	}
+	if next := hold(t, other, "r", lock.Exclusive); next.Fence <= g.Fence {
+		t.Errorf("fence %d after %d", next.Fence, g.Fence)
+	}
+	_ = other.Release(t.Context(), free.Resource, free.ID)
+}
+
+// The old primary goes on, and only the connection of the heartbeat has left it: what
+// was granted there is told as lost by the next heartbeat, and requests do not go there
+// any more.
+func TestOldPrimaryGoesOn(t *testing.T) {
+	s := testengine.New(t, testengine.Postgres)
+	road := testengine.Through(t, s)
+	_, l := sidecar(t, with(road.URL(), "failover-grace=0s"), 30*time.Second)
+	beat(t, l)
+	known := hold(t, l, "known", lock.Exclusive)
+	fork := testengine.ForkPostgres(t, s)
+	unknown := hold(t, l, "unknown", lock.Exclusive)
+	road.Retarget(testengine.Nodes(t, fork)[0].Addr())
+	terminate(t, s, "SELECT name, id, grace") // those of heartbeats
+	var lost []lock.HoldID
+	for _, e := range beat(t, l) {
+		if e.Kind == lock.Vanished {
+			lost = append(lost, e.ID)
+		}
+	}
+	if len(lost) != 1 || lost[0] != unknown.ID {
+		t.Errorf("lost are %v, want %s", lost, unknown.ID)
+	}
+	_, other := sidecar(t, with(fork.URL(), "failover-grace=0s"), 30*time.Second)
+	g := hold(t, other, "new", lock.Exclusive)
+	try := request("new", lock.Exclusive)
+	try.Try = true
+	if _, err := l.Acquire(t.Context(), try); !errors.Is(err, lock.ErrHeld) {
+		t.Errorf("a lock that is held at the new primary: %v", err)
+	}
+	if err := other.Release(t.Context(), g.Resource, g.ID); err != nil {
+		t.Error(err)
+	}
+	if err := l.Release(t.Context(), known.Resource, known.ID); err != nil {
+		t.Errorf("Release of what both know: %v", err)
+	}
+}
+
+// terminate ends the connections whose last statement contains a text.
+func terminate(t testing.TB, s testengine.Server, text string) {
+	t.Helper()
+	h := &harness{server: s}
+	eventually(t, "a connection was ended", func() error {
+		rows := h.execute(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid<>pg_backend_pid() AND position(?::text IN query)>0", text)
+		if len(rows) == 0 {
+			return errors.New("there is none")
+		}
+		return nil
+	})
+}
+
+// An administrator ends all connections: holds stay, and who waits is granted in time,
+// by a bell that is there again.
+func TestConnectionsTerminated(t *testing.T) {
+	s := testengine.New(t, testengine.Postgres)
+	_, l := sidecar(t, s.URL(), 30*time.Second)
+	_, other := sidecar(t, s.URL(), 30*time.Second)
+	g := hold(t, l, "r", lock.Exclusive)
+	granted := make(chan error, 1)
+	go func() {
+		g, err := other.Acquire(t.Context(), request("r", lock.Exclusive))
+		if err == nil {
+			err = other.Release(t.Context(), g.Resource, g.ID)
+		}
+		granted <- err
+	}()
+	terminate(t, s, "locksidecar")
+	terminate(t, s, "LISTEN")
+	if news := beat(t, l); len(news) > 0 {
+		t.Errorf("news of holds that are there: %+v", news)
+	}
+	eventually(t, "the lock is released", func() error {
+		err := l.Release(t.Context(), g.Resource, g.ID)
+		if errors.Is(err, lock.ErrNotHolder) {
+			err = nil
+		}
+		return err
+	})
+	select {
+	case err := <-granted:
+		if err != nil && !errors.Is(err, lock.ErrUnavailable) {
+			t.Error(err)
+		}
+	case <-time.After(patience):
+		t.Error("the waiter waits")
+	}
+}
+
+// Where the tables are missing and may not be made, or the role has no rights, the
+// error says what to do.
+func TestRights(t *testing.T) {
+	s := testengine.New(t, testengine.Postgres)
+	asApp := strings.Replace(s.URL(), "root@", testengine.User+":"+testengine.Password+"@", 1)
+	open := func(url string) error {
+		b := openAt(t, url)
+		defer func() { _ = b.Close() }()
+		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 10 * time.Second, Sidecar: t.Name()})
+		if err == nil {
+			_ = l.Close(t.Context())
+		}
+		return err
+	}
+	wants := func(url, want string) {
+		t.Helper()
+		if err := open(url); !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), testengine.Password) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	wants(with(asApp, "migrate=false"), "locksidecar schema postgres")
+	wants(strings.Replace(s.URL(), "root@", testengine.User+":wrong@", 1), "user or password")
+	wants(strings.Replace(s.URL(), "/"+testengine.Database, "/none", 1), "does not exist")
+
+	// Made by the owner from the printed text, with the rights of the documentation.
+	text, err := Schema("tables", DefaultPrefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	owner, err := pgx.Connect(t.Context(), s.URL()+"?sslmode=disable")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = owner.Close(t.Context()) })
+	apply := func(text string) {
+		t.Helper()
+		if _, err := owner.PgConn().Exec(t.Context(), text).ReadAll(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	apply(text)
+	apply(text) // it can be applied again
+	wants(with(asApp, "migrate=false"), "lacks a privilege")
+	apply("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO " + testengine.User)
+	if err := open(with(asApp, "migrate=false")); err != nil {
+		t.Errorf("with the rights of the documentation: %v", err)
+	}
+	// In a schema of its own, which it makes itself.
+	if err := open(with(asApp, "schema=app_locks")); err != nil {
+		t.Errorf("with a schema of its own: %v", err)
+	}
+	if _, err := Schema("row", DefaultPrefix); !errors.Is(err, lock.ErrInvalid) {
+		t.Errorf("a strategy that there is not: %v", err)
+	}
+}
+
+// A lease that was renewed by another server is over at the one to which its sidecar is
+// led back. That sidecar can open a new one there.
+func TestNewLeaseAtTheOldServer(t *testing.T) {
+	s := testengine.New(t, testengine.Postgres)
+	road := testengine.Through(t, s)
+	b, l := sidecar(t, with(road.URL(), "failover-grace=0s"), 6*time.Second)
+	fork := testengine.ForkPostgres(t, s)
+	lead := func(to testengine.Server) {
+		road.Retarget(testengine.Nodes(t, to)[0].Addr())
+		road.Inject(testengine.Sever)
+	}
+	lead(fork)
+	beat(t, l)
+	sidecar(t, s.URL(), time.Second) // it ends what is not renewed here
+	h := &harness{server: s}
+	eventually(t, "the lease is over at the old server", func() error {
+		if rows := h.execute(t, "SELECT 1 FROM {lease} WHERE id=? AND ended=1", []byte(l.ID())); len(rows) == 0 {
+			return errors.New("it lives")
+		}
+		return nil
+	})
+	lead(s)
+	eventually(t, "the sidecar knows", func() error {
+		if _, err := l.Heartbeat(t.Context()); !errors.Is(err, lock.ErrLeaseLost) {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+	eventually(t, "a new lease is opened", func() error {
+		next, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Second, Sidecar: t.Name()})
+		if err == nil {
+			err = next.Close(t.Context())
+		}
+		return err
+	})
+}
