@@ -51,7 +51,6 @@ type Words struct {
 	Now      string                   // {now}: the server's time, in microseconds since the Unix epoch, as a BIGINT
 	Server   string                   // {server}: as text, which server answers. It changes with a failover, not with a restart
 	ReadOnly string                   // {readonly}: true where the server takes no writes
-	Argument func(n int) string       // the n-th argument, from 1; nil: ?
 	Unhex    string                   // bytes of an argument with hexadecimal digits, such as UNHEX(?)
 
 	// LateReads: an UPDATE that has waited for its row reads other tables, in a correlated

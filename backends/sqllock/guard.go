@@ -35,9 +35,5 @@ func (b *Backend) guard(r lock.Resource, id lock.HoldID, m lock.Mode) *lock.Guar
 // guardText is the text of guards.
 func (q *statements) guardText(table, id string) string {
 	text := q.words("UPDATE {" + table + "} SET guards=guards+1 WHERE name=<hex> AND " + id + "=<hex>")
-	text = strings.ReplaceAll(text, "<hex>", q.w.Unhex)
-	if q.w.Argument != nil {
-		text = Numbered(text, q.w.Argument)
-	}
-	return text
+	return strings.ReplaceAll(text, "<hex>", q.w.Unhex)
 }

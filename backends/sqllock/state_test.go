@@ -152,7 +152,7 @@ func TestListed(t *testing.T) {
 	if st.SQL != "SELECT ? FROM t WHERE n=? AND id IN (?,?) AND l IN (?)" || len(st.Args) != 5 || st.Args[0] != int64(7) {
 		t.Errorf("got %q with %v", st.SQL, st.Args)
 	}
-	if got := Numbered("a=? AND b=?", Dollar); got != "a=$1 AND b=$2" {
+	if got := Numbered("a=? AND b=?"); got != "a=$1 AND b=$2" {
 		t.Errorf("got %q", got)
 	}
 }

@@ -107,7 +107,7 @@ func replaceNames(text string, name func(table string) string) string {
 }
 
 // Numbered puts numbered arguments, such as $1, in the place of each ?.
-func Numbered(text string, argument func(n int) string) string {
+func Numbered(text string) string {
 	var out strings.Builder
 	for n := 1; ; n++ {
 		before, after, found := strings.Cut(text, "?")
@@ -115,13 +115,10 @@ func Numbered(text string, argument func(n int) string) string {
 		if !found {
 			return out.String()
 		}
-		out.WriteString(argument(n))
+		out.WriteString("$" + strconv.Itoa(n))
 		text = after
 	}
 }
-
-// Dollar is an argument as $1.
-func Dollar(n int) string { return "$" + strconv.Itoa(n) }
 
 func newStatements(w Words) *statements {
 	q := &statements{w: w}

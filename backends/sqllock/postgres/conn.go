@@ -179,9 +179,6 @@ func (k *conn) do(ctx context.Context, batch []sqllock.Statement) ([]sqllock.Res
 	return results[skip:], nil
 }
 
-// argument is how statements name their arguments.
-func argument(n int) string { return "$" + strconv.Itoa(n) }
-
 // doAll carries out a text of statements, as a whole. A semicolon at the end of a
 // line ends one.
 func (k *conn) doAll(ctx context.Context, text string) ([]sqllock.Result, error) {
@@ -227,10 +224,10 @@ func (k *conn) send(ctx context.Context, batch []sqllock.Statement) ([]sqllock.R
 			name = "s" + strconv.Itoa(len(k.names)+len(news))
 			news[key] = name
 			order = append(order, key)
-			p.SendPrepare(name, sqllock.Numbered(s.SQL, argument), oids)
+			p.SendPrepare(name, sqllock.Numbered(s.SQL), oids)
 		}
 		if name == "" {
-			p.SendQueryParams(sqllock.Numbered(s.SQL, argument), values, oids, formats, binaryFormat)
+			p.SendQueryParams(sqllock.Numbered(s.SQL), values, oids, formats, binaryFormat)
 		} else {
 			p.SendQueryPrepared(name, values, formats, binaryFormat)
 		}

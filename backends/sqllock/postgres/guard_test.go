@@ -87,7 +87,7 @@ func passes(t testing.TB, tx pgx.Tx, g *lock.Guard) bool {
 	for i, a := range g.Args {
 		args[i] = a
 	}
-	tag, err := tx.Exec(t.Context(), sqllock.Numbered(g.SQL, argument), args...)
+	tag, err := tx.Exec(t.Context(), sqllock.Numbered(g.SQL), args...)
 	var refused *pgconn.PgError
 	if err != nil && (!errors.As(err, &refused) || refused.Code != codeSerialization) {
 		t.Fatalf("guard: %v", err)
