@@ -170,6 +170,7 @@ func TestGuardHoldsOffTheNext(t *testing.T) {
 	eachKind(t, func(t *testing.T, s testengine.Server) {
 		b, paused := sidecar(t, s.URL(), lock.MinTTL)
 		other, l := sidecar(t, s.URL(), 30*time.Second)
+		keepAlive(t, t.Context(), l)
 		r := unique("r")
 		g := hold(t, paused, r)
 		intime := newApp(t, b, "").begin(1)

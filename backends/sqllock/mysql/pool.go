@@ -64,9 +64,9 @@ func (p *pool) Connect(ctx context.Context) (driver.Conn, error) {
 		return nil, err
 	}
 	l := &link{Conn: c, p: p, server: server, number: p.d.opened.Add(1)}
-	if !l.IsValid() {
+	if trusted := p.trusted.Load(); trusted != nil && *trusted != server.Identity {
 		_ = c.Close()
-		return nil, fmt.Errorf("connect: this is %s, and the heartbeats go to %s", server.Identity, *p.trusted.Load())
+		return nil, fmt.Errorf("connect: this is %s, and the heartbeats go to %s", server.Identity, *trusted)
 	}
 	p.d.kind.Store(&server.Dialect)
 	return l, nil
