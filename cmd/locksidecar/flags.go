@@ -85,29 +85,29 @@ func (c *clientFlags) ask(ctx context.Context, f func(ctx context.Context, c *cl
 		return err
 	}
 	defer conn.Close()
-	return because(conn, f(ctx, conn, asJSON))
+	return because(ctx, conn, f(ctx, conn, asJSON))
 }
 
 // infoLimit is for what is nice to know.
 const infoLimit = time.Second
 
 // infoOf is what a sidecar says of itself, or nothing.
-func infoOf(c *client.Client) *pb.Info {
+func infoOf(ctx context.Context, c *client.Client) *pb.Info {
 	if c == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), infoLimit)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), infoLimit)
 	defer cancel()
 	i, _ := c.Info(ctx)
 	return i
 }
 
 // because says why a store is unavailable, in place of where to read it.
-func because(c *client.Client, err error) error {
+func because(ctx context.Context, c *client.Client, err error) error {
 	if !errors.Is(err, client.ErrStoreUnavailable) {
 		return err
 	}
-	if why := infoOf(c).GetNotReadyBecause(); why != "" {
+	if why := infoOf(ctx, c).GetNotReadyBecause(); why != "" {
 		return fmt.Errorf("%w: %s", client.ErrStoreUnavailable, why)
 	}
 	return err

@@ -103,7 +103,6 @@ func (f *front) told(m supervise.Message) {
 	switch m.Kind {
 	case supervise.KindStarted:
 		f.cmd = int(m.Number)
-		f.guard.Ask()
 	case supervise.KindUntil:
 		f.until = time.Duration(m.Number)
 	case supervise.KindStopped:

@@ -62,7 +62,7 @@ func isText(path string) bool {
 	defer f.Close()
 	head := make([]byte, 256)
 	n, err := io.ReadFull(f, head)
-	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
 		return false
 	}
 	head = head[:n]

@@ -139,7 +139,7 @@ func TestWhatCannotBeEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // another user must get in
+	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	const nobody = 65534
@@ -150,7 +150,7 @@ func TestWhatCannotBeEnded(t *testing.T) {
 	}
 	copyFile(t, setpriv, filepath.Join(dir, "become"), 0o4755)
 	side := serveProgram(t, "--socket-mode", "0666", "--lost-grace", "1s")
-	if err := os.Chmod(filepath.Dir(side.socket), 0o755); err != nil { //nolint:gosec // another user must get in
+	if err := os.Chmod(filepath.Dir(side.socket), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	run := launchAs(t, nobody, filepath.Join(dir, "locksidecar"), "run", "--socket", side.socket, "a", "--",
@@ -183,7 +183,7 @@ func TestWhatCannotBeEnded(t *testing.T) {
 
 func copyFile(t *testing.T, from, to string, mode os.FileMode) {
 	t.Helper()
-	text, err := os.ReadFile(from) //nolint:gosec // a program
+	text, err := os.ReadFile(from)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,15 +205,12 @@ func TestKilledRunIsDeadBeforeTheNext(t *testing.T) {
 	dir := t.TempDir()
 	run := launch(t, nil, binary, "run", "--socket", side.socket, "a", "--", "sh", "-c",
 		`for i in $(seq 100); do sleep 600 & setsid sleep 600 & done; ps -o pid= -s $$ >"$1"; echo done >>"$1"; wait`, "sh", dir+"/pids")
-	var pids []int
 	eventually(t, "CMD has its children", func() bool {
 		text, _ := os.ReadFile(dir + "/pids")
 		return strings.HasSuffix(string(text), "done\n")
 	})
 	guard := guardOf(t, run)
-	for _, p := range processesBelow(t, guard) {
-		pids = append(pids, p)
-	}
+	pids := processesBelow(t, guard)
 	if len(pids) < 200 {
 		t.Fatalf("%d processes", len(pids))
 	}

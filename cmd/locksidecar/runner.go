@@ -83,12 +83,13 @@ func (r *runner) run(ctx context.Context, argv []string) (err error) {
 		}
 		return &exitError{code: code, err: fmt.Errorf("cannot execute %q: %w", path, err)}
 	}
+	r.rely()
 	r.front.Started(r.cmd.PID())
 	return r.mind(ctx)
 }
 
 // notRun is the error of a lock that could not be obtained.
-func (r *runner) notRun(err error) error {
+func (r *runner) notRun(ctx context.Context, err error) error {
 	var said *client.Error
 	if errors.As(err, &said) {
 		err = said
@@ -96,7 +97,7 @@ func (r *runner) notRun(err error) error {
 	is := func(all ...error) bool {
 		return slices.ContainsFunc(all, func(e error) bool { return errors.Is(err, e) })
 	}
-	err = because(r.client, err)
+	err = because(ctx, r.client, err)
 	code := exitOwnFailure
 	switch {
 	case is(client.ErrLockHeld, client.ErrWaitTimeout, client.ErrLockLost, client.ErrNotHolder):
@@ -160,7 +161,7 @@ func (r *runner) connect(ctx context.Context) (err error) {
 		return err
 	}
 	if r.client, err = client.Dial(ctx, r.socket); err != nil {
-		return r.notRun(err)
+		return r.notRun(ctx, err)
 	}
 	return nil
 }
@@ -169,7 +170,7 @@ func (r *runner) connect(ctx context.Context) (err error) {
 func (r *runner) acquire(ctx context.Context, name string) error {
 	s, err := r.client.OpenSession(ctx, client.SessionOptions{Name: name})
 	if err != nil {
-		return r.notRun(err)
+		return r.notRun(ctx, err)
 	}
 	r.margin = s.Margin()
 	o := client.AcquireOptions{Mode: client.Exclusive, MaxHold: r.flags.maxHold, Wait: time.Duration(r.flags.wait)}
@@ -197,11 +198,11 @@ func (r *runner) acquire(ctx context.Context, name string) error {
 		if !errors.Is(err, client.ErrLockHeld) {
 			break
 		}
-		if own := r.heldByAncestor(ctx); own != "" {
+		if own := r.heldByAncestor(ctx); own != "" && r.flags.wait != 0 {
 			return usage("not run: CMD's ancestor holds the lock on %q already (lock id %s): it would wait for itself", r.resource, own)
 		}
 	}
-	return r.notRun(err)
+	return r.notRun(ctx, err)
 }
 
 // heldByAncestor is the id of a hold under which this process itself runs.
@@ -229,7 +230,7 @@ func (r *runner) explain(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	}
-	if i := infoOf(r.client); ctx.Err() == nil && !i.GetReady() && i.GetNotReadyBecause() != "" {
+	if i := infoOf(ctx, r.client); ctx.Err() == nil && !i.GetReady() && i.GetNotReadyBecause() != "" {
 		r.say("waiting: %s", i.GetNotReadyBecause())
 	}
 	return nil
@@ -257,11 +258,7 @@ func (r *runner) mind(ctx context.Context) error {
 			_ = r.release(ctx, releaseLimit) // nobody is there to hear of it
 			return &exitError{code: exitOwnFailure}
 		case <-tick.C:
-			left := r.lock.ValidFor()
-			if left > 0 { // else it is lost
-				r.front.Until(lock.BootTime() + left + r.margin/8*7)
-			}
-			tick.Reset(min(askEvery, max(left/8, r.margin/4)))
+			tick.Reset(min(askEvery, max(r.rely()/8, r.margin/4)))
 		case sig := <-r.front.Signals():
 			r.tell("signal %s for CMD", sig)
 			r.cmd.Signal(sig)
@@ -271,11 +268,22 @@ func (r *runner) mind(ctx context.Context) error {
 	}
 }
 
+// rely tells the front until when the lock can be relied on without news, and returns
+// how long that is.
+func (r *runner) rely() time.Duration {
+	left := r.lock.ValidFor()
+	if left > 0 { // else it is lost
+		r.front.Until(lock.BootTime() + left + r.margin/8*7)
+	}
+	return left
+}
+
 // ended is the end that is wanted. From here on nothing is ended any more: what CMD
 // has left behind goes on without the lock.
 func (r *runner) ended(ctx context.Context) error {
 	r.front.Until(0)
 	status := r.cmd.ExitStatus()
+	r.lock.ValidFor() // looks at the clock: we may have been frozen
 	if lost := r.lock.Err(); lost != nil {
 		return &exitError{code: exitLost, err: fmt.Errorf("%w; CMD ended by itself at that time, with status %d", lost, status)}
 	}
@@ -300,13 +308,14 @@ func (r *runner) lost(ctx context.Context) error {
 	}
 	now := lock.BootTime()
 	patience := min(grace/4*3, r.flags.killAfter) // the rest is for the kernel to end it
-	r.front.Until(now + grace/8*7)
+	giveUp := max(now+grace, now+patience+killLimit)
+	r.front.Until(giveUp + answerLimit)
 	if patience > 0 {
 		r.say("%v: CMD gets %s, and SIGKILL in %s", r.lock.Err(), r.flags.signal, age(patience))
 	} else {
 		r.say("%v: CMD gets SIGKILL", r.lock.Err())
 	}
-	left := r.end(now+patience, max(now+grace, now+patience+killLimit))
+	left := r.end(now+patience, giveUp)
 	if len(left) > 0 { // others are kept out as long as can be
 		return &exitError{code: exitLost, err: errors.New("CMD is not ended" + survivors(left))}
 	}

@@ -63,7 +63,7 @@ func TestRunIntoABrokenPipe(t *testing.T) {
 	side := serveProgram(t)
 	dir := t.TempDir()
 	p := launchUnread(t, binary, "run", "--socket", side.socket, "a", "--",
-		"sh", "-c", `trap 'echo asked >"$1/asked"; exit' TERM; echo $$ >"$1/pid"; while :; do sleep 0.01; done`, "sh", dir)
+		"sh", "-c", `exec 2>/dev/null; trap 'echo asked >"$1/asked"; exit' TERM; echo $$ >"$1/pid"; while :; do sleep 0.01; done`, "sh", dir)
 	pidIn(t, dir+"/pid")
 	if got := cli(t, "release", "--force", "a", "--grace", "10s", "--socket", side.socket); got.code != 0 {
 		t.Fatalf("release: %+v", got)
@@ -304,6 +304,9 @@ func TestNestedRun(t *testing.T) {
 	got := nested("a", "-c", `$L run b -c '$L run a -- echo in'`)
 	if got.code != exitOwnFailure || got.out != "" || !strings.Contains(got.err, "it would wait for itself") {
 		t.Errorf("on the same resource: %+v", got)
+	}
+	if got := nested("a", "-c", `$L run --wait 0s a -- echo in`); got.code != exitNotGot || got.out != "" {
+		t.Errorf("without waiting: %+v", got)
 	}
 	if got := nested("a", "-c", `$L run b -- echo in`); got.code != 0 || got.out != "in\n" {
 		t.Errorf("on another: %+v", got)

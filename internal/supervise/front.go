@@ -132,8 +132,11 @@ func (f *Front) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// Started tells that the program runs.
-func (f *Front) Started(pid int) { f.send(true, KindStarted, int64(pid), "") }
+// Started tells that the program runs, and what Until was told before.
+func (f *Front) Started(pid int) {
+	f.send(true, KindUntil, f.until.Load(), "")
+	f.send(true, KindStarted, int64(pid), "")
+}
 
 // Changed tells that the program was stopped; or sees to it that the front, which may have
 // stopped itself therefore, goes on as the program does.

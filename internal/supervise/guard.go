@@ -27,10 +27,10 @@ func StartGuard(args []string) (*Guard, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start the guard: %w", err)
 	}
-	defer unix.Close(theirs) //nolint:errcheck // it is the guard's now
+	defer unix.Close(theirs)
 	// The number of the socket is free in this process, so it is none that the program
 	// is to inherit.
-	if _, err := unix.FcntlInt(uintptr(theirs), unix.F_SETFD, 0); err != nil { //nolint:gosec // a file descriptor
+	if _, err := unix.FcntlInt(uintptr(theirs), unix.F_SETFD, 0); err != nil {
 		return nil, fmt.Errorf("start the guard: %w", err)
 	}
 	pid, err := syscall.ForkExec("/proc/self/exe", append([]string{guardName, strconv.Itoa(theirs)}, args...), &syscall.ProcAttr{ //nolint:gosec // ourselves

@@ -64,8 +64,8 @@ func socketPair() (link, int, error) {
 }
 
 func newLink(fd int) (link, error) {
-	f := os.NewFile(uintptr(fd), "link") //nolint:gosec // a file descriptor
-	defer f.Close()                      // FileConn has its own
+	f := os.NewFile(uintptr(fd), "link")
+	defer f.Close() // FileConn has its own
 	c, err := net.FileConn(f)
 	return link{c}, err
 }

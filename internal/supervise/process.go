@@ -153,16 +153,17 @@ type Ending struct {
 // End ends everything that the program started. It returns when nothing is left, or
 // with what could not be ended.
 func (p *Process) End(e Ending) []Survivor {
-	if lock.BootTime() < e.Kill {
+	told := map[int]bool{}
+	for hurry := false; !hurry && lock.BootTime() < e.Kill; {
 		all := p.all()
-		for _, s := range []syscall.Signal{e.Signal, syscall.SIGCONT} { // what is stopped would not see it
-			for _, d := range all {
-				_ = syscall.Kill(d.pid, s)
+		for _, d := range all {
+			if !told[d.pid] { // also what was started meanwhile
+				told[d.pid] = true
+				_ = syscall.Kill(d.pid, e.Signal)
+				_ = syscall.Kill(d.pid, syscall.SIGCONT) // what is stopped would not see it
 			}
 		}
-	}
-	for hurry := false; !hurry && lock.BootTime() < e.Kill; {
-		if p.reap() && len(p.all()) == 0 {
+		if p.reap() && len(all) == 0 {
 			return nil
 		}
 		select {

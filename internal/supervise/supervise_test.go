@@ -276,8 +276,12 @@ func startPair(t *testing.T, script string) *pair {
 		_ = p.cmd.Wait()
 	})
 	eventually(t, "the program is started", func() bool {
-		_, err := fmt.Sscanf(p.out.lines()[0], KindStarted+" %d", &p.pid)
-		return err == nil
+		for _, line := range p.out.lines() {
+			if _, err := fmt.Sscanf(line, KindStarted+" %d", &p.pid); err == nil {
+				return true
+			}
+		}
+		return false
 	})
 	return p
 }
