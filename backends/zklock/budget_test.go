@@ -35,7 +35,7 @@ func TestNoSessionEndsInALargeTransaction(t *testing.T) {
 	t.Parallel()
 	server := testengine.New(t, testengine.ZooKeeper)
 	for _, layout := range []string{"locksidecar", "curator"} {
-		b := openAt(t, server.URL()+"/"+strings.Repeat("chroot", 5)+"?layout="+layout)
+		b := openAt(t, server.URL()+"/"+strings.Repeat("chroot", 5)+"?timeout=10s&layout="+layout)
 		l := newLease(t, b, 20*time.Second)
 		var mu sync.Mutex
 		var grants []lock.Grant
