@@ -56,7 +56,10 @@ type waiter struct {
 	turn uint64
 }
 
-var _ leasekit.Driver = (*lease)(nil)
+var (
+	_ leasekit.Driver = (*lease)(nil)
+	_ leasekit.Sorter = (*lease)(nil)
+)
 
 // OpenLease implements lock.Backend.
 func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease, error) {
@@ -292,52 +295,84 @@ func (l *lease) answered(number int64, server string) (stranger bool) {
 // heldStep is how many entries a comparison reads at a time.
 const heldStep = 1000
 
-// Held implements leasekit.Driver. It asks the server that answers the heartbeats.
-func (l *lease) Held(ctx context.Context, each func(leasekit.Ref)) (err error) {
-	c, err := l.beats.Conn(ctx)
-	if err != nil {
-		return l.b.unavailable("compare", err)
+// pages reads a table in steps: what stands behind the last row of the step before.
+type pages struct {
+	sql  string
+	next func(last Row) []any // nil: the first step
+}
+
+// all calls each for every row.
+func (p pages) all(ctx context.Context, c Conn, each func(leasekit.Ref)) error {
+	var last Row
+	for {
+		res, err := c.Do(ctx, "compare", Statement{SQL: p.sql, Args: append(p.next(last), heldStep)})
+		if err != nil {
+			return err //nolint:wrapcheck // compare does
+		}
+		rows := res[0].Rows
+		for _, r := range rows {
+			each(leasekit.Ref{Resource: lock.Resource(r.Text(0)), ID: lock.HoldID(r.Text(1))})
+		}
+		if len(rows) < heldStep {
+			return nil
+		}
+		last = rows[len(rows)-1]
 	}
-	defer func() { c.Close(err) }()
-	q, id := l.b.sql, []byte(l.id)
-	pages := []struct {
-		sql  string
-		next func(last Row) []any // nil: the first page
-	}{
-		{q.heldWaits, func(r Row) []any {
-			if r == nil {
-				return []any{id, []byte{}, []byte{}, int64(0)}
-			}
-			return []any{id, []byte(r.Text(0)), []byte(r.Text(0)), r.Int(2)}
-		}},
-		{q.heldRows, func(r Row) []any {
+}
+
+// waiters are those of the lease.
+func (l *lease) waiters() pages {
+	id := []byte(l.id)
+	return pages{l.b.sql.heldWaits, func(r Row) []any {
+		if r == nil {
+			return []any{id, []byte{}, []byte{}, int64(0)}
+		}
+		return []any{id, []byte(r.Text(0)), []byte(r.Text(0)), r.Int(2)}
+	}}
+}
+
+// Held implements leasekit.Driver. It asks the server that answers the heartbeats.
+func (l *lease) Held(ctx context.Context, each func(leasekit.Ref)) error {
+	id := []byte(l.id)
+	return l.compare(ctx, each, l.waiters(),
+		pages{l.b.sql.heldRows, func(r Row) []any {
 			if r == nil {
 				return []any{id, []byte{}}
 			}
 			return []any{id, []byte(r.Text(0))}
 		}},
-		{q.heldHolds, func(r Row) []any {
+		pages{l.b.sql.heldHolds, func(r Row) []any {
 			if r == nil {
 				return []any{id, []byte{}, []byte{}, []byte{}}
 			}
 			return []any{id, []byte(r.Text(0)), []byte(r.Text(0)), []byte(r.Text(1))}
-		}},
+		}})
+}
+
+// Waiting implements leasekit.Sorter.
+func (l *lease) Waiting(ctx context.Context, holds []leasekit.Ref) (waiting []leasekit.Ref, _ error) {
+	had := make(map[leasekit.Ref]bool, len(holds))
+	for _, h := range holds {
+		had[h] = true
 	}
-	for _, p := range pages {
-		var last Row
-		for {
-			res, err := c.Do(ctx, "compare", Statement{SQL: p.sql, Args: append(p.next(last), heldStep)})
-			if err != nil {
-				return l.b.unavailable("compare", err)
-			}
-			rows := res[0].Rows
-			for _, r := range rows {
-				each(leasekit.Ref{Resource: lock.Resource(r.Text(0)), ID: lock.HoldID(r.Text(1))})
-			}
-			if len(rows) < heldStep {
-				break
-			}
-			last = rows[len(rows)-1]
+	err := l.compare(ctx, func(r leasekit.Ref) {
+		if had[r] {
+			waiting = append(waiting, r)
+		}
+	}, l.waiters())
+	return waiting, err
+}
+
+// compare reads what the server that answers the heartbeats has for the lease.
+func (l *lease) compare(ctx context.Context, each func(leasekit.Ref), what ...pages) (err error) {
+	c, err := l.beats.Conn(ctx)
+	if err != nil {
+		return l.b.unavailable("compare", err)
+	}
+	defer func() { c.Close(err) }()
+	for _, p := range what {
+		if err = p.all(ctx, c, each); err != nil {
+			return l.b.unavailable("compare", err)
 		}
 	}
 	return nil

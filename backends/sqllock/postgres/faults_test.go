@@ -1,8 +1,10 @@
 package postgres
 
 import (
+	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -239,4 +241,51 @@ func TestNewLeaseAtTheOldServer(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// The new server has as a waiter who was granted at the old one: another waiter before
+// it was forced out there. It holds nothing any more, and its next heartbeat says so.
+func TestHolderWhoWaitsOnTheNewServer(t *testing.T) {
+	s := testengine.New(t, testengine.Postgres)
+	road := testengine.Through(t, s)
+	first, a := sidecar(t, with(s.URL(), "failover-grace=0s"), 30*time.Second)
+	_, w := sidecar(t, with(s.URL(), "failover-grace=0s"), 30*time.Second)
+	_, b := sidecar(t, with(road.URL(), "failover-grace=0s"), 30*time.Second)
+	ctx, cancel := context.WithCancel(t.Context())
+	var waits sync.WaitGroup
+	defer waits.Wait()
+	defer cancel()
+	queued := func(l lock.Lease, waiters int) (lock.HoldID, <-chan lock.Grant) {
+		q, granted := request("r", lock.Exclusive), make(chan lock.Grant, 1)
+		waits.Go(func() {
+			if g, err := l.Acquire(ctx, q); err == nil {
+				granted <- g
+			}
+		})
+		eventually(t, "it stands in the queue", func() error {
+			st, err := first.Get(t.Context(), "r")
+			if err == nil && len(st.Waiters) != waiters {
+				err = errors.New("not yet")
+			}
+			return err
+		})
+		return q.ID, granted
+	}
+	g := hold(t, a, "r", lock.Exclusive)
+	gone, _ := queued(w, 1)
+	_, granted := queued(b, 2)
+	fork := testengine.ForkPostgres(t, s)
+
+	if err := first.ForceRelease(t.Context(), "r", gone, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Release(t.Context(), "r", g.ID); err != nil {
+		t.Fatal(err)
+	}
+	got := <-granted
+	road.Retarget(testengine.Nodes(t, fork)[0].Addr())
+	road.Inject(testengine.Sever)
+	if news := beat(t, b); len(news) != 1 || news[0].Kind != lock.Vanished || news[0].ID != got.ID {
+		t.Errorf("Heartbeat: got %+v, want that %s has vanished", news, got.ID)
+	}
 }
