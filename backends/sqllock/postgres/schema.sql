@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS {lock} (
   x_since  BIGINT,
   x_shared SMALLINT NOT NULL DEFAULT 0   -- 1: it was downgraded
 ) WITH (fillfactor=50, autovacuum_vacuum_threshold=1000, autovacuum_vacuum_scale_factor=0.1);
-CREATE INDEX IF NOT EXISTS {index lock_x_lease} ON {lock} (x_lease) WHERE x_lease IS NOT NULL;
+CREATE INDEX IF NOT EXISTS {index lock_x_lease} ON {lock} (x_lease, name) WHERE x_lease IS NOT NULL;
 
 -- Shared holds.
 CREATE TABLE IF NOT EXISTS {hold} (
