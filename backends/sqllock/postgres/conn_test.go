@@ -147,8 +147,8 @@ func TestSettingsOfOthers(t *testing.T) {
 			s := testengine.New(t, kind)
 			p := openPool(t, dialect(t, s.URL()), sqllock.PoolOptions{Size: 1})
 			for _, setting := range []string{
-				"default_transaction_isolation='serializable'", "synchronous_commit=off", "statement_timeout=5", "lock_timeout=5",
-				"idle_in_transaction_session_timeout=5", "bytea_output='escape'", "DateStyle='German'", "search_path=nowhere",
+				"default_transaction_isolation='serializable'", "synchronous_commit=off", "statement_timeout=300", "lock_timeout=300",
+				"idle_in_transaction_session_timeout=300", "bytea_output='escape'", "DateStyle='German'", "search_path=nowhere",
 			} {
 				do(t, p, statement("ALTER ROLE root SET "+setting))
 			}
@@ -160,7 +160,7 @@ func TestSettingsOfOthers(t *testing.T) {
 				return err
 			})
 			rs := do(t, p, statement("SELECT current_setting('transaction_isolation') || current_setting('synchronous_commit') || current_setting('lock_timeout')"),
-				statement("SELECT 'x'::bytea FROM pg_sleep(0.05)"))
+				statement("SELECT 'x'::bytea FROM pg_sleep(0.5)"))
 			if got := rs[0].Rows[0].Text(0); got != "read committedlocal1s" {
 				t.Errorf("got %s", got)
 			}
