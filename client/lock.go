@@ -34,7 +34,7 @@ type Lock struct {
 // app's, commit. None: roll back. Until that transaction ends the store lets
 // nobody in whom the lock keeps out, even when ValidFor is over.
 type Guard struct {
-	Dialect string   // "mysql" or "mariadb"
+	Dialect string   // "mysql", "mariadb" or "postgresql"
 	SQL     string   // with a ? for each argument
 	Args    []string // ASCII
 }

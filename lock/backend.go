@@ -146,7 +146,7 @@ type Grant struct {
 // lock: one row, found or changed: commit; none: roll back. From then on, until that
 // transaction ends, the store grants the resource to nobody who would be excluded.
 type Guard struct {
-	Dialect string   // "mysql", "mariadb" or "postgres"
+	Dialect string   // "mysql", "mariadb" or "postgresql"
 	SQL     string   // with a ? (postgres: $1, $2, …) for each argument, tables with the name of their database
 	Args    []string // ASCII
 }

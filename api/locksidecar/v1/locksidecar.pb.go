@@ -989,7 +989,7 @@ func (x *Grant) GetGuard() *Guard {
 // over, so that an app that slept too long cannot commit over the next holder.
 type Guard struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Dialect       string                 `protobuf:"bytes,1,opt,name=dialect,proto3" json:"dialect,omitempty"` // "mysql" or "mariadb"
+	Dialect       string                 `protobuf:"bytes,1,opt,name=dialect,proto3" json:"dialect,omitempty"` // "mysql", "mariadb" or "postgresql"
 	Sql           string                 `protobuf:"bytes,2,opt,name=sql,proto3" json:"sql,omitempty"`         // with a ? for each argument; tables are named with their database
 	Args          []string               `protobuf:"bytes,3,rep,name=args,proto3" json:"args,omitempty"`       // ASCII strings
 	unknownFields protoimpl.UnknownFields

@@ -27,7 +27,7 @@ class Guard:
     None: roll back.
     """
 
-    dialect: str  # "mysql" or "mariadb"
+    dialect: str  # "mysql", "mariadb" or "postgresql"
     sql: str  # with a ? for each argument
     args: tuple[str, ...]  # ASCII
 

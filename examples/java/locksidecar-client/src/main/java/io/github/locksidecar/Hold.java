@@ -58,7 +58,7 @@ public final class Hold implements AutoCloseable {
     return session.holds().mode(held);
   }
 
-  /** A statement for the app's own transaction; only where the store is MySQL or MariaDB. */
+  /** A statement for the app's own transaction; only where the store is an SQL database. */
   public Optional<Guard> guard() {
     return Optional.ofNullable(session.holds().guard(held));
   }
