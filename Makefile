@@ -26,7 +26,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 REVISION := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 
 # What one package's tests may take, on a slow machine.
-TEST_TIMEOUT ?= 10m
+TEST_TIMEOUT ?= 25m
 # What each fuzz target gets.
 FUZZ_TIME ?= 10s
 
