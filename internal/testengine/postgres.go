@@ -173,7 +173,8 @@ func postgresNode(ctx context.Context, m machine, dir string, port int) (*node, 
 	args := append(append([]string{}, p.as...), p.bin+"/postgres", "-D", p.dir+"/data")
 	for _, setting := range []string{
 		"port=" + strconv.Itoa(port), "listen_addresses=" + m.bind(), "unix_socket_directories=",
-		"hba_file=" + p.dir + "/hba.conf", "max_connections=500", "shared_buffers=32MB", "max_wal_senders=30",
+		"hba_file=" + p.dir + "/hba.conf", "max_connections=500", "shared_buffers=32MB", "max_wal_senders=30", "max_replication_slots=30",
+		"wal_keep_size=256MB", // for copies that are made while others write much
 		"ssl=on", "ssl_ca_file=" + p.dir + "/ca.pem", "ssl_cert_file=" + p.dir + "/cert.pem", "ssl_key_file=" + p.dir + "/key.pem",
 		// What is left behind after a kill is in the folder, and goes with it.
 		"dynamic_shared_memory_type=mmap",
