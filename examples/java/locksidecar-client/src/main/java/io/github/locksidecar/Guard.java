@@ -12,7 +12,7 @@ import java.util.List;
  * keeps out, not even when the lease is over. So an app that slept too long cannot commit over the
  * next holder.
  *
- * @param dialect {@code mysql} or {@code mariadb}
+ * @param dialect {@code mysql}, {@code mariadb} or {@code postgresql}
  * @param sql the statement, with a {@code ?} for each argument
  * @param args the arguments, in ASCII
  */

@@ -19,6 +19,7 @@ import org.junit.jupiter.api.Test;
 class GuardTest {
   final List<String> asked = new ArrayList<>();
   boolean autoCommit;
+  boolean query; // the guard gives rows, and does not count them
   boolean row;
 
   private <T> T fake(Class<T> type) {
@@ -30,7 +31,9 @@ class GuardTest {
           asked.add(method.getName() + (args == null ? "" : Arrays.asList(args).toString()));
           return switch (method.getName()) {
             case "prepareStatement" -> fake(PreparedStatement.class);
-            case "executeQuery" -> fake(ResultSet.class);
+            case "execute" -> query;
+            case "getUpdateCount" -> row ? 1 : 0;
+            case "getResultSet" -> fake(ResultSet.class);
             case "next" -> row;
             default -> null;
           };
@@ -39,14 +42,29 @@ class GuardTest {
   }
 
   @Test
-  void oneRowAllowsTheCommit() throws Exception {
-    Guard g = new Guard("mysql", "SELECT 1 FROM l WHERE a = ? AND b = ?", List.of("x", "y"));
+  void oneWrittenRowAllowsTheCommit() throws Exception {
+    Guard g = new Guard("mysql", "UPDATE l SET n = n WHERE a = ? AND b = ?", List.of("x", "y"));
     row = true;
     assertTrue(g.allowsCommit(fake(Connection.class)));
     assertEquals(
         List.of(
-            "prepareStatement[SELECT 1 FROM l WHERE a = ? AND b = ?]", "setString[1, x]", "setString[2, y]",
-            "executeQuery", "next", "close", "close"),
+            "prepareStatement[UPDATE l SET n = n WHERE a = ? AND b = ?]", "setString[1, x]", "setString[2, y]",
+            "execute", "getUpdateCount", "close"),
+        asked);
+    row = false;
+    assertFalse(g.allowsCommit(fake(Connection.class)));
+  }
+
+  @Test
+  void oneReadRowAllowsTheCommit() throws Exception {
+    Guard g = new Guard("mysql", "SELECT 1 FROM l WHERE a = ?", List.of("x"));
+    query = true;
+    row = true;
+    assertTrue(g.allowsCommit(fake(Connection.class)));
+    assertEquals(
+        List.of(
+            "prepareStatement[SELECT 1 FROM l WHERE a = ?]", "setString[1, x]", "execute", "getResultSet", "next",
+            "close", "close"),
         asked);
     row = false;
     assertFalse(g.allowsCommit(fake(Connection.class)));
