@@ -275,7 +275,8 @@ func TestIdleLoad(t *testing.T) {
 		if l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 40 * time.Second}); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = l.Close(context.Background()) })
+		opened := l
+		t.Cleanup(func() { _ = opened.Close(context.Background()) })
 	}
 	b := openAt(t, s.URL())
 	t.Cleanup(func() { _ = b.Close() })
