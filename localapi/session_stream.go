@@ -307,7 +307,7 @@ func (t *sessionStream) acquire(id string, q *pb.AcquireRequest) (work func(), _
 		return nil, &session.LimitError{Limit: "requests in flight", Max: t.o.Limits.InFlight}
 	}
 	t.flying++
-	begun := t.begin(t.ctx, t.sess, r, func(g session.Grant, err error) {
+	request := t.begin(t.ctx, t.sess, r, func(g session.Grant, err error) {
 		t.mu.Lock()
 		delete(t.waits, id)
 		t.mu.Unlock()
@@ -319,8 +319,8 @@ func (t *sessionStream) acquire(id string, q *pb.AcquireRequest) (work func(), _
 		// Its times are counted when it is sent.
 		t.out.post(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Granted{Granted: grantTo(g, 0)}})
 	})
-	t.waits[id] = begun
-	return begun.Run, nil
+	t.waits[id] = request
+	return request.Run, nil
 }
 
 // cancel ends the wait of an acquire. One that was answered already is no error:

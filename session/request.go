@@ -10,7 +10,7 @@ import (
 	"github.com/locksidecar/locksidecar/session/ledger"
 )
 
-// Request is an acquire that has begun.
+// Request is an acquire under way.
 type Request struct {
 	s     *Session
 	r     AcquireRequest

@@ -10,7 +10,7 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// TestBegin: a request that has begun gets the one answer that Acquire gives.
+// TestBegin: a request under way gets the one answer that Acquire gives.
 func TestBegin(t *testing.T) {
 	tests := map[string]func(t *testing.T, sc *sidecar, s *Session){
 		"free": func(t *testing.T, sc *sidecar, s *Session) {

@@ -44,7 +44,7 @@ type lease struct {
 
 	bell   chan struct{} // closed when it is known whether there is a bell
 	rang   chan struct{} // has a value when there may be news
-	waits  chan struct{} // has a value when a wait has begun
+	waits  chan struct{} // has a value when a wait starts
 	look   chan struct{} // has a value when there is something for watch
 	sweeps chan string   // leases that are over, to be swept
 }

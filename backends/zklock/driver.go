@@ -37,7 +37,7 @@ type driver struct {
 
 	mu      sync.Mutex
 	closed  bool
-	tasks   sync.WaitGroup // begun under mu, while it is not closed
+	tasks   sync.WaitGroup // started under mu, while it is not closed
 	lines   map[string]*line
 	spots   map[lock.HoldID]*spot
 	missing []*spot       // whose nodes are gone, but perhaps with the session

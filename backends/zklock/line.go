@@ -404,7 +404,7 @@ func sleep(ctx context.Context, pause time.Duration) bool {
 
 // add takes a request that has got its node. d.mu is held.
 func (l *line) add(s *spot) {
-	if l.placed == 0 { // until now, numbers may have begun at zero again
+	if l.placed == 0 { // until now, numbers may have started at zero again
 		l.queue, l.known, l.downgraded = nil, -1, ""
 		l.began++
 	}

@@ -42,7 +42,7 @@ func decodeRecord(data []byte) (record, bool) {
 	return r, err == nil && r.Version == recordVersion
 }
 
-// known is the grace that the holder's sidecar knows of, and has begun to count.
+// known is the grace that the holder's sidecar knows of, and counts.
 func (r *record) known() (time.Duration, bool) {
 	if r.Known == nil {
 		return 0, false

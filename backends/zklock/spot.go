@@ -34,7 +34,7 @@ type spot struct {
 	version int32         // of the node's data, when it was rec
 	queued  time.Duration // when it got its place
 	granted time.Duration
-	ends    time.Duration // when the grace of a forced release is over; 0: none has begun
+	ends    time.Duration // when the grace of a forced release is over; 0: none is running
 }
 
 // names are those of its nodes.

@@ -82,7 +82,7 @@ type survey struct {
 	head       lock.Status // holders, not all if there are many
 }
 
-// survey gives a survey that was begun after the call. Those who ask while one is
+// survey gives a survey that starts after the call. Those who ask while one is
 // under way share the next one.
 func (l *line) survey(ctx context.Context) (*survey, error) {
 	d := l.d

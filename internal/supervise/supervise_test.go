@@ -75,6 +75,12 @@ func shell(t *testing.T, group int, script string) (p *Process, out func() strin
 	}
 }
 
+// exists waits for what a script makes when its traps are set.
+func exists(t *testing.T, path string) {
+	t.Helper()
+	eventually(t, path+" is there", func() bool { _, err := os.Stat(path); return err == nil })
+}
+
 func exited(t *testing.T, p *Process) int {
 	t.Helper()
 	select {
@@ -308,7 +314,9 @@ func (p *pair) guard(t *testing.T) int {
 }
 
 func TestGuardTells(t *testing.T) {
-	p := startPair(t, `trap 'exit 5' USR1; while :; do sleep 0.01; done`)
+	ready := filepath.Join(t.TempDir(), "ready")
+	p := startPair(t, `trap 'exit 5' USR1; echo >'`+ready+`'; while :; do sleep 0.01; done`)
+	exists(t, ready)
 	p.signal(t, syscall.SIGUSR2)
 	p.tells(t, KindUntil+" 12345 ")
 	if err := syscall.Kill(p.pid, syscall.SIGSTOP); err != nil {
@@ -316,7 +324,6 @@ func TestGuardTells(t *testing.T) {
 	}
 	p.tells(t, KindStopped+" 0 ")
 	_ = syscall.Kill(p.pid, syscall.SIGCONT)
-	time.Sleep(20 * time.Millisecond) // for the trap
 	p.signal(t, syscall.SIGUSR1)
 	p.tells(t, KindEnded+" 5 0")
 }
@@ -365,9 +372,10 @@ func TestOneIsKilled(t *testing.T) {
 // Signals that are sent to all processes of a service do not end the guard, and one
 // that is sent to it alone is for the program.
 func TestSignalsToTheGuard(t *testing.T) {
-	p := startPair(t, `trap 'exit 6' TERM; trap '' HUP; while :; do sleep 0.01; done`)
+	ready := filepath.Join(t.TempDir(), "ready")
+	p := startPair(t, `trap 'exit 6' TERM; trap '' HUP; echo >'`+ready+`'; while :; do sleep 0.01; done`)
+	exists(t, ready)
 	guard := p.guard(t)
-	time.Sleep(20 * time.Millisecond) // for the traps
 	for _, s := range []syscall.Signal{syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGTSTP, syscall.SIGTTOU} {
 		_ = syscall.Kill(guard, s)
 	}

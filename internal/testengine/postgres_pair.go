@@ -128,7 +128,7 @@ func (p *postgresPair) Healthy(ctx context.Context) error {
 	return poll(ctx, func() error { return p.behind(ctx, now) })
 }
 
-// behind says why the replica has not got as far as that.
+// behind says why the replica lacks what the primary had then.
 func (p *postgresPair) behind(ctx context.Context, lsn string) error {
 	_, replica := p.roles()
 	return postgresDo(ctx, replica.Addr(), func(c *pgx.Conn) error {
@@ -136,7 +136,7 @@ func (p *postgresPair) behind(ctx context.Context, lsn string) error {
 		err := c.QueryRow(ctx, "SELECT pg_is_in_recovery() AND COALESCE(pg_last_wal_replay_lsn()>=$1::text::pg_lsn, FALSE)"+
 			" AND EXISTS (SELECT 1 FROM pg_stat_wal_receiver WHERE status='streaming')", lsn).Scan(&level)
 		if err == nil && !level {
-			err = fmt.Errorf("the replica has not got as far as %s", lsn)
+			err = fmt.Errorf("the replica has not reached %s yet", lsn)
 		}
 		return err
 	})

@@ -90,8 +90,8 @@ func (d *Dialect) Hint(err error) string { return mydb.Hint(err) }
 
 const (
 	// idleTime is how long a connection may be idle before it is closed here,
-	// and serverIdleTime, in seconds, before the server closes it and rolls back what
-	// was begun: a sidecar that vanished in a transaction keeps a row locked so long.
+	// and serverIdleTime, in seconds, before the server closes it and rolls back an
+	// open transaction: a sidecar that vanished in one keeps a row locked so long.
 	idleTime       = 10 * time.Second
 	serverIdleTime = 20
 	// The bell's connection sleeps so long at a time, in seconds, and so long the
@@ -137,7 +137,7 @@ func (d *Dialect) listenOnce(ctx context.Context, p *pool, id lock.LeaseID, hear
 	if err != nil {
 		return false
 	}
-	defer c.Close(errAwake) //nolint:contextcheck // what was begun is ended, whatever ctx says
+	defer c.Close(errAwake) //nolint:contextcheck // the transaction is ended, whatever ctx says
 	limit, cancel := context.WithTimeout(ctx, p.timeout)
 	res, err := c.do(limit, "listen", sqllock.Statement{SQL: "SELECT GET_LOCK(?, 0)", Args: []any{bellName(id)}})
 	cancel()

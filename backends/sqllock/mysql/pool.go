@@ -96,7 +96,7 @@ func (p *pool) Do(ctx context.Context, command string, batch ...sqllock.Statemen
 			return nil, err
 		}
 		res, err := c.Do(ctx, command, batch...)
-		c.Close(err) //nolint:contextcheck // what was begun is ended, whatever ctx says
+		c.Close(err) //nolint:contextcheck // the transaction is ended, whatever ctx says
 		if !mydb.NotSent(err) || tries == 0 || ctx.Err() != nil {
 			return res, err
 		}

@@ -141,7 +141,7 @@ func TestGuard(t *testing.T) {
 				}
 				next := hold(t, other, r, lock.Exclusive)
 				if passes(t, tx, g.Guard) {
-					t.Error("the guard of a lock that was lost passes in a transaction that has begun before")
+					t.Error("the guard of a lock that was lost passes in a transaction that is older than the loss")
 				}
 				if err := tx.Rollback(t.Context()); err != nil {
 					t.Error(err)

@@ -67,7 +67,7 @@ CREATE TABLE IF NOT EXISTS {note} (
   lease   BYTEA    NOT NULL,
   kind    SMALLINT NOT NULL,             -- 1 given up, 2 forced
   grace   BIGINT   NOT NULL DEFAULT 0,   -- microseconds
-  known   BIGINT,                        -- the grace that its sidecar knows of, and has begun to count
+  known   BIGINT,                        -- the grace that its sidecar knows of, and counts
   era     BIGINT   NOT NULL,             -- it is forgotten some eras later
   PRIMARY KEY (name, id)
 );

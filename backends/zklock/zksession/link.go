@@ -30,7 +30,7 @@ type link struct {
 	// Until the session is accepted, read by the library's only goroutine then.
 	asked   time.Duration // on the clock, before it asked for the session
 	answer  []byte        // of the server to that
-	begun   bool          // it was read, and was good
+	greeted bool          // it was read, and was good
 	session int64
 	timeout time.Duration
 
@@ -102,7 +102,7 @@ func (l *link) Close() error {
 
 // SetReadDeadline implements net.Conn.
 func (l *link) SetReadDeadline(t time.Time) error {
-	if !l.begun {
+	if !l.greeted {
 		return nil
 	}
 	return l.Conn.SetReadDeadline(t)
@@ -110,7 +110,7 @@ func (l *link) SetReadDeadline(t time.Time) error {
 
 // SetWriteDeadline implements net.Conn.
 func (l *link) SetWriteDeadline(t time.Time) error {
-	if !l.begun {
+	if !l.greeted {
 		return nil
 	}
 	return l.Conn.SetWriteDeadline(t)
@@ -135,7 +135,7 @@ const (
 // connection, it would wait for ever for somebody to take the second
 // (resendZkAuth, whose channel has room for one).
 func (l *link) Write(b []byte) (int, error) {
-	if !l.begun {
+	if !l.greeted {
 		l.asked = l.s.cfg.Clock()
 	} else if len(b) >= 12 {
 		xid, op := number(b[4:]), number(b[8:])
@@ -156,11 +156,11 @@ func (l *link) Write(b []byte) (int, error) {
 		}
 	}
 	n, err := l.Conn.Write(b)
-	if err != nil && l.begun {
+	if err != nil && l.greeted {
 		l.cut()
 		n, err = len(b), nil
 	}
-	if l.begun && len(b) >= 16 && number(b[8:]) == opCreate2 {
+	if l.greeted && len(b) >= 16 && number(b[8:]) == opCreate2 {
 		if size := int(number(b[12:])); size >= 0 && size <= len(b)-16 {
 			l.s.wrote(b[16 : 16+size])
 		}
@@ -171,7 +171,7 @@ func (l *link) Write(b []byte) (int, error) {
 // Read implements net.Conn.
 func (l *link) Read(b []byte) (int, error) {
 	n, err := l.Conn.Read(b)
-	if !l.begun {
+	if !l.greeted {
 		if problem := l.begin(b[:n]); problem != nil {
 			l.s.servers.refused(l.RemoteAddr().String(), problem)
 			return 0, problem
@@ -232,7 +232,7 @@ func (l *link) begin(b []byte) error {
 	if length := int(number(l.answer)); len(l.answer) < 4+length {
 		return nil
 	}
-	l.begun, l.session, l.timeout, l.answer = true, session, timeout, nil
+	l.greeted, l.session, l.timeout, l.answer = true, session, timeout, nil
 	return l.SetDeadline(time.Time{})
 }
 

@@ -36,8 +36,8 @@ import (
 // of the TTL. Where it is not (they were late, or hung), the session goes over to
 // another connection, of which the leader hears at once.
 //
-// A change of the leader only makes sessions live longer: a new one begins all of
-// them anew (SessionTrackerImpl). A deposed leader that still hears of a session
+// A change of the leader only makes sessions live longer: a new one counts
+// the time of each from its start (SessionTrackerImpl). A deposed leader that still hears of a session
 // proves nothing, which is why a write on the same connection must follow: a server
 // that changes its leader ends its connections.
 type proof struct {
