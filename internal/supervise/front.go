@@ -39,14 +39,16 @@ type Front struct {
 // Guarded tells whether this process was started as a guard, by StartGuard: then front is not
 // nil, and args are those of StartGuard. Else args are argv without the name.
 func Guarded(argv []string) (front *Front, args []string, err error) {
-	if len(argv) < 2 || argv[0] != guardName {
+	if len(argv) < 3 || argv[0] != guardName {
 		return nil, argv[1:], nil
 	}
-	fd, err := strconv.Atoi(argv[1])
-	if err != nil {
+	fd, err1 := strconv.Atoi(argv[1])
+	life, err2 := strconv.Atoi(argv[2])
+	if err1 != nil || err2 != nil {
 		return nil, nil, errNoLink
 	}
 	unix.CloseOnExec(fd)
+	unix.CloseOnExec(life)
 	l, err := newLink(fd)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", errNoLink, err)
@@ -64,7 +66,7 @@ func Guarded(argv []string) (front *Front, args []string, err error) {
 		syscall.SIGALRM, syscall.SIGPIPE, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU)
 	go f.passOn(own) // these two end with the process
 	go f.receive()
-	return f, argv[2:], nil
+	return f, argv[3:], nil
 }
 
 // Group is the process group of the front.

@@ -1,8 +1,10 @@
 package supervise
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 	"syscall"
 
@@ -21,34 +23,62 @@ type Guard struct {
 // StartGuard starts the guard: this program again, with the arguments args, which must call
 // Guarded first of all. When this process dies, the guard ends the program; when the
 // guard does, Messages ends and what it has left is a descendant of this process, if
-// that has called AdoptOrphans.
+// that has called AdoptOrphans. Each goes on for that when it is stopped.
 func StartGuard(args []string) (*Guard, error) {
-	l, theirs, err := socketPair()
-	if err != nil {
-		return nil, fmt.Errorf("start the guard: %w", err)
-	}
-	defer unix.Close(theirs)
-	// The number of the socket is free in this process, so it is none that the program
-	// is to inherit.
-	if _, err := unix.FcntlInt(uintptr(theirs), unix.F_SETFD, 0); err != nil {
-		return nil, fmt.Errorf("start the guard: %w", err)
-	}
-	pid, err := syscall.ForkExec("/proc/self/exe", append([]string{guardName, strconv.Itoa(theirs)}, args...), &syscall.ProcAttr{ //nolint:gosec // ourselves
-		Env:   os.Environ(),
-		Files: []uintptr{0, 1, 2},
-		Sys:   &syscall.SysProcAttr{Setpgid: true}, // away from the signals of the terminal
-	})
-	if err != nil {
-		_ = l.conn.Close()
-		return nil, fmt.Errorf("start the guard: %w", err)
-	}
-	g := &Guard{link: l, messages: make(chan Message)}
+	g := &Guard{messages: make(chan Message)}
+	started := make(chan error)
 	go func() { // ends with the guard
+		// The kernel continues the guard when the thread that started it ends, so the
+		// thread must not end before.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		pid, err := g.start(args)
+		started <- err
+		if err != nil {
+			return
+		}
 		defer close(g.messages)
-		l.receive(func(m Message) { g.messages <- m })
+		g.link.receive(func(m Message) { g.messages <- m })
 		_, _ = syscall.Wait4(pid, nil, 0, nil) // or the kernel has, see KillAll
 	}()
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("start the guard: %w", err)
+	}
 	return g, nil
+}
+
+func (g *Guard) start(args []string) (pid int, err error) {
+	life, err := newLife()
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(life)
+	l, theirs, err := socketPair()
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(theirs)
+	// Their numbers are free in this process, so they are none that the program is to
+	// inherit.
+	for _, fd := range []int{theirs, life} {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err != nil {
+			return 0, errors.Join(err, l.conn.Close())
+		}
+	}
+	argv := append([]string{guardName, strconv.Itoa(theirs), strconv.Itoa(life)}, args...)
+	pid, err = syscall.ForkExec("/proc/self/exe", argv, &syscall.ProcAttr{ //nolint:gosec // ourselves
+		Env:   os.Environ(),
+		Files: []uintptr{0, 1, 2},
+		Sys: &syscall.SysProcAttr{
+			Setpgid:   true,            // away from the signals of the terminal
+			Pdeathsig: syscall.SIGCONT, // else a stopped guard would not see that we are dead
+		},
+	})
+	if err != nil {
+		return 0, errors.Join(err, l.conn.Close())
+	}
+	g.link = l
+	return pid, nil
 }
 
 // Messages are what the guard tells; closed when it is gone.

@@ -63,6 +63,25 @@ func socketPair() (link, int, error) {
 	return l, fds[1], err
 }
 
+// newLife gives what the guard has open for as long as it lives, and nobody else. Its end
+// continues this process, which may be stopped and could not see it then.
+func newLife() (int, error) {
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return 0, fmt.Errorf("make a pipe: %w", err)
+	}
+	for _, set := range [][2]int{ // the first end stays open with this process
+		{unix.F_SETOWN, os.Getpid()},
+		{unix.F_SETSIG, int(unix.SIGCONT)},
+		{unix.F_SETFL, unix.O_ASYNC | unix.O_NONBLOCK},
+	} {
+		if _, err := unix.FcntlInt(uintptr(fds[0]), set[0], set[1]); err != nil {
+			return 0, errors.Join(fmt.Errorf("watch a pipe: %w", err), unix.Close(fds[0]), unix.Close(fds[1]))
+		}
+	}
+	return fds[1], nil
+}
+
 func newLink(fd int) (link, error) {
 	f := os.NewFile(uintptr(fd), "link")
 	defer f.Close() // FileConn has its own

@@ -369,6 +369,34 @@ func TestOneIsKilled(t *testing.T) {
 	}
 }
 
+// The same when the other was stopped before: it goes on, and ends the program.
+func TestOneIsStoppedAndTheOtherKilled(t *testing.T) {
+	for _, name := range []string{"front", "guard"} {
+		t.Run(name+" killed", func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "pid")
+			p := startPair(t, `setsid sh -c 'echo $$ >`+file+`; exec sleep 60' & wait`)
+			var hidden int
+			eventually(t, "the program has a daemon", func() bool {
+				text, _ := os.ReadFile(file)
+				hidden, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+				return hidden != 0
+			})
+			stopped, victim := p.guard(t), p.cmd.Process.Pid
+			if name == "guard" {
+				stopped, victim = victim, stopped
+			}
+			if err := syscall.Kill(stopped, syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "it is stopped", func() bool { return Stopped(stopped) })
+			if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "all are dead", func() bool { return !alive(p.pid) && !alive(hidden) })
+		})
+	}
+}
+
 // Signals that are sent to all processes of a service do not end the guard, and one
 // that is sent to it alone is for the program.
 func TestSignalsToTheGuard(t *testing.T) {
