@@ -67,7 +67,7 @@ func (r *runner) run(ctx context.Context, argv []string) (err error) {
 	// With one, CMD belongs to our job, as if we were not there.
 	group := 0
 	if tty := supervise.OpenTerminal(); tty != nil {
-		group = r.front.Group()
+		group = r.front.Join()
 	}
 	r.cmd, err = supervise.Start(supervise.Program{
 		Path: path, Argv: argv, Env: environment(r.lock, r.socket), Group: group,

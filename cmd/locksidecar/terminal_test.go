@@ -173,3 +173,19 @@ func TestTerminalStopAndContinue(t *testing.T) {
 	s.write("exit\n")
 	s.wait()
 }
+
+// Where no shell could continue it (ssh -t, xterm -e, docker run -it), Ctrl-Z does not
+// stop CMD, as the kernel has it without run.
+func TestTerminalStopWithoutAShell(t *testing.T) {
+	side := serveProgram(t)
+	s := launchOnTerminal(t, nil, binary, "run", "--socket", side.socket, "a", "--", "sh", "-c", `echo re""ady; read line; echo "go""t <$line>"`)
+	s.shows("ready")
+	s.write("\x1a")
+	s.shows("^Z")
+	time.Sleep(100 * time.Millisecond) // or the terminal drops what comes
+	s.write("hello\n")
+	s.shows("got <hello>")
+	if code := s.wait(); code != 0 {
+		t.Errorf("status %d", code)
+	}
+}

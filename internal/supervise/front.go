@@ -23,8 +23,9 @@ const shared = 50 * time.Millisecond
 // Front is the front, as the guard sees it.
 type Front struct {
 	link    link
-	pid     int // of the front
-	group   int // its process group
+	pid     int  // of the front
+	group   int  // its process group
+	joined  bool // the program is in it
 	signals chan syscall.Signal
 	gone    chan struct{}
 	until   atomic.Int64
@@ -69,8 +70,11 @@ func Guarded(argv []string) (front *Front, args []string, err error) {
 	return f, argv[3:], nil
 }
 
-// Group is the process group of the front.
-func (f *Front) Group() int { return f.group }
+// Join is the process group of the front, which the program is to be in.
+func (f *Front) Join() int {
+	f.joined = true
+	return f.group
+}
 
 // Signals are those that the front got, and those that somebody sent to the guard alone.
 func (f *Front) Signals() <-chan syscall.Signal { return f.signals }
@@ -142,11 +146,18 @@ func (f *Front) Started(pid int) {
 
 // Changed tells that the program was stopped; or sees to it that the front, which may have
 // stopped itself therefore, goes on as the program does.
+//
+// A program in the front's group that Ctrl-Z has stopped goes on with the group when
+// there is no shell to continue it. Without us between, the kernel would not have stopped
+// it: it takes the guard, in a group of its own, for a shell.
 func (f *Front) Changed(s State) {
-	if s.Stopped {
+	switch {
+	case s.By == syscall.SIGTSTP && f.joined && !isJob(f.pid):
+		_ = syscall.Kill(-f.group, syscall.SIGCONT)
+	case s.Stopped:
 		f.follows = true
 		f.send(false, KindStopped, 0, "")
-	} else {
+	default:
 		f.wake()
 	}
 }

@@ -44,7 +44,8 @@ type Process struct {
 
 // State is what a program that has not ended has come to.
 type State struct {
-	Stopped bool // else it was continued
+	Stopped bool           // else it was continued
+	By      syscall.Signal // has stopped it
 }
 
 // Start starts a program. While it runs, the Process takes the end of
@@ -114,7 +115,11 @@ func (p *Process) reap() (none bool) {
 			case <-p.changed: // nobody has looked at it
 			default:
 			}
-			p.changed <- State{Stopped: status.Stopped()}
+			state := State{Stopped: status.Stopped()}
+			if state.Stopped {
+				state.By = status.StopSignal()
+			}
+			p.changed <- state
 		default:
 			p.ended, p.status = true, status
 			close(p.exited)

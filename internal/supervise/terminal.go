@@ -37,26 +37,34 @@ func (t *Terminal) Has(pid int) bool {
 	return err1 == nil && err2 == nil && has == group
 }
 
-// Stop stops this process until it is continued, where a shell has us as one of its
-// jobs and will do so: where an ancestor is in our session and in another group. (The
-// kernel asks the same before it lets Ctrl-Z stop somebody.)
+// Stop stops this process until it is continued, where a shell will do so.
 func Stop() {
-	session, err := unix.Getsid(0)
+	if isJob(os.Getpid()) {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+	}
+}
+
+// isJob reports whether a shell has the process as one of its jobs: whether an ancestor
+// is in its session and in another group. (The kernel asks the same before it lets
+// Ctrl-Z stop somebody.)
+func isJob(pid int) bool {
+	session, err := unix.Getsid(pid)
 	if err != nil {
-		return
+		return false
 	}
-	group := unix.Getpgrp()
-	for pid := os.Getppid(); pid > 0; {
-		s, ok := readStat(pid)
-		if its, err := unix.Getsid(pid); !ok || err != nil || its != session {
-			return
+	me, ok := readStat(pid)
+	for parent := me.parent; ok && parent > 0; {
+		var s stat
+		s, ok = readStat(parent)
+		if its, err := unix.Getsid(parent); !ok || err != nil || its != session {
+			return false
 		}
-		if s.group != group {
-			_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
-			return
+		if s.group != me.group {
+			return true
 		}
-		pid = s.parent
+		parent = s.parent
 	}
+	return false
 }
 
 // WriteAlways lets this process write to its terminal also while it runs in the
