@@ -128,7 +128,7 @@ func (s *Server) Run(ctx context.Context) error {
 	servers.Go(func() { failed <- httpServer.Serve(s.httpConns) })
 	servers.Go(func() { s.accept(s.stopping, socket.UnixListener, watcher) })
 	watch.Go(func() {
-		socket.watch(watching, func() {
+		socket.watch(s.stopping, func() {
 			s.o.Logger.Error("the socket was removed or replaced: apps that are connected keep their locks, and no others can connect; restart this sidecar", keySocket, s.o.Socket)
 		})
 	})

@@ -87,14 +87,19 @@ func (s *socketFile) Close() error {
 // socketLook is how often a socket is looked at.
 const socketLook = time.Second
 
-// watch returns when ctx ends, or calls f when nobody can find the socket any more.
+// watch returns when ctx ends, or calls f when nobody can find the socket any more. ctx
+// must end before Close.
 func (s *socketFile) watch(ctx context.Context, f func()) {
 	look := time.NewTicker(socketLook)
 	defer look.Stop()
 	for {
 		select {
 		case <-look.C:
-			if id, err := identify(s.path); errors.Is(err, fs.ErrNotExist) || (err == nil && id != s.id) {
+			id, err := identify(s.path)
+			if ctx.Err() != nil { // we may have removed it ourselves
+				return
+			}
+			if errors.Is(err, fs.ErrNotExist) || (err == nil && id != s.id) {
 				f()
 				return
 			}

@@ -1,6 +1,7 @@
 package localapi
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"io/fs"
@@ -10,6 +11,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/locksidecar/locksidecar/session"
 )
 
 func TestListen(t *testing.T) {
@@ -182,5 +188,32 @@ func TestTwoSidecarsOnOneSocket(t *testing.T) {
 	s.stop()
 	if _, err := os.Stat(s.socket); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("socket after stop: %v", err)
+	}
+}
+
+// A server that stops removes its socket, and warns nobody of that, however long
+// the last calls take.
+func TestStopIsNoLossOfTheSocket(t *testing.T) {
+	var log strings.Builder
+	s := start(t, func(_ *session.Options, o *Options) { o.Logger = hclog.New(&hclog.LoggerOptions{Output: &log}) })
+	c, err := net.Dial("unix", s.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	request := "POST /v1/hold HTTP/1.1\r\nHost: locksidecar\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n"
+	if _, err := c.Write([]byte(request)); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || !strings.Contains(line, "100") {
+		t.Fatalf("the call does not wait for its body: %q %v", line, err)
+	}
+	began := time.Now()
+	s.stop()
+	if d := time.Since(began); d < socketLook {
+		t.Fatalf("it stopped after %s, too soon to tell", d)
+	}
+	if text := log.String(); strings.Contains(text, "the socket was removed") {
+		t.Errorf("log: %s", text)
 	}
 }
