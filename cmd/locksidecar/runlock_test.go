@@ -294,6 +294,21 @@ func TestForeignProc(t *testing.T) {
 	}
 }
 
+// As process 1 of a container, run also reaps what is not below its guard.
+func TestProcessOneReapsEverything(t *testing.T) {
+	if err := exec.CommandContext(t.Context(), "unshare", "-pf", "true").Run(); err != nil {
+		t.Skipf("no PID namespaces here: %v", err)
+	}
+	side := serveProgram(t)
+	works := filepath.Join(t.TempDir(), "works")
+	box := launch(t, nil, "unshare", "-pf", "--kill-child", "sh", "-c",
+		`sleep 0.5 & exec "$0" run --socket "$1" a -- sh -c 'touch "$1"; exec sleep 60' sh "$2"`, binary, side.socket, works)
+	eventually(t, "CMD works", func() bool { _, err := os.Stat(works); return err == nil })
+	front := guardOf(t, box) // the only child of unshare
+	eventually(t, "the guard and CMD are all there is", func() bool { return len(processesBelow(t, front)) == 2 })
+	box.signal(syscall.SIGKILL)
+}
+
 // What somebody else has started for CMD, such as at(1), carries the ids of its holds,
 // and ends with the hold.
 func TestLossReachesWhatCarriesTheHold(t *testing.T) {

@@ -37,14 +37,24 @@ func StartGuard(args []string) (*Guard, error) {
 		if err != nil {
 			return
 		}
+		go reapEverything()
 		defer close(g.messages)
 		g.link.receive(func(m Message) { g.messages <- m })
-		_, _ = syscall.Wait4(pid, nil, 0, nil) // or the kernel has, see KillAll
+		_, _ = syscall.Wait4(pid, nil, 0, nil) // or somebody else has
 	}()
 	if err := <-started; err != nil {
 		return nil, fmt.Errorf("start the guard: %w", err)
 	}
 	return g, nil
+}
+
+// reapEverything takes the end of all children, not of the guard alone: process 1 of a
+// container gets orphans that are none of the guard's, and a script may have left some
+// before it became this program. It ends when there are none left.
+func reapEverything() {
+	for err := error(nil); err == nil || errors.Is(err, syscall.EINTR); {
+		_, err = syscall.Wait4(-1, nil, 0, nil)
+	}
 }
 
 func (g *Guard) start(args []string) (pid int, err error) {
