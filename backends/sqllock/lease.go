@@ -264,6 +264,9 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 		return r, lock.ErrLeaseLost
 	}
 	l.sawKeeper([]Row{row[2:6]})
+	if row.Bool(6) {
+		l.b.mayGrant()
+	}
 	if r.Entries = int(row.Int(7)); r.Entries > counted {
 		r.Entries = -1
 	}

@@ -26,6 +26,7 @@ func (b *Backend) keepMark(ctx context.Context, rows []Row, longest time.Duratio
 	}
 	seen := markSeen{mark: rows[0].Text(0), server: rows[0].Text(1), since: b.clock()}
 	if seen.mark == seen.server {
+		b.mayGrant()
 		return 0
 	}
 	grace := b.o.FailoverGrace
@@ -43,4 +44,12 @@ func (b *Backend) keepMark(ctx context.Context, rows []Row, longest time.Duratio
 	}
 	_, _ = b.pool.Do(ctx, "keeper", Statement{SQL: b.sql.setMark, Args: []any{[]byte(seen.mark)}})
 	return 0
+}
+
+// mayGrant notes that a server has answered that may grant. Whichever takes over after it
+// has the whole grace before it, also one that was seen before.
+func (b *Backend) mayGrant() {
+	b.mu.Lock()
+	b.marked = markSeen{}
+	b.mu.Unlock()
 }
