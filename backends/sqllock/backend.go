@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -43,6 +44,9 @@ type Backend struct {
 	patient chan struct{} // has a value for each connection that may wait for a row
 	deskMu  sync.Mutex
 	desks   map[lock.Resource]*desk
+
+	// strangers counts how often the heartbeats have moved to what may be another server.
+	strangers atomic.Uint64
 
 	mu      sync.Mutex
 	checked bool // the tables

@@ -224,6 +224,7 @@ func (b *Backend) carryOut(d *desk, ops []*op) (later []*op, err error) {
 			return later, err
 		}
 	}
+	asked := b.strangers.Load()
 	s, later, err := b.transact(ctx, d.name, ops, wait)
 	if errors.Is(err, errNoRow) {
 		later, err = b.absent(ctx, d.name, ops)
@@ -233,7 +234,7 @@ func (b *Backend) carryOut(d *desk, ops []*op) (later []*op, err error) {
 		return b.failed(d.name, ops, err), err
 	}
 	b.known.add(d.name, s.busy())
-	b.after(d.name, s)
+	b.after(d.name, s, asked)
 	for _, o := range ops {
 		if !slices.Contains(later, o) {
 			close(o.done)
@@ -302,7 +303,7 @@ func (b *Backend) looksHeld(name lock.Resource) bool {
 }
 
 // after does what follows from a transaction that was committed.
-func (b *Backend) after(name lock.Resource, s *state) {
+func (b *Backend) after(name lock.Resource, s *state, asked uint64) {
 	for _, e := range s.events {
 		e.name = name
 		b.log.add(e)
@@ -310,7 +311,7 @@ func (b *Backend) after(name lock.Resource, s *state) {
 	for _, e := range s.granted {
 		ref := leasekit.Ref{Resource: name, ID: e.ID}
 		if l := b.local(e.Value.lease); l != nil {
-			l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: ref, Fence: lock.FenceOf(e.Value.fence)})
+			l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: ref, Fence: lock.FenceOf(e.Value.fence)}, asked)
 		} else {
 			b.bells.ring(lock.LeaseID(e.Value.lease))
 		}

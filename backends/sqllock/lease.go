@@ -291,6 +291,7 @@ func (l *lease) answered(number int64, server string) (stranger bool) {
 	l.mu.Unlock()
 	if stranger {
 		l.b.pool.Trust(server)
+		l.b.strangers.Add(1) // what is asked from now on, that server answers
 	}
 	return stranger
 }
@@ -401,13 +402,15 @@ func (l *lease) Close(ctx context.Context) error {
 	return errors.Join(err, l.beats.Close())
 }
 
-// heard passes a push on.
-func (l *lease) heard(p leasekit.Push) {
+// heard passes a push on. asked is what strangers was before the request whose answer
+// brings it. A grant counts only if the heartbeats still go to the server that has
+// answered: another may have it as a waiter, and says so when it is asked.
+func (l *lease) heard(p leasekit.Push, asked uint64) {
 	l.mu.Lock()
 	push := l.push
 	switch p.Kind {
 	case leasekit.Granted:
-		if w, waits := l.waiting[p.ID]; waits {
+		if w, waits := l.waiting[p.ID]; waits && asked == l.b.strangers.Load() {
 			p.Guard = l.b.guard(w.name, p.ID, w.mode)
 			delete(l.waiting, p.ID)
 		} else { // the answer that it waits may be on its way yet

@@ -134,18 +134,19 @@ func (l *lease) lookAt(ctx context.Context, names [][]byte, notes bool) error {
 	if len(batch) == 0 {
 		return nil
 	}
+	asked := l.b.strangers.Load()
 	res, err := l.b.pool.Do(ctx, "look", batch...)
 	if err != nil {
 		return err
 	}
 	if notes {
 		if len(res[0].Rows) == 0 {
-			l.heard(leasekit.Push{Kind: leasekit.Over})
+			l.heard(leasekit.Push{Kind: leasekit.Over}, asked)
 			return nil
 		}
 		l.sawKeeper(res[1].Rows)
 		for _, r := range res[2].Rows {
-			l.noted(r)
+			l.noted(r, asked)
 		}
 		res = res[3:]
 	}
@@ -153,7 +154,7 @@ func (l *lease) lookAt(ctx context.Context, names [][]byte, notes bool) error {
 		return nil
 	}
 	for _, r := range res[0].Rows {
-		l.sawResource(r)
+		l.sawResource(r, asked)
 	}
 	for _, r := range res[1].Rows {
 		l.dueIn(leasekit.Ref{Resource: lock.Resource(r.Text(0)), ID: lock.HoldID(r.Text(1))}, time.Duration(r.Int(2))*time.Microsecond)
@@ -162,25 +163,25 @@ func (l *lease) lookAt(ctx context.Context, names [][]byte, notes bool) error {
 }
 
 // noted takes a note about a hold or waiter of the lease.
-func (l *lease) noted(r Row) {
+func (l *lease) noted(r Row, asked uint64) {
 	p := leasekit.Push{Kind: leasekit.Woken, Ref: leasekit.Ref{Resource: lock.Resource(r.Text(0)), ID: lock.HoldID(r.Text(1))}}
 	if r.Int(2) == noteForced {
 		p.Kind, p.Grace = leasekit.Revoked, time.Duration(r.Int(3))*time.Microsecond
 	}
-	l.heard(p)
+	l.heard(p, asked)
 }
 
 // sawResource takes what was seen of a resource that the lease waits for: who has it
 // exclusively, one of those who share it, and who is first in its queue. Their leases are
 // observed, so that a dead one is not in the way even where no keeper sees that.
-func (l *lease) sawResource(r Row) {
+func (l *lease) sawResource(r Row, asked uint64) {
 	name, id, of := lock.Resource(r.Text(0)), lock.HoldID(r.Text(1)), r.Text(3)
 	if of == string(l.id) {
 		l.mu.Lock()
 		_, waits := l.waiting[id]
 		l.mu.Unlock()
 		if waits {
-			l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: leasekit.Ref{Resource: name, ID: id}, Fence: lock.FenceOf(r.Int(2))})
+			l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: leasekit.Ref{Resource: name, ID: id}, Fence: lock.FenceOf(r.Int(2))}, asked)
 		}
 	}
 	dead, now := false, l.b.clock()
@@ -206,12 +207,13 @@ func (l *lease) lookShared(ctx context.Context, shared map[lock.Resource][]strin
 		for len(ids) > 0 {
 			some := ids[:min(len(ids), lookAtATime)]
 			ids = ids[len(some):]
+			asked := l.b.strangers.Load()
 			res, err := l.b.pool.Do(ctx, "look", l.b.sql.granted.with([]byte(name), texts(some), nil, 0))
 			if err != nil {
 				return err
 			}
 			for _, r := range res[0].Rows {
-				l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: leasekit.Ref{Resource: name, ID: lock.HoldID(r.Text(0))}, Fence: lock.FenceOf(r.Int(1))})
+				l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: leasekit.Ref{Resource: name, ID: lock.HoldID(r.Text(0))}, Fence: lock.FenceOf(r.Int(1))}, asked)
 			}
 			if len(res[0].Rows) == 0 {
 				break

@@ -1,10 +1,12 @@
 package postgres
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -57,5 +59,80 @@ func TestGraceOfAServerThatWasSeenBefore(t *testing.T) {
 	})
 	if early := time.Until(relies); early > 0 {
 		t.Errorf("two holders: granted %s before %s relies on it no more", early, g.ID)
+	}
+}
+
+// forked has a road of its own for heartbeats.
+type forked struct {
+	*Dialect
+	beats *Dialect
+}
+
+func (d forked) Open(o sqllock.PoolOptions) (sqllock.Pool, error) {
+	if o.Lasting > 0 {
+		return d.beats.Open(o)
+	}
+	return d.Dialect.Open(o)
+}
+
+// The answer of the old server, that a waiter was granted, comes after the heartbeats
+// have moved to a new one, where it still waits. It is not granted by that.
+func TestLateAnswerOfTheOldServer(t *testing.T) {
+	s := testengine.New(t, testengine.Postgres)
+	slow, quick := testengine.Through(t, s), testengine.Through(t, s)
+	first, a := sidecar(t, s.URL(), 30*time.Second)
+	b, err := sqllock.Open(forked{dialect(t, with(slow.URL(), "timeout=10s")), dialect(t, with(quick.URL(), "timeout=3s"))},
+		sqllock.Options{Migrate: true, FailoverGrace: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 30 * time.Second, Sidecar: t.Name()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		_ = l.Close(ctx)
+	})
+	beat(t, l)
+	g := hold(t, a, "r", lock.Exclusive)
+	ctx, cancel := context.WithCancel(t.Context())
+	granted := make(chan lock.Grant, 1)
+	done := make(chan struct{})
+	defer func() { cancel(); <-done }()
+	go func() {
+		defer close(done)
+		if g, err := l.Acquire(ctx, request("r", lock.Exclusive)); err == nil {
+			granted <- g
+		}
+	}()
+	eventually(t, "it stands in the queue", func() error {
+		st, err := first.Get(t.Context(), "r")
+		if err == nil && len(st.Waiters) != 1 {
+			err = errors.New("not yet")
+		}
+		return err
+	})
+	time.Sleep(2 * time.Second) // looks come once a second by now
+	fork := testengine.Nodes(t, testengine.ForkPostgres(t, s))[0].Addr()
+	slow.Inject(testengine.HoldReplies)
+	if err := a.Release(t.Context(), "r", g.ID); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(2 * time.Second)
+	slow.Retarget(fork)
+	quick.Retarget(fork)
+	quick.Inject(testengine.Sever)
+	beat(t, l)
+	if err := slow.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case g := <-granted:
+		news := beat(t, l)
+		t.Errorf("granted by the old server: %+v; the next heartbeat says %+v", g, news)
+	case <-time.After(4 * time.Second):
 	}
 }
