@@ -13,15 +13,19 @@ import (
 // The keeper is the sidecar that observes all leases. Which one that is stands in the
 // table meta, with a number that changes with each of its rounds. The answers of
 // heartbeats carry both: so the others observe the keeper without a request of their own,
-// and the first that has seen no new number for the keeper's TTL takes its place. Who
-// waits for a resource observes the leases that are in the way itself, so even where a
-// holder ends together with the keeper the time until the next grant is the same.
+// and the first that has seen no new number for the keeper's TTL, or its own (keeperSilence
+// at least) where that is shorter, takes its place. Who waits for a resource observes the
+// leases that are in the way itself, so even where a holder ends together with the keeper
+// the time until the next grant is the same.
 
 const (
 	// Leases are observed a few times a TTL of the shortest, but no more often
 	// than every leastRound, nor, where they are many, than roundForEach a lease.
 	leastRound, mostRound = 50 * time.Millisecond, 5 * time.Second
 	roundForEach          = 2 * time.Millisecond
+	// A keeper is not waited for longer than that, or than the own TTL if it is longer,
+	// whatever the keeper's TTL is.
+	keeperSilence = 3 * mostRound
 )
 
 // observed is a lease as it was seen: the beat, and when the read that showed
@@ -38,7 +42,7 @@ type keeperSeen struct {
 	id    string
 	alive bool
 	since time.Duration // when this round was seen for the first time
-	ttl   time.Duration
+	ttl   time.Duration // for which it may be silent
 }
 
 // sawKeeper notes what an answer tells of the keeper: its round and id, and the beat
@@ -48,7 +52,7 @@ func (l *lease) sawKeeper(rows []Row) {
 		return
 	}
 	r, now := rows[0], l.b.clock()
-	k := keeperSeen{round: r.Int(0), id: r.Text(1), alive: !r.Null(2), since: now, ttl: time.Duration(r.Int(3)) * time.Millisecond}
+	k := keeperSeen{round: r.Int(0), id: r.Text(1), alive: !r.Null(2), since: now, ttl: min(time.Duration(r.Int(3))*time.Millisecond, max(keeperSilence, l.ttl))}
 	l.mu.Lock()
 	if k.id == string(l.id) && l.keeper.id == k.id { // it knows better
 		l.mu.Unlock()
