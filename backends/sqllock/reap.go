@@ -10,8 +10,9 @@ const (
 	choresEvery = 5 * time.Second
 	// idleRow is for how long nobody has taken a resource whose row is deleted.
 	idleRow = 10 * time.Minute
-	// reapStep bounds what one step is about.
-	reapStep = 500
+	// reapStep bounds what one request is about, and reapSteps how many of them one step
+	// sends where there is much to be deleted.
+	reapStep, reapSteps = 500, 20
 	// eraTime is how long an era lasts. A copy of a request may arrive late; a note is
 	// kept for at least one whole era, which is longer than any network keeps a packet
 	// and any server a connection that nobody answers on.
@@ -20,15 +21,14 @@ const (
 	maxLog = 1_000_000
 )
 
-// reaper does the keeper's chores in bounded steps: none reads more than some hundred
-// rows.
+// reaper does the keeper's chores in bounded steps: no request reads more than some
+// hundred rows.
 type reaper struct {
-	l     *lease
-	after string // the last name that was looked at
-	// Floors that were raised, before rows are deleted.
-	idle   []string
+	l *lease
+	// Rows below the floor are deleted; 0: it is to be raised.
 	floor  int64
 	raised time.Duration
+	after  string // the last name that was looked at
 
 	era   int64
 	since time.Duration // when this era was seen for the first time
@@ -44,43 +44,46 @@ func (r *reaper) step(ctx context.Context) {
 // reapIdle deletes rows of resources that nobody has taken for long. A row that is
 // made again must not begin with a smaller fence, even if the server's clock was set
 // back: so the floor, from which new rows begin, is raised first, and rows are deleted
-// when no statement can be under way any more that has read an older one.
+// when no statement can be under way any more that has read an older one. With one floor
+// the whole table is gone through.
 func (r *reaper) reapIdle(ctx context.Context) error {
 	b, q := r.l.b, r.l.b.sql
-	now := b.clock()
-	if len(r.idle) > 0 {
-		if now < r.raised+lateRequest {
-			return nil
+	if r.floor == 0 {
+		res, err := b.pool.Do(ctx, "reap", Statement{SQL: q.raiseFloor, Args: []any{idleRow.Microseconds()}}, Statement{SQL: q.floor})
+		if err == nil && len(res[1].Rows) > 0 {
+			r.floor, r.raised = res[1].Rows[0].Int(0), b.clock()
 		}
-		names := r.idle
-		r.idle = nil
-		_, err := b.pool.Do(ctx, "reap", q.deleteIdle.with(nil, texts(names), nil, r.floor))
 		return err
 	}
-	res, err := b.pool.Do(ctx, "reap", Statement{SQL: q.idle, Args: []any{idleRow.Microseconds(), []byte(r.after), reapStep}})
-	if err != nil {
-		return err
-	}
-	rows := res[0].Rows
-	r.after = ""
-	if len(rows) == reapStep {
-		r.after = rows[len(rows)-1].Text(0)
-	}
-	var idle []string
-	var highest int64
-	for _, row := range rows {
-		if row.Bool(2) {
-			idle = append(idle, row.Text(0))
-			highest = max(highest, row.Int(1))
-		}
-	}
-	if len(idle) == 0 {
+	if b.clock() < r.raised+lateRequest {
 		return nil
 	}
-	if _, err := b.pool.Do(ctx, "reap", Statement{SQL: q.raiseFloor, Args: []any{highest}}); err != nil {
-		return err
+	for range reapSteps {
+		res, err := b.pool.Do(ctx, "reap", Statement{SQL: q.idle, Args: []any{r.floor, []byte(r.after), reapStep}})
+		if err != nil {
+			return err
+		}
+		rows := res[0].Rows
+		var idle [][]byte
+		for _, row := range rows {
+			if row.Bool(1) {
+				idle = append(idle, []byte(row.Text(0)))
+			}
+		}
+		if len(idle) > 0 {
+			if _, err := b.pool.Do(ctx, "reap", q.deleteIdle.with(nil, idle, nil, r.floor)); err != nil {
+				return err
+			}
+		}
+		if len(rows) < reapStep { // all were looked at
+			r.after, r.floor = "", 0
+			return nil
+		}
+		r.after = rows[len(rows)-1].Text(0)
+		if len(idle) < reapStep/2 { // there is no hurry
+			return nil
+		}
 	}
-	r.idle, r.floor, r.raised = idle, highest, b.clock()
 	return nil
 }
 

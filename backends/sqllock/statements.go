@@ -240,9 +240,10 @@ func newStatements(w Words) *statements {
 		"AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name=l.name) AND NOT EXISTS (SELECT 1 FROM {note} n WHERE n.name=l.name)")
 	q.forgetLease = t("DELETE FROM {lease} WHERE id=? AND ended=1")
 
-	q.idle = t("SELECT name, fence, CASE WHEN x_id IS NULL AND crowd=0 AND fence<{now}-? THEN 1 ELSE 0 END FROM {lock} WHERE name>? ORDER BY name LIMIT ?")
-	q.deleteIdle = l("DELETE FROM {lock} WHERE name IN (?ids) AND x_id IS NULL AND crowd=0 AND fence<=?k")
-	q.raiseFloor = t("UPDATE {meta} SET value=GREATEST(value, ?) WHERE name='floor'")
+	// A shared hold has had fence+1 at most.
+	q.idle = t("SELECT name, CASE WHEN x_id IS NULL AND crowd=0 AND fence<?-1 THEN 1 ELSE 0 END FROM {lock} WHERE name>? ORDER BY name LIMIT ?")
+	q.deleteIdle = l("DELETE FROM {lock} WHERE name IN (?ids) AND x_id IS NULL AND crowd=0 AND fence<?k-1")
+	q.raiseFloor = t("UPDATE {meta} SET value=GREATEST(value, {now}-?) WHERE name='floor'")
 	q.floor = t("SELECT value FROM {meta} WHERE name='floor'")
 	q.era = t("SELECT value FROM {meta} WHERE name='era'")
 	q.raiseEra = t("UPDATE {meta} SET value=value+1 WHERE name='era' AND value=?")
