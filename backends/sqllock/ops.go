@@ -49,10 +49,11 @@ const (
 	opForce
 	opEnd    // of a hold whose grace is over
 	opSweep  // what a lease that is over has left
+	opForget // a note whose time is over
 	opSettle // look at the resource
 )
 
 // String is what lock.Observe is told.
 func (k opKind) String() string {
-	return [...]string{"acquire", "release", "downgrade", "force", "force", "sweep", "settle"}[k]
+	return [...]string{"acquire", "release", "downgrade", "force", "force", "sweep", "reap", "settle"}[k]
 }

@@ -99,14 +99,9 @@ func (r *reaper) reapNotes(ctx context.Context) error {
 		r.era, r.since = era, b.clock()
 		return nil
 	}
-	byName := make(map[string][][]byte)
-	for _, row := range res[1].Rows {
-		byName[row.Text(0)] = append(byName[row.Text(0)], []byte(row.Text(1)))
-	}
-	for name, ids := range byName {
-		if _, err := b.pool.Do(ctx, "reap", q.delNotes.with([]byte(name), ids, nil, 0)); err != nil {
-			return err
-		}
+	// By the desks, so that a row that is crowded no more says so, and can go itself.
+	if _, err := b.onDesks(ctx, res[1].Rows, func(id string) *op { return &op{kind: opForget, id: id, hasty: true} }); err != nil {
+		return err
 	}
 	if b.clock() >= r.since+eraTime {
 		if _, err := b.pool.Do(ctx, "reap", Statement{SQL: q.raiseEra, Args: []any{r.era}}); err != nil {

@@ -247,6 +247,8 @@ func (s *state) apply(o *op) {
 		s.end(o)
 	case opSweep:
 		s.sweep(o)
+	case opForget:
+		s.forget(o.id)
 	}
 }
 

@@ -50,10 +50,18 @@ func (b *Backend) sweep(ctx context.Context, lease, why string) (found bool, err
 
 // sweepEach clears rows away by the desks of their resources.
 func (b *Backend) sweepEach(ctx context.Context, lease, why string, rows []Row) (done int, err error) {
+	return b.onDesks(ctx, rows, func(id string) *op {
+		return &op{kind: opSweep, id: id, of: lease, why: why, hasty: true}
+	})
+}
+
+// onDesks has a request carried out for each row, which has a name and an id, by the
+// desks of the names. done: how many were, and not left because somebody has locked them.
+func (b *Backend) onDesks(ctx context.Context, rows []Row, request func(id string) *op) (done int, err error) {
 	byName := make(map[lock.Resource][]*op)
 	for _, r := range rows {
 		name := lock.Resource(r.Text(0))
-		byName[name] = append(byName[name], &op{kind: opSweep, id: r.Text(1), of: lease, why: why, hasty: true})
+		byName[name] = append(byName[name], request(r.Text(1)))
 	}
 	names := make(chan lock.Resource, len(byName))
 	for name := range byName {

@@ -35,3 +35,47 @@ func TestReapManyIdle(t *testing.T) {
 		return nil
 	})
 }
+
+// When the note of a name is forgotten, its row can go like any other.
+func TestForgottenNoteFreesItsRow(t *testing.T) {
+	t.Parallel()
+	s := testengine.New(t, testengine.MariaDB)
+	var ahead atomic.Int64
+	clock := func() time.Duration { return lock.BootTime() + time.Duration(ahead.Load()) }
+	b := openClock(t, own(t, s, "noted_"), clock)
+	l := leaseOf(t, b)
+	keepAlive(t, t.Context(), l)
+	g, q := hold(t, l, "r"), exclusive("r")
+	waiting := acquire(t, l, q)
+	eventually(t, "it waits", func() error { return waits(t, b, "r") })
+	if err := b.ForceRelease(t.Context(), "r", q.ID, 0); err != nil { // leaves a note
+		t.Fatal(err)
+	}
+	<-waiting.done
+	if err := l.Release(t.Context(), "r", g.ID); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the keeper does its chores", func() error {
+		if number(t, b, "SELECT value FROM {meta} WHERE name='floor'") == 0 {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+	time.Sleep(time.Second) // all of a step
+	for range 3 {
+		era := number(t, b, "SELECT value FROM {meta} WHERE name='era'")
+		ahead.Add(int64(16 * time.Minute))
+		eventually(t, "the era is over", func() error {
+			if number(t, b, "SELECT value FROM {meta} WHERE name='era'") == era {
+				return errors.New("it is not")
+			}
+			return nil
+		})
+	}
+	eventually(t, "the note is forgotten, and its row is free", func() error {
+		if n, c := number(t, b, "SELECT COUNT(*) FROM {note}"), number(t, b, "SELECT COUNT(*) FROM {lock} WHERE crowd=1"); n+c > 0 {
+			return fmt.Errorf("there are %d notes, and %d crowded rows", n, c)
+		}
+		return nil
+	})
+}
