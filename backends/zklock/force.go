@@ -105,6 +105,9 @@ func (f *forced) begin(ctx context.Context) (progress, error) {
 		return pending, err
 	}
 	rec, ours := decodeRecord(get.Data)
+	if !ours && nodes[i].bySidecar() { // another program has written into it
+		rec, ours = record{}, true
+	}
 	check, old, err := f.waits(ctx, nodes, i)
 	waits := check != nil
 	switch {

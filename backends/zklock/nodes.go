@@ -90,6 +90,16 @@ func parseNode(name string) (node, bool) {
 	return n, true
 }
 
+// bySidecar reports whether a sidecar has made a node, as its name tells it: other
+// programs may write into it. Curator's IDs have dashes.
+func (n node) bySidecar() bool {
+	if len(n.id) != len(lock.NewHoldID()) || strings.Trim(string(n.id), "0123456789abcdef") != "" {
+		return false
+	}
+	rest, _ := strings.CutPrefix(n.name, idPrefix(n.id))
+	return strings.HasPrefix(rest, wordWrite) || strings.HasPrefix(rest, wordRead)
+}
+
 // compareNodes sorts by number. A thread that has Curator's write lock and takes the
 // read lock too makes a node with the same number: the writer is first.
 func compareNodes(a, b node) int {

@@ -30,6 +30,8 @@ type spot struct {
 	doubted bool // its node was not found
 	leaving bool // it is being deleted by us
 
+	restoring bool // its data is being written again
+
 	rec     record
 	version int32         // of the node's data, when it was rec
 	queued  time.Duration // when it got its place
@@ -72,11 +74,34 @@ func (d *driver) saw(s *spot, c *zksession.Call) {
 	case c.Err != nil || c.Stat.Version < s.version: // the latter is an older answer
 	default:
 		s.version, s.czxid = c.Stat.Version, c.Stat.Czxid
-		if rec, ours := decodeRecord(c.Data); ours { // else somebody has written into it; what we know counts
+		switch rec, ours := decodeRecord(c.Data); {
+		case !ours:
+			d.restore(s, nil)
+		case rec.Lease != d.id: // a forced release after that
+			d.restore(s, rec.Revoked)
+		default:
 			s.rec = rec
 		}
 		d.tellRevoked(s)
 	}
+}
+
+// restore writes what the node of a request had before another program wrote into it.
+// A forced release that was noted there since counts. d.mu is held.
+func (d *driver) restore(s *spot, revoked *int64) {
+	if revoked != nil && (s.rec.Revoked == nil || *revoked < *s.rec.Revoked) {
+		s.rec.Revoked = revoked
+	}
+	if s.restoring {
+		return
+	}
+	s.restoring = true
+	d.do(func(ctx context.Context) {
+		_ = d.rewrite(ctx, s, func(*record) bool { return true }) // its watch tells of the next write
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		s.restoring = false
+	})
 }
 
 // tellRevoked tells of a forced release that is not acknowledged. d.mu is held.
