@@ -24,7 +24,9 @@ import (
 // All who give fences must agree on the base. Each of them makes its node among the
 // leases, and then writes the node of the base, with the version that it has read,
 // also where it changes nothing. So whoever has seen no other lease, and raises the
-// base, is refused if another one has read it meanwhile.
+// base, is refused if another one has read it meanwhile. The same transaction writes the
+// base into the node of the lease: should somebody delete the node of the base, whoever
+// comes next learns it from those who count by it.
 
 // baseRecord is the data of the base's node.
 type baseRecord struct {
@@ -56,7 +58,13 @@ func (t *seat) findBase(ctx context.Context) error {
 		var put *zksession.Call
 		switch {
 		case errors.Is(get.Err, zksession.ErrNoNode):
-			rec.Base = highest
+			base, err := t.baseOfOthers(ctx, leases.Children)
+			if err != nil {
+				return unavailable("choose the base of fences", err)
+			}
+			if rec.Base = base; base == 0 {
+				rec.Base = highest
+			}
 			put = zksession.Create(node, rec.encode(), t.b.tree.acl, zksession.Persistent)
 		case get.Err != nil:
 			return unavailable("choose the base of fences", get.Err)
@@ -69,17 +77,40 @@ func (t *seat) findBase(ctx context.Context) error {
 			}
 			put = zksession.Set(node, rec.encode(), get.Stat.Version)
 		}
-		switch err := t.s.Do(ctx, put); {
+		own := t.rec
+		own.Base = rec.Base
+		note := zksession.Set(t.node, own.encode(), zksession.AnyVersion)
+		both := zksession.Multi(put, note)
+		switch err := t.s.Do(ctx, both); {
 		case err != nil && !errors.Is(err, zksession.ErrLost):
 			return unavailable("choose the base of fences", err)
-		case err == nil && put.Err == nil:
-			t.base = rec.Base
+		case err == nil && both.Err == nil:
+			t.base, t.rec = rec.Base, own
+			t.wrote(note.Stat)
 			return nil
-		case err == nil && !errors.Is(put.Err, zksession.ErrBadVersion) && !errors.Is(put.Err, zksession.ErrNodeExists):
-			return unavailable("choose the base of fences", put.Err)
+		case err == nil && !errors.Is(both.Err, zksession.ErrBadVersion) && !errors.Is(both.Err, zksession.ErrNodeExists):
+			return unavailable("choose the base of fences", both.Err)
 		}
 	}
 	return unavailable("choose the base of fences", fmt.Errorf("others have changed it %d times meanwhile", maxBaseTries))
+}
+
+// baseOfOthers is the base that others count by; 0: nobody does.
+func (t *seat) baseOfOthers(ctx context.Context, leases []string) (base int64, err error) {
+	var calls []*zksession.Call
+	for _, l := range leases {
+		calls = append(calls, zksession.Get(t.b.tree.leases()+"/"+l))
+	}
+	if err := doAll(ctx, t, calls); err != nil {
+		return 0, err
+	}
+	for _, c := range calls {
+		if c.Err != nil && !errors.Is(c.Err, zksession.ErrNoNode) {
+			return 0, fmt.Errorf("%s: %w", c, c.Err)
+		}
+		base = max(base, decodeLease(c.Data).Base)
+	}
+	return base, nil
 }
 
 func (r baseRecord) encode() []byte {

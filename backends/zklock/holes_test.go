@@ -197,6 +197,27 @@ func TestAllAgreeOnTheBase(t *testing.T) {
 	}
 }
 
+// TestBaseIsDeleted: somebody has deleted the node of the base, and another sidecar opens.
+// Both go on with the same base.
+func TestBaseIsDeleted(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	url := s.URL() + "/base-" + string(unique())
+	b, l := sidecar(t, url, 10*time.Second)
+	if err := beat(t.Context(), l); err != nil { // it writes the base again
+		t.Fatal(err)
+	}
+	if err := stranger(t, s.URL()).Delete(b.tree.base(), -1); err != nil {
+		t.Fatal(err)
+	}
+	_, other := sidecar(t, url, 10*time.Second)
+	first := hold(t, other, "r", lock.Exclusive)
+	release(t, other, first)
+	if g := hold(t, l, "r", lock.Exclusive); g.Fence <= first.Fence {
+		t.Errorf("fence %d after %d", g.Fence, first.Fence)
+	}
+}
+
 // TestFencesOfReadersWokenTogether: readers that are granted by one release hear of it
 // in any order. Their fences are larger than that of every writer before them, and
 // smaller than that of every writer after them.

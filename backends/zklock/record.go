@@ -77,6 +77,8 @@ type leaseRecord struct {
 	Version int    `json:"locksidecar"`
 	Sidecar string `json:"sidecar,omitempty"`
 	TTL     string `json:"ttl,omitempty"`
+	// Base is that by which the lease counts its fences; 0: it does not yet.
+	Base int64 `json:"fence_base,omitempty"`
 	// Forced are nodes of the lease that somebody has written to or deleted.
 	Forced []forcedNode `json:"forced,omitempty"`
 	// More: there are more of them.

@@ -17,8 +17,8 @@ type seat struct {
 	b    *Backend
 	s    *zksession.Session
 	node string
-	data []byte
-	base int64 // of fences, see fence.go
+	rec  leaseRecord // what it writes into its node
+	base int64       // of fences, see fence.go
 
 	mu      sync.Mutex
 	version int32        // of the node's data, as we wrote it last
@@ -31,7 +31,7 @@ type seat struct {
 
 // newSeat makes a seat that notes rec in its node.
 func (b *Backend) newSeat(id lock.LeaseID, rec leaseRecord) *seat {
-	return &seat{b: b, node: b.tree.lease(id), data: rec.encode(), watches: make(map[string]*watch)}
+	return &seat{b: b, node: b.tree.lease(id), rec: rec, watches: make(map[string]*watch)}
 }
 
 // config is how the seat's session is opened.
@@ -55,7 +55,7 @@ func (t *seat) take(ctx context.Context, s *zksession.Session) error {
 // begin makes the seat's node, which every session needs: a heartbeat writes it.
 func (t *seat) begin(ctx context.Context) error {
 	calls := t.b.tree.ancestors(t.b.tree.leases())
-	own := zksession.Create(t.node, t.data, t.b.tree.acl, zksession.Ephemeral)
+	own := zksession.Create(t.node, t.rec.encode(), t.b.tree.acl, zksession.Ephemeral)
 	made := zksession.Get(t.node)
 	if err := t.s.Do(ctx, append(calls, own, made)...); err != nil {
 		return unavailable("open lease", err)
@@ -90,7 +90,7 @@ func (t *seat) beat(ctx context.Context) error {
 	version := t.version
 	t.mu.Unlock()
 	for {
-		set := zksession.Set(t.node, t.data, version)
+		set := zksession.Set(t.node, t.rec.encode(), version)
 		if err := t.s.Do(ctx, set); err != nil {
 			return err
 		}
