@@ -80,6 +80,34 @@ func listed(t *testing.T, b *Backend, r lock.Resource) (ids []lock.HoldID) {
 	return ids
 }
 
+// TestMissingWaiterHoldsUpNobody: a waiter was forced out of the queue, and the
+// connection ends with the very question why its node is gone. The next one of that
+// sidecar is granted by the next recheck, and does not wait for a heartbeat.
+func TestMissingWaiterHoldsUpNobody(t *testing.T) {
+	eachLayout(t, func(t *testing.T, url, options string) {
+		way, road := newRoad(t, url)
+		b, l := sidecar(t, road+options, 15*time.Second) // no heartbeats
+		b2, l2 := sidecar(t, url+options, 15*time.Second)
+		live(t, l2)
+		r := unique()
+		g := hold(t, l2, r, lock.Exclusive)
+		first, next := request(r, lock.Exclusive), request(r, lock.Exclusive)
+		forced := queue(t, b, l, first)
+		w := queue(t, b, l, next)
+		cut := way.once(opMulti, "", cutBefore)
+		if err := b2.ForceRelease(t.Context(), r, first.ID, 0); err != nil {
+			t.Fatal(err)
+		}
+		release(t, l2, g)
+		<-cut
+		w.granted()
+		<-forced.done
+		if !errors.Is(forced.err, lock.ErrNotHolder) {
+			t.Errorf("who was forced out: %v", forced.err)
+		}
+	})
+}
+
 // TestForcedAtOnceByWhoIsGone: no watch of the holder's tells anything, and whoever
 // took its hold away at once is gone the moment that this is done. The holder's next
 // heartbeat tells.

@@ -171,9 +171,13 @@ func (d *driver) missed(s *spot) {
 	}
 }
 
-// explain finds out why nodes are gone. What fails here the next heartbeat does.
+// explain finds out why nodes are gone. What fails here the next heartbeat or recheck
+// does.
 func (d *driver) explain(ctx context.Context) {
 	missing := d.takeMissing()
+	if len(missing) == 0 {
+		return
+	}
 	if !d.set.Overdue() && d.seat.s.Do(ctx, zksession.Barrier()) == nil {
 		d.explained(ctx, missing)
 		return
