@@ -299,14 +299,17 @@ func TestDowngradeWhileOthersWrite(t *testing.T) {
 }
 
 // TestGuardGoesWithItsRequest: somebody deletes the node of a hold by hand, in the
-// layout of Curator. The node beside it, for which Curator's mutex waits, goes too.
+// layout of Curator. The node beside it, for which Curator's mutex waits, goes too, also
+// when the connection ends instead.
 func TestGuardGoesWithItsRequest(t *testing.T) {
 	t.Parallel()
 	s := testengine.Shared(t, testengine.ZooKeeper)
-	b, l := sidecar(t, s.URL()+"/guard?layout=curator", 15*time.Second)
+	way, url := newRoad(t, s.URL())
+	b, l := sidecar(t, url+"/guard?layout=curator", 15*time.Second)
 	live(t, l)
 	r := unique()
 	g := hold(t, l, r, lock.Exclusive)
+	cut := way.once(opDelete, "guard-", cutBefore)
 	path, _ := b.tree.lockPath(r)
 	time.Sleep(2 * lastsAfter)
 	c := stranger(t, s.URL())
@@ -317,6 +320,7 @@ func TestGuardGoesWithItsRequest(t *testing.T) {
 			}
 		}
 	}
+	<-cut
 	eventually(t, "the guard is gone", func() error {
 		if left := nodes(t, b, s.URL(), r); len(left) > 0 {
 			return errors.New(strings.Join(left, ", "))

@@ -235,8 +235,14 @@ func (d *driver) deleted(s *spot) {
 	s.gone = true
 	s.l.leave(s)
 	if guard != "" {
-		path := s.l.path + "/" + guard
-		d.do(func(ctx context.Context) { _ = d.ask(ctx, zksession.Delete(path, zksession.AnyVersion)) })
+		path := s.l.path
+		d.do(func(ctx context.Context) {
+			for d.set.Overdue() || d.seat.remove(ctx, path, []string{guard}) != nil {
+				if !sleep(ctx, d.recheck) {
+					return
+				}
+			}
+		})
 	}
 }
 
