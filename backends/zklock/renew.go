@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
@@ -34,10 +35,8 @@ func (d *driver) Renew(ctx context.Context, acks []leasekit.Revocation) (leaseki
 	if late { // waiters have not asked for anything meanwhile
 		d.advanceAll()
 	}
-	for _, a := range acks {
-		if err := d.acknowledge(ctx, a); err != nil {
-			return leasekit.Renewal{}, d.renewFailed(err)
-		}
+	if err := d.acknowledgeAll(ctx, acks); err != nil {
+		return leasekit.Renewal{}, d.renewFailed(err)
 	}
 	news := leasekit.Renewal{Entries: -1}
 	told, more := d.seat.news()
@@ -63,6 +62,30 @@ func (d *driver) renewFailed(err error) error {
 		return err
 	}
 	return unavailable("renew", err)
+}
+
+// maxAcks is how many acknowledgements are under way at a time: the next heartbeat
+// stands behind them.
+const maxAcks = 64
+
+func (d *driver) acknowledgeAll(ctx context.Context, acks []leasekit.Revocation) error {
+	var all sync.WaitGroup
+	errs := make([]error, len(acks))
+	free := make(chan struct{}, maxAcks)
+	for i, a := range acks {
+		free <- struct{}{}
+		all.Go(func() {
+			errs[i] = d.acknowledge(ctx, a)
+			<-free
+		})
+	}
+	all.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // acknowledge writes into the node of a hold that its sidecar knows that the release

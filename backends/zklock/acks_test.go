@@ -1,0 +1,59 @@
+package zklock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// TestHeartbeatsBesideAcknowledgements: the releases of many holds of a sidecar are
+// forced, and the servers are far away. The acknowledgements do not hold its heartbeats up.
+func TestHeartbeatsBesideAcknowledgements(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	road := testengine.Through(t, s)
+	root := "/acks-" + string(unique())
+	_, l := sidecar(t, road.URL()+root, 15*time.Second)
+	other, l2 := sidecar(t, s.URL()+root, 15*time.Second)
+	live(t, l2)
+	const n = 300
+	holds := make([]lock.Grant, n)
+	var all sync.WaitGroup
+	for i := range holds {
+		all.Go(func() { holds[i] = hold(t, l, lock.Resource(fmt.Sprintf("r-%d", i)), lock.Exclusive) })
+	}
+	all.Wait()
+	for _, g := range holds {
+		force(t, other, g, time.Minute)
+	}
+	road.Delay(10 * time.Millisecond) // each way
+	renew := func() {
+		ctx, cancel := context.WithTimeout(t.Context(), l.ttl/3)
+		defer cancel()
+		if err := beat(ctx, l); err != nil {
+			t.Fatalf("a heartbeat: %v", err)
+		}
+	}
+	eventually(t, "all know that the holder's sidecar knows", func() error {
+		renew()
+		l.driver.mu.Lock()
+		defer l.driver.mu.Unlock()
+		for _, s := range l.driver.spots {
+			if _, known := s.rec.known(); !known {
+				return errors.New("they do not")
+			}
+		}
+		return nil
+	})
+	road.Delay(0)
+	for _, g := range holds {
+		all.Go(func() { _ = l.Release(context.WithoutCancel(t.Context()), g.Resource, g.ID) })
+	}
+	all.Wait()
+}
