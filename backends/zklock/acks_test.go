@@ -57,3 +57,35 @@ func TestHeartbeatsBesideAcknowledgements(t *testing.T) {
 	}
 	all.Wait()
 }
+
+// TestForcedReleasesOfOneSidecar: the releases of many holds of one sidecar are forced at
+// once, each of which is noted in the node of its lease. What that costs grows with their
+// number, and not with its square.
+func TestForcedReleasesOfOneSidecar(t *testing.T) {
+	t.Parallel()
+	s := testengine.New(t, testengine.ZooKeeper)
+	_, l := sidecar(t, s.URL(), 15*time.Second)
+	live(t, l)
+	b, l2 := sidecar(t, s.URL(), 15*time.Second)
+	live(t, l2)
+	const n = 300
+	holds := make([]lock.Grant, n)
+	var all sync.WaitGroup
+	for i := range holds {
+		all.Go(func() { holds[i] = hold(t, l, lock.Resource(fmt.Sprintf("r-%d", i)), lock.Exclusive) })
+	}
+	all.Wait()
+	h := &harness{server: s}
+	before := h.Commands(t)
+	for _, g := range holds {
+		all.Go(func() {
+			if err := b.ForceRelease(t.Context(), g.Resource, g.ID, 0); err != nil {
+				t.Errorf("ForceRelease: %v", err)
+			}
+		})
+	}
+	all.Wait()
+	if each := (h.Commands(t) - before) / n; each > 50 {
+		t.Errorf("%d requests for each", each)
+	}
+}

@@ -35,8 +35,7 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 		if ctx.Err() != nil {
 			return unavailable("force release", context.Cause(ctx))
 		}
-		end := pending
-		err := insist(ctx, func() (err error) { end, err = f.begin(ctx); return err })
+		end, err := f.write(ctx)
 		switch {
 		case errors.Is(err, lock.ErrNotHolder):
 			return err
@@ -76,6 +75,22 @@ const (
 	foreign                 // the holder is another program
 	gone
 )
+
+// maxForcing is how many forced releases are written at a time. Those of holds of one
+// lease write the node of the lease, and all but one of them do so again.
+const maxForcing = 4
+
+// write begins when it is its turn.
+func (f *forced) write(ctx context.Context) (end progress, err error) {
+	select {
+	case f.b.forcing <- struct{}{}:
+		defer func() { <-f.b.forcing }()
+	case <-ctx.Done():
+		return pending, context.Cause(ctx)
+	}
+	err = insist(ctx, func() (err error) { end, err = f.begin(ctx); return err })
+	return end, err
+}
 
 // begin marks a hold, or removes it or a waiter.
 //

@@ -38,6 +38,8 @@ type Backend struct {
 	drivers []*driver           // oldest first
 	known   map[string]struct{} // paths of locks that were there recently
 
+	forcing chan struct{} // forced releases that are being written
+
 	guestMu sync.Mutex
 	guest   *seat // for when there is no lease; nil: not open
 }
@@ -54,7 +56,7 @@ func Open(rawURL string, observe lock.Observe) (*Backend, error) {
 	}
 	return &Backend{
 		cfg: cfg, tree: cfg.tree(), observe: observe, clock: lock.BootTime, wall: time.Now, maxSeq: maxSeq, shortQueue: shortQueue,
-		known: make(map[string]struct{}),
+		known: make(map[string]struct{}), forcing: make(chan struct{}, maxForcing),
 	}, nil
 }
 
