@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -45,37 +46,48 @@ func longest(t *testing.T, b *Backend, but int, f func()) time.Duration {
 }
 
 // No script keeps Redis longer than a few readers or waiters would, however many
-// there are. The limit is a multiple of what is promised, for the machine may be
-// busy; before, each of these took from 25 ms to 150 ms. Issue 9, 3.5.
+// there are. The limit is a multiple of what is promised; before, each of these took
+// from 25 ms to 150 ms. Redis may lose the processor in the middle of a script, so what
+// took too long is done again, and must then have a round in which it did not.
+// Issue 9, 3.5.
 func TestStepsAreBounded(t *testing.T) {
-	const n, limit = 5000, 8 * time.Millisecond
-	const tries = 5 // where it can be done again; the process may lose the processor
+	const limit, rounds = 8 * time.Millisecond, 5
 	s := testengine.New(t, testengine.Redis)
+	took := make(map[string]time.Duration) // the least of all rounds
+	for i := range rounds {
+		for what, d := range crowdSteps(t, s, lock.Resource(fmt.Sprintf("r%d", i))) {
+			if least, again := took[what]; !again || d < least {
+				took[what] = d
+			}
+		}
+		if t.Failed() || slices.Max(slices.Collect(maps.Values(took))) <= limit {
+			break
+		}
+	}
+	for what, d := range took {
+		if d > limit {
+			t.Errorf("%s keeps Redis for %s", what, d)
+		} else {
+			t.Logf("%s: at most %s", what, d)
+		}
+	}
+}
+
+// crowdSteps does everything once that could take long because many share a lock, or wait
+// for it, and tells for how long its longest script has kept Redis.
+func crowdSteps(t *testing.T, s testengine.Server, r lock.Resource) map[string]time.Duration {
+	t.Helper()
+	const n = 5000
+	took := make(map[string]time.Duration)
 	b, l := sidecar(t, s.URL()+noGrace, 5*time.Minute)
 	_, other := sidecar(t, s.URL()+noGrace, 5*time.Minute)
-	report := func(what string, took, limit time.Duration) {
-		t.Helper()
-		if took > limit {
-			t.Errorf("%s kept Redis for %s", what, took)
-		} else {
-			t.Logf("%s: at most %s", what, took)
-		}
-	}
-	bounded := func(what string, f func()) {
-		t.Helper()
-		took := longest(t, b, 0, f)
-		for i := 1; i < tries && took > limit; i++ {
-			took = min(took, longest(t, b, 0, f))
-		}
-		report(what, took, limit)
-	}
 	shared := func() lock.Request {
-		q := exclusive("r")
+		q := exclusive(r)
 		q.Mode = lock.Shared
 		return q
 	}
 
-	writer := hold(t, other, "r")
+	writer := hold(t, other, r)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var readers sync.WaitGroup
@@ -88,57 +100,57 @@ func TestStepsAreBounded(t *testing.T) {
 		})
 	}
 	eventually(t, "all readers wait", func() error {
-		st, err := b.Get(ctx, "r")
+		st, err := b.Get(ctx, r)
 		if err == nil && len(st.Waiters) != n {
 			err = fmt.Errorf("%d wait", len(st.Waiters))
 		}
 		return err
 	})
-	bounded("Get of many waiters", func() {
-		if st, err := b.Get(ctx, "r"); err != nil || len(st.Waiters) != n {
+	took["Get of many waiters"] = longest(t, b, 0, func() {
+		if st, err := b.Get(ctx, r); err != nil || len(st.Waiters) != n {
 			t.Errorf("Get: %d waiters, %v", len(st.Waiters), err)
 		}
 	})
-	bounded("List", func() {
-		if all, err := b.List(ctx, "", lock.Page{Limit: 10}); err != nil || len(all) != 1 || len(all[0].Waiters) != n {
+	took["List"] = longest(t, b, 0, func() {
+		if all, err := b.List(ctx, string(r), lock.Page{Limit: 10}); err != nil || len(all) != 1 || len(all[0].Waiters) != n {
 			t.Errorf("List: %v", err)
 		}
 	})
-	report("a release that grants many readers", longest(t, b, 0, func() {
-		if err := other.Release(ctx, "r", writer.ID); err != nil {
+	took["a release that grants many readers"] = longest(t, b, 0, func() {
+		if err := other.Release(ctx, r, writer.ID); err != nil {
 			t.Error(err)
 		}
 		readers.Wait()
-	}), 2*limit)
+	})
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
-	bounded("a try against many readers", func() {
-		if _, err := try(t, other, "r"); !errors.Is(err, lock.ErrHeld) {
+	took["a try against many readers"] = longest(t, b, 0, func() {
+		if _, err := try(t, other, r); !errors.Is(err, lock.ErrHeld) {
 			t.Errorf("try: %v", err)
 		}
 	})
-	bounded("Get of many holders", func() {
-		if st, err := b.Get(ctx, "r"); err != nil || len(st.Holders) != n {
+	took["Get of many holders"] = longest(t, b, 0, func() {
+		if st, err := b.Get(ctx, r); err != nil || len(st.Holders) != n {
 			t.Errorf("Get: %d holders, %v", len(st.Holders), err)
 		}
 	})
-	report("many releases before a waiting writer", longest(t, b, n/100, func() {
+	took["many releases before a waiting writer"] = longest(t, b, n/100, func() {
 		var queued sync.WaitGroup
 		queued.Go(func() {
-			g, err := other.Acquire(ctx, exclusive("r"))
+			g, err := other.Acquire(ctx, exclusive(r))
 			if err != nil {
 				t.Error(err)
 			}
 			writer = g
 		})
 		eventually(t, "the writer waits", func() error {
-			_, err := b.Get(ctx, "r")
+			_, err := b.Get(ctx, r)
 			return err
 		})
-		many(t, n, func(i int) error { return l.Release(ctx, "r", grants[i]) })
+		many(t, n, func(i int) error { return l.Release(ctx, r, grants[i]) })
 		queued.Wait()
-	}), limit)
+	})
 
 	// A sidecar that dies with many waiters.
 	road := testengine.Through(t, s)
@@ -149,7 +161,7 @@ func TestStepsAreBounded(t *testing.T) {
 		readers.Go(func() { _, _ = mortal.Acquire(dying, shared()) })
 	}
 	eventually(t, "all readers of the mortal wait", func() error {
-		st, err := b.Get(ctx, "r")
+		st, err := b.Get(ctx, r)
 		if err == nil && len(st.Waiters) != n {
 			err = fmt.Errorf("%d wait", len(st.Waiters))
 		}
@@ -159,19 +171,20 @@ func TestStepsAreBounded(t *testing.T) {
 	die()
 	readers.Wait()
 	eventually(t, "the mortal is dead", func() error {
-		st, err := b.Get(ctx, "r")
+		st, err := b.Get(ctx, r)
 		if err == nil && len(st.Waiters) > 0 {
 			err = errors.New("its waiters count")
 		}
 		return err
 	})
-	report("a release past many dead waiters", longest(t, b, 0, func() {
-		if err := other.Release(ctx, "r", writer.ID); err != nil {
+	took["a release past many dead waiters"] = longest(t, b, 0, func() {
+		if err := other.Release(ctx, r, writer.ID); err != nil {
 			t.Error(err)
 		}
 		eventually(t, "the next has the lock", func() error {
-			_, err := try(t, l, "r")
+			_, err := try(t, l, r)
 			return err
 		})
-	}), 2*limit)
+	})
+	return took
 }
