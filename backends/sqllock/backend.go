@@ -72,7 +72,7 @@ func Open(d Dialect, o Options) (*Backend, error) {
 		size = usualConnections
 	}
 	b := &Backend{
-		d: d, o: o, sql: newStatements(d.Words()), clock: o.Clock, patient: make(chan struct{}, max(1, size/2)),
+		d: d, o: o, sql: newStatements(d.Words()), clock: o.Clock, patient: make(chan struct{}, max(1, size*3/4)),
 		desks: make(map[lock.Resource]*desk), leases: make(map[string]*lease),
 	}
 	var err error

@@ -28,6 +28,8 @@ const (
 	batch = 128
 	// tryTime is how long a try asks again because of a row that is locked.
 	tryTime = time.Second
+	// leaveTime is how long leave to wait for a row is waited for.
+	leaveTime = 100 * time.Millisecond
 
 	leastPause, mostPause = 2 * time.Millisecond, 100 * time.Millisecond
 	awayPause             = time.Second // while the store does not answer
@@ -208,15 +210,9 @@ func (o *op) fail(err error) {
 // carryOut carries out a batch. What is to be tried again is given back, with the
 // error that was the reason.
 func (b *Backend) carryOut(d *desk, ops []*op) (later []*op, err error) {
-	// What may wait for a row needs leave, so that some connections are always free.
-	wait := false
-	if !d.frozen {
-		select {
-		case b.patient <- struct{}{}:
-			wait = true
-			defer func() { <-b.patient }()
-		default:
-		}
+	wait := !d.frozen && b.mayWait()
+	if wait {
+		defer func() { <-b.patient }()
 	}
 	ctx := b.background
 	if len(ops) == 1 && wait {
@@ -247,6 +243,26 @@ func (b *Backend) carryOut(d *desk, ops []*op) (later []*op, err error) {
 		return []*op{{kind: opSettle, done: make(chan struct{})}}, nil
 	}
 	return nil, nil
+}
+
+// mayWait gives leave to wait for a row, which some connections are always kept from.
+// Usually somebody gives it back within a few milliseconds. Where all that have it wait
+// for rows, the row is asked for without it: that costs more trips.
+func (b *Backend) mayWait() bool {
+	select {
+	case b.patient <- struct{}{}:
+		return true
+	default:
+	}
+	t := time.NewTimer(leaveTime)
+	defer t.Stop()
+	select {
+	case b.patient <- struct{}{}:
+		return true
+	case <-t.C:
+	case <-b.background.Done():
+	}
+	return false
 }
 
 // absent is for a resource without a row.
