@@ -5,6 +5,8 @@ import (
 	_ "embed"
 	"errors"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -52,19 +54,20 @@ var (
 	dropLua string
 )
 
-// script is a Lua script with the name under which it is observed.
+// script is a Lua script with the name under which it is observed. It is put together
+// when it is used for the first time, as most sidecars have another store.
 type script struct {
 	name string
-	sha  string
-	text string
+	code func() code
 }
 
+type code struct{ text, sha string }
+
 func newScript(name string, parts ...string) *script {
-	text := ""
-	for _, p := range parts {
-		text += p
-	}
-	return &script{name: name, sha: redis.NewScript(text).Hash(), text: text}
+	return &script{name: name, code: sync.OnceValue(func() code {
+		text := strings.Join(parts, "")
+		return code{text: text, sha: redis.NewScript(text).Hash()}
+	})}
 }
 
 var (
@@ -139,10 +142,10 @@ func replyOf(c *command) reply {
 // it (a new server, or SCRIPT FLUSH).
 func (b *Backend) run(ctx context.Context, on processor, s *script, keys []string, args ...any) reply {
 	start := time.Now()
-	cmd := newCmd(ctx, "evalsha", s.sha, keys, args)
+	cmd := newCmd(ctx, "evalsha", s.code().sha, keys, args)
 	err := on.Process(ctx, cmd)
 	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
-		cmd = newCmd(ctx, "eval", s.text, keys, args)
+		cmd = newCmd(ctx, "eval", s.code().text, keys, args)
 		err = on.Process(ctx, cmd)
 	}
 	var r reply
@@ -195,7 +198,7 @@ func (b *Backend) runPiece(ctx context.Context, s *script, calls []call) error {
 	pipe := b.client.Pipeline()
 	cmds := make([]*command, len(calls))
 	for i, c := range calls {
-		cmds[i] = newCmd(ctx, "evalsha", s.sha, c.keys, c.args)
+		cmds[i] = newCmd(ctx, "evalsha", s.code().sha, c.keys, c.args)
 		_ = pipe.Process(ctx, cmds[i]) // only queues it
 	}
 	_, _ = pipe.Exec(ctx) // its error is one of the commands'
