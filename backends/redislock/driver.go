@@ -214,7 +214,7 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 		args = append(args, trusted.term)
 	}
 	for first := true; ; first = false {
-		r := d.b.run(ctx, d.b.lines[s.index], scriptAcquire, keys, args...)
+		r := d.b.run(ctx, d.b.batchers[s.index], scriptAcquire, keys, args...)
 		if errors.Is(r.err, errNotSent) && !first && !q.Try {
 			return leasekit.Answer{}, nil // it stands in the queue
 		}
@@ -321,7 +321,7 @@ func (d *driver) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.
 	if w.Unsure {
 		keep = strconv.FormatInt(max(tombstone, d.ttl).Microseconds(), 10)
 	}
-	r := d.b.run(ctx, d.b.lines[s.index], scriptRelease, d.b.keys.buckets[s.index].of(w.Resource, d.id),
+	r := d.b.run(ctx, d.b.batchers[s.index], scriptRelease, d.b.keys.buckets[s.index].of(w.Resource, d.id),
 		d.b.keys.channel, string(w.Resource), string(d.id), string(w.ID), keep)
 	if r.err != nil {
 		return leasekit.Withdrawn{}, unavailable("release", r.err)
@@ -358,7 +358,7 @@ func (d *driver) Downgrade(ctx context.Context, ref leasekit.Ref) error {
 	if !s.open.Load() {
 		return lock.ErrNotHolder
 	}
-	r := d.b.run(ctx, d.b.lines[s.index], scriptDowngrade, d.b.keys.buckets[s.index].of(ref.Resource, d.id),
+	r := d.b.run(ctx, d.b.batchers[s.index], scriptDowngrade, d.b.keys.buckets[s.index].of(ref.Resource, d.id),
 		d.b.keys.channel, string(ref.Resource), string(d.id), string(ref.ID))
 	switch {
 	case r.err != nil:

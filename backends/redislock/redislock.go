@@ -30,15 +30,15 @@ const dataVersion = "2"
 
 // Backend is a Redis that keeps locks.
 type Backend struct {
-	cfg     config
-	clock   lock.Clock
-	observe lock.Observe
-	client  redis.UniversalClient
-	sender  sender
-	lines   []*line // for the requests of apps, one a bucket
-	keys    keyspace
-	pasts   []past // one a bucket
-	only    *road  // where there is no Cluster
+	cfg      config
+	clock    lock.Clock
+	observe  lock.Observe
+	client   redis.UniversalClient
+	sender   sender
+	batchers []*batcher // for the requests of apps, one a bucket
+	keys     keyspace
+	pasts    []past // one a bucket
+	only     *road  // where there is no Cluster
 
 	checked atomic.Bool // the layout of the data is this sidecar's
 	foreign atomic.Bool // it is another kind of sidecar's
@@ -67,9 +67,9 @@ func Open(url string, observe lock.Observe) (*Backend, error) {
 	}
 	b.client = cfg.connect(b.to)
 	b.sender = sender{client: b.client, replicas: cfg.replicas, patience: cfg.timeout / 2}
-	b.lines = make([]*line, cfg.buckets)
-	for i := range b.lines {
-		b.lines[i] = &line{sender: b.sender, timeout: cfg.timeout}
+	b.batchers = make([]*batcher, cfg.buckets)
+	for i := range b.batchers {
+		b.batchers[i] = &batcher{sender: b.sender, timeout: cfg.timeout}
 	}
 	return b, nil
 }
@@ -140,8 +140,8 @@ func (b *Backend) Ping(ctx context.Context) error {
 
 // Close implements lock.Backend.
 func (b *Backend) Close() error {
-	for _, l := range b.lines {
-		l.sending.Wait()
+	for _, batcher := range b.batchers {
+		batcher.sending.Wait()
 	}
 	if err := b.client.Close(); err != nil && !errors.Is(err, redis.ErrClosed) {
 		return fmt.Errorf("close Redis client: %w", err)

@@ -92,7 +92,7 @@ var (
 // before it looks at other clients.
 const maxPipeline = 32
 
-// processor is what both a client and a line can do.
+// processor is what both a client and a batcher can do.
 type processor interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 }

@@ -25,12 +25,12 @@ var (
 	errCut     = errors.New("sent, and not waited for")
 )
 
-// line sends the requests of many callers for one bucket. A caller that finds it
+// batcher sends the requests of many callers for one bucket. A caller that finds it
 // free sends its request itself, with no goroutine in between. Those that come
 // while a request is on its way wait, and go together in the next round trip. So
 // one caller pays for nothing but its own request, and many callers share trips,
 // system calls and wake-ups.
-type line struct {
+type batcher struct {
 	sender
 	timeout time.Duration // of a request
 
@@ -43,7 +43,7 @@ type line struct {
 // ticket is a request that waits.
 type ticket struct {
 	cmd   redis.Cmder
-	sent  bool          // under line.mu
+	sent  bool          // under batcher.mu
 	ready chan struct{} // closed when cmd has its answer
 }
 
@@ -52,37 +52,37 @@ type ticket struct {
 //
 //	errNotSent: ctx ended before.
 //	errCut: it was sent, and ctx has ended a while ago.
-func (l *line) Process(ctx context.Context, cmd redis.Cmder) error {
+func (b *batcher) Process(ctx context.Context, cmd redis.Cmder) error {
 	if ctx.Err() != nil {
 		return errNotSent
 	}
-	l.mu.Lock()
-	if !l.busy {
-		l.busy = true
-		l.mu.Unlock()
-		err := l.alone(ctx, cmd)
-		l.pass()
+	b.mu.Lock()
+	if !b.busy {
+		b.busy = true
+		b.mu.Unlock()
+		err := b.alone(ctx, cmd)
+		b.pass()
 		return err
 	}
 	t := &ticket{cmd: cmd, ready: make(chan struct{})}
-	l.waiting = append(l.waiting, t)
-	l.mu.Unlock()
+	b.waiting = append(b.waiting, t)
+	b.mu.Unlock()
 	select {
 	case <-t.ready:
 		return cmd.Err()
 	case <-ctx.Done():
 	}
-	l.mu.Lock()
+	b.mu.Lock()
 	sent := t.sent
 	if !sent {
-		for i, other := range l.waiting {
+		for i, other := range b.waiting {
 			if other == t {
-				l.waiting = append(l.waiting[:i:i], l.waiting[i+1:]...)
+				b.waiting = append(b.waiting[:i:i], b.waiting[i+1:]...)
 				break
 			}
 		}
 	}
-	l.mu.Unlock()
+	b.mu.Unlock()
 	if !sent {
 		return errNotSent
 	}
@@ -98,45 +98,45 @@ func (l *line) Process(ctx context.Context, cmd redis.Cmder) error {
 
 // alone sends one request in the caller's goroutine. A request that is cut short
 // costs its connection, so that takes a while.
-func (l *line) alone(ctx context.Context, cmd redis.Cmder) error {
+func (b *batcher) alone(ctx context.Context, cmd redis.Cmder) error {
 	free := context.WithoutCancel(ctx)
-	if end, ok := ctx.Deadline(); ok && time.Until(end)+linger < l.timeout {
+	if end, ok := ctx.Deadline(); ok && time.Until(end)+linger < b.timeout {
 		var cancel context.CancelFunc
 		free, cancel = context.WithDeadline(free, end.Add(linger))
 		defer cancel()
 	}
-	return l.sender.Process(free, cmd)
+	return b.sender.Process(free, cmd)
 }
 
 // send carries out a batch. Each command has its own answer or error after it.
-func (l *line) send(batch []*ticket) {
+func (b *batcher) send(batch []*ticket) {
 	ctx := context.Background() // a batch is of many callers; the driver's timeout bounds it
 	cmds := make([]redis.Cmder, len(batch))
 	for i, t := range batch {
 		cmds[i] = t.cmd
 	}
-	l.trip(ctx, cmds)
-	l.pass()
+	b.trip(ctx, cmds)
+	b.pass()
 	for _, t := range batch {
 		close(t.ready)
 	}
 }
 
-// pass lets the next batch go, or leaves the line free.
-func (l *line) pass() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	n := min(len(l.waiting), maxBatch)
+// pass lets the next batch go, or leaves the batcher free.
+func (b *batcher) pass() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n := min(len(b.waiting), maxBatch)
 	if n == 0 {
-		l.busy = false
+		b.busy = false
 		return
 	}
-	batch := l.waiting[:n:n]
-	l.waiting = l.waiting[n:]
+	batch := b.waiting[:n:n]
+	b.waiting = b.waiting[n:]
 	for _, t := range batch {
 		t.sent = true
 	}
-	l.sending.Go(func() { l.send(batch) })
+	b.sending.Go(func() { b.send(batch) })
 }
 
 // unavailable makes any error of the driver an unknown outcome.
