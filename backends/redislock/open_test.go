@@ -1,6 +1,7 @@
 package redislock
 
 import (
+	"sync"
 	"testing"
 	"time"
 
@@ -39,5 +40,26 @@ func TestBucketIsOpenedForTheFullTTL(t *testing.T) {
 	// All nodes of the test are on this machine.
 	if left := time.Duration(expiry-float64(time.Now().UnixMicro())) * time.Microsecond; left < ttl*3/4 {
 		t.Errorf("a bucket that was just opened lives for %s, want %s", left, ttl)
+	}
+}
+
+// The first requests come together, each with a connection of its own: none of them
+// ends because another one has found out first who is there.
+func TestFirstRequestsTogether(t *testing.T) {
+	url := testengine.Shared(t, testengine.Redis).URL() + noGrace
+	for range 20 { // two must have asked who is there before one of them is answered
+		b := openAt(t, url)
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				if _, err := b.Get(t.Context(), "first"); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

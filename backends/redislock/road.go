@@ -146,17 +146,25 @@ func (r *road) found(c *conn, info map[string]string) error {
 	if p := info["maxmemory_policy"]; strings.HasPrefix(p, "allkeys-") && info["maxmemory"] != "0" {
 		r.eviction = p
 	}
-	if now := r.current.Load(); now != nil && now.run == run {
+	now := r.current.Load()
+	if now != nil && now.run == run {
 		return nil
 	}
+	if now != nil { // else nothing was sent on the others yet: each finds out for itself
+		r.cutAllBut(c)
+	}
+	r.current.Store(&presence{run: run})
+	return nil
+}
+
+// cutAllBut cuts the connections that may lead to another process. r.mu is held.
+func (r *road) cutAllBut(c *conn) {
 	for other := range r.conns {
 		if other != c && other.named.Load() {
 			delete(r.conns, other)
 			other.cut()
 		}
 	}
-	r.current.Store(&presence{run: run})
-	return nil
 }
 
 // evicts names the policy by which the server would throw locks away.
