@@ -71,11 +71,11 @@ func (c *clientFlags) ask(ctx context.Context, f func(ctx context.Context, c *cl
 	}
 	var path string
 	if c.store != nil && c.store.given() {
-		own, err := startOwnSidecar(ctx, c.store, &logFlags{level: "error", format: "text"}, c.io)
-		if err != nil {
+		var own *ownSidecar
+		if own, err = startOwnSidecar(ctx, c.store, &logFlags{level: "error", format: "text"}, c.io, false); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, own.stop()) }()
+		defer func() { err = errors.Join(own.because(err), own.stop()) }()
 		path = own.socket
 	} else if path, err = c.socket.path(); err != nil {
 		return err

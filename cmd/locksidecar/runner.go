@@ -153,7 +153,7 @@ func (r *runner) await(ctx context.Context, name string) error {
 // connect finds the sidecar, or starts one.
 func (r *runner) connect(ctx context.Context) (err error) {
 	if r.flags.store.given() {
-		if r.own, err = startOwnSidecar(ctx, r.flags.store, r.flags.log, r.io); err != nil {
+		if r.own, err = startOwnSidecar(ctx, r.flags.store, r.flags.log, r.io, true); err != nil {
 			return err
 		}
 		r.socket = r.own.socket

@@ -43,12 +43,17 @@ func TestSocketWinsOverStoreInTheEnvironment(t *testing.T) {
 	}
 }
 
-// Without a sidecar: straight to the store.
+// Without a sidecar: straight to the store, and without a lease there.
 func TestAskTheStore(t *testing.T) {
-	store := onStore(t, testengine.Redis)
-	run, _ := startWorker(t, append(store, "a")...)
+	onEach(t, askTheStore)
+}
+
+func askTheStore(t *testing.T, kind *testengine.Kind) {
+	store := onStore(t, kind)
+	run := launch(t, nil, binary, append(append([]string{"run"}, store...), "a", "--", "sh", "-c", "echo works; exec sleep 600")...)
+	eventually(t, "CMD works", func() bool { return strings.Contains(run.out.String(), "works") })
 	for _, args := range [][]string{{"list"}, {"get", "a"}} {
-		if got := cli(t, append(args, store...)...); got.code != 0 || !strings.Contains(got.out, "sh (pid") && !strings.Contains(got.out, "held") {
+		if got := cli(t, append(args, store...)...); got.code != 0 || !strings.Contains(got.out, "held") {
 			t.Errorf("%v: %+v", args, got)
 		}
 	}
@@ -64,11 +69,23 @@ func TestAskTheStore(t *testing.T) {
 	if code := run.wait(); code != exitLost {
 		t.Errorf("status %d", code)
 	}
-	if got := cliEnv(t, []string{"LOCKSIDECAR_STORE=redis://127.0.0.1:1"}, "list", "--socket", "/nowhere"); !strings.Contains(got.err, "no sidecar answers") {
+}
+
+func TestAskAStoreThatDoesNotAnswer(t *testing.T) {
+	const nowhere = "redis://127.0.0.1:1"
+	if got := cliEnv(t, []string{"LOCKSIDECAR_STORE=" + nowhere}, "list", "--socket", "/nowhere"); !strings.Contains(got.err, "no sidecar answers") {
 		t.Errorf("a sidecar's store was taken from the environment: %+v", got)
 	}
-	if got := cli(t, "get", "a", "--store", "redis://127.0.0.1:1"); got.code != exitFailure || !strings.Contains(got.err, "the store is unavailable: no lease: ") || strings.Contains(got.err, "readyz") {
-		t.Errorf("without a store: %+v", got)
+	for _, args := range [][]string{{"list"}, {"get", "a"}, {"watch"}, {"release", "--force", "a"}} {
+		got := cli(t, append(args, "--store", nowhere)...)
+		if got.code != exitFailure || !strings.Contains(got.err, "the store is unavailable: dial tcp 127.0.0.1:1: ") || strings.Contains(got.err, "readyz") {
+			t.Errorf("%v: %+v", args, got)
+		}
+	}
+	frozen := testengine.New(t, testengine.Redis)
+	testengine.Pause(t, frozen)
+	if got := cli(t, "get", "a", "--store", frozen.URL()+"?timeout=100ms"); got.code != exitFailure || !strings.Contains(got.err, "the store is unavailable: ") || strings.Contains(got.err, "readyz") {
+		t.Errorf("a store that is frozen: %+v", got)
 	}
 }
 

@@ -40,7 +40,9 @@ type sidecarOptions struct {
 	httpAddr   string // empty: no TCP
 	drain      time.Duration
 	logger     hclog.Logger
-	stderr     io.Writer // for spans on the console
+	stderr     io.Writer                       // for spans on the console
+	noLeases   bool                            // only look at the store
+	wrap       func(lock.Backend) lock.Backend // nil: the store as it is
 }
 
 // sidecar is the whole of it, wired together.
@@ -66,6 +68,9 @@ func newSidecar(ctx context.Context, o sidecarOptions) (_ *sidecar, err error) {
 	metrics := telemetry.NewMetrics(buildVersion())
 	if s.backend, err = backends.Open(o.store, metrics.Command); err != nil {
 		return nil, err
+	}
+	if o.wrap != nil {
+		s.backend = o.wrap(s.backend)
 	}
 	defer func() {
 		if err != nil {
@@ -138,7 +143,9 @@ func (s *sidecar) Run(ctx context.Context, listening func()) error {
 	var manager, health *task
 	select {
 	case <-s.api.Listening():
-		manager = start(ctx, s.manager.Run)
+		if !s.o.noLeases {
+			manager = start(ctx, s.manager.Run)
+		}
 		if s.health != nil {
 			health = start(ctx, s.health.Run)
 		}
@@ -149,7 +156,7 @@ func (s *sidecar) Run(ctx context.Context, listening func()) error {
 		case <-ctx.Done():
 			s.drain(ctx)
 		case <-api.done:
-		case <-manager.done:
+		case <-manager.ended():
 		case <-health.ended():
 		}
 	case <-api.done:
