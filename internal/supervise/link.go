@@ -108,6 +108,9 @@ func (l link) receive(f func(Message)) {
 	buf := make([]byte, maxMessage)
 	for {
 		n, err := l.conn.Read(buf)
+		if errors.Is(err, unix.ECONNRESET) {
+			continue // it has ended, and not read everything; what it said comes after this
+		}
 		if n == 0 || err != nil {
 			return
 		}
