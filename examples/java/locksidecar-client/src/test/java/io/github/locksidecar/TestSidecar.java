@@ -71,8 +71,26 @@ final class TestSidecar implements AutoCloseable {
     return LockSidecar.connect(socket);
   }
 
+  /** Stops it. When this returns, none of its threads works any more. */
   void freeze() {
     signal("-STOP");
+    Path tasks = Path.of("/proc", Long.toString(process.pid()), "task");
+    eventually("frozen", () -> {
+      try (var threads = Files.list(tasks)) {
+        return threads.allMatch(TestSidecar::isStopped);
+      } catch (IOException e) {
+        throw new AssertionError(e);
+      }
+    });
+  }
+
+  private static boolean isStopped(Path thread) {
+    try {
+      String stat = Files.readString(thread.resolve("stat"));
+      return stat.charAt(stat.lastIndexOf(')') + 2) == 'T';
+    } catch (IOException e) {
+      return true; // it has ended
+    }
   }
 
   void thaw() {
