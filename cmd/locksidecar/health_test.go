@@ -54,6 +54,7 @@ func TestHealth(t *testing.T) {
 
 // A store that is down makes the sidecar not ready, and is no reason to restart it.
 func TestHealthWithoutStore(t *testing.T) {
+	t.Parallel()
 	proxy := testengine.Through(t, testengine.Shared(t, testengine.Redis))
 	side := serveProgram(t, "--store", proxy.URL()+"?restart-grace=0s", "--namespace", namespace(t), "--ttl", "3s")
 	awaitHealth(t, side.socket, 0)
@@ -70,7 +71,7 @@ func TestHealthWithoutStore(t *testing.T) {
 // A sidecar that hangs fails both probes, in time.
 func TestHealthOfAFrozenSidecar(t *testing.T) {
 	side := serveProgram(t)
-	side.signal(syscall.SIGSTOP)
+	freeze(t, side.cmd.Process.Pid)
 	for _, args := range [][]string{nil, {"--live"}} {
 		start := time.Now()
 		got := cli(t, append([]string{"health", "--socket", side.socket, "--timeout", "50ms"}, args...)...)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -92,6 +91,7 @@ func checkSuccession(t *testing.T, next *program, log string) {
 }
 
 func TestForcedReleaseEndsCMDFirst(t *testing.T) {
+	t.Parallel()
 	side := serveProgram(t)
 	run, log := startWorker(t, "--socket", side.socket, "a")
 	next := startSuccessor(t, "--socket", side.socket, "a")
@@ -159,8 +159,9 @@ func TestForcedReleaseAtOnce(t *testing.T) {
 }
 
 func TestMaxHold(t *testing.T) {
+	t.Parallel()
 	side := serveProgram(t)
-	run, log := startWorker(t, "--socket", side.socket, "--max-hold", "500ms", "a")
+	run, log := startWorker(t, "--socket", side.socket, "--max-hold", "1s", "a")
 	next := startSuccessor(t, "--socket", side.socket, "a")
 	if code := run.wait(); code != exitLost {
 		t.Errorf("status %d", code)
@@ -194,6 +195,7 @@ func TestLossReachesOtherSessions(t *testing.T) {
 
 // A sidecar that is frozen for longer than its TTL: run ends CMD by its own clock.
 func TestFrozenSidecar(t *testing.T) {
+	t.Parallel()
 	redis := testengine.Shared(t, testengine.Redis)
 	store := []string{"--store", storeURL(redis), "--ttl", "2s", "--namespace", namespace(t)}
 	frozen, other := serveProgram(t, store...), serveProgram(t, store...)
@@ -201,7 +203,7 @@ func TestFrozenSidecar(t *testing.T) {
 	next := startSuccessor(t, "--socket", other.socket, "a")
 	c := dial(t, other)
 	eventually(t, "the successor waits", func() bool { _, n := status(t, c, "a"); return n == 1 })
-	frozen.signal(syscall.SIGSTOP)
+	freeze(t, frozen.cmd.Process.Pid)
 	if code := run.wait(); code != exitLost {
 		t.Errorf("status %d", code)
 	}
@@ -235,6 +237,7 @@ func guardOf(t *testing.T, run *program) (pid int) {
 // A guard that is frozen, with the lease in it: run ends CMD before the next one is
 // let in.
 func TestFrozenGuard(t *testing.T) {
+	t.Parallel()
 	redis := testengine.Shared(t, testengine.Redis)
 	store := []string{"--store", storeURL(redis), "--ttl", "2s", "--namespace", namespace(t)}
 	run, log := startWorker(t, append(store, "a")...)
@@ -277,9 +280,9 @@ func pidIn(t *testing.T, file string) (pid int) {
 	return pid
 }
 
-// kill -9 of run frees the lock at once, and nothing goes on without it.
+// kill -9 of run frees the lock before its TTL, and nothing goes on without it.
 func TestKilledRun(t *testing.T) {
-	side := serveProgram(t)
+	side := serveProgram(t, "--ttl", "1m")
 	run, log := startWorker(t, "--socket", side.socket, "a")
 	s, err := dial(t, side).OpenSession(t.Context(), client.SessionOptions{})
 	if err != nil {
@@ -299,19 +302,14 @@ func TestKilledRun(t *testing.T) {
 	run.signal(syscall.SIGKILL)
 	select {
 	case at := <-granted:
-		if took := at.Sub(killed); took > time.Second {
-			t.Errorf("the lock was free after %s", took)
-		} else {
-			t.Logf("free after %s", took)
-		}
-	case <-time.After(patience):
+		t.Logf("free after %s", at.Sub(killed))
+	case <-time.After(patience): // less than the TTL
 		t.Fatal("the lock was not freed")
 	}
 	for _, pid := range workerPIDs(log) {
-		eventually(t, fmt.Sprintf("process %d of CMD is dead", pid), func() bool { return !alive(pid) })
-	}
-	if dead := time.Since(killed); dead > 5*time.Second {
-		t.Errorf("CMD was dead after %s", dead)
+		if alive(pid) {
+			t.Errorf("process %d of CMD is alive", pid)
+		}
 	}
 }
 

@@ -272,6 +272,26 @@ func alive(pid int) bool {
 	return state != "" && state[0] != 'Z' && state[0] != 'X'
 }
 
+// freeze stops a process. When it returns, none of its threads works any more: the
+// signal alone lets some of them go on for a moment.
+func freeze(t *testing.T, pid int) {
+	t.Helper()
+	kill(t, pid, syscall.SIGSTOP)
+	eventually(t, "the process is frozen", func() bool { return frozen(pid) })
+}
+
+// frozen reports whether all threads of a process are stopped.
+func frozen(pid int) bool {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid)) // the pattern is right
+	for _, name := range threads {
+		stat, err := os.ReadFile(name)
+		if err == nil && !bytes.HasPrefix(stat[bytes.LastIndexByte(stat, ')'):], []byte(") T")) {
+			return false
+		}
+	}
+	return len(threads) > 0
+}
+
 // storeURL is for a Redis that was started lately and is known to be empty: it
 // may grant at once.
 func storeURL(s testengine.Server) string { return s.URL() + "?restart-grace=0s" }

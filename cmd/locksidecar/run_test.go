@@ -81,6 +81,7 @@ func TestRunExitStatus(t *testing.T) {
 }
 
 func TestRunWhenTheLockIsNotGot(t *testing.T) {
+	t.Parallel()
 	side := serveProgram(t)
 	l := hold(t, dial(t, side), "taken")
 	for _, c := range []struct {
@@ -242,10 +243,13 @@ func TestRunKeepsIgnoredSignals(t *testing.T) {
 
 func TestRunReleasesWhenCMDEnds(t *testing.T) {
 	side := serveProgram(t)
-	first := launch(t, nil, binary, "run", "--socket", side.socket, "a", "--", "sh", "-c", "sleep 0.3; exit 1")
+	end := filepath.Join(t.TempDir(), "end")
+	first := launch(t, nil, binary, "run", "--socket", side.socket, "a", "--", "sh", "-c", `until [ -e "$1" ]; do sleep 0.01; done; exit 1`, "sh", end)
 	c := dial(t, side)
 	eventually(t, "it is held", func() bool { n, _ := status(t, c, "a"); return n == 1 })
 	second := launch(t, nil, binary, "run", "--socket", side.socket, "--wait", "20s", "a", "--", "true")
+	eventually(t, "the second waits", func() bool { _, n := status(t, c, "a"); return n == 1 })
+	touch(t, end)
 	if a, b := first.wait(), second.wait(); a != 1 || b != 0 {
 		t.Errorf("statuses %d and %d", a, b)
 	}

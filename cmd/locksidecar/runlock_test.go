@@ -17,7 +17,12 @@ import (
 
 // No CMD outlives its lock: whatever stops, kills or freezes what.
 
-const shortTTL = time.Second
+// shortTTL leaves a busy machine time for the heartbeats. What goes on for longer is
+// brought about by longer.
+const (
+	shortTTL = 2 * time.Second
+	longer   = 2 * shortTTL
+)
 
 // onShortLease are flags for a lease that ends soon, in a namespace of the test's own.
 func onShortLease(t *testing.T) []string {
@@ -71,13 +76,14 @@ func kill(t *testing.T, pid int, s syscall.Signal) {
 func TestStoppedCMDKeepsItsLock(t *testing.T) {
 	for _, outside := range []bool{true, false} {
 		t.Run(fmt.Sprintf("outside=%t", outside), func(t *testing.T) {
+			t.Parallel()
 			store := onShortLease(t)
 			j := startJob(t, store, "", worker)
 			next := startSuccessor(t, append(store, "a")...)
 			pids := workerPIDs(j.log)
 			kill(t, pids[0], syscall.SIGSTOP) // its child goes on
 			j.shows("Stopped")                // run has followed it
-			time.Sleep(3 * shortTTL)
+			time.Sleep(longer)
 			if outside {
 				kill(t, pids[0], syscall.SIGCONT)
 			} else {
@@ -97,12 +103,13 @@ func TestStoppedCMDKeepsItsLock(t *testing.T) {
 
 // Hole 2: Ctrl-Z for longer than the TTL, and fg.
 func TestCtrlZForLongerThanTheTTL(t *testing.T) {
+	t.Parallel()
 	store := onShortLease(t)
 	j := startJob(t, store, "", worker)
 	next := startSuccessor(t, append(store, "a")...)
 	j.write("\x1a")
 	j.shows("Stopped")
-	time.Sleep(3 * shortTTL)
+	time.Sleep(longer)
 	j.write("fg\n")
 	j.works()
 	kill(t, j.run, syscall.SIGKILL)
@@ -118,19 +125,21 @@ while :; do sleep 1; done
 // Hole 3: run is stopped, and then killed; what CMD has put into another session
 // keeps the lock, and ends with it.
 func TestStoppedRunReachesOtherSessions(t *testing.T) {
+	t.Parallel()
 	store := onShortLease(t)
 	log := filepath.Join(t.TempDir(), "log")
 	run := launch(t, nil, binary, append(append([]string{"run"}, store...), "a", "--", "sh", "-c", daemonizer, "sh", log)...)
 	eventually(t, "CMD works", func() bool { return len(workerPIDs(log)) == 2 })
 	next := startSuccessor(t, append(store, "a")...)
 	run.signal(syscall.SIGSTOP)
-	time.Sleep(3 * shortTTL)
+	time.Sleep(longer)
 	run.signal(syscall.SIGKILL)
 	checkSuccession(t, next, log)
 }
 
 // Hole 4: what may not be signalled is named, and run ends all the same.
 func TestWhatCannotBeEnded(t *testing.T) {
+	t.Parallel()
 	if os.Getuid() != 0 {
 		t.Skip("makes a program that runs as root for another user")
 	}
@@ -154,7 +163,7 @@ func TestWhatCannotBeEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	run := launchAs(t, nobody, filepath.Join(dir, "locksidecar"), "run", "--socket", side.socket, "a", "--",
-		"sh", "-c", filepath.Join(dir, "become")+" --reuid 0 sleep 600 & echo $!; wait")
+		"sh", "-c", filepath.Join(dir, "become")+" --reuid 0 sleep 600 >/dev/null 2>&1 & echo $!; wait")
 	var pid int
 	eventually(t, "the setuid program runs", func() bool {
 		pid, _ = strconv.Atoi(strings.TrimSpace(run.out.String()))

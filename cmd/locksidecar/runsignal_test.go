@@ -82,14 +82,22 @@ func TestRunIntoABrokenPipe(t *testing.T) {
 func TestSidecarFreezesAtTheRelease(t *testing.T) {
 	for _, thaws := range []bool{false, true} {
 		t.Run(fmt.Sprintf("thaws=%t", thaws), func(t *testing.T) {
-			side := serveProgram(t, onShortLease(t)...)
+			t.Parallel()
+			store := onStore(t, testengine.Redis)
+			side := serveProgram(t, append(store, "--ttl", "3s")...)
 			dir := t.TempDir()
 			run := launch(t, nil, binary, "run", "--socket", side.socket, "a", "--", "sh", "-c",
-				`sleep 600 >/dev/null 2>&1 & echo $! >"$1/pid"; kill -STOP "$2"`, "sh", dir, strconv.Itoa(side.cmd.Process.Pid))
-			left := pidIn(t, dir+"/pid")
+				`sleep 600 >/dev/null 2>&1 & echo $! >"$1/left"; kill -STOP "$2"
+				until [ -z "$(grep -L '^State:.T' /proc/"$2"/task/*/status)" ]; do :; done; echo $$ >"$1/cmd"`,
+				"sh", dir, strconv.Itoa(side.cmd.Process.Pid))
+			left := pidIn(t, dir+"/left")
 			t.Cleanup(func() { _ = syscall.Kill(left, syscall.SIGKILL) })
 			if thaws {
-				time.Sleep(2 * shortTTL)
+				cmd := pidIn(t, dir+"/cmd")
+				eventually(t, "CMD has ended", func() bool { return !alive(cmd) })
+				eventually(t, "the lease is over", func() bool {
+					return cli(t, append([]string{"get", "a"}, store...)...).out == "a is free\n"
+				})
 				side.signal(syscall.SIGCONT)
 			}
 			if code := run.wait(); code != 0 {
@@ -208,8 +216,8 @@ func TestOneStoppedOfMany(t *testing.T) {
 	s.write(fmt.Sprintf(`printf '1\n2\n' | xargs -P 2 -I{} $LOCKSIDECAR run r{} -- sh -c 'echo $$ >%s/pid{}; until [ -e %[1]s/go{} ]; do sleep 0.01; done; echo en""d{}'; echo o""ver`+"\n", dir))
 	first := pidIn(t, dir+"/pid1")
 	pidIn(t, dir+"/pid2")
-	kill(t, first, syscall.SIGSTOP)
-	time.Sleep(200 * time.Millisecond) // for those that would stop with it
+	freeze(t, first)
+	time.Sleep(50 * time.Millisecond) // in which others would stop with it
 	touch(t, dir+"/go2")
 	s.shows("end2")
 	touch(t, dir+"/go1")
@@ -229,27 +237,31 @@ func touch(t *testing.T, path string) {
 
 // Hole 16: a sidecar that is frozen is given up soon, and signals are heard meanwhile.
 func TestFrozenSidecarIsGivenUp(t *testing.T) {
+	t.Parallel()
 	side := serveProgram(t)
-	side.signal(syscall.SIGSTOP)
-	began := time.Now()
+	freeze(t, side.cmd.Process.Pid)
 	got := cli(t, "run", "--socket", side.socket, "--wait", "0s", "a", "--", "true")
 	if got.code != exitUnavailable || !strings.Contains(got.err, "may be frozen") {
 		t.Errorf("%+v", got)
 	}
-	if took := time.Since(began); took > reachLimit+5*time.Second {
-		t.Errorf("given up after %s", took)
-	}
 	run := launch(t, nil, binary, "run", "--socket", side.socket, "a", "--", "true")
-	guardOf(t, run)
-	time.Sleep(100 * time.Millisecond) // for it to ask
+	guard := guardOf(t, run)
+	eventually(t, "it has asked the sidecar", func() bool { return sockets(guard) > 1 }) // the other is for run
 	run.signal(syscall.SIGTERM)
-	began = time.Now()
-	if code := run.wait(); code != 128+15 {
+	if code := run.wait(); code != 128+15 { // else it was given up before the signal was heard
 		t.Errorf("status %d", code)
 	}
-	if took := time.Since(began); took > 3*time.Second {
-		t.Errorf("SIGTERM was heard after %s", took)
+}
+
+// sockets is how many a process has.
+func sockets(pid int) (n int) {
+	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid)) // the pattern is right
+	for _, fd := range fds {
+		if to, _ := os.Readlink(fd); strings.HasPrefix(to, "socket:") { // it may be closed meanwhile
+			n++
+		}
 	}
+	return n
 }
 
 // Hole 15: a lock that is free is granted however short the wait is.
@@ -317,13 +329,18 @@ func TestNestedRun(t *testing.T) {
 }
 
 func TestSignalAndKillAfter(t *testing.T) {
-	side := serveProgram(t, "--lost-grace", "20s")
-	run := launch(t, nil, binary, "run", "--socket", side.socket, "--max-hold", "200ms", "--signal", "int", "--kill-after", "300ms", "a", "--",
-		"sh", "-c", `trap 'echo asked' INT; trap '' TERM; while :; do sleep 0.01; done`)
+	t.Parallel()
+	side := serveProgram(t)
+	run := launch(t, nil, binary, "run", "--socket", side.socket, "--signal", "int", "--kill-after", "1s", "a", "--",
+		"sh", "-c", `trap 'echo asked' INT; trap '' TERM; echo ready; while :; do sleep 0.01; done`)
+	eventually(t, "CMD listens", func() bool { return run.out.String() == "ready\n" })
+	if got := cli(t, "release", "--force", "a", "--grace", "1m", "--socket", side.socket); got.code != 0 {
+		t.Fatalf("release: %+v", got)
+	}
 	if code := run.wait(); code != exitLost {
 		t.Errorf("status %d", code)
 	}
-	if !strings.Contains(run.err.String(), "CMD gets SIGINT, and SIGKILL in 300ms") || run.out.String() != "asked\n" {
+	if !strings.Contains(run.err.String(), "CMD gets SIGINT, and SIGKILL in 1s") || run.out.String() != "ready\nasked\n" {
 		t.Errorf("stdout %q, stderr %q", run.out, run.err)
 	}
 }

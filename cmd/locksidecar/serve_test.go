@@ -198,9 +198,10 @@ func TestSocketOfADeadSidecar(t *testing.T) {
 }
 
 func TestStoreDownAtTheStart(t *testing.T) {
+	t.Parallel()
 	redis := testengine.New(t, testengine.Redis)
 	start := testengine.Crash(t, redis, testengine.DropData)
-	side := serveProgram(t, "--store", redis.URL(), "--http-addr", "127.0.0.1:0")
+	side := serveProgram(t, "--store", redis.URL(), "--ttl", "3s", "--http-addr", "127.0.0.1:0")
 	var addr string
 	eventually(t, "the address is in the log", func() bool {
 		if m := regexp.MustCompile(`address=(\S+)`).FindStringSubmatch(side.err.String()); m != nil {
@@ -215,7 +216,7 @@ func TestStoreDownAtTheStart(t *testing.T) {
 		t.Errorf("without a store: %+v", got)
 	}
 	waiting := launch(t, nil, binary, "run", "--socket", side.socket, "a", "--", "true")
-	time.Sleep(2 * time.Second) // a while in which a flood would show
+	time.Sleep(time.Second) // a while in which a flood would show
 	if n := strings.Count(side.err.String(), "\n"); n > 10 {
 		t.Errorf("%d lines in the log:\n%s", n, side.err)
 	}

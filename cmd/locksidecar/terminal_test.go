@@ -7,7 +7,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -92,6 +91,16 @@ func (s *screen) shows(text string) {
 	eventually(s.t, "the terminal shows "+text, func() bool { return strings.Contains(s.seen.String(), text) })
 }
 
+// foreground is the process group that has the terminal.
+func (s *screen) foreground() int {
+	s.t.Helper()
+	group, err := unix.IoctlGetInt(int(s.master.Fd()), unix.TIOCGPGRP)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return group
+}
+
 func TestTerminalRead(t *testing.T) {
 	side := serveProgram(t)
 	s := launchOnTerminal(t, nil, binary, "run", "--socket", side.socket, "a", "--", "sh", "-c", `echo ready; read line; echo "got <$line>"`)
@@ -160,14 +169,13 @@ func TestTerminalStopAndContinue(t *testing.T) {
 	s := launchOnTerminal(t, []string{"LOCKSIDECAR=" + binary, "LOCKSIDECAR_SOCKET=" + side.socket}, "bash", "--norc", "--noprofile", "-i")
 	s.write("$LOCKSIDECAR run a -- sh -c 'echo re\"\"ady; read line; echo \"go\"\"t <$line>\"'\n")
 	s.shows("ready")
-	time.Sleep(100 * time.Millisecond) // for the shell in CMD to read
+	job := s.foreground()
 	s.write("\x1a")
 	s.shows("Stopped")
 	s.write("echo the shell \"\"reads\n")
 	s.shows("the shell reads")
 	s.write("fg\n")
-	eventually(t, "the job is in front", func() bool { return strings.Count(s.seen.String(), "run a --") >= 2 })
-	time.Sleep(100 * time.Millisecond)
+	eventually(t, "the job is in front", func() bool { return s.foreground() == job })
 	s.write("hello\n")
 	s.shows("got <hello>")
 	s.write("exit\n")
@@ -182,7 +190,6 @@ func TestTerminalStopWithoutAShell(t *testing.T) {
 	s.shows("ready")
 	s.write("\x1a")
 	s.shows("^Z")
-	time.Sleep(100 * time.Millisecond) // or the terminal drops what comes
 	s.write("hello\n")
 	s.shows("got <hello>")
 	if code := s.wait(); code != 0 {

@@ -20,8 +20,12 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// frontEnv makes the test binary a front, which prints what its guard tells.
-const frontEnv = "SUPERVISE_TEST_FRONT"
+const (
+	// frontEnv makes the test binary a front, which prints what its guard tells.
+	frontEnv = "SUPERVISE_TEST_FRONT"
+	// saidEnv is a file that the guard makes when it has only the end left to tell.
+	saidEnv = "SUPERVISE_TEST_SAID"
+)
 
 func TestMain(m *testing.M) {
 	front, args, err := Guarded(os.Args)
@@ -130,15 +134,18 @@ func TestSignalReachesTheGroup(t *testing.T) {
 
 // When the program has been reaped, its pid may be another's: nothing is sent there.
 func TestNoSignalAfterTheEnd(t *testing.T) {
-	p, out := shell(t, 0, `sh -c 'trap "echo got >$OUT" USR1; echo $$ >$OUT; while :; do sleep 0.01; done' & until [ -s $OUT ]; do sleep 0.01; done`)
+	p, out := shell(t, 0, `sh -c 'trap "echo got >>$OUT" USR1; trap "echo end >>$OUT" USR2; echo $$ >$OUT; while :; do sleep 0.01; done' & until [ -s $OUT ]; do sleep 0.01; done`)
 	exited(t, p)
 	left, err := strconv.Atoi(out())
 	if err != nil {
 		t.Fatal(err)
 	}
 	p.Signal(syscall.SIGUSR1) // to the group, which the child is still in
-	time.Sleep(50 * time.Millisecond)
-	if !alive(left) || out() == "got" {
+	if err := syscall.Kill(left, syscall.SIGUSR2); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the child has a later signal", func() bool { return strings.HasSuffix(out(), "end") })
+	if strings.Contains(out(), "got") {
 		t.Error("a signal was sent for a program that has ended")
 	}
 }
@@ -238,10 +245,13 @@ func beGuard(f *Front, args []string) {
 		case s := <-p.Changed():
 			f.Changed(s)
 		case <-p.Exited():
-			for range 10000 { // more than fits between two processes
-				if _, err := fmt.Fprintln(f, strings.Repeat("x", 200)); err != nil {
+			for range 30 { // more than fits between two processes
+				if _, err := fmt.Fprintln(f, strings.Repeat("x", 20000)); err != nil {
 					return
 				}
+			}
+			if said := os.Getenv(saidEnv); said != "" {
+				_ = os.WriteFile(said, nil, 0o600) // else the test waits in vain
 			}
 			f.EndedBy(p.EndedBy())
 			f.Ended(p.ExitStatus())
@@ -265,7 +275,7 @@ func (b *bufferOfLines) lines() []string {
 	return strings.Split(strings.TrimRight(string(text), "\n"), "\n")
 }
 
-func startPair(t *testing.T, script string) *pair {
+func startPair(t *testing.T, script string, env ...string) *pair {
 	t.Helper()
 	p := &pair{cmd: exec.CommandContext(t.Context(), "/proc/self/exe"), out: &bufferOfLines{filepath.Join(t.TempDir(), "out")}}
 	out, err := os.Create(p.out.path)
@@ -273,7 +283,7 @@ func startPair(t *testing.T, script string) *pair {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	p.cmd.Env, p.cmd.Stdout, p.cmd.Stderr = append(os.Environ(), frontEnv+"="+script), out, os.Stderr
+	p.cmd.Env, p.cmd.Stdout, p.cmd.Stderr = append(append(os.Environ(), env...), frontEnv+"="+script), out, os.Stderr
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -330,11 +340,16 @@ func TestGuardTells(t *testing.T) {
 
 // The end is told also to a front that was stopped while more was said than fits.
 func TestTheEndIsAlwaysTold(t *testing.T) {
-	p := startPair(t, `sleep 0.2; kill -USR2 $$`)
+	dir := t.TempDir()
+	end, said := filepath.Join(dir, "end"), filepath.Join(dir, "said")
+	p := startPair(t, `until [ -e '`+end+`' ]; do sleep 0.01; done; kill -USR2 $$`, saidEnv+"="+said)
 	guard := p.guard(t)
 	p.signal(t, syscall.SIGSTOP)
-	eventually(t, "the program has ended", func() bool { return !alive(p.pid) })
-	time.Sleep(50 * time.Millisecond)
+	if err := os.WriteFile(end, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	exists(t, said)
+	time.Sleep(50 * time.Millisecond) // in which it would end
 	if !alive(guard) {
 		t.Error("the guard has ended before it could tell")
 	}
@@ -407,7 +422,10 @@ func TestSignalsToTheGuard(t *testing.T) {
 	for _, s := range []syscall.Signal{syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGTSTP, syscall.SIGTTOU} {
 		_ = syscall.Kill(guard, s)
 	}
-	time.Sleep(4 * shared)
+	eventually(t, "the guard has them", func() bool {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", guard))
+		return err != nil || bytes.Contains(text, []byte("ShdPnd:\t0000000000000000")) // or is gone
+	})
 	if !alive(guard) || !alive(p.pid) || Stopped(guard) {
 		t.Fatal("the guard or the program has ended")
 	}
