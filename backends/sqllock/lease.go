@@ -391,7 +391,7 @@ func (l *lease) Close(ctx context.Context) error {
 	})
 	if err == nil {
 		l.b.log.add(event{what: "close", lease: string(l.id)})
-		_, err = l.b.sweep(ctx, string(l.id), "release")
+		_, err = l.b.sweep(ctx, string(l.id))
 	}
 	l.b.mu.Lock()
 	delete(l.b.leases, string(l.id))

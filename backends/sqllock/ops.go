@@ -12,8 +12,7 @@ type op struct {
 	kind  opKind
 	id    string
 	lease string // whose request it is, which must live; "": the engine's own
-	of    string // opSweep: the lease that is over,
-	why   string // and what the log calls that
+	of    string // opSweep: the lease that is over
 	mode  lock.Mode
 	owner string
 	try   bool

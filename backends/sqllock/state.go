@@ -31,6 +31,28 @@ type member struct {
 
 type entry = queue.Entry[member]
 
+// ending is what has become of a lease, as its row has it.
+type ending int64
+
+const (
+	notEnded ending = iota
+	expired         // it was not renewed for its TTL
+	closed          // its sidecar has closed it
+)
+
+// of is what the log calls the end of a hold, or of a waiter, whose fence is 0, that hung
+// on the lease. Of one without a row nobody knows more than that it is over.
+func (e ending) of(fence int64) string {
+	switch {
+	case e != closed:
+		return "expire"
+	case fence == 0:
+		return "cancel"
+	default:
+		return "release"
+	}
+}
+
 // note is what is to be remembered of an id.
 type note struct {
 	lease  string
@@ -42,12 +64,12 @@ type note struct {
 // state is one resource as a transaction has found it, and what the requests of its
 // batch make of it.
 type state struct {
-	now    int64           // the server's time
-	tail   int64           // last seq of the queue
-	fence  int64           // of the last exclusive grant
-	crowd  bool            // as it was found
-	kept   bool            // nothing may be granted now: see mark.go
-	leases map[string]bool // of those who ask: they live
+	now    int64             // the server's time
+	tail   int64             // last seq of the queue
+	fence  int64             // of the last exclusive grant
+	crowd  bool              // as it was found
+	kept   bool              // nothing may be granted now: see mark.go
+	leases map[string]ending // those of who asks or holds, as far as they are there
 
 	x       *entry            // on the row; nil: nobody
 	entries map[string]*entry // that are known one by one
@@ -94,7 +116,7 @@ const (
 
 func newState() *state {
 	return &state{
-		leases: make(map[string]bool), entries: make(map[string]*entry), behind: make(map[string]string),
+		leases: make(map[string]ending), entries: make(map[string]*entry), behind: make(map[string]string),
 		notes: make(map[string]note), changes: changes{newNotes: make(map[string]note)},
 	}
 }
@@ -220,6 +242,12 @@ func (s *state) remember(id string, n note) {
 	s.delNotes = slices.DeleteFunc(s.delNotes, func(d string) bool { return d == id })
 }
 
+// lives tells whether a lease is there and has not ended.
+func (s *state) lives(lease string) bool {
+	end, there := s.leases[lease]
+	return there && end == notEnded
+}
+
 // own gives the entry of a request, if it is of its lease.
 func (s *state) own(o *op) *entry {
 	if e := s.entries[o.id]; e != nil && e.Value.lease == o.lease {
@@ -230,7 +258,7 @@ func (s *state) own(o *op) *entry {
 
 // apply carries out one request.
 func (s *state) apply(o *op) {
-	if o.lease != "" && !s.leases[o.lease] {
+	if o.lease != "" && !s.lives(o.lease) {
 		o.err = lock.ErrLeaseLost
 		return
 	}
@@ -401,10 +429,10 @@ func (s *state) sweep(o *op) {
 	e := s.entries[o.id]
 	switch {
 	case e != nil && e.Value.lease == o.of:
-		s.note(o.why, o.id, o.of, e.Value.fence, "")
+		s.note(s.leases[o.of].of(e.Value.fence), o.id, o.of, e.Value.fence, "")
 		s.remove(e)
 	case s.behind[o.id] == o.of:
-		s.note(o.why, o.id, o.of, 0, "")
+		s.note(s.leases[o.of].of(0), o.id, o.of, 0, "")
 		delete(s.behind, o.id)
 		s.drop(o.id, inQueue)
 	}

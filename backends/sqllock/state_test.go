@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func found(x string, holds []string, rest bool, waits ...lock.Mode) *state {
 	s := newState()
 	s.now = 1000
-	s.leases["l"] = true
+	s.leases["l"] = notEnded
 	if x != "" {
 		s.x = s.put(x, member{lease: "l", fence: 10, place: onRow}, queue.One)
 		s.xWas = s.x
@@ -28,7 +28,7 @@ func found(x string, holds []string, rest bool, waits ...lock.Mode) *state {
 	}
 	var ahead []Row
 	for i, m := range waits {
-		ahead = append(ahead, Row{int64(i), []byte{byte('a' + i)}, []byte("l"), int64(m), true})
+		ahead = append(ahead, Row{int64(i), []byte{byte('a' + i)}, []byte("l"), int64(m), int64(notEnded)})
 	}
 	step := len(ahead)
 	if rest {
@@ -102,7 +102,7 @@ func TestMore(t *testing.T) {
 // released is granted to nobody.
 func TestKept(t *testing.T) {
 	s := newState()
-	s.leases["l"] = true
+	s.leases["l"] = notEnded
 	s.x = s.put("x", member{lease: "l", fence: 10, place: onRow}, queue.One)
 	s.xWas = s.x
 	s.keep()

@@ -146,7 +146,7 @@ func newStatements(w Words) *statements {
 	q.revoked = t("SELECT name, id, grace FROM {note} WHERE lease=? AND kind=2 AND (known IS NULL OR known>grace) LIMIT 1000")
 	q.ack = t("UPDATE {note} SET known=? WHERE name=? AND id=? AND lease=? AND kind=2 AND (known IS NULL OR known>?)")
 	q.end = t("UPDATE {lease} SET ended=1 WHERE id=? AND beat=? AND ended=0")
-	q.close = t("UPDATE {lease} SET ended=1 WHERE id=?")
+	q.close = t("UPDATE {lease} SET ended=2 WHERE id=? AND ended=0")
 	q.probe = t("SELECT id FROM {lease} WHERE id=? FOR UPDATE")
 	q.probeNow = q.probe + " NOWAIT"
 
@@ -164,13 +164,13 @@ func newStatements(w Words) *statements {
 	q.lookUp = l("SELECT 'h', id, lease, fence, 0, 0 FROM {hold} WHERE name=?n AND id IN (?ids)",
 		"UNION ALL SELECT 'q', id, lease, seq, mode, 0 FROM {queue} WHERE name=?n AND id IN (?ids)",
 		"UNION ALL SELECT 'n', id, lease, grace, kind, COALESCE(known, -1) FROM {note} WHERE name=?n AND id IN (?ids)",
-		"UNION ALL SELECT 'l', id, id, 0, 0, 0 FROM {lease} WHERE ended=0 AND id IN (?leases)",
-		"UNION ALL SELECT 'l', e.id, e.id, 0, 0, 0 FROM {lock} l JOIN {lease} e ON e.id=l.x_lease AND e.ended=0 WHERE l.name=?n",
+		"UNION ALL SELECT 'l', id, id, ended, 0, 0 FROM {lease} WHERE id IN (?leases)",
+		"UNION ALL SELECT 'l', e.id, e.id, e.ended, 0, 0 FROM {lock} l JOIN {lease} e ON e.id=l.x_lease WHERE l.name=?n",
 		"UNION ALL SELECT 'c', name, name, (SELECT COUNT(*) FROM (SELECT 1 AS one FROM {hold} WHERE name=?n LIMIT ?k) AS t),",
 		"(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {note} WHERE name=?n LIMIT ?k) AS t), COALESCE((SELECT MAX(seq) FROM {queue} WHERE name=?n), 0)",
 		"FROM {lock} WHERE name=?n",
 		"UNION ALL SELECT 's', '', '', CASE WHEN text={server} THEN 1 ELSE 0 END, 0, 0 FROM {meta} WHERE name='server'")
-	q.front = t("SELECT q.seq, q.id, q.lease, q.mode, e.id IS NOT NULL FROM {queue} q LEFT JOIN {lease} e ON e.id=q.lease AND e.ended=0 WHERE q.name=? ORDER BY q.seq LIMIT ?")
+	q.front = t("SELECT q.seq, q.id, q.lease, q.mode, COALESCE(e.ended, 1) FROM {queue} q LEFT JOIN {lease} e ON e.id=q.lease WHERE q.name=? ORDER BY q.seq LIMIT ?")
 	q.lockHolds = l("SELECT id FROM {hold} WHERE name=?n AND id IN (?ids) FOR UPDATE SKIP LOCKED")
 	q.ahead = t("SELECT id FROM {queue} WHERE name=? ORDER BY seq LIMIT ?")
 
@@ -233,12 +233,12 @@ func newStatements(w Words) *statements {
 	q.sweepRows = t("SELECT name, x_id FROM {lock} WHERE x_lease=? LIMIT ?")
 	q.sweepHolds = t("SELECT name, id FROM {hold} WHERE lease=? LIMIT ?")
 	q.sweepNotes = t("SELECT name, id FROM {note} WHERE lease=? LIMIT ?")
-	q.lockRows = l("SELECT l.name, l.x_id, l.fence FROM {lock} l WHERE l.name IN (?ids) AND l.x_lease=?n AND l.x_shared=0",
+	q.lockRows = l("SELECT l.name, l.x_id, l.fence, COALESCE((SELECT e.ended FROM {lease} e WHERE e.id=l.x_lease), 1) FROM {lock} l WHERE l.name IN (?ids) AND l.x_lease=?n AND l.x_shared=0",
 		"AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name=l.name) AND NOT EXISTS (SELECT 1 FROM {note} n WHERE n.name=l.name) FOR UPDATE SKIP LOCKED")
 	q.leftRows = l("SELECT name, x_id FROM {lock} WHERE name IN (?ids) AND x_lease=?n")
 	q.clearRows = l("UPDATE {lock} AS l SET "+freeX+" WHERE name IN (?ids) AND x_lease=?n AND x_shared=0",
 		"AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name=l.name) AND NOT EXISTS (SELECT 1 FROM {note} n WHERE n.name=l.name)")
-	q.forgetLease = t("DELETE FROM {lease} WHERE id=? AND ended=1")
+	q.forgetLease = t("DELETE FROM {lease} WHERE id=? AND ended>0")
 
 	// A shared hold has had fence+1 at most.
 	q.idle = t("SELECT name, CASE WHEN x_id IS NULL AND crowd=0 AND fence<?-1 THEN 1 ELSE 0 END FROM {lock} WHERE name>? ORDER BY name LIMIT ?")

@@ -16,12 +16,12 @@ const (
 
 // sweep clears away what hangs on a lease that is over, in bounded steps: its waiters
 // first, so that none of them is in the way of others. found: there was something. What
-// somebody has locked is left for the next sweep. why is what the log calls it.
-func (b *Backend) sweep(ctx context.Context, lease, why string) (found bool, err error) {
+// somebody has locked is left for the next sweep.
+func (b *Backend) sweep(ctx context.Context, lease string) (found bool, err error) {
 	q := b.sql
 	for _, s := range []struct {
 		sql string
-		all func(ctx context.Context, lease, why string, rows []Row) (done int, err error)
+		all func(ctx context.Context, lease string, rows []Row) (done int, err error)
 	}{{q.sweepWaits, b.sweepEach}, {q.sweepRows, b.sweepRows}, {q.sweepHolds, b.sweepEach}, {q.sweepNotes, b.sweepEach}} {
 		for {
 			if ctx.Err() != nil {
@@ -36,7 +36,7 @@ func (b *Backend) sweep(ctx context.Context, lease, why string) (found bool, err
 				break
 			}
 			found = true
-			done, err := s.all(ctx, lease, why, rows)
+			done, err := s.all(ctx, lease, rows)
 			if err != nil {
 				return found, err
 			}
@@ -49,9 +49,9 @@ func (b *Backend) sweep(ctx context.Context, lease, why string) (found bool, err
 }
 
 // sweepEach clears rows away by the desks of their resources.
-func (b *Backend) sweepEach(ctx context.Context, lease, why string, rows []Row) (done int, err error) {
+func (b *Backend) sweepEach(ctx context.Context, lease string, rows []Row) (done int, err error) {
 	return b.onDesks(ctx, rows, func(id string) *op {
-		return &op{kind: opSweep, id: id, of: lease, why: why, hasty: true}
+		return &op{kind: opSweep, id: id, of: lease, hasty: true}
 	})
 }
 
@@ -93,12 +93,12 @@ func (b *Backend) onDesks(ctx context.Context, rows []Row, request func(id strin
 
 // sweepRows clears exclusive holds away: those that nobody waits for many at a time,
 // and the others by their desks.
-func (b *Backend) sweepRows(ctx context.Context, lease, why string, rows []Row) (done int, err error) {
+func (b *Backend) sweepRows(ctx context.Context, lease string, rows []Row) (done int, err error) {
 	names := make([][]byte, len(rows))
 	for i, r := range rows {
 		names[i] = []byte(r.Text(0))
 	}
-	if err := b.retry(ctx, func() (err error) { done, err = b.clearRows(ctx, lease, why, names); return err }); err != nil {
+	if err := b.retry(ctx, func() (err error) { done, err = b.clearRows(ctx, lease, names); return err }); err != nil {
 		return 0, err
 	}
 	if done == len(rows) {
@@ -108,12 +108,12 @@ func (b *Backend) sweepRows(ctx context.Context, lease, why string, rows []Row) 
 	if err != nil {
 		return done, err
 	}
-	more, err := b.sweepEach(ctx, lease, why, res[0].Rows)
+	more, err := b.sweepEach(ctx, lease, res[0].Rows)
 	return done + more, err
 }
 
 // clearRows is one transaction that clears what nobody waits for and nobody has locked.
-func (b *Backend) clearRows(ctx context.Context, lease, why string, names [][]byte) (done int, err error) {
+func (b *Backend) clearRows(ctx context.Context, lease string, names [][]byte) (done int, err error) {
 	c, err := b.pool.Conn(ctx)
 	if err != nil {
 		return 0, err
@@ -144,7 +144,7 @@ func (b *Backend) clearRows(ctx context.Context, lease, why string, names [][]by
 		return 0, err
 	}
 	for _, r := range rows {
-		b.log.add(event{what: why, name: lock.Resource(r.Text(0)), id: r.Text(1), lease: lease, fence: r.Int(2)})
+		b.log.add(event{what: ending(r.Int(3)).of(r.Int(2)), name: lock.Resource(r.Text(0)), id: r.Text(1), lease: lease, fence: r.Int(2)})
 	}
 	return len(rows), nil
 }

@@ -80,8 +80,8 @@ func (b *Backend) loading(name lock.Resource, ops []*op, wait bool, step int) (b
 		if o.id != "" {
 			ids = append(ids, []byte(o.id))
 		}
-		if o.lease != "" && (len(leases) == 0 || string(leases[len(leases)-1]) != o.lease) {
-			leases = append(leases, []byte(o.lease))
+		if of := o.lease + o.of; of != "" && (len(leases) == 0 || string(leases[len(leases)-1]) != of) { // one of them is empty
+			leases = append(leases, []byte(of))
 		}
 		tells, ends = tells || o.tell, ends || o.kind != opAsk
 	}
@@ -135,7 +135,7 @@ func loaded(res []Result, step int) *state {
 				grace: time.Duration(r.Int(3)) * time.Microsecond, known: time.Duration(r.Int(5)) * time.Microsecond,
 			}
 		case "l":
-			s.leases[id] = true
+			s.leases[id] = ending(r.Int(3))
 		case "c":
 			readers, notes, s.tail = r.Int(3), r.Int(4), r.Int(5)
 		case "s":
@@ -148,12 +148,12 @@ func loaded(res []Result, step int) *state {
 			room = queue.Unlimited
 		}
 		m := member{lease: xLease, fence: s.fence, place: onRow}
-		if s.leases[xLease] {
+		if s.lives(xLease) {
 			s.x = s.put(xID, m, room)
 			s.xWas = s.x
 		} else {
 			s.xWas = &entry{ID: lock.HoldID(xID), Value: m}
-			s.note("expire", xID, xLease, s.fence, "")
+			s.note(s.leases[xLease].of(s.fence), xID, xLease, s.fence, "")
 		}
 	}
 	for _, r := range holds {
@@ -180,10 +180,10 @@ func (s *state) addWaiters(ahead, asked []Row, step int) {
 			break
 		}
 		m := member{lease: r.Text(2), place: inQueue}
-		if r.Bool(4) {
+		if end := ending(r.Int(4)); end == notEnded {
 			s.put(id, m, queue.RoomOf(lock.Mode(r.Int(3)))) //nolint:gosec // 1 or 2
 		} else {
-			s.note("expire", id, m.lease, 0, "")
+			s.note(end.of(0), id, m.lease, 0, "")
 			s.drop(id, inQueue)
 		}
 		delete(s.behind, id)

@@ -275,7 +275,7 @@ func (l *lease) chores(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case id := <-l.sweeps:
-			found, err := l.b.sweep(ctx, id, "expire")
+			found, err := l.b.sweep(ctx, id)
 			if err == nil && !found {
 				l.forgetLease(ctx, id)
 			}

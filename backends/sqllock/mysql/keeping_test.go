@@ -314,6 +314,51 @@ func TestLog(t *testing.T) {
 	})
 }
 
+// What an app's transaction keeps from the Close of its lease is cleared away by others, and
+// the log says of it what has become of the lease all the same: it was closed.
+func TestLogOfClosedLease(t *testing.T) {
+	eachKind(t, func(t *testing.T, s testengine.Server) {
+		b, l := sidecar(t, s.URL(), 30*time.Second)
+		_, other := sidecar(t, s.URL(), 30*time.Second)
+		alone, awaited := hold(t, l, unique("alone")), hold(t, l, unique("awaited"))
+		next := acquire(t, other, exclusive(awaited.Resource))
+		eventually(t, "it waits", func() error { return waits(t, b, awaited.Resource) })
+		q := exclusive(awaited.Resource)
+		behind := acquire(t, l, q)
+		eventually(t, "another waits", func() error {
+			if n := number(t, b, "SELECT COUNT(*) FROM {queue} WHERE name=?", []byte(q.Resource)); n != 2 {
+				return fmt.Errorf("%d wait", n)
+			}
+			return nil
+		})
+		transaction := newApp(t, b, "").begin(1)
+		if !transaction.guarded(alone.Guard) || !transaction.guarded(awaited.Guard) {
+			t.Fatal("the guard has found no hold")
+		}
+		if err := l.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		<-behind.done
+		if n := number(t, b, "SELECT COUNT(*) FROM {lock} WHERE x_lease=?", []byte(l.ID())); n != 2 {
+			t.Fatalf("Close has left %d of 2 holds whose rows were locked", n)
+		}
+		transaction.commit()
+		next.granted()
+		want := []string{"release " + string(alone.ID), "release " + string(awaited.ID), "cancel " + string(q.ID)}
+		eventually(t, "what was closed is in the log", func() error {
+			var got []string
+			for _, r := range rows(t, b, "SELECT event, hold FROM {log} WHERE name IN (?, ?) AND lease=? AND event NOT IN ('acquire', 'queue')",
+				[]byte(alone.Resource), []byte(awaited.Resource), []byte(l.ID())) {
+				got = append(got, r.Text(0)+" "+r.Text(1))
+			}
+			if diff := cmp.Diff(slices.Sorted(slices.Values(want)), slices.Sorted(slices.Values(got))); diff != "" {
+				return fmt.Errorf("(-want +got):\n%s", diff)
+			}
+			return nil
+		})
+	})
+}
+
 // Without a log everything else is as always.
 func TestNoLog(t *testing.T) {
 	eachKind(t, func(t *testing.T, s testengine.Server) {

@@ -7,7 +7,7 @@ CREATE TABLE IF NOT EXISTS {lease} (
   id      VARBINARY(64)  NOT NULL PRIMARY KEY,
   beat    BIGINT         NOT NULL,             -- another number with each heartbeat
   ttl_ms  BIGINT         NOT NULL,
-  ended   TINYINT        NOT NULL DEFAULT 0,   -- 1: over for ever, and what hangs on it is cleared away
+  ended   TINYINT        NOT NULL DEFAULT 0,   -- not 0: over for ever, and what hangs on it is cleared away: 1, it was not renewed; 2, it was closed
   server  VARBINARY(512) NOT NULL,             -- the mark of meta at the last heartbeat
   sidecar VARBINARY(255) NOT NULL,
   opened  BIGINT         NOT NULL,

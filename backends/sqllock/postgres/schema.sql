@@ -10,7 +10,7 @@ CREATE TABLE IF NOT EXISTS {lease} (
   id      BYTEA    NOT NULL PRIMARY KEY,
   beat    BIGINT   NOT NULL,             -- another number with each heartbeat
   ttl_ms  BIGINT   NOT NULL,
-  ended   SMALLINT NOT NULL DEFAULT 0,   -- 1: over for ever, and what hangs on it is cleared away
+  ended   SMALLINT NOT NULL DEFAULT 0,   -- not 0: over for ever, and what hangs on it is cleared away: 1, it was not renewed; 2, it was closed
   server  BYTEA    NOT NULL,             -- that carried out the last heartbeat
   sidecar BYTEA    NOT NULL,
   opened  BIGINT   NOT NULL,
