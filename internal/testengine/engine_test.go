@@ -66,6 +66,7 @@ func TestKinds(t *testing.T) {
 				run("ReadOnly", testPostgresReplica)
 			case MariaDBPair, MySQLPair:
 				run("FailOver", testFailOver)
+				run("CatchUp", testReplicaCatchesUp)
 				run("ReadOnly", testReadOnlyAfterFailOver)
 			}
 		})

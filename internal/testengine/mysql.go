@@ -216,10 +216,11 @@ func (p mysqlServer) drop(ctx context.Context, n *node) error {
 	return p.fill(ctx, n)
 }
 
-// mysqlDo asks a server as root on one connection.
+// mysqlDo asks a server as root on one connection, in no database: a replica that
+// is catching up may not have ours at this moment.
 func mysqlDo(addr string, f func(db *sql.DB) error) error {
 	c := mysql.NewConfig()
-	c.Net, c.Addr, c.User, c.DBName = "tcp", addr, "root", Database
+	c.Net, c.Addr, c.User = "tcp", addr, "root"
 	c.Logger = &mysql.NopLogger{} // it talks of what is refused while a server starts
 	connector, err := mysql.NewConnector(c)
 	if err != nil {

@@ -88,6 +88,51 @@ func testReadOnlyAfterFailOver(t *testing.T, s Server) {
 	set(t, c, "2")
 }
 
+// A replica that lags behind has taken part in what the primary did: it does not have the
+// database at the moment when it is to take over.
+func testReplicaCatchesUp(t *testing.T, s Server) {
+	p := s.(*pairStore)
+	primary, replica := p.roles()
+	do := func(n *node, statements ...string) {
+		t.Helper()
+		if err := p.do(within(t, long), n, statements); err != nil {
+			t.Fatal(err)
+		}
+	}
+	do(primary, "CREATE DATABASE other", "CREATE TABLE other.t (a INT PRIMARY KEY)", "INSERT INTO other.t VALUES (1)")
+	eventually := func(what, query string) {
+		t.Helper()
+		if err := poll(within(t, long), func() error {
+			return mysqlDo(replica.Addr(), func(db *sql.DB) error {
+				var n int
+				err := db.QueryRowContext(within(t, long), query).Scan(&n)
+				if err == nil && n == 0 {
+					err = errors.New("not yet")
+				}
+				return err
+			})
+		}); err != nil {
+			t.Fatalf("wait until %s: %v", what, err)
+		}
+	}
+	eventually("the replica has the row", "SELECT COUNT(*) FROM other.t")
+	if err := mysqlDo(replica.Addr(), func(db *sql.DB) error {
+		if _, err := db.ExecContext(within(t, long), "LOCK TABLES other.t READ"); err != nil { // the replica waits for it
+			return err
+		}
+		do(primary, "DROP DATABASE "+Database, "DELETE FROM other.t", "CREATE DATABASE "+Database)
+		eventually("the replica is between the two", "SELECT COUNT(*)=0 FROM information_schema.schemata WHERE schema_name='"+Database+"'")
+		over := make(chan error, 1)
+		go func() { over <- p.FailOver(within(t, long), KeepData) }()
+		eventually("the replica is asked to catch up", "SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE '%GTID%WAIT%' OR info LIKE '%WAIT%GTID%'")
+		_, err := db.ExecContext(within(t, long), "UNLOCK TABLES")
+		return errors.Join(err, <-over)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	set(t, newClient(t, s.URL()), "1")
+}
+
 func testUserWithPassword(t *testing.T, s Server) {
 	withUser := func(who string) client { return newClient(t, strings.Replace(s.URL(), "root@", who+"@", 1)) }
 	set(t, withUser(User+":"+Password), "1")
