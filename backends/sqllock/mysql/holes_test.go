@@ -173,6 +173,57 @@ func TestFrozenAppsLeaveOthers(t *testing.T) {
 	})
 }
 
+// A row is there, and the backend does not know that: it sends the UPDATE that takes it and
+// the INSERT of a new one together. The INSERT fails, the row is locked by somebody, and the
+// wait is over before the request is sent again. So it says that it has left nothing, and
+// the UPDATE must not have.
+func TestNothingIsLeftOfHalfARequest(t *testing.T) {
+	t.Parallel()
+	eachKind(t, func(t *testing.T, s testengine.Server) {
+		url := own(t, s, "half_")
+		known, old := sidecar(t, url, 10*time.Minute)
+		r := unique("r")
+		if err := old.Release(t.Context(), r, hold(t, old, r).ID); err != nil {
+			t.Fatal(err)
+		}
+		execute(t, known, "CREATE TRIGGER "+known.d.cfg.Database+".half_first BEFORE INSERT ON {lock} FOR EACH ROW SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO=1213")
+		locker := stranger(t, known)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		locked := make(chan struct{})
+		failed := sync.OnceFunc(func() {
+			cancel()
+			go func() {
+				defer close(locked)
+				_, _ = locker.conn.Do(context.Background(), "test", sqllock.Statement{SQL: locker.b.names("SELECT 1 FROM {lock} WHERE name=? FOR UPDATE"), Args: []any{[]byte(r)}})
+			}()
+			select {
+			case <-locked:
+			case <-time.After(300 * time.Millisecond): // the transaction that has failed is still open
+			}
+		})
+		b := openWith(t, url, func(_ string, _ time.Duration, err error) {
+			if mydb.Code(err) == 1213 {
+				failed()
+			}
+		})
+		t.Cleanup(func() { _ = b.Close() })
+		l := leaseOf(t, b)
+		g, err := l.Acquire(ctx, exclusive(r))
+		if ctx.Err() == nil {
+			t.Fatal("the INSERT has not failed")
+		}
+		<-locked
+		locker.conn.Close(errors.New("over"))
+		switch st, failure := known.Get(t.Context(), r); {
+		case failure != nil:
+			t.Fatal(failure)
+		case err == nil && (len(st.Holders) != 1 || st.Holders[0].ID != g.ID), err != nil && len(st.Holders) > 0:
+			t.Errorf("Acquire: %v, and then there are the holders %+v", err, st.Holders)
+		}
+	})
+}
+
 // A waiter that comes while a quick release waits for the row is seen by it.
 func TestReleaseSeesLateWaiter(t *testing.T) {
 	eachKind(t, func(t *testing.T, s testengine.Server) {
