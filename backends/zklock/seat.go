@@ -52,27 +52,33 @@ func (t *seat) take(ctx context.Context, s *zksession.Session) error {
 	return t.findBase(ctx)
 }
 
-// begin makes the seat's node, which every session needs: a heartbeat writes it.
+// begin makes the seat's node, which every session needs: a heartbeat writes it. The
+// server may remove the node above it in between, when that has just become empty.
 func (t *seat) begin(ctx context.Context) error {
-	calls := t.b.tree.ancestors(t.b.tree.leases())
-	own := zksession.Create(t.node, t.rec.encode(), t.b.tree.acl, zksession.Ephemeral)
-	made := zksession.Get(t.node)
-	if err := t.s.Do(ctx, append(calls, own, made)...); err != nil {
-		return unavailable("open lease", err)
-	}
-	if own.Err != nil {
+	for tries := 1; ; tries++ {
+		calls := t.b.tree.ancestors(t.b.tree.leases())
+		own := zksession.Create(t.node, t.rec.encode(), t.b.tree.acl, zksession.Ephemeral)
+		made := zksession.Get(t.node)
+		if err := t.s.Do(ctx, append(calls, own, made)...); err != nil {
+			return unavailable("open lease", err)
+		}
+		why := own.Err
+		if why == nil {
+			why = made.Err
+		}
+		if why == nil {
+			t.wrote(made.Stat)
+			return nil
+		}
 		for _, c := range calls { // the first that failed is the reason
 			if c.Err != nil && !errors.Is(c.Err, zksession.ErrNodeExists) {
 				return unavailable("open lease", c.Err)
 			}
 		}
-		return unavailable("open lease", own.Err)
+		if !errors.Is(why, zksession.ErrNoNode) || tries == maxTries {
+			return unavailable("open lease", why)
+		}
 	}
-	if made.Err != nil {
-		return unavailable("open lease", made.Err)
-	}
-	t.wrote(made.Stat)
-	return nil
 }
 
 // wrote takes what the server says of the node that we wrote.

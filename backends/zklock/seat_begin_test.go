@@ -1,0 +1,59 @@
+package zklock
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// TestLeaseWhileTheServerTidies: the node above those of the leases is empty, and the
+// server removes it just before ours comes: when a lease is opened, and when its node is
+// made again.
+func TestLeaseWhileTheServerTidies(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	way, url := newRoad(t, s.URL())
+	c := stranger(t, s.URL())
+	b := openAt(t, url+"/tidied-"+string(unique()))
+	t.Cleanup(func() { _ = b.Close() })
+	var tidied atomic.Int32
+	tidy := func() {
+		var once sync.Once
+		way.set(func(r *road) {
+			r.request = func(op int32, body string) action {
+				if op == opCreate && contains(body, b.tree.leases()+"/") {
+					once.Do(func() {
+						if c.Delete(b.tree.leases(), -1) == nil {
+							tidied.Add(1)
+						}
+					})
+				}
+				return pass
+			}
+		})
+	}
+	tidy()
+	l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 10 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close(context.WithoutCancel(t.Context())) }()
+	tidy()
+	if err := c.Delete(b.tree.lease(l.ID()), -1); err != nil {
+		t.Fatal(err)
+	}
+	if err := beat(t.Context(), l); err != nil {
+		t.Errorf("Heartbeat: %v", err)
+	}
+	if ok, _, err := c.Exists(b.tree.lease(l.ID())); !ok || err != nil {
+		t.Errorf("the node of the lease is not there again: %v", err)
+	}
+	if n := tidied.Load(); n != 2 {
+		t.Errorf("the node was removed %d times, want 2", n)
+	}
+}
