@@ -83,7 +83,7 @@ type survey struct {
 }
 
 // survey gives a survey that starts after the call. Those who ask while one is
-// under way share the next one.
+// under way share the next one, so it goes on when the ctx of one of them ends.
 func (l *line) survey(ctx context.Context) (*survey, error) {
 	d := l.d
 	d.mu.Lock()
@@ -101,7 +101,7 @@ func (l *line) survey(ctx context.Context) (*survey, error) {
 		d.mu.Lock()
 		l.nextSurvey = nil
 		d.mu.Unlock()
-		v.err = d.look(ctx, l.resource, l.path, v)
+		v.err = d.look(context.WithoutCancel(ctx), l.resource, l.path, v)
 		close(v.done)
 		<-l.surveyTurn
 	}
