@@ -248,8 +248,7 @@ func TestContendedPairs(t *testing.T) {
 	}
 }
 
-// TestOneWatchANode: the library keeps a channel for each watch, so a node that is
-// waited for is watched once, however often it is read.
+// TestOneWatchANode: a node that is waited for is watched once, however often it is read.
 func TestOneWatchANode(t *testing.T) {
 	t.Parallel()
 	s := testengine.Shared(t, testengine.ZooKeeper)

@@ -147,9 +147,8 @@ type watch struct {
 // goroutine that reads from the server: it must not block.
 type watcher interface{ changed(deleted bool) }
 
-// look reads a node and watches it, unless it is watched: the library keeps one
-// more channel for each watch on a node that has one already (go-zookeeper 1.0.4,
-// Conn.addWatcher), and forgets them only when the node changes.
+// look reads a node and watches it, unless it is watched already: then there is nothing to
+// set, and no event has to wait for the answer.
 func (t *seat) look(path string) *zksession.Call {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -5,7 +5,8 @@ import (
 	"sync"
 )
 
-// births learns which transaction has made a node.
+// births learns which transaction has made a node, and up to which one the server has
+// answered.
 //
 // The library makes nodes by the request create, whose answer is the path. There
 // is another one, create2 (ZooKeeper 3.5), with the same arguments, whose answer
@@ -16,6 +17,7 @@ type births struct {
 	// Of the library's reader alone: the packet that is being read.
 	size int    // what is still to come of it; 0: the length is next
 	head []byte // its beginning, as far as it is looked at; of the length too
+	last int64  // transaction that the last answer is not older than
 
 	mu      sync.Mutex
 	waiting map[int32]struct{} // numbers of requests that make a node
@@ -75,9 +77,12 @@ func (m *births) answer(p []byte) {
 	if len(p) < header {
 		return
 	}
+	xid := number(p)
+	if zxid := int64(binary.BigEndian.Uint64(p[4:])); xid >= 0 && zxid > 0 { //nolint:gosec // the same bits
+		m.last = zxid
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	xid := number(p)
 	if _, ok := m.waiting[xid]; !ok {
 		return
 	}

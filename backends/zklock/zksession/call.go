@@ -93,10 +93,9 @@ func Get(path string) *Call {
 // Watch reads a node and, if it is there, has OnEvent called when it is changed
 // or deleted, once.
 func Watch(path string) *Call {
-	return &Call{name: "get", path: path, watches: true, do: func(conn *zk.Conn) (a answer) {
-		a.data, a.stat, _, a.err = conn.GetW(path) // OnEvent is told by the library's callback
-		return a
-	}}
+	c := Get(path)
+	c.watches = true
+	return c
 }
 
 // Set replaces the data of a node if it has that version.

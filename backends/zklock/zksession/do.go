@@ -81,35 +81,23 @@ func skip(calls []*Call, err error) {
 // one carries out a call.
 func (s *Session) one(ctx context.Context, c *Call) {
 	if c.watches {
-		s.mu.Lock()
-		s.watched = true
-		s.setting[c.path]++
-		s.mu.Unlock()
+		s.watching(c, func() *link { return s.ask(ctx, c) })
+		return
 	}
 	s.ask(ctx, c)
 	if c.Then != nil {
 		c.Then(c)
 	}
-	if !c.watches {
-		return
-	}
-	var late []Event
-	s.mu.Lock()
-	if s.setting[c.path]--; s.setting[c.path] == 0 {
-		delete(s.setting, c.path)
-		late = s.late[c.path]
-		delete(s.late, c.path)
-	}
-	s.mu.Unlock()
-	for _, ev := range late {
-		s.tell(ev)
-	}
 }
 
-func (s *Session) ask(ctx context.Context, c *Call) {
-	if a := s.start(ctx, c); a != nil {
-		a.wait(ctx)
+// ask carries out a call, and gives the connection that has carried it; nil: none has.
+func (s *Session) ask(ctx context.Context, c *Call) *link {
+	a := s.start(ctx, c)
+	if a == nil {
+		return nil
 	}
+	a.wait(ctx)
+	return a.l
 }
 
 // asking is a call that the library has.

@@ -20,6 +20,8 @@
 //     there is one. Here requests wait outside until there is a connection, and
 //     what may still be inside is waited for before the server is asked what has
 //     become of it ([Sync]).
+//   - On a new connection it asks for its watches while it takes answers already, and so
+//     may never hear of what happened before. Here watches are kept beside it (watches.go).
 //   - It does not tell the session timeout that the server has granted, nor the
 //     transaction that made a node (births.go).
 package zksession

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -21,11 +20,7 @@ type link struct {
 	raw  net.Conn      // what is under TLS: closing it never waits
 	gone chan struct{} // closed when it is closed
 
-	// What is watched is to be asked for before answers are read, see awaitWatches.
-	rewatch      bool          // there may be something that is watched; of the reader alone
-	requested    atomic.Bool   // a request was written whose answer has to wait
-	watching     chan struct{} // closed when the library has asked
-	watchingOnce sync.Once
+	watched bool // all that is to be watched is, on this connection; under the session's mutex
 
 	// Until the session is accepted, read by the library's only goroutine then.
 	asked   time.Duration // on the clock, before it asked for the session
@@ -55,7 +50,6 @@ func (s *Session) dial(network, addr string, _ time.Duration) (net.Conn, error) 
 		l.cut()
 		return nil, s.err
 	}
-	l.rewatch = s.connected && s.watched
 	s.latest, s.dialled = l, time.Now()
 	return l, nil
 }
@@ -78,7 +72,7 @@ func (s *Session) connect(ctx context.Context, network, addr string) (*link, err
 		}
 		nc = t
 	}
-	l := &link{Conn: nc, s: s, raw: raw, gone: make(chan struct{}), watching: make(chan struct{}), closed: make(chan struct{})}
+	l := &link{Conn: nc, s: s, raw: raw, gone: make(chan struct{}), closed: make(chan struct{})}
 	// The library would wait for a server that does not answer for many times the
 	// session timeout.
 	return l, nc.SetDeadline(time.Now().Add(s.cfg.Timeout))
@@ -121,9 +115,10 @@ func (l *link) SetWriteDeadline(t time.Time) error {
 const (
 	xidPing      = -2
 	opCreate     = 1
+	opDelete     = 2
+	opGet        = 4
 	opClose      = -11
 	opCreate2    = 15
-	opAuth       = 100
 	opSetWatches = 101
 )
 
@@ -148,24 +143,30 @@ func (l *link) Write(b []byte) (int, error) {
 		case opCreate:
 			l.births.expect(xid)
 			binary.BigEndian.PutUint32(b[8:], opCreate2) // b is the library's buffer, for this packet alone
-		case opSetWatches:
-			l.watchingOnce.Do(func() { close(l.watching) })
-		}
-		if op != opAuth && op != opSetWatches && xid != xidPing {
-			l.requested.Store(true)
+		case opGet:
+			l.s.marked(b)
+		case opDelete:
+			if instead := l.s.asksForWatches(b); instead != nil {
+				return len(b), l.write(instead)
+			}
 		}
 	}
-	n, err := l.Conn.Write(b)
+	if err := l.write(b); err != nil {
+		return 0, err
+	}
+	if path, ok := pathOf(b); ok && l.greeted && number(b[8:]) == opCreate2 {
+		l.s.wrote(path)
+	}
+	return len(b), nil
+}
+
+func (l *link) write(b []byte) error {
+	_, err := l.Conn.Write(b)
 	if err != nil && l.greeted {
 		l.cut()
-		n, err = len(b), nil
+		return nil
 	}
-	if l.greeted && len(b) >= 16 && number(b[8:]) == opCreate2 {
-		if size := int(number(b[12:])); size >= 0 && size <= len(b)-16 {
-			l.s.wrote(b[16 : 16+size])
-		}
-	}
-	return n, err
+	return err
 }
 
 // Read implements net.Conn.
@@ -181,35 +182,12 @@ func (l *link) Read(b []byte) (int, error) {
 		}
 		return n, err
 	}
-	l.awaitWatches()
 	l.births.read(b[:n])
 	if x := l.closing.Load(); x != 0 && n >= 4 && number(b) == x {
 		l.closing.Store(0)
 		close(l.closed)
 	}
 	return n, err
-}
-
-// awaitWatches keeps answers back until the library has asked for what it watches.
-//
-// On another connection the library asks the server what has happened to watched
-// nodes since the last answer that it has heard (sendSetWatches), while it sends
-// requests already. Were one of them answered before it asks, it would be since
-// that answer, and what happened before would be missed; it also reads and writes
-// the number of that answer without a lock. It asks for nothing when nothing is
-// watched any more, so this does not wait for ever.
-func (l *link) awaitWatches() {
-	if !l.rewatch || !l.requested.Load() {
-		return
-	}
-	l.rewatch = false
-	limit := time.NewTimer(l.s.cfg.Timeout / 4)
-	defer limit.Stop()
-	select {
-	case <-l.watching:
-	case <-limit.C:
-	case <-l.gone:
-	}
 }
 
 // begin reads along the server's answer to the request for a session: length,

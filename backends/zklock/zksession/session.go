@@ -76,10 +76,9 @@ type Session struct {
 	wanting   int           // requests that wait for a connection
 	left      map[chan struct{}]struct{}
 	chased    map[string]chan struct{} // closed when a create of that path is on its way
-	setting   map[string]int           // calls under way that set a watch, by path
-	late      map[string][]Event       // events of such paths: told after those calls
-	connected bool                     // it was, at least once
-	watched   bool                     // something was, at least once
+	on        *link                    // that was accepted last
+	watches   watches
+	connected bool // it was, at least once
 	closing   bool
 	short     *time.Timer // ends it, see shortened; nil: no server has made it live less long
 	err       error       // why it is over
@@ -101,7 +100,7 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	}
 	s := &Session{
 		cfg: cfg, up: make(chan struct{}), asked: time.Now(), done: make(chan struct{}),
-		left: make(map[chan struct{}]struct{}), chased: make(map[string]chan struct{}), setting: make(map[string]int), late: make(map[string][]Event),
+		left: make(map[chan struct{}]struct{}), chased: make(map[string]chan struct{}), watches: newWatches(),
 	}
 	if cfg.TTL != 0 {
 		s.proof = newProof(cfg.TTL, cfg.Tick)
@@ -297,16 +296,7 @@ func (s *Session) event(e zk.Event) {
 			s.linkDown()
 		}
 	case zk.EventNodeDataChanged, zk.EventNodeDeleted:
-		ev := Event{Path: e.Path, Deleted: e.Type == zk.EventNodeDeleted}
-		s.mu.Lock()
-		wait := s.setting[ev.Path] > 0
-		if wait {
-			s.late[ev.Path] = append(s.late[ev.Path], ev)
-		}
-		s.mu.Unlock()
-		if !wait {
-			s.tell(ev)
-		}
+		s.happened(Event{Path: e.Path, Deleted: e.Type == zk.EventNodeDeleted})
 	}
 }
 
@@ -326,7 +316,8 @@ func (s *Session) linkUp() {
 	}
 	s.id, s.timeout = l.session, l.timeout
 	again := s.connected
-	s.link, s.connected = l, true
+	s.link, s.on, s.connected = l, l, true
+	s.rewatch(l)
 	if s.proof != nil {
 		s.proof.moved(l, l.asked)
 	}
@@ -345,6 +336,9 @@ func (s *Session) linkUp() {
 func (s *Session) linkDown() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.on != nil && s.on.watched { // its reader has ended
+		s.watches.since = max(s.watches.since, s.on.births.last)
+	}
 	if s.link != nil {
 		s.link = nil
 		s.up = make(chan struct{})

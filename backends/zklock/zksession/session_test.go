@@ -505,7 +505,7 @@ func TestSlowClose(t *testing.T) {
 func TestWriteFails(t *testing.T) {
 	raw, peer := net.Pipe()
 	_ = peer.Close()
-	l := &link{Conn: raw, raw: raw, s: &Session{}, greeted: true, gone: make(chan struct{}), watching: make(chan struct{})}
+	l := &link{Conn: raw, raw: raw, s: &Session{}, greeted: true, gone: make(chan struct{})}
 	if n, err := l.Write(make([]byte, 20)); n != 20 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
