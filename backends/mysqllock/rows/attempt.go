@@ -139,7 +139,7 @@ func (a *attempt) note() error {
 	defer cancel()
 	a.noted = true
 	return mydb.Retry(ctx, func() error {
-		_, err := a.l.side.Exec(ctx, "wait", a.l.b.sql.wait, a.record()...)
+		_, err := a.l.side.Exec(ctx, "note", a.l.b.sql.wait, a.record()...)
 		return err
 	})
 }
@@ -162,7 +162,7 @@ func (a *attempt) await(k *link) (int, error) {
 	defer cancel()
 	answered := make(chan answer, 1)
 	l.routines.Go(func() {
-		rows, err := k.run(ctx, "wait", lockRow(&l.b.cfg, l.dialect, a.q.Mode, false), []byte(a.q.Resource))
+		rows, err := k.run(ctx, "", lockRow(&l.b.cfg, l.dialect, a.q.Mode, false), []byte(a.q.Resource))
 		answered <- answer{rows, err}
 	})
 	select {

@@ -98,7 +98,8 @@ func (k *link) run(ctx context.Context, command, query string, args ...any) (int
 
 // ask sends a request when it is its turn and gives the rows of its answer. When
 // ctx ends first the error is errNoAnswer, and the request goes on: to cut it short
-// would be to cut the connection, and so to lose the lock.
+// would be to cut the connection, and so to lose the lock. A request without a name
+// waits for other holders: it is not measured.
 func (k *link) ask(ctx context.Context, command, query string, args ...any) ([][]driver.Value, error) {
 	select {
 	case k.turn <- struct{}{}:
@@ -116,7 +117,9 @@ func (k *link) ask(ctx context.Context, command, query string, args ...any) ([][
 	k.l.routines.Go(func() { //nolint:contextcheck // see above
 		rows, err := collect(k.query(context.Background(), query, args...))
 		<-k.turn
-		k.l.b.observe(command, time.Since(start), err)
+		if command != "" {
+			k.l.b.observe(command, time.Since(start), err)
+		}
 		if broken(err) {
 			k.end()
 		}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -352,4 +353,39 @@ func TestWatcher(t *testing.T) {
 		ours[i].Close()
 		theirs[i].Close()
 	}
+}
+
+// Waiting for another holder is no slow request.
+func TestWaitIsNotMeasured(t *testing.T) {
+	onEach(t, func(t *testing.T, s testengine.Server) {
+		var measured atomic.Int64
+		cfg, err := mydb.Parse(s.URL() + noGrace)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := Open(cfg, func(command string, _ time.Duration, _ error) {
+			if command == "wait" || command == "" {
+				measured.Add(1)
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = b.Close() })
+		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close(context.Background()) })
+		r := name(t)
+		g := hold(t, l.(*lease), r)
+		w := queue(t, b, l.(*lease), request(r, lock.Exclusive))
+		if err := l.Release(t.Context(), r, g.ID); err != nil {
+			t.Fatal(err)
+		}
+		w.granted(t)
+		if n := measured.Load(); n != 0 {
+			t.Errorf("%d waits were measured as requests to the store", n)
+		}
+	})
 }

@@ -149,7 +149,7 @@ func (d *Dialect) listenOnce(ctx context.Context, p *pool, id lock.LeaseID, hear
 	}
 	for {
 		heard(true) // it may have rung before
-		_, err := c.do(ctx, "listen", sqllock.Statement{SQL: fmt.Sprintf("SELECT SLEEP(%d)", bellSleep)})
+		_, err := c.send(ctx, sqllock.Statement{SQL: fmt.Sprintf("SELECT SLEEP(%d)", bellSleep)})
 		if err != nil && !mydb.Interrupted(err) || ctx.Err() != nil {
 			return false
 		}

@@ -186,8 +186,15 @@ func (c *conn) Do(ctx context.Context, command string, batch ...sqllock.Statemen
 	return c.do(context.WithoutCancel(ctx), command, batch...)
 }
 
-func (c *conn) do(ctx context.Context, command string, batch ...sqllock.Statement) (res []sqllock.Result, err error) {
+func (c *conn) do(ctx context.Context, command string, batch ...sqllock.Statement) ([]sqllock.Result, error) {
 	start := time.Now()
+	res, err := c.send(ctx, batch...)
+	c.p.d.observe(command, time.Since(start), err)
+	return res, err
+}
+
+// send is do without a measurement, for what sleeps in the server.
+func (c *conn) send(ctx context.Context, batch ...sqllock.Statement) ([]sqllock.Result, error) {
 	var text strings.Builder
 	var args []driver.NamedValue
 	rows := false
@@ -211,12 +218,9 @@ func (c *conn) do(ctx context.Context, command string, batch ...sqllock.Statemen
 		}
 	}
 	if rows {
-		res, err = c.query(ctx, text.String(), args, batch)
-	} else {
-		res, err = c.exec(ctx, text.String(), args, len(batch))
+		return c.query(ctx, text.String(), args, batch)
 	}
-	c.p.d.observe(command, time.Since(start), err)
-	return res, err
+	return c.exec(ctx, text.String(), args, len(batch))
 }
 
 func isSelect(s sqllock.Statement) bool { return strings.HasPrefix(s.SQL, "SELECT") }
