@@ -37,8 +37,9 @@ import (
 // server of what a watch has told it (Conn.lastZxid). So a watch makes us ask, and
 // proves nothing.
 //
-// In the layout of Curator only a list proves a grant: a thread that has Curator's
-// write lock can take its read lock, too, whose node gets the number of the first.
+// In the layout of Curator only a list proves the grant of an exclusive request behind a
+// writer that is another program's: a thread that has Curator's write lock can take its
+// read lock, too, whose node gets the number of the first.
 type line struct {
 	d        *driver
 	resource lock.Resource
@@ -55,6 +56,7 @@ type line struct {
 	queue      []node // nodes that may be there, in order: all that are, up to the number known
 	known      int32  // -1: none
 	downgraded string // name of a writer that lets readers pass
+	strangers  bool   // another program's writer was in the queue
 
 	watching string // name of the node that the first of ours waits for; empty: none
 	suspect  bool   // it is to be read again
@@ -234,6 +236,9 @@ func (l *line) unlocked(f func() error) error {
 // what it proves. What is known of larger numbers stays. d.mu is held.
 func (l *line) saw(children []string, upTo int32) {
 	nodes, last := parseNodes(children), upTo
+	if l.d.b.tree.curator && !l.strangers {
+		l.strangers = slices.ContainsFunc(nodes, func(n node) bool { return !n.shared && !n.bySidecar() })
+	}
 	if len(nodes) > 0 {
 		last = max(last, nodes[len(nodes)-1].seq)
 	}
@@ -243,6 +248,8 @@ func (l *line) saw(children []string, upTo int32) {
 		i, _ := slices.BinarySearchFunc(l.queue, last+1, func(n node, seq int32) int { return cmp.Compare(n.seq, seq) })
 		l.queue = append(nodes, l.queue[i:]...)
 	}
+	next, _ := slices.BinarySearchFunc(l.waiting, l.known+1, func(o *spot, seq int32) int { return int(o.seq - seq) })
+	l.extend(next)
 	for _, w := range l.waiting {
 		if w.seq > last {
 			break
@@ -252,12 +259,17 @@ func (l *line) saw(children []string, upTo int32) {
 		}
 	}
 	for len(l.waiting) > 0 {
-		w := l.waiting[0]
-		if _, blocked := l.blocker(w); blocked || w.doubted || w.seq > last || w.czxid == 0 {
+		if _, blocked := l.blocker(l.waiting[0]); blocked {
 			return
 		}
-		l.waiting = l.waiting[1:]
-		l.d.grant(w)
+		for range l.together(l.waiting[0]) {
+			w := l.waiting[0]
+			if w.doubted || w.seq > last || w.czxid == 0 {
+				return
+			}
+			l.waiting = l.waiting[1:]
+			l.d.grant(w)
+		}
 	}
 }
 
@@ -269,20 +281,8 @@ func (l *line) find(name string, seq int32, shared bool) (i int, there bool) {
 // confirm reads the node of a request that nothing is in the way of any more.
 func (l *line) confirm(w *spot) error {
 	d := l.d
-	if w.czxid != 0 {
-		if d.b.tree.curator {
-			return l.list()
-		}
-		grants := 0 // readers are granted together
-		for _, o := range l.waiting {
-			if _, blocked := l.blocker(o); blocked || o.seq > l.known {
-				break
-			}
-			grants++
-		}
-		if len(l.queue) <= d.b.shortQueue*grants {
-			return l.list()
-		}
+	if w.czxid != 0 && (l.mustList(w) || len(l.queue) <= d.b.shortQueue*l.together(w)) {
+		return l.list()
 	}
 	path := w.node
 	get := zksession.Get(path)
@@ -298,11 +298,35 @@ func (l *line) confirm(w *spot) error {
 	if w.doubted || w.node != path || len(l.waiting) == 0 || l.waiting[0] != w {
 		return nil
 	}
-	if _, blocked := l.blocker(w); !blocked && !d.b.tree.curator {
+	if _, blocked := l.blocker(w); !blocked && !l.mustList(w) {
 		l.waiting = l.waiting[1:]
 		d.grant(w)
 	}
 	return nil
+}
+
+// mustList reports whether only a list proves the grant of a request. d.mu is held.
+func (l *line) mustList(w *spot) bool { return l.strangers && w.mode == lock.Exclusive }
+
+// together is how many of those that wait are granted with the first one, which nothing
+// is in the way of. d.mu is held.
+func (l *line) together(w *spot) int {
+	if w.mode == lock.Exclusive {
+		return 1
+	}
+	last := l.known
+	i, _ := l.find(w.name, w.seq, true)
+	for _, n := range l.queue[i:] {
+		if !n.shared && n.name != l.downgraded {
+			last = n.seq
+			break
+		}
+	}
+	after := slices.IndexFunc(l.waiting, func(o *spot) bool { return o.seq > last || o.mode == lock.Exclusive })
+	if after < 0 {
+		return len(l.waiting)
+	}
+	return max(1, after)
 }
 
 // look reads and watches the node that the first of ours waits for.
@@ -405,20 +429,30 @@ func sleep(ctx context.Context, pause time.Duration) bool {
 // add takes a request that has got its node. d.mu is held.
 func (l *line) add(s *spot) {
 	if l.placed == 0 { // until now, numbers may have started at zero again
-		l.queue, l.known, l.downgraded = nil, -1, ""
+		l.queue, l.known, l.downgraded, l.strangers = nil, -1, "", false
 		l.began++
 	}
 	l.placed++
 	l.ahead = l.ahead || s.room.Session() != l.d.seat.s
-	first := s.seq
-	if s.guard != "" {
-		first--
-	}
-	if l.known >= 0 && first == l.known+1 {
-		l.queue, l.known = append(l.queue, node{name: s.name, id: s.ID, seq: s.seq, shared: s.mode == lock.Shared}), s.seq
-	}
 	i, _ := slices.BinarySearchFunc(l.waiting, s.seq, func(o *spot, seq int32) int { return int(o.seq - seq) })
 	l.waiting = slices.Insert(l.waiting, i, s)
+	l.extend(i)
+}
+
+// extend takes into the known queue what is ours and has the very next number, from that
+// place among those that wait: answers come in any order. d.mu is held.
+func (l *line) extend(i int) {
+	for ; l.known >= 0 && i < len(l.waiting); i++ {
+		o := l.waiting[i]
+		first := o.seq
+		if o.guard != "" {
+			first--
+		}
+		if first != l.known+1 {
+			return
+		}
+		l.queue, l.known = append(l.queue, node{name: o.name, id: o.ID, seq: o.seq, shared: o.mode == lock.Shared}), o.seq
+	}
 }
 
 // leave takes out a request whose node is gone. d.mu is held.

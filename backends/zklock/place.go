@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
@@ -182,10 +183,7 @@ func (d *driver) create(ctx context.Context, s *spot) error {
 		defer d.mu.Unlock()
 		l.creating--
 	}()
-	var ancestors []*zksession.Call
-	if !d.b.isKnown(l.path) {
-		ancestors = []*zksession.Call{t.container(l.path)}
-	}
+	ancestors := d.unknown(l.path)
 	for tries := 1; ; tries++ {
 		var nodes []*zksession.Call
 		for _, p := range paths {
@@ -196,17 +194,21 @@ func (d *driver) create(ctx context.Context, s *spot) error {
 			place = zksession.Multi(nodes...)
 		}
 		d.setUnsure(s, true)
-		chased := alone && !t.curator // a transaction cannot be followed like that
-		if chased {
-			_ = room.Session().Chase(ctx, append(ancestors, place, queue)...)
-		} else {
-			_ = room.Session().Do(ctx, append(ancestors, place)...)
+		calls := append(slices.Clone(ancestors), place)
+		if alone {
+			calls = append(calls, queue)
 		}
+		_ = room.Session().Chase(ctx, calls...)
 		switch {
 		case place.Err == nil:
-			d.b.setKnown(l.path, true)
-			if !chased || queue.Err != nil {
-				queue = nil
+			d.setKnown(l.path, true)
+			if !alone || queue.Err != nil {
+				return d.arrived(ctx, s, nodes, nil)
+			}
+			if t.curator { // a transaction does not tell its number
+				own := zksession.Get(nodes[1].Path)
+				_ = room.Session().Do(ctx, own)
+				nodes[1].Stat.Czxid = own.Stat.Czxid
 			}
 			return d.arrived(ctx, s, nodes, queue)
 		case errors.Is(place.Err, zksession.ErrLost), errors.Is(place.Err, zksession.ErrExpired), errors.Is(place.Err, zksession.ErrClosed):
@@ -218,13 +220,35 @@ func (d *driver) create(ctx context.Context, s *spot) error {
 		}
 		// Its ancestors are not there, or not any more: the server removes those that
 		// have been empty for a while.
-		d.b.setKnown(l.path, false)
+		d.setKnown(l.path, false)
 		if tries == maxTries {
 			return whyRefused(place.Err, ancestors)
 		}
-		ancestors = t.ancestors(l.path)
+		ancestors = t.ancestors(l.path) // it knows which are there already
 	}
 }
+
+// unknown are the calls that make the node of a lock, and the one above it, where they may not
+// be there.
+func (d *driver) unknown(path string) []*zksession.Call {
+	if d.b.isKnown(path) {
+		return nil
+	}
+	calls := d.b.tree.ancestors(path)
+	if len(calls) == 1 || d.b.isKnown(above(path)) {
+		return calls[len(calls)-1:]
+	}
+	return calls[len(calls)-2:]
+}
+
+// setKnown remembers, or forgets, that the node of a lock is there, and the one above it.
+func (d *driver) setKnown(path string, there bool) {
+	d.b.setKnown(path, there)
+	d.b.setKnown(above(path), there)
+}
+
+// above is the path of the node above another one.
+func above(path string) string { return path[:strings.LastIndexByte(path, '/')] }
 
 // arrived takes the nodes of a request, and a list of the queue if there is one.
 func (d *driver) arrived(ctx context.Context, s *spot, nodes []*zksession.Call, queue *zksession.Call) error {

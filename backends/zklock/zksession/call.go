@@ -152,7 +152,7 @@ func Multi(parts ...*Call) *Call {
 	for _, p := range parts {
 		requests = append(requests, p.request)
 	}
-	return &Call{name: "multi", parts: parts, do: func(conn *zk.Conn) (a answer) {
+	return &Call{name: "multi", path: parts[0].path, parts: parts, do: func(conn *zk.Conn) (a answer) {
 		a.parts, a.err = conn.Multi(requests...)
 		return a
 	}}

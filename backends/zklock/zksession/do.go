@@ -190,51 +190,54 @@ func (a *asking) wait(ctx context.Context) {
 	}
 }
 
-// Chase carries out calls like Do, but for the last two. The first of them is a
-// Create, and the other one is sent as soon as the Create is on its way: a server
-// carries out the requests of a connection in their order, so it finds what the
-// Create has done, in the same round trip. When the Create has no good answer, the
-// last call means nothing. Their Then is not called.
+// Chase carries out calls like Do, but sends each as soon as the one before is on its
+// way, and not when that is answered: a server carries out the requests of a connection in
+// their order, so each finds what those before it have done, in the same round trip. All but
+// the last must be Creates, or a Multi that begins with one. Where one of them has no
+// good answer, what comes behind it says nothing about it. Their Then is not called.
 func (s *Session) Chase(ctx context.Context, calls ...*Call) error {
-	before, first, second := calls[:len(calls)-2], calls[len(calls)-2], calls[len(calls)-1]
-	if len(before) > 0 {
-		if err := s.Do(ctx, before...); err != nil {
-			first.fail(err)
-			second.fail(err)
+	var all []*asking
+	for i, c := range calls {
+		last := i == len(calls)-1
+		written := make(chan struct{})
+		if !last {
+			s.mu.Lock()
+			s.chased[c.path] = written
+			s.mu.Unlock()
+		}
+		a := s.start(ctx, c)
+		if a != nil && !last {
+			select {
+			case <-written:
+			case <-a.finished: // it could not be
+			case <-ctx.Done():
+			}
+		}
+		if !last {
+			s.mu.Lock()
+			delete(s.chased, c.path)
+			s.mu.Unlock()
+		}
+		if a == nil {
+			for _, c := range calls[i+1:] {
+				c.fail(calls[i].Err)
+			}
+			break
+		}
+		all = append(all, a)
+	}
+	for _, a := range all {
+		a.wait(ctx)
+	}
+	for _, c := range calls {
+		if err := lost(c.Err); err != nil {
 			return err
 		}
 	}
-	written := make(chan struct{})
-	s.mu.Lock()
-	s.chased[first.path] = written
-	s.mu.Unlock()
-	a := s.start(ctx, first)
-	if a != nil {
-		select {
-		case <-written:
-		case <-a.finished: // it could not be
-		case <-ctx.Done():
-		}
-	}
-	s.mu.Lock()
-	delete(s.chased, first.path)
-	s.mu.Unlock()
-	if a == nil {
-		second.fail(first.Err)
-		return lost(first.Err)
-	}
-	b := s.start(ctx, second)
-	a.wait(ctx)
-	if b != nil {
-		b.wait(ctx)
-	}
-	if err := lost(first.Err); err != nil {
-		return err
-	}
-	return lost(second.Err)
+	return nil
 }
 
-// wrote is told that the library has written a Create.
+// wrote is told that the library has written a request that makes a node.
 func (s *Session) wrote(path []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

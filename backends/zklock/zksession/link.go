@@ -113,13 +113,15 @@ func (l *link) SetWriteDeadline(t time.Time) error {
 // What the headers of packets hold: their length, and then
 // for a request its number and its kind, for an answer the request's number.
 const (
-	xidPing      = -2
-	opCreate     = 1
-	opDelete     = 2
-	opGet        = 4
-	opClose      = -11
-	opCreate2    = 15
-	opSetWatches = 101
+	xidPing           = -2
+	opCreate          = 1
+	opDelete          = 2
+	opGet             = 4
+	opClose           = -11
+	opMulti           = 14
+	opCreate2         = 15
+	opCreateContainer = 19
+	opSetWatches      = 101
 )
 
 // Write implements net.Conn. The library writes one packet at a time.
@@ -154,10 +156,22 @@ func (l *link) Write(b []byte) (int, error) {
 	if err := l.write(b); err != nil {
 		return 0, err
 	}
-	if path, ok := pathOf(b); ok && l.greeted && number(b[8:]) == opCreate2 {
-		l.s.wrote(path)
+	if l.greeted && len(b) >= 12 {
+		switch number(b[8:]) {
+		case opCreate2, opCreateContainer:
+			l.wrote(b, 12)
+		case opMulti: // the header of its first part is a kind, whether it is the last, and a code
+			l.wrote(b, 12+4+1+4)
+		}
 	}
 	return len(b), nil
+}
+
+// wrote tells of a request that was written, whose path is there.
+func (l *link) wrote(request []byte, at int) {
+	if path, ok := pathAt(request, at); ok {
+		l.s.wrote(path)
+	}
 }
 
 func (l *link) write(b []byte) error {

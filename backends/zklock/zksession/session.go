@@ -75,7 +75,7 @@ type Session struct {
 	dialled   time.Time     // when latest was
 	wanting   int           // requests that wait for a connection
 	left      map[chan struct{}]struct{}
-	chased    map[string]chan struct{} // closed when a create of that path is on its way
+	chased    map[string]chan struct{} // closed when what makes a node there is on its way
 	on        *link                    // that was accepted last
 	watches   watches
 	connected bool // it was, at least once

@@ -190,13 +190,16 @@ func (s *Session) asksForWatches(request []byte) []byte {
 }
 
 // pathOf is the path of a request that begins with one, behind its length, number and kind.
-func pathOf(request []byte) ([]byte, bool) {
-	if len(request) < 16 {
+func pathOf(request []byte) ([]byte, bool) { return pathAt(request, 12) }
+
+// pathAt is the path that stands there in a request.
+func pathAt(request []byte, at int) ([]byte, bool) {
+	if len(request) < at+4 {
 		return nil, false
 	}
-	size := int(number(request[12:]))
-	if size < 0 || size > len(request)-16 {
+	size, rest := int(number(request[at:])), request[at+4:]
+	if size < 0 || size > len(rest) {
 		return nil, false
 	}
-	return request[16 : 16+size], true
+	return rest[:size], true
 }
