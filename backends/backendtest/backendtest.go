@@ -9,7 +9,7 @@
 // where the harness opens the store. Faults and looks behind the curtain, which
 // not every store can offer, are interfaces of their own that a harness may
 // implement too: [CounterDeleter], [Faulter], [WakeupDropper], [ClockShifter],
-// [Switcher], [Slower], [Insider], [Restarter], [CommandCounter]. Tests that need one of them are skipped without it.
+// [Switcher], [Slower], [Insider], [Restarter], [CommandCounter], [Lighter]. Tests that need one of them are skipped without it.
 //
 // A store that cannot do all that the contract has is [Limited]: tests of what it
 // cannot do are skipped, or check that it says so, and all others do without it.
@@ -116,6 +116,12 @@ type Insider interface {
 // what it knew. Restart returns when the server accepts requests again.
 type Restarter interface {
 	Restart(t testing.TB)
+}
+
+// Lighter is a Harness that can say that tests of large numbers are to be a tenth as large,
+// because another run of the suite has them in full, on the same server and the same code.
+type Lighter interface {
+	Lighter() bool
 }
 
 // Limited is a Harness of a store that cannot do all that the contract has.

@@ -78,13 +78,13 @@ func (e *env) modes() []lock.Mode {
 	return []lock.Mode{lock.Exclusive}
 }
 
-// mass is a large number: a tenth where tests are to be short, and less where time
-// does not pass.
+// mass is a large number: a tenth where tests are to be short, or where another run of
+// the suite has the whole, and less where time does not pass.
 func (e *env) mass(n int) int {
 	if _, bubble := e.h.(timekeeper); bubble {
 		return n / 200
 	}
-	if testing.Short() {
+	if l, ok := e.h.(Lighter); ok && l.Lighter() || testing.Short() {
 		return n / 10
 	}
 	return n

@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -154,9 +155,35 @@ func testMassRestart(e *env) {
 	e.release(b, w.granted())
 }
 
+// waiters tells how many wait for a resource. A status has each of them, which takes long
+// where there are many, so where the store has a queue somebody waits there for a while
+// and is told the place; -1: that was not long enough.
+func (e *env) waiters(by *sidecar, r lock.Resource, m lock.Mode, wait time.Duration) int {
+	e.Helper()
+	if !e.ordered() {
+		time.Sleep(wait)
+		return len(e.get(by.b, r).Waiters)
+	}
+	ctx, cancel := context.WithTimeout(e.ctx, wait)
+	defer cancel()
+	q := request(r, m)
+	_, err := by.Acquire(ctx, q)
+	var held *lock.HeldError
+	if errors.Is(err, lock.ErrUnavailable) { // its end had no answer in time
+		err = e.answered(func() error { return by.Release(e.ctx, r, q.ID) })
+		if err == nil || errors.Is(err, lock.ErrNotHolder) {
+			return -1
+		}
+	}
+	if !errors.As(err, &held) {
+		e.Fatalf("Acquire behind a crowd: got %v, want a HeldError", err)
+	}
+	return held.Position - 1
+}
+
 // crowdOfWaiters begins to acquire a resource many times, and returns when the
-// store has all of them in the queue. All must end with want.
-func (e *env) crowdOfWaiters(s *sidecar, r lock.Resource, m lock.Mode, want error) (n int, ended *sync.WaitGroup) {
+// store has all of them in the queue, as another sidecar finds out. All must end with want.
+func (e *env) crowdOfWaiters(s, by *sidecar, r lock.Resource, m lock.Mode, want error) (n int, ended *sync.WaitGroup) {
 	e.Helper()
 	n = e.mass(crowd)
 	ended = new(sync.WaitGroup)
@@ -170,11 +197,17 @@ func (e *env) crowdOfWaiters(s *sidecar, r lock.Resource, m lock.Mode, want erro
 			}
 		})
 	}
-	for len(e.get(s.b, r).Waiters) < n {
-		if time.Since(began) > 3*patience {
-			e.Fatalf("after %s the store has only %d of %d waiters", time.Since(began), len(e.get(s.b, r).Waiters), n)
+	for wait := 200 * time.Millisecond; ; {
+		there := e.waiters(by, r, m, wait)
+		if there >= n {
+			break
 		}
-		time.Sleep(200 * time.Millisecond)
+		if there < 0 {
+			wait = min(2*wait, slack)
+		}
+		if time.Since(began) > 3*patience {
+			e.Fatalf("after %s the store has only %d of %d waiters", time.Since(began), there, n)
+		}
 	}
 	e.Logf("%d waiters were in the queue after %s", n, time.Since(began))
 	return n, ended
@@ -191,10 +224,12 @@ func testCrowdOnOne(e *env) {
 		return err
 	})
 	stop := e.pulse()
-	_, ended := e.crowdOfWaiters(waiters, r, lock.Exclusive, lock.ErrLeaseLost)
+	_, ended := e.crowdOfWaiters(waiters, b, r, lock.Exclusive, lock.ErrLeaseLost)
 	e.quick("a refused try", func() { e.refused(b, r, lock.Exclusive) })
 	e.quick("a release by a reader", func() { e.release(readers, first) })
-	e.quick("a look", func() { e.get(b.b, r) })
+	began := time.Now()
+	e.get(b.b, r) // which is as long as the queue
+	e.Logf("a look took %s", time.Since(began))
 	last := e.start(b, request(r, lock.Exclusive))
 	last.queued()
 	e.quick("a cancelled wait", func() {
@@ -202,7 +237,7 @@ func testCrowdOnOne(e *env) {
 		<-last.done
 	})
 	for _, s := range []*sidecar{waiters, readers} {
-		began := time.Now()
+		began = time.Now()
 		if err := s.Close(e.ctx); err != nil {
 			e.Errorf("Close: %v", err)
 		}
@@ -219,7 +254,7 @@ func testCrowdGranted(e *env) {
 	r := e.name("r")
 	g := e.acquire(a, r, lock.Exclusive)
 	stop := e.pulse()
-	n, ended := e.crowdOfWaiters(readers, r, lock.Shared, nil)
+	n, ended := e.crowdOfWaiters(readers, a, r, lock.Shared, nil)
 	began := time.Now()
 	e.quick("the release", func() { e.release(a, g) })
 	ended.Wait()

@@ -37,17 +37,18 @@ func TestConformance(t *testing.T) {
 		name    string
 		kind    *testengine.Kind
 		options string
+		lighter bool
 		except  map[string]string
 	}{
 		{name: "One", kind: testengine.ZooKeeper},
 		{name: "Ensemble", kind: testengine.ZooKeeperEnsemble},
-		{name: "CuratorLayout", kind: testengine.ZooKeeper, options: "&layout=curator", except: map[string]string{
+		{name: "CuratorLayout", kind: testengine.ZooKeeper, options: "&layout=curator", lighter: true, except: map[string]string{
 			"OddNames":      "in Curator's layout a resource is a path in ZooKeeper, which not every name can be",
 			"HeartbeatCost": "a request has two nodes in Curator's layout, so a lease is four sessions with 2,000 holds, of two requests each; One tests what a session costs",
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			backendtest.Run(t, &harness{server: testengine.Shared(t, c.kind), options: c.options, except: c.except, roads: make(map[lock.Backend]*road)})
+			backendtest.Run(t, &harness{server: testengine.Shared(t, c.kind), options: c.options, lighter: c.lighter, except: c.except, roads: make(map[lock.Backend]*road)})
 		})
 	}
 }
@@ -56,6 +57,7 @@ func TestConformance(t *testing.T) {
 type harness struct {
 	server  testengine.Server
 	options string
+	lighter bool
 	except  map[string]string
 
 	mu    sync.Mutex
@@ -98,6 +100,9 @@ func (h *harness) road(b lock.Backend) *road {
 // TTL is longer than a loaded machine may let everybody wait.
 func (h *harness) TTL() time.Duration     { return 2 * time.Second }
 func (h *harness) Recheck() time.Duration { return maxRecheck }
+
+// Lighter makes the harness a backendtest.Lighter.
+func (h *harness) Lighter() bool { return h.lighter }
 
 func (h *harness) Exceptions() map[string]string {
 	all := maps.Clone(h.except)
