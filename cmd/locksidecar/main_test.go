@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -30,6 +31,9 @@ var binary string // of the program under test
 type tests struct{ m *testing.M }
 
 func (t tests) Run() int {
+	if signal.Ignored(syscall.SIGINT) { // as in the background of a script: the programs here do not
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGQUIT)
+	}
 	dir, err := os.MkdirTemp("", "locksidecar-cmd-test-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

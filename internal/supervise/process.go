@@ -38,6 +38,7 @@ type Process struct {
 	exited  chan struct{}      // closed when it has ended
 	status  syscall.WaitStatus // valid then
 
+	tell  sync.Once  // of exited
 	mu    sync.Mutex // a signal is sent, or a child reaped: so no pid is used that is somebody else's
 	ended bool
 }
@@ -99,7 +100,8 @@ func (p *Process) wait() {
 	}
 }
 
-// reap takes what children have to tell, and reports whether there are none left.
+// reap takes what children have to tell, and reports whether there are none left. That
+// the program has ended is told last: from then on children may be somebody else's.
 func (p *Process) reap() (none bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -109,6 +111,9 @@ func (p *Process) reap() (none bool) {
 		switch {
 		case errors.Is(err, syscall.EINTR), err == nil && pid > 0 && pid != p.pid:
 		case err != nil || pid == 0:
+			if p.ended {
+				p.tell.Do(func() { close(p.exited) })
+			}
 			return errors.Is(err, syscall.ECHILD)
 		case status.Stopped(), status.Continued():
 			select {
@@ -122,7 +127,6 @@ func (p *Process) reap() (none bool) {
 			p.changed <- state
 		default:
 			p.ended, p.status = true, status
-			close(p.exited)
 		}
 	}
 }
