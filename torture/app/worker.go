@@ -1,0 +1,316 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/locksidecar/locksidecar/client"
+	"github.com/locksidecar/locksidecar/torture/history"
+)
+
+// worker is one thread of an app: it takes one lock after the other.
+type worker struct {
+	*app
+	rand *rand.Rand
+	name string // its owner in the sidecar
+	next int    // the resource that it has to get before it ends
+}
+
+func newWorker(a *app, i int) *worker {
+	return &worker{
+		app: a, name: fmt.Sprintf("%s/%d", a.Name, i), next: i,
+		rand: rand.New(rand.NewPCG(a.Seed, uint64(i))), //nolint:gosec // choices that can be made again; i is small
+	}
+}
+
+// work takes locks until all faults are over, and then each once more.
+func (w *worker) work(ctx context.Context) {
+	for ctx.Err() == nil && !w.isOver() {
+		w.once(ctx)
+		pause(ctx, w.upTo(20*time.Millisecond))
+	}
+	for last := w.next + len(w.Resources); w.next < last && ctx.Err() == nil; {
+		if w.take(ctx, wish{resource: w.Resources[w.next%len(w.Resources)], wait: forever}) {
+			w.next++
+		}
+	}
+}
+
+// wish is an acquire and what becomes of it.
+type wish struct {
+	resource string
+	shared   bool
+	wait     time.Duration // forever, client.NoWait, or how long
+	cancel   time.Duration // gives up after this time; 0: does not
+	maxHold  time.Duration
+	enter    bool          // once more, where it is held
+	turn     bool          // into a shared one, in the middle
+	busy     time.Duration // how long it is held
+	linger   time.Duration // after a loss, before it is acknowledged
+}
+
+const forever time.Duration = 0
+
+func (w *worker) once(ctx context.Context) {
+	q := wish{
+		resource: w.Resources[w.rand.IntN(len(w.Resources))],
+		shared:   w.chance(40),
+		busy:     w.upTo(15 * time.Millisecond),
+		linger:   w.upTo(300 * time.Millisecond),
+	}
+	switch n := w.rand.IntN(100); {
+	case n < 20:
+		q.wait = client.NoWait
+	case n < 45:
+		q.wait = 10*time.Millisecond + w.upTo(1500*time.Millisecond)
+	case n < 60:
+		q.cancel = time.Millisecond + w.upTo(300*time.Millisecond)
+	}
+	switch n := w.rand.IntN(100); {
+	case n < 5:
+		q.busy = 500*time.Millisecond + w.upTo(2500*time.Millisecond) // over some heartbeats
+	case n < 25:
+		q.busy = w.upTo(250 * time.Millisecond)
+	}
+	if w.chance(8) {
+		q.maxHold = 100*time.Millisecond + w.upTo(400*time.Millisecond)
+	}
+	q.enter = w.chance(15)
+	q.turn = !q.shared && w.chance(15)
+	w.take(ctx, q)
+}
+
+// chance is true so many times of a hundred.
+func (w *worker) chance(percent int) bool { return w.rand.IntN(100) < percent }
+
+// upTo is some time shorter than d.
+func (w *worker) upTo(d time.Duration) time.Duration { return time.Duration(w.rand.Int64N(int64(d))) }
+
+// take takes a lock and gives it back; it reports whether it had it.
+func (w *worker) take(ctx context.Context, q wish) bool {
+	s := w.open(ctx)
+	if s == nil {
+		return false
+	}
+	o := client.AcquireOptions{Wait: q.wait, MaxHold: q.maxHold, Owner: w.name, Reentrant: q.enter}
+	if q.shared {
+		o.Mode = client.Shared
+	}
+	actx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if q.cancel != 0 {
+		actx, cancel = context.WithTimeout(ctx, q.cancel)
+		defer cancel()
+	}
+	call := history.Now()
+	l, err := s.Acquire(actx, q.resource, o)
+	at := history.Now()
+	if err != nil {
+		w.refused(ctx, q, err)
+		return false
+	}
+	h := &hold{worker: w, wish: q, s: s, Lock: l}
+	r := h.record(history.Granted, at)
+	r.Call, r.Shared, r.Fence, r.Until = call, q.shared, l.Fence, h.until(at)
+	w.write(r)
+	h.live(ctx)
+	return r.Until != 0
+}
+
+// refused judges a refusal: whether it can be.
+func (w *worker) refused(ctx context.Context, q wish, err error) {
+	r := history.Record{Kind: history.Refused, At: history.Now(), Resource: q.resource, Err: err.Error()}
+	switch {
+	case errors.Is(err, client.ErrLockHeld):
+		if q.wait != client.NoWait {
+			r.Kind = history.Wrong
+		}
+	case errors.Is(err, client.ErrWaitTimeout):
+		if q.wait <= 0 {
+			r.Kind = history.Wrong
+		}
+	case errors.Is(err, context.DeadlineExceeded): // cancelled by us
+		if q.cancel == 0 {
+			r.Kind = history.Wrong
+		}
+	case errors.Is(err, client.ErrStoreUnavailable), errors.Is(err, client.ErrLockLost):
+		// The store does not answer; an administrator has taken us out of the queue.
+	case errors.Is(err, client.ErrStreamEnded), errors.Is(err, client.ErrNoSidecar), errors.Is(err, client.ErrDraining),
+		errors.Is(err, client.ErrSessionClosed), errors.Is(err, client.ErrSessionNotFound):
+		// The sidecar was stopped or killed, or our session has ended.
+	case ctx.Err() != nil:
+	default:
+		r.Kind = history.Wrong
+	}
+	w.write(r)
+	if q.wait != client.NoWait || !errors.Is(err, client.ErrLockHeld) {
+		pause(ctx, again)
+	}
+}
+
+// hold is a lock that a worker has.
+type hold struct {
+	*worker
+	wish
+	*client.Lock
+	s       *client.Session
+	written time.Duration // when a look was written down
+}
+
+func (h *hold) record(k history.Kind, at time.Duration) history.Record {
+	return history.Record{Kind: k, At: at, Lock: h.Lock.ID, Resource: h.Lock.Resource}
+}
+
+// until is until when a look at the hold finds it good; at is from before the look.
+// 0: it is over.
+func (h *hold) until(at time.Duration) time.Duration {
+	if v := h.Lock.ValidFor(); v > 0 {
+		return at + v
+	}
+	return 0
+}
+
+// look looks at the hold and writes down what it sees; it reports whether it is good.
+func (h *hold) look(k history.Kind) bool {
+	const enough = 10 * time.Millisecond
+	at := history.Now()
+	until := h.until(at)
+	if until == 0 {
+		h.lost()
+		return false
+	}
+	if k != history.Checked || at-h.written > enough {
+		h.written = at
+		r := h.record(k, at)
+		r.Until = until
+		h.write(r)
+	}
+	return true
+}
+
+// lost writes down a loss, waits, and acknowledges it.
+func (h *hold) lost() {
+	at := history.Now()
+	r := h.record(history.Lost, at)
+	err := h.Lock.Err()
+	var lost *client.LostError
+	if errors.As(err, &lost) {
+		r.Reason = lost.Reason
+		if left := lost.GraceLeft(); left > 0 {
+			r.Until = at + left
+		}
+	}
+	if err == nil {
+		r.Kind, r.Err = history.Wrong, "a hold that is good for no time is not lost"
+	}
+	h.write(r)
+	pause(context.Background(), h.linger)
+	for range h.Lock.Count() {
+		h.release()
+	}
+}
+
+// live works under the lock and lets go of it.
+func (h *hold) live(ctx context.Context) {
+	end := history.Now() + h.busy
+	if h.enter && !h.again(ctx, h.shared) {
+		return
+	}
+	if !h.sleep(ctx, end-h.busy/2) || h.turn && !h.downgrade(ctx) || !h.sleep(ctx, end) {
+		return
+	}
+	for h.Lock.Count() > 1 { // the hold is ours until the last
+		h.release()
+		if !h.look(history.Checked) {
+			return
+		}
+	}
+	if h.look(history.Leaving) {
+		h.release()
+	}
+}
+
+// again enters the hold once more; it reports whether the hold is still good.
+func (h *hold) again(ctx context.Context, shared bool) bool {
+	o := client.AcquireOptions{Owner: h.name, Reentrant: true}
+	if shared {
+		o.Mode = client.Shared
+	}
+	if shared && h.chance(30) {
+		o.Mode = client.Exclusive
+		if _, err := h.s.Acquire(ctx, h.Lock.Resource, o); err == nil || errors.Is(err, client.ErrLockHeld) {
+			h.write(history.Record{Kind: history.Wrong, At: history.Now(), Err: fmt.Sprintf("a shared hold was entered as an exclusive one: %v", err)})
+		}
+		return h.look(history.Checked)
+	}
+	// A second hold, where the first was lost meanwhile, is one of its own.
+	at := history.Now()
+	l, err := h.s.Acquire(ctx, h.Lock.Resource, o)
+	if err == nil && l != h.Lock {
+		other := &hold{worker: h.worker, s: h.s, Lock: l}
+		r := other.record(history.Granted, history.Now())
+		r.Call, r.Shared, r.Fence, r.Until = at, shared, l.Fence, other.until(r.At)
+		h.write(r)
+		other.live(ctx)
+	}
+	return h.look(history.Checked)
+}
+
+// sleep works until a moment, and looks at the hold now and then. False: it is over.
+func (h *hold) sleep(ctx context.Context, end time.Duration) bool {
+	const every = 25 * time.Millisecond
+	for {
+		left := end - history.Now()
+		if left <= 0 || h.isOver() || ctx.Err() != nil {
+			return h.look(history.Checked)
+		}
+		t := time.NewTimer(min(left, every))
+		select {
+		case <-t.C:
+		case <-h.Lock.Lost():
+		}
+		t.Stop()
+		if !h.look(history.Checked) {
+			return false
+		}
+	}
+}
+
+// downgrade makes the hold a shared one.
+func (h *hold) downgrade(ctx context.Context) bool {
+	if !h.look(history.Checked) {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	r := h.record(history.Downgraded, 0)
+	r.Call = history.Now()
+	err := h.Lock.Downgrade(ctx)
+	r.At = history.Now()
+	if err != nil {
+		r.Err = err.Error()
+	}
+	h.write(r)
+	h.shared = true
+	return h.look(history.Checked)
+}
+
+// release releases the hold, or a count of it, and waits for the answer.
+func (h *hold) release() {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	last := h.Lock.Count() <= 1
+	r := h.record(history.Left, 0)
+	r.Call = history.Now()
+	err := h.Lock.Release(ctx)
+	r.At = history.Now()
+	if err != nil {
+		r.Err = err.Error()
+	}
+	if last {
+		h.write(r)
+	}
+}

@@ -1,0 +1,178 @@
+package torture
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"syscall"
+	"time"
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/client"
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/torture/history"
+	"github.com/locksidecar/locksidecar/torture/schedule"
+)
+
+// round breaks things as a schedule says, each lane in a goroutine of its own. All is
+// healed when it returns.
+type round struct {
+	*world
+	seed  uint64
+	began time.Time
+	end   time.Time
+}
+
+func (w *world) breakThings(seed uint64, s schedule.Schedule, length time.Duration) {
+	r := &round{world: w, seed: seed, began: time.Now()}
+	r.end = r.began.Add(length)
+	var lanes sync.WaitGroup
+	lane := func(who string, faults []schedule.Fault, do func(schedule.Fault) (heal func() error, err error)) {
+		lanes.Go(func() {
+			for _, f := range faults {
+				if time.Sleep(time.Until(r.began.Add(f.At))); time.Now().After(r.end) {
+					return // this machine is late, and so is the lane
+				}
+				w.note(who + ": " + f.String())
+				heal, err := do(f)
+				if err == nil && heal != nil {
+					time.Sleep(min(f.For, time.Until(r.end)))
+					err = heal()
+					w.note(who + ": " + string(f.Kind) + " is over")
+				}
+				if err != nil {
+					w.t.Errorf("%s: %s: %v", who, f, err)
+					return
+				}
+			}
+		})
+	}
+	for i, faults := range s.Apps {
+		lane(fmt.Sprintf("app%d", i), faults, func(f schedule.Fault) (func() error, error) { return r.app(w.apps[i], f), nil })
+	}
+	for i, faults := range s.Sides {
+		lane(w.sides[i].name, faults, func(f schedule.Fault) (func() error, error) { return r.side(w.sides[i], f) })
+	}
+	for i, faults := range s.Roads {
+		lane("road of "+w.sides[i].name, faults, func(f schedule.Fault) (func() error, error) { return r.road(w.sides[i].road, f), nil })
+	}
+	lane("store", s.Store, r.store)
+	lane("administrator", s.Admin, func(f schedule.Fault) (func() error, error) { r.force(f); return nil, nil })
+	lanes.Wait()
+	time.Sleep(time.Until(r.end))
+	w.note("all is healed")
+}
+
+func (r *round) app(a *appSlot, f schedule.Fault) (heal func() error) {
+	if f.Kind == schedule.FreezeApp {
+		a.p.signal(syscall.SIGSTOP)
+		return func() error { a.p.signal(syscall.SIGCONT); return nil }
+	}
+	a.kill()
+	return func() error { return a.start(r.seed) }
+}
+
+func (r *round) side(s *side, f schedule.Fault) (heal func() error, err error) {
+	switch f.Kind {
+	case schedule.FreezeSide:
+		s.p.signal(syscall.SIGSTOP)
+		return func() error { s.p.signal(syscall.SIGCONT); return nil }, nil
+	case schedule.StopSide:
+		return s.start, s.stop()
+	default:
+		s.kill()
+		return s.start, nil
+	}
+}
+
+func (r *round) road(road *testengine.Proxy, f schedule.Fault) (heal func() error) {
+	switch f.Kind {
+	case schedule.Cut:
+		road.Inject(testengine.Cut)
+	case schedule.Sever:
+		road.Inject(testengine.Sever)
+	case schedule.HoldAll:
+		road.Inject(testengine.HoldAll)
+	case schedule.HoldRequests:
+		road.Inject(testengine.HoldRequests)
+	case schedule.HoldReplies:
+		road.Inject(testengine.HoldReplies)
+	case schedule.Delay:
+		road.Delay(f.Amount)
+	default:
+		road.Mute(r.plan.mute)
+	}
+	return road.Heal
+}
+
+// storeLimit is for a server that starts or is promoted, on a busy machine.
+const storeLimit = 2 * time.Minute
+
+func (r *round) store(f schedule.Fault) (heal func() error, err error) {
+	within := func(do func(context.Context) error) error {
+		ctx, cancel := context.WithTimeout(context.Background(), storeLimit)
+		defer cancel()
+		return do(ctx)
+	}
+	crash := func(c testengine.Crasher, d testengine.Data) (func() error, error) {
+		err := within(func(ctx context.Context) error { return c.Crash(ctx, d) })
+		return func() error { return within(c.Start) }, err
+	}
+	pause := func(p testengine.Pauser) (func() error, error) {
+		return func() error { return within(p.Resume) }, within(p.Pause)
+	}
+	switch f.Kind {
+	case schedule.PauseStore:
+		return pause(r.server.(testengine.Pauser))
+	case schedule.RestartStore:
+		return crash(r.server.(testengine.Crasher), testengine.KeepData)
+	case schedule.EmptyStore:
+		return crash(r.server.(testengine.Crasher), testengine.DropData)
+	case schedule.PauseNode, schedule.RestartNode:
+		nodes := r.server.(testengine.Noder).Nodes()
+		n := nodes[f.Pick%len(nodes)]
+		if f.Kind == schedule.PauseNode {
+			return pause(n)
+		}
+		return crash(n, testengine.KeepData)
+	case schedule.FailOver, schedule.LoseOver:
+		o, data := r.server.(testengine.Failoverer), testengine.KeepData
+		if f.Kind == schedule.LoseOver {
+			data = testengine.DropData
+		}
+		return nil, within(func(ctx context.Context) error {
+			if err := o.FailOver(ctx, data); err != nil {
+				return err
+			}
+			return o.Healthy(ctx)
+		})
+	default:
+		if r.plan.shift < 0 { // always further back: the way ahead would end leases early
+			r.shift += f.Amount
+			r.dozes = -r.shift
+		} else {
+			r.shift = f.Amount
+		}
+		return nil, within(func(ctx context.Context) error { return r.server.(testengine.Clocker).ShiftClock(ctx, r.shift) })
+	}
+}
+
+// force takes somebody's hold, or a place in the queue, through one of the sidecars. It
+// is in vain when that does not answer.
+func (r *round) force(f schedule.Fault) {
+	s := r.sides[f.Pick%len(r.sides)]
+	_ = s.ask(func(ctx context.Context, c *client.Client) error {
+		l, err := c.Get(ctx, resources[f.Pick%len(resources)])
+		if err != nil {
+			return err
+		}
+		all := append(append([]*pb.Holder{}, l.GetHolders()...), l.GetWaiters()...)
+		if len(all) == 0 {
+			return nil
+		}
+		id := all[f.Pick%len(all)].GetLockId()
+		r.witness.Write(history.Record{Kind: history.Forced, At: history.Now(), Lock: id, Grace: f.Amount})
+		_, err = c.ForceRelease(ctx, l.GetResource(), id, f.Amount)
+		return err
+	})
+}

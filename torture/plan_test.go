@@ -1,0 +1,92 @@
+package torture
+
+import (
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/torture/schedule"
+)
+
+// plan is a store to torture, and how.
+type plan struct {
+	name    string
+	kind    *testengine.Kind // nil: embedded
+	options string           // of the store's URL
+	sides   int
+	apps    int
+	mute    string // what a connection for pushes says first; empty: there are none
+	faults  []schedule.Kind
+	shift   time.Duration // see schedule.Options
+	// slack is for how much longer than a TTL the locks of a dead sidecar stay, or a
+	// server that has just started grants nothing.
+	slack time.Duration
+	long  bool // not among the short tests
+}
+
+// timeout of requests to the store. Much shorter than the TTL, so that a sidecar that
+// was cut off has time to come back.
+const timeout = "timeout=600ms"
+
+var plans = []plan{
+	{name: "Embedded", sides: 1, apps: 6},
+	{
+		name: "Redis", kind: testengine.Redis, options: "?" + timeout, sides: 3, apps: 6, mute: "subscribe",
+		faults: []schedule.Kind{schedule.PauseStore, schedule.RestartStore, schedule.EmptyStore},
+		slack:  ttl, // restart-grace
+	},
+	{
+		name: "RedisClock", kind: testengine.RedisFakeTime, options: "?" + timeout, sides: 3, apps: 6, mute: "subscribe",
+		faults: []schedule.Kind{schedule.ShiftClock, schedule.PauseStore, schedule.RestartStore},
+		// Ahead would end leases early, and docs/stores/redis.md says so.
+		shift: -500 * time.Millisecond, slack: ttl, long: true,
+	},
+	{
+		name: "RedisSentinel", kind: testengine.RedisSentinel, options: "?" + timeout, sides: 3, apps: 6, mute: "subscribe",
+		faults: []schedule.Kind{schedule.PauseStore, schedule.FailOver, schedule.LoseOver},
+		slack:  ttl, long: true,
+	},
+	{
+		name: "RedisCluster", kind: testengine.RedisCluster, options: "?" + timeout, sides: 3, apps: 6, mute: "subscribe",
+		faults: []schedule.Kind{schedule.PauseNode, schedule.RestartNode, schedule.RestartStore},
+		slack:  ttl + 3*time.Second, // the nodes must find each other
+	},
+	{
+		name: "ZooKeeper", kind: testengine.ZooKeeperEnsemble, options: "?tick=200ms&" + timeout, sides: 3, apps: 6,
+		faults: []schedule.Kind{schedule.PauseNode, schedule.RestartNode, schedule.PauseStore, schedule.RestartStore},
+		slack:  ttl/2 + time.Second, // sessions last for 1.5 TTLs, and a leader is elected
+	},
+	{
+		name: "MariaDB", kind: testengine.MariaDBPair, options: "?" + timeout, sides: 3, apps: 6, mute: "GET_LOCK",
+		faults: []schedule.Kind{schedule.PauseStore, schedule.FailOver},
+		slack:  2 * ttl, // others look for a TTL, and failover-grace
+	},
+	{
+		name: "MariaDBClock", kind: testengine.MariaDBFakeTime, options: "?" + timeout, sides: 3, apps: 6, mute: "GET_LOCK",
+		faults: []schedule.Kind{schedule.PauseStore, schedule.RestartStore, schedule.ShiftClock},
+		shift:  time.Hour, slack: ttl, long: true,
+	},
+	{
+		name: "MySQL", kind: testengine.MySQLFakeTime, options: "?" + timeout, sides: 3, apps: 6, mute: "GET_LOCK",
+		faults: []schedule.Kind{schedule.PauseStore, schedule.RestartStore, schedule.ShiftClock},
+		shift:  time.Hour, slack: ttl, long: true,
+	},
+	{
+		name: "PostgreSQL", kind: testengine.PostgresFakeTime, options: "?" + timeout, sides: 3, apps: 6, mute: "LISTEN",
+		faults: []schedule.Kind{schedule.PauseStore, schedule.RestartStore, schedule.ShiftClock},
+		shift:  time.Hour, slack: ttl,
+	},
+	{
+		name: "PostgreSQLPair", kind: testengine.PostgresPair, options: "?" + timeout, sides: 3, apps: 6, mute: "LISTEN",
+		faults: []schedule.Kind{schedule.PauseStore, schedule.FailOver},
+		slack:  2 * ttl, long: true,
+	},
+}
+
+// skipLong leaves out what is not among the short tests.
+func (p plan) skipLong(t *testing.T) {
+	t.Helper()
+	if p.long && !*long {
+		t.Skip("only with -long, as in make torture")
+	}
+}

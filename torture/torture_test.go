@@ -1,0 +1,130 @@
+package torture
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/torture/app"
+	"github.com/locksidecar/locksidecar/torture/history"
+	"github.com/locksidecar/locksidecar/torture/schedule"
+)
+
+var (
+	seed   = flag.Uint64("seed", 0, "the seed of the run; 0: any")
+	length = flag.Duration("for", 10*time.Second, "how long each store is tortured")
+	long   = flag.Bool("long", false, "all stores and kinds of servers, and times that only a quiet machine keeps")
+	keep   = flag.String("keep", "", "a folder for the histories and logs of what fails")
+)
+
+// roundLength is how long things are broken before they must heal.
+const roundLength = 20 * time.Second
+
+var binary string // the sidecar
+
+type tests struct{ m *testing.M }
+
+func (t tests) Run() int {
+	dir, err := os.MkdirTemp("", "locksidecar-torture-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	binary = filepath.Join(dir, "locksidecar")
+	if err := build(binary); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return t.m.Run()
+}
+
+// build builds the sidecar with the versions of its own go.mod.
+func build(path string, more ...string) error {
+	cmd := exec.Command("go", append(append([]string{"build", "-o", path}, more...), "./cmd/locksidecar")...)
+	cmd.Dir = ".."
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the sidecar: %w\n%s", err, out)
+	}
+	return nil
+}
+
+func TestMain(m *testing.M) {
+	app.Main() // if this process is an app
+	testengine.SideBySide(len(plans))
+	goleak.VerifyTestMain(testengine.Main(tests{m}))
+}
+
+// TestTorture breaks apps, sidecars, roads and stores, and looks whether a promise was
+// broken with them.
+func TestTorture(t *testing.T) {
+	s := *seed
+	for s == 0 {
+		s = rand.Uint64() >> 32
+	}
+	for _, p := range plans {
+		t.Run(p.name, func(t *testing.T) {
+			p.skipLong(t)
+			if !*long {
+				t.Parallel()
+			}
+			t.Logf("seed %d; the same again: make torture STORE=%s SEED=%d FOR=%s", s, p.name, s, *length)
+			w := newWorld(t, p, binary)
+			w.torture(s, *length)
+		})
+	}
+}
+
+// torture runs rounds until the time is over, and judges what was written down.
+func (w *world) torture(s uint64, length time.Duration) {
+	w.t.Helper()
+	for n, left := uint64(0), length; left > 0; n++ {
+		l := min(left, roundLength)
+		left -= l
+		w.startApps(s + n)
+		w.breakThings(s+n, schedule.Make(schedule.Options{
+			Seed: s + n, For: l, TTL: ttl, Apps: w.plan.apps, Sides: w.plan.sides, Roads: w.server != nil,
+			Mute: w.plan.mute != "", Store: w.plan.faults, Shift: w.plan.shift,
+		}), l)
+		took := w.settle()
+		w.t.Logf("round %d: everybody had every lock %s after all was healed", n, took.Round(time.Millisecond))
+		if *long && took > w.bound() {
+			w.t.Errorf("that is more than %s", w.bound())
+		}
+		w.empty()
+		if w.t.Failed() {
+			break
+		}
+	}
+	w.judge()
+}
+
+// judge reads what was written down and complains of each promise that was broken.
+func (w *world) judge() {
+	w.t.Helper()
+	records, err := history.Read(w.files...)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	holds := history.Holds(records)
+	w.t.Log(history.Count(records))
+	for _, complaints := range [][]string{
+		history.Wrongs(records), history.Overlaps(holds), history.Fences(holds), history.Linear(holds, patience),
+	} {
+		for i, c := range complaints {
+			if i == 5 {
+				w.t.Errorf("and %d more of that kind", len(complaints)-i)
+				break
+			}
+			w.t.Error(c)
+		}
+	}
+}
