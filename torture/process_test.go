@@ -15,7 +15,7 @@ import (
 )
 
 // patience is for everything that must happen, however busy the machine is.
-const patience = time.Minute
+const patience = 30 * time.Second
 
 // process is a program that runs.
 type process struct {
