@@ -16,7 +16,7 @@ GOTESTSUM := go tool -modfile=$(CURDIR)/tools/test/go.mod gotestsum
 # Where benchmarks are: a module of its own, so that the peers it measures are
 # not dependencies of the product.
 BENCH := bench
-MODULES := . $(BENCH) e2e tools/helm tools/image tools/lint tools/proto tools/test
+MODULES := . $(BENCH) torture e2e tools/helm tools/image tools/lint tools/proto tools/test
 
 # The container image: its name, and what it is made for.
 IMAGE ?= locksidecar/locksidecar:$(VERSION)
@@ -29,6 +29,13 @@ REVISION := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 TEST_TIMEOUT ?= 25m
 # What each fuzz target gets.
 FUZZ_TIME ?= 10s
+
+# What is tortured, for how long, by which seed (0: any), and where the histories and
+# logs of a failure go.
+STORE ?= .*
+FOR ?= 2m
+SEED ?= 0
+KEEP ?= $(CURDIR)/bin/torture
 
 .PHONY: help
 help: ## Show this list
@@ -64,7 +71,7 @@ examples: build ## Watch two examples: a stock sold in Python, and loans on MySQ
 
 ##@ Check it
 .PHONY: test
-test: test-deps bench-build image-test chart-test e2e-vet ## Run all tests with the race detector, on real servers too
+test: test-deps bench-build image-test chart-test e2e-vet torture-short ## Run all tests with the race detector, on real servers too
 	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -race -count=1 -timeout $(TEST_TIMEOUT) ./...
 
 .PHONY: chart-test
@@ -74,6 +81,18 @@ chart-test: ## Test the Helm charts, without a cluster and without helm
 .PHONY: test-fast
 test-fast: ## Run the short tests without the race detector
 	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -short -timeout $(TEST_TIMEOUT) ./...
+
+.PHONY: torture
+torture: test-deps ## Break apps, sidecars, roads and stores at random (STORE=Redis FOR=2m SEED=0)
+	cd torture && go test -v -count=1 -timeout 0 -run 'TestTorture/^($(STORE))$$' . -long -for=$(FOR) -seed=$(SEED) -keep='$(KEEP)'
+
+.PHONY: torture-breaks
+torture-breaks: test-deps ## See that the torture finds each law that a sidecar is made to break
+	cd torture && go test -v -count=1 -timeout 0 -run 'TestBreaksAreFound' . -long -keep='$(KEEP)'
+
+.PHONY: torture-short
+torture-short: test-deps ## Torture the most common stores for some seconds, a part of make test
+	cd torture && go vet ./... && go test -count=1 -timeout $(TEST_TIMEOUT) ./... -keep='$(KEEP)'
 
 .PHONY: model
 model: ## Check the models of the protocol with spin, and that each law can be broken
@@ -91,6 +110,7 @@ lint: ## Run the linters on Go and proto files
 	cd tools/image && $(LINT) run --config ../../.golangci.yml ./...
 	cd tools/helm && $(LINT) run --config ../../.golangci.yml ./...
 	cd e2e && $(LINT) run --config ../.golangci.yml ./...
+	cd torture && $(LINT) run --config ../.golangci.yml ./...
 	scripts/proto.sh lint
 	scripts/proto.sh breaking
 
@@ -117,7 +137,7 @@ bench: build ## Measure it beside its peers, on each store
 ##@ Change it
 .PHONY: fmt
 fmt: ## Format Go files
-	$(LINT) fmt ./... ./$(BENCH)/... ./e2e/... ./tools/image/... ./tools/helm/...
+	$(LINT) fmt ./... ./$(BENCH)/... ./torture/... ./e2e/... ./tools/image/... ./tools/helm/...
 
 .PHONY: generate
 generate: ## Generate code from the proto files, and the chart's table of values

@@ -114,7 +114,7 @@ func (w *world) judge() {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	holds := history.Holds(records)
+	holds := history.Holds(records, ttl-ttl/10)
 	w.t.Log(history.Count(records))
 	for _, complaints := range [][]string{
 		history.Wrongs(records), history.Overlaps(holds), history.Fences(holds), history.Linear(holds, patience),

@@ -264,7 +264,15 @@ func (w *world) settle() time.Duration {
 		}
 	}
 	if late != nil {
-		w.t.Errorf("all was healed, and not everybody has got every lock: %s\n%s\n%s", strings.Join(late, ", "), w.apps[0].p.tail(), w.locks())
+		w.t.Errorf("all was healed, and not everybody has got every lock: %s\n%s", strings.Join(late, ", "), w.locks())
+		for _, a := range w.apps { // their logs say what they wait for
+			a.p.signal(syscall.SIGQUIT)
+		}
+		for _, s := range w.sides {
+			s.p.signal(syscall.SIGQUIT)
+			_ = s.p.wait(patience)
+		}
+		w.t.FailNow()
 	}
 	return time.Since(began)
 }
@@ -277,8 +285,11 @@ func (w *world) bound() time.Duration { return ttl + w.plan.slack + w.dozes + 5*
 func (w *world) keepOrRemove() {
 	if w.t.Failed() && *keep != "" {
 		to := filepath.Join(*keep, filepath.Base(w.t.Name()))
+		for _, s := range w.sides {
+			_ = os.Remove(s.socket) // it cannot be copied
+		}
 		err := os.CopyFS(to, os.DirFS(w.dir))
-		w.t.Logf("histories and logs are in %s (%v)", to, err) // sockets cannot be copied
+		w.t.Logf("histories and logs are in %s (%v)", to, err)
 	}
 	_ = os.RemoveAll(w.dir)
 }

@@ -101,13 +101,22 @@ func TestChecks(t *testing.T) {
 		{"a sidecar that ended with its store", j(x("a", 1, 1*s, 2*s, 5*s), Record{Kind: Died, Side: "side of a", At: 3 * s}, lost("a", "SIDECAR_GONE", 9*s, 0), x("b", 2, 2*s, 4*s, 9*s), left("b", 6*s, 7*s, 9*s)), "", "", true},
 		{"a sidecar that was asked to end", j(x("a", 1, 1*s, 2*s, 5*s), Record{Kind: Stopped, Side: "side of a", At: 3 * s}, lost("a", "SIDECAR_GONE", 9*s, 0), x("b", 2, 2*s, 4*s, 9*s), left("b", 6*s, 7*s, 9*s)), "", "", true},
 		{
-			"a sidecar that ends and has not told", j(x("a", 1, 1*s, 2*s, 9*s), Record{Kind: Stopped, Side: "side of a", At: 3 * s}, x("b", 2, 2*s, 4*s, 9*s), of(Checked, "a", 0, 5*s, 9*s), lost("a", "STOPPING", 6*s, 0), left("b", 6*s, 7*s, 9*s)),
+			"a sidecar that ends and has not told", j(x("a", 1, 1*s, 2*s, 9*s), Record{Kind: Stopped, Side: "side of a", At: 3 * s}, x("b", 2, 2*s, 4*s, 9*s), of(Checked, "a", 0, 6*s, 13*s), lost("a", "STOPPING", 7*s, 0), left("b", 6*s, 7*s, 9*s)),
 			"at 4.000000–5.000000", "", false,
 		},
 		{"forced at once", j(x("a", 1, 1*s, 2*s, 9*s), forced("a", 3*s, 0), x("b", 2, 2*s, 4*s, 9*s), of(Checked, "a", 0, 5*s, 9*s), lost("a", "FORCED", 6*s, 0), left("b", 7*s, 8*s, 9*s)), "", "", true},
 		{
-			"forced, and not told", j(x("a", 1, 1*s, 2*s, 9*s), forced("a", 3*s, s), x("b", 2, 2*s, 4*s, 9*s), of(Checked, "a", 0, 5*s, 9*s), lost("a", "FORCED", 6*s, 0), left("b", 7*s, 8*s, 9*s)),
+			"forced, and not told", j(x("a", 1, 1*s, 2*s, 6*s), forced("a", 2*s, s), x("b", 2, 2*s, 4*s, 9*s), of(Checked, "a", 0, 6*s, 13*s), lost("a", "FORCED", 7*s, 0), left("b", 7*s, 8*s, 9*s)),
 			"at 4.000000–5.000000", "", false,
+		},
+		{"forced, and told when it woke up", j(x("a", 1, 1*s, 2*s, 6*s), forced("a", 2*s, s), x("b", 2, 2*s, 4*s, 9*s), of(Checked, "a", 0, 5*s, 6*s), lost("a", "FORCED", 6*s, 0), left("b", 7*s, 8*s, 9*s)), "", "", true},
+		{
+			"forced, and let in before the grace can be over", j(x("a", 1, 1*s, 2*s, 9*s), forced("a", 3*s, 3*s), x("b", 2, 2*s, 4*s, 9*s), left("b", 7*s, 8*s, 9*s)),
+			"at 4.000000–6.000000", "", false,
+		},
+		{
+			"forced, and released without a word", j(x("a", 1, 1*s, 2*s, 9*s), forced("a", 3*s, s), x("b", 2, 2*s, 5*s, 9*s), left("a", 6*s, 7*s, 9*s), left("b", 7*s, 8*s, 9*s)),
+			"at 5.000000–6.000000", "", false,
 		},
 		{"forced, and frozen", j(x("a", 1, 1*s, 2*s, 9*s), forced("a", 3*s, s), x("b", 2, 2*s, 5*s, 9*s), lost("a", "FORCED", 6*s, 0), left("b", 7*s, 8*s, 9*s)), "", "", true},
 		{
@@ -115,6 +124,10 @@ func TestChecks(t *testing.T) {
 			"at 5.000000–6.000000", "", false,
 		},
 		{"forced, and acknowledged", j(x("a", 1, 1*s, 2*s, 9*s), forced("a", 3*s, 2*s), lost("a", "FORCED", 4*s, 6*s), of(Left, "a", 5*s, 7*s, 0), x("b", 2, 2*s, 5*s, 9*s), left("b", 7*s, 8*s, 9*s)), "", "", true},
+		{
+			"forced twice, sooner", j(x("a", 1, 1*s, 2*s, 9*s), forced("a", 3*s, 5*s), forced("a", 3*s, s), x("b", 2, 2*s, 4*s, 9*s), lost("a", "FORCED", 8*s, 0), left("b", 7*s, 8*s, 9*s)),
+			"", "", true,
+		},
 		{
 			"a release that has failed", j(x("a", 1, 1*s, 2*s, 9*s), of(Leaving, "a", 0, 3*s, 9*s), Record{Kind: Left, Lock: "a", Call: 3 * s, At: 4 * s, Err: "late"}, x("b", 2, 2*s, 8*s, 9*s), left("b", 9*s, 9*s, 0)),
 			"", "", true,
@@ -143,7 +156,7 @@ func TestChecks(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			holds := Holds(tt.history)
+			holds := Holds(tt.history, 8*s)
 			one := func(what, want string, got []string) {
 				t.Helper()
 				if want == "" && len(got) != 0 || want != "" && (len(got) != 1 || !strings.Contains(got[0], want)) {

@@ -23,7 +23,7 @@ type Hold struct {
 // never is later than everything.
 const never = time.Duration(math.MaxInt64)
 
-// exclusive says whether the hold kept out everybody up to some moment after at.
+// exclusiveUntil is until when the hold kept everybody out.
 func (h *Hold) exclusiveUntil() time.Duration {
 	switch {
 	case h.Shared:
@@ -55,19 +55,25 @@ var told = map[string]bool{
 	"NOT_HOLDER": true, "SESSION_CLOSED": true,
 }
 
-// Holds reads the holds out of a history, in the order of their grants.
+// Holds reads the holds out of a history, in the order of their grants. validity is for
+// how long a hold is good after the last heartbeat of its sidecar was sent.
 //
-// What an app may rely on is what it was told. At each look that found the hold good
-// it may rely on it, at that moment, whatever happens: a loss must be told before
-// others are let in. Without further news it may rely on it until the moment that it
-// was told then, unless the hold was ended by a rule that does not wait for a frozen
-// app: its process was killed, an administrator forced it, its session's TTL or its
-// max_hold was over, its sidecar was stopped. After a loss with a grace it may rely on
-// others being kept out until the grace is over.
-func Holds(records []Record) []*Hold {
+// What an app may rely on is what it was told, and what it was told arrives when the app
+// is scheduled: no check depends on how soon that is.
+//
+// Without news it may rely on a hold until the moment that it was told last, also when it
+// is frozen; but not where a rule ends the hold that does not wait for a frozen app: its
+// process was killed, an administrator forced the release and grace is over, its
+// session's TTL or its max_hold was over, its sidecar was stopped.
+//
+// With news it may rely on it all the same, up to the moment that the news are of: the
+// stream of a session is in order, so a loss is told before all news, and all answers,
+// that come after it; and it must be told before others are let in. After a loss with a
+// grace the app may rely on others being kept out until the grace is over.
+func Holds(records []Record, validity time.Duration) []*Hold {
 	records = slices.Clone(records)
 	slices.SortStableFunc(records, func(a, b Record) int { return cmp.Compare(a.At, b.At) })
-	h := holds{of: map[string]*beliefs{}}
+	h := holds{of: map[string]*beliefs{}, validity: validity}
 	for _, r := range records {
 		h.take(r)
 	}
@@ -82,24 +88,23 @@ func Holds(records []Record) []*Hold {
 }
 
 type holds struct {
-	of    map[string]*beliefs
-	order []*beliefs
+	of       map[string]*beliefs
+	order    []*beliefs
+	validity time.Duration
 }
 
 // beliefs are what is known of a hold so far.
 type beliefs struct {
 	Hold
-	seen  time.Duration // the last look that found it good
 	until time.Duration // the latest end that a look was told
+	heard time.Duration // the moment of the last news
 	lost  *Record
+	left  time.Duration // the last look, where it was released; else 0
 }
 
 func (h *holds) take(r Record) {
 	if r.Kind == Granted {
 		b := &beliefs{Hold: Hold{Record: r, TurnBy: never, Freed: never}, until: r.Until}
-		if r.Until != 0 {
-			b.seen = r.At
-		}
 		h.of[r.Lock] = b
 		h.order = append(h.order, b)
 		return
@@ -110,9 +115,10 @@ func (h *holds) take(r Record) {
 	}
 	switch r.Kind {
 	case Checked, Leaving:
-		b.seen, b.until = r.At, max(b.until, r.Until)
+		b.until = max(b.until, r.Until)
+		b.heard = max(b.heard, r.Until-h.validity)
 		if r.Kind == Leaving {
-			b.Ended = "released"
+			b.left = r.At
 		}
 	case Downgraded:
 		b.Turned = r.Call
@@ -122,7 +128,8 @@ func (h *holds) take(r Record) {
 	case Left:
 		if b.lost != nil { // that ends the grace
 			b.lost.Until = min(b.lost.Until, r.Call)
-		} else if r.Err == "" {
+		} else if r.Err == "" { // the sidecar had not told a loss by then
+			b.heard = max(b.heard, r.Call)
 			b.Freed = r.At
 		}
 	case Lost:
@@ -133,40 +140,43 @@ func (h *holds) take(r Record) {
 // judge finds the end of a hold, with what was done to whom.
 func (b *beliefs) judge(breaks []Record) *Hold {
 	h := b.Hold
-	seen := b.seen // the end that nothing but the death of the app takes back
-	if b.lost != nil {
-		seen = max(seen, b.lost.Until)
-	}
-	// The end where nothing was heard any more.
-	silent := b.until
+	heard, silent := b.heard, b.until
 	switch {
-	case b.lost == nil && h.Ended != "": // it was left then
-		silent = 0
-	case b.lost != nil && told[b.lost.Reason], h.Mortal:
-		silent = 0
 	case b.lost != nil:
-		silent = min(silent, b.lost.At)
-	}
-	if b.lost != nil {
 		h.Ended = fmt.Sprintf("lost %s, %s", moment(b.lost.At), b.lost.Reason)
-	}
-	h.End = max(seen, silent)
-	for _, r := range breaks {
-		if r.At > h.End {
-			break
+		heard = max(heard, b.lost.Until)
+		silent = min(silent, b.lost.At)
+		if told[b.lost.Reason] {
+			silent = 0
 		}
-		mine := r.Kind == Killed && r.App == h.App || r.Kind == Forced && r.Lock == h.Lock ||
-			(r.Kind == Stopped || r.Kind == Died) && r.Side == h.Side && h.At <= r.At
-		if !mine {
+	case b.left != 0:
+		h.Ended = "released"
+		silent = min(silent, b.left)
+	}
+	if h.Mortal {
+		silent = 0 // its sidecar may have ended it at any time
+	}
+	for _, r := range breaks {
+		switch {
+		case r.At > max(heard, silent):
+			continue
+		case r.Kind == Killed && r.App == h.App, r.Kind == Died && r.Side == h.Side && h.At <= r.At:
+			heard, silent = min(heard, r.At), min(silent, r.At)
+		case r.Kind == Stopped && r.Side == h.Side && h.At <= r.At:
+			silent = min(silent, r.At)
+		case r.Kind == Forced && r.Lock == h.Lock:
+			silent = min(silent, r.At+r.Grace)
+			if r.Grace == 0 { // nobody is told before
+				heard = min(heard, r.At)
+			}
+		default:
 			continue
 		}
 		h.Ended += fmt.Sprintf("; %s %s", r.Kind, moment(r.At))
-		if r.Kind == Stopped || r.Kind == Forced && r.Grace > 0 { // what it was told still holds
-			h.End = max(r.At, seen)
-		} else {
-			h.End = r.At
+		if r.Grace > 0 {
+			h.Ended += fmt.Sprintf(" with a grace of %s", r.Grace)
 		}
 	}
-	h.End = max(h.End, h.At)
+	h.End = max(heard, silent, h.At)
 	return &h
 }
