@@ -129,6 +129,18 @@ func TestChecks(t *testing.T) {
 			"", "", true,
 		},
 		{
+			"forced while another grace runs", j(x("a", 1, 1*s, 2*s, 9*s), lost("a", "MAX_HOLD", 3*s, 9*s), forced("a", 4*s, s), x("b", 2, 2*s, 5*s, 9*s), left("b", 7*s, 8*s, 9*s)),
+			"", "", true,
+		},
+		{
+			"the grace of max_hold", j(x("a", 1, 1*s, 2*s, 3*s), lost("a", "MAX_HOLD", 3*s, 6*s), x("b", 2, 2*s, 5*s, 9*s), left("b", 7*s, 8*s, 9*s)),
+			"at 5.000000–6.000000", "", false,
+		},
+		{
+			"stopped while another grace runs", j(x("a", 1, 1*s, 2*s, 9*s), lost("a", "MAX_HOLD", 3*s, 9*s), Record{Kind: Stopped, Side: "side of a", At: 5 * s}, x("b", 2, 2*s, 5*s, 9*s), left("b", 7*s, 8*s, 9*s)),
+			"", "", true,
+		},
+		{
 			"a release that has failed", j(x("a", 1, 1*s, 2*s, 9*s), of(Leaving, "a", 0, 3*s, 9*s), Record{Kind: Left, Lock: "a", Call: 3 * s, At: 4 * s, Err: "late"}, x("b", 2, 2*s, 8*s, 9*s), left("b", 9*s, 9*s, 0)),
 			"", "", true,
 		},

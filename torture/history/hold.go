@@ -140,34 +140,46 @@ func (h *holds) take(r Record) {
 // judge finds the end of a hold, with what was done to whom.
 func (b *beliefs) judge(breaks []Record) *Hold {
 	h := b.Hold
-	heard, silent := b.heard, b.until
+	// Until when it is relied on with news, without any, and by the grace of its loss.
+	heard, silent, grace := b.heard, b.until, time.Duration(0)
+	reason := ""
 	switch {
 	case b.lost != nil:
-		h.Ended = fmt.Sprintf("lost %s, %s", moment(b.lost.At), b.lost.Reason)
-		heard = max(heard, b.lost.Until)
+		reason, grace = b.lost.Reason, b.lost.Until
+		h.Ended = fmt.Sprintf("lost %s, %s, others kept out until %s", moment(b.lost.At), reason, moment(grace))
 		silent = min(silent, b.lost.At)
-		if told[b.lost.Reason] {
+		if told[reason] {
 			silent = 0
 		}
 	case b.left != 0:
 		h.Ended = "released"
 		silent = min(silent, b.left)
 	}
-	if h.Mortal {
-		silent = 0 // its sidecar may have ended it at any time
+	if h.Mortal { // its sidecar may have ended it at any time, and shortened its grace
+		silent = 0
+		if reason != "SESSION_EXPIRED" {
+			grace = 0
+		}
 	}
+	forced := 0
 	for _, r := range breaks {
 		switch {
-		case r.At > max(heard, silent):
+		case r.At > max(heard, silent, grace):
 			continue
 		case r.Kind == Killed && r.App == h.App, r.Kind == Died && r.Side == h.Side && h.At <= r.At:
-			heard, silent = min(heard, r.At), min(silent, r.At)
+			heard, silent, grace = min(heard, r.At), min(silent, r.At), min(grace, r.At)
 		case r.Kind == Stopped && r.Side == h.Side && h.At <= r.At:
 			silent = min(silent, r.At)
+			if reason != "STOPPING" { // what runs is shortened
+				grace = min(grace, r.At)
+			}
 		case r.Kind == Forced && r.Lock == h.Lock:
 			silent = min(silent, r.At+r.Grace)
 			if r.Grace == 0 { // nobody is told before
 				heard = min(heard, r.At)
+			}
+			if forced++; reason != "FORCED" || forced > 1 || r.Grace == 0 { // what runs is shortened
+				grace = min(grace, r.At+r.Grace)
 			}
 		default:
 			continue
@@ -177,6 +189,6 @@ func (b *beliefs) judge(breaks []Record) *Hold {
 			h.Ended += fmt.Sprintf(" with a grace of %s", r.Grace)
 		}
 	}
-	h.End = max(heard, silent, h.At)
+	h.End = max(heard, silent, grace, h.At)
 	return &h
 }
