@@ -2,6 +2,7 @@ package torture
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"syscall"
@@ -35,9 +36,9 @@ func (w *world) breakThings(seed uint64, s schedule.Schedule, length time.Durati
 				}
 				w.note(who + ": " + f.String())
 				heal, err := do(f)
-				if err == nil && heal != nil {
+				if heal != nil {
 					time.Sleep(min(f.For, time.Until(r.end)))
-					err = heal()
+					err = errors.Join(err, heal())
 					w.note(who + ": " + string(f.Kind) + " is over")
 				}
 				if err != nil {

@@ -82,6 +82,17 @@ func (p *process) wait(limit time.Duration) error {
 	}
 }
 
+// status is how it ended; false: it has not.
+func (p *process) status() (syscall.WaitStatus, bool) {
+	select {
+	case <-p.gone:
+		s, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+		return s, ok
+	default:
+		return 0, false
+	}
+}
+
 // tail is the end of its log.
 func (p *process) tail() string {
 	text, err := os.ReadFile(p.log)

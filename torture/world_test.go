@@ -40,6 +40,7 @@ type world struct {
 	files   []string // all histories
 	sides   []*side
 	apps    []*appSlot
+	found   []string      // which promises were broken, and how
 	shift   time.Duration // of the server's clock
 	dozes   time.Duration // by how much the store's leases may last longer for it
 }
@@ -76,7 +77,9 @@ func newWorld(t testing.TB, p plan, binary string) *world {
 		}
 	}
 	for _, s := range w.sides {
-		w.eventually("sidecar "+s.name+" is ready", func() error { return s.ready() })
+		if err := eventually(s.ready); err != nil {
+			t.Fatalf("%s is not ready: %v\n%s", s.name, err, s.p.tail())
+		}
 	}
 	return w
 }
@@ -97,16 +100,14 @@ func (w *world) note(what string) {
 	w.witness.Write(history.Record{Kind: history.Fault, At: history.Now(), Err: what})
 }
 
-// eventually waits until something works.
-func (w *world) eventually(what string, f func() error) {
-	w.t.Helper()
-	var err error
+// eventually waits until something works, and gives why it does not.
+func eventually(f func() error) (err error) {
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if err = f(); err == nil {
-			return
+			return nil
 		}
 	}
-	w.t.Fatalf("in vain: %s: %v", what, err)
+	return err
 }
 
 // side is a sidecar, through all its lives.
@@ -163,6 +164,9 @@ func (s *side) stop() error {
 	s.w.witness.Write(history.Record{Kind: history.Stopped, At: history.Now(), Side: s.name})
 	s.p.signal(syscall.SIGTERM)
 	err := s.p.wait(patience)
+	if st, ok := s.p.status(); ok && st.Signaled() && st.Signal() == syscall.SIGTERM {
+		return nil // it had not yet come so far as to listen to signals
+	}
 	if err != nil {
 		err = fmt.Errorf("stop %s: %w\n%s", s.name, err, s.p.tail())
 		s.p.kill()
@@ -264,7 +268,7 @@ func (w *world) settle() time.Duration {
 		}
 	}
 	if late != nil {
-		w.t.Errorf("all was healed, and not everybody has got every lock: %s\n%s", strings.Join(late, ", "), w.locks())
+		w.found = append(w.found, fmt.Sprintf("all was healed, and not everybody has got every lock: %s\n%s", strings.Join(late, ", "), w.locks()))
 		for _, a := range w.apps { // their logs say what they wait for
 			a.p.signal(syscall.SIGQUIT)
 		}
@@ -272,7 +276,6 @@ func (w *world) settle() time.Duration {
 			s.p.signal(syscall.SIGQUIT)
 			_ = s.p.wait(patience)
 		}
-		w.t.FailNow()
 	}
 	return time.Since(began)
 }
@@ -314,11 +317,10 @@ func (w *world) locks() string {
 	return b.String()
 }
 
-// empty checks that nothing is left in the store.
+// empty finds what is left in the store.
 func (w *world) empty() {
-	w.t.Helper()
 	for _, s := range w.sides {
-		w.eventually("nothing is left in the store, as "+s.name+" sees it", func() error {
+		err := eventually(func() error {
 			return s.ask(func(ctx context.Context, c *client.Client) error {
 				for l, err := range c.List(ctx, "") {
 					if err != nil {
@@ -329,5 +331,8 @@ func (w *world) empty() {
 				return nil
 			})
 		})
+		if err != nil {
+			w.found = append(w.found, fmt.Sprintf("everybody has ended, and %s still sees somebody: %v", s.name, err))
+		}
 	}
 }
