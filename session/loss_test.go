@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -346,6 +347,25 @@ func TestForcedOutOfTheQueue(t *testing.T) {
 			_, err := p.wait()
 			isLost(t, err, Forced)
 		}
+	})
+}
+
+// A wait that is over in the moment at which its waiter is taken out of the queue ends
+// as a wait that is over: there is no hold that the caller could not have.
+func TestForcedOutOfTheQueueAsTheWaitEnds(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar()
+		s := sc.session()
+		sc.way.on(func(ctx context.Context, _ func(context.Context) error) error {
+			<-ctx.Done()
+			return fmt.Errorf("ask store: %w", lock.ErrNotHolder)
+		}, opAcquire)
+		_, err := s.Acquire(t.Context(), waiting(exclusive, time.Second))
+		isErr(t, err, context.DeadlineExceeded)
+		p := begin(s, exclusive)
+		p.cancel()
+		_, err = p.wait()
+		isErr(t, err, context.Canceled)
 	})
 }
 

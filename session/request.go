@@ -157,6 +157,9 @@ func (q *Request) over() error {
 		case <-t.C:
 		}
 	}
+	if errors.Is(err, lock.ErrNotHolder) { // an administrator took it out of the queue just then
+		err = nil
+	}
 	var from *lock.HeldError
 	switch {
 	case errors.As(err, &from), errors.Is(cause, context.Canceled):
