@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
 
-	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 	"github.com/locksidecar/locksidecar/client"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/torture/history"
@@ -163,17 +163,22 @@ func (r *round) store(f schedule.Fault) (heal func() error, err error) {
 func (r *round) force(f schedule.Fault) {
 	s := r.sides[f.Pick%len(r.sides)]
 	_ = s.ask(func(ctx context.Context, c *client.Client) error {
-		l, err := c.Get(ctx, resources[f.Pick%len(resources)])
-		if err != nil {
-			return err
+		type place struct{ resource, lock string }
+		var all []place
+		for l, err := range c.List(ctx, "") {
+			if err != nil {
+				return err
+			}
+			for _, h := range slices.Concat(l.GetHolders(), l.GetHolders(), l.GetWaiters()) { // rather a hold
+				all = append(all, place{l.GetResource(), h.GetLockId()})
+			}
 		}
-		all := append(append([]*pb.Holder{}, l.GetHolders()...), l.GetWaiters()...)
 		if len(all) == 0 {
 			return nil
 		}
-		id := all[f.Pick%len(all)].GetLockId()
-		r.witness.Write(history.Record{Kind: history.Forced, At: history.Now(), Lock: id, Grace: f.Amount})
-		_, err = c.ForceRelease(ctx, l.GetResource(), id, f.Amount)
+		p := all[f.Pick/len(r.sides)%len(all)]
+		r.witness.Write(history.Record{Kind: history.Forced, At: history.Now(), Lock: p.lock, Grace: f.Amount})
+		_, err := c.ForceRelease(ctx, p.resource, p.lock, f.Amount)
 		return err
 	})
 }

@@ -148,7 +148,7 @@ func Make(o Options) Schedule {
 		})
 	}
 	m := next()
-	s.Admin = m.faults(100*time.Millisecond, 900*time.Millisecond, func() Fault {
+	s.Admin = m.faults(50*time.Millisecond, 500*time.Millisecond, func() Fault {
 		graces := []time.Duration{0, 50 * time.Millisecond, 300 * time.Millisecond, o.TTL}
 		return Fault{Kind: Force, Amount: graces[m.rand.IntN(len(graces))], Pick: m.rand.Int()}
 	})
