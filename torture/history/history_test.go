@@ -141,6 +141,10 @@ func TestChecks(t *testing.T) {
 			"", "", true,
 		},
 		{
+			"stopped while the app had not read its grant", j(x("a", 1, 1*s, 6*s, 0), lost("a", "FORCED", 6*s, 9*s), forced("a", 2*s, 7*s), Record{Kind: Stopped, Side: "side of a", At: 3 * s}, x("b", 2, 2*s, 5*s, 9*s), left("b", 7*s, 8*s, 9*s)),
+			"", "", true,
+		},
+		{
 			"a release that has failed", j(x("a", 1, 1*s, 2*s, 9*s), of(Leaving, "a", 0, 3*s, 9*s), Record{Kind: Left, Lock: "a", Call: 3 * s, At: 4 * s, Err: "late"}, x("b", 2, 2*s, 8*s, 9*s), left("b", 9*s, 9*s, 0)),
 			"", "", true,
 		},

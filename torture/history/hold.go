@@ -161,14 +161,17 @@ func (b *beliefs) judge(breaks []Record) *Hold {
 			grace = 0
 		}
 	}
+	// A sidecar that ended after the call ended the hold, however late the app, which
+	// may have been frozen, read of its grant: a later life of the sidecar knows no call
+	// of an earlier one.
 	forced := 0
 	for _, r := range breaks {
 		switch {
 		case r.At > max(heard, silent, grace):
 			continue
-		case r.Kind == Killed && r.App == h.App, r.Kind == Died && r.Side == h.Side && h.At <= r.At:
+		case r.Kind == Killed && r.App == h.App, r.Kind == Died && r.Side == h.Side && h.Call <= r.At:
 			heard, silent, grace = min(heard, r.At), min(silent, r.At), min(grace, r.At)
-		case r.Kind == Stopped && r.Side == h.Side && h.At <= r.At:
+		case r.Kind == Stopped && r.Side == h.Side && h.Call <= r.At:
 			silent = min(silent, r.At)
 			if reason != "STOPPING" { // what runs is shortened
 				grace = min(grace, r.At)
