@@ -53,6 +53,8 @@ type Backend struct {
 	tested  bool // the server
 	marked  markSeen
 	leases  map[string]*lease // those of this backend, by id
+	// trusting is the lease whose heartbeats say which server is asked: the last one.
+	trusting *lease
 
 	background context.Context // ends with Close
 	stop       context.CancelFunc

@@ -106,8 +106,11 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 		return nil, 0, errors.Join(b.unavailable("open lease", err), l.beats.Close())
 	}
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.leases[string(l.id)] = l
-	b.mu.Unlock()
+	b.trusting = l // not the lease before, whose heartbeats may have gone to another server
+	b.pool.Trust(l.server)
+	b.strangers.Add(1)
 	return l, opened, nil
 }
 
@@ -290,10 +293,20 @@ func (l *lease) answered(number int64, server string) (stranger bool) {
 	l.number, l.server = number, server
 	l.mu.Unlock()
 	if stranger {
-		l.b.pool.Trust(server)
-		l.b.strangers.Add(1) // what is asked from now on, that server answers
+		l.b.trust(l, server)
 	}
 	return stranger
+}
+
+// trust has requests go to the server that answers the heartbeats: those of the lease
+// that was opened last. One that is over may be answered late, by the server before.
+func (b *Backend) trust(l *lease, server string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.trusting == nil || b.trusting == l {
+		b.pool.Trust(server)
+		b.strangers.Add(1) // what is asked from now on, that server answers
+	}
 }
 
 // heldStep is how many entries a comparison reads at a time.
@@ -395,6 +408,9 @@ func (l *lease) Close(ctx context.Context) error {
 	}
 	l.b.mu.Lock()
 	delete(l.b.leases, string(l.id))
+	if l.b.trusting == l {
+		l.b.trusting = nil
+	}
 	l.b.mu.Unlock()
 	if err != nil {
 		err = l.b.unavailable("close lease", err)

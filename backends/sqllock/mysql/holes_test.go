@@ -59,6 +59,34 @@ func TestPoolLeavesOldServer(t *testing.T) {
 	}
 }
 
+// A lease is opened on the server that has taken over, while the lease before, whose
+// heartbeats went to the old one, is not closed yet: requests go to the new server.
+func TestNextLeaseIsOnTheNewServer(t *testing.T) {
+	first, second := testengine.New(t, testengine.MariaDB), testengine.New(t, testengine.MariaDB)
+	road := testengine.Through(t, first)
+	b, l := sidecar(t, with(road.URL(), "failover-grace=0s"), 30*time.Second)
+	road.Inject(testengine.Sever)
+	eventually(t, "a heartbeat on another connection", func() error { _, err := l.Heartbeat(t.Context()); return err })
+	if err := l.Release(t.Context(), unique("r"), lock.NewHoldID()); !errors.Is(err, lock.ErrNotHolder) {
+		t.Fatal(err) // and a connection to the old server is there
+	}
+	sidecar(t, second.URL(), 30*time.Second) // it has the tables
+	road.Retarget(mustParse(t, second.URL()).Addrs[0])
+	next, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 30 * time.Second, Sidecar: t.Name()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = next.Close(context.WithoutCancel(t.Context())) })
+	testengine.Crash(t, first, testengine.KeepData)
+	eventually(t, "the new server grants", func() error {
+		if _, err := next.Heartbeat(t.Context()); err != nil {
+			return err
+		}
+		_, err := next.Acquire(t.Context(), exclusive(unique("r")))
+		return err
+	})
+}
+
 // Who waits writes nothing that the holder's guard writes: with a snapshot from before
 // the waiter came it works all the same.
 func TestGuardAfterWaiter(t *testing.T) {
