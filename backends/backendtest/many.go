@@ -100,10 +100,16 @@ func testHeartbeatCost(e *env) {
 	}
 	a = e.sidecar()
 	e.acquireMany(a, many)
-	all := cost()
-	// Background work of server and driver may add a little.
-	if all > 3*few/2+50 {
-		e.Errorf("%d heartbeats cost %d store commands with %d holds and %d with %d", beats, few, some, all, many)
+	// Background work of server and driver may add a little, and more just after the requests.
+	var all int64
+	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+		if all = cost(); all <= 3*few/2+50 {
+			break
+		}
+		if time.Now().After(end) {
+			e.Errorf("%d heartbeats cost %d store commands with %d holds and %d with %d", beats, few, some, all, many)
+			break
+		}
 	}
 	e.Logf("%d heartbeats cost %d store commands with %d holds and %d with %d", beats, few, some, all, many)
 	if err := a.Close(e.ctx); err != nil {
