@@ -2,12 +2,10 @@ package zklock
 
 import (
 	"errors"
-	"flag"
 	"io"
 	"maps"
 	"net"
 	"regexp"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,12 +21,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// Most tests wait most of the time, and go test runs no more of them side by
-	// side than there are processors.
-	flag.Parse()
-	if err := flag.Set("test.parallel", strconv.Itoa(max(8, runtime.GOMAXPROCS(0)))); err != nil {
-		panic(err)
-	}
+	testengine.SideBySide(12)
 	goleak.VerifyTestMain(testengine.Main(m))
 }
 
