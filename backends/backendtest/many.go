@@ -24,7 +24,7 @@ func (e *env) acquireMany(s *sidecar, n int) {
 func (e *env) several(n int, do func(i int) error) {
 	e.Helper()
 	var wg sync.WaitGroup
-	const at = 16
+	const at = 32
 	for w := range at {
 		wg.Go(func() {
 			for i := w; i < n && !e.Failed(); i += at {
@@ -94,7 +94,7 @@ func testHeartbeatCost(e *env) {
 	e.release(a, e.acquire(a, e.name("first"), lock.Exclusive)) // whatever is done only once
 	const some = many / 4
 	e.acquireMany(a, some)
-	few := cost()
+	few := min(cost(), cost()) // the first may have what is still done for those requests
 	if err := a.Close(e.ctx); err != nil {
 		e.Fatalf("Close: %v", err)
 	}

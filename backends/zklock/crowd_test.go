@@ -195,6 +195,45 @@ func TestIdleWaitersCostNothing(t *testing.T) {
 	release(t, o, g)
 }
 
+// TestIdleWaitersOfManyLocks: each lock that is waited for is looked at once in each recheck,
+// with one request, and nothing else is asked.
+func TestIdleWaitersOfManyLocks(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	const many = 40
+	b, l, requests := counted(t, s.URL(), 6*time.Second)
+	beating(t, l, 500*time.Millisecond)
+	_, o := sidecar(t, s.URL(), 30*time.Second)
+	var all sync.WaitGroup
+	ctx, cancel := context.WithCancel(t.Context())
+	for i := range many {
+		r := lock.Resource(fmt.Sprintf("idle-%s-%d", l.ID(), i))
+		hold(t, o, r, lock.Exclusive)
+		q := request(r, lock.Exclusive)
+		all.Go(func() { _, _ = l.Acquire(ctx, q) })
+		eventually(t, "it waits", func() error {
+			if st, err := b.Get(t.Context(), r); err != nil || len(st.Waiters) != 1 {
+				return errors.Join(errors.New("it does not"), err)
+			}
+			return nil
+		})
+	}
+	time.Sleep(lastsAfter)
+	requests.take()
+	began := time.Now()
+	time.Sleep(l.driver.recheck)
+	n, _ := requests.take()
+	rechecks := int(time.Since(began)/(l.driver.recheck*7/8)) + 1
+	if n["get"] > many*rechecks || n["children"]+n["create"] > many/4 {
+		t.Errorf("while %d locks were waited for, there were %v in %d rechecks", many, n, rechecks)
+	}
+	if n["get"] == 0 {
+		t.Error("nobody has looked again")
+	}
+	cancel()
+	all.Wait()
+}
+
 // TestContendedPairs: sidecars that take turns need no more requests than Curator
 // does, which are five a pair, and those of one sidecar need fewer.
 func TestContendedPairs(t *testing.T) {
