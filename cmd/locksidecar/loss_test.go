@@ -166,7 +166,7 @@ func TestMaxHold(t *testing.T) {
 	if code := run.wait(); code != exitLost {
 		t.Errorf("status %d", code)
 	}
-	if !strings.Contains(run.err.String(), "max_hold: CMD gets SIGTERM") {
+	if !strings.Contains(run.err.String(), ": CMD gets SIGTERM") {
 		t.Errorf("stderr %q", run.err)
 	}
 	if _, err := os.Stat(log + ".term"); err != nil {
@@ -239,7 +239,7 @@ func guardOf(t *testing.T, run *program) (pid int) {
 func TestFrozenGuard(t *testing.T) {
 	t.Parallel()
 	redis := testengine.Shared(t, testengine.Redis)
-	store := []string{"--store", storeURL(redis), "--ttl", "2s", "--namespace", namespace(t)}
+	store := []string{"--store", storeURL(redis), "--ttl", "5s", "--namespace", namespace(t)} // half a second to kill
 	run, log := startWorker(t, append(store, "a")...)
 	next := startSuccessor(t, append(store, "a")...)
 	if err := syscall.Kill(guardOf(t, run), syscall.SIGSTOP); err != nil {

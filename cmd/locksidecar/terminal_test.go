@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -70,8 +71,12 @@ func launchOnTerminal(t *testing.T, env []string, path string, args ...string) *
 	t.Cleanup(func() {
 		s.signal(syscall.SIGKILL)
 		<-s.exited
-		<-read
-		_ = master.Close()
+		select {
+		case <-read:
+			_ = master.Close()
+		case <-time.After(patience): // a close would wait, too
+			t.Error("something is left that has the terminal")
+		}
 		if t.Failed() {
 			t.Logf("on the terminal:\n%s", s.seen)
 		}
