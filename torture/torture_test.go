@@ -105,6 +105,7 @@ func (w *world) torture(s uint64, length time.Duration) {
 		}
 		if len(w.found) == 0 {
 			w.empty()
+			w.flat()
 		}
 		w.judge()
 	}

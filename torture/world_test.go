@@ -41,6 +41,7 @@ type world struct {
 	sides   []*side
 	apps    []*appSlot
 	found   []string      // which promises were broken, and how
+	fresh   size          // of a sidecar that has just started; the largest
 	shift   time.Duration // of the server's clock
 	dozes   time.Duration // by how much the store's leases may last longer for it
 }
@@ -80,6 +81,11 @@ func newWorld(t testing.TB, p plan, binary string) *world {
 		if err := eventually(s.ready); err != nil {
 			t.Fatalf("%s is not ready: %v\n%s", s.name, err, s.p.tail())
 		}
+		n, err := s.size()
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.fresh = size{max(n.goroutines, w.fresh.goroutines), max(n.files, w.fresh.files), max(n.memory, w.fresh.memory)}
 	}
 	return w
 }
