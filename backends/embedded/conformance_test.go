@@ -100,7 +100,7 @@ func (v *visitor) hear(err error) error {
 }
 
 func (v *visitor) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease, error) {
-	return v.open(ctx, o, func(d leasekit.Driver) leasekit.Driver { return &way{Driver: d, v: v} })
+	return v.OpenThrough(ctx, o, v.clock, func(d leasekit.Driver) leasekit.Driver { return &way{Driver: d, v: v} })
 }
 
 func (v *visitor) Get(ctx context.Context, r lock.Resource) (lock.Status, error) {

@@ -19,7 +19,7 @@ func driver(t *testing.T, s *Store) (lock.Lease, *lease) {
 	var l *lease
 	v := &visitor{Store: s}
 	v.asleep.Store(true)
-	kit, err := s.open(t.Context(), lock.LeaseOptions{TTL: ttl}, func(d leasekit.Driver) leasekit.Driver {
+	kit, err := s.OpenThrough(t.Context(), lock.LeaseOptions{TTL: ttl}, s.clock, func(d leasekit.Driver) leasekit.Driver {
 		l = d.(*lease)
 		return &way{Driver: d, v: v}
 	})
@@ -94,20 +94,34 @@ func TestTakenAwayIsNamed(t *testing.T) {
 	})
 }
 
-// The holder's sidecar knows nothing of a forced release yet, and asks again for
-// what it was never told that it has: that is the end of the hold.
+// Who asks again for a hold whose release is forced has it, and its grace: an answer was
+// lost, or a copy of the request comes late, when the app knows its grace already.
 func TestAskForWhatIsForced(t *testing.T) {
 	bubble(t, func(t *testing.T, s *Store) {
 		a, l := driver(t, s)
 		q := lock.Request{ID: "q", Resource: "r", Mode: lock.Exclusive}
-		if _, err := l.Ask(t.Context(), q); err != nil { // its answer is lost
+		first, err := l.Ask(t.Context(), q) // its answer is lost
+		if err != nil {
 			t.Fatal(err)
 		}
-		f := forced(t, s, lock.Grant{Resource: "r", ID: "q"}, time.Hour)
-		if _, err := a.Acquire(t.Context(), q); !errors.Is(err, lock.ErrNotHolder) {
-			t.Errorf("Acquire: %v, want ErrNotHolder", err)
+		f := forced(t, s, lock.Grant{Resource: "r", ID: "q"}, 10*time.Second)
+		if g, err := a.Acquire(t.Context(), q); err != nil || g.Fence != first.Fence {
+			t.Fatalf("Acquire: %+v, %v", g, err)
 		}
-		at(t, "ForceRelease returned", f, 0)
+		news, err := a.Heartbeat(t.Context())
+		if err != nil || len(news) != 1 || news[0].Kind != lock.Revoked || news[0].Until != 10*time.Second {
+			t.Fatalf("Heartbeat: %+v, %v", news, err)
+		}
+		for beats := range 10 { // the first one acknowledges
+			time.Sleep(ttl / 3)
+			if _, err := a.Heartbeat(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if copied, err := l.Ask(t.Context(), q); beats == 0 && (err != nil || !copied.Granted) {
+				t.Errorf("a late copy: %+v, %v", copied, err)
+			}
+		}
+		at(t, "ForceRelease returned", f, 10*time.Second)
 		shut(t, a)
 	})
 }

@@ -24,7 +24,7 @@ type lease struct {
 	first   *entry        // its holds and waiters
 	count   int
 
-	unacknowledged map[*entry]struct{}       // forced holds that it has not acknowledged
+	unacknowledged map[lock.HoldID]*entry    // forced holds that it has not acknowledged
 	takenAway      map[leasekit.Ref]struct{} // holds forced with grace 0; the same
 	forcedOut      map[lock.HoldID]struct{}  // waiters that it has not asked about since
 }
@@ -63,10 +63,7 @@ func (l *lease) ask(q lock.Request) (_ leasekit.Answer, refused *view, _ error) 
 	switch {
 	case e != nil && e.Value.lease != l:
 		return leasekit.Answer{}, nil, &lock.InvalidError{Field: "id", Problem: "is in use by another lease"}
-	case e != nil && e.Value.force != nil: // nothing is left behind
-		s.remove(e, now)
-		return leasekit.Answer{}, nil, lock.ErrNotHolder
-	case e != nil: // asked again
+	case e != nil: // asked again, or a copy; where its release is forced, its grace is kept
 	case l.wasForcedOut(q.ID):
 		return leasekit.Answer{}, nil, lock.ErrNotHolder
 	case q.Try && r != nil && !r.Free(queue.RoomOf(q.Mode)):
@@ -147,12 +144,12 @@ func (l *lease) Renew(_ context.Context, acks []leasekit.Revocation) (leasekit.R
 			delete(l.takenAway, a.Ref)
 		}
 		if e := l.own(a.Ref); e != nil && e.Value.force != nil && a.Grace <= e.Value.force.grace {
-			delete(l.unacknowledged, e)
+			delete(l.unacknowledged, e.ID)
 			s.endsBy(&e.Value.force.end, now+a.Grace)
 		}
 	}
 	answer := leasekit.Renewal{Entries: l.count}
-	for e := range l.unacknowledged {
+	for _, e := range l.unacknowledged {
 		answer.Revoked = append(answer.Revoked, leasekit.Revocation{Ref: ref(e), Grace: e.Value.force.grace})
 	}
 	for r := range l.takenAway {

@@ -86,7 +86,7 @@ func (s *Store) unlink(e *entry) {
 	v.resource.Remove(e)
 	v.lease.unlink(e)
 	if v.force != nil {
-		delete(v.lease.unacknowledged, e)
+		delete(v.lease.unacknowledged, e.ID)
 		s.endings.cancel(&v.force.end)
 		close(v.force.gone)
 	}

@@ -73,11 +73,13 @@ func New(opts ...Option) *Store {
 
 // OpenLease implements lock.Backend. A TTL out of bounds is a *lock.InvalidError.
 func (s *Store) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease, error) {
-	return s.open(ctx, o, func(d leasekit.Driver) leasekit.Driver { return d })
+	return s.OpenThrough(ctx, o, s.clock, func(d leasekit.Driver) leasekit.Driver { return d })
 }
 
-// open opens a lease; between puts something between it and the store.
-func (s *Store) open(ctx context.Context, o lock.LeaseOptions, between func(leasekit.Driver) leasekit.Driver) (lock.Lease, error) {
+// OpenThrough is OpenLease over a road with faults, for tests: between gets the store's
+// side of the lease and gives what takes its place, and clock is that of the sidecar.
+// Pushes come with the store locked.
+func (s *Store) OpenThrough(ctx context.Context, o lock.LeaseOptions, clock lock.Clock, between func(leasekit.Driver) leasekit.Driver) (lock.Lease, error) {
 	if o.TTL < lock.MinTTL || o.TTL > lock.MaxTTL {
 		return nil, &lock.InvalidError{Field: "ttl", Problem: fmt.Sprintf("is %s, must be %s to %s", o.TTL, lock.MinTTL, lock.MaxTTL)}
 	}
@@ -89,30 +91,30 @@ func (s *Store) open(ctx context.Context, o lock.LeaseOptions, between func(leas
 		push:           func(leasekit.Push) {}, // it has asked for nothing yet
 		listening:      make(chan struct{}),
 		dropped:        make(chan struct{}),
-		unacknowledged: make(map[*entry]struct{}),
+		unacknowledged: make(map[lock.HoldID]*entry),
 		takenAway:      make(map[leasekit.Ref]struct{}),
 		forcedOut:      make(map[lock.HoldID]struct{}),
 	}
 	l.end.over = func(now time.Duration) { s.drop(l, now) }
-	opened, err := s.enter(l)
-	if err != nil {
+	opened := clock()
+	if err := s.enter(l); err != nil {
 		return nil, err
 	}
-	kit := leasekit.Start(ctx, between(l), leasekit.Options{ID: l.id, TTL: o.TTL, Clock: s.clock, Opened: opened, Unproven: true})
+	kit := leasekit.Start(ctx, between(l), leasekit.Options{ID: l.id, TTL: o.TTL, Clock: clock, Opened: opened, Unproven: true})
 	<-l.listening
 	return kit, nil
 }
 
-func (s *Store) enter(l *lease) (now time.Duration, err error) {
+func (s *Store) enter(l *lease) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now, err = s.begin()
+	now, err := s.begin()
 	if err == nil {
 		s.leases[l] = struct{}{}
 		s.endsAt(&l.end, now+l.ttl)
 		s.setWall(now)
 	}
-	return now, err
+	return err
 }
 
 // ForceRelease implements lock.Backend.
@@ -162,7 +164,7 @@ func (s *Store) force(r lock.Resource, id lock.HoldID, grace time.Duration) (*fo
 			e.Value.force = f
 		}
 		f.grace = grace
-		l.unacknowledged[e] = struct{}{}
+		l.unacknowledged[id] = e
 		l.push(leasekit.Push{Kind: leasekit.Revoked, Ref: ref(e), Grace: grace})
 	}
 	if grace == 0 {
