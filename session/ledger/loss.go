@@ -8,11 +8,6 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// shorter is how much nearer the end of a grace must come to be told again. The
-// store tells the same revocation with each heartbeat, with moments that differ
-// by the time of a trip.
-const shorter = 100 * time.Millisecond
-
 // losses are those that nobody has acknowledged, in the order in which they were
 // told, and the latest of those that somebody has.
 type losses struct {
@@ -191,7 +186,7 @@ func (l *Ledger) News(e lock.Event) {
 		return
 	}
 	h := l.losses.known[e.ID]
-	if h == nil || h.state != grace || reason == Forced && h.graceEnd-until < shorter {
+	if h == nil || h.state != grace || reason == Forced && until >= h.graceEnd {
 		return
 	}
 	l.tellAgain(h, max(l.at.Now, until))
