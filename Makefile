@@ -18,6 +18,8 @@ GOTESTSUM := go tool -modfile=$(CURDIR)/tools/test/go.mod gotestsum
 BENCH := bench
 MODULES := . $(BENCH) torture e2e tools/helm tools/image tools/lint tools/proto tools/test
 
+PREFIX ?= /usr/local
+
 # The container image: its name, and what it is made for.
 IMAGE ?= locksidecar/locksidecar:$(VERSION)
 ARCHS ?= $(shell go env GOARCH)
@@ -51,6 +53,10 @@ run: build ## Build it and start the sidecar on the embedded store (ARGS="--stor
 build: ## Build bin/locksidecar
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/locksidecar ./cmd/locksidecar
 
+.PHONY: install
+install: build ## Install it as PREFIX/bin/locksidecar (PREFIX=/usr/local)
+	install -D -m 0755 bin/locksidecar '$(DESTDIR)$(PREFIX)/bin/locksidecar'
+
 .PHONY: image
 image: ## Make bin/image.tar, the container image (ARCHS="amd64 arm64" PUSH=registry/name:tag)
 	@for arch in $(ARCHS); do \
@@ -73,6 +79,10 @@ examples: build ## Watch two examples: a stock sold in Python, and loans on MySQ
 .PHONY: test
 test: test-deps bench-build image-test chart-test e2e-vet torture-short ## Run all tests with the race detector, on real servers too
 	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -race -count=1 -timeout $(TEST_TIMEOUT) ./...
+
+.PHONY: docs-test
+docs-test: ## Run what README and docs show, and compare them with the program and the chart (a part of test)
+	go test -count=1 -timeout $(TEST_TIMEOUT) ./internal/docstest
 
 .PHONY: chart-test
 chart-test: ## Test the Helm charts, without a cluster and without helm
@@ -140,9 +150,10 @@ fmt: ## Format Go files
 	$(LINT) fmt ./... ./$(BENCH)/... ./torture/... ./e2e/... ./tools/image/... ./tools/helm/...
 
 .PHONY: generate
-generate: ## Generate code from the proto files, and the chart's table of values
+generate: ## Generate code from the proto files, the chart's table of values, and rules for Prometheus
 	scripts/proto.sh generate
 	cd tools/helm && go run ./valuesdoc ../../deploy/helm/locksidecar
+	cd tools/helm && go run ./rules ../../deploy/helm/locksidecar ../../deploy/prometheus/locksidecar.rules.yaml
 
 .PHONY: chart-schemas
 chart-schemas: ## Write the schemas that charts are held against; downloads several versions of Kubernetes

@@ -11,11 +11,11 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
-// known are the metrics that docs/operations.md has, with the labels that are in
+// known are the metrics that docs/observing.md has, with the labels that are in
 // its table.
 func known(t *testing.T) map[string]bool {
 	t.Helper()
-	text, err := os.ReadFile("../../../docs/operations.md")
+	text, err := os.ReadFile("../../../docs/observing.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +31,7 @@ func known(t *testing.T) map[string]bool {
 		names[name] = true
 	}
 	if len(names) < 20 {
-		t.Fatalf("only %d metrics found in docs/operations.md", len(names))
+		t.Fatalf("only %d metrics found in docs/observing.md", len(names))
 	}
 	return names
 }
@@ -51,7 +51,7 @@ func query(t *testing.T, names map[string]bool, where, text string) {
 			return nil
 		}
 		if !names[s.Name] {
-			t.Errorf("%s: docs/operations.md has no metric %s", where, s.Name)
+			t.Errorf("%s: docs/observing.md has no metric %s", where, s.Name)
 		}
 		ours := false
 		for _, m := range s.LabelMatchers {

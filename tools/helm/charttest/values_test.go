@@ -71,7 +71,7 @@ func TestTemplateRefusals(t *testing.T) {
 // TestEveryLimitIsAValue: what a sidecar of one's own can be limited to, one in a pod can
 // as well.
 func TestEveryLimitIsAValue(t *testing.T) {
-	manual, err := os.ReadFile("../../../docs/operations.md")
+	manual, err := os.ReadFile("../../../docs/settings.md")
 	if err != nil {
 		t.Fatal(err)
 	}
