@@ -49,7 +49,7 @@ type Backend struct {
 
 var _ lock.Backend = (*Backend)(nil)
 
-// Open makes a Backend for a URL, see docs/operations.md for its form. It does not
+// Open makes a Backend for a URL, see docs/settings.md for its form. It does not
 // ask the store anything, so a store that is down is no error here.
 // The error is lock.ErrInvalid. observe may be nil.
 func Open(url string, observe lock.Observe) (*Backend, error) {

@@ -8,7 +8,7 @@ const NAME = 'locksidecar.sock';
 
 /**
  * Where sidecar and clients meet when nobody says otherwise; the rule is in
- * docs/operations.md. The parameters are for tests.
+ * docs/settings.md. The parameters are for tests.
  */
 export function defaultSocket(env = process.env, system = SYSTEM, tmp = os.tmpdir(), uid = process.getuid()) {
   if (env.LOCKSIDECAR_SOCKET) {

@@ -19,7 +19,7 @@ final class SocketPath {
   private static final String NAME = "locksidecar.sock";
 
   /**
-   * Where a sidecar and its clients meet when nobody says otherwise; docs/operations.md#socket has
+   * Where a sidecar and its clients meet when nobody says otherwise; docs/settings.md#socket has
    * the rule, which is the same on both sides.
    */
   static Path standard() {
