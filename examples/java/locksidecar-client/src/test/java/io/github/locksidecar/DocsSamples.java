@@ -1,0 +1,52 @@
+package io.github.locksidecar;
+
+import java.sql.Connection;
+import java.sql.SQLException;
+import java.time.Duration;
+import java.util.concurrent.locks.Lock;
+import java.util.concurrent.locks.ReadWriteLock;
+
+/** What README.md and examples/java/README.md show, so that it is compiled. */
+final class DocsSamples {
+  private DocsSamples() {}
+
+  interface Store {
+    void write(String order, long fence);
+  }
+
+  static void byTheHold(LockSidecar sidecar, Store store, String order) {
+try (Hold hold = sidecar.lock("orders/42").acquire(Duration.ofSeconds(5))) {  // or as a j.u.c.locks.Lock
+    store.write(order, hold.fence());
+}                                                        // LockLostException
+  }
+
+  static void both(Store store, String order) {
+LockSidecar sidecar = LockSidecar.connect();   // one for the whole app
+
+try (Hold hold = sidecar.lock("orders/42").acquire(Duration.ofSeconds(5))) {
+    Thread worker = Thread.currentThread();
+    hold.onLost(why -> worker.interrupt());    // called on a thread of its own
+    store.write(order, hold.fence());          // the store refuses a smaller fence
+}                                              // LockLostException if it was lost meanwhile
+
+ReadWriteLock loan = sidecar.readWriteLock("loans/7").reentrant();
+loan.readLock().lock();
+try {
+    System.out.println("read the loan");
+} finally {
+    loan.readLock().unlock();
+}
+  }
+
+  static void reentrant(LockSidecar sidecar) {
+Lock lock = sidecar.lock("orders/42").reentrant();               // as ReentrantLock
+ReadWriteLock loan = sidecar.readWriteLock("loans/7").reentrant(); // as ReentrantReadWriteLock
+    lock.lock();
+    loan.readLock().lock();
+  }
+
+  static void guard(Hold hold, Connection connection) throws SQLException {
+if (hold.guard().orElseThrow().allowsCommit(connection)) connection.commit();
+else connection.rollback();
+  }
+}
