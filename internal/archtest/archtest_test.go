@@ -61,6 +61,7 @@ var house = []room{
 	{path: "internal/testengine"}, // nothing of production: it breaks things for everybody
 	{path: "internal/javatest", may: "lock", test: "backends/embedded"},
 	{path: "internal/archtest"},
+	{path: "internal/docstest"},
 	{path: "model"},
 
 	{path: "cmd/locksidecar", may: "all", test: "internal/testengine"},
@@ -89,7 +90,7 @@ var outsiders = []struct{ library, rooms string }{
 const onlyTests = "testing backends/backendtest internal/testengine internal/javatest github.com/google/go-cmp go.uber.org/goleak"
 
 // equipment are the rooms that are themselves only for tests.
-const equipment = "backends/backendtest internal/testengine internal/javatest internal/archtest examples/show"
+const equipment = "backends/backendtest internal/testengine internal/javatest internal/archtest internal/docstest examples/show"
 
 // pkg is what `go list -json` says about a package.
 type pkg struct {

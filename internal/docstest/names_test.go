@@ -1,0 +1,337 @@
+package docstest
+
+import (
+	"context"
+	"io"
+	"io/fs"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+var (
+	helpFlag = regexp.MustCompile(`(?m)^ +(?:-\w, |    )--([a-z][a-z-]*)`)
+	docFlag  = regexp.MustCompile("`(?:-\\w`, `)?--([a-z][a-z-]*)")
+	variable = regexp.MustCompile(`LOCKSIDECAR_[A-Z_]*[A-Z]`)
+)
+
+// help is what a subcommand says of itself.
+func help(t *testing.T, command ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), filepath.Join(bin, "locksidecar"), append(command, "--help")...).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+// flags are those in the help of a subcommand.
+func flags(t *testing.T, command ...string) map[string]bool {
+	t.Helper()
+	found := make(map[string]bool)
+	for _, m := range helpFlag.FindAllStringSubmatch(help(t, command...), -1) {
+		found[m[1]] = true
+	}
+	delete(found, "help")
+	return found
+}
+
+// section is what stands under a heading.
+func section(t *testing.T, page, title string) string {
+	t.Helper()
+	_, rest, ok := strings.Cut(pages(t)[page], "\n## "+title+"\n")
+	if !ok {
+		t.Fatalf("%s has no heading %q", page, title)
+	}
+	text, _, _ := strings.Cut(rest, "\n## ")
+	return text
+}
+
+// rows are the first cells of the tables in a text.
+func rows(text string) []string {
+	var cells []string
+	for line := range strings.Lines(text) {
+		if cell, ok := strings.CutPrefix(line, "| "); ok {
+			cell, _, _ = strings.Cut(cell, " | ")
+			cells = append(cells, cell)
+		}
+	}
+	return cells
+}
+
+// The table of settings has the flags of serve, and the variables that go with them.
+func TestServeFlags(t *testing.T) {
+	documented := make(map[string]bool)
+	for _, row := range regexp.MustCompile("(?m)^\\| `--([a-z-]+)` \\| `([A-Z_]+)` \\|").FindAllStringSubmatch(section(t, "docs/settings.md", "`serve`"), -1) {
+		documented[row[1]] = true
+		if want := strings.ToUpper(strings.ReplaceAll(row[1], "-", "_")); row[2] != want {
+			t.Errorf("--%s: the variable is …%s and not …%s", row[1], want, row[2])
+		}
+	}
+	if want := flags(t, "serve"); !maps.Equal(documented, want) {
+		t.Errorf("docs/settings.md has the flags %v, serve has %v", sorted(documented), sorted(want))
+	}
+}
+
+// The flags of the other subcommands are in their table, each of a command that has it.
+func TestOtherFlags(t *testing.T) {
+	commands := []string{"run", "list", "get", "watch", "release", "info", "health", "version", "schema", "man"}
+	has := make(map[string]map[string]bool)
+	for _, c := range commands {
+		has[c] = flags(t, c)
+	}
+	text := section(t, "docs/settings.md", "Other subcommands")
+	documented := make(map[string]bool) // "run --wait"
+	for _, row := range regexp.MustCompile(`(?m)^\| (.*?) \| (.*?) \|`).FindAllStringSubmatch(text, -1) {
+		for _, f := range docFlag.FindAllStringSubmatch(row[1], -1) {
+			of := regexp.MustCompile("`([a-z]+)`").FindAllStringSubmatch(row[2], -1)
+			names := make([]string, 0, len(of))
+			for _, c := range of {
+				names = append(names, c[1])
+			}
+			if strings.HasPrefix(row[2], "all") {
+				names = slices.DeleteFunc(slices.Clone(commands), func(c string) bool { return slices.Contains(names, c) })
+			}
+			for _, c := range names {
+				documented[c+" --"+f[1]] = true
+				if !has[c][f[1]] {
+					t.Errorf("docs/settings.md gives %s a flag --%s", c, f[1])
+				}
+			}
+		}
+	}
+	for _, c := range commands {
+		for _, f := range sorted(has[c]) {
+			if !documented[c+" --"+f] && f != "config" {
+				t.Errorf("docs/settings.md lacks --%s of %s", f, c)
+			}
+		}
+	}
+}
+
+// foreign are flags of other programs in the pages' prose.
+var foreign = []string{"grace-period", "force", "set", "unix-socket", "path-as-is", "runtime-config"}
+
+// No page names a flag that the program does not have.
+func TestFlagsInProse(t *testing.T) {
+	known := make(map[string]bool)
+	for _, c := range []string{"serve", "run", "list", "get", "watch", "release", "info", "health", "version", "schema", "man"} {
+		maps.Copy(known, flags(t, c))
+	}
+	for _, f := range append(foreign, "version", "help") {
+		known[f] = true
+	}
+	all := pages(t)
+	for _, page := range sorted(all) {
+		if !strings.HasPrefix(page, "docs/") && page != "README.md" || page == "docs/performance.md" {
+			continue
+		}
+		for _, m := range docFlag.FindAllStringSubmatch(prose(all[page]), -1) {
+			if !known[m[1]] && !strings.HasSuffix(m[1], "-") { // "--log-…"
+				t.Errorf("%s: the program has no flag --%s", page, m[1])
+			}
+		}
+	}
+}
+
+// Each LOCKSIDECAR_… variable of a page is one of a flag, or stands in the code.
+func TestVariables(t *testing.T) {
+	known := make(map[string]bool)
+	for _, c := range []string{"serve", "run", "watch", "schema", "health", "release"} {
+		for f := range flags(t, c) {
+			known["LOCKSIDECAR_"+strings.ToUpper(strings.ReplaceAll(f, "-", "_"))] = true
+		}
+	}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			if d != nil && slices.Contains([]string{".git", "bin", "node_modules", "target", "docstest"}, d.Name()) {
+				return filepath.SkipDir
+			}
+			return err
+		}
+		if !slices.Contains([]string{".go", ".py", ".js", ".java", ".sh", ""}, filepath.Ext(path)) || d.Type()&fs.ModeSymlink != 0 {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		for _, v := range variable.FindAllString(string(text), -1) {
+			known[v] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	known["LOCKSIDECAR_TEST"] = true // "LOCKSIDECAR_TEST_…"
+	// testengine puts the kind of a store into the name.
+	for _, kind := range []string{"REDIS", "REDIS_CLUSTER", "REDIS_SENTINEL", "ZOOKEEPER", "ZOOKEEPER_ENSEMBLE", "MARIADB", "MYSQL", "POSTGRES", "PGBOUNCER"} {
+		known["LOCKSIDECAR_TEST_"+kind+"_URL"] = true
+	}
+	all := pages(t)
+	for _, page := range sorted(all) {
+		for _, v := range variable.FindAllString(all[page], -1) {
+			if !known[v] {
+				t.Errorf("%s: nothing reads %s", page, v)
+			}
+		}
+	}
+}
+
+// The table of metrics has those of a sidecar, each with its type.
+func TestMetrics(t *testing.T) {
+	documented := make(map[string]string)
+	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| (counter|gauge|histogram) \\|").FindAllStringSubmatch(section(t, "docs/observing.md", "Metrics"), -1) {
+		documented["locksidecar_"+row[1]] = row[2]
+	}
+	p := newPlace(t)
+	var socket string
+	for _, e := range p.env {
+		if s, ok := strings.CutPrefix(e, "LOCKSIDECAR_SOCKET="); ok {
+			socket = s
+		}
+	}
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}}
+	defer transport.CloseIdleConnections()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://locksidecar/metrics", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := (&http.Client{Transport: transport}).Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = answer.Body.Close() }()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := map[string]string{"locksidecar_store_command_seconds": "histogram"} // not on the embedded store
+	for _, m := range regexp.MustCompile(`(?m)^# TYPE (locksidecar_\w+) (\w+)$`).FindAllStringSubmatch(string(text), -1) {
+		there[m[1]] = m[2]
+	}
+	if !maps.Equal(documented, there) {
+		t.Errorf("docs/observing.md has %v\nthe sidecar has %v", documented, there)
+	}
+}
+
+// The table of commands has what the stores' code measures.
+func TestCommands(t *testing.T) {
+	for _, c := range []struct {
+		store, files, command string
+	}{
+		{"Redis", "backends/redislock/*.go", `newScript\("([a-z_]+)"|\bobserve\("([a-z_]+)"`},
+		{"ZooKeeper", "backends/zklock/zksession/*.go", `Call\{\s*name: "([a-z_]+)"`},
+		{"MySQL, MariaDB, PostgreSQL", "backends/sqllock/*.go backends/sqllock/mysql/*.go backends/sqllock/postgres/*.go", `\.[dD]o\([\w.]+, "([a-z_]+)"`},
+	} {
+		t.Run(c.store, func(t *testing.T) {
+			measured := make(map[string]bool)
+			for pattern := range strings.FieldsSeq(c.files) {
+				files, err := filepath.Glob(filepath.Join(root, pattern))
+				if err != nil || len(files) == 0 {
+					t.Fatal(pattern, err)
+				}
+				for _, f := range files {
+					if strings.HasSuffix(f, "_test.go") {
+						continue
+					}
+					text, err := os.ReadFile(f)
+					if err != nil {
+						t.Fatal(err)
+					}
+					for _, m := range regexp.MustCompile(c.command).FindAllStringSubmatch(string(text), -1) {
+						measured[strings.Join(m[1:], "")] = true
+					}
+				}
+			}
+			documented := make(map[string]bool)
+			row := regexp.MustCompile(`(?m)^\| ` + c.store + ` \| .*$`).FindString(section(t, "docs/observing.md", "Metrics"))
+			for _, m := range regexp.MustCompile("`([a-z_]+)`").FindAllStringSubmatch(row, -1) {
+				documented[m[1]] = true
+			}
+			if !maps.Equal(documented, measured) {
+				t.Errorf("docs/observing.md has %v, the code measures %v", sorted(documented), sorted(measured))
+			}
+		})
+	}
+}
+
+// The table of alarms has the chart's.
+func TestAlarms(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "deploy/helm/locksidecar/files/alarms.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var alarms []struct{ Alert string }
+	if err := yaml.Unmarshal(text, &alarms); err != nil {
+		t.Fatal(err)
+	}
+	var names, documented []string
+	for _, a := range alarms {
+		names = append(names, "`"+a.Alert+"`")
+	}
+	for _, cell := range rows(section(t, "docs/observing.md", "Alarms")) {
+		if strings.HasPrefix(cell, "`Locksidecar") {
+			documented = append(documented, cell)
+		}
+	}
+	if !slices.Equal(names, documented) {
+		t.Errorf("the chart has %v\ndocs/observing.md has %v", names, documented)
+	}
+}
+
+// All parts of the project have one version.
+func TestOneVersion(t *testing.T) {
+	found := make(map[string]string)
+	for file, pattern := range map[string]string{
+		"examples/python/pyproject.toml":      `(?m)^version = "(.*)"`,
+		"examples/node/package.json":          `"version": "(.*)"`,
+		"examples/java/pom.xml":               `<artifactId>locksidecar-java</artifactId>\s*<version>(.*)-SNAPSHOT</version>`,
+		"deploy/helm/locksidecar/Chart.yaml":  `(?m)^version: (.*)$`,
+		"deploy/helm/locksidecar/Chart.yaml#": `(?m)^appVersion: (.*)$`,
+		"docs/kubernetes.md":                  `\{name: locksidecar, version: ([\d.]+)`,
+		"docs/stability.md":                   `The version of all parts is (\d+\.\d+\.\d+)\.`,
+	} {
+		text, err := os.ReadFile(filepath.Join(root, strings.TrimSuffix(file, "#")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := regexp.MustCompile(pattern).FindStringSubmatch(string(text))
+		if m == nil {
+			t.Errorf("%s has no version", file)
+			continue
+		}
+		found[strings.Trim(m[1], `"`)] += file + " "
+	}
+	if len(found) != 1 {
+		t.Errorf("more than one version: %v", found)
+	}
+}
+
+// Where a page says which Node.js is needed, it is that of package.json.
+func TestLeastNode(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "examples/node/package.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`"node": ">=([\d.]+)"`).FindStringSubmatch(string(text))
+	if m == nil {
+		t.Fatal("package.json does not say which Node.js is needed")
+	}
+	for page, text := range pages(t) {
+		for _, n := range regexp.MustCompile(`Node(?:\.js)? ≥ ([\d.]*\d)`).FindAllStringSubmatch(text, -1) {
+			if n[1] != m[1] {
+				t.Errorf("%s says Node.js %s, package.json %s", page, n[1], m[1])
+			}
+		}
+	}
+}
