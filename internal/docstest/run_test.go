@@ -264,7 +264,7 @@ func TestNode(t *testing.T) {
 	})
 }
 
-// Go: each block is a whole program, which is built and run.
+// Go: each block is a whole file; programs are run.
 func TestGo(t *testing.T) {
 	each(t, "go", func(t *testing.T, b block, run bool) {
 		dir := t.TempDir()

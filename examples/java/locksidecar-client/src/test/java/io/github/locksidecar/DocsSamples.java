@@ -14,13 +14,13 @@ final class DocsSamples {
     void write(String order, long fence);
   }
 
-  static void byTheHold(LockSidecar sidecar, Store store, String order) {
+  static void byTheHold(LockSidecar sidecar, Store store, String order) throws InterruptedException {
 try (Hold hold = sidecar.lock("orders/42").acquire(Duration.ofSeconds(5))) {  // or as a j.u.c.locks.Lock
     store.write(order, hold.fence());
 }                                                        // LockLostException
   }
 
-  static void both(Store store, String order) {
+  static void both(Store store, String order) throws InterruptedException {
 LockSidecar sidecar = LockSidecar.connect();   // one for the whole app
 
 try (Hold hold = sidecar.lock("orders/42").acquire(Duration.ofSeconds(5))) {
