@@ -374,8 +374,8 @@ func (b *Backend) takeFree(ctx context.Context, name lock.Resource, o *op, known
 	if err != nil {
 		return false, err
 	}
-	for _, r := range res {
-		if r.Affected > 0 {
+	for i, r := range res {
+		if stmts[i].Count && r.Affected > 0 {
 			o.fence = r.Value
 			b.known.add(name, false)
 			b.log.add(event{what: "acquire", name: name, id: o.id, lease: o.lease, fence: o.fence})
