@@ -247,13 +247,13 @@ func (l *Lease) Downgrade(ctx context.Context, r lock.Resource, id lock.HoldID) 
 	l.end(e)
 	switch {
 	case err == nil:
-		e.unsure = false
+		e.unsure, e.mode = false, lock.Shared
 	case errors.Is(err, lock.ErrUnavailable):
 		e.unanswered()
+		e.mode = lock.Shared // it may have done it
 	case errors.Is(err, lock.ErrNotHolder), errors.Is(err, lock.ErrLeaseLost):
 		l.remove(e)
 	}
-	e.mode = lock.Shared // from the first request on that may have done it
 	l.mu.Unlock()
 	if errors.Is(err, lock.ErrLeaseLost) {
 		l.Lose()

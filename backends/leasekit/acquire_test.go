@@ -245,6 +245,21 @@ func TestDowngrade(t *testing.T) {
 	})
 }
 
+// A downgrade that the store does not have leaves the hold as it was.
+func TestDowngradeUnsupported(t *testing.T) {
+	bubble(t, func(k *kit) {
+		q := k.request("r")
+		k.f.change(func() { k.f.stays = true })
+		if _, err := k.Acquire(k.t.Context(), q); err != nil {
+			t.Fatal(err)
+		}
+		k.is("Downgrade", k.Downgrade(k.t.Context(), "r", q.ID), lock.ErrUnsupported)
+		if _, err := k.Acquire(k.t.Context(), q); err != nil {
+			t.Errorf("a retry of the request for the hold: %v", err)
+		}
+	})
+}
+
 // A grant that has come by push when the lease ends is worth nothing.
 func TestGrantAtTheEnd(t *testing.T) {
 	bubble(t, func(k *kit) {

@@ -32,6 +32,7 @@ type fake struct {
 	stranger bool         // the next heartbeat is answered by another server
 	told     []Revocation // by the next heartbeat, of holds that are gone
 	entriesN int          // what the heartbeat says instead of the number, unless 0
+	stays    bool         // there is no downgrade
 	partial  bool         // one server of several does not answer to heartbeats
 
 	faults map[string]fault
@@ -194,6 +195,9 @@ func (f *fake) Downgrade(ctx context.Context, r Ref) error {
 		if e := f.entries[r.ID]; e == nil || !e.held {
 			return lock.ErrNotHolder
 		}
+		if f.stays {
+			return lock.ErrUnsupported
+		}
 		return nil
 	})
 }
@@ -213,7 +217,7 @@ func (f *fake) Renew(ctx context.Context, acks []Revocation) (r Renewal, err err
 		}
 		for _, e := range f.entries {
 			if e.revoked && !e.acked {
-				r.Revoked = append(r.Revoked, Revocation{e.Ref, e.grace})
+				r.Revoked = append(r.Revoked, Revocation{Ref: e.Ref, Grace: e.grace})
 			}
 		}
 		r.Revoked, f.told = append(r.Revoked, f.told...), nil
