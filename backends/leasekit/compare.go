@@ -88,7 +88,7 @@ func (l *Lease) drop(missing map[lock.HoldID]uint64) []lock.Event {
 		case e == nil || e.touched != touched:
 		case e.held && e.revoked: // its end is no news
 			if l.o.Clock() < e.until { // but that it came so soon
-				l.revoke(e, 0)
+				l.revoke(e, 0, false)
 			}
 		case e.held:
 			vanished = append(vanished, lock.Event{Kind: lock.Vanished, Resource: e.Resource, ID: id})

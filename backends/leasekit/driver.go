@@ -109,6 +109,8 @@ type Withdrawn struct {
 type Revocation struct {
 	Ref
 	Grace time.Duration // counted from when the store gets the acknowledgement; 0: it is gone already
+	// Vanished: nobody has forced it, it was lost. Grace is 0.
+	Vanished bool
 }
 
 // Renewal is the store's answer to a heartbeat.
@@ -132,6 +134,8 @@ type Push struct {
 	Fence lock.Fence
 	Guard *lock.Guard
 	Grace time.Duration // Revoked
+	// Vanished is that of a Revocation.
+	Vanished bool
 }
 
 // PushKind says what a Push tells.

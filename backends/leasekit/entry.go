@@ -23,6 +23,7 @@ type entry struct {
 	// A forced release of the hold. Until it is acknowledged, the store waits; so it
 	// is acknowledged after it was told.
 	revoked bool
+	lost    bool // nobody has forced it: it is gone
 	told    bool // by Events or Heartbeat, with this moment
 	acked   bool
 	telling bool          // stands in Lease.news
@@ -164,7 +165,7 @@ func (l *Lease) pushed(p Push) {
 		}
 	case e == nil: // it was given up meanwhile
 	case p.Kind == Revoked:
-		l.revoke(e, p.Grace)
+		l.revoke(e, p.Grace, p.Vanished)
 	case p.Kind == Granted:
 		if !e.held {
 			e.pushed = &p
@@ -177,13 +178,14 @@ func (l *Lease) pushed(p Push) {
 
 // revoke notes that the release of a hold is forced. A grace can become shorter,
 // not longer. Where Acquire has not returned yet nobody is told: Acquire says so.
-// l.mu is held.
+// lost: nobody forces it, the hold is gone. l.mu is held.
 //
 // Model: force.PUSHED.
-func (l *Lease) revoke(e *entry, grace time.Duration) {
+func (l *Lease) revoke(e *entry, grace time.Duration, lost bool) {
 	if e.revoked && grace >= e.grace {
 		return
 	}
+	e.lost = lost
 	until := l.o.Clock() + grace
 	if e.revoked {
 		until = min(until, e.until)
@@ -206,7 +208,11 @@ func (l *Lease) revoke(e *entry, grace time.Duration) {
 
 // event is what is told of a revocation. l.mu is held.
 func (e *entry) event() lock.Event {
-	return lock.Event{Kind: lock.Revoked, Resource: e.Resource, ID: e.ID, Until: e.until}
+	ev := lock.Event{Kind: lock.Revoked, Resource: e.Resource, ID: e.ID, Until: e.until}
+	if e.lost {
+		ev.Kind = lock.Vanished
+	}
+	return ev
 }
 
 func ring(bell chan<- struct{}) {

@@ -42,13 +42,24 @@ func TestPushIsToldThenAcknowledged(t *testing.T) {
 			t.Errorf("%d acknowledgements before it was told", n)
 		}
 		k.same("Events", k.events(), revoked(g, known+3*time.Second))
-		if len(k.f.acks) != 1 || k.f.acks[0] != (Revocation{Ref{"r", g.ID}, 3 * time.Second}) {
+		if len(k.f.acks) != 1 || k.f.acks[0] != (Revocation{Ref: Ref{"r", g.ID}, Grace: 3 * time.Second}) {
 			t.Errorf("acknowledged: %+v", k.f.acks)
 		}
 		k.same("Heartbeat", k.beat(), revoked(g, known+3*time.Second))
 		if len(k.f.acks) != 1 {
 			t.Errorf("acknowledged again: %+v", k.f.acks)
 		}
+	})
+}
+
+// A hold that was lost is told at once and by each heartbeat, and not as a forced one.
+func TestLostHoldIsTold(t *testing.T) {
+	bubble(t, func(k *kit) {
+		g := k.acquire("r")
+		want := lock.Event{Kind: lock.Vanished, Resource: "r", ID: g.ID}
+		k.f.push(Push{Kind: Revoked, Ref: Ref{"r", g.ID}, Vanished: true})
+		k.same("Events", k.events(), want)
+		k.same("Heartbeat", k.beat(), want)
 	})
 }
 

@@ -73,7 +73,7 @@ func (l *Lease) renew(ctx context.Context) (beat, error) {
 			if e.revoked && v.Grace >= e.grace {
 				e.acked = false // the store does not have it
 			}
-			l.revoke(e, v.Grace)
+			l.revoke(e, v.Grace, v.Vanished)
 		} else if l.removed == b.removed { // not released just now: only the store has it
 			l.strays[v.ID] = v.Ref
 			ring(l.tidyBell)
