@@ -27,6 +27,7 @@ type Options struct {
 	LogKeep        time.Duration // how long rows of the log are kept; 0: no log
 	FailoverGrace  time.Duration // how long nothing is granted by a server that has taken over; negative: the TTL
 	Clock          lock.Clock    // default lock.BootTime
+	Beside         *Beside       // foreign locks that holds have, too; nil: none
 }
 
 // Backend is a database that keeps locks in tables.

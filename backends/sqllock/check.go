@@ -43,9 +43,12 @@ func (b *Backend) check(ctx context.Context, ttl time.Duration) error {
 func (b *Backend) checkTables(ctx context.Context) error {
 	have, err := b.version(ctx)
 	if b.d.Class(err) == Missing && b.o.Migrate {
-		if err = b.migrate(ctx); err == nil {
+		if err = b.migrate(ctx, Schema(b.d.Schema(), b.sql.w.Table)); err == nil {
 			have, err = b.version(ctx)
 		}
+	}
+	if err == nil && b.o.Beside != nil {
+		err = b.checkForeign(ctx)
 	}
 	store := b.sql.w.Store
 	switch {
@@ -57,6 +60,21 @@ func (b *Backend) checkTables(ctx context.Context) error {
 		return fmt.Errorf("check tables: they are of version %d, which a newer sidecar made; this one knows %d; use a newer sidecar, or another prefix: %w", have, SchemaVersion, lock.ErrUnavailable)
 	}
 	return nil
+}
+
+// checkForeign makes sure that the tables of foreign locks are there.
+func (b *Backend) checkForeign(ctx context.Context) error {
+	look := func() error {
+		_, err := b.pool.Do(ctx, "schema", Statement{SQL: b.o.Beside.Look})
+		return err
+	}
+	err := look()
+	if b.d.Class(err) == Missing && b.o.Migrate {
+		if err = b.migrate(ctx, b.o.Beside.Tables); err == nil {
+			err = look()
+		}
+	}
+	return err
 }
 
 // version is that of the tables; 0: the table is there and nothing in it.
@@ -76,13 +94,12 @@ const migrateTime = 30
 
 // migrate creates the tables. Two sidecars may do it at the same time: every
 // statement does nothing where it was done already.
-func (b *Backend) migrate(ctx context.Context) error {
+func (b *Backend) migrate(ctx context.Context, text string) error {
 	p, err := b.d.Open(PoolOptions{Size: 1, Wait: true, Long: migrateTime})
 	if err != nil {
 		return err
 	}
 	defer func() { _ = p.Close() }()
-	text := Schema(b.d.Schema(), b.sql.w.Table)
 	for range 3 { // two at once may be in each other's way
 		if _, err = p.Do(ctx, "schema", Statement{SQL: text}); err == nil {
 			return nil

@@ -67,7 +67,13 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	if err != nil {
 		return nil, err
 	}
-	kit := leasekit.Start(ctx, l, leasekit.Options{ID: l.id, TTL: o.TTL, Clock: b.clock, Opened: opened, Recheck: rareRecheck, Unproven: true})
+	var d leasekit.Driver = l
+	if b.o.Beside != nil {
+		if d, err = l.besides(o, opened); err != nil {
+			return nil, errors.Join(err, l.Close(ctx))
+		}
+	}
+	kit := leasekit.Start(ctx, d, leasekit.Options{ID: l.id, TTL: o.TTL, Clock: b.clock, Opened: opened, Recheck: rareRecheck, Unproven: true})
 	select { // until the bell is there, grants are found late
 	case <-l.bell:
 	case <-time.After(o.TTL / 4): // a bell is a hint: the lease must not end while it is waited for
@@ -398,12 +404,8 @@ func (l *lease) compare(ctx context.Context, each func(leasekit.Ref), what ...pa
 // Close implements leasekit.Driver. The lease ends first: from then on nothing that
 // hangs on it counts.
 func (l *lease) Close(ctx context.Context) error {
-	err := l.b.retry(ctx, func() error {
-		_, err := l.b.pool.Do(ctx, "close", Statement{SQL: l.b.sql.close, Args: []any{[]byte(l.id)}})
-		return err
-	})
+	err := l.over(ctx, closed)
 	if err == nil {
-		l.b.log.add(event{what: "close", lease: string(l.id)})
 		_, err = l.b.sweep(ctx, string(l.id))
 	}
 	l.b.mu.Lock()
@@ -416,6 +418,18 @@ func (l *lease) Close(ctx context.Context) error {
 		err = l.b.unavailable("close lease", err)
 	}
 	return errors.Join(err, l.beats.Close())
+}
+
+// over ends the lease for good.
+func (l *lease) over(ctx context.Context, end ending) error {
+	err := l.b.retry(ctx, func() error {
+		_, err := l.b.pool.Do(ctx, "close", Statement{SQL: l.b.sql.close, Args: []any{int64(end), []byte(l.id)}})
+		return err
+	})
+	if err == nil {
+		l.b.log.add(event{what: end.what(), lease: string(l.id), note: l.sidecar})
+	}
+	return err
 }
 
 // heard passes a push on. asked is what strangers was before the request whose answer

@@ -40,6 +40,14 @@ const (
 	closed          // its sidecar has closed it
 )
 
+// what the log calls it.
+func (e ending) what() string {
+	if e == closed {
+		return "close"
+	}
+	return "end"
+}
+
 // of is what the log calls the end of a hold, or of a waiter, whose fence is 0, that hung
 // on the lease. Of one without a row nobody knows more than that it is over.
 func (e ending) of(fence int64) string {

@@ -146,7 +146,7 @@ func newStatements(w Words) *statements {
 	q.revoked = t("SELECT name, id, grace FROM {note} WHERE lease=? AND kind=2 AND (known IS NULL OR known>grace) LIMIT 1000")
 	q.ack = t("UPDATE {note} SET known=? WHERE name=? AND id=? AND lease=? AND kind=2 AND (known IS NULL OR known>?)")
 	q.end = t("UPDATE {lease} SET ended=1 WHERE id=? AND beat=? AND ended=0")
-	q.close = t("UPDATE {lease} SET ended=2 WHERE id=? AND ended=0")
+	q.close = t("UPDATE {lease} SET ended=? WHERE id=? AND ended=0")
 	q.probe = t("SELECT id FROM {lease} WHERE id=? FOR UPDATE")
 	q.probeNow = q.probe + " NOWAIT"
 

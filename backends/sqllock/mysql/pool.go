@@ -29,6 +29,11 @@ type pool struct {
 // Open implements sqllock.Dialect.
 func (d *Dialect) Open(o sqllock.PoolOptions) (sqllock.Pool, error) { return d.open(o) }
 
+// OpenWith is Open for sessions with settings of their own, such as "time_zone='+00:00'".
+func (d *Dialect) OpenWith(o sqllock.PoolOptions, settings ...string) (sqllock.Pool, error) {
+	return d.open(o, settings...)
+}
+
 func (d *Dialect) open(o sqllock.PoolOptions, more ...string) (*pool, error) {
 	lasting := max(o.Lasting, serverIdleTime)
 	settings := func(s mydb.Server) []string {

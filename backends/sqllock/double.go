@@ -1,0 +1,305 @@
+package sqllock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// soonest is when a waiter asks again for what a stranger has, at the earliest.
+const soonest = 2 * time.Millisecond
+
+// doubles is a lease whose holds have a foreign lock beside the engine's. The engine
+// alone decides among sidecars; while a stranger has the foreign lock, the engine's
+// hold waits for it, in front of all who wait in the engine.
+type doubles struct {
+	engine *lease
+	f      Foreign
+	some   chan struct{} // has a value when there may be something to give back
+
+	taking sync.RWMutex // read-locked while a foreign lock is asked for
+	closed bool
+
+	mu      sync.Mutex
+	push    func(leasekit.Push) // nil before Listen
+	holds   map[lock.HoldID]*double
+	dues    map[lock.HoldID]*double
+	beat    time.Duration         // on the clock, before the last heartbeat was sent,
+	renewed time.Duration         // and before the last that was answered was
+	untold  []leasekit.Revocation // that were lost before Listen
+}
+
+// double is a hold that the engine has granted. Its fields stand under the mutex of
+// doubles.
+type double struct {
+	leasekit.Ref
+	mode   lock.Mode
+	turn   sync.Mutex    // for calls of Foreign about it
+	taken  bool          // it has the foreign lock, too, and was told so
+	lost   bool          // the foreign lock was taken away
+	doubt  bool          // it was while nobody was told yet that it is taken
+	proven time.Duration // on the clock: from when it lasts for a TTL
+	asked  int           // how often the foreign lock was asked for
+	since  time.Duration // when a stranger was first found to have it; 0: none was
+	due    time.Duration // when the foreign lock is to be given back, and with lost the engine's hold
+}
+
+var _ leasekit.Driver = (*doubles)(nil)
+
+// besides makes the lease of an engine one whose holds have a foreign lock, too.
+func (l *lease) besides(o lock.LeaseOptions, opened time.Duration) (_ *doubles, err error) {
+	d := &doubles{
+		engine: l, some: make(chan struct{}, 1), renewed: opened,
+		holds: make(map[lock.HoldID]*double), dues: make(map[lock.HoldID]*double),
+	}
+	d.f, err = l.b.o.Beside.Open(o, l.server, Events{Wake: d.wake, Lost: d.vanished})
+	return d, err
+}
+
+func (d *doubles) now() time.Duration { return d.engine.b.clock() }
+
+func (d *doubles) hold(id lock.HoldID) *double {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.holds[id]
+}
+
+// Ask implements leasekit.Driver.
+func (d *doubles) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error) {
+	if err := d.f.Check(q); err != nil {
+		return leasekit.Answer{}, fmt.Errorf("acquire %q: %w", string(q.Resource), err)
+	}
+	h, took := d.hold(q.ID), false
+	if h != nil && d.waits(h) {
+		var err error
+		if took, err = d.take(ctx, h, q); err != nil || !took {
+			return d.later(h), err
+		}
+	}
+	// Also where the engine has granted it before: that may be long ago.
+	a, err := d.engine.Ask(ctx, q)
+	switch {
+	case errors.Is(err, lock.ErrUnavailable), errors.Is(err, leasekit.ErrNotSent):
+		return a, err
+	case err != nil || !a.Granted:
+		if h != nil && d.end(ctx, h) != nil {
+			d.giveLater(q.ID, d.now()+giveAgain)
+		}
+		return a, err
+	}
+	if h == nil {
+		h = d.add(q)
+	}
+	if !took {
+		if took, err = d.take(ctx, h, q); err != nil {
+			return leasekit.Answer{}, err
+		}
+	}
+	switch {
+	case took:
+		return a, nil
+	case q.Try:
+		return leasekit.Answer{}, d.refuse(ctx, h)
+	default:
+		return d.later(h), nil
+	}
+}
+
+func (d *doubles) add(q lock.Request) *double {
+	h := &double{Ref: leasekit.Ref{Resource: q.Resource, ID: q.ID}, mode: q.Mode}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.holds[q.ID] = h
+	return h
+}
+
+// waits tells whether a hold waits for a stranger.
+func (d *doubles) waits(h *double) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return h.since != 0 && !h.taken
+}
+
+// later is the answer to a request that a stranger is in the way of.
+func (d *doubles) later(h *double) leasekit.Answer {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return leasekit.Answer{Recheck: min(max((d.now()-h.since)/10, soonest), d.engine.b.o.Beside.Recheck)}
+}
+
+// take takes the foreign lock of a hold, or makes sure of it. A heartbeat that began
+// meanwhile does not know of it, and counts for longer than it lasts: then it is made
+// sure of once more.
+func (d *doubles) take(ctx context.Context, h *double, q lock.Request) (bool, error) {
+	d.taking.RLock()
+	defer d.taking.RUnlock()
+	if d.closed {
+		return false, lock.ErrLeaseLost
+	}
+	h.turn.Lock()
+	defer h.turn.Unlock()
+	for {
+		d.mu.Lock()
+		h.asked, h.doubt = h.asked+1, false
+		d.mu.Unlock()
+		sent := d.now()
+		took, err := d.f.Take(ctx, q)
+		if err != nil {
+			return false, d.engine.b.unavailable("acquire", err)
+		}
+		d.mu.Lock()
+		settled := true
+		switch {
+		case !took && h.since == 0:
+			h.since = max(1, d.now())
+		case took && (h.doubt || sent < d.beat):
+			settled = false
+		case took:
+			h.taken, h.proven, h.since = true, sent, 0
+			d.holds[h.ID] = h
+		}
+		d.mu.Unlock()
+		if settled {
+			return took, nil
+		}
+	}
+}
+
+// refuse ends a try of what a stranger has.
+func (d *doubles) refuse(ctx context.Context, h *double) error {
+	w, err := d.Withdraw(ctx, leasekit.Withdrawal{Ref: h.Ref, Mode: h.mode})
+	if err != nil {
+		return err
+	}
+	cause := lock.ErrHeld
+	if ctx.Err() != nil {
+		cause = context.Cause(ctx)
+	}
+	return &lock.HeldError{Cause: cause, Status: w.Status}
+}
+
+// Withdraw implements leasekit.Driver. A hold that was lost is not found, even where
+// the engine has it still.
+func (d *doubles) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.Withdrawn, error) {
+	h := d.hold(w.ID)
+	if h == nil {
+		return d.engine.Withdraw(ctx, w)
+	}
+	waited := d.waits(h)
+	given := d.give(ctx, h)
+	found, err := d.engine.Withdraw(ctx, w)
+	if given != nil { // a stranger waits for longer, and so does the next sidecar: it is excluded all the same
+		d.giveLater(h.ID, d.now()+giveAgain)
+	}
+	if err != nil {
+		return found, err
+	}
+	found.Found = found.Found && !d.wasLost(h)
+	if given == nil {
+		d.forget(h)
+	}
+	if waited {
+		found.Position, found.Status = 1, d.f.Strangers(ctx, h.Resource)
+	}
+	return found, nil
+}
+
+// give gives the foreign lock of a hold back.
+func (d *doubles) give(ctx context.Context, h *double) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveTime)
+	defer cancel()
+	h.turn.Lock()
+	defer h.turn.Unlock()
+	d.mu.Lock()
+	h.taken = false // from now on it is not kept
+	d.mu.Unlock()
+	return d.f.Give(ctx, h.Ref)
+}
+
+func (d *doubles) wasLost(h *double) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return h.lost
+}
+
+// Downgrade implements leasekit.Driver.
+func (d *doubles) Downgrade(_ context.Context, r leasekit.Ref) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	h := d.holds[r.ID]
+	switch {
+	case h == nil || !h.taken || h.lost:
+		return lock.ErrNotHolder
+	case h.mode == lock.Shared:
+		return nil
+	}
+	return fmt.Errorf("downgrade %q: others use this lock too, in a way in which it cannot be made a weaker one: %w", string(r.Resource), lock.ErrUnsupported)
+}
+
+// Held implements leasekit.Driver. The foreign lock of a hold that the engine does not
+// have any more is given back.
+func (d *doubles) Held(ctx context.Context, each func(leasekit.Ref)) error {
+	d.mu.Lock()
+	missing := make(map[lock.HoldID]time.Duration)
+	for id, h := range d.holds {
+		if h.taken {
+			missing[id] = h.proven
+		}
+	}
+	d.mu.Unlock()
+	if err := d.engine.Held(ctx, func(r leasekit.Ref) {
+		delete(missing, r.ID)
+		each(r)
+	}); err != nil {
+		return err
+	}
+	for id, proven := range missing {
+		d.mu.Lock()
+		h := d.holds[id]
+		same := h != nil && h.proven == proven // it was not asked for again
+		d.mu.Unlock()
+		if same {
+			d.giveLater(id, d.now())
+		}
+	}
+	return nil
+}
+
+// Listen implements leasekit.Driver.
+func (d *doubles) Listen(ctx context.Context, push func(leasekit.Push)) {
+	d.mu.Lock()
+	d.push = push
+	d.mu.Unlock()
+	var tasks sync.WaitGroup
+	tasks.Go(func() { d.chores(ctx) })
+	d.engine.Listen(ctx, func(p leasekit.Push) {
+		switch {
+		case p.Kind == leasekit.Granted:
+			p = leasekit.Push{Kind: leasekit.Woken, Ref: p.Ref} // it lacks the foreign lock yet
+		case p.Kind == leasekit.Revoked && p.Grace == 0:
+			d.giveLater(p.ID, d.now())
+		}
+		push(p)
+	})
+	tasks.Wait()
+}
+
+// Close implements leasekit.Driver.
+func (d *doubles) Close(ctx context.Context) error {
+	d.taking.Lock() // what is taken is known then
+	d.closed = true
+	d.taking.Unlock()
+	d.mu.Lock()
+	holds := make([]leasekit.Ref, 0, len(d.holds))
+	for _, h := range d.holds {
+		holds = append(holds, h.Ref)
+	}
+	d.mu.Unlock()
+	err := d.f.Close(ctx, holds)
+	return errors.Join(err, d.engine.Close(ctx))
+}
