@@ -20,11 +20,7 @@ func eachStrategy(t *testing.T, test func(t *testing.T, w *world)) {
 		for _, strategy := range Strategies {
 			t.Run(kind.String()+"/"+strategy, func(t *testing.T) {
 				t.Parallel()
-				options := "?strategy=" + strategy
-				if strategy == Row {
-					options += "&restart-grace=0s"
-				}
-				test(t, &world{T: t, server: testengine.Shared(t, kind), options: options})
+				test(t, &world{T: t, server: testengine.Shared(t, kind), options: "?strategy=" + strategy})
 			})
 		}
 	}

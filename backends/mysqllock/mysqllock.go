@@ -2,12 +2,13 @@
 // which the URL names by its option strategy:
 //
 //   - tables, the usual one: holds and queues are rows; see package sqllock.
-//   - row: a hold is an open transaction that has locked a row; see package rows.
-//   - shedlock: the table of ShedLock, so that services that use ShedLock and
-//     sidecars exclude each other; see package shedlock.
+//   - row: a hold has a row lock beside, so that it excludes programs that lock the same
+//     rows without a sidecar; see package rows.
+//   - shedlock: a hold has one in ShedLock's table beside, so that it excludes services
+//     that use ShedLock; see package shedlock.
 //
-// They do not know each other: a lock taken in one way keeps nobody out in
-// another.
+// The engine of tables decides in all of them: with one prefix on one database, sidecars
+// exclude each other whatever their strategies are.
 package mysqllock
 
 import (
@@ -76,9 +77,9 @@ func Schema(strategy, prefix string) (string, error) {
 	case Tables:
 		return mysql.Schema(prefix), nil
 	case Row:
-		return rows.Schema(prefix), nil
+		return mysql.Schema(prefix) + rows.Schema(prefix), nil
 	case ShedLock:
-		return shedlock.Schema(prefix), nil
+		return mysql.Schema(prefix) + shedlock.Schema(), nil
 	default:
 		return "", unknown(strategy)
 	}

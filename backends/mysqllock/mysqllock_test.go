@@ -13,7 +13,7 @@ func TestOpen(t *testing.T) {
 	for url, want := range map[string]string{
 		"mysql://a/b": "*sqllock.Backend",
 		"mariadb://a/b?strategy=tables&timeout=2s": "*sqllock.Backend",
-		"mysql://a/b?strategy=row":                 "*rows.Backend",
+		"mysql://a/b?strategy=row":                 "*sqllock.Backend",
 		"mysql://a/b?strategy=shedlock":            "*shedlock.Backend",
 	} {
 		b, err := Open(url, nil)

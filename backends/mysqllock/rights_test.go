@@ -45,9 +45,9 @@ func administer(t *testing.T, s testengine.Server, statements string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pool := mydb.NewPool(c, 1, nil)
-	defer func() { _ = pool.Close() }()
-	if _, err := pool.Exec(context.Background(), "test", statements); err != nil {
+	db := sql.OpenDB(c)
+	defer func() { _ = db.Close() }()
+	if _, err := db.ExecContext(context.Background(), statements); err != nil {
 		t.Fatal(err)
 	}
 }

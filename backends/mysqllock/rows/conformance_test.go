@@ -11,6 +11,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/backends/backendtest"
 	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
+	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -44,12 +45,12 @@ func exec(t testing.TB, url, query string, args ...any) {
 	t.Helper()
 	p := admin(t, url)
 	defer func() { _ = p.Close() }()
-	if _, err := p.Exec(context.Background(), "test", query, args...); err != nil {
+	if _, err := p.ExecContext(context.Background(), query, args...); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func admin(t testing.TB, url string) *mydb.Pool {
+func admin(t testing.TB, url string) *sql.DB {
 	t.Helper()
 	cfg, err := mydb.Parse(url)
 	if err != nil {
@@ -59,7 +60,7 @@ func admin(t testing.TB, url string) *mydb.Pool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return mydb.NewPool(c, 1, nil)
+	return sql.OpenDB(c)
 }
 
 // harness gives every backend a road of its own to the server.
@@ -75,18 +76,19 @@ var (
 	_ backendtest.Faulter        = (*harness)(nil)
 	_ backendtest.Restarter      = (*harness)(nil)
 	_ backendtest.CounterDeleter = (*harness)(nil)
+	_ backendtest.WakeupDropper  = (*harness)(nil)
 )
 
 func (h *harness) Open(t testing.TB) lock.Backend {
 	road := testengine.Through(t, h.server)
-	b := openAt(t, road.URL()+"?restart-grace=1s&max-connections=200&timeout=2s") // other tests use the machine too
+	b := openAt(t, road.URL()+"?max-connections=200&timeout=2s") // other tests use the machine too
 	h.mu.Lock()
 	h.roads[b] = road
 	h.mu.Unlock()
 	return b
 }
 
-func openAt(t testing.TB, url string) *Backend {
+func openAt(t testing.TB, url string) *sqllock.Backend {
 	t.Helper()
 	cfg, err := mydb.Parse(url)
 	if err != nil {
@@ -101,15 +103,10 @@ func openAt(t testing.TB, url string) *Backend {
 
 func (h *harness) TTL() time.Duration { return time.Second }
 
-// Recheck is the poll for forced holds, and the wait for the row of a link that
-// was cut.
-func (h *harness) Recheck() time.Duration { return linkWait }
+func (h *harness) Recheck() time.Duration { return time.Second }
 
 func (h *harness) Limits() backendtest.Limits {
-	return backendtest.Limits{
-		Downgrade: "a transaction cannot make a row lock weaker",
-		Order:     "InnoDB decides who is next, and a wait begins anew every few seconds",
-	}
+	return backendtest.Limits{Downgrade: "a transaction cannot make a row lock weaker"}
 }
 
 const manyHolds = "each hold is a connection, so there cannot be thousands"
@@ -123,14 +120,13 @@ func (h *harness) Exceptions() map[string]string {
 		"MassRestart":   manyHolds,
 		"CrowdOnOne":    manyHolds,
 		"CrowdGranted":  manyHolds,
-		"FirstRequestOfDead": "the server ends each connection on its own: a hold's may be over a moment before the lease's, " +
-			"which then still answers a heartbeat: left to the issue \"Never held twice (2)\"",
+		"Restart":       "a hold is lost with its connection, and that is told: see TestRestart",
 	}
 }
 
 // DeleteCounter makes the harness a backendtest.CounterDeleter.
 func (h *harness) DeleteCounter(t testing.TB, r lock.Resource) {
-	exec(t, h.server.URL(), "DELETE FROM locksidecar_row_fence WHERE name=?", []byte(r))
+	exec(t, h.server.URL(), "DELETE FROM locksidecar_lock WHERE name=?", []byte(r))
 }
 
 // LoseReplies makes the harness a backendtest.Faulter. It does not break the
@@ -149,6 +145,21 @@ func (h *harness) LoseReplies(t testing.TB, b lock.Backend) func() {
 	return heal
 }
 
+// DropWakeups makes the harness a backendtest.WakeupDropper.
+func (h *harness) DropWakeups(t testing.TB, b lock.Backend) func() {
+	h.mu.Lock()
+	road := h.roads[b]
+	h.mu.Unlock()
+	restore := sync.OnceFunc(func() {
+		if err := road.Heal(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(restore)
+	road.Mute("GET_LOCK")
+	return restore
+}
+
 // Restart makes the harness a backendtest.Restarter.
 func (h *harness) Restart(t testing.TB) {
 	testengine.Restart(t, h.server, testengine.KeepData)
@@ -160,7 +171,7 @@ func scanOne[T any](t testing.TB, url, query string, args ...any) (v T) {
 	t.Helper()
 	p := admin(t, url)
 	defer func() { _ = p.Close() }()
-	if err := p.Query(context.Background(), "test", func(_ int, rows *sql.Rows) error { return rows.Scan(&v) }, query, args...); err != nil {
+	if err := p.QueryRowContext(context.Background(), query, args...).Scan(&v); err != nil {
 		t.Fatal(err)
 	}
 	return v

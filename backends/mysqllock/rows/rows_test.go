@@ -8,156 +8,178 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
+	"github.com/locksidecar/locksidecar/backends/sqllock/mysql"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// Once a writer waits for its row, no reader passes it any more.
-func TestWriterKeepsReadersOut(t *testing.T) {
+// TestStrangers: programs that lock the row themselves are kept out, and keep out.
+func TestStrangers(t *testing.T) {
 	onEach(t, func(t *testing.T, s testengine.Server) {
-		b, l := sidecar(t, s.URL()+noGrace, 10*time.Minute)
+		a, b := open1(t, s.URL(), 10*time.Minute), open1(t, s.URL(), 10*time.Minute)
 		r := name(t)
-		reader := request(r, lock.Shared)
-		if _, err := l.Acquire(t.Context(), reader); err != nil {
-			t.Fatal(err)
-		}
-		writer := queue(t, b, l, request(r, lock.Exclusive))
-		eventually(t, "readers are kept out", func() error {
-			q := request(r, lock.Shared)
-			q.Try = true
-			if _, err := l.Acquire(t.Context(), q); !errors.Is(err, lock.ErrHeld) {
-				return errors.Join(fmt.Errorf("try: %w", err), l.Release(t.Context(), r, q.ID))
-			}
-			return nil
-		})
-		if err := l.Release(t.Context(), r, reader.ID); err != nil {
-			t.Fatal(err)
-		}
-		writer.granted(t)
-	})
-}
-
-// Apps that lock the row themselves are kept out, and keep out.
-func TestAppsWithoutSidecar(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
-		b, l := sidecar(t, s.URL()+noGrace, 10*time.Minute)
-		r := name(t)
-		g := hold(t, l, r)
-		app := admin(t, s.URL())
-		defer func() { _ = app.Close() }()
-		try := func() error {
-			_, err := app.Exec(t.Context(), "test", "SELECT 1 FROM locksidecar_row WHERE name=? FOR UPDATE NOWAIT", []byte(r))
-			return err
-		}
-		if err := try(); !mydb.LockWait(err) {
-			t.Errorf("an app that wants the row gets %v", err)
-		}
-		if err := l.Release(t.Context(), r, g.ID); err != nil {
-			t.Fatal(err)
-		}
-		conn, err := app.DB.Conn(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = conn.Close() }()
-		if _, err := app.ExecOn(t.Context(), conn, "test", "START TRANSACTION; SELECT 1 FROM locksidecar_row WHERE name=? FOR UPDATE", []byte(r)); err != nil {
-			t.Fatal(err)
-		}
-		held(t, l, r, lock.Shared)
-		w := queue(t, b, l, request(r, lock.Exclusive))
-		if _, err := app.ExecOn(t.Context(), conn, "test", "COMMIT"); err != nil {
-			t.Fatal(err)
-		}
-		w.granted(t)
-	})
-}
-
-// Calls with the same id are one request.
-func TestSameRequest(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
-		b, l := sidecar(t, s.URL()+noGrace, 10*time.Minute)
-		r := name(t)
-		g := hold(t, l, r)
-		q := request(r, lock.Exclusive)
-		first := queue(t, b, l, q)
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-		defer cancel()
-		if _, err := l.Acquire(ctx, q); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("a second call whose wait ends: %v", err)
-		}
-		second := queue(t, b, l, q)
-		if err := l.Release(t.Context(), r, g.ID); err != nil {
-			t.Fatal(err)
-		}
-		if g1, g2 := first.granted(t), second.granted(t); g1 != g2 {
-			t.Errorf("two calls with one id were granted %+v and %+v", g1, g2)
-		}
-	})
-}
-
-// A request whose outcome is unknown is carried on by the next with its id.
-func TestUnknownWait(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
-		road := testengine.Through(t, s)
-		_, l := sidecar(t, road.URL()+noGrace, 10*time.Minute)
-		b, other := sidecar(t, s.URL()+noGrace, 10*time.Minute)
-		r := name(t)
-		g := hold(t, other, r)
-		q := request(r, lock.Exclusive)
-		road.Inject(testengine.HoldReplies)
+		app := newStranger(t, s.URL())
+		g := a.hold(r, lock.Exclusive)
+		app.refused(r)
+		a.release(g)
+		app.locks(r)
+		a.held(r, lock.Exclusive)
+		a.held(r, lock.Shared)
+		w := a.queue(request(r, lock.Exclusive))
+		next := b.queue(request(r, lock.Exclusive))
+		w.blocked()
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		if _, err := l.Acquire(ctx, q); !errors.Is(err, lock.ErrUnavailable) {
-			t.Fatalf("Acquire without an answer: got %v, want ErrUnavailable", err)
+		var held *lock.HeldError
+		if _, err := b.Acquire(ctx, request(r, lock.Shared)); !errors.As(err, &held) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a wait that ends: %v", err)
 		}
-		if err := road.Heal(); err != nil {
-			t.Fatal(err)
+		app.unlocks()
+		g = w.granted()
+		next.blocked()
+		a.release(g)
+		if last := next.granted(); last.Fence <= g.Fence {
+			t.Errorf("fence %d after %d", last.Fence, g.Fence)
 		}
-		w := queue(t, b, l, q)
-		if err := other.Release(t.Context(), r, g.ID); err != nil {
-			t.Fatal(err)
+		b.release(next.grant)
+		for _, s := range []*sidecar{a, b} { // readers share with readers
+			s.hold(r, lock.Shared)
 		}
-		w.granted(t)
+		app.refused(r)
 	})
 }
 
-// The number of connections is bounded, and the error says so.
+// TestWaitForStrangerEnds: who has waited for a stranger in vain leaves nothing.
+func TestWaitForStrangerEnds(t *testing.T) {
+	onEach(t, func(t *testing.T, s testengine.Server) {
+		a := open1(t, s.URL(), 10*time.Minute)
+		r := name(t)
+		app := newStranger(t, s.URL())
+		app.locks(r)
+		q := request(r, lock.Exclusive)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { _, err := a.Acquire(ctx, q); done <- err }()
+		a.connection(q.ID) // it waits in the server
+		cancel()
+		var held *lock.HeldError
+		if err := <-done; !errors.As(err, &held) || !errors.Is(err, context.Canceled) || held.Position != 1 {
+			t.Errorf("Acquire: %v", err)
+		}
+		if st, err := a.b.Get(t.Context(), r); err != nil || len(st.Holders)+len(st.Waiters) > 0 {
+			t.Errorf("Get: %+v, %v", st, err)
+		}
+		app.unlocks()
+		app.gets(r)
+	})
+}
+
+// TestForceWhileStrangerHolds: whoever waits for a stranger can be forced out.
+func TestForceWhileStrangerHolds(t *testing.T) {
+	onEach(t, func(t *testing.T, s testengine.Server) {
+		a, b := open1(t, s.URL(), 10*time.Minute), open1(t, s.URL(), 10*time.Minute)
+		r := name(t)
+		app := newStranger(t, s.URL())
+		app.locks(r)
+		w := a.queue(request(r, lock.Exclusive))
+		a.connection(w.q.ID)
+		next := b.queue(request(r, lock.Exclusive))
+		if err := b.b.ForceRelease(t.Context(), r, w.q.ID, 100*time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+		if w.wait(); !errors.Is(w.err, lock.ErrNotHolder) {
+			t.Errorf("Acquire: %+v, %v", w.grant, w.err)
+		}
+		next.blocked()
+		app.unlocks()
+		next.granted()
+	})
+}
+
+// TestFrozenStranger: a stranger that is frozen with a row locked, and many who wait
+// for it, cost one connection for locks, and are in nobody else's way.
+func TestFrozenStranger(t *testing.T) {
+	const waiters = 100
+	onEach(t, func(t *testing.T, s testengine.Server) {
+		a := open1(t, fmt.Sprintf("%s?max-connections=%d", s.URL(), engineConnections+3), 10*time.Minute)
+		r := name(t)
+		app := newStranger(t, s.URL())
+		app.locks(r)
+		var all []*waiting
+		for range waiters {
+			all = append(all, a.ask(request(r, lock.Exclusive)))
+		}
+		eventually(t, "all wait", func() error {
+			st, err := a.b.Get(t.Context(), r)
+			if n := len(st.Holders) + len(st.Waiters); err == nil && n < waiters {
+				err = fmt.Errorf("%d do", n)
+			}
+			return err
+		})
+		for i := range 5 {
+			g := a.hold(r+lock.Resource(fmt.Sprint("/", i%2)), lock.Exclusive)
+			if err := a.beat(); err != nil {
+				t.Fatal(err)
+			}
+			a.release(g)
+		}
+		if n := a.links(); n > 2 {
+			t.Errorf("there are %d links", n)
+		}
+		app.unlocks()
+		for range all {
+			var id lock.HoldID
+			eventually(t, "one holds", func() error {
+				st, err := a.b.Get(t.Context(), r)
+				if err == nil && len(st.Holders) != 1 {
+					err = errors.New("nobody does")
+				}
+				if err == nil {
+					id = st.Holders[0].ID
+				}
+				return err
+			})
+			for _, w := range all {
+				if w.q.ID == id {
+					a.release(w.granted())
+				}
+			}
+		}
+	})
+}
+
+// TestMaxConnections: the number of connections is bounded, and the error says so.
 func TestMaxConnections(t *testing.T) {
 	onEach(t, func(t *testing.T, s testengine.Server) {
 		const locks = 4
-		most := viewConnections + sideConnections + 1 + locks
-		b, l := sidecar(t, fmt.Sprintf("%s%s&max-connections=%d", s.URL(), noGrace, most), 10*time.Minute)
+		most := engineConnections + locks
+		a := open1(t, fmt.Sprintf("%s?max-connections=%d", s.URL(), most), 10*time.Minute)
 		var grants []lock.Grant
 		for i := range locks {
-			grants = append(grants, hold(t, l, name(t)+lock.Resource(fmt.Sprint(i))))
+			grants = append(grants, a.hold(name(t)+lock.Resource(fmt.Sprint(i)), lock.Exclusive))
 		}
 		q := request(name(t), lock.Exclusive)
-		_, err := l.Acquire(t.Context(), q)
+		_, err := a.Acquire(t.Context(), q)
 		if !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), fmt.Sprintf("max-connections=%d", most)) {
 			t.Errorf("one lock too many: got %v, want ErrUnavailable because of max-connections", err)
 		}
-		if err := l.Release(t.Context(), q.Resource, q.ID); !errors.Is(err, lock.ErrNotHolder) {
+		if err := a.Release(t.Context(), q.Resource, q.ID); err != nil && !errors.Is(err, lock.ErrNotHolder) {
 			t.Errorf("Release of what was refused: %v", err)
 		}
-		if err := l.Release(t.Context(), grants[0].Resource, grants[0].ID); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := l.Acquire(t.Context(), q); err != nil {
-			t.Errorf("Acquire when there is room again: %v", err)
-		}
-		if err := l.Close(t.Context()); err != nil {
+		a.release(grants[0])
+		a.hold(q.Resource, lock.Exclusive)
+		if err := a.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if n := b.links.Load(); n != 0 {
+		if n := a.f.slots.used.Load(); n != 0 {
 			t.Errorf("%d links are counted after Close", n)
 		}
 	})
-	cfg, err := mydb.Parse("mysql://localhost/db?max-connections=5")
+	cfg, err := mydb.Parse("mysql://localhost/db?max-connections=9")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,73 +188,51 @@ func TestMaxConnections(t *testing.T) {
 	}
 }
 
-// Whoever may not end another account's connection asks its sidecar to do it.
-func TestForceByOtherAccount(t *testing.T) {
+// TestRowDeleted: who waits for a stranger goes on when somebody deletes the row.
+func TestRowDeleted(t *testing.T) {
 	onEach(t, func(t *testing.T, s testengine.Server) {
-		b, l := sidecar(t, s.URL()+noGrace, 10*time.Minute)
-		app := openAt(t, strings.Replace(s.URL(), "root@", testengine.User+":"+testengine.Password+"@", 1)+noGrace)
-		defer func() { _ = app.Close() }()
+		a := open1(t, s.URL(), 10*time.Minute)
 		r := name(t)
-		g := hold(t, l, r)
-		w := queue(t, b, l, request(r, lock.Exclusive))
-		if err := app.ForceRelease(t.Context(), r, w.q.ID, time.Minute); err != nil {
-			t.Errorf("ForceRelease of a waiter: %v", err)
+		app := newStranger(t, s.URL())
+		app.locks(r)
+		w := a.queue(request(r, lock.Exclusive))
+		a.connection(w.q.ID)
+		if err := app.tx("DELETE FROM locksidecar_row WHERE name=?; COMMIT", []byte(r)); err != nil {
+			t.Fatal(err)
 		}
-		if w.wait(t); !errors.Is(w.err, lock.ErrNotHolder) {
-			t.Errorf("a waiter that was forced got %v", w.err)
-		}
-		if err := app.ForceRelease(t.Context(), r, g.ID, 0); err != nil {
-			t.Errorf("ForceRelease: %v", err)
-		}
-		event(t, l, lock.Event{Kind: lock.Revoked, Resource: r, ID: g.ID})
-		hold(t, l, r)
-	})
-}
-
-// Forced releases never hit another hold that uses the same link.
-func TestForceHitsNobodyElse(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
-		b, l := sidecar(t, s.URL()+noGrace, 10*time.Minute)
-		r := name(t)
-		for i := range 40 {
-			g := hold(t, l, r)
-			forced := make(chan error, 1)
-			go func() { forced <- b.ForceRelease(context.Background(), r, g.ID, time.Duration(i%2)*time.Millisecond) }()
-			time.Sleep(time.Duration(i%5) * 200 * time.Microsecond)
-			if err := l.Release(t.Context(), r, g.ID); err != nil && !errors.Is(err, lock.ErrNotHolder) {
-				t.Fatal(err)
-			}
-			next := hold(t, l, r+"/next")
-			if err := <-forced; err != nil && !errors.Is(err, lock.ErrNotHolder) {
-				t.Fatal(err)
-			}
-			if err := l.Release(t.Context(), next.Resource, next.ID); err != nil {
-				t.Fatalf("round %d: Release of another hold: %v", i, err)
-			}
-		}
-		for {
-			select {
-			case ev := <-l.Events():
-				if ev.Kind != lock.Revoked || ev.Resource != r {
-					t.Errorf("got the event %+v", ev)
-				}
-				continue
-			default:
-			}
-			break
-		}
+		w.granted()
+		app.refused(r)
 	})
 }
 
 func TestSchemaMissing(t *testing.T) {
 	onEach(t, func(t *testing.T, s testengine.Server) {
 		prefix := "missing_" + string(lock.NewHoldID())[:8] + "_"
-		b := openAt(t, s.URL()+noGrace+"&migrate=false&prefix="+prefix)
+		b := openAt(t, s.URL()+"?migrate=false&prefix="+prefix)
 		defer func() { _ = b.Close() }()
-		_, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Second})
-		if !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), "locksidecar schema mysql") {
-			t.Errorf("OpenLease without tables: got %v, want ErrUnavailable that says what to do", err)
+		refused := func(what string) {
+			t.Helper()
+			_, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Second})
+			if !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), "locksidecar schema mysql") {
+				t.Errorf("OpenLease without %s: got %v, want ErrUnavailable that says what to do", what, err)
+			}
 		}
+		refused("tables")
+		other, err := mydb.Parse(s.URL() + "?prefix=" + prefix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		engine, err := mysql.Open(other, nil) // another sidecar, with strategy=tables
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = engine.Close() }()
+		first, err := engine.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = first.Close(context.Background()) }()
+		refused("the table of rows")
 		exec(t, s.URL(), Schema(prefix))
 		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Second})
 		if err != nil {
@@ -244,146 +244,117 @@ func TestSchemaMissing(t *testing.T) {
 	})
 }
 
-// Rows of links that are gone are cleared away, and those of others stay.
-func TestReap(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
-		prefix := "reap_" + string(lock.NewHoldID())[:8] + "_"
-		b, l := sidecar(t, s.URL()+noGrace+"&prefix="+prefix, 10*time.Minute)
-		table := b.cfg.Table("row_hold")
-		g := hold(t, l, "held")
-		insert := "INSERT INTO " + table + " (id, name, lease, link, mode, fence, sidecar, owner, since) VALUES (?, 'x', 'gone', 'gone', 'X', 1, '', '', ?)"
-		exec(t, s.URL(), insert, "old", "2020-01-01")
-		exec(t, s.URL(), insert, "new", "2999-01-01")
-		exec(t, s.URL(), "UPDATE "+table+" SET since='2020-01-01' WHERE id=?", []byte(g.ID))
-		if all, err := b.List(t.Context(), "", lock.Page{Limit: 10}); err != nil || len(all) != 1 || all[0].Resource != "held" {
-			t.Errorf("List has %+v, %v; want what is held", all, err)
+// TestOddSettings: no setting of the server's administrator changes anything.
+func TestOddSettings(t *testing.T) {
+	alone(t, func(t *testing.T, s testengine.Server) {
+		exec(t, s.URL(), "SET GLOBAL sql_mode='ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT'; SET GLOBAL time_zone='-11:00'; "+
+			"SET GLOBAL innodb_lock_wait_timeout=50; SET GLOBAL wait_timeout=1; SET GLOBAL autocommit=0; "+
+			"SET GLOBAL TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+		a, b := open1(t, s.URL(), 30*time.Second), open1(t, s.URL(), 30*time.Second)
+		r := lock.Resource(`odd "name" 'x' \' ü`)
+		g := a.hold(r, lock.Exclusive)
+		w := b.queue(request(r, lock.Shared))
+		time.Sleep(1500 * time.Millisecond) // longer than the server's wait_timeout
+		if err := a.beat(); err != nil {
+			t.Error(err)
 		}
-		if _, err := l.side.Exec(t.Context(), "reap", b.sql.reap); err != nil {
-			t.Fatal(err)
-		}
-		if left := scanOne[string](t, s.URL(), "SELECT GROUP_CONCAT(id ORDER BY id='new') FROM "+table); left != string(g.ID)+",new" {
-			t.Errorf("left are %s", left)
-		}
+		a.release(g)
+		w.granted()
 	})
 }
 
-// TLS lies between the driver and the socket that is watched.
+// TestTLS: TLS lies between the driver and the socket whose end is noticed.
 func TestTLS(t *testing.T) {
 	s := testengine.Shared(t, testengine.MySQL) // it has a certificate of its own making
-	b, l := sidecar(t, s.URL()+noGrace+"&tls=true&tls-skip-verify=true", 10*time.Minute)
-	r := name(t)
-	g := hold(t, l, r)
-	if v := scanOne[string](t, s.URL(), fmt.Sprintf("SELECT CONNECTION_TYPE FROM performance_schema.threads WHERE PROCESSLIST_ID=%d", connection(t, b, g.ID))); v != "SSL/TLS" {
+	a := open1(t, s.URL()+"?tls=true&tls-skip-verify=true", 10*time.Minute)
+	g := a.hold(name(t), lock.Exclusive)
+	n := a.connection(g.ID)
+	if v := scanOne[string](t, s.URL(), fmt.Sprintf("SELECT CONNECTION_TYPE FROM performance_schema.threads WHERE PROCESSLIST_ID=%d", n)); v != "SSL/TLS" {
 		t.Errorf("the link is %s", v)
 	}
-	exec(t, s.URL(), fmt.Sprintf("KILL %d", connection(t, b, g.ID)))
-	event(t, l, lock.Event{Kind: lock.Vanished, Resource: r, ID: g.ID})
+	kill(t, s, n)
+	a.lost(g)
 }
 
-func TestWatcher(t *testing.T) {
-	w, err := newWatcher()
-	if err != nil {
-		t.Fatal(err)
-	}
+// TestSocket: the end of a connection is noticed while nobody reads, with or without
+// something left to read, and only once.
+func TestSocket(t *testing.T) {
 	ln, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer ln.Close()
-	const count = 100
-	var ours, theirs []net.Conn
-	for range count {
-		c, err := net.Dial("tcp4", ln.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		peer, err := ln.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
-		ours, theirs = append(ours, c), append(theirs, peer)
-	}
-	var mu sync.Mutex
-	ended := make(map[int]int)
-	var keys []int32
-	for i, c := range ours {
-		key, err := w.add(c.(syscall.Conn), func() {
-			mu.Lock()
-			defer mu.Unlock()
-			ended[i]++
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		keys = append(keys, key)
-	}
-	for i := range count {
-		switch i % 4 {
-		case 0: // the other side ends it
-			theirs[i].Close()
-		case 1: // nobody wants to know any more
-			w.remove(keys[i])
-			theirs[i].Close()
-		case 2: // there is something to read
-			if _, err := theirs[i].Write([]byte("x")); err != nil {
+	defer func() { _ = ln.Close() }()
+	for what, do := range map[string]func(ours, theirs net.Conn) error{
+		"the other side ends it": func(_, theirs net.Conn) error { return theirs.Close() },
+		"this side ends it":      func(ours, _ net.Conn) error { return ours.Close() },
+		"it says something and ends": func(_, theirs net.Conn) error {
+			_, err := theirs.Write([]byte("bye"))
+			return errors.Join(err, theirs.Close())
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			var routines sync.WaitGroup
+			ends := make(chan *socket, 2)
+			at := dialed{end: func(s *socket) { ends <- s }, spawn: func(f func()) bool { routines.Go(f); return true }}
+			ours, err := dial(context.WithValue(t.Context(), dialedKey{}, &at), "tcp4", ln.Addr().String())
+			if err != nil {
 				t.Fatal(err)
 			}
-		case 3: // this side ends it
-			ours[i].Close()
-		}
-	}
-	eventually(t, "the ends are told", func() error {
-		mu.Lock()
-		defer mu.Unlock()
-		if len(ended) < count/4 {
-			return fmt.Errorf("%d were told", len(ended))
-		}
-		return nil
-	})
-	time.Sleep(10 * time.Millisecond) // for what should not come
-	w.close()
-	mu.Lock()
-	defer mu.Unlock()
-	for i, n := range ended {
-		if i%4 != 0 || n != 1 {
-			t.Errorf("the end of connection %d was told %d times", i, n)
-		}
-	}
-	for i := range count {
-		ours[i].Close()
-		theirs[i].Close()
+			theirs, err := ln.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = theirs.Close() }()
+			if _, err := theirs.Write([]byte("hello")); err != nil {
+				t.Fatal(err)
+			}
+			b := make([]byte, 5)
+			if _, err := ours.Read(b); err != nil || string(b) != "hello" {
+				t.Errorf("read %q, %v", b, err)
+			}
+			select {
+			case <-ends:
+				t.Error("it has not ended yet")
+			default:
+			}
+			if err := do(ours, theirs); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case s := <-ends:
+				if s != ours {
+					t.Error("another socket has ended")
+				}
+			case <-time.After(patience):
+				t.Error("the end is not noticed")
+			}
+			routines.Wait()
+			_ = ours.Close()
+			if len(ends) > 0 {
+				t.Error("the end is told twice")
+			}
+		})
 	}
 }
 
-// Waiting for another holder is no slow request.
+// TestWaitIsNotMeasured: waiting for a stranger is no slow request.
 func TestWaitIsNotMeasured(t *testing.T) {
 	onEach(t, func(t *testing.T, s testengine.Server) {
 		var measured atomic.Int64
-		cfg, err := mydb.Parse(s.URL() + noGrace)
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, err := Open(cfg, func(command string, _ time.Duration, _ error) {
+		a := openObserved(t, s.URL(), time.Minute, func(command string, _ time.Duration, _ error) {
 			if command == "wait" || command == "" {
 				measured.Add(1)
 			}
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = b.Close() })
-		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Minute})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = l.Close(context.Background()) })
 		r := name(t)
-		g := hold(t, l.(*lease), r)
-		w := queue(t, b, l.(*lease), request(r, lock.Exclusive))
-		if err := l.Release(t.Context(), r, g.ID); err != nil {
+		app := newStranger(t, s.URL())
+		app.locks(r)
+		w := a.queue(request(r, lock.Exclusive))
+		a.connection(w.q.ID)
+		if err := app.tx("COMMIT"); err != nil {
 			t.Fatal(err)
 		}
-		w.granted(t)
+		w.granted()
 		if n := measured.Load(); n != 0 {
 			t.Errorf("%d waits were measured as requests to the store", n)
 		}

@@ -45,6 +45,7 @@ var (
 	_ backendtest.Restarter      = (*harness)(nil)
 	_ backendtest.CounterDeleter = (*harness)(nil)
 	_ backendtest.CommandCounter = (*harness)(nil)
+	_ backendtest.WakeupDropper  = (*harness)(nil)
 )
 
 func (h *harness) Open(t testing.TB) lock.Backend {
@@ -70,13 +71,9 @@ func openAt(t testing.TB, url string) *Backend {
 }
 
 func (h *harness) TTL() time.Duration     { return time.Second }
-func (h *harness) Recheck() time.Duration { return maxRecheck }
+func (h *harness) Recheck() time.Duration { return time.Second }
 
-func (h *harness) Exceptions() map[string]string {
-	return map[string]string{
-		"FirstRequestOfDead": "a retry is answered from the sidecar's memory, with a grant that has no validity left: left to the issue \"Never held twice (2)\"",
-	}
-}
+func (h *harness) Exceptions() map[string]string { return nil }
 
 func (h *harness) Limits() backendtest.Limits {
 	return backendtest.Limits{
@@ -88,7 +85,7 @@ func (h *harness) Limits() backendtest.Limits {
 
 // DeleteCounter makes the harness a backendtest.CounterDeleter.
 func (h *harness) DeleteCounter(t testing.TB, r lock.Resource) {
-	exec(t, h.server.URL(), "DELETE FROM locksidecar_shed_fence WHERE name=?", []byte(r))
+	exec(t, h.server.URL(), "DELETE FROM locksidecar_lock WHERE name=?", []byte(r))
 }
 
 // LoseReplies makes the harness a backendtest.Faulter.
@@ -107,6 +104,21 @@ func (h *harness) LoseReplies(t testing.TB, b lock.Backend) func() {
 	return heal
 }
 
+// DropWakeups makes the harness a backendtest.WakeupDropper.
+func (h *harness) DropWakeups(t testing.TB, b lock.Backend) func() {
+	h.mu.Lock()
+	road := h.roads[b]
+	h.mu.Unlock()
+	restore := sync.OnceFunc(func() {
+		if err := road.Heal(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(restore)
+	road.Mute("GET_LOCK")
+	return restore
+}
+
 // Restart makes the harness a backendtest.Restarter.
 func (h *harness) Restart(t testing.TB) { testengine.Restart(t, h.server, testengine.KeepData) }
 
@@ -115,8 +127,8 @@ func (h *harness) Commands(t testing.TB) int64 {
 	return scan[int64](t, h.server.URL(), 1, "SHOW GLOBAL STATUS LIKE 'Questions'")
 }
 
-// direct is a pool of the test's own, past all backends.
-func direct(t testing.TB, url string) *mydb.Pool {
+// direct is one connection of the test's own, past all backends.
+func direct(t testing.TB, url string) *sql.DB {
 	t.Helper()
 	cfg, err := mydb.Parse(url)
 	if err != nil {
@@ -126,14 +138,16 @@ func direct(t testing.TB, url string) *mydb.Pool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return mydb.NewPool(c, 1, nil)
+	p := sql.OpenDB(c)
+	p.SetMaxOpenConns(1)
+	return p
 }
 
 func exec(t testing.TB, url, query string, args ...any) {
 	t.Helper()
 	p := direct(t, url)
 	defer func() { _ = p.Close() }()
-	if _, err := p.Exec(context.Background(), "test", query, args...); err != nil {
+	if _, err := p.ExecContext(context.Background(), query, args...); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -143,18 +157,26 @@ func scan[T any](t testing.TB, url string, column int, query string, args ...any
 	t.Helper()
 	p := direct(t, url)
 	defer func() { _ = p.Close() }()
-	if err := p.Query(context.Background(), "test", func(_ int, rows *sql.Rows) error {
+	rows, err := p.QueryContext(context.Background(), query, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = rows.Close() }()
+	for rows.Next() {
 		columns, err := rows.Columns()
 		if err != nil {
-			return err
+			t.Fatal(err)
 		}
 		dest := make([]any, len(columns))
 		for i := range dest {
 			dest[i] = new(sql.RawBytes)
 		}
 		dest[column] = &v
-		return rows.Scan(dest...)
-	}, query, args...); err != nil {
+		if err := rows.Scan(dest...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := rows.Err(); err != nil {
 		t.Fatal(err)
 	}
 	return v

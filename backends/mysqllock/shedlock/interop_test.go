@@ -2,6 +2,7 @@ package shedlock_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"net/url"
@@ -84,9 +85,9 @@ func (i *interop) setZone(t *testing.T, zone string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := mydb.NewPool(c, 1, nil)
+	p := sql.OpenDB(c)
 	defer func() { _ = p.Close() }()
-	if _, err := p.Exec(context.Background(), "test", "SET GLOBAL time_zone = ?", zone); err != nil {
+	if _, err := p.ExecContext(context.Background(), "SET GLOBAL time_zone = ?", zone); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -1,19 +1,15 @@
-// Package shedlock keeps exclusive locks in the table of ShedLock, so that Java
-// services that use ShedLock with usingDbTime and apps behind a sidecar exclude
-// each other.
+// Package shedlock has each hold also be one in the table of ShedLock, so that Java
+// services that use ShedLock with usingDbTime and apps behind a sidecar exclude each
+// other.
 //
-// ShedLock's rules are kept: a lock is a row, free when lock_until is not after
-// the server's time; who takes it sets lock_until, locked_at and locked_by by one
-// conditional update; unlocking sets lock_until to a time that is over. So
-// everything depends on the server's clock, as it does with ShedLock alone: when
-// that jumps ahead, locks end early. The heartbeat moves lock_until of all holds of
-// a lease ahead.
-//
-// What ShedLock's table has no place for is in tables beside, which only
-// sidecars read: leases, fences, owners, and a queue, so that sidecars are served
-// in the order in which they came. ShedLock knows nothing of it and takes what is
-// free. There is nobody to wake a waiter either: each lease asks for all of its
-// waiters with one statement, often at first and less often later.
+// The engine (package sqllock) decides among sidecars: queue, fences, leases, guards.
+// What it has granted is taken in ShedLock's table, too, by ShedLock's rules: a lock is
+// a row, free when lock_until is not after the server's time; who takes it sets
+// lock_until, locked_at and locked_by by one conditional update; unlocking sets
+// lock_until to a time that is over. So towards Java everything depends on the server's
+// clock, as it does with ShedLock alone. The heartbeat moves lock_until of all holds
+// ahead. There is nobody to wake who waits for Java: it asks, often at first and less
+// often later.
 //
 // lock_until and locked_at are TIMESTAMP columns in which ShedLock keeps UTC: what
 // that means depends on the time zone of the session, which must be the same for
@@ -23,51 +19,51 @@
 package shedlock
 
 import (
-	"context"
+	_ "embed" // the schema
+	"errors"
 	"fmt"
 	"regexp"
-	"sync"
+	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
+	"github.com/locksidecar/locksidecar/backends/sqllock"
+	"github.com/locksidecar/locksidecar/backends/sqllock/mysql"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
 const (
 	// usualTable is ShedLock's table unless the URL says otherwise.
 	usualTable = "shedlock"
-	// usualConnections is how many a backend opens for requests unless the URL
-	// says otherwise; each lease has two more, one of them for its heartbeat.
-	usualConnections = 8
+	// connections are those of a lease, for requests to ShedLock's table.
+	connections = 16
+	// recheck is how often the table is asked for what Java holds, at least.
+	recheck = 50 * time.Millisecond
 	// maxName is the longest name in characters that fits ShedLock's table.
 	maxName = 64
-	// maxKnown bounds the memory of names that have a row.
-	maxKnown = 100_000
-	// rowWait is how long a statement may wait for a row.
-	rowWait = time.Second
 )
 
-// Backend is a table of ShedLock.
-type Backend struct {
-	cfg     mydb.Config
-	table   string // with its database
-	zone    string // for SET SESSION
-	observe lock.Observe
-	pool    *mydb.Pool
-	sql     statements
+//go:embed schema.sql
+var schema string
 
-	mu    sync.Mutex
-	ready bool                       // the tables are there
-	known map[lock.Resource]struct{} // names that have a row
-}
+// Schema is the text that makes ShedLock's table, under its usual name.
+func Schema() string { return schemaOf("`" + usualTable + "`") }
 
-var _ lock.Backend = (*Backend)(nil)
+func schemaOf(table string) string { return strings.ReplaceAll(schema, "{shedlock}", table) }
 
 var (
 	plainTable = regexp.MustCompile(`^[A-Za-z0-9_$]{1,64}$`)
 	plainZone  = regexp.MustCompile(`^[A-Za-z0-9_+:/-]{1,64}$`)
 )
+
+// Backend is an engine with ShedLock's table beside.
+type Backend struct {
+	*sqllock.Backend
+	d    *mysql.Dialect
+	pool sqllock.Pool // to look at ShedLock's table
+	sql  *statements
+}
 
 // Open makes a Backend. It does not ask the server anything. The error is
 // lock.ErrInvalid. observe may be nil.
@@ -75,85 +71,84 @@ var (
 // Its own options are table, the name of ShedLock's table, and time-zone, that of
 // the sessions of the services that share it.
 func Open(cfg mydb.Config, observe lock.Observe) (*Backend, error) {
-	o := cfg.Options
-	table := o.String("table", usualTable)
+	o, opt := mysql.Options(cfg), cfg.Options
+	table := opt.String("table", usualTable)
 	if !plainTable.MatchString(table) {
-		o.Refuse("table", "must have 1 to 64 letters, digits, _ and $")
+		opt.Refuse("table", "must have 1 to 64 letters, digits, _ and $")
 	}
 	zone := "@@GLOBAL.time_zone"
-	if o.Has("time-zone") {
-		name := o.String("time-zone", "")
+	if opt.Has("time-zone") {
+		name := opt.String("time-zone", "")
 		if !plainZone.MatchString(name) {
-			o.Refuse("time-zone", "must be the name of a time zone that the server knows, or an offset such as +00:00")
+			opt.Refuse("time-zone", "must be the name of a time zone that the server knows, or an offset such as +00:00")
 		}
 		zone = "'" + name + "'"
 	}
-	if err := o.Err(); err != nil {
+	if err := opt.Err(); err != nil {
 		return nil, err
 	}
-	if cfg.MaxConnections == 0 {
-		cfg.MaxConnections = usualConnections
+	table = "`" + cfg.Database + "`.`" + table + "`"
+	b := &Backend{d: mysql.New(cfg, observe), sql: newStatements(table)}
+	connect := func(size int) (sqllock.Pool, error) {
+		return b.d.OpenWith(sqllock.PoolOptions{Size: size, Wait: true}, "time_zone="+zone)
 	}
-	b := &Backend{cfg: cfg, table: "`" + cfg.Database + "`.`" + table + "`", zone: zone, observe: observe, known: make(map[lock.Resource]struct{})}
-	b.sql = newStatements(b.name)
 	var err error
-	b.pool, err = b.connect(cfg.MaxConnections)
-	return b, err
-}
-
-// connect makes a pool.
-func (b *Backend) connect(size int) (*mydb.Pool, error) {
-	c, err := mydb.NewConnector(b.cfg, mydb.ConnectOptions{
-		Settings: func(mydb.Server) []string { return []string{"time_zone=" + b.zone} },
-	})
-	if err != nil {
+	if b.pool, err = connect(1); err != nil {
 		return nil, err
 	}
-	return mydb.NewPool(c, size, b.observe), nil
-}
-
-// name is the name of a table in statements.
-func (b *Backend) name(table string) string {
-	if table == usualTable {
-		return b.table
+	o.Beside = &sqllock.Beside{
+		Look:    b.sql.look,
+		Tables:  schemaOf(table),
+		Recheck: recheck,
+		Open: func(lo lock.LeaseOptions, server string, _ sqllock.Events) (sqllock.Foreign, error) {
+			size := connections
+			if o.MaxConnections > 0 {
+				size = o.MaxConnections
+			}
+			pool, err := connect(size)
+			if err != nil {
+				return nil, err
+			}
+			beats, err := connect(1)
+			if err != nil {
+				return nil, errors.Join(err, pool.Close())
+			}
+			pool.Trust(server)
+			beats.Trust(server)
+			return &foreign{b: b, pool: pool, beats: beats, ttl: lo.TTL, label: ascii(lo.Sidecar), known: make(map[lock.Resource]struct{})}, nil
+		},
 	}
-	return b.cfg.Table(table)
+	if b.Backend, err = sqllock.Open(b.d, o); err != nil {
+		_ = b.pool.Close()
+		return nil, err
+	}
+	return b, nil
 }
-
-// Ping implements lock.Backend.
-func (b *Backend) Ping(ctx context.Context) error { return b.pool.Ping(ctx) }
 
 // Close implements lock.Backend.
-func (b *Backend) Close() error { return b.pool.Close() }
-
-// patience bounds a request, with the wait for a connection. Requests are not
-// cut short when their caller has enough: that leaves the outcome open, and the
-// connection useless.
-func (b *Backend) patience(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), b.cfg.Timeout+rowWait)
-}
-
-// hasRow reports whether a name is known to have a row in ShedLock's table.
-func (b *Backend) hasRow(r lock.Resource) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	_, ok := b.known[r]
-	return ok
-}
-
-func (b *Backend) gotRow(r lock.Resource) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.known) >= maxKnown {
-		clear(b.known)
+func (b *Backend) Close() error {
+	err := b.pool.Close()
+	if err2 := b.Backend.Close(); err == nil {
+		err = err2
 	}
-	b.known[r] = struct{}{}
+	return err
+}
+
+// ascii is a name that fits any character set, cut to leave room for an id.
+func ascii(name string) string {
+	name = strings.Map(func(r rune) rune {
+		if r <= ' ' || r > '~' {
+			return '?'
+		}
+		return r
+	}, name)
+	return name[:min(len(name), 180)]
 }
 
 // check refuses requests for what ShedLock's table cannot hold.
 func check(q lock.Request) error {
 	if q.Mode != lock.Exclusive {
-		return fmt.Errorf("acquire %q: ShedLock has no shared locks: %w", string(q.Resource), lock.ErrUnsupported)
+		return fmt.Errorf("ShedLock has no shared locks: %w", lock.ErrUnsupported)
 	}
 	if n := utf8.RuneCountInString(string(q.Resource)); n > maxName {
 		return &lock.InvalidError{Field: "resource", Problem: fmt.Sprintf("is %d characters long, ShedLock's table takes %d", n, maxName)}

@@ -3,7 +3,6 @@ package shedlock
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -25,7 +24,7 @@ func onEach(t *testing.T, server func(testing.TB, *testengine.Kind) testengine.S
 }
 
 // sidecar opens a backend and a lease that live as long as the test.
-func sidecar(t *testing.T, url string, ttl time.Duration) (*Backend, *lease) {
+func sidecar(t *testing.T, url string, ttl time.Duration) (*Backend, lock.Lease) {
 	t.Helper()
 	b := openAt(t, url)
 	t.Cleanup(func() { _ = b.Close() })
@@ -38,7 +37,7 @@ func sidecar(t *testing.T, url string, ttl time.Duration) (*Backend, *lease) {
 		defer cancel()
 		_ = l.Close(ctx) // the server may be gone
 	})
-	return b, l.(*lease)
+	return b, l
 }
 
 func eventually(t *testing.T, what string, f func() error) {
@@ -68,7 +67,7 @@ func request(r lock.Resource) lock.Request {
 	return lock.Request{ID: lock.NewHoldID(), Resource: r, Mode: lock.Exclusive, Owner: lock.Owner{Session: "test"}.Encode()}
 }
 
-func hold(t *testing.T, l *lease, r lock.Resource) lock.Grant {
+func hold(t *testing.T, l lock.Lease, r lock.Resource) lock.Grant {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -80,7 +79,7 @@ func hold(t *testing.T, l *lease, r lock.Resource) lock.Grant {
 }
 
 // held tries what must be taken, and gives who has it.
-func held(t *testing.T, l *lease, r lock.Resource) lock.Status {
+func held(t *testing.T, l lock.Lease, r lock.Resource) lock.Status {
 	t.Helper()
 	q := request(r)
 	q.Try = true
@@ -92,11 +91,11 @@ func held(t *testing.T, l *lease, r lock.Resource) lock.Status {
 	return held.Status
 }
 
-// The statements of ShedLock, with the time zone that its sessions have.
+// The statements of ShedLock.
 const (
-	shedInsert = "SET time_zone=@@GLOBAL.time_zone; INSERT IGNORE INTO shedlock(name, lock_until, locked_at, locked_by) " +
+	shedInsert = "INSERT IGNORE INTO shedlock(name, lock_until, locked_at, locked_by) " +
 		"VALUES(?, TIMESTAMPADD(MICROSECOND, ?, UTC_TIMESTAMP(3)), UTC_TIMESTAMP(3), ?)"
-	shedUpdate = "SET time_zone=@@GLOBAL.time_zone; UPDATE shedlock SET lock_until = TIMESTAMPADD(MICROSECOND, ?, UTC_TIMESTAMP(3)), " +
+	shedUpdate = "UPDATE shedlock SET lock_until = TIMESTAMPADD(MICROSECOND, ?, UTC_TIMESTAMP(3)), " +
 		"locked_at = UTC_TIMESTAMP(3), locked_by = ? WHERE name = ? AND lock_until <= UTC_TIMESTAMP(3)"
 )
 
@@ -105,45 +104,65 @@ func shedLocks(t *testing.T, s testengine.Server, r lock.Resource, d time.Durati
 	t.Helper()
 	p := direct(t, s.URL())
 	defer func() { _ = p.Close() }()
-	ctx := context.Background()
-	res, err := p.Exec(ctx, "test", shedInsert, string(r), d.Microseconds(), "java-host")
-	if err == nil && res.Affected[1] == 0 {
-		res, err = p.Exec(ctx, "test", shedUpdate, d.Microseconds(), "java-host", string(r))
+	do := func(query string, args ...any) int64 {
+		t.Helper()
+		res, err := p.ExecContext(context.Background(), query, args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := res.RowsAffected()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return res.Affected[1] > 0
+	do("SET time_zone=@@GLOBAL.time_zone")
+	return do(shedInsert, string(r), d.Microseconds(), "java-host") > 0 || do(shedUpdate, d.Microseconds(), "java-host", string(r)) > 0
 }
 
-// What ShedLock holds is seen, and waited for; what is released it can take at once.
+// TestBesideShedLock: what ShedLock holds is seen, and waited for; what is released it
+// can take at once.
 func TestBesideShedLock(t *testing.T) {
 	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
 		b, l := sidecar(t, s.URL(), 10*time.Minute)
 		r := unique(t)
 		start := time.Now()
-		if !shedLocks(t, s, r, time.Second) {
+		if !shedLocks(t, s, r, 2*time.Second) {
 			t.Fatal("a new lock is not free")
 		}
 		for what, st := range map[string]lock.Status{"the refusal": held(t, l, r), "Get": get(t, b, r), "List": list(t, b, string(r))} {
-			if st.Resource != r || len(st.Holders) != 1 || st.Holders[0].Sidecar != "java-host" || st.Holders[0].ID != "" || st.Holders[0].Age > time.Minute {
+			if st.Resource != r || len(st.Holders) != 1 || st.Holders[0].Sidecar != "java-host" || st.Holders[0].ID != "" || st.Holders[0].Age > time.Minute || len(st.Waiters) > 0 {
 				t.Errorf("%s has %+v, want what java-host holds", what, st)
 			}
 		}
 		if err := b.ForceRelease(t.Context(), r, "", 0); !errors.Is(err, lock.ErrNotHolder) {
 			t.Errorf("ForceRelease of what ShedLock holds: %v", err)
 		}
-		g := hold(t, l, r)
-		if took := time.Since(start); took < time.Second {
-			t.Errorf("granted %s after ShedLock has locked for a second", took)
+		q := request(r)
+		granted := make(chan error, 1)
+		go func() { _, err := l.Acquire(context.Background(), q); granted <- err }()
+		eventually(t, "the request waits behind ShedLock", func() error {
+			if st := get(t, b, r); len(st.Holders) != 1 || st.Holders[0].Sidecar != "java-host" || len(st.Waiters) != 1 || st.Waiters[0].ID != q.ID || st.Waiters[0].Fence != 0 {
+				return errors.New("it does not")
+			}
+			return nil
+		})
+		if err := <-granted; err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took < 2*time.Second {
+			t.Errorf("granted %s after ShedLock has locked for two seconds", took)
+		}
+		if st := get(t, b, r); len(st.Holders) != 1 || st.Holders[0].ID != q.ID || st.Holders[0].Fence == 0 {
+			t.Errorf("Get has %+v", st)
 		}
 		if shedLocks(t, s, r, time.Second) {
 			t.Fatal("ShedLock has locked what is held")
 		}
-		if by := scan[string](t, s.URL(), 0, "SELECT locked_by FROM shedlock WHERE name=?", string(r)); by != "sidecar?of?"+t.Name()+"/"+string(g.ID) {
+		if by := scan[string](t, s.URL(), 0, "SELECT locked_by FROM shedlock WHERE name=?", string(r)); by != "sidecar?of?"+t.Name()+"/"+string(q.ID) {
 			t.Errorf("locked_by is %q", by)
 		}
-		if err := l.Release(t.Context(), r, g.ID); err != nil {
+		if err := l.Release(t.Context(), r, q.ID); err != nil {
 			t.Fatal(err)
 		}
 		if !shedLocks(t, s, r, 0) {
@@ -171,17 +190,27 @@ func list(t *testing.T, b *Backend, prefix string) lock.Status {
 	return all[0]
 }
 
-// Whatever somebody else does to the table is found out by the next heartbeat.
+// TestTakenAway: whatever somebody else does to the table is found out by the next
+// heartbeat, and who waits in the engine goes on.
 func TestTakenAway(t *testing.T) {
 	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
 		b, l := sidecar(t, s.URL(), 10*time.Minute)
 		for what, query := range map[string]string{
-			"taken":   "UPDATE shedlock SET locked_by='thief' WHERE name=?",
+			"taken":   "UPDATE shedlock SET locked_by='thief', lock_until='2020-01-01' WHERE name=?",
 			"ended":   "UPDATE shedlock SET lock_until='2020-01-01' WHERE name=?",
 			"deleted": "DELETE FROM shedlock WHERE name=?",
 		} {
 			r := unique(t) + lock.Resource("/"+what)
 			kept, g := hold(t, l, r+"/kept"), hold(t, l, r)
+			q := request(r)
+			next := make(chan error, 1)
+			go func() { _, err := l.Acquire(context.Background(), q); next <- err }()
+			eventually(t, "another waits", func() error {
+				if st := get(t, b, r); len(st.Waiters) != 1 {
+					return errors.New("nobody does")
+				}
+				return nil
+			})
 			exec(t, s.URL(), query, string(r))
 			news, err := l.Heartbeat(t.Context())
 			if err != nil {
@@ -190,204 +219,132 @@ func TestTakenAway(t *testing.T) {
 			if want := (lock.Event{Kind: lock.Vanished, Resource: r, ID: g.ID}); len(news) != 1 || news[0] != want {
 				t.Errorf("%s: the heartbeat brings %+v, want %+v", what, news, want)
 			}
+			if err := <-next; err != nil {
+				t.Errorf("%s: the next one: %v", what, err)
+			}
 			if err := l.Release(t.Context(), r, g.ID); !errors.Is(err, lock.ErrNotHolder) {
 				t.Errorf("%s: Release: %v", what, err)
 			}
-			if st := get(t, b, r); len(st.Holders) > 0 && st.Holders[0].ID == g.ID {
-				t.Errorf("%s: Get has %+v", what, st)
-			}
-			if err := l.Release(t.Context(), kept.Resource, kept.ID); err != nil {
-				t.Errorf("%s: Release of another hold: %v", what, err)
-			}
-		}
-	})
-}
-
-// Waiters go on when somebody deletes the row.
-func TestRowDeletedUnderWaiters(t *testing.T) {
-	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
-		b, l := sidecar(t, s.URL(), lock.MinTTL*4)
-		_, other := sidecar(t, s.URL(), 10*time.Minute)
-		r := unique(t)
-		hold(t, other, r)
-		done := make(chan error, 1)
-		go func() {
-			_, err := l.Acquire(t.Context(), request(r))
-			done <- err
-		}()
-		eventually(t, "it waits", func() error {
-			_ = beat(t.Context(), l)
-			if st := get(t, b, r); len(st.Waiters) == 0 {
-				return errors.New("nobody waits")
-			}
-			return nil
-		})
-		exec(t, s.URL(), "DELETE FROM shedlock WHERE name=?", string(r))
-		eventually(t, "it is granted", func() error {
-			_ = beat(t.Context(), l)
-			select {
-			case err := <-done:
-				if err != nil {
-					t.Fatal(err)
+			for _, id := range []lock.HoldID{q.ID, kept.ID} {
+				name := r
+				if id == kept.ID {
+					name = kept.Resource
 				}
-				return nil
-			default:
-				return errors.New("it waits")
-			}
-		})
-	})
-}
-
-// A late copy of a request that was given up is not carried out.
-func TestLateCopy(t *testing.T) {
-	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
-		_, l := sidecar(t, s.URL(), 10*time.Minute)
-		q := request(unique(t))
-		e := &entry{q: q, by: l.by(q.ID), woken: make(chan struct{}), unsure: true} // it was sent and had no answer
-		l.mu.Lock()
-		l.entries[q.ID] = e
-		l.mu.Unlock()
-		if err := l.Release(t.Context(), q.Resource, q.ID); !errors.Is(err, lock.ErrNotHolder) {
-			t.Fatalf("Release: %v", err)
-		}
-		a := &attempt{l: l, e: e, q: q}
-		for _, there := range []bool{false, true} {
-			if fence, err := a.take(t.Context(), there); fence != 0 || err != nil {
-				t.Errorf("the late copy was granted: %d, %v", fence, err)
+				if err := l.Release(t.Context(), name, id); err != nil {
+					t.Errorf("%s: Release of another hold: %v", what, err)
+				}
 			}
 		}
-		if err := a.queue(t.Context()); err != nil || a.placed() {
-			t.Errorf("the late copy has a place in the queue, %v", err)
-		}
-		if st, err := a.state(t.Context()); err != nil || !st.gone || st.mine {
-			t.Errorf("the state is %+v, %v", st, err)
-		}
-		hold(t, l, q.Resource) // others are not in the way of that
 	})
 }
 
-// lock_until is never before the end of the lease as the sidecar counts it,
-// whenever the grant comes.
-func TestGrantDuringHeartbeat(t *testing.T) {
-	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
-		const ttl = 10 * time.Minute
-		_, l := sidecar(t, s.URL(), ttl)
-		q := request(unique(t))
-		left := func() time.Duration {
-			t.Helper()
-			return time.Duration(scan[int64](t, s.URL(), 0, "SET time_zone=@@GLOBAL.time_zone; "+
-				"SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(3), lock_until) FROM shedlock WHERE name=?", string(q.Resource))) * time.Microsecond
-		}
-		shorten := func() {
-			t.Helper()
-			exec(t, s.URL(), "SET time_zone=@@GLOBAL.time_zone; UPDATE shedlock SET lock_until=UTC_TIMESTAMP(3) + INTERVAL 1 MINUTE WHERE name=?", string(q.Resource))
-		}
-		a := &attempt{l: l, e: &entry{q: q, by: l.by(q.ID), woken: make(chan struct{})}, q: q}
-		l.mu.Lock()
-		l.entries[q.ID] = a.e
-		l.mu.Unlock()
-		sent := lock.BootTime()
-		fence, err := a.take(t.Context(), false)
-		if err != nil || fence == 0 {
-			t.Fatalf("take: %d, %v", fence, err)
-		}
-		shorten()
-		// A heartbeat that was sent later is carried out before the answer is there.
-		if err := beat(t.Context(), l); err != nil {
-			t.Fatal(err)
-		}
-		if d := left(); d > 2*time.Minute {
-			t.Fatalf("the heartbeat knows of a hold that is not granted yet: %s are left", d)
-		}
-		if ok, err := a.settle(t.Context(), fence, sent); !ok || err != nil {
-			t.Fatalf("settle: %t, %v", ok, err)
-		}
-		if d := left(); d < ttl-patience {
-			t.Errorf("after the grant %s are left of %s", d, ttl)
-		}
-		// The other way about: the answer is there before the heartbeat's, which was
-		// sent later and did not know of the hold.
-		shorten()
-		l.mu.Lock()
-		a.e.sent = 0
-		l.mu.Unlock()
-		if left := l.renew(lock.BootTime(), nil); len(left) != 1 || left[0] != a.e {
-			t.Errorf("a heartbeat counts that did not know of a hold: %v", left)
-		}
-		if err := beat(t.Context(), l); err != nil {
-			t.Fatal(err)
-		}
-		if d := left(); d < ttl-patience {
-			t.Errorf("after the heartbeat %s are left of %s", d, ttl)
-		}
-	})
-}
-
-// A transaction that has locked one row keeps nobody from others, and is waited
-// for on its own.
+// TestRowLockedByOthers: a transaction that has locked one row of ShedLock's table keeps
+// nobody from others, and costs the lease nothing.
 func TestRowLockedByOthers(t *testing.T) {
 	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
-		_, l := sidecar(t, s.URL(), 10*time.Minute)
-		g, other := hold(t, l, unique(t)), hold(t, l, unique(t)+"/other")
+		_, l := sidecar(t, s.URL(), 30*time.Second)
+		g, other, kept := hold(t, l, unique(t)), hold(t, l, unique(t)+"/other"), hold(t, l, unique(t)+"/kept")
 		p := direct(t, s.URL())
 		defer func() { _ = p.Close() }()
-		if _, err := p.Exec(t.Context(), "test", "START TRANSACTION; SELECT 1 FROM shedlock WHERE name=? FOR UPDATE", string(g.Resource)); err != nil {
+		if _, err := p.ExecContext(t.Context(), "START TRANSACTION; SELECT 1 FROM shedlock WHERE name=? FOR UPDATE", string(g.Resource)); err != nil {
 			t.Fatal(err)
 		}
 		if err := l.Release(t.Context(), other.Resource, other.ID); err != nil {
 			t.Errorf("Release of another hold: %v", err)
 		}
-		beaten := make(chan error, 1)
-		go func() { beaten <- beat(context.Background(), l) }()
-		time.Sleep(1500 * time.Millisecond) // longer than a statement waits for a row
-		if _, err := p.Exec(t.Context(), "test", "COMMIT"); err != nil {
+		before := untilOf(t, s, kept.Resource)
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		if _, err := l.Heartbeat(ctx); !errors.Is(err, lock.ErrUnavailable) || errors.Is(err, lock.ErrLeaseLost) {
+			t.Errorf("Heartbeat while it is not known whether a hold is there: %v", err)
+		}
+		if after := untilOf(t, s, kept.Resource); after <= before {
+			t.Errorf("another hold lasts until %s, and before until %s", after, before)
+		}
+		if _, err := p.ExecContext(t.Context(), "COMMIT"); err != nil {
 			t.Fatal(err)
 		}
-		if err := <-beaten; err != nil {
-			t.Errorf("Heartbeat: %v", err)
-		}
-		if err := l.Release(t.Context(), g.Resource, g.ID); err != nil {
-			t.Errorf("Release: %v", err)
+		eventually(t, "a heartbeat is answered", func() error { return beat(t.Context(), l) })
+		for _, g := range []lock.Grant{g, kept} {
+			if err := l.Release(t.Context(), g.Resource, g.ID); err != nil {
+				t.Errorf("Release: %v", err)
+			}
 		}
 	})
 }
 
-// A release that comes to the row before a heartbeat that was there earlier, but
-// had to wait for another row, is not undone by it: in a statement it is always
-// the time at which the statement began.
+// TestReleaseOfLockedRow: a release comes while somebody has locked the row of ShedLock's
+// table, for longer than it waits. It is given back when it can be.
+func TestReleaseOfLockedRow(t *testing.T) {
+	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+		b, l := sidecar(t, s.URL(), 10*time.Minute)
+		g := hold(t, l, unique(t))
+		p := direct(t, s.URL())
+		defer func() { _ = p.Close() }()
+		if _, err := p.ExecContext(t.Context(), "START TRANSACTION; SELECT 1 FROM shedlock WHERE name=? FOR UPDATE", string(g.Resource)); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Release(t.Context(), g.Resource, g.ID); err != nil {
+			t.Errorf("Release: %v", err)
+		}
+		if err := l.Release(t.Context(), g.Resource, g.ID); !errors.Is(err, lock.ErrNotHolder) {
+			t.Errorf("Release again: %v", err)
+		}
+		if _, err := p.ExecContext(t.Context(), "COMMIT"); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "ShedLock can lock it", func() error {
+			if !shedLocks(t, s, g.Resource, 0) {
+				return errors.New("it cannot")
+			}
+			return nil
+		})
+		if st := get(t, b, g.Resource); len(st.Holders)+len(st.Waiters) > 0 {
+			t.Errorf("Get has %+v", st)
+		}
+	})
+}
+
+func untilOf(t *testing.T, s testengine.Server, r lock.Resource) string {
+	t.Helper()
+	return scan[string](t, s.URL(), 0, "SELECT lock_until FROM shedlock WHERE name=?", string(r))
+}
+
+// TestReleaseBeforeSlowHeartbeat: a release that comes to the row before a heartbeat that
+// was there earlier, but had to wait for another row, is not undone by it.
 func TestReleaseBeforeSlowHeartbeat(t *testing.T) {
 	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
 		_, l := sidecar(t, s.URL(), 10*time.Minute)
-		_, other := sidecar(t, s.URL(), 10*time.Minute)
 		first := hold(t, l, unique(t))
 		g := hold(t, l, first.Resource+"/then")
 		p := direct(t, s.URL())
 		defer func() { _ = p.Close() }()
-		if _, err := p.Exec(t.Context(), "test", "START TRANSACTION; SELECT 1 FROM shedlock WHERE name=? FOR UPDATE", string(first.Resource)); err != nil {
+		if _, err := p.ExecContext(t.Context(), "START TRANSACTION; SELECT 1 FROM shedlock WHERE name=? FOR UPDATE", string(first.Resource)); err != nil {
 			t.Fatal(err)
 		}
 		beaten := make(chan error, 1)
 		go func() { beaten <- beat(context.Background(), l) }()
-		time.Sleep(100 * time.Millisecond) // it waits for the first row then
+		time.Sleep(100 * time.Millisecond) // it is at the first row then
 		if err := l.Release(t.Context(), g.Resource, g.ID); err != nil {
 			t.Errorf("Release: %v", err)
 		}
-		if _, err := p.Exec(t.Context(), "test", "COMMIT"); err != nil {
+		if _, err := p.ExecContext(t.Context(), "COMMIT"); err != nil {
 			t.Fatal(err)
 		}
 		if err := <-beaten; err != nil {
 			t.Errorf("Heartbeat: %v", err)
 		}
-		q := request(g.Resource)
-		q.Try = true
-		if _, err := other.Acquire(t.Context(), q); err != nil {
-			t.Errorf("what was released is not free: %v", err)
+		if !shedLocks(t, s, g.Resource, 0) {
+			t.Error("what was released is not free")
 		}
-		held(t, other, first.Resource)
+		if shedLocks(t, s, first.Resource, 0) {
+			t.Error("what is held is free")
+		}
 	})
 }
 
-// A server that takes no writes for a while has cost nothing when it does again.
+// TestReadOnly: a server that takes no writes for a while has cost nothing when it does
+// again.
 func TestReadOnly(t *testing.T) {
 	onEach(t, testengine.New, func(t *testing.T, s testengine.Server) {
 		_, l := sidecar(t, s.URL(), 10*time.Minute)
@@ -399,46 +356,48 @@ func TestReadOnly(t *testing.T) {
 		if err := beat(t.Context(), other); !errors.Is(err, lock.ErrUnavailable) {
 			t.Errorf("Heartbeat: got %v, want ErrUnavailable", err)
 		}
-		if _, err := other.Acquire(t.Context(), request("x")); !errors.Is(err, lock.ErrUnavailable) {
+		q := request("x")
+		if _, err := other.Acquire(t.Context(), q); !errors.Is(err, lock.ErrUnavailable) {
 			t.Errorf("Acquire: got %v, want ErrUnavailable", err)
 		}
 		exec(t, s.URL(), "SET GLOBAL read_only=0")
-		if err := beat(t.Context(), other); err != nil {
-			t.Errorf("Heartbeat when writes are taken again: %v", err)
-		}
-		if st := held(t, other, "r"); st.Holders[0].ID != g.ID {
+		eventually(t, "a heartbeat is answered when writes are taken again", func() error { return beat(t.Context(), other) })
+		if st := held(t, other, "r"); len(st.Holders) != 1 || st.Holders[0].ID != g.ID {
 			t.Errorf("held is %+v", st)
 		}
 	})
 }
 
-// A clock that jumps ahead ends everything, as it does for ShedLock, and the
-// sidecar is told.
+// TestClockJumps: a clock that jumps ahead lets ShedLock in, as it does among services
+// that use ShedLock, and the sidecar is told. Other sidecars are kept out all the same,
+// until it knows.
 func TestClockJumps(t *testing.T) {
 	for _, kind := range []*testengine.Kind{testengine.MariaDBFakeTime, testengine.MySQLFakeTime} {
 		t.Run(kind.String(), func(t *testing.T) {
 			t.Parallel()
 			s := testengine.New(t, kind)
 			_, l := sidecar(t, s.URL(), 10*time.Minute)
-			hold(t, l, "r")
+			_, other := sidecar(t, s.URL(), 10*time.Minute)
+			g := hold(t, l, "r")
 			testengine.ShiftClock(t, s, -5*time.Minute)
 			if err := beat(t.Context(), l); err != nil {
 				t.Errorf("Heartbeat after a jump back: %v", err)
 			}
-			_, other := sidecar(t, s.URL(), 10*time.Minute)
 			held(t, other, "r")
 			testengine.ShiftClock(t, s, time.Hour)
-			if err := beat(t.Context(), l); !errors.Is(err, lock.ErrLeaseLost) {
-				t.Errorf("Heartbeat after a jump ahead: got %v, want ErrLeaseLost", err)
+			held(t, other, "r")
+			var news []lock.Event
+			eventually(t, "a heartbeat is answered", func() (err error) { news, err = l.Heartbeat(t.Context()); return err })
+			if want := (lock.Event{Kind: lock.Vanished, Resource: "r", ID: g.ID}); len(news) != 1 || news[0] != want {
+				t.Errorf("after a jump ahead the heartbeat brings %+v, want %+v", news, want)
 			}
-			_, other = sidecar(t, s.URL(), 10*time.Minute)
 			hold(t, other, "r")
 		})
 	}
 }
 
-// A table that was there before, as ShedLock's documentation has it, will do.
-// Names that its collation takes for the same are one lock.
+// TestTableOfOthers: a table that was there before, as ShedLock's documentation has it,
+// will do. Names that its collation takes for the same are one lock.
 func TestTableOfOthers(t *testing.T) {
 	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
 		exec(t, s.URL(), "CREATE TABLE IF NOT EXISTS theirs (name VARCHAR(64) NOT NULL, lock_until TIMESTAMP(3) NOT NULL, "+
@@ -478,29 +437,20 @@ func TestTableOfOthers(t *testing.T) {
 	})
 }
 
-// texts puts the names of a backend's tables into a text.
-func texts(b *Backend, text string) string { return replaceNames(text, b.name) }
-
-// What leases left that ended is cleared away.
-func TestReap(t *testing.T) {
+// TestForceOfSilent: a forced release without a grace hands on at once, although the
+// holder's sidecar hears of nothing.
+func TestForceOfSilent(t *testing.T) {
 	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
-		prefix := "reap_" + random() + "_"
-		b, l := sidecar(t, s.URL()+"?prefix="+prefix, 10*time.Minute)
+		road := testengine.Through(t, s)
+		_, l := sidecar(t, road.URL(), 10*time.Minute)
+		b, other := sidecar(t, s.URL(), 10*time.Minute)
 		g := hold(t, l, unique(t))
-		_, dead := sidecar(t, s.URL()+"?prefix="+prefix, 10*time.Minute)
-		hold(t, dead, unique(t)+"/dead")
-		exec(t, s.URL(), texts(b, "UPDATE {shed_lease} SET until='2020-01-01' WHERE id=?; INSERT INTO {shed_gone} VALUES ('x', ?)"), []byte(dead.id), []byte(dead.id))
-		if _, err := l.looks.Exec(t.Context(), "reap", b.sql.reap); err != nil {
+		road.Inject(testengine.HoldAll)
+		defer func() { _ = road.Heal() }()
+		if err := b.ForceRelease(t.Context(), g.Resource, g.ID, 0); err != nil {
 			t.Fatal(err)
 		}
-		left := scan[string](t, s.URL(), 0, texts(b, "SELECT CONCAT((SELECT GROUP_CONCAT(id) FROM {shed_lease}), ' ', "+
-			"(SELECT GROUP_CONCAT(id) FROM {shed_hold}), ' ', (SELECT COUNT(*) FROM {shed_gone}))"))
-		if want := fmt.Sprintf("%s %s 0", l.id, g.ID); left != want {
-			t.Errorf("left are %s, want %s", left, want)
-		}
-		if err := beat(t.Context(), dead); !errors.Is(err, lock.ErrLeaseLost) {
-			t.Errorf("Heartbeat of a lease that ended: %v", err)
-		}
+		hold(t, other, g.Resource)
 	})
 }
 
@@ -508,4 +458,29 @@ func TestReap(t *testing.T) {
 func beat(ctx context.Context, l lock.Lease) error {
 	_, err := l.Heartbeat(ctx)
 	return err
+}
+
+// TestSwitchOver: another server has taken over, and the old one is alive and read-only,
+// with the connections to it. ShedLock's row is made to last on the new one.
+func TestSwitchOver(t *testing.T) {
+	for _, kind := range []*testengine.Kind{testengine.MariaDBPair, testengine.MySQLPair} {
+		t.Run(kind.String(), func(t *testing.T) {
+			t.Parallel()
+			s := testengine.New(t, kind)
+			_, l := sidecar(t, s.URL()+"?failover-grace=0s", time.Minute)
+			g := hold(t, l, "r")
+			testengine.FailOver(t, s, testengine.KeepData)
+			before := untilOf(t, s, "r")
+			eventually(t, "a heartbeat is answered", func() error { return beat(t.Context(), l) })
+			if after := untilOf(t, s, "r"); after <= before {
+				t.Errorf("on the new server it lasts until %s, and before until %s", after, before)
+			}
+			if shedLocks(t, s, "r", time.Second) {
+				t.Error("ShedLock has locked what is held")
+			}
+			if err := l.Release(t.Context(), g.Resource, g.ID); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }

@@ -3,116 +3,82 @@ package shedlock
 import (
 	"cmp"
 	"context"
-	"database/sql"
-	"maps"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
+	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// Get implements lock.Backend. What ShedLock itself holds is shown without an id,
-// with locked_by as the sidecar.
+// Get implements lock.Backend. What ShedLock itself holds is shown without an id, with
+// locked_by as the sidecar; whoever the engine has granted it to waits for that.
 func (b *Backend) Get(ctx context.Context, r lock.Resource) (lock.Status, error) {
-	all, err := b.read(ctx, "get", b.sql.status, []byte(r), string(r))
+	st, err := b.Backend.Get(ctx, r)
 	if err != nil {
-		return lock.Status{}, mydb.Unavailable("get lock", err)
+		return st, err
 	}
-	st := lock.Status{Resource: r}
-	for _, other := range all { // of one name, or of names that the table takes for the same
-		st.Holders = append(st.Holders, other.Holders...)
-		st.Waiters = append(st.Waiters, other.Waiters...)
+	rows, err := b.read(ctx, sqllock.Statement{SQL: b.sql.status, Args: []any{string(r)}})
+	for _, row := range rows { // one
+		beside(&st, row)
 	}
-	return st, nil
+	return st, err
 }
 
 // List implements lock.Backend. All locks that are held are read: ShedLock's
 // table has no index for less, and is small.
 func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.Status, error) {
-	all, err := b.read(ctx, "list", b.sql.list, []byte(prefix), []byte(prefix+"\xff"), []byte(p.After)) // 0xff is in no name
-	if err != nil {
-		return nil, mydb.Unavailable("list locks", err)
-	}
-	limit := min(max(p.Limit, 1), lock.MaxPage)
-	var page []lock.Status
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		if strings.HasPrefix(string(name), prefix) && name > p.After && len(page) < limit {
-			page = append(page, *all[name])
-		}
-	}
-	return page, nil
-}
-
-// status is who is in the way of a request, for its error; empty when the store
-// does not say.
-func (l *lease) status(ctx context.Context, r lock.Resource) lock.Status {
-	ctx, cancel := l.b.patience(ctx)
-	defer cancel()
-	st, err := l.b.Get(ctx, r)
-	if err != nil {
-		return lock.Status{Resource: r}
-	}
-	return st
-}
-
-// read gives what is held or waited for. A hold counts while ShedLock's row says
-// that it is locked by it, and both while the lease lives.
-func (b *Backend) read(ctx context.Context, command, query string, args ...any) (map[lock.Resource]*lock.Status, error) {
-	type record struct {
-		lock.Holding
-		name  lock.Resource
-		by    string
-		seq   int64
-		alive bool
-	}
-	var ours []record
-	locked := make(map[string]record) // by locked_by and name
-	err := b.pool.Query(ctx, command, func(_ int, rows *sql.Rows) error {
-		var r record
-		var kind int
-		var name, id, lease, owner string
-		var us int64
-		if err := rows.Scan(&kind, &name, &id, &r.by, &r.Fence, &us, &lease, &r.Sidecar, &owner, &r.Revoked, &r.alive, &r.seq); err != nil {
-			return err
-		}
-		r.Fence *= lock.FenceRange
-		r.ID, r.name, r.Mode, r.Age = lock.HoldID(id), lock.Resource(name), lock.Exclusive, max(0, time.Duration(us)*time.Microsecond)
-		if kind == 1 {
-			r.Sidecar = r.by
-			locked[r.by+"\x00"+name] = r
-			return nil
-		}
-		r.Lease, r.Owner = lock.LeaseID(lease), lock.DecodeOwner(owner)
-		ours = append(ours, r)
-		return nil
-	}, query, args...)
+	all, err := b.Backend.List(ctx, prefix, p)
 	if err != nil {
 		return nil, err
 	}
-	all := make(map[lock.Resource]*lock.Status)
-	at := func(name lock.Resource) *lock.Status {
-		if all[name] == nil {
-			all[name] = &lock.Status{Resource: name}
+	rows, err := b.read(ctx, sqllock.Statement{SQL: b.sql.list})
+	if err != nil {
+		return nil, err
+	}
+	byName := func(s lock.Status, name lock.Resource) int { return cmp.Compare(s.Resource, name) }
+	for _, row := range rows {
+		name := lock.Resource(row.Text(0))
+		if !strings.HasPrefix(string(name), prefix) || name <= p.After {
+			continue
 		}
-		return all[name]
-	}
-	slices.SortFunc(ours, func(a, b record) int { return cmp.Compare(a.seq, b.seq) })
-	for _, r := range ours {
-		key := r.by + "\x00" + string(r.name)
-		_, holds := locked[key]
-		delete(locked, key)
-		switch {
-		case !r.alive:
-		case r.Fence == 0:
-			at(r.name).Waiters = append(at(r.name).Waiters, r.Holding)
-		case holds:
-			at(r.name).Holders = append(at(r.name).Holders, r.Holding)
+		i, found := slices.BinarySearchFunc(all, name, byName)
+		if !found {
+			all = slices.Insert(all, i, lock.Status{Resource: name})
 		}
+		beside(&all[i], row)
 	}
-	for _, r := range locked { // by ShedLock
-		at(r.name).Holders = append(at(r.name).Holders, r.Holding)
+	return all[:min(len(all), max(p.Limit, 1), lock.MaxPage)], nil
+}
+
+// ForceRelease implements lock.Backend. What ShedLock itself holds cannot be forced.
+func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldID, grace time.Duration) error {
+	if err := b.Backend.ForceRelease(ctx, r, id, grace); err != nil {
+		return err
 	}
-	return all, nil
+	// The holder's sidecar does it, too, where it is reached. Else lock_until would come.
+	_, _ = b.pool.Do(ctx, "force", sqllock.Statement{SQL: b.sql.force, Args: []any{string(r), "%/" + string(id)}})
+	return nil
+}
+
+func (b *Backend) read(ctx context.Context, s sqllock.Statement) ([]sqllock.Row, error) {
+	res, err := b.pool.Do(ctx, "status", s)
+	if err != nil {
+		return nil, fmt.Errorf("read ShedLock's table: %w: %w%s", lock.ErrUnavailable, err, b.d.Hint(err))
+	}
+	return res[0].Rows, nil
+}
+
+// beside puts what ShedLock's table says of a lock into its status.
+func beside(st *lock.Status, row sqllock.Row) {
+	by := row.Text(1)
+	if slices.ContainsFunc(st.Holders, func(h lock.Holding) bool { return strings.HasSuffix(by, "/"+string(h.ID)) }) {
+		return
+	}
+	for _, h := range slices.Backward(st.Holders) {
+		h.Fence = 0
+		st.Waiters = slices.Insert(st.Waiters, 0, h)
+	}
+	st.Holders = []lock.Holding{{Mode: lock.Exclusive, Sidecar: by, Age: max(0, time.Duration(row.Int(2))*time.Microsecond)}}
 }

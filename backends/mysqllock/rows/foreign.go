@@ -1,0 +1,379 @@
+package rows
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
+	"github.com/locksidecar/locksidecar/backends/sqllock"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+const (
+	// rowWait is how long a link waits for a row in one statement. What a sidecar
+	// that died waited for is out of the way after that.
+	rowWait = time.Second
+	// keepIdle is how many links without a transaction are kept for the next
+	// requests. The server ends them when they are idle for the TTL.
+	keepIdle = 16
+)
+
+// foreign implements sqllock.Foreign: the row locks of one lease.
+type foreign struct {
+	observe   lock.Observe
+	slots     *slots
+	events    sqllock.Events
+	table     string
+	timeout   time.Duration // of what does not wait for a row
+	connector *mydb.Connector
+	routines  sync.WaitGroup
+
+	mu     sync.Mutex
+	server string // that answers the heartbeats
+	rows   map[lock.HoldID]*row
+	idle   []*link
+	all    map[*link]bool
+	closed bool
+}
+
+// row is the row lock of a hold.
+type row struct {
+	q      lock.Request
+	k      *link
+	locked bool // else the link waits for it
+}
+
+var _ sqllock.Foreign = (*foreign)(nil)
+
+func open(cfg mydb.Config, observe lock.Observe, s *slots, ttl time.Duration, server string, ev sqllock.Events) (*foreign, error) {
+	f := &foreign{
+		observe: observe, slots: s, events: ev, table: cfg.Table("row"), timeout: cfg.Timeout + rowWait,
+		server: server, rows: make(map[lock.HoldID]*row), all: make(map[*link]bool),
+	}
+	var err error
+	f.connector, err = mydb.NewConnector(cfg, mydb.ConnectOptions{
+		Dial: dial,
+		Connected: func(s mydb.Server) error {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if s.Identity != f.server { // its locks would exclude nobody
+				return fmt.Errorf("this is %s, and the heartbeats go to %s", s.Identity, f.server)
+			}
+			return nil
+		},
+		Settings: func(mydb.Server) []string {
+			return []string{
+				fmt.Sprintf("wait_timeout=%d", wholeSeconds(ttl)),
+				fmt.Sprintf("innodb_lock_wait_timeout=%d", wholeSeconds(rowWait)),
+			}
+		},
+	})
+	return f, err
+}
+
+// wholeSeconds rounds up.
+func wholeSeconds(d time.Duration) int { return int((d + time.Second - 1) / time.Second) }
+
+// spawn starts a goroutine that Close waits for; false: it is over.
+func (f *foreign) spawn(do func()) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.closed {
+		f.routines.Go(do)
+	}
+	return !f.closed
+}
+
+// Check implements sqllock.Foreign.
+func (f *foreign) Check(lock.Request) error { return nil }
+
+// Strangers implements sqllock.Foreign. Who has locked a row the server tells nobody
+// without more rights.
+func (f *foreign) Strangers(_ context.Context, r lock.Resource) lock.Status {
+	return lock.Status{Resource: r}
+}
+
+// Take implements sqllock.Foreign. Its requests are not cut short when nobody wants the
+// lock any more: that leaves the outcome open, and takes the connection with it.
+func (f *foreign) Take(ctx context.Context, q lock.Request) (bool, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.timeout)
+	defer cancel()
+	f.mu.Lock()
+	r := f.rows[q.ID]
+	waits := r != nil && !r.locked
+	f.mu.Unlock()
+	switch {
+	case waits:
+		return false, nil
+	case r != nil: // is the link still there?
+		_, err := r.k.run(ctx, "acquire", "DO 0")
+		if err != nil && !errors.Is(err, errNoAnswer) {
+			f.drop(r)
+			f.events.Lost(q.ID)
+		}
+		return err == nil, err
+	}
+	for {
+		k, used, err := f.link(ctx)
+		if err != nil {
+			return false, err
+		}
+		took, err := f.ask(ctx, k, q)
+		if err == nil {
+			return took, nil
+		}
+		k.close()
+		if !used || ctx.Err() != nil { // one that was used before may have ended meanwhile
+			return false, err
+		}
+	}
+}
+
+// ask tries to lock the row on a link, without waiting, and has the link wait for it
+// where it is locked.
+func (f *foreign) ask(ctx context.Context, k *link, q lock.Request) (took bool, err error) {
+	for {
+		n, err := k.run(ctx, "acquire", f.statement(k, q.Mode)+" NOWAIT", []byte(q.Resource))
+		switch {
+		case mydb.LockWait(err) && q.Try:
+			if _, err := k.run(ctx, "give up", "ROLLBACK"); err != nil {
+				return false, err
+			}
+			f.putBack(k)
+			return false, nil
+		case mydb.LockWait(err):
+			r, err := f.add(k, q, false)
+			if err == nil {
+				f.spawn(func() { f.wait(r) }) //nolint:contextcheck // it goes on when this call ends
+			}
+			return false, err
+		case mydb.Retryable(err): // a deadlock with others, who insert beside it, says nothing of this row
+		case err != nil:
+			return false, err
+		case n > 0:
+			_, err := f.add(k, q, true)
+			return err == nil, err
+		default: // INSERT waits for whoever has locked it, so it comes only where it is not there
+			if err := f.insert(ctx, k, q.Resource); err != nil {
+				return false, err
+			}
+		}
+	}
+}
+
+// statement locks the row of a resource.
+func (f *foreign) statement(k *link, m lock.Mode) string {
+	how := "FOR UPDATE"
+	if m == lock.Shared {
+		how = k.server.Dialect.ForShare()
+	}
+	return "START TRANSACTION; SELECT 1 FROM " + f.table + " WHERE name=? " + how
+}
+
+// insert makes the row of a resource. A row that is locked is there.
+func (f *foreign) insert(ctx context.Context, k *link, r lock.Resource) error {
+	_, err := k.run(ctx, "add row", "ROLLBACK; INSERT IGNORE INTO "+f.table+" (name) VALUES (?)", []byte(r))
+	if mydb.Retryable(err) {
+		return nil
+	}
+	return err
+}
+
+// add notes which link a hold has.
+func (f *foreign) add(k *link, q lock.Request, locked bool) (*row, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if k.gone || f.closed {
+		return nil, errClosed
+	}
+	r := &row{q: q, k: k, locked: locked}
+	f.rows[q.ID], k.row = r, r
+	return r, nil
+}
+
+// wait waits until a link has the row, or nobody wants it any more.
+func (f *foreign) wait(r *row) {
+	ctx := context.Background()
+	for {
+		n, err := r.k.run(ctx, "", f.statement(r.k, r.q.Mode), []byte(r.q.Resource))
+		if err == nil && n == 0 { // somebody has deleted it
+			err = f.insert(ctx, r.k, r.q.Resource)
+		}
+		switch {
+		case n > 0:
+			f.mu.Lock()
+			r.locked = true
+			f.mu.Unlock()
+			f.events.Wake(r.q.ID)
+			return
+		case err != nil && !mydb.Retryable(err) && !mydb.Interrupted(err):
+			f.drop(r)
+			f.events.Wake(r.q.ID) // to begin again
+			return
+		}
+	}
+}
+
+// link gives a link without a transaction. used: it had one before.
+func (f *foreign) link(ctx context.Context) (_ *link, used bool, err error) {
+	f.mu.Lock()
+	if n := len(f.idle); n > 0 {
+		k := f.idle[n-1]
+		f.idle = f.idle[:n-1]
+		f.mu.Unlock()
+		return k, true, nil
+	}
+	f.mu.Unlock()
+	k, err := f.connect(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		f.routines.Go(k.close)
+		return nil, false, errClosed
+	}
+	f.all[k] = true
+	return k, false, nil
+}
+
+// putBack keeps a link without a transaction for the next request.
+func (f *foreign) putBack(k *link) {
+	f.mu.Lock()
+	keep := !k.gone && !f.closed && len(f.idle) < keepIdle && k.server.Identity == f.server
+	if keep {
+		f.idle = append(f.idle, k)
+	}
+	f.mu.Unlock()
+	if !keep {
+		k.close()
+	}
+}
+
+// ended is called when a socket has ended. It does not block.
+func (f *foreign) ended(k *link, s *socket) {
+	f.mu.Lock()
+	if k.socket != s {
+		f.mu.Unlock()
+		return
+	}
+	k.gone = true
+	delete(f.all, k)
+	for i, other := range f.idle {
+		if other == k {
+			f.idle = append(f.idle[:i:i], f.idle[i+1:]...)
+			break
+		}
+	}
+	r := k.row
+	lost := r != nil && r.locked && f.rows[r.q.ID] == r
+	if lost {
+		delete(f.rows, r.q.ID)
+	}
+	f.mu.Unlock()
+	k.close()
+	if lost {
+		f.events.Lost(r.q.ID)
+	}
+}
+
+// drop ends the link of a row lock that is of no use any more.
+func (f *foreign) drop(r *row) {
+	f.mu.Lock()
+	if f.rows[r.q.ID] == r {
+		delete(f.rows, r.q.ID)
+	}
+	f.mu.Unlock()
+	r.k.close()
+}
+
+// Give implements sqllock.Foreign. What has no answer ends with its connection.
+func (f *foreign) Give(ctx context.Context, ref leasekit.Ref) error {
+	f.mu.Lock()
+	r := f.rows[ref.ID]
+	delete(f.rows, ref.ID)
+	if r != nil {
+		r.k.row = nil
+	}
+	f.mu.Unlock()
+	switch {
+	case r == nil:
+		return nil
+	case !r.locked:
+		r.k.close()
+		return nil
+	}
+	if _, err := r.k.run(ctx, "release", "COMMIT"); err != nil {
+		r.k.close()
+		return nil //nolint:nilerr // see above
+	}
+	f.putBack(r.k)
+	return nil
+}
+
+// Keep implements sqllock.Foreign: one request on each link, all at the same time.
+func (f *foreign) Keep(ctx context.Context, server string, holds []leasekit.Ref) (kept, lost []lock.HoldID) {
+	f.mu.Lock()
+	f.server = server
+	rows := make([]*row, len(holds))
+	for i, h := range holds {
+		rows[i] = f.rows[h.ID]
+	}
+	f.mu.Unlock()
+	errs := make([]error, len(holds))
+	var wg sync.WaitGroup
+	for i, r := range rows {
+		switch {
+		case r == nil:
+			errs[i] = errClosed
+		case r.k.server.Identity != server: // that one knows nothing of its lock
+			errs[i] = errClosed
+			f.drop(r)
+		default:
+			wg.Go(func() { _, errs[i] = r.k.run(ctx, "heartbeat", "DO 0") })
+		}
+	}
+	wg.Wait()
+	for i, h := range holds {
+		switch errs[i] {
+		case nil:
+			kept = append(kept, h.ID)
+		case errNoAnswer: //nolint:errorlint // it is not wrapped
+		default:
+			lost = append(lost, h.ID)
+		}
+	}
+	return kept, lost
+}
+
+// Lapse implements sqllock.Foreign. The server ends links, too, but not to the moment.
+func (f *foreign) Lapse() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for k := range f.all {
+		_ = k.socket.Close()
+	}
+}
+
+// Close implements sqllock.Foreign.
+func (f *foreign) Close(context.Context, []leasekit.Ref) error {
+	f.mu.Lock()
+	f.closed = true
+	f.idle, f.rows = nil, make(map[lock.HoldID]*row)
+	all := f.all
+	f.all = make(map[*link]bool)
+	for k := range all {
+		k.row = nil
+	}
+	f.mu.Unlock()
+	for k := range all {
+		k.close()
+	}
+	f.routines.Wait()
+	return nil
+}

@@ -1,0 +1,221 @@
+package shedlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/backends/sqllock"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+const (
+	// maxKnown bounds the memory of names that have a row.
+	maxKnown = 20_000
+	// keepStep is how many locks one request moves ahead.
+	keepStep = 5000
+	// again is when a request is sent again that another transaction was in the way of.
+	again = 10 * time.Millisecond
+)
+
+// foreign implements sqllock.Foreign: what one lease has in ShedLock's table.
+type foreign struct {
+	b     *Backend
+	pool  sqllock.Pool
+	beats sqllock.Pool // one connection, for heartbeats
+	ttl   time.Duration
+	label string // first part of locked_by
+
+	mu    sync.Mutex
+	known map[lock.Resource]struct{} // names that have a row
+}
+
+var _ sqllock.Foreign = (*foreign)(nil)
+
+// by is locked_by of a hold: it tells people where it is, and is its own.
+func (f *foreign) by(id lock.HoldID) string { return f.label + "/" + string(id) }
+
+// Check implements sqllock.Foreign.
+func (f *foreign) Check(q lock.Request) error { return check(q) }
+
+// Take implements sqllock.Foreign: ShedLock's update.
+func (f *foreign) Take(ctx context.Context, q lock.Request) (bool, error) {
+	name, by := string(q.Resource), f.by(q.ID)
+	take := sqllock.Statement{SQL: f.b.sql.take, Args: []any{f.ttl.Microseconds(), by, by, name, by}, Count: true}
+	batch := []sqllock.Statement{take}
+	if !f.hasRow(q.Resource) {
+		batch = []sqllock.Statement{{SQL: f.b.sql.create, Args: []any{name}}, take}
+	}
+	for {
+		res, err := f.pool.Do(ctx, "acquire", batch...)
+		switch f.b.d.Class(err) {
+		case sqllock.Blocked: // ShedLock is at it
+			return false, nil
+		case sqllock.NotSent:
+			if ctx.Err() != nil {
+				return false, nil
+			}
+		case sqllock.Conflict:
+			if sleep(ctx, again) {
+				continue
+			}
+		}
+		took := err == nil && res[len(res)-1].Affected > 0
+		f.gotRow(q.Resource, took)
+		return took, err
+	}
+}
+
+// hasRow reports whether a name is known to have a row in ShedLock's table.
+func (f *foreign) hasRow(r lock.Resource) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, ok := f.known[r]
+	return ok
+}
+
+func (f *foreign) gotRow(r lock.Resource, there bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case !there: // it is held, or somebody has deleted it
+		delete(f.known, r)
+	case len(f.known) >= maxKnown:
+		clear(f.known)
+		fallthrough
+	default:
+		f.known[r] = struct{}{}
+	}
+}
+
+// Give implements sqllock.Foreign.
+func (f *foreign) Give(ctx context.Context, r leasekit.Ref) error {
+	return f.retry(ctx, "release", sqllock.Statement{SQL: f.b.sql.give, Args: []any{string(r.Resource), f.by(r.ID)}})
+}
+
+// retry sends a request until no other transaction is in its way.
+func (f *foreign) retry(ctx context.Context, command string, s sqllock.Statement) error {
+	for {
+		_, err := f.pool.Do(ctx, command, s)
+		if c := f.b.d.Class(err); c != sqllock.Blocked && c != sqllock.Conflict || !sleep(ctx, again) {
+			return err
+		}
+	}
+}
+
+// sleep waits, and tells whether ctx has not ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// Keep implements sqllock.Foreign.
+func (f *foreign) Keep(ctx context.Context, server string, holds []leasekit.Ref) (kept, lost []lock.HoldID) {
+	f.pool.Trust(server)
+	f.beats.Trust(server)
+	for some := range slices.Chunk(holds, keepStep) {
+		for left := some; len(left) > 0; {
+			k, l, err := f.keep(ctx, left)
+			kept, lost = append(kept, k...), append(lost, l...)
+			if c := f.b.d.Class(err); err != nil && c != sqllock.Blocked && c != sqllock.Conflict {
+				break
+			}
+			if len(k)+len(l) == len(left) || !sleep(ctx, again) {
+				break
+			}
+			known := make(map[lock.HoldID]bool, len(k)+len(l)) // somebody has locked the others
+			for _, id := range slices.Concat(k, l) {
+				known[id] = true
+			}
+			left = slices.DeleteFunc(slices.Clone(left), func(r leasekit.Ref) bool { return known[r.ID] })
+		}
+	}
+	return kept, lost
+}
+
+// keep moves lock_until of locks ahead, but for those that somebody has locked.
+func (f *foreign) keep(ctx context.Context, holds []leasekit.Ref) (kept, lost []lock.HoldID, err error) {
+	c, err := f.beats.Conn(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { c.Close(err) }()
+	res, err := c.Do(ctx, "heartbeat", sqllock.Statement{SQL: "START TRANSACTION"}, f.of(f.b.sql.lock, holds))
+	if err != nil {
+		return nil, nil, err
+	}
+	locked, rest := f.split(holds, res[1].Rows)
+	batch := []sqllock.Statement{{SQL: "COMMIT"}}
+	if len(locked) > 0 {
+		batch = slices.Insert(batch, 0, f.of(f.b.sql.extend, locked, f.ttl.Microseconds()))
+	}
+	if _, err = c.Do(ctx, "heartbeat", batch...); err != nil {
+		return nil, nil, err
+	}
+	kept = ids(locked)
+	if len(rest) == 0 {
+		return kept, nil, nil
+	}
+	if res, err = c.Do(ctx, "compare", f.of(f.b.sql.holding, rest)); err != nil {
+		return kept, nil, err
+	}
+	_, gone := f.split(rest, res[0].Rows)
+	return kept, ids(gone), nil
+}
+
+// split splits holds by whether their locked_by is among the rows.
+func (f *foreign) split(holds []leasekit.Ref, rows []sqllock.Row) (in, out []leasekit.Ref) {
+	there := make(map[string]bool, len(rows))
+	for _, r := range rows {
+		there[r.Text(0)] = true
+	}
+	for _, h := range holds {
+		if there[f.by(h.ID)] {
+			in = append(in, h)
+		} else {
+			out = append(out, h)
+		}
+	}
+	return in, out
+}
+
+func ids(holds []leasekit.Ref) []lock.HoldID {
+	all := make([]lock.HoldID, len(holds))
+	for i, h := range holds {
+		all[i] = h.ID
+	}
+	return all
+}
+
+// Lapse implements sqllock.Foreign. lock_until has come.
+func (f *foreign) Lapse() {}
+
+// Strangers implements sqllock.Foreign.
+func (f *foreign) Strangers(ctx context.Context, r lock.Resource) lock.Status {
+	st, err := f.b.Get(ctx, r)
+	if err != nil {
+		return lock.Status{Resource: r}
+	}
+	return st
+}
+
+// Close implements sqllock.Foreign.
+func (f *foreign) Close(ctx context.Context, holds []leasekit.Ref) error {
+	var errs []error
+	for some := range slices.Chunk(holds, keepStep) {
+		if err := f.retry(ctx, "close", f.of(f.b.sql.free, some)); err != nil {
+			errs = append(errs, fmt.Errorf("release in ShedLock's table: %w: %w", lock.ErrUnavailable, err))
+		}
+	}
+	return errors.Join(append(errs, f.pool.Close(), f.beats.Close())...)
+}
