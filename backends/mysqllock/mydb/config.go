@@ -90,11 +90,3 @@ func CheckPrefix(prefix string) error {
 func (c *Config) Table(name string) string {
 	return "`" + c.Database + "`.`" + c.Prefix + name + "`"
 }
-
-// What names the server for people, without the password.
-func (c *Config) What() string {
-	if c.Socket != "" {
-		return c.Socket
-	}
-	return strings.Join(c.Addrs, ",")
-}

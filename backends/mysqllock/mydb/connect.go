@@ -1,3 +1,10 @@
+// Package mydb is what all ways of keeping locks in MySQL or MariaDB share: the
+// URL, connections whose session settings do not depend on what the server's
+// administrator likes, and the kinds of errors.
+//
+// Every connection is of the same kind: READ COMMITTED, autocommit, times in
+// UTC, text in utf8mb4, an SQL mode of our own, several statements a request,
+// arguments put into the text by the driver. Rows affected are rows found.
 package mydb
 
 import (
@@ -44,9 +51,8 @@ type Connector struct {
 	hosts []driver.Connector // one for each of cfg.Addrs
 	addrs []string
 
-	mu     sync.Mutex
-	good   int    // the host that took the last connection
-	latest Server // that answered last; zero before
+	mu   sync.Mutex
+	good int // the host that took the last connection
 }
 
 // NewConnector makes a Connector. It does not ask the server anything.
@@ -80,9 +86,6 @@ func NewConnector(cfg Config, o ConnectOptions) (*Connector, error) {
 	}
 	return c, nil
 }
-
-// Config is what the Connector was made with.
-func (c *Connector) Config() *Config { return &c.cfg }
 
 // Driver implements driver.Connector.
 func (c *Connector) Driver() driver.Driver { return mysql.MySQLDriver{} }
@@ -118,7 +121,7 @@ func (c *Connector) Open(ctx context.Context) (driver.Conn, Server, error) {
 			continue
 		}
 		c.mu.Lock()
-		c.good, c.latest = n, server
+		c.good = n
 		c.mu.Unlock()
 		return conn, server, nil
 	}
@@ -269,22 +272,4 @@ func number(v driver.Value) int64 {
 		_, _ = fmt.Sscan(text(v), &n)
 		return n
 	}
-}
-
-// Server is what the server said to the newest connection of this Connector; it
-// connects where there was none yet.
-func (p *Pool) Server(ctx context.Context) (Server, error) {
-	c := p.Connector
-	c.mu.Lock()
-	s := c.latest
-	c.mu.Unlock()
-	if s.Dialect != "" {
-		return s, nil
-	}
-	if err := p.Ping(ctx); err != nil {
-		return Server{}, err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.latest, nil
 }

@@ -1,15 +1,10 @@
 package mydb
 
 import (
-	"context"
+	"database/sql/driver"
 	"errors"
-	"fmt"
-	"math/rand/v2"
-	"time"
 
 	"github.com/go-sql-driver/mysql"
-
-	"github.com/locksidecar/locksidecar/lock"
 )
 
 // Numbers of the server's errors, as MySQL's and MariaDB's references list them.
@@ -18,9 +13,6 @@ const (
 	codeAccessDenied    = 1045
 	codeNoDatabase      = 1049
 	codeNoColumn        = 1054
-	codeDuplicate       = 1062
-	codeNoThread        = 1094
-	codeKillDenied      = 1095
 	codeCommandDenied   = 1142
 	codeColumnDenied    = 1143
 	codeNoTable         = 1146
@@ -59,13 +51,17 @@ func is(err error, codes ...uint16) bool {
 // Any other error leaves the outcome open.
 func FromServer(err error) bool { return Code(err) != 0 }
 
+// NotSent: the connection was found broken before the request was sent on it, so
+// it can be sent again on another.
+func NotSent(err error) bool { return errors.Is(err, driver.ErrBadConn) }
+
 // Retryable: another transaction was in the way, and the same may work now.
 func Retryable(err error) bool {
 	return is(err, codeDeadlock, codeLockWait, codeNoWait, codeCheckRead)
 }
 
 // LockWait: a row was locked by another transaction for too long. The server
-// may have rolled back the statement only; Exec rolls back all.
+// may have rolled back the statement only.
 func LockWait(err error) bool { return is(err, codeLockWait, codeNoWait) }
 
 // ReadOnly: the server takes no writes, because it is a replica or was made one.
@@ -76,25 +72,13 @@ func ReadOnly(err error) bool {
 // Missing: a table, column or database is not there.
 func Missing(err error) bool { return is(err, codeNoTable, codeNoColumn, codeNoDatabase) }
 
-// Denied: the account lacks a privilege.
-func Denied(err error) bool {
+// denied: the account lacks a privilege.
+func denied(err error) bool {
 	return is(err, codeDatabaseDenied, codeAccessDenied, codeCommandDenied, codeColumnDenied, codeSpecificDenied)
 }
 
-// KillRefused: KILL met a connection that is gone, or one of another account.
-func KillRefused(err error) bool { return is(err, codeNoThread, codeKillDenied, codeSpecificDenied) }
-
-// Duplicate: there is a row with that key already.
-func Duplicate(err error) bool { return is(err, codeDuplicate) }
-
 // Interrupted: KILL QUERY ended the statement.
 func Interrupted(err error) bool { return is(err, codeInterrupted) }
-
-// Unavailable makes any error of a request an unknown outcome, with a hint
-// where a person has to do something about it.
-func Unavailable(what string, err error) error {
-	return fmt.Errorf("%s: %w: %w%s", what, lock.ErrUnavailable, err, Hint(err))
-}
 
 // Hint is what a person can do about an error, or empty.
 func Hint(err error) string {
@@ -103,7 +87,7 @@ func Hint(err error) string {
 		return " (run `locksidecar schema mysql` and apply what it prints, or let the sidecar do it: migrate=true)"
 	case is(err, codeAccessDenied):
 		return " (user or password of the store's URL are wrong)"
-	case Denied(err):
+	case denied(err):
 		return " (the database account lacks a privilege: see docs/stores/mysql.md)"
 	case ReadOnly(err):
 		return " (the server takes no writes: is it a replica?)"
@@ -111,22 +95,4 @@ func Hint(err error) string {
 		return " (set binlog_format to ROW or MIXED)"
 	}
 	return ""
-}
-
-// Retry calls f until its error is none that another try could mend, or ctx
-// ends. It gives f's last error.
-func Retry(ctx context.Context, f func() error) error {
-	for pause := time.Millisecond; ; pause = min(2*pause, 32*time.Millisecond) {
-		err := f()
-		if !Retryable(err) {
-			return err
-		}
-		t := time.NewTimer(pause/2 + rand.N(pause)) //nolint:gosec // not a secret
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return err
-		}
-	}
 }

@@ -25,7 +25,7 @@ func TestParse(t *testing.T) {
 	if err := c.Options.Err(); err == nil || !strings.Contains(err.Error(), "option own is not known") {
 		t.Errorf("an option that nobody has read: %v", err)
 	}
-	if c, err = Parse("mysql://localhost/db?socket=/run/s"); err != nil || c.What() != "/run/s" || c.Prefix != "locksidecar_" || !c.Migrate || c.Timeout != time.Second {
+	if c, err = Parse("mysql://localhost/db?socket=/run/s"); err != nil || c.Socket != "/run/s" || c.Prefix != "locksidecar_" || !c.Migrate || c.Timeout != time.Second {
 		t.Errorf("got %+v, %v", c, err)
 	}
 }
