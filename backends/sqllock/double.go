@@ -77,8 +77,8 @@ func (d *doubles) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, err
 	h, took := d.hold(q.ID), false
 	if h != nil && d.waits(h) {
 		var err error
-		if took, err = d.take(ctx, h, q); err != nil || !took {
-			return d.later(h), err
+		if took, err = d.take(ctx, h, q); !took {
+			return d.notTaken(ctx, h, q, err)
 		}
 	}
 	// Also where the engine has granted it before: that may be long ago.
@@ -96,18 +96,11 @@ func (d *doubles) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, err
 		h = d.add(q)
 	}
 	if !took {
-		if took, err = d.take(ctx, h, q); err != nil {
-			return leasekit.Answer{}, err
+		if took, err = d.take(ctx, h, q); !took {
+			return d.notTaken(ctx, h, q, err)
 		}
 	}
-	switch {
-	case took:
-		return a, nil
-	case q.Try:
-		return leasekit.Answer{}, d.refuse(ctx, h)
-	default:
-		return d.later(h), nil
-	}
+	return a, nil
 }
 
 func (d *doubles) add(q lock.Request) *double {
@@ -149,7 +142,10 @@ func (d *doubles) take(ctx context.Context, h *double, q lock.Request) (bool, er
 		d.mu.Unlock()
 		sent := d.now()
 		took, err := d.f.Take(ctx, q)
-		if err != nil {
+		switch {
+		case errors.Is(err, lock.ErrLimit):
+			return false, err
+		case err != nil:
 			return false, d.engine.b.unavailable("acquire", err)
 		}
 		d.mu.Lock()
@@ -170,17 +166,31 @@ func (d *doubles) take(ctx context.Context, h *double, q lock.Request) (bool, er
 	}
 }
 
-// refuse ends a try of what a stranger has.
-func (d *doubles) refuse(ctx context.Context, h *double) error {
-	w, err := d.Withdraw(ctx, leasekit.Withdrawal{Ref: h.Ref, Mode: h.mode})
-	if err != nil {
-		return err
+// notTaken answers a request whose foreign lock was not taken, because of err, or because
+// a stranger has it. What a refused one leaves behind is taken back, also where the time
+// of the request is over: its caller relies on that.
+func (d *doubles) notTaken(ctx context.Context, h *double, q lock.Request, err error) (leasekit.Answer, error) {
+	limit := errors.Is(err, lock.ErrLimit)
+	if err == nil && !q.Try {
+		return d.later(h), nil
+	}
+	if err != nil && !limit {
+		return leasekit.Answer{}, err
+	}
+	longer, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveTime)
+	defer cancel()
+	w, gone := d.Withdraw(longer, leasekit.Withdrawal{Ref: h.Ref, Mode: h.mode})
+	switch {
+	case gone != nil:
+		return leasekit.Answer{}, gone
+	case limit:
+		return leasekit.Answer{}, err
 	}
 	cause := lock.ErrHeld
 	if ctx.Err() != nil {
 		cause = context.Cause(ctx)
 	}
-	return &lock.HeldError{Cause: cause, Status: w.Status}
+	return leasekit.Answer{}, &lock.HeldError{Cause: cause, Status: w.Status}
 }
 
 // Withdraw implements leasekit.Driver. A hold that was lost is not found, even where

@@ -23,6 +23,7 @@ type Foreign interface {
 	// for the lease's TTL from before the call, unless Events.Lost is called.
 	//   false: a stranger has it, or ctx ended before that was known. A waiter is to call
 	//     Take again when it is woken, or soon; after a try nothing is left.
+	//   *lock.LimitError: the lease can have no more such locks. Nothing is left.
 	//   lock.ErrUnavailable: the outcome is unknown. Give clears it away.
 	Take(ctx context.Context, q lock.Request) (bool, error)
 

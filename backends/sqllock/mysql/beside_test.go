@@ -1,0 +1,135 @@
+package mysql
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/backends/sqllock"
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// strangers are foreign locks of which take says whether a stranger has them.
+type strangers struct {
+	take func(ctx context.Context, q lock.Request) (bool, error)
+}
+
+var _ sqllock.Foreign = (*strangers)(nil)
+
+func (f *strangers) Check(lock.Request) error { return nil }
+
+func (f *strangers) Take(ctx context.Context, q lock.Request) (bool, error) { return f.take(ctx, q) }
+
+func (f *strangers) Give(context.Context, leasekit.Ref) error { return nil }
+
+func (f *strangers) Keep(_ context.Context, _ string, holds []leasekit.Ref) (kept, lost []lock.HoldID) {
+	for _, h := range holds {
+		kept = append(kept, h.ID)
+	}
+	return kept, nil
+}
+
+func (f *strangers) Lapse() {}
+
+func (f *strangers) Strangers(_ context.Context, r lock.Resource) lock.Status {
+	return lock.Status{Resource: r}
+}
+
+func (f *strangers) Close(context.Context, []leasekit.Ref) error { return nil }
+
+// beside opens a lease whose holds have foreign locks, too.
+func beside(t *testing.T, url string, f sqllock.Foreign) (*store, lock.Lease) {
+	t.Helper()
+	cfg := mustParse(t, url)
+	o := Options(cfg)
+	o.Beside = &sqllock.Beside{
+		Look: "SELECT 1", Recheck: 50 * time.Millisecond,
+		Open: func(lock.LeaseOptions, string, sqllock.Events) (sqllock.Foreign, error) { return f, nil },
+	}
+	d := New(cfg, nil)
+	b, err := sqllock.Open(d, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	s := &store{Backend: b, d: d}
+	return s, leaseOf(t, s)
+}
+
+// A stranger has the foreign lock, and the time of a try is over while the engine's hold is
+// taken back: its row is locked, and another request waits for that already. The answer
+// comes when the hold is gone.
+func TestRefusedTryIsTakenBack(t *testing.T) {
+	eachKind(t, func(t *testing.T, s testengine.Server) {
+		r := unique("r")
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		asked := make(chan struct{})
+		b, l := beside(t, with(s.URL(), "timeout=3s"), &strangers{take: func(ctx context.Context, q lock.Request) (bool, error) {
+			if q.Try {
+				close(asked)
+				<-ctx.Done()
+			}
+			return !q.Try, nil
+		}})
+		q := exclusive(r)
+		q.Try = true
+		over := make(chan error, 1)
+		go func() { _, err := l.Acquire(ctx, q); over <- err }()
+		<-asked
+		locker := stranger(t, b)
+		locker.do("SELECT 1 FROM {lock} WHERE name=? FOR UPDATE", []byte(r))
+		next := acquire(t, l, exclusive(r))
+		eventually(t, "the next request waits for the row", func() error {
+			if number(t, b, "SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE '%FOR UPDATE%' AND info LIKE ?", "%"+string(r)+"%") == 0 {
+				return errors.New("it does not")
+			}
+			return nil
+		})
+		cancel()
+		time.Sleep(50 * time.Millisecond) // it has given the request up, where it does so at once
+		locker.do("ROLLBACK")
+		if err := <-over; errors.Is(err, lock.ErrUnavailable) || !errors.Is(err, context.Canceled) {
+			t.Errorf("a try whose time is over: %v", err)
+		}
+		if err := l.Release(t.Context(), r, q.ID); !errors.Is(err, lock.ErrNotHolder) {
+			t.Errorf("Release of what was not granted: %v", err)
+		}
+		next.granted()
+	})
+}
+
+// There can be no more foreign locks. Who asks for one is told, also who has waited in the
+// engine, and others go on.
+func TestLimitOfForeignLocks(t *testing.T) {
+	eachKind(t, func(t *testing.T, s testengine.Server) {
+		r := unique("r")
+		var full lock.HoldID
+		b, l := beside(t, s.URL(), &strangers{take: func(_ context.Context, q lock.Request) (bool, error) {
+			if q.ID == full {
+				return false, &lock.LimitError{Limit: "foreign locks", Max: 1}
+			}
+			return true, nil
+		}})
+		g := hold(t, l, r)
+		q := exclusive(r)
+		full = q.ID
+		refused := acquire(t, l, q)
+		eventually(t, "it waits", func() error { return waits(t, b, r) })
+		next := acquire(t, l, exclusive(r))
+		if err := l.Release(t.Context(), r, g.ID); err != nil {
+			t.Fatal(err)
+		}
+		<-refused.done
+		if limit := (*lock.LimitError)(nil); !errors.As(refused.err, &limit) {
+			t.Errorf("Acquire where there can be no more: %v", refused.err)
+		}
+		if err := l.Release(t.Context(), r, q.ID); !errors.Is(err, lock.ErrNotHolder) {
+			t.Errorf("Release of what was refused: %v", err)
+		}
+		next.granted()
+	})
+}
