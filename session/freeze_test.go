@@ -69,3 +69,22 @@ func TestFrozenPastTheWait(t *testing.T) {
 		})
 	}
 }
+
+// TestWaitEndsInTimeAfterAStandstill: the timer of the session was set before the
+// machine was suspended, and stood still with it.
+func TestWaitEndsInTimeAfterAStandstill(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		a, b := e.sidecar(), e.sidecar(func(o *Options) { o.Clock = e.base })
+		must(t, b.session(), exclusive)
+		s := a.session(func(r *OpenRequest) { r.TTL = time.Hour })
+		time.Sleep(100 * time.Millisecond)
+		e.jump.Add(int64(time.Minute))
+		began := e.now()
+		if _, err := s.Acquire(t.Context(), waiting(exclusive, time.Second)); err == nil {
+			t.Error("granted")
+		}
+		if took := e.now() - began; took > time.Second+patience {
+			t.Errorf("a wait of 1s took %v", took)
+		}
+	})
+}

@@ -157,12 +157,9 @@ func (q *Request) over() error {
 		case <-t.C:
 		}
 	}
-	if errors.Is(err, lock.ErrNotHolder) { // an administrator took it out of the queue just then
-		err = nil
-	}
 	var from *lock.HeldError
 	switch {
-	case errors.As(err, &from), errors.Is(cause, context.Canceled):
+	case errors.As(err, &from), errors.Is(cause, context.Canceled), errors.Is(err, lock.ErrNotHolder): // an administrator took it out of the queue just then
 		return heldError(q.r.Resource, from, cause)
 	case c.Leaseless(), errors.Is(err, lock.ErrLeaseLost):
 		return q.s.m.noLease()

@@ -251,7 +251,8 @@ func (s *Session) settle(own *ledger.Hold) (ask func(), calls []*ledger.Call) {
 		}
 	}
 	clear(answers)
-	if next := s.ledger.Next(); next != 0 && (s.armed == 0 || next < s.armed) {
+	// A timer that is overdue was set before the program stood still.
+	if next := s.ledger.Next(); next != 0 && (s.armed <= s.now || next < s.armed) {
 		s.arm(next)
 	}
 	s.mu.Unlock()
