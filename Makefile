@@ -16,7 +16,7 @@ GOTESTSUM := go tool -modfile=$(CURDIR)/tools/test/go.mod gotestsum
 # Where benchmarks are: a module of its own, so that the peers it measures are
 # not dependencies of the product.
 BENCH := bench
-MODULES := . $(BENCH) torture e2e tools/helm tools/image tools/lint tools/proto tools/test
+MODULES := . $(BENCH) torture e2e tools/helm tools/image tools/lint tools/proto tools/simulate tools/test
 
 PREFIX ?= /usr/local
 
@@ -109,6 +109,10 @@ model: ## Check the models of the protocol with spin, and that each law can be b
 	@scripts/test-deps spin gcc
 	LOCKSIDECAR_TEST_SPIN=required go test -count=1 -timeout $(TEST_TIMEOUT) ./model
 
+.PHONY: simulate
+simulate: ## Simulate worlds of sidecars and apps without end, or SEEDS=10000 of them, or one again (SEED=7)
+	@cd tools/simulate && go run . $(if $(SEED),-seed $(SEED),-seeds $(or $(SEEDS),0)) $(ARGS)
+
 .PHONY: test-deps
 test-deps: ## See to it that the tests find what they need; install it where that may be done
 	@scripts/test-deps
@@ -119,6 +123,7 @@ lint: ## Run the linters on Go and proto files
 	cd $(BENCH) && $(LINT) run --config ../.golangci.yml ./...
 	cd tools/image && $(LINT) run --config ../../.golangci.yml ./...
 	cd tools/helm && $(LINT) run --config ../../.golangci.yml ./...
+	cd tools/simulate && $(LINT) run --config ../../.golangci.yml ./...
 	cd e2e && $(LINT) run --config ../.golangci.yml ./...
 	cd torture && $(LINT) run --config ../.golangci.yml ./...
 	scripts/proto.sh lint
@@ -147,7 +152,7 @@ bench: build ## Measure it beside its peers, on each store
 ##@ Change it
 .PHONY: fmt
 fmt: ## Format Go files
-	$(LINT) fmt ./... ./$(BENCH)/... ./torture/... ./e2e/... ./tools/image/... ./tools/helm/...
+	$(LINT) fmt ./... ./$(BENCH)/... ./torture/... ./e2e/... ./tools/image/... ./tools/helm/... ./tools/simulate/...
 
 .PHONY: generate
 generate: ## Generate code from the proto files, the chart's table of values, and rules for Prometheus

@@ -60,6 +60,7 @@ var house = []room{
 	{path: "internal/telemetry", may: "lock heartbeat session", test: "backends/embedded localapi api/locksidecar/v1"},
 	{path: "internal/testengine"}, // nothing of production: it breaks things for everybody
 	{path: "internal/javatest", may: "lock", test: "backends/embedded"},
+	{path: "internal/simulation", test: "lock session backends/leasekit backends/embedded"},
 	{path: "internal/archtest"},
 	{path: "internal/docstest"},
 	{path: "model"},

@@ -1,0 +1,3 @@
+module github.com/locksidecar/locksidecar/tools/simulate
+
+go 1.26.0
