@@ -16,7 +16,7 @@ GOTESTSUM := go tool -modfile=$(CURDIR)/tools/test/go.mod gotestsum
 # Where benchmarks are: a module of its own, so that the peers it measures are
 # not dependencies of the product.
 BENCH := bench
-MODULES := . $(BENCH) torture e2e tools/helm tools/image tools/lint tools/proto tools/simulate tools/test
+MODULES := . $(BENCH) torture e2e tools/helm tools/image tools/lint tools/mutate tools/proto tools/simulate tools/test
 
 PREFIX ?= /usr/local
 
@@ -77,7 +77,7 @@ examples: build ## Watch two examples: a stock sold in Python, and loans on MySQ
 
 ##@ Check it
 .PHONY: test
-test: test-deps bench-build image-test chart-test e2e-vet torture-short ## Run all tests with the race detector, on real servers too
+test: test-deps bench-build image-test chart-test mutate-test e2e-vet torture-short ## Run all tests with the race detector, on real servers too
 	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -race -count=1 -timeout $(TEST_TIMEOUT) ./...
 
 .PHONY: docs-test
@@ -113,6 +113,14 @@ model: ## Check the models of the protocol with spin, and that each law can be b
 simulate: ## Simulate worlds of sidecars and apps without end, or SEEDS=10000 of them, or one again (SEED=7)
 	@cd tools/simulate && go run . $(if $(SEED),-seed $(SEED),-seeds $(or $(SEEDS),0)) $(ARGS)
 
+.PHONY: mutate
+mutate: ## Change the code in one place at a time: which change does no test see? (PKG=./lock/... BASE=main)
+	@mkdir -p bin && go -C tools/mutate build -o $(CURDIR)/bin/mutate . && bin/mutate $(if $(BASE),-diff $(BASE)) $(ARGS) $(or $(PKG),./...)
+
+.PHONY: mutate-test
+mutate-test:
+	cd tools/mutate && go vet ./... && go test -count=1 ./...
+
 .PHONY: test-deps
 test-deps: ## See to it that the tests find what they need; install it where that may be done
 	@scripts/test-deps
@@ -123,6 +131,7 @@ lint: ## Run the linters on Go and proto files
 	cd $(BENCH) && $(LINT) run --config ../.golangci.yml ./...
 	cd tools/image && $(LINT) run --config ../../.golangci.yml ./...
 	cd tools/helm && $(LINT) run --config ../../.golangci.yml ./...
+	cd tools/mutate && $(LINT) run --config ../../.golangci.yml ./...
 	cd tools/simulate && $(LINT) run --config ../../.golangci.yml ./...
 	cd e2e && $(LINT) run --config ../.golangci.yml ./...
 	cd torture && $(LINT) run --config ../.golangci.yml ./...
@@ -152,7 +161,7 @@ bench: build ## Measure it beside its peers, on each store
 ##@ Change it
 .PHONY: fmt
 fmt: ## Format Go files
-	$(LINT) fmt ./... ./$(BENCH)/... ./torture/... ./e2e/... ./tools/image/... ./tools/helm/... ./tools/simulate/...
+	$(LINT) fmt ./... ./$(BENCH)/... ./torture/... ./e2e/... ./tools/image/... ./tools/helm/... ./tools/mutate/... ./tools/simulate/...
 
 .PHONY: generate
 generate: ## Generate code from the proto files, the chart's table of values, and rules for Prometheus

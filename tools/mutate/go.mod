@@ -1,0 +1,3 @@
+module github.com/locksidecar/locksidecar/tools/mutate
+
+go 1.26.0

@@ -1,0 +1,350 @@
+// Command mutate changes the code in one place at a time and runs the tests of its
+// package: a change that no test sees is a missing test, or changes nothing. It writes
+// nothing into the tree: each change is an overlay of one build.
+//
+//	mutate [flags] ./lock/... ./backends/redislock
+//
+// It changes Go files and Lua scripts beside them. A change that cannot make a
+// difference stands in equivalent.txt with the reason.
+package main
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+//go:embed equivalent.txt
+var equivalent string
+
+// Mutant is one change, and what the tests said to it.
+type Mutant struct {
+	File   string `json:"file"`
+	Line   int    `json:"line"`
+	What   string `json:"what"`
+	Code   string `json:"code"` // the line as it is
+	Result string `json:"result"`
+	Reason string `json:"reason,omitempty"` // of an equivalent one
+
+	start, end int
+	text       string
+}
+
+// The results of a mutant.
+const (
+	killed     = "killed"
+	survived   = "survived"
+	equal      = "equivalent"
+	impossible = "does not compile"
+)
+
+func (m Mutant) String() string { return fmt.Sprintf("%s:%d: %s", m.File, m.Line, m.What) }
+
+// key names a mutant in the list of equivalents, wherever its line moves.
+func (m Mutant) key() string { return m.File + " | " + m.Code + " | " + m.What }
+
+type options struct {
+	base    string
+	jsonTo  string
+	match   string
+	run     string
+	jobs    int
+	timeout time.Duration
+	short   bool
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.base, "diff", "", "only lines that were changed since this `commit`")
+	flag.StringVar(&o.jsonTo, "json", "", "write all results to this `file`")
+	flag.StringVar(&o.match, "match", "", "only files whose path contains this `text`")
+	flag.StringVar(&o.run, "run", "", "only tests that match, as go test -run")
+	flag.IntVar(&o.jobs, "jobs", 1, "how many at the same time")
+	flag.DurationVar(&o.timeout, "timeout", 0, "what the tests of a package may take; 0: five times what they take without a change, and 20s")
+	flag.BoolVar(&o.short, "short", true, "run the short tests")
+	flag.Parse()
+	if err := run(context.Background(), o, flag.Args()); err != nil {
+		fmt.Fprintln(os.Stderr, "mutate:", err)
+		os.Exit(1)
+	}
+}
+
+// pkg is what go list says about a package.
+type pkg struct {
+	Dir, ImportPath                        string
+	GoFiles, EmbedFiles                    []string
+	TestGoFiles, XTestGoFiles, TestImports []string
+}
+
+func run(ctx context.Context, o options, args []string) error {
+	known, err := equivalents()
+	if err != nil {
+		return err
+	}
+	root, err := output(ctx, "", "git", "rev-parse", "--show-toplevel")
+	if err != nil {
+		return err
+	}
+	root = strings.TrimSpace(root)
+	pkgs, err := list(ctx, root, args)
+	if err != nil {
+		return err
+	}
+	var all []Mutant
+	for _, p := range pkgs {
+		if len(p.TestGoFiles)+len(p.XTestGoFiles) == 0 {
+			continue
+		}
+		found, err := mutants(ctx, root, p, o)
+		if err != nil {
+			return err
+		}
+		if len(found) == 0 {
+			continue
+		}
+		if err := judge(ctx, root, p, o, known, found); err != nil {
+			return err
+		}
+		report(p.ImportPath, found)
+		all = append(all, found...)
+	}
+	report("all", all)
+	if o.jsonTo == "" {
+		return nil
+	}
+	b, err := json.MarshalIndent(all, "", "\t")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(o.jsonTo, append(b, '\n'), 0o600)
+}
+
+// equivalents reads the list: file | line | change | reason.
+func equivalents() (map[string]string, error) {
+	known := map[string]string{}
+	for line := range strings.Lines(equivalent) {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		i := strings.LastIndex(line, " | ")
+		if strings.Count(line, " | ") < 3 {
+			return nil, fmt.Errorf("equivalent.txt: %q is not file | code | change | reason", line)
+		}
+		known[line[:i]] = line[i+3:]
+	}
+	return known, nil
+}
+
+func list(ctx context.Context, root string, args []string) ([]pkg, error) {
+	out, err := output(ctx, root, "go", append([]string{"list", "-json=Dir,ImportPath,GoFiles,EmbedFiles,TestGoFiles,XTestGoFiles"}, args...)...)
+	if err != nil {
+		return nil, err
+	}
+	var pkgs []pkg
+	for d := json.NewDecoder(strings.NewReader(out)); ; {
+		var p pkg
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return pkgs, nil
+		} else if err != nil {
+			return nil, err
+		}
+		pkgs = append(pkgs, p)
+	}
+}
+
+// mutants lists the changes of a package.
+func mutants(ctx context.Context, root string, p pkg, o options) ([]Mutant, error) {
+	var all []Mutant
+	for _, name := range slices.Concat(p.GoFiles, p.EmbedFiles) {
+		path := filepath.Join(p.Dir, name)
+		if filepath.Ext(name) != ".go" && filepath.Ext(name) != ".lua" || !strings.Contains(path, o.match) {
+			continue
+		}
+		src, err := os.ReadFile(path) //nolint:gosec // a file of the tree
+		if err != nil {
+			return nil, err
+		}
+		var found []Mutant
+		if filepath.Ext(name) == ".lua" {
+			found = inLua(src)
+		} else if found, err = inGo(path, src); err != nil {
+			return nil, err
+		}
+		var touched map[int]bool
+		if o.base != "" {
+			if touched, err = changed(ctx, root, o.base, path); err != nil {
+				return nil, err
+			}
+		}
+		lines := bytes.Split(src, []byte("\n"))
+		rel, err := filepath.Rel(root, path)
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range found {
+			if o.base != "" && !touched[m.Line] {
+				continue
+			}
+			m.File, m.Code = rel, strings.TrimSpace(string(lines[m.Line-1]))
+			all = append(all, m)
+		}
+	}
+	return all, nil
+}
+
+// changed are the lines of a file that were changed since a commit.
+func changed(ctx context.Context, root, base, path string) (map[int]bool, error) {
+	out, err := output(ctx, root, "git", "diff", "-U0", base, "--", path)
+	if err != nil {
+		return nil, err
+	}
+	lines := map[int]bool{}
+	for l := range strings.Lines(out) {
+		var from, n int
+		_, after, ok := strings.Cut(l, " +")
+		if !strings.HasPrefix(l, "@@") || !ok {
+			continue
+		}
+		if c, _ := fmt.Sscanf(after, "%d,%d", &from, &n); c == 1 {
+			n = 1
+		}
+		for i := range n {
+			lines[from+i] = true
+		}
+	}
+	return lines, nil
+}
+
+// judge runs the tests on each change, and prints those that no test has seen.
+func judge(ctx context.Context, root string, p pkg, o options, known map[string]string, all []Mutant) error {
+	began := time.Now()
+	if out, err := test(ctx, root, p, o, "", 10*time.Minute); err != nil {
+		return fmt.Errorf("%s fails without a change: %w\n%s", p.ImportPath, err, out)
+	}
+	limit := o.timeout
+	if limit == 0 {
+		limit = 5*time.Since(began) + 20*time.Second
+	}
+	next := make(chan *Mutant)
+	go func() {
+		defer close(next)
+		for i := range all {
+			next <- &all[i]
+		}
+	}()
+	var jobs sync.WaitGroup
+	var mu sync.Mutex
+	var failed error
+	for range o.jobs {
+		jobs.Go(func() {
+			for m := range next {
+				err := try(ctx, root, p, o, limit, known, m)
+				mu.Lock()
+				if err != nil && failed == nil {
+					failed = err
+				}
+				if m.Result == survived {
+					fmt.Printf("%v\n\t%s\n", m, m.Code)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	jobs.Wait()
+	return failed
+}
+
+func try(ctx context.Context, root string, p pkg, o options, limit time.Duration, known map[string]string, m *Mutant) error {
+	if reason, ok := known[m.key()]; ok {
+		m.Result, m.Reason = equal, reason
+		return nil
+	}
+	dir, err := os.MkdirTemp("", "mutate")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	path := filepath.Join(root, m.File)
+	src, err := os.ReadFile(path) //nolint:gosec // a file of the tree
+	if err != nil {
+		return err
+	}
+	mutated := slices.Concat(src[:m.start], []byte(m.text), src[m.end:])
+	file, overlay := filepath.Join(dir, filepath.Base(path)), filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(file, mutated, 0o600); err != nil {
+		return err
+	}
+	b, err := json.Marshal(map[string]any{"Replace": map[string]string{path: file}})
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(overlay, b, 0o600); err != nil {
+		return err
+	}
+	out, err := test(ctx, root, p, o, overlay, limit)
+	switch {
+	case err == nil:
+		m.Result = survived
+	case bytes.Contains(out, []byte("[build failed]")), bytes.Contains(out, []byte("[setup failed]")):
+		m.Result = impossible
+	default:
+		m.Result = killed
+	}
+	return nil
+}
+
+func test(ctx context.Context, root string, p pkg, o options, overlay string, limit time.Duration) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit+time.Minute) // the build takes its time, too
+	defer cancel()
+	args := []string{"test", "-count=1", "-failfast", "-vet=off", "-timeout=" + limit.String()}
+	if o.short {
+		args = append(args, "-short")
+	}
+	if o.run != "" {
+		args = append(args, "-run="+o.run)
+	}
+	if overlay != "" {
+		args = append(args, "-overlay="+overlay)
+	}
+	cmd := exec.CommandContext(ctx, "go", append(args, p.ImportPath)...) //nolint:gosec // go test
+	cmd.Dir = root
+	return cmd.CombinedOutput()
+}
+
+func report(name string, all []Mutant) {
+	n := map[string]int{}
+	for _, m := range all {
+		n[m.Result]++
+	}
+	seen, of := n[killed], n[killed]+n[survived]
+	if of == 0 {
+		return
+	}
+	fmt.Printf("%s: %d of %d changes are seen by a test (%.0f %%); %d are equivalent, %d do not compile\n",
+		name, seen, of, 100*float64(seen)/float64(of), n[equal], n[impossible])
+}
+
+func output(ctx context.Context, dir, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...) //nolint:gosec // go and git
+	cmd.Dir = dir
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, stderr.Bytes())
+	}
+	return string(out), nil
+}
