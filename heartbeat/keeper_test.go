@@ -297,12 +297,16 @@ func TestDefaultMargin(t *testing.T) {
 	for _, c := range []struct{ ttl, margin time.Duration }{
 		{10 * time.Second, time.Second},
 		{lock.MinTTL, 50 * time.Millisecond},
+		{100 * time.Millisecond, 50 * time.Millisecond},
 		{lock.MaxTTL, time.Minute},
 	} {
 		clock := func() time.Duration { return 0 }
 		k := New(Options{TTL: c.ttl, Clock: clock})
 		if got := k.ValidFor(); got != c.ttl-c.margin {
 			t.Errorf("TTL %v: ValidFor = %v, want %v less", c.ttl, got, c.margin)
+		}
+		if got := Margin(c.ttl); got != c.margin {
+			t.Errorf("TTL %v: margin %v, want %v", c.ttl, got, c.margin)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -29,9 +30,17 @@ func TestOwner(t *testing.T) {
 }
 
 func TestIDs(t *testing.T) {
-	a, b := NewHoldID(), NewHoldID()
-	if len(a) != 32 || a == b || strings.Trim(string(a), "0123456789abcdef") != "" {
-		t.Errorf("%s and %s, want two different ids of 32 hex digits", a, b)
+	ids := map[string]bool{}
+	for range 10 {
+		ids[string(NewHoldID())], ids[string(NewLeaseID())] = true, true
+	}
+	if len(ids) != 20 {
+		t.Errorf("%d ids are different of 20", len(ids))
+	}
+	for id := range ids {
+		if len(id) != 32 || strings.Trim(id, "0123456789abcdef") != "" {
+			t.Errorf("%q, want 32 hex digits", id)
+		}
 	}
 }
 
@@ -45,6 +54,45 @@ func TestHeldError(t *testing.T) {
 	if want := `acquire "r": context deadline exceeded (held SHARED by pid 7 on node-1 for 1.5s)`; err.Error() != want {
 		t.Errorf("got %q, want %q", err, want)
 	}
+	err = &HeldError{Cause: ErrHeld, Status: Status{Resource: "r"}} // by whom is unknown
+	if want := `acquire "r": the lock is held`; err.Error() != want {
+		t.Errorf("got %q, want %q", err, want)
+	}
+}
+
+func TestErrorsWithDetails(t *testing.T) {
+	for _, c := range []struct {
+		err     error
+		is, not error
+		text    string
+	}{
+		{&LimitError{Limit: "holds", Max: 3}, ErrLimit, ErrInvalid, "limit reached: at most 3 holds"},
+		{&InvalidError{Field: "ttl", Problem: "is negative"}, ErrInvalid, ErrLimit, "ttl is negative"},
+	} {
+		if !errors.Is(c.err, c.is) || errors.Is(c.err, c.not) || c.err.Error() != c.text {
+			t.Errorf("%v: is %v: %v, is %v: %v", c.err, c.is, errors.Is(c.err, c.is), c.not, errors.Is(c.err, c.not))
+		}
+	}
+}
+
+// What documents and stores rest on.
+func TestNumbers(t *testing.T) {
+	if MinTTL != 500*time.Millisecond || MaxTTL != 10*time.Minute || MaxPage != 1000 || MaxResourceBytes != 512 {
+		t.Errorf("TTL %v to %v, pages of %d, names of %d", MinTTL, MaxTTL, MaxPage, MaxResourceBytes)
+	}
+	if FenceOf(3) != 3072 || FenceRange != 1024 {
+		t.Errorf("fence of 3: %d, range %d", FenceOf(3), FenceRange)
+	}
+}
+
+func TestGoTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		clock := GoTime()
+		time.Sleep(time.Minute)
+		if now := clock(); now != time.Minute {
+			t.Errorf("%v after a minute", now)
+		}
+	})
 }
 
 func TestBootTime(t *testing.T) {

@@ -2,10 +2,14 @@ package peercred
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -58,8 +62,15 @@ func start(t *testing.T) (*Watcher, *net.UnixListener) {
 // connect makes a process that connects, and accepts it.
 func connect(t *testing.T, l *net.UnixListener, env ...string) (*net.UnixConn, *exec.Cmd) {
 	t.Helper()
+	return connectAs(t, l, nil, env...)
+}
+
+// connectAs is connect as somebody else, which only root may.
+func connectAs(t *testing.T, l *net.UnixListener, who *syscall.Credential, env ...string) (*net.UnixConn, *exec.Cmd) {
+	t.Helper()
 	p := exec.Command("/proc/self/exe")
 	p.Env = append(append(os.Environ(), "PEERCRED_TEST_CONNECT="+l.Addr().String()), env...)
+	p.SysProcAttr = &syscall.SysProcAttr{Credential: who}
 	if err := p.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -310,18 +321,61 @@ func TestOpenPID(t *testing.T) {
 
 func TestGroups(t *testing.T) {
 	_, l := start(t)
-	c, _ := connect(t, l)
-	got, err := Groups(c)
+	mine, err := os.Getgroups()
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := os.Getgroups()
+	cases := map[string]*syscall.Credential{"mine": nil}
+	groups := map[string][]uint32{}
+	for _, g := range mine {
+		groups["mine"] = append(groups["mine"], uint32(g))
+	}
+	if os.Getuid() == 0 { // only root may choose
+		for _, n := range []uint32{0, 1, 64, 65, 200} { // more than the first buffer holds, too
+			name := fmt.Sprint(n)
+			for g := range n {
+				groups[name] = append(groups[name], 5000+g)
+			}
+			cases[name] = &syscall.Credential{Gid: 4321, Groups: groups[name]}
+		}
+	}
+	for name, who := range cases {
+		t.Run(name, func(t *testing.T) {
+			c, _ := connectAs(t, l, who)
+			got, err := Groups(c)
+			if err != nil || len(got)+len(groups[name]) > 0 && !slices.Equal(slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(groups[name]))) {
+				t.Errorf("got %v, %v, want %v", got, err, groups[name])
+			}
+			if p, err := Identify(c); err != nil || who != nil && (p.GID != who.Gid || p.UID != who.Uid) {
+				t.Errorf("%+v, %v, want %+v", p, err, who)
+			}
+		})
+	}
+}
+
+// Of a connection that is closed nothing can be told, and that is said.
+func TestClosedConnection(t *testing.T) {
+	w, l := start(t)
+	client, server := pair(t, l)
+	p, err := Identify(server)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(got) != len(want) {
-		t.Errorf("got %v, want %v", got, want)
+	_ = client.Close()
+	_ = server.Close()
+	if _, err := Identify(server); err == nil || !strings.Contains(err.Error(), "identify peer") {
+		t.Errorf("Identify: %v", err)
 	}
+	if _, err := Groups(server); err == nil || !strings.Contains(err.Error(), "read peer groups") {
+		t.Errorf("Groups: %v", err)
+	}
+	if err := w.Watch(p, server, func() {}); err == nil || !strings.Contains(err.Error(), "watch peer") || p.Gone != nil {
+		t.Errorf("Watch: %v, %v", err, p.Gone)
+	}
+	if stop, err := w.HangUp(server, func() {}); err == nil || !strings.Contains(err.Error(), "watch socket") || stop != nil {
+		t.Errorf("HangUp: %v", err)
+	}
+	p.Release() // of what is not watched
 }
 
 func TestClosed(t *testing.T) {
