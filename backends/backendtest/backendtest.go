@@ -140,6 +140,8 @@ type Limits struct {
 	Order string
 	// LongNames: a name of more than 64 characters is ErrInvalid.
 	LongNames string
+	// Holds is how many one lease can have; one more is a *lock.LimitError. 0: thousands.
+	Holds int
 }
 
 // skips gives the reason why a test makes no sense on the store.

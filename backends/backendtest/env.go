@@ -78,14 +78,23 @@ func (e *env) modes() []lock.Mode {
 	return []lock.Mode{lock.Exclusive}
 }
 
-// mass is a large number: a tenth where tests are to be short, or where another run of
-// the suite has the whole, and less where time does not pass.
+// mass is a large number of holds: a tenth where tests are to be short, or where another
+// run of the suite has the whole, less where time does not pass, and no more than the store
+// takes.
 func (e *env) mass(n int) int {
 	if _, bubble := e.h.(timekeeper); bubble {
 		return n / 200
 	}
-	if l, ok := e.h.(Lighter); ok && l.Lighter() || testing.Short() {
+	if l, ok := e.h.(Lighter); ok && l.Lighter() || testing.Short() && e.limits.Holds == 0 {
 		return n / 10
+	}
+	return e.holdsOf(n)
+}
+
+// holdsOf is n, or as many holds as the store takes of one lease.
+func (e *env) holdsOf(n int) int {
+	if e.limits.Holds > 0 {
+		return min(n, e.limits.Holds)
 	}
 	return n
 }

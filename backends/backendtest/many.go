@@ -43,6 +43,7 @@ func (e *env) several(n int, do func(i int) error) {
 // testManyHolds: all holds of a lease live by one heartbeat, and end with one Close.
 func testManyHolds(e *env) {
 	a, b := e.sidecar(), e.sidecar()
+	many := e.holdsOf(many)
 	e.acquireMany(a, many)
 	if err := a.beat(e.ctx); err != nil {
 		e.Errorf("Heartbeat: %v", err)
@@ -92,7 +93,8 @@ func testHeartbeatCost(e *env) {
 		return counter.Commands(e.TB) - before
 	}
 	e.release(a, e.acquire(a, e.name("first"), lock.Exclusive)) // whatever is done only once
-	const some = many / 4
+	many := e.holdsOf(many)
+	some := many / 4
 	e.acquireMany(a, some)
 	few := min(cost(), cost()) // the first may have what is still done for those requests
 	if err := a.Close(e.ctx); err != nil {

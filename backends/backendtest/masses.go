@@ -117,6 +117,32 @@ func testMassClosed(e *env) {
 	stop()
 }
 
+// testMassRefused: one lease has as many holds as the store takes of one. It is refused
+// another, and may have it when one is released.
+func testMassRefused(e *env) {
+	a, b := e.sidecar(), e.sidecar()
+	n := e.takeMass(a)
+	q := request(e.name("more"), lock.Exclusive)
+	_, err := a.Acquire(e.ctx, q)
+	if limit := (*lock.LimitError)(nil); !errors.As(err, &limit) || limit.Max != n {
+		e.Errorf("one hold more than %d: got %v, want a LimitError that says so", n, err)
+	}
+	e.notHolder("Release of what was refused", a.Release(e.ctx, q.Resource, q.ID))
+	e.holds(b.b, q.Resource, nil, nil)
+	first := e.get(b.b, e.massName(0)).Holders[0]
+	e.release(a, lock.Grant{Resource: e.massName(0), ID: first.ID})
+	e.release(a, e.acquire(a, q.Resource, lock.Exclusive))
+	if err := a.Close(e.ctx); err != nil {
+		e.Errorf("Close: %v", err)
+	}
+}
+
+// limitsHolds is what testMassRefused needs.
+func limitsHolds(h Harness) (capability string, has bool) {
+	l, ok := h.(Limited)
+	return "Limited in the number of holds", ok && l.Limits().Holds > 0
+}
+
 // testMassExpires: and it dies.
 func testMassExpires(e *env) {
 	b := e.sidecar()
@@ -224,7 +250,7 @@ func testCrowdOnOne(e *env) {
 	readers, waiters, b := e.sidecar(), e.sidecar(), e.sidecar()
 	r := e.name("r")
 	first := e.acquire(readers, r, lock.Shared)
-	e.several(e.mass(crowd), func(int) error {
+	e.several(e.mass(crowd)-1, func(int) error {
 		_, err := readers.Acquire(e.ctx, request(r, lock.Shared))
 		return err
 	})

@@ -125,6 +125,9 @@ func (w *worker) take() error {
 	ctx, cancel := context.WithTimeout(w.e.ctx, wait)
 	defer cancel()
 	g, err := w.s.Acquire(ctx, q)
+	if errors.Is(err, lock.ErrUnavailable) { // also where a time-out is behind it
+		return w.settle(q)
+	}
 	if q.Try && errors.Is(err, lock.ErrHeld) || wait != patience && errors.Is(err, context.DeadlineExceeded) {
 		if w.chance(30) { // nothing is left behind
 			return wantNotHolder("release of what was not granted", w.s.Release(w.e.ctx, sp.name, q.ID))
@@ -159,6 +162,19 @@ func (w *worker) take() error {
 	sp.guard.exit(mode)
 	mode = 0
 	return w.end(g)
+}
+
+// settle ends a request of which it is not known whether it was granted.
+func (w *worker) settle(q lock.Request) error {
+	for deadline := time.Now().Add(patience); ; {
+		err := w.s.Release(w.e.ctx, q.Resource, q.ID)
+		switch {
+		case err == nil, errors.Is(err, lock.ErrNotHolder):
+			return nil
+		case !errors.Is(err, lock.ErrUnavailable), time.Now().After(deadline):
+			return fmt.Errorf("release of what may have been granted: %w", err)
+		}
+	}
 }
 
 // end gives up a hold that nobody counts on any more.

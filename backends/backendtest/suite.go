@@ -14,6 +14,7 @@ var usual = []conformance{
 	{name: "MassRestart", run: testMassRestart, needs: needs[Restarter]("Restarter"), alone: true},
 	{name: "MassClosed", run: testMassClosed, alone: true},
 	{name: "MassExpires", run: testMassExpires, alone: true},
+	{name: "MassRefused", run: testMassRefused, needs: limitsHolds, alone: true},
 	{name: "CrowdOnOne", run: testCrowdOnOne, shares: true, alone: true},
 	{name: "CrowdGranted", run: testCrowdGranted, shares: true, alone: true},
 

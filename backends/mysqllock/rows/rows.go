@@ -96,7 +96,7 @@ type slots struct {
 func (s *slots) take() error {
 	if s.used.Add(1) > s.most {
 		s.used.Add(-1)
-		return fmt.Errorf("all %d connections for locks are in use: with strategy=row each lock that is held needs one (max-connections=%d)", s.most, s.all)
+		return &lock.LimitError{Limit: fmt.Sprintf("locks at a time, for with strategy=row each needs a connection (max-connections=%d)", s.all), Max: int(s.most)}
 	}
 	return nil
 }

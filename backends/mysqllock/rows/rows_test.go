@@ -164,10 +164,10 @@ func TestMaxConnections(t *testing.T) {
 		}
 		q := request(name(t), lock.Exclusive)
 		_, err := a.Acquire(t.Context(), q)
-		if !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), fmt.Sprintf("max-connections=%d", most)) {
-			t.Errorf("one lock too many: got %v, want ErrUnavailable because of max-connections", err)
+		if limit := (*lock.LimitError)(nil); !errors.As(err, &limit) || limit.Max != locks || !strings.Contains(err.Error(), fmt.Sprintf("max-connections=%d", most)) {
+			t.Errorf("one lock too many: got %v, want a LimitError because of max-connections", err)
 		}
-		if err := a.Release(t.Context(), q.Resource, q.ID); err != nil && !errors.Is(err, lock.ErrNotHolder) {
+		if err := a.Release(t.Context(), q.Resource, q.ID); !errors.Is(err, lock.ErrNotHolder) {
 			t.Errorf("Release of what was refused: %v", err)
 		}
 		a.release(grants[0])

@@ -80,6 +80,7 @@ func (h *harness) Limits() backendtest.Limits {
 		Sharing:   "ShedLock's locks are exclusive",
 		Downgrade: "ShedLock's locks are exclusive",
 		LongNames: "ShedLock's table takes 64 characters",
+		Holds:     maxHolds,
 	}
 }
 

@@ -16,8 +16,8 @@ import (
 const (
 	// maxKnown bounds the memory of names that have a row.
 	maxKnown = 20_000
-	// keepStep is how many locks one request moves ahead.
-	keepStep = 5000
+	// maxHolds bounds the locks of one lease: each heartbeat writes the row of each.
+	maxHolds = 1000
 	// again is when a request is sent again that another transaction was in the way of.
 	again = 10 * time.Millisecond
 )
@@ -32,6 +32,7 @@ type foreign struct {
 
 	mu    sync.Mutex
 	known map[lock.Resource]struct{} // names that have a row
+	holds map[lock.HoldID]struct{}   // that have a lock, or ask for one
 }
 
 var _ sqllock.Foreign = (*foreign)(nil)
@@ -44,6 +45,9 @@ func (f *foreign) Check(q lock.Request) error { return check(q) }
 
 // Take implements sqllock.Foreign: ShedLock's update.
 func (f *foreign) Take(ctx context.Context, q lock.Request) (bool, error) {
+	if !f.count(q.ID) {
+		return false, &lock.LimitError{Limit: "locks of one sidecar with strategy=shedlock, for each heartbeat writes the row of each", Max: maxHolds}
+	}
 	name, by := string(q.Resource), f.by(q.ID)
 	take := sqllock.Statement{SQL: f.b.sql.take, Args: []any{f.ttl.Microseconds(), by, by, name, by}, Count: true}
 	batch := []sqllock.Statement{take}
@@ -56,18 +60,30 @@ func (f *foreign) Take(ctx context.Context, q lock.Request) (bool, error) {
 		case sqllock.Blocked: // ShedLock is at it
 			return false, nil
 		case sqllock.NotSent:
-			if ctx.Err() != nil {
+			if isOver(ctx) {
 				return false, nil
 			}
 		case sqllock.Conflict:
-			if sleep(ctx, again) {
-				continue
+			if !sleep(ctx, again) {
+				return false, nil
 			}
+			continue
 		}
 		took := err == nil && res[len(res)-1].Affected > 0
 		f.gotRow(q.Resource, took)
 		return took, err
 	}
+}
+
+// count notes that a hold has a lock, or asks for one; false: there are too many.
+func (f *foreign) count(id lock.HoldID) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, known := f.holds[id]; !known && len(f.holds) >= maxHolds {
+		return false
+	}
+	f.holds[id] = struct{}{}
+	return true
 }
 
 // hasRow reports whether a name is known to have a row in ShedLock's table.
@@ -94,7 +110,13 @@ func (f *foreign) gotRow(r lock.Resource, there bool) {
 
 // Give implements sqllock.Foreign.
 func (f *foreign) Give(ctx context.Context, r leasekit.Ref) error {
-	return f.retry(ctx, "release", sqllock.Statement{SQL: f.b.sql.give, Args: []any{string(r.Resource), f.by(r.ID)}})
+	err := f.retry(ctx, "release", sqllock.Statement{SQL: f.b.sql.give, Args: []any{string(r.Resource), f.by(r.ID)}})
+	if err == nil {
+		f.mu.Lock()
+		delete(f.holds, r.ID)
+		f.mu.Unlock()
+	}
+	return err
 }
 
 // retry sends a request until no other transaction is in its way.
@@ -105,6 +127,13 @@ func (f *foreign) retry(ctx context.Context, command string, s sqllock.Statement
 			return err
 		}
 	}
+}
+
+// isOver tells whether ctx has ended, or its time is over: a connection that is being opened
+// may notice that first.
+func isOver(ctx context.Context) bool {
+	end, ends := ctx.Deadline()
+	return ctx.Err() != nil || ends && !time.Now().Before(end)
 }
 
 // sleep waits, and tells whether ctx has not ended.
@@ -123,22 +152,20 @@ func sleep(ctx context.Context, d time.Duration) bool {
 func (f *foreign) Keep(ctx context.Context, server string, holds []leasekit.Ref) (kept, lost []lock.HoldID) {
 	f.pool.Trust(server)
 	f.beats.Trust(server)
-	for some := range slices.Chunk(holds, keepStep) {
-		for left := some; len(left) > 0; {
-			k, l, err := f.keep(ctx, left)
-			kept, lost = append(kept, k...), append(lost, l...)
-			if c := f.b.d.Class(err); err != nil && c != sqllock.Blocked && c != sqllock.Conflict {
-				break
-			}
-			if len(k)+len(l) == len(left) || !sleep(ctx, again) {
-				break
-			}
-			known := make(map[lock.HoldID]bool, len(k)+len(l)) // somebody has locked the others
-			for _, id := range slices.Concat(k, l) {
-				known[id] = true
-			}
-			left = slices.DeleteFunc(slices.Clone(left), func(r leasekit.Ref) bool { return known[r.ID] })
+	for left := holds; len(left) > 0; {
+		k, l, err := f.keep(ctx, left)
+		kept, lost = append(kept, k...), append(lost, l...)
+		if c := f.b.d.Class(err); err != nil && c != sqllock.Blocked && c != sqllock.Conflict {
+			break
 		}
+		if len(k)+len(l) == len(left) || !sleep(ctx, again) {
+			break
+		}
+		known := make(map[lock.HoldID]bool, len(k)+len(l)) // somebody has locked the others
+		for _, id := range slices.Concat(k, l) {
+			known[id] = true
+		}
+		left = slices.DeleteFunc(slices.Clone(left), func(r leasekit.Ref) bool { return known[r.ID] })
 	}
 	return kept, lost
 }
@@ -211,11 +238,11 @@ func (f *foreign) Strangers(ctx context.Context, r lock.Resource) lock.Status {
 
 // Close implements sqllock.Foreign.
 func (f *foreign) Close(ctx context.Context, holds []leasekit.Ref) error {
-	var errs []error
-	for some := range slices.Chunk(holds, keepStep) {
-		if err := f.retry(ctx, "close", f.of(f.b.sql.free, some)); err != nil {
-			errs = append(errs, fmt.Errorf("release in ShedLock's table: %w: %w", lock.ErrUnavailable, err))
+	var err error
+	if len(holds) > 0 {
+		if err = f.retry(ctx, "close", f.of(f.b.sql.free, holds)); err != nil {
+			err = fmt.Errorf("release in ShedLock's table: %w: %w", lock.ErrUnavailable, err)
 		}
 	}
-	return errors.Join(append(errs, f.pool.Close(), f.beats.Close())...)
+	return errors.Join(err, f.pool.Close(), f.beats.Close())
 }

@@ -115,7 +115,10 @@ func Open(cfg mydb.Config, observe lock.Observe) (*Backend, error) {
 			}
 			pool.Trust(server)
 			beats.Trust(server)
-			return &foreign{b: b, pool: pool, beats: beats, ttl: lo.TTL, label: ascii(lo.Sidecar), known: make(map[lock.Resource]struct{})}, nil
+			return &foreign{
+				b: b, pool: pool, beats: beats, ttl: lo.TTL, label: ascii(lo.Sidecar),
+				known: make(map[lock.Resource]struct{}), holds: make(map[lock.HoldID]struct{}),
+			}, nil
 		},
 	}
 	if b.Backend, err = sqllock.Open(b.d, o); err != nil {

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -170,6 +172,59 @@ func TestBesideShedLock(t *testing.T) {
 		}
 		hold(t, l, r)
 	})
+}
+
+// TestHandOverIsNoStranger: a lock goes from one sidecar to the next while somebody looks.
+// He sees the one before or after that, and not that a stranger holds it.
+func TestHandOverIsNoStranger(t *testing.T) {
+	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+		_, l := sidecar(t, s.URL(), 10*time.Minute)
+		b, other := sidecar(t, s.URL(), 10*time.Minute)
+		for _, before := range []bool{true, false} {
+			r := unique(t)
+			g, q := hold(t, l, r), request(r)
+			next := make(chan error, 1)
+			go func() { _, err := other.Acquire(context.Background(), q); next <- err }()
+			eventually(t, "the next one waits", func() error {
+				if st := get(t, b, r); len(st.Waiters) != 1 {
+					return errors.New("it does not")
+				}
+				return nil
+			})
+			looker := openAt(t, s.URL())
+			looker.pool = &interrupted{Pool: looker.pool, before: before, once: sync.OnceFunc(func() {
+				if err := l.Release(t.Context(), r, g.ID); err != nil {
+					t.Error(err)
+				}
+				if err := <-next; err != nil {
+					t.Error(err)
+				}
+			})}
+			st := get(t, looker, r)
+			if len(st.Holders) != 1 || st.Holders[0].ID != g.ID && st.Holders[0].ID != q.ID || len(st.Waiters) > 0 && (st.Holders[0].ID != g.ID || st.Waiters[0].ID != q.ID) {
+				t.Errorf("while %s hands over to %s somebody sees %+v", g.ID, q.ID, st)
+			}
+			if err := looker.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// interrupted is a pool beside whose first request something happens.
+type interrupted struct {
+	sqllock.Pool
+	before bool
+	once   func()
+}
+
+func (p *interrupted) Do(ctx context.Context, command string, batch ...sqllock.Statement) ([]sqllock.Result, error) {
+	if p.before {
+		p.once()
+	}
+	res, err := p.Pool.Do(ctx, command, batch...)
+	p.once()
+	return res, err
 }
 
 func get(t *testing.T, b *Backend, r lock.Resource) lock.Status {

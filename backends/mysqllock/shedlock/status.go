@@ -15,11 +15,11 @@ import (
 // Get implements lock.Backend. What ShedLock itself holds is shown without an id, with
 // locked_by as the sidecar; whoever the engine has granted it to waits for that.
 func (b *Backend) Get(ctx context.Context, r lock.Resource) (lock.Status, error) {
-	st, err := b.Backend.Get(ctx, r)
-	if err != nil {
-		return st, err
-	}
-	rows, err := b.read(ctx, sqllock.Statement{SQL: b.sql.status, Args: []any{string(r)}})
+	var st lock.Status
+	rows, err := b.around(ctx, sqllock.Statement{SQL: b.sql.status, Args: []any{string(r)}}, func() (err error) {
+		st, err = b.Backend.Get(ctx, r)
+		return err
+	})
 	for _, row := range rows { // one
 		beside(&st, row)
 	}
@@ -29,11 +29,11 @@ func (b *Backend) Get(ctx context.Context, r lock.Resource) (lock.Status, error)
 // List implements lock.Backend. All locks that are held are read: ShedLock's
 // table has no index for less, and is small.
 func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.Status, error) {
-	all, err := b.Backend.List(ctx, prefix, p)
-	if err != nil {
-		return nil, err
-	}
-	rows, err := b.read(ctx, sqllock.Statement{SQL: b.sql.list})
+	var all []lock.Status
+	rows, err := b.around(ctx, sqllock.Statement{SQL: b.sql.list}, func() (err error) {
+		all, err = b.Backend.List(ctx, prefix, p)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -60,6 +60,26 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 	// The holder's sidecar does it, too, where it is reached. Else lock_until would come.
 	_, _ = b.pool.Do(ctx, "force", sqllock.Statement{SQL: b.sql.force, Args: []any{string(r), "%/" + string(id)}})
 	return nil
+}
+
+// around reads ShedLock's table before and after the engine is asked, and gives the locks
+// that nobody has taken or given back meanwhile: so they stood there at the moment of which
+// the engine tells. Else a lock that one sidecar hands to the next would look like that of
+// a stranger.
+func (b *Backend) around(ctx context.Context, s sqllock.Statement, ask func() error) (stood []sqllock.Row, err error) {
+	before, err := b.read(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	if err := ask(); err != nil || len(before) == 0 {
+		return nil, err
+	}
+	after, err := b.read(ctx, s)
+	same := make(map[string]bool, len(after))
+	for _, row := range after {
+		same[row.Text(0)+"\x00"+row.Text(1)] = true
+	}
+	return slices.DeleteFunc(before, func(row sqllock.Row) bool { return !same[row.Text(0)+"\x00"+row.Text(1)] }), err
 }
 
 func (b *Backend) read(ctx context.Context, s sqllock.Statement) ([]sqllock.Row, error) {
