@@ -138,7 +138,7 @@ func testDeadWhateverClocksDo(e *env) {
 		g := e.acquire(a, e.name(first.name), lock.Exclusive)
 		shift(2 * longTTL)
 		b := e.sidecar()
-		ctx, cancel := context.WithTimeout(e.ctx, e.h.Recheck()+slack)
+		ctx, cancel := context.WithTimeout(e.ctx, e.h.Recheck()+time.Second)
 		g2, err := b.Acquire(ctx, request(g.Resource, lock.Exclusive))
 		cancel()
 		shift(0)

@@ -18,8 +18,9 @@ import (
 
 const (
 	massOfHolds = 20_000 // of one lease
+	fewerHolds  = 6_000  // with names of more than a MiB, which no store has in one request
 	longName    = 200    // bytes of each name
-	crowd       = 10_000 // readers, and waiters, of one resource
+	crowd       = 6_000  // readers, and waiters, of one resource: more than any store counts in a heartbeat
 )
 
 // massName is the name of one of many resources.
@@ -32,9 +33,9 @@ func (e *env) massName(i int) lock.Resource {
 }
 
 // takeMass takes many resources.
-func (e *env) takeMass(s *sidecar) (n int) {
+func (e *env) takeMass(s *sidecar, many int) (n int) {
 	e.Helper()
-	n = e.mass(massOfHolds)
+	n = e.mass(many)
 	began := time.Now()
 	e.several(n, func(i int) error {
 		q := request(e.massName(i), lock.Exclusive)
@@ -100,7 +101,7 @@ func (e *env) quick(what string, f func()) {
 // testMassClosed: one lease has many holds with long names, and is closed.
 func testMassClosed(e *env) {
 	a, b := e.sidecar(), e.sidecar()
-	n := e.takeMass(a)
+	n := e.takeMass(a, massOfHolds)
 	e.quick("a heartbeat", func() {
 		if err := a.beat(e.ctx); err != nil {
 			e.Errorf("Heartbeat: %v", err)
@@ -121,7 +122,7 @@ func testMassClosed(e *env) {
 // another, and may have it when one is released.
 func testMassRefused(e *env) {
 	a, b := e.sidecar(), e.sidecar()
-	n := e.takeMass(a)
+	n := e.takeMass(a, massOfHolds)
 	q := request(e.name("more"), lock.Exclusive)
 	_, err := a.Acquire(e.ctx, q)
 	if limit := (*lock.LimitError)(nil); !errors.As(err, &limit) || limit.Max != n {
@@ -147,7 +148,7 @@ func limitsHolds(h Harness) (capability string, has bool) {
 func testMassExpires(e *env) {
 	b := e.sidecar()
 	dead := e.lease(max(5*time.Second, e.h.TTL()))
-	n := e.takeMass(dead)
+	n := e.takeMass(dead, fewerHolds)
 	middle, first := e.queue(b, e.massName(n/2), lock.Exclusive), e.queue(b, e.massName(0), lock.Exclusive)
 	stop := e.pulse()
 	e.release(b, e.inTime(dead, middle))
@@ -161,7 +162,7 @@ func testMassExpires(e *env) {
 // testMassRestart: and the server is restarted. It knows all holds or none.
 func testMassRestart(e *env) {
 	a := e.lease(max(5*time.Second, e.h.TTL()))
-	n := e.takeMass(a)
+	n := e.takeMass(a, fewerHolds)
 	e.h.(Restarter).Restart(e.TB)
 	err := e.answered(func() error { return a.beat(e.ctx) })
 	if err != nil && !errors.Is(err, lock.ErrLeaseLost) {

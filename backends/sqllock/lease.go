@@ -17,8 +17,11 @@ const (
 	maxID, maxSidecar = 64, 255
 	// counted is how many entries of each kind a heartbeat counts.
 	counted = 5000
-	// keptRecheck is when to look again for a grant that is kept back.
+	// rareRecheck is when a waiter asks again at the latest. The lease looks more often.
 	rareRecheck = 30 * time.Second
+	// bellTime is how long a new lease is kept back for its bell, which is a hint: a
+	// fraction of the shortest TTL.
+	bellTime = lock.MinTTL / 4
 )
 
 // lease is one sidecar's session in the tables.
@@ -76,7 +79,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	kit := leasekit.Start(ctx, d, leasekit.Options{ID: l.id, TTL: o.TTL, Clock: b.clock, Opened: opened, Recheck: rareRecheck, Unproven: true})
 	select { // until the bell is there, grants are found late
 	case <-l.bell:
-	case <-time.After(o.TTL / 4): // a bell is a hint: the lease must not end while it is waited for
+	case <-time.After(bellTime):
 	case <-ctx.Done():
 	}
 	return kit, nil

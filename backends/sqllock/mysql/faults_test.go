@@ -192,6 +192,7 @@ func TestConnectionKilled(t *testing.T) {
 // A copy of a request that was given up comes late: it is not granted. First for a
 // resource that has no row, then for one that has.
 func TestLateCopy(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, s testengine.Server) {
 		b, l := sidecar(t, s.URL(), 30*time.Second)
 		r := unique("r")
@@ -226,6 +227,7 @@ func TestLateCopy(t *testing.T) {
 
 // The clock of the server jumps, back and forth, while locks are held.
 func TestClockJumps(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []*testengine.Kind{testengine.MariaDBFakeTime, testengine.MySQLFakeTime} {
 		t.Run(kind.String(), func(t *testing.T) {
 			t.Parallel()

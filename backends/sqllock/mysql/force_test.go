@@ -14,6 +14,7 @@ import (
 // it is gone too. Who waits counts the grace and ends the hold, long before the
 // lease is over.
 func TestWaiterEndsForcedHold(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, s testengine.Server) {
 		road := testengine.Through(t, s)
 		_, l := sidecar(t, road.URL(), 5*time.Minute)

@@ -157,6 +157,7 @@ func TestGuardThroughPrepare(t *testing.T) {
 // Apps are frozen in their guards, more than the pool has connections: whoever has to do
 // with other locks does not notice.
 func TestFrozenAppsLeaveOthers(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, s testengine.Server) {
 		url := with(s.URL(), "max-connections=4")
 		b, l := sidecar(t, url, 30*time.Second)
@@ -344,6 +345,7 @@ func TestComparisonReadsOwnRows(t *testing.T) {
 
 // An idle sidecar asks little, and keeps its connections.
 func TestIdleLoad(t *testing.T) {
+	t.Parallel()
 	s := testengine.New(t, testengine.MariaDB)
 	var requests atomic.Int64
 	var l lock.Lease

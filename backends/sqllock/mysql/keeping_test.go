@@ -88,6 +88,7 @@ func TestSchema(t *testing.T) {
 // Idle rows, notes and the old end of the log go, in bounded steps. Time is the
 // keeper's own, for what must not come too soon.
 func TestReap(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, s testengine.Server) {
 		var ahead atomic.Int64
 		clock := func() time.Duration { return lock.BootTime() + time.Duration(ahead.Load()) }
