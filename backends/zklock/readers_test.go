@@ -37,8 +37,8 @@ func TestManyReadersOfOneSidecar(t *testing.T) {
 			}
 			all.Wait()
 			n, _ := requests.take()
-			// Each makes its node, reads it before it is granted, and is watched later.
-			if n["children"] > many/10 || n["get"] > 2*many+many/10 || n["create"]+n["multi"] > many+many/10 {
+			// Each makes its node, reads it before it is granted, perhaps twice, and is watched later.
+			if n["children"] > many/10 || n["get"] > 4*many || n["create"]+n["multi"] > many+many/10 {
 				t.Errorf("%d readers came with %v", many, n)
 			}
 			for _, g := range append(grants, first) {
