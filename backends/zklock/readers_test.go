@@ -18,6 +18,7 @@ func TestManyReadersOfOneSidecar(t *testing.T) {
 			s := testengine.Shared(t, testengine.ZooKeeper)
 			b, l, requests := counted(t, s.URL()+"/readers?layout="+layout, 20*time.Second)
 			b.shortQueue = 8
+			live(t, l)
 			r := unique()
 			first := hold(t, l, r, lock.Shared)
 			requests.take()
