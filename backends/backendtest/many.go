@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -15,9 +16,20 @@ const many = 2000
 func (e *env) acquireMany(s *sidecar, n int) {
 	e.Helper()
 	e.several(n, func(i int) error {
-		_, err := s.Acquire(e.ctx, request(e.name(fmt.Sprintf("many/%05d", i)), lock.Exclusive))
-		return err
+		return e.take(s, e.name(fmt.Sprintf("many/%05d", i)), lock.Exclusive)
 	})
+}
+
+// take acquires one of many, and asks again where the store gave no answer: it may be busy
+// with the others.
+func (e *env) take(s *sidecar, r lock.Resource, m lock.Mode) error {
+	q := request(r, m)
+	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+		_, err := s.Acquire(e.ctx, q)
+		if !errors.Is(err, lock.ErrUnavailable) || time.Now().After(end) {
+			return err
+		}
+	}
 }
 
 // several does something n times, several at a time, and ends the test when it fails.

@@ -38,13 +38,7 @@ func (e *env) takeMass(s *sidecar, many int) (n int) {
 	n = e.mass(many)
 	began := time.Now()
 	e.several(n, func(i int) error {
-		q := request(e.massName(i), lock.Exclusive)
-		for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
-			_, err := s.Acquire(e.ctx, q) // a heartbeat may be late on a busy machine
-			if !errors.Is(err, lock.ErrUnavailable) || time.Now().After(end) {
-				return err
-			}
-		}
+		return e.take(s, e.massName(i), lock.Exclusive)
 	})
 	e.Logf("%d holds were taken in %s", n, time.Since(began))
 	return n
@@ -253,8 +247,7 @@ func testCrowdOnOne(e *env) {
 	r := e.name("r")
 	first := e.acquire(readers, r, lock.Shared)
 	e.several(e.mass(crowd)-1, func(int) error {
-		_, err := readers.Acquire(e.ctx, request(r, lock.Shared))
-		return err
+		return e.take(readers, r, lock.Shared)
 	})
 	stop := e.pulse()
 	_, ended := e.crowdOfWaiters(waiters, b, r, lock.Exclusive, lock.ErrLeaseLost)
