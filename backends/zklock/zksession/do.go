@@ -196,31 +196,12 @@ func (a *asking) wait(ctx context.Context) {
 // the last must be Creates, or a Multi that begins with one. Where one of them has no
 // good answer, what comes behind it says nothing about it. Their Then is not called.
 func (s *Session) Chase(ctx context.Context, calls ...*Call) error {
-	var all []*asking
+	all := make([]*asking, 0, len(calls))
 	for i, c := range calls {
-		last := i == len(calls)-1
-		written := make(chan struct{})
-		if !last {
-			s.mu.Lock()
-			s.chased[c.path] = written
-			s.mu.Unlock()
-		}
-		a := s.start(ctx, c)
-		if a != nil && !last {
-			select {
-			case <-written:
-			case <-a.finished: // it could not be
-			case <-ctx.Done():
-			}
-		}
-		if !last {
-			s.mu.Lock()
-			delete(s.chased, c.path)
-			s.mu.Unlock()
-		}
+		a := s.send(ctx, c, i < len(calls)-1)
 		if a == nil {
-			for _, c := range calls[i+1:] {
-				c.fail(calls[i].Err)
+			for _, behind := range calls[i+1:] {
+				behind.fail(c.Err)
 			}
 			break
 		}
@@ -235,6 +216,30 @@ func (s *Session) Chase(ctx context.Context, calls ...*Call) error {
 		}
 	}
 	return nil
+}
+
+// send gives a call to the library; nil when it has ended before that. With follow it returns
+// when the call is on its way, or never will be.
+func (s *Session) send(ctx context.Context, c *Call, follow bool) *asking {
+	if !follow {
+		return s.start(ctx, c)
+	}
+	written := make(chan struct{})
+	s.mu.Lock()
+	s.chased[c.path] = written
+	s.mu.Unlock()
+	a := s.start(ctx, c)
+	if a != nil {
+		select {
+		case <-written:
+		case <-a.finished:
+		case <-ctx.Done():
+		}
+	}
+	s.mu.Lock()
+	delete(s.chased, c.path)
+	s.mu.Unlock()
+	return a
 }
 
 // wrote is told that the library has written a request that makes a node.
