@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -43,9 +44,17 @@ func (c *counter) take() (all map[string]int, sum int) {
 // counted opens a lease whose requests are counted.
 func counted(t *testing.T, url string, ttl time.Duration) (*Backend, *lease, *counter) {
 	t.Helper()
+	return rechecked(t, url, ttl, leasekit.RecheckOf(ttl))
+}
+
+// rechecked is counted, with a time of its own between two looks at what is waited for: a
+// lease with so short a TTL would be lost on a busy machine.
+func rechecked(t *testing.T, url string, ttl, every time.Duration) (*Backend, *lease, *counter) {
+	t.Helper()
 	c := new(counter)
 	b := openAt(t, url)
 	b.observe = c.observe
+	b.recheckOf = func(time.Duration) time.Duration { return every }
 	t.Cleanup(func() { _ = b.Close() })
 	return b, newLease(t, b, ttl), c
 }
@@ -175,9 +184,10 @@ func TestIdleWaitersCostNothing(t *testing.T) {
 	t.Parallel()
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	const many = 500
-	b, l, requests := counted(t, s.URL(), 1500*time.Millisecond)
-	beating(t, l, 300*time.Millisecond)
-	_, o := sidecar(t, s.URL(), 20*time.Second)
+	b, l, requests := rechecked(t, s.URL(), 30*time.Second, 500*time.Millisecond)
+	live(t, l)
+	_, o := sidecar(t, s.URL(), 30*time.Second)
+	live(t, o)
 	r := unique()
 	g := hold(t, o, r, lock.Exclusive)
 	c := newCrowd(t, l, r, many)
@@ -201,9 +211,10 @@ func TestIdleWaitersOfManyLocks(t *testing.T) {
 	t.Parallel()
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	const many = 40
-	b, l, requests := counted(t, s.URL(), 6*time.Second)
-	beating(t, l, 500*time.Millisecond)
+	b, l, requests := rechecked(t, s.URL(), 30*time.Second, 700*time.Millisecond)
+	live(t, l)
 	_, o := sidecar(t, s.URL(), 30*time.Second)
+	live(t, o)
 	var all sync.WaitGroup
 	ctx, cancel := context.WithCancel(t.Context())
 	for i := range many {
@@ -292,9 +303,10 @@ func TestOneWatchANode(t *testing.T) {
 	t.Parallel()
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	way, url := newRoad(t, s.URL())
-	b, l := sidecar(t, url, time.Second)
-	beating(t, l, 200*time.Millisecond)
-	_, o := sidecar(t, s.URL(), 20*time.Second)
+	b, l, _ := rechecked(t, url, 30*time.Second, 300*time.Millisecond)
+	live(t, l)
+	_, o := sidecar(t, s.URL(), 30*time.Second)
+	live(t, o)
 	r := unique()
 	g := hold(t, o, r, lock.Exclusive)
 	var mu sync.Mutex

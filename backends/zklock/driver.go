@@ -65,7 +65,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 		return nil, &lock.InvalidError{Field: "ttl", Problem: fmt.Sprintf("must be from %s to %s", lock.MinTTL, lock.MaxTTL)}
 	}
 	d := &driver{
-		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar, recheck: leasekit.RecheckOf(o.TTL),
+		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar, recheck: b.recheckOf(o.TTL),
 		turns: make(chan struct{}, maxTurns), beats: make(chan struct{}, 1), listening: make(chan struct{}),
 		lines: make(map[string]*line), spots: make(map[lock.HoldID]*spot), lasting: make(chan struct{}, 1),
 	}

@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -33,6 +34,7 @@ type Backend struct {
 
 	maxSeq     int32 // see maxSeq
 	shortQueue int   // see shortQueue
+	recheckOf  func(ttl time.Duration) time.Duration
 
 	mu      sync.Mutex
 	drivers []*driver           // oldest first
@@ -55,7 +57,7 @@ func Open(rawURL string, observe lock.Observe) (*Backend, error) {
 		return nil, err
 	}
 	return &Backend{
-		cfg: cfg, tree: cfg.tree(), observe: observe, clock: lock.BootTime, wall: time.Now, maxSeq: maxSeq, shortQueue: shortQueue,
+		cfg: cfg, tree: cfg.tree(), observe: observe, clock: lock.BootTime, wall: time.Now, maxSeq: maxSeq, shortQueue: shortQueue, recheckOf: leasekit.RecheckOf,
 		known: make(map[string]struct{}), forcing: make(chan struct{}, maxForcing),
 	}, nil
 }
