@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"os"
 	"sync"
 	"time"
 
@@ -102,6 +103,8 @@ func explainDial(path string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		hint = "there is no such socket; start a sidecar with: locksidecar serve --socket " + path
+	case errors.Is(err, unix.ECONNREFUSED) && !isSocket(path):
+		hint = "it is not a socket"
 	case errors.Is(err, unix.ECONNREFUSED):
 		hint = "the sidecar that made it is gone; start one with: locksidecar serve --socket " + path
 	case errors.Is(err, fs.ErrPermission):
@@ -110,4 +113,9 @@ func explainDial(path string, err error) error {
 		hint = err.Error()
 	}
 	return fmt.Errorf("%w at %s: %s", ErrNoSidecar, path, hint)
+}
+
+func isSocket(path string) bool {
+	i, err := os.Stat(path)
+	return err != nil || i.Mode().Type() == fs.ModeSocket
 }

@@ -56,7 +56,7 @@ func addClient(cmd *cobra.Command, io streams) *clientFlags {
 // orStore lets a command do without a sidecar. That is only asked for on the command
 // line: LOCKSIDECAR_STORE beside a sidecar is the sidecar's.
 func (c *clientFlags) orStore(cmd *cobra.Command) *clientFlags {
-	c.store = addStoreURL(cmd, "", "do without a sidecar: ask this store, a URL as for serve")
+	c.store = addStoreURL(cmd, "", "ask this store itself, without a sidecar: a URL as for serve")
 	c.store.instead(cmd)
 	config.OnlyCommandLine(cmd.Flags(), "store")
 	config.OnlyCommandLine(cmd.Flags(), "store-file")

@@ -23,8 +23,8 @@ const (
 	maxHealthAnswer      = 4 << 10
 )
 
-const healthHelp = `Health asks the sidecar at the socket how it is, prints one line, and tells the
-same by its exit status. It is made for probes of containers.
+const healthHelp = `Health asks the sidecar at the socket whether it is ready, prints one line, and says
+the same by its exit status. It is made for probes of containers.
 
 Without --live it asks whether locks can be granted: the sidecar serves its
 socket, has a lease in the store, the store answers, and it is not about to stop.
@@ -54,7 +54,7 @@ func newHealth(io streams) *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:               "health",
-		Short:             "Tell a probe whether the sidecar is ready, or alive",
+		Short:             "Check whether the sidecar is ready, or alive",
 		Long:              healthHelp,
 		Example:           healthExamples,
 		Args:              noArgs,

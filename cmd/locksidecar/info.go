@@ -11,7 +11,7 @@ import (
 func newInfo(io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "info",
-		Short: "Show how the sidecar itself is",
+		Short: "Show the state of the sidecar",
 		Long: `Info shows the sidecar's version, its store, whether locks can be granted and
 why not, its lease in the store, and how many sessions, holds and waiters it has.
 

@@ -39,7 +39,7 @@ With -o json it prints one ForceReleaseResponse of the API.`,
 	}
 	f := addClient(cmd, io).orStore(cmd)
 	cmd.ValidArgsFunction = completeResources(f.socket)
-	force := cmd.Flags().Bool("force", false, "yes, take it from somebody who may be working under it")
+	force := cmd.Flags().Bool("force", false, "needed: the holder may be working under the lock")
 	grace := cmd.Flags().Duration("grace", defaultGrace, "how long the holder may take to stop before others are granted, 0s to 1m")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if !*force {

@@ -203,7 +203,7 @@ func (w *waitFlag) Set(s string) error {
 	case err != nil:
 		return errors.New("must be a time such as 30s, or forever")
 	case d < 0:
-		return errors.New("must not be negative; to wait for ever, leave it out")
+		return errors.New("must not be negative; to wait without a limit: forever")
 	}
 	*w = waitFlag(d)
 	return nil

@@ -23,7 +23,7 @@ import (
 // defaultDrain is below the 30 s that Kubernetes gives a pod to stop.
 const defaultDrain = 25 * time.Second
 
-var serveHelp = `Serve is the sidecar. It runs until SIGTERM, SIGINT or SIGHUP; then it takes no
+var serveHelp = `Serve runs the sidecar until SIGTERM, SIGINT or SIGHUP; then it takes no
 new sessions, tells the apps that it stops, waits up to --drain for them to finish,
 releases what is left and exits with status 0. A second signal ends it at once.
 Settings are read at the start only.
@@ -69,7 +69,7 @@ type serveFlags struct {
 func newServe(io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "serve",
-		Short:   "Be the sidecar",
+		Short:   "Run the sidecar",
 		Long:    serveHelp,
 		Example: serveExamples,
 		Args:    noArgs,

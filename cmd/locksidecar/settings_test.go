@@ -191,6 +191,15 @@ func TestVersionFlag(t *testing.T) {
 	}
 }
 
+// A file that is no socket is not one that a sidecar has left.
+func TestNoSocket(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	touch(t, file)
+	if got := cli(t, "info", "--socket", file); got.code != exitFailure || !strings.Contains(got.err, "it is not a socket\n") {
+		t.Errorf("%+v", got)
+	}
+}
+
 // Hole 18: what answers is no sidecar.
 func TestPlainErrors(t *testing.T) {
 	socket := filepath.Join(socketDir(t), "s")

@@ -55,6 +55,7 @@ func (s *storeFlags) instead(cmd *cobra.Command) {
 			continue
 		case name != "store" && name != "store-file":
 			flag.Usage = "with --store: " + flag.Usage
+			config.Needs(f, name, "store", "store-file")
 		}
 		config.NotInFile(f, name)
 	}

@@ -18,7 +18,7 @@ func newWatch(io streams) *cobra.Command {
 		Use:   "watch [PREFIX]",
 		Short: "Show locks as they change",
 		Long: `Watch shows what is held and waited for, and then a line for every change, until
-it is stopped. When the sidecar goes, it waits for the next one, and shows again what
+it is stopped. When the sidecar ends, watch waits for the next one, and shows again what
 is there. The sidecar looks at the store once an interval, so a lock that
 comes and goes between two looks is not seen.
 

@@ -25,6 +25,7 @@ const (
 	hiddenKey = "locksidecar_hidden_by"
 	noFileKey = "locksidecar_not_in_file"
 	noEnvKey  = "locksidecar_not_in_environment"
+	needsKey  = "locksidecar_needs"
 )
 
 // Hides says that a flag, when it is on the command line, makes others mean nothing: what
@@ -34,6 +35,12 @@ func Hides(flags *pflag.FlagSet, flag string, others ...string) {
 	for _, name := range others {
 		annotate(flags, name, hiddenKey, flag)
 	}
+}
+
+// Needs says that a flag means nothing where none of the others is given: then it is
+// refused on the command line. The environment may have it for another command.
+func Needs(flags *pflag.FlagSet, flag string, others ...string) {
+	annotate(flags, flag, needsKey, others...)
 }
 
 // NotInFile says that a flag is not set by the file, which may have the key all the
@@ -46,8 +53,8 @@ func OnlyCommandLine(flags *pflag.FlagSet, flag string) {
 	annotate(flags, flag, noEnvKey, "yes")
 }
 
-func annotate(flags *pflag.FlagSet, flag, key, value string) {
-	if err := flags.SetAnnotation(flag, key, []string{value}); err != nil {
+func annotate(flags *pflag.FlagSet, flag, key string, values ...string) {
+	if err := flags.SetAnnotation(flag, key, values); err != nil {
 		panic(err) // a flag of that name must have been defined before
 	}
 }
@@ -68,13 +75,31 @@ func Apply(flags *pflag.FlagSet, src Source) error {
 	if err := checkRivals(flags); err != nil {
 		return err
 	}
+	var needy []*pflag.Flag // of the command line
+	flags.Visit(func(f *pflag.Flag) {
+		if f.Annotations[needsKey] != nil {
+			needy = append(needy, f)
+		}
+	})
 	if err := applyEnv(flags, src.Env); err != nil {
 		return err
 	}
-	if src.File == "" {
-		return nil
+	if src.File != "" {
+		if err := applyFile(flags, src.File, src.Known); err != nil {
+			return err
+		}
 	}
-	return applyFile(flags, src.File, src.Known)
+	return checkNeeds(flags, needy)
+}
+
+func checkNeeds(flags *pflag.FlagSet, needy []*pflag.Flag) error {
+	for _, f := range needy {
+		others := f.Annotations[needsKey]
+		if !slices.ContainsFunc(others, flags.Changed) {
+			return fmt.Errorf("--%s means nothing without --%s", f.Name, others[0])
+		}
+	}
+	return nil
 }
 
 // checkRivals looks at what came from the command line.

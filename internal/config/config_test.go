@@ -21,7 +21,7 @@ type settings struct {
 	Wait             bool
 	UIDs             []uint
 	Socket, Here     string
-	Own              string
+	Own, Part        string
 }
 
 func newFlags() (*pflag.FlagSet, *settings) {
@@ -36,7 +36,9 @@ func newFlags() (*pflag.FlagSet, *settings) {
 	f.StringVar(&s.Socket, "socket", "", "")
 	f.StringVar(&s.Own, "own", "", "")
 	f.StringVar(&s.Here, "here", "", "")
+	f.StringVar(&s.Part, "part", "", "")
 	Rivals(f, "store", "store-file")
+	Needs(f, "part", "store", "store-file")
 	Hides(f, "socket", "store")
 	NotInFile(f, "own")
 	OnlyCommandLine(f, "here")
@@ -91,6 +93,12 @@ func TestApply(t *testing.T) {
 		{name: "off", args: []string{}, file: "wait: off", want: defaults},
 		{name: "one document", file: "---\nttl: 5s\n", want: with(func(s *settings) { s.TTL = 5 * time.Second })},
 
+		{name: "needs what is in env", args: []string{"--part=p"}, env: map[string]string{"LOCKSIDECAR_STORE": "e"},
+			want: with(func(s *settings) { s.Part, s.Store = "p", "e" })},
+		{name: "needs what is in file", args: []string{"--part=p"}, file: "store-file: f",
+			want: with(func(s *settings) { s.Part, s.StoreFile = "p", "f" })},
+		{name: "needs what is not there", args: []string{"--part=p"}, wantErr: "--part means nothing without --store"},
+		{name: "in env for another command", env: map[string]string{"LOCKSIDECAR_PART": "p"}, want: with(func(s *settings) { s.Part = "p" })},
 		{name: "both of which one hides the other", args: []string{"--socket=s", "--store=x"}, wantErr: "two ways to say one thing"},
 		{name: "two documents", file: "ttl: 5s\n---\nttl: 6s\n", wantErr: "more than one YAML document"},
 		{name: "unknown key", file: "ttl: 5s\nmax-hold: 3\n", wantErr: `line 2: unknown key "max-hold"; did you mean max-holds?`},
