@@ -118,14 +118,15 @@ func (f *front) told(m supervise.Message) {
 // signal passes a signal on to the guard, which has it for CMD, unless CMD has it
 // already. It reports whether this process shall end at once.
 func (f *front) signal(s syscall.Signal) bool {
+	runs := f.cmd != 0 || f.guard.Runs()
 	switch {
-	case f.cmd != 0 && (s == syscall.SIGINT || s == syscall.SIGQUIT) && f.tty.Has(0):
+	case runs && (s == syscall.SIGINT || s == syscall.SIGQUIT) && f.tty.Has(0):
 		return false // Ctrl-C reaches all that share the terminal
-	case f.cmd == 0 && waitEnds(s):
+	case !runs && waitEnds(s):
 		f.ended++
 	}
 	f.guard.Signal(s)
-	return f.ended > 1 // the guard does not react
+	return !runs && f.ended > 1 // the guard does not react
 }
 
 // waitEnds tells which signals end the wait for the lock.

@@ -197,7 +197,7 @@ func TestLossReachesOtherSessions(t *testing.T) {
 func TestFrozenSidecar(t *testing.T) {
 	t.Parallel()
 	redis := testengine.Shared(t, testengine.Redis)
-	store := []string{"--store", storeURL(redis), "--ttl", "2s", "--namespace", namespace(t)}
+	store := []string{"--store", storeURL(redis), "--ttl", "5s", "--namespace", namespace(t)} // half a second to kill
 	frozen, other := serveProgram(t, store...), serveProgram(t, store...)
 	run, log := startWorker(t, "--socket", frozen.socket, "a")
 	next := startSuccessor(t, "--socket", other.socket, "a")

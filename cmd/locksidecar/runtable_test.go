@@ -38,7 +38,7 @@ func TestLeftBehindGoesOn(t *testing.T) {
 // The store falls silent: CMD is asked to end, and is dead before the next one begins.
 func TestSilentStore(t *testing.T) {
 	t.Parallel()
-	store := onShortLease(t)
+	store := onStore(t, testengine.Redis, "--ttl", "5s") // half a second to kill
 	proxy := testengine.Through(t, testengine.Shared(t, testengine.Redis))
 	run, log := startWorker(t, append([]string{"--store", proxy.URL() + "?restart-grace=0s"}, append(store[2:], "a")...)...)
 	next := startSuccessor(t, append(store, "a")...)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"syscall"
 
@@ -16,6 +17,7 @@ const guardName = "locksidecar-guard"
 
 // Guard is the guard, as the front sees it.
 type Guard struct {
+	pid      int
 	link     link
 	messages chan Message
 }
@@ -87,12 +89,19 @@ func (g *Guard) start(args []string) (pid int, err error) {
 	if err != nil {
 		return 0, errors.Join(err, l.conn.Close())
 	}
-	g.link = l
+	g.pid, g.link = pid, l
 	return pid, nil
 }
 
 // Messages are what the guard tells; closed when it is gone.
 func (g *Guard) Messages() <-chan Message { return g.messages }
+
+// Runs reports whether the guard has started the program, also where it has not told
+// so yet: the program may be faster than the message.
+func (g *Guard) Runs() bool {
+	tree, _ := descendants() // no /proc: what was told must do
+	return slices.ContainsFunc(tree, func(s stat) bool { return s.parent == g.pid })
+}
 
 // Signal passes a signal on.
 func (g *Guard) Signal(s syscall.Signal) { g.link.send(false, kindSignal, int64(s), "") }

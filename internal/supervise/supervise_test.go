@@ -25,6 +25,8 @@ const (
 	frontEnv = "SUPERVISE_TEST_FRONT"
 	// saidEnv is a file that the guard makes when it has only the end left to tell.
 	saidEnv = "SUPERVISE_TEST_SAID"
+	// lateEnv is a file that the guard waits for before it tells that the program runs.
+	lateEnv = "SUPERVISE_TEST_LATE"
 )
 
 func TestMain(m *testing.M) {
@@ -214,6 +216,7 @@ func beFront(what string) {
 			}
 		case s := <-signals:
 			if s == syscall.SIGUSR2 {
+				fmt.Println("runs", g.Runs())
 				g.Ask()
 			} else {
 				g.Signal(syscall.SIGUSR1)
@@ -233,6 +236,11 @@ func beGuard(f *Front, args []string) {
 	if err != nil {
 		f.Ended(98)
 		return
+	}
+	for late := os.Getenv(lateEnv); late != ""; time.Sleep(time.Millisecond) {
+		if _, err := os.Stat(late); err == nil {
+			break
+		}
 	}
 	f.Started(p.PID())
 	for {
@@ -277,6 +285,14 @@ func (b *bufferOfLines) lines() []string {
 
 func startPair(t *testing.T, script string, env ...string) *pair {
 	t.Helper()
+	p := launchPair(t, script, env...)
+	p.started(t)
+	return p
+}
+
+// launchPair does not wait until the program runs.
+func launchPair(t *testing.T, script string, env ...string) *pair {
+	t.Helper()
 	p := &pair{cmd: exec.CommandContext(t.Context(), "/proc/self/exe"), out: &bufferOfLines{filepath.Join(t.TempDir(), "out")}}
 	out, err := os.Create(p.out.path)
 	if err != nil {
@@ -291,6 +307,11 @@ func startPair(t *testing.T, script string, env ...string) *pair {
 		_ = p.cmd.Process.Kill()
 		_ = p.cmd.Wait()
 	})
+	return p
+}
+
+func (p *pair) started(t *testing.T) {
+	t.Helper()
 	eventually(t, "the program is started", func() bool {
 		for _, line := range p.out.lines() {
 			if _, err := fmt.Sscanf(line, KindStarted+" %d", &p.pid); err == nil {
@@ -299,7 +320,6 @@ func startPair(t *testing.T, script string, env ...string) *pair {
 		}
 		return false
 	})
-	return p
 }
 
 func (p *pair) signal(t *testing.T, s syscall.Signal) {
@@ -336,6 +356,22 @@ func TestGuardTells(t *testing.T) {
 	_ = syscall.Kill(p.pid, syscall.SIGCONT)
 	p.signal(t, syscall.SIGUSR1)
 	p.tells(t, KindEnded+" 5 0")
+}
+
+// The front knows that the program runs also before the guard has told.
+func TestGuardRuns(t *testing.T) {
+	dir := t.TempDir()
+	ready, told := filepath.Join(dir, "ready"), filepath.Join(dir, "told")
+	p := launchPair(t, `echo >'`+ready+`'; exec sleep 60`, lateEnv+"="+told)
+	exists(t, ready)
+	p.signal(t, syscall.SIGUSR2)
+	p.tells(t, "runs true")
+	if err := os.WriteFile(told, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.started(t)
+	_ = syscall.Kill(p.pid, syscall.SIGKILL)
+	p.tells(t, fmt.Sprintf("%s %d %d", KindEnded, Signalled+int(syscall.SIGKILL), syscall.SIGKILL))
 }
 
 // The end is told also to a front that was stopped while more was said than fits.
