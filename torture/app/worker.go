@@ -216,7 +216,7 @@ func (h *hold) lost() {
 // live works under the lock and lets go of it.
 func (h *hold) live(ctx context.Context) {
 	end := history.Now() + h.busy
-	if h.enter && !h.again(ctx, h.shared) {
+	if h.enter && !h.again(ctx) {
 		return
 	}
 	if !h.sleep(ctx, end-h.busy/2) || h.turn && !h.downgrade(ctx) || !h.sleep(ctx, end) {
@@ -234,27 +234,32 @@ func (h *hold) live(ctx context.Context) {
 }
 
 // again enters the hold once more; it reports whether the hold is still good.
-func (h *hold) again(ctx context.Context, shared bool) bool {
+func (h *hold) again(ctx context.Context) bool {
 	o := client.AcquireOptions{Owner: h.name, Reentrant: true}
-	if shared {
+	if h.shared {
 		o.Mode = client.Shared
 	}
-	if shared && h.chance(30) {
+	upgrade := h.shared && h.chance(30)
+	if upgrade {
 		o.Mode = client.Exclusive
-		if _, err := h.s.Acquire(ctx, h.Lock.Resource, o); err == nil || errors.Is(err, client.ErrLockHeld) {
-			h.write(history.Record{Kind: history.Wrong, At: history.Now(), Err: fmt.Sprintf("a shared hold was entered as an exclusive one: %v", err)})
-		}
-		return h.look(history.Checked)
 	}
-	// A second hold, where the first was lost meanwhile, is one of its own.
-	at := history.Now()
+	call := history.Now()
 	l, err := h.s.Acquire(ctx, h.Lock.Resource, o)
-	if err == nil && l != h.Lock {
-		other := &hold{worker: h.worker, s: h.s, Lock: l}
-		r := other.record(history.Granted, history.Now())
-		r.Call, r.Shared, r.Fence, r.Until = at, shared, l.Fence, other.until(r.At)
+	switch {
+	case err != nil:
+		w := wish{resource: h.Lock.Resource}
+		if !upgrade || !errors.Is(err, client.ErrUpgradeRefused) {
+			h.refused(ctx, w, err)
+		}
+	case l != h.Lock: // the first was lost meanwhile: this one is a hold of its own
+		at := history.Now()
+		other := &hold{worker: h.worker, wish: wish{shared: o.Mode == client.Shared}, s: h.s, Lock: l}
+		r := other.record(history.Granted, at)
+		r.Call, r.Shared, r.Fence, r.Until = call, other.shared, l.Fence, other.until(at)
 		h.write(r)
 		other.live(ctx)
+	case upgrade:
+		h.write(history.Record{Kind: history.Wrong, At: history.Now(), Err: "a shared hold was entered as an exclusive one"})
 	}
 	return h.look(history.Checked)
 }
