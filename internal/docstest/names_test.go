@@ -1,12 +1,8 @@
 package docstest
 
 import (
-	"context"
-	"io"
 	"io/fs"
 	"maps"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -185,38 +181,96 @@ func TestVariables(t *testing.T) {
 	}
 }
 
+// Both tables of the exit statuses of run have those of its help.
+func TestStatuses(t *testing.T) {
+	_, text, _ := strings.Cut(help(t, "run"), "Exit status:\n")
+	text, _, _ = strings.Cut(text, "\nUsage:")
+	want := make(map[string]bool)
+	for _, m := range regexp.MustCompile(`(?m)^  (\d+)  `).FindAllStringSubmatch(text, -1) {
+		want[m[1]] = true
+	}
+	if len(want) < 5 {
+		t.Fatalf("the help of run has only the statuses %v", sorted(want))
+	}
+	ofRun := make(map[string]bool)
+	for _, row := range regexp.MustCompile("(?m)^\\| ([\\d, ]+)[^|]* \\| `run` \\|").FindAllStringSubmatch(section(t, "docs/settings.md", "Exit statuses"), -1) {
+		for _, n := range regexp.MustCompile(`\d+`).FindAllString(row[1], -1) {
+			ofRun[n] = true
+		}
+	}
+	ofGuide := make(map[string]bool)
+	for _, cell := range rows(section(t, "docs/guides/run.md", "Exit statuses")) {
+		for _, n := range regexp.MustCompile(`\b\d+\b`).FindAllString(strings.ReplaceAll(cell, "128+N", ""), -1) {
+			ofGuide[n] = true
+		}
+	}
+	for page, has := range map[string]map[string]bool{"docs/settings.md": ofRun, "docs/guides/run.md": ofGuide} {
+		if !maps.Equal(has, want) {
+			t.Errorf("%s has the statuses %v, the help of run %v", page, sorted(has), sorted(want))
+		}
+	}
+}
+
+// The page of each store has the options that its URL takes, and no others.
+func TestStoreOptions(t *testing.T) {
+	taken := regexp.MustCompile(`(?:\bo|Options)\.(?:String|Bool|Int|Duration|OneOf)\("([a-z-]+)"`)
+	for page, files := range map[string]string{
+		"docs/stores/redis.md":     "backends/redislock/*.go",
+		"docs/stores/zookeeper.md": "backends/zklock/*.go",
+		"docs/stores/mysql.md":     "backends/mysqllock/*.go backends/mysqllock/*/*.go backends/sqllock/mysql/*.go",
+		"docs/stores/postgres.md":  "backends/sqllock/postgres/*.go",
+	} {
+		want := make(map[string]bool)
+		for _, m := range taken.FindAllStringSubmatch(sources(t, files+" backends/storeurl/*.go"), -1) {
+			want[m[1]] = true
+		}
+		documented := make(map[string]bool)
+		for _, cell := range rows(section(t, page, "Its URL")) {
+			for _, m := range regexp.MustCompile("`([a-z-]+)`").FindAllStringSubmatch(cell, -1) {
+				documented[m[1]] = true
+			}
+		}
+		if !maps.Equal(documented, want) {
+			t.Errorf("%s has the options %v, the code takes %v", page, sorted(documented), sorted(want))
+		}
+	}
+}
+
+// sources are the texts of Go files that are no tests, one behind the other.
+func sources(t *testing.T, patterns string) string {
+	t.Helper()
+	var all strings.Builder
+	for pattern := range strings.FieldsSeq(patterns) {
+		files, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil || len(files) == 0 {
+			t.Fatal(pattern, err)
+		}
+		for _, f := range files {
+			if strings.HasSuffix(f, "_test.go") {
+				continue
+			}
+			text, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all.Write(text)
+		}
+	}
+	return all.String()
+}
+
 // The table of metrics has those of a sidecar, each with its type.
 func TestMetrics(t *testing.T) {
 	documented := make(map[string]string)
 	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| (counter|gauge|histogram) \\|").FindAllStringSubmatch(section(t, "docs/observing.md", "Metrics"), -1) {
 		documented["locksidecar_"+row[1]] = row[2]
 	}
-	p := newPlace(t)
-	var socket string
-	for _, e := range p.env {
-		if s, ok := strings.CutPrefix(e, "LOCKSIDECAR_SOCKET="); ok {
-			socket = s
-		}
-	}
-	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	}}
-	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://locksidecar/metrics", http.NoBody)
+	text, err := newPlace(t).run(t, "sh", "-c", `curl -sS --unix-socket "$LOCKSIDECAR_SOCKET" http://locksidecar/metrics`)
 	if err != nil {
-		t.Fatal(err)
-	}
-	answer, err := (&http.Client{Transport: transport}).Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = answer.Body.Close() }()
-	text, err := io.ReadAll(answer.Body)
-	if err != nil {
-		t.Fatal(err)
+		t.Fatal(err, text)
 	}
 	there := map[string]string{"locksidecar_store_command_seconds": "histogram"} // not on the embedded store
-	for _, m := range regexp.MustCompile(`(?m)^# TYPE (locksidecar_\w+) (\w+)$`).FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^# TYPE (locksidecar_\w+) (\w+)$`).FindAllStringSubmatch(text, -1) {
 		there[m[1]] = m[2]
 	}
 	if !maps.Equal(documented, there) {
@@ -235,23 +289,8 @@ func TestCommands(t *testing.T) {
 	} {
 		t.Run(c.store, func(t *testing.T) {
 			measured := make(map[string]bool)
-			for pattern := range strings.FieldsSeq(c.files) {
-				files, err := filepath.Glob(filepath.Join(root, pattern))
-				if err != nil || len(files) == 0 {
-					t.Fatal(pattern, err)
-				}
-				for _, f := range files {
-					if strings.HasSuffix(f, "_test.go") {
-						continue
-					}
-					text, err := os.ReadFile(f)
-					if err != nil {
-						t.Fatal(err)
-					}
-					for _, m := range regexp.MustCompile(c.command).FindAllStringSubmatch(string(text), -1) {
-						measured[strings.Join(m[1:], "")] = true
-					}
-				}
+			for _, m := range regexp.MustCompile(c.command).FindAllStringSubmatch(sources(t, c.files), -1) {
+				measured[strings.Join(m[1:], "")] = true
 			}
 			documented := make(map[string]bool)
 			row := regexp.MustCompile(`(?m)^\| ` + c.store + ` \| .*$`).FindString(section(t, "docs/observing.md", "Metrics"))
