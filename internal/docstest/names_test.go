@@ -213,7 +213,7 @@ func TestStatuses(t *testing.T) {
 
 // The page of each store has the options that its URL takes, and no others.
 func TestStoreOptions(t *testing.T) {
-	taken := regexp.MustCompile(`(?:\bo|Options)\.(?:String|Bool|Int|Duration|OneOf)\("([a-z-]+)"`)
+	taken := regexp.MustCompile(`\w\.(?:String|Bool|Int|Duration|OneOf)\("([a-z-]+)"`)
 	for page, files := range map[string]string{
 		"docs/stores/redis.md":     "backends/redislock/*.go",
 		"docs/stores/zookeeper.md": "backends/zklock/*.go",
@@ -285,7 +285,7 @@ func TestCommands(t *testing.T) {
 	}{
 		{"Redis", "backends/redislock/*.go", `newScript\("([a-z_]+)"|\bobserve\("([a-z_]+)"`},
 		{"ZooKeeper", "backends/zklock/zksession/*.go", `Call\{\s*name: "([a-z_]+)"`},
-		{"MySQL, MariaDB, PostgreSQL", "backends/sqllock/*.go backends/sqllock/mysql/*.go backends/sqllock/postgres/*.go", `\.[dD]o\([\w.]+, "([a-z_]+)"`},
+		{"MySQL, MariaDB, PostgreSQL", "backends/sqllock/*.go backends/sqllock/*/*.go backends/mysqllock/*/*.go", `\.(?:[dD]o|run)\([\w.]+, "([a-z_]+)"|\.observe\("([a-z_]+)"`},
 	} {
 		t.Run(c.store, func(t *testing.T) {
 			measured := make(map[string]bool)
