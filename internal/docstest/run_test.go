@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // patience is for everything that must happen, however busy the machine is.
@@ -288,6 +290,16 @@ func TestGo(t *testing.T) {
 		}
 		if out, err := newPlace(t).run(t, filepath.Join(dir, "sample")); err != nil {
 			t.Errorf("%v\n%s", err, out)
+		}
+	})
+}
+
+// YAML: each block is well formed, and has no key twice.
+func TestYAML(t *testing.T) {
+	each(t, "yaml", func(t *testing.T, b block, _ bool) {
+		var anything any
+		if err := yaml.Unmarshal([]byte(b.text), &anything); err != nil {
+			t.Error(err)
 		}
 	})
 }
