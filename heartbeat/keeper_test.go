@@ -374,3 +374,65 @@ func TestUntil(t *testing.T) {
 		t.Errorf("ended by the store: lives until %v, kept until %v", relied, kept)
 	}
 }
+
+// TestTheLastNanosecond of a lease is valid, and the next is not.
+func TestTheLastNanosecond(t *testing.T) {
+	var now time.Duration
+	k := New(Options{TTL: ttl, Clock: func() time.Duration { return now }})
+	now = 9*time.Second - 1
+	if relied, _ := k.Until(now); relied != 9*time.Second || k.ValidFor() != 1 || k.State() != Alive || k.Err() != nil {
+		t.Errorf("before the end: until %v, for %v, %v, %v", relied, k.ValidFor(), k.State(), k.Err())
+	}
+	now++
+	if relied, _ := k.Until(now); relied != 0 || k.ValidFor() != 0 || k.State() != Lost || k.Err() == nil {
+		t.Errorf("at the end: until %v, for %v, %v, %v", relied, k.ValidFor(), k.State(), k.Err())
+	}
+	select {
+	case <-k.Done():
+	default:
+		t.Error("Done is not closed")
+	}
+	if k.Kept() != time.Second {
+		t.Errorf("kept for %v", k.Kept())
+	}
+}
+
+// TestDefaults: a lease on the clock for production, whose beats nobody counts.
+func TestDefaults(t *testing.T) {
+	beats := make(chan struct{})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	k := New(Options{TTL: lock.MaxTTL, Interval: time.Millisecond, Opened: lock.BootTime(), Beat: func(context.Context) error { beats <- struct{}{}; return nil }})
+	end := make(chan error, 1)
+	go func() { end <- k.Run(ctx) }()
+	<-beats
+	<-k.News()
+	stop := errors.New("stop")
+	cancel(stop)
+	for err := error(nil); err == nil; {
+		select {
+		case <-beats: // was under way
+		case err = <-end:
+			if !errors.Is(err, stop) {
+				t.Errorf("Run = %v", err)
+			}
+		}
+	}
+}
+
+// TestNewsAreOneValue: who comes late reads the news once.
+func TestNewsAreOneValue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		k, wait := start(t, ctx, Options{Beat: func(context.Context) error { return nil }})
+		time.Sleep(3*ttl/3 + time.Second)
+		<-k.News()
+		select {
+		case <-k.News():
+			t.Error("news are told twice")
+		default:
+		}
+		cancel()
+		_ = wait()
+	})
+}

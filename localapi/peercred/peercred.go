@@ -84,7 +84,11 @@ func (w *Watcher) Watch(p *Peer, c *net.UnixConn, then func()) error {
 
 // open gets the pidfd of the peer of the socket fd, or -1 where there is none.
 func (p *Peer) open(fd int) (pidfd int, err error) {
-	pidfd, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	return p.opened(unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD))
+}
+
+// opened draws the conclusions from what the kernel has said.
+func (p *Peer) opened(pidfd int, err error) (int, error) {
 	switch {
 	case err == nil:
 		return pidfd, nil

@@ -2,6 +2,7 @@ package peercred
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 )
 
 func TestMain(m *testing.M) {
@@ -319,6 +321,77 @@ func TestOpenPID(t *testing.T) {
 	}
 }
 
+// What each answer of the kernel means: it knows, the process is dead, it is too old.
+func TestAnswersOfTheKernel(t *testing.T) {
+	_, l := start(t)
+	_, process := connect(t, l)
+	pid := int32(process.Process.Pid)
+	for _, c := range []struct {
+		pid    int32
+		pidfd  int
+		answer error
+		opens  bool // another pidfd
+		gone   bool
+		fails  bool
+	}{
+		{pid: pid, pidfd: 77},
+		{pid: pid, pidfd: -1, answer: unix.ESRCH, gone: true},
+		{pid: pid, pidfd: -1, answer: unix.EINVAL, gone: true},
+		{pid: pid, pidfd: -1, answer: unix.ENOPROTOOPT, opens: true},
+		{pid: pid, pidfd: -1, answer: unix.ENODATA, opens: true},
+		{pid: 0, pidfd: -1, answer: unix.ENOPROTOOPT},
+		{pid: -5, pidfd: -1, answer: unix.ENOPROTOOPT, fails: true},
+		{pid: pid, pidfd: -1, answer: unix.EBADF, fails: true},
+	} {
+		p := &Peer{PID: c.pid}
+		pidfd, err := p.opened(c.pidfd, c.answer)
+		if c.opens {
+			if pidfd < 0 {
+				t.Errorf("%+v: %d, %v", c, pidfd, err)
+			} else {
+				_ = os.NewFile(uintptr(pidfd), "pidfd").Close()
+			}
+		} else if pidfd != c.pidfd {
+			t.Errorf("%+v: pidfd %d", c, pidfd)
+		}
+		if (err != nil) != c.fails || (p.Gone != nil) != c.gone || c.gone && !isGone(p) {
+			t.Errorf("%+v: %v, gone %v", c, err, p.Gone)
+		}
+	}
+}
+
+// Only pidfds of a kernel that gives each process an inode of its own tell processes apart.
+func TestProcessOf(t *testing.T) {
+	file, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	if got := processOf(int(file.Fd())); got != (process{}) {
+		t.Errorf("of another file: %+v", got)
+	}
+	if got := processOf(-1); got != (process{}) {
+		t.Errorf("of no file: %+v", got)
+	}
+	_, l := start(t)
+	_, child := connect(t, l)
+	var seen []process
+	for _, pid := range []int{os.Getpid(), os.Getpid(), child.Process.Pid} {
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			t.Skip(err)
+		}
+		seen = append(seen, processOf(fd))
+		_ = unix.Close(fd)
+	}
+	if seen[0] == (process{}) {
+		t.Skip("the kernel does not tell processes apart")
+	}
+	if seen[0] != seen[1] || seen[0] == seen[2] || seen[0].ino == 0 {
+		t.Errorf("%+v: want the first two alike", seen)
+	}
+}
+
 func TestGroups(t *testing.T) {
 	_, l := start(t)
 	mine, err := os.Getgroups()
@@ -386,7 +459,14 @@ func TestClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Close()
-	if _, err := watch(w, c, func() {}); err == nil {
-		t.Error("a closed watcher watches")
+	p, err := watch(w, c, func() {})
+	if err == nil || !strings.Contains(err.Error(), "watch peer") {
+		t.Errorf("a closed watcher: %v", err)
+	}
+	if p.watcher != nil {
+		t.Error("it is still asked at the release")
+	}
+	if _, err := w.HangUp(c, func() {}); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("HangUp of a closed watcher: %v", err)
 	}
 }

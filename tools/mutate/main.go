@@ -38,6 +38,7 @@ type Mutant struct {
 	Result string `json:"result"`
 	Reason string `json:"reason,omitempty"` // of an equivalent one
 
+	src        []byte // of the file
 	start, end int
 	text       string
 }
@@ -60,6 +61,7 @@ type options struct {
 	jsonTo  string
 	match   string
 	run     string
+	skip    string
 	jobs    int
 	timeout time.Duration
 	short   bool
@@ -71,8 +73,9 @@ func main() {
 	flag.StringVar(&o.jsonTo, "json", "", "write all results to this `file`")
 	flag.StringVar(&o.match, "match", "", "only files whose path contains this `text`")
 	flag.StringVar(&o.run, "run", "", "only tests that match, as go test -run")
+	flag.StringVar(&o.skip, "skip", "", "no tests that match, as go test -skip")
 	flag.IntVar(&o.jobs, "jobs", 1, "how many at the same time")
-	flag.DurationVar(&o.timeout, "timeout", 0, "what the tests of a package may take; 0: five times what they take without a change, and 20s")
+	flag.DurationVar(&o.timeout, "timeout", 0, "what the tests of a package may take; 0: five times what they take without a change, and 10s")
 	flag.BoolVar(&o.short, "short", true, "run the short tests")
 	flag.Parse()
 	if err := run(context.Background(), o, flag.Args()); err != nil {
@@ -198,6 +201,7 @@ func mutants(ctx context.Context, root string, p pkg, o options) ([]Mutant, erro
 			if o.base != "" && !touched[m.Line] {
 				continue
 			}
+			m.src = src
 			m.File, m.Code = rel, strings.TrimSpace(string(lines[m.Line-1]))
 			all = append(all, m)
 		}
@@ -236,7 +240,7 @@ func judge(ctx context.Context, root string, p pkg, o options, known map[string]
 	}
 	limit := o.timeout
 	if limit == 0 {
-		limit = 5*time.Since(began) + 20*time.Second
+		limit = 5*time.Since(began) + 10*time.Second
 	}
 	next := make(chan *Mutant)
 	go func() {
@@ -278,11 +282,7 @@ func try(ctx context.Context, root string, p pkg, o options, limit time.Duration
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	path := filepath.Join(root, m.File)
-	src, err := os.ReadFile(path) //nolint:gosec // a file of the tree
-	if err != nil {
-		return err
-	}
-	mutated := slices.Concat(src[:m.start], []byte(m.text), src[m.end:])
+	mutated := slices.Concat(m.src[:m.start], []byte(m.text), m.src[m.end:])
 	file, overlay := filepath.Join(dir, filepath.Base(path)), filepath.Join(dir, "overlay.json")
 	if err := os.WriteFile(file, mutated, 0o600); err != nil {
 		return err
@@ -315,6 +315,9 @@ func test(ctx context.Context, root string, p pkg, o options, overlay string, li
 	}
 	if o.run != "" {
 		args = append(args, "-run="+o.run)
+	}
+	if o.skip != "" {
+		args = append(args, "-skip="+o.skip)
 	}
 	if overlay != "" {
 		args = append(args, "-overlay="+overlay)
