@@ -3,6 +3,7 @@ package localapi
 import (
 	"net"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/locksidecar/locksidecar/localapi/peercred"
@@ -48,5 +49,43 @@ func TestAccess(t *testing.T) {
 				t.Errorf("allowed %v (%v), admin %v", ok, err, a.admin(x.uid))
 			}
 		})
+	}
+}
+
+// TestAccessByAnotherGroup: a supplementary group of the peer counts as much as its first.
+func TestAccessByAnotherGroup(t *testing.T) {
+	mine, err := syscall.Getgroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const group = 54321
+	if err := syscall.Setgroups([]int{54320, group}); err != nil {
+		t.Skip("only root may choose its groups: ", err)
+	}
+	defer func() {
+		if err := syscall.Setgroups(mine); err != nil {
+			t.Error(err)
+		}
+	}()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(socketDir(t), "s")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	d, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = d.Close() }()
+	c, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	for gid, want := range map[uint32]bool{group: true, group - 1: true, group + 1: false} {
+		a := Access{AllowGIDs: []uint32{gid}}.withDefaults(77)
+		if ok, err := a.allows(&peercred.Peer{UID: 1000, GID: 1000}, c); err != nil || ok != want {
+			t.Errorf("group %d: allowed %v, %v", gid, ok, err)
+		}
 	}
 }

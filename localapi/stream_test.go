@@ -417,3 +417,41 @@ func TestListAndWatch(t *testing.T) {
 	x.release("r", g.GetLockId())
 	expect(pb.WatchEvent_FREE, "b/2")
 }
+
+// TestHold: one call of gRPC is one lock, from its first message to its end.
+func TestHold(t *testing.T) {
+	s := start(t)
+	c := s.api(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	hold := func(ctx context.Context, q *pb.AcquireRequest) (*pb.Event, error) {
+		st, err := c.Hold(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		return st.Recv()
+	}
+	first, err := hold(ctx, &pb.AcquireRequest{Resource: "r", Name: "first"})
+	if err != nil || first.GetGranted().GetFence() == 0 || first.GetGranted().GetResource() != "r" {
+		t.Fatalf("%v, %v", first, err)
+	}
+	if _, err := hold(t.Context(), tryOnce("r")); reasonOf(t, err) != reasonHeld {
+		t.Errorf("beside it: %v", err)
+	}
+	if _, err := hold(t.Context(), &pb.AcquireRequest{Resource: "r", SessionId: "x"}); reasonOf(t, err) != reasonInvalid {
+		t.Errorf("in a session of the caller's: %v", err)
+	}
+	second := make(chan *pb.Event, 1)
+	go func() {
+		e, err := hold(t.Context(), &pb.AcquireRequest{Resource: "r"})
+		if err != nil {
+			t.Error(err)
+		}
+		second <- e
+	}()
+	eventually(t, "waiting", func() bool { return s.manager.Info().Waiters == 1 })
+	cancel()
+	if g := within(t, second).GetGranted(); g.GetFence() <= first.GetGranted().GetFence() {
+		t.Errorf("the next one: %v", g)
+	}
+}

@@ -100,3 +100,34 @@ func TestLookOutlivesItsWatch(t *testing.T) {
 		isErr(t, watch(t.Context()), lock.ErrUnavailable)
 	})
 }
+
+// TestSame: a watch tells of each change of a hold but its age.
+func TestSame(t *testing.T) {
+	base := func() lock.Status {
+		return lock.Status{
+			Holders: []lock.Holding{{ID: "a", Mode: lock.Exclusive, Fence: 7, Age: time.Second}},
+			Waiters: []lock.Holding{{ID: "b", Mode: lock.Shared}},
+		}
+	}
+	for name, c := range map[string]struct {
+		change func(*lock.Status)
+		same   bool
+	}{
+		"nothing":        {func(*lock.Status) {}, true},
+		"age":            {func(st *lock.Status) { st.Holders[0].Age++ }, true},
+		"holder":         {func(st *lock.Status) { st.Holders[0].ID = "c" }, false},
+		"mode":           {func(st *lock.Status) { st.Holders[0].Mode = lock.Shared }, false},
+		"fence":          {func(st *lock.Status) { st.Holders[0].Fence++ }, false},
+		"revoked":        {func(st *lock.Status) { st.Holders[0].Revoked = true }, false},
+		"one holder":     {func(st *lock.Status) { st.Holders = append(st.Holders, lock.Holding{ID: "c"}) }, false},
+		"waiter":         {func(st *lock.Status) { st.Waiters[0].ID = "c" }, false},
+		"mode of waiter": {func(st *lock.Status) { st.Waiters[0].Mode = lock.Exclusive }, false},
+		"no waiter":      {func(st *lock.Status) { st.Waiters = nil }, false},
+	} {
+		st := base()
+		c.change(&st)
+		if got := same(base(), st); got != c.same {
+			t.Errorf("%s: same %v", name, got)
+		}
+	}
+}
