@@ -147,6 +147,13 @@ func TestMistakesOfTheCaller(t *testing.T) {
 				t.Errorf("OpenLease for %s: %v, want ErrInvalid", ttl, err)
 			}
 		}
+		for _, ttl := range []time.Duration{lock.MinTTL, lock.MaxTTL} {
+			l, err := s.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl})
+			if err != nil {
+				t.Fatalf("OpenLease for %s: %v", ttl, err)
+			}
+			shut(t, l)
+		}
 		shut(t, a)
 	})
 }

@@ -81,8 +81,7 @@ func (p *process) silence(ctx context.Context, v weather) error {
 // road is between one lease and the store.
 type road struct {
 	leasekit.Driver
-	p     *process
-	fence lock.Fence // of Break lowFences
+	p *process
 
 	mu     sync.Mutex
 	gone   map[lock.HoldID]bool // ids that were given up while a copy could still arrive

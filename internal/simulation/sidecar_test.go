@@ -110,7 +110,7 @@ func (pl *place) current() *process {
 func (p *process) gone() {
 	p.place.mu.Lock()
 	defer p.place.mu.Unlock()
-	p.place.now = nil
+	p.now = nil
 }
 
 func (p *process) weather() weather {
