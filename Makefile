@@ -111,8 +111,8 @@ model: ## Check the models of the protocol with spin, and that each law can be b
 	LOCKSIDECAR_TEST_SPIN=required go test -count=1 -timeout $(TEST_TIMEOUT) ./model
 
 .PHONY: simulate
-simulate: ## Simulate worlds of sidecars and apps without end, or SEEDS=10000 of them, or one again (SEED=7)
-	@cd tools/simulate && go run . $(if $(SEED),-seed $(SEED),-seeds $(or $(SEEDS),0)) $(ARGS)
+simulate: ## Simulate worlds of sidecars and apps without end, or WORLDS=10000 of them, or one again (WORLD=7)
+	@cd tools/simulate && go run . $(if $(WORLD),-seed $(WORLD),-seeds $(or $(WORLDS),0)) $(ARGS)
 
 .PHONY: mutate
 mutate: ## Change the code in one place at a time: which change does no test see? (PKG=./lock/... BASE=main)

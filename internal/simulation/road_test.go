@@ -84,13 +84,29 @@ type road struct {
 	p *process
 
 	mu     sync.Mutex
-	gone   map[lock.HoldID]bool // ids that were given up while a copy could still arrive
+	gone   map[lock.HoldID]bool   // ids that were given up while a copy could still arrive
+	busy   map[lock.HoldID]string // the call that is under way
 	pushes []leasekit.Push
 	bell   chan struct{}
 }
 
 func newRoad(d leasekit.Driver, p *process) *road {
-	return &road{Driver: d, p: p, gone: map[lock.HoldID]bool{}, bell: make(chan struct{}, 1)}
+	return &road{Driver: d, p: p, gone: map[lock.HoldID]bool{}, busy: map[lock.HoldID]string{}, bell: make(chan struct{}, 1)}
+}
+
+// alone notes that a call on a hold begins, and complains where another is under way.
+func (r *road) alone(what string, id lock.HoldID) (done func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if other, ok := r.busy[id]; ok {
+		r.p.w.witness.complains("%v: %s of %s while its %s is under way", r.p, what, id, other)
+	}
+	r.busy[id] = what
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.busy, id)
+	}
 }
 
 // ask is Ask where the store remembers ids that were given up, as one behind a network
@@ -106,6 +122,7 @@ func (r *road) ask(ctx context.Context, q lock.Request) (leasekit.Answer, error)
 }
 
 func (r *road) Ask(ctx context.Context, q lock.Request) (a leasekit.Answer, _ error) {
+	defer r.alone("Ask", q.ID)()
 	sent, err := r.p.trip(ctx, func() (err error) { a, err = r.ask(ctx, q); return err },
 		func() { _, _ = r.ask(context.Background(), q) })
 	switch {
@@ -128,6 +145,7 @@ func (r *road) Ask(ctx context.Context, q lock.Request) (a leasekit.Answer, _ er
 }
 
 func (r *road) Withdraw(ctx context.Context, w leasekit.Withdrawal) (found leasekit.Withdrawn, _ error) {
+	defer r.alone("Withdraw", w.ID)()
 	if r.p.w.broken == keepsReleased && w.Mode == lock.Exclusive {
 		return leasekit.Withdrawn{Found: true}, nil
 	}
@@ -147,6 +165,7 @@ func (r *road) withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.Wi
 }
 
 func (r *road) Downgrade(ctx context.Context, ref leasekit.Ref) error {
+	defer r.alone("Downgrade", ref.ID)()
 	_, err := r.p.trip(ctx, func() error { return r.Driver.Downgrade(ctx, ref) }, func() { _ = r.Driver.Downgrade(context.Background(), ref) })
 	return err
 }

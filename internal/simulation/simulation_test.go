@@ -64,7 +64,7 @@ func (c *counts) add(d counts) {
 func report(t *testing.T, seed uint64, r result) {
 	t.Helper()
 	for _, b := range r.broken[:min(len(r.broken), 5)] {
-		t.Errorf("seed %d (make simulate SEED=%d): %s", seed, seed, b)
+		t.Errorf("seed %d (make simulate WORLD=%d): %s", seed, seed, b)
 	}
 }
 
