@@ -2,7 +2,6 @@ package session
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -505,31 +504,5 @@ func TestLostIsRememberedForAWhile(t *testing.T) {
 		isLost(t, err, Forced)
 		_, err = s.Release(t.Context(), ids[1], "") // and then only with the latest
 		isErr(t, err, lock.ErrNotHolder)
-	})
-}
-
-// TestWaiterTakenOutAsItsWaitEnds: an administrator takes the waiter out of the queue at
-// the moment at which its wait is over. Both are an end of the wait.
-func TestWaiterTakenOutAsItsWaitEnds(t *testing.T) {
-	bubble(t, func(t *testing.T, e *env) {
-		sc := e.sidecar()
-		must(t, sc.session(), exclusive)
-		sc.way.on(func(ctx context.Context, do func(context.Context) error) error {
-			result := make(chan error, 1)
-			go func() { result <- do(context.WithoutCancel(ctx)) }()
-			<-ctx.Done()
-			st, err := e.store.Get(t.Context(), "r")
-			if err != nil || len(st.Waiters) != 1 {
-				t.Errorf("%+v, %v", st, err)
-			} else if err := e.store.ForceRelease(t.Context(), "r", st.Waiters[0].ID, 0); err != nil {
-				t.Error(err)
-			}
-			return <-result
-		}, opAcquire)
-		_, err := sc.session().Acquire(t.Context(), waiting(exclusive, time.Second))
-		var held *lock.HeldError
-		if !errors.As(err, &held) || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("Acquire = %v, want a HeldError with DeadlineExceeded", err)
-		}
 	})
 }

@@ -284,3 +284,26 @@ func TestForceReleaseGivenUp(t *testing.T) {
 		shut(t, a)
 	})
 }
+
+// A waiter that is taken out of the queue is told at that moment.
+func TestForcedWaiterIsToldAtOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Store) {
+		a, b := open(t, s), open(t, s)
+		acquire(t, a, "r", lock.Exclusive)
+		done := make(chan error, 1)
+		go func() {
+			_, err := b.Acquire(t.Context(), lock.Request{ID: "waiter", Resource: "r", Mode: lock.Exclusive})
+			done <- err
+		}()
+		synctest.Wait()
+		began := time.Now()
+		if err := s.ForceRelease(t.Context(), "r", "waiter", 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; !errors.Is(err, lock.ErrNotHolder) || time.Since(began) != 0 {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+		shut(t, a)
+		shut(t, b)
+	})
+}
