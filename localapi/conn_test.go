@@ -3,6 +3,7 @@ package localapi
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -96,10 +97,15 @@ func TestTenThousandConnections(t *testing.T) {
 	for range 10 {
 		conns := make([]net.Conn, 0, 1000)
 		for range 1000 {
-			c, err := net.Dial("unix", s.socket)
-			if err != nil {
-				t.Fatal(err)
-			}
+			var c net.Conn
+			eventually(t, "a connection is made", func() bool {
+				var err error
+				c, err = net.Dial("unix", s.socket)
+				if err != nil && !errors.Is(err, syscall.EAGAIN) { // else nobody has had time to accept the others
+					t.Fatal(err)
+				}
+				return err == nil
+			})
 			conns = append(conns, c)
 		}
 		x.acquire("1", tryOnce("r"))

@@ -174,12 +174,19 @@ func TestMemoryPerHold(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		per := (int64(heap()) - int64(before)) / n
-		t.Logf("%s: %d bytes a hold", name, per)
 		limit := int64(2048)
 		if name == "a session each" {
 			limit += 512 // the session is in it
 		}
+		per := (int64(heap()) - int64(before)) / n
+		for range 10 { // a goroutine that has not run for a while keeps what nobody needs
+			if per <= limit {
+				break
+			}
+			time.Sleep(50 * time.Millisecond)
+			per = (int64(heap()) - int64(before)) / n
+		}
+		t.Logf("%s: %d bytes a hold", name, per)
 		if per > limit {
 			t.Errorf("%s: %d bytes a hold, at most %d are allowed", name, per, limit)
 		}

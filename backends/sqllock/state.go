@@ -292,16 +292,11 @@ func (s *state) ask(o *op) {
 	e := s.own(o)
 	n, noted := s.notes[o.id]
 	switch {
-	case noted && e != nil && e.Held(): // nobody was told of it, so nobody needs a grace
-		s.forget(o.id)
-		s.note("force", o.id, o.lease, e.Value.fence, "")
-		s.remove(e)
-		o.err = lock.ErrNotHolder
 	case noted && !n.forced:
 		o.err = lock.ErrNotHolder
 	case e == nil && s.behind[o.id] == o.lease && o.lease != "":
 		o.queued = true
-	case e != nil:
+	case e != nil: // asked again, or a copy; where its release is forced, its grace is kept
 		s.answer(o, e)
 	case o.try && !s.q.Free(queue.RoomOf(o.mode)):
 		o.err = lock.ErrHeld

@@ -117,8 +117,9 @@ func TestKept(t *testing.T) {
 	}
 }
 
-// A request that was given up is not granted; one that was forced before its answer
-// came is given back.
+// A request that was given up is not granted. Who asks again for a hold whose release is
+// forced has it, and its grace: an answer was lost, or a copy of the request comes late,
+// when the app knows its grace already.
 func TestNotes(t *testing.T) {
 	s := found("", nil, false)
 	s.notes["a"] = note{lease: "l"}
@@ -131,18 +132,17 @@ func TestNotes(t *testing.T) {
 	s.notes["x"] = note{lease: "l", forced: true, grace: 5, known: -1}
 	again := &op{kind: opAsk, id: "x", lease: "l", mode: lock.Exclusive}
 	s.apply(again)
-	if !errors.Is(again.err, lock.ErrNotHolder) || s.x == nil || s.x.ID != "a" {
-		t.Errorf("a forced hold whose answer was lost: %v, then on the row %v", again.err, s.x)
+	if again.err != nil || again.fence != 10 || s.x == nil || s.x.ID != "x" {
+		t.Errorf("a forced hold is asked for again: %v, fence %d, then on the row %v", again.err, again.fence, s.x)
 	}
-	end := &op{kind: opEnd, id: "a"}
-	s.notes["a"] = note{lease: "l", forced: true, grace: 5, known: -1}
+	end := &op{kind: opEnd, id: "x"}
 	s.apply(end)
-	if s.x == nil {
+	if s.x == nil || s.x.ID != "x" {
 		t.Error("a grace that nobody has acknowledged was over")
 	}
-	s.notes["a"] = note{lease: "l", forced: true, grace: 5, known: 5}
+	s.notes["x"] = note{lease: "l", forced: true, grace: 5, known: 5}
 	s.apply(end)
-	if s.x != nil {
+	if s.x == nil || s.x.ID != "a" {
 		t.Error("a hold whose grace is over is still there")
 	}
 }
