@@ -81,11 +81,6 @@ func (t *tree) ancestors(node string) []*zksession.Call {
 	return calls
 }
 
-// container is the call that makes the node of a lock when its parent is there.
-func (t *tree) container(node string) *zksession.Call {
-	return zksession.Create(node, nil, t.acl, zksession.Container)
-}
-
 // forbidden reports whether ZooKeeper refuses a character in a path: control
 // characters, surrogates and so everything beyond the basic plane, private use,
 // and specials (org.apache.zookeeper.common.PathUtils).

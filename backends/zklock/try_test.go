@@ -46,7 +46,9 @@ func TestSurveyOutlivesWhoAskedFirst(t *testing.T) {
 	go ask(t.Context(), second)
 	cancel()
 	<-line.surveyTurn
-	<-first
+	if err := <-first; err != nil {
+		t.Errorf("of the first: %v", err)
+	}
 	if err := <-second; err != nil {
 		t.Errorf("of one who still waits: %v", err)
 	}
