@@ -197,9 +197,9 @@ func TestLossReachesOtherSessions(t *testing.T) {
 func TestFrozenSidecar(t *testing.T) {
 	t.Parallel()
 	redis := testengine.Shared(t, testengine.Redis)
-	store := []string{"--store", storeURL(redis), "--ttl", "5s", "--namespace", namespace(t)} // half a second to kill
+	store := []string{"--store", storeURL(redis), "--ttl", "5s", "--namespace", namespace(t)}
 	frozen, other := serveProgram(t, store...), serveProgram(t, store...)
-	run, log := startWorker(t, "--socket", frozen.socket, "a")
+	run, log := startWorker(t, "--kill-after", "100ms", "--socket", frozen.socket, "a") // of half a second
 	next := startSuccessor(t, "--socket", other.socket, "a")
 	c := dial(t, other)
 	eventually(t, "the successor waits", func() bool { _, n := status(t, c, "a"); return n == 1 })

@@ -38,9 +38,9 @@ func TestLeftBehindGoesOn(t *testing.T) {
 // The store falls silent: CMD is asked to end, and is dead before the next one begins.
 func TestSilentStore(t *testing.T) {
 	t.Parallel()
-	store := onStore(t, testengine.Redis, "--ttl", "5s") // half a second to kill
+	store := onStore(t, testengine.Redis, "--ttl", "5s")
 	proxy := testengine.Through(t, testengine.Shared(t, testengine.Redis))
-	run, log := startWorker(t, append([]string{"--store", proxy.URL() + "?restart-grace=0s"}, append(store[2:], "a")...)...)
+	run, log := startWorker(t, append([]string{"--kill-after", "100ms", "--store", proxy.URL() + "?restart-grace=0s"}, append(store[2:], "a")...)...) // of half a second
 	next := startSuccessor(t, append(store, "a")...)
 	c := func() string { return cli(t, append([]string{"get", "a"}, store[:4]...)...).out }
 	eventually(t, "the successor waits", func() bool { return strings.Contains(c(), "QUEUE") })
