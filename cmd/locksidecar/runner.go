@@ -273,7 +273,7 @@ func (r *runner) mind(ctx context.Context) error {
 func (r *runner) rely() time.Duration {
 	left := r.lock.ValidFor()
 	if left > 0 { // else it is lost
-		r.front.Until(lock.BootTime() + left + r.margin/8*7)
+		r.front.Until(lock.BootTime() + left + r.margin/2) // the rest is for the front to kill
 	}
 	return left
 }
