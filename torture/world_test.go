@@ -129,7 +129,7 @@ type side struct {
 
 func (s *side) start() error {
 	args := []string{
-		"serve", "--socket", s.socket, "--store", s.store, "--ttl", ttl.String(), "--name", s.name, "--log-level", "warn",
+		"serve", "--socket", s.socket, "--store", s.store, "--ttl", ttl.String(), "--name", s.name, "--log-level", "debug",
 		"--drain", "200ms", "--lost-grace", "300ms",
 	}
 	p, err := launch(filepath.Join(s.w.dir, s.name+".log"), nil, s.w.binary, args...)

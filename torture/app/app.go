@@ -55,9 +55,6 @@ func Main() {
 	os.Exit(0)
 }
 
-// errOver: all faults are over, waits that are not needed end.
-var errOver = errors.New("all faults are over")
-
 func run(o Order) error {
 	w, err := history.Create(o.History)
 	if err != nil {

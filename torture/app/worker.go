@@ -112,7 +112,7 @@ func (w *worker) take(ctx context.Context, q wish) bool {
 		w.refused(ctx, q, err)
 		return false
 	}
-	h := &hold{worker: w, wish: q, s: s, Lock: l}
+	h := &hold{worker: w, wish: q, s: s, l: l}
 	r := h.record(history.Granted, at)
 	r.Call, r.Shared, r.Fence, r.Until = call, q.shared, l.Fence, h.until(at)
 	w.write(r)
@@ -155,31 +155,31 @@ func (w *worker) refused(ctx context.Context, q wish, err error) {
 type hold struct {
 	*worker
 	wish
-	*client.Lock
+	l       *client.Lock
 	s       *client.Session
 	written time.Duration // when a look was written down
 }
 
 func (h *hold) record(k history.Kind, at time.Duration) history.Record {
-	return history.Record{Kind: k, At: at, Lock: h.Lock.ID, Resource: h.Lock.Resource}
+	return history.Record{Kind: k, At: at, Lock: h.l.ID, Resource: h.l.Resource}
 }
 
 // until is until when a look at the hold finds it good; at is from before the look.
 // 0: it is over.
 func (h *hold) until(at time.Duration) time.Duration {
-	if v := h.Lock.ValidFor(); v > 0 {
+	if v := h.l.ValidFor(); v > 0 {
 		return at + v
 	}
 	return 0
 }
 
 // look looks at the hold and writes down what it sees; it reports whether it is good.
-func (h *hold) look(k history.Kind) bool {
+func (h *hold) look(ctx context.Context, k history.Kind) bool {
 	const enough = 10 * time.Millisecond
 	at := history.Now()
 	until := h.until(at)
 	if until == 0 {
-		h.lost()
+		h.lost(ctx)
 		return false
 	}
 	if k != history.Checked || at-h.written > enough {
@@ -192,10 +192,10 @@ func (h *hold) look(k history.Kind) bool {
 }
 
 // lost writes down a loss, waits, and acknowledges it.
-func (h *hold) lost() {
+func (h *hold) lost(ctx context.Context) {
 	at := history.Now()
 	r := h.record(history.Lost, at)
-	err := h.Lock.Err()
+	err := h.l.Err()
 	var lost *client.LostError
 	if errors.As(err, &lost) {
 		r.Reason = lost.Reason
@@ -207,9 +207,9 @@ func (h *hold) lost() {
 		r.Kind, r.Err = history.Wrong, "a hold that is good for no time is not lost"
 	}
 	h.write(r)
-	pause(context.Background(), h.linger)
-	for range h.Lock.Count() {
-		h.release()
+	pause(ctx, h.linger)
+	for range h.l.Count() {
+		h.release(ctx)
 	}
 }
 
@@ -222,14 +222,14 @@ func (h *hold) live(ctx context.Context) {
 	if !h.sleep(ctx, end-h.busy/2) || h.turn && !h.downgrade(ctx) || !h.sleep(ctx, end) {
 		return
 	}
-	for h.Lock.Count() > 1 { // the hold is ours until the last
-		h.release()
-		if !h.look(history.Checked) {
+	for h.l.Count() > 1 { // the hold is ours until the last
+		h.release(ctx)
+		if !h.look(ctx, history.Checked) {
 			return
 		}
 	}
-	if h.look(history.Leaving) {
-		h.release()
+	if h.look(ctx, history.Leaving) {
+		h.release(ctx)
 	}
 }
 
@@ -244,16 +244,16 @@ func (h *hold) again(ctx context.Context) bool {
 		o.Mode = client.Exclusive
 	}
 	call := history.Now()
-	l, err := h.s.Acquire(ctx, h.Lock.Resource, o)
+	l, err := h.s.Acquire(ctx, h.l.Resource, o)
 	switch {
 	case err != nil:
-		w := wish{resource: h.Lock.Resource}
+		w := wish{resource: h.l.Resource}
 		if !upgrade || !errors.Is(err, client.ErrUpgradeRefused) {
 			h.refused(ctx, w, err)
 		}
-	case l != h.Lock: // the first was lost meanwhile: this one is a hold of its own
+	case l != h.l: // the first was lost meanwhile: this one is a hold of its own
 		at := history.Now()
-		other := &hold{worker: h.worker, wish: wish{shared: o.Mode == client.Shared}, s: h.s, Lock: l}
+		other := &hold{worker: h.worker, wish: wish{shared: o.Mode == client.Shared}, s: h.s, l: l}
 		r := other.record(history.Granted, at)
 		r.Call, r.Shared, r.Fence, r.Until = call, other.shared, l.Fence, other.until(at)
 		h.write(r)
@@ -261,7 +261,7 @@ func (h *hold) again(ctx context.Context) bool {
 	case upgrade:
 		h.write(history.Record{Kind: history.Wrong, At: history.Now(), Err: "a shared hold was entered as an exclusive one"})
 	}
-	return h.look(history.Checked)
+	return h.look(ctx, history.Checked)
 }
 
 // sleep works until a moment, and looks at the hold now and then. False: it is over.
@@ -270,15 +270,15 @@ func (h *hold) sleep(ctx context.Context, end time.Duration) bool {
 	for {
 		left := end - history.Now()
 		if left <= 0 || h.isOver() || ctx.Err() != nil {
-			return h.look(history.Checked)
+			return h.look(ctx, history.Checked)
 		}
 		t := time.NewTimer(min(left, every))
 		select {
 		case <-t.C:
-		case <-h.Lock.Lost():
+		case <-h.l.Lost():
 		}
 		t.Stop()
-		if !h.look(history.Checked) {
+		if !h.look(ctx, history.Checked) {
 			return false
 		}
 	}
@@ -286,31 +286,31 @@ func (h *hold) sleep(ctx context.Context, end time.Duration) bool {
 
 // downgrade makes the hold a shared one.
 func (h *hold) downgrade(ctx context.Context) bool {
-	if !h.look(history.Checked) {
+	if !h.look(ctx, history.Checked) {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	r := h.record(history.Downgraded, 0)
 	r.Call = history.Now()
-	err := h.Lock.Downgrade(ctx)
+	err := h.l.Downgrade(ctx)
 	r.At = history.Now()
 	if err != nil {
 		r.Err = err.Error()
 	}
 	h.write(r)
 	h.shared = true
-	return h.look(history.Checked)
+	return h.look(ctx, history.Checked)
 }
 
 // release releases the hold, or a count of it, and waits for the answer.
-func (h *hold) release() {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+func (h *hold) release(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	last := h.Lock.Count() <= 1
+	last := h.l.Count() <= 1
 	r := h.record(history.Left, 0)
 	r.Call = history.Now()
-	err := h.Lock.Release(ctx)
+	err := h.l.Release(ctx)
 	r.At = history.Now()
 	if err != nil {
 		r.Err = err.Error()
