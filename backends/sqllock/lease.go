@@ -19,9 +19,8 @@ const (
 	counted = 5000
 	// rareRecheck is when a waiter asks again at the latest. The lease looks more often.
 	rareRecheck = 30 * time.Second
-	// bellTime is how long a new lease is kept back for its bell, which is a hint: a
-	// fraction of the shortest TTL.
-	bellTime = lock.MinTTL / 4
+	// bellTime is how long a new lease is kept back for its bell, which is a hint.
+	bellTime = 250 * time.Millisecond
 )
 
 // lease is one sidecar's session in the tables.
@@ -79,7 +78,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	kit := leasekit.Start(ctx, d, leasekit.Options{ID: l.id, TTL: o.TTL, Clock: b.clock, Opened: opened, Recheck: rareRecheck, Unproven: true})
 	select { // until the bell is there, grants are found late
 	case <-l.bell:
-	case <-time.After(bellTime):
+	case <-time.After(min(bellTime, o.TTL/4)):
 	case <-ctx.Done():
 	}
 	return kit, nil
