@@ -3,13 +3,13 @@ package redislock
 import (
 	"context"
 	"strconv"
-	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/locksidecar/locksidecar/backends/backendtest"
+	"github.com/locksidecar/locksidecar/backends/backendtest/served"
 	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
@@ -32,26 +32,15 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-func newHarness(t testing.TB, k *testengine.Kind, restart testengine.Data) *harness {
-	return &harness{server: testengine.New(t, k), restart: restart, roads: make(map[lock.Backend]*testengine.Proxy)}
-}
-
-// harness gives every backend a road of its own to the server.
 type harness struct {
-	server  testengine.Server
+	*served.Store
 	restart testengine.Data // what a restart leaves
-
-	mu    sync.Mutex
-	roads map[lock.Backend]*testengine.Proxy
 }
 
-func (h *harness) Open(t testing.TB) lock.Backend {
-	road := testengine.Through(t, h.server)
-	b := openAt(t, road.URL()+"?restart-grace=1s")
-	h.mu.Lock()
-	h.roads[b] = road
-	h.mu.Unlock()
-	return b
+func newHarness(t testing.TB, k *testengine.Kind, restart testengine.Data) *harness {
+	return &harness{restart: restart, Store: &served.Store{Server: testengine.New(t, k), Wakeups: "subscribe", OpenAt: func(t testing.TB, url string) lock.Backend {
+		return openAt(t, url+"?restart-grace=1s")
+	}}}
 }
 
 func openAt(t testing.TB, url string) *Backend {
@@ -63,19 +52,12 @@ func openAt(t testing.TB, url string) *Backend {
 	return b
 }
 
-func (h *harness) road(b lock.Backend) *testengine.Proxy {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.roads[b]
-}
-
-func (h *harness) TTL() time.Duration            { return time.Second }
-func (h *harness) Recheck() time.Duration        { return leasekit.RecheckOf(h.TTL()) }
-func (h *harness) Exceptions() map[string]string { return nil }
+// Recheck is the least that the contract allows.
+func (h *harness) Recheck() time.Duration { return leasekit.RecheckOf(h.TTL()) }
 
 // direct gives a client of the test's own, past all roads.
 func (h *harness) direct(t testing.TB) *Backend {
-	b := openAt(t, h.server.URL())
+	b := openAt(t, h.Server.URL())
 	t.Cleanup(func() { _ = b.Close() })
 	return b
 }
@@ -88,40 +70,13 @@ func (h *harness) DeleteCounter(t testing.TB, r lock.Resource) {
 	}
 }
 
-// LoseReplies makes the harness a backendtest.Faulter.
-func (h *harness) LoseReplies(t testing.TB, b lock.Backend) func() {
-	road := h.road(b)
-	heal := sync.OnceFunc(func() {
-		if err := road.Heal(); err != nil {
-			t.Error(err)
-		}
-		road.Inject(testengine.Sever)
-	})
-	t.Cleanup(heal)
-	road.Inject(testengine.HoldReplies)
-	return heal
-}
-
-// DropWakeups makes the harness a backendtest.WakeupDropper.
-func (h *harness) DropWakeups(t testing.TB, b lock.Backend) func() {
-	road := h.road(b)
-	restore := sync.OnceFunc(func() {
-		if err := road.Heal(); err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(restore)
-	road.Mute("subscribe")
-	return restore
-}
-
 // Restart makes the harness a backendtest.Restarter.
-func (h *harness) Restart(t testing.TB) { testengine.Restart(t, h.server, h.restart) }
+func (h *harness) Restart(t testing.TB) { testengine.Restart(t, h.Server, h.restart) }
 
 // Commands makes the harness a backendtest.CommandCounter.
 func (h *harness) Commands(t testing.TB) int64 {
 	ctx := context.Background()
-	b := openAt(t, h.server.URL())
+	b := openAt(t, h.Server.URL())
 	defer func() { _ = b.Close() }()
 	var total int64
 	count := func(info string, err error) {
@@ -134,8 +89,8 @@ func (h *harness) Commands(t testing.TB) int64 {
 		}
 		total += n
 	}
-	if _, ok := h.server.(testengine.Noder); ok && len(b.keys.buckets) > 1 {
-		for _, n := range testengine.Nodes(t, h.server) {
+	if _, ok := h.Server.(testengine.Noder); ok && len(b.keys.buckets) > 1 {
+		for _, n := range testengine.Nodes(t, h.Server) {
 			one := openAt(t, "redis://"+n.Addr())
 			count(one.client.Info(ctx, "stats").Result())
 			_ = one.Close()

@@ -30,7 +30,7 @@ const forgets = lock.MaxTTL + time.Minute
 // layout of the data: it looks for the prefix in all keys, and in the members of
 // all that has members.
 func (h *harness) Leftovers(t testing.TB, prefix string) (left []string) {
-	b := openAt(t, h.server.URL())
+	b := openAt(t, h.Server.URL())
 	defer func() { _ = b.Close() }()
 	ctx := context.Background()
 	var mu sync.Mutex
@@ -107,43 +107,16 @@ func leftoversOn(ctx context.Context, c *redis.Client, prefix string) (left []st
 	return left, nil
 }
 
-// Slow makes the harness a backendtest.Slower.
-func (h *harness) Slow(t testing.TB, b lock.Backend, d time.Duration) {
-	road := h.road(b)
-	t.Cleanup(func() { road.Delay(0) })
-	road.Delay(d)
-}
-
 // aloneHarness is for one Redis.
 type aloneHarness struct{ *harness }
 
 // Fork makes the harness a backendtest.Switcher.
 func (h aloneHarness) Fork(t testing.TB) func(toFork bool, bs ...lock.Backend) {
-	first := testengine.Nodes(t, h.server)[0].Addr()
-	fork := testengine.Nodes(t, testengine.ForkRedis(t, h.server))[0].Addr()
-	led := make(map[lock.Backend]bool)
-	lead := func(toFork bool, bs ...lock.Backend) {
-		for _, b := range bs {
-			to := first
-			if toFork {
-				to = fork
-			}
-			led[b] = true
-			road := h.road(b)
-			road.Retarget(to)
-			road.Inject(testengine.Sever)
-		}
-	}
-	t.Cleanup(func() {
-		for b := range led {
-			lead(false, b)
-		}
-	})
-	return lead
+	return h.Lead(t, testengine.ForkRedis(t, h.Server))
 }
 
 // OwnClock makes the harness a backendtest.ClockShifter.
 func (h aloneHarness) OwnClock(t testing.TB) (backendtest.Harness, func(by time.Duration)) {
 	own := newHarness(t, testengine.RedisFakeTime, h.restart)
-	return aloneHarness{own}, func(by time.Duration) { testengine.ShiftClock(t, own.server, by) }
+	return aloneHarness{own}, func(by time.Duration) { testengine.ShiftClock(t, own.Server, by) }
 }

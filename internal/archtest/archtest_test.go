@@ -39,15 +39,15 @@ var house = []room{
 	{path: "backends/leasekit", may: "lock"},
 	{path: "backends/storeurl", may: "lock"},
 	{path: "backends/embedded", may: "lock backends/leasekit backends/queue", test: "backends/backendtest"},
-	{path: "backends/redislock", may: "lock backends/leasekit backends/storeurl", test: "backends/backendtest internal/testengine"},
+	{path: "backends/redislock", may: "lock backends/leasekit backends/storeurl", test: "backends/backendtest backends/backendtest/served internal/testengine"},
 	{path: "backends/zklock/zksession", may: "lock", test: "internal/testengine"},
 	{path: "backends/zklock", may: "lock backends/leasekit backends/storeurl backends/zklock/zksession", test: "backends/backendtest internal/testengine internal/javatest"},
 	{path: "backends/mysqllock/mydb", may: "lock backends/storeurl", test: "internal/testengine"},
 	{path: "backends/sqllock", may: "lock backends/leasekit backends/queue"},
-	{path: "backends/sqllock/mysql", may: "lock backends/sqllock backends/mysqllock/mydb", test: "backends/backendtest backends/leasekit internal/testengine"},
-	{path: "backends/sqllock/postgres", may: "lock backends/storeurl backends/sqllock", test: "backends/backendtest internal/testengine"},
-	{path: "backends/mysqllock/rows", may: "lock backends/leasekit backends/mysqllock/mydb backends/sqllock backends/sqllock/mysql", test: "backends/backendtest internal/testengine"},
-	{path: "backends/mysqllock/shedlock", may: "lock backends/leasekit backends/mysqllock/mydb backends/sqllock backends/sqllock/mysql", test: "backends/backendtest internal/testengine internal/javatest"},
+	{path: "backends/sqllock/mysql", may: "lock backends/sqllock backends/mysqllock/mydb", test: "backends/backendtest backends/backendtest/served backends/leasekit internal/testengine"},
+	{path: "backends/sqllock/postgres", may: "lock backends/storeurl backends/sqllock", test: "backends/backendtest backends/backendtest/served internal/testengine"},
+	{path: "backends/mysqllock/rows", may: "lock backends/leasekit backends/mysqllock/mydb backends/sqllock backends/sqllock/mysql", test: "backends/backendtest backends/backendtest/served internal/testengine"},
+	{path: "backends/mysqllock/shedlock", may: "lock backends/leasekit backends/mysqllock/mydb backends/sqllock backends/sqllock/mysql", test: "backends/backendtest backends/backendtest/served internal/testengine internal/javatest"},
 	{path: "backends/mysqllock", may: "lock backends/storeurl backends/mysqllock/mydb backends/sqllock/mysql backends/mysqllock/rows backends/mysqllock/shedlock", test: "internal/testengine"},
 	{path: "backends", may: "lock backends/storeurl backends/embedded backends/redislock backends/zklock backends/mysqllock backends/sqllock/postgres", test: "internal/testengine"},
 
@@ -59,6 +59,7 @@ var house = []room{
 	{path: "internal/supervise", may: "lock"},
 	{path: "internal/telemetry", may: "lock heartbeat session", test: "backends/embedded localapi api/locksidecar/v1"},
 	{path: "internal/testengine"}, // nothing of production: it breaks things for everybody
+	{path: "backends/backendtest/served", may: "lock backends/backendtest internal/testengine"},
 	{path: "internal/javatest", may: "lock", test: "backends/embedded"},
 	{path: "internal/simulation", test: "lock session backends/leasekit backends/embedded"},
 	{path: "internal/archtest"},
@@ -88,10 +89,10 @@ var outsiders = []struct{ library, rooms string }{
 }
 
 // onlyTests are what no production code may import, whatever its room.
-const onlyTests = "testing backends/backendtest internal/testengine internal/javatest github.com/google/go-cmp go.uber.org/goleak"
+const onlyTests = "testing backends/backendtest backends/backendtest/served internal/testengine internal/javatest github.com/google/go-cmp go.uber.org/goleak"
 
 // equipment are the rooms that are themselves only for tests.
-const equipment = "backends/backendtest internal/testengine internal/javatest internal/archtest internal/docstest examples/show"
+const equipment = "backends/backendtest backends/backendtest/served internal/testengine internal/javatest internal/archtest internal/docstest examples/show"
 
 // pkg is what `go list -json` says about a package.
 type pkg struct {

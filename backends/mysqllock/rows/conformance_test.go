@@ -4,13 +4,12 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"sync"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/locksidecar/locksidecar/backends/backendtest"
+	"github.com/locksidecar/locksidecar/backends/backendtest/served"
 	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
@@ -26,7 +25,10 @@ func TestConformance(t *testing.T) {
 	for _, kind := range kinds {
 		t.Run(kind.String(), func(t *testing.T) {
 			t.Parallel()
-			backendtest.Run(t, &harness{server: manyConnections(t, testengine.New(t, kind)), roads: make(map[lock.Backend]*testengine.Proxy)})
+			// Connections go on after a fault: they are the holds.
+			backendtest.Run(t, &harness{&served.Store{Server: manyConnections(t, testengine.New(t, kind)), Wakeups: "GET_LOCK", KeepRoads: true, OpenAt: func(t testing.TB, url string) lock.Backend {
+				return openAt(t, fmt.Sprintf("%s?max-connections=%d&timeout=2s", url, connections)) // other tests use the machine too
+			}}})
 		})
 	}
 }
@@ -64,30 +66,12 @@ func admin(t testing.TB, url string) *sql.DB {
 	return sql.OpenDB(c)
 }
 
-// harness gives every backend a road of its own to the server.
-type harness struct {
-	server testengine.Server
-
-	mu    sync.Mutex
-	roads map[lock.Backend]*testengine.Proxy
-}
+type harness struct{ *served.Store }
 
 var (
 	_ backendtest.Limited        = (*harness)(nil)
-	_ backendtest.Faulter        = (*harness)(nil)
-	_ backendtest.Restarter      = (*harness)(nil)
 	_ backendtest.CounterDeleter = (*harness)(nil)
-	_ backendtest.WakeupDropper  = (*harness)(nil)
 )
-
-func (h *harness) Open(t testing.TB) lock.Backend {
-	road := testengine.Through(t, h.server)
-	b := openAt(t, fmt.Sprintf("%s?max-connections=%d&timeout=2s", road.URL(), connections)) // other tests use the machine too
-	h.mu.Lock()
-	h.roads[b] = road
-	h.mu.Unlock()
-	return b
-}
 
 func openAt(t testing.TB, url string) *sqllock.Backend {
 	t.Helper()
@@ -101,10 +85,6 @@ func openAt(t testing.TB, url string) *sqllock.Backend {
 	}
 	return b
 }
-
-func (h *harness) TTL() time.Duration { return time.Second }
-
-func (h *harness) Recheck() time.Duration { return time.Second }
 
 func (h *harness) Limits() backendtest.Limits {
 	return backendtest.Limits{Downgrade: "a transaction cannot make a row lock weaker", Holds: connections - engineConnections}
@@ -123,44 +103,13 @@ func (h *harness) Exceptions() map[string]string {
 
 // DeleteCounter makes the harness a backendtest.CounterDeleter.
 func (h *harness) DeleteCounter(t testing.TB, r lock.Resource) {
-	exec(t, h.server.URL(), "DELETE FROM locksidecar_lock WHERE name=?", []byte(r))
-}
-
-// LoseReplies makes the harness a backendtest.Faulter. It does not break the
-// connections in the end: that would end the holds, which they are.
-func (h *harness) LoseReplies(t testing.TB, b lock.Backend) func() {
-	h.mu.Lock()
-	road := h.roads[b]
-	h.mu.Unlock()
-	heal := sync.OnceFunc(func() {
-		if err := road.Heal(); err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(heal)
-	road.Inject(testengine.HoldReplies)
-	return heal
-}
-
-// DropWakeups makes the harness a backendtest.WakeupDropper.
-func (h *harness) DropWakeups(t testing.TB, b lock.Backend) func() {
-	h.mu.Lock()
-	road := h.roads[b]
-	h.mu.Unlock()
-	restore := sync.OnceFunc(func() {
-		if err := road.Heal(); err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(restore)
-	road.Mute("GET_LOCK")
-	return restore
+	exec(t, h.Server.URL(), "DELETE FROM locksidecar_lock WHERE name=?", []byte(r))
 }
 
 // Restart makes the harness a backendtest.Restarter.
 func (h *harness) Restart(t testing.TB) {
-	testengine.Restart(t, h.server, testengine.KeepData)
-	manyConnections(t, h.server)
+	testengine.Restart(t, h.Server, testengine.KeepData)
+	manyConnections(t, h.Server)
 }
 
 // scanOne is for a query with one column and one row.

@@ -3,13 +3,12 @@ package shedlock
 import (
 	"context"
 	"database/sql"
-	"sync"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/locksidecar/locksidecar/backends/backendtest"
+	"github.com/locksidecar/locksidecar/backends/backendtest/served"
 	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
@@ -26,36 +25,20 @@ func TestConformance(t *testing.T) {
 	for _, kind := range kinds {
 		t.Run(kind.String(), func(t *testing.T) {
 			t.Parallel()
-			backendtest.Run(t, &harness{server: testengine.New(t, kind), roads: make(map[lock.Backend]*testengine.Proxy)})
+			backendtest.Run(t, &harness{&served.Store{Server: testengine.New(t, kind), Wakeups: "GET_LOCK", OpenAt: func(t testing.TB, url string) lock.Backend {
+				return openAt(t, url+"?timeout=2s") // other tests use the machine too
+			}}})
 		})
 	}
 }
 
-// harness gives every backend a road of its own to the server.
-type harness struct {
-	server testengine.Server
-
-	mu    sync.Mutex
-	roads map[lock.Backend]*testengine.Proxy
-}
+type harness struct{ *served.Store }
 
 var (
 	_ backendtest.Limited        = (*harness)(nil)
-	_ backendtest.Faulter        = (*harness)(nil)
-	_ backendtest.Restarter      = (*harness)(nil)
 	_ backendtest.CounterDeleter = (*harness)(nil)
 	_ backendtest.CommandCounter = (*harness)(nil)
-	_ backendtest.WakeupDropper  = (*harness)(nil)
 )
-
-func (h *harness) Open(t testing.TB) lock.Backend {
-	road := testengine.Through(t, h.server)
-	b := openAt(t, road.URL()+"?timeout=2s") // other tests use the machine too
-	h.mu.Lock()
-	h.roads[b] = road
-	h.mu.Unlock()
-	return b
-}
 
 func openAt(t testing.TB, url string) *Backend {
 	t.Helper()
@@ -70,11 +53,6 @@ func openAt(t testing.TB, url string) *Backend {
 	return b
 }
 
-func (h *harness) TTL() time.Duration     { return time.Second }
-func (h *harness) Recheck() time.Duration { return time.Second }
-
-func (h *harness) Exceptions() map[string]string { return nil }
-
 func (h *harness) Limits() backendtest.Limits {
 	return backendtest.Limits{
 		Sharing:   "ShedLock's locks are exclusive",
@@ -86,46 +64,12 @@ func (h *harness) Limits() backendtest.Limits {
 
 // DeleteCounter makes the harness a backendtest.CounterDeleter.
 func (h *harness) DeleteCounter(t testing.TB, r lock.Resource) {
-	exec(t, h.server.URL(), "DELETE FROM locksidecar_lock WHERE name=?", []byte(r))
+	exec(t, h.Server.URL(), "DELETE FROM locksidecar_lock WHERE name=?", []byte(r))
 }
-
-// LoseReplies makes the harness a backendtest.Faulter.
-func (h *harness) LoseReplies(t testing.TB, b lock.Backend) func() {
-	h.mu.Lock()
-	road := h.roads[b]
-	h.mu.Unlock()
-	heal := sync.OnceFunc(func() {
-		if err := road.Heal(); err != nil {
-			t.Error(err)
-		}
-		road.Inject(testengine.Sever)
-	})
-	t.Cleanup(heal)
-	road.Inject(testengine.HoldReplies)
-	return heal
-}
-
-// DropWakeups makes the harness a backendtest.WakeupDropper.
-func (h *harness) DropWakeups(t testing.TB, b lock.Backend) func() {
-	h.mu.Lock()
-	road := h.roads[b]
-	h.mu.Unlock()
-	restore := sync.OnceFunc(func() {
-		if err := road.Heal(); err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(restore)
-	road.Mute("GET_LOCK")
-	return restore
-}
-
-// Restart makes the harness a backendtest.Restarter.
-func (h *harness) Restart(t testing.TB) { testengine.Restart(t, h.server, testengine.KeepData) }
 
 // Commands makes the harness a backendtest.CommandCounter.
 func (h *harness) Commands(t testing.TB) int64 {
-	return scan[int64](t, h.server.URL(), 1, "SHOW GLOBAL STATUS LIKE 'Questions'")
+	return scan[int64](t, h.Server.URL(), 1, "SHOW GLOBAL STATUS LIKE 'Questions'")
 }
 
 // direct is one connection of the test's own, past all backends.

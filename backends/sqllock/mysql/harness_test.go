@@ -6,11 +6,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/locksidecar/locksidecar/backends/backendtest"
+	"github.com/locksidecar/locksidecar/backends/backendtest/served"
 	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
@@ -28,26 +28,17 @@ var kinds = []*testengine.Kind{testengine.MariaDB, testengine.MySQL}
 func TestConformance(t *testing.T) {
 	for _, kind := range kinds {
 		t.Run(kind.String(), func(t *testing.T) {
-			backendtest.Run(t, &harness{server: testengine.New(t, kind), roads: make(map[lock.Backend]*testengine.Proxy)})
+			backendtest.Run(t, newHarness(t, kind))
 		})
 	}
 }
 
-// harness gives every backend a road of its own to the server.
-type harness struct {
-	server testengine.Server
+type harness struct{ *served.Store }
 
-	mu    sync.Mutex
-	roads map[lock.Backend]*testengine.Proxy
-}
-
-func (h *harness) Open(t testing.TB) lock.Backend {
-	road := testengine.Through(t, h.server)
-	b := openAt(t, with(road.URL(), "timeout=3s")) // other tests use the machine too
-	h.mu.Lock()
-	h.roads[b] = road
-	h.mu.Unlock()
-	return b
+func newHarness(t testing.TB, kind *testengine.Kind) *harness {
+	return &harness{&served.Store{Server: testengine.New(t, kind), Wakeups: "GET_LOCK", OpenAt: func(t testing.TB, url string) lock.Backend {
+		return openAt(t, with(url, "timeout=3s")) // other tests use the machine too
+	}}}
 }
 
 // store is a backend with its dialect.
@@ -138,19 +129,9 @@ func number(t testing.TB, s *store, query string, args ...any) int64 {
 	return all[0].Int(0)
 }
 
-func (h *harness) road(b lock.Backend) *testengine.Proxy {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.roads[b]
-}
-
-func (h *harness) TTL() time.Duration            { return time.Second }
-func (h *harness) Recheck() time.Duration        { return time.Second }
-func (h *harness) Exceptions() map[string]string { return nil }
-
 // direct gives a backend of the test's own, past all roads.
 func (h *harness) direct(t testing.TB) *store {
-	b := openAt(t, with(h.server.URL(), "timeout=3s"))
+	b := openAt(t, with(h.Server.URL(), "timeout=3s"))
 	t.Cleanup(func() { _ = b.Close() })
 	return b
 }
@@ -159,36 +140,6 @@ func (h *harness) direct(t testing.TB) *store {
 func (h *harness) DeleteCounter(t testing.TB, r lock.Resource) {
 	execute(t, h.direct(t), "DELETE FROM {lock} WHERE name=?", []byte(r))
 }
-
-// LoseReplies makes the harness a backendtest.Faulter.
-func (h *harness) LoseReplies(t testing.TB, b lock.Backend) func() {
-	road := h.road(b)
-	heal := sync.OnceFunc(func() {
-		if err := road.Heal(); err != nil {
-			t.Error(err)
-		}
-		road.Inject(testengine.Sever)
-	})
-	t.Cleanup(heal)
-	road.Inject(testengine.HoldReplies)
-	return heal
-}
-
-// DropWakeups makes the harness a backendtest.WakeupDropper.
-func (h *harness) DropWakeups(t testing.TB, b lock.Backend) func() {
-	road := h.road(b)
-	restore := sync.OnceFunc(func() {
-		if err := road.Heal(); err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(restore)
-	road.Mute("GET_LOCK")
-	return restore
-}
-
-// Restart makes the harness a backendtest.Restarter.
-func (h *harness) Restart(t testing.TB) { testengine.Restart(t, h.server, testengine.KeepData) }
 
 // Commands makes the harness a backendtest.CommandCounter.
 func (h *harness) Commands(t testing.TB) int64 {
@@ -206,7 +157,7 @@ var _ backendtest.Insider = (*harness)(nil)
 // for its fence, what was given up for a while.
 func (h *harness) Leftovers(t testing.TB, prefix string) (left []string) {
 	t.Helper()
-	b := openAt(t, with(h.server.URL(), "timeout=3s"))
+	b := openAt(t, with(h.Server.URL(), "timeout=3s"))
 	defer func() { _ = b.Close() }()
 	p := prefix + "%"
 	for _, r := range rows(t, b, `

@@ -4,11 +4,11 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/backendtest"
+	"github.com/locksidecar/locksidecar/backends/backendtest/served"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
@@ -23,25 +23,12 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// harness gives every backend a road of its own to the server.
-type harness struct {
-	server testengine.Server
-
-	mu    sync.Mutex
-	roads map[lock.Backend]*testengine.Proxy
-}
+type harness struct{ *served.Store }
 
 func newHarness(t testing.TB, kind *testengine.Kind) *harness {
-	return &harness{server: testengine.New(t, kind), roads: make(map[lock.Backend]*testengine.Proxy)}
-}
-
-func (h *harness) Open(t testing.TB) lock.Backend {
-	road := testengine.Through(t, h.server)
-	b := openAt(t, with(road.URL(), "timeout=3s&failover-grace=1500ms")) // other tests use the machine too
-	h.mu.Lock()
-	h.roads[b] = road
-	h.mu.Unlock()
-	return b
+	return &harness{&served.Store{Server: testengine.New(t, kind), Wakeups: "LISTEN", OpenAt: func(t testing.TB, url string) lock.Backend {
+		return openAt(t, with(url, "timeout=3s&failover-grace=1500ms")) // other tests use the machine too
+	}}}
 }
 
 func openAt(t testing.TB, url string) *sqllock.Backend {
@@ -53,20 +40,10 @@ func openAt(t testing.TB, url string) *sqllock.Backend {
 	return b
 }
 
-func (h *harness) road(b lock.Backend) *testengine.Proxy {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.roads[b]
-}
-
-func (h *harness) TTL() time.Duration            { return time.Second }
-func (h *harness) Recheck() time.Duration        { return time.Second }
-func (h *harness) Exceptions() map[string]string { return nil }
-
 // execute carries out a statement with {names} of tables.
 func (h *harness) execute(t testing.TB, statement string, args ...any) []sqllock.Row {
 	t.Helper()
-	d := dialect(t, h.server.URL())
+	d := dialect(t, h.Server.URL())
 	p, err := d.Open(sqllock.PoolOptions{Size: 1, Long: 20})
 	if err != nil {
 		t.Fatal(err)
@@ -87,43 +64,6 @@ func (h *harness) execute(t testing.TB, statement string, args ...any) []sqllock
 func (h *harness) DeleteCounter(t testing.TB, r lock.Resource) {
 	h.execute(t, "DELETE FROM {lock} WHERE name=?", []byte(r))
 }
-
-// LoseReplies makes the harness a backendtest.Faulter.
-func (h *harness) LoseReplies(t testing.TB, b lock.Backend) func() {
-	road := h.road(b)
-	heal := sync.OnceFunc(func() {
-		if err := road.Heal(); err != nil {
-			t.Error(err)
-		}
-		road.Inject(testengine.Sever)
-	})
-	t.Cleanup(heal)
-	road.Inject(testengine.HoldReplies)
-	return heal
-}
-
-// DropWakeups makes the harness a backendtest.WakeupDropper.
-func (h *harness) DropWakeups(t testing.TB, b lock.Backend) func() {
-	road := h.road(b)
-	restore := sync.OnceFunc(func() {
-		if err := road.Heal(); err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(restore)
-	road.Mute("LISTEN")
-	return restore
-}
-
-// Slow makes the harness a backendtest.Slower.
-func (h *harness) Slow(t testing.TB, b lock.Backend, d time.Duration) {
-	road := h.road(b)
-	t.Cleanup(func() { road.Delay(0) })
-	road.Delay(d)
-}
-
-// Restart makes the harness a backendtest.Restarter.
-func (h *harness) Restart(t testing.TB) { testengine.Restart(t, h.server, testengine.KeepData) }
 
 var _ backendtest.Insider = (*harness)(nil)
 
@@ -147,33 +87,13 @@ type aloneHarness struct{ *harness }
 
 // Fork makes the harness a backendtest.Switcher.
 func (h aloneHarness) Fork(t testing.TB) func(toFork bool, bs ...lock.Backend) {
-	first := testengine.Nodes(t, h.server)[0].Addr()
-	fork := testengine.Nodes(t, testengine.ForkPostgres(t, h.server))[0].Addr()
-	led := make(map[lock.Backend]bool)
-	lead := func(toFork bool, bs ...lock.Backend) {
-		for _, b := range bs {
-			to := first
-			if toFork {
-				to = fork
-			}
-			led[b] = true
-			road := h.road(b)
-			road.Retarget(to)
-			road.Inject(testengine.Sever)
-		}
-	}
-	t.Cleanup(func() {
-		for b := range led {
-			lead(false, b)
-		}
-	})
-	return lead
+	return h.Lead(t, testengine.ForkPostgres(t, h.Server))
 }
 
 // OwnClock makes the harness a backendtest.ClockShifter.
 func (h aloneHarness) OwnClock(t testing.TB) (backendtest.Harness, func(by time.Duration)) {
 	own := newHarness(t, testengine.PostgresFakeTime)
-	return aloneHarness{own}, func(by time.Duration) { testengine.ShiftClock(t, own.server, by) }
+	return aloneHarness{own}, func(by time.Duration) { testengine.ShiftClock(t, own.Server, by) }
 }
 
 // Commands makes the harness a backendtest.CommandCounter. The server counts

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/locksidecar/locksidecar/backends/backendtest/served"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -103,7 +104,7 @@ func TestOldPrimaryGoesOn(t *testing.T) {
 // terminate ends the connections whose last statement contains a text.
 func terminate(t testing.TB, s testengine.Server, text string) {
 	t.Helper()
-	h := &harness{server: s}
+	h := &harness{&served.Store{Server: s}}
 	eventually(t, "a connection was ended", func() error {
 		rows := h.execute(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid<>pg_backend_pid() AND position(?::text IN query)>0", text)
 		if len(rows) == 0 {
@@ -220,7 +221,7 @@ func TestNewLeaseAtTheOldServer(t *testing.T) {
 	lead(fork)
 	beat(t, l)
 	sidecar(t, s.URL(), time.Second) // it ends what is not renewed here
-	h := &harness{server: s}
+	h := &harness{&served.Store{Server: s}}
 	eventually(t, "the lease is over at the old server", func() error {
 		if rows := h.execute(t, "SELECT 1 FROM {lease} WHERE id=? AND ended=1", []byte(l.ID())); len(rows) == 0 {
 			return errors.New("it lives")

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/backendtest/served"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
@@ -29,7 +30,7 @@ func TestGraceOfAServerThatWasSeenBefore(t *testing.T) {
 	beats(1)
 	fork := testengine.ForkPostgres(t, s)
 	lead := func(to testengine.Server) {
-		h := &harness{server: to}
+		h := &harness{&served.Store{Server: to}}
 		round := func() int64 { return h.execute(t, "SELECT value FROM {meta} WHERE name='keeper'")[0].Int(0) }
 		was := round()
 		road.Retarget(testengine.Nodes(t, to)[0].Addr())
