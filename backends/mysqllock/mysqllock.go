@@ -26,9 +26,6 @@ import (
 // Schemes are the URL schemes that Open takes. They mean the same.
 var Schemes = mydb.Schemes
 
-// DefaultPrefix is the usual prefix of the names of tables.
-const DefaultPrefix = mydb.DefaultPrefix
-
 // The strategies.
 const (
 	Tables   = "tables"
@@ -70,7 +67,7 @@ func backend[B lock.Backend](b B, err error) (lock.Backend, error) {
 // Schema is the SQL that makes the tables of a strategy, in whatever database is
 // current where it is applied. The error is lock.ErrInvalid.
 func Schema(strategy, prefix string) (string, error) {
-	if err := mydb.CheckPrefix(prefix); err != nil {
+	if err := storeurl.CheckPrefix(prefix); err != nil {
 		return "", err
 	}
 	switch strategy {

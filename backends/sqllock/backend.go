@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/storeurl"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -28,6 +29,16 @@ type Options struct {
 	FailoverGrace  time.Duration // how long nothing is granted by a server that has taken over; negative: the TTL
 	Clock          lock.Clock    // default lock.BootTime
 	Beside         *Beside       // foreign locks that holds have, too; nil: none
+}
+
+// OptionsOf are what a URL says of the engine. What is wrong there is the error of
+// u.Options.Err.
+func OptionsOf(u storeurl.SQL) Options {
+	return Options{
+		Migrate: u.Migrate, MaxConnections: u.MaxConnections,
+		LogKeep:       u.Options.Duration("log-keep", DefaultLogKeep, 0, 10*365*24*time.Hour),
+		FailoverGrace: u.Options.Duration("failover-grace", -1, 0, lock.MaxTTL),
+	}
 }
 
 // Backend is a database that keeps locks in tables.

@@ -143,6 +143,14 @@ const (
 	Refused               // the server has said no in another way. Nothing was carried out
 )
 
+// NotSentError is the error of a request that never left, whatever server it was for.
+type NotSentError struct{ Err error }
+
+func (e *NotSentError) Error() string { return e.Err.Error() }
+
+// Unwrap gives the reason.
+func (e *NotSentError) Unwrap() error { return e.Err }
+
 // again tells whether the same may work now.
 func (c Class) again() bool { return c == Blocked || c == Conflict }
 

@@ -53,7 +53,7 @@ func Open(cfg mydb.Config, observe lock.Observe) (*sqllock.Backend, error) {
 
 // openTold is Open, and tells of the row locks of each lease.
 func openTold(cfg mydb.Config, observe lock.Observe, opened func(*foreign)) (*sqllock.Backend, error) {
-	o := mysql.Options(cfg)
+	o := sqllock.OptionsOf(cfg.SQL)
 	most := cfg.MaxConnections
 	if most == 0 {
 		most = usualConnections

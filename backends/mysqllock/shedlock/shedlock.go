@@ -71,7 +71,7 @@ type Backend struct {
 // Its own options are table, the name of ShedLock's table, and time-zone, that of
 // the sessions of the services that share it.
 func Open(cfg mydb.Config, observe lock.Observe) (*Backend, error) {
-	o, opt := mysql.Options(cfg), cfg.Options
+	o, opt := sqllock.OptionsOf(cfg.SQL), cfg.Options
 	table := opt.String("table", usualTable)
 	if !plainTable.MatchString(table) {
 		opt.Refuse("table", "must have 1 to 64 letters, digits, _ and $")

@@ -44,7 +44,7 @@ func (f *strangers) Close(context.Context, []leasekit.Ref) error { return nil }
 func beside(t *testing.T, url string, f sqllock.Foreign) (*store, lock.Lease) {
 	t.Helper()
 	cfg := mustParse(t, url)
-	o := Options(cfg)
+	o := sqllock.OptionsOf(cfg.SQL)
 	o.Beside = &sqllock.Beside{
 		Look: "SELECT 1", Recheck: 50 * time.Millisecond,
 		Open: func(lock.LeaseOptions, string, sqllock.Events) (sqllock.Foreign, error) { return f, nil },

@@ -68,7 +68,7 @@ func (d *Dialect) Kind() string {
 
 // Class implements sqllock.Dialect.
 func (d *Dialect) Class(err error) sqllock.Class {
-	var notSent *notSentError
+	var notSent *sqllock.NotSentError
 	switch {
 	case errors.As(err, &notSent), mydb.NotSent(err):
 		return sqllock.NotSent

@@ -116,18 +116,12 @@ func (p *pool) take(ctx context.Context) (*conn, error) {
 	defer cancel()
 	c, err := p.db.Conn(wait)
 	if err != nil {
-		return nil, &notSentError{err}
+		return nil, &sqllock.NotSentError{Err: err}
 	}
 	out := &conn{c: c, p: p}
 	_ = c.Raw(func(dc any) error { out.link = dc.(*link); return nil })
 	return out, nil
 }
-
-// notSentError is the error of a request that never left.
-type notSentError struct{ err error }
-
-func (e *notSentError) Error() string { return e.err.Error() }
-func (e *notSentError) Unwrap() error { return e.err }
 
 // link is a connection that knows its server.
 type link struct {

@@ -205,7 +205,7 @@ func (k *conn) send(ctx context.Context, batch []sqllock.Statement) ([]sqllock.R
 	// On the connection itself: a context would cost a goroutine.
 	if err := k.raw.SetDeadline(time.Now().Add(k.p.limit)); err != nil {
 		k.broken = true
-		return nil, &notSentError{err}
+		return nil, &sqllock.NotSentError{Err: err}
 	}
 	p := k.pg.StartPipeline(context.WithoutCancel(ctx))
 	news := make(map[string]string)

@@ -24,11 +24,7 @@ func Open(rawURL string, observe lock.Observe) (*sqllock.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := sqllock.Options{
-		Migrate: cfg.Migrate, MaxConnections: cfg.MaxConnections,
-		LogKeep:       cfg.Options.Duration("log-keep", sqllock.DefaultLogKeep, 0, 10*365*24*time.Hour),
-		FailoverGrace: cfg.Options.Duration("failover-grace", -1, 0, lock.MaxTTL),
-	}
+	o := sqllock.OptionsOf(cfg.SQL)
 	if err := cfg.Options.Err(); err != nil {
 		return nil, err
 	}
@@ -38,13 +34,13 @@ func Open(rawURL string, observe lock.Observe) (*sqllock.Backend, error) {
 // Schema is the SQL that makes the tables, in the schema that is current where it is
 // applied. The error is lock.ErrInvalid.
 func Schema(strategy, prefix string) (string, error) {
-	if err := CheckPrefix(prefix); err != nil {
+	if err := storeurl.CheckPrefix(prefix); err != nil {
 		return "", err
 	}
 	if strategy != Strategies[0] {
 		return "", storeurl.Invalid(fmt.Sprintf("option strategy is %q, and must be %s", strategy, Strategies[0]))
 	}
-	d := NewDialect(Config{Schema: defaultSchema, Prefix: prefix}, nil)
+	d := NewDialect(Config{Schema: defaultSchema, SQL: storeurl.SQL{Prefix: prefix}}, nil)
 	return sqllock.Schema(d.Schema(), func(name string) string { return `"` + prefix + name + `"` }), nil
 }
 

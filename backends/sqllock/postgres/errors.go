@@ -62,7 +62,7 @@ func answered(err error) bool {
 
 // Class implements sqllock.Dialect.
 func (*Dialect) Class(err error) sqllock.Class {
-	var notSent *notSentError
+	var notSent *sqllock.NotSentError
 	if errors.As(err, &notSent) {
 		return sqllock.NotSent
 	}
@@ -84,9 +84,3 @@ func (*Dialect) Hint(err error) string {
 }
 
 var errReadOnly = errors.New("the server takes no writes (pg_is_in_recovery, or default_transaction_read_only)")
-
-// notSentError is of a request that never left.
-type notSentError struct{ err error }
-
-func (e *notSentError) Error() string { return e.err.Error() }
-func (e *notSentError) Unwrap() error { return e.err }

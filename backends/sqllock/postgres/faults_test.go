@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/locksidecar/locksidecar/backends/backendtest/served"
+	"github.com/locksidecar/locksidecar/backends/storeurl"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -176,7 +177,7 @@ func TestRights(t *testing.T) {
 	wants(strings.Replace(s.URL(), "/"+testengine.Database, "/none", 1), "does not exist")
 
 	// Made by the owner from the printed text, with the rights of the documentation.
-	text, err := Schema("tables", DefaultPrefix)
+	text, err := Schema("tables", storeurl.DefaultPrefix)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +203,7 @@ func TestRights(t *testing.T) {
 	if err := open(with(asApp, "schema=app_locks")); err != nil {
 		t.Errorf("with a schema of its own: %v", err)
 	}
-	if _, err := Schema("row", DefaultPrefix); !errors.Is(err, lock.ErrInvalid) {
+	if _, err := Schema("row", storeurl.DefaultPrefix); !errors.Is(err, lock.ErrInvalid) {
 		t.Errorf("a strategy that there is not: %v", err)
 	}
 }

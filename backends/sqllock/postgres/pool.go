@@ -178,7 +178,7 @@ func (p *pool) Conn(ctx context.Context) (sqllock.Conn, error) {
 	defer cancel()
 	c, err := p.db.Conn(ctx)
 	if err != nil {
-		return nil, &notSentError{err}
+		return nil, &sqllock.NotSentError{Err: err}
 	}
 	l := &lentConn{p: p, c: c}
 	_ = c.Raw(func(dc any) error { // it gives what the function gives

@@ -1,0 +1,76 @@
+package storeurl
+
+import (
+	"crypto/tls"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// DefaultPrefix is the usual prefix of the names of tables.
+const DefaultPrefix = "locksidecar_"
+
+// SQL is what the URL of every SQL store says:
+//
+//	SCHEME://[USER[:PASSWORD]@]HOST[:PORT][,HOST[:PORT]…]/DATABASE[?OPTION=VALUE&…]
+type SQL struct {
+	Addrs          []string // host:port, tried in this order; the first that takes writes is used
+	Socket         string   // path of a Unix socket, in place of Addrs
+	User, Password string
+	Database       string
+	Prefix         string        // of the names of tables
+	Migrate        bool          // create tables as needed
+	Timeout        time.Duration // of one request, without the time that it may wait for a row
+	MaxConnections int           // 0: as usual
+	TLS            *tls.Config   // nil: none, or not read yet
+
+	// Options are where options are read that not all have. Whoever has read all calls its
+	// Err.
+	Options *Options
+}
+
+// ParseSQL reads a URL with one of the schemes, but for TLS.
+func ParseSQL(raw, defaultPort string, schemes []string) (SQL, error) {
+	u, err := Parse(raw)
+	if err != nil {
+		return SQL{}, err
+	}
+	if !slices.Contains(schemes, u.Scheme) {
+		return SQL{}, Invalid(fmt.Sprintf("scheme %q is not one of %s", u.Scheme, strings.Join(schemes, ", ")))
+	}
+	if u.Path == "" {
+		return SQL{}, Invalid("lacks the name of the database: " + schemes[0] + "://HOST[:PORT]/DATABASE")
+	}
+	o := u.Options
+	s := SQL{Addrs: u.Addrs(defaultPort), User: u.User, Password: u.Password, Database: u.Path, Options: o}
+	s.Socket = o.String("socket", "")
+	s.Prefix = o.String("prefix", DefaultPrefix)
+	if CheckPrefix(s.Prefix) != nil {
+		o.Refuse("prefix", NameRule)
+	}
+	s.Migrate = o.Bool("migrate", true)
+	s.Timeout = o.Duration("timeout", time.Second, 10*time.Millisecond, time.Minute)
+	s.MaxConnections = o.Int("max-connections", 0, 1, 10_000)
+	return s, nil
+}
+
+// plainName is what the names of tables are made of: it needs no care in any place of a
+// statement, nor in a file name of a server.
+var plainName = regexp.MustCompile(`^[A-Za-z0-9_$-]+$`)
+
+// IsName tells whether a name of a table, schema or database needs no care.
+func IsName(name string, most int) bool { return len(name) <= most && plainName.MatchString(name) }
+
+// NameRule completes the sentence of a name or prefix that is refused.
+const NameRule = "must have at most 32 letters, digits, _, $ and -"
+
+// CheckPrefix refuses what the names of tables must not begin with. The error is
+// lock.ErrInvalid.
+func CheckPrefix(prefix string) error {
+	if prefix != "" && !IsName(prefix, 32) {
+		return Invalid("option prefix " + NameRule)
+	}
+	return nil
+}
