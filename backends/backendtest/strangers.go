@@ -98,7 +98,13 @@ func (e *env) lacksGrant(meanwhile func(...lock.Backend)) {
 	meanwhile(a.b, b)
 	lead(true, a.b, b)
 	e.oneHolder(a, g, e.comesFree(b, g.Resource))
-	if err := e.answered(func() error { return a.Release(e.ctx, known.Resource, known.ID) }); err != nil && !errors.Is(err, lock.ErrLeaseLost) {
+	unknown := false // what had no answer may have been carried out
+	err := e.answered(func() error {
+		err := a.Release(e.ctx, known.Resource, known.ID)
+		unknown = unknown || errors.Is(err, lock.ErrUnavailable)
+		return err
+	})
+	if err != nil && !errors.Is(err, lock.ErrLeaseLost) && (!unknown || !errors.Is(err, lock.ErrNotHolder)) {
 		e.Errorf("Release of a hold that the server knows of: %v", err)
 	}
 	e.comesFree(b, known.Resource)

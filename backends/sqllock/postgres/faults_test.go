@@ -214,7 +214,7 @@ func TestNewLeaseAtTheOldServer(t *testing.T) {
 	s := testengine.New(t, testengine.Postgres)
 	road := testengine.Through(t, s)
 	b, l := sidecar(t, with(road.URL(), "failover-grace=0s"), 6*time.Second)
-	fork := testengine.ForkPostgres(t, s)
+	fork := forkBeside(t, s, l)
 	lead := func(to testengine.Server) {
 		road.Retarget(testengine.Nodes(t, to)[0].Addr())
 		road.Inject(testengine.Sever)

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -28,7 +29,7 @@ func TestGraceOfAServerThatWasSeenBefore(t *testing.T) {
 		}
 	}
 	beats(1)
-	fork := testengine.ForkPostgres(t, s)
+	fork := forkBeside(t, s, l, holder)
 	lead := func(to testengine.Server) {
 		h := &harness{&served.Store{Server: to}}
 		round := func() int64 { return h.execute(t, "SELECT value FROM {meta} WHERE name='keeper'")[0].Int(0) }
@@ -61,6 +62,28 @@ func TestGraceOfAServerThatWasSeenBefore(t *testing.T) {
 	if early := time.Until(relies); early > 0 {
 		t.Errorf("two holders: granted %s before %s relies on it no more", early, g.ID)
 	}
+}
+
+// forkBeside forks a server, and renews leases meanwhile, however long that takes.
+func forkBeside(t *testing.T, s testengine.Server, leases ...lock.Lease) testengine.Server {
+	t.Helper()
+	forked := make(chan struct{})
+	var beats sync.WaitGroup
+	beats.Go(func() {
+		for {
+			for _, l := range leases {
+				_, _ = l.Heartbeat(context.Background())
+			}
+			select {
+			case <-forked:
+				return
+			case <-time.After(200 * time.Millisecond):
+			}
+		}
+	})
+	defer beats.Wait()
+	defer close(forked)
+	return testengine.ForkPostgres(t, s)
 }
 
 // forked has a road of its own for heartbeats.
