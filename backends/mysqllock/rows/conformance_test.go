@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"fmt"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
@@ -86,10 +85,6 @@ func openAt(t testing.TB, url string) *sqllock.Backend {
 	}
 	return b
 }
-
-// TTL is for how long the server keeps a connection on which nothing comes, too: longer
-// than a busy machine keeps a heartbeat waiting.
-func (h *harness) TTL() time.Duration { return 2 * time.Second }
 
 func (h *harness) Limits() backendtest.Limits {
 	return backendtest.Limits{Downgrade: "a transaction cannot make a row lock weaker", Holds: connections - engineConnections}

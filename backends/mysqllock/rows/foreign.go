@@ -17,8 +17,12 @@ const (
 	// rowWait is how long a link waits for a row in one statement. What a sidecar
 	// that died waited for is out of the way after that.
 	rowWait = time.Second
+	// late is for how much longer than the TTL the server keeps a link on which nothing
+	// comes: a heartbeat that was sent in time may come late. The sidecar itself ends its
+	// links when the TTL is over.
+	late = time.Second
 	// keepIdle is how many links without a transaction are kept for the next
-	// requests. The server ends them when they are idle for the TTL.
+	// requests. The server ends them, too, when nothing comes.
 	keepIdle = 16
 )
 
@@ -67,7 +71,7 @@ func open(cfg mydb.Config, observe lock.Observe, s *slots, ttl time.Duration, se
 		},
 		Settings: func(mydb.Server) []string {
 			return []string{
-				fmt.Sprintf("wait_timeout=%d", wholeSeconds(ttl)),
+				fmt.Sprintf("wait_timeout=%d", wholeSeconds(ttl+late)),
 				fmt.Sprintf("innodb_lock_wait_timeout=%d", wholeSeconds(rowWait)),
 			}
 		},
@@ -361,7 +365,16 @@ func (f *foreign) Lapse() {
 }
 
 // Close implements sqllock.Foreign.
-func (f *foreign) Close(context.Context, []leasekit.Ref) error {
+func (f *foreign) Close(ctx context.Context, _ []leasekit.Ref) error {
+	var commits sync.WaitGroup
+	f.mu.Lock()
+	for _, r := range f.rows { // the server notices the end of a connection somewhat later
+		if r.locked {
+			commits.Go(func() { _, _ = r.k.run(ctx, "close", "COMMIT") })
+		}
+	}
+	f.mu.Unlock()
+	commits.Wait()
 	f.mu.Lock()
 	f.closed = true
 	f.idle, f.rows = nil, make(map[lock.HoldID]*row)

@@ -9,8 +9,8 @@
 //
 // When a link ends the row is free for strangers at that moment, so the hold is lost,
 // and that is noticed at once by the end of its socket. The server ends a link that was
-// silent for the TTL (wait_timeout), so a machine that vanished keeps nobody out for
-// longer than its lease.
+// silent for the TTL and a second (wait_timeout), so a machine that vanished keeps nobody out for
+// much longer than its lease.
 //
 // What this way of locking cannot do: downgrade a hold, hold more locks than there may
 // be connections, and keep a hold over the loss of its connection. It needs one primary
