@@ -28,6 +28,7 @@ type room struct {
 var house = []room{
 	{path: "lock"},
 	{path: "api/locksidecar/v1"},
+	{path: "internal/jsonlines", may: "api/locksidecar/v1"},
 	{path: "heartbeat", may: "lock"},
 	{path: "internal/workers"},
 	{path: "session/ledger", may: "lock"},
@@ -52,8 +53,8 @@ var house = []room{
 	{path: "backends", may: "lock backends/storeurl backends/embedded backends/redislock backends/zklock backends/mysqllock backends/sqllock/postgres", test: "internal/testengine"},
 
 	{path: "localapi/peercred"},
-	{path: "localapi", may: "lock session internal/workers api/locksidecar/v1 localapi/peercred", test: "heartbeat backends/embedded"},
-	{path: "client", may: "api/locksidecar/v1", test: "lock session localapi backends/embedded"},
+	{path: "localapi", may: "lock session internal/workers internal/jsonlines api/locksidecar/v1 localapi/peercred", test: "heartbeat backends/embedded"},
+	{path: "client", may: "api/locksidecar/v1 internal/jsonlines", test: "lock session localapi backends/embedded"},
 
 	{path: "internal/config"},
 	{path: "internal/supervise", may: "lock"},
@@ -79,7 +80,7 @@ var outsiders = []struct{ library, rooms string }{
 	{"github.com/jackc/pgx/v5", "backends/sqllock/postgres internal/testengine"},
 	{"database/sql", "backends/mysqllock backends/mysqllock/mydb backends/sqllock/mysql backends/sqllock/postgres backends/mysqllock/rows backends/mysqllock/shedlock internal/testengine"},
 	{"google.golang.org/grpc", "api/locksidecar/v1 localapi client internal/telemetry cmd/locksidecar"},
-	{"google.golang.org/protobuf", "api/locksidecar/v1 localapi client cmd/locksidecar"},
+	{"google.golang.org/protobuf", "api/locksidecar/v1 internal/jsonlines localapi client cmd/locksidecar"},
 	{"net/http", "localapi client internal/telemetry cmd/locksidecar internal/docstest"},
 	{"github.com/prometheus", "internal/telemetry cmd/locksidecar"},
 	{"go.opentelemetry.io", "internal/telemetry cmd/locksidecar"},

@@ -272,7 +272,10 @@ type SessionRequest struct {
 	//	*SessionRequest_Release
 	//	*SessionRequest_Downgrade
 	//	*SessionRequest_KeepAlive
-	Request       isSessionRequest_Request `protobuf_oneof:"request"`
+	Request isSessionRequest_Request `protobuf_oneof:"request"`
+	// Optional: the span of the app that asks, as the traceparent header of W3C Trace
+	// Context has it. That of open stands for all requests that have none.
+	Traceparent   string `protobuf:"bytes,8,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -373,6 +376,13 @@ func (x *SessionRequest) GetKeepAlive() *KeepAliveRequest {
 		}
 	}
 	return nil
+}
+
+func (x *SessionRequest) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
 }
 
 type isSessionRequest_Request interface {
@@ -2623,7 +2633,7 @@ var File_locksidecar_v1_locksidecar_proto protoreflect.FileDescriptor
 
 const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\n" +
-	" locksidecar/v1/locksidecar.proto\x12\x0elocksidecar.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\xaa\x03\n" +
+	" locksidecar/v1/locksidecar.proto\x12\x0elocksidecar.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\xcc\x03\n" +
 	"\x0eSessionRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x128\n" +
@@ -2633,7 +2643,8 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\arelease\x18\x05 \x01(\v2\x1e.locksidecar.v1.ReleaseRequestH\x00R\arelease\x12@\n" +
 	"\tdowngrade\x18\x06 \x01(\v2 .locksidecar.v1.DowngradeRequestH\x00R\tdowngrade\x12A\n" +
 	"\n" +
-	"keep_alive\x18\a \x01(\v2 .locksidecar.v1.KeepAliveRequestH\x00R\tkeepAliveB\t\n" +
+	"keep_alive\x18\a \x01(\v2 .locksidecar.v1.KeepAliveRequestH\x00R\tkeepAlive\x12 \n" +
+	"\vtraceparent\x18\b \x01(\tR\vtraceparentB\t\n" +
 	"\arequest\"\x85\x04\n" +
 	"\x0fSessionResponse\x12\x1d\n" +
 	"\n" +

@@ -1,0 +1,252 @@
+package jsonlines
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	_ "google.golang.org/genproto/googleapis/rpc/errdetails" // so that protojson knows ErrorInfo
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+)
+
+// Append appends any message and the end of the line. Fields that are empty or 0 are
+// there too: scripts should not have to guess. Its error is that a string is not UTF-8,
+// such as one that somebody else has written into the store.
+func Append(b []byte, m proto.Message) ([]byte, error) {
+	text, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
+	if err != nil {
+		return b, fmt.Errorf("marshal answer: %w", err)
+	}
+	line := bytes.NewBuffer(b)
+	_ = json.Compact(line, text) // protojson puts in blanks at random, so that nobody relies on them
+	line.WriteByte('\n')
+	return line.Bytes(), nil
+}
+
+// AppendResponse is Append for the messages of a Session. With an error, b is as it was.
+func AppendResponse(b []byte, a *pb.SessionResponse) ([]byte, error) {
+	w := writer{b: b}
+	w.begin()
+	w.text("requestId", a.GetRequestId())
+	switch r := a.GetResponse().(type) {
+	case *pb.SessionResponse_Granted:
+		w.name("granted")
+		w.grant(r.Granted)
+	case *pb.SessionResponse_Downgraded:
+		w.name("downgraded")
+		w.grant(r.Downgraded)
+	case *pb.SessionResponse_Released:
+		w.name("released")
+		w.begin()
+		w.name("count")
+		w.number(r.Released.GetCount())
+		w.end()
+	case *pb.SessionResponse_Event:
+		l, ok := r.Event.GetEvent().(*pb.Event_Lease)
+		if !ok {
+			return Append(b, a)
+		}
+		w.name("event")
+		w.begin()
+		w.name("lease")
+		w.begin()
+		w.optionalDuration("validFor", l.Lease.GetValidFor())
+		w.boolean("jeopardy", l.Lease.GetJeopardy())
+		w.optionalDuration("countedAt", l.Lease.GetCountedAt())
+		w.end()
+		w.end()
+	default:
+		return Append(b, a)
+	}
+	w.end()
+	line, err := w.line()
+	if err != nil {
+		return b, fmt.Errorf("marshal answer: %w", err)
+	}
+	return line, nil
+}
+
+func (w *writer) grant(g *pb.Grant) {
+	w.begin()
+	w.text("lockId", g.GetLockId())
+	w.text("resource", g.GetResource())
+	w.name("mode")
+	w.enum(int32(g.GetMode()), pb.Mode_name)
+	w.int64("fence", g.GetFence())
+	w.optionalDuration("validFor", g.GetValidFor())
+	w.name("count")
+	w.number(g.GetCount())
+	w.optionalDuration("countedAt", g.GetCountedAt())
+	if guard := g.GetGuard(); guard != nil {
+		w.name("guard")
+		w.begin()
+		w.text("dialect", guard.GetDialect())
+		w.text("sql", guard.GetSql())
+		w.name("args")
+		w.b = append(w.b, '[')
+		for _, v := range guard.GetArgs() {
+			w.comma()
+			w.str(v)
+		}
+		w.b = append(w.b, ']')
+		w.end()
+	}
+	w.end()
+}
+
+// ParseResponse reads a line. Fields that this program does not know are left out: the
+// sidecar may be newer. Its error is protojson's.
+func ParseResponse(line []byte) (*pb.SessionResponse, error) {
+	if a := usualResponse(line); a != nil {
+		return a, nil
+	}
+	a := new(pb.SessionResponse)
+	return a, protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(line, a)
+}
+
+// usualResponse gives nil where the line is not of the usual form.
+func usualResponse(line []byte) *pb.SessionResponse {
+	if !utf8.Valid(line) {
+		return nil
+	}
+	s := scanner{s: string(line)}
+	var had, hadResponse seen
+	a := new(pb.SessionResponse)
+	s.object(func(name string) {
+		if name == "requestId" {
+			had.field(0, &s)
+			a.RequestId = s.str()
+			return
+		}
+		hadResponse.field(0, &s) // one of these
+		switch name {
+		case "granted":
+			a.Response = &pb.SessionResponse_Granted{Granted: s.grant()}
+		case "downgraded":
+			a.Response = &pb.SessionResponse_Downgraded{Downgraded: s.grant()}
+		case "released":
+			a.Response = &pb.SessionResponse_Released{Released: s.released()}
+		case "event":
+			a.Response = &pb.SessionResponse_Event{Event: s.event()}
+		default:
+			s.stop()
+		}
+	})
+	if s.unusual || !s.over() {
+		return nil
+	}
+	return a
+}
+
+func (s *scanner) released() *pb.ReleaseResponse {
+	var had seen
+	a := new(pb.ReleaseResponse)
+	s.object(func(name string) {
+		if name != "count" {
+			s.stop()
+			return
+		}
+		had.field(0, s)
+		a.Count = s.int32()
+	})
+	return a
+}
+
+func (s *scanner) grant() *pb.Grant {
+	var had seen
+	m := new(struct {
+		g                   pb.Grant
+		validFor, countedAt durationpb.Duration
+	})
+	g := &m.g
+	s.object(func(name string) {
+		switch name {
+		case "lockId":
+			had.field(0, s)
+			g.LockId = s.str()
+		case "resource":
+			had.field(1, s)
+			g.Resource = s.str()
+		case "mode":
+			had.field(2, s)
+			g.Mode = s.mode()
+		case "fence":
+			had.field(3, s)
+			g.Fence = s.int64()
+		case "validFor":
+			had.field(4, s)
+			g.ValidFor = s.duration(&m.validFor)
+		case "count":
+			had.field(5, s)
+			g.Count = s.int32()
+		case "countedAt":
+			had.field(6, s)
+			g.CountedAt = s.duration(&m.countedAt)
+		case "guard":
+			had.field(7, s)
+			g.Guard = s.guard()
+		default:
+			s.stop()
+		}
+	})
+	return g
+}
+
+func (s *scanner) guard() *pb.Guard {
+	var had seen
+	g := new(pb.Guard)
+	s.object(func(name string) {
+		switch name {
+		case "dialect":
+			had.field(0, s)
+			g.Dialect = s.str()
+		case "sql":
+			had.field(1, s)
+			g.Sql = s.str()
+		case "args":
+			had.field(2, s)
+			s.list(func() { g.Args = append(g.Args, s.str()) })
+		default:
+			s.stop()
+		}
+	})
+	return g
+}
+
+// event reads news of the lease; of others there are few.
+func (s *scanner) event() *pb.Event {
+	var had, hadEvent seen
+	n := new(pb.LeaseNews)
+	s.object(func(name string) {
+		if name != "lease" {
+			s.stop()
+			return
+		}
+		hadEvent.field(0, s)
+		s.object(func(name string) {
+			switch name {
+			case "validFor":
+				had.field(0, s)
+				n.ValidFor = s.duration(new(durationpb.Duration))
+			case "jeopardy":
+				had.field(1, s)
+				n.Jeopardy = s.boolean()
+			case "countedAt":
+				had.field(2, s)
+				n.CountedAt = s.duration(new(durationpb.Duration))
+			default:
+				s.stop()
+			}
+		})
+	})
+	if hadEvent == 0 {
+		s.stop()
+	}
+	return &pb.Event{Event: &pb.Event_Lease{Lease: n}}
+}
