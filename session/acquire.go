@@ -80,6 +80,7 @@ func (s *Session) request(h *ledger.Hold, id lock.HoldID) (f func()) {
 		return nil
 	}
 	return func() {
+		lock.Blocking(ctx)
 		for {
 			g, err := s.m.awaitLease(ctx)
 			if err != nil { // nobody waits for it any more
@@ -118,6 +119,7 @@ func (s *Session) ask(ctx context.Context, stop func(), h *ledger.Hold, g *gener
 		o.Label = label
 		q.Owner = o.Encode()
 	}
+	g.trip(ctx)
 	grant, err := g.lease.Acquire(ctx, q)
 	for tries := 0; errors.Is(err, lock.ErrUnavailable) && !g.lost() && pause(ctx, backoff(tries, minPause, maxPause)); tries++ {
 		grant, err = g.lease.Acquire(ctx, q)

@@ -19,6 +19,7 @@ const closeTimeout = 5 * time.Second
 // is over the next generation begins; nothing goes over from one to the other.
 type generation struct {
 	lease   lock.Lease
+	prompt  bool          // the lease says by lock.Blocking when it blocks
 	opened  time.Duration // on the clock
 	keeper  *heartbeat.Keeper
 	janitor *janitor
@@ -32,7 +33,7 @@ type generation struct {
 
 // begin starts what keeps a lease that was just opened. ctx does not end it.
 func (m *Manager) begin(ctx context.Context, l lock.Lease, opened time.Duration) *generation {
-	g := &generation{lease: l, opened: opened, holds: make(map[lock.HoldID]*Session)}
+	g := &generation{lease: l, prompt: lock.TellsBlocking(l), opened: opened, holds: make(map[lock.HoldID]*Session)}
 	ctx, g.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	g.keeper = heartbeat.New(heartbeat.Options{
 		TTL:   m.o.TTL,
@@ -60,6 +61,13 @@ func (m *Manager) begin(ctx context.Context, l lock.Lease, opened time.Duration)
 		}
 	})
 	return g
+}
+
+// trip is called before the lease is asked for something.
+func (g *generation) trip(ctx context.Context) {
+	if !g.prompt {
+		lock.Blocking(ctx)
+	}
 }
 
 // lost tells whether the keeper has said so; it does not look at the clock.

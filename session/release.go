@@ -84,6 +84,7 @@ func (s *Session) finish(ctx context.Context, r *ledger.Release) (int, error) {
 		s.exit()
 		return 0, err
 	case r.Wait != nil:
+		lock.Blocking(ctx)
 		t := time.NewTimer(answerLimit)
 		defer t.Stop()
 		select {
@@ -101,6 +102,7 @@ func (s *Session) finish(ctx context.Context, r *ledger.Release) (int, error) {
 // Released is to be told.
 func release(ctx context.Context, s *Session, h *ledger.Hold) LostReason {
 	g := h.Lease().(*generation)
+	g.trip(ctx)
 	for tries := 0; ; tries++ {
 		err := g.lease.Release(ctx, h.Resource(), h.ID())
 		var lost LostReason
@@ -144,6 +146,7 @@ func (s *Session) Downgrade(ctx context.Context, id lock.HoldID) (Grant, error) 
 		s.exit()
 		switch {
 		case d.Wait != nil:
+			lock.Blocking(ctx)
 			select {
 			case <-d.Wait:
 				continue
@@ -170,6 +173,7 @@ func (s *Session) Downgrade(ctx context.Context, id lock.HoldID) (Grant, error) 
 }
 
 func (g *generation) downgrade(ctx context.Context, res lock.Resource, id lock.HoldID) error {
+	g.trip(ctx)
 	for tries := 0; ; tries++ {
 		err := g.lease.Downgrade(ctx, res, id)
 		if err == nil || !errors.Is(err, lock.ErrUnavailable) || !pause(ctx, backoff(tries, minPause, maxPause)) {

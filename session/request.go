@@ -16,6 +16,7 @@ type Request struct {
 	r     AcquireRequest
 	began time.Time          // zero: its fields are refused
 	then  func(Grant, error) // nil: somebody stands by, in wait
+	ctx   context.Context    //nolint:containedctx // for its values
 
 	call *ledger.Call // nil: it was answered at once,
 	g    Grant        // with these
@@ -36,7 +37,7 @@ func (s *Session) Begin(ctx context.Context, r AcquireRequest, then func(Grant, 
 
 // newRequest enters a request into the ledger, which may answer it at once.
 func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Grant, error)) *Request {
-	q := &Request{s: s, r: r, then: then}
+	q := &Request{s: s, r: r, then: then, ctx: ctx}
 	res, err := s.m.checkAcquire(&q.r)
 	if err != nil {
 		q.err = err
@@ -148,6 +149,8 @@ func (q *Request) over() error {
 		limit := patience
 		if q.r.Wait == 0 {
 			limit = 0 // a try has nothing to learn: nobody waits for who holds the lock
+		} else {
+			lock.Blocking(q.ctx)
 		}
 		t := time.NewTimer(limit)
 		defer t.Stop()

@@ -26,6 +26,7 @@ func backoff(tries int, lowest, highest time.Duration) time.Duration {
 
 // pause sleeps; it reports false when ctx has ended.
 func pause(ctx context.Context, d time.Duration) bool {
+	lock.Blocking(ctx)
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {

@@ -100,7 +100,11 @@ func (s *Store) OpenThrough(ctx context.Context, o lock.LeaseOptions, clock lock
 	if err := s.enter(l); err != nil {
 		return nil, err
 	}
-	kit := leasekit.Start(ctx, between(l), leasekit.Options{ID: l.id, TTL: o.TTL, Clock: clock, Opened: opened, Unproven: true})
+	d := between(l)
+	kit := leasekit.Start(ctx, d, leasekit.Options{
+		ID: l.id, TTL: o.TTL, Clock: clock, Opened: opened, Unproven: true,
+		Local: d == leasekit.Driver(l), // nothing is between
+	})
 	<-l.listening
 	return kit, nil
 }

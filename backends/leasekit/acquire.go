@@ -20,6 +20,7 @@ const giveUpTime = time.Second
 func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
 	e, err := l.begin(Ref{q.Resource, q.ID}, q.Mode)
 	for ; err == nil; err = l.again(e) {
+		l.trip(ctx)
 		a, err := l.d.Ask(ctx, q)
 		a, err = l.asked(e, a, err)
 		switch {
@@ -146,6 +147,7 @@ func (l *Lease) wait(ctx context.Context, e *entry, recheck time.Duration) (*Pus
 	if recheck > 0 {
 		latest = min(latest, recheck+rand.N(recheck/8+1)) //nolint:gosec // not a secret
 	}
+	lock.Blocking(ctx)
 	t := time.NewTimer(latest)
 	defer t.Stop()
 	select {
@@ -207,6 +209,7 @@ func (l *Lease) withdraw(ctx context.Context, r Ref) (Withdrawn, error) {
 	if err != nil {
 		return Withdrawn{}, err
 	}
+	l.trip(ctx)
 	w, err := l.d.Withdraw(ctx, how)
 	l.mu.Lock()
 	l.end(e)
@@ -242,6 +245,7 @@ func (l *Lease) Downgrade(ctx context.Context, r lock.Resource, id lock.HoldID) 
 	if err != nil {
 		return fmt.Errorf("downgrade %q: %w", string(r), err)
 	}
+	l.trip(ctx)
 	err = l.d.Downgrade(ctx, e.Ref)
 	l.mu.Lock()
 	l.end(e)

@@ -22,6 +22,9 @@ type Options struct {
 	// Unproven: the driver has no use for Withdrawal.Proven, which costs a look at
 	// the clock, and does not get it.
 	Unproven bool
+
+	// Local: the driver answers without a trip, and does not block.
+	Local bool
 }
 
 // RecheckOf is the default Recheck for a TTL.
@@ -62,7 +65,7 @@ type Lease struct {
 	tidyBell chan struct{}       // has a value when there may be some
 }
 
-var _ lock.Lease = (*Lease)(nil)
+var _ lock.Prompt = (*Lease)(nil)
 
 // Start begins what a lease needs that the driver has just opened. ctx does not
 // end it.
@@ -99,6 +102,16 @@ func Start(ctx context.Context, d Driver, o Options) *Lease {
 
 // ID implements lock.Lease.
 func (l *Lease) ID() lock.LeaseID { return l.o.ID }
+
+// TellsBlocking implements lock.Prompt.
+func (l *Lease) TellsBlocking() bool { return true }
+
+// trip is called before the driver is asked for something.
+func (l *Lease) trip(ctx context.Context) {
+	if !l.o.Local {
+		lock.Blocking(ctx)
+	}
+}
 
 // Events implements lock.Lease.
 func (l *Lease) Events() <-chan lock.Event { return l.events }
