@@ -106,9 +106,13 @@ func (s *Server) greet(ctx context.Context, c *conn, w *peercred.Watcher) {
 		return
 	}
 	c.sniffed = read
-	if p == protocolGRPC {
+	switch p {
+	case protocolLines:
+		stop()
+		s.serveLines(c)
+	case protocolGRPC:
 		s.grpcConns.give(c)
-	} else {
+	default:
 		s.httpConns.give(c)
 	}
 }
@@ -133,11 +137,14 @@ func (s *Server) turnAway(c *conn, why error) {
 	if err != nil {
 		return
 	}
-	if p == protocolGRPC {
+	switch p {
+	case protocolLines:
+		_, _ = c.Write(lastLine(toStatus(why)))
+	case protocolGRPC:
 		f := http2.NewFramer(c.UnixConn, c.UnixConn)
 		_ = f.WriteSettings()
 		_ = f.WriteGoAway(0, http2.ErrCodeEnhanceYourCalm, []byte(why.Error()))
-	} else {
+	default:
 		_, _ = c.Write(refusal(why))
 	}
 	drain(c.UnixConn)

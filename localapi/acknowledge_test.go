@@ -88,7 +88,9 @@ func TestReleaseWithARequestID(t *testing.T) {
 
 // TestUnreadRefusalsEndTheStream: answers that need no store are not sent by who
 // receives, so it sees that the client reads nothing.
-func TestUnreadRefusalsEndTheStream(t *testing.T) {
+func TestUnreadRefusalsEndTheStream(t *testing.T) { overEachWire(t, testUnreadRefusalsEndTheStream) }
+
+func testUnreadRefusalsEndTheStream(t *testing.T, w wireName) {
 	for name, q := range map[string]*pb.SessionRequest{
 		"refused":    {RequestId: strings.Repeat("k", 128)},
 		"cancel":     {RequestId: strings.Repeat("k", 128), Request: &pb.SessionRequest_Cancel{Cancel: &pb.CancelRequest{RequestId: "none"}}},
@@ -96,7 +98,7 @@ func TestUnreadRefusalsEndTheStream(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := start(t, func(_ *session.Options, o *Options) { o.Limits.Stall = 100 * time.Millisecond })
-			x := s.stream(t, s.api(t), &pb.OpenSessionRequest{})
+			x := s.stream(t, s.streams(t, w), &pb.OpenSessionRequest{})
 			go func() {
 				for x.Send(q) == nil { //nolint:revive // until the stream ends
 				}

@@ -17,26 +17,75 @@ import (
 )
 
 // BenchmarkSession is an acquire and a release on one stream, on the embedded
-// store; BenchmarkEcho is two messages on a bare gRPC stream over the same kind
-// of socket. What lies between them is ours.
+// store; BenchmarkEcho and BenchmarkLineEcho are two messages on a bare gRPC stream and
+// two lines over the same kind of socket. What lies between them is ours.
 func BenchmarkSession(b *testing.B) {
+	for _, w := range []wireName{overGRPC, overLines} {
+		for _, callers := range []int{1, 16} {
+			b.Run(string(w)+"/"+strconv.Itoa(callers), func(b *testing.B) {
+				s := start(b)
+				var all []*stream
+				for range callers {
+					all = append(all, s.stream(b, s.streams(b, w), &pb.OpenSessionRequest{}))
+				}
+				b.ReportAllocs()
+				b.ResetTimer()
+				defer cpu(b)()
+				var wg sync.WaitGroup
+				for i, x := range all {
+					wg.Go(func() {
+						r := "r" + strconv.Itoa(i)
+						for range b.N / callers {
+							x.acquire("a", &pb.AcquireRequest{Resource: r, Wait: durationpb.New(0)})
+							x.release("b", x.answer("a").GetGranted().GetLockId())
+						}
+					})
+				}
+				wg.Wait()
+			})
+		}
+	}
+}
+
+func BenchmarkLineEcho(b *testing.B) {
 	for _, callers := range []int{1, 16} {
 		b.Run(strconv.Itoa(callers), func(b *testing.B) {
-			s := start(b)
-			var all []*stream
-			for range callers {
-				all = append(all, s.stream(b, s.api(b), &pb.OpenSessionRequest{}))
+			l, err := net.Listen("unix", filepath.Join(socketDir(b), "e"))
+			if err != nil {
+				b.Fatal(err)
 			}
-			b.ReportAllocs()
+			defer func() { _ = l.Close() }()
+			line := []byte(`{"requestId":"1","acquire":{"resource":"orders/42","wait":"5s"}}` + "\n")
+			var all []net.Conn
+			for range callers {
+				c, err := net.Dial("unix", l.Addr().String())
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer func() { _ = c.Close() }()
+				all = append(all, c)
+				server, err := l.Accept()
+				if err != nil {
+					b.Fatal(err)
+				}
+				go func() {
+					_, _ = io.Copy(struct{ io.Writer }{server}, server) // without the system's own way to copy
+					_ = server.Close()
+				}()
+			}
 			b.ResetTimer()
 			defer cpu(b)()
 			var wg sync.WaitGroup
-			for i, x := range all {
+			for _, c := range all {
 				wg.Go(func() {
-					r := "r" + strconv.Itoa(i)
-					for range b.N / callers {
-						x.acquire("a", &pb.AcquireRequest{Resource: r, Wait: durationpb.New(0)})
-						x.release("b", x.answer("a").GetGranted().GetLockId())
+					answer := make([]byte, len(line))
+					for range 2 * (b.N / callers) {
+						if _, err := c.Write(line); err != nil {
+							b.Error(err)
+						}
+						if _, err := io.ReadFull(c, answer); err != nil {
+							b.Error(err)
+						}
 					}
 				})
 			}

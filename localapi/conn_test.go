@@ -232,18 +232,20 @@ func TestHealth(t *testing.T) {
 }
 
 // Stop ends every kind of call soon, each with a reason.
-func TestStop(t *testing.T) {
+func TestStop(t *testing.T) { overEachWire(t, testStop) }
+
+func testStop(t *testing.T, w wireName) {
 	s := start(t)
-	c := s.api(t)
+	c := s.streams(t, w)
 	x := s.stream(t, c, &pb.OpenSessionRequest{})
 	x.acquire("1", &pb.AcquireRequest{Resource: "r"})
 	x.answer("1")
-	w, err := c.WatchLocks(t.Context(), &pb.WatchLocksRequest{})
+	watch, err := c.WatchLocks(t.Context(), &pb.WatchLocksRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if _, err := w.Recv(); err != nil {
+		if _, err := watch.Recv(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -268,7 +270,7 @@ func TestStop(t *testing.T) {
 		t.Errorf("session: %s", r)
 	}
 	for err = nil; err == nil; {
-		_, err = w.Recv()
+		_, err = watch.Recv()
 	}
 	if r := reasonOf(t, err); r != reasonDraining {
 		t.Errorf("watch: %s", r)
@@ -287,7 +289,7 @@ func TestStop(t *testing.T) {
 }
 
 func FuzzSniff(f *testing.F) {
-	for _, s := range []string{"", "P", "PRI", "PRI * HTTP/2.0", http2Preface, "PRI * HTTP/1.1\r\n", "POST / HTTP/1.1\r\n", "GET", "PUT", "\x00", "pri * http/2.0"} {
+	for _, s := range []string{"", "P", "PRI", "PRI * HTTP/2.0", http2Preface, "PRI * HTTP/1.1\r\n", "POST / HTTP/1.1\r\n", "GET", "PUT", "\x00", "pri * http/2.0", "{", "{}\n", "P{"} {
 		f.Add([]byte(s), 1)
 		f.Add([]byte(s), 100)
 	}
@@ -297,11 +299,13 @@ func FuzzSniff(f *testing.F) {
 			t.Fatalf("%q changed to %q", said, read)
 		}
 		isPreface := bytes.HasPrefix(said, []byte(http2Preface[:sniffLength]))
+		isLines := bytes.HasPrefix(said, []byte("{"))
 		isStart := strings.HasPrefix(http2Preface[:sniffLength], string(said))
 		switch {
 		case isPreface && (p != protocolGRPC || err != nil), // HTTP/2
-			!isPreface && isStart && err == nil,                         // ended too early
-			!isPreface && !isStart && (p != protocolHTTP || err != nil): // anything else
+			!isPreface && isStart && err == nil,                                     // ended too early
+			isLines && (p != protocolLines || err != nil),                           // JSON
+			!isPreface && !isStart && !isLines && (p != protocolHTTP || err != nil): // anything else
 			t.Fatalf("%q: %v %v", said, p, err)
 		}
 		if len(read) > sniffLength {

@@ -91,30 +91,41 @@ func grantTo(g session.Grant, now time.Duration) *pb.Grant {
 	}
 }
 
-// refresh counts the times of a message that was made earlier from now. The
-// moments that they stand for do not change.
-func refresh(a *pb.SessionResponse, clock lock.Clock) {
-	var good, countedAt *durationpb.Duration
+// refresh counts the times of messages that were made earlier from now, which is read
+// once. The moments that they stand for do not change.
+func refresh(batch []*pb.SessionResponse, clock lock.Clock) {
+	var now time.Duration
+	for _, a := range batch {
+		good, countedAt := timesOf(a)
+		if good == nil {
+			continue
+		}
+		if now == 0 {
+			now = clock()
+		}
+		until := countedAt.AsDuration() + good.AsDuration()
+		set(good, left(until, now))
+		set(countedAt, now)
+	}
+}
+
+// timesOf gives how long a message is good, and since when; nil: it has no times.
+func timesOf(a *pb.SessionResponse) (good, countedAt *durationpb.Duration) {
 	switch r := a.GetResponse().(type) {
 	case *pb.SessionResponse_Granted:
-		good, countedAt = r.Granted.GetValidFor(), r.Granted.GetCountedAt()
+		return r.Granted.GetValidFor(), r.Granted.GetCountedAt()
 	case *pb.SessionResponse_Downgraded:
-		good, countedAt = r.Downgraded.GetValidFor(), r.Downgraded.GetCountedAt()
+		return r.Downgraded.GetValidFor(), r.Downgraded.GetCountedAt()
 	case *pb.SessionResponse_Event:
 		if l := r.Event.GetLease(); l != nil {
-			good, countedAt = l.GetValidFor(), l.GetCountedAt()
+			return l.GetValidFor(), l.GetCountedAt()
 		} else if l := r.Event.GetLost(); l != nil {
-			good, countedAt = l.GetGrace(), l.GetCountedAt()
+			return l.GetGrace(), l.GetCountedAt()
 		} else if d := r.Event.GetDraining(); d != nil {
-			good, countedAt = d.GetRemaining(), d.GetCountedAt()
+			return d.GetRemaining(), d.GetCountedAt()
 		}
 	}
-	if good == nil {
-		return
-	}
-	until, now := countedAt.AsDuration()+good.AsDuration(), clock()
-	set(good, left(until, now))
-	set(countedAt, now)
+	return nil, nil
 }
 
 func set(d *durationpb.Duration, v time.Duration) {

@@ -18,10 +18,13 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	_ "google.golang.org/genproto/googleapis/rpc/errdetails" // so that protojson knows ErrorInfo
+	"github.com/locksidecar/locksidecar/internal/jsonlines"
 )
 
-const contentJSON = "application/json"
+const (
+	contentJSON  = "application/json"
+	nameDuration = "google.protobuf.Duration"
+)
 
 // read fills q from the path, and from the body of a POST or the query of any
 // other request. Whatever Content-Type says, a body is JSON: curl -d says that
@@ -114,24 +117,24 @@ func decode(body []byte, q proto.Message) error {
 		return nil
 	}
 	if protojson.Unmarshal(body, q) != nil {
-		return whyNot(body, q)
+		return whyNot("body", body, q)
 	}
 	return nil
 }
 
-// whyNot finds the field at which the body of a request is wrong. protojson's
-// own texts are not stable, and speak of Go.
-func whyNot(body []byte, q proto.Message) error {
+// whyNot finds the field at which a request is wrong, whose text is called what.
+// protojson's own texts are not stable, and speak of Go.
+func whyNot(what string, body []byte, q proto.Message) error {
 	if !utf8.Valid(body) {
-		return invalid("body", "is not valid UTF-8")
+		return invalid(what, "is not valid UTF-8")
 	}
 	var object map[string]json.RawMessage
 	var syntax *json.SyntaxError
 	switch jsonErr := json.Unmarshal(body, &object); {
 	case errors.As(jsonErr, &syntax):
-		return invalid("body", "is not JSON: %s at byte %d", syntax.Error(), syntax.Offset)
+		return invalid(what, "is not JSON: %s at byte %d", syntax.Error(), syntax.Offset)
 	case jsonErr != nil || object == nil:
-		return invalid("body", "must be a JSON object")
+		return invalid(what, "must be a JSON object")
 	}
 	fields := q.ProtoReflect().Descriptor().Fields()
 	for name, value := range object {
@@ -143,11 +146,15 @@ func whyNot(body []byte, q proto.Message) error {
 			return invalid(name, "is not a field of this request; it has %s", fieldNames(fields))
 		}
 		one, _ := json.Marshal(map[string]json.RawMessage{name: value}) // valid JSON before
-		if protojson.Unmarshal(one, q.ProtoReflect().New().Interface()) != nil {
+		switch probe := q.ProtoReflect().New(); {
+		case protojson.Unmarshal(one, probe.Interface()) == nil:
+		case field.IsMap() || field.Kind() != protoreflect.MessageKind || field.Message().FullName() == nameDuration:
 			return invalid(name, "must be %s", shape(field))
+		default:
+			return whyNot(name, value, probe.Mutable(field).Message().Interface())
 		}
 	}
-	return invalid("body", "cannot be read: a field is there twice, or its value is out of range") // as far as we know
+	return invalid(what, "cannot be read: a field is there twice, or its value is out of range") // as far as we know
 }
 
 func fieldNames(fields protoreflect.FieldDescriptors) string {
@@ -173,7 +180,7 @@ func shape(f protoreflect.FieldDescriptor) string {
 			}
 		}
 		return "one of " + strings.Join(names, ", ")
-	case f.Kind() == protoreflect.MessageKind && f.Message().FullName() == "google.protobuf.Duration":
+	case f.Kind() == protoreflect.MessageKind && f.Message().FullName() == nameDuration:
 		return `a time in seconds, such as "0.5s" or "300s"`
 	case f.Kind() == protoreflect.StringKind:
 		return "a string"
@@ -182,20 +189,8 @@ func shape(f protoreflect.FieldDescriptor) string {
 	}
 }
 
-// marshalJSON gives one line of proto3 JSON. Fields that are empty or 0 are
-// there too: scripts should not have to guess. Its error is that a string is not
-// UTF-8, such as one that somebody else has written into the store.
-func marshalJSON(m proto.Message) ([]byte, error) {
-	b, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
-	if err != nil {
-		return nil, fmt.Errorf("marshal answer: %w", err)
-	}
-	var line bytes.Buffer
-	line.Grow(len(b) + 1)
-	_ = json.Compact(&line, b) // protojson puts in blanks at random, so that nobody relies on them
-	line.WriteByte('\n')
-	return line.Bytes(), nil
-}
+// marshalJSON gives one line of proto3 JSON.
+func marshalJSON(m proto.Message) ([]byte, error) { return jsonlines.Append(nil, m) }
 
 // marshalStatus is marshalJSON for an error; of one that cannot be marshalled it says
 // that. The code is that of HTTP.

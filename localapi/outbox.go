@@ -18,25 +18,37 @@ const maxUnsent = 64
 // errStalled: the client has read nothing for long, though answers were due.
 var errStalled = errors.New("the client reads nothing")
 
-// outbox sends the messages of one stream, one at a time and in their order. Who
-// posts one while nobody sends becomes the sender, and sends what others post
+// outbox sends the messages of one stream, in their order and by one goroutine at a
+// time. Who posts one while nobody sends becomes the sender, and sends what others post
 // meanwhile, for as long as they do. So a message costs no hop to a goroutine that
 // only sends, and when the client does not read, one goroutine is blocked and not
-// one for each answer. Who has more to do than this one message never sends: the
-// receiver has to notice that the client does not read, and the bringer of the
-// news to fetch the next loss.
+// one for each answer. Who has more to do than this one message never waits for the
+// client: the receiver has to notice that the client does not read, and the bringer of
+// the news to fetch the next loss.
+//
+// A receiver that carries out requests itself holds the outbox while it does: what is
+// posted meanwhile goes out together, by flush.
 type outbox struct {
-	send  func(*pb.SessionResponse) error
+	// send sends messages. Where it may not wait and the client does not read, it gives
+	// errBlocked: it goes on with the same ones when it is called with none.
+	send  func(batch []*pb.SessionResponse, wait bool) error
+	most  int // how many messages go out together
 	clock lock.Clock
 	run   func(func()) // starts a goroutine
+
+	batch []*pb.SessionResponse // the sender's
 
 	mu      sync.Mutex
 	due     []letter
 	first   int // in due: those before it are sent
 	sending bool
-	read    chan struct{} // gets a value when one of many was sent
+	held    bool          // flush will follow
+	read    chan struct{} // gets a value when some of many was sent
 	settled chan struct{} // not nil: closed when there is no sender
 }
+
+// errBlocked: the client has not read enough to be sent more.
+var errBlocked = errors.New("the client has to read first")
 
 // letter is a message. Its times are counted when its turn has come.
 type letter struct {
@@ -44,22 +56,22 @@ type letter struct {
 	sent chan error // gets what send returned; nil: nobody wants to know
 }
 
-func newOutbox(send func(*pb.SessionResponse) error, clock lock.Clock, run func(func())) *outbox {
-	return &outbox{send: send, clock: clock, run: run, read: make(chan struct{}, 1)}
+func newOutbox(send func([]*pb.SessionResponse, bool) error, most int, clock lock.Clock, run func(func())) *outbox {
+	return &outbox{send: send, most: most, clock: clock, run: run, read: make(chan struct{}, 1)}
 }
 
 // post sends a message, or leaves it to who sends at the moment. That the stream
 // has ended is for the receiver to learn.
 func (o *outbox) post(a *pb.SessionResponse) {
 	if o.put(letter{a: a}) {
-		o.sendAll()
+		o.sendAll(true)
 	}
 }
 
 // leave has a message sent by another goroutine, and returns at once.
 func (o *outbox) leave(a *pb.SessionResponse) {
 	if o.put(letter{a: a}) {
-		o.run(o.sendAll)
+		o.run(func() { o.sendAll(true) })
 	}
 }
 
@@ -68,7 +80,7 @@ func (o *outbox) leave(a *pb.SessionResponse) {
 func (o *outbox) deliver(ctx context.Context, a *pb.SessionResponse) error {
 	sent := make(chan error, 1)
 	if o.put(letter{a: a, sent: sent}) {
-		o.run(o.sendAll)
+		o.run(func() { o.sendAll(true) })
 	}
 	select {
 	case err := <-sent:
@@ -83,39 +95,68 @@ func (o *outbox) put(l letter) (send bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.due = append(o.due, l)
-	if o.sending {
+	if o.sending || o.held {
 		return false
 	}
 	o.sending = true
 	return true
 }
 
-// sendAll sends until nothing is due.
-func (o *outbox) sendAll() {
+// hold leaves to flush what is posted from now on.
+func (o *outbox) hold() {
+	o.mu.Lock()
+	o.held = true
+	o.mu.Unlock()
+}
+
+// flush ends what hold began, and sends what is due as far as the client reads; another
+// goroutine goes on with the rest.
+func (o *outbox) flush() {
+	o.mu.Lock()
+	o.held = false
+	send := len(o.due) > o.first && !o.sending
+	o.sending = o.sending || send
+	o.mu.Unlock()
+	if send {
+		o.sendAll(false)
+	}
+}
+
+// sendAll sends until nothing is due. Where it may not wait for the client, and has to,
+// another goroutine goes on.
+func (o *outbox) sendAll(wait bool) {
+	for {
+		n := o.next()
+		if n == 0 {
+			return
+		}
+		err := o.send(o.batch, wait)
+		if errors.Is(err, errBlocked) {
+			o.run(func() {
+				o.done(n, o.send(nil, true))
+				o.sendAll(true)
+			})
+			return
+		}
+		o.done(n, err)
+	}
+}
+
+// next takes what is to be sent together. 0: there is nothing, and no sender any more.
+func (o *outbox) next() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for o.first < len(o.due) {
-		l := o.due[o.first]
-		o.mu.Unlock()
-		refresh(l.a, o.clock)
-		err := o.send(l.a)
-		if l.sent != nil {
-			l.sent <- err
-		}
-		o.mu.Lock()
-		if len(o.due)-o.first >= maxUnsent {
-			select {
-			case o.read <- struct{}{}:
-			default:
-			}
-		}
-		o.due[o.first] = letter{}
-		o.first++
-		if o.first >= maxUnsent && 2*o.first >= len(o.due) { // a client that is always behind has something due for ever
-			o.due = slices.Delete(o.due, 0, o.first)
-			o.first = 0
-		}
+	due := o.due[o.first:]
+	due = due[:min(len(due), o.most)]
+	o.batch = o.batch[:0]
+	for _, l := range due {
+		o.batch = append(o.batch, l.a)
 	}
+	if len(due) > 0 {
+		refresh(o.batch, o.clock)
+		return len(due)
+	}
+	clear(o.batch[:cap(o.batch)])
 	o.sending, o.due, o.first = false, o.due[:0], 0
 	if cap(o.due) > 2*maxUnsent {
 		o.due = nil
@@ -123,6 +164,35 @@ func (o *outbox) sendAll() {
 	if o.settled != nil {
 		close(o.settled)
 		o.settled = nil
+	}
+	return 0
+}
+
+// done notes that the first n messages were sent.
+func (o *outbox) done(n int, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.due)-o.first >= maxUnsent {
+		o.progress()
+	}
+	for i := range n {
+		if l := o.due[o.first+i]; l.sent != nil {
+			l.sent <- err
+		}
+		o.due[o.first+i] = letter{}
+	}
+	o.first += n
+	if o.first >= maxUnsent && 2*o.first >= len(o.due) { // a client that is always behind has something due for ever
+		o.due = slices.Delete(o.due, 0, o.first)
+		o.first = 0
+	}
+}
+
+// progress says that the client reads.
+func (o *outbox) progress() {
+	select {
+	case o.read <- struct{}{}:
+	default:
 	}
 }
 
@@ -132,7 +202,7 @@ func (o *outbox) settle() <-chan struct{} {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	c := make(chan struct{})
-	if o.sending {
+	if o.sending || len(o.due) > o.first { // held
 		o.settled = c
 	} else {
 		close(c)

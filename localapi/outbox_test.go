@@ -21,11 +21,11 @@ type gate struct {
 	got   []*pb.SessionResponse
 }
 
-func (g *gate) send(a *pb.SessionResponse) error {
+func (g *gate) send(batch []*pb.SessionResponse, _ bool) error {
 	if _, ok := <-g.reads; !ok {
 		return io.EOF
 	}
-	g.got = append(g.got, a)
+	g.got = append(g.got, batch...)
 	return nil
 }
 
@@ -39,7 +39,7 @@ func TestTimesAreCountedWhenSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		g := &gate{reads: make(chan struct{})}
-		o := newOutbox(g.send, func() time.Duration { return time.Since(began) }, spawn)
+		o := newOutbox(g.send, 1, func() time.Duration { return time.Since(began) }, spawn)
 		time.Sleep(500 * time.Millisecond)
 		go o.post(numbered(1)) // the client reads nothing at first
 		synctest.Wait()
@@ -78,7 +78,7 @@ func TestTimesAreCountedWhenSent(t *testing.T) {
 func TestOutboxOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{reads: make(chan struct{})}
-		o := newOutbox(g.send, func() time.Duration { return 0 }, spawn)
+		o := newOutbox(g.send, 1, func() time.Duration { return 0 }, spawn)
 		go o.post(numbered(0))
 		synctest.Wait()
 		for n := 1; n < 500; n++ {
@@ -108,7 +108,7 @@ func TestOutboxOrder(t *testing.T) {
 func TestOutboxCatchUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{reads: make(chan struct{})}
-		o := newOutbox(g.send, func() time.Duration { return 0 }, spawn)
+		o := newOutbox(g.send, 1, func() time.Duration { return 0 }, spawn)
 		go o.post(numbered(0))
 		synctest.Wait()
 		for n := 1; n < maxUnsent-1; n++ {
@@ -155,7 +155,7 @@ func TestOutboxAlwaysBehind(t *testing.T) {
 	var o *outbox
 	sent, largest := 0, 0
 	returned := make(chan struct{})
-	o = newOutbox(func(*pb.SessionResponse) error {
+	o = newOutbox(func([]*pb.SessionResponse, bool) error {
 		if sent++; sent < many {
 			largest = max(largest, cap(o.due))
 			o.put(letter{a: numbered(sent)}) // somebody else's, who leaves it to the sender
@@ -167,7 +167,7 @@ func TestOutboxAlwaysBehind(t *testing.T) {
 			t.Error("deliver goes on sending what others post")
 		}
 		return nil
-	}, func() time.Duration { return 0 }, spawn)
+	}, 1, func() time.Duration { return 0 }, spawn)
 	if err := o.deliver(t.Context(), numbered(0)); err != nil {
 		t.Fatal(err)
 	}

@@ -33,6 +33,7 @@ func TestSilentConnectionsMakeRoom(t *testing.T) {
 		"half a header": "GET /healthz HT",
 		"half a body":   "POST /v1/hold HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{",
 		"half gRPC":     http2Preface,
+		"half a line":   `{"requestId":"1","open":`,
 		"spoke once":    "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {

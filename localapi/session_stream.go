@@ -5,11 +5,13 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/lock"
 	"github.com/locksidecar/locksidecar/session"
 )
 
@@ -28,19 +30,41 @@ const (
 	maxStalls = 16
 )
 
+// wire is how the messages of a session go to and fro.
+type wire struct {
+	// recv gives the next request. io.EOF: the client has ended the stream. *refused:
+	// what came is no request; the stream goes on.
+	recv func() (*pb.SessionRequest, error)
+	send func(batch []*pb.SessionResponse, wait bool) error // see outbox
+	most int                                                // messages of a batch
+	// inline: who receives carries out what it has received, and goes on receiving where
+	// that has not blocked. recv must flush the outbox before it waits.
+	inline bool
+}
+
+// refused is a request that is answered with an error although nobody has seen it whole.
+type refused struct {
+	id  string // may be empty
+	err error
+}
+
+func (r *refused) Error() string { return r.err.Error() }
+func (r *refused) Unwrap() error { return r.err }
+
 // sessionStream is one app session on its stream.
 //
-// One goroutine at a time receives, one sends the news, and every request that
-// may have to wait for the store has its own. Whoever has an answer sends it, and
+// One goroutine at a time receives, one sends the news, and every request that has to
+// wait for the store has its own. Whoever has an answer sends it, and
 // those that come up meanwhile; see outbox. When the client does not read, its
 // requests are not taken any more. So a slow client costs a bounded amount of
 // memory and nobody else's time.
 type sessionStream struct {
 	*service
-	grpc grpc.BidiStreamingServer[pb.SessionRequest, pb.SessionResponse]
+	wire wire
 	ctx  context.Context //nolint:containedctx // the stream's, whose life is that of this value
 	sess *session.Session
 	out  *outbox
+	turn atomic.Uint64 // odd while the receiver carries out a request, one more each time
 
 	received chan error // why the receiver has stopped
 
@@ -51,22 +75,39 @@ type sessionStream struct {
 	settled chan struct{}               // closed when ended and nothing is flying
 }
 
-// Session serves one app session.
+// Session serves one app session over gRPC.
 func (s *service) Session(st grpc.BidiStreamingServer[pb.SessionRequest, pb.SessionResponse]) error {
+	return s.newStream(st.Context(), wire{
+		recv: st.Recv,
+		send: func(batch []*pb.SessionResponse, _ bool) error { return st.Send(batch[0]) },
+		most: 1,
+	}).serve()
+}
+
+func (s *service) newStream(ctx context.Context, w wire) *sessionStream {
 	t := &sessionStream{
 		service: s,
-		grpc:    st,
-		ctx:     st.Context(),
+		wire:    w,
+		ctx:     ctx,
 		waits:   make(map[string]*session.Request),
 
-		out:      newOutbox(st.Send, s.o.Clock, s.workers.Run),
+		out:      newOutbox(w.send, w.most, s.o.Clock, s.workers.Run),
 		received: make(chan error, 1),
 		settled:  make(chan struct{}),
 	}
-	// Nothing but the return of this method makes a blocked Recv or Send return,
+	if w.inline {
+		t.ctx = lock.WithBlocking(ctx, t.passOn)
+	}
+	return t
+}
+
+// serve returns when the stream or the session has ended, and says how.
+func (t *sessionStream) serve() error {
+	// Nothing but the return of this method makes a blocked recv or send of gRPC return,
 	// so neither is done here.
 	opened := make(chan error, 1)
-	s.running.Go(func() {
+	ctx := t.ctx // open may put it into a trace
+	t.running.Go(func() {
 		err := t.open()
 		opened <- err
 		if err != nil {
@@ -76,23 +117,26 @@ func (s *service) Session(st grpc.BidiStreamingServer[pb.SessionRequest, pb.Sess
 		t.receive()
 	})
 
-	timer := time.NewTimer(s.o.Limits.Handshake)
+	timer := time.NewTimer(t.o.Limits.Handshake)
 	defer timer.Stop()
 	select {
 	case err := <-opened:
-		if err != nil {
+		switch {
+		case errors.Is(err, io.EOF): // it has asked for nothing
+			return nil
+		case err != nil:
 			return err
 		}
 	case <-timer.C:
-		return invalid("open", "must come within %s", s.o.Limits.Handshake)
-	case <-t.ctx.Done():
-		return context.Cause(t.ctx)
+		return invalid("open", "must come within %s", t.o.Limits.Handshake)
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 
 	told := make(chan struct{})
-	s.running.Go(func() {
+	t.running.Go(func() {
 		defer close(told)
-		_ = s.pump(t.ctx, t.sess, func(e *pb.Event) error {
+		_ = t.pump(t.ctx, t.sess, func(e *pb.Event) error {
 			return t.out.deliver(t.ctx, &pb.SessionResponse{Response: &pb.SessionResponse_Event{Event: e}})
 		})
 	})
@@ -140,12 +184,21 @@ func (t *sessionStream) over() error {
 
 // receive takes requests until the stream ends. One that has to ask the store is
 // carried out and answered on the goroutine that has received it, which leaves
-// receiving to another: so the request does not wait for a goroutine to wake up. Who
-// goes on receiving never sends: he would not see that the client does not read.
+// receiving to another: so the request does not wait for a goroutine to wake up. Over
+// gRPC it does so each time, for who goes on receiving never sends: he would not see
+// that the client does not read. Inline it does so when the request blocks.
 func (t *sessionStream) receive() {
 	for {
 		q, err := t.next()
+		if t.wire.inline {
+			t.out.hold()
+		}
+		if no := (*refused)(nil); errors.As(err, &no) {
+			t.out.leave(t.refusal(no.id, no.err))
+			continue
+		}
 		if err != nil {
+			t.out.flush()
 			t.received <- err // before the session ends by it, so that it is known which ended which
 			t.end()
 			if errors.Is(err, errStalled) {
@@ -154,10 +207,17 @@ func (t *sessionStream) receive() {
 			return
 		}
 		work, err := t.take(q)
-		if err != nil {
+		switch {
+		case err != nil:
 			t.out.leave(t.refusal(q.GetRequestId(), err))
-		}
-		if work != nil {
+		case work == nil:
+		case t.wire.inline:
+			turn := t.turn.Add(1)
+			work()
+			if !t.turn.CompareAndSwap(turn, turn+1) {
+				return // another receives
+			}
+		default:
 			t.workers.Run(t.receive)
 			work()
 			return
@@ -165,8 +225,20 @@ func (t *sessionStream) receive() {
 	}
 }
 
+// passOn leaves receiving to another goroutine while a request is carried out that is
+// about to block. Where it is told of one that is not the receiver's, or not any more,
+// that is in vain, and no harm.
+func (t *sessionStream) passOn() {
+	if turn := t.turn.Load(); turn%2 == 1 && t.turn.CompareAndSwap(turn, turn+1) {
+		t.workers.Run(t.receive)
+	}
+}
+
 // next receives a request, once the client has read most of its answers.
 func (t *sessionStream) next() (*pb.SessionRequest, error) {
+	if t.out.unsent() >= maxUnsent {
+		t.out.flush()
+	}
 	if t.out.unsent() >= maxUnsent {
 		defer t.standing.Add(-1)
 		patience := t.o.Limits.Stall
@@ -177,24 +249,25 @@ func (t *sessionStream) next() (*pb.SessionRequest, error) {
 			return nil, err
 		}
 	}
-	return t.grpc.Recv()
+	return t.wire.recv()
 }
 
 func (t *sessionStream) open() error {
-	q, err := t.grpc.Recv()
+	q, err := t.wire.recv()
 	if err != nil {
 		return err
 	}
 	o := q.GetOpen()
 	switch {
 	case o == nil:
-		return invalid("open", "must be the first message of a stream")
+		return &refused{q.GetRequestId(), invalid("open", "must be the first message of a stream")}
 	case o.GetLiveness() != pb.Liveness_LIVENESS_UNSPECIFIED && o.GetLiveness() != pb.Liveness_STREAM:
-		return invalid("liveness", "must be STREAM on a stream, and not %s", o.GetLiveness())
+		return &refused{q.GetRequestId(), invalid("liveness", "must be STREAM on a stream, and not %s", o.GetLiveness())}
 	}
+	t.ctx = t.continueRequest(t.ctx, q)
 	now := t.o.Clock()
 	if t.sess, err = t.service.open(t.ctx, o, session.Stream); err != nil {
-		return err
+		return &refused{q.GetRequestId(), err}
 	}
 	return t.out.deliver(t.ctx, &pb.SessionResponse{
 		RequestId: q.GetRequestId(),
@@ -223,17 +296,18 @@ func (t *sessionStream) take(q *pb.SessionRequest) (work func(), _ error) {
 	if id == "" || len(id) > maxRequestID {
 		return nil, invalid("request_id", "must be 1 to %d bytes long", maxRequestID)
 	}
+	ctx := t.continueRequest(t.ctx, q)
 	switch r := q.GetRequest().(type) {
 	case *pb.SessionRequest_Acquire:
-		return t.acquire(id, r.Acquire)
+		return t.acquire(ctx, id, r.Acquire)
 	case *pb.SessionRequest_Release:
 		return t.fly(func() *pb.SessionResponse {
-			a, err := t.release(t.ctx, t.sess, r.Release)
+			a, err := t.release(ctx, t.sess, r.Release)
 			return t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Released{Released: a}}, err)
 		}), nil
 	case *pb.SessionRequest_Downgrade:
 		return t.fly(func() *pb.SessionResponse {
-			g, err := t.downgrade(t.ctx, t.sess, r.Downgrade) // its times are counted when it is sent
+			g, err := t.downgrade(ctx, t.sess, r.Downgrade) // its times are counted when it is sent
 			return t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Downgraded{Downgraded: grantTo(g, 0)}}, err)
 		}), nil
 	case *pb.SessionRequest_Cancel:
@@ -287,7 +361,7 @@ func (t *sessionStream) land() {
 
 // acquire makes work of an acquire. It may wait for long, so unlike what fly does
 // it is refused where too much is in flight.
-func (t *sessionStream) acquire(id string, q *pb.AcquireRequest) (work func(), _ error) {
+func (t *sessionStream) acquire(ctx context.Context, id string, q *pb.AcquireRequest) (work func(), _ error) {
 	if q.GetSessionId() != "" || q.GetRequestId() != "" || q.GetName() != "" || len(q.GetMetadata()) > 0 {
 		return nil, invalid("acquire", "must not have session_id, request_id, name or metadata on a stream")
 	}
@@ -307,7 +381,7 @@ func (t *sessionStream) acquire(id string, q *pb.AcquireRequest) (work func(), _
 		return nil, &session.LimitError{Limit: "requests in flight", Max: t.o.Limits.InFlight}
 	}
 	t.flying++
-	request := t.begin(t.ctx, t.sess, r, func(g session.Grant, err error) {
+	request := t.begin(ctx, t.sess, r, func(g session.Grant, err error) {
 		t.mu.Lock()
 		delete(t.waits, id)
 		t.mu.Unlock()

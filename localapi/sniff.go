@@ -19,6 +19,7 @@ type protocol uint8
 const (
 	protocolHTTP protocol = iota + 1 // HTTP/1.1, or something that its server must refuse
 	protocolGRPC
+	protocolLines // JSON lines: the first byte is {
 )
 
 // sniff reads from c until it knows the protocol: one byte is enough where the
@@ -29,6 +30,9 @@ func sniff(c net.Conn) (p protocol, read []byte, err error) {
 	for n < sniffLength {
 		more, err := c.Read(buf[n:])
 		n += more
+		if n > 0 && buf[0] == '{' {
+			return protocolLines, buf[:n], nil
+		}
 		if !strings.HasPrefix(http2Preface, string(buf[:n])) {
 			return protocolHTTP, buf[:n], nil
 		}

@@ -97,13 +97,15 @@ func TestVeryManyStreamsThatReadNothing(t *testing.T) {
 
 // A client that has asked much and reads nothing is cut off in the end, with a
 // line in the log. One that reads slowly is not.
-func TestStalledStreamEnds(t *testing.T) {
+func TestStalledStreamEnds(t *testing.T) { overEachWire(t, testStalledStreamEnds) }
+
+func testStalledStreamEnds(t *testing.T, w wireName) {
 	var out logLines
 	s := start(t, func(_ *session.Options, o *Options) {
 		o.Limits.Stall = 100 * time.Millisecond
 		o.Logger = hclog.New(&hclog.LoggerOptions{Output: &out})
 	})
-	x := s.stream(t, s.api(t), &pb.OpenSessionRequest{})
+	x := s.stream(t, s.streams(t, w), &pb.OpenSessionRequest{})
 	x.acquire("l", &pb.AcquireRequest{Resource: "r"})
 	x.answer("l")
 	sent := make(chan struct{})

@@ -22,9 +22,11 @@ func tryOnce(resource string) *pb.AcquireRequest {
 	return &pb.AcquireRequest{Resource: resource, Wait: durationpb.New(0)}
 }
 
-func TestSessionStream(t *testing.T) {
+func TestSessionStream(t *testing.T) { overEachWire(t, testSessionStream) }
+
+func testSessionStream(t *testing.T, w wireName) {
 	s := start(t)
-	c := s.api(t)
+	c := s.streams(t, w)
 	a, b := s.stream(t, c, &pb.OpenSessionRequest{Name: "a"}), s.stream(t, c, &pb.OpenSessionRequest{Name: "b"})
 
 	a.acquire("1", &pb.AcquireRequest{Resource: "r"})
@@ -66,9 +68,11 @@ func TestSessionStream(t *testing.T) {
 	}
 }
 
-func TestSessionStreamCancel(t *testing.T) {
+func TestSessionStreamCancel(t *testing.T) { overEachWire(t, testSessionStreamCancel) }
+
+func testSessionStreamCancel(t *testing.T, w wireName) {
 	s := start(t)
-	c := s.api(t)
+	c := s.streams(t, w)
 	a, b := s.stream(t, c, &pb.OpenSessionRequest{}), s.stream(t, c, &pb.OpenSessionRequest{})
 	a.acquire("1", &pb.AcquireRequest{Resource: "r"})
 	a.answer("1")
@@ -93,14 +97,16 @@ func TestSessionStreamCancel(t *testing.T) {
 	}
 }
 
-func TestSessionStreamEndReleases(t *testing.T) {
+func TestSessionStreamEndReleases(t *testing.T) { overEachWire(t, testSessionStreamEndReleases) }
+
+func testSessionStreamEndReleases(t *testing.T, w wireName) {
 	for name, end := range map[string]func(*stream){
 		"cancel":     func(x *stream) { x.cancel() },
 		"close send": func(x *stream) { _ = x.CloseSend() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := start(t)
-			c := s.api(t)
+			c := s.streams(t, w)
 			a, b := s.stream(t, c, &pb.OpenSessionRequest{}), s.stream(t, c, &pb.OpenSessionRequest{})
 			a.acquire("1", &pb.AcquireRequest{Resource: "r"})
 			a.answer("1")
@@ -114,9 +120,11 @@ func TestSessionStreamEndReleases(t *testing.T) {
 }
 
 // A client that ends its stream in good order is told that it ended well.
-func TestSessionStreamEndsWell(t *testing.T) {
+func TestSessionStreamEndsWell(t *testing.T) { overEachWire(t, testSessionStreamEndsWell) }
+
+func testSessionStreamEndsWell(t *testing.T, w wireName) {
 	s := start(t)
-	x := s.stream(t, s.api(t), &pb.OpenSessionRequest{})
+	x := s.stream(t, s.streams(t, w), &pb.OpenSessionRequest{})
 	x.acquire("1", &pb.AcquireRequest{Resource: "r"})
 	x.answer("1")
 	if err := x.CloseSend(); err != nil {
@@ -132,9 +140,11 @@ func TestSessionStreamEndsWell(t *testing.T) {
 	}
 }
 
-func TestSessionStreamRefusals(t *testing.T) {
+func TestSessionStreamRefusals(t *testing.T) { overEachWire(t, testSessionStreamRefusals) }
+
+func testSessionStreamRefusals(t *testing.T, w wireName) {
 	s := start(t, func(_ *session.Options, o *Options) { o.Limits.Handshake = 50 * time.Millisecond })
-	c := s.api(t)
+	c := s.streams(t, w)
 	first := func(q *pb.SessionRequest) reason {
 		t.Helper()
 		st, err := c.Session(t.Context())
@@ -143,6 +153,10 @@ func TestSessionStreamRefusals(t *testing.T) {
 		}
 		if q != nil {
 			if err := st.Send(q); err != nil {
+				t.Fatal(err)
+			}
+		} else if l, ok := st.(*lineStream); ok { // by which the protocol is known
+			if _, err := l.Write([]byte("{")); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -158,13 +172,13 @@ func TestSessionStreamRefusals(t *testing.T) {
 	if r := first(&pb.SessionRequest{RequestId: "x", Request: &pb.SessionRequest_Open{Open: &pb.OpenSessionRequest{Name: strings.Repeat("n", 129)}}}); r != reasonInvalid {
 		t.Errorf("long name: %s", r)
 	}
-	// What is too large gRPC refuses by itself, without our ErrorInfo.
+	// What is too large gRPC refuses by itself, without our ErrorInfo, and lines with.
 	st, err := c.Session(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	_ = st.Send(&pb.SessionRequest{RequestId: "x", Request: &pb.SessionRequest_Open{Open: &pb.OpenSessionRequest{Name: strings.Repeat("n", 100<<10)}}})
-	if _, err := st.Recv(); status.Code(err) != codes.ResourceExhausted {
+	if _, err := st.Recv(); status.Code(err) != codes.ResourceExhausted || w == overLines && reasonOf(t, err) != reasonLimit {
 		t.Errorf("too large: %v", err)
 	}
 
@@ -185,15 +199,20 @@ func TestSessionStreamRefusals(t *testing.T) {
 			t.Errorf("%s: %s", name, r)
 		}
 	}
+	if w == overLines {
+		return // TestLineRefusals has it
+	}
 	x.send(&pb.SessionRequest{Request: &pb.SessionRequest_KeepAlive{}})
 	if r := infoOf(t, x.answer("").GetError()).GetReason(); r != string(reasonInvalid) {
 		t.Errorf("no request id: %s", r)
 	}
 }
 
-func TestSessionStreamTellsLosses(t *testing.T) {
+func TestSessionStreamTellsLosses(t *testing.T) { overEachWire(t, testSessionStreamTellsLosses) }
+
+func testSessionStreamTellsLosses(t *testing.T, w wireName) {
 	s := start(t)
-	c := s.api(t)
+	c := s.streams(t, w)
 	x := s.stream(t, c, &pb.OpenSessionRequest{})
 	x.acquire("1", &pb.AcquireRequest{Resource: "r", MaxHold: durationpb.New(100 * time.Millisecond)})
 	g := x.answer("1").GetGranted()
@@ -218,9 +237,11 @@ func TestSessionStreamTellsLosses(t *testing.T) {
 	}
 }
 
-func TestSessionStreamKeepAlive(t *testing.T) {
+func TestSessionStreamKeepAlive(t *testing.T) { overEachWire(t, testSessionStreamKeepAlive) }
+
+func testSessionStreamKeepAlive(t *testing.T, w wireName) {
 	s := start(t)
-	c := s.api(t)
+	c := s.streams(t, w)
 	x := s.stream(t, c, &pb.OpenSessionRequest{Ttl: durationpb.New(200 * time.Millisecond)})
 	x.send(&pb.SessionRequest{RequestId: "k", Request: &pb.SessionRequest_KeepAlive{}})
 	if d := x.answer("k").GetKeptAlive().GetValidFor().AsDuration(); d <= 0 || d > 200*time.Millisecond {
@@ -242,9 +263,11 @@ func TestSessionStreamKeepAlive(t *testing.T) {
 }
 
 // A client that does not read stands still itself, and nobody else does.
-func TestSlowReader(t *testing.T) {
+func TestSlowReader(t *testing.T) { overEachWire(t, testSlowReader) }
+
+func testSlowReader(t *testing.T, w wireName) {
 	s := start(t, func(_ *session.Options, o *Options) { o.Limits.InFlight = 16 })
-	slow := s.stream(t, s.api(t), &pb.OpenSessionRequest{})
+	slow := s.stream(t, s.streams(t, w), &pb.OpenSessionRequest{})
 	slow.acquire("l", &pb.AcquireRequest{Resource: "held by the slow one"})
 	lockID := slow.answer("l").GetGranted().GetLockId()
 	sent := make(chan int, 1)
@@ -257,14 +280,14 @@ func TestSlowReader(t *testing.T) {
 		}
 		sent <- n
 	}()
-	other := s.stream(t, s.api(t), &pb.OpenSessionRequest{})
+	other := s.stream(t, s.streams(t, w), &pb.OpenSessionRequest{})
 	for range 20 {
 		other.acquire("1", tryOnce("r"))
 		other.release("2", other.answer("1").GetGranted().GetLockId())
 	}
 	other.acquire("w", &pb.AcquireRequest{Resource: "held by the slow one"})
 	eventually(t, "waiting", func() bool { return s.manager.Info().Waiters == 1 })
-	r, err := s.api(t).ForceRelease(t.Context(), &pb.ForceReleaseRequest{Resource: "held by the slow one", Grace: durationpb.New(0)})
+	r, err := s.streams(t, w).ForceRelease(t.Context(), &pb.ForceReleaseRequest{Resource: "held by the slow one", Grace: durationpb.New(0)})
 	if err != nil || r.GetLockIds()[0] != lockID {
 		t.Fatalf("%v %v", r, err)
 	}

@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/grpc/metadata"
 
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 	"github.com/locksidecar/locksidecar/session"
 )
 
@@ -60,6 +61,19 @@ func (s *Server) continueGRPC(ctx context.Context) context.Context {
 	return s.o.Tracer.Continue(ctx, func(name string) string {
 		if values := md.Get(name); len(values) > 0 {
 			return values[0]
+		}
+		return ""
+	})
+}
+
+// continueRequest puts a request of a Session into the trace that it names.
+func (s *Server) continueRequest(ctx context.Context, q *pb.SessionRequest) context.Context {
+	if s.o.Tracer == nil || q.GetTraceparent() == "" {
+		return ctx
+	}
+	return s.o.Tracer.Continue(ctx, func(name string) string {
+		if name == "traceparent" {
+			return q.GetTraceparent()
 		}
 		return ""
 	})

@@ -1,0 +1,253 @@
+package localapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unicode/utf8"
+
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/internal/jsonlines"
+)
+
+const (
+	// lineBatch is how many lines are written together.
+	lineBatch = 64
+	// lineBuffer is what a connection keeps for reading, and for writing, while nothing
+	// comes or goes.
+	lineBuffer = 1 << 10
+	// fewReads is after how many that need no larger buffer it is given back.
+	fewReads = 64
+	// maxGarbage is how many lines in a row may be JSON and no request.
+	maxGarbage = 100
+)
+
+// serveLines serves an app session whose messages are lines of JSON: its stream is the
+// connection.
+func (s *Server) serveLines(c *conn) {
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Time{})
+	ctx := c.calls(context.WithoutCancel(s.stopping))
+	l := &lineConn{conn: c, most: s.o.Limits.MessageBytes}
+	var err error
+	if l.raw, err = c.SyscallConn(); err != nil {
+		return
+	}
+	t := (&service{Server: s}).newStream(ctx, wire{recv: l.recv, send: l.send, most: lineBatch, inline: true})
+	l.flush, l.progress = t.out.flush, t.out.progress
+	l.enter = func() { s.places.enter(c) }
+	if _, err = permit(ctx); err == nil {
+		err = t.serve()
+	}
+	if l.entered.Load() {
+		s.places.leave(c)
+	}
+	if err == nil || t.out.unsent() > 0 { // who reads nothing reads no farewell
+		return
+	}
+	no := &refused{err: err}
+	errors.As(err, &no)
+	t.out.leave(t.refusal(no.id, no.err))
+	_ = c.SetDeadline(time.Now().Add(refusalTime))
+	<-t.out.settle()
+	if s.stopping.Err() == nil && !errors.Is(err, errGone) {
+		drain(c.UnixConn)
+	}
+}
+
+// lastLine is an error that ends a connection.
+func lastLine(st *statuspb.Status) []byte {
+	return appendLine(nil, &pb.SessionResponse{Response: &pb.SessionResponse_Error{Error: st}})
+}
+
+// appendLine appends a message, or why it cannot be told.
+func appendLine(b []byte, a *pb.SessionResponse) []byte {
+	line, err := jsonlines.AppendResponse(b, a)
+	if err != nil {
+		line, _ = jsonlines.AppendResponse(b, &pb.SessionResponse{
+			RequestId: a.GetRequestId(),
+			Response:  &pb.SessionResponse_Error{Error: toStatus(err)},
+		})
+	}
+	return line
+}
+
+// lineConn reads requests from a connection and writes answers to it. One goroutine at
+// a time reads, and one writes.
+type lineConn struct {
+	*conn
+	raw      syscall.RawConn
+	most     int         // bytes of a line
+	flush    func()      // sends what is due; called before it waits for the client
+	progress func()      // called when the client has read something, and not all
+	enter    func()      // called with the first line
+	entered  atomic.Bool // it was called
+
+	in      []byte // what was read and not yet given
+	scanned int    // in has no end of a line before this
+	buf     []byte // where in lies
+	full    bool   // the last read has filled it: there is more
+	few     int    // reads since one that needed more than lineBuffer
+	garbage int    // lines in a row that were no requests
+
+	out     []byte // what is to be written
+	written int
+}
+
+// recv gives the next request. io.EOF: the client has ended the connection or its half
+// of it. *refused: the line is JSON, and no request.
+func (l *lineConn) recv() (*pb.SessionRequest, error) {
+	for {
+		line, err := l.line()
+		if err != nil {
+			return nil, err
+		}
+		if line = bytes.TrimSpace(line); len(line) == 0 {
+			continue
+		}
+		q, err := jsonlines.ParseRequest(line)
+		if err != nil {
+			return nil, l.explain(line)
+		}
+		l.garbage = 0
+		if !l.entered.Swap(true) {
+			l.enter()
+		}
+		return q, nil
+	}
+}
+
+// explain says why a line is no request.
+func (l *lineConn) explain(line []byte) error {
+	err := whyNot("line", line, new(pb.SessionRequest))
+	l.garbage++
+	switch {
+	case !utf8.Valid(line) || !json.Valid(line) || line[0] != '{':
+		return err
+	case l.garbage > maxGarbage:
+		return refuse(reasonLimit, "more than %d lines in a row were no requests; the last one: %s", maxGarbage, err)
+	}
+	var with struct {
+		RequestID any `json:"requestId"`
+	}
+	_ = json.Unmarshal(line, &with) // it is an object
+	id, _ := with.RequestID.(string)
+	if len(id) > maxRequestID {
+		id = ""
+	}
+	return &refused{id: id, err: err}
+}
+
+// line gives the next line, until the next call.
+func (l *lineConn) line() ([]byte, error) {
+	for {
+		if i := bytes.IndexByte(l.in[l.scanned:], '\n'); i >= 0 {
+			line := l.in[:l.scanned+i]
+			l.in, l.scanned = l.in[l.scanned+i+1:], 0
+			if len(line) > l.most {
+				return nil, l.tooLong()
+			}
+			return line, nil
+		}
+		l.scanned = len(l.in)
+		if l.scanned > l.most {
+			return nil, l.tooLong()
+		}
+		if err := l.read(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (l *lineConn) tooLong() error {
+	return refuse(reasonLimit, "a line is longer than %d bytes", l.most)
+}
+
+// read reads what there is, or waits for more.
+func (l *lineConn) read() error {
+	switch {
+	case len(l.in) == len(l.buf): // there is no room for the rest of a line
+		l.move(min(8*max(len(l.buf), lineBuffer/8), l.most+lineBuffer))
+	case len(l.in) == 0 && l.full:
+		l.move(lineBatch * lineBuffer / 4)
+	case len(l.in) == 0 && len(l.buf) > lineBuffer && l.few > fewReads:
+		l.move(lineBuffer)
+	default:
+		copy(l.buf, l.in)
+		l.in = l.buf[:len(l.in)]
+	}
+	l.flush()
+	n, err := l.Read(l.buf[len(l.in):])
+	l.in = l.buf[:len(l.in)+n]
+	l.full = len(l.in) == len(l.buf)
+	if l.few++; len(l.in) > lineBuffer {
+		l.few = 0
+	}
+	switch {
+	case n > 0:
+		return nil
+	case err == nil, errors.Is(err, io.EOF):
+		return io.EOF
+	default:
+		return fmt.Errorf("%w: read line: %w", errGone, err)
+	}
+}
+
+// move takes a buffer of another size.
+func (l *lineConn) move(size int) {
+	if len(l.buf) == size {
+		return
+	}
+	l.buf = append(make([]byte, 0, size), l.in...)[:size]
+	l.in = l.buf[:len(l.in)]
+}
+
+// send writes messages as lines, all at once. errBlocked: the client has to read first;
+// without a batch it goes on with what is left.
+func (l *lineConn) send(batch []*pb.SessionResponse, wait bool) error {
+	for _, a := range batch {
+		l.out = appendLine(l.out, a)
+	}
+	var wrote int
+	var err error
+	write := func(fd uintptr) (done bool) {
+		for {
+			wrote, err = syscall.Write(int(fd), l.out[l.written:]) //nolint:gosec // a file descriptor
+			switch {
+			case errors.Is(err, syscall.EINTR):
+			case errors.Is(err, syscall.EAGAIN):
+				return !wait
+			default:
+				return true
+			}
+		}
+	}
+	for {
+		if e := l.raw.Write(write); e != nil { // the connection is closed
+			err = e
+		}
+		if errors.Is(err, syscall.EAGAIN) {
+			return errBlocked
+		}
+		if l.written += max(wrote, 0); err != nil || l.written == len(l.out) {
+			break
+		}
+		l.progress()
+	}
+	l.out, l.written = l.out[:0], 0
+	if cap(l.out) > lineBuffer {
+		l.out = nil
+	}
+	if err != nil {
+		return fmt.Errorf("%w: write line: %w", errGone, err)
+	}
+	return nil
+}
