@@ -37,6 +37,11 @@ func (s *Server) serveLines(c *conn) {
 	_ = c.SetDeadline(time.Time{})
 	ctx := c.calls(context.WithoutCancel(s.stopping))
 	l := &lineConn{conn: c, most: s.o.Limits.MessageBytes}
+	l.waitAndWrite = l.writeSome
+	l.write = func(fd uintptr) bool {
+		l.writeSome(fd)
+		return true
+	}
 	var err error
 	if l.raw, err = c.SyscallConn(); err != nil {
 		return
@@ -100,6 +105,9 @@ type lineConn struct {
 
 	out     []byte // what is to be written
 	written int
+	failed  error // of the last write
+
+	write, waitAndWrite func(fd uintptr) bool // made once
 }
 
 // recv gives the next request. io.EOF: the client has ended the connection or its half
@@ -216,32 +224,23 @@ func (l *lineConn) send(batch []*pb.SessionResponse, wait bool) error {
 	for _, a := range batch {
 		l.out = appendLine(l.out, a)
 	}
-	var wrote int
-	var err error
-	write := func(fd uintptr) (done bool) {
-		for {
-			wrote, err = syscall.Write(int(fd), l.out[l.written:]) //nolint:gosec // a file descriptor
-			switch {
-			case errors.Is(err, syscall.EINTR):
-			case errors.Is(err, syscall.EAGAIN):
-				return !wait
-			default:
-				return true
-			}
-		}
+	write := l.write
+	if wait {
+		write = l.waitAndWrite
 	}
 	for {
-		if e := l.raw.Write(write); e != nil { // the connection is closed
-			err = e
+		if err := l.raw.Write(write); err != nil { // the connection is closed
+			l.failed = err
 		}
-		if errors.Is(err, syscall.EAGAIN) {
+		if errors.Is(l.failed, syscall.EAGAIN) {
 			return errBlocked
 		}
-		if l.written += max(wrote, 0); err != nil || l.written == len(l.out) {
+		if l.failed != nil || l.written == len(l.out) {
 			break
 		}
 		l.progress()
 	}
+	err := l.failed
 	l.out, l.written = l.out[:0], 0
 	if cap(l.out) > lineBuffer {
 		l.out = nil
@@ -250,4 +249,18 @@ func (l *lineConn) send(batch []*pb.SessionResponse, wait bool) error {
 		return fmt.Errorf("%w: write line: %w", errGone, err)
 	}
 	return nil
+}
+
+// writeSome writes what the client's end of the socket takes. It reports false when that
+// is nothing.
+func (l *lineConn) writeSome(fd uintptr) bool {
+	for {
+		n, err := syscall.Write(int(fd), l.out[l.written:]) //nolint:gosec // a file descriptor
+		if errors.Is(err, syscall.EINTR) {
+			continue
+		}
+		l.written += max(n, 0)
+		l.failed = err
+		return !errors.Is(err, syscall.EAGAIN)
+	}
 }

@@ -110,7 +110,7 @@ func seconds(d time.Duration) *durationpb.Duration { return durationpb.New(d) }
 
 func grant() *pb.Grant {
 	return &pb.Grant{
-		LockId: "0123456789abcdef", Resource: "orders/42", Mode: pb.Mode_EXCLUSIVE, Fence: 1795225740694618,
+		LockId: "0123456789abcdef", Resource: "orders/42", Mode: pb.Mode_EXCLUSIVE, Fence: math.MaxInt64,
 		ValidFor: seconds(8067853748), CountedAt: seconds(4915 * time.Second), Count: 1,
 	}
 }
@@ -182,6 +182,12 @@ func FuzzResponse(f *testing.F) {
 		}
 		f.Add(line)
 	}
+	for _, n := range []string{"9223372036854775807", "9223372036854775808", "92233720368547758070", "0", "00", "-1"} {
+		f.Add([]byte(`{"granted":{"count":` + n + `}}`))
+		f.Add([]byte(`{"granted":{"fence":"` + n + `","validFor":"` + n + `s"}}`))
+	}
+	f.Add([]byte(`{"released":{"count":2147483647}}`))
+	f.Add([]byte(`{"released":{"count":2147483648}}`))
 	f.Add([]byte(`{"granted":{"count":1e0,"fence":"01"},"requestId":"1"}`))
 	f.Fuzz(func(t *testing.T, line []byte) {
 		want := new(pb.SessionResponse)

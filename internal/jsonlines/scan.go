@@ -120,19 +120,17 @@ func (s *scanner) boolean() bool {
 	return false
 }
 
-// maxDigits keeps numbers within what int64 and durationpb take.
-const maxDigits = 18
-
-// digits reads a number without sign, fraction or leading zeros.
-func (s *scanner) digits(most int) int64 {
+// digits reads a number without sign, fraction or leading zeros, up to limit.
+func (s *scanner) digits(limit int64) int64 {
 	begin := s.i
 	var n int64
 	for ; s.i < len(s.s) && s.s[s.i]-'0' <= 9; s.i++ {
-		n = n*10 + int64(s.s[s.i]-'0')
-		if s.i-begin == most {
+		d := int64(s.s[s.i] - '0')
+		if n > (limit-d)/10 {
 			s.stop()
 			return 0
 		}
+		n = n*10 + d
 	}
 	if s.i == begin || s.s[begin] == '0' && s.i-begin > 1 {
 		s.stop()
@@ -143,29 +141,25 @@ func (s *scanner) digits(most int) int64 {
 // int32 reads a number that is not negative.
 func (s *scanner) int32() int32 {
 	s.blanks()
-	n := s.digits(maxDigits)
-	if n > math.MaxInt32 {
-		s.stop()
-		return 0
-	}
+	n := s.digits(math.MaxInt32)
 	if s.i < len(s.s) && strings.IndexByte(".eE", s.s[s.i]) >= 0 {
 		s.stop()
 	}
-	return int32(n) //nolint:gosec // bounded above
+	return int32(n) //nolint:gosec // bounded by digits
 }
 
 // int64 reads a number in a string, as proto3 JSON has it.
 func (s *scanner) int64() int64 {
 	v := scanner{s: s.str()}
-	n := v.digits(maxDigits)
+	n := v.digits(math.MaxInt64)
 	if v.unusual || v.i != len(v.s) {
 		s.stop()
 	}
 	return n
 }
 
-// maxSeconds keeps durations within what they may be.
-const maxSeconds = 11
+// maxSeconds is far below what a duration may be.
+const maxSeconds = 1e10
 
 // duration reads seconds with a fraction, such as "1.5s", into d.
 func (s *scanner) duration(d *durationpb.Duration) *durationpb.Duration {
