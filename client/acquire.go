@@ -66,8 +66,7 @@ func (s *Session) Acquire(ctx context.Context, resource string, o AcquireOptions
 // tells itself.
 const maxString = 4096
 
-// checkString is for what gRPC cannot send or take: for that it would end the whole
-// stream.
+// checkString is for what cannot be sent or taken: for that the whole stream would end.
 func checkString(field, v string) error {
 	problem := ""
 	switch {

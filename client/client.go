@@ -9,7 +9,7 @@
 //	case <-l.Lost(): // stop at once: somebody else may get it
 //	}
 //
-// A session is one stream to the sidecar. When the process ends, or the
+// A session is one connection to the sidecar. When the process ends, or the
 // session is closed, all its locks are released at once.
 package client
 
@@ -33,12 +33,20 @@ const (
 	Shared    = pb.Mode_SHARED    // beside other shared holds
 )
 
-// Client is a connection to a sidecar. Its methods may be called at the same
-// time by many goroutines.
+// Client is the way to a sidecar. Its methods may be called at the same time by many
+// goroutines.
+//
+// Each session has a connection of its own, and speaks lines of JSON on it: see
+// docs/api.md. Get, List, Watch, ForceRelease and Info share a connection of gRPC, which
+// is made when one of them is called first.
 type Client struct {
 	path string
 	conn *grpc.ClientConn
 	api  pb.LockSidecarClient
+
+	overGRPC bool
+	closing  context.Context //nolint:containedctx // ends by Close, and with it the sessions over lines
+	close    context.CancelFunc
 }
 
 const (
@@ -54,18 +62,35 @@ const (
 	dialLimit    = 10 * time.Second
 )
 
-// Dial connects to the sidecar at a socket, or at DefaultSocket if path is
+// Option changes how a Client works.
+type Option func(*options)
+
+type options struct {
+	overGRPC bool
+	dial     []grpc.DialOption
+}
+
+// WithGRPC makes the sessions streams of one gRPC connection, with these options.
+func WithGRPC(o ...grpc.DialOption) Option {
+	return func(all *options) { all.overGRPC, all.dial = true, append(all.dial, o...) }
+}
+
+// Dial finds the sidecar at a socket, or at DefaultSocket if path is
 // empty. It returns when the sidecar has answered. Where nothing listens it fails
 // at once; a sidecar that is there and slow, or has too many callers, has 10s, or
-// until ctx ends, which is only for this. When the connection ends later, the next
+// until ctx ends, which is only for this. When a connection ends later, the next
 // call makes a new one.
 // ErrNoSidecar: nothing answers there. The cause of ctx: it ended.
-func Dial(ctx context.Context, path string, opts ...grpc.DialOption) (*Client, error) {
+func Dial(ctx context.Context, path string, opts ...Option) (*Client, error) {
 	if path == "" {
 		var err error
 		if path, err = DefaultSocket(); err != nil {
 			return nil, err
 		}
+	}
+	var o options
+	for _, set := range opts {
+		set(&o)
 	}
 	d := &dialer{path: path}
 	conn, err := grpc.NewClient("passthrough:///"+path, append([]grpc.DialOption{
@@ -82,19 +107,29 @@ func Dial(ctx context.Context, path string, opts ...grpc.DialOption) (*Client, e
 		grpc.WithReadBufferSize(readBuffer),
 		grpc.WithStaticStreamWindowSize(window),
 		grpc.WithStaticConnWindowSize(window),
-	}, opts...)...)
+	}, o.dial...)...)
 	if err != nil {
 		return nil, err
 	}
-	if err := d.await(ctx, conn); err != nil {
+	if o.overGRPC {
+		err = d.await(ctx, conn)
+	} else {
+		err = greet(ctx, path)
+	}
+	if err != nil {
 		_ = conn.Close()
 		return nil, err
 	}
-	return &Client{path: path, conn: conn, api: pb.NewLockSidecarClient(conn)}, nil
+	c := &Client{path: path, conn: conn, api: pb.NewLockSidecarClient(conn), overGRPC: o.overGRPC}
+	c.closing, c.close = context.WithCancel(context.WithoutCancel(ctx))
+	return c, nil
 }
 
-// Close ends the connection, and with it all sessions.
-func (c *Client) Close() error { return c.conn.Close() }
+// Close ends the connections, and with them all sessions.
+func (c *Client) Close() error {
+	c.close()
+	return c.conn.Close()
+}
 
 // Socket is the path that the client was dialled with.
 func (c *Client) Socket() string { return c.path }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -96,7 +97,7 @@ func within(t testing.TB, what string, c <-chan struct{}) {
 
 func (s *sidecar) dial(t testing.TB) *client.Client {
 	t.Helper()
-	c, err := client.Dial(t.Context(), s.socket)
+	c, err := client.Dial(t.Context(), s.socket, wire()...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -286,7 +287,7 @@ func TestSidecarStops(t *testing.T) {
 	if _, err := c.OpenSession(t.Context(), client.SessionOptions{}); !errors.Is(err, client.ErrNoSidecar) {
 		t.Errorf("open: %v", err)
 	}
-	_, err = client.Dial(t.Context(), s.socket)
+	_, err = client.Dial(t.Context(), s.socket, wire()...)
 	if !errors.Is(err, client.ErrNoSidecar) || !strings.Contains(err.Error(), s.socket) || !strings.Contains(err.Error(), "locksidecar serve") {
 		t.Errorf("dial: %v", err)
 	}
@@ -387,10 +388,16 @@ func TestConcurrent(t *testing.T) {
 	}
 }
 
-// A session too many for one connection is refused, and other calls go on.
+// A session too many is refused, and other calls go on. Over gRPC they share a
+// connection, which has a limit of its own.
 func TestManySessions(t *testing.T) {
-	const most = 1000
-	s := start(t)
+	most := 1000
+	s := start(t, func(o *session.Options) {
+		if !overGRPC {
+			most = 100
+			o.Limits.SessionsPerUID = most
+		}
+	})
 	c := s.dial(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -401,7 +408,7 @@ func TestManySessions(t *testing.T) {
 	}
 	for range 2 * 24 { // more than gRPC has room for
 		var said *client.Error
-		if _, err := c.OpenSession(ctx, client.SessionOptions{}); !errors.Is(err, client.ErrLimitExceeded) || !errors.As(err, &said) || said.Metadata["max"] != "1000" {
+		if _, err := c.OpenSession(ctx, client.SessionOptions{}); !errors.Is(err, client.ErrLimitExceeded) || !errors.As(err, &said) || said.Metadata["max"] != strconv.Itoa(most) {
 			t.Fatal(err)
 		}
 	}

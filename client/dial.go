@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -91,6 +92,64 @@ func (d *dialer) failed() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.err
+}
+
+// greeting is a request to which every sidecar answers something, though it may refuse
+// it. It is HTTP: the first line of a session would open one.
+const greeting = "GET /healthz HTTP/1.1\r\nHost: locksidecar\r\nConnection: close\r\n\r\n"
+
+// greet waits for the first answer of the sidecar, and asks again when the connection
+// ends before, or the sidecar has too many.
+func greet(ctx context.Context, path string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, dialLimit, errSilent)
+	defer cancel()
+	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+		err := greetOnce(ctx, path)
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil && !errors.Is(context.Cause(ctx), errSilent):
+			return fmt.Errorf("dial %s: %w", path, context.Cause(ctx))
+		case ctx.Err() != nil && errors.Is(err, os.ErrDeadlineExceeded):
+			return explainDial(path, errSilent)
+		case ctx.Err() != nil || !errors.Is(err, errAgain) && !errors.Is(err, unix.EAGAIN):
+			return explainDial(path, err)
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+	}
+}
+
+var (
+	errSilent = fmt.Errorf("something listens, and has not answered within %s", dialLimit)
+	errAgain  = errors.New("the sidecar hangs up: it has too many connections, or too much to do")
+)
+
+// greetOnce gives errAgain where the connection has ended without an answer.
+func greetOnce(ctx context.Context, path string) error {
+	limit, cancel := context.WithTimeout(ctx, attemptLimit)
+	defer cancel()
+	c, err := connect(limit, path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	stop := context.AfterFunc(limit, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	answer := make([]byte, len("HTTP/1.1 429"))
+	if _, err = io.WriteString(c, greeting); err == nil {
+		_, err = io.ReadFull(c, answer)
+	}
+	switch {
+	case err == nil && string(answer) != "HTTP/1.1 429":
+		return nil
+	case err != nil && limit.Err() != nil:
+		return os.ErrDeadlineExceeded
+	default:
+		return errAgain
+	}
 }
 
 // explainDial says what to do about a socket that cannot be connected to.

@@ -7,7 +7,7 @@ func Locks(s *Session) int {
 	return len(s.locks)
 }
 
-// Queued is how many requests have not been given to gRPC.
+// Queued is how many requests have not been given to the stream.
 func Queued(s *Session) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,8 +1,10 @@
 package client_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -18,6 +20,7 @@ import (
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 	"github.com/locksidecar/locksidecar/client"
+	"github.com/locksidecar/locksidecar/internal/jsonlines"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -45,12 +48,17 @@ func scripted(t *testing.T) *script {
 		t.Fatal(err)
 	}
 	s := &script{t: t, asked: make(chan *pb.SessionRequest, 100), say: make(chan *pb.SessionResponse)}
-	server := grpc.NewServer()
-	pb.RegisterLockSidecarServer(server, s)
 	var running sync.WaitGroup
-	running.Go(func() { _ = server.Serve(l) })
-	t.Cleanup(func() { server.Stop(); running.Wait() })
-	c, err := client.Dial(t.Context(), l.Addr().String())
+	if overGRPC {
+		server := grpc.NewServer()
+		pb.RegisterLockSidecarServer(server, s)
+		running.Go(func() { _ = server.Serve(l) })
+		t.Cleanup(func() { server.Stop(); running.Wait() })
+	} else {
+		running.Go(func() { s.serveLines(l) })
+		t.Cleanup(func() { _ = l.Close(); running.Wait() })
+	}
+	c, err := client.Dial(t.Context(), l.Addr().String(), wire()...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,6 +67,55 @@ func scripted(t *testing.T) *script {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// serveLines answers the greeting, and serves one session.
+func (s *script) serveLines(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		in := bufio.NewReader(c)
+		if first, err := in.Peek(1); err == nil && first[0] == '{' {
+			ctx, cancel := context.WithCancel(context.Background())
+			st := &lines{ctx: ctx, cancel: cancel, c: c, in: in}
+			_ = s.Session(st)
+			cancel()
+			_ = c.Close()
+			return
+		}
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
+		_ = c.Close()
+	}
+}
+
+// lines is the sidecar's end of a connection.
+type lines struct {
+	grpc.ServerStream
+	ctx    context.Context
+	cancel context.CancelFunc
+	c      net.Conn
+	in     *bufio.Reader
+}
+
+func (l *lines) Context() context.Context { return l.ctx }
+
+func (l *lines) Recv() (*pb.SessionRequest, error) {
+	line, err := l.in.ReadBytes('\n')
+	if err != nil {
+		l.cancel()
+		return nil, err
+	}
+	return jsonlines.ParseRequest(line)
+}
+
+func (l *lines) Send(a *pb.SessionResponse) error {
+	line, err := jsonlines.AppendResponse(nil, a)
+	if err == nil {
+		_, err = l.c.Write(line)
+	}
+	return err
 }
 
 func (s *script) Session(st grpc.BidiStreamingServer[pb.SessionRequest, pb.SessionResponse]) error {

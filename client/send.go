@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strconv"
 
@@ -10,24 +11,19 @@ import (
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 )
 
-// outbox is what waits to be sent. gRPC's Send takes one caller at a time, and
+// outbox is what waits to be sent. A stream's send takes one caller at a time, and
 // blocks, whatever becomes of the caller's context, when the sidecar does not
-// read. So a caller sends only what cannot block; everything else is sent by a
-// goroutine, and the caller can leave.
+// read. So a caller sends only what does not block; everything else is sent by a
+// goroutine, and the caller can leave. Who sends takes what others have queued meanwhile.
 type outbox struct {
 	queue      []*call // in the order in which they will be sent
 	busy       bool    // somebody is sending
-	unanswered int     // bytes of the requests that have no answer yet
+	batch      []*pb.SessionRequest
+	unanswered int // bytes of the requests that have no answer yet
 }
 
-const (
-	// unblocked is how many bytes may be on their way when a caller sends by itself.
-	// gRPC takes 64 KiB of a stream before it blocks (defaultWriteQuota), and what
-	// was answered has left it.
-	unblocked = 32 << 10
-	// helped is how many requests one caller sends, for others too.
-	helped = 16
-)
+// helped is how many batches one caller sends, for others too.
+const helped = 16
 
 // do sends a request and waits for its answer.
 func (s *Session) do(ctx context.Context, c *call, q *pb.SessionRequest) (*pb.SessionResponse, error) {
@@ -50,23 +46,32 @@ func (s *Session) post(c *call, q *pb.SessionRequest) (send bool) {
 	s.lastID++
 	c.id = strconv.FormatUint(s.lastID, 36)
 	q.RequestId = c.id
-	c.request, c.size, c.sent = q, proto.Size(q), bootTime()
+	c.request, c.sent = q, bootTime()
 	s.calls[c.id] = c
 	if c.acquire {
 		s.asking++
 	}
 	b := &s.outbox
-	b.unanswered += c.size
+	if _, most := s.stream.limits(); most > 0 {
+		c.size = proto.Size(q)
+		b.unanswered += c.size
+	}
 	b.queue = append(b.queue, c)
 	if b.busy {
 		return false
 	}
 	b.busy = true
-	if b.unanswered > unblocked {
-		s.running.Go(s.sendAll)
-		return false
+	if !s.mayBlock() {
+		return true
 	}
-	return true
+	s.running.Go(s.sendAll)
+	return false
+}
+
+// mayBlock tells whether to send without waiting may block all the same. s.mu is held.
+func (s *Session) mayBlock() bool {
+	_, most := s.stream.limits()
+	return most > 0 && s.outbox.unanswered > most
 }
 
 // inBackground queues a request for whose answer nobody waits. s.mu is held.
@@ -82,10 +87,10 @@ func (s *Session) send(most int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for range most {
-		if s.outbox.unanswered > unblocked {
+		if s.mayBlock() {
 			break
 		}
-		if !s.sendOne() {
+		if !s.sendSome(false) {
 			return
 		}
 	}
@@ -100,31 +105,47 @@ func (s *Session) send(most int) {
 func (s *Session) sendAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for s.sendOne() {
+	for s.sendSome(true) {
 	}
 }
 
-// sendOne sends one request; it reports false when there is none, and then
-// somebody else may send. s.mu is held, but not meanwhile.
-func (s *Session) sendOne() bool {
+// sendSome sends a batch. It reports false when the caller is done: there is nothing, or,
+// without wait, another goroutine goes on. s.mu is held, but not meanwhile.
+func (s *Session) sendSome(wait bool) bool {
 	b := &s.outbox
 	if len(b.queue) == 0 {
 		s.sent()
 		return false
 	}
-	q := b.queue[0].request
-	b.queue = slices.Delete(b.queue, 0, 1)
+	n, _ := s.stream.limits()
+	n = min(n, len(b.queue))
+	b.batch = b.batch[:0]
+	for _, c := range b.queue[:n] {
+		b.batch = append(b.batch, c.request)
+	}
+	b.queue = slices.Delete(b.queue, 0, n)
 	s.mu.Unlock()
-	_ = s.stream.Send(q) // an error is told better by the receiver, which ends the call too
+	err := s.stream.send(b.batch, wait) // its error is told better by the receiver, which ends the call too
 	s.mu.Lock()
-	return true
+	if !errors.Is(err, errBlocked) {
+		return true
+	}
+	if s.err != nil { // the sidecar takes half a line for none
+		s.sent()
+		return false
+	}
+	s.running.Go(func() {
+		_ = s.stream.send(nil, true)
+		s.sendAll()
+	})
+	return false
 }
 
 // sent notes that nobody is sending. s.mu is held.
 func (s *Session) sent() {
 	s.outbox.busy = false
 	if s.err != nil {
-		_ = s.stream.CloseSend() // its error is that the stream has ended
+		_ = s.stream.closeSend() // its error is that the stream has ended
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
@@ -25,12 +24,12 @@ type SessionOptions struct {
 	TTL time.Duration
 }
 
-// Session is one app session: a stream to the sidecar. Its methods may be called
+// Session is one app session: a connection to the sidecar, or a stream of gRPC. Its methods may be called
 // at the same time by many goroutines.
 type Session struct {
 	client *Client
 	id     string
-	stream grpc.BidiStreamingClient[pb.SessionRequest, pb.SessionResponse]
+	stream stream
 	cancel context.CancelFunc // ends the stream
 
 	running  sync.WaitGroup // the receiver and who helps it
@@ -85,13 +84,33 @@ func (c *Client) OpenSession(ctx context.Context, o SessionOptions) (*Session, e
 	if err != nil {
 		return nil, fmt.Errorf("open session: %w", err)
 	}
+	limit, cancel := context.WithTimeout(ctx, dialLimit)
+	defer cancel()
+	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+		s, err := c.openSession(ctx, o)
+		if err == nil || !errors.Is(err, ErrStreamEnded) || c.overGRPC || c.closing.Err() != nil {
+			return s, err
+		}
+		// The sidecar has hung up without a word, as it does where it has too much to do.
+		select {
+		case <-time.After(pause):
+		case <-limit.Done():
+			return nil, err
+		}
+	}
+}
+
+func (c *Client) openSession(ctx context.Context, o SessionOptions) (*Session, error) {
 	sctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	leave := context.AfterFunc(ctx, cancel)
 	defer leave()
-	st, err := c.api.Session(sctx)
+	st, err := c.openStream(sctx)
 	if err != nil {
 		cancel()
-		return nil, fmt.Errorf("open session: %w", c.fromCall(ctx, err))
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return nil, fmt.Errorf("open session: %w", err)
 	}
 	s := &Session{
 		client:   c,
@@ -170,7 +189,7 @@ func (s *Session) Close() error {
 func (s *Session) receive() {
 	defer s.cancel()
 	for {
-		m, err := s.stream.Recv()
+		m, err := s.stream.recv()
 		if err != nil {
 			s.ended(err)
 			return
@@ -187,9 +206,8 @@ func (s *Session) receive() {
 func (s *Session) ended(err error) {
 	why := ErrStreamEnded
 	if !errors.Is(err, io.EOF) {
-		why = s.client.fromCall(context.Background(), err)
 		var said *Error
-		if !errors.As(why, &said) {
+		if why = err; !errors.As(why, &said) {
 			why = fmt.Errorf("%w: %w", ErrStreamEnded, why)
 		}
 	}
