@@ -2,6 +2,7 @@ package localapi
 
 import (
 	"context"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -31,6 +32,7 @@ const (
 	socketEnv = "LOCALAPI_TEST_SOCKET"
 	countEnv  = "LOCALAPI_TEST_COUNT" // of the flooder's streams
 	tryEnv    = "LOCALAPI_TEST_TRY"   // the resource that it tries
+	wireEnv   = "LOCALAPI_TEST_WIRE"  // what it speaks: gRPC, or lines
 )
 
 func child() {
@@ -72,6 +74,10 @@ func hold() {
 func flood() {
 	n, err := strconv.Atoi(os.Getenv(countEnv))
 	must(err)
+	if os.Getenv(wireEnv) == string(overLines) {
+		floodLines(n)
+		return
+	}
 	cc, err := grpc.NewClient("unix:"+os.Getenv(socketEnv), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(err)
 	c := pb.NewLockSidecarClient(cc)
@@ -93,6 +99,33 @@ func flood() {
 			}
 		}()
 	}
+	sayStuck(&sent)
+}
+
+func floodLines(n int) {
+	line := `{"requestId":"` + strings.Repeat("k", 100) + `","release":{"lockId":"none"}}` + "\n"
+	var sent atomic.Int64
+	for range n {
+		c, err := (&net.Dialer{}).Dial("unix", os.Getenv(socketEnv))
+		must(err)
+		_, err = io.WriteString(c, opening)
+		must(err)
+		_, err = c.Read(make([]byte, 1024))
+		must(err)
+		go func() {
+			for {
+				if _, err := io.WriteString(c, line); err != nil {
+					return
+				}
+				sent.Add(1)
+			}
+		}()
+	}
+	sayStuck(&sent)
+}
+
+// sayStuck says so when no more is sent.
+func sayStuck(sent *atomic.Int64) {
 	for before := int64(-1); ; time.Sleep(500 * time.Millisecond) {
 		now := sent.Load()
 		if now == before {

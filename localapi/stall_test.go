@@ -34,10 +34,10 @@ func used() int {
 
 // flooder starts an app that asks much on many streams and reads nothing. It
 // returns when no more goes in.
-func (s *sidecar) flooder(t *testing.T, streams int, try string) {
+func (s *sidecar) flooder(t *testing.T, w wireName, streams int, try string) {
 	t.Helper()
 	app := exec.Command("/proc/self/exe")
-	app.Env = append(os.Environ(), childEnv+"=flooder", socketEnv+"="+s.socket, countEnv+"="+strconv.Itoa(streams), tryEnv+"="+try)
+	app.Env = append(os.Environ(), childEnv+"=flooder", socketEnv+"="+s.socket, countEnv+"="+strconv.Itoa(streams), tryEnv+"="+try, wireEnv+"="+string(w))
 	app.Stderr = os.Stderr
 	out, err := app.StdoutPipe()
 	if err != nil {
@@ -54,10 +54,14 @@ func (s *sidecar) flooder(t *testing.T, streams int, try string) {
 
 // A stream that asks and reads nothing costs a bounded amount of memory.
 func TestMemoryOfStreamsThatReadNothing(t *testing.T) {
+	overEachWire(t, testMemoryOfStreamsThatReadNothing)
+}
+
+func testMemoryOfStreamsThatReadNothing(t *testing.T, w wireName) {
 	const n = 60
 	s := start(t, func(_ *session.Options, o *Options) { o.Limits.Stall = time.Hour })
 	before := used()
-	s.flooder(t, n, "")
+	s.flooder(t, w, n, "")
 	took := used() - before
 	t.Logf("%d streams: %d KiB, %d KiB each, %d goroutines", n, took>>10, took>>10/n, runtime.NumGoroutine())
 	if took > n*perStalledStream {
@@ -82,7 +86,7 @@ func TestVeryManyStreamsThatReadNothing(t *testing.T) {
 	x.acquire("1", tryOnce(held))
 	lockID := x.answer("1").GetGranted().GetLockId()
 	before := used()
-	s.flooder(t, 300, held)
+	s.flooder(t, overGRPC, 300, held)
 	eventually(t, "closed", func() bool { return s.manager.Info().Sessions == 1 })
 	if x.release("2", lockID).GetReleased() == nil {
 		t.Error("not released")
