@@ -156,11 +156,7 @@ func (s *Session) release(ctx context.Context, l *Lock) error {
 		s.mu.Unlock()
 		return err
 	}
-	send := s.post(c, q)
-	s.mu.Unlock()
-	if send {
-		s.send(helped)
-	}
+	s.unlockAndSend(s.post(c, q))
 	_, err := s.wait(ctx, c)
 	if lost := l.Err(); errors.Is(lost, ErrLockLost) && (err == nil || errors.Is(err, ErrNotHolder)) {
 		return lost

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"strconv"
 
@@ -33,11 +34,21 @@ func (s *Session) do(ctx context.Context, c *call, q *pb.SessionRequest) (*pb.Se
 		return nil, s.err
 	}
 	send := s.post(c, q)
-	s.mu.Unlock()
-	if send {
-		s.send(helped)
-	}
+	s.unlockAndSend(send)
 	return s.wait(ctx, c)
+}
+
+// unlockAndSend sends, if the caller has to, what it and others have queued.
+func (s *Session) unlockAndSend(send bool) {
+	others := len(s.calls) > 1
+	s.mu.Unlock()
+	if !send {
+		return
+	}
+	if others {
+		runtime.Gosched() // those that have just got their answers, too, may have more to ask
+	}
+	s.send(helped)
 }
 
 // post queues a request, and reports whether the caller has to send it. The
