@@ -106,9 +106,12 @@ func (s *Server) greet(ctx context.Context, c *conn, w *peercred.Watcher) {
 		return
 	}
 	c.sniffed = read
+	if !stop() { // its server must not find the deadline of ctx
+		_ = c.Close()
+		return
+	}
 	switch p {
 	case protocolLines:
-		stop()
 		s.serveLines(c)
 	case protocolGRPC:
 		s.grpcConns.give(c)

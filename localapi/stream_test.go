@@ -143,9 +143,9 @@ func testSessionStreamEndsWell(t *testing.T, w wireName) {
 func TestSessionStreamRefusals(t *testing.T) { overEachWire(t, testSessionStreamRefusals) }
 
 func testSessionStreamRefusals(t *testing.T, w wireName) {
-	s := start(t, func(_ *session.Options, o *Options) { o.Limits.Handshake = 50 * time.Millisecond })
+	s := start(t)
 	c := s.streams(t, w)
-	first := func(q *pb.SessionRequest) reason {
+	ask := func(c pb.LockSidecarClient, q *pb.SessionRequest) error {
 		t.Helper()
 		st, err := c.Session(t.Context())
 		if err != nil {
@@ -156,16 +156,20 @@ func testSessionStreamRefusals(t *testing.T, w wireName) {
 				t.Fatal(err)
 			}
 		} else if l, ok := st.(*lineStream); ok { // by which the protocol is known
-			if _, err := l.Write([]byte("{")); err != nil {
-				t.Fatal(err)
-			}
+			_, _ = l.Write([]byte("{"))
 		}
 		_, err = st.Recv()
-		return reasonOf(t, err)
+		return err
 	}
-	if r := first(nil); r != reasonInvalid {
-		t.Errorf("no open: %s", r)
+	first := func(q *pb.SessionRequest) reason {
+		t.Helper()
+		return reasonOf(t, ask(c, q))
 	}
+	hasty := start(t, func(_ *session.Options, o *Options) { o.Limits.Handshake = 50 * time.Millisecond }).streams(t, w)
+	eventually(t, "told that open must come", func() bool { // one that is too late with its first byte is just cut off
+		err := ask(hasty, nil)
+		return strings.Contains(err.Error(), "open must come within 50ms") && reasonOf(t, err) == reasonInvalid
+	})
 	if r := first(&pb.SessionRequest{RequestId: "x", Request: &pb.SessionRequest_KeepAlive{}}); r != reasonInvalid {
 		t.Errorf("first message is not open: %s", r)
 	}
