@@ -45,6 +45,7 @@ func (x *said) say(text string) {
 // hears reads the next line.
 func (x *said) hears() *pb.SessionResponse {
 	x.t.Helper()
+	_ = x.c.SetDeadline(time.Now().Add(patience))
 	line, err := x.in.ReadBytes('\n')
 	if err != nil {
 		x.t.Fatalf("%q: %v", line, err)
@@ -237,22 +238,27 @@ func TestPipelinedLines(t *testing.T) {
 	held := other.answer().GetGranted()
 	var all strings.Builder
 	all.WriteString(opening + `{"requestId":"w","acquire":{"resource":"held"}}` + "\n")
-	for i := range 500 {
+	for i := range 300 {
 		fmt.Fprintf(&all, `{"requestId":"%d","acquire":{"resource":"r/%d"}}`+"\n", i, i)
 	}
 	x := s.says(t, "")
+	sent := make(chan struct{})
 	go func() {
+		defer close(sent)
 		for text, size := all.String(), 1; text != ""; size = size%5000 + 97 {
 			n := min(size, len(text))
 			if _, err := io.WriteString(x.c, text[:n]); err != nil {
-				t.Error(err)
-				return
+				return // seen by who reads
 			}
 			text = text[n:]
 		}
 	}()
+	defer func() {
+		_ = x.c.Close() // ends the sending, if the test has failed
+		<-sent
+	}()
 	x.answer()
-	for i := range 500 {
+	for i := range 300 {
 		if a := x.answer(); a.GetRequestId() != fmt.Sprint(i) || a.GetGranted() == nil {
 			t.Fatalf("%v, want request %d", a, i)
 		}
@@ -268,15 +274,18 @@ func TestUnreadLines(t *testing.T) {
 	s := start(t)
 	x := s.says(t, opening)
 	x.answer()
-	const n = 20_000
+	const n = 2000 // more than the socket takes
+	sent := make(chan error, 1)
 	go func() {
 		w := bufio.NewWriter(x.c)
 		for i := range n {
 			fmt.Fprintf(w, `{"requestId":"%0120d","release":{"lockId":"none"}}`+"\n", i)
 		}
-		if err := w.Flush(); err != nil {
-			t.Error(err)
-		}
+		sent <- w.Flush()
+	}()
+	defer func() {
+		_ = x.c.Close() // ends the sending, if the test has failed
+		<-sent
 	}()
 	eventually(t, "full", func() bool { return s.server.standing.Load() == 1 })
 	for i := range n {
