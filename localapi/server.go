@@ -1,8 +1,8 @@
-// Package localapi is how apps reach the sidecar: gRPC and HTTP/JSON on one Unix
-// socket.
+// Package localapi is how apps reach the sidecar: lines of JSON, gRPC and HTTP/JSON on
+// one Unix socket.
 //
 // A connection is taken, its peer identified (peercred), its protocol told by
-// its first bytes (sniff), and then it belongs to grpc-go or to net/http. Both
+// its first bytes (sniff), and then it belongs to serveLines, grpc-go or net/http. All
 // call the same service, whose errors become API errors in errors.go.
 package localapi
 

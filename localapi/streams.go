@@ -11,7 +11,7 @@ import (
 	"github.com/locksidecar/locksidecar/session"
 )
 
-// The calls here answer with a stream of messages, in both protocols. send
+// The calls here answer with a stream of messages, over gRPC and HTTP. send
 // blocks while the client does not read; nothing piles up meanwhile, for each
 // stream reads the session's news with a cursor of its own.
 
