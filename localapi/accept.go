@@ -112,7 +112,7 @@ func (s *Server) greet(ctx context.Context, c *conn, w *peercred.Watcher) {
 	}
 	switch p {
 	case protocolLines:
-		s.serveLines(c)
+		s.running.Go(func() { s.serveLines(c) }) // what greet has needed is not kept
 	case protocolGRPC:
 		s.grpcConns.give(c)
 	default:
