@@ -103,7 +103,7 @@ func (c *Client) openLines(ctx context.Context) (stream, error) {
 	}
 	// Both ctx and the client end the connection, once.
 	end := sync.OnceFunc(func() { _ = conn.Close() })
-	stop := context.AfterFunc(c.closing, end)
+	stop := context.AfterFunc(c.closing, end) //nolint:contextcheck,nolintlint // not ctx: the client's end
 	context.AfterFunc(ctx, func() {
 		stop()
 		end()
@@ -150,7 +150,7 @@ func (s *lineStream) send(batch []*pb.SessionRequest, wait bool) error {
 // that is nothing.
 func (s *lineStream) writeSome(fd uintptr) bool {
 	for {
-		n, err := syscall.Write(int(fd), s.out[s.written:]) //nolint:gosec // a file descriptor
+		n, err := syscall.Write(int(fd), s.out[s.written:])
 		if errors.Is(err, syscall.EINTR) {
 			continue
 		}

@@ -112,7 +112,8 @@ func (s *Server) greet(ctx context.Context, c *conn, w *peercred.Watcher) {
 	}
 	switch p {
 	case protocolLines:
-		s.running.Go(func() { s.serveLines(c) }) // what greet has needed is not kept
+		// On another goroutine, so that what greet has needed is not kept.
+		s.running.Go(func() { s.serveLines(c) }) //nolint:contextcheck,nolintlint // a session ends in its own time when the server stops
 	case protocolGRPC:
 		s.grpcConns.give(c)
 	default:

@@ -255,7 +255,7 @@ func (l *lineConn) send(batch []*pb.SessionResponse, wait bool) error {
 // is nothing.
 func (l *lineConn) writeSome(fd uintptr) bool {
 	for {
-		n, err := syscall.Write(int(fd), l.out[l.written:]) //nolint:gosec // a file descriptor
+		n, err := syscall.Write(int(fd), l.out[l.written:])
 		if errors.Is(err, syscall.EINTR) {
 			continue
 		}

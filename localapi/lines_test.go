@@ -275,13 +275,14 @@ func TestUnreadLines(t *testing.T) {
 	x := s.says(t, opening)
 	x.answer()
 	const n = 2000 // more than the socket takes
-	sent := make(chan error, 1)
+	sent := make(chan struct{})
 	go func() {
+		defer close(sent)
 		w := bufio.NewWriter(x.c)
 		for i := range n {
 			fmt.Fprintf(w, `{"requestId":"%0120d","release":{"lockId":"none"}}`+"\n", i)
 		}
-		sent <- w.Flush()
+		_ = w.Flush() // that it fails is seen by who reads
 	}()
 	defer func() {
 		_ = x.c.Close() // ends the sending, if the test has failed

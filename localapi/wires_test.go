@@ -93,4 +93,4 @@ func (l *lineStream) Recv() (*pb.SessionResponse, error) {
 	return a, err
 }
 
-func (l *lineStream) CloseSend() error { return l.UnixConn.CloseWrite() }
+func (l *lineStream) CloseSend() error { return l.CloseWrite() }
