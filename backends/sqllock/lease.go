@@ -115,10 +115,11 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.leases[string(l.id)] = l
-	b.trusting = l // not the lease before, whose heartbeats may have gone to another server
-	b.pool.Trust(l.server)
-	b.strangers.Add(1)
+	if len(b.leases) > 0 { // the heartbeats of the lease before may have gone to another server
+		b.pool.Trust(l.server)
+		b.strangers.Add(1)
+	}
+	b.leases[string(l.id)], b.trusting = l, l
 	return l, opened, nil
 }
 
