@@ -67,6 +67,8 @@ type Backend struct {
 	leases  map[string]*lease // those of this backend, by id
 	// trusting is the lease whose heartbeats say which server is asked: the last one.
 	trusting *lease
+	// answering is the server that has answered them, or the opening of a lease, last.
+	answering string
 
 	background context.Context // ends with Close
 	stop       context.CancelFunc

@@ -119,7 +119,7 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 		b.pool.Trust(l.server)
 		b.strangers.Add(1)
 	}
-	b.leases[string(l.id)], b.trusting = l, l
+	b.leases[string(l.id)], b.trusting, b.answering = l, l, l.server
 	return l, opened, nil
 }
 
@@ -271,12 +271,19 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 		err = errReadOnly // of several servers, another may take writes
 		return r, l.b.unavailable("heartbeat", err)
 	}
+	may := row.Bool(6)
+	if from := l.b.movedFrom(row.Text(0)); may && from != "" {
+		if _, err = c.Do(ctx, "heartbeat", l.b.doubt(from), Statement{SQL: q.beat, Args: []any{newBeat(), id}}); err != nil {
+			return r, l.b.unavailable("heartbeat", err)
+		}
+		may = false
+	}
 	r.Stranger = l.answered(c.Number(), row.Text(0)) // also where the lease is over: the next one is opened there
 	if res[0].Affected == 0 {
 		return r, lock.ErrLeaseLost
 	}
 	l.sawKeeper([]Row{row[2:6]})
-	if row.Bool(6) {
+	if may {
 		l.b.mayGrant()
 	}
 	if r.Entries = int(row.Int(7)); r.Entries > counted {
@@ -313,6 +320,7 @@ func (b *Backend) trust(l *lease, server string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.trusting == nil || b.trusting == l {
+		b.answering = server
 		b.pool.Trust(server)
 		b.strangers.Add(1) // what is asked from now on, that server answers
 	}

@@ -3,6 +3,8 @@ package sqllock
 import (
 	"context"
 	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
 )
 
 // This file is about a server that has taken over. It may lack the last grants of the
@@ -11,6 +13,10 @@ import (
 // granted, until every lease has either been renewed there, and its holds compared, or
 // is over. Then the keeper changes the mark; who opens a lease while nobody is there does
 // it too. Each counts that time on its own clock, from when it saw the change.
+//
+// A server that grants again after another one did, such as an old primary, bears its own
+// mark, and does not know. So whose heartbeats come from another server writes the name of
+// that one in its place, before any of its requests follow.
 
 // markSeen is a mark that names another server than the one that answers.
 type markSeen struct {
@@ -26,8 +32,15 @@ func (b *Backend) keepMark(ctx context.Context, rows []Row, longest time.Duratio
 	}
 	seen := markSeen{mark: rows[0].Text(0), server: rows[0].Text(1), since: b.clock()}
 	if seen.mark == seen.server {
-		b.mayGrant()
-		return 0
+		from := b.movedFrom(seen.server)
+		if from == "" {
+			b.mayGrant()
+			return 0
+		}
+		if _, err := b.pool.Do(ctx, "keeper", b.doubt(from)); err != nil {
+			return lock.MinTTL // nothing is known
+		}
+		seen.mark = from
 	}
 	grace := b.o.FailoverGrace
 	if grace < 0 {
@@ -52,4 +65,20 @@ func (b *Backend) mayGrant() {
 	b.mu.Lock()
 	b.marked = markSeen{}
 	b.mu.Unlock()
+}
+
+// movedFrom is the server that has answered before, where another one answers now that may
+// lack what that one has granted; "": there is none.
+func (b *Backend) movedFrom(server string) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.o.FailoverGrace == 0 || b.answering == server {
+		return ""
+	}
+	return b.answering
+}
+
+// doubt takes its own mark from a server.
+func (b *Backend) doubt(from string) Statement {
+	return Statement{SQL: b.sql.doubt, Args: []any{[]byte(from)}}
 }

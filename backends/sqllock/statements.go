@@ -34,7 +34,7 @@ type statements struct {
 	alive, notesOf                                   string
 	waiting, marks, granted                          listed
 	keeper, takeOver, round, leases                  string
-	mark, setMark                                    string
+	mark, setMark, doubt                             string
 	names                                            string
 	status                                           listed
 	forced, guardX, guardS                           string
@@ -209,6 +209,7 @@ func newStatements(w Words) *statements {
 	q.round = t("UPDATE {meta} SET value=? WHERE name='keeper' AND text=?")
 	q.leases = t("SELECT id, beat, ttl_ms, ended, opened FROM {lease}")
 	q.mark = t("SELECT text, {server} FROM {meta} WHERE name='server'")
+	q.doubt = t("UPDATE {meta} SET text=? WHERE name='server' AND text={server}")
 	q.setMark = t("UPDATE {meta} SET text={server} WHERE name='server' AND text=?")
 
 	// One statement, so that all is as of one moment: who moves from the queue to the

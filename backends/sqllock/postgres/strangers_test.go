@@ -64,6 +64,48 @@ func TestGraceOfAServerThatWasSeenBefore(t *testing.T) {
 	}
 }
 
+// Sidecars are led to another server and back: the first one bears its own mark, and does
+// not know what the other one has granted. Whose heartbeats come from there takes that mark
+// from it, and nothing is granted for the whole grace.
+func TestOldServerIsDoubted(t *testing.T) {
+	const ttl = 4 * time.Second
+	s := testengine.New(t, testengine.Postgres)
+	road := testengine.Through(t, s)
+	_, l := sidecar(t, road.URL(), ttl)
+	_, holder := sidecar(t, road.URL(), ttl)
+	fork := forkBeside(t, s, l, holder)
+	lead := func(to testengine.Server, leases ...lock.Lease) {
+		road.Retarget(testengine.Nodes(t, to)[0].Addr())
+		road.Inject(testengine.Sever)
+		for _, l := range leases {
+			beat(t, l)
+		}
+	}
+	lead(fork, l, holder)
+	var g lock.Grant
+	eventually(t, "the other server grants", func() (err error) {
+		beat(t, l)
+		beat(t, holder)
+		try := request("r", lock.Exclusive)
+		try.Try = true
+		g, err = holder.Acquire(t.Context(), try)
+		return err
+	})
+	relies := time.Now().Add(ttl) // its last heartbeat may be as late as this
+	beat(t, holder)
+	lead(s, l)
+	eventually(t, "the first server grants", func() error {
+		beat(t, l)
+		try := request("r", lock.Exclusive)
+		try.Try = true
+		_, err := l.Acquire(t.Context(), try)
+		return err
+	})
+	if early := time.Until(relies); early > 0 {
+		t.Errorf("two holders: granted %s before %s relies on it no more", early, g.ID)
+	}
+}
+
 // forkBeside forks a server, and renews leases meanwhile, however long that takes.
 func forkBeside(t *testing.T, s testengine.Server, leases ...lock.Lease) testengine.Server {
 	t.Helper()
