@@ -184,7 +184,7 @@ func testMassRestart(e *env) {
 
 // waiters tells how many wait for a resource. A status has each of them, which takes long
 // where there are many, so where the store has a queue somebody waits there for a while
-// and is told the place; -1: that was not long enough.
+// and is told the place, if the store tells it; -1: that was not long enough.
 func (e *env) waiters(by *sidecar, r lock.Resource, m lock.Mode, wait time.Duration) int {
 	e.Helper()
 	if !e.ordered() {
@@ -204,6 +204,9 @@ func (e *env) waiters(by *sidecar, r lock.Resource, m lock.Mode, wait time.Durat
 	}
 	if !errors.As(err, &held) {
 		e.Fatalf("Acquire behind a crowd: got %v, want a HeldError", err)
+	}
+	if held.Position == 0 { // the store does not tell places as far behind
+		return len(e.get(by.b, r).Waiters)
 	}
 	return held.Position - 1
 }
