@@ -41,8 +41,11 @@ func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 			return grantOf(q, p.Fence, p.Guard), nil
 		}
 	}
-	if errors.Is(err, errForced) {
+	switch {
+	case errors.Is(err, errForced):
 		err = l.giveBack(ctx, Ref{q.Resource, q.ID})
+	case errors.Is(err, errLeaving):
+		err = l.leave(ctx, e)
 	}
 	return lock.Grant{}, err
 }
@@ -103,10 +106,23 @@ func (l *Lease) refused(ctx context.Context, e *entry, err error) error {
 	}
 	limit, cancel := l.afterwards(ctx)
 	defer cancel()
-	if _, gone := l.withdraw(limit, e.Ref); gone != nil {
+	if _, gone := l.withdraw(limit, e.Ref, err); gone != nil {
 		return fmt.Errorf("acquire %q: give up: %w", string(e.Resource), gone)
 	}
 	return err
+}
+
+// leave ends an Acquire of what was being given up already, with the reason for that.
+func (l *Lease) leave(ctx context.Context, e *entry) error {
+	l.mu.Lock()
+	why := e.leaving
+	l.mu.Unlock()
+	limit, cancel := l.afterwards(ctx)
+	defer cancel()
+	if _, err := l.withdraw(limit, e.Ref, why); err != nil {
+		return fmt.Errorf("acquire %q: give up: %w", string(e.Resource), err)
+	}
+	return why
 }
 
 // afterwards bounds what is done for an Acquire after its end.
@@ -129,7 +145,7 @@ func (l *Lease) unsent(ctx context.Context, e *entry) error {
 // giveBack ends a hold whose release was forced before its Acquire has returned.
 // Nobody was told of it, so nobody needs a grace.
 func (l *Lease) giveBack(ctx context.Context, r Ref) error {
-	if _, err := l.withdraw(ctx, r); err != nil {
+	if _, err := l.withdraw(ctx, r, lock.ErrNotHolder); err != nil {
 		return fmt.Errorf("acquire %q: give up a hold that is forced: %w", string(r.Resource), err)
 	}
 	return lock.ErrNotHolder
@@ -183,7 +199,7 @@ func (l *Lease) giveUp(ctx context.Context, e *entry) error {
 	cause := context.Cause(ctx)
 	limit, cancel := l.afterwards(ctx)
 	defer cancel()
-	w, err := l.withdraw(limit, e.Ref)
+	w, err := l.withdraw(limit, e.Ref, &lock.HeldError{Cause: cause, Status: lock.Status{Resource: e.Resource}})
 	if err != nil {
 		return fmt.Errorf("acquire %q: give up: %w", string(e.Resource), err)
 	}
@@ -193,7 +209,7 @@ func (l *Lease) giveUp(ctx context.Context, e *entry) error {
 
 // Release implements lock.Lease.
 func (l *Lease) Release(ctx context.Context, r lock.Resource, id lock.HoldID) error {
-	w, err := l.withdraw(ctx, Ref{r, id})
+	w, err := l.withdraw(ctx, Ref{r, id}, lock.ErrNotHolder)
 	if err == nil && !w.Found {
 		err = lock.ErrNotHolder
 	}
@@ -203,8 +219,11 @@ func (l *Lease) Release(ctx context.Context, r lock.Resource, id lock.HoldID) er
 	return nil
 }
 
+// withdraw gives up what the lease has or waits for. why is what an Acquire of it is told
+// from now on, if there is no answer.
+//
 // Model: retry.WITHDRAWN.
-func (l *Lease) withdraw(ctx context.Context, r Ref) (Withdrawn, error) {
+func (l *Lease) withdraw(ctx context.Context, r Ref, why error) (Withdrawn, error) {
 	e, how, err := l.withdrawal(r)
 	if err != nil {
 		return Withdrawn{}, err
@@ -215,6 +234,7 @@ func (l *Lease) withdraw(ctx context.Context, r Ref) (Withdrawn, error) {
 	l.end(e)
 	if errors.Is(err, lock.ErrUnavailable) {
 		e.unanswered()
+		e.leaving = why
 	} else {
 		l.remove(e)
 	}

@@ -158,6 +158,36 @@ func TestGiveUpWithoutAnswer(t *testing.T) {
 	})
 }
 
+// A request is given up, and the answer to that is lost; then it is asked for again, when
+// the lock is free. It is not granted: a copy of the giving up may still be on its way, and
+// would end the hold that the caller relies on.
+func TestAskedForWhileItIsGivenUp(t *testing.T) {
+	bubble(t, func(k *kit) {
+		k.f.change(func() { k.f.taken["r"] = true })
+		q := k.request("r")
+		q.Try = true
+		k.f.on("ask", once(mute))
+		_, err := k.Acquire(k.t.Context(), q)
+		k.is("the first try", err, lock.ErrUnavailable)
+		var copied func() // of the giving up
+		k.f.on("withdraw", func(_ context.Context, do func()) error { copied = do; return errSilent })
+		_, err = k.Acquire(k.t.Context(), q)
+		k.is("the second try", err, lock.ErrUnavailable)
+		k.f.change(func() { k.f.taken["r"] = false })
+		asked := k.f.count("ask")
+		_, err = k.Acquire(k.t.Context(), q)
+		k.is("the third try, in the same silence", err, lock.ErrUnavailable)
+		k.f.on("withdraw", nil)
+		_, err = k.Acquire(k.t.Context(), q)
+		k.is("the fourth try", err, lock.ErrHeld)
+		copied()
+		if k.f.count("ask") != asked {
+			t.Error("it was asked for again")
+		}
+		k.same("Heartbeat", k.beat())
+	})
+}
+
 // A release takes a waiter out of the queue, and its Acquire does not queue again.
 func TestReleaseEndsTheWait(t *testing.T) {
 	bubble(t, func(k *kit) {

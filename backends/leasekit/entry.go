@@ -12,13 +12,14 @@ import (
 type entry struct {
 	Ref
 	mode    lock.Mode
-	stored  bool // the store has said that it is held or queued
-	held    bool // the store has granted it, and the caller was told
-	unsure  bool // the last request for it had no answer
-	copies  bool // some request for it had none: a copy may still arrive
-	busy    bool // a request for it is under way
-	removed bool // forgotten
-	rung    bool // there is a reason to ask again, since the last request
+	stored  bool  // the store has said that it is held or queued
+	held    bool  // the store has granted it, and the caller was told
+	unsure  bool  // the last request for it had no answer
+	copies  bool  // some request for it had none: a copy may still arrive
+	busy    bool  // a request for it is under way
+	removed bool  // forgotten
+	rung    bool  // there is a reason to ask again, since the last request
+	leaving error // why it is given up: a Withdraw of it had no answer. nil: it is not
 
 	// A forced release of the hold. Until it is acknowledged, the store waits; so it
 	// is acknowledged after it was told.
@@ -54,10 +55,16 @@ func (e *entry) unanswered() { e.unsure, e.copies = true, true }
 // not asked for again: that could put it into the queue a second time.
 var errForced = errors.New("its release is forced")
 
+// errLeaving: what was asked for is being given up, and nobody knows whether it is yet. It
+// is not asked for again: a copy of the Withdraw may still arrive, and end what the store
+// has granted then.
+var errLeaving = errors.New("it is being given up")
+
 // begin marks that a request for the hold is on its way, and makes the entry
 // where there is none; mode is 0 for a request that does not ask for a hold.
 //
 //	errForced: only with a mode.
+//	errLeaving: only with a mode. The entry is given, too.
 //	lock.ErrLeaseLost: the lease is over.
 //	lock.ErrNotHolder, *lock.InvalidError: the id is that of another resource.
 func (l *Lease) begin(r Ref, mode lock.Mode) (*entry, error) {
@@ -81,8 +88,11 @@ func (l *Lease) enter(r Ref, mode lock.Mode) (*entry, error) {
 	case e.Resource != r.Resource:
 		return nil, lock.ErrNotHolder
 	}
-	if mode != 0 && e.revoked {
+	switch {
+	case mode != 0 && e.revoked:
 		return nil, errForced
+	case mode != 0 && e.leaving != nil:
+		return e, errLeaving
 	}
 	l.start(e)
 	return e, nil
