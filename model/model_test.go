@@ -50,6 +50,7 @@ var models = map[string]map[string]string{
 		"BREAK_A_FORCED_HOLD_IS_NOT_WITHDRAWN": "promise_9_nothing_is_left",
 		"BREAK_A_RETRY_IS_ANOTHER_REQUEST":     "promise_9_a_retry_finds_its_grant",
 		"BREAK_CALLS_OVERLAP":                  "law_6_one_call_at_a_time",
+		"BREAK_ASKED_WHILE_IT_IS_GIVEN_UP":     "promise_1_a_hold_stays",
 	},
 	"queue.pml": {
 		"BREAK_HOLDERS_ARE_IGNORED":       "promise_1_exclusion",

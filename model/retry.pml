@@ -33,12 +33,14 @@ bool unsure;         /* with the one that ends the hold: the store must remember
 bool copies;         /* some request had no answer */
 bool forced, told;   /* the hold was forced out; the lease has heard of it */
 bool overlapped;     /* for the assertion: two were, at once */
+bool held;           /* it was granted, and its caller relies on it */
+bool leaving;        /* an end of it had no answer */
 bool done;           /* for the lease the hold is over, and nothing more will be sent */
 
 /* Until when a copy may arrive; 0: there is none. */
 byte lateAsk, lateEnd;
 
-bool promise_9_nothing_is_left, promise_9_a_retry_finds_its_grant, law_6_one_call_at_a_time;
+bool promise_1_a_hold_stays, promise_9_nothing_is_left, promise_9_a_retry_finds_its_grant, law_6_one_call_at_a_time;
 #define must(law, what) law = (what); assert(law)
 
 inline carryOutAsk() {
@@ -68,16 +70,20 @@ end:	do
 
 proctype Lease() {
 end:	do
+#ifdef BREAK_ASKED_WHILE_IT_IS_GIVEN_UP
 	:: d_step { !asking && !ending && !done && !told -> asking = true; asked = true } /* ASK */
-#ifdef BREAK_CALLS_OVERLAP
-	:: d_step { asked && !ending && !done -> ending = true; unsure = copies; overlapped = asking } /* WITHDRAW */
 #else
-	:: d_step { asked && !asking && !ending && !done -> ending = true; unsure = copies } /* WITHDRAW */
+	:: d_step { !asking && !ending && !done && !told && !leaving -> asking = true; asked = true } /* ASK */
+#endif
+#ifdef BREAK_CALLS_OVERLAP
+	:: d_step { asked && !ending && !done -> ending = true; held = false; unsure = copies; overlapped = asking } /* WITHDRAW */
+#else
+	:: d_step { asked && !asking && !ending && !done -> ending = true; held = false; unsure = copies } /* WITHDRAW */
 #endif
 
 	/* UNANSWERED, whether or not the store has carried it out: the copy may come. */
 	:: d_step { asking -> asking = false; copies = true; lateAsk = now + LATE + 1 }
-	:: d_step { ending -> ending = false; copies = true; lateEnd = now + LATE + 1 }
+	:: d_step { ending -> ending = false; leaving = true; copies = true; lateEnd = now + LATE + 1 }
 
 	:: d_step { forced && !told -> told = true }
 #ifdef BREAK_A_FORCED_HOLD_IS_NOT_WITHDRAWN
@@ -88,11 +94,11 @@ end:	do
 
 proctype Store() {
 end:	do
-	:: atomic { asking -> carryOutAsk(); asking = false } /* ASKED */
+	:: atomic { asking -> carryOutAsk(); asking = false; held = stored > 0 } /* ASKED */
 	:: atomic { ending -> carryOutEnd(unsure); ending = false; done = true } /* WITHDRAWN */
 
 	:: atomic { lateAsk > now -> carryOutAsk(); if :: lateAsk = 0 :: skip fi } /* COPY, of one or of several */
-	:: atomic { lateEnd > now -> carryOutEnd(false); lateEnd = 0 }
+	:: atomic { lateEnd > now -> must(promise_1_a_hold_stays, !(held && stored > 0 && !overlapped)); carryOutEnd(false); lateEnd = 0 }
 
 	:: d_step { stored > 0 && !forced -> forced = true; stored = 0 } /* FORCE */
 	od

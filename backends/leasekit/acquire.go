@@ -113,6 +113,8 @@ func (l *Lease) refused(ctx context.Context, e *entry, err error) error {
 }
 
 // leave ends an Acquire of what was being given up already, with the reason for that.
+//
+// Model: retry.WITHDRAW.
 func (l *Lease) leave(ctx context.Context, e *entry) error {
 	l.mu.Lock()
 	why := e.leaving
