@@ -208,6 +208,7 @@ func TestPlainErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	protocols := &http.Protocols{}
+	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
 	server := &http.Server{Handler: http.NotFoundHandler(), Protocols: protocols, ReadHeaderTimeout: time.Minute}
 	served := make(chan struct{})
