@@ -9,7 +9,7 @@
 // where the harness opens the store. Faults and looks behind the curtain, which
 // not every store can offer, are interfaces of their own that a harness may
 // implement too: [CounterDeleter], [Faulter], [WakeupDropper], [ClockShifter],
-// [Switcher], [Slower], [Insider], [Restarter], [CommandCounter], [Lighter]. Tests that need one of them are skipped without it.
+// [Switcher], [Apart], [Slower], [Insider], [Restarter], [CommandCounter], [Lighter]. Tests that need one of them are skipped without it.
 //
 // A store that cannot do all that the contract has is [Limited]: tests of what it
 // cannot do are skipped, or check that it says so, and all others do without it.
@@ -93,6 +93,13 @@ type Switcher interface {
 	// ends the connections of backends, and leads new ones to the second server, or
 	// back to the first. The harness leads all back by t.Cleanup.
 	Fork(t testing.TB) (lead func(toFork bool, bs ...lock.Backend))
+}
+
+// Apart is a Harness whose server tells all sidecars when some of them are led to it from
+// another one: then tests of that must not have others beside them there.
+type Apart interface {
+	// OwnServer gives the store on a server of the test's own.
+	OwnServer(t testing.TB) Harness
 }
 
 // Slower is a Harness that can make the road between a backend and the store slow.

@@ -27,6 +27,14 @@ func (e *env) fork() (lead func(toFork bool, bs ...lock.Backend)) {
 	return e.h.(Switcher).Fork(e.TB)
 }
 
+// apart goes to a server of the test's own, where that is needed.
+func (e *env) apart() {
+	e.Helper()
+	if h, ok := e.h.(Apart); ok {
+		e.h = h.OwnServer(e.TB)
+	}
+}
+
 // neighbour is the backend of a sidecar that has been at work for a while: the
 // heartbeats of its lease see which server answers.
 func (e *env) neighbour() (b lock.Backend, beat func() error) {
@@ -90,6 +98,7 @@ func testSlowServerLacksGrant(e *env) {
 
 func (e *env) lacksGrant(meanwhile func(...lock.Backend)) {
 	e.Helper()
+	e.apart()
 	a := e.mortal()
 	b, _ := e.neighbour()
 	known := e.acquire(a, e.name("known"), lock.Exclusive)
@@ -114,6 +123,7 @@ func (e *env) lacksGrant(meanwhile func(...lock.Backend)) {
 // testServerLacksGrantInSilence: the holder cannot reach the new server, and hears
 // nothing of the old one.
 func testServerLacksGrantInSilence(e *env) {
+	e.apart()
 	a := e.mortal()
 	b, _ := e.neighbour()
 	lead := e.fork()
@@ -132,6 +142,7 @@ func testServerLacksGrantInSilence(e *env) {
 // testServerLacksRelease: all are led to a server that does not know of the last
 // release. What nobody holds becomes free, though the lease that held it lives.
 func testServerLacksRelease(e *env) {
+	e.apart()
 	a := e.sidecar()
 	b, _ := e.neighbour()
 	g, kept := e.acquire(a, e.name("released"), lock.Exclusive), e.acquire(a, e.name("kept"), lock.Exclusive)
@@ -154,6 +165,7 @@ func testServerLacksRelease(e *env) {
 // testOldServerLacksGrant: the server to which all are led back was seen before,
 // and what was granted meanwhile it does not know.
 func testOldServerLacksGrant(e *env) {
+	e.apart()
 	a := e.mortal()
 	b, beat := e.neighbour()
 	lead := e.fork()
@@ -175,6 +187,7 @@ func testOldServerLacksGrant(e *env) {
 
 // testOldServerLacksRelease: and what was released meanwhile becomes free there.
 func testOldServerLacksRelease(e *env) {
+	e.apart()
 	a := e.sidecar()
 	b, _ := e.neighbour()
 	g := e.acquire(a, e.name("released"), lock.Exclusive)

@@ -90,6 +90,11 @@ func (h aloneHarness) Fork(t testing.TB) func(toFork bool, bs ...lock.Backend) {
 	return h.Lead(t, testengine.ForkPostgres(t, h.Server))
 }
 
+// OwnServer makes the harness a backendtest.Apart.
+func (h aloneHarness) OwnServer(t testing.TB) backendtest.Harness {
+	return aloneHarness{newHarness(t, testengine.Postgres)}
+}
+
 // OwnClock makes the harness a backendtest.ClockShifter.
 func (h aloneHarness) OwnClock(t testing.TB) (backendtest.Harness, func(by time.Duration)) {
 	own := newHarness(t, testengine.PostgresFakeTime)
