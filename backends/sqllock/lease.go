@@ -42,13 +42,15 @@ type lease struct {
 	dues    map[leasekit.Ref]time.Duration // forced releases: when their grace is over, on the clock
 	keeper  keeperSeen
 	seen    map[string]observed // other leases
-	ended   map[string]time.Duration
+	ended   map[string]*overLease
+	dirty   []string // of those, to be swept: of which something may be left,
+	again   []string // and of which nothing was
 
 	bell   chan struct{} // closed when it is known whether there is a bell
 	rang   chan struct{} // has a value when there may be news
 	waits  chan struct{} // has a value when a wait starts
 	look   chan struct{} // has a value when there is something for watch
-	sweeps chan string   // leases that are over, to be swept
+	sweeps chan struct{} // has a value when there is something to be swept
 }
 
 // waiter is one that is in the queue.
@@ -99,9 +101,9 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 	l := &lease{
 		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar[:min(len(o.Sidecar), maxSidecar)], ttl: o.TTL, recheck: min(time.Second, o.TTL/3),
 		waiting: make(map[lock.HoldID]waiter), dues: make(map[leasekit.Ref]time.Duration),
-		seen: make(map[string]observed), ended: make(map[string]time.Duration),
+		seen: make(map[string]observed), ended: make(map[string]*overLease),
 		bell: make(chan struct{}), rang: make(chan struct{}, 1), waits: make(chan struct{}, 1), look: make(chan struct{}, 1),
-		sweeps: make(chan string, 64),
+		sweeps: make(chan struct{}, 1),
 	}
 	if l.beats, err = b.d.Open(PoolOptions{Size: 1, Lasting: int(2*o.TTL/time.Second) + 20}); err != nil {
 		return nil, 0, err

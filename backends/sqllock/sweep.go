@@ -19,6 +19,9 @@ const (
 // somebody has locked is left for the next sweep.
 func (b *Backend) sweep(ctx context.Context, lease string) (found bool, err error) {
 	q := b.sql
+	if there, err := b.anyOf(ctx, lease); err != nil || !there { // usually: one trip
+		return false, err
+	}
 	for _, s := range []struct {
 		sql string
 		all func(ctx context.Context, lease string, rows []Row) (done int, err error)
@@ -46,6 +49,17 @@ func (b *Backend) sweep(ctx context.Context, lease string) (found bool, err erro
 		}
 	}
 	return found, nil
+}
+
+// anyOf tells whether anything hangs on a lease.
+func (b *Backend) anyOf(ctx context.Context, lease string) (there bool, err error) {
+	q, args := b.sql, []any{[]byte(lease), 1}
+	res, err := b.pool.Do(ctx, "sweep", Statement{SQL: q.sweepWaits, Args: args}, Statement{SQL: q.sweepRows, Args: args},
+		Statement{SQL: q.sweepHolds, Args: args}, Statement{SQL: q.sweepNotes, Args: args})
+	for _, r := range res {
+		there = there || len(r.Rows) > 0
+	}
+	return there, err
 }
 
 // sweepEach clears rows away by the desks of their resources.

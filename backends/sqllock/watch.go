@@ -196,17 +196,68 @@ func (l *lease) forgetGone(there map[string]bool) {
 	}
 }
 
-// overdue has a lease swept that was ended, now and then, until it is forgotten.
+// overLease is a lease that is over, as far as its sweeping has come.
+type overLease struct {
+	since  time.Duration // when it was seen to be over for the first time
+	queued bool          // it is to be swept
+	clean  bool          // nothing was left of it when it was swept last
+}
+
+// overdue has a lease swept that was ended, now and then, until it is forgotten. Those of
+// which something may be left come first, so that they do not wait for the many of which
+// nothing is.
 func (l *lease) overdue(id string, now time.Duration) {
 	l.mu.Lock()
 	delete(l.seen, id)
-	if _, known := l.ended[id]; !known {
-		l.ended[id] = now
+	o := l.ended[id]
+	if o == nil {
+		o = &overLease{since: now}
+		l.ended[id] = o
+	}
+	if !o.queued {
+		o.queued = true
+		if o.clean {
+			l.again = append(l.again, id)
+		} else {
+			l.dirty = append(l.dirty, id)
+		}
 	}
 	l.mu.Unlock()
-	select {
-	case l.sweeps <- id:
-	default: // next time
+	poke(l.sweeps)
+}
+
+// nextSweep takes the lease that is to be swept next; "": there is none.
+func (l *lease) nextSweep() (id string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, q := range []*[]string{&l.dirty, &l.again} {
+		for len(*q) > 0 {
+			id, *q = (*q)[0], (*q)[1:]
+			if o := l.ended[id]; o != nil && o.queued {
+				o.queued = false
+				return id
+			}
+		}
+	}
+	return ""
+}
+
+// sweepNext sweeps one lease, and has the next one swept.
+func (l *lease) sweepNext(ctx context.Context) {
+	id := l.nextSweep()
+	if id == "" {
+		return
+	}
+	defer poke(l.sweeps)
+	found, err := l.b.sweep(ctx, id)
+	clean := err == nil && !found
+	l.mu.Lock()
+	if o := l.ended[id]; o != nil {
+		o.clean = clean
+	}
+	l.mu.Unlock()
+	if clean {
+		l.forgetLease(ctx, id)
 	}
 }
 
@@ -274,11 +325,8 @@ func (l *lease) chores(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case id := <-l.sweeps:
-			found, err := l.b.sweep(ctx, id)
-			if err == nil && !found {
-				l.forgetLease(ctx, id)
-			}
+		case <-l.sweeps:
+			l.sweepNext(ctx)
 		case <-t.C:
 			l.mu.Lock()
 			mine := l.keeper.id == string(l.id)
@@ -298,9 +346,10 @@ const lateRequest = time.Minute
 // long enough ago that nothing can come after it.
 func (l *lease) forgetLease(ctx context.Context, id string) {
 	l.mu.Lock()
-	since, known := l.ended[id]
+	o := l.ended[id]
+	over := o != nil && l.b.clock() >= o.since+lateRequest
 	l.mu.Unlock()
-	if known && l.b.clock() >= since+lateRequest {
+	if over {
 		_, _ = l.b.pool.Do(ctx, "end", Statement{SQL: l.b.sql.forgetLease, Args: []any{[]byte(id)}})
 	}
 }

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -290,4 +291,28 @@ func TestHolderWhoWaitsOnTheNewServer(t *testing.T) {
 	if news := beat(t, b); len(news) != 1 || news[0].Kind != lock.Vanished || news[0].ID != got.ID {
 		t.Errorf("Heartbeat: got %+v, want that %s has vanished", news, got.ID)
 	}
+}
+
+// What a lease has left is cleared away soon, however many others are over of which nothing
+// is left.
+func TestSweepBehindManyThatAreOver(t *testing.T) {
+	h := newHarness(t, testengine.Postgres)
+	_, l := sidecar(t, h.Server.URL(), lock.MinTTL)
+	go func() {
+		for t.Context().Err() == nil {
+			_, _ = l.Heartbeat(t.Context())
+			time.Sleep(lock.MinTTL / 5)
+		}
+	}()
+	h.execute(t, `INSERT INTO {lease} (id, beat, ttl_ms, ended, server, sidecar, opened, renewed)
+SELECT convert_to('over' || n, 'UTF8'), n, 1000, 1, '', '', 0, 0 FROM generate_series(1, 500) n`)
+	time.Sleep(2 * time.Second) // they are swept again and again
+	h.execute(t, `INSERT INTO {lease} (id, beat, ttl_ms, ended, server, sidecar, opened, renewed) VALUES ('last', 0, 1000, 1, '', '', 0, 0)`)
+	h.execute(t, `INSERT INTO {lock} (name, fence, x_id, x_lease, x_owner, x_since) VALUES ('r', 1, 'id', 'last', '', 0)`)
+	eventually(t, "it is cleared away", func() error {
+		if left := h.Leftovers(t, "r"); len(left) > 0 {
+			return fmt.Errorf("%q", left)
+		}
+		return nil
+	})
 }
