@@ -310,18 +310,17 @@ func (l *lease) answered(number int64, server string) (stranger bool) {
 	stranger = number != l.number || server != l.server
 	l.number, l.server = number, server
 	l.mu.Unlock()
-	if stranger {
-		l.b.trust(l, server)
-	}
+	l.b.trust(l, server, stranger)
 	return stranger
 }
 
 // trust has requests go to the server that answers the heartbeats: those of the lease
-// that was opened last. One that is over may be answered late, by the server before.
-func (b *Backend) trust(l *lease, server string) {
+// that was opened last. One that is over may be answered late, by the server before. Where
+// that lease was closed, those of another one count, also if they have moved before.
+func (b *Backend) trust(l *lease, server string, stranger bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.trusting == nil || b.trusting == l {
+	if (b.trusting == nil || b.trusting == l) && (stranger || b.answering != server) {
 		b.answering = server
 		b.pool.Trust(server)
 		b.strangers.Add(1) // what is asked from now on, that server answers

@@ -106,6 +106,43 @@ func TestOldServerIsDoubted(t *testing.T) {
 	}
 }
 
+// The lease that was opened last is closed before its heartbeats have come back to the first
+// server, and those of another one have: that server is doubted once, and grants again.
+func TestLastLeaseIsClosedElsewhere(t *testing.T) {
+	const ttl = 3 * time.Second
+	s := testengine.New(t, testengine.Postgres)
+	road := testengine.Through(t, s)
+	b, l := sidecar(t, road.URL(), ttl)
+	last, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: t.Name()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fork := forkBeside(t, s, l, last)
+	lead := func(to testengine.Server, leases ...lock.Lease) {
+		road.Retarget(testengine.Nodes(t, to)[0].Addr())
+		road.Inject(testengine.Sever)
+		for _, l := range leases {
+			beat(t, l)
+		}
+	}
+	lead(fork, l, last)
+	lead(s, l)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_ = last.Close(ctx) // what is asked is not asked of the first server
+	_, next := sidecar(t, s.URL(), ttl)
+	for range 2 { // also after some heartbeats
+		eventually(t, "the first server grants", func() error {
+			beat(t, l)
+			beat(t, next)
+			try := request(string(lock.NewHoldID()), lock.Exclusive)
+			try.Try = true
+			_, err := l.Acquire(t.Context(), try)
+			return err
+		})
+	}
+}
+
 // forkBeside forks a server, and renews leases meanwhile, however long that takes.
 func forkBeside(t *testing.T, s testengine.Server, leases ...lock.Lease) testengine.Server {
 	t.Helper()
