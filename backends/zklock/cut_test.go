@@ -119,6 +119,48 @@ func TestReleaseIsCut(t *testing.T) {
 	}
 }
 
+// TestReleaseIsCutTwice: a release is carried out unheard, and could not be sent again.
+// The answer to the next one is lost, too: that one has found nothing all the same.
+func TestReleaseIsCutTwice(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	way, url := newRoad(t, s.URL())
+	b, l := sidecar(t, url+"?timeout=1s", 10*time.Second)
+	res := lock.Resource("release-" + string(lock.NewHoldID()))
+	g := hold(t, l, res, lock.Exclusive)
+	way.set(func(r *road) {
+		r.request = func(op int32, _ string) action {
+			if op == opDelete {
+				r.set(func(r *road) { r.deaf = true })
+			}
+			return pass
+		}
+	})
+	if err := l.Release(t.Context(), res, g.ID); !errors.Is(err, lock.ErrUnavailable) {
+		t.Fatalf("Release without an answer: %v, want ErrUnavailable", err)
+	}
+	eventually(t, "the release is carried out", func() error {
+		if all := nodes(t, b, s.URL(), res); len(all) > 0 {
+			return fmt.Errorf("there are %v", all)
+		}
+		return nil
+	})
+	way.once(opDelete, string(g.ID), cutAfter)
+	way.set(func(r *road) { r.deaf = false })
+	way.sever()
+	var err error
+	eventually(t, "the store answers", func() error {
+		if err = l.Release(t.Context(), res, g.ID); errors.Is(err, lock.ErrUnavailable) {
+			return err
+		}
+		return nil
+	})
+	if !errors.Is(err, lock.ErrNotHolder) {
+		t.Errorf("Release again: got %v, want ErrNotHolder", err)
+	}
+	noEvent(t, l) // it was us who deleted it
+}
+
 // TestAncestorsVanish: the server removes the empty node of a lock while others
 // think that it is there.
 func TestAncestorsVanish(t *testing.T) {

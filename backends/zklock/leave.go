@@ -61,7 +61,7 @@ func (d *driver) remove(ctx context.Context, s *spot) (there bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch {
-	case errors.Is(err, zksession.ErrLost) && s.name != "":
+	case err != nil && s.name != "" && (lost || errors.Is(err, zksession.ErrLost)): // also where it was not sent again
 		s.unsure, s.l.known = true, -1 // it may be in the way of others of ours
 		s.l.part(s)
 		return false, err
