@@ -221,6 +221,9 @@ func testForceDead(e *env) {
 	w := e.queue(dead, taken.Resource, lock.Exclusive)
 	dead.ended()
 	w.failed(lock.ErrLeaseLost)
+	e.eventually("the store says of both that their lease is over", func() bool { // a heartbeat without an answer may have come late
+		return len(e.get(b.b, r).Holders) == 0 && len(e.get(b.b, taken.Resource).Waiters) == 0
+	})
 	e.notHolder("ForceRelease of a dead holder", b.b.ForceRelease(e.ctx, r, g.ID, 0))
 	e.notHolder("ForceRelease of a dead waiter", b.b.ForceRelease(e.ctx, taken.Resource, w.q.ID, 0))
 	e.release(b, taken)
