@@ -2,6 +2,7 @@ package redislock
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"testing"
 	"time"
@@ -28,7 +29,30 @@ func TestConformance(t *testing.T) {
 		backendtest.Run(t, aloneHarness{newHarness(t, testengine.Redis, testengine.DropData)})
 	})
 	t.Run(testengine.RedisCluster.String(), func(t *testing.T) {
-		backendtest.Run(t, newHarness(t, testengine.RedisCluster, testengine.KeepData))
+		h := newHarness(t, testengine.RedisCluster, testengine.KeepData)
+		h.grants(t)
+		backendtest.Run(t, h)
+	})
+}
+
+// grants waits until every bucket of a new store grants locks: a lease is opened as soon as
+// one of them does.
+func (h *harness) grants(t *testing.T) {
+	b := openAt(t, h.Server.URL()+"?restart-grace=1s")
+	defer func() { _ = b.Close() }()
+	eventually(t, "every bucket grants locks", func() error {
+		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Minute, Sidecar: "first"})
+		if err != nil {
+			return err
+		}
+		defer func() { _ = l.Close(t.Context()) }()
+		for i := range b.pasts {
+			p := &b.pasts[i]
+			if left, seen := p.left(b.cfg.grace, b.clock()); seen == 0 || left > 0 {
+				return fmt.Errorf("bucket %d grants locks in %s", i, left)
+			}
+		}
+		return nil
 	})
 }
 
