@@ -86,7 +86,7 @@ var lawBreaks = []lawBreak{
 	},
 	{
 		name: "ACancelledWaitStays", law: "promise_9_nothing_is_left", plan: "Redis", finds: notAll,
-		edits: []edit{{"backends/leasekit/acquire.go", "w, err := l.withdraw(limit, e.Ref)\n\tif err != nil {\n\t\treturn fmt.Errorf(\"acquire %q: give up: %w\"", "w, err := Withdrawn{}, limit.Err()\n\tif err != nil {\n\t\treturn fmt.Errorf(\"acquire %q: give up: %w\""}},
+		edits: []edit{{"backends/leasekit/acquire.go", "w, err := l.withdraw(limit, e.Ref, &lock.HeldError{Cause: cause, Status: lock.Status{Resource: e.Resource}})", "w, err := Withdrawn{}, limit.Err()"}},
 	},
 	{
 		name: "TheDeadKeepTheirLocks", law: "promise_8_no_free_lock_is_waited_for", plan: "Embedded", finds: notAll,
