@@ -126,6 +126,11 @@ func force(t *testing.T, b *Backend, g lock.Grant, grace time.Duration) (forced 
 				return errors.New("it is not")
 			}
 		}
+		for _, w := range st.Waiters {
+			if w.ID == g.ID {
+				return errors.New("it waits, as far as the server knows")
+			}
+		}
 		return nil
 	})
 	return done, cancel
