@@ -29,6 +29,8 @@ type AcquireOptions struct {
 	// Reentrant lets this acquire find the hold of another Reentrant one with the
 	// same resource and Owner, in the same session, and count it up. Without it
 	// every acquire stands alone, and waits for the one before.
+	// Where the Lock of that hold was lost to LostSilence and the sidecar still has the
+	// hold, it gives another Lock of it, with the same ID and Fence.
 	Reentrant bool
 }
 

@@ -148,6 +148,12 @@ func TestChecks(t *testing.T) {
 			"a release that has failed", j(x("a", 1, 1*s, 2*s, 9*s), of(Leaving, "a", 0, 3*s, 9*s), Record{Kind: Left, Lock: "a", Call: 3 * s, At: 4 * s, Err: "late"}, x("b", 2, 2*s, 8*s, 9*s), left("b", 9*s, 9*s, 0)),
 			"", "", true,
 		},
+		{"silent, and entered again", j(x("a", 1, 1*s, 2*s, 0), x("a", 1, 2*s, 3*s, 4*s), lost("a", "SIDECAR_SILENT", 4*s, 0), x("b", 2, 2*s, 5*s, 9*s), left("b", 6*s, 7*s, 9*s)), "", "", true},
+		{
+			"silent, and another was let in before it was entered again",
+			j(x("a", 1, 1*s, 2*s, 0), x("b", 2, 2*s, 3*s, 9*s), left("b", 4*s, 5*s, 9*s), x("a", 1, 5*s, 6*s, 7*s), lost("a", "SIDECAR_SILENT", 7*s, 0)),
+			"two had r at 3.000000–4.000000", "", false,
+		},
 		{
 			"a fence that has fallen", j(x("a", 2, 1*s, 2*s, 9*s), left("a", 3*s, 4*s, 9*s), x("b", 1, 5*s, 6*s, 9*s), left("b", 7*s, 8*s, 9*s)),
 			"", "has not grown", false,

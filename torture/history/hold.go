@@ -103,6 +103,12 @@ type beliefs struct {
 }
 
 func (h *holds) take(r Record) {
+	if b := h.of[r.Lock]; b != nil && r.Kind == Granted {
+		// The app had found the sidecar silent, and has entered the hold once more: nobody
+		// may have been let in between.
+		b.until, b.lost, b.left, b.Freed = max(b.until, r.Until), nil, 0, never
+		return
+	}
 	if r.Kind == Granted {
 		b := &beliefs{Hold: Hold{Record: r, TurnBy: never, Freed: never}, until: r.Until}
 		h.of[r.Lock] = b
@@ -133,7 +139,9 @@ func (h *holds) take(r Record) {
 			b.Freed = r.At
 		}
 	case Lost:
-		b.lost = &r
+		if b.lost == nil { // else another name for the same hold
+			b.lost = &r
+		}
 	}
 }
 
