@@ -117,7 +117,7 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(b.leases) > 0 { // the heartbeats of the lease before may have gone to another server
+	if b.answering != "" { // the heartbeats of a lease before, which may be closed by now, may have gone to another server
 		b.pool.Trust(l.server)
 		b.strangers.Add(1)
 	}

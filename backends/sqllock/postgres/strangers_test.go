@@ -143,6 +143,123 @@ func TestLastLeaseIsClosedElsewhere(t *testing.T) {
 	}
 }
 
+// A lease is lost in a failover, and is closed while the next one is being opened on the new
+// server, where a connection to the old one is still there: requests go to the new server.
+func TestLeaseIsOpenedWhileTheLastOneIsClosed(t *testing.T) {
+	s := testengine.New(t, testengine.Postgres)
+	road := testengine.Through(t, s)
+	b, l := sidecar(t, with(road.URL(), "failover-grace=0s"), 30*time.Second)
+	fork := forkBeside(t, s, l)
+	road.Retarget(testengine.Nodes(t, fork)[0].Addr())
+	road.Inject(testengine.Sever)
+	beat(t, l) // requests go to the fork from now on
+	if err := l.Release(t.Context(), "r", lock.NewHoldID()); !errors.Is(err, lock.ErrNotHolder) {
+		t.Fatal(err) // and a connection to it is there
+	}
+	road.Retarget(testengine.Nodes(t, s)[0].Addr())
+	resume := testengine.Pause(t, s)
+	before := road.Conns()
+	next := openSoon(t, b)
+	eventually(t, "the next lease has a connection", func() error {
+		if road.Conns() == before {
+			return errors.New("it has not")
+		}
+		return nil
+	})
+	if err := l.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	resume()
+	grants(t, next())
+}
+
+// The answer of the old server to a heartbeat comes when its lease is closed, and before the
+// next one is open: requests go to the server on which that one is opened.
+func TestLateAnswerToALeaseThatIsClosed(t *testing.T) {
+	s := testengine.New(t, testengine.Postgres)
+	requests, beats := testengine.Through(t, s), testengine.Through(t, s)
+	b, err := sqllock.Open(forked{dialect(t, with(requests.URL(), "timeout=3s")), dialect(t, with(beats.URL(), "timeout=20s"))},
+		sqllock.Options{Migrate: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	l := openSoon(t, b)()
+	fork := forkBeside(t, s, l)
+	beats.Retarget(testengine.Nodes(t, fork)[0].Addr())
+	held := beats.LoseReply("renewed=", testengine.HoldReplies)
+	beats.Inject(testengine.Sever)
+	var late sync.WaitGroup
+	defer late.Wait()
+	late.Go(func() {
+		for late := false; !late; { // until one is on its way
+			_, _ = l.Heartbeat(context.Background())
+			select {
+			case <-held:
+				late = true
+			default:
+			}
+		}
+	})
+	<-held
+	beats.Retarget(testengine.Nodes(t, s)[0].Addr())
+	before := beats.Conns()
+	if err := l.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	next := openSoon(t, b)
+	eventually(t, "the next lease has a connection", func() error {
+		if beats.Conns() == before {
+			return errors.New("it has not")
+		}
+		return nil
+	})
+	if err := beats.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	grants(t, next())
+}
+
+// openSoon opens a lease beside what the test does.
+func openSoon(t *testing.T, b *sqllock.Backend) (get func() lock.Lease) {
+	t.Helper()
+	var l lock.Lease
+	var err error
+	var opened sync.WaitGroup
+	opened.Go(func() {
+		l, err = b.OpenLease(context.WithoutCancel(t.Context()), lock.LeaseOptions{TTL: 30 * time.Second, Sidecar: t.Name()})
+	})
+	t.Cleanup(func() {
+		opened.Wait()
+		if err == nil {
+			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+			defer cancel()
+			_ = l.Close(ctx) // the server may be gone
+		}
+	})
+	return func() lock.Lease {
+		t.Helper()
+		if opened.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+}
+
+// grants tells whether a lease is granted what nobody has, also after some heartbeats.
+func grants(t *testing.T, l lock.Lease) {
+	t.Helper()
+	for range 2 {
+		eventually(t, "the server grants", func() error {
+			try := request(string(lock.NewHoldID()), lock.Exclusive)
+			try.Try = true
+			_, err := l.Acquire(t.Context(), try)
+			return err
+		})
+		beat(t, l)
+	}
+}
+
 // forkBeside forks a server, and renews leases meanwhile, however long that takes.
 func forkBeside(t *testing.T, s testengine.Server, leases ...lock.Lease) testengine.Server {
 	t.Helper()
