@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"os"
 	"os/exec"
@@ -195,15 +196,43 @@ func TestCtrlCEndsTheLoop(t *testing.T) {
 	}
 }
 
-// Hole 12: what was ignored when run was started, as far as Go lets that be known, is
-// ignored by CMD.
+// Hole 12: CMD ignores what was ignored when run was started, and nothing else, as
+// if run were not there; and so do the front and the guard.
 func TestRunPassesIgnoringOn(t *testing.T) {
 	side := serveProgram(t)
-	got := launch(t, nil, "sh", "-c", fmt.Sprintf(
-		`trap '' HUP INT QUIT TSTP; exec %s run --socket %s a -- sh -c 'for s in HUP INT QUIT TSTP; do kill -$s $PPID; kill -$s $$; done; sleep 0.2; echo lives'`,
-		binary, side.socket))
-	if code := got.wait(); code != 0 || got.out.String() != "lives\n" {
-		t.Errorf("status %d, stdout %q", code, got.out)
+	for _, signals := range []string{"", "HUP INT QUIT TSTP", "TERM PIPE USR1", "PIPE", "HUP INT QUIT USR1 USR2 PIPE ALRM TERM CONT TSTP TTIN TTOU XCPU XFSZ VTALRM WINCH IO 40 64"} {
+		t.Run(signals, func(t *testing.T) {
+			t.Parallel()
+			trap := ""
+			if signals != "" {
+				trap = "trap '' " + signals + "; "
+			}
+			without := launch(t, nil, "sh", "-c", trap+`exec grep SigIgn: /proc/self/status`)
+			with := launch(t, nil, "sh", "-c", fmt.Sprintf(trap+`exec %s run --socket %s %s -- sh -c '
+				read -r _ _ _ front _ </proc/$PPID/stat
+				for s in %s; do kill -$s $PPID; kill -$s $front; kill -$s $$; done
+				exec grep SigIgn: /proc/self/status'`, binary, side.socket, rand.Text(), signals))
+			if code := without.wait(); code != 0 {
+				t.Fatalf("without run: status %d", code)
+			}
+			if code := with.wait(); code != 0 || with.out.String() != without.out.String() {
+				t.Errorf("status %d, CMD's %q, want %q", code, with.out, without.out)
+			}
+		})
+	}
+}
+
+// A sidecar that was started by something that ignores SIGTERM can be stopped all the
+// same; SIGINT and SIGHUP are ignored as in the background of a script.
+func TestServeStopsByTermHoweverItWasStarted(t *testing.T) {
+	socket := filepath.Join(socketDir(t), "s")
+	p := launch(t, nil, "sh", "-c", fmt.Sprintf(`trap '' TERM HUP INT; exec %s serve --socket %s`, binary, socket))
+	eventually(t, "the sidecar serves", func() bool { return strings.Contains(p.out.String(), "curl ") })
+	p.signal(syscall.SIGHUP)
+	p.signal(syscall.SIGINT)
+	p.signal(syscall.SIGTERM)
+	if code := p.wait(); code != 0 || !strings.Contains(p.err.String(), "signal=terminated") {
+		t.Errorf("status %d, stderr %q", code, p.err)
 	}
 }
 

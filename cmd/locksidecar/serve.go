@@ -224,7 +224,8 @@ func shellQuote(s string) string {
 func untilSignal(ctx context.Context, first func(os.Signal)) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	signals := make(chan os.Signal, 2)
-	supervise.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	supervise.Notify(signals, syscall.SIGINT, syscall.SIGHUP)
+	signal.Notify(signals, syscall.SIGTERM) // also where it was ignored: services are stopped by it
 	waiting := start(ctx, func(stopped context.Context) error {
 		select {
 		case s := <-signals:
