@@ -275,16 +275,17 @@ func (t *sessionStream) open() error {
 	})
 }
 
-// end takes no more requests and closes the session, which ends those in flight.
+// end takes no more requests and closes the session, which ends those in flight. It
+// returns when the locks are free, or the store has not said so for too long: the end of
+// the stream tells it to the client.
 func (t *sessionStream) end() {
 	t.mu.Lock()
-	first := !t.ended
-	t.ended = true
-	if first && t.flying == 0 {
+	if !t.ended && t.flying == 0 {
 		close(t.settled)
 	}
+	t.ended = true
 	t.mu.Unlock()
-	if first && t.sess != nil { // nil: it was not opened
+	if t.sess != nil { // nil: it was not opened
 		t.sess.Close()
 	}
 }
