@@ -246,6 +246,7 @@ func (l *lineConn) send(batch []*pb.SessionResponse, wait bool) error {
 		l.out = nil
 	}
 	if err != nil {
+		_ = l.Close() // a client that reads no more may still write, and would get locks without news of them
 		return fmt.Errorf("%w: write line: %w", errGone, err)
 	}
 	return nil

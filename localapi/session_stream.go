@@ -332,6 +332,9 @@ const maxRequestID = 128
 // f is done before the next request is taken: what is done here ends by itself, soon.
 func (t *sessionStream) fly(f func() *pb.SessionResponse) (work func()) {
 	if !t.depart() {
+		if t.wire.inline {
+			t.out.flush() // news must not wait for the store
+		}
 		t.out.leave(f())
 		return nil
 	}

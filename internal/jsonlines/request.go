@@ -14,6 +14,11 @@ import (
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 )
 
+// usualLength is that of a line with all that an acquire may have. What is read of a
+// longer one shares no memory with it: a session keeps the names of its locks, and must
+// not keep what a client writes around them.
+const usualLength = 1 << 10
+
 // ParseRequest reads a line. A nil error promises that it is what protojson reads; the
 // error is protojson's.
 func ParseRequest(line []byte) (*pb.SessionRequest, error) {
@@ -26,7 +31,7 @@ func ParseRequest(line []byte) (*pb.SessionRequest, error) {
 
 // usualRequest gives nil where the line is not of the usual form.
 func usualRequest(line []byte) *pb.SessionRequest {
-	if !utf8.Valid(line) {
+	if len(line) > usualLength || !utf8.Valid(line) {
 		return nil
 	}
 	s := scanner{s: string(line)}
