@@ -113,6 +113,9 @@ func (s *Session) notHeld(l *Lock, err error) {
 	if !errors.As(err, &said) {
 		return
 	}
+	if errors.Is(said, ErrLockLost) || errors.Is(said, ErrNotHolder) {
+		delete(s.limits, l.ID)
+	}
 	switch {
 	case errors.Is(said, ErrLockLost):
 		s.lose(l, &LostError{Reason: said.Metadata["lost_reason"], Message: said.Message})
@@ -143,10 +146,11 @@ func (s *Session) granted(c *call, g *pb.Grant) {
 		l.until = max(l.until, s.news.until) // they have overtaken the grant
 	}
 	if c.maxHold != 0 {
-		if limit := g.GetCountedAt().AsDuration() + c.maxHold; l.limit == 0 || limit < l.limit {
-			l.limit = limit
+		if limit := g.GetCountedAt().AsDuration() + c.maxHold; s.limits[l.ID] == 0 || limit < s.limits[l.ID] {
+			s.limits[l.ID] = limit
 		}
 	}
+	l.limit = s.limits[l.ID] // also of a Lock before this one
 	c.lock = l
 	if early := s.early[l.ID]; early != nil {
 		s.lose(l, s.lossOf(early))

@@ -20,3 +20,10 @@ func EarlyLosses(s *Session) int {
 	defer s.mu.Unlock()
 	return len(s.early)
 }
+
+// Limits is of how many holds a session keeps the end by their MaxHold.
+func Limits(s *Session) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.limits)
+}

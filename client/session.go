@@ -40,11 +40,12 @@ type Session struct {
 	outbox  outbox
 	lastID  uint64
 	calls   map[string]*call
-	locks   map[string]*Lock    // those that are held
-	asking  int                 // acquires in calls
-	early   map[string]*pb.Lost // losses that may have overtaken a grant; only while asking
-	crowded int                 // so many of them are looked through
-	news    leaseNews           // the latest
+	locks   map[string]*Lock         // those that are held
+	limits  map[string]time.Duration // Lock.limit of those that the sidecar knows as held, as far as they have one
+	asking  int                      // acquires in calls
+	early   map[string]*pb.Lost      // losses that may have overtaken a grant; only while asking
+	crowded int                      // so many of them are looked through
+	news    leaseNews                // the latest
 	clock   sidecarClock
 	margin  time.Duration
 	timer   *time.Timer // looks whether a hold is over; nil until there is a lock
@@ -120,6 +121,7 @@ func (c *Client) openSession(ctx context.Context, o SessionOptions) (*Session, e
 		draining: make(chan struct{}),
 		calls:    make(map[string]*call),
 		locks:    make(map[string]*Lock),
+		limits:   make(map[string]time.Duration),
 	}
 	open := &pb.OpenSessionRequest{Name: o.Name, Metadata: o.Metadata}
 	if o.TTL != 0 {
@@ -258,6 +260,10 @@ func (s *Session) answered(m *pb.SessionResponse) {
 		case l != nil && l.over == nil: // else it was released meanwhile, or is lost
 			s.notHeld(l, fromStatus(r.Error))
 		}
+	case *pb.SessionResponse_Released:
+		if r.Released.GetCount() == 0 && c.release != nil {
+			delete(s.limits, c.release.ID)
+		}
 	case *pb.SessionResponse_Downgraded:
 		s.clock.answered(c.sent, r.Downgraded.GetCountedAt())
 		if l := s.locks[r.Downgraded.GetLockId()]; l != nil {
@@ -280,6 +286,7 @@ func (s *Session) event(e *pb.Event) {
 		if lock := s.locks[l.GetLockId()]; lock != nil {
 			s.lose(lock, s.lossOf(l))
 		}
+		delete(s.limits, l.GetLockId())
 		s.remember(l)
 	case e.GetDraining() != nil:
 		select {

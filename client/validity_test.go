@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 	"github.com/locksidecar/locksidecar/client"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -286,5 +287,86 @@ func TestLossOfAbandonedIsAcknowledged(t *testing.T) {
 	s.grant(a.id, "l", lock.BootTime(), long)
 	if q := s.next(); q.GetRelease().GetLockId() != "l" {
 		t.Errorf("asked %v", q)
+	}
+}
+
+// Who enters a hold again knows when its max_hold is over, also where the Lock that was
+// made with it is over for the app and the hold is not for the sidecar.
+func TestReentryKeepsMaxHold(t *testing.T) {
+	limited := func(t *testing.T, validFor time.Duration) (*script, *client.Lock) {
+		s := scripted(t)
+		done := make(chan *client.Lock, 1)
+		go func() {
+			l, err := s.session.Acquire(t.Context(), "l", client.AcquireOptions{MaxHold: short, Reentrant: true})
+			if err != nil {
+				t.Error(err)
+			}
+			done <- l
+		}()
+		s.grant(s.next().GetRequestId(), "l", lock.BootTime(), validFor)
+		return s, <-done
+	}
+	check := func(t *testing.T, s *script, before, l *client.Lock) {
+		t.Helper()
+		s.news(lock.BootTime(), long)
+		s.read()
+		if l == before {
+			t.Error("the lock that is over lives again")
+		}
+		if v := l.ValidFor(); v > short {
+			t.Errorf("valid for %s, and its max_hold is %s", v, short)
+		}
+	}
+	t.Run("after the sidecar's silence", func(t *testing.T) {
+		s, l := limited(t, time.Millisecond)
+		within(t, "lost", l.Lost())
+		again := s.ask("l")
+		s.grant(again.id, "l", lock.BootTime(), time.Second)
+		check(t, s, l, s.got(again))
+	})
+	t.Run("while it is released", func(t *testing.T) {
+		s, l := limited(t, time.Second)
+		again := s.ask("l")
+		done := make(chan error, 1)
+		go func() { done <- l.Release(t.Context()) }()
+		release := s.next()
+		s.grant(again.id, "l", lock.BootTime(), time.Second)
+		s.say <- &pb.SessionResponse{RequestId: release.GetRequestId(), Response: &pb.SessionResponse_Released{Released: &pb.ReleaseResponse{Count: 1}}}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		check(t, s, l, s.got(again))
+	})
+}
+
+// What is known of a hold's max_hold is forgotten with the hold.
+func TestLimitsAreForgotten(t *testing.T) {
+	s := scripted(t)
+	for i, end := range []func(l *client.Lock, id string){
+		func(l *client.Lock, _ string) {
+			go func() { _ = l.Release(t.Context()) }()
+			s.released(s.next().GetRequestId())
+		},
+		func(l *client.Lock, _ string) {
+			go func() { _ = l.Release(t.Context()) }()
+			s.refuse(s.next().GetRequestId(), "NOT_HOLDER", nil)
+		},
+		func(_ *client.Lock, id string) { s.lost(id) },
+	} {
+		id := fmt.Sprint("l", i)
+		done := make(chan *client.Lock, 1)
+		go func() {
+			l, err := s.session.Acquire(t.Context(), id, client.AcquireOptions{MaxHold: long})
+			if err != nil {
+				t.Error(err)
+			}
+			done <- l
+		}()
+		s.grant(s.next().GetRequestId(), id, lock.BootTime(), long)
+		end(<-done, id)
+		s.read()
+		if n := client.Limits(s.session); n != 0 {
+			t.Errorf("case %d: %d limits are kept", i, n)
+		}
 	}
 }
