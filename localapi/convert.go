@@ -54,13 +54,17 @@ func openRequestOf(q *pb.OpenSessionRequest, liveness session.Liveness, c *conn)
 	if err == nil && q.Ttl != nil && ttl == 0 {
 		err = invalid("ttl", "must not be 0: leave it out for no limit")
 	}
-	return session.OpenRequest{
+	r := session.OpenRequest{
 		Liveness: liveness,
 		TTL:      ttl,
 		Name:     q.GetName(),
 		Metadata: q.GetMetadata(),
 		Peer:     c.sessionPeer(),
-	}, err
+	}
+	if liveness == session.Stream {
+		r.Peer.Gone = nil // then the connection is closed, and the stream ends, which costs no goroutine
+	}
+	return r, err
 }
 
 func modeTo(m lock.Mode) pb.Mode {

@@ -175,6 +175,8 @@ func (t *sessionStream) over() error {
 		}
 	case <-t.stopping.Done():
 		return session.ErrDraining
+	case <-t.ctx.Done(): // the receiver need not read just now
+		return context.Cause(t.ctx)
 	}
 	if errors.Is(err, io.EOF) {
 		return nil
