@@ -15,9 +15,8 @@ const rivalKey = "locksidecar_rival"
 // and a file with the value in it. Giving both at the same place is refused;
 // one that was given at a place that wins hides the other.
 func Rivals(flags *pflag.FlagSet, a, b string) {
-	for _, pair := range [2][2]string{{a, b}, {b, a}} {
-		annotate(flags, pair[0], rivalKey, pair[1])
-	}
+	annotate(flags, a, rivalKey, b)
+	annotate(flags, b, rivalKey, a)
 }
 
 // Annotations of flags.

@@ -5,6 +5,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"go/types"
 	"strconv"
 	"strings"
 )
@@ -13,29 +14,46 @@ import (
 func inGo(path string, src []byte) ([]Mutant, error) {
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, path, src, parser.ParseComments)
-	if err != nil || ast.IsGenerated(file) {
+	if err != nil {
 		return nil, err
 	}
-	g := &golang{fset: fset, src: src}
+	return inFile(fset, file, src, nil, nil), nil
+}
+
+// inFile lists the changes of a file. pkg and info are of its package: without them
+// fewer changes can stand in a schema.
+func inFile(fset *token.FileSet, file *ast.File, src []byte, pkg *types.Package, info *types.Info) []Mutant {
+	if ast.IsGenerated(file) {
+		return nil
+	}
+	g := &golang{fset: fset, src: src, file: file, pkg: pkg, info: info}
 	for _, d := range file.Decls {
+		decl, ok := d.(*ast.GenDecl)
+		g.constant = ok && decl.Tok == token.CONST
 		g.walk(d, nil)
 	}
-	return g.found, nil
+	return g.found
 }
 
 type golang struct {
-	fset  *token.FileSet
-	src   []byte
-	found []Mutant
+	fset     *token.FileSet
+	src      []byte
+	file     *ast.File
+	pkg      *types.Package
+	info     *types.Info
+	whole    ast.Expr // the constant that was met last
+	constant bool     // inside a declaration of constants
+	found    []Mutant
 }
 
 func (g *golang) at(p token.Pos) int { return g.fset.Position(p).Offset }
 
 func (g *golang) code(n ast.Node) string { return string(g.src[g.at(n.Pos()):g.at(n.End())]) }
 
-// replace notes a change from a position to another.
-func (g *golang) replace(from, to token.Pos, text, what string, args ...any) {
+// replace notes a change from a position to another, and how it stands in a schema.
+func (g *golang) replace(w *wrap, from, to token.Pos, text, what string, args ...any) {
 	g.found = append(g.found, Mutant{
+		wrap: w,
 		Line: g.fset.Position(from).Line, What: fmt.Sprintf(what, args...),
 		start: g.at(from), end: g.at(to), text: text,
 	})
@@ -51,6 +69,9 @@ var operators = map[token.Token]token.Token{
 // walk lists the changes below a node. results are those of the function around it.
 func (g *golang) walk(n ast.Node, results *ast.FieldList) {
 	ast.Inspect(n, func(n ast.Node) bool {
+		if e, ok := n.(ast.Expr); ok && g.info != nil && g.info.Types[e].Value != nil && (g.whole == nil || n.Pos() >= g.whole.End()) {
+			g.whole = e
+		}
 		switch n := n.(type) {
 		case *ast.ImportSpec, *ast.StructType:
 			return false
@@ -67,7 +88,8 @@ func (g *golang) walk(n ast.Node, results *ast.FieldList) {
 				return false // other numbers for the same names
 			}
 			if other, ok := operators[n.Op]; ok {
-				g.replace(n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), other.String(), "%s becomes %s", n.Op, other)
+				w := g.within(n, n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), other.String())
+				g.replace(w, n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), other.String(), "%s becomes %s", n.Op, other)
 			}
 		case *ast.IfStmt:
 			g.negate(n.Cond)
@@ -96,9 +118,9 @@ func (g *golang) walk(n ast.Node, results *ast.FieldList) {
 		case *ast.Ident:
 			switch n.Name {
 			case "true":
-				g.replace(n.Pos(), n.End(), "false", "true becomes false")
+				g.replace(g.turned(n), n.Pos(), n.End(), "false", "true becomes false")
 			case "false":
-				g.replace(n.Pos(), n.End(), "true", "false becomes true")
+				g.replace(g.turned(n), n.Pos(), n.End(), "true", "false becomes true")
 			}
 		}
 		return true
@@ -110,7 +132,7 @@ func (g *golang) negate(cond ast.Expr) {
 	if b, ok := cond.(*ast.BinaryExpr); ok && (b.Op == token.EQL || b.Op == token.NEQ) {
 		return
 	}
-	g.replace(cond.Pos(), cond.End(), "!("+g.code(cond)+")", "the condition is turned round")
+	g.replace(g.turned(cond), cond.Pos(), cond.End(), "!("+g.code(cond)+")", "the condition is turned round")
 }
 
 // drop leaves out one statement at a time. What it names is still in use for the compiler.
@@ -129,13 +151,13 @@ func (g *golang) drop(list []ast.Stmt) {
 			code = g.code(s.Call)
 		case *ast.BranchStmt:
 			if s.Tok != token.FALLTHROUGH {
-				g.replace(s.Pos(), s.End(), "{}", "%s is left out", s.Tok)
+				g.replace(g.unless(s), s.Pos(), s.End(), "{}", "%s is left out", s.Tok)
 			}
 			continue
 		default:
 			continue
 		}
-		g.replace(s.Pos(), s.End(), "_ = func() { "+code+" }", "the statement is left out")
+		g.replace(g.unless(s), s.Pos(), s.End(), "_ = func() { "+code+" }", "the statement is left out")
 	}
 }
 
@@ -159,7 +181,7 @@ func (g *golang) zero(r *ast.ReturnStmt, results *ast.FieldList) {
 		case "nil", "0", `""`, "false", "true", t + "{}":
 			continue
 		}
-		g.replace(e.Pos(), e.End(), fmt.Sprintf("func() %s { _ = func() %s { return %s }; return *new(%s) }()", t, t, code, t),
+		g.replace(g.instead(e, t, "*new("+t+")"), e.Pos(), e.End(), fmt.Sprintf("func() %s { _ = func() %s { return %s }; return *new(%s) }()", t, t, code, t),
 			"zero is returned in place of %s", short(code))
 	}
 }
@@ -181,5 +203,5 @@ func (g *golang) literal(l *ast.BasicLit) {
 	if err != nil {
 		return
 	}
-	g.replace(l.Pos(), l.End(), strconv.FormatInt(n+1, 10), "%s becomes %d", l.Value, n+1)
+	g.replace(g.within(l, l.Pos(), l.End(), strconv.FormatInt(n+1, 10)), l.Pos(), l.End(), strconv.FormatInt(n+1, 10), "%s becomes %d", l.Value, n+1)
 }

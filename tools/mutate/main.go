@@ -21,6 +21,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -37,7 +38,11 @@ type Mutant struct {
 	Code   string `json:"code"` // the line as it is
 	Result string `json:"result"`
 	Reason string `json:"reason,omitempty"` // of an equivalent one
+	Tests  int    `json:"tests"`            // that come across it
+	By     string `json:"by,omitempty"`     // the test that saw it
 
+	id         int    // in the schema; 0: it has a build of its own
+	wrap       *wrap  // nil: it cannot stand in a schema
 	src        []byte // of the file
 	start, end int
 	text       string
@@ -110,14 +115,14 @@ func run(ctx context.Context, o options, args []string) error {
 		if len(p.TestGoFiles)+len(p.XTestGoFiles) == 0 {
 			continue
 		}
-		found, err := mutants(ctx, root, p, o)
+		src, found, err := mutants(ctx, root, p, o)
 		if err != nil {
 			return err
 		}
 		if len(found) == 0 {
 			continue
 		}
-		if err := judge(ctx, root, p, o, known, found); err != nil {
+		if err := judge(ctx, root, p, o, known, src, found); err != nil {
 			return err
 		}
 		report(p.ImportPath, found)
@@ -169,7 +174,11 @@ func list(ctx context.Context, root string, args []string) ([]pkg, error) {
 }
 
 // mutants lists the changes of a package.
-func mutants(ctx context.Context, root string, p pkg, o options) ([]Mutant, error) {
+func mutants(ctx context.Context, root string, p pkg, o options) (*source, []Mutant, error) {
+	s, err := load(ctx, root, p)
+	if err != nil {
+		return nil, nil, err
+	}
 	var all []Mutant
 	for _, name := range slices.Concat(p.GoFiles, p.EmbedFiles) {
 		path := filepath.Join(p.Dir, name)
@@ -178,24 +187,24 @@ func mutants(ctx context.Context, root string, p pkg, o options) ([]Mutant, erro
 		}
 		src, err := os.ReadFile(path) //nolint:gosec // a file of the tree
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		var found []Mutant
 		if filepath.Ext(name) == ".lua" {
 			found = inLua(src)
-		} else if found, err = inGo(path, src); err != nil {
-			return nil, err
+		} else {
+			found = inFile(s.fset, s.files[path], src, s.types, s.info)
 		}
 		var touched map[int]bool
 		if o.base != "" {
 			if touched, err = changed(ctx, root, o.base, path); err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 		}
 		lines := bytes.Split(src, []byte("\n"))
 		rel, err := filepath.Rel(root, path)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		for _, m := range found {
 			if o.base != "" && !touched[m.Line] {
@@ -206,7 +215,7 @@ func mutants(ctx context.Context, root string, p pkg, o options) ([]Mutant, erro
 			all = append(all, m)
 		}
 	}
-	return all, nil
+	return s, all, nil
 }
 
 // changed are the lines of a file that were changed since a commit.
@@ -233,14 +242,15 @@ func changed(ctx context.Context, root, base, path string) (map[int]bool, error)
 }
 
 // judge runs the tests on each change, and prints those that no test has seen.
-func judge(ctx context.Context, root string, p pkg, o options, known map[string]string, all []Mutant) error {
-	began := time.Now()
-	if out, err := test(ctx, root, p, o, "", 10*time.Minute); err != nil {
-		return fmt.Errorf("%s fails without a change: %w\n%s", p.ImportPath, err, out)
+func judge(ctx context.Context, root string, p pkg, o options, known map[string]string, src *source, all []Mutant) error {
+	dir, err := os.MkdirTemp("", "mutate")
+	if err != nil {
+		return err
 	}
-	limit := o.timeout
-	if limit == 0 {
-		limit = 5*time.Since(began) + 10*time.Second
+	defer func() { _ = os.RemoveAll(dir) }()
+	b, err := newBundle(ctx, root, dir, p, o, src, all)
+	if err != nil {
+		return err
 	}
 	next := make(chan *Mutant)
 	go func() {
@@ -255,10 +265,13 @@ func judge(ctx context.Context, root string, p pkg, o options, known map[string]
 	for range o.jobs {
 		jobs.Go(func() {
 			for m := range next {
-				err := try(ctx, root, p, o, limit, known, m)
+				err := b.judge(ctx, root, m)
 				mu.Lock()
 				if err != nil && failed == nil {
 					failed = err
+				}
+				if reason, ok := known[m.key()]; ok && m.Result == survived {
+					m.Result, m.Reason = equal, reason
 				}
 				if m.Result == survived {
 					fmt.Printf("%v\n\t%s\n", m, m.Code)
@@ -271,10 +284,11 @@ func judge(ctx context.Context, root string, p pkg, o options, known map[string]
 	return failed
 }
 
-func try(ctx context.Context, root string, p pkg, o options, limit time.Duration, known map[string]string, m *Mutant) error {
-	if reason, ok := known[m.key()]; ok {
-		m.Result, m.Reason = equal, reason
-		return nil
+// judge runs the tests on a change: in the schema, as a script beside it, or in a build
+// of its own.
+func (b *bundle) judge(ctx context.Context, root string, m *Mutant) error {
+	if m.id != 0 {
+		return b.try(ctx, m, "MUTATE_ID="+strconv.Itoa(m.id))
 	}
 	dir, err := os.MkdirTemp("", "mutate")
 	if err != nil {
@@ -287,44 +301,24 @@ func try(ctx context.Context, root string, p pkg, o options, limit time.Duration
 	if err := os.WriteFile(file, mutated, 0o600); err != nil {
 		return err
 	}
-	b, err := json.Marshal(map[string]any{"Replace": map[string]string{path: file}})
+	if filepath.Ext(path) == ".lua" {
+		return b.try(ctx, m, "MUTATE_EMBED="+path, "MUTATE_WITH="+file)
+	}
+	j, err := json.Marshal(map[string]any{"Replace": map[string]string{path: file}})
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(overlay, b, 0o600); err != nil {
+	if err := os.WriteFile(overlay, j, 0o600); err != nil {
 		return err
 	}
-	out, err := test(ctx, root, p, o, overlay, limit)
-	switch {
-	case err == nil:
-		m.Result = survived
-	case bytes.Contains(out, []byte("[build failed]")), bytes.Contains(out, []byte("[setup failed]")):
-		m.Result = impossible
-	default:
-		m.Result = killed
-	}
-	return nil
-}
-
-func test(ctx context.Context, root string, p pkg, o options, overlay string, limit time.Duration) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, limit+time.Minute) // the build takes its time, too
-	defer cancel()
-	args := []string{"test", "-count=1", "-failfast", "-vet=off", "-timeout=" + limit.String()}
-	if o.short {
-		args = append(args, "-short")
-	}
-	if o.run != "" {
-		args = append(args, "-run="+o.run)
-	}
-	if o.skip != "" {
-		args = append(args, "-skip="+o.skip)
-	}
-	if overlay != "" {
-		args = append(args, "-overlay="+overlay)
-	}
-	cmd := exec.CommandContext(ctx, "go", append(args, p.ImportPath)...) //nolint:gosec // go test
+	own := &bundle{bin: filepath.Join(dir, "test"), dir: dir, p: b.p, o: b.o, mu: b.mu, units: b.units}
+	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-overlay="+overlay, "-o", own.bin, b.p.ImportPath) //nolint:gosec // go test
 	cmd.Dir = root
-	return cmd.CombinedOutput()
+	if err := cmd.Run(); err != nil {
+		m.Result = impossible
+		return nil
+	}
+	return own.try(ctx, m)
 }
 
 func report(name string, all []Mutant) {

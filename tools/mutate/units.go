@@ -1,0 +1,277 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// unit is a test, or a part of one that takes long.
+type unit struct {
+	name    string
+	took    time.Duration
+	reached map[int]bool // changes that it comes across
+	kills   int
+}
+
+// bundle is a built test binary with the changes of a package in it.
+type bundle struct {
+	bin, dir string
+	p        pkg
+	o        options
+	mu       *sync.Mutex // guards units and their kills
+	units    []*unit
+}
+
+// longUnit is what a test may take before its parts are run one by one.
+const longUnit = 500 * time.Millisecond
+
+// newBundle builds the schema of a package and finds out which test comes across which
+// change. Changes that no schema can have are left without an id.
+func newBundle(ctx context.Context, root, dir string, p pkg, o options, src *source, all []Mutant) (*bundle, error) {
+	b := &bundle{bin: filepath.Join(dir, "test"), dir: dir, p: p, o: o, mu: new(sync.Mutex)}
+	for i := range all {
+		if all[i].wrap != nil {
+			all[i].id = i + 1
+		}
+	}
+	for {
+		bad, err := b.build(ctx, root, src, all)
+		if err != nil {
+			return nil, err
+		}
+		if bad == 0 {
+			break
+		}
+	}
+	return b, b.survey(ctx)
+}
+
+var compileError = regexp.MustCompile(`(?m)^(\S+\.go):(\d+):\d+: .*$`)
+
+// build builds the schema, and takes the changes out that do not compile in it: it
+// returns how many those were.
+func (b *bundle) build(ctx context.Context, root string, src *source, all []Mutant) (int, error) {
+	replace := map[string]string{filepath.Join(b.p.Dir, "mutate__.go"): filepath.Join(b.dir, "mutate__.go")}
+	if err := os.WriteFile(filepath.Join(b.dir, "mutate__.go"), fmt.Appendf(nil, schemaFile, src.types.Name(), len(all)+1), 0o600); err != nil {
+		return 0, err
+	}
+	byFile := map[string][]*Mutant{}
+	for i := range all {
+		if m := &all[i]; m.id != 0 {
+			path := filepath.Join(root, m.File)
+			byFile[path] = append(byFile[path], m)
+		}
+	}
+	for path, text := range src.text {
+		to := filepath.Join(b.dir, filepath.Base(path))
+		if err := os.WriteFile(to, []byte(unembed(b.p.Dir, schema(text, byFile[path]))), 0o600); err != nil {
+			return 0, err
+		}
+		replace[path] = to
+	}
+	overlay := filepath.Join(b.dir, "overlay.json")
+	j, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return 0, err
+	}
+	if err := os.WriteFile(overlay, j, 0o600); err != nil {
+		return 0, err
+	}
+	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-gcflags=-e", "-overlay="+overlay, "-o", b.bin, b.p.ImportPath) //nolint:gosec // go test
+	cmd.Dir = root
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		return 0, nil
+	}
+	bad := 0
+	for _, e := range compileError.FindAllStringSubmatch(string(out), -1) {
+		line, err := strconv.Atoi(e[2])
+		if err != nil {
+			return 0, err
+		}
+		for path, ms := range byFile {
+			if filepath.Base(path) != filepath.Base(e[1]) {
+				continue
+			}
+			for _, m := range ms {
+				from := m.Line
+				to := from + bytes.Count(m.src[m.wrap.start:m.wrap.end], []byte("\n"))
+				if m.id != 0 && from <= line && line <= to && to-from < 3 {
+					m.id = 0
+					bad++
+				}
+			}
+		}
+	}
+	if bad == 0 {
+		return 0, fmt.Errorf("build the schema of %s: %w\n%s", b.p.ImportPath, err, out)
+	}
+	return bad, nil
+}
+
+var passed = regexp.MustCompile(`(?m)^( *)--- (?:PASS|SKIP): (\S+) \(([0-9.]+)s\)$`)
+
+// survey runs all tests one by one on the unchanged code.
+func (b *bundle) survey(ctx context.Context) error {
+	out, err := b.exec(ctx, 10*time.Minute, nil, "-test.v")
+	if err != nil {
+		return fmt.Errorf("%s fails without a change: %w\n%s", b.p.ImportPath, err, out)
+	}
+	long := ""
+	for _, m := range passed.FindAllStringSubmatch(string(out), -1) {
+		took, err := strconv.ParseFloat(m[3], 64)
+		if err != nil {
+			return err
+		}
+		depth, name, d := len(m[1])/4, m[2], time.Duration(took*float64(time.Second))
+		parent, _, _ := strings.Cut(name, "/")
+		switch {
+		case depth == 0 && d > longUnit:
+			long = name
+			b.units = append(b.units, &unit{name: name})
+		case depth == 0:
+			b.units = append(b.units, &unit{name: name})
+		case depth == 1 && parent == long:
+			b.units = slices.DeleteFunc(b.units, func(u *unit) bool { return u.name == parent })
+			b.units = append(b.units, &unit{name: name})
+		}
+	}
+	for _, u := range b.units {
+		log := filepath.Join(b.dir, "reached")
+		if err := os.WriteFile(log, nil, 0o600); err != nil {
+			return err
+		}
+		began := time.Now()
+		out, err := b.exec(ctx, 5*time.Minute, []string{"MUTATE_REACHED=" + log}, "-test.run", pattern(u))
+		if err != nil {
+			fmt.Printf("%s fails alone, and is not used:\n%s\n", u.name, out)
+			u.name = ""
+			continue
+		}
+		u.took, u.reached = time.Since(began), map[int]bool{}
+		ids, err := os.ReadFile(log) //nolint:gosec // our own
+		if err != nil {
+			return err
+		}
+		for id := range strings.FieldsSeq(string(ids)) {
+			n, err := strconv.Atoi(id)
+			if err != nil {
+				return err
+			}
+			u.reached[n] = true
+		}
+	}
+	b.units = slices.DeleteFunc(b.units, func(u *unit) bool { return u.name == "" })
+	return nil
+}
+
+// pattern is what -test.run needs for these.
+func pattern(units ...*unit) string {
+	var all []string
+	for _, u := range units {
+		var parts []string
+		for part := range strings.SplitSeq(u.name, "/") {
+			parts = append(parts, "^"+regexp.QuoteMeta(part)+"$")
+		}
+		all = append(all, strings.Join(parts, "/"))
+	}
+	return strings.Join(all, "|")
+}
+
+// try runs the tests that come across a change, the likeliest to see it first.
+func (b *bundle) try(ctx context.Context, m *Mutant, env ...string) error {
+	b.mu.Lock()
+	var units []*unit
+	for _, u := range b.units {
+		if m.id == 0 || u.reached[m.id] {
+			units = append(units, u)
+		}
+	}
+	kills := map[*unit]int{}
+	for _, u := range units {
+		kills[u] = u.kills
+	}
+	b.mu.Unlock()
+	m.Tests = len(units)
+	score := func(u *unit) float64 {
+		return float64(1+kills[u]) / (float64(len(u.reached)+10) * (u.took.Seconds() + 0.02))
+	}
+	slices.SortStableFunc(units, func(a, b *unit) int { return cmp.Compare(score(b), score(a)) })
+	for budget := 300 * time.Millisecond; len(units) > 0; budget *= 3 {
+		var sum, longest time.Duration
+		n := 0
+		for n < len(units) && (n == 0 || sum+units[n].took < budget) {
+			sum += units[n].took
+			longest = max(longest, units[n].took)
+			n++
+		}
+		limit := 4*sum + 5*time.Second
+		if b.o.timeout != 0 {
+			limit = b.o.timeout
+		}
+		out, err := b.exec(ctx, limit, env, "-test.failfast", "-test.run", pattern(units[:n]...))
+		var exit *exec.ExitError
+		switch {
+		case errors.As(err, &exit):
+			m.Result = killed
+			b.mu.Lock()
+			for _, u := range units[:n] {
+				if n == 1 || bytes.Contains(out, []byte("--- FAIL: "+u.name+" ")) {
+					u.kills++
+					m.By = u.name
+				}
+			}
+			b.mu.Unlock()
+			return nil
+		case err != nil:
+			return err
+		}
+		units = units[n:]
+	}
+	m.Result = survived
+	return nil
+}
+
+// exec runs the test binary, and ends what it left behind.
+func (b *bundle) exec(ctx context.Context, limit time.Duration, env []string, args ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit+30*time.Second)
+	defer cancel()
+	args = append(args, "-test.count=1", "-test.timeout="+limit.String())
+	if b.o.short {
+		args = append(args, "-test.short")
+	}
+	if b.o.skip != "" {
+		args = append(args, "-test.skip="+b.o.skip)
+	}
+	if b.o.run != "" && !slices.Contains(args, "-test.run") {
+		args = append(args, "-test.run="+b.o.run)
+	}
+	cmd := exec.CommandContext(ctx, b.bin, args...) //nolint:gosec // built above
+	cmd.Dir = b.p.Dir
+	cmd.Env = append(os.Environ(), env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second
+	out, err := cmd.CombinedOutput()
+	if cmd.Process != nil {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	}
+	if errors.Is(err, exec.ErrWaitDelay) {
+		err = nil // a child of the tests has kept their output open
+	}
+	return out, err
+}
