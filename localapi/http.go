@@ -42,12 +42,12 @@ func (s *Server) table(api *service) []route {
 	return []route{
 		on(http.MethodPost, "/v1/hold", streamed(s, 0, api.hold)),
 		on(http.MethodPost, "/v1/sessions", s.openSession(api)),
-		on(http.MethodPost, "/v1/sessions/{session_id}:keepAlive", unary(s, api.KeepAlive)),
+		on(http.MethodPost, "/v1/sessions/{session_id}:keepAlive", unary(s, api.KeepAlive)), // before the path without a verb: see dispatch
 		on(http.MethodDelete, "/v1/sessions/{session_id}", unary(s, api.CloseSession)),
 		on(http.MethodPost, "/v1/sessions/{session_id}/locks", unary(s, api.Acquire)),
 		on(http.MethodDelete, "/v1/sessions/{session_id}/requests/{request_id}", unary(s, api.Cancel)),
-		on(http.MethodDelete, "/v1/sessions/{session_id}/locks/{lock_id}", unary(s, api.Release)),
 		on(http.MethodPost, "/v1/sessions/{session_id}/locks/{lock_id}:downgrade", unary(s, api.Downgrade)),
+		on(http.MethodDelete, "/v1/sessions/{session_id}/locks/{lock_id}", unary(s, api.Release)),
 		on(http.MethodGet, "/v1/sessions/{session_id}/events", s.events(api)),
 		on(http.MethodGet, "/v1/locks/{resource=**}", unary(s, api.GetLock)),
 		on(http.MethodGet, "/v1/locks", unary(s, api.ListLocks)),
@@ -85,6 +85,12 @@ func (s *Server) routes(api *service) http.Handler {
 				plain.ServeHTTP(w, r)
 				return
 			}
+			get := *r
+			get.Method = http.MethodGet
+			if _, pattern := plain.Handler(&get); pattern != "" {
+				s.failMethod(w, r, http.MethodGet, http.MethodHead)
+				return
+			}
 		}
 		s.dispatch(w, r, table, strings.Split(path, "/")[1:])
 	})
@@ -102,14 +108,26 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, table []route,
 			return
 		}
 		others = append(others, t.method)
+		if t.verb != "" { // no id of a session or a hold ends in a verb
+			break
+		}
 	}
 	if len(others) == 0 {
 		s.fail(w, r, refuse(reasonNoRoute, "there is no %s; /openapi.json tells what there is", r.URL.Path))
 		return
 	}
-	slices.Sort(others)
-	w.Header().Set("Allow", strings.Join(slices.Compact(others), ", "))
-	st := toStatus(refuse(reasonNoRoute, "%s is not possible on %s, but %s is", r.Method, r.URL.Path, strings.Join(others, ", ")))
+	s.failMethod(w, r, others...)
+}
+
+// failMethod refuses a method that a path does not have, and names those that it has.
+func (s *Server) failMethod(w http.ResponseWriter, r *http.Request, has ...string) {
+	slices.Sort(has)
+	w.Header().Set("Allow", strings.Join(has, ", "))
+	is := "is"
+	if len(has) > 1 {
+		is = "are"
+	}
+	st := toStatus(refuse(reasonNoRoute, "%s is not possible on %s, but %s %s", r.Method, r.URL.Path, strings.Join(has, " and "), is))
 	s.hurry(w)
 	_, line := marshalStatus(st)
 	writeJSON(w, http.StatusMethodNotAllowed, line)

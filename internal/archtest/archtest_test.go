@@ -64,7 +64,7 @@ var house = []room{
 	{path: "internal/javatest", may: "lock", test: "backends/embedded"},
 	{path: "internal/simulation", test: "lock session backends/leasekit backends/embedded"},
 	{path: "internal/archtest"},
-	{path: "internal/docstest"},
+	{path: "internal/docstest", test: "api/locksidecar/v1"},
 	{path: "model"},
 
 	{path: "cmd/locksidecar", may: "all", test: "internal/testengine"},

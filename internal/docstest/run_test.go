@@ -21,15 +21,15 @@ const patience = 2 * time.Minute
 
 // place is an empty directory with a sidecar on the embedded store.
 type place struct {
-	dir string
-	env []string
+	dir    string
+	socket string
+	env    []string
 }
 
 // newPlace starts a sidecar, which ends with the test, and waits until it is ready.
 func newPlace(t *testing.T) place {
 	t.Helper()
-	p := place{dir: t.TempDir()}
-	socket := filepath.Join(shortDir(t), "s")
+	p := place{dir: t.TempDir(), socket: filepath.Join(shortDir(t), "s")}
 	python, err := filepath.Abs(root + "/examples/python/src")
 	if err != nil {
 		t.Fatal(err)
@@ -39,7 +39,7 @@ func newPlace(t *testing.T) place {
 		t.Fatal(err)
 	}
 	p.env = []string{
-		"PATH=" + bin + ":" + shell + ":" + os.Getenv("PATH"), "HOME=" + p.dir, "LOCKSIDECAR_SOCKET=" + socket,
+		"PATH=" + bin + ":" + shell + ":" + os.Getenv("PATH"), "HOME=" + p.dir, "LOCKSIDECAR_SOCKET=" + p.socket,
 		"PYTHONPATH=" + python, "PYTHONDONTWRITEBYTECODE=1", "LANG=C.UTF-8",
 	}
 	serve := exec.Command(filepath.Join(bin, "locksidecar"), "serve", "--name", "node-1", "--drain", "0s", "--lost-grace", "1ms")

@@ -25,6 +25,7 @@ const (
 	jsonType   = "application/json"
 	linesType  = "application/x-ndjson"
 	statusName = "google.rpc.Status"
+	refPrefix  = "#/components/schemas/"
 )
 
 // failure is one kind of error, as in localapi/errors.go.
@@ -53,6 +54,7 @@ var extraErrors = map[string][]string{
 	"OpenSession":  {"DRAINING"},
 	"KeepAlive":    {"SESSION_NOT_FOUND"},
 	"CloseSession": {"SESSION_NOT_FOUND"},
+	"Cancel":       {"SESSION_NOT_FOUND"},
 	"Acquire":      {"SESSION_NOT_FOUND", "LOCK_HELD", "LOCK_LOST", "WAIT_TIMEOUT", "UPGRADE_REFUSED", "STORE_UNAVAILABLE", "CANCELLED"},
 	"Release":      {"SESSION_NOT_FOUND", "NOT_HOLDER", "LOCK_LOST", "STORE_UNAVAILABLE"},
 	"Downgrade":    {"SESSION_NOT_FOUND", "NOT_HOLDER", "LOCK_LOST", "STORE_UNAVAILABLE"},
@@ -60,7 +62,7 @@ var extraErrors = map[string][]string{
 	"GetLock":      {"STORE_UNAVAILABLE"},
 	"ListLocks":    {"STORE_UNAVAILABLE"},
 	"WatchLocks":   {"STORE_UNAVAILABLE"},
-	"ForceRelease": {"NOT_HOLDER", "STORE_UNAVAILABLE"},
+	"ForceRelease": {"NOT_HOLDER", "STORE_UNAVAILABLE", "CANCELLED"},
 }
 
 // commonErrors any call can have.
@@ -79,7 +81,7 @@ func (d *document) finish(api *descriptorpb.FileDescriptorProto) {
 		"summary": "Distributed locks for one app, through the sidecar beside it, over a Unix socket.",
 		"description": "For example: curl -N --unix-socket /run/locksidecar/locksidecar.sock http://localhost/v1/hold -d '{\"resource\":\"orders/42\"}' " +
 			"holds the lock until curl ends. The same calls are there as gRPC on the same socket. " +
-			"Bodies are JSON whatever Content-Type says. An unknown field is refused.",
+			"Bodies are JSON whatever Content-Type says. An unknown field is refused; null is the same as a field that is left out. Lengths are limited in bytes of UTF-8.",
 		"license": object{"name": "Apache-2.0", "identifier": "Apache-2.0"},
 	}
 	d.Servers = []object{{"url": "http://localhost", "description": "Over the sidecar's Unix socket; the host name does not matter."}}
@@ -105,13 +107,13 @@ func (d *document) finish(api *descriptorpb.FileDescriptorProto) {
 		for _, o := range operations {
 			name := strings.TrimPrefix(o["operationId"].(string), "LockSidecar_")
 			m := methods[name]
-			finishOperation(o, name, path, m.GetServerStreaming(), messages[m.GetInputType()[strings.LastIndexByte(m.GetInputType(), '.')+1:]])
+			d.finishOperation(o, name, path, m.GetServerStreaming(), messages[m.GetInputType()[strings.LastIndexByte(m.GetInputType(), '.')+1:]])
 		}
 	}
 	d.addPlain()
 }
 
-func finishOperation(o object, name, path string, stream bool, input *descriptorpb.DescriptorProto) {
+func (d *document) finishOperation(o object, name, path string, stream bool, input *descriptorpb.DescriptorProto) {
 	tidy(o)
 	o["operationId"] = name
 	o["tags"] = []string{tagOf(path)}
@@ -121,6 +123,7 @@ func finishOperation(o object, name, path string, stream bool, input *descriptor
 			p := p.(object)
 			writeTimes(object{p["name"].(string): p["schema"]}, input)
 			describe(p)
+			limit(p["name"].(string), p["schema"])
 			if p["name"] == "resource" {
 				p["description"] = "The name of the resource; slashes may be escaped or not."
 			}
@@ -133,8 +136,17 @@ func finishOperation(o object, name, path string, stream bool, input *descriptor
 			for _, field := range onlyElsewhere[name] {
 				delete(properties, field)
 			}
-			if _, ok := properties["resource"]; ok {
-				schema["required"] = []string{"resource"}
+			for field, s := range properties {
+				limit(field, s)
+				if field == "resource" {
+					schema["required"] = []string{field}
+				} else {
+					properties[field] = d.orNull(s)
+				}
+			}
+			if name == "OpenSession" {
+				schema["if"] = object{"properties": object{"liveness": object{"enum": []any{"TTL", 3}}}, "required": []string{"liveness"}}
+				schema["then"] = object{"properties": object{"ttl": object{"type": "string"}}, "required": []string{"ttl"}}
 			}
 		}
 		schema["additionalProperties"] = false
@@ -222,7 +234,7 @@ func plain(description string) object {
 	return object{"description": description, "content": object{"text/plain": object{"schema": object{"type": "string"}}}}
 }
 
-func ref(schema string) object { return object{"$ref": "#/components/schemas/" + schema} }
+func ref(schema string) object { return object{"$ref": refPrefix + schema} }
 
 func tagOf(path string) string {
 	switch {

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+)
+
+// limits are what the sidecar accepts in the fields of requests, by their names in
+// JSON: session/check.go, lock/resource.go and localapi/service.go check it. A length
+// is in bytes there and in characters here, which is the same for ASCII.
+var limits = map[string]object{
+	"resource":   {"minLength": 1, "maxLength": 512, "pattern": `^[^\u0000-\u001f\u007f-\u009f]+$`},
+	"prefix":     {"maxLength": 512},
+	"session_id": {"minLength": 1},
+	"lock_id":    {"minLength": 1},
+	"request_id": {"minLength": 1, "maxLength": 128}, // of Cancel, in the path
+	"requestId":  {"maxLength": 128},
+	"owner":      {"maxLength": 128},
+	"name":       {"maxLength": 128},
+	"pageSize":   {"minimum": 0, "maximum": 1000},
+	"pageToken":  {"pattern": `^([A-Za-z0-9_-]{4})*([A-Za-z0-9_-]{2,3})?$`},
+	"ttl":        {"pattern": seconds(true, 3600)},
+	"maxHold":    {"pattern": seconds(true, 86400)},
+	"wait":       {"pattern": seconds(false, 86400)},
+	"interval":   {"pattern": seconds(true, 60)},
+	"grace":      {"pattern": seconds(false, 60)},
+}
+
+// limit writes the limits of a field into its schema.
+func limit(name string, schema any) {
+	if s, ok := schema.(object); ok {
+		maps.Copy(s, limits[name])
+	}
+}
+
+// orNull lets a field be null, which is the same as leaving it out, and an enum, which
+// is all that these messages refer to, a number. So does the JSON mapping of proto3.
+func (d *document) orNull(schema any) object {
+	s := schema.(object)
+	name, isEnum := s["$ref"].(string)
+	if !isEnum {
+		s["type"] = []any{s["type"], "null"}
+		return s
+	}
+	values := d.Components.Schemas[strings.TrimPrefix(name, refPrefix)]["enum"].([]any)
+	number := object{"type": "integer", "minimum": 0, "maximum": len(values) - 1, "description": "The number of a value in the proto file."}
+	either := object{"anyOf": []any{object{"$ref": name}, number, object{"type": "null"}}}
+	if s["description"] != nil {
+		either["description"] = s["description"]
+	}
+	return either
+}
+
+// seconds is the pattern of a time up to so many seconds, from 0.1 s if tenth, else
+// from 0.
+func seconds(tenth bool, most int) string {
+	digits := fmt.Sprint(most)
+	whole := []string{fmt.Sprintf("[1-9][0-9]{0,%d}", len(digits)-2)} // what is less than most
+	for i, d := range digits {
+		least := '0'
+		if i == 0 {
+			least = '1'
+		}
+		if d > least {
+			whole = append(whole, fmt.Sprintf("%s[%c-%c][0-9]{%d}", digits[:i], least, d-1, len(digits)-i-1))
+		}
+	}
+	zero := `0(\.[0-9]{1,9})?`
+	if tenth {
+		zero = `0\.[1-9][0-9]{0,8}`
+	}
+	return fmt.Sprintf(`^(%s|(%s)(\.[0-9]{1,9})?|%d(\.0{1,9})?)s$`, zero, strings.Join(whole, "|"), most)
+}
