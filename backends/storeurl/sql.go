@@ -3,7 +3,6 @@ package storeurl
 import (
 	"crypto/tls"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -56,12 +55,16 @@ func ParseSQL(raw, defaultPort string, schemes []string) (SQL, error) {
 	return s, nil
 }
 
-// plainName is what the names of tables are made of: it needs no care in any place of a
-// statement, nor in a file name of a server.
-var plainName = regexp.MustCompile(`^[A-Za-z0-9_$-]+$`)
+// IsName tells whether a name of a table, schema or database needs no care in any place of
+// a statement, nor in a file name of a server.
+func IsName(name string, most int) bool { return IsPlain(name, "_$-", most) }
 
-// IsName tells whether a name of a table, schema or database needs no care.
-func IsName(name string, most int) bool { return len(name) <= most && plainName.MatchString(name) }
+// IsPlain tells whether text has 1 to most characters, which are letters and digits of ASCII, and
+// those in more.
+func IsPlain(text, more string, most int) bool {
+	const usual = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+	return text != "" && len(text) <= most && strings.Trim(text, usual+more) == ""
+}
 
 // NameRule completes the sentence of a name or prefix that is refused.
 const NameRule = "must have at most 32 letters, digits, _, $ and -"

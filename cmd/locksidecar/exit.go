@@ -74,18 +74,16 @@ func outcome(cmd *cobra.Command, err error) (code int, message string) {
 	return code, message
 }
 
-// userInfo is the part of a URL that may have a password.
-var userInfo = regexp.MustCompile(`(://)[^\s"]*@`)
-
 // withoutSecrets makes a text fit for a terminal and a log, whatever was given as an
-// argument by mistake.
-func withoutSecrets(text string) string { return userInfo.ReplaceAllString(text, "${1}xxxxx@") }
+// argument by mistake: the part of a URL that may have a password is replaced.
+func withoutSecrets(text string) string {
+	return regexp.MustCompile(`(://)[^\s"]*@`).ReplaceAllString(text, "${1}xxxxx@")
+}
 
-// rpcError is how gRPC begins an error that no sidecar has written.
-var rpcError = regexp.MustCompile(`rpc error: code = (\w+) desc = `)
-
-// plain says what an error of gRPC means for people.
+// plain says what an error of gRPC means for people: one that no sidecar has written begins
+// with a code.
 func plain(text string) string {
+	rpcError := regexp.MustCompile(`rpc error: code = (\w+) desc = `)
 	if m := rpcError.FindStringSubmatch(text); m != nil && m[1] == "Unimplemented" {
 		text += "; what answers there is no sidecar, or an older one than this program"
 	}

@@ -22,7 +22,6 @@ import (
 	_ "embed" // the schema
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -30,6 +29,7 @@ import (
 	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/backends/sqllock/mysql"
+	"github.com/locksidecar/locksidecar/backends/storeurl"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -52,11 +52,6 @@ func Schema() string { return schemaOf("`" + usualTable + "`") }
 
 func schemaOf(table string) string { return strings.ReplaceAll(schema, "{shedlock}", table) }
 
-var (
-	plainTable = regexp.MustCompile(`^[A-Za-z0-9_$]{1,64}$`)
-	plainZone  = regexp.MustCompile(`^[A-Za-z0-9_+:/-]{1,64}$`)
-)
-
 // Backend is an engine with ShedLock's table beside.
 type Backend struct {
 	*sqllock.Backend
@@ -73,13 +68,13 @@ type Backend struct {
 func Open(cfg mydb.Config, observe lock.Observe) (*Backend, error) {
 	o, opt := sqllock.OptionsOf(cfg.SQL), cfg.Options
 	table := opt.String("table", usualTable)
-	if !plainTable.MatchString(table) {
+	if !storeurl.IsPlain(table, "_$", 64) {
 		opt.Refuse("table", "must have 1 to 64 letters, digits, _ and $")
 	}
 	zone := "@@GLOBAL.time_zone"
 	if opt.Has("time-zone") {
 		name := opt.String("time-zone", "")
-		if !plainZone.MatchString(name) {
+		if !storeurl.IsPlain(name, "_+:/-", 64) {
 			opt.Refuse("time-zone", "must be the name of a time zone that the server knows, or an offset such as +00:00")
 		}
 		zone = "'" + name + "'"
