@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/locksidecar/locksidecar/client"
 	"github.com/locksidecar/locksidecar/internal/supervise"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -59,12 +60,12 @@ func outcome(cmd *cobra.Command, err error) (code int, message string) {
 		if exit.err == nil {
 			return code, ""
 		}
-	case errors.Is(err, lock.ErrInvalid), strings.HasPrefix(err.Error(), "unknown command"):
+	case errors.Is(err, lock.ErrInvalid), errors.Is(err, client.ErrInvalidRequest), strings.HasPrefix(err.Error(), "unknown command"):
 		code = exitUsage
 	default:
 		code = exitFailure
 	}
-	message = withoutSecrets(plain(fmt.Sprintf("%s: %v", cmd.CommandPath(), err)))
+	message = fit(fmt.Sprintf("%s: %v", cmd.CommandPath(), err))
 	if code == exitUsage {
 		message += fmt.Sprintf(" (see: %s --help)", cmd.CommandPath())
 	}
@@ -74,18 +75,28 @@ func outcome(cmd *cobra.Command, err error) (code int, message string) {
 	return code, message
 }
 
-// withoutSecrets makes a text fit for a terminal and a log, whatever was given as an
-// argument by mistake: the part of a URL that may have a password is replaced.
+// fit makes the text of an error fit for people, on a terminal and in a log.
+func fit(text string) string { return withoutSecrets(plain(text)) }
+
+// withoutSecrets hides what was given as an argument by mistake: the part of a URL that may
+// have a password is replaced.
 func withoutSecrets(text string) string {
 	return regexp.MustCompile(`(://)[^\s"]*@`).ReplaceAllString(text, "${1}xxxxx@")
 }
 
-// plain says what an error of gRPC means for people: one that no sidecar has written begins
+// storeAway stands before every cause for which a store cannot be used, often more than once.
+const storeAway = "the store is unavailable: "
+
+// plain says what an error means for people. One of gRPC that no sidecar has written begins
 // with a code.
 func plain(text string) string {
 	rpcError := regexp.MustCompile(`rpc error: code = (\w+) desc = `)
 	if m := rpcError.FindStringSubmatch(text); m != nil && m[1] == "Unimplemented" {
 		text += "; what answers there is no sidecar, or an older one than this program"
 	}
-	return rpcError.ReplaceAllString(text, "")
+	text = rpcError.ReplaceAllString(text, "")
+	if before, after, found := strings.Cut(text, storeAway); found {
+		text = before + storeAway + strings.ReplaceAll(after, storeAway, "")
+	}
+	return text
 }

@@ -12,7 +12,10 @@ import (
 	"github.com/locksidecar/locksidecar/client"
 )
 
-const defaultGrace = 2 * time.Second
+const (
+	defaultGrace = 2 * time.Second
+	maxGrace     = time.Minute // that a sidecar takes
+)
 
 func newRelease(io streams) *cobra.Command {
 	cmd := &cobra.Command{
@@ -45,8 +48,8 @@ With -o json it prints one ForceReleaseResponse of the API.`,
 		if !*force {
 			return usage("this takes a lock from somebody who may be working under it: if that is meant, add --force")
 		}
-		if *grace < 0 {
-			return usage("--grace is %s: must not be negative", *grace)
+		if *grace < 0 || *grace > maxGrace {
+			return usage("--grace is %s: must be 0s to 1m", *grace)
 		}
 		resource, id := args[0], ""
 		if len(args) > 1 {

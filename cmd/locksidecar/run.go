@@ -166,8 +166,8 @@ func (r *runFlags) check(args []string) (argv []string, err error) {
 	switch {
 	case r.wait > waitFlag(maxWait):
 		return nil, usage("--wait is %s: must be at most %s, or forever", &r.wait, maxWait)
-	case r.maxHold < 0:
-		return nil, usage("--max-hold is %s: must not be negative", r.maxHold)
+	case r.maxHold != 0 && (r.maxHold < minMaxHold || r.maxHold > maxMaxHold):
+		return nil, usage("--max-hold is %s: must be 100ms to 24h, or 0s for no limit", r.maxHold)
 	case r.killAfter < 0:
 		return nil, usage("--kill-after is %s: must not be negative", r.killAfter)
 	case r.conflict < 0 || r.conflict > 255:
@@ -175,6 +175,12 @@ func (r *runFlags) check(args []string) (argv []string, err error) {
 	}
 	return argv, nil
 }
+
+// What a sidecar takes as --max-hold.
+const (
+	minMaxHold = 100 * time.Millisecond
+	maxMaxHold = 24 * time.Hour
+)
 
 // waitFlag is how long to wait for a lock.
 type waitFlag time.Duration

@@ -233,15 +233,6 @@ func TestRunSignalWhileWaiting(t *testing.T) {
 	eventually(t, "it waits no more", func() bool { _, n := status(t, c, "taken"); return n == 0 })
 }
 
-// What a shell means to be ignored stays ignored, as with nohup.
-func TestRunKeepsIgnoredSignals(t *testing.T) {
-	side := serveProgram(t)
-	got := launch(t, nil, "sh", "-c", fmt.Sprintf(`trap '' HUP; exec %s run --socket %s a -- sh -c 'kill -HUP $PPID; kill -HUP $$; sleep 0.1; echo lives'`, binary, side.socket))
-	if code := got.wait(); code != 0 || got.out.String() != "lives\n" {
-		t.Errorf("status %d, stdout %q", code, got.out)
-	}
-}
-
 func TestRunReleasesWhenCMDEnds(t *testing.T) {
 	side := serveProgram(t)
 	end := filepath.Join(t.TempDir(), "end")

@@ -240,7 +240,11 @@ func (r *runner) explain(ctx context.Context) error {
 func (r *runner) release(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
-	return r.lock.Release(ctx)
+	err := r.lock.Release(ctx)
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("release %q: no answer within %s", r.resource, limit)
+	}
+	return err
 }
 
 // mind stays with CMD until it has ended.
@@ -335,7 +339,7 @@ func (r *runner) end(kill, giveUp time.Duration) []supervise.Survivor {
 
 // say tells people about a failure, tell what happens if they want to know.
 func (r *runner) say(format string, args ...any) {
-	_, _ = fmt.Fprintf(r.io.err, "locksidecar run: "+format+"\n", args...)
+	_, _ = fmt.Fprintln(r.io.err, fit("locksidecar run: "+fmt.Sprintf(format, args...)))
 }
 
 func (r *runner) tell(format string, args ...any) {

@@ -234,25 +234,6 @@ func TestBothAreGone(t *testing.T) {
 	}
 }
 
-// Hole 12: what is ignored where run is started, and Go lets be seen (HUP, INT, TSTP,
-// TTIN, TTOU, and QUIT with INT), CMD ignores. Other signals have their usual effect.
-func TestSignalsThatWereIgnored(t *testing.T) {
-	side := serveProgram(t)
-	for name, number := range map[string]syscall.Signal{"PIPE": syscall.SIGPIPE, "TERM": syscall.SIGTERM, "USR1": syscall.SIGUSR1, "QUIT": syscall.SIGQUIT} {
-		ends := launch(t, nil, "sh", "-c", fmt.Sprintf(`trap '' %s; exec %s run --socket %s %[1]s -- sh -c 'kill -%[1]s $$; echo lives'`, name, binary, side.socket))
-		if code := ends.wait(); code != exitSignalled+int(number) || ends.out.String() != "" {
-			t.Errorf("%s: status %d, stdout %q", name, code, ends.out)
-		}
-	}
-	for _, names := range []string{"HUP", "INT QUIT", "TSTP", "TTIN", "TTOU"} {
-		lives := launch(t, nil, "sh", "-c", fmt.Sprintf(
-			`trap '' %s; exec %s run --socket %s ignored -- sh -c 'for s in %[1]s; do kill -$s $$; done; echo lives'`, names, binary, side.socket))
-		if code := lives.wait(); code != 0 || lives.out.String() != "lives\n" {
-			t.Errorf("%s: status %d, stdout %q", names, code, lives.out)
-		}
-	}
-}
-
 // With --store, kill -9 of the guard leaves the lease to its TTL; all of CMD is dead
 // before.
 func TestKilledGuardWithItsOwnSidecar(t *testing.T) {

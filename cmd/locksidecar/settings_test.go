@@ -220,6 +220,40 @@ func TestPlainErrors(t *testing.T) {
 	}
 }
 
+// Hole 18: a value that is refused is named by its flag, and is a usage error.
+func TestValuesThatAreRefused(t *testing.T) {
+	side := serveProgram(t)
+	for _, c := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"watch", "--interval", "99ms"}, exitUsage, "--interval is 99ms: must be 100ms to 1m"},
+		{[]string{"watch", "--interval", "61s"}, exitUsage, "--interval is 1m1s: must be 100ms to 1m"},
+		{[]string{"release", "--force", "a", "--grace", "61s"}, exitUsage, "--grace is 1m1s: must be 0s to 1m"},
+		{[]string{"release", "--force", "a", "--grace", "-1s"}, exitUsage, "--grace is -1s: must be 0s to 1m"},
+		{[]string{"run", "--max-hold", "99ms", "a", "--", "true"}, exitOwnFailure, "--max-hold is 99ms: must be 100ms to 24h"},
+		{[]string{"run", "--max-hold", "25h", "a", "--", "true"}, exitOwnFailure, "--max-hold is 25h0m0s: must be 100ms to 24h"},
+		{[]string{"get", ""}, exitUsage, "resource must not be empty"},
+		// What is just right is not refused.
+		{[]string{"release", "--force", "a", "--grace", "1m"}, exitFailure, "nobody holds"},
+		{[]string{"run", "--max-hold", "24h", "a", "--", "true"}, 0, ""},
+	} {
+		got := cliEnv(t, []string{"LOCKSIDECAR_SOCKET=" + side.socket}, c.args...)
+		if got.code != c.code || !strings.Contains(got.err, c.says) {
+			t.Errorf("%v: %+v", c.args, got)
+		}
+	}
+}
+
+// Hole 18: that the store is unavailable is said once.
+func TestUnavailableStoreIsSaidOnce(t *testing.T) {
+	got := cli(t, "run", "--log-level", "off", "--wait", "0s", "--store", "redis://127.0.0.1:1", "a", "--", "true")
+	if got.code != exitUnavailable || strings.Count(got.err, "the store is unavailable") != 1 || !strings.Contains(got.err, "127.0.0.1:1: connect") {
+		t.Errorf("%+v", got)
+	}
+}
+
 // Hole 18: names in wide letters do not shift the columns.
 func TestWideLetters(t *testing.T) {
 	var b strings.Builder

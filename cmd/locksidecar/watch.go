@@ -13,6 +13,12 @@ import (
 	"github.com/locksidecar/locksidecar/client"
 )
 
+// What a sidecar takes as the interval of a watch.
+const (
+	minInterval = 100 * time.Millisecond
+	maxInterval = time.Minute
+)
+
 func newWatch(io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch [PREFIX]",
@@ -32,6 +38,9 @@ With -o json every line is a WatchEvent of the API.`,
 	cmd.ValidArgsFunction = completeResources(f.socket)
 	interval := cmd.Flags().Duration("interval", time.Second, "how often to look, 100ms to 1m")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if *interval < minInterval || *interval > maxInterval {
+			return usage("--interval is %s: must be 100ms to 1m", *interval)
+		}
 		ctx, stop := untilSignal(cmd.Context(), func(os.Signal) {})
 		defer stop()
 		seen := false // then it is worth trying again
@@ -67,7 +76,7 @@ With -o json every line is a WatchEvent of the API.`,
 				return err
 			case err.Error() != said:
 				said = err.Error()
-				_, _ = fmt.Fprintf(io.err, "%s: %s; trying again\n", cmd.CommandPath(), withoutSecrets(said))
+				_, _ = fmt.Fprintf(io.err, "%s: %s; trying again\n", cmd.CommandPath(), fit(said))
 			}
 			select {
 			case <-time.After(*interval):
