@@ -136,7 +136,11 @@ func openPID(pid int32) (pidfd int, gone <-chan struct{}, err error) {
 	if pid == 0 {
 		return -1, nil, nil
 	}
-	pidfd, err = unix.PidfdOpen(int(pid), 0)
+	return openedPID(unix.PidfdOpen(int(pid), 0))
+}
+
+// openedPID draws the conclusions from what the kernel has said.
+func openedPID(pidfd int, err error) (int, <-chan struct{}, error) {
 	switch {
 	case err == nil:
 		return pidfd, nil, nil

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,6 +17,7 @@ import (
 // in one epoll, and that epoll is in Go's.
 type Watcher struct {
 	epoll *os.File
+	raw   syscall.RawConn // of epoll
 
 	mu      sync.Mutex
 	watched map[int32]*watched
@@ -43,8 +45,15 @@ func NewWatcher() (*Watcher, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("create epoll: %w", err)
 	}
+	epoll := os.NewFile(uintptr(fd), "pidfds")
+	raw, err := epoll.SyscallConn()
+	if err != nil {
+		_ = epoll.Close()
+		return nil, fmt.Errorf("create epoll: %w", err)
+	}
 	return &Watcher{
-		epoll:   os.NewFile(uintptr(fd), "pidfds"),
+		epoll:   epoll,
+		raw:     raw,
 		watched: make(map[int32]*watched),
 		ids:     make(map[process]int32),
 	}, nil
@@ -56,17 +65,13 @@ func (w *Watcher) Run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, w.Close)
 	defer stop()
 	defer w.Close()
-	raw, err := w.epoll.SyscallConn()
-	if err != nil {
-		return fmt.Errorf("watch peers: %w", err)
-	}
 	events := make([]unix.EpollEvent, 128)
 	for {
 		var n int
 		var waitErr error
-		err := raw.Read(func(fd uintptr) bool {
+		err := w.raw.Read(func(fd uintptr) bool {
 			n, waitErr = unix.EpollWait(int(fd), events, 0)
-			return n != 0 || (waitErr != nil && !errors.Is(waitErr, unix.EINTR))
+			return n != 0 // some, or -1 and an error
 		})
 		switch {
 		case ctx.Err() != nil:
@@ -158,7 +163,7 @@ func (w *Watcher) add(x *watched, events uint32) (id int32, _ error) {
 	if w.closed {
 		return 0, os.ErrClosed
 	}
-	for taken := true; taken || w.nextID == 0; {
+	for taken := true; taken; {
 		w.nextID++
 		_, taken = w.watched[w.nextID]
 	}
@@ -196,22 +201,15 @@ func (w *Watcher) take(id int32) *watched {
 	delete(w.watched, id)
 	if x.peers != nil {
 		delete(w.ids, x.process)
-		if !w.closed {
-			_ = w.control(unix.EPOLL_CTL_DEL, x.fd, nil)
-		}
+		_ = w.control(unix.EPOLL_CTL_DEL, x.fd, nil)
 		_ = unix.Close(x.fd)
 	}
 	return x
 }
 
-// control changes the epoll. The caller has locked mu and seen that the epoll
-// is open.
+// control changes the epoll; it fails when that is closed.
 func (w *Watcher) control(op, fd int, ev *unix.EpollEvent) error {
-	raw, err := w.epoll.SyscallConn()
-	if err != nil {
-		return err
-	}
 	var inner error
-	err = raw.Control(func(epfd uintptr) { inner = unix.EpollCtl(int(epfd), op, fd, ev) })
+	err := w.raw.Control(func(epfd uintptr) { inner = unix.EpollCtl(int(epfd), op, fd, ev) })
 	return errors.Join(err, inner)
 }
