@@ -324,6 +324,7 @@ func TestForcedReleaseWithoutAnAnswerOfTheApp(t *testing.T) {
 		if _, err := next.wait(); err != nil || e.now() != 5*time.Second {
 			t.Errorf("the next one: %v at %v", err, e.now())
 		}
+		synctest.Wait() // the grace of the first sidecar ends at the same moment
 		if a.Info().Holds != 0 {
 			t.Errorf("Info = %+v", a.Info())
 		}
