@@ -149,9 +149,7 @@ func (l *Ledger) reenter(a *Ask, h *Hold) (Grant, *Call, error) {
 	h.count++
 	l.entered++
 	l.bound(h, a.MaxHold)
-	if c := l.claim(a, h); c != nil {
-		c.answered++
-	}
+	l.claim(a, h)
 	return l.grant(h), nil, nil
 }
 
