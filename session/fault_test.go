@@ -78,6 +78,8 @@ type faulty struct {
 	mute   bool                   // pushes are dropped: news come by the heartbeat alone
 	busy   map[lock.HoldID]string // the call that is under way
 	broken string                 // two calls on one hold at once
+
+	force func(lock.HoldID) error // what the store says to a forced release
 }
 
 // one calls do, and notes where another call on the hold is under way.
@@ -152,6 +154,13 @@ func (f *faulty) List(ctx context.Context, prefix string, p lock.Page) (list []l
 		return err
 	})
 	return list, err
+}
+
+func (f *faulty) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldID, grace time.Duration) error {
+	if f.force != nil {
+		return f.force(id)
+	}
+	return f.Backend.ForceRelease(ctx, r, id, grace)
 }
 
 // say makes the last lease of this way bring an event that the store has not sent.
