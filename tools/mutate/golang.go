@@ -3,22 +3,11 @@ package main
 import (
 	"fmt"
 	"go/ast"
-	"go/parser"
 	"go/token"
 	"go/types"
 	"strconv"
 	"strings"
 )
-
-// inGo lists the changes of a Go file.
-func inGo(path string, src []byte) ([]Mutant, error) {
-	fset := token.NewFileSet()
-	file, err := parser.ParseFile(fset, path, src, parser.ParseComments)
-	if err != nil {
-		return nil, err
-	}
-	return inFile(fset, file, src, nil, nil), nil
-}
 
 // inFile lists the changes of a file. pkg and info are of its package: without them
 // fewer changes can stand in a schema.
@@ -28,22 +17,20 @@ func inFile(fset *token.FileSet, file *ast.File, src []byte, pkg *types.Package,
 	}
 	g := &golang{fset: fset, src: src, file: file, pkg: pkg, info: info}
 	for _, d := range file.Decls {
-		decl, ok := d.(*ast.GenDecl)
-		g.constant = ok && decl.Tok == token.CONST
 		g.walk(d, nil)
 	}
 	return g.found
 }
 
 type golang struct {
-	fset     *token.FileSet
-	src      []byte
-	file     *ast.File
-	pkg      *types.Package
-	info     *types.Info
-	whole    ast.Expr // the constant that was met last
-	constant bool     // inside a declaration of constants
-	found    []Mutant
+	fset   *token.FileSet
+	src    []byte
+	file   *ast.File
+	pkg    *types.Package
+	info   *types.Info
+	whole  ast.Expr     // the constant that was met last
+	consts *ast.GenDecl // the declaration of constants that was met last
+	found  []Mutant
 }
 
 func (g *golang) at(p token.Pos) int { return g.fset.Position(p).Offset }
@@ -71,6 +58,9 @@ func (g *golang) walk(n ast.Node, results *ast.FieldList) {
 	ast.Inspect(n, func(n ast.Node) bool {
 		if e, ok := n.(ast.Expr); ok && g.info != nil && g.info.Types[e].Value != nil && (g.whole == nil || n.Pos() >= g.whole.End()) {
 			g.whole = e
+		}
+		if d, ok := n.(*ast.GenDecl); ok && d.Tok == token.CONST {
+			g.consts = d
 		}
 		switch n := n.(type) {
 		case *ast.ImportSpec, *ast.StructType:

@@ -1,11 +1,16 @@
 // Command mutate changes the code in one place at a time and runs the tests of its
 // package: a change that no test sees is a missing test, or changes nothing. It writes
-// nothing into the tree: each change is an overlay of one build.
+// nothing into the tree.
 //
 //	mutate [flags] ./lock/... ./backends/redislock
 //
+// The tests of a package are built once, with all changes in them (a schema), and each
+// test is run alone once, to see how long it takes and which changes it comes across.
+// Then each change is judged by the tests that come across it, the likeliest first. What
+// cannot stand in a schema has a build of its own.
+//
 // It changes Go files and Lua scripts beside them. A change that cannot make a
-// difference stands in equivalent.txt with the reason.
+// difference stands in equivalent.txt with the reason; its tests are run all the same.
 package main
 
 import (
@@ -17,6 +22,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -70,6 +76,8 @@ type options struct {
 	jobs    int
 	timeout time.Duration
 	short   bool
+	with    string
+	sample  int
 }
 
 func main() {
@@ -82,6 +90,8 @@ func main() {
 	flag.IntVar(&o.jobs, "jobs", 1, "how many at the same time")
 	flag.DurationVar(&o.timeout, "timeout", 0, "what the tests of a package may take; 0: five times what they take without a change, and 10s")
 	flag.BoolVar(&o.short, "short", true, "run the short tests")
+	flag.IntVar(&o.sample, "sample", 1, "only each `n`th change")
+	flag.StringVar(&o.with, "with", "", "run the tests of these `packages`, too: a comma between them")
 	flag.Parse()
 	if err := run(context.Background(), o, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "mutate:", err)
@@ -110,6 +120,12 @@ func run(ctx context.Context, o options, args []string) error {
 	if err != nil {
 		return err
 	}
+	var with []pkg
+	if o.with != "" {
+		if with, err = list(ctx, root, strings.Split(o.with, ",")); err != nil {
+			return err
+		}
+	}
 	var all []Mutant
 	for _, p := range pkgs {
 		if len(p.TestGoFiles)+len(p.XTestGoFiles) == 0 {
@@ -122,13 +138,16 @@ func run(ctx context.Context, o options, args []string) error {
 		if len(found) == 0 {
 			continue
 		}
-		if err := judge(ctx, root, p, o, known, src, found); err != nil {
+		if err := judge(ctx, root, p, with, o, known, src, found); err != nil {
 			return err
 		}
 		report(p.ImportPath, found)
 		all = append(all, found...)
 	}
 	report("all", all)
+	if o.base == "" && o.match == "" && o.sample <= 1 {
+		stale(root, pkgs, known, all)
+	}
 	if o.jsonTo == "" {
 		return nil
 	}
@@ -215,7 +234,13 @@ func mutants(ctx context.Context, root string, p pkg, o options) (*source, []Mut
 			all = append(all, m)
 		}
 	}
-	return s, all, nil
+	var some []Mutant
+	for i := range all {
+		if i%max(o.sample, 1) == 0 {
+			some = append(some, all[i])
+		}
+	}
+	return s, some, nil
 }
 
 // changed are the lines of a file that were changed since a commit.
@@ -242,13 +267,13 @@ func changed(ctx context.Context, root, base, path string) (map[int]bool, error)
 }
 
 // judge runs the tests on each change, and prints those that no test has seen.
-func judge(ctx context.Context, root string, p pkg, o options, known map[string]string, src *source, all []Mutant) error {
+func judge(ctx context.Context, root string, p pkg, with []pkg, o options, known map[string]string, src *source, all []Mutant) error {
 	dir, err := os.MkdirTemp("", "mutate")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	b, err := newBundle(ctx, root, dir, p, o, src, all)
+	b, err := newBundle(ctx, root, dir, p, with, o, src, all)
 	if err != nil {
 		return err
 	}
@@ -311,14 +336,32 @@ func (b *bundle) judge(ctx context.Context, root string, m *Mutant) error {
 	if err := os.WriteFile(overlay, j, 0o600); err != nil {
 		return err
 	}
-	own := &bundle{bin: filepath.Join(dir, "test"), dir: dir, p: b.p, o: b.o, mu: b.mu, units: b.units}
-	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-overlay="+overlay, "-o", own.bin, b.p.ImportPath) //nolint:gosec // go test
-	cmd.Dir = root
-	if err := cmd.Run(); err != nil {
+	own := *b
+	own.bins = slices.Clone(b.bins)
+	for i := range own.bins {
+		own.bins[i].path = filepath.Join(dir, filepath.Base(own.bins[i].path))
+	}
+	if _, err := compile(ctx, root, overlay, own.bins); err != nil {
 		m.Result = impossible
 		return nil
 	}
 	return own.try(ctx, m)
+}
+
+// stale prints what the list has for these packages and nobody can do to their code, or
+// what a test sees.
+func stale(root string, pkgs []pkg, known map[string]string, all []Mutant) {
+	made := map[string]bool{}
+	for _, m := range all {
+		made[m.key()] = made[m.key()] || m.Result == equal
+	}
+	for _, key := range slices.Sorted(maps.Keys(known)) {
+		file, _, _ := strings.Cut(key, " | ")
+		of := func(p pkg) bool { return filepath.Join(root, filepath.Dir(file)) == p.Dir }
+		if !made[key] && slices.ContainsFunc(pkgs, of) {
+			fmt.Printf("equivalent.txt has what a test sees, or what is not there: %s\n", key)
+		}
+	}
 }
 
 func report(name string, all []Mutant) {

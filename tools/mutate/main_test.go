@@ -28,10 +28,12 @@ func f(a, b int, on bool) (int, error) {
 func apply(src string, m Mutant) string { return src[:m.start] + m.text + src[m.end:] }
 
 func TestInGo(t *testing.T) {
-	all, err := inGo("p.go", []byte(goSource))
+	fset := token.NewFileSet()
+	file, err := parser.ParseFile(fset, "p.go", goSource, parser.ParseComments)
 	if err != nil {
 		t.Fatal(err)
 	}
+	all := inFile(fset, file, []byte(goSource), nil, nil)
 	var got []string
 	for _, m := range all {
 		changed := apply(goSource, m)

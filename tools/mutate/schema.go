@@ -21,6 +21,7 @@ import (
 type wrap struct {
 	start, end int
 	make       func(id int, code string) string
+	consts     int // where the constants are declared that become variables for it; 0: none
 }
 
 // schemaFile is added to the package. A test process gets the number of its change, or
@@ -64,6 +65,11 @@ func schema(src []byte, all []*Mutant) string {
 	slices.SortStableFunc(sorted, func(a, b *Mutant) int {
 		return cmp.Or(cmp.Compare(a.wrap.start, b.wrap.start), cmp.Compare(b.wrap.end, a.wrap.end))
 	})
+	for _, m := range all {
+		if at := m.wrap.consts; at != 0 {
+			src = slices.Concat(src[:at], []byte("var  "), src[at+len("const"):])
+		}
+	}
 	var compose func(from, to int, in []*Mutant) string
 	compose = func(from, to int, in []*Mutant) string {
 		var b strings.Builder
@@ -95,7 +101,7 @@ func unembed(dir, source string) string {
 
 // named says how the type of an expression is written in this file; "" if it cannot be.
 func (g *golang) named(e ast.Expr) string {
-	if g.info == nil || g.constant {
+	if g.info == nil {
 		return ""
 	}
 	t, ok := g.info.Types[e]
@@ -133,7 +139,7 @@ func (g *golang) within(e ast.Expr, from, to token.Pos, text string) *wrap {
 		e = g.whole
 	}
 	t := g.named(e)
-	if b, ok := e.(*ast.BinaryExpr); ok && comparison(b.Op) && !g.constant {
+	if b, ok := e.(*ast.BinaryExpr); ok && comparison(b.Op) {
 		t = "bool"
 	}
 	start, end := g.at(e.Pos()), g.at(e.End())
@@ -151,26 +157,35 @@ func (g *golang) instead(e ast.Expr, t, other string) *wrap {
 	if t == "" {
 		return nil
 	}
-	return &wrap{g.at(e.Pos()), g.at(e.End()), func(id int, code string) string {
+	return g.wrap(e, func(id int, code string) string {
 		return fmt.Sprintf("func() %s { if mutate__(%d) { return %s }; return %s }()", t, id, other, code)
-	}}
+	})
+}
+
+// wrap puts the code of a node into other code.
+func (g *golang) wrap(n ast.Node, make func(id int, code string) string) *wrap {
+	w := &wrap{start: g.at(n.Pos()), end: g.at(n.End()), make: make}
+	if d := g.consts; d != nil && n.Pos() < d.End() {
+		if strings.Contains(g.code(d), "iota") {
+			return nil
+		}
+		w.consts = g.at(d.Pos())
+	}
+	return w
 }
 
 // turned turns a truth value round.
 func (g *golang) turned(e ast.Expr) *wrap {
-	if g.constant {
-		return nil
-	}
-	return &wrap{g.at(e.Pos()), g.at(e.End()), func(id int, code string) string {
+	return g.wrap(e, func(id int, code string) string {
 		return fmt.Sprintf("(mutate__(%d) != (%s))", id, code)
-	}}
+	})
 }
 
 // unless leaves a statement out.
 func (g *golang) unless(s ast.Stmt) *wrap {
-	return &wrap{g.at(s.Pos()), g.at(s.End()), func(id int, code string) string {
+	return g.wrap(s, func(id int, code string) string {
 		return fmt.Sprintf("if !mutate__(%d) { %s }", id, code)
-	}}
+	})
 }
 
 func comparison(op token.Token) bool {

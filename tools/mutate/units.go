@@ -19,8 +19,15 @@ import (
 	"time"
 )
 
+// binary is a built test binary.
+type binary struct {
+	path string
+	of   pkg
+}
+
 // unit is a test, or a part of one that takes long.
 type unit struct {
+	in      int // the binary
 	name    string
 	took    time.Duration
 	reached map[int]bool // changes that it comes across
@@ -29,11 +36,12 @@ type unit struct {
 
 // bundle is a built test binary with the changes of a package in it.
 type bundle struct {
-	bin, dir string
-	p        pkg
-	o        options
-	mu       *sync.Mutex // guards units and their kills
-	units    []*unit
+	dir   string
+	p     pkg
+	o     options
+	bins  []binary
+	mu    *sync.Mutex // guards the kills of units
+	units []*unit
 }
 
 // longUnit is what a test may take before its parts are run one by one.
@@ -41,8 +49,8 @@ const longUnit = 500 * time.Millisecond
 
 // newBundle builds the schema of a package and finds out which test comes across which
 // change. Changes that no schema can have are left without an id.
-func newBundle(ctx context.Context, root, dir string, p pkg, o options, src *source, all []Mutant) (*bundle, error) {
-	b := &bundle{bin: filepath.Join(dir, "test"), dir: dir, p: p, o: o, mu: new(sync.Mutex)}
+func newBundle(ctx context.Context, root, dir string, p pkg, with []pkg, o options, src *source, all []Mutant) (*bundle, error) {
+	b := &bundle{dir: dir, p: p, o: o, bins: binaries(dir, append([]pkg{p}, with...)), mu: new(sync.Mutex)}
 	for i := range all {
 		if all[i].wrap != nil {
 			all[i].id = i + 1
@@ -58,6 +66,26 @@ func newBundle(ctx context.Context, root, dir string, p pkg, o options, src *sou
 		}
 	}
 	return b, b.survey(ctx)
+}
+
+func binaries(dir string, of []pkg) []binary {
+	var all []binary
+	for i, p := range of {
+		all = append(all, binary{path: filepath.Join(dir, fmt.Sprintf("test%d", i)), of: p})
+	}
+	return all
+}
+
+// compile builds the test binaries with an overlay.
+func compile(ctx context.Context, root, overlay string, bins []binary) ([]byte, error) {
+	for _, b := range bins {
+		cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-gcflags=-e", "-overlay="+overlay, "-o", b.path, b.of.ImportPath) //nolint:gosec // go test
+		cmd.Dir = root
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return out, err
+		}
+	}
+	return nil, nil
 }
 
 var compileError = regexp.MustCompile(`(?m)^(\S+\.go):(\d+):\d+: .*$`)
@@ -91,9 +119,7 @@ func (b *bundle) build(ctx context.Context, root string, src *source, all []Muta
 	if err := os.WriteFile(overlay, j, 0o600); err != nil {
 		return 0, err
 	}
-	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-gcflags=-e", "-overlay="+overlay, "-o", b.bin, b.p.ImportPath) //nolint:gosec // go test
-	cmd.Dir = root
-	out, err := cmd.CombinedOutput()
+	out, err := compile(ctx, root, overlay, b.bins)
 	if err == nil {
 		return 0, nil
 	}
@@ -117,6 +143,14 @@ func (b *bundle) build(ctx context.Context, root string, src *source, all []Muta
 			}
 		}
 	}
+	if bad == 0 { // a constant is needed elsewhere
+		for i := range all {
+			if m := &all[i]; m.id != 0 && m.wrap.consts != 0 {
+				m.id = 0
+				bad++
+			}
+		}
+	}
 	if bad == 0 {
 		return 0, fmt.Errorf("build the schema of %s: %w\n%s", b.p.ImportPath, err, out)
 	}
@@ -127,55 +161,76 @@ var passed = regexp.MustCompile(`(?m)^( *)--- (?:PASS|SKIP): (\S+) \(([0-9.]+)s\
 
 // survey runs all tests one by one on the unchanged code.
 func (b *bundle) survey(ctx context.Context) error {
-	out, err := b.exec(ctx, 10*time.Minute, nil, "-test.v")
-	if err != nil {
-		return fmt.Errorf("%s fails without a change: %w\n%s", b.p.ImportPath, err, out)
+	for i := range b.bins {
+		units, err := b.list(ctx, i)
+		if err != nil {
+			return err
+		}
+		for _, u := range units {
+			if err := b.measure(ctx, u); err != nil {
+				fmt.Printf("%s is not used: it fails alone: %v\n", u.name, err)
+				continue
+			}
+			b.units = append(b.units, u)
+		}
 	}
+	return nil
+}
+
+// list runs the tests of a binary all together and gives them, and the parts of those
+// that take long.
+func (b *bundle) list(ctx context.Context, in int) ([]*unit, error) {
+	out, err := b.exec(ctx, in, 10*time.Minute, nil, "-test.v")
+	if err != nil {
+		return nil, fmt.Errorf("%s fails without a change: %w\n%s", b.bins[in].of.ImportPath, err, out)
+	}
+	var units []*unit
 	long := ""
 	for _, m := range passed.FindAllStringSubmatch(string(out), -1) {
 		took, err := strconv.ParseFloat(m[3], 64)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		depth, name, d := len(m[1])/4, m[2], time.Duration(took*float64(time.Second))
+		name := m[2]
 		parent, _, _ := strings.Cut(name, "/")
-		switch {
-		case depth == 0 && d > longUnit:
-			long = name
-			b.units = append(b.units, &unit{name: name})
-		case depth == 0:
-			b.units = append(b.units, &unit{name: name})
-		case depth == 1 && parent == long:
-			b.units = slices.DeleteFunc(b.units, func(u *unit) bool { return u.name == parent })
-			b.units = append(b.units, &unit{name: name})
-		}
-	}
-	for _, u := range b.units {
-		log := filepath.Join(b.dir, "reached")
-		if err := os.WriteFile(log, nil, 0o600); err != nil {
-			return err
-		}
-		began := time.Now()
-		out, err := b.exec(ctx, 5*time.Minute, []string{"MUTATE_REACHED=" + log}, "-test.run", pattern(u))
-		if err != nil {
-			fmt.Printf("%s fails alone, and is not used:\n%s\n", u.name, out)
-			u.name = ""
-			continue
-		}
-		u.took, u.reached = time.Since(began), map[int]bool{}
-		ids, err := os.ReadFile(log) //nolint:gosec // our own
-		if err != nil {
-			return err
-		}
-		for id := range strings.FieldsSeq(string(ids)) {
-			n, err := strconv.Atoi(id)
-			if err != nil {
-				return err
+		switch len(m[1]) / 4 {
+		case 0:
+			units = append(units, &unit{in: in, name: name})
+			if took > longUnit.Seconds() {
+				long = name
 			}
-			u.reached[n] = true
+		case 1:
+			if parent == long {
+				units = slices.DeleteFunc(units, func(u *unit) bool { return u.name == parent })
+				units = append(units, &unit{in: in, name: name})
+			}
 		}
 	}
-	b.units = slices.DeleteFunc(b.units, func(u *unit) bool { return u.name == "" })
+	return units, nil
+}
+
+// measure finds out how long a test takes and what it comes across.
+func (b *bundle) measure(ctx context.Context, u *unit) error {
+	log := filepath.Join(b.dir, "reached")
+	if err := os.WriteFile(log, nil, 0o600); err != nil {
+		return err
+	}
+	began := time.Now()
+	if out, err := b.exec(ctx, u.in, 5*time.Minute, []string{"MUTATE_REACHED=" + log}, "-test.run", pattern(u)); err != nil {
+		return fmt.Errorf("%w\n%s", err, out)
+	}
+	u.took, u.reached = time.Since(began), map[int]bool{}
+	ids, err := os.ReadFile(log) //nolint:gosec // our own
+	if err != nil {
+		return err
+	}
+	for id := range strings.FieldsSeq(string(ids)) {
+		n, err := strconv.Atoi(id)
+		if err != nil {
+			return err
+		}
+		u.reached[n] = true
+	}
 	return nil
 }
 
@@ -212,18 +267,17 @@ func (b *bundle) try(ctx context.Context, m *Mutant, env ...string) error {
 	}
 	slices.SortStableFunc(units, func(a, b *unit) int { return cmp.Compare(score(b), score(a)) })
 	for budget := 300 * time.Millisecond; len(units) > 0; budget *= 3 {
-		var sum, longest time.Duration
+		var sum time.Duration
 		n := 0
-		for n < len(units) && (n == 0 || sum+units[n].took < budget) {
+		for n < len(units) && (n == 0 || units[n].in == units[0].in && sum+units[n].took < budget) {
 			sum += units[n].took
-			longest = max(longest, units[n].took)
 			n++
 		}
 		limit := 4*sum + 5*time.Second
 		if b.o.timeout != 0 {
 			limit = b.o.timeout
 		}
-		out, err := b.exec(ctx, limit, env, "-test.failfast", "-test.run", pattern(units[:n]...))
+		out, err := b.exec(ctx, units[0].in, limit, env, "-test.failfast", "-test.run", pattern(units[:n]...))
 		var exit *exec.ExitError
 		switch {
 		case errors.As(err, &exit):
@@ -247,7 +301,7 @@ func (b *bundle) try(ctx context.Context, m *Mutant, env ...string) error {
 }
 
 // exec runs the test binary, and ends what it left behind.
-func (b *bundle) exec(ctx context.Context, limit time.Duration, env []string, args ...string) ([]byte, error) {
+func (b *bundle) exec(ctx context.Context, in int, limit time.Duration, env []string, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit+30*time.Second)
 	defer cancel()
 	args = append(args, "-test.count=1", "-test.timeout="+limit.String())
@@ -260,8 +314,8 @@ func (b *bundle) exec(ctx context.Context, limit time.Duration, env []string, ar
 	if b.o.run != "" && !slices.Contains(args, "-test.run") {
 		args = append(args, "-test.run="+b.o.run)
 	}
-	cmd := exec.CommandContext(ctx, b.bin, args...) //nolint:gosec // built above
-	cmd.Dir = b.p.Dir
+	cmd := exec.CommandContext(ctx, b.bins[in].path, args...) //nolint:gosec // built above
+	cmd.Dir = b.bins[in].of.Dir
 	cmd.Env = append(os.Environ(), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
