@@ -44,6 +44,13 @@ func (l *choreLease) Release(ctx context.Context, _ lock.Resource, id lock.HoldI
 	return err
 }
 
+// now tells how many releases are under way.
+func (l *choreLease) now() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.flying
+}
+
 // noAnswer comes when ctx ends.
 func noAnswer(ctx context.Context, _ lock.HoldID) error {
 	<-ctx.Done()
@@ -118,6 +125,7 @@ func TestAChoreIsTriedAgain(t *testing.T) {
 		}
 		add("b")
 		time.Sleep(time.Second)
+		synctest.Wait()
 		for i, id := range l.asked {
 			if strings.HasPrefix(id, "b") {
 				between(t, l, i+2, 10*ms, 20*ms)
@@ -134,20 +142,20 @@ func TestChoresAtTheSameTime(t *testing.T) {
 			add(fmt.Sprint(i))
 		}
 		synctest.Wait()
-		if l.flying != 64 {
-			t.Errorf("%d new ones at the same time, want 64", l.flying)
+		if n := l.now(); n != 64 {
+			t.Errorf("%d new ones at the same time, want 64", n)
 		}
 		time.Sleep(30 * time.Second)
 		synctest.Wait()
-		if l.flying != 32 {
-			t.Errorf("%d late ones at the same time, want 32", l.flying)
+		if n := l.now(); n != 32 {
+			t.Errorf("%d late ones at the same time, want 32", n)
 		}
 		for i := range 100 {
 			add(fmt.Sprint("new", i))
 		}
 		synctest.Wait()
-		if l.flying != 64 || l.most != 64 {
-			t.Errorf("%d new and late ones at the same time, %d at most, want 64", l.flying, l.most)
+		if n := l.now(); n != 64 || l.most != 64 {
+			t.Errorf("%d new and late ones at the same time, %d at most, want 64", n, l.most)
 		}
 	})
 }
@@ -190,6 +198,7 @@ func TestAChoreSaysThatTheLeaseIsLost(t *testing.T) {
 		j := newJanitor(ctx, l, func() { lost++ }, &logger{out: hclog.NewNullLogger()})
 		j.add(chore{id: "a", done: func() { done++ }})
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if lost != 1 || done != 1 || len(l.asked) != 1 {
 			t.Errorf("told %d times, finished %d times, asked %q", lost, done, l.asked)
 		}
@@ -278,6 +287,7 @@ func TestHeartbeatsAreObserved(t *testing.T) {
 		time.Sleep(4 * time.Second)
 		sc.way.on(down, opHeartbeat)
 		time.Sleep(3 * time.Second)
+		synctest.Wait()
 		if !slices.Equal(o.beats[:2], []heartbeat.Result{heartbeat.Answered, heartbeat.Failed}) {
 			t.Errorf("beats %v", o.beats)
 		}

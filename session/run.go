@@ -50,6 +50,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		}
 		lost := g
 		m.leaseOver(lost)
+		m.log.Error("the lease is lost", keyLease, lost.lease.ID(), keyReason, lost.keeper.Err())
 		m.wg.Go(func() { m.retire(ctx, lost) })
 		if m.o.Clock()-lost.opened > m.o.TTL/3 {
 			short = -1
@@ -161,8 +162,6 @@ func (m *Manager) serve(ctx context.Context, g *generation) bool {
 // the time is over for which it keeps others out by itself, so that apps have
 // that time to stop their work.
 func (m *Manager) retire(ctx context.Context, g *generation) {
-	why := g.keeper.Err()
-	m.log.Error("the lease is lost", keyLease, g.lease.ID(), keyReason, why)
 	for {
 		kept := g.keeper.Kept()
 		if kept == 0 || !pause(ctx, min(kept, time.Second)) {
