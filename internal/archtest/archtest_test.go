@@ -64,7 +64,7 @@ var house = []room{
 	{path: "internal/javatest", may: "lock", test: "backends/embedded"},
 	{path: "internal/simulation", test: "lock session backends/leasekit backends/embedded"},
 	{path: "internal/archtest"},
-	{path: "internal/docstest", test: "api/locksidecar/v1"},
+	{path: "internal/docstest", test: "api/locksidecar/v1 internal/testengine"},
 	{path: "model"},
 
 	{path: "cmd/locksidecar", may: "all", test: "internal/testengine"},
@@ -76,9 +76,9 @@ var house = []room{
 var outsiders = []struct{ library, rooms string }{
 	{"github.com/redis/go-redis", "backends/redislock internal/testengine"},
 	{"github.com/go-zookeeper/zk", "backends/zklock backends/zklock/zksession internal/testengine"},
-	{"github.com/go-sql-driver/mysql", "backends/mysqllock/mydb backends/sqllock/mysql internal/testengine"},
-	{"github.com/jackc/pgx/v5", "backends/sqllock/postgres internal/testengine"},
-	{"database/sql", "backends/mysqllock backends/mysqllock/mydb backends/sqllock/mysql backends/sqllock/postgres backends/mysqllock/rows backends/mysqllock/shedlock internal/testengine"},
+	{"github.com/go-sql-driver/mysql", "backends/mysqllock/mydb backends/sqllock/mysql internal/testengine internal/docstest"},
+	{"github.com/jackc/pgx/v5", "backends/sqllock/postgres internal/testengine internal/docstest"},
+	{"database/sql", "backends/mysqllock backends/mysqllock/mydb backends/sqllock/mysql backends/sqllock/postgres backends/mysqllock/rows backends/mysqllock/shedlock internal/testengine internal/docstest"},
 	{"google.golang.org/grpc", "api/locksidecar/v1 localapi client internal/telemetry cmd/locksidecar"},
 	{"google.golang.org/protobuf", "api/locksidecar/v1 internal/jsonlines localapi client cmd/locksidecar"},
 	{"net/http", "localapi client internal/telemetry cmd/locksidecar internal/docstest"},

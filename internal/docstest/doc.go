@@ -12,4 +12,7 @@
 // Shell blocks run in bash, in an empty directory, beside a sidecar of their own on the
 // embedded store, and must end by themselves with status 0. What such a block shows as
 // "# {…" must be in its output as far as the first name.
+//
+// The SQL of the stores' pages is run on real servers (TestSQL), and openapi.json is
+// compared with the sidecar by schemathesis (TestOpenAPI).
 package docstest
