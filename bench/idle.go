@@ -109,13 +109,13 @@ func (s *section) idle(ctx context.Context) (err error) {
 
 var errNoHeartbeat = errors.New("the sidecar sent no heartbeat")
 
-// cleanUpTries is how often a count is begun anew because the sidecar cleaned up
+// cleanUpTries is how often a count is restarted because the sidecar cleaned up
 // meanwhile. It does so every 15 to 45 s.
 const cleanUpTries = 4
 
 // count lets the sidecar alone for a while and counts what it sends. Cleaning up
 // costs the same for many holds and for none, but it may fall into one count and
-// not into the other; where it does the count is begun anew.
+// not into the other; where it does the count is restarted.
 func (s *section) count(ctx context.Context, side *sidecar.Sidecar, holds int, window time.Duration) (c report.Commands, err error) {
 	for range cleanUpTries {
 		var cleaned bool

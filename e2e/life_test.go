@@ -187,7 +187,7 @@ func podEvicted(t *testing.T, next pod) {
 	}
 	took := k.granted().time().Sub(at)
 	within(t, "freeing the lock", took, 0, soon)
-	table.add("the pod is evicted", "by SIGTERM", []time.Duration{took}, "a deletion that heeds disruption budgets")
+	table.add("the pod is evicted", "by SIGTERM", []time.Duration{took}, "a deletion that respects disruption budgets")
 }
 
 // The sidecar's container is killed: the app is told at once, nobody else gets the

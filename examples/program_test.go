@@ -226,7 +226,7 @@ func (s *sidecar) hold(resource string) *client.Lock {
 	return l
 }
 
-// redisURL is a Redis that was started lately and is known to be empty: it may
+// redisURL is a Redis that was just started and is known to be empty: it may
 // grant at once.
 func redisURL(t *testing.T) string {
 	t.Helper()

@@ -32,7 +32,7 @@ func python(t *testing.T) string {
 
 // virtualenv is in the user's cache, for the downloads take most of the time.
 // One is made for each content of pyproject.toml and each Python; the package
-// itself is installed anew.
+// itself is installed each time.
 var virtualenv = sync.OnceValues(func() (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), suiteLimit)
 	defer cancel()

@@ -148,7 +148,7 @@ func explain(err error) *apiError {
 		return explainHeld(held)
 	case errors.Is(err, session.ErrSessionNotFound):
 		return &apiError{reason: reasonNoSession, message: "there is no such session for this user: it was closed, " +
-			"its keep-alives stayed out, the process that opened it has ended, or it never was"}
+			"its keep-alives did not arrive in time, the process that opened it has ended, or it never was"}
 	case errors.Is(err, lock.ErrNotHolder):
 		return &apiError{reason: reasonNotHolder, message: "the lock_id is not held: it was released or taken away before, " +
 			"or it belongs to another session or resource"}

@@ -129,7 +129,7 @@ func (d *doubles) lose(id lock.HoldID) {
 		return
 	}
 	h.lost = true
-	if push == nil { // the lease has just begun
+	if push == nil { // the lease has just started
 		d.untold = append(d.untold, leasekit.Revocation{Ref: h.Ref, Vanished: true})
 	}
 	d.mu.Unlock()

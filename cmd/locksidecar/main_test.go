@@ -297,7 +297,7 @@ func frozen(pid int) bool {
 	return len(threads) > 0
 }
 
-// storeURL is for a Redis that was started lately and is known to be empty: it
+// storeURL is for a Redis that was just started and is known to be empty: it
 // may grant at once.
 func storeURL(s testengine.Server) string { return s.URL() + "?restart-grace=0s" }
 

@@ -91,7 +91,7 @@ func TestStopWhileTheStoreIsAway(t *testing.T) {
 	}
 }
 
-// The signal came before anything was begun: every step of the start finds that it
+// The signal came before anything was started: every step of the start finds that it
 // is not wanted any more.
 func TestStopBeforeTheStart(t *testing.T) {
 	for _, more := range [][]string{nil, {"--http-addr", "127.0.0.1:0"}, {"--store", backends.Example}} {

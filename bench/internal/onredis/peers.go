@@ -67,7 +67,7 @@ func Connect(_ context.Context, address string) (store.Store, error) {
 }
 
 // newStore spares the sidecar the time for which it grants nothing on a Redis
-// that was started lately: that one was not restarted but is new.
+// that was started a moment ago: that one was not restarted but is new.
 func newStore(store string) (string, error) {
 	u, err := url.Parse(store)
 	if err != nil {

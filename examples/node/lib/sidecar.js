@@ -58,7 +58,7 @@ export class LockSidecar {
     if (session && !session.error) {
       return session;
     }
-    if (this.#opening === opening) { // nobody else has begun meanwhile
+    if (this.#opening === opening) { // nobody else has started meanwhile
       const mine = this.#open(() => this.#opening === mine);
       this.#opening = mine;
       mine.catch(() => {

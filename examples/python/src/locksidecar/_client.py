@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., object])
 class Client:
     """The sidecar beside this process.
 
-    The session is opened with the first lock, and anew when the sidecar was
+    The session is opened with the first lock, and again when the sidecar was
     restarted and after a fork. All threads and tasks of a process may share one
     client; locks of different clients exclude each other.
 

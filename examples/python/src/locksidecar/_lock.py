@@ -173,7 +173,7 @@ class AsyncHeld(_Held):
                 raise
         except LockSidecarError as e:
             self._not_released(e)
-        except asyncio.CancelledError:  # before the release had begun
+        except asyncio.CancelledError:  # before the release started
             if not self._released:
                 self._hold.session.give_up(self._entry)
             raise

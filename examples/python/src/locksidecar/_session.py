@@ -69,7 +69,7 @@ class Session:
     # is the same.
 
     def prepare(self, wanted: Wanted) -> Call:
-        """An acquire that has not begun."""
+        """An acquire that has not started."""
         return Call(Acquire(wanted, str(next(self._ids))))
 
     def acquire(self, call: Call) -> Hold:
@@ -354,7 +354,7 @@ class Session:
         """In a child: the session is the parent's, and so are its holds.
 
         Only the thread that forked goes on in a child, and locks of the others stay
-        as they were at that moment. So everything is made anew.
+        as they were at that moment. So everything is made again.
         """
         self.mutex = threading.RLock()
         self.changed = threading.Condition(self.mutex)

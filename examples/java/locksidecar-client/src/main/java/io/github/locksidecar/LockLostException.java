@@ -5,7 +5,7 @@ import java.util.Map;
 
 /**
  * A hold is over though it was not released ({@code LOCK_LOST}). This is never undone: stop the
- * work under the lock, do not write any more, and acquire anew.
+ * work under the lock, do not write any more, and acquire again.
  */
 public final class LockLostException extends SidecarException {
   private static final long serialVersionUID = 1;

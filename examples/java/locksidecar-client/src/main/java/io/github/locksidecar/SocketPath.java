@@ -38,7 +38,7 @@ final class SocketPath {
     if (runtime != null) {
       return Path.of(runtime, "locksidecar", NAME);
     }
-    String tmp = get(env, "TMPDIR"); // java.io.tmpdir does not heed it
+    String tmp = get(env, "TMPDIR"); // java.io.tmpdir ignores it
     try {
       int uid = (Integer) Files.getAttribute(Path.of("/proc/self"), "unix:uid");
       Path dir = Path.of(tmp == null ? "/tmp" : tmp, "locksidecar-" + uid);
