@@ -15,7 +15,8 @@ import (
 type plan struct {
 	key     string // as --stores names it
 	words   store.Words
-	kind    *testengine.Kind
+	kind    *testengine.Kind // nil: there is no server
+	parts   []string         // that can be measured; empty: all
 	connect func(ctx context.Context, url string) (store.Store, error)
 
 	// more are subjects beside those of the store; may be nil.
@@ -28,11 +29,11 @@ type plan struct {
 	oneRequest bool                                    // a heartbeat is one request
 }
 
-var plans = []plan{onRedis, onZooKeeper, onMySQL, onMariaDB, onPostgres}
+var plans = []plan{onEmbedded, onRedis, onZooKeeper, onMySQL, onMariaDB, onPostgres}
 
 // usual are the stores of a run that is not told which: MySQL and MariaDB are
 // one driver of ours.
-var usual = []string{onRedis.key, onZooKeeper.key, onMySQL.key, onPostgres.key}
+var usual = []string{onEmbedded.key, onRedis.key, onZooKeeper.key, onMySQL.key, onPostgres.key}
 
 func storeKeys() []string {
 	var keys []string

@@ -12,7 +12,7 @@ import (
 	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
-// onRedis, the fastest store, is where the ways to talk to a sidecar are
+// onRedis, the fastest server, is where the ways to talk to a sidecar are
 // compared, with the floors under everything that talks over a Unix socket.
 var onRedis = plan{
 	key: "redis", words: onredis.Words, kind: testengine.Redis, connect: onredis.Connect,

@@ -82,7 +82,7 @@ func run(ctx context.Context, o options) (r *report.Report, err error) {
 type section struct {
 	*bench
 	plan   plan
-	server testengine.Server
+	server testengine.Server // nil: the store has none
 	store  store.Store
 	report *report.Store
 }
@@ -90,18 +90,21 @@ type section struct {
 // measure starts a store and does the parts of that name on it.
 func (b *bench) measure(ctx context.Context, p plan, only []string) (_ *report.Store, err error) {
 	progress("starting %s", p.words.Name)
-	s := &section{bench: b, plan: p}
-	if s.server, err = testengine.Start(ctx, p.kind); err != nil {
-		return nil, fmt.Errorf("start it: %w", err)
+	s := &section{bench: b, plan: p, report: &report.Store{Words: p.words, Server: "no server"}}
+	url := ""
+	if p.kind != nil {
+		if s.server, err = testengine.Start(ctx, p.kind); err != nil {
+			return nil, fmt.Errorf("start it: %w", err)
+		}
+		defer closeAfter(&err, s.server.Close)
+		url, s.report.Server = s.server.URL(), s.server.Origin()
 	}
-	defer closeAfter(&err, s.server.Close)
-	if s.store, err = p.connect(ctx, s.server.URL()); err != nil {
+	if s.store, err = p.connect(ctx, url); err != nil {
 		return nil, err
 	}
 	defer closeAfter(&err, s.store.Close)
-	s.report = &report.Store{Words: p.words, Server: s.server.Origin()}
 	for _, part := range parts {
-		if !slices.Contains(only, part.name) {
+		if !slices.Contains(only, part.name) || len(p.parts) > 0 && !slices.Contains(p.parts, part.name) {
 			continue
 		}
 		if err := part.run(s, ctx); err != nil {
