@@ -95,7 +95,7 @@ func crowdSteps(t *testing.T, s testengine.Server, r lock.Resource) map[string]t
 	errs := make([]error, n)
 	for i := range n {
 		readers.Go(func() {
-			g, err := l.Acquire(ctx, shared())
+			g, err := acquire(ctx, l, shared())
 			grants[i], errs[i] = g.ID, err
 		})
 	}
@@ -117,7 +117,7 @@ func crowdSteps(t *testing.T, s testengine.Server, r lock.Resource) map[string]t
 		}
 	})
 	took["a release that grants many readers"] = longest(t, b, 0, func() {
-		if err := other.Release(ctx, r, writer.ID); err != nil {
+		if err := release(ctx, other, r, writer.ID); err != nil {
 			t.Error(err)
 		}
 		readers.Wait()
@@ -138,7 +138,7 @@ func crowdSteps(t *testing.T, s testengine.Server, r lock.Resource) map[string]t
 	took["many releases before a waiting writer"] = longest(t, b, n/100, func() {
 		var queued sync.WaitGroup
 		queued.Go(func() {
-			g, err := other.Acquire(ctx, exclusive(r))
+			g, err := acquire(ctx, other, exclusive(r))
 			if err != nil {
 				t.Error(err)
 			}
@@ -148,7 +148,7 @@ func crowdSteps(t *testing.T, s testengine.Server, r lock.Resource) map[string]t
 			_, err := b.Get(ctx, r)
 			return err
 		})
-		many(t, n, func(i int) error { return l.Release(ctx, r, grants[i]) })
+		many(t, n, func(i int) error { return release(ctx, l, r, grants[i]) })
 		queued.Wait()
 	})
 
@@ -158,7 +158,7 @@ func crowdSteps(t *testing.T, s testengine.Server, r lock.Resource) map[string]t
 	dying, die := context.WithCancel(t.Context())
 	defer die()
 	for range n {
-		readers.Go(func() { _, _ = mortal.Acquire(dying, shared()) })
+		readers.Go(func() { _, _ = acquire(dying, mortal, shared()) })
 	}
 	eventually(t, "all readers of the mortal wait", func() error {
 		st, err := b.Get(ctx, r)
@@ -178,7 +178,7 @@ func crowdSteps(t *testing.T, s testengine.Server, r lock.Resource) map[string]t
 		return err
 	})
 	took["a release past many dead waiters"] = longest(t, b, 0, func() {
-		if err := other.Release(ctx, r, writer.ID); err != nil {
+		if err := release(ctx, other, r, writer.ID); err != nil {
 			t.Error(err)
 		}
 		eventually(t, "the next has the lock", func() error {

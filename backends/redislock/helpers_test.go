@@ -2,6 +2,7 @@ package redislock
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -96,6 +97,26 @@ func driverOf(t *testing.T, b *Backend, l lock.Lease) *driver {
 	}
 	d.renewed = b.clock()
 	return d
+}
+
+// acquire acquires until the outcome is known: on a busy machine an answer of Redis can come
+// later than a driver waits for it.
+func acquire(ctx context.Context, l lock.Lease, q lock.Request) (g lock.Grant, err error) {
+	for g, err = l.Acquire(ctx, q); errors.Is(err, lock.ErrUnavailable) && ctx.Err() == nil; {
+		g, err = l.Acquire(ctx, q)
+	}
+	return g, err
+}
+
+// release does the same for a release.
+func release(ctx context.Context, l lock.Lease, r lock.Resource, id lock.HoldID) error {
+	err := l.Release(ctx, r, id)
+	for errors.Is(err, lock.ErrUnavailable) && ctx.Err() == nil {
+		if err = l.Release(ctx, r, id); errors.Is(err, lock.ErrNotHolder) {
+			return nil // the first call did it
+		}
+	}
+	return err
 }
 
 // many runs f for 0…n-1 on a few goroutines.
