@@ -171,3 +171,106 @@ func TestHoldThatWaitsOnTheNewServer(t *testing.T) {
 		}
 	})
 }
+
+// Law 4: what another server knows is compared before the heartbeat counts, and
+// again if that failed.
+func TestStrangerIsComparedFirst(t *testing.T) {
+	bubble(t, func(k *kit) {
+		kept, lost := k.acquire("kept"), k.acquire("lost")
+		_ = kept
+		k.f.lose(lost.ID)
+		k.f.change(func() { k.f.stranger, k.f.entriesN = true, -1 })
+		k.f.on("held", down)
+		time.Sleep(ttl / 2)
+		for range 2 {
+			news, err := k.Heartbeat(k.t.Context())
+			k.is("Heartbeat", err, lock.ErrUnavailable)
+			k.same("Heartbeat", news)
+		}
+		time.Sleep(ttl / 2)
+		k.mu.Lock()
+		if k.proven() {
+			t.Error("a heartbeat that did not compare renews the lease")
+		}
+		k.mu.Unlock()
+		k.f.on("held", nil)
+		k.same("Heartbeat", k.beat(), vanished(lost))
+		k.same("the next", k.beat())
+		if n := k.f.count("held"); n != 3 {
+			t.Errorf("compared %d times", n)
+		}
+		k.is("Release of what vanished", k.Release(k.t.Context(), "lost", lost.ID), lock.ErrNotHolder)
+	})
+}
+
+func TestCountThatDiffersIsCompared(t *testing.T) {
+	bubble(t, func(k *kit) {
+		lost, kept := k.acquire("lost"), k.acquire("kept")
+		k.same("Heartbeat", k.beat())
+		if n := k.f.count("held"); n != 0 {
+			t.Errorf("compared %d times without a reason", n)
+		}
+		k.f.lose(lost.ID)
+		k.same("one too few", k.beat(), vanished(lost))
+		k.same("the next", k.beat())
+		// A copy of a request that was answered and released arrives.
+		stray := k.request("stray")
+		if _, err := k.f.Ask(k.t.Context(), stray); err != nil {
+			t.Fatal(err)
+		}
+		k.f.on("withdraw", once(down))
+		k.same("one too many", k.beat())
+		synctest.Wait()
+		k.same("that could not clean up", k.beat())
+		synctest.Wait()
+		if k.f.has(stray.ID) || !k.f.has(kept.ID) {
+			t.Error("the store has the stray hold or lacks the other")
+		}
+		if n := k.f.count("held"); n != 3 {
+			t.Errorf("compared %d times", n)
+		}
+	})
+}
+
+// A hold that changes while memories are compared has not vanished.
+func TestChangeDuringAComparison(t *testing.T) {
+	bubble(t, func(k *kit) {
+		k.f.change(func() { k.f.taken["r"] = true })
+		q := k.request("r")
+		done := k.begins(k.t.Context(), q)
+		k.f.lose(q.ID) // a failover lost the place
+		k.f.on("held", slow(2*time.Second))
+		k.f.change(func() { k.f.stranger = true })
+		beat := make(chan []lock.Event, 1)
+		go func() { beat <- k.beat() }()
+		synctest.Wait()
+		k.f.change(func() { k.f.free("r") })
+		k.f.push(Push{Kind: Woken, Ref: Ref{ID: q.ID}}) // it asks again, and is granted
+		if r := <-done; r.err != nil {
+			t.Error(r.err)
+		}
+		k.same("Heartbeat", <-beat)
+		k.same("the next", k.beat())
+	})
+}
+
+// Two faults: a grant of the old server is on its way while the new one answers, and
+// its memory is compared without it. It is asked for again before anybody has it.
+func TestGrantOfTheOldServer(t *testing.T) {
+	bubble(t, func(k *kit) {
+		k.f.on("ask", once(slow(2*time.Second)))
+		q := k.request("r")
+		done := k.begins(k.t.Context(), q)
+		k.f.lose(q.ID)
+		k.f.change(func() { k.f.stranger = true })
+		k.same("Heartbeat", k.beat())
+		r := <-done
+		if r.err != nil {
+			t.Fatal(r.err)
+		}
+		if !k.f.has(q.ID) {
+			t.Error("Acquire gives a grant that the new server does not have")
+		}
+		k.same("Heartbeat after the grant", k.beat())
+	})
+}

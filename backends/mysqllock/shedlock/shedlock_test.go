@@ -13,86 +13,6 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-const patience = 20 * time.Second
-
-// onEach runs a test on both kinds of server.
-func onEach(t *testing.T, server func(testing.TB, *testengine.Kind) testengine.Server, f func(t *testing.T, s testengine.Server)) {
-	for _, kind := range kinds {
-		t.Run(kind.String(), func(t *testing.T) {
-			t.Parallel()
-			f(t, server(t, kind))
-		})
-	}
-}
-
-// sidecar opens a backend and a lease that live as long as the test.
-func sidecar(t *testing.T, url string, ttl time.Duration) (*Backend, lock.Lease) {
-	t.Helper()
-	b := openAt(t, url)
-	t.Cleanup(func() { _ = b.Close() })
-	l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: "sidecar of " + t.Name()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-		defer cancel()
-		_ = l.Close(ctx) // the server may be gone
-	})
-	return b, l
-}
-
-func eventually(t *testing.T, what string, f func() error) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s in vain until %s: %v", patience, what, err)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-}
-
-// unique is a name of this run of the test that fits ShedLock's table.
-func unique(t *testing.T) lock.Resource {
-	return lock.Resource(strings.TrimPrefix(t.Name(), "Test") + "/" + random())
-}
-
-// random is for names of one run.
-func random() string { return string(lock.NewHoldID())[:8] }
-
-func request(r lock.Resource) lock.Request {
-	return lock.Request{ID: lock.NewHoldID(), Resource: r, Mode: lock.Exclusive, Owner: lock.Owner{Session: "test"}.Encode()}
-}
-
-func hold(t *testing.T, l lock.Lease, r lock.Resource) lock.Grant {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	g, err := l.Acquire(ctx, request(r))
-	if err != nil {
-		t.Fatalf("Acquire: %v", err)
-	}
-	return g
-}
-
-// held tries what must be taken, and gives who has it.
-func held(t *testing.T, l lock.Lease, r lock.Resource) lock.Status {
-	t.Helper()
-	q := request(r)
-	q.Try = true
-	g, err := l.Acquire(t.Context(), q)
-	var held *lock.HeldError
-	if !errors.Is(err, lock.ErrHeld) || !errors.As(err, &held) {
-		t.Fatalf("try of what is held: got %+v, %v; want ErrHeld", g, err)
-	}
-	return held.Status
-}
-
 // The statements of ShedLock.
 const (
 	shedInsert = "INSERT IGNORE INTO shedlock(name, lock_until, locked_at, locked_by) " +
@@ -225,24 +145,6 @@ func (p *interrupted) Do(ctx context.Context, command string, batch ...sqllock.S
 	res, err := p.Pool.Do(ctx, command, batch...)
 	p.once()
 	return res, err
-}
-
-func get(t *testing.T, b *Backend, r lock.Resource) lock.Status {
-	t.Helper()
-	st, err := b.Get(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return st
-}
-
-func list(t *testing.T, b *Backend, prefix string) lock.Status {
-	t.Helper()
-	all, err := b.List(t.Context(), prefix, lock.Page{Limit: 10})
-	if err != nil || len(all) != 1 {
-		t.Fatalf("List has %+v, %v; want one lock", all, err)
-	}
-	return all[0]
 }
 
 // TestTakenAway: whatever somebody else does to the table is found out by the next
@@ -507,12 +409,6 @@ func TestForceOfSilent(t *testing.T) {
 		}
 		hold(t, other, g.Resource)
 	})
-}
-
-// beat sends one heartbeat, for its outcome alone.
-func beat(ctx context.Context, l lock.Lease) error {
-	_, err := l.Heartbeat(ctx)
-	return err
 }
 
 // TestSwitchOver: another server has taken over, and the old one is alive and read-only,
