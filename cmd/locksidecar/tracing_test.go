@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bufio"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -9,6 +11,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 )
 
 const (
@@ -70,6 +73,69 @@ func TestTracing(t *testing.T) {
 	defer mu.Unlock()
 	if len(paths) == 0 || paths[0] != "/v1/traces" {
 		t.Errorf("sent to %v", paths)
+	}
+}
+
+// TestTracingOverLines: a request is in the trace that it names, or else in that of open,
+// down to what is asked of the store.
+func TestTracingOverLines(t *testing.T) {
+	const ofOpen, ofRequest = "1af7651916cd43dd8448eb211c80319c", "2af7651916cd43dd8448eb211c80319c"
+	socket := filepath.Join(socketDir(t), "s")
+	side := launch(t, []string{"OTEL_TRACES_EXPORTER=console"}, binary, "serve", "--socket", socket)
+	eventually(t, "it serves", func() bool { return strings.Contains(side.out.String(), "curl") })
+	c, err := net.Dial("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	in := bufio.NewReader(c)
+	ask := func(line string) (answer string) {
+		t.Helper()
+		_ = c.SetDeadline(time.Now().Add(patience))
+		if _, err := io.WriteString(c, line+"\n"); err != nil {
+			t.Fatal(err)
+		}
+		for answer == "" || strings.HasPrefix(answer, `{"requestId":"",`) { // an event
+			var err error
+			if answer, err = in.ReadString('\n'); err != nil {
+				t.Fatalf("%s: %v", line, err)
+			}
+		}
+		return answer
+	}
+	ask(`{"requestId":"1","open":{},"traceparent":"00-` + ofOpen + `-b7ad6b7169203331-01"}`)
+	for resource, own := range map[string]string{"by/open": "", "by/request": `,"traceparent":"00-` + ofRequest + `-b7ad6b7169203331-01"`} {
+		_, id, _ := strings.Cut(ask(`{"requestId":"2","acquire":{"resource":"`+resource+`"}`+own+`}`), `"lockId":"`)
+		id, _, _ = strings.Cut(id, `"`)
+		if a := ask(`{"requestId":"3","release":{"lockId":"` + id + `"}` + own + `}`); !strings.Contains(a, "released") {
+			t.Error(a)
+		}
+	}
+	side.signal(syscall.SIGTERM)
+	if code := side.wait(); code != 0 {
+		t.Errorf("status %d", code)
+	}
+	spans := map[string]int{}
+	for line := range strings.Lines(side.err.String()) {
+		name, ok := strings.CutPrefix(line, `{"Name":"`)
+		if !ok {
+			continue
+		}
+		name, _, _ = strings.Cut(name, `"`)
+		_, trace, _ := strings.Cut(line, `"TraceID":"`)
+		trace, _, _ = strings.Cut(trace, `"`)
+		for _, resource := range []string{"by/open", "by/request"} {
+			if strings.Contains(line, `"`+resource+`"`) {
+				spans[name+" "+resource+" "+trace]++
+			}
+		}
+	}
+	for resource, trace := range map[string]string{"by/open": ofOpen, "by/request": ofRequest} {
+		for _, name := range []string{"acquire", "store acquire", "store release"} {
+			if want := name + " " + resource + " " + trace; spans[want] != 1 {
+				t.Errorf("%d spans %q in %v", spans[want], want, spans)
+			}
+		}
 	}
 }
 
