@@ -111,7 +111,7 @@ type lineConn struct {
 }
 
 // recv gives the next request. io.EOF: the client has ended the connection or its half
-// of it. *refused: the line is JSON, and no request.
+// of it. *refused: the line is JSON with an id, and no request.
 func (l *lineConn) recv() (*pb.SessionRequest, error) {
 	for {
 		line, err := l.line()
@@ -124,6 +124,9 @@ func (l *lineConn) recv() (*pb.SessionRequest, error) {
 		q, err := jsonlines.ParseRequest(line)
 		if err != nil {
 			return nil, l.explain(line)
+		}
+		if q.GetOpen() == nil && !matches(q.GetRequestId()) {
+			return nil, errNoID
 		}
 		l.garbage = 0
 		if !l.entered.Swap(true) {
@@ -148,11 +151,18 @@ func (l *lineConn) explain(line []byte) error {
 	}
 	_ = json.Unmarshal(line, &with) // it is an object
 	id, _ := with.RequestID.(string)
-	if len(id) > maxRequestID {
-		id = ""
+	if !matches(id) {
+		return err
 	}
 	return &refused{id: id, err: err}
 }
+
+// errNoID ends the connection: the client could not tell what the answer belongs to, and
+// an error without an id is the last line.
+var errNoID = invalid("request_id", "must be 1 to %d bytes long", maxRequestID)
+
+// matches tells whether an answer with that id finds its request.
+func matches(id string) bool { return id != "" && len(id) <= maxRequestID }
 
 // line gives the next line, until the next call.
 func (l *lineConn) line() ([]byte, error) {

@@ -86,7 +86,8 @@ func (x *said) ends() {
 const opening = `{"requestId":"o","open":{}}` + "\n"
 
 // TestLineRefusals: a line that is JSON and no request is answered, and the session
-// goes on. After one that is not JSON, or that is too long, the connection ends.
+// goes on. After one that is not JSON, that is too long, or whose answer could not be
+// matched, the connection ends: an error without an id is always the last line.
 func TestLineRefusals(t *testing.T) {
 	s := start(t, func(_ *session.Options, o *Options) { o.Limits.MessageBytes = 4 << 10 })
 	for name, l := range map[string]struct {
@@ -100,12 +101,12 @@ func TestLineRefusals(t *testing.T) {
 		"no object":           {`{"requestId":"1","acquire":"r"}`, "1", "acquire must be a JSON object", reasonInvalid, false},
 		"twice":               {`{"requestId":"1","acquire":{"resource":"a","resource":"b"}}`, "1", "twice", reasonInvalid, false},
 		"two requests":        {`{"requestId":"1","acquire":{"resource":"a"},"keepAlive":{}}`, "1", "", reasonInvalid, false},
-		"id is a number":      {`{"requestId":1,"keepAlive":{}}`, "", "requestId must be a string", reasonInvalid, false},
-		"no id":               {`{"keepAlive":{}}`, "", "request_id must be 1 to 128 bytes long", reasonInvalid, false},
-		"long id":             {`{"requestId":"` + strings.Repeat("x", 129) + `","keepAlive":{}}`, strings.Repeat("x", 129), "request_id must be", reasonInvalid, false},
+		"id is a number":      {`{"requestId":1,"keepAlive":{}}`, "", "requestId must be a string", reasonInvalid, true},
+		"no id":               {`{"keepAlive":{}}`, "", "request_id must be 1 to 128 bytes long", reasonInvalid, true},
+		"long id":             {`{"requestId":"` + strings.Repeat("x", 129) + `","keepAlive":{}}`, "", "request_id must be", reasonInvalid, true},
 		"open again":          {`{"requestId":"1","open":{}}`, "1", "open must come only once", reasonInvalid, false},
 		"field of HTTP":       {`{"requestId":"1","acquire":{"resource":"r","name":"n"}}`, "1", "must not have session_id", reasonInvalid, false},
-		"empty":               {`{}`, "", "request_id must be", reasonInvalid, false},
+		"empty":               {`{}`, "", "request_id must be", reasonInvalid, true},
 		"not JSON":            {`acquire r`, "", "line is not JSON: invalid character 'a'", reasonInvalid, true},
 		"half an object":      {`{"requestId":"1","keepAlive":{}`, "", "line is not JSON", reasonInvalid, true},
 		"two objects":         {`{"requestId":"1"} {}`, "", "line is not JSON", reasonInvalid, true},

@@ -60,11 +60,12 @@ func (r *refused) Unwrap() error { return r.err }
 // memory and nobody else's time.
 type sessionStream struct {
 	*service
-	wire wire
-	ctx  context.Context //nolint:containedctx // the stream's, whose life is that of this value
-	sess *session.Session
-	out  *outbox
-	turn atomic.Uint64 // odd while the receiver carries out a request, one more each time
+	wire   wire
+	ctx    context.Context //nolint:containedctx // the stream's, whose life is that of this value
+	traced context.Context //nolint:containedctx // ctx in the trace of open, for the receiver
+	sess   *session.Session
+	out    *outbox
+	turn   atomic.Uint64 // odd while the receiver carries out a request, one more each time
 
 	received chan error // why the receiver has stopped
 
@@ -106,7 +107,6 @@ func (t *sessionStream) serve() error {
 	// Nothing but the return of this method makes a blocked recv or send of gRPC return,
 	// so neither is done here.
 	opened := make(chan error, 1)
-	ctx := t.ctx // open may put it into a trace
 	t.running.Go(func() {
 		err := t.open()
 		opened <- err
@@ -129,8 +129,8 @@ func (t *sessionStream) serve() error {
 		}
 	case <-timer.C:
 		return invalid("open", "must come within %s", t.o.Limits.Handshake)
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	case <-t.ctx.Done():
+		return context.Cause(t.ctx)
 	}
 
 	told := make(chan struct{})
@@ -266,9 +266,9 @@ func (t *sessionStream) open() error {
 	case o.GetLiveness() != pb.Liveness_LIVENESS_UNSPECIFIED && o.GetLiveness() != pb.Liveness_STREAM:
 		return &refused{q.GetRequestId(), invalid("liveness", "must be STREAM on a stream, and not %s", o.GetLiveness())}
 	}
-	t.ctx = t.continueRequest(t.ctx, q)
+	t.traced = t.continueRequest(t.ctx, q)
 	now := t.o.Clock()
-	if t.sess, err = t.service.open(t.ctx, o, session.Stream); err != nil {
+	if t.sess, err = t.service.open(t.traced, o, session.Stream); err != nil {
 		return &refused{q.GetRequestId(), err}
 	}
 	return t.out.deliver(t.ctx, &pb.SessionResponse{
@@ -299,7 +299,7 @@ func (t *sessionStream) take(q *pb.SessionRequest) (work func(), _ error) {
 	if id == "" || len(id) > maxRequestID {
 		return nil, invalid("request_id", "must be 1 to %d bytes long", maxRequestID)
 	}
-	ctx := t.continueRequest(t.ctx, q)
+	ctx := t.continueRequest(t.traced, q)
 	switch r := q.GetRequest().(type) {
 	case *pb.SessionRequest_Acquire:
 		return t.acquire(ctx, id, r.Acquire)
