@@ -98,7 +98,7 @@ func (s *Server) greet(ctx context.Context, c *conn, w *peercred.Watcher) {
 	_ = c.SetReadDeadline(time.Now().Add(s.o.Limits.Handshake))
 	p, read, err := sniff(c.UnixConn)
 	if err == nil && p == protocolHTTP {
-		err = c.listenForHangUp(w)
+		err = c.listenForHangUp(w.HangUp)
 	}
 	if err != nil {
 		_ = c.Close()
@@ -113,7 +113,7 @@ func (s *Server) greet(ctx context.Context, c *conn, w *peercred.Watcher) {
 	switch p {
 	case protocolLines:
 		// On another goroutine, so that what greet has needed is not kept.
-		s.running.Go(func() { s.serveLines(c) }) //nolint:contextcheck,nolintlint // a session ends in its own time when the server stops
+		s.running.Go(func() { s.serveLines(c, w) }) //nolint:contextcheck,nolintlint // a session ends in its own time when the server stops
 	case protocolGRPC:
 		s.grpcConns.give(c)
 	default:

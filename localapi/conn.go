@@ -34,7 +34,7 @@ type conn struct {
 	mu     sync.Mutex
 	closed bool
 	hungUp bool               // the client sends no more, and reads no more as far as we know
-	cancel context.CancelFunc // ends the HTTP calls; nil: there were none
+	cancel context.CancelFunc // ends the calls; nil: there were none
 	ignore func()             // ends the watch for a hang-up; nil: there is none
 }
 
@@ -72,11 +72,11 @@ func (c *conn) Close() error {
 	return err
 }
 
-// listenForHangUp ends the HTTP calls when the client hangs up. net/http alone
+// listenForHangUp ends the calls when the client hangs up. net/http alone
 // would see that only as long as the client sends nothing behind its request. It
 // does not close the connection: requests that were sent before are answered.
-func (c *conn) listenForHangUp(w *peercred.Watcher) error {
-	ignore, err := w.HangUp(c.UnixConn, func() {
+func (c *conn) listenForHangUp(watch func(*net.UnixConn, func()) (stop func(), _ error)) error {
+	ignore, err := watch(c.UnixConn, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.hungUp = true

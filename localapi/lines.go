@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync/atomic"
+	"os"
 	"syscall"
 	"time"
 	"unicode/utf8"
@@ -16,6 +16,7 @@ import (
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 	"github.com/locksidecar/locksidecar/internal/jsonlines"
+	"github.com/locksidecar/locksidecar/localapi/peercred"
 )
 
 const (
@@ -30,13 +31,12 @@ const (
 	maxGarbage = 100
 )
 
-// serveLines serves an app session whose messages are lines of JSON: its stream is the
-// connection.
-func (s *Server) serveLines(c *conn) {
+// serveLines serves a connection with lines of JSON: an app session, or, where the first
+// line asks for that, looks at the locks.
+func (s *Server) serveLines(c *conn, w *peercred.Watcher) {
 	defer func() { _ = c.Close() }()
-	_ = c.SetDeadline(time.Time{})
 	ctx := c.calls(context.WithoutCancel(s.stopping))
-	l := &lineConn{conn: c, most: s.o.Limits.MessageBytes}
+	l := &lineConn{conn: c, most: s.o.Limits.MessageBytes, flush: func() {}, progress: func() {}}
 	l.waitAndWrite = l.writeSome
 	l.write = func(fd uintptr) bool {
 		l.writeSome(fd)
@@ -46,25 +46,74 @@ func (s *Server) serveLines(c *conn) {
 	if l.raw, err = c.SyscallConn(); err != nil {
 		return
 	}
-	t := (&service{Server: s}).newStream(ctx, wire{recv: l.recv, send: l.send, most: lineBatch, inline: true})
+	api := &service{Server: s}
+	if _, err = permit(ctx); err != nil {
+		api.farewell(ctx, l, "", err)
+		return
+	}
+	first, err := l.first(s.stopping, s.o.Limits.Handshake)
+	switch {
+	case errors.Is(err, io.EOF): // it has asked for nothing
+	case err != nil:
+		no := &refused{err: err}
+		errors.As(err, &no)
+		api.farewell(ctx, l, no.id, no.err)
+	case asksToLook(first):
+		if err = api.look(ctx, l, w, first); err != nil && !errors.Is(err, errGone) {
+			api.farewell(ctx, l, "", err)
+		}
+	default:
+		api.lineSession(ctx, l, first)
+	}
+}
+
+// first reads the first request.
+func (l *lineConn) first(stopping context.Context, patience time.Duration) (*pb.SessionRequest, error) {
+	_ = l.SetDeadline(time.Now().Add(patience))
+	stop := context.AfterFunc(stopping, func() { _ = l.SetReadDeadline(time.Unix(1, 0)) })
+	q, err := l.recv()
+	switch {
+	case !stop():
+		return nil, context.Cause(stopping)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, invalid("open", "must come within %s", patience)
+	}
+	_ = l.SetDeadline(time.Time{})
+	return q, err
+}
+
+// lineSession serves an app session whose stream is the connection.
+func (s *service) lineSession(ctx context.Context, l *lineConn, first *pb.SessionRequest) {
+	s.places.enter(l.conn)
+	defer s.places.leave(l.conn)
+	recv := func() (*pb.SessionRequest, error) {
+		if q := first; q != nil {
+			first = nil
+			return q, nil
+		}
+		return l.recv()
+	}
+	t := s.newStream(ctx, wire{recv: recv, send: l.send, most: lineBatch, inline: true})
 	l.flush, l.progress = t.out.flush, t.out.progress
-	l.enter = func() { s.places.enter(c) }
-	if _, err = permit(ctx); err == nil {
-		err = t.serve()
-	}
-	if l.entered.Load() {
-		s.places.leave(c)
-	}
+	err := t.serve()
 	if err == nil || t.out.unsent() > 0 { // who reads nothing reads no farewell
 		return
 	}
 	no := &refused{err: err}
 	errors.As(err, &no)
 	t.out.leave(t.refusal(no.id, no.err))
-	_ = c.SetDeadline(time.Now().Add(refusalTime))
+	_ = l.SetDeadline(time.Now().Add(refusalTime))
 	<-t.out.settle()
 	if s.stopping.Err() == nil && !errors.Is(err, errGone) {
-		drain(c.UnixConn)
+		drain(l.UnixConn)
+	}
+}
+
+// farewell writes the last line to a connection without a session.
+func (s *service) farewell(ctx context.Context, l *lineConn, id string, err error) {
+	_ = l.SetDeadline(time.Now().Add(refusalTime))
+	if l.send([]*pb.SessionResponse{s.refusal(ctx, id, err)}, true) == nil && s.stopping.Err() == nil {
+		drain(l.UnixConn)
 	}
 }
 
@@ -90,11 +139,9 @@ func appendLine(b []byte, a *pb.SessionResponse) []byte {
 type lineConn struct {
 	*conn
 	raw      syscall.RawConn
-	most     int         // bytes of a line
-	flush    func()      // sends what is due; called before it waits for the client
-	progress func()      // called when the client has read something, and not all
-	enter    func()      // called with the first line
-	entered  atomic.Bool // it was called
+	most     int    // bytes of a line
+	flush    func() // sends what is due; called before it waits for the client
+	progress func() // called when the client has read something, and not all
 
 	in      []byte // what was read and not yet given
 	scanned int    // in has no end of a line before this
@@ -129,9 +176,6 @@ func (l *lineConn) recv() (*pb.SessionRequest, error) {
 			return nil, errNoID
 		}
 		l.garbage = 0
-		if !l.entered.Swap(true) {
-			l.enter()
-		}
 		return q, nil
 	}
 }

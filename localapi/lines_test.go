@@ -209,7 +209,7 @@ func TestLinesOfOtherUsers(t *testing.T) {
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
-		s.server.serveLines(&conn{UnixConn: uc, peer: p, places: s.server.places, counted: s.server.unread, allowed: false})
+		s.server.serveLines(&conn{UnixConn: uc, peer: p, places: s.server.places, counted: s.server.unread, allowed: false}, nil)
 	}()
 	x := &said{t: t, c: d.(*net.UnixConn), in: bufio.NewReader(d)}
 	x.say(opening)

@@ -322,6 +322,9 @@ func (t *sessionStream) take(q *pb.SessionRequest) (work func(), _ error) {
 	case *pb.SessionRequest_Open:
 		return nil, invalid("open", "must come only once, as the first message of a stream")
 	default:
+		if asksToLook(q) {
+			return nil, invalid("request", "needs a connection of its own, with lines and without open")
+		}
 		return nil, invalid("request", "is missing, or not known to this sidecar")
 	}
 	return nil, nil
@@ -422,5 +425,9 @@ func (t *sessionStream) answer(id string, a *pb.SessionResponse, err error) *pb.
 }
 
 func (t *sessionStream) refusal(id string, err error) *pb.SessionResponse {
-	return &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Error{Error: t.explain(t.ctx, methodSession, err)}}
+	return t.service.refusal(t.ctx, id, err)
+}
+
+func (s *service) refusal(ctx context.Context, id string, err error) *pb.SessionResponse {
+	return &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Error{Error: s.explain(ctx, methodSession, err)}}
 }

@@ -36,6 +36,11 @@ var unusual = []string{
 	`{"requestId":"\u0031","acquire":{"resource":"a\"b\\c\n","mode":1}}`,
 	`{"requestId":null,"acquire":{"resource":"r","wait":null,"mode":"EXCLUSIVE"}}`,
 	`{"requestId":"1","acquire":{"resource":"r","wait":"-1s","max_hold":"1.s"}}`,
+	`{"requestId":"1","getLock":{"resource":"r"}}`,
+	`{"requestId":"1","listLocks":{"prefix":"ä/","pageSize":10,"pageToken":"x"},"traceparent":"t"}`,
+	`{"requestId":"1","watchLocks":{"interval":"0.2s"}}`,
+	`{"requestId":"1","forceRelease":{"resource":"r","lockId":"l","grace":"0s"}}`,
+	`{"requestId":"1","getInfo":{}}`,
 }
 
 // wrong are lines that are no request.

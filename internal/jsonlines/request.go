@@ -265,6 +265,9 @@ func AppendRequest(b []byte, q *pb.SessionRequest) ([]byte, error) {
 		w.begin()
 		w.optional("sessionId", r.KeepAlive.GetSessionId())
 		w.end()
+	case nil:
+	default:
+		return Append(b, q)
 	}
 	w.optional("traceparent", q.GetTraceparent())
 	w.end()

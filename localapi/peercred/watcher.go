@@ -99,11 +99,20 @@ func (w *Watcher) Close() {
 // socket or its sending side, whether or not all that it has sent was read. It
 // does so at most once, and not after stop was called.
 func (w *Watcher) HangUp(c *net.UnixConn, then func()) (stop func(), _ error) {
+	return w.socket(c, unix.EPOLLRDHUP, then)
+}
+
+// Closed is HangUp for who may still get answers when it has closed its sending side.
+func (w *Watcher) Closed(c *net.UnixConn, then func()) (stop func(), _ error) {
+	return w.socket(c, 0, then) // the kernel always tells of EPOLLHUP
+}
+
+func (w *Watcher) socket(c *net.UnixConn, events uint32, then func()) (stop func(), _ error) {
 	var id int32
 	err := control(c, func(fd int) (err error) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		id, err = w.add(&watched{fd: fd, then: then}, unix.EPOLLRDHUP|unix.EPOLLONESHOT)
+		id, err = w.add(&watched{fd: fd, then: then}, events|unix.EPOLLONESHOT)
 		return err
 	})
 	if err != nil {

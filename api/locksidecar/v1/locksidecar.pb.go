@@ -272,6 +272,11 @@ type SessionRequest struct {
 	//	*SessionRequest_Release
 	//	*SessionRequest_Downgrade
 	//	*SessionRequest_KeepAlive
+	//	*SessionRequest_GetLock
+	//	*SessionRequest_ListLocks
+	//	*SessionRequest_WatchLocks
+	//	*SessionRequest_ForceRelease
+	//	*SessionRequest_GetInfo
 	Request isSessionRequest_Request `protobuf_oneof:"request"`
 	// Optional: the span of the app that asks, as the traceparent header of W3C Trace
 	// Context has it. That of open stands for all requests that have none.
@@ -378,6 +383,51 @@ func (x *SessionRequest) GetKeepAlive() *KeepAliveRequest {
 	return nil
 }
 
+func (x *SessionRequest) GetGetLock() *GetLockRequest {
+	if x != nil {
+		if x, ok := x.Request.(*SessionRequest_GetLock); ok {
+			return x.GetLock
+		}
+	}
+	return nil
+}
+
+func (x *SessionRequest) GetListLocks() *ListLocksRequest {
+	if x != nil {
+		if x, ok := x.Request.(*SessionRequest_ListLocks); ok {
+			return x.ListLocks
+		}
+	}
+	return nil
+}
+
+func (x *SessionRequest) GetWatchLocks() *WatchLocksRequest {
+	if x != nil {
+		if x, ok := x.Request.(*SessionRequest_WatchLocks); ok {
+			return x.WatchLocks
+		}
+	}
+	return nil
+}
+
+func (x *SessionRequest) GetForceRelease() *ForceReleaseRequest {
+	if x != nil {
+		if x, ok := x.Request.(*SessionRequest_ForceRelease); ok {
+			return x.ForceRelease
+		}
+	}
+	return nil
+}
+
+func (x *SessionRequest) GetGetInfo() *GetInfoRequest {
+	if x != nil {
+		if x, ok := x.Request.(*SessionRequest_GetInfo); ok {
+			return x.GetInfo
+		}
+	}
+	return nil
+}
+
 func (x *SessionRequest) GetTraceparent() string {
 	if x != nil {
 		return x.Traceparent
@@ -413,6 +463,28 @@ type SessionRequest_KeepAlive struct {
 	KeepAlive *KeepAliveRequest `protobuf:"bytes,7,opt,name=keep_alive,json=keepAlive,proto3,oneof"`
 }
 
+type SessionRequest_GetLock struct {
+	// Only as lines, on a connection whose first line is one of these: it has no
+	// session, and answers them one after the other. watch_locks is the last.
+	GetLock *GetLockRequest `protobuf:"bytes,9,opt,name=get_lock,json=getLock,proto3,oneof"`
+}
+
+type SessionRequest_ListLocks struct {
+	ListLocks *ListLocksRequest `protobuf:"bytes,10,opt,name=list_locks,json=listLocks,proto3,oneof"`
+}
+
+type SessionRequest_WatchLocks struct {
+	WatchLocks *WatchLocksRequest `protobuf:"bytes,11,opt,name=watch_locks,json=watchLocks,proto3,oneof"`
+}
+
+type SessionRequest_ForceRelease struct {
+	ForceRelease *ForceReleaseRequest `protobuf:"bytes,12,opt,name=force_release,json=forceRelease,proto3,oneof"`
+}
+
+type SessionRequest_GetInfo struct {
+	GetInfo *GetInfoRequest `protobuf:"bytes,13,opt,name=get_info,json=getInfo,proto3,oneof"`
+}
+
 func (*SessionRequest_Open) isSessionRequest_Request() {}
 
 func (*SessionRequest_Acquire) isSessionRequest_Request() {}
@@ -424,6 +496,16 @@ func (*SessionRequest_Release) isSessionRequest_Request() {}
 func (*SessionRequest_Downgrade) isSessionRequest_Request() {}
 
 func (*SessionRequest_KeepAlive) isSessionRequest_Request() {}
+
+func (*SessionRequest_GetLock) isSessionRequest_Request() {}
+
+func (*SessionRequest_ListLocks) isSessionRequest_Request() {}
+
+func (*SessionRequest_WatchLocks) isSessionRequest_Request() {}
+
+func (*SessionRequest_ForceRelease) isSessionRequest_Request() {}
+
+func (*SessionRequest_GetInfo) isSessionRequest_Request() {}
 
 type SessionResponse struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -438,6 +520,11 @@ type SessionResponse struct {
 	//	*SessionResponse_KeptAlive
 	//	*SessionResponse_Error
 	//	*SessionResponse_Event
+	//	*SessionResponse_Lock
+	//	*SessionResponse_Locks
+	//	*SessionResponse_Watched
+	//	*SessionResponse_ForceReleased
+	//	*SessionResponse_Info
 	Response      isSessionResponse_Response `protobuf_oneof:"response"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -559,6 +646,51 @@ func (x *SessionResponse) GetEvent() *Event {
 	return nil
 }
 
+func (x *SessionResponse) GetLock() *Lock {
+	if x != nil {
+		if x, ok := x.Response.(*SessionResponse_Lock); ok {
+			return x.Lock
+		}
+	}
+	return nil
+}
+
+func (x *SessionResponse) GetLocks() *ListLocksResponse {
+	if x != nil {
+		if x, ok := x.Response.(*SessionResponse_Locks); ok {
+			return x.Locks
+		}
+	}
+	return nil
+}
+
+func (x *SessionResponse) GetWatched() *WatchEvent {
+	if x != nil {
+		if x, ok := x.Response.(*SessionResponse_Watched); ok {
+			return x.Watched
+		}
+	}
+	return nil
+}
+
+func (x *SessionResponse) GetForceReleased() *ForceReleaseResponse {
+	if x != nil {
+		if x, ok := x.Response.(*SessionResponse_ForceReleased); ok {
+			return x.ForceReleased
+		}
+	}
+	return nil
+}
+
+func (x *SessionResponse) GetInfo() *Info {
+	if x != nil {
+		if x, ok := x.Response.(*SessionResponse_Info); ok {
+			return x.Info
+		}
+	}
+	return nil
+}
+
 type isSessionResponse_Response interface {
 	isSessionResponse_Response()
 }
@@ -595,6 +727,26 @@ type SessionResponse_Event struct {
 	Event *Event `protobuf:"bytes,9,opt,name=event,proto3,oneof"`
 }
 
+type SessionResponse_Lock struct {
+	Lock *Lock `protobuf:"bytes,10,opt,name=lock,proto3,oneof"`
+}
+
+type SessionResponse_Locks struct {
+	Locks *ListLocksResponse `protobuf:"bytes,11,opt,name=locks,proto3,oneof"`
+}
+
+type SessionResponse_Watched struct {
+	Watched *WatchEvent `protobuf:"bytes,12,opt,name=watched,proto3,oneof"` // any number of them
+}
+
+type SessionResponse_ForceReleased struct {
+	ForceReleased *ForceReleaseResponse `protobuf:"bytes,13,opt,name=force_released,json=forceReleased,proto3,oneof"`
+}
+
+type SessionResponse_Info struct {
+	Info *Info `protobuf:"bytes,14,opt,name=info,proto3,oneof"`
+}
+
 func (*SessionResponse_Opened) isSessionResponse_Response() {}
 
 func (*SessionResponse_Granted) isSessionResponse_Response() {}
@@ -610,6 +762,16 @@ func (*SessionResponse_KeptAlive) isSessionResponse_Response() {}
 func (*SessionResponse_Error) isSessionResponse_Response() {}
 
 func (*SessionResponse_Event) isSessionResponse_Response() {}
+
+func (*SessionResponse_Lock) isSessionResponse_Response() {}
+
+func (*SessionResponse_Locks) isSessionResponse_Response() {}
+
+func (*SessionResponse_Watched) isSessionResponse_Response() {}
+
+func (*SessionResponse_ForceReleased) isSessionResponse_Response() {}
+
+func (*SessionResponse_Info) isSessionResponse_Response() {}
 
 type OpenSessionRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -2633,7 +2795,7 @@ var File_locksidecar_v1_locksidecar_proto protoreflect.FileDescriptor
 
 const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\n" +
-	" locksidecar/v1/locksidecar.proto\x12\x0elocksidecar.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\xcc\x03\n" +
+	" locksidecar/v1/locksidecar.proto\x12\x0elocksidecar.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\x9b\x06\n" +
 	"\x0eSessionRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x128\n" +
@@ -2643,9 +2805,17 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\arelease\x18\x05 \x01(\v2\x1e.locksidecar.v1.ReleaseRequestH\x00R\arelease\x12@\n" +
 	"\tdowngrade\x18\x06 \x01(\v2 .locksidecar.v1.DowngradeRequestH\x00R\tdowngrade\x12A\n" +
 	"\n" +
-	"keep_alive\x18\a \x01(\v2 .locksidecar.v1.KeepAliveRequestH\x00R\tkeepAlive\x12 \n" +
+	"keep_alive\x18\a \x01(\v2 .locksidecar.v1.KeepAliveRequestH\x00R\tkeepAlive\x12;\n" +
+	"\bget_lock\x18\t \x01(\v2\x1e.locksidecar.v1.GetLockRequestH\x00R\agetLock\x12A\n" +
+	"\n" +
+	"list_locks\x18\n" +
+	" \x01(\v2 .locksidecar.v1.ListLocksRequestH\x00R\tlistLocks\x12D\n" +
+	"\vwatch_locks\x18\v \x01(\v2!.locksidecar.v1.WatchLocksRequestH\x00R\n" +
+	"watchLocks\x12J\n" +
+	"\rforce_release\x18\f \x01(\v2#.locksidecar.v1.ForceReleaseRequestH\x00R\fforceRelease\x12;\n" +
+	"\bget_info\x18\r \x01(\v2\x1e.locksidecar.v1.GetInfoRequestH\x00R\agetInfo\x12 \n" +
 	"\vtraceparent\x18\b \x01(\tR\vtraceparentB\t\n" +
-	"\arequest\"\x85\x04\n" +
+	"\arequest\"\x9f\x06\n" +
 	"\x0fSessionResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12=\n" +
@@ -2659,7 +2829,13 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\n" +
 	"kept_alive\x18\a \x01(\v2!.locksidecar.v1.KeepAliveResponseH\x00R\tkeptAlive\x12*\n" +
 	"\x05error\x18\b \x01(\v2\x12.google.rpc.StatusH\x00R\x05error\x12-\n" +
-	"\x05event\x18\t \x01(\v2\x15.locksidecar.v1.EventH\x00R\x05eventB\n" +
+	"\x05event\x18\t \x01(\v2\x15.locksidecar.v1.EventH\x00R\x05event\x12*\n" +
+	"\x04lock\x18\n" +
+	" \x01(\v2\x14.locksidecar.v1.LockH\x00R\x04lock\x129\n" +
+	"\x05locks\x18\v \x01(\v2!.locksidecar.v1.ListLocksResponseH\x00R\x05locks\x126\n" +
+	"\awatched\x18\f \x01(\v2\x1a.locksidecar.v1.WatchEventH\x00R\awatched\x12M\n" +
+	"\x0eforce_released\x18\r \x01(\v2$.locksidecar.v1.ForceReleaseResponseH\x00R\rforceReleased\x12*\n" +
+	"\x04info\x18\x0e \x01(\v2\x14.locksidecar.v1.InfoH\x00R\x04infoB\n" +
 	"\n" +
 	"\bresponse\"\x96\x02\n" +
 	"\x12OpenSessionRequest\x124\n" +
@@ -2943,90 +3119,100 @@ var file_locksidecar_v1_locksidecar_proto_depIdxs = []int32{
 	13, // 3: locksidecar.v1.SessionRequest.release:type_name -> locksidecar.v1.ReleaseRequest
 	15, // 4: locksidecar.v1.SessionRequest.downgrade:type_name -> locksidecar.v1.DowngradeRequest
 	16, // 5: locksidecar.v1.SessionRequest.keep_alive:type_name -> locksidecar.v1.KeepAliveRequest
-	7,  // 6: locksidecar.v1.SessionResponse.opened:type_name -> locksidecar.v1.OpenSessionResponse
-	9,  // 7: locksidecar.v1.SessionResponse.granted:type_name -> locksidecar.v1.Grant
-	12, // 8: locksidecar.v1.SessionResponse.cancelled:type_name -> locksidecar.v1.CancelResponse
-	14, // 9: locksidecar.v1.SessionResponse.released:type_name -> locksidecar.v1.ReleaseResponse
-	9,  // 10: locksidecar.v1.SessionResponse.downgraded:type_name -> locksidecar.v1.Grant
-	17, // 11: locksidecar.v1.SessionResponse.kept_alive:type_name -> locksidecar.v1.KeepAliveResponse
-	39, // 12: locksidecar.v1.SessionResponse.error:type_name -> google.rpc.Status
-	21, // 13: locksidecar.v1.SessionResponse.event:type_name -> locksidecar.v1.Event
-	1,  // 14: locksidecar.v1.OpenSessionRequest.liveness:type_name -> locksidecar.v1.Liveness
-	40, // 15: locksidecar.v1.OpenSessionRequest.ttl:type_name -> google.protobuf.Duration
-	36, // 16: locksidecar.v1.OpenSessionRequest.metadata:type_name -> locksidecar.v1.OpenSessionRequest.MetadataEntry
-	40, // 17: locksidecar.v1.OpenSessionResponse.lease_ttl:type_name -> google.protobuf.Duration
-	40, // 18: locksidecar.v1.OpenSessionResponse.counted_at:type_name -> google.protobuf.Duration
-	40, // 19: locksidecar.v1.OpenSessionResponse.lease_margin:type_name -> google.protobuf.Duration
-	0,  // 20: locksidecar.v1.AcquireRequest.mode:type_name -> locksidecar.v1.Mode
-	40, // 21: locksidecar.v1.AcquireRequest.wait:type_name -> google.protobuf.Duration
-	40, // 22: locksidecar.v1.AcquireRequest.max_hold:type_name -> google.protobuf.Duration
-	37, // 23: locksidecar.v1.AcquireRequest.metadata:type_name -> locksidecar.v1.AcquireRequest.MetadataEntry
-	0,  // 24: locksidecar.v1.Grant.mode:type_name -> locksidecar.v1.Mode
-	40, // 25: locksidecar.v1.Grant.valid_for:type_name -> google.protobuf.Duration
-	40, // 26: locksidecar.v1.Grant.counted_at:type_name -> google.protobuf.Duration
-	10, // 27: locksidecar.v1.Grant.guard:type_name -> locksidecar.v1.Guard
-	40, // 28: locksidecar.v1.KeepAliveResponse.valid_for:type_name -> google.protobuf.Duration
-	7,  // 29: locksidecar.v1.Event.opened:type_name -> locksidecar.v1.OpenSessionResponse
-	9,  // 30: locksidecar.v1.Event.granted:type_name -> locksidecar.v1.Grant
-	22, // 31: locksidecar.v1.Event.lease:type_name -> locksidecar.v1.LeaseNews
-	23, // 32: locksidecar.v1.Event.lost:type_name -> locksidecar.v1.Lost
-	24, // 33: locksidecar.v1.Event.draining:type_name -> locksidecar.v1.Draining
-	40, // 34: locksidecar.v1.LeaseNews.valid_for:type_name -> google.protobuf.Duration
-	40, // 35: locksidecar.v1.LeaseNews.counted_at:type_name -> google.protobuf.Duration
-	2,  // 36: locksidecar.v1.Lost.reason:type_name -> locksidecar.v1.LostReason
-	40, // 37: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
-	40, // 38: locksidecar.v1.Lost.counted_at:type_name -> google.protobuf.Duration
-	40, // 39: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
-	40, // 40: locksidecar.v1.Draining.counted_at:type_name -> google.protobuf.Duration
-	28, // 41: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
-	29, // 42: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
-	29, // 43: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
-	0,  // 44: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
-	41, // 45: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
-	40, // 46: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
-	38, // 47: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
-	40, // 48: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
-	3,  // 49: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
-	28, // 50: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
-	40, // 51: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
-	40, // 52: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
-	40, // 53: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
-	40, // 54: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
-	4,  // 55: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
-	8,  // 56: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
-	6,  // 57: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
-	16, // 58: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
-	18, // 59: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
-	8,  // 60: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
-	11, // 61: locksidecar.v1.LockSidecar.Cancel:input_type -> locksidecar.v1.CancelRequest
-	13, // 62: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
-	15, // 63: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
-	20, // 64: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
-	25, // 65: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
-	26, // 66: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
-	30, // 67: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
-	32, // 68: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
-	34, // 69: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
-	5,  // 70: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
-	21, // 71: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
-	7,  // 72: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
-	17, // 73: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
-	19, // 74: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
-	9,  // 75: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
-	12, // 76: locksidecar.v1.LockSidecar.Cancel:output_type -> locksidecar.v1.CancelResponse
-	14, // 77: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
-	9,  // 78: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
-	21, // 79: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
-	28, // 80: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
-	27, // 81: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
-	31, // 82: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
-	33, // 83: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
-	35, // 84: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
-	70, // [70:85] is the sub-list for method output_type
-	55, // [55:70] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	25, // 6: locksidecar.v1.SessionRequest.get_lock:type_name -> locksidecar.v1.GetLockRequest
+	26, // 7: locksidecar.v1.SessionRequest.list_locks:type_name -> locksidecar.v1.ListLocksRequest
+	30, // 8: locksidecar.v1.SessionRequest.watch_locks:type_name -> locksidecar.v1.WatchLocksRequest
+	32, // 9: locksidecar.v1.SessionRequest.force_release:type_name -> locksidecar.v1.ForceReleaseRequest
+	34, // 10: locksidecar.v1.SessionRequest.get_info:type_name -> locksidecar.v1.GetInfoRequest
+	7,  // 11: locksidecar.v1.SessionResponse.opened:type_name -> locksidecar.v1.OpenSessionResponse
+	9,  // 12: locksidecar.v1.SessionResponse.granted:type_name -> locksidecar.v1.Grant
+	12, // 13: locksidecar.v1.SessionResponse.cancelled:type_name -> locksidecar.v1.CancelResponse
+	14, // 14: locksidecar.v1.SessionResponse.released:type_name -> locksidecar.v1.ReleaseResponse
+	9,  // 15: locksidecar.v1.SessionResponse.downgraded:type_name -> locksidecar.v1.Grant
+	17, // 16: locksidecar.v1.SessionResponse.kept_alive:type_name -> locksidecar.v1.KeepAliveResponse
+	39, // 17: locksidecar.v1.SessionResponse.error:type_name -> google.rpc.Status
+	21, // 18: locksidecar.v1.SessionResponse.event:type_name -> locksidecar.v1.Event
+	28, // 19: locksidecar.v1.SessionResponse.lock:type_name -> locksidecar.v1.Lock
+	27, // 20: locksidecar.v1.SessionResponse.locks:type_name -> locksidecar.v1.ListLocksResponse
+	31, // 21: locksidecar.v1.SessionResponse.watched:type_name -> locksidecar.v1.WatchEvent
+	33, // 22: locksidecar.v1.SessionResponse.force_released:type_name -> locksidecar.v1.ForceReleaseResponse
+	35, // 23: locksidecar.v1.SessionResponse.info:type_name -> locksidecar.v1.Info
+	1,  // 24: locksidecar.v1.OpenSessionRequest.liveness:type_name -> locksidecar.v1.Liveness
+	40, // 25: locksidecar.v1.OpenSessionRequest.ttl:type_name -> google.protobuf.Duration
+	36, // 26: locksidecar.v1.OpenSessionRequest.metadata:type_name -> locksidecar.v1.OpenSessionRequest.MetadataEntry
+	40, // 27: locksidecar.v1.OpenSessionResponse.lease_ttl:type_name -> google.protobuf.Duration
+	40, // 28: locksidecar.v1.OpenSessionResponse.counted_at:type_name -> google.protobuf.Duration
+	40, // 29: locksidecar.v1.OpenSessionResponse.lease_margin:type_name -> google.protobuf.Duration
+	0,  // 30: locksidecar.v1.AcquireRequest.mode:type_name -> locksidecar.v1.Mode
+	40, // 31: locksidecar.v1.AcquireRequest.wait:type_name -> google.protobuf.Duration
+	40, // 32: locksidecar.v1.AcquireRequest.max_hold:type_name -> google.protobuf.Duration
+	37, // 33: locksidecar.v1.AcquireRequest.metadata:type_name -> locksidecar.v1.AcquireRequest.MetadataEntry
+	0,  // 34: locksidecar.v1.Grant.mode:type_name -> locksidecar.v1.Mode
+	40, // 35: locksidecar.v1.Grant.valid_for:type_name -> google.protobuf.Duration
+	40, // 36: locksidecar.v1.Grant.counted_at:type_name -> google.protobuf.Duration
+	10, // 37: locksidecar.v1.Grant.guard:type_name -> locksidecar.v1.Guard
+	40, // 38: locksidecar.v1.KeepAliveResponse.valid_for:type_name -> google.protobuf.Duration
+	7,  // 39: locksidecar.v1.Event.opened:type_name -> locksidecar.v1.OpenSessionResponse
+	9,  // 40: locksidecar.v1.Event.granted:type_name -> locksidecar.v1.Grant
+	22, // 41: locksidecar.v1.Event.lease:type_name -> locksidecar.v1.LeaseNews
+	23, // 42: locksidecar.v1.Event.lost:type_name -> locksidecar.v1.Lost
+	24, // 43: locksidecar.v1.Event.draining:type_name -> locksidecar.v1.Draining
+	40, // 44: locksidecar.v1.LeaseNews.valid_for:type_name -> google.protobuf.Duration
+	40, // 45: locksidecar.v1.LeaseNews.counted_at:type_name -> google.protobuf.Duration
+	2,  // 46: locksidecar.v1.Lost.reason:type_name -> locksidecar.v1.LostReason
+	40, // 47: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
+	40, // 48: locksidecar.v1.Lost.counted_at:type_name -> google.protobuf.Duration
+	40, // 49: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
+	40, // 50: locksidecar.v1.Draining.counted_at:type_name -> google.protobuf.Duration
+	28, // 51: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
+	29, // 52: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
+	29, // 53: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
+	0,  // 54: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
+	41, // 55: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
+	40, // 56: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
+	38, // 57: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
+	40, // 58: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
+	3,  // 59: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
+	28, // 60: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
+	40, // 61: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
+	40, // 62: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
+	40, // 63: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
+	40, // 64: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
+	4,  // 65: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
+	8,  // 66: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
+	6,  // 67: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
+	16, // 68: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
+	18, // 69: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
+	8,  // 70: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
+	11, // 71: locksidecar.v1.LockSidecar.Cancel:input_type -> locksidecar.v1.CancelRequest
+	13, // 72: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
+	15, // 73: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
+	20, // 74: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
+	25, // 75: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
+	26, // 76: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
+	30, // 77: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
+	32, // 78: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
+	34, // 79: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
+	5,  // 80: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
+	21, // 81: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
+	7,  // 82: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
+	17, // 83: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
+	19, // 84: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
+	9,  // 85: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
+	12, // 86: locksidecar.v1.LockSidecar.Cancel:output_type -> locksidecar.v1.CancelResponse
+	14, // 87: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
+	9,  // 88: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
+	21, // 89: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
+	28, // 90: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
+	27, // 91: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
+	31, // 92: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
+	33, // 93: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
+	35, // 94: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
+	80, // [80:95] is the sub-list for method output_type
+	65, // [65:80] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_locksidecar_v1_locksidecar_proto_init() }
@@ -3041,6 +3227,11 @@ func file_locksidecar_v1_locksidecar_proto_init() {
 		(*SessionRequest_Release)(nil),
 		(*SessionRequest_Downgrade)(nil),
 		(*SessionRequest_KeepAlive)(nil),
+		(*SessionRequest_GetLock)(nil),
+		(*SessionRequest_ListLocks)(nil),
+		(*SessionRequest_WatchLocks)(nil),
+		(*SessionRequest_ForceRelease)(nil),
+		(*SessionRequest_GetInfo)(nil),
 	}
 	file_locksidecar_v1_locksidecar_proto_msgTypes[1].OneofWrappers = []any{
 		(*SessionResponse_Opened)(nil),
@@ -3051,6 +3242,11 @@ func file_locksidecar_v1_locksidecar_proto_init() {
 		(*SessionResponse_KeptAlive)(nil),
 		(*SessionResponse_Error)(nil),
 		(*SessionResponse_Event)(nil),
+		(*SessionResponse_Lock)(nil),
+		(*SessionResponse_Locks)(nil),
+		(*SessionResponse_Watched)(nil),
+		(*SessionResponse_ForceReleased)(nil),
+		(*SessionResponse_Info)(nil),
 	}
 	file_locksidecar_v1_locksidecar_proto_msgTypes[17].OneofWrappers = []any{
 		(*Event_Opened)(nil),
