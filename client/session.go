@@ -89,7 +89,7 @@ func (c *Client) OpenSession(ctx context.Context, o SessionOptions) (*Session, e
 	defer cancel()
 	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
 		s, err := c.openSession(ctx, o)
-		if err == nil || !errors.Is(err, ErrStreamEnded) || c.overGRPC || c.closing.Err() != nil {
+		if err == nil || !errors.Is(err, ErrStreamEnded) || c.api != nil || c.closing.Err() != nil {
 			return s, err
 		}
 		// The sidecar has hung up without a word, as it does where it has too much to do.

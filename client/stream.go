@@ -34,8 +34,12 @@ var errBlocked = errors.New("the sidecar has to read first")
 
 // openStream begins a stream that ends with ctx.
 func (c *Client) openStream(ctx context.Context) (stream, error) {
-	if !c.overGRPC {
-		return c.openLines(ctx)
+	if c.api == nil {
+		st, err := c.openLines(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return st, nil
 	}
 	st, err := c.api.Session(ctx)
 	if err != nil {
@@ -84,7 +88,7 @@ type lineStream struct {
 // lineBatch is how many requests go out together.
 const lineBatch = 64
 
-func (c *Client) openLines(ctx context.Context) (stream, error) {
+func (c *Client) openLines(ctx context.Context) (*lineStream, error) {
 	conn, err := connect(ctx, c.path)
 	switch {
 	case err != nil && ctx.Err() != nil:
@@ -94,6 +98,7 @@ func (c *Client) openLines(ctx context.Context) (stream, error) {
 	}
 	s := &lineStream{conn: conn.(*net.UnixConn), in: bufio.NewReaderSize(conn, readBuffer)} //nolint:forcetypeassert // connect dials Unix sockets
 	if s.raw, err = s.conn.SyscallConn(); err != nil {
+		_ = conn.Close()
 		return nil, fmt.Errorf("dial %s: %w", c.path, err)
 	}
 	s.waitAndWrite = s.writeSome

@@ -1,0 +1,190 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+)
+
+// Get tells who holds and who waits for a resource, store-wide.
+func (c *Client) Get(ctx context.Context, resource string) (*pb.Lock, error) {
+	if err := checkString("resource", resource); err != nil {
+		return nil, err
+	}
+	q := &pb.GetLockRequest{Resource: resource}
+	if c.api != nil {
+		l, err := c.api.GetLock(ctx, q)
+		return l, c.fromCall(ctx, err)
+	}
+	a, err := c.ask(ctx, true, &pb.SessionRequest{Request: &pb.SessionRequest_GetLock{GetLock: q}})
+	return a.GetLock(), err
+}
+
+// List tells it for all resources with that prefix that are held or waited
+// for, in byte order. It ends after the first error.
+func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[*pb.Lock, error] {
+	return func(yield func(*pb.Lock, error) bool) {
+		if err := checkString("prefix", prefix); err != nil {
+			yield(nil, err)
+			return
+		}
+		q := &pb.ListLocksRequest{Prefix: prefix, PageSize: 1000}
+		for {
+			page, err := c.page(ctx, q)
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			for _, l := range page.GetLocks() {
+				if !yield(l, nil) {
+					return
+				}
+			}
+			if q.PageToken = page.GetNextPageToken(); q.PageToken == "" {
+				return
+			}
+		}
+	}
+}
+
+func (c *Client) page(ctx context.Context, q *pb.ListLocksRequest) (*pb.ListLocksResponse, error) {
+	if c.api != nil {
+		page, err := c.api.ListLocks(ctx, q)
+		return page, c.fromCall(ctx, err)
+	}
+	a, err := c.ask(ctx, true, &pb.SessionRequest{Request: &pb.SessionRequest_ListLocks{ListLocks: q}})
+	return a.GetLocks(), err
+}
+
+// Watch brings what is there and then every change that the sidecar sees when
+// it looks, once an interval (100ms to 1m; 0: 1s). It ends with an error, which
+// is that of ctx when that has ended.
+func (c *Client) Watch(ctx context.Context, prefix string, interval time.Duration) iter.Seq2[*pb.WatchEvent, error] {
+	return func(yield func(*pb.WatchEvent, error) bool) {
+		if err := checkString("prefix", prefix); err != nil {
+			yield(nil, err)
+			return
+		}
+		ctx, cancel := context.WithCancel(ctx) // ends the call when the caller stops to range
+		defer cancel()
+		q := &pb.WatchLocksRequest{Prefix: prefix}
+		if interval != 0 {
+			q.Interval = durationpb.New(interval)
+		}
+		next, err := c.watch(ctx, q)
+		for err == nil {
+			var e *pb.WatchEvent
+			if e, err = next(); err == nil && !yield(e, nil) {
+				return
+			}
+		}
+		yield(nil, err)
+	}
+}
+
+// watch begins a watch that ends with ctx.
+func (c *Client) watch(ctx context.Context, q *pb.WatchLocksRequest) (next func() (*pb.WatchEvent, error), _ error) {
+	if c.api != nil {
+		st, err := c.api.WatchLocks(ctx, q)
+		return func() (*pb.WatchEvent, error) {
+			e, err := st.Recv()
+			return e, c.fromCall(ctx, err)
+		}, c.fromCall(ctx, err)
+	}
+	first, st, err := c.begin(ctx, true, &pb.SessionRequest{Request: &pb.SessionRequest_WatchLocks{WatchLocks: q}})
+	return func() (*pb.WatchEvent, error) {
+		if a := first; a != nil {
+			first = nil
+			return a.GetWatched(), nil
+		}
+		a, err := c.answer(ctx, st)
+		return a.GetWatched(), err
+	}, err
+}
+
+// ForceRelease takes a lock from its holder, or a waiter out of the queue; an
+// empty lockID means all holders. Others are granted when the holder has let
+// go, or when grace is over (at most 1m). It returns the ids of what was taken:
+// none where the resource was free.
+// ErrNotHolder: lockID is not there. ErrPermissionDenied: not an admin.
+func (c *Client) ForceRelease(ctx context.Context, resource, lockID string, grace time.Duration) ([]string, error) {
+	if err := cmp.Or(checkString("resource", resource), checkString("lock_id", lockID)); err != nil {
+		return nil, err
+	}
+	q := &pb.ForceReleaseRequest{Resource: resource, LockId: lockID, Grace: durationpb.New(grace)}
+	if c.api != nil {
+		a, err := c.api.ForceRelease(ctx, q)
+		return a.GetLockIds(), c.fromCall(ctx, err)
+	}
+	a, err := c.ask(ctx, false, &pb.SessionRequest{Request: &pb.SessionRequest_ForceRelease{ForceRelease: q}})
+	return a.GetForceReleased().GetLockIds(), err
+}
+
+// Info tells about the sidecar.
+func (c *Client) Info(ctx context.Context) (*pb.Info, error) {
+	if c.api != nil {
+		i, err := c.api.GetInfo(ctx, &pb.GetInfoRequest{})
+		return i, c.fromCall(ctx, err)
+	}
+	a, err := c.ask(ctx, true, &pb.SessionRequest{Request: &pb.SessionRequest_GetInfo{GetInfo: &pb.GetInfoRequest{}}})
+	return a.GetInfo(), err
+}
+
+// ask asks on a connection of its own, without a session. What may be asked again is
+// asked again where the sidecar hangs up without a word, as it does where it has too much
+// to do.
+func (c *Client) ask(ctx context.Context, again bool, q *pb.SessionRequest) (*pb.SessionResponse, error) {
+	ctx, cancel := context.WithCancel(ctx) // ends the connection
+	defer cancel()
+	a, _, err := c.begin(ctx, again, q)
+	return a, err
+}
+
+// begin is ask where more answers follow. The connection ends with ctx.
+func (c *Client) begin(ctx context.Context, again bool, q *pb.SessionRequest) (*pb.SessionResponse, *lineStream, error) {
+	q.RequestId = "1"
+	began := time.Now()
+	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+		st, err := c.openLines(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		_ = st.send([]*pb.SessionRequest{q}, true) // its error is told better by what there is to read
+		a, err := c.answer(ctx, st)
+		if err == nil || !again || !errors.Is(err, errHungUp) || time.Since(began) > dialLimit || c.closing.Err() != nil {
+			return a, st, err
+		}
+		_ = st.conn.Close()
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, nil, context.Cause(ctx)
+		}
+	}
+}
+
+// errHungUp: the sidecar has ended the connection, or has ended itself.
+var errHungUp = errors.New("it has ended the connection")
+
+// answer reads one message, or the error in its place.
+func (c *Client) answer(ctx context.Context, st *lineStream) (*pb.SessionResponse, error) {
+	a, err := st.recv()
+	var said *Error
+	switch {
+	case err == nil && a.GetError() != nil:
+		return nil, fromStatus(a.GetError())
+	case err == nil, errors.As(err, &said):
+		return a, err
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	default:
+		return nil, fmt.Errorf("%w at %s: %w", ErrNoSidecar, c.path, errHungUp)
+	}
+}
