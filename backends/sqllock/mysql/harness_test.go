@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -26,18 +27,26 @@ func TestMain(m *testing.M) {
 var kinds = []*testengine.Kind{testengine.MariaDB, testengine.MySQL}
 
 func TestConformance(t *testing.T) {
-	for _, kind := range kinds {
-		t.Run(kind.String(), func(t *testing.T) {
-			backendtest.Run(t, newHarness(t, kind))
-		})
-	}
+	t.Run("MariaDB", func(t *testing.T) {
+		h := newHarness(t, testengine.MariaDB)
+		h.ownClock = testengine.MariaDBFakeTime
+		backendtest.Run(t, forkable{h})
+	})
+	t.Run("MySQL", func(t *testing.T) {
+		h := newHarness(t, testengine.MySQL)
+		h.ownClock = testengine.MySQLFakeTime
+		backendtest.Run(t, h)
+	})
 }
 
-type harness struct{ *served.Store }
+type harness struct {
+	*served.Store
+	ownClock *testengine.Kind
+}
 
 func newHarness(t testing.TB, kind *testengine.Kind) *harness {
-	return &harness{&served.Store{Server: testengine.New(t, kind), Wakeups: "GET_LOCK", OpenAt: func(t testing.TB, url string) lock.Backend {
-		return openAt(t, with(url, "timeout=3s")) // other tests use the machine too
+	return &harness{Store: &served.Store{Server: testengine.New(t, kind), Wakeups: "GET_LOCK", OpenAt: func(t testing.TB, url string) lock.Backend {
+		return openAt(t, with(url, "timeout=3s&failover-grace=1500ms")) // other tests use the machine too
 	}}}
 }
 
@@ -151,7 +160,31 @@ func (h *harness) Commands(t testing.TB) int64 {
 	return number(t, b, "SELECT variable_value FROM "+where+".global_status WHERE variable_name='Questions'")
 }
 
-var _ backendtest.Insider = (*harness)(nil)
+// OwnClock makes the harness a backendtest.ClockShifter.
+func (h *harness) OwnClock(t testing.TB) (backendtest.Harness, func(by time.Duration)) {
+	own := newHarness(t, h.ownClock)
+	return own, func(by time.Duration) { testengine.ShiftClock(t, own.Server, by) }
+}
+
+// forkable is a harness with MariaDB, which stands for MySQL as well where servers take
+// over: a MySQL needs seconds to start, and nothing of that is of the one or the other.
+type forkable struct{ *harness }
+
+// Fork makes the harness a backendtest.Switcher.
+func (h forkable) Fork(t testing.TB) func(toFork bool, bs ...lock.Backend) {
+	return h.Lead(t, testengine.ForkMariaDB(t, h.Server))
+}
+
+// OwnServer makes the harness a backendtest.Apart.
+func (h forkable) OwnServer(t testing.TB) backendtest.Harness {
+	return forkable{newHarness(t, testengine.MariaDB)}
+}
+
+var (
+	_ backendtest.Insider      = (*harness)(nil)
+	_ backendtest.ClockShifter = (*harness)(nil)
+	_ backendtest.Switcher     = forkable{}
+)
 
 // Leftovers makes the harness a backendtest.Insider. A row of the table lock stays
 // for its fence, what was given up for a while.
