@@ -48,7 +48,7 @@ var house = []room{
 	{path: "backends/sqllock/mysql", may: "lock backends/sqllock backends/mysqllock/mydb", test: "backends/backendtest backends/backendtest/served backends/leasekit internal/testengine"},
 	{path: "backends/sqllock/postgres", may: "lock backends/storeurl backends/sqllock", test: "backends/backendtest backends/backendtest/served internal/testengine"},
 	{path: "backends/mysqllock/rows", may: "lock backends/leasekit backends/mysqllock/mydb backends/sqllock backends/sqllock/mysql", test: "backends/backendtest backends/backendtest/served internal/testengine"},
-	{path: "backends/mysqllock/shedlock", may: "lock backends/leasekit backends/mysqllock/mydb backends/sqllock backends/sqllock/mysql", test: "backends/backendtest backends/backendtest/served internal/testengine internal/javatest"},
+	{path: "backends/mysqllock/shedlock", may: "lock backends/storeurl backends/leasekit backends/mysqllock/mydb backends/sqllock backends/sqllock/mysql", test: "backends/backendtest backends/backendtest/served internal/testengine internal/javatest"},
 	{path: "backends/mysqllock", may: "lock backends/storeurl backends/mysqllock/mydb backends/sqllock/mysql backends/mysqllock/rows backends/mysqllock/shedlock", test: "internal/testengine"},
 	{path: "backends", may: "lock backends/storeurl backends/embedded backends/redislock backends/zklock backends/mysqllock backends/sqllock/postgres", test: "internal/testengine"},
 
