@@ -42,6 +42,7 @@ func runFront(ctx context.Context, io streams, args []string) error {
 	if err := supervise.AdoptOrphans(); err != nil {
 		return err
 	}
+	supervise.ReserveThreads()
 	f := &front{io: io, tty: supervise.OpenTerminal(), signals: make(chan os.Signal, 16)}
 	wanted := []syscall.Signal{
 		syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2,

@@ -52,6 +52,7 @@ func (r *runner) run(ctx context.Context, argv []string) (err error) {
 	if err := supervise.AdoptOrphans(); err != nil {
 		return err
 	}
+	supervise.ReserveThreads()
 	defer func() {
 		if r.client != nil {
 			_ = r.client.Close()
