@@ -52,7 +52,7 @@ const (
 	// for one resource: so the next heartbeat, and the next request for another resource,
 	// stands behind so many and not behind thousands.
 	maxTurns     = 128
-	maxLineTurns = 32
+	maxLineTurns = 16
 
 	// kitRecheck is when the kit asks again although nobody has told it to. The driver
 	// itself looks at each line more often, and tells.
