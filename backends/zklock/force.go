@@ -234,7 +234,7 @@ func (f *forced) wait(ctx context.Context, ours bool) error {
 	for {
 		var look *zksession.Call
 		err := insist(ctx, func() error {
-			look = f.t.look(f.node)
+			look = zksession.Watch(f.node)
 			return f.t.s.Do(ctx, look)
 		})
 		switch {

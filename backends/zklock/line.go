@@ -334,7 +334,7 @@ func (l *line) look(b node) error {
 	d := l.d
 	l.watch(b.name)
 	l.suspect, l.deleted = false, false
-	c := d.seat.look(l.path + "/" + b.name)
+	c := zksession.Watch(l.path + "/" + b.name)
 	if err := l.unlocked(func() error { return d.ask(d.run, c) }); err != nil {
 		return err
 	}

@@ -20,18 +20,18 @@ type seat struct {
 	rec  leaseRecord // what it writes into its node
 	base int64       // of fences, see fence.go
 
-	mu      sync.Mutex
-	version int32        // of the node's data, as we wrote it last
-	zxid    int64        // that made it
-	told    []forcedNode // what others have written there, and nobody has taken yet
-	more    bool         // and there was more of it, or the node was deleted
-	watches map[string]*watch
-	time    serverTime
+	mu       sync.Mutex
+	version  int32                // of the node's data, as we wrote it last
+	zxid     int64                // that made it
+	told     []forcedNode         // what others have written there, and nobody has taken yet
+	more     bool                 // and there was more of it, or the node was deleted
+	watchers map[string][]watcher // by path
+	time     serverTime
 }
 
 // newSeat makes a seat that notes rec in its node.
 func (b *Backend) newSeat(id lock.LeaseID, rec leaseRecord) *seat {
-	return &seat{b: b, node: b.tree.lease(id), rec: rec, watches: make(map[string]*watch)}
+	return &seat{b: b, node: b.tree.lease(id), rec: rec, watchers: make(map[string][]watcher)}
 }
 
 // config is how the seat's session is opened.
@@ -137,56 +137,14 @@ func (t *seat) news() (told []forcedNode, more bool) {
 	return told, more
 }
 
-// watch is what is known of the watch on a node.
-type watch struct {
-	live     bool // it is set, and has told nothing yet
-	watchers []watcher
-}
-
 // watcher wants to know when a node is changed or deleted. It is called on the
 // goroutine that reads from the server: it must not block.
 type watcher interface{ changed(deleted bool) }
 
-// look reads a node and watches it, unless it is watched already: then there is nothing to
-// set, and no event has to wait for the answer.
-func (t *seat) look(path string) *zksession.Call {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if w := t.watches[path]; w != nil && w.live {
-		return zksession.Get(path)
-	}
-	c := zksession.Watch(path)
-	c.Then = func(c *zksession.Call) {
-		if c.Err == nil {
-			t.mu.Lock()
-			defer t.mu.Unlock()
-			t.watchOf(path).live = true
-		}
-	}
-	return c
-}
-
-// watchOf finds or makes what is known of a watch. t.mu is held.
-func (t *seat) watchOf(path string) *watch {
-	w := t.watches[path]
-	if w == nil {
-		w = new(watch)
-		t.watches[path] = w
-	}
-	return w
-}
-
 // event tells those who want to know of a node.
 func (t *seat) event(ev zksession.Event) {
 	t.mu.Lock()
-	var all []watcher
-	if w := t.watches[ev.Path]; w != nil {
-		w.live = false
-		all = slices.Clone(w.watchers)
-		if len(all) == 0 {
-			delete(t.watches, ev.Path)
-		}
-	}
+	all := slices.Clone(t.watchers[ev.Path])
 	t.mu.Unlock()
 	for _, w := range all {
 		w.changed(ev.Deleted)
@@ -198,22 +156,17 @@ func (t *seat) event(ev zksession.Event) {
 func (t *seat) subscribe(path string, w watcher) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	of := t.watchOf(path)
-	if !slices.Contains(of.watchers, w) {
-		of.watchers = append(of.watchers, w)
+	if !slices.Contains(t.watchers[path], w) {
+		t.watchers[path] = append(t.watchers[path], w)
 	}
 }
 
 func (t *seat) unsubscribe(path string, w watcher) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	of := t.watches[path]
-	if of == nil {
-		return
-	}
-	of.watchers = slices.DeleteFunc(of.watchers, func(o watcher) bool { return o == w })
-	if len(of.watchers) == 0 && !of.live {
-		delete(t.watches, path)
+	t.watchers[path] = slices.DeleteFunc(t.watchers[path], func(o watcher) bool { return o == w })
+	if len(t.watchers[path]) == 0 {
+		delete(t.watchers, path)
 	}
 }
 

@@ -130,7 +130,7 @@ func (d *driver) lookAt(ctx context.Context, spots ...*spot) {
 		calls := make([]*zksession.Call, len(spots))
 		for i, s := range spots {
 			d.seat.subscribe(s.path, s)
-			calls[i] = d.seat.look(s.path)
+			calls[i] = zksession.Watch(s.path)
 		}
 		err := session.Together(ctx, calls...)
 		d.mu.Lock()

@@ -38,10 +38,6 @@ type Call struct {
 	request any // of a part of a transaction
 	do      func(*zk.Conn) answer
 
-	// Then is called when the call is done, on a goroutine of its own: before the
-	// event of a watch that it has set.
-	Then func(*Call)
-
 	Err      error    // an Error, ErrNotSent, ErrLost, ErrExpired or ErrClosed
 	Path     string   // of a node that was made
 	Data     []byte   // of a node that was read
@@ -91,7 +87,7 @@ func Get(path string) *Call {
 }
 
 // Watch reads a node and, if it is there, has OnEvent called when it is changed
-// or deleted, once.
+// or deleted, once; perhaps before the answer.
 func Watch(path string) *Call {
 	c := Get(path)
 	c.watches = true

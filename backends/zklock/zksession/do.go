@@ -13,8 +13,21 @@ import (
 // ErrNotSent, ErrLost, ErrExpired or ErrClosed. That call and those behind it
 // have it too. When ctx ends first, it is ErrLost or ErrNotSent.
 func (s *Session) Do(ctx context.Context, calls ...*Call) error {
-	s.each(ctx, calls)
-	return lost(calls[len(calls)-1].Err)
+	for i, c := range calls {
+		s.one(ctx, c)
+		if err := lost(c.Err); err != nil {
+			failAll(calls[i+1:], err)
+			return err
+		}
+	}
+	return nil
+}
+
+// failAll gives calls an error that are not carried out.
+func failAll(calls []*Call, err error) {
+	for _, c := range calls {
+		c.fail(err)
+	}
 }
 
 // atOnce is how many calls of one Together are under way at a time.
@@ -42,62 +55,19 @@ func (s *Session) Together(ctx context.Context, calls ...*Call) error {
 	return nil
 }
 
-// Go carries out calls like Do and does not wait for them. Then of each is
-// called in any case: also where the error says that the session is over.
-func (s *Session) Go(ctx context.Context, calls ...*Call) error {
-	ctx = context.WithoutCancel(ctx)
-	s.mu.Lock()
-	err := s.err
-	if err == nil {
-		s.routines.Go(func() { s.each(ctx, calls) })
-	}
-	s.mu.Unlock()
-	if err != nil {
-		skip(calls, err)
-	}
-	return err
-}
-
-func (s *Session) each(ctx context.Context, calls []*Call) {
-	for i, c := range calls {
-		s.one(ctx, c)
-		if err := lost(c.Err); err != nil {
-			skip(calls[i+1:], err)
-			return
-		}
-	}
-}
-
-// skip ends calls that are not carried out.
-func skip(calls []*Call, err error) {
-	for _, c := range calls {
-		c.fail(err)
-		if c.Then != nil {
-			c.Then(c)
-		}
-	}
-}
-
 // one carries out a call.
 func (s *Session) one(ctx context.Context, c *Call) {
 	if c.watches {
-		s.watching(c, func() *link { return s.ask(ctx, c) })
+		s.watch(c, func() { s.ask(ctx, c) })
 		return
 	}
 	s.ask(ctx, c)
-	if c.Then != nil {
-		c.Then(c)
-	}
 }
 
-// ask carries out a call, and gives the connection that has carried it; nil: none has.
-func (s *Session) ask(ctx context.Context, c *Call) *link {
-	a := s.start(ctx, c)
-	if a == nil {
-		return nil
+func (s *Session) ask(ctx context.Context, c *Call) {
+	if a := s.start(ctx, c); a != nil {
+		a.wait(ctx)
 	}
-	a.wait(ctx)
-	return a.l
 }
 
 // asking is a call that the library has.
@@ -194,15 +164,13 @@ func (a *asking) wait(ctx context.Context) {
 // way, and not when that is answered: a server carries out the requests of a connection in
 // their order, so each finds what those before it have done, in the same round trip. All but
 // the last must be Creates, or a Multi that begins with one. Where one of them has no
-// good answer, what comes behind it says nothing about it. Their Then is not called.
+// good answer, what comes behind it says nothing about it.
 func (s *Session) Chase(ctx context.Context, calls ...*Call) error {
 	all := make([]*asking, 0, len(calls))
 	for i, c := range calls {
 		a := s.send(ctx, c, i < len(calls)-1)
 		if a == nil {
-			for _, behind := range calls[i+1:] {
-				behind.fail(c.Err)
-			}
+			failAll(calls[i+1:], c.Err)
 			break
 		}
 		all = append(all, a)

@@ -100,7 +100,8 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	}
 	s := &Session{
 		cfg: cfg, up: make(chan struct{}), asked: time.Now(), done: make(chan struct{}),
-		left: make(map[chan struct{}]struct{}), chased: make(map[string]chan struct{}), watches: newWatches(),
+		left: make(map[chan struct{}]struct{}), chased: make(map[string]chan struct{}),
+		watches: newWatches(),
 	}
 	if cfg.TTL != 0 {
 		s.proof = newProof(cfg.TTL, cfg.Tick)
@@ -168,13 +169,6 @@ func (s *Session) ID() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.id
-}
-
-// Timeout is how long the session lives without a request, as the server said.
-func (s *Session) Timeout() time.Duration {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.timeout
 }
 
 // Done is closed when the session is over, for whatever reason.
@@ -297,12 +291,6 @@ func (s *Session) event(e zk.Event) {
 		}
 	case zk.EventNodeDataChanged, zk.EventNodeDeleted:
 		s.happened(Event{Path: e.Path, Deleted: e.Type == zk.EventNodeDeleted})
-	}
-}
-
-func (s *Session) tell(ev Event) {
-	if s.cfg.OnEvent != nil {
-		s.cfg.OnEvent(ev)
 	}
 }
 

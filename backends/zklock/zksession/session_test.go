@@ -145,13 +145,7 @@ func TestWatches(t *testing.T) {
 	s := open(t, road.URL(), func(c *Config) { c.OnEvent, c.OnReconnect = told.add, func() { back <- struct{}{} } })
 	other := open(t, server.URL(), nil)
 	must(t, other, Create("/watched", nil, world, Ephemeral))
-	done := make(chan struct{})
-	watch := Watch("/watched")
-	watch.Then = func(*Call) { close(done) }
-	if err := s.Go(t.Context(), watch); err != nil {
-		t.Fatal(err)
-	}
-	<-done
+	must(t, s, Watch("/watched"))
 	must(t, other, Set("/watched", []byte("x"), AnyVersion))
 	told.take(t, Event{Path: "/watched"})
 	must(t, s, Watch("/watched"))
@@ -168,57 +162,36 @@ func TestWatches(t *testing.T) {
 	}
 }
 
-// TestEventAfterAnswer: however soon a node is changed after the watch is set,
-// the event comes after Then.
-func TestEventAfterAnswer(t *testing.T) {
+// TestChangesBesideWatches: however soon a node is changed after it was read and watched, or
+// before that, a change that the answer does not show is told.
+func TestChangesBesideWatches(t *testing.T) {
 	t.Parallel()
 	url := testengine.Shared(t, testengine.ZooKeeper).URL()
-	var mu sync.Mutex
-	answered, early, told := 0, 0, 0
-	s := open(t, url, func(c *Config) {
-		c.OnEvent = func(Event) {
-			mu.Lock()
-			defer mu.Unlock()
-			if told++; told > answered {
-				early++
-			}
-		}
-	})
+	told := make(chan struct{}, 1000)
+	s := open(t, url, func(c *Config) { c.OnEvent = func(Event) { told <- struct{}{} } })
 	other := open(t, url, nil)
 	must(t, other, Create("/quick", nil, world, Ephemeral))
-	const n = 200
-	for i := range n {
-		done := make(chan struct{})
-		watch := Watch("/quick")
-		watch.Then = func(*Call) {
-			mu.Lock()
-			answered++
-			mu.Unlock()
-			close(done)
-		}
-		if err := s.Go(t.Context(), watch); err != nil {
+	for i := range 200 {
+		var beside sync.WaitGroup
+		watch, again, set := Watch("/quick"), Watch("/quick"), Set("/quick", []byte{byte(i)}, AnyVersion)
+		var failed error
+		beside.Go(func() { failed = other.Do(t.Context(), set) })
+		err := s.Together(t.Context(), watch, again)
+		beside.Wait()
+		if err := errors.Join(err, failed, watch.Err, again.Err, set.Err); err != nil {
 			t.Fatal(err)
 		}
-		set := Set("/quick", []byte{byte(i)}, AnyVersion)
-		must(t, other, set)
-		<-done
-		if watch.Stat.Version == set.Stat.Version { // it came after the change, so there will be another
-			must(t, other, Set("/quick", nil, AnyVersion))
+		if watch.Stat.Version == set.Stat.Version && again.Stat.Version == set.Stat.Version {
+			must(t, other, Set("/quick", nil, AnyVersion)) // both came after the change, so there will be another
 		}
-		for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-			mu.Lock()
-			all := told == i+1
-			mu.Unlock()
-			if all {
-				break
-			}
-			if time.Now().After(end) {
-				t.Fatalf("event %d is missing", i)
-			}
+		select {
+		case <-told:
+		case <-time.After(patience):
+			t.Fatalf("change %d is not told", i)
 		}
-	}
-	if early > 0 {
-		t.Errorf("%d of %d events came before the answer that set their watch", early, n)
+		for len(told) > 0 {
+			<-told
+		}
 	}
 }
 

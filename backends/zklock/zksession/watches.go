@@ -19,68 +19,52 @@ import (
 // which all watches were set. An event comes before every answer that is later than what it tells of,
 // so none is missed; one that comes twice does no harm. All of it stands under the session's mutex.
 type watches struct {
-	paths   map[string]struct{} // that are watched, or were until the connection ended
-	since   int64               // transaction: events of all before were told
-	setting map[string]int      // calls under way that set a watch, by path
-	late    map[string][]Event  // events of such paths: told after those calls
-	asking  map[string][]byte   // requests for watches under way, see link.Write
-	asked   int                 // of them, so far
+	paths  map[string]*watch
+	since  int64             // transaction: events of all before were told
+	asking map[string][]byte // requests for watches under way, see link.Write
+	asked  int               // of them, so far
+}
+
+// watch is of a node that may be watched.
+type watch struct {
+	set bool // it is, and has told nothing yet
 }
 
 func newWatches() watches {
-	return watches{
-		paths: make(map[string]struct{}), setting: make(map[string]int), late: make(map[string][]Event), asking: make(map[string][]byte),
-	}
+	return watches{paths: make(map[string]*watch), asking: make(map[string][]byte)}
 }
 
-// watching carries out a call that sets a watch. An event that comes before its answer has
-// been taken is told after that.
-func (s *Session) watching(c *Call, carry func() *link) {
-	w := &s.watches
+// watch carries out a call that reads a node and watches it, unless it is watched already. From
+// before the call it is asked for on each new connection, so it does not matter which of them
+// has carried it.
+func (s *Session) watch(c *Call, carry func()) {
+	paths := s.watches.paths
 	s.mu.Lock()
-	w.setting[c.path]++
-	s.mu.Unlock()
-	l := carry()
-	s.mu.Lock()
-	if c.Err == nil && s.on == l {
-		w.paths[c.path] = struct{}{}
-	}
-	moved := c.Err == nil && s.on != l
-	s.mu.Unlock()
-	if c.Then != nil {
-		c.Then(c)
-	}
-	var late []Event
-	s.mu.Lock()
-	if moved { // the next connection was not asked for it
-		w.late[c.path] = append(w.late[c.path], Event{Path: c.path})
-	}
-	if w.setting[c.path]--; w.setting[c.path] == 0 {
-		delete(w.setting, c.path)
-		if late = w.late[c.path]; late != nil {
-			delete(w.late, c.path)
-			delete(w.paths, c.path)
-		}
+	w := paths[c.path]
+	if w == nil {
+		w = new(watch)
+		paths[c.path] = w
 	}
 	s.mu.Unlock()
-	for _, ev := range late {
-		s.tell(ev)
+	carry()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case w != paths[c.path]: // it has told meanwhile
+	case c.Err == nil:
+		w.set = true
+	case !w.set && lost(c.Err) == nil: // the node is not there, or may not be read
+		delete(paths, c.path)
 	}
 }
 
 // happened takes an event from the server.
 func (s *Session) happened(ev Event) {
-	w := &s.watches
 	s.mu.Lock()
-	wait := w.setting[ev.Path] > 0
-	if wait {
-		w.late[ev.Path] = append(w.late[ev.Path], ev)
-	} else {
-		delete(w.paths, ev.Path)
-	}
+	delete(s.watches.paths, ev.Path)
 	s.mu.Unlock()
-	if !wait {
-		s.tell(ev)
+	if s.cfg.OnEvent != nil {
+		s.cfg.OnEvent(ev)
 	}
 }
 
@@ -89,25 +73,18 @@ const maxWatches = 128 << 10
 
 // rewatch asks a connection for all that was watched. s.mu is held.
 func (s *Session) rewatch(l *link) {
-	w := &s.watches
-	var some []string
 	var all [][]string
-	size := 0
-	for p := range w.paths {
-		if some = append(some, p); len(p)+4+size > maxWatches {
-			all, some, size = append(all, some), nil, 0
-			continue
+	size := maxWatches
+	for p := range s.watches.paths {
+		if size += 4 + len(p); size > maxWatches {
+			all, size = append(all, nil), 4+len(p)
 		}
-		size += len(p) + 4
+		all[len(all)-1] = append(all[len(all)-1], p)
 	}
-	if len(some) > 0 {
-		all = append(all, some)
-	}
-	if len(all) == 0 {
-		l.watched = true
+	if l.watched = len(all) == 0; l.watched {
 		return
 	}
-	since := w.since
+	since := s.watches.since
 	s.routines.Go(func() {
 		for _, paths := range all {
 			if !s.askFor(paths, since) {
@@ -166,7 +143,7 @@ func (s *Session) marked(request []byte) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.watches.setting[string(path)] > 0 {
+	if w := s.watches.paths[string(path)]; w != nil && !w.set {
 		request[len(request)-1] = 1
 	}
 }

@@ -2,6 +2,7 @@ package zksession
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -88,4 +89,30 @@ func TestWatchesAcrossConnections(t *testing.T) {
 	if n := len(told); n > rounds {
 		t.Errorf("%d nodes are said to have changed, and %d have", n, rounds)
 	}
+}
+
+// TestLateAnswerOfAWatch: a read is answered late, after its watch has told of a change. It
+// does not count for the next read, which has to set the watch again.
+func TestLateAnswerOfAWatch(t *testing.T) {
+	s := &Session{watches: newWatches()}
+	const path = "/node"
+	asked, answered := make(chan struct{}), make(chan struct{})
+	var late sync.WaitGroup
+	late.Go(func() {
+		s.watch(Watch(path), func() {
+			close(asked)
+			<-answered
+		})
+	})
+	<-asked
+	s.happened(Event{Path: path})
+	s.watch(Watch(path), func() {
+		close(answered)
+		late.Wait()
+		request := binary.BigEndian.AppendUint32(make([]byte, 12), uint32(len(path)))
+		request = append(append(request, path...), 0)
+		if s.marked(request); request[len(request)-1] != 1 {
+			t.Error("the watch is not set again")
+		}
+	})
 }
