@@ -1,9 +1,13 @@
 package zksession
 
 import (
+	"bytes"
 	"encoding/binary"
+	"io"
+	"net"
 	"strings"
 	"testing"
+	"testing/iotest"
 )
 
 // packet is an answer with a path and a transaction, as create2 gives it.
@@ -20,34 +24,42 @@ func packet(xid, code int32, path string, zxid uint64) []byte {
 	return append(binary.BigEndian.AppendUint32(nil, uint32(len(b))), b...)
 }
 
-// TestBirths: transactions are learned in whatever pieces the answers come, and
-// other answers, large ones too, do not disturb.
+// pieces is a connection that gives one byte at a time.
+type pieces struct {
+	net.Conn
+	io.Reader
+}
+
+func (p pieces) Read(b []byte) (int, error) { return p.Reader.Read(b) }
+
+// TestBirths: transactions are learned in whatever pieces the answers come, other answers,
+// large ones too, do not disturb, and the library gets all as it came.
 func TestBirths(t *testing.T) {
 	long := "/" + strings.Repeat("x", 600)
 	var stream []byte
 	for _, p := range [][]byte{
 		packet(1, 0, "/a", 11), packet(2, 0, "/not-made", 12), packet(3, -110, "", 0), packet(4, 0, long, 14),
-		packet(6, 0, "/"+strings.Repeat("y", 3*maxHead), 16), {0, 0, 0, 2, 1, 2}, packet(5, 0, "/b", 1<<62),
+		packet(6, 0, "/"+strings.Repeat("y", 20_000), 16), {0, 0, 0, 2, 1, 2}, packet(5, 0, "/b", 1<<62),
 	} {
 		stream = append(stream, p...)
 	}
-	for _, size := range []int{1, 2, 3, 5, 7, 16, 100, 4096, len(stream)} {
-		var m births
+	for what, from := range map[string]io.Reader{"at once": bytes.NewReader(stream), "in bytes": iotest.OneByteReader(bytes.NewReader(stream))} {
+		l := newLink(nil, pieces{Reader: from}, nil)
+		l.greeted = true
 		for _, xid := range []int32{1, 3, 4, 5} {
-			m.expect(xid)
+			l.births.expect(xid)
 		}
-		for rest := stream; len(rest) > 0; {
-			n := min(size, len(rest))
-			m.read(rest[:n])
-			rest = rest[n:]
+		got, err := io.ReadAll(l)
+		if err != nil || !bytes.Equal(got, stream) {
+			t.Errorf("%s: the library reads %d bytes, want %d: %v", what, len(got), len(stream), err)
 		}
 		for path, want := range map[string]int64{"/a": 11, "/not-made": 0, long: 14, "/b": 1 << 62} {
-			if got := m.take(path); got != want {
-				t.Errorf("in pieces of %d: %.20s was made by %d, want %d", size, path, got, want)
+			if got := l.births.take(path); got != want {
+				t.Errorf("%s: %.20s was made by %d, want %d", what, path, got, want)
 			}
 		}
-		if m.take("/a") != 0 || len(m.waiting) != 0 || len(m.born) != 0 {
-			t.Errorf("in pieces of %d: it remembers %v and %v", size, m.waiting, m.born)
+		if m := &l.births; m.take("/a") != 0 || len(m.waiting) != 0 || len(m.born) != 0 || l.last != 99 {
+			t.Errorf("%s: it remembers %v, %v and %d", what, m.waiting, m.born, l.last)
 		}
 	}
 }

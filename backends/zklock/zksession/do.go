@@ -57,16 +57,15 @@ func (s *Session) Together(ctx context.Context, calls ...*Call) error {
 
 // one carries out a call.
 func (s *Session) one(ctx context.Context, c *Call) {
-	if c.watches {
-		s.watch(c, func() { s.ask(ctx, c) })
-		return
+	carry := func() {
+		if a := s.start(ctx, c); a != nil {
+			a.wait(ctx)
+		}
 	}
-	s.ask(ctx, c)
-}
-
-func (s *Session) ask(ctx context.Context, c *Call) {
-	if a := s.start(ctx, c); a != nil {
-		a.wait(ctx)
+	if c.watches {
+		s.watch(c, carry)
+	} else {
+		carry()
 	}
 }
 
@@ -258,43 +257,34 @@ func (s *Session) settled(ctx context.Context, limit <-chan time.Time) bool {
 	return true
 }
 
-// ready waits for a connection.
+// ready waits for a connection that may carry a request.
 func (s *Session) ready(ctx context.Context, limit <-chan time.Time) (*link, error) {
 	s.mu.Lock()
 	s.asked = time.Now()
-	l, err := s.link, s.err
-	if s.closing && err == nil {
-		err = ErrClosed
-	}
+	over := s.closing && s.err == nil
 	s.mu.Unlock()
-	if l != nil || err != nil {
-		return l, err
+	if over {
+		return nil, ErrClosed
 	}
 	return s.wait(ctx, limit)
 }
 
 // wait waits for a connection, which the session may not have by itself.
 func (s *Session) wait(ctx context.Context, limit <-chan time.Time) (*link, error) {
-	s.mu.Lock()
-	l, up, err := s.link, s.up, s.err
-	if l != nil || err != nil {
+	for wanted := false; ; wanted = true {
+		s.mu.Lock()
+		l, up, err := s.link, s.up, s.err
+		if l == nil && err == nil && !wanted {
+			s.want(1)
+			defer s.unwant()
+		}
 		s.mu.Unlock()
-		return l, err
-	}
-	s.want(1)
-	s.mu.Unlock()
-	defer s.unwant()
-	for {
+		if l != nil || err != nil {
+			return l, err
+		}
 		select {
 		case <-up:
-			s.mu.Lock()
-			l, up, err = s.link, s.up, s.err
-			s.mu.Unlock()
-			if l != nil || err != nil {
-				return l, err
-			}
 		case <-s.done:
-			return nil, s.Err()
 		case <-limit:
 			return nil, ErrNotSent
 		case <-ctx.Done():

@@ -1,6 +1,7 @@
 package zksession
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
@@ -22,12 +23,17 @@ type link struct {
 
 	watched bool // all that is to be watched is, on this connection; under the session's mutex
 
-	// Until the session is accepted, read by the library's only goroutine then.
+	// Until the session is accepted, of the library's only goroutine then.
 	asked   time.Duration // on the clock, before it asked for the session
-	answer  []byte        // of the server to that
-	greeted bool          // it was read, and was good
+	greeted bool          // the answer to that was good
 	session int64
 	timeout time.Duration
+
+	// Of the library's reader.
+	in     *bufio.Reader
+	packet []byte
+	rest   []byte // of it, that the library has not read
+	last   int64  // transaction that the last answer is not older than
 
 	closing atomic.Int32  // number of the packet that closes the session; 0: not sent
 	closed  chan struct{} // closed when the server has answered to it
@@ -72,10 +78,14 @@ func (s *Session) connect(ctx context.Context, network, addr string) (*link, err
 		}
 		nc = t
 	}
-	l := &link{Conn: nc, s: s, raw: raw, gone: make(chan struct{}), closed: make(chan struct{})}
+	l := newLink(s, nc, raw)
 	// The library would wait for a server that does not answer for many times the
 	// session timeout.
 	return l, nc.SetDeadline(time.Now().Add(s.cfg.Timeout))
+}
+
+func newLink(s *Session, nc, raw net.Conn) *link {
+	return &link{Conn: nc, s: s, raw: raw, in: bufio.NewReader(nc), gone: make(chan struct{}), closed: make(chan struct{})}
 }
 
 // cut ends the connection, whatever is under way on it.
@@ -185,35 +195,63 @@ func (l *link) write(b []byte) error {
 
 // Read implements net.Conn.
 func (l *link) Read(b []byte) (int, error) {
-	n, err := l.Conn.Read(b)
-	if !l.greeted {
-		if problem := l.begin(b[:n]); problem != nil {
-			l.s.servers.refused(l.RemoteAddr().String(), problem)
-			return 0, problem
+	if len(l.rest) == 0 {
+		if err := l.next(); err != nil {
+			if !l.greeted {
+				l.s.servers.refused(l.RemoteAddr().String(), err)
+			}
+			return 0, err
 		}
-		if err != nil {
-			l.s.servers.refused(l.RemoteAddr().String(), fmt.Errorf("the server does not accept the session: %w", err))
-		}
-		return n, err
 	}
-	l.births.read(b[:n])
-	if x := l.closing.Load(); x != 0 && n >= 4 && number(b) == x {
-		l.closing.Store(0)
-		close(l.closed)
-	}
-	return n, err
+	n := copy(b, l.rest)
+	l.rest = l.rest[n:]
+	return n, nil
 }
 
-// begin reads along the server's answer to the request for a session: length,
-// version of the protocol, timeout in milliseconds, number of the session.
-func (l *link) begin(b []byte) error {
-	const need = 4 + 4 + 4 + 8
-	l.answer = append(l.answer, b...)
-	if len(l.answer) < need {
-		return nil
+// next reads a packet for the library, and looks at it.
+func (l *link) next() error {
+	head, err := l.in.Peek(4)
+	if err == nil {
+		size := 4 + int(number(head))
+		if size < 4 || size > maxAnswer {
+			return fmt.Errorf("a packet of %d bytes", size)
+		}
+		if size > cap(l.packet) {
+			l.packet = make([]byte, size)
+		}
+		l.packet = l.packet[:size]
+		_, err = io.ReadFull(l.in, l.packet)
 	}
-	timeout := time.Duration(number(l.answer[8:])) * time.Millisecond
-	session := int64(binary.BigEndian.Uint64(l.answer[12:])) //nolint:gosec // the same bits
+	const header = 4 + 4 + 8 + 4 // length, number of the request, transaction, error code
+	switch p := l.packet; {
+	case err != nil && !l.greeted:
+		return fmt.Errorf("the server does not accept the session: %w", err)
+	case err != nil:
+		return err
+	case !l.greeted:
+		err = l.begin(p)
+	case len(p) >= header:
+		xid, zxid := number(p[4:]), int64(binary.BigEndian.Uint64(p[8:])) //nolint:gosec // the same bits
+		if xid >= 0 && zxid > 0 {
+			l.last = zxid
+		}
+		if xid != 0 && l.closing.CompareAndSwap(xid, 0) {
+			close(l.closed)
+		}
+		l.births.answer(xid, number(p[16:]), p[header:])
+	}
+	l.rest = l.packet
+	return err
+}
+
+// begin reads the server's answer to the request for a session: length,
+// version of the protocol, timeout in milliseconds, number of the session.
+func (l *link) begin(p []byte) error {
+	if len(p) < 4+4+4+8 {
+		return io.ErrUnexpectedEOF
+	}
+	timeout := time.Duration(number(p[8:])) * time.Millisecond
+	session := int64(binary.BigEndian.Uint64(p[12:])) //nolint:gosec // the same bits
 	if timeout <= 0 || session == 0 {
 		l.s.end(ErrExpired)
 		return ErrExpired
@@ -221,10 +259,7 @@ func (l *link) begin(b []byte) error {
 	if l.s.proof != nil && timeout < l.s.proof.timeout {
 		return l.tooShort(timeout)
 	}
-	if length := int(number(l.answer)); len(l.answer) < 4+length {
-		return nil
-	}
-	l.greeted, l.session, l.timeout, l.answer = true, session, timeout, nil
+	l.greeted, l.session, l.timeout = true, session, timeout
 	return l.SetDeadline(time.Time{})
 }
 

@@ -325,7 +325,7 @@ func (s *Session) linkDown() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.on != nil && s.on.watched { // its reader has ended
-		s.watches.since = max(s.watches.since, s.on.births.last)
+		s.watches.since = max(s.watches.since, s.on.last)
 	}
 	if s.link != nil {
 		s.link = nil

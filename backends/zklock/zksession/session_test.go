@@ -333,7 +333,8 @@ func TestSlowClose(t *testing.T) {
 func TestWriteFails(t *testing.T) {
 	raw, peer := net.Pipe()
 	_ = peer.Close()
-	l := &link{Conn: raw, raw: raw, s: &Session{}, greeted: true, gone: make(chan struct{})}
+	l := newLink(&Session{}, raw, raw)
+	l.greeted = true
 	if n, err := l.Write(make([]byte, 20)); n != 20 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
