@@ -19,7 +19,8 @@ func TestHeartbeatsBesideAcknowledgements(t *testing.T) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	road := testengine.Through(t, s)
 	root := "/acks-" + string(unique())
-	_, l := sidecar(t, road.URL()+root, 15*time.Second)
+	_, l := sidecar(t, road.URL()+root+"?timeout=5s", 30*time.Second)
+	stop := beating(t, l, time.Second)
 	other, l2 := sidecar(t, s.URL()+root, 15*time.Second)
 	live(t, l2)
 	const n = 300
@@ -29,12 +30,13 @@ func TestHeartbeatsBesideAcknowledgements(t *testing.T) {
 		all.Go(func() { holds[i] = hold(t, l, lock.Resource(fmt.Sprintf("r-%d", i)), lock.Exclusive) })
 	}
 	all.Wait()
+	stop()
 	for _, g := range holds {
 		force(t, other, g, time.Minute)
 	}
 	road.Delay(10 * time.Millisecond) // each way
 	renew := func() {
-		ctx, cancel := context.WithTimeout(t.Context(), l.ttl/3)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // one after the other they take 6
 		defer cancel()
 		if err := beat(ctx, l); err != nil {
 			t.Fatalf("a heartbeat: %v", err)

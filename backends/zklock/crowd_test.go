@@ -75,8 +75,11 @@ func newCrowd(t *testing.T, l *lease, r lock.Resource, n int) *crowd {
 	for range n {
 		c.wg.Go(func() {
 			q := request(r, lock.Exclusive)
-			_, err := l.Acquire(ctx, q)
-			if errors.Is(err, lock.ErrUnavailable) { // many leave at a time
+			err := lock.ErrUnavailable
+			for errors.Is(err, lock.ErrUnavailable) && ctx.Err() == nil {
+				_, err = l.Acquire(ctx, q)
+			}
+			for end := time.Now().Add(patience); errors.Is(err, lock.ErrUnavailable) && time.Now().Before(end); { // many leave at a time
 				err = l.Release(context.WithoutCancel(ctx), r, q.ID)
 			}
 			if err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, lock.ErrNotHolder) {
@@ -124,7 +127,7 @@ func inQueue(t *testing.T, b *Backend, url string, r lock.Resource, n int) {
 func TestManyWaitersOfOneSidecar(t *testing.T) {
 	s := testengine.New(t, testengine.ZooKeeper)
 	const many = 5000
-	b, l, requests := counted(t, s.URL(), 4*time.Second)
+	b, l, requests := counted(t, s.URL()+"?timeout=3s", 10*time.Second)
 	r := unique()
 	g := hold(t, l, r, lock.Exclusive)
 
@@ -132,14 +135,16 @@ func TestManyWaitersOfOneSidecar(t *testing.T) {
 	var beside sync.WaitGroup
 	var pairMu sync.Mutex
 	var pairs []time.Duration
-	taken := func(when string) { // what they took since the last time
+	taken := func(when string) int { // since the last time
 		pairMu.Lock()
 		defer pairMu.Unlock()
 		slices.Sort(pairs)
-		if n := len(pairs); n > 0 {
+		n := len(pairs)
+		if n > 0 {
 			t.Logf("%s a neighbour's pair took %s, and one of a hundred %s or more", when, pairs[n/2], pairs[n*99/100])
 		}
 		pairs = nil
+		return n
 	}
 	failed := 0
 	beside.Go(func() {
@@ -170,20 +175,20 @@ func TestManyWaitersOfOneSidecar(t *testing.T) {
 	inQueue(t, b, s.URL(), r, many+1)
 	came := time.Since(began)
 	in, _ := requests.take()
-	taken("while they came,")
+	neighbours := taken("while they came,")
 	began = time.Now()
 	c.leave()
 	inQueue(t, b, s.URL(), r, 1)
 	left := time.Since(began)
 	out, _ := requests.take()
-	taken("while they left,")
+	neighbours += taken("while they left,")
 	stop()
 	beside.Wait()
 	release(t, l, g)
-	if in["children"] > many/50 || in["get"] > many/50 || in["create"] > many+many/5 {
+	if in["children"] > many/50+neighbours || in["get"] > many/50 || in["create"] > many+many/5+neighbours {
 		t.Errorf("%d waiters came with %v", many, in)
 	}
-	if out["delete"] > many+many/5 || out["children"] > many/5 {
+	if out["delete"] > many+many/5+neighbours || out["children"] > many/5+neighbours {
 		t.Errorf("%d waiters left with %v", many, out)
 	}
 	if failed > 0 {
@@ -198,7 +203,7 @@ func TestIdleWaitersCostNothing(t *testing.T) {
 	t.Parallel()
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	const many = 500
-	b, l, requests := rechecked(t, s.URL(), 30*time.Second, 500*time.Millisecond)
+	b, l, requests := rechecked(t, s.URL()+"?timeout=5s", 30*time.Second, 500*time.Millisecond)
 	live(t, l)
 	_, o := sidecar(t, s.URL(), 30*time.Second)
 	live(t, o)
@@ -225,7 +230,7 @@ func TestIdleWaitersOfManyLocks(t *testing.T) {
 	t.Parallel()
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	const many = 40
-	b, l, requests := rechecked(t, s.URL(), 30*time.Second, 700*time.Millisecond)
+	b, l, requests := rechecked(t, s.URL()+"?timeout=5s", 30*time.Second, 700*time.Millisecond)
 	live(t, l)
 	_, o := sidecar(t, s.URL(), 30*time.Second)
 	live(t, o)
@@ -248,6 +253,9 @@ func TestIdleWaitersOfManyLocks(t *testing.T) {
 	began := time.Now()
 	time.Sleep(l.driver.recheck)
 	n, _ := requests.take()
+	for end := time.Now().Add(patience); n["get"] == 0 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		n, _ = requests.take()
+	}
 	rechecks := int(time.Since(began)/(l.driver.recheck*7/8)) + 1
 	if n["get"] > many*rechecks || n["children"]+n["create"] > many/4 {
 		t.Errorf("while %d locks were waited for, there were %v in %d rechecks", many, n, rechecks)

@@ -23,7 +23,7 @@ func TestConnectionLostInCreate(t *testing.T) {
 				t.Run(fmt.Sprint(layout, " ", name, " ", m), func(t *testing.T) {
 					t.Parallel()
 					r, url := newRoad(t, s.URL())
-					b, l := sidecar(t, url+"?layout="+layout, 10*time.Second)
+					b, l := sidecar(t, url+"?layout="+layout, 30*time.Second)
 					name := lock.Resource("cut-" + string(lock.NewHoldID()))
 					release(t, l, hold(t, l, name, m)) // its ancestors are there now
 					op, want := opCreate, 1
@@ -70,8 +70,8 @@ func TestGivenUpInCreate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r, url := newRoad(t, s.URL())
-			b, l := sidecar(t, url, 10*time.Second)
-			_, other := sidecar(t, s.URL(), 10*time.Second)
+			b, l := sidecar(t, url, 30*time.Second)
+			_, other := sidecar(t, s.URL(), 30*time.Second)
 			res := lock.Resource("given-up-" + string(lock.NewHoldID()))
 			g := hold(t, other, res, lock.Exclusive)
 			q := request(res, lock.Exclusive)
@@ -100,7 +100,7 @@ func TestReleaseIsCut(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r, url := newRoad(t, s.URL())
-			b, l := sidecar(t, url, 10*time.Second)
+			b, l := sidecar(t, url, 30*time.Second)
 			res := lock.Resource("release-" + string(lock.NewHoldID()))
 			g := hold(t, l, res, lock.Exclusive)
 			cut := r.once(opDelete, string(g.ID), do)
@@ -125,7 +125,7 @@ func TestReleaseIsCutTwice(t *testing.T) {
 	t.Parallel()
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	way, url := newRoad(t, s.URL())
-	b, l := sidecar(t, url+"?timeout=1s", 10*time.Second)
+	b, l := sidecar(t, url+"?timeout=1s", 30*time.Second)
 	res := lock.Resource("release-" + string(lock.NewHoldID()))
 	g := hold(t, l, res, lock.Exclusive)
 	way.set(func(r *road) {
@@ -168,7 +168,7 @@ func TestAncestorsVanish(t *testing.T) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	c := stranger(t, s.URL())
 	for _, layout := range []string{layoutOwn, layoutCurator} {
-		b, l := sidecar(t, s.URL()+"/vanish?layout="+layout, 10*time.Second)
+		b, l := sidecar(t, s.URL()+"/vanish?layout="+layout, 30*time.Second)
 		r := lock.Resource("deep/er/" + layout)
 		last := lock.Fence(0)
 		for range 3 {

@@ -58,7 +58,7 @@ func TestExpiry(t *testing.T) {
 	t.Parallel()
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	r, url := newRoad(t, s.URL())
-	const ttl = time.Second
+	const ttl = 3 * time.Second // a busy machine may stand still for a second or two
 	b, l := sidecar(t, url, ttl)
 	stop := beating(t, l, ttl/4)
 	ob, o := sidecar(t, s.URL(), 10*time.Second)
@@ -98,6 +98,7 @@ func TestExpiry(t *testing.T) {
 	}
 	noEvent(t, l) // what is lost with the lease needs no other news
 	again := newLease(t, b, ttl)
+	beating(t, again, ttl/4)
 	if again.driver.seat.s.ID() == l.driver.seat.s.ID() {
 		t.Error("it has the session of the old one")
 	}
@@ -174,7 +175,9 @@ func TestDataLost(t *testing.T) {
 	s := testengine.New(t, testengine.ZooKeeper)
 	const ttl = 2 * time.Second
 	b, l := sidecar(t, s.URL()+"/app", ttl)
+	stop := beating(t, l, ttl/4)
 	hold(t, l, "r", lock.Exclusive)
+	stop()
 	testengine.Restart(t, s, testengine.DropData)
 	for end := time.Now().Add(ttl); time.Now().Before(end); {
 		if err := beat(t.Context(), l); !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrLeaseLost) {

@@ -192,8 +192,8 @@ func TestForcedHolderFallsSilent(t *testing.T) {
 	eachLayout(t, func(t *testing.T, url, options string) {
 		way, through := newRoad(t, url)
 		_, l := sidecar(t, through+options, 2*time.Second)
-		b, o := sidecar(t, url+options, 15*time.Second)
 		holder := live(t, l)
+		b, o := sidecar(t, url+options, 15*time.Second)
 		live(t, o)
 		r := unique()
 		g := hold(t, l, r, lock.Exclusive)

@@ -153,7 +153,9 @@ func TestFencesOfANewEnsemble(t *testing.T) {
 	t.Parallel()
 	s := testengine.New(t, testengine.ZooKeeper)
 	b, l := sidecar(t, s.URL(), 2*time.Second)
+	stop := beating(t, l, 500*time.Millisecond)
 	g := hold(t, l, "r", lock.Exclusive)
+	stop()
 	testengine.Restart(t, s, testengine.DropData)
 	again := newLease(t, b, 10*time.Second)
 	if g2 := hold(t, again, "r", lock.Exclusive); g2.Fence <= g.Fence {
@@ -203,14 +205,14 @@ func TestBaseIsDeleted(t *testing.T) {
 	t.Parallel()
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	url := s.URL() + "/base-" + string(unique())
-	b, l := sidecar(t, url, 10*time.Second)
+	b, l := sidecar(t, url, 30*time.Second)
 	if err := beat(t.Context(), l); err != nil { // it writes the base again
 		t.Fatal(err)
 	}
 	if err := stranger(t, s.URL()).Delete(b.tree.base(), -1); err != nil {
 		t.Fatal(err)
 	}
-	_, other := sidecar(t, url, 10*time.Second)
+	_, other := sidecar(t, url, 30*time.Second)
 	first := hold(t, other, "r", lock.Exclusive)
 	release(t, other, first)
 	if g := hold(t, l, "r", lock.Exclusive); g.Fence <= first.Fence {

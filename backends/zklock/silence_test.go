@@ -109,25 +109,33 @@ func TestServerThatAllowsLess(t *testing.T) {
 	const ttl = 2 * time.Second
 	server := testengine.New(t, testengine.ZooKeeperUneven)
 	all := hosts(server.URL())
-	r, url := newRoad(t, "zk://"+all[0]+","+all[2])
-	_, l := sidecar(t, url, ttl)
 	b, other := sidecar(t, "zk://"+all[1], 30*time.Second)
-	q := request("r", lock.Exclusive)
-	hold(t, l, q.Resource, lock.Exclusive)
-	lost, stop := lossOf(t, l), beating(t, l, ttl/10)
-	w := queue(t, b, other, q)
-	r.set(func(r *road) { r.shut = all[0] })
-	r.sever()
-	time.Sleep(ttl / 2) // as long as it may stay there
-	r.set(func(r *road) { r.lost, r.deaf = true, true })
-	release(t, other, w.granted())
-	knew := stop().Add(ttl)
-	if at := lost(); !at.IsZero() && at.Before(knew) {
-		knew = at
+	live(t, other)
+	for range 10 { // a busy machine may be too late
+		r, url := newRoad(t, "zk://"+all[0]+","+all[2])
+		_, l := sidecar(t, url, ttl)
+		lost, stop := lossOf(t, l), beating(t, l, ttl/10)
+		q := request("r", lock.Exclusive)
+		if _, err := l.Acquire(t.Context(), q); err != nil {
+			continue
+		}
+		q.ID = lock.NewHoldID()
+		w := queue(t, b, other, q)
+		r.set(func(r *road) { r.shut = all[0] })
+		r.sever()
+		time.Sleep(ttl / 2) // as long as it may stay there
+		r.set(func(r *road) { r.lost, r.deaf = true, true })
+		release(t, other, w.granted())
+		knew := stop().Add(ttl)
+		if at := lost(); !at.IsZero() && at.Before(knew) {
+			knew = at
+		}
+		if early := knew.Sub(w.at); early > 0 {
+			t.Errorf("another was granted %s before the holder knew", early)
+		}
+		return
 	}
-	if early := knew.Sub(w.at); early > 0 {
-		t.Errorf("another was granted %s before the holder knew", early)
-	}
+	t.Error("no lock is held")
 }
 
 // TestServerThatAllowsLessIsLeft: where another server can be reached again in time,
@@ -174,8 +182,9 @@ func TestSessionsShorterThanTicks(t *testing.T) {
 		l := newLease(t, b, ttl)
 		lost, stop := lossOf(t, l), beating(t, l, ttl/3)
 		time.Sleep(5 * time.Second)
-		if renewed := stop(); !lost().IsZero() {
-			t.Fatalf("the session ended %s after a beat that was answered", lost().Sub(renewed))
+		renewed := stop()
+		if at := lost(); !at.IsZero() && at.Before(renewed.Add(ttl)) { // later, beats may have been late
+			t.Fatalf("the session ended %s after a beat that was answered", at.Sub(renewed))
 		}
 		resume := testengine.Pause(t, lead)
 		time.Sleep(150 * time.Millisecond)

@@ -141,7 +141,7 @@ func TestSessionsEndTogether(t *testing.T) {
 	if _, err := all.Room(t.Context(), "/x"); !errors.Is(err, ErrExpired) {
 		t.Errorf("Room: got %v, want ErrExpired", err)
 	}
-	if err := all.Close(t.Context()); err != nil {
+	if err := all.Close(t.Context()); err != nil && !errors.Is(err, ErrLost) { // the first one may be over, too
 		t.Errorf("Close: %v", err)
 	}
 }
