@@ -165,36 +165,33 @@ func (d *driver) turn(ctx context.Context) error {
 	}
 }
 
-// turn is a turn in a line, and of the lease.
-type turn struct {
-	d    *driver
-	line chan struct{}
-}
+// turn is what a request has its place in while it is under way.
+type turn []chan struct{}
 
 func (t turn) end() {
-	<-t.d.turns
-	if t.line != nil {
-		<-t.line
+	for _, of := range t {
+		<-of
 	}
 }
 
 // turn waits until a create or a delete may be sent.
-func (l *line) turn(ctx context.Context) (turn, error) {
+func (l *line) turn(ctx context.Context) (t turn, err error) {
 	l.d.mu.Lock()
-	t := turn{d: l.d, line: l.turns}
+	turns := l.turns
 	l.d.mu.Unlock()
-	if t.line != nil {
+	if turns != nil {
 		select {
-		case t.line <- struct{}{}:
+		case turns <- struct{}{}:
+			t = turn{turns}
 		case <-ctx.Done():
-			return t, zksession.ErrNotSent
+			return nil, zksession.ErrNotSent
 		}
 	}
-	err := l.d.turn(ctx)
-	if err != nil && t.line != nil {
-		<-t.line
+	if err := l.d.turn(ctx); err != nil {
+		t.end()
+		return nil, err
 	}
-	return t, err
+	return append(t, l.d.turns), nil
 }
 
 // ask sends calls in the first session when it is their turn. What is cut short is

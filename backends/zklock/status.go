@@ -126,15 +126,9 @@ func (rd *reading) status(t *seat) lock.Status {
 		nodes, all = append(nodes, n), append(all, h)
 	}
 	n := holders(nodes, downgraded)
-	st.Holders, st.Waiters = all[:n:n], all[n:]
+	st.Holders, st.Waiters = append(st.Holders, all[:n]...), append(st.Waiters, all[n:]...)
 	for i := range st.Waiters {
 		st.Waiters[i].Fence = 0
-	}
-	if len(st.Holders) == 0 {
-		st.Holders = nil
-	}
-	if len(st.Waiters) == 0 {
-		st.Waiters = nil
 	}
 	return st
 }
