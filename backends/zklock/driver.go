@@ -86,7 +86,9 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	d.set = set
 	if err := d.seat.take(ctx, set.First()); err != nil {
 		d.stop()
-		return nil, errors.Join(err, set.Close(context.WithoutCancel(ctx)))
+		ctx, cancel := b.afterwards(ctx)
+		defer cancel()
+		return nil, errors.Join(err, set.Close(ctx))
 	}
 	b.mu.Lock()
 	b.drivers = append(b.drivers, d)

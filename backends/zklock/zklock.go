@@ -95,10 +95,17 @@ func (b *Backend) seat(ctx context.Context) (*seat, error) {
 		return nil, unavailable("open session", err)
 	}
 	if err := t.take(ctx, s); err != nil {
-		return nil, errors.Join(err, s.Close(context.WithoutCancel(ctx)))
+		ctx, cancel := b.afterwards(ctx)
+		defer cancel()
+		return nil, errors.Join(err, s.Close(ctx))
 	}
 	b.guest = t
 	return t, nil
+}
+
+// afterwards bounds what is tidied up for a call after its end.
+func (b *Backend) afterwards(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), b.cfg.timeout)
 }
 
 func (b *Backend) closeGuest(ctx context.Context) error {
@@ -127,7 +134,7 @@ func (b *Backend) Ping(ctx context.Context) error {
 func (b *Backend) Close() error {
 	b.guestMu.Lock()
 	defer b.guestMu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), b.cfg.timeout)
+	ctx, cancel := b.afterwards(context.Background())
 	defer cancel()
 	// The session of a backend that could not say good-bye ends by itself.
 	if err := b.closeGuest(ctx); err != nil && !errors.Is(err, zksession.ErrNotSent) && !errors.Is(err, zksession.ErrLost) {

@@ -181,7 +181,7 @@ func (s *Session) Err() error {
 	return s.err
 }
 
-// Close ends the session at the server, as far as it can be reached before ctx
+// Close ends the session at the server, as far as it can be reached and answers before ctx
 // ends, and returns when nothing of it runs any more. It is no error when the
 // session has expired. ErrNotSent, ErrLost: it ends by its timeout.
 func (s *Session) Close(ctx context.Context) error {
@@ -206,13 +206,9 @@ func (s *Session) Close(ctx context.Context) error {
 		}
 	}
 	s.routines.Go(s.closeConn) // waits for the answer for no more than a second
-	// The server may need longer, to delete thousands of nodes.
-	limit := time.NewTimer(s.cfg.Timeout)
-	defer limit.Stop()
-	select {
+	select {                   // the server may need longer, to delete thousands of nodes
 	case <-l.closed:
 	case <-l.gone:
-	case <-limit.C:
 	case <-ctx.Done():
 	}
 	s.abandon()

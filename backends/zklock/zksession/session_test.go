@@ -329,6 +329,19 @@ func TestSlowClose(t *testing.T) {
 	}
 }
 
+// TestCloseIsNoOtherRequest: a session with many nodes ends in one large transaction, so its
+// end may take longer than any other request may. How long it is waited for its caller says.
+func TestCloseIsNoOtherRequest(t *testing.T) {
+	t.Parallel()
+	road := testengine.Through(t, testengine.Shared(t, testengine.ZooKeeper))
+	s := open(t, road.URL(), nil)
+	s.cfg.Timeout = 200 * time.Millisecond
+	road.Delay(400 * time.Millisecond) // each way
+	if err := s.Close(t.Context()); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+}
+
 // TestWriteFails: the library must not hear of it, see link.Write.
 func TestWriteFails(t *testing.T) {
 	raw, peer := net.Pipe()
