@@ -26,7 +26,10 @@ import (
 // also where it changes nothing. So whoever has seen no other lease, and raises the
 // base, is refused if another one has read it meanwhile. The same transaction writes the
 // base into the node of the lease: should somebody delete the node of the base, whoever
-// comes next learns it from those who count by it.
+// comes next learns it from those who count by it. The base is read before the leases are
+// listed: who has written the version that was read is in the list. And both are read behind a
+// write of ours (our node, or a transaction that was refused), so a server that lags shows no
+// less than that.
 
 // baseRecord is the data of the base's node.
 type baseRecord struct {
@@ -45,7 +48,7 @@ func (t *seat) findBase(ctx context.Context) error {
 	node := t.b.tree.base()
 	for range maxBaseTries {
 		get, leases := zksession.Get(node), zksession.Children(t.b.tree.leases())
-		if err := t.s.Do(ctx, zksession.Sync(node), get, leases); err != nil {
+		if err := t.s.Do(ctx, get, leases); err != nil {
 			return unavailable("choose the base of fences", err)
 		}
 		if err := leases.Err; err != nil {

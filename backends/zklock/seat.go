@@ -59,7 +59,7 @@ func (t *seat) begin(ctx context.Context) error {
 		calls := t.b.tree.ancestors(t.b.tree.leases())
 		own := zksession.Create(t.node, t.rec.encode(), t.b.tree.acl, zksession.Ephemeral)
 		made := zksession.Get(t.node)
-		if err := t.s.Do(ctx, append(calls, own, made)...); err != nil {
+		if err := t.s.Chase(ctx, append(calls, own, made)...); err != nil {
 			return unavailable("open lease", err)
 		}
 		why := own.Err

@@ -60,3 +60,40 @@ func TestLeaseWhileTheServerTidies(t *testing.T) {
 		t.Errorf("the node was removed %d times, want 2", n)
 	}
 }
+
+// TestLeaseInFewTrips: what gives a lease its node is sent without waiting for the answers in
+// between, so that a store which is slow, but answers, has leases for those who need one.
+func TestLeaseInFewTrips(t *testing.T) {
+	t.Parallel()
+	r, url := newRoad(t, testengine.Shared(t, testengine.ZooKeeper).URL())
+	b := openAt(t, url+"/trips?timeout=5s")
+	read := make(chan struct{})
+	var once sync.Once
+	r.set(func(r *road) {
+		r.request = func(op int32, _ string) action {
+			const opGet = 4
+			r.set(func(r *road) { r.deaf = true })
+			if op == opGet {
+				once.Do(func() { close(read) })
+			}
+			return pass
+		}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	opened := make(chan error, 1)
+	go func() {
+		_, err := b.OpenLease(ctx, lock.LeaseOptions{TTL: 20 * time.Second})
+		opened <- err
+	}()
+	select {
+	case <-read:
+	case err := <-opened:
+		t.Fatalf("OpenLease without an answer: %v", err)
+	case <-time.After(patience):
+		t.Error("its node is not read before another request was answered")
+	}
+	cancel()
+	if err := <-opened; err == nil {
+		t.Error("a lease is open without an answer")
+	}
+}
