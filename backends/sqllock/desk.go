@@ -365,7 +365,7 @@ func (b *Backend) quick(ctx context.Context, name lock.Resource, o *op) (done bo
 
 func (b *Backend) takeFree(ctx context.Context, name lock.Resource, o *op, known bool) (done bool, err error) {
 	q, n, id, lease, owner := b.sql, []byte(name), []byte(o.id), []byte(o.lease), []byte(o.owner)
-	stmts := []Statement{{SQL: q.take, Args: []any{id, lease, owner, n, lease}, Count: true}}
+	stmts := []Statement{{SQL: q.take, Args: []any{id, lease, owner, n, lease}, Count: true, Often: true}}
 	if !known { // all or nothing: where one is blocked, the other must not have granted
 		first := Statement{SQL: q.first, Args: []any{n, id, lease, owner, lease}, Count: true}
 		stmts = []Statement{{SQL: "START TRANSACTION"}, stmts[0], first, {SQL: "COMMIT"}}
@@ -388,7 +388,7 @@ func (b *Backend) takeFree(ctx context.Context, name lock.Resource, o *op, known
 
 func (b *Backend) giveBack(ctx context.Context, name lock.Resource, o *op) (done bool, err error) {
 	q, n := b.sql, []byte(name)
-	give := Statement{SQL: q.give, Args: []any{n, []byte(o.id), []byte(o.lease)}, Count: true}
+	give := Statement{SQL: q.give, Args: []any{n, []byte(o.id), []byte(o.lease)}, Count: true, Often: true}
 	batch := []Statement{give}
 	if !q.w.LateReads {
 		batch = []Statement{{SQL: "START TRANSACTION"}, {SQL: q.lockX, Args: []any{n}, Ignore: true}, give, {SQL: "COMMIT"}}

@@ -86,6 +86,8 @@ type Statement struct {
 	Count bool
 	// Ignore: the rows of the SELECT are not asked for, only its locks.
 	Ignore bool
+	// Often: it is sent often with this very text, so a connection may keep it prepared.
+	Often bool
 }
 
 // Result is what a statement did.

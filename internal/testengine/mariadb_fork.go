@@ -32,19 +32,8 @@ func copyMySQL(ctx context.Context, from, to *sql.DB) error {
 	if _, err := from.ExecContext(ctx, "START TRANSACTION WITH CONSISTENT SNAPSHOT"); err != nil {
 		return err
 	}
-	rows, err := from.QueryContext(ctx, "SELECT table_name FROM information_schema.tables WHERE table_schema=?", Database)
+	tables, err := tablesOf(ctx, from)
 	if err != nil {
-		return err
-	}
-	var tables []string
-	for rows.Next() {
-		var name string
-		if err := rows.Scan(&name); err != nil {
-			return err
-		}
-		tables = append(tables, Database+".`"+name+"`")
-	}
-	if err := rows.Err(); err != nil {
 		return err
 	}
 	for _, t := range tables {
@@ -53,6 +42,22 @@ func copyMySQL(ctx context.Context, from, to *sql.DB) error {
 		}
 	}
 	return nil
+}
+
+func tablesOf(ctx context.Context, from *sql.DB) (tables []string, err error) {
+	rows, err := from.QueryContext(ctx, "SELECT table_name FROM information_schema.tables WHERE table_schema=?", Database)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var name string
+		if err := rows.Scan(&name); err != nil {
+			return nil, err
+		}
+		tables = append(tables, Database+".`"+name+"`")
+	}
+	return tables, rows.Err()
 }
 
 func copyTable(ctx context.Context, from, to *sql.DB, table string) error {
