@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -12,31 +11,21 @@ import (
 // SchemaVersion is the version of the tables that this sidecar works with.
 const SchemaVersion = 2
 
-// check makes sure that the tables are there and of our version, and makes them where
-// that is wanted; and that the server may grant.
-func (b *Backend) check(ctx context.Context, ttl time.Duration) error {
+// checkOnce makes sure that the tables are there and of our version, and makes them where
+// that is wanted, until that has succeeded.
+func (b *Backend) checkOnce(ctx context.Context) error {
 	b.mu.Lock()
 	checked := b.checked
 	b.mu.Unlock()
-	if !checked {
-		if err := b.checkTables(ctx); err != nil {
-			return err
-		}
-		b.mu.Lock()
-		b.checked = true
-		b.mu.Unlock()
+	if checked {
+		return nil
 	}
-	res, err := b.pool.Do(ctx, "schema", Statement{SQL: b.sql.mark}, Statement{SQL: b.sql.leases})
-	if err != nil {
-		return b.unavailable("check server", err)
+	if err := b.checkTables(ctx); err != nil {
+		return err
 	}
-	longest := ttl
-	for _, r := range res[1].Rows {
-		longest = max(longest, time.Duration(r.Int(2))*time.Millisecond)
-	}
-	if left := b.keepMark(ctx, res[0].Rows, longest); left > 0 {
-		return fmt.Errorf("%w; locks are granted again in %s: %w", errKept, left.Round(100*time.Millisecond), lock.ErrUnavailable)
-	}
+	b.mu.Lock()
+	b.checked = true
+	b.mu.Unlock()
 	return nil
 }
 

@@ -95,7 +95,7 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 		b.pool.Trust("") // nobody's heartbeat says any more which server it is
 	}
 	b.mu.Unlock()
-	if err := b.check(ctx, o.TTL); err != nil {
+	if err := b.checkOnce(ctx); err != nil {
 		return nil, 0, err
 	}
 	l := &lease{
@@ -108,11 +108,10 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 	if l.beats, err = b.d.Open(PoolOptions{Size: 1, Lasting: int(2*o.TTL/time.Second) + 20}); err != nil {
 		return nil, 0, err
 	}
-	opened, err = l.insert(ctx)
-	if err == nil {
-		err = b.testOnce(ctx, []byte(l.id))
+	if opened, err = l.insert(ctx); err != nil {
+		return nil, 0, errors.Join(err, l.beats.Close())
 	}
-	if err != nil {
+	if err = b.testOnce(ctx, []byte(l.id)); err != nil {
 		return nil, 0, errors.Join(b.unavailable("open lease", err), l.beats.Close())
 	}
 	b.mu.Lock()
@@ -125,8 +124,8 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 	return l, opened, nil
 }
 
-// insert makes the lease known. Where that has no answer, a row may be left behind
-// that nobody renews; others end it.
+// insert makes the lease known, where the server may grant. Where that has no answer, a row
+// may be left behind that nobody renews; others end it.
 func (l *lease) insert(ctx context.Context) (opened time.Duration, err error) {
 	var c Conn
 	for range 3 { // a new connection takes the server longer than a request
@@ -135,16 +134,19 @@ func (l *lease) insert(ctx context.Context) (opened time.Duration, err error) {
 		}
 	}
 	if err != nil {
-		return 0, err
+		return 0, l.b.unavailable("open lease", err)
 	}
 	defer func() { c.Close(err) }()
+	if err = l.b.checkMark(ctx, c, l.ttl); err != nil { // of this server, and no other
+		return 0, err
+	}
 	opened = l.b.clock()
 	q := l.b.sql
 	res, err := c.Do(ctx, "open",
 		Statement{SQL: q.open, Args: []any{[]byte(l.id), newBeat(), l.ttl.Milliseconds(), []byte(l.sidecar)}},
 		Statement{SQL: q.keeper})
 	if err != nil {
-		return 0, err
+		return 0, l.b.unavailable("open lease", err)
 	}
 	l.number, l.server = c.Number(), c.Server()
 	l.sawKeeper(res[1].Rows)

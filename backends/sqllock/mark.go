@@ -2,6 +2,7 @@ package sqllock
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -24,21 +25,41 @@ type markSeen struct {
 	since        time.Duration
 }
 
-// keepMark takes note of the mark, and changes it when it is time. It gives the time
-// that is left; 0: the server may grant, or soon.
-func (b *Backend) keepMark(ctx context.Context, rows []Row, longest time.Duration) (left time.Duration) {
+// checkMark makes sure that the server on which a lease is to be opened may grant.
+func (b *Backend) checkMark(ctx context.Context, c Conn, ttl time.Duration) error {
+	res, err := c.Do(ctx, "schema", Statement{SQL: b.sql.mark}, Statement{SQL: b.sql.leases})
+	if err != nil {
+		return b.unavailable("check server", err)
+	}
+	longest := ttl
+	for _, r := range res[1].Rows {
+		longest = max(longest, time.Duration(r.Int(2))*time.Millisecond)
+	}
+	left, err := b.keepMark(ctx, c, res[0].Rows, longest)
+	switch {
+	case err != nil:
+		return b.unavailable("check server", err)
+	case left > 0:
+		return fmt.Errorf("%w; locks are granted again in %s: %w", errKept, left.Round(100*time.Millisecond), lock.ErrUnavailable)
+	}
+	return nil
+}
+
+// keepMark takes note of the mark that a server has answered, and changes it there when it
+// is time. It gives the time that is left; 0: the server may grant.
+func (b *Backend) keepMark(ctx context.Context, c Conn, rows []Row, longest time.Duration) (left time.Duration, err error) {
 	if len(rows) == 0 {
-		return 0
+		return 0, nil
 	}
 	seen := markSeen{mark: rows[0].Text(0), server: rows[0].Text(1), since: b.clock()}
 	if seen.mark == seen.server {
 		from := b.movedFrom(seen.server)
 		if from == "" {
 			b.mayGrant()
-			return 0
+			return 0, nil
 		}
-		if _, err := b.pool.Do(ctx, "keeper", b.doubt(from)); err != nil {
-			return lock.MinTTL // nothing is known
+		if _, err := c.Do(ctx, "keeper", b.doubt(from)); err != nil {
+			return 0, err
 		}
 		seen.mark = from
 	}
@@ -53,10 +74,10 @@ func (b *Backend) keepMark(ctx context.Context, rows []Row, longest time.Duratio
 	b.marked = seen
 	b.mu.Unlock()
 	if left = seen.since + grace - b.clock(); left > 0 && seen.mark != "" { // "": the tables are new
-		return left
+		return left, nil
 	}
-	_, _ = b.pool.Do(ctx, "keeper", Statement{SQL: b.sql.setMark, Args: []any{[]byte(seen.mark)}})
-	return 0
+	_, err = c.Do(ctx, "keeper", Statement{SQL: b.sql.setMark, Args: []any{[]byte(seen.mark)}})
+	return 0, err
 }
 
 // mayGrant notes that a server has answered that may grant. Whichever takes over after it

@@ -140,7 +140,12 @@ func (l *lease) isKeeper(ctx context.Context) bool {
 func (l *lease) round(ctx context.Context) (pause time.Duration) {
 	q := l.b.sql
 	round := newBeat()
-	res, err := l.b.pool.Do(ctx, "observe",
+	c, err := l.b.pool.Conn(ctx) // one server for all of it
+	if err != nil {
+		return leastRound
+	}
+	defer func() { c.Close(err) }()
+	res, err := c.Do(ctx, "observe",
 		Statement{SQL: q.round, Args: []any{round, []byte(l.id)}, Count: true},
 		Statement{SQL: q.leases}, Statement{SQL: q.mark})
 	if err != nil {
@@ -172,7 +177,7 @@ func (l *lease) round(ctx context.Context) (pause time.Duration) {
 		}
 	}
 	l.forgetGone(there)
-	l.b.keepMark(ctx, res[2].Rows, longest)
+	_, err = l.b.keepMark(ctx, c, res[2].Rows, longest)
 	pause = min(max(shortest/4, leastRound, time.Duration(others)*roundForEach), mostRound)
 	if others == 0 {
 		pause = min(l.ttl/2, mostRound)

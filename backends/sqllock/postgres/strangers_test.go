@@ -159,7 +159,7 @@ func TestLeaseIsOpenedWhileTheLastOneIsClosed(t *testing.T) {
 	road.Retarget(testengine.Nodes(t, s)[0].Addr())
 	resume := testengine.Pause(t, s)
 	before := road.Conns()
-	next := openSoon(t, b)
+	next := openSoon(t, b, 30*time.Second)
 	eventually(t, "the next lease has a connection", func() error {
 		if road.Conns() == before {
 			return errors.New("it has not")
@@ -184,7 +184,7 @@ func TestLateAnswerToALeaseThatIsClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = b.Close() })
-	l := openSoon(t, b)()
+	l := openSoon(t, b, 30*time.Second)()
 	fork := forkBeside(t, s, l)
 	beats.Retarget(testengine.Nodes(t, fork)[0].Addr())
 	held := beats.LoseReply("renewed=", testengine.HoldReplies)
@@ -207,7 +207,7 @@ func TestLateAnswerToALeaseThatIsClosed(t *testing.T) {
 	if err := l.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	next := openSoon(t, b)
+	next := openSoon(t, b, 30*time.Second)
 	eventually(t, "the next lease has a connection", func() error {
 		if beats.Conns() == before {
 			return errors.New("it has not")
@@ -220,14 +220,69 @@ func TestLateAnswerToALeaseThatIsClosed(t *testing.T) {
 	grants(t, next())
 }
 
+// Heartbeats lead back to the old server, and there the next lease is opened, when requests
+// still go to the other one: the old server is doubted all the same, and grants nothing for
+// the whole grace.
+func TestOldServerIsDoubtedByTheNextLease(t *testing.T) {
+	const ttl = 4 * time.Second
+	s := testengine.New(t, testengine.Postgres)
+	requests, beats, all := testengine.Through(t, s), testengine.Through(t, s), testengine.Through(t, s)
+	b, err := sqllock.Open(forked{dialect(t, with(requests.URL(), "timeout=3s")), dialect(t, with(beats.URL(), "timeout=3s"))},
+		sqllock.Options{Migrate: true, FailoverGrace: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	l := openSoon(t, b, ttl)()
+	_, holder := sidecar(t, all.URL(), ttl)
+	fork := forkBeside(t, s, l, holder)
+	for _, road := range []*testengine.Proxy{requests, beats, all} {
+		road.Retarget(testengine.Nodes(t, fork)[0].Addr())
+		road.Inject(testengine.Sever)
+	}
+	var g lock.Grant
+	eventually(t, "the other server grants", func() (err error) {
+		beat(t, l)
+		beat(t, holder)
+		try := request("r", lock.Exclusive)
+		try.Try = true
+		g, err = holder.Acquire(t.Context(), try)
+		return err
+	})
+	if err := l.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	relies := time.Now().Add(ttl) // its last heartbeat may be as late as this
+	beat(t, holder)
+	beats.Retarget(testengine.Nodes(t, s)[0].Addr())
+	var next lock.Lease
+	eventually(t, "the next lease is opened", func() (err error) {
+		next, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: t.Name()})
+		return err
+	})
+	defer func() { _ = next.Close(context.WithoutCancel(t.Context())) }()
+	requests.Retarget(testengine.Nodes(t, s)[0].Addr())
+	requests.Inject(testengine.Sever)
+	eventually(t, "the first server grants", func() error {
+		beat(t, next)
+		try := request("r", lock.Exclusive)
+		try.Try = true
+		_, err := next.Acquire(t.Context(), try)
+		return err
+	})
+	if early := time.Until(relies); early > 0 {
+		t.Errorf("two holders: granted %s before %s relies on it no more", early, g.ID)
+	}
+}
+
 // openSoon opens a lease beside what the test does.
-func openSoon(t *testing.T, b *sqllock.Backend) (get func() lock.Lease) {
+func openSoon(t *testing.T, b *sqllock.Backend, ttl time.Duration) (get func() lock.Lease) {
 	t.Helper()
 	var l lock.Lease
 	var err error
 	var opened sync.WaitGroup
 	opened.Go(func() {
-		l, err = b.OpenLease(context.WithoutCancel(t.Context()), lock.LeaseOptions{TTL: 30 * time.Second, Sidecar: t.Name()})
+		l, err = b.OpenLease(context.WithoutCancel(t.Context()), lock.LeaseOptions{TTL: ttl, Sidecar: t.Name()})
 	})
 	t.Cleanup(func() {
 		opened.Wait()
