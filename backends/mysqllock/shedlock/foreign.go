@@ -20,6 +20,8 @@ const (
 	maxHolds = 1000
 	// again is when a request is sent again that another transaction was in the way of.
 	again = 10 * time.Millisecond
+	// freeTime is how long the last release waits for rows that somebody has locked.
+	freeTime = 2 * time.Second
 )
 
 // foreign implements sqllock.Foreign: what one lease has in ShedLock's table.
@@ -152,52 +154,64 @@ func sleep(ctx context.Context, d time.Duration) bool {
 func (f *foreign) Keep(ctx context.Context, server string, holds []leasekit.Ref) (kept, lost []lock.HoldID) {
 	f.pool.Trust(server)
 	f.beats.Trust(server)
+	kept, lost, _ = f.change(ctx, f.beats, "heartbeat", f.b.sql.extend, holds, f.ttl.Microseconds())
+	return kept, lost
+}
+
+// change changes the rows of holds, and waits until ctx ends for those that somebody has
+// locked. gone are those that are not there any more; the error says why others are left.
+func (f *foreign) change(ctx context.Context, p sqllock.Pool, command, statement string, holds []leasekit.Ref, args ...any) (changed, gone []lock.HoldID, err error) {
 	for left := holds; len(left) > 0; {
-		k, l, err := f.keep(ctx, left)
-		kept, lost = append(kept, k...), append(lost, l...)
+		did, not, err := f.changeFree(ctx, p, command, statement, left, args...)
+		changed, gone = append(changed, did...), append(gone, not...)
 		if c := f.b.d.Class(err); err != nil && c != sqllock.Blocked && c != sqllock.Conflict {
+			return changed, gone, err
+		}
+		if len(did)+len(not) == len(left) {
 			break
 		}
-		if len(k)+len(l) == len(left) || !sleep(ctx, again) {
-			break
+		if !sleep(ctx, again) {
+			return changed, gone, errLocked
 		}
-		known := make(map[lock.HoldID]bool, len(k)+len(l)) // somebody has locked the others
-		for _, id := range slices.Concat(k, l) {
+		known := make(map[lock.HoldID]bool, len(did)+len(not))
+		for _, id := range slices.Concat(did, not) {
 			known[id] = true
 		}
 		left = slices.DeleteFunc(slices.Clone(left), func(r leasekit.Ref) bool { return known[r.ID] })
 	}
-	return kept, lost
+	return changed, gone, nil
 }
 
-// keep moves lock_until of locks ahead, but for those that somebody has locked.
-func (f *foreign) keep(ctx context.Context, holds []leasekit.Ref) (kept, lost []lock.HoldID, err error) {
-	c, err := f.beats.Conn(ctx)
+var errLocked = errors.New("somebody has locked rows")
+
+// changeFree changes the rows of holds, but for those that somebody has locked.
+func (f *foreign) changeFree(ctx context.Context, p sqllock.Pool, command, statement string, holds []leasekit.Ref, args ...any) (changed, gone []lock.HoldID, err error) {
+	c, err := p.Conn(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer func() { c.Close(err) }()
-	res, err := c.Do(ctx, "heartbeat", sqllock.Statement{SQL: "START TRANSACTION"}, f.of(f.b.sql.lock, holds))
+	res, err := c.Do(ctx, command, sqllock.Statement{SQL: "START TRANSACTION"}, f.of(f.b.sql.lock, holds))
 	if err != nil {
 		return nil, nil, err
 	}
 	locked, rest := f.split(holds, res[1].Rows)
 	batch := []sqllock.Statement{{SQL: "COMMIT"}}
 	if len(locked) > 0 {
-		batch = slices.Insert(batch, 0, f.of(f.b.sql.extend, locked, f.ttl.Microseconds()))
+		batch = slices.Insert(batch, 0, f.of(statement, locked, args...))
 	}
-	if _, err = c.Do(ctx, "heartbeat", batch...); err != nil {
+	if _, err = c.Do(ctx, command, batch...); err != nil {
 		return nil, nil, err
 	}
-	kept = ids(locked)
+	changed = ids(locked)
 	if len(rest) == 0 {
-		return kept, nil, nil
+		return changed, nil, nil
 	}
 	if res, err = c.Do(ctx, "compare", f.of(f.b.sql.holding, rest)); err != nil {
-		return kept, nil, err
+		return changed, nil, err
 	}
-	_, gone := f.split(rest, res[0].Rows)
-	return kept, ids(gone), nil
+	_, away := f.split(rest, res[0].Rows)
+	return changed, ids(away), nil
 }
 
 // split splits holds by whether their locked_by is among the rows.
@@ -236,13 +250,14 @@ func (f *foreign) Strangers(ctx context.Context, r lock.Resource) lock.Status {
 	return st
 }
 
-// Close implements sqllock.Foreign.
+// Close implements sqllock.Foreign. What somebody has locked for long stays locked until
+// lock_until, and is not in the way of the others.
 func (f *foreign) Close(ctx context.Context, holds []leasekit.Ref) error {
-	var err error
-	if len(holds) > 0 {
-		if err = f.retry(ctx, "close", f.of(f.b.sql.free, holds)); err != nil {
-			err = fmt.Errorf("release in ShedLock's table: %w: %w", lock.ErrUnavailable, err)
-		}
+	limit, cancel := context.WithTimeout(ctx, freeTime)
+	defer cancel()
+	_, _, err := f.change(limit, f.pool, "close", f.b.sql.free, holds)
+	if err != nil {
+		err = fmt.Errorf("release in ShedLock's table: %w: %w", lock.ErrUnavailable, err)
 	}
 	return errors.Join(err, f.pool.Close(), f.beats.Close())
 }

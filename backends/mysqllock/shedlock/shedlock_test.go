@@ -435,3 +435,34 @@ func TestSwitchOver(t *testing.T) {
 		})
 	}
 }
+
+// TestCloseBesideAFrozenService: a service that has frozen in a transaction on one row is not
+// in the way of the other locks of a sidecar that stops.
+func TestCloseBesideAFrozenService(t *testing.T) {
+	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+		b, l := sidecar(t, s.URL(), 10*time.Minute)
+		stuck, other := unique(t)+"/1", unique(t)+"/2"
+		hold(t, l, stuck)
+		hold(t, l, other)
+		java := direct(t, s.URL())
+		defer func() { _ = java.Close() }()
+		for _, q := range []string{"START TRANSACTION", "UPDATE shedlock SET locked_by=locked_by WHERE name='" + string(stuck) + "'"} {
+			if _, err := java.ExecContext(t.Context(), q); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		if err := l.Close(ctx); !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("Close: %v, want what is left", err)
+		}
+		for _, r := range []lock.Resource{stuck, other} {
+			if st, err := b.Backend.Get(t.Context(), r); err != nil || len(st.Holders) > 0 {
+				t.Errorf("the engine has %+v, %v", st, err)
+			}
+		}
+		if !shedLocks(t, s, other, time.Second) {
+			t.Error("a row that nobody had locked was not given back")
+		}
+	})
+}
