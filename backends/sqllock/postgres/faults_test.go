@@ -294,21 +294,61 @@ func TestHolderWhoWaitsOnTheNewServer(t *testing.T) {
 }
 
 // What a lease has left is cleared away soon, however many others are over of which nothing
-// is left.
+// is left. Here it was left because an app had locked the row, as its guard does.
 func TestSweepBehindManyThatAreOver(t *testing.T) {
 	h := newHarness(t, testengine.Postgres)
-	_, l := sidecar(t, h.Server.URL(), lock.MinTTL)
-	go func() {
-		for t.Context().Err() == nil {
-			_, _ = l.Heartbeat(t.Context())
-			time.Sleep(lock.MinTTL / 5)
+	b, l := sidecar(t, h.Server.URL(), 10*time.Second)
+	beats, stop := context.WithCancel(t.Context())
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	defer stop()
+	tasks.Go(func() {
+		for beats.Err() == nil {
+			_, _ = l.Heartbeat(beats)
+			time.Sleep(100 * time.Millisecond)
 		}
-	}()
-	h.execute(t, `INSERT INTO {lease} (id, beat, ttl_ms, ended, server, sidecar, opened, renewed)
-SELECT convert_to('over' || n, 'UTF8'), n, 1000, 1, '', '', 0, 0 FROM generate_series(1, 500) n`)
-	time.Sleep(2 * time.Second) // they are swept again and again
-	h.execute(t, `INSERT INTO {lease} (id, beat, ttl_ms, ended, server, sidecar, opened, renewed) VALUES ('last', 0, 1000, 1, '', '', 0, 0)`)
-	h.execute(t, `INSERT INTO {lock} (name, fence, x_id, x_lease, x_owner, x_since) VALUES ('r', 1, 'id', 'last', '', 0)`)
+	})
+	const many, atATime = 200, 8
+	var opens sync.WaitGroup
+	for range atATime {
+		opens.Go(func() {
+			for range many / atATime {
+				over, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 10 * time.Second, Sidecar: t.Name()})
+				if err == nil {
+					err = over.Close(t.Context())
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	opens.Wait()
+	_, dead := sidecar(t, h.Server.URL(), 2*time.Second)
+	hold(t, dead, "r", lock.Exclusive)
+	app, err := pgx.Connect(t.Context(), h.Server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = app.Close(context.WithoutCancel(t.Context())) }()
+	for _, q := range []string{"BEGIN", "SELECT 1 FROM " + dialect(t, h.Server.URL()).cfg.Table("lock") + " WHERE name='r' FOR UPDATE"} {
+		if _, err := app.Exec(t.Context(), q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "the lease is over", func() error {
+		if rows := h.execute(t, "SELECT 1 FROM {lease} WHERE id=? AND ended=1", []byte(dead.ID())); len(rows) == 0 {
+			return errors.New("it lives")
+		}
+		return nil
+	})
+	time.Sleep(time.Second) // it was swept, but for what is locked
+	if len(h.Leftovers(t, "r")) == 0 {
+		t.Fatal("nothing was left")
+	}
+	if _, err := app.Exec(t.Context(), "ROLLBACK"); err != nil {
+		t.Fatal(err)
+	}
 	eventually(t, "it is cleared away", func() error {
 		if left := h.Leftovers(t, "r"); len(left) > 0 {
 			return fmt.Errorf("%q", left)
