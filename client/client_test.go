@@ -97,7 +97,7 @@ func within(t testing.TB, what string, c <-chan struct{}) {
 
 func (s *sidecar) dial(t testing.TB) *client.Client {
 	t.Helper()
-	c, err := client.Dial(t.Context(), s.socket, wire()...)
+	c, err := client.Dial(t.Context(), s.socket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -287,7 +287,7 @@ func TestSidecarStops(t *testing.T) {
 	if _, err := c.OpenSession(t.Context(), client.SessionOptions{}); !errors.Is(err, client.ErrNoSidecar) {
 		t.Errorf("open: %v", err)
 	}
-	_, err = client.Dial(t.Context(), s.socket, wire()...)
+	_, err = client.Dial(t.Context(), s.socket)
 	if !errors.Is(err, client.ErrNoSidecar) || !strings.Contains(err.Error(), s.socket) || !strings.Contains(err.Error(), "locksidecar serve") {
 		t.Errorf("dial: %v", err)
 	}
@@ -388,16 +388,10 @@ func TestConcurrent(t *testing.T) {
 	}
 }
 
-// A session too many is refused, and other calls go on. Over gRPC they share a
-// connection, which has a limit of its own.
+// A session too many is refused, and other calls go on.
 func TestManySessions(t *testing.T) {
-	most := 1000
-	s := start(t, func(o *session.Options) {
-		if !overGRPC {
-			most = 100
-			o.Limits.SessionsPerUID = most
-		}
-	})
+	const most = 100
+	s := start(t, func(o *session.Options) { o.Limits.SessionsPerUID = most })
 	c := s.dial(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -406,7 +400,7 @@ func TestManySessions(t *testing.T) {
 			t.Fatalf("session %d: %v", n, err)
 		}
 	}
-	for range 2 * 24 { // more than gRPC has room for
+	for range 20 {
 		var said *client.Error
 		if _, err := c.OpenSession(ctx, client.SessionOptions{}); !errors.Is(err, client.ErrLimitExceeded) || !errors.As(err, &said) || said.Metadata["max"] != strconv.Itoa(most) {
 			t.Fatal(err)

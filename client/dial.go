@@ -8,36 +8,13 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/connectivity"
 )
 
 // ErrNoSidecar: nothing answers at the socket.
 var ErrNoSidecar = errors.New("no sidecar answers")
-
-// dialer makes the connections of a Client.
-type dialer struct {
-	path string
-
-	mu  sync.Mutex
-	err error // of the last attempt to connect
-}
-
-// dial is called by gRPC.
-func (d *dialer) dial(ctx context.Context, _ string) (net.Conn, error) {
-	c, err := connect(ctx, d.path)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.err = err
-	if err != nil {
-		return nil, explainDial(d.path, err)
-	}
-	return c, nil
-}
 
 // connect makes one connection. While the sidecar has more callers than it has
 // accepted, the kernel refuses those above its limit, who ask again.
@@ -54,44 +31,6 @@ func connect(ctx context.Context, path string) (net.Conn, error) {
 			return nil, err
 		}
 	}
-}
-
-// await waits for the first answer of the sidecar. gRPC tries again when the
-// connection ends before: the sidecar ends those that are slow to say what they
-// want, and on an overloaded machine that may be us.
-func (d *dialer) await(ctx context.Context, conn *grpc.ClientConn) error {
-	limit, cancel := context.WithTimeout(ctx, dialLimit)
-	defer cancel()
-	for {
-		state := conn.GetState()
-		switch state {
-		case connectivity.Ready:
-			return nil
-		case connectivity.Idle: // not asked yet, or the connection has ended again
-			conn.Connect()
-		case connectivity.TransientFailure:
-			if err := d.failed(); err != nil && !errors.Is(err, unix.EAGAIN) {
-				return explainDial(d.path, err)
-			}
-		}
-		if !conn.WaitForStateChange(limit, state) {
-			if ctx.Err() != nil {
-				return fmt.Errorf("dial %s: %w", d.path, context.Cause(ctx))
-			}
-			err := d.failed()
-			if err == nil {
-				err = fmt.Errorf("something listens, and has not answered within %s", dialLimit)
-			}
-			return explainDial(d.path, err)
-		}
-	}
-}
-
-// failed is the error of the last attempt to connect.
-func (d *dialer) failed() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.err
 }
 
 // greeting is a request to which every sidecar answers something, though it may refuse

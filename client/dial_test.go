@@ -75,7 +75,7 @@ func pass(t *testing.T, l net.Listener, sidecar string, hangUps int) {
 
 func usable(t *testing.T, path string) {
 	t.Helper()
-	c, err := client.Dial(t.Context(), path, wire()...)
+	c, err := client.Dial(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +136,7 @@ func TestDialGivenUp(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		_, err := client.Dial(ctx, path, wire()...)
+		_, err := client.Dial(ctx, path)
 		done <- err
 	}()
 	cause := errors.New("enough")
@@ -156,7 +156,7 @@ func TestDialNothing(t *testing.T) {
 	path, _ := front(t, 1)
 	for name, p := range map[string]string{"no file": path + "-no", "not a socket": filepath.Dir(path)} {
 		began := time.Now()
-		if _, err := client.Dial(t.Context(), p, wire()...); !errors.Is(err, client.ErrNoSidecar) || time.Since(began) > patience/2 {
+		if _, err := client.Dial(t.Context(), p); !errors.Is(err, client.ErrNoSidecar) || time.Since(began) > patience/2 {
 			t.Errorf("%s: %v after %s", name, err, time.Since(began))
 		}
 	}

@@ -1,14 +1,11 @@
 package client
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 // What the sidecar can answer. Compare with errors.Is; errors.As with *Error
@@ -68,28 +65,5 @@ func fromStatus(st *statuspb.Status) error {
 			return &Error{Reason: info.GetReason(), Message: st.GetMessage(), Metadata: info.GetMetadata()}
 		}
 	}
-	if codes.Code(st.GetCode()) == codes.ResourceExhausted { //nolint:gosec // a code; gRPC itself refuses large messages
-		return &Error{Reason: "LIMIT_EXCEEDED", Message: st.GetMessage()}
-	}
-	return status.FromProto(st).Err()
-}
-
-// fromCall reads the error of a gRPC call.
-func (c *Client) fromCall(ctx context.Context, err error) error {
-	if err == nil {
-		return nil
-	}
-	st := status.Convert(err).Proto()
-	said := fromStatus(st)
-	var ours *Error
-	switch {
-	case errors.As(said, &ours):
-		return said
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
-	case codes.Code(st.GetCode()) == codes.Unavailable: //nolint:gosec // a code
-		return fmt.Errorf("%w at %s: %s", ErrNoSidecar, c.path, st.GetMessage())
-	default:
-		return said
-	}
+	return &Error{Message: st.GetMessage()}
 }

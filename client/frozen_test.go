@@ -62,7 +62,7 @@ func process(t *testing.T) (socket string, p *os.Process) {
 // lease could end, and does not change its mind when the sidecar wakes up.
 func TestFrozenSidecar(t *testing.T) {
 	socket, p := process(t)
-	c, err := client.Dial(t.Context(), socket, wire()...)
+	c, err := client.Dial(t.Context(), socket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func TestFrozenSidecar(t *testing.T) {
 // its context ends, and what was not sent is forgotten.
 func TestFullWindows(t *testing.T) {
 	socket, p := process(t)
-	c, err := client.Dial(t.Context(), socket, wire()...)
+	c, err := client.Dial(t.Context(), socket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func TestFullWindows(t *testing.T) {
 		return len(tasks) > 0
 	})
 	const callers = 400
-	name := strings.Repeat("x", 4000) // 1.6 MB in all: more than sockets and gRPC take
+	name := strings.Repeat("x", 4000) // 1.6 MB in all: more than sockets take
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	done := make(chan error, callers+3)
@@ -169,7 +169,7 @@ func TestFullWindows(t *testing.T) {
 
 func TestKilledSidecar(t *testing.T) {
 	socket, p := process(t)
-	c, err := client.Dial(t.Context(), socket, wire()...)
+	c, err := client.Dial(t.Context(), socket)
 	if err != nil {
 		t.Fatal(err)
 	}

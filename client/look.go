@@ -19,10 +19,6 @@ func (c *Client) Get(ctx context.Context, resource string) (*pb.Lock, error) {
 		return nil, err
 	}
 	q := &pb.GetLockRequest{Resource: resource}
-	if c.api != nil {
-		l, err := c.api.GetLock(ctx, q)
-		return l, c.fromCall(ctx, err)
-	}
 	a, err := c.ask(ctx, true, &pb.SessionRequest{Request: &pb.SessionRequest_GetLock{GetLock: q}})
 	return a.GetLock(), err
 }
@@ -37,11 +33,12 @@ func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[*pb.Lock, er
 		}
 		q := &pb.ListLocksRequest{Prefix: prefix, PageSize: 1000}
 		for {
-			page, err := c.page(ctx, q)
+			a, err := c.ask(ctx, true, &pb.SessionRequest{Request: &pb.SessionRequest_ListLocks{ListLocks: q}})
 			if err != nil {
 				yield(nil, err)
 				return
 			}
+			page := a.GetLocks()
 			for _, l := range page.GetLocks() {
 				if !yield(l, nil) {
 					return
@@ -52,15 +49,6 @@ func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[*pb.Lock, er
 			}
 		}
 	}
-}
-
-func (c *Client) page(ctx context.Context, q *pb.ListLocksRequest) (*pb.ListLocksResponse, error) {
-	if c.api != nil {
-		page, err := c.api.ListLocks(ctx, q)
-		return page, c.fromCall(ctx, err)
-	}
-	a, err := c.ask(ctx, true, &pb.SessionRequest{Request: &pb.SessionRequest_ListLocks{ListLocks: q}})
-	return a.GetLocks(), err
 }
 
 // Watch brings what is there and then every change that the sidecar sees when
@@ -78,35 +66,14 @@ func (c *Client) Watch(ctx context.Context, prefix string, interval time.Duratio
 		if interval != 0 {
 			q.Interval = durationpb.New(interval)
 		}
-		next, err := c.watch(ctx, q)
-		for err == nil {
-			var e *pb.WatchEvent
-			if e, err = next(); err == nil && !yield(e, nil) {
+		a, st, err := c.begin(ctx, true, &pb.SessionRequest{Request: &pb.SessionRequest_WatchLocks{WatchLocks: q}})
+		for ; err == nil; a, err = c.answer(ctx, st) {
+			if !yield(a.GetWatched(), nil) {
 				return
 			}
 		}
 		yield(nil, err)
 	}
-}
-
-// watch begins a watch that ends with ctx.
-func (c *Client) watch(ctx context.Context, q *pb.WatchLocksRequest) (next func() (*pb.WatchEvent, error), _ error) {
-	if c.api != nil {
-		st, err := c.api.WatchLocks(ctx, q)
-		return func() (*pb.WatchEvent, error) {
-			e, err := st.Recv()
-			return e, c.fromCall(ctx, err)
-		}, c.fromCall(ctx, err)
-	}
-	first, st, err := c.begin(ctx, true, &pb.SessionRequest{Request: &pb.SessionRequest_WatchLocks{WatchLocks: q}})
-	return func() (*pb.WatchEvent, error) {
-		if a := first; a != nil {
-			first = nil
-			return a.GetWatched(), nil
-		}
-		a, err := c.answer(ctx, st)
-		return a.GetWatched(), err
-	}, err
 }
 
 // ForceRelease takes a lock from its holder, or a waiter out of the queue; an
@@ -119,20 +86,12 @@ func (c *Client) ForceRelease(ctx context.Context, resource, lockID string, grac
 		return nil, err
 	}
 	q := &pb.ForceReleaseRequest{Resource: resource, LockId: lockID, Grace: durationpb.New(grace)}
-	if c.api != nil {
-		a, err := c.api.ForceRelease(ctx, q)
-		return a.GetLockIds(), c.fromCall(ctx, err)
-	}
 	a, err := c.ask(ctx, false, &pb.SessionRequest{Request: &pb.SessionRequest_ForceRelease{ForceRelease: q}})
 	return a.GetForceReleased().GetLockIds(), err
 }
 
 // Info tells about the sidecar.
 func (c *Client) Info(ctx context.Context) (*pb.Info, error) {
-	if c.api != nil {
-		i, err := c.api.GetInfo(ctx, &pb.GetInfoRequest{})
-		return i, c.fromCall(ctx, err)
-	}
 	a, err := c.ask(ctx, true, &pb.SessionRequest{Request: &pb.SessionRequest_GetInfo{GetInfo: &pb.GetInfoRequest{}}})
 	return a.GetInfo(), err
 }
@@ -148,11 +107,11 @@ func (c *Client) ask(ctx context.Context, again bool, q *pb.SessionRequest) (*pb
 }
 
 // begin is ask where more answers follow. The connection ends with ctx.
-func (c *Client) begin(ctx context.Context, again bool, q *pb.SessionRequest) (*pb.SessionResponse, *lineStream, error) {
+func (c *Client) begin(ctx context.Context, again bool, q *pb.SessionRequest) (*pb.SessionResponse, *stream, error) {
 	q.RequestId = "1"
 	began := time.Now()
 	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
-		st, err := c.openLines(ctx)
+		st, err := c.openStream(ctx)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -174,7 +133,7 @@ func (c *Client) begin(ctx context.Context, again bool, q *pb.SessionRequest) (*
 var errHungUp = errors.New("it has ended the connection")
 
 // answer reads one message, or the error in its place.
-func (c *Client) answer(ctx context.Context, st *lineStream) (*pb.SessionResponse, error) {
+func (c *Client) answer(ctx context.Context, st *stream) (*pb.SessionResponse, error) {
 	a, err := st.recv()
 	var said *Error
 	switch {

@@ -7,7 +7,7 @@ import (
 	"github.com/locksidecar/locksidecar/client"
 )
 
-// What gRPC cannot send is refused as the sidecar would.
+// What cannot be sent is refused as the sidecar would.
 func TestNamesThatAreNoText(t *testing.T) {
 	c := start(t).dial(t)
 	const bad = "a\xff"

@@ -13,9 +13,8 @@ import (
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
@@ -27,7 +26,6 @@ import (
 // script is a sidecar with one session, which says what a test makes it say, in
 // that order.
 type script struct {
-	pb.UnimplementedLockSidecarServer
 	t       *testing.T
 	session *client.Session
 	asked   chan *pb.SessionRequest
@@ -49,16 +47,9 @@ func scripted(t *testing.T) *script {
 	}
 	s := &script{t: t, asked: make(chan *pb.SessionRequest, 100), say: make(chan *pb.SessionResponse)}
 	var running sync.WaitGroup
-	if overGRPC {
-		server := grpc.NewServer()
-		pb.RegisterLockSidecarServer(server, s)
-		running.Go(func() { _ = server.Serve(l) })
-		t.Cleanup(func() { server.Stop(); running.Wait() })
-	} else {
-		running.Go(func() { s.serveLines(l) })
-		t.Cleanup(func() { _ = l.Close(); running.Wait() })
-	}
-	c, err := client.Dial(t.Context(), l.Addr().String(), wire()...)
+	running.Go(func() { s.serve(l) })
+	t.Cleanup(func() { _ = l.Close(); running.Wait() })
+	c, err := client.Dial(t.Context(), l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,8 +60,8 @@ func scripted(t *testing.T) *script {
 	return s
 }
 
-// serveLines answers the greeting, and serves one session.
-func (s *script) serveLines(l net.Listener) {
+// serve answers the greeting, and serves one session.
+func (s *script) serve(l net.Listener) {
 	for {
 		c, err := l.Accept()
 		if err != nil {
@@ -79,8 +70,7 @@ func (s *script) serveLines(l net.Listener) {
 		in := bufio.NewReader(c)
 		if first, err := in.Peek(1); err == nil && first[0] == '{' {
 			ctx, cancel := context.WithCancel(context.Background())
-			st := &lines{ctx: ctx, cancel: cancel, c: c, in: in}
-			_ = s.Session(st)
+			_ = s.converse(&lines{ctx: ctx, cancel: cancel, c: c, in: in})
 			cancel()
 			_ = c.Close()
 			return
@@ -92,16 +82,13 @@ func (s *script) serveLines(l net.Listener) {
 
 // lines is the sidecar's end of a connection.
 type lines struct {
-	grpc.ServerStream
 	ctx    context.Context
 	cancel context.CancelFunc
 	c      net.Conn
 	in     *bufio.Reader
 }
 
-func (l *lines) Context() context.Context { return l.ctx }
-
-func (l *lines) Recv() (*pb.SessionRequest, error) {
+func (l *lines) recv() (*pb.SessionRequest, error) {
 	line, err := l.in.ReadBytes('\n')
 	if err != nil {
 		l.cancel()
@@ -110,7 +97,7 @@ func (l *lines) Recv() (*pb.SessionRequest, error) {
 	return jsonlines.ParseRequest(line)
 }
 
-func (l *lines) Send(a *pb.SessionResponse) error {
+func (l *lines) send(a *pb.SessionResponse) error {
 	line, err := jsonlines.AppendResponse(nil, a)
 	if err == nil {
 		_, err = l.c.Write(line)
@@ -118,12 +105,12 @@ func (l *lines) Send(a *pb.SessionResponse) error {
 	return err
 }
 
-func (s *script) Session(st grpc.BidiStreamingServer[pb.SessionRequest, pb.SessionResponse]) error {
-	q, err := st.Recv()
+func (s *script) converse(st *lines) error {
+	q, err := st.recv()
 	if err != nil {
 		return err
 	}
-	err = st.Send(&pb.SessionResponse{RequestId: q.GetRequestId(), Response: &pb.SessionResponse_Opened{Opened: &pb.OpenSessionResponse{
+	err = st.send(&pb.SessionResponse{RequestId: q.GetRequestId(), Response: &pb.SessionResponse_Opened{Opened: &pb.OpenSessionResponse{
 		SessionId: "scripted", LeaseMargin: durationpb.New(scriptMargin), CountedAt: durationpb.New(lock.BootTime()),
 	}}})
 	if err != nil {
@@ -131,7 +118,7 @@ func (s *script) Session(st grpc.BidiStreamingServer[pb.SessionRequest, pb.Sessi
 	}
 	go func() { // ends with the stream
 		for {
-			q, err := st.Recv()
+			q, err := st.recv()
 			if err != nil {
 				return
 			}
@@ -141,10 +128,10 @@ func (s *script) Session(st grpc.BidiStreamingServer[pb.SessionRequest, pb.Sessi
 	for {
 		select {
 		case a := <-s.say:
-			if err := st.Send(a); err != nil {
+			if err := st.send(a); err != nil {
 				return err
 			}
-		case <-st.Context().Done():
+		case <-st.ctx.Done():
 			return nil
 		}
 	}
@@ -184,11 +171,12 @@ func (s *script) released(requestID string) {
 
 func (s *script) refuse(requestID, reason string, metadata map[string]string) {
 	s.t.Helper()
-	st, err := status.New(codes.FailedPrecondition, "refused: "+reason).WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: "locksidecar", Metadata: metadata})
+	info, err := anypb.New(&errdetails.ErrorInfo{Reason: reason, Domain: "locksidecar", Metadata: metadata})
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.say <- &pb.SessionResponse{RequestId: requestID, Response: &pb.SessionResponse_Error{Error: st.Proto()}}
+	st := &statuspb.Status{Message: "refused: " + reason, Details: []*anypb.Any{info}}
+	s.say <- &pb.SessionResponse{RequestId: requestID, Response: &pb.SessionResponse_Error{Error: st}}
 }
 
 // asking is an acquire in flight.

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strconv"
 
-	"google.golang.org/protobuf/proto"
-
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 )
 
@@ -17,10 +15,9 @@ import (
 // read. So a caller sends only what does not block; everything else is sent by a
 // goroutine, and the caller can leave. Who sends takes what others have queued meanwhile.
 type outbox struct {
-	queue      []*call // in the order in which they will be sent
-	busy       bool    // somebody is sending
-	batch      []*pb.SessionRequest
-	unanswered int // bytes of the requests that have no answer yet
+	queue []*call // in the order in which they will be sent
+	busy  bool    // somebody is sending
+	batch []*pb.SessionRequest
 }
 
 // helped is how many batches one caller sends, for others too.
@@ -63,26 +60,12 @@ func (s *Session) post(c *call, q *pb.SessionRequest) (send bool) {
 		s.asking++
 	}
 	b := &s.outbox
-	if _, most := s.stream.limits(); most > 0 {
-		c.size = proto.Size(q)
-		b.unanswered += c.size
-	}
 	b.queue = append(b.queue, c)
 	if b.busy {
 		return false
 	}
 	b.busy = true
-	if !s.mayBlock() {
-		return true
-	}
-	s.running.Go(s.sendAll)
-	return false
-}
-
-// mayBlock tells whether to send without waiting may block all the same. s.mu is held.
-func (s *Session) mayBlock() bool {
-	_, most := s.stream.limits()
-	return most > 0 && s.outbox.unanswered > most
+	return true
 }
 
 // inBackground queues a request for whose answer nobody waits. s.mu is held.
@@ -98,9 +81,6 @@ func (s *Session) send(most int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for range most {
-		if s.mayBlock() {
-			break
-		}
 		if !s.sendSome(false) {
 			return
 		}
@@ -128,8 +108,7 @@ func (s *Session) sendSome(wait bool) bool {
 		s.sent()
 		return false
 	}
-	n, _ := s.stream.limits()
-	n = min(n, len(b.queue))
+	n := min(lineBatch, len(b.queue))
 	b.batch = b.batch[:0]
 	for _, c := range b.queue[:n] {
 		b.batch = append(b.batch, c.request)
@@ -217,7 +196,6 @@ func (s *Session) withdraw(c *call) bool {
 // forget ends what was noted for a request in flight. s.mu is held.
 func (s *Session) forget(c *call) {
 	delete(s.calls, c.id)
-	s.outbox.unanswered -= c.size
 	if c.acquire {
 		if s.asking--; s.asking == 0 {
 			clear(s.early)

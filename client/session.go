@@ -24,12 +24,12 @@ type SessionOptions struct {
 	TTL time.Duration
 }
 
-// Session is one app session: a connection to the sidecar, or a stream of gRPC. Its methods may be called
-// at the same time by many goroutines.
+// Session is one app session: a connection to the sidecar. Its methods may be called at the
+// same time by many goroutines.
 type Session struct {
 	client *Client
 	id     string
-	stream stream
+	stream *stream
 	cancel context.CancelFunc // ends the stream
 
 	running  sync.WaitGroup // the receiver and who helps it
@@ -61,7 +61,6 @@ type leaseNews struct{ counted, until time.Duration }
 type call struct {
 	id        string
 	request   *pb.SessionRequest
-	size      int                      // in bytes
 	answer    chan *pb.SessionResponse // gets one; closed when the session ends
 	sent      time.Duration
 	maxHold   time.Duration
@@ -89,7 +88,7 @@ func (c *Client) OpenSession(ctx context.Context, o SessionOptions) (*Session, e
 	defer cancel()
 	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
 		s, err := c.openSession(ctx, o)
-		if err == nil || !errors.Is(err, ErrStreamEnded) || c.api != nil || c.closing.Err() != nil {
+		if err == nil || !errors.Is(err, ErrStreamEnded) || c.closing.Err() != nil {
 			return s, err
 		}
 		// The sidecar has hung up without a word, as it does where it has too much to do.
