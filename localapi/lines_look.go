@@ -34,7 +34,7 @@ func (s *service) look(ctx context.Context, l *lineConn, w *peercred.Watcher, q 
 	}
 	ctx, cancel := s.untilStop(ctx)
 	defer cancel()
-	defer context.AfterFunc(s.stopping, func() { _ = l.SetReadDeadline(time.Unix(1, 0)) })()
+	defer context.AfterFunc(s.stopping, func() { _ = l.SetReadDeadline(time.Unix(1, 0)) })() //nolint:contextcheck,nolintlint // not ctx: the end of the server
 	var err error
 	for err == nil {
 		if err = s.lookOnce(s.continueRequest(ctx, q), l, q); err == nil {
