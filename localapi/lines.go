@@ -95,7 +95,7 @@ func (s *service) lineSession(ctx context.Context, l *lineConn, first *pb.Sessio
 	}
 	t := s.newStream(ctx, wire{recv: recv, send: l.send, most: lineBatch, inline: true})
 	l.flush, l.progress = t.out.flush, t.out.progress
-	err := t.serve() //nolint:contextcheck,nolintlint // the stream has its own
+	err := t.serve()                      //nolint:contextcheck,nolintlint // the stream has its own
 	if err == nil || t.out.unsent() > 0 { // who reads nothing reads no farewell
 		return
 	}
