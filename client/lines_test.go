@@ -1,0 +1,155 @@
+package client
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/internal/jsonlines"
+)
+
+// linesPair is a stream of lines and the sidecar's end of its connection.
+func linesPair(t *testing.T) (*lineStream, *net.UnixConn) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "lsl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "s")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	c := &Client{path: l.Addr().String(), closing: ctx}
+	s, err := c.openLines(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = peer.Close() })
+	return s, peer
+}
+
+// TestLinesOfAnyLength are read whole, one after another.
+func TestLinesOfAnyLength(t *testing.T) {
+	s, peer := linesPair(t)
+	lengths := []int{10, readBuffer - 1, readBuffer, readBuffer + 1, 3*readBuffer + 7, 5, 2 * readBuffer, 1}
+	go func() {
+		for i, n := range lengths {
+			_, _ = io.WriteString(peer, strings.Repeat(string(rune('a'+i)), n-1)+"\n")
+		}
+		_, _ = io.WriteString(peer, "half")
+		_ = peer.Close()
+	}()
+	for i, n := range lengths {
+		line, err := s.line()
+		if want := strings.Repeat(string(rune('a'+i)), n-1) + "\n"; err != nil || string(line) != want {
+			t.Errorf("line %d: %d bytes, %v, want %d", i, len(line), err, n)
+		}
+	}
+	if _, err := s.line(); !errors.Is(err, io.EOF) {
+		t.Errorf("at the end: %v", err)
+	}
+}
+
+// TestWhatTheSidecarSaysOfTheConnection ends it; what it says of a request does not.
+func TestWhatTheSidecarSaysOfTheConnection(t *testing.T) {
+	s, peer := linesPair(t)
+	st, err := status.New(codes.ResourceExhausted, "too many").WithDetails(&errdetails.ErrorInfo{Reason: "LIMIT_EXCEEDED", Domain: "locksidecar"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"1", ""} {
+		line, err := jsonlines.AppendResponse(nil, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Error{Error: st.Proto()}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := peer.Write(line); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if a, err := s.recv(); err != nil || a.GetRequestId() != "1" || a.GetError().GetMessage() != "too many" {
+		t.Errorf("of a request: %v, %v", a, err)
+	}
+	if a, err := s.recv(); !errors.Is(err, ErrLimitExceeded) || a != nil {
+		t.Errorf("of the connection: %v, %v", a, err)
+	}
+	if _, err := io.WriteString(peer, "no json\n"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.recv(); err == nil || !strings.HasPrefix(err.Error(), "read answer: ") {
+		t.Errorf("of what is no answer: %v", err)
+	}
+}
+
+// TestSendToOneWhoDoesNotRead: it does not block unless it is told to, and then all goes
+// out, once and in order.
+func TestSendToOneWhoDoesNotRead(t *testing.T) {
+	s, peer := linesPair(t)
+	q := func(i int) *pb.SessionRequest {
+		return &pb.SessionRequest{RequestId: string(rune('a'+i%26)) + strings.Repeat("x", 1000), Request: &pb.SessionRequest_Cancel{Cancel: &pb.CancelRequest{RequestId: "r"}}}
+	}
+	sent := 0
+	for {
+		var batch []*pb.SessionRequest
+		for range lineBatch {
+			batch = append(batch, q(sent))
+			sent++
+		}
+		err := s.send(batch, false)
+		if errors.Is(err, errBlocked) {
+			break
+		}
+		if err != nil || sent > 100_000 {
+			t.Fatalf("after %d requests: %v", sent, err)
+		}
+	}
+	rest := make(chan error, 1)
+	go func() {
+		err := s.send(nil, true)
+		if err == nil {
+			err = s.send([]*pb.SessionRequest{q(sent)}, true)
+		}
+		rest <- err
+	}()
+	in := bufio.NewReader(peer)
+	for i := range sent + 1 {
+		line, err := in.ReadBytes('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := jsonlines.ParseRequest(line); err != nil || got.GetRequestId() != q(i).GetRequestId() {
+			t.Fatalf("request %d: %v, %v", i, got, err)
+		}
+	}
+	if err := <-rest; err != nil {
+		t.Error(err)
+	}
+	_ = peer.Close()
+	for _, wait := range []bool{false, true} {
+		if err := s.send([]*pb.SessionRequest{q(0)}, wait); err == nil || errors.Is(err, errBlocked) || !strings.HasPrefix(err.Error(), "send request: ") {
+			t.Errorf("to one who is gone: %v", err)
+		}
+	}
+	_ = s.conn.Close()
+	if err := s.send([]*pb.SessionRequest{q(0)}, true); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("on a closed connection: %v", err)
+	}
+}
