@@ -143,6 +143,10 @@ func TestBoundsOfOptions(t *testing.T) {
 				t.Errorf("%+v: %v, want %q to be refused", o, err, c.refused)
 			}
 		}
+		_, err := New(Options{Backend: e.store, Namespace: "a\nb"})
+		if longest := fmt.Sprint(lock.MaxResourceBytes - len("/x")); err == nil || !strings.Contains(err.Error(), "at most "+longest+" bytes") {
+			t.Errorf("%v does not say that %s bytes are allowed", err, longest)
+		}
 		m, err := New(Options{Backend: e.store})
 		if err != nil {
 			t.Fatal(err)
@@ -213,7 +217,9 @@ func TestWhyNotReady(t *testing.T) {
 		sc.way.on(nil, opHeartbeat, opOpen)
 		time.Sleep(5 * time.Second)
 		isErr(t, sc.Ready(), nil)
-		sc.Drain(context.Background())
+		if err := sc.Drain(context.Background()); err != nil {
+			t.Error(err)
+		}
 		isErr(t, sc.Ready(), ErrDraining)
 	})
 }
@@ -255,6 +261,16 @@ func TestTheStoreFailsQueries(t *testing.T) {
 		isErr(t, err, errDown)
 		sc.way.on(nil, opGet, opList)
 
+		sc.way.force = func(lock.HoldID) error { return nil }
+		taken, err := sc.ForceRelease(ctx, "r", ids[1], 0)
+		isErr(t, err, nil)
+		if len(taken) != 1 || taken[0] != ids[1] {
+			t.Errorf("taken %v, want the one that was named", taken)
+		}
+		sc.way.force = func(lock.HoldID) error { return errDown }
+		_, err = sc.ForceRelease(ctx, "r", ids[1], 0)
+		isErr(t, err, errDown)
+
 		// One of two cannot be taken, and the other is.
 		sc.way.force = func(id lock.HoldID) error {
 			if id == ids[0] {
@@ -262,7 +278,7 @@ func TestTheStoreFailsQueries(t *testing.T) {
 			}
 			return nil
 		}
-		taken, err := sc.ForceRelease(ctx, "r", "", 0)
+		taken, err = sc.ForceRelease(ctx, "r", "", 0)
 		isErr(t, err, errDown)
 		if len(taken) != 1 || taken[0] != ids[1] {
 			t.Errorf("taken %v, want the other one", taken)
@@ -409,6 +425,6 @@ func TestDowngradeBesideAnother(t *testing.T) {
 		if took := e.now() - began; took != 2*time.Second || got.LockID != "" {
 			t.Errorf("%+v after %v", got, took)
 		}
-		<-first
+		isErr(t, <-first, lock.ErrUnavailable)
 	})
 }
