@@ -163,8 +163,8 @@ func (g *golang) instead(e ast.Expr, t, other string) *wrap {
 }
 
 // wrap puts the code of a node into other code.
-func (g *golang) wrap(n ast.Node, make func(id int, code string) string) *wrap {
-	w := &wrap{start: g.at(n.Pos()), end: g.at(n.End()), make: make}
+func (g *golang) wrap(n ast.Node, with func(id int, code string) string) *wrap {
+	w := &wrap{start: g.at(n.Pos()), end: g.at(n.End()), make: with}
 	if d := g.consts; d != nil && n.Pos() < d.End() {
 		if strings.Contains(g.code(d), "iota") {
 			return nil

@@ -184,28 +184,36 @@ func (b *bundle) list(ctx context.Context, in int) ([]*unit, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s fails without a change: %w\n%s", b.bins[in].of.ImportPath, err, out)
 	}
-	var units []*unit
-	long := ""
+	type node struct {
+		took     float64
+		children []string
+	}
+	nodes := map[string]*node{"": {took: longUnit.Seconds() + 1}}
 	for _, m := range passed.FindAllStringSubmatch(string(out), -1) {
 		took, err := strconv.ParseFloat(m[3], 64)
 		if err != nil {
 			return nil, err
 		}
-		name := m[2]
-		parent, _, _ := strings.Cut(name, "/")
-		switch len(m[1]) / 4 {
-		case 0:
+		nodes[m[2]] = &node{took: took}
+		parent := m[2][:max(strings.LastIndex(m[2], "/"), 0)]
+		for nodes[parent] == nil { // a name with a slash in it
+			parent = parent[:max(strings.LastIndex(parent, "/"), 0)]
+		}
+		nodes[parent].children = append(nodes[parent].children, m[2])
+	}
+	var units []*unit
+	var split func(name string)
+	split = func(name string) {
+		n := nodes[name]
+		if name != "" && (n.took <= longUnit.Seconds() || len(n.children) == 0) {
 			units = append(units, &unit{in: in, name: name})
-			if took > longUnit.Seconds() {
-				long = name
-			}
-		case 1:
-			if parent == long {
-				units = slices.DeleteFunc(units, func(u *unit) bool { return u.name == parent })
-				units = append(units, &unit{in: in, name: name})
-			}
+			return
+		}
+		for _, c := range n.children {
+			split(c)
 		}
 	}
+	split("")
 	return units, nil
 }
 
