@@ -59,7 +59,8 @@ var house = []room{
 	{path: "internal/config"},
 	{path: "internal/supervise", may: "lock"},
 	{path: "internal/telemetry", may: "lock heartbeat session", test: "backends/embedded localapi api/locksidecar/v1"},
-	{path: "internal/testengine"}, // nothing of production: it breaks things for everybody
+	{path: "internal/faultproxy"},
+	{path: "internal/testengine", may: "internal/faultproxy"}, // nothing of production: it breaks things for everybody
 	{path: "backends/backendtest/served", may: "lock backends/backendtest internal/testengine"},
 	{path: "internal/javatest", may: "lock", test: "backends/embedded"},
 	{path: "internal/simulation", test: "lock session backends/leasekit backends/embedded"},
@@ -90,10 +91,10 @@ var outsiders = []struct{ library, rooms string }{
 }
 
 // onlyTests are what no production code may import, whatever its room.
-const onlyTests = "testing backends/backendtest backends/backendtest/served internal/testengine internal/javatest github.com/google/go-cmp go.uber.org/goleak"
+const onlyTests = "testing backends/backendtest backends/backendtest/served internal/faultproxy internal/testengine internal/javatest github.com/google/go-cmp go.uber.org/goleak"
 
 // equipment are the rooms that are themselves only for tests.
-const equipment = "backends/backendtest backends/backendtest/served internal/testengine internal/javatest internal/archtest internal/docstest examples/show"
+const equipment = "backends/backendtest backends/backendtest/served internal/faultproxy internal/testengine internal/javatest internal/archtest internal/docstest examples/show"
 
 // pkg is what `go list -json` says about a package.
 type pkg struct {

@@ -81,7 +81,7 @@ func TestOpenAPI(t *testing.T) {
 	schemathesis := schemathesisProgram(t)
 	p := newPlace(t)
 	url := bridge(t, p.socket)
-	a, err := http.Post(url+"/v1/sessions", "application/json", strings.NewReader(`{"ttl":"3600s"}`)) //nolint:noctx // it ends with the sidecar
+	a, err := http.Post(url+"/v1/sessions", "application/json", strings.NewReader(`{"ttl":"3600s"}`))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -259,13 +258,12 @@ func TestPortTaken(t *testing.T) {
 	for _, k := range []*Kind{Redis, ZooKeeper, MariaDB, Postgres} {
 		t.Run(k.name, func(t *testing.T) {
 			t.Parallel()
-			s := newServer(t)
 			m, err := newLocal(nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { closed(t, closer(m.close)) })
-			_, err = k.start(within(t, 20*time.Second), m, []int{s.ln.Addr().(*net.TCPAddr).Port})
+			_, err = k.start(within(t, 20*time.Second), m, []int{takenPort(t)})
 			if errors.Is(err, exec.ErrNotFound) {
 				t.Skip("is not on this machine")
 			}

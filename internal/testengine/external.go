@@ -6,6 +6,8 @@ import (
 	"net"
 	"slices"
 	"strings"
+
+	"github.com/locksidecar/locksidecar/internal/faultproxy"
 )
 
 // external is a server that the environment names.
@@ -21,12 +23,10 @@ type externalOne struct{ external }
 
 func (s *externalOne) Proxy(ctx context.Context) (*Proxy, error) {
 	before, hosts, after := splitURL(s.url)
-	p, err := newProxy(ctx, s.url, []route{{listen: net.JoinHostPort(ownLoopback(), "0"), target: hosts[0]}})
-	if err != nil {
-		return nil, err
-	}
-	p.url = before + p.Addr() + after
-	return p, nil
+	return faultproxy.To(ctx, hosts[0], faultproxy.Options{
+		URL:     func(addr string) string { return before + addr + after },
+		Framing: framingOf(s.url),
+	})
 }
 
 // oneServer are the schemes of stores that are one server, if they name one.

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/locksidecar/locksidecar/internal/faultproxy"
 )
 
 // pairStore is a primary and its replica behind one address, which leads to the
@@ -99,10 +101,10 @@ func (f *mysqlFlavour) startPair(ctx context.Context, m machine, ports []int) (S
 }
 
 // URL implements Server.
-func (p *pairStore) URL() string { return pairURL(p.road) }
+func (p *pairStore) URL() string { return pairURL(p.road.Addr()) }
 
-func pairURL(road *Proxy) string {
-	return "mysql://" + User + ":" + Password + "@" + road.Addr() + "/" + Database
+func pairURL(addr string) string {
+	return "mysql://" + User + ":" + Password + "@" + addr + "/" + Database
 }
 
 // Origin implements Server.
@@ -131,12 +133,7 @@ func (p *pairStore) Start(ctx context.Context) error {
 
 // Proxy implements Proxier.
 func (p *pairStore) Proxy(ctx context.Context) (*Proxy, error) {
-	road, err := NewProxy(ctx, p.road.Addr())
-	if err != nil {
-		return nil, err
-	}
-	road.url = pairURL(road)
-	return road, nil
+	return faultproxy.To(ctx, p.road.Addr(), faultproxy.Options{URL: pairURL})
 }
 
 func (p *pairStore) roles() (primary, replica *node) {

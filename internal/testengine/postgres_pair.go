@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/locksidecar/locksidecar/internal/faultproxy"
 )
 
 // postgresPair is a primary and its replica behind one address, which leads to
@@ -48,9 +50,9 @@ func startPostgresPair(ctx context.Context, m machine, ports []int) (Server, err
 }
 
 // URL implements Server.
-func (p *postgresPair) URL() string { return postgresPairURL(p.road) }
+func (p *postgresPair) URL() string { return postgresPairURL(p.road.Addr()) }
 
-func postgresPairURL(road *Proxy) string { return postgresURL(User+":"+Password, road.Addr()) }
+func postgresPairURL(addr string) string { return postgresURL(User+":"+Password, addr) }
 
 // Origin implements Server.
 func (p *postgresPair) Origin() string { return p.s.nodes[0].Origin() + ", primary and replica" }
@@ -104,12 +106,7 @@ func copyPostgres(ctx context.Context, to, from *node, more string) error {
 
 // Proxy implements Proxier.
 func (p *postgresPair) Proxy(ctx context.Context) (*Proxy, error) {
-	road, err := NewProxy(ctx, p.road.Addr())
-	if err != nil {
-		return nil, err
-	}
-	road.url = postgresPairURL(road)
-	return road, nil
+	return faultproxy.To(ctx, p.road.Addr(), faultproxy.Options{URL: postgresPairURL})
 }
 
 func (p *postgresPair) roles() (primary, replica *node) {
@@ -175,12 +172,11 @@ func promotePostgres(ctx context.Context, n *node) error {
 func PostgresReplica(t testing.TB, s Server) *Proxy {
 	t.Helper()
 	_, replica := s.(*postgresPair).roles()
-	road, err := NewProxy(t.Context(), replica.Addr())
+	road, err := faultproxy.To(t.Context(), replica.Addr(), faultproxy.Options{URL: postgresPairURL})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = road.Close() }) // never fails
-	road.url = postgresPairURL(road)
 	return road
 }
 

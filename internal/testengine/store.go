@@ -6,6 +6,8 @@ import (
 	"net"
 	"strconv"
 	"strings"
+
+	"github.com/locksidecar/locksidecar/internal/faultproxy"
 )
 
 // store is a server whose processes were started here.
@@ -73,17 +75,20 @@ func (s *store) each(f func(*node) error) error {
 func (s *store) Proxy(ctx context.Context) (*Proxy, error) {
 	var err error
 	for range 100 {
-		addr := ownLoopback()
-		var routes []route
+		addr := faultproxy.OwnLoopback()
+		var routes []faultproxy.Route
 		for _, p := range s.ports {
-			routes = append(routes, route{listen: net.JoinHostPort(addr, strconv.Itoa(p)), target: hostPort(p)})
+			routes = append(routes, faultproxy.Route{Listen: net.JoinHostPort(addr, strconv.Itoa(p)), Target: hostPort(p)})
+		}
+		o := faultproxy.Options{
+			URL:     func(string) string { return strings.ReplaceAll(s.url, loopback, addr) },
+			Framing: framingOf(s.url),
+		}
+		if s.gossip {
+			o.Rewrite = [2]string{loopback, addr}
 		}
 		var p *Proxy
-		p, err = newProxy(ctx, strings.ReplaceAll(s.url, loopback, addr), routes)
-		if err == nil {
-			if s.gossip {
-				p.rewrite(loopback, addr)
-			}
+		if p, err = faultproxy.New(ctx, routes, o); err == nil {
 			return p, nil
 		}
 	}

@@ -1,4 +1,4 @@
-package testengine
+package faultproxy
 
 import (
 	"bytes"
@@ -33,7 +33,7 @@ func (p *Proxy) open(client *net.TCPConn, e *endpoint) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &link{p: p, client: client, ctx: ctx, cancel: cancel}
+	l := &link{p: p, client: client, ctx: ctx, cancel: cancel, to: frames{framing: p.framing}, from: frames{framing: p.framing}}
 	if p.refuse {
 		l.sever() // was accepted in the moment before the listener was closed
 		return
@@ -184,7 +184,7 @@ func (l *link) check(d Direction, piece []byte) (pass []byte, sprung *trap) {
 	if t != nil {
 		match = t.match
 	}
-	if d == ToServer && match != "" && !l.armed && !p.numbered {
+	if d == ToServer && match != "" && !l.armed && p.framing == nil {
 		// Before it is sent, for the answer may come at once.
 		l.tail = append(l.tail, piece...)
 		l.armed = bytes.Contains(l.tail, []byte(match))
@@ -193,7 +193,7 @@ func (l *link) check(d Direction, piece []byte) (pass []byte, sprung *trap) {
 	pass = piece
 	switch {
 	case t == nil, t.dir != d, match != "" && !l.armed:
-	case match != "" && p.numbered:
+	case match != "" && p.framing != nil:
 		if n, found := l.from.before(piece, l.asked); found {
 			pass, sprung = piece[:n], t
 		}
@@ -205,7 +205,7 @@ func (l *link) check(d Direction, piece []byte) (pass []byte, sprung *trap) {
 	if sprung != nil {
 		p.trap = nil
 	}
-	if p.numbered {
+	if p.framing != nil {
 		l.count(d, pass, match)
 	}
 	return pass, sprung

@@ -1,7 +1,6 @@
-package testengine
+package faultproxy
 
 import (
-	"context"
 	"errors"
 	"io"
 	"net"
@@ -10,9 +9,11 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"go.uber.org/goleak"
 )
 
-var background = context.Background()
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // server answers each line with the same line, and remembers them.
 type server struct {
@@ -102,21 +103,16 @@ func (s *server) count() int {
 
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	if err := poll(ctx, func() error {
-		if f() {
-			return nil
+	for end := time.Now().Add(long); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within %s", what, long)
 		}
-		return errors.New("not yet")
-	}); err != nil {
-		t.Fatalf("%s: %v", what, err)
 	}
 }
 
 func newTestProxy(t *testing.T, target string) *Proxy {
 	t.Helper()
-	p, err := NewProxy(t.Context(), target)
+	p, err := To(t.Context(), target, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,13 +1,26 @@
-package testengine
+package faultproxy
 
 import (
 	"encoding/binary"
 	"io"
-	"net"
 	"testing"
 )
 
-// frame is a message as ZooKeeper's are: its length, its number, a text.
+const lengthSize, numberSize = 4, 4
+
+// numbered: its length, its number, a text.
+var numbered = &Framing{
+	LengthSize: lengthSize,
+	Length:     func(head []byte) int64 { return lengthSize + int64(binary.BigEndian.Uint32(head)) },
+	Number: func(head []byte) (uint32, bool) {
+		if len(head) < lengthSize+numberSize {
+			return 0, false
+		}
+		return binary.BigEndian.Uint32(head[lengthSize:]), true
+	},
+}
+
+// frame is a message of numbered.
 func frame(number uint32, text string) []byte {
 	b := binary.BigEndian.AppendUint32(nil, uint32(numberSize+len(text)))
 	return append(binary.BigEndian.AppendUint32(b, number), text...)
@@ -20,7 +33,7 @@ func TestFrames(t *testing.T) {
 	}
 	begin := int64(len(frame(0, "hello /b")) + len(frame(1, "create /a")))
 	for size := 1; size <= len(all); size++ {
-		var f, g frames
+		f, g := frames{framing: numbered}, frames{framing: numbered}
 		var number uint32
 		var passed int64
 		found, stopped := false, false
@@ -50,7 +63,7 @@ func TestFrames(t *testing.T) {
 // Where requests are pipelined, answers to earlier ones are not taken for the one.
 func TestProxyLoseReplyOfMany(t *testing.T) {
 	s := newServer(t) // answers when a line is complete
-	p, err := newProxy(t.Context(), "zk://", []route{{listen: net.JoinHostPort(ownLoopback(), "0"), target: s.ln.Addr().String()}})
+	p, err := To(t.Context(), s.ln.Addr().String(), Options{Framing: numbered})
 	if err != nil {
 		t.Fatal(err)
 	}

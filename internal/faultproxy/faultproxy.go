@@ -1,4 +1,7 @@
-package testengine
+// Package faultproxy is a road between a client and a server on which things go wrong:
+// connections are cut, held back, delayed, or lose one answer. It knows no protocol; one
+// whose messages have numbers is told to it as a [Framing].
+package faultproxy
 
 import (
 	"context"
@@ -6,7 +9,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"strings"
 	"sync"
 	"time"
 )
@@ -21,7 +23,7 @@ type Proxy struct {
 	url       string
 	endpoints []*endpoint
 	rw        *rewriter // for what the server says; nil: nothing to rewrite
-	numbered  bool      // messages have a length and a number, as ZooKeeper's have
+	framing   *Framing  // nil: where messages begin is not known
 
 	mu      sync.Mutex
 	changed sync.Cond // held or a link's dead has changed
@@ -75,43 +77,53 @@ type trap struct {
 	sprung chan struct{}
 }
 
-// NewProxy makes a proxy before any TCP server.
-func NewProxy(ctx context.Context, target string) (*Proxy, error) {
-	return newProxy(ctx, "", []route{{listen: net.JoinHostPort(ownLoopback(), "0"), target: target}})
+// Options are what a proxy can be told.
+type Options struct {
+	// URL makes what Proxy.URL gives of the address of the first endpoint; nil: nothing.
+	URL     func(addr string) string
+	Framing *Framing // of what passes; nil: unknown
+	// Rewrite puts a word in place of another, as long, in what the server says; empty:
+	// nothing.
+	Rewrite [2]string
 }
 
-// ownLoopback is one of the loopback's addresses that are as long as the usual
+// To makes a proxy before any TCP server, on a free port of an address of its own.
+func To(ctx context.Context, target string, o Options) (*Proxy, error) {
+	return New(ctx, []Route{{Listen: net.JoinHostPort(OwnLoopback(), "0"), Target: target}}, o)
+}
+
+// OwnLoopback is one of the loopback's addresses that are as long as the usual
 // one and that nobody uses.
-func ownLoopback() string {
+func OwnLoopback() string {
 	digit := func() int { return 1 + rand.IntN(9) }
 	return fmt.Sprintf("127.%d.%d.%d", digit(), digit(), digit())
 }
 
-// route is where a proxy listens and for whom.
-type route struct{ listen, target string }
+// Route is where a proxy listens, and for whom.
+type Route struct{ Listen, Target string }
 
-func newProxy(ctx context.Context, url string, routes []route) (*Proxy, error) {
-	p := &Proxy{url: url, numbered: strings.HasPrefix(url, "zk://"), links: map[*link]struct{}{}}
+// New makes a proxy with an endpoint for each route.
+func New(ctx context.Context, routes []Route, o Options) (*Proxy, error) {
+	p := &Proxy{framing: o.Framing, links: map[*link]struct{}{}}
+	if o.Rewrite[0] != "" {
+		p.rw = newRewriter(o.Rewrite[0], o.Rewrite[1])
+	}
 	p.changed.L = &p.mu
 	for _, r := range routes {
-		ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp4", r.listen)
+		ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp4", r.Listen)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("open a proxy: %w", err), p.Close())
 		}
-		e := &endpoint{p: p, addr: ln.Addr().String(), target: r.target}
+		e := &endpoint{p: p, addr: ln.Addr().String(), target: r.Target}
 		p.endpoints = append(p.endpoints, e)
 		p.mu.Lock()
 		e.serve(ln)
 		p.mu.Unlock()
 	}
+	if o.URL != nil {
+		p.url = o.URL(p.Addr())
+	}
 	return p, nil
-}
-
-// rewrite puts one word in place of another, as long, in what the server says.
-func (p *Proxy) rewrite(from, to string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.rw = newRewriter(from, to)
 }
 
 // Retarget sends new connections elsewhere. Those that are open stay: Sever ends
@@ -181,7 +193,7 @@ func (p *Proxy) InjectAfter(d Direction, n int64, f Fault) <-chan struct{} {
 // LoseReply applies a fault in the place of the next byte of an answer on a
 // connection on which a request was sent, from now on, that contains match: the
 // server has carried the request out, and the client does not hear of it. That
-// is exact where requests are not pipelined, and with ZooKeeper, where it is the
+// is exact where requests are not pipelined, and with a [Framing], where it is the
 // answer to that request, whatever comes before it; else the first answer that
 // is on its way at that moment is lost, with all after it. Like InjectAfter it is
 // one at a time.

@@ -1,4 +1,4 @@
-package testengine
+package faultproxy
 
 import "bytes"
 
@@ -8,7 +8,7 @@ type rewriter struct{ from, to []byte }
 
 func newRewriter(from, to string) *rewriter {
 	if len(from) != len(to) {
-		panic("testengine: a rewritten word must keep its length: " + from + ", " + to)
+		panic("faultproxy: a rewritten word must keep its length: " + from + ", " + to)
 	}
 	return &rewriter{from: []byte(from), to: []byte(to)}
 }
