@@ -31,7 +31,7 @@ Without --store it asks the sidecar at --socket. With --store it needs none: it
 is its own sidecar for as long as CMD runs. A configuration file says how to
 serve: its store is not used here.
 
-In a terminal CMD belongs to the job that a shell has us as, so Ctrl-C, Ctrl-Z and
+In a terminal CMD is in the same job of the shell as run, so Ctrl-C, Ctrl-Z and
 fg do what they always do; the lock is kept while CMD is stopped. Else it runs in
 a process group of its own. Signals that run gets (INT, TERM, HUP, QUIT, USR1,
 USR2, ALRM, CONT, and without a terminal WINCH and TSTP) are passed on to CMD's group.
