@@ -9,15 +9,14 @@ import (
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
 	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
-	"github.com/locksidecar/locksidecar/bench/internal/store"
 )
 
 // onEmbedded has no server: what is left is the sidecar itself, and the floors under
 // its socket. Two sidecars share nothing, and no request leaves them, so only pairs are
 // measured.
 var onEmbedded = plan{
-	key: "embedded", words: store.Words{Name: "embedded"}, parts: []string{"pairs"},
-	connect: func(context.Context, string) (store.Store, error) { return noServer{}, nil },
+	key: "embedded", words: measure.Words{Name: "embedded"}, parts: []string{"pairs"},
+	connect: func(context.Context, string) (measure.Store, error) { return noServer{}, nil },
 	more:    floors, pairs: embeddedPairs,
 }
 
@@ -48,7 +47,7 @@ func embeddedPairs(r results) []report.Target {
 // noServer is the store of a sidecar that has none.
 type noServer struct{}
 
-var _ store.Store = noServer{}
+var _ measure.Store = noServer{}
 
 var errNoServer = errors.New("the embedded store has no server")
 
@@ -57,8 +56,8 @@ func (noServer) Subjects() []measure.Subject          { return nil }
 func (noServer) CPU(context.Context) (float64, error) { return 0, nil }
 func (noServer) Close() error                         { return nil }
 
-func (noServer) Notify(context.Context, time.Duration) (store.Notices, error) {
-	return store.Notices{}, errNoServer
+func (noServer) Notify(context.Context, time.Duration) (measure.Notices, error) {
+	return measure.Notices{}, errNoServer
 }
-func (noServer) Memory(context.Context) (float64, error)    { return 0, errNoServer }
-func (noServer) Count(context.Context) (store.Count, error) { return store.Count{}, errNoServer }
+func (noServer) Memory(context.Context) (float64, error)      { return 0, errNoServer }
+func (noServer) Count(context.Context) (measure.Count, error) { return measure.Count{}, errNoServer }

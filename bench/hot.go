@@ -9,9 +9,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/locksidecar/locksidecar/bench/internal/measure"
+
 	"github.com/locksidecar/locksidecar/bench/internal/report"
 	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
-	"github.com/locksidecar/locksidecar/bench/internal/stats"
 )
 
 const (
@@ -54,7 +55,7 @@ func (s *section) hot(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		one.Held, one.Notified, one.Answered = held.HandOff, stats.Of(notices.Delivered), stats.Of(notices.Answered)
+		one.Held, one.Notified, one.Answered = held.HandOff, measure.TimesOf(notices.Delivered), measure.TimesOf(notices.Answered)
 		s.progress("hot lock, round %d of %d: hand-off %.0f µs, after a hold of %s %.0f µs, message %.0f µs",
 			round+1, s.rounds, one.HandOff.P50, longHold, one.Held.P50, one.Notified.P50)
 		h.Rounds = append(h.Rounds, one)
@@ -146,7 +147,7 @@ func handOffs(turns []turn, from, to time.Time) (report.HotRound, error) {
 	}
 	return report.HotRound{
 		PerSecond: float64(pairs) / to.Sub(from).Seconds(),
-		HandOff:   stats.Of(every),
-		Across:    stats.Of(across),
+		HandOff:   measure.TimesOf(every),
+		Across:    measure.TimesOf(across),
 	}, nil
 }

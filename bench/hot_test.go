@@ -5,10 +5,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/bench/internal/measure"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/locksidecar/locksidecar/bench/internal/report"
-	"github.com/locksidecar/locksidecar/bench/internal/stats"
 )
 
 func TestHandOffs(t *testing.T) {
@@ -17,7 +18,7 @@ func TestHandOffs(t *testing.T) {
 	one := func(sidecar int, fence int64, asked, granted, released int) turn {
 		return turn{sidecar: sidecar, fence: fence, asked: at(asked), granted: at(granted), released: at(released)}
 	}
-	ms := func(x float64) stats.Times { return stats.Times{N: 1, P50: x * 1000, P99: x * 1000, Max: x * 1000} }
+	ms := func(x float64) measure.Times { return measure.Times{N: 1, P50: x * 1000, P99: x * 1000, Max: x * 1000} }
 
 	for _, c := range []struct {
 		name  string

@@ -8,9 +8,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/locksidecar/locksidecar/bench/internal/measure"
+
 	"github.com/locksidecar/locksidecar/bench/internal/report"
 	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
-	"github.com/locksidecar/locksidecar/bench/internal/store"
 )
 
 const (
@@ -129,10 +130,10 @@ func (s *section) count(ctx context.Context, side *sidecar.Sidecar, holds int, w
 
 func (s *section) countOnce(ctx context.Context, side *sidecar.Sidecar, holds int, window time.Duration) (c report.Commands, cleaned bool, _ error) {
 	s.progress("counting requests for %s with %d holds", window, holds)
-	look := func() (sidecar.Sent, store.Count, error) {
+	look := func() (sidecar.Sent, measure.Count, error) {
 		sent, err := side.Sent(ctx, s.plan.words.Renewal)
 		if err != nil {
-			return sent, store.Count{}, err
+			return sent, measure.Count{}, err
 		}
 		count, err := s.store.Count(ctx)
 		return sent, count, err

@@ -6,10 +6,11 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/locksidecar/locksidecar/bench/internal/measure"
+
 	"github.com/locksidecar/locksidecar/bench/internal/proc"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
 	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
-	"github.com/locksidecar/locksidecar/bench/internal/stats"
 	"github.com/locksidecar/locksidecar/client"
 )
 
@@ -47,7 +48,7 @@ func (s *section) kill(ctx context.Context) (err error) {
 		}
 		took = append(took, d)
 	}
-	k := &report.Kill{Repeats: s.kills, Grant: stats.Of(took)}
+	k := &report.Kill{Repeats: s.kills, Grant: measure.TimesOf(took)}
 	s.report.Kill = k
 	s.aim(report.AtMost("kill -9 of the holder to the next grant (p99)", "ms", k.Grant.P99/1000, s.plan.killMS))
 	return nil

@@ -1,9 +1,9 @@
 package main
 
 import (
+	"github.com/locksidecar/locksidecar/bench/internal/measure"
 	"github.com/locksidecar/locksidecar/bench/internal/onmysql"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
-	"github.com/locksidecar/locksidecar/bench/internal/stats"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
@@ -32,6 +32,6 @@ func mysqlPairs(r results) []report.Target {
 }
 
 func mysqlHot(rounds []report.HotRound) []report.Target {
-	across := stats.Over(hotP50(rounds, func(h report.HotRound) stats.Times { return h.Across }))
+	across := measure.SpreadOf(hotP50(rounds, func(h report.HotRound) measure.Times { return h.Across }))
 	return []report.Target{report.AtMost("hot lock: hand-off to the other sidecar (p50)", "ms", across.Median/1000, mysqlHandOffMS)}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/locksidecar/locksidecar/bench/internal/inprocess"
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
 	"github.com/locksidecar/locksidecar/bench/internal/proc"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
@@ -31,7 +30,7 @@ func (s *section) pairs(ctx context.Context) (err error) {
 	}
 	defer closeAfter(&err, side.Close)
 	subjects := append([]measure.Subject{
-		side.Client(ourClient), inprocess.Driver(ourDriver, s.store.URL(), sidecar.LeaseTTL),
+		side.Client(ourClient), sidecar.InProcess(ourDriver, s.store.URL(), sidecar.LeaseTTL),
 	}, s.store.Subjects()...)
 	if s.plan.more != nil {
 		more, closeAll, moreErr := s.plan.more(s, side)

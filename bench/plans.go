@@ -6,18 +6,16 @@ import (
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
 	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
-	"github.com/locksidecar/locksidecar/bench/internal/stats"
-	"github.com/locksidecar/locksidecar/bench/internal/store"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
 // plan is what is particular about one kind of store.
 type plan struct {
 	key     string // as --stores names it
-	words   store.Words
+	words   measure.Words
 	kind    *testengine.Kind // nil: there is no server
 	parts   []string         // that can be measured; empty: all
-	connect func(ctx context.Context, url string) (store.Store, error)
+	connect func(ctx context.Context, url string) (measure.Store, error)
 
 	// more are subjects beside those of the store; may be nil.
 	more func(*section, *sidecar.Sidecar) (subjects []measure.Subject, closeAll func() error, err error)
@@ -48,15 +46,15 @@ type results map[string]map[int][]measure.Round
 
 // p50 is the median time of a pair with few callers, round by round.
 func (r results) p50(subject string) []float64 {
-	return stats.Column(r[subject][fewCallers], func(r measure.Round) float64 { return r.P50 })
+	return measure.Column(r[subject][fewCallers], func(r measure.Round) float64 { return r.P50 })
 }
 
 // rate are the pairs in a second with many callers, round by round.
 func (r results) rate(subject string) []float64 {
-	return stats.Column(r[subject][manyCallers], func(r measure.Round) float64 { return r.PerSecond })
+	return measure.Column(r[subject][manyCallers], func(r measure.Round) float64 { return r.PerSecond })
 }
 
 // hotP50 is the median of one of the times of a hot lock, round by round.
-func hotP50(rounds []report.HotRound, times func(report.HotRound) stats.Times) []float64 {
-	return stats.Column(rounds, func(h report.HotRound) float64 { return times(h).P50 })
+func hotP50(rounds []report.HotRound, times func(report.HotRound) measure.Times) []float64 {
+	return measure.Column(rounds, func(h report.HotRound) float64 { return times(h).P50 })
 }

@@ -8,7 +8,6 @@ import (
 	"github.com/locksidecar/locksidecar/bench/internal/onredis"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
 	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
-	"github.com/locksidecar/locksidecar/bench/internal/stats"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
@@ -75,6 +74,6 @@ func redisPairs(r results) []report.Target {
 
 func redisHot(rounds []report.HotRound) []report.Target {
 	return []report.Target{report.NewTarget("hot lock: hand-off, to an EVALSHA that publishes and its delivery (p50)", "µs", false, handOffLimit,
-		hotP50(rounds, func(h report.HotRound) stats.Times { return h.HandOff }),
-		hotP50(rounds, func(h report.HotRound) stats.Times { return h.Notified }))}
+		hotP50(rounds, func(h report.HotRound) measure.Times { return h.HandOff }),
+		hotP50(rounds, func(h report.HotRound) measure.Times { return h.Notified }))}
 }

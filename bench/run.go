@@ -13,7 +13,6 @@ import (
 	"github.com/locksidecar/locksidecar/bench/internal/onredis"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
 	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
-	"github.com/locksidecar/locksidecar/bench/internal/store"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
@@ -83,7 +82,7 @@ type section struct {
 	*bench
 	plan   plan
 	server testengine.Server // nil: the store has none
-	store  store.Store
+	store  measure.Store
 	report *report.Store
 }
 

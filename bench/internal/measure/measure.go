@@ -1,4 +1,5 @@
-// Package measure runs operations in a closed loop and notes how long each took.
+// Package measure runs operations in a closed loop, notes how long each took, and turns
+// that into the few numbers that people compare. A [Store] is what it must know of a store.
 package measure
 
 import (
@@ -8,8 +9,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/locksidecar/locksidecar/bench/internal/stats"
 )
 
 // Pair takes a lock and releases it, or does what that is compared with.
@@ -45,7 +44,7 @@ type Window struct {
 // Round is what one round brought.
 type Round struct {
 	PerSecond float64 `json:"pairs_per_second"`
-	stats.Times
+	Times
 	CPU CPU `json:"cpu_us_per_pair"`
 }
 
@@ -92,7 +91,7 @@ func (s Subject) Run(ctx context.Context, callers int, w Window, m Meter) (r Rou
 	}
 	return Round{
 		PerSecond: float64(len(every)) / w.Measure.Seconds(),
-		Times:     stats.Of(every),
+		Times:     TimesOf(every),
 		CPU:       used.per(len(every)),
 	}, nil
 }

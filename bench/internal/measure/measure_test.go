@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/locksidecar/locksidecar/bench/internal/stats"
 )
 
 func sleeper(d time.Duration, after error) Subject {
@@ -33,7 +31,7 @@ func TestRun(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := Round{PerSecond: 400, Times: stats.Times{N: 400, P50: 10_000, P99: 10_000, Max: 10_000}, CPU: CPU{App: 2500, Server: 17500, Store: 5000}}
+		want := Round{PerSecond: 400, Times: Times{N: 400, P50: 10_000, P99: 10_000, Max: 10_000}, CPU: CPU{App: 2500, Server: 17500, Store: 5000}}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("Run (-want +got):\n%s", diff)
 		}

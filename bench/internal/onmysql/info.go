@@ -5,11 +5,12 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/locksidecar/locksidecar/bench/internal/measure"
+
 	"github.com/locksidecar/locksidecar/bench/internal/proc"
-	"github.com/locksidecar/locksidecar/bench/internal/store"
 )
 
-// CPU implements store.Store.
+// CPU implements measure.Store.
 func (s *Store) CPU(context.Context) (float64, error) {
 	if s.pid == 0 {
 		return 0, nil
@@ -18,16 +19,16 @@ func (s *Store) CPU(context.Context) (float64, error) {
 	return float64(d) / float64(time.Microsecond), err
 }
 
-// Memory implements store.Store: the pages of tables and indexes in memory.
+// Memory implements measure.Store: the pages of tables and indexes in memory.
 func (s *Store) Memory(ctx context.Context) (float64, error) {
 	return s.status(ctx, "Innodb_buffer_pool_bytes_data")
 }
 
-// Count implements store.Store. The server counts statements, of which a
+// Count implements measure.Store. The server counts statements, of which a
 // request may have many, and not requests.
-func (s *Store) Count(ctx context.Context) (store.Count, error) {
+func (s *Store) Count(ctx context.Context) (measure.Count, error) {
 	n, err := s.status(ctx, "Questions")
-	return store.Count{Steps: n - s.asked}, err
+	return measure.Count{Steps: n - s.asked}, err
 }
 
 // status reads one of the server's numbers.

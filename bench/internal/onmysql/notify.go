@@ -7,14 +7,14 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/locksidecar/locksidecar/bench/internal/store"
+	"github.com/locksidecar/locksidecar/bench/internal/measure"
 )
 
 const noticeLock = "bench/notice"
 
-// Notify implements store.Store: one client releases a named lock, for which
+// Notify implements measure.Store: one client releases a named lock, for which
 // the other waits. MySQL tells nothing else by itself.
-func (s *Store) Notify(ctx context.Context, d time.Duration) (n store.Notices, err error) {
+func (s *Store) Notify(ctx context.Context, d time.Duration) (n measure.Notices, err error) {
 	holder, err := s.db.Conn(ctx)
 	if err != nil {
 		return n, fmt.Errorf("connect: %w", err)

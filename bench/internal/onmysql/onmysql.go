@@ -13,7 +13,6 @@ import (
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
 	"github.com/locksidecar/locksidecar/bench/internal/proc"
-	"github.com/locksidecar/locksidecar/bench/internal/store"
 )
 
 // Store is one MySQL or MariaDB.
@@ -25,11 +24,11 @@ type Store struct {
 	asked float64 // statements with which the server was asked for its numbers
 }
 
-var _ store.Store = (*Store)(nil)
+var _ measure.Store = (*Store)(nil)
 
 // Words for tables of a store of that name.
-func Words(name string) store.Words {
-	return store.Words{
+func Words(name string) measure.Words {
+	return measure.Words{
 		Name: name, Steps: "statements", Memory: "in its buffer pool", Renewal: "heartbeat",
 		Notified: "RELEASE_LOCK, to who waits in GET_LOCK", Answered: "RELEASE_LOCK, round trip",
 	}
@@ -46,7 +45,7 @@ const (
 const table = "bench_peers"
 
 // Connect makes the one pool that all peers share.
-func Connect(ctx context.Context, address string) (store.Store, error) {
+func Connect(ctx context.Context, address string) (measure.Store, error) {
 	u, err := url.Parse(address)
 	if err != nil {
 		return nil, fmt.Errorf("parse the URL of the store: %w", err)
@@ -89,13 +88,13 @@ func (s *Store) prepare(ctx context.Context) error {
 	return nil
 }
 
-// URL implements store.Store.
+// URL implements measure.Store.
 func (s *Store) URL() string { return s.url }
 
-// Close implements store.Store.
+// Close implements measure.Store.
 func (s *Store) Close() error { return s.db.Close() }
 
-// Subjects implements store.Store.
+// Subjects implements measure.Store.
 func (s *Store) Subjects() []measure.Subject {
 	return []measure.Subject{s.onOwnRows(NamedLock, namedLock), s.onOwnRows(RowLock, rowLock), s.onOwnRows(Updates, updates)}
 }

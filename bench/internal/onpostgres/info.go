@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/locksidecar/locksidecar/bench/internal/measure"
+
 	"github.com/locksidecar/locksidecar/bench/internal/proc"
-	"github.com/locksidecar/locksidecar/bench/internal/store"
 )
 
-// CPU implements store.Store: of the server and the processes of its connections.
+// CPU implements measure.Store: of the server and the processes of its connections.
 func (s *Store) CPU(context.Context) (float64, error) {
 	if s.pid == 0 {
 		return 0, nil
@@ -19,7 +20,7 @@ func (s *Store) CPU(context.Context) (float64, error) {
 	return float64(d) / float64(time.Microsecond), err
 }
 
-// Memory implements store.Store.
+// Memory implements measure.Store.
 func (s *Store) Memory(ctx context.Context) (n float64, err error) {
 	if err := s.conn.QueryRow(ctx, "SELECT pg_database_size(current_database())::float8").Scan(&n); err != nil {
 		return 0, fmt.Errorf("ask the server for its size: %w", err)
@@ -27,19 +28,19 @@ func (s *Store) Memory(ctx context.Context) (n float64, err error) {
 	return n, nil
 }
 
-// Count implements store.Store. The server counts transactions, and up to a second
+// Count implements measure.Store. The server counts transactions, and up to a second
 // late.
-func (s *Store) Count(ctx context.Context) (store.Count, error) {
+func (s *Store) Count(ctx context.Context) (measure.Count, error) {
 	var n float64
 	err := s.conn.QueryRow(ctx, "SELECT sum(xact_commit+xact_rollback)::float8 FROM pg_stat_database").Scan(&n)
 	if err != nil {
-		return store.Count{}, fmt.Errorf("ask the server for its count: %w", err)
+		return measure.Count{}, fmt.Errorf("ask the server for its count: %w", err)
 	}
-	return store.Count{Steps: n}, nil
+	return measure.Count{Steps: n}, nil
 }
 
-// Notify implements store.Store.
-func (s *Store) Notify(ctx context.Context, d time.Duration) (n store.Notices, err error) {
+// Notify implements measure.Store.
+func (s *Store) Notify(ctx context.Context, d time.Duration) (n measure.Notices, err error) {
 	listener, err := s.connect(ctx)
 	if err != nil {
 		return n, err

@@ -12,7 +12,6 @@ import (
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
 	"github.com/locksidecar/locksidecar/bench/internal/proc"
-	"github.com/locksidecar/locksidecar/bench/internal/store"
 )
 
 // Store is one PostgreSQL.
@@ -22,10 +21,10 @@ type Store struct {
 	pid  int       // of the server; 0: not on this machine
 }
 
-var _ store.Store = (*Store)(nil)
+var _ measure.Store = (*Store)(nil)
 
 // Words for tables of a store of that name.
-var Words = store.Words{
+var Words = measure.Words{
 	Name: "PostgreSQL", Steps: "transactions", Memory: "of its database", Renewal: "heartbeat",
 	Notified: "NOTIFY, to who listens", Answered: "NOTIFY, round trip",
 }
@@ -42,7 +41,7 @@ const table = "bench_peers"
 
 // Connect makes the connection of the run. All peers have a connection of their
 // own, with prepared statements.
-func Connect(ctx context.Context, address string) (store.Store, error) {
+func Connect(ctx context.Context, address string) (measure.Store, error) {
 	u, err := url.Parse(address)
 	if err != nil {
 		return nil, fmt.Errorf("parse the URL of the store: %w", err)
@@ -83,13 +82,13 @@ func (s *Store) prepare(ctx context.Context) error {
 	return nil
 }
 
-// URL implements store.Store.
+// URL implements measure.Store.
 func (s *Store) URL() string { return s.url }
 
-// Close implements store.Store.
+// Close implements measure.Store.
 func (s *Store) Close() error { return s.conn.Close(context.Background()) }
 
-// Subjects implements store.Store.
+// Subjects implements measure.Store.
 func (s *Store) Subjects() []measure.Subject {
 	return []measure.Subject{s.onOwnRows(Advisory, advisory), s.onOwnRows(RowLock, rowLock), s.onOwnRows(Updates, updates)}
 }

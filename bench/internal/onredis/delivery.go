@@ -8,9 +8,9 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/locksidecar/locksidecar/bench/internal/measure"
 
-	"github.com/locksidecar/locksidecar/bench/internal/store"
+	"github.com/redis/go-redis/v9"
 )
 
 var (
@@ -26,9 +26,9 @@ const (
 
 var errWrongMessage = errors.New("another message came than was sent")
 
-// Notify implements store.Store with a script that deletes and publishes: the
+// Notify implements measure.Store with a script that deletes and publishes: the
 // other client subscribes to the channel.
-func (s *Store) Notify(ctx context.Context, d time.Duration) (n store.Notices, err error) {
+func (s *Store) Notify(ctx context.Context, d time.Duration) (n measure.Notices, err error) {
 	c := s.client
 	ps := c.Subscribe(ctx, deliveryChannel)
 	if _, err := ps.Receive(ctx); err != nil {

@@ -6,10 +6,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/locksidecar/locksidecar/bench/internal/store"
+	"github.com/locksidecar/locksidecar/bench/internal/measure"
 )
 
-// Memory implements store.Store: what Redis has allocated.
+// Memory implements measure.Store: what Redis has allocated.
 func (s *Store) Memory(ctx context.Context) (float64, error) {
 	text, err := s.client.Info(ctx, "memory").Result()
 	if err != nil {
@@ -18,7 +18,7 @@ func (s *Store) Memory(ctx context.Context) (float64, error) {
 	return number(fields(text)["used_memory"])
 }
 
-// CPU implements store.Store.
+// CPU implements measure.Store.
 func (s *Store) CPU(ctx context.Context) (float64, error) {
 	text, err := s.client.Info(ctx, "cpu").Result()
 	if err != nil {
@@ -35,14 +35,14 @@ func (s *Store) CPU(ctx context.Context) (float64, error) {
 	return used, nil
 }
 
-// Count implements store.Store: a script is one request, and its steps are the
+// Count implements measure.Store: a script is one request, and its steps are the
 // commands that it calls.
-func (s *Store) Count(ctx context.Context) (store.Count, error) {
+func (s *Store) Count(ctx context.Context) (measure.Count, error) {
 	text, err := s.client.Info(ctx, "commandstats").Result()
 	if err != nil {
-		return store.Count{}, fmt.Errorf("ask Redis for its counters: %w", err)
+		return measure.Count{}, fmt.Errorf("ask Redis for its counters: %w", err)
 	}
-	var c store.Count
+	var c measure.Count
 	for name, value := range fields(text) {
 		name, ok := strings.CutPrefix(name, "cmdstat_")
 		if !ok || name == "info" { // that is us
@@ -51,7 +51,7 @@ func (s *Store) Count(ctx context.Context) (store.Count, error) {
 		calls, _, _ := strings.Cut(strings.TrimPrefix(value, "calls="), ",")
 		n, err := number(calls)
 		if err != nil {
-			return store.Count{}, err
+			return measure.Count{}, err
 		}
 		c.Steps += n
 		if isRequest(name) {

@@ -18,7 +18,6 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
-	"github.com/locksidecar/locksidecar/bench/internal/store"
 )
 
 const (
@@ -34,10 +33,10 @@ type Store struct {
 	client *redis.Client
 }
 
-var _ store.Store = (*Store)(nil)
+var _ measure.Store = (*Store)(nil)
 
 // Words for tables.
-var Words = store.Words{
+var Words = measure.Words{
 	Name: "Redis", Steps: "commands", Memory: "in Redis", Renewal: "heartbeat",
 	Notified: "EVALSHA that publishes, to its subscriber", Answered: "EVALSHA, round trip",
 }
@@ -54,7 +53,7 @@ const (
 func Quiet() { logging.Disable() }
 
 // Connect makes the one client that all peers share.
-func Connect(_ context.Context, address string) (store.Store, error) {
+func Connect(_ context.Context, address string) (measure.Store, error) {
 	c, err := Client(address)
 	if err != nil {
 		return nil, err
@@ -79,13 +78,13 @@ func newStore(store string) (string, error) {
 	return u.String(), nil
 }
 
-// URL implements store.Store.
+// URL implements measure.Store.
 func (s *Store) URL() string { return s.url }
 
-// Close implements store.Store.
+// Close implements measure.Store.
 func (s *Store) Close() error { return s.client.Close() }
 
-// Subjects implements store.Store.
+// Subjects implements measure.Store.
 func (s *Store) Subjects() []measure.Subject {
 	return []measure.Subject{withRedsync(s.client), withRedislock(s.client), withScripts(s.client)}
 }

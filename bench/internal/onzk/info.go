@@ -9,11 +9,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/locksidecar/locksidecar/bench/internal/measure"
+
 	"github.com/locksidecar/locksidecar/bench/internal/proc"
-	"github.com/locksidecar/locksidecar/bench/internal/store"
 )
 
-// CPU implements store.Store.
+// CPU implements measure.Store.
 func (s *Store) CPU(context.Context) (float64, error) {
 	if s.pid == 0 {
 		return 0, nil
@@ -22,7 +23,7 @@ func (s *Store) CPU(context.Context) (float64, error) {
 	return float64(d) / float64(time.Microsecond), err
 }
 
-// Memory implements store.Store: paths and data of all nodes. The heap of a
+// Memory implements measure.Store: paths and data of all nodes. The heap of a
 // Java program says little.
 func (s *Store) Memory(ctx context.Context) (float64, error) {
 	text, err := s.ask(ctx, "mntr")
@@ -32,19 +33,19 @@ func (s *Store) Memory(ctx context.Context) (float64, error) {
 	return number(text, "zk_approximate_data_size\t")
 }
 
-// Count implements store.Store. The transaction id is the number of writes
+// Count implements measure.Store. The transaction id is the number of writes
 // since the server became leader.
-func (s *Store) Count(ctx context.Context) (store.Count, error) {
+func (s *Store) Count(ctx context.Context) (measure.Count, error) {
 	text, err := s.ask(ctx, "srvr")
 	if err != nil {
-		return store.Count{}, err
+		return measure.Count{}, err
 	}
 	received, err := number(text, "Received: ")
 	if err != nil {
-		return store.Count{}, err
+		return measure.Count{}, err
 	}
 	writes, err := number(text, "Zxid: ")
-	return store.Count{Requests: received - s.asked, Steps: writes}, err
+	return measure.Count{Requests: received - s.asked, Steps: writes}, err
 }
 
 const askTimeout = 5 * time.Second

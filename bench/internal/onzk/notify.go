@@ -6,18 +6,18 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/go-zookeeper/zk"
+	"github.com/locksidecar/locksidecar/bench/internal/measure"
 
-	"github.com/locksidecar/locksidecar/bench/internal/store"
+	"github.com/go-zookeeper/zk"
 )
 
 const noticePath = root + "/notice"
 
 var errWrongNotice = errors.New("the watch tells of something else than the delete")
 
-// Notify implements store.Store: one client deletes a node, which the other
+// Notify implements measure.Store: one client deletes a node, which the other
 // watches.
-func (s *Store) Notify(ctx context.Context, d time.Duration) (n store.Notices, err error) {
+func (s *Store) Notify(ctx context.Context, d time.Duration) (n measure.Notices, err error) {
 	holder, err := s.connect(ctx)
 	if err != nil {
 		return n, err

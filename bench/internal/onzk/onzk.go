@@ -13,7 +13,6 @@ import (
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
 	"github.com/locksidecar/locksidecar/bench/internal/proc"
-	"github.com/locksidecar/locksidecar/bench/internal/store"
 )
 
 // sessionTimeout is about that of a sidecar with its defaults.
@@ -29,10 +28,10 @@ type Store struct {
 	asked float64 // how often the server was asked for its numbers
 }
 
-var _ store.Store = (*Store)(nil)
+var _ measure.Store = (*Store)(nil)
 
 // Words for tables.
-var Words = store.Words{
+var Words = measure.Words{
 	Name: "ZooKeeper", Steps: "writes", Memory: "data in ZooKeeper", Renewal: "set",
 	Notified: "delete of a node, to its watcher", Answered: "delete, round trip",
 }
@@ -44,7 +43,7 @@ const (
 )
 
 // Connect reads a URL of the form zk://host:port,…/chroot.
-func Connect(_ context.Context, url string) (store.Store, error) {
+func Connect(_ context.Context, url string) (measure.Store, error) {
 	hosts, _, _ := strings.Cut(strings.TrimPrefix(url, "zk://"), "/")
 	addr, _, _ := strings.Cut(hosts, ",")
 	_, port, _ := strings.Cut(addr, ":")
@@ -55,13 +54,13 @@ func Connect(_ context.Context, url string) (store.Store, error) {
 	return &Store{url: url, addr: addr, pid: proc.Listener(n)}, nil
 }
 
-// URL implements store.Store.
+// URL implements measure.Store.
 func (s *Store) URL() string { return s.url }
 
-// Close implements store.Store.
+// Close implements measure.Store.
 func (s *Store) Close() error { return nil }
 
-// Subjects implements store.Store.
+// Subjects implements measure.Store.
 func (s *Store) Subjects() []measure.Subject {
 	return []measure.Subject{
 		s.onOwnPaths(Recipe, func(c *zk.Conn, path string) measure.Pair {

@@ -9,8 +9,6 @@ import (
 	"path/filepath"
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
-	"github.com/locksidecar/locksidecar/bench/internal/stats"
-	"github.com/locksidecar/locksidecar/bench/internal/store"
 )
 
 // Report is everything that one run found.
@@ -21,13 +19,13 @@ type Report struct {
 
 // Store is what was found on one store. Parts that were not run are empty.
 type Store struct {
-	Words   store.Words `json:"words"`
-	Server  string      `json:"server"`
-	Pairs   []Pairs     `json:"pairs,omitempty"`
-	Hot     *Hot        `json:"hot_lock,omitempty"`
-	Kill    *Kill       `json:"kill,omitempty"`
-	Idle    *Idle       `json:"idle,omitempty"`
-	Targets []Target    `json:"targets"`
+	Words   measure.Words `json:"words"`
+	Server  string        `json:"server"`
+	Pairs   []Pairs       `json:"pairs,omitempty"`
+	Hot     *Hot          `json:"hot_lock,omitempty"`
+	Kill    *Kill         `json:"kill,omitempty"`
+	Idle    *Idle         `json:"idle,omitempty"`
+	Targets []Target      `json:"targets"`
 }
 
 // Setup says where the numbers come from.
@@ -62,18 +60,18 @@ type Hot struct {
 
 // HotRound is one round of Hot and, beside it, what the store needs for the like.
 type HotRound struct {
-	PerSecond float64     `json:"pairs_per_second"`
-	HandOff   stats.Times `json:"hand_off"`       // just before the release is sent, until the next acquire has returned
-	Across    stats.Times `json:"hand_off_cross"` // only those from one sidecar to the other
-	Held      stats.Times `json:"hand_off_held"`  // the same where each holds the lock for a millisecond
-	Notified  stats.Times `json:"notified"`       // see store.Notices
-	Answered  stats.Times `json:"answered"`
+	PerSecond float64       `json:"pairs_per_second"`
+	HandOff   measure.Times `json:"hand_off"`       // just before the release is sent, until the next acquire has returned
+	Across    measure.Times `json:"hand_off_cross"` // only those from one sidecar to the other
+	Held      measure.Times `json:"hand_off_held"`  // the same where each holds the lock for a millisecond
+	Notified  measure.Times `json:"notified"`       // see measure.Notices
+	Answered  measure.Times `json:"answered"`
 }
 
 // Kill is kill -9 of an app that holds a lock.
 type Kill struct {
-	Repeats int         `json:"repeats"`
-	Grant   stats.Times `json:"kill_to_grant"` // just before the signal is sent, until the waiter at the other sidecar has the lock
+	Repeats int           `json:"repeats"`
+	Grant   measure.Times `json:"kill_to_grant"` // just before the signal is sent, until the waiter at the other sidecar has the lock
 }
 
 // Idle is what a sidecar takes that has nothing to do.
@@ -103,7 +101,7 @@ type Commands struct {
 	Renewing float64 `json:"renewing_per_heartbeat"` // requests that renew the lease, by the sidecar's own count
 	Sent     float64 `json:"sent_per_heartbeat"`     // requests of all kinds, by the sidecar's own count
 	Requests float64 `json:"requests_per_heartbeat"` // by the server's count; 0 where it does not count them
-	Steps    float64 `json:"steps_per_heartbeat"`    // see store.Count
+	Steps    float64 `json:"steps_per_heartbeat"`    // see measure.Count
 }
 
 // WriteJSON writes the report to a file and makes its folder if need be.

@@ -9,8 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
-	"github.com/locksidecar/locksidecar/bench/internal/stats"
-	"github.com/locksidecar/locksidecar/bench/internal/store"
 )
 
 func TestTarget(t *testing.T) {
@@ -22,27 +20,27 @@ func TestTarget(t *testing.T) {
 		{
 			"at most, met by the median of the ratios",
 			NewTarget("n", "µs", false, 1.25, []float64{10, 12, 30}, []float64{10, 10, 20}),
-			Target{Name: "n", Unit: "µs", Factor: 1.25, Measured: 12, Against: 10, Ratio: stats.Spread{Median: 1.2, Min: 1, Max: 1.5}, Met: true},
+			Target{Name: "n", Unit: "µs", Factor: 1.25, Measured: 12, Against: 10, Ratio: measure.Spread{Median: 1.2, Min: 1, Max: 1.5}, Met: true},
 		},
 		{
 			"at most, not met",
 			NewTarget("n", "µs", false, 1, []float64{11}, []float64{10}),
-			Target{Name: "n", Unit: "µs", Factor: 1, Measured: 11, Against: 10, Ratio: stats.Spread{Median: 1.1, Min: 1.1, Max: 1.1}},
+			Target{Name: "n", Unit: "µs", Factor: 1, Measured: 11, Against: 10, Ratio: measure.Spread{Median: 1.1, Min: 1.1, Max: 1.1}},
 		},
 		{
 			"at least, met at the limit",
 			NewTarget("n", "/s", true, 1, []float64{10}, []float64{10}),
-			Target{Name: "n", Unit: "/s", AtLeast: true, Factor: 1, Measured: 10, Against: 10, Ratio: stats.Spread{Median: 1, Min: 1, Max: 1}, Met: true},
+			Target{Name: "n", Unit: "/s", AtLeast: true, Factor: 1, Measured: 10, Against: 10, Ratio: measure.Spread{Median: 1, Min: 1, Max: 1}, Met: true},
 		},
 		{
 			"at least, not met",
 			NewTarget("n", "/s", true, 1, []float64{9}, []float64{10}),
-			Target{Name: "n", Unit: "/s", AtLeast: true, Factor: 1, Measured: 9, Against: 10, Ratio: stats.Spread{Median: 0.9, Min: 0.9, Max: 0.9}},
+			Target{Name: "n", Unit: "/s", AtLeast: true, Factor: 1, Measured: 9, Against: 10, Ratio: measure.Spread{Median: 0.9, Min: 0.9, Max: 0.9}},
 		},
 		{
 			"a fixed limit",
 			AtMost("n", "MiB", 20, 25),
-			Target{Name: "n", Unit: "MiB", Factor: 1, Measured: 20, Against: 25, Ratio: stats.Spread{Median: 0.8, Min: 0.8, Max: 0.8}, Met: true},
+			Target{Name: "n", Unit: "MiB", Factor: 1, Measured: 20, Against: 25, Ratio: measure.Spread{Median: 0.8, Min: 0.8, Max: 0.8}, Met: true},
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -55,13 +53,13 @@ func TestTarget(t *testing.T) {
 
 func TestText(t *testing.T) {
 	round := func(perSecond, p50, p99 float64) measure.Round {
-		return measure.Round{PerSecond: perSecond, Times: stats.Times{P50: p50, P99: p99}, CPU: measure.CPU{App: p50, Server: 20, Store: 30.04}}
+		return measure.Round{PerSecond: perSecond, Times: measure.Times{P50: p50, P99: p99}, CPU: measure.CPU{App: p50, Server: 20, Store: 30.04}}
 	}
-	words := store.Words{
+	words := measure.Words{
 		Name: "Redis", Steps: "commands", Memory: "in Redis",
 		Notified: "EVALSHA that publishes, to its subscriber", Answered: "EVALSHA, round trip",
 	}
-	times := func(p50 float64) stats.Times { return stats.Times{P50: p50, P99: 2 * p50} }
+	times := func(p50 float64) measure.Times { return measure.Times{P50: p50, P99: 2 * p50} }
 	r := Report{
 		Setup: Setup{
 			Began: "2026-01-02T03:04:05Z", CPU: "a CPU", Cores: 2, Kernel: "6.1", Go: "go1.26",
@@ -74,7 +72,7 @@ func TestText(t *testing.T) {
 			{Subject: "longer µ name", Callers: 16, Rounds: []measure.Round{round(1, 1, 1)}},
 		},
 			Hot:  &Hot{Sidecars: 2, CallersPerSidecar: 8, Rounds: []HotRound{{PerSecond: 5000, HandOff: times(100), Across: times(110), Held: times(90), Notified: times(50), Answered: times(40)}}},
-			Kill: &Kill{Repeats: 100, Grant: stats.Times{P50: 1500, P99: 2500, Max: 12000}},
+			Kill: &Kill{Repeats: 100, Grant: measure.Times{P50: 1500, P99: 2500, Max: 12000}},
 			Idle: &Idle{
 				Holds: 10000, LeaseTTL: 10, Window: 20,
 				Start:  Memory{RSS: 20 * mib, Anonymous: 8 * mib, Heap: 2 * mib, Store: mib},
@@ -86,10 +84,10 @@ func TestText(t *testing.T) {
 				AtMost("small", "MiB", 30, 25),
 				NewTarget("many", "pairs/s", true, 1, []float64{200}, []float64{100}),
 			}}, {
-			Words: store.Words{Name: "Silent", Answered: "request, round trip"}, Server: "silentd 1",
+			Words: measure.Words{Name: "Silent", Answered: "request, round trip"}, Server: "silentd 1",
 			Hot: &Hot{Sidecars: 2, CallersPerSidecar: 8, Rounds: []HotRound{{Answered: times(40)}}},
 		}, {
-			Words: store.Words{Name: "Other"}, Server: "otherd 1", Targets: []Target{AtMost("small", "MiB", 20, 25)},
+			Words: measure.Words{Name: "Other"}, Server: "otherd 1", Targets: []Target{AtMost("small", "MiB", 20, 25)},
 		}},
 	}
 	want, err := os.ReadFile("testdata/report.txt")

@@ -9,7 +9,6 @@ import (
 	"text/tabwriter"
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
-	"github.com/locksidecar/locksidecar/bench/internal/stats"
 )
 
 // Text is the report for people.
@@ -98,14 +97,14 @@ func (r *Store) hotText(b *bytes.Buffer) {
 	rate := column(h.Rounds, func(r HotRound) float64 { return r.PerSecond })
 	rows := []string{
 		"\tp50 µs\t±\tp99 µs",
-		timesRow("release to the next grant", h.Rounds, func(r HotRound) stats.Times { return r.HandOff }),
-		timesRow("only those to the other sidecar", h.Rounds, func(r HotRound) stats.Times { return r.Across }),
-		timesRow("where each holds it for 1 ms", h.Rounds, func(r HotRound) stats.Times { return r.Held }),
+		timesRow("release to the next grant", h.Rounds, func(r HotRound) measure.Times { return r.HandOff }),
+		timesRow("only those to the other sidecar", h.Rounds, func(r HotRound) measure.Times { return r.Across }),
+		timesRow("where each holds it for 1 ms", h.Rounds, func(r HotRound) measure.Times { return r.Held }),
 	}
 	if r.Words.Notified != "" {
-		rows = append(rows, timesRow(r.Words.Notified, h.Rounds, func(r HotRound) stats.Times { return r.Notified }))
+		rows = append(rows, timesRow(r.Words.Notified, h.Rounds, func(r HotRound) measure.Times { return r.Notified }))
 	}
-	rows = append(rows, timesRow(r.Words.Answered, h.Rounds, func(r HotRound) stats.Times { return r.Answered }))
+	rows = append(rows, timesRow(r.Words.Answered, h.Rounds, func(r HotRound) measure.Times { return r.Answered }))
 	table(b, rows)
 	fmt.Fprintf(b, "%s pairs/s (%s)\n", number(rate.Median), plusMinus(rate))
 }
@@ -203,18 +202,18 @@ func table(b *bytes.Buffer, rows []string) {
 	}
 }
 
-func timesRow(name string, rounds []HotRound, times func(HotRound) stats.Times) string {
+func timesRow(name string, rounds []HotRound, times func(HotRound) measure.Times) string {
 	p50 := column(rounds, func(r HotRound) float64 { return times(r).P50 })
 	p99 := column(rounds, func(r HotRound) float64 { return times(r).P99 })
 	return fmt.Sprintf("%s\t%s\t%s\t%s", name, number(p50.Median), plusMinus(p50), number(p99.Median))
 }
 
-func column[R any](rounds []R, f func(R) float64) stats.Spread {
-	return stats.Over(stats.Column(rounds, f))
+func column[R any](rounds []R, f func(R) float64) measure.Spread {
+	return measure.SpreadOf(measure.Column(rounds, f))
 }
 
 // plusMinus is half the distance of the best and the worst round, in percent of the median.
-func plusMinus(s stats.Spread) string {
+func plusMinus(s measure.Spread) string {
 	if s.Median == 0 {
 		return "±0%"
 	}

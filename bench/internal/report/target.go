@@ -1,18 +1,18 @@
 package report
 
-import "github.com/locksidecar/locksidecar/bench/internal/stats"
+import "github.com/locksidecar/locksidecar/bench/internal/measure"
 
 // Target is a promise about one number, as a ratio to another of the same run,
 // so that it means the same on a slow machine as on a fast one.
 type Target struct {
-	Name     string       `json:"name"`
-	Unit     string       `json:"unit"`
-	AtLeast  bool         `json:"at_least"` // else at most
-	Factor   float64      `json:"factor"`   // allowed ratio of measured to reference
-	Measured float64      `json:"measured"` // median of the rounds
-	Against  float64      `json:"against"`  // what it is compared with: median of the rounds
-	Ratio    stats.Spread `json:"ratio"`    // of the rounds; each compares what was measured one after the other
-	Met      bool         `json:"met"`      // the median of the ratios is within the factor
+	Name     string         `json:"name"`
+	Unit     string         `json:"unit"`
+	AtLeast  bool           `json:"at_least"` // else at most
+	Factor   float64        `json:"factor"`   // allowed ratio of measured to reference
+	Measured float64        `json:"measured"` // median of the rounds
+	Against  float64        `json:"against"`  // what it is compared with: median of the rounds
+	Ratio    measure.Spread `json:"ratio"`    // of the rounds; each compares what was measured one after the other
+	Met      bool           `json:"met"`      // the median of the ratios is within the factor
 }
 
 // NewTarget compares two numbers round by round.
@@ -23,7 +23,7 @@ func NewTarget(name, unit string, atLeast bool, factor float64, measured, agains
 	}
 	t := Target{
 		Name: name, Unit: unit, AtLeast: atLeast, Factor: factor,
-		Measured: stats.Over(measured).Median, Against: stats.Over(against).Median, Ratio: stats.Over(ratios),
+		Measured: measure.SpreadOf(measured).Median, Against: measure.SpreadOf(against).Median, Ratio: measure.SpreadOf(ratios),
 	}
 	if atLeast {
 		t.Met = t.Ratio.Median >= factor

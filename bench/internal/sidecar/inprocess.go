@@ -1,6 +1,4 @@
-// Package inprocess uses the sidecar's store driver as a library, with no
-// sidecar and no socket: what that adds is what the second process costs.
-package inprocess
+package sidecar
 
 import (
 	"context"
@@ -18,8 +16,9 @@ import (
 // heartbeatPart: the lease is renewed so many times in its TTL, as by a sidecar.
 const heartbeatPart = 3
 
-// Driver are pairs on one lease at a store.
-func Driver(name, url string, ttl time.Duration) measure.Subject {
+// InProcess are pairs on one lease at a store, made by the sidecar's driver as a library,
+// with no sidecar and no socket: what they lack is what the second process costs.
+func InProcess(name, url string, ttl time.Duration) measure.Subject {
 	return measure.Subject{Name: name, Open: func(ctx context.Context, callers int) ([]measure.Pair, func() error, error) {
 		b, err := backends.Open(url, nil)
 		if err != nil {

@@ -1,12 +1,8 @@
-// Package store is what a run of the benchmark must know of a store, whatever
-// its kind.
-package store
+package measure
 
 import (
 	"context"
 	"time"
-
-	"github.com/locksidecar/locksidecar/bench/internal/measure"
 )
 
 // Store is a server that runs, seen by a client that the run has of its own.
@@ -14,7 +10,7 @@ type Store interface {
 	// URL is the address as a sidecar takes it.
 	URL() string
 	// Subjects are other ways to a lock in this store.
-	Subjects() []measure.Subject
+	Subjects() []Subject
 	// Notify measures for a while, one after the other, the least that a
 	// hand-over of a lock in this store takes, see Notices.
 	Notify(ctx context.Context, d time.Duration) (Notices, error)

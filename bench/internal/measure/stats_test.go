@@ -1,4 +1,4 @@
-package stats
+package measure
 
 import (
 	"testing"
@@ -36,12 +36,12 @@ func TestQuantile(t *testing.T) {
 }
 
 func TestOf(t *testing.T) {
-	got := Of([]time.Duration{3 * time.Microsecond, 1500 * time.Nanosecond, time.Millisecond})
+	got := TimesOf([]time.Duration{3 * time.Microsecond, 1500 * time.Nanosecond, time.Millisecond})
 	want := Times{N: 3, P50: 3, P99: 1000, Max: 1000}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Of (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(Times{}, Of(nil)); diff != "" {
+	if diff := cmp.Diff(Times{}, TimesOf(nil)); diff != "" {
 		t.Errorf("Of nothing (-want +got):\n%s", diff)
 	}
 }
@@ -58,7 +58,7 @@ func TestOver(t *testing.T) {
 		{"even", []float64{4, 1, 2, 9}, Spread{3, 1, 9}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if diff := cmp.Diff(c.want, Over(c.rounds)); diff != "" {
+			if diff := cmp.Diff(c.want, SpreadOf(c.rounds)); diff != "" {
 				t.Errorf("Over (-want +got):\n%s", diff)
 			}
 		})

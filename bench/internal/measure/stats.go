@@ -1,5 +1,4 @@
-// Package stats turns measured times into the few numbers that people compare.
-package stats
+package measure
 
 import (
 	"cmp"
@@ -16,8 +15,8 @@ type Times struct {
 	Max float64 `json:"max_us"`
 }
 
-// Of sorts d and summarises it. Of nothing it is the zero Times.
-func Of(d []time.Duration) Times {
+// TimesOf sorts d and summarises it. Of nothing it is the zero Times.
+func TimesOf(d []time.Duration) Times {
 	if len(d) == 0 {
 		return Times{}
 	}
@@ -44,8 +43,8 @@ type Spread struct {
 	Max    float64 `json:"max"`
 }
 
-// Over summarises rounds. Of nothing it is the zero Spread.
-func Over(rounds []float64) Spread {
+// SpreadOf summarises rounds. Of nothing it is the zero Spread.
+func SpreadOf(rounds []float64) Spread {
 	if len(rounds) == 0 {
 		return Spread{}
 	}
