@@ -16,9 +16,9 @@ import (
 // loadTime is how long a test puts load on the store.
 const loadTime = 1500 * time.Millisecond
 
-// guard detects, without the store, that a lock did not exclude. Whoever is
+// witness detects, without the store, that a lock did not exclude. Whoever is
 // granted enters, and exits before it lets go.
-type guard struct {
+type witness struct {
 	t                testing.TB
 	readers, writers atomic.Int64
 	together         atomic.Int64 // the most readers at a time
@@ -27,7 +27,7 @@ type guard struct {
 	writes           atomic.Int64
 }
 
-func (g *guard) enter(grant lock.Grant) {
+func (g *witness) enter(grant lock.Grant) {
 	if grant.Mode == lock.Shared {
 		n := g.readers.Add(1)
 		if w := g.writers.Load(); w != 0 {
@@ -53,7 +53,7 @@ func (g *guard) enter(grant lock.Grant) {
 	g.writes.Add(1)
 }
 
-func (g *guard) exit(m lock.Mode) {
+func (g *witness) exit(m lock.Mode) {
 	if m == lock.Shared {
 		g.readers.Add(-1)
 	} else {
@@ -62,12 +62,12 @@ func (g *guard) exit(m lock.Mode) {
 }
 
 // downgrade is for a writer that is about to become a reader.
-func (g *guard) downgrade() {
+func (g *witness) downgrade() {
 	g.readers.Add(1)
 	g.writers.Add(-1)
 }
 
-func (g *guard) check() {
+func (g *witness) check() {
 	g.t.Helper()
 	if v, n := g.value.Load(), g.writes.Load(); v != n {
 		g.t.Errorf("%d increments under the lock made %d", n, v)
@@ -124,7 +124,7 @@ func (e *env) leave(s *sidecar, r lock.Resource, id lock.HoldID) error {
 // testExclusionUnderLoad: many want to write the same.
 func testExclusionUnderLoad(e *env) {
 	r := e.name("r")
-	g := &guard{t: e.TB}
+	g := &witness{t: e.TB}
 	e.load(loadTime, e.sidecars(3), 12, func(s *sidecar, _ int) error {
 		ctx, cancel := context.WithTimeout(e.ctx, patience)
 		defer cancel()
@@ -147,10 +147,10 @@ func testExclusionUnderLoad(e *env) {
 // testSharingUnderLoad: many readers and some writers on a few resources, and
 // some of them do not wait long.
 func testSharingUnderLoad(e *env) {
-	guards := []*guard{{t: e.TB}, {t: e.TB}, {t: e.TB}}
+	witnesses := []*witness{{t: e.TB}, {t: e.TB}, {t: e.TB}}
 	var gaveUp atomic.Int64
 	e.load(loadTime, e.sidecars(3), 18, func(s *sidecar, i int) error {
-		k := i % len(guards)
+		k := i % len(witnesses)
 		q := request(e.name(fmt.Sprint(k)), lock.Shared)
 		if i%5 == 0 {
 			q.Mode = lock.Exclusive
@@ -176,13 +176,13 @@ func testSharingUnderLoad(e *env) {
 		if err != nil {
 			return err
 		}
-		guards[k].enter(grant)
+		witnesses[k].enter(grant)
 		time.Sleep(time.Millisecond)
-		guards[k].exit(q.Mode)
+		witnesses[k].exit(q.Mode)
 		return e.leave(s, q.Resource, q.ID)
 	})
 	var together, writes int64
-	for _, g := range guards {
+	for _, g := range witnesses {
 		g.check()
 		together = max(together, g.together.Load())
 		writes += g.writes.Load()

@@ -35,13 +35,13 @@ func (e *env) seed() uint64 {
 
 // testRandom lets workers on several sidecars do what comes to their minds with
 // a few resources, while watchers look on. Each worker only ends its own holds,
-// so the guards know who may be in.
+// so the witnesses know who may be in.
 func testRandom(e *env) {
 	seed := e.seed()
 	ss := e.sidecars(3)
 	var spots []*spot
 	for i := range 3 {
-		spots = append(spots, &spot{name: e.name(fmt.Sprint(i)), guard: guard{t: e.TB}})
+		spots = append(spots, &spot{name: e.name(fmt.Sprint(i)), witness: witness{t: e.TB}})
 	}
 	ctx, stop := context.WithCancel(e.ctx)
 	var watchers sync.WaitGroup
@@ -71,15 +71,15 @@ func testRandom(e *env) {
 	stop()
 	watchers.Wait()
 	for _, sp := range spots {
-		sp.guard.check()
-		e.Logf("%q: %d writes, up to %d readers together", sp.name, sp.guard.writes.Load(), sp.guard.together.Load())
+		sp.witness.check()
+		e.Logf("%q: %d writes, up to %d readers together", sp.name, sp.witness.writes.Load(), sp.witness.together.Load())
 	}
 }
 
 // spot is a resource and who is in.
 type spot struct {
-	name  lock.Resource
-	guard guard
+	name    lock.Resource
+	witness witness
 }
 
 // worker does one random thing after the other.
@@ -137,11 +137,11 @@ func (w *worker) take() error {
 	if err != nil {
 		return fmt.Errorf("acquire %s: %w", q.Mode, err)
 	}
-	sp.guard.enter(g)
+	sp.witness.enter(g)
 	mode := g.Mode
 	defer func() {
 		if mode != 0 {
-			sp.guard.exit(mode)
+			sp.witness.exit(mode)
 		}
 	}()
 	if w.chance(20) {
@@ -153,13 +153,13 @@ func (w *worker) take() error {
 		time.Sleep(time.Duration(w.rand.IntN(2000)) * time.Microsecond)
 	}
 	if mode == lock.Exclusive && w.e.sharing() && w.e.limits.Downgrade == "" && w.chance(20) {
-		sp.guard.downgrade()
+		sp.witness.downgrade()
 		mode = lock.Shared
 		if err := w.s.Downgrade(w.e.ctx, sp.name, q.ID); err != nil {
 			return fmt.Errorf("downgrade: %w", err)
 		}
 	}
-	sp.guard.exit(mode)
+	sp.witness.exit(mode)
 	mode = 0
 	return w.end(g)
 }
@@ -241,8 +241,8 @@ func (w *worker) visit() error {
 		q.Try = true
 		g, err := l.Acquire(w.e.ctx, q)
 		if err == nil {
-			sp.guard.enter(g)
-			leave = append(leave, func() { sp.guard.exit(g.Mode) })
+			sp.witness.enter(g)
+			leave = append(leave, func() { sp.witness.exit(g.Mode) })
 		} else if !errors.Is(err, lock.ErrHeld) {
 			return errors.Join(fmt.Errorf("acquire by a visitor: %w", err), l.Close(w.e.ctx))
 		}
