@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/protobuf/types/known/anypb"
 )
 
 // TestWhatToDoAboutASocket: each way in which a sidecar cannot be reached has its hint.
@@ -63,35 +63,30 @@ func TestWhatToDoAboutASocket(t *testing.T) {
 	}
 }
 
-// TestErrorsOfTheSidecar: what it says is an *Error with its sentinel; what another says,
-// as a proxy does, is not.
-func TestErrorsOfTheSidecar(t *testing.T) {
-	said := func(code codes.Code, domain, reason string) error {
-		st := status.New(code, "words")
-		if domain != "" {
-			var err error
-			if st, err = st.WithDetails(&errdetails.ErrorInfo{Domain: domain, Reason: reason, Metadata: map[string]string{"k": "v"}}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		return fromStatus(st.Proto())
+// statusOf is an error as the sidecar writes it.
+func statusOf(t *testing.T, message string, info *errdetails.ErrorInfo) *statuspb.Status {
+	t.Helper()
+	detail, err := anypb.New(info)
+	if err != nil {
+		t.Fatal(err)
 	}
+	return &statuspb.Status{Message: message, Details: []*anypb.Any{detail}}
+}
+
+// TestErrorsOfTheSidecar: what it says is an *Error with its sentinel.
+func TestErrorsOfTheSidecar(t *testing.T) {
 	for reason, sentinel := range byReason {
-		err := said(codes.Unknown, "locksidecar", reason)
+		err := fromStatus(statusOf(t, "words", &errdetails.ErrorInfo{Domain: "locksidecar", Reason: reason, Metadata: map[string]string{"k": "v"}}))
 		var e *Error
 		if !errors.Is(err, sentinel) || !errors.As(err, &e) || e.Reason != reason || e.Message != "words" || e.Metadata["k"] != "v" {
 			t.Errorf("%s: %#v", reason, err)
 		}
 	}
-	var e *Error
-	if err := said(codes.ResourceExhausted, "", ""); !errors.Is(err, ErrLimitExceeded) || !errors.As(err, &e) || e.Message != "words" {
-		t.Errorf("a limit of gRPC: %v", err)
-	}
-	if err := said(codes.Unknown, "another", "NOT_HOLDER"); errors.As(err, &e) || status.Code(err) != codes.Unknown {
-		t.Errorf("of another: %v", err)
-	}
-	if err := said(codes.Internal, "", ""); errors.As(err, &e) || status.Code(err) != codes.Internal {
-		t.Errorf("of nobody: %v", err)
+	for _, st := range []*statuspb.Status{{Message: "words"}, statusOf(t, "words", &errdetails.ErrorInfo{Domain: "another", Reason: "NOT_HOLDER"})} {
+		var e *Error
+		if err := fromStatus(st); !errors.As(err, &e) || e.Message != "words" || e.Reason != "" || errors.Is(err, ErrNotHolder) {
+			t.Errorf("of %v: %#v", st, err)
+		}
 	}
 }
 

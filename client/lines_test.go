@@ -12,15 +12,13 @@ import (
 	"testing"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 	"github.com/locksidecar/locksidecar/internal/jsonlines"
 )
 
 // linesPair is a stream of lines and the sidecar's end of its connection.
-func linesPair(t *testing.T) (*lineStream, *net.UnixConn) {
+func linesPair(t *testing.T) (*stream, *net.UnixConn) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "lsl")
 	if err != nil {
@@ -35,7 +33,7 @@ func linesPair(t *testing.T) (*lineStream, *net.UnixConn) {
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	c := &Client{path: l.Addr().String(), closing: ctx}
-	s, err := c.openLines(ctx)
+	s, err := c.openStream(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,12 +70,9 @@ func TestLinesOfAnyLength(t *testing.T) {
 // TestWhatTheSidecarSaysOfTheConnection ends it; what it says of a request does not.
 func TestWhatTheSidecarSaysOfTheConnection(t *testing.T) {
 	s, peer := linesPair(t)
-	st, err := status.New(codes.ResourceExhausted, "too many").WithDetails(&errdetails.ErrorInfo{Reason: "LIMIT_EXCEEDED", Domain: "locksidecar"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	st := statusOf(t, "too many", &errdetails.ErrorInfo{Reason: "LIMIT_EXCEEDED", Domain: "locksidecar"})
 	for _, id := range []string{"1", ""} {
-		line, err := jsonlines.AppendResponse(nil, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Error{Error: st.Proto()}})
+		line, err := jsonlines.AppendResponse(nil, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Error{Error: st}})
 		if err != nil {
 			t.Fatal(err)
 		}

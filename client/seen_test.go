@@ -14,9 +14,6 @@ import (
 // Dial waits for an answer of the sidecar, and calls again where that has too many
 // connections.
 func TestDialWaitsForAnAnswer(t *testing.T) {
-	if overGRPC {
-		t.Skip("gRPC greets in its own way")
-	}
 	path, listen := front(t, 10)
 	l := listen()
 	type answer struct {
