@@ -130,6 +130,34 @@ type Request struct {
 	Mode     Mode
 	Owner    string // Owner.Encode of who asks; kept for Get and List
 	Try      bool   // do not queue
+	Direct   bool   // ask the store, also where the sidecar could answer by itself
+	Cohort   Cohort // nil: one app has it to itself
+}
+
+// Cohort is for whom a request asks that stands for several apps of one sidecar. The
+// lease gets a Contended event when somebody stands behind it, where it is a Contender.
+type Cohort interface {
+	// Stay is asked when the ctx of Acquire ends in the queue: true leaves the request
+	// where it is, and Acquire returns ErrUnavailable. The next Acquire with its ID
+	// finds its place.
+	Stay() bool
+}
+
+// Contender is a Lease that can tell that somebody waits behind a request of it.
+type Contender interface {
+	Lease
+	TellsContended() bool
+
+	// Describe notes for people who has a hold with a Cohort now. It may be called
+	// beside the other methods for the same HoldID, and nothing else depends on it.
+	// ErrNotHolder, ErrLeaseLost, ErrUnavailable: it is not noted, or may not be.
+	Describe(ctx context.Context, r Resource, id HoldID, owner string) error
+}
+
+// TellsContended reports whether a lease sends Contended events.
+func TellsContended(l Lease) bool {
+	c, ok := l.(Contender)
+	return ok && c.TellsContended()
 }
 
 // Grant is a hold that was given.
@@ -173,6 +201,10 @@ const (
 	// Vanished: the store has lost the hold, for example in a failover to a
 	// replica that did not know it. Others may be granted already.
 	Vanished
+	// Contended: a request of another lease stands behind this one, or behind this hold,
+	// which has a Cohort. It is a hint that may be lost, and no Heartbeat repeats it; it stays
+	// true for the hold, though the other may have left.
+	Contended
 )
 
 // Page bounds a listing.
@@ -201,6 +233,8 @@ type Holding struct {
 	Sidecar string
 	Owner   Owner
 	Revoked bool // forced release under way
+	Cohort  bool // it stands for several apps of the sidecar, see Cohort
+	Parked  bool // no app has it: the sidecar gives it to who asks
 }
 
 // Observe is told of every request that a driver sends to its store: what it

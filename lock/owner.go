@@ -13,6 +13,7 @@ type Owner struct {
 	Session  string            `json:"session,omitempty"` // the app session's name, chosen by the app
 	Label    string            `json:"label,omitempty"`   // the owner label of the request, see reentrancy
 	Metadata map[string]string `json:"meta,omitempty"`    // chosen by the app
+	LockID   HoldID            `json:"lock,omitempty"`    // of who has the hold of a Cohort, where the store has it under another id
 }
 
 // Encode gives the form in which an owner is kept in a store. It is made once a

@@ -135,6 +135,10 @@ func (w *way) Downgrade(ctx context.Context, r leasekit.Ref) error {
 	return w.v.hear(w.Driver.Downgrade(ctx, r))
 }
 
+func (w *way) Describe(ctx context.Context, r leasekit.Ref, owner string) error {
+	return w.v.hear(w.Driver.(leasekit.Teller).Describe(ctx, r, owner))
+}
+
 func (w *way) Renew(ctx context.Context, acks []leasekit.Revocation) (leasekit.Renewal, error) {
 	a, err := w.Driver.Renew(ctx, acks)
 	return a, w.v.hear(err)

@@ -29,7 +29,10 @@ type lease struct {
 	forcedOut      map[lock.HoldID]struct{}  // waiters that it has not asked about since
 }
 
-var _ leasekit.Driver = (*lease)(nil)
+var (
+	_ leasekit.Driver = (*lease)(nil)
+	_ leasekit.Teller = (*lease)(nil)
+)
 
 // Ask implements leasekit.Driver.
 func (l *lease) Ask(_ context.Context, q lock.Request) (leasekit.Answer, error) {
@@ -123,6 +126,21 @@ func (l *lease) Downgrade(_ context.Context, r leasekit.Ref) error {
 	}
 	e.Value.resource.Downgrade(e)
 	l.store.promote(e.Value.resource, now)
+	return nil
+}
+
+// Describe implements leasekit.Teller.
+func (l *lease) Describe(_ context.Context, r leasekit.Ref, owner string) error {
+	l.store.mu.Lock()
+	defer l.store.mu.Unlock()
+	if _, err := l.begin(); err != nil {
+		return err
+	}
+	e := l.own(r)
+	if e == nil || !e.Held() {
+		return lock.ErrNotHolder
+	}
+	e.Value.owner = owner
 	return nil
 }
 

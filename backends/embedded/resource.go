@@ -2,6 +2,7 @@ package embedded
 
 import (
 	"iter"
+	"slices"
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
@@ -15,6 +16,10 @@ type resource struct {
 	name  lock.Resource
 	index int  // in Store.listed; -1: it is not in the store
 	more  bool // stands in Store.unfinished
+
+	// alone are those with a cohort that came after the last waiter, and that waiter:
+	// the next one stands behind them. Some may have left.
+	alone []*entry
 }
 
 // entry is one hold or one waiter.
@@ -29,6 +34,7 @@ type hold struct {
 	since      time.Duration // on the store's clock, granted or queued
 	fence      lock.Fence
 	force      *force // nil: its release is not forced
+	cohort     bool
 }
 
 // force is a forced release under way. The hold blocks until it is released,
@@ -65,14 +71,39 @@ func (s *Store) put(r *resource, l *lease, q lock.Request, now time.Duration) *e
 		s.resources[q.Resource] = r
 		s.listed = append(s.listed, r)
 	}
-	e := &entry{ID: q.ID, Value: hold{resource: r, lease: l, owner: q.Owner, since: now}}
+	e := &entry{ID: q.ID, Value: hold{resource: r, lease: l, owner: q.Owner, since: now, cohort: q.Cohort != nil}}
 	r.Put(e, queue.RoomOf(q.Mode))
 	if e.Held() {
 		e.Value.fence = s.nextFence(now)
 	}
 	l.link(e)
+	r.contend(e)
 	return e
 }
+
+// contend tells those of other leases that somebody stands behind now. Each is told once, so it takes
+// no longer than to put them in.
+func (r *resource) contend(e *entry) {
+	if e.Waiting() {
+		for _, o := range r.alone {
+			if (o.Held() || o.Waiting()) && o.Value.lease != e.Value.lease {
+				o.Value.lease.push(leasekit.Push{Kind: leasekit.Contended, Ref: ref(o)})
+			}
+		}
+		clear(r.alone)
+		r.alone = r.alone[:0]
+	}
+	if !e.Value.cohort {
+		return
+	}
+	if holders, waiters := r.Len(); len(r.alone) > 2*(holders+waiters)+slack {
+		r.alone = slices.DeleteFunc(r.alone, func(o *entry) bool { return !o.Held() && !o.Waiting() })
+	}
+	r.alone = append(r.alone, e)
+}
+
+// slack is how many that have left are remembered.
+const slack = 16
 
 // remove ends a hold or waiter and hands the resource on, to how many it tells.
 func (s *Store) remove(e *entry, now time.Duration) (granted int) {
@@ -117,6 +148,8 @@ func (s *Store) promote(r *resource, now time.Duration) (granted int) {
 		s.listed[len(s.listed)-1] = nil
 		s.listed = s.listed[:len(s.listed)-1]
 		r.index = -1
+		clear(r.alone)
+		r.alone = r.alone[:0]
 		s.spare = r
 	}
 	return granted

@@ -24,6 +24,7 @@ type view struct {
 
 type row struct {
 	*entry
+	owner   string
 	fence   lock.Fence
 	age     time.Duration
 	mode    lock.Mode
@@ -134,7 +135,7 @@ func rows(entries iter.Seq[*entry], n int, now time.Duration) []row {
 		if v.lease.over { // see drop
 			continue
 		}
-		all = append(all, row{entry: e, fence: v.fence, age: now - v.since, mode: e.Room().Mode(), revoked: v.force != nil})
+		all = append(all, row{entry: e, owner: v.owner, fence: v.fence, age: now - v.since, mode: e.Room().Mode(), revoked: v.force != nil})
 	}
 	return all
 }
@@ -152,7 +153,7 @@ func holdings(rows []row) []lock.Holding {
 		l := r.Value.lease
 		hs[i] = lock.Holding{
 			ID: r.ID, Mode: r.mode, Fence: r.fence, Age: r.age, Revoked: r.revoked,
-			Lease: l.id, Sidecar: l.sidecar, Owner: lock.DecodeOwner(r.Value.owner),
+			Lease: l.id, Sidecar: l.sidecar, Owner: lock.DecodeOwner(r.owner), Cohort: r.Value.cohort,
 		}
 	}
 	return hs

@@ -25,7 +25,7 @@ func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 		a, err = l.asked(e, a, err)
 		switch {
 		case errors.Is(err, ErrNotSent):
-			return lock.Grant{}, l.unsent(ctx, e)
+			return lock.Grant{}, l.unsent(ctx, e, q.Cohort)
 		case errors.Is(err, errForced):
 			return lock.Grant{}, l.giveBack(ctx, e.Ref)
 		case err != nil:
@@ -33,7 +33,7 @@ func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 		case a.Granted:
 			return grantOf(q, a.Fence, a.Guard), nil
 		}
-		p, err := l.wait(ctx, e, a.Recheck)
+		p, err := l.wait(ctx, e, a.Recheck, q.Cohort)
 		if err != nil {
 			return lock.Grant{}, err
 		}
@@ -134,12 +134,12 @@ func (l *Lease) afterwards(ctx context.Context) (context.Context, context.Cancel
 
 // unsent ends a wait whose last request was not sent. Of the first one nothing can
 // be left.
-func (l *Lease) unsent(ctx context.Context, e *entry) error {
+func (l *Lease) unsent(ctx context.Context, e *entry, c lock.Cohort) error {
 	l.mu.Lock()
 	known := l.entries[e.ID] == e
 	l.mu.Unlock()
 	if known {
-		return l.giveUp(ctx, e)
+		return l.part(ctx, e, c)
 	}
 	return &lock.HeldError{Cause: context.Cause(ctx), Status: lock.Status{Resource: e.Resource}}
 }
@@ -155,7 +155,7 @@ func (l *Lease) giveBack(ctx context.Context, r Ref) error {
 
 // wait waits in the queue: for a grant that comes by push, for a reason to ask
 // again (both results are nil then), or for an end.
-func (l *Lease) wait(ctx context.Context, e *entry, recheck time.Duration) (*Push, error) {
+func (l *Lease) wait(ctx context.Context, e *entry, recheck time.Duration, c lock.Cohort) (*Push, error) {
 	woken := l.listen(e)
 	if woken == nil { // a push has overtaken the answer
 		return l.taken(e)
@@ -176,8 +176,16 @@ func (l *Lease) wait(ctx context.Context, e *entry, recheck time.Duration) (*Pus
 	case <-l.lost:
 		return nil, lock.ErrLeaseLost
 	case <-ctx.Done():
-		return nil, l.giveUp(ctx, e)
+		return nil, l.part(ctx, e, c)
 	}
+}
+
+// part ends a wait whose ctx has ended: the request is given up, or stays for others.
+func (l *Lease) part(ctx context.Context, e *entry, c lock.Cohort) error {
+	if c != nil && c.Stay() {
+		return fmt.Errorf("acquire %q: %w: it stays for others: %w", string(e.Resource), lock.ErrUnavailable, context.Cause(ctx))
+	}
+	return l.giveUp(ctx, e)
 }
 
 // taken takes the grant that has come by push, if one has.

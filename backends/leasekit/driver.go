@@ -66,6 +66,13 @@ type Sorter interface {
 	Waiting(ctx context.Context, holds []Ref) ([]Ref, error)
 }
 
+// Teller is a Driver that pushes Contended.
+type Teller interface {
+	// Describe gives a hold another owner.
+	//   lock.ErrNotHolder: there is no such hold.
+	Describe(ctx context.Context, r Ref, owner string) error
+}
+
 // ErrNotSent is Ask's: the store knows no more of the request than before.
 var ErrNotSent = errors.New("ctx ended before the request was sent")
 
@@ -155,4 +162,6 @@ const (
 	Missed
 	// Over: the lease is over. Only where it is the store's own word.
 	Over
+	// Contended: another request stands behind the hold or waiter, which has a Cohort.
+	Contended
 )

@@ -19,6 +19,7 @@ type entry struct {
 	busy    bool  // a request for it is under way
 	removed bool  // forgotten
 	rung    bool  // there is a reason to ask again, since the last request
+	behind  bool  // somebody stands behind it, and Events tells it or has told it
 	leaving error // why it is given up: a Withdraw of it had no answer. nil: it is not
 
 	// A forced release of the hold. Until it is acknowledged, the store waits; so it
@@ -176,6 +177,12 @@ func (l *Lease) pushed(p Push) {
 	case e == nil: // it was given up meanwhile
 	case p.Kind == Revoked:
 		l.revoke(e, p.Grace, p.Vanished)
+	case p.Kind == Contended:
+		if !e.behind {
+			e.behind = true
+			l.behind = append(l.behind, e)
+			ring(l.newsBell)
+		}
 	case p.Kind == Granted:
 		if !e.held {
 			e.pushed = &p

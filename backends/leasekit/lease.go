@@ -2,6 +2,7 @@ package leasekit
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -50,6 +51,7 @@ type Lease struct {
 	removed  uint64                 // entries taken out so far
 	forced   map[lock.HoldID]*entry // whose release is forced
 	news     []*entry               // revocations that Events has not told yet
+	behind   []*entry               // behind which somebody stands, that Events has not told yet
 	newsBell chan struct{}          // has a value when there may be some
 	ackBell  chan struct{}          // has a value when acknowledgements may be due
 	renewed  time.Duration          // before the last request that renewed the lease was sent
@@ -65,7 +67,10 @@ type Lease struct {
 	tidyBell chan struct{}       // has a value when there may be some
 }
 
-var _ lock.Prompt = (*Lease)(nil)
+var (
+	_ lock.Prompt    = (*Lease)(nil)
+	_ lock.Contender = (*Lease)(nil)
+)
 
 // Start begins what a lease needs that the driver has just opened. ctx does not
 // end it.
@@ -105,6 +110,28 @@ func (l *Lease) ID() lock.LeaseID { return l.o.ID }
 
 // TellsBlocking implements lock.Prompt.
 func (l *Lease) TellsBlocking() bool { return true }
+
+// TellsContended implements lock.Contender.
+func (l *Lease) TellsContended() bool {
+	_, tells := l.d.(Teller)
+	return tells
+}
+
+// Describe implements lock.Contender.
+func (l *Lease) Describe(ctx context.Context, r lock.Resource, id lock.HoldID, owner string) error {
+	t, tells := l.d.(Teller)
+	switch {
+	case !tells:
+		return lock.ErrUnsupported
+	case l.isLost():
+		return lock.ErrLeaseLost
+	}
+	err := t.Describe(ctx, Ref{r, id}, owner)
+	if errors.Is(err, lock.ErrLeaseLost) {
+		l.Lose()
+	}
+	return err
+}
 
 // trip is called before the driver is asked for something.
 func (l *Lease) trip(ctx context.Context) {

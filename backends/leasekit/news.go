@@ -50,6 +50,9 @@ func (l *Lease) tell(ctx context.Context) {
 			case <-ctx.Done():
 				return
 			}
+			if ev.Kind == lock.Contended {
+				continue
+			}
 			l.mu.Lock()
 			l.wasTold(e, ev.Until)
 			l.mu.Unlock()
@@ -57,7 +60,7 @@ func (l *Lease) tell(ctx context.Context) {
 	}
 }
 
-// next takes one revocation that Events has to tell.
+// next takes what Events has to tell next: revocations come first.
 func (l *Lease) next() (*entry, lock.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -68,6 +71,14 @@ func (l *Lease) next() (*entry, lock.Event) {
 		e.telling = false
 		if !e.removed { // not released since
 			return e, e.event()
+		}
+	}
+	for len(l.behind) > 0 {
+		e := l.behind[0]
+		l.behind[0] = nil
+		l.behind = l.behind[1:]
+		if !e.removed {
+			return e, lock.Event{Kind: lock.Contended, Resource: e.Resource, ID: e.ID}
 		}
 	}
 	return nil, lock.Event{}

@@ -23,6 +23,9 @@ const (
 	notTrusted = 200 * time.Millisecond
 )
 
+// forSeveral ends the record of a request that has a cohort.
+const forSeveral = "\x00c"
+
 var errAnotherServer = errors.New("another server has come up meanwhile")
 
 // errStranger: the process that is trusted was a replica meanwhile.
@@ -56,6 +59,7 @@ type driver struct {
 var (
 	_ leasekit.Driver = (*driver)(nil)
 	_ leasekit.Sorter = (*driver)(nil)
+	_ leasekit.Teller = (*driver)(nil)
 )
 
 // OpenLease implements lock.Backend.
@@ -208,7 +212,7 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 		try = "1"
 	}
 	keys := d.b.keys.buckets[s.index].of(q.Resource, d.id)
-	args := []any{d.b.keys.channel, string(q.Resource), string(d.id), string(q.ID), mode, d.sidecar + "\x00" + q.Owner, try}
+	args := []any{d.b.keys.channel, string(q.Resource), string(d.id), string(q.ID), mode, d.who(q.Owner, q.Cohort != nil), try}
 	trusted := s.trusted.Load()
 	if trusted != nil && d.b.cfg.failsOver() {
 		args = append(args, trusted.term)
@@ -233,6 +237,14 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 			return a, err
 		}
 	}
+}
+
+// who is what a record says of who asks.
+func (d *driver) who(owner string, several bool) string {
+	if several {
+		return d.sidecar + "\x00" + owner + forSeveral
+	}
+	return d.sidecar + "\x00" + owner
 }
 
 func (d *driver) notAsked(q lock.Request, err error) error {
@@ -348,6 +360,27 @@ func (d *driver) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.
 		return leasekit.Withdrawn{Found: true, Position: int(rank), Status: holdersOf(w.Resource, n[3:])}, nil
 	}
 	return leasekit.Withdrawn{}, fmt.Errorf("release: Redis answered %v: %w", r.val, lock.ErrUnavailable)
+}
+
+// Describe implements leasekit.Teller.
+func (d *driver) Describe(ctx context.Context, ref leasekit.Ref, owner string) error {
+	s := d.slots[d.b.keys.bucketOf(ref.Resource)]
+	s.users.Add(1)
+	defer s.leave()
+	if !s.open.Load() {
+		return lock.ErrNotHolder
+	}
+	r := d.b.run(ctx, d.b.batchers[s.index], scriptDescribe, d.b.keys.buckets[s.index].of(ref.Resource, d.id),
+		d.b.keys.channel, string(ref.Resource), string(d.id), string(ref.ID), d.who(owner, true))
+	switch {
+	case r.err != nil:
+		return unavailable("describe", r.err)
+	case r.val == int64(0):
+		return lock.ErrNotHolder
+	case r.val == int64(-1):
+		return lock.ErrLeaseLost
+	}
+	return nil
 }
 
 // Downgrade implements leasekit.Driver.

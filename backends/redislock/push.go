@@ -95,7 +95,8 @@ func (d *driver) believes(by *presence) bool {
 }
 
 // parsePush reads a message that a script has published: "g ID FENCE" granted,
-// "r ID MICROSECONDS RESOURCE" revoked, "x ID" forced out of the queue.
+// "r ID MICROSECONDS RESOURCE" revoked, "x ID" forced out of the queue, "c ID" somebody
+// stands behind it.
 func parsePush(payload string) (leasekit.Push, bool) {
 	kind, rest, _ := strings.Cut(payload, " ")
 	id, rest, _ := strings.Cut(rest, " ")
@@ -107,6 +108,9 @@ func parsePush(payload string) (leasekit.Push, bool) {
 		return p, err == nil
 	case "x":
 		p.Kind = leasekit.Woken
+		return p, true
+	case "c":
+		p.Kind = leasekit.Contended
 		return p, true
 	case "r":
 		text, resource, _ := strings.Cut(rest, " ")

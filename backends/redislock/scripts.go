@@ -28,6 +28,8 @@ var (
 	releaseLua string
 	//go:embed lua/downgrade.lua
 	downgradeLua string
+	//go:embed lua/describe.lua
+	describeLua string
 	//go:embed lua/advance.lua
 	advanceLua string
 	//go:embed lua/force.lua
@@ -74,6 +76,7 @@ var (
 	scriptAcquire   = newScript("acquire", acquireFastLua, libLua, acquireLua)
 	scriptRelease   = newScript("release", releaseFastLua, libLua, releaseLua)
 	scriptDowngrade = newScript("downgrade", libLua, downgradeLua)
+	scriptDescribe  = newScript("describe", libLua, describeLua)
 	scriptAdvance   = newScript("advance", libLua, advanceLua)
 	scriptForce     = newScript("force_release", libLua, forceLua)
 	scriptAck       = newScript("acknowledge", ackLua)

@@ -26,6 +26,22 @@ local function take()
   return granted(grant(id, mode, lease, who))
 end
 
+-- Tells those whom the new waiter stands behind, where they stand there for several
+-- apps. It is a hint: of many readers some are told.
+local function tell(waiter, record)
+  if not record or string.sub(record, -2) ~= '\0c' then return end
+  local _, _, _, holder = parse(record)
+  if holder ~= lease then redis.call('PUBLISH', ARGV[1] .. holder, 'c ' .. waiter) end
+end
+local function contend()
+  local last = redis.call('ZRANGE', KEYS[5], -1, -1)[1]
+  if last then return tell(last, redis.call('HGET', KEYS[6], last)) end
+  local page = redis.call('HSCAN', KEYS[4], '0', 'COUNT', 16)[2]
+  for i = 1, #page, 2 do
+    if string.sub(page[i], 1, 1) == 'h' then tell(string.sub(page[i], 2), page[i + 1]) end
+  end
+end
+
 local fence, over = own() -- a retry finds its own grant
 if fence then return fence end
 if over then
@@ -48,6 +64,7 @@ if not queued then
     if more then return {'MORE'} end
     return holders({'HELD', nowstr})
   end
+  contend()
   redis.call('ZADD', KEYS[5], next_number(), id)
   redis.call('HSET', KEYS[6], id, mode .. ' 0 ' .. nowstr .. ' ' .. lease .. ' 0 - ' .. who)
   redis.call('ZADD', KEYS[3], 0, member)

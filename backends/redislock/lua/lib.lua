@@ -13,7 +13,7 @@
 -- lease of KEYS[3] and KEYS[8], ARGV[4] an id.
 -- A record is "<mode> <fence> <since> <lease> <end> <asked> <who>": end is when an
 -- acknowledged revocation is over, or 0; asked is the shortest grace of a forced
--- release, or "-".
+-- release, or "-". who ends with NUL and c where the sidecar has it for several apps.
 -- Numbers go through %.0f: tostring() turns microseconds into 1.79e+15.
 -- Each script takes a bounded number of steps, whatever hangs on the resource.
 -- "more" says that it stopped before the end; the caller goes on with another.
