@@ -81,6 +81,16 @@ var usual = []conformance{
 	{name: "ReleaseReplyLost", run: testReleaseReplyLost, needs: needs[Faulter]("Faulter")},
 	{name: "SilenceIsNotLoss", run: testSilenceIsNotLoss, needs: needs[Faulter]("Faulter")},
 
+	{name: "ArbiterHandsOn", run: testArbiterHandsOn},
+	{name: "ArbiterOrder", run: testArbiterOrder, orders: true},
+	{name: "ArbiterReaders", run: testArbiterReaders, shares: true, orders: true},
+	{name: "ArbiterParked", run: testArbiterParked},
+	{name: "ArbiterUnheard", run: testArbiterUnheard, needs: needs[WakeupDropper]("WakeupDropper")},
+	{name: "ArbiterStarvesNobody", run: testArbiterStarvesNobody},
+	{name: "ArbiterForced", run: testArbiterForced},
+	{name: "ArbiterShown", run: testArbiterShown},
+	{name: "ArbiterDies", run: testArbiterDies},
+
 	{name: "ExclusionUnderLoad", run: testExclusionUnderLoad},
 	{name: "SharingUnderLoad", run: testSharingUnderLoad, shares: true},
 	{name: "CancelRaces", run: testCancelRaces},

@@ -31,12 +31,13 @@ var house = []room{
 	{path: "internal/jsonlines", may: "api/locksidecar/v1"},
 	{path: "heartbeat", may: "lock"},
 	{path: "internal/workers"},
+	{path: "arbiter", may: "lock", test: "backends/embedded"},
 	{path: "session/ledger", may: "lock"},
 	{path: "session", may: "lock heartbeat session/ledger internal/workers", test: "backends/embedded"},
 
 	// Stores never know each other.
 	{path: "backends/queue", may: "lock"},
-	{path: "backends/backendtest", may: "lock backends/queue"},
+	{path: "backends/backendtest", may: "lock arbiter backends/queue"},
 	{path: "backends/leasekit", may: "lock"},
 	{path: "backends/storeurl", may: "lock"},
 	{path: "backends/embedded", may: "lock backends/leasekit backends/queue", test: "backends/backendtest"},
@@ -63,7 +64,7 @@ var house = []room{
 	{path: "internal/testengine", may: "internal/faultproxy"}, // nothing of production: it breaks things for everybody
 	{path: "backends/backendtest/served", may: "lock backends/backendtest internal/testengine"},
 	{path: "internal/javatest", may: "lock", test: "backends/embedded"},
-	{path: "internal/simulation", test: "lock session backends/leasekit backends/embedded"},
+	{path: "internal/simulation", test: "lock arbiter session backends/leasekit backends/embedded"},
 	{path: "internal/archtest"},
 	{path: "internal/docstest", test: "api/locksidecar/v1 internal/testengine"},
 	{path: "model"},

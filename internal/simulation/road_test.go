@@ -170,6 +170,13 @@ func (r *road) Downgrade(ctx context.Context, ref leasekit.Ref) error {
 	return err
 }
 
+// Describe makes the road a leasekit.Teller.
+func (r *road) Describe(ctx context.Context, ref leasekit.Ref, owner string) error {
+	do := func() error { return r.Driver.(leasekit.Teller).Describe(ctx, ref, owner) }
+	_, err := r.p.trip(ctx, do, func() { _ = do() })
+	return err
+}
+
 func (r *road) Renew(ctx context.Context, acks []leasekit.Revocation) (a leasekit.Renewal, _ error) {
 	_, err := r.p.trip(ctx, func() (err error) { a, err = r.renew(ctx, acks); return err },
 		func() { _, _ = r.renew(context.Background(), acks) })
@@ -298,9 +305,17 @@ func (b backend) List(ctx context.Context, prefix string, p lock.Page) (all []lo
 
 func (b backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldID, grace time.Duration) error {
 	if grace == 0 {
-		b.p.w.witness.forcedAtOnce(id)
+		b.p.w.witness.forcedAtOnce(id, 0)
 	}
 	_, err := b.p.trip(ctx, func() error {
+		if grace == 0 { // who has it by then is not told early, either
+			st, _ := b.p.w.store.Get(ctx, r)
+			for _, h := range st.Holders {
+				if h.ID == id {
+					b.p.w.witness.forcedAtOnce(id, h.Fence)
+				}
+			}
+		}
 		b.p.w.log("store: %v forces %s of %s with %v", b.p, id, r, grace)
 		return b.p.w.store.ForceRelease(ctx, r, id, grace)
 	}, nil)

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/locksidecar/locksidecar/arbiter"
 	"github.com/locksidecar/locksidecar/lock"
 	"github.com/locksidecar/locksidecar/session"
 )
@@ -80,7 +81,7 @@ func (pl *place) start() {
 	p.die = sync.OnceFunc(func() { close(p.dead) })
 	p.climate.Store(&fair)
 	m, err := session.New(session.Options{
-		Backend: backend{p}, TTL: pl.w.ttl, Sidecar: p.name, LostGrace: pl.w.lostGrace, Clock: p.clock,
+		Backend: arbiter.New(backend{p}, p.w.arbiter(p.clock)), TTL: pl.w.ttl, Sidecar: p.name, LostGrace: pl.w.lostGrace, Clock: p.clock,
 	})
 	if err != nil {
 		panic(err)

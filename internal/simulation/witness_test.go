@@ -37,6 +37,7 @@ type witness struct {
 	fences    map[lock.HoldID]lock.Fence
 	over      map[lock.HoldID]bool // told to be lost, before or after its grant arrived
 	atOnce    map[lock.HoldID]bool // forced with grace 0, which gives up early notice
+	numbers   map[lock.Fence]bool  // of the store, for holds that were forced so
 	seen      counts
 }
 
@@ -47,6 +48,7 @@ func newWitness(now lock.Clock) *witness {
 	return &witness{
 		now: now, users: map[string]map[lock.HoldID]*belief{}, exclusive: map[string]lock.Fence{},
 		latest: map[string]lock.Fence{}, fences: map[lock.HoldID]lock.Fence{}, over: map[lock.HoldID]bool{}, atOnce: map[lock.HoldID]bool{},
+		numbers: map[lock.Fence]bool{},
 	}
 }
 
@@ -74,6 +76,7 @@ func (w *witness) granted(l *life, g session.Grant, maxHold time.Duration) bool 
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now, until := w.now(), l.p.true(g.Until)
+	w.atOnce[g.LockID] = w.atOnce[g.LockID] || w.numbers[g.Fence/lock.FenceRange]
 	if w.over[g.LockID] || w.atOnce[g.LockID] || l.ended {
 		return false
 	}
@@ -193,9 +196,19 @@ func (w *witness) ended(l *life, byItself bool) {
 	l.ended = true
 }
 
-// forcedAtOnce is the moment before a hold is forced with grace 0.
-func (w *witness) forcedAtOnce(id lock.HoldID) {
+// forcedAtOnce is the moment before a hold is forced with grace 0. A fence, if it is not
+// 0, is that of the hold in the store: all who have it in turn have its number.
+func (w *witness) forcedAtOnce(id lock.HoldID, fence lock.Fence) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.atOnce[id] = true
+	if fence == 0 {
+		return
+	}
+	w.numbers[fence/lock.FenceRange] = true
+	for id, f := range w.fences {
+		if f/lock.FenceRange == fence/lock.FenceRange {
+			w.atOnce[id] = true
+		}
+	}
 }

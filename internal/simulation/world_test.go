@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/locksidecar/locksidecar/arbiter"
 	"github.com/locksidecar/locksidecar/backends/embedded"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -44,6 +45,8 @@ type world struct {
 	ttl       time.Duration
 	lostGrace time.Duration
 	resources int
+	turns     int           // of arbiters
+	park      time.Duration // the same
 	places    []*place
 	apps      []*app
 	calm      chan struct{}  // closed when the storm is over
@@ -106,6 +109,9 @@ func newWorld(seed uint64, broken breakOf, trace io.Writer) *world {
 		lostGrace: []time.Duration{200 * time.Millisecond, time.Second, 2 * time.Second}[rnd.IntN(3)],
 		resources: 1 + rnd.IntN(3),
 	}
+	local := rand.New(rand.NewPCG(seed, 1))
+	w.turns = []int{0, 2, 5, arbiter.MaxTurns}[local.IntN(4)]
+	w.park = []time.Duration{0, 200 * time.Millisecond, time.Second}[local.IntN(3)]
 	if trace != nil {
 		w.sum = sha256.New()
 	}
@@ -121,8 +127,12 @@ func newWorld(seed uint64, broken breakOf, trace io.Writer) *world {
 	for n := range 3 + rnd.IntN(6) {
 		w.apps = append(w.apps, &app{w: w, n: n, place: w.places[rnd.IntN(len(w.places))], steps: 15 + rnd.IntN(25), rnd: w.dice()})
 	}
-	w.log("seed %d: ttl %v, lost grace %v, %d sidecars, %d apps, %d resources", seed, w.ttl, w.lostGrace, len(w.places), len(w.apps), w.resources)
+	w.log("seed %d: ttl %v, lost grace %v, %d sidecars, %d apps, %d resources, %d turns, park %v", seed, w.ttl, w.lostGrace, len(w.places), len(w.apps), w.resources, w.turns, w.park)
 	return w
+}
+
+func (w *world) arbiter(clock lock.Clock) arbiter.Options {
+	return arbiter.Options{Turns: w.turns, Park: w.park, Clock: clock}
 }
 
 // dice gives a random source of its own.

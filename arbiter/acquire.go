@@ -1,0 +1,314 @@
+package arbiter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// tryTime is how long a try that is refused waits for a hold that another sidecar may
+// have parked: it lets go as soon as it hears that somebody waits.
+const tryTime = 100 * time.Millisecond
+
+// askTime bounds how long it takes to learn who was in the way.
+const askTime = time.Second
+
+// Acquire implements lock.Lease.
+func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
+	l.mu.Lock()
+	m, err := l.enter(&q)
+	switch {
+	case err != nil:
+		l.mu.Unlock()
+		return lock.Grant{}, fmt.Errorf("acquire %q: %w", string(q.Resource), err)
+	case m == nil:
+		return l.direct(ctx, q)
+	}
+	m.present = true
+	g, err := l.await(ctx, m)
+	m.present = false
+	l.mu.Unlock()
+	return g, err
+}
+
+// enter makes a request the member of a cohort; nil: it goes to the store by itself.
+func (l *Lease) enter(q *lock.Request) (*member, error) {
+	if l.isLost() {
+		return nil, lock.ErrLeaseLost
+	}
+	if m := l.members[q.ID]; m != nil { // it is asked for again
+		if m.resource != q.Resource || m.mode != q.Mode {
+			return nil, &lock.InvalidError{Field: "id", Problem: "is in use for another resource or mode"}
+		}
+		return m, nil
+	}
+	if l.stores[q.ID] != nil {
+		return nil, lock.ErrNotHolder // it was given up, and others have what it asked for
+	}
+	if _, unsure := l.unsure[q.ID]; unsure {
+		return nil, nil //nolint:nilnil // said above
+	}
+	now := l.now()
+	c := l.last(q.Resource)
+	joins := c != nil && !q.Direct && l.takes(c, q.Mode, now)
+	switch free := joins && (c.state == parked || c.state == holding && c.mode == lock.Shared); {
+	case q.Direct, q.Try && c != nil && !free:
+		return nil, nil //nolint:nilnil // said above
+	case !joins:
+		if c != nil && c.state == parked {
+			l.leave(c)
+		}
+		c = l.newCohort(q.ID, &member{id: q.ID, resource: q.Resource, mode: q.Mode, owner: q.Owner}, len(l.lines[q.Resource]))
+		c.try, c.returned = q.Try, l.recent.has(string(q.Resource), now)
+	}
+	m := new(member)
+	if c.id == q.ID {
+		m = &c.one
+	}
+	*m = member{id: q.ID, resource: q.Resource, mode: q.Mode, owner: q.Owner, cohort: c, state: asking, since: now}
+	l.members[m.id] = m
+	switch {
+	case c.state == parked:
+		l.unpark(c)
+		c.state, c.returned = holding, true
+		l.give(c, m)
+	case c.state == holding && c.mode == lock.Shared:
+		l.give(c, m)
+	default:
+		c.queue = append(c.queue, m)
+	}
+	return m, nil
+}
+
+// await waits until m has the hold, or its wait is over. l.mu is held.
+func (l *Lease) await(ctx context.Context, m *member) (lock.Grant, error) {
+	for {
+		c := m.cohort
+		switch {
+		case m.state == holding:
+			return m.grant(), nil
+		case m.state == leaving:
+			if err := l.release(ctx, m); err != nil {
+				return lock.Grant{}, err
+			}
+			return lock.Grant{}, lock.ErrNotHolder
+		case m.err != nil:
+			delete(l.members, m.id)
+			return lock.Grant{}, m.err
+		case l.isLost():
+			l.out(m)
+			return lock.Grant{}, lock.ErrLeaseLost
+		case c.state == asking && c.leader == nil:
+			if err := l.lead(ctx, m); err != nil {
+				return lock.Grant{}, err
+			}
+			continue
+		case ctx.Err() != nil:
+			return lock.Grant{}, l.part(ctx, m)
+		}
+		bell := make(chan struct{})
+		m.bell = bell
+		l.mu.Unlock()
+		lock.Blocking(ctx)
+		select {
+		case <-bell:
+		case <-l.lost:
+		case <-ctx.Done():
+		}
+		l.mu.Lock()
+		m.bell = nil
+	}
+}
+
+// part ends the wait of a member that does not ask the store itself, and says who
+// was in the way. l.mu is held.
+func (l *Lease) part(ctx context.Context, m *member) error {
+	held := &lock.HeldError{Cause: context.Cause(ctx), Status: lock.Status{Resource: m.resource}}
+	c := m.cohort
+	for i, o := range c.queue {
+		if o == m {
+			held.Position = i + 1
+		}
+	}
+	for _, h := range c.holders {
+		held.Status.Holders = append(held.Status.Holders, l.holding(h))
+	}
+	l.out(m)
+	c.promote()
+	if len(c.holders) == 0 {
+		l.mu.Unlock()
+		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(askTime, l.o.TTL/3))
+		if st, err := l.b.Get(limit, m.resource); err == nil {
+			held.Status.Holders = st.Holders
+		}
+		cancel()
+		l.mu.Lock()
+	}
+	return held
+}
+
+// lead asks the store for m's cohort. nil: look again. l.mu is held.
+func (l *Lease) lead(ctx context.Context, m *member) error {
+	c := m.cohort
+	c.leader = m
+	q := lock.Request{ID: c.id, Resource: c.resource, Mode: c.mode, Owner: c.owner, Try: c.try, Cohort: c}
+	l.mu.Unlock()
+	g, err := l.ask(ctx, q)
+	l.mu.Lock()
+	c.leader = nil
+	switch {
+	case err == nil && c.early == nil:
+		l.granted(c, g)
+		return nil
+	case err == nil: // taken away before anybody here was told of it
+		if l.leave(c); c.early.Kind == lock.Revoked {
+			l.expel(c)
+		}
+		l.reroute(c)
+		return nil
+	case unknown(err) && ctx.Err() != nil && len(c.queue) > 1: // it stays for the others
+		return l.part(ctx, m)
+	case unknown(err):
+		m.present = false
+		c.promote()
+		return err
+	case errors.Is(err, lock.ErrLeaseLost):
+		l.lose()
+		l.out(m)
+		return err
+	case errors.Is(err, lock.ErrNotHolder):
+		l.expel(c)
+		l.reroute(c)
+		l.gone(c)
+		return nil
+	default:
+		l.out(m)
+		l.reroute(c)
+		l.gone(c)
+		return err
+	}
+}
+
+// expel takes the one out whom a forced release means, if it is there still.
+func (l *Lease) expel(c *cohort) {
+	for _, m := range c.queue {
+		if m == c.victim || c.victim == nil && m.id == c.face {
+			l.oust(m)
+			return
+		}
+	}
+}
+
+// oust ends the wait of a member by force. It is told when it is there.
+func (l *Lease) oust(m *member) {
+	l.out(m)
+	l.members[m.id] = m
+	m.err = lock.ErrNotHolder
+	m.wake()
+}
+
+// granted is the store's grant for a cohort. l.mu is held.
+func (l *Lease) granted(c *cohort, g lock.Grant) {
+	c.state, c.fence, c.guard, c.granted = holding, g.Fence, g.Guard, l.now()
+	l.next(c)
+	if g.Guard != nil { // it would pass for the one before, too
+		c.closed = true
+		l.reroute(c)
+	}
+}
+
+// ask asks the store.
+func (l *Lease) ask(ctx context.Context, q lock.Request) (lock.Grant, error) {
+	g, err := l.inner.Acquire(ctx, q)
+	held, refused := refusal(err)
+	if refused && q.Try && l.mayBeParked(held.Status) {
+		soon, cancel := context.WithTimeout(ctx, tryTime)
+		defer cancel()
+		q.Try = false
+		g, err = l.inner.Acquire(soon, q)
+		if held, refused = refusal(err); refused && ctx.Err() == nil {
+			held.Cause, held.Position = lock.ErrHeld, 0
+			l.inUse(held.Status)
+		}
+	}
+	if refused {
+		l.b.explain(&held.Status)
+	}
+	return g, err
+}
+
+func refusal(err error) (*lock.HeldError, bool) {
+	var held *lock.HeldError
+	ok := errors.As(err, &held)
+	return held, ok
+}
+
+// mayBeParked tells whether the holders may be other sidecars that have it for nobody.
+func (l *Lease) mayBeParked(st lock.Status) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.now()
+	for _, h := range st.Holders {
+		if !h.Cohort || l.stores[h.ID] != nil || l.used.has(string(h.ID), now) {
+			return false
+		}
+	}
+	return len(st.Holders) > 0
+}
+
+// inUse notes holds that were not let go when somebody waited: who is told of that once does
+// not park the hold again.
+func (l *Lease) inUse(st lock.Status) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.now()
+	for _, h := range st.Holders {
+		l.used.add(string(h.ID), now)
+	}
+}
+
+// direct asks the store for one app alone. l.mu is held, and not any more when it
+// returns.
+func (l *Lease) direct(ctx context.Context, q lock.Request) (lock.Grant, error) {
+	var over <-chan struct{}
+	if c := l.last(q.Resource); c != nil {
+		if !q.Try {
+			c.closed = true
+		}
+		if c.state == parked {
+			l.leave(c)
+		}
+		if q.Try && c.state == leaving { // else the try would find what nobody has
+			if c.over == nil {
+				c.over = make(chan struct{})
+			}
+			over = c.over
+		}
+	}
+	l.mu.Unlock()
+	if over != nil {
+		lock.Blocking(ctx)
+		select {
+		case <-over:
+		case <-l.lost:
+		case <-ctx.Done():
+		}
+	}
+	g, err := l.ask(ctx, q)
+	l.answered(q.ID, err)
+	return g, err
+}
+
+// answered notes whether the store may have more for an id than is known.
+func (l *Lease) answered(id lock.HoldID, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if unknown(err) {
+		l.unsure[id] = struct{}{}
+	} else {
+		delete(l.unsure, id)
+	}
+}

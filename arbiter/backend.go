@@ -1,0 +1,183 @@
+package arbiter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// MaxTurns is how many grants there can be under one hold of the store: each has a
+// fence of its own.
+const MaxTurns = lock.FenceRange
+
+// Options say what the sidecar may answer by itself.
+type Options struct {
+	// Turns is how many members a cohort has at most; 0: each request goes to the
+	// store.
+	Turns int
+	// Park is how long a hold stays in the store after its release, where its
+	// resource has come back before; 0: not at all.
+	Park time.Duration
+
+	Clock lock.Clock // default lock.BootTime
+
+	// Yielded, optional, is told how long it took from the news that somebody else
+	// waits until the store was asked to hand on. It must not block.
+	Yielded func(took time.Duration)
+}
+
+// Backend is a lock.Backend that asks another one only for what it must.
+type Backend struct {
+	lock.Backend
+	o      Options
+	saved  atomic.Uint64
+	told   atomic.Uint64
+	parked atomic.Int64
+
+	mu     sync.Mutex
+	leases map[*Lease]struct{}
+}
+
+var _ lock.Backend = (*Backend)(nil)
+
+// New puts an arbiter in front of b.
+func New(b lock.Backend, o Options) *Backend {
+	if o.Clock == nil {
+		o.Clock = lock.BootTime
+	}
+	if o.Yielded == nil {
+		o.Yielded = func(time.Duration) {}
+	}
+	o.Turns = min(o.Turns, MaxTurns)
+	return &Backend{Backend: b, o: o, leases: make(map[*Lease]struct{})}
+}
+
+// Stats is what the arbiter has done.
+type Stats struct {
+	Saved     uint64 // grants without asking the store
+	Contended uint64 // holds and requests behind which somebody else was known to stand
+	Parked    int    // holds that no app has, at this moment
+}
+
+// Stats tells what the arbiter has done.
+func (b *Backend) Stats() Stats {
+	return Stats{Saved: b.saved.Load(), Contended: b.told.Load(), Parked: int(b.parked.Load())}
+}
+
+// OpenLease implements lock.Backend. Where the store does not tell who stands behind a
+// hold, the lease is the store's own: there is no arbiter.
+func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease, error) {
+	inner, err := b.Backend.OpenLease(ctx, o)
+	if err != nil || b.o.Turns == 0 && b.o.Park == 0 || !lock.TellsContended(inner) {
+		return inner, err
+	}
+	l := start(ctx, b, inner, o)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.leases[l] = struct{}{}
+	return l, nil
+}
+
+func (b *Backend) drop(l *Lease) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.leases, l)
+}
+
+// all gives the leases that are open.
+func (b *Backend) all() []*Lease {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	list := make([]*Lease, 0, len(b.leases))
+	for l := range b.leases {
+		list = append(list, l)
+	}
+	return list
+}
+
+// Get implements lock.Backend.
+func (b *Backend) Get(ctx context.Context, r lock.Resource) (lock.Status, error) {
+	st, err := b.Backend.Get(ctx, r)
+	if err == nil {
+		b.explain(&st)
+	}
+	return st, err
+}
+
+// List implements lock.Backend.
+func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.Status, error) {
+	list, err := b.Backend.List(ctx, prefix, p)
+	for i := range list {
+		b.explain(&list[i])
+	}
+	return list, err
+}
+
+// explain turns what the store knows into what is true here.
+func (b *Backend) explain(st *lock.Status) {
+	for _, l := range b.all() {
+		l.explain(st)
+	}
+	for i := range st.Holders {
+		h := &st.Holders[i]
+		if h.Owner.LockID != "" {
+			h.ID, h.Owner.LockID = h.Owner.LockID, ""
+		}
+		h.Cohort = false
+	}
+	for i := range st.Waiters {
+		st.Waiters[i].Cohort = false
+	}
+}
+
+// ForceRelease implements lock.Backend. Where id is one of several readers that share a
+// hold, or waits beside others, only that one is taken out; else the hold or place in the store is.
+func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldID, grace time.Duration) error {
+	for _, l := range b.all() {
+		f := l.force(r, id, grace)
+		if f == nil {
+			continue
+		}
+		switch {
+		case f.err != nil:
+			return fmt.Errorf("force release: %w", f.err)
+		case f.inStore != "":
+			return b.Backend.ForceRelease(ctx, r, f.inStore, grace)
+		case f.gone == nil:
+			return nil
+		}
+		select {
+		case <-f.gone:
+			return nil
+		case <-ctx.Done():
+			return fmt.Errorf("force release: %w: grace is not over: %w", lock.ErrUnavailable, context.Cause(ctx))
+		}
+	}
+	st, err := b.Backend.Get(ctx, r)
+	if err != nil {
+		return fmt.Errorf("force release: %w", err)
+	}
+	for _, h := range st.Holders {
+		switch {
+		case h.Owner.LockID == id:
+			return b.Backend.ForceRelease(ctx, r, h.ID, grace)
+		case h.ID == id && h.Owner.LockID != "": // who had it first has it no more
+			return fmt.Errorf("force release: %w", lock.ErrNotHolder)
+		}
+	}
+	return b.Backend.ForceRelease(ctx, r, id, grace)
+}
+
+// forced is a forced release under way.
+type forced struct {
+	inStore lock.HoldID   // not empty: this is to be forced in the store
+	gone    chan struct{} // closed when the hold is; nil: it is
+	err     error
+}
+
+func unknown(err error) bool { return errors.Is(err, lock.ErrUnavailable) }

@@ -1,0 +1,319 @@
+package backendtest
+
+import (
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/arbiter"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// arbitrated is a sidecar with an arbiter.
+type arbitrated struct {
+	*sidecar
+	arb *arbiter.Backend
+}
+
+// arbitrated opens a lease with an arbiter. Where the store cannot have one, the lease is
+// the store's own, and the test ends.
+func (e *env) arbitrated(o arbiter.Options, ttl time.Duration) arbitrated {
+	e.Helper()
+	if o.Turns == 0 {
+		o.Turns = arbiter.MaxTurns
+	}
+	b := arbiter.New(e.open(), o)
+	s := e.leaseOn(b, ttl)
+	_, on := s.Lease.(*arbiter.Lease)
+	if tells := on || lock.TellsContended(s.Lease); tells != on {
+		e.Fatalf("the store tells who stands behind a hold: %t; there is an arbiter: %t", tells, on)
+	}
+	if !on {
+		e.Skip("the store does not tell that somebody stands behind a hold, so there is no arbiter")
+	}
+	return arbitrated{s, b}
+}
+
+// hears waits until the arbiter knows that somebody stands behind something of it.
+func (a arbitrated) hears(before arbiter.Stats) {
+	a.e.Helper()
+	a.e.eventually("the arbiter hears that somebody stands behind it", func() bool { return a.arb.Stats().Contended > before.Contended })
+}
+
+// parks takes and releases until the hold is parked.
+func (a arbitrated) parks(r lock.Resource) {
+	a.e.Helper()
+	a.e.eventually("a hold is parked", func() bool {
+		g, err := a.Acquire(a.e.ctx, request(r, lock.Exclusive))
+		if err != nil {
+			a.e.Fatalf("Acquire: %v", err)
+		}
+		a.e.release(a.sidecar, g)
+		return a.arb.Stats().Parked == 1
+	})
+}
+
+func testArbiterHandsOn(e *env) {
+	a, b := e.arbitrated(arbiter.Options{}, longTTL), e.sidecar()
+	r := e.name("r")
+	g := e.acquire(a.sidecar, r, lock.Exclusive)
+	waiters := []*waiter{e.queue(a.sidecar, r, lock.Exclusive), e.queue(a.sidecar, r, lock.Exclusive)}
+	for _, w := range waiters {
+		e.release(a.sidecar, g)
+		next := w.granted()
+		if next.Fence <= g.Fence {
+			e.Errorf("fence %d after %d", next.Fence, g.Fence)
+		}
+		if err := a.Release(e.ctx, r, g.ID); !errors.Is(err, lock.ErrNotHolder) {
+			e.Errorf("a second release by the one before: got %v, want ErrNotHolder", err)
+		}
+		e.refused(b, r, lock.Exclusive)
+		e.holds(a.b, r, []lock.HoldID{next.ID}, unserved(waiters, w))
+		g = next
+	}
+	e.release(a.sidecar, g)
+	last := e.acquire(b, r, lock.Exclusive)
+	if last.Fence <= g.Fence {
+		e.Errorf("fence %d at another sidecar after %d", last.Fence, g.Fence)
+	}
+	e.release(b, last)
+}
+
+// unserved are the ids of those behind w.
+func unserved(all []*waiter, w *waiter) (left []lock.HoldID) {
+	for i := len(all) - 1; all[i] != w; i-- {
+		left = append([]lock.HoldID{all[i].q.ID}, left...)
+	}
+	return left
+}
+
+func testArbiterOrder(e *env) {
+	a, b := e.arbitrated(arbiter.Options{}, longTTL), e.arbitrated(arbiter.Options{}, longTTL)
+	r := e.name("r")
+	beforeA, beforeB := a.arb.Stats(), b.arb.Stats()
+	g := e.acquire(a.sidecar, r, lock.Exclusive)
+	order := []*waiter{e.queue(a.sidecar, r, lock.Exclusive), e.queue(b.sidecar, r, lock.Exclusive)}
+	a.hears(beforeA)
+	order = append(order, e.queue(a.sidecar, r, lock.Exclusive))
+	b.hears(beforeB)
+	order = append(order, e.queue(b.sidecar, r, lock.Exclusive))
+	e.release(a.sidecar, g)
+	for i, w := range order {
+		g := w.granted()
+		for _, later := range order[i+1:] {
+			later.pending()
+		}
+		e.release(w.s, g)
+	}
+}
+
+func testArbiterReaders(e *env) {
+	a, b := e.arbitrated(arbiter.Options{}, longTTL), e.sidecar()
+	r := e.name("r")
+	before := a.arb.Stats()
+	g1, g2 := e.acquire(a.sidecar, r, lock.Shared), e.acquire(a.sidecar, r, lock.Shared)
+	w := e.queue(b, r, lock.Exclusive)
+	a.hears(before)
+	late := e.queue(a.sidecar, r, lock.Shared)
+	e.release(a.sidecar, g1)
+	w.blocked()
+	e.release(a.sidecar, g2)
+	g := w.granted()
+	late.pending()
+	if g.Fence <= max(g1.Fence, g2.Fence) {
+		e.Errorf("fence %d of a writer after readers with %d and %d", g.Fence, g1.Fence, g2.Fence)
+	}
+	e.release(b, g)
+	e.release(a.sidecar, late.granted())
+}
+
+// testArbiterParked: a hold that nobody has is free for all who ask.
+func testArbiterParked(e *env) {
+	a, b := e.arbitrated(arbiter.Options{Park: time.Hour}, longTTL), e.arbitrated(arbiter.Options{}, longTTL)
+	r := e.name("r")
+	a.parks(r)
+	if st := e.get(a.b, r); len(st.Holders) != 1 || !st.Holders[0].Parked {
+		e.Errorf("its own sidecar says of a parked hold: %+v", st)
+	}
+	e.release(b.sidecar, e.start(b.sidecar, request(r, lock.Exclusive)).granted())
+
+	a.parks(r)
+	var tried lock.Grant
+	e.eventually("a try finds a parked hold free", func() bool {
+		q := request(r, lock.Exclusive)
+		q.Try = true
+		var err error
+		tried, err = b.Acquire(e.ctx, q)
+		return err == nil
+	})
+	e.release(b.sidecar, tried)
+
+	a.parks(r)
+	e.release(a.sidecar, e.acquire(a.sidecar, r, e.shared())) // of another mode, so it must go out and come back
+
+	a.parks(r)
+	if err := b.b.ForceRelease(e.ctx, r, e.get(b.b, r).Holders[0].ID, time.Minute); err != nil && !errors.Is(err, lock.ErrNotHolder) {
+		e.Errorf("force a parked hold: %v", err)
+	}
+	e.release(b.sidecar, e.start(b.sidecar, request(r, lock.Exclusive)).granted())
+
+	a.parks(r)
+	if err := a.Close(e.ctx); err != nil {
+		e.Errorf("Close: %v", err)
+	}
+	e.release(b.sidecar, e.start(b.sidecar, request(r, lock.Exclusive)).granted())
+}
+
+// testArbiterUnheard: where no push comes, a parked hold is free when its time is over.
+func testArbiterUnheard(e *env) {
+	a, b := e.arbitrated(arbiter.Options{Park: 500 * time.Millisecond}, longTTL), e.sidecar()
+	r := e.name("r")
+	e.h.(WakeupDropper).DropWakeups(e.TB, a.arb.Backend)
+	a.parks(r)
+	e.release(b, e.start(b, request(r, lock.Exclusive)).granted())
+}
+
+// testArbiterStarvesNobody: one caller beside many that never stop.
+func testArbiterStarvesNobody(e *env) {
+	a, b := e.arbitrated(arbiter.Options{Park: 100 * time.Millisecond}, longTTL), e.arbitrated(arbiter.Options{Park: 100 * time.Millisecond}, longTTL)
+	r := e.name("r")
+	var fences struct {
+		sync.Mutex
+		last lock.Fence
+		held bool
+	}
+	turn := func(s *sidecar) {
+		g, err := s.Acquire(e.ctx, request(r, lock.Exclusive))
+		if err != nil {
+			e.Errorf("Acquire: %v", err)
+			return
+		}
+		fences.Lock()
+		if fences.held || g.Fence <= fences.last {
+			e.Errorf("fence %d after %d, and it is held: %t", g.Fence, fences.last, fences.held)
+		}
+		fences.held, fences.last = true, g.Fence
+		fences.Unlock()
+		fences.Lock()
+		fences.held = false
+		fences.Unlock()
+		if err := s.Release(e.ctx, r, g.ID); err != nil {
+			e.Errorf("Release: %v", err)
+		}
+	}
+	stop := make(chan struct{})
+	var busy sync.WaitGroup
+	for range 8 {
+		busy.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					turn(a.sidecar)
+				}
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 10 {
+			turn(b.sidecar)
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		e.Errorf("one caller has waited for %s beside eight that never stop", patience)
+	}
+	close(stop)
+	busy.Wait()
+	<-done
+}
+
+// testArbiterForced: whoever has the hold now is told.
+func testArbiterForced(e *env) {
+	a, b := e.arbitrated(arbiter.Options{}, longTTL), e.sidecar()
+	r := e.name("r")
+	g := e.acquire(a.sidecar, r, lock.Exclusive)
+	w := e.queue(a.sidecar, r, lock.Exclusive)
+	late := e.queue(a.sidecar, r, lock.Exclusive)
+	e.release(a.sidecar, g)
+	next := w.granted()
+	forced := make(chan error, 1)
+	id := e.get(b.b, r).Holders[0].ID
+	e.tasks.Go(func() { forced <- b.b.ForceRelease(e.ctx, r, id, time.Minute) })
+	a.event(lock.Revoked, next.ID)
+	late.pending()
+	e.release(a.sidecar, next)
+	if err := <-forced; err != nil {
+		e.Errorf("ForceRelease: %v", err)
+	}
+	e.release(a.sidecar, late.granted())
+
+	// Through its own sidecar, by the id that the app knows.
+	g = e.acquire(a.sidecar, r, lock.Exclusive)
+	w = e.queue(a.sidecar, r, lock.Exclusive)
+	out := e.queue(a.sidecar, r, lock.Exclusive)
+	e.release(a.sidecar, g)
+	next = w.granted()
+	if err := a.b.ForceRelease(e.ctx, r, out.q.ID, 0); err != nil {
+		e.Errorf("ForceRelease of a waiter: %v", err)
+	}
+	_ = out.failed(lock.ErrNotHolder)
+	e.tasks.Go(func() { forced <- a.b.ForceRelease(e.ctx, r, next.ID, time.Minute) })
+	a.event(lock.Revoked, next.ID)
+	e.release(a.sidecar, next)
+	if err := <-forced; err != nil {
+		e.Errorf("ForceRelease: %v", err)
+	}
+}
+
+// testArbiterShown: other sidecars see, and force, who has what was handed on.
+func testArbiterShown(e *env) {
+	a, b := e.arbitrated(arbiter.Options{}, longTTL), e.arbitrated(arbiter.Options{}, longTTL)
+	r := e.name("r")
+	g := e.acquire(a.sidecar, r, lock.Exclusive)
+	q := request(r, lock.Exclusive)
+	q.Owner = lock.Owner{PID: 4712, Label: "next"}.Encode()
+	w := e.start(a.sidecar, q)
+	w.queued()
+	e.release(a.sidecar, g)
+	next := w.granted()
+	e.eventually("another sidecar names who has it", func() bool {
+		st := e.get(b.b, r)
+		return len(st.Holders) == 1 && st.Holders[0].ID == next.ID && st.Holders[0].Owner.PID == 4712 && st.Holders[0].Owner.Label == "next"
+	})
+	for _, s := range []arbitrated{a, b} {
+		if err := s.b.ForceRelease(e.ctx, r, g.ID, 0); !errors.Is(err, lock.ErrNotHolder) {
+			e.Errorf("ForceRelease of who had it before: got %v, want ErrNotHolder", err)
+		}
+	}
+	forced := make(chan error, 1)
+	e.tasks.Go(func() { forced <- b.b.ForceRelease(e.ctx, r, next.ID, time.Minute) })
+	a.event(lock.Revoked, next.ID)
+	e.release(a.sidecar, next)
+	if err := <-forced; err != nil {
+		e.Errorf("ForceRelease: %v", err)
+	}
+}
+
+// testArbiterDies: the end of the lease ends what is parked and what was handed on.
+func testArbiterDies(e *env) {
+	a, b := e.arbitrated(arbiter.Options{Park: time.Hour}, max(e.h.TTL(), 5*time.Second)), e.sidecar()
+	idle, busy := e.name("idle"), e.name("busy")
+	g := e.acquire(a.sidecar, busy, lock.Exclusive)
+	w := e.queue(a.sidecar, busy, lock.Exclusive)
+	e.release(a.sidecar, g)
+	w.granted()
+	a.parks(idle)
+	a.silence()
+	for _, r := range []lock.Resource{idle, busy} {
+		next := e.start(b, request(r, lock.Exclusive)).granted()
+		if r == busy && next.Fence <= w.grant.Fence {
+			e.Errorf("fence %d after %d", next.Fence, w.grant.Fence)
+		}
+		e.release(b, next)
+	}
+}
