@@ -32,6 +32,8 @@ type AcquireOptions struct {
 	// Where the Lock of that hold was lost to LostSilence and the sidecar still has the
 	// hold, it gives another Lock of it, with the same ID and Fence.
 	Reentrant bool
+	// Direct asks the store, also where the sidecar could answer by itself.
+	Direct bool
 }
 
 // Acquire takes a lock. With an error it has taken nothing.
@@ -46,7 +48,7 @@ func (s *Session) Acquire(ctx context.Context, resource string, o AcquireOptions
 	if err := cmp.Or(checkString("resource", resource), checkString("owner", o.Owner)); err != nil {
 		return nil, err
 	}
-	q := &pb.AcquireRequest{Resource: resource, Mode: o.Mode, Owner: o.Owner, Reentrant: o.Reentrant}
+	q := &pb.AcquireRequest{Resource: resource, Mode: o.Mode, Owner: o.Owner, Reentrant: o.Reentrant, Direct: o.Direct}
 	switch {
 	case o.Wait > 0:
 		q.Wait = durationpb.New(o.Wait)

@@ -29,7 +29,7 @@ func durationOf(field string, d *durationpb.Duration, absent time.Duration) (tim
 }
 
 func acquireRequestOf(requestID string, q *pb.AcquireRequest) (session.AcquireRequest, error) {
-	r := session.AcquireRequest{RequestID: requestID, Resource: q.GetResource(), Owner: q.GetOwner(), Reentrant: q.GetReentrant()}
+	r := session.AcquireRequest{RequestID: requestID, Resource: q.GetResource(), Owner: q.GetOwner(), Reentrant: q.GetReentrant(), Direct: q.GetDirect()}
 	switch q.GetMode() {
 	case pb.Mode_MODE_UNSPECIFIED, pb.Mode_EXCLUSIVE:
 		r.Mode = lock.Exclusive
@@ -215,6 +215,7 @@ func holdersTo(hs []lock.Holding, now time.Time) []*pb.Holder {
 			Owner:    h.Owner.Label,
 			Metadata: h.Owner.Metadata,
 			Revoked:  h.Revoked,
+			Parked:   h.Parked,
 		})
 	}
 	return out

@@ -57,6 +57,7 @@ func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Gra
 		Try:       r.Wait == 0,
 		Wait:      max(r.Wait, 0),
 		Reentrant: r.Reentrant,
+		Direct:    r.Direct,
 		MaxHold:   r.MaxHold,
 		Tag:       ctx,
 		Room:      s.user.reserve(s.m.o.Limits.HoldsPerUID),

@@ -50,6 +50,7 @@ type AcquireRequest struct {
 	MaxHold   time.Duration // 0: no limit
 	Owner     string        // who in the app asks
 	Reentrant bool          // may enter the hold of another reentrant request of the same owner
+	Direct    bool          // asks the store, also where the sidecar could answer by itself
 }
 
 // Grant is a hold as the app sees it. Until is on Options.Clock.

@@ -35,7 +35,10 @@ func writeLocks(w io.Writer, locks []*pb.Lock) error {
 }
 
 func holderState(h *pb.Holder) string {
-	if h.GetRevoked() {
+	switch {
+	case h.GetParked():
+		return "parked"
+	case h.GetRevoked():
 		return "revoked"
 	}
 	return "held"
@@ -60,6 +63,11 @@ func writeLock(w io.Writer, l *pb.Lock) error {
 	row(t, "state:", lockState(l))
 	for _, h := range l.GetHolders() {
 		row(t)
+		if h.GetParked() {
+			row(t, "parked at:", orDash(printable(h.GetSidecar()))+", free on request")
+			row(t, "  lock id:", h.GetLockId())
+			continue
+		}
 		row(t, "held by:", who(h))
 		row(t, "  mode:", h.GetMode().String())
 		row(t, "  fence:", fenceCell(h.GetFence()))
@@ -117,6 +125,8 @@ func lockState(l *pb.Lock) string {
 		return "free"
 	case n == 0:
 		s = "free in a moment"
+	case n == 1 && l.GetHolders()[0].GetParked():
+		s = "free on request"
 	case n == 1:
 		s = "held " + l.GetHolders()[0].GetMode().String()
 	default:

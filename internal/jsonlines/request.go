@@ -137,6 +137,9 @@ func (s *scanner) acquire() *pb.SessionRequest_Acquire {
 		case "reentrant":
 			had.field(9, s)
 			q.Reentrant = s.boolean()
+		case "direct":
+			had.field(10, s)
+			q.Direct = s.boolean()
 		default:
 			s.stop()
 		}
@@ -290,6 +293,10 @@ func (w *writer) acquire(q *pb.AcquireRequest) {
 	w.optionalLabels("metadata", q.GetMetadata())
 	if q.GetReentrant() {
 		w.name("reentrant")
+		w.b = append(w.b, "true"...)
+	}
+	if q.GetDirect() {
+		w.name("direct")
 		w.b = append(w.b, "true"...)
 	}
 	w.end()

@@ -18,6 +18,7 @@ type Ask struct {
 	Try       bool
 	Wait      time.Duration // how long an answer is waited for; 0: until Leave
 	Reentrant bool
+	Direct    bool
 	MaxHold   time.Duration
 	Room      bool // the user of the session may have one more hold
 	Tag       any  // the Hold has it until it is granted
@@ -95,7 +96,7 @@ func (l *Ledger) Acquire(a *Ask) (Grant, *Call, error) {
 		return Grant{}, nil, err
 	}
 	h := &Hold{
-		key: Key{a.Resource, a.Owner}, name: a.Name, mode: a.Mode, reentrant: a.Reentrant,
+		key: Key{a.Resource, a.Owner}, name: a.Name, mode: a.Mode, reentrant: a.Reentrant, direct: a.Direct,
 		state: asking, try: a.Try, id: l.o.NewID(), tag: a.Tag,
 	}
 	h.due.hold = h
@@ -221,7 +222,7 @@ func (l *Ledger) Asked(h *Hold, id lock.HoldID, lease Lease, stop func()) (lock.
 		return lock.Request{}, false
 	}
 	h.lease, h.stop, h.asked = lease, stop, true
-	return lock.Request{ID: id, Resource: h.key.Resource, Mode: h.mode, Try: h.try}, true
+	return lock.Request{ID: id, Resource: h.key.Resource, Mode: h.mode, Try: h.try, Direct: h.direct}, true
 }
 
 // Waiting notes how to end the wait for a lease to ask on, and reports, as Asked does.

@@ -940,7 +940,9 @@ type AcquireRequest struct {
 	// A reentrant request finds the hold of another reentrant request of the same
 	// session, resource and owner, and counts it up. Without it every acquire
 	// stands alone, and a second one of the same app waits for the first.
-	Reentrant     bool `protobuf:"varint,10,opt,name=reentrant,proto3" json:"reentrant,omitempty"`
+	Reentrant bool `protobuf:"varint,10,opt,name=reentrant,proto3" json:"reentrant,omitempty"`
+	// Ask the store, also where the sidecar could answer by itself.
+	Direct        bool `protobuf:"varint,11,opt,name=direct,proto3" json:"direct,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1041,6 +1043,13 @@ func (x *AcquireRequest) GetMetadata() map[string]string {
 func (x *AcquireRequest) GetReentrant() bool {
 	if x != nil {
 		return x.Reentrant
+	}
+	return false
+}
+
+func (x *AcquireRequest) GetDirect() bool {
+	if x != nil {
+		return x.Direct
 	}
 	return false
 }
@@ -2257,6 +2266,7 @@ type Holder struct {
 	Owner         string                 `protobuf:"bytes,12,opt,name=owner,proto3" json:"owner,omitempty"`
 	Metadata      map[string]string      `protobuf:"bytes,13,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Revoked       bool                   `protobuf:"varint,14,opt,name=revoked,proto3" json:"revoked,omitempty"` // a forced release is under way
+	Parked        bool                   `protobuf:"varint,15,opt,name=parked,proto3" json:"parked,omitempty"`   // no app has it: the sidecar gives it to who asks, here or elsewhere
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2385,6 +2395,13 @@ func (x *Holder) GetMetadata() map[string]string {
 func (x *Holder) GetRevoked() bool {
 	if x != nil {
 		return x.Revoked
+	}
+	return false
+}
+
+func (x *Holder) GetParked() bool {
+	if x != nil {
+		return x.Parked
 	}
 	return false
 }
@@ -2853,7 +2870,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\asidecar\x18\x03 \x01(\tR\asidecar\x128\n" +
 	"\n" +
 	"counted_at\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\x12<\n" +
-	"\flease_margin\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vleaseMargin\"\xc8\x03\n" +
+	"\flease_margin\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vleaseMargin\"\xe0\x03\n" +
 	"\x0eAcquireRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1d\n" +
@@ -2867,7 +2884,8 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x04name\x18\b \x01(\tR\x04name\x12H\n" +
 	"\bmetadata\x18\t \x03(\v2,.locksidecar.v1.AcquireRequest.MetadataEntryR\bmetadata\x12\x1c\n" +
 	"\treentrant\x18\n" +
-	" \x01(\bR\treentrant\x1a;\n" +
+	" \x01(\bR\treentrant\x12\x16\n" +
+	"\x06direct\x18\v \x01(\bR\x06direct\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb1\x02\n" +
@@ -2953,7 +2971,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x04Lock\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x120\n" +
 	"\aholders\x18\x02 \x03(\v2\x16.locksidecar.v1.HolderR\aholders\x120\n" +
-	"\awaiters\x18\x03 \x03(\v2\x16.locksidecar.v1.HolderR\awaiters\"\xf4\x03\n" +
+	"\awaiters\x18\x03 \x03(\v2\x16.locksidecar.v1.HolderR\awaiters\"\x8c\x04\n" +
 	"\x06Holder\x12\x17\n" +
 	"\alock_id\x18\x01 \x01(\tR\x06lockId\x12(\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x14.locksidecar.v1.ModeR\x04mode\x12\x14\n" +
@@ -2969,7 +2987,8 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\asession\x18\v \x01(\tR\asession\x12\x14\n" +
 	"\x05owner\x18\f \x01(\tR\x05owner\x12@\n" +
 	"\bmetadata\x18\r \x03(\v2$.locksidecar.v1.Holder.MetadataEntryR\bmetadata\x12\x18\n" +
-	"\arevoked\x18\x0e \x01(\bR\arevoked\x1a;\n" +
+	"\arevoked\x18\x0e \x01(\bR\arevoked\x12\x16\n" +
+	"\x06parked\x18\x0f \x01(\bR\x06parked\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"b\n" +
