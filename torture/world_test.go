@@ -61,7 +61,7 @@ func newWorld(t testing.TB, p plan, binary string) *world {
 	w.witness = w.history("witness")
 	t.Cleanup(func() { _ = w.witness.Close() })
 	for i := range p.sides {
-		s := &side{w: w, name: fmt.Sprintf("side%d", i), store: "embedded:"}
+		s := &side{w: w, name: fmt.Sprintf("side%d", i), store: "embedded:", asks: i == 2}
 		s.socket = filepath.Join(dir, s.name)
 		if w.server != nil {
 			s.road = testengine.Through(t, w.server)
@@ -122,6 +122,7 @@ type side struct {
 	name          string
 	socket, store string
 	road          *testengine.Proxy // nil: its store is embedded
+	asks          bool              // each request asks the store: there is no arbiter
 
 	mu sync.Mutex // of p, for those who only look
 	p  *process
@@ -131,6 +132,9 @@ func (s *side) start() error {
 	args := []string{
 		"serve", "--socket", s.socket, "--store", s.store, "--ttl", ttl.String(), "--name", s.name, "--log-level", "debug",
 		"--drain", "200ms", "--lost-grace", "300ms",
+	}
+	if !s.asks {
+		args = append(args, "--local-turns", "100", "--park", "200ms")
 	}
 	p, err := launch(filepath.Join(s.w.dir, s.name+".log"), nil, s.w.binary, args...)
 	if err != nil {

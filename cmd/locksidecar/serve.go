@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/locksidecar/locksidecar/arbiter"
 	"github.com/locksidecar/locksidecar/backends"
 	"github.com/locksidecar/locksidecar/internal/supervise"
 	"github.com/locksidecar/locksidecar/localapi"
@@ -50,6 +51,9 @@ const serveExamples = `  # for the apps of this host
   printf 'store: "` + backends.Default + `"\nttl: 5s\nallow-uid: [1000, 1001]\n' >sidecar.yaml
   locksidecar serve --config sidecar.yaml`
 
+// maxPark bounds --park: a sidecar that dies blocks what it has parked for a TTL.
+const maxPark = 10 * time.Second
+
 // serveFlags are the flags of serve.
 type serveFlags struct {
 	store      *storeFlags
@@ -59,6 +63,8 @@ type serveFlags struct {
 	httpAddr   string
 	drain      time.Duration
 	lostGrace  time.Duration
+	turns      int
+	park       time.Duration
 	sessions   session.Limits
 	api        localapi.Limits
 	allowUIDs  []uint
@@ -90,6 +96,8 @@ func addServe(cmd *cobra.Command) *serveFlags {
 	f.StringVar(&s.httpAddr, "http-addr", "", "TCP address (HOST:PORT) for /healthz, /readyz and /metrics; empty: none")
 	f.DurationVar(&s.drain, "drain", defaultDrain, "how long to wait for apps to finish when asked to stop")
 	f.DurationVar(&s.lostGrace, "lost-grace", session.DefaultLostGrace, "how long others are kept out when the sidecar ends a hold, so that its app can stop its work")
+	f.IntVar(&s.turns, "local-turns", 0, "how many requests of this sidecar's apps may have a lock in turn without asking the store, while nobody else is known to wait; 0: each asks the store")
+	f.DurationVar(&s.park, "park", 0, "how long a lock that is asked for again and again stays in the store after its release, for the next app here; 0: not at all")
 	f.UintSliceVar(&s.allowUIDs, "allow-uid", nil, "users who may connect (default: whom the socket's mode lets)")
 	f.UintSliceVar(&s.allowGIDs, "allow-gid", nil, "groups whose members may connect")
 	f.UintSliceVar(&s.adminUIDs, "admin-uid", nil, "users who may take locks from others (default: root and the sidecar's own user)")
@@ -112,6 +120,8 @@ func (s *serveFlags) options(io streams) (o sidecarOptions, err error) {
 		namespace:  s.store.namespace,
 		name:       s.store.name,
 		lostGrace:  s.lostGrace,
+		turns:      s.turns,
+		park:       s.park,
 		limits:     s.sessions,
 		socketMode: fs.FileMode(s.socketMode),
 		apiLimits:  s.api,
@@ -152,6 +162,10 @@ func (s *serveFlags) options(io streams) (o sidecarOptions, err error) {
 		return o, usage("--drain is %s: must not be negative", s.drain)
 	case s.lostGrace <= 0:
 		return o, usage("--lost-grace is %s: must be more than 0", s.lostGrace)
+	case s.turns < 0 || s.turns > arbiter.MaxTurns:
+		return o, usage("--local-turns is %d: must be 0 to %d", s.turns, arbiter.MaxTurns)
+	case s.park < 0 || s.park > maxPark:
+		return o, usage("--park is %s: must be 0 to %s", s.park, maxPark)
 	case s.store.ttl < lock.MinTTL || s.store.ttl > lock.MaxTTL:
 		return o, usage("--ttl is %s: must be %s to %s", s.store.ttl, lock.MinTTL, lock.MaxTTL)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/locksidecar/locksidecar/arbiter"
 	"github.com/locksidecar/locksidecar/backends"
 	"github.com/locksidecar/locksidecar/internal/telemetry"
 	"github.com/locksidecar/locksidecar/localapi"
@@ -32,6 +33,8 @@ type sidecarOptions struct {
 	namespace  string
 	name       string
 	lostGrace  time.Duration
+	turns      int           // of the arbiter
+	park       time.Duration // the same
 	limits     session.Limits
 	socket     string
 	socketMode fs.FileMode
@@ -85,8 +88,9 @@ func newSidecar(ctx context.Context, o sidecarOptions) (_ *sidecar, err error) {
 	if s.tracing != nil {
 		backend = s.tracing.Backend(backend)
 	}
+	local := arbiter.New(backend, arbiter.Options{Turns: o.turns, Park: o.park, Yielded: metrics.Yielded})
 	s.manager, err = session.New(session.Options{
-		Backend:   backend,
+		Backend:   local,
 		TTL:       o.ttl,
 		Namespace: o.namespace,
 		Sidecar:   s.o.name,
@@ -99,6 +103,10 @@ func newSidecar(ctx context.Context, o sidecarOptions) (_ *sidecar, err error) {
 		return nil, err
 	}
 	metrics.WatchLevels(s.manager.Info)
+	metrics.WatchArbiter(func() (saved, contended uint64, parked int) {
+		st := local.Stats()
+		return st.Saved, st.Contended, st.Parked
+	})
 	api := localapi.Options{
 		Manager: s.manager,
 		Socket:  o.socket,

@@ -41,6 +41,7 @@ type Metrics struct {
 	beatTime   prometheus.Histogram
 	lag        prometheus.Histogram
 	opened     *prometheus.CounterVec
+	yield      prometheus.Histogram
 	command    *prometheus.HistogramVec
 	commands   sync.Map // commandKey -> prometheus.Observer
 }
@@ -80,12 +81,16 @@ func NewMetrics(version string) *Metrics {
 		Namespace: namespace, Name: "store_command_seconds", Buckets: commandBuckets,
 		Help: "Time of requests to the store, by command and result (ok, cancelled, timeout, error). A request that waits for a lock is several short commands, so waiting is not in it.",
 	}, []string{"command", "result"})
+	m.yield = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Namespace: namespace, Name: "yield_seconds", Buckets: acquireBuckets,
+		Help: "Time from the news that another sidecar waits for a lock that this one has until the store is asked to hand it on.",
+	})
 	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Namespace: namespace, Name: "build_info",
 		Help: "Always 1; the labels tell which build this is.",
 	}, []string{"version", "go_version"})
 
-	m.registry.MustRegister(acquire, m.lost, m.heartbeats, m.beatTime, m.lag, m.opened, m.command, build,
+	m.registry.MustRegister(acquire, m.lost, m.heartbeats, m.beatTime, m.lag, m.opened, m.yield, m.command, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 
 	// What is there from the start can be alarmed on before it happens first.
@@ -110,6 +115,24 @@ func NewMetrics(version string) *Metrics {
 // WatchLevels adds the metrics that are read from the session manager. It is
 // called once.
 func (m *Metrics) WatchLevels(info func() session.Info) { m.registry.MustRegister(levels{info}) }
+
+// WatchArbiter adds the metrics of what the sidecar has answered without the store. It is
+// called once.
+func (m *Metrics) WatchArbiter(read func() (saved, contended uint64, parked int)) {
+	counter := func(name, help string, value func() float64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, value)
+	}
+	m.registry.MustRegister(
+		counter("local_grants_total", "Locks that were granted without asking the store.", func() float64 { saved, _, _ := read(); return float64(saved) }),
+		counter("contended_total", "Locks, and requests for them, of which another sidecar was known to wait behind.", func() float64 { _, contended, _ := read(); return float64(contended) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Namespace: namespace, Name: "parked_holds",
+			Help: "Locks that this sidecar has in the store though no app has them: it gives them to who asks.",
+		}, func() float64 { _, _, parked := read(); return float64(parked) }))
+}
+
+// Yielded is told of locks that were handed on to another sidecar.
+func (m *Metrics) Yielded(took time.Duration) { m.yield.Observe(took.Seconds()) }
 
 // Handler answers GET /metrics.
 func (m *Metrics) Handler() http.Handler {

@@ -50,6 +50,9 @@ func TestMetrics(t *testing.T) {
 	m.Command("release", time.Millisecond, context.Canceled)
 	m.Command("release", time.Millisecond, errors.New("broken"))
 
+	m.Yielded(2 * time.Millisecond)
+	m.WatchArbiter(func() (saved, contended uint64, parked int) { return 7, 5, 3 })
+
 	text := scrape(t, m)
 	for _, want := range []string{
 		`locksidecar_acquire_seconds_count{mode="EXCLUSIVE",result="granted"} 1`,
@@ -68,6 +71,10 @@ func TestMetrics(t *testing.T) {
 		`locksidecar_store_command_seconds_count{command="release",result="timeout"} 1`,
 		`locksidecar_store_command_seconds_count{command="release",result="cancelled"} 1`,
 		`locksidecar_store_command_seconds_count{command="release",result="error"} 1`,
+		`locksidecar_yield_seconds_sum 0.002`,
+		`locksidecar_local_grants_total 7`,
+		`locksidecar_contended_total 5`,
+		`locksidecar_parked_holds 3`,
 		`locksidecar_sessions 2`,
 		`locksidecar_holds 3`,
 		`locksidecar_waiters 4`,

@@ -95,6 +95,21 @@ type tracedLease struct {
 	t *Tracing
 }
 
+// TellsContended implements lock.Contender.
+func (l *tracedLease) TellsContended() bool { return lock.TellsContended(l.Lease) }
+
+// Describe implements lock.Contender.
+func (l *tracedLease) Describe(ctx context.Context, r lock.Resource, id lock.HoldID, owner string) error {
+	c, ok := l.Lease.(lock.Contender)
+	if !ok {
+		return lock.ErrUnsupported
+	}
+	ctx, span := l.t.client(ctx, "store describe", attrResource.String(string(r)))
+	err := c.Describe(ctx, r, id, owner)
+	finish(span, err)
+	return err
+}
+
 func (l *tracedLease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
 	ctx, span := l.t.client(ctx, "store acquire",
 		attrResource.String(string(q.Resource)), attrMode.String(q.Mode.String()), attrTry.Bool(q.Try))
