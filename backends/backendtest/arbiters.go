@@ -88,15 +88,17 @@ func unserved(all []*waiter, w *waiter) (left []lock.HoldID) {
 }
 
 func testArbiterOrder(e *env) {
-	a, b := e.arbitrated(arbiter.Options{}, longTTL), e.arbitrated(arbiter.Options{}, longTTL)
+	a, b, c := e.arbitrated(arbiter.Options{}, longTTL), e.arbitrated(arbiter.Options{}, longTTL), e.arbitrated(arbiter.Options{}, longTTL)
 	r := e.name("r")
-	beforeA, beforeB := a.arb.Stats(), b.arb.Stats()
 	g := e.acquire(a.sidecar, r, lock.Exclusive)
-	order := []*waiter{e.queue(a.sidecar, r, lock.Exclusive), e.queue(b.sidecar, r, lock.Exclusive)}
-	a.hears(beforeA)
-	order = append(order, e.queue(a.sidecar, r, lock.Exclusive))
-	b.hears(beforeB)
-	order = append(order, e.queue(b.sidecar, r, lock.Exclusive))
+	order := []*waiter{e.queue(a.sidecar, r, lock.Exclusive)}
+	last := a
+	for _, s := range []arbitrated{b, c, a, b, a} {
+		before := last.arb.Stats()
+		order = append(order, e.queue(s.sidecar, r, lock.Exclusive))
+		last.hears(before)
+		last = s
+	}
 	e.release(a.sidecar, g)
 	for i, w := range order {
 		g := w.granted()

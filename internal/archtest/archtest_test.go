@@ -33,7 +33,7 @@ var house = []room{
 	{path: "internal/workers"},
 	{path: "arbiter", may: "lock", test: "backends/embedded"},
 	{path: "session/ledger", may: "lock"},
-	{path: "session", may: "lock heartbeat session/ledger internal/workers", test: "backends/embedded"},
+	{path: "session", may: "lock heartbeat session/ledger internal/workers", test: "arbiter backends/embedded"},
 
 	// Stores never know each other.
 	{path: "backends/queue", may: "lock"},
