@@ -85,6 +85,17 @@ var lawBreaks = []lawBreak{
 		options: "&restart-grace=0s",
 	},
 	{
+		name: "AllHereHaveItTogether", law: "promise_1_exclusion", plan: "Embedded", finds: two,
+		edits: []edit{
+			{"arbiter/acquire.go", "c.state == parked || c.state == holding && c.mode == lock.Shared)", "c.state == parked || c.state == holding)"},
+			{"arbiter/acquire.go", "case c.state == holding && c.mode == lock.Shared:", "case c.state == holding:"},
+		},
+	},
+	{
+		name: "HandedOnWithOneFence", law: "promise_2_fences_grow", plan: "Embedded", finds: fallen,
+		edits: []edit{{"arbiter/cohort.go", "m.fence += lock.Fence(c.count)", "m.fence += 0"}},
+	},
+	{
 		name: "ACancelledWaitStays", law: "promise_9_nothing_is_left", plan: "Redis", finds: notAll,
 		edits: []edit{{"backends/leasekit/acquire.go", "w, err := l.withdraw(limit, e.Ref, &lock.HeldError{Cause: cause, Status: lock.Status{Resource: e.Resource}})", "w, err := Withdrawn{}, limit.Err()"}},
 	},
