@@ -282,7 +282,7 @@ func TestReleaseSaysWhatToDo(t *testing.T) {
 		{[]string{"--force"}, exitUsage, "give one RESOURCE"},
 		{[]string{"--force", "free"}, exitFailure, `nobody holds "free"`},
 		{[]string{"--force", "held", "0123"}, exitFailure, "nobody of the id 0123 holds or waits"},
-		{[]string{"--force", "--grace", "2h", "held"}, exitFailure, "grace is 2h0m0s"},
+		{[]string{"--force", "--grace", "2h", "held"}, exitUsage, "must be 0s to 1m"},
 		{[]string{"--force", "--grace", "-1s", "held"}, exitUsage, "must not be negative"},
 		{[]string{"--force", "-o", "xml", "held"}, exitUsage, "must be table or json"},
 	} {

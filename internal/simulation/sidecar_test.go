@@ -266,7 +266,7 @@ func (w *world) force() {
 		grace := []time.Duration{0, 300 * time.Millisecond, time.Second, longestGrace}[rnd.IntN(4)]
 		limit := time.Duration(rnd.Int64N(int64(4 * time.Second)))
 		byID, waiter := rnd.IntN(2) == 0, rnd.IntN(3) == 0
-		w.tasks.Go(func() {
+		w.forces.Go(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), limit)
 			defer cancel()
 			var id lock.HoldID

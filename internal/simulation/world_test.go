@@ -51,6 +51,7 @@ type world struct {
 	apps      []*app
 	calm      chan struct{}  // closed when the storm is over
 	tasks     sync.WaitGroup // what belongs to the storm and may outlive it
+	forces    sync.WaitGroup // the administrator's requests, also those that outlive the storm
 
 	over atomic.Bool // it was given up
 
@@ -202,7 +203,7 @@ func (w *world) run() result {
 	for _, pl := range w.places {
 		directors.Go(pl.direct)
 	}
-	w.tasks.Go(w.force)
+	w.forces.Go(w.force)
 	for _, a := range w.apps {
 		apps.Go(a.run)
 	}
@@ -218,6 +219,7 @@ func (w *world) run() result {
 	if took := w.now() - began; took > w.settle() {
 		w.witness.complains("it took %v until all waits were over", took)
 	}
+	w.forces.Wait() // whom they take from must not be one who is granted for the last time
 	for _, a := range w.apps {
 		apps.Go(a.finish)
 	}
