@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -216,4 +217,32 @@ func TestAnswersToAPID(t *testing.T) {
 			t.Errorf("%v: %d, gone %v, %v", c.answer, pidfd, gone != nil, err)
 		}
 	}
+}
+
+// TestClosedTellsOfTheCloseAlone: not of bytes that nobody reads, and not of the end of
+// the sending side.
+func TestClosedTellsOfTheCloseAlone(t *testing.T) {
+	w, l := start(t)
+	client, server := pair(t, l)
+	told := make(chan struct{})
+	stop, err := w.Closed(server, func() { close(told) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	if _, err := client.Write([]byte("unread")); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-told:
+		t.Fatal("told of bytes, or of half a close")
+	case <-time.After(20 * time.Millisecond):
+	}
+	if err := client.Close(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, told)
 }
