@@ -123,8 +123,8 @@ func TestSameID(t *testing.T) {
 			t.Errorf("Downgrade with an id that is given up: %v", err)
 		}
 		s.give(w.g)
-		if s.ID() != s.way.Lease.ID() || s.TellsBlocking() {
-			t.Errorf("lease %s of %s; tells when it blocks: %t", s.ID(), s.way.Lease.ID(), s.TellsBlocking())
+		if s.ID() != s.way.ID() || s.TellsBlocking() {
+			t.Errorf("lease %s of %s; tells when it blocks: %t", s.ID(), s.way.ID(), s.TellsBlocking())
 		}
 		s.close()
 	})
