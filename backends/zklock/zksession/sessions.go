@@ -239,6 +239,10 @@ const maxIdle = 3
 func (t *Sessions) Beat(ctx context.Context, write func(context.Context) error) error {
 	since := t.cfg.Clock()
 	t.mu.Lock()
+	if err := t.err; err != nil { // Close has them
+		t.mu.Unlock()
+		return err
+	}
 	t.dismiss() //nolint:contextcheck // nobody waits for that
 	others := slices.Clone(t.members[1:])
 	t.mu.Unlock()

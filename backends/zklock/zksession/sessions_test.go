@@ -146,6 +146,18 @@ func TestSessionsEndTogether(t *testing.T) {
 	}
 }
 
+// TestBeatWhileItIsClosed: a heartbeat that comes when the lease is being closed finds it over.
+func TestBeatWhileItIsClosed(t *testing.T) {
+	t.Parallel()
+	all := lease(t, testengine.Shared(t, testengine.ZooKeeper).URL(), 20*time.Second)
+	if err := all.Close(t.Context()); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	if err := all.Beat(t.Context(), nothing); !errors.Is(err, ErrClosed) {
+		t.Errorf("Beat: got %v, want ErrClosed", err)
+	}
+}
+
 // TestRefusedSessionIsClosed: a server that allows less than a lease needs is not left
 // with the session that it has made.
 func TestRefusedSessionIsClosed(t *testing.T) {
