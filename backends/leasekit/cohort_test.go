@@ -38,7 +38,7 @@ func TestPlaceStaysForOthers(t *testing.T) {
 				k.f.on("ask", nil)
 				next := k.begins(k.t.Context(), q)
 				synctest.Wait()
-				k.f.free("r")
+				k.f.change(func() { k.f.free("r") })
 				if r := <-next; r.err != nil || r.g.ID != q.ID {
 					t.Errorf("who stays gets %+v, %v", r.g, r.err)
 				}
