@@ -99,7 +99,7 @@ func (c *chaos) Held(ctx context.Context, each func(Ref)) error {
 func (c *chaos) expire(acks []Revocation) {
 	for _, a := range acks {
 		c.late.Go(func() {
-			time.Sleep(a.Grace)
+			time.Sleep(max(a.Grace, 1)) // who was told in this moment has noted it by then
 			c.change(func() {
 				e := c.entries[a.ID]
 				if e == nil || !e.acked || e.grace < a.Grace {
