@@ -143,6 +143,8 @@ func (c *Client) answer(ctx context.Context, st *stream) (*pb.SessionResponse, e
 		return a, err
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
+	case errors.Is(err, errForeign):
+		return nil, fmt.Errorf("%w at %s: %w", ErrNoSidecar, c.path, err)
 	default:
 		return nil, fmt.Errorf("%w at %s: %w", ErrNoSidecar, c.path, errHungUp)
 	}

@@ -16,6 +16,9 @@ import (
 // errBlocked: the sidecar has not read enough to be sent more.
 var errBlocked = errors.New("the sidecar has to read first")
 
+// errForeign: what came is no line of the API.
+var errForeign = errors.New("what answers there is no sidecar, or an older one than this program")
+
 // stream is a connection with lines of JSON. One goroutine at a time sends, and one
 // receives.
 type stream struct {
@@ -121,7 +124,7 @@ func (s *stream) recv() (*pb.SessionResponse, error) {
 	a, err := jsonlines.ParseResponse(line)
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("read answer: %w", err)
+		return nil, fmt.Errorf("read answer: %w: %w", errForeign, err)
 	case a.GetError() != nil && a.GetRequestId() == "":
 		return nil, fromStatus(a.GetError())
 	default:

@@ -87,14 +87,8 @@ func withoutSecrets(text string) string {
 // storeAway stands before every cause for which a store cannot be used, often more than once.
 const storeAway = "the store is unavailable: "
 
-// plain says what an error means for people. One of gRPC that no sidecar has written begins
-// with a code.
+// plain says once what an error says more than once.
 func plain(text string) string {
-	rpcError := regexp.MustCompile(`rpc error: code = (\w+) desc = `)
-	if m := rpcError.FindStringSubmatch(text); m != nil && m[1] == "Unimplemented" {
-		text += "; what answers there is no sidecar, or an older one than this program"
-	}
-	text = rpcError.ReplaceAllString(text, "")
 	if before, after, found := strings.Cut(text, storeAway); found {
 		text = before + storeAway + strings.ReplaceAll(after, storeAway, "")
 	}

@@ -31,8 +31,10 @@ var binary string // of the program under test
 type tests struct{ m *testing.M }
 
 func (t tests) Run() int {
-	if signal.Ignored(syscall.SIGINT) { // as in the background of a script: the programs here do not
-		signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGQUIT)
+	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP} {
+		if signal.Ignored(s) { // as in the background of a script, or by nohup: the programs here do not
+			signal.Notify(make(chan os.Signal, 1), s)
+		}
 	}
 	dir, err := os.MkdirTemp("", "locksidecar-cmd-test-")
 	if err != nil {

@@ -185,7 +185,8 @@ func TestJSON(t *testing.T) {
       "session": "test",
       "owner": "",
       "metadata": {},
-      "revoked": false
+      "revoked": false,
+      "parked": false
     }
   ],
   "waiters": []
@@ -283,7 +284,7 @@ func TestReleaseSaysWhatToDo(t *testing.T) {
 		{[]string{"--force", "free"}, exitFailure, `nobody holds "free"`},
 		{[]string{"--force", "held", "0123"}, exitFailure, "nobody of the id 0123 holds or waits"},
 		{[]string{"--force", "--grace", "2h", "held"}, exitUsage, "must be 0s to 1m"},
-		{[]string{"--force", "--grace", "-1s", "held"}, exitUsage, "must not be negative"},
+		{[]string{"--force", "--grace", "-1s", "held"}, exitUsage, "must be 0s to 1m"},
 		{[]string{"--force", "-o", "xml", "held"}, exitUsage, "must be table or json"},
 	} {
 		got := cli(t, append([]string{"release", "--socket", side.socket}, c.args...)...)
