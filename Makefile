@@ -9,6 +9,8 @@ MAKEFLAGS += --no-print-directory
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -X main.version=$(VERSION)
+# Without gRPC's own trace pages, which nobody serves, and the HTML templates for them: 0.8 MB less in memory.
+GO_BUILD := CGO_ENABLED=0 go build -trimpath -tags grpcnotrace
 
 LINT := go tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint
 GOTESTSUM := go tool -modfile=$(CURDIR)/tools/test/go.mod gotestsum
@@ -51,7 +53,7 @@ run: build ## Build it and start the sidecar on the embedded store (ARGS="--stor
 
 .PHONY: build
 build: ## Build bin/locksidecar
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/locksidecar ./cmd/locksidecar
+	$(GO_BUILD) -ldflags '$(LDFLAGS)' -o bin/locksidecar ./cmd/locksidecar
 
 .PHONY: install
 install: build ## Install it as PREFIX/bin/locksidecar (PREFIX=/usr/local)
@@ -60,7 +62,7 @@ install: build ## Install it as PREFIX/bin/locksidecar (PREFIX=/usr/local)
 .PHONY: image
 image: ## Make bin/image.tar, the container image (ARCHS="amd64 arm64" PUSH=registry/name:tag)
 	@for arch in $(ARCHS); do \
-		CGO_ENABLED=0 GOOS=linux GOARCH=$$arch go build -trimpath -ldflags '-s -w $(LDFLAGS)' -o bin/linux-$$arch/locksidecar ./cmd/locksidecar; \
+		GOOS=linux GOARCH=$$arch $(GO_BUILD) -ldflags '-s -w $(LDFLAGS)' -o bin/linux-$$arch/locksidecar ./cmd/locksidecar; \
 	done
 	@go -C tools/image run . $(foreach arch,$(ARCHS),-binary $(arch)=$(CURDIR)/bin/linux-$(arch)/locksidecar) \
 		-tag '$(IMAGE)' -version '$(VERSION)' -revision '$(REVISION)' -created $(SOURCE_DATE_EPOCH) \

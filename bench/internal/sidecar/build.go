@@ -19,15 +19,15 @@ type Binary struct {
 	Version string // what it says of itself
 }
 
-// Build builds the sidecar of this tree into dir, with the versions of its own
-// go.mod and not with those of the benchmark.
+// Build builds the sidecar of this tree into dir as `make build` does, with the versions
+// of its own go.mod and not with those of the benchmark.
 func Build(ctx context.Context, dir string) (*Binary, error) {
 	root, err := output(ctx, "", "go", "list", "-m", "-f", "{{.Dir}}", module)
 	if err != nil {
 		return nil, err
 	}
 	path := filepath.Join(dir, "locksidecar")
-	if _, err := output(ctx, root, "go", "build", "-mod=readonly", "-o", path, "./cmd/locksidecar"); err != nil {
+	if _, err := output(ctx, root, "go", "build", "-mod=readonly", "-tags=grpcnotrace", "-o", path, "./cmd/locksidecar"); err != nil {
 		return nil, err
 	}
 	version, err := output(ctx, "", path, "version")
