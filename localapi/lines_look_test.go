@@ -175,7 +175,7 @@ func TestUnreadLooks(t *testing.T) {
 	}
 	before := s.server.places.count()
 	x := s.says(t, strings.Repeat(`{"requestId":"1","listLocks":{"pageSize":1000}}`+"\n", 3))
-	_, _ = x.in.ReadByte() // it has begun, or is over already
+	_, _ = x.in.ReadByte() // the answer is on its way, or is over already
 	eventually(t, "logged", func() bool { return strings.Contains(out.String(), "its client reads nothing") })
 	eventually(t, "closed", func() bool { return s.server.places.count() == before })
 }

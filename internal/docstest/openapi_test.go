@@ -76,7 +76,7 @@ func bridge(t *testing.T, socket string) (url string) {
 func TestOpenAPI(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
-		t.Skip("takes 10 s, and schemathesis, which `make test-deps` gets")
+		t.Skip("takes 15 s, and schemathesis, which `make test-deps` gets")
 	}
 	schemathesis := schemathesisProgram(t)
 	p := newPlace(t)

@@ -17,7 +17,7 @@ func pidfds(t *testing.T) int {
 	t.Helper()
 	dir, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
-		t.Skip(err)
+		t.Fatal(err)
 	}
 	n := 0
 	for _, e := range dir {

@@ -30,7 +30,7 @@ func TestGraceOfAServerThatWasSeenBefore(t *testing.T) {
 	}
 	beats(1)
 	fork := forkBeside(t, s, l, holder)
-	lead := func(to testengine.Server) {
+	takeOver := func(to testengine.Server) {
 		h := &harness{&served.Store{Server: to}}
 		round := func() int64 { return h.execute(t, "SELECT value FROM {meta} WHERE name='keeper'")[0].Int(0) }
 		was := round()
@@ -44,8 +44,8 @@ func TestGraceOfAServerThatWasSeenBefore(t *testing.T) {
 			return nil
 		})
 	}
-	lead(fork)
-	lead(s)
+	takeOver(fork)
+	takeOver(s)
 	beats(60) // longer than the grace
 	g := hold(t, holder, "r", lock.Exclusive)
 	relies := time.Now().Add(ttl) // its last heartbeat may be as late as this
@@ -54,14 +54,10 @@ func TestGraceOfAServerThatWasSeenBefore(t *testing.T) {
 	road.Inject(testengine.Sever)
 	eventually(t, "the new server grants", func() error {
 		beat(t, l)
-		try := request("r", lock.Exclusive)
-		try.Try = true
-		_, err := l.Acquire(t.Context(), try)
+		_, err := l.Acquire(t.Context(), try("r"))
 		return err
 	})
-	if early := time.Until(relies); early > 0 {
-		t.Errorf("two holders: granted %s before %s relies on it no more", early, g.ID)
-	}
+	isOver(t, relies, g)
 }
 
 // Sidecars are led to another server and back: the first one bears its own mark, and does
@@ -74,36 +70,23 @@ func TestOldServerIsDoubted(t *testing.T) {
 	_, l := sidecar(t, road.URL(), ttl)
 	_, holder := sidecar(t, road.URL(), ttl)
 	fork := forkBeside(t, s, l, holder)
-	lead := func(to testengine.Server, leases ...lock.Lease) {
-		road.Retarget(testengine.Nodes(t, to)[0].Addr())
-		road.Inject(testengine.Sever)
-		for _, l := range leases {
-			beat(t, l)
-		}
-	}
-	lead(fork, l, holder)
+	lead(t, road, fork, l, holder)
 	var g lock.Grant
 	eventually(t, "the other server grants", func() (err error) {
 		beat(t, l)
 		beat(t, holder)
-		try := request("r", lock.Exclusive)
-		try.Try = true
-		g, err = holder.Acquire(t.Context(), try)
+		g, err = holder.Acquire(t.Context(), try("r"))
 		return err
 	})
 	relies := time.Now().Add(ttl) // its last heartbeat may be as late as this
 	beat(t, holder)
-	lead(s, l)
+	lead(t, road, s, l)
 	eventually(t, "the first server grants", func() error {
 		beat(t, l)
-		try := request("r", lock.Exclusive)
-		try.Try = true
-		_, err := l.Acquire(t.Context(), try)
+		_, err := l.Acquire(t.Context(), try("r"))
 		return err
 	})
-	if early := time.Until(relies); early > 0 {
-		t.Errorf("two holders: granted %s before %s relies on it no more", early, g.ID)
-	}
+	isOver(t, relies, g)
 }
 
 // The lease that was opened last is closed before its heartbeats have come back to the first
@@ -118,15 +101,8 @@ func TestLastLeaseIsClosedElsewhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	fork := forkBeside(t, s, l, last)
-	lead := func(to testengine.Server, leases ...lock.Lease) {
-		road.Retarget(testengine.Nodes(t, to)[0].Addr())
-		road.Inject(testengine.Sever)
-		for _, l := range leases {
-			beat(t, l)
-		}
-	}
-	lead(fork, l, last)
-	lead(s, l)
+	lead(t, road, fork, l, last)
+	lead(t, road, s, l)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	_ = last.Close(ctx) // what is asked is not asked of the first server
@@ -135,9 +111,7 @@ func TestLastLeaseIsClosedElsewhere(t *testing.T) {
 		eventually(t, "the first server grants", func() error {
 			beat(t, l)
 			beat(t, next)
-			try := request(string(lock.NewHoldID()), lock.Exclusive)
-			try.Try = true
-			_, err := l.Acquire(t.Context(), try)
+			_, err := l.Acquire(t.Context(), try(string(lock.NewHoldID())))
 			return err
 		})
 	}
@@ -244,9 +218,7 @@ func TestOldServerIsDoubtedByTheNextLease(t *testing.T) {
 	eventually(t, "the other server grants", func() (err error) {
 		beat(t, l)
 		beat(t, holder)
-		try := request("r", lock.Exclusive)
-		try.Try = true
-		g, err = holder.Acquire(t.Context(), try)
+		g, err = holder.Acquire(t.Context(), try("r"))
 		return err
 	})
 	if err := l.Close(t.Context()); err != nil {
@@ -265,11 +237,32 @@ func TestOldServerIsDoubtedByTheNextLease(t *testing.T) {
 	requests.Inject(testengine.Sever)
 	eventually(t, "the first server grants", func() error {
 		beat(t, next)
-		try := request("r", lock.Exclusive)
-		try.Try = true
-		_, err := next.Acquire(t.Context(), try)
+		_, err := next.Acquire(t.Context(), try("r"))
 		return err
 	})
+	isOver(t, relies, g)
+}
+
+// lead leads all connections of a road to another server, and leases with them.
+func lead(t *testing.T, road *testengine.Proxy, to testengine.Server, leases ...lock.Lease) {
+	t.Helper()
+	road.Retarget(testengine.Nodes(t, to)[0].Addr())
+	road.Inject(testengine.Sever)
+	for _, l := range leases {
+		beat(t, l)
+	}
+}
+
+// try asks for a lock without waiting.
+func try(resource string) lock.Request {
+	q := request(resource, lock.Exclusive)
+	q.Try = true
+	return q
+}
+
+// isOver tells whether a holder relies on its hold no more, now that another one has it.
+func isOver(t *testing.T, relies time.Time, g lock.Grant) {
+	t.Helper()
 	if early := time.Until(relies); early > 0 {
 		t.Errorf("two holders: granted %s before %s relies on it no more", early, g.ID)
 	}
@@ -306,9 +299,7 @@ func grants(t *testing.T, l lock.Lease) {
 	t.Helper()
 	for range 2 {
 		eventually(t, "the server grants", func() error {
-			try := request(string(lock.NewHoldID()), lock.Exclusive)
-			try.Try = true
-			_, err := l.Acquire(t.Context(), try)
+			_, err := l.Acquire(t.Context(), try(string(lock.NewHoldID())))
 			return err
 		})
 		beat(t, l)
