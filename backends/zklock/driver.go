@@ -20,12 +20,12 @@ import (
 // in it: what a session has seen or done once, it never sees undone again. Nodes are
 // made in whichever session has room for them.
 type driver struct {
-	b       *Backend
-	seat    *seat // the first session
-	set     *zksession.Sessions
-	id      lock.LeaseID
-	sidecar string
-	recheck time.Duration
+	b         *Backend
+	leaseNode *leaseNode // the first session
+	set       *zksession.Sessions
+	id        lock.LeaseID
+	sidecar   string
+	recheck   time.Duration
 
 	turns chan struct{} // requests under way
 	beats chan struct{} // a heartbeat is under way
@@ -69,9 +69,9 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 		turns: make(chan struct{}, maxTurns), beats: make(chan struct{}, 1), listening: make(chan struct{}),
 		lines: make(map[string]*line), spots: make(map[lock.HoldID]*spot), lasting: make(chan struct{}, 1),
 	}
-	d.seat = b.newSeat(d.id, leaseRecord{Sidecar: o.Sidecar, TTL: o.TTL.String()})
+	d.leaseNode = b.newLeaseNode(d.id, leaseRecord{Sidecar: o.Sidecar, TTL: o.TTL.String()})
 	d.run, d.stop = context.WithCancel(context.WithoutCancel(ctx))
-	cfg := d.seat.config()
+	cfg := d.leaseNode.config()
 	cfg.TTL, cfg.Tick = o.TTL, b.cfg.tick
 	// A server that has fallen silent must be left while there is time enough for
 	// another one.
@@ -84,7 +84,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 		return nil, unavailable("open lease", err)
 	}
 	d.set = set
-	if err := d.seat.take(ctx, set.First()); err != nil {
+	if err := d.leaseNode.take(ctx, set.First()); err != nil {
 		d.stop()
 		ctx, cancel := b.afterwards(ctx)
 		defer cancel()
@@ -204,7 +204,7 @@ func (d *driver) ask(ctx context.Context, calls ...*zksession.Call) error {
 		return err
 	}
 	defer func() { <-d.turns }()
-	return d.seat.s.Do(context.WithoutCancel(ctx), calls...)
+	return d.leaseNode.s.Do(context.WithoutCancel(ctx), calls...)
 }
 
 // failed makes the error of a call of an error of the session or the server.
@@ -249,7 +249,7 @@ func (d *driver) read(ctx context.Context, spots []seen) ([]*zksession.Call, err
 	for i, s := range spots {
 		calls[i] = zksession.Get(s.path)
 	}
-	return calls, doAll(ctx, d.seat, calls)
+	return calls, doAll(ctx, d.leaseNode, calls)
 }
 
 // seen is where a spot was.

@@ -99,7 +99,7 @@ func TestExpiry(t *testing.T) {
 	noEvent(t, l) // what is lost with the lease needs no other news
 	again := newLease(t, b, ttl)
 	beating(t, again, ttl/4)
-	if again.driver.seat.s.ID() == l.driver.seat.s.ID() {
+	if again.driver.leaseNode.s.ID() == l.driver.leaseNode.s.ID() {
 		t.Error("it has the session of the old one")
 	}
 	release(t, again, hold(t, again, "expiry-1", lock.Exclusive))

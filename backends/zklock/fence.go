@@ -44,7 +44,7 @@ const maxBaseTries = 100
 var lastWall = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 
 // findBase learns the base of fences, and chooses it where nobody else can have.
-func (t *seat) findBase(ctx context.Context) error {
+func (t *leaseNode) findBase(ctx context.Context) error {
 	node := t.b.tree.base()
 	for range maxBaseTries {
 		get, leases := zksession.Get(node), zksession.Children(t.b.tree.leases())
@@ -82,7 +82,7 @@ func (t *seat) findBase(ctx context.Context) error {
 		}
 		own := t.rec
 		own.Base = rec.Base
-		note := zksession.Set(t.node, own.encode(), zksession.AnyVersion)
+		note := zksession.Set(t.path, own.encode(), zksession.AnyVersion)
 		both := zksession.Multi(put, note)
 		switch err := t.s.Do(ctx, both); {
 		case err != nil && !errors.Is(err, zksession.ErrLost):
@@ -99,7 +99,7 @@ func (t *seat) findBase(ctx context.Context) error {
 }
 
 // baseOfOthers is the base that others count by; 0: nobody does.
-func (t *seat) baseOfOthers(ctx context.Context, leases []string) (base int64, err error) {
+func (t *leaseNode) baseOfOthers(ctx context.Context, leases []string) (base int64, err error) {
 	var calls []*zksession.Call
 	for _, l := range leases {
 		calls = append(calls, zksession.Get(t.b.tree.leases()+"/"+l))
@@ -122,4 +122,4 @@ func (r baseRecord) encode() []byte {
 }
 
 // fence is that of a node.
-func (t *seat) fence(czxid int64) lock.Fence { return lock.FenceOf(t.base + czxid) }
+func (t *leaseNode) fence(czxid int64) lock.Fence { return lock.FenceOf(t.base + czxid) }

@@ -26,7 +26,7 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 	if err != nil {
 		return err
 	}
-	t, err := b.seat(ctx)
+	t, err := b.askThrough(ctx)
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ const maxRecheck = 3 * time.Second
 // forced is a forced release under way.
 type forced struct {
 	b     *Backend
-	t     *seat
+	t     *leaseNode
 	r     lock.Resource
 	id    lock.HoldID
 	path  string

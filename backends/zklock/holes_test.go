@@ -186,7 +186,7 @@ func TestAllAgreeOnTheBase(t *testing.T) {
 				mu.Lock()
 				defer mu.Unlock()
 				all = append(all, l)
-				bases[b.drivers[0].seat.base]++
+				bases[b.drivers[0].leaseNode.base]++
 			})
 		}
 		wg.Wait()

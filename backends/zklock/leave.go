@@ -85,7 +85,7 @@ func (d *driver) removeOnce(ctx context.Context, s *spot) (there bool, err error
 	names := s.names()
 	s.leaving = true
 	d.mu.Unlock()
-	there, err = d.seat.removeOnce(ctx, s.l.path, names)
+	there, err = d.leaseNode.removeOnce(ctx, s.l.path, names)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if s.leaving = false; err == nil {
@@ -95,7 +95,7 @@ func (d *driver) removeOnce(ctx context.Context, s *spot) (there bool, err error
 }
 
 // remove deletes nodes of one request.
-func (t *seat) remove(ctx context.Context, path string, names []string) error {
+func (t *leaseNode) remove(ctx context.Context, path string, names []string) error {
 	return insist(ctx, func() error {
 		_, err := t.removeOnce(ctx, path, names)
 		return err
@@ -103,7 +103,7 @@ func (t *seat) remove(ctx context.Context, path string, names []string) error {
 }
 
 // removeAll deletes the nodes of another's request.
-func (t *seat) removeAll(ctx context.Context, path string, n node) error {
+func (t *leaseNode) removeAll(ctx context.Context, path string, n node) error {
 	queue := zksession.Children(path)
 	if err := t.s.Do(ctx, queue); err != nil {
 		return err
@@ -111,7 +111,7 @@ func (t *seat) removeAll(ctx context.Context, path string, n node) error {
 	return t.remove(ctx, path, namesOf(queue.Children, n))
 }
 
-func (t *seat) removeOnce(ctx context.Context, path string, names []string) (there bool, err error) {
+func (t *leaseNode) removeOnce(ctx context.Context, path string, names []string) (there bool, err error) {
 	if len(names) > 1 { // as one, so that nobody sees the one without the other
 		all := zksession.Multi(deletes(path, names)...)
 		if err := t.s.Do(ctx, all); err != nil || all.Err == nil {

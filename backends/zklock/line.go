@@ -363,10 +363,10 @@ func (l *line) watch(name string) {
 		return
 	}
 	if l.watching != "" {
-		l.d.seat.unsubscribe(l.path+"/"+l.watching, l)
+		l.d.leaseNode.unsubscribe(l.path+"/"+l.watching, l)
 	}
 	if l.watching = name; name != "" {
-		l.d.seat.subscribe(l.path+"/"+name, l)
+		l.d.leaseNode.subscribe(l.path+"/"+name, l)
 	}
 }
 
@@ -405,7 +405,7 @@ func (l *line) endAfter(b node, grace time.Duration) {
 		l.doomed = "" // should it not work, it begins again
 		d.mu.Unlock()
 		if due {
-			_ = d.seat.removeAll(ctx, l.path, b)
+			_ = d.leaseNode.removeAll(ctx, l.path, b)
 			d.mu.Lock()
 			l.suspect = true
 			l.poke()
@@ -433,7 +433,7 @@ func (l *line) add(s *spot) {
 		l.began++
 	}
 	l.placed++
-	l.ahead = l.ahead || s.room.Session() != l.d.seat.s
+	l.ahead = l.ahead || s.room.Session() != l.d.leaseNode.s
 	i, _ := slices.BinarySearchFunc(l.waiting, s.seq, func(o *spot, seq int32) int { return int(o.seq - seq) })
 	l.waiting = slices.Insert(l.waiting, i, s)
 	l.extend(i)
@@ -470,7 +470,7 @@ func (l *line) part(s *spot) {
 	if i := slices.Index(l.waiting, s); i >= 0 {
 		l.waiting = slices.Delete(l.waiting, i, i+1)
 	}
-	l.d.seat.unsubscribe(s.node, s)
+	l.d.leaseNode.unsubscribe(s.node, s)
 	s.node, s.name, s.guard, s.held, s.doubted, s.ends = "", "", "", false, false, 0
 	l.placed--
 	if len(l.waiting) > 0 {

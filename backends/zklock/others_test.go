@@ -131,7 +131,7 @@ func TestDeletedByHand(t *testing.T) {
 	if w.err != nil && !errors.Is(w.err, lock.ErrNotHolder) { // which one was deleted first is left open
 		t.Errorf("the waiter's Acquire: %v", w.err)
 	}
-	if err := c.Delete(l.driver.seat.node, -1); err != nil {
+	if err := c.Delete(l.driver.leaseNode.path, -1); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -139,7 +139,7 @@ func TestDeletedByHand(t *testing.T) {
 			t.Errorf("Heartbeat without the node of the lease: %v", err)
 		}
 	}
-	if ok, _, err := c.Exists(l.driver.seat.node); !ok || err != nil {
+	if ok, _, err := c.Exists(l.driver.leaseNode.path); !ok || err != nil {
 		t.Errorf("the node of the lease is not there again: %v", err)
 	}
 }

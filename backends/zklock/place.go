@@ -80,7 +80,7 @@ func (d *driver) answer(s *spot) (a leasekit.Answer, known bool, err error) {
 	case s.name == "":
 		return a, false, nil
 	case s.held:
-		return leasekit.Answer{Granted: true, Fence: d.seat.fence(s.czxid)}, true, nil
+		return leasekit.Answer{Granted: true, Fence: d.leaseNode.fence(s.czxid)}, true, nil
 	}
 	return a, true, nil
 }
@@ -266,7 +266,7 @@ func (d *driver) arrived(ctx context.Context, s *spot, nodes []*zksession.Call, 
 	d.settle(s, last.Path, names, last.Stat.Czxid)
 	switch {
 	case queue == nil || s.czxid == 0:
-	case s.room.Session() == d.seat.s:
+	case s.room.Session() == d.leaseNode.s:
 		s.l.saw(queue.Children, s.seq)
 	default: // what another session sees proves something of itself alone
 		all := parseNodes(queue.Children)
@@ -293,12 +293,12 @@ func (d *driver) settle(s *spot, path string, names []string, czxid int64) {
 // refuse takes a request back whose number is too large. The node of a lock that
 // nobody holds is removed, so that numbers begin at zero again.
 func (d *driver) refuse(ctx context.Context, s *spot, names []string) error {
-	if err := d.seat.remove(ctx, s.l.path, names); err != nil {
+	if err := d.leaseNode.remove(ctx, s.l.path, names); err != nil {
 		return err // it is unsure
 	}
 	d.setUnsure(s, false)
 	if !d.b.tree.curator { // there it may be somebody else's
-		_ = d.seat.s.Do(ctx, zksession.Delete(s.l.path, zksession.AnyVersion))
+		_ = d.leaseNode.s.Do(ctx, zksession.Delete(s.l.path, zksession.AnyVersion))
 	}
 	return errNumbers
 }

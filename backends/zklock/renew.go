@@ -25,7 +25,7 @@ func (d *driver) Renew(ctx context.Context, acks []leasekit.Revocation) (leaseki
 		return leasekit.Renewal{}, unavailable("renew", context.Cause(ctx))
 	}
 	late, missing := d.set.Overdue(), d.takeMissing()
-	if err := d.set.Beat(ctx, d.seat.beat); err != nil {
+	if err := d.set.Beat(ctx, d.leaseNode.beat); err != nil {
 		d.mu.Lock()
 		d.missing = append(d.missing, missing...)
 		d.mu.Unlock()
@@ -39,9 +39,9 @@ func (d *driver) Renew(ctx context.Context, acks []leasekit.Revocation) (leaseki
 		return leasekit.Renewal{}, d.renewFailed(err)
 	}
 	news := leasekit.Renewal{Entries: -1}
-	told, more := d.seat.news()
+	told, more := d.leaseNode.news()
 	if err := d.review(ctx, told, more); err != nil {
-		d.seat.hear(leaseRecord{Forced: told, More: more})
+		d.leaseNode.hear(leaseRecord{Forced: told, More: more})
 		return leasekit.Renewal{}, d.renewFailed(err)
 	}
 	d.mu.Lock()
@@ -152,7 +152,7 @@ func (d *driver) end(ctx context.Context, s *spot) bool {
 	path, names := s.l.path, s.names()
 	s.leaving = true
 	d.mu.Unlock()
-	err := d.seat.remove(ctx, path, names)
+	err := d.leaseNode.remove(ctx, path, names)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if s.leaving = false; err != nil {

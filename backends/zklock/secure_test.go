@@ -55,7 +55,7 @@ func TestDigest(t *testing.T) {
 			"deletes":          c.Delete(node, -1),
 			"writes":           second(c.Set(node, nil, -1)),
 			"reads":            third(c.Get(node)),
-			"writes the lease": second(c.Set(l.driver.seat.node, nil, -1)),
+			"writes the lease": second(c.Set(l.driver.leaseNode.path, nil, -1)),
 		} {
 			if !errors.Is(err, zk.ErrNoAuth) {
 				t.Errorf("a stranger %s a hold: %v", what, err)

@@ -129,7 +129,7 @@ func (d *driver) lookAt(ctx context.Context, spots ...*spot) {
 	for session, spots := range at {
 		calls := make([]*zksession.Call, len(spots))
 		for i, s := range spots {
-			d.seat.subscribe(s.path, s)
+			d.leaseNode.subscribe(s.path, s)
 			calls[i] = zksession.Watch(s.path)
 		}
 		err := session.Together(ctx, calls...)
@@ -137,7 +137,7 @@ func (d *driver) lookAt(ctx context.Context, spots ...*spot) {
 		for i, s := range spots {
 			switch {
 			case s.node != s.path: // it was released meanwhile
-				d.seat.unsubscribe(s.path, s)
+				d.leaseNode.unsubscribe(s.path, s)
 			case err != nil && calls[i].Err != nil:
 				again = append(again, s.spot)
 			default:
@@ -178,7 +178,7 @@ func (d *driver) explain(ctx context.Context) {
 	if len(missing) == 0 {
 		return
 	}
-	if !d.set.Overdue() && d.seat.s.Do(ctx, zksession.Barrier()) == nil {
+	if !d.set.Overdue() && d.leaseNode.s.Do(ctx, zksession.Barrier()) == nil {
 		d.explained(ctx, missing)
 		return
 	}
@@ -237,7 +237,7 @@ func (d *driver) deleted(s *spot) {
 	if guard != "" {
 		path := s.l.path
 		d.do(func(ctx context.Context) {
-			for d.set.Overdue() || d.seat.remove(ctx, path, []string{guard}) != nil {
+			for d.set.Overdue() || d.leaseNode.remove(ctx, path, []string{guard}) != nil {
 				if !sleep(ctx, d.recheck) {
 					return
 				}
@@ -277,7 +277,7 @@ func (q *later) take(now time.Duration) []*spot {
 func (d *driver) grant(s *spot) {
 	now := d.b.clock()
 	s.held, s.granted = true, now
-	d.push(leasekit.Push{Kind: leasekit.Granted, Ref: s.Ref, Fence: d.seat.fence(s.czxid)})
+	d.push(leasekit.Push{Kind: leasekit.Granted, Ref: s.Ref, Fence: d.leaseNode.fence(s.czxid)})
 	if d.fresh = append(d.fresh, dueHold{s, now + lastsAfter}); len(d.fresh) == 1 {
 		select {
 		case d.lasting <- struct{}{}:

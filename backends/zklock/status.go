@@ -24,7 +24,7 @@ func (b *Backend) Get(ctx context.Context, r lock.Resource) (lock.Status, error)
 	if err != nil {
 		return lock.Status{}, err
 	}
-	t, err := b.seat(ctx)
+	t, err := b.askThrough(ctx)
 	if err != nil {
 		return lock.Status{}, err
 	}
@@ -37,7 +37,7 @@ func (b *Backend) Get(ctx context.Context, r lock.Resource) (lock.Status, error)
 }
 
 // statusOf reads one lock, as the leader has it.
-func (b *Backend) statusOf(ctx context.Context, t *seat, r lock.Resource, path string) (st lock.Status, err error) {
+func (b *Backend) statusOf(ctx context.Context, t *leaseNode, r lock.Resource, path string) (st lock.Status, err error) {
 	if err := t.refresh(ctx); err != nil {
 		return st, err
 	}
@@ -72,10 +72,10 @@ func (b *Backend) newReading(r lock.Resource, path string, nodes []node) *readin
 	return rd
 }
 
-func (rd *reading) read(ctx context.Context, t *seat) error { return doAll(ctx, t, rd.calls) }
+func (rd *reading) read(ctx context.Context, t *leaseNode) error { return doAll(ctx, t, rd.calls) }
 
 // doAll sends any number of calls.
-func doAll(ctx context.Context, t *seat, calls []*zksession.Call) error {
+func doAll(ctx context.Context, t *leaseNode, calls []*zksession.Call) error {
 	for some := range slices.Chunk(calls, maxBatch) {
 		if err := t.s.Together(ctx, some...); err != nil {
 			return err
@@ -93,7 +93,7 @@ func (rd *reading) downgraded() bool {
 }
 
 // status tells what was read. Nodes that have gone meanwhile are left out.
-func (rd *reading) status(t *seat) lock.Status {
+func (rd *reading) status(t *leaseNode) lock.Status {
 	st := lock.Status{Resource: rd.r}
 	now := rd.b.clock()
 	var nodes []node
@@ -157,7 +157,7 @@ func (b *Backend) heldHere(id lock.HoldID, now time.Duration) (time.Duration, bo
 // List implements lock.Backend.
 func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.Status, error) {
 	limit := min(max(p.Limit, 1), lock.MaxPage)
-	t, err := b.seat(ctx)
+	t, err := b.askThrough(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +169,7 @@ func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.
 	return out, nil
 }
 
-func (b *Backend) list(ctx context.Context, t *seat, prefix string, after lock.Resource, limit int) ([]lock.Status, error) {
+func (b *Backend) list(ctx context.Context, t *leaseNode, prefix string, after lock.Resource, limit int) ([]lock.Status, error) {
 	if err := t.refresh(ctx); err != nil {
 		return nil, err
 	}
@@ -196,7 +196,7 @@ func (b *Backend) list(ctx context.Context, t *seat, prefix string, after lock.R
 }
 
 // statuses reads those of some locks that are held.
-func (b *Backend) statuses(ctx context.Context, t *seat, names []lock.Resource) ([]lock.Status, error) {
+func (b *Backend) statuses(ctx context.Context, t *leaseNode, names []lock.Resource) ([]lock.Status, error) {
 	queues := make([]*zksession.Call, len(names))
 	paths := make([]string, len(names))
 	for i, r := range names {
@@ -244,7 +244,7 @@ func unlisted(lists []*zksession.Call) error {
 }
 
 // names are the resources that have a node, held or not.
-func (b *Backend) names(ctx context.Context, t *seat, prefix string) ([]lock.Resource, error) {
+func (b *Backend) names(ctx context.Context, t *leaseNode, prefix string) ([]lock.Resource, error) {
 	if b.tree.curator {
 		return b.walk(ctx, t, prefix)
 	}
@@ -275,7 +275,7 @@ func (b *Backend) names(ctx context.Context, t *seat, prefix string) ([]lock.Res
 
 // walk goes through the tree below the chroot, as far as names may begin with
 // prefix, and gives the nodes that have requests below them.
-func (b *Backend) walk(ctx context.Context, t *seat, prefix string) ([]lock.Resource, error) {
+func (b *Backend) walk(ctx context.Context, t *leaseNode, prefix string) ([]lock.Resource, error) {
 	var names []lock.Resource
 	level := []string{""} // names, each with a slash behind it
 	for len(level) > 0 {

@@ -117,10 +117,10 @@ func (d *driver) look(ctx context.Context, r lock.Resource, path string, v *surv
 	v.nodes = parseNodes(children)
 	n := holders(v.nodes, true) // if the first was downgraded; else one
 	reading := d.b.newReading(r, path, v.nodes[:min(n, maxHead)])
-	if err := reading.read(ctx, d.seat); err != nil {
+	if err := reading.read(ctx, d.leaseNode); err != nil {
 		return err
 	}
-	v.head = reading.status(d.seat)
+	v.head = reading.status(d.leaseNode)
 	v.head.Waiters = nil
 	v.downgraded = reading.downgraded()
 	v.holders = holders(v.nodes, v.downgraded)

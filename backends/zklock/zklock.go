@@ -43,7 +43,7 @@ type Backend struct {
 	forcing chan struct{} // forced releases that are being written
 
 	guestMu sync.Mutex
-	guest   *seat // for when there is no lease; nil: not open
+	guest   *leaseNode // for when there is no lease; nil: not open
 }
 
 var _ lock.Backend = (*Backend)(nil)
@@ -66,15 +66,15 @@ func Open(rawURL string, observe lock.Observe) (*Backend, error) {
 // Nothing hangs on it.
 const guestTimeout = 10 * time.Second
 
-// seat gives a session to ask through: that of a lease that lives, else one that
+// askThrough gives a session to ask through: that of a lease that lives, else one that
 // the backend opens for itself. A lease that is overdue is not asked, because
 // every request would keep it alive.
-func (b *Backend) seat(ctx context.Context) (*seat, error) {
+func (b *Backend) askThrough(ctx context.Context) (*leaseNode, error) {
 	b.mu.Lock()
 	for _, d := range b.drivers {
 		if d.set.Err() == nil && !d.set.Overdue() {
 			b.mu.Unlock()
-			return d.seat, nil
+			return d.leaseNode, nil
 		}
 	}
 	b.mu.Unlock()
@@ -87,7 +87,7 @@ func (b *Backend) seat(ctx context.Context) (*seat, error) {
 	if err := b.closeGuest(ctx); err != nil {
 		return nil, unavailable("close session", err)
 	}
-	t := b.newSeat(lock.NewLeaseID(), leaseRecord{})
+	t := b.newLeaseNode(lock.NewLeaseID(), leaseRecord{})
 	cfg := t.config()
 	cfg.SessionTimeout, cfg.KeepAlive = guestTimeout, true
 	s, err := zksession.Open(ctx, cfg)
@@ -119,11 +119,11 @@ func (b *Backend) closeGuest(ctx context.Context) error {
 
 // Ping implements lock.Backend.
 func (b *Backend) Ping(ctx context.Context) error {
-	s, err := b.seat(ctx)
+	s, err := b.askThrough(ctx)
 	if err != nil {
 		return err
 	}
-	err = insist(ctx, func() error { return s.s.Do(ctx, zksession.Get(s.node)) })
+	err = insist(ctx, func() error { return s.s.Do(ctx, zksession.Get(s.path)) })
 	if err != nil {
 		return unavailable("ping ZooKeeper", err)
 	}

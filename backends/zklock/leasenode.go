@@ -12,11 +12,11 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// seat is a session of ours, its node among the leases, and what it watches.
-type seat struct {
+// leaseNode is a session of ours with its node among the leases, and what it watches.
+type leaseNode struct {
 	b    *Backend
 	s    *zksession.Session
-	node string
+	path string
 	rec  leaseRecord // what it writes into its node
 	base int64       // of fences, see fence.go
 
@@ -29,13 +29,13 @@ type seat struct {
 	time     serverTime
 }
 
-// newSeat makes a seat that notes rec in its node.
-func (b *Backend) newSeat(id lock.LeaseID, rec leaseRecord) *seat {
-	return &seat{b: b, node: b.tree.lease(id), rec: rec, watchers: make(map[string][]watcher)}
+// newLeaseNode makes a lease node that notes rec in its node.
+func (b *Backend) newLeaseNode(id lock.LeaseID, rec leaseRecord) *leaseNode {
+	return &leaseNode{b: b, path: b.tree.lease(id), rec: rec, watchers: make(map[string][]watcher)}
 }
 
-// config is how the seat's session is opened.
-func (t *seat) config() zksession.Config {
+// config is how its session is opened.
+func (t *leaseNode) config() zksession.Config {
 	c := &t.b.cfg
 	return zksession.Config{
 		Addrs: c.addrs, TLS: c.tls, Digest: c.digest, Timeout: c.timeout,
@@ -43,8 +43,8 @@ func (t *seat) config() zksession.Config {
 	}
 }
 
-// take takes the session, and makes the seat's node.
-func (t *seat) take(ctx context.Context, s *zksession.Session) error {
+// take takes the session, and makes the node.
+func (t *leaseNode) take(ctx context.Context, s *zksession.Session) error {
 	t.s = s
 	if err := t.begin(ctx); err != nil {
 		return err
@@ -52,13 +52,13 @@ func (t *seat) take(ctx context.Context, s *zksession.Session) error {
 	return t.findBase(ctx)
 }
 
-// begin makes the seat's node, which every session needs: a heartbeat writes it. The
+// begin makes the node, which every session needs: a heartbeat writes it. The
 // server may remove the node above it in between, when that has just become empty.
-func (t *seat) begin(ctx context.Context) error {
+func (t *leaseNode) begin(ctx context.Context) error {
 	for tries := 1; ; tries++ {
 		calls := t.b.tree.ancestors(t.b.tree.leases())
-		own := zksession.Create(t.node, t.rec.encode(), t.b.tree.acl, zksession.Ephemeral)
-		made := zksession.Get(t.node)
+		own := zksession.Create(t.path, t.rec.encode(), t.b.tree.acl, zksession.Ephemeral)
+		made := zksession.Get(t.path)
 		if err := t.s.Chase(ctx, append(calls, own, made)...); err != nil {
 			return unavailable("open lease", err)
 		}
@@ -82,27 +82,27 @@ func (t *seat) begin(ctx context.Context) error {
 }
 
 // wrote takes what the server says of the node that we wrote.
-func (t *seat) wrote(stat zksession.Stat) {
+func (t *leaseNode) wrote(stat zksession.Stat) {
 	t.mu.Lock()
 	t.version, t.zxid = stat.Version, stat.Czxid
 	t.mu.Unlock()
 	t.time.saw(stat.Mtime, t.b.clock())
 }
 
-// beat writes the seat's node. A nil error means that a majority knows the session.
+// beat writes the node. A nil error means that a majority knows the session.
 // What others have written there is kept for news.
-func (t *seat) beat(ctx context.Context) error {
+func (t *leaseNode) beat(ctx context.Context) error {
 	t.mu.Lock()
 	version := t.version
 	t.mu.Unlock()
 	for {
-		set := zksession.Set(t.node, t.rec.encode(), version)
+		set := zksession.Set(t.path, t.rec.encode(), version)
 		if err := t.s.Do(ctx, set); err != nil {
 			return err
 		}
 		switch {
 		case errors.Is(set.Err, zksession.ErrBadVersion):
-			get := zksession.Get(t.node)
+			get := zksession.Get(t.path)
 			if err := t.s.Do(ctx, get); err != nil {
 				return err
 			}
@@ -122,14 +122,14 @@ func (t *seat) beat(ctx context.Context) error {
 	}
 }
 
-func (t *seat) hear(r leaseRecord) {
+func (t *leaseNode) hear(r leaseRecord) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.told, t.more = append(t.told, r.Forced...), t.more || r.More
 }
 
-// news takes what others have written into the seat's node.
-func (t *seat) news() (told []forcedNode, more bool) {
+// news takes what others have written into the node.
+func (t *leaseNode) news() (told []forcedNode, more bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	told, more = t.told, t.more
@@ -142,7 +142,7 @@ func (t *seat) news() (told []forcedNode, more bool) {
 type watcher interface{ changed(deleted bool) }
 
 // event tells those who want to know of a node.
-func (t *seat) event(ev zksession.Event) {
+func (t *leaseNode) event(ev zksession.Event) {
 	t.mu.Lock()
 	all := slices.Clone(t.watchers[ev.Path])
 	t.mu.Unlock()
@@ -153,7 +153,7 @@ func (t *seat) event(ev zksession.Event) {
 
 // subscribe has w told of every change of a node that is watched. It must come
 // before the watch is set.
-func (t *seat) subscribe(path string, w watcher) {
+func (t *leaseNode) subscribe(path string, w watcher) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !slices.Contains(t.watchers[path], w) {
@@ -161,7 +161,7 @@ func (t *seat) subscribe(path string, w watcher) {
 	}
 }
 
-func (t *seat) unsubscribe(path string, w watcher) {
+func (t *leaseNode) unsubscribe(path string, w watcher) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.watchers[path] = slices.DeleteFunc(t.watchers[path], func(o watcher) bool { return o == w })
@@ -193,14 +193,14 @@ func (t *serverTime) since(ms int64, now time.Duration) time.Duration {
 	return max(0, ago+now-t.answered-time.Millisecond)
 }
 
-// refresh makes the seat know the server's time when it has not heard it lately.
+// refresh asks for the server's time when the last answer with it is old.
 // A lease's heartbeats see to that.
-func (t *seat) refresh(ctx context.Context) error {
-	const lately = time.Minute
+func (t *leaseNode) refresh(ctx context.Context) error {
+	const fresh = time.Minute
 	t.time.mu.Lock()
-	fresh := t.b.clock()-t.time.answered < lately
+	known := t.b.clock()-t.time.answered < fresh
 	t.time.mu.Unlock()
-	if fresh {
+	if known {
 		return nil
 	}
 	if err := t.beat(ctx); err != nil {
