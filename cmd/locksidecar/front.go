@@ -15,29 +15,29 @@ import (
 )
 
 const (
-	// askEvery is how often the front looks at least whether the guard lives.
+	// askEvery is how often the front looks at least whether the supervisor lives.
 	askEvery = time.Second
-	// answerLimit is how long the guard may take to answer a front that was itself
+	// answerLimit is how long the supervisor may take to answer a front that was itself
 	// stopped or starved, and so cannot tell which of the two was late.
 	answerLimit = 250 * time.Millisecond
-	// killLimit is how long it may take to kill what a dead guard has left.
+	// killLimit is how long it may take to kill what a dead supervisor has left.
 	killLimit = 2 * time.Second
 )
 
 // front is the process that was started as "run": it has the signals and the
-// terminal. Its guard does everything else; see package supervise.
+// terminal. Its supervisor does everything else; see package supervise.
 type front struct {
-	io      streams
-	guard   *supervise.Guard
-	tty     *supervise.Terminal
-	signals chan os.Signal
-	cmd     int           // pid of CMD; 0: it does not run yet
-	until   time.Duration // the guard has to answer before; 0: any time
-	looked  time.Duration // when this was compared with the clock last
-	ended   int           // signals that were to end the wait for the lock
+	io         streams
+	supervisor *supervise.Supervisor
+	tty        *supervise.Terminal
+	signals    chan os.Signal
+	cmd        int           // pid of CMD; 0: it does not run yet
+	until      time.Duration // the supervisor has to answer before; 0: any time
+	looked     time.Duration // when this was compared with the clock last
+	ended      int           // signals that were to end the wait for the lock
 }
 
-// runFront starts the guard with the same command line, and stays until it has ended.
+// runFront starts the supervisor with the same command line, and stays until it has ended.
 func runFront(ctx context.Context, io streams, args []string) error {
 	if err := supervise.AdoptOrphans(); err != nil {
 		return err
@@ -54,7 +54,7 @@ func runFront(ctx context.Context, io streams, args []string) error {
 	supervise.Notify(f.signals, wanted...)
 	defer signal.Stop(f.signals)
 	var err error
-	if f.guard, err = supervise.StartGuard(args); err != nil {
+	if f.supervisor, err = supervise.StartSupervisor(args); err != nil {
 		return err
 	}
 	supervise.WriteAlways()
@@ -68,10 +68,10 @@ func (f *front) stay(ctx context.Context) error {
 	defer tick.Stop()
 	for {
 		select {
-		case m, ok := <-f.guard.Messages():
+		case m, ok := <-f.supervisor.Messages():
 			switch {
 			case !ok:
-				return f.alone("the guard of CMD has died")
+				return f.alone("the supervisor of CMD has died")
 			case m.Kind == supervise.KindEnded:
 				by, _ := strconv.Atoi(m.Text)
 				if syscall.Signal(by) == syscall.SIGINT { // so that a script around us ends as well
@@ -90,9 +90,9 @@ func (f *front) stay(ctx context.Context) error {
 			}
 		case <-tick.C:
 			if f.late() {
-				return f.alone("the guard of CMD does not answer")
+				return f.alone("the supervisor of CMD does not answer")
 			}
-			f.guard.Ask()
+			f.supervisor.Ask()
 		case <-ctx.Done():
 			return f.alone("stopped")
 		}
@@ -116,18 +116,18 @@ func (f *front) told(m supervise.Message) {
 	}
 }
 
-// signal passes a signal on to the guard, which has it for CMD, unless CMD has it
+// signal passes a signal on to the supervisor, which has it for CMD, unless CMD has it
 // already. It reports whether this process shall end at once.
 func (f *front) signal(s syscall.Signal) bool {
-	runs := f.cmd != 0 || f.guard.Runs()
+	runs := f.cmd != 0 || f.supervisor.Runs()
 	switch {
 	case runs && (s == syscall.SIGINT || s == syscall.SIGQUIT) && f.tty.Has(0):
 		return false // Ctrl-C reaches all that share the terminal
 	case !runs && waitEnds(s):
 		f.ended++
 	}
-	f.guard.Signal(s)
-	return !runs && f.ended > 1 // the guard does not react
+	f.supervisor.Signal(s)
+	return !runs && f.ended > 1 // the supervisor does not react
 }
 
 // waitEnds tells which signals end the wait for the lock.
@@ -135,7 +135,7 @@ func waitEnds(s syscall.Signal) bool {
 	return s == syscall.SIGINT || s == syscall.SIGTERM || s == syscall.SIGHUP || s == syscall.SIGQUIT
 }
 
-// late reports whether the guard has not answered in time.
+// late reports whether the supervisor has not answered in time.
 func (f *front) late() bool {
 	now := lock.BootTime()
 	before := f.looked
@@ -159,7 +159,7 @@ func (f *front) pause() time.Duration {
 	return min(askEvery, max(left/8, answerLimit/10))
 }
 
-// alone ends CMD without the guard.
+// alone ends CMD without the supervisor.
 func (f *front) alone(why string) error {
 	left := supervise.KillAll(lock.BootTime() + killLimit)
 	if f.cmd == 0 {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// When CMD runs, the front and the guard have all threads that they will need: CMD may use
+// When CMD runs, the front and the supervisor have all threads that they will need: CMD may use
 // up what its user may have (ulimit -u, pids.max), and Go ends a process that cannot have
 // one more.
 func TestThreadsAreReserved(t *testing.T) {
@@ -14,7 +14,7 @@ func TestThreadsAreReserved(t *testing.T) {
 	dir := t.TempDir()
 	run := launch(t, nil, binary, "run", "--socket", side.socket, "a", "--", "sh", "-c", `echo $$ >"$1/pid"; exec sleep 600`, "sh", dir)
 	pidIn(t, dir+"/pid")
-	for name, pid := range map[string]int{"front": run.cmd.Process.Pid, "guard": guardOf(t, run)} {
+	for name, pid := range map[string]int{"front": run.cmd.Process.Pid, "supervisor": supervisorOf(t, run)} {
 		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 		if err != nil {
 			t.Fatal(err)

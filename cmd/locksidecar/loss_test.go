@@ -214,10 +214,10 @@ func TestFrozenSidecar(t *testing.T) {
 	}
 }
 
-// guardOf is the pid of run's guard, its only child.
-func guardOf(t *testing.T, run *program) (pid int) {
+// supervisorOf is the pid of run's supervisor, its only child.
+func supervisorOf(t *testing.T, run *program) (pid int) {
 	t.Helper()
-	eventually(t, "run has a guard", func() bool {
+	eventually(t, "run has a supervisor", func() bool {
 		stats, err := filepath.Glob("/proc/[0-9]*/stat")
 		if err != nil {
 			t.Fatal(err)
@@ -234,31 +234,31 @@ func guardOf(t *testing.T, run *program) (pid int) {
 	return pid
 }
 
-// A guard that is frozen, with the lease in it: run ends CMD before the next one is
+// A supervisor that is frozen, with the lease in it: run ends CMD before the next one is
 // let in.
-func TestFrozenGuard(t *testing.T) {
+func TestFrozenSupervisor(t *testing.T) {
 	t.Parallel()
 	redis := testengine.Shared(t, testengine.Redis)
 	store := []string{"--store", storeURL(redis), "--ttl", "5s", "--namespace", namespace(t)} // half a second to kill
 	run, log := startWorker(t, append(store, "a")...)
 	next := startSuccessor(t, append(store, "a")...)
-	if err := syscall.Kill(guardOf(t, run), syscall.SIGSTOP); err != nil {
+	if err := syscall.Kill(supervisorOf(t, run), syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	checkSuccession(t, next, log)
-	if code := run.wait(); code != exitLost || !strings.Contains(run.err.String(), "the guard of CMD does not answer: CMD got SIGKILL\n") {
+	if code := run.wait(); code != exitLost || !strings.Contains(run.err.String(), "the supervisor of CMD does not answer: CMD got SIGKILL\n") {
 		t.Errorf("status %d, stderr %q", code, run.err)
 	}
 }
 
-// A guard that is killed: run ends CMD, also what hides in other sessions.
-func TestKilledGuard(t *testing.T) {
+// A supervisor that is killed: run ends CMD, also what hides in other sessions.
+func TestKilledSupervisor(t *testing.T) {
 	side := serveProgram(t)
 	log := filepath.Join(t.TempDir(), "pid")
 	run := launch(t, nil, binary, "run", "--socket", side.socket, "a", "--", "sh", "-c",
 		`setsid sh -c 'echo $$ >"$1"; exec sleep 60' sh "$1" & exec sleep 60`, "sh", log)
 	hidden := pidIn(t, log)
-	if err := syscall.Kill(guardOf(t, run), syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(supervisorOf(t, run), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	if code := run.wait(); code != exitLost {
@@ -313,7 +313,7 @@ func TestKilledRun(t *testing.T) {
 	}
 }
 
-// The same without a daemon: the guard gives the lease back, long before its TTL.
+// The same without a daemon: the supervisor gives the lease back, long before its TTL.
 func TestKilledRunWithItsOwnSidecar(t *testing.T) {
 	redis := testengine.Shared(t, testengine.Redis)
 	store := []string{"--store", storeURL(redis), "--ttl", "1m", "--namespace", namespace(t)}

@@ -14,12 +14,12 @@ import (
 // streams are where a command reads and writes.
 type streams struct {
 	out, err io.Writer
-	front    *supervise.Front // not nil: this process is the guard of a run
-	args     []string         // the command line, for the guard
+	front    *supervise.Front // not nil: this process is the supervisor of a run
+	args     []string         // the command line, for the supervisor
 }
 
 func main() {
-	front, args, err := supervise.Guarded(os.Args)
+	front, args, err := supervise.Supervised(os.Args)
 	if err != nil {
 		_, _ = fmt.Fprintln(os.Stderr, "locksidecar:", err)
 		os.Exit(exitOwnFailure)

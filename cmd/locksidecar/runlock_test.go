@@ -218,8 +218,8 @@ func TestKilledRunIsDeadBeforeTheNext(t *testing.T) {
 		text, _ := os.ReadFile(dir + "/pids")
 		return strings.HasSuffix(string(text), "done\n")
 	})
-	guard := guardOf(t, run)
-	pids := processesBelow(t, guard)
+	supervisor := supervisorOf(t, run)
+	pids := processesBelow(t, supervisor)
 	if len(pids) < 200 {
 		t.Fatalf("%d processes", len(pids))
 	}
@@ -303,7 +303,7 @@ func TestForeignProc(t *testing.T) {
 	}
 }
 
-// As process 1 of a container, run also reaps what is not below its guard.
+// As process 1 of a container, run also reaps what is not below its supervisor.
 func TestProcessOneReapsEverything(t *testing.T) {
 	if err := exec.CommandContext(t.Context(), "unshare", "-pf", "true").Run(); err != nil {
 		t.Skipf("no PID namespaces here: %v", err)
@@ -313,8 +313,8 @@ func TestProcessOneReapsEverything(t *testing.T) {
 	box := launch(t, nil, "unshare", "-pf", "--kill-child", "sh", "-c",
 		`sleep 0.5 & exec "$0" run --socket "$1" a -- sh -c 'touch "$1"; exec sleep 60' sh "$2"`, binary, side.socket, works)
 	eventually(t, "CMD works", func() bool { _, err := os.Stat(works); return err == nil })
-	front := guardOf(t, box) // the only child of unshare
-	eventually(t, "the guard and CMD are all there is", func() bool { return len(processesBelow(t, front)) == 2 })
+	front := supervisorOf(t, box) // the only child of unshare
+	eventually(t, "the supervisor and CMD are all there is", func() bool { return len(processesBelow(t, front)) == 2 })
 	box.signal(syscall.SIGKILL)
 }
 

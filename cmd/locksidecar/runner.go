@@ -28,7 +28,7 @@ const (
 	explainAfter = time.Second
 )
 
-// runner is one run of CMD under one lock, in the guard.
+// runner is one run of CMD under one lock, in the supervisor.
 type runner struct {
 	flags    *runFlags
 	io       streams

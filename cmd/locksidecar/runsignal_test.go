@@ -119,7 +119,7 @@ func TestSidecarFreezesAtTheRelease(t *testing.T) {
 func TestTermToAllProcesses(t *testing.T) {
 	side := serveProgram(t)
 	run, log := startWorker(t, "--socket", side.socket, "a")
-	kill(t, guardOf(t, run), syscall.SIGTERM)
+	kill(t, supervisorOf(t, run), syscall.SIGTERM)
 	run.signal(syscall.SIGTERM)
 	eventually(t, "CMD has the signal", func() bool { _, err := os.Stat(log + ".term"); return err == nil })
 	next := startSuccessor(t, "--socket", side.socket, "a")
@@ -197,7 +197,7 @@ func TestCtrlCEndsTheLoop(t *testing.T) {
 }
 
 // Hole 12: CMD ignores what was ignored when run was started, and nothing else, as
-// if run were not there; and so do the front and the guard.
+// if run were not there; and so do the front and the supervisor.
 func TestRunPassesIgnoringOn(t *testing.T) {
 	side := serveProgram(t)
 	for _, signals := range []string{"", "HUP INT QUIT TSTP", "TERM PIPE USR1", "PIPE", "QUIT", "HUP INT QUIT USR1 USR2 PIPE ALRM TERM CONT TSTP TTIN TTOU XCPU XFSZ VTALRM WINCH IO 40 64"} {
@@ -274,8 +274,8 @@ func TestFrozenSidecarIsGivenUp(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	run := launch(t, nil, binary, "run", "--socket", side.socket, "a", "--", "true")
-	guard := guardOf(t, run)
-	eventually(t, "it has asked the sidecar", func() bool { return sockets(guard) > 1 }) // the other is for run
+	supervisor := supervisorOf(t, run)
+	eventually(t, "it has asked the sidecar", func() bool { return sockets(supervisor) > 1 }) // the other is for run
 	run.signal(syscall.SIGTERM)
 	if code := run.wait(); code != 128+15 { // else it was given up before the signal was heard
 		t.Errorf("status %d", code)

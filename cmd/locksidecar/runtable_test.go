@@ -124,7 +124,7 @@ func TestSignalsWhileWaiting(t *testing.T) {
 		eventually(t, "it waits no more", func() bool { _, n := status(t, c, "taken"); return n == 0 })
 	}
 	run := waiting()
-	freeze(t, guardOf(t, run))
+	freeze(t, supervisorOf(t, run))
 	run.signal(syscall.SIGTERM)
 	eventually(t, "the first is taken", func() bool { return !pending(run.cmd.Process.Pid) })
 	run.signal(syscall.SIGTERM)
@@ -164,7 +164,7 @@ func TestTerminalHangsUp(t *testing.T) {
 		s := launchOnTerminal(t, nil, "sh", "-c", ignores+`"$@"; :`, "sh", binary, "run", "--socket", side.socket, "a", "--",
 			"sh", "-c", `echo $$ >"$1/pid"; while [ ! -e "$1/end" ]; do sleep 0.01; done; echo >"$1/ended"`, "sh", dir)
 		cmd := pidIn(t, dir+"/pid")
-		front := guardOf(t, s.program) // the only child of the shell
+		front := supervisorOf(t, s.program) // the only child of the shell
 		s.signal(syscall.SIGKILL)
 		s.wait()
 		if ignores != "" {
@@ -185,7 +185,7 @@ func TestEverythingStandsStill(t *testing.T) {
 	t.Parallel()
 	store := onShortLease(t)
 	run, log := startWorker(t, append(store, "a")...)
-	all := append(workerPIDs(log), guardOf(t, run), run.cmd.Process.Pid)
+	all := append(workerPIDs(log), supervisorOf(t, run), run.cmd.Process.Pid)
 	for _, pid := range all {
 		freeze(t, pid)
 	}
@@ -215,13 +215,13 @@ func TestBothAreGone(t *testing.T) {
 			run, log := startWorker(t, "--socket", side.socket, "a")
 			cmd, child := workerPIDs(log)[0], workerPIDs(log)[1]
 			t.Cleanup(func() { _, _ = syscall.Kill(cmd, syscall.SIGKILL), syscall.Kill(child, syscall.SIGKILL) })
-			guard := guardOf(t, run)
+			supervisor := supervisorOf(t, run)
 			freeze(t, run.cmd.Process.Pid) // at the same time: neither can do anything
-			freeze(t, guard)
+			freeze(t, supervisor)
 			held := func() int { n, _ := status(t, dial(t, side), "a"); return n }
 			if sig == syscall.SIGKILL {
 				kill(t, run.cmd.Process.Pid, sig)
-				kill(t, guard, sig)
+				kill(t, supervisor, sig)
 				eventually(t, "CMD is dead", func() bool { return !alive(cmd) })
 				eventually(t, "the lock is free", func() bool { return held() == 0 })
 			}
@@ -234,14 +234,14 @@ func TestBothAreGone(t *testing.T) {
 	}
 }
 
-// With --store, kill -9 of the guard leaves the lease to its TTL; all of CMD is dead
+// With --store, kill -9 of the supervisor leaves the lease to its TTL; all of CMD is dead
 // before.
-func TestKilledGuardWithItsOwnSidecar(t *testing.T) {
+func TestKilledSupervisorWithItsOwnSidecar(t *testing.T) {
 	t.Parallel()
 	store := onShortLease(t)
 	run, log := startWorker(t, append(store, "a")...)
 	next := startSuccessor(t, append(store, "a")...)
-	kill(t, guardOf(t, run), syscall.SIGKILL)
+	kill(t, supervisorOf(t, run), syscall.SIGKILL)
 	if code := run.wait(); code != exitLost {
 		t.Errorf("status %d", code)
 	}

@@ -87,7 +87,7 @@ func TestServiceIsKilled(t *testing.T) {
 				checkSuccession(t, next, log) // patience is less than the TTL
 				return
 			}
-			// Here the sidecar sees the guard die perhaps before the last of CMD does.
+			// Here the sidecar sees the supervisor die perhaps before the last of CMD does.
 			if code := next.wait(); code != 0 {
 				t.Errorf("the successor's status is %d", code)
 			}

@@ -139,31 +139,31 @@ func applyEnv(flags *pflag.FlagSet, env func(string) (string, bool)) error {
 }
 
 func applyFile(flags *pflag.FlagSet, path string, known []string) error {
-	entries, err := readFile(path)
+	settings, err := readFile(path)
 	if err != nil {
 		return err
 	}
 	names := slices.Clone(known)
 	flags.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
 	inFile := map[string]bool{}
-	for _, e := range entries {
-		inFile[e.key] = true
-		if !slices.Contains(names, e.key) {
-			return fmt.Errorf("%s, line %d: unknown key %q%s", path, e.line, e.key, didYouMean(e.key, names))
+	for _, s := range settings {
+		inFile[s.key] = true
+		if !slices.Contains(names, s.key) {
+			return fmt.Errorf("%s, line %d: unknown key %q%s", path, s.line, s.key, didYouMean(s.key, names))
 		}
 	}
 	taken := map[string]bool{}
 	flags.VisitAll(func(f *pflag.Flag) { taken[f.Name] = given(flags, f) })
-	for _, e := range entries {
-		f := flags.Lookup(e.key)
-		if f == nil || taken[e.key] || f.Annotations[noFileKey] != nil {
+	for _, s := range settings {
+		f := flags.Lookup(s.key)
+		if f == nil || taken[s.key] || f.Annotations[noFileKey] != nil {
 			continue
 		}
 		if r := rival(flags, f); r != nil && inFile[r.Name] {
-			return fmt.Errorf("%s, line %d: %s and %s are two ways to say one thing: keep one of them", path, e.line, f.Name, r.Name)
+			return fmt.Errorf("%s, line %d: %s and %s are two ways to say one thing: keep one of them", path, s.line, f.Name, r.Name)
 		}
-		if err := set(f, e.values); err != nil {
-			return fmt.Errorf("%s, line %d: %s: %w", path, e.line, e.key, err)
+		if err := set(f, s.values); err != nil {
+			return fmt.Errorf("%s, line %d: %s: %w", path, s.line, s.key, err)
 		}
 	}
 	return nil

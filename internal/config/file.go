@@ -14,14 +14,14 @@ import (
 // maxFile bounds what is read of a file.
 const maxFile = 1 << 20
 
-// entry is one line of the file.
-type entry struct {
+// setting is one line of the file.
+type setting struct {
 	key    string
 	values []string
 	line   int
 }
 
-func readFile(path string) ([]entry, error) {
+func readFile(path string) ([]setting, error) {
 	text, err := read(path)
 	if err != nil {
 		return nil, fmt.Errorf("read the config file: %w", err)
@@ -41,7 +41,7 @@ func readFile(path string) ([]entry, error) {
 	if root.Kind != yaml.MappingNode {
 		return nil, fmt.Errorf("%s, line %d: must be lines of KEY: VALUE", path, root.Line)
 	}
-	var entries []entry
+	var settings []setting
 	seen := map[string]int{}
 	for i := 0; i+1 < len(root.Content); i += 2 {
 		k, v := root.Content[i], root.Content[i+1]
@@ -53,9 +53,9 @@ func readFile(path string) ([]entry, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s, line %d: %s %w", path, v.Line, k.Value, err)
 		}
-		entries = append(entries, entry{key: k.Value, values: values, line: k.Line})
+		settings = append(settings, setting{key: k.Value, values: values, line: k.Line})
 	}
-	return entries, nil
+	return settings, nil
 }
 
 // scalars are the values as they were written: a flag parses them better than

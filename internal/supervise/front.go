@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guardComm is the guard's name in ps(1) and top(1). It is not that of the program, so
+// supervisorComm is the supervisor's name in ps(1) and top(1). It is not that of the program, so
 // that killall(1) does not find both.
-const guardComm = "lock-guard"
+const supervisorComm = "lock-supervisor"
 
 // shared is how long after one process the other gets a signal that was sent to
 // both. The program has it from the same sender then.
 const shared = 50 * time.Millisecond
 
-// Front is the front, as the guard sees it.
+// Front is the front, as the supervisor sees it.
 type Front struct {
 	link    link
 	pid     int  // of the front
@@ -37,10 +37,10 @@ type Front struct {
 	last map[syscall.Signal]time.Time // when the front got it
 }
 
-// Guarded tells whether this process was started as a guard, by StartGuard: then front is not
-// nil, and args are those of StartGuard. Else args are argv without the name.
-func Guarded(argv []string) (front *Front, args []string, err error) {
-	if len(argv) < 3 || argv[0] != guardName {
+// Supervised tells whether this process was started as a supervisor, by StartSupervisor: then front is not
+// nil, and args are those of StartSupervisor. Else args are argv without the name.
+func Supervised(argv []string) (front *Front, args []string, err error) {
+	if len(argv) < 3 || argv[0] != supervisorName {
 		return nil, argv[1:], nil
 	}
 	fd, err1 := strconv.Atoi(argv[1])
@@ -58,9 +58,9 @@ func Guarded(argv []string) (front *Front, args []string, err error) {
 		link: l, pid: os.Getppid(), signals: make(chan syscall.Signal, 16), gone: make(chan struct{}),
 		last: map[syscall.Signal]time.Time{},
 	}
-	f.group, _ = unix.Getpgid(f.pid)                              // gone: then no program is started
-	_ = os.WriteFile("/proc/self/comm", []byte(guardComm), 0o600) // else ps(1) calls it "exe"
-	// Nothing that is sent to all processes of a service or a session ends the guard
+	f.group, _ = unix.Getpgid(f.pid)                                   // gone: then no program is started
+	_ = os.WriteFile("/proc/self/comm", []byte(supervisorComm), 0o600) // else ps(1) calls it "exe"
+	// Nothing that is sent to all processes of a service or a session ends the supervisor
 	// before the program.
 	own := make(chan os.Signal, 16)
 	Notify(own, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2,
@@ -76,7 +76,7 @@ func (f *Front) Join() int {
 	return f.group
 }
 
-// Signals are those that the front got, and those that somebody sent to the guard alone.
+// Signals are those that the front got, and those that somebody sent to the supervisor alone.
 func (f *Front) Signals() <-chan syscall.Signal { return f.signals }
 
 // Gone is closed when the front has ended.
@@ -99,7 +99,7 @@ func (f *Front) receive() {
 }
 
 // passOn treats a signal as one of the front's, if it is one that asks a program to do
-// something and the front does not get it too: lists of holders name the guard's pid.
+// something and the front does not get it too: lists of holders name the supervisor's pid.
 func (f *Front) passOn(own <-chan os.Signal) {
 	for sig := range own {
 		s, _ := sig.(syscall.Signal) // what Notify sends on Unix
@@ -149,7 +149,7 @@ func (f *Front) Started(pid int) {
 //
 // A program in the front's group that Ctrl-Z has stopped goes on with the group when
 // there is no shell to continue it. Without us between, the kernel would not have stopped
-// it: it takes the guard, in a group of its own, for a shell.
+// it: it takes the supervisor, in a group of its own, for a shell.
 func (f *Front) Changed(s State) {
 	switch {
 	case s.By == syscall.SIGTSTP && f.joined && !isJob(f.pid):
@@ -169,14 +169,14 @@ func (f *Front) wake() {
 	f.follows = false
 }
 
-// Until says when the front must kill the program if the guard does not tell it a later
+// Until says when the front must kill the program if the supervisor does not tell it a later
 // moment: a moment of the boot-time clock.
 func (f *Front) Until(moment time.Duration) { f.until.Store(int64(moment)) }
 
 // EndedBy notes the signal that has ended the program.
 func (f *Front) EndedBy(s syscall.Signal) { f.endedBy.Store(int64(s)) }
 
-// Ended tells the exit status, as the last thing that the guard does. It waits for a
+// Ended tells the exit status, as the last thing that the supervisor does. It waits for a
 // front that is stopped.
 func (f *Front) Ended(code int) {
 	f.wake()

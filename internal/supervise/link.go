@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The front and the guard talk through a pair of sockets, in packets of text:
+// The front and the supervisor talk through a pair of sockets, in packets of text:
 // KIND NUMBER TEXT. The end of the one is seen by the other as the end of its socket.
 
-// Kinds of messages, to the guard and from it.
+// Kinds of messages, to the supervisor and from it.
 const (
 	kindSignal = "signal" // the front got signal NUMBER
 	kindAsk    = "ask"    // for kindUntil
@@ -26,7 +26,7 @@ const (
 	KindStopped = "stopped"
 	// KindSay: TEXT is for stderr.
 	KindSay = "say"
-	// KindUntil: when the boot-time clock shows NUMBER ns and the guard does not give a
+	// KindUntil: when the boot-time clock shows NUMBER ns and the supervisor does not give a
 	// later moment, the program must be killed. 0: there is no program.
 	KindUntil = "until"
 	// KindEnded: it is all over, with exit status NUMBER. TEXT is the number of the signal
@@ -63,7 +63,7 @@ func socketPair() (link, int, error) {
 	return l, fds[1], err
 }
 
-// newLife gives what the guard has open for as long as it lives, and nobody else. Its end
+// newLife gives what the supervisor has open for as long as it lives, and nobody else. Its end
 // continues this process, which may be stopped and could not see it then.
 func newLife() (int, error) {
 	var fds [2]int
@@ -123,5 +123,5 @@ func (l link) receive(f func(Message)) {
 	}
 }
 
-// errNoLink: the number that the guard was started with is not that of a socket.
-var errNoLink = errors.New("this is not how a guard is started")
+// errNoLink: the number that the supervisor was started with is not that of a socket.
+var errNoLink = errors.New("this is not how a supervisor is started")

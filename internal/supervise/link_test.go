@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// What the guard said last is heard also when it has ended before it read what the
+// What the supervisor said last is heard also when it has ended before it read what the
 // front had asked: else its end looks like a death. The kernel tells of what was not
 // read before it gives what was said.
 func TestTheLastWordIsHeard(t *testing.T) {
@@ -14,14 +14,14 @@ func TestTheLastWordIsHeard(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer front.conn.Close()
-	guard, err := newLink(fd)
+	supervisor, err := newLink(fd)
 	if err != nil {
 		t.Fatal(err)
 	}
 	front.send(false, kindAsk, 0, "")
-	guard.send(true, KindUntil, 1, "")
-	guard.send(true, KindEnded, 7, "0")
-	if err := guard.conn.Close(); err != nil {
+	supervisor.send(true, KindUntil, 1, "")
+	supervisor.send(true, KindEnded, 7, "0")
+	if err := supervisor.conn.Close(); err != nil {
 		t.Fatal(err)
 	}
 	var heard []string

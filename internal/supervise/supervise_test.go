@@ -21,22 +21,22 @@ import (
 )
 
 const (
-	// frontEnv makes the test binary a front, which prints what its guard tells.
+	// frontEnv makes the test binary a front, which prints what its supervisor tells.
 	frontEnv = "SUPERVISE_TEST_FRONT"
-	// saidEnv is a file that the guard makes when it has only the end left to tell.
+	// saidEnv is a file that the supervisor makes when it has only the end left to tell.
 	saidEnv = "SUPERVISE_TEST_SAID"
-	// lateEnv is a file that the guard waits for before it tells that the program runs.
+	// lateEnv is a file that the supervisor waits for before it tells that the program runs.
 	lateEnv = "SUPERVISE_TEST_LATE"
 )
 
 func TestMain(m *testing.M) {
-	front, args, err := Guarded(os.Args)
+	front, args, err := Supervised(os.Args)
 	switch {
 	case err != nil:
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	case front != nil:
-		beGuard(front, args)
+		beSupervisor(front, args)
 		return
 	case os.Getenv(frontEnv) != "":
 		beFront(os.Getenv(frontEnv))
@@ -191,13 +191,13 @@ func TestEndInAHurry(t *testing.T) {
 	}
 }
 
-// beFront starts a guard and prints what it tells.
+// beFront starts a supervisor and prints what it tells.
 func beFront(what string) {
 	if err := AdoptOrphans(); err != nil {
 		fmt.Println(err)
 		return
 	}
-	g, err := StartGuard([]string{what})
+	g, err := StartSupervisor([]string{what})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -225,8 +225,8 @@ func beFront(what string) {
 	}
 }
 
-// beGuard is the guard of beFront.
-func beGuard(f *Front, args []string) {
+// beSupervisor is the supervisor of beFront.
+func beSupervisor(f *Front, args []string) {
 	if err := AdoptOrphans(); err != nil {
 		f.Ended(99)
 		return
@@ -268,7 +268,7 @@ func beGuard(f *Front, args []string) {
 	}
 }
 
-// pair is a front and its guard.
+// pair is a front and its supervisor.
 type pair struct {
 	cmd *exec.Cmd
 	out *bufferOfLines
@@ -331,10 +331,10 @@ func (p *pair) signal(t *testing.T, s syscall.Signal) {
 
 func (p *pair) tells(t *testing.T, line string) {
 	t.Helper()
-	eventually(t, "the guard tells "+line, func() bool { return slices.Contains(p.out.lines(), line) })
+	eventually(t, "the supervisor tells "+line, func() bool { return slices.Contains(p.out.lines(), line) })
 }
 
-func (p *pair) guard(t *testing.T) int {
+func (p *pair) supervisor(t *testing.T) int {
 	t.Helper()
 	s, ok := readStat(p.pid)
 	if !ok {
@@ -343,7 +343,7 @@ func (p *pair) guard(t *testing.T) int {
 	return s.parent
 }
 
-func TestGuardTells(t *testing.T) {
+func TestSupervisorTells(t *testing.T) {
 	ready := filepath.Join(t.TempDir(), "ready")
 	p := startPair(t, `trap 'exit 5' USR1; echo >'`+ready+`'; while :; do sleep 0.01; done`)
 	exists(t, ready)
@@ -358,8 +358,8 @@ func TestGuardTells(t *testing.T) {
 	p.tells(t, KindEnded+" 5 0")
 }
 
-// The front knows that the program runs also before the guard has told.
-func TestGuardRuns(t *testing.T) {
+// The front knows that the program runs also before the supervisor has told.
+func TestSupervisorRuns(t *testing.T) {
 	dir := t.TempDir()
 	ready, told := filepath.Join(dir, "ready"), filepath.Join(dir, "told")
 	p := launchPair(t, `echo >'`+ready+`'; exec sleep 60`, lateEnv+"="+told)
@@ -379,15 +379,15 @@ func TestTheEndIsAlwaysTold(t *testing.T) {
 	dir := t.TempDir()
 	end, said := filepath.Join(dir, "end"), filepath.Join(dir, "said")
 	p := startPair(t, `until [ -e '`+end+`' ]; do sleep 0.01; done; kill -USR2 $$`, saidEnv+"="+said)
-	guard := p.guard(t)
+	supervisor := p.supervisor(t)
 	p.signal(t, syscall.SIGSTOP)
 	if err := os.WriteFile(end, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	exists(t, said)
 	time.Sleep(50 * time.Millisecond) // in which it would end
-	if !alive(guard) {
-		t.Error("the guard has ended before it could tell")
+	if !alive(supervisor) {
+		t.Error("the supervisor has ended before it could tell")
 	}
 	p.signal(t, syscall.SIGCONT)
 	p.tells(t, fmt.Sprintf("%s %d %d", KindEnded, Signalled+int(syscall.SIGUSR2), syscall.SIGUSR2))
@@ -395,7 +395,7 @@ func TestTheEndIsAlwaysTold(t *testing.T) {
 
 // Kill -9 of either process: the other ends the program, wherever it has hidden.
 func TestOneIsKilled(t *testing.T) {
-	for _, name := range []string{"front", "guard"} {
+	for _, name := range []string{"front", "supervisor"} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "pid")
 			p := startPair(t, `setsid sh -c 'trap "" TERM HUP; echo $$ >`+file+`; while :; do sleep 0.01; done' & wait`)
@@ -406,14 +406,14 @@ func TestOneIsKilled(t *testing.T) {
 				return hidden != 0
 			})
 			victim := p.cmd.Process.Pid
-			if name == "guard" {
-				victim = p.guard(t)
+			if name == "supervisor" {
+				victim = p.supervisor(t)
 			}
 			if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
 			eventually(t, "all are dead", func() bool { return !alive(p.pid) && !alive(hidden) })
-			if name == "guard" {
+			if name == "supervisor" {
 				p.tells(t, "left []")
 			}
 		})
@@ -422,7 +422,7 @@ func TestOneIsKilled(t *testing.T) {
 
 // The same when the other was stopped before: it goes on, and ends the program.
 func TestOneIsStoppedAndTheOtherKilled(t *testing.T) {
-	for _, name := range []string{"front", "guard"} {
+	for _, name := range []string{"front", "supervisor"} {
 		t.Run(name+" killed", func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "pid")
 			p := startPair(t, `setsid sh -c 'echo $$ >`+file+`; exec sleep 60' & wait`)
@@ -432,8 +432,8 @@ func TestOneIsStoppedAndTheOtherKilled(t *testing.T) {
 				hidden, _ = strconv.Atoi(strings.TrimSpace(string(text)))
 				return hidden != 0
 			})
-			stopped, victim := p.guard(t), p.cmd.Process.Pid
-			if name == "guard" {
+			stopped, victim := p.supervisor(t), p.cmd.Process.Pid
+			if name == "supervisor" {
 				stopped, victim = victim, stopped
 			}
 			if err := syscall.Kill(stopped, syscall.SIGSTOP); err != nil {
@@ -448,23 +448,23 @@ func TestOneIsStoppedAndTheOtherKilled(t *testing.T) {
 	}
 }
 
-// Signals that are sent to all processes of a service do not end the guard, and one
+// Signals that are sent to all processes of a service do not end the supervisor, and one
 // that is sent to it alone is for the program.
-func TestSignalsToTheGuard(t *testing.T) {
+func TestSignalsToTheSupervisor(t *testing.T) {
 	ready := filepath.Join(t.TempDir(), "ready")
 	p := startPair(t, `trap 'exit 6' TERM; trap '' HUP; echo >'`+ready+`'; while :; do sleep 0.01; done`)
 	exists(t, ready)
-	guard := p.guard(t)
+	supervisor := p.supervisor(t)
 	for _, s := range []syscall.Signal{syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGTSTP, syscall.SIGTTOU} {
-		_ = syscall.Kill(guard, s)
+		_ = syscall.Kill(supervisor, s)
 	}
-	eventually(t, "the guard has them", func() bool {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", guard))
+	eventually(t, "the supervisor has them", func() bool {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", supervisor))
 		return err != nil || bytes.Contains(text, []byte("ShdPnd:\t0000000000000000")) // or is gone
 	})
-	if !alive(guard) || !alive(p.pid) || Stopped(guard) {
-		t.Fatal("the guard or the program has ended")
+	if !alive(supervisor) || !alive(p.pid) || Stopped(supervisor) {
+		t.Fatal("the supervisor or the program has ended")
 	}
-	_ = syscall.Kill(guard, syscall.SIGTERM)
+	_ = syscall.Kill(supervisor, syscall.SIGTERM)
 	p.tells(t, KindEnded+" 6 0")
 }

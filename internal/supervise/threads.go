@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	// mostProcessors is how many threads of the front or the guard work at a time. They have
+	// mostProcessors is how many threads of the front or the supervisor work at a time. They have
 	// little to do, and with many processors Go would want many threads.
 	mostProcessors = 4
 	// otherThreads are those that wait in a system call or for one, and those of Go itself: at

@@ -12,25 +12,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guardName is the name under which this program is a guard.
-const guardName = "locksidecar-guard"
+// supervisorName is the name under which this program is a supervisor.
+const supervisorName = "locksidecar-supervisor"
 
-// Guard is the guard, as the front sees it.
-type Guard struct {
+// Supervisor is the supervisor, as the front sees it.
+type Supervisor struct {
 	pid      int
 	link     link
 	messages chan Message
 }
 
-// StartGuard starts the guard: this program again, with the arguments args, which must call
-// Guarded first of all. When this process dies, the guard ends the program; when the
-// guard does, Messages ends and what it has left is a descendant of this process, if
+// StartSupervisor starts the supervisor: this program again, with the arguments args, which must call
+// Supervised first of all. When this process dies, the supervisor ends the program; when the
+// supervisor does, Messages ends and what it has left is a descendant of this process, if
 // that has called AdoptOrphans. Each goes on for that when it is stopped.
-func StartGuard(args []string) (*Guard, error) {
-	g := &Guard{messages: make(chan Message)}
+func StartSupervisor(args []string) (*Supervisor, error) {
+	g := &Supervisor{messages: make(chan Message)}
 	started := make(chan error)
-	go func() { // ends with the guard
-		// The kernel continues the guard when the thread that started it ends, so the
+	go func() { // ends with the supervisor
+		// The kernel continues the supervisor when the thread that started it ends, so the
 		// thread must not end before.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
@@ -45,13 +45,13 @@ func StartGuard(args []string) (*Guard, error) {
 		_, _ = syscall.Wait4(pid, nil, 0, nil) // or somebody else has
 	}()
 	if err := <-started; err != nil {
-		return nil, fmt.Errorf("start the guard: %w", err)
+		return nil, fmt.Errorf("start the supervisor: %w", err)
 	}
 	return g, nil
 }
 
-// reapEverything takes the end of all children, not of the guard alone: process 1 of a
-// container gets orphans that are none of the guard's, and a script may have left some
+// reapEverything takes the end of all children, not of the supervisor alone: process 1 of a
+// container gets orphans that are none of the supervisor's, and a script may have left some
 // before it became this program. It ends when there are none left.
 func reapEverything() {
 	for err := error(nil); err == nil || errors.Is(err, syscall.EINTR); {
@@ -59,7 +59,7 @@ func reapEverything() {
 	}
 }
 
-func (g *Guard) start(args []string) (pid int, err error) {
+func (g *Supervisor) start(args []string) (pid int, err error) {
 	life, err := newLife()
 	if err != nil {
 		return 0, err
@@ -77,13 +77,13 @@ func (g *Guard) start(args []string) (pid int, err error) {
 			return 0, errors.Join(err, l.conn.Close())
 		}
 	}
-	argv := append([]string{guardName, strconv.Itoa(theirs), strconv.Itoa(life)}, args...)
+	argv := append([]string{supervisorName, strconv.Itoa(theirs), strconv.Itoa(life)}, args...)
 	pid, err = syscall.ForkExec("/proc/self/exe", argv, &syscall.ProcAttr{ //nolint:gosec // ourselves
 		Env:   os.Environ(),
 		Files: []uintptr{0, 1, 2},
 		Sys: &syscall.SysProcAttr{
 			Setpgid:   true,            // away from the signals of the terminal
-			Pdeathsig: syscall.SIGCONT, // else a stopped guard would not see that we are dead
+			Pdeathsig: syscall.SIGCONT, // else a stopped supervisor would not see that we are dead
 		},
 	})
 	if err != nil {
@@ -93,18 +93,18 @@ func (g *Guard) start(args []string) (pid int, err error) {
 	return pid, nil
 }
 
-// Messages are what the guard tells; closed when it is gone.
-func (g *Guard) Messages() <-chan Message { return g.messages }
+// Messages are what the supervisor tells; closed when it is gone.
+func (g *Supervisor) Messages() <-chan Message { return g.messages }
 
-// Runs reports whether the guard has started the program, also where it has not told
+// Runs reports whether the supervisor has started the program, also where it has not told
 // so yet: the program may be faster than the message.
-func (g *Guard) Runs() bool {
+func (g *Supervisor) Runs() bool {
 	tree, _ := descendants() // no /proc: what was told must do
 	return slices.ContainsFunc(tree, func(s stat) bool { return s.parent == g.pid })
 }
 
 // Signal passes a signal on.
-func (g *Guard) Signal(s syscall.Signal) { g.link.send(false, kindSignal, int64(s), "") }
+func (g *Supervisor) Signal(s syscall.Signal) { g.link.send(false, kindSignal, int64(s), "") }
 
-// Ask asks for a KindUntil, which shows that the guard lives.
-func (g *Guard) Ask() { g.link.send(false, kindAsk, 0, "") }
+// Ask asks for a KindUntil, which shows that the supervisor lives.
+func (g *Supervisor) Ask() { g.link.send(false, kindAsk, 0, "") }
