@@ -30,18 +30,38 @@ type turn struct {
 	released time.Time // just before the release was sent
 }
 
+// taker takes the one lock that all want, and gives what releases it.
+type taker func(context.Context) (fence int64, release func(context.Context) error, err error)
+
 // hot measures one lock that all callers of two sidecars want all the time.
-func (s *section) hot(ctx context.Context) (err error) {
+func (s *section) hot(ctx context.Context) error {
+	if err := s.hotWith(ctx, "", nil); err != nil {
+		return err
+	}
+	if !s.plan.turns {
+		return nil
+	}
+	if err := s.hotWith(ctx, "with local turns", localTurns); err != nil {
+		return err
+	}
+	if s.plan.turnsHot != nil {
+		s.aim(s.plan.turnsHot(s.report.Hot[0].Rounds, s.report.Hot[1].Rounds)...)
+	}
+	return nil
+}
+
+// hotWith is hot with more flags for the sidecars.
+func (s *section) hotWith(ctx context.Context, how string, flags []string) (err error) {
 	var sides []*sidecar.Sidecar
 	for i := range hotSidecars {
-		side, startErr := s.sidecar(ctx, fmt.Sprintf("hot-%d", i))
+		side, startErr := s.sidecar(ctx, fmt.Sprintf("hot-%d", i), flags...)
 		if startErr != nil {
 			return startErr
 		}
 		defer closeAfter(&err, side.Close)
 		sides = append(sides, side)
 	}
-	h := &report.Hot{Sidecars: hotSidecars, CallersPerSidecar: hotCallers}
+	h := &report.Hot{How: how, Sidecars: hotSidecars, CallersPerSidecar: hotCallers}
 	for round := range s.rounds {
 		notices, err := s.store.Notify(ctx, s.floor)
 		if err != nil {
@@ -56,12 +76,12 @@ func (s *section) hot(ctx context.Context) (err error) {
 			return err
 		}
 		one.Held, one.Notified, one.Answered = held.HandOff, measure.TimesOf(notices.Delivered), measure.TimesOf(notices.Answered)
-		s.progress("hot lock, round %d of %d: hand-off %.0f µs, after a hold of %s %.0f µs, message %.0f µs",
-			round+1, s.rounds, one.HandOff.P50, longHold, one.Held.P50, one.Notified.P50)
+		s.progress("hot lock %s, round %d of %d: %.0f pairs/s, hand-off %.0f µs, after a hold of %s %.0f µs, message %.0f µs",
+			how, round+1, s.rounds, one.PerSecond, one.HandOff.P50, longHold, one.Held.P50, one.Notified.P50)
 		h.Rounds = append(h.Rounds, one)
 	}
-	s.report.Hot = h
-	if s.plan.hot != nil {
+	s.report.Hot = append(s.report.Hot, h)
+	if how == "" && s.plan.hot != nil {
 		s.aim(s.plan.hot(h.Rounds)...)
 	}
 	return nil
@@ -69,50 +89,64 @@ func (s *section) hot(ctx context.Context) (err error) {
 
 // hotRound lets each caller take the lock, hold it, and release it, over and over.
 func (s *section) hotRound(ctx context.Context, sides []*sidecar.Sidecar, hold time.Duration) (_ report.HotRound, err error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	turns := make([][]turn, hotSidecars*hotCallers)
-	var all sync.WaitGroup
-	from := time.Now().Add(s.window.WarmUp)
-	to := from.Add(s.window.Measure)
-	for i := range turns {
-		side := i % hotSidecars
-		app, openErr := sides[side].Open(ctx)
-		if openErr != nil {
-			cancel(openErr)
-			break
+	var takers []taker
+	for i := range hotSidecars * hotCallers {
+		app, err := sides[i%hotSidecars].Open(ctx)
+		if err != nil {
+			return report.HotRound{}, err
 		}
 		defer closeAfter(&err, app.Close)
+		takers = append(takers, ofApp(app, "bench/hot"))
+	}
+	from := time.Now().Add(s.window.WarmUp)
+	to := from.Add(s.window.Measure)
+	turns, err := takeTurns(ctx, takers, hold, to)
+	if err != nil {
+		return report.HotRound{}, err
+	}
+	return handOffs(turns, from, to)
+}
+
+func ofApp(app *sidecar.App, resource string) taker {
+	return func(ctx context.Context) (int64, func(context.Context) error, error) {
+		l, err := app.Acquire(ctx, resource)
+		if err != nil {
+			return 0, nil, err
+		}
+		return l.Fence, l.Release, nil
+	}
+}
+
+// takeTurns has each taker take the lock, hold it for that time, and release it, over
+// and over. The number of its sidecar is its own modulo hotSidecars.
+func takeTurns(ctx context.Context, takers []taker, hold time.Duration, until time.Time) ([]turn, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	turns := make([][]turn, len(takers))
+	var all sync.WaitGroup
+	for i, take := range takers {
 		all.Go(func() {
-			if err := takeTurns(ctx, app, side, hold, to, &turns[i]); err != nil {
-				cancel(fmt.Errorf("a caller of the hot lock: %w", err))
+			for asked := time.Now(); asked.Before(until) && ctx.Err() == nil; asked = time.Now() {
+				fence, release, err := take(ctx)
+				if err != nil {
+					cancel(fmt.Errorf("take the hot lock: %w", err))
+					return
+				}
+				t := turn{sidecar: i % hotSidecars, fence: fence, asked: asked, granted: time.Now()}
+				if hold > 0 {
+					time.Sleep(hold)
+				}
+				t.released = time.Now()
+				if err := release(ctx); err != nil {
+					cancel(fmt.Errorf("release the hot lock: %w", err))
+					return
+				}
+				turns[i] = append(turns[i], t)
 			}
 		})
 	}
 	all.Wait()
-	if err := context.Cause(ctx); err != nil {
-		return report.HotRound{}, err
-	}
-	return handOffs(slices.Concat(turns...), from, to)
-}
-
-func takeTurns(ctx context.Context, app *sidecar.App, side int, hold time.Duration, until time.Time, turns *[]turn) error {
-	for asked := time.Now(); asked.Before(until) && ctx.Err() == nil; asked = time.Now() {
-		l, err := app.Acquire(ctx, "bench/hot")
-		if err != nil {
-			return err
-		}
-		t := turn{sidecar: side, fence: l.Fence, asked: asked, granted: time.Now()}
-		if hold > 0 {
-			time.Sleep(hold)
-		}
-		t.released = time.Now()
-		if err := l.Release(ctx); err != nil {
-			return err
-		}
-		*turns = append(*turns, t)
-	}
-	return nil
+	return slices.Concat(turns...), context.Cause(ctx)
 }
 
 var errTwoHolders = errors.New("the lock was held twice at a time")

@@ -52,8 +52,8 @@ func main() {
 // the run starts beside itself.
 func command(ctx context.Context, args []string) error {
 	switch {
-	case len(args) == 4 && args[0] == "echo":
-		return echo.Serve(ctx, args[1], args[2], args[3])
+	case len(args) == 2 && args[0] == "echo":
+		return echo.Serve(ctx, args[1])
 	case len(args) == 3 && args[0] == "hold":
 		return holdForever(ctx, args[1], args[2])
 	}
@@ -125,8 +125,11 @@ var parts = []struct {
 }{
 	{"pairs", (*section).pairs},
 	{"hot", (*section).hot},
+	{"contenders", (*section).contenders},
 	{"kill", (*section).kill},
 	{"idle", (*section).idle},
+	{"sessions", (*section).sessions},
+	{"scale", (*section).scale},
 }
 
 func partNames() []string {

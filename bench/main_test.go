@@ -8,7 +8,7 @@ import (
 )
 
 func TestParse(t *testing.T) {
-	all := []string{"pairs", "hot", "kill", "idle"}
+	all := []string{"pairs", "hot", "contenders", "kill", "idle", "sessions", "scale"}
 	for _, c := range []struct {
 		name   string
 		args   string
@@ -18,7 +18,7 @@ func TestParse(t *testing.T) {
 	}{
 		{name: "nothing", only: all, stores: []string{"embedded", "redis", "zookeeper", "mysql", "postgres"}},
 		{name: "some", args: "--only kill,hot --stores mariadb", only: []string{"kill", "hot"}, stores: []string{"mariadb"}},
-		{name: "no such part", args: "--only pair", err: `no part "pair": give some of pairs, hot`},
+		{name: "no such part", args: "--only pair", err: `no part "pair": give some of pairs, hot, contenders`},
 		{name: "no such store", args: "--stores redis,etcd", err: `no store "etcd": give some of embedded, redis, zookeeper`},
 		{name: "a word too many", args: "quick", err: `unexpected argument "quick"`},
 	} {

@@ -2,50 +2,55 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
+	"github.com/locksidecar/locksidecar/bench/internal/echo"
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
 	"github.com/locksidecar/locksidecar/bench/internal/proc"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
 	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
+	"github.com/locksidecar/locksidecar/client"
 )
 
 // Names of the subjects on all stores, as the table and the targets know them.
 const (
 	ourClient = "locksidecar, Go client"
 	ourDriver = "locksidecar's driver, no socket"
+
+	// Where a sidecar answers by itself what it can.
+	ourAgain   = "locksidecar with local turns, the same lock again"
+	ourOthers  = "locksidecar with local turns, another name each time"
+	ourDirect  = "locksidecar with local turns, direct"
+	ourReaders = "locksidecar with local turns, readers of one lock"
+
+	// Other wires, and the floor under all of them.
+	ourStreams = "locksidecar, gRPC streams"
+	ourHTTP    = "locksidecar, HTTP/JSON"
+	lineEchoes = "2 × line echo"
 )
 
 const (
 	fewCallers  = 1
-	someCallers = 16
 	manyCallers = 64
 )
 
+// localTurns are the flags of a sidecar that answers by itself what it can.
+var localTurns = []string{"--local-turns=1024", "--park=200ms"}
+
 // pairs measures locks that nobody else wants.
 func (s *section) pairs(ctx context.Context) (err error) {
-	side, err := s.sidecar(ctx, "pairs")
+	subjects, closeAll, err := s.subjects(ctx)
 	if err != nil {
 		return err
 	}
-	defer closeAfter(&err, side.Close)
-	subjects := append([]measure.Subject{
-		side.Client(ourClient), sidecar.InProcess(ourDriver, s.store.URL(), sidecar.LeaseTTL),
-	}, s.store.Subjects()...)
-	if s.plan.more != nil {
-		more, closeAll, moreErr := s.plan.more(s, side)
-		if moreErr != nil {
-			return moreErr
-		}
-		defer closeAfter(&err, closeAll)
-		subjects = append(subjects, more...)
-	}
-
+	defer closeAfter(&err, closeAll)
 	found := results{}
 	for _, one := range subjects {
 		found[one.Name] = map[int][]measure.Round{}
 	}
-	callers := []int{fewCallers, someCallers, manyCallers}
+	callers := []int{fewCallers, manyCallers}
 	// All subjects take turns, and each round begins with another one, so that
 	// a machine that gets slower or faster does so for everybody.
 	for _, n := range callers {
@@ -68,6 +73,60 @@ func (s *section) pairs(ctx context.Context) (err error) {
 	}
 	s.aim(s.plan.pairs(found)...)
 	return nil
+}
+
+// subjects starts what makes the pairs.
+func (s *section) subjects(ctx context.Context) (all []measure.Subject, closeAll func() error, err error) {
+	var closers []func() error
+	closeAll = func() error {
+		var errs []error
+		for _, c := range closers {
+			errs = append(errs, c())
+		}
+		return errors.Join(errs...)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, closeAll())
+		}
+	}()
+	side, err := s.sidecar(ctx, "pairs")
+	if err != nil {
+		return nil, nil, err
+	}
+	closers = append(closers, side.Close)
+	all = append(all, side.Client(ourClient, sidecar.Work{}), sidecar.InProcess(ourDriver, s.store.URL(), sidecar.LeaseTTL))
+	if s.plan.turns {
+		turns, err := s.sidecar(ctx, "turns", localTurns...)
+		if err != nil {
+			return nil, nil, err
+		}
+		closers = append(closers, turns.Close)
+		all = append(all, withTurns(turns)...)
+	}
+	all = append(all, s.store.Subjects()...)
+	if s.plan.wires {
+		line, err := echo.Start(s.socket("echo"))
+		if err != nil {
+			return nil, nil, err
+		}
+		closers = append(closers, line.Close)
+		all = append(all, side.Streams(ourStreams), side.HTTP(ourHTTP), line.Lines(lineEchoes))
+	}
+	return all, closeAll, nil
+}
+
+// withTurns are the pairs of a sidecar that answers by itself what it can.
+func withTurns(side *sidecar.Sidecar) []measure.Subject {
+	return []measure.Subject{
+		side.Client(ourAgain, sidecar.Work{}),
+		side.Client(ourOthers, sidecar.Work{Resource: func(caller, pair int) string { return fmt.Sprintf("bench/others/%d/%d", caller, pair) }}),
+		side.Client(ourDirect, sidecar.Work{Options: client.AcquireOptions{Direct: true}}),
+		side.Client(ourReaders, sidecar.Work{
+			Resource: func(int, int) string { return "bench/readers" },
+			Options:  client.AcquireOptions{Mode: client.Shared},
+		}),
+	}
 }
 
 // processorTime is what this process, a server and the store have used so far.

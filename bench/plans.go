@@ -2,10 +2,10 @@ package main
 
 import (
 	"context"
+	"slices"
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
-	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
@@ -17,14 +17,15 @@ type plan struct {
 	parts   []string         // that can be measured; empty: all
 	connect func(ctx context.Context, url string) (measure.Store, error)
 
-	// more are subjects beside those of the store; may be nil.
-	more func(*section, *sidecar.Sidecar) (subjects []measure.Subject, closeAll func() error, err error)
+	turns bool // the sidecar can answer by itself there
+	wires bool // the other wires of the socket are measured here
 
 	// The targets.
 	pairs      func(results) []report.Target
-	hot        func([]report.HotRound) []report.Target // may be nil
-	killMS     float64                                 // kill -9 to the next grant
-	oneRequest bool                                    // a heartbeat is one request
+	hot        func([]report.HotRound) []report.Target               // may be nil
+	turnsHot   func(without, with []report.HotRound) []report.Target // may be nil
+	killMS     float64                                               // kill -9 to the next grant
+	oneRequest bool                                                  // a heartbeat is one request
 }
 
 var plans = []plan{onEmbedded, onRedis, onZooKeeper, onMySQL, onMariaDB, onPostgres}
@@ -53,6 +54,25 @@ func (r results) p50(subject string) []float64 {
 func (r results) rate(subject string) []float64 {
 	return measure.Column(r[subject][manyCallers], func(r measure.Round) float64 { return r.PerSecond })
 }
+
+// rateOfOne are the pairs in a second with few callers, round by round.
+func (r results) rateOfOne(subject string) []float64 {
+	return measure.Column(r[subject][fewCallers], func(r measure.Round) float64 { return r.PerSecond })
+}
+
+// each combines numbers round by round.
+func each(f func(a, b float64) float64, first []float64, others ...[]float64) []float64 {
+	all := slices.Clone(first)
+	for _, o := range others {
+		for i := range all {
+			all[i] = f(all[i], o[i])
+		}
+	}
+	return all
+}
+
+func add(a, b float64) float64    { return a + b }
+func larger(a, b float64) float64 { return max(a, b) }
 
 // hotP50 is the median of one of the times of a hot lock, round by round.
 func hotP50(rounds []report.HotRound, times func(report.HotRound) measure.Times) []float64 {

@@ -1,74 +1,44 @@
 package main
 
 import (
-	"errors"
-
-	"github.com/locksidecar/locksidecar/bench/internal/echo"
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
 	"github.com/locksidecar/locksidecar/bench/internal/onredis"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
-	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
-// onRedis, the fastest server, is where the ways to talk to a sidecar are
-// compared, with the floors under everything that talks over a Unix socket.
+// onRedis, the fastest server, is where the wires of the socket are compared.
 var onRedis = plan{
 	key: "redis", words: onredis.Words, kind: testengine.Redis, connect: onredis.Connect,
-	more: protocols, pairs: redisPairs, hot: redisHot, killMS: 10,
+	turns: true, wires: true, pairs: redisPairs, hot: redisHot, turnsHot: redisTurnsHot, killMS: 10, oneRequest: true,
 }
-
-// Names of the protocols and the floors, as the table and the targets know them.
-const (
-	ourStreams   = "locksidecar, Session streams"
-	ourHTTP      = "locksidecar, HTTP/JSON"
-	relayed      = "2 × EVALSHA behind a gRPC stream"
-	streamEchoes = "2 × gRPC stream echo"
-	unaryEchoes  = "2 × gRPC unary echo"
-	lineEchoes   = "2 × line echo"
-)
 
 const (
 	overheadLimit = 1.25 // of the floor, at one caller
 	peerLimit     = 1.0  // of the faster peer, at many callers
-	handOffLimit  = 2.0  // of a message through Redis
+	rueidisLimit  = 0.6
+	handOffLimit  = 2.5  // of a message through Redis
+	againLimit    = 1.5  // of two messages over the socket, at one caller
+	againPeers    = 2.0  // of the fastest library in process, at one caller
+	againRueidis  = 1.5  // at many callers
+	readersLimit  = 5.0  // of as many separate names
+	hotBefore     = 0.24 // pairs in the time of one EVALSHA, of the sidecar before it had local turns
+	hotLimit      = 6.0
 )
 
-// protocols are other ways to talk to a sidecar than the Go client, and to
-// servers that do next to nothing.
-func protocols(s *section, side *sidecar.Sidecar) ([]measure.Subject, func() error, error) {
-	var servers []*echo.Server
-	closeAll := func() error {
-		var errs []error
-		for _, e := range servers {
-			errs = append(errs, e.Close())
-		}
-		return errors.Join(errs...)
-	}
-	for _, kind := range []string{echo.Line, echo.GRPC, echo.Relay} {
-		e, err := echo.Start(kind, s.socket(kind), s.server.URL())
-		if err != nil {
-			return nil, nil, errors.Join(err, closeAll())
-		}
-		servers = append(servers, e)
-	}
-	line, grpc, relay := servers[0], servers[1], servers[2]
-	return []measure.Subject{
-		side.Streams(ourStreams), side.HTTP(ourHTTP),
-		relay.Streams(relayed), grpc.Streams(streamEchoes), grpc.Unaries(unaryEchoes), line.Lines(lineEchoes),
-	}, closeAll, nil
-}
-
 func redisPairs(r results) []report.Target {
-	floor, messages := r.p50(onredis.Scripts), r.p50(streamEchoes)
-	fastest, other := r.rate(onredis.Redsync), r.rate(onredis.Redislock)
-	for i := range floor {
-		floor[i] += messages[i]
-		fastest[i] = max(fastest[i], other[i])
-	}
+	libraries := []string{onredis.Redsync, onredis.Redislock, onredis.Rueidislock}
 	return []report.Target{
-		report.NewTarget("1 caller: a pair, to 2 stream echoes + 2 EVALSHA (p50)", "µs", false, overheadLimit, r.p50(ourClient), floor),
-		report.NewTarget("64 callers: to the faster of redsync and redislock", "pairs/s", true, peerLimit, r.rate(ourClient), fastest),
+		report.NewTarget("1 caller: another name each time, to 2 line echoes + 2 EVALSHA (p50)", "µs", false, overheadLimit,
+			r.p50(ourOthers), each(add, r.p50(onredis.Scripts), r.p50(lineEchoes))),
+		report.NewTarget("64 callers: direct, to the faster of redsync and redislock", "pairs/s", true, peerLimit,
+			r.rate(ourDirect), each(larger, r.rate(onredis.Redsync), r.rate(onredis.Redislock))),
+		report.NewTarget("64 callers: direct, to rueidislock", "pairs/s", true, rueidisLimit, r.rate(ourDirect), r.rate(onredis.Rueidislock)),
+		report.NewTarget("1 caller: again, to the fastest library", "pairs/s", true, againPeers,
+			r.rateOfOne(ourAgain), each(larger, r.rateOfOne(libraries[0]), r.rateOfOne(libraries[1]), r.rateOfOne(libraries[2]))),
+		report.NewTarget("1 caller: again, to 2 line echoes (p50)", "µs", false, againLimit, r.p50(ourAgain), r.p50(lineEchoes)),
+		report.NewTarget("64 callers: again, to rueidislock", "pairs/s", true, againRueidis, r.rate(ourAgain), r.rate(onredis.Rueidislock)),
+		report.NewTarget("64 readers of one lock, to 64 locks direct", "pairs/s", true, readersLimit, r.rate(ourReaders), r.rate(ourDirect)),
 	}
 }
 
@@ -76,4 +46,15 @@ func redisHot(rounds []report.HotRound) []report.Target {
 	return []report.Target{report.NewTarget("hot lock: hand-off, to an EVALSHA that publishes and its delivery (p50)", "µs", false, handOffLimit,
 		hotP50(rounds, func(h report.HotRound) measure.Times { return h.HandOff }),
 		hotP50(rounds, func(h report.HotRound) measure.Times { return h.Notified }))}
+}
+
+func redisTurnsHot(_, turns []report.HotRound) []report.Target {
+	inOneTrip := measure.Column(turns, func(h report.HotRound) float64 { return h.PerSecond * h.Answered.P50 / 1e6 })
+	before := measure.Column(turns, func(report.HotRound) float64 { return hotBefore })
+	return []report.Target{
+		report.NewTarget("hot lock with local turns: pairs in the time of an EVALSHA, to those before there were any", "", true, hotLimit, inOneTrip, before),
+		report.NewTarget("hot lock with local turns: hand-off to the other sidecar, to an EVALSHA that publishes and its delivery (p50)", "µs", false, handOffLimit,
+			hotP50(turns, func(h report.HotRound) measure.Times { return h.Across }),
+			hotP50(turns, func(h report.HotRound) measure.Times { return h.Notified })),
+	}
 }

@@ -32,16 +32,23 @@ type size struct {
 	holds      int
 	settle     time.Duration // until memory is looked at
 	heartbeats int           // over which commands are counted
+
+	contend     time.Duration // for how long many workers want one lock
+	connections int           // idle ones, each with a session
+	starts      int           // of a fresh binary
+	leases      int           // of a fleet
 }
 
 var (
 	full = size{
 		rounds: 5, window: measure.Window{WarmUp: 200 * time.Millisecond, Measure: time.Second}, floor: time.Second,
 		kills: 200, holds: 10_000, settle: 5 * time.Second, heartbeats: 4,
+		contend: 20 * time.Second, connections: manySessions, starts: 20, leases: 1000,
 	}
 	quick = size{
 		rounds: 1, window: measure.Window{WarmUp: 100 * time.Millisecond, Measure: 300 * time.Millisecond}, floor: 200 * time.Millisecond,
 		kills: 10, holds: 2_000, settle: time.Second, heartbeats: 2,
+		contend: 2 * time.Second, connections: 1000, starts: 3, leases: 100,
 	}
 )
 
@@ -121,9 +128,9 @@ func (s *section) socket(name string) string {
 	return filepath.Join(s.dir, s.plan.key+"-"+name+".sock")
 }
 
-// sidecar starts a sidecar on the store.
-func (s *section) sidecar(ctx context.Context, name string) (*sidecar.Sidecar, error) {
-	side, err := s.binary.Start(ctx, s.store.URL(), s.socket(name))
+// sidecar starts a sidecar on the store, with more flags.
+func (s *section) sidecar(ctx context.Context, name string, flags ...string) (*sidecar.Sidecar, error) {
+	side, err := s.binary.Start(ctx, s.store.URL(), s.socket(name), flags...)
 	if err != nil {
 		return nil, fmt.Errorf("start sidecar %s: %w", name, err)
 	}

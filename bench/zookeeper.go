@@ -11,7 +11,7 @@ var onZooKeeper = plan{
 	pairs: zooKeeperPairs, killMS: 25, oneRequest: true,
 }
 
-const recipeLimit = 1.2 // of the library's own lock, at one caller
+const recipeLimit = 1.1 // of the library's own lock, at one caller
 
 func zooKeeperPairs(r results) []report.Target {
 	return []report.Target{

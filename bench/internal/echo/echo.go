@@ -1,21 +1,23 @@
-// Package echo is the floor under anything that talks over a Unix socket:
-// servers that send back what they get, each in a process of its own, and the
-// pairs of round trips that a lock and its release would need.
+// Package echo is the floor under anything that talks over a Unix socket: a server
+// that sends back what it gets, in a process of its own, and the pairs of round trips
+// that a lock and its release would need.
 package echo
 
 import (
+	"bufio"
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"time"
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
-	"github.com/locksidecar/locksidecar/bench/internal/onredis"
 	"github.com/locksidecar/locksidecar/bench/internal/proc"
 )
 
 // payloadBytes is about what an acquire with its request id, a release with its
-// lock id, and their answers weigh on the wire of a Session stream.
+// lock id, and their answers weigh on the wire.
 const payloadBytes = 64
 
 // Server is an echo server in another process.
@@ -27,17 +29,10 @@ type Server struct {
 // stopGrace is how long a server may take to end.
 const stopGrace = 2 * time.Second
 
-// Kinds of servers.
-const (
-	Line  = "line"
-	GRPC  = "grpc"
-	Relay = "relay" // gRPC that takes and releases a lock in Redis before it answers
-)
-
-// Start starts a server; only a Relay needs the URL of a Redis. The program must
-// call Serve when it is started with the words "echo KIND SOCKET REDIS".
-func Start(kind, socket, redis string) (*Server, error) {
-	p, err := proc.Self("echo", kind, socket, redis)
+// Start starts a server. The program must call Serve when it is started with the words
+// "echo SOCKET".
+func Start(socket string) (*Server, error) {
+	p, err := proc.Self("echo", socket)
 	if err != nil {
 		return nil, err
 	}
@@ -53,34 +48,68 @@ func Start(kind, socket, redis string) (*Server, error) {
 func (s *Server) Close() error { return s.process.Stop(stopGrace) }
 
 // Serve is the other process. It says when it listens and never returns well.
-func Serve(ctx context.Context, kind, socket, redis string) error {
+func Serve(ctx context.Context, socket string) error {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
 	fmt.Println("listening")
-	switch kind {
-	case Line:
-		return serveLines(l)
-	case GRPC:
-		return serveGRPC(l, nothing)
-	case Relay:
-		c, err := onredis.Client(redis)
+	for {
+		c, err := l.Accept()
 		if err != nil {
-			return err
+			return fmt.Errorf("accept: %w", err)
 		}
-		return serveGRPC(l, relay(c))
-	default:
-		return fmt.Errorf("no echo server of kind %q", kind)
+		go echoLines(c) // ends with the connection; the process ends by a signal
 	}
 }
 
-// twice makes a pair of two round trips.
-func twice(once func(context.Context) error) measure.Pair {
-	return func(ctx context.Context) error {
-		if err := once(ctx); err != nil {
-			return err
+func echoLines(c net.Conn) {
+	defer c.Close()
+	r := bufio.NewReader(c)
+	for {
+		line, err := r.ReadSlice('\n')
+		if err != nil {
+			return
 		}
-		return once(ctx)
+		if _, err := c.Write(line); err != nil {
+			return
+		}
 	}
+}
+
+// Lines are two lines there and back over one connection a caller: what the socket
+// itself costs.
+func (s *Server) Lines(name string) measure.Subject {
+	return measure.Subject{Name: name, Server: s.process.PID(), Open: func(ctx context.Context, callers int) ([]measure.Pair, func() error, error) {
+		var conns []net.Conn
+		closeAll := func() error {
+			var errs []error
+			for _, c := range conns {
+				errs = append(errs, c.Close())
+			}
+			return errors.Join(errs...)
+		}
+		line := append(bytes.Repeat([]byte{'x'}, payloadBytes-1), '\n')
+		var pairs []measure.Pair
+		for range callers {
+			c, err := (&net.Dialer{}).DialContext(ctx, "unix", s.socket)
+			if err != nil {
+				return nil, nil, errors.Join(fmt.Errorf("dial: %w", err), closeAll())
+			}
+			conns = append(conns, c)
+			r := bufio.NewReader(c)
+			pairs = append(pairs, func(context.Context) error {
+				for range 2 {
+					if _, err := c.Write(line); err != nil {
+						return fmt.Errorf("send a line: %w", err)
+					}
+					if _, err := r.ReadSlice('\n'); err != nil {
+						return fmt.Errorf("receive a line: %w", err)
+					}
+				}
+				return nil
+			})
+		}
+		return pairs, closeAll, nil
+	}}
 }

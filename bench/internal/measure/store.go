@@ -46,3 +46,14 @@ type Words struct {
 	Notified string `json:"notified"` // what Notices.Delivered is; empty where there is none
 	Answered string `json:"answered"` // what Notices.Answered is
 }
+
+// Take takes a lock, waits for it as long as ctx lasts, and gives what releases it.
+type Take func(ctx context.Context) (release func(context.Context) error, err error)
+
+// Polling is a Store for which there is a library that asks again and again until a
+// lock is free.
+type Polling interface {
+	// Poller is the library's name, and what each of its callers does for that key,
+	// with the delays that the library has by default.
+	Poller(key string) (name string, take Take)
+}

@@ -7,6 +7,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"math"
 	"net/url"
 	"strconv"
 	"time"
@@ -43,9 +44,10 @@ var Words = measure.Words{
 
 // Names of the subjects.
 const (
-	Redsync   = "go-redsync/redsync"
-	Redislock = "bsm/redislock"
-	Scripts   = "2 × EVALSHA"
+	Redsync     = "go-redsync/redsync"
+	Redislock   = "bsm/redislock"
+	Rueidislock = "redis/rueidis, rueidislock"
+	Scripts     = "2 × EVALSHA"
 )
 
 // Quiet keeps go-redis from writing to standard error, from where testengine
@@ -86,7 +88,7 @@ func (s *Store) Close() error { return s.client.Close() }
 
 // Subjects implements measure.Store.
 func (s *Store) Subjects() []measure.Subject {
-	return []measure.Subject{withRedsync(s.client), withRedislock(s.client), withScripts(s.client)}
+	return []measure.Subject{withRedsync(s.client), withRedislock(s.client), s.withRueidislock(), withScripts(s.client)}
 }
 
 // Client is a go-redis client as an application would have it: the library's
@@ -116,6 +118,26 @@ func withRedsync(c *redis.Client) measure.Subject {
 			return nil
 		}
 	})
+}
+
+var _ measure.Polling = (*Store)(nil)
+
+// Poller implements measure.Polling: redsync with its own delays, 50 to 250 ms, and as
+// many tries as it takes.
+func (s *Store) Poller(key string) (string, measure.Take) {
+	rs := redsync.New(goredis.NewPool(s.client))
+	return Redsync, func(ctx context.Context) (func(context.Context) error, error) {
+		m := rs.NewMutex(key, redsync.WithExpiry(expiry), redsync.WithTries(math.MaxInt))
+		if err := m.LockContext(ctx); err != nil {
+			return nil, fmt.Errorf("lock: %w", err)
+		}
+		return func(ctx context.Context) error {
+			if _, err := m.UnlockContext(ctx); err != nil {
+				return fmt.Errorf("unlock: %w", err)
+			}
+			return nil
+		}, nil
+	}
 }
 
 // withRedislock is bsm/redislock without retries, which is its default.

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"time"
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
 )
@@ -19,13 +21,18 @@ type Report struct {
 
 // Store is what was found on one store. Parts that were not run are empty.
 type Store struct {
-	Words   measure.Words `json:"words"`
-	Server  string        `json:"server"`
-	Pairs   []Pairs       `json:"pairs,omitempty"`
-	Hot     *Hot          `json:"hot_lock,omitempty"`
-	Kill    *Kill         `json:"kill,omitempty"`
-	Idle    *Idle         `json:"idle,omitempty"`
-	Targets []Target      `json:"targets"`
+	Words  measure.Words `json:"words"`
+	Server string        `json:"server"`
+	Pairs  []Pairs       `json:"pairs,omitempty"`
+	Hot    []*Hot        `json:"hot_lock,omitempty"`
+	Kill   *Kill         `json:"kill,omitempty"`
+	Idle   *Idle         `json:"idle,omitempty"`
+
+	Contenders *Contenders `json:"contenders,omitempty"`
+	Sessions   *Sessions   `json:"sessions,omitempty"`
+	Scale      *Scale      `json:"scale,omitempty"`
+
+	Targets []Target `json:"targets"`
 }
 
 // Setup says where the numbers come from.
@@ -53,6 +60,7 @@ type Pairs struct {
 
 // Hot is one lock that many callers of two sidecars want.
 type Hot struct {
+	How               string     `json:"how,omitempty"` // the sidecars work; empty: as they do by default
 	Sidecars          int        `json:"sidecars"`
 	CallersPerSidecar int        `json:"callers_per_sidecar"`
 	Rounds            []HotRound `json:"rounds"`
@@ -66,6 +74,74 @@ type HotRound struct {
 	Held      measure.Times `json:"hand_off_held"`  // the same where each holds the lock for a millisecond
 	Notified  measure.Times `json:"notified"`       // see measure.Notices
 	Answered  measure.Times `json:"answered"`
+}
+
+// Contenders are many workers that want one lock all the time.
+type Contenders struct {
+	Workers int         `json:"workers"`
+	Hold    float64     `json:"hold_ms"`
+	Seconds float64     `json:"seconds"`
+	Rows    []Contender `json:"rows"`
+}
+
+// Contender is one way to that lock.
+type Contender struct {
+	Subject string `json:"subject"`
+	Waits
+}
+
+// Waits are how long the workers waited, in microseconds.
+type Waits struct {
+	PerSecond float64 `json:"holds_per_second"`
+	Mean      float64 `json:"mean_us"`
+	P50       float64 `json:"p50_us"`
+	P95       float64 `json:"p95_us"`
+	Max       float64 `json:"max_us"`
+}
+
+// WaitsOf summarises all waits of that time. Of nothing it is the zero Waits.
+func WaitsOf(waits []time.Duration, in time.Duration) Waits {
+	if len(waits) == 0 {
+		return Waits{}
+	}
+	slices.Sort(waits)
+	var sum time.Duration
+	for _, w := range waits {
+		sum += w
+	}
+	micros := func(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+	return Waits{
+		PerSecond: float64(len(waits)) / in.Seconds(),
+		Mean:      micros(sum) / float64(len(waits)),
+		P50:       micros(measure.Quantile(waits, 0.50)),
+		P95:       micros(measure.Quantile(waits, 0.95)),
+		Max:       micros(waits[len(waits)-1]),
+	}
+}
+
+// Sessions are idle app sessions, each with a connection of its own.
+type Sessions struct {
+	Sessions   int           `json:"sessions"`
+	FirstGrant measure.Times `json:"exec_to_first_grant"`
+	Used       Memory        `json:"used"` // one session that has taken and released locks
+	With       Memory        `json:"with_sessions"`
+}
+
+// Scale is what the leases of many sidecars ask of one store.
+type Scale struct {
+	Leases    int     `json:"leases"`
+	Holds     int     `json:"holds_each"`
+	Contended int     `json:"contended"`
+	LeaseTTL  float64 `json:"lease_ttl_seconds"`
+	Loads     []Load  `json:"loads"`
+}
+
+// Load is what reached the store in a second.
+type Load struct {
+	What     string  `json:"what"`
+	Requests float64 `json:"requests_per_second"` // by the server's count; 0 where it does not count them
+	Steps    float64 `json:"steps_per_second"`    // see measure.Count
+	CPU      float64 `json:"cpu_cores"`           // of the server; 0 where it cannot be told
 }
 
 // Kill is kill -9 of an app that holds a lock.

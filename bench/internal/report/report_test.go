@@ -5,6 +5,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -71,7 +72,7 @@ func TestText(t *testing.T) {
 			{Subject: "longer µ name", Callers: 1, Rounds: []measure.Round{round(12345, 0.5, 99.95)}},
 			{Subject: "longer µ name", Callers: 16, Rounds: []measure.Round{round(1, 1, 1)}},
 		},
-			Hot:  &Hot{Sidecars: 2, CallersPerSidecar: 8, Rounds: []HotRound{{PerSecond: 5000, HandOff: times(100), Across: times(110), Held: times(90), Notified: times(50), Answered: times(40)}}},
+			Hot:  []*Hot{{Sidecars: 2, CallersPerSidecar: 8, Rounds: []HotRound{{PerSecond: 5000, HandOff: times(100), Across: times(110), Held: times(90), Notified: times(50), Answered: times(40)}}}},
 			Kill: &Kill{Repeats: 100, Grant: measure.Times{P50: 1500, P99: 2500, Max: 12000}},
 			Idle: &Idle{
 				Holds: 10000, LeaseTTL: 10, Window: 20,
@@ -79,13 +80,19 @@ func TestText(t *testing.T) {
 				Before: Memory{RSS: 21 * mib}, With: Memory{RSS: 31 * mib}, PerHold: Memory{RSS: 1048.576},
 				CommandsAt: []Commands{{Holds: 100, Beats: 6, Renewing: 1, Sent: 1.5, Requests: 1.17, Steps: 5}, {Holds: 10000, Beats: 6, Renewing: 1, Sent: 2, Steps: 5}},
 			},
+			Contenders: &Contenders{Workers: 64, Hold: 1, Seconds: 20, Rows: []Contender{
+				{Subject: "ours", Waits: WaitsOf([]time.Duration{time.Millisecond, 3 * time.Millisecond}, time.Second)},
+				{Subject: "none", Waits: WaitsOf(nil, time.Second)},
+			}},
+			Sessions: &Sessions{Sessions: 1000, FirstGrant: measure.Times{P50: 20000, Max: 31000}, Used: Memory{RSS: 20 * mib}, With: Memory{RSS: 44 * mib}},
+			Scale:    &Scale{Leases: 1000, LeaseTTL: 10, Loads: []Load{{What: "idle", Requests: 300, Steps: 900, CPU: 0.02}, {What: "busy", Steps: 2}}},
 			Targets: []Target{
 				NewTarget("fast", "µs", false, 1.25, []float64{10, 12}, []float64{10, 10}),
 				AtMost("small", "MiB", 30, 25),
 				NewTarget("many", "pairs/s", true, 1, []float64{200}, []float64{100}),
 			}}, {
 			Words: measure.Words{Name: "Silent", Answered: "request, round trip"}, Server: "silentd 1",
-			Hot: &Hot{Sidecars: 2, CallersPerSidecar: 8, Rounds: []HotRound{{Answered: times(40)}}},
+			Hot: []*Hot{{How: "with local turns", Sidecars: 2, CallersPerSidecar: 8, Rounds: []HotRound{{Answered: times(40)}}}},
 		}, {
 			Words: measure.Words{Name: "Other"}, Server: "otherd 1", Targets: []Target{AtMost("small", "MiB", 20, 25)},
 		}},

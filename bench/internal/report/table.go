@@ -23,9 +23,14 @@ func (r *Report) Text() string {
 	for _, s := range r.Stores {
 		fmt.Fprintf(&b, "\n=== %s: %s ===\n", strings.ToUpper(s.Words.Name), s.Server)
 		s.pairsText(&b)
-		s.hotText(&b)
+		for _, h := range s.Hot {
+			s.hotText(&b, h)
+		}
+		s.contendersText(&b)
 		s.killText(&b)
 		s.idleText(&b)
+		s.sessionsText(&b)
+		s.scaleText(&b)
 	}
 	r.targetsText(&b)
 	return b.String()
@@ -88,12 +93,12 @@ func (r *Store) byCallers(b *bytes.Buffer, columns []string, cells func([]measur
 	table(b, rows)
 }
 
-func (r *Store) hotText(b *bytes.Buffer) {
-	if r.Hot == nil {
-		return
+func (r *Store) hotText(b *bytes.Buffer, h *Hot) {
+	how := ""
+	if h.How != "" {
+		how = " " + h.How
 	}
-	h := r.Hot
-	fmt.Fprintf(b, "\nONE HOT LOCK, %d sidecars × %d callers; median of %s\n", h.Sidecars, h.CallersPerSidecar, plural(len(h.Rounds), "round"))
+	fmt.Fprintf(b, "\nONE HOT LOCK%s, %d sidecars × %d callers; median of %s\n", strings.ToUpper(how), h.Sidecars, h.CallersPerSidecar, plural(len(h.Rounds), "round"))
 	rate := column(h.Rounds, func(r HotRound) float64 { return r.PerSecond })
 	rows := []string{
 		"\tp50 µs\t±\tp99 µs",

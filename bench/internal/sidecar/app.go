@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
 	"github.com/locksidecar/locksidecar/client"
@@ -31,6 +32,22 @@ func OpenApp(ctx context.Context, socket string) (*App, error) {
 // Open connects to this sidecar.
 func (s *Sidecar) Open(ctx context.Context) (*App, error) { return OpenApp(ctx, s.Socket) }
 
+// OpenSoon connects to this sidecar as soon as it listens.
+func (s *Sidecar) OpenSoon(ctx context.Context) (*App, error) {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	for {
+		app, err := s.Open(ctx)
+		if err == nil || ctx.Err() != nil {
+			return app, err
+		}
+		time.Sleep(soon)
+	}
+}
+
+// soon is how often a sidecar that starts is asked.
+const soon = 500 * time.Microsecond
+
 // Close gives back everything.
 func (a *App) Close() error { return errors.Join(a.session.Close(), a.client.Close()) }
 
@@ -45,9 +62,20 @@ func (a *App) Waiters(ctx context.Context, resource string) (int, error) {
 	return len(l.GetWaiters()), err
 }
 
+// Work is what the callers of a Subject take.
+type Work struct {
+	// Resource names what a caller takes for its pair of that number, from 0. nil: each
+	// caller has one of its own.
+	Resource func(caller, pair int) string
+	Options  client.AcquireOptions
+}
+
 // Client are pairs with the Go client, all callers in one session: goroutines
 // of one app.
-func (s *Sidecar) Client(name string) measure.Subject {
+func (s *Sidecar) Client(name string, w Work) measure.Subject {
+	if w.Resource == nil {
+		w.Resource = func(caller, _ int) string { return resource(name, caller) }
+	}
 	return measure.Subject{Name: name, Server: s.PID(), Open: func(ctx context.Context, callers int) ([]measure.Pair, func() error, error) {
 		app, err := s.Open(ctx)
 		if err != nil {
@@ -55,12 +83,13 @@ func (s *Sidecar) Client(name string) measure.Subject {
 		}
 		var pairs []measure.Pair
 		for i := range callers {
-			resource := resource(name, i)
+			n := 0
 			pairs = append(pairs, func(ctx context.Context) error {
-				l, err := app.Acquire(ctx, resource)
+				l, err := app.session.Acquire(ctx, w.Resource(i, n), w.Options)
 				if err != nil {
 					return err
 				}
+				n++
 				return l.Release(ctx)
 			})
 		}

@@ -28,7 +28,7 @@ func InProcess(name, url string, ttl time.Duration) measure.Subject {
 		if err != nil {
 			return nil, nil, errors.Join(fmt.Errorf("open a lease: %w", err), b.Close())
 		}
-		stop := keep(ctx, l, ttl)
+		stop := Keep(ctx, l, ttl)
 		owner := lock.Owner{Session: "bench"}.Encode()
 		var pairs []measure.Pair
 		for i := range callers {
@@ -48,8 +48,8 @@ func InProcess(name, url string, ttl time.Duration) measure.Subject {
 	}}
 }
 
-// keep renews a lease until stop is called, which returns the first error.
-func keep(ctx context.Context, l lock.Lease, ttl time.Duration) (stop func() error) {
+// Keep renews a lease until stop is called, which returns the first error.
+func Keep(ctx context.Context, l lock.Lease, ttl time.Duration) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var all sync.WaitGroup
 	var failed error

@@ -28,17 +28,26 @@ type Sidecar struct {
 	http    *http.Client
 }
 
-// Start starts a sidecar on a store and returns when it can grant locks.
-func (b *Binary) Start(ctx context.Context, store, socket string) (*Sidecar, error) {
-	p, err := proc.Start(b.path, "serve", "--store", store, "--socket", socket, "--ttl", LeaseTTL.String())
+// Start starts a sidecar on a store, with more flags, and returns when it can grant locks.
+func (b *Binary) Start(ctx context.Context, store, socket string, flags ...string) (*Sidecar, error) {
+	s, err := b.Launch(store, socket, flags...)
 	if err != nil {
 		return nil, err
 	}
-	s := &Sidecar{Socket: socket, process: p, http: httpClient(socket, 1)}
 	if err := s.waitReady(ctx); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
+}
+
+// Launch starts a sidecar and does not wait for it.
+func (b *Binary) Launch(store, socket string, flags ...string) (*Sidecar, error) {
+	args := append([]string{"serve", "--store", store, "--socket", socket, "--ttl", LeaseTTL.String()}, flags...)
+	p, err := proc.Start(b.path, args...)
+	if err != nil {
+		return nil, err
+	}
+	return &Sidecar{Socket: socket, process: p, http: httpClient(socket, 1)}, nil
 }
 
 // PID is the number of the sidecar's process.
