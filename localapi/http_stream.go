@@ -20,13 +20,13 @@ const contentNDJSON = "application/x-ndjson"
 type lineWriter struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
-	begun   bool
+	started bool
 	stall   time.Duration // how long a line may take to be written; 0: as long as the call lasts
 }
 
 // head sends the header, if that was not done before.
 func (l *lineWriter) head() error {
-	if l.begun {
+	if l.started {
 		return nil
 	}
 	l.begin()
@@ -34,8 +34,8 @@ func (l *lineWriter) head() error {
 }
 
 func (l *lineWriter) begin() {
-	if !l.begun {
-		l.begun = true
+	if !l.started {
+		l.started = true
 		l.w.Header().Set("Content-Type", contentNDJSON)
 		l.w.Header().Set("Cache-Control", "no-store")
 		l.w.WriteHeader(http.StatusOK)
@@ -96,7 +96,7 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, call func(c
 		s.stalled(r.Context())
 	case err == nil:
 		lines.begin() // a session that ended at once
-	case !lines.begun:
+	case !lines.started:
 		s.fail(w, r, err)
 	default:
 		// The HTTP status has gone out, so the error is the last line. Like every

@@ -37,14 +37,14 @@ type lookers struct {
 }
 
 type failedLook struct {
-	begun time.Time
-	err   error
+	started time.Time
+	err     error
 }
 
 // snapshot is what one look has seen. Nobody changes it.
 type snapshot struct {
 	number  int
-	begun   time.Time
+	started time.Time
 	locks   map[lock.Resource]lock.Status
 	changes []WatchEvent // since the snapshot with the number before
 }
@@ -89,17 +89,17 @@ func (l *looks) next(interval time.Duration) time.Time {
 	return l.began.Add((time.Since(l.began)/interval + 1) * interval)
 }
 
-// since gives a snapshot that was begun at that moment or later, for a watch that
+// since gives a snapshot that was started then or later, for a watch that
 // has joined. It returns list's error, or the cause of ctx.
 func (l *looks) since(ctx context.Context, prefix string, at time.Time, list func(context.Context) (map[lock.Resource]lock.Status, error)) (*snapshot, error) {
 	for {
 		l.mu.Lock()
 		g := l.of[prefix]
 		switch {
-		case g.latest != nil && !g.latest.begun.Before(at):
+		case g.latest != nil && !g.latest.started.Before(at):
 			defer l.mu.Unlock()
 			return g.latest, nil
-		case g.failed.err != nil && !g.failed.begun.Before(at):
+		case g.failed.err != nil && !g.failed.started.Before(at):
 			defer l.mu.Unlock()
 			return nil, g.failed.err
 		}
@@ -124,7 +124,7 @@ func (l *looks) since(ctx context.Context, prefix string, at time.Time, list fun
 
 // look looks for all of g. Its error is that of ctx: then another one looks.
 func (l *looks) look(ctx context.Context, g *lookers, list func(context.Context) (map[lock.Resource]lock.Status, error)) (err error) {
-	var begun time.Time
+	var started time.Time
 	var locks map[lock.Resource]lock.Status
 	var failed error
 	defer func() {
@@ -133,16 +133,16 @@ func (l *looks) look(ctx context.Context, g *lookers, list func(context.Context)
 		switch {
 		case err != nil:
 		case failed != nil:
-			g.failed = failedLook{begun: begun, err: failed}
+			g.failed = failedLook{started: started, err: failed}
 		default:
-			s := &snapshot{begun: begun, locks: locks}
+			s := &snapshot{started: started, locks: locks}
 			if g.latest != nil {
 				s.number, s.changes = g.latest.number+1, changes(g.latest.locks, locks)
 			}
 			g.latest = s
 		}
-		if !begun.IsZero() {
-			g.rest = time.Now().Add(lookRest * time.Since(begun))
+		if !started.IsZero() {
+			g.rest = time.Now().Add(lookRest * time.Since(started))
 		}
 		close(g.looking)
 		g.looking = nil
@@ -156,7 +156,7 @@ func (l *looks) look(ctx context.Context, g *lookers, list func(context.Context)
 		return context.Cause(ctx)
 	}
 	defer func() { <-l.busy }()
-	begun = time.Now()
+	started = time.Now()
 	if locks, failed = list(ctx); failed != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}

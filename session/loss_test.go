@@ -317,7 +317,7 @@ func TestEventOvertakesTheGrant(t *testing.T) {
 			switch {
 			case want != 0:
 				isLost(t, err, want)
-			case err != nil || g.LockID == id: // asked anew
+			case err != nil || g.LockID == id: // asked again
 				t.Errorf("grant %+v, %v", g, err)
 			}
 		})

@@ -82,7 +82,7 @@ type Manager struct {
 	looks   looks          // of watches
 
 	mu       sync.Mutex
-	changed  chan struct{} // closed when lease changes, and made anew
+	changed  chan struct{} // closed when lease changes, and replaced
 	openErr  error         // why there is no lease, as far as is known
 	sessions map[ID]*Session
 	users    map[uint32]*user // that have sessions

@@ -92,7 +92,7 @@ type Statement struct {
 
 // Result is what a statement did.
 type Result struct {
-	Affected int64 // rows that an INSERT, UPDATE or DELETE has written, or has found as they shall be
+	Affected int64 // rows that an INSERT, UPDATE or DELETE has written, or has found as they should be
 	Value    int64 // of Words.Returning, where a row was written
 	Rows     []Row // of a SELECT
 }

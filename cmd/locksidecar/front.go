@@ -117,7 +117,7 @@ func (f *front) told(m supervise.Message) {
 }
 
 // signal passes a signal on to the supervisor, which has it for CMD, unless CMD has it
-// already. It reports whether this process shall end at once.
+// already. It reports whether this process must end at once.
 func (f *front) signal(s syscall.Signal) bool {
 	runs := f.cmd != 0 || f.supervisor.Runs()
 	switch {
