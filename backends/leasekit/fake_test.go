@@ -27,6 +27,7 @@ type fake struct {
 	order    []lock.HoldID // of waiters
 	taken    map[lock.Resource]bool
 	gone     map[lock.HoldID]bool // given up, and a copy of the request may arrive
+	refused  map[lock.HoldID]bool // a copy of the request has ended a hold that was forced; another copy may bring it back
 	over     bool
 	fence    lock.Fence
 	stranger bool         // the next heartbeat is answered by another server
@@ -45,7 +46,7 @@ type fake struct {
 
 func newFake() *fake {
 	return &fake{
-		entries: map[lock.HoldID]*stored{}, taken: map[lock.Resource]bool{}, gone: map[lock.HoldID]bool{},
+		entries: map[lock.HoldID]*stored{}, taken: map[lock.Resource]bool{}, gone: map[lock.HoldID]bool{}, refused: map[lock.HoldID]bool{},
 		faults: map[string]fault{}, calls: map[string]int{}, pushes: make(chan struct{}),
 	}
 }
@@ -129,6 +130,7 @@ func (f *fake) Ask(ctx context.Context, q lock.Request) (a Answer, err error) {
 		e := f.entries[q.ID]
 		switch {
 		case f.gone[q.ID], e != nil && e.revoked:
+			f.refused[q.ID] = true
 			f.drop(q.ID)
 			return lock.ErrNotHolder
 		case e == nil && q.Try && f.taken[q.Resource]:
