@@ -44,6 +44,7 @@ type sidecar struct {
 
 	mu     sync.Mutex
 	proven time.Duration // before the last good heartbeat was sent
+	beaten error         // of the last heartbeat
 	told   map[lock.HoldID]revocation
 }
 
@@ -85,11 +86,11 @@ func (s *sidecar) lives() *sidecar {
 			for _, ev := range news {
 				s.hear(ev)
 			}
-			if err == nil {
-				s.mu.Lock()
+			s.mu.Lock()
+			if s.beaten = err; err == nil {
 				s.proven = sent
-				s.mu.Unlock()
 			}
+			s.mu.Unlock()
 			select {
 			case <-time.After(s.ttl / 10):
 			case <-ctx.Done():
@@ -122,6 +123,11 @@ func (s *sidecar) hear(ev lock.Event) {
 // some moment.
 func (s *sidecar) revoked(id lock.HoldID, before time.Duration) (r revocation) {
 	s.Helper()
+	defer func() {
+		if s.Failed() {
+			s.Logf("told so far: %+v; its last heartbeat: %v", s.told[id], s.beaten)
+		}
+	}()
 	s.eventually("the holder is told", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
