@@ -22,6 +22,8 @@ type doubles struct {
 	f      Foreign
 	some   chan struct{} // has a value when there may be something to give back
 
+	keeping chan struct{} // has a value while foreign locks are made to last
+
 	taking sync.RWMutex // read-locked while a foreign lock is asked for
 	closed bool
 
@@ -54,10 +56,10 @@ var _ leasekit.Driver = (*doubles)(nil)
 // besides makes the lease of an engine one whose holds have a foreign lock, too.
 func (l *lease) besides(o lock.LeaseOptions, opened time.Duration) (_ *doubles, err error) {
 	d := &doubles{
-		engine: l, some: make(chan struct{}, 1), renewed: opened,
+		engine: l, some: make(chan struct{}, 1), keeping: make(chan struct{}, 1), renewed: opened,
 		holds: make(map[lock.HoldID]*double), dues: make(map[lock.HoldID]*double),
 	}
-	d.f, err = l.b.o.Beside.Open(o, l.server, Events{Wake: d.wake, Lost: d.vanished})
+	d.f, err = l.b.o.Beside.Open(o, l.server, Events{Now: l.b.clock, Wake: d.wake, Lost: d.vanished})
 	return d, err
 }
 

@@ -33,11 +33,14 @@ type Foreign interface {
 	//   lock.ErrUnavailable: not known. It is called again.
 	Give(ctx context.Context, r leasekit.Ref) error
 
-	// Keep makes locks last for a TTL from before the call. server is the one that
-	// answers the heartbeats, as Conn.Server names it: locks on another exclude nobody,
-	// and no request goes there any more. kept are those of which it has succeeded, lost
-	// those that are not there any more; of the others nothing is known.
-	Keep(ctx context.Context, server string, holds []leasekit.Ref) (kept, lost []lock.HoldID)
+	// Keep makes locks last for a TTL. server is the one that answers the heartbeats, as
+	// Conn.Server names it: locks on another exclude nobody, and no request goes there any
+	// more. kept says from when on those last for a TTL of which it has succeeded, by
+	// Events.Now; lost are those that are not there any more; of the others nothing is known.
+	// There may be many: it begins with the first, in any order that is the same each time,
+	// and goes on until ctx ends. For what a stranger keeps locked it waits a sixth of the
+	// TTL at most. It is called one at a time.
+	Keep(ctx context.Context, server string, holds []leasekit.Ref) (kept map[lock.HoldID]time.Duration, lost []lock.HoldID)
 
 	// Lapse: the lease was not renewed for a TTL, so nobody relies on what was taken. What
 	// would last for longer ends now. It does not block.
@@ -52,6 +55,7 @@ type Foreign interface {
 
 // Events are what a Foreign tells its lease unasked. They do not block.
 type Events struct {
+	Now  lock.Clock           // the clock of the lease
 	Wake func(id lock.HoldID) // a stranger has let go
 	Lost func(id lock.HoldID) // what was taken is taken away
 }

@@ -50,15 +50,22 @@ func (d *doubles) Renew(ctx context.Context, acks []leasekit.Revocation) (leasek
 var errSilent = errors.New("there is no sign of a lock that others use too")
 
 // keep makes all foreign locks last, for a heartbeat that was sent at that time. One of
-// which there is no sign for half a TTL is lost, so that it does not cost the lease.
-// Where no heartbeat came for a whole TTL, and foreign locks went by themselves, strangers
-// have taken the lease for over, and so it is: lock.ErrLeaseLost.
+// which there is no sign for half a TTL is lost, so that it does not cost the lease: also
+// where there are more than there is time for. Where no heartbeat came for a whole TTL, and
+// foreign locks went by themselves, strangers have taken the lease for over, and so it is:
+// lock.ErrLeaseLost.
 func (d *doubles) keep(ctx context.Context, sent time.Duration) error {
+	select { // what the heartbeat before this one is at need not be done twice
+	case d.keeping <- struct{}{}:
+		defer func() { <-d.keeping }()
+	case <-ctx.Done():
+		return d.engine.b.unavailable("heartbeat", errSilent)
+	}
 	d.mu.Lock()
 	late := sent >= d.renewed+d.engine.ttl
 	var holds []leasekit.Ref
 	for _, h := range d.holds {
-		if h.taken && !h.lost {
+		if h.taken && !h.lost && h.proven < sent {
 			holds = append(holds, h.Ref)
 		}
 	}
@@ -66,9 +73,7 @@ func (d *doubles) keep(ctx context.Context, sent time.Duration) error {
 	d.engine.mu.Lock()
 	server := d.engine.server
 	d.engine.mu.Unlock()
-	limit, cancel := context.WithTimeout(ctx, d.engine.ttl/6)
-	defer cancel()
-	kept, lost := d.f.Keep(limit, server, holds)
+	kept, lost := d.f.Keep(ctx, server, holds)
 	if late && len(lost) > 0 {
 		if err := d.engine.over(ctx, expired); err != nil {
 			return d.engine.b.unavailable("heartbeat", err)
@@ -80,9 +85,9 @@ func (d *doubles) keep(ctx context.Context, sent time.Duration) error {
 	}
 	d.mu.Lock()
 	d.renewed = max(d.renewed, sent)
-	for _, id := range kept {
+	for id, from := range kept {
 		if h := d.holds[id]; h != nil {
-			h.proven = max(h.proven, sent)
+			h.proven = max(h.proven, from)
 		}
 	}
 	var silent []lock.HoldID

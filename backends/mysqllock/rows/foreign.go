@@ -32,6 +32,7 @@ type foreign struct {
 	slots     *slots
 	events    sqllock.Events
 	table     string
+	ttl       time.Duration
 	timeout   time.Duration // of what does not wait for a row
 	connector *mydb.Connector
 	routines  sync.WaitGroup
@@ -55,7 +56,7 @@ var _ sqllock.Foreign = (*foreign)(nil)
 
 func open(cfg mydb.Config, observe lock.Observe, s *slots, ttl time.Duration, server string, ev sqllock.Events) (*foreign, error) {
 	f := &foreign{
-		observe: observe, slots: s, events: ev, table: cfg.Table("row"), timeout: cfg.Timeout + rowWait,
+		observe: observe, slots: s, events: ev, table: cfg.Table("row"), ttl: ttl, timeout: cfg.Timeout + rowWait,
 		server: server, rows: make(map[lock.HoldID]*row), all: make(map[*link]bool),
 	}
 	var err error
@@ -321,7 +322,10 @@ func (f *foreign) Give(ctx context.Context, ref leasekit.Ref) error {
 }
 
 // Keep implements sqllock.Foreign: one request on each link, all at the same time.
-func (f *foreign) Keep(ctx context.Context, server string, holds []leasekit.Ref) (kept, lost []lock.HoldID) {
+func (f *foreign) Keep(ctx context.Context, server string, holds []leasekit.Ref) (kept map[lock.HoldID]time.Duration, lost []lock.HoldID) {
+	ctx, cancel := context.WithTimeout(ctx, f.ttl/6)
+	defer cancel()
+	sent := f.events.Now()
 	f.mu.Lock()
 	f.server = server
 	rows := make([]*row, len(holds))
@@ -343,10 +347,11 @@ func (f *foreign) Keep(ctx context.Context, server string, holds []leasekit.Ref)
 		}
 	}
 	wg.Wait()
+	kept = make(map[lock.HoldID]time.Duration, len(holds))
 	for i, h := range holds {
 		switch errs[i] {
 		case nil:
-			kept = append(kept, h.ID)
+			kept[h.ID] = sent
 		case errNoAnswer: //nolint:errorlint // it is not wrapped
 		default:
 			lost = append(lost, h.ID)

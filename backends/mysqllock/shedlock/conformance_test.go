@@ -37,7 +37,7 @@ type harness struct{ *served.Store }
 var (
 	_ backendtest.Limited        = (*harness)(nil)
 	_ backendtest.CounterDeleter = (*harness)(nil)
-	_ backendtest.CommandCounter = (*harness)(nil)
+	_ backendtest.Lighter        = (*harness)(nil)
 )
 
 func openAt(t testing.TB, url string) *Backend {
@@ -58,7 +58,6 @@ func (h *harness) Limits() backendtest.Limits {
 		Sharing:   "ShedLock's locks are exclusive",
 		Downgrade: "ShedLock's locks are exclusive",
 		LongNames: "ShedLock's table takes 64 characters",
-		Holds:     maxHolds,
 	}
 }
 
@@ -67,9 +66,12 @@ func (h *harness) DeleteCounter(t testing.TB, r lock.Resource) {
 	exec(t, h.Server.URL(), "DELETE FROM locksidecar_lock WHERE name=?", []byte(r))
 }
 
-// Commands makes the harness a backendtest.CommandCounter.
-func (h *harness) Commands(t testing.TB) int64 {
-	return scan[int64](t, h.Server.URL(), 1, "SHOW GLOBAL STATUS LIKE 'Questions'")
+// Lighter makes the harness a backendtest.Lighter: the tables of the sidecars have the whole
+// in another run of the suite, and ShedLock's in TestManyRows.
+func (h *harness) Lighter() bool { return true }
+
+func (h *harness) Exceptions() map[string]string {
+	return map[string]string{"HeartbeatCost": "each heartbeat writes the row of each hold"}
 }
 
 // direct is one connection of the test's own, past all backends.

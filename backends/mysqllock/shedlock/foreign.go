@@ -1,6 +1,7 @@
 package shedlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,11 +17,15 @@ import (
 const (
 	// maxKnown bounds the memory of names that have a row.
 	maxKnown = 20_000
-	// maxHolds bounds the locks of one lease: each heartbeat writes the row of each.
-	maxHolds = 1000
+	// maxHolds bounds the locks of one lease, and holdsASecond how many it has for each
+	// second of its TTL: each heartbeat writes the row of each.
+	maxHolds, holdsASecond = 20_000, 2000
+	// step is how many rows are locked at a time.
+	step = 500
 	// again is when a request is sent again that another transaction was in the way of.
 	again = 10 * time.Millisecond
-	// freeTime is how long the last release waits for rows that somebody has locked.
+	// freeTime is how long the last release waits for rows that somebody has locked, when
+	// all others are free.
 	freeTime = 2 * time.Second
 )
 
@@ -29,6 +34,7 @@ type foreign struct {
 	b     *Backend
 	pool  sqllock.Pool
 	beats sqllock.Pool // one connection, for heartbeats
+	now   lock.Clock
 	ttl   time.Duration
 	label string // first part of locked_by
 
@@ -48,7 +54,7 @@ func (f *foreign) Check(q lock.Request) error { return check(q) }
 // Take implements sqllock.Foreign: ShedLock's update.
 func (f *foreign) Take(ctx context.Context, q lock.Request) (bool, error) {
 	if !f.count(q.ID) {
-		return false, &lock.LimitError{Limit: "locks of one sidecar with strategy=shedlock, for each heartbeat writes the row of each", Max: maxHolds}
+		return false, &lock.LimitError{Limit: "locks of one sidecar with this TTL and strategy=shedlock, for each heartbeat writes the row of each", Max: f.most()}
 	}
 	name, by := string(q.Resource), f.by(q.ID)
 	take := sqllock.Statement{SQL: f.b.sql.take, Args: []any{f.ttl.Microseconds(), by, by, name, by}, Count: true}
@@ -81,11 +87,17 @@ func (f *foreign) Take(ctx context.Context, q lock.Request) (bool, error) {
 func (f *foreign) count(id lock.HoldID) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if _, known := f.holds[id]; !known && len(f.holds) >= maxHolds {
+	if _, known := f.holds[id]; !known && len(f.holds) >= f.most() {
 		return false
 	}
 	f.holds[id] = struct{}{}
 	return true
+}
+
+// most is how many locks the lease can have: as many as its heartbeats can move with time to
+// spare.
+func (f *foreign) most() int {
+	return min(int(f.ttl.Seconds()*holdsASecond), maxHolds)
 }
 
 // hasRow reports whether a name is known to have a row in ShedLock's table.
@@ -150,50 +162,65 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// Keep implements sqllock.Foreign.
-func (f *foreign) Keep(ctx context.Context, server string, holds []leasekit.Ref) (kept, lost []lock.HoldID) {
+// Keep implements sqllock.Foreign. The rows are moved in the order of their names.
+func (f *foreign) Keep(ctx context.Context, server string, holds []leasekit.Ref) (kept map[lock.HoldID]time.Duration, lost []lock.HoldID) {
 	f.pool.Trust(server)
 	f.beats.Trust(server)
-	kept, lost, _ = f.change(ctx, f.beats, "heartbeat", f.b.sql.extend, holds, f.ttl.Microseconds())
+	holds = slices.SortedFunc(slices.Values(holds), func(a, b leasekit.Ref) int { return cmp.Compare(a.Resource, b.Resource) })
+	kept, lost, _ = f.change(ctx, f.beats, "heartbeat", f.b.sql.extend, f.ttl/6, holds, f.ttl.Microseconds())
 	return kept, lost
 }
 
-// change changes the rows of holds, and waits until ctx ends for those that somebody has
-// locked. gone are those that are not there any more; the error says why others are left.
-func (f *foreign) change(ctx context.Context, p sqllock.Pool, command, statement string, holds []leasekit.Ref, args ...any) (changed, gone []lock.HoldID, err error) {
-	for left := holds; len(left) > 0; {
-		did, not, err := f.changeFree(ctx, p, command, statement, left, args...)
-		changed, gone = append(changed, did...), append(gone, not...)
-		if c := f.b.d.Class(err); err != nil && c != sqllock.Blocked && c != sqllock.Conflict {
-			return changed, gone, err
+// change changes the rows of holds, step by step until ctx ends, and then waits for those
+// that somebody has locked. changed says from before when, gone are those that are not there
+// any more, and the error says why others are left.
+func (f *foreign) change(ctx context.Context, p sqllock.Pool, command, statement string, wait time.Duration, holds []leasekit.Ref, args ...any) (changed map[lock.HoldID]time.Duration, gone []lock.HoldID, err error) {
+	changed = make(map[lock.HoldID]time.Duration, len(holds))
+	waiting := ctx
+	for {
+		var locked []leasekit.Ref
+		for part := range slices.Chunk(holds, step) {
+			if ctx.Err() != nil {
+				return changed, gone, context.Cause(ctx)
+			}
+			sent := f.now()
+			did, not, others, err := f.changeFree(ctx, p, command, statement, part, args...)
+			for _, h := range did {
+				changed[h.ID] = sent
+			}
+			gone, locked = append(gone, not...), append(locked, others...)
+			if c := f.b.d.Class(err); err != nil && c != sqllock.Blocked && c != sqllock.Conflict {
+				return changed, gone, err
+			}
 		}
-		if len(did)+len(not) == len(left) {
-			break
+		if holds = locked; len(holds) == 0 {
+			return changed, gone, nil
 		}
-		if !sleep(ctx, again) {
+		if waiting == ctx {
+			limit, cancel := context.WithTimeout(ctx, wait)
+			defer cancel()
+			waiting = limit
+		}
+		if !sleep(waiting, again) {
 			return changed, gone, errLocked
 		}
-		known := make(map[lock.HoldID]bool, len(did)+len(not))
-		for _, id := range slices.Concat(did, not) {
-			known[id] = true
-		}
-		left = slices.DeleteFunc(slices.Clone(left), func(r leasekit.Ref) bool { return known[r.ID] })
 	}
-	return changed, gone, nil
 }
 
 var errLocked = errors.New("somebody has locked rows")
 
-// changeFree changes the rows of holds, but for those that somebody has locked.
-func (f *foreign) changeFree(ctx context.Context, p sqllock.Pool, command, statement string, holds []leasekit.Ref, args ...any) (changed, gone []lock.HoldID, err error) {
+// changeFree changes the rows of holds in one transaction, but for those that somebody has
+// locked: these are left. Those that it has locked need not be looked at once more: nobody
+// takes them.
+func (f *foreign) changeFree(ctx context.Context, p sqllock.Pool, command, statement string, holds []leasekit.Ref, args ...any) (changed []leasekit.Ref, gone []lock.HoldID, left []leasekit.Ref, err error) {
 	c, err := p.Conn(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, holds, err
 	}
 	defer func() { c.Close(err) }()
 	res, err := c.Do(ctx, command, sqllock.Statement{SQL: "START TRANSACTION"}, f.of(f.b.sql.lock, holds))
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, holds, err
 	}
 	locked, rest := f.split(holds, res[1].Rows)
 	batch := []sqllock.Statement{{SQL: "COMMIT"}}
@@ -201,17 +228,19 @@ func (f *foreign) changeFree(ctx context.Context, p sqllock.Pool, command, state
 		batch = slices.Insert(batch, 0, f.of(statement, locked, args...))
 	}
 	if _, err = c.Do(ctx, command, batch...); err != nil {
-		return nil, nil, err
+		return nil, nil, holds, err
 	}
-	changed = ids(locked)
 	if len(rest) == 0 {
-		return changed, nil, nil
+		return locked, nil, nil, nil
 	}
 	if res, err = c.Do(ctx, "compare", f.of(f.b.sql.holding, rest)); err != nil {
-		return changed, nil, err
+		return locked, nil, rest, err
 	}
-	_, away := f.split(rest, res[0].Rows)
-	return changed, ids(away), nil
+	left, away := f.split(rest, res[0].Rows)
+	for _, h := range away {
+		gone = append(gone, h.ID)
+	}
+	return locked, gone, left, nil
 }
 
 // split splits holds by whether their locked_by is among the rows.
@@ -230,14 +259,6 @@ func (f *foreign) split(holds []leasekit.Ref, rows []sqllock.Row) (in, out []lea
 	return in, out
 }
 
-func ids(holds []leasekit.Ref) []lock.HoldID {
-	all := make([]lock.HoldID, len(holds))
-	for i, h := range holds {
-		all[i] = h.ID
-	}
-	return all
-}
-
 // Lapse implements sqllock.Foreign. lock_until has come.
 func (f *foreign) Lapse() {}
 
@@ -253,9 +274,7 @@ func (f *foreign) Strangers(ctx context.Context, r lock.Resource) lock.Status {
 // Close implements sqllock.Foreign. What somebody has locked for long stays locked until
 // lock_until, and is not in the way of the others.
 func (f *foreign) Close(ctx context.Context, holds []leasekit.Ref) error {
-	limit, cancel := context.WithTimeout(ctx, freeTime)
-	defer cancel()
-	_, _, err := f.change(limit, f.pool, "close", f.b.sql.free, holds)
+	_, _, err := f.change(ctx, f.pool, "close", f.b.sql.free, freeTime, holds)
 	if err != nil {
 		err = fmt.Errorf("release in ShedLock's table: %w: %w", lock.ErrUnavailable, err)
 	}

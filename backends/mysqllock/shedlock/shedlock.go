@@ -58,6 +58,8 @@ type Backend struct {
 	d    *mysql.Dialect
 	pool sqllock.Pool // to look at ShedLock's table
 	sql  *statements
+	zone string // a setting of all sessions
+	size int    // of the pool of a lease
 }
 
 // Open makes a Backend. It does not ask the server anything. The error is
@@ -83,44 +85,47 @@ func Open(cfg mydb.Config, observe lock.Observe) (*Backend, error) {
 		return nil, err
 	}
 	table = "`" + cfg.Database + "`.`" + table + "`"
-	b := &Backend{d: mysql.New(cfg, observe), sql: newStatements(table)}
-	connect := func(size int) (sqllock.Pool, error) {
-		return b.d.OpenWith(sqllock.PoolOptions{Size: size, Wait: true}, "time_zone="+zone)
+	b := &Backend{d: mysql.New(cfg, observe), sql: newStatements(table), zone: "time_zone=" + zone, size: connections}
+	if o.MaxConnections > 0 {
+		b.size = o.MaxConnections
 	}
 	var err error
-	if b.pool, err = connect(1); err != nil {
+	if b.pool, err = b.connect(1); err != nil {
 		return nil, err
 	}
 	o.Beside = &sqllock.Beside{
 		Look:    b.sql.look,
 		Tables:  schemaOf(table),
 		Recheck: recheck,
-		Open: func(lo lock.LeaseOptions, server string, _ sqllock.Events) (sqllock.Foreign, error) {
-			size := connections
-			if o.MaxConnections > 0 {
-				size = o.MaxConnections
-			}
-			pool, err := connect(size)
-			if err != nil {
-				return nil, err
-			}
-			beats, err := connect(1)
-			if err != nil {
-				return nil, errors.Join(err, pool.Close())
-			}
-			pool.Trust(server)
-			beats.Trust(server)
-			return &foreign{
-				b: b, pool: pool, beats: beats, ttl: lo.TTL, label: ascii(lo.Sidecar),
-				known: make(map[lock.Resource]struct{}), holds: make(map[lock.HoldID]struct{}),
-			}, nil
-		},
+		Open:    b.open,
 	}
 	if b.Backend, err = sqllock.Open(b.d, o); err != nil {
 		_ = b.pool.Close()
 		return nil, err
 	}
 	return b, nil
+}
+
+func (b *Backend) connect(size int) (sqllock.Pool, error) {
+	return b.d.OpenWith(sqllock.PoolOptions{Size: size, Wait: true}, b.zone)
+}
+
+// open makes what a lease has in ShedLock's table.
+func (b *Backend) open(o lock.LeaseOptions, server string, ev sqllock.Events) (sqllock.Foreign, error) {
+	pool, err := b.connect(b.size)
+	if err != nil {
+		return nil, err
+	}
+	beats, err := b.connect(1)
+	if err != nil {
+		return nil, errors.Join(err, pool.Close())
+	}
+	pool.Trust(server)
+	beats.Trust(server)
+	return &foreign{
+		b: b, pool: pool, beats: beats, now: ev.Now, ttl: o.TTL, label: ascii(o.Sidecar),
+		known: make(map[lock.Resource]struct{}), holds: make(map[lock.HoldID]struct{}),
+	}, nil
 }
 
 // Close implements lock.Backend.

@@ -15,6 +15,7 @@ import (
 // strangers are foreign locks of which take says whether a stranger has them.
 type strangers struct {
 	take func(ctx context.Context, q lock.Request) (bool, error)
+	keep func(holds []leasekit.Ref) // optional
 }
 
 var _ sqllock.Foreign = (*strangers)(nil)
@@ -25,9 +26,13 @@ func (f *strangers) Take(ctx context.Context, q lock.Request) (bool, error) { re
 
 func (f *strangers) Give(context.Context, leasekit.Ref) error { return nil }
 
-func (f *strangers) Keep(_ context.Context, _ string, holds []leasekit.Ref) (kept, lost []lock.HoldID) {
+func (f *strangers) Keep(_ context.Context, _ string, holds []leasekit.Ref) (kept map[lock.HoldID]time.Duration, lost []lock.HoldID) {
+	if f.keep != nil {
+		f.keep(holds)
+	}
+	kept = make(map[lock.HoldID]time.Duration)
 	for _, h := range holds {
-		kept = append(kept, h.ID)
+		kept[h.ID] = lock.BootTime()
 	}
 	return kept, nil
 }
@@ -131,5 +136,51 @@ func TestLimitOfForeignLocks(t *testing.T) {
 			t.Errorf("Release of what was refused: %v", err)
 		}
 		next.granted()
+	})
+}
+
+// A heartbeat takes so long over the foreign locks that the next one is sent beside it. They
+// take turns, and what the first has made to last since the second was sent the second need
+// not do once more.
+func TestHeartbeatsTakeTurns(t *testing.T) {
+	eachKind(t, func(t *testing.T, s testengine.Server) {
+		var kept [][]leasekit.Ref
+		at, goOn := make(chan struct{}), make(chan struct{})
+		b, l := beside(t, s.URL(), &strangers{
+			take: func(context.Context, lock.Request) (bool, error) { return true, nil },
+			keep: func(holds []leasekit.Ref) { // the second one at the same time would be a data race
+				if kept = append(kept, holds); len(kept) == 1 {
+					close(at)
+					<-goOn
+				}
+			},
+		})
+		hold(t, l, unique("r"))
+		last := func() int64 { return number(t, b, "SELECT beat FROM {lease} WHERE id=?", []byte(l.ID())) }
+		beats := make(chan error, 2)
+		go func() { beats <- beat(context.Background(), l) }()
+		<-at
+		first := last()
+		go func() { beats <- beat(context.Background(), l) }()
+		eventually(t, "the second heartbeat has come to the server", func() error {
+			if last() == first {
+				return errors.New("it has not")
+			}
+			return nil
+		})
+		short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if err := beat(short, l); !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("a heartbeat that had no turn: %v", err)
+		}
+		close(goOn)
+		for range 2 {
+			if err := <-beats; err != nil {
+				t.Errorf("Heartbeat: %v", err)
+			}
+		}
+		if len(kept) != 2 || len(kept[0]) != 1 || len(kept[1]) != 0 {
+			t.Errorf("the heartbeats were to keep %v", kept)
+		}
 	})
 }
