@@ -23,6 +23,7 @@ type doubles struct {
 	some   chan struct{} // has a value when there may be something to give back
 
 	keeping chan struct{} // has a value while foreign locks are made to last
+	over    bool          // they were taken away, and so the lease was ended. Guarded by keeping
 
 	taking sync.RWMutex // read-locked while a foreign lock is asked for
 	closed bool
@@ -33,6 +34,7 @@ type doubles struct {
 	dues    map[lock.HoldID]*double
 	beat    time.Duration         // on the clock, before the last heartbeat was sent,
 	renewed time.Duration         // and before the last that was answered was
+	lapsed  bool                  // since then foreign locks were ended, for nobody relied on them
 	untold  []leasekit.Revocation // that were lost before Listen
 }
 

@@ -61,8 +61,11 @@ func (d *doubles) keep(ctx context.Context, sent time.Duration) error {
 	case <-ctx.Done():
 		return d.engine.b.unavailable("heartbeat", errSilent)
 	}
+	if d.over { // since this one was answered
+		return lock.ErrLeaseLost
+	}
 	d.mu.Lock()
-	late := sent >= d.renewed+d.engine.ttl
+	late := d.lapsed || sent >= d.renewed+d.engine.ttl
 	var holds []leasekit.Ref
 	for _, h := range d.holds {
 		if h.taken && !h.lost && h.proven < sent {
@@ -78,13 +81,14 @@ func (d *doubles) keep(ctx context.Context, sent time.Duration) error {
 		if err := d.engine.over(ctx, expired); err != nil {
 			return d.engine.b.unavailable("heartbeat", err)
 		}
+		d.over = true
 		return lock.ErrLeaseLost
 	}
 	for _, id := range lost {
 		d.lose(id)
 	}
 	d.mu.Lock()
-	d.renewed = max(d.renewed, sent)
+	d.renewed, d.lapsed = max(d.renewed, sent), false
 	for id, from := range kept {
 		if h := d.holds[id]; h != nil {
 			h.proven = max(h.proven, from)
@@ -114,7 +118,7 @@ func (d *doubles) keep(ctx context.Context, sent time.Duration) error {
 // heartbeat finds that it is gone.
 func (d *doubles) vanished(id lock.HoldID) {
 	d.mu.Lock()
-	late := d.now() >= d.renewed+d.engine.ttl
+	late := d.lapsed || d.now() >= d.renewed+d.engine.ttl
 	d.mu.Unlock()
 	if !late {
 		d.lose(id)
@@ -181,8 +185,8 @@ func (d *doubles) chores(ctx context.Context) {
 		case <-t.C:
 		}
 		due, next, lapse := d.due()
-		if lapse {
-			d.f.Lapse()
+		if lapse && !d.lapse() {
+			next = min(next, d.now()+giveAgain)
 		}
 		for h, asked := range due {
 			limit, cancel := context.WithTimeout(ctx, giveTime)
@@ -194,6 +198,25 @@ func (d *doubles) chores(ctx context.Context) {
 		}
 		t.Reset(max(0, next-d.now()))
 	}
+}
+
+// lapse ends what lasts for longer than the lease, if that was still not renewed. It does
+// nothing while a heartbeat is at it, which may be about to say that all is there.
+func (d *doubles) lapse() (done bool) {
+	select {
+	case d.keeping <- struct{}{}:
+		defer func() { <-d.keeping }()
+	default:
+		return false
+	}
+	d.mu.Lock()
+	over := d.now() >= d.renewed+d.engine.ttl
+	d.lapsed = d.lapsed || over
+	d.mu.Unlock()
+	if over {
+		d.f.Lapse()
+	}
+	return true
 }
 
 // due takes what is to be given back now, with the number of times that it was asked

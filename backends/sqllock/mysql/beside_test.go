@@ -3,6 +3,8 @@ package mysql
 import (
 	"context"
 	"errors"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,7 +17,11 @@ import (
 // strangers are foreign locks of which take says whether a stranger has them.
 type strangers struct {
 	take func(ctx context.Context, q lock.Request) (bool, error)
-	keep func(holds []leasekit.Ref) // optional
+	// keep is optional. It tells whether the locks are there.
+	keep  func(holds []leasekit.Ref) bool
+	ahead atomic.Int64 // of the clock
+
+	given, lapses atomic.Int64
 }
 
 var _ sqllock.Foreign = (*strangers)(nil)
@@ -24,20 +30,27 @@ func (f *strangers) Check(lock.Request) error { return nil }
 
 func (f *strangers) Take(ctx context.Context, q lock.Request) (bool, error) { return f.take(ctx, q) }
 
-func (f *strangers) Give(context.Context, leasekit.Ref) error { return nil }
-
-func (f *strangers) Keep(_ context.Context, _ string, holds []leasekit.Ref) (kept map[lock.HoldID]time.Duration, lost []lock.HoldID) {
-	if f.keep != nil {
-		f.keep(holds)
-	}
-	kept = make(map[lock.HoldID]time.Duration)
-	for _, h := range holds {
-		kept[h.ID] = lock.BootTime()
-	}
-	return kept, nil
+func (f *strangers) Give(context.Context, leasekit.Ref) error {
+	f.given.Add(1)
+	return nil
 }
 
-func (f *strangers) Lapse() {}
+func (f *strangers) Keep(_ context.Context, _ string, holds []leasekit.Ref) (kept map[lock.HoldID]time.Duration, lost []lock.HoldID) {
+	there := f.keep == nil || f.keep(holds)
+	kept = make(map[lock.HoldID]time.Duration)
+	for _, h := range holds {
+		if there {
+			kept[h.ID] = f.now()
+		} else {
+			lost = append(lost, h.ID)
+		}
+	}
+	return kept, lost
+}
+
+func (f *strangers) now() time.Duration { return lock.BootTime() + time.Duration(f.ahead.Load()) }
+
+func (f *strangers) Lapse() { f.lapses.Add(1) }
 
 func (f *strangers) Strangers(_ context.Context, r lock.Resource) lock.Status {
 	return lock.Status{Resource: r}
@@ -46,10 +59,11 @@ func (f *strangers) Strangers(_ context.Context, r lock.Resource) lock.Status {
 func (f *strangers) Close(context.Context, []leasekit.Ref) error { return nil }
 
 // beside opens a lease whose holds have foreign locks, too.
-func beside(t *testing.T, url string, f sqllock.Foreign) (*store, lock.Lease) {
+func beside(t *testing.T, url string, f *strangers) (*store, lock.Lease) {
 	t.Helper()
 	cfg := mustParse(t, url)
 	o := sqllock.OptionsOf(cfg.SQL)
+	o.Clock = f.now
 	o.Beside = &sqllock.Beside{
 		Look: "SELECT 1", Recheck: 50 * time.Millisecond,
 		Open: func(lock.LeaseOptions, string, sqllock.Events) (sqllock.Foreign, error) { return f, nil },
@@ -148,11 +162,12 @@ func TestHeartbeatsTakeTurns(t *testing.T) {
 		at, goOn := make(chan struct{}), make(chan struct{})
 		b, l := beside(t, s.URL(), &strangers{
 			take: func(context.Context, lock.Request) (bool, error) { return true, nil },
-			keep: func(holds []leasekit.Ref) { // the second one at the same time would be a data race
+			keep: func(holds []leasekit.Ref) bool { // the second one at the same time would be a data race
 				if kept = append(kept, holds); len(kept) == 1 {
 					close(at)
 					<-goOn
 				}
+				return true
 			},
 		})
 		hold(t, l, unique("r"))
@@ -181,6 +196,89 @@ func TestHeartbeatsTakeTurns(t *testing.T) {
 		}
 		if len(kept) != 2 || len(kept[0]) != 1 || len(kept[1]) != 0 {
 			t.Errorf("the heartbeats were to keep %v", kept)
+		}
+	})
+}
+
+// No heartbeat came for a whole TTL, strangers have taken foreign locks, and so the first one
+// ends the lease. The next one, which was answered before that, is no proof.
+func TestHeartbeatBesideTheEnd(t *testing.T) {
+	eachKind(t, func(t *testing.T, s testengine.Server) {
+		calls := 0
+		at, goOn := make(chan struct{}), make(chan struct{})
+		f := &strangers{
+			take: func(context.Context, lock.Request) (bool, error) { return true, nil },
+			keep: func([]leasekit.Ref) bool {
+				if calls++; calls > 1 {
+					return true
+				}
+				close(at)
+				<-goOn
+				return false
+			},
+		}
+		b, l := beside(t, s.URL(), f)
+		hold(t, l, unique("r"))
+		hold(t, l, unique("r"))
+		f.ahead.Store(int64(31 * time.Second))
+		last := func() int64 { return number(t, b, "SELECT beat FROM {lease} WHERE id=?", []byte(l.ID())) }
+		beats := make(chan error, 2)
+		go func() { beats <- beat(context.Background(), l) }()
+		<-at
+		first := last()
+		go func() { beats <- beat(context.Background(), l) }()
+		eventually(t, "the second heartbeat is answered", func() error {
+			if last() == first {
+				return errors.New("it is not")
+			}
+			return nil
+		})
+		close(goOn)
+		for range 2 {
+			if err := <-beats; !errors.Is(err, lock.ErrLeaseLost) {
+				t.Errorf("a heartbeat of a lease that strangers have taken for over: %v", err)
+			}
+		}
+	})
+}
+
+// The first heartbeat for more than a TTL finds that all foreign locks are there. They are
+// not ended while it is at it, as locks that nobody relies on.
+func TestNoLapseBesideAHeartbeat(t *testing.T) {
+	eachKind(t, func(t *testing.T, s testengine.Server) {
+		at, goOn := make(chan struct{}), make(chan struct{})
+		there := sync.OnceFunc(func() { close(at) })
+		f := &strangers{
+			take: func(context.Context, lock.Request) (bool, error) { return true, nil },
+			keep: func([]leasekit.Ref) bool {
+				there()
+				<-goOn
+				return true
+			},
+		}
+		b, l := beside(t, s.URL(), f)
+		hold(t, l, unique("r"))
+		g := hold(t, l, unique("r"))
+		f.ahead.Store(int64(31 * time.Second))
+		beaten := make(chan error, 1)
+		go func() { beaten <- beat(context.Background(), l) }()
+		<-at
+		before := f.lapses.Load()
+		if err := b.ForceRelease(t.Context(), g.Resource, g.ID, 0); err != nil {
+			t.Error(err)
+		}
+		eventually(t, "the lock of the hold that was forced is given back", func() error {
+			if f.given.Load() == 0 {
+				return errors.New("it is not")
+			}
+			return nil
+		})
+		if n := f.lapses.Load() - before; n > 0 {
+			t.Errorf("foreign locks were ended %d times while a heartbeat was at them", n)
+		}
+		close(goOn)
+		if err := <-beaten; err != nil {
+			t.Errorf("Heartbeat: %v", err)
 		}
 	})
 }
