@@ -111,10 +111,12 @@ func (s *sidecar) lives() *sidecar {
 	return s
 }
 
+// hear notes that the release of a hold is forced. On ShedLock's table a forced release
+// takes the row away, too: a heartbeat that was sent before the force may find that first.
 func (s *sidecar) hear(ev lock.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if was, told := s.told[ev.ID]; ev.Kind == lock.Revoked && (!told || was.until != ev.Until) {
+	if was, told := s.told[ev.ID]; (ev.Kind == lock.Revoked || ev.Kind == lock.Vanished) && (!told || was.until != ev.Until) {
 		s.told[ev.ID] = revocation{lock.BootTime(), ev.Until}
 	}
 }
