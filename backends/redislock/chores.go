@@ -82,7 +82,8 @@ func (d *driver) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// clear releases or reaps all that hangs on a lease in a bucket, and ends it.
+// clear releases or reaps all that hangs on a lease in a bucket, and ends it. A lease that
+// is to be reaped and lives is left alone: it was opened in the bucket again.
 func (d *driver) clear(ctx context.Context, bucket int, id lock.LeaseID, how *script) error {
 	k := &d.b.keys.buckets[bucket]
 	mine := k.mine + string(id)
@@ -100,6 +101,9 @@ func (d *driver) clear(ctx context.Context, bucket int, id lock.LeaseID, how *sc
 			return err
 		}
 		for n, m := range members {
+			if how == scriptReap && calls[n].val == int64(0) {
+				return nil
+			}
 			if more(calls[n].val) {
 				r, _ := parseMember(m)
 				d.b.advance(ctx, r)
@@ -108,7 +112,7 @@ func (d *driver) clear(ctx context.Context, bucket int, id lock.LeaseID, how *sc
 		if len(members) == clearPage {
 			continue
 		}
-		left := d.b.run(ctx, d.b.client, scriptDrop, []string{k.leases, mine, k.revoked + string(id)}, string(id))
+		left := d.b.run(ctx, d.b.client, scriptDrop, []string{k.leases, mine, k.revoked + string(id)}, string(id), how.name)
 		if left.err != nil || left.val == int64(0) {
 			return left.err
 		}

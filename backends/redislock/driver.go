@@ -51,6 +51,7 @@ type driver struct {
 
 	more  chan lock.Resource
 	looks chan struct{}
+	found chan finding // by heartbeats; has room for one
 
 	subscribed chan struct{} // closed when pushes arrive
 	pushOnce   sync.Once
@@ -73,7 +74,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	d := &driver{
 		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar, ttl: o.TTL, grace: b.cfg.grace, recheck: leasekit.RecheckOf(o.TTL),
 		beatTurn: make(chan struct{}, 1), more: make(chan lock.Resource, 256), looks: make(chan struct{}, 1),
-		subscribed: make(chan struct{}),
+		found: make(chan finding, 1), subscribed: make(chan struct{}),
 	}
 	if d.grace < 0 {
 		d.grace = o.TTL

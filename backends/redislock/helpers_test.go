@@ -87,10 +87,27 @@ func swallow(l lock.Lease) {
 // driverOf is a driver of a lease that is open already, with the same id.
 func driverOf(t *testing.T, b *Backend, l lock.Lease) *driver {
 	t.Helper()
+	return driverNamed(b, l.ID())
+}
+
+// lone is a lease of which nothing but its driver is there: it sends no heartbeats by
+// itself, and clears nothing away.
+func lone(t *testing.T, b *Backend, ttl time.Duration) *driver {
+	t.Helper()
+	d := driverNamed(b, lock.NewLeaseID())
+	d.ttl = ttl
+	eventually(t, "a lease is opened", func() error {
+		d.renewed = b.clock()
+		return d.openSlot(t.Context(), d.slots[0])
+	})
+	return d
+}
+
+func driverNamed(b *Backend, id lock.LeaseID) *driver {
 	d := &driver{
-		b: b, id: l.ID(), ttl: 30 * time.Second, recheck: time.Second,
+		b: b, id: id, ttl: 30 * time.Second, recheck: time.Second,
 		beatTurn: make(chan struct{}, 1), more: make(chan lock.Resource, 8), looks: make(chan struct{}, 1),
-		subscribed: make(chan struct{}),
+		found: make(chan finding, 1), subscribed: make(chan struct{}),
 	}
 	for i := range b.keys.buckets {
 		d.slots = append(d.slots, &slot{index: i, turn: make(chan struct{}, 1)})

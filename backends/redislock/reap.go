@@ -8,22 +8,64 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// reapTurn is for how long no other sidecar clears dead leases away.
-const reapTurn = 3 * time.Second
+// maxUnlooked bounds for how long a sidecar waits for its heartbeats to look for dead
+// leases in the first bucket, before it sends a request for that alone: where the TTL is
+// long, or the lease is open in other buckets only.
+const maxUnlooked = 6 * time.Second
+
+// finding is what a look for dead leases in a bucket has brought.
+type finding struct {
+	bucket int
+	lease  string // a dead one; or empty
+	ours   bool   // it is the turn of this sidecar to clear it away
+}
+
+func findingOf(bucket int, val any) finding {
+	id, ours := val.(string)
+	return finding{bucket, id, ours}
+}
+
+// looked passes on what a heartbeat has found in a bucket.
+func (d *driver) looked(f finding) {
+	if f.bucket > 0 && f.lease == "" {
+		return
+	}
+	select {
+	case d.found <- f:
+	default: // the next heartbeat finds it, too
+	}
+}
 
 // reapDead clears dead leases away until ctx ends. Nothing waits for that: scripts
 // skip what is dead. It only keeps the store clean.
 func (d *driver) reapDead(ctx context.Context) {
+	wait := func() time.Duration {
+		most := min(maxUnlooked, d.ttl/2)
+		return most + rand.N(most/4) //nolint:gosec // not a secret
+	}
+	unlooked := time.NewTimer(wait())
+	defer unlooked.Stop()
+	var swept time.Duration
 	for {
+		var f finding
 		select {
-		case <-time.After(d.recheck/2 + rand.N(d.recheck)): //nolint:gosec // not a secret
+		case f = <-d.found:
+		case <-unlooked.C:
+			f = d.findDead(ctx, 0)
 		case <-ctx.Done():
 			return
 		}
-		if dead, ours := d.deadIn(ctx, 0); ours {
-			d.reap(ctx, 0, dead)
+		if f.ours {
+			d.reap(ctx, f)
+		}
+		if f.bucket > 0 {
+			continue
+		}
+		if now := d.b.clock(); f.ours && now-swept > d.recheck/2 {
+			swept = now
 			d.reapOthers(ctx)
 		}
+		unlooked.Reset(wait())
 	}
 }
 
@@ -33,45 +75,39 @@ func (d *driver) reapOthers(ctx context.Context) {
 	others := d.slots[1:]
 	calls := make([]call, len(others))
 	for n, s := range others {
-		calls[n] = d.findDead(s.index)
+		calls[n] = d.look(s.index)
 	}
 	_ = d.b.runAll(ctx, scriptDead, calls) // each call has its own error
 	for n, s := range others {
-		ids, _ := calls[n].val.([]any)
-		d.reap(ctx, s.index, ids)
+		d.reap(ctx, findingOf(s.index, calls[n].val))
 	}
 }
 
-// reap clears leases away in a bucket, and those that come after them.
-func (d *driver) reap(ctx context.Context, bucket int, dead []any) {
-	for len(dead) > 0 {
-		for _, id := range dead {
-			id, _ := id.(string)
-			if err := d.clear(ctx, bucket, lock.LeaseID(id), scriptReap); err != nil {
-				return // in some other turn
-			}
-			if _, ours := d.deadIn(ctx, 0); !ours {
-				return
-			}
+// reap clears a lease away in a bucket, and those that come after it.
+func (d *driver) reap(ctx context.Context, f finding) {
+	for f.lease != "" {
+		if err := d.clear(ctx, f.bucket, lock.LeaseID(f.lease), scriptReap); err != nil {
+			return // in some other turn
 		}
-		dead, _ = d.deadIn(ctx, bucket)
+		f = d.findDead(ctx, f.bucket)
 	}
 }
 
-// deadIn gives some dead leases of a bucket. In the first one it also takes the
-// turn, or prolongs it; ours is false when another sidecar has it.
-func (d *driver) deadIn(ctx context.Context, bucket int) (ids []any, ours bool) {
-	c := d.findDead(bucket)
-	r := d.b.run(ctx, d.b.client, scriptDead, c.keys, c.args...)
-	ids, ours = r.val.([]any)
-	return ids, ours && r.err == nil
+// findDead looks for a dead lease in a bucket.
+func (d *driver) findDead(ctx context.Context, bucket int) finding {
+	c := d.look(bucket)
+	return findingOf(bucket, d.b.run(ctx, d.b.client, scriptDead, c.keys, c.args...).val)
 }
 
-func (d *driver) findDead(bucket int) call {
+func (d *driver) look(bucket int) call {
 	k := &d.b.keys.buckets[bucket]
-	turn := reapTurn
-	if bucket > 0 {
-		turn = 0
+	return call{keys: []string{k.leases, k.reaper}, args: []any{string(d.id), d.sweeps(bucket)}}
+}
+
+// sweeps says whether a look in a bucket is also for the turn to go through all others.
+func (d *driver) sweeps(bucket int) string {
+	if bucket == 0 && len(d.slots) > 1 {
+		return "1"
 	}
-	return call{keys: []string{k.leases, k.reaper}, args: []any{string(d.id), turn.Milliseconds()}}
+	return "0"
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -121,10 +122,10 @@ func TestFoundDeadIsFinal(t *testing.T) {
 	hold(t, l, "left")
 	testengine.ShiftClock(t, s, time.Hour)
 	d := driverOf(t, b, l)
-	dead, _ := d.deadIn(t.Context(), 0)
+	f := d.findDead(t.Context(), 0)
 	testengine.ShiftClock(t, s, 0)
-	if len(dead) != 1 || dead[0] != string(l.ID()) {
-		t.Fatalf("found dead: %v, want %s", dead, l.ID())
+	if f.lease != string(l.ID()) {
+		t.Fatalf("found dead: %+v, want %s", f, l.ID())
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -134,4 +135,202 @@ func TestFoundDeadIsFinal(t *testing.T) {
 	if err := beat(t.Context(), l); !errors.Is(err, lock.ErrLeaseLost) {
 		t.Errorf("Heartbeat: got %v, want ErrLeaseLost", err)
 	}
+}
+
+// An idle sidecar makes one request a beat, and its heartbeat runs no more commands in
+// Redis than the laws need. Issue 9, its last line.
+func TestIdleSidecarAsksOnceABeat(t *testing.T) {
+	s := testengine.New(t, testengine.Redis)
+	b, l := sidecar(t, s.URL()+noGrace, time.Second)
+	const beats = 10
+	eventually(t, "ten heartbeats are ten requests", func() error {
+		if err := b.client.ConfigResetStat(t.Context()).Err(); err != nil {
+			return err
+		}
+		for range beats { // for longer than a sidecar leaves dead leases alone
+			time.Sleep(60 * time.Millisecond)
+			if err := beat(t.Context(), l); err != nil {
+				t.Fatal(err)
+			}
+		}
+		calls, err := commandCalls(t.Context(), b.client)
+		switch asked := calls["evalsha"] + calls["eval"]; {
+		case err != nil:
+			return err
+		case asked != beats:
+			return fmt.Errorf("%d requests in %d heartbeats: %v", asked, beats, calls)
+		}
+		inside := 0
+		for _, name := range []string{"time", "zrangebyscore", "zadd", "info", "get", "zcard", "zrange", "zrem", "zscore", "set"} {
+			inside += calls[name]
+		}
+		if inside != 7*beats { // a new connection makes one more
+			return fmt.Errorf("%d commands in %d heartbeats: %v", inside, beats, calls)
+		}
+		return nil
+	})
+}
+
+// commandCalls is how often each command was called, also by scripts.
+func commandCalls(ctx context.Context, c redis.UniversalClient) (map[string]int, error) {
+	text, err := c.Info(ctx, "commandstats").Result()
+	calls := make(map[string]int)
+	for name, stats := range parseInfo(text) {
+		var n int
+		if _, err := fmt.Sscanf(stats, "calls=%d,", &n); err == nil {
+			calls[strings.TrimPrefix(name, "cmdstat_")] = n
+		}
+	}
+	return calls, err
+}
+
+// openBackend is a backend that lives as long as the test.
+func openBackend(t *testing.T, url string) *Backend {
+	t.Helper()
+	b := openAt(t, url)
+	t.Cleanup(func() { _ = b.Close() })
+	return b
+}
+
+// findsDead sends heartbeats until one has found a dead lease.
+func findsDead(t *testing.T, d *driver, dead *driver) (f finding) {
+	t.Helper()
+	eventually(t, "a heartbeat finds the dead lease", func() error {
+		if _, err := d.Renew(t.Context(), nil); err != nil {
+			return err
+		}
+		if f = <-d.found; f.lease == "" && f.ours {
+			return errors.New("it has found none")
+		}
+		return nil
+	})
+	if f.ours && f.lease != string(dead.id) {
+		t.Fatalf("found %q, want %q", f.lease, dead.id)
+	}
+	return f
+}
+
+// The heartbeat of a sidecar finds what a killed one has left, and while one sidecar
+// clears it away, the others do nothing.
+func TestHeartbeatFindsTheDead(t *testing.T) {
+	s := testengine.New(t, testengine.Redis)
+	b := openBackend(t, s.URL()+noGrace)
+	living := []*driver{lone(t, b, time.Minute), lone(t, b, time.Minute)}
+	killed := lone(t, b, time.Minute)
+	if a, err := killed.Ask(t.Context(), exclusive("left")); err != nil || !a.Granted {
+		t.Fatalf("Ask: %+v, %v", a, err)
+	}
+	dies(t, killed)
+	eventually(t, "one of them has the turn", func() error {
+		found := []finding{findsDead(t, living[0], killed), findsDead(t, living[1], killed)}
+		if found[0].ours == found[1].ours {
+			return fmt.Errorf("they have found %+v", found)
+		}
+		for i, f := range found {
+			living[i].reap(t.Context(), f) // one of them finds nothing to do
+		}
+		return nil
+	})
+	for _, d := range living {
+		if _, err := d.Renew(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		if f := <-d.found; f.lease != "" || !f.ours {
+			t.Errorf("found when all was cleared away: %+v", f)
+		}
+	}
+	if left, err := leftoversOn(t.Context(), b.client.(*redis.Client), "left"); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// dies makes the next heartbeat of a lease its last.
+func dies(t *testing.T, d *driver) {
+	t.Helper()
+	d.ttl = 100 * time.Millisecond
+	if _, err := d.Renew(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A heartbeat is good although Redis refuses what is for the dead.
+func TestHeartbeatWithoutReaping(t *testing.T) {
+	s := testengine.New(t, testengine.Redis)
+	addr := strings.TrimPrefix(s.URL(), "redis://")
+	root := plain(t, addr)
+	rights := func(words ...any) {
+		t.Helper()
+		if err := root.Do(t.Context(), append([]any{"acl", "setuser", "some"}, words...)...).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rights("on", ">secret", "~*", "&*", "+@all")
+	d := lone(t, openBackend(t, "redis://some:secret@"+addr+noGrace), time.Minute)
+	dead := lone(t, openBackend(t, s.URL()+noGrace), time.Minute)
+	dies(t, dead)
+	rights("-set")
+	if f := findsDead(t, d, dead); f.ours {
+		t.Error("it has the turn without the right to take it")
+	}
+	rights("+set")
+	if f := findsDead(t, d, dead); !f.ours {
+		t.Error("it does not have the turn")
+	}
+}
+
+// A lease that is opened again in a bucket in which it was over is left alone by who has
+// found it dead there: it may be given locks.
+func TestReopenedLeaseIsNotClearedAway(t *testing.T) {
+	s := testengine.New(t, testengine.Redis)
+	b := openBackend(t, s.URL()+noGrace)
+	d, again := lone(t, b, time.Minute), lone(t, b, time.Minute)
+	for _, r := range []lock.Resource{"", "held"} {
+		dies(t, again)
+		f := findsDead(t, d, again)
+		again.slots[0].open.Store(false)
+		again.ttl, again.renewed = time.Minute, b.clock()
+		if err := again.openSlot(t.Context(), again.slots[0]); err != nil {
+			t.Fatal(err)
+		}
+		if r != "" {
+			if a, err := again.Ask(t.Context(), exclusive(r)); err != nil || !a.Granted {
+				t.Fatalf("Ask: %+v, %v", a, err)
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		if err := d.clear(ctx, 0, lock.LeaseID(f.lease), scriptReap); err != nil {
+			t.Errorf("clear with %q: %v", r, err)
+		}
+		if _, err := again.Renew(t.Context(), nil); err != nil {
+			t.Fatalf("heartbeat of who lives again with %q: %v", r, err)
+		}
+	}
+}
+
+// The bucket that is kept open when a lease has nothing in any is the first, if it can be.
+func TestFirstBucketIsKeptOpen(t *testing.T) {
+	s := testengine.Shared(t, testengine.RedisCluster)
+	d := lone(t, openBackend(t, s.URL()+noGrace), time.Minute)
+	for _, i := range []int{5, 63} {
+		eventually(t, "a bucket is opened", func() error { return d.openSlot(t.Context(), d.slots[i]) })
+	}
+	eventually(t, "one bucket is open", func() error {
+		for _, s := range d.slots {
+			s.idle = d.b.clock() - 2*d.ttl // that long ago something was there
+		}
+		if _, err := d.Renew(t.Context(), nil); err != nil {
+			return err
+		}
+		var open []int
+		for i, s := range d.slots {
+			if s.open.Load() {
+				open = append(open, i)
+			}
+		}
+		if len(open) != 1 || open[0] != 0 {
+			return fmt.Errorf("open: %v", open)
+		}
+		return nil
+	})
 }

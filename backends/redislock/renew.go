@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -95,8 +96,8 @@ func (d *driver) beat() ([]*slot, []call) {
 		k := &d.b.keys.buckets[s.index]
 		open = append(open, s)
 		calls = append(calls, call{
-			keys: []string{k.leases, k.mark, k.mine + string(d.id), k.revoked + string(d.id)},
-			args: []any{string(d.id), d.ttl.Microseconds()},
+			keys: []string{k.leases, k.mark, k.mine + string(d.id), k.revoked + string(d.id), k.reaper},
+			args: []any{string(d.id), d.ttl.Microseconds(), d.sweeps(s.index)},
 		})
 	}
 	return open, calls
@@ -115,7 +116,7 @@ func (d *driver) renewed1(ctx context.Context, s *slot, r reply, news *leasekit.
 		return fmt.Errorf("%d replicas have the heartbeat, %d must", r.copies, d.b.cfg.replicas)
 	}
 	fields, _ := r.val.([]any)
-	if len(fields) != 6 {
+	if len(fields) != 7 {
 		return fmt.Errorf("Redis answered %v", r.val) //nolint:staticcheck // a name
 	}
 	by, err := d.b.look(s.index, r)
@@ -123,6 +124,7 @@ func (d *driver) renewed1(ctx context.Context, s *slot, r reply, news *leasekit.
 		return err
 	}
 	d.meet(s, by, news)
+	d.looked(findingOf(s.index, fields[6]))
 	n, _ := fields[4].(int64)
 	s.quiet = n == 0 && s.asks.Load() == s.asked && s.users.Load() == 0
 	if !s.quiet {
@@ -178,10 +180,11 @@ func (d *driver) renewMoving(ctx context.Context, s *slot, news *leasekit.Renewa
 	return nil
 }
 
-// closeIdle closes buckets in which nothing has been for a TTL, but for one.
+// closeIdle closes buckets in which nothing has been for a TTL, but for one: the first if
+// it can, whose heartbeats look for dead leases for all.
 func (d *driver) closeIdle(ctx context.Context, open []*slot, alive int) {
 	now := d.b.clock()
-	for _, s := range open {
+	for _, s := range slices.Backward(open) {
 		if alive > 1 && s.open.Load() && s.empty() && now-s.idle > d.ttl {
 			d.closeSlot(ctx, s)
 			alive--

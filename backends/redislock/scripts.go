@@ -42,6 +42,8 @@ var (
 	reapLua string
 	//go:embed lua/dead.lua
 	deadLua string
+	//go:embed lua/find.lua
+	findLua string
 	//go:embed lua/living.lua
 	livingLua string
 	//go:embed lua/status.lua
@@ -82,11 +84,11 @@ var (
 	scriptAck       = newScript("acknowledge", ackLua)
 	scriptHolds     = newScript("holds", holdsLua)
 	scriptReap      = newScript("reap", libLua, reapLua)
-	scriptDead      = newScript("find_dead", deadLua)
+	scriptDead      = newScript("find_dead", serverLua, deadLua, findLua)
 	scriptLiving    = newScript("living_leases", livingLua)
 	scriptStatus    = newScript("status", libLua, statusLua)
 	scriptOpen      = newScript("open_lease", serverLua, openLua)
-	scriptHeartbeat = newScript("heartbeat", serverLua, heartbeatLua)
+	scriptHeartbeat = newScript("heartbeat", serverLua, deadLua, heartbeatLua)
 	scriptRenew     = newScript("renew", renewLua)
 	scriptDrop      = newScript("drop_lease", dropLua)
 )

@@ -164,7 +164,7 @@ func (d *driver) closeSlot(ctx context.Context, s *slot) {
 		return
 	}
 	k := &d.b.keys.buckets[s.index]
-	left := d.b.run(ctx, d.b.client, scriptDrop, []string{k.leases, k.mine + string(d.id), k.revoked + string(d.id)}, string(d.id))
+	left := d.b.run(ctx, d.b.client, scriptDrop, []string{k.leases, k.mine + string(d.id), k.revoked + string(d.id)}, string(d.id), "")
 	if left.err == nil && left.val != int64(0) {
 		s.open.Store(true)
 	}

@@ -1,16 +1,21 @@
--- Finds leases that are over, and marks them as dead for good: what hangs on them is
--- going to be cleared away.
--- KEYS: 1 leases, 2 reaper: who clears all buckets. ARGV: 1 lease of the caller, 2 for
--- how many milliseconds to take the turn; 0 asks for no turn
--- Reply: some of the leases, or nil where it is the turn of another sidecar.
-redis.call('ZREM', KEYS[1], '') -- see release.lua
-if ARGV[2] ~= '0' then
-  local whose = redis.call('GET', KEYS[2])
-  if whose and whose ~= ARGV[1] then return false end
-  redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
+-- What the scripts share that find leases that are over. KEYS[1] are the leases.
+
+local function over()
+  return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', nowstr, 'LIMIT', 0, 1)[1]
 end
-local t = redis.call('TIME')
-local now = string.format('%.0f', t[1] * 1000000 + t[2])
-local dead = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, 64)
-for _, lease in ipairs(dead) do redis.call('ZADD', KEYS[1], 'XX', 0, lease) end
-return dead
+
+-- Has the sidecar of ARGV[1] clear dead leases away, for a moment nobody else. reaper is
+-- the key that says whose turn it is. A dead lease is marked as dead for good: what hangs
+-- on it is going to be cleared away. sweeps ('1' or '0') takes the turn though none is dead.
+-- Gives the lease, or '' where none is dead; nil where it is the turn of another. It
+-- raises no error: a heartbeat is good without it.
+-- Model: lease.EXPIRE.
+local function take_turn(dead, reaper, sweeps)
+  if not dead and sweeps == '0' then return '' end
+  redis.pcall('ZREM', KEYS[1], '') -- see release.lua
+  local whose = redis.pcall('GET', reaper)
+  if whose and whose ~= ARGV[1] then return false end
+  if not redis.pcall('SET', reaper, ARGV[1], 'PX', 3000).ok then return false end
+  if dead then redis.pcall('ZADD', KEYS[1], 'XX', 0, dead) end
+  return dead or ''
+end

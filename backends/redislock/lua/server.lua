@@ -10,8 +10,14 @@ local now = t[1] * 1000000 + t[2]
 local nowstr = string.format('%.0f', now)
 
 local function server()
-  local run = string.match(redis.call('INFO', 'server'), '\nrun_id:(%x+)')
-  local term = string.match(redis.call('INFO', 'replication'), '\nmaster_replid2:(%x+)') or '0'
+  local info
+  if redis.REDIS_VERSION_NUM then -- since 7.0 it gives several sections at once
+    info = redis.call('INFO', 'server', 'replication')
+  else
+    info = redis.call('INFO', 'server') .. redis.call('INFO', 'replication')
+  end
+  local run = string.match(info, '\nrun_id:(%x+)')
+  local term = string.match(info, '\nmaster_replid2:(%x+)') or '0'
   if string.match(term, '^0+$') then term = '0' end
   return run or '', term
 end
