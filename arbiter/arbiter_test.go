@@ -3,7 +3,9 @@ package arbiter
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -45,6 +47,7 @@ type side struct {
 	*Lease
 	way  *way
 	told []lock.Event
+	hear func(lock.Event) // optional
 	done chan struct{}
 }
 
@@ -62,6 +65,9 @@ func (h *house) side(o Options) *side {
 		defer close(s.done)
 		for e := range s.Events() {
 			s.told = append(s.told, e)
+			if s.hear != nil {
+				s.hear(e)
+			}
 		}
 	}()
 	return s
@@ -87,25 +93,51 @@ func (b through) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease
 	return b.w, err
 }
 
+func (b through) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldID, grace time.Duration) error {
+	if b.w.beforeForce != nil {
+		b.w.beforeForce()
+	}
+	return b.Store.ForceRelease(ctx, r, id, grace)
+}
+
+func (b through) Get(ctx context.Context, r lock.Resource) (lock.Status, error) {
+	if b.w.beforeGet != nil {
+		b.w.beforeGet()
+	}
+	return b.Store.Get(ctx, r)
+}
+
 // way is the road to the store.
 type way struct {
 	lock.Lease
+	mu     sync.Mutex
 	deaf   bool // answers do not come
 	after  func(*lock.Grant, *error)
 	asked  []lock.HoldID
 	closed bool // the store cannot tell
+
+	beforeForce, beforeGet func()
+	slow                   time.Duration // how long a Release is under way
+	mute                   int           // so many descriptions have no answer, and are not carried out
+	lossy                  *rand.Rand    // not nil: some answers do not come
 }
 
 func (w *way) TellsContended() bool { return !w.closed }
 
 func (w *way) Describe(ctx context.Context, r lock.Resource, id lock.HoldID, owner string) error {
+	if w.mute > 0 {
+		w.mute--
+		return lock.ErrUnavailable
+	}
 	return w.Lease.(lock.Contender).Describe(ctx, r, id, owner)
 }
 
 func (w *way) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
+	w.mu.Lock()
 	w.asked = append(w.asked, q.ID)
+	w.mu.Unlock()
 	g, err := w.Lease.Acquire(ctx, q)
-	if w.deaf {
+	if w.deaf || w.lost() {
 		return lock.Grant{}, lock.ErrUnavailable
 	}
 	if w.after != nil {
@@ -115,11 +147,27 @@ func (w *way) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
 }
 
 func (w *way) Release(ctx context.Context, r lock.Resource, id lock.HoldID) error {
+	time.Sleep(w.slow)
 	err := w.Lease.Release(ctx, r, id)
-	if w.deaf {
+	if w.deaf || w.lost() {
 		return lock.ErrUnavailable
 	}
 	return err
+}
+
+func (w *way) Downgrade(ctx context.Context, r lock.Resource, id lock.HoldID) error {
+	err := w.Lease.Downgrade(ctx, r, id)
+	if w.lost() {
+		return lock.ErrUnavailable
+	}
+	return err
+}
+
+// lost tells whether an answer does not come.
+func (w *way) lost() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.lossy != nil && w.lossy.IntN(10) == 0
 }
 
 func exclusive() lock.Request {

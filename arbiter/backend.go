@@ -125,8 +125,13 @@ func (b *Backend) explain(st *lock.Status) {
 	}
 	for i := range st.Holders {
 		h := &st.Holders[i]
-		if h.Owner.LockID != "" {
-			h.ID, h.Owner.LockID = h.Owner.LockID, ""
+		switch t := h.Owner.Turn; {
+		case t == nil:
+		case t.LockID == "":
+			h.Parked, h.Owner = true, lock.Owner{}
+		default:
+			h.ID, h.Fence, h.Age = t.LockID, h.Fence+t.Fences, max(0, h.Age-t.Later)
+			h.Owner.Turn = nil
 		}
 		h.Cohort = false
 	}
@@ -163,10 +168,11 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 		return fmt.Errorf("force release: %w", err)
 	}
 	for _, h := range st.Holders {
-		switch {
-		case h.Owner.LockID == id:
+		switch t := h.Owner.Turn; {
+		case t == nil || t.LockID == "":
+		case t.LockID == id:
 			return b.Backend.ForceRelease(ctx, r, h.ID, grace)
-		case h.ID == id && h.Owner.LockID != "": // who had it first has it no more
+		case h.ID == id: // who had it first has it no more
 			return fmt.Errorf("force release: %w", lock.ErrNotHolder)
 		}
 	}

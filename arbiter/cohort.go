@@ -41,11 +41,11 @@ type cohort struct {
 	guard   *lock.Guard
 	count   int           // grants so far
 	granted time.Duration // by the store
-	since   time.Duration // it is parked
+	since   time.Duration // nobody has it
 	behind  time.Duration // since when it is known that somebody stands behind it; 0: not
 	timer   *time.Timer   // ends the parking
-	intro   *time.Timer   // tells the store who has it
-	shown   lock.HoldID   // who has it, by what the store was told; empty: who came first
+	intro   *time.Timer   // tells the store who has it; not nil while it is being told
+	shown   lock.HoldID   // who has it, by what the store was told, or nobody; empty: who came first
 	over    chan struct{} // closed when nothing of it is in the store; nil while nobody waits for that
 
 	// Most have one member, and are the only one of their resource: one piece of memory

@@ -168,6 +168,9 @@ const (
 //
 //nolint:contextcheck,nolintlint // it has the lease's; contextcheck reads this, and nolintlint does not see it
 func (l *Lease) leave(c *cohort) {
+	if c.state != parked {
+		c.since = l.now() // nobody has it from here on
+	}
 	l.unpark(c)
 	l.left(c)
 	if l.closing {

@@ -2,6 +2,7 @@ package arbiter
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -24,7 +25,7 @@ func (l *Lease) explain(st *lock.Status) {
 		}
 		switch {
 		case c.state == parked, c.state == leaving && len(c.holders) == 0:
-			h.Parked, h.Owner = true, lock.Owner{}
+			h.Parked, h.Owner, h.Age = true, lock.Owner{}, l.now()-c.since
 			holders = append(holders, h)
 		case c.state == asking: // the grant is on the way
 			holders = append(holders, h)
@@ -65,52 +66,73 @@ func (l *Lease) waiting(c *cohort) []lock.Holding {
 	return all
 }
 
-// shownAfter is for how long an app must have had a hold before the store is told.
+// shownAfter is for how long an app must have had a hold, or a hold must have been parked,
+// before the store is told.
 const shownAfter = 100 * time.Millisecond
+
+// nobody and unsureWho are what the store was told of who has a hold, beside an id.
+const (
+	nobody    lock.HoldID = "-" // it is parked
+	unsureWho lock.HoldID = "?" // there was no answer
+)
 
 // introduce tells the store in a moment who has a hold, if it does not know.
 func (l *Lease) introduce(c *cohort) {
-	if c.intro == nil && len(c.holders) > 0 && l.unshown(c) {
+	if c.intro == nil && l.unshown(c) {
 		c.intro = time.AfterFunc(shownAfter, func() { l.show(c) })
 	}
 }
 
 // unshown tells whether the store takes another for the holder.
 func (l *Lease) unshown(c *cohort) bool {
+	switch {
+	case c.state == parked:
+		return c.shown != nobody
+	case c.state != holding || len(c.holders) == 0 || l.closing:
+		return false
+	}
 	id := c.shown
 	if id == "" {
 		id = c.id
 	}
-	for _, m := range c.holders {
-		if m.id == id {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(c.holders, func(m *member) bool { return m.id == id })
 }
 
-// show tells the store who has a hold, when that has lasted.
+// show tells the store who has a hold, when that has lasted. There is one who does at a
+// time, so that what is told last is true.
 //
 //nolint:contextcheck,nolintlint // it has the lease's ctx; contextcheck reads this, and nolintlint does not see it
 func (l *Lease) show(c *cohort) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	c.intro = nil
-	if c.state != holding || l.closing || len(c.holders) == 0 || !l.unshown(c) {
+	if !l.unshown(c) || l.isLost() {
+		c.intro = nil
 		return
 	}
-	m := c.holders[0]
-	if left := m.since + shownAfter - l.now(); left > 0 {
+	o, since, id := lock.Owner{Turn: &lock.Turn{Later: c.since - c.granted}}, c.since, nobody
+	if c.state == holding {
+		m := c.holders[0]
+		o, since, id = lock.DecodeOwner(m.owner), m.since, m.id
+		o.Turn = &lock.Turn{LockID: m.id, Fences: m.fence - c.fence, Later: m.since - c.granted}
+	}
+	if left := since + shownAfter - l.now(); left > 0 {
 		c.intro = time.AfterFunc(left, func() { l.show(c) })
 		return
 	}
-	c.shown = m.id
-	o := lock.DecodeOwner(m.owner)
-	o.LockID = m.id
-	l.tasks.Go(func() { // when it fails, people see who had it before
+	c.shown = id
+	l.tasks.Go(func() {
 		ctx, cancel := context.WithTimeout(l.ctx, askTime)
-		defer cancel()
-		_ = l.tells.Describe(ctx, c.resource, c.id, o.Encode())
+		err := l.tells.Describe(ctx, c.resource, c.id, o.Encode())
+		cancel()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		c.intro = nil
+		if unknown(err) { // until it is known, people see who had it before
+			c.shown = unsureWho
+			c.intro = time.AfterFunc(maxPause, func() { l.show(c) })
+			return
+		}
+		l.introduce(c)
 	})
 }
 
@@ -120,10 +142,14 @@ func (l *Lease) force(r lock.Resource, id lock.HoldID, grace time.Duration) *for
 	defer l.mu.Unlock()
 	m := l.members[id]
 	if m == nil || m.resource != r || m.err != nil {
-		if c := l.stores[id]; c != nil && c.state != parked { // who had it first has it no more
+		switch c := l.stores[id]; {
+		case c == nil:
+			return nil
+		case c.state != asking && len(c.holders) == 0: // it is parked
+			return &forced{inStore: id}
+		default: // who had it first has it no more
 			return &forced{err: lock.ErrNotHolder}
 		}
-		return nil
 	}
 	c := m.cohort
 	switch {

@@ -198,11 +198,15 @@ func explainHeld(e *lock.HeldError) *apiError {
 	}
 	if len(e.Status.Holders) > 0 {
 		h := e.Status.Holders[0]
-		a.message += fmt.Sprintf(": held %s by pid %d", h.Mode, h.Owner.PID)
-		if h.Owner.Session != "" {
-			a.message += fmt.Sprintf(" (%s)", h.Owner.Session)
+		if h.Parked {
+			a.message += fmt.Sprintf(": parked at %s, free on request", h.Sidecar)
+		} else {
+			a.message += fmt.Sprintf(": held %s by pid %d", h.Mode, h.Owner.PID)
+			if h.Owner.Session != "" {
+				a.message += fmt.Sprintf(" (%s)", h.Owner.Session)
+			}
+			a.message += fmt.Sprintf(" on %s for %s", h.Sidecar, h.Age.Round(time.Millisecond))
 		}
-		a.message += fmt.Sprintf(" on %s for %s", h.Sidecar, h.Age.Round(time.Millisecond))
 		a.metadata["holder_mode"] = h.Mode.String()
 		a.metadata["holder_pid"] = strconv.FormatInt(int64(h.Owner.PID), 10)
 		a.metadata["holder_uid"] = strconv.FormatUint(uint64(h.Owner.UID), 10)

@@ -15,6 +15,14 @@ import (
 	"github.com/locksidecar/locksidecar/session"
 )
 
+// Who is refused because of a hold that no app has is told so, and not of a pid 0.
+func TestErrorOfWhatIsParked(t *testing.T) {
+	st := toStatus(&lock.HeldError{Cause: lock.ErrHeld, Status: lock.Status{Resource: "r", Holders: []lock.Holding{{Mode: lock.Shared, Sidecar: "pod", Parked: true}}}})
+	if want := `the lock on "r" is not free: parked at pod, free on request`; st.GetMessage() != want {
+		t.Errorf("got %q, want %q", st.GetMessage(), want)
+	}
+}
+
 func TestErrors(t *testing.T) {
 	const secret = "dial tcp 10.0.0.1:6379"
 	busy := lock.Status{Resource: "r", Holders: []lock.Holding{{

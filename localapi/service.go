@@ -321,6 +321,7 @@ func (s *service) GetInfo(context.Context, *pb.GetInfoRequest) (*pb.Info, error)
 		Sessions:        countTo(i.Sessions),
 		Holds:           countTo(i.Holds),
 		Waiters:         countTo(i.Waiters),
+		Parked:          countTo(i.Parked),
 		Uptime:          durationpb.New(i.Uptime),
 	}, nil
 }

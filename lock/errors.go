@@ -65,6 +65,9 @@ func (e *HeldError) Error() string {
 	s := fmt.Sprintf("acquire %q: %v", string(e.Status.Resource), e.Cause)
 	if len(e.Status.Holders) > 0 {
 		h := e.Status.Holders[0]
+		if h.Parked {
+			return s + fmt.Sprintf(" (parked at %s, free on request)", h.Sidecar)
+		}
 		s += fmt.Sprintf(" (held %s by pid %d on %s for %s)", h.Mode, h.Owner.PID, h.Sidecar, h.Age.Round(time.Millisecond))
 	}
 	return s

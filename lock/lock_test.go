@@ -54,6 +54,10 @@ func TestHeldError(t *testing.T) {
 	if want := `acquire "r": context deadline exceeded (held SHARED by pid 7 on node-1 for 1.5s)`; err.Error() != want {
 		t.Errorf("got %q, want %q", err, want)
 	}
+	err = &HeldError{Cause: ErrHeld, Status: Status{Resource: "r", Holders: []Holding{{Mode: Shared, Sidecar: "node-1", Parked: true}}}}
+	if want := `acquire "r": the lock is held (parked at node-1, free on request)`; err.Error() != want {
+		t.Errorf("got %q, want %q", err, want)
+	}
 	err = &HeldError{Cause: ErrHeld, Status: Status{Resource: "r"}} // by whom is unknown
 	if want := `acquire "r": the lock is held`; err.Error() != want {
 		t.Errorf("got %q, want %q", err, want)

@@ -3,6 +3,7 @@ package lock
 import (
 	"encoding/json"
 	"fmt"
+	"time"
 )
 
 // Owner tells people who holds or waits for a lock. No decision is made on it.
@@ -13,7 +14,14 @@ type Owner struct {
 	Session  string            `json:"session,omitempty"` // the app session's name, chosen by the app
 	Label    string            `json:"label,omitempty"`   // the owner label of the request, see reentrancy
 	Metadata map[string]string `json:"meta,omitempty"`    // chosen by the app
-	LockID   HoldID            `json:"lock,omitempty"`    // of who has the hold of a Cohort, where the store has it under another id
+	Turn     *Turn             `json:"turn,omitempty"`    // where the store has the hold of a Cohort under somebody else's name
+}
+
+// Turn says who has the hold of a Cohort, where that is not the one who asked the store.
+type Turn struct {
+	LockID HoldID        `json:"lock,omitempty"`   // of who has it now; empty: it is parked
+	Fences Fence         `json:"fences,omitempty"` // how much larger the fence is than that of the store
+	Later  time.Duration `json:"later,omitempty"`  // how long after the store's grant it was handed on
 }
 
 // Encode gives the form in which an owner is kept in a store. It is made once a

@@ -2,6 +2,8 @@ package session
 
 import (
 	"context"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,7 +18,7 @@ func (e *env) arbitrated(change ...func(*Options)) (*sidecar, *arbiter.Backend) 
 	var b *arbiter.Backend
 	return e.sidecar(append(change, func(o *Options) {
 		b = arbiter.New(e.store, arbiter.Options{Turns: arbiter.MaxTurns, Park: time.Second, Clock: o.Clock})
-		o.Backend = b
+		o.Backend, o.Parked = b, func() int { return b.Stats().Parked }
 	})...), b
 }
 
@@ -129,5 +131,44 @@ func TestArbiterLeaseLost(t *testing.T) {
 			t.Errorf("lost: %+v", lost)
 		}
 		synctest.Wait()
+	})
+}
+
+// A watch tells that a hold is parked, and that an app has it again, though the store has it
+// under the same id.
+func TestArbiterWatched(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc, b := e.arbitrated()
+		s := sc.session()
+		ctx, cancel := context.WithCancel(t.Context())
+		var saw []bool
+		var watch sync.WaitGroup
+		watch.Go(func() {
+			err := sc.Watch(ctx, "", minWatchInterval, func(ev WatchEvent) error {
+				if ev.Kind == Changed {
+					saw = append(saw, ev.Status.Holders[0].Parked)
+				}
+				return nil
+			})
+			isErr(t, err, context.Canceled)
+		})
+		synctest.Wait()
+		_, err := s.Release(t.Context(), must(t, s, exclusive).LockID, "")
+		isErr(t, err, nil)
+		for range 2 {
+			g := must(t, s, exclusive)
+			time.Sleep(2 * minWatchInterval)
+			_, err = s.Release(t.Context(), g.LockID, "")
+			isErr(t, err, nil)
+			if sc.Info().Parked != 1 || b.Stats().Parked != 1 {
+				t.Errorf("%+v; %+v", sc.Info(), b.Stats())
+			}
+			time.Sleep(2 * minWatchInterval)
+		}
+		cancel()
+		watch.Wait()
+		if !slices.Equal(saw, []bool{false, true, false, true}) {
+			t.Errorf("parked: %v", saw)
+		}
 	})
 }

@@ -27,6 +27,7 @@ type Options struct {
 	Logger    hclog.Logger  // default: none; may block: what it does not take in time is dropped
 	Observer  Observer      // default: none
 	Clock     lock.Clock    // default lock.BootTime
+	Parked    func() int    // optional: how many holds the Backend has that no app has
 }
 
 // Limits bound what apps may take. Zero fields get their default.
@@ -64,6 +65,7 @@ type Info struct {
 	Sessions        int
 	Holds           int // held in the store for apps, also those in their grace
 	Waiters         int // Acquire calls that have not returned
+	Parked          int // held in the store for nobody
 	Uptime          time.Duration
 }
 
@@ -298,6 +300,9 @@ func (m *Manager) Info() Info {
 		Holds:       int(m.holds.Load()),
 		Waiters:     int(m.waiters.Load()),
 		Uptime:      m.o.Clock() - m.started,
+	}
+	if m.o.Parked != nil {
+		i.Parked = m.o.Parked()
 	}
 	if err := m.Ready(); err != nil {
 		i.NotReadyBecause = err.Error()

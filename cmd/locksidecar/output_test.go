@@ -49,6 +49,12 @@ func locksForPeople() []*pb.Lock {
 	one := holder("1", pb.Mode_EXCLUSIVE, 1795223651907272, 72*time.Second, 4321, "backup.sh")
 	one.Owner, one.Metadata = "worker 3", map[string]string{"team": "billing", "build": "17"}
 	one.Revoked = true
+	parked := func(mode pb.Mode) *pb.Holder {
+		return &pb.Holder{
+			LockId: strings.Repeat("6", 32), Mode: mode, Fence: 8, Age: durationpb.New(time.Second), Sidecar: "pod-7", Parked: true,
+			Since: timestamppb.New(time.Date(2026, 11, 21, 8, 30, 0, 0, time.Local)),
+		}
+	}
 	return []*pb.Lock{
 		{
 			Resource: "orders/42", Holders: []*pb.Holder{one},
@@ -58,6 +64,8 @@ func locksForPeople() []*pb.Lock {
 			Resource: "conf\u202eig", // would turn the rest of the line around
 			Holders:  []*pb.Holder{holder("4", pb.Mode_SHARED, 7, time.Hour, 1, "a"), holder("5", pb.Mode_SHARED, 7, time.Minute, 2, "b")},
 		},
+		{Resource: "parked", Holders: []*pb.Holder{parked(pb.Mode_EXCLUSIVE)}},
+		{Resource: "shared", Holders: []*pb.Holder{parked(pb.Mode_SHARED), holder("7", pb.Mode_SHARED, 9, time.Second, 1, "a")}},
 	}
 }
 
@@ -69,12 +77,15 @@ func TestTables(t *testing.T) {
 		want  string
 	}{
 		{"list", func(b *bytes.Buffer) error { return writeLocks(b, locks) }, `
-RESOURCE      STATE    MODE       AGE    PID   UID   SESSION        SIDECAR  FENCE             LOCK ID
-orders/42     revoked  EXCLUSIVE  1m12s  4321  1000  backup.sh      pod-7    1795223651907272  11111111111111111111111111111111
-orders/42     waits 1  EXCLUSIVE  3s     -     1000  -              pod-7    -                 22222222222222222222222222222222
-orders/42     waits 2  SHARED     20ms   99    1000  reader\x1b[2J  pod-7    -                 33333333333333333333333333333333
-conf\u202eig  held     SHARED     1h     1     1000  a              pod-7    7                 44444444444444444444444444444444
-conf\u202eig  held     SHARED     1m     2     1000  b              pod-7    7                 55555555555555555555555555555555
+RESOURCE      STATE    MODE       AGE    PID   UID   SESSION          SIDECAR  FENCE             LOCK ID
+orders/42     revoked  EXCLUSIVE  1m12s  4321  1000  backup.sh        pod-7    1795223651907272  11111111111111111111111111111111
+orders/42     waits 1  EXCLUSIVE  3s     -     1000  -                pod-7    -                 22222222222222222222222222222222
+orders/42     waits 2  SHARED     20ms   99    1000  reader\x1b[2J    pod-7    -                 33333333333333333333333333333333
+conf\u202eig  held     SHARED     1h     1     1000  a                pod-7    7                 44444444444444444444444444444444
+conf\u202eig  held     SHARED     1m     2     1000  b                pod-7    7                 55555555555555555555555555555555
+parked        parked   EXCLUSIVE  1s     -     -     free on request  pod-7    8                 66666666666666666666666666666666
+shared        parked   SHARED     1s     -     -     free on request  pod-7    8                 66666666666666666666666666666666
+shared        held     SHARED     1s     1     1000  a                pod-7    9                 77777777777777777777777777777777
 `},
 		{"list of nothing", func(b *bytes.Buffer) error { return writeLocks(b, nil) }, `
 nothing is held or waited for
@@ -98,6 +109,15 @@ QUEUE  MODE       AGE   PID  UID   SESSION        SIDECAR  LOCK ID
 1      EXCLUSIVE  3s    -    1000  -              pod-7    22222222222222222222222222222222
 2      SHARED     20ms  99   1000  reader\x1b[2J  pod-7    33333333333333333333333333333333
 `},
+		{"get of what is parked", func(b *bytes.Buffer) error { return writeLock(b, locks[2]) }, `
+resource:  parked
+state:     free on request
+
+parked at:  pod-7, free on request
+  mode:     EXCLUSIVE
+  since:    2026-11-21 08:30:00, for 1s
+  lock id:  66666666666666666666666666666666
+`},
 		{"get of nothing", func(b *bytes.Buffer) error { return writeLock(b, &pb.Lock{Resource: "a"}) }, `
 a is free
 `},
@@ -112,12 +132,14 @@ a is free
 		}, `
 08:31:12  orders/42  held EXCLUSIVE, 2 waiting: backup.sh (pid 4321), uid 1000, gid 100 on pod-7
 08:31:12  conf\u202eig  held SHARED by 2: a (pid 1), uid 1000, gid 100 on pod-7; b (pid 2), uid 1000, gid 100 on pod-7
+08:31:12  parked  free on request: parked at pod-7
+08:31:12  shared  held SHARED: parked at pod-7; a (pid 1), uid 1000, gid 100 on pod-7
 08:31:12  a  free
 `},
 		{"info", func(b *bytes.Buffer) error {
 			return writeInfo(b, &pb.Info{
 				Sidecar: "pod-7", Version: "v1.2.3", Store: "redis://h", Ready: true, LeaseId: "abc", LeaseTtl: durationpb.New(10 * time.Second),
-				LeaseValidFor: durationpb.New(8765 * time.Millisecond), Sessions: 1, Holds: 2, Waiters: 3, Uptime: durationpb.New(time.Hour),
+				LeaseValidFor: durationpb.New(8765 * time.Millisecond), Sessions: 1, Holds: 2, Waiters: 3, Parked: 4, Uptime: durationpb.New(time.Hour),
 			}, "/run/s")
 		}, `
 sidecar:    pod-7
@@ -130,6 +152,7 @@ lease:      abc, TTL 10s, valid for 8.8s
 sessions:   1
 holds:      2
 waiters:    3
+parked:     4
 uptime:     1h
 `},
 	} {
@@ -216,7 +239,8 @@ func TestJSON(t *testing.T) {
   "sessions": 1,
   "holds": 1,
   "waiters": 0,
-  "uptime":"DURATION"
+  "uptime":"DURATION",
+  "parked": 0
 }
 `},
 	} {

@@ -98,6 +98,7 @@ func newSidecar(ctx context.Context, o sidecarOptions) (_ *sidecar, err error) {
 		LostGrace: o.lostGrace,
 		Logger:    s.log.Named("session"),
 		Observer:  metrics,
+		Parked:    func() int { return local.Stats().Parked },
 	})
 	if err != nil {
 		return nil, err

@@ -45,9 +45,12 @@ func holderState(h *pb.Holder) string {
 }
 
 func holderCells(resource, state string, h *pb.Holder) []string {
+	pid, uid, session := pidCell(h.GetPid()), strconv.FormatUint(uint64(h.GetUid()), 10), orDash(printable(h.GetSession()))
+	if h.GetParked() {
+		pid, uid, session = "-", "-", "free on request"
+	}
 	return []string{
-		printable(resource), state, h.GetMode().String(), age(h.GetAge().AsDuration()),
-		pidCell(h.GetPid()), strconv.FormatUint(uint64(h.GetUid()), 10), orDash(printable(h.GetSession())),
+		printable(resource), state, h.GetMode().String(), age(h.GetAge().AsDuration()), pid, uid, session,
 		orDash(printable(h.GetSidecar())), fenceCell(h.GetFence()), h.GetLockId(),
 	}
 }
@@ -65,6 +68,8 @@ func writeLock(w io.Writer, l *pb.Lock) error {
 		row(t)
 		if h.GetParked() {
 			row(t, "parked at:", orDash(printable(h.GetSidecar()))+", free on request")
+			row(t, "  mode:", h.GetMode().String())
+			row(t, "  since:", h.GetSince().AsTime().Local().Format(timeFormat)+", for "+age(h.GetAge().AsDuration()))
 			row(t, "  lock id:", h.GetLockId())
 			continue
 		}
@@ -120,12 +125,18 @@ func who(h *pb.Holder) string {
 // lockState says in one phrase how a resource is locked.
 func lockState(l *pb.Lock) string {
 	var s string
-	switch n := len(l.GetHolders()); {
-	case n == 0 && len(l.GetWaiters()) == 0:
+	n := 0 // that some app has
+	for _, h := range l.GetHolders() {
+		if !h.GetParked() {
+			n++
+		}
+	}
+	switch {
+	case len(l.GetHolders())+len(l.GetWaiters()) == 0:
 		return "free"
-	case n == 0:
+	case len(l.GetHolders()) == 0:
 		s = "free in a moment"
-	case n == 1 && l.GetHolders()[0].GetParked():
+	case n == 0:
 		s = "free on request"
 	case n == 1:
 		s = "held " + l.GetHolders()[0].GetMode().String()
@@ -145,7 +156,11 @@ func writeWatch(w io.Writer, e *pb.WatchEvent, now time.Time) error {
 	if hs := l.GetHolders(); len(hs) > 0 {
 		var by []string
 		for _, h := range hs {
-			by = append(by, who(h)+" on "+orDash(printable(h.GetSidecar())))
+			name := who(h) + " on "
+			if h.GetParked() {
+				name = "parked at "
+			}
+			by = append(by, name+orDash(printable(h.GetSidecar())))
 		}
 		line += ": " + strings.Join(by, "; ")
 	}
@@ -180,6 +195,7 @@ func writeInfo(w io.Writer, i *pb.Info, socket string) error {
 	row(t, "sessions:", strconv.Itoa(int(i.GetSessions())))
 	row(t, "holds:", strconv.Itoa(int(i.GetHolds())))
 	row(t, "waiters:", strconv.Itoa(int(i.GetWaiters())))
+	row(t, "parked:", strconv.Itoa(int(i.GetParked())))
 	row(t, "uptime:", age(i.GetUptime().AsDuration()))
 	return t.Flush()
 }

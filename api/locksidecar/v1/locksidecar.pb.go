@@ -2669,6 +2669,7 @@ type Info struct {
 	Holds           int32                  `protobuf:"varint,13,opt,name=holds,proto3" json:"holds,omitempty"`
 	Waiters         int32                  `protobuf:"varint,14,opt,name=waiters,proto3" json:"waiters,omitempty"`
 	Uptime          *durationpb.Duration   `protobuf:"bytes,15,opt,name=uptime,proto3" json:"uptime,omitempty"`
+	Parked          int32                  `protobuf:"varint,16,opt,name=parked,proto3" json:"parked,omitempty"` // holds that no app has: they are in the store for who asks next
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -2806,6 +2807,13 @@ func (x *Info) GetUptime() *durationpb.Duration {
 		return x.Uptime
 	}
 	return nil
+}
+
+func (x *Info) GetParked() int32 {
+	if x != nil {
+		return x.Parked
+	}
+	return 0
 }
 
 var File_locksidecar_v1_locksidecar_proto protoreflect.FileDescriptor
@@ -3012,7 +3020,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x05grace\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x05grace\"1\n" +
 	"\x14ForceReleaseResponse\x12\x19\n" +
 	"\block_ids\x18\x01 \x03(\tR\alockIds\"\x10\n" +
-	"\x0eGetInfoRequest\"\xfd\x03\n" +
+	"\x0eGetInfoRequest\"\x95\x04\n" +
 	"\x04Info\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x18\n" +
 	"\asidecar\x18\x02 \x01(\tR\asidecar\x12\x14\n" +
@@ -3029,7 +3037,8 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\bsessions\x18\f \x01(\x05R\bsessions\x12\x14\n" +
 	"\x05holds\x18\r \x01(\x05R\x05holds\x12\x18\n" +
 	"\awaiters\x18\x0e \x01(\x05R\awaiters\x121\n" +
-	"\x06uptime\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x06uptime*7\n" +
+	"\x06uptime\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x06uptime\x12\x16\n" +
+	"\x06parked\x18\x10 \x01(\x05R\x06parked*7\n" +
 	"\x04Mode\x12\x14\n" +
 	"\x10MODE_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tEXCLUSIVE\x10\x01\x12\n" +
