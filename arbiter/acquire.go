@@ -282,10 +282,7 @@ func (l *Lease) direct(ctx context.Context, q lock.Request) (lock.Grant, error) 
 			l.leave(c)
 		}
 		if q.Try && c.state == leaving { // else the try would find what nobody has
-			if c.over == nil {
-				c.over = make(chan struct{})
-			}
-			over = c.over
+			over = l.over(c)
 		}
 	}
 	l.mu.Unlock()

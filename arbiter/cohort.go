@@ -196,10 +196,23 @@ func (l *Lease) out(m *member) {
 		c.holders = slices.Delete(c.holders, i, i+1)
 	}
 	delete(l.members, m.id)
+	m.left()
+}
+
+// left tells those who wait for the end of m's hold.
+func (m *member) left() {
 	if m.gone != nil {
 		close(m.gone)
 		m.gone = nil
 	}
+}
+
+// over gives a channel that is closed when nothing of c is in the store.
+func (l *Lease) over(c *cohort) <-chan struct{} {
+	if c.over == nil {
+		c.over = make(chan struct{})
+	}
+	return c.over
 }
 
 // gone forgets a cohort of which nothing is in the store.

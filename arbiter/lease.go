@@ -106,6 +106,11 @@ func (l *Lease) Close(ctx context.Context) error {
 	err := l.inner.Close(ctx)
 	l.tasks.Wait()
 	l.closed.Do(func() { close(l.events) })
+	l.mu.Lock()
+	for _, m := range l.members {
+		m.left()
+	}
+	l.mu.Unlock()
 	l.b.drop(l)
 	return err
 }

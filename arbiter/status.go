@@ -158,10 +158,13 @@ func (l *Lease) force(r lock.Resource, id lock.HoldID, grace time.Duration) *for
 		return &forced{}
 	case m.state == holding && len(c.holders) > 1:
 		return l.forceOne(c, m, grace)
+	case m.state == holding: // it means nobody who would have it next
+		c.closed = true
+		l.reroute(c)
 	default:
 		c.victim = m
-		return &forced{inStore: c.id}
 	}
+	return &forced{inStore: c.id}
 }
 
 // forceOne takes the hold from one of several readers.
@@ -183,7 +186,7 @@ func (l *Lease) forceOne(c *cohort, m *member, grace time.Duration) *forced {
 }
 
 // outlast tells that a hold is forced, and ends it when the grace is over.
-func (l *Lease) outlast(m *member, e lock.Event, grace time.Duration, gone <-chan struct{}) {
+func (l *Lease) outlast(m *member, e lock.Event, grace time.Duration, gone chan struct{}) {
 	select {
 	case l.events <- e:
 	case <-l.lost:
@@ -200,9 +203,23 @@ func (l *Lease) outlast(m *member, e lock.Event, grace time.Duration, gone <-cha
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if c := m.cohort; l.members[m.id] == m && m.state == holding {
-		if l.out(m); len(c.holders) == 0 {
-			l.leave(c)
-		}
+	c := m.cohort
+	if l.members[m.id] != m || m.state != holding {
+		return
 	}
+	if len(c.holders) > 1 {
+		l.out(m)
+		return
+	}
+	m.gone = nil // not before the store has let it go
+	l.out(m)
+	over := l.over(c)
+	l.leave(c)
+	l.mu.Unlock()
+	select {
+	case <-over:
+	case <-l.lost:
+	}
+	close(gone)
+	l.mu.Lock()
 }

@@ -1,0 +1,113 @@
+package arbiter
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// A forced release means who has that id, and not who would have it next.
+func TestForcedWhileItIsHandedOn(t *testing.T) {
+	inHouse(t, func(h *house) {
+		s := h.side(Options{Turns: 9, Park: time.Second})
+		for range 2 { // the second time it would be parked
+			g := s.take(exclusive())
+			w := s.ask(exclusive())
+			s.way.beforeForce = func() {
+				s.way.beforeForce = nil
+				s.give(g)
+			}
+			if err := s.b.ForceRelease(h.Context(), "r", g.ID, 0); err != nil && !errors.Is(err, lock.ErrNotHolder) {
+				t.Errorf("got %v", err)
+			}
+			h.granted(w)(w)
+			if len(s.told) != 0 {
+				t.Errorf("told %+v", s.told)
+			}
+			if n, _ := h.inStore(); n != 1 {
+				t.Errorf("%d holds in the store, want that of the next", n)
+			}
+			s.give(w.g)
+		}
+		s.close()
+	})
+}
+
+// A forced release of one of several readers is over with the lease.
+func TestForcedReaderAndTheEndOfTheLease(t *testing.T) {
+	inHouse(t, func(h *house) {
+		s := h.side(Options{Turns: 9})
+		g := s.take(shared())
+		s.take(shared())
+		returned := make(chan error, 1)
+		go func() { returned <- s.b.ForceRelease(h.Context(), "r", g.ID, time.Hour) }()
+		synctest.Wait()
+		s.close()
+		synctest.Wait()
+		select {
+		case err := <-returned:
+			if err != nil {
+				t.Errorf("got %v", err)
+			}
+		default:
+			t.Error("it waits for the grace of a hold that is gone")
+			time.Sleep(time.Hour)
+		}
+	})
+}
+
+// A forced release of readers returns when the store has let their hold go, and tells them first.
+func TestForcedReadersAreGone(t *testing.T) {
+	inHouse(t, func(h *house) {
+		s := h.side(Options{Turns: 9})
+		s.way.slow = 100 * time.Millisecond
+		for i := range 2 {
+			g := s.take(shared())
+			go func() {
+				if err := s.b.ForceRelease(h.Context(), "r", g.ID, time.Duration(i+1)*time.Second); err != nil {
+					t.Error(err)
+				}
+				s.mu.Lock()
+				others := len(s.members)
+				s.mu.Unlock()
+				if n, _ := h.inStore(); n != others {
+					t.Errorf("%d holds in the store of %d readers", n, others)
+				}
+			}()
+		}
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		if len(s.told) != 2 {
+			t.Errorf("told %+v", s.told)
+		}
+		s.close()
+	})
+}
+
+// Also a sidecar that answers nothing by itself forces nobody by the id of who had the lock
+// before.
+func TestForceOfWhoHadItBefore(t *testing.T) {
+	inHouse(t, func(h *house) {
+		a := h.side(Options{Turns: 9})
+		off := New(h.store, Options{Clock: h.clock})
+		g := a.take(exclusive())
+		w := a.ask(exclusive())
+		a.give(g)
+		time.Sleep(2 * shownAfter)
+		synctest.Wait()
+		if err := off.ForceRelease(h.Context(), "r", g.ID, 0); !errors.Is(err, lock.ErrNotHolder) {
+			t.Errorf("got %v", err)
+		}
+		if synctest.Wait(); len(a.told) != 0 {
+			t.Errorf("told %+v", a.told)
+		}
+		h.granted(w)(w)
+		if err := a.Release(h.Context(), "r", w.g.ID); err != nil {
+			t.Error(err)
+		}
+		a.close()
+	})
+}
