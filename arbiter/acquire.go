@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -140,8 +141,11 @@ func (l *Lease) part(ctx context.Context, m *member) error {
 	c.promote()
 	if len(c.holders) == 0 {
 		l.mu.Unlock()
+		lock.Blocking(ctx)
 		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(askTime, l.o.TTL/3))
-		if st, err := l.b.Get(limit, m.resource); err == nil {
+		if st, err := l.b.Backend.Get(limit, m.resource); err == nil {
+			held.Position += max(0, slices.IndexFunc(st.Waiters, func(h lock.Holding) bool { return h.ID == c.id }))
+			l.b.explain(&st)
 			held.Status.Holders = st.Holders
 		}
 		cancel()
@@ -222,19 +226,22 @@ func (l *Lease) granted(c *cohort, g lock.Grant) {
 
 // ask asks the store.
 func (l *Lease) ask(ctx context.Context, q lock.Request) (lock.Grant, error) {
+	try := q.Try
 	g, err := l.inner.Acquire(ctx, q)
 	held, refused := refusal(err)
-	if refused && q.Try && l.mayBeParked(held.Status) {
+	if refused && try && l.mayBeParked(held.Status) {
 		soon, cancel := context.WithTimeout(ctx, tryTime)
 		defer cancel()
 		q.Try = false
 		g, err = l.inner.Acquire(soon, q)
 		if held, refused = refusal(err); refused && ctx.Err() == nil {
-			held.Cause, held.Position = lock.ErrHeld, 0
 			l.inUse(held.Status)
 		}
 	}
 	if refused {
+		if try && ctx.Err() == nil {
+			held.Cause, held.Position = lock.ErrHeld, 0
+		}
 		l.b.explain(&held.Status)
 	}
 	return g, err

@@ -31,7 +31,7 @@ var house = []room{
 	{path: "internal/jsonlines", may: "api/locksidecar/v1"},
 	{path: "heartbeat", may: "lock"},
 	{path: "internal/workers"},
-	{path: "arbiter", may: "lock", test: "backends/embedded"},
+	{path: "arbiter", may: "lock", test: "backends/embedded backends/leasekit"},
 	{path: "session/ledger", may: "lock"},
 	{path: "session", may: "lock heartbeat session/ledger internal/workers", test: "arbiter backends/embedded"},
 

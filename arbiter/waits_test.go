@@ -1,0 +1,114 @@
+package arbiter
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// Who learns in the store who was in the way says first that it may block.
+func TestEndOfAWaitSaysThatItBlocks(t *testing.T) {
+	inHouse(t, func(h *house) {
+		a, b := h.side(Options{Turns: 9}), h.side(Options{Turns: 9})
+		g := b.take(exclusive())
+		first := a.ask(exclusive())
+		said := false
+		a.way.beforeGet = func() {
+			if !said {
+				t.Error("the store is asked without a word")
+			}
+		}
+		ctx, cancel := context.WithCancel(lock.WithBlocking(h.Context(), func() { said = true }))
+		cancel()
+		if _, err := a.Acquire(ctx, exclusive()); !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
+		first.cancel()
+		synctest.Wait()
+		b.give(g)
+		a.close()
+		b.close()
+	})
+}
+
+// givesUpInVain loses answers to Withdraw.
+type givesUpInVain struct {
+	leasekit.Driver
+	times *int
+}
+
+func (d givesUpInVain) Describe(ctx context.Context, r leasekit.Ref, owner string) error {
+	return d.Driver.(leasekit.Teller).Describe(ctx, r, owner)
+}
+
+func (d givesUpInVain) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.Withdrawn, error) {
+	found, err := d.Driver.Withdraw(ctx, w)
+	if *d.times > 0 {
+		*d.times--
+		return found, lock.ErrUnavailable
+	}
+	return found, err
+}
+
+// A try that has waited a moment for what may be parked is a try, also when it had to be
+// given up twice.
+func TestTryThatIsGivenUpTwice(t *testing.T) {
+	inHouse(t, func(h *house) {
+		b := h.side(Options{Turns: 9})
+		g := b.take(exclusive())
+		lose := 1
+		local := New(h.store, Options{Turns: 9, Clock: h.clock})
+		inner, err := h.store.OpenThrough(h.Context(), lock.LeaseOptions{TTL: ttl}, h.clock, func(d leasekit.Driver) leasekit.Driver {
+			return givesUpInVain{d, &lose}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := start(h.Context(), local, inner, lock.LeaseOptions{TTL: ttl})
+		go func() {
+			for range a.Events() {
+			}
+		}()
+		q := try(exclusive())
+		if _, err := a.Acquire(h.Context(), q); !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("got %v", err)
+		}
+		if _, err := a.Acquire(h.Context(), q); !errors.Is(err, lock.ErrHeld) {
+			t.Errorf("again: got %v", err)
+		}
+		if err := a.Close(h.Context()); err != nil {
+			t.Error(err)
+		}
+		b.give(g)
+		b.close()
+	})
+}
+
+// The place in the queue that the end of a wait names counts those of other sidecars, too.
+func TestPlaceBehindOthers(t *testing.T) {
+	inHouse(t, func(h *house) {
+		a, b := h.side(Options{Turns: 9}), h.side(Options{Turns: 9})
+		g := b.take(exclusive())
+		q := exclusive()
+		q.Direct = true
+		other := b.ask(q)
+		first, second := a.ask(exclusive()), a.ask(exclusive())
+		second.cancel()
+		synctest.Wait()
+		var held *lock.HeldError
+		if !errors.As(second.err, &held) || held.Position != 3 {
+			t.Errorf("got %+v", second.err)
+		}
+		b.give(g)
+		h.granted(other)(other, first)
+		b.give(other.g)
+		h.granted(other, first)(other, first)
+		a.give(first.g)
+		a.close()
+		b.close()
+	})
+}
