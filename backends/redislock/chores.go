@@ -3,6 +3,7 @@ package redislock
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -30,12 +31,45 @@ func (d *driver) goOn(r lock.Resource) {
 	}
 }
 
+// tellAll has all sidecars told that share a lock that somebody waits for, where the
+// script has told some. Where this is not done, they find out when their time is over.
+func (d *driver) tellAll(r lock.Resource) {
+	select {
+	case d.crowd <- r:
+	default:
+	}
+}
+
+// contend tells them. It looks at them in steps, and each sidecar shares as one.
+func (d *driver) contend(ctx context.Context, r lock.Resource) {
+	st, err := d.b.Get(ctx, r)
+	if err != nil {
+		return
+	}
+	for some := range slices.Chunk(st.Holders, maxPipeline) {
+		pipe := d.b.client.Pipeline()
+		for _, h := range some {
+			if h.Cohort && h.Lease != d.id {
+				pipe.Publish(ctx, d.b.keys.channel+string(h.Lease), "c "+string(h.ID))
+			}
+		}
+		if pipe.Len() == 0 {
+			continue
+		}
+		if _, err := pipe.Exec(ctx); err != nil {
+			return
+		}
+	}
+}
+
 // chores works until ctx ends.
 func (d *driver) chores(ctx context.Context) {
 	for {
 		select {
 		case r := <-d.more:
 			d.b.advance(ctx, r)
+		case r := <-d.crowd:
+			d.contend(ctx, r)
 		case <-d.looks:
 			_, _ = d.lookAround(ctx) // it only helps others
 		case <-ctx.Done():

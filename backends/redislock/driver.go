@@ -50,6 +50,7 @@ type driver struct {
 	renewed time.Duration // on the clock, before the last heartbeat was sent that the store carried out
 
 	more  chan lock.Resource
+	crowd chan lock.Resource
 	looks chan struct{}
 	found chan finding // by heartbeats; has room for one
 
@@ -73,7 +74,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	}
 	d := &driver{
 		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar, ttl: o.TTL, grace: b.cfg.grace, recheck: leasekit.RecheckOf(o.TTL),
-		beatTurn: make(chan struct{}, 1), more: make(chan lock.Resource, 256), looks: make(chan struct{}, 1),
+		beatTurn: make(chan struct{}, 1), more: make(chan lock.Resource, 256), crowd: make(chan lock.Resource, 64), looks: make(chan struct{}, 1),
 		found: make(chan finding, 1), subscribed: make(chan struct{}),
 	}
 	if d.grace < 0 {
@@ -288,6 +289,9 @@ func (d *driver) answer(s *slot, q lock.Request, r reply) (a leasekit.Answer, do
 	case kind == "WAIT":
 		if ms, ok := fields[1].(int64); ok && ms > 0 {
 			a.Recheck = time.Duration(ms+5) * time.Millisecond
+		}
+		if len(fields) > 2 {
+			d.tellAll(q.Resource)
 		}
 		return a, true, nil
 	default:

@@ -27,19 +27,26 @@ local function take()
 end
 
 -- Tells those whom the new waiter stands behind, where they stand there for several
--- apps. It is a hint: of many readers some are told.
+-- apps. It is a hint. True: of many readers some were told, and the caller tells all.
 local function tell(waiter, record)
-  if not record or string.sub(record, -2) ~= '\0c' then return end
+  if not record or string.sub(record, -2) ~= '\0c' then return false end
   local _, _, _, holder = parse(record)
   if holder ~= lease then redis.call('PUBLISH', ARGV[1] .. holder, 'c ' .. waiter) end
+  return true
 end
 local function contend()
   local last = redis.call('ZRANGE', KEYS[5], -1, -1)[1]
-  if last then return tell(last, redis.call('HGET', KEYS[6], last)) end
-  local page = redis.call('HSCAN', KEYS[4], '0', 'COUNT', 16)[2]
-  for i = 1, #page, 2 do
-    if string.sub(page[i], 1, 1) == 'h' then tell(string.sub(page[i], 2), page[i + 1]) end
+  if last then
+    tell(last, redis.call('HGET', KEYS[6], last))
+    return false
   end
+  local told = false
+  local scan = redis.call('HSCAN', KEYS[4], '0', 'COUNT', 16)
+  local page = scan[2]
+  for i = 1, #page, 2 do
+    if string.sub(page[i], 1, 1) == 'h' and tell(string.sub(page[i], 2), page[i + 1]) then told = true end
+  end
+  return told and scan[1] ~= '0'
 end
 
 local fence, over = own() -- a retry finds its own grant
@@ -53,6 +60,7 @@ local queued = redis.call('ZSCORE', KEYS[5], id)
 if not queued and redis.call('EXISTS', KEYS[5]) == 0 and grantable(mode) then return take() end
 
 -- It is in somebody's way or somebody is in its way: look whether they live.
+local crowd = false
 local soonest = purge()
 promote()
 fence = own()
@@ -64,7 +72,7 @@ if not queued then
     if more then return {'MORE'} end
     return holders({'HELD', nowstr})
   end
-  contend()
+  crowd = contend()
   redis.call('ZADD', KEYS[5], next_number(), id)
   redis.call('HSET', KEYS[6], id, mode .. ' 0 ' .. nowstr .. ' ' .. lease .. ' 0 - ' .. who)
   redis.call('ZADD', KEYS[3], 0, member)
@@ -72,4 +80,5 @@ end
 if more then return {'MORE'} end
 local wait = 0
 if soonest then wait = math.ceil((soonest - now) / 1000) end
+if crowd then return {'WAIT', wait, 1} end
 return {'WAIT', wait}

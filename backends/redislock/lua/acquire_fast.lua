@@ -3,7 +3,8 @@
 -- ARGV: 1 channel prefix, 2 resource, 3 lease, 4 id, 5 mode, 6 who, 7 try (1 or 0),
 -- 8 the term of the server that the lease trusts, see server.lua; absent: a process that
 -- is alone has only one
--- Reply: the fence; or a table that starts with LOST, GONE, HELD, WAIT, MORE (ask
+-- Reply: the fence; or a table that starts with LOST, GONE, HELD, WAIT (when to ask again
+-- follows, and 1 where not all were told that it waits), MORE (ask
 -- again at once), GRANTED (the fence follows; there is more to hand on) or STRANGER
 -- (the process was a replica meanwhile and may know less; nothing was done).
 -- Model: lease.ASK, retry.ASK.
