@@ -2,7 +2,9 @@ package backendtest
 
 import (
 	"errors"
+	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/locksidecar/locksidecar/arbiter"
@@ -137,6 +139,10 @@ func testArbiterParked(e *env) {
 	if st := e.get(a.b, r); len(st.Holders) != 1 || !st.Holders[0].Parked {
 		e.Errorf("its own sidecar says of a parked hold: %+v", st)
 	}
+	e.eventually("another sidecar says that it is parked", func() bool {
+		st := e.get(b.b, r)
+		return len(st.Holders) == 1 && st.Holders[0].Parked && st.Holders[0].Sidecar == a.name && st.Holders[0].Owner.PID == 0
+	})
 	e.release(b.sidecar, e.start(b.sidecar, request(r, lock.Exclusive)).granted())
 
 	a.parks(r)
@@ -175,63 +181,93 @@ func testArbiterUnheard(e *env) {
 	e.release(b, e.start(b, request(r, lock.Exclusive)).granted())
 }
 
-// testArbiterStarvesNobody: one caller beside many that never stop.
+// testArbiterStarvesNobody: one caller beside many at another sidecar, who never stop. Those
+// who were there first are served, each once, and then it is.
 func testArbiterStarvesNobody(e *env) {
-	a, b := e.arbitrated(arbiter.Options{Park: 100 * time.Millisecond}, longTTL), e.arbitrated(arbiter.Options{Park: 100 * time.Millisecond}, longTTL)
-	r := e.name("r")
-	var fences struct {
-		sync.Mutex
-		last lock.Fence
-		held bool
-	}
-	turn := func(s *sidecar) {
-		g, err := s.Acquire(e.ctx, request(r, lock.Exclusive))
-		if err != nil {
-			e.Errorf("Acquire: %v", err)
-			return
-		}
-		fences.Lock()
-		if fences.held || g.Fence <= fences.last {
-			e.Errorf("fence %d after %d, and it is held: %t", g.Fence, fences.last, fences.held)
-		}
-		fences.held, fences.last = true, g.Fence
-		fences.Unlock()
-		fences.Lock()
-		fences.held = false
-		fences.Unlock()
-		if err := s.Release(e.ctx, r, g.ID); err != nil {
-			e.Errorf("Release: %v", err)
-		}
-	}
-	stop := make(chan struct{})
-	var busy sync.WaitGroup
-	for range 8 {
-		busy.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-					turn(a.sidecar)
+	const crowd = 32
+	o := arbiter.Options{Park: 100 * time.Millisecond}
+	a, b := e.arbitrated(o, longTTL), e.arbitrated(o, longTTL)
+	for i := range 3 {
+		r := e.name(fmt.Sprint(i))
+		g := e.acquire(a.sidecar, r, lock.Exclusive)
+		var grants atomic.Int64
+		fences := &growing{e: e, last: g.Fence}
+		stop := make(chan struct{})
+		var busy sync.WaitGroup
+		for range crowd {
+			busy.Go(func() {
+				for open := true; open; {
+					g, err := a.Acquire(e.ctx, request(r, lock.Exclusive))
+					if err != nil {
+						e.Errorf("Acquire: %v", err)
+						return
+					}
+					grants.Add(1)
+					fences.next(g)
+					if err := a.Release(e.ctx, r, g.ID); err != nil {
+						e.Errorf("Release: %v", err)
+					}
+					select {
+					case <-stop:
+						open = false
+					default:
+					}
 				}
-			}
-		})
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for range 10 {
-			turn(b.sidecar)
+			})
 		}
-	}()
-	select {
-	case <-done:
-	case <-time.After(patience):
-		e.Errorf("one caller has waited for %s beside eight that never stop", patience)
+		e.eventually("the crowd waits", func() bool { return len(e.get(a.b, r).Waiters) == crowd })
+		before := a.arb.Stats()
+		one := e.queue(b.sidecar, r, lock.Exclusive)
+		a.hears(before)
+		e.release(a.sidecar, g)
+		fences.next(one.granted())
+		if n := grants.Load(); n != crowd {
+			e.Errorf("one caller was granted after %d of the %d who were there before", n, crowd)
+		}
+		close(stop)
+		e.release(b.sidecar, one.grant)
+		busy.Wait()
 	}
-	close(stop)
-	busy.Wait()
-	<-done
+}
+
+// growing checks that fences grow.
+type growing struct {
+	e    *env
+	mu   sync.Mutex
+	last lock.Fence
+}
+
+func (f *growing) next(g lock.Grant) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if g.Fence <= f.last {
+		f.e.Errorf("fence %d after %d", g.Fence, f.last)
+	}
+	f.last = g.Fence
+}
+
+// testArbiterServerLacksParked: what is parked is worth nothing on a server that does not know
+// of it, also where nobody has it who could be told.
+func testArbiterServerLacksParked(e *env) {
+	e.apart()
+	a := e.arbitrated(arbiter.Options{Park: time.Hour}, longTTL)
+	r := e.name("r")
+	lead := e.fork()
+	a.parks(r)
+	lead(true, a.arb.Backend)
+	e.eventually("the sidecar knows that the hold is gone", func() bool { return a.arb.Stats().Parked == 0 })
+	saved := a.arb.Stats().Saved
+	var g lock.Grant
+	if err := e.answered(func() (err error) { g, err = a.Acquire(e.ctx, request(r, lock.Exclusive)); return err }); err != nil {
+		e.Fatalf("Acquire: %v", err)
+	}
+	if a.arb.Stats().Saved != saved {
+		e.Errorf("granted by a hold that the store does not have: %+v", g)
+	}
+	if err := e.answered(func() error { return a.Release(e.ctx, r, g.ID) }); err != nil {
+		e.Errorf("Release: %v", err)
+	}
+	lead(false, a.arb.Backend)
 }
 
 // testArbiterForced: whoever has the hold now is told.
@@ -285,7 +321,7 @@ func testArbiterShown(e *env) {
 	next := w.granted()
 	e.eventually("another sidecar names who has it", func() bool {
 		st := e.get(b.b, r)
-		return len(st.Holders) == 1 && st.Holders[0].ID == next.ID && st.Holders[0].Owner.PID == 4712 && st.Holders[0].Owner.Label == "next"
+		return len(st.Holders) == 1 && st.Holders[0].ID == next.ID && st.Holders[0].Fence == next.Fence && st.Holders[0].Owner.PID == 4712 && st.Holders[0].Owner.Label == "next"
 	})
 	for _, s := range []arbitrated{a, b} {
 		if err := s.b.ForceRelease(e.ctx, r, g.ID, 0); !errors.Is(err, lock.ErrNotHolder) {

@@ -90,6 +90,7 @@ var usual = []conformance{
 	{name: "ArbiterForced", run: testArbiterForced},
 	{name: "ArbiterShown", run: testArbiterShown},
 	{name: "ArbiterDies", run: testArbiterDies},
+	{name: "ArbiterServerLacksParked", run: testArbiterServerLacksParked, needs: needs[Switcher]("Switcher")},
 
 	{name: "ExclusionUnderLoad", run: testExclusionUnderLoad},
 	{name: "SharingUnderLoad", run: testSharingUnderLoad, shares: true},
