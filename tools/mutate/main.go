@@ -84,7 +84,7 @@ func main() {
 	var o options
 	flag.StringVar(&o.base, "diff", "", "only lines that were changed since this `commit`")
 	flag.StringVar(&o.jsonTo, "json", "", "write all results to this `file`")
-	flag.StringVar(&o.match, "match", "", "only files whose path contains this `text`")
+	flag.StringVar(&o.match, "match", "", "only files whose path in the repository contains this `text`")
 	flag.StringVar(&o.run, "run", "", "only tests that match, as go test -run")
 	flag.StringVar(&o.skip, "skip", "", "no tests that match, as go test -skip")
 	flag.IntVar(&o.jobs, "jobs", 1, "how many at the same time")
@@ -201,7 +201,11 @@ func mutants(ctx context.Context, root string, p pkg, o options) (*source, []Mut
 	var all []Mutant
 	for _, name := range slices.Concat(p.GoFiles, p.EmbedFiles) {
 		path := filepath.Join(p.Dir, name)
-		if filepath.Ext(name) != ".go" && filepath.Ext(name) != ".lua" || !strings.Contains(path, o.match) {
+		rel, err := filepath.Rel(root, path)
+		if err != nil {
+			return nil, nil, err
+		}
+		if filepath.Ext(name) != ".go" && filepath.Ext(name) != ".lua" || !strings.Contains(rel, o.match) {
 			continue
 		}
 		src, err := os.ReadFile(path) //nolint:gosec // a file of the tree
@@ -221,10 +225,6 @@ func mutants(ctx context.Context, root string, p pkg, o options) (*source, []Mut
 			}
 		}
 		lines := bytes.Split(src, []byte("\n"))
-		rel, err := filepath.Rel(root, path)
-		if err != nil {
-			return nil, nil, err
-		}
 		for _, m := range found {
 			if o.base != "" && !touched[m.Line] {
 				continue

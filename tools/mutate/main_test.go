@@ -59,6 +59,11 @@ const luaSource = `-- a < b
 local x = tonumber(redis.call('GET', KEYS[1])) -- + 1
 if not x or x <= now then return {'LOST and'} end
 redis.call('SET', KEYS[1], x + 1)
+if not x then return end
+if x then x = x * 9 end
+redis.call('HSET', KEYS[1], (x),
+  'a)' .. x)
+return nil
 `
 
 func TestInLua(t *testing.T) {
@@ -70,14 +75,18 @@ func TestInLua(t *testing.T) {
 	want := []string{
 		"<= becomes <: if not x or x < now then return {'LOST and'} end",
 		"or becomes and: if not x and x <= now then return {'LOST and'} end",
-		"not becomes: if x or x <= now then return {'LOST and'} end",
+		"not is left out: if x or x <= now then return {'LOST and'} end",
+		"the condition is turned round: if not (not x or x <= now) then return {'LOST and'} end",
 		"nil is returned: if not x or x <= now then return nil end",
 		"+ becomes -: redis.call('SET', KEYS[1], x - 1)",
-		"1 becomes one more: redis.call('SET', KEYS[1], x + 1+1)",
+		"1 becomes 2: redis.call('SET', KEYS[1], x + 2)",
 		"the statement is left out: ",
-	}
-	for i := range got {
-		got[i] = strings.ReplaceAll(got[i], "becomes :", "becomes:")
+		"not is left out: if x then return end",
+		"the statement is left out: if not x then  end",
+		"the condition is turned round: if not (x) then x = x * 9 end",
+		"9 becomes 10: if x then x = x * 10 end",
+		"the statement is left out: if x then  end",
+		"the statement is left out: ",
 	}
 	slices.Sort(got)
 	slices.Sort(want)

@@ -96,7 +96,7 @@ func TestScript(t *testing.T) {
 func TestRun(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
-		"go.mod": "module p\n\ngo 1.26.0\n", "p.go": module, "p_test.go": moduleTest, "answer.lua": "local x = 1 + 1\n",
+		"go.mod": "module p\n\ngo 1.26.0\n", "p.go": module, "p_test.go": moduleTest, "answer.lua": "local x = 1 + 1\nlocal y = 7\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -126,7 +126,7 @@ func TestRun(t *testing.T) {
 	}
 	want := map[string][]string{
 		survived: {
-			"answer.lua: local x = 1 + 1: 1 becomes one more",
+			"answer.lua: local y = 7: 7 becomes 8",
 			"p.go: if len(s) > 100 {: > becomes >=",
 			"p.go: if len(s) > 100 {: 100 becomes 101",
 			"p.go: pause = 2 * time.Second: 2 becomes 3",
@@ -150,6 +150,8 @@ func TestRun(t *testing.T) {
 			"p.go: return len(a): zero is returned in place of len(a)",
 			"p.go: func Script() string { return script }: zero is returned in place of script",
 			"answer.lua: local x = 1 + 1: + becomes -",
+			"answer.lua: local x = 1 + 1: 1 becomes 2",
+			"answer.lua: local x = 1 + 1: 1 becomes 2",
 		},
 	}
 	for result := range want {
