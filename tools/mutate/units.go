@@ -21,8 +21,9 @@ import (
 
 // binary is a built test binary.
 type binary struct {
-	path string
-	of   pkg
+	path  string
+	of    pkg
+	start time.Duration // what it takes beside its tests, such as to start a server
 }
 
 // unit is a test, or a part of one that takes long.
@@ -173,8 +174,27 @@ func (b *bundle) survey(ctx context.Context) error {
 			}
 			b.units = append(b.units, u)
 		}
+		b.setOff(i)
 	}
 	return nil
+}
+
+// setOff takes the start of a binary off what its tests take: those that run together share it.
+func (b *bundle) setOff(in int) {
+	var own []*unit
+	for _, u := range b.units {
+		if u.in == in {
+			own = append(own, u)
+		}
+	}
+	if len(own) == 0 {
+		return
+	}
+	least := slices.MinFunc(own, func(a, b *unit) int { return cmp.Compare(a.took, b.took) }).took
+	b.bins[in].start = least
+	for _, u := range own {
+		u.took -= least
+	}
 }
 
 // list runs the tests of a binary all together and gives them, and the parts of those
@@ -281,7 +301,7 @@ func (b *bundle) try(ctx context.Context, m *Mutant, env ...string) error {
 			sum += units[n].took
 			n++
 		}
-		limit := 4*sum + 5*time.Second
+		limit := 4*(b.bins[units[0].in].start+sum) + 5*time.Second
 		if b.o.timeout != 0 {
 			limit = b.o.timeout
 		}
