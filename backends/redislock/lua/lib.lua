@@ -138,10 +138,9 @@ end
 
 -- Takes one waiter out of the queue; those behind it may be due then.
 local function give_up(id)
-  if redis.call('ZREM', KEYS[5], id) == 0 then return false end
+  if redis.call('ZREM', KEYS[5], id) == 0 then return end
   redis.call('HDEL', KEYS[6], id)
   promote()
-  return true
 end
 
 -- A request that was given up must not be carried out when a copy of it arrives
