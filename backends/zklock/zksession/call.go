@@ -32,6 +32,7 @@ type Call struct {
 	name    string // for whom observes
 	path    string
 	watches bool
+	below   bool // it is the children that are watched
 	makes   bool // a node
 	ordered bool // only when nothing from before can come later, see Sync
 	parts   []*Call
@@ -116,6 +117,14 @@ func Children(path string) *Call {
 		a.children, _, a.err = conn.Children(path)
 		return a
 	}}
+}
+
+// WatchChildren lists the children of a node and, if it is there, has OnEvent called when
+// one comes or goes, or the node is deleted, once; perhaps before the answer.
+func WatchChildren(path string) *Call {
+	c := Children(path)
+	c.watches, c.below = true, true
+	return c
 }
 
 // Sync makes the server catch up with the leader: what is read behind it is not

@@ -57,15 +57,8 @@ func (s *Session) Together(ctx context.Context, calls ...*Call) error {
 
 // one carries out a call.
 func (s *Session) one(ctx context.Context, c *Call) {
-	carry := func() {
-		if a := s.start(ctx, c); a != nil {
-			a.wait(ctx)
-		}
-	}
-	if c.watches {
-		s.watch(c, carry)
-	} else {
-		carry()
+	if a := s.start(ctx, c); a != nil {
+		a.wait(ctx)
 	}
 }
 
@@ -74,6 +67,7 @@ type asking struct {
 	s        *Session
 	c        *Call
 	l        *link
+	watch    *watch // nil: it watches nothing
 	limit    *time.Timer
 	began    time.Time
 	result   chan answer
@@ -83,6 +77,9 @@ type asking struct {
 // start gives a call to the library; nil when it has ended before that.
 func (s *Session) start(ctx context.Context, c *Call) *asking {
 	a := &asking{s: s, c: c, limit: time.NewTimer(s.cfg.Timeout), result: make(chan answer, 1), finished: make(chan struct{})}
+	if c.watches {
+		a.watch = s.watch(c)
+	}
 	if err := a.start(ctx); err != nil {
 		a.limit.Stop()
 		c.fail(err)
@@ -156,6 +153,9 @@ func (a *asking) wait(ctx context.Context) {
 		s.end(ErrExpired)
 	case c.Err != nil && s.Err() != nil:
 		c.fail(s.Err())
+	}
+	if a.watch != nil {
+		s.watched(c, a.watch)
 	}
 }
 

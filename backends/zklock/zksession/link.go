@@ -128,6 +128,7 @@ const (
 	opDelete          = 2
 	opGet             = 4
 	opClose           = -11
+	opChildren        = 12
 	opMulti           = 14
 	opCreate2         = 15
 	opCreateContainer = 19
@@ -155,8 +156,8 @@ func (l *link) Write(b []byte) (int, error) {
 		case opCreate:
 			l.births.expect(xid)
 			binary.BigEndian.PutUint32(b[8:], opCreate2) // b is the library's buffer, for this packet alone
-		case opGet:
-			l.s.marked(b)
+		case opGet, opChildren:
+			l.s.marked(b, op == opChildren)
 		case opDelete:
 			if instead := l.s.asksForWatches(b); instead != nil {
 				return len(b), l.write(instead)

@@ -39,7 +39,8 @@ type Config struct {
 	// KeepAlive keeps the session alive when nothing is asked for. Without it the
 	// session expires unless there are requests, whatever becomes of connections.
 	KeepAlive bool
-	// OnEvent is called when a node that is watched was changed or deleted, mostly
+	// OnEvent is called when a node that is watched was changed or deleted, or its children
+	// were that are watched, mostly
 	// on the goroutine that reads from the server: it must not block, and not ask
 	// for anything.
 	OnEvent func(Event)
@@ -54,6 +55,7 @@ type Config struct {
 type Event struct {
 	Path    string
 	Deleted bool
+	Below   bool // its children have changed
 }
 
 // Session is one session of ZooKeeper, on one connection after the other.
@@ -285,8 +287,8 @@ func (s *Session) event(e zk.Event) {
 		case zk.StateDisconnected, zk.StateExpired:
 			s.linkDown()
 		}
-	case zk.EventNodeDataChanged, zk.EventNodeDeleted:
-		s.happened(Event{Path: e.Path, Deleted: e.Type == zk.EventNodeDeleted})
+	case zk.EventNodeDataChanged, zk.EventNodeDeleted, zk.EventNodeChildrenChanged:
+		s.happened(Event{Path: e.Path, Deleted: e.Type == zk.EventNodeDeleted, Below: e.Type == zk.EventNodeChildrenChanged})
 	}
 }
 

@@ -19,49 +19,62 @@ import (
 // which all watches were set. An event comes before every answer that is later than what it tells of,
 // so none is missed; one that comes twice does no harm. All of it stands under the session's mutex.
 type watches struct {
-	paths  map[string]*watch
+	of     map[target]*watch
 	since  int64             // transaction: events of all before were told
 	asking map[string][]byte // requests for watches under way, see link.Write
 	asked  int               // of them, so far
 }
 
-// watch is of a node that may be watched.
+// target is what is watched: the data of a node, or its children.
+type target struct {
+	path  string
+	below bool
+}
+
+// watch is of what may be watched.
 type watch struct {
 	set bool // it is, and has told nothing yet
 }
 
 func newWatches() watches {
-	return watches{paths: make(map[string]*watch), asking: make(map[string][]byte)}
+	return watches{of: make(map[target]*watch), asking: make(map[string][]byte)}
 }
 
-// watch carries out a call that reads a node and watches it, unless it is watched already. From
-// before the call it is asked for on each new connection, so it does not matter which of them
-// has carried it.
-func (s *Session) watch(c *Call, carry func()) {
-	paths := s.watches.paths
+func (c *Call) target() target { return target{c.path, c.below} }
+
+// watch is called before a call that reads a node and watches it, unless it is watched already.
+// From then on it is asked for on each new connection, so it does not matter which of them
+// carries the call.
+func (s *Session) watch(c *Call) *watch {
 	s.mu.Lock()
-	w := paths[c.path]
+	defer s.mu.Unlock()
+	w := s.watches.of[c.target()]
 	if w == nil {
 		w = new(watch)
-		paths[c.path] = w
+		s.watches.of[c.target()] = w
 	}
-	s.mu.Unlock()
-	carry()
+	return w
+}
+
+// watched is called with the answer to such a call.
+func (s *Session) watched(c *Call, w *watch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case w != paths[c.path]: // it has told meanwhile
+	case w != s.watches.of[c.target()]: // it has told meanwhile
 	case c.Err == nil:
 		w.set = true
 	case !w.set && lost(c.Err) == nil: // the node is not there, or may not be read
-		delete(paths, c.path)
+		delete(s.watches.of, c.target())
 	}
 }
 
 // happened takes an event from the server.
 func (s *Session) happened(ev Event) {
 	s.mu.Lock()
-	delete(s.watches.paths, ev.Path)
+	if delete(s.watches.of, target{ev.Path, ev.Below}); ev.Deleted {
+		delete(s.watches.of, target{ev.Path, true})
+	}
 	s.mu.Unlock()
 	if s.cfg.OnEvent != nil {
 		s.cfg.OnEvent(ev)
@@ -73,21 +86,21 @@ const maxWatches = 128 << 10
 
 // rewatch asks a connection for all that was watched. s.mu is held.
 func (s *Session) rewatch(l *link) {
-	var all [][]string
+	var all [][]target
 	size := maxWatches
-	for p := range s.watches.paths {
-		if size += 4 + len(p); size > maxWatches {
-			all, size = append(all, nil), 4+len(p)
+	for w := range s.watches.of {
+		if size += 4 + len(w.path); size > maxWatches {
+			all, size = append(all, nil), 4+len(w.path)
 		}
-		all[len(all)-1] = append(all[len(all)-1], p)
+		all[len(all)-1] = append(all[len(all)-1], w)
 	}
 	if l.watched = len(all) == 0; l.watched {
 		return
 	}
 	since := s.watches.since
 	s.routines.Go(func() {
-		for _, paths := range all {
-			if !s.askFor(paths, since) {
+		for _, some := range all {
+			if !s.askFor(some, since) {
 				return // the next connection is asked again
 			}
 		}
@@ -104,11 +117,11 @@ const watchPrefix = "/locksidecar watches "
 // askFor has the server tell what has happened to nodes since a transaction, and watch those
 // to which nothing has. It is no request that somebody makes, so it is not counted as one
 // (see wanted).
-func (s *Session) askFor(paths []string, since int64) bool {
+func (s *Session) askFor(some []target, since int64) bool {
 	s.mu.Lock()
 	s.watches.asked++
 	name := fmt.Sprint(watchPrefix, s.watches.asked)
-	s.watches.asking[name] = setWatches(paths, since)
+	s.watches.asking[name] = setWatches(some, since)
 	s.mu.Unlock()
 	err := outcome(s.conn.Delete(name, math.MaxInt32))
 	s.mu.Lock()
@@ -116,34 +129,46 @@ func (s *Session) askFor(paths []string, since int64) bool {
 	s.mu.Unlock()
 	var refused Error
 	if errors.As(err, &refused) { // whoever is told reads the node, and watches it
-		for _, p := range paths {
-			s.happened(Event{Path: p})
+		for _, w := range some {
+			s.happened(Event{Path: w.path, Below: w.below})
 		}
 		return true
 	}
 	return err == nil
 }
 
-// setWatches is the body of a request for watches on the data of nodes.
-func setWatches(paths []string, since int64) []byte {
-	b := binary.BigEndian.AppendUint64(nil, uint64(since))   //nolint:gosec // the same bits
-	b = binary.BigEndian.AppendUint32(b, uint32(len(paths))) //nolint:gosec // small
-	for _, p := range paths {
-		b = binary.BigEndian.AppendUint32(b, uint32(len(p))) //nolint:gosec // small
-		b = append(b, p...)
+// setWatches is the body of a request for watches: on the data of nodes, on nodes that are not
+// there, and on children.
+func setWatches(some []target, since int64) []byte {
+	var data, below []string
+	for _, w := range some {
+		if w.below {
+			below = append(below, w.path)
+		} else {
+			data = append(data, w.path)
+		}
 	}
-	return append(b, make([]byte, 8)...) // no others: of nodes that are not there, and of children
+	b := binary.BigEndian.AppendUint64(nil, uint64(since)) //nolint:gosec // the same bits
+	for _, paths := range [][]string{data, nil, below} {
+		b = binary.BigEndian.AppendUint32(b, uint32(len(paths))) //nolint:gosec // small
+		for _, p := range paths {
+			b = binary.BigEndian.AppendUint32(b, uint32(len(p))) //nolint:gosec // small
+			b = append(b, p...)
+		}
+	}
+	return b
 }
 
-// marked sets the watch in a request that reads a node, where one is asked for.
-func (s *Session) marked(request []byte) {
+// marked sets the watch in a request that reads a node, or those below it, where one is asked
+// for.
+func (s *Session) marked(request []byte, below bool) {
 	path, ok := pathOf(request)
 	if !ok {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if w := s.watches.paths[string(path)]; w != nil && !w.set {
+	if w := s.watches.of[target{string(path), below}]; w != nil && !w.set {
 		request[len(request)-1] = 1
 	}
 }

@@ -3,6 +3,7 @@ package zksession
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -99,20 +100,74 @@ func TestLateAnswerOfAWatch(t *testing.T) {
 	asked, answered := make(chan struct{}), make(chan struct{})
 	var late sync.WaitGroup
 	late.Go(func() {
-		s.watch(Watch(path), func() {
-			close(asked)
-			<-answered
-		})
+		c := Watch(path)
+		w := s.watch(c)
+		close(asked)
+		<-answered
+		s.watched(c, w)
 	})
 	<-asked
 	s.happened(Event{Path: path})
-	s.watch(Watch(path), func() {
-		close(answered)
-		late.Wait()
-		request := binary.BigEndian.AppendUint32(make([]byte, 12), uint32(len(path)))
-		request = append(append(request, path...), 0)
-		if s.marked(request); request[len(request)-1] != 1 {
-			t.Error("the watch is not set again")
-		}
-	})
+	s.watch(Watch(path))
+	close(answered)
+	late.Wait()
+	request := binary.BigEndian.AppendUint32(make([]byte, 12), uint32(len(path)))
+	request = append(append(request, path...), 0)
+	if s.marked(request, true); request[len(request)-1] != 0 {
+		t.Error("the children are watched, too")
+	}
+	if s.marked(request, false); request[len(request)-1] != 1 {
+		t.Error("the watch is not set again")
+	}
+}
+
+// TestWatchChildren: a child that comes or goes is told once, also one between two connections;
+// the node's own data is another thing.
+func TestWatchChildren(t *testing.T) {
+	t.Parallel()
+	server := testengine.Shared(t, testengine.ZooKeeper)
+	road := testengine.Through(t, server)
+	var told events
+	back := make(chan struct{}, 10)
+	s := open(t, road.URL(), func(c *Config) { c.OnEvent, c.OnReconnect = told.add, func() { back <- struct{}{} } })
+	other := open(t, server.URL(), nil)
+	node := fmt.Sprintf("/below-%x", other.ID())
+	below, deleted := Event{Path: node, Below: true}, Event{Path: node, Deleted: true}
+	must(t, other, Create(node, nil, world, Persistent))
+	for _, change := range []*Call{
+		Create(node+"/a", nil, world, Ephemeral),
+		Delete(node+"/a", AnyVersion),
+	} {
+		must(t, s, WatchChildren(node))
+		must(t, s, WatchChildren(node))
+		must(t, s, Watch(node))
+		must(t, other, change)
+		told.take(t, below)
+		must(t, other, Set(node, nil, AnyVersion))
+		told.take(t, Event{Path: node})
+	}
+
+	// In one round trip with the create of a child, which is none of the news.
+	own, list := Create(node+"/b", nil, world, Ephemeral), WatchChildren(node)
+	if err := s.Chase(t.Context(), own, list); err != nil || own.Err != nil || list.Err != nil || len(list.Children) != 1 {
+		t.Fatalf("%v, %v, %v: %v", err, own.Err, list.Err, list.Children)
+	}
+	road.Inject(testengine.Sever)
+	must(t, other, Create(node+"/c", nil, world, Ephemeral))
+	select {
+	case <-back:
+	case <-time.After(patience):
+		t.Fatal("it does not connect again")
+	}
+	told.take(t, below)
+
+	must(t, other, Delete(node+"/c", AnyVersion))
+	must(t, s, Delete(node+"/b", AnyVersion))
+	must(t, s, WatchChildren(node))
+	must(t, other, Delete(node, AnyVersion))
+	told.take(t, deleted)
+	missing := WatchChildren(node)
+	if err := s.Do(t.Context(), missing); err != nil || !errors.Is(missing.Err, ErrNoNode) {
+		t.Errorf("of a node that is not there: %v, %v", err, missing.Err)
+	}
 }
