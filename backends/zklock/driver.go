@@ -45,7 +45,10 @@ type driver struct {
 	lasting chan struct{} // has a value when there are some again
 }
 
-var _ leasekit.Driver = (*driver)(nil)
+var (
+	_ leasekit.Driver = (*driver)(nil)
+	_ leasekit.Teller = (*driver)(nil)
+)
 
 const (
 	// maxTurns bounds how many requests are under way at a time, and maxLineTurns those
@@ -138,7 +141,7 @@ func (d *driver) advanceAll() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, l := range d.lines {
-		if len(l.waiting) > 0 {
+		if len(l.waiting) > 0 || l.curious() {
 			l.suspect = true
 			l.poke()
 		}

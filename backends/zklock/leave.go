@@ -84,6 +84,7 @@ func (d *driver) removeOnce(ctx context.Context, s *spot) (there bool, err error
 	d.mu.Lock()
 	names := s.names()
 	s.leaving = true
+	s.l.hush(s)
 	d.mu.Unlock()
 	there, err = d.leaseNode.removeOnce(ctx, s.l.path, names)
 	d.mu.Lock()

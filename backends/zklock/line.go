@@ -64,6 +64,10 @@ type line struct {
 	doomed   string // name of one whose forced release is about to be over
 	doom     time.Duration
 
+	last    []*spot // with a cohort, and nobody is known to stand behind them
+	ear     ear
+	changes int // of the children that were heard of
+
 	busy, again, poked bool          // see advance
 	calm               chan struct{} // closed when it is not busy any more; nil while nobody waits for that
 
@@ -139,12 +143,16 @@ func (l *line) step() (done bool, err error) {
 	d := l.d
 	if len(l.waiting) == 0 {
 		l.watch("")
+	}
+	switch {
+	case d.closed || d.set.Overdue():
+		return true, nil
+	case l.curious():
+		return false, l.list()
+	case len(l.waiting) == 0 || l.waiting[0].doubted:
 		return true, nil
 	}
 	w := l.waiting[0]
-	if w.doubted || d.closed || d.set.Overdue() {
-		return true, nil
-	}
 	if w.seq > l.known || l.deleted && len(l.queue) <= d.b.shortQueue {
 		return false, l.list()
 	}
@@ -183,40 +191,59 @@ func (l *line) blocker(s *spot) (b node, blocked bool) {
 func (l *line) list() error {
 	d := l.d
 	l.deleted = false
-	began, upTo, ahead := l.began, max(l.known, l.waiting[len(l.waiting)-1].seq), l.ahead
+	began, upTo, ahead, changes := l.began, l.known, l.ahead, l.changes
 	var before []*zksession.Call
 	if ahead {
 		before = append(before, zksession.Barrier())
 	}
 	l.ahead = false
-	w, own := l.waiting[0], zksession.Get(l.waiting[0].node)
-	unborn := w.czxid == 0
+	listen := len(l.last) > 0
+	queue := l.queueCall(listen)
+	var w *spot // that is not known when it was made
+	var own *zksession.Call
+	if n := len(l.waiting); n > 0 {
+		upTo = max(upTo, l.waiting[n-1].seq)
+		if l.waiting[0].czxid == 0 {
+			w, own = l.waiting[0], zksession.Get(l.waiting[0].node)
+		}
+	}
 	return l.unlocked(func() error {
 		var all sync.WaitGroup
-		if unborn {
+		if w != nil {
 			all.Go(func() { _ = d.ask(d.run, own) })
 		}
-		children, err := d.children(d.run, l.path, before...)
+		children, err := d.children(d.run, append(before, queue)...)
 		all.Wait()
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		if unborn && w.czxid == 0 && own.Err == nil {
+		if w != nil && w.czxid == 0 && own.Err == nil {
 			w.czxid = own.Stat.Czxid
 		}
 		switch {
 		case err != nil:
 			l.ahead = l.ahead || ahead
 		case l.began == began:
+			if listen {
+				l.listens(changes)
+			}
 			l.saw(children, upTo)
 		}
 		return err
 	})
 }
 
-// children lists the queue of a lock, behind other calls.
-func (d *driver) children(ctx context.Context, path string, before ...*zksession.Call) ([]string, error) {
-	queue := zksession.Children(path)
-	if err := d.ask(ctx, append(before, queue)...); err != nil {
+// queueCall lists the queue.
+func (l *line) queueCall(watch bool) *zksession.Call {
+	if watch {
+		return zksession.WatchChildren(l.path)
+	}
+	return zksession.Children(l.path)
+}
+
+// children lists the queue of a lock, by the last of the calls.
+func (d *driver) children(ctx context.Context, calls ...*zksession.Call) ([]string, error) {
+	queue := calls[len(calls)-1]
+	if err := d.ask(ctx, calls...); err != nil {
 		return nil, err
 	}
 	if errors.Is(queue.Err, zksession.ErrNoNode) {
@@ -236,6 +263,7 @@ func (l *line) unlocked(f func() error) error {
 // what it proves. What is known of larger numbers stays. d.mu is held.
 func (l *line) saw(children []string, upTo int32) {
 	nodes, last := parseNodes(children), upTo
+	l.heed(nodes)
 	if l.d.b.tree.curator && !l.strangers {
 		l.strangers = slices.ContainsFunc(nodes, func(n node) bool { return !n.shared && !n.bySidecar() })
 	}
@@ -436,6 +464,9 @@ func (l *line) add(s *spot) {
 	l.ahead = l.ahead || s.room.Session() != l.d.leaseNode.s
 	i, _ := slices.BinarySearchFunc(l.waiting, s.seq, func(o *spot, seq int32) int { return int(o.seq - seq) })
 	l.waiting = slices.Insert(l.waiting, i, s)
+	if s.cohort {
+		l.last = append(l.last, s)
+	}
 	l.extend(i)
 }
 
@@ -470,6 +501,7 @@ func (l *line) part(s *spot) {
 	if i := slices.Index(l.waiting, s); i >= 0 {
 		l.waiting = slices.Delete(l.waiting, i, i+1)
 	}
+	l.hush(s)
 	l.d.leaseNode.unsubscribe(s.node, s)
 	s.node, s.name, s.guard, s.held, s.doubted, s.ends = "", "", "", false, false, 0
 	l.placed--

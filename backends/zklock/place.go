@@ -48,8 +48,11 @@ func (d *driver) spotOf(q lock.Request, path string) *spot {
 	if l.users++; l.users == 2 && l.turns == nil { // one alone needs no turn
 		l.turns = make(chan struct{}, maxLineTurns)
 	}
-	s := &spot{Ref: leasekit.Ref{Resource: q.Resource, ID: q.ID}, l: l, mode: q.Mode}
-	s.rec = record{Lease: d.id, Sidecar: d.sidecar, Owner: ownerJSON(q.Owner)}
+	s := &spot{Ref: leasekit.Ref{Resource: q.Resource, ID: q.ID}, l: l, mode: q.Mode, cohort: q.Cohort != nil}
+	if s.cohort {
+		d.leaseNode.subscribe(path, (*comings)(l))
+	}
+	s.rec = record{Lease: d.id, Sidecar: d.sidecar, Owner: ownerJSON(q.Owner), Cohort: s.cohort}
 	d.spots[q.ID] = s
 	return s
 }
@@ -65,6 +68,7 @@ func (d *driver) forget(s *spot) {
 	}
 	if s.l.users--; s.l.users == 0 {
 		s.l.watch("")
+		d.leaseNode.unsubscribe(s.l.path, (*comings)(s.l))
 		delete(d.lines, s.l.path)
 	}
 }
@@ -176,7 +180,7 @@ func (d *driver) create(ctx context.Context, s *spot) error {
 	s.room = room
 	alone := l.placed == 0 && l.creating == 0
 	l.creating++
-	data := s.rec.encode()
+	changes, data := l.changes, s.rec.encode()
 	d.mu.Unlock()
 	defer func() {
 		d.mu.Lock()
@@ -189,7 +193,7 @@ func (d *driver) create(ctx context.Context, s *spot) error {
 		for _, p := range paths {
 			nodes = append(nodes, zksession.Create(p, data, t.acl, zksession.EphemeralSequential))
 		}
-		place, queue := nodes[0], zksession.Children(l.path)
+		place, queue := nodes[0], l.queueCall(s.cohort)
 		if t.curator {
 			place = zksession.Multi(nodes...)
 		}
@@ -209,6 +213,11 @@ func (d *driver) create(ctx context.Context, s *spot) error {
 				own := zksession.Get(nodes[1].Path)
 				_ = room.Session().Do(ctx, own)
 				nodes[1].Stat.Czxid = own.Stat.Czxid
+			}
+			if s.cohort {
+				d.mu.Lock()
+				l.listens(changes)
+				d.mu.Unlock()
 			}
 			return d.arrived(ctx, s, nodes, queue)
 		case errors.Is(place.Err, zksession.ErrLost), errors.Is(place.Err, zksession.ErrExpired), errors.Is(place.Err, zksession.ErrClosed):
@@ -270,6 +279,7 @@ func (d *driver) arrived(ctx context.Context, s *spot, nodes []*zksession.Call, 
 		s.l.saw(queue.Children, s.seq)
 	default: // what another session sees proves something of itself alone
 		all := parseNodes(queue.Children)
+		s.l.heed(all)
 		i := slices.IndexFunc(all, func(n node) bool { return n.name == s.name })
 		if i >= 0 && blocker(all, i, s.mode == lock.Shared) < 0 {
 			s.l.waiting = slices.DeleteFunc(s.l.waiting, func(o *spot) bool { return o == s })

@@ -18,6 +18,9 @@ type record struct {
 	Lease   lock.LeaseID    `json:"lease"`
 	Sidecar string          `json:"sidecar,omitempty"`
 	Owner   json.RawMessage `json:"owner,omitempty"`
+	// Cohort: it stands for several apps of the sidecar, and the owner is who has it now, if
+	// that is known.
+	Cohort bool `json:"cohort,omitempty"`
 	// Waited is how long it was in the queue before it was granted, by the clock of
 	// its sidecar.
 	Waited int64 `json:"waited_ms,omitempty"`

@@ -18,6 +18,8 @@ type spot struct {
 	mode lock.Mode
 	room *zksession.Room // of its nodes; nil: it has none
 
+	cohort bool // it stands for several apps
+
 	node  string // path of its node; empty: not known
 	name  string // the end of that
 	guard string // name of the second one, in the layout of Curator
@@ -350,7 +352,7 @@ func (d *driver) rewrite(ctx context.Context, s *spot, change func(*record) bool
 			return nil
 		case errors.Is(set.Err, zksession.ErrNoNode):
 			d.mu.Lock()
-			if s.node == path {
+			if s.node == path && !s.leaving {
 				d.missed(s)
 			}
 			d.mu.Unlock()

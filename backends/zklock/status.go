@@ -108,6 +108,7 @@ func (rd *reading) status(t *leaseNode) lock.Status {
 		h := lock.Holding{
 			ID: n.id, Mode: lock.Exclusive, Fence: t.fence(c.Stat.Czxid), Lease: rec.Lease, Sidecar: rec.Sidecar,
 			Owner: lock.DecodeOwner(string(rec.Owner)), Revoked: rec.Revoked != nil,
+			Cohort: rec.Cohort,
 		}
 		if n.shared || rec.Downgraded {
 			h.Mode = lock.Shared

@@ -60,7 +60,7 @@ func (d *driver) wayOf(ctx context.Context, s *spot) (*survey, error) {
 		j := blocker(nodes, len(nodes), s.mode == lock.Shared)
 		return j > 0 || j == 0 && (!downgraded || s.mode != lock.Shared)
 	}
-	children, err := d.children(ctx, s.l.path)
+	children, err := d.children(ctx, zksession.Children(s.l.path))
 	if err != nil || !inTheWay(parseNodes(children), false) {
 		return nil, err
 	}
@@ -110,7 +110,7 @@ func (l *line) survey(ctx context.Context) (*survey, error) {
 }
 
 func (d *driver) look(ctx context.Context, r lock.Resource, path string, v *survey) error {
-	children, err := d.children(ctx, path, zksession.Sync(path))
+	children, err := d.children(ctx, zksession.Sync(path), zksession.Children(path))
 	if err != nil {
 		return err
 	}

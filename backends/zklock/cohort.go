@@ -1,0 +1,116 @@
+package zklock
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// A request with a cohort stands for several apps of its sidecar, which answers by itself
+// until it hears that somebody else stands behind. The queue shows that, whoever it
+// is: each list of the queue that is made anyway watches the children of the lock's node
+// as well, so it costs no request where nobody comes. When a child has come or gone, the
+// line lists again, unless there can be no doubt who it was.
+
+// ear says whether a line will hear of who comes.
+type ear uint8
+
+const (
+	deaf      ear = iota // the queue is to be listed
+	listening            // the children are watched
+	resting              // they have changed; the queue is listed soon
+)
+
+// pauseForEach is how long a line rests before it lists a queue once more, for each
+// request in it. However many sidecars listen to one queue, they list it no
+// more often than once in this time, all together.
+const pauseForEach = 5 * time.Millisecond
+
+// curious reports whether the queue is to be listed for those with a cohort. d.mu is held.
+func (l *line) curious() bool { return l.ear == deaf && len(l.last) > 0 }
+
+// listens notes that the children are watched, by a list since which so many changes were
+// heard of. d.mu is held.
+func (l *line) listens(changes int) {
+	if l.changes == changes {
+		l.ear = listening
+	}
+}
+
+// heed takes a list of the queue, and tells those behind whom another lease's request stands
+// and must wait. d.mu is held.
+func (l *line) heed(nodes []node) {
+	l.last = slices.DeleteFunc(l.last, func(s *spot) bool {
+		behind := slices.ContainsFunc(nodes, func(n node) bool {
+			return n.seq > s.seq && (s.mode == lock.Exclusive || !n.shared) && l.d.spots[n.id] == nil
+		})
+		if behind {
+			l.contended(s)
+		}
+		return behind
+	})
+}
+
+func (l *line) contended(s *spot) {
+	l.d.push(leasekit.Push{Kind: leasekit.Contended, Ref: s.Ref})
+}
+
+// hush: of that request no news is wanted any more. d.mu is held.
+func (l *line) hush(s *spot) {
+	l.last = slices.DeleteFunc(l.last, func(o *spot) bool { return o == s })
+}
+
+// comings is a line as the watcher of the children of its node.
+type comings line
+
+// changed is called when a child has come or gone.
+func (c *comings) changed(bool) {
+	l := (*line)(c)
+	d := l.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l.changes++
+	l.ear = deaf
+	switch {
+	case len(l.last) == 0:
+	case l.placed == 1 && l.creating == 0 && l.last[0].held && l.last[0].mode == lock.Exclusive:
+		// Nobody was in front or behind, nor is another one of ours.
+		l.contended(l.last[0])
+		l.last = nil
+	default:
+		l.ear = resting
+		pause := time.Duration(len(l.queue)) * pauseForEach
+		d.do(func(ctx context.Context) {
+			if !sleep(ctx, pause) {
+				return
+			}
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			if l.ear == resting { // it was not listed since
+				l.ear = deaf
+				l.poke()
+			}
+		})
+	}
+}
+
+// Describe implements leasekit.Teller.
+func (d *driver) Describe(ctx context.Context, r leasekit.Ref, owner string) error {
+	d.mu.Lock()
+	s := d.spots[r.ID]
+	held := s != nil && s.Resource == r.Resource && s.held
+	d.mu.Unlock()
+	if !held {
+		return lock.ErrNotHolder
+	}
+	err := insist(ctx, func() error {
+		return d.rewrite(ctx, s, func(rec *record) bool {
+			rec.Owner = ownerJSON(owner)
+			return true
+		})
+	})
+	return d.failed("describe", r.Resource, err)
+}
