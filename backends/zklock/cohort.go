@@ -43,10 +43,17 @@ func (l *line) listens(changes int) {
 // heed takes a list of the queue, and tells those behind whom another lease's request stands
 // and must wait. d.mu is held.
 func (l *line) heed(nodes []node) {
+	last, writer := int32(-1), int32(-1) // of the others
+	for _, n := range nodes {
+		if l.d.spots[n.id] != nil {
+			continue
+		}
+		if last = n.seq; !n.shared {
+			writer = n.seq
+		}
+	}
 	l.last = slices.DeleteFunc(l.last, func(s *spot) bool {
-		behind := slices.ContainsFunc(nodes, func(n node) bool {
-			return n.seq > s.seq && (s.mode == lock.Exclusive || !n.shared) && l.d.spots[n.id] == nil
-		})
+		behind := writer > s.seq || last > s.seq && s.mode == lock.Exclusive
 		if behind {
 			l.contended(s)
 		}
@@ -63,11 +70,11 @@ func (l *line) hush(s *spot) {
 	l.last = slices.DeleteFunc(l.last, func(o *spot) bool { return o == s })
 }
 
-// comings is a line as the watcher of the children of its node.
-type comings line
+// arrivals is a line as the watcher of the children of its node.
+type arrivals line
 
 // changed is called when a child has come or gone.
-func (c *comings) changed(bool) {
+func (c *arrivals) changed(bool) {
 	l := (*line)(c)
 	d := l.d
 	d.mu.Lock()

@@ -69,8 +69,12 @@ func request(r lock.Resource, m lock.Mode) lock.Request {
 
 func hold(t *testing.T, l *lease, r lock.Resource, m lock.Mode) lock.Grant {
 	t.Helper()
+	return granted(t, l, request(r, m))
+}
+
+func granted(t *testing.T, l *lease, q lock.Request) lock.Grant {
+	t.Helper()
 	var g lock.Grant
-	q := request(r, m)
 	eventually(t, "it is granted", func() (err error) {
 		if g, err = l.Acquire(t.Context(), q); !errors.Is(err, lock.ErrUnavailable) && err != nil {
 			t.Fatalf("Acquire: %v", err)

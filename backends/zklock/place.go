@@ -50,7 +50,7 @@ func (d *driver) spotOf(q lock.Request, path string) *spot {
 	}
 	s := &spot{Ref: leasekit.Ref{Resource: q.Resource, ID: q.ID}, l: l, mode: q.Mode, cohort: q.Cohort != nil}
 	if s.cohort {
-		d.leaseNode.subscribe(path, (*comings)(l))
+		d.leaseNode.subscribe(path, (*arrivals)(l))
 	}
 	s.rec = record{Lease: d.id, Sidecar: d.sidecar, Owner: ownerJSON(q.Owner), Cohort: s.cohort}
 	d.spots[q.ID] = s
@@ -68,7 +68,7 @@ func (d *driver) forget(s *spot) {
 	}
 	if s.l.users--; s.l.users == 0 {
 		s.l.watch("")
-		d.leaseNode.unsubscribe(s.l.path, (*comings)(s.l))
+		d.leaseNode.unsubscribe(s.l.path, (*arrivals)(s.l))
 		delete(d.lines, s.l.path)
 	}
 }
