@@ -8,14 +8,18 @@ import (
 
 var onZooKeeper = plan{
 	key: "zookeeper", words: onzk.Words, kind: testengine.ZooKeeper, connect: onzk.Connect,
-	pairs: zooKeeperPairs, killMS: 25, oneRequest: true,
+	turns: true, pairs: zooKeeperPairs, killMS: 25, oneRequest: true,
 }
 
-const recipeLimit = 1.1 // of the library's own lock, at one caller
+const (
+	recipeLimit = 1.1  // of the library's own lock, at one caller
+	recipeAgain = 15.0 // of its pairs
+)
 
 func zooKeeperPairs(r results) []report.Target {
 	return []report.Target{
 		report.NewTarget("1 caller: a pair, to go-zookeeper's Lock (p50)", "µs", false, recipeLimit, r.p50(ourClient), r.p50(onzk.Recipe)),
 		report.NewTarget("1 caller: a pair without the socket, to go-zookeeper's Lock (p50)", "µs", false, recipeLimit, r.p50(ourDriver), r.p50(onzk.Recipe)),
+		report.NewTarget("1 caller: again, to go-zookeeper's Lock", "pairs/s", true, recipeAgain, r.rateOfOne(ourAgain), r.rateOfOne(onzk.Recipe)),
 	}
 }
