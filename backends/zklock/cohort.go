@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -28,6 +29,14 @@ const (
 // request in it. However many sidecars listen to one queue, they list it no
 // more often than once in this time, all together.
 const pauseForEach = 5 * time.Millisecond
+
+// queueCall is the call that lists the queue.
+func (l *line) queueCall(watch bool) *zksession.Call {
+	if watch {
+		return zksession.WatchChildren(l.path)
+	}
+	return zksession.Children(l.path)
+}
 
 // curious reports whether the queue is to be listed for those with a cohort. d.mu is held.
 func (l *line) curious() bool { return l.ear == deaf && len(l.last) > 0 }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,8 +44,13 @@ type news struct {
 
 // read renews a lease, and reads its events, until the test is over.
 func read(t *testing.T, l *lease) *news {
-	n := &news{t: t, of: make(map[lock.HoldID][]lock.EventKind)}
 	beating(t, l, l.ttl/10)
+	return events(t, l)
+}
+
+// events reads the events of a lease until the test is over.
+func events(t *testing.T, l *lease) *news {
+	n := &news{t: t, of: make(map[lock.HoldID][]lock.EventKind)}
 	done := make(chan struct{})
 	var reader sync.WaitGroup
 	reader.Go(func() {
@@ -86,11 +92,17 @@ func (n *news) contended(id lock.HoldID) {
 // listensAgain waits until a line has heard of so many changes, and listens.
 func listensAgain(t *testing.T, l *lease, r lock.Resource, changes int) {
 	t.Helper()
+	hasHeard(t, l, r, changes, listening)
+}
+
+// hasHeard waits until a line has heard of so many changes, and is as it should be.
+func hasHeard(t *testing.T, l *lease, r lock.Resource, changes int, is ear) {
+	t.Helper()
 	path, _ := l.driver.b.tree.lockPath(r)
-	eventually(t, "it listens again", func() error {
+	eventually(t, "it has heard", func() error {
 		l.driver.mu.Lock()
 		defer l.driver.mu.Unlock()
-		if line := l.driver.lines[path]; line.changes < changes || line.ear != listening {
+		if line := l.driver.lines[path]; line.changes < changes || line.ear != is {
 			return fmt.Errorf("after %d changes: %d", line.changes, line.ear)
 		}
 		return nil
@@ -98,10 +110,11 @@ func listensAgain(t *testing.T, l *lease, r lock.Resource, changes int) {
 }
 
 // TestTripsForSeveral: a request with a cohort costs what one without does, and nothing
-// while it is held and nobody comes.
+// while it is held and nobody comes; its own coming and going is no news.
 func TestTripsForSeveral(t *testing.T) {
 	eachLayout(t, func(t *testing.T, url, options string) {
 		_, l, requests := rechecked(t, url+options+"&timeout=10s", 30*time.Second, 200*time.Millisecond)
+		told := events(t, l)
 		r := unique()
 		want := map[string]int{"create": 40, "children": 40, "delete": 40}
 		if strings.HasSuffix(options, layoutCurator) {
@@ -132,6 +145,11 @@ func TestTripsForSeveral(t *testing.T) {
 		if n, _ := requests.take(); n["get"] > 20 || n["children"]+n["set"]+n["multi"] > 0 {
 			t.Errorf("20 holds took %v", n)
 		}
+		told.mu.Lock()
+		defer told.mu.Unlock()
+		if len(told.of) > 0 {
+			t.Errorf("told that somebody stands behind, and nobody did: %v", told.of)
+		}
 	})
 }
 
@@ -139,7 +157,7 @@ func TestTripsForSeveral(t *testing.T) {
 // is, and not of who need not wait, nor of others of its own lease.
 func TestWhoStandsBehind(t *testing.T) {
 	eachLayout(t, func(t *testing.T, url, options string) {
-		_, l := sidecar(t, url+options, 30*time.Second)
+		_, l, requests := counted(t, url+options, 30*time.Second)
 		told := read(t, l)
 		b, o := sidecar(t, url+options, 30*time.Second)
 		live(t, o)
@@ -148,8 +166,12 @@ func TestWhoStandsBehind(t *testing.T) {
 		} {
 			r := unique()
 			g := holdFor(t, l, r, c.ours)
+			requests.take()
 			w := queue(t, b, o, request(r, c.other))
 			told.contended(g.ID)
+			if n, _ := requests.take(); c.ours == lock.Exclusive && n["children"] > 0 {
+				t.Errorf("it has asked who came, and there was no doubt: %v", n)
+			}
 			release(t, l, g)
 			release(t, o, w.granted())
 		}
@@ -266,6 +288,31 @@ func TestListLostAfterNews(t *testing.T) {
 		lost := way.once(opChildren, string(r), cutBefore)
 		w := queue(t, b, o, request(r, lock.Exclusive))
 		<-lost
+		told.contended(g.ID)
+		release(t, l, g)
+		release(t, o, w.granted())
+	})
+}
+
+// TestHeardOfWhileOverdue: an overdue lease asks for nothing, so it lists who came when it is
+// renewed.
+func TestHeardOfWhileOverdue(t *testing.T) {
+	eachLayout(t, func(t *testing.T, url, options string) {
+		var ahead atomic.Int64
+		b := openAt(t, url+options)
+		b.clock = func() time.Duration { return lock.BootTime() + time.Duration(ahead.Load()) }
+		b.recheckOf = func(time.Duration) time.Duration { return time.Hour }
+		t.Cleanup(func() { _ = b.Close() })
+		l := newLease(t, b, 30*time.Second)
+		told := events(t, l)
+		b2, o := sidecar(t, url+options, 30*time.Second)
+		live(t, o)
+		r := unique()
+		g := holdFor(t, l, r, lock.Shared)
+		ahead.Store(int64(31 * time.Second))
+		w := queue(t, b2, o, request(r, lock.Exclusive))
+		hasHeard(t, l, r, 1, deaf)
+		eventually(t, "it is renewed", func() error { return beat(t.Context(), l) })
 		told.contended(g.ID)
 		release(t, l, g)
 		release(t, o, w.granted())

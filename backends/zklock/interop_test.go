@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/arbiter"
 	"github.com/locksidecar/locksidecar/backends/zklock"
 	"github.com/locksidecar/locksidecar/internal/javatest"
 	"github.com/locksidecar/locksidecar/internal/testengine"
@@ -20,9 +21,8 @@ const (
 	patience    = 30 * time.Second
 )
 
-// curatorLayout opens a backend that locks the same paths as Curator, and a
-// lease on it.
-func curatorLayout(t *testing.T, s testengine.Server, name string) (*javatest.Sidecar, lock.Backend) {
+// curatorLayout opens a backend that locks the same paths as Curator.
+func curatorLayout(t *testing.T, s testengine.Server) lock.Backend {
 	t.Helper()
 	b, err := zklock.Open(s.URL()+interopRoot+"?layout=curator", nil)
 	if err != nil {
@@ -33,7 +33,7 @@ func curatorLayout(t *testing.T, s testengine.Server, name string) (*javatest.Si
 			t.Error(err)
 		}
 	})
-	return javatest.NewSidecar(t, b, name, interopTTL), b
+	return b
 }
 
 // curator are the servers as Curator wants them.
@@ -53,6 +53,7 @@ func TestCurator(t *testing.T) {
 			t.Parallel()
 			t.Run("Counter", func(t *testing.T) { testCuratorCounter(t, s, kind) })
 			t.Run("TakeTurns", func(t *testing.T) { testCuratorTurns(t, s, kind) })
+			t.Run("Parked", func(t *testing.T) { testCuratorParked(t, s, kind) })
 		})
 	}
 }
@@ -72,7 +73,7 @@ func testCuratorCounter(t *testing.T, s testengine.Server, kind string) {
 	var sidecars []*javatest.Sidecar
 	var peers []*javatest.Peer
 	for i := range sides {
-		side, _ := curatorLayout(t, s, fmt.Sprintf("sidecar-%d", i))
+		side := javatest.NewSidecar(t, curatorLayout(t, s), fmt.Sprintf("sidecar-%d", i), interopTTL)
 		sidecars = append(sidecars, side)
 		peers = append(peers, javatest.Curator(t, c, fmt.Sprintf("java-%d", i), curator(s), kind, "/"+string(name)))
 	}
@@ -112,7 +113,8 @@ func testCuratorTurns(t *testing.T, s testengine.Server, kind string) {
 	const soon = 100 * time.Millisecond // of a wait that must be in vain
 	c := javatest.NewCounter(t)
 	name := lock.Resource("turns/" + kind)
-	side, b := curatorLayout(t, s, "sidecar")
+	b := curatorLayout(t, s)
+	side := javatest.NewSidecar(t, b, "sidecar", interopTTL)
 	peer := javatest.Curator(t, c, "java", curator(s), kind, "/"+string(name))
 	for _, tt := range []struct {
 		java, ours javatest.Mode
@@ -152,5 +154,28 @@ func testCuratorTurns(t *testing.T, s testengine.Server, kind string) {
 	}
 	if st, err := b.Get(t.Context(), name); err != nil || len(st.Holders)+len(st.Waiters) != 0 {
 		t.Errorf("in the end: %+v, %v", st, err)
+	}
+}
+
+// testCuratorParked: a lock that a sidecar keeps for nobody is free for Java.
+func testCuratorParked(t *testing.T, s testengine.Server, kind string) {
+	name := lock.Resource("parked/" + kind)
+	local := arbiter.New(curatorLayout(t, s), arbiter.Options{Turns: arbiter.MaxTurns, Park: time.Hour})
+	side := javatest.NewSidecar(t, local, "sidecar", interopTTL)
+	peer := javatest.Curator(t, javatest.NewCounter(t), "java", curator(s), kind, "/"+string(name))
+	for _, mode := range []javatest.Mode{javatest.Write, javatest.Read} {
+		for deadline := time.Now().Add(patience); local.Stats().Parked == 0; {
+			id, err := side.Take(t.Context(), name, javatest.Write)
+			if err == nil {
+				err = side.Release(t.Context(), name, id)
+			}
+			if err != nil || time.Now().After(deadline) {
+				t.Fatalf("it is not parked: %v", err)
+			}
+		}
+		if !peer.Enter(mode, patience) {
+			t.Fatalf("Java (%s) does not get a lock that is parked", mode)
+		}
+		peer.Leave(mode)
 	}
 }

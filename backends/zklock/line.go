@@ -232,26 +232,6 @@ func (l *line) list() error {
 	})
 }
 
-// queueCall lists the queue.
-func (l *line) queueCall(watch bool) *zksession.Call {
-	if watch {
-		return zksession.WatchChildren(l.path)
-	}
-	return zksession.Children(l.path)
-}
-
-// children lists the queue of a lock, by the last of the calls.
-func (d *driver) children(ctx context.Context, calls ...*zksession.Call) ([]string, error) {
-	queue := calls[len(calls)-1]
-	if err := d.ask(ctx, calls...); err != nil {
-		return nil, err
-	}
-	if errors.Is(queue.Err, zksession.ErrNoNode) {
-		return nil, nil
-	}
-	return queue.Children, queue.Err
-}
-
 // unlocked does something without d.mu.
 func (l *line) unlocked(f func() error) error {
 	l.d.mu.Unlock()

@@ -352,7 +352,7 @@ func (d *driver) rewrite(ctx context.Context, s *spot, change func(*record) bool
 			return nil
 		case errors.Is(set.Err, zksession.ErrNoNode):
 			d.mu.Lock()
-			if s.node == path && !s.leaving {
+			if s.node == path {
 				d.missed(s)
 			}
 			d.mu.Unlock()

@@ -71,6 +71,18 @@ func (d *driver) wayOf(ctx context.Context, s *spot) (*survey, error) {
 	return v, nil
 }
 
+// children lists the queue of a lock, by the last of the calls.
+func (d *driver) children(ctx context.Context, calls ...*zksession.Call) ([]string, error) {
+	queue := calls[len(calls)-1]
+	if err := d.ask(ctx, calls...); err != nil {
+		return nil, err
+	}
+	if errors.Is(queue.Err, zksession.ErrNoNode) {
+		return nil, nil
+	}
+	return queue.Children, queue.Err
+}
+
 // survey is who holds a lock and who stands in its queue, for people.
 type survey struct {
 	done chan struct{} // closed when the rest is set

@@ -43,7 +43,7 @@ var house = []room{
 	{path: "backends/embedded", may: "lock backends/leasekit backends/queue", test: "backends/backendtest"},
 	{path: "backends/redislock", may: "lock backends/leasekit backends/storeurl", test: "backends/backendtest backends/backendtest/served internal/testengine"},
 	{path: "backends/zklock/zksession", may: "lock", test: "internal/testengine"},
-	{path: "backends/zklock", may: "lock backends/leasekit backends/storeurl backends/zklock/zksession", test: "backends/backendtest internal/testengine internal/javatest"},
+	{path: "backends/zklock", may: "lock backends/leasekit backends/storeurl backends/zklock/zksession", test: "arbiter backends/backendtest internal/testengine internal/javatest"},
 	{path: "backends/mysqllock/mydb", may: "lock backends/storeurl", test: "internal/testengine"},
 	{path: "backends/sqllock", may: "lock backends/leasekit backends/queue backends/storeurl"},
 	{path: "backends/sqllock/mysql", may: "lock backends/sqllock backends/mysqllock/mydb", test: "backends/backendtest backends/backendtest/served backends/leasekit internal/testengine"},
