@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -111,12 +112,22 @@ func (r *road) carry(client net.Conn, to string) {
 		return
 	}
 	var pumps sync.WaitGroup
+	var cut atomic.Bool // nothing more comes through to the client
 	pumps.Go(func() {
-		r.pump(client, server, r.toServer)
+		r.pump(client, server, func(p []byte, first bool) action {
+			a := r.toServer(p, first)
+			cut.Store(a == cutAfter)
+			return a
+		})
 		l.end()
 	})
 	pumps.Go(func() {
-		if r.pump(server, client, r.toClient) {
+		if r.pump(server, client, func(p []byte, first bool) action {
+			if cut.Load() { // the server may be faster than the end of the connection
+				return drop
+			}
+			return r.toClient(p, first)
+		}) {
 			_ = client.(*net.TCPConn).CloseWrite() // what it was sent is to be read
 			return
 		}
