@@ -362,7 +362,7 @@ func TestDescribe(t *testing.T) {
 		r := unique()
 		g := holdFor(t, l, r, lock.Exclusive)
 		time.Sleep(2 * lastsAfter) // its node is watched
-		next := lock.Owner{Label: "next", LockID: "another"}
+		next := lock.Owner{Label: "next", Turn: &lock.Turn{LockID: "another"}}
 		describe := func(of lock.Resource, id lock.HoldID) error {
 			return l.Lease.(lock.Contender).Describe(t.Context(), of, id, next.Encode())
 		}
@@ -370,7 +370,7 @@ func TestDescribe(t *testing.T) {
 			t.Fatalf("Describe: %v", err)
 		}
 		st, err := b.Get(t.Context(), r)
-		if err != nil || len(st.Holders) != 1 || st.Holders[0].Owner.Label != "next" || st.Holders[0].Owner.LockID != "another" || !st.Holders[0].Cohort || st.Holders[0].Sidecar != t.Name() {
+		if err != nil || len(st.Holders) != 1 || st.Holders[0].Owner.Label != "next" || st.Holders[0].Owner.Turn.LockID != "another" || !st.Holders[0].Cohort || st.Holders[0].Sidecar != t.Name() {
 			t.Errorf("Get has %+v, %v", st, err)
 		}
 		forced, _ := force(t, b, g, time.Minute)
