@@ -258,9 +258,6 @@ func (s *Session) watch(end time.Duration) {
 func (s *Session) look() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.err != nil {
-		return
-	}
 	now := bootTime()
 	s.looksAt = 0
 	next := now + maxLook

@@ -60,7 +60,7 @@ func Dial(ctx context.Context, path string) (*Client, error) {
 			return nil, err
 		}
 	}
-	if err := greet(ctx, path); err != nil {
+	if err := greet(ctx, path, attemptLimit); err != nil {
 		return nil, err
 	}
 	c := &Client{path: path}

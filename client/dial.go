@@ -16,19 +16,30 @@ import (
 // ErrNoSidecar: nothing answers at the socket.
 var ErrNoSidecar = errors.New("no sidecar answers")
 
+// backoff is the pauses between attempts: a millisecond, then twice as long each time,
+// and 100ms at most.
+type backoff struct{ pause time.Duration }
+
+// wait pauses before the next attempt. It reports false when ctx has ended.
+func (b *backoff) wait(ctx context.Context) bool {
+	b.pause = min(max(2*b.pause, time.Millisecond), 100*time.Millisecond)
+	select {
+	case <-time.After(b.pause):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
 // connect makes one connection. While the sidecar has more callers than it has
 // accepted, the kernel refuses those above its limit, who ask again.
 func connect(ctx context.Context, path string) (net.Conn, error) {
-	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+	var b backoff
+	for {
 		var dialer net.Dialer
 		c, err := dialer.DialContext(ctx, "unix", path)
-		if !errors.Is(err, unix.EAGAIN) {
+		if !errors.Is(err, unix.EAGAIN) || !b.wait(ctx) {
 			return c, err
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return nil, err
 		}
 	}
 }
@@ -37,45 +48,43 @@ func connect(ctx context.Context, path string) (net.Conn, error) {
 // it. It is HTTP: the first line of a session would open one.
 const greeting = "GET /healthz HTTP/1.1\r\nHost: locksidecar\r\nConnection: close\r\n\r\n"
 
-// greet waits for the first answer of the sidecar, and asks again when the connection
-// ends before, or the sidecar has too many.
-func greet(ctx context.Context, path string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, dialLimit, errSilent)
-	defer cancel()
-	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
-		err := greetOnce(ctx, path)
-		switch {
-		case err == nil:
-			return nil
-		case ctx.Err() != nil && !errors.Is(context.Cause(ctx), errSilent):
-			return fmt.Errorf("dial %s: %w", path, context.Cause(ctx))
-		case ctx.Err() != nil && errors.Is(err, os.ErrDeadlineExceeded):
-			return explainDial(path, errSilent)
-		case ctx.Err() != nil || !errors.Is(err, errAgain) && !errors.Is(err, unix.EAGAIN):
-			return explainDial(path, err)
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
-	}
-}
-
 var (
 	errSilent = fmt.Errorf("something listens, and has not answered within %s", dialLimit)
 	errAgain  = errors.New("the sidecar hangs up: it has too many connections, or too much to do")
 )
 
-// greetOnce gives errAgain where the connection has ended without an answer.
-func greetOnce(ctx context.Context, path string) error {
-	limit, cancel := context.WithTimeout(ctx, attemptLimit)
+// greet waits for the first answer of the sidecar, and asks again when the connection
+// ends before, one attempt takes too long, or the sidecar has too many connections.
+func greet(ctx context.Context, path string, attempt time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, dialLimit, errSilent)
 	defer cancel()
-	c, err := connect(limit, path)
+	var b backoff
+	for {
+		err := greetOnce(ctx, path, attempt)
+		if err == nil {
+			return nil
+		}
+		if again := errors.Is(err, errAgain) || errors.Is(err, errSilent) || errors.Is(err, unix.EAGAIN); again && b.wait(ctx) {
+			continue
+		}
+		if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, errSilent) {
+			return fmt.Errorf("dial %s: %w", path, cause)
+		}
+		return explainDial(path, err)
+	}
+}
+
+// greetOnce gives errAgain where the connection has ended without an answer, and errSilent
+// where there was none in time.
+func greetOnce(ctx context.Context, path string, attempt time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, attempt)
+	defer cancel()
+	c, err := connect(ctx, path)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = c.Close() }()
-	stop := context.AfterFunc(limit, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	answer := make([]byte, len("HTTP/1.1 429"))
 	if _, err = io.WriteString(c, greeting); err == nil {
@@ -84,8 +93,8 @@ func greetOnce(ctx context.Context, path string) error {
 	switch {
 	case err == nil && string(answer) != "HTTP/1.1 429":
 		return nil
-	case err != nil && limit.Err() != nil:
-		return os.ErrDeadlineExceeded
+	case err != nil && ctx.Err() != nil:
+		return errSilent
 	default:
 		return errAgain
 	}

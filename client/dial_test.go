@@ -101,21 +101,26 @@ func TestDialAgain(t *testing.T) {
 	usable(t, path)
 }
 
-// More apps call at the same time than the sidecar has accepted.
-func TestDialManyAtATime(t *testing.T) {
-	s := start(t)
-	path, listen := front(t, 0)
-	var silent []net.Conn
-	for { // fill what the kernel keeps
+// fill makes as many connections as the kernel keeps.
+func fill(t *testing.T, path string) (silent []net.Conn) {
+	t.Helper()
+	for {
 		c, err := net.Dial("unix", path)
 		if errors.Is(err, unix.EAGAIN) {
-			break
+			return silent
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		silent = append(silent, c)
 	}
+}
+
+// More apps call at the same time than the sidecar has accepted.
+func TestDialManyAtATime(t *testing.T) {
+	s := start(t)
+	path, listen := front(t, 0)
+	silent := fill(t, path)
 	dialled := make(chan struct{})
 	go func() { defer close(dialled); usable(t, path) }()
 	select {
@@ -130,24 +135,52 @@ func TestDialManyAtATime(t *testing.T) {
 	}
 }
 
-// Dial ends with its context.
+// Dial ends with its context: before it is connected, while nobody answers, and where the
+// kernel takes no more.
 func TestDialGivenUp(t *testing.T) {
-	path, _ := front(t, 1)
-	ctx, cancel := context.WithCancelCause(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		_, err := client.Dial(ctx, path)
-		done <- err
-	}()
-	cause := errors.New("enough")
-	cancel(cause)
-	select {
-	case err := <-done:
-		if !errors.Is(err, cause) {
-			t.Error(err)
-		}
-	case <-time.After(patience / 4): // less than the limit of Dial
-		t.Error("Dial outlives its context")
+	for name, until := range map[string]func(t *testing.T) (path string, ready func()){
+		"at once": func(t *testing.T) (string, func()) {
+			path, _ := front(t, 1)
+			return path, func() {}
+		},
+		"connected": func(t *testing.T) (string, func()) {
+			path, listen := front(t, 1)
+			l := listen()
+			return path, func() {
+				c, err := l.Accept()
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = c.Close() })
+				if _, err := c.Read(make([]byte, 1)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		},
+		"refused": func(t *testing.T) (string, func()) {
+			path, _ := front(t, 0)
+			for _, c := range fill(t, path) {
+				t.Cleanup(func() { _ = c.Close() })
+			}
+			return path, func() { time.Sleep(10 * time.Millisecond) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path, ready := until(t)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			dialling := call(func() (*client.Client, error) { return client.Dial(ctx, path) })
+			ready()
+			cause := errors.New("enough")
+			cancel(cause)
+			select {
+			case r := <-dialling:
+				if !errors.Is(r.err, cause) || r.v != nil {
+					t.Error(r.err)
+				}
+			case <-time.After(patience / 5): // less than the limit of one attempt
+				t.Error("Dial outlives its context")
+			}
+		})
 	}
 }
 

@@ -17,15 +17,21 @@ import (
 	"github.com/locksidecar/locksidecar/internal/jsonlines"
 )
 
-// linesPair is a stream of lines and the sidecar's end of its connection.
-func linesPair(t *testing.T) (*stream, *net.UnixConn) {
+// shortDir is short enough for a socket's path.
+func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "lsl")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "s")})
+	return dir
+}
+
+// linesPair is a stream of lines and the sidecar's end of its connection.
+func linesPair(t *testing.T) (*stream, *net.UnixConn) {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(shortDir(t), "s")})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -109,22 +109,21 @@ func (c *Client) ask(ctx context.Context, again bool, q *pb.SessionRequest) (*pb
 // begin is ask where more answers follow. The connection ends with ctx.
 func (c *Client) begin(ctx context.Context, again bool, q *pb.SessionRequest) (*pb.SessionResponse, *stream, error) {
 	q.RequestId = "1"
-	began := time.Now()
-	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+	limit, cancel := context.WithTimeout(ctx, dialLimit)
+	defer cancel()
+	for b := (backoff{}); ; {
 		st, err := c.openStream(ctx)
 		if err != nil {
 			return nil, nil, err
 		}
 		_ = st.send([]*pb.SessionRequest{q}, true) // its error is told better by what there is to read
 		a, err := c.answer(ctx, st)
-		if err == nil || !again || !errors.Is(err, errHungUp) || time.Since(began) > dialLimit || c.closing.Err() != nil {
+		if !again || !errors.Is(err, errHungUp) || c.closing.Err() != nil {
 			return a, st, err
 		}
 		_ = st.conn.Close()
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return nil, nil, context.Cause(ctx)
+		if !b.wait(limit) {
+			return nil, nil, cmp.Or(context.Cause(ctx), err)
 		}
 	}
 }

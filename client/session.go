@@ -86,16 +86,14 @@ func (c *Client) OpenSession(ctx context.Context, o SessionOptions) (*Session, e
 	}
 	limit, cancel := context.WithTimeout(ctx, dialLimit)
 	defer cancel()
-	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+	for b := (backoff{}); ; {
 		s, err := c.openSession(ctx, o)
-		if err == nil || !errors.Is(err, ErrStreamEnded) || c.closing.Err() != nil {
-			return s, err
+		if err == nil {
+			return s, nil
 		}
-		// The sidecar has hung up without a word, as it does where it has too much to do.
-		select {
-		case <-time.After(pause):
-		case <-limit.Done():
-			return nil, err
+		// The sidecar hangs up without a word where it has too much to do.
+		if !errors.Is(err, ErrStreamEnded) || c.closing.Err() != nil || !b.wait(limit) {
+			return nil, fmt.Errorf("open session: %w", cmp.Or(context.Cause(ctx), err))
 		}
 	}
 }
@@ -107,10 +105,7 @@ func (c *Client) openSession(ctx context.Context, o SessionOptions) (*Session, e
 	st, err := c.openStream(sctx)
 	if err != nil {
 		cancel()
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
-		}
-		return nil, fmt.Errorf("open session: %w", err)
+		return nil, err
 	}
 	s := &Session{
 		client:   c,
@@ -128,13 +123,13 @@ func (c *Client) openSession(ctx context.Context, o SessionOptions) (*Session, e
 	}
 	s.running.Go(s.receive)
 	a, err := s.do(ctx, newCall(), &pb.SessionRequest{Request: &pb.SessionRequest_Open{Open: open}})
-	if err == nil && !leave() {
-		err = context.Cause(ctx)
+	if !leave() {
+		err = ctx.Err() // it has ended the stream
 	}
 	if err != nil {
 		cancel()
 		s.running.Wait()
-		return nil, fmt.Errorf("open session: %w", err)
+		return nil, err
 	}
 	s.id = a.GetOpened().GetSessionId()
 	if o.TTL != 0 {
@@ -182,7 +177,6 @@ func (s *Session) Close() error {
 	if !late.Stop() {
 		return fmt.Errorf("close session: the sidecar did not answer within %s", closeLimit)
 	}
-	s.cancel()
 	return nil
 }
 

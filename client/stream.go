@@ -139,7 +139,10 @@ func (s *stream) line() ([]byte, error) {
 		return line, err
 	}
 	s.long = append(s.long[:0], line...)
-	for errors.Is(err, bufio.ErrBufferFull) && len(s.long) < maxAnswer {
+	for errors.Is(err, bufio.ErrBufferFull) {
+		if len(s.long) >= maxAnswer {
+			return nil, fmt.Errorf("read answer: %w: a line of more than %d MiB", errForeign, maxAnswer>>20)
+		}
 		line, err = s.in.ReadSlice('\n')
 		s.long = append(s.long, line...)
 	}
