@@ -1,5 +1,29 @@
 package client
 
+import (
+	"errors"
+	"syscall"
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+)
+
+// Block fills the connection of a session whose sidecar does not read, and lets the session
+// send a request, which cannot go out. It returns how many bytes are before that.
+func Block(s *Session) (filled int64) {
+	_ = s.stream.raw.Write(func(fd uintptr) bool {
+		for {
+			n, err := syscall.Write(int(fd), []byte{'\n'})
+			if errors.Is(err, syscall.EAGAIN) {
+				return true
+			}
+			filled += int64(max(n, 0))
+		}
+	})
+	s.mu.Lock()
+	s.unlockAndSend(s.post(newCall(), &pb.SessionRequest{Request: &pb.SessionRequest_Cancel{Cancel: &pb.CancelRequest{RequestId: "blocked"}}}))
+	return filled
+}
+
 // Locks is how many locks a session keeps.
 func Locks(s *Session) int {
 	s.mu.Lock()

@@ -159,9 +159,10 @@ func TestFullWindows(t *testing.T) {
 	if n := client.Queued(s); n > callers/2 { // those that were on their way are cancelled
 		t.Errorf("%d requests that nobody waits for are still to be sent", n)
 	}
-	closed := make(chan struct{})
-	go func() { defer close(closed); _ = s.Close() }() // in 5s, with an error
-	within(t, "closed", closed)
+	closing := call(func() (struct{}, error) { return struct{}{}, s.Close() })
+	if _, err := returned(t, "Close", closing); err == nil || !strings.HasSuffix(err.Error(), "did not answer within 5s") {
+		t.Errorf("Close: %v", err)
+	}
 	if err := p.Kill(); err != nil {
 		t.Error(err)
 	}

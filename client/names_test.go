@@ -26,11 +26,17 @@ func TestNamesThatAreNoText(t *testing.T) {
 	check("key", "metadata", err)
 	_, err = c.Get(t.Context(), bad)
 	check("get", "resource", err)
+	told := 0
 	for _, err := range c.List(t.Context(), bad) {
 		check("list", "prefix", err)
+		told++
 	}
 	for _, err := range c.Watch(t.Context(), bad, 0) {
 		check("watch", "prefix", err)
+		told++
+	}
+	if told != 2 {
+		t.Errorf("%d errors of two", told)
 	}
 	_, err = c.ForceRelease(t.Context(), bad, "", 0)
 	check("force", "resource", err)

@@ -56,7 +56,7 @@ func TestDefaultSocket(t *testing.T) {
 	must(os.Mkdir(dir, 0o700))
 	check(private)
 	must(os.Chmod(dir, 0o777))
-	if got, err := defaultSocket(func(string) string { return "" }, system, tmp, uid); err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), SocketEnv) {
+	if got, err := defaultSocket(func(string) string { return "" }, system, tmp, uid); err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "mode 777)") || !strings.Contains(err.Error(), SocketEnv) {
 		t.Errorf("a directory that anybody can write to: %q %v", got, err)
 	}
 	must(os.Chmod(dir, 0o700))
