@@ -51,3 +51,10 @@ func Limits(s *Session) int {
 	defer s.mu.Unlock()
 	return len(s.limits)
 }
+
+// Calls is how many requests of a session have had no answer.
+func Calls(s *Session) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.calls)
+}

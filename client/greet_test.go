@@ -7,6 +7,8 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -35,15 +37,24 @@ func greeted(t *testing.T, f func(n int, c net.Conn)) (path string) {
 	return path
 }
 
-// TestSlowAttemptIsMadeAgain: one attempt of Dial that is too slow is not the last.
+// TestSlowAttemptIsMadeAgain: one attempt of Dial that is too slow is not the last. None
+// leaves its connection open.
 func TestSlowAttemptIsMadeAgain(t *testing.T) {
+	conns := make(chan net.Conn, 1000)
 	path := greeted(t, func(n int, c net.Conn) {
-		if n > 1 {
+		if conns <- c; n > 1 {
 			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
 		}
 	})
 	if err := greet(t.Context(), path, 10*time.Millisecond); err != nil {
 		t.Error(err)
+	}
+	for n := 0; n < 3; n++ {
+		c := <-conns
+		_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+		if asked, err := io.ReadAll(c); err != nil && !errors.Is(err, syscall.ECONNRESET) || !strings.HasPrefix(string(asked), "GET /healthz HTTP/1.1") {
+			t.Errorf("connection %d: %q, %v", n, asked, err)
+		}
 	}
 }
 

@@ -8,8 +8,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 
@@ -59,7 +62,7 @@ func TestLinesOfAnyLength(t *testing.T) {
 		for i, n := range lengths {
 			_, _ = io.WriteString(peer, strings.Repeat(string(rune('a'+i)), n-1)+"\n")
 		}
-		_, _ = io.WriteString(peer, "half")
+		_, _ = io.WriteString(peer, strings.Repeat("half", readBuffer))
 		_ = peer.Close()
 	}()
 	for i, n := range lengths {
@@ -153,4 +156,77 @@ func TestSendToOneWhoDoesNotRead(t *testing.T) {
 	if err := s.send([]*pb.SessionRequest{q(0)}, true); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("on a closed connection: %v", err)
 	}
+}
+
+// TestBufferOfLargeRequests is not kept, and that of others is.
+func TestBufferOfLargeRequests(t *testing.T) {
+	s, peer := linesPair(t)
+	go func() { _, _ = io.Copy(io.Discard, peer) }()
+	q := &pb.SessionRequest{RequestId: strings.Repeat("x", 1000), Request: &pb.SessionRequest_Cancel{Cancel: &pb.CancelRequest{RequestId: "r"}}}
+	for _, c := range []struct {
+		requests int
+		kept     bool
+	}{{10, true}, {lineBatch, false}, {1, true}} {
+		if err := s.send(slices.Repeat([]*pb.SessionRequest{q}, c.requests), true); err != nil {
+			t.Fatal(err)
+		}
+		if kept := cap(s.out) > 0; kept != c.kept {
+			t.Errorf("after %d requests of 1 KB: kept %v", c.requests, kept)
+		}
+	}
+}
+
+// TestManyQueued: who sends for others, too, leaves the rest to a goroutine.
+func TestManyQueued(t *testing.T) {
+	st, peer := linesPair(t)
+	s := alone(t, func() time.Duration { return time.Hour })
+	s.stream = st
+	const queued = (helped + 1) * lineBatch
+	s.outbox.busy = true
+	for range queued {
+		s.post(newCall(), &pb.SessionRequest{Request: &pb.SessionRequest_Cancel{Cancel: &pb.CancelRequest{RequestId: "r"}}})
+	}
+	s.send(helped)
+	in := bufio.NewReader(peer)
+	_ = peer.SetReadDeadline(time.Now().Add(20 * time.Second))
+	for i := range queued {
+		if line, err := in.ReadString('\n'); err != nil {
+			t.Fatalf("request %d: %q, %v", i, line, err)
+		}
+	}
+	s.running.Wait()
+	if s.outbox.busy {
+		t.Error("all is sent, and somebody is sending")
+	}
+}
+
+// TestWhatIsOverIsForgotten: a client that lives long keeps nothing of its connections.
+func TestWhatIsOverIsForgotten(t *testing.T) {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(shortDir(t), "s")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	closing, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	c := &Client{path: l.Addr().String(), closing: closing}
+	collected := make(chan struct{})
+	func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		s, err := c.openStream(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		runtime.AddCleanup(s.conn, func(struct{}) { close(collected) }, struct{}{})
+	}()
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		runtime.GC()
+		select {
+		case <-collected:
+			return
+		default:
+		}
+	}
+	t.Error("a connection that is over is kept")
 }

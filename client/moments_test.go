@@ -69,50 +69,62 @@ func isLost(l *Lock) bool {
 // whatever is granted meanwhile, and in whatever order.
 func TestEndsInTheirMoment(t *testing.T) {
 	const ms = time.Millisecond
-	synctest.Test(t, func(t *testing.T) {
-		began := time.Now()
-		s := alone(t, func() time.Duration { return time.Hour + time.Since(began) })
-		ends := map[string]time.Duration{}
-		lost := map[string]time.Duration{}
-		all := map[string]*Lock{}
-		give := func(validFor time.Duration) {
-			id := fmt.Sprint(len(all))
-			all[id] = s.give(id, validFor, 0)
-			ends[id] = time.Since(began) + validFor
+	for name, first := range map[string][]time.Duration{
+		"one":          {400 * ms},
+		"later ones":   {400 * ms, 5000 * ms, 3000 * ms},
+		"sooner ones":  {5000 * ms, 400 * ms, 200 * ms},
+		"sooner later": {400 * ms, 5000 * ms, 200 * ms, 3000 * ms},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { endsInTheirMoment(t, first) })
+		})
+	}
+}
+
+func endsInTheirMoment(t *testing.T, first []time.Duration) {
+	const ms = time.Millisecond
+	began := time.Now()
+	s := alone(t, func() time.Duration { return time.Hour + time.Since(began) })
+	ends := map[string]time.Duration{}
+	lost := map[string]time.Duration{}
+	all := map[string]*Lock{}
+	give := func(validFor time.Duration) *Lock {
+		id := fmt.Sprint(len(all))
+		all[id] = s.give(id, validFor, 0)
+		ends[id] = time.Since(began) + validFor
+		return all[id]
+	}
+	for _, validFor := range first {
+		give(validFor)
+	}
+	for now := time.Duration(0); now <= 6000*ms; now += 10 * ms {
+		if now == 300*ms || now == 3500*ms { // after the timer has fired
+			give(100 * ms)
+			give(700 * ms)
 		}
-		give(400 * ms)  // the first sets the timer
-		give(5000 * ms) // does not set it later
-		give(200 * ms)  // sets it sooner
-		give(3000 * ms)
-		for now := time.Duration(0); now <= 6000*ms; now += 10 * ms {
-			if now == 300*ms || now == 3500*ms { // after the timer has fired
-				give(100 * ms)
-				give(700 * ms)
-			}
-			synctest.Wait()
-			for id, l := range all {
-				if isLost(l) && lost[id] == 0 {
-					lost[id] = time.Since(began)
-				}
-			}
-			time.Sleep(10 * ms)
-		}
-		for id, end := range ends {
-			if lost[id] != end {
-				t.Errorf("hold %s ends at %s, and is lost at %s", id, end, lost[id])
-			}
-			var e *LostError
-			if err := all[id].Err(); !errors.As(err, &e) || e.Reason != LostSilence || e.Resource != "of "+id || e.LockID != id || e.Fence != 7 {
-				t.Errorf("hold %s: %#v", id, err)
-			}
-		}
-		give(100 * ms) // after a time without holds
-		time.Sleep(100 * ms)
 		synctest.Wait()
-		if l := all[fmt.Sprint(len(all)-1)]; !isLost(l) {
-			t.Error("the last hold is not lost at its end")
+		for id, l := range all {
+			if isLost(l) && lost[id] == 0 {
+				lost[id] = time.Since(began)
+			}
 		}
-	})
+		time.Sleep(10 * ms)
+	}
+	for id, end := range ends {
+		if lost[id] != end {
+			t.Errorf("hold %s ends at %s, and is lost at %s", id, end, lost[id])
+		}
+		var e *LostError
+		if err := all[id].Err(); !errors.As(err, &e) || e.Reason != LostSilence || e.Resource != "of "+id || e.LockID != id || e.Fence != 7 {
+			t.Errorf("hold %s: %#v", id, err)
+		}
+	}
+	l := give(100 * ms) // after a time without holds
+	time.Sleep(100 * ms)
+	synctest.Wait()
+	if !isLost(l) {
+		t.Error("the last hold is not lost at its end")
+	}
 }
 
 // TestProlongedIsNotLost: news that came in time move the end.
@@ -264,7 +276,8 @@ func TestGraceOfALoss(t *testing.T) {
 	}
 }
 
-// TestLookingForEarlyLosses: the more are kept, the seldomer they are looked through.
+// TestLookingForEarlyLosses: a few are not looked through, and the more are kept, the
+// seldomer.
 func TestLookingForEarlyLosses(t *testing.T) {
 	s := alone(t, func() time.Duration { return time.Hour })
 	const asked = 10 * fewEarly
@@ -274,17 +287,57 @@ func TestLookingForEarlyLosses(t *testing.T) {
 		s.calls[c.resource] = c
 		s.asking++
 	}
+	others := 0
+	other := func() {
+		others++
+		s.remember(&pb.Lost{LockId: fmt.Sprint("other", others), Resource: "other"})
+	}
+	for range fewEarly - 1 {
+		other()
+	}
+	if len(s.early) != fewEarly-1 {
+		t.Errorf("%d losses of %d are kept: so few are not worth looking through", len(s.early), fewEarly-1)
+	}
+	if other(); len(s.early) != 0 {
+		t.Errorf("%d losses are kept of which none was asked for", len(s.early))
+	}
 	for i := range asked {
 		s.remember(&pb.Lost{LockId: fmt.Sprint(i), Resource: fmt.Sprint(i)})
 	}
 	if len(s.early) != asked || s.crowded <= asked || s.crowded > 2*asked {
 		t.Errorf("%d losses are kept of %d that were asked for, and %d will be looked through", len(s.early), asked, s.crowded)
 	}
-	for i := range 2 * asked {
-		s.remember(&pb.Lost{LockId: fmt.Sprint("other", i), Resource: "other"})
+	for range 2 * asked {
+		other()
 	}
 	if len(s.early) >= 2*asked {
 		t.Errorf("%d losses are kept of %d that were asked for", len(s.early), asked)
+	}
+}
+
+// TestEachAnswerTellsTheClock of the sidecar, if it was counted.
+func TestEachAnswerTellsTheClock(t *testing.T) {
+	counted := durationpb.New(time.Minute)
+	for name, m := range map[string]*pb.SessionResponse{
+		"opened":     {Response: &pb.SessionResponse_Opened{Opened: &pb.OpenSessionResponse{CountedAt: counted}}},
+		"granted":    {Response: &pb.SessionResponse_Granted{Granted: &pb.Grant{LockId: "l", CountedAt: counted, ValidFor: durationpb.New(time.Hour)}}},
+		"downgraded": {Response: &pb.SessionResponse_Downgraded{Downgraded: &pb.Grant{CountedAt: counted}}},
+	} {
+		now := time.Hour
+		s := alone(t, func() time.Duration { return now })
+		s.clock = sidecarClock{}
+		s.outbox.busy = true // nobody sends
+		c := newCall()
+		s.post(c, &pb.SessionRequest{})
+		now += time.Second // the answer is late
+		m.RequestId = c.id
+		s.answered(m)
+		if got := s.clock.ours(time.Minute); got != time.Hour {
+			t.Errorf("%s: a minute of the sidecar is %s here", name, got)
+		}
+		if len(s.calls) != 0 {
+			t.Errorf("%s: %d calls are noted", name, len(s.calls))
+		}
 	}
 }
 

@@ -60,9 +60,10 @@ func TestNotOpened(t *testing.T) {
 
 	ctx, cancel = context.WithCancelCause(t.Context())
 	opening = call(func() (*client.Session, error) { return p.c.OpenSession(ctx, client.SessionOptions{}) })
-	for range 5 {
+	for range 6 {
 		_ = p.accept().c.Close()
 	}
+	time.Sleep(5 * time.Millisecond) // it pauses for longer now; else it asks, and gets no answer
 	cancel(cause)
 	if s, err := returned(t, "OpenSession", opening); !errors.Is(err, cause) || s != nil {
 		t.Errorf("while the sidecar hangs up: %v", err)
@@ -214,6 +215,36 @@ func TestWithdrawnBeforeItIsSent(t *testing.T) {
 	h.granted(q.GetRequestId(), "last")
 	if _, err := returned(t, "Acquire", last); err != nil {
 		t.Error(err)
+	}
+	// Nothing of it is kept: no grant can come that a loss may have overtaken.
+	h.raw(`{"event":{"lost":{"lockId":"x","resource":"r"}}}` + "\n" + `{"event":{"draining":{}}}` + "\n")
+	within(t, "draining", s.Draining())
+	if n, early := client.Calls(s), client.EarlyLosses(s); n != 1 || early != 0 {
+		t.Errorf("%d requests are noted, and the sidecar has not answered one; %d losses", n, early)
+	}
+}
+
+// A release that was not sent yet goes on when its caller leaves.
+func TestReleaseIsNotWithdrawn(t *testing.T) {
+	s, h := play(t).open(client.SessionOptions{})
+	acquiring := call(func() (*client.Lock, error) { return s.Acquire(t.Context(), "l", client.AcquireOptions{}) })
+	h.granted(h.next().GetRequestId(), "l")
+	l, err := returned(t, "Acquire", acquiring)
+	if err != nil {
+		t.Fatal(err)
+	}
+	filled := client.Block(s)
+	ctx, cancel := context.WithCancel(t.Context())
+	releasing := call(func() (struct{}, error) { return struct{}{}, l.Release(ctx) })
+	eventually(t, "queued", func() bool { return client.Queued(s) == 1 })
+	cancel()
+	if _, err := returned(t, "Release", releasing); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	h.skip(filled)
+	h.next()
+	if q := h.next(); q.GetRelease().GetLockId() != "l" {
+		t.Errorf("asked %v", q)
 	}
 }
 

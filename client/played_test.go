@@ -294,6 +294,42 @@ func TestLooksThatAreRefused(t *testing.T) {
 	}
 }
 
+// What the sidecar hangs up on is asked again, and nothing of the connection before is left.
+func TestLooksAreAskedAgain(t *testing.T) {
+	p := play(t)
+	for name, c := range map[string]struct {
+		look   func() (string, error)
+		answer string
+	}{
+		"Get":  {func() (string, error) { l, err := p.c.Get(t.Context(), "r"); return l.GetResource(), err }, `"lock":{"resource":"r"}`},
+		"Info": {func() (string, error) { i, err := p.c.Info(t.Context()); return i.GetSidecar(), err }, `"info":{"sidecar":"r"}`},
+		"List": {func() (string, error) {
+			for l, err := range p.c.List(t.Context(), "") {
+				return l.GetResource(), err
+			}
+			return "", nil
+		}, `"locks":{"locks":[{"resource":"r"}]}`},
+		"Watch": {func() (string, error) {
+			for e, err := range p.c.Watch(t.Context(), "", 0) {
+				return e.GetLock().GetResource(), err
+			}
+			return "", nil
+		}, `"watched":{"kind":"CHANGED","lock":{"resource":"r"}}`},
+	} {
+		looking := call(c.look)
+		first := p.accept()
+		first.next()
+		_ = first.c.(*net.UnixConn).CloseWrite()
+		h := p.accept()
+		h.next()
+		first.ends()
+		h.raw(`{"requestId":"1",` + c.answer + "}\n")
+		if r, err := returned(t, name, looking); err != nil || r != "r" {
+			t.Errorf("%s: %q, %v", name, r, err)
+		}
+	}
+}
+
 // An endless answer is not read to its end.
 func TestEndlessAnswer(t *testing.T) {
 	p := play(t)
@@ -338,9 +374,10 @@ func TestLooksEnd(t *testing.T) {
 		p := play(t)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		looking := call(func() (*pb.Lock, error) { return p.c.Get(ctx, "r") })
-		for range 5 {
+		for range 6 {
 			_ = p.accept().c.Close()
 		}
+		time.Sleep(5 * time.Millisecond) // it pauses for longer now; else it asks, and gets no answer
 		cancel(cause)
 		if l, err := returned(t, "Get", looking); !errors.Is(err, cause) || l != nil {
 			t.Errorf("%v, %v", l, err)

@@ -80,16 +80,12 @@ func (s *Session) inBackground(c *call, q *pb.SessionRequest) {
 func (s *Session) send(most int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for range most {
-		if !s.sendSome(false) {
+	for n := 1; s.sendSome(false); n++ {
+		if n >= most && s.err == nil { // else there is nothing more
+			s.running.Go(s.sendAll)
 			return
 		}
 	}
-	if s.err != nil {
-		s.sent()
-		return
-	}
-	s.running.Go(s.sendAll)
 }
 
 // sendAll sends all that is queued.
@@ -117,12 +113,8 @@ func (s *Session) sendSome(wait bool) bool {
 	s.mu.Unlock()
 	err := s.stream.send(b.batch, wait) // its error is told better by the receiver, which ends the call too
 	s.mu.Lock()
-	if !errors.Is(err, errBlocked) {
+	if !errors.Is(err, errBlocked) || s.err != nil { // the sidecar takes half a line for none
 		return true
-	}
-	if s.err != nil { // the sidecar takes half a line for none
-		s.sent()
-		return false
 	}
 	s.running.Go(func() {
 		_ = s.stream.send(nil, true)

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -47,6 +48,10 @@ func TestDefaultSocket(t *testing.T) {
 	check("/run/locksidecar/locksidecar.sock") // it is there
 	must(l.Close())
 
+	must(os.RemoveAll(system))
+	must(os.WriteFile(system, nil, 0o600))
+	check(private) // it is no directory
+
 	must(os.RemoveAll(filepath.Dir(system)))
 	env["XDG_RUNTIME_DIR"] = filepath.Join(base, "xdg")
 	check("/xdg/locksidecar/locksidecar.sock")
@@ -55,14 +60,37 @@ func TestDefaultSocket(t *testing.T) {
 	dir := filepath.Dir(filepath.Join(base, private))
 	must(os.Mkdir(dir, 0o700))
 	check(private)
-	must(os.Chmod(dir, 0o777))
-	if got, err := defaultSocket(func(string) string { return "" }, system, tmp, uid); err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "mode 777)") || !strings.Contains(err.Error(), SocketEnv) {
-		t.Errorf("a directory that anybody can write to: %q %v", got, err)
+	must(os.Chmod(dir, 0o701)) // who may only look is no danger
+	check(private)
+	refused := func(what, words string) {
+		t.Helper()
+		got, err := defaultSocket(func(string) string { return "" }, system, tmp, uid)
+		if err == nil || got != "" || !strings.HasPrefix(err.Error(), "find socket: ") || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), words) {
+			t.Errorf("%s: %q %v", what, got, err)
+		}
 	}
-	must(os.Chmod(dir, 0o700))
-	if got, err := defaultSocket(func(string) string { return "" }, system, tmp, uid+1); err != nil || !strings.Contains(got, strconv.Itoa(uid+1)) {
+	for _, mode := range []os.FileMode{0o777, 0o720, 0o702} {
+		must(os.Chmod(dir, mode))
+		refused("a directory that others can write to", fmt.Sprintf("mode %o); set %s", mode, SocketEnv))
+	}
+	must(os.Remove(dir))
+	must(os.WriteFile(dir, nil, 0o600))
+	refused("a file", "is not a directory")
+	must(os.Remove(dir))
+	must(os.Symlink(base, dir))
+	refused("a symbolic link", "is not a directory")
+	must(os.Remove(dir))
+	must(os.Mkdir(dir, 0o700))
+	uid++
+	dir = filepath.Join(tmp, "locksidecar-"+strconv.Itoa(uid))
+	if got, err := defaultSocket(func(string) string { return "" }, system, tmp, uid); err != nil || filepath.Dir(got) != dir {
 		t.Errorf("another user: %q %v", got, err)
 	}
+	must(os.Mkdir(dir, 0o700))
+	refused("a directory of somebody else", fmt.Sprintf("uid %d", uid-1))
+	must(os.RemoveAll(tmp))
+	must(os.WriteFile(tmp, nil, 0o600))
+	refused("in a file", "lstat")
 	env[SocketEnv] = "/somewhere"
 	got, err := defaultSocket(func(k string) string { return env[k] }, system, tmp, uid)
 	if err != nil || got != "/somewhere" {

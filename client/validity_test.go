@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 	"github.com/locksidecar/locksidecar/client"
@@ -336,7 +339,56 @@ func TestReentryKeepsMaxHold(t *testing.T) {
 			t.Error(err)
 		}
 		check(t, s, l, s.got(again))
+		if n := client.Limits(s.session); n != 1 {
+			t.Errorf("%d limits are kept of a hold that has a count left", n)
+		}
 	})
+}
+
+// A release of one of two counts, and the hold is lost meanwhile: that is told, if the
+// sidecar has answered; else why it has not.
+func TestReleaseBesideALoss(t *testing.T) {
+	for name, c := range map[string]struct {
+		answer func(s *script, id string)
+		want   error
+	}{
+		"released":    {func(s *script, id string) { s.released(id) }, client.ErrLockLost},
+		"not holder":  {func(s *script, id string) { s.refuse(id, "NOT_HOLDER", nil) }, client.ErrLockLost},
+		"not decided": {func(s *script, id string) { s.refuse(id, "STORE_UNAVAILABLE", nil) }, client.ErrStoreUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := scripted(t)
+			l := s.hold("l", long)
+			again := s.ask("l")
+			s.grant(again.id, "l", lock.BootTime(), long)
+			s.got(again)
+			done := make(chan error, 1)
+			go func() { done <- l.Release(t.Context()) }()
+			q := s.next()
+			s.lost("l")
+			within(t, "lost", l.Lost())
+			c.answer(s, q.GetRequestId())
+			if err := <-done; !errors.Is(err, c.want) || !strings.HasPrefix(err.Error(), `release "l": `) {
+				t.Errorf("Release: %v", err)
+			}
+		})
+	}
+}
+
+// The guard of a grant reaches the app.
+func TestGuardOfAGrant(t *testing.T) {
+	s := scripted(t)
+	if l := s.hold("none", long); l.Guard != nil {
+		t.Errorf("%+v where the store has none", l.Guard)
+	}
+	a := s.ask("l")
+	s.say <- &pb.SessionResponse{RequestId: a.id, Response: &pb.SessionResponse_Granted{Granted: &pb.Grant{
+		LockId: "l", Resource: "l", CountedAt: durationpb.New(lock.BootTime()), ValidFor: durationpb.New(long),
+		Guard: &pb.Guard{Dialect: "mysql", Sql: "SELECT ?, ?", Args: []string{"1", "2"}},
+	}}}
+	if g := s.got(a).Guard; g == nil || g.Dialect != "mysql" || g.SQL != "SELECT ?, ?" || strings.Join(g.Args, " ") != "1 2" {
+		t.Errorf("%+v", g)
+	}
 }
 
 // What is known of a hold's max_hold is forgotten with the hold.
