@@ -89,6 +89,33 @@ func TestOpenedLives(t *testing.T) {
 	}
 }
 
+// Whichever is first, the answer or the end of the context: there is no session, or one that
+// lives.
+func TestOpenedBesideTheEndOfItsContext(t *testing.T) {
+	p := play(t)
+	for range 100 {
+		ctx, cancel := context.WithCancel(t.Context())
+		opening := call(func() (*client.Session, error) { return p.c.OpenSession(ctx, client.SessionOptions{}) })
+		h := p.accept()
+		q := h.next()
+		go cancel()
+		_ = h.send(&pb.SessionResponse{RequestId: q.GetRequestId(), Response: &pb.SessionResponse_Opened{Opened: &pb.OpenSessionResponse{}}})
+		s, err := returned(t, "OpenSession", opening)
+		if err != nil {
+			if !errors.Is(err, context.Canceled) {
+				t.Fatal(err)
+			}
+			h.ends()
+			continue
+		}
+		acquiring := call(func() (*client.Lock, error) { return s.Acquire(t.Context(), "r", client.AcquireOptions{}) })
+		h.granted(h.next().GetRequestId(), "r")
+		if _, err := returned(t, "Acquire", acquiring); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A session tells why it has ended, and its locks do.
 func TestWhyASessionEnds(t *testing.T) {
 	for name, c := range map[string]struct {
