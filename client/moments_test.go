@@ -271,7 +271,8 @@ func TestGraceOfALoss(t *testing.T) {
 	}
 	now += 20 * time.Second
 	lost() // told again
-	if l.Err() != error(e) || e.GraceLeft() != 0 {
+	var again *LostError
+	if !errors.As(l.Err(), &again) || again != e || e.GraceLeft() != 0 {
 		t.Errorf("%v, %s are left", l.Err(), e.GraceLeft())
 	}
 }
