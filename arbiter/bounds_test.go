@@ -38,25 +38,32 @@ func TestGivenUpWithoutAnAnswer(t *testing.T) {
 
 // A hold whose release had no answer is nobody's: who asks for it again helps to release it.
 func TestReleasedIsNotGranted(t *testing.T) {
-	inHouse(t, func(h *house) {
-		s := h.side(Options{Turns: 9})
-		b := s.bend()
-		q := exclusive()
-		g := s.take(q)
-		b.releases(silent)
-		if err := s.Release(h.Context(), "r", g.ID); !errors.Is(err, lock.ErrUnavailable) {
-			t.Errorf("got %v", err)
-		}
-		if g, err := s.Acquire(h.Context(), q); !errors.Is(err, lock.ErrUnavailable) {
-			t.Errorf("asked again: %+v, %v", g, err)
-		}
-		b.releases(nil)
-		if g, err := s.Acquire(h.Context(), q); !errors.Is(err, lock.ErrNotHolder) {
-			t.Errorf("asked again: %+v, %v", g, err)
-		}
-		s.forgets()
-		s.close()
-	})
+	for name, reached := range map[string]bool{"the answer is lost": true, "the request is lost": false} {
+		t.Run(name, func(t *testing.T) {
+			inHouse(t, func(h *house) {
+				s := h.side(Options{Turns: 9})
+				b := s.bend()
+				q := exclusive()
+				g := s.take(q)
+				b.releases(silent)
+				b.cut = !reached
+				if err := s.Release(h.Context(), "r", g.ID); !errors.Is(err, lock.ErrUnavailable) {
+					t.Errorf("got %v", err)
+				}
+				if g, err := s.Acquire(h.Context(), q); !errors.Is(err, lock.ErrUnavailable) {
+					t.Errorf("asked again: %+v, %v", g, err)
+				}
+				b.releases(nil)
+				b.cut = false
+				if g, err := s.Acquire(h.Context(), q); !errors.Is(err, lock.ErrNotHolder) {
+					t.Errorf("asked again: %+v, %v", g, err)
+				}
+				h.empty("released")
+				s.forgets()
+				s.close()
+			})
+		})
+	}
 }
 
 // What is never parked goes out of the store with its release.

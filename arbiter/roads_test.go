@@ -18,6 +18,7 @@ type bend struct {
 	lock.Lease
 
 	mu         sync.Mutex
+	cut        bool // releases do not reach the store
 	released   int
 	release    func(ctx context.Context, err error) error
 	downgraded int
@@ -39,11 +40,14 @@ func (b *bend) Describe(ctx context.Context, r lock.Resource, id lock.HoldID, ow
 }
 
 func (b *bend) Release(ctx context.Context, r lock.Resource, id lock.HoldID) error {
-	err := b.Lease.Release(ctx, r, id)
 	b.mu.Lock()
 	b.released++
-	bent := b.release
+	bent, cut := b.release, b.cut
 	b.mu.Unlock()
+	if cut {
+		return lock.ErrUnavailable
+	}
+	err := b.Lease.Release(ctx, r, id)
 	if bent != nil {
 		err = bent(ctx, err)
 	}
