@@ -98,7 +98,7 @@ func endsInTheirMoment(t *testing.T, first []time.Duration) {
 		give(validFor)
 	}
 	for now := time.Duration(0); now <= 6000*ms; now += 10 * ms {
-		if now == 300*ms || now == 3500*ms { // after the timer has fired
+		if now == 500*ms || now == 3500*ms { // after the timer has fired
 			give(100 * ms)
 			give(700 * ms)
 		}

@@ -1,0 +1,77 @@
+package arbiter
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/embedded"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// An arbiter needs no options, and passes on what the store cannot answer.
+func TestStoreThatIsClosed(t *testing.T) {
+	store := embedded.New()
+	b := New(store, Options{Turns: 1})
+	if b.o.Clock() <= 0 {
+		t.Error("it has no clock")
+	}
+	b.o.Yielded(time.Second) // nobody listens
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl}); err == nil {
+		t.Errorf("OpenLease: %v", l)
+	}
+	if st, err := b.Get(t.Context(), "r"); err == nil {
+		t.Errorf("Get: %+v", st)
+	}
+	if list, err := b.List(t.Context(), "", lock.Page{}); err == nil {
+		t.Errorf("List: %+v", list)
+	}
+	if err := b.ForceRelease(t.Context(), "r", lock.NewHoldID(), 0); err == nil || !strings.HasPrefix(err.Error(), "force release: ") {
+		t.Errorf("ForceRelease: %v", err)
+	}
+}
+
+// A lease that is closed is forgotten, with all that was parked on it.
+func TestClosedIsForgotten(t *testing.T) {
+	inHouse(t, func(h *house) {
+		s := h.side(Options{Turns: 9, Park: time.Minute})
+		s.give(s.take(exclusive()))
+		s.give(s.take(exclusive()))
+		if n := s.b.Stats().Parked; n != 1 {
+			t.Fatalf("%d are parked", n)
+		}
+		s.close()
+		if n, leases := s.b.Stats().Parked, len(s.b.all()); n != 0 || leases != 0 {
+			t.Errorf("%d are parked on %d leases", n, leases)
+		}
+		h.empty("closed")
+	})
+}
+
+// A parked hold that is forced in the store is not given to who asks next.
+func TestParkedIsForced(t *testing.T) {
+	inHouse(t, func(h *house) {
+		s := h.side(Options{Turns: 9, Park: time.Minute})
+		s.give(s.take(exclusive()))
+		g := s.take(exclusive())
+		s.give(g)
+		if err := h.store.ForceRelease(h.Context(), "r", g.ID, 0); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if n := s.b.Stats().Parked; n != 0 || len(s.told) != 0 {
+			t.Errorf("%d are parked; told %+v", n, s.told)
+		}
+		asked := len(s.way.asked)
+		next := s.take(exclusive())
+		if len(s.way.asked) != asked+1 || next.Fence <= g.Fence {
+			t.Errorf("%+v after %+v; the store was asked %d times", next, g, len(s.way.asked)-asked)
+		}
+		s.give(next)
+		s.close()
+	})
+}
