@@ -149,7 +149,7 @@ func TestParkingCountsFromTheRelease(t *testing.T) {
 				if n, _ := h.inStore(); n != 1 {
 					t.Error("it is not parked for as long as it is said")
 				}
-				time.Sleep(1)
+				time.Sleep(time.Nanosecond)
 				synctest.Wait()
 				h.empty("the time is over")
 				s.forgets()

@@ -433,7 +433,7 @@ func TestForceOfOneReader(t *testing.T) {
 		if over(long) || over(same) || over(longer) || over(short) {
 			t.Error("over before the grace")
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		for _, done := range []<-chan error{long, same, longer, short} {
 			if err := <-done; err != nil {
 				t.Error(err)
