@@ -36,6 +36,37 @@ func TestGivenUpWithoutAnAnswer(t *testing.T) {
 	})
 }
 
+// Who waits beside others and gives up leaves them where they are, and is not granted when it
+// is its turn.
+func TestGivenUpBesideOthers(t *testing.T) {
+	inHouse(t, func(h *house) {
+		s := h.side(Options{Turns: 9})
+		q := exclusive()
+		s.way.deaf = true
+		if _, err := s.Acquire(h.Context(), q); !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("got %v", err)
+		}
+		s.way.deaf = false
+		g := s.take(exclusive()) // asks for both, and has it
+		w := s.ask(exclusive())
+		if err := s.Release(h.Context(), "r", q.ID); err != nil {
+			t.Error(err)
+		}
+		if n, _ := h.inStore(); n != 1 {
+			t.Errorf("%d holds are in the store", n)
+		}
+		s.give(g)
+		h.granted(w)(w)
+		s.give(w.g)
+		h.empty("released")
+		if err := s.Release(h.Context(), "r", lock.NewHoldID()); !errors.Is(err, lock.ErrNotHolder) {
+			t.Errorf("Release of what never was: %v", err)
+		}
+		s.forgets()
+		s.close()
+	})
+}
+
 // A hold whose release had no answer is nobody's: who asks for it again helps to release it.
 func TestReleasedIsNotGranted(t *testing.T) {
 	for name, reached := range map[string]bool{"the answer is lost": true, "the request is lost": false} {

@@ -8,9 +8,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -200,6 +200,24 @@ func TestManyQueued(t *testing.T) {
 	}
 }
 
+// counted does not end, and counts those who wait for that.
+type counted struct {
+	context.Context
+	done    chan struct{}
+	waiting atomic.Int32
+}
+
+func (c *counted) Done() <-chan struct{} { return c.done }
+
+// AfterFunc is what context.AfterFunc calls.
+func (c *counted) AfterFunc(func()) (stop func() bool) {
+	c.waiting.Add(1)
+	return func() bool {
+		c.waiting.Add(-1)
+		return true
+	}
+}
+
 // TestWhatIsOverIsForgotten: a client that lives long keeps nothing of its connections.
 func TestWhatIsOverIsForgotten(t *testing.T) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(shortDir(t), "s")})
@@ -207,26 +225,21 @@ func TestWhatIsOverIsForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
-	closing, cancel := context.WithCancel(t.Context())
-	defer cancel()
+	closing := &counted{Context: context.Background(), done: make(chan struct{})}
 	c := &Client{path: l.Addr().String(), closing: closing}
-	collected := make(chan struct{})
-	func() {
-		ctx, cancel := context.WithCancel(context.Background())
-		defer cancel()
-		s, err := c.openStream(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		runtime.AddCleanup(s.conn, func(struct{}) { close(collected) }, struct{}{})
-	}()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		runtime.GC()
-		select {
-		case <-collected:
-			return
-		default:
-		}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	if _, err := c.openStream(ctx); err != nil {
+		t.Fatal(err)
 	}
-	t.Error("a connection that is over is kept")
+	if closing.waiting.Load() != 1 {
+		t.Error("the connection does not end with the client")
+	}
+	cancel()
+	for end := time.Now().Add(20 * time.Second); closing.waiting.Load() != 0 && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	if closing.waiting.Load() != 0 {
+		t.Error("the client keeps a connection that is over")
+	}
 }
