@@ -1,6 +1,8 @@
 package arbiter
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -73,5 +75,80 @@ func TestParkedIsForced(t *testing.T) {
 		}
 		s.give(next)
 		s.close()
+	})
+}
+
+// What is being forced is not handed on: who comes then asks the store.
+func TestForcedIsNotHandedOn(t *testing.T) {
+	inHouse(t, func(h *house) {
+		s := h.side(Options{Turns: 9, Park: time.Minute})
+		s.give(s.take(exclusive()))
+		g := s.take(exclusive())
+		go func() { _ = h.store.ForceRelease(h.Context(), "r", g.ID, time.Minute) }()
+		synctest.Wait()
+		asked := len(s.way.asked)
+		late := s.ask(exclusive())
+		if len(s.way.asked) != asked+1 {
+			t.Error("who comes then stands behind what is being forced")
+		}
+		s.give(g)
+		if h.granted(late)(late); late.g.Fence%lock.FenceRange != 0 {
+			t.Errorf("%+v after %+v", late.g, g)
+		}
+		s.give(late.g)
+		s.close()
+	})
+}
+
+// A place in the queue that is being given up takes nobody more; one with others in it stays.
+func TestPlaceThatIsGivenUp(t *testing.T) {
+	inHouse(t, func(h *house) {
+		a, b := h.side(Options{Turns: 9}), h.side(Options{Turns: 9})
+		g := b.take(exclusive())
+		first := a.ask(exclusive())
+		second := a.ask(exclusive())
+		if !a.last("r").Stay() {
+			t.Error("a place with two in it is given up")
+		}
+		second.cancel()
+		synctest.Wait()
+		if a.last("r").Stay() {
+			t.Error("a place of one stays")
+		}
+		asked := len(a.way.asked)
+		third := a.ask(exclusive())
+		if len(a.way.asked) != asked+1 {
+			t.Error("who comes then stands in a place that is being given up")
+		}
+		b.give(g)
+		h.granted(first)(first, third)
+		a.give(first.g)
+		h.granted(first, third)(first, third)
+		a.give(third.g)
+		a.forgets()
+		a.close()
+		b.close()
+	})
+}
+
+// Close waits for no answer to what the lease's end does anyway, and tells what the store says.
+func TestCloseIsQuick(t *testing.T) {
+	inHouse(t, func(h *house) {
+		s := h.side(Options{Turns: 9, Park: 100 * time.Millisecond})
+		b := s.bend()
+		s.give(s.take(exclusive()))
+		s.give(s.take(exclusive()))
+		b.releases(func(ctx context.Context, _ error) error { <-ctx.Done(); return lock.ErrUnavailable })
+		time.Sleep(200 * time.Millisecond)
+		synctest.Wait()
+		b.closed = lock.ErrUnavailable
+		began := h.clock()
+		if err := s.Close(h.Context()); !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("got %v", err)
+		}
+		if took := h.clock() - began; took != 0 {
+			t.Errorf("it took %s", took)
+		}
+		<-s.done
 	})
 }

@@ -24,6 +24,7 @@ type bend struct {
 	downgraded int
 	downgrade  func(err error) error
 	heartbeat  func() ([]lock.Event, error)
+	closed     error // what Close says
 }
 
 func (s *side) bend() *bend {
@@ -76,6 +77,10 @@ func (b *bend) Heartbeat(ctx context.Context) ([]lock.Event, error) {
 		return b.heartbeat()
 	}
 	return b.Lease.Heartbeat(ctx)
+}
+
+func (b *bend) Close(ctx context.Context) error {
+	return errors.Join(b.Lease.Close(ctx), b.closed)
 }
 
 // lives lets time go by in which the lease is renewed.
