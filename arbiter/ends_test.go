@@ -152,3 +152,51 @@ func TestCloseIsQuick(t *testing.T) {
 		<-s.done
 	})
 }
+
+// Of a place in the store's queue its own sidecar knows who stands in it; others see who came
+// first. Each of them is forced out alone.
+func TestViewOfAPlace(t *testing.T) {
+	inHouse(t, func(h *house) {
+		a, b := h.side(Options{Turns: 9}), h.side(Options{Turns: 9})
+		g := b.take(exclusive())
+		first, second, third := a.ask(exclusive()), a.ask(exclusive()), a.ask(exclusive())
+		time.Sleep(time.Second)
+		waiters := func(what string, s *side, want ...lock.HoldID) {
+			t.Helper()
+			st, err := s.b.Get(h.Context(), "r")
+			if err != nil {
+				t.Fatal(err)
+			}
+			h.same(what+": holders", ids(st.Holders), []lock.HoldID{g.ID})
+			h.same(what+": waiters", ids(st.Waiters), want)
+			for _, w := range st.Waiters {
+				if w.Cohort || w.Fence != 0 || w.Owner.PID != 1 || w.Sidecar != "side" || w.Lease != a.ID() || w.Age < time.Second {
+					t.Errorf("%s: %+v", what, w)
+				}
+			}
+		}
+		waiters("here", a, first.q.ID, second.q.ID, third.q.ID)
+		waiters("elsewhere", b, first.q.ID)
+		if err := a.b.ForceRelease(h.Context(), "r", second.q.ID, time.Minute); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if !errors.Is(second.err, lock.ErrNotHolder) || first.over || third.over {
+			t.Errorf("%v, %v, %v", first.err, second.err, third.err)
+		}
+		waiters("one is out", a, first.q.ID, third.q.ID)
+		if err := a.b.ForceRelease(h.Context(), "r", first.q.ID, time.Minute); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if !errors.Is(first.err, lock.ErrNotHolder) || third.over {
+			t.Errorf("%v, %v", first.err, third.err)
+		}
+		b.give(g)
+		h.granted(third)(first, second, third)
+		a.give(third.g)
+		a.forgets()
+		a.close()
+		b.close()
+	})
+}
