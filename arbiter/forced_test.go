@@ -64,8 +64,7 @@ func TestForcedReadersAreGone(t *testing.T) {
 	inHouse(t, func(h *house) {
 		s := h.side(Options{Turns: 9})
 		s.way.slow = 100 * time.Millisecond
-		for i := range 2 {
-			g := s.take(shared())
+		for i, g := range []lock.Grant{s.take(shared()), s.take(shared())} {
 			go func() {
 				if err := s.b.ForceRelease(h.Context(), "r", g.ID, time.Duration(i+1)*time.Second); err != nil {
 					t.Error(err)
