@@ -54,9 +54,10 @@ func (l *Lease) enter(q *lock.Request) (*member, error) {
 	}
 	now := l.now()
 	c := l.last(q.Resource)
-	joins := c != nil && !q.Direct && l.takes(c, q.Mode, now)
+	alone := q.Direct || l.tells.Guards(*q)
+	joins := c != nil && !alone && l.takes(c, q.Mode, now)
 	switch free := joins && (c.state == parked || c.state == holding && c.mode == lock.Shared); {
-	case q.Direct, q.Try && c != nil && !free:
+	case alone, q.Try && c != nil && !free:
 		return nil, nil //nolint:nilnil // said above
 	case !joins:
 		if c != nil && c.state == parked {
@@ -158,7 +159,7 @@ func (l *Lease) part(ctx context.Context, m *member) error {
 func (l *Lease) lead(ctx context.Context, m *member) error {
 	c := m.cohort
 	c.leader = m
-	q := lock.Request{ID: c.id, Resource: c.resource, Mode: c.mode, Owner: c.owner, Try: c.try, Cohort: c}
+	q := lock.Request{ID: c.id, Resource: c.resource, Mode: c.mode, Owner: c.owner, Try: c.try, Guard: lock.WithoutGuard, Cohort: c}
 	l.mu.Unlock()
 	g, err := l.ask(ctx, q)
 	l.mu.Lock()
@@ -216,12 +217,8 @@ func (l *Lease) oust(m *member) {
 
 // granted is the store's grant for a cohort. l.mu is held.
 func (l *Lease) granted(c *cohort, g lock.Grant) {
-	c.state, c.fence, c.guard, c.granted = holding, g.Fence, g.Guard, l.now()
+	c.state, c.fence, c.granted = holding, g.Fence, l.now()
 	l.next(c)
-	if g.Guard != nil { // it would pass for the one before, too
-		c.closed = true
-		l.reroute(c)
-	}
 }
 
 // ask asks the store.

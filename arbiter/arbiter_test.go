@@ -114,7 +114,9 @@ type way struct {
 	deaf   bool // answers do not come
 	after  func(*lock.Grant, *error)
 	asked  []lock.HoldID
+	last   lock.Request
 	closed bool // the store cannot tell
+	guards func(lock.Request) bool
 
 	beforeForce, beforeGet func()
 	slow                   time.Duration // how long a Release is under way
@@ -123,6 +125,8 @@ type way struct {
 }
 
 func (w *way) TellsContended() bool { return !w.closed }
+
+func (w *way) Guards(q lock.Request) bool { return w.guards != nil && w.guards(q) }
 
 func (w *way) Describe(ctx context.Context, r lock.Resource, id lock.HoldID, owner string) error {
 	if w.mute > 0 {
@@ -134,7 +138,7 @@ func (w *way) Describe(ctx context.Context, r lock.Resource, id lock.HoldID, own
 
 func (w *way) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
 	w.mu.Lock()
-	w.asked = append(w.asked, q.ID)
+	w.asked, w.last = append(w.asked, q.ID), q
 	w.mu.Unlock()
 	g, err := w.Lease.Acquire(ctx, q)
 	if w.deaf || w.lost() {

@@ -38,7 +38,6 @@ type cohort struct {
 	holders []*member
 
 	fence   lock.Fence
-	guard   *lock.Guard
 	count   int           // grants so far
 	granted time.Duration // by the store
 	since   time.Duration // nobody has it
@@ -67,7 +66,6 @@ type member struct {
 	state    state
 	present  bool // its Acquire is under way
 	fence    lock.Fence
-	guard    *lock.Guard
 	since    time.Duration
 	err      error         // its Acquire ends with it
 	bell     chan struct{} // closed when something has changed; nil while nobody waits
@@ -83,7 +81,7 @@ func (m *member) wake() {
 }
 
 func (m *member) grant() lock.Grant {
-	return lock.Grant{ID: m.id, Resource: m.resource, Mode: m.mode, Fence: m.fence, Guard: m.guard}
+	return lock.Grant{ID: m.id, Resource: m.resource, Mode: m.mode, Fence: m.fence}
 }
 
 // Stay implements lock.Cohort.
@@ -131,7 +129,7 @@ func (l *Lease) takes(c *cohort, mode lock.Mode, now time.Duration) bool {
 
 // give makes a waiting member a holder. The clock was just read.
 func (l *Lease) give(c *cohort, m *member) {
-	m.state, m.since, m.fence, m.guard = holding, l.at, c.fence, c.guard
+	m.state, m.since, m.fence = holding, l.at, c.fence
 	if c.mode == lock.Exclusive {
 		m.fence += lock.Fence(c.count)
 	}

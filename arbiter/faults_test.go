@@ -160,22 +160,44 @@ func TestDowngrade(t *testing.T) {
 func TestGuard(t *testing.T) {
 	inHouse(t, func(h *house) {
 		s := h.side(Options{Turns: 9, Park: time.Second})
+		s.way.guards = func(q lock.Request) bool { return q.Guard != lock.WithoutGuard }
 		s.way.after = func(g *lock.Grant, err *error) {
-			if *err == nil {
+			if *err == nil && s.way.guards(s.way.last) {
 				g.Guard = &lock.Guard{SQL: "SELECT 1"}
 			}
 		}
-		g := s.take(exclusive())
-		w := s.ask(exclusive())
-		if len(s.way.asked) != 2 {
-			t.Error("a grant with a guard has a cohort")
+		for _, q := range []func() lock.Request{exclusive, shared} {
+			g := s.take(q())
+			w := s.ask(q())
+			if s.way.last.ID != w.q.ID || s.way.last.Cohort != nil {
+				t.Error("a grant with a guard has a cohort")
+			}
+			s.give(g)
+			h.granted(w)(w)
+			s.give(w.g)
+			if g.Guard == nil || w.g.Guard == nil {
+				t.Error("a guard is lost")
+			}
+			if n, _ := h.inStore(); n != 0 {
+				t.Error("a grant with a guard is parked")
+			}
 		}
+
+		without := func() lock.Request {
+			q := exclusive()
+			q.Guard = lock.WithoutGuard
+			return q
+		}
+		s.give(s.take(without()))
+		s.give(s.take(without()))
+		asked := len(s.way.asked)
+		g := s.take(without())
 		s.give(g)
-		h.granted(w)(w)
-		s.give(w.g)
-		if n, _ := h.inStore(); n != 0 {
-			t.Error("a grant with a guard is parked")
+		late := s.take(exclusive()) // what is parked goes to the store first
+		if g.Guard != nil || late.Guard == nil || late.Fence <= g.Fence || len(s.way.asked) != asked+1 {
+			t.Errorf("%+v, then %+v; the store was asked %d times", g, late, len(s.way.asked)-asked)
 		}
+		s.give(late)
 		s.close()
 	})
 }

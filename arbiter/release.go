@@ -115,7 +115,7 @@ func (l *Lease) park(c *cohort) bool {
 	}
 	now := l.now()
 	if l.idle >= maxParked || l.closing || l.last(c.resource) != c ||
-		c.closed || c.guard != nil || now-c.granted >= l.age {
+		c.closed || now-c.granted >= l.age {
 		return false
 	}
 	c.state, c.since = parked, now

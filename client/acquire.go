@@ -34,6 +34,9 @@ type AcquireOptions struct {
 	Reentrant bool
 	// Direct asks the store, also where the sidecar could answer by itself.
 	Direct bool
+	// NoGuard says that Lock.Guard is of no use: there is none, and on an SQL store the
+	// sidecar may hand the hold on to the next app here without asking the store.
+	NoGuard bool
 }
 
 // Acquire takes a lock. With an error it has taken nothing.
@@ -49,6 +52,9 @@ func (s *Session) Acquire(ctx context.Context, resource string, o AcquireOptions
 		return nil, err
 	}
 	q := &pb.AcquireRequest{Resource: resource, Mode: o.Mode, Owner: o.Owner, Reentrant: o.Reentrant, Direct: o.Direct}
+	if o.NoGuard {
+		q.Guard = new(bool)
+	}
 	switch {
 	case o.Wait > 0:
 		q.Wait = durationpb.New(o.Wait)

@@ -159,3 +159,23 @@ func TestEarlyLossesGoWithTheLastAcquire(t *testing.T) {
 		t.Errorf("the loss of before: %v", l.Err())
 	}
 }
+
+// Who needs no guard says so, and who says nothing leaves it to the sidecar.
+func TestAcquireWithoutGuard(t *testing.T) {
+	s := scripted(t)
+	for _, without := range []bool{false, true} {
+		done := make(chan error, 1)
+		go func() {
+			_, err := s.session.Acquire(t.Context(), "r", client.AcquireOptions{NoGuard: without})
+			done <- err
+		}()
+		q := s.next()
+		if guard := q.GetAcquire().Guard; (guard != nil) != without || guard != nil && *guard {
+			t.Errorf("NoGuard %t: asked for %v", without, q)
+		}
+		s.refuse(q.GetRequestId(), "LOCK_HELD", nil)
+		if err := <-done; !errors.Is(err, client.ErrLockHeld) {
+			t.Error(err)
+		}
+	}
+}

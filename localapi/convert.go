@@ -30,6 +30,12 @@ func durationOf(field string, d *durationpb.Duration, absent time.Duration) (tim
 
 func acquireRequestOf(requestID string, q *pb.AcquireRequest) (session.AcquireRequest, error) {
 	r := session.AcquireRequest{RequestID: requestID, Resource: q.GetResource(), Owner: q.GetOwner(), Reentrant: q.GetReentrant(), Direct: q.GetDirect()}
+	if q.Guard != nil {
+		r.Guard = lock.WithoutGuard
+		if q.GetGuard() {
+			r.Guard = lock.WithGuard
+		}
+	}
 	switch q.GetMode() {
 	case pb.Mode_MODE_UNSPECIFIED, pb.Mode_EXCLUSIVE:
 		r.Mode = lock.Exclusive

@@ -131,8 +131,20 @@ type Request struct {
 	Owner    string // Owner.Encode of who asks; kept for Get and List
 	Try      bool   // do not queue
 	Direct   bool   // ask the store, also where the sidecar could answer by itself
+	Guard    GuardWish
 	Cohort   Cohort // nil: one app has it to itself
 }
+
+// GuardWish says whether Grant.Guard is of use to who asks. Only stores that have
+// guards read it.
+type GuardWish uint8
+
+// The wishes.
+const (
+	UsualGuard   GuardWish = iota // as the store's URL says
+	WithGuard                     // it is of use
+	WithoutGuard                  // it is not, so there is none, and the hold may be handed on
+)
 
 // Cohort is for whom a request asks that stands for several apps of one sidecar. The
 // lease gets a Contended event when somebody stands behind it, where it is a Contender.
@@ -147,6 +159,10 @@ type Cohort interface {
 type Contender interface {
 	Lease
 	TellsContended() bool
+
+	// Guards reports whether the grant of a request has a Guard. Such a request stands
+	// for one app: the guard would pass for who had the hold before, too.
+	Guards(q Request) bool
 
 	// Describe notes for people who has a hold with a Cohort now. It may be called
 	// beside the other methods for the same HoldID, and nothing else depends on it.
@@ -202,8 +218,9 @@ const (
 	// replica that did not know it. Others may be granted already.
 	Vanished
 	// Contended: a request of another lease stands behind this one, or behind this hold,
-	// which has a Cohort. It is a hint that may be lost, and no Heartbeat repeats it; it stays
-	// true for the hold, though the other may have left.
+	// which has a Cohort. It is a hint that may be lost, and the answer of Heartbeat does not
+	// have it, though a store may push it again with each; it stays true for the hold, though
+	// the other may have left.
 	Contended
 )
 

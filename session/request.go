@@ -58,6 +58,7 @@ func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Gra
 		Wait:      max(r.Wait, 0),
 		Reentrant: r.Reentrant,
 		Direct:    r.Direct,
+		Guard:     r.Guard,
 		MaxHold:   r.MaxHold,
 		Tag:       ctx,
 		Room:      s.user.reserve(s.m.o.Limits.HoldsPerUID),

@@ -51,6 +51,7 @@ type AcquireRequest struct {
 	Owner     string        // who in the app asks
 	Reentrant bool          // may enter the hold of another reentrant request of the same owner
 	Direct    bool          // asks the store, also where the sidecar could answer by itself
+	Guard     lock.GuardWish
 }
 
 // Grant is a hold as the app sees it. Until is on Options.Clock.

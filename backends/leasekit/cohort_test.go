@@ -95,3 +95,23 @@ func TestNoTeller(t *testing.T) {
 		k.is("Describe", k.Describe(k.t.Context(), "r", "id", ""), lock.ErrUnsupported)
 	})
 }
+
+// deafDriver could tell, and knows that nothing will arrive.
+type deafDriver struct{ Driver }
+
+func (deafDriver) Deaf() bool                                  { return true }
+func (deafDriver) Describe(context.Context, Ref, string) error { return nil }
+func (deafDriver) Guards(q lock.Request) bool                  { return q.Guard != lock.WithoutGuard }
+
+func TestWhatADriverMayBe(t *testing.T) {
+	l := &Lease{d: deafDriver{}}
+	if lock.TellsContended(l) {
+		t.Error("it says that it tells")
+	}
+	if !l.Guards(lock.Request{}) || l.Guards(lock.Request{Guard: lock.WithoutGuard}) {
+		t.Error("the driver knows which requests have guards")
+	}
+	if (&Lease{d: nil}).Guards(lock.Request{}) {
+		t.Error("a driver without guards has some")
+	}
+}

@@ -73,6 +73,18 @@ type Teller interface {
 	Describe(ctx context.Context, r Ref, owner string) error
 }
 
+// Deaf is a Teller that may have no way for its pushes.
+type Deaf interface {
+	// Deaf reports that no push will arrive. It is asked when the lease has been opened.
+	Deaf() bool
+}
+
+// Guarder is a Driver whose grants may have guards.
+type Guarder interface {
+	// Guards reports whether the grant of a request has one.
+	Guards(q lock.Request) bool
+}
+
 // ErrNotSent is Ask's: the store knows no more of the request than before.
 var ErrNotSent = errors.New("ctx ended before the request was sent")
 

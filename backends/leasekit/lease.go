@@ -114,7 +114,14 @@ func (l *Lease) TellsBlocking() bool { return true }
 // TellsContended implements lock.Contender.
 func (l *Lease) TellsContended() bool {
 	_, tells := l.d.(Teller)
-	return tells
+	d, may := l.d.(Deaf)
+	return tells && (!may || !d.Deaf())
+}
+
+// Guards implements lock.Contender.
+func (l *Lease) Guards(q lock.Request) bool {
+	g, may := l.d.(Guarder)
+	return may && g.Guards(q)
 }
 
 // Describe implements lock.Contender.

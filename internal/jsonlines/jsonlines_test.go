@@ -18,8 +18,8 @@ import (
 var requests = []string{
 	`{"requestId":"1","open":{"name":"billing","ttl":"30s","metadata":{"job":"42","run":"7"},"liveness":"STREAM"}}`,
 	`{"requestId":"1","open":{}}`,
-	`{"requestId":"2","acquire":{"resource":"orders/42","mode":"SHARED","wait":"5s","maxHold":"3600.5s","owner":"t-1","reentrant":true,"direct":true}}`,
-	`{"requestId":"3","acquire":{"resource":"ä/€","wait":"0s","reentrant":false},"traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}`,
+	`{"requestId":"2","acquire":{"resource":"orders/42","mode":"SHARED","wait":"5s","maxHold":"3600.5s","owner":"t-1","reentrant":true,"direct":true,"guard":true}}`,
+	`{"requestId":"3","acquire":{"resource":"ä/€","wait":"0s","reentrant":false,"guard":false},"traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}`,
 	`{"requestId":"3","acquire":{"resource":"r","sessionId":"s","requestId":"q","name":"n","metadata":{}}}`,
 	"\t{ \"requestId\" : \"4\" ,\r\n \"cancel\" : { \"requestId\" : \"3\" , \"sessionId\":\"s\" } } ",
 	`{"requestId":"5","release":{"lockId":"0123456789abcdef","requestId":"r-1","sessionId":"s"}}`,
@@ -48,7 +48,7 @@ var wrong = []string{
 	``, `{`, `}`, `null`, `[]`, `7`, `"open"`, `{"requestId":"1"} {}`, `{"requestId":"1",}`, `{"requestId" "1"}`,
 	`{"requestId":"1","requestId":"1"}`, `{"open":{},"acquire":{}}`, `{"open":{},"open":{}}`, `{"acquire":{"resource":"a","resource":"b"}}`,
 	`{"requestId":7}`, `{"acquire":{"wait":"5"}}`, `{"acquire":{"wait":"5.1234567890s"}}`, `{"acquire":{"wait":"999999999999999999s"}}`,
-	`{"acquire":{"wait":"5s "}}`, `{"acquire":{"mode":"WRITE"}}`, `{"acquire":{"reentrant":"true"}}`, `{"acquire":{"direct":"true"}}`, `{"acquire":{"reentrant":truex}}`,
+	`{"acquire":{"wait":"5s "}}`, `{"acquire":{"mode":"WRITE"}}`, `{"acquire":{"reentrant":"true"}}`, `{"acquire":{"direct":"true"}}`, `{"acquire":{"guard":"no"}}`, `{"acquire":{"reentrant":truex}}`,
 	`{"acquire":{"resourc":"r"}}`, `{"open":{"metadata":{"a":1}}}`, `{"open":{"metadata":{"a":"1","a":"2"}}}`, `{"nothing":{}}`,
 	"{\"requestId\":\"\xff\"}", "{\"requestId\":\"\x01\"}", `{"requestId":"1`, `{"requestId":"\ud800"}`,
 }

@@ -6,6 +6,7 @@
 package jsonlines
 
 import (
+	"strconv"
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -140,6 +141,10 @@ func (s *scanner) acquire() *pb.SessionRequest_Acquire {
 		case "direct":
 			had.field(10, s)
 			q.Direct = s.boolean()
+		case "guard":
+			had.field(11, s)
+			guard := s.boolean()
+			q.Guard = &guard
 		default:
 			s.stop()
 		}
@@ -298,6 +303,10 @@ func (w *writer) acquire(q *pb.AcquireRequest) {
 	if q.GetDirect() {
 		w.name("direct")
 		w.b = append(w.b, "true"...)
+	}
+	if q.Guard != nil {
+		w.name("guard")
+		w.b = strconv.AppendBool(w.b, q.GetGuard())
 	}
 	w.end()
 }

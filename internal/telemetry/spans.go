@@ -98,6 +98,12 @@ type tracedLease struct {
 // TellsContended implements lock.Contender.
 func (l *tracedLease) TellsContended() bool { return lock.TellsContended(l.Lease) }
 
+// Guards implements lock.Contender.
+func (l *tracedLease) Guards(q lock.Request) bool {
+	c, ok := l.Lease.(lock.Contender)
+	return ok && c.Guards(q)
+}
+
 // Describe implements lock.Contender.
 func (l *tracedLease) Describe(ctx context.Context, r lock.Resource, id lock.HoldID, owner string) error {
 	c, ok := l.Lease.(lock.Contender)

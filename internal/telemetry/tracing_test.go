@@ -160,3 +160,20 @@ func TestTraceOfAnAcquire(t *testing.T) {
 		t.Errorf("a lock that is held counts as an error: %+v", calls[1].Status)
 	}
 }
+
+// guarding is a lease whose grants have guards.
+type guarding struct{ lock.Contender }
+
+func (guarding) TellsContended() bool     { return true }
+func (guarding) Guards(lock.Request) bool { return true }
+
+// What a lease says of itself is true with traces, too.
+func TestTracedLeaseIsWhatItWas(t *testing.T) {
+	tr := newTracing(sdktrace.NewTracerProvider())
+	if l := (&tracedLease{Lease: guarding{}, t: tr}); !l.TellsContended() || !l.Guards(lock.Request{}) {
+		t.Error("a lease that tells, and whose grants have guards, is none")
+	}
+	if l := (&tracedLease{t: tr}); l.TellsContended() || l.Guards(lock.Request{}) {
+		t.Error("a lease that tells nothing, and has no guards, does")
+	}
+}

@@ -19,6 +19,7 @@ type Ask struct {
 	Wait      time.Duration // how long an answer is waited for; 0: until Leave
 	Reentrant bool
 	Direct    bool
+	Guard     lock.GuardWish
 	MaxHold   time.Duration
 	Room      bool // the user of the session may have one more hold
 	Tag       any  // the Hold has it until it is granted
@@ -96,7 +97,7 @@ func (l *Ledger) Acquire(a *Ask) (Grant, *Call, error) {
 		return Grant{}, nil, err
 	}
 	h := &Hold{
-		key: Key{a.Resource, a.Owner}, name: a.Name, mode: a.Mode, reentrant: a.Reentrant, direct: a.Direct,
+		key: Key{a.Resource, a.Owner}, name: a.Name, mode: a.Mode, reentrant: a.Reentrant, direct: a.Direct, wish: a.Guard,
 		state: asking, try: a.Try, id: l.o.NewID(), tag: a.Tag,
 	}
 	h.due.hold = h
@@ -222,7 +223,7 @@ func (l *Ledger) Asked(h *Hold, id lock.HoldID, lease Lease, stop func()) (lock.
 		return lock.Request{}, false
 	}
 	h.lease, h.stop, h.asked = lease, stop, true
-	return lock.Request{ID: id, Resource: h.key.Resource, Mode: h.mode, Try: h.try, Direct: h.direct}, true
+	return lock.Request{ID: id, Resource: h.key.Resource, Mode: h.mode, Try: h.try, Direct: h.direct, Guard: h.wish}, true
 }
 
 // Waiting notes how to end the wait for a lease to ask on, and reports, as Asked does.

@@ -26,6 +26,7 @@ type Hold struct {
 	reason    LostReason // why it was lost; while asking: the news that overtook the grant
 	reentrant bool
 	direct    bool // the store is asked, whatever the sidecar knows
+	wish      lock.GuardWish
 	try       bool // asking: only calls that do not wait want it
 	unsure    bool // Shared, but the store has not confirmed the downgrade
 	asked     bool // asking: the driver's Acquire is under way

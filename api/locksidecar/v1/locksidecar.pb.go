@@ -942,7 +942,11 @@ type AcquireRequest struct {
 	// stands alone, and a second one of the same app waits for the first.
 	Reentrant bool `protobuf:"varint,10,opt,name=reentrant,proto3" json:"reentrant,omitempty"`
 	// Ask the store, also where the sidecar could answer by itself.
-	Direct        bool `protobuf:"varint,11,opt,name=direct,proto3" json:"direct,omitempty"`
+	Direct bool `protobuf:"varint,11,opt,name=direct,proto3" json:"direct,omitempty"`
+	// Of use where the store is an SQL database. false: the grant has no guard, and
+	// the sidecar may hand the hold on to the next app here without asking the
+	// store. true: it has one. Absent: as the store's URL says, usually true.
+	Guard         *bool `protobuf:"varint,12,opt,name=guard,proto3,oneof" json:"guard,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1050,6 +1054,13 @@ func (x *AcquireRequest) GetReentrant() bool {
 func (x *AcquireRequest) GetDirect() bool {
 	if x != nil {
 		return x.Direct
+	}
+	return false
+}
+
+func (x *AcquireRequest) GetGuard() bool {
+	if x != nil && x.Guard != nil {
+		return *x.Guard
 	}
 	return false
 }
@@ -2878,7 +2889,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\asidecar\x18\x03 \x01(\tR\asidecar\x128\n" +
 	"\n" +
 	"counted_at\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\x12<\n" +
-	"\flease_margin\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vleaseMargin\"\xe0\x03\n" +
+	"\flease_margin\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vleaseMargin\"\x85\x04\n" +
 	"\x0eAcquireRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1d\n" +
@@ -2893,10 +2904,12 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\bmetadata\x18\t \x03(\v2,.locksidecar.v1.AcquireRequest.MetadataEntryR\bmetadata\x12\x1c\n" +
 	"\treentrant\x18\n" +
 	" \x01(\bR\treentrant\x12\x16\n" +
-	"\x06direct\x18\v \x01(\bR\x06direct\x1a;\n" +
+	"\x06direct\x18\v \x01(\bR\x06direct\x12\x19\n" +
+	"\x05guard\x18\f \x01(\bH\x00R\x05guard\x88\x01\x01\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb1\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\b\n" +
+	"\x06_guard\"\xb1\x02\n" +
 	"\x05Grant\x12\x17\n" +
 	"\alock_id\x18\x01 \x01(\tR\x06lockId\x12\x1a\n" +
 	"\bresource\x18\x02 \x01(\tR\bresource\x12(\n" +
@@ -3276,6 +3289,7 @@ func file_locksidecar_v1_locksidecar_proto_init() {
 		(*SessionResponse_ForceReleased)(nil),
 		(*SessionResponse_Info)(nil),
 	}
+	file_locksidecar_v1_locksidecar_proto_msgTypes[4].OneofWrappers = []any{}
 	file_locksidecar_v1_locksidecar_proto_msgTypes[17].OneofWrappers = []any{
 		(*Event_Opened)(nil),
 		(*Event_Granted)(nil),
