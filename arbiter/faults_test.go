@@ -323,6 +323,25 @@ func TestTryOfWhatIsUsedElsewhere(t *testing.T) {
 	})
 }
 
+// A try has what is parked elsewhere as soon as the news of it are there.
+func TestTryOfWhatIsParkedElsewhere(t *testing.T) {
+	inHouse(t, func(h *house) {
+		a, b := h.side(Options{Turns: 9, Park: time.Hour}), h.side(Options{Turns: 9})
+		a.give(a.take(exclusive()))
+		a.give(a.take(exclusive()))
+		if a.b.Stats().Parked != 1 {
+			t.Error("nothing is parked")
+		}
+		before := h.clock()
+		b.give(b.take(try(exclusive())))
+		if took := h.clock() - before; took != 0 {
+			t.Errorf("it took %v", took)
+		}
+		a.close()
+		b.close()
+	})
+}
+
 func TestClose(t *testing.T) {
 	inHouse(t, func(h *house) {
 		s := h.side(Options{Turns: 9})

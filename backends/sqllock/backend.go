@@ -28,6 +28,7 @@ type Options struct {
 	LogKeep        time.Duration // how long rows of the log are kept; 0: no log
 	FailoverGrace  time.Duration // how long nothing is granted by a server that has taken over; negative: the TTL
 	Clock          lock.Clock    // default lock.BootTime
+	NoGuards       bool          // a grant has no guard unless its request wants one
 	Beside         *Beside       // foreign locks that holds have, too; nil: none
 }
 
@@ -38,6 +39,7 @@ func OptionsOf(u storeurl.SQL) Options {
 		Migrate: u.Migrate, MaxConnections: u.MaxConnections,
 		LogKeep:       u.Options.Duration("log-keep", DefaultLogKeep, 0, 10*365*24*time.Hour),
 		FailoverGrace: u.Options.Duration("failover-grace", -1, 0, lock.MaxTTL),
+		NoGuards:      !u.Options.Bool("guard", true),
 	}
 }
 

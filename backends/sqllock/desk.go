@@ -332,6 +332,13 @@ func (b *Backend) after(name lock.Resource, s *state, asked uint64) {
 			b.bells.ring(lock.LeaseID(e.Value.lease))
 		}
 	}
+	for _, c := range s.contended {
+		if l := b.local(c.lease); l != nil {
+			l.contended(leasekit.Ref{Resource: name, ID: c.id})
+		} else {
+			b.bells.ring(lock.LeaseID(c.lease))
+		}
+	}
 	for _, lease := range s.told {
 		if l := b.local(lease); l != nil {
 			poke(l.rang)

@@ -30,9 +30,9 @@ type Dialect interface {
 	Kind() string
 
 	// Listen keeps ears open for a lease until ctx ends, on a connection of its own.
-	// heard is called with true when the bell of the lease may have rung, and when
-	// there is one again; with false when there is none. heard does not block.
-	Listen(ctx context.Context, id lock.LeaseID, heard func(bell bool))
+	// heard is called with Rings when the bell of the lease may have rung, and when
+	// there is one again. heard does not block.
+	Listen(ctx context.Context, id lock.LeaseID, heard func(Bell))
 
 	// Ring rings the bells of leases, of which some may not exist. A bell is a hint.
 	Ring(ctx context.Context, p Pool, ids []lock.LeaseID) error
@@ -41,6 +41,16 @@ type Dialect interface {
 	// nothing where they are there.
 	Schema() string
 }
+
+// Bell is what is known of the bell of a lease.
+type Bell uint8
+
+// What is known of it.
+const (
+	Rings   Bell = iota
+	NoBell       // there is none now
+	NoBells      // there will be none: the server, or what stands in between, has no such thing
+)
 
 // Words are the parts of statements that differ between servers. The engine's
 // statements have ? for each argument, names of tables in {braces}, and the words

@@ -21,6 +21,7 @@
 // were when it began, and it may have waited for the lock. The row of lock is written
 // by grants and ends of exclusive holds alone, and the rows of hold by those of shared
 // holds: an app's guard writes them too, and must not collide with who only waits.
+// (Describe writes them for holds with a cohort, which have no guard.)
 // So the flag crowd, which closes the quick ways to a grant and a release, says nothing
 // of those who wait while somebody holds the resource exclusively:
 //

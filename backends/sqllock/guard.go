@@ -20,7 +20,12 @@ import (
 //
 // Names and ids are hexadecimal, so the arguments are ASCII and the character set of
 // the app's connection does not matter.
-func (b *Backend) guard(r lock.Resource, id lock.HoldID, m lock.Mode) *lock.Guard {
+//
+// wanted: the request has one, see guards; else it is nil.
+func (b *Backend) guard(r lock.Resource, id lock.HoldID, m lock.Mode, wanted bool) *lock.Guard {
+	if !wanted {
+		return nil
+	}
 	q := b.sql
 	text := q.guardX
 	if m == lock.Shared {
@@ -30,6 +35,11 @@ func (b *Backend) guard(r lock.Resource, id lock.HoldID, m lock.Mode) *lock.Guar
 		Dialect: b.d.Kind(), SQL: text,
 		Args: []string{hex.EncodeToString([]byte(r)), hex.EncodeToString([]byte(id))},
 	}
+}
+
+// guards tells whether the grant of a request has a guard.
+func (b *Backend) guards(w lock.GuardWish) bool {
+	return w == lock.WithGuard || w == lock.UsualGuard && !b.o.NoGuards
 }
 
 // guardText is the text of guards.

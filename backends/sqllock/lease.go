@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
@@ -38,6 +39,8 @@ type lease struct {
 	server  string                         // and who answered it
 	push    func(leasekit.Push)            // nil before Listen
 	waiting map[lock.HoldID]waiter         // that are in the queue
+	several bool                           // some request has had a cohort
+	entries int                            // that the store had at the last heartbeat
 	turn    uint64                         // of the last waiter
 	dues    map[leasekit.Ref]time.Duration // forced releases: when their grace is over, on the clock
 	keeper  keeperSeen
@@ -46,7 +49,8 @@ type lease struct {
 	dirty   []string // of those, to be swept: of which something may be left,
 	again   []string // and of which nothing was
 
-	bell   chan struct{} // closed when it is known whether there is a bell
+	bell   chan struct{} // closed when it is known whether there is a bell,
+	deaf   atomic.Bool   // and whether there is none
 	rang   chan struct{} // has a value when there may be news
 	waits  chan struct{} // has a value when a wait starts
 	look   chan struct{} // has a value when there is something for watch
@@ -55,14 +59,18 @@ type lease struct {
 
 // waiter is one that is in the queue.
 type waiter struct {
-	name lock.Resource
-	mode lock.Mode
-	turn uint64
+	name    lock.Resource
+	mode    lock.Mode
+	guarded bool // its grant has a guard
+	turn    uint64
 }
 
 var (
-	_ leasekit.Driver = (*lease)(nil)
-	_ leasekit.Sorter = (*lease)(nil)
+	_ leasekit.Driver  = (*lease)(nil)
+	_ leasekit.Sorter  = (*lease)(nil)
+	_ leasekit.Teller  = (*lease)(nil)
+	_ leasekit.Deaf    = (*lease)(nil)
+	_ leasekit.Guarder = (*lease)(nil)
 )
 
 // OpenLease implements lock.Backend.
@@ -170,6 +178,9 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 		kind: opAsk, id: string(q.ID), lease: string(l.id), mode: q.Mode, owner: q.Owner, try: q.Try, tell: q.Try,
 		fresh: l.stopWaiting(q.ID), ctx: ctx,
 	}
+	if q.Cohort != nil {
+		l.standsForSeveral(o)
+	}
 	l.b.submit(ctx, q.Resource, o)
 	switch {
 	case errors.Is(o.err, lock.ErrHeld):
@@ -183,14 +194,14 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 		l.waitsFor(q)
 		return leasekit.Answer{}, nil
 	}
-	return leasekit.Answer{Granted: true, Fence: lock.FenceOf(o.fence), Guard: l.b.guard(q.Resource, q.ID, q.Mode)}, nil
+	return leasekit.Answer{Granted: true, Fence: lock.FenceOf(o.fence), Guard: l.b.guard(q.Resource, q.ID, q.Mode, l.Guards(q))}, nil
 }
 
 // waitsFor notes that a request is in the queue.
 func (l *lease) waitsFor(q lock.Request) {
 	l.mu.Lock()
 	l.turn++
-	l.waiting[q.ID] = waiter{name: q.Resource, mode: q.Mode, turn: l.turn}
+	l.waiting[q.ID] = waiter{name: q.Resource, mode: q.Mode, guarded: l.Guards(q), turn: l.turn}
 	l.mu.Unlock()
 	poke(l.waits)
 }
@@ -252,13 +263,14 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 	}
 	defer func() { c.Close(err) }()
 	q, id := l.b.sql, []byte(l.id)
-	batch := make([]Statement, 0, len(acks)+3)
+	batch := make([]Statement, 0, len(acks)+4)
 	for _, a := range acks {
 		grace := a.Grace.Microseconds()
 		batch = append(batch, Statement{SQL: q.ack, Args: []any{grace, []byte(a.Resource), []byte(a.ID), id, grace}})
 	}
 	batch = append(batch, Statement{SQL: q.beat, Args: []any{newBeat(), id}, Count: true},
 		Statement{SQL: q.beaten, Args: []any{id, id, id}}, Statement{SQL: q.revoked, Args: []any{id}})
+	batch = append(batch, l.askBehind()...)
 	res, err := c.Do(ctx, "heartbeat", batch...)
 	if err != nil {
 		return r, l.b.unavailable("heartbeat", err)
@@ -290,8 +302,13 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 	if may {
 		l.b.mayGrant()
 	}
-	if r.Entries = int(row.Int(7)); r.Entries > counted {
+	r.Entries = int(row.Int(7))
+	l.has(r.Entries)
+	if r.Entries > counted {
 		r.Entries = -1
+	}
+	for _, late := range res[3:] {
+		l.behind(late.Rows)
 	}
 	for _, v := range res[2].Rows {
 		r.Revoked = append(r.Revoked, leasekit.Revocation{
@@ -455,7 +472,7 @@ func (l *lease) heard(p leasekit.Push, asked uint64) {
 	switch p.Kind {
 	case leasekit.Granted:
 		if w, waits := l.waiting[p.ID]; waits && asked == l.b.strangers.Load() {
-			p.Guard = l.b.guard(w.name, p.ID, w.mode)
+			p.Guard = l.b.guard(w.name, p.ID, w.mode, w.guarded)
 			delete(l.waiting, p.ID)
 		} else { // the answer that it waits may be on its way yet
 			p.Kind = leasekit.Woken

@@ -33,12 +33,15 @@ func (l *lease) Listen(ctx context.Context, push func(leasekit.Push)) {
 	l.push = push
 	l.mu.Unlock()
 	var bell atomic.Bool
-	ready := sync.OnceFunc(func() { close(l.bell) })
+	var known sync.Once
 	var tasks sync.WaitGroup
 	tasks.Go(func() {
-		l.b.d.Listen(ctx, l.id, func(there bool) {
-			bell.Store(there)
-			ready()
+		l.b.d.Listen(ctx, l.id, func(b Bell) {
+			bell.Store(b == Rings)
+			known.Do(func() {
+				l.deaf.Store(b == NoBells)
+				close(l.bell)
+			})
 			poke(l.rang)
 		})
 	})
@@ -54,6 +57,8 @@ func (l *lease) looks(ctx context.Context, bell *atomic.Bool) {
 	pause := l.recheck
 	t := time.NewTimer(pause)
 	defer t.Stop()
+	var behind time.Duration // when who stands behind the lease may be looked for,
+	due := false             // and that it has to be
 	for {
 		first, most := firstLook, l.recheck
 		if !bell.Load() {
@@ -64,14 +69,22 @@ func (l *lease) looks(ctx context.Context, bell *atomic.Bool) {
 		case <-ctx.Done():
 			return
 		case <-l.rang:
-			look, pause = true, first
+			look, pause, due = true, first, true
 		case <-l.waits:
 			pause = min(pause, first)
 		case <-t.C:
-			look, pause = l.waitsAtAll(), min(2*pause, most)
+			look, pause = due || l.waitsAtAll(), min(2*pause, most)
 		}
 		if look {
-			_ = l.lookAround(ctx) // the next look is not far
+			now := l.b.clock()
+			may := due && now >= behind
+			_ = l.lookAround(ctx, may) // the next look is not far
+			if may {
+				due, behind = false, now+l.behindPause()
+			}
+		}
+		if due {
+			pause = min(pause, max(behind-l.b.clock(), leastPause))
 		}
 		t.Reset(pause)
 	}
@@ -83,13 +96,13 @@ func (l *lease) waitsAtAll() bool {
 	return len(l.waiting) > 0
 }
 
-// lookAround asks for all news.
-func (l *lease) lookAround(ctx context.Context) error {
+// lookAround asks for all news; behind: also for who stands behind something of the lease.
+func (l *lease) lookAround(ctx context.Context, behind bool) error {
 	names, shared := l.waitingFor()
 	for first := true; first || len(names) > 0; first = false {
 		some := names[:min(len(names), lookAtATime)]
 		names = names[len(some):]
-		if err := l.lookAt(ctx, some, first); err != nil {
+		if err := l.lookAt(ctx, some, first, first && behind); err != nil {
 			return err
 		}
 	}
@@ -120,8 +133,9 @@ func (l *lease) waitingFor() (names [][]byte, shared map[lock.Resource][]string)
 	return names, shared
 }
 
-// lookAt asks what has become of some resources, and first for the notes of the lease.
-func (l *lease) lookAt(ctx context.Context, names [][]byte, notes bool) error {
+// lookAt asks what has become of some resources, and first for the notes of the lease, and
+// who stands behind it.
+func (l *lease) lookAt(ctx context.Context, names [][]byte, notes, behind bool) error {
 	q := l.b.sql
 	var batch []Statement
 	if notes {
@@ -130,6 +144,9 @@ func (l *lease) lookAt(ctx context.Context, names [][]byte, notes bool) error {
 	}
 	if len(names) > 0 {
 		batch = append(batch, q.waiting.with(nil, names, nil, 0), q.marks.with(nil, names, nil, 0))
+	}
+	if behind {
+		batch = append(batch, l.askBehind()...)
 	}
 	if len(batch) == 0 {
 		return nil
@@ -150,14 +167,17 @@ func (l *lease) lookAt(ctx context.Context, names [][]byte, notes bool) error {
 		}
 		res = res[3:]
 	}
-	if len(names) == 0 {
-		return nil
+	if len(names) > 0 {
+		for _, r := range res[0].Rows {
+			l.sawResource(r, asked)
+		}
+		for _, r := range res[1].Rows {
+			l.dueIn(leasekit.Ref{Resource: lock.Resource(r.Text(0)), ID: lock.HoldID(r.Text(1))}, time.Duration(r.Int(2))*time.Microsecond)
+		}
+		res = res[2:]
 	}
-	for _, r := range res[0].Rows {
-		l.sawResource(r, asked)
-	}
-	for _, r := range res[1].Rows {
-		l.dueIn(leasekit.Ref{Resource: lock.Resource(r.Text(0)), ID: lock.HoldID(r.Text(1))}, time.Duration(r.Int(2))*time.Microsecond)
+	for _, late := range res { // where behind was asked for
+		l.behind(late.Rows)
 	}
 	return nil
 }

@@ -9,17 +9,18 @@ import (
 
 // op is one request about a resource, on its way through a desk.
 type op struct {
-	kind  opKind
-	id    string
-	lease string // whose request it is, which must live; "": the engine's own
-	of    string // opSweep: the lease that is over
-	mode  lock.Mode
-	owner string
-	try   bool
-	fresh bool          // opAsk: nothing is known of it in the store
-	plain bool          // opRemove: an exclusive hold, and no copy of any request is on its way
-	tell  bool          // say who is in the way
-	grace time.Duration // opForce
+	kind    opKind
+	id      string
+	lease   string // whose request it is, which must live; "": the engine's own
+	of      string // opSweep: the lease that is over
+	mode    lock.Mode
+	owner   string
+	try     bool
+	several bool          // it has a cohort
+	fresh   bool          // opAsk: nothing is known of it in the store
+	plain   bool          // opRemove: an exclusive hold, and no copy of any request is on its way
+	tell    bool          // say who is in the way
+	grace   time.Duration // opForce
 
 	unsure bool  // opRemove: remember that the id was given up
 	left   error // why its caller waits no longer; nil: it does

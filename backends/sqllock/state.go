@@ -23,10 +23,11 @@ const (
 
 // member is a hold or a waiter.
 type member struct {
-	lease string
-	owner string // of who asks just now
-	fence int64  // of a hold
-	place place
+	lease   string
+	owner   string // of who asks just now
+	fence   int64  // of a hold
+	place   place
+	several bool // it has a cohort
 }
 
 type entry = queue.Entry[member]
@@ -102,6 +103,8 @@ type changes struct {
 	delNotes  []string
 	granted   []*entry // that have waited
 	told      []string // leases that have to look
+	contended []contended
+	crowdOf   string // the lease of a waiter behind several who share; "": there is none
 	events    []event
 	more      bool // what can be granted was not all seen
 }
@@ -304,11 +307,12 @@ func (s *state) ask(o *op) {
 			o.err = errKept
 		}
 	default:
-		e = s.put(o.id, member{lease: o.lease, owner: o.owner}, queue.RoomOf(o.mode))
+		e = s.put(o.id, member{lease: o.lease, owner: o.owner, several: o.several}, queue.RoomOf(o.mode))
 		if e.Held() {
 			s.promoted(e)
 		} else {
 			s.note("queue", o.id, o.lease, 0, o.mode.String())
+			s.contend(e)
 		}
 		s.answer(o, e)
 	}

@@ -28,7 +28,7 @@ func found(x string, holds []string, rest bool, waits ...lock.Mode) *state {
 	}
 	var ahead []Row
 	for i, m := range waits {
-		ahead = append(ahead, Row{int64(i), []byte{byte('a' + i)}, []byte("l"), int64(m), int64(notEnded)})
+		ahead = append(ahead, Row{int64(i), []byte{byte('a' + i)}, []byte("l"), int64(m), int64(notEnded), int64(0)})
 	}
 	step := len(ahead)
 	if rest {
@@ -37,6 +37,52 @@ func found(x string, holds []string, rest bool, waits ...lock.Mode) *state {
 	s.addWaiters(ahead, nil, step)
 	s.settleFront()
 	return s
+}
+
+// Who is in front of a new waiter is told, where that is of another lease and has a cohort.
+func TestWhoStandsBehind(t *testing.T) {
+	ask := func(s *state, lease, id string, several bool) []contended {
+		s.leases[lease], s.contended = notEnded, nil
+		s.apply(&op{kind: opAsk, id: id, lease: lease, mode: lock.Exclusive, several: several})
+		return s.contended
+	}
+	s := found("x", nil, false)
+	s.x.Value.several = true
+	for _, step := range []struct {
+		lease, id string
+		several   bool
+		want      []contended
+	}{
+		{"l", "own", false, nil}, // the hold is of the same lease
+		{"m", "w1", true, nil},   // in front of it is one without a cohort
+		{"m", "w2", true, nil},
+		{"l", "w3", false, []contended{{"m", "w2"}}},
+		{"m", "w4", true, nil},
+	} {
+		if got := ask(s, step.lease, step.id, step.several); !slices.Equal(got, step.want) {
+			t.Errorf("%s: told %v, want %v", step.id, got, step.want)
+		}
+	}
+	s = found("x", nil, false)
+	s.x.Value.several = true
+	if got := ask(s, "m", "w", true); !slices.Equal(got, []contended{{"l", "x"}}) || s.crowdOf != "" {
+		t.Errorf("behind a holder: told %v, and %q", got, s.crowdOf)
+	}
+	s = found("", []string{"h"}, false)
+	if got := ask(s, "m", "w", true); len(got) != 0 || s.crowdOf != "m" {
+		t.Errorf("behind readers: told %v, and %q", got, s.crowdOf)
+	}
+	s.readers([]Row{{[]byte("own"), []byte("m")}, {[]byte("h"), []byte("l")}})
+	if !slices.Equal(s.contended, []contended{{"l", "h"}}) {
+		t.Errorf("readers: told %v", s.contended)
+	}
+	s = found("x", nil, true, lock.Exclusive, lock.Exclusive)
+	for e := range s.q.Waiters() {
+		e.Value.several = true
+	}
+	if got := ask(s, "m", "w", true); len(got) != 0 { // it is not known who is last
+		t.Errorf("behind a long queue: told %v", got)
+	}
 }
 
 func remove(s *state, id string) *op {

@@ -28,6 +28,8 @@ type statements struct {
 	moveX, setX                       string
 	addHolds, addWaits, addNotes      string
 
+	describeX, describeS, readers, behind string
+
 	lookUp, lockHolds, moveHolds, delHolds, delWaits, delNotes listed
 
 	heldWaits, heldRows, heldHolds                   string
@@ -159,7 +161,7 @@ func newStatements(w Words) *statements {
 	q.give = t("UPDATE {lock} AS l SET fence="+same+", "+freeX+" WHERE l.name=? AND x_id=? AND x_lease=? AND x_shared=0 AND crowd=0",
 		"AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name=l.name)"+sameTail)
 
-	q.lockRow = t("SELECT fence, crowd, x_id, x_lease, x_shared, {now} FROM {lock} WHERE name=? FOR UPDATE")
+	q.lockRow = t("SELECT fence, crowd, x_id, x_lease, x_shared, {now}, " + q.severalText("x_owner") + " FROM {lock} WHERE name=? FOR UPDATE")
 	q.lockRowNow = q.lockRow + " NOWAIT"
 	q.lookUp = l("SELECT 'h', id, lease, fence, 0, 0 FROM {hold} WHERE name=?n AND id IN (?ids)",
 		"UNION ALL SELECT 'q', id, lease, seq, mode, 0 FROM {queue} WHERE name=?n AND id IN (?ids)",
@@ -170,7 +172,7 @@ func newStatements(w Words) *statements {
 		"(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {note} WHERE name=?n LIMIT ?k) AS t), COALESCE((SELECT MAX(seq) FROM {queue} WHERE name=?n), 0)",
 		"FROM {lock} WHERE name=?n",
 		"UNION ALL SELECT 's', '', '', CASE WHEN text={server} THEN 1 ELSE 0 END, 0, 0 FROM {meta} WHERE name='server'")
-	q.front = t("SELECT q.seq, q.id, q.lease, q.mode, COALESCE(e.ended, 1) FROM {queue} q LEFT JOIN {lease} e ON e.id=q.lease WHERE q.name=? ORDER BY q.seq LIMIT ?")
+	q.front = t("SELECT q.seq, q.id, q.lease, q.mode, COALESCE(e.ended, 1), " + q.severalText("q.owner") + " FROM {queue} q LEFT JOIN {lease} e ON e.id=q.lease WHERE q.name=? ORDER BY q.seq LIMIT ?")
 	q.lockHolds = l("SELECT id FROM {hold} WHERE name=?n AND id IN (?ids) FOR UPDATE SKIP LOCKED")
 	q.ahead = t("SELECT id FROM {queue} WHERE name=? ORDER BY seq LIMIT ?")
 
@@ -186,6 +188,19 @@ func newStatements(w Words) *statements {
 	q.shareX = t("UPDATE {lock} SET x_shared=1 WHERE name=?")
 	q.setX = t("UPDATE {lock} SET fence=?, x_id=?, x_lease=?, x_owner=?, x_since={now}, x_shared=0, crowd=? WHERE name=?")
 	q.moveX = t("UPDATE {lock} SET fence=?, x_id=?, x_lease=?, x_owner=(SELECT owner FROM {queue} WHERE name=? AND id=?), x_since={now}, x_shared=0, crowd=? WHERE name=?")
+
+	q.describeX = t("UPDATE {lock} SET x_owner=? WHERE name=? AND x_id=? AND x_lease=?")
+	q.describeS = t("UPDATE {hold} SET owner=? WHERE name=? AND id=? AND lease=?")
+	q.readers = t("SELECT id, lease FROM {hold} WHERE name=? AND "+q.severalText("owner")+"=1 LIMIT", strconv.Itoa(brief))
+	// Who is next to what a lease has: what stands further back is told to that one.
+	follower := func(of, behind string) string {
+		return "(SELECT q.lease FROM {queue} q WHERE q.name=" + of + ".name" + behind + " ORDER BY q.seq LIMIT 1) AS follower"
+	}
+	some := strconv.Itoa(counted)
+	q.behind = t("SELECT name, id FROM (SELECT l.name, l.id,", follower("l", ""), "FROM (SELECT name, x_id AS id FROM {lock} WHERE x_lease=? LIMIT", some+") l",
+		"UNION ALL SELECT h.name, h.id,", follower("h", ""), "FROM (SELECT name, id FROM {hold} WHERE lease=? LIMIT", some+") h",
+		"UNION ALL SELECT w.name, w.id,", follower("w", " AND q.seq>w.seq"), "FROM (SELECT name, id, seq FROM {queue} WHERE lease=? LIMIT", some+") w",
+		") t WHERE follower<>? LIMIT", strconv.Itoa(behindAtATime))
 
 	// Who waits comes first: who is granted meanwhile is then seen twice, and not missed.
 	q.heldWaits = t("SELECT name, id, seq FROM {queue} WHERE lease=? AND name>=? AND NOT (name=? AND seq<=?) ORDER BY name, seq LIMIT ?")

@@ -65,8 +65,15 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op, w
 	for _, o := range ops {
 		s.apply(o)
 	}
-	if _, err = c.Do(ctx, command, append(b.writing(name, s), Statement{SQL: "COMMIT"})...); err != nil {
+	batch := b.writing(name, s)
+	if s.crowdOf != "" {
+		batch = append(batch, Statement{SQL: b.sql.readers, Args: []any{[]byte(name)}})
+	}
+	if res, err = c.Do(ctx, command, append(batch, Statement{SQL: "COMMIT"})...); err != nil {
 		return nil, nil, err
+	}
+	if s.crowdOf != "" {
+		s.readers(res[len(batch)-1].Rows)
 	}
 	return s, later, nil
 }
@@ -147,7 +154,7 @@ func loaded(res []Result, step int) *state {
 		if xShared {
 			room = queue.Unlimited
 		}
-		m := member{lease: xLease, fence: s.fence, place: onRow}
+		m := member{lease: xLease, fence: s.fence, place: onRow, several: row.Bool(6)}
 		if s.lives(xLease) {
 			s.x = s.put(xID, m, room)
 			s.xWas = s.x
@@ -179,7 +186,7 @@ func (s *state) addWaiters(ahead, asked []Row, step int) {
 			s.addRest()
 			break
 		}
-		m := member{lease: r.Text(2), place: inQueue}
+		m := member{lease: r.Text(2), place: inQueue, several: r.Bool(5)}
 		if end := ending(r.Int(4)); end == notEnded {
 			s.put(id, m, queue.RoomOf(lock.Mode(r.Int(3)))) //nolint:gosec // 1 or 2
 		} else {

@@ -46,7 +46,7 @@ var house = []room{
 	{path: "backends/zklock", may: "lock backends/leasekit backends/storeurl backends/zklock/zksession", test: "arbiter backends/backendtest internal/testengine internal/javatest"},
 	{path: "backends/mysqllock/mydb", may: "lock backends/storeurl", test: "internal/testengine"},
 	{path: "backends/sqllock", may: "lock backends/leasekit backends/queue backends/storeurl"},
-	{path: "backends/sqllock/mysql", may: "lock backends/sqllock backends/mysqllock/mydb", test: "backends/backendtest backends/backendtest/served backends/leasekit internal/testengine"},
+	{path: "backends/sqllock/mysql", may: "lock backends/sqllock backends/mysqllock/mydb", test: "arbiter backends/backendtest backends/backendtest/served backends/leasekit internal/testengine"},
 	{path: "backends/sqllock/postgres", may: "lock backends/storeurl backends/sqllock", test: "backends/backendtest backends/backendtest/served internal/testengine"},
 	{path: "backends/mysqllock/rows", may: "lock backends/leasekit backends/mysqllock/mydb backends/sqllock backends/sqllock/mysql", test: "backends/backendtest backends/backendtest/served internal/testengine"},
 	{path: "backends/mysqllock/shedlock", may: "lock backends/storeurl backends/leasekit backends/mysqllock/mydb backends/sqllock backends/sqllock/mysql", test: "backends/backendtest backends/backendtest/served internal/testengine internal/javatest"},

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -26,8 +27,8 @@ func TestSleepIsNotMeasured(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			d.Listen(ctx, id, func(bell bool) {
-				if bell {
+			d.Listen(ctx, id, func(bell sqllock.Bell) {
+				if bell == sqllock.Rings {
 					rang.Add(1)
 				} else {
 					failed.Add(1)

@@ -107,20 +107,20 @@ func bellName(id lock.LeaseID) string { return "locksidecar:" + string(id) }
 // server and holds a named lock, and KILL QUERY wakes it. The named lock tells which
 // connection it is, so a stranger's is never killed. Where there is none (named locks
 // are refused on some clusters, KILL QUERY needs the same account), there is no bell.
-func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, heard func(bell bool)) {
+func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, heard func(sqllock.Bell)) {
 	p, err := d.open(sqllock.PoolOptions{Size: 1, Lasting: 2 * bellSleep, Long: bellSleep}, "long_query_time=3600") // a sleeper is no slow query
 	if err != nil {
-		heard(false)
+		heard(sqllock.NoBell)
 		return
 	}
 	defer func() { _ = p.Close() }()
 	for ctx.Err() == nil {
 		refused := d.listenOnce(ctx, p, id, heard)
-		heard(false)
-		pause := 100 * time.Millisecond
+		pause, bell := 100*time.Millisecond, sqllock.NoBell
 		if refused {
-			pause = time.Minute
+			pause, bell = time.Minute, sqllock.NoBells
 		}
+		heard(bell)
 		t := time.NewTimer(pause)
 		select {
 		case <-t.C:
@@ -132,7 +132,7 @@ func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, heard func(bell b
 
 // listenOnce sleeps on one connection until it fails. refused: the server does
 // not give named locks.
-func (d *Dialect) listenOnce(ctx context.Context, p *pool, id lock.LeaseID, heard func(bell bool)) (refused bool) {
+func (d *Dialect) listenOnce(ctx context.Context, p *pool, id lock.LeaseID, heard func(sqllock.Bell)) (refused bool) {
 	c, err := p.take(ctx)
 	if err != nil {
 		return false
@@ -148,7 +148,7 @@ func (d *Dialect) listenOnce(ctx context.Context, p *pool, id lock.LeaseID, hear
 		return false
 	}
 	for {
-		heard(true) // it may have rung before
+		heard(sqllock.Rings) // it may have rung before
 		_, err := c.send(ctx, sqllock.Statement{SQL: fmt.Sprintf("SELECT SLEEP(%d)", bellSleep)})
 		if err != nil && !mydb.Interrupted(err) || ctx.Err() != nil {
 			return false

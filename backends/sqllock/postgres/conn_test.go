@@ -320,11 +320,13 @@ func TestBell(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			d.Listen(ctx, id, func(bell bool) {
-				if bell {
+			d.Listen(ctx, id, func(b sqllock.Bell) {
+				switch b {
+				case sqllock.Rings:
 					rang.Add(1)
-				} else {
+				case sqllock.NoBells:
 					without.Add(1)
+				default:
 				}
 			})
 		}()
@@ -376,5 +378,24 @@ func eventually(t testing.TB, what string, f func() error) {
 			t.Fatalf("waited %s in vain until %s: %v", patience, what, err)
 		}
 		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// Where no notification arrives, others would wait for what an arbiter has parked.
+func TestWhereNobodyTellsThatOthersWait(t *testing.T) {
+	for kind, tells := range map[*testengine.Kind]bool{testengine.Postgres: true, testengine.PostgresBouncer: false} {
+		b := openAt(t, testengine.Shared(t, kind).URL())
+		t.Cleanup(func() { _ = b.Close() })
+		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close(context.Background()) })
+		eventually(t, kind.String(), func() error {
+			if lock.TellsContended(l) != tells {
+				return errors.New("it says the contrary")
+			}
+			return nil
+		})
 	}
 }

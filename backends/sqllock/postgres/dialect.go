@@ -110,7 +110,7 @@ const (
 )
 
 // Listen implements sqllock.Dialect.
-func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, heard func(bell bool)) {
+func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, heard func(sqllock.Bell)) {
 	addrs := d.cfg.Listen
 	if addrs == nil {
 		addrs = d.cfg.Addrs
@@ -120,16 +120,16 @@ func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, heard func(bell b
 		return // the URL would have been refused
 	}
 	for ctx.Err() == nil {
-		pause := listenAgain
+		pause, bell := listenAgain, sqllock.NoBell
 		if k, err := p.open(ctx); err == nil {
 			if !k.direct {
-				pause = listenNever
+				pause, bell = listenNever, sqllock.NoBells
 			} else {
 				k.listen(ctx, id, heard)
 			}
 			k.end(ctx)
 		}
-		heard(false)
+		heard(bell)
 		t := time.NewTimer(pause)
 		select {
 		case <-t.C:
@@ -140,18 +140,18 @@ func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, heard func(bell b
 }
 
 // listen hears the bell until the connection ends.
-func (k *conn) listen(ctx context.Context, id lock.LeaseID, heard func(bell bool)) {
+func (k *conn) listen(ctx context.Context, id lock.LeaseID, heard func(sqllock.Bell)) {
 	if _, err := k.do(ctx, []sqllock.Statement{{SQL: `LISTEN "` + channel(id) + `"`}}); err != nil {
 		return
 	}
-	heard(true)
+	heard(sqllock.Rings)
 	for ctx.Err() == nil {
 		_ = k.raw.SetDeadline(time.Time{}) // a connection that fails is found below
 		probe, cancel := context.WithTimeout(ctx, listenProbe)
 		err := k.pg.WaitForNotification(probe)
 		cancel()
 		if err == nil {
-			heard(true)
+			heard(sqllock.Rings)
 			continue
 		}
 		if k.pg.IsClosed() || ctx.Err() != nil {
