@@ -57,27 +57,27 @@ var plans = []plan{
 		slack:  ttl/2 + time.Second, // sessions last for 1.5 TTLs, and a leader is elected
 	},
 	{
-		name: "MariaDB", kind: testengine.MariaDBPair, options: "?" + timeout, sides: 3, apps: 6, mute: "GET_LOCK",
+		name: "MariaDB", kind: testengine.MariaDBPair, options: "?guard=false&" + timeout, sides: 3, apps: 6, mute: "GET_LOCK",
 		faults: []schedule.Kind{schedule.PauseStore, schedule.FailOver},
 		slack:  2 * ttl, // others look for a TTL, and failover-grace
 	},
 	{
-		name: "MariaDBClock", kind: testengine.MariaDBFakeTime, options: "?" + timeout, sides: 3, apps: 6, mute: "GET_LOCK",
+		name: "MariaDBClock", kind: testengine.MariaDBFakeTime, options: "?guard=false&" + timeout, sides: 3, apps: 6, mute: "GET_LOCK",
 		faults: []schedule.Kind{schedule.PauseStore, schedule.RestartStore, schedule.ShiftClock},
 		shift:  time.Hour, slack: ttl, long: true,
 	},
 	{
-		name: "MySQL", kind: testengine.MySQLFakeTime, options: "?" + timeout, sides: 3, apps: 6, mute: "GET_LOCK",
+		name: "MySQL", kind: testengine.MySQLFakeTime, options: "?guard=false&" + timeout, sides: 3, apps: 6, mute: "GET_LOCK",
 		faults: []schedule.Kind{schedule.PauseStore, schedule.RestartStore, schedule.ShiftClock},
 		shift:  time.Hour, slack: ttl, long: true,
 	},
 	{
-		name: "PostgreSQL", kind: testengine.PostgresFakeTime, options: "?" + timeout, sides: 3, apps: 6, mute: "LISTEN",
+		name: "PostgreSQL", kind: testengine.PostgresFakeTime, options: "?guard=false&" + timeout, sides: 3, apps: 6, mute: "LISTEN",
 		faults: []schedule.Kind{schedule.PauseStore, schedule.RestartStore, schedule.ShiftClock},
 		shift:  time.Hour, slack: ttl,
 	},
 	{
-		name: "PostgreSQLPair", kind: testengine.PostgresPair, options: "?" + timeout, sides: 3, apps: 6, mute: "LISTEN",
+		name: "PostgreSQLPair", kind: testengine.PostgresPair, options: "?guard=false&" + timeout, sides: 3, apps: 6, mute: "LISTEN",
 		faults: []schedule.Kind{schedule.PauseStore, schedule.FailOver},
 		slack:  2 * ttl, long: true,
 	},
