@@ -15,12 +15,13 @@ var (
 const (
 	updatesLimit   = 1.5 // of two autocommit updates, at one caller
 	mysqlHandOffMS = 5
+	againUpdates   = 15.0 // of two autocommit updates, at one caller
 )
 
 func mysqlPlan(key, name string, kind *testengine.Kind) plan {
 	return plan{
 		key: key, words: onmysql.Words(name), kind: kind, connect: onmysql.Connect,
-		pairs: mysqlPairs, hot: mysqlHot, killMS: 25, oneRequest: true,
+		pairs: mysqlPairs, hot: mysqlHot, turns: true, killMS: 25, oneRequest: true,
 	}
 }
 
@@ -28,6 +29,7 @@ func mysqlPairs(r results) []report.Target {
 	return []report.Target{
 		report.NewTarget("1 caller: a pair, to 2 autocommit updates (p50)", "µs", false, updatesLimit, r.p50(ourClient), r.p50(onmysql.Updates)),
 		report.NewTarget("1 caller: a pair without the socket, to 2 autocommit updates (p50)", "µs", false, updatesLimit, r.p50(ourDriver), r.p50(onmysql.Updates)),
+		report.NewTarget("1 caller: again, without a guard, to 2 autocommit updates", "pairs/s", true, againUpdates, r.rateOfOne(ourAgain), r.rateOfOne(onmysql.Updates)),
 	}
 }
 

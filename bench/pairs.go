@@ -116,15 +116,19 @@ func (s *section) subjects(ctx context.Context) (all []measure.Subject, closeAll
 	return all, closeAll, nil
 }
 
-// withTurns are the pairs of a sidecar that answers by itself what it can.
+// withTurns are the pairs of a sidecar that answers by itself what it can: on an SQL store
+// that is what has no guard.
 func withTurns(side *sidecar.Sidecar) []measure.Subject {
 	return []measure.Subject{
-		side.Client(ourAgain, sidecar.Work{}),
-		side.Client(ourOthers, sidecar.Work{Resource: func(caller, pair int) string { return fmt.Sprintf("bench/others/%d/%d", caller, pair) }}),
+		side.Client(ourAgain, sidecar.Work{Options: client.AcquireOptions{NoGuard: true}}),
+		side.Client(ourOthers, sidecar.Work{
+			Resource: func(caller, pair int) string { return fmt.Sprintf("bench/others/%d/%d", caller, pair) },
+			Options:  client.AcquireOptions{NoGuard: true},
+		}),
 		side.Client(ourDirect, sidecar.Work{Options: client.AcquireOptions{Direct: true}}),
 		side.Client(ourReaders, sidecar.Work{
 			Resource: func(int, int) string { return "bench/readers" },
-			Options:  client.AcquireOptions{Mode: client.Shared},
+			Options:  client.AcquireOptions{Mode: client.Shared, NoGuard: true},
 		}),
 	}
 }

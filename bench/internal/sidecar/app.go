@@ -53,7 +53,7 @@ func (a *App) Close() error { return errors.Join(a.session.Close(), a.client.Clo
 
 // Acquire waits for a lock as long as ctx lasts.
 func (a *App) Acquire(ctx context.Context, resource string) (*client.Lock, error) {
-	return a.session.Acquire(ctx, resource, client.AcquireOptions{})
+	return a.session.Acquire(ctx, resource, client.AcquireOptions{NoGuard: true})
 }
 
 // Waiters are how many wait for a resource, store-wide.
