@@ -27,9 +27,14 @@ const (
 	refusalTime = time.Second
 )
 
+// acceptor is a *net.UnixListener.
+type acceptor interface {
+	AcceptUnix() (*net.UnixConn, error)
+}
+
 // accept takes connections until the listener is closed. It waits for nobody: what
 // may block, such as a log, is done aside.
-func (s *Server) accept(ctx context.Context, l *net.UnixListener, w *peercred.Watcher) {
+func (s *Server) accept(ctx context.Context, l acceptor, w *peercred.Watcher) {
 	var logged time.Time
 	for {
 		c, err := l.AcceptUnix()
