@@ -107,7 +107,8 @@ func TestHTTPRefusals(t *testing.T) {
 	s := start(t)
 	c := s.http(t)
 	_, body := call(t, c, "POST", "/v1/sessions", `{"ttl":"60s"}`)
-	locks := "/v1/sessions/" + field(t, body, "sessionId") + "/locks"
+	id := field(t, body, "sessionId")
+	locks := "/v1/sessions/" + id + "/locks"
 	for _, x := range []struct {
 		method, path, body string
 		code               int
@@ -159,7 +160,8 @@ func TestHTTPRefusals(t *testing.T) {
 		{"PUT", "/v1/locks/r", "", 405, reasonNoRoute, "PUT is not possible"},
 		{"GET", "/v1/hold", "", 405, reasonNoRoute, "but POST is"},
 	} {
-		t.Run(x.method+" "+x.path[:min(len(x.path), 40)]+" "+x.body[:min(len(x.body), 40)], func(t *testing.T) {
+		path := strings.ReplaceAll(x.path, id, "ID") // a test has the same name each time
+		t.Run(x.method+" "+path[:min(len(path), 40)]+" "+x.body[:min(len(x.body), 40)], func(t *testing.T) {
 			code, body := call(t, c, x.method, x.path, x.body)
 			st := jsonStatus(t, body)
 			if code != x.code || infoOf(t, st).GetReason() != string(x.reason) || !strings.Contains(st.GetMessage(), x.text) {

@@ -163,3 +163,19 @@ func TestRun(t *testing.T) {
 		}
 	}
 }
+
+// TestNamesThatChange: a test whose name is another in the next run cannot be run alone.
+func TestNamesThatChange(t *testing.T) {
+	dir := t.TempDir()
+	tests := filepath.Join(dir, "tests")
+	if err := os.WriteFile(tests, []byte("#!/bin/sh\necho '--- PASS: TestA (0.00s)'\n"), 0o700); err != nil { //nolint:gosec // it is run
+		t.Fatal(err)
+	}
+	b := &bundle{dir: dir, bins: []binary{{path: tests, of: pkg{Dir: dir}}}}
+	if err := b.measure(t.Context(), &unit{name: "TestA"}); err != nil {
+		t.Error(err)
+	}
+	if err := b.measure(t.Context(), &unit{name: "TestA/42"}); err == nil {
+		t.Error("it passes, though it was not run")
+	}
+}

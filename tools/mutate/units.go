@@ -244,8 +244,12 @@ func (b *bundle) measure(ctx context.Context, u *unit) error {
 		return err
 	}
 	began := time.Now()
-	if out, err := b.exec(ctx, u.in, 5*time.Minute, []string{"MUTATE_REACHED=" + log}, "-test.run", pattern(u)); err != nil {
+	out, err := b.exec(ctx, u.in, 5*time.Minute, []string{"MUTATE_REACHED=" + log}, "-test.v", "-test.run", pattern(u))
+	switch {
+	case err != nil:
 		return fmt.Errorf("%w\n%s", err, out)
+	case !bytes.Contains(out, []byte(": "+u.name+" (")):
+		return errors.New("its name is another each time")
 	}
 	u.took, u.reached = time.Since(began), map[int]bool{}
 	ids, err := os.ReadFile(log) //nolint:gosec // our own
