@@ -238,7 +238,7 @@ func (l *lineConn) read() error {
 	switch {
 	case len(l.in) == len(l.buf): // there is no room for the rest of a line
 		l.move(min(8*max(len(l.buf), lineBuffer/8), l.most+lineBuffer))
-	case len(l.in) == 0 && l.full:
+	case l.full && len(l.buf) < lineBatch*lineBuffer/4:
 		l.move(lineBatch * lineBuffer / 4)
 	case len(l.in) == 0 && len(l.buf) > lineBuffer && l.few > fewReads:
 		l.move(lineBuffer)

@@ -52,7 +52,9 @@ func (x *spans) Call(ctx context.Context, name, resource string) (context.Contex
 }
 
 func (x *spans) Acquire(ctx context.Context, r session.AcquireRequest) (context.Context, func(session.Grant, error)) {
-	return ctx, func(g session.Grant, err error) { x.note(span(ctx, "acquire", r.Resource, err == nil && g.LockID != "")) }
+	return ctx, func(g session.Grant, err error) {
+		x.note(span(ctx, "acquire", r.Resource, err == nil && g.LockID != ""))
+	}
 }
 
 func span(ctx context.Context, name, resource string, ok bool) string {
