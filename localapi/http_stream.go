@@ -92,7 +92,7 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, call func(c
 	defer stop()
 	err := call(r.Context(), lines)
 	switch {
-	case errors.Is(err, os.ErrDeadlineExceeded) && r.Context().Err() == nil:
+	case errors.Is(err, os.ErrDeadlineExceeded) && s.stopping.Err() == nil: // net/http has ended r.Context() at the failed write
 		s.stalled(r.Context())
 	case err == nil:
 		lines.begin() // a session that ended at once

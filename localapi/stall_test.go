@@ -134,7 +134,8 @@ func testStalledStreamEnds(t *testing.T, w wireName) {
 // An answer over HTTP that nobody reads is not kept, and a long wait before the
 // answer is not counted.
 func TestUnreadAnswers(t *testing.T) {
-	s := start(t, noNews, func(_ *session.Options, o *Options) { o.Limits.Stall = 300 * time.Millisecond })
+	var out logLines
+	s := start(t, noNews, logTo(&out), func(_ *session.Options, o *Options) { o.Limits.Stall = 300 * time.Millisecond })
 	x := s.stream(t, s.api(t), &pb.OpenSessionRequest{Name: strings.Repeat("n", 128), Metadata: map[string]string{"k": strings.Repeat("v", 900)}})
 	var first string
 	for i := range 1000 {
@@ -182,6 +183,7 @@ func TestUnreadAnswers(t *testing.T) {
 	if r := reasonOf(t, err); r != reasonLimit {
 		t.Errorf("watch ended with %v", err)
 	}
+	eventually(t, "logged", func() bool { return strings.Count(out.String(), "stream ended: its client reads nothing") >= 2 })
 	x.release("r", first)
 	if code := within(t, held); code != 200 {
 		t.Errorf("hold: %d", code)
