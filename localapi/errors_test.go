@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -80,5 +81,39 @@ func TestErrors(t *testing.T) {
 				t.Errorf("message %q", st.GetMessage())
 			}
 		})
+	}
+}
+
+// TestWordsOfErrors: what people read.
+func TestWordsOfErrors(t *testing.T) {
+	holder := lock.Holding{Mode: lock.Shared, Age: 1234567 * time.Microsecond, Sidecar: "pod", Owner: lock.Owner{PID: 12, Session: "job"}}
+	nameless := holder
+	nameless.Owner.Session = ""
+	busy := lock.Status{Resource: "r", Holders: []lock.Holding{holder, nameless}}
+	for want, err := range map[string]error{
+		`the lock on "r" is not free`: &lock.HeldError{Cause: lock.ErrHeld, Status: lock.Status{Resource: "r"}},
+		`the lock on "r" is not free: held SHARED by pid 12 (job) on pod for 1.235s`:                                &lock.HeldError{Cause: lock.ErrHeld, Status: busy},
+		`the lock on "r" is not free: held SHARED by pid 12 on pod for 1.235s`:                                      &lock.HeldError{Cause: lock.ErrHeld, Status: lock.Status{Resource: "r", Holders: []lock.Holding{nameless}}},
+		`the wait for the lock on "r" is over: held SHARED by pid 12 (job) on pod for 1.235s; place 1 in the queue`: &lock.HeldError{Cause: context.DeadlineExceeded, Status: busy, Position: 1},
+		`the wait for the lock on "r" was cancelled; place 2 in the queue`:                                          &lock.HeldError{Cause: context.Canceled, Status: lock.Status{Resource: "r"}, Position: 2},
+		`the lock on "r" is lost: ` + session.Forced.Explain():                                                      &session.LostError{Lost: session.Lost{Resource: "r", Reason: session.Forced}},
+		"the stream was ended because the client did not read its answers":                                          errStalled,
+		"the call was cancelled": errGone,
+	} {
+		if got := toStatus(err).GetMessage(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	for age, want := range map[time.Duration]string{0: "0s", time.Millisecond: "0.001s", 1500 * time.Millisecond: "1.5s", time.Hour: "3600s"} {
+		st := lock.Status{Resource: "r", Holders: []lock.Holding{{Age: age}}}
+		if got := infoOf(t, toStatus(&lock.HeldError{Cause: lock.ErrHeld, Status: st})).GetMetadata()["holder_age"]; got != want {
+			t.Errorf("an age of %s is %q", age, got)
+		}
+	}
+	if code := httpCode(&statuspb.Status{}); code != 500 {
+		t.Errorf("an error without a reason is HTTP's %d", code)
+	}
+	if _, has := infoOf(t, toStatus(&lock.HeldError{Cause: lock.ErrHeld, Status: busy})).GetMetadata()["position"]; has {
+		t.Error("who does not wait has a position")
 	}
 }

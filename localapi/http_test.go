@@ -4,13 +4,16 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,6 +23,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/lock"
 	"github.com/locksidecar/locksidecar/session"
 )
 
@@ -289,6 +293,69 @@ func TestHTTPHoldIsToldOfAShorterGrace(t *testing.T) {
 		if err := within(t, forced); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestHTTPHoldInItsGraceEndsWithTheSidecar: it is told why, whether it was told of one
+// grace or of a shorter one.
+func TestHTTPHoldInItsGraceEndsWithTheSidecar(t *testing.T) {
+	for name, graces := range map[string][]time.Duration{"one": {time.Minute}, "two": {time.Minute, 5 * time.Second}} {
+		t.Run(name, func(t *testing.T) {
+			s := start(t)
+			a := post(t, s.http(t), t.Context(), "/v1/hold", `{"resource":"r"}`)
+			l := lines(t, a.Body)
+			within(t, l)
+			var forced sync.WaitGroup
+			for _, g := range graces {
+				forced.Go(func() { _, _ = s.manager.ForceRelease(context.WithoutCancel(t.Context()), "r", "", g) })
+				for m := within(t, l); m["lost"] == nil; m = within(t, l) {
+					if m == nil {
+						t.Fatal("it ended before")
+					}
+				}
+			}
+			s.stop()
+			var last map[string]map[string]any
+			for m := range l {
+				last = m
+			}
+			if last["error"] == nil || !strings.Contains(fmt.Sprint(last), "DRAINING") {
+				t.Errorf("the last line is %v", last)
+			}
+			forced.Wait()
+		})
+	}
+}
+
+// TestHTTPHeads: streams are not kept by anybody on the way, and what ends at once is a
+// stream, too.
+func TestHTTPHeads(t *testing.T) {
+	s := start(t)
+	a := post(t, s.http(t), t.Context(), "/v1/hold", `{"resource":"r"}`)
+	if a.Header.Get("Cache-Control") != "no-store" || a.Header.Get("Content-Type") != contentNDJSON {
+		t.Errorf("%v", a.Header)
+	}
+	w := httptest.NewRecorder()
+	s.server.serveStream(w, httptest.NewRequest(http.MethodGet, "/", nil), func(context.Context, *lineWriter) error { return nil })
+	if w.Code != 200 || w.Header().Get("Content-Type") != contentNDJSON || w.Body.Len() != 0 {
+		t.Errorf("%d %v %q", w.Code, w.Header(), w.Body)
+	}
+	w = httptest.NewRecorder()
+	s.server.serveStream(w, httptest.NewRequest(http.MethodGet, "/", nil), func(_ context.Context, l *lineWriter) error {
+		return errors.Join(l.head(), l.head(), l.send(&pb.WatchEvent{}), lock.ErrNotHolder)
+	})
+	text := strings.Split(w.Body.String(), "\n")
+	if len(text) != 3 || text[2] != "" || !strings.HasPrefix(text[1], `{"error":{"code":9,`) || !json.Valid([]byte(text[1])) {
+		t.Errorf("%q", text)
+	}
+	if err := (&lineWriter{w: w}).send(&pb.Lock{Resource: "\xff"}); err == nil {
+		t.Error("what is not UTF-8 was sent")
+	}
+	no := errors.New("no")
+	x := s.stream(t, s.api(t), &pb.OpenSessionRequest{})
+	ctx := withConn(t.Context(), accepted(t, s.server))
+	if err := (&service{Server: s.server}).events(ctx, &pb.EventsRequest{SessionId: x.id}, func() error { return no }, nil); !errors.Is(err, no) {
+		t.Errorf("events whose head cannot be sent: %v", err)
 	}
 }
 

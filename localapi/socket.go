@@ -115,26 +115,24 @@ func (s *socketFile) watch(ctx context.Context, f func()) {
 func bind(ctx context.Context, path string, mode fs.FileMode) (_ *net.UnixListener, id fileID, err error) {
 	tmp := filepath.Join(filepath.Dir(path), "."+rand.Text()[:8])
 	if len(tmp) > maxSocketPath {
-		return nil, id, fmt.Errorf("the path of its directory is too long by %d bytes", len(tmp)-maxSocketPath)
+		return nil, fileID{}, fmt.Errorf("the path of its directory is too long by %d bytes", len(tmp)-maxSocketPath)
 	}
 	var config net.ListenConfig
 	l, err := config.Listen(ctx, "unix", tmp)
 	if err != nil {
-		return nil, id, err
+		return nil, fileID{}, err
 	}
 	ul := l.(*net.UnixListener) //nolint:forcetypeassert // what "unix" gives
-	ul.SetUnlinkOnClose(false)
 	defer func() {
 		if err != nil {
-			_ = ul.Close()
-			_ = os.Remove(tmp)
+			_ = ul.Close() // removes tmp
 		}
 	}()
 	if err := os.Chmod(tmp, mode); err != nil {
-		return nil, id, err
+		return nil, fileID{}, err
 	}
 	if id, err = identify(tmp); err != nil {
-		return nil, id, err
+		return nil, fileID{}, err
 	}
 	return ul, id, os.Rename(tmp, path)
 }

@@ -102,6 +102,98 @@ func TestListenRefuses(t *testing.T) {
 	}
 }
 
+// TestListenLeavesNothing: where a socket cannot be made, no file is left behind in the
+// directory, and none is open.
+func TestListenLeavesNothing(t *testing.T) {
+	open := func() int {
+		t.Helper()
+		all, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	dir := socketDir(t)
+	taken := filepath.Join(dir, "taken")
+	first, err := listen(t.Context(), taken, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = first.Close() }()
+	folder := filepath.Join(dir, "folder")
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	live := filepath.Join(dir, "live") // of another program, without our lock
+	other, err := net.ListenUnix("unix", &net.UnixAddr{Name: live})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Close() }()
+	long := filepath.Join(dir, strings.Repeat("d", maxSocketPath-len(dir)-4))
+	before, _ := os.ReadDir(dir)
+	files := open()
+	for range 5 {
+		for path, want := range map[string]string{
+			taken: "is locked", folder: "not a socket", live: "serves this socket", filepath.Join(long, "s"): "directory is too long by 7 bytes",
+		} {
+			if _, err := listen(t.Context(), path, 0o600); err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "listen on "+path+": ") {
+				t.Errorf("%s: %v", path, err)
+			}
+		}
+	}
+	if n := open(); n != files {
+		t.Errorf("%d files are open, %d were before", n, files)
+	}
+	if err := os.Remove(long); err != nil {
+		t.Errorf("what is in the directory of the long path: %v", err)
+	}
+	if after, _ := os.ReadDir(dir); len(after) != len(before) {
+		t.Errorf("%v, before %v", after, before)
+	}
+}
+
+// TestLongestPath: the longest that the kernel takes is served.
+func TestLongestPath(t *testing.T) {
+	dir := socketDir(t)
+	path := filepath.Join(dir, strings.Repeat("s", maxSocketPath-len(dir)-1))
+	s, err := listen(t.Context(), path, 0o600)
+	if err != nil || len(path) != maxSocketPath {
+		t.Fatalf("%d bytes: %v", len(path), err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := listen(t.Context(), path+"s", 0o600); err == nil || !strings.Contains(err.Error(), "the path is 108 bytes long, at most 107 are possible") {
+		t.Errorf("one more: %v", err)
+	}
+}
+
+// TestWatchOfTheSocket: it tells once that nobody finds the socket any more, and nothing
+// while it is there, or when it ends.
+func TestWatchOfTheSocket(t *testing.T) {
+	path := filepath.Join(socketDir(t), "s")
+	s, err := listen(t.Context(), path, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	s.watch(ctx, func() { t.Error("it is said to be gone") })
+	var out logLines
+	x := start(t, logTo(&out))
+	if err := os.Remove(x.socket); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "logged", func() bool {
+		return strings.Contains(out.String(), "[ERROR] the socket was removed or replaced: ") && strings.Contains(out.String(), "restart this sidecar: socket="+x.socket)
+	})
+	if !strings.Contains(out.String(), "[INFO]  serving: socket="+x.socket) {
+		t.Errorf("log: %s", out.String())
+	}
+}
+
 // Of many sidecars that start at once on the path of a dead one, one serves.
 func TestListenRace(t *testing.T) {
 	path := filepath.Join(socketDir(t), "s")
