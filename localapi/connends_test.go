@@ -3,9 +3,12 @@ package localapi
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
+	"runtime"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/locksidecar/locksidecar/localapi/peercred"
 )
@@ -169,5 +172,69 @@ func TestGivenWithoutADeadline(t *testing.T) {
 	}
 	if _, err := got.Read(make([]byte, 1)); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestNothingKeepsAConnection: what has ended is forgotten, not only closed.
+func TestNothingKeepsAConnection(t *testing.T) {
+	s := start(t)
+	w, err := peercred.NewWatcher()
+	if err != nil {
+		t.Fatal(err)
+	}
+	watching, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	watched := make(chan error, 1)
+	go func() { watched <- w.Run(watching) }()
+	defer func() {
+		stop()
+		if err := within(t, watched); err != nil {
+			t.Error(err)
+		}
+	}()
+	for name, text := range map[string]string{
+		"a session":   opening + `{"requestId":"1","acquire":{"resource":"r"}}` + "\n",
+		"a look":      `{"requestId":"1","getLock":{"resource":"r"}}` + "\n",
+		"a watch":     `{"requestId":"1","watchLocks":{"prefix":"none"}}` + "\n",
+		"a refusal":   "{}\n",
+		"not a word":  "",
+		"half a line": "{",
+	} {
+		t.Run(name, func(t *testing.T) {
+			serve := func() weak.Pointer[conn] {
+				ours, client := pair(t)
+				p, err := peercred.Identify(ours)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c := &conn{UnixConn: ours, peer: p, places: s.server.places, counted: s.server.unread, allowed: true}
+				if _, err := s.server.places.admit(c); err != nil {
+					t.Fatal(err)
+				}
+				served := make(chan struct{})
+				go func() {
+					defer close(served)
+					s.server.serveLines(c, w)
+				}()
+				if _, err := io.WriteString(client, text); err != nil {
+					t.Fatal(err)
+				}
+				if len(text) > 1 {
+					if _, err := client.Read(make([]byte, 1)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				_ = client.Close()
+				within(t, served)
+				return weak.Make(c)
+			}
+			gone := serve()
+			eventually(t, "forgotten", func() bool {
+				runtime.GC()
+				return gone.Value() == nil
+			})
+			if n := s.server.places.count(); n != 0 {
+				t.Errorf("%d places are taken", n)
+			}
+		})
 	}
 }

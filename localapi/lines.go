@@ -244,7 +244,6 @@ func (l *lineConn) read() error {
 		l.move(lineBuffer)
 	default:
 		copy(l.buf, l.in)
-		l.in = l.buf[:len(l.in)]
 	}
 	l.flush()
 	n, err := l.Read(l.buf[len(l.in):])
@@ -263,13 +262,9 @@ func (l *lineConn) read() error {
 	}
 }
 
-// move takes a buffer of another size.
+// move takes a buffer of another size, with in at its begin.
 func (l *lineConn) move(size int) {
-	if len(l.buf) == size {
-		return
-	}
 	l.buf = append(make([]byte, 0, size), l.in...)[:size]
-	l.in = l.buf[:len(l.in)]
 }
 
 // send writes messages as lines, all at once. errBlocked: the client has to read first;

@@ -56,6 +56,7 @@ func asks(b *asked) func(*session.Options, *Options) {
 // TestPages: how many locks a page has, and where the next one begins. No page is much
 // larger than a megabyte, and none is empty for that.
 func TestPages(t *testing.T) {
+	const megabyte = 1 << 20
 	b := &asked{}
 	s := start(t, asks(b))
 	c := s.api(t)
@@ -82,10 +83,10 @@ func TestPages(t *testing.T) {
 		"a full page":         {sized(5, 0), 5, 5, 5, "r004"},
 		"not full":            {sized(4, 0), 5, 5, 4, ""},
 		"nothing":             {nil, 5, 5, 0, ""},
-		"a megabyte":          {sized(2, pageBytes/2-200), 5, 5, 2, ""},
-		"more":                {sized(3, pageBytes/2-200), 5, 5, 2, "r001"},
-		"more in two":         {sized(2, pageBytes/2), 5, 5, 1, "r000"},
-		"one that is too big": {sized(2, pageBytes+1), 5, 5, 1, "r000"},
+		"a megabyte":          {sized(2, megabyte/2-200), 5, 5, 2, ""},
+		"more":                {sized(3, megabyte/2-200), 5, 5, 2, "r001"},
+		"more in two":         {sized(2, megabyte/2), 5, 5, 1, "r000"},
+		"one that is too big": {sized(2, megabyte+1), 5, 5, 1, "r000"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b.found = x.found
