@@ -3,6 +3,7 @@ package localapi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"testing"
 	"testing/synctest"
@@ -153,6 +154,33 @@ func TestPlacesOfTheGone(t *testing.T) {
 	}
 }
 
+// TestSilentAndIdle: whether a connection has said anything does not count, once it had the
+// time to, but for how long it has been idle.
+func TestSilentAndIdle(t *testing.T) {
+	for name, x := range map[string]struct{ spoke [2]bool }{
+		"both silent": {}, "the first spoke": {[2]bool{true, false}}, "the second spoke": {[2]bool{false, true}}, "both spoke": {[2]bool{true, true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlaces(8, 2)
+			p.firstWord = 0
+			var all [2]*conn
+			for i := range all {
+				all[i] = &conn{peer: &peercred.Peer{UID: 1}}
+				if _, err := p.admit(all[i]); err != nil {
+					t.Fatal(err)
+				}
+				if x.spoke[i] {
+					p.enter(all[i])
+					p.leave(all[i])
+				}
+			}
+			if got, err := p.admit(&conn{peer: &peercred.Peer{UID: 1}}); got != all[0] || err != nil {
+				t.Errorf("not the first makes room: %v", err)
+			}
+		})
+	}
+}
+
 // TestWhoMakesRoomForWhom: of several users those who have the most, and nobody who has
 // less than who comes. Each user's first connection has places of its own.
 func TestWhoMakesRoomForWhom(t *testing.T) {
@@ -163,17 +191,19 @@ func TestWhoMakesRoomForWhom(t *testing.T) {
 		from uint32 // who makes room; 0: nobody has to
 		bad  bool
 	}{
-		"there is room":               {map[uint32]int{1: 3}, nil, 2, 0, false},
-		"as many as who comes":        {map[uint32]int{1: 2}, map[uint32]int{2: 2}, 2, 1, false},
-		"more than who comes":         {map[uint32]int{1: 3}, map[uint32]int{2: 1}, 2, 1, false},
-		"fewer than who comes":        {map[uint32]int{1: 1}, map[uint32]int{2: 3}, 2, 0, true},
-		"the first has most":          {map[uint32]int{1: 3, 3: 1}, nil, 2, 1, false},
-		"who has most is busy":        {map[uint32]int{3: 1}, map[uint32]int{1: 3}, 2, 3, false},
-		"all are busy":                {nil, map[uint32]int{1: 4}, 2, 0, true},
-		"its own, where it has least": {map[uint32]int{2: 2}, map[uint32]int{1: 2}, 2, 2, false},
+		"there is room":               {map[uint32]int{1: 4}, nil, 2, 0, false},
+		"one more than who comes":     {map[uint32]int{1: 3}, map[uint32]int{2: 2}, 2, 1, false},
+		"one fewer than who comes":    {map[uint32]int{1: 2}, map[uint32]int{2: 3}, 2, 0, true},
+		"as many as who comes":        {map[uint32]int{1: 2}, map[uint32]int{2: 2, 3: 1}, 2, 1, false},
+		"more than who comes":         {map[uint32]int{1: 4}, map[uint32]int{2: 1}, 2, 1, false},
+		"fewer than who comes":        {map[uint32]int{1: 1}, map[uint32]int{2: 4}, 2, 0, true},
+		"the first has most":          {map[uint32]int{1: 4, 3: 1}, nil, 2, 1, false},
+		"who has most is busy":        {map[uint32]int{3: 1}, map[uint32]int{1: 4}, 2, 3, false},
+		"all are busy":                {nil, map[uint32]int{1: 5}, 2, 0, true},
+		"its own, where it has least": {map[uint32]int{2: 2}, map[uint32]int{1: 3}, 2, 2, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := newPlaces(4, 4)
+			p := newPlaces(5, 5)
 			p.firstWord = 0
 			for uid, n := range x.has {
 				for range n {
@@ -199,7 +229,7 @@ func TestWhoMakesRoomForWhom(t *testing.T) {
 			if from != x.from || (err != nil) != x.bad {
 				t.Errorf("%d makes room (%v), want %d", from, err, x.from)
 			}
-			if n := p.count(); n > 4 {
+			if n := p.count(); n > 5 {
 				t.Errorf("%d places are taken", n)
 			}
 		})
@@ -226,10 +256,11 @@ func TestOutboxEnds(t *testing.T) {
 // TestOutboxHeld: what is posted meanwhile goes out together, at the flush.
 func TestOutboxHeld(t *testing.T) {
 	var batches []int
+	var waits []bool
 	blocked := false
 	var o *outbox
 	o = newOutbox(func(b []*pb.SessionResponse, wait bool) error {
-		batches = append(batches, len(b))
+		batches, waits = append(batches, len(b)), append(waits, wait)
 		if blocked && !wait {
 			return errBlocked
 		}
@@ -261,10 +292,73 @@ func TestOutboxHeld(t *testing.T) {
 	}
 	blocked = true
 	o.hold()
-	o.post(numbered(8))
-	o.flush() // another goes on, with what was begun: here the same one
-	if last := batches[len(batches)-1]; last != 0 || o.unsent() != 0 {
-		t.Errorf("sent %v, %d are due", batches, o.unsent())
+	for n := range 6 {
+		o.post(numbered(n))
+	}
+	o.flush() // another goroutine goes on with what was begun, and with the rest: here the same one
+	if got := fmt.Sprint(batches[3:], waits[3:]); got != "[4 0 2] [false true true]" || o.unsent() != 0 {
+		t.Errorf("sent %v, %d are due", got, o.unsent())
+	}
+}
+
+// TestOneSends: while somebody sends, nobody else does, whatever is posted meanwhile.
+func TestOneSends(t *testing.T) {
+	for name, begin := range map[string]func(*outbox){
+		"post":  func(o *outbox) { o.post(numbered(0)) },
+		"leave": func(o *outbox) { o.leave(numbered(0)) },
+		"flush": func(o *outbox) {
+			o.hold()
+			o.post(numbered(0))
+			o.flush()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var o *outbox
+			var got []string
+			sending := false
+			o = newOutbox(func(b []*pb.SessionResponse, _ bool) error {
+				if sending {
+					t.Error("two send")
+				}
+				sending = true
+				for _, a := range b {
+					got = append(got, a.GetRequestId())
+				}
+				if len(got) == 1 {
+					o.hold()
+					o.post(numbered(1))
+					o.flush()
+					o.post(numbered(2))
+					o.leave(numbered(3))
+				}
+				sending = false
+				return nil
+			}, 1, func() time.Duration { return 0 }, func(f func()) { f() })
+			begin(o)
+			if fmt.Sprint(got) != "[0 1 2 3]" {
+				t.Errorf("sent %v", got)
+			}
+		})
+	}
+}
+
+// TestOutboxForgets: what was sent is not kept.
+func TestOutboxForgets(t *testing.T) {
+	o := newOutbox(func([]*pb.SessionResponse, bool) error { return nil }, 4, func() time.Duration { return 0 }, func(f func()) { f() })
+	o.hold()
+	for n := range maxUnsent {
+		o.post(numbered(n))
+	}
+	o.flush()
+	for i, a := range o.batch[:cap(o.batch)] {
+		if a != nil {
+			t.Errorf("message %d of the batch is kept", i)
+		}
+	}
+	for i, l := range o.due[:cap(o.due)] {
+		if l.a != nil {
+			t.Errorf("message %d is kept", i)
+		}
 	}
 }
 

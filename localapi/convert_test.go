@@ -52,6 +52,7 @@ func TestWhatALockTells(t *testing.T) {
 		same(t, watchEventTo(session.WatchEvent{Kind: kind, Status: st}, now), &pb.WatchEvent{Kind: want, Lock: lockTo(st, now)})
 	}
 	same(t, watchEventTo(session.WatchEvent{Kind: session.Synced}, now), &pb.WatchEvent{Kind: pb.WatchEvent_SYNCED})
+	same(t, watchEventTo(session.WatchEvent{}, now), &pb.WatchEvent{})
 }
 
 // TestWhatAGrantTells: times count from the moment of the answer, and none is negative.
@@ -85,6 +86,7 @@ func TestWhatEventsTell(t *testing.T) {
 			LockId: "id", Resource: "r", Fence: 9, Reason: pb.LostReason_FORCED, Grace: durationpb.New(time.Second),
 			Message: session.Forced.Explain(), CountedAt: durationpb.New(now),
 		}}})
+	same(t, eventTo(session.Event{}, now), &pb.Event{})
 	for name, end := range map[string]time.Time{"over": time.Now().Add(-time.Hour), "unknown": {}} {
 		if d := eventTo(session.Event{Draining: &session.Draining{End: end}}, now).GetDraining(); d == nil || d.GetRemaining().AsDuration() != 0 || d.GetCountedAt().AsDuration() != now {
 			t.Errorf("draining whose end is %s: %v", name, d)

@@ -51,16 +51,19 @@ func TestTimesAreCountedWhenSent(t *testing.T) {
 		o.post(&pb.SessionResponse{Response: &pb.SessionResponse_Event{Event: lost}})
 		draining := eventTo(session.Event{Draining: &session.Draining{End: began.Add(10 * time.Second)}}, time.Since(began))
 		o.post(&pb.SessionResponse{Response: &pb.SessionResponse_Event{Event: draining}})
+		down := grantTo(session.Grant{Until: 10 * time.Second}, 0)
+		o.post(&pb.SessionResponse{Response: &pb.SessionResponse_Downgraded{Downgraded: down}})
 		time.Sleep(8500 * time.Millisecond)
-		for range 5 {
+		for range 6 {
 			g.reads <- struct{}{}
 		}
 		<-o.settle()
 		for name, got := range map[string][2]*durationpb.Duration{
-			"grant":    {grant.GetValidFor(), grant.GetCountedAt()},
-			"lease":    {lease.GetLease().GetValidFor(), lease.GetLease().GetCountedAt()},
-			"lost":     {lost.GetLost().GetGrace(), lost.GetLost().GetCountedAt()},
-			"draining": {draining.GetDraining().GetRemaining(), draining.GetDraining().GetCountedAt()},
+			"downgrade": {down.GetValidFor(), down.GetCountedAt()},
+			"grant":     {grant.GetValidFor(), grant.GetCountedAt()},
+			"lease":     {lease.GetLease().GetValidFor(), lease.GetLease().GetCountedAt()},
+			"lost":      {lost.GetLost().GetGrace(), lost.GetLost().GetCountedAt()},
+			"draining":  {draining.GetDraining().GetRemaining(), draining.GetDraining().GetCountedAt()},
 		} {
 			want := time.Second
 			if name == "lost" {

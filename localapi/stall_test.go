@@ -224,9 +224,9 @@ func listing(t *testing.T, cc *grpc.ClientConn) grpc.ClientStream {
 }
 
 // large makes a sidecar whose first page of locks is large.
-func large(t *testing.T, stall time.Duration) *sidecar {
+func large(t *testing.T, stall time.Duration, change ...func(*session.Options, *Options)) *sidecar {
 	t.Helper()
-	s := start(t, noNews, func(_ *session.Options, o *Options) { o.Limits.Stall = stall })
+	s := start(t, append(change, noNews, func(_ *session.Options, o *Options) { o.Limits.Stall = stall })...)
 	x := s.stream(t, s.api(t), &pb.OpenSessionRequest{Name: strings.Repeat("n", 128), Metadata: map[string]string{"k": strings.Repeat("v", 900)}})
 	for i := range 1000 {
 		id := strconv.Itoa(i)
@@ -277,7 +277,8 @@ func TestMemoryOfUnreadAnswersOverGRPC(t *testing.T) {
 }
 
 func TestUnreadAnswerOverGRPC(t *testing.T) {
-	s := large(t, 100*time.Millisecond)
+	var out logLines
+	s := large(t, 100*time.Millisecond, logTo(&out))
 	before := s.server.places.count()
 	st := listing(t, s.dialGRPC(t))
 	eventually(t, "counted", func() bool { return s.counted() == 1 || s.server.places.count() > before })
@@ -285,6 +286,9 @@ func TestUnreadAnswerOverGRPC(t *testing.T) {
 	if st.RecvMsg(&pb.ListLocksResponse{}) == nil {
 		t.Error("it was not cut off")
 	}
+	eventually(t, "logged", func() bool {
+		return strings.Contains(out.String(), "[WARN]  connection closed: its client does not read an answer: pid=")
+	})
 }
 
 func TestWatchesPerUID(t *testing.T) {
