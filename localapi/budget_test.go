@@ -346,7 +346,7 @@ func TestOneSends(t *testing.T) {
 func TestOutboxForgets(t *testing.T) {
 	o := newOutbox(func([]*pb.SessionResponse, bool) error { return nil }, 4, func() time.Duration { return 0 }, func(f func()) { f() })
 	o.hold()
-	for n := range maxUnsent {
+	for n := range maxUnsent / 2 {
 		o.post(numbered(n))
 	}
 	o.flush()

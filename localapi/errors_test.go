@@ -27,11 +27,11 @@ func TestErrorOfWhatIsParked(t *testing.T) {
 func TestErrors(t *testing.T) {
 	const secret = "dial tcp 10.0.0.1:6379"
 	busy := lock.Status{Resource: "r", Holders: []lock.Holding{{
-		Mode: lock.Shared, Fence: 7, Age: 1500 * time.Millisecond, Sidecar: "pod",
+		Mode: lock.Shared, Fence: 70, Age: 1500 * time.Millisecond, Sidecar: "pod",
 		Owner: lock.Owner{PID: 12, UID: 34, Session: "job"},
 	}}}
 	holder := map[string]string{
-		"resource": "r", "holder_mode": "SHARED", "holder_fence": "7", "holder_age": "1.5s",
+		"resource": "r", "holder_mode": "SHARED", "holder_fence": "70", "holder_age": "1.5s",
 		"holder_sidecar": "pod", "holder_pid": "12", "holder_uid": "34", "holder_session": "job",
 	}
 	with := func(k, v string) map[string]string {
@@ -52,7 +52,7 @@ func TestErrors(t *testing.T) {
 		"held, nothing known": {&lock.HeldError{Cause: lock.ErrHeld, Status: lock.Status{Resource: "r"}}, reasonHeld, codes.Aborted, 409, map[string]string{"resource": "r"}},
 		"waited":              {&lock.HeldError{Cause: context.DeadlineExceeded, Status: busy, Position: 3}, reasonTimeout, codes.DeadlineExceeded, 504, with("position", "3")},
 		"gave up":             {&lock.HeldError{Cause: context.Canceled, Status: busy, Position: 1}, reasonCancelled, codes.Canceled, 499, with("position", "1")},
-		"lost":                {&session.LostError{Lost: session.Lost{LockID: "id", Resource: "r", Fence: 9, Reason: session.Forced}}, reasonLost, codes.FailedPrecondition, 410, map[string]string{"resource": "r", "lock_id": "id", "fence": "9", "lost_reason": "FORCED"}},
+		"lost":                {&session.LostError{Lost: session.Lost{LockID: "id", Resource: "r", Fence: 90, Reason: session.Forced}}, reasonLost, codes.FailedPrecondition, 410, map[string]string{"resource": "r", "lock_id": "id", "fence": "90", "lost_reason": "FORCED"}},
 		"no session":          {session.ErrSessionNotFound, reasonNoSession, codes.NotFound, 404, nil},
 		"session ended":       {session.ErrSessionClosed, reasonNoSession, codes.NotFound, 404, nil},
 		"not holder":          {fmt.Errorf("release: %w", lock.ErrNotHolder), reasonNotHolder, codes.FailedPrecondition, 412, nil},

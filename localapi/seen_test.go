@@ -38,7 +38,7 @@ func TestDefaultLimits(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	for files, want := range map[uint64]int{160: 16, 162: 17, 1128: 500, 8319: 4095, 8320: 4096, 8321: 4096} {
+	for files, want := range map[uint64]int{160: 16, 162: 17, 1128: 500, 8319: 4095, 8320: 4096, 8321: 4096, 9000: 4096} {
 		if files > before.Max {
 			continue
 		}

@@ -195,9 +195,9 @@ func unlockPath(f *os.File) {
 
 // isThere reports whether the name of an open file still leads to it.
 func isThere(f *os.File) bool {
-	mine, err1 := f.Stat()
-	there, err2 := os.Stat(f.Name())
-	return err1 == nil && err2 == nil && os.SameFile(mine, there)
+	mine, _ := f.Stat()
+	there, _ := os.Stat(f.Name())
+	return os.SameFile(mine, there) // false where one could not be looked at
 }
 
 func identify(path string) (fileID, error) {

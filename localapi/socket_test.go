@@ -11,9 +11,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/session"
 )
@@ -29,6 +31,9 @@ func TestListen(t *testing.T) {
 	}
 	if i, err := os.Stat(path); err != nil || i.Mode().Perm() != 0o600 || i.Mode().Type() != fs.ModeSocket {
 		t.Errorf("socket: %v %v", i.Mode(), err)
+	}
+	if i, err := os.Stat(path + ".lock"); err != nil || i.Mode() != 0o600 {
+		t.Errorf("lock file: %v %v", i.Mode(), err)
 	}
 	if _, err := listen(t.Context(), path, 0o600); !errors.Is(err, ErrSocketInUse) || !strings.Contains(err.Error(), path) {
 		t.Errorf("second: %v", err)
@@ -169,6 +174,72 @@ func TestLongestPath(t *testing.T) {
 	}
 }
 
+// TestBindFails: what was made on the way is removed again.
+func TestBindFails(t *testing.T) {
+	dir := socketDir(t)
+	folder := filepath.Join(dir, "folder")
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := bind(t.Context(), folder, 0o600); err == nil {
+		t.Error("a socket took the place of a directory")
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
+		t.Errorf("left behind: %v %v", left, err)
+	}
+	if _, _, err := bind(t.Context(), "/proc/s", 0o600); err == nil {
+		t.Error("there is a socket in /proc")
+	}
+	if _, err := lockPath("/proc/s.lock"); err == nil {
+		t.Error("there is a lock in /proc")
+	}
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := checkStale(t.Context(), filepath.Join(file, "s")); err == nil {
+		t.Error("a path below a file is free")
+	}
+	deep := filepath.Join(dir, strings.Repeat("d", maxSocketPath-len(dir)-11))
+	if err := os.Mkdir(deep, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s, err := listen(t.Context(), filepath.Join(deep, "s"), 0o600)
+	if err != nil {
+		t.Fatalf("the longest directory, of %d bytes: %v", len(deep), err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestListenOnABusySocket: one that is alive and has no place for one more connection is
+// somebody's.
+func TestListenOnABusySocket(t *testing.T) {
+	path := filepath.Join(socketDir(t), "s")
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, 0)); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			break
+		}
+		defer func() { _ = c.Close() }()
+	}
+	if _, err := listen(t.Context(), path, 0o600); !errors.Is(err, ErrSocketInUse) || !strings.Contains(err.Error(), "or cannot be reached: ") {
+		t.Errorf("%v", err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Errorf("it was removed: %v", err)
+	}
+}
+
 // TestWatchOfTheSocket: it tells once that nobody finds the socket any more, and nothing
 // while it is there, or when it ends.
 func TestWatchOfTheSocket(t *testing.T) {
@@ -181,6 +252,11 @@ func TestWatchOfTheSocket(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	s.watch(ctx, func() { t.Error("it is said to be gone") })
+	synctest.Test(t, func(t *testing.T) { // while it is there nothing is said, however often it is looked at
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		s.watch(ctx, func() { t.Error("it is said to be gone while it is there") })
+	})
 	var out logLines
 	x := start(t, logTo(&out))
 	if err := os.Remove(x.socket); err != nil {
