@@ -10,6 +10,8 @@ import (
 	"time"
 	"weak"
 
+	"google.golang.org/grpc"
+
 	"github.com/locksidecar/locksidecar/localapi/peercred"
 )
 
@@ -236,5 +238,43 @@ func TestNothingKeepsAConnection(t *testing.T) {
 				t.Errorf("%d places are taken", n)
 			}
 		})
+	}
+}
+
+// oneStream is a call over gRPC as the server sees it.
+type oneStream struct {
+	grpc.ServerStream
+	ctx context.Context //nolint:containedctx // what it is about
+}
+
+func (x *oneStream) Context() context.Context { return x.ctx }
+
+// TestNothingKeepsAStream is the same for calls over gRPC that answer with a stream.
+func TestNothingKeepsAStream(t *testing.T) {
+	s := New(Options{})
+	c := accepted(t, s)
+	c.allowed = true
+	type key struct{}
+	serve := func() weak.Pointer[[100]byte] {
+		kept := new([100]byte)
+		st := &oneStream{ctx: context.WithValue(withConn(t.Context(), c), key{}, kept)}
+		err := s.streamEdge(nil, st, &grpc.StreamServerInfo{FullMethod: "m"}, func(_ any, st grpc.ServerStream) error {
+			if st.Context().Err() != nil {
+				t.Error("it has ended before")
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		return weak.Make(kept)
+	}
+	gone := serve()
+	eventually(t, "forgotten", func() bool {
+		runtime.GC()
+		return gone.Value() == nil
+	})
+	if n := c.longCalls.Load(); n != 0 {
+		t.Errorf("%d calls are counted", n)
 	}
 }
