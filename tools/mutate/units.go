@@ -135,7 +135,7 @@ func (b *bundle) build(ctx context.Context, root string, src *source, all []Muta
 				continue
 			}
 			for _, m := range ms {
-				from := m.Line
+				from := 1 + bytes.Count(m.src[:m.wrap.start], []byte("\n"))
 				to := from + bytes.Count(m.src[m.wrap.start:m.wrap.end], []byte("\n"))
 				if m.id != 0 && from <= line && line <= to && to-from < 3 {
 					m.id = 0
