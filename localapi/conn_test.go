@@ -73,17 +73,22 @@ func TestSilentClients(t *testing.T) {
 // One byte at a time is slow, not wrong.
 func TestSlowSniff(t *testing.T) {
 	s := start(t)
-	c := s.dial(t)
-	for _, b := range []byte("POST /v1/sessions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}") {
-		if _, err := c.Write([]byte{b}); err != nil {
-			t.Fatal(err)
+	for text, want := range map[string]string{
+		"POST /v1/sessions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}": "HTTP/1.1 200 OK\r\n",
+		"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n":                             "HTTP/1.1 200 OK\r\n",
+		`{"requestId":"1","getLock":{"resource":"r"}}` + "\n":                  `{"requestId":"1","lock":{"resource":"r","holders":[],"waiters":[]}}` + "\n",
+	} {
+		c := s.dial(t)
+		for _, b := range []byte(text) {
+			if _, err := c.Write([]byte{b}); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(100 * time.Microsecond) // so that it is often read alone
+		}
+		if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || line != want {
+			t.Errorf("%q: %q %v", text, line, err)
 		}
 	}
-	a, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil || a.StatusCode != 200 {
-		t.Fatalf("%v %v", a, err)
-	}
-	_ = a.Body.Close()
 }
 
 // 10,000 connections that want nothing do not keep out one that does, once they

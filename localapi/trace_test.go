@@ -100,10 +100,23 @@ func TestSpans(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if _, err := c.Hold(ctx, tryOnce("r")); err != nil {
+			t.Fatal(err)
+		}
+		other, err := c.OpenSession(ctx, &pb.OpenSessionRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q := tryOnce("r")
+		q.SessionId = other.GetSessionId()
+		if _, err := c.Acquire(ctx, q); reasonOf(t, err) != reasonHeld {
+			t.Errorf("beside it: %v", err)
+		}
+		spans("acquire r in A: done", "acquire r in A: failed", "acquire r in A: failed")
 		_, _ = c.Downgrade(ctx, &pb.DowngradeRequest{SessionId: o.GetSessionId(), LockId: g.GetLockId()})
 		_, _ = c.Release(ctx, &pb.ReleaseRequest{SessionId: o.GetSessionId(), LockId: g.GetLockId()})
 		_, _ = c.Release(ctx, &pb.ReleaseRequest{SessionId: o.GetSessionId(), LockId: g.GetLockId()})
-		spans("acquire r in A: done", "downgrade  in A: done", "release  in A: done", "release  in A: failed")
+		spans("downgrade  in A: done", "release  in A: done", "release  in A: failed")
 		held, cancel := context.WithCancel(ctx)
 		defer cancel()
 		h, err := c.Hold(held, &pb.AcquireRequest{Resource: "h"})
@@ -146,6 +159,12 @@ func TestSpans(t *testing.T) {
 			y.answer()
 		}
 		spans("acquire e in E: done", "acquire f in F: done")
+	})
+	t.Run("without a tracer", func(t *testing.T) {
+		y := start(t).says(t, `{"requestId":"1","getLock":{"resource":"r"},"traceparent":"G"}`+"\n")
+		if a := y.answer(); a.GetLock() == nil {
+			t.Errorf("%v", a)
+		}
 	})
 	t.Run("looks", func(t *testing.T) {
 		y := s.says(t, `{"requestId":"1","getLock":{"resource":"r"},"traceparent":"G"}`+"\n"+`{"requestId":"2","getLock":{"resource":"s"}}`+"\n")
