@@ -217,8 +217,9 @@ func TestTurnedAway(t *testing.T) {
 		for range maxAsides {
 			s.server.asides <- struct{}{}
 		}
-		c := s.says(t, "")
-		c.ends()
+		if said, err := io.ReadAll(s.dial(t)); err != nil || len(said) > 0 {
+			t.Errorf("%q %v", said, err)
+		}
 		for range maxAsides {
 			<-s.server.asides
 		}

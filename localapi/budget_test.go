@@ -258,8 +258,7 @@ func TestOutboxHeld(t *testing.T) {
 	var batches []int
 	var waits []bool
 	blocked := false
-	var o *outbox
-	o = newOutbox(func(b []*pb.SessionResponse, wait bool) error {
+	o := newOutbox(func(b []*pb.SessionResponse, wait bool) error {
 		batches, waits = append(batches, len(b)), append(waits, wait)
 		if blocked && !wait {
 			return errBlocked

@@ -23,7 +23,6 @@ type route struct {
 	method string
 	path   []string // segments; "{x}" takes one into field x, "{x=**}" takes the rest
 	verb   string   // ":verb" behind the last segment
-	body   bool     // the fields come as JSON in the body, else in the query
 	serve  handler
 }
 
@@ -35,7 +34,7 @@ func on(method, path string, serve handler) route {
 	if i := strings.LastIndexByte(path, ':'); i >= 0 {
 		path, verb = path[:i], path[i+1:]
 	}
-	return route{method: method, path: strings.Split(path, "/")[1:], verb: verb, body: method == http.MethodPost, serve: serve}
+	return route{method: method, path: strings.Split(path, "/")[1:], verb: verb, serve: serve}
 }
 
 func (s *Server) table(api *service) []route {

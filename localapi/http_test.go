@@ -151,6 +151,11 @@ func TestHTTPRefusals(t *testing.T) {
 		{"GET", "/v1/locks?pageSize=9999", "", 400, reasonInvalid, "page_size must be 1 to 1000"},
 		{"GET", "/v1/locks/", "", 400, reasonInvalid, "resource must not be empty"},
 		{"GET", "/v1/locks/%ff", "", 400, reasonInvalid, "resource is not valid UTF-8"},
+		{"POST", locks, `{"resource":"r","max_hold":"x"}`, 400, reasonInvalid, "max_hold must be a time in seconds"},
+		{"POST", locks, `{"resource":"r","reentrant":"x"}`, 400, reasonInvalid, "reentrant must be of type bool"},
+		{"POST", "/v1/sessions", `{"x":1}`, 400, reasonInvalid, "x is not a field"},
+		{"POST", "/v1/hold", `{"x":1}`, 400, reasonInvalid, "x is not a field"},
+		{"GET", "/v1/sessions/none/events?x=1", "", 400, reasonInvalid, "x is not a field"},
 		{"GET", "/v1/watch?interval=0.001s", "", 400, reasonInvalid, "interval is"},
 		{"POST", "/v1/sessions", `{"liveness":"TTL"}`, 400, reasonInvalid, "ttl is needed"},
 		{"POST", "/v1/sessions", `{"ttl":"0s"}`, 400, reasonInvalid, "ttl must not be 0"},
@@ -325,6 +330,56 @@ func TestHTTPHoldInItsGraceEndsWithTheSidecar(t *testing.T) {
 			forced.Wait()
 		})
 	}
+}
+
+// TestHTTPWhileItStops: a call that comes then is told so, on a connection that ends.
+func TestHTTPWhileItStops(t *testing.T) {
+	s := New(Options{})
+	h := s.tracked(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("it is served") }))
+	s.beginStop()
+	for range 2 {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/info", nil))
+		if w.Code != http.StatusServiceUnavailable || w.Header().Get("Connection") != "close" || infoOf(t, jsonStatus(t, w.Body.String())).GetReason() != string(reasonDraining) {
+			t.Errorf("%d %v %s", w.Code, w.Header(), w.Body)
+		}
+	}
+}
+
+// TestCallsAreInUse: a connection makes no room while its call lasts, however it came; then
+// it does. The time for the body is none for the call.
+func TestCallsAreInUse(t *testing.T) {
+	const body = 100 * time.Millisecond
+	s := start(t, noNews, func(_ *session.Options, o *Options) {
+		o.Limits.Connections, o.Limits.ConnectionsPerUID, o.Limits.Body = 1, 2, body
+	})
+	s.server.places.firstWord = time.Hour // of those who are turned away
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	c := s.http(t)
+	var a *http.Response
+	eventually(t, "granted", func() bool { // a machine may stand still for as long as a body is waited for
+		a = post(t, c, ctx, "/v1/hold", `{"resource":"r"}`)
+		return a.StatusCode == http.StatusOK
+	})
+	within(t, lines(t, a.Body))
+	time.Sleep(2 * body)
+	if code, text := call(t, s.http(t), "GET", "/healthz", ""); code != http.StatusTooManyRequests {
+		t.Errorf("beside a call: %d %s", code, text)
+	}
+	if n := s.manager.Info().Holds; n != 1 {
+		t.Errorf("%d holds", n)
+	}
+	cancel()
+	eventually(t, "free", func() bool { return s.server.places.count() == 0 })
+	eventually(t, "answered", func() bool {
+		code, _ := call(t, c, "POST", "/v1/hold", `{"resource":""}`)
+		return code == http.StatusBadRequest
+	})
+	eventually(t, "served in its place", func() bool {
+		code, _ := call(t, s.http(t), "GET", "/healthz", "")
+		return code == http.StatusOK
+	})
 }
 
 // TestHTTPHeads: streams are not kept by anybody on the way, and what ends at once is a

@@ -212,7 +212,7 @@ func TestInfo(t *testing.T) {
 		t.Errorf("%v %v", got, err)
 	}
 	cancel()
-	within(t, done)
+	_ = within(t, done)
 }
 
 // TestCallsOfNoSession: each call that needs a session says so where there is none.

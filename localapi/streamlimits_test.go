@@ -191,8 +191,10 @@ func testRequestsInFlight(t *testing.T, w wireName) {
 func TestInFlightIsExact(t *testing.T) {
 	s := New(Options{Limits: Limits{InFlight: 2}})
 	x := standing(t, s, 0)
-	if !x.depart() || !x.depart() || x.depart() {
-		t.Error("not two are in flight")
+	for n := range 3 {
+		if x.depart() != (n < 2) {
+			t.Errorf("with %d in flight the next one is wrong", n)
+		}
 	}
 	x.land()
 	if !x.depart() {
