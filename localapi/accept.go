@@ -92,6 +92,7 @@ func (s *Server) enter(ctx context.Context, uc *net.UnixConn, w *peercred.Watche
 // greet finds out which protocol a new connection speaks, and gives it to that
 // protocol's server.
 func (s *Server) greet(ctx context.Context, c *conn, w *peercred.Watcher) {
+	_ = c.SetReadDeadline(time.Now().Add(s.o.Limits.Handshake))
 	stop := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) }) // do not wait for the silent
 	defer stop()
 	var err error
@@ -100,7 +101,6 @@ func (s *Server) greet(ctx context.Context, c *conn, w *peercred.Watcher) {
 		s.o.Logger.Error("cannot tell who has connected", keyError, err)
 		return
 	}
-	_ = c.SetReadDeadline(time.Now().Add(s.o.Limits.Handshake))
 	p, read, err := sniff(c.UnixConn)
 	if err == nil && p == protocolHTTP {
 		err = c.listenForHangUp(w.HangUp)
