@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -246,6 +247,21 @@ func TestStopDoesNotWaitForTheSilent(t *testing.T) {
 	}
 	if n := strings.Count(out.String(), "[DEBUG] connection closed before its first request: pid="); n < 2 {
 		t.Errorf("%d lines: %s", n, out.String())
+	}
+}
+
+// TestStopWaitsForWhatRuns: when Run returns, nothing of the server is left.
+func TestStopWaitsForWhatRuns(t *testing.T) {
+	s := start(t)
+	var ended atomic.Bool
+	s.server.running.Go(func() {
+		<-s.server.stopping.Done()
+		time.Sleep(50 * time.Millisecond)
+		ended.Store(true)
+	})
+	s.stop()
+	if !ended.Load() {
+		t.Error("it returned before")
 	}
 }
 

@@ -158,6 +158,16 @@ func TestBuffersOfLines(t *testing.T) {
 		}
 	}
 	small("after long lines")
+	go func() { // in pieces
+		for _, piece := range []string{`{"requestId":"0",` + strings.Repeat(" ", 3*lineBuffer), strings.Repeat(" ", 100), strings.Repeat(" ", lineBuffer), `"keepAlive":{}}` + "\n"} {
+			_, _ = io.WriteString(client, piece)
+			time.Sleep(time.Millisecond) // so that it is often read alone
+		}
+	}()
+	if q, err := l.recv(); err != nil || q.GetRequestId() != "0" {
+		t.Fatalf("a line in pieces: %v %v", q, err)
+	}
+	small("after a line in pieces")
 	// All that is there already comes in few reads.
 	reads := 0
 	l.flush = func() { reads++ }
