@@ -99,9 +99,7 @@ func TestReleasedIsNotGranted(t *testing.T) {
 
 // What is never parked goes out of the store with its release.
 func TestNotParked(t *testing.T) {
-	guarded := func(s *side) {
-		s.way.after = func(g *lock.Grant, err *error) { g.Guard = &lock.Guard{SQL: "SELECT 1"} }
-	}
+	guarded := func(s *side) { s.way.guards = func(lock.Request) bool { return true } }
 	for name, c := range map[string]struct {
 		o     Options
 		first func(s *side)

@@ -42,11 +42,12 @@ func TestNextAsksWhereOneHasNoAnswer(t *testing.T) {
 	})
 }
 
-// Where the grant has a guard, each who waited with others asks for itself: the guard of one
-// does not pass for the next.
+// Where the grant has a guard, each asks for itself: the guard of one does not pass for the
+// next.
 func TestGuardIsForOne(t *testing.T) {
 	inHouse(t, func(h *house) {
 		a, b := h.side(Options{Turns: 9}), h.side(Options{Turns: 9})
+		a.way.guards = func(lock.Request) bool { return true }
 		g := b.take(exclusive())
 		first, second := a.ask(exclusive()), a.ask(exclusive())
 		a.way.after = func(g *lock.Grant, err *error) {

@@ -36,6 +36,8 @@ func (s *side) bend() *bend {
 
 func (b *bend) TellsContended() bool { return true }
 
+func (b *bend) Guards(lock.Request) bool { return false }
+
 func (b *bend) Describe(ctx context.Context, r lock.Resource, id lock.HoldID, owner string) error {
 	return b.Lease.(lock.Contender).Describe(ctx, r, id, owner)
 }

@@ -12,24 +12,24 @@ import (
 	"github.com/locksidecar/locksidecar/session"
 )
 
-// asked is a store that notes what guard its requests want.
-type asked struct {
+// wishful is a store that notes what guard its requests want.
+type wishful struct {
 	lock.Backend
 	mu     sync.Mutex
 	wishes map[lock.Resource]lock.GuardWish
 }
 
-func (b *asked) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease, error) {
+func (b *wishful) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease, error) {
 	l, err := b.Backend.OpenLease(ctx, o)
-	return &askedLease{Lease: l, b: b}, err
+	return &wishfulLease{Lease: l, b: b}, err
 }
 
-type askedLease struct {
+type wishfulLease struct {
 	lock.Lease
-	b *asked
+	b *wishful
 }
 
-func (l *askedLease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
+func (l *wishfulLease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
 	l.b.mu.Lock()
 	l.b.wishes[q.Resource] = q.Guard
 	l.b.mu.Unlock()
@@ -40,7 +40,7 @@ func (l *askedLease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, e
 func TestGuardWishReachesTheStore(t *testing.T) {
 	for _, over := range []string{"gRPC", "lines", "HTTP"} {
 		t.Run(over, func(t *testing.T) {
-			b := &asked{wishes: make(map[lock.Resource]lock.GuardWish)}
+			b := &wishful{wishes: make(map[lock.Resource]lock.GuardWish)}
 			s := start(t, noNews, func(o *session.Options, _ *Options) {
 				b.Backend = o.Backend
 				o.Backend = b
