@@ -168,7 +168,7 @@ func TestRun(t *testing.T) {
 func TestNamesThatChange(t *testing.T) {
 	dir := t.TempDir()
 	tests := filepath.Join(dir, "tests")
-	if err := os.WriteFile(tests, []byte("#!/bin/sh\necho '--- PASS: TestA (0.00s)'\n"), 0o700); err != nil { //nolint:gosec // it is run
+	if err := os.WriteFile(tests, []byte("#!/bin/sh\necho '--- PASS: TestA (0.00s)'\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	b := &bundle{dir: dir, bins: []binary{{path: tests, of: pkg{Dir: dir}}}}
