@@ -13,7 +13,7 @@ var (
 )
 
 const (
-	updatesLimit   = 1.5 // of two autocommit updates, at one caller
+	updatesLimit   = 1.35 // of two autocommit updates, at one caller
 	mysqlHandOffMS = 5
 	againUpdates   = 15.0 // of two autocommit updates, at one caller
 )
@@ -21,7 +21,7 @@ const (
 func mysqlPlan(key, name string, kind *testengine.Kind) plan {
 	return plan{
 		key: key, words: onmysql.Words(name), kind: kind, connect: onmysql.Connect,
-		pairs: mysqlPairs, hot: mysqlHot, turns: true, killMS: 25, oneRequest: true,
+		pairs: mysqlPairs, hot: mysqlHot, turns: true, killMS: 15, oneRequest: true,
 	}
 }
 

@@ -19,6 +19,7 @@ type plan struct {
 
 	turns bool // the sidecar can answer by itself there
 	wires bool // the other wires of the socket are measured here
+	fleet int  // of how many sidecars the server takes the leases; 0: any number
 
 	// The targets.
 	pairs      func(results) []report.Target

@@ -8,12 +8,14 @@ import (
 
 var onPostgres = plan{
 	key: "postgres", words: onpostgres.Words, kind: testengine.Postgres, connect: onpostgres.Connect,
-	pairs: postgresPairs, hot: mysqlHot, killMS: 15, oneRequest: true,
+	fleet: 100, // each connection is a process of the server
+	turns: true, pairs: postgresPairs, hot: mysqlHot, killMS: 15, oneRequest: true,
 }
 
 func postgresPairs(r results) []report.Target {
 	return []report.Target{
 		report.NewTarget("1 caller: a pair, to 2 autocommit updates (p50)", "µs", false, updatesLimit, r.p50(ourClient), r.p50(onpostgres.Updates)),
 		report.NewTarget("1 caller: a pair without the socket, to 2 autocommit updates (p50)", "µs", false, updatesLimit, r.p50(ourDriver), r.p50(onpostgres.Updates)),
+		report.NewTarget("1 caller: again, without a guard, to 2 autocommit updates", "pairs/s", true, againUpdates, r.rateOfOne(ourAgain), r.rateOfOne(onpostgres.Updates)),
 	}
 }

@@ -24,21 +24,25 @@ const (
 // driver, each with connections of its own, in one process: a sidecar sends the store
 // nothing else.
 func (s *section) scale(ctx context.Context) (err error) {
-	r := &report.Scale{Leases: s.leases, Holds: holdsEach, Contended: s.leases / contendedPart, LeaseTTL: sidecar.LeaseTTL.Seconds()}
-	fleet, err := s.openFleet(ctx)
+	leases := s.leases
+	if most := s.plan.fleet; most > 0 {
+		leases = min(leases, most)
+	}
+	r := &report.Scale{Leases: leases, Holds: holdsEach, Contended: max(2, leases/contendedPart), LeaseTTL: sidecar.LeaseTTL.Seconds()}
+	fleet, err := s.openFleet(ctx, leases)
 	if err != nil {
 		return err
 	}
 	defer closeAfter(&err, fleet.close)
 	count := func(what string) error {
-		load, err := s.fleetLoad(ctx, what)
+		load, err := s.fleetLoad(ctx, what, leases)
 		r.Loads = append(r.Loads, load)
 		return errors.Join(err, fleet.failed())
 	}
 	if err := count("idle"); err != nil {
 		return err
 	}
-	if err := together(0, s.leases*holdsEach, func(n int) error {
+	if err := together(0, leases*holdsEach, func(n int) error {
 		return fleet.take(ctx, n/holdsEach, fmt.Sprintf("bench/scale/%d", n))
 	}); err != nil {
 		return err
@@ -56,12 +60,12 @@ func (s *section) scale(ctx context.Context) (err error) {
 }
 
 // fleetLoad counts what reaches the store for a while.
-func (s *section) fleetLoad(ctx context.Context, what string) (report.Load, error) {
+func (s *section) fleetLoad(ctx context.Context, what string, leases int) (report.Load, error) {
 	if err := sleep(ctx, s.settle); err != nil {
 		return report.Load{}, err
 	}
 	window := time.Duration(s.heartbeats) * sidecar.LeaseTTL / heartbeatPart
-	s.progress("%d leases, %s: counting for %s", s.leases, what, window)
+	s.progress("%d leases, %s: counting for %s", leases, what, window)
 	look := func() (requests, steps, cpu float64, err error) {
 		c, err := s.store.Count(ctx)
 		if err != nil {
@@ -94,10 +98,10 @@ type fleet struct {
 	err      error // the first heartbeat that failed
 }
 
-func (s *section) openFleet(ctx context.Context) (*fleet, error) {
-	s.progress("opening %d leases", s.leases)
-	f := &fleet{backends: make([]lock.Backend, s.leases), leases: make([]lock.Lease, s.leases), stops: make([]func() error, s.leases)}
-	err := together(0, s.leases, func(n int) error {
+func (s *section) openFleet(ctx context.Context, leases int) (*fleet, error) {
+	s.progress("opening %d leases", leases)
+	f := &fleet{backends: make([]lock.Backend, leases), leases: make([]lock.Lease, leases), stops: make([]func() error, leases)}
+	err := together(0, leases, func(n int) error {
 		b, err := backends.Open(s.store.URL(), nil)
 		if err != nil {
 			return err

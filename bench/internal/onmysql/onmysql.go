@@ -82,6 +82,10 @@ func (s *Store) prepare(ctx context.Context) error {
 			return fmt.Errorf("let commits wait for the disk: %w", err)
 		}
 	}
+	// The leases of many sidecars have some connections each.
+	if _, err := s.db.ExecContext(ctx, "SET GLOBAL max_connections = 10000"); err != nil {
+		return fmt.Errorf("allow many connections: %w", err)
+	}
 	if _, err := s.db.ExecContext(ctx, "CREATE TABLE IF NOT EXISTS "+table+" (name VARCHAR(128) PRIMARY KEY, n BIGINT NOT NULL)"); err != nil {
 		return fmt.Errorf("create a table: %w", err)
 	}
