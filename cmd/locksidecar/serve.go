@@ -51,6 +51,9 @@ const serveExamples = `  # for the apps of this host
   printf 'store: "` + backends.Default + `"\nttl: 5s\nallow-uid: [1000, 1001]\n' >sidecar.yaml
   locksidecar serve --config sidecar.yaml`
 
+// leastTurns are those with which anything can be parked.
+const leastTurns = 2
+
 // maxPark bounds --park: a sidecar that dies blocks what it has parked for a TTL.
 const maxPark = 10 * time.Second
 
@@ -166,6 +169,8 @@ func (s *serveFlags) options(io streams) (o sidecarOptions, err error) {
 		return o, usage("--local-turns is %d: must be 0 to %d", s.turns, arbiter.MaxTurns)
 	case s.park < 0 || s.park > maxPark:
 		return o, usage("--park is %s: must be 0 to %s", s.park, maxPark)
+	case s.park > 0 && s.turns < leastTurns:
+		return o, usage("--park is %s and --local-turns is %d: what is parked is for the next turn; give --local-turns of at least %d", s.park, s.turns, leastTurns)
 	case s.store.ttl < lock.MinTTL || s.store.ttl > lock.MaxTTL:
 		return o, usage("--ttl is %s: must be %s to %s", s.store.ttl, lock.MinTTL, lock.MaxTTL)
 	}

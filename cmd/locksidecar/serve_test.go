@@ -36,6 +36,7 @@ func TestServeRefusesWrongSettings(t *testing.T) {
 		{"short TTL", nil, []string{"--ttl", "1ms"}, "--ttl is 1ms: must be 500ms to 10m0s"},
 		{"bad mode", nil, []string{"--socket-mode", "rw"}, "octal digits"},
 		{"limit", nil, []string{"--max-sessions", "0"}, "--max-sessions is 0: must be at least 1"},
+		{"parking without turns", nil, []string{"--park", "200ms"}, "--park is 200ms and --local-turns is 0: what is parked is for the next turn; give --local-turns of at least 2"},
 		{"drain", nil, []string{"--drain", "-1s"}, "--drain is -1s"},
 		{"namespace", nil, []string{"--namespace", "a\tb"}, "namespace"},
 		{"uid", nil, []string{"--allow-uid", "root"}, `"root"`},
