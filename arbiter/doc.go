@@ -1,17 +1,18 @@
-// Package arbiter answers in the sidecar what need not be asked in the store. It stands
-// between the session and the lease of a store, and is a lock.Backend over another one.
+// Package arbiter answers requests in the sidecar, where the store need not be asked. It
+// stands between the session and the lease of a store, and is a lock.Backend over another
+// one.
 //
-// Requests of one resource and mode that come together are a cohort: it has one
-// request, and then one hold, in the store, whose members have it in turn, readers
-// together. A hold that nobody here wants any more stays for a moment where its
-// resource comes back often: it is parked.
+// Requests for one resource and mode that come together are a cohort. A cohort has one
+// request in the store, and then one hold. Its members have that hold in turn, readers
+// together. When no app of this sidecar wants the hold any more, and apps ask for its
+// resource often, the hold stays in the store for a moment: it is parked.
 //
-// As soon as somebody else is known to stand behind a cohort it takes no more members;
-// those that it has are served, and then the store is. That news is a hint of the
-// store, so a cohort also ends when it has had the hold for a third of the TTL, or
-// has used up its turns or the fences of its range. Only the last cohort of a resource takes
-// members, so the order is that of arrival.
+// When the arbiter learns that another sidecar waits behind a cohort, the cohort takes no
+// more members. The members that it has are served, and then the hold goes back to the
+// store. That news is a hint of the store and can be lost. So a cohort also ends when it
+// has had the hold for a third of the TTL, or has used up its turns or the fences of its
+// range. Only the last cohort of a resource takes members, so the order is that of arrival.
 //
-// What is true of the hold in the store is true of each member that has it: news of
-// a forced release, or of a hold that has vanished, go to whoever has it now.
+// News of the hold in the store, such as a forced release or a hold that has vanished,
+// goes to the member that has the hold at that moment.
 package arbiter

@@ -1,5 +1,5 @@
-// Package backends knows the stores: it opens one by its URL, and says to people
-// what there is to say about each, so that nothing above needs to know one by name.
+// Package backends knows all stores. It opens a store by its URL and has the help texts
+// of each, so no package above needs to know a store by name.
 package backends
 
 import (

@@ -148,7 +148,7 @@ func explain(err error) *apiError {
 		return explainHeld(held)
 	case errors.Is(err, session.ErrSessionNotFound):
 		return &apiError{reason: reasonNoSession, message: "there is no such session for this user: it was closed, " +
-			"its keep-alives did not arrive in time, the process that opened it has ended, or it never was"}
+			"its keep-alives did not arrive in time, the process that opened it has ended, or it never existed"}
 	case errors.Is(err, lock.ErrNotHolder):
 		return &apiError{reason: reasonNotHolder, message: "the lock_id is not held: it was released or taken away before, " +
 			"or it belongs to another session or resource"}
@@ -166,7 +166,7 @@ func explain(err error) *apiError {
 	case errors.Is(err, context.Canceled), errors.Is(err, errGone):
 		return &apiError{reason: reasonCancelled, message: "the call was cancelled"}
 	case errors.Is(err, context.DeadlineExceeded):
-		return &apiError{reason: reasonTimeout, message: "the time of the call is over"}
+		return &apiError{reason: reasonTimeout, message: "the deadline of the call has passed"}
 	default:
 		return &apiError{reason: reasonInternal, message: "internal error; see the sidecar's log"}
 	}

@@ -1,9 +1,9 @@
 // Package localapi is how apps reach the sidecar: lines of JSON, gRPC and HTTP/JSON on
 // one Unix socket.
 //
-// A connection is taken, its peer identified (peercred), its protocol told by
-// its first bytes (sniff), and then it belongs to serveLines, grpc-go or net/http. All
-// call the same service, whose errors become API errors in errors.go.
+// The server accepts a connection, identifies the peer (peercred), and recognises the
+// protocol by the first bytes (sniff). Then serveLines, grpc-go or net/http serves the
+// connection. All of them call the same service. Its errors become API errors in errors.go.
 package localapi
 
 import (

@@ -1,8 +1,6 @@
-// Package session gives apps locks: who owns which hold, what an app's life
-// hangs on, what happens when it ends, and what happens when the store's lease
-// ends.
+// Package session gives locks to apps. It knows who owns which hold and when an app is
+// over, and does what follows when an app ends or when the store's lease ends.
 //
-// A [Manager] keeps the sidecar's one lease in the store. A [Session] is one
-// app's liveness; when it ends, all its holds are released and all its waits
-// are cancelled.
+// A [Manager] keeps the sidecar's one lease in the store. A [Session] lasts as long as
+// one app. When it ends, the session releases all its holds and cancels all its waits.
 package session

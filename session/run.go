@@ -203,7 +203,7 @@ func (m *Manager) stop(ctx context.Context, g *generation) {
 	work, cancel := context.WithTimeout(ctx, m.o.LostGrace)
 	defer cancel()
 	if err := m.awaitIdle(work); err != nil {
-		m.log.Warn("stopping although apps have not let go", keyHolds, m.holds.Load())
+		m.log.Warn("stopping although apps still hold locks", keyHolds, m.holds.Load())
 	}
 	for _, s := range m.all() {
 		s.change((*ledger.Ledger).Close)

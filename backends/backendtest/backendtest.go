@@ -1,18 +1,18 @@
 // Package backendtest is the conformance suite of the store contract in package
-// lock. Every store passes it, so a store needs no tests of its own for what a
-// lock means: only for how it is reached, and for what its server does alone.
+// lock. Every store passes it. So a store needs tests of its own only for how it reaches
+// its server, and for what only its server does.
 //
 // A store's test says
 //
 //	func TestConformance(t *testing.T) { backendtest.Run(t, harness{…}) }
 //
-// where the harness opens the store. Faults and looks behind the curtain, which
-// not every store can offer, are interfaces of their own that a harness may
+// where the harness opens the store. Not every store can make faults or show its
+// internals. So these are separate interfaces, which a harness may
 // implement too: [CounterDeleter], [Faulter], [WakeupDropper], [ClockShifter],
 // [Switcher], [Apart], [Slower], [Insider], [Restarter], [CommandCounter], [Lighter]. Tests that need one of them are skipped without it.
 //
-// A store that cannot do all that the contract has is [Limited]: tests of what it
-// cannot do are skipped, or check that it says so, and all others do without it.
+// A store that cannot do all of the contract is [Limited]. The tests of what it
+// cannot do are skipped, or check that the store refuses it. All other tests do not use it.
 //
 // The suite uses resource names of its own and leaves nothing behind, so it can
 // run on a server that serves others. Only the tests behind Restarter,

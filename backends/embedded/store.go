@@ -2,13 +2,13 @@
 // sidecar that serves one host alone. It is also the reference model of the
 // store contract, with which the other stores are compared.
 //
-// Package queue decides who is next, package leasekit makes a lease of what is
-// here: a table of resources, the moments at which leases and graces end, and one
-// mutex. Every change hands the resource on to the front of its queue before the
-// mutex is let go; of thousands of readers to the first, and to the others in steps. A
-// lease that ends with thousands of holds lets them go in steps, too.
-// So there is no moment at which a resource is free while somebody waits for it, and
-// a waiter is woken only when it holds the lock.
+// This package has a table of resources, the moments at which leases and graces end, and
+// one mutex. Package queue decides who is next, and package leasekit makes a lease of all
+// that. Every change hands the resource on to the front of its queue before it unlocks the
+// mutex. So a resource is never free while somebody waits for it, and a waiter is woken
+// only when it holds the lock. Large changes go in steps: the first of thousands of readers
+// is granted at once and the others in steps, and a lease that ends with thousands of holds
+// releases them in steps.
 package embedded
 
 import (

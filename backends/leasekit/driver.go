@@ -1,9 +1,10 @@
-// Package leasekit is the part of a lease that is the same on every store: what
-// the sidecar knows of its own holds and waiters, waiting and asking again,
-// giving up, unknown outcomes, news, and the comparison of both sides' memories.
+// Package leasekit is the part of a lease that is the same on every store. It keeps the
+// sidecar's own record of holds and waiters, waits and asks again, gives up, resolves
+// unknown outcomes, receives news, and compares its record with the store's.
 //
-// A store implements [Driver]: one trip to its server for each question, no
-// waiting and no memory of holds. [Start] makes a lock.Lease of it.
+// A store implements [Driver]. A driver makes one trip to its server for each question,
+// never waits for a lock, and does not remember holds. [Start] makes a lock.Lease of a
+// driver.
 package leasekit
 
 import (

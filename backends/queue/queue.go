@@ -1,12 +1,12 @@
-// Package queue decides who is granted a resource next: first come, first
-// served; those that can hold together are granted together; and whoever comes
-// behind a waiter waits too, so that nobody starves.
+// Package queue decides who is granted a resource next. The rule is first come, first
+// served. Requests that can hold together are granted together. A request that comes
+// behind a waiter waits too, so nobody starves.
 //
 // It is pure: no I/O, no clock, no mutex. A [Queue] is one resource. The caller
-// puts entries in and takes them out, and after each change asks [Queue.Next]
-// for what can be granted now, as many at a time as it likes. What is dead it
-// takes out before it asks. Each call is O(1) or O(log n) in holders and waiters,
-// save that now and then, after as many calls, the places are numbered again.
+// puts entries in and takes them out. After each change it asks [Queue.Next]
+// for what can be granted now, as many at a time as it likes. Before it asks, it takes
+// out the entries of the dead. Each call is O(1) or O(log n) in holders and waiters.
+// The one exception: after many calls, one call numbers all places again.
 package queue
 
 import (

@@ -4,26 +4,25 @@
 //
 // # Who decides that a sidecar is dead
 //
-// No clock of the server does. The row of a lease has a number, the beat, which each
-// heartbeat replaces by another. Who observes a lease notes, on its own boot-time
-// clock, when it had read a beat for the first time. A lease whose beat is the same a
-// TTL later has not been renewed for a TTL, whatever any clock says, and is marked as
-// ended, provided that the beat is still the same. The holder counts its TTL from
-// before it sent the beat, and the observer from after it read it, so the holder
-// always knows first. An ended lease is never renewed. One sidecar, the keeper,
-// observes all leases; the others observe the keeper, with their heartbeats, and who
-// waits observes who is in the way.
+// No clock of the server decides that. The row of a lease has a number, the beat, and each
+// heartbeat replaces it by another number. A sidecar that observes a lease notes, on its
+// own boot-time clock, when it read a beat for the first time. If the beat is the same a
+// TTL later, the lease was not renewed for a TTL, whatever any clock says. The observer
+// then marks it as ended, in a statement that checks once more that the beat is still the
+// same. The holder counts its TTL from before it sent the beat, and the observer from after
+// it read the beat, so the holder always knows first. An ended lease is never renewed. One
+// sidecar, the keeper, observes all leases. The others observe the keeper, with their
+// heartbeats. A sidecar that waits also observes the leases that are in its way.
 //
 // # What is on a row
 //
-// Whoever changes anything about a resource locks its row in the table lock first,
-// and reads everything else by later statements: a statement sees other rows as they
-// were when it began, and it may have waited for the lock. The row of lock is written
-// by grants and ends of exclusive holds alone, and the rows of hold by those of shared
-// holds: an app's guard writes them too, and must not collide with who only waits.
-// (Describe writes them for holds with a cohort, which have no guard.)
-// So the flag crowd, which closes the quick ways to a grant and a release, says nothing
-// of those who wait while somebody holds the resource exclusively:
+// A transaction that changes anything about a resource first locks its row in the table
+// lock, and reads everything else in later statements. The reason: a statement sees other
+// rows as they were when it began, and it may have waited for the lock. Only grants and
+// ends of exclusive holds write the row of lock. Only those of shared holds write the rows
+// of hold. An app's guard writes these rows too, and must not collide with requests that
+// only wait. (Describe also writes them, for holds with a cohort, which have no guard.) So the flag crowd, which closes the quick ways to a grant and a release, says
+// nothing about waiters while somebody holds the resource exclusively:
 //
 //	there is a row of note for the name                              => crowd = 1
 //	x_id IS NULL, and there is a row of hold or queue for the name   => crowd = 1

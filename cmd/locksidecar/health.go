@@ -23,16 +23,16 @@ const (
 	maxHealthAnswer      = 4 << 10
 )
 
-const healthHelp = `Health asks the sidecar at the socket whether it is ready, prints one line, and says
-the same by its exit status. It is made for probes of containers.
+const healthHelp = `Health asks the sidecar at the socket whether it is ready. It prints one line, and says
+the same by its exit status. It is made for container probes.
 
 Without --live it asks whether locks can be granted: the sidecar serves its
 socket, has a lease in the store, the store answers, and it is not about to stop.
-That is for readiness.
+Use it for readiness probes.
 
 With --live it asks only whether the process answers at the socket, whatever the
-store does. That is for probes of start and of life: a sidecar that is restarted
-because its store is down does not bring the store back, and its apps lose their
+store does. Use it for startup and liveness probes. Do not restart a sidecar because
+its store is down: that does not bring the store back, and the apps lose their
 sessions.
 
 Exit status: 0 healthy, 1 not, 2 wrong settings.`

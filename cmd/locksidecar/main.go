@@ -1,5 +1,5 @@
-// Command locksidecar is a distributed-lock sidecar, and what people and
-// scripts use to talk to one. See locksidecar --help.
+// Command locksidecar is a distributed-lock sidecar. It is also the command with which
+// people and scripts talk to a sidecar. See locksidecar --help.
 package main
 
 import (

@@ -21,8 +21,8 @@ func newRelease(io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "release --force RESOURCE [LOCK_ID]",
 		Short: "Take a lock from its holder",
-		Long: `Release takes a lock from its holder, who is told that it is lost, or takes a
-waiter out of the queue. Without a LOCK_ID all holders lose it; list and get show
+		Long: `Release takes a lock from its holder, and tells the holder that the lock is lost.
+Or it takes a waiter out of the queue. Without a LOCK_ID all holders lose it; list and get show
 the ids. Others are granted when the holder has let go, or when the grace is over.
 
 Only admins may do it: root and the sidecar's own user, or those of

@@ -27,9 +27,9 @@ Every flag can also be given in the environment and in a YAML file that
   LOCKSIDECAR_MAX_HOLDS=100      in the environment
   max-holds: 100                 in the file
 
-One file may be given to all commands: each takes the keys that are its flags. But
-run takes the store, ttl, namespace and name of serve only from the command line
-and the environment.`
+All commands may use the same file: each reads the keys that are its flags. There is
+one exception: run takes the store, ttl, namespace and name only from the command
+line and the environment.`
 
 const rootExamples = `  # a sidecar for one host, in this terminal
   locksidecar serve

@@ -27,13 +27,13 @@ CMD ends. CMD finds in its environment:
 
 LOCKSIDECAR_STORE and the like are not passed on: the URL may have a password.
 
-Without --store it asks the sidecar at --socket. With --store it needs none: it
-is its own sidecar for as long as CMD runs. A configuration file says how to
-serve: its store is not used here.
+Without --store, run asks the sidecar at --socket. With --store it needs no
+sidecar: it is its own sidecar for as long as CMD runs. The store in a
+configuration file is for serve, and is not used here.
 
-In a terminal CMD is in the same job of the shell as run, so Ctrl-C, Ctrl-Z and
-fg do what they always do; the lock is kept while CMD is stopped. Else it runs in
-a process group of its own. Signals that run gets (INT, TERM, HUP, QUIT, USR1,
+In a terminal, CMD is in the same job of the shell as run, so Ctrl-C, Ctrl-Z and
+fg do what they always do. The lock is kept while CMD is stopped. Without a
+terminal, CMD runs in its own process group. Signals that run gets (INT, TERM, HUP, QUIT, USR1,
 USR2, ALRM, CONT, and without a terminal WINCH and TSTP) are passed on to CMD's group.
 
 When the lock is lost (the store is gone, somebody forced the release,
@@ -98,12 +98,12 @@ func newRun(io streams) *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.SetInterspersed(false) // what comes after RESOURCE is CMD's, with or without --
-	f.BoolVar(&r.shared, "shared", false, "take it beside other shared holders, and not alone")
-	f.Var(&r.wait, "wait", "wait at most so long for the lock, up to 24h; 0s: try once")
+	f.BoolVar(&r.shared, "shared", false, "share the lock with other shared holders")
+	f.Var(&r.wait, "wait", "how long to wait for the lock, up to 24h; 0s: try once")
 	f.DurationVar(&r.maxHold, "max-hold", 0, "the lock is lost after this time, 100ms to 24h; 0s: never")
-	f.Var(&r.signal, "signal", "what CMD gets first when the lock is lost: TERM, INT, HUP, QUIT, USR1 or USR2")
-	f.DurationVar(&r.killAfter, "kill-after", lock.MaxTTL, "how long after that it gets SIGKILL, if the lock is kept for so long")
-	f.IntVar(&r.conflict, "conflict-exit-code", exitNotGot, "exit status when the lock is held by somebody else, 0 to 255")
+	f.Var(&r.signal, "signal", "the signal that CMD gets first when the lock is lost: TERM, INT, HUP, QUIT, USR1 or USR2")
+	f.DurationVar(&r.killAfter, "kill-after", lock.MaxTTL, "how long after --signal CMD gets SIGKILL, if others are still kept out for so long")
+	f.IntVar(&r.conflict, "conflict-exit-code", exitNotGot, "exit status when somebody else holds the lock, 0 to 255")
 	f.StringVarP(&r.command, "command", "c", "", "a line for /bin/sh, in place of CMD; may also stand after RESOURCE")
 	f.BoolVarP(&r.verbose, "verbose", "v", false, "say on stderr what happens")
 	r.socket = addSocket(cmd)

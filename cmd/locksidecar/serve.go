@@ -29,8 +29,8 @@ new sessions, tells the apps that it stops, waits up to --drain for them to fini
 releases what is left and exits with status 0. A second signal ends it at once.
 Settings are read at the start only.
 
-When the store is down at the start, the sidecar waits for it: it is not ready
-(/readyz), and requests for locks wait as long as they may.
+When the store is down at the start, the sidecar waits for it. Until then it is not
+ready (/readyz), and each request for a lock waits until its own wait is over.
 
 The store is a URL:
 
@@ -95,18 +95,18 @@ func addServe(cmd *cobra.Command) *serveFlags {
 		socketMode: 0o660,
 	}
 	f := cmd.Flags()
-	f.Var(&s.socketMode, "socket-mode", "mode of the socket file: who may write to it may connect")
+	f.Var(&s.socketMode, "socket-mode", "mode of the socket file: a user who may write to it may connect")
 	f.StringVar(&s.httpAddr, "http-addr", "", "TCP address (HOST:PORT) for /healthz, /readyz and /metrics; empty: none")
 	f.DurationVar(&s.drain, "drain", defaultDrain, "how long to wait for apps to finish when asked to stop")
-	f.DurationVar(&s.lostGrace, "lost-grace", session.DefaultLostGrace, "how long others are kept out when the sidecar ends a hold, so that its app can stop its work")
-	f.IntVar(&s.turns, "local-turns", 0, "how many requests of this sidecar's apps may have a lock in turn without asking the store, while nobody else is known to wait; 0: each asks the store")
-	f.DurationVar(&s.park, "park", 0, "how long a lock that is asked for again and again stays in the store after its release, for the next app here; 0: not at all")
+	f.DurationVar(&s.lostGrace, "lost-grace", session.DefaultLostGrace, "when the sidecar ends a hold, how long it keeps others out, so that the app can stop its work")
+	f.IntVar(&s.turns, "local-turns", 0, "how many requests of this sidecar's apps may have a lock in turn without asking the store, as long as no other sidecar is known to wait; 0: each request asks the store. What it changes: docs/guarantees.md")
+	f.DurationVar(&s.park, "park", 0, "how long a lock that is asked for again and again stays in the store after its release, for the next app of this sidecar; 0: not at all")
 	f.UintSliceVar(&s.allowUIDs, "allow-uid", nil, "users who may connect (default: whom the socket's mode lets)")
 	f.UintSliceVar(&s.allowGIDs, "allow-gid", nil, "groups whose members may connect")
 	f.UintSliceVar(&s.adminUIDs, "admin-uid", nil, "users who may take locks from others (default: root and the sidecar's own user)")
 	f.IntVar(&s.sessions.Sessions, "max-sessions", session.DefaultSessions, "app sessions at a time")
 	f.IntVar(&s.sessions.SessionsPerUID, "max-sessions-per-uid", session.DefaultSessionsPerUID, "app sessions of one user at a time")
-	f.IntVar(&s.sessions.HoldsPerSession, "max-holds", session.DefaultHoldsPerSession, "locks of one session at a time, with requests for locks and losses that it has not acknowledged")
+	f.IntVar(&s.sessions.HoldsPerSession, "max-holds", session.DefaultHoldsPerSession, "of one session, together: locks, requests for locks, and losses that it has not acknowledged")
 	f.IntVar(&s.sessions.HoldsPerUID, "max-holds-per-uid", session.DefaultHoldsPerUID, "the same of all sessions of one user")
 	f.IntVar(&s.sessions.WaitersPerSession, "max-waiters", session.DefaultWaitersPerSession, "waiting requests of one session at a time")
 	f.IntVar(&s.api.Connections, "max-connections", 0, "connections at a time (default 4096, or what the limit of open files allows)")

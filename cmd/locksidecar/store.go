@@ -25,7 +25,7 @@ type storeFlags struct {
 func addStore(cmd *cobra.Command, store, storeHelp string) *storeFlags {
 	s := addStoreURL(cmd, store, storeHelp)
 	f := cmd.Flags()
-	f.BoolVar(&s.migrate, "migrate", true, "make and update the tables of a store that has them; else see locksidecar schema")
+	f.BoolVar(&s.migrate, "migrate", true, "make and update the tables of a store that has tables; false: apply what locksidecar schema prints")
 	f.DurationVar(&s.ttl, "ttl", session.DefaultTTL, "how long the store keeps locks when the sidecar dies, 500ms to 10m")
 	f.StringVar(&s.name, "name", "", "name of this sidecar in lists (default $POD_NAME, else the host's name)")
 	return s

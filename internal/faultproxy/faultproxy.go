@@ -1,6 +1,6 @@
-// Package faultproxy is a road between a client and a server on which things go wrong:
-// connections are cut, held back, delayed, or lose one answer. It knows no protocol; one
-// whose messages have numbers is told to it as a [Framing].
+// Package faultproxy is a proxy between a client and a server that makes faults: it cuts
+// connections, holds them back, delays them, or drops one answer. It knows no protocol. If
+// the messages of a protocol have numbers, a test describes them as a [Framing].
 package faultproxy
 
 import (

@@ -1,8 +1,8 @@
 // Package jsonlines reads and writes the messages of a Session as lines of JSON, in
 // the proto3 JSON mapping, without reflection.
 //
-// What is usual is read and written by hand here, and everything else by protojson, so
-// that there is one meaning of a line: see FuzzRequest and FuzzResponse.
+// Hand-written code here reads and writes the common messages, and protojson all others.
+// Both give a line the same meaning: FuzzRequest and FuzzResponse compare them.
 package jsonlines
 
 import (

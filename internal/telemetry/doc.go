@@ -1,5 +1,4 @@
 // Package telemetry makes metrics (Prometheus) and traces (OpenTelemetry) of
-// what the sidecar does. The packages below know nothing of it: it hangs itself
-// on their observers, on the contract of a store, and on the edges of the local
-// API.
+// what the sidecar does. The packages below do not know it. It implements their
+// observers, wraps the contract of a store, and wraps the local API.
 package telemetry

@@ -1,9 +1,9 @@
 // Package peercred tells who is at the other end of a Unix socket, and when
 // that process ends.
 //
-// The kernel recorded both when the connection was made, so they cannot be
-// forged, and they do not change when the socket is passed on: a child that
-// inherited it is still taken for its parent.
+// The kernel recorded the peer when the connection was made. So nobody can forge it, and
+// it does not change when the socket is passed on: a child that
+// inherited the socket still counts as its parent.
 package peercred
 
 import (

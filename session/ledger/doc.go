@@ -1,10 +1,10 @@
 // Package ledger is what one app session has asked for, what it holds, and what
-// it has lost. It decides and does nothing: no context, no store, no mutex, no
-// goroutine, no clock. Whoever owns a [Ledger] tells it the time and what the
-// store has said, one call after the other, and carries out the effects that
+// it has lost. It only decides: it has no context, no store, no mutex, no
+// goroutine and no clock. The owner of a [Ledger] tells it the time and what the
+// store has said, one call after the other. Then the owner carries out the effects that
 // [Ledger.Effects] lists.
 //
-// For each HoldID it lists at most one request to the store at a time: an id that
-// is given up is released after the driver's Acquire has returned, and a release
-// that comes while a downgrade is under way follows it.
+// For each HoldID it lists at most one request to the store at a time. When an id
+// is given up, its release waits until the driver's Acquire has returned. A release
+// that comes during a downgrade waits until the downgrade is done.
 package ledger

@@ -1,6 +1,6 @@
 // Package served is the part of a backendtest.Harness that is the same for every store
-// which is a server of package testengine: each backend has a road of its own to it, on
-// which faults happen.
+// whose server comes from package testengine. Each backend has its own connection to that
+// server, through a proxy that makes faults.
 package served
 
 import (

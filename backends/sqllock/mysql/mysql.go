@@ -1,5 +1,5 @@
-// Package mysql is the dialect of MySQL and MariaDB: which of the two a server is, it
-// says itself.
+// Package mysql is the dialect of MySQL and MariaDB. It asks the server which of the two
+// it is.
 package mysql
 
 import (

@@ -1,10 +1,10 @@
 // Package postgres is the dialect of PostgreSQL.
 //
-// It keeps no state in sessions, so that a pooler such as PgBouncer may stand in
-// between and give each transaction whichever connection is free: settings are
-// made for one transaction at a time, and statements are not prepared by name.
-// Where a connection leads to the server itself, which it finds out, it saves
-// both. Only notifications need such a connection, and they are hints.
+// It keeps no state in database sessions, so a pooler such as PgBouncer may stand in
+// between and give each transaction any free connection. It sends the settings with each
+// transaction, and prepares no statement by name. It finds out whether a connection leads
+// to the server itself. On such a connection it sends the settings once and prepares
+// statements. Only notifications need a direct connection, and they are hints.
 package postgres
 
 import (
