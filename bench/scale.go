@@ -43,7 +43,7 @@ func (s *section) scale(ctx context.Context) (err error) {
 		return err
 	}
 	if err := together(0, leases*holdsEach, func(n int) error {
-		return fleet.take(ctx, n/holdsEach, fmt.Sprintf("bench/scale/%d", n))
+		return fleet.take(ctx, n%leases, fmt.Sprintf("bench/scale/%d", n))
 	}); err != nil {
 		return err
 	}
