@@ -19,6 +19,8 @@ const (
 
 	// DefaultLogKeep is how long rows of the log are usually kept.
 	DefaultLogKeep = 24 * time.Hour
+	// usualLog is how many rows the log may have.
+	usualLog = 1_000_000
 )
 
 // Options are what a Backend is opened with.
@@ -26,6 +28,7 @@ type Options struct {
 	Migrate        bool          // make the tables where they are not there
 	MaxConnections int           // for requests; 0: as usual
 	LogKeep        time.Duration // how long rows of the log are kept; 0: no log
+	LogRows        int64         // how many it may have, whatever their age; 0: as usual
 	FailoverGrace  time.Duration // how long nothing is granted by a server that has taken over; negative: the TTL
 	Clock          lock.Clock    // default lock.BootTime
 	NoGuards       bool          // a grant has no guard unless its request wants one
@@ -84,6 +87,9 @@ var _ lock.Backend = (*Backend)(nil)
 func Open(d Dialect, o Options) (*Backend, error) {
 	if o.Clock == nil {
 		o.Clock = lock.BootTime
+	}
+	if o.LogRows == 0 {
+		o.LogRows = usualLog
 	}
 	size := max(o.MaxConnections, leastConnections)
 	if o.MaxConnections == 0 {

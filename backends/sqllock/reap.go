@@ -17,8 +17,6 @@ const (
 	// kept for at least one whole era, which is longer than any network keeps a packet
 	// and any server a connection that nobody answers on.
 	eraTime = 15 * time.Minute
-	// maxLog is how many rows the log may have, whatever their age.
-	maxLog = 1_000_000
 )
 
 // reaper does the keeper's chores in bounded steps: no request reads more than some
@@ -112,7 +110,7 @@ func (r *reaper) reapNotes(ctx context.Context) error {
 	return nil
 }
 
-// reapLog deletes the old end of the log.
+// reapLog deletes the old end of the log: what is too old, and what is too much.
 func (r *reaper) reapLog(ctx context.Context) error {
 	b, q := r.l.b, r.l.b.sql
 	for ctx.Err() == nil {
@@ -123,7 +121,7 @@ func (r *reaper) reapLog(ctx context.Context) error {
 		ends, rows := res[0].Rows[0], res[1].Rows
 		var last int64
 		for _, row := range rows {
-			if id := row.Int(0); row.Int(1) < ends.Int(2)-b.o.LogKeep.Microseconds() || ends.Int(1)-id >= maxLog {
+			if id := row.Int(0); row.Int(1) < ends.Int(2)-b.o.LogKeep.Microseconds() || ends.Int(1)-id >= b.o.LogRows {
 				last = id
 			}
 		}

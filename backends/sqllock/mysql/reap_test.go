@@ -3,10 +3,12 @@ package mysql
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -75,6 +77,52 @@ func TestForgottenNoteFreesItsRow(t *testing.T) {
 	eventually(t, "the note is forgotten, and its row is free", func() error {
 		if n, c := number(t, b, "SELECT COUNT(*) FROM {note}"), number(t, b, "SELECT COUNT(*) FROM {lock} WHERE crowd=1"); n+c > 0 {
 			return fmt.Errorf("there are %d notes, and %d crowded rows", n, c)
+		}
+		return nil
+	})
+}
+
+// The log has no more rows than it may, however young they are: of more than one batch
+// too many, the newest are left.
+func TestLogHasItsLimit(t *testing.T) {
+	t.Parallel()
+	const most, callers, pairs = 50, 16, 40
+	s := testengine.Shared(t, testengine.MariaDB)
+	d := New(mustParse(t, own(t, s, "log_")), nil)
+	engine, err := sqllock.Open(d, sqllock.Options{Migrate: true, LogKeep: sqllock.DefaultLogKeep, LogRows: most, FailoverGrace: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = engine.Close() })
+	b := &store{Backend: engine, d: d}
+	l := leaseOf(t, b)
+	keepAlive(t, t.Context(), l)
+	var all sync.WaitGroup
+	for i := range callers {
+		all.Go(func() {
+			for range pairs {
+				q := exclusive(lock.Resource(fmt.Sprint("r", i)))
+				_, err := l.Acquire(t.Context(), q)
+				if err == nil {
+					err = l.Release(t.Context(), q.Resource, q.ID)
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	eventually(t, "all is in the log", func() error {
+		if last := number(t, b, "SELECT MAX(id) FROM {log}"); last <= 2*callers*pairs { // with the opening of the lease
+			return fmt.Errorf("its last row is %d", last)
+		}
+		return nil
+	})
+	eventually(t, "what is too much is deleted, and no more", func() error {
+		if n := number(t, b, "SELECT MAX(id)-MIN(id)+1 FROM {log}"); n != most {
+			return fmt.Errorf("there are %d rows", n)
 		}
 		return nil
 	})
