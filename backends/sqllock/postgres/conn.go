@@ -129,19 +129,25 @@ func (k *conn) setUp(ctx context.Context) error {
 	}
 	row := rs[0].Rows[0]
 	k.server, k.direct = row.Text(0), row.Int(3) == int64(k.pg.PID())
-	switch version := row.Int(2); {
-	case version < oldest:
-		return fmt.Errorf("the server's version is %d.%d; %d is the oldest that can be used", version/10000, version%10000, oldest/10000)
-	case row.Bool(1):
-		return errReadOnly
-	case !k.direct:
-		return nil
+	if err := usable(row.Int(2), row.Bool(1)); err != nil || !k.direct {
+		return err
 	}
 	_, err = k.do(ctx, []sqllock.Statement{
 		{SQL: "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE"}, {SQL: settings("false")},
 	})
 	if err != nil {
 		return fmt.Errorf("set up session: %w", err)
+	}
+	return nil
+}
+
+// usable tells whether a server can be used that answers so.
+func usable(version int64, noWrites bool) error {
+	switch {
+	case version < oldest:
+		return fmt.Errorf("the server's version is %d.%d; %d is the oldest that can be used", version/10000, version%10000, oldest/10000)
+	case noWrites:
+		return errReadOnly
 	}
 	return nil
 }

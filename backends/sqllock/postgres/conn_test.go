@@ -399,3 +399,22 @@ func TestWhereNobodyTellsThatOthersWait(t *testing.T) {
 		})
 	}
 }
+
+// A server that is too old, or takes no writes, is refused; server_version_num is as
+// PostgreSQL's releases have it.
+func TestServerCheck(t *testing.T) {
+	for _, tt := range []struct {
+		version int64
+		standby bool
+		want    string
+	}{
+		{130000, false, ""}, {130023, false, ""}, {150018, false, ""}, {180001, false, ""},
+		{120022, false, "the server's version is 12.22; 13 is the oldest that can be used"},
+		{120022, true, "the server's version is 12.22"},
+		{150018, true, "takes no writes"},
+	} {
+		if err := usable(tt.version, tt.standby); (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%d, standby %t: %v, want %q", tt.version, tt.standby, err, tt.want)
+		}
+	}
+}
