@@ -294,7 +294,7 @@ func TestOutboxHeld(t *testing.T) {
 	for n := range 6 {
 		o.post(numbered(n))
 	}
-	o.flush() // another goroutine goes on with what was begun, and with the rest: here the same one
+	o.flush() // another goroutine goes on with what was started, and with the rest: here the same one
 	if got := fmt.Sprint(batches[3:], waits[3:]); got != "[4 0 2] [false true true]" || o.unsent() != 0 {
 		t.Errorf("sent %v, %d are due", got, o.unsent())
 	}

@@ -49,9 +49,9 @@ func (l *line) listens(changes int) {
 	}
 }
 
-// heed takes a list of the queue, and tells those behind whom another lease's request stands
+// tellOfOthers takes a list of the queue, and tells those behind whom another lease's request stands
 // and must wait. d.mu is held.
-func (l *line) heed(nodes []node) {
+func (l *line) tellOfOthers(nodes []node) {
 	last, writer := int32(-1), int32(-1) // of the others
 	for _, n := range nodes {
 		if l.d.spots[n.id] != nil {

@@ -243,7 +243,7 @@ func (l *line) unlocked(f func() error) error {
 // what it proves. What is known of larger numbers stays. d.mu is held.
 func (l *line) saw(children []string, upTo int32) {
 	nodes, last := parseNodes(children), upTo
-	l.heed(nodes)
+	l.tellOfOthers(nodes)
 	if l.d.b.tree.curator && !l.strangers {
 		l.strangers = slices.ContainsFunc(nodes, func(n node) bool { return !n.shared && !n.bySidecar() })
 	}

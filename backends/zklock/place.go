@@ -279,7 +279,7 @@ func (d *driver) arrived(ctx context.Context, s *spot, nodes []*zksession.Call, 
 		s.l.saw(queue.Children, s.seq)
 	default: // what another session sees proves something of itself alone
 		all := parseNodes(queue.Children)
-		s.l.heed(all)
+		s.l.tellOfOthers(all)
 		i := slices.IndexFunc(all, func(n node) bool { return n.name == s.name })
 		if i >= 0 && blocker(all, i, s.mode == lock.Shared) < 0 {
 			s.l.waiting = slices.DeleteFunc(s.l.waiting, func(o *spot) bool { return o == s })
