@@ -31,6 +31,9 @@ REVISION := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 
 # What one package's tests may take, on a slow machine.
 TEST_TIMEOUT ?= 25m
+# How many packages are tested at the same time. Most of a test's time is a wait for a
+# server or a lease, so that is more than there are processors.
+TEST_PACKAGES ?= 4
 # What each fuzz target gets.
 FUZZ_TIME ?= 10s
 
@@ -80,7 +83,7 @@ examples: build ## Watch two examples: a stock sold in Python, and loans on MySQ
 ##@ Check it
 .PHONY: test
 test: test-deps bench-build image-test chart-test mutate-test e2e-vet torture-short ## Run all tests with the race detector, on real servers too
-	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -race -count=1 -timeout $(TEST_TIMEOUT) ./...
+	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -race -count=1 -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT) ./...
 
 .PHONY: docs-test
 docs-test: ## Run what README and docs show, and compare them with the program and the chart (a part of test)
@@ -92,7 +95,7 @@ chart-test: ## Test the Helm charts, without a cluster and without helm
 
 .PHONY: test-fast
 test-fast: ## Run the short tests without the race detector
-	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -short -timeout $(TEST_TIMEOUT) ./...
+	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -short -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT) ./...
 
 .PHONY: torture
 torture: test-deps ## Break apps, sidecars, roads and stores at random (STORE=Redis FOR=2m SEED=0)
