@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/locksidecar/locksidecar/lock"
 )
-
-// SchemaVersion is the version of the tables that this sidecar works with.
-const SchemaVersion = 2
 
 // checkOnce makes sure that the tables are there and of our version, and makes them where
 // that is wanted, until that has succeeded.
@@ -32,7 +30,7 @@ func (b *Backend) checkOnce(ctx context.Context) error {
 func (b *Backend) checkTables(ctx context.Context) error {
 	have, err := b.version(ctx)
 	if b.d.Class(err) == Missing && b.o.Migrate {
-		if err = b.migrate(ctx, Schema(b.d.Schema(), b.sql.w.Table)); err == nil {
+		if err = b.migrate(ctx, Schema(b.sql.w)); err == nil {
 			have, err = b.version(ctx)
 		}
 	}
@@ -89,17 +87,17 @@ func (b *Backend) migrate(ctx context.Context, text string) error {
 		return err
 	}
 	defer func() { _ = p.Close() }()
+	var batch []Statement
+	for one := range strings.SplitSeq(strings.TrimSpace(text), ";\n") {
+		batch = append(batch, Statement{SQL: strings.TrimSuffix(one, ";")})
+	}
 	for range 3 { // two at once may be in each other's way
-		if _, err = p.Do(ctx, "schema", Statement{SQL: text}); err == nil {
+		if _, err = p.Do(ctx, "schema", batch...); err == nil {
 			return nil
 		}
 	}
 	return fmt.Errorf("create tables: %w", err)
 }
-
-// Schema completes the text of a dialect that makes the tables, with the names as table
-// gives them.
-func Schema(text string, table func(name string) string) string { return replaceNames(text, table) }
 
 // testOnce is selfTest, until it has succeeded.
 func (b *Backend) testOnce(ctx context.Context, id []byte) error {
@@ -124,13 +122,18 @@ func (b *Backend) selfTest(ctx context.Context, id []byte) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { one.Close(errStopped) }() // its transaction has changed nothing
+	defer one.Close() // its transaction has changed nothing
 	other, err := b.pool.Conn(ctx)
 	if err != nil {
 		return err
 	}
-	var failed error
-	defer func() { other.Close(failed) }()
+	defer other.Close()
+	defer func() {
+		if err != nil { // the next test is of other connections
+			one.GiveUp()
+			other.GiveUp()
+		}
+	}()
 	res, err := one.Do(ctx, "self-test", Statement{SQL: "START TRANSACTION"}, Statement{SQL: b.sql.probe, Args: []any{id}}, Statement{SQL: b.sql.mark})
 	if err != nil {
 		return err
@@ -139,20 +142,18 @@ func (b *Backend) selfTest(ctx context.Context, id []byte) (err error) {
 	if len(res[1].Rows) != 1 || len(inside) != 1 {
 		return fmt.Errorf("%w: a row that was written is not seen by another connection", errNotOne)
 	}
-	res, failed = other.Do(ctx, "self-test", Statement{SQL: b.sql.mark})
-	if failed != nil {
-		return failed
+	if res, err = other.Do(ctx, "self-test", Statement{SQL: b.sql.mark}); err != nil {
+		return err
 	}
 	if rows := res[0].Rows; len(rows) != 1 || rows[0].Text(1) != inside[0].Text(1) {
 		return fmt.Errorf("%w: two connections lead to different servers", errNotOne)
 	}
-	_, failed = other.Do(ctx, "self-test", Statement{SQL: "START TRANSACTION"}, Statement{SQL: b.sql.probeNow, Args: []any{id}})
+	_, err = other.Do(ctx, "self-test", Statement{SQL: "START TRANSACTION"}, Statement{SQL: b.sql.probeNow, Args: []any{id}})
 	switch {
-	case failed == nil:
-		failed = errStopped
+	case err == nil:
 		return fmt.Errorf("%w: two transactions have locked the same row", errNotOne)
-	case b.d.Class(failed) != Blocked:
-		return failed
+	case b.d.Class(err) != Blocked:
+		return err
 	}
 	return nil
 }

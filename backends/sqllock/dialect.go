@@ -2,6 +2,7 @@ package sqllock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -29,28 +30,17 @@ type Dialect interface {
 	// before the first connection.
 	Kind() string
 
-	// Listen keeps ears open for a lease until ctx ends, on a connection of its own.
-	// heard is called with Rings when the bell of the lease may have rung, and when
-	// there is one again. heard does not block.
-	Listen(ctx context.Context, id lock.LeaseID, heard func(Bell))
+	// Listen hears the bell of a lease, on a connection of its own, until that or ctx ends.
+	// rang is called when the bell is there, and when it may have rung. It does not block.
+	// The error is ErrNoBells where there will never be one.
+	Listen(ctx context.Context, id lock.LeaseID, rang func()) error
 
 	// Ring rings the bells of leases, of which some may not exist. A bell is a hint.
 	Ring(ctx context.Context, p Pool, ids []lock.LeaseID) error
-
-	// Schema is the text that makes the tables, with names in {braces}. It does
-	// nothing where they are there.
-	Schema() string
 }
 
-// Bell is what is known of the bell of a lease.
-type Bell uint8
-
-// What is known of it.
-const (
-	Rings   Bell = iota
-	NoBell       // there is none now
-	NoBells      // there will be none: the server, or what stands in between, has no such thing
-)
+// ErrNoBells: the server, or what stands in between, has no such thing as a bell.
+var ErrNoBells = errors.New("the server has no bells")
 
 // Words are the parts of statements that differ between servers. The engine's
 // statements have ? for each argument, names of tables in {braces}, and the words
@@ -70,6 +60,11 @@ type Words struct {
 	// InsertNew is an INSERT that leaves a row alone which is there already, of all
 	// that comes behind INTO.
 	InsertNew func(into string) string
+	// Schema are the words of schema.sql, each with what stands for it.
+	Schema []string
+	// Index is the statement that makes an index; nil: the table itself has them as KEY.
+	Index func(table, name, columns string) string
+
 	// Returning makes a statement give back a value that it writes into a column:
 	// value is what to write in place of expr, and tail comes last.
 	Returning func(expr, column string) (value, tail string)
@@ -109,6 +104,7 @@ type Result struct {
 
 // Pool is a pool of connections. All run under READ COMMITTED and commit each
 // statement, or (as PostgreSQL does) each batch, that has no START TRANSACTION.
+// START TRANSACTION and COMMIT are the first and the last of a batch.
 // A statement waits for a row for RowWait at most.
 type Pool interface {
 	// Do sends a batch in one trip, and gives a Result for each statement. The
@@ -137,9 +133,10 @@ type Conn interface {
 	Server() string
 	// Number is another one for each connection that was ever made.
 	Number() int64
-	// Close gives the connection back. err is the error of the last Do: after one the
-	// transaction is rolled back, or the connection given up.
-	Close(err error)
+	// GiveUp has Close end the connection.
+	GiveUp()
+	// Close gives the connection back. A transaction that is open is rolled back.
+	Close()
 }
 
 // Class is what an error says about its request.

@@ -144,7 +144,7 @@ func (l *lease) insert(ctx context.Context) (opened time.Duration, err error) {
 	if err != nil {
 		return 0, l.b.unavailable("open lease", err)
 	}
-	defer func() { c.Close(err) }()
+	defer c.Close()
 	if err = l.b.checkMark(ctx, c, l.ttl); err != nil { // of this server, and no other
 		return 0, err
 	}
@@ -261,7 +261,7 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 	if err != nil {
 		return r, l.b.unavailable("heartbeat", err)
 	}
-	defer func() { c.Close(err) }()
+	defer c.Close()
 	q, id := l.b.sql, []byte(l.id)
 	batch := make([]Statement, 0, len(acks)+4)
 	for _, a := range acks {
@@ -284,8 +284,8 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 	}
 	row := res[1].Rows[0]
 	if row.Bool(1) {
-		err = errReadOnly // of several servers, another may take writes
-		return r, l.b.unavailable("heartbeat", err)
+		c.GiveUp() // of several servers, another may take writes
+		return r, l.b.unavailable("heartbeat", errReadOnly)
 	}
 	may := row.Bool(6)
 	if from := l.b.movedFrom(row.Text(0)); may && from != "" {
@@ -423,7 +423,7 @@ func (l *lease) compare(ctx context.Context, each func(leasekit.Ref), what ...pa
 	if err != nil {
 		return l.b.unavailable("compare", err)
 	}
-	defer func() { c.Close(err) }()
+	defer c.Close()
 	for _, p := range what {
 		if err = p.all(ctx, c, each); err != nil {
 			return l.b.unavailable("compare", err)

@@ -23,6 +23,8 @@ const (
 	// How long after a wait began, or a bell rang, news are first looked for.
 	firstLook, firstLookWithoutBell = 20 * time.Millisecond, 2 * time.Millisecond
 	maxLookWithoutBell              = 100 * time.Millisecond
+	// How long after a failure the bell is listened for again, and where there will be none.
+	listenAgain, listenNever = 200 * time.Millisecond, time.Minute
 	// lookAtATime bounds the names, and the shared waiters, that one look is about.
 	lookAtATime = 200
 )
@@ -35,15 +37,24 @@ func (l *lease) Listen(ctx context.Context, push func(leasekit.Push)) {
 	var bell atomic.Bool
 	var known sync.Once
 	var tasks sync.WaitGroup
-	tasks.Go(func() {
-		l.b.d.Listen(ctx, l.id, func(b Bell) {
-			bell.Store(b == Rings)
-			known.Do(func() {
-				l.deaf.Store(b == NoBells)
-				close(l.bell)
-			})
-			poke(l.rang)
+	heard := func(there, never bool) {
+		bell.Store(there)
+		known.Do(func() {
+			l.deaf.Store(never)
+			close(l.bell)
 		})
+		poke(l.rang)
+	}
+	tasks.Go(func() {
+		for ctx.Err() == nil {
+			err := l.b.d.Listen(ctx, l.id, func() { heard(true, false) })
+			pause, never := listenAgain, errors.Is(err, ErrNoBells)
+			if never {
+				pause = listenNever
+			}
+			heard(false, never)
+			sleep(ctx, pause)
+		}
 	})
 	tasks.Go(func() { l.watch(ctx) })
 	tasks.Go(func() { l.chores(ctx) })
@@ -242,5 +253,3 @@ func (l *lease) lookShared(ctx context.Context, shared map[lock.Resource][]strin
 	}
 	return nil
 }
-
-var errStopped = errors.New("stopped")

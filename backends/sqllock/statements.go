@@ -94,18 +94,7 @@ func (l listed) with(name []byte, ids, leases [][]byte, k int64) Statement {
 // words puts the dialect's words and names in.
 func (q *statements) words(text string) string {
 	text = strings.NewReplacer("{now}", q.w.Now, "{server}", q.w.Server, "{readonly}", q.w.ReadOnly).Replace(text)
-	return replaceNames(text, q.w.Table)
-}
-
-// tableNames are all tables, as they stand in {braces}.
-var tableNames = []string{"lease", "lock", "hold", "queue", "note", "log", "meta"}
-
-func replaceNames(text string, name func(table string) string) string {
-	var pairs []string
-	for _, t := range tableNames {
-		pairs = append(pairs, "{"+t+"}", name(t))
-	}
-	return strings.NewReplacer(pairs...).Replace(text)
+	return Named(text, q.w.Table)
 }
 
 // Numbered puts numbered arguments, such as $1, in the place of each ?.

@@ -35,7 +35,7 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op, w
 	if err != nil {
 		return nil, nil, err
 	}
-	defer func() { c.Close(err) }()
+	defer c.Close()
 	command := ops[0].kind.String()
 	step := front
 	if ops[0].kind == opSettle {

@@ -144,7 +144,7 @@ func (l *lease) round(ctx context.Context) (pause time.Duration) {
 	if err != nil {
 		return leastRound
 	}
-	defer func() { c.Close(err) }()
+	defer c.Close()
 	res, err := c.Do(ctx, "observe",
 		Statement{SQL: q.round, Args: []any{round, []byte(l.id)}, Count: true},
 		Statement{SQL: q.leases}, Statement{SQL: q.mark})

@@ -55,6 +55,15 @@ func ParseSQL(raw, defaultPort string, schemes []string) (SQL, error) {
 	return s, nil
 }
 
+// TLSTo is TLS for connections to a host; nil: none.
+func (s *SQL) TLSTo(host string) *tls.Config {
+	c := s.TLS.Clone()
+	if c != nil && c.ServerName == "" {
+		c.ServerName = host
+	}
+	return c
+}
+
 // IsName tells whether a name of a table, schema or database needs no care in any place of
 // a statement, nor in a file name of a server.
 func IsName(name string, most int) bool { return IsPlain(name, "_$-", most) }

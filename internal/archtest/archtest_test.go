@@ -80,7 +80,7 @@ var outsiders = []struct{ library, rooms string }{
 	{"github.com/go-zookeeper/zk", "backends/zklock backends/zklock/zksession internal/testengine"},
 	{"github.com/go-sql-driver/mysql", "backends/mysqllock/mydb backends/sqllock/mysql internal/testengine internal/docstest"},
 	{"github.com/jackc/pgx/v5", "backends/sqllock/postgres internal/testengine internal/docstest"},
-	{"database/sql", "backends/mysqllock backends/mysqllock/mydb backends/sqllock/mysql backends/sqllock/postgres backends/mysqllock/rows backends/mysqllock/shedlock internal/testengine internal/docstest"},
+	{"database/sql", "backends/mysqllock backends/mysqllock/mydb backends/sqllock backends/sqllock/mysql backends/sqllock/postgres backends/mysqllock/rows backends/mysqllock/shedlock internal/testengine internal/docstest"},
 	{"google.golang.org/grpc", "api/locksidecar/v1 localapi internal/telemetry cmd/locksidecar"},
 	{"google.golang.org/protobuf", "api/locksidecar/v1 internal/jsonlines localapi client cmd/locksidecar"},
 	{"net/http", "localapi client internal/telemetry cmd/locksidecar internal/docstest"},

@@ -75,9 +75,8 @@ func NewConnector(cfg Config, o ConnectOptions) (*Connector, error) {
 		d.DialFunc = o.Dial
 		d.ConnectionAttributes = "program_name:locksidecar"
 		d.InterpolateParams, d.MultiStatements, d.ClientFoundRows = true, true, true
-		if d.TLS = cfg.TLS.Clone(); d.TLS != nil && d.TLS.ServerName == "" {
-			d.TLS.ServerName, _, _ = net.SplitHostPort(addr)
-		}
+		hostname, _, _ := net.SplitHostPort(addr)
+		d.TLS = cfg.TLSTo(hostname)
 		host, err := mysql.NewConnector(d)
 		if err != nil {
 			return nil, &lock.InvalidError{Field: "store", Problem: err.Error()}

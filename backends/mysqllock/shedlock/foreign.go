@@ -217,7 +217,7 @@ func (f *foreign) changeFree(ctx context.Context, p sqllock.Pool, command, state
 	if err != nil {
 		return nil, nil, holds, err
 	}
-	defer func() { c.Close(err) }()
+	defer c.Close()
 	res, err := c.Do(ctx, command, sqllock.Statement{SQL: "START TRANSACTION"}, f.of(f.b.sql.lock, holds))
 	if err != nil {
 		return nil, nil, holds, err

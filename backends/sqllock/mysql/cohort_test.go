@@ -226,7 +226,10 @@ func TestWhoStandsBehindIsTold(t *testing.T) {
 // unheard is a dialect whose bells nobody hears.
 type unheard struct{ sqllock.Dialect }
 
-func (unheard) Listen(ctx context.Context, _ lock.LeaseID, _ func(sqllock.Bell)) { <-ctx.Done() }
+func (unheard) Listen(ctx context.Context, _ lock.LeaseID, _ func()) error {
+	<-ctx.Done()
+	return nil
+}
 
 func standsBehind(t *testing.T, s testengine.Server, m lock.Mode, deaf bool) {
 	var d sqllock.Dialect = New(mustParse(t, s.URL()), nil)

@@ -34,7 +34,7 @@ func stranger(t *testing.T, b *store) *held {
 	}
 	h := &held{t: t, b: b, conn: conn}
 	t.Cleanup(func() {
-		conn.Close(errors.New("over"))
+		conn.Close()
 		_ = p.Close()
 	})
 	h.do("START TRANSACTION")

@@ -107,7 +107,7 @@ func (s *store) pool(t testing.TB) sqllock.Pool {
 
 // names puts the names of tables into a statement.
 func (s *store) names(statement string) string {
-	return sqllock.Schema(statement, s.d.cfg.Table)
+	return sqllock.Named(statement, s.d.cfg.Table)
 }
 
 // execute carries out a statement with {names} of tables.

@@ -33,8 +33,8 @@ func TestPoolLeavesOldServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := one.Server()
-	one.Close(nil)
-	other.Close(nil)
+	one.Close()
+	other.Close()
 	old1 := openAt(t, first.URL())
 	t.Cleanup(func() { _ = old1.Close() })
 	execute(t, old1, "SET GLOBAL read_only=1")
@@ -45,7 +45,7 @@ func TestPoolLeavesOldServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	server := c.Server()
-	c.Close(nil)
+	c.Close()
 	if server == old {
 		t.Fatalf("both servers are %s", server)
 	}
@@ -241,7 +241,7 @@ func TestNothingIsLeftOfHalfARequest(t *testing.T) {
 			t.Fatal("the INSERT has not failed")
 		}
 		<-locked
-		locker.conn.Close(errors.New("over"))
+		locker.conn.Close()
 		switch st, failure := known.Get(t.Context(), r); {
 		case failure != nil:
 			t.Fatal(failure)
@@ -382,5 +382,3 @@ func TestIdleLoad(t *testing.T) {
 		t.Errorf("two idle sidecars have %d connections", n)
 	}
 }
-
-var _ sqllock.Pool = (*pool)(nil)

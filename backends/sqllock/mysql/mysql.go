@@ -4,7 +4,6 @@ package mysql
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -15,15 +14,11 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-//go:embed schema.sql
-var schema string
-
 // Dialect is a database of MySQL or MariaDB.
 type Dialect struct {
 	cfg     mydb.Config
 	observe lock.Observe
 	kind    atomic.Pointer[mydb.Dialect] // of the server that answered last
-	opened  atomic.Int64                 // connections so far
 }
 
 var _ sqllock.Dialect = (*Dialect)(nil)
@@ -42,21 +37,24 @@ const serverVariable = "@locksidecar_server"
 // Words implements sqllock.Dialect.
 func (d *Dialect) Words() sqllock.Words {
 	return sqllock.Words{
-		Store:     "mysql",
-		Table:     d.cfg.Table,
-		Now:       "CAST(UNIX_TIMESTAMP(NOW(6))*1000000 AS SIGNED)",
-		Server:    serverVariable,
-		ReadOnly:  "@@global.read_only",
-		Unhex:     "UNHEX(?)",
+		Store:    "mysql",
+		Table:    d.cfg.Table,
+		Now:      "CAST(UNIX_TIMESTAMP(NOW(6))*1000000 AS SIGNED)",
+		Server:   serverVariable,
+		ReadOnly: "@@global.read_only",
+		Unhex:    "UNHEX(?)",
+		Schema: []string{
+			"{before}", "",
+			"{id}", "VARBINARY(64)", "{name}", "VARBINARY(512)", "{label}", "VARBINARY(255)", "{owner}", "MEDIUMBLOB",
+			"{small}", "TINYINT", "{number}", "BIGINT NOT NULL AUTO_INCREMENT",
+			"{rewritten}", "ENGINE=InnoDB", "{passing}", "ENGINE=InnoDB", "{lasting}", "ENGINE=InnoDB",
+		},
 		LateReads: true, // InnoDB makes a read view with the first read that needs one
 		// Without AUTO_INCREMENT in the table the answer has what LAST_INSERT_ID was given.
 		InsertNew: func(into string) string { return "INSERT IGNORE INTO " + into },
 		Returning: func(expr, _ string) (value, tail string) { return "LAST_INSERT_ID(" + expr + ")", "" },
 	}
 }
-
-// Schema implements sqllock.Dialect.
-func (d *Dialect) Schema() string { return schema }
 
 // Kind implements sqllock.Dialect.
 func (d *Dialect) Kind() string {
@@ -68,9 +66,9 @@ func (d *Dialect) Kind() string {
 
 // Class implements sqllock.Dialect.
 func (d *Dialect) Class(err error) sqllock.Class {
-	var notSent *sqllock.NotSentError
+	notSent := new(sqllock.NotSentError)
 	switch {
-	case errors.As(err, &notSent), mydb.NotSent(err):
+	case errors.As(err, &notSent):
 		return sqllock.NotSent
 	case mydb.LockWait(err):
 		return sqllock.Blocked
@@ -89,10 +87,9 @@ func (d *Dialect) Class(err error) sqllock.Class {
 func (d *Dialect) Hint(err error) string { return mydb.Hint(err) }
 
 const (
-	// idleTime is how long a connection may be idle before it is closed here,
-	// and serverIdleTime, in seconds, before the server closes it and rolls back an
-	// open transaction: a sidecar that vanished in one keeps a row locked so long.
-	idleTime       = 10 * time.Second
+	// serverIdleTime is how many seconds a connection may be idle before the server closes
+	// it and rolls back an open transaction: a sidecar that vanished in one keeps a row
+	// locked so long.
 	serverIdleTime = 20
 	// The bell's connection sleeps so long at a time, in seconds, and so long the
 	// server may keep it after the sidecar is gone.
@@ -107,57 +104,39 @@ func bellName(id lock.LeaseID) string { return "locksidecar:" + string(id) }
 // server and holds a named lock, and KILL QUERY wakes it. The named lock tells which
 // connection it is, so a stranger's is never killed. Where there is none (named locks
 // are refused on some clusters, KILL QUERY needs the same account), there is no bell.
-func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, heard func(sqllock.Bell)) {
-	p, err := d.open(sqllock.PoolOptions{Size: 1, Lasting: 2 * bellSleep, Long: bellSleep}, "long_query_time=3600") // a sleeper is no slow query
+func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, rang func()) error {
+	connect, err := d.connector(sqllock.PoolOptions{Lasting: 2 * bellSleep, Long: bellSleep}, "long_query_time=3600") // a sleeper is no slow query
 	if err != nil {
-		heard(sqllock.NoBell)
-		return
+		return err
 	}
-	defer func() { _ = p.Close() }()
-	for ctx.Err() == nil {
-		refused := d.listenOnce(ctx, p, id, heard)
-		pause, bell := 100*time.Millisecond, sqllock.NoBell
-		if refused {
-			pause, bell = time.Minute, sqllock.NoBells
-		}
-		heard(bell)
-		t := time.NewTimer(pause)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-		}
-	}
-}
-
-// listenOnce sleeps on one connection until it fails. refused: the server does
-// not give named locks.
-func (d *Dialect) listenOnce(ctx context.Context, p *pool, id lock.LeaseID, heard func(sqllock.Bell)) (refused bool) {
-	c, err := p.take(ctx)
+	limit, cancel := context.WithTimeout(ctx, 5*d.cfg.Timeout)
+	defer cancel()
+	l, err := connect(limit)
 	if err != nil {
-		return false
+		return err
 	}
-	defer c.Close(errAwake) //nolint:contextcheck // the transaction is ended, whatever ctx says
-	limit, cancel := context.WithTimeout(ctx, p.timeout)
-	res, err := c.do(limit, "listen", sqllock.Statement{SQL: "SELECT GET_LOCK(?, 0)", Args: []any{bellName(id)}})
-	cancel()
-	if err != nil {
-		return mydb.FromServer(err) && !mydb.Interrupted(err)
-	}
-	if res[0].Rows[0].Int(0) != 1 { // the server still has our last connection
-		return false
+	defer func() { _ = l.Close() }() // and with it goes the named lock
+	start := time.Now()
+	res, err := l.Send(limit, []sqllock.Statement{{SQL: "SELECT GET_LOCK(?, 0)", Args: []any{bellName(id)}}})
+	d.observe("listen", time.Since(start), err)
+	switch {
+	case mydb.FromServer(err) && !mydb.Interrupted(err):
+		return fmt.Errorf("%w: %w", sqllock.ErrNoBells, err)
+	case err != nil:
+		return err
+	case res[0].Rows[0].Int(0) != 1:
+		return errNotFree
 	}
 	for {
-		heard(sqllock.Rings) // it may have rung before
-		_, err := c.send(ctx, sqllock.Statement{SQL: fmt.Sprintf("SELECT SLEEP(%d)", bellSleep)})
+		rang() // it may have rung before
+		_, err := l.Send(ctx, []sqllock.Statement{{SQL: fmt.Sprintf("SELECT SLEEP(%d)", bellSleep)}})
 		if err != nil && !mydb.Interrupted(err) || ctx.Err() != nil {
-			return false
+			return err
 		}
 	}
 }
 
-// errAwake has the bell's connection closed, and with it the named lock.
-var errAwake = errors.New("nobody listens any more")
+var errNotFree = errors.New("the server still has the last connection")
 
 // Ring implements sqllock.Dialect.
 func (d *Dialect) Ring(ctx context.Context, p sqllock.Pool, ids []lock.LeaseID) error {

@@ -19,5 +19,7 @@ func Open(cfg mydb.Config, observe lock.Observe) (*sqllock.Backend, error) {
 // Schema is the text that makes the tables, with a prefix and no database in their
 // names.
 func Schema(prefix string) string {
-	return sqllock.Schema(schema, func(table string) string { return "`" + prefix + table + "`" })
+	w := New(mydb.Config{}, nil).Words()
+	w.Table = func(table string) string { return "`" + prefix + table + "`" }
+	return sqllock.Schema(w)
 }

@@ -2,13 +2,11 @@ package mysql
 
 import (
 	"context"
-	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
 	"io"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
@@ -17,27 +15,22 @@ import (
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 )
 
-// pool implements sqllock.Pool.
-type pool struct {
-	d         *Dialect
-	connector *mydb.Connector
-	db        *sql.DB
-	timeout   time.Duration
-	trusted   atomic.Pointer[string] // nil: any server
-}
-
 // Open implements sqllock.Dialect.
-func (d *Dialect) Open(o sqllock.PoolOptions) (sqllock.Pool, error) { return d.open(o) }
+func (d *Dialect) Open(o sqllock.PoolOptions) (sqllock.Pool, error) { return d.OpenWith(o) }
 
 // OpenWith is Open for sessions with settings of their own, such as "time_zone='+00:00'".
 func (d *Dialect) OpenWith(o sqllock.PoolOptions, settings ...string) (sqllock.Pool, error) {
-	return d.open(o, settings...)
+	connect, err := d.connector(o, settings...)
+	if err != nil {
+		return nil, err
+	}
+	return sqllock.NewPool(o, d.cfg.Timeout, d.observe, connect), nil
 }
 
-func (d *Dialect) open(o sqllock.PoolOptions, more ...string) (*pool, error) {
-	lasting := max(o.Lasting, serverIdleTime)
+// connector gives what opens connections.
+func (d *Dialect) connector(o sqllock.PoolOptions, more ...string) (func(context.Context) (sqllock.Link, error), error) {
 	settings := func(s mydb.Server) []string {
-		all := append([]string{fmt.Sprintf("wait_timeout=%d", lasting), serverVariable + "=" + mydb.Identity}, more...)
+		all := append([]string{fmt.Sprintf("wait_timeout=%d", max(o.Lasting, serverIdleTime)), serverVariable + "=" + mydb.Identity}, more...)
 		if s.Dialect == mydb.MariaDB {
 			all = append(all, "idle_transaction_timeout=5")
 		}
@@ -49,107 +42,48 @@ func (d *Dialect) open(o sqllock.PoolOptions, more ...string) (*pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &pool{d: d, connector: c, timeout: d.cfg.Timeout}
-	p.db = sql.OpenDB(p)
-	p.db.SetMaxOpenConns(o.Size)
-	p.db.SetMaxIdleConns(o.Size)
-	if o.Lasting == 0 {
-		p.db.SetConnMaxIdleTime(idleTime)
-	}
-	return p, nil
-}
-
-// Driver implements driver.Connector.
-func (p *pool) Driver() driver.Driver { return p.connector.Driver() }
-
-// Connect implements driver.Connector.
-func (p *pool) Connect(ctx context.Context) (driver.Conn, error) {
-	c, server, err := p.connector.Open(ctx)
-	if err != nil {
-		return nil, err
-	}
-	l := &link{Conn: c, p: p, server: server, number: p.d.opened.Add(1), kept: make(map[string]*kept)}
-	if trusted := p.trusted.Load(); trusted != nil && *trusted != server.Identity {
-		_ = c.Close()
-		return nil, fmt.Errorf("connect: this is %s, and the heartbeats go to %s", server.Identity, *trusted)
-	}
-	p.d.kind.Store(&server.Dialect)
-	return l, nil
-}
-
-// Trust implements sqllock.Pool.
-func (p *pool) Trust(server string) {
-	if server == "" {
-		p.trusted.Store(nil)
-		return
-	}
-	p.trusted.Store(&server)
-}
-
-// Close implements sqllock.Pool. That a connection was broken is no news.
-func (p *pool) Close() error {
-	_ = p.db.Close()
-	return nil
-}
-
-// Do implements sqllock.Pool.
-func (p *pool) Do(ctx context.Context, command string, batch ...sqllock.Statement) ([]sqllock.Result, error) {
-	for tries := 3; ; tries-- {
-		c, err := p.take(ctx)
+	return func(ctx context.Context) (sqllock.Link, error) {
+		conn, server, err := c.Open(ctx)
 		if err != nil {
-			p.d.observe(command, 0, err)
 			return nil, err
 		}
-		res, err := c.Do(ctx, command, batch...)
-		c.Close(err) //nolint:contextcheck // the transaction is ended, whatever ctx says
-		if !mydb.NotSent(err) || tries == 0 || ctx.Err() != nil {
-			return res, err
-		}
-	}
+		d.kind.Store(&server.Dialect)
+		return &link{conn: conn, server: server.Identity, kept: make(map[string]*kept)}, nil
+	}, nil
 }
 
-// Conn implements sqllock.Pool.
-func (p *pool) Conn(ctx context.Context) (sqllock.Conn, error) { return p.take(ctx) }
-
-func (p *pool) take(ctx context.Context) (*conn, error) {
-	wait, cancel := context.WithTimeout(ctx, 5*p.timeout)
-	defer cancel()
-	c, err := p.db.Conn(wait)
-	if err != nil {
-		return nil, &sqllock.NotSentError{Err: err}
-	}
-	out := &conn{c: c, p: p}
-	_ = c.Raw(func(dc any) error { out.link = dc.(*link); return nil })
-	return out, nil
-}
-
-// link is a connection that knows its server.
+// link implements sqllock.Link.
 type link struct {
-	driver.Conn
-	p      *pool
-	server mydb.Server
-	number int64
+	conn   driver.Conn
+	server string
+	broken bool
 	kept   map[string]*kept // by text
 }
 
-var _ interface {
-	driver.SessionResetter
-	driver.Validator
-} = (*link)(nil)
+// Server implements sqllock.Link.
+func (l *link) Server() string { return l.server }
 
-// IsValid implements driver.Validator: a connection to another server than that of the
-// heartbeats is thrown away.
-func (l *link) IsValid() bool {
-	trusted := l.p.trusted.Load()
-	return (trusted == nil || *trusted == l.server.Identity) && l.Conn.(driver.Validator).IsValid()
+// Usable implements sqllock.Link.
+func (l *link) Usable() bool { return !l.broken && l.conn.(driver.Validator).IsValid() }
+
+// Alive implements sqllock.Link. The driver looks before it sends the next request.
+func (l *link) Alive() bool {
+	return l.conn.(driver.SessionResetter).ResetSession(context.Background()) == nil
 }
 
-// ResetSession implements driver.SessionResetter.
-func (l *link) ResetSession(ctx context.Context) error {
-	if !l.IsValid() {
-		return driver.ErrBadConn
+// Close implements sqllock.Link.
+func (l *link) Close() error { return l.conn.Close() } //nolint:wrapcheck // nobody reads it
+
+// Send implements sqllock.Link.
+func (l *link) Send(ctx context.Context, batch []sqllock.Statement) ([]sqllock.Result, error) {
+	res, err := l.send(ctx, batch)
+	if err != nil && (!mydb.FromServer(err) || mydb.ReadOnly(err)) { // of several servers, another may take writes
+		l.broken = true
 	}
-	return l.Conn.(driver.SessionResetter).ResetSession(ctx) //nolint:wrapcheck // driver.ErrBadConn must stay what it is
+	if mydb.NotSent(err) {
+		err = &sqllock.NotSentError{Err: err}
+	}
+	return res, err
 }
 
 // keptAfter is how often a connection carries a statement out before it keeps it prepared:
@@ -175,7 +109,7 @@ func (l *link) prepared(ctx context.Context, batch []sqllock.Statement) (driver.
 		l.kept[batch[0].SQL] = k
 	}
 	if k.sent++; k.sent == keptAfter {
-		stmt, err := l.Conn.(driver.ConnPrepareContext).PrepareContext(ctx, batch[0].SQL)
+		stmt, err := l.conn.(driver.ConnPrepareContext).PrepareContext(ctx, batch[0].SQL)
 		if err == nil {
 			k.stmt = stmt.(driver.StmtExecContext)
 		} else if !mydb.FromServer(err) {
@@ -185,49 +119,7 @@ func (l *link) prepared(ctx context.Context, batch []sqllock.Statement) (driver.
 	return k.stmt, nil
 }
 
-// conn implements sqllock.Conn.
-type conn struct {
-	c    *sql.Conn
-	link *link
-	p    *pool
-}
-
-// Server implements sqllock.Conn.
-func (c *conn) Server() string { return c.link.server.Identity }
-
-// Number implements sqllock.Conn.
-func (c *conn) Number() int64 { return c.link.number }
-
-// Close implements sqllock.Conn.
-func (c *conn) Close(err error) {
-	if err != nil {
-		if !mydb.FromServer(err) || mydb.ReadOnly(err) || !c.rollBack() { // of several servers, another may take writes
-			_ = c.c.Raw(func(any) error { return driver.ErrBadConn })
-		}
-	}
-	_ = c.c.Close()
-}
-
-func (c *conn) rollBack() bool {
-	_, err := c.link.Conn.(driver.ExecerContext).ExecContext(context.Background(), "ROLLBACK", nil)
-	return err == nil
-}
-
-// Do implements sqllock.Conn. A request that is cut short would leave the outcome open
-// and the connection useless, so ctx does not end it.
-func (c *conn) Do(ctx context.Context, command string, batch ...sqllock.Statement) ([]sqllock.Result, error) {
-	return c.do(context.WithoutCancel(ctx), command, batch...)
-}
-
-func (c *conn) do(ctx context.Context, command string, batch ...sqllock.Statement) ([]sqllock.Result, error) {
-	start := time.Now()
-	res, err := c.send(ctx, batch...)
-	c.p.d.observe(command, time.Since(start), err)
-	return res, err
-}
-
-// send is do without a measurement, for what sleeps in the server.
-func (c *conn) send(ctx context.Context, batch ...sqllock.Statement) ([]sqllock.Result, error) {
+func (l *link) send(ctx context.Context, batch []sqllock.Statement) ([]sqllock.Result, error) {
 	var text strings.Builder
 	var args []driver.NamedValue
 	rows := false
@@ -251,15 +143,15 @@ func (c *conn) send(ctx context.Context, batch ...sqllock.Statement) ([]sqllock.
 		}
 	}
 	if rows {
-		return c.query(ctx, text.String(), args, batch)
+		return l.query(ctx, text.String(), args, batch)
 	}
-	return c.exec(ctx, text.String(), args, batch)
+	return l.exec(ctx, text.String(), args, batch)
 }
 
 func isSelect(s sqllock.Statement) bool { return strings.HasPrefix(s.SQL, "SELECT") }
 
-func (c *conn) exec(ctx context.Context, text string, args []driver.NamedValue, batch []sqllock.Statement) (res []sqllock.Result, err error) {
-	prepared, err := c.link.prepared(ctx, batch)
+func (l *link) exec(ctx context.Context, text string, args []driver.NamedValue, batch []sqllock.Statement) (res []sqllock.Result, err error) {
+	prepared, err := l.prepared(ctx, batch)
 	if err != nil {
 		return nil, err
 	}
@@ -267,7 +159,7 @@ func (c *conn) exec(ctx context.Context, text string, args []driver.NamedValue, 
 	if prepared != nil {
 		r, err = prepared.ExecContext(ctx, args)
 	} else {
-		r, err = c.link.Conn.(driver.ExecerContext).ExecContext(ctx, text, args)
+		r, err = l.conn.(driver.ExecerContext).ExecContext(ctx, text, args)
 	}
 	if err != nil {
 		return nil, err
@@ -282,8 +174,8 @@ func (c *conn) exec(ctx context.Context, text string, args []driver.NamedValue, 
 }
 
 // query reads the rows of a batch. The driver shows only what gives rows.
-func (c *conn) query(ctx context.Context, text string, args []driver.NamedValue, batch []sqllock.Statement) (res []sqllock.Result, err error) {
-	rows, err := c.link.Conn.(driver.QueryerContext).QueryContext(ctx, text, args)
+func (l *link) query(ctx context.Context, text string, args []driver.NamedValue, batch []sqllock.Statement) (res []sqllock.Result, err error) {
+	rows, err := l.conn.(driver.QueryerContext).QueryContext(ctx, text, args)
 	if err != nil {
 		return nil, err
 	}

@@ -50,7 +50,7 @@ func TestPreparedMeansTheSame(t *testing.T) {
 		}
 		w := acquire(t, l, exclusive(r))
 		time.Sleep(2 * time.Second) // longer than a statement waits for a row
-		c.Close(errAwake)           // which ends the transaction
+		c.Close()                   // which ends the transaction
 		w.granted()
 	})
 }

@@ -60,7 +60,7 @@ func TestRefusedURLs(t *testing.T) {
 	}
 	c, err := Parse("postgres://h:99999/d")
 	if err == nil {
-		_, err = NewDialect(c, nil).newPool(c.Addrs, 0)
+		_, err = NewDialect(c, nil).servers(c.Addrs, 0)
 	}
 	if !errors.Is(err, lock.ErrInvalid) {
 		t.Errorf("a port that is none: %v", err)
@@ -79,7 +79,7 @@ func TestEnvironment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := NewDialect(cfg, nil).newPool(cfg.Addrs, 0)
+	c, err := NewDialect(cfg, nil).servers(cfg.Addrs, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

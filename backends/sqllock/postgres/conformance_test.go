@@ -3,7 +3,6 @@ package postgres
 import (
 	"context"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -49,9 +48,7 @@ func (h *harness) execute(t testing.TB, statement string, args ...any) []sqllock
 		t.Fatal(err)
 	}
 	defer func() { _ = p.Close() }()
-	for _, name := range []string{"lease", "lock", "hold", "queue", "note", "log", "meta"} {
-		statement = strings.ReplaceAll(statement, "{"+name+"}", d.cfg.Table(name))
-	}
+	statement = sqllock.Named(statement, d.cfg.Table)
 	rs, err := p.Do(context.Background(), "test", sqllock.Statement{SQL: statement, Args: args})
 	if err != nil {
 		t.Errorf("%s: %v", statement, err)

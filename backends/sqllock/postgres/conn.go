@@ -3,7 +3,6 @@ package postgres
 import (
 	"bytes"
 	"context"
-	"database/sql/driver"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -21,50 +20,26 @@ import (
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 )
 
-// conn is one connection. As a driver.Conn it is only kept in a pool.
+// conn implements sqllock.Link.
 type conn struct {
-	p      *pool
 	pg     *pgconn.PgConn
 	raw    net.Conn
+	limit  time.Duration // of a batch
 	server string
-	number int64
 	direct bool // to the server itself, so that the session is ours
 	broken bool
 	names  map[string]string // of prepared statements, where direct
 }
 
-var errNoDriver = errors.New("not a driver for database/sql")
+// Server implements sqllock.Link.
+func (k *conn) Server() string { return k.server }
 
-// Prepare implements driver.Conn.
-func (*conn) Prepare(string) (driver.Stmt, error) { return nil, errNoDriver }
+// Usable implements sqllock.Link.
+func (k *conn) Usable() bool { return !k.broken }
 
-// Begin implements driver.Conn.
-func (*conn) Begin() (driver.Tx, error) { return nil, errNoDriver }
-
-// Close implements driver.Conn.
-func (k *conn) Close() error {
-	k.end(context.Background())
-	return nil
-}
-
-// IsValid implements driver.Validator. A connection to another server than that of
-// the heartbeats is given up.
-func (k *conn) IsValid() bool {
-	trusted := k.p.trusted.Load()
-	return !k.broken && (trusted == nil || *trusted == k.server)
-}
-
-// ResetSession implements driver.SessionResetter: it is asked before each use.
-func (k *conn) ResetSession(context.Context) error {
-	if !k.IsValid() || !k.alive() {
-		return driver.ErrBadConn
-	}
-	return nil
-}
-
-// alive tells whether a connection that was idle is still there, without a trip. The
-// driver may be reading from it in the background, and that is not disturbed.
-func (k *conn) alive() (there bool) {
+// Alive implements sqllock.Link. The driver may be reading from the connection in the
+// background, and that is not disturbed.
+func (k *conn) Alive() (there bool) {
 	sc, ok := k.raw.(syscall.Conn)
 	if !ok {
 		return true
@@ -79,16 +54,17 @@ func (k *conn) alive() (there bool) {
 	return there && err == nil
 }
 
-// end says good-bye where that takes no time, and closes the connection.
-func (k *conn) end(ctx context.Context) {
+// Close implements sqllock.Link. It says good-bye where that takes no time.
+func (k *conn) Close() error {
 	if !k.broken && !k.pg.IsClosed() {
 		_ = k.raw.SetDeadline(time.Now().Add(100 * time.Millisecond)) // a connection that fails is closed all the same
-		_ = k.pg.Close(context.WithoutCancel(ctx))
+		_ = k.pg.Close(context.Background())
 	}
 	_ = k.raw.Close()
 	if k.pg.IsClosed() {
 		<-k.pg.CleanupDone()
 	}
+	return nil
 }
 
 // server is what the server says of itself, whatever way leads to it: the data that
@@ -123,7 +99,7 @@ const idleInTransaction = 5 * time.Second
 
 // setUp asks the server what it is, and finds out whether it is the server itself.
 func (k *conn) setUp(ctx context.Context) error {
-	rs, err := k.do(ctx, []sqllock.Statement{{SQL: "SELECT " + server + ", " + standby + ", current_setting('server_version_num')::bigint, pg_backend_pid()::bigint"}})
+	rs, err := k.Send(ctx, []sqllock.Statement{{SQL: "SELECT " + server + ", " + standby + ", current_setting('server_version_num')::bigint, pg_backend_pid()::bigint"}})
 	if err != nil {
 		return fmt.Errorf("ask server: %w", err)
 	}
@@ -132,7 +108,7 @@ func (k *conn) setUp(ctx context.Context) error {
 	if err := usable(row.Int(2), row.Bool(1)); err != nil || !k.direct {
 		return err
 	}
-	_, err = k.do(ctx, []sqllock.Statement{
+	_, err = k.Send(ctx, []sqllock.Statement{
 		{SQL: "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE"}, {SQL: settings("false")},
 	})
 	if err != nil {
@@ -157,12 +133,9 @@ var begins = []sqllock.Statement{
 	{SQL: "BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE"}, {SQL: settings("true")},
 }
 
-// do sends a batch in one trip. After an error that is the server's, a
-// transaction that was open stays so.
-func (k *conn) do(ctx context.Context, batch []sqllock.Statement) ([]sqllock.Result, error) {
-	if len(batch) == 1 && strings.Contains(batch[0].SQL, ";\n") {
-		return k.doAll(ctx, batch[0].SQL)
-	}
+// Send implements sqllock.Link. After an error that is the server's, a transaction that was
+// open stays so.
+func (k *conn) Send(ctx context.Context, batch []sqllock.Statement) ([]sqllock.Result, error) {
 	skip := 0
 	if k.server != "" && !k.direct && k.pg.TxStatus() == 'I' {
 		all := begins
@@ -175,30 +148,19 @@ func (k *conn) do(ctx context.Context, batch []sqllock.Statement) ([]sqllock.Res
 		}
 	}
 	results, err := k.send(ctx, batch)
+	own := skip == len(begins) // the transaction
 	if err != nil {
 		k.broken = k.broken || !answered(err) || codes[code(err)].useless
+		if own && !k.broken {
+			_, failed := k.send(ctx, []sqllock.Statement{{SQL: "ROLLBACK"}})
+			k.broken = failed != nil
+		}
 		return nil, err
 	}
-	if skip == len(begins) {
+	if own {
 		results = results[:len(results)-1]
 	}
 	return results[skip:], nil
-}
-
-// doAll carries out a text of statements, as a whole. A semicolon at the end of a
-// line ends one.
-func (k *conn) doAll(ctx context.Context, text string) ([]sqllock.Result, error) {
-	var batch []sqllock.Statement
-	for one := range strings.SplitSeq(text, ";\n") {
-		if strings.TrimSpace(one) != "" {
-			batch = append(batch, sqllock.Statement{SQL: one})
-		}
-	}
-	results, err := k.do(ctx, batch)
-	if err != nil {
-		return nil, err
-	}
-	return results[:1], nil
 }
 
 // maxNames is how many statements a connection prepares; others are parsed each time.
@@ -209,7 +171,7 @@ var binaryFormat = []int16{1}
 // send sends statements in one trip. What the server refuses has the error first.
 func (k *conn) send(ctx context.Context, batch []sqllock.Statement) ([]sqllock.Result, error) {
 	// On the connection itself: a context would cost a goroutine.
-	if err := k.raw.SetDeadline(time.Now().Add(k.p.limit)); err != nil {
+	if err := k.raw.SetDeadline(time.Now().Add(k.limit)); err != nil {
 		k.broken = true
 		return nil, &sqllock.NotSentError{Err: err}
 	}

@@ -132,7 +132,7 @@ func TestTransaction(t *testing.T) {
 		}
 		do(t, c, statement("UPDATE "+table+" SET n=3"), statement("COMMIT"))
 		do(t, c, statement("START TRANSACTION"), statement("UPDATE "+table+" SET n=4"))
-		c.Close(nil)
+		c.Close()
 		if n := do(t, p, locked)[0].Rows[0].Int(0); n != 3 {
 			t.Errorf("the row has %d", n)
 		}
@@ -187,15 +187,20 @@ func TestIdleConnectionEnds(t *testing.T) {
 func TestIdleConnectionStays(t *testing.T) {
 	const limit = 50 * time.Millisecond
 	s := testengine.Shared(t, testengine.Postgres)
-	p := openPool(t, dialect(t, s.URL()), sqllock.PoolOptions{Size: 1})
-	p.(*pool).limit = limit
+	d := dialect(t, s.URL())
+	from, err := d.servers(d.cfg.Addrs, limit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := sqllock.NewPool(sqllock.PoolOptions{Size: 1}, time.Second, d.observe, func(ctx context.Context) (sqllock.Link, error) { return from.open(ctx) })
+	t.Cleanup(func() { _ = p.Close() })
 	number := func() int64 {
 		t.Helper()
 		c, err := p.Conn(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close(nil)
+		defer c.Close()
 		return c.Number()
 	}
 	do(t, p, statement("SELECT 1"))
@@ -209,8 +214,12 @@ func TestIdleConnectionStays(t *testing.T) {
 // The driver reads from a connection in the background once a write was slow, and goes
 // on when it is idle: that is not in the way of its next use.
 func TestReadInTheBackground(t *testing.T) {
-	p := openPool(t, dialect(t, testengine.Shared(t, testengine.Postgres).URL()), sqllock.PoolOptions{Size: 1}).(*pool)
-	k, err := p.open(t.Context())
+	d := dialect(t, testengine.Shared(t, testengine.Postgres).URL())
+	from, err := d.servers(d.cfg.Addrs, time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := from.open(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,7 +230,7 @@ func TestReadInTheBackground(t *testing.T) {
 	}()
 	time.Sleep(10 * time.Millisecond) // whether it reads already cannot be seen
 	alive := make(chan bool, 1)
-	go func() { alive <- k.alive() }()
+	go func() { alive <- k.Alive() }()
 	select {
 	case there := <-alive:
 		if !there {
@@ -320,15 +329,11 @@ func TestBell(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			d.Listen(ctx, id, func(b sqllock.Bell) {
-				switch b {
-				case sqllock.Rings:
-					rang.Add(1)
-				case sqllock.NoBells:
+			for ctx.Err() == nil && without.Load() == 0 {
+				if err := d.Listen(ctx, id, func() { rang.Add(1) }); errors.Is(err, sqllock.ErrNoBells) {
 					without.Add(1)
-				default:
 				}
-			})
+			}
 		}()
 		defer func() {
 			cancel()

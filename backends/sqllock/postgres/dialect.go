@@ -9,10 +9,8 @@ package postgres
 
 import (
 	"context"
-	_ "embed" // of the schema
 	"fmt"
-	"regexp"
-	"sync/atomic"
+	"strings"
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/sqllock"
@@ -47,15 +45,15 @@ func Schema(strategy, prefix string) (string, error) {
 	if strategy != Strategies[0] {
 		return "", storeurl.Invalid(fmt.Sprintf("option strategy is %q, and must be %s", strategy, Strategies[0]))
 	}
-	d := NewDialect(Config{Schema: defaultSchema, SQL: storeurl.SQL{Prefix: prefix}}, nil)
-	return sqllock.Schema(d.Schema(), func(name string) string { return `"` + prefix + name + `"` }), nil
+	w := NewDialect(Config{Schema: defaultSchema, SQL: storeurl.SQL{Prefix: prefix}}, nil).Words()
+	w.Table = func(name string) string { return `"` + prefix + name + `"` }
+	return sqllock.Schema(w), nil
 }
 
 // Dialect is one database on PostgreSQL.
 type Dialect struct {
 	cfg     Config
 	observe lock.Observe
-	born    atomic.Int64 // connections
 }
 
 var _ sqllock.Dialect = (*Dialect)(nil)
@@ -78,87 +76,80 @@ func (d *Dialect) Words() sqllock.Words {
 		Server:    server,
 		ReadOnly:  standby,
 		Unhex:     "decode(?, 'hex')",
+		Schema:    d.schemaWords(),
+		Index:     d.index,
 		InsertNew: func(into string) string { return "INSERT INTO " + into + " ON CONFLICT DO NOTHING" },
 		Returning: func(expr, column string) (value, tail string) { return expr, " RETURNING " + column },
 	}
 }
 
+func (d *Dialect) schemaWords() []string {
+	const vacuum = "autovacuum_vacuum_threshold=1000, autovacuum_vacuum_scale_factor=0.1"
+	before := "-- Two sidecars do not make them at the same time.\nSELECT pg_advisory_xact_lock(hashtext('locksidecar schema'));\n"
+	if d.cfg.Schema != defaultSchema {
+		before += `CREATE SCHEMA IF NOT EXISTS "` + d.cfg.Schema + `";` + "\n"
+	}
+	return []string{
+		"{before}", before,
+		"{id}", "BYTEA", "{name}", "BYTEA", "{label}", "BYTEA", "{owner}", "BYTEA",
+		"{small}", "SMALLINT", "{number}", "BIGINT GENERATED ALWAYS AS IDENTITY",
+		"{rewritten}", "WITH (fillfactor=50, " + vacuum + ")", "{passing}", "WITH (" + vacuum + ")", " {lasting}", "",
+	}
+}
+
+// index leaves NULL out: it is what most rows of lock have.
+func (d *Dialect) index(table, name, columns string) string {
+	first, _, _ := strings.Cut(columns, ",")
+	return `CREATE INDEX IF NOT EXISTS "` + d.cfg.Prefix + table + "_" + name + `" ON {` + table + "} (" + columns + ") WHERE " + first + " IS NOT NULL"
+}
+
 // Kind implements sqllock.Dialect.
 func (*Dialect) Kind() string { return "postgresql" }
-
-//go:embed schema.sql
-var schema string
-
-// Schema implements sqllock.Dialect.
-func (d *Dialect) Schema() string {
-	text := regexp.MustCompile(`{index (\w+)}`).ReplaceAllString(schema, `"`+d.cfg.Prefix+`$1"`)
-	if d.cfg.Schema != defaultSchema {
-		text = `CREATE SCHEMA IF NOT EXISTS "` + d.cfg.Schema + `";` + "\n" + text
-	}
-	return text
-}
 
 // channel is where the bell of a lease rings.
 func channel(id lock.LeaseID) string { return "locksidecar_" + string(id) }
 
-const (
-	// listenProbe is how often a connection that only listens is asked for a sign of life.
-	listenProbe = 15 * time.Second
-	// listenAgain is how long after a failure it is tried again, and listenNever where
-	// there is a pooler in between, which passes no notifications on.
-	listenAgain, listenNever = 200 * time.Millisecond, time.Minute
-)
+// listenProbe is how often a connection that only listens is asked for a sign of life.
+const listenProbe = 15 * time.Second
 
-// Listen implements sqllock.Dialect.
-func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, heard func(sqllock.Bell)) {
+// Listen implements sqllock.Dialect. A pooler passes no notifications on.
+func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, rang func()) error {
 	addrs := d.cfg.Listen
 	if addrs == nil {
 		addrs = d.cfg.Addrs
 	}
-	p, err := d.newPool(addrs, d.cfg.Timeout)
+	p, err := d.servers(addrs, d.cfg.Timeout)
 	if err != nil {
-		return // the URL would have been refused
+		return err
 	}
-	for ctx.Err() == nil {
-		pause, bell := listenAgain, sqllock.NoBell
-		if k, err := p.open(ctx); err == nil {
-			if !k.direct {
-				pause, bell = listenNever, sqllock.NoBells
-			} else {
-				k.listen(ctx, id, heard)
-			}
-			k.end(ctx)
-		}
-		heard(bell)
-		t := time.NewTimer(pause)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-		}
+	k, err := p.open(ctx)
+	if err != nil {
+		return err
 	}
+	defer func() { _ = k.Close() }()
+	if !k.direct {
+		return sqllock.ErrNoBells
+	}
+	_, err = k.Send(ctx, []sqllock.Statement{{SQL: `LISTEN "` + channel(id) + `"`}})
+	for err == nil {
+		rang()
+		err = k.wait(ctx)
+	}
+	return err
 }
 
-// listen hears the bell until the connection ends.
-func (k *conn) listen(ctx context.Context, id lock.LeaseID, heard func(sqllock.Bell)) {
-	if _, err := k.do(ctx, []sqllock.Statement{{SQL: `LISTEN "` + channel(id) + `"`}}); err != nil {
-		return
-	}
-	heard(sqllock.Rings)
-	for ctx.Err() == nil {
+// wait returns when the bell may have rung, or the connection fails.
+func (k *conn) wait(ctx context.Context) error {
+	for {
 		_ = k.raw.SetDeadline(time.Time{}) // a connection that fails is found below
 		probe, cancel := context.WithTimeout(ctx, listenProbe)
 		err := k.pg.WaitForNotification(probe)
 		cancel()
-		if err == nil {
-			heard(sqllock.Rings)
-			continue
+		if err == nil || k.pg.IsClosed() || ctx.Err() != nil {
+			return err
 		}
-		if k.pg.IsClosed() || ctx.Err() != nil {
-			return
-		}
-		if _, err := k.do(ctx, []sqllock.Statement{{SQL: "SELECT 1"}}); err != nil {
-			return
+		if _, err := k.Send(ctx, []sqllock.Statement{{SQL: "SELECT 1"}}); err != nil {
+			return err
 		}
 	}
 }

@@ -1,0 +1,197 @@
+package sqllock
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// Link is one connection to a server, as a dialect opens it. One goroutine uses it at a
+// time.
+type Link interface {
+	// Send is Conn.Do. ctx never ends: a request that is cut short would leave the outcome
+	// open and the connection useless, so the connection's own time limits bound it. The
+	// error is a NotSentError where the connection was found broken before.
+	Send(ctx context.Context, batch []Statement) ([]Result, error)
+	// Server is what {server} was when the connection was made.
+	Server() string
+	// Usable tells whether more can be sent.
+	Usable() bool
+	// Alive tells, without a trip, whether a connection that was idle may still be there.
+	Alive() bool
+	// Close ends the connection.
+	Close() error
+}
+
+// idleTime is how long a connection is kept that nobody uses.
+const idleTime = 10 * time.Second
+
+// pool implements Pool. As a driver.Connector it opens the connections of its sql.DB, which
+// counts them and ends those that are idle.
+type pool struct {
+	connect  func(context.Context) (Link, error)
+	patience time.Duration // of who waits for a connection
+	observe  lock.Observe
+	db       *sql.DB
+	opened   atomic.Int64           // connections so far
+	trusted  atomic.Pointer[string] // the server; nil: any
+}
+
+// NewPool makes a pool of the connections that connect opens. timeout is that of one
+// request, and observe is told of each.
+func NewPool(o PoolOptions, timeout time.Duration, observe lock.Observe, connect func(context.Context) (Link, error)) Pool {
+	p := &pool{connect: connect, patience: 5 * timeout, observe: observe}
+	p.db = sql.OpenDB(p)
+	p.db.SetMaxOpenConns(o.Size)
+	p.db.SetMaxIdleConns(o.Size)
+	p.db.SetConnMaxIdleTime(max(idleTime, time.Duration(o.Lasting)*time.Second))
+	return p
+}
+
+// Driver implements driver.Connector.
+func (*pool) Driver() driver.Driver { return nil }
+
+var errOtherServer = errors.New("another server answers than the one that answers the heartbeats")
+
+// Connect implements driver.Connector.
+func (p *pool) Connect(ctx context.Context) (driver.Conn, error) {
+	l, err := p.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	k := &pooled{Link: l, p: p, number: p.opened.Add(1)}
+	if !k.IsValid() {
+		_ = k.Close()
+		return nil, errOtherServer
+	}
+	return k, nil
+}
+
+// Trust implements Pool.
+func (p *pool) Trust(server string) {
+	p.trusted.Store(&server)
+	if server == "" {
+		p.trusted.Store(nil)
+	}
+}
+
+// Close implements Pool. That a connection was broken is no news.
+func (p *pool) Close() error {
+	_ = p.db.Close()
+	return nil
+}
+
+// Do implements Pool. What never left is sent again, on another connection.
+func (p *pool) Do(ctx context.Context, command string, batch ...Statement) ([]Result, error) {
+	for tries := 3; ; tries-- {
+		c, err := p.take(ctx)
+		if err != nil {
+			p.observe(command, 0, err)
+			return nil, err
+		}
+		res, err := c.Do(ctx, command, batch...)
+		c.Close()
+		if notSent := new(NotSentError); !errors.As(err, &notSent) || tries == 0 || ctx.Err() != nil {
+			return res, err
+		}
+	}
+}
+
+// Conn implements Pool.
+func (p *pool) Conn(ctx context.Context) (Conn, error) { return p.take(ctx) }
+
+func (p *pool) take(ctx context.Context) (*conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.patience)
+	defer cancel()
+	c, err := p.db.Conn(ctx)
+	if err != nil {
+		return nil, &NotSentError{Err: err}
+	}
+	taken := &conn{p: p, c: c}
+	_ = c.Raw(func(k any) error { // it gives what the function gives
+		taken.k = k.(*pooled)
+		return nil
+	})
+	return taken, nil
+}
+
+// pooled is a Link as it is kept in a sql.DB.
+type pooled struct {
+	Link
+	p      *pool
+	number int64
+}
+
+var _ interface {
+	driver.Conn
+	driver.SessionResetter
+	driver.Validator
+} = (*pooled)(nil)
+
+// Prepare implements driver.Conn.
+func (*pooled) Prepare(string) (driver.Stmt, error) { return nil, errors.ErrUnsupported }
+
+// Begin implements driver.Conn.
+func (*pooled) Begin() (driver.Tx, error) { return nil, errors.ErrUnsupported }
+
+// IsValid implements driver.Validator. A connection to another server than that of the
+// heartbeats is given up.
+func (k *pooled) IsValid() bool {
+	trusted := k.p.trusted.Load()
+	return k.Usable() && (trusted == nil || *trusted == k.Server())
+}
+
+// ResetSession implements driver.SessionResetter: it is asked before each use.
+func (k *pooled) ResetSession(context.Context) error {
+	if !k.IsValid() || !k.Alive() {
+		return driver.ErrBadConn
+	}
+	return nil
+}
+
+// conn implements Conn.
+type conn struct {
+	p    *pool
+	c    *sql.Conn
+	k    *pooled
+	open bool // there may be a transaction
+	over bool
+}
+
+// Do implements Conn.
+func (c *conn) Do(ctx context.Context, command string, batch ...Statement) ([]Result, error) {
+	c.open = c.open || batch[0].SQL == "START TRANSACTION"
+	start := time.Now()
+	res, err := c.k.Send(context.WithoutCancel(ctx), batch)
+	c.p.observe(command, time.Since(start), err)
+	if err == nil && batch[len(batch)-1].SQL == "COMMIT" {
+		c.open = false
+	}
+	return res, err
+}
+
+// Server implements Conn.
+func (c *conn) Server() string { return c.k.Server() }
+
+// Number implements Conn.
+func (c *conn) Number() int64 { return c.k.number }
+
+// GiveUp implements Conn.
+func (c *conn) GiveUp() { c.over = true }
+
+// Close implements Conn.
+func (c *conn) Close() {
+	if c.open && c.k.Usable() {
+		_, err := c.k.Send(context.Background(), []Statement{{SQL: "ROLLBACK"}})
+		c.over = c.over || err != nil
+	}
+	if c.over {
+		_ = c.c.Raw(func(any) error { return driver.ErrBadConn }) // which closes it
+	}
+	_ = c.c.Close()
+}

@@ -1,0 +1,94 @@
+-- Tables of locksidecar, version 2.
+-- Names and ids are bytes. Times are microseconds since the Unix epoch, and for people only.
+{before}
+-- One row a lease, that is, a sidecar at work.
+CREATE TABLE IF NOT EXISTS {lease} (
+  id {id} NOT NULL PRIMARY KEY,
+  beat BIGINT NOT NULL, -- another number with each heartbeat
+  ttl_ms BIGINT NOT NULL,
+  ended {small} NOT NULL DEFAULT 0, -- not 0: over for ever, and what hangs on it is cleared away: 1, it was not renewed; 2, it was closed
+  server {name} NOT NULL, -- the mark of meta at the last heartbeat
+  sidecar {label} NOT NULL,
+  opened BIGINT NOT NULL,
+  renewed BIGINT NOT NULL
+) {rewritten};
+
+-- One row a resource, with its exclusive hold. Who changes anything about a resource
+-- locks this first; only grants, ends of exclusive holds and their guards write it.
+CREATE TABLE IF NOT EXISTS {lock} (
+  name {name} NOT NULL,
+  fence BIGINT NOT NULL, -- of the last exclusive grant
+  crowd {small} NOT NULL DEFAULT 0, -- 1: there are rows of note, or x_id is NULL and there are rows of hold or queue
+  guards BIGINT NOT NULL DEFAULT 0, -- counted up by guards
+  x_id {id}, -- the exclusive hold, or NULL
+  x_lease {id},
+  x_owner {owner},
+  x_since BIGINT,
+  x_shared {small} NOT NULL DEFAULT 0, -- 1: it was downgraded
+  PRIMARY KEY (name),
+  KEY x_lease (x_lease, name)
+) {rewritten};
+
+-- Shared holds.
+CREATE TABLE IF NOT EXISTS {hold} (
+  name {name} NOT NULL,
+  id {id} NOT NULL,
+  lease {id} NOT NULL,
+  owner {owner},
+  fence BIGINT NOT NULL,
+  since BIGINT NOT NULL,
+  guards BIGINT NOT NULL DEFAULT 0,
+  PRIMARY KEY (name, id),
+  KEY lease (lease)
+) {passing};
+
+-- Waiters, in the order in which they are served.
+CREATE TABLE IF NOT EXISTS {queue} (
+  name {name} NOT NULL,
+  seq BIGINT NOT NULL,
+  id {id} NOT NULL,
+  lease {id} NOT NULL,
+  mode {small} NOT NULL, -- 1 exclusive, 2 shared
+  owner {owner},
+  since BIGINT NOT NULL,
+  PRIMARY KEY (name, seq),
+  UNIQUE (name, id),
+  KEY lease (lease)
+) {passing};
+
+-- What is to be remembered of a hold or waiter: that the id was given up, so that a
+-- late copy of its request is not granted; or that its release is forced.
+CREATE TABLE IF NOT EXISTS {note} (
+  name {name} NOT NULL,
+  id {id} NOT NULL,
+  lease {id} NOT NULL,
+  kind {small} NOT NULL, -- 1 given up, 2 forced
+  grace BIGINT NOT NULL DEFAULT 0, -- microseconds
+  known BIGINT, -- the grace that its sidecar knows of, and counts
+  era BIGINT NOT NULL, -- it is forgotten some eras later
+  PRIMARY KEY (name, id),
+  KEY lease (lease),
+  KEY era (era)
+) {lasting};
+
+-- What happened, for people.
+CREATE TABLE IF NOT EXISTS {log} (
+  id {number} PRIMARY KEY,
+  at BIGINT NOT NULL,
+  event {label} NOT NULL,
+  name {name} NOT NULL,
+  hold {id} NOT NULL,
+  lease {id} NOT NULL,
+  fence BIGINT NOT NULL,
+  note {label} NOT NULL
+) {lasting};
+
+-- schema: the version of these tables. floor: no new row of lock begins below it.
+-- era: counts quarters of an hour, for notes. keeper: who observes the leases, and a
+-- number that changes when it does. server: who may grant.
+CREATE TABLE IF NOT EXISTS {meta} (
+  name {id} NOT NULL PRIMARY KEY,
+  value BIGINT NOT NULL DEFAULT 0,
+  text {name} NOT NULL DEFAULT ''
+) {lasting};
+
