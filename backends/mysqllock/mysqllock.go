@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/backends/mysqllock/rows"
 	"github.com/locksidecar/locksidecar/backends/mysqllock/shedlock"
 	"github.com/locksidecar/locksidecar/backends/sqllock/mysql"
@@ -24,7 +23,7 @@ import (
 )
 
 // Schemes are the URL schemes that Open takes. They mean the same.
-var Schemes = mydb.Schemes
+var Schemes = mysql.Schemes
 
 // The strategies.
 const (
@@ -40,7 +39,7 @@ var Strategies = []string{Tables, Row, ShedLock}
 // not ask the server anything, so a server that is down is no error here.
 // The error is lock.ErrInvalid. observe may be nil.
 func Open(rawURL string, observe lock.Observe) (lock.Backend, error) {
-	cfg, err := mydb.Parse(rawURL)
+	cfg, err := mysql.Parse(rawURL)
 	if err != nil {
 		return nil, err
 	}

@@ -10,7 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
+	"github.com/locksidecar/locksidecar/backends/sqllock/mysql"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -37,11 +37,11 @@ func TestRights(t *testing.T) {
 
 func administer(t *testing.T, s testengine.Server, statements string) {
 	t.Helper()
-	cfg, err := mydb.Parse(s.URL())
+	cfg, err := mysql.Parse(s.URL())
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := mydb.NewConnector(cfg, mydb.ConnectOptions{})
+	c, err := mysql.NewConnector(cfg, mysql.ConnectOptions{Wait: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func handOver(t *testing.T, url string) {
 
 // runGuard is the app.
 func runGuard(t *testing.T, url string, g *lock.Guard) {
-	cfg, err := mydb.Parse(url)
+	cfg, err := mysql.Parse(url)
 	if err != nil {
 		t.Fatal(err)
 	}

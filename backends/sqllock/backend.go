@@ -147,7 +147,7 @@ func (b *Backend) local(id string) *lease {
 func (b *Backend) retry(ctx context.Context, f func() error) error {
 	for pause := leastPause; ; pause = min(2*pause, mostPause) {
 		err := f()
-		if !b.d.Class(err).again() {
+		if !b.d.Class(err).Again() {
 			return err
 		}
 		if !sleep(ctx, pause) {

@@ -165,7 +165,7 @@ func (b *Backend) serve(d *desk) (empty bool) {
 	}
 	if err != nil || len(later) == len(ops) && len(d.waiting) == len(later) {
 		most := mostPause
-		if err != nil && !b.d.Class(err).again() {
+		if err != nil && !b.d.Class(err).Again() {
 			most = awayPause
 		}
 		d.pause = min(max(2*pause, leastPause), most)
@@ -289,7 +289,7 @@ func (b *Backend) absent(ctx context.Context, name lock.Resource, ops []*op) (la
 // failed answers the requests of a batch that failed, but for those that are tried
 // again.
 func (b *Backend) failed(name lock.Resource, ops []*op, err error) (later []*op) {
-	again := b.d.Class(err).again() || errors.Is(err, errHasty)
+	again := b.d.Class(err).Again() || errors.Is(err, errHasty)
 	held := false
 	if again && slices.ContainsFunc(ops, func(o *op) bool { return o.try }) {
 		held = b.looksHeld(name)
@@ -359,7 +359,7 @@ func (b *Backend) quick(ctx context.Context, name lock.Resource, o *op) (done bo
 		done, err = b.giveBack(ctx, name, o)
 	}
 	if err != nil {
-		if b.d.Class(err).again() { // the long way is for that
+		if b.d.Class(err).Again() { // the long way is for that
 			return false, nil, nil
 		}
 		return true, b.failed(name, []*op{o}, err), err

@@ -160,8 +160,8 @@ func (e *NotSentError) Error() string { return e.Err.Error() }
 // Unwrap gives the reason.
 func (e *NotSentError) Unwrap() error { return e.Err }
 
-// again tells whether the same may work now.
-func (c Class) again() bool { return c == Blocked || c == Conflict }
+// Again tells whether the same may work now.
+func (c Class) Again() bool { return c == Blocked || c == Conflict }
 
 // Row is a row of an answer. A dialect puts in nil, []byte, string, bool, int64 or
 // another integer.

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -34,7 +35,7 @@ const idleTime = 10 * time.Second
 // pool implements Pool. As a driver.Connector it opens the connections of its sql.DB, which
 // counts them and ends those that are idle.
 type pool struct {
-	connect  func(context.Context) (Link, error)
+	open     Opener
 	patience time.Duration // of who waits for a connection
 	observe  lock.Observe
 	db       *sql.DB
@@ -42,10 +43,13 @@ type pool struct {
 	trusted  atomic.Pointer[string] // the server; nil: any
 }
 
-// NewPool makes a pool of the connections that connect opens. timeout is that of one
-// request, and observe is told of each.
-func NewPool(o PoolOptions, timeout time.Duration, observe lock.Observe, connect func(context.Context) (Link, error)) Pool {
-	p := &pool{connect: connect, patience: 5 * timeout, observe: observe}
+// Opener opens a connection. server is the only one that will do; "": any.
+type Opener func(ctx context.Context, server string) (Link, error)
+
+// NewPool makes a pool of connections. timeout is that of one request, and observe is told
+// of each.
+func NewPool(o PoolOptions, timeout time.Duration, observe lock.Observe, open Opener) Pool {
+	p := &pool{open: open, patience: 5 * timeout, observe: observe}
 	p.db = sql.OpenDB(p)
 	p.db.SetMaxOpenConns(o.Size)
 	p.db.SetMaxIdleConns(o.Size)
@@ -56,20 +60,17 @@ func NewPool(o PoolOptions, timeout time.Duration, observe lock.Observe, connect
 // Driver implements driver.Connector.
 func (*pool) Driver() driver.Driver { return nil }
 
-var errOtherServer = errors.New("another server answers than the one that answers the heartbeats")
-
 // Connect implements driver.Connector.
 func (p *pool) Connect(ctx context.Context) (driver.Conn, error) {
-	l, err := p.connect(ctx)
+	server := ""
+	if trusted := p.trusted.Load(); trusted != nil {
+		server = *trusted
+	}
+	l, err := p.open(ctx, server)
 	if err != nil {
 		return nil, err
 	}
-	k := &pooled{Link: l, p: p, number: p.opened.Add(1)}
-	if !k.IsValid() {
-		_ = k.Close()
-		return nil, errOtherServer
-	}
-	return k, nil
+	return &pooled{Link: l, p: p, number: p.opened.Add(1)}, nil
 }
 
 // Trust implements Pool.
@@ -194,4 +195,33 @@ func (c *conn) Close() {
 		_ = c.c.Raw(func(any) error { return driver.ErrBadConn }) // which closes it
 	}
 	_ = c.c.Close()
+}
+
+// Hosts are the servers of a URL. Which of them has taken the last connection is
+// remembered.
+type Hosts struct {
+	Addrs []string
+	good  atomic.Int64
+}
+
+// OpenFirst opens a connection to the first host that takes writes, as dial finds out,
+// beginning with the one that did last. server is the only one that will do; "": any.
+func OpenFirst[L Link](h *Hosts, server string, dial func(host int) (L, error)) (L, error) {
+	first := int(h.good.Load())
+	var errs []error
+	for i := range h.Addrs {
+		n := (first + i) % len(h.Addrs)
+		l, err := dial(n)
+		if err == nil && server != "" && l.Server() != server {
+			_ = l.Close()
+			err = fmt.Errorf("this is %s, and %s answers the heartbeats", l.Server(), server)
+		}
+		if err == nil {
+			h.good.Store(int64(n))
+			return l, nil
+		}
+		errs = append(errs, fmt.Errorf("connect to %s: %w", h.Addrs[n], err))
+	}
+	var none L
+	return none, errors.Join(errs...)
 }

@@ -5,13 +5,14 @@ import (
 	"database/sql"
 	"fmt"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/locksidecar/locksidecar/backends/backendtest"
 	"github.com/locksidecar/locksidecar/backends/backendtest/served"
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
+	"github.com/locksidecar/locksidecar/backends/sqllock/mysql"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -55,11 +56,11 @@ func exec(t testing.TB, url, query string, args ...any) {
 
 func admin(t testing.TB, url string) *sql.DB {
 	t.Helper()
-	cfg, err := mydb.Parse(url)
+	cfg, err := mysql.Parse(url)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := mydb.NewConnector(cfg, mydb.ConnectOptions{})
+	c, err := mysql.NewConnector(cfg, mysql.ConnectOptions{Wait: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +76,7 @@ var (
 
 func openAt(t testing.TB, url string) *sqllock.Backend {
 	t.Helper()
-	cfg, err := mydb.Parse(url)
+	cfg, err := mysql.Parse(url)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
+	"github.com/locksidecar/locksidecar/backends/sqllock/mysql"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -34,7 +34,7 @@ type foreign struct {
 	table     string
 	ttl       time.Duration
 	timeout   time.Duration // of what does not wait for a row
-	connector *mydb.Connector
+	connector *mysql.Connector
 	routines  sync.WaitGroup
 
 	mu     sync.Mutex
@@ -54,27 +54,18 @@ type row struct {
 
 var _ sqllock.Foreign = (*foreign)(nil)
 
-func open(cfg mydb.Config, observe lock.Observe, s *slots, ttl time.Duration, server string, ev sqllock.Events) (*foreign, error) {
+func open(cfg mysql.Config, observe lock.Observe, s *slots, ttl time.Duration, server string, ev sqllock.Events) (*foreign, error) {
 	f := &foreign{
 		observe: observe, slots: s, events: ev, table: cfg.Table("row"), ttl: ttl, timeout: cfg.Timeout + rowWait,
 		server: server, rows: make(map[lock.HoldID]*row), all: make(map[*link]bool),
 	}
 	var err error
-	f.connector, err = mydb.NewConnector(cfg, mydb.ConnectOptions{
+	f.connector, err = mysql.NewConnector(cfg, mysql.ConnectOptions{
 		Dial: dial,
-		Connected: func(s mydb.Server) error {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			if s.Identity != f.server { // its locks would exclude nobody
-				return fmt.Errorf("this is %s, and the heartbeats go to %s", s.Identity, f.server)
-			}
-			return nil
-		},
-		Settings: func(mydb.Server) []string {
-			return []string{
-				fmt.Sprintf("wait_timeout=%d", wholeSeconds(ttl+late)),
-				fmt.Sprintf("innodb_lock_wait_timeout=%d", wholeSeconds(rowWait)),
-			}
+		Wait: rowWait,
+		Settings: []string{
+			fmt.Sprintf("wait_timeout=%d", wholeSeconds(ttl+late)),
+			fmt.Sprintf("innodb_lock_wait_timeout=%d", wholeSeconds(rowWait)),
 		},
 	})
 	return f, err
@@ -115,7 +106,7 @@ func (f *foreign) Take(ctx context.Context, q lock.Request) (bool, error) {
 	case waits:
 		return false, nil
 	case r != nil: // is the link still there?
-		_, err := r.k.run(ctx, "acquire", "DO 0")
+		_, err := r.k.run(ctx, "acquire", sqllock.Statement{SQL: "DO 0"})
 		if err != nil && !errors.Is(err, errNoAnswer) {
 			f.drop(r)
 			f.events.Lost(q.ID)
@@ -142,21 +133,21 @@ func (f *foreign) Take(ctx context.Context, q lock.Request) (bool, error) {
 // where it is locked.
 func (f *foreign) ask(ctx context.Context, k *link, q lock.Request) (took bool, err error) {
 	for {
-		n, err := k.run(ctx, "acquire", f.statement(k, q.Mode)+" NOWAIT", []byte(q.Resource))
+		n, err := k.run(ctx, "acquire", f.begin(k, q, " NOWAIT")...)
 		switch {
-		case mydb.LockWait(err) && q.Try:
-			if _, err := k.run(ctx, "give up", "ROLLBACK"); err != nil {
+		case mysql.Class(err) == sqllock.Blocked && q.Try:
+			if _, err := k.run(ctx, "give up", sqllock.Statement{SQL: "ROLLBACK"}); err != nil {
 				return false, err
 			}
 			f.putBack(k)
 			return false, nil
-		case mydb.LockWait(err):
+		case mysql.Class(err) == sqllock.Blocked:
 			r, err := f.add(k, q, false)
 			if err == nil {
 				f.spawn(func() { f.wait(r) }) //nolint:contextcheck // it goes on when this call ends
 			}
 			return false, err
-		case mydb.Retryable(err): // a deadlock with others, who insert beside it, says nothing of this row
+		case mysql.Class(err).Again(): // a deadlock with others, who insert beside it, says nothing of this row
 		case err != nil:
 			return false, err
 		case n > 0:
@@ -170,19 +161,23 @@ func (f *foreign) ask(ctx context.Context, k *link, q lock.Request) (took bool, 
 	}
 }
 
-// statement locks the row of a resource.
-func (f *foreign) statement(k *link, m lock.Mode) string {
+// begin begins a transaction that locks the row of a resource. more ends the SELECT.
+func (f *foreign) begin(k *link, q lock.Request, more string) []sqllock.Statement {
 	how := "FOR UPDATE"
-	if m == lock.Shared {
-		how = k.server.Dialect.ForShare()
+	if q.Mode == lock.Shared {
+		how = k.conn.ForShare()
 	}
-	return "START TRANSACTION; SELECT 1 FROM " + f.table + " WHERE name=? " + how
+	return []sqllock.Statement{
+		{SQL: "START TRANSACTION"},
+		{SQL: "SELECT 1 FROM " + f.table + " WHERE name=? " + how + more, Args: []any{[]byte(q.Resource)}},
+	}
 }
 
 // insert makes the row of a resource. A row that is locked is there.
 func (f *foreign) insert(ctx context.Context, k *link, r lock.Resource) error {
-	_, err := k.run(ctx, "add row", "ROLLBACK; INSERT IGNORE INTO "+f.table+" (name) VALUES (?)", []byte(r))
-	if mydb.Retryable(err) {
+	_, err := k.run(ctx, "add row", sqllock.Statement{SQL: "ROLLBACK"},
+		sqllock.Statement{SQL: "INSERT IGNORE INTO " + f.table + " (name) VALUES (?)", Args: []any{[]byte(r)}})
+	if mysql.Class(err).Again() {
 		return nil
 	}
 	return err
@@ -204,7 +199,7 @@ func (f *foreign) add(k *link, q lock.Request, locked bool) (*row, error) {
 func (f *foreign) wait(r *row) {
 	ctx := context.Background()
 	for {
-		n, err := r.k.run(ctx, "", f.statement(r.k, r.q.Mode), []byte(r.q.Resource))
+		n, err := r.k.run(ctx, "", f.begin(r.k, r.q, "")...)
 		if err == nil && n == 0 { // somebody has deleted it
 			err = f.insert(ctx, r.k, r.q.Resource)
 		}
@@ -215,7 +210,7 @@ func (f *foreign) wait(r *row) {
 			f.mu.Unlock()
 			f.events.Wake(r.q.ID)
 			return
-		case err != nil && !mydb.Retryable(err) && !mydb.Interrupted(err):
+		case err != nil && !mysql.Class(err).Again() && !mysql.Interrupted(err):
 			f.drop(r)
 			f.events.Wake(r.q.ID) // to begin again
 			return
@@ -250,7 +245,7 @@ func (f *foreign) link(ctx context.Context) (_ *link, used bool, err error) {
 // putBack keeps a link without a transaction for the next request.
 func (f *foreign) putBack(k *link) {
 	f.mu.Lock()
-	keep := !k.gone && !f.closed && len(f.idle) < keepIdle && k.server.Identity == f.server
+	keep := !k.gone && !f.closed && len(f.idle) < keepIdle && k.conn.Server() == f.server
 	if keep {
 		f.idle = append(f.idle, k)
 	}
@@ -313,7 +308,7 @@ func (f *foreign) Give(ctx context.Context, ref leasekit.Ref) error {
 		r.k.close()
 		return nil
 	}
-	if _, err := r.k.run(ctx, "release", "COMMIT"); err != nil {
+	if _, err := r.k.run(ctx, "release", sqllock.Statement{SQL: "COMMIT"}); err != nil {
 		r.k.close()
 		return nil //nolint:nilerr // see above
 	}
@@ -339,11 +334,11 @@ func (f *foreign) Keep(ctx context.Context, server string, holds []leasekit.Ref)
 		switch {
 		case r == nil:
 			errs[i] = errClosed
-		case r.k.server.Identity != server: // that one knows nothing of its lock
+		case r.k.conn.Server() != server: // that one knows nothing of its lock
 			errs[i] = errClosed
 			f.drop(r)
 		default:
-			wg.Go(func() { _, errs[i] = r.k.run(ctx, "heartbeat", "DO 0") })
+			wg.Go(func() { _, errs[i] = r.k.run(ctx, "heartbeat", sqllock.Statement{SQL: "DO 0"}) })
 		}
 	}
 	wg.Wait()
@@ -375,7 +370,7 @@ func (f *foreign) Close(ctx context.Context, _ []leasekit.Ref) error {
 	f.mu.Lock()
 	for _, r := range f.rows { // the server notices the end of a connection somewhat later
 		if r.locked {
-			commits.Go(func() { _, _ = r.k.run(ctx, "close", "COMMIT") })
+			commits.Go(func() { _, _ = r.k.run(ctx, "close", sqllock.Statement{SQL: "COMMIT"}) })
 		}
 	}
 	f.mu.Unlock()

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
+	"github.com/locksidecar/locksidecar/backends/sqllock/mysql"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -51,7 +51,7 @@ func open1(t *testing.T, url string, ttl time.Duration) *sidecar {
 
 func openObserved(t *testing.T, url string, ttl time.Duration, observe lock.Observe) *sidecar {
 	t.Helper()
-	cfg, err := mydb.Parse(url)
+	cfg, err := mysql.Parse(url)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func (s *sidecar) connection(id lock.HoldID) (n int64) {
 		if r == nil {
 			return errors.New("it has none")
 		}
-		n = r.k.server.ID
+		n = r.k.conn.ID
 		return nil
 	})
 	return n
@@ -261,7 +261,7 @@ func (s *stranger) gets(r lock.Resource) {
 
 func (s *stranger) refused(r lock.Resource) {
 	s.t.Helper()
-	if err := s.tx(lockIt, []byte(r)); !mydb.LockWait(err) {
+	if err := s.tx(lockIt, []byte(r)); mysql.Class(err) != sqllock.Blocked {
 		s.t.Fatalf("a stranger that wants the row gets %v", err)
 	}
 }

@@ -2,22 +2,20 @@ package rows
 
 import (
 	"context"
-	"database/sql/driver"
 	"errors"
 	"fmt"
-	"io"
 	"sync"
 	"time"
 
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
+	"github.com/locksidecar/locksidecar/backends/sqllock"
+	"github.com/locksidecar/locksidecar/backends/sqllock/mysql"
 )
 
 // link is one connection, with at most one transaction on it.
 type link struct {
-	f      *foreign
-	conn   driver.Conn
-	server mydb.Server
-	turn   chan struct{} // full while somebody uses conn
+	f    *foreign
+	conn *mysql.Link
+	turn chan struct{} // full while somebody uses conn
 
 	closing sync.Once
 	closed  chan struct{}
@@ -48,7 +46,10 @@ func (f *foreign) connect(ctx context.Context) (_ *link, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.timeout)
 	defer cancel()
 	at := dialed{end: func(s *socket) { f.ended(k, s) }, spawn: f.spawn}
-	if k.conn, k.server, err = f.connector.Open(context.WithValue(ctx, dialedKey{}, &at)); err != nil {
+	f.mu.Lock()
+	server := f.server // the locks of another would exclude nobody
+	f.mu.Unlock()
+	if k.conn, err = f.connector.Open(context.WithValue(ctx, dialedKey{}, &at), server); err != nil {
 		return nil, err
 	}
 	f.mu.Lock()
@@ -61,7 +62,7 @@ func (f *foreign) connect(ctx context.Context) (_ *link, err error) {
 // that waits for somebody has no command: it is not measured.
 // When ctx ends first the error is errNoAnswer, and the request goes on: to cut it
 // short would be to cut the connection, and so to lose the lock.
-func (k *link) run(ctx context.Context, command, query string, args ...any) (int, error) {
+func (k *link) run(ctx context.Context, command string, batch ...sqllock.Statement) (int, error) {
 	select {
 	case k.turn <- struct{}{}:
 	case <-k.closed:
@@ -76,10 +77,14 @@ func (k *link) run(ctx context.Context, command, query string, args ...any) (int
 	answered := make(chan answer, 1)
 	start := time.Now()
 	if !k.f.spawn(func() { //nolint:contextcheck // see above
-		n, err := k.query(query, args)
+		res, err := k.conn.Send(context.Background(), batch)
 		<-k.turn
 		if command != "" {
 			k.f.observe(command, time.Since(start), err)
+		}
+		n := 0
+		for _, r := range res {
+			n += len(r.Rows)
 		}
 		answered <- answer{n, err}
 	}) {
@@ -91,32 +96,6 @@ func (k *link) run(ctx context.Context, command, query string, args ...any) (int
 		return a.rows, a.err
 	case <-ctx.Done():
 		return 0, errNoAnswer
-	}
-}
-
-func (k *link) query(query string, args []any) (n int, err error) {
-	values := make([]driver.NamedValue, len(args))
-	for i, a := range args {
-		values[i] = driver.NamedValue{Ordinal: i + 1, Value: a}
-	}
-	rows, err := k.conn.(driver.QueryerContext).QueryContext(context.Background(), query, values)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = rows.Close() }()
-	for sets := rows.(driver.RowsNextResultSet); ; {
-		for row := make([]driver.Value, len(rows.Columns())); len(row) > 0; n++ {
-			if err := rows.Next(row); errors.Is(err, io.EOF) {
-				break
-			} else if err != nil {
-				return n, err
-			}
-		}
-		if err := sets.NextResultSet(); errors.Is(err, io.EOF) {
-			return n, nil
-		} else if err != nil {
-			return n, err
-		}
 	}
 }
 

@@ -24,7 +24,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/backends/sqllock/mysql"
 	"github.com/locksidecar/locksidecar/lock"
@@ -47,12 +46,12 @@ func schemaOf(table string) string { return strings.ReplaceAll(schema, "{row}", 
 
 // Open makes a Backend. It does not ask the server anything. The error is
 // lock.ErrInvalid. observe may be nil.
-func Open(cfg mydb.Config, observe lock.Observe) (*sqllock.Backend, error) {
+func Open(cfg mysql.Config, observe lock.Observe) (*sqllock.Backend, error) {
 	return openTold(cfg, observe, func(*foreign) {})
 }
 
 // openTold is Open, and tells of the row locks of each lease.
-func openTold(cfg mydb.Config, observe lock.Observe, opened func(*foreign)) (*sqllock.Backend, error) {
+func openTold(cfg mysql.Config, observe lock.Observe, opened func(*foreign)) (*sqllock.Backend, error) {
 	o := sqllock.OptionsOf(cfg.SQL)
 	most := cfg.MaxConnections
 	if most == 0 {

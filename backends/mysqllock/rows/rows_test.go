@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/backends/sqllock/mysql"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
@@ -179,7 +178,7 @@ func TestMaxConnections(t *testing.T) {
 			t.Errorf("%d links are counted after Close", n)
 		}
 	})
-	cfg, err := mydb.Parse("mysql://localhost/db?max-connections=9")
+	cfg, err := mysql.Parse("mysql://localhost/db?max-connections=9")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +217,7 @@ func TestSchemaMissing(t *testing.T) {
 			}
 		}
 		refused("tables")
-		other, err := mydb.Parse(s.URL() + "?prefix=" + prefix)
+		other, err := mysql.Parse(s.URL() + "?prefix=" + prefix)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -4,12 +4,13 @@ import (
 	"context"
 	"database/sql"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/locksidecar/locksidecar/backends/backendtest"
 	"github.com/locksidecar/locksidecar/backends/backendtest/served"
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
+	"github.com/locksidecar/locksidecar/backends/sqllock/mysql"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -42,7 +43,7 @@ var (
 
 func openAt(t testing.TB, url string) *Backend {
 	t.Helper()
-	cfg, err := mydb.Parse(url)
+	cfg, err := mysql.Parse(url)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,11 +78,11 @@ func (h *harness) Exceptions() map[string]string {
 // direct is one connection of the test's own, past all backends.
 func direct(t testing.TB, url string) *sql.DB {
 	t.Helper()
-	cfg, err := mydb.Parse(url)
+	cfg, err := mysql.Parse(url)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := mydb.NewConnector(cfg, mydb.ConnectOptions{})
+	c, err := mysql.NewConnector(cfg, mysql.ConnectOptions{Wait: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -137,7 +137,7 @@ func (f *foreign) Give(ctx context.Context, r leasekit.Ref) error {
 func (f *foreign) retry(ctx context.Context, command string, s sqllock.Statement) error {
 	for {
 		_, err := f.pool.Do(ctx, command, s)
-		if c := f.b.d.Class(err); c != sqllock.Blocked && c != sqllock.Conflict || !sleep(ctx, again) {
+		if !f.b.d.Class(err).Again() || !sleep(ctx, again) {
 			return err
 		}
 	}
@@ -189,7 +189,7 @@ func (f *foreign) change(ctx context.Context, p sqllock.Pool, command, statement
 				changed[h.ID] = sent
 			}
 			gone, locked = append(gone, not...), append(locked, others...)
-			if c := f.b.d.Class(err); err != nil && c != sqllock.Blocked && c != sqllock.Conflict {
+			if err != nil && !f.b.d.Class(err).Again() {
 				return changed, gone, err
 			}
 		}

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/backends/mysqllock/shedlock"
+	"github.com/locksidecar/locksidecar/backends/sqllock/mysql"
 	"github.com/locksidecar/locksidecar/internal/javatest"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
@@ -69,9 +69,9 @@ type interop struct {
 	database javatest.Database
 }
 
-func (i *interop) config(t *testing.T) mydb.Config {
+func (i *interop) config(t *testing.T) mysql.Config {
 	t.Helper()
-	cfg, err := mydb.Parse(i.server.URL())
+	cfg, err := mysql.Parse(i.server.URL())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func (i *interop) config(t *testing.T) mydb.Config {
 // setZone makes a time zone that of all new connections.
 func (i *interop) setZone(t *testing.T, zone string) {
 	t.Helper()
-	c, err := mydb.NewConnector(i.config(t), mydb.ConnectOptions{})
+	c, err := mysql.NewConnector(i.config(t), mysql.ConnectOptions{Wait: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

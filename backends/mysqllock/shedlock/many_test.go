@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/backends/sqllock/mysql"
 	"github.com/locksidecar/locksidecar/internal/testengine"
@@ -199,7 +198,7 @@ func TestRowThatWasFoundInTimeIsMoved(t *testing.T) {
 
 // TestLimitByTTL: a lease has as many locks as its heartbeats can move.
 func TestLimitByTTL(t *testing.T) {
-	cfg, err := mydb.Parse("mysql://localhost/x")
+	cfg, err := mysql.Parse("mysql://localhost/x")
 	if err != nil {
 		t.Fatal(err)
 	}

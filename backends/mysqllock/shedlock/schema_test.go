@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/backends/sqllock/mysql"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
@@ -40,7 +39,7 @@ func TestOptions(t *testing.T) {
 		"mysql://a/b?restart-grace=1s":      "restart-grace is not known",
 		"mysql://a/b?table=t&time-zone=UTC": "",
 	} {
-		cfg, err := mydb.Parse(raw)
+		cfg, err := mysql.Parse(raw)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -26,7 +26,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/backends/sqllock/mysql"
 	"github.com/locksidecar/locksidecar/backends/storeurl"
@@ -67,7 +66,7 @@ type Backend struct {
 //
 // Its own options are table, the name of ShedLock's table, and time-zone, that of
 // the sessions of the services that share it.
-func Open(cfg mydb.Config, observe lock.Observe) (*Backend, error) {
+func Open(cfg mysql.Config, observe lock.Observe) (*Backend, error) {
 	o, opt := sqllock.OptionsOf(cfg.SQL), cfg.Options
 	table := opt.String("table", usualTable)
 	if !storeurl.IsPlain(table, "_$", 64) {

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
@@ -53,7 +52,7 @@ func errorsOf(t *testing.T, url string, code uint16) (*store, *atomic.Int64) {
 	t.Helper()
 	n := new(atomic.Int64)
 	b := openWith(t, url, func(_ string, _ time.Duration, err error) {
-		if mydb.Code(err) == code {
+		if Code(err) == code {
 			n.Add(1)
 		}
 	})

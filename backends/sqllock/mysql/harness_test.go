@@ -12,7 +12,6 @@ import (
 
 	"github.com/locksidecar/locksidecar/backends/backendtest"
 	"github.com/locksidecar/locksidecar/backends/backendtest/served"
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
@@ -82,9 +81,9 @@ func openClock(t testing.TB, url string, clock lock.Clock) *store {
 	return &store{Backend: b, d: d}
 }
 
-func mustParse(t testing.TB, url string) mydb.Config {
+func mustParse(t testing.TB, url string) Config {
 	t.Helper()
-	cfg, err := mydb.Parse(url)
+	cfg, err := Parse(url)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,14 +10,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
 // The heartbeats have moved to another server: idle connections to the old one, which
-// is alive and read-only, are used no more.
+// is alive and read-only, are used no more. Nor is a host that was the last to take a
+// connection.
 func TestPoolLeavesOldServer(t *testing.T) {
 	first, second := testengine.New(t, testengine.MariaDB), testengine.New(t, testengine.MariaDB)
 	url := strings.Replace(first.URL(), "/locksidecar", ","+mustParse(t, second.URL()).Addrs[0]+"/locksidecar", 1)
@@ -49,12 +49,19 @@ func TestPoolLeavesOldServer(t *testing.T) {
 	if server == old {
 		t.Fatalf("both servers are %s", server)
 	}
-	p.Trust(server)
-	for range 4 {
-		if got := rows(t, b, "SELECT "+mydb.Identity)[0].Text(0); got != server {
-			t.Errorf("asked %s, the heartbeats go to %s", got, server)
+	asks := func(server string) {
+		t.Helper()
+		p.Trust(server)
+		for range 4 {
+			if got := rows(t, b, "SELECT "+Identity)[0].Text(0); got != server {
+				t.Errorf("asked %s, the heartbeats go to %s", got, server)
+			}
 		}
 	}
+	asks(server)
+	// And back, while the one that took the last connection still takes writes.
+	execute(t, old1, "SET GLOBAL read_only=0")
+	asks(old)
 }
 
 // A lease is opened on the server that has taken over, while the lease before, whose
@@ -230,7 +237,7 @@ func TestNothingIsLeftOfHalfARequest(t *testing.T) {
 			}
 		})
 		b := openWith(t, url, func(_ string, _ time.Duration, err error) {
-			if mydb.Code(err) == 1213 {
+			if Code(err) == 1213 {
 				failed()
 			}
 		})

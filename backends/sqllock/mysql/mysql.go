@@ -9,22 +9,21 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
 // Dialect is a database of MySQL or MariaDB.
 type Dialect struct {
-	cfg     mydb.Config
+	cfg     Config
 	observe lock.Observe
-	kind    atomic.Pointer[mydb.Dialect] // of the server that answered last
+	kind    atomic.Pointer[product] // of the server that answered last
 }
 
 var _ sqllock.Dialect = (*Dialect)(nil)
 
 // New makes the dialect for what a URL says. observe may be nil.
-func New(cfg mydb.Config, observe lock.Observe) *Dialect {
+func New(cfg Config, observe lock.Observe) *Dialect {
 	if observe == nil {
 		observe = func(string, time.Duration, error) {}
 	}
@@ -64,33 +63,13 @@ func (d *Dialect) Kind() string {
 	return ""
 }
 
-// Class implements sqllock.Dialect.
-func (d *Dialect) Class(err error) sqllock.Class {
-	notSent := new(sqllock.NotSentError)
-	switch {
-	case errors.As(err, &notSent):
-		return sqllock.NotSent
-	case mydb.LockWait(err):
-		return sqllock.Blocked
-	case mydb.Retryable(err):
-		return sqllock.Conflict
-	case mydb.Missing(err):
-		return sqllock.Missing
-	case mydb.FromServer(err):
-		return sqllock.Refused
-	default:
-		return sqllock.Unclear
-	}
-}
-
-// Hint implements sqllock.Dialect.
-func (d *Dialect) Hint(err error) string { return mydb.Hint(err) }
-
 const (
 	// serverIdleTime is how many seconds a connection may be idle before the server closes
 	// it and rolls back an open transaction: a sidecar that vanished in one keeps a row
 	// locked so long.
 	serverIdleTime = 20
+	// idleTransaction is the same for a transaction, where the server has a time for that.
+	idleTransaction = 5
 	// The bell's connection sleeps so long at a time, in seconds, and so long the
 	// server may keep it after the sidecar is gone.
 	bellSleep = 60
@@ -105,13 +84,13 @@ func bellName(id lock.LeaseID) string { return "locksidecar:" + string(id) }
 // connection it is, so a stranger's is never killed. Where there is none (named locks
 // are refused on some clusters, KILL QUERY needs the same account), there is no bell.
 func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, rang func()) error {
-	connect, err := d.connector(sqllock.PoolOptions{Lasting: 2 * bellSleep, Long: bellSleep}, "long_query_time=3600") // a sleeper is no slow query
+	c, err := d.connector(sqllock.PoolOptions{Lasting: 2 * bellSleep, Long: bellSleep}, "long_query_time=3600") // a sleeper is no slow query
 	if err != nil {
 		return err
 	}
 	limit, cancel := context.WithTimeout(ctx, 5*d.cfg.Timeout)
 	defer cancel()
-	l, err := connect(limit)
+	l, err := c.Open(limit, "")
 	if err != nil {
 		return err
 	}
@@ -120,7 +99,7 @@ func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, rang func()) erro
 	res, err := l.Send(limit, []sqllock.Statement{{SQL: "SELECT GET_LOCK(?, 0)", Args: []any{bellName(id)}}})
 	d.observe("listen", time.Since(start), err)
 	switch {
-	case mydb.FromServer(err) && !mydb.Interrupted(err):
+	case Code(err) != 0 && !Interrupted(err):
 		return fmt.Errorf("%w: %w", sqllock.ErrNoBells, err)
 	case err != nil:
 		return err
@@ -130,7 +109,7 @@ func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, rang func()) erro
 	for {
 		rang() // it may have rung before
 		_, err := l.Send(ctx, []sqllock.Statement{{SQL: fmt.Sprintf("SELECT SLEEP(%d)", bellSleep)}})
-		if err != nil && !mydb.Interrupted(err) || ctx.Err() != nil {
+		if err != nil && !Interrupted(err) || ctx.Err() != nil {
 			return err
 		}
 	}
@@ -142,7 +121,7 @@ var errNotFree = errors.New("the server still has the last connection")
 func (d *Dialect) Ring(ctx context.Context, p sqllock.Pool, ids []lock.LeaseID) error {
 	var first error
 	for _, id := range ids { // it fails where there is no bell
-		if _, err := p.Do(ctx, "ring", sqllock.Statement{SQL: "SET @locksidecar=IS_USED_LOCK(?); KILL QUERY @locksidecar", Args: []any{bellName(id)}}); err != nil && first == nil && !mydb.FromServer(err) {
+		if _, err := p.Do(ctx, "ring", sqllock.Statement{SQL: "SET @locksidecar=IS_USED_LOCK(?); KILL QUERY @locksidecar", Args: []any{bellName(id)}}); err != nil && first == nil && Code(err) == 0 {
 			first = err
 		}
 	}

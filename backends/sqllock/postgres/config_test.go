@@ -83,7 +83,7 @@ func TestEnvironment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := c.hosts[0]
+	h := c.configs[0]
 	if h.Host != "h" || h.Port != 5432 || h.User != "me" || h.Password != "" || h.Database != "d" || h.TLSConfig != nil || h.ValidateConnect != nil ||
 		len(h.Fallbacks) != 0 || len(h.RuntimeParams) != 2 || h.ConnectTimeout != 0 {
 		t.Errorf("got %+v", h)

@@ -192,7 +192,9 @@ func TestIdleConnectionStays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := sqllock.NewPool(sqllock.PoolOptions{Size: 1}, time.Second, d.observe, func(ctx context.Context) (sqllock.Link, error) { return from.open(ctx) })
+	p := sqllock.NewPool(sqllock.PoolOptions{Size: 1}, time.Second, d.observe, func(ctx context.Context, server string) (sqllock.Link, error) {
+		return from.open(ctx, server)
+	})
 	t.Cleanup(func() { _ = p.Close() })
 	number := func() int64 {
 		t.Helper()
@@ -219,7 +221,7 @@ func TestReadInTheBackground(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := from.open(t.Context())
+	k, err := from.open(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}

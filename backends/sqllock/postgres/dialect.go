@@ -122,7 +122,7 @@ func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, rang func()) erro
 	if err != nil {
 		return err
 	}
-	k, err := p.open(ctx)
+	k, err := p.open(ctx, "")
 	if err != nil {
 		return err
 	}

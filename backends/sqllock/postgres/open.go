@@ -2,11 +2,8 @@ package postgres
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -24,18 +21,18 @@ const (
 
 // servers are where connections are opened: those of a URL.
 type servers struct {
-	cfg   *Config
-	limit time.Duration // of a batch
-	hosts []*pgconn.Config
-	good  atomic.Int64 // the host that took the last connection
+	cfg     *Config
+	limit   time.Duration // of a batch
+	hosts   sqllock.Hosts
+	configs []*pgconn.Config // of each
 }
 
 // servers asks them nothing.
 func (d *Dialect) servers(addrs []string, limit time.Duration) (*servers, error) {
-	p := &servers{cfg: &d.cfg, limit: limit}
 	if d.cfg.Socket != "" {
 		addrs = []string{net.JoinHostPort("localhost", defaultPort)}
 	}
+	p := &servers{cfg: &d.cfg, limit: limit, hosts: sqllock.Hosts{Addrs: addrs}}
 	for _, addr := range addrs {
 		// What stands here is not taken from the environment (PGHOST and its like), and
 		// what follows takes the place of what is.
@@ -56,7 +53,7 @@ func (d *Dialect) servers(addrs []string, limit time.Duration) (*servers, error)
 		c.RuntimeParams = map[string]string{"application_name": "locksidecar", "client_encoding": "UTF8"}
 		c.OnNotification = func(*pgconn.PgConn, *pgconn.Notification) {} // it is waited for, see listen
 		c.TLSConfig = d.cfg.TLSTo(host)
-		p.hosts = append(p.hosts, c)
+		p.configs = append(p.configs, c)
 	}
 	return p, nil
 }
@@ -71,25 +68,13 @@ func (d *Dialect) Open(o sqllock.PoolOptions) (sqllock.Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	open := func(ctx context.Context) (sqllock.Link, error) { return p.open(ctx) }
+	open := func(ctx context.Context, server string) (sqllock.Link, error) { return p.open(ctx, server) }
 	return sqllock.NewPool(o, d.cfg.Timeout, d.observe, open), nil
 }
 
-// open opens a connection. Of several hosts it takes the first that takes writes,
-// beginning with the one that did last.
-func (p *servers) open(ctx context.Context) (*conn, error) {
-	first := int(p.good.Load())
-	var errs []error
-	for i := range p.hosts {
-		n := (first + i) % len(p.hosts)
-		k, err := p.connect(ctx, p.hosts[n])
-		if err == nil {
-			p.good.Store(int64(n))
-			return k, nil
-		}
-		errs = append(errs, fmt.Errorf("connect to %s:%d: %w", p.hosts[n].Host, p.hosts[n].Port, err))
-	}
-	return nil, errors.Join(errs...)
+// open opens a connection.
+func (p *servers) open(ctx context.Context, server string) (*conn, error) {
+	return sqllock.OpenFirst(&p.hosts, server, func(host int) (*conn, error) { return p.connect(ctx, p.configs[host]) })
 }
 
 func (p *servers) connect(ctx context.Context, host *pgconn.Config) (*conn, error) {

@@ -11,7 +11,6 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
-	"github.com/locksidecar/locksidecar/backends/mysqllock/mydb"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 )
 
@@ -20,67 +19,68 @@ func (d *Dialect) Open(o sqllock.PoolOptions) (sqllock.Pool, error) { return d.O
 
 // OpenWith is Open for sessions with settings of their own, such as "time_zone='+00:00'".
 func (d *Dialect) OpenWith(o sqllock.PoolOptions, settings ...string) (sqllock.Pool, error) {
-	connect, err := d.connector(o, settings...)
+	c, err := d.connector(o, settings...)
 	if err != nil {
 		return nil, err
 	}
-	return sqllock.NewPool(o, d.cfg.Timeout, d.observe, connect), nil
+	return sqllock.NewPool(o, d.cfg.Timeout, d.observe, func(ctx context.Context, server string) (sqllock.Link, error) {
+		l, err := c.Open(ctx, server)
+		if err == nil {
+			d.kind.Store(&l.product)
+		}
+		return l, err
+	}), nil
 }
 
-// connector gives what opens connections.
-func (d *Dialect) connector(o sqllock.PoolOptions, more ...string) (func(context.Context) (sqllock.Link, error), error) {
-	settings := func(s mydb.Server) []string {
-		all := append([]string{fmt.Sprintf("wait_timeout=%d", max(o.Lasting, serverIdleTime)), serverVariable + "=" + mydb.Identity}, more...)
-		if s.Dialect == mydb.MariaDB {
-			all = append(all, "idle_transaction_timeout=5")
-		}
-		return all
+// connector opens connections for a pool.
+func (d *Dialect) connector(o sqllock.PoolOptions, settings ...string) (*Connector, error) {
+	wait := time.Duration(o.Long) * time.Second
+	if o.Wait {
+		wait = max(wait, lockWait)
 	}
-	c, err := mydb.NewConnector(d.cfg, mydb.ConnectOptions{
-		NoWait: !o.Wait && o.Long == 0, Wait: time.Duration(o.Long) * time.Second, Settings: settings,
-	})
-	if err != nil {
-		return nil, err
-	}
-	return func(ctx context.Context) (sqllock.Link, error) {
-		conn, server, err := c.Open(ctx)
-		if err != nil {
-			return nil, err
-		}
-		d.kind.Store(&server.Dialect)
-		return &link{conn: conn, server: server.Identity, kept: make(map[string]*kept)}, nil
-	}, nil
+	settings = append([]string{fmt.Sprintf("wait_timeout=%d", max(o.Lasting, serverIdleTime))}, settings...)
+	return NewConnector(d.cfg, ConnectOptions{Wait: wait, Settings: settings, IdleTransaction: idleTransaction})
 }
 
-// link implements sqllock.Link.
-type link struct {
-	conn   driver.Conn
-	server string
-	broken bool
-	kept   map[string]*kept // by text
+// Link implements sqllock.Link.
+type Link struct {
+	ID       int64 // of the connection, for KILL
+	conn     driver.Conn
+	product  product
+	server   string
+	readOnly bool // when the connection was made
+	broken   bool
+	kept     map[string]*kept // by text
+}
+
+// ForShare is how a SELECT locks rows against changes, needing no privilege but
+// SELECT.
+func (l *Link) ForShare() string {
+	if l.product == MariaDB {
+		return "LOCK IN SHARE MODE"
+	}
+	return "FOR SHARE"
 }
 
 // Server implements sqllock.Link.
-func (l *link) Server() string { return l.server }
+func (l *Link) Server() string { return l.server }
 
 // Usable implements sqllock.Link.
-func (l *link) Usable() bool { return !l.broken && l.conn.(driver.Validator).IsValid() }
+func (l *Link) Usable() bool { return !l.broken && l.conn.(driver.Validator).IsValid() }
 
 // Alive implements sqllock.Link. The driver looks before it sends the next request.
-func (l *link) Alive() bool {
+func (l *Link) Alive() bool {
 	return l.conn.(driver.SessionResetter).ResetSession(context.Background()) == nil
 }
 
 // Close implements sqllock.Link.
-func (l *link) Close() error { return l.conn.Close() } //nolint:wrapcheck // nobody reads it
+func (l *Link) Close() error { return l.conn.Close() } //nolint:wrapcheck // nobody reads it
 
 // Send implements sqllock.Link.
-func (l *link) Send(ctx context.Context, batch []sqllock.Statement) ([]sqllock.Result, error) {
+func (l *Link) Send(ctx context.Context, batch []sqllock.Statement) ([]sqllock.Result, error) {
 	res, err := l.send(ctx, batch)
-	if err != nil && (!mydb.FromServer(err) || mydb.ReadOnly(err)) { // of several servers, another may take writes
-		l.broken = true
-	}
-	if mydb.NotSent(err) {
+	l.broken = l.broken || err != nil && (Code(err) == 0 || codes[Code(err)].useless)
+	if errors.Is(err, driver.ErrBadConn) { // it was found broken before the request was sent
 		err = &sqllock.NotSentError{Err: err}
 	}
 	return res, err
@@ -99,7 +99,7 @@ type kept struct {
 // prepared gives the statement of a batch as the connection keeps it, so that the server
 // does not parse it each time, which is half of what it costs there; nil: it does not. Where
 // there is no room in the server (max_prepared_stmt_count) that stays so.
-func (l *link) prepared(ctx context.Context, batch []sqllock.Statement) (driver.StmtExecContext, error) {
+func (l *Link) prepared(ctx context.Context, batch []sqllock.Statement) (driver.StmtExecContext, error) {
 	if len(batch) != 1 || !batch[0].Often {
 		return nil, nil
 	}
@@ -112,14 +112,14 @@ func (l *link) prepared(ctx context.Context, batch []sqllock.Statement) (driver.
 		stmt, err := l.conn.(driver.ConnPrepareContext).PrepareContext(ctx, batch[0].SQL)
 		if err == nil {
 			k.stmt = stmt.(driver.StmtExecContext)
-		} else if !mydb.FromServer(err) {
+		} else if Code(err) == 0 {
 			return nil, err
 		}
 	}
 	return k.stmt, nil
 }
 
-func (l *link) send(ctx context.Context, batch []sqllock.Statement) ([]sqllock.Result, error) {
+func (l *Link) send(ctx context.Context, batch []sqllock.Statement) ([]sqllock.Result, error) {
 	var text strings.Builder
 	var args []driver.NamedValue
 	rows := false
@@ -150,7 +150,7 @@ func (l *link) send(ctx context.Context, batch []sqllock.Statement) ([]sqllock.R
 
 func isSelect(s sqllock.Statement) bool { return strings.HasPrefix(s.SQL, "SELECT") }
 
-func (l *link) exec(ctx context.Context, text string, args []driver.NamedValue, batch []sqllock.Statement) (res []sqllock.Result, err error) {
+func (l *Link) exec(ctx context.Context, text string, args []driver.NamedValue, batch []sqllock.Statement) (res []sqllock.Result, err error) {
 	prepared, err := l.prepared(ctx, batch)
 	if err != nil {
 		return nil, err
@@ -174,7 +174,7 @@ func (l *link) exec(ctx context.Context, text string, args []driver.NamedValue, 
 }
 
 // query reads the rows of a batch. The driver shows only what gives rows.
-func (l *link) query(ctx context.Context, text string, args []driver.NamedValue, batch []sqllock.Statement) (res []sqllock.Result, err error) {
+func (l *Link) query(ctx context.Context, text string, args []driver.NamedValue, batch []sqllock.Statement) (res []sqllock.Result, err error) {
 	rows, err := l.conn.(driver.QueryerContext).QueryContext(ctx, text, args)
 	if err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package mydb
+package mysql
 
 import (
 	"errors"
@@ -55,7 +55,7 @@ func TestParseRefuses(t *testing.T) {
 
 func TestServerCheck(t *testing.T) {
 	for _, tt := range []struct {
-		dialect Dialect
+		product product
 		version string
 		ok      bool
 	}{
@@ -63,8 +63,8 @@ func TestServerCheck(t *testing.T) {
 		{MariaDB, "10.11.19-MariaDB-0+deb12u1", true}, {MariaDB, "11.4.2-MariaDB", true}, {MariaDB, "10.5.9-MariaDB", false},
 		{MySQL, "strange", true},
 	} {
-		if err := (Server{Dialect: tt.dialect, Version: tt.version}).check(); (err == nil) != tt.ok {
-			t.Errorf("%s %s: %v", tt.dialect, tt.version, err)
+		if err := check(tt.product, tt.version); (err == nil) != tt.ok {
+			t.Errorf("%s %s: %v", tt.product, tt.version, err)
 		}
 	}
 }

@@ -1,6 +1,10 @@
-package mydb
+package mysql
 
-import "github.com/locksidecar/locksidecar/backends/storeurl"
+import (
+	"github.com/locksidecar/locksidecar/backends/sqllock"
+	"github.com/locksidecar/locksidecar/backends/storeurl"
+	"github.com/locksidecar/locksidecar/lock"
+)
 
 // Schemes are the URL schemes. They mean the same: which of the two a server
 // is, it says itself.
@@ -26,4 +30,22 @@ func Parse(raw string) (Config, error) {
 // is the same from whatever connection.
 func (c *Config) Table(name string) string {
 	return "`" + c.Database + "`.`" + c.Prefix + name + "`"
+}
+
+// Open makes a Backend for what a URL says. It does not ask the server anything.
+// The error is lock.ErrInvalid. observe may be nil.
+func Open(cfg Config, observe lock.Observe) (*sqllock.Backend, error) {
+	o := sqllock.OptionsOf(cfg.SQL)
+	if err := cfg.Options.Err(); err != nil {
+		return nil, err
+	}
+	return sqllock.Open(New(cfg, observe), o)
+}
+
+// Schema is the text that makes the tables, with a prefix and no database in their
+// names.
+func Schema(prefix string) string {
+	w := New(Config{}, nil).Words()
+	w.Table = func(table string) string { return "`" + prefix + table + "`" }
+	return sqllock.Schema(w)
 }
