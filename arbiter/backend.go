@@ -57,6 +57,9 @@ func New(b lock.Backend, o Options) *Backend {
 	return &Backend{Backend: b, o: o, leases: make(map[*Lease]struct{})}
 }
 
+// Unwrap gives the Backend behind the arbiter, for lock.RecordsOf: it has no say in records.
+func (b *Backend) Unwrap() lock.Backend { return b.Backend }
+
 // Stats is what the arbiter has done.
 type Stats struct {
 	Saved     uint64 // grants without asking the store

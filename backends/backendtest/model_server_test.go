@@ -13,13 +13,14 @@ import (
 // server is a store in memory that keeps the laws, unless it is told to break
 // one. It can be copied, as a replica is, which no store of ours can.
 type server struct {
-	bad    faults
-	mutex  chan struct{} // a channel, so that who waits for it lets the bubble's time pass
-	number int64
-	leases map[lock.LeaseID]*leaseRow
-	locks  map[lock.Resource]*lockRow
-	forced map[lock.HoldID]bool
-	hidden []string // what nobody sees and nobody clears away
+	bad     faults
+	mutex   chan struct{} // a channel, so that who waits for it lets the bubble's time pass
+	number  int64
+	leases  map[lock.LeaseID]*leaseRow
+	locks   map[lock.Resource]*lockRow
+	forced  map[lock.HoldID]bool
+	records map[lock.Resource]recordRow
+	hidden  []string // what nobody sees and nobody clears away
 
 	listeners map[lock.LeaseID]*modelLease
 	changed   chan struct{} // closed and replaced by each change
@@ -47,6 +48,7 @@ func newServer(bad faults) *server {
 	return &server{
 		bad: bad, mutex: make(chan struct{}, 1), leases: make(map[lock.LeaseID]*leaseRow), locks: make(map[lock.Resource]*lockRow),
 		forced:    make(map[lock.HoldID]bool),
+		records:   make(map[lock.Resource]recordRow),
 		listeners: make(map[lock.LeaseID]*modelLease), changed: make(chan struct{}),
 	}
 }
@@ -57,6 +59,7 @@ func (s *server) fork() *server {
 	s.do(func(time.Time) {
 		f.number = s.number
 		f.listeners = maps.Clone(s.listeners)
+		f.records = maps.Clone(s.records)
 		for id, l := range s.leases {
 			row := *l
 			f.leases[id] = &row
@@ -97,6 +100,9 @@ func (s *server) tidy(now time.Time) {
 		if !l.over && !now.Before(l.ends) {
 			s.end(id)
 		}
+	}
+	if !s.bad.keepsOldRecords && !s.bad.keepsForLonger {
+		maps.DeleteFunc(s.records, func(_ lock.Resource, r recordRow) bool { return !now.Before(r.ends) })
 	}
 	for _, r := range slices.Sorted(maps.Keys(s.locks)) {
 		l := s.locks[r]

@@ -3,6 +3,8 @@ package backendtest
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -28,6 +30,13 @@ type faults struct {
 	keepsDeadWaiters   bool // in the store, where List does not look
 	stalls             bool // a request holds up all others for as long as the resource has holders and waiters
 	shortLivedLease    bool // ends every lease after some seconds
+
+	lastWriteWins   bool // a record is written whatever is there
+	writesTwice     bool // the same write once more finds another version
+	losesRecords    bool // what was written and not heard of is something else
+	keepsForLonger  bool // a record is there after its time
+	keepsOldRecords bool // and where nobody sees it
+	listsAtRandom   bool // in no order
 }
 
 // model is a Harness of servers in memory, in a bubble of testing/synctest.
@@ -229,6 +238,11 @@ func (m *model) Leftovers(_ testing.TB, prefix string) (left []string) {
 	m.main.do(func(time.Time) {
 		for _, r := range m.main.names(prefix) {
 			left = append(left, string(r))
+		}
+		for _, r := range slices.Sorted(maps.Keys(m.main.records)) {
+			if strings.HasPrefix(string(r), prefix) {
+				left = append(left, "record of "+string(r))
+			}
 		}
 		for _, h := range m.main.hidden {
 			if strings.HasPrefix(h, prefix) {

@@ -57,6 +57,12 @@ func TestBrokenLawIsFound(t *testing.T) {
 		"4 a new server grants at once":       {faults{noFailoverGrace: true}, []string{"ServerLacksGrantInSilence"}},
 		"9 one lease stalls others":           {faults{stalls: true}, []string{"CrowdOnOne"}},
 		"a limit of the store cuts leases":    {faults{shortLivedLease: true}, []string{"EveryTTL"}},
+		"a record is written over any other":  {faults{lastWriteWins: true}, []string{"RecordVersions", "RecordRace", "RecordExpires"}},
+		"the same write does not find itself": {faults{writesTwice: true}, []string{"RecordVersions"}},
+		"an unheard write is another":         {faults{losesRecords: true}, []string{"RecordReplyLost"}},
+		"a record is kept for longer":         {faults{keepsForLonger: true}, []string{"RecordExpires"}},
+		"a record that is over stays":         {faults{keepsOldRecords: true}, []string{"RecordExpires"}},
+		"records are in no order":             {faults{listsAtRandom: true}, []string{"RecordPages", "RecordValues"}},
 		"9 what dead waiters leave is kept":   {faults{keepsDeadWaiters: true}, []string{"DeadWaiterSkipped", "DeadNotListed"}},
 	} {
 		for _, name := range broken.tests {

@@ -11,6 +11,8 @@ var usual = []conformance{
 	{name: "HeartbeatCost", run: testHeartbeatCost, needs: needs[CommandCounter]("CommandCounter"), alone: true},
 	{name: "Restart", run: testRestart, needs: needs[Restarter]("Restarter"), alone: true},
 
+	{name: "RecordsAfterRestart", run: testRecordsAfterRestart, needs: needs[Restarter]("Restarter"), alone: true},
+
 	{name: "MassRestart", run: testMassRestart, needs: needs[Restarter]("Restarter"), alone: true},
 	{name: "MassClosed", run: testMassClosed, alone: true},
 	{name: "MassExpires", run: testMassExpires, alone: true},
@@ -73,6 +75,14 @@ var usual = []conformance{
 	{name: "Get", run: testGet},
 	{name: "List", run: testList},
 	{name: "OddNames", run: testOddNames},
+
+	{name: "RecordVersions", run: testRecordVersions},
+	{name: "RecordRace", run: testRecordRace},
+	{name: "RecordExpires", run: testRecordExpires},
+	{name: "RecordValues", run: testRecordValues},
+	{name: "RecordPages", run: testRecordPages},
+	{name: "RecordBesideLock", run: testRecordBesideLock},
+	{name: "RecordReplyLost", run: testRecordReplyLost, needs: needs[Faulter]("Faulter")},
 
 	{name: "AcquireReplyLost", run: testAcquireReplyLost, needs: needs[Faulter]("Faulter")},
 	{name: "AcquireReplyLostGivenUp", run: testAcquireReplyLostGivenUp, needs: needs[Faulter]("Faulter")},

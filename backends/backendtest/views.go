@@ -144,9 +144,9 @@ func testList(e *env) {
 	}
 }
 
-// testOddNames: no character of a name means anything to the store.
-func testOddNames(e *env) {
-	a, b := e.sidecar(), e.sidecar()
+// oddNames are ends of names that a store could mistake for one another, or for more
+// than a name.
+func (e *env) oddNames() []string {
 	odd := []string{
 		"a", "A", "a ", " a", "a  ", "á", "a\u0301", "ａ", "ß", "ss", "日本", "🔒", "\u200b",
 		"/", "//", "a/", "a//b", "a/b", "../x", "./x", ".", "..",
@@ -154,10 +154,21 @@ func testOddNames(e *env) {
 		"*", "a*", "?", "[", "]", "[a]", "[^a]", "\\", "\\*", "%", "%41", "_", "a_", "a%",
 		"'", "''", "\"", "`", ";", "--", "#", "$", "${a}", "%s", "%!", "(", ")", "|", "&", "<", ">", "=", "+", ",", "@", "~", "^", "!", "-", "0", "00", "-1", "1e3",
 	}
-	pad := func(s string) string { return s + strings.Repeat("x", lock.MaxResourceBytes-len(e.prefix)-len(s)) }
 	if e.limits.LongNames == "" {
-		odd = append(odd, pad("long"), pad("long")[1:], pad("Long"), pad("日本"))
+		odd = append(odd, e.longest("long"), e.longest("long")[1:], e.longest("Long"), e.longest("日本"))
 	}
+	return odd
+}
+
+// longest fills a name up to the longest there is.
+func (e *env) longest(s string) string {
+	return s + strings.Repeat("x", lock.MaxResourceBytes-len(e.prefix)-len(s))
+}
+
+// testOddNames: no character of a name means anything to the store.
+func testOddNames(e *env) {
+	a, b := e.sidecar(), e.sidecar()
+	odd := e.oddNames()
 	grants := make(map[lock.Resource]lock.Grant)
 	for _, s := range odd {
 		r, err := lock.ParseResource(e.prefix + s)
@@ -175,7 +186,7 @@ func testOddNames(e *env) {
 			e.Errorf("a refusal of %q names %q", r, held.Status.Resource)
 		}
 	}
-	for _, prefix := range []string{"", "a", "á", "a\u0301", "日", "a/", ".", "a:", "{", "{a}", "}", "*", "a*", "?", "[", "[a]", "[^a", "\\", "%", "_", "a_", "'", "\"", "$", "-", pad("long")} {
+	for _, prefix := range []string{"", "a", "á", "a\u0301", "日", "a/", ".", "a:", "{", "{a}", "}", "*", "a*", "?", "[", "[a]", "[^a", "\\", "%", "_", "a_", "'", "\"", "$", "-", e.longest("long")} {
 		prefix = e.prefix + prefix
 		var want, got []lock.Resource
 		for r := range grants {

@@ -113,6 +113,24 @@ func (v *visitor) List(ctx context.Context, prefix string, p lock.Page) ([]lock.
 	return all, v.hear(err)
 }
 
+func (v *visitor) ReadRecord(ctx context.Context, r lock.Resource) (lock.Record, error) {
+	rec, err := v.Store.ReadRecord(ctx, r)
+	return rec, v.hear(err)
+}
+
+func (v *visitor) WriteRecord(ctx context.Context, r lock.Resource, after string, next lock.Record, keep time.Duration) error {
+	return v.hear(v.Store.WriteRecord(ctx, r, after, next, keep))
+}
+
+func (v *visitor) DeleteRecord(ctx context.Context, r lock.Resource, after string) error {
+	return v.hear(v.Store.DeleteRecord(ctx, r, after))
+}
+
+func (v *visitor) ListRecords(ctx context.Context, prefix string, p lock.Page) ([]lock.NamedRecord, error) {
+	all, err := v.Store.ListRecords(ctx, prefix, p)
+	return all, v.hear(err)
+}
+
 func (v *visitor) Ping(ctx context.Context) error { return v.hear(v.Store.Ping(ctx)) }
 
 // way is what stands between a visitor's lease and the store.
@@ -163,5 +181,8 @@ func (s *Store) empty(t testing.TB) {
 	defer s.mu.Unlock()
 	if n := []int{len(s.resources), len(s.listed), len(s.leases), len(s.endings)}; !slices.Equal(n, make([]int, 4)) {
 		t.Errorf("the store has %d resources, %d listed, %d leases, %d endings left", n[0], n[1], n[2], n[3])
+	}
+	if n := []int{len(s.records), len(s.recorded), len(s.recordEnds)}; !slices.Equal(n, make([]int, 3)) {
+		t.Errorf("the store has %d records, %d listed, %d of their endings left", n[0], n[1], n[2])
 	}
 }

@@ -51,14 +51,19 @@ func (h *endings) cancel(e *ending) {
 	}
 }
 
-// endsAt sets or moves the moment of an end.
-func (s *Store) endsAt(e *ending, at time.Duration) {
+// set sets or moves the moment of an end.
+func (h *endings) set(e *ending, at time.Duration) {
 	e.at = at
 	if e.place == 0 {
-		heap.Push(&s.endings, e)
+		heap.Push(h, e)
 	} else {
-		heap.Fix(&s.endings, e.place-1)
+		heap.Fix(h, e.place-1)
 	}
+}
+
+// endsAt sets or moves the moment of an end.
+func (s *Store) endsAt(e *ending, at time.Duration) {
+	s.endings.set(e, at)
 	if e.place == 1 { // it is next: the timer may be too late
 		s.ring()
 	}
@@ -79,12 +84,20 @@ func (s *Store) endsBy(e *ending, at time.Duration) {
 	}
 }
 
+// pop ends what is first, if it is over.
+func (h *endings) pop(now time.Duration) bool {
+	if len(*h) == 0 || now < (*h)[0].at {
+		return false
+	}
+	heap.Pop(h).(*ending).over(now)
+	return true
+}
+
 // sweep ends what is over.
 //
 // Model: lease.EXPIRE, force.HANDON.
 func (s *Store) sweep(now time.Duration) {
-	for len(s.endings) > 0 && now >= s.endings[0].at {
-		heap.Pop(&s.endings).(*ending).over(now)
+	for s.endings.pop(now) {
 	}
 }
 
@@ -105,10 +118,14 @@ func (s *Store) expire() {
 		now := s.clock()
 		s.sweep(now)
 		s.step(now)
-		if len(s.endings) == 0 {
-			timer.Stop()
-		} else {
+		s.forget(now)
+		switch {
+		case len(s.endings) > 0:
 			timer.Reset(min(s.endings[0].at-now, suspendCheck))
+		case len(s.records) > 0:
+			timer.Reset(suspendCheck)
+		default:
+			timer.Stop()
 		}
 		s.mu.Unlock()
 	}

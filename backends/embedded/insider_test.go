@@ -19,5 +19,10 @@ func (h *harness) Leftovers(_ testing.TB, prefix string) (left []string) {
 			left = append(left, fmt.Sprintf("resource %q", name))
 		}
 	}
+	for name := range h.store.records {
+		if strings.HasPrefix(string(name), prefix) {
+			left = append(left, fmt.Sprintf("record of %q", name))
+		}
+	}
 	return left
 }

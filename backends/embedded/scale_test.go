@@ -160,9 +160,9 @@ func TestListWhileOthersComeAndGo(t *testing.T) {
 		}
 	})
 	for range 10 {
-		names, err := s.names("kept/", "")
-		if err != nil || len(names) != n {
-			t.Errorf("%d of %d names, %v", len(names), n, err)
+		found, err := names(s, &s.listed, "kept/", "")
+		if err != nil || len(found) != n {
+			t.Errorf("%d of %d names, %v", len(found), n, err)
 		}
 	}
 	close(stop)

@@ -37,6 +37,10 @@ type Store struct {
 	leases     map[*lease]struct{}
 	endings    endings // of leases, and of graces
 
+	records    map[lock.Resource]*record
+	recorded   []*record // the same in no order, as listed
+	recordEnds endings
+
 	unfinished []*resource // whose front may not be granted yet
 	leaving    []*lease    // that are over, and on which something hangs still
 
@@ -60,6 +64,7 @@ func New(opts ...Option) *Store {
 		wall:      time.Now,
 		resources: make(map[lock.Resource]*resource),
 		leases:    make(map[*lease]struct{}),
+		records:   make(map[lock.Resource]*record),
 		bell:      make(chan struct{}, 1),
 		stop:      make(chan struct{}),
 		stopped:   make(chan struct{}),

@@ -56,7 +56,7 @@ func (s *Store) List(_ context.Context, prefix string, p lock.Page) ([]lock.Stat
 	if limit < 1 || limit > lock.MaxPage {
 		limit = lock.MaxPage
 	}
-	names, err := s.names(prefix, p.After)
+	names, err := names(s, &s.listed, prefix, p.After)
 	if err != nil {
 		return nil, err
 	}
@@ -76,8 +76,13 @@ func (s *Store) List(_ context.Context, prefix string, p lock.Page) ([]lock.Stat
 	return all, nil
 }
 
+// named is what the store keeps under a name.
+type named interface{ called() lock.Resource }
+
+func (r *resource) called() lock.Resource { return r.name }
+
 // names gives the names with the prefix after one, in order.
-func (s *Store) names(prefix string, after lock.Resource) ([]lock.Resource, error) {
+func names[N named](s *Store, all *[]N, prefix string, after lock.Resource) ([]lock.Resource, error) {
 	var names []lock.Resource
 	for from := math.MaxInt; from > 0; {
 		s.mu.Lock()
@@ -87,11 +92,11 @@ func (s *Store) names(prefix string, after lock.Resource) ([]lock.Resource, erro
 		}
 		// From the end: what is moved to fill a gap comes from there, so that it
 		// may be seen twice between two steps, and is never missed.
-		from = min(from, len(s.listed))
+		from = min(from, len(*all))
 		to := max(from-listStep, 0)
-		for _, r := range s.listed[to:from] {
-			if r.name > after && strings.HasPrefix(string(r.name), prefix) {
-				names = append(names, r.name)
+		for _, n := range (*all)[to:from] {
+			if name := n.called(); name > after && strings.HasPrefix(string(name), prefix) {
+				names = append(names, name)
 			}
 		}
 		s.mu.Unlock()

@@ -98,6 +98,9 @@ func (t *telling) wrap(b lock.Backend) lock.Backend {
 	return t
 }
 
+// Unwrap gives the Backend behind it, for lock.RecordsOf.
+func (t *telling) Unwrap() lock.Backend { return t.Backend }
+
 func (t *telling) note(err error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
