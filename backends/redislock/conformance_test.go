@@ -97,6 +97,9 @@ func (h *harness) DeleteCounter(t testing.TB, r lock.Resource) {
 // Restart makes the harness a backendtest.Restarter.
 func (h *harness) Restart(t testing.TB) { testengine.Restart(t, h.Server, h.restart) }
 
+// Forgets says whether a restart leaves nothing.
+func (h *harness) Forgets() bool { return h.restart == testengine.DropData }
+
 // Commands makes the harness a backendtest.CommandCounter.
 func (h *harness) Commands(t testing.TB) int64 {
 	ctx := context.Background()

@@ -47,6 +47,7 @@ type driver struct {
 
 	mu      sync.Mutex
 	beats   uint64        // heartbeats so far
+	forgot  time.Duration // on the clock, when a heartbeat last was to forget records that are over
 	renewed time.Duration // on the clock, before the last heartbeat was sent that the store carried out
 
 	more  chan lock.Resource

@@ -24,8 +24,10 @@ type keyspace struct {
 // bucket has the names that do not depend on a resource or lease.
 type bucket struct {
 	leases, last, mark, reaper string
+	records, recordEnds        string
 	mine, revoked              string // prefixes, for a lease
 	lock, queue, waiters, gone string // prefixes, for a resource
+	record                     string // prefix, for the name of a record
 }
 
 func newKeyspace(prefix string, buckets int) keyspace {
@@ -36,6 +38,7 @@ func newKeyspace(prefix string, buckets int) keyspace {
 			leases: p + "leases", last: p + "last", mark: p + "mark", reaper: p + "reaper",
 			mine: p + "lease:", revoked: p + "revoked:",
 			lock: p + "lock:", queue: p + "queue:", waiters: p + "waiters:", gone: p + "gone:",
+			record: p + "record:", records: p + "records", recordEnds: p + "record-ends",
 		})
 	}
 	return k

@@ -55,7 +55,7 @@ func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.
 	}
 }
 
-// nameList is what one lease holds and waits for in a bucket, by name.
+// nameList is what one lease holds and waits for in a bucket, or the records there, by name.
 type nameList struct {
 	key  string
 	page []string // not merged yet
@@ -69,6 +69,11 @@ func (b *Backend) names(ctx context.Context, prefix string, after lock.Resource,
 	if err != nil {
 		return nil, err
 	}
+	return b.firstNames(ctx, all, span, limit)
+}
+
+// firstNames gives the first names of some lists.
+func (b *Backend) firstNames(ctx context.Context, all []*nameList, span redis.ZRangeBy, limit int) ([]lock.Resource, error) {
 	span.Count = int64(min(max(2*limit/max(len(all), 1), minNames), maxNames))
 	var names []lock.Resource
 	for due := all; len(due) > 0; {

@@ -101,7 +101,7 @@ func (d *driver) findDead(ctx context.Context, bucket int) finding {
 
 func (d *driver) look(bucket int) call {
 	k := &d.b.keys.buckets[bucket]
-	return call{keys: []string{k.leases, k.reaper}, args: []any{string(d.id), d.sweeps(bucket)}}
+	return call{keys: []string{k.leases, k.reaper, k.records, k.recordEnds}, args: []any{string(d.id), d.sweeps(bucket)}}
 }
 
 // sweeps says whether a look in a bucket is also for the turn to go through all others.

@@ -84,6 +84,10 @@ func (d *driver) beat() ([]*slot, []call) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.beats++
+	forget := "0"
+	if now := d.b.clock(); now-d.forgot > forgetEvery {
+		d.forgot, forget = now, "1"
+	}
 	var open []*slot
 	var calls []call
 	for _, s := range d.slots {
@@ -96,8 +100,8 @@ func (d *driver) beat() ([]*slot, []call) {
 		k := &d.b.keys.buckets[s.index]
 		open = append(open, s)
 		calls = append(calls, call{
-			keys: []string{k.leases, k.mark, k.mine + string(d.id), k.revoked + string(d.id), k.reaper},
-			args: []any{string(d.id), d.ttl.Microseconds(), d.sweeps(s.index)},
+			keys: []string{k.leases, k.mark, k.mine + string(d.id), k.revoked + string(d.id), k.reaper, k.records, k.recordEnds},
+			args: []any{string(d.id), d.ttl.Microseconds(), d.sweeps(s.index), forget},
 		})
 	}
 	return open, calls

@@ -3,6 +3,7 @@ package redislock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -64,6 +65,29 @@ func TestDocumentedRights(t *testing.T) {
 	if _, err := b.List(ctx, "", lock.Page{Limit: 10}); err != nil {
 		t.Errorf("List: %v", err)
 	}
+	brief, kept := lock.Record{Version: "v", Value: []byte("brief")}, lock.Record{Version: "w", Value: []byte("kept")}
+	_, list := b.ListRecords(ctx, "", lock.Page{Limit: 10})
+	_, read := b.ReadRecord(ctx, "r")
+	for what, err := range map[string]error{
+		"a first write": b.WriteRecord(ctx, "brief", "", brief, lock.MinKeep),
+		"another write": errors.Join(b.WriteRecord(ctx, "r", "", brief, time.Hour), b.WriteRecord(ctx, "r", "v", kept, time.Hour)),
+		"ReadRecord":    read,
+		"ListRecords":   list,
+		"DeleteRecord":  b.DeleteRecord(ctx, "r", "w"),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	eventually(t, "the record that is over is forgotten", func() error {
+		if err := beat(ctx, other); err != nil {
+			return err
+		}
+		if n := root.ZCard(ctx, b.keys.buckets[0].recordEnds).Val(); n != 0 {
+			return fmt.Errorf("%d are there", n)
+		}
+		return nil
+	})
 	eventually(t, "the dead sidecar's hold is cleared away", func() error {
 		if err := beat(ctx, other); err != nil {
 			return err

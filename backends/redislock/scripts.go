@@ -56,6 +56,16 @@ var (
 	renewLua string
 	//go:embed lua/drop.lua
 	dropLua string
+	//go:embed lua/forget.lua
+	forgetLua string
+	//go:embed lua/record.lua
+	recordLua string
+	//go:embed lua/record_read.lua
+	recordReadLua string
+	//go:embed lua/record_write.lua
+	recordWriteLua string
+	//go:embed lua/record_delete.lua
+	recordDeleteLua string
 )
 
 // script is a Lua script with the name under which it is observed. It is put together
@@ -84,13 +94,17 @@ var (
 	scriptAck       = newScript("acknowledge", ackLua)
 	scriptHolds     = newScript("holds", holdsLua)
 	scriptReap      = newScript("reap", libLua, reapLua)
-	scriptDead      = newScript("find_dead", serverLua, deadLua, findLua)
+	scriptDead      = newScript("find_dead", serverLua, deadLua, forgetLua, findLua)
 	scriptLiving    = newScript("living_leases", livingLua)
 	scriptStatus    = newScript("status", libLua, statusLua)
 	scriptOpen      = newScript("open_lease", serverLua, openLua)
-	scriptHeartbeat = newScript("heartbeat", serverLua, deadLua, heartbeatLua)
+	scriptHeartbeat = newScript("heartbeat", serverLua, deadLua, forgetLua, heartbeatLua)
 	scriptRenew     = newScript("renew", renewLua)
 	scriptDrop      = newScript("drop_lease", dropLua)
+
+	scriptReadRecord   = newScript("read_record", recordReadLua)
+	scriptWriteRecord  = newScript("write_record", recordLua, forgetLua, recordWriteLua)
+	scriptDeleteRecord = newScript("delete_record", recordLua, recordDeleteLua)
 )
 
 // maxPipeline bounds what goes to the server in one piece: it carries out a piece

@@ -190,7 +190,7 @@ func TestScriptsGiveLivingLeases(t *testing.T) {
 // find looks for a dead lease without a heartbeat.
 func (s *still) find(lease, sweeps string) string {
 	s.t.Helper()
-	return s.run(scriptDead, []string{s.k.leases, s.k.reaper}, lease, sweeps)
+	return s.run(scriptDead, []string{s.k.leases, s.k.reaper, s.k.records, s.k.recordEnds}, lease, sweeps)
 }
 
 // Dead leases are found one by one, by one sidecar for a moment, and are dead for good from then

@@ -265,7 +265,11 @@ func (s *still) beat(lease string) string {
 // beatAnd is a heartbeat of who takes the turn to clear away though none is dead: sweeps is "1".
 func (s *still) beatAnd(lease, sweeps string) string {
 	s.t.Helper()
-	return s.run(scriptHeartbeat, []string{s.k.leases, s.k.mark, s.k.mine + lease, s.k.revoked + lease, s.k.reaper}, lease, ttl, sweeps)
+	return s.run(scriptHeartbeat, s.beatKeys(lease), lease, ttl, sweeps, "1")
+}
+
+func (s *still) beatKeys(lease string) []string {
+	return []string{s.k.leases, s.k.mark, s.k.mine + lease, s.k.revoked + lease, s.k.reaper, s.k.records, s.k.recordEnds}
 }
 
 func (s *still) renew(lease string) string {

@@ -1,7 +1,7 @@
 -- Renews a lease in a bucket, if it lives, and finds one that is over. Never brings a
 -- dead one back.
--- KEYS: 1 leases, 2 mark, 3 mine, 4 revoked, 5 reaper. ARGV: 1 lease, 2 TTL in
--- microseconds, 3 see take_turn: sweeps
+-- KEYS: 1 leases, 2 mark, 3 mine, 4 revoked, 5 reaper, 6 and 7 see forget. ARGV: 1 lease,
+-- 2 TTL in microseconds, 3 see take_turn: sweeps, 4 whether to forget (1 or 0)
 -- Reply: nil when the lease is over, else {run id, term, since when that server has
 -- had the bucket, time, number of holds and waiters, {revoked, grace, …}, what take_turn gives}
 -- Model: lease.RENEW, force.RENEW.
@@ -23,6 +23,7 @@ if type(renewed) == 'table' then -- the memory is full
   renewed = renew(redis.call)
 end
 if renewed == 0 and not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return false end
+if ARGV[4] == '1' then forget(KEYS[6], KEYS[7], 64) end
 local run, term, since = marked()
 return {run, term, since, nowstr, redis.call('ZCARD', KEYS[3]),
   redis.call('ZRANGE', KEYS[4], 0, 63, 'WITHSCORES'), take_turn(dead, KEYS[5], ARGV[3])}
