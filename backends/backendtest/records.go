@@ -367,7 +367,7 @@ func testRecordValues(e *env) {
 func (e *env) each(n int, do func(i int) error) {
 	e.Helper()
 	var wg sync.WaitGroup
-	const some = 8
+	const some = 16
 	for k := range some {
 		wg.Go(func() {
 			for i := k; i < n; i += some {

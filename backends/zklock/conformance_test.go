@@ -59,6 +59,7 @@ type harness struct {
 func (h *harness) Open(t testing.TB) lock.Backend {
 	r, url := newRoad(t, h.server.URL())
 	b := openAt(t, url+"?timeout=3s"+h.options)
+	b.sweepEvery = time.Second
 	h.mu.Lock()
 	h.roads[b] = r
 	h.mu.Unlock()

@@ -113,6 +113,7 @@ func (d *driver) Listen(ctx context.Context, push func(leasekit.Push)) {
 	defer beside.Wait()
 	beside.Go(func() { d.care(ctx) })
 	beside.Go(func() { d.recheckAll(ctx) })
+	beside.Go(func() { d.sweepRecords(ctx) })
 	select {
 	case <-d.set.Done():
 		push(leasekit.Push{Kind: leasekit.Over})

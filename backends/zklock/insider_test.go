@@ -52,6 +52,13 @@ func (h *harness) Leftovers(t testing.TB, prefix string) (left []string) {
 			walk(path + "/" + name)
 		}
 	}
+	for _, bucket := range children(tr.records()) {
+		for _, name := range children(tr.records() + "/" + bucket) {
+			if r, ok := unescape(name); ok && strings.HasPrefix(string(r), prefix) {
+				left = append(left, "record of "+string(r))
+			}
+		}
+	}
 	if tr.curator {
 		walk(tr.root + "/" + strings.TrimSuffix(prefix, "/"))
 		return left

@@ -51,15 +51,22 @@ func TestDigest(t *testing.T) {
 		l.driver.mu.Lock()
 		node := l.driver.spots[g.ID].node
 		l.driver.mu.Unlock()
+		if err := errors.Join(b.WriteRecord(t.Context(), "r", "", recordOf("v1"), time.Hour), b.WriteRecord(t.Context(), "r", "v1", recordOf("v2"), time.Hour)); err != nil {
+			t.Errorf("WriteRecord: %v", err)
+		}
 		for what, err := range map[string]error{
 			"deletes":          c.Delete(node, -1),
 			"writes":           second(c.Set(node, nil, -1)),
 			"reads":            third(c.Get(node)),
+			"reads the record": third(c.Get(b.tree.record("r"))),
 			"writes the lease": second(c.Set(l.driver.leaseNode.path, nil, -1)),
 		} {
 			if !errors.Is(err, zk.ErrNoAuth) {
 				t.Errorf("a stranger %s a hold: %v", what, err)
 			}
+		}
+		if err := b.DeleteRecord(t.Context(), "r", "v2"); err != nil {
+			t.Errorf("DeleteRecord: %v", err)
 		}
 		for _, user := range []string{"sidecar:wrong", "other:s%40cret"} {
 			b := openAt(t, as(user))

@@ -249,13 +249,18 @@ func (b *Backend) names(ctx context.Context, t *leaseNode, prefix string) ([]loc
 	if b.tree.curator {
 		return b.walk(ctx, t, prefix)
 	}
-	root := zksession.Children(b.tree.locks())
+	return namesBelow(ctx, t, b.tree.locks())
+}
+
+// namesBelow are the names in all buckets below a node.
+func namesBelow(ctx context.Context, t *leaseNode, path string) ([]lock.Resource, error) {
+	root := zksession.Children(path)
 	if err := t.s.Do(ctx, root); err != nil {
 		return nil, err
 	}
 	var buckets []*zksession.Call
 	for _, bucket := range root.Children {
-		buckets = append(buckets, zksession.Children(b.tree.locks()+"/"+bucket))
+		buckets = append(buckets, zksession.Children(path+"/"+bucket))
 	}
 	if err := doAll(ctx, t, buckets); err != nil {
 		return nil, err

@@ -17,14 +17,15 @@ const home = "locksidecar"
 //
 //	CHROOT/locksidecar/fence                     the base of fences
 //	CHROOT/locksidecar/leases/LEASE              one node a lease
+//	CHROOT/locksidecar/records/BUCKET/NAME       one node a record
 //	CHROOT/locksidecar/locks/BUCKET/NAME/REQUEST layout locksidecar
 //	CHROOT/NAME/REQUEST                          layout curator
 //
 // There are 256 buckets, because a list of children must fit into one packet,
 // and clients of ZooKeeper take a megabyte. A NAME is escaped in our own layout,
-// and in Curator's it is a path as it is. The chroot and our home are persistent
-// nodes, and what is below are containers, which the server removes when they
-// have been left empty.
+// and in Curator's it is a path as it is. The chroot, our home, and records with their
+// buckets are persistent nodes, and what else is below are containers, which the server
+// removes when they have been left empty.
 type tree struct {
 	root    string // the chroot, "" or "/path"
 	curator bool
@@ -33,19 +34,29 @@ type tree struct {
 
 func (c *config) tree() tree { return tree{root: c.chroot, curator: c.curator, acl: c.acl} }
 
-func (t *tree) home() string   { return t.root + "/" + home }
-func (t *tree) leases() string { return t.home() + "/leases" }
-func (t *tree) locks() string  { return t.home() + "/locks" }
-func (t *tree) base() string   { return t.home() + "/fence" }
+func (t *tree) home() string    { return t.root + "/" + home }
+func (t *tree) leases() string  { return t.home() + "/leases" }
+func (t *tree) locks() string   { return t.home() + "/locks" }
+func (t *tree) records() string { return t.home() + "/records" }
+func (t *tree) base() string    { return t.home() + "/fence" }
 
 func (t *tree) lease(id lock.LeaseID) string { return t.leases() + "/" + string(id) }
+
+func bucket(r lock.Resource) string {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(r)) // never fails
+	return fmt.Sprintf("%02x", h.Sum32()&0xff)
+}
+
+// record is the node of the record of a resource, in both layouts.
+func (t *tree) record(r lock.Resource) string { return t.recordBucket(r) + "/" + escape(string(r)) }
+
+func (t *tree) recordBucket(r lock.Resource) string { return t.records() + "/" + bucket(r) }
 
 // lockPath is the node of a resource. The error is an InvalidError.
 func (t *tree) lockPath(r lock.Resource) (string, error) {
 	if !t.curator {
-		h := fnv.New32a()
-		_, _ = h.Write([]byte(r)) // never fails
-		return fmt.Sprintf("%s/%02x/%s", t.locks(), h.Sum32()&0xff, escape(string(r))), nil
+		return t.locks() + "/" + bucket(r) + "/" + escape(string(r)), nil
 	}
 	bad := func(problem string) (string, error) {
 		return "", &lock.InvalidError{Field: "resource", Problem: problem + " in the layout of Curator"}
@@ -73,7 +84,7 @@ func (t *tree) ancestors(node string) []*zksession.Call {
 			continue
 		}
 		mode := zksession.Container
-		if p := node[:i]; len(p) <= len(t.root) || p == t.home() {
+		if p := node[:i]; len(p) <= len(t.root) || p == t.home() || strings.HasPrefix(p, t.records()) {
 			mode = zksession.Persistent
 		}
 		calls = append(calls, zksession.Create(node[:i], nil, t.acl, mode))

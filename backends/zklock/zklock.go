@@ -35,6 +35,8 @@ type Backend struct {
 	maxSeq     int32 // see maxSeq
 	shortQueue int   // see shortQueue
 	recheckOf  func(ttl time.Duration) time.Duration
+	sweepEvery time.Duration // see sweepEvery
+	sweepLooks int           // see sweepLooks
 
 	mu      sync.Mutex
 	drivers []*driver           // oldest first
@@ -57,7 +59,7 @@ func Open(rawURL string, observe lock.Observe) (*Backend, error) {
 		return nil, err
 	}
 	return &Backend{
-		cfg: cfg, tree: cfg.tree(), observe: observe, clock: lock.BootTime, wall: time.Now, maxSeq: maxSeq, shortQueue: shortQueue, recheckOf: leasekit.RecheckOf,
+		cfg: cfg, tree: cfg.tree(), observe: observe, clock: lock.BootTime, wall: time.Now, maxSeq: maxSeq, shortQueue: shortQueue, recheckOf: leasekit.RecheckOf, sweepEvery: sweepEvery, sweepLooks: sweepLooks,
 		known: make(map[string]struct{}), forcing: make(chan struct{}, maxForcing),
 	}, nil
 }

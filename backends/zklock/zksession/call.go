@@ -197,5 +197,8 @@ func (c *Call) fail(err error) {
 	}
 }
 
+// Of is the path that the call is of.
+func (c *Call) Of() string { return c.path }
+
 // String names the request for people.
 func (c *Call) String() string { return c.name + " " + c.path }

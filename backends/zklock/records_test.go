@@ -1,0 +1,155 @@
+package zklock
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+func recordOf(version string) lock.Record {
+	return lock.Record{Version: version, Value: []byte(version)}
+}
+
+// A record that was deleted and written again between the reading of it and the write over
+// it is another one, though its node has the same data version.
+func TestRecordWrittenAgainIsAnother(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	b, _ := sidecar(t, s.URL()+"/records-again", 30*time.Second)
+	other, _ := sidecar(t, s.URL()+"/records-again", 30*time.Second)
+	ctx := t.Context()
+	if err := b.WriteRecord(ctx, "r", "", recordOf("v1"), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	ask, err := b.askThrough(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := b.readKept(ctx, ask, "r", true)
+	if err != nil || k.Version != "v1" {
+		t.Fatalf("read %+v, %v", k.Record, err)
+	}
+	if err := errors.Join(other.DeleteRecord(ctx, "r", "v1"), other.WriteRecord(ctx, "r", "", recordOf("v2"), time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	for what, call := range map[string]*zksession.Call{
+		"the sweep": b.deleteRecords(k.bucket, k.node),
+		"a write":   zksession.Multi(zksession.Check(k.bucket), zksession.Set(k.node.Of(), recordData(recordOf("v3"), time.Hour), k.node.Stat.Version)),
+	} {
+		if err := ask.s.Do(ctx, call); err != nil || !errors.Is(call.Err, zksession.ErrBadVersion) {
+			t.Errorf("%s: %v, %v, want ErrBadVersion", what, err, call.Err)
+		}
+	}
+	if rec, err := b.ReadRecord(ctx, "r"); err != nil || rec.Version != "v2" {
+		t.Errorf("read %+v, %v", rec, err)
+	}
+	if err := b.DeleteRecord(ctx, "r", "v2"); err != nil {
+		t.Error(err)
+	}
+}
+
+// The list of a bucket fits into a packet, with 100,000 records of the longest names.
+func TestRecordBucketsFitIntoAPacket(t *testing.T) {
+	const longest = 4 + 3*lock.MaxResourceBytes // each byte escaped
+	sizes := make(map[string]int)
+	for i := range 100_000 {
+		sizes[bucket(lock.Resource(fmt.Sprint("orders/", i)))] += longest
+	}
+	for name, size := range sizes {
+		if size > 1<<20-4096 {
+			t.Errorf("the list of bucket %s has %d bytes", name, size)
+		}
+	}
+}
+
+// What is over is deleted in turns of one sidecar: on and on where much is over, else with
+// few reads, and each turn goes on where the last one ended.
+func TestRecordsAreSwept(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	var reads atomic.Int64
+	b := openAt(t, s.URL()+"/records-swept")
+	t.Cleanup(func() { _ = b.Close() })
+	b.observe = func(command string, _ time.Duration, _ error) {
+		if command == "children" || command == "get" {
+			reads.Add(1)
+		}
+	}
+	l := newLease(t, b, 30*time.Second)
+	c := stranger(t, s.URL())
+	left := func() (n int) {
+		buckets, _, err := c.Children(b.tree.records())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, bucket := range buckets {
+			names, _, err := c.Children(b.tree.records() + "/" + bucket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n += len(names)
+		}
+		return n
+	}
+	write := func(n int, keep time.Duration) {
+		t.Helper()
+		errs := make(chan error, n)
+		for i := range n {
+			go func() {
+				errs <- b.WriteRecord(t.Context(), lock.Resource(fmt.Sprint(keep, "/", i)), "", recordOf("v"), keep)
+			}()
+		}
+		for range n {
+			if err := <-errs; err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	sweep := func(every time.Duration) {
+		t.Helper()
+		if err := l.driver.sweepOnce(t.Context(), every); err != nil {
+			t.Errorf("sweep: %v", err)
+		}
+	}
+	const few, many, looks = 100, 500, 50
+	write(few, time.Hour)
+	write(many, lock.MinKeep)
+	b.sweepLooks = looks
+	turns := 0
+	eventually(t, "what is over is gone", func() error {
+		sweep(0)
+		turns++
+		if n := left(); n != few {
+			return fmt.Errorf("%d are there", n)
+		}
+		return nil
+	})
+	t.Logf("%d turns", turns)
+	write(10, lock.MinKeep)
+	eventually(t, "what is over is gone though little is", func() error {
+		before := left()
+		reads.Store(0)
+		sweep(0)
+		if n := reads.Load(); n > 2*looks && before == few+10 {
+			t.Errorf("%d reads in a turn in which little is over", n)
+		}
+		if n := left(); n != few {
+			return fmt.Errorf("%d are there", n)
+		}
+		return nil
+	})
+	reads.Store(0)
+	sweep(time.Hour)
+	if n := reads.Load(); n != 1 {
+		t.Errorf("%d reads when it is not the turn of this sidecar", n)
+	}
+	if all, err := b.ListRecords(t.Context(), "", lock.Page{}); err != nil || len(all) != few {
+		t.Errorf("%d are listed, %v", len(all), err)
+	}
+}
