@@ -114,7 +114,7 @@ func (s *Session) letGo(l *Lock) (*call, *pb.SessionRequest) {
 	return c, &pb.SessionRequest{Request: &pb.SessionRequest_Release{Release: &pb.ReleaseRequest{LockId: l.ID}}}
 }
 
-// notHeld is told why the sidecar has refused a release or a downgrade. What it does
+// notHeld is told why the sidecar has refused a request about a hold. What it does
 // not know as held is lost. s.mu is held.
 func (s *Session) notHeld(l *Lock, err error) {
 	var said *Error
@@ -167,6 +167,16 @@ func (s *Session) granted(c *call, g *pb.Grant) {
 		s.giveBack(l)
 	}
 	if l.over == nil {
+		s.watch(l.silentAt())
+	}
+}
+
+// extended notes another limit of a hold. s.mu is held.
+func (s *Session) extended(c *call, g *pb.Grant) {
+	if l := s.locks[g.GetLockId()]; l != nil {
+		l.limit = g.GetCountedAt().AsDuration() + c.maxHold
+		s.limits[l.ID] = l.limit
+		l.until = max(l.until, endOf(g.GetCountedAt(), g.GetValidFor()))
 		s.watch(l.silentAt())
 	}
 }

@@ -153,6 +153,15 @@ func TestLock(t *testing.T) {
 	if err := l.Downgrade(t.Context()); err != nil || l.Mode() != client.Shared {
 		t.Errorf("downgrade: %v %s", err, l.Mode())
 	}
+	if err := l.Extend(t.Context(), 5*time.Second); err != nil || l.ValidFor() > 5*time.Second {
+		t.Errorf("extend: %v, valid for %s", err, l.ValidFor())
+	}
+	if err := l.Extend(t.Context(), time.Hour); err != nil || l.ValidFor() <= 5*time.Second {
+		t.Errorf("extend by an hour: %v, valid for %s", err, l.ValidFor())
+	}
+	if err := l.Extend(t.Context(), 0); !errors.Is(err, client.ErrInvalidRequest) || l.Err() != nil {
+		t.Errorf("extend by nothing: %v", err)
+	}
 	shared := acquire(t, b, "r", client.AcquireOptions{Mode: client.Shared})
 	if _, err = a.Acquire(t.Context(), "r", reentrant); !errors.Is(err, client.ErrUpgradeRefused) {
 		t.Errorf("upgrade: %v", err)

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 )
 
@@ -169,15 +171,28 @@ func (s *Session) release(ctx context.Context, l *Lock) error {
 // released. Else as for Release.
 func (l *Lock) Downgrade(ctx context.Context) error {
 	c := newCall()
-	c.downgrade = l
-	_, err := l.session.do(ctx, c, &pb.SessionRequest{Request: &pb.SessionRequest_Downgrade{Downgrade: &pb.DowngradeRequest{LockId: l.ID}}})
+	c.changes = l
+	return l.change(ctx, "downgrade", c, &pb.SessionRequest{Request: &pb.SessionRequest_Downgrade{Downgrade: &pb.DowngradeRequest{LockId: l.ID}}})
+}
+
+// Extend makes the hold end maxHold from now (100ms to 24h), whatever its limit was
+// before. Errors as for Downgrade.
+func (l *Lock) Extend(ctx context.Context, maxHold time.Duration) error {
+	c := newCall()
+	c.changes, c.maxHold = l, maxHold
+	return l.change(ctx, "extend", c, &pb.SessionRequest{Request: &pb.SessionRequest_Extend{Extend: &pb.ExtendRequest{LockId: l.ID, MaxHold: durationpb.New(maxHold)}}})
+}
+
+// change asks for a change of the hold, which the receiver notes.
+func (l *Lock) change(ctx context.Context, verb string, c *call, q *pb.SessionRequest) error {
+	_, err := l.session.do(ctx, c, q)
 	if lost := l.Err(); errors.Is(err, ErrNotHolder) && errors.Is(lost, ErrLockLost) {
 		err = lost
 	}
 	if err != nil {
-		return fmt.Errorf("downgrade %q: %w", l.Resource, err)
+		return fmt.Errorf("%s %q: %w", verb, l.Resource, err)
 	}
-	return nil // the receiver has noted it
+	return nil
 }
 
 // end is when the hold is over if nothing is heard any more, on our clock.

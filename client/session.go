@@ -66,7 +66,7 @@ type call struct {
 	maxHold   time.Duration
 	lock      *Lock // what a grant has made
 	release   *Lock // what is asked to be released
-	downgrade *Lock // what is asked to be downgraded
+	changes   *Lock // what is asked to be downgraded or extended
 	acquire   bool
 	resource  string // of an acquire
 	abandoned bool   // the caller has left: nobody wants the lock
@@ -247,7 +247,7 @@ func (s *Session) answered(m *pb.SessionResponse) {
 		s.clock.answered(c.sent, r.Granted.GetCountedAt())
 		s.granted(c, r.Granted)
 	case *pb.SessionResponse_Error:
-		switch l := c.downgrade; {
+		switch l := c.changes; {
 		case c.release != nil:
 			s.notHeld(c.release, fromStatus(r.Error))
 		case l != nil && l.over == nil: // else it was released meanwhile, or is lost
@@ -262,6 +262,9 @@ func (s *Session) answered(m *pb.SessionResponse) {
 		if l := s.locks[r.Downgraded.GetLockId()]; l != nil {
 			l.mode = r.Downgraded.GetMode()
 		}
+	case *pb.SessionResponse_Extended:
+		s.clock.answered(c.sent, r.Extended.GetCountedAt())
+		s.extended(c, r.Extended)
 	}
 	s.forget(c)
 	c.answer <- m

@@ -214,6 +214,30 @@ func TestMaxHoldIsOverBeforeItsNews(t *testing.T) {
 	}
 }
 
+// Extend moves the end by MaxHold, which the app keeps by its own clock.
+func TestExtendMovesTheEnd(t *testing.T) {
+	s := scripted(t)
+	l := s.hold("l", long)
+	for _, maxHold := range []time.Duration{long / 2, long / 4, 20 * time.Millisecond} {
+		done := make(chan error, 1)
+		go func() { done <- l.Extend(t.Context(), maxHold) }()
+		q := s.next()
+		if e := q.GetExtend(); e.GetLockId() != "l" || e.GetMaxHold().AsDuration() != maxHold {
+			t.Fatalf("asked %v", q)
+		}
+		s.say <- &pb.SessionResponse{RequestId: q.GetRequestId(), Response: &pb.SessionResponse_Extended{Extended: &pb.Grant{
+			LockId: "l", CountedAt: durationpb.New(lock.BootTime()), ValidFor: durationpb.New(maxHold),
+		}}}
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		if v := l.ValidFor(); v > maxHold {
+			t.Errorf("valid for %s after Extend by %s", v, maxHold)
+		}
+	}
+	within(t, "lost", l.Lost()) // nobody says so
+}
+
 // A hold is over for the app as soon as it has asked for the release.
 func TestReleasedIsOver(t *testing.T) {
 	s := scripted(t)

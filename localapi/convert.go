@@ -126,6 +126,8 @@ func timesOf(a *pb.SessionResponse) (good, countedAt *durationpb.Duration) {
 		return r.Granted.GetValidFor(), r.Granted.GetCountedAt()
 	case *pb.SessionResponse_Downgraded:
 		return r.Downgraded.GetValidFor(), r.Downgraded.GetCountedAt()
+	case *pb.SessionResponse_Extended:
+		return r.Extended.GetValidFor(), r.Extended.GetCountedAt()
 	case *pb.SessionResponse_Event:
 		if l := r.Event.GetLease(); l != nil {
 			return l.GetValidFor(), l.GetCountedAt()

@@ -85,6 +85,14 @@ func (x *httpApp) ask(q *pb.SessionRequest) *pb.SessionResponse {
 		g := &pb.Grant{}
 		path = path + "/locks/" + r.Downgrade.GetLockId() + ":downgrade"
 		m, a.Response = g, &pb.SessionResponse_Downgraded{Downgraded: g}
+	case *pb.SessionRequest_Extend:
+		b, err := protojson.Marshal(&pb.ExtendRequest{MaxHold: r.Extend.GetMaxHold()})
+		if err != nil {
+			x.t.Error(err)
+		}
+		g := &pb.Grant{}
+		path, body = path+"/locks/"+r.Extend.GetLockId()+":extend", string(b)
+		m, a.Response = g, &pb.SessionResponse_Extended{Extended: g}
 	case *pb.SessionRequest_Cancel:
 		g := &pb.CancelResponse{}
 		method, path = "DELETE", path+"/requests/"+r.Cancel.GetRequestId()
@@ -171,6 +179,9 @@ func timesIn(m proto.Message) []**durationpb.Duration {
 		case *pb.SessionResponse_Downgraded:
 			r.Downgraded.CountedAt = nil
 			return []**durationpb.Duration{&r.Downgraded.ValidFor}
+		case *pb.SessionResponse_Extended:
+			r.Extended.CountedAt = nil
+			return []**durationpb.Duration{&r.Extended.ValidFor}
 		case *pb.SessionResponse_KeptAlive:
 			return []**durationpb.Duration{&r.KeptAlive.ValidFor}
 		}
@@ -205,6 +216,10 @@ func releaseOf(id, lockID, retry string) *pb.SessionRequest {
 	return &pb.SessionRequest{RequestId: id, Request: &pb.SessionRequest_Release{Release: &pb.ReleaseRequest{LockId: lockID, RequestId: retry}}}
 }
 
+func extendOf(id, lockID string, maxHold time.Duration) *pb.SessionRequest {
+	return &pb.SessionRequest{RequestId: id, Request: &pb.SessionRequest_Extend{Extend: &pb.ExtendRequest{LockId: lockID, MaxHold: durationpb.New(maxHold)}}}
+}
+
 // history is what two apps do and are told.
 func history(t *testing.T, s *sidecar, a, b app) string {
 	d := &diary{t: t, ids: make(map[string]string)}
@@ -237,9 +252,14 @@ func history(t *testing.T, s *sidecar, a, b app) string {
 	d.note(b.ask(releaseOf("b5", second, "")))
 	d.note(a.ask(&pb.SessionRequest{RequestId: "a11", Request: &pb.SessionRequest_KeepAlive{KeepAlive: &pb.KeepAliveRequest{}}}))
 
-	limited := d.grant(b.ask(acquireOf("b6", &pb.AcquireRequest{Resource: "short", MaxHold: durationpb.New(100 * time.Millisecond)})))
+	limited := d.grant(b.ask(acquireOf("b6", &pb.AcquireRequest{Resource: "short", MaxHold: durationpb.New(time.Hour)})))
+	d.note(b.ask(extendOf("b8", limited, time.Minute)))
+	d.note(b.ask(extendOf("b9", limited, time.Millisecond)))
+	d.note(b.ask(extendOf("b10", limited, 100*time.Millisecond)))
 	d.note(b.lost())
+	d.note(b.ask(extendOf("b11", limited, time.Second)))
 	d.note(b.ask(releaseOf("b7", limited, "")))
+	d.note(b.ask(extendOf("b12", "none", time.Second)))
 	if _, err := s.manager.ForceRelease(t.Context(), "ä/1", "", 0); err != nil {
 		t.Fatal(err)
 	}

@@ -46,6 +46,7 @@ func (s *Server) table(api *service) []route {
 		on(http.MethodPost, "/v1/sessions/{session_id}/locks", unary(s, api.Acquire)),
 		on(http.MethodDelete, "/v1/sessions/{session_id}/requests/{request_id}", unary(s, api.Cancel)),
 		on(http.MethodPost, "/v1/sessions/{session_id}/locks/{lock_id}:downgrade", unary(s, api.Downgrade)),
+		on(http.MethodPost, "/v1/sessions/{session_id}/locks/{lock_id}:extend", unary(s, api.Extend)),
 		on(http.MethodDelete, "/v1/sessions/{session_id}/locks/{lock_id}", unary(s, api.Release)),
 		on(http.MethodGet, "/v1/sessions/{session_id}/events", s.events(api)),
 		on(http.MethodGet, "/v1/locks/{resource=**}", unary(s, api.GetLock)),

@@ -19,6 +19,7 @@ func TestMethodsOfPaths(t *testing.T) {
 		"/v1/sessions/a/locks":             "POST",
 		"/v1/sessions/a/locks/b":           "DELETE",
 		"/v1/sessions/a/locks/b:downgrade": "POST",
+		"/v1/sessions/a/locks/b:extend":    "POST",
 		"/v1/sessions/a/requests/b":        "DELETE",
 		// A request id is the app's own choice.
 		"/v1/sessions/a/requests/b:downgrade": "DELETE",

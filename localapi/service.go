@@ -227,6 +227,32 @@ func (s *service) downgrade(ctx context.Context, sess *session.Session, q *pb.Do
 	return g, err
 }
 
+// Extend moves the end of a hold's own limit.
+func (s *service) Extend(ctx context.Context, q *pb.ExtendRequest) (*pb.Grant, error) {
+	sess, err := s.find(ctx, q.GetSessionId())
+	if err != nil {
+		return nil, err
+	}
+	return s.extend(ctx, sess, q)
+}
+
+func (s *service) extend(ctx context.Context, sess *session.Session, q *pb.ExtendRequest) (*pb.Grant, error) {
+	if q.GetLockId() == "" {
+		return nil, invalid("lock_id", "must not be empty")
+	}
+	maxHold, err := durationOf("max_hold", q.GetMaxHold(), 0)
+	if err != nil {
+		return nil, err
+	}
+	_, end := s.span(ctx, "extend", "")
+	g, err := sess.Extend(lock.HoldID(q.GetLockId()), maxHold)
+	end(err)
+	if err != nil {
+		return nil, err
+	}
+	return grantTo(g, s.o.Clock()), nil
+}
+
 // GetLock tells who holds and waits for a resource.
 func (s *service) GetLock(ctx context.Context, q *pb.GetLockRequest) (*pb.Lock, error) {
 	ctx, end := s.span(ctx, "get", q.GetResource())

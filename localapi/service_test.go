@@ -245,6 +245,10 @@ func TestCallsOfNoSession(t *testing.T) {
 			_, err := c.Downgrade(ctx, &pb.DowngradeRequest{SessionId: id, LockId: "1"})
 			return err
 		},
+		"extend": func(id string) error {
+			_, err := c.Extend(ctx, &pb.ExtendRequest{SessionId: id, LockId: "1", MaxHold: durationpb.New(time.Second)})
+			return err
+		},
 		"events": func(id string) error {
 			st, err := c.Events(ctx, &pb.EventsRequest{SessionId: id})
 			if err == nil {
@@ -279,6 +283,14 @@ func TestRefusalsOfCalls(t *testing.T) {
 		},
 		"lock_id must not be empty ": func() error {
 			_, err := c.Downgrade(ctx, &pb.DowngradeRequest{SessionId: id})
+			return err
+		},
+		"lock_id must not be empty  ": func() error {
+			_, err := c.Extend(ctx, &pb.ExtendRequest{SessionId: id})
+			return err
+		},
+		"max_hold must not be negative": func() error {
+			_, err := c.Extend(ctx, &pb.ExtendRequest{SessionId: id, LockId: "1", MaxHold: durationpb.New(-1)})
 			return err
 		},
 		"name and metadata belong to the session here": func() error {

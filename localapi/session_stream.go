@@ -313,6 +313,9 @@ func (t *sessionStream) take(q *pb.SessionRequest) (work func(), _ error) {
 			g, err := t.downgrade(ctx, t.sess, r.Downgrade) // its times are counted when it is sent
 			return t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Downgraded{Downgraded: grantTo(g, 0)}}, err)
 		}), nil
+	case *pb.SessionRequest_Extend:
+		g, err := t.extend(ctx, t.sess, r.Extend)
+		t.out.leave(t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Extended{Extended: g}}, err))
 	case *pb.SessionRequest_Cancel:
 		t.cancel(r.Cancel.GetRequestId())
 		t.out.leave(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Cancelled{Cancelled: &pb.CancelResponse{}}})

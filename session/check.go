@@ -99,8 +99,11 @@ func (m *Manager) checkAcquire(r *AcquireRequest) (lock.Resource, error) {
 		return "", invalid("mode", "is not one of EXCLUSIVE, SHARED")
 	case r.Wait != Forever && (r.Wait < 0 || r.Wait > maxWait):
 		return "", invalid("wait", "is %v, must be 0 to %v", r.Wait, maxWait)
-	case r.MaxHold != 0 && (r.MaxHold < minMaxHold || r.MaxHold > maxMaxHold):
-		return "", invalid("max_hold", "is %v, must be %v to %v", r.MaxHold, minMaxHold, maxMaxHold)
+	}
+	if r.MaxHold != 0 {
+		if err := checkMaxHold(r.MaxHold); err != nil {
+			return "", err
+		}
 	}
 	if err := checkLabel("request_id", r.RequestID); err != nil {
 		return "", err
@@ -109,6 +112,13 @@ func (m *Manager) checkAcquire(r *AcquireRequest) (lock.Resource, error) {
 		return "", err
 	}
 	return m.inStore(r.Resource)
+}
+
+func checkMaxHold(d time.Duration) error {
+	if d < minMaxHold || d > maxMaxHold {
+		return invalid("max_hold", "is %v, must be %v to %v", d, minMaxHold, maxMaxHold)
+	}
+	return nil
 }
 
 // inStore checks a name from an app and puts the namespace before it.

@@ -130,6 +130,20 @@ func release(ctx context.Context, s *Session, h *ledger.Hold) LostReason {
 	}
 }
 
+// Extend makes a hold end maxHold from now, whatever its limit was before. It asks
+// nobody: the store knows no limit.
+//
+//	*LostError, lock.ErrNotHolder, ErrSessionClosed: as for Release.
+//	*lock.InvalidError: maxHold is refused.
+func (s *Session) Extend(id lock.HoldID, maxHold time.Duration) (Grant, error) {
+	if err := checkMaxHold(maxHold); err != nil {
+		return Grant{}, err
+	}
+	s.enter()
+	defer s.exit()
+	return s.ledger.Extend(id, maxHold)
+}
+
 // Downgrade turns an exclusive hold into a shared one without letting go; its
 // fence stays. A shared hold is left as it is.
 //

@@ -143,6 +143,57 @@ func TestDowngrade(t *testing.T) {
 	})
 }
 
+// Extend moves the end of a hold by max_hold, forward and back, and gives one to a hold
+// that had none. What is over stays over.
+func TestExtend(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar()
+		s, other := sc.session(), sc.session()
+		extend := func(g Grant, d time.Duration) {
+			t.Helper()
+			got, err := s.Extend(g.LockID, d)
+			if err != nil || got.LockID != g.LockID || got.Fence != g.Fence || left(e, got.Until) != d {
+				t.Errorf("Extend by %s = %+v, %v", d, got, err)
+			}
+		}
+		lostAt := func(g Grant, at time.Duration) {
+			t.Helper()
+			if l := lostEvent(t, s); l.LockID != g.LockID || l.Reason != MaxHold || e.now() != at {
+				t.Errorf("lost %+v at %s, want %s", l, e.now(), at)
+			}
+			_, err := s.Extend(g.LockID, time.Hour)
+			isLost(t, err, MaxHold)
+			_, err = s.Release(t.Context(), g.LockID, "")
+			isLost(t, err, MaxHold)
+		}
+		began := e.now()
+		later := must(t, s, with(exclusive, func(r *AcquireRequest) { r.MaxHold = time.Second }))
+		extend(later, 3*time.Second)
+		extend(later, 2*time.Second)
+		lostAt(later, began+2*time.Second)
+
+		began = e.now()
+		first := must(t, s, exclusive)
+		extend(first, time.Second)
+		lostAt(first, began+time.Second)
+
+		lives := must(t, s, exclusive)
+		for _, bad := range []time.Duration{-1, 0, 100*time.Millisecond - 1, 24*time.Hour + 1} {
+			if _, err := s.Extend(lives.LockID, bad); fieldOf(err) != "max_hold" {
+				t.Errorf("Extend by %s: %v", bad, err)
+			}
+		}
+		_, err := other.Extend(lives.LockID, time.Second)
+		isErr(t, err, lock.ErrNotHolder)
+		_, _ = s.Release(t.Context(), lives.LockID, "")
+		_, err = s.Extend(lives.LockID, time.Second)
+		isErr(t, err, lock.ErrNotHolder)
+		s.Close()
+		_, err = s.Extend(lives.LockID, time.Second)
+		isErr(t, err, ErrSessionClosed)
+	})
+}
+
 func TestDowngradeWhileTheStoreIsAway(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		sc := e.sidecar()

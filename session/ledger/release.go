@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -152,6 +153,17 @@ func (l *Ledger) Cancel(requestID string) Release {
 		call = next
 	}
 	return Release{}
+}
+
+// Extend makes a hold end after d, whatever its limit was before. Errors as for Release.
+func (l *Ledger) Extend(id lock.HoldID, d time.Duration) (Grant, error) {
+	h := l.asks[id]
+	if h == nil || h.state != held {
+		return Grant{}, l.missing(id)
+	}
+	h.limit = l.at.Now + d
+	l.dues.set(&h.due, h.limit)
+	return l.grant(h), nil
 }
 
 // Downgrade is what is to be done for a caller who wants to share its hold.

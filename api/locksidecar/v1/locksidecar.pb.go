@@ -256,7 +256,7 @@ func (x WatchEvent_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WatchEvent_Kind.Descriptor instead.
 func (WatchEvent_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{27, 0}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{28, 0}
 }
 
 type SessionRequest struct {
@@ -277,6 +277,7 @@ type SessionRequest struct {
 	//	*SessionRequest_WatchLocks
 	//	*SessionRequest_ForceRelease
 	//	*SessionRequest_GetInfo
+	//	*SessionRequest_Extend
 	Request isSessionRequest_Request `protobuf_oneof:"request"`
 	// Optional: the span of the app that asks, as the traceparent header of W3C Trace
 	// Context has it. That of open stands for all requests that have none.
@@ -428,6 +429,15 @@ func (x *SessionRequest) GetGetInfo() *GetInfoRequest {
 	return nil
 }
 
+func (x *SessionRequest) GetExtend() *ExtendRequest {
+	if x != nil {
+		if x, ok := x.Request.(*SessionRequest_Extend); ok {
+			return x.Extend
+		}
+	}
+	return nil
+}
+
 func (x *SessionRequest) GetTraceparent() string {
 	if x != nil {
 		return x.Traceparent
@@ -485,6 +495,10 @@ type SessionRequest_GetInfo struct {
 	GetInfo *GetInfoRequest `protobuf:"bytes,13,opt,name=get_info,json=getInfo,proto3,oneof"`
 }
 
+type SessionRequest_Extend struct {
+	Extend *ExtendRequest `protobuf:"bytes,20,opt,name=extend,proto3,oneof"`
+}
+
 func (*SessionRequest_Open) isSessionRequest_Request() {}
 
 func (*SessionRequest_Acquire) isSessionRequest_Request() {}
@@ -507,6 +521,8 @@ func (*SessionRequest_ForceRelease) isSessionRequest_Request() {}
 
 func (*SessionRequest_GetInfo) isSessionRequest_Request() {}
 
+func (*SessionRequest_Extend) isSessionRequest_Request() {}
+
 type SessionResponse struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // empty for events
@@ -525,6 +541,7 @@ type SessionResponse struct {
 	//	*SessionResponse_Watched
 	//	*SessionResponse_ForceReleased
 	//	*SessionResponse_Info
+	//	*SessionResponse_Extended
 	Response      isSessionResponse_Response `protobuf_oneof:"response"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -691,6 +708,15 @@ func (x *SessionResponse) GetInfo() *Info {
 	return nil
 }
 
+func (x *SessionResponse) GetExtended() *Grant {
+	if x != nil {
+		if x, ok := x.Response.(*SessionResponse_Extended); ok {
+			return x.Extended
+		}
+	}
+	return nil
+}
+
 type isSessionResponse_Response interface {
 	isSessionResponse_Response()
 }
@@ -747,6 +773,10 @@ type SessionResponse_Info struct {
 	Info *Info `protobuf:"bytes,14,opt,name=info,proto3,oneof"`
 }
 
+type SessionResponse_Extended struct {
+	Extended *Grant `protobuf:"bytes,20,opt,name=extended,proto3,oneof"`
+}
+
 func (*SessionResponse_Opened) isSessionResponse_Response() {}
 
 func (*SessionResponse_Granted) isSessionResponse_Response() {}
@@ -772,6 +802,8 @@ func (*SessionResponse_Watched) isSessionResponse_Response() {}
 func (*SessionResponse_ForceReleased) isSessionResponse_Response() {}
 
 func (*SessionResponse_Info) isSessionResponse_Response() {}
+
+func (*SessionResponse_Extended) isSessionResponse_Response() {}
 
 type OpenSessionRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -1488,6 +1520,68 @@ func (x *DowngradeRequest) GetLockId() string {
 	return ""
 }
 
+type ExtendRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"` // unary and HTTP only
+	LockId    string                 `protobuf:"bytes,2,opt,name=lock_id,json=lockId,proto3" json:"lock_id,omitempty"`
+	// Counted from now, 100ms to 24h. Of a hold that was acquired more than once it is
+	// the limit for all.
+	MaxHold       *durationpb.Duration `protobuf:"bytes,3,opt,name=max_hold,json=maxHold,proto3" json:"max_hold,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExtendRequest) Reset() {
+	*x = ExtendRequest{}
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExtendRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExtendRequest) ProtoMessage() {}
+
+func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExtendRequest.ProtoReflect.Descriptor instead.
+func (*ExtendRequest) Descriptor() ([]byte, []int) {
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ExtendRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *ExtendRequest) GetLockId() string {
+	if x != nil {
+		return x.LockId
+	}
+	return ""
+}
+
+func (x *ExtendRequest) GetMaxHold() *durationpb.Duration {
+	if x != nil {
+		return x.MaxHold
+	}
+	return nil
+}
+
 type KeepAliveRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"` // unary and HTTP only
@@ -1497,7 +1591,7 @@ type KeepAliveRequest struct {
 
 func (x *KeepAliveRequest) Reset() {
 	*x = KeepAliveRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[12]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1509,7 +1603,7 @@ func (x *KeepAliveRequest) String() string {
 func (*KeepAliveRequest) ProtoMessage() {}
 
 func (x *KeepAliveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[12]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1522,7 +1616,7 @@ func (x *KeepAliveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepAliveRequest.ProtoReflect.Descriptor instead.
 func (*KeepAliveRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{12}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *KeepAliveRequest) GetSessionId() string {
@@ -1541,7 +1635,7 @@ type KeepAliveResponse struct {
 
 func (x *KeepAliveResponse) Reset() {
 	*x = KeepAliveResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[13]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1553,7 +1647,7 @@ func (x *KeepAliveResponse) String() string {
 func (*KeepAliveResponse) ProtoMessage() {}
 
 func (x *KeepAliveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[13]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1566,7 +1660,7 @@ func (x *KeepAliveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepAliveResponse.ProtoReflect.Descriptor instead.
 func (*KeepAliveResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{13}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *KeepAliveResponse) GetValidFor() *durationpb.Duration {
@@ -1585,7 +1679,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[14]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1597,7 +1691,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[14]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1610,7 +1704,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{14}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CloseSessionRequest) GetSessionId() string {
@@ -1628,7 +1722,7 @@ type CloseSessionResponse struct {
 
 func (x *CloseSessionResponse) Reset() {
 	*x = CloseSessionResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[15]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1640,7 +1734,7 @@ func (x *CloseSessionResponse) String() string {
 func (*CloseSessionResponse) ProtoMessage() {}
 
 func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[15]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1653,7 +1747,7 @@ func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionResponse.ProtoReflect.Descriptor instead.
 func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{15}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{16}
 }
 
 type EventsRequest struct {
@@ -1665,7 +1759,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[16]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1677,7 +1771,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[16]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1690,7 +1784,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{16}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *EventsRequest) GetSessionId() string {
@@ -1717,7 +1811,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[17]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1729,7 +1823,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[17]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1742,7 +1836,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{17}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Event) GetEvent() isEvent_Event {
@@ -1846,7 +1940,7 @@ type LeaseNews struct {
 
 func (x *LeaseNews) Reset() {
 	*x = LeaseNews{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[18]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1858,7 +1952,7 @@ func (x *LeaseNews) String() string {
 func (*LeaseNews) ProtoMessage() {}
 
 func (x *LeaseNews) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[18]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1871,7 +1965,7 @@ func (x *LeaseNews) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseNews.ProtoReflect.Descriptor instead.
 func (*LeaseNews) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{18}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *LeaseNews) GetValidFor() *durationpb.Duration {
@@ -1913,7 +2007,7 @@ type Lost struct {
 
 func (x *Lost) Reset() {
 	*x = Lost{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[19]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1925,7 +2019,7 @@ func (x *Lost) String() string {
 func (*Lost) ProtoMessage() {}
 
 func (x *Lost) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[19]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1938,7 +2032,7 @@ func (x *Lost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lost.ProtoReflect.Descriptor instead.
 func (*Lost) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{19}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Lost) GetLockId() string {
@@ -2001,7 +2095,7 @@ type Draining struct {
 
 func (x *Draining) Reset() {
 	*x = Draining{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[20]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2013,7 +2107,7 @@ func (x *Draining) String() string {
 func (*Draining) ProtoMessage() {}
 
 func (x *Draining) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[20]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2026,7 +2120,7 @@ func (x *Draining) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Draining.ProtoReflect.Descriptor instead.
 func (*Draining) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{20}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Draining) GetRemaining() *durationpb.Duration {
@@ -2052,7 +2146,7 @@ type GetLockRequest struct {
 
 func (x *GetLockRequest) Reset() {
 	*x = GetLockRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[21]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2064,7 +2158,7 @@ func (x *GetLockRequest) String() string {
 func (*GetLockRequest) ProtoMessage() {}
 
 func (x *GetLockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[21]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2077,7 +2171,7 @@ func (x *GetLockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLockRequest.ProtoReflect.Descriptor instead.
 func (*GetLockRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{21}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GetLockRequest) GetResource() string {
@@ -2098,7 +2192,7 @@ type ListLocksRequest struct {
 
 func (x *ListLocksRequest) Reset() {
 	*x = ListLocksRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[22]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2110,7 +2204,7 @@ func (x *ListLocksRequest) String() string {
 func (*ListLocksRequest) ProtoMessage() {}
 
 func (x *ListLocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[22]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2123,7 +2217,7 @@ func (x *ListLocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLocksRequest.ProtoReflect.Descriptor instead.
 func (*ListLocksRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{22}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListLocksRequest) GetPrefix() string {
@@ -2157,7 +2251,7 @@ type ListLocksResponse struct {
 
 func (x *ListLocksResponse) Reset() {
 	*x = ListLocksResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[23]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2169,7 +2263,7 @@ func (x *ListLocksResponse) String() string {
 func (*ListLocksResponse) ProtoMessage() {}
 
 func (x *ListLocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[23]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2182,7 +2276,7 @@ func (x *ListLocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLocksResponse.ProtoReflect.Descriptor instead.
 func (*ListLocksResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{23}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListLocksResponse) GetLocks() []*Lock {
@@ -2211,7 +2305,7 @@ type Lock struct {
 
 func (x *Lock) Reset() {
 	*x = Lock{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[24]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2223,7 +2317,7 @@ func (x *Lock) String() string {
 func (*Lock) ProtoMessage() {}
 
 func (x *Lock) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[24]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2236,7 +2330,7 @@ func (x *Lock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lock.ProtoReflect.Descriptor instead.
 func (*Lock) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{24}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Lock) GetResource() string {
@@ -2284,7 +2378,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[25]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2296,7 +2390,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[25]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2309,7 +2403,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{25}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Holder) GetLockId() string {
@@ -2427,7 +2521,7 @@ type WatchLocksRequest struct {
 
 func (x *WatchLocksRequest) Reset() {
 	*x = WatchLocksRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[26]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2439,7 +2533,7 @@ func (x *WatchLocksRequest) String() string {
 func (*WatchLocksRequest) ProtoMessage() {}
 
 func (x *WatchLocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[26]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2452,7 +2546,7 @@ func (x *WatchLocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchLocksRequest.ProtoReflect.Descriptor instead.
 func (*WatchLocksRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{26}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WatchLocksRequest) GetPrefix() string {
@@ -2479,7 +2573,7 @@ type WatchEvent struct {
 
 func (x *WatchEvent) Reset() {
 	*x = WatchEvent{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[27]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2491,7 +2585,7 @@ func (x *WatchEvent) String() string {
 func (*WatchEvent) ProtoMessage() {}
 
 func (x *WatchEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[27]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2504,7 +2598,7 @@ func (x *WatchEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEvent.ProtoReflect.Descriptor instead.
 func (*WatchEvent) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{27}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WatchEvent) GetKind() WatchEvent_Kind {
@@ -2534,7 +2628,7 @@ type ForceReleaseRequest struct {
 
 func (x *ForceReleaseRequest) Reset() {
 	*x = ForceReleaseRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[28]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2546,7 +2640,7 @@ func (x *ForceReleaseRequest) String() string {
 func (*ForceReleaseRequest) ProtoMessage() {}
 
 func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[28]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2559,7 +2653,7 @@ func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ForceReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{28}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ForceReleaseRequest) GetResource() string {
@@ -2592,7 +2686,7 @@ type ForceReleaseResponse struct {
 
 func (x *ForceReleaseResponse) Reset() {
 	*x = ForceReleaseResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[29]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2604,7 +2698,7 @@ func (x *ForceReleaseResponse) String() string {
 func (*ForceReleaseResponse) ProtoMessage() {}
 
 func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[29]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2617,7 +2711,7 @@ func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ForceReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{29}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ForceReleaseResponse) GetLockIds() []string {
@@ -2635,7 +2729,7 @@ type GetInfoRequest struct {
 
 func (x *GetInfoRequest) Reset() {
 	*x = GetInfoRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[30]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2647,7 +2741,7 @@ func (x *GetInfoRequest) String() string {
 func (*GetInfoRequest) ProtoMessage() {}
 
 func (x *GetInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[30]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2660,7 +2754,7 @@ func (x *GetInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInfoRequest.ProtoReflect.Descriptor instead.
 func (*GetInfoRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{30}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{31}
 }
 
 type Info struct {
@@ -2687,7 +2781,7 @@ type Info struct {
 
 func (x *Info) Reset() {
 	*x = Info{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[31]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2699,7 +2793,7 @@ func (x *Info) String() string {
 func (*Info) ProtoMessage() {}
 
 func (x *Info) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[31]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2712,7 +2806,7 @@ func (x *Info) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Info.ProtoReflect.Descriptor instead.
 func (*Info) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{31}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Info) GetVersion() string {
@@ -2831,7 +2925,7 @@ var File_locksidecar_v1_locksidecar_proto protoreflect.FileDescriptor
 
 const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\n" +
-	" locksidecar/v1/locksidecar.proto\x12\x0elocksidecar.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\x9b\x06\n" +
+	" locksidecar/v1/locksidecar.proto\x12\x0elocksidecar.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\xd4\x06\n" +
 	"\x0eSessionRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x128\n" +
@@ -2849,9 +2943,10 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\vwatch_locks\x18\v \x01(\v2!.locksidecar.v1.WatchLocksRequestH\x00R\n" +
 	"watchLocks\x12J\n" +
 	"\rforce_release\x18\f \x01(\v2#.locksidecar.v1.ForceReleaseRequestH\x00R\fforceRelease\x12;\n" +
-	"\bget_info\x18\r \x01(\v2\x1e.locksidecar.v1.GetInfoRequestH\x00R\agetInfo\x12 \n" +
+	"\bget_info\x18\r \x01(\v2\x1e.locksidecar.v1.GetInfoRequestH\x00R\agetInfo\x127\n" +
+	"\x06extend\x18\x14 \x01(\v2\x1d.locksidecar.v1.ExtendRequestH\x00R\x06extend\x12 \n" +
 	"\vtraceparent\x18\b \x01(\tR\vtraceparentB\t\n" +
-	"\arequest\"\x9f\x06\n" +
+	"\arequest\"\xd4\x06\n" +
 	"\x0fSessionResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12=\n" +
@@ -2871,7 +2966,8 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x05locks\x18\v \x01(\v2!.locksidecar.v1.ListLocksResponseH\x00R\x05locks\x126\n" +
 	"\awatched\x18\f \x01(\v2\x1a.locksidecar.v1.WatchEventH\x00R\awatched\x12M\n" +
 	"\x0eforce_released\x18\r \x01(\v2$.locksidecar.v1.ForceReleaseResponseH\x00R\rforceReleased\x12*\n" +
-	"\x04info\x18\x0e \x01(\v2\x14.locksidecar.v1.InfoH\x00R\x04infoB\n" +
+	"\x04info\x18\x0e \x01(\v2\x14.locksidecar.v1.InfoH\x00R\x04info\x123\n" +
+	"\bextended\x18\x14 \x01(\v2\x15.locksidecar.v1.GrantH\x00R\bextendedB\n" +
 	"\n" +
 	"\bresponse\"\x96\x02\n" +
 	"\x12OpenSessionRequest\x124\n" +
@@ -2941,7 +3037,12 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x10DowngradeRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x17\n" +
-	"\alock_id\x18\x02 \x01(\tR\x06lockId\"1\n" +
+	"\alock_id\x18\x02 \x01(\tR\x06lockId\"}\n" +
+	"\rExtendRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x17\n" +
+	"\alock_id\x18\x02 \x01(\tR\x06lockId\x124\n" +
+	"\bmax_hold\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\amaxHold\"1\n" +
 	"\x10KeepAliveRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\"K\n" +
@@ -3075,7 +3176,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x0fSESSION_EXPIRED\x10\x05\x12\x0e\n" +
 	"\n" +
 	"STORE_LOST\x10\x06\x12\f\n" +
-	"\bSTOPPING\x10\a2\x80\r\n" +
+	"\bSTOPPING\x10\a2\xfd\r\n" +
 	"\vLockSidecar\x12N\n" +
 	"\aSession\x12\x1e.locksidecar.v1.SessionRequest\x1a\x1f.locksidecar.v1.SessionResponse(\x010\x01\x12T\n" +
 	"\x04Hold\x12\x1e.locksidecar.v1.AcquireRequest\x1a\x15.locksidecar.v1.Event\"\x13\x82\xd3\xe4\x93\x02\r:\x01*\"\b/v1/hold0\x01\x12o\n" +
@@ -3085,7 +3186,8 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\aAcquire\x12\x1e.locksidecar.v1.AcquireRequest\x1a\x15.locksidecar.v1.Grant\"*\x82\xd3\xe4\x93\x02$:\x01*\"\x1f/v1/sessions/{session_id}/locks\x12\x80\x01\n" +
 	"\x06Cancel\x12\x1d.locksidecar.v1.CancelRequest\x1a\x1e.locksidecar.v1.CancelResponse\"7\x82\xd3\xe4\x93\x021*//v1/sessions/{session_id}/requests/{request_id}\x12}\n" +
 	"\aRelease\x12\x1e.locksidecar.v1.ReleaseRequest\x1a\x1f.locksidecar.v1.ReleaseResponse\"1\x82\xd3\xe4\x93\x02+*)/v1/sessions/{session_id}/locks/{lock_id}\x12\x84\x01\n" +
-	"\tDowngrade\x12 .locksidecar.v1.DowngradeRequest\x1a\x15.locksidecar.v1.Grant\">\x82\xd3\xe4\x93\x028:\x01*\"3/v1/sessions/{session_id}/locks/{lock_id}:downgrade\x12j\n" +
+	"\tDowngrade\x12 .locksidecar.v1.DowngradeRequest\x1a\x15.locksidecar.v1.Grant\">\x82\xd3\xe4\x93\x028:\x01*\"3/v1/sessions/{session_id}/locks/{lock_id}:downgrade\x12{\n" +
+	"\x06Extend\x12\x1d.locksidecar.v1.ExtendRequest\x1a\x15.locksidecar.v1.Grant\";\x82\xd3\xe4\x93\x025:\x01*\"0/v1/sessions/{session_id}/locks/{lock_id}:extend\x12j\n" +
 	"\x06Events\x12\x1d.locksidecar.v1.EventsRequest\x1a\x15.locksidecar.v1.Event\"(\x82\xd3\xe4\x93\x02\"\x12 /v1/sessions/{session_id}/events0\x01\x12`\n" +
 	"\aGetLock\x12\x1e.locksidecar.v1.GetLockRequest\x1a\x14.locksidecar.v1.Lock\"\x1f\x82\xd3\xe4\x93\x02\x19\x12\x17/v1/locks/{resource=**}\x12c\n" +
 	"\tListLocks\x12 .locksidecar.v1.ListLocksRequest\x1a!.locksidecar.v1.ListLocksResponse\"\x11\x82\xd3\xe4\x93\x02\v\x12\t/v1/locks\x12`\n" +
@@ -3108,7 +3210,7 @@ func file_locksidecar_v1_locksidecar_proto_rawDescGZIP() []byte {
 }
 
 var file_locksidecar_v1_locksidecar_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_locksidecar_v1_locksidecar_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_locksidecar_v1_locksidecar_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_locksidecar_v1_locksidecar_proto_goTypes = []any{
 	(Mode)(0),                     // 0: locksidecar.v1.Mode
 	(Liveness)(0),                 // 1: locksidecar.v1.Liveness
@@ -3126,32 +3228,33 @@ var file_locksidecar_v1_locksidecar_proto_goTypes = []any{
 	(*ReleaseRequest)(nil),        // 13: locksidecar.v1.ReleaseRequest
 	(*ReleaseResponse)(nil),       // 14: locksidecar.v1.ReleaseResponse
 	(*DowngradeRequest)(nil),      // 15: locksidecar.v1.DowngradeRequest
-	(*KeepAliveRequest)(nil),      // 16: locksidecar.v1.KeepAliveRequest
-	(*KeepAliveResponse)(nil),     // 17: locksidecar.v1.KeepAliveResponse
-	(*CloseSessionRequest)(nil),   // 18: locksidecar.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),  // 19: locksidecar.v1.CloseSessionResponse
-	(*EventsRequest)(nil),         // 20: locksidecar.v1.EventsRequest
-	(*Event)(nil),                 // 21: locksidecar.v1.Event
-	(*LeaseNews)(nil),             // 22: locksidecar.v1.LeaseNews
-	(*Lost)(nil),                  // 23: locksidecar.v1.Lost
-	(*Draining)(nil),              // 24: locksidecar.v1.Draining
-	(*GetLockRequest)(nil),        // 25: locksidecar.v1.GetLockRequest
-	(*ListLocksRequest)(nil),      // 26: locksidecar.v1.ListLocksRequest
-	(*ListLocksResponse)(nil),     // 27: locksidecar.v1.ListLocksResponse
-	(*Lock)(nil),                  // 28: locksidecar.v1.Lock
-	(*Holder)(nil),                // 29: locksidecar.v1.Holder
-	(*WatchLocksRequest)(nil),     // 30: locksidecar.v1.WatchLocksRequest
-	(*WatchEvent)(nil),            // 31: locksidecar.v1.WatchEvent
-	(*ForceReleaseRequest)(nil),   // 32: locksidecar.v1.ForceReleaseRequest
-	(*ForceReleaseResponse)(nil),  // 33: locksidecar.v1.ForceReleaseResponse
-	(*GetInfoRequest)(nil),        // 34: locksidecar.v1.GetInfoRequest
-	(*Info)(nil),                  // 35: locksidecar.v1.Info
-	nil,                           // 36: locksidecar.v1.OpenSessionRequest.MetadataEntry
-	nil,                           // 37: locksidecar.v1.AcquireRequest.MetadataEntry
-	nil,                           // 38: locksidecar.v1.Holder.MetadataEntry
-	(*status.Status)(nil),         // 39: google.rpc.Status
-	(*durationpb.Duration)(nil),   // 40: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 41: google.protobuf.Timestamp
+	(*ExtendRequest)(nil),         // 16: locksidecar.v1.ExtendRequest
+	(*KeepAliveRequest)(nil),      // 17: locksidecar.v1.KeepAliveRequest
+	(*KeepAliveResponse)(nil),     // 18: locksidecar.v1.KeepAliveResponse
+	(*CloseSessionRequest)(nil),   // 19: locksidecar.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),  // 20: locksidecar.v1.CloseSessionResponse
+	(*EventsRequest)(nil),         // 21: locksidecar.v1.EventsRequest
+	(*Event)(nil),                 // 22: locksidecar.v1.Event
+	(*LeaseNews)(nil),             // 23: locksidecar.v1.LeaseNews
+	(*Lost)(nil),                  // 24: locksidecar.v1.Lost
+	(*Draining)(nil),              // 25: locksidecar.v1.Draining
+	(*GetLockRequest)(nil),        // 26: locksidecar.v1.GetLockRequest
+	(*ListLocksRequest)(nil),      // 27: locksidecar.v1.ListLocksRequest
+	(*ListLocksResponse)(nil),     // 28: locksidecar.v1.ListLocksResponse
+	(*Lock)(nil),                  // 29: locksidecar.v1.Lock
+	(*Holder)(nil),                // 30: locksidecar.v1.Holder
+	(*WatchLocksRequest)(nil),     // 31: locksidecar.v1.WatchLocksRequest
+	(*WatchEvent)(nil),            // 32: locksidecar.v1.WatchEvent
+	(*ForceReleaseRequest)(nil),   // 33: locksidecar.v1.ForceReleaseRequest
+	(*ForceReleaseResponse)(nil),  // 34: locksidecar.v1.ForceReleaseResponse
+	(*GetInfoRequest)(nil),        // 35: locksidecar.v1.GetInfoRequest
+	(*Info)(nil),                  // 36: locksidecar.v1.Info
+	nil,                           // 37: locksidecar.v1.OpenSessionRequest.MetadataEntry
+	nil,                           // 38: locksidecar.v1.AcquireRequest.MetadataEntry
+	nil,                           // 39: locksidecar.v1.Holder.MetadataEntry
+	(*status.Status)(nil),         // 40: google.rpc.Status
+	(*durationpb.Duration)(nil),   // 41: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 42: google.protobuf.Timestamp
 }
 var file_locksidecar_v1_locksidecar_proto_depIdxs = []int32{
 	6,  // 0: locksidecar.v1.SessionRequest.open:type_name -> locksidecar.v1.OpenSessionRequest
@@ -3159,101 +3262,106 @@ var file_locksidecar_v1_locksidecar_proto_depIdxs = []int32{
 	11, // 2: locksidecar.v1.SessionRequest.cancel:type_name -> locksidecar.v1.CancelRequest
 	13, // 3: locksidecar.v1.SessionRequest.release:type_name -> locksidecar.v1.ReleaseRequest
 	15, // 4: locksidecar.v1.SessionRequest.downgrade:type_name -> locksidecar.v1.DowngradeRequest
-	16, // 5: locksidecar.v1.SessionRequest.keep_alive:type_name -> locksidecar.v1.KeepAliveRequest
-	25, // 6: locksidecar.v1.SessionRequest.get_lock:type_name -> locksidecar.v1.GetLockRequest
-	26, // 7: locksidecar.v1.SessionRequest.list_locks:type_name -> locksidecar.v1.ListLocksRequest
-	30, // 8: locksidecar.v1.SessionRequest.watch_locks:type_name -> locksidecar.v1.WatchLocksRequest
-	32, // 9: locksidecar.v1.SessionRequest.force_release:type_name -> locksidecar.v1.ForceReleaseRequest
-	34, // 10: locksidecar.v1.SessionRequest.get_info:type_name -> locksidecar.v1.GetInfoRequest
-	7,  // 11: locksidecar.v1.SessionResponse.opened:type_name -> locksidecar.v1.OpenSessionResponse
-	9,  // 12: locksidecar.v1.SessionResponse.granted:type_name -> locksidecar.v1.Grant
-	12, // 13: locksidecar.v1.SessionResponse.cancelled:type_name -> locksidecar.v1.CancelResponse
-	14, // 14: locksidecar.v1.SessionResponse.released:type_name -> locksidecar.v1.ReleaseResponse
-	9,  // 15: locksidecar.v1.SessionResponse.downgraded:type_name -> locksidecar.v1.Grant
-	17, // 16: locksidecar.v1.SessionResponse.kept_alive:type_name -> locksidecar.v1.KeepAliveResponse
-	39, // 17: locksidecar.v1.SessionResponse.error:type_name -> google.rpc.Status
-	21, // 18: locksidecar.v1.SessionResponse.event:type_name -> locksidecar.v1.Event
-	28, // 19: locksidecar.v1.SessionResponse.lock:type_name -> locksidecar.v1.Lock
-	27, // 20: locksidecar.v1.SessionResponse.locks:type_name -> locksidecar.v1.ListLocksResponse
-	31, // 21: locksidecar.v1.SessionResponse.watched:type_name -> locksidecar.v1.WatchEvent
-	33, // 22: locksidecar.v1.SessionResponse.force_released:type_name -> locksidecar.v1.ForceReleaseResponse
-	35, // 23: locksidecar.v1.SessionResponse.info:type_name -> locksidecar.v1.Info
-	1,  // 24: locksidecar.v1.OpenSessionRequest.liveness:type_name -> locksidecar.v1.Liveness
-	40, // 25: locksidecar.v1.OpenSessionRequest.ttl:type_name -> google.protobuf.Duration
-	36, // 26: locksidecar.v1.OpenSessionRequest.metadata:type_name -> locksidecar.v1.OpenSessionRequest.MetadataEntry
-	40, // 27: locksidecar.v1.OpenSessionResponse.lease_ttl:type_name -> google.protobuf.Duration
-	40, // 28: locksidecar.v1.OpenSessionResponse.counted_at:type_name -> google.protobuf.Duration
-	40, // 29: locksidecar.v1.OpenSessionResponse.lease_margin:type_name -> google.protobuf.Duration
-	0,  // 30: locksidecar.v1.AcquireRequest.mode:type_name -> locksidecar.v1.Mode
-	40, // 31: locksidecar.v1.AcquireRequest.wait:type_name -> google.protobuf.Duration
-	40, // 32: locksidecar.v1.AcquireRequest.max_hold:type_name -> google.protobuf.Duration
-	37, // 33: locksidecar.v1.AcquireRequest.metadata:type_name -> locksidecar.v1.AcquireRequest.MetadataEntry
-	0,  // 34: locksidecar.v1.Grant.mode:type_name -> locksidecar.v1.Mode
-	40, // 35: locksidecar.v1.Grant.valid_for:type_name -> google.protobuf.Duration
-	40, // 36: locksidecar.v1.Grant.counted_at:type_name -> google.protobuf.Duration
-	10, // 37: locksidecar.v1.Grant.guard:type_name -> locksidecar.v1.Guard
-	40, // 38: locksidecar.v1.KeepAliveResponse.valid_for:type_name -> google.protobuf.Duration
-	7,  // 39: locksidecar.v1.Event.opened:type_name -> locksidecar.v1.OpenSessionResponse
-	9,  // 40: locksidecar.v1.Event.granted:type_name -> locksidecar.v1.Grant
-	22, // 41: locksidecar.v1.Event.lease:type_name -> locksidecar.v1.LeaseNews
-	23, // 42: locksidecar.v1.Event.lost:type_name -> locksidecar.v1.Lost
-	24, // 43: locksidecar.v1.Event.draining:type_name -> locksidecar.v1.Draining
-	40, // 44: locksidecar.v1.LeaseNews.valid_for:type_name -> google.protobuf.Duration
-	40, // 45: locksidecar.v1.LeaseNews.counted_at:type_name -> google.protobuf.Duration
-	2,  // 46: locksidecar.v1.Lost.reason:type_name -> locksidecar.v1.LostReason
-	40, // 47: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
-	40, // 48: locksidecar.v1.Lost.counted_at:type_name -> google.protobuf.Duration
-	40, // 49: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
-	40, // 50: locksidecar.v1.Draining.counted_at:type_name -> google.protobuf.Duration
-	28, // 51: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
-	29, // 52: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
-	29, // 53: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
-	0,  // 54: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
-	41, // 55: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
-	40, // 56: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
-	38, // 57: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
-	40, // 58: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
-	3,  // 59: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
-	28, // 60: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
-	40, // 61: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
-	40, // 62: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
-	40, // 63: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
-	40, // 64: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
-	4,  // 65: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
-	8,  // 66: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
-	6,  // 67: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
-	16, // 68: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
-	18, // 69: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
-	8,  // 70: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
-	11, // 71: locksidecar.v1.LockSidecar.Cancel:input_type -> locksidecar.v1.CancelRequest
-	13, // 72: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
-	15, // 73: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
-	20, // 74: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
-	25, // 75: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
-	26, // 76: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
-	30, // 77: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
-	32, // 78: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
-	34, // 79: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
-	5,  // 80: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
-	21, // 81: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
-	7,  // 82: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
-	17, // 83: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
-	19, // 84: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
-	9,  // 85: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
-	12, // 86: locksidecar.v1.LockSidecar.Cancel:output_type -> locksidecar.v1.CancelResponse
-	14, // 87: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
-	9,  // 88: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
-	21, // 89: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
-	28, // 90: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
-	27, // 91: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
-	31, // 92: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
-	33, // 93: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
-	35, // 94: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
-	80, // [80:95] is the sub-list for method output_type
-	65, // [65:80] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	17, // 5: locksidecar.v1.SessionRequest.keep_alive:type_name -> locksidecar.v1.KeepAliveRequest
+	26, // 6: locksidecar.v1.SessionRequest.get_lock:type_name -> locksidecar.v1.GetLockRequest
+	27, // 7: locksidecar.v1.SessionRequest.list_locks:type_name -> locksidecar.v1.ListLocksRequest
+	31, // 8: locksidecar.v1.SessionRequest.watch_locks:type_name -> locksidecar.v1.WatchLocksRequest
+	33, // 9: locksidecar.v1.SessionRequest.force_release:type_name -> locksidecar.v1.ForceReleaseRequest
+	35, // 10: locksidecar.v1.SessionRequest.get_info:type_name -> locksidecar.v1.GetInfoRequest
+	16, // 11: locksidecar.v1.SessionRequest.extend:type_name -> locksidecar.v1.ExtendRequest
+	7,  // 12: locksidecar.v1.SessionResponse.opened:type_name -> locksidecar.v1.OpenSessionResponse
+	9,  // 13: locksidecar.v1.SessionResponse.granted:type_name -> locksidecar.v1.Grant
+	12, // 14: locksidecar.v1.SessionResponse.cancelled:type_name -> locksidecar.v1.CancelResponse
+	14, // 15: locksidecar.v1.SessionResponse.released:type_name -> locksidecar.v1.ReleaseResponse
+	9,  // 16: locksidecar.v1.SessionResponse.downgraded:type_name -> locksidecar.v1.Grant
+	18, // 17: locksidecar.v1.SessionResponse.kept_alive:type_name -> locksidecar.v1.KeepAliveResponse
+	40, // 18: locksidecar.v1.SessionResponse.error:type_name -> google.rpc.Status
+	22, // 19: locksidecar.v1.SessionResponse.event:type_name -> locksidecar.v1.Event
+	29, // 20: locksidecar.v1.SessionResponse.lock:type_name -> locksidecar.v1.Lock
+	28, // 21: locksidecar.v1.SessionResponse.locks:type_name -> locksidecar.v1.ListLocksResponse
+	32, // 22: locksidecar.v1.SessionResponse.watched:type_name -> locksidecar.v1.WatchEvent
+	34, // 23: locksidecar.v1.SessionResponse.force_released:type_name -> locksidecar.v1.ForceReleaseResponse
+	36, // 24: locksidecar.v1.SessionResponse.info:type_name -> locksidecar.v1.Info
+	9,  // 25: locksidecar.v1.SessionResponse.extended:type_name -> locksidecar.v1.Grant
+	1,  // 26: locksidecar.v1.OpenSessionRequest.liveness:type_name -> locksidecar.v1.Liveness
+	41, // 27: locksidecar.v1.OpenSessionRequest.ttl:type_name -> google.protobuf.Duration
+	37, // 28: locksidecar.v1.OpenSessionRequest.metadata:type_name -> locksidecar.v1.OpenSessionRequest.MetadataEntry
+	41, // 29: locksidecar.v1.OpenSessionResponse.lease_ttl:type_name -> google.protobuf.Duration
+	41, // 30: locksidecar.v1.OpenSessionResponse.counted_at:type_name -> google.protobuf.Duration
+	41, // 31: locksidecar.v1.OpenSessionResponse.lease_margin:type_name -> google.protobuf.Duration
+	0,  // 32: locksidecar.v1.AcquireRequest.mode:type_name -> locksidecar.v1.Mode
+	41, // 33: locksidecar.v1.AcquireRequest.wait:type_name -> google.protobuf.Duration
+	41, // 34: locksidecar.v1.AcquireRequest.max_hold:type_name -> google.protobuf.Duration
+	38, // 35: locksidecar.v1.AcquireRequest.metadata:type_name -> locksidecar.v1.AcquireRequest.MetadataEntry
+	0,  // 36: locksidecar.v1.Grant.mode:type_name -> locksidecar.v1.Mode
+	41, // 37: locksidecar.v1.Grant.valid_for:type_name -> google.protobuf.Duration
+	41, // 38: locksidecar.v1.Grant.counted_at:type_name -> google.protobuf.Duration
+	10, // 39: locksidecar.v1.Grant.guard:type_name -> locksidecar.v1.Guard
+	41, // 40: locksidecar.v1.ExtendRequest.max_hold:type_name -> google.protobuf.Duration
+	41, // 41: locksidecar.v1.KeepAliveResponse.valid_for:type_name -> google.protobuf.Duration
+	7,  // 42: locksidecar.v1.Event.opened:type_name -> locksidecar.v1.OpenSessionResponse
+	9,  // 43: locksidecar.v1.Event.granted:type_name -> locksidecar.v1.Grant
+	23, // 44: locksidecar.v1.Event.lease:type_name -> locksidecar.v1.LeaseNews
+	24, // 45: locksidecar.v1.Event.lost:type_name -> locksidecar.v1.Lost
+	25, // 46: locksidecar.v1.Event.draining:type_name -> locksidecar.v1.Draining
+	41, // 47: locksidecar.v1.LeaseNews.valid_for:type_name -> google.protobuf.Duration
+	41, // 48: locksidecar.v1.LeaseNews.counted_at:type_name -> google.protobuf.Duration
+	2,  // 49: locksidecar.v1.Lost.reason:type_name -> locksidecar.v1.LostReason
+	41, // 50: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
+	41, // 51: locksidecar.v1.Lost.counted_at:type_name -> google.protobuf.Duration
+	41, // 52: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
+	41, // 53: locksidecar.v1.Draining.counted_at:type_name -> google.protobuf.Duration
+	29, // 54: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
+	30, // 55: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
+	30, // 56: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
+	0,  // 57: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
+	42, // 58: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
+	41, // 59: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
+	39, // 60: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
+	41, // 61: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
+	3,  // 62: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
+	29, // 63: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
+	41, // 64: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
+	41, // 65: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
+	41, // 66: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
+	41, // 67: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
+	4,  // 68: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
+	8,  // 69: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
+	6,  // 70: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
+	17, // 71: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
+	19, // 72: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
+	8,  // 73: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
+	11, // 74: locksidecar.v1.LockSidecar.Cancel:input_type -> locksidecar.v1.CancelRequest
+	13, // 75: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
+	15, // 76: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
+	16, // 77: locksidecar.v1.LockSidecar.Extend:input_type -> locksidecar.v1.ExtendRequest
+	21, // 78: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
+	26, // 79: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
+	27, // 80: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
+	31, // 81: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
+	33, // 82: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
+	35, // 83: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
+	5,  // 84: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
+	22, // 85: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
+	7,  // 86: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
+	18, // 87: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
+	20, // 88: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
+	9,  // 89: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
+	12, // 90: locksidecar.v1.LockSidecar.Cancel:output_type -> locksidecar.v1.CancelResponse
+	14, // 91: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
+	9,  // 92: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
+	9,  // 93: locksidecar.v1.LockSidecar.Extend:output_type -> locksidecar.v1.Grant
+	22, // 94: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
+	29, // 95: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
+	28, // 96: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
+	32, // 97: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
+	34, // 98: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
+	36, // 99: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
+	84, // [84:100] is the sub-list for method output_type
+	68, // [68:84] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_locksidecar_v1_locksidecar_proto_init() }
@@ -3273,6 +3381,7 @@ func file_locksidecar_v1_locksidecar_proto_init() {
 		(*SessionRequest_WatchLocks)(nil),
 		(*SessionRequest_ForceRelease)(nil),
 		(*SessionRequest_GetInfo)(nil),
+		(*SessionRequest_Extend)(nil),
 	}
 	file_locksidecar_v1_locksidecar_proto_msgTypes[1].OneofWrappers = []any{
 		(*SessionResponse_Opened)(nil),
@@ -3288,9 +3397,10 @@ func file_locksidecar_v1_locksidecar_proto_init() {
 		(*SessionResponse_Watched)(nil),
 		(*SessionResponse_ForceReleased)(nil),
 		(*SessionResponse_Info)(nil),
+		(*SessionResponse_Extended)(nil),
 	}
 	file_locksidecar_v1_locksidecar_proto_msgTypes[4].OneofWrappers = []any{}
-	file_locksidecar_v1_locksidecar_proto_msgTypes[17].OneofWrappers = []any{
+	file_locksidecar_v1_locksidecar_proto_msgTypes[18].OneofWrappers = []any{
 		(*Event_Opened)(nil),
 		(*Event_Granted)(nil),
 		(*Event_Lease)(nil),
@@ -3303,7 +3413,7 @@ func file_locksidecar_v1_locksidecar_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_locksidecar_v1_locksidecar_proto_rawDesc), len(file_locksidecar_v1_locksidecar_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   35,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

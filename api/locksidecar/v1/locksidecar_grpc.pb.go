@@ -39,6 +39,7 @@ const (
 	LockSidecar_Cancel_FullMethodName       = "/locksidecar.v1.LockSidecar/Cancel"
 	LockSidecar_Release_FullMethodName      = "/locksidecar.v1.LockSidecar/Release"
 	LockSidecar_Downgrade_FullMethodName    = "/locksidecar.v1.LockSidecar/Downgrade"
+	LockSidecar_Extend_FullMethodName       = "/locksidecar.v1.LockSidecar/Extend"
 	LockSidecar_Events_FullMethodName       = "/locksidecar.v1.LockSidecar/Events"
 	LockSidecar_GetLock_FullMethodName      = "/locksidecar.v1.LockSidecar/GetLock"
 	LockSidecar_ListLocks_FullMethodName    = "/locksidecar.v1.LockSidecar/ListLocks"
@@ -84,6 +85,9 @@ type LockSidecarClient interface {
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
 	// Downgrade turns an EXCLUSIVE hold into a SHARED one without letting go.
 	Downgrade(ctx context.Context, in *DowngradeRequest, opts ...grpc.CallOption) (*Grant, error)
+	// Extend moves the end of a hold's own limit: the hold is lost max_hold from now,
+	// whatever its limit was before, and also where it had none.
+	Extend(ctx context.Context, in *ExtendRequest, opts ...grpc.CallOption) (*Grant, error)
 	// Events brings the news of a session that has no stream of its own. The
 	// stream ends with the session. Every reader gets them, and first the losses
 	// that are not acknowledged.
@@ -213,6 +217,16 @@ func (c *lockSidecarClient) Downgrade(ctx context.Context, in *DowngradeRequest,
 	return out, nil
 }
 
+func (c *lockSidecarClient) Extend(ctx context.Context, in *ExtendRequest, opts ...grpc.CallOption) (*Grant, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Grant)
+	err := c.cc.Invoke(ctx, LockSidecar_Extend_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *lockSidecarClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &LockSidecar_ServiceDesc.Streams[2], LockSidecar_Events_FullMethodName, cOpts...)
@@ -328,6 +342,9 @@ type LockSidecarServer interface {
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
 	// Downgrade turns an EXCLUSIVE hold into a SHARED one without letting go.
 	Downgrade(context.Context, *DowngradeRequest) (*Grant, error)
+	// Extend moves the end of a hold's own limit: the hold is lost max_hold from now,
+	// whatever its limit was before, and also where it had none.
+	Extend(context.Context, *ExtendRequest) (*Grant, error)
 	// Events brings the news of a session that has no stream of its own. The
 	// stream ends with the session. Every reader gets them, and first the losses
 	// that are not acknowledged.
@@ -381,6 +398,9 @@ func (UnimplementedLockSidecarServer) Release(context.Context, *ReleaseRequest) 
 }
 func (UnimplementedLockSidecarServer) Downgrade(context.Context, *DowngradeRequest) (*Grant, error) {
 	return nil, status.Error(codes.Unimplemented, "method Downgrade not implemented")
+}
+func (UnimplementedLockSidecarServer) Extend(context.Context, *ExtendRequest) (*Grant, error) {
+	return nil, status.Error(codes.Unimplemented, "method Extend not implemented")
 }
 func (UnimplementedLockSidecarServer) Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error {
 	return status.Error(codes.Unimplemented, "method Events not implemented")
@@ -565,6 +585,24 @@ func _LockSidecar_Downgrade_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LockSidecar_Extend_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExtendRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LockSidecarServer).Extend(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LockSidecar_Extend_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LockSidecarServer).Extend(ctx, req.(*ExtendRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _LockSidecar_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(EventsRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -693,6 +731,10 @@ var LockSidecar_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Downgrade",
 			Handler:    _LockSidecar_Downgrade_Handler,
+		},
+		{
+			MethodName: "Extend",
+			Handler:    _LockSidecar_Extend_Handler,
 		},
 		{
 			MethodName: "GetLock",

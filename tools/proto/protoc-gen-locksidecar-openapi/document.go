@@ -57,6 +57,7 @@ var extraErrors = map[string][]string{
 	"Cancel":       {"SESSION_NOT_FOUND"},
 	"Acquire":      {"SESSION_NOT_FOUND", "LOCK_HELD", "LOCK_LOST", "WAIT_TIMEOUT", "UPGRADE_REFUSED", "STORE_UNAVAILABLE", "CANCELLED"},
 	"Release":      {"SESSION_NOT_FOUND", "NOT_HOLDER", "LOCK_LOST", "STORE_UNAVAILABLE"},
+	"Extend":       {"SESSION_NOT_FOUND", "NOT_HOLDER", "LOCK_LOST"},
 	"Downgrade":    {"SESSION_NOT_FOUND", "NOT_HOLDER", "LOCK_LOST", "STORE_UNAVAILABLE"},
 	"Events":       {"SESSION_NOT_FOUND"},
 	"GetLock":      {"STORE_UNAVAILABLE"},
@@ -138,7 +139,7 @@ func (d *document) finishOperation(o object, name, path string, stream bool, inp
 			}
 			for field, s := range properties {
 				limit(field, s)
-				if field == "resource" {
+				if field == "resource" || name == "Extend" {
 					schema["required"] = []string{field}
 				} else {
 					properties[field] = d.orNull(s)
