@@ -32,8 +32,8 @@ REVISION := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 # What one package's tests may take, on a slow machine.
 TEST_TIMEOUT ?= 25m
 # How many packages are tested at the same time. Most of a test's time is a wait for a
-# server or a lease, so that is more than there are processors.
-TEST_PACKAGES ?= 4
+# server or a lease, so that may be more than there are processors.
+TEST_PACKAGES ?= 3
 # What each fuzz target gets.
 FUZZ_TIME ?= 10s
 
