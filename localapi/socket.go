@@ -84,13 +84,18 @@ func (s *socketFile) Close() error {
 	return err
 }
 
-// socketLook is how often a socket is looked at.
-const socketLook = time.Second
+// A socket is looked at soon after it was made, and then more and more seldom: each look
+// wakes a sidecar that has nothing else to do.
+const (
+	firstLook = time.Second
+	maxLook   = 16 * time.Second
+)
 
 // watch returns when ctx ends, or calls f when nobody can find the socket any more. ctx
 // must end before Close.
 func (s *socketFile) watch(ctx context.Context, f func()) {
-	look := time.NewTicker(socketLook)
+	pause := firstLook
+	look := time.NewTimer(pause)
 	defer look.Stop()
 	for {
 		select {
@@ -103,6 +108,8 @@ func (s *socketFile) watch(ctx context.Context, f func()) {
 				f()
 				return
 			}
+			pause = min(2*pause, maxLook)
+			look.Reset(pause)
 		case <-ctx.Done():
 			return
 		}

@@ -378,7 +378,7 @@ func TestStopIsNoLossOfTheSocket(t *testing.T) {
 	}
 	began := time.Now()
 	s.stop()
-	if d := time.Since(began); d < socketLook {
+	if d := time.Since(began); d < firstLook {
 		t.Fatalf("it stopped after %s, too soon to tell", d)
 	}
 	if text := log.String(); strings.Contains(text, "the socket was removed") {
