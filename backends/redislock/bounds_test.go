@@ -46,7 +46,8 @@ func longest(t *testing.T, b *Backend, but int, f func()) time.Duration {
 }
 
 // No script keeps Redis longer than a few readers or waiters would, however many
-// there are. The limit is a multiple of what is promised; before, each of these took
+// there are, also among those that the driver sends: TestScriptsKeepRedisBriefly measures each
+// alone. The limit is a multiple of what is promised; before, each of these took
 // from 25 ms to 150 ms. Redis may lose the processor in the middle of a script, so what
 // took too long is done again, and must then have a round in which it did not.
 // Issue 9, 3.5.

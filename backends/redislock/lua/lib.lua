@@ -71,17 +71,17 @@ end
 
 -- Takes out holders that are over, until it finds one that is not: it is enough
 -- that one holds the lock. Returns when that one could end by itself; nil when the
--- lock is free.
+-- lock is free. It looks at any of them, and not at the first: a table of many does not
+-- shrink where its beginning was emptied.
 -- Model: force.HANDON.
 local function purge()
-  local cursor = '0'
   for _ = 1, 4 do
-    local page = redis.call('HSCAN', KEYS[4], cursor, 'COUNT', 16)
+    local some = redis.call('HRANDFIELD', KEYS[4], 16, 'WITHVALUES')
     local soonest
-    for i = 1, #page[2], 2 do
-      local field = page[2][i]
+    for i = 1, #some, 2 do
+      local field = some[i]
       if string.sub(field, 1, 1) == 'h' then
-        local _, _, _, lease, over = parse(page[2][i + 1])
+        local _, _, _, lease, over = parse(some[i + 1])
         local e = ends(lease)
         over = tonumber(over)
         if e and over > 0 and over < e then e = over end
@@ -94,7 +94,6 @@ local function purge()
     end
     if soonest then return soonest end
     if freed() then return nil end
-    cursor = page[1]
   end
   more = true
   return now

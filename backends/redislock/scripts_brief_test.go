@@ -1,0 +1,188 @@
+package redislock
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+)
+
+// spent is what one run of a script has cost: the commands in it, and the processor time of the
+// thread in which Redis does everything. Neither grows where the machine has more to do.
+type spent struct {
+	commands int
+	time     time.Duration
+}
+
+// cost runs a script and tells what it has cost.
+func (s *still) cost(sc *script, keys []string, args ...any) (c spent, reply string) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	var stats, cpu [2]*redis.StringCmd
+	cmd := newCmd(ctx, "eval", s.before+sc.code().text, keys, args)
+	_, err := s.b.client.Pipelined(ctx, func(p redis.Pipeliner) error {
+		stats[0], cpu[0] = p.Info(ctx, "commandstats"), p.Info(ctx, "cpu")
+		_ = p.Process(ctx, cmd) // only queues it
+		cpu[1], stats[1] = p.Info(ctx, "cpu"), p.Info(ctx, "commandstats")
+		return nil
+	})
+	if err != nil && cmd.Err() == nil {
+		s.t.Fatal(err)
+	}
+	const others = 4 // INFO three times, EVAL
+	c.commands = commandsOf(stats[1].Val()) - commandsOf(stats[0].Val()) - others
+	c.time = threadTime(s.t, cpu[1].Val()) - threadTime(s.t, cpu[0].Val())
+	r := replyOf(cmd)
+	s.ok(r.err)
+	return c, text(r.val)
+}
+
+func commandsOf(info string) (n int) {
+	for name, stats := range parseInfo(info) {
+		var calls int
+		if _, err := fmt.Sscanf(stats, "calls=%d,", &calls); err == nil && strings.HasPrefix(name, "cmdstat_") {
+			n += calls
+		}
+	}
+	return n
+}
+
+// threadTime is the processor time that Redis gives with six places; older ones give it of all threads.
+func threadTime(t *testing.T, info string) (d time.Duration) {
+	t.Helper()
+	all := parseInfo(info)
+	for _, name := range []string{"used_cpu_user", "used_cpu_sys"} {
+		said, ok := all[name+"_main_thread"]
+		if !ok {
+			said = all[name]
+		}
+		seconds, err := strconv.ParseFloat(said, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d += time.Duration(seconds * float64(time.Second))
+	}
+	return d
+}
+
+// Every script keeps Redis for a millisecond at most, and runs a bounded number of commands, however
+// many hold, wait or have died. What counts is the cheapest of several runs of the same step.
+// Issue 9, 3.5.
+func TestScriptsKeepRedisBriefly(t *testing.T) {
+	const (
+		mostTime     = time.Millisecond
+		mostCommands = 500
+		rounds       = 5
+	)
+	server := testengine.New(t, testengine.Redis)
+	least := make(map[string]spent)
+	for range rounds {
+		over := false
+		crowdCosts(newStillOn(t, server), func(step string, c spent) {
+			if c.commands > mostCommands {
+				t.Errorf("%s runs %d commands", step, c.commands)
+			}
+			if l, again := least[step]; !again || c.time < l.time {
+				least[step] = c
+			}
+		})
+		for _, c := range least {
+			over = over || c.time > mostTime
+		}
+		if !over || t.Failed() {
+			break
+		}
+	}
+	for step, c := range least {
+		t.Logf("%s: %s, %d commands", step, c.time, c.commands)
+		if c.time > mostTime {
+			t.Errorf("%s keeps Redis for %s", step, c.time)
+		}
+	}
+}
+
+// ends repeats a step until it says that nothing is left.
+func (s *still) ends(what string, last func() bool) {
+	s.t.Helper()
+	for range 1000 {
+		if last() {
+			return
+		}
+	}
+	s.t.Fatalf("%s does not end", what)
+}
+
+// crowdCosts takes all steps that have to do with a resource that thousands hold or wait for.
+func crowdCosts(s *still, told func(step string, c spent)) {
+	s.t.Helper()
+	const many, again = 2000, 5
+	args := func(lease, id string, more ...any) []any {
+		return append([]any{s.channel(), resource, lease, id}, more...)
+	}
+	run := func(step string, sc *script, lease string, args ...any) string {
+		s.t.Helper()
+		c, reply := s.cost(sc, s.of(lease), args...)
+		told(step, c)
+		return reply
+	}
+	// onwards hands on what a step has left; the first of these steps are like any other.
+	onwards := func(step string) {
+		s.t.Helper()
+		for range again {
+			run(step+", and on", scriptAdvance, "", s.channel(), resource)
+		}
+		s.ends(step, func() bool { return s.advance() != "1" })
+	}
+	status := func(step, cursor, ticket string) {
+		s.t.Helper()
+		for range again {
+			run(step, scriptStatus, "", cursor, ticket)
+		}
+	}
+	s.open("dead")
+	s.at(1)
+	s.open("aa")
+	s.open("bb")
+
+	s.acquire("bb", "1", "X")
+	readers := s.crowd(many, "aa", "S", long)
+	s.counts(1, many)
+	status("a look at many waiters", "0", "-inf")
+	s.want(run("a release that grants many readers", scriptRelease, "bb", args("bb", "1", "0")...), "2")
+	onwards("a release that grants many readers")
+	s.counts(many, 0)
+	status("a look at many holders", "0", "-inf")
+	for i := range again {
+		run("a try against many readers", scriptAcquire, "bb", args("bb", fmt.Sprint("t", i), "X", "w", "1")...)
+		run("a wait behind many readers", scriptAcquire, "bb", args("bb", fmt.Sprint("w", i), "X", "w", "0")...)
+		run("a release by one of many readers", scriptRelease, "aa", args("aa", readers[i], "0")...)
+		run("a forced release of one of many readers", scriptForce, "aa", args("aa", readers[again+i], 0, remembered)...)
+		run("the end of a wait", scriptRelease, "bb", args("bb", fmt.Sprint("w", i), remembered)...)
+	}
+	beat, _ := s.cost(scriptHeartbeat, []string{s.k.leases, s.k.mine + "aa", s.k.revoked + "aa", s.k.reaper}, "aa", ttl, "0")
+	told("a heartbeat with many holds", beat)
+	s.acquire("bb", "next", "X")
+	s.crowd(many, "dead", "X", "w")
+	s.at(ttl) // of dead
+	for _, id := range readers[2*again:] {
+		s.release("aa", id)
+	}
+	run("a release past the dead", scriptRelease, "bb", args("bb", "next", "0")...)
+	onwards("a release past the dead")
+	s.counts(0, 0)
+
+	s.open("face")
+	s.crowd(many, "face", "S", long)
+	s.at(3 * ttl)
+	s.open("cc")
+	for range again {
+		run("an acquire past dead readers", scriptAcquire, "cc", args("cc", "1", "X", "w", "0")...)
+	}
+	s.ends("passing dead readers", func() bool { return s.acquire("cc", "1", "X") != "[MORE]" })
+	s.counts(1, 0)
+}
