@@ -209,6 +209,7 @@ func testRestart(e *env) {
 	g := e.acquire(a, r, lock.Exclusive)
 	f.check(g)
 	w := e.queue(b, r, lock.Exclusive)
+	checkRecords := e.keptThroughRestart()
 	e.h.(Restarter).Restart(e.TB)
 
 	err := e.answered(func() error { return a.beat(e.ctx) })
@@ -242,4 +243,5 @@ func testRestart(e *env) {
 	}
 	f.check(g)
 	e.release(c, g)
+	checkRecords()
 }

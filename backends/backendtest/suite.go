@@ -11,8 +11,6 @@ var usual = []conformance{
 	{name: "HeartbeatCost", run: testHeartbeatCost, needs: needs[CommandCounter]("CommandCounter"), alone: true},
 	{name: "Restart", run: testRestart, needs: needs[Restarter]("Restarter"), alone: true},
 
-	{name: "RecordsAfterRestart", run: testRecordsAfterRestart, needs: needs[Restarter]("Restarter"), alone: true},
-
 	{name: "MassRestart", run: testMassRestart, needs: needs[Restarter]("Restarter"), alone: true},
 	{name: "MassClosed", run: testMassClosed, alone: true},
 	{name: "MassExpires", run: testMassExpires, alone: true},

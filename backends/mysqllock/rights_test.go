@@ -3,6 +3,7 @@ package mysqllock
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -101,6 +102,7 @@ func handOver(t *testing.T, url string) {
 	if g.Guard != nil {
 		runGuard(t, url, g.Guard)
 	}
+	keepRecord(t, url, last.(lock.RecordGuarder))
 	if err := leases[0].Release(t.Context(), "r", g.ID); err != nil {
 		t.Fatal(err)
 	}
@@ -113,6 +115,19 @@ func handOver(t *testing.T, url string) {
 		}
 	}
 	if err := leases[1].Release(t.Context(), "r", q.ID); err != nil {
+		t.Error(err)
+	}
+}
+
+// keepRecord does all that there is with a record, and runs its guard.
+func keepRecord(t *testing.T, url string, b lock.RecordGuarder) {
+	ctx, rec := t.Context(), func(version string) lock.Record { return lock.Record{Version: version} }
+	all, list := b.ListRecords(ctx, "", lock.Page{})
+	if err := errors.Join(list, b.WriteRecord(ctx, "r", "", rec("v1"), time.Hour), b.WriteRecord(ctx, "r", "v1", rec("v2"), time.Hour)); err != nil || len(all) > 0 {
+		t.Fatalf("records: %v, %v", all, err)
+	}
+	runGuard(t, url, b.RecordGuard("r", "v2", rec("app"), time.Hour)) // and roll back
+	if err := b.DeleteRecord(ctx, "r", "v2"); err != nil {
 		t.Error(err)
 	}
 }

@@ -37,6 +37,7 @@ func (r *reaper) step(ctx context.Context) {
 	_ = r.reapIdle(ctx)
 	_ = r.reapNotes(ctx)
 	_ = r.reapLog(ctx)
+	_ = r.reapRecords(ctx)
 }
 
 // reapIdle deletes rows of resources that nobody has taken for long. A row that is

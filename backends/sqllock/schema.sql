@@ -71,6 +71,17 @@ CREATE TABLE IF NOT EXISTS {note} (
   KEY era (era)
 ) {lasting};
 
+-- Records: small values that are kept beside the locks, of what became of a resource.
+CREATE TABLE IF NOT EXISTS {record} (
+  name {name} NOT NULL,
+  version {id} NOT NULL,
+  value {owner} NOT NULL,
+  written BIGINT NOT NULL,
+  ends BIGINT NOT NULL, -- by the server's clock
+  PRIMARY KEY (name),
+  KEY ends (ends)
+) {passing};
+
 -- What happened, for people.
 CREATE TABLE IF NOT EXISTS {log} (
   id {number} PRIMARY KEY,

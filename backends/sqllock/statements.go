@@ -46,6 +46,8 @@ type statements struct {
 	idle, raiseFloor, floor, era, raiseEra, oldNotes string
 	deleteIdle                                       listed
 	log, logEnd, logOld, deleteLog                   string
+
+	record recordStatements
 }
 
 // listed is a statement with lists: ?n is the name, ?ids and ?leases are lists, ?k is
@@ -258,5 +260,6 @@ func newStatements(w Words) *statements {
 	q.logEnd = t("SELECT MIN(id), MAX(id), {now} FROM {log}")
 	q.logOld = t("SELECT id, at FROM {log} ORDER BY id LIMIT ?")
 	q.deleteLog = t("DELETE FROM {log} WHERE id<=?")
+	q.record = newRecordStatements(q)
 	return q
 }

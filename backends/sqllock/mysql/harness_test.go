@@ -196,7 +196,8 @@ func (h *harness) Leftovers(t testing.TB, prefix string) (left []string) {
 SELECT 'lock', name FROM {lock} WHERE name LIKE ? AND x_id IS NOT NULL
 UNION ALL SELECT 'hold', name FROM {hold} WHERE name LIKE ?
 UNION ALL SELECT 'queue', name FROM {queue} WHERE name LIKE ?
-UNION ALL SELECT 'note', name FROM {note} WHERE name LIKE ? AND kind=2 AND grace>0`, p, p, p, p) {
+UNION ALL SELECT 'record', name FROM {record} WHERE name LIKE ?
+UNION ALL SELECT 'note', name FROM {note} WHERE name LIKE ? AND kind=2 AND grace>0`, p, p, p, p, p) {
 		left = append(left, fmt.Sprintf("row %q of %s", r.Text(1), r.Text(0)))
 	}
 	return left

@@ -38,7 +38,7 @@ func (d *Dialect) Words() sqllock.Words {
 	return sqllock.Words{
 		Store:    "mysql",
 		Table:    d.cfg.Table,
-		Now:      "CAST(UNIX_TIMESTAMP(NOW(6))*1000000 AS SIGNED)",
+		Now:      "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))", // whatever the session's time zone is
 		Server:   serverVariable,
 		ReadOnly: "@@global.read_only",
 		Unhex:    "UNHEX(?)",

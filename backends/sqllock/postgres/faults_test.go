@@ -164,6 +164,7 @@ func TestRights(t *testing.T) {
 		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 10 * time.Second, Sidecar: t.Name()})
 		if err == nil {
 			_ = l.Close(t.Context())
+			err = errors.Join(b.WriteRecord(t.Context(), "r", "", recordOf("v1"), time.Hour), b.WriteRecord(t.Context(), "r", "v1", recordOf("v2"), time.Hour), b.DeleteRecord(t.Context(), "r", "v2"))
 		}
 		return err
 	}

@@ -55,7 +55,8 @@ func app(t testing.TB, s testengine.Server) *pgx.Conn {
 	t.Helper()
 	root := openPool(t, dialect(t, s.URL()), sqllock.PoolOptions{Size: 1})
 	do(t, root, statement("GRANT USAGE ON SCHEMA public TO "+testengine.User),
-		statement("GRANT SELECT, UPDATE (guards) ON public.locksidecar_lock, public.locksidecar_hold TO "+testengine.User))
+		statement("GRANT SELECT, UPDATE (guards) ON public.locksidecar_lock, public.locksidecar_hold TO "+testengine.User),
+		statement("GRANT SELECT, UPDATE (version, value, written, ends) ON public.locksidecar_record TO "+testengine.User))
 	url := strings.Replace(s.URL(), "root@", testengine.User+":"+testengine.Password+"@", 1)
 	c, err := pgx.Connect(t.Context(), url+"?sslmode=disable&default_query_exec_mode=exec")
 	if err != nil {

@@ -1,0 +1,155 @@
+package mysql
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+func recordOf(version string) lock.Record {
+	return lock.Record{Version: version, Value: []byte(version + "\x00\xff'?")}
+}
+
+// is compares the version and the value of a record.
+func is(t testing.TB, b lock.Records, name lock.Resource, want lock.Record) {
+	t.Helper()
+	got, err := b.ReadRecord(t.Context(), name)
+	if err != nil || got.Version != want.Version || string(got.Value) != string(want.Value) {
+		t.Errorf("the record is %q with %q, %v; want %q", got.Version, got.Value, err, want.Version)
+	}
+}
+
+// An app writes a record in its own transaction: with its data or not at all. While that
+// is open, writes of that record wait for no row and take no connection, so that all else
+// goes on.
+func TestRecordGuard(t *testing.T) {
+	t.Parallel()
+	eachKind(t, func(t *testing.T, s testengine.Server) {
+		b, l := sidecar(t, with(s.URL(), "max-connections=2"), 30*time.Second)
+		a := newApp(t, b, "&time_zone='-05:30'")
+		r, other := unique("r"), unique("other")
+		write := func(ctx context.Context, name lock.Resource, after, version string) error {
+			return b.WriteRecord(ctx, name, after, recordOf(version), time.Hour)
+		}
+		if err := write(t.Context(), r, "", "v1"); err != nil {
+			t.Fatal(err)
+		}
+		tx := a.begin(1)
+		if !tx.guarded(b.RecordGuard(r, "v1", recordOf("app"), time.Hour)) {
+			t.Fatal("the guard changes no row")
+		}
+		is(t, b, r, recordOf("v1"))
+		const many = 40
+		blocked := make(chan error, many)
+		long, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for i := range many {
+			go func() { blocked <- write(long, r, "v1", fmt.Sprint("late", i)) }()
+		}
+		for i := range 5 {
+			g := hold(t, l, unique("lock"))
+			if err := errors.Join(l.Release(t.Context(), g.Resource, g.ID), write(t.Context(), unique(fmt.Sprint(other, i)), "", "v1")); err != nil {
+				t.Errorf("beside a row that an app has locked: %v", err)
+			}
+		}
+		short, end := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer end()
+		if err := b.DeleteRecord(short, r, "v1"); !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("DeleteRecord while an app writes: %v", err)
+		}
+		cancel()
+		for range many {
+			if err := <-blocked; !errors.Is(err, lock.ErrUnavailable) {
+				t.Errorf("WriteRecord while an app writes: %v", err)
+			}
+		}
+		waiting := make(chan error, 1)
+		go func() { waiting <- write(t.Context(), r, "v1", "v2") }()
+		tx.rollBack()
+		if err := <-waiting; err != nil {
+			t.Errorf("WriteRecord after a roll-back: %v", err)
+		}
+		is(t, b, r, recordOf("v2"))
+
+		tx = a.begin(1)
+		if tx.guarded(b.RecordGuard(r, "v1", recordOf("app"), time.Hour)) {
+			t.Error("the guard of another version changes a row")
+		}
+		if !tx.guarded(b.RecordGuard(r, "v2", recordOf("app"), time.Second)) {
+			t.Error("the guard changes no row")
+		}
+		go func() { waiting <- write(t.Context(), r, "v2", "v3") }()
+		tx.commit()
+		if err := <-waiting; !errors.Is(err, lock.ErrRecordChanged) {
+			t.Errorf("WriteRecord after a commit: %v", err)
+		}
+		eventually(t, "the record that the app wrote is over", func() error {
+			rec, err := b.ReadRecord(t.Context(), r)
+			if err == nil && rec.Version != "" {
+				err = fmt.Errorf("it is %q, %s old", rec.Version, rec.Age)
+			}
+			return err
+		})
+		tx = a.begin(1)
+		if tx.guarded(b.RecordGuard(r, "app", recordOf("v4"), time.Hour)) {
+			t.Error("the guard of a record that is over changes a row")
+		}
+	})
+}
+
+// Records that are over are deleted some at a time, but for one that an app has locked.
+func TestReapRecords(t *testing.T) {
+	t.Parallel()
+	eachKind(t, func(t *testing.T, s testengine.Server) {
+		b, l := sidecar(t, own(t, s, "records_"), 3*time.Second)
+		keepAlive(t, t.Context(), l)
+		a := newApp(t, b, "")
+		const many = 250
+		names := make([]lock.Resource, many)
+		for i := range names {
+			names[i] = lock.Resource(fmt.Sprint("r", i))
+			if err := b.WriteRecord(t.Context(), names[i], "", recordOf("v1"), 5*time.Second); err != nil {
+				t.Fatal(err)
+			}
+		}
+		tx := a.begin(2)
+		if !tx.guarded(b.RecordGuard("r0", "v1", recordOf("v2"), time.Second)) {
+			t.Fatal("the guard changes no row")
+		}
+		left := func(want int64) {
+			t.Helper()
+			eventually(t, "records that are over are deleted", func() error {
+				if n := number(t, b, "SELECT COUNT(*) FROM {record}"); n != want {
+					return fmt.Errorf("%d are there, want %d", n, want)
+				}
+				return nil
+			})
+		}
+		left(1)
+		tx.rollBack()
+		left(0)
+	})
+}
+
+// Tables that were made before there were records get theirs, where the sidecar may make it.
+func TestRecordsInOlderTables(t *testing.T) {
+	t.Parallel()
+	url := own(t, testengine.Shared(t, testengine.MariaDB), "older_")
+	b, _ := sidecar(t, url, 30*time.Second)
+	execute(t, b, "DROP TABLE {record}")
+	fixed := openAt(t, with(url, "migrate=false"))
+	defer func() { _ = fixed.Close() }()
+	if _, err := fixed.ReadRecord(t.Context(), "r"); !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), "locksidecar schema mysql") {
+		t.Errorf("without the table: %v", err)
+	}
+	if err := b.WriteRecord(t.Context(), "r", "", recordOf("v1"), time.Hour); err != nil {
+		t.Errorf("WriteRecord: %v", err)
+	}
+	is(t, fixed, "r", recordOf("v1"))
+}
