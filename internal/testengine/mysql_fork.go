@@ -8,11 +8,11 @@ import (
 	"testing"
 )
 
-// ForkMariaDB starts another MariaDB with all that a server alone knows at this moment of
-// our database: a replica that was cut off and became a primary.
-func ForkMariaDB(t testing.TB, s Server) Server {
+// ForkMySQL starts another server of a kind, MariaDB or MySQL, with all that one of that kind
+// knows at this moment of our database: a replica that was cut off and became a primary.
+func ForkMySQL(t testing.TB, s Server, kind *Kind) Server {
 	t.Helper()
-	of, fork := Nodes(t, s)[0].Addr(), New(t, MariaDB)
+	of, fork := Nodes(t, s)[0].Addr(), New(t, kind)
 	ctx, cancel := context.WithTimeout(t.Context(), forkTimeout)
 	defer cancel()
 	err := mysqlDo(of, func(from *sql.DB) error {

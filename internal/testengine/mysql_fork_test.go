@@ -3,7 +3,7 @@ package testengine
 import "testing"
 
 // A fork knows what its origin knew, and goes its own way.
-func TestForkMariaDB(t *testing.T) {
+func TestForkMySQL(t *testing.T) {
 	t.Parallel()
 	origin(t, MariaDB)
 	ctx := within(t, long)
@@ -22,7 +22,7 @@ func TestForkMariaDB(t *testing.T) {
 		}
 	}
 	put(a, "before")
-	fork := ForkMariaDB(t, first)
+	fork := ForkMySQL(t, first, MariaDB)
 	b := newSQLClient(t, fork.URL())
 	put(a, "after")
 	put(b, "own")
