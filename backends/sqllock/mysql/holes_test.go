@@ -325,26 +325,62 @@ func TestFirstTakersDoNotDeadlock(t *testing.T) {
 	})
 }
 
-// A comparison of memories reads the rows of its lease, and no others.
+// All connections of many sidecars are cut at once, as by a failover. Each compares what it
+// has with the store: it reads the rows of its own lease, however many names there are.
 func TestComparisonReadsOwnRows(t *testing.T) {
+	const sidecars, holds, names = 8, 25, 50_000
 	s := testengine.New(t, testengine.MariaDB)
 	road := testengine.Through(t, s)
-	_, l := sidecar(t, road.URL(), 30*time.Second)
-	b, other := sidecar(t, s.URL(), 30*time.Second)
-	hold(t, l, "own")
-	for i := range 3000 {
-		hold(t, other, lock.Resource(fmt.Sprint("other", i)))
+	b, first := sidecar(t, s.URL(), 30*time.Second)
+	hold(t, first, "hot")
+	execute(t, b, fmt.Sprintf("INSERT INTO {lock} (name, fence) SELECT CONCAT('name', seq), UNIX_TIMESTAMP()*1000000 FROM seq_1_to_%d", names))
+	var leases [sidecars]lock.Lease
+	for i := range leases {
+		_, leases[i] = sidecar(t, road.URL(), 30*time.Second)
+		for n := range holds {
+			hold(t, leases[i], lock.Resource(fmt.Sprintf("%d/%d", i, n)))
+		}
+		acquire(t, leases[i], exclusive("hot"))
 	}
+	eventually(t, "all wait", func() error {
+		if n := number(t, b, "SELECT COUNT(*) FROM {queue}"); n != sidecars {
+			return fmt.Errorf("%d do", n)
+		}
+		return nil
+	})
 	read := func() int64 {
-		return number(t, b, "SELECT SUM(variable_value) FROM information_schema.global_status WHERE variable_name IN ('HANDLER_READ_NEXT', 'HANDLER_READ_RND_NEXT', 'HANDLER_READ_KEY')")
+		return number(t, b, "SELECT CAST(SUM(variable_value) AS SIGNED) FROM information_schema.global_status WHERE variable_name LIKE 'HANDLER_READ%'")
 	}
 	before := read()
-	for range 5 {
+	for range 3 {
 		road.Inject(testengine.Sever)
-		eventually(t, "a heartbeat is answered", func() error { return beat(t.Context(), l) })
+		var beats sync.WaitGroup
+		errs := make([]error, sidecars)
+		for i, l := range leases {
+			beats.Go(func() {
+				for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+					if errs[i] = beat(t.Context(), l); errs[i] == nil || time.Now().After(deadline) {
+						return
+					}
+				}
+			})
+		}
+		beats.Wait()
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if n := read() - before; n > 6000 { // to ask takes some hundreds itself
-		t.Errorf("5 comparisons of a lease with one hold have read %d rows", n)
+	eventually(t, "each has compared", func() error {
+		if n := read() - before; n < 3*sidecars*holds {
+			return fmt.Errorf("%d rows were read", n)
+		}
+		return nil
+	})
+	if n := read() - before; n > names {
+		t.Errorf("3 comparisons of %d leases with %d holds each have read %d rows", sidecars, holds, n)
+	}
+	if n := number(t, b, "SELECT COUNT(*) FROM {lock} WHERE x_id IS NOT NULL"); n != sidecars*holds+1 {
+		t.Errorf("%d holds are left of %d", n, sidecars*holds+1)
 	}
 }
 
