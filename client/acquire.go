@@ -106,7 +106,7 @@ func (s *Session) letGo(l *Lock) (*call, *pb.SessionRequest) {
 		return nil, nil
 	}
 	if l.count--; l.count == 0 && l.over == nil {
-		l.over = ErrReleased
+		s.overFor(l, ErrReleased)
 		delete(s.locks, l.ID)
 	}
 	c := newCall()
@@ -244,7 +244,7 @@ func (s *Session) lose(l *Lock, e *LostError) {
 		return
 	}
 	e.of(l)
-	l.over = e
+	s.overFor(l, e)
 	close(l.lost)
 	if s.locks[l.ID] == l {
 		delete(s.locks, l.ID)
@@ -258,15 +258,15 @@ const maxLook = time.Second
 // watch sees to it that the end of a hold is noticed. One timer does for all
 // holds: when it fires, it looks at each. s.mu is held.
 func (s *Session) watch(end time.Duration) {
+	if s.looksAt != 0 && s.looksAt <= end {
+		return // it will see to it
+	}
 	now := bootTime()
-	end = min(end, now+maxLook)
-	switch {
-	case s.timer == nil:
-		s.looksAt = end
-		s.timer = time.AfterFunc(end-now, s.look)
-	case s.looksAt <= now || end < s.looksAt: // it has fired, or would be late
-		s.looksAt = end
-		s.timer.Reset(end - now)
+	s.looksAt = min(end, now+maxLook)
+	if s.timer == nil {
+		s.timer = time.AfterFunc(s.looksAt-now, s.look)
+	} else {
+		s.timer.Reset(s.looksAt - now)
 	}
 }
 

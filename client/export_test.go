@@ -3,6 +3,7 @@ package client
 import (
 	"errors"
 	"syscall"
+	"time"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 )
@@ -57,4 +58,33 @@ func Calls(s *Session) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.calls)
+}
+
+// NeverPause leaves it to the callers to read, as soon as the receiver may, until somebody
+// wakes it. The session has asked for nothing yet.
+func NeverPause(s *Session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reading.pause = time.Hour
+}
+
+// Free tells whether nobody reads, and the next caller will.
+func Free(s *Session) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reading.free
+}
+
+// CallerReads tells whether a caller reads.
+func CallerReads(s *Session) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reading.caller != nil
+}
+
+// Waits tells whether the receiver waits to be woken, however long that takes.
+func Waits(s *Session) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reading.asleep
 }

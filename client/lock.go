@@ -29,6 +29,8 @@ type Lock struct {
 	until   time.Duration // as the grant or lease news said
 	limit   time.Duration // the end by MaxHold; 0: none
 	over    error         // nil while it is held; else ErrReleased or a *LostError
+
+	listened bool // somebody listens for its loss
 }
 
 // Guard is one SQL statement for the app's own transaction on the database that
@@ -114,8 +116,14 @@ func (l *Lock) ValidFor() time.Duration {
 
 // Lost is closed when the hold is lost: the sidecar said so, it is not heard of
 // any more (for ValidFor, by this process's own clock), or the stream ended. It
-// is not closed by Release.
-func (l *Lock) Lost() <-chan struct{} { return l.lost }
+// is not closed by Release. From the first call on, a loss is read as soon as it is there;
+// before that, up to 10ms later.
+func (l *Lock) Lost() <-chan struct{} {
+	l.session.mu.Lock()
+	defer l.session.mu.Unlock()
+	l.session.listen(l)
+	return l.lost
+}
 
 // Err is nil as long as the app has the hold: then ErrReleased from the moment at
 // which its last Release was called, or a *LostError. When MaxHold is over it is one

@@ -52,8 +52,19 @@ func (s *Session) give(id string, validFor, maxHold time.Duration) *Lock {
 	return c.lock
 }
 
+// hear takes a message as the one who reads does.
+func (s *Session) hear(m *pb.SessionResponse) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.take(m)
+}
+
+func (s *Session) hearEvent(e *pb.Event) {
+	s.hear(&pb.SessionResponse{Response: &pb.SessionResponse_Event{Event: e}})
+}
+
 func (s *Session) tell(counted, validFor time.Duration) {
-	s.event(&pb.Event{Event: &pb.Event_Lease{Lease: &pb.LeaseNews{CountedAt: durationpb.New(counted), ValidFor: durationpb.New(validFor)}}})
+	s.hearEvent(&pb.Event{Event: &pb.Event_Lease{Lease: &pb.LeaseNews{CountedAt: durationpb.New(counted), ValidFor: durationpb.New(validFor)}}})
 }
 
 func isLost(l *Lock) bool {
@@ -259,7 +270,7 @@ func TestGraceOfALoss(t *testing.T) {
 	s.clock.answered(now, durationpb.New(2*time.Hour)) // tells less than what is known
 	l := s.give("l", time.Minute, 0)
 	lost := func() {
-		s.event(&pb.Event{Event: &pb.Event_Lost{Lost: &pb.Lost{
+		s.hearEvent(&pb.Event{Event: &pb.Event_Lost{Lost: &pb.Lost{
 			LockId: "l", Resource: "of l", Reason: pb.LostReason_FORCED, Message: "by an administrator",
 			CountedAt: durationpb.New(now - time.Second), Grace: durationpb.New(10 * time.Second),
 		}}})
@@ -332,7 +343,7 @@ func TestEachAnswerTellsTheClock(t *testing.T) {
 		s.post(c, &pb.SessionRequest{})
 		now += time.Second // the answer is late
 		m.RequestId = c.id
-		s.answered(m)
+		s.hear(m)
 		if got := s.clock.ours(time.Minute); got != time.Hour {
 			t.Errorf("%s: a minute of the sidecar is %s here", name, got)
 		}
@@ -346,7 +357,7 @@ func TestEachAnswerTellsTheClock(t *testing.T) {
 func TestDrainingIsToldOnce(t *testing.T) {
 	s := alone(t, func() time.Duration { return time.Hour })
 	for range 2 {
-		s.event(&pb.Event{Event: &pb.Event_Draining{Draining: &pb.Draining{}}})
+		s.hearEvent(&pb.Event{Event: &pb.Event_Draining{Draining: &pb.Draining{}}})
 	}
 	select {
 	case <-s.Draining():
@@ -371,7 +382,7 @@ func TestGrantBesideTheEndOfItsContext(t *testing.T) {
 		c.acquire = true
 		s.post(c, &pb.SessionRequest{})
 		s.outbox.queue = nil // but that is sent
-		s.answered(&pb.SessionResponse{RequestId: c.id, Response: &pb.SessionResponse_Granted{Granted: &pb.Grant{
+		s.hear(&pb.SessionResponse{RequestId: c.id, Response: &pb.SessionResponse_Granted{Granted: &pb.Grant{
 			LockId: "l", CountedAt: durationpb.New(bootTime()), ValidFor: durationpb.New(time.Minute),
 		}}})
 		_, err := s.wait(ctx, c)

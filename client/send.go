@@ -143,6 +143,7 @@ func (s *Session) endSending() {
 
 // wait waits for the answer to a request.
 func (s *Session) wait(ctx context.Context, c *call) (*pb.SessionResponse, error) {
+	s.readFor(ctx, c)
 	select {
 	case a, ok := <-c.answer:
 		if !ok {

@@ -38,6 +38,7 @@ type Session struct {
 
 	mu      sync.Mutex
 	outbox  outbox
+	reading reading
 	lastID  uint64
 	calls   map[string]*call
 	locks   map[string]*Lock         // those that are held
@@ -110,6 +111,7 @@ func (c *Client) openSession(ctx context.Context, o SessionOptions) (*Session, e
 	s := &Session{
 		client:   c,
 		stream:   st,
+		reading:  reading{wake: make(chan struct{}, 1), pause: usualPause},
 		cancel:   cancel,
 		done:     make(chan struct{}),
 		draining: make(chan struct{}),
@@ -180,23 +182,6 @@ func (s *Session) Close() error {
 	return nil
 }
 
-// receive is the one receiver of the stream.
-func (s *Session) receive() {
-	defer s.cancel()
-	for {
-		m, err := s.stream.recv()
-		if err != nil {
-			s.ended(err)
-			return
-		}
-		if e := m.GetEvent(); e != nil {
-			s.event(e)
-		} else {
-			s.answered(m)
-		}
-	}
-}
-
 // ended is told how the stream ended.
 func (s *Session) ended(err error) {
 	why := ErrStreamEnded
@@ -225,16 +210,16 @@ func (s *Session) end(why error, reason, message string) {
 		close(c.answer)
 	}
 	s.outbox.queue = nil
+	s.interrupt(s.reading.caller)
+	s.wakeReceiver() // what is left to read is the end
 	if s.timer != nil {
 		s.timer.Stop()
 	}
 	close(s.done)
 }
 
-// answered gives an answer to its caller.
+// answered gives an answer to its caller. s.mu is held.
 func (s *Session) answered(m *pb.SessionResponse) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	c := s.calls[m.GetRequestId()]
 	if c == nil {
 		return // it came after Close
@@ -270,10 +255,8 @@ func (s *Session) answered(m *pb.SessionResponse) {
 	c.answer <- m
 }
 
-// event takes news that nobody asked for.
+// event takes news that nobody asked for. s.mu is held.
 func (s *Session) event(e *pb.Event) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	switch {
 	case e.GetLease() != nil:
 		s.tellHolds(e.GetLease())

@@ -1,7 +1,7 @@
 package client
 
 import (
-	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -24,8 +24,10 @@ var errForeign = errors.New("what answers there is no sidecar, or an older one t
 type stream struct {
 	conn *net.UnixConn
 	raw  syscall.RawConn
-	in   *bufio.Reader
-	long []byte // a line that is longer than in
+
+	in      []byte // what was read and not yet given
+	scanned int    // in has no end of a line before this
+	buf     []byte // where in lies
 
 	out                 []byte // what is to be written
 	written             int
@@ -45,7 +47,7 @@ func (c *Client) openStream(ctx context.Context) (*stream, error) {
 	case err != nil:
 		return nil, explainDial(c.path, err)
 	}
-	s := &stream{conn: conn.(*net.UnixConn), in: bufio.NewReaderSize(conn, readBuffer)} //nolint:forcetypeassert // connect dials Unix sockets
+	s := &stream{conn: conn.(*net.UnixConn), buf: make([]byte, readBuffer)} //nolint:forcetypeassert // connect dials Unix sockets
 	if s.raw, err = s.conn.SyscallConn(); err != nil {
 		_ = conn.Close()
 		return nil, fmt.Errorf("dial %s: %w", c.path, err)
@@ -132,19 +134,44 @@ func (s *stream) recv() (*pb.SessionResponse, error) {
 	}
 }
 
-// line gives the next line, until the next call.
+// line gives the next line, until the next call. After an error it can go on where that
+// was only a deadline.
 func (s *stream) line() ([]byte, error) {
-	line, err := s.in.ReadSlice('\n')
-	if !errors.Is(err, bufio.ErrBufferFull) {
-		return line, err
-	}
-	s.long = append(s.long[:0], line...)
-	for errors.Is(err, bufio.ErrBufferFull) {
-		if len(s.long) >= maxAnswer {
+	for !s.hasLine() {
+		if len(s.in) >= maxAnswer {
 			return nil, fmt.Errorf("read answer: %w: a line of more than %d MiB", errForeign, maxAnswer>>20)
 		}
-		line, err = s.in.ReadSlice('\n')
-		s.long = append(s.long, line...)
+		if err := s.read(); err != nil {
+			return nil, err
+		}
 	}
-	return s.long, err
+	line := s.in[:s.scanned+1]
+	s.in, s.scanned = s.in[len(line):], 0
+	return line, nil
+}
+
+// hasLine tells whether the next line was read in full. It ends at scanned.
+func (s *stream) hasLine() bool {
+	i := bytes.IndexByte(s.in[s.scanned:], '\n')
+	if i < 0 {
+		s.scanned = len(s.in)
+		return false
+	}
+	s.scanned += i
+	return true
+}
+
+// read reads what there is, or waits for more.
+func (s *stream) read() error {
+	switch {
+	case len(s.in) == len(s.buf): // there is no room for the rest of a line
+		s.buf = append(make([]byte, 0, 2*len(s.buf)), s.in...)[:2*len(s.buf)]
+	case len(s.buf) > readBuffer && len(s.in) < readBuffer:
+		s.buf = append(make([]byte, 0, readBuffer), s.in...)[:readBuffer]
+	case cap(s.in) < cap(s.buf): // it does not begin where buf does
+		copy(s.buf, s.in)
+	}
+	n, err := s.conn.Read(s.buf[len(s.in):])
+	s.in = s.buf[:len(s.in)+n]
+	return err
 }
