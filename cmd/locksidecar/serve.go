@@ -15,6 +15,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/arbiter"
 	"github.com/locksidecar/locksidecar/backends"
+	"github.com/locksidecar/locksidecar/internal/memory"
 	"github.com/locksidecar/locksidecar/internal/supervise"
 	"github.com/locksidecar/locksidecar/localapi"
 	"github.com/locksidecar/locksidecar/lock"
@@ -208,6 +209,11 @@ func serve(ctx context.Context, f *serveFlags, io streams) error {
 		return err
 	}
 	o.logger.Info("starting", keyVersion, buildVersion(), keyStore, backends.Redact(o.store), keyName, side.o.name)
+	room := start(ctx, func(ctx context.Context) error {
+		memory.Run(ctx)
+		return nil
+	})
+	defer func() { _ = room.stop() }()
 	err = side.Run(ctx, func() {
 		try := curlLine(o.socket)
 		if f.log.format == "json" { // whoever reads lines of JSON wants nothing else

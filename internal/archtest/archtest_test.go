@@ -30,6 +30,7 @@ var house = []room{
 	{path: "api/locksidecar/v1"},
 	{path: "internal/jsonlines", may: "api/locksidecar/v1"},
 	{path: "heartbeat", may: "lock"},
+	{path: "internal/memory"},
 	{path: "internal/workers"},
 	{path: "arbiter", may: "lock", test: "backends/embedded backends/leasekit"},
 	{path: "session/ledger", may: "lock"},
