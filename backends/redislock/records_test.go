@@ -112,7 +112,7 @@ func TestScriptsForgetRecords(t *testing.T) {
 // What became of a hold is noted although the memory is full; a record of another name is not.
 func TestFullMemoryOfRecords(t *testing.T) {
 	s := testengine.New(t, testengine.Redis)
-	b, _ := sidecar(t, s.URL()+noGrace, 5*time.Minute)
+	b, _ := sidecar(t, s.URL()+noGrace+"&timeout=10s", 5*time.Minute)
 	write := func(name, after, version string) error {
 		return b.WriteRecord(t.Context(), lock.Resource(name), after, lock.Record{Version: version, Value: []byte(version)}, time.Hour)
 	}
@@ -144,11 +144,15 @@ func TestFullMemoryOfRecords(t *testing.T) {
 // A write that too few replicas have has an unknown outcome.
 func TestRecordWaitsForReplicas(t *testing.T) {
 	s := testengine.New(t, testengine.Redis)
-	b := openBackend(t, s.URL()+"?wait-replicas=1&timeout=200ms")
-	if err := b.WriteRecord(t.Context(), "r", "", lock.Record{Version: "v"}, time.Hour); !errors.Is(err, lock.ErrUnavailable) {
-		t.Errorf("got %v, want ErrUnavailable", err)
-	}
-	if rec, err := b.ReadRecord(t.Context(), "r"); err != nil || rec.Version != "v" {
-		t.Errorf("read %+v, %v", rec, err)
-	}
+	b := openBackend(t, s.URL()+"?wait-replicas=1")
+	eventually(t, "the record is written", func() error {
+		if err := b.WriteRecord(t.Context(), "r", "", lock.Record{Version: "v"}, time.Hour); !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("got %v, want ErrUnavailable", err)
+		}
+		rec, err := b.ReadRecord(t.Context(), "r")
+		if err == nil && rec.Version != "v" {
+			err = fmt.Errorf("read %+v", rec)
+		}
+		return err
+	})
 }

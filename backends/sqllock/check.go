@@ -34,8 +34,11 @@ func (b *Backend) checkTables(ctx context.Context) error {
 			have, err = b.version(ctx)
 		}
 	}
+	if err == nil && have == SchemaVersion { // there was none once
+		err = b.ensure(ctx, Statement{SQL: b.sql.record.read, Args: []any{[]byte("")}}, Schema(b.sql.w))
+	}
 	if err == nil && b.o.Beside != nil {
-		err = b.checkForeign(ctx)
+		err = b.ensure(ctx, Statement{SQL: b.o.Beside.Look}, b.o.Beside.Tables)
 	}
 	store := b.sql.w.Store
 	switch {
@@ -49,16 +52,13 @@ func (b *Backend) checkTables(ctx context.Context) error {
 	return nil
 }
 
-// checkForeign makes sure that the tables of foreign locks are there.
-func (b *Backend) checkForeign(ctx context.Context) error {
-	look := func() error {
-		_, err := b.pool.Do(ctx, "schema", Statement{SQL: b.o.Beside.Look})
-		return err
-	}
-	err := look()
+// ensure makes sure that the tables are there that a statement looks at, and makes them
+// from their text where that is wanted.
+func (b *Backend) ensure(ctx context.Context, look Statement, tables string) error {
+	_, err := b.pool.Do(ctx, "schema", look)
 	if b.d.Class(err) == Missing && b.o.Migrate {
-		if err = b.migrate(ctx, b.o.Beside.Tables); err == nil {
-			err = look()
+		if err = b.migrate(ctx, tables); err == nil {
+			_, err = b.pool.Do(ctx, "schema", look)
 		}
 	}
 	return err

@@ -30,6 +30,8 @@ type reaper struct {
 
 	era   int64
 	since time.Duration // when this era was seen for the first time
+
+	records bool // some are over
 }
 
 // step does one step of each. What fails comes again.
@@ -37,7 +39,9 @@ func (r *reaper) step(ctx context.Context) {
 	_ = r.reapIdle(ctx)
 	_ = r.reapNotes(ctx)
 	_ = r.reapLog(ctx)
-	_ = r.reapRecords(ctx)
+	if r.records {
+		_ = r.reapRecords(ctx)
+	}
 }
 
 // reapIdle deletes rows of resources that nobody has taken for long. A row that is
@@ -90,7 +94,9 @@ func (r *reaper) reapIdle(ctx context.Context) error {
 // remembered no more.
 func (r *reaper) reapNotes(ctx context.Context) error {
 	b, q := r.l.b, r.l.b.sql
-	res, err := b.pool.Do(ctx, "reap", Statement{SQL: q.era}, Statement{SQL: q.oldNotes, Args: []any{r.era - 1, reapStep}})
+	res, err := b.pool.Do(ctx, "reap", Statement{SQL: q.era}, Statement{SQL: q.oldNotes, Args: []any{r.era - 1, reapStep}},
+		Statement{SQL: q.record.anyEnded}) // with these, so that it costs no trip
+	r.records = err == nil && len(res[2].Rows) > 0
 	if err != nil || len(res[0].Rows) == 0 {
 		return err
 	}

@@ -21,26 +21,27 @@ var _ lock.RecordGuarder = (*Backend)(nil)
 type recordStatements struct {
 	read, list                  string
 	lock, insert, replace, over string
-	delete, ended, forget       string
+	delete                      string
+	anyEnded, ended, forget     string
 }
 
 func newRecordStatements(q *statements) recordStatements {
 	const set = "version=?, value=?, written={now}, ends={now}+?"
 	return recordStatements{
-		read:    q.words("SELECT version, value, {now}-written FROM {record} WHERE name=? AND ends>{now}"),
-		list:    q.words("SELECT version, value, {now}-written, name FROM {record} WHERE name>? AND name>=? AND name<? AND ends>{now} ORDER BY name LIMIT ?"),
-		lock:    q.words("SELECT 1 FROM {record} WHERE name=? FOR UPDATE NOWAIT"),
-		insert:  q.words(q.w.InsertNew("{record} (name, version, value, written, ends) VALUES (?, ?, ?, {now}, {now}+?)")),
-		replace: q.words("UPDATE {record} SET " + set + " WHERE name=? AND version=? AND ends>{now}"),
-		over:    q.words("UPDATE {record} SET " + set + " WHERE name=? AND ends<={now}"),
-		delete:  q.words("DELETE FROM {record} WHERE name=? AND version=?"),
-		ended:   q.words("SELECT name FROM {record} WHERE ends<={now} ORDER BY ends LIMIT ? FOR UPDATE SKIP LOCKED"),
-		forget:  q.words("DELETE FROM {record} WHERE name=?"),
+		read:     q.words("SELECT version, value, {now}-written FROM {record} WHERE name=? AND ends>{now}"),
+		list:     q.words("SELECT version, value, {now}-written, name FROM {record} WHERE name>? AND name>=? AND name<? AND ends>{now} ORDER BY name LIMIT ?"),
+		lock:     q.words("SELECT 1 FROM {record} WHERE name=? FOR UPDATE NOWAIT"),
+		insert:   q.words(q.w.InsertNew("{record} (name, version, value, written, ends) VALUES (?, ?, ?, {now}, {now}+?)")),
+		replace:  q.words("UPDATE {record} SET " + set + " WHERE name=? AND version=? AND ends>{now}"),
+		over:     q.words("UPDATE {record} SET " + set + " WHERE name=? AND ends<={now}"),
+		delete:   q.words("DELETE FROM {record} WHERE name=? AND version=?"),
+		anyEnded: q.words("SELECT 1 FROM {record} WHERE ends<={now} LIMIT 1"),
+		ended:    q.words("SELECT name FROM {record} WHERE ends<={now} ORDER BY ends LIMIT ? FOR UPDATE SKIP LOCKED"),
+		forget:   q.words("DELETE FROM {record} WHERE name=?"),
 	}
 }
 
-// onRecords asks about records until the answer is clear or ctx ends. It makes the table
-// where tables of ours are older than it.
+// onRecords asks about records until the answer is clear or ctx ends.
 func (b *Backend) onRecords(ctx context.Context, what string, batch ...Statement) ([]Result, error) {
 	type answer struct {
 		res []Result
@@ -49,11 +50,8 @@ func (b *Backend) onRecords(ctx context.Context, what string, batch ...Statement
 	answered := make(chan answer, 1)
 	b.routines.Go(func() {
 		var a answer
-		ask := func() error { a.res, a.err = b.pool.Do(ctx, "record", batch...); return a.err }
-		if b.d.Class(b.retry(ctx, ask)) == Missing && b.o.Migrate {
-			if a.err = b.migrate(ctx, Schema(b.sql.w)); a.err == nil {
-				_ = ask() // a has its error
-			}
+		if a.err = b.checkOnce(ctx); a.err == nil {
+			a.err = b.retry(ctx, func() (err error) { a.res, err = b.pool.Do(ctx, "record", batch...); return err })
 		}
 		answered <- a
 	})

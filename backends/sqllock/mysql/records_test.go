@@ -110,17 +110,26 @@ func TestReapRecords(t *testing.T) {
 		b, l := sidecar(t, own(t, s, "records_"), 3*time.Second)
 		keepAlive(t, t.Context(), l)
 		a := newApp(t, b, "")
-		const many = 250
-		names := make([]lock.Resource, many)
-		for i := range names {
-			names[i] = lock.Resource(fmt.Sprint("r", i))
-			if err := b.WriteRecord(t.Context(), names[i], "", recordOf("v1"), 5*time.Second); err != nil {
+		var tx *transfer
+		eventually(t, "an app has locked a record that is soon over", func() error {
+			there, err := b.ReadRecord(t.Context(), "frozen")
+			version := string(lock.NewHoldID())
+			if err == nil {
+				err = b.WriteRecord(t.Context(), "frozen", there.Version, recordOf(version), 3*time.Second)
+			}
+			if err != nil {
+				return err
+			}
+			if tx = a.begin(2); !tx.guarded(b.RecordGuard("frozen", version, recordOf("app"), time.Second)) {
+				tx.rollBack()
+				return errors.New("it was over")
+			}
+			return nil
+		})
+		for i := range 210 { // more than two steps; they are over after the one that is locked
+			if err := b.WriteRecord(t.Context(), lock.Resource(fmt.Sprint("r", i)), "", recordOf("v1"), 4*time.Second); err != nil {
 				t.Fatal(err)
 			}
-		}
-		tx := a.begin(2)
-		if !tx.guarded(b.RecordGuard("r0", "v1", recordOf("v2"), time.Second)) {
-			t.Fatal("the guard changes no row")
 		}
 		left := func(want int64) {
 			t.Helper()
@@ -141,13 +150,14 @@ func TestReapRecords(t *testing.T) {
 func TestRecordsInOlderTables(t *testing.T) {
 	t.Parallel()
 	url := own(t, testengine.Shared(t, testengine.MariaDB), "older_")
-	b, _ := sidecar(t, url, 30*time.Second)
-	execute(t, b, "DROP TABLE {record}")
+	older, _ := sidecar(t, url, 30*time.Second)
+	execute(t, older, "DROP TABLE {record}")
 	fixed := openAt(t, with(url, "migrate=false"))
 	defer func() { _ = fixed.Close() }()
 	if _, err := fixed.ReadRecord(t.Context(), "r"); !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), "locksidecar schema mysql") {
 		t.Errorf("without the table: %v", err)
 	}
+	b, _ := sidecar(t, url, 30*time.Second)
 	if err := b.WriteRecord(t.Context(), "r", "", recordOf("v1"), time.Hour); err != nil {
 		t.Errorf("WriteRecord: %v", err)
 	}
