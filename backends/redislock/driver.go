@@ -55,6 +55,8 @@ type driver struct {
 	looks chan struct{}
 	found chan finding // by heartbeats; has room for one
 
+	unlooked *time.Timer // fires when it is time to look for dead leases though no heartbeat has
+
 	subscribed chan struct{} // closed when pushes arrive
 	pushOnce   sync.Once
 }
@@ -78,6 +80,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 		beatTurn: make(chan struct{}, 1), more: make(chan lock.Resource, 256), crowd: make(chan lock.Resource, 64), looks: make(chan struct{}, 1),
 		found: make(chan finding, 1), subscribed: make(chan struct{}),
 	}
+	d.unlooked = time.NewTimer(d.lookAgain())
 	if d.grace < 0 {
 		d.grace = o.TTL
 	}
@@ -151,7 +154,7 @@ func (d *driver) lookAround(ctx context.Context) (found []*slot, err error) {
 		calls := make([]call, len(due))
 		for n, s := range due {
 			k := &d.b.keys.buckets[s.index]
-			calls[n] = call{keys: []string{k.leases, k.mark, k.leases}, args: []any{"", 0}}
+			calls[n] = call{keys: []string{k.leases, k.leases}, args: []any{"", 0}}
 		}
 		err = d.b.runTogether(ctx, scriptOpen, calls)
 		var again []*slot

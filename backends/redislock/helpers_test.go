@@ -109,6 +109,7 @@ func driverNamed(b *Backend, id lock.LeaseID) *driver {
 		beatTurn: make(chan struct{}, 1), more: make(chan lock.Resource, 8), looks: make(chan struct{}, 1),
 		found: make(chan finding, 1), subscribed: make(chan struct{}),
 	}
+	d.unlooked = time.NewTimer(time.Hour)
 	for i := range b.keys.buckets {
 		d.slots = append(d.slots, &slot{index: i, turn: make(chan struct{}, 1)})
 	}

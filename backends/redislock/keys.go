@@ -23,7 +23,7 @@ type keyspace struct {
 
 // bucket has the names that do not depend on a resource or lease.
 type bucket struct {
-	leases, last, mark, reaper string
+	leases, last, reaper       string
 	records, recordEnds        string
 	mine, revoked              string // prefixes, for a lease
 	lock, queue, waiters, gone string // prefixes, for a resource
@@ -35,7 +35,7 @@ func newKeyspace(prefix string, buckets int) keyspace {
 	for i := range buckets {
 		p := "{" + prefix + ":" + strconv.Itoa(i) + "}:"
 		k.buckets = append(k.buckets, bucket{
-			leases: p + "leases", last: p + "last", mark: p + "mark", reaper: p + "reaper",
+			leases: p + "leases", last: p + "last", reaper: p + "reaper",
 			mine: p + "lease:", revoked: p + "revoked:",
 			lock: p + "lock:", queue: p + "queue:", waiters: p + "waiters:", gone: p + "gone:",
 			record: p + "record:", records: p + "records", recordEnds: p + "record-ends",

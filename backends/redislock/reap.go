@@ -25,9 +25,14 @@ func findingOf(bucket int, val any) finding {
 	return finding{bucket, id, ours}
 }
 
-// looked passes on what a heartbeat has found in a bucket.
+// looked passes on what a heartbeat has found in a bucket. Mostly that is nothing, and
+// wakes nobody.
 func (d *driver) looked(f finding) {
-	if f.bucket > 0 && f.lease == "" {
+	switch {
+	case f.bucket > 0 && f.lease == "":
+		return
+	case f.ours && f.lease == "" && len(d.slots) == 1:
+		d.unlooked.Reset(d.lookAgain())
 		return
 	}
 	select {
@@ -39,18 +44,13 @@ func (d *driver) looked(f finding) {
 // reapDead clears dead leases away until ctx ends. Nothing waits for that: scripts
 // skip what is dead. It only keeps the store clean.
 func (d *driver) reapDead(ctx context.Context) {
-	wait := func() time.Duration {
-		most := min(maxUnlooked, d.ttl/2)
-		return most + rand.N(most/4) //nolint:gosec // not a secret
-	}
-	unlooked := time.NewTimer(wait())
-	defer unlooked.Stop()
+	defer d.unlooked.Stop()
 	var swept time.Duration
 	for {
 		var f finding
 		select {
 		case f = <-d.found:
-		case <-unlooked.C:
+		case <-d.unlooked.C:
 			f = d.findDead(ctx, 0)
 		case <-ctx.Done():
 			return
@@ -65,8 +65,14 @@ func (d *driver) reapDead(ctx context.Context) {
 			swept = now
 			d.reapOthers(ctx)
 		}
-		unlooked.Reset(wait())
+		d.unlooked.Reset(d.lookAgain())
 	}
+}
+
+// lookAgain is how long after a look at the first bucket the next one is due.
+func (d *driver) lookAgain() time.Duration {
+	most := min(maxUnlooked, d.ttl/2)
+	return most + rand.N(most/4) //nolint:gosec // not a secret
 }
 
 // reapOthers clears all buckets but the first, in which the sidecars take turns:

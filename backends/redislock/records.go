@@ -11,7 +11,7 @@ import (
 )
 
 // forgetEvery is how often a sidecar's heartbeats forget the names of records that are over.
-const forgetEvery = 5 * time.Second
+const forgetEvery = 20 * time.Second
 
 var _ lock.Records = (*Backend)(nil)
 

@@ -26,7 +26,7 @@ import (
 )
 
 // dataVersion names the layout of the data; another one must not share a prefix.
-const dataVersion = "2"
+const dataVersion = "3"
 
 // Backend is a Redis that keeps locks.
 type Backend struct {

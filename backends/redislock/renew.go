@@ -100,7 +100,7 @@ func (d *driver) beat() ([]*slot, []call) {
 		k := &d.b.keys.buckets[s.index]
 		open = append(open, s)
 		calls = append(calls, call{
-			keys: []string{k.leases, k.mark, k.mine + string(d.id), k.revoked + string(d.id), k.reaper, k.records, k.recordEnds},
+			keys: []string{k.leases, k.mine + string(d.id), k.revoked + string(d.id), k.reaper, k.records, k.recordEnds},
 			args: []any{string(d.id), d.ttl.Microseconds(), d.sweeps(s.index), forget},
 		})
 	}

@@ -30,7 +30,8 @@ local function fake(call)
       local now = server.call('GET', '%[1]s')
       return {string.sub(now, 1, -7), string.sub(now, -6)}
     elseif name == 'INFO' then
-      return table.concat(server.call('HMGET', '%[2]s', ...))
+      local text = table.concat(server.call('HMGET', '%[2]s', ...))
+      return text .. 'server_time_usec:' .. server.call('GET', '%[1]s') .. '\r\n'
     elseif name == 'PUBLISH' then
       server.call('RPUSH', '%[3]s', table.concat({...}, ': '))
     end
@@ -184,7 +185,7 @@ func (s *still) channel() string { return s.prefix + ":lease:" }
 
 func (s *still) open(lease string) string {
 	s.t.Helper()
-	return s.run(scriptOpen, []string{s.k.leases, s.k.mark, s.k.mine + lease}, lease, ttl)
+	return s.run(scriptOpen, []string{s.k.leases, s.k.mine + lease}, lease, ttl)
 }
 
 // request is a request for the lock.
@@ -269,7 +270,7 @@ func (s *still) beatAnd(lease, sweeps string) string {
 }
 
 func (s *still) beatKeys(lease string) []string {
-	return []string{s.k.leases, s.k.mark, s.k.mine + lease, s.k.revoked + lease, s.k.reaper, s.k.records, s.k.recordEnds}
+	return []string{s.k.leases, s.k.mine + lease, s.k.revoked + lease, s.k.reaper, s.k.records, s.k.recordEnds}
 }
 
 func (s *still) renew(lease string) string {
@@ -306,12 +307,27 @@ func (s *still) has(key, want string) {
 	s.t.Helper()
 	name, lease, _ := strings.Cut(key, ":")
 	at := map[string]string{
-		"leases": s.k.leases, "last": s.k.last, "mark": s.k.mark, "reaper": s.k.reaper, "mine": s.k.mine + lease,
+		"leases": s.k.leases, "last": s.k.last, "reaper": s.k.reaper, "mine": s.k.mine + lease,
 		"revoked": s.k.revoked + lease, "lock": s.k.lock + resource, "queue": s.k.queue + resource, "waiters": s.k.waiters + resource, "gone": s.k.gone + resource,
 	}[name]
-	if got := s.content(at); got != want {
+	got := s.content(at)
+	if name == "leases" {
+		_, got = s.leases()
+	}
+	if got != want {
 		s.t.Errorf("%s has\n\t%s\nwant\n\t%s", key, got, want)
 	}
+}
+
+// leases are the mark of the bucket and the rest of what stands beside it.
+func (s *still) leases() (mark, rest string) {
+	s.t.Helper()
+	all := s.content(s.k.leases)
+	if !strings.HasPrefix(all, "!") {
+		return "", all
+	}
+	mark, rest, _ = strings.Cut(all, ", ")
+	return strings.TrimSuffix(strings.TrimPrefix(mark, "!"), "=-1"), rest
 }
 
 func (s *still) content(key string) string {

@@ -124,7 +124,7 @@ func (d *driver) openSlot(ctx context.Context, s *slot) error {
 		if !proven {
 			return fmt.Errorf("open bucket: the lease waits for a heartbeat: %w", lock.ErrUnavailable)
 		}
-		r := d.b.run(ctx, d.b.client, scriptOpen, []string{k.leases, k.mark, k.mine + string(d.id)}, string(d.id), d.ttl.Microseconds())
+		r := d.b.run(ctx, d.b.client, scriptOpen, []string{k.leases, k.mine + string(d.id)}, string(d.id), d.ttl.Microseconds())
 		if r.err != nil {
 			return unavailable("open bucket", r.err)
 		}

@@ -1,7 +1,10 @@
 -- What the scripts share that find leases that are over. KEYS[1] are the leases.
 
+-- Gives a lease that is over, if there is one, and the mark of the bucket.
 local function over()
-  return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', nowstr, 'LIMIT', 0, 1)[1]
+  local first = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', nowstr, 'LIMIT', 0, 2)
+  if first[1] and string.sub(first[1], 1, 1) == '!' then return first[2], first[1] end
+  return first[1]
 end
 
 -- Has the sidecar of ARGV[1] clear dead leases away, for a moment nobody else. reaper is

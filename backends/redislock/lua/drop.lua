@@ -4,7 +4,7 @@
 if ARGV[2] == 'reap' and redis.call('ZSCORE', KEYS[1], ARGV[1]) ~= '0' then return 0 end
 local left = redis.call('ZCARD', KEYS[2])
 if left == 0 then
-  redis.call('ZREM', KEYS[1], ARGV[1])
+  redis.call('ZREM', KEYS[1], ARGV[1], ARGV[1] .. '!')
   redis.call('DEL', KEYS[3])
 end
 return left

@@ -39,14 +39,14 @@ end
 if grace == 0 then
   redis.call('ZREM', KEYS[3], member)
   let_go(id)
-  redis.call('ZADD', KEYS[8], 0, member) -- heartbeats name it, too
+  revoke(lease, expiry, 0)
   redis.call('PUBLISH', ARGV[1] .. lease, 'r ' .. id .. ' 0 ' .. ARGV[2])
   return 0
 end
 if asked == '-' or grace < tonumber(asked) then
   redis.call('HSET', KEYS[4], 'f', '1', 'h' .. id, mode .. ' ' .. fence .. ' ' .. since .. ' ' .. lease ..
     ' ' .. string.format('%.0f', over) .. ' ' .. ARGV[5] .. ' ' .. who)
-  redis.call('ZADD', KEYS[8], ARGV[5], member)
+  revoke(lease, expiry, ARGV[5])
   redis.call('PUBLISH', ARGV[1] .. lease, 'r ' .. id .. ' ' .. ARGV[5] .. ' ' .. ARGV[2])
 end
 if over > 0 and over < expiry then expiry = over end

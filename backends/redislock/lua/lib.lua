@@ -1,6 +1,8 @@
 -- What the scripts of the slow path share. It is put in front of them when they
 -- are loaded. A script that uses it has these keys, all of one bucket:
---   KEYS[1] leases   sorted set: lease -> expiry, microseconds of this server's time; 0: dead for good
+--   KEYS[1] leases   sorted set: lease -> expiry, microseconds of this server's time; 0: dead for good;
+--                    "lease!" -> the same expiry where there may be something in revoked;
+--                    the mark of the bucket, see server.lua -> -1
 --   KEYS[2] last     string: the largest fence or ticket given so far
 --   KEYS[3] mine     sorted set (all scores 0): "resource NUL id" of one lease's holds and waiters
 --   KEYS[4] lock     hash: m -> mode of the holders, h<id> -> record, f -> a release was forced; absent when free
@@ -125,6 +127,13 @@ local function promote()
     end
   end
   more = true
+end
+
+-- Names a forced release until it is acknowledged, and has heartbeats look for it.
+-- Model: force.FORCE.
+local function revoke(lease, expiry, grace)
+  redis.call('ZADD', KEYS[1], string.format('%.0f', expiry), lease .. '!')
+  redis.call('ZADD', KEYS[8], grace, ARGV[2] .. '\0' .. ARGV[4])
 end
 
 -- Ends one hold, of the lease ARGV[3]. False where there is none of that id.

@@ -1,4 +1,8 @@
 -- Gives the living leases of a bucket: one for each sidecar that uses it.
 -- KEYS: 1 leases
 local t = redis.call('TIME')
-return redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. string.format('%.0f', t[1] * 1000000 + t[2]), '+inf')
+local living = {}
+for _, m in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. string.format('%.0f', t[1] * 1000000 + t[2]), '+inf')) do
+  if string.sub(m, -1) ~= '!' then living[#living + 1] = m end
+end
+return living

@@ -10,5 +10,6 @@ if expiry <= now then
   if expiry > 0 then redis.call('ZADD', KEYS[1], 'XX', 0, ARGV[1]) end
   return false
 end
-redis.call('ZADD', KEYS[1], 'XX', string.format('%.0f', now + ARGV[2]), ARGV[1])
+local ending = string.format('%.0f', now + ARGV[2])
+redis.call('ZADD', KEYS[1], 'XX', ending, ARGV[1], ending, ARGV[1] .. '!')
 return 1
