@@ -85,6 +85,10 @@ examples: build ## Watch two examples: a stock sold in Python, and loans on MySQ
 test: test-deps bench-build image-test chart-test mutate-test e2e-vet torture-short ## Run all tests with the race detector, on real servers too
 	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -race -count=1 -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT) ./...
 
+.PHONY: test-full
+test-full: test-deps ## Run the tests of large numbers with the whole of them, on each store in turn
+	LOCKSIDECAR_TEST_FULL=1 go test -race -count=1 -p 1 -timeout $(TEST_TIMEOUT) -run 'TestConformance/.*/(Mass|Crowd)|TestConformance/(Mass|Crowd)' ./backends/...
+
 .PHONY: docs-test
 docs-test: ## Run what README and docs show, and compare them with the program and the chart (a part of test)
 	go test -count=1 -timeout $(TEST_TIMEOUT) ./internal/docstest
@@ -163,6 +167,10 @@ bench-build: ## Build and vet the benchmarks and run their own tests
 .PHONY: bench
 bench: build ## Measure it beside its peers, on each store
 	cd $(BENCH) && go run . $(ARGS)
+
+.PHONY: bench-compare
+bench-compare: ## Measure it beside another commit, in turns in one run (BASE=commit ARGS="-store redis -rounds 5")
+	cd $(BENCH) && go run . compare -base '$(BASE)' $(ARGS)
 
 ##@ Change it
 .PHONY: fmt

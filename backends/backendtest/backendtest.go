@@ -9,7 +9,7 @@
 // where the harness opens the store. Not every store can make faults or show its
 // internals. So these are separate interfaces, which a harness may
 // implement too: [CounterDeleter], [Faulter], [WakeupDropper], [ClockShifter],
-// [Switcher], [Apart], [Slower], [Insider], [Restarter], [CommandCounter], [Lighter]. Tests that need one of them are skipped without it.
+// [Switcher], [Apart], [Slower], [Insider], [Restarter], [CommandCounter], [Lighter], [Quick]. Tests that need one of them are skipped without it.
 //
 // A store that cannot do all of the contract is [Limited]. The tests of what it
 // cannot do are skipped, or check that the store refuses it. All other tests do not use it.
@@ -123,6 +123,12 @@ type Insider interface {
 // what it knew. Restart returns when the server accepts requests again.
 type Restarter interface {
 	Restart(t testing.TB)
+}
+
+// Quick is a Harness of a store that is quick enough for the tests of large numbers to run
+// with the whole of them always. On the others that is done where LOCKSIDECAR_TEST_FULL is set.
+type Quick interface {
+	Quick() bool
 }
 
 // Lighter is a Harness that can say that tests of large numbers are to be a tenth as large,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,10 +19,25 @@ import (
 
 const (
 	massOfHolds = 20_000 // of one lease
-	fewerHolds  = 6_000  // with names of more than a MiB, which no store has in one request
 	longName    = 200    // bytes of each name
-	crowd       = 6_000  // readers, and waiters, of one resource: more than any store counts in a heartbeat
+	crowd       = 10_000 // readers, and waiters, of one resource
+
+	// Where the whole takes long.
+	fewerHolds   = 6_000 // with names of more than a MiB, which no store has in one request
+	smallerCrowd = 6_000 // more than any store counts in a heartbeat
 )
+
+// full has all tests run with the whole of these numbers, on every store: `make test-full`.
+var full = os.Getenv("LOCKSIDECAR_TEST_FULL") != ""
+
+// whole is the first number where the store is quick or all tests run with the whole, and
+// else the second.
+func (e *env) whole(all, fewer int) int {
+	if q, ok := e.h.(Quick); full || ok && q.Quick() {
+		return all
+	}
+	return fewer
+}
 
 // massName is the name of one of many resources.
 func (e *env) massName(i int) lock.Resource {
@@ -142,7 +158,7 @@ func limitsHolds(h Harness) (capability string, has bool) {
 func testMassExpires(e *env) {
 	b := e.sidecar()
 	dead := e.lease(max(5*time.Second, e.h.TTL()))
-	n := e.takeMass(dead, fewerHolds)
+	n := e.takeMass(dead, e.whole(massOfHolds, fewerHolds))
 	middle, first := e.queue(b, e.massName(n/2), lock.Exclusive), e.queue(b, e.massName(0), lock.Exclusive)
 	stop := e.pulse()
 	e.release(b, e.inTime(dead, middle))
@@ -156,7 +172,7 @@ func testMassExpires(e *env) {
 // testMassRestart: and the server is restarted. It knows all holds or none.
 func testMassRestart(e *env) {
 	a := e.lease(max(5*time.Second, e.h.TTL()))
-	n := e.takeMass(a, fewerHolds)
+	n := e.takeMass(a, e.whole(massOfHolds, fewerHolds))
 	e.h.(Restarter).Restart(e.TB)
 	err := e.answered(func() error { return a.beat(e.ctx) })
 	if err != nil && !errors.Is(err, lock.ErrLeaseLost) {
@@ -215,7 +231,7 @@ func (e *env) waiters(by *sidecar, r lock.Resource, m lock.Mode, wait time.Durat
 // store has all of them in the queue, as another sidecar finds out. All must end with want.
 func (e *env) crowdOfWaiters(s, by *sidecar, r lock.Resource, m lock.Mode, want error) (n int, ended *sync.WaitGroup) {
 	e.Helper()
-	n = e.mass(crowd)
+	n = e.mass(e.whole(crowd, smallerCrowd))
 	ended = new(sync.WaitGroup)
 	began := time.Now()
 	var complain sync.Once // of many the same
@@ -249,7 +265,7 @@ func testCrowdOnOne(e *env) {
 	readers, waiters, b := e.sidecar(), e.sidecar(), e.sidecar()
 	r := e.name("r")
 	first := e.acquire(readers, r, lock.Shared)
-	e.several(e.mass(crowd)-1, func(int) error {
+	e.several(e.mass(e.whole(crowd, smallerCrowd))-1, func(int) error {
 		return e.take(readers, r, lock.Shared)
 	})
 	stop := e.pulse()

@@ -48,11 +48,15 @@ var (
 	_ backendtest.CounterDeleter = (*harness)(nil)
 	_ backendtest.Faulter        = (*harness)(nil)
 	_ backendtest.WakeupDropper  = (*harness)(nil)
+	_ backendtest.Quick          = (*harness)(nil)
 )
 
 func (h *harness) Open(testing.TB) lock.Backend { return &visitor{Store: h.store} }
 func (h *harness) TTL() time.Duration           { return lock.MinTTL }
 func (h *harness) Recheck() time.Duration       { return 4 * time.Second } // leasekit's, where wake-ups are dropped
+
+// Quick makes the harness a backendtest.Quick.
+func (h *harness) Quick() bool { return true }
 
 // noSilence is why the tests of a holder that hears nothing are left out.
 const noSilence = "the store is in the sidecar's own process: what the harness hides from a sidecar, its driver knows"
