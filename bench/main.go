@@ -23,6 +23,7 @@ const usage = `The benchmark of locksidecar. It builds the sidecar, starts the s
 prints tables; progress goes to standard error. A target that is missed is no error.
 
   go run . [FLAGS]
+  go run . compare -base COMMIT [FLAGS]
 
 Flags:
 `
@@ -54,6 +55,8 @@ func command(ctx context.Context, args []string) error {
 	switch {
 	case len(args) == 2 && args[0] == "echo":
 		return echo.Serve(ctx, args[1])
+	case len(args) > 0 && args[0] == "compare":
+		return compare(ctx, args[1:])
 	case len(args) == 3 && args[0] == "hold":
 		return holdForever(ctx, args[1], args[2])
 	}

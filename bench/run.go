@@ -94,30 +94,39 @@ type section struct {
 }
 
 // measure starts a store and does the parts of that name on it.
-func (b *bench) measure(ctx context.Context, p plan, only []string) (_ *report.Store, err error) {
+func (b *bench) measure(ctx context.Context, p plan, only []string) (r *report.Store, err error) {
+	err = b.onStore(ctx, p, func(s *section) error {
+		r = s.report
+		for _, part := range parts {
+			if !slices.Contains(only, part.name) || len(p.parts) > 0 && !slices.Contains(p.parts, part.name) {
+				continue
+			}
+			if err := part.run(s, ctx); err != nil {
+				return fmt.Errorf("measure %s: %w", part.name, err)
+			}
+		}
+		return nil
+	})
+	return r, err
+}
+
+// onStore starts a store for f.
+func (b *bench) onStore(ctx context.Context, p plan, f func(*section) error) (err error) {
 	progress("starting %s", p.words.Name)
 	s := &section{bench: b, plan: p, report: &report.Store{Words: p.words, Server: "no server"}}
 	url := ""
 	if p.kind != nil {
 		if s.server, err = testengine.Start(ctx, p.kind); err != nil {
-			return nil, fmt.Errorf("start it: %w", err)
+			return fmt.Errorf("start it: %w", err)
 		}
 		defer closeAfter(&err, s.server.Close)
 		url, s.report.Server = s.server.URL(), s.server.Origin()
 	}
 	if s.store, err = p.connect(ctx, url); err != nil {
-		return nil, err
+		return err
 	}
 	defer closeAfter(&err, s.store.Close)
-	for _, part := range parts {
-		if !slices.Contains(only, part.name) || len(p.parts) > 0 && !slices.Contains(p.parts, part.name) {
-			continue
-		}
-		if err := part.run(s, ctx); err != nil {
-			return nil, fmt.Errorf("measure %s: %w", part.name, err)
-		}
-	}
-	return s.report, nil
+	return f(s)
 }
 
 // aim notes targets.

@@ -10,6 +10,7 @@ import (
 	"math"
 	"net/url"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/bsm/redislock"
@@ -32,6 +33,7 @@ const (
 type Store struct {
 	url    string
 	client *redis.Client
+	infos  atomic.Int64 // how often it has asked for INFO
 }
 
 var _ measure.Store = (*Store)(nil)

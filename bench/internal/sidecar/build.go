@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -36,6 +37,30 @@ func Build(ctx context.Context, dir string) (*Binary, error) {
 	}
 	version, _, _ = strings.Cut(version, "\n")
 	return &Binary{path: path, Version: strings.TrimPrefix(version, "locksidecar ")}, nil
+}
+
+// BuildCommit builds the sidecar of another commit of this repository in the same way.
+func BuildCommit(ctx context.Context, dir, commit string) (*Binary, error) {
+	root, err := output(ctx, "", "git", "rev-parse", "--show-toplevel")
+	if err != nil {
+		return nil, err
+	}
+	tree := filepath.Join(dir, "base")
+	if err := os.Mkdir(tree, 0o700); err != nil {
+		return nil, fmt.Errorf("make a folder: %w", err)
+	}
+	archive := filepath.Join(dir, "base.tar")
+	if _, err := output(ctx, root, "git", "archive", "-o", archive, commit); err != nil {
+		return nil, err
+	}
+	if _, err := output(ctx, tree, "tar", "-xf", archive); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(dir, "locksidecar-base")
+	if _, err := output(ctx, tree, "go", "build", "-mod=readonly", "-tags=grpcnotrace", "-o", path, "./cmd/locksidecar"); err != nil {
+		return nil, err
+	}
+	return &Binary{path: path, Version: commit}, nil
 }
 
 // output runs a program in a folder and returns what it printed.
