@@ -164,7 +164,7 @@ func crowdCosts(s *still, told func(step string, c spent)) {
 		run("a forced release of one of many readers", scriptForce, "aa", args("aa", readers[again+i], 0, remembered)...)
 		run("the end of a wait", scriptRelease, "bb", args("bb", fmt.Sprint("w", i), remembered)...)
 	}
-	beat, _ := s.cost(scriptHeartbeat, []string{s.k.leases, s.k.mine + "aa", s.k.revoked + "aa", s.k.reaper}, "aa", ttl, "0")
+	beat, _ := s.cost(scriptHeartbeat, s.beatKeys("aa"), "aa", ttl, "0", "1")
 	told("a heartbeat with many holds", beat)
 	s.acquire("bb", "next", "X")
 	s.crowd(many, "dead", "X", "w")

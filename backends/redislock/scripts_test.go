@@ -71,7 +71,7 @@ func newStill(t *testing.T) *still {
 
 func newStillOn(t *testing.T, server testengine.Server) *still {
 	t.Helper()
-	b := openAt(t, server.URL())
+	b := openAt(t, server.URL()+"?timeout=20s") // many scripts are sent at once
 	t.Cleanup(func() { _ = b.Close() })
 	s := &still{t: t, b: b, prefix: "still-" + string(lock.NewLeaseID())}
 	keys := newKeyspace(s.prefix, bucketsAlone)
