@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -43,11 +44,7 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 			return lock.ErrNotHolder
 		}
 		first = false
-		t := time.NewTimer(min(time.Duration(wait)*time.Millisecond, forcePoll)) // the holder may be quick
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
+		if !leasekit.Sleep(ctx, min(time.Duration(wait)*time.Millisecond, forcePoll)) { // the holder may be quick
 			return stillHeld(r, context.Cause(ctx))
 		}
 	}

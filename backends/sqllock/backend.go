@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/backends/storeurl"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -150,21 +151,9 @@ func (b *Backend) retry(ctx context.Context, f func() error) error {
 		if !b.d.Class(err).Again() {
 			return err
 		}
-		if !sleep(ctx, pause) {
+		if !leasekit.Sleep(ctx, pause) {
 			return err
 		}
-	}
-}
-
-// sleep waits, and tells whether ctx has not ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

@@ -9,36 +9,37 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// checkOnce makes sure that the tables are there and of our version, and makes them where
-// that is wanted, until that has succeeded.
-func (b *Backend) checkOnce(ctx context.Context) error {
+// once calls f until that has succeeded, which done says.
+func (b *Backend) once(done *bool, f func() error) error {
 	b.mu.Lock()
-	checked := b.checked
+	was := *done
 	b.mu.Unlock()
-	if checked {
+	if was {
 		return nil
 	}
-	if err := b.checkTables(ctx); err != nil {
+	if err := f(); err != nil {
 		return err
 	}
 	b.mu.Lock()
-	b.checked = true
+	*done = true
 	b.mu.Unlock()
 	return nil
 }
 
+// checkTables makes sure that the tables are there and of our version, and makes them where
+// that is wanted.
 func (b *Backend) checkTables(ctx context.Context) error {
-	have, err := b.version(ctx)
-	if b.d.Class(err) == Missing && b.o.Migrate {
-		if err = b.migrate(ctx, Schema(b.sql.w)); err == nil {
-			have, err = b.version(ctx)
-		}
+	text := func() string { return Schema(b.sql.w) }
+	res, err := b.look(ctx, Statement{SQL: b.sql.version}, text)
+	var have int64 // 0: the table is there and nothing in it
+	if err == nil && len(res.Rows) > 0 {
+		have = res.Rows[0].Int(0)
 	}
 	if err == nil && have == SchemaVersion { // there was none once
-		err = b.ensure(ctx, Statement{SQL: b.sql.record.read, Args: []any{[]byte("")}}, Schema(b.sql.w))
+		_, err = b.look(ctx, Statement{SQL: b.sql.record.read, Args: []any{[]byte("")}}, text)
 	}
-	if err == nil && b.o.Beside != nil {
-		err = b.ensure(ctx, Statement{SQL: b.o.Beside.Look}, b.o.Beside.Tables)
+	if beside := b.o.Beside; err == nil && beside != nil {
+		_, err = b.look(ctx, Statement{SQL: beside.Look}, func() string { return beside.Tables })
 	}
 	store := b.sql.w.Store
 	switch {
@@ -52,28 +53,19 @@ func (b *Backend) checkTables(ctx context.Context) error {
 	return nil
 }
 
-// ensure makes sure that the tables are there that a statement looks at, and makes them
-// from their text where that is wanted.
-func (b *Backend) ensure(ctx context.Context, look Statement, tables string) error {
-	_, err := b.pool.Do(ctx, "schema", look)
+// look carries out a statement that fails where tables are missing. Where it does they are
+// made, if that is wanted.
+func (b *Backend) look(ctx context.Context, statement Statement, tables func() string) (Result, error) {
+	res, err := b.pool.Do(ctx, "schema", statement)
 	if b.d.Class(err) == Missing && b.o.Migrate {
-		if err = b.migrate(ctx, tables); err == nil {
-			_, err = b.pool.Do(ctx, "schema", look)
+		if err = b.migrate(ctx, tables()); err == nil {
+			res, err = b.pool.Do(ctx, "schema", statement)
 		}
 	}
-	return err
-}
-
-// version is that of the tables; 0: the table is there and nothing in it.
-func (b *Backend) version(ctx context.Context) (v int64, err error) {
-	res, err := b.pool.Do(ctx, "schema", Statement{SQL: b.sql.version})
 	if err != nil {
-		return 0, err
+		return Result{}, err
 	}
-	for _, r := range res[0].Rows {
-		v = r.Int(0)
-	}
-	return v, nil
+	return res[0], nil
 }
 
 // migrateTime is the least time that creating tables may take, in seconds.
@@ -97,21 +89,6 @@ func (b *Backend) migrate(ctx context.Context, text string) error {
 		}
 	}
 	return fmt.Errorf("create tables: %w", err)
-}
-
-// testOnce is selfTest, until it has succeeded.
-func (b *Backend) testOnce(ctx context.Context, id []byte) error {
-	b.mu.Lock()
-	tested := b.tested
-	b.mu.Unlock()
-	if tested {
-		return nil
-	}
-	err := b.selfTest(ctx, id)
-	b.mu.Lock()
-	b.tested = err == nil
-	b.mu.Unlock()
-	return err
 }
 
 // selfTest refuses what only looks like the server that the engine needs: a lease of

@@ -127,15 +127,9 @@ func (b *Backend) attend(d *desk) {
 		b.deskMu.Lock()
 		pause := d.pause
 		b.deskMu.Unlock()
-		if pause == 0 {
-			continue
+		if pause > 0 {
+			leasekit.Sleep(b.background, pause)
 		}
-		t := time.NewTimer(pause)
-		select {
-		case <-t.C:
-		case <-b.background.Done():
-		}
-		t.Stop()
 	}
 }
 

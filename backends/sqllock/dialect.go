@@ -80,6 +80,8 @@ type PoolOptions struct {
 	Lasting int // seconds
 	// Long: statements may take that much longer than others.
 	Long int // seconds
+	// Settings are of the sessions, in the words of the dialect that the caller knows.
+	Settings []string
 }
 
 // Statement is one statement of a batch.

@@ -7,6 +7,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -62,7 +63,7 @@ func (b *Backend) awaitForced(ctx context.Context, r lock.Resource, id lock.Hold
 				return o.err
 			}
 		}
-		if !sleep(ctx, min(max(due-now, leastPause), forcePoll)) {
+		if !leasekit.Sleep(ctx, min(max(due-now, leastPause), forcePoll)) {
 			return context.Cause(ctx)
 		}
 	}

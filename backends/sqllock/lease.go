@@ -103,7 +103,7 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 		b.pool.Trust("") // nobody's heartbeat says any more which server it is
 	}
 	b.mu.Unlock()
-	if err := b.checkOnce(ctx); err != nil {
+	if err := b.once(&b.checked, func() error { return b.checkTables(ctx) }); err != nil {
 		return nil, 0, err
 	}
 	l := &lease{
@@ -119,7 +119,7 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 	if opened, err = l.insert(ctx); err != nil {
 		return nil, 0, errors.Join(err, l.beats.Close())
 	}
-	if err = b.testOnce(ctx, []byte(l.id)); err != nil {
+	if err = b.once(&b.tested, func() error { return b.selfTest(ctx, []byte(l.id)) }); err != nil {
 		return nil, 0, errors.Join(b.unavailable("open lease", err), l.beats.Close())
 	}
 	b.mu.Lock()

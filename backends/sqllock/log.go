@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 )
 
 // logger writes the log: a little later than what it tells of, many rows at a time, so
@@ -42,7 +44,7 @@ func (g *logger) run(ctx context.Context) {
 	if g.b.o.LogKeep == 0 {
 		return
 	}
-	for sleep(ctx, logEvery) {
+	for leasekit.Sleep(ctx, logEvery) {
 		g.write(ctx)
 	}
 }

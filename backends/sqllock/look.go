@@ -53,7 +53,7 @@ func (l *lease) Listen(ctx context.Context, push func(leasekit.Push)) {
 				pause = listenNever
 			}
 			heard(false, never)
-			sleep(ctx, pause)
+			leasekit.Sleep(ctx, pause)
 		}
 	})
 	tasks.Go(func() { l.watch(ctx) })

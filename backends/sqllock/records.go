@@ -50,7 +50,7 @@ func (b *Backend) onRecords(ctx context.Context, what string, batch ...Statement
 	answered := make(chan answer, 1)
 	b.routines.Go(func() {
 		var a answer
-		if a.err = b.checkOnce(ctx); a.err == nil {
+		if a.err = b.once(&b.checked, func() error { return b.checkTables(ctx) }); a.err == nil {
 			a.err = b.retry(ctx, func() (err error) { a.res, err = b.pool.Do(ctx, "record", batch...); return err })
 		}
 		answered <- a

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -62,7 +63,7 @@ func severedUnderLoad(t *testing.T, s testengine.Server, short int) {
 			fill(t, l)
 		}
 		wg.Go(func() {
-			for sleep(ctx, time.Duration(50+rand.IntN(300))*time.Millisecond) {
+			for leasekit.Sleep(ctx, time.Duration(50+rand.IntN(300))*time.Millisecond) {
 				way.sever()
 				cut.Add(1)
 			}
@@ -109,7 +110,7 @@ func severedUnderLoad(t *testing.T, s testengine.Server, short int) {
 	}
 	time.AfterFunc(lasts, stop)
 	wg.Go(func() { // takes waiters out of the queue
-		for sleep(ctx, 20*time.Millisecond) {
+		for leasekit.Sleep(ctx, 20*time.Millisecond) {
 			for _, r := range resources {
 				if st, err := watcher.Get(ctx, r); err == nil && len(st.Waiters) > 1 {
 					w := st.Waiters[rand.IntN(len(st.Waiters))]

@@ -100,7 +100,7 @@ func (c *arrivals) changed(bool) {
 		l.ear = resting
 		pause := time.Duration(len(l.queue)) * pauseForEach
 		d.do(func(ctx context.Context) {
-			if !sleep(ctx, pause) {
+			if !leasekit.Sleep(ctx, pause) {
 				return
 			}
 			d.mu.Lock()

@@ -148,7 +148,7 @@ func TestManyWaitersOfOneSidecar(t *testing.T) {
 	}
 	failed := 0
 	beside.Go(func() {
-		for ; ctx.Err() == nil; sleep(ctx, 500*time.Millisecond) {
+		for ; ctx.Err() == nil; leasekit.Sleep(ctx, 500*time.Millisecond) {
 			if beat(ctx, l) != nil && ctx.Err() == nil {
 				failed++
 			}
@@ -156,7 +156,7 @@ func TestManyWaitersOfOneSidecar(t *testing.T) {
 	})
 	beside.Go(func() { // a neighbour, in the same sidecar
 		neighbour := unique()
-		for ; ctx.Err() == nil; sleep(ctx, 5*time.Millisecond) {
+		for ; ctx.Err() == nil; leasekit.Sleep(ctx, 5*time.Millisecond) {
 			began := time.Now()
 			q := request(neighbour, lock.Exclusive)
 			if _, err := l.Acquire(ctx, q); err == nil {

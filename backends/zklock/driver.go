@@ -124,16 +124,9 @@ func (d *driver) Listen(ctx context.Context, push func(leasekit.Push)) {
 // recheckAll looks at what is waited for, in case a watch did not come through, and at
 // what is missing, in case an answer did not.
 func (d *driver) recheckAll(ctx context.Context) {
-	for {
-		t := time.NewTimer(d.recheck - rand.N(d.recheck/8+1)) //nolint:gosec // not a secret
-		select {
-		case <-t.C:
-			d.advanceAll()
-			d.explain(ctx)
-		case <-ctx.Done():
-			t.Stop()
-			return
-		}
+	for leasekit.Sleep(ctx, d.recheck-rand.N(d.recheck/8+1)) { //nolint:gosec // not a secret
+		d.advanceAll()
+		d.explain(ctx)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -405,7 +406,7 @@ func (l *line) endAfter(b node, grace time.Duration) {
 	}
 	l.doomed, l.doom = b.name, until
 	d.do(func(ctx context.Context) {
-		if !sleep(ctx, grace) || d.set.Overdue() {
+		if !leasekit.Sleep(ctx, grace) || d.set.Overdue() {
 			return
 		}
 		d.mu.Lock()
@@ -420,18 +421,6 @@ func (l *line) endAfter(b node, grace time.Duration) {
 			d.mu.Unlock()
 		}
 	})
-}
-
-// sleep reports whether ctx has lasted that long.
-func sleep(ctx context.Context, pause time.Duration) bool {
-	t := time.NewTimer(pause)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // add takes a request that has got its node. d.mu is held.

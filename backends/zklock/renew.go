@@ -129,7 +129,7 @@ func (d *driver) endAt(s *spot, until time.Duration) {
 	}
 	s.ends = until
 	d.do(func(ctx context.Context) {
-		for pause := until - d.b.clock(); sleep(ctx, pause); {
+		for pause := until - d.b.clock(); leasekit.Sleep(ctx, pause); {
 			pause = d.recheck
 			d.mu.Lock()
 			over, left := s.name == "" || s.gone, until-d.b.clock()

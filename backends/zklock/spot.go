@@ -152,7 +152,7 @@ func (d *driver) lookAt(ctx context.Context, spots ...*spot) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.do(func(ctx context.Context) {
-			if sleep(ctx, d.recheck) {
+			if leasekit.Sleep(ctx, d.recheck) {
 				d.lookAt(ctx, again...)
 			}
 		})
@@ -240,7 +240,7 @@ func (d *driver) deleted(s *spot) {
 		path := s.l.path
 		d.do(func(ctx context.Context) {
 			for d.set.Overdue() || d.leaseNode.remove(ctx, path, []string{guard}) != nil {
-				if !sleep(ctx, d.recheck) {
+				if !leasekit.Sleep(ctx, d.recheck) {
 					return
 				}
 			}

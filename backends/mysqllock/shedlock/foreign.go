@@ -72,7 +72,7 @@ func (f *foreign) Take(ctx context.Context, q lock.Request) (bool, error) {
 				return false, nil
 			}
 		case sqllock.Conflict:
-			if !sleep(ctx, again) {
+			if !leasekit.Sleep(ctx, again) {
 				return false, nil
 			}
 			continue
@@ -137,7 +137,7 @@ func (f *foreign) Give(ctx context.Context, r leasekit.Ref) error {
 func (f *foreign) retry(ctx context.Context, command string, s sqllock.Statement) error {
 	for {
 		_, err := f.pool.Do(ctx, command, s)
-		if !f.b.d.Class(err).Again() || !sleep(ctx, again) {
+		if !f.b.d.Class(err).Again() || !leasekit.Sleep(ctx, again) {
 			return err
 		}
 	}
@@ -148,18 +148,6 @@ func (f *foreign) retry(ctx context.Context, command string, s sqllock.Statement
 func isOver(ctx context.Context) bool {
 	end, ends := ctx.Deadline()
 	return ctx.Err() != nil || ends && !time.Now().Before(end)
-}
-
-// sleep waits, and tells whether ctx has not ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // Keep implements sqllock.Foreign. The rows are moved in the order of their names.
@@ -201,7 +189,7 @@ func (f *foreign) change(ctx context.Context, p sqllock.Pool, command, statement
 			defer cancel()
 			waiting = limit
 		}
-		if !sleep(waiting, again) {
+		if !leasekit.Sleep(waiting, again) {
 			return changed, gone, errLocked
 		}
 	}

@@ -106,7 +106,7 @@ func Open(cfg mysql.Config, observe lock.Observe) (*Backend, error) {
 }
 
 func (b *Backend) connect(size int) (sqllock.Pool, error) {
-	return b.d.OpenWith(sqllock.PoolOptions{Size: size, Wait: true}, b.zone)
+	return b.d.Open(sqllock.PoolOptions{Size: size, Wait: true, Settings: []string{b.zone}})
 }
 
 // open makes what a lease has in ShedLock's table.

@@ -15,11 +15,8 @@ import (
 )
 
 // Open implements sqllock.Dialect.
-func (d *Dialect) Open(o sqllock.PoolOptions) (sqllock.Pool, error) { return d.OpenWith(o) }
-
-// OpenWith is Open for sessions with settings of their own, such as "time_zone='+00:00'".
-func (d *Dialect) OpenWith(o sqllock.PoolOptions, settings ...string) (sqllock.Pool, error) {
-	c, err := d.connector(o, settings...)
+func (d *Dialect) Open(o sqllock.PoolOptions) (sqllock.Pool, error) {
+	c, err := d.connector(o)
 	if err != nil {
 		return nil, err
 	}
@@ -33,12 +30,12 @@ func (d *Dialect) OpenWith(o sqllock.PoolOptions, settings ...string) (sqllock.P
 }
 
 // connector opens connections for a pool.
-func (d *Dialect) connector(o sqllock.PoolOptions, settings ...string) (*Connector, error) {
+func (d *Dialect) connector(o sqllock.PoolOptions) (*Connector, error) {
 	wait := time.Duration(o.Long) * time.Second
 	if o.Wait {
 		wait = max(wait, lockWait)
 	}
-	settings = append([]string{fmt.Sprintf("wait_timeout=%d", max(o.Lasting, serverIdleTime))}, settings...)
+	settings := append([]string{fmt.Sprintf("wait_timeout=%d", max(o.Lasting, serverIdleTime))}, o.Settings...)
 	return NewConnector(d.cfg, ConnectOptions{Wait: wait, Settings: settings, IdleTransaction: idleTransaction})
 }
 

@@ -84,7 +84,9 @@ func bellName(id lock.LeaseID) string { return "locksidecar:" + string(id) }
 // connection it is, so a stranger's is never killed. Where there is none (named locks
 // are refused on some clusters, KILL QUERY needs the same account), there is no bell.
 func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, rang func()) error {
-	c, err := d.connector(sqllock.PoolOptions{Lasting: 2 * bellSleep, Long: bellSleep}, "long_query_time=3600") // a sleeper is no slow query
+	c, err := d.connector(sqllock.PoolOptions{
+		Lasting: 2 * bellSleep, Long: bellSleep, Settings: []string{"long_query_time=3600"}, // a sleeper is no slow query
+	})
 	if err != nil {
 		return err
 	}
