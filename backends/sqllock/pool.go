@@ -96,8 +96,8 @@ func (p *pool) Do(ctx context.Context, command string, batch ...Statement) ([]Re
 			return nil, err
 		}
 		res, err := c.Do(ctx, command, batch...)
-		c.Close()
-		if notSent := new(NotSentError); !errors.As(err, &notSent) || tries == 0 || ctx.Err() != nil {
+		c.Close() //nolint:contextcheck // the transaction is ended, whatever ctx says
+		if err == nil || tries == 0 || ctx.Err() != nil || !errors.As(err, new(*NotSentError)) {
 			return res, err
 		}
 	}

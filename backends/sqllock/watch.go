@@ -177,7 +177,7 @@ func (l *lease) round(ctx context.Context) (pause time.Duration) {
 		}
 	}
 	l.forgetGone(there)
-	_, err = l.b.keepMark(ctx, c, res[2].Rows, longest)
+	_, _ = l.b.keepMark(ctx, c, res[2].Rows, longest) // what fails is tried with the next round
 	pause = min(max(shortest/4, leastRound, time.Duration(others)*roundForEach), mostRound)
 	if others == 0 {
 		pause = min(l.ttl/2, mostRound)

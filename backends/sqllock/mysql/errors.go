@@ -57,10 +57,9 @@ func (*Dialect) Class(err error) sqllock.Class { return Class(err) }
 
 // Class says what an error means for its request.
 func Class(err error) sqllock.Class {
-	notSent := new(sqllock.NotSentError)
 	n := Code(err)
 	switch known, ok := codes[n]; {
-	case errors.As(err, &notSent):
+	case errors.As(err, new(*sqllock.NotSentError)):
 		return sqllock.NotSent
 	case ok:
 		return known.class

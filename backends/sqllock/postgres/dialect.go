@@ -126,7 +126,7 @@ func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, rang func()) erro
 	if err != nil {
 		return err
 	}
-	defer func() { _ = k.Close() }()
+	defer func() { _ = k.Close() }() //nolint:contextcheck // also when ctx has ended
 	if !k.direct {
 		return sqllock.ErrNoBells
 	}

@@ -62,8 +62,7 @@ func answered(err error) bool {
 
 // Class implements sqllock.Dialect.
 func (*Dialect) Class(err error) sqllock.Class {
-	var notSent *sqllock.NotSentError
-	if errors.As(err, &notSent) {
+	if errors.As(err, new(*sqllock.NotSentError)) {
 		return sqllock.NotSent
 	}
 	if !answered(err) {

@@ -94,7 +94,7 @@ func (p *servers) connect(ctx context.Context, host *pgconn.Config) (*conn, erro
 		return nil, err
 	}
 	if err := k.setUp(ctx); err != nil {
-		_ = k.Close()
+		_ = k.Close() //nolint:contextcheck // also when ctx has ended
 		return nil, err
 	}
 	return k, nil
