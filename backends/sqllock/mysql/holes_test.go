@@ -331,12 +331,12 @@ func TestComparisonReadsOwnRows(t *testing.T) {
 	const sidecars, holds, names = 8, 25, 50_000
 	s := testengine.New(t, testengine.MariaDB)
 	road := testengine.Through(t, s)
-	b, first := sidecar(t, s.URL(), 30*time.Second)
+	b, first := sidecar(t, with(s.URL(), "timeout=20s"), 5*time.Minute) // the statement for all names takes long
 	hold(t, first, "hot")
 	execute(t, b, fmt.Sprintf("INSERT INTO {lock} (name, fence) SELECT CONCAT('name', seq), UNIX_TIMESTAMP()*1000000 FROM seq_1_to_%d", names))
 	var leases [sidecars]lock.Lease
 	for i := range leases {
-		_, leases[i] = sidecar(t, road.URL(), 30*time.Second)
+		_, leases[i] = sidecar(t, with(road.URL(), "timeout=5s"), 5*time.Minute)
 		for n := range holds {
 			hold(t, leases[i], lock.Resource(fmt.Sprintf("%d/%d", i, n)))
 		}
