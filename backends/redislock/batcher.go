@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -38,13 +39,21 @@ type batcher struct {
 	busy    bool
 	waiting []*ticket
 	sending sync.WaitGroup
+	trips   sync.Pool // *batch, to be used again
+	tickets sync.Pool // *ticket
 }
 
 // ticket is a request that waits.
 type ticket struct {
 	cmd   redis.Cmder
 	sent  bool          // under batcher.mu
-	ready chan struct{} // closed when cmd has its answer
+	ready chan struct{} // gets a value when cmd has its answer
+}
+
+// batch is what goes together.
+type batch struct {
+	tickets []*ticket
+	cmds    []redis.Cmder
 }
 
 // Process sends a request and waits for its answer. The error is also the
@@ -64,11 +73,12 @@ func (b *batcher) Process(ctx context.Context, cmd redis.Cmder) error {
 		b.pass()
 		return err
 	}
-	t := &ticket{cmd: cmd, ready: make(chan struct{})}
+	t := b.ticket(cmd)
 	b.waiting = append(b.waiting, t)
 	b.mu.Unlock()
 	select {
 	case <-t.ready:
+		b.again(t)
 		return cmd.Err()
 	case <-ctx.Done():
 	}
@@ -77,19 +87,21 @@ func (b *batcher) Process(ctx context.Context, cmd redis.Cmder) error {
 	if !sent {
 		for i, other := range b.waiting {
 			if other == t {
-				b.waiting = append(b.waiting[:i:i], b.waiting[i+1:]...)
+				b.waiting = slices.Delete(b.waiting, i, i+1)
 				break
 			}
 		}
 	}
 	b.mu.Unlock()
 	if !sent {
+		b.again(t)
 		return errNotSent
 	}
 	timer := time.NewTimer(linger)
 	defer timer.Stop()
 	select {
 	case <-t.ready:
+		b.again(t)
 		return cmd.Err()
 	case <-timer.C:
 		return errCut
@@ -108,18 +120,35 @@ func (b *batcher) alone(ctx context.Context, cmd redis.Cmder) error {
 	return b.sender.Process(free, cmd)
 }
 
+func (b *batcher) ticket(cmd redis.Cmder) *ticket {
+	t, used := b.tickets.Get().(*ticket)
+	if !used {
+		t = &ticket{ready: make(chan struct{}, 1)}
+	}
+	t.cmd = cmd
+	return t
+}
+
+// again lets a ticket be used again that nobody else knows any more.
+func (b *batcher) again(t *ticket) {
+	t.cmd, t.sent = nil, false
+	b.tickets.Put(t)
+}
+
 // send carries out a batch. Each command has its own answer or error after it.
-func (b *batcher) send(batch []*ticket) {
-	ctx := context.Background() // a batch is of many callers; the driver's timeout bounds it
-	cmds := make([]redis.Cmder, len(batch))
-	for i, t := range batch {
-		cmds[i] = t.cmd
+func (b *batcher) send(batch *batch) {
+	for _, t := range batch.tickets {
+		batch.cmds = append(batch.cmds, t.cmd)
 	}
-	b.trip(ctx, cmds)
+	b.trip(context.Background(), batch.cmds) // a batch is of many callers; the driver's timeout bounds it
 	b.pass()
-	for _, t := range batch {
-		close(t.ready)
+	for _, t := range batch.tickets {
+		t.ready <- struct{}{}
 	}
+	clear(batch.tickets)
+	clear(batch.cmds)
+	batch.tickets, batch.cmds = batch.tickets[:0], batch.cmds[:0]
+	b.trips.Put(batch)
 }
 
 // pass lets the next batch go, or leaves the batcher free.
@@ -131,12 +160,16 @@ func (b *batcher) pass() {
 		b.busy = false
 		return
 	}
-	batch := b.waiting[:n:n]
-	b.waiting = b.waiting[n:]
-	for _, t := range batch {
+	next, used := b.trips.Get().(*batch)
+	if !used {
+		next = new(batch)
+	}
+	next.tickets = append(next.tickets, b.waiting[:n]...)
+	b.waiting = slices.Delete(b.waiting, 0, n)
+	for _, t := range next.tickets {
 		t.sent = true
 	}
-	b.sending.Go(func() { b.send(batch) })
+	b.sending.Go(func() { b.send(next) })
 }
 
 // unavailable makes any error of the driver an unknown outcome.

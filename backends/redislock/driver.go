@@ -218,7 +218,7 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 		try = "1"
 	}
 	keys := d.b.keys.buckets[s.index].of(q.Resource, d.id)
-	args := []any{d.b.keys.channel, string(q.Resource), string(d.id), string(q.ID), mode, d.who(q.Owner, q.Cohort != nil), try}
+	args := words(d.b.keys.channel, string(q.Resource), string(d.id), string(q.ID), mode, d.who(q.Owner, q.Cohort != nil), try)
 	trusted := s.trusted.Load()
 	if trusted != nil && d.b.cfg.failsOver() {
 		args = append(args, trusted.term)
@@ -343,7 +343,7 @@ func (d *driver) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.
 		keep = strconv.FormatInt(max(tombstone, d.ttl).Microseconds(), 10)
 	}
 	r := d.b.run(ctx, d.b.batchers[s.index], scriptRelease, d.b.keys.buckets[s.index].of(w.Resource, d.id),
-		d.b.keys.channel, string(w.Resource), string(d.id), string(w.ID), keep)
+		words(d.b.keys.channel, string(w.Resource), string(d.id), string(w.ID), keep)...)
 	if r.err != nil {
 		return leasekit.Withdrawn{}, unavailable("release", r.err)
 	}

@@ -55,11 +55,23 @@ func (k *keyspace) bucketOf(r lock.Resource) int {
 
 // of gives KEYS of lib.lua for one resource and one lease.
 func (b *bucket) of(r lock.Resource, l lock.LeaseID) []string {
-	name := string(r)
-	return []string{
-		b.leases, b.last, b.mine + string(l), b.lock + name, b.queue + name, b.waiters + name, b.gone + name,
-		b.revoked + string(l),
+	keys := [...]struct{ prefix, name string }{
+		{b.mine, string(l)}, {b.lock, string(r)}, {b.queue, string(r)}, {b.waiters, string(r)}, {b.gone, string(r)}, {b.revoked, string(l)},
 	}
+	size := 0
+	for _, k := range keys {
+		size += len(k.prefix) + len(k.name)
+	}
+	var text strings.Builder // one piece of memory for all
+	text.Grow(size)
+	all := append(make([]string, 0, 2+len(keys)), b.leases, b.last)
+	for _, k := range keys {
+		begin := text.Len()
+		text.WriteString(k.prefix)
+		text.WriteString(k.name)
+		all = append(all, text.String()[begin:])
+	}
+	return all
 }
 
 // member is how a hold or waiter stands in a lease's "mine" set: sets of score 0

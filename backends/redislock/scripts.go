@@ -131,12 +131,21 @@ func (*command) NoRetry() bool { return true }
 func newCmd(ctx context.Context, how, what string, keys []string, args []any) *command {
 	all := make([]any, 0, 3+len(keys)+len(args))
 	all = append(all, how, what, len(keys))
-	for _, k := range keys {
-		all = append(all, k)
+	for i := range keys {
+		all = append(all, &keys[i]) // a string would be copied
 	}
 	cmd := redis.NewCmd(ctx, append(all, args...)...)
 	cmd.SetFirstKeyPos(3)
 	return &command{Cmd: cmd}
+}
+
+// words are arguments of a script, without a copy of each.
+func words(all ...string) []any {
+	args := make([]any, len(all), len(all)+1)
+	for i := range all {
+		args[i] = &all[i]
+	}
+	return args
 }
 
 // reply is the answer to a script.
