@@ -6,8 +6,10 @@ import (
 	"sync/atomic"
 )
 
-// maxIdle bounds the goroutines that wait for work: some 8 KiB each.
-const maxIdle = 32
+// maxIdle bounds the goroutines that wait for work: some 8 KiB each, which the garbage
+// collector makes less while they wait. With fewer of them than requests that wait for
+// the store at the same time, each answer ends some, and each request grows a new stack.
+const maxIdle = 128
 
 // Pool runs functions on goroutines of its own. Unlike those of a go statement
 // they are used again, with stacks that have grown to what a request needs:
