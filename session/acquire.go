@@ -8,6 +8,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/lock"
 	"github.com/locksidecar/locksidecar/session/ledger"
+	"github.com/locksidecar/locksidecar/session/outcome"
 )
 
 const (
@@ -46,6 +47,9 @@ var errSilent = fmt.Errorf("the store has not answered: %w", lock.ErrUnavailable
 //	*LimitError: the session, or its user, has too many holds or waiters.
 //	*LostError: an administrator took the waiter out of the queue, or the hold
 //	  was lost before it could be handed out.
+//	*outcome.RefusedError: r.Once, and it has succeeded before, or was tried as often as
+//	  it may be.
+//	lock.ErrUnsupported: r.Once, and the store keeps no records.
 //	ErrSessionClosed: the session has ended.
 //	*lock.InvalidError: a field is refused.
 func (s *Session) Acquire(ctx context.Context, r AcquireRequest) (Grant, error) {
@@ -119,21 +123,44 @@ func (s *Session) ask(ctx context.Context, stop func(), h *ledger.Hold, g *gener
 		o.Label = label
 		q.Owner = o.Encode()
 	}
-	g.trip(ctx)
-	grant, err := g.lease.Acquire(ctx, q)
-	for tries := 0; errors.Is(err, lock.ErrUnavailable) && !g.lost() && pause(ctx, backoff(tries, minPause, maxPause)); tries++ {
-		grant, err = g.lease.Acquire(ctx, q)
+	var grant lock.Grant
+	var attempt *outcome.Attempt
+	var err error
+	if h.Once() == nil {
+		grant, err = g.acquire(ctx, q)
+	} else {
+		grant, attempt, err = beginOnce(ctx, s, h, g, q)
 	}
 	stop()
 	if errors.Is(err, lock.ErrLeaseLost) {
 		g.keeper.Lose()
 	}
 	s.enter()
+	if attempt != nil {
+		s.ledger.Begun(h, q.ID, attempt)
+	}
 	s.ledger.Answered(h, q.ID, g, grant, err)
 	if _, calls := s.settle(nil); len(calls) > 0 {
 		tell(s, calls[1:])
 		calls[0].Then(calls[0]) // usually there is no other
 	}
+}
+
+// acquire asks the store until it answers, ctx ends, or the lease is over.
+func (g *generation) acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
+	g.trip(ctx)
+	for tries := 0; ; tries++ {
+		grant, err := g.lease.Acquire(ctx, q)
+		if !g.again(ctx, tries, err) {
+			return grant, err
+		}
+	}
+}
+
+// again tells, after a pause, whether a request is to be made again: its outcome is
+// unknown, and somebody waits for it.
+func (g *generation) again(ctx context.Context, tries int, err error) bool {
+	return errors.Is(err, lock.ErrUnavailable) && !g.lost() && pause(ctx, backoff(tries, minPause, maxPause))
 }
 
 // peek sees who holds what a try must not wait for.

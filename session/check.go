@@ -2,6 +2,7 @@ package session
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -105,6 +106,9 @@ func (m *Manager) checkAcquire(r *AcquireRequest) (lock.Resource, error) {
 			return "", err
 		}
 	}
+	if err := m.checkOnce(r); err != nil {
+		return "", err
+	}
 	if err := checkLabel("request_id", r.RequestID); err != nil {
 		return "", err
 	}
@@ -119,6 +123,23 @@ func checkMaxHold(d time.Duration) error {
 		return invalid("max_hold", "is %v, must be %v to %v", d, minMaxHold, maxMaxHold)
 	}
 	return nil
+}
+
+func (m *Manager) checkOnce(r *AcquireRequest) error {
+	switch w := r.Once; {
+	case w == nil:
+		return nil
+	case m.records == nil:
+		return fmt.Errorf("once: %w", lock.ErrUnsupported)
+	case r.Mode != lock.Exclusive || r.Reentrant:
+		return invalid("once", "needs mode EXCLUSIVE, and not reentrant")
+	case w.Keep < lock.MinKeep || w.Keep > lock.MaxKeep:
+		return invalid("once.keep", "is %v, must be %v to %v", w.Keep, lock.MinKeep, lock.MaxKeep)
+	case w.MaxAttempts < 0 || w.MaxAttempts > math.MaxInt32:
+		return invalid("once.max_attempts", "is %d, must be 0 to %d", w.MaxAttempts, math.MaxInt32)
+	default:
+		return nil
+	}
 }
 
 // inStore checks a name from an app and puts the namespace before it.

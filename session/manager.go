@@ -73,6 +73,7 @@ type Info struct {
 // methods may be called at the same time by many goroutines.
 type Manager struct {
 	o       Options
+	records lock.Records // where outcomes are kept; nil: nothing can be done once
 	log     logger
 	started time.Duration
 	lease   atomic.Pointer[generation] // nil: none at the moment
@@ -115,8 +116,10 @@ func New(o Options) (*Manager, error) {
 	if err := checkOptions(o); err != nil {
 		return nil, err
 	}
+	records, _ := lock.RecordsOf(o.Backend)
 	return &Manager{
 		o:        o,
+		records:  records,
 		log:      logger{out: o.Logger},
 		started:  o.Clock(),
 		idle:     make(chan struct{}, 1),

@@ -36,7 +36,7 @@ func (s *Session) Release(ctx context.Context, id lock.HoldID, requestID string)
 	}
 	s.enter()
 	r := s.ledger.Release(id, requestID)
-	return s.finish(ctx, &r)
+	return finish(ctx, s, &r)
 }
 
 // Cancel gives up an Acquire by the id of its request, wherever it is: a call
@@ -60,7 +60,7 @@ func (s *Session) Cancel(ctx context.Context, requestID string) error {
 	if err == nil {
 		r = s.ledger.Cancel(requestID)
 	}
-	if _, lost := s.finish(ctx, &r); lost != nil && !errors.Is(lost, ErrLost) { // of a loss nobody cares any more
+	if _, lost := finish(ctx, s, &r); lost != nil && !errors.Is(lost, ErrLost) { // of a loss nobody cares any more
 		return lost
 	}
 	return err
@@ -68,7 +68,7 @@ func (s *Session) Cancel(ctx context.Context, requestID string) error {
 
 // finish does what a release still needs from the store. s.mu is held, and not
 // any more when it returns.
-func (s *Session) finish(ctx context.Context, r *ledger.Release) (int, error) {
+func finish(ctx context.Context, s *Session, r *ledger.Release) (int, error) {
 	if r.Hold == nil {
 		s.exit()
 	}

@@ -59,6 +59,7 @@ func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Gra
 		Reentrant: r.Reentrant,
 		Direct:    r.Direct,
 		Guard:     r.Guard,
+		Once:      r.Once,
 		MaxHold:   r.MaxHold,
 		Tag:       ctx,
 		Room:      s.user.reserve(s.m.o.Limits.HoldsPerUID),

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -39,10 +38,7 @@ func (m *Manager) List(ctx context.Context, prefix, after string, limit int) ([]
 	case len(prefix) > lock.MaxResourceBytes:
 		return nil, invalid("prefix", "is %d bytes long, at most %d are allowed", len(prefix), lock.MaxResourceBytes)
 	}
-	ns := ""
-	if m.o.Namespace != "" {
-		ns = m.o.Namespace + "/"
-	}
+	ns := m.o.namespace()
 	p := lock.Page{Limit: limit}
 	if after != "" {
 		p.After = lock.Resource(ns + after)
@@ -52,7 +48,7 @@ func (m *Manager) List(ctx context.Context, prefix, after string, limit int) ([]
 		return nil, fmt.Errorf("list locks: %w", err)
 	}
 	for i := range list {
-		list[i].Resource = lock.Resource(strings.TrimPrefix(string(list[i].Resource), ns))
+		list[i].Resource = lock.Resource(m.inApp(list[i].Resource))
 	}
 	return list, nil
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/lock"
 	"github.com/locksidecar/locksidecar/session/ledger"
+	"github.com/locksidecar/locksidecar/session/outcome"
 )
 
 // ID names an app session. It is unguessable: whoever has it, under the same
@@ -52,6 +53,7 @@ type AcquireRequest struct {
 	Reentrant bool          // may enter the hold of another reentrant request of the same owner
 	Direct    bool          // asks the store, also where the sidecar could answer by itself
 	Guard     lock.GuardWish
+	Once      *outcome.Wish // nil: an ordinary lock; see Session.Conclude
 }
 
 // Grant is a hold as the app sees it. Until is on Options.Clock.

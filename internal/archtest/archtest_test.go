@@ -33,8 +33,9 @@ var house = []room{
 	{path: "internal/memory"},
 	{path: "internal/workers"},
 	{path: "arbiter", may: "lock", test: "backends/embedded backends/leasekit"},
-	{path: "session/ledger", may: "lock"},
-	{path: "session", may: "lock heartbeat session/ledger internal/workers", test: "arbiter backends/embedded"},
+	{path: "session/outcome", may: "lock"},
+	{path: "session/ledger", may: "lock session/outcome"},
+	{path: "session", may: "lock heartbeat session/outcome session/ledger internal/workers", test: "arbiter backends/embedded"},
 
 	// Stores never know each other.
 	{path: "backends/queue", may: "lock"},
@@ -54,7 +55,7 @@ var house = []room{
 	{path: "backends", may: "lock backends/storeurl backends/embedded backends/redislock backends/zklock backends/mysqllock backends/sqllock/postgres", test: "internal/testengine"},
 
 	{path: "localapi/peercred"},
-	{path: "localapi", may: "lock session internal/workers internal/jsonlines api/locksidecar/v1 localapi/peercred", test: "heartbeat backends/embedded"},
+	{path: "localapi", may: "lock session session/outcome internal/workers internal/jsonlines api/locksidecar/v1 localapi/peercred", test: "heartbeat backends/embedded"},
 	{path: "client", may: "api/locksidecar/v1 internal/jsonlines", test: "lock session localapi backends/embedded"},
 
 	{path: "internal/config"},

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/outcome"
 )
 
 // Ask is a request for a hold, with its fields checked.
@@ -20,6 +21,7 @@ type Ask struct {
 	Reentrant bool
 	Direct    bool
 	Guard     lock.GuardWish
+	Once      *outcome.Wish // nil: it is an ordinary lock
 	MaxHold   time.Duration
 	Room      bool // the user of the session may have one more hold
 	Tag       any  // the Hold has it until it is granted
@@ -97,7 +99,7 @@ func (l *Ledger) Acquire(a *Ask) (Grant, *Call, error) {
 		return Grant{}, nil, err
 	}
 	h := &Hold{
-		key: Key{a.Resource, a.Owner}, name: a.Name, mode: a.Mode, reentrant: a.Reentrant, direct: a.Direct, wish: a.Guard,
+		key: Key{a.Resource, a.Owner}, name: a.Name, mode: a.Mode, reentrant: a.Reentrant, direct: a.Direct || a.Once != nil, wish: a.Guard, once: a.Once,
 		state: asking, try: a.Try, id: l.o.NewID(), tag: a.Tag,
 	}
 	h.due.hold = h
@@ -127,7 +129,7 @@ func (l *Ledger) room(a *Ask) error {
 // repeat is for a request whose id is known.
 func (l *Ledger) repeat(a *Ask, c *claim) (Grant, *Call, error) {
 	h := c.hold
-	if h.key != (Key{a.Resource, a.Owner}) || c.mode != a.Mode || h.reentrant != a.Reentrant {
+	if h.key != (Key{a.Resource, a.Owner}) || c.mode != a.Mode || h.reentrant != a.Reentrant || (h.once == nil) != (a.Once == nil) {
 		return Grant{}, nil, &lock.InvalidError{Field: "request_id", Problem: "is that of another request"}
 	}
 	if h.state == held {
@@ -235,14 +237,33 @@ func (l *Ledger) Waiting(h *Hold, id lock.HoldID, stop func()) bool {
 	return true
 }
 
+// Begun notes the attempt that was begun under the hold with that id. It comes just
+// before the Answered that says that the hold is granted.
+func (l *Ledger) Begun(h *Hold, id lock.HoldID, a *outcome.Attempt) {
+	if h.id == id && h.state == asking {
+		h.attempt = a
+	}
+}
+
+// Attempt is what was begun under a hold that lives, or under one of the latest that do
+// not; nil: nothing is known.
+func (l *Ledger) Attempt(id lock.HoldID) *outcome.Attempt {
+	if h := l.asks[id]; h != nil {
+		return h.attempt
+	}
+	a, _ := l.attempts.get(string(id))
+	return a
+}
+
 // Answered notes what the driver's Acquire for that id on that lease has
-// returned. A lease that is over must be told by LeaseOver before.
+// returned, or why nothing must be begun under it. A lease that is over must be told by LeaseOver before.
 //
 // Model: lease.GRANTED.
 func (l *Ledger) Answered(h *Hold, id lock.HoldID, lease Lease, g lock.Grant, err error) {
 	var known *lock.HeldError
 	none := errors.As(err, &known) || errors.Is(err, lock.ErrNotHolder) || errors.Is(err, lock.ErrLeaseLost) ||
-		errors.Is(err, lock.ErrInvalid) || errors.Is(err, lock.ErrLimit)
+		errors.Is(err, lock.ErrInvalid) || errors.Is(err, lock.ErrLimit) ||
+		errors.Is(err, outcome.ErrAlreadyDone) || errors.Is(err, outcome.ErrAttemptsExhausted)
 	if h.id != id || h.state != asking { // nobody waits for it any more, or it is asked for on another lease
 		if !none {
 			l.emit(Effect{Kind: Clean, Lease: lease, Resource: h.key.Resource, ID: id})
@@ -334,7 +355,7 @@ func (l *Ledger) askAgain(h *Hold) {
 	l.stop(h)
 	delete(l.asks, h.id)
 	l.unregister(h)
-	h.id, h.lease, h.asked, h.reason, h.try = l.o.NewID(), nil, false, 0, true
+	h.id, h.lease, h.asked, h.attempt, h.reason, h.try = l.o.NewID(), nil, false, nil, 0, true
 	for c := h.calls; c != nil; c = c.next {
 		h.try = h.try && c.try
 	}

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/outcome"
 )
 
 type holdState uint8
@@ -32,12 +33,16 @@ type Hold struct {
 	asked     bool // asking: the driver's Acquire is under way
 	busy      bool // a downgrade is under way
 
-	id     lock.HoldID // new for each lease that is asked
-	lease  Lease       // that was asked; nil while there is none
-	stop   func()      // ends the driver's Acquire or Release
-	fence  lock.Fence
-	guard  *lock.Guard
-	count  int
+	id    lock.HoldID // new for each lease that is asked
+	lease Lease       // that was asked; nil while there is none
+	stop  func()      // ends the driver's Acquire or Release
+	fence lock.Fence
+	guard *lock.Guard
+	count int
+
+	once    *outcome.Wish
+	attempt *outcome.Attempt // what was begun under it
+
 	tag    any      // asking: of the first call
 	calls  *Call    // asking: who waits, in no order
 	claims []*claim // of requests that have an id, in their order
@@ -68,6 +73,12 @@ func (h *Hold) ID() lock.HoldID { return h.id }
 // Resource is its name in the store.
 func (h *Hold) Resource() lock.Resource { return h.key.Resource }
 
+// Once is how something is to be done once under it; nil: it is an ordinary lock.
+func (h *Hold) Once() *outcome.Wish { return h.once }
+
+// Name is the resource's name for the app.
+func (h *Hold) Name() string { return h.name }
+
 // Tag is what the first request came with.
 func (h *Hold) Tag() any { return h.tag }
 
@@ -91,7 +102,8 @@ type Grant struct {
 	Fence    lock.Fence
 	Until    time.Duration // on the clock: may be relied on up to then without further news
 	Count    int
-	Guard    *lock.Guard // nil where the store has none
+	Guard    *lock.Guard      // nil where the store has none
+	Attempt  *outcome.Attempt // nil: it is an ordinary lock
 }
 
 func (l *Ledger) grant(h *Hold) Grant {
@@ -99,7 +111,7 @@ func (l *Ledger) grant(h *Hold) Grant {
 	if h.limit != 0 {
 		until = min(until, h.limit)
 	}
-	return Grant{LockID: h.id, Resource: h.name, Mode: h.mode, Fence: h.fence, Until: until, Count: h.count, Guard: h.guard}
+	return Grant{LockID: h.id, Resource: h.name, Mode: h.mode, Fence: h.fence, Until: until, Count: h.count, Guard: h.guard, Attempt: h.attempt}
 }
 
 // bound makes a hold end after d at the latest, when that is not 0.
@@ -125,6 +137,9 @@ func (l *Ledger) forget(h *Hold) {
 		l.entered -= max(h.count-1, 0)
 	}
 	l.dues.remove(&h.due)
+	if h.attempt != nil {
+		l.attempts.put(string(h.id), h.attempt)
+	}
 	for _, c := range h.claims {
 		delete(l.claims, c.requestID)
 	}

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/outcome"
 )
 
 // Options are what a Ledger needs to know.
@@ -68,6 +69,7 @@ type Ledger struct {
 
 	cancelled memory[struct{}]
 	released  memory[*answer]
+	attempts  memory[*outcome.Attempt] // of holds that are over
 
 	effects []Effect
 	answers []*Call
@@ -81,6 +83,7 @@ func New(o Options, now time.Duration) *Ledger {
 		asks:      make(map[lock.HoldID]*Hold),
 		cancelled: memory[struct{}]{size: MaxCancelled},
 		released:  memory[*answer]{size: MaxReleases},
+		attempts:  memory[*outcome.Attempt]{size: MaxAttempts},
 		losses:    losses{acked: memory[*Hold]{size: MaxAcknowledged}},
 	}
 	if o.TTL > 0 {
