@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"time"
 	"unicode/utf8"
 
@@ -37,6 +38,9 @@ type AcquireOptions struct {
 	// NoGuard says that Lock.Guard is of no use: there is none, and on an SQL store the
 	// sidecar may hand the hold on to the next app here without asking the store.
 	NoGuard bool
+	// Once is for something that is done once: the lock is an attempt at it, which
+	// Lock.Conclude ends. Only Exclusive, and not Reentrant.
+	Once *Once
 }
 
 // Acquire takes a lock. With an error it has taken nothing.
@@ -44,6 +48,8 @@ type AcquireOptions struct {
 //	ErrLockHeld: NoWait, and not free. ErrWaitTimeout: Wait is over. The *Error
 //	  names the holder in both.
 //	the cause of ctx: it ended; a grant that is on its way is given back.
+//	ErrAlreadyDone, ErrAttemptsExhausted: see Once. OutcomeOf tells what was found.
+//	ErrUnsupported: Once, and the store keeps no outcomes.
 //	ErrUpgradeRefused, ErrLimitExceeded, ErrInvalidRequest, ErrStoreUnavailable,
 //	ErrLockLost: an administrator took the request out of the queue.
 //	Session.Err: the session has ended.
@@ -54,6 +60,12 @@ func (s *Session) Acquire(ctx context.Context, resource string, o AcquireOptions
 	q := &pb.AcquireRequest{Resource: resource, Mode: o.Mode, Owner: o.Owner, Reentrant: o.Reentrant, Direct: o.Direct}
 	if o.NoGuard {
 		q.Guard = new(bool)
+	}
+	if o.Once != nil {
+		q.Once = &pb.Once{MaxAttempts: int32(min(o.Once.MaxAttempts, math.MaxInt32))} //nolint:gosec // the sidecar refuses what is negative
+		if o.Once.Keep != 0 {
+			q.Once.Keep = durationpb.New(o.Once.Keep)
+		}
 	}
 	switch {
 	case o.Wait > 0:
@@ -141,9 +153,14 @@ func (s *Session) granted(c *call, g *pb.Grant) {
 			Resource: g.GetResource(),
 			Fence:    g.GetFence(),
 			Guard:    guardOf(g.GetGuard()),
-			session:  s,
-			lost:     make(chan struct{}),
-			counted:  g.GetCountedAt().AsDuration(),
+
+			Attempt:      int(g.GetAttempt()),
+			Previous:     g.GetPrevious(),
+			OutcomeGuard: guardOf(g.GetOutcomeGuard()),
+
+			session: s,
+			lost:    make(chan struct{}),
+			counted: g.GetCountedAt().AsDuration(),
 		}
 		s.locks[l.ID] = l
 	}

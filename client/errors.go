@@ -11,38 +11,44 @@ import (
 // What the sidecar can answer. Compare with errors.Is; errors.As with *Error
 // gives the details.
 var (
-	ErrLockHeld         = errors.New("the lock is held")                    // NoWait, and not free
-	ErrWaitTimeout      = errors.New("the wait is over")                    // waited in vain
-	ErrLockLost         = errors.New("the lock is lost")                    // the hold is over though nobody released it
-	ErrSessionNotFound  = errors.New("no such session")                     // it has ended
-	ErrNotHolder        = errors.New("not the holder")                      // released before
-	ErrUpgradeRefused   = errors.New("upgrade refused")                     // SHARED cannot become EXCLUSIVE
-	ErrStoreUnavailable = errors.New("the store is unavailable")            // the sidecar answers, its store does not
-	ErrLimitExceeded    = errors.New("limit reached")                       // of sessions, holds, waiters, sizes
-	ErrInvalidRequest   = errors.New("invalid request")                     // a field is refused
-	ErrPermissionDenied = errors.New("permission denied")                   // by uid or gid
-	ErrDraining         = errors.New("the sidecar is stopping")             // and takes no new work
-	ErrCancelled        = errors.New("cancelled")                           // by Cancel, or as the call ended
-	ErrSessionClosed    = errors.New("the session is closed")               // by this client
-	ErrStreamEnded      = errors.New("the connection to the sidecar ended") // it died, or ended the session
+	ErrLockHeld          = errors.New("the lock is held")                    // NoWait, and not free
+	ErrWaitTimeout       = errors.New("the wait is over")                    // waited in vain
+	ErrLockLost          = errors.New("the lock is lost")                    // the hold is over though nobody released it
+	ErrSessionNotFound   = errors.New("no such session")                     // it has ended
+	ErrNotHolder         = errors.New("not the holder")                      // released before
+	ErrUpgradeRefused    = errors.New("upgrade refused")                     // SHARED cannot become EXCLUSIVE
+	ErrAlreadyDone       = errors.New("it was done before")                  // and has succeeded; see OutcomeOf
+	ErrAttemptsExhausted = errors.New("it was tried as often as it may be")  // see OutcomeOf
+	ErrUnsupported       = errors.New("not supported by the store")          // the message says what
+	ErrStoreUnavailable  = errors.New("the store is unavailable")            // the sidecar answers, its store does not
+	ErrLimitExceeded     = errors.New("limit reached")                       // of sessions, holds, waiters, sizes
+	ErrInvalidRequest    = errors.New("invalid request")                     // a field is refused
+	ErrPermissionDenied  = errors.New("permission denied")                   // by uid or gid
+	ErrDraining          = errors.New("the sidecar is stopping")             // and takes no new work
+	ErrCancelled         = errors.New("cancelled")                           // by Cancel, or as the call ended
+	ErrSessionClosed     = errors.New("the session is closed")               // by this client
+	ErrStreamEnded       = errors.New("the connection to the sidecar ended") // it died, or ended the session
 )
 
 // ErrReleased: the app itself has released the lock. It is ErrNotHolder, too.
 var ErrReleased = fmt.Errorf("the lock was released before: %w", ErrNotHolder)
 
 var byReason = map[string]error{
-	"LOCK_HELD":         ErrLockHeld,
-	"WAIT_TIMEOUT":      ErrWaitTimeout,
-	"LOCK_LOST":         ErrLockLost,
-	"SESSION_NOT_FOUND": ErrSessionNotFound,
-	"NOT_HOLDER":        ErrNotHolder,
-	"UPGRADE_REFUSED":   ErrUpgradeRefused,
-	"STORE_UNAVAILABLE": ErrStoreUnavailable,
-	"LIMIT_EXCEEDED":    ErrLimitExceeded,
-	"INVALID_REQUEST":   ErrInvalidRequest,
-	"PERMISSION_DENIED": ErrPermissionDenied,
-	"DRAINING":          ErrDraining,
-	"CANCELLED":         ErrCancelled,
+	"LOCK_HELD":          ErrLockHeld,
+	"WAIT_TIMEOUT":       ErrWaitTimeout,
+	"LOCK_LOST":          ErrLockLost,
+	"SESSION_NOT_FOUND":  ErrSessionNotFound,
+	"NOT_HOLDER":         ErrNotHolder,
+	"UPGRADE_REFUSED":    ErrUpgradeRefused,
+	"ALREADY_DONE":       ErrAlreadyDone,
+	"ATTEMPTS_EXHAUSTED": ErrAttemptsExhausted,
+	"UNSUPPORTED":        ErrUnsupported,
+	"STORE_UNAVAILABLE":  ErrStoreUnavailable,
+	"LIMIT_EXCEEDED":     ErrLimitExceeded,
+	"INVALID_REQUEST":    ErrInvalidRequest,
+	"PERMISSION_DENIED":  ErrPermissionDenied,
+	"DRAINING":           ErrDraining,
+	"CANCELLED":          ErrCancelled,
 }
 
 // Error is an answer of the sidecar that refuses something.

@@ -19,6 +19,13 @@ type Lock struct {
 	Fence    int64  // the fencing token: larger than that of every earlier EXCLUSIVE grant
 	Guard    *Guard // nil where the store has none
 
+	// Only with AcquireOptions.Once.
+	Attempt  int         // 1 is the first
+	Previous *pb.Outcome // of the attempt before; nil where none is known
+	// OutcomeGuard records Succeeded in the app's own transaction; nil where the store is
+	// no SQL database. One row changed: commit. None: somebody else has begun, roll back.
+	OutcomeGuard *Guard
+
 	session *Session
 	lost    chan struct{}
 

@@ -68,6 +68,7 @@ type call struct {
 	lock      *Lock // what a grant has made
 	release   *Lock // what is asked to be released
 	changes   *Lock // what is asked to be downgraded or extended
+	conclude  *Lock // whose outcome is told
 	acquire   bool
 	resource  string // of an acquire
 	abandoned bool   // the caller has left: nobody wants the lock
@@ -235,10 +236,15 @@ func (s *Session) answered(m *pb.SessionResponse) {
 		switch l := c.changes; {
 		case c.release != nil:
 			s.notHeld(c.release, fromStatus(r.Error))
+		case c.conclude != nil:
+			s.notConcluded(c.conclude, fromStatus(r.Error))
 		case l != nil && l.over == nil: // else it was released meanwhile, or is lost
 			s.notHeld(l, fromStatus(r.Error))
 		}
 	case *pb.SessionResponse_Released:
+		if c.conclude != nil {
+			s.concluded(c.conclude)
+		}
 		if r.Released.GetCount() == 0 && c.release != nil {
 			delete(s.limits, c.release.ID)
 		}

@@ -11,6 +11,7 @@ import (
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 	"github.com/locksidecar/locksidecar/lock"
 	"github.com/locksidecar/locksidecar/session"
+	"github.com/locksidecar/locksidecar/session/outcome"
 )
 
 // durationOf reads an optional duration. Whether it is in the field's range is
@@ -27,6 +28,9 @@ func durationOf(field string, d *durationpb.Duration, absent time.Duration) (tim
 		return d.AsDuration(), nil
 	}
 }
+
+// defaultKeep is how long an outcome is remembered where nobody says.
+const defaultKeep = 30 * 24 * time.Hour
 
 func acquireRequestOf(requestID string, q *pb.AcquireRequest) (session.AcquireRequest, error) {
 	r := session.AcquireRequest{RequestID: requestID, Resource: q.GetResource(), Owner: q.GetOwner(), Reentrant: q.GetReentrant(), Direct: q.GetDirect()}
@@ -45,6 +49,13 @@ func acquireRequestOf(requestID string, q *pb.AcquireRequest) (session.AcquireRe
 		return r, invalid("mode", "must be EXCLUSIVE or SHARED, and not %d", q.GetMode())
 	}
 	var err error
+	if q.Once != nil {
+		keep, err := durationOf("once.keep", q.GetOnce().GetKeep(), defaultKeep)
+		if err != nil {
+			return r, err
+		}
+		r.Once = &outcome.Wish{Keep: keep, MaxAttempts: int(q.GetOnce().GetMaxAttempts())}
+	}
 	if r.Wait, err = durationOf("wait", q.GetWait(), session.Forever); err != nil {
 		return r, err
 	}
@@ -89,7 +100,7 @@ func modeTo(m lock.Mode) pb.Mode {
 //
 // Model: lease.NEWS.
 func grantTo(g session.Grant, now time.Duration) *pb.Grant {
-	return &pb.Grant{
+	a := &pb.Grant{
 		LockId:    string(g.LockID),
 		Resource:  g.Resource,
 		Mode:      modeTo(g.Mode),
@@ -99,6 +110,14 @@ func grantTo(g session.Grant, now time.Duration) *pb.Grant {
 		CountedAt: durationpb.New(now),
 		Guard:     guardTo(g.Guard),
 	}
+	if g.Attempt != nil {
+		number := countTo(g.Attempt.Number)
+		a.Attempt, a.OutcomeGuard = &number, guardTo(g.Attempt.Guard)
+		if p := g.Attempt.Previous; p != nil {
+			a.Previous = outcomeTo(session.Outcome{Resource: g.Resource, Outcome: *p}, time.Now())
+		}
+	}
+	return a
 }
 
 // refresh counts the times of messages that were made earlier from now, which is read

@@ -15,6 +15,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/lock"
 	"github.com/locksidecar/locksidecar/session"
+	"github.com/locksidecar/locksidecar/session/outcome"
 )
 
 // errorDomain is the domain of every google.rpc.ErrorInfo.
@@ -30,7 +31,10 @@ const (
 	reasonNoSession   reason = "SESSION_NOT_FOUND"
 	reasonNotHolder   reason = "NOT_HOLDER"
 	reasonUpgrade     reason = "UPGRADE_REFUSED"
+	reasonDone        reason = "ALREADY_DONE"
+	reasonExhausted   reason = "ATTEMPTS_EXHAUSTED"
 	reasonUnavailable reason = "STORE_UNAVAILABLE"
+	reasonUnsupported reason = "UNSUPPORTED"
 	reasonLimit       reason = "LIMIT_EXCEEDED"
 	reasonInvalid     reason = "INVALID_REQUEST"
 	reasonPermission  reason = "PERMISSION_DENIED"
@@ -48,7 +52,10 @@ var codeOf = map[reason]codes.Code{
 	reasonNoSession:   codes.NotFound,
 	reasonNotHolder:   codes.FailedPrecondition,
 	reasonUpgrade:     codes.FailedPrecondition,
+	reasonDone:        codes.AlreadyExists,
+	reasonExhausted:   codes.FailedPrecondition,
 	reasonUnavailable: codes.Unavailable,
+	reasonUnsupported: codes.Unimplemented,
 	reasonLimit:       codes.ResourceExhausted,
 	reasonInvalid:     codes.InvalidArgument,
 	reasonPermission:  codes.PermissionDenied,
@@ -70,7 +77,10 @@ var httpOf = map[reason]int{
 	reasonNoSession:   http.StatusNotFound,
 	reasonNotHolder:   http.StatusPreconditionFailed,
 	reasonUpgrade:     http.StatusPreconditionFailed,
+	reasonDone:        http.StatusConflict,
+	reasonExhausted:   http.StatusPreconditionFailed,
 	reasonUnavailable: http.StatusServiceUnavailable,
+	reasonUnsupported: http.StatusNotImplemented,
 	reasonLimit:       http.StatusTooManyRequests,
 	reasonInvalid:     http.StatusBadRequest,
 	reasonPermission:  http.StatusForbidden,
@@ -132,6 +142,7 @@ func explain(err error) *apiError {
 		lost  *session.LostError
 		limit *session.LimitError
 		bad   *lock.InvalidError
+		done  *outcome.RefusedError
 	)
 	switch {
 	case errors.As(err, &api):
@@ -140,10 +151,14 @@ func explain(err error) *apiError {
 		return &apiError{reason: reasonDraining, message: "the sidecar is stopping and takes no new work"}
 	case errors.As(err, &lost):
 		return explainLost(lost.Lost)
+	case errors.As(err, &done):
+		return explainRefused(done)
 	case errors.Is(err, session.ErrSessionClosed):
 		return &apiError{reason: reasonNoSession, message: "the session has ended"}
 	case errors.Is(err, lock.ErrUnavailable), errors.Is(err, lock.ErrLeaseLost):
 		return &apiError{reason: reasonUnavailable, message: "the store is unavailable; see the sidecar's log and its /readyz"}
+	case errors.Is(err, lock.ErrUnsupported):
+		return &apiError{reason: reasonUnsupported, message: "this store keeps no outcomes, so nothing can be done once on it"}
 	case errors.As(err, &held):
 		return explainHeld(held)
 	case errors.Is(err, session.ErrSessionNotFound):

@@ -53,6 +53,8 @@ func (s *Server) table(api *service) []route {
 		on(http.MethodGet, "/v1/locks", unary(s, api.ListLocks)),
 		on(http.MethodGet, "/v1/watch", streamed(s, s.o.Limits.Stall, api.watch)),
 		on(http.MethodDelete, "/v1/locks/{resource=**}", unary(s, api.ForceRelease)),
+		on(http.MethodGet, "/v1/outcomes", unary(s, api.ListOutcomes)),
+		on(http.MethodDelete, "/v1/outcomes/{resource=**}", unary(s, api.ResetOutcome)),
 		on(http.MethodGet, "/v1/info", unary(s, api.GetInfo)),
 	}
 }

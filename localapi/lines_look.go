@@ -17,7 +17,8 @@ import (
 func asksToLook(q *pb.SessionRequest) bool {
 	switch q.GetRequest().(type) {
 	case *pb.SessionRequest_GetLock, *pb.SessionRequest_ListLocks, *pb.SessionRequest_WatchLocks,
-		*pb.SessionRequest_ForceRelease, *pb.SessionRequest_GetInfo:
+		*pb.SessionRequest_ForceRelease, *pb.SessionRequest_GetInfo,
+		*pb.SessionRequest_ListOutcomes, *pb.SessionRequest_ResetOutcome:
 		return true
 	default:
 		return false
@@ -89,6 +90,14 @@ func (s *service) lookOnce(ctx context.Context, l *lineConn, q *pb.SessionReques
 		var x *pb.ForceReleaseResponse
 		x, err = s.ForceRelease(ctx, r.ForceRelease)
 		a.Response = &pb.SessionResponse_ForceReleased{ForceReleased: x}
+	case *pb.SessionRequest_ListOutcomes:
+		var x *pb.ListOutcomesResponse
+		x, err = s.ListOutcomes(ctx, r.ListOutcomes)
+		a.Response = &pb.SessionResponse_Outcomes{Outcomes: x}
+	case *pb.SessionRequest_ResetOutcome:
+		var x *pb.ResetOutcomeResponse
+		x, err = s.ResetOutcome(ctx, r.ResetOutcome)
+		a.Response = &pb.SessionResponse_OutcomeReset{OutcomeReset: x}
 	case *pb.SessionRequest_GetInfo:
 		var x *pb.Info
 		x, err = s.GetInfo(ctx, r.GetInfo)

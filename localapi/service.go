@@ -195,8 +195,17 @@ func (s *service) release(ctx context.Context, sess *session.Session, q *pb.Rele
 	if q.GetLockId() == "" {
 		return nil, invalid("lock_id", "must not be empty")
 	}
+	state, err := conclusionOf(q)
+	if err != nil {
+		return nil, err
+	}
 	ctx, end := s.span(ctx, "release", "")
-	count, err := sess.Release(ctx, lock.HoldID(q.GetLockId()), q.GetRequestId())
+	var count int
+	if id := lock.HoldID(q.GetLockId()); state == 0 {
+		count, err = sess.Release(ctx, id, q.GetRequestId())
+	} else {
+		count, err = sess.Conclude(ctx, id, q.GetRequestId(), state, q.GetNote())
+	}
 	end(err)
 	if err != nil {
 		return nil, err
@@ -266,12 +275,9 @@ func (s *service) GetLock(ctx context.Context, q *pb.GetLockRequest) (*pb.Lock, 
 
 // ListLocks tells it for all resources, page by page.
 func (s *service) ListLocks(ctx context.Context, q *pb.ListLocksRequest) (*pb.ListLocksResponse, error) {
-	limit := int(q.GetPageSize())
-	switch {
-	case limit == 0:
-		limit = defaultPageSize
-	case limit < 0 || limit > lock.MaxPage:
-		return nil, invalid("page_size", "must be 1 to %d, and not %d", lock.MaxPage, limit)
+	limit, err := pageSizeOf(q.GetPageSize())
+	if err != nil {
+		return nil, err
 	}
 	after, err := afterOf(q.GetPageToken())
 	if err != nil {
@@ -299,14 +305,23 @@ func (s *service) ListLocks(ctx context.Context, q *pb.ListLocksRequest) (*pb.Li
 	return a, nil
 }
 
-// ForceRelease takes a lock from its holder.
-func (s *service) ForceRelease(ctx context.Context, q *pb.ForceReleaseRequest) (*pb.ForceReleaseResponse, error) {
+// admin gives the connection of a caller who must be an admin.
+func (s *service) admin(ctx context.Context) (*conn, error) {
 	c, err := connOf(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if !s.o.Access.admin(c.peer.UID) {
 		return nil, refuse(reasonPermission, "uid %d is not one of this sidecar's admins", c.peer.UID)
+	}
+	return c, nil
+}
+
+// ForceRelease takes a lock from its holder.
+func (s *service) ForceRelease(ctx context.Context, q *pb.ForceReleaseRequest) (*pb.ForceReleaseResponse, error) {
+	c, err := s.admin(ctx)
+	if err != nil {
+		return nil, err
 	}
 	grace, err := durationOf("grace", q.GetGrace(), defaultForceGrace)
 	if err != nil {

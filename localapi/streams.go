@@ -24,6 +24,9 @@ func (s *service) hold(ctx context.Context, q *pb.AcquireRequest, send func(*pb.
 	if q.GetSessionId() != "" {
 		return invalid("session_id", "must be empty here: Hold opens its own session")
 	}
+	if q.Once != nil {
+		return invalid("once", "needs a session that can say how it ended: use one")
+	}
 	r, err := acquireRequestOf(q.GetRequestId(), q)
 	if err != nil {
 		return err

@@ -247,6 +247,9 @@ func AppendRequest(b []byte, q *pb.SessionRequest) ([]byte, error) {
 		w.optionalLabels("metadata", r.Open.GetMetadata())
 		w.end()
 	case *pb.SessionRequest_Acquire:
+		if r.Acquire.Once != nil {
+			return Append(b, q)
+		}
 		w.name("acquire")
 		w.acquire(r.Acquire)
 	case *pb.SessionRequest_Cancel:
@@ -256,6 +259,9 @@ func AppendRequest(b []byte, q *pb.SessionRequest) ([]byte, error) {
 		w.optional("sessionId", r.Cancel.GetSessionId())
 		w.end()
 	case *pb.SessionRequest_Release:
+		if r.Release.GetOutcome() != 0 || r.Release.GetNote() != "" {
+			return Append(b, q)
+		}
 		w.name("release")
 		w.begin()
 		w.optional("sessionId", r.Release.GetSessionId())

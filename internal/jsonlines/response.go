@@ -36,9 +36,15 @@ func AppendResponse(b []byte, a *pb.SessionResponse) ([]byte, error) {
 	w.text("requestId", a.GetRequestId())
 	switch r := a.GetResponse().(type) {
 	case *pb.SessionResponse_Granted:
+		if ofOnce(r.Granted) {
+			return Append(b, a)
+		}
 		w.name("granted")
 		w.grant(r.Granted)
 	case *pb.SessionResponse_Downgraded:
+		if ofOnce(r.Downgraded) {
+			return Append(b, a)
+		}
 		w.name("downgraded")
 		w.grant(r.Downgraded)
 	case *pb.SessionResponse_Released:
@@ -70,6 +76,11 @@ func AppendResponse(b []byte, a *pb.SessionResponse) ([]byte, error) {
 		return b, fmt.Errorf("marshal answer: %w", err)
 	}
 	return line, nil
+}
+
+// ofOnce tells a grant of something that is done once: protojson writes it.
+func ofOnce(g *pb.Grant) bool {
+	return g != nil && (g.Attempt != nil || g.Previous != nil || g.OutcomeGuard != nil)
 }
 
 func (w *writer) grant(g *pb.Grant) {

@@ -11,9 +11,10 @@
 //
 // Errors are a gRPC status with google.rpc.ErrorInfo (domain "locksidecar").
 // Its reason is one of LOCK_HELD, WAIT_TIMEOUT, LOCK_LOST, SESSION_NOT_FOUND,
-// NOT_HOLDER, UPGRADE_REFUSED, STORE_UNAVAILABLE, LIMIT_EXCEEDED,
-// INVALID_REQUEST, PERMISSION_DENIED, DRAINING, CANCELLED, INTERNAL, and over
-// HTTP NO_SUCH_CALL. docs/api.md says when each is given.
+// NOT_HOLDER, UPGRADE_REFUSED, ALREADY_DONE, ATTEMPTS_EXHAUSTED,
+// STORE_UNAVAILABLE, UNSUPPORTED, LIMIT_EXCEEDED, INVALID_REQUEST,
+// PERMISSION_DENIED, DRAINING, CANCELLED, INTERNAL, and over HTTP NO_SUCH_CALL.
+// docs/api.md says when each is given.
 
 package locksidecarv1
 
@@ -204,6 +205,59 @@ func (LostReason) EnumDescriptor() ([]byte, []int) {
 	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{2}
 }
 
+// OutcomeState says what is known of the newest attempt of something that is done once.
+type OutcomeState int32
+
+const (
+	OutcomeState_OUTCOME_STATE_UNSPECIFIED OutcomeState = 0
+	OutcomeState_UNKNOWN                   OutcomeState = 1 // it is at work, or has ended without saying how
+	OutcomeState_FAILED                    OutcomeState = 2 // its app has said so
+	OutcomeState_SUCCEEDED                 OutcomeState = 3 // its app has said so: it is not done again
+)
+
+// Enum value maps for OutcomeState.
+var (
+	OutcomeState_name = map[int32]string{
+		0: "OUTCOME_STATE_UNSPECIFIED",
+		1: "UNKNOWN",
+		2: "FAILED",
+		3: "SUCCEEDED",
+	}
+	OutcomeState_value = map[string]int32{
+		"OUTCOME_STATE_UNSPECIFIED": 0,
+		"UNKNOWN":                   1,
+		"FAILED":                    2,
+		"SUCCEEDED":                 3,
+	}
+)
+
+func (x OutcomeState) Enum() *OutcomeState {
+	p := new(OutcomeState)
+	*p = x
+	return p
+}
+
+func (x OutcomeState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (OutcomeState) Descriptor() protoreflect.EnumDescriptor {
+	return file_locksidecar_v1_locksidecar_proto_enumTypes[3].Descriptor()
+}
+
+func (OutcomeState) Type() protoreflect.EnumType {
+	return &file_locksidecar_v1_locksidecar_proto_enumTypes[3]
+}
+
+func (x OutcomeState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use OutcomeState.Descriptor instead.
+func (OutcomeState) EnumDescriptor() ([]byte, []int) {
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{3}
+}
+
 type WatchEvent_Kind int32
 
 const (
@@ -243,11 +297,11 @@ func (x WatchEvent_Kind) String() string {
 }
 
 func (WatchEvent_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_locksidecar_v1_locksidecar_proto_enumTypes[3].Descriptor()
+	return file_locksidecar_v1_locksidecar_proto_enumTypes[4].Descriptor()
 }
 
 func (WatchEvent_Kind) Type() protoreflect.EnumType {
-	return &file_locksidecar_v1_locksidecar_proto_enumTypes[3]
+	return &file_locksidecar_v1_locksidecar_proto_enumTypes[4]
 }
 
 func (x WatchEvent_Kind) Number() protoreflect.EnumNumber {
@@ -256,7 +310,7 @@ func (x WatchEvent_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WatchEvent_Kind.Descriptor instead.
 func (WatchEvent_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{28, 0}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{30, 0}
 }
 
 type SessionRequest struct {
@@ -277,6 +331,8 @@ type SessionRequest struct {
 	//	*SessionRequest_WatchLocks
 	//	*SessionRequest_ForceRelease
 	//	*SessionRequest_GetInfo
+	//	*SessionRequest_ListOutcomes
+	//	*SessionRequest_ResetOutcome
 	//	*SessionRequest_Extend
 	Request isSessionRequest_Request `protobuf_oneof:"request"`
 	// Optional: the span of the app that asks, as the traceparent header of W3C Trace
@@ -429,6 +485,24 @@ func (x *SessionRequest) GetGetInfo() *GetInfoRequest {
 	return nil
 }
 
+func (x *SessionRequest) GetListOutcomes() *ListOutcomesRequest {
+	if x != nil {
+		if x, ok := x.Request.(*SessionRequest_ListOutcomes); ok {
+			return x.ListOutcomes
+		}
+	}
+	return nil
+}
+
+func (x *SessionRequest) GetResetOutcome() *ResetOutcomeRequest {
+	if x != nil {
+		if x, ok := x.Request.(*SessionRequest_ResetOutcome); ok {
+			return x.ResetOutcome
+		}
+	}
+	return nil
+}
+
 func (x *SessionRequest) GetExtend() *ExtendRequest {
 	if x != nil {
 		if x, ok := x.Request.(*SessionRequest_Extend); ok {
@@ -495,6 +569,14 @@ type SessionRequest_GetInfo struct {
 	GetInfo *GetInfoRequest `protobuf:"bytes,13,opt,name=get_info,json=getInfo,proto3,oneof"`
 }
 
+type SessionRequest_ListOutcomes struct {
+	ListOutcomes *ListOutcomesRequest `protobuf:"bytes,14,opt,name=list_outcomes,json=listOutcomes,proto3,oneof"`
+}
+
+type SessionRequest_ResetOutcome struct {
+	ResetOutcome *ResetOutcomeRequest `protobuf:"bytes,15,opt,name=reset_outcome,json=resetOutcome,proto3,oneof"`
+}
+
 type SessionRequest_Extend struct {
 	Extend *ExtendRequest `protobuf:"bytes,20,opt,name=extend,proto3,oneof"`
 }
@@ -521,6 +603,10 @@ func (*SessionRequest_ForceRelease) isSessionRequest_Request() {}
 
 func (*SessionRequest_GetInfo) isSessionRequest_Request() {}
 
+func (*SessionRequest_ListOutcomes) isSessionRequest_Request() {}
+
+func (*SessionRequest_ResetOutcome) isSessionRequest_Request() {}
+
 func (*SessionRequest_Extend) isSessionRequest_Request() {}
 
 type SessionResponse struct {
@@ -541,6 +627,8 @@ type SessionResponse struct {
 	//	*SessionResponse_Watched
 	//	*SessionResponse_ForceReleased
 	//	*SessionResponse_Info
+	//	*SessionResponse_Outcomes
+	//	*SessionResponse_OutcomeReset
 	//	*SessionResponse_Extended
 	Response      isSessionResponse_Response `protobuf_oneof:"response"`
 	unknownFields protoimpl.UnknownFields
@@ -708,6 +796,24 @@ func (x *SessionResponse) GetInfo() *Info {
 	return nil
 }
 
+func (x *SessionResponse) GetOutcomes() *ListOutcomesResponse {
+	if x != nil {
+		if x, ok := x.Response.(*SessionResponse_Outcomes); ok {
+			return x.Outcomes
+		}
+	}
+	return nil
+}
+
+func (x *SessionResponse) GetOutcomeReset() *ResetOutcomeResponse {
+	if x != nil {
+		if x, ok := x.Response.(*SessionResponse_OutcomeReset); ok {
+			return x.OutcomeReset
+		}
+	}
+	return nil
+}
+
 func (x *SessionResponse) GetExtended() *Grant {
 	if x != nil {
 		if x, ok := x.Response.(*SessionResponse_Extended); ok {
@@ -773,6 +879,14 @@ type SessionResponse_Info struct {
 	Info *Info `protobuf:"bytes,14,opt,name=info,proto3,oneof"`
 }
 
+type SessionResponse_Outcomes struct {
+	Outcomes *ListOutcomesResponse `protobuf:"bytes,15,opt,name=outcomes,proto3,oneof"`
+}
+
+type SessionResponse_OutcomeReset struct {
+	OutcomeReset *ResetOutcomeResponse `protobuf:"bytes,16,opt,name=outcome_reset,json=outcomeReset,proto3,oneof"`
+}
+
 type SessionResponse_Extended struct {
 	Extended *Grant `protobuf:"bytes,20,opt,name=extended,proto3,oneof"`
 }
@@ -802,6 +916,10 @@ func (*SessionResponse_Watched) isSessionResponse_Response() {}
 func (*SessionResponse_ForceReleased) isSessionResponse_Response() {}
 
 func (*SessionResponse_Info) isSessionResponse_Response() {}
+
+func (*SessionResponse_Outcomes) isSessionResponse_Response() {}
+
+func (*SessionResponse_OutcomeReset) isSessionResponse_Response() {}
 
 func (*SessionResponse_Extended) isSessionResponse_Response() {}
 
@@ -978,7 +1096,10 @@ type AcquireRequest struct {
 	// Of use where the store is an SQL database. false: the grant has no guard, and
 	// the sidecar may hand the hold on to the next app here without asking the
 	// store. true: it has one. Absent: as the store's URL says, usually true.
-	Guard         *bool `protobuf:"varint,12,opt,name=guard,proto3,oneof" json:"guard,omitempty"`
+	Guard *bool `protobuf:"varint,12,opt,name=guard,proto3,oneof" json:"guard,omitempty"`
+	// The resource is something that is done once, and this is an attempt at it.
+	// Only EXCLUSIVE, not reentrant, and not for Hold.
+	Once          *Once `protobuf:"bytes,13,opt,name=once,proto3" json:"once,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1097,6 +1218,68 @@ func (x *AcquireRequest) GetGuard() bool {
 	return false
 }
 
+func (x *AcquireRequest) GetOnce() *Once {
+	if x != nil {
+		return x.Once
+	}
+	return nil
+}
+
+// Once says how something is to be done once.
+type Once struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How long its outcome is remembered: 1s to 400 days. Absent: 30 days.
+	Keep *durationpb.Duration `protobuf:"bytes,1,opt,name=keep,proto3" json:"keep,omitempty"`
+	// After so many attempts there is no other. 0: no limit.
+	MaxAttempts   int32 `protobuf:"varint,2,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Once) Reset() {
+	*x = Once{}
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Once) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Once) ProtoMessage() {}
+
+func (x *Once) ProtoReflect() protoreflect.Message {
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Once.ProtoReflect.Descriptor instead.
+func (*Once) Descriptor() ([]byte, []int) {
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Once) GetKeep() *durationpb.Duration {
+	if x != nil {
+		return x.Keep
+	}
+	return nil
+}
+
+func (x *Once) GetMaxAttempts() int32 {
+	if x != nil {
+		return x.MaxAttempts
+	}
+	return 0
+}
+
 // Grant is a hold as the app sees it.
 //
 // valid_for is counted from the moment at which the sidecar's clock showed
@@ -1107,22 +1290,27 @@ func (x *AcquireRequest) GetGuard() bool {
 // adds that to the counted_at of any message, and has the moment on its own
 // clock, never too late.
 type Grant struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	LockId        string                 `protobuf:"bytes,1,opt,name=lock_id,json=lockId,proto3" json:"lock_id,omitempty"` // unguessable
-	Resource      string                 `protobuf:"bytes,2,opt,name=resource,proto3" json:"resource,omitempty"`
-	Mode          Mode                   `protobuf:"varint,3,opt,name=mode,proto3,enum=locksidecar.v1.Mode" json:"mode,omitempty"`
-	Fence         int64                  `protobuf:"varint,4,opt,name=fence,proto3" json:"fence,omitempty"`                         // the fencing token
-	ValidFor      *durationpb.Duration   `protobuf:"bytes,5,opt,name=valid_for,json=validFor,proto3" json:"valid_for,omitempty"`    // how long it may be relied on without further news
-	Count         int32                  `protobuf:"varint,6,opt,name=count,proto3" json:"count,omitempty"`                         // how many times it must be released
-	CountedAt     *durationpb.Duration   `protobuf:"bytes,7,opt,name=counted_at,json=countedAt,proto3" json:"counted_at,omitempty"` // on the sidecar's clock
-	Guard         *Guard                 `protobuf:"bytes,8,opt,name=guard,proto3" json:"guard,omitempty"`                          // only from stores that are SQL databases
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	LockId    string                 `protobuf:"bytes,1,opt,name=lock_id,json=lockId,proto3" json:"lock_id,omitempty"` // unguessable
+	Resource  string                 `protobuf:"bytes,2,opt,name=resource,proto3" json:"resource,omitempty"`
+	Mode      Mode                   `protobuf:"varint,3,opt,name=mode,proto3,enum=locksidecar.v1.Mode" json:"mode,omitempty"`
+	Fence     int64                  `protobuf:"varint,4,opt,name=fence,proto3" json:"fence,omitempty"`                         // the fencing token
+	ValidFor  *durationpb.Duration   `protobuf:"bytes,5,opt,name=valid_for,json=validFor,proto3" json:"valid_for,omitempty"`    // how long it may be relied on without further news
+	Count     int32                  `protobuf:"varint,6,opt,name=count,proto3" json:"count,omitempty"`                         // how many times it must be released
+	CountedAt *durationpb.Duration   `protobuf:"bytes,7,opt,name=counted_at,json=countedAt,proto3" json:"counted_at,omitempty"` // on the sidecar's clock
+	Guard     *Guard                 `protobuf:"bytes,8,opt,name=guard,proto3" json:"guard,omitempty"`                          // only from stores that are SQL databases
+	Attempt   *int32                 `protobuf:"varint,9,opt,name=attempt,proto3,oneof" json:"attempt,omitempty"`               // only with once: 1 is the first
+	Previous  *Outcome               `protobuf:"bytes,10,opt,name=previous,proto3" json:"previous,omitempty"`                   // only with once: what became of the attempt before; absent where none is known
+	// Only with once, and from stores that are SQL databases: a statement that records
+	// SUCCEEDED in the app's own transaction. One row changed: commit. None: roll back.
+	OutcomeGuard  *Guard `protobuf:"bytes,11,opt,name=outcome_guard,json=outcomeGuard,proto3" json:"outcome_guard,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[5]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1134,7 +1322,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[5]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1147,7 +1335,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{5}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Grant) GetLockId() string {
@@ -1206,6 +1394,185 @@ func (x *Grant) GetGuard() *Guard {
 	return nil
 }
 
+func (x *Grant) GetAttempt() int32 {
+	if x != nil && x.Attempt != nil {
+		return *x.Attempt
+	}
+	return 0
+}
+
+func (x *Grant) GetPrevious() *Outcome {
+	if x != nil {
+		return x.Previous
+	}
+	return nil
+}
+
+func (x *Grant) GetOutcomeGuard() *Guard {
+	if x != nil {
+		return x.OutcomeGuard
+	}
+	return nil
+}
+
+// Outcome is what is known of the newest attempt of something that is done once, and
+// who has recorded it.
+type Outcome struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Resource      string                 `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
+	State         OutcomeState           `protobuf:"varint,2,opt,name=state,proto3,enum=locksidecar.v1.OutcomeState" json:"state,omitempty"`
+	Attempt       int32                  `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"` // 1 is the first
+	Note          string                 `protobuf:"bytes,4,opt,name=note,proto3" json:"note,omitempty"`
+	At            *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=at,proto3" json:"at,omitempty"`                       // when it was recorded, on the sidecar's wall clock
+	Age           *durationpb.Duration   `protobuf:"bytes,6,opt,name=age,proto3" json:"age,omitempty"`                     // the same, by the store's clock
+	LockId        string                 `protobuf:"bytes,7,opt,name=lock_id,json=lockId,proto3" json:"lock_id,omitempty"` // of the hold under which the attempt was made, as are the rest
+	Fence         int64                  `protobuf:"varint,8,opt,name=fence,proto3" json:"fence,omitempty"`
+	Sidecar       string                 `protobuf:"bytes,9,opt,name=sidecar,proto3" json:"sidecar,omitempty"`
+	Pid           int32                  `protobuf:"varint,10,opt,name=pid,proto3" json:"pid,omitempty"` // as its sidecar saw it; 0: out of sight
+	Uid           uint32                 `protobuf:"varint,11,opt,name=uid,proto3" json:"uid,omitempty"`
+	Gid           uint32                 `protobuf:"varint,12,opt,name=gid,proto3" json:"gid,omitempty"`
+	Session       string                 `protobuf:"bytes,13,opt,name=session,proto3" json:"session,omitempty"` // the name of its session
+	Owner         string                 `protobuf:"bytes,14,opt,name=owner,proto3" json:"owner,omitempty"`
+	Metadata      map[string]string      `protobuf:"bytes,15,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Outcome) Reset() {
+	*x = Outcome{}
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Outcome) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Outcome) ProtoMessage() {}
+
+func (x *Outcome) ProtoReflect() protoreflect.Message {
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
+func (*Outcome) Descriptor() ([]byte, []int) {
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Outcome) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *Outcome) GetState() OutcomeState {
+	if x != nil {
+		return x.State
+	}
+	return OutcomeState_OUTCOME_STATE_UNSPECIFIED
+}
+
+func (x *Outcome) GetAttempt() int32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *Outcome) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+func (x *Outcome) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *Outcome) GetAge() *durationpb.Duration {
+	if x != nil {
+		return x.Age
+	}
+	return nil
+}
+
+func (x *Outcome) GetLockId() string {
+	if x != nil {
+		return x.LockId
+	}
+	return ""
+}
+
+func (x *Outcome) GetFence() int64 {
+	if x != nil {
+		return x.Fence
+	}
+	return 0
+}
+
+func (x *Outcome) GetSidecar() string {
+	if x != nil {
+		return x.Sidecar
+	}
+	return ""
+}
+
+func (x *Outcome) GetPid() int32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *Outcome) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *Outcome) GetGid() uint32 {
+	if x != nil {
+		return x.Gid
+	}
+	return 0
+}
+
+func (x *Outcome) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *Outcome) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *Outcome) GetMetadata() map[string]string {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
 // Guard is one SQL statement for the app's own transaction, on the same database
 // server and just before the commit. It gives one row when the app still has the
 // lock: commit. None: roll back. From the statement until the transaction ends
@@ -1222,7 +1589,7 @@ type Guard struct {
 
 func (x *Guard) Reset() {
 	*x = Guard{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[6]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1234,7 +1601,7 @@ func (x *Guard) String() string {
 func (*Guard) ProtoMessage() {}
 
 func (x *Guard) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[6]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1247,7 +1614,7 @@ func (x *Guard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guard.ProtoReflect.Descriptor instead.
 func (*Guard) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{6}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Guard) GetDialect() string {
@@ -1284,7 +1651,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[7]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1296,7 +1663,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[7]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1309,7 +1676,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{7}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CancelRequest) GetRequestId() string {
@@ -1334,7 +1701,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[8]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1346,7 +1713,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[8]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1359,7 +1726,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{8}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{10}
 }
 
 type ReleaseRequest struct {
@@ -1368,14 +1735,18 @@ type ReleaseRequest struct {
 	LockId    string                 `protobuf:"bytes,2,opt,name=lock_id,json=lockId,proto3" json:"lock_id,omitempty"`
 	// Optional, at most 128 bytes: a retry with the same id gets the same answer
 	// and takes off no second count.
-	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Only where the hold was acquired with once: how the attempt has ended, FAILED or
+	// SUCCEEDED. Absent: it stays UNKNOWN.
+	Outcome       OutcomeState `protobuf:"varint,4,opt,name=outcome,proto3,enum=locksidecar.v1.OutcomeState" json:"outcome,omitempty"`
+	Note          string       `protobuf:"bytes,5,opt,name=note,proto3" json:"note,omitempty"` // with outcome: for people and for the next attempt, at most 1 KiB
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[9]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1387,7 +1758,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[9]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1400,7 +1771,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{9}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ReleaseRequest) GetSessionId() string {
@@ -1424,6 +1795,20 @@ func (x *ReleaseRequest) GetRequestId() string {
 	return ""
 }
 
+func (x *ReleaseRequest) GetOutcome() OutcomeState {
+	if x != nil {
+		return x.Outcome
+	}
+	return OutcomeState_OUTCOME_STATE_UNSPECIFIED
+}
+
+func (x *ReleaseRequest) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
 type ReleaseResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Count         int32                  `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"` // how many times it must still be released; 0: it is free
@@ -1433,7 +1818,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[10]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1445,7 +1830,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[10]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1458,7 +1843,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{10}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReleaseResponse) GetCount() int32 {
@@ -1478,7 +1863,7 @@ type DowngradeRequest struct {
 
 func (x *DowngradeRequest) Reset() {
 	*x = DowngradeRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[11]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1490,7 +1875,7 @@ func (x *DowngradeRequest) String() string {
 func (*DowngradeRequest) ProtoMessage() {}
 
 func (x *DowngradeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[11]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1503,7 +1888,7 @@ func (x *DowngradeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DowngradeRequest.ProtoReflect.Descriptor instead.
 func (*DowngradeRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{11}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DowngradeRequest) GetSessionId() string {
@@ -1533,7 +1918,7 @@ type ExtendRequest struct {
 
 func (x *ExtendRequest) Reset() {
 	*x = ExtendRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[12]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1545,7 +1930,7 @@ func (x *ExtendRequest) String() string {
 func (*ExtendRequest) ProtoMessage() {}
 
 func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[12]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1558,7 +1943,7 @@ func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendRequest.ProtoReflect.Descriptor instead.
 func (*ExtendRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{12}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ExtendRequest) GetSessionId() string {
@@ -1591,7 +1976,7 @@ type KeepAliveRequest struct {
 
 func (x *KeepAliveRequest) Reset() {
 	*x = KeepAliveRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[13]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1603,7 +1988,7 @@ func (x *KeepAliveRequest) String() string {
 func (*KeepAliveRequest) ProtoMessage() {}
 
 func (x *KeepAliveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[13]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1616,7 +2001,7 @@ func (x *KeepAliveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepAliveRequest.ProtoReflect.Descriptor instead.
 func (*KeepAliveRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{13}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *KeepAliveRequest) GetSessionId() string {
@@ -1635,7 +2020,7 @@ type KeepAliveResponse struct {
 
 func (x *KeepAliveResponse) Reset() {
 	*x = KeepAliveResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[14]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1647,7 +2032,7 @@ func (x *KeepAliveResponse) String() string {
 func (*KeepAliveResponse) ProtoMessage() {}
 
 func (x *KeepAliveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[14]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1660,7 +2045,7 @@ func (x *KeepAliveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepAliveResponse.ProtoReflect.Descriptor instead.
 func (*KeepAliveResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{14}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *KeepAliveResponse) GetValidFor() *durationpb.Duration {
@@ -1679,7 +2064,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[15]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1691,7 +2076,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[15]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1704,7 +2089,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{15}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CloseSessionRequest) GetSessionId() string {
@@ -1722,7 +2107,7 @@ type CloseSessionResponse struct {
 
 func (x *CloseSessionResponse) Reset() {
 	*x = CloseSessionResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[16]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1734,7 +2119,7 @@ func (x *CloseSessionResponse) String() string {
 func (*CloseSessionResponse) ProtoMessage() {}
 
 func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[16]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1747,7 +2132,7 @@ func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionResponse.ProtoReflect.Descriptor instead.
 func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{16}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{18}
 }
 
 type EventsRequest struct {
@@ -1759,7 +2144,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[17]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1771,7 +2156,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[17]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1784,7 +2169,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{17}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *EventsRequest) GetSessionId() string {
@@ -1811,7 +2196,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[18]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1823,7 +2208,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[18]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1836,7 +2221,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{18}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Event) GetEvent() isEvent_Event {
@@ -1940,7 +2325,7 @@ type LeaseNews struct {
 
 func (x *LeaseNews) Reset() {
 	*x = LeaseNews{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[19]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1952,7 +2337,7 @@ func (x *LeaseNews) String() string {
 func (*LeaseNews) ProtoMessage() {}
 
 func (x *LeaseNews) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[19]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1965,7 +2350,7 @@ func (x *LeaseNews) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseNews.ProtoReflect.Descriptor instead.
 func (*LeaseNews) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{19}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LeaseNews) GetValidFor() *durationpb.Duration {
@@ -2007,7 +2392,7 @@ type Lost struct {
 
 func (x *Lost) Reset() {
 	*x = Lost{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[20]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2019,7 +2404,7 @@ func (x *Lost) String() string {
 func (*Lost) ProtoMessage() {}
 
 func (x *Lost) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[20]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2032,7 +2417,7 @@ func (x *Lost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lost.ProtoReflect.Descriptor instead.
 func (*Lost) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{20}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Lost) GetLockId() string {
@@ -2095,7 +2480,7 @@ type Draining struct {
 
 func (x *Draining) Reset() {
 	*x = Draining{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[21]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2107,7 +2492,7 @@ func (x *Draining) String() string {
 func (*Draining) ProtoMessage() {}
 
 func (x *Draining) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[21]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2120,7 +2505,7 @@ func (x *Draining) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Draining.ProtoReflect.Descriptor instead.
 func (*Draining) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{21}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Draining) GetRemaining() *durationpb.Duration {
@@ -2146,7 +2531,7 @@ type GetLockRequest struct {
 
 func (x *GetLockRequest) Reset() {
 	*x = GetLockRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[22]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2158,7 +2543,7 @@ func (x *GetLockRequest) String() string {
 func (*GetLockRequest) ProtoMessage() {}
 
 func (x *GetLockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[22]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2171,7 +2556,7 @@ func (x *GetLockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLockRequest.ProtoReflect.Descriptor instead.
 func (*GetLockRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{22}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GetLockRequest) GetResource() string {
@@ -2192,7 +2577,7 @@ type ListLocksRequest struct {
 
 func (x *ListLocksRequest) Reset() {
 	*x = ListLocksRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[23]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2204,7 +2589,7 @@ func (x *ListLocksRequest) String() string {
 func (*ListLocksRequest) ProtoMessage() {}
 
 func (x *ListLocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[23]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2217,7 +2602,7 @@ func (x *ListLocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLocksRequest.ProtoReflect.Descriptor instead.
 func (*ListLocksRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{23}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListLocksRequest) GetPrefix() string {
@@ -2251,7 +2636,7 @@ type ListLocksResponse struct {
 
 func (x *ListLocksResponse) Reset() {
 	*x = ListLocksResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[24]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2263,7 +2648,7 @@ func (x *ListLocksResponse) String() string {
 func (*ListLocksResponse) ProtoMessage() {}
 
 func (x *ListLocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[24]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2276,7 +2661,7 @@ func (x *ListLocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLocksResponse.ProtoReflect.Descriptor instead.
 func (*ListLocksResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{24}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListLocksResponse) GetLocks() []*Lock {
@@ -2305,7 +2690,7 @@ type Lock struct {
 
 func (x *Lock) Reset() {
 	*x = Lock{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[25]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2317,7 +2702,7 @@ func (x *Lock) String() string {
 func (*Lock) ProtoMessage() {}
 
 func (x *Lock) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[25]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2330,7 +2715,7 @@ func (x *Lock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lock.ProtoReflect.Descriptor instead.
 func (*Lock) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{25}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Lock) GetResource() string {
@@ -2378,7 +2763,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[26]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2390,7 +2775,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[26]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2403,7 +2788,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{26}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Holder) GetLockId() string {
@@ -2521,7 +2906,7 @@ type WatchLocksRequest struct {
 
 func (x *WatchLocksRequest) Reset() {
 	*x = WatchLocksRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[27]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2533,7 +2918,7 @@ func (x *WatchLocksRequest) String() string {
 func (*WatchLocksRequest) ProtoMessage() {}
 
 func (x *WatchLocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[27]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2546,7 +2931,7 @@ func (x *WatchLocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchLocksRequest.ProtoReflect.Descriptor instead.
 func (*WatchLocksRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{27}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WatchLocksRequest) GetPrefix() string {
@@ -2573,7 +2958,7 @@ type WatchEvent struct {
 
 func (x *WatchEvent) Reset() {
 	*x = WatchEvent{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[28]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2585,7 +2970,7 @@ func (x *WatchEvent) String() string {
 func (*WatchEvent) ProtoMessage() {}
 
 func (x *WatchEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[28]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2598,7 +2983,7 @@ func (x *WatchEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEvent.ProtoReflect.Descriptor instead.
 func (*WatchEvent) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{28}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WatchEvent) GetKind() WatchEvent_Kind {
@@ -2628,7 +3013,7 @@ type ForceReleaseRequest struct {
 
 func (x *ForceReleaseRequest) Reset() {
 	*x = ForceReleaseRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[29]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2640,7 +3025,7 @@ func (x *ForceReleaseRequest) String() string {
 func (*ForceReleaseRequest) ProtoMessage() {}
 
 func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[29]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2653,7 +3038,7 @@ func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ForceReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{29}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ForceReleaseRequest) GetResource() string {
@@ -2686,7 +3071,7 @@ type ForceReleaseResponse struct {
 
 func (x *ForceReleaseResponse) Reset() {
 	*x = ForceReleaseResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[30]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2698,7 +3083,7 @@ func (x *ForceReleaseResponse) String() string {
 func (*ForceReleaseResponse) ProtoMessage() {}
 
 func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[30]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2711,12 +3096,220 @@ func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ForceReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{30}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ForceReleaseResponse) GetLockIds() []string {
 	if x != nil {
 		return x.LockIds
+	}
+	return nil
+}
+
+type ListOutcomesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Prefix        string                 `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	PageSize      int32                  `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`   // 1 to 1000; 0: 100
+	PageToken     string                 `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"` // next_page_token of the answer before
+	States        string                 `protobuf:"bytes,4,opt,name=states,proto3" json:"states,omitempty"`                        // only these, with a comma between them: "FAILED,UNKNOWN". Empty: all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListOutcomesRequest) Reset() {
+	*x = ListOutcomesRequest{}
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListOutcomesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListOutcomesRequest) ProtoMessage() {}
+
+func (x *ListOutcomesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListOutcomesRequest.ProtoReflect.Descriptor instead.
+func (*ListOutcomesRequest) Descriptor() ([]byte, []int) {
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ListOutcomesRequest) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *ListOutcomesRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListOutcomesRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListOutcomesRequest) GetStates() string {
+	if x != nil {
+		return x.States
+	}
+	return ""
+}
+
+type ListOutcomesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Outcomes      []*Outcome             `protobuf:"bytes,1,rep,name=outcomes,proto3" json:"outcomes,omitempty"`                                  // in byte order of the resources
+	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"` // empty: that was all. There may be more though this page is not full
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListOutcomesResponse) Reset() {
+	*x = ListOutcomesResponse{}
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListOutcomesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListOutcomesResponse) ProtoMessage() {}
+
+func (x *ListOutcomesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListOutcomesResponse.ProtoReflect.Descriptor instead.
+func (*ListOutcomesResponse) Descriptor() ([]byte, []int) {
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ListOutcomesResponse) GetOutcomes() []*Outcome {
+	if x != nil {
+		return x.Outcomes
+	}
+	return nil
+}
+
+func (x *ListOutcomesResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type ResetOutcomeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Resource      string                 `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResetOutcomeRequest) Reset() {
+	*x = ResetOutcomeRequest{}
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResetOutcomeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResetOutcomeRequest) ProtoMessage() {}
+
+func (x *ResetOutcomeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResetOutcomeRequest.ProtoReflect.Descriptor instead.
+func (*ResetOutcomeRequest) Descriptor() ([]byte, []int) {
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *ResetOutcomeRequest) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+type ResetOutcomeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Outcome       *Outcome               `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"` // what was forgotten; absent: there was nothing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResetOutcomeResponse) Reset() {
+	*x = ResetOutcomeResponse{}
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResetOutcomeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResetOutcomeResponse) ProtoMessage() {}
+
+func (x *ResetOutcomeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResetOutcomeResponse.ProtoReflect.Descriptor instead.
+func (*ResetOutcomeResponse) Descriptor() ([]byte, []int) {
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ResetOutcomeResponse) GetOutcome() *Outcome {
+	if x != nil {
+		return x.Outcome
 	}
 	return nil
 }
@@ -2729,7 +3322,7 @@ type GetInfoRequest struct {
 
 func (x *GetInfoRequest) Reset() {
 	*x = GetInfoRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[31]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2741,7 +3334,7 @@ func (x *GetInfoRequest) String() string {
 func (*GetInfoRequest) ProtoMessage() {}
 
 func (x *GetInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[31]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2754,7 +3347,7 @@ func (x *GetInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInfoRequest.ProtoReflect.Descriptor instead.
 func (*GetInfoRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{31}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{37}
 }
 
 type Info struct {
@@ -2781,7 +3374,7 @@ type Info struct {
 
 func (x *Info) Reset() {
 	*x = Info{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[32]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2793,7 +3386,7 @@ func (x *Info) String() string {
 func (*Info) ProtoMessage() {}
 
 func (x *Info) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[32]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2806,7 +3399,7 @@ func (x *Info) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Info.ProtoReflect.Descriptor instead.
 func (*Info) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{32}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Info) GetVersion() string {
@@ -2925,7 +3518,7 @@ var File_locksidecar_v1_locksidecar_proto protoreflect.FileDescriptor
 
 const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\n" +
-	" locksidecar/v1/locksidecar.proto\x12\x0elocksidecar.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\xd4\x06\n" +
+	" locksidecar/v1/locksidecar.proto\x12\x0elocksidecar.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\xec\a\n" +
 	"\x0eSessionRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x128\n" +
@@ -2943,10 +3536,12 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\vwatch_locks\x18\v \x01(\v2!.locksidecar.v1.WatchLocksRequestH\x00R\n" +
 	"watchLocks\x12J\n" +
 	"\rforce_release\x18\f \x01(\v2#.locksidecar.v1.ForceReleaseRequestH\x00R\fforceRelease\x12;\n" +
-	"\bget_info\x18\r \x01(\v2\x1e.locksidecar.v1.GetInfoRequestH\x00R\agetInfo\x127\n" +
+	"\bget_info\x18\r \x01(\v2\x1e.locksidecar.v1.GetInfoRequestH\x00R\agetInfo\x12J\n" +
+	"\rlist_outcomes\x18\x0e \x01(\v2#.locksidecar.v1.ListOutcomesRequestH\x00R\flistOutcomes\x12J\n" +
+	"\rreset_outcome\x18\x0f \x01(\v2#.locksidecar.v1.ResetOutcomeRequestH\x00R\fresetOutcome\x127\n" +
 	"\x06extend\x18\x14 \x01(\v2\x1d.locksidecar.v1.ExtendRequestH\x00R\x06extend\x12 \n" +
 	"\vtraceparent\x18\b \x01(\tR\vtraceparentB\t\n" +
-	"\arequest\"\xd4\x06\n" +
+	"\arequest\"\xe5\a\n" +
 	"\x0fSessionResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12=\n" +
@@ -2966,7 +3561,9 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x05locks\x18\v \x01(\v2!.locksidecar.v1.ListLocksResponseH\x00R\x05locks\x126\n" +
 	"\awatched\x18\f \x01(\v2\x1a.locksidecar.v1.WatchEventH\x00R\awatched\x12M\n" +
 	"\x0eforce_released\x18\r \x01(\v2$.locksidecar.v1.ForceReleaseResponseH\x00R\rforceReleased\x12*\n" +
-	"\x04info\x18\x0e \x01(\v2\x14.locksidecar.v1.InfoH\x00R\x04info\x123\n" +
+	"\x04info\x18\x0e \x01(\v2\x14.locksidecar.v1.InfoH\x00R\x04info\x12B\n" +
+	"\boutcomes\x18\x0f \x01(\v2$.locksidecar.v1.ListOutcomesResponseH\x00R\boutcomes\x12K\n" +
+	"\routcome_reset\x18\x10 \x01(\v2$.locksidecar.v1.ResetOutcomeResponseH\x00R\foutcomeReset\x123\n" +
 	"\bextended\x18\x14 \x01(\v2\x15.locksidecar.v1.GrantH\x00R\bextendedB\n" +
 	"\n" +
 	"\bresponse\"\x96\x02\n" +
@@ -2985,7 +3582,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\asidecar\x18\x03 \x01(\tR\asidecar\x128\n" +
 	"\n" +
 	"counted_at\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\x12<\n" +
-	"\flease_margin\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vleaseMargin\"\x85\x04\n" +
+	"\flease_margin\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vleaseMargin\"\xaf\x04\n" +
 	"\x0eAcquireRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1d\n" +
@@ -3001,11 +3598,15 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\treentrant\x18\n" +
 	" \x01(\bR\treentrant\x12\x16\n" +
 	"\x06direct\x18\v \x01(\bR\x06direct\x12\x19\n" +
-	"\x05guard\x18\f \x01(\bH\x00R\x05guard\x88\x01\x01\x1a;\n" +
+	"\x05guard\x18\f \x01(\bH\x00R\x05guard\x88\x01\x01\x12(\n" +
+	"\x04once\x18\r \x01(\v2\x14.locksidecar.v1.OnceR\x04once\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\b\n" +
-	"\x06_guard\"\xb1\x02\n" +
+	"\x06_guard\"X\n" +
+	"\x04Once\x12-\n" +
+	"\x04keep\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x04keep\x12!\n" +
+	"\fmax_attempts\x18\x02 \x01(\x05R\vmaxAttempts\"\xcd\x03\n" +
 	"\x05Grant\x12\x17\n" +
 	"\alock_id\x18\x01 \x01(\tR\x06lockId\x12\x1a\n" +
 	"\bresource\x18\x02 \x01(\tR\bresource\x12(\n" +
@@ -3015,7 +3616,33 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x05count\x18\x06 \x01(\x05R\x05count\x128\n" +
 	"\n" +
 	"counted_at\x18\a \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\x12+\n" +
-	"\x05guard\x18\b \x01(\v2\x15.locksidecar.v1.GuardR\x05guard\"G\n" +
+	"\x05guard\x18\b \x01(\v2\x15.locksidecar.v1.GuardR\x05guard\x12\x1d\n" +
+	"\aattempt\x18\t \x01(\x05H\x00R\aattempt\x88\x01\x01\x123\n" +
+	"\bprevious\x18\n" +
+	" \x01(\v2\x17.locksidecar.v1.OutcomeR\bprevious\x12:\n" +
+	"\routcome_guard\x18\v \x01(\v2\x15.locksidecar.v1.GuardR\foutcomeGuardB\n" +
+	"\n" +
+	"\b_attempt\"\x8f\x04\n" +
+	"\aOutcome\x12\x1a\n" +
+	"\bresource\x18\x01 \x01(\tR\bresource\x122\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x1c.locksidecar.v1.OutcomeStateR\x05state\x12\x18\n" +
+	"\aattempt\x18\x03 \x01(\x05R\aattempt\x12\x12\n" +
+	"\x04note\x18\x04 \x01(\tR\x04note\x12*\n" +
+	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12+\n" +
+	"\x03age\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12\x17\n" +
+	"\alock_id\x18\a \x01(\tR\x06lockId\x12\x14\n" +
+	"\x05fence\x18\b \x01(\x03R\x05fence\x12\x18\n" +
+	"\asidecar\x18\t \x01(\tR\asidecar\x12\x10\n" +
+	"\x03pid\x18\n" +
+	" \x01(\x05R\x03pid\x12\x10\n" +
+	"\x03uid\x18\v \x01(\rR\x03uid\x12\x10\n" +
+	"\x03gid\x18\f \x01(\rR\x03gid\x12\x18\n" +
+	"\asession\x18\r \x01(\tR\asession\x12\x14\n" +
+	"\x05owner\x18\x0e \x01(\tR\x05owner\x12A\n" +
+	"\bmetadata\x18\x0f \x03(\v2%.locksidecar.v1.Outcome.MetadataEntryR\bmetadata\x1a;\n" +
+	"\rMetadataEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"G\n" +
 	"\x05Guard\x12\x18\n" +
 	"\adialect\x18\x01 \x01(\tR\adialect\x12\x10\n" +
 	"\x03sql\x18\x02 \x01(\tR\x03sql\x12\x12\n" +
@@ -3025,13 +3652,15 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x02 \x01(\tR\tsessionId\"\x10\n" +
-	"\x0eCancelResponse\"g\n" +
+	"\x0eCancelResponse\"\xb3\x01\n" +
 	"\x0eReleaseRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x17\n" +
 	"\alock_id\x18\x02 \x01(\tR\x06lockId\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x03 \x01(\tR\trequestId\"'\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\x126\n" +
+	"\aoutcome\x18\x04 \x01(\x0e2\x1c.locksidecar.v1.OutcomeStateR\aoutcome\x12\x12\n" +
+	"\x04note\x18\x05 \x01(\tR\x04note\"'\n" +
 	"\x0fReleaseResponse\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\x05R\x05count\"J\n" +
 	"\x10DowngradeRequest\x12\x1d\n" +
@@ -3133,7 +3762,20 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\alock_id\x18\x02 \x01(\tR\x06lockId\x12/\n" +
 	"\x05grace\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x05grace\"1\n" +
 	"\x14ForceReleaseResponse\x12\x19\n" +
-	"\block_ids\x18\x01 \x03(\tR\alockIds\"\x10\n" +
+	"\block_ids\x18\x01 \x03(\tR\alockIds\"\x81\x01\n" +
+	"\x13ListOutcomesRequest\x12\x16\n" +
+	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x1b\n" +
+	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\x12\x16\n" +
+	"\x06states\x18\x04 \x01(\tR\x06states\"s\n" +
+	"\x14ListOutcomesResponse\x123\n" +
+	"\boutcomes\x18\x01 \x03(\v2\x17.locksidecar.v1.OutcomeR\boutcomes\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"1\n" +
+	"\x13ResetOutcomeRequest\x12\x1a\n" +
+	"\bresource\x18\x01 \x01(\tR\bresource\"I\n" +
+	"\x14ResetOutcomeResponse\x121\n" +
+	"\aoutcome\x18\x01 \x01(\v2\x17.locksidecar.v1.OutcomeR\aoutcome\"\x10\n" +
 	"\x0eGetInfoRequest\"\x95\x04\n" +
 	"\x04Info\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x18\n" +
@@ -3176,7 +3818,13 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x0fSESSION_EXPIRED\x10\x05\x12\x0e\n" +
 	"\n" +
 	"STORE_LOST\x10\x06\x12\f\n" +
-	"\bSTOPPING\x10\a2\xfd\r\n" +
+	"\bSTOPPING\x10\a*U\n" +
+	"\fOutcomeState\x12\x1d\n" +
+	"\x19OUTCOME_STATE_UNSPECIFIED\x10\x00\x12\v\n" +
+	"\aUNKNOWN\x10\x01\x12\n" +
+	"\n" +
+	"\x06FAILED\x10\x02\x12\r\n" +
+	"\tSUCCEEDED\x10\x032\xed\x0f\n" +
 	"\vLockSidecar\x12N\n" +
 	"\aSession\x12\x1e.locksidecar.v1.SessionRequest\x1a\x1f.locksidecar.v1.SessionResponse(\x010\x01\x12T\n" +
 	"\x04Hold\x12\x1e.locksidecar.v1.AcquireRequest\x1a\x15.locksidecar.v1.Event\"\x13\x82\xd3\xe4\x93\x02\r:\x01*\"\b/v1/hold0\x01\x12o\n" +
@@ -3193,7 +3841,9 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\tListLocks\x12 .locksidecar.v1.ListLocksRequest\x1a!.locksidecar.v1.ListLocksResponse\"\x11\x82\xd3\xe4\x93\x02\v\x12\t/v1/locks\x12`\n" +
 	"\n" +
 	"WatchLocks\x12!.locksidecar.v1.WatchLocksRequest\x1a\x1a.locksidecar.v1.WatchEvent\"\x11\x82\xd3\xe4\x93\x02\v\x12\t/v1/watch0\x01\x12z\n" +
-	"\fForceRelease\x12#.locksidecar.v1.ForceReleaseRequest\x1a$.locksidecar.v1.ForceReleaseResponse\"\x1f\x82\xd3\xe4\x93\x02\x19*\x17/v1/locks/{resource=**}\x12Q\n" +
+	"\fForceRelease\x12#.locksidecar.v1.ForceReleaseRequest\x1a$.locksidecar.v1.ForceReleaseResponse\"\x1f\x82\xd3\xe4\x93\x02\x19*\x17/v1/locks/{resource=**}\x12o\n" +
+	"\fListOutcomes\x12#.locksidecar.v1.ListOutcomesRequest\x1a$.locksidecar.v1.ListOutcomesResponse\"\x14\x82\xd3\xe4\x93\x02\x0e\x12\f/v1/outcomes\x12}\n" +
+	"\fResetOutcome\x12#.locksidecar.v1.ResetOutcomeRequest\x1a$.locksidecar.v1.ResetOutcomeResponse\"\"\x82\xd3\xe4\x93\x02\x1c*\x1a/v1/outcomes/{resource=**}\x12Q\n" +
 	"\aGetInfo\x12\x1e.locksidecar.v1.GetInfoRequest\x1a\x14.locksidecar.v1.Info\"\x10\x82\xd3\xe4\x93\x02\n" +
 	"\x12\b/v1/infoBEZCgithub.com/locksidecar/locksidecar/api/locksidecar/v1;locksidecarv1b\x06proto3"
 
@@ -3209,159 +3859,186 @@ func file_locksidecar_v1_locksidecar_proto_rawDescGZIP() []byte {
 	return file_locksidecar_v1_locksidecar_proto_rawDescData
 }
 
-var file_locksidecar_v1_locksidecar_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_locksidecar_v1_locksidecar_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_locksidecar_v1_locksidecar_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_locksidecar_v1_locksidecar_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_locksidecar_v1_locksidecar_proto_goTypes = []any{
 	(Mode)(0),                     // 0: locksidecar.v1.Mode
 	(Liveness)(0),                 // 1: locksidecar.v1.Liveness
 	(LostReason)(0),               // 2: locksidecar.v1.LostReason
-	(WatchEvent_Kind)(0),          // 3: locksidecar.v1.WatchEvent.Kind
-	(*SessionRequest)(nil),        // 4: locksidecar.v1.SessionRequest
-	(*SessionResponse)(nil),       // 5: locksidecar.v1.SessionResponse
-	(*OpenSessionRequest)(nil),    // 6: locksidecar.v1.OpenSessionRequest
-	(*OpenSessionResponse)(nil),   // 7: locksidecar.v1.OpenSessionResponse
-	(*AcquireRequest)(nil),        // 8: locksidecar.v1.AcquireRequest
-	(*Grant)(nil),                 // 9: locksidecar.v1.Grant
-	(*Guard)(nil),                 // 10: locksidecar.v1.Guard
-	(*CancelRequest)(nil),         // 11: locksidecar.v1.CancelRequest
-	(*CancelResponse)(nil),        // 12: locksidecar.v1.CancelResponse
-	(*ReleaseRequest)(nil),        // 13: locksidecar.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),       // 14: locksidecar.v1.ReleaseResponse
-	(*DowngradeRequest)(nil),      // 15: locksidecar.v1.DowngradeRequest
-	(*ExtendRequest)(nil),         // 16: locksidecar.v1.ExtendRequest
-	(*KeepAliveRequest)(nil),      // 17: locksidecar.v1.KeepAliveRequest
-	(*KeepAliveResponse)(nil),     // 18: locksidecar.v1.KeepAliveResponse
-	(*CloseSessionRequest)(nil),   // 19: locksidecar.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),  // 20: locksidecar.v1.CloseSessionResponse
-	(*EventsRequest)(nil),         // 21: locksidecar.v1.EventsRequest
-	(*Event)(nil),                 // 22: locksidecar.v1.Event
-	(*LeaseNews)(nil),             // 23: locksidecar.v1.LeaseNews
-	(*Lost)(nil),                  // 24: locksidecar.v1.Lost
-	(*Draining)(nil),              // 25: locksidecar.v1.Draining
-	(*GetLockRequest)(nil),        // 26: locksidecar.v1.GetLockRequest
-	(*ListLocksRequest)(nil),      // 27: locksidecar.v1.ListLocksRequest
-	(*ListLocksResponse)(nil),     // 28: locksidecar.v1.ListLocksResponse
-	(*Lock)(nil),                  // 29: locksidecar.v1.Lock
-	(*Holder)(nil),                // 30: locksidecar.v1.Holder
-	(*WatchLocksRequest)(nil),     // 31: locksidecar.v1.WatchLocksRequest
-	(*WatchEvent)(nil),            // 32: locksidecar.v1.WatchEvent
-	(*ForceReleaseRequest)(nil),   // 33: locksidecar.v1.ForceReleaseRequest
-	(*ForceReleaseResponse)(nil),  // 34: locksidecar.v1.ForceReleaseResponse
-	(*GetInfoRequest)(nil),        // 35: locksidecar.v1.GetInfoRequest
-	(*Info)(nil),                  // 36: locksidecar.v1.Info
-	nil,                           // 37: locksidecar.v1.OpenSessionRequest.MetadataEntry
-	nil,                           // 38: locksidecar.v1.AcquireRequest.MetadataEntry
-	nil,                           // 39: locksidecar.v1.Holder.MetadataEntry
-	(*status.Status)(nil),         // 40: google.rpc.Status
-	(*durationpb.Duration)(nil),   // 41: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 42: google.protobuf.Timestamp
+	(OutcomeState)(0),             // 3: locksidecar.v1.OutcomeState
+	(WatchEvent_Kind)(0),          // 4: locksidecar.v1.WatchEvent.Kind
+	(*SessionRequest)(nil),        // 5: locksidecar.v1.SessionRequest
+	(*SessionResponse)(nil),       // 6: locksidecar.v1.SessionResponse
+	(*OpenSessionRequest)(nil),    // 7: locksidecar.v1.OpenSessionRequest
+	(*OpenSessionResponse)(nil),   // 8: locksidecar.v1.OpenSessionResponse
+	(*AcquireRequest)(nil),        // 9: locksidecar.v1.AcquireRequest
+	(*Once)(nil),                  // 10: locksidecar.v1.Once
+	(*Grant)(nil),                 // 11: locksidecar.v1.Grant
+	(*Outcome)(nil),               // 12: locksidecar.v1.Outcome
+	(*Guard)(nil),                 // 13: locksidecar.v1.Guard
+	(*CancelRequest)(nil),         // 14: locksidecar.v1.CancelRequest
+	(*CancelResponse)(nil),        // 15: locksidecar.v1.CancelResponse
+	(*ReleaseRequest)(nil),        // 16: locksidecar.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),       // 17: locksidecar.v1.ReleaseResponse
+	(*DowngradeRequest)(nil),      // 18: locksidecar.v1.DowngradeRequest
+	(*ExtendRequest)(nil),         // 19: locksidecar.v1.ExtendRequest
+	(*KeepAliveRequest)(nil),      // 20: locksidecar.v1.KeepAliveRequest
+	(*KeepAliveResponse)(nil),     // 21: locksidecar.v1.KeepAliveResponse
+	(*CloseSessionRequest)(nil),   // 22: locksidecar.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),  // 23: locksidecar.v1.CloseSessionResponse
+	(*EventsRequest)(nil),         // 24: locksidecar.v1.EventsRequest
+	(*Event)(nil),                 // 25: locksidecar.v1.Event
+	(*LeaseNews)(nil),             // 26: locksidecar.v1.LeaseNews
+	(*Lost)(nil),                  // 27: locksidecar.v1.Lost
+	(*Draining)(nil),              // 28: locksidecar.v1.Draining
+	(*GetLockRequest)(nil),        // 29: locksidecar.v1.GetLockRequest
+	(*ListLocksRequest)(nil),      // 30: locksidecar.v1.ListLocksRequest
+	(*ListLocksResponse)(nil),     // 31: locksidecar.v1.ListLocksResponse
+	(*Lock)(nil),                  // 32: locksidecar.v1.Lock
+	(*Holder)(nil),                // 33: locksidecar.v1.Holder
+	(*WatchLocksRequest)(nil),     // 34: locksidecar.v1.WatchLocksRequest
+	(*WatchEvent)(nil),            // 35: locksidecar.v1.WatchEvent
+	(*ForceReleaseRequest)(nil),   // 36: locksidecar.v1.ForceReleaseRequest
+	(*ForceReleaseResponse)(nil),  // 37: locksidecar.v1.ForceReleaseResponse
+	(*ListOutcomesRequest)(nil),   // 38: locksidecar.v1.ListOutcomesRequest
+	(*ListOutcomesResponse)(nil),  // 39: locksidecar.v1.ListOutcomesResponse
+	(*ResetOutcomeRequest)(nil),   // 40: locksidecar.v1.ResetOutcomeRequest
+	(*ResetOutcomeResponse)(nil),  // 41: locksidecar.v1.ResetOutcomeResponse
+	(*GetInfoRequest)(nil),        // 42: locksidecar.v1.GetInfoRequest
+	(*Info)(nil),                  // 43: locksidecar.v1.Info
+	nil,                           // 44: locksidecar.v1.OpenSessionRequest.MetadataEntry
+	nil,                           // 45: locksidecar.v1.AcquireRequest.MetadataEntry
+	nil,                           // 46: locksidecar.v1.Outcome.MetadataEntry
+	nil,                           // 47: locksidecar.v1.Holder.MetadataEntry
+	(*status.Status)(nil),         // 48: google.rpc.Status
+	(*durationpb.Duration)(nil),   // 49: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 50: google.protobuf.Timestamp
 }
 var file_locksidecar_v1_locksidecar_proto_depIdxs = []int32{
-	6,  // 0: locksidecar.v1.SessionRequest.open:type_name -> locksidecar.v1.OpenSessionRequest
-	8,  // 1: locksidecar.v1.SessionRequest.acquire:type_name -> locksidecar.v1.AcquireRequest
-	11, // 2: locksidecar.v1.SessionRequest.cancel:type_name -> locksidecar.v1.CancelRequest
-	13, // 3: locksidecar.v1.SessionRequest.release:type_name -> locksidecar.v1.ReleaseRequest
-	15, // 4: locksidecar.v1.SessionRequest.downgrade:type_name -> locksidecar.v1.DowngradeRequest
-	17, // 5: locksidecar.v1.SessionRequest.keep_alive:type_name -> locksidecar.v1.KeepAliveRequest
-	26, // 6: locksidecar.v1.SessionRequest.get_lock:type_name -> locksidecar.v1.GetLockRequest
-	27, // 7: locksidecar.v1.SessionRequest.list_locks:type_name -> locksidecar.v1.ListLocksRequest
-	31, // 8: locksidecar.v1.SessionRequest.watch_locks:type_name -> locksidecar.v1.WatchLocksRequest
-	33, // 9: locksidecar.v1.SessionRequest.force_release:type_name -> locksidecar.v1.ForceReleaseRequest
-	35, // 10: locksidecar.v1.SessionRequest.get_info:type_name -> locksidecar.v1.GetInfoRequest
-	16, // 11: locksidecar.v1.SessionRequest.extend:type_name -> locksidecar.v1.ExtendRequest
-	7,  // 12: locksidecar.v1.SessionResponse.opened:type_name -> locksidecar.v1.OpenSessionResponse
-	9,  // 13: locksidecar.v1.SessionResponse.granted:type_name -> locksidecar.v1.Grant
-	12, // 14: locksidecar.v1.SessionResponse.cancelled:type_name -> locksidecar.v1.CancelResponse
-	14, // 15: locksidecar.v1.SessionResponse.released:type_name -> locksidecar.v1.ReleaseResponse
-	9,  // 16: locksidecar.v1.SessionResponse.downgraded:type_name -> locksidecar.v1.Grant
-	18, // 17: locksidecar.v1.SessionResponse.kept_alive:type_name -> locksidecar.v1.KeepAliveResponse
-	40, // 18: locksidecar.v1.SessionResponse.error:type_name -> google.rpc.Status
-	22, // 19: locksidecar.v1.SessionResponse.event:type_name -> locksidecar.v1.Event
-	29, // 20: locksidecar.v1.SessionResponse.lock:type_name -> locksidecar.v1.Lock
-	28, // 21: locksidecar.v1.SessionResponse.locks:type_name -> locksidecar.v1.ListLocksResponse
-	32, // 22: locksidecar.v1.SessionResponse.watched:type_name -> locksidecar.v1.WatchEvent
-	34, // 23: locksidecar.v1.SessionResponse.force_released:type_name -> locksidecar.v1.ForceReleaseResponse
-	36, // 24: locksidecar.v1.SessionResponse.info:type_name -> locksidecar.v1.Info
-	9,  // 25: locksidecar.v1.SessionResponse.extended:type_name -> locksidecar.v1.Grant
-	1,  // 26: locksidecar.v1.OpenSessionRequest.liveness:type_name -> locksidecar.v1.Liveness
-	41, // 27: locksidecar.v1.OpenSessionRequest.ttl:type_name -> google.protobuf.Duration
-	37, // 28: locksidecar.v1.OpenSessionRequest.metadata:type_name -> locksidecar.v1.OpenSessionRequest.MetadataEntry
-	41, // 29: locksidecar.v1.OpenSessionResponse.lease_ttl:type_name -> google.protobuf.Duration
-	41, // 30: locksidecar.v1.OpenSessionResponse.counted_at:type_name -> google.protobuf.Duration
-	41, // 31: locksidecar.v1.OpenSessionResponse.lease_margin:type_name -> google.protobuf.Duration
-	0,  // 32: locksidecar.v1.AcquireRequest.mode:type_name -> locksidecar.v1.Mode
-	41, // 33: locksidecar.v1.AcquireRequest.wait:type_name -> google.protobuf.Duration
-	41, // 34: locksidecar.v1.AcquireRequest.max_hold:type_name -> google.protobuf.Duration
-	38, // 35: locksidecar.v1.AcquireRequest.metadata:type_name -> locksidecar.v1.AcquireRequest.MetadataEntry
-	0,  // 36: locksidecar.v1.Grant.mode:type_name -> locksidecar.v1.Mode
-	41, // 37: locksidecar.v1.Grant.valid_for:type_name -> google.protobuf.Duration
-	41, // 38: locksidecar.v1.Grant.counted_at:type_name -> google.protobuf.Duration
-	10, // 39: locksidecar.v1.Grant.guard:type_name -> locksidecar.v1.Guard
-	41, // 40: locksidecar.v1.ExtendRequest.max_hold:type_name -> google.protobuf.Duration
-	41, // 41: locksidecar.v1.KeepAliveResponse.valid_for:type_name -> google.protobuf.Duration
-	7,  // 42: locksidecar.v1.Event.opened:type_name -> locksidecar.v1.OpenSessionResponse
-	9,  // 43: locksidecar.v1.Event.granted:type_name -> locksidecar.v1.Grant
-	23, // 44: locksidecar.v1.Event.lease:type_name -> locksidecar.v1.LeaseNews
-	24, // 45: locksidecar.v1.Event.lost:type_name -> locksidecar.v1.Lost
-	25, // 46: locksidecar.v1.Event.draining:type_name -> locksidecar.v1.Draining
-	41, // 47: locksidecar.v1.LeaseNews.valid_for:type_name -> google.protobuf.Duration
-	41, // 48: locksidecar.v1.LeaseNews.counted_at:type_name -> google.protobuf.Duration
-	2,  // 49: locksidecar.v1.Lost.reason:type_name -> locksidecar.v1.LostReason
-	41, // 50: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
-	41, // 51: locksidecar.v1.Lost.counted_at:type_name -> google.protobuf.Duration
-	41, // 52: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
-	41, // 53: locksidecar.v1.Draining.counted_at:type_name -> google.protobuf.Duration
-	29, // 54: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
-	30, // 55: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
-	30, // 56: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
-	0,  // 57: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
-	42, // 58: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
-	41, // 59: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
-	39, // 60: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
-	41, // 61: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
-	3,  // 62: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
-	29, // 63: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
-	41, // 64: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
-	41, // 65: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
-	41, // 66: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
-	41, // 67: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
-	4,  // 68: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
-	8,  // 69: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
-	6,  // 70: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
-	17, // 71: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
-	19, // 72: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
-	8,  // 73: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
-	11, // 74: locksidecar.v1.LockSidecar.Cancel:input_type -> locksidecar.v1.CancelRequest
-	13, // 75: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
-	15, // 76: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
-	16, // 77: locksidecar.v1.LockSidecar.Extend:input_type -> locksidecar.v1.ExtendRequest
-	21, // 78: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
-	26, // 79: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
-	27, // 80: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
-	31, // 81: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
-	33, // 82: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
-	35, // 83: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
-	5,  // 84: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
-	22, // 85: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
-	7,  // 86: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
-	18, // 87: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
-	20, // 88: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
-	9,  // 89: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
-	12, // 90: locksidecar.v1.LockSidecar.Cancel:output_type -> locksidecar.v1.CancelResponse
-	14, // 91: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
-	9,  // 92: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
-	9,  // 93: locksidecar.v1.LockSidecar.Extend:output_type -> locksidecar.v1.Grant
-	22, // 94: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
-	29, // 95: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
-	28, // 96: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
-	32, // 97: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
-	34, // 98: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
-	36, // 99: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
-	84, // [84:100] is the sub-list for method output_type
-	68, // [68:84] is the sub-list for method input_type
-	68, // [68:68] is the sub-list for extension type_name
-	68, // [68:68] is the sub-list for extension extendee
-	0,  // [0:68] is the sub-list for field type_name
+	7,   // 0: locksidecar.v1.SessionRequest.open:type_name -> locksidecar.v1.OpenSessionRequest
+	9,   // 1: locksidecar.v1.SessionRequest.acquire:type_name -> locksidecar.v1.AcquireRequest
+	14,  // 2: locksidecar.v1.SessionRequest.cancel:type_name -> locksidecar.v1.CancelRequest
+	16,  // 3: locksidecar.v1.SessionRequest.release:type_name -> locksidecar.v1.ReleaseRequest
+	18,  // 4: locksidecar.v1.SessionRequest.downgrade:type_name -> locksidecar.v1.DowngradeRequest
+	20,  // 5: locksidecar.v1.SessionRequest.keep_alive:type_name -> locksidecar.v1.KeepAliveRequest
+	29,  // 6: locksidecar.v1.SessionRequest.get_lock:type_name -> locksidecar.v1.GetLockRequest
+	30,  // 7: locksidecar.v1.SessionRequest.list_locks:type_name -> locksidecar.v1.ListLocksRequest
+	34,  // 8: locksidecar.v1.SessionRequest.watch_locks:type_name -> locksidecar.v1.WatchLocksRequest
+	36,  // 9: locksidecar.v1.SessionRequest.force_release:type_name -> locksidecar.v1.ForceReleaseRequest
+	42,  // 10: locksidecar.v1.SessionRequest.get_info:type_name -> locksidecar.v1.GetInfoRequest
+	38,  // 11: locksidecar.v1.SessionRequest.list_outcomes:type_name -> locksidecar.v1.ListOutcomesRequest
+	40,  // 12: locksidecar.v1.SessionRequest.reset_outcome:type_name -> locksidecar.v1.ResetOutcomeRequest
+	19,  // 13: locksidecar.v1.SessionRequest.extend:type_name -> locksidecar.v1.ExtendRequest
+	8,   // 14: locksidecar.v1.SessionResponse.opened:type_name -> locksidecar.v1.OpenSessionResponse
+	11,  // 15: locksidecar.v1.SessionResponse.granted:type_name -> locksidecar.v1.Grant
+	15,  // 16: locksidecar.v1.SessionResponse.cancelled:type_name -> locksidecar.v1.CancelResponse
+	17,  // 17: locksidecar.v1.SessionResponse.released:type_name -> locksidecar.v1.ReleaseResponse
+	11,  // 18: locksidecar.v1.SessionResponse.downgraded:type_name -> locksidecar.v1.Grant
+	21,  // 19: locksidecar.v1.SessionResponse.kept_alive:type_name -> locksidecar.v1.KeepAliveResponse
+	48,  // 20: locksidecar.v1.SessionResponse.error:type_name -> google.rpc.Status
+	25,  // 21: locksidecar.v1.SessionResponse.event:type_name -> locksidecar.v1.Event
+	32,  // 22: locksidecar.v1.SessionResponse.lock:type_name -> locksidecar.v1.Lock
+	31,  // 23: locksidecar.v1.SessionResponse.locks:type_name -> locksidecar.v1.ListLocksResponse
+	35,  // 24: locksidecar.v1.SessionResponse.watched:type_name -> locksidecar.v1.WatchEvent
+	37,  // 25: locksidecar.v1.SessionResponse.force_released:type_name -> locksidecar.v1.ForceReleaseResponse
+	43,  // 26: locksidecar.v1.SessionResponse.info:type_name -> locksidecar.v1.Info
+	39,  // 27: locksidecar.v1.SessionResponse.outcomes:type_name -> locksidecar.v1.ListOutcomesResponse
+	41,  // 28: locksidecar.v1.SessionResponse.outcome_reset:type_name -> locksidecar.v1.ResetOutcomeResponse
+	11,  // 29: locksidecar.v1.SessionResponse.extended:type_name -> locksidecar.v1.Grant
+	1,   // 30: locksidecar.v1.OpenSessionRequest.liveness:type_name -> locksidecar.v1.Liveness
+	49,  // 31: locksidecar.v1.OpenSessionRequest.ttl:type_name -> google.protobuf.Duration
+	44,  // 32: locksidecar.v1.OpenSessionRequest.metadata:type_name -> locksidecar.v1.OpenSessionRequest.MetadataEntry
+	49,  // 33: locksidecar.v1.OpenSessionResponse.lease_ttl:type_name -> google.protobuf.Duration
+	49,  // 34: locksidecar.v1.OpenSessionResponse.counted_at:type_name -> google.protobuf.Duration
+	49,  // 35: locksidecar.v1.OpenSessionResponse.lease_margin:type_name -> google.protobuf.Duration
+	0,   // 36: locksidecar.v1.AcquireRequest.mode:type_name -> locksidecar.v1.Mode
+	49,  // 37: locksidecar.v1.AcquireRequest.wait:type_name -> google.protobuf.Duration
+	49,  // 38: locksidecar.v1.AcquireRequest.max_hold:type_name -> google.protobuf.Duration
+	45,  // 39: locksidecar.v1.AcquireRequest.metadata:type_name -> locksidecar.v1.AcquireRequest.MetadataEntry
+	10,  // 40: locksidecar.v1.AcquireRequest.once:type_name -> locksidecar.v1.Once
+	49,  // 41: locksidecar.v1.Once.keep:type_name -> google.protobuf.Duration
+	0,   // 42: locksidecar.v1.Grant.mode:type_name -> locksidecar.v1.Mode
+	49,  // 43: locksidecar.v1.Grant.valid_for:type_name -> google.protobuf.Duration
+	49,  // 44: locksidecar.v1.Grant.counted_at:type_name -> google.protobuf.Duration
+	13,  // 45: locksidecar.v1.Grant.guard:type_name -> locksidecar.v1.Guard
+	12,  // 46: locksidecar.v1.Grant.previous:type_name -> locksidecar.v1.Outcome
+	13,  // 47: locksidecar.v1.Grant.outcome_guard:type_name -> locksidecar.v1.Guard
+	3,   // 48: locksidecar.v1.Outcome.state:type_name -> locksidecar.v1.OutcomeState
+	50,  // 49: locksidecar.v1.Outcome.at:type_name -> google.protobuf.Timestamp
+	49,  // 50: locksidecar.v1.Outcome.age:type_name -> google.protobuf.Duration
+	46,  // 51: locksidecar.v1.Outcome.metadata:type_name -> locksidecar.v1.Outcome.MetadataEntry
+	3,   // 52: locksidecar.v1.ReleaseRequest.outcome:type_name -> locksidecar.v1.OutcomeState
+	49,  // 53: locksidecar.v1.ExtendRequest.max_hold:type_name -> google.protobuf.Duration
+	49,  // 54: locksidecar.v1.KeepAliveResponse.valid_for:type_name -> google.protobuf.Duration
+	8,   // 55: locksidecar.v1.Event.opened:type_name -> locksidecar.v1.OpenSessionResponse
+	11,  // 56: locksidecar.v1.Event.granted:type_name -> locksidecar.v1.Grant
+	26,  // 57: locksidecar.v1.Event.lease:type_name -> locksidecar.v1.LeaseNews
+	27,  // 58: locksidecar.v1.Event.lost:type_name -> locksidecar.v1.Lost
+	28,  // 59: locksidecar.v1.Event.draining:type_name -> locksidecar.v1.Draining
+	49,  // 60: locksidecar.v1.LeaseNews.valid_for:type_name -> google.protobuf.Duration
+	49,  // 61: locksidecar.v1.LeaseNews.counted_at:type_name -> google.protobuf.Duration
+	2,   // 62: locksidecar.v1.Lost.reason:type_name -> locksidecar.v1.LostReason
+	49,  // 63: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
+	49,  // 64: locksidecar.v1.Lost.counted_at:type_name -> google.protobuf.Duration
+	49,  // 65: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
+	49,  // 66: locksidecar.v1.Draining.counted_at:type_name -> google.protobuf.Duration
+	32,  // 67: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
+	33,  // 68: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
+	33,  // 69: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
+	0,   // 70: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
+	50,  // 71: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
+	49,  // 72: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
+	47,  // 73: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
+	49,  // 74: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
+	4,   // 75: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
+	32,  // 76: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
+	49,  // 77: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
+	12,  // 78: locksidecar.v1.ListOutcomesResponse.outcomes:type_name -> locksidecar.v1.Outcome
+	12,  // 79: locksidecar.v1.ResetOutcomeResponse.outcome:type_name -> locksidecar.v1.Outcome
+	49,  // 80: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
+	49,  // 81: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
+	49,  // 82: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
+	5,   // 83: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
+	9,   // 84: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
+	7,   // 85: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
+	20,  // 86: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
+	22,  // 87: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
+	9,   // 88: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
+	14,  // 89: locksidecar.v1.LockSidecar.Cancel:input_type -> locksidecar.v1.CancelRequest
+	16,  // 90: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
+	18,  // 91: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
+	19,  // 92: locksidecar.v1.LockSidecar.Extend:input_type -> locksidecar.v1.ExtendRequest
+	24,  // 93: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
+	29,  // 94: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
+	30,  // 95: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
+	34,  // 96: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
+	36,  // 97: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
+	38,  // 98: locksidecar.v1.LockSidecar.ListOutcomes:input_type -> locksidecar.v1.ListOutcomesRequest
+	40,  // 99: locksidecar.v1.LockSidecar.ResetOutcome:input_type -> locksidecar.v1.ResetOutcomeRequest
+	42,  // 100: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
+	6,   // 101: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
+	25,  // 102: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
+	8,   // 103: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
+	21,  // 104: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
+	23,  // 105: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
+	11,  // 106: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
+	15,  // 107: locksidecar.v1.LockSidecar.Cancel:output_type -> locksidecar.v1.CancelResponse
+	17,  // 108: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
+	11,  // 109: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
+	11,  // 110: locksidecar.v1.LockSidecar.Extend:output_type -> locksidecar.v1.Grant
+	25,  // 111: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
+	32,  // 112: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
+	31,  // 113: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
+	35,  // 114: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
+	37,  // 115: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
+	39,  // 116: locksidecar.v1.LockSidecar.ListOutcomes:output_type -> locksidecar.v1.ListOutcomesResponse
+	41,  // 117: locksidecar.v1.LockSidecar.ResetOutcome:output_type -> locksidecar.v1.ResetOutcomeResponse
+	43,  // 118: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
+	101, // [101:119] is the sub-list for method output_type
+	83,  // [83:101] is the sub-list for method input_type
+	83,  // [83:83] is the sub-list for extension type_name
+	83,  // [83:83] is the sub-list for extension extendee
+	0,   // [0:83] is the sub-list for field type_name
 }
 
 func init() { file_locksidecar_v1_locksidecar_proto_init() }
@@ -3381,6 +4058,8 @@ func file_locksidecar_v1_locksidecar_proto_init() {
 		(*SessionRequest_WatchLocks)(nil),
 		(*SessionRequest_ForceRelease)(nil),
 		(*SessionRequest_GetInfo)(nil),
+		(*SessionRequest_ListOutcomes)(nil),
+		(*SessionRequest_ResetOutcome)(nil),
 		(*SessionRequest_Extend)(nil),
 	}
 	file_locksidecar_v1_locksidecar_proto_msgTypes[1].OneofWrappers = []any{
@@ -3397,10 +4076,13 @@ func file_locksidecar_v1_locksidecar_proto_init() {
 		(*SessionResponse_Watched)(nil),
 		(*SessionResponse_ForceReleased)(nil),
 		(*SessionResponse_Info)(nil),
+		(*SessionResponse_Outcomes)(nil),
+		(*SessionResponse_OutcomeReset)(nil),
 		(*SessionResponse_Extended)(nil),
 	}
 	file_locksidecar_v1_locksidecar_proto_msgTypes[4].OneofWrappers = []any{}
-	file_locksidecar_v1_locksidecar_proto_msgTypes[18].OneofWrappers = []any{
+	file_locksidecar_v1_locksidecar_proto_msgTypes[6].OneofWrappers = []any{}
+	file_locksidecar_v1_locksidecar_proto_msgTypes[20].OneofWrappers = []any{
 		(*Event_Opened)(nil),
 		(*Event_Granted)(nil),
 		(*Event_Lease)(nil),
@@ -3412,8 +4094,8 @@ func file_locksidecar_v1_locksidecar_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_locksidecar_v1_locksidecar_proto_rawDesc), len(file_locksidecar_v1_locksidecar_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   36,
+			NumEnums:      5,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

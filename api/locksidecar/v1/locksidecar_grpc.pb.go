@@ -11,9 +11,10 @@
 //
 // Errors are a gRPC status with google.rpc.ErrorInfo (domain "locksidecar").
 // Its reason is one of LOCK_HELD, WAIT_TIMEOUT, LOCK_LOST, SESSION_NOT_FOUND,
-// NOT_HOLDER, UPGRADE_REFUSED, STORE_UNAVAILABLE, LIMIT_EXCEEDED,
-// INVALID_REQUEST, PERMISSION_DENIED, DRAINING, CANCELLED, INTERNAL, and over
-// HTTP NO_SUCH_CALL. docs/api.md says when each is given.
+// NOT_HOLDER, UPGRADE_REFUSED, ALREADY_DONE, ATTEMPTS_EXHAUSTED,
+// STORE_UNAVAILABLE, UNSUPPORTED, LIMIT_EXCEEDED, INVALID_REQUEST,
+// PERMISSION_DENIED, DRAINING, CANCELLED, INTERNAL, and over HTTP NO_SUCH_CALL.
+// docs/api.md says when each is given.
 
 package locksidecarv1
 
@@ -45,6 +46,8 @@ const (
 	LockSidecar_ListLocks_FullMethodName    = "/locksidecar.v1.LockSidecar/ListLocks"
 	LockSidecar_WatchLocks_FullMethodName   = "/locksidecar.v1.LockSidecar/WatchLocks"
 	LockSidecar_ForceRelease_FullMethodName = "/locksidecar.v1.LockSidecar/ForceRelease"
+	LockSidecar_ListOutcomes_FullMethodName = "/locksidecar.v1.LockSidecar/ListOutcomes"
+	LockSidecar_ResetOutcome_FullMethodName = "/locksidecar.v1.LockSidecar/ResetOutcome"
 	LockSidecar_GetInfo_FullMethodName      = "/locksidecar.v1.LockSidecar/GetInfo"
 )
 
@@ -103,6 +106,11 @@ type LockSidecarClient interface {
 	// ForceRelease takes the lock from its holder, or a waiter out of the queue.
 	// For admin uids only. The holder is told lost: FORCED.
 	ForceRelease(ctx context.Context, in *ForceReleaseRequest, opts ...grpc.CallOption) (*ForceReleaseResponse, error)
+	// ListOutcomes tells what became of resources that are done once, page by page.
+	ListOutcomes(ctx context.Context, in *ListOutcomesRequest, opts ...grpc.CallOption) (*ListOutcomesResponse, error)
+	// ResetOutcome forgets what became of a resource: the next attempt is the first
+	// again. For admin uids only. A resource that is held is refused with LOCK_HELD.
+	ResetOutcome(ctx context.Context, in *ResetOutcomeRequest, opts ...grpc.CallOption) (*ResetOutcomeResponse, error)
 	// GetInfo tells about the sidecar itself.
 	GetInfo(ctx context.Context, in *GetInfoRequest, opts ...grpc.CallOption) (*Info, error)
 }
@@ -295,6 +303,26 @@ func (c *lockSidecarClient) ForceRelease(ctx context.Context, in *ForceReleaseRe
 	return out, nil
 }
 
+func (c *lockSidecarClient) ListOutcomes(ctx context.Context, in *ListOutcomesRequest, opts ...grpc.CallOption) (*ListOutcomesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListOutcomesResponse)
+	err := c.cc.Invoke(ctx, LockSidecar_ListOutcomes_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lockSidecarClient) ResetOutcome(ctx context.Context, in *ResetOutcomeRequest, opts ...grpc.CallOption) (*ResetOutcomeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResetOutcomeResponse)
+	err := c.cc.Invoke(ctx, LockSidecar_ResetOutcome_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *lockSidecarClient) GetInfo(ctx context.Context, in *GetInfoRequest, opts ...grpc.CallOption) (*Info, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Info)
@@ -360,6 +388,11 @@ type LockSidecarServer interface {
 	// ForceRelease takes the lock from its holder, or a waiter out of the queue.
 	// For admin uids only. The holder is told lost: FORCED.
 	ForceRelease(context.Context, *ForceReleaseRequest) (*ForceReleaseResponse, error)
+	// ListOutcomes tells what became of resources that are done once, page by page.
+	ListOutcomes(context.Context, *ListOutcomesRequest) (*ListOutcomesResponse, error)
+	// ResetOutcome forgets what became of a resource: the next attempt is the first
+	// again. For admin uids only. A resource that is held is refused with LOCK_HELD.
+	ResetOutcome(context.Context, *ResetOutcomeRequest) (*ResetOutcomeResponse, error)
 	// GetInfo tells about the sidecar itself.
 	GetInfo(context.Context, *GetInfoRequest) (*Info, error)
 	mustEmbedUnimplementedLockSidecarServer()
@@ -416,6 +449,12 @@ func (UnimplementedLockSidecarServer) WatchLocks(*WatchLocksRequest, grpc.Server
 }
 func (UnimplementedLockSidecarServer) ForceRelease(context.Context, *ForceReleaseRequest) (*ForceReleaseResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ForceRelease not implemented")
+}
+func (UnimplementedLockSidecarServer) ListOutcomes(context.Context, *ListOutcomesRequest) (*ListOutcomesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListOutcomes not implemented")
+}
+func (UnimplementedLockSidecarServer) ResetOutcome(context.Context, *ResetOutcomeRequest) (*ResetOutcomeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResetOutcome not implemented")
 }
 func (UnimplementedLockSidecarServer) GetInfo(context.Context, *GetInfoRequest) (*Info, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetInfo not implemented")
@@ -679,6 +718,42 @@ func _LockSidecar_ForceRelease_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LockSidecar_ListOutcomes_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListOutcomesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LockSidecarServer).ListOutcomes(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LockSidecar_ListOutcomes_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LockSidecarServer).ListOutcomes(ctx, req.(*ListOutcomesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LockSidecar_ResetOutcome_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResetOutcomeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LockSidecarServer).ResetOutcome(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LockSidecar_ResetOutcome_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LockSidecarServer).ResetOutcome(ctx, req.(*ResetOutcomeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _LockSidecar_GetInfo_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetInfoRequest)
 	if err := dec(in); err != nil {
@@ -747,6 +822,14 @@ var LockSidecar_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ForceRelease",
 			Handler:    _LockSidecar_ForceRelease_Handler,
+		},
+		{
+			MethodName: "ListOutcomes",
+			Handler:    _LockSidecar_ListOutcomes_Handler,
+		},
+		{
+			MethodName: "ResetOutcome",
+			Handler:    _LockSidecar_ResetOutcome_Handler,
 		},
 		{
 			MethodName: "GetInfo",

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -36,13 +37,16 @@ var failures = []failure{
 	{"403", "PERMISSION_DENIED", "the uid or gid is not allowed"},
 	{"404", "SESSION_NOT_FOUND", "the session has ended, belongs to another user, or never was"},
 	{"404", "NO_SUCH_CALL", "there is no such path; with 405, no such method on it"},
+	{"409", "ALREADY_DONE", "it has succeeded before; metadata: resource, state, attempt, note, at, lock_id, fence, session, sidecar, pid, owner"},
 	{"409", "LOCK_HELD", "wait is 0s and the lock is not free; metadata: resource, holder_pid, holder_uid, holder_session, holder_sidecar, holder_age, holder_mode, holder_fence"},
 	{"410", "LOCK_LOST", "the hold is over though nobody released it; metadata: resource, lock_id, fence, lost_reason"},
+	{"412", "ATTEMPTS_EXHAUSTED", "it was tried max_attempts times; metadata as for ALREADY_DONE"},
 	{"412", "NOT_HOLDER", "the lock_id was released before, or is not of this session or resource"},
 	{"412", "UPGRADE_REFUSED", "a SHARED hold cannot become EXCLUSIVE"},
 	{"429", "LIMIT_EXCEEDED", "too many sessions, holds, waiters or connections, or too large a message; metadata: limit, max"},
 	{"499", "CANCELLED", "the call ended before it was answered"},
 	{"500", "INTERNAL", "a mistake of the sidecar's, which is in its log"},
+	{"501", "UNSUPPORTED", "this store cannot do it"},
 	{"503", "STORE_UNAVAILABLE", "the store does not answer"},
 	{"503", "DRAINING", "the sidecar stops and takes no new work"},
 	{"504", "WAIT_TIMEOUT", "waited in vain; metadata as for LOCK_HELD, and position"},
@@ -55,7 +59,7 @@ var extraErrors = map[string][]string{
 	"KeepAlive":    {"SESSION_NOT_FOUND"},
 	"CloseSession": {"SESSION_NOT_FOUND"},
 	"Cancel":       {"SESSION_NOT_FOUND"},
-	"Acquire":      {"SESSION_NOT_FOUND", "LOCK_HELD", "LOCK_LOST", "WAIT_TIMEOUT", "UPGRADE_REFUSED", "STORE_UNAVAILABLE", "CANCELLED"},
+	"Acquire":      {"SESSION_NOT_FOUND", "LOCK_HELD", "LOCK_LOST", "WAIT_TIMEOUT", "UPGRADE_REFUSED", "ALREADY_DONE", "ATTEMPTS_EXHAUSTED", "UNSUPPORTED", "STORE_UNAVAILABLE", "CANCELLED"},
 	"Release":      {"SESSION_NOT_FOUND", "NOT_HOLDER", "LOCK_LOST", "STORE_UNAVAILABLE"},
 	"Extend":       {"SESSION_NOT_FOUND", "NOT_HOLDER", "LOCK_LOST"},
 	"Downgrade":    {"SESSION_NOT_FOUND", "NOT_HOLDER", "LOCK_LOST", "STORE_UNAVAILABLE"},
@@ -64,6 +68,8 @@ var extraErrors = map[string][]string{
 	"ListLocks":    {"STORE_UNAVAILABLE"},
 	"WatchLocks":   {"STORE_UNAVAILABLE"},
 	"ForceRelease": {"NOT_HOLDER", "STORE_UNAVAILABLE", "CANCELLED"},
+	"ListOutcomes": {"UNSUPPORTED", "STORE_UNAVAILABLE"},
+	"ResetOutcome": {"LOCK_HELD", "UNSUPPORTED", "STORE_UNAVAILABLE"},
 }
 
 // commonErrors any call can have.
@@ -71,7 +77,7 @@ var commonErrors = []string{"INVALID_REQUEST", "PERMISSION_DENIED", "LIMIT_EXCEE
 
 // onlyElsewhere are fields of a message that a call does not take in its body.
 var onlyElsewhere = map[string][]string{
-	"Hold":    {"sessionId"},
+	"Hold":    {"sessionId", "once"},
 	"Acquire": {"name", "metadata"},
 }
 
@@ -95,6 +101,12 @@ func (d *document) finish(api *descriptorpb.FileDescriptorProto) {
 		tidy(s)
 		if m := messages[strings.TrimPrefix(name, api.GetPackage()+".")]; m != nil {
 			writeTimes(s["properties"], m)
+		}
+		if name == api.GetPackage()+".Once" { // part of a request
+			s["additionalProperties"] = false
+			for field, of := range s["properties"].(object) {
+				maps.Copy(of.(object), onceLimits[field])
+			}
 		}
 		if name == statusName {
 			d.Components.Schemas[name] = statusSchema()
@@ -241,7 +253,7 @@ func tagOf(path string) string {
 	switch {
 	case strings.HasPrefix(path, "/v1/sessions"), path == "/v1/hold":
 		return "apps"
-	case strings.HasPrefix(path, "/v1/locks"), path == "/v1/watch":
+	case strings.HasPrefix(path, "/v1/locks"), strings.HasPrefix(path, "/v1/outcomes"), path == "/v1/watch":
 		return "locks"
 	default:
 		return "sidecar"

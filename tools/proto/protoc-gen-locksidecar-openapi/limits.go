@@ -25,6 +25,14 @@ var limits = map[string]object{
 	"wait":       {"pattern": seconds(false, 86400)},
 	"interval":   {"pattern": seconds(true, 60)},
 	"grace":      {"pattern": seconds(false, 60)},
+	"note":       {"maxLength": 1024, "pattern": `^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]*$`},
+	"states":     {"pattern": "^((UNKNOWN|FAILED|SUCCEEDED)(,(UNKNOWN|FAILED|SUCCEEDED))*)?$"},
+}
+
+// onceLimits are those of the fields of Once.
+var onceLimits = map[string]object{
+	"keep":        {"pattern": `^[1-9][0-9]{0,7}(\.[0-9]{1,9})?s$`},
+	"maxAttempts": {"minimum": 0},
 }
 
 // limit writes the limits of a field into its schema.
@@ -34,22 +42,33 @@ func limit(name string, schema any) {
 	}
 }
 
-// orNull lets a field be null, which is the same as leaving it out, and an enum, which
-// is all that these messages refer to, a number. So does the JSON mapping of proto3.
+// orNull lets a field be null, which is the same as leaving it out, and an enum a number.
+// So does the JSON mapping of proto3.
 func (d *document) orNull(schema any) object {
 	s := schema.(object)
-	name, isEnum := s["$ref"].(string)
-	if !isEnum {
+	name := refOf(s)
+	if name == "" {
 		s["type"] = []any{s["type"], "null"}
 		return s
 	}
-	values := d.Components.Schemas[strings.TrimPrefix(name, refPrefix)]["enum"].([]any)
-	number := object{"type": "integer", "minimum": 0, "maximum": len(values) - 1, "description": "The number of a value in the proto file."}
-	either := object{"anyOf": []any{object{"$ref": name}, number, object{"type": "null"}}}
+	is := []any{object{"$ref": name}}
+	if values, isEnum := d.Components.Schemas[strings.TrimPrefix(name, refPrefix)]["enum"].([]any); isEnum {
+		is = append(is, object{"type": "integer", "minimum": 0, "maximum": len(values) - 1, "description": "The number of a value in the proto file."})
+	}
+	either := object{"anyOf": append(is, object{"type": "null"})}
 	if s["description"] != nil {
 		either["description"] = s["description"]
 	}
 	return either
+}
+
+// refOf is what a schema refers to; empty: nothing.
+func refOf(schema object) string {
+	if all, ok := schema["allOf"].([]any); ok && len(all) == 1 { // what has a description of its own
+		schema, _ = all[0].(object)
+	}
+	name, _ := schema["$ref"].(string)
+	return name
 }
 
 // seconds is the pattern of a time up to so many seconds, from 0.1 s if tenth, else
