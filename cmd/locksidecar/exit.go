@@ -21,6 +21,7 @@ const (
 	exitUnavailable = 69
 	exitNotGot      = 75
 	exitLost        = 76
+	exitExhausted   = 77
 	exitOwnFailure  = 125 // run: anything else that is not CMD's
 	exitCannotExec  = 126
 	exitNotFound    = 127

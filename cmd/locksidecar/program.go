@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -73,6 +74,11 @@ func isText(path string) bool {
 const (
 	// guardVariable: only where the store has guards.
 	guardVariable = "LOCKSIDECAR_GUARD"
+	// These are for a CMD that is run once.
+	attemptVariable      = "LOCKSIDECAR_ATTEMPT"
+	previousVariable     = "LOCKSIDECAR_PREVIOUS"
+	previousNoteVariable = "LOCKSIDECAR_PREVIOUS_NOTE"
+	outcomeGuardVariable = "LOCKSIDECAR_OUTCOME_GUARD"
 	// idsVariable has the lock ids of all runs that one is inside, the innermost last.
 	idsVariable = "LOCKSIDECAR_LOCK_IDS"
 )
@@ -94,12 +100,21 @@ func environment(l *client.Lock, socket string) []string {
 		idsVariable + "=" + strings.Join(append(heldByAncestors(), l.ID), ","),
 		client.SocketEnv + "=" + socket,
 	}
-	drop := []string{guardVariable}
+	drop := []string{guardVariable, attemptVariable, previousVariable, previousNoteVariable, outcomeGuardVariable}
 	for _, flag := range []string{"store", "store-file", "store-password-file"} {
 		drop = append(drop, config.EnvName(flag))
 	}
 	if l.Guard != nil {
 		own = append(own, guardVariable+"="+guardStatement(l.Guard))
+	}
+	if l.Attempt > 0 {
+		own = append(own, attemptVariable+"="+strconv.Itoa(l.Attempt))
+	}
+	if p := l.Previous; p != nil {
+		own = append(own, previousVariable+"="+p.GetState().String(), previousNoteVariable+"="+p.GetNote())
+	}
+	if l.OutcomeGuard != nil {
+		own = append(own, outcomeGuardVariable+"="+guardStatement(l.OutcomeGuard))
 	}
 	var env []string
 	for _, e := range os.Environ() {

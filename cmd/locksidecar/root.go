@@ -66,10 +66,12 @@ func newRoot(io streams) *cobra.Command {
 	root.AddCommand(
 		newServe(io),
 		newRun(io),
+		newOnce(io),
 		newList(io),
 		newGet(io),
 		newWatch(io),
 		newRelease(io),
+		newOutcomes(io),
 		newInfo(io),
 		newHealth(io),
 		newSchema(io),

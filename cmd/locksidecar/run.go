@@ -84,10 +84,15 @@ type runFlags struct {
 	conflict  int
 	command   string
 	verbose   bool
+	once      *onceFlags // nil: it is run
+}
+
+func newRunFlags() *runFlags {
+	return &runFlags{wait: forever, signal: signalFlag(syscall.SIGTERM)}
 }
 
 func newRun(io streams) *cobra.Command {
-	r := &runFlags{wait: forever, signal: signalFlag(syscall.SIGTERM)}
+	r := newRunFlags()
 	cmd := &cobra.Command{
 		Use:         "run [flags] RESOURCE -- CMD [ARG...]",
 		Short:       "Run a program while a lock is held",
@@ -96,9 +101,15 @@ func newRun(io streams) *cobra.Command {
 		Args:        argsBetween(1, 1<<20, "RESOURCE -- CMD [ARG...]"),
 		Annotations: map[string]string{annotationRuns: "CMD"},
 	}
+	cmd.Flags().BoolVar(&r.shared, "shared", false, "share the lock with other shared holders")
+	r.complete(cmd, io)
+	return cmd
+}
+
+// complete adds to cmd what run and once have in common.
+func (r *runFlags) complete(cmd *cobra.Command, io streams) {
 	f := cmd.Flags()
 	f.SetInterspersed(false) // what comes after RESOURCE is CMD's, with or without --
-	f.BoolVar(&r.shared, "shared", false, "share the lock with other shared holders")
 	f.Var(&r.wait, "wait", "how long to wait for the lock, up to 24h; 0s: try once")
 	f.DurationVar(&r.maxHold, "max-hold", 0, "the lock is lost after this time, 100ms to 24h; 0s: never")
 	f.Var(&r.signal, "signal", "the signal that CMD gets first when the lock is lost: TERM, INT, HUP, QUIT, USR1 or USR2")
@@ -122,10 +133,9 @@ func newRun(io streams) *cobra.Command {
 			}
 			return runFront(cmd.Context(), io, io.args)
 		}
-		u := &runner{flags: r, io: io, front: io.front, resource: args[0]}
+		u := &runner{flags: r, io: io, front: io.front, resource: args[0], name: cmd.CommandPath()}
 		return u.run(cmd.Context(), argv)
 	}
-	return cmd
 }
 
 // completeRun offers resources, and then programs and files.
@@ -155,7 +165,7 @@ func (r *runFlags) check(args []string) (argv []string, err error) {
 		}
 		argv = []string{"/bin/sh", "-c", argv[1]}
 	case len(argv) > 0 && strings.HasPrefix(argv[0], "-"):
-		return nil, usage("%s stands after RESOURCE: put flags of run before RESOURCE, and -- before CMD", argv[0])
+		return nil, usage("%s stands after RESOURCE: put flags before RESOURCE, and -- before CMD", argv[0])
 	}
 	if len(argv) == 0 {
 		return nil, usage("something is missing: give RESOURCE -- CMD [ARG...]")
@@ -173,7 +183,7 @@ func (r *runFlags) check(args []string) (argv []string, err error) {
 	case r.conflict < 0 || r.conflict > 255:
 		return nil, usage("--conflict-exit-code is %d: must be 0 to 255", r.conflict)
 	}
-	return argv, nil
+	return argv, r.once.check()
 }
 
 // What a sidecar takes as --max-hold.

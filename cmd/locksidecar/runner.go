@@ -34,6 +34,7 @@ type runner struct {
 	io       streams
 	front    *supervise.Front
 	resource string
+	name     string // of the command, for people
 
 	own    *ownSidecar // nil: there is another
 	socket string
@@ -61,7 +62,7 @@ func (r *runner) run(ctx context.Context, argv []string) (err error) {
 			r.say("stop: %v", stopErr)
 		}
 	}()
-	if err := r.await(ctx, filepath.Base(argv[0])); err != nil {
+	if err := r.await(ctx, filepath.Base(argv[0])); err != nil || r.lock == nil {
 		return err
 	}
 	// Without a terminal, what is sent to our process group does not reach CMD twice.
@@ -98,13 +99,19 @@ func (r *runner) notRun(ctx context.Context, err error) error {
 	is := func(all ...error) bool {
 		return slices.ContainsFunc(all, func(e error) bool { return errors.Is(err, e) })
 	}
+	if done := client.OutcomeOf(err); is(client.ErrAlreadyDone) {
+		r.say("not run: done before: %s", outcomeInWords(done))
+		return nil
+	}
 	err = because(ctx, r.client, err)
 	code := exitOwnFailure
 	switch {
+	case is(client.ErrAttemptsExhausted):
+		code = exitExhausted
 	case is(client.ErrLockHeld, client.ErrWaitTimeout, client.ErrLockLost, client.ErrNotHolder):
 		code = r.flags.conflict
 	case is(client.ErrStoreUnavailable, client.ErrLimitExceeded, client.ErrDraining, client.ErrNoSidecar,
-		client.ErrStreamEnded, client.ErrSessionNotFound, errNoAnswer):
+		client.ErrStreamEnded, client.ErrSessionNotFound, client.ErrUnsupported, errNoAnswer):
 		code = exitUnavailable
 	}
 	return &exitError{code: code, err: fmt.Errorf("not run: %w", err)}
@@ -136,7 +143,9 @@ func (r *runner) await(ctx context.Context, name string) error {
 			if asking.err != nil {
 				return asking.err
 			}
-			r.tell("got the lock on %q after %s, fence %d", r.resource, age(time.Since(began)), r.lock.Fence)
+			if r.lock != nil { // else it was done before
+				r.tell("got the lock on %q after %s, fence %d", r.resource, age(time.Since(began)), r.lock.Fence)
+			}
 			return nil
 		case <-r.front.Gone():
 			_ = asking.stop() // what it has taken ends with the process
@@ -174,7 +183,7 @@ func (r *runner) acquire(ctx context.Context, name string) error {
 		return r.notRun(ctx, err)
 	}
 	r.margin = s.Margin()
-	o := client.AcquireOptions{Mode: client.Exclusive, MaxHold: r.flags.maxHold, Wait: time.Duration(r.flags.wait)}
+	o := client.AcquireOptions{Mode: client.Exclusive, MaxHold: r.flags.maxHold, Wait: time.Duration(r.flags.wait), Once: r.flags.once.wish()}
 	if r.flags.shared {
 		o.Mode = client.Shared
 	}
@@ -289,6 +298,9 @@ func (r *runner) ended(ctx context.Context) error {
 	r.front.Until(0)
 	status := r.cmd.ExitStatus()
 	r.lock.ValidFor() // looks at the clock: we may have been frozen
+	if r.flags.once != nil {
+		return r.concluded(ctx, status)
+	}
 	if lost := r.lock.Err(); lost != nil {
 		return &exitError{code: exitLost, err: fmt.Errorf("%w; CMD ended by itself at that time, with status %d", lost, status)}
 	}
@@ -340,7 +352,7 @@ func (r *runner) end(kill, giveUp time.Duration) []supervise.Survivor {
 
 // say tells people about a failure, tell what happens if they want to know.
 func (r *runner) say(format string, args ...any) {
-	_, _ = fmt.Fprintln(r.io.err, fit("locksidecar run: "+fmt.Sprintf(format, args...)))
+	_, _ = fmt.Fprintln(r.io.err, fit(r.name+": "+fmt.Sprintf(format, args...)))
 }
 
 func (r *runner) tell(format string, args ...any) {
