@@ -30,6 +30,14 @@ func help(t *testing.T, command ...string) string {
 	return string(out)
 }
 
+// path is the subcommand that the docs name so.
+func path(name string) []string {
+	if name == "reset" {
+		return []string{"outcomes", name}
+	}
+	return []string{name}
+}
+
 // flags are those in the help of a subcommand.
 func flags(t *testing.T, command ...string) map[string]bool {
 	t.Helper()
@@ -80,10 +88,10 @@ func TestServeFlags(t *testing.T) {
 
 // The flags of the other subcommands are in their table, each of a command that has it.
 func TestOtherFlags(t *testing.T) {
-	commands := []string{"run", "list", "get", "watch", "release", "info", "health", "version", "schema", "man"}
+	commands := []string{"run", "once", "list", "get", "watch", "release", "outcomes", "reset", "info", "health", "version", "schema", "man"}
 	has := make(map[string]map[string]bool)
 	for _, c := range commands {
-		has[c] = flags(t, c)
+		has[c] = flags(t, path(c)...)
 	}
 	text := section(t, "docs/settings.md", "Other subcommands")
 	documented := make(map[string]bool) // "run --wait"
@@ -120,8 +128,8 @@ var foreign = []string{"grace-period", "force", "set", "unix-socket", "path-as-i
 // No page names a flag that the program does not have.
 func TestFlagsInProse(t *testing.T) {
 	known := make(map[string]bool)
-	for _, c := range []string{"serve", "run", "list", "get", "watch", "release", "info", "health", "version", "schema", "man"} {
-		maps.Copy(known, flags(t, c))
+	for _, c := range []string{"serve", "run", "once", "list", "get", "watch", "release", "outcomes", "reset", "info", "health", "version", "schema", "man"} {
+		maps.Copy(known, flags(t, path(c)...))
 	}
 	for _, f := range append(foreign, "version", "help") {
 		known[f] = true
