@@ -54,6 +54,13 @@ func (t tests) Run() int {
 }
 
 func TestMain(m *testing.M) {
+	if arg := os.Getenv(withdrawEnv); arg != "" { // an app of TestWithdrawals
+		if err := withdraw(arg); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	goleak.VerifyTestMain(testengine.Main(tests{m}),
 		// go-redis, by which the tests see Redis come up again, tries once a second to
 		// reach a server that is away and learns only then that its pool was closed.

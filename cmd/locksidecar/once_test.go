@@ -73,7 +73,13 @@ func TestOnceProgram(t *testing.T) {
 
 // Whatever is killed, the outcome is unknown, and the next attempt is told so.
 func TestOnceKilled(t *testing.T) {
-	store := onStore(t, testengine.Redis, "--ttl", shortTTL.String())
+	for _, kind := range []*testengine.Kind{testengine.Redis, testengine.MariaDB} {
+		t.Run(kind.String(), func(t *testing.T) { onceKilled(t, kind) })
+	}
+}
+
+func onceKilled(t *testing.T, kind *testengine.Kind) {
+	store := onStore(t, kind, "--ttl", shortTTL.String())
 	var sides []*sidecarProgram
 	for range 2 {
 		sides = append(sides, serveProgram(t, store...))
@@ -121,9 +127,11 @@ func TestOnceKilled(t *testing.T) {
 	state("succeeded")
 }
 
-// Without a sidecar: straight to the store.
-func TestOnceOnStore(t *testing.T) {
-	store := onStore(t, testengine.Redis)
+// Without a sidecar: straight to the store, whichever it is.
+func TestOnceOnStore(t *testing.T) { onEach(t, onceOnStore) }
+
+func onceOnStore(t *testing.T, kind *testengine.Kind) {
+	store := onStore(t, kind)
 	args := append(append([]string{"once"}, store...), "job", "--", "sh", "-c", "echo ran")
 	for _, out := range []string{"ran\n", ""} {
 		if got := cli(t, args...); got.code != 0 || got.out != out {

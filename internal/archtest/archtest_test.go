@@ -79,9 +79,9 @@ var house = []room{
 var outsiders = []struct{ library, rooms string }{
 	{"github.com/redis/go-redis", "backends/redislock internal/testengine"},
 	{"github.com/go-zookeeper/zk", "backends/zklock backends/zklock/zksession internal/testengine"},
-	{"github.com/go-sql-driver/mysql", "backends/sqllock/mysql internal/testengine internal/docstest"},
+	{"github.com/go-sql-driver/mysql", "backends/sqllock/mysql internal/testengine internal/docstest cmd/locksidecar"},
 	{"github.com/jackc/pgx/v5", "backends/sqllock/postgres internal/testengine internal/docstest"},
-	{"database/sql", "backends/mysqllock backends/sqllock backends/sqllock/mysql backends/sqllock/postgres backends/mysqllock/rows backends/mysqllock/shedlock internal/testengine internal/docstest"},
+	{"database/sql", "backends/mysqllock backends/sqllock backends/sqllock/mysql backends/sqllock/postgres backends/mysqllock/rows backends/mysqllock/shedlock internal/testengine internal/docstest cmd/locksidecar"},
 	{"google.golang.org/grpc", "api/locksidecar/v1 localapi internal/telemetry cmd/locksidecar"},
 	{"google.golang.org/protobuf", "api/locksidecar/v1 internal/jsonlines localapi client cmd/locksidecar"},
 	{"net/http", "localapi client internal/telemetry cmd/locksidecar internal/docstest"},

@@ -1,0 +1,240 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	_ "github.com/go-sql-driver/mysql"
+
+	"github.com/locksidecar/locksidecar/client"
+	"github.com/locksidecar/locksidecar/internal/testengine"
+)
+
+const (
+	// withdrawEnv makes an app of the test binary: it has the database, a space, the name of the
+	// test's tables, a space, and how many withdrawals there are.
+	withdrawEnv = "WITHDRAWALS_OF_THE_TEST"
+
+	deposit    = 1_000_000_00 // cents
+	apps       = 4
+	crashEvery = time.Second // a sidecar
+)
+
+// cents is what a withdrawal takes from the account.
+func cents(n int) int { return 100 + n%97 }
+
+// Each withdrawal is paid once, to the cent, whatever is killed or stands still: apps
+// before their commit, after it, and between their guard and their commit, for longer
+// than the lock lasts; and sidecars at any time. The outcome is committed with the money,
+// so an app need not ask anybody what became of the attempt before.
+func TestWithdrawals(t *testing.T) {
+	withdrawals := 50
+	if os.Getenv("LOCKSIDECAR_TEST_FULL") != "" {
+		withdrawals = 1000
+	}
+	server := testengine.Shared(t, testengine.MariaDB)
+	dsn := strings.Replace(strings.TrimPrefix(server.URL(), "mysql://"), "@", "@tcp(", 1)
+	dsn = strings.Replace(dsn, "/", ")/", 1)
+	db, err := sql.Open("mysql", dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	tables := "w" + strings.ToLower(namespace(t)[len(t.Name())+1:])
+	for _, q := range []string{
+		"CREATE TABLE " + tables + "_account (balance BIGINT)", "INSERT INTO " + tables + "_account VALUES (?)",
+		"CREATE TABLE " + tables + "_paid (n INT, cents BIGINT)",
+	} {
+		var args []any
+		if strings.Contains(q, "?") {
+			args = append(args, deposit)
+		}
+		if _, err := db.ExecContext(t.Context(), q, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	store := onStore(t, testengine.MariaDB, "--ttl", "1s", "--lost-grace", "50ms")
+	sides := make([]*sidecarProgram, 2)
+	for i := range sides {
+		sides[i] = serveProgram(t, store...)
+	}
+	running := make([]*program, apps)
+	for i := range running {
+		running[i] = startApp(t, sides[i%2], dsn, tables, withdrawals)
+	}
+	left, crashed, began := apps, 0, time.Now()
+	nextCrash := began.Add(crashEvery)
+	for end := began.Add(patience + time.Duration(withdrawals)*time.Second/4); left > 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("in vain: %d apps do not find everything done", left)
+		}
+		for i, p := range running {
+			select {
+			case <-p.exited:
+				if p.code == 0 {
+					left--
+					running[i] = &program{exited: make(chan struct{})}
+					continue
+				}
+				running[i] = startApp(t, sides[i%2], dsn, tables, withdrawals)
+			default:
+			}
+		}
+		if crashed < withdrawals/25 && time.Now().After(nextCrash) {
+			i := crashed % 2
+			crashed++
+			sides[i].signal(syscall.SIGKILL)
+			<-sides[i].exited
+			sides[i] = serveAt(t, sides[i].socket, store...)
+			nextCrash = time.Now().Add(crashEvery)
+		}
+	}
+	t.Logf("%d withdrawals in %s, %d sidecars killed", withdrawals, time.Since(began), crashed)
+	var balance, paid, twice, sum int
+	for q, into := range map[string]*int{
+		"SELECT balance FROM " + tables + "_account":                                                      &balance,
+		"SELECT COUNT(*) FROM " + tables + "_paid":                                                        &paid,
+		"SELECT COALESCE(SUM(cents), 0) FROM " + tables + "_paid":                                         &sum,
+		"SELECT COUNT(*) FROM (SELECT n FROM " + tables + "_paid GROUP BY n HAVING COUNT(*) > 1) AS some": &twice,
+	} {
+		if err := db.QueryRowContext(t.Context(), q).Scan(into); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := 0
+	for n := range withdrawals {
+		want += cents(n)
+	}
+	if paid != withdrawals || twice != 0 || sum != want || balance != deposit-want {
+		t.Errorf("%d withdrawals: %d paid, %d of them more than once, %d cents of %d, and %d are left of %d", withdrawals, paid, twice, sum, want, balance, deposit)
+	}
+	out := cli(t, "outcomes", "--socket", sides[1].socket, "--state", "failed,unknown")
+	if out.code != 0 || out.out != "nothing is recorded\n" {
+		t.Errorf("not done: %+v", out)
+	}
+}
+
+func startApp(t *testing.T, side *sidecarProgram, dsn, tables string, n int) *program {
+	t.Helper()
+	return launch(t, []string{fmt.Sprintf("%s=%s %s %d", withdrawEnv, dsn, tables, n), "LOCKSIDECAR_SOCKET=" + side.socket, "GORACE=atexit_sleep_ms=0"}, os.Args[0])
+}
+
+// withdraw is the app. Its status is 0 when it has found every withdrawal done.
+func withdraw(arg string) error {
+	ctx := context.Background()
+	var dsn, tables string
+	var n int
+	if _, err := fmt.Sscan(arg, &dsn, &tables, &n); err != nil {
+		return err
+	}
+	db, err := sql.Open("mysql", dsn)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	c, err := client.Dial(ctx, "")
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	s, err := c.OpenSession(ctx, client.SessionOptions{Name: filepath.Base(os.Args[0])})
+	if err != nil {
+		return err
+	}
+	todo := rand.Perm(n)
+	for len(todo) > 0 && s.Err() == nil {
+		var again []int
+		for _, i := range todo {
+			l, err := s.Acquire(ctx, fmt.Sprintf("withdrawals/%d", i), client.AcquireOptions{
+				Wait: client.NoWait, MaxHold: 200 * time.Millisecond, Once: &client.Once{},
+			})
+			if err == nil {
+				if err = pay(ctx, db, l, tables, i); err == nil {
+					err = l.Conclude(ctx, client.Succeeded, "")
+				} else {
+					err = errors.Join(err, l.Conclude(ctx, client.Failed, ""))
+				}
+			}
+			if err != nil && !errors.Is(err, client.ErrAlreadyDone) {
+				again = append(again, i)
+			}
+		}
+		todo = again
+		time.Sleep(10 * time.Millisecond)
+	}
+	return s.Err()
+}
+
+// pay moves the money and says in the same transaction that it has. On the first
+// attempt some things go wrong.
+func pay(ctx context.Context, db *sql.DB, l *client.Lock, tables string, n int) error {
+	wrong := func(at int) bool { return n%50 == at && l.Attempt == 1 }
+	if wrong(11) {
+		standStill()
+		awaitPaid(ctx, db, tables, n)
+	}
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }()
+	if _, err := tx.ExecContext(ctx, "INSERT INTO "+tables+"_paid VALUES (?, ?)", n, cents(n)); err != nil {
+		return err
+	}
+	args := make([]any, len(l.OutcomeGuard.Args))
+	for i, a := range l.OutcomeGuard.Args {
+		args[i] = a
+	}
+	done, err := tx.ExecContext(ctx, l.OutcomeGuard.SQL, args...)
+	if err != nil {
+		return err
+	}
+	if rows, err := done.RowsAffected(); err != nil || rows != 1 {
+		return errors.Join(err, errors.New("somebody else has begun"))
+	}
+	switch {
+	case wrong(23):
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	case wrong(31):
+		standStill()
+	}
+	if _, err := tx.ExecContext(ctx, "UPDATE "+tables+"_account SET balance=balance-?", cents(n)); err != nil {
+		return err
+	}
+	if err := tx.Commit(); err != nil {
+		return err
+	}
+	if wrong(37) {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	}
+	return nil
+}
+
+// awaitPaid stands still until somebody else has paid.
+func awaitPaid(ctx context.Context, db *sql.DB, tables string, n int) {
+	for end := time.Now().Add(patience / 3); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		var paid int
+		if db.QueryRowContext(ctx, "SELECT COUNT(*) FROM "+tables+"_paid WHERE n=?", n).Scan(&paid) != nil || paid > 0 {
+			return
+		}
+	}
+}
+
+// standStill stops this process for longer than its lock lasts.
+func standStill() {
+	wake := exec.Command("sh", "-c", "sleep 1; kill -CONT $0", fmt.Sprint(os.Getpid())) //nolint:gosec,noctx // of this test
+	if wake.Start() == nil {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+		_ = wake.Wait()
+	}
+}
