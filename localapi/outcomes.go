@@ -2,6 +2,7 @@ package localapi
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"strings"
 	"time"
@@ -125,7 +126,7 @@ func outcomeTo(o session.Outcome, now time.Time) *pb.Outcome {
 // explainRefused tells what was found in place of a grant.
 func explainRefused(e *outcome.RefusedError) *apiError {
 	a := &apiError{reason: reasonDone, message: strconv.Quote(e.Resource) + " was done before"}
-	if e.Cause == outcome.ErrAttemptsExhausted { //nolint:errorlint // one of two
+	if errors.Is(e, outcome.ErrAttemptsExhausted) {
 		a.reason, a.message = reasonExhausted, strconv.Quote(e.Resource)+" was tried as often as it may be"
 	}
 	o := e.Found

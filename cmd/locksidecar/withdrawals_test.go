@@ -232,7 +232,7 @@ func awaitPaid(ctx context.Context, db *sql.DB, tables string, n int) {
 
 // standStill stops this process for longer than its lock lasts.
 func standStill() {
-	wake := exec.Command("sh", "-c", "sleep 1; kill -CONT $0", fmt.Sprint(os.Getpid())) //nolint:gosec,noctx // of this test
+	wake := exec.Command("sh", "-c", "sleep 1; kill -CONT $0", fmt.Sprint(os.Getpid()))
 	if wake.Start() == nil {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
 		_ = wake.Wait()

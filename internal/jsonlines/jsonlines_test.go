@@ -41,6 +41,12 @@ var unusual = []string{
 	`{"requestId":"1","watchLocks":{"interval":"0.2s"}}`,
 	`{"requestId":"1","forceRelease":{"resource":"r","lockId":"l","grace":"0s"}}`,
 	`{"requestId":"1","getInfo":{}}`,
+	`{"requestId":"1","acquire":{"resource":"r","wait":"0s","once":{"keep":"3600s","maxAttempts":3}},"traceparent":"t"}`,
+	`{"requestId":"1","acquire":{"resource":"r","once":{}}}`,
+	`{"requestId":"1","release":{"lockId":"l","requestId":"q","outcome":"SUCCEEDED","note":"n"}}`,
+	`{"requestId":"1","release":{"lockId":"l","note":"n"}}`,
+	`{"requestId":"1","listOutcomes":{"prefix":"w/","states":"FAILED"}}`,
+	`{"requestId":"1","resetOutcome":{"resource":"r"}}`,
 }
 
 // wrong are lines that are no request.
@@ -125,12 +131,17 @@ func responses() []*pb.SessionResponse {
 	guarded, odd := grant(), grant()
 	guarded.Guard = &pb.Guard{Dialect: "mysql", Sql: "UPDATE x SET y = ? WHERE z = ?", Args: []string{"1", "b"}}
 	odd.Resource, odd.Mode, odd.Fence = "\x00\x1f\"\\\b\f\n\r\t\x7f<&>ä€😀\u2028", pb.Mode(7), math.MinInt64
+	first, later := grant(), grant()
+	first.Attempt, first.OutcomeGuard = new(int32), guarded.Guard
+	later.Previous = &pb.Outcome{Resource: "r", State: pb.OutcomeState_FAILED, Attempt: 2, Note: "n", Metadata: map[string]string{"k": "v"}}
 	odd.ValidFor, odd.Guard = &durationpb.Duration{Seconds: -3, Nanos: -500_000_000}, &pb.Guard{}
 	return []*pb.SessionResponse{
 		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: grant()}},
 		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: guarded}},
 		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: odd}},
 		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: &pb.Grant{}}},
+		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: first}},
+		{RequestId: "2", Response: &pb.SessionResponse_Downgraded{Downgraded: later}},
 		{RequestId: "2", Response: &pb.SessionResponse_Downgraded{Downgraded: grant()}},
 		{RequestId: "3", Response: &pb.SessionResponse_Released{Released: &pb.ReleaseResponse{Count: 2}}},
 		{RequestId: "3", Response: &pb.SessionResponse_Released{Released: &pb.ReleaseResponse{}}},
