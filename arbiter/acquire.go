@@ -10,10 +10,6 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// tryTime is how long a try that is refused waits for a hold that another sidecar may
-// have parked: it lets go as soon as it hears that somebody waits.
-const tryTime = 100 * time.Millisecond
-
 // askTime bounds how long it takes to learn who was in the way.
 const askTime = time.Second
 
@@ -223,55 +219,12 @@ func (l *Lease) granted(c *cohort, g lock.Grant) {
 
 // ask asks the store.
 func (l *Lease) ask(ctx context.Context, q lock.Request) (lock.Grant, error) {
-	try := q.Try
 	g, err := l.inner.Acquire(ctx, q)
-	held, refused := refusal(err)
-	if refused && try && l.mayBeParked(held.Status) {
-		soon, cancel := context.WithTimeout(ctx, tryTime)
-		defer cancel()
-		q.Try = false
-		g, err = l.inner.Acquire(soon, q)
-		if held, refused = refusal(err); refused && ctx.Err() == nil {
-			l.inUse(held.Status)
-		}
-	}
-	if refused {
-		if try && ctx.Err() == nil {
-			held.Cause, held.Position = lock.ErrHeld, 0
-		}
+	var held *lock.HeldError
+	if errors.As(err, &held) {
 		l.b.explain(&held.Status)
 	}
 	return g, err
-}
-
-func refusal(err error) (*lock.HeldError, bool) {
-	var held *lock.HeldError
-	ok := errors.As(err, &held)
-	return held, ok
-}
-
-// mayBeParked tells whether the holders may be other sidecars that have it for nobody.
-func (l *Lease) mayBeParked(st lock.Status) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	now := l.now()
-	for _, h := range st.Holders {
-		if !h.Cohort || l.stores[h.ID] != nil || l.used.has(string(h.ID), now) {
-			return false
-		}
-	}
-	return len(st.Holders) > 0
-}
-
-// inUse notes holds that were not let go when somebody waited: who is told of that once does
-// not park the hold again.
-func (l *Lease) inUse(st lock.Status) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	now := l.now()
-	for _, h := range st.Holders {
-		l.used.add(string(h.ID), now)
-	}
 }
 
 // direct asks the store for one app alone. l.mu is held, and not any more when it

@@ -130,7 +130,7 @@ func (b *Backend) explain(st *lock.Status) {
 		h := &st.Holders[i]
 		switch t := h.Owner.Turn; {
 		case t == nil:
-		case t.LockID == "":
+		case h.Owner.Parked():
 			h.Parked, h.Owner = true, lock.Owner{}
 		default:
 			h.ID, h.Fence, h.Age = t.LockID, h.Fence+t.Fences, max(0, h.Age-t.Later)
@@ -172,7 +172,7 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 	}
 	for _, h := range st.Holders {
 		switch t := h.Owner.Turn; {
-		case t == nil || t.LockID == "":
+		case t == nil || h.Owner.Parked():
 		case t.LockID == id:
 			return b.Backend.ForceRelease(ctx, r, h.ID, grace)
 		case h.ID == id: // who had it first has it no more

@@ -302,7 +302,7 @@ func TestTryOfWhatIsUsedElsewhere(t *testing.T) {
 	inHouse(t, func(h *house) {
 		a, b := h.side(Options{Turns: 9}), h.side(Options{Turns: 9})
 		g := a.take(exclusive())
-		for _, want := range []time.Duration{tryTime, 0, 0} {
+		for _, want := range []time.Duration{100 * time.Millisecond, 0, 0} {
 			before := h.clock()
 			_, err := b.Acquire(h.Context(), try(exclusive()))
 			var held *lock.HeldError
@@ -323,22 +323,31 @@ func TestTryOfWhatIsUsedElsewhere(t *testing.T) {
 	})
 }
 
-// A try has what is parked elsewhere as soon as the news of it are there.
+// A try has what is parked elsewhere as soon as the news of it are there, also where it comes
+// from a sidecar that answers nothing by itself.
 func TestTryOfWhatIsParkedElsewhere(t *testing.T) {
 	inHouse(t, func(h *house) {
 		a, b := h.side(Options{Turns: 9, Park: time.Hour}), h.side(Options{Turns: 9})
-		a.give(a.take(exclusive()))
-		a.give(a.take(exclusive()))
-		if a.b.Stats().Parked != 1 {
-			t.Error("nothing is parked")
+		off, err := New(h.store, Options{Clock: h.clock}).OpenLease(h.Context(), lock.LeaseOptions{TTL: ttl})
+		if err != nil {
+			t.Fatal(err)
 		}
-		before := h.clock()
-		b.give(b.take(try(exclusive())))
-		if took := h.clock() - before; took != 0 {
-			t.Errorf("it took %v", took)
+		for name, l := range map[string]lock.Lease{"with an arbiter": b, "without": off} {
+			a.parks()
+			before := h.clock()
+			g, err := l.Acquire(h.Context(), try(exclusive()))
+			if took := h.clock() - before; err != nil || took != 0 {
+				t.Fatalf("%s: %v after %v", name, err, took)
+			}
+			if err := l.Release(h.Context(), "r", g.ID); err != nil {
+				t.Error(err)
+			}
 		}
 		a.close()
 		b.close()
+		if err := off.Close(h.Context()); err != nil {
+			t.Error(err)
+		}
 	})
 }
 

@@ -14,12 +14,8 @@ import (
 // news that somebody else waits may be lost.
 const maxAge = 3 * time.Second
 
-const (
-	// comesBack is how soon a resource must be asked for again to be parked.
-	comesBack = time.Second
-	// staysUsed is how long a hold of another sidecar is known not to be parked.
-	staysUsed = time.Minute
-)
+// comesBack is how soon a resource must be asked for again to be parked.
+const comesBack = time.Second
 
 // Lease implements lock.Lease over that of a store.
 type Lease struct {
@@ -46,7 +42,6 @@ type Lease struct {
 	unsure  map[lock.HoldID]struct{} // that went to the store by themselves, and had no answer
 	idle    int                      // cohorts that are parked
 	recent  recent                   // resources that were released
-	used    recent                   // holds of other sidecars that are not parked
 }
 
 var _ lock.Prompt = (*Lease)(nil)
@@ -61,7 +56,6 @@ func start(ctx context.Context, b *Backend, inner lock.Lease, o lock.LeaseOption
 		lines:   make(map[lock.Resource][]*cohort),
 		unsure:  make(map[lock.HoldID]struct{}),
 		recent:  recent{window: comesBack},
-		used:    recent{window: staysUsed},
 	}
 	l.ctx, l.stop = context.WithCancel(context.WithoutCancel(ctx))
 	l.tasks.Go(l.pump)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/lock"
@@ -108,6 +109,59 @@ func TestPlaceBehindOthers(t *testing.T) {
 		b.give(other.g)
 		h.granted(other, first)(other, first)
 		a.give(first.g)
+		a.close()
+		b.close()
+	})
+}
+
+// unheard gets no push that somebody stands behind a hold.
+type unheard struct{ leasekit.Driver }
+
+func (d unheard) Describe(ctx context.Context, r leasekit.Ref, owner string) error {
+	return d.Driver.(leasekit.Teller).Describe(ctx, r, owner)
+}
+
+func (d unheard) Listen(ctx context.Context, push func(leasekit.Push)) {
+	d.Driver.Listen(ctx, func(p leasekit.Push) {
+		if p.Kind != leasekit.Contended {
+			push(p)
+		}
+	})
+}
+
+// unheardOf opens a lease with an arbiter that gets no such push.
+func (h *house) unheardOf(o Options) *side {
+	h.Helper()
+	o.Clock = h.clock
+	w := &way{}
+	inner, err := h.store.OpenThrough(h.Context(), lock.LeaseOptions{TTL: ttl}, h.clock, func(d leasekit.Driver) leasekit.Driver { return unheard{d} })
+	if err != nil {
+		h.Fatal(err)
+	}
+	w.Lease = inner
+	s := &side{h: h, Lease: start(h.Context(), New(h.store, o), w, lock.LeaseOptions{TTL: ttl}), way: w, done: make(chan struct{})}
+	go func() {
+		defer close(s.done)
+		for range s.Events() {
+		}
+	}()
+	return s
+}
+
+// Where the news of a try is lost, what the store shows as parked is waited for longer than
+// what may be in use.
+func TestTryOfWhatIsSeenToBeParked(t *testing.T) {
+	inHouse(t, func(h *house) {
+		const park = 450 * time.Millisecond
+		a, b := h.unheardOf(Options{Turns: 9, Park: park}), h.side(Options{Turns: 9})
+		a.parks()
+		before := h.clock()
+		time.Sleep(2 * shownAfter)
+		g, err := b.Acquire(h.Context(), try(exclusive()))
+		if took := h.clock() - before; err != nil || took != park {
+			t.Fatalf("%v after %v", err, took)
+		}
+		b.give(g)
 		a.close()
 		b.close()
 	})

@@ -24,6 +24,9 @@ type Turn struct {
 	Later  time.Duration `json:"later,omitempty"`  // how long after the store's grant it was handed on
 }
 
+// Parked reports whether the store was told that no app has the hold of a Cohort.
+func (o Owner) Parked() bool { return o.Turn != nil && o.Turn.LockID == "" }
+
 // Encode gives the form in which an owner is kept in a store. It is made once a
 // session and not once a request.
 func (o Owner) Encode() string {

@@ -14,10 +14,10 @@ import (
 // that does not answer: less than TTL/3, too.
 const giveUpTime = time.Second
 
-// Acquire implements lock.Lease.
+// acquire is Acquire, but for what a try waits for.
 //
 // Model: failover.ASK.
-func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
+func (l *Lease) acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
 	e, err := l.begin(Ref{q.Resource, q.ID}, q.Mode)
 	for ; err == nil; err = l.again(e) {
 		l.trip(ctx)

@@ -65,6 +65,8 @@ type Lease struct {
 
 	strays   map[lock.HoldID]Ref // that only the store has, to be released
 	tidyBell chan struct{}       // has a value when there may be some
+
+	used, usedBefore map[lock.HoldID]struct{} // holds of other sidecars that are not parked; nil: none
 }
 
 var (

@@ -2,6 +2,7 @@ package sqllock
 
 import (
 	"context"
+	"encoding/hex"
 	"strings"
 	"time"
 
@@ -13,17 +14,48 @@ import (
 // know when a request of another lease stands behind them.
 //
 // Whoever puts a waiter into the queue reads on the way whether who is in front has a
-// cohort, and rings the bell of that lease, which then looks for all who stand behind
-// something of it. So does each of its heartbeats. Leases without a cohort ring, look
-// and send nothing for that.
+// cohort, notes in a hold that it is wanted, and rings the bell of that lease, which then
+// looks for its holds that are wanted, and for all who stand behind something of it. So does
+// each of its heartbeats. The note stays when the waiter has left: so a try, too, gets a hold
+// that nobody has. Leases without a cohort note, ring, look and send nothing for that.
 
-// forSeveral ends the owner of a request that has a cohort.
-const forSeveral = "\x00c"
+// What ends the owner of a request that has a cohort. Of a hold it is wanted as soon as a
+// request of another lease has stood behind it.
+const forSeveral, wanted = "\x00c", "\x00b"
+
+// What severalText gives.
+const (
+	hasCohort = 1
+	isWanted  = 2
+)
 
 // severalText tells whether a column with an owner ends so.
 func (q *statements) severalText(column string) string {
-	end := strings.ReplaceAll(q.w.Unhex, "?", "'0063'")
-	return "CASE WHEN SUBSTRING(" + column + ", LENGTH(" + column + ")-1)=" + end + " THEN 1 ELSE 0 END"
+	end := strings.NewReplacer("{c}", q.bytes(forSeveral), "{w}", q.bytes(wanted), "{end}", "SUBSTRING("+column+", LENGTH("+column+")-1)")
+	return end.Replace("CASE WHEN {end}={c} THEN 1 WHEN {end}={w} THEN 2 ELSE 0 END")
+}
+
+// wantedText gives a column with the owner of a cohort, as it is when it is wanted.
+func (q *statements) wantedText(column string) string {
+	return q.w.Join("SUBSTRING("+column+", 1, LENGTH("+column+")-2)", q.bytes(wanted))
+}
+
+// describedText puts another owner into such a column.
+func (q *statements) describedText(column string) string {
+	return q.w.Join("?", "SUBSTRING("+column+", LENGTH("+column+")-1)")
+}
+
+// bytes is a literal.
+func (q *statements) bytes(text string) string {
+	return strings.ReplaceAll(q.w.Unhex, "?", "'"+hex.EncodeToString([]byte(text))+"'")
+}
+
+// cutSeveral gives an owner, and whether it is that of a cohort.
+func cutSeveral(text string) (owner string, several bool) {
+	if owner, several = strings.CutSuffix(text, forSeveral); !several {
+		owner, several = strings.CutSuffix(text, wanted)
+	}
+	return owner, several
 }
 
 const (
@@ -89,7 +121,7 @@ func (l *lease) Guards(q lock.Request) bool { return l.b.guards(q.Guard) }
 
 // Describe implements leasekit.Teller.
 func (l *lease) Describe(ctx context.Context, r leasekit.Ref, owner string) error {
-	q, args := l.b.sql, []any{[]byte(owner + forSeveral), []byte(r.Resource), []byte(r.ID), []byte(l.id)}
+	q, args := l.b.sql, []any{[]byte(owner), []byte(r.Resource), []byte(r.ID), []byte(l.id)}
 	res, err := l.b.pool.Do(ctx, "describe",
 		Statement{SQL: q.describeX, Args: args, Count: true}, Statement{SQL: q.describeS, Args: args, Count: true})
 	switch {
@@ -129,6 +161,9 @@ func (s *state) contend(e *entry) {
 func (s *state) stands(e, front *entry) {
 	if m := front.Value; m.several && m.lease != e.Value.lease {
 		s.contended = append(s.contended, contended{m.lease, front.ID})
+		if front == s.x && !m.wanted {
+			s.wantX, front.Value.wanted = string(front.ID), true
+		}
 	}
 }
 
@@ -138,12 +173,14 @@ type contended struct {
 	id    lock.HoldID
 }
 
-// readers are those who share a resource and have cohorts, as the statement of that name gives
-// them, in front of who has made it necessary to know.
-func (s *state) readers(rows []Row) {
+// readers are those who share a resource, have cohorts and are not wanted, as the statement of
+// that name gives them, in front of who has made it necessary to know. It gives their ids.
+func (s *state) readers(rows []Row) (ids [][]byte) {
 	for _, r := range rows {
 		if lease := r.Text(1); lease != s.crowdOf {
 			s.contended = append(s.contended, contended{lease, lock.HoldID(r.Text(0))})
+			ids = append(ids, []byte(r.Text(0)))
 		}
 	}
+	return ids
 }

@@ -53,6 +53,8 @@ type Words struct {
 	ReadOnly string                   // {readonly}: true where the server takes no writes
 	Unhex    string                   // bytes of an argument with hexadecimal digits, such as UNHEX(?)
 
+	Join func(a, b string) string // bytes, one behind the other
+
 	// LateReads: an UPDATE that has waited for its row reads other tables, in a correlated
 	// subquery, as they are after that.
 	LateReads bool

@@ -28,6 +28,7 @@ type member struct {
 	fence   int64  // of a hold
 	place   place
 	several bool // it has a cohort
+	wanted  bool // the row says that a request of another lease has stood behind it
 }
 
 type entry = queue.Entry[member]
@@ -104,6 +105,7 @@ type changes struct {
 	granted   []*entry // that have waited
 	told      []string // leases that have to look
 	contended []contended
+	wantX     string // the id on the row, which is wanted from now on; "": it was, or is not
 	crowdOf   string // the lease of a waiter behind several who share; "": there is none
 	events    []event
 	more      bool // what can be granted was not all seen

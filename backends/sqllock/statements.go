@@ -28,9 +28,9 @@ type statements struct {
 	moveX, setX                       string
 	addHolds, addWaits, addNotes      string
 
-	describeX, describeS, readers, behind string
+	describeX, describeS, readers, behind, wantX string
 
-	lookUp, lockHolds, moveHolds, delHolds, delWaits, delNotes listed
+	lookUp, lockHolds, moveHolds, delHolds, delWaits, delNotes, wantS listed
 
 	heldWaits, heldRows, heldHolds                   string
 	alive, notesOf                                   string
@@ -180,18 +180,22 @@ func newStatements(w Words) *statements {
 	q.setX = t("UPDATE {lock} SET fence=?, x_id=?, x_lease=?, x_owner=?, x_since={now}, x_shared=0, crowd=? WHERE name=?")
 	q.moveX = t("UPDATE {lock} SET fence=?, x_id=?, x_lease=?, x_owner=(SELECT owner FROM {queue} WHERE name=? AND id=?), x_since={now}, x_shared=0, crowd=? WHERE name=?")
 
-	q.describeX = t("UPDATE {lock} SET x_owner=? WHERE name=? AND x_id=? AND x_lease=?")
-	q.describeS = t("UPDATE {hold} SET owner=? WHERE name=? AND id=? AND lease=?")
-	q.readers = t("SELECT id, lease FROM {hold} WHERE name=? AND "+q.severalText("owner")+"=1 LIMIT", strconv.Itoa(brief))
+	q.describeX = t("UPDATE {lock} SET x_owner=" + q.describedText("x_owner") + " WHERE name=? AND x_id=? AND x_lease=?")
+	q.describeS = t("UPDATE {hold} SET owner=" + q.describedText("owner") + " WHERE name=? AND id=? AND lease=?")
+	q.wantX = t("UPDATE {lock} SET x_owner=" + q.wantedText("x_owner") + " WHERE name=? AND x_id=?")
+	q.wantS = l("UPDATE {hold} SET owner=" + q.wantedText("owner") + " WHERE name=?n AND id IN (?ids)")
+	q.readers = t("SELECT id, lease FROM {hold} WHERE name=? AND "+q.severalText("owner")+"="+strconv.Itoa(hasCohort), "LIMIT", strconv.Itoa(brief))
 	// Who is next to what a lease has: what stands further back is told to that one.
 	follower := func(of, behind string) string {
 		return "(SELECT q.lease FROM {queue} q WHERE q.name=" + of + ".name" + behind + " ORDER BY q.seq LIMIT 1) AS follower"
 	}
 	some := strconv.Itoa(counted)
-	q.behind = t("SELECT name, id FROM (SELECT l.name, l.id,", follower("l", ""), "FROM (SELECT name, x_id AS id FROM {lock} WHERE x_lease=? LIMIT", some+") l",
-		"UNION ALL SELECT h.name, h.id,", follower("h", ""), "FROM (SELECT name, id FROM {hold} WHERE lease=? LIMIT", some+") h",
-		"UNION ALL SELECT w.name, w.id,", follower("w", " AND q.seq>w.seq"), "FROM (SELECT name, id, seq FROM {queue} WHERE lease=? LIMIT", some+") w",
-		") t WHERE follower<>? LIMIT", strconv.Itoa(behindAtATime))
+	q.behind = t("SELECT name, id FROM (SELECT l.name, l.id, l.several,", follower("l", ""),
+		"FROM (SELECT name, x_id AS id,", q.severalText("x_owner"), "AS several FROM {lock} WHERE x_lease=? LIMIT", some+") l",
+		"UNION ALL SELECT h.name, h.id, h.several,", follower("h", ""),
+		"FROM (SELECT name, id,", q.severalText("owner"), "AS several FROM {hold} WHERE lease=? LIMIT", some+") h",
+		"UNION ALL SELECT w.name, w.id, 0,", follower("w", " AND q.seq>w.seq"), "FROM (SELECT name, id, seq FROM {queue} WHERE lease=? LIMIT", some+") w",
+		") t WHERE several="+strconv.Itoa(isWanted), "OR follower<>? LIMIT", strconv.Itoa(behindAtATime))
 
 	// Who waits comes first: who is granted meanwhile is then seen twice, and not missed.
 	q.heldWaits = t("SELECT name, id, seq FROM {queue} WHERE lease=? AND name>=? AND NOT (name=? AND seq<=?) ORDER BY name, seq LIMIT ?")

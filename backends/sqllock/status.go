@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -83,7 +82,7 @@ func (b *Backend) statuses(ctx context.Context, names [][]byte) ([]lock.Status, 
 
 // holding reads a row of the statements status and brief.
 func holding(r Row) lock.Holding {
-	owner, several := strings.CutSuffix(r.Text(6), forSeveral)
+	owner, several := cutSeveral(r.Text(6))
 	return lock.Holding{
 		ID: lock.HoldID(r.Text(2)), Mode: lock.Mode(r.Int(3)), Fence: lock.FenceOf(r.Int(4)), //nolint:gosec // 1 or 2
 		Lease: lock.LeaseID(r.Text(5)), Owner: lock.DecodeOwner(owner), Sidecar: r.Text(7),

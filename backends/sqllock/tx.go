@@ -66,14 +66,17 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op, w
 		s.apply(o)
 	}
 	batch := b.writing(name, s)
-	if s.crowdOf != "" {
-		batch = append(batch, Statement{SQL: b.sql.readers, Args: []any{[]byte(name)}})
+	if s.crowdOf != "" { // one trip more
+		if res, err = c.Do(ctx, command, append(batch, Statement{SQL: b.sql.readers, Args: []any{[]byte(name)}})...); err != nil {
+			return nil, nil, err
+		}
+		batch = nil
+		if ids := s.readers(res[len(res)-1].Rows); len(ids) > 0 {
+			batch = append(batch, b.sql.wantS.with([]byte(name), ids, nil, 0))
+		}
 	}
-	if res, err = c.Do(ctx, command, append(batch, Statement{SQL: "COMMIT"})...); err != nil {
+	if _, err = c.Do(ctx, command, append(batch, Statement{SQL: "COMMIT"})...); err != nil {
 		return nil, nil, err
-	}
-	if s.crowdOf != "" {
-		s.readers(res[len(batch)-1].Rows)
 	}
 	return s, later, nil
 }
@@ -154,7 +157,7 @@ func loaded(res []Result, step int) *state {
 		if xShared {
 			room = queue.Unlimited
 		}
-		m := member{lease: xLease, fence: s.fence, place: onRow, several: row.Bool(6)}
+		m := member{lease: xLease, fence: s.fence, place: onRow, several: row.Bool(6), wanted: row.Int(6) == isWanted}
 		if s.lives(xLease) {
 			s.x = s.put(xID, m, room)
 			s.xWas = s.x
@@ -257,6 +260,9 @@ func (b *Backend) writing(name lock.Resource, s *state) []Statement {
 		batch = append(batch, q.delHolds.with(n, texts(s.goneHolds), nil, 0))
 	}
 	batch = append(batch, b.writingRow(n, s)...)
+	if s.wantX != "" {
+		add(q.wantX, n, []byte(s.wantX))
+	}
 	if e := s.x; e != nil && e.Value.place == inQueue {
 		moved = append(moved, []byte(e.ID))
 	}

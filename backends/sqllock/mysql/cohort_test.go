@@ -295,6 +295,56 @@ func standsBehind(t *testing.T, s testengine.Server, m lock.Mode, deaf bool) {
 	}
 }
 
+// Who has left the queue was there: a heartbeat tells it, also when the bell was lost and the hold was
+// described since. So a try, which leaves soon, finds what is parked free the next time.
+func TestWhoHasStoodBehindIsTold(t *testing.T) {
+	eachKind(t, func(t *testing.T, s testengine.Server) {
+		b, err := sqllock.Open(unheard{New(mustParse(t, s.URL()), nil)}, sqllock.Options{Migrate: true, FailoverGrace: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = b.Close() })
+		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close(context.Background()) })
+		_, other := sidecar(t, s.URL(), time.Minute)
+		for _, m := range []lock.Mode{lock.Exclusive, lock.Shared} {
+			q := exclusive(unique("stood"))
+			q.Mode, q.Cohort = m, several{}
+			if _, err := l.Acquire(t.Context(), q); err != nil {
+				t.Fatal(err)
+			}
+			try := exclusive(q.Resource)
+			try.Try = true
+			if _, err := other.Acquire(t.Context(), try); !errors.Is(err, lock.ErrHeld) {
+				t.Fatalf("a try: %v", err)
+			}
+			if err := l.(lock.Contender).Describe(t.Context(), q.Resource, q.ID, lock.Owner{PID: 7}.Encode()); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := l.Heartbeat(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case e := <-l.Events():
+				if e.Kind != lock.Contended || e.ID != q.ID {
+					t.Errorf("told %+v", e)
+				}
+			case <-time.After(10 * time.Second):
+				t.Errorf("%s: nobody was told", m)
+			}
+			if st, err := b.Get(t.Context(), q.Resource); err != nil || len(st.Holders) != 1 || len(st.Waiters) != 0 || st.Holders[0].Owner.PID != 7 || !st.Holders[0].Cohort {
+				t.Errorf("%+v, %v", st, err)
+			}
+			if err := l.Release(t.Context(), q.Resource, q.ID); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
 // What a list says of a hold that was handed on stands there also where readers share it.
 func TestDescribe(t *testing.T) {
 	eachKind(t, func(t *testing.T, s testengine.Server) {

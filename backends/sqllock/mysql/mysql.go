@@ -48,6 +48,7 @@ func (d *Dialect) Words() sqllock.Words {
 			"{small}", "TINYINT", "{number}", "BIGINT NOT NULL AUTO_INCREMENT",
 			"{rewritten}", "ENGINE=InnoDB", "{passing}", "ENGINE=InnoDB", "{lasting}", "ENGINE=InnoDB",
 		},
+		Join:      func(a, b string) string { return "CONCAT(" + a + ", " + b + ")" },
 		LateReads: true, // InnoDB makes a read view with the first read that needs one
 		// Without AUTO_INCREMENT in the table the answer has what LAST_INSERT_ID was given.
 		InsertNew: func(into string) string { return "INSERT IGNORE INTO " + into },

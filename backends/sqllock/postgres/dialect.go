@@ -78,6 +78,7 @@ func (d *Dialect) Words() sqllock.Words {
 		Unhex:     "decode(?, 'hex')",
 		Schema:    d.schemaWords(),
 		Index:     d.index,
+		Join:      func(a, b string) string { return "(" + a + " || " + b + ")" },
 		InsertNew: func(into string) string { return "INSERT INTO " + into + " ON CONFLICT DO NOTHING" },
 		Returning: func(expr, column string) (value, tail string) { return expr, " RETURNING " + column },
 	}
