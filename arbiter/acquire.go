@@ -61,6 +61,8 @@ func (l *Lease) enter(q *lock.Request) (*member, error) {
 		}
 		c = l.newCohort(q.ID, &member{id: q.ID, resource: q.Resource, mode: q.Mode, owner: q.Owner}, len(l.lines[q.Resource]))
 		c.try, c.returned = q.Try, l.recent.has(string(q.Resource), now)
+		c.single = l.costly && !c.returned && len(l.lines[q.Resource]) == 1
+		c.closed = c.single
 	}
 	m := new(member)
 	if c.id == q.ID {
@@ -155,7 +157,10 @@ func (l *Lease) part(ctx context.Context, m *member) error {
 func (l *Lease) lead(ctx context.Context, m *member) error {
 	c := m.cohort
 	c.leader = m
-	q := lock.Request{ID: c.id, Resource: c.resource, Mode: c.mode, Owner: c.owner, Try: c.try, Guard: lock.WithoutGuard, Cohort: c}
+	q := lock.Request{ID: c.id, Resource: c.resource, Mode: c.mode, Owner: c.owner, Try: c.try, Guard: lock.WithoutGuard}
+	if !c.single {
+		q.Cohort = c
+	}
 	l.mu.Unlock()
 	g, err := l.ask(ctx, q)
 	l.mu.Lock()
@@ -220,11 +225,40 @@ func (l *Lease) granted(c *cohort, g lock.Grant) {
 // ask asks the store.
 func (l *Lease) ask(ctx context.Context, q lock.Request) (lock.Grant, error) {
 	g, err := l.inner.Acquire(ctx, q)
+	for n := 0; n < 2 && errors.Is(err, lock.ErrLimit) && l.makeRoom(ctx); n++ {
+		g, err = l.inner.Acquire(ctx, q)
+	}
 	var held *lock.HeldError
 	if errors.As(err, &held) {
 		l.b.explain(&held.Status)
 	}
 	return g, err
+}
+
+// makeRoom releases what nobody has, and tells whether there was any.
+func (l *Lease) makeRoom(ctx context.Context) bool {
+	l.mu.Lock()
+	var overs []<-chan struct{}
+	for _, c := range l.stores {
+		if c.state == parked {
+			l.leave(c)
+		}
+		if c.state == leaving {
+			overs = append(overs, l.over(c))
+		}
+	}
+	l.mu.Unlock()
+	if len(overs) > 0 {
+		lock.Blocking(ctx)
+	}
+	for _, over := range overs {
+		select {
+		case <-over:
+		case <-l.lost:
+		case <-ctx.Done():
+		}
+	}
+	return len(overs) > 0
 }
 
 // direct asks the store for one app alone. l.mu is held, and not any more when it

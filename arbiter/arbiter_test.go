@@ -116,6 +116,7 @@ type way struct {
 	asked  []lock.HoldID
 	last   lock.Request
 	closed bool // the store cannot tell
+	costly bool // and it costs something where it can
 	guards func(lock.Request) bool
 
 	beforeForce, beforeGet func()
@@ -125,6 +126,8 @@ type way struct {
 }
 
 func (w *way) TellsContended() bool { return !w.closed }
+
+func (w *way) TellingCosts() bool { return w.costly }
 
 func (w *way) Guards(q lock.Request) bool { return w.guards != nil && w.guards(q) }
 

@@ -144,7 +144,8 @@ func (b *Backend) explain(st *lock.Status) {
 }
 
 // ForceRelease implements lock.Backend. Where id is one of several readers that share a
-// hold, or waits beside others, only that one is taken out; else the hold or place in the store is.
+// hold, or has it or waits beside others, only that one is taken out; else the hold or place in
+// the store is.
 func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldID, grace time.Duration) error {
 	for _, l := range b.all() {
 		f := l.force(r, id, grace)

@@ -34,6 +34,8 @@ func (s *side) bend() *bend {
 
 func (b *bend) TellsContended() bool { return true }
 
+func (b *bend) TellingCosts() bool { return false }
+
 func (b *bend) Guards(lock.Request) bool { return false }
 
 func (b *bend) Describe(ctx context.Context, r lock.Resource, id lock.HoldID, owner string) error {

@@ -245,3 +245,77 @@ func TestWaiterOfADowngrade(t *testing.T) {
 		b.close()
 	})
 }
+
+// Where it costs the store something to tell who stands behind a cohort, a request for what was not
+// here just before is that of one app: for the store, too, and nobody joins it.
+func TestSingleWhereTellingCosts(t *testing.T) {
+	inHouse(t, func(h *house) {
+		a, b := h.side(Options{Turns: 9, Park: time.Second}), h.side(Options{Turns: 9})
+		a.costly = true
+		asked := func(want int, cohort bool) {
+			t.Helper()
+			if len(a.way.asked) != want || (a.way.last.Cohort != nil) != cohort {
+				t.Errorf("asked %d times, want %d; the last for a cohort: %t", len(a.way.asked), want, a.way.last.Cohort != nil)
+			}
+		}
+		g := a.take(exclusive())
+		asked(1, false)
+		one := a.ask(exclusive())
+		asked(2, true)
+		two := a.ask(exclusive())
+		asked(2, true)
+		far := b.ask(exclusive())
+		a.give(g)
+		h.granted(one)(one, two, far)
+		a.give(one.g)
+		h.granted(one, two)(one, two, far)
+		a.give(two.g)
+		h.granted(one, two, far)(one, two, far)
+		b.give(far.g)
+		h.empty("released")
+		a.parks()
+		asked(3, true)
+		time.Sleep(4 * comesBack)
+		_, err := a.Acquire(h.Context(), try(exclusive()))
+		if asked(4, false); err != nil {
+			t.Error(err)
+		}
+		if _, err := b.Acquire(h.Context(), try(exclusive())); !errors.Is(err, lock.ErrHeld) {
+			t.Errorf("got %v", err)
+		}
+		a.close()
+		b.close()
+	})
+}
+
+// Where the store can take no more of the lease, what nobody has goes first.
+func TestParkedMakesRoom(t *testing.T) {
+	inHouse(t, func(h *house) {
+		s := h.side(Options{Turns: 9, Park: time.Hour})
+		s.parks()
+		full := func(g *lock.Grant, err *error) {
+			if all, _ := h.store.List(h.Context(), "", lock.Page{Limit: 9}); *err == nil && len(all) > 1 {
+				_ = s.way.Lease.Release(h.Context(), g.Resource, g.ID)
+				*err = &lock.LimitError{Limit: "holds", Max: 1}
+			}
+		}
+		s.way.after = full
+		ask := func() (lock.Grant, error) {
+			q := exclusive()
+			q.Resource = "other"
+			return s.Acquire(h.Context(), q)
+		}
+		g, err := ask()
+		if n := s.b.Stats().Parked; err != nil || n != 0 {
+			t.Fatalf("%v; %d are parked", err, n)
+		}
+		if g, err := s.Acquire(h.Context(), exclusive()); !errors.Is(err, lock.ErrLimit) {
+			t.Errorf("beside what an app has: %+v, %v", g, err)
+		}
+		if err := s.Release(h.Context(), "other", g.ID); err != nil {
+			t.Error(err)
+		}
+		s.forgets()
+		s.close()
+	})
+}

@@ -30,6 +30,7 @@ type cohort struct {
 	closed   bool        // takes no more members
 	unsure   bool        // a downgrade had no answer
 	returned bool        // its resource was here just before
+	single   bool        // for the store it stands for one app, and it does
 	early    *lock.Event // asking: it was taken away before the grant was known
 
 	leader  *member   // asking: whose call asks the store; nil: nobody's at the moment

@@ -15,9 +15,10 @@ func TestForcedWhileItIsHandedOn(t *testing.T) {
 		s := h.side(Options{Turns: 9, Park: time.Second})
 		for range 2 { // the second time it would be parked
 			g := s.take(exclusive())
-			w := s.ask(exclusive())
+			var w *call
 			s.way.beforeForce = func() {
 				s.way.beforeForce = nil
+				w = s.ask(exclusive())
 				s.give(g)
 			}
 			if err := s.b.ForceRelease(h.Context(), "r", g.ID, 0); err != nil && !errors.Is(err, lock.ErrNotHolder) {
@@ -109,4 +110,58 @@ func TestForceOfWhoHadItBefore(t *testing.T) {
 		}
 		a.close()
 	})
+}
+
+// Who waits here behind a hold that is forced keeps its place in front of who came later elsewhere.
+func TestForcedInFrontOfOthers(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		grace    time.Duration
+		releases bool
+	}{{"released", time.Minute, true}, {"grace over", time.Second, false}, {"at once", 0, false}} {
+		t.Run(c.name, func(t *testing.T) {
+			inHouse(t, func(h *house) {
+				a, b := h.side(Options{Turns: 9}), h.side(Options{Turns: 9})
+				g := a.take(exclusive())
+				one, two := a.ask(exclusive()), a.ask(exclusive())
+				far := b.ask(exclusive())
+				late := a.ask(exclusive())
+				done := make(chan error, 1)
+				go func() { done <- a.b.ForceRelease(h.Context(), "r", g.ID, c.grace) }()
+				synctest.Wait()
+				if len(a.told) != 1 || a.told[0].ID != g.ID || a.told[0].Kind != lock.Revoked {
+					t.Errorf("told %+v", a.told)
+				}
+				if c.releases {
+					a.give(g)
+				} else if c.grace > 0 {
+					h.granted()(one, two, far, late)
+					if x := a.holder(); x.ID != g.ID || !x.Revoked {
+						t.Errorf("while the grace lasts: %+v", x)
+					}
+					time.Sleep(c.grace)
+				}
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+				h.granted(one)(one, two, far, late)
+				if one.g.Fence <= g.Fence {
+					t.Errorf("fence %d after %d", one.g.Fence, g.Fence)
+				}
+				if err := a.Release(h.Context(), "r", g.ID); !errors.Is(err, lock.ErrNotHolder) {
+					t.Errorf("Release of what was forced: %v", err)
+				}
+				a.give(one.g)
+				h.granted(one, two)(one, two, far, late)
+				a.give(two.g)
+				h.granted(one, two, far)(one, two, far, late)
+				b.give(far.g)
+				h.granted(one, two, far, late)(one, two, far, late)
+				a.give(late.g)
+				a.forgets()
+				a.close()
+				b.close()
+			})
+		})
+	}
 }

@@ -22,6 +22,7 @@ type Lease struct {
 	b      *Backend
 	inner  lock.Lease
 	tells  lock.Contender // the same
+	costly bool           // it costs the store something to tell who stands behind a cohort
 	o      lock.LeaseOptions
 	age    time.Duration
 	ctx    context.Context //nolint:containedctx // the life of the lease, not of a call
@@ -48,7 +49,7 @@ var _ lock.Prompt = (*Lease)(nil)
 
 func start(ctx context.Context, b *Backend, inner lock.Lease, o lock.LeaseOptions) *Lease {
 	l := &Lease{
-		b: b, inner: inner, tells: inner.(lock.Contender), o: o, age: min(o.TTL/3, maxAge),
+		b: b, inner: inner, o: o, age: min(o.TTL/3, maxAge),
 		events:  make(chan lock.Event),
 		lost:    make(chan struct{}),
 		members: make(map[lock.HoldID]*member),
@@ -57,6 +58,8 @@ func start(ctx context.Context, b *Backend, inner lock.Lease, o lock.LeaseOption
 		unsure:  make(map[lock.HoldID]struct{}),
 		recent:  recent{window: comesBack},
 	}
+	l.tells = inner.(lock.Contender)
+	l.costly = l.tells.TellingCosts()
 	l.ctx, l.stop = context.WithCancel(context.WithoutCancel(ctx))
 	l.tasks.Go(l.pump)
 	return l

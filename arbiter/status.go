@@ -156,18 +156,17 @@ func (l *Lease) force(r lock.Resource, id lock.HoldID, grace time.Duration) *for
 	case m.state == asking && (c.state != asking || c.leader != m && len(c.queue) > 1):
 		l.oust(m)
 		return &forced{}
-	case m.state == holding && len(c.holders) > 1:
+	case m.state == holding && len(c.holders)+len(c.queue) > 1: // it means nobody else
 		return l.forceOne(c, m, grace)
-	case m.state == holding: // it means nobody who would have it next
+	case m.state == holding:
 		c.closed = true
-		l.reroute(c)
 	default:
 		c.victim = m
 	}
 	return &forced{inStore: c.id}
 }
 
-// forceOne takes the hold from one of several readers.
+// forceOne takes the hold from one of several readers, or from who has it in front of others.
 func (l *Lease) forceOne(c *cohort, m *member, grace time.Duration) *forced {
 	c.closed = true
 	if m.gone == nil {
@@ -207,8 +206,9 @@ func (l *Lease) outlast(m *member, e lock.Event, grace time.Duration, gone chan 
 	if l.members[m.id] != m || m.state != holding {
 		return
 	}
-	if len(c.holders) > 1 {
+	if len(c.holders) > 1 || l.handOn(c) {
 		l.out(m)
+		l.introduce(c)
 		return
 	}
 	m.gone = nil // not before the store has let it go

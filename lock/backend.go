@@ -160,6 +160,9 @@ type Contender interface {
 	Lease
 	TellsContended() bool
 
+	// TellingCosts reports that a request with a Cohort costs the store more than one without.
+	TellingCosts() bool
+
 	// Guards reports whether the grant of a request has a Guard. Such a request stands
 	// for one app: the guard would pass for who had the hold before, too.
 	Guards(q Request) bool

@@ -72,6 +72,16 @@ func (a arbitrated) parks(r lock.Resource) {
 	})
 }
 
+// mindful are those of an arbiter that remembers for ever what was there.
+var mindful = arbiter.Options{Clock: func() time.Duration { return time.Hour }}
+
+// knows has a mindful arbiter ask for a resource as for one that comes back: where it costs the store
+// something, it does not hear who stands behind others.
+func (a arbitrated) knows(r lock.Resource) {
+	a.e.Helper()
+	a.e.release(a.sidecar, a.e.acquire(a.sidecar, r, lock.Exclusive))
+}
+
 func testArbiterHandsOn(e *env) {
 	a, b := e.arbitrated(arbiter.Options{}, longTTL), e.sidecar()
 	r := e.name("r")
@@ -107,8 +117,11 @@ func unserved(all []*waiter, w *waiter) (left []lock.HoldID) {
 }
 
 func testArbiterOrder(e *env) {
-	a, b, c := e.arbitrated(arbiter.Options{}, longTTL), e.arbitrated(arbiter.Options{}, longTTL), e.arbitrated(arbiter.Options{}, longTTL)
+	a, b, c := e.arbitrated(mindful, longTTL), e.arbitrated(mindful, longTTL), e.arbitrated(mindful, longTTL)
 	r := e.name("r")
+	a.knows(r)
+	b.knows(r)
+	c.knows(r)
 	g := e.acquire(a.sidecar, r, lock.Exclusive)
 	order := []*waiter{e.queue(a.sidecar, r, lock.Exclusive)}
 	last := a
@@ -129,8 +142,9 @@ func testArbiterOrder(e *env) {
 }
 
 func testArbiterReaders(e *env) {
-	a, b := e.arbitrated(arbiter.Options{}, longTTL), e.sidecar()
+	a, b := e.arbitrated(mindful, longTTL), e.sidecar()
 	r := e.name("r")
+	a.knows(r)
 	before := a.arb.Stats()
 	g1, g2 := e.acquire(a.sidecar, r, lock.Shared), e.acquire(a.sidecar, r, lock.Shared)
 	w := e.queue(b, r, lock.Exclusive)
@@ -198,6 +212,66 @@ func testArbiterUnheard(e *env) {
 	e.h.(WakeupDropper).DropWakeups(e.TB, a.arb.Backend)
 	a.parks(r)
 	e.release(b, e.start(b, request(r, lock.Exclusive)).granted())
+}
+
+// testArbiterUnheardInUse: where no push comes to anybody, and the apps of one sidecar never stop, a cohort
+// ends by its age, and who waits at another sidecar has the lock.
+func testArbiterUnheardInUse(e *env) {
+	o := arbiter.Options{Park: time.Hour}
+	a, b := e.arbitrated(o, longTTL), e.sidecar()
+	r := e.name("r")
+	stop := make(chan struct{})
+	var busy sync.WaitGroup
+	for range 4 {
+		busy.Go(func() {
+			for open := true; open; {
+				g, err := a.Acquire(e.ctx, request(r, lock.Exclusive))
+				if err != nil {
+					e.Errorf("Acquire: %v", err)
+					return
+				}
+				select {
+				case <-stop:
+					open = false
+				case <-time.After(10 * time.Millisecond):
+				}
+				if err := a.Release(e.ctx, r, g.ID); err != nil {
+					e.Errorf("Release: %v", err)
+				}
+			}
+		})
+	}
+	e.eventually("the lock goes from app to app", func() bool { return a.arb.Stats().Saved > 0 })
+	one := e.start(b, request(r, lock.Exclusive)).granted()
+	close(stop)
+	e.release(b, one)
+	busy.Wait()
+}
+
+// testArbiterCutOff: a sidecar that hears no answer keeps a parked hold no longer than it said, as soon
+// as it hears again, and tells the app whose hold somebody has forced meanwhile.
+func testArbiterCutOff(e *env) {
+	a, b, forcer := e.arbitrated(arbiter.Options{Park: 500 * time.Millisecond}, longTTL), e.sidecar(), e.sidecar()
+	idle, busy := e.name("idle"), e.name("busy")
+	g := e.acquire(a.sidecar, busy, lock.Exclusive)
+	w := e.queue(a.sidecar, busy, lock.Exclusive)
+	e.release(a.sidecar, g)
+	held := w.granted()
+	inStore := e.get(forcer.b, busy).Holders[0].ID
+	a.parks(idle)
+	heal := e.h.(Faulter).LoseReplies(e.TB, a.arb.Backend)
+	f := e.force(e.ctx, forcer.b, busy, inStore, time.Minute)
+	one, next := e.start(b, request(idle, lock.Exclusive)), e.start(b, request(busy, lock.Exclusive))
+	next.queued()
+	heal()
+	e.release(b, one.granted())
+	a.event(lock.Revoked, held.ID)
+	next.pending()
+	if err := e.answered(func() error { return a.Release(e.ctx, busy, held.ID) }); err != nil && !errors.Is(err, lock.ErrNotHolder) {
+		e.Errorf("Release of what is forced: %v", err)
+	}
+	e.release(b, next.granted())
+	f.ok()
 }
 
 // testArbiterStarvesNobody: one caller beside many at another sidecar, who never stop. Those

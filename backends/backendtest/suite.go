@@ -94,6 +94,8 @@ var usual = []conformance{
 	{name: "ArbiterReaders", run: testArbiterReaders, shares: true, orders: true},
 	{name: "ArbiterParked", run: testArbiterParked},
 	{name: "ArbiterUnheard", run: testArbiterUnheard, needs: needs[WakeupDropper]("WakeupDropper")},
+	{name: "ArbiterUnheardInUse", run: testArbiterUnheardInUse, needs: needs[WakeupDropper]("WakeupDropper"), deaf: true},
+	{name: "ArbiterCutOff", run: testArbiterCutOff, needs: needs[Faulter]("Faulter")},
 	{name: "ArbiterStarvesNobody", run: testArbiterStarvesNobody},
 	{name: "ArbiterForced", run: testArbiterForced},
 	{name: "ArbiterShown", run: testArbiterShown},

@@ -74,6 +74,9 @@ type Teller interface {
 	Describe(ctx context.Context, r Ref, owner string) error
 }
 
+// CostlyTeller is a Teller to which a request with a Cohort costs more than one without.
+type CostlyTeller interface{ TellingCosts() }
+
 // Deaf is a Teller that may have no way for its pushes.
 type Deaf interface {
 	// Deaf reports that no push will arrive. It is asked when the lease has been opened.

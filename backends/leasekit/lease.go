@@ -120,6 +120,12 @@ func (l *Lease) TellsContended() bool {
 	return tells && (!may || !d.Deaf())
 }
 
+// TellingCosts implements lock.Contender.
+func (l *Lease) TellingCosts() bool {
+	_, costs := l.d.(CostlyTeller)
+	return costs
+}
+
 // Guards implements lock.Contender.
 func (l *Lease) Guards(q lock.Request) bool {
 	g, may := l.d.(Guarder)

@@ -13,7 +13,8 @@ import (
 // A request with a cohort stands for several apps of its sidecar, which answers by itself
 // until it hears that somebody else stands behind. The queue shows that, whoever it
 // is: each list of the queue that is made anyway watches the children of the lock's node
-// as well, so it costs no request where nobody comes. When a child has come or gone, the
+// as well, so it costs no request where nobody comes. The watch and its event do cost
+// something (TellingCosts). When a child has come or gone, the
 // line lists again, unless there can be no doubt who it was.
 
 // ear says whether a line will hear of who comes.
@@ -112,6 +113,9 @@ func (c *arrivals) changed(bool) {
 		})
 	}
 }
+
+// TellingCosts implements leasekit.CostlyTeller.
+func (d *driver) TellingCosts() {}
 
 // Describe implements leasekit.Teller.
 func (d *driver) Describe(ctx context.Context, r leasekit.Ref, owner string) error {

@@ -46,8 +46,9 @@ type driver struct {
 }
 
 var (
-	_ leasekit.Driver = (*driver)(nil)
-	_ leasekit.Teller = (*driver)(nil)
+	_ leasekit.Driver       = (*driver)(nil)
+	_ leasekit.CostlyTeller = (*driver)(nil)
+	_ leasekit.Teller       = (*driver)(nil)
 )
 
 const (

@@ -104,6 +104,12 @@ func (l *tracedLease) Guards(q lock.Request) bool {
 	return ok && c.Guards(q)
 }
 
+// TellingCosts implements lock.Contender.
+func (l *tracedLease) TellingCosts() bool {
+	c, ok := l.Lease.(lock.Contender)
+	return ok && c.TellingCosts()
+}
+
 // Describe implements lock.Contender.
 func (l *tracedLease) Describe(ctx context.Context, r lock.Resource, id lock.HoldID, owner string) error {
 	c, ok := l.Lease.(lock.Contender)

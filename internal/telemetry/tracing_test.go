@@ -166,14 +166,15 @@ type guarding struct{ lock.Contender }
 
 func (guarding) TellsContended() bool     { return true }
 func (guarding) Guards(lock.Request) bool { return true }
+func (guarding) TellingCosts() bool       { return true }
 
 // What a lease says of itself is true with traces, too.
 func TestTracedLeaseIsWhatItWas(t *testing.T) {
 	tr := newTracing(sdktrace.NewTracerProvider())
-	if l := (&tracedLease{Lease: guarding{}, t: tr}); !l.TellsContended() || !l.Guards(lock.Request{}) {
+	if l := (&tracedLease{Lease: guarding{}, t: tr}); !l.TellsContended() || !l.Guards(lock.Request{}) || !l.TellingCosts() {
 		t.Error("a lease that tells, and whose grants have guards, is none")
 	}
-	if l := (&tracedLease{t: tr}); l.TellsContended() || l.Guards(lock.Request{}) {
+	if l := (&tracedLease{t: tr}); l.TellsContended() || l.Guards(lock.Request{}) || l.TellingCosts() {
 		t.Error("a lease that tells nothing, and has no guards, does")
 	}
 }
