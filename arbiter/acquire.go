@@ -235,15 +235,18 @@ func (l *Lease) ask(ctx context.Context, q lock.Request) (lock.Grant, error) {
 	return g, err
 }
 
-// makeRoom releases what nobody has, and tells whether there was any.
+// makeRoom releases what nobody has, and tells whether there was any. A store that does not
+// answer is not waited for long.
 func (l *Lease) makeRoom(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
 	l.mu.Lock()
 	var overs []<-chan struct{}
 	for _, c := range l.stores {
 		if c.state == parked {
 			l.leave(c)
 		}
-		if c.state == leaving {
+		if c.state == leaving && len(c.holders) == 0 {
 			overs = append(overs, l.over(c))
 		}
 	}

@@ -274,6 +274,38 @@ func testArbiterCutOff(e *env) {
 	f.ok()
 }
 
+// testArbiterSilentStore: a store falls silent for longer than a lease lasts, and comes back. What was parked
+// is free, and what was handed on is when its app has let it go, or its lease is over.
+func testArbiterSilentStore(e *env) {
+	a, b := e.arbitrated(arbiter.Options{Park: 500 * time.Millisecond}, max(e.h.TTL(), 2*time.Second)), e.sidecar()
+	idle, busy := e.name("idle"), e.name("busy")
+	g := e.acquire(a.sidecar, busy, lock.Exclusive)
+	w := e.queue(a.sidecar, busy, lock.Exclusive)
+	e.release(a.sidecar, g)
+	held := w.granted()
+	a.parks(idle)
+	thaw := e.h.(Freezer).Freeze(e.TB)
+	e.eventually("the lease would be over", func() bool { return time.Since(a.lastRenewed()) > a.ttl })
+	thaw()
+	acquire := func(r lock.Resource) (next lock.Grant) {
+		q := request(r, lock.Exclusive)
+		if err := e.answered(func() (err error) { next, err = b.Acquire(e.ctx, q); return err }); err != nil {
+			e.Fatalf("Acquire: %v", err)
+		}
+		return next
+	}
+	e.release(b, acquire(idle))
+	err := e.answered(func() error { return a.Release(e.ctx, busy, held.ID) })
+	if err != nil && !errors.Is(err, lock.ErrNotHolder) && !errors.Is(err, lock.ErrLeaseLost) {
+		e.Errorf("Release of what was handed on: %v", err)
+	}
+	next := acquire(busy)
+	if next.Fence <= held.Fence {
+		e.Errorf("fence %d after %d", next.Fence, held.Fence)
+	}
+	e.release(b, next)
+}
+
 // testArbiterStarvesNobody: one caller beside many at another sidecar, who never stop. Those
 // who were there first are served, each once, and then it is.
 func testArbiterStarvesNobody(e *env) {

@@ -9,7 +9,7 @@
 // where the harness opens the store. Not every store can make faults or show its
 // internals. So these are separate interfaces, which a harness may
 // implement too: [CounterDeleter], [Faulter], [WakeupDropper], [ClockShifter],
-// [Switcher], [Apart], [Slower], [Insider], [Restarter], [CommandCounter], [Lighter], [Quick]. Tests that need one of them are skipped without it.
+// [Switcher], [Apart], [Slower], [Insider], [Restarter], [Freezer], [CommandCounter], [Lighter], [Quick]. Tests that need one of them are skipped without it.
 //
 // A store that cannot do all of the contract is [Limited]. The tests of what it
 // cannot do are skipped, or check that the store refuses it. All other tests do not use it.
@@ -129,6 +129,13 @@ type Restarter interface {
 // with the whole of them always. On the others that is done where LOCKSIDECAR_TEST_FULL is set.
 type Quick interface {
 	Quick() bool
+}
+
+// Freezer is a Harness that can stop the store's server where it stands, and let it go on.
+type Freezer interface {
+	// Freeze returns when nothing is answered any more. thaw can be called twice. The harness
+	// also thaws by t.Cleanup, registered before the fault begins.
+	Freeze(t testing.TB) (thaw func())
 }
 
 // Lighter is a Harness that can say that tests of large numbers are to be a tenth as large,

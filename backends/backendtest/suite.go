@@ -11,6 +11,8 @@ var usual = []conformance{
 	{name: "HeartbeatCost", run: testHeartbeatCost, needs: needs[CommandCounter]("CommandCounter"), alone: true},
 	{name: "Restart", run: testRestart, needs: needs[Restarter]("Restarter"), alone: true},
 
+	{name: "ArbiterSilentStore", run: testArbiterSilentStore, needs: needs[Freezer]("Freezer"), alone: true},
+
 	{name: "MassRestart", run: testMassRestart, needs: needs[Restarter]("Restarter"), alone: true},
 	{name: "MassClosed", run: testMassClosed, alone: true},
 	{name: "MassExpires", run: testMassExpires, alone: true},

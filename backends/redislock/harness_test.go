@@ -115,6 +115,9 @@ func (h aloneHarness) Fork(t testing.TB) func(toFork bool, bs ...lock.Backend) {
 	return h.Lead(t, testengine.ForkRedis(t, h.Server))
 }
 
+// Freeze makes the harness a backendtest.Freezer.
+func (h aloneHarness) Freeze(t testing.TB) func() { return testengine.Pause(t, h.Server) }
+
 // OwnClock makes the harness a backendtest.ClockShifter.
 func (h aloneHarness) OwnClock(t testing.TB) (backendtest.Harness, func(by time.Duration)) {
 	own := newHarness(t, testengine.RedisFakeTime, h.restart)

@@ -182,6 +182,9 @@ func (h forkable) Fork(t testing.TB) func(toFork bool, bs ...lock.Backend) {
 	return h.Lead(t, testengine.ForkMySQL(t, h.Server, h.kind))
 }
 
+// Freeze makes the harness a backendtest.Freezer.
+func (h forkable) Freeze(t testing.TB) func() { return testengine.Pause(t, h.Server) }
+
 // OwnServer makes the harness a backendtest.Apart.
 func (h forkable) OwnServer(t testing.TB) backendtest.Harness {
 	return forkable{harness: newHarness(t, h.kind), kind: h.kind}
