@@ -322,6 +322,19 @@ func (b backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hold
 	return err
 }
 
+// noting notes what is forced at once, also where the sidecar does it by itself.
+type noting struct {
+	lock.Backend
+	w *world
+}
+
+func (n noting) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldID, grace time.Duration) error {
+	if grace == 0 {
+		n.w.witness.forcedAtOnce(id, 0)
+	}
+	return n.Backend.ForceRelease(ctx, r, id, grace)
+}
+
 func (b backend) Ping(ctx context.Context) error {
 	_, err := b.p.trip(ctx, func() error { return b.p.w.store.Ping(ctx) }, nil)
 	return err

@@ -81,7 +81,7 @@ func (pl *place) start() {
 	p.die = sync.OnceFunc(func() { close(p.dead) })
 	p.climate.Store(&fair)
 	m, err := session.New(session.Options{
-		Backend: arbiter.New(backend{p}, p.w.arbiter(p.clock)), TTL: pl.w.ttl, Sidecar: p.name, LostGrace: pl.w.lostGrace, Clock: p.clock,
+		Backend: noting{arbiter.New(backend{p}, p.w.arbiter(p.clock)), p.w}, TTL: pl.w.ttl, Sidecar: p.name, LostGrace: pl.w.lostGrace, Clock: p.clock,
 	})
 	if err != nil {
 		panic(err)
