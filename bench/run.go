@@ -137,9 +137,10 @@ func (s *section) socket(name string) string {
 	return filepath.Join(s.dir, s.plan.key+"-"+name+".sock")
 }
 
-// sidecar starts a sidecar on the store, with more flags.
+// sidecar starts a sidecar on the store, with more flags. Each of its requests asks the store,
+// unless they say otherwise.
 func (s *section) sidecar(ctx context.Context, name string, flags ...string) (*sidecar.Sidecar, error) {
-	side, err := s.binary.Start(ctx, s.store.URL(), s.socket(name), flags...)
+	side, err := s.binary.Start(ctx, s.store.URL(), s.socket(name), append([]string{"--local-turns=0"}, flags...)...)
 	if err != nil {
 		return nil, fmt.Errorf("start sidecar %s: %w", name, err)
 	}

@@ -133,8 +133,8 @@ func (s *side) start() error {
 		"serve", "--socket", s.socket, "--store", s.store, "--ttl", ttl.String(), "--name", s.name, "--log-level", "debug",
 		"--drain", "200ms", "--lost-grace", "300ms",
 	}
-	if !s.asks {
-		args = append(args, "--local-turns", "100", "--park", "200ms")
+	if s.asks {
+		args = append(args, "--local-turns", "0")
 	}
 	p, err := launch(filepath.Join(s.w.dir, s.name+".log"), nil, s.w.binary, args...)
 	if err != nil {

@@ -52,11 +52,14 @@ const serveExamples = `  # for the apps of this host
   printf 'store: "` + backends.Default + `"\nttl: 5s\nallow-uid: [1000, 1001]\n' >sidecar.yaml
   locksidecar serve --config sidecar.yaml`
 
-// leastTurns are those with which anything can be parked.
-const leastTurns = 2
-
-// maxPark bounds --park: a sidecar that dies blocks what it has parked for a TTL.
-const maxPark = 10 * time.Second
+const (
+	// leastTurns are those with which anything can be parked: what is parked is for the next turn.
+	leastTurns = 2
+	// maxPark bounds --park: a sidecar that dies blocks what it has parked for a TTL.
+	maxPark = 10 * time.Second
+	// defaultPark is longer than most pauses of an app that takes the same lock again and again.
+	defaultPark = 200 * time.Millisecond
+)
 
 // serveFlags are the flags of serve.
 type serveFlags struct {
@@ -100,8 +103,8 @@ func addServe(cmd *cobra.Command) *serveFlags {
 	f.StringVar(&s.httpAddr, "http-addr", "", "TCP address (HOST:PORT) for /healthz, /readyz and /metrics; empty: none")
 	f.DurationVar(&s.drain, "drain", defaultDrain, "how long to wait for apps to finish when asked to stop")
 	f.DurationVar(&s.lostGrace, "lost-grace", session.DefaultLostGrace, "when the sidecar ends a hold, how long it keeps others out, so that the app can stop its work")
-	f.IntVar(&s.turns, "local-turns", 0, "how many requests of this sidecar's apps may have a lock in turn without asking the store, as long as no other sidecar is known to wait; 0: each request asks the store. What it changes: docs/guarantees.md")
-	f.DurationVar(&s.park, "park", 0, "how long a lock that is asked for again and again stays in the store after its release, for the next app of this sidecar; 0: not at all")
+	f.IntVar(&s.turns, "local-turns", arbiter.MaxTurns, "how many requests of this sidecar's apps may have a lock in turn without asking the store, as long as no other sidecar is known to wait; 0: each request asks the store, and nothing is parked. What it changes: docs/guarantees.md")
+	f.DurationVar(&s.park, "park", defaultPark, "how long a lock that is asked for again and again stays in the store after its release, for the next app of this sidecar; 0: not at all")
 	f.UintSliceVar(&s.allowUIDs, "allow-uid", nil, "users who may connect (default: whom the socket's mode lets)")
 	f.UintSliceVar(&s.allowGIDs, "allow-gid", nil, "groups whose members may connect")
 	f.UintSliceVar(&s.adminUIDs, "admin-uid", nil, "users who may take locks from others (default: root and the sidecar's own user)")
@@ -170,10 +173,11 @@ func (s *serveFlags) options(io streams) (o sidecarOptions, err error) {
 		return o, usage("--local-turns is %d: must be 0 to %d", s.turns, arbiter.MaxTurns)
 	case s.park < 0 || s.park > maxPark:
 		return o, usage("--park is %s: must be 0 to %s", s.park, maxPark)
-	case s.park > 0 && s.turns < leastTurns:
-		return o, usage("--park is %s and --local-turns is %d: what is parked is for the next turn; give --local-turns of at least %d", s.park, s.turns, leastTurns)
 	case s.store.ttl < lock.MinTTL || s.store.ttl > lock.MaxTTL:
 		return o, usage("--ttl is %s: must be %s to %s", s.store.ttl, lock.MinTTL, lock.MaxTTL)
+	}
+	if s.turns < leastTurns {
+		o.park = 0
 	}
 	for _, list := range []struct {
 		flag string
