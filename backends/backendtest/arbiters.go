@@ -277,7 +277,7 @@ func testArbiterCutOff(e *env) {
 // testArbiterSilentStore: a store falls silent for longer than a lease lasts, and comes back. What was parked
 // is free, and what was handed on is when its app has let it go, or its lease is over.
 func testArbiterSilentStore(e *env) {
-	a, b := e.arbitrated(arbiter.Options{Park: 500 * time.Millisecond}, max(e.h.TTL(), 2*time.Second)), e.sidecar()
+	a, b := e.arbitrated(arbiter.Options{Park: 500 * time.Millisecond}, max(e.h.TTL(), 5*time.Second)), e.sidecar()
 	idle, busy := e.name("idle"), e.name("busy")
 	g := e.acquire(a.sidecar, busy, lock.Exclusive)
 	w := e.queue(a.sidecar, busy, lock.Exclusive)

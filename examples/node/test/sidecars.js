@@ -102,8 +102,10 @@ export class Sidecar {
     });
   }
 
+  // A parked lock has no holder: no app has it.
   async lock(resource) {
-    return JSON.parse((await this.get(`/v1/locks/${resource}`)).body);
+    const lock = JSON.parse((await this.get(`/v1/locks/${resource}`)).body);
+    return { ...lock, holders: lock.holders.filter((h) => !h.parked) };
   }
 
   async force(resource, grace = '1s') {

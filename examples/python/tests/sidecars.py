@@ -91,10 +91,10 @@ class Sidecar:
         return response.status, json.loads(raw) if raw.startswith(b"{") else raw.decode()
 
     def look(self, resource: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Holders and waiters."""
+        """Holders and waiters. A parked lock has no holder: no app has it."""
         status, lock = self.http("GET", "/v1/locks/" + quote(resource))
         assert status == 200, lock
-        return lock["holders"], lock["waiters"]
+        return [h for h in lock["holders"] if not h["parked"]], lock["waiters"]
 
     def queue(self, resource: str) -> tuple[int, int]:
         holders, waiters = self.look(resource)

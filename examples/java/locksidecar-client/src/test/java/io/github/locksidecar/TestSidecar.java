@@ -3,6 +3,8 @@ package io.github.locksidecar;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.fail;
 
+import com.google.gson.JsonArray;
+import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.ByteArrayOutputStream;
@@ -149,9 +151,17 @@ final class TestSidecar implements AutoCloseable {
     assertEquals(1, answer.getAsJsonArray("lockIds").size());
   }
 
-  /** Who holds a resource and who waits for it. */
+  /** Who holds a resource and who waits for it. A parked lock has no holder: no app has it. */
   JsonObject lock(String resource) {
-    return http("GET", "/v1/locks/" + encode(resource));
+    JsonObject lock = http("GET", "/v1/locks/" + encode(resource));
+    JsonArray holders = new JsonArray();
+    for (JsonElement h : lock.getAsJsonArray("holders")) {
+      if (!h.getAsJsonObject().get("parked").getAsBoolean()) {
+        holders.add(h);
+      }
+    }
+    lock.add("holders", holders);
+    return lock;
   }
 
   /** A resource in a path: its slashes stand for themselves. */
