@@ -11,11 +11,26 @@ type Owner struct {
 	PID      int32             `json:"pid,omitempty"`     // as the sidecar sees it; 0 when it is in a PID namespace out of sight
 	UID      uint32            `json:"uid"`               // of the peer on the socket
 	GID      uint32            `json:"gid"`               // of the peer on the socket
+	Ref      string            `json:"ref,omitempty"`     // of the app session: the same for all that it holds and waits for; opens nothing
 	Session  string            `json:"session,omitempty"` // the app session's name, chosen by the app
 	Label    string            `json:"label,omitempty"`   // the owner label of the request, see reentrancy
 	Metadata map[string]string `json:"meta,omitempty"`    // chosen by the app
 	Turn     *Turn             `json:"turn,omitempty"`    // where the store has the hold of a Cohort under somebody else's name
+	Nested   *Nested           `json:"nested,omitempty"`  // of a request whose Ref and Label held something already
 }
+
+// Nested says what an owner held when it asked for one more. That is how a circle of owners
+// that wait for each other is found with few questions to the store.
+type Nested struct {
+	Asked int64    `json:"asked"` // milliseconds since the Unix epoch, by the clock of the sidecar's machine
+	Held  []string `json:"held"`  // names of resources, without the namespace, the latest first; at most MaxNested and MaxNestedBytes of them
+}
+
+// MaxNested and MaxNestedBytes bound Nested.Held.
+const (
+	MaxNested      = 32
+	MaxNestedBytes = 2048
+)
 
 // Turn says who has the hold of a Cohort, where that is not the one who asked the store.
 type Turn struct {

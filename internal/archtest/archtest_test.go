@@ -35,11 +35,12 @@ var house = []room{
 	{path: "arbiter", may: "lock", test: "backends/embedded backends/leasekit"},
 	{path: "session/outcome", may: "lock"},
 	{path: "session/ledger", may: "lock session/outcome"},
-	{path: "session", may: "lock heartbeat session/outcome session/ledger internal/workers", test: "arbiter backends/embedded"},
+	{path: "waitfor", may: "lock"},
+	{path: "session", may: "lock heartbeat waitfor session/outcome session/ledger internal/workers", test: "arbiter backends/embedded"},
 
 	// Stores never know each other.
 	{path: "backends/queue", may: "lock"},
-	{path: "backends/backendtest", may: "lock arbiter backends/queue"},
+	{path: "backends/backendtest", may: "lock arbiter session backends/queue"},
 	{path: "backends/leasekit", may: "lock"},
 	{path: "backends/storeurl", may: "lock"},
 	{path: "backends/embedded", may: "lock backends/leasekit backends/queue", test: "backends/backendtest"},
@@ -55,7 +56,7 @@ var house = []room{
 	{path: "backends", may: "lock backends/storeurl backends/embedded backends/redislock backends/zklock backends/mysqllock backends/sqllock/postgres", test: "internal/testengine"},
 
 	{path: "localapi/peercred"},
-	{path: "localapi", may: "lock session session/outcome internal/workers internal/jsonlines api/locksidecar/v1 localapi/peercred", test: "heartbeat backends/embedded"},
+	{path: "localapi", may: "lock session session/outcome internal/workers internal/jsonlines api/locksidecar/v1 localapi/peercred", test: "heartbeat waitfor backends/embedded"},
 	{path: "client", may: "api/locksidecar/v1 internal/jsonlines", test: "lock session localapi backends/embedded"},
 
 	{path: "internal/config"},

@@ -1,0 +1,440 @@
+package waitfor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	x = lock.Exclusive
+	s = lock.Shared
+)
+
+// party is a hold or a wait of an owner "session.label". The id says whose it is.
+func party(owner string, mode lock.Mode, held ...string) lock.Holding {
+	ref, label, _ := strings.Cut(owner, ".")
+	h := lock.Holding{ID: lock.HoldID(owner + fmt.Sprint(mode, held)), Mode: mode, Age: 1500 * time.Millisecond, Sidecar: "pod-" + ref, Owner: lock.Owner{Ref: ref, Session: "app", Label: label, PID: 7}}
+	if len(held) > 0 {
+		h.Owner.Nested = &lock.Nested{Asked: int64(len(held[0])), Held: held}
+	}
+	return h
+}
+
+func lockOf(name string, holders []lock.Holding, waiters ...lock.Holding) lock.Status {
+	return lock.Status{Resource: lock.Resource(name), Holders: holders, Waiters: waiters}
+}
+
+func held(hs ...lock.Holding) []lock.Holding { return hs }
+
+// path is a circle as its owners and resources.
+func path(c Cycle) string {
+	var b strings.Builder
+	for _, e := range c {
+		fmt.Fprintf(&b, "%s.%s>%s", e.Waiter.Owner.Ref, e.Waiter.Owner.Label, e.Resource)
+		if e.Queued {
+			b.WriteString("(queue)")
+		}
+		b.WriteByte(' ')
+	}
+	return strings.TrimSpace(b.String())
+}
+
+func revoked(h lock.Holding) lock.Holding {
+	h.Revoked = true
+	return h
+}
+
+func TestCycles(t *testing.T) {
+	for name, c := range map[string]struct {
+		locks []lock.Status
+		want  string
+	}{
+		"none": {nil, ""},
+		"two": {[]lock.Status{
+			lockOf("a", held(party("1.p", x)), party("2.q", x, "b")),
+			lockOf("b", held(party("2.q", x)), party("1.p", x, "a")),
+		}, "2.q>a 1.p>b"},
+		"one session, two labels": {[]lock.Status{
+			lockOf("a", held(party("1.p", x)), party("1.q", x, "b")),
+			lockOf("b", held(party("1.q", x)), party("1.p", x, "a")),
+		}, "1.q>a 1.p>b"},
+		"two sessions, one label": {[]lock.Status{
+			lockOf("a", held(party("1.p", x)), party("2.p", x, "b")),
+			lockOf("b", held(party("3.p", x)), party("1.p", x, "a")),
+		}, ""},
+		"no label": {[]lock.Status{
+			lockOf("a", held(party("1", x)), party("2.q", x, "b")),
+			lockOf("b", held(party("2.q", x)), party("1", x, "a")),
+		}, ""},
+		"no session": {[]lock.Status{
+			lockOf("a", held(party(".p", x)), party("2.q", x, "b")),
+			lockOf("b", held(party("2.q", x)), party(".p", x, "a")),
+		}, ""},
+		"itself": {[]lock.Status{lockOf("a", held(party("1.p", x)), party("1.p", x, "a"))}, ""},
+		"readers beside each other": {[]lock.Status{
+			lockOf("a", held(party("1.p", s)), party("2.q", s, "b")),
+			lockOf("b", held(party("2.q", x)), party("1.p", x, "a")),
+		}, ""},
+		"a reader among many": {[]lock.Status{
+			lockOf("a", held(party("3.r", s), party("1.p", s)), party("2.q", x, "b")),
+			lockOf("b", held(party("2.q", x)), party("1.p", s, "a")),
+		}, "2.q>a 1.p>b"},
+		"behind a writer": {[]lock.Status{
+			lockOf("a", held(party("1.p", s)), party("3.w", x), party("2.q", s, "b")),
+			lockOf("b", held(party("2.q", x)), party("1.p", x, "a")),
+		}, "2.q>a(queue) 3.w>a 1.p>b"},
+		"behind a writer without label": {[]lock.Status{
+			lockOf("a", held(party("1.p", s)), party("3", x), party("2.q", s, "b")),
+			lockOf("b", held(party("2.q", x)), party("1.p", x, "a")),
+		}, ""},
+		"in front of a writer": {[]lock.Status{
+			lockOf("a", held(party("1.p", s)), party("2.q", s, "b"), party("3.w", x)),
+			lockOf("b", held(party("2.q", x)), party("1.p", x, "a")),
+		}, ""},
+		"a forced hold": {[]lock.Status{
+			lockOf("a", held(revoked(party("1.p", x))), party("2.q", x, "b")),
+			lockOf("b", held(party("2.q", x)), party("1.p", x, "a")),
+		}, ""},
+		"its own request is in front": {[]lock.Status{
+			lockOf("a", held(party("1.p", x)), party("2.q", x, "b"), party("2.q", x, "b", "c")),
+			lockOf("b", held(party("2.q", x)), party("1.p", x, "a")),
+		}, "2.q>a 1.p>b"},
+		"two circles": {[]lock.Status{
+			lockOf("a", held(party("1.p", x)), party("2.q", x, "b")),
+			lockOf("b", held(party("2.q", x)), party("1.p", x, "a")),
+			lockOf("c", held(party("3.r", x)), party("4.t", x, "d")),
+			lockOf("d", held(party("4.t", x)), party("3.r", x, "c")),
+		}, "2.q>a 1.p>b; 4.t>c 3.r>d"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, c := range New(c.locks).Cycles() {
+				got = append(got, path(c))
+				if !c.Stands(locksOf(c)) {
+					t.Errorf("%v does not stand", c)
+				}
+			}
+			if s := strings.Join(got, "; "); s != c.want {
+				t.Errorf("got %q, want %q", s, c.want)
+			}
+		})
+	}
+}
+
+// locksOf are the locks in which a circle stands.
+func locksOf(c Cycle) (all []lock.Status) {
+	for _, e := range c {
+		st := lock.Status{Resource: e.Resource}
+		if e.Queued {
+			st.Waiters = append(st.Waiters, e.Blocker)
+		} else {
+			st.Holders = append(st.Holders, e.Blocker)
+		}
+		st.Waiters = append(st.Waiters, e.Waiter)
+		all = append(all, st)
+	}
+	return all
+}
+
+// TestStands: a circle of which any hold or wait is another one, or is gone, does not stand.
+func TestStands(t *testing.T) {
+	c := New([]lock.Status{
+		lockOf("a", held(party("1.p", s)), party("3.w", x), party("2.q", s, "b")),
+		lockOf("b", held(party("2.q", x)), party("1.p", x, "a")),
+	}).Cycles()[0]
+	for name, change := range map[string]func(all []lock.Status){
+		"hold gone":       func(all []lock.Status) { all[2].Holders = nil },
+		"another hold":    func(all []lock.Status) { all[2].Holders[0].ID += "'" },
+		"forced":          func(all []lock.Status) { all[2].Holders[0].Revoked = true },
+		"downgraded":      func(all []lock.Status) { all[2].Holders[0].Mode = s },
+		"another owner":   func(all []lock.Status) { all[2].Holders[0].Owner.Label = "else" },
+		"wait gone":       func(all []lock.Status) { all[2].Waiters = nil },
+		"another wait":    func(all []lock.Status) { all[2].Waiters[0].ID += "'" },
+		"writer gone":     func(all []lock.Status) { all[0].Waiters = all[0].Waiters[1:] },
+		"writer behind":   func(all []lock.Status) { slices.Reverse(all[0].Waiters) },
+		"nobody any more": func(all []lock.Status) { all[1] = lock.Status{Resource: "a"} },
+	} {
+		all := locksOf(c)
+		if !c.Stands(all) {
+			t.Fatal("it does not stand as it is")
+		}
+		if change(all); c.Stands(all) {
+			t.Errorf("%s: it stands", name)
+		}
+	}
+}
+
+// TestVictims: the one who asked last first, whatever order the circle is in, and never one
+// for whom others wait only in a queue.
+func TestVictims(t *testing.T) {
+	locks := []lock.Status{
+		lockOf("a", held(party("1.p", s)), party("3.w", x), party("2.q", s, "bb")),
+		lockOf("bb", held(party("2.q", x)), party("1.p", x, "a")),
+	}
+	c := New(locks).Cycles()[0]
+	for range c {
+		var got []string
+		for _, h := range c.Victims() {
+			got = append(got, h.Owner.Label)
+		}
+		if fmt.Sprint(got) != "[q p]" {
+			t.Errorf("of %s: %v", path(c), got)
+		}
+		c = append(c[1:], c[0])
+	}
+}
+
+// TestWords: the text names everybody, and is bounded.
+func TestWords(t *testing.T) {
+	c := New([]lock.Status{
+		lockOf("a", held(party("1.p", x)), party("2.q", x, "b")),
+		lockOf("b", held(party("2.q", x)), party("1.p", x, "a")),
+	}).Cycles()[0]
+	want := `q of app (pid 7 at pod-2) waits 1.5s for "a", which is held EXCLUSIVE by p of app (pid 7 at pod-1); ` +
+		`p of app (pid 7 at pod-1) waits 1.5s for "b", which is held EXCLUSIVE by q of app (pid 7 at pod-2)`
+	if got := c.String(); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	for len(c) < 1000 {
+		c = append(c, c...)
+	}
+	if got := c.String(); len(got) > maxWords+300 || !strings.HasSuffix(got, "more") {
+		t.Errorf("%d bytes: %s", len(got), got)
+	}
+	if got := Name(lock.Holding{Owner: lock.Owner{}}); got != "pid ?" {
+		t.Errorf("nobody known is %q", got)
+	}
+}
+
+// world answers as a store would.
+type world struct {
+	locks []lock.Status
+	reads []lock.Resource
+	err   error
+}
+
+func (w *world) get(_ context.Context, r lock.Resource) (lock.Status, error) {
+	w.reads = append(w.reads, r)
+	for _, st := range w.locks {
+		if st.Resource == r {
+			return st, w.err
+		}
+	}
+	return lock.Status{Resource: r}, w.err
+}
+
+// ringOf is a circle of n, and for each member a tail of others that wait for it.
+func ringOf(n, tails int) *world {
+	w := &world{}
+	for i := range n {
+		name, next := fmt.Sprint("r", i), fmt.Sprint("r", (i+n-1)%n)
+		waiters := []lock.Holding{party(fmt.Sprintf("%d.o", (i+n-1)%n), x, next)}
+		for j := range tails {
+			waiters = append(waiters, party(fmt.Sprintf("%d.tail%d", i, j), x, fmt.Sprintf("tail%d-%d", i, j)))
+		}
+		w.locks = append(w.locks, lockOf(name, held(party(fmt.Sprintf("%d.o", i), x)), waiters...))
+	}
+	return w
+}
+
+// TestSearch finds a circle from each member, and reads nothing twice.
+func TestSearch(t *testing.T) {
+	for _, n := range []int{2, 3, 5, 50} {
+		w := ringOf(n, 2)
+		for i := range n {
+			w.reads = nil
+			wait := w.locks[(i+1)%n].Waiters[0]
+			c, err := Search(t.Context(), w.get, wait.ID, wait.Owner.Nested.Held, 1000)
+			if err != nil || len(c) != n || c[0].Waiter.ID != wait.ID {
+				t.Fatalf("from member %d of %d: %v, %v", i, n, c, err)
+			}
+			slices.Sort(w.reads)
+			if len(w.reads) > 3*n || len(slices.Compact(w.reads)) != len(w.reads) {
+				t.Errorf("reads: %v", w.reads)
+			}
+			w.reads = nil
+			if stands, err := Again(t.Context(), w.get, c); !stands || err != nil || len(w.reads) != n {
+				t.Errorf("again: %t, %v after %d reads", stands, err, len(w.reads))
+			}
+		}
+	}
+}
+
+// TestSearchIsBounded: it reads as much as it may, others each time, so that it finds in the end
+// what is there; and one resource where nobody waits for what the owner holds.
+func TestSearchIsBounded(t *testing.T) {
+	w := ringOf(2, 40)
+	wait := w.locks[1].Waiters[0]
+	tries := 0
+	for c := Cycle(nil); c == nil; tries++ {
+		w.reads = nil
+		c, _ = Search(t.Context(), w.get, wait.ID, wait.Owner.Nested.Held, 10)
+		if len(w.reads) > 10 {
+			t.Fatalf("%d reads", len(w.reads))
+		}
+		if tries > 10_000 {
+			t.Fatal("not found")
+		}
+	}
+	w = &world{locks: []lock.Status{lockOf("mine", held(party("1.p", x)))}}
+	if c, err := Search(t.Context(), w.get, "id", []string{"mine"}, 10); c != nil || err != nil || len(w.reads) != 1 {
+		t.Errorf("got %v, %v after %v", c, err, w.reads)
+	}
+	w.err = errors.New("silence")
+	if _, err := Search(t.Context(), w.get, "id", []string{"mine"}, 10); !errors.Is(err, w.err) {
+		t.Errorf("error: %v", err)
+	}
+	if _, err := Again(t.Context(), w.get, Cycle{{Resource: "mine"}}); !errors.Is(err, w.err) {
+		t.Errorf("error: %v", err)
+	}
+}
+
+// TestRandom compares with a plain search for a way back, over random locks.
+func TestRandom(t *testing.T) {
+	for seed := range uint64(1500) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		var locks []lock.Status
+		for i := range 1 + r.IntN(4) {
+			st := lock.Status{Resource: lock.Resource(fmt.Sprint("r", i))}
+			mode := lock.Mode(1 + r.IntN(2))
+			one := func(m lock.Mode) lock.Holding {
+				h := party(fmt.Sprintf("%d.o", r.IntN(5)), m)
+				h.ID = lock.HoldID(fmt.Sprint(i, "-", len(st.Holders)+len(st.Waiters)))
+				return h
+			}
+			for range 1 + r.IntN(2)*int(mode-1) {
+				st.Holders = append(st.Holders, one(mode))
+			}
+			for range r.IntN(4) {
+				st.Waiters = append(st.Waiters, one(lock.Mode(1+r.IntN(2))))
+			}
+			locks = append(locks, st)
+		}
+		g := New(locks)
+		for _, st := range locks {
+			for _, w := range st.Waiters {
+				c := g.Cycle(w.ID)
+				if want := returns(locks, w); (c != nil) != want {
+					t.Fatalf("seed %d: from %s: got %s, want one: %t\n%+v", seed, w.ID, path(c), want, locks)
+				}
+				for i, e := range c {
+					if next := c[(i+1)%len(c)]; WhoOf(e.Blocker) != WhoOf(next.Waiter) || c[0].Waiter.ID != w.ID || c[len(c)-1].Queued {
+						t.Fatalf("seed %d: no circle: %s", seed, path(c))
+					}
+				}
+			}
+		}
+	}
+}
+
+// returns tells, step by step, whether the owner of a wait is reached from it by a hold of its.
+func returns(locks []lock.Status, w lock.Holding) bool {
+	waits := []lock.Holding{w}
+	seen := map[lock.HoldID]bool{}
+	for len(waits) > 0 {
+		now := waits[0]
+		waits = waits[1:]
+		if seen[now.ID] {
+			continue
+		}
+		seen[now.ID] = true
+		var blockers []lock.Holding
+		for _, st := range locks {
+			i := slices.IndexFunc(st.Waiters, func(h lock.Holding) bool { return h.ID == now.ID })
+			if i < 0 {
+				continue
+			}
+			for _, h := range st.Holders {
+				if excludes(h, now) && WhoOf(h) != WhoOf(now) {
+					if WhoOf(h) == WhoOf(w) {
+						return true
+					}
+					blockers = append(blockers, h)
+				}
+			}
+			for _, h := range st.Waiters[:i] {
+				if excludes(h, now) && WhoOf(h) != WhoOf(now) && WhoOf(h) != WhoOf(w) {
+					blockers = append(blockers, h)
+				}
+			}
+		}
+		for _, b := range blockers {
+			for _, st := range locks {
+				for _, h := range st.Waiters {
+					if WhoOf(h) == WhoOf(b) {
+						waits = append(waits, h)
+					}
+				}
+			}
+		}
+	}
+	return false
+}
+
+// TestTree draws each waiter once.
+func TestTree(t *testing.T) {
+	var draw func(n *Node) string
+	draw = func(n *Node) string {
+		var parts []string
+		for _, b := range n.Blocks {
+			s := string(b.Resource)
+			if b.Others > 0 {
+				s += fmt.Sprint("+", b.Others)
+			}
+			parts = append(parts, s+":"+draw(b.Node))
+		}
+		name := n.Of.Owner.Ref + "." + n.Of.Owner.Label
+		if n.Again {
+			name += "*"
+		}
+		if parts == nil {
+			return name
+		}
+		return name + "(" + strings.Join(parts, " ") + ")"
+	}
+	for name, c := range map[string]struct {
+		locks []lock.Status
+		want  string
+	}{
+		"nobody waits": {[]lock.Status{lockOf("a", held(party("1.p", x)))}, ""},
+		"a chain": {[]lock.Status{
+			lockOf("a", held(party("1.p", x)), party("2.q", x, "b"), party("4", x)),
+			lockOf("b", held(party("2.q", x)), party("3.r", x, "c")),
+		}, "1.p(a:2.q(b:3.r) a:4.)"},
+		"the top comes last": {[]lock.Status{
+			lockOf("a", held(party("1.p", x)), party("2.q", x, "b")),
+			lockOf("b", held(party("3.r", x)), party("1.p", x, "a")),
+		}, "3.r(b:1.p(a:2.q))"},
+		"a circle": {[]lock.Status{
+			lockOf("a", held(party("1.p", x)), party("2.q", x, "b")),
+			lockOf("b", held(party("2.q", x)), party("1.p", x, "a")),
+		}, "1.p(a:2.q(b:1.p*))"},
+		"readers and a writer": {[]lock.Status{
+			lockOf("a", held(party("1", s), party("2", s)), party("3", x), party("4", s)),
+		}, "1.(a+1:3.(a:4.))"},
+		"no sessions": {[]lock.Status{
+			lockOf("a", held(party("", x)), party("", s)),
+		}, ".(a:.)"},
+		"granted in a moment": {[]lock.Status{lockOf("a", nil, party("1.p", x))}, ""},
+	} {
+		var got []string
+		for _, n := range New(c.locks).Tree() {
+			got = append(got, draw(n))
+		}
+		if s := strings.Join(got, " | "); s != c.want {
+			t.Errorf("%s: got %q, want %q", name, s, c.want)
+		}
+	}
+}
