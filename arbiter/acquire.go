@@ -68,7 +68,7 @@ func (l *Lease) enter(q *lock.Request) (*member, error) {
 	if c.id == q.ID {
 		m = &c.one
 	}
-	*m = member{id: q.ID, resource: q.Resource, mode: q.Mode, owner: q.Owner, cohort: c, state: asking, since: now}
+	*m = member{id: q.ID, resource: q.Resource, mode: q.Mode, owner: q.Owner, cohort: c, state: asking, nested: q.Nested, since: now}
 	l.members[m.id] = m
 	switch {
 	case c.state == parked:
@@ -111,15 +111,22 @@ func (l *Lease) await(ctx context.Context, m *member) (lock.Grant, error) {
 		}
 		bell := make(chan struct{})
 		m.bell = bell
+		var late <-chan time.Time
+		if m.nested && c.hidden(m) {
+			late = time.After(m.since + apartAfter - l.now())
+		}
 		l.mu.Unlock()
 		lock.Blocking(ctx)
 		select {
 		case <-bell:
 		case <-l.lost:
 		case <-ctx.Done():
+		case <-late:
 		}
 		l.mu.Lock()
-		m.bell = nil
+		if m.bell = nil; late != nil && m.state == asking && m.err == nil && m.cohort.hidden(m) && l.now()-m.since >= apartAfter {
+			l.separate(m)
+		}
 	}
 }
 

@@ -28,6 +28,7 @@ type cohort struct {
 	state    state
 	try      bool        // the store is asked whether it is free, and not to queue
 	closed   bool        // takes no more members
+	apart    bool        // it is for one member that must be seen to wait
 	unsure   bool        // a downgrade had no answer
 	returned bool        // its resource was here just before
 	single   bool        // for the store it stands for one app, and it does
@@ -66,6 +67,7 @@ type member struct {
 	cohort   *cohort
 	state    state
 	present  bool // its Acquire is under way
+	nested   bool // others must see it wait, when it waits for long
 	fence    lock.Fence
 	since    time.Duration
 	err      error         // its Acquire ends with it
@@ -183,6 +185,30 @@ func (l *Lease) reroute(c *cohort) {
 		m.cohort = n
 	}
 	n.promote()
+}
+
+// apartAfter is for how long a nested request waits among others before it gets a place of its
+// own in the store, where other sidecars see who it is. They look for deadlocks among
+// requests that have waited for a second.
+const apartAfter = 500 * time.Millisecond
+
+// hidden tells whether other sidecars do not see that m waits.
+func (c *cohort) hidden(m *member) bool { return c.state != asking || c.face != m.id }
+
+// separate lets a member ask the store for itself.
+func (l *Lease) separate(m *member) {
+	c := m.cohort
+	c.queue = slices.DeleteFunc(c.queue, func(o *member) bool { return o == m })
+	line := l.lines[c.resource]
+	at := slices.Index(line, c) + 1
+	for at < len(line) && line[at].apart { // they came before
+		at++
+	}
+	n := l.newCohort(lock.NewHoldID(), m, at)
+	n.closed, n.apart = true, true
+	n.queue = append(n.queue, m)
+	m.cohort = n
+	c.promote()
 }
 
 // out takes a member out of its cohort.

@@ -133,6 +133,7 @@ type Request struct {
 	Direct   bool   // ask the store, also where the sidecar could answer by itself
 	Guard    GuardWish
 	Cohort   Cohort // nil: one app has it to itself
+	Nested   bool   // who asks holds something already, see Owner.Nested: where it waits long, other sidecars must see it wait
 }
 
 // GuardWish says whether Grant.Guard is of use to who asks. Only stores that have
