@@ -97,7 +97,8 @@ func (k *keeper) change(percent int) {
 // the process for a moment.
 func percentFor(live uint64) int {
 	percent := most
-	for ; percent > usual && live*uint64(percent)/100 > room; percent /= 2 { //nolint:gosec // positive
+	for percent > usual && live > room*100/uint64(percent) {
+		percent /= 2
 	}
 	return percent
 }
