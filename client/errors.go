@@ -17,6 +17,7 @@ var (
 	ErrSessionNotFound   = errors.New("no such session")                     // it has ended
 	ErrNotHolder         = errors.New("not the holder")                      // released before
 	ErrUpgradeRefused    = errors.New("upgrade refused")                     // SHARED cannot become EXCLUSIVE
+	ErrDeadlock          = errors.New("deadlock")                            // owners wait for each other, and this one asked last; all holds stay
 	ErrAlreadyDone       = errors.New("it was done before")                  // and has succeeded; see OutcomeOf
 	ErrAttemptsExhausted = errors.New("it was tried as often as it may be")  // see OutcomeOf
 	ErrUnsupported       = errors.New("not supported by the store")          // the message says what
@@ -40,6 +41,7 @@ var byReason = map[string]error{
 	"SESSION_NOT_FOUND":  ErrSessionNotFound,
 	"NOT_HOLDER":         ErrNotHolder,
 	"UPGRADE_REFUSED":    ErrUpgradeRefused,
+	"DEADLOCK":           ErrDeadlock,
 	"ALREADY_DONE":       ErrAlreadyDone,
 	"ATTEMPTS_EXHAUSTED": ErrAttemptsExhausted,
 	"UNSUPPORTED":        ErrUnsupported,

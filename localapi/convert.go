@@ -228,21 +228,22 @@ func holdersTo(hs []lock.Holding, now time.Time) []*pb.Holder {
 	out := make([]*pb.Holder, 0, len(hs))
 	for _, h := range hs {
 		out = append(out, &pb.Holder{
-			LockId:   string(h.ID),
-			Mode:     modeTo(h.Mode),
-			Fence:    int64(h.Fence),
-			Since:    timestamppb.New(now.Add(-h.Age)),
-			Age:      durationpb.New(h.Age),
-			Sidecar:  h.Sidecar,
-			LeaseId:  string(h.Lease),
-			Pid:      h.Owner.PID,
-			Uid:      h.Owner.UID,
-			Gid:      h.Owner.GID,
-			Session:  h.Owner.Session,
-			Owner:    h.Owner.Label,
-			Metadata: h.Owner.Metadata,
-			Revoked:  h.Revoked,
-			Parked:   h.Parked,
+			LockId:     string(h.ID),
+			Mode:       modeTo(h.Mode),
+			Fence:      int64(h.Fence),
+			Since:      timestamppb.New(now.Add(-h.Age)),
+			Age:        durationpb.New(h.Age),
+			Sidecar:    h.Sidecar,
+			LeaseId:    string(h.Lease),
+			Pid:        h.Owner.PID,
+			Uid:        h.Owner.UID,
+			Gid:        h.Owner.GID,
+			Session:    h.Owner.Session,
+			Owner:      h.Owner.Label,
+			Metadata:   h.Owner.Metadata,
+			Revoked:    h.Revoked,
+			Parked:     h.Parked,
+			SessionRef: h.Owner.Ref,
 		})
 	}
 	return out

@@ -33,6 +33,7 @@ const (
 	reasonUpgrade     reason = "UPGRADE_REFUSED"
 	reasonDone        reason = "ALREADY_DONE"
 	reasonExhausted   reason = "ATTEMPTS_EXHAUSTED"
+	reasonDeadlock    reason = "DEADLOCK"
 	reasonUnavailable reason = "STORE_UNAVAILABLE"
 	reasonUnsupported reason = "UNSUPPORTED"
 	reasonLimit       reason = "LIMIT_EXCEEDED"
@@ -54,6 +55,7 @@ var codeOf = map[reason]codes.Code{
 	reasonUpgrade:     codes.FailedPrecondition,
 	reasonDone:        codes.AlreadyExists,
 	reasonExhausted:   codes.FailedPrecondition,
+	reasonDeadlock:    codes.Aborted,
 	reasonUnavailable: codes.Unavailable,
 	reasonUnsupported: codes.Unimplemented,
 	reasonLimit:       codes.ResourceExhausted,
@@ -79,6 +81,7 @@ var httpOf = map[reason]int{
 	reasonUpgrade:     http.StatusPreconditionFailed,
 	reasonDone:        http.StatusConflict,
 	reasonExhausted:   http.StatusPreconditionFailed,
+	reasonDeadlock:    http.StatusConflict,
 	reasonUnavailable: http.StatusServiceUnavailable,
 	reasonUnsupported: http.StatusNotImplemented,
 	reasonLimit:       http.StatusTooManyRequests,
@@ -141,6 +144,7 @@ func explain(err error) *apiError {
 		held  *lock.HeldError
 		lost  *session.LostError
 		limit *session.LimitError
+		dead  *session.DeadlockError
 		bad   *lock.InvalidError
 		done  *outcome.RefusedError
 	)
@@ -169,6 +173,11 @@ func explain(err error) *apiError {
 			"or it belongs to another session or resource"}
 	case errors.Is(err, session.ErrUpgradeRefused):
 		return &apiError{reason: reasonUpgrade, message: "the owner holds the resource SHARED, which cannot be turned into EXCLUSIVE: release it first"}
+	case errors.As(err, &dead):
+		return &apiError{
+			reason: reasonDeadlock, message: dead.Error(),
+			metadata: map[string]string{"resource": dead.Resource, "cycle_length": strconv.Itoa(len(dead.Cycle))},
+		}
 	case errors.As(err, &limit):
 		return &apiError{
 			reason: reasonLimit, message: limit.Error(),

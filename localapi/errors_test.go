@@ -14,6 +14,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/lock"
 	"github.com/locksidecar/locksidecar/session"
+	"github.com/locksidecar/locksidecar/waitfor"
 )
 
 // Who is refused because of a hold that no app has is told so, and not of a pid 0.
@@ -57,6 +58,7 @@ func TestErrors(t *testing.T) {
 		"session ended":       {session.ErrSessionClosed, reasonNoSession, codes.NotFound, 404, nil},
 		"not holder":          {fmt.Errorf("release: %w", lock.ErrNotHolder), reasonNotHolder, codes.FailedPrecondition, 412, nil},
 		"upgrade":             {session.ErrUpgradeRefused, reasonUpgrade, codes.FailedPrecondition, 412, nil},
+		"deadlock":            {&session.DeadlockError{Resource: "r", Cycle: make(waitfor.Cycle, 2)}, reasonDeadlock, codes.Aborted, 409, map[string]string{"resource": "r", "cycle_length": "2"}},
 		"store":               {fmt.Errorf("acquire: %w: %s", lock.ErrUnavailable, secret), reasonUnavailable, codes.Unavailable, 503, nil},
 		"store, too late":     {fmt.Errorf("%w: %w", lock.ErrUnavailable, &lock.HeldError{Cause: context.DeadlineExceeded}), reasonUnavailable, codes.Unavailable, 503, nil},
 		"lease":               {lock.ErrLeaseLost, reasonUnavailable, codes.Unavailable, 503, nil},

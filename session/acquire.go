@@ -45,6 +45,7 @@ var errSilent = fmt.Errorf("the store has not answered: %w", lock.ErrUnavailable
 //	ErrUpgradeRefused: the request is reentrant, and the owner holds it, or waits
 //	  for it, SHARED.
 //	*LimitError: the session, or its user, has too many holds or waiters.
+//	*DeadlockError: its owner and others wait for each other, and it asked last.
 //	*LostError: an administrator took the waiter out of the queue, or the hold
 //	  was lost before it could be handed out.
 //	*outcome.RefusedError: r.Once, and it has succeeded before, or was tried as often as
@@ -70,14 +71,14 @@ func (s *Session) Acquire(ctx context.Context, r AcquireRequest) (Grant, error) 
 func (s *Session) request(h *ledger.Hold, id lock.HoldID) (f func()) {
 	ctx, stop := context.WithCancel(valuesOf(h))
 	if g := s.m.lease.Load(); g != nil && !g.lost() {
-		q, wanted := s.ledger.Asked(h, id, g, stop)
+		q, held, wanted := s.ledger.Asked(h, id, g, stop)
 		if !wanted {
 			stop()
 			return nil
 		}
 		s.lease = g
 		g.add(id, s)
-		return func() { s.ask(ctx, stop, h, g, q) }
+		return func() { s.ask(ctx, stop, h, g, q, held) }
 	}
 	if !s.ledger.Waiting(h, id, stop) {
 		stop()
@@ -96,14 +97,14 @@ func (s *Session) request(h *ledger.Hold, id lock.HoldID) (f func()) {
 				s.exit()
 				continue
 			}
-			q, wanted := s.ledger.Asked(h, id, g, stop)
+			q, held, wanted := s.ledger.Asked(h, id, g, stop)
 			if wanted {
 				s.lease = g
 				g.add(id, s)
 			}
 			s.exit()
 			if wanted {
-				s.ask(ctx, stop, h, g, q)
+				s.ask(ctx, stop, h, g, q, held)
 			}
 			return
 		}
@@ -115,12 +116,17 @@ func valuesOf(h *ledger.Hold) context.Context {
 	return context.WithoutCancel(h.Tag().(context.Context))
 }
 
-// ask asks the store until it answers, ctx ends, or the lease is over.
-func (s *Session) ask(ctx context.Context, stop func(), h *ledger.Hold, g *generation, q lock.Request) {
+// ask asks the store until it answers, ctx ends, or the lease is over. The owner of the
+// request has the resources held.
+func (s *Session) ask(ctx context.Context, stop func(), h *ledger.Hold, g *generation, q lock.Request, held []string) {
 	q.Owner = s.encoded
 	if label := h.Owner(); label != "" {
 		o := s.owner
 		o.Label = label
+		if len(held) > 0 {
+			o.Nested = &lock.Nested{Asked: time.Now().UnixMilli(), Held: held}
+			defer inquire(ctx, s, h, q.ID, held)()
+		}
 		q.Owner = o.Encode()
 	}
 	var grant lock.Grant
@@ -201,6 +207,8 @@ func resultOf(g Grant, err error) AcquireResult {
 		return Cancelled
 	case errors.Is(err, ErrSessionClosed), errors.Is(err, ErrLost):
 		return Ended
+	case errors.Is(err, ErrDeadlock):
+		return Deadlocked
 	default:
 		return Refused
 	}

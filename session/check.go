@@ -32,6 +32,8 @@ func checkOptions(o Options) error {
 		return invalid("backend", "is missing")
 	case o.TTL < lock.MinTTL || o.TTL > lock.MaxTTL:
 		return invalid("ttl", "is %v, must be %v to %v", o.TTL, lock.MinTTL, lock.MaxTTL)
+	case o.Deadlock > IgnoreDeadlocks:
+		return invalid("deadlock", "is not one of break, report, off")
 	case o.LostGrace < 0:
 		return invalid("lost_grace", "is negative")
 	case min(o.Limits.Sessions, o.Limits.SessionsPerUID, o.Limits.HoldsPerSession, o.Limits.HoldsPerUID, o.Limits.WaitersPerSession) < 0:

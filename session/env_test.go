@@ -243,9 +243,22 @@ type observer struct {
 	acquired []AcquireResult
 	lost     []LostReason
 	opened   []error
+	locked   []bool // deadlocks, broken or not
 }
 
-func (o *observer) Acquired(_ lock.Mode, r AcquireResult, _ time.Duration) {
+func (o *observer) Deadlock(broken bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.locked = append(o.locked, broken)
+}
+
+func (o *observer) deadlocks() []bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.locked)
+}
+
+func (o *observer) Acquired(_ string, _ lock.Mode, r AcquireResult, _ time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.acquired = append(o.acquired, r)

@@ -2,8 +2,10 @@ package session
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/locksidecar/locksidecar/session/ledger"
+	"github.com/locksidecar/locksidecar/waitfor"
 )
 
 // The errors of this package, beside those of lock: *lock.HeldError,
@@ -19,6 +21,8 @@ var (
 	ErrDraining = errors.New("the sidecar is stopping")
 	// ErrLimit: a limit is reached. See LimitError.
 	ErrLimit = ledger.ErrLimit
+	// ErrDeadlock: owners wait for each other. See DeadlockError.
+	ErrDeadlock = errors.New("deadlock")
 	// ErrLost: the hold is over though nobody released it. See LostError.
 	ErrLost = ledger.ErrLost
 )
@@ -28,3 +32,17 @@ type LimitError = ledger.LimitError
 
 // LostError is ErrLost with what was lost and why.
 type LostError = ledger.LostError
+
+// DeadlockError is ErrDeadlock with who waits for whom. The request it answers is in the
+// first edge.
+type DeadlockError struct {
+	Resource string
+	Cycle    waitfor.Cycle
+}
+
+func (e *DeadlockError) Error() string {
+	return fmt.Sprintf("the wait for the lock on %q would never end: %s", e.Resource, e.Cycle)
+}
+
+// Is makes errors.Is(err, ErrDeadlock) true.
+func (e *DeadlockError) Is(target error) bool { return target == ErrDeadlock }

@@ -21,6 +21,8 @@ const (
 	keyTTL      = "ttl"
 	keyValidFor = "valid_for"
 	keyDropped  = "dropped"
+	keyCycle    = "cycle"
+	keyBroken   = "broken"
 )
 
 const (

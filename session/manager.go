@@ -28,6 +28,7 @@ type Options struct {
 	Observer  Observer      // default: none
 	Clock     lock.Clock    // default lock.BootTime
 	Parked    func() int    // optional: how many holds the Backend has that no app has
+	Deadlock  DeadlockMode
 }
 
 // Limits bound what apps may take. Zero fields get their default.
@@ -83,6 +84,7 @@ type Manager struct {
 	workers *workers.Pool  // ask the store
 	wg      sync.WaitGroup // what Run waits for
 	looks   looks          // of watches
+	search  chan struct{}  // one place, for the search for deadlocks
 
 	mu       sync.Mutex
 	changed  chan struct{} // closed when lease changes, and replaced
@@ -124,6 +126,7 @@ func New(o Options) (*Manager, error) {
 		started:  o.Clock(),
 		idle:     make(chan struct{}, 1),
 		workers:  workers.New(),
+		search:   make(chan struct{}, 1),
 		changed:  make(chan struct{}),
 		openErr:  errors.New("the lease is not open yet"),
 		sessions: make(map[ID]*Session),
@@ -198,6 +201,13 @@ func (m *Manager) remove(s *Session) {
 	delete(m.sessions, s.id)
 	if s.user.sessions--; s.user.sessions == 0 {
 		delete(m.users, s.owner.UID)
+	}
+}
+
+// EachWait tells the name and the age of each request that waits for a lock.
+func (m *Manager) EachWait(f func(resource string, age time.Duration)) {
+	for _, s := range m.all() {
+		s.change(func(l *ledger.Ledger) { l.EachWait(f) })
 	}
 }
 

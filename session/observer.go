@@ -11,8 +11,12 @@ import (
 // paths and under locks: they count and return. What is a level and not a count
 // (sessions, holds, waiters, time left) is read from Manager.Info.
 type Observer interface {
-	// Acquired is called once for each Acquire that passed the checks of its fields.
-	Acquired(mode lock.Mode, result AcquireResult, took time.Duration)
+	// Acquired is called once for each Acquire that passed the checks of its fields. The
+	// resource is as the app named it.
+	Acquired(resource string, mode lock.Mode, result AcquireResult, took time.Duration)
+	// Deadlock is called once for each that was found. Where it was broken, one of its waits
+	// has ended.
+	Deadlock(broken bool)
 	// HoldLost is called once for each hold that is lost.
 	HoldLost(reason LostReason)
 	// Heartbeat is called for each heartbeat of the lease.
@@ -33,6 +37,7 @@ const (
 	Cancelled                 // the caller gave up
 	Ended                     // the session ended, or an administrator took the waiter away
 	Refused                   // an upgrade, or a limit
+	Deadlocked                // it was part of a deadlock
 	Unavailable               // the store did not answer
 )
 
@@ -53,6 +58,8 @@ func (r AcquireResult) String() string {
 		return "ended"
 	case Refused:
 		return "refused"
+	case Deadlocked:
+		return "deadlock"
 	case Unavailable:
 		return "unavailable"
 	default:
@@ -62,7 +69,8 @@ func (r AcquireResult) String() string {
 
 type noObserver struct{}
 
-func (noObserver) Acquired(lock.Mode, AcquireResult, time.Duration) {}
-func (noObserver) HoldLost(LostReason)                              {}
-func (noObserver) Heartbeat(heartbeat.Beat)                         {}
-func (noObserver) LeaseOpened(error)                                {}
+func (noObserver) Acquired(string, lock.Mode, AcquireResult, time.Duration) {}
+func (noObserver) Deadlock(bool)                                            {}
+func (noObserver) HoldLost(LostReason)                                      {}
+func (noObserver) Heartbeat(heartbeat.Beat)                                 {}
+func (noObserver) LeaseOpened(error)                                        {}

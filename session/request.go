@@ -135,7 +135,7 @@ func (q *Request) answer() (Grant, error) {
 		}
 	}
 	if !q.began.IsZero() {
-		q.s.m.o.Observer.Acquired(q.r.Mode, resultOf(g, err), time.Since(q.began))
+		q.s.m.o.Observer.Acquired(q.r.Resource, q.r.Mode, resultOf(g, err), time.Since(q.began))
 	}
 	return g, err
 }

@@ -16,6 +16,9 @@ const (
 	// maxStep bounds one sleep of a session's timer: Go's timers stand still while
 	// the machine is suspended, and the clock of deadlines does not.
 	maxStep = 5 * time.Second
+	// refLength is that of a session's public name: 60 random bits, so that no two of all
+	// sidecars' sessions have the same.
+	refLength = 12
 )
 
 // Session is one app's liveness at the sidecar, and what the app holds. When it
@@ -82,6 +85,7 @@ func newSession(m *Manager, r OpenRequest) *Session {
 		PID:      r.Peer.PID,
 		UID:      r.Peer.UID,
 		GID:      r.Peer.GID,
+		Ref:      rand.Text()[:refLength],
 		Session:  r.Name,
 		Metadata: r.Metadata,
 	}

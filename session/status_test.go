@@ -38,7 +38,10 @@ func TestGetAndListSeeOnlyTheNamespace(t *testing.T) {
 		if err != nil || st.Resource != "a/1" || len(st.Holders) != 1 {
 			t.Fatalf("Get = %+v, %v", st, err)
 		}
-		want := lock.Owner{PID: 7, UID: 1000, Session: "app", Label: "main", Metadata: map[string]string{"k": "v"}}
+		want := lock.Owner{
+			PID: 7, UID: 1000, Ref: s.owner.Ref, Session: "app", Label: "main", Metadata: map[string]string{"k": "v"},
+			Nested: &lock.Nested{Asked: time.Now().UnixMilli(), Held: []string{"c"}},
+		}
 		if d := cmp.Diff(want, st.Holders[0].Owner); d != "" {
 			t.Errorf("owner: %s", d)
 		}

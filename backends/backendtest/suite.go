@@ -104,6 +104,9 @@ var usual = []conformance{
 	{name: "ArbiterDies", run: testArbiterDies},
 	{name: "ArbiterServerLacksParked", run: testArbiterServerLacksParked, needs: needs[Switcher]("Switcher")},
 
+	{name: "Deadlock", run: testDeadlock},
+	{name: "ArbiterDeadlock", run: testArbiterDeadlock},
+
 	{name: "ExclusionUnderLoad", run: testExclusionUnderLoad},
 	{name: "SharingUnderLoad", run: testSharingUnderLoad, shares: true},
 	{name: "CancelRaces", run: testCancelRaces},

@@ -178,6 +178,7 @@ var volatile = []struct {
 	{regexp.MustCompile(`"since": ?"[^"]+"`), `"since":"TIME"`},
 	{regexp.MustCompile(`"(age|uptime|leaseValidFor)": ?"[^"]+"`), `"$1":"DURATION"`},
 	{regexp.MustCompile(`"(pid|uid|gid)": ?\d+`), `"$1":0`},
+	{regexp.MustCompile(`"sessionRef": "[A-Z2-7]{12}"`), `"sessionRef": "REF"`},
 }
 
 func normal(text string) string {
@@ -209,7 +210,8 @@ func TestJSON(t *testing.T) {
       "owner": "",
       "metadata": {},
       "revoked": false,
-      "parked": false
+      "parked": false,
+      "sessionRef": "REF"
     }
   ],
   "waiters": []

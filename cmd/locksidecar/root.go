@@ -70,6 +70,7 @@ func newRoot(io streams) *cobra.Command {
 		newList(io),
 		newGet(io),
 		newWatch(io),
+		newDeadlocks(io),
 		newRelease(io),
 		newOutcomes(io),
 		newInfo(io),

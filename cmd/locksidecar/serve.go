@@ -72,6 +72,7 @@ type serveFlags struct {
 	lostGrace  time.Duration
 	turns      int
 	park       time.Duration
+	deadlock   deadlockFlag
 	sessions   session.Limits
 	api        localapi.Limits
 	allowUIDs  []uint
@@ -105,6 +106,8 @@ func addServe(cmd *cobra.Command) *serveFlags {
 	f.DurationVar(&s.lostGrace, "lost-grace", session.DefaultLostGrace, "when the sidecar ends a hold, how long it keeps others out, so that the app can stop its work")
 	f.IntVar(&s.turns, "local-turns", arbiter.MaxTurns, "how many requests of this sidecar's apps may have a lock in turn without asking the store, as long as no other sidecar is known to wait; 0: each request asks the store, and nothing is parked. What it changes: docs/guarantees.md")
 	f.DurationVar(&s.park, "park", defaultPark, "how long a lock that is asked for again and again stays in the store after its release, for the next app of this sidecar; 0: not at all")
+	f.Var(&s.deadlock, "deadlock", "what to do when owners wait for each other, at whatever sidecars: break (the one who asked last gets the error DEADLOCK, all holds stay), report (log and count it) or off; the same at all sidecars of a store")
+	complete(cmd, "deadlock", deadlockModes...)
 	f.UintSliceVar(&s.allowUIDs, "allow-uid", nil, "users who may connect (default: whom the socket's mode lets)")
 	f.UintSliceVar(&s.allowGIDs, "allow-gid", nil, "groups whose members may connect")
 	f.UintSliceVar(&s.adminUIDs, "admin-uid", nil, "users who may take locks from others (default: root and the sidecar's own user)")
@@ -129,6 +132,7 @@ func (s *serveFlags) options(io streams) (o sidecarOptions, err error) {
 		lostGrace:  s.lostGrace,
 		turns:      s.turns,
 		park:       s.park,
+		deadlock:   session.DeadlockMode(s.deadlock),
 		limits:     s.sessions,
 		socketMode: fs.FileMode(s.socketMode),
 		apiLimits:  s.api,

@@ -38,6 +38,7 @@ func TestServeRefusesWrongSettings(t *testing.T) {
 		{"limit", nil, []string{"--max-sessions", "0"}, "--max-sessions is 0: must be at least 1"},
 		{"turns", nil, []string{"--local-turns", "1025"}, "--local-turns is 1025: must be 0 to 1024"},
 		{"park", nil, []string{"--park", "11s"}, "--park is 11s: must be 0 to 10s"},
+		{"deadlock", nil, []string{"--deadlock", "ignore"}, "must be break, report or off"},
 		{"drain", nil, []string{"--drain", "-1s"}, "--drain is -1s"},
 		{"namespace", nil, []string{"--namespace", "a\tb"}, "namespace"},
 		{"uid", nil, []string{"--allow-uid", "root"}, `"root"`},

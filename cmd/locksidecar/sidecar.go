@@ -35,6 +35,7 @@ type sidecarOptions struct {
 	lostGrace  time.Duration
 	turns      int           // of the arbiter
 	park       time.Duration // the same
+	deadlock   session.DeadlockMode
 	limits     session.Limits
 	socket     string
 	socketMode fs.FileMode
@@ -99,11 +100,13 @@ func newSidecar(ctx context.Context, o sidecarOptions) (_ *sidecar, err error) {
 		Logger:    s.log.Named("session"),
 		Observer:  metrics,
 		Parked:    func() int { return local.Stats().Parked },
+		Deadlock:  o.deadlock,
 	})
 	if err != nil {
 		return nil, err
 	}
 	metrics.WatchLevels(s.manager.Info)
+	metrics.WatchWaits(s.manager.EachWait)
 	metrics.WatchArbiter(func() (saved, contended uint64, parked int) {
 		st := local.Stats()
 		return st.Saved, st.Contended, st.Parked

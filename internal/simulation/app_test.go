@@ -285,7 +285,7 @@ func (l *life) refused(q session.AcquireRequest, err error) {
 	var held *lock.HeldError
 	var lost *session.LostError
 	switch {
-	case errors.As(err, &held), errors.As(err, &lost), errors.Is(err, lock.ErrUnavailable), errors.Is(err, session.ErrUpgradeRefused), errors.Is(err, session.ErrSessionClosed):
+	case errors.As(err, &held), errors.As(err, &lost), errors.Is(err, lock.ErrUnavailable), errors.Is(err, session.ErrUpgradeRefused), errors.Is(err, session.ErrSessionClosed), errors.Is(err, session.ErrDeadlock):
 	default:
 		l.a.w.witness.complains("%v: Acquire(%+v) = %v", l, q, err)
 	}

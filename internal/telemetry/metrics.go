@@ -42,6 +42,10 @@ type Metrics struct {
 	lag        prometheus.Histogram
 	opened     *prometheus.CounterVec
 	yield      prometheus.Histogram
+	detected   prometheus.Counter
+	broken     prometheus.Counter
+	failed     *prometheus.CounterVec
+	patterns   patterns
 	command    *prometheus.HistogramVec
 	commands   sync.Map // commandKey -> prometheus.Observer
 }
@@ -55,7 +59,7 @@ func NewMetrics(version string) *Metrics {
 	m := &Metrics{registry: prometheus.NewRegistry()}
 	acquire := prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Namespace: namespace, Name: "acquire_seconds", Buckets: acquireBuckets,
-		Help: "Time from an app's request for a lock to its answer, by mode and result (granted, reentered, held, timed_out, cancelled, ended, refused, unavailable).",
+		Help: "Time from an app's request for a lock to its answer, by mode and result (granted, reentered, held, timed_out, cancelled, ended, refused, deadlock, unavailable).",
 	}, []string{"mode", "result"})
 	m.lost = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Namespace: namespace, Name: "locks_lost_total",
@@ -85,12 +89,24 @@ func NewMetrics(version string) *Metrics {
 		Namespace: namespace, Name: "yield_seconds", Buckets: acquireBuckets,
 		Help: "Time from the news that another sidecar waits for a lock that this one has until the store is asked to hand it on.",
 	})
+	m.detected = prometheus.NewCounter(prometheus.CounterOpts{
+		Namespace: namespace, Name: "deadlocks_detected_total",
+		Help: "Deadlocks that this sidecar was the one to break, or to report.",
+	})
+	m.broken = prometheus.NewCounter(prometheus.CounterOpts{
+		Namespace: namespace, Name: "deadlocks_broken_total",
+		Help: "Deadlocks that this sidecar has broken: a request got the error DEADLOCK.",
+	})
+	m.failed = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Namespace: namespace, Name: "failed_acquires_total",
+		Help: "Requests that got no lock because others had it, by pattern of the resource (numbers and UUIDs replaced; at most 100, then \"other\") and result (held, timed_out, deadlock).",
+	}, []string{"pattern", "result"})
 	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Namespace: namespace, Name: "build_info",
 		Help: "Always 1; the labels tell which build this is.",
 	}, []string{"version", "go_version"})
 
-	m.registry.MustRegister(acquire, m.lost, m.heartbeats, m.beatTime, m.lag, m.opened, m.yield, m.command, build,
+	m.registry.MustRegister(acquire, m.lost, m.heartbeats, m.beatTime, m.lag, m.opened, m.yield, m.detected, m.broken, m.failed, m.command, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 
 	// What is there from the start can be alarmed on before it happens first.
@@ -106,6 +122,9 @@ func NewMetrics(version string) *Metrics {
 	for r := heartbeat.Answered; r <= heartbeat.Refused; r++ {
 		m.heartbeats.WithLabelValues(r.String())
 	}
+	for _, r := range []session.AcquireResult{session.Held, session.TimedOut, session.Deadlocked} {
+		m.failed.WithLabelValues(otherPattern, r.String())
+	}
 	for _, r := range []string{"ok", "failed"} {
 		m.opened.WithLabelValues(r)
 	}
@@ -115,6 +134,12 @@ func NewMetrics(version string) *Metrics {
 // WatchLevels adds the metrics that are read from the session manager. It is
 // called once.
 func (m *Metrics) WatchLevels(info func() session.Info) { m.registry.MustRegister(levels{info}) }
+
+// WatchWaits adds the metric of how long requests have been waiting. each tells the
+// resource and the age of every request that waits. It is called once.
+func (m *Metrics) WatchWaits(each func(f func(resource string, age time.Duration))) {
+	m.registry.MustRegister(waits{m: m, each: each})
+}
 
 // WatchArbiter adds the metrics of what the sidecar has answered without the store. It is
 // called once.
@@ -140,9 +165,21 @@ func (m *Metrics) Handler() http.Handler {
 }
 
 // Acquired implements session.Observer.
-func (m *Metrics) Acquired(mode lock.Mode, result session.AcquireResult, took time.Duration) {
+func (m *Metrics) Acquired(resource string, mode lock.Mode, result session.AcquireResult, took time.Duration) {
 	if int(mode) < len(m.acquire) && int(result) < len(m.acquire[mode]) && m.acquire[mode][result] != nil {
 		m.acquire[mode][result].Observe(took.Seconds())
+	}
+	switch result {
+	case session.Held, session.TimedOut, session.Deadlocked:
+		m.failed.WithLabelValues(m.patterns.of(resource), result.String()).Inc()
+	}
+}
+
+// Deadlock implements session.Observer.
+func (m *Metrics) Deadlock(broken bool) {
+	m.detected.Inc()
+	if broken {
+		m.broken.Inc()
 	}
 }
 

@@ -37,9 +37,9 @@ func TestMetrics(t *testing.T) {
 	m.WatchLevels(func() session.Info {
 		return session.Info{Ready: true, Sessions: 2, Holds: 3, Waiters: 4, LeaseTTL: 10 * time.Second, LeaseValidFor: 6500 * time.Millisecond}
 	})
-	m.Acquired(lock.Exclusive, session.Granted, 3*time.Millisecond)
-	m.Acquired(lock.Shared, session.TimedOut, time.Second)
-	m.Acquired(lock.Mode(9), session.AcquireResult(99), time.Second) // must not panic
+	m.Acquired("r", lock.Exclusive, session.Granted, 3*time.Millisecond)
+	m.Acquired("r", lock.Shared, session.TimedOut, time.Second)
+	m.Acquired("r", lock.Mode(9), session.AcquireResult(99), time.Second) // must not panic
 	m.HoldLost(session.Forced)
 	m.Heartbeat(heartbeat.Beat{Result: heartbeat.Failed, Took: time.Second, Lag: 20 * time.Millisecond})
 	m.LeaseOpened(nil)
@@ -52,6 +52,18 @@ func TestMetrics(t *testing.T) {
 
 	m.Yielded(2 * time.Millisecond)
 	m.WatchArbiter(func() (saved, contended uint64, parked int) { return 7, 5, 3 })
+
+	m.Acquired("orders/42/7", lock.Shared, session.Held, time.Millisecond)
+	m.Acquired("orders/43/8", lock.Shared, session.Held, time.Millisecond)
+	m.Acquired("job-0e8b6f0c-5C2f-4a56-9d5e-1f0a7c1d2e3f", lock.Exclusive, session.Deadlocked, time.Second)
+	m.Deadlock(true)
+	m.Deadlock(false)
+	m.WatchWaits(func(f func(string, time.Duration)) {
+		f("orders/1/2", time.Second)
+		f("orders/3/4", 5*time.Second)
+		f("orders/1/2", 2*time.Second)
+		f("job-1", 3*time.Second)
+	})
 
 	text := scrape(t, m)
 	for _, want := range []string{
@@ -75,6 +87,13 @@ func TestMetrics(t *testing.T) {
 		`locksidecar_local_grants_total 7`,
 		`locksidecar_contended_total 5`,
 		`locksidecar_parked_holds 3`,
+		`locksidecar_failed_acquires_total{pattern="orders/#/#",result="held"} 2`,
+		`locksidecar_failed_acquires_total{pattern="job-#",result="deadlock"} 1`,
+		`locksidecar_failed_acquires_total{pattern="r",result="timed_out"} 1`,
+		`locksidecar_deadlocks_detected_total 2`,
+		`locksidecar_deadlocks_broken_total 1`,
+		`locksidecar_longest_wait_seconds{pattern="orders/#/#"} 5`,
+		`locksidecar_longest_wait_seconds{pattern="job-#"} 3`,
 		`locksidecar_sessions 2`,
 		`locksidecar_holds 3`,
 		`locksidecar_waiters 4`,
@@ -105,12 +124,30 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
+// TestPatternsAreBounded: the first hundred kinds of resources have series of their own.
+func TestPatternsAreBounded(t *testing.T) {
+	var p patterns
+	for i := range 2 * maxPatterns {
+		name := strings.Repeat("a", i+1)
+		want := name + "/#"
+		if i >= maxPatterns {
+			want = otherPattern
+		}
+		if got := p.of(name + "/17"); got != want {
+			t.Fatalf("number %d is %s, want %s", i, got, want)
+		}
+	}
+	if got := p.of("a/18"); got != "a/#" {
+		t.Errorf("the first is %s now", got)
+	}
+}
+
 // A hot path must stay one when it is counted.
 func TestMetricsDoNotAllocate(t *testing.T) {
 	m := NewMetrics("test")
 	m.Command("acquire", time.Millisecond, nil)
 	for name, f := range map[string]func(){
-		"Acquired": func() { m.Acquired(lock.Exclusive, session.Granted, time.Millisecond) },
+		"Acquired": func() { m.Acquired("r", lock.Exclusive, session.Granted, time.Millisecond) },
 	} {
 		if n := testing.AllocsPerRun(100, f); n > 0 {
 			t.Errorf("%s allocates %v times", name, n)

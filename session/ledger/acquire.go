@@ -100,7 +100,7 @@ func (l *Ledger) Acquire(a *Ask) (Grant, *Call, error) {
 	}
 	h := &Hold{
 		key: Key{a.Resource, a.Owner}, name: a.Name, mode: a.Mode, reentrant: a.Reentrant, direct: a.Direct || a.Once != nil, wish: a.Guard, once: a.Once,
-		state: asking, try: a.Try, id: l.o.NewID(), tag: a.Tag,
+		state: asking, try: a.Try, id: l.o.NewID(), tag: a.Tag, began: l.at.Now,
 	}
 	h.due.hold = h
 	l.asks[h.id] = h
@@ -219,13 +219,27 @@ func (l *Ledger) answer(c *Call, g Grant, err error) {
 
 // Asked notes that the driver's Acquire is called for the hold of a Request, on
 // that lease, and gives what to ask for. stop ends the call. It reports false
-// when the hold with that id is not wanted any more.
-func (l *Ledger) Asked(h *Hold, id lock.HoldID, lease Lease, stop func()) (lock.Request, bool) {
+// when the hold with that id is not wanted any more. Where the request may wait, holds
+// are the names of what its owner has, see Nested.
+func (l *Ledger) Asked(h *Hold, id lock.HoldID, lease Lease, stop func()) (q lock.Request, holds []string, wanted bool) {
 	if h.id != id || h.state != asking {
-		return lock.Request{}, false
+		return lock.Request{}, nil, false
 	}
 	h.lease, h.stop, h.asked = lease, stop, true
-	return lock.Request{ID: id, Resource: h.key.Resource, Mode: h.mode, Try: h.try, Direct: h.direct, Guard: h.wish}, true
+	if !h.try {
+		holds = l.owners.names(h.key.Owner)
+	}
+	return lock.Request{ID: id, Resource: h.key.Resource, Mode: h.mode, Try: h.try, Direct: h.direct, Guard: h.wish, Nested: holds != nil}, holds, true
+}
+
+// Deadlocked ends the wait for a hold with err. It reports false when the hold with
+// that id does not wait any more.
+func (l *Ledger) Deadlocked(h *Hold, id lock.HoldID, err error) bool {
+	if h.id != id || h.state != asking {
+		return false
+	}
+	l.fail(h, err)
+	return true
 }
 
 // Waiting notes how to end the wait for a lease to ask on, and reports, as Asked does.
@@ -299,6 +313,7 @@ func (l *Ledger) Answered(h *Hold, id lock.HoldID, lease Lease, g lock.Grant, er
 // granted answers all who wait.
 func (l *Ledger) granted(h *Hold, g lock.Grant) {
 	h.state, h.fence, h.guard, h.tag = held, g.Fence, g.Guard, nil
+	l.owners.add(h)
 	l.live++
 	h.count = len(h.claims)
 	for c := h.calls; c != nil; c = c.next {

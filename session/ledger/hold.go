@@ -43,7 +43,8 @@ type Hold struct {
 	once    *outcome.Wish
 	attempt *outcome.Attempt // what was begun under it
 
-	tag    any      // asking: of the first call
+	tag    any // asking: of the first call
+	began  time.Duration
 	calls  *Call    // asking: who waits, in no order
 	claims []*claim // of requests that have an id, in their order
 
@@ -51,6 +52,8 @@ type Hold struct {
 	due      due           // the end by max_hold, then that of the grace, or of the time for a release
 	graceEnd time.Duration // of a lost hold; 0: none
 	seq      uint64        // of a lost hold: when it was told
+
+	newer, older *Hold // held, with a label: others of the same owner
 
 	after *after // what follows the downgrade that is under way
 	idle  chan struct{}
@@ -135,6 +138,7 @@ func (l *Ledger) forget(h *Hold) {
 	if h.state == held {
 		l.live--
 		l.entered -= max(h.count-1, 0)
+		l.owners.remove(h)
 	}
 	l.dues.remove(&h.due)
 	if h.attempt != nil {

@@ -58,6 +58,7 @@ type Ledger struct {
 	asks    map[lock.HoldID]*Hold // that are asked for and that live
 	keys    map[Key]*Hold         // those of reentrant requests
 	claims  map[string]*claim
+	owners  owners
 	leaving int // holds whose release is under way
 	waits   int
 	live    int // holds that live
@@ -201,6 +202,18 @@ func (l *Ledger) Kept() int { return l.live + l.leaving + l.graces }
 
 // Waits is how many calls have no answer yet.
 func (l *Ledger) Waits() int { return l.waits }
+
+// EachWait tells the name and the age of each request that waits.
+func (l *Ledger) EachWait(f func(name string, age time.Duration)) {
+	if l.waits == 0 {
+		return
+	}
+	for _, h := range l.asks {
+		if h.state == asking && !h.try {
+			f(h.name, l.at.Now-h.began)
+		}
+	}
+}
 
 // Holds tells whether the session holds anything.
 func (l *Ledger) Holds() bool { return l.live > 0 }

@@ -322,7 +322,7 @@ func TestAskedAgain(t *testing.T) {
 	if h.ID() == old {
 		t.Error("asked under the same id")
 	}
-	if _, ok := l.Asked(h, old, "lease 2", nil); ok {
+	if _, _, ok := l.Asked(h, old, "lease 2", nil); ok {
 		t.Error("the old id may be asked for")
 	}
 	l.Answered(h, old, lease, lock.Grant{}, nil)

@@ -127,7 +127,7 @@ func (w *world) carry() {
 		switch e.Kind {
 		case Request:
 			x := &work{hold: e.Hold, id: e.Hold.ID(), lease: w.lease, kind: "acquire"}
-			q, ok := w.l.Asked(e.Hold, x.id, w.lease, func() { x.stopped = true })
+			q, _, ok := w.l.Asked(e.Hold, x.id, w.lease, func() { x.stopped = true })
 			if !ok {
 				continue // wanted under another id by now
 			}

@@ -11,7 +11,7 @@
 //
 // Errors are a gRPC status with google.rpc.ErrorInfo (domain "locksidecar").
 // Its reason is one of LOCK_HELD, WAIT_TIMEOUT, LOCK_LOST, SESSION_NOT_FOUND,
-// NOT_HOLDER, UPGRADE_REFUSED, ALREADY_DONE, ATTEMPTS_EXHAUSTED,
+// NOT_HOLDER, UPGRADE_REFUSED, DEADLOCK, ALREADY_DONE, ATTEMPTS_EXHAUSTED,
 // STORE_UNAVAILABLE, UNSUPPORTED, LIMIT_EXCEEDED, INVALID_REQUEST,
 // PERMISSION_DENIED, DRAINING, CANCELLED, INTERNAL, and over HTTP NO_SUCH_CALL.
 // docs/api.md says when each is given.
@@ -1082,7 +1082,9 @@ type AcquireRequest struct {
 	// The hold ends by itself after this time: 100ms to 24h. Absent: never.
 	MaxHold *durationpb.Duration `protobuf:"bytes,6,opt,name=max_hold,json=maxHold,proto3" json:"max_hold,omitempty"`
 	// Who in the app asks: a thread, a task, a request. At most 128 bytes. Shown in
-	// lists; with reentrant it also says whose hold may be entered again.
+	// lists; with reentrant it also says whose hold may be entered again. Requests with
+	// one owner are one line of work: where it waits, it does nothing else. So owners that
+	// wait for each other can be found, and one of them gets DEADLOCK.
 	Owner string `protobuf:"bytes,7,opt,name=owner,proto3" json:"owner,omitempty"`
 	// For Hold only: name and metadata of the one-lock session.
 	Name     string            `protobuf:"bytes,8,opt,name=name,proto3" json:"name,omitempty"`
@@ -2741,22 +2743,25 @@ func (x *Lock) GetWaiters() []*Holder {
 
 // Holder is one hold or one waiter, told to people.
 type Holder struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	LockId        string                 `protobuf:"bytes,1,opt,name=lock_id,json=lockId,proto3" json:"lock_id,omitempty"`
-	Mode          Mode                   `protobuf:"varint,2,opt,name=mode,proto3,enum=locksidecar.v1.Mode" json:"mode,omitempty"`
-	Fence         int64                  `protobuf:"varint,3,opt,name=fence,proto3" json:"fence,omitempty"` // 0 for a waiter
-	Since         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`  // held or waiting since, on the sidecar's wall clock
-	Age           *durationpb.Duration   `protobuf:"bytes,5,opt,name=age,proto3" json:"age,omitempty"`      // the same as a duration, by the store's clock
-	Sidecar       string                 `protobuf:"bytes,6,opt,name=sidecar,proto3" json:"sidecar,omitempty"`
-	LeaseId       string                 `protobuf:"bytes,7,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
-	Pid           int32                  `protobuf:"varint,8,opt,name=pid,proto3" json:"pid,omitempty"` // 0 when it is in a PID namespace out of its sidecar's sight
-	Uid           uint32                 `protobuf:"varint,9,opt,name=uid,proto3" json:"uid,omitempty"`
-	Gid           uint32                 `protobuf:"varint,10,opt,name=gid,proto3" json:"gid,omitempty"`
-	Session       string                 `protobuf:"bytes,11,opt,name=session,proto3" json:"session,omitempty"` // the session's name
-	Owner         string                 `protobuf:"bytes,12,opt,name=owner,proto3" json:"owner,omitempty"`
-	Metadata      map[string]string      `protobuf:"bytes,13,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Revoked       bool                   `protobuf:"varint,14,opt,name=revoked,proto3" json:"revoked,omitempty"` // a forced release is under way
-	Parked        bool                   `protobuf:"varint,15,opt,name=parked,proto3" json:"parked,omitempty"`   // no app has it: the sidecar gives it to who asks, here or elsewhere
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	LockId   string                 `protobuf:"bytes,1,opt,name=lock_id,json=lockId,proto3" json:"lock_id,omitempty"`
+	Mode     Mode                   `protobuf:"varint,2,opt,name=mode,proto3,enum=locksidecar.v1.Mode" json:"mode,omitempty"`
+	Fence    int64                  `protobuf:"varint,3,opt,name=fence,proto3" json:"fence,omitempty"` // 0 for a waiter
+	Since    *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`  // held or waiting since, on the sidecar's wall clock
+	Age      *durationpb.Duration   `protobuf:"bytes,5,opt,name=age,proto3" json:"age,omitempty"`      // the same as a duration, by the store's clock
+	Sidecar  string                 `protobuf:"bytes,6,opt,name=sidecar,proto3" json:"sidecar,omitempty"`
+	LeaseId  string                 `protobuf:"bytes,7,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	Pid      int32                  `protobuf:"varint,8,opt,name=pid,proto3" json:"pid,omitempty"` // 0 when it is in a PID namespace out of its sidecar's sight
+	Uid      uint32                 `protobuf:"varint,9,opt,name=uid,proto3" json:"uid,omitempty"`
+	Gid      uint32                 `protobuf:"varint,10,opt,name=gid,proto3" json:"gid,omitempty"`
+	Session  string                 `protobuf:"bytes,11,opt,name=session,proto3" json:"session,omitempty"` // the session's name
+	Owner    string                 `protobuf:"bytes,12,opt,name=owner,proto3" json:"owner,omitempty"`
+	Metadata map[string]string      `protobuf:"bytes,13,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Revoked  bool                   `protobuf:"varint,14,opt,name=revoked,proto3" json:"revoked,omitempty"` // a forced release is under way
+	Parked   bool                   `protobuf:"varint,15,opt,name=parked,proto3" json:"parked,omitempty"`   // no app has it: the sidecar gives it to who asks, here or elsewhere
+	// The public name of the app session: the same for everything that it holds and waits
+	// for, and another one for every other session. It opens nothing.
+	SessionRef    string `protobuf:"bytes,16,opt,name=session_ref,json=sessionRef,proto3" json:"session_ref,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2894,6 +2899,13 @@ func (x *Holder) GetParked() bool {
 		return x.Parked
 	}
 	return false
+}
+
+func (x *Holder) GetSessionRef() string {
+	if x != nil {
+		return x.SessionRef
+	}
+	return ""
 }
 
 type WatchLocksRequest struct {
@@ -3722,7 +3734,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x04Lock\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x120\n" +
 	"\aholders\x18\x02 \x03(\v2\x16.locksidecar.v1.HolderR\aholders\x120\n" +
-	"\awaiters\x18\x03 \x03(\v2\x16.locksidecar.v1.HolderR\awaiters\"\x8c\x04\n" +
+	"\awaiters\x18\x03 \x03(\v2\x16.locksidecar.v1.HolderR\awaiters\"\xad\x04\n" +
 	"\x06Holder\x12\x17\n" +
 	"\alock_id\x18\x01 \x01(\tR\x06lockId\x12(\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x14.locksidecar.v1.ModeR\x04mode\x12\x14\n" +
@@ -3739,7 +3751,9 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x05owner\x18\f \x01(\tR\x05owner\x12@\n" +
 	"\bmetadata\x18\r \x03(\v2$.locksidecar.v1.Holder.MetadataEntryR\bmetadata\x12\x18\n" +
 	"\arevoked\x18\x0e \x01(\bR\arevoked\x12\x16\n" +
-	"\x06parked\x18\x0f \x01(\bR\x06parked\x1a;\n" +
+	"\x06parked\x18\x0f \x01(\bR\x06parked\x12\x1f\n" +
+	"\vsession_ref\x18\x10 \x01(\tR\n" +
+	"sessionRef\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"b\n" +

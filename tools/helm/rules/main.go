@@ -56,6 +56,7 @@ var elsewhere = strings.NewReplacer(
 	"by (namespace, pod, ", "by (instance, ",
 	"by (namespace, pod)", "by (instance)",
 	"by (namespace, le)", "by (le)",
+	"by (namespace, pattern)", "by (pattern)",
 	"sum by (namespace) (", "sum(",
 )
 

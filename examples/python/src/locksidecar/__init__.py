@@ -20,6 +20,7 @@ from ._aio import AsyncLostEvent
 from ._client import Client, TransportName
 from ._errors import (
     Cancelled,
+    Deadlock,
     Draining,
     InvalidRequest,
     LimitExceeded,
@@ -48,6 +49,7 @@ __all__ = [
     "AsyncLostEvent",
     "Cancelled",
     "Client",
+    "Deadlock",
     "Draining",
     "Guard",
     "Held",

@@ -111,6 +111,12 @@ class UpgradeRefused(LockSidecarError):
     reason = "UPGRADE_REFUSED"
 
 
+class Deadlock(LockSidecarError):
+    """Owners wait for each other, and this one asked last. It keeps what it holds: let go and start over."""
+
+    reason = "DEADLOCK"
+
+
 class StoreUnavailable(LockSidecarError):
     """The sidecar answers, its store does not."""
 
@@ -178,6 +184,7 @@ _SAID_BY_THE_SIDECAR: tuple[type[LockSidecarError], ...] = (
     SessionNotFound,
     NotHolder,
     UpgradeRefused,
+    Deadlock,
     StoreUnavailable,
     LimitExceeded,
     InvalidRequest,

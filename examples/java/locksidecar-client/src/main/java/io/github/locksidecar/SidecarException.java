@@ -35,6 +35,7 @@ public class SidecarException extends RuntimeException {
       case "WAIT_TIMEOUT" -> new WaitTimeoutException(message, metadata);
       case "LOCK_LOST" -> new LockLostException(message, metadata);
       case "UPGRADE_REFUSED" -> new UpgradeRefusedException(message, metadata);
+      case "DEADLOCK" -> new DeadlockException(message, metadata);
       case "STORE_UNAVAILABLE" -> new StoreUnavailableException(message, metadata);
       default -> new SidecarException(reason, message, metadata, null);
     };

@@ -1,0 +1,176 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/ledger"
+	"github.com/locksidecar/locksidecar/waitfor"
+)
+
+// DeadlockMode says what the sidecar does about owners that wait for each other.
+type DeadlockMode uint8
+
+// The modes.
+const (
+	BreakDeadlocks  DeadlockMode = iota // the one who asked last gets a *DeadlockError; all holds stay
+	ReportDeadlocks                     // it is logged and counted
+	IgnoreDeadlocks                     // nobody looks
+)
+
+const (
+	// searchAfter is how long a wait lasts before the sidecar looks why.
+	searchAfter = time.Second
+	// The pauses between the looks of one wait. A circle is closed by the request of it that
+	// comes last, and that one finds it at its first look. Later looks are for what the
+	// first could not see: the store did not answer, or clocks disagree who came last.
+	minSearchPause = 4 * time.Second
+	maxSearchPause = 2 * time.Minute
+	// searchReads bounds what one look reads.
+	searchReads = 512
+	// readPause is between two reads. There is one at a time, so deadlocks cost the store at most
+	// a hundred reads a second of a sidecar, whatever waits.
+	readPause = 10 * time.Millisecond
+	// secondLook is how long after the first look a circle is looked at again: who is about to
+	// let go has done so then.
+	secondLook = 250 * time.Millisecond
+	// turnTime is how long the sidecar of a member waits for each member that should give up
+	// before: its own sidecar may not look, or not see all.
+	turnTime = 5 * time.Second
+)
+
+// inquiry looks whether one request waits in vain. Its owner holds something: else nobody
+// waits for it, and there is nothing to look for.
+type inquiry struct {
+	s     *Session
+	h     *ledger.Hold
+	id    lock.HoldID
+	held  []string
+	found string        // the circle that was seen last
+	since time.Duration // when it was seen first
+	told  bool
+}
+
+// inquire lets the sidecar look into a wait when it has lasted. The func it returns ends
+// that. Until then it costs a timer.
+func inquire(ctx context.Context, s *Session, h *ledger.Hold, id lock.HoldID, held []string) func() {
+	if s.m.o.Deadlock == IgnoreDeadlocks {
+		return func() {}
+	}
+	q := &inquiry{s: s, h: h, id: id, held: held}
+	ctx, cancel := context.WithCancel(lock.WithBlocking(ctx, func() {})) // this is another goroutine
+	t := time.AfterFunc(searchAfter, func() { q.run(ctx) })
+	return func() {
+		cancel()
+		t.Stop()
+	}
+}
+
+// run looks until ctx ends, which is when the request does not wait any more.
+func (q *inquiry) run(ctx context.Context) {
+	m := q.s.m
+	m.mu.Lock()
+	stopped := m.stopped
+	if !stopped {
+		m.wg.Add(1) // Run does not wait for it yet
+	}
+	m.mu.Unlock()
+	if stopped {
+		return
+	}
+	defer m.wg.Done()
+	for looks := 0; ; looks++ {
+		select {
+		case m.search <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		next := backoff(looks, minSearchPause, maxSearchPause)
+		c := q.circle(ctx)
+		switch q.judge(c) {
+		case nothing:
+		case others:
+			next = turnTime / 2
+		case ours:
+			broken := false
+			if m.o.Deadlock == BreakDeadlocks {
+				err := &DeadlockError{Resource: q.h.Name(), Cycle: c}
+				q.s.change(func(l *ledger.Ledger) { broken = l.Deadlocked(q.h, q.id, err) })
+			}
+			if broken || m.o.Deadlock == ReportDeadlocks { // else it got its answer just now
+				q.tell(c, broken)
+			}
+		}
+		<-m.search
+		if !pause(ctx, next) {
+			return
+		}
+	}
+}
+
+// circle is what the wait is part of, seen twice; nil: nothing, as far as can be seen.
+func (q *inquiry) circle(ctx context.Context) waitfor.Cycle {
+	c, err := waitfor.Search(ctx, q.get, q.id, q.held, searchReads)
+	if err == nil && c != nil && pause(ctx, secondLook) {
+		var stands bool
+		if stands, err = waitfor.Again(ctx, q.get, c); stands {
+			return c
+		}
+	}
+	if err != nil {
+		q.s.m.log.Debug("look for a deadlock: will try again", keyResource, q.h.Resource(), keyError, err)
+	}
+	return nil
+}
+
+// get reads one resource, and rests.
+func (q *inquiry) get(ctx context.Context, r lock.Resource) (lock.Status, error) {
+	limit, cancel := context.WithTimeout(ctx, tryLimit)
+	defer cancel()
+	st, err := q.s.m.Get(limit, string(r))
+	if err == nil && !pause(ctx, readPause) {
+		err = fmt.Errorf("get lock: %w", context.Cause(ctx))
+	}
+	return st, err
+}
+
+// verdict is what is to be done about a circle.
+type verdict uint8
+
+const (
+	nothing verdict = iota // there is none, or it was told
+	others                 // it is for other members first
+	ours                   // this request has to give up
+)
+
+// judge says whose the circle is to break, or to report.
+func (q *inquiry) judge(c waitfor.Cycle) verdict {
+	if c == nil {
+		return nothing
+	}
+	m := q.s.m
+	now := m.o.Clock()
+	if name := c.Key(); name != q.found {
+		q.found, q.since, q.told = name, now, false
+	}
+	turn := slices.IndexFunc(c.Victims(), func(h lock.Holding) bool { return h.ID == q.id })
+	switch {
+	case q.told, turn < 0, turn > 0 && m.o.Deadlock == ReportDeadlocks:
+		return nothing
+	case now-q.since < time.Duration(turn)*turnTime:
+		return others
+	default:
+		q.told = true
+		return ours
+	}
+}
+
+// tell counts a deadlock, and logs it.
+func (q *inquiry) tell(c waitfor.Cycle, broken bool) {
+	m := q.s.m
+	m.o.Observer.Deadlock(broken)
+	m.log.Warn("deadlock", keyBroken, broken, keyResource, q.h.Resource(), keySession, q.s.owner.Session, keyCycle, c.String())
+}
