@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -54,10 +55,26 @@ type AcquireOptions struct {
 //	ErrLockLost: an administrator took the request out of the queue.
 //	Session.Err: the session has ended.
 func (s *Session) Acquire(ctx context.Context, resource string, o AcquireOptions) (*Lock, error) {
-	if err := cmp.Or(checkString("resource", resource), checkString("owner", o.Owner)); err != nil {
+	return s.acquire(ctx, &pb.AcquireRequest{Resource: resource}, []string{resource}, o)
+}
+
+// AcquireAll takes 2 to 16 resources, all of them or none, within one wait. Two such
+// calls never wait for each other, whatever the order of their resources. The Lock is for
+// all: Lock.Parts has the fence of each, and when one is lost, all are. Not with Reentrant.
+// Errors as for Acquire.
+func (s *Session) AcquireAll(ctx context.Context, resources []string, o AcquireOptions) (*Lock, error) {
+	return s.acquire(ctx, &pb.AcquireRequest{Resources: resources}, resources, o)
+}
+
+func (s *Session) acquire(ctx context.Context, q *pb.AcquireRequest, resources []string, o AcquireOptions) (*Lock, error) {
+	err := checkString("owner", o.Owner)
+	for _, r := range resources {
+		err = cmp.Or(err, checkString("resource", r))
+	}
+	if err != nil {
 		return nil, err
 	}
-	q := &pb.AcquireRequest{Resource: resource, Mode: o.Mode, Owner: o.Owner, Reentrant: o.Reentrant, Direct: o.Direct}
+	q.Mode, q.Owner, q.Reentrant, q.Direct = o.Mode, o.Owner, o.Reentrant, o.Direct
 	if o.NoGuard {
 		q.Guard = new(bool)
 	}
@@ -77,9 +94,9 @@ func (s *Session) Acquire(ctx context.Context, resource string, o AcquireOptions
 		q.MaxHold = durationpb.New(o.MaxHold)
 	}
 	c := newCall()
-	c.acquire, c.resource, c.maxHold = true, resource, o.MaxHold
+	c.acquire, c.resources, c.maxHold = true, resources, o.MaxHold
 	if _, err := s.do(ctx, c, &pb.SessionRequest{Request: &pb.SessionRequest_Acquire{Acquire: q}}); err != nil {
-		return nil, fmt.Errorf("acquire %q: %w", resource, err)
+		return nil, fmt.Errorf("acquire %q: %w", strings.Join(resources, ", "), err)
 	}
 	return c.lock, nil
 }
@@ -162,6 +179,9 @@ func (s *Session) granted(c *call, g *pb.Grant) {
 			lost:    make(chan struct{}),
 			counted: g.GetCountedAt().AsDuration(),
 		}
+		for _, p := range g.GetParts() {
+			l.Parts = append(l.Parts, Part{Resource: p.GetResource(), ID: p.GetLockId(), Fence: p.GetFence(), Guard: guardOf(p.GetGuard())})
+		}
 		s.locks[l.ID] = l
 	}
 	l.count++
@@ -237,8 +257,8 @@ func (s *Session) remember(l *pb.Lost) {
 	}
 	asked := make(map[string]bool, s.asking)
 	for _, c := range s.calls {
-		if c.acquire {
-			asked[c.resource] = true
+		for _, r := range c.resources {
+			asked[r] = true
 		}
 	}
 	maps.DeleteFunc(s.early, func(_ string, l *pb.Lost) bool { return !asked[l.GetResource()] })
@@ -248,6 +268,8 @@ func (s *Session) remember(l *pb.Lost) {
 // lossOf reads what the sidecar says. s.mu is held.
 func (s *Session) lossOf(l *pb.Lost) *LostError {
 	return &LostError{
+		Resource: l.GetResource(),
+		Fence:    l.GetFence(),
 		Reason:   l.GetReason().String(),
 		Message:  l.GetMessage(),
 		graceEnd: s.clock.ours(endOf(l.GetCountedAt(), l.GetGrace())),

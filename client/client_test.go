@@ -177,6 +177,23 @@ func TestLock(t *testing.T) {
 	if l.Count() != 0 || l.ValidFor() != 0 || !errors.Is(l.Err(), client.ErrReleased) {
 		t.Errorf("after release: %d %s %v", l.Count(), l.ValidFor(), l.Err())
 	}
+	all, err := a.AcquireAll(t.Context(), []string{"y", "x"}, client.AcquireOptions{Wait: client.NoWait})
+	if err != nil || len(all.Parts) != 2 || all.Parts[0].Resource != "x" || all.Parts[0].Fence == 0 || all.Resource != "" {
+		t.Fatalf("several: %+v, %v", all, err)
+	}
+	_, err = b.AcquireAll(t.Context(), []string{"x", "w"}, client.AcquireOptions{Wait: client.NoWait})
+	if !errors.Is(err, client.ErrLockHeld) || !errors.As(err, &e) || e.Metadata["resource"] != "x" {
+		t.Errorf("several of which one is held: %v", err)
+	}
+	if err := acquire(t, b, "w", client.AcquireOptions{Wait: client.NoWait}).Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := all.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, one := range all.Parts {
+		acquire(t, b, one.Resource, client.AcquireOptions{Wait: client.NoWait})
+	}
 	for _, bad := range []string{"", "\xff", strings.Repeat("x", 513), strings.Repeat("x", 1<<20)} {
 		if _, err := a.Acquire(t.Context(), bad, client.AcquireOptions{}); !errors.Is(err, client.ErrInvalidRequest) {
 			t.Errorf("%.20q: %v", bad, err)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -15,9 +16,10 @@ import (
 // Lock is a hold. Its methods may be called at the same time by many goroutines.
 type Lock struct {
 	ID       string
-	Resource string
+	Resource string // empty for several, as are Fence and Guard
 	Fence    int64  // the fencing token: larger than that of every earlier EXCLUSIVE grant
 	Guard    *Guard // nil where the store has none
+	Parts    []Part // of AcquireAll, in the byte order of the resources
 
 	// Only with AcquireOptions.Once.
 	Attempt  int         // 1 is the first
@@ -38,6 +40,23 @@ type Lock struct {
 	over    error         // nil while it is held; else ErrReleased or a *LostError
 
 	listened bool // somebody listens for its loss
+}
+
+// Part is one of several resources that are held together.
+type Part struct {
+	Resource string
+	ID       string // as lists show it
+	Fence    int64
+	Guard    *Guard
+}
+
+// name is what is locked, for people.
+func (l *Lock) name() string {
+	names := make([]string, 0, len(l.Parts))
+	for _, p := range l.Parts {
+		names = append(names, p.Resource)
+	}
+	return cmp.Or(l.Resource, strings.Join(names, ", "))
 }
 
 // Guard is one SQL statement for the app's own transaction on the database that
@@ -81,7 +100,13 @@ func (e *LostError) Error() string {
 // Unwrap gives ErrLockLost.
 func (e *LostError) Unwrap() error { return ErrLockLost }
 
-func (e *LostError) of(l *Lock) { e.Resource, e.LockID, e.Fence = l.Resource, l.ID, l.Fence }
+// of says what was lost. Of several the sidecar has named the one.
+func (e *LostError) of(l *Lock) {
+	e.LockID = l.ID
+	if len(l.Parts) == 0 || e.Resource == "" {
+		e.Resource, e.Fence = l.name(), l.Fence
+	}
+}
 
 // GraceLeft is how long the sidecar still keeps others out, so that work can be
 // stopped. Lock.Release ends that time at once. 0 when nothing is promised.
@@ -161,7 +186,7 @@ func (l *Lock) Err() error {
 //	Session.Err: the session has ended, and the hold with it.
 func (l *Lock) Release(ctx context.Context) error {
 	if err := l.session.release(ctx, l); err != nil {
-		return fmt.Errorf("release %q: %w", l.Resource, err)
+		return fmt.Errorf("release %q: %w", l.name(), err)
 	}
 	return nil
 }
@@ -205,7 +230,7 @@ func (l *Lock) change(ctx context.Context, verb string, c *call, q *pb.SessionRe
 		err = lost
 	}
 	if err != nil {
-		return fmt.Errorf("%s %q: %w", verb, l.Resource, err)
+		return fmt.Errorf("%s %q: %w", verb, l.name(), err)
 	}
 	return nil
 }

@@ -295,8 +295,8 @@ func TestLookingForEarlyLosses(t *testing.T) {
 	const asked = 10 * fewEarly
 	for i := range asked {
 		c := newCall()
-		c.acquire, c.resource = true, fmt.Sprint(i)
-		s.calls[c.resource] = c
+		c.acquire, c.resources = true, []string{fmt.Sprint(i)}
+		s.calls[c.resources[0]] = c
 		s.asking++
 	}
 	others := 0

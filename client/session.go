@@ -70,8 +70,8 @@ type call struct {
 	changes   *Lock // what is asked to be downgraded or extended
 	conclude  *Lock // whose outcome is told
 	acquire   bool
-	resource  string // of an acquire
-	abandoned bool   // the caller has left: nobody wants the lock
+	resources []string // of an acquire
+	abandoned bool     // the caller has left: nobody wants the lock
 }
 
 func newCall() *call { return &call{answer: make(chan *pb.SessionResponse, 1)} }

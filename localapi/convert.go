@@ -33,7 +33,7 @@ func durationOf(field string, d *durationpb.Duration, absent time.Duration) (tim
 const defaultKeep = 30 * 24 * time.Hour
 
 func acquireRequestOf(requestID string, q *pb.AcquireRequest) (session.AcquireRequest, error) {
-	r := session.AcquireRequest{RequestID: requestID, Resource: q.GetResource(), Owner: q.GetOwner(), Reentrant: q.GetReentrant(), Direct: q.GetDirect()}
+	r := session.AcquireRequest{RequestID: requestID, Resource: q.GetResource(), Resources: q.GetResources(), Owner: q.GetOwner(), Reentrant: q.GetReentrant(), Direct: q.GetDirect()}
 	if q.Guard != nil {
 		r.Guard = lock.WithoutGuard
 		if q.GetGuard() {
@@ -116,6 +116,9 @@ func grantTo(g session.Grant, now time.Duration) *pb.Grant {
 		if p := g.Attempt.Previous; p != nil {
 			a.Previous = outcomeTo(session.Outcome{Resource: g.Resource, Outcome: *p}, time.Now())
 		}
+	}
+	for _, p := range g.Parts {
+		a.Parts = append(a.Parts, &pb.Part{Resource: p.Resource, Fence: int64(p.Fence), Guard: guardTo(p.Guard), LockId: string(p.LockID)})
 	}
 	return a
 }

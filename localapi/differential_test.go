@@ -202,7 +202,12 @@ func (d *diary) grant(a *pb.SessionResponse) string {
 	}
 	if d.ids[id] == "" {
 		d.ids[id] = fmt.Sprintf("lock-%d", len(d.ids)+1)
-		d.ids[fmt.Sprint(g.GetFence())] = fmt.Sprintf("fence-%d", len(d.ids))
+		if g.GetFence() != 0 {
+			d.ids[fmt.Sprint(g.GetFence())] = fmt.Sprintf("fence-%d", len(d.ids))
+		}
+		for _, p := range g.GetParts() {
+			d.ids[p.GetLockId()], d.ids[fmt.Sprint(p.GetFence())] = "part-"+p.GetResource(), "fence-"+p.GetResource()
+		}
 	}
 	d.note(a)
 	return id
@@ -252,6 +257,11 @@ func history(t *testing.T, s *sidecar, a, b app) string {
 	d.note(b.ask(releaseOf("b5", second, "")))
 	d.note(a.ask(&pb.SessionRequest{RequestId: "a11", Request: &pb.SessionRequest_KeepAlive{KeepAlive: &pb.KeepAliveRequest{}}}))
 
+	several := d.grant(a.ask(acquireOf("a13", &pb.AcquireRequest{Resources: []string{"z", "y"}})))
+	d.note(b.ask(acquireOf("b13", &pb.AcquireRequest{Resources: []string{"x", "y"}, Wait: durationpb.New(0)})))
+	d.grant(a.ask(acquireOf("a13", &pb.AcquireRequest{Resources: []string{"y", "z"}}))) // a retry
+	d.note(a.ask(&pb.SessionRequest{RequestId: "a14", Request: &pb.SessionRequest_Downgrade{Downgrade: &pb.DowngradeRequest{LockId: several}}}))
+	d.note(a.ask(releaseOf("a15", several, "")))
 	limited := d.grant(b.ask(acquireOf("b6", &pb.AcquireRequest{Resource: "short", MaxHold: durationpb.New(time.Hour)})))
 	d.note(b.ask(extendOf("b8", limited, time.Minute)))
 	d.note(b.ask(extendOf("b9", limited, time.Millisecond)))
@@ -269,6 +279,7 @@ func history(t *testing.T, s *sidecar, a, b app) string {
 	for i, q := range []*pb.AcquireRequest{
 		{}, {Resource: "a\x00"}, {Resource: strings.Repeat("x", 513)}, {Resource: "r", Mode: 9},
 		{Resource: "r", Wait: durationpb.New(-1)}, {Resource: "r", Wait: durationpb.New(25 * time.Hour)}, {Resource: "r", MaxHold: durationpb.New(0)},
+		{Resources: []string{"a"}}, {Resources: []string{"a", "b", "a"}}, {Resource: "a", Resources: []string{"a", "b"}},
 		{Resource: "r", Owner: strings.Repeat("o", 129)},
 	} {
 		d.note(a.ask(acquireOf(fmt.Sprintf("bad%d", i), q)))

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -88,6 +89,11 @@ func TestAcquireRequests(t *testing.T) {
 			session.AcquireRequest{Resource: "r", Owner: "o", Reentrant: true, Mode: lock.Exclusive, Wait: time.Second, MaxHold: time.Second},
 			"",
 		},
+		{
+			&pb.AcquireRequest{Resources: []string{"b", "a"}},
+			session.AcquireRequest{Resources: []string{"b", "a"}, Mode: lock.Exclusive, Wait: session.Forever},
+			"",
+		},
 		{&pb.AcquireRequest{Mode: 9}, session.AcquireRequest{}, "mode"},
 		{&pb.AcquireRequest{Wait: &durationpb.Duration{Seconds: -1}}, session.AcquireRequest{}, "wait"},
 		{&pb.AcquireRequest{MaxHold: &durationpb.Duration{}}, session.AcquireRequest{}, "max_hold"},
@@ -96,7 +102,7 @@ func TestAcquireRequests(t *testing.T) {
 		got, err := acquireRequestOf("1", c.q)
 		c.want.RequestID = "1"
 		var i *lock.InvalidError
-		if c.bad == "" && (err != nil || got != c.want) || c.bad != "" && (!errors.As(err, &i) || i.Field != c.bad) {
+		if c.bad == "" && (err != nil || !reflect.DeepEqual(got, c.want)) || c.bad != "" && (!errors.As(err, &i) || i.Field != c.bad) {
 			t.Errorf("%v: %+v, %v", c.q, got, err)
 		}
 	}

@@ -33,6 +33,11 @@ var errSilent = fmt.Errorf("the store has not answered: %w", lock.ErrUnavailable
 // an owner who holds the resource by another reentrant request counts that hold
 // up and does not ask the store; where the other one waits, both get its answer.
 //
+// A request for several resources takes them one after the other, in the byte order of
+// their names, and is granted when it has all. When one is lost before that, it begins
+// again with the first. Afterwards they are one hold: released and downgraded together,
+// and lost together when one of them is lost.
+//
 // A grant whose caller is gone (ctx has ended) is given back, unless another
 // caller with the same request id was answered with it.
 //
@@ -170,10 +175,10 @@ func (g *generation) again(ctx context.Context, tries int, err error) bool {
 }
 
 // peek sees who holds what a try must not wait for.
-func peek(ctx context.Context, s *Session, c *ledger.Call) {
+func peek(ctx context.Context, s *Session, c *ledger.Call, r lock.Resource) {
 	ctx, cancel := context.WithTimeout(ctx, tryLimit)
 	defer cancel()
-	st, err := s.m.o.Backend.Get(ctx, c.Hold().Resource())
+	st, err := s.m.o.Backend.Get(ctx, r)
 	if err != nil {
 		err = fmt.Errorf("acquire lock: %w", err)
 	}

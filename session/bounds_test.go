@@ -100,7 +100,7 @@ func TestBoundsOfARequest(t *testing.T) {
 			} {
 				r := exclusive
 				c.change(&r)
-				res, err := m.checkAcquire(&r)
+				res, _, err := m.checkAcquire(&r)
 				if got := fieldOf(err); got != c.refused {
 					t.Errorf("%+v: %q is refused, want %q", r, got, c.refused)
 				}

@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/ledger"
 )
 
 // What apps may ask for, as the API says it.
@@ -95,29 +96,38 @@ func checkLabel(field, s string) error {
 	return nil
 }
 
-// checkAcquire returns the resource as it is named in the store.
-func (m *Manager) checkAcquire(r *AcquireRequest) (lock.Resource, error) {
+// checkAcquire returns the resource as it is named in the store, or several.
+func (m *Manager) checkAcquire(r *AcquireRequest) (lock.Resource, []ledger.Part, error) {
+	if err := checkFields(r); err != nil {
+		return "", nil, err
+	}
+	if err := m.checkOnce(r); err != nil {
+		return "", nil, err
+	}
+	parts, err := m.checkParts(r)
+	if err != nil || parts != nil {
+		return "", parts, err
+	}
+	res, err := m.inStore(r.Resource)
+	return res, nil, err
+}
+
+func checkFields(r *AcquireRequest) error {
 	switch {
 	case !r.Mode.Valid():
-		return "", invalid("mode", "is not one of EXCLUSIVE, SHARED")
+		return invalid("mode", "is not one of EXCLUSIVE, SHARED")
 	case r.Wait != Forever && (r.Wait < 0 || r.Wait > maxWait):
-		return "", invalid("wait", "is %v, must be 0 to %v", r.Wait, maxWait)
+		return invalid("wait", "is %v, must be 0 to %v", r.Wait, maxWait)
 	}
 	if r.MaxHold != 0 {
 		if err := checkMaxHold(r.MaxHold); err != nil {
-			return "", err
+			return err
 		}
 	}
-	if err := m.checkOnce(r); err != nil {
-		return "", err
-	}
 	if err := checkLabel("request_id", r.RequestID); err != nil {
-		return "", err
+		return err
 	}
-	if err := checkLabel("owner", r.Owner); err != nil {
-		return "", err
-	}
-	return m.inStore(r.Resource)
+	return checkLabel("owner", r.Owner)
 }
 
 func checkMaxHold(d time.Duration) error {
@@ -133,8 +143,8 @@ func (m *Manager) checkOnce(r *AcquireRequest) error {
 		return nil
 	case m.records == nil:
 		return fmt.Errorf("once: %w", lock.ErrUnsupported)
-	case r.Mode != lock.Exclusive || r.Reentrant:
-		return invalid("once", "needs mode EXCLUSIVE, and not reentrant")
+	case r.Mode != lock.Exclusive || r.Reentrant || len(r.Resources) > 0:
+		return invalid("once", "needs mode EXCLUSIVE and one resource, and not reentrant")
 	case w.Keep < lock.MinKeep || w.Keep > lock.MaxKeep:
 		return invalid("once.keep", "is %v, must be %v to %v", w.Keep, lock.MinKeep, lock.MaxKeep)
 	case w.MaxAttempts < 0 || w.MaxAttempts > math.MaxInt32:
@@ -143,6 +153,9 @@ func (m *Manager) checkOnce(r *AcquireRequest) error {
 		return nil
 	}
 }
+
+// nameIn is the name from an app at the end of that in the store, and shares its bytes.
+func nameIn(res lock.Resource, name string) string { return string(res[len(res)-len(name):]) }
 
 // inStore checks a name from an app and puts the namespace before it.
 func (m *Manager) inStore(name string) (lock.Resource, error) {

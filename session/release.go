@@ -77,7 +77,12 @@ func finish(ctx context.Context, s *Session, r *ledger.Release) (int, error) {
 		ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 		s.ledger.Releasing(r.Hold, stop)
 		s.exit()
-		lost := release(ctx, s, r.Hold)
+		lost := LostReason(0)
+		for p := range r.Hold.Parts {
+			if l := release(ctx, s, p); l > lost {
+				lost = l // also Unknown, which is the largest
+			}
+		}
 		stop()
 		s.mu.Lock()
 		err := s.ledger.Released(r.Hold, lost)
@@ -171,7 +176,12 @@ func (s *Session) Downgrade(ctx context.Context, id lock.HoldID) (Grant, error) 
 			return d.Grant, d.Err
 		}
 		lease := d.Hold.Lease().(*generation)
-		unknown := lease.downgrade(ctx, d.Hold.Resource(), id)
+		var unknown error
+		for p := range d.Hold.Parts {
+			if err := lease.downgrade(ctx, p.Resource(), p.ID()); err != nil {
+				unknown = err
+			}
+		}
 		missing := errors.Is(unknown, lock.ErrNotHolder)
 		if errors.Is(unknown, lock.ErrLeaseLost) {
 			lease.keeper.Lose()

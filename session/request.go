@@ -38,20 +38,22 @@ func (s *Session) Begin(ctx context.Context, r AcquireRequest, then func(Grant, 
 // newRequest enters a request into the ledger, which may answer it at once.
 func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Grant, error)) *Request {
 	q := &Request{s: s, r: r, then: then, ctx: ctx}
-	res, err := s.m.checkAcquire(&q.r)
+	res, parts, err := s.m.checkAcquire(&q.r)
 	if err != nil {
 		q.err = err
 		return q
 	}
 	q.began = time.Now()
 	if err := ctx.Err(); err != nil && then == nil {
-		q.err = heldError(r.Resource, nil, err)
+		q.err = heldError(nameIn(res, r.Resource), nil, err)
 		return q
 	}
+	size := max(len(parts), 1)
 	a := ledger.Ask{
 		RequestID: r.RequestID,
 		Resource:  res,
-		Name:      string(res[len(res)-len(r.Resource):]), // shares its bytes
+		Name:      nameIn(res, r.Resource),
+		Parts:     parts,
 		Owner:     r.Owner,
 		Mode:      r.Mode,
 		Try:       r.Wait == 0,
@@ -62,7 +64,10 @@ func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Gra
 		Once:      r.Once,
 		MaxHold:   r.MaxHold,
 		Tag:       ctx,
-		Room:      s.user.reserve(s.m.o.Limits.HoldsPerUID),
+		Room:      s.user.reserve(size, s.m.o.Limits.HoldsPerUID),
+	}
+	if parts != nil {
+		a.Resource, a.Name = parts[0].Resource, parts[0].Name
 	}
 	if a.Try {
 		a.Wait = tryLimit
@@ -72,7 +77,7 @@ func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Gra
 	}
 	s.enter()
 	if a.Room {
-		s.counted.size++
+		s.counted.size += size
 	}
 	if q.g, q.call, q.err = s.ledger.Acquire(&a); q.call == nil {
 		s.exit()
@@ -164,9 +169,10 @@ func (q *Request) over() error {
 		}
 	}
 	var from *lock.HeldError
+	name := c.Hold().Name() // of several, the one that was waited for
 	switch {
 	case errors.As(err, &from), errors.Is(cause, context.Canceled), errors.Is(err, lock.ErrNotHolder): // an administrator took it out of the queue just then
-		return heldError(q.r.Resource, from, cause)
+		return heldError(name, from, cause)
 	case c.Leaseless(), errors.Is(err, lock.ErrLeaseLost):
 		return q.s.m.noLease()
 	case err != nil:
@@ -174,6 +180,6 @@ func (q *Request) over() error {
 	case q.r.Wait == 0:
 		return fmt.Errorf("acquire lock: %w", errSilent)
 	default:
-		return heldError(q.r.Resource, nil, cause)
+		return heldError(name, nil, cause)
 	}
 }

@@ -71,10 +71,10 @@ type user struct {
 	holds    atomic.Int64
 }
 
-// reserve takes room for one more hold, if there is some.
-func (u *user) reserve(limit int) bool {
-	if u.holds.Add(1) > int64(limit) {
-		u.holds.Add(-1)
+// reserve takes room for n more holds, if there is some.
+func (u *user) reserve(n, limit int) bool {
+	if u.holds.Add(int64(n)) > int64(limit) {
+		u.holds.Add(-int64(n))
 		return false
 	}
 	return true
@@ -225,8 +225,9 @@ func (s *Session) settle(own *ledger.Hold) (ask func(), calls []*ledger.Call) {
 		case ledger.Unregister:
 			e.Lease.(*generation).drop(e.ID)
 		case ledger.Peek:
-			ctx := valuesOf(e.Call.Hold())
-			s.m.workers.Run(func() { peek(ctx, s, e.Call) })
+			h := e.Call.Hold()
+			ctx := valuesOf(h)
+			s.m.workers.Run(func() { peek(ctx, s, e.Call, h.Resource()) })
 		case ledger.Tell:
 			s.ring()
 			if e.Reason != 0 {

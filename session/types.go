@@ -46,6 +46,7 @@ const Forever time.Duration = -1
 type AcquireRequest struct {
 	RequestID string // optional: a retry with the id of a request in flight, or of a hold that lives, finds it
 	Resource  string
+	Resources []string // in place of Resource: several, all or none
 	Mode      lock.Mode
 	Wait      time.Duration // 0: try once; Forever: until ctx ends
 	MaxHold   time.Duration // 0: no limit

@@ -171,7 +171,7 @@ func (r *runner) concluded(ctx context.Context, status int) error {
 			r.say("CMD has ended, with status %d; %v", status, err)
 		}
 	}
-	r.tell("released the lock on %q; CMD's status is %d", r.resource, status)
+	r.tell("released the lock on %q; CMD's status is %d", r.name(), status)
 	r.front.EndedBy(r.cmd.EndedBy())
 	if status == 0 {
 		return nil

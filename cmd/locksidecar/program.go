@@ -93,19 +93,31 @@ func heldByAncestors() []string {
 
 // environment is ours and what CMD must know, without what it must not.
 func environment(l *client.Lock, socket string) []string {
+	parts := l.Parts
+	if len(parts) == 0 {
+		parts = []client.Part{{Resource: l.Resource, ID: l.ID, Fence: l.Fence, Guard: l.Guard}}
+	}
+	var names, fences, guards []string
+	ids := heldByAncestors()
+	for _, p := range parts {
+		names, fences, ids = append(names, p.Resource), append(fences, fmt.Sprint(p.Fence)), append(ids, p.ID)
+		if p.Guard != nil {
+			guards = append(guards, guardStatement(p.Guard))
+		}
+	}
 	own := []string{
-		"LOCKSIDECAR_FENCE=" + fmt.Sprint(l.Fence),
-		"LOCKSIDECAR_RESOURCE=" + l.Resource,
+		"LOCKSIDECAR_FENCE=" + strings.Join(fences, "\n"),
+		"LOCKSIDECAR_RESOURCE=" + strings.Join(names, "\n"),
 		"LOCKSIDECAR_LOCK_ID=" + l.ID,
-		idsVariable + "=" + strings.Join(append(heldByAncestors(), l.ID), ","),
+		idsVariable + "=" + strings.Join(ids, ","),
 		client.SocketEnv + "=" + socket,
 	}
 	drop := []string{guardVariable, attemptVariable, previousVariable, previousNoteVariable, outcomeGuardVariable}
 	for _, flag := range []string{"store", "store-file", "store-password-file"} {
 		drop = append(drop, config.EnvName(flag))
 	}
-	if l.Guard != nil {
-		own = append(own, guardVariable+"="+guardStatement(l.Guard))
+	if guards != nil {
+		own = append(own, guardVariable+"="+strings.Join(guards, "\n"))
 	}
 	if l.Attempt > 0 {
 		own = append(own, attemptVariable+"="+strconv.Itoa(l.Attempt))

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -14,7 +15,8 @@ import (
 )
 
 const runHelp = `Run takes the lock on RESOURCE, runs CMD while it is held, and releases it when
-CMD ends. CMD finds in its environment:
+CMD ends. Before -- there may be up to 16 resources: it takes all of them or none, within one
+--wait, and two such runs never wait for each other. CMD finds in its environment:
 
   LOCKSIDECAR_FENCE       the fencing token: give it to what CMD writes to, and
                           let that refuse smaller ones
@@ -24,6 +26,8 @@ CMD ends. CMD finds in its environment:
   LOCKSIDECAR_SOCKET      the sidecar's socket
   LOCKSIDECAR_GUARD       only where the store is an SQL database: a statement for
                           CMD's own transaction, just before COMMIT. No row: ROLLBACK
+
+Of several resources, FENCE, RESOURCE and GUARD have one line for each.
 
 LOCKSIDECAR_STORE and the like are not passed on: the URL may have a password.
 
@@ -65,6 +69,9 @@ const runExamples = `  # never two at a time; wait as long as it takes
   # no sidecar needed: straight to the store
   locksidecar run --store ` + backends.Example + ` counter -- sh -c 'n=$(cat f); echo $((n+1)) >f'
 
+  # two things at once, all or none
+  locksidecar run --wait 1m accounts/7 accounts/12 -- ./transfer.sh
+
   # a line for the shell, as flock(1) has it
   locksidecar run reports/daily -c 'fetch | ./make-report.sh >report.html'
 
@@ -94,11 +101,11 @@ func newRunFlags() *runFlags {
 func newRun(io streams) *cobra.Command {
 	r := newRunFlags()
 	cmd := &cobra.Command{
-		Use:         "run [flags] RESOURCE -- CMD [ARG...]",
+		Use:         "run [flags] RESOURCE... -- CMD [ARG...]",
 		Short:       "Run a program while a lock is held",
 		Long:        runHelp,
 		Example:     runExamples,
-		Args:        argsBetween(1, 1<<20, "RESOURCE -- CMD [ARG...]"),
+		Args:        argsBetween(1, 1<<20, "RESOURCE... -- CMD [ARG...]"),
 		Annotations: map[string]string{annotationRuns: "CMD"},
 	}
 	cmd.Flags().BoolVar(&r.shared, "shared", false, "share the lock with other shared holders")
@@ -123,7 +130,7 @@ func (r *runFlags) complete(cmd *cobra.Command, io streams) {
 	r.log = addLog(cmd, "warn")
 	cmd.ValidArgsFunction = completeRun(r.socket)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		argv, err := r.check(args)
+		resources, argv, err := r.check(args)
 		if err != nil {
 			return err
 		}
@@ -133,7 +140,7 @@ func (r *runFlags) complete(cmd *cobra.Command, io streams) {
 			}
 			return runFront(cmd.Context(), io, io.args)
 		}
-		u := &runner{flags: r, io: io, front: io.front, resource: args[0], name: cmd.CommandPath()}
+		u := &runner{flags: r, io: io, front: io.front, resources: resources, command: cmd.CommandPath()}
 		return u.run(cmd.Context(), argv)
 	}
 }
@@ -149,9 +156,37 @@ func completeRun(socket *socketFlag) cobra.CompletionFunc {
 	}
 }
 
-// check refuses what can be refused before anything is asked for, and gives CMD.
-func (r *runFlags) check(args []string) (argv []string, err error) {
-	resource, argv := args[0], args[1:]
+// check refuses what can be refused before anything is asked for, and gives the resources
+// and CMD.
+func (r *runFlags) check(args []string) (resources, argv []string, err error) {
+	resources, argv = args[:1], args[1:]
+	isFlag := func(s string) bool { return strings.HasPrefix(s, "-") }
+	if i := slices.IndexFunc(argv, isFlag); i > 0 && argv[i] == "--" && r.once == nil {
+		resources, argv = args[:1+i], argv[i:]
+	}
+	argv, err = r.program(argv)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(resources) > maxResources {
+		return nil, nil, usage("%d resources stand before --: at most %d can be held together", len(resources), maxResources)
+	}
+	for i, resource := range resources {
+		if _, err := lock.ParseResource(resource); err != nil {
+			return nil, nil, usage("%w", err)
+		}
+		if slices.Contains(resources[:i], resource) {
+			return nil, nil, usage("resource %q is given twice", resource)
+		}
+	}
+	if err := r.once.check(); err != nil {
+		return nil, nil, err
+	}
+	return resources, argv, r.checkRanges()
+}
+
+// program is CMD, from what stands behind the resources.
+func (r *runFlags) program(argv []string) ([]string, error) {
 	switch {
 	case r.command != "" && len(argv) > 0:
 		return nil, usage("-c and CMD are both given: give one of them")
@@ -170,24 +205,27 @@ func (r *runFlags) check(args []string) (argv []string, err error) {
 	if len(argv) == 0 {
 		return nil, usage("something is missing: give RESOURCE -- CMD [ARG...]")
 	}
-	if _, err := lock.ParseResource(resource); err != nil {
-		return nil, usage("%w", err)
-	}
-	switch {
-	case r.wait > waitFlag(maxWait):
-		return nil, usage("--wait is %s: must be at most %s, or forever", &r.wait, maxWait)
-	case r.maxHold != 0 && (r.maxHold < minMaxHold || r.maxHold > maxMaxHold):
-		return nil, usage("--max-hold is %s: must be 100ms to 24h, or 0s for no limit", r.maxHold)
-	case r.killAfter < 0:
-		return nil, usage("--kill-after is %s: must not be negative", r.killAfter)
-	case r.conflict < 0 || r.conflict > 255:
-		return nil, usage("--conflict-exit-code is %d: must be 0 to 255", r.conflict)
-	}
-	return argv, r.once.check()
+	return argv, nil
 }
 
-// What a sidecar takes as --max-hold.
+func (r *runFlags) checkRanges() error {
+	switch {
+	case r.wait > waitFlag(maxWait):
+		return usage("--wait is %s: must be at most %s, or forever", &r.wait, maxWait)
+	case r.maxHold != 0 && (r.maxHold < minMaxHold || r.maxHold > maxMaxHold):
+		return usage("--max-hold is %s: must be 100ms to 24h, or 0s for no limit", r.maxHold)
+	case r.killAfter < 0:
+		return usage("--kill-after is %s: must not be negative", r.killAfter)
+	case r.conflict < 0 || r.conflict > 255:
+		return usage("--conflict-exit-code is %d: must be 0 to 255", r.conflict)
+	}
+	return nil
+}
+
+// What a sidecar takes.
 const (
+	maxResources = 16
+
 	minMaxHold = 100 * time.Millisecond
 	maxMaxHold = 24 * time.Hour
 )

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/locksidecar/locksidecar/client"
+	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
 func TestRunExitStatus(t *testing.T) {
@@ -60,6 +61,11 @@ func TestRunExitStatus(t *testing.T) {
 		{"wait forever", []string{"--wait", "forever", "a", "true"}, 0, ""},
 		{"a line", []string{"a", "-c", "exit 4 | exit 5"}, 5, ""},
 		{"a line as a flag", []string{"-c", "exit 6", "a"}, 6, ""},
+		{"several", []string{"b", "a", "c", "--", "sh", "-c", "exit 7"}, 7, ""},
+		{"several, one twice", []string{"a", "b", "a", "--", "true"}, 125, `resource "a" is given twice`},
+		{"several, one of a bad name", []string{"a", "b\tc", "--", "true"}, 125, "control character"},
+		{"too many", append(strings.Fields("1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17"), "--", "true"), 125, "17 resources stand before --: at most 16"},
+		{"CMD without dashes has some of its own", []string{"a", "sh", "-c", `test "$1" = --`, "sh", "--"}, 0, ""},
 		{"a line and more", []string{"a", "-c", "exit", "4"}, 125, "put it in quotes"},
 		{"a line and CMD", []string{"-c", "exit", "a", "true"}, 125, "give one of them"},
 		{"unknown signal", []string{"--signal", "KILL", "a", "true"}, 125, "must be TERM"},
@@ -125,6 +131,57 @@ func TestRunEnvironment(t *testing.T) {
 	if f[1] != "orders/42" || len(f[2]) != 32 || f[3] != side.socket || f[4] != "kept" || f[5] != "1" {
 		t.Errorf("environment %q", f)
 	}
+}
+
+func TestRunEnvironmentOfSeveral(t *testing.T) {
+	side := serveProgram(t)
+	got := cliEnv(t, []string{"LOCKSIDECAR_SOCKET=" + side.socket}, "run", "b", "a c", "--", binary, "run", "x", "--", "sh", "-c",
+		`echo "$LOCKSIDECAR_LOCK_IDS"`)
+	if ids := strings.Split(strings.TrimSpace(got.out), ","); got.code != 0 || len(ids) != 3 {
+		t.Errorf("status %d, stdout %q, stderr %q", got.code, got.out, got.err)
+	}
+	got = cliEnv(t, []string{"LOCKSIDECAR_SOCKET=" + side.socket}, "run", "b", "a c", "--", "sh", "-c", `echo "$LOCKSIDECAR_RESOURCE
+$LOCKSIDECAR_FENCE"`)
+	lines := strings.Split(got.out, "\n")
+	if got.code != 0 || len(lines) != 5 || lines[0] != "a c" || lines[1] != "b" || lines[2] == "0" || lines[3] == "" {
+		t.Errorf("status %d, stdout %q, stderr %q", got.code, got.out, got.err)
+	}
+	got = cliEnv(t, []string{"LOCKSIDECAR_SOCKET=" + side.socket}, "run", "b", "a", "--", binary, "run", "c", "a", "--", "true")
+	if got.code != 125 || !strings.Contains(got.err, `holds the lock on "a" already`) {
+		t.Errorf("inside itself: status %d, stderr %q", got.code, got.err)
+	}
+}
+
+// Several are held together, on each store, and free together when their holder is killed:
+// kill -9 of run, and of its sidecar.
+func TestRunOfSeveral(t *testing.T) {
+	onEach(t, func(t *testing.T, kind *testengine.Kind) {
+		t.Parallel()
+		store := onStore(t, kind, "--ttl", "2s")
+		one, other := serveProgram(t, store...), serveProgram(t, store...)
+		for _, victim := range []string{"run", "sidecar"} {
+			run, _ := startWorker(t, "--socket", one.socket, "b", "a")
+			for _, r := range []string{"a", "b"} {
+				got := cli(t, "run", "--socket", other.socket, "--wait", "0s", "c", r, "--", "true")
+				if got.code != exitNotGot || !strings.Contains(got.err, `the lock on "`+r+`" is not free`) {
+					t.Errorf("try of c and %s: %+v", r, got)
+				}
+			}
+			if got := cli(t, "run", "--socket", other.socket, "--wait", "0s", "c", "--", "true"); got.code != 0 {
+				t.Errorf("c is not free: %+v", got)
+			}
+			next := launch(t, nil, binary, "run", "--socket", other.socket, "a", "b", "--", "true")
+			eventually(t, "another waits", func() bool { _, n := status(t, dial(t, other), "a"); return n == 1 })
+			if victim == "run" {
+				run.signal(syscall.SIGKILL)
+			} else {
+				one.signal(syscall.SIGKILL)
+			}
+			if code := next.wait(); code != 0 {
+				t.Errorf("after kill -9 of the %s: status %d, %s", victim, code, next.err.String())
+			}
+		}
+	})
 }
 
 // A store is this process's own or unknown: it says so before it takes a lock.

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -28,13 +29,14 @@ const (
 	explainAfter = time.Second
 )
 
-// runner is one run of CMD under one lock, in the supervisor.
+// runner is one run of CMD under one lock, which may be on several resources, in the
+// supervisor.
 type runner struct {
-	flags    *runFlags
-	io       streams
-	front    *supervise.Front
-	resource string
-	name     string // of the command, for people
+	flags     *runFlags
+	io        streams
+	front     *supervise.Front
+	resources []string
+	command   string // its path, for people
 
 	own    *ownSidecar // nil: there is another
 	socket string
@@ -144,7 +146,7 @@ func (r *runner) await(ctx context.Context, name string) error {
 				return asking.err
 			}
 			if r.lock != nil { // else it was done before
-				r.tell("got the lock on %q after %s, fence %d", r.resource, age(time.Since(began)), r.lock.Fence)
+				r.tell("got the lock on %q after %s, fence %s", r.name(), age(time.Since(began)), fenceCell(r.lock.Fence))
 			}
 			return nil
 		case <-r.front.Gone():
@@ -154,7 +156,7 @@ func (r *runner) await(ctx context.Context, name string) error {
 			if waitEnds(sig) {
 				_ = asking.stop()
 				r.front.EndedBy(sig)
-				return &exitError{code: exitSignalled + int(sig), err: fmt.Errorf("not run: %s while waiting for the lock on %q", sig, r.resource)}
+				return &exitError{code: exitSignalled + int(sig), err: fmt.Errorf("not run: %s while waiting for the lock on %q", sig, r.name())}
 			}
 		}
 	}
@@ -202,35 +204,45 @@ func (r *runner) acquire(ctx context.Context, name string) error {
 		defer explaining.stop() //nolint:errcheck // it has none
 	}
 	for _, o.Wait = range tries {
-		if r.lock, err = s.Acquire(ctx, r.resource, o); err == nil {
+		if len(r.resources) > 1 {
+			r.lock, err = s.AcquireAll(ctx, r.resources, o)
+		} else {
+			r.lock, err = s.Acquire(ctx, r.resources[0], o)
+		}
+		if err == nil {
 			return nil
 		}
 		if !errors.Is(err, client.ErrLockHeld) {
 			break
 		}
-		if own := r.heldByAncestor(ctx); own != "" && r.flags.wait != 0 {
-			return usage("not run: CMD's ancestor holds the lock on %q already (lock id %s): it would wait for itself", r.resource, own)
+		if resource, own := r.heldByAncestor(ctx); own != "" && r.flags.wait != 0 {
+			return usage("not run: CMD's ancestor holds the lock on %q already (lock id %s): it would wait for itself", resource, own)
 		}
 	}
 	return r.notRun(ctx, err)
 }
 
-// heldByAncestor is the id of a hold under which this process itself runs.
-func (r *runner) heldByAncestor(ctx context.Context) string {
+// name is what is locked, for people.
+func (r *runner) name() string { return strings.Join(r.resources, ", ") }
+
+// heldByAncestor is a hold under which this process itself runs.
+func (r *runner) heldByAncestor(ctx context.Context) (resource, id string) {
 	ancestors := heldByAncestors()
 	if ancestors == nil {
-		return ""
+		return "", ""
 	}
-	l, err := r.client.Get(ctx, r.resource)
-	if err != nil {
-		return "" // then it waits
-	}
-	for _, h := range l.GetHolders() {
-		if slices.Contains(ancestors, h.GetLockId()) {
-			return h.GetLockId()
+	for _, resource := range r.resources {
+		l, err := r.client.Get(ctx, resource)
+		if err != nil {
+			return "", "" // then it waits
+		}
+		for _, h := range l.GetHolders() {
+			if slices.Contains(ancestors, h.GetLockId()) {
+				return resource, h.GetLockId()
+			}
 		}
 	}
-	return ""
+	return "", ""
 }
 
 // explain says why nothing is granted, where that is not another holder.
@@ -252,7 +264,7 @@ func (r *runner) release(ctx context.Context, limit time.Duration) error {
 	defer cancel()
 	err := r.lock.Release(ctx)
 	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("release %q: no answer within %s", r.resource, limit)
+		return fmt.Errorf("release %q: no answer within %s", r.name(), limit)
 	}
 	return err
 }
@@ -307,7 +319,7 @@ func (r *runner) ended(ctx context.Context) error {
 	if err := r.release(ctx, releaseLimit); err != nil { // it is released by our end
 		r.say("CMD has ended, with status %d; %v", status, err)
 	} else {
-		r.tell("released the lock on %q; CMD's status is %d", r.resource, status)
+		r.tell("released the lock on %q; CMD's status is %d", r.name(), status)
 	}
 	r.front.EndedBy(r.cmd.EndedBy())
 	if status == 0 {
@@ -352,7 +364,7 @@ func (r *runner) end(kill, giveUp time.Duration) []supervise.Survivor {
 
 // say tells people about a failure, tell what happens if they want to know.
 func (r *runner) say(format string, args ...any) {
-	_, _ = fmt.Fprintln(r.io.err, fit(r.name+": "+fmt.Sprintf(format, args...)))
+	_, _ = fmt.Fprintln(r.io.err, fit(r.command+": "+fmt.Sprintf(format, args...)))
 }
 
 func (r *runner) tell(format string, args ...any) {

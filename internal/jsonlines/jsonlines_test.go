@@ -20,6 +20,7 @@ var requests = []string{
 	`{"requestId":"1","open":{}}`,
 	`{"requestId":"2","acquire":{"resource":"orders/42","mode":"SHARED","wait":"5s","maxHold":"3600.5s","owner":"t-1","reentrant":true,"direct":true,"guard":true}}`,
 	`{"requestId":"3","acquire":{"resource":"ä/€","wait":"0s","reentrant":false,"guard":false},"traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}`,
+	`{"requestId":"3","acquire":{"resources":["a","ä"],"wait":"0s"}}`,
 	`{"requestId":"3","acquire":{"resource":"r","sessionId":"s","requestId":"q","name":"n","metadata":{}}}`,
 	"\t{ \"requestId\" : \"4\" ,\r\n \"cancel\" : { \"requestId\" : \"3\" , \"sessionId\":\"s\" } } ",
 	`{"requestId":"5","release":{"lockId":"0123456789abcdef","requestId":"r-1","sessionId":"s"}}`,
@@ -135,7 +136,11 @@ func responses() []*pb.SessionResponse {
 	first.Attempt, first.OutcomeGuard = new(int32), guarded.Guard
 	later.Previous = &pb.Outcome{Resource: "r", State: pb.OutcomeState_FAILED, Attempt: 2, Note: "n", Metadata: map[string]string{"k": "v"}}
 	odd.ValidFor, odd.Guard = &durationpb.Duration{Seconds: -3, Nanos: -500_000_000}, &pb.Guard{}
+	several := grant()
+	several.Resource, several.Fence = "", 0
+	several.Parts = []*pb.Part{{Resource: "a", Fence: 7, LockId: "0"}, {Resource: "b", Fence: 8, LockId: "1", Guard: guarded.GetGuard()}}
 	return []*pb.SessionResponse{
+		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: several}},
 		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: grant()}},
 		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: guarded}},
 		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: odd}},
@@ -170,7 +175,7 @@ func TestResponsesAreReadAndWrittenAsProtojsonDoes(t *testing.T) {
 			t.Errorf("%sis read as\n%v, want\n%v; %v", got, back, a, err)
 		}
 	}
-	for _, a := range responses()[:2] {
+	for _, a := range responses()[:3] {
 		line, _ := AppendResponse(nil, a)
 		if usualResponse(line) == nil {
 			t.Errorf("not read by hand: %s", line)

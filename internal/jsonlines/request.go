@@ -145,6 +145,9 @@ func (s *scanner) acquire() *pb.SessionRequest_Acquire {
 			had.field(11, s)
 			guard := s.boolean()
 			q.Guard = &guard
+		case "resources":
+			had.field(12, s)
+			s.list(func() { q.Resources = append(q.Resources, s.str()) })
 		default:
 			s.stop()
 		}
@@ -313,6 +316,10 @@ func (w *writer) acquire(q *pb.AcquireRequest) {
 	if q.Guard != nil {
 		w.name("guard")
 		w.b = strconv.AppendBool(w.b, q.GetGuard())
+	}
+	if len(q.GetResources()) > 0 {
+		w.name("resources")
+		w.list(q.GetResources())
 	}
 	w.end()
 }

@@ -94,20 +94,32 @@ func (w *writer) grant(g *pb.Grant) {
 	w.name("count")
 	w.number(g.GetCount())
 	w.optionalDuration("countedAt", g.GetCountedAt())
-	if guard := g.GetGuard(); guard != nil {
-		w.name("guard")
+	w.optionalGuard(g.GetGuard())
+	w.name("parts")
+	w.b = append(w.b, '[')
+	for _, p := range g.GetParts() {
+		w.comma()
 		w.begin()
-		w.text("dialect", guard.GetDialect())
-		w.text("sql", guard.GetSql())
-		w.name("args")
-		w.b = append(w.b, '[')
-		for _, v := range guard.GetArgs() {
-			w.comma()
-			w.str(v)
-		}
-		w.b = append(w.b, ']')
+		w.text("resource", p.GetResource())
+		w.int64("fence", p.GetFence())
+		w.optionalGuard(p.GetGuard())
+		w.text("lockId", p.GetLockId())
 		w.end()
 	}
+	w.b = append(w.b, ']')
+	w.end()
+}
+
+func (w *writer) optionalGuard(guard *pb.Guard) {
+	if guard == nil {
+		return
+	}
+	w.name("guard")
+	w.begin()
+	w.text("dialect", guard.GetDialect())
+	w.text("sql", guard.GetSql())
+	w.name("args")
+	w.list(guard.GetArgs())
 	w.end()
 }
 
@@ -202,11 +214,38 @@ func (s *scanner) grant() *pb.Grant {
 		case "guard":
 			had.field(7, s)
 			g.Guard = s.guard()
+		case "parts":
+			had.field(8, s)
+			s.list(func() { g.Parts = append(g.Parts, s.part()) })
 		default:
 			s.stop()
 		}
 	})
 	return g
+}
+
+func (s *scanner) part() *pb.Part {
+	var had seen
+	p := new(pb.Part)
+	s.object(func(name string) {
+		switch name {
+		case "resource":
+			had.field(0, s)
+			p.Resource = s.str()
+		case "fence":
+			had.field(1, s)
+			p.Fence = s.int64()
+		case "guard":
+			had.field(2, s)
+			p.Guard = s.guard()
+		case "lockId":
+			had.field(3, s)
+			p.LockId = s.str()
+		default:
+			s.stop()
+		}
+	})
+	return p
 }
 
 func (s *scanner) guard() *pb.Guard {

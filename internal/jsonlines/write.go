@@ -101,6 +101,16 @@ func (w *writer) escaped(v string) {
 }
 
 // enum writes the name of a value, or its number where this program does not know it.
+// list writes strings.
+func (w *writer) list(all []string) {
+	w.b = append(w.b, '[')
+	for _, v := range all {
+		w.comma()
+		w.str(v)
+	}
+	w.b = append(w.b, ']')
+}
+
 func (w *writer) enum(v int32, names map[int32]string) {
 	if name, ok := names[v]; ok {
 		w.str(name)

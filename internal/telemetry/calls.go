@@ -1,8 +1,10 @@
 package telemetry
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/propagation"
@@ -30,7 +32,7 @@ func (t *Tracing) Call(ctx context.Context, name, resource string) (context.Cont
 
 // Acquire begins the span of an app's acquire, which ends when it is answered.
 func (t *Tracing) Acquire(ctx context.Context, r session.AcquireRequest) (context.Context, func(session.Grant, error)) {
-	attrs := []attribute.KeyValue{attrResource.String(r.Resource), attrMode.String(r.Mode.String())}
+	attrs := []attribute.KeyValue{attrResource.String(cmp.Or(r.Resource, strings.Join(r.Resources, " "))), attrMode.String(r.Mode.String())}
 	if r.Wait != session.Forever {
 		attrs = append(attrs, attrWait.Float64(r.Wait.Seconds()))
 	}

@@ -14,6 +14,7 @@ type Ask struct {
 	RequestID string
 	Resource  lock.Resource // in the store
 	Name      string        // of the resource, for the app
+	Parts     []Part        // of several, in the order in which all take them; Resource and Name are those of the first
 	Owner     string
 	Mode      lock.Mode
 	Try       bool
@@ -23,7 +24,7 @@ type Ask struct {
 	Guard     lock.GuardWish
 	Once      *outcome.Wish // nil: it is an ordinary lock
 	MaxHold   time.Duration
-	Room      bool // the user of the session may have one more hold
+	Room      bool // the user of the session may have so many more holds
 	Tag       any  // the Hold has it until it is granted
 	Then      func(*Call)
 }
@@ -104,6 +105,9 @@ func (l *Ledger) Acquire(a *Ask) (Grant, *Call, error) {
 	}
 	h.due.hold = h
 	l.asks[h.id] = h
+	if len(a.Parts) > 0 {
+		l.form(h, a.Parts)
+	}
 	if a.Reentrant {
 		if l.keys == nil {
 			l.keys = make(map[Key]*Hold)
@@ -115,10 +119,10 @@ func (l *Ledger) Acquire(a *Ask) (Grant, *Call, error) {
 	return Grant{}, c, nil
 }
 
-// room is nil when there is room for one more.
+// room is nil when there is room for what is asked.
 func (l *Ledger) room(a *Ask) error {
 	switch {
-	case l.Size() >= l.o.Holds:
+	case l.Size()+max(len(a.Parts), 1) > l.o.Holds:
 		return &LimitError{Limit: "holds", Max: l.o.Holds}
 	case !a.Room:
 		return &LimitError{Limit: "holds per uid", Max: l.o.HoldsUID}
@@ -129,7 +133,7 @@ func (l *Ledger) room(a *Ask) error {
 // repeat is for a request whose id is known.
 func (l *Ledger) repeat(a *Ask, c *claim) (Grant, *Call, error) {
 	h := c.hold
-	if h.key != (Key{a.Resource, a.Owner}) || c.mode != a.Mode || h.reentrant != a.Reentrant || (h.once == nil) != (a.Once == nil) {
+	if !h.sameResources(a) || h.key.Owner != a.Owner || c.mode != a.Mode || h.reentrant != a.Reentrant || (h.once == nil) != (a.Once == nil) {
 		return Grant{}, nil, &lock.InvalidError{Field: "request_id", Problem: "is that of another request"}
 	}
 	if h.state == held {
@@ -312,9 +316,13 @@ func (l *Ledger) Answered(h *Hold, id lock.HoldID, lease Lease, g lock.Grant, er
 
 // granted answers all who wait.
 func (l *Ledger) granted(h *Hold, g lock.Grant) {
-	h.state, h.fence, h.guard, h.tag = held, g.Fence, g.Guard, nil
+	h.state, h.fence, h.guard = held, g.Fence, g.Guard
 	l.owners.add(h)
 	l.live++
+	if l.advance(h) {
+		return
+	}
+	h.tag = nil
 	h.count = len(h.claims)
 	for c := h.calls; c != nil; c = c.next {
 		if c.claim == nil {
@@ -356,6 +364,9 @@ func (l *Ledger) abandon(h *Hold) {
 	l.unregister(h)
 	h.state = over
 	l.stop(h)
+	if h.group != nil {
+		l.disband(h.group)
+	}
 }
 
 func (l *Ledger) stop(h *Hold) {
@@ -390,7 +401,7 @@ func (l *Ledger) Peeked(c *Call, st lock.Status, err error) {
 		return
 	}
 	for _, holder := range st.Holders {
-		if holder.ID == c.hold.id {
+		if own := l.asks[holder.ID]; own != nil && (own == c.hold || own.group != nil && own.group == c.hold.group) {
 			return
 		}
 	}
@@ -469,6 +480,7 @@ func (l *Ledger) giveBack(c *Call) {
 	l.unregister(h)
 	h.state = over
 	l.clean(h, false)
+	l.dropFollowers(h)
 }
 
 func heldError(name string, cause error) error {

@@ -48,6 +48,8 @@ type Hold struct {
 	calls  *Call    // asking: who waits, in no order
 	claims []*claim // of requests that have an id, in their order
 
+	group *group // nil: it is alone
+
 	limit    time.Duration // its own end, by max_hold; 0: none
 	due      due           // the end by max_hold, then that of the grace, or of the time for a release
 	graceEnd time.Duration // of a lost hold; 0: none
@@ -79,9 +81,6 @@ func (h *Hold) Resource() lock.Resource { return h.key.Resource }
 // Once is how something is to be done once under it; nil: it is an ordinary lock.
 func (h *Hold) Once() *outcome.Wish { return h.once }
 
-// Name is the resource's name for the app.
-func (h *Hold) Name() string { return h.name }
-
 // Tag is what the first request came with.
 func (h *Hold) Tag() any { return h.tag }
 
@@ -107,12 +106,16 @@ type Grant struct {
 	Count    int
 	Guard    *lock.Guard      // nil where the store has none
 	Attempt  *outcome.Attempt // nil: it is an ordinary lock
+	Parts    []PartGrant      // of several resources, which have no Resource, Fence and Guard together
 }
 
 func (l *Ledger) grant(h *Hold) Grant {
 	until := l.Until()
 	if h.limit != 0 {
 		until = min(until, h.limit)
+	}
+	if h.group != nil {
+		return Grant{LockID: h.id, Mode: h.mode, Until: until, Count: h.count, Parts: partsOf(h)}
 	}
 	return Grant{LockID: h.id, Resource: h.name, Mode: h.mode, Fence: h.fence, Until: until, Count: h.count, Guard: h.guard, Attempt: h.attempt}
 }

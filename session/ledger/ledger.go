@@ -63,10 +63,12 @@ type Ledger struct {
 	waits   int
 	live    int // holds that live
 	entered int // their counts beyond the first
+	untaken int // parts of groups that are yet to be asked for
 	dues    dues
 
 	losses losses
-	graces int // losses whose hold still keeps others out
+	parts  map[lock.HoldID]*Hold // that follow the head of a lost group, and still keep others out
+	graces int                   // losses whose hold still keeps others out
 
 	cancelled memory[struct{}]
 	released  memory[*answer]
@@ -193,7 +195,7 @@ func (l *Ledger) Size() int {
 	if l.state == Closed {
 		return 0
 	}
-	return len(l.asks) + l.entered + l.leaving + len(l.losses.order)
+	return len(l.asks) + l.untaken + l.entered + l.leaving + len(l.losses.order)
 }
 
 // Kept is how many holds the store has for the session, those in their grace and
@@ -220,8 +222,15 @@ func (l *Ledger) Holds() bool { return l.live > 0 }
 
 // Lives tells whether that is a hold that lives.
 func (l *Ledger) Lives(id lock.HoldID) bool {
-	h := l.asks[id]
-	return h != nil && h.state == held
+	return l.lives(id) != nil
+}
+
+// lives gives a hold that lives, by the id under which the app knows it.
+func (l *Ledger) lives(id lock.HoldID) *Hold {
+	if h := l.asks[id]; h != nil && h.state == held && !h.follows() {
+		return h
+	}
+	return nil
 }
 
 // State tells how far the session is.
@@ -302,9 +311,11 @@ func (l *Ledger) Close() {
 		left = append(left, h)
 	}
 	for _, h := range l.losses.order {
-		if h.state == grace {
-			l.ungrace(h)
-			left = append(left, h)
+		for p := range h.Parts {
+			if p.state == grace {
+				l.ungrace(p)
+				left = append(left, p)
+			}
 		}
 	}
 	l.emit(Effect{Kind: End, Farewells: len(left)})

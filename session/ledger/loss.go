@@ -46,9 +46,13 @@ func (l *Ledger) Loss(seq uint64) (Lost, uint64, bool) {
 
 // lostOf is what the app is told of a lost hold.
 func lostOf(h *Hold) Lost {
-	lost := Lost{LockID: h.id, Resource: h.name, Fence: h.fence, Reason: h.reason}
-	if h.state == grace {
-		lost.GraceEnd = h.graceEnd
+	told := h
+	if h.group != nil && h.group.lost != nil {
+		told = h.group.lost
+	}
+	lost := Lost{LockID: h.id, Resource: told.name, Fence: told.fence, Reason: h.reason}
+	if told.state == grace {
+		lost.GraceEnd = told.graceEnd
 	}
 	return lost
 }
@@ -59,10 +63,21 @@ func lostOf(h *Hold) Lost {
 //
 // Model: told.LOSE.
 func (l *Ledger) lose(h *Hold, reason LostReason, until time.Duration) {
+	if h.group != nil {
+		l.loseGroup(h, reason, until)
+		return
+	}
+	l.lapse(h, reason, until, reason.ours())
+	l.tell(h, reason)
+}
+
+// lapse ends a hold that nobody released. ours: the sidecar decides when others are
+// let in.
+func (l *Ledger) lapse(h *Hold, reason LostReason, until time.Duration, ours bool) {
 	l.forget(h)
 	h.state, h.reason, h.guard = over, reason, nil
 	h.graceEnd = max(l.at.Now, min(until, l.at.Kept))
-	if reason.ours() || h.graceEnd > l.at.Now { // else the store counts it no more
+	if ours || h.graceEnd > l.at.Now { // else the store counts it no more
 		h.state = grace
 		l.graces++
 		l.dues.set(&h.due, h.graceEnd)
@@ -72,6 +87,10 @@ func (l *Ledger) lose(h *Hold, reason LostReason, until time.Duration) {
 			l.clean(h, false)
 		}
 	}
+}
+
+// tell tells the app of a loss.
+func (l *Ledger) tell(h *Hold, reason LostReason) {
 	l.losses.add(h)
 	l.emit(Effect{Kind: Tell, Hold: h, Reason: reason})
 }
@@ -99,6 +118,10 @@ func (l *Ledger) outlast(h *Hold) {
 }
 
 func (l *Ledger) ungrace(h *Hold) {
+	if h.follows() {
+		delete(l.parts, h.id)
+		l.unregister(h)
+	}
 	h.state = over
 	l.dues.remove(&h.due)
 	l.graces--
@@ -107,17 +130,28 @@ func (l *Ledger) ungrace(h *Hold) {
 // hasten makes all graces end at that moment at the latest, and tells it.
 func (l *Ledger) hasten(end time.Duration) {
 	for _, h := range slices.Clone(l.losses.order) {
-		if h.state == grace && h.graceEnd > end {
-			l.tellAgain(h, end)
+		for p := range h.Parts {
+			if p.state == grace && p.graceEnd > end {
+				l.tellAgain(p, end)
+			}
 		}
 	}
 }
 
-// tellAgain tells a loss with a shorter grace.
+// tellAgain tells a loss with a shorter grace. Of a group the shortest is told.
 func (l *Ledger) tellAgain(h *Hold, end time.Duration) {
-	l.losses.remove(h)
 	h.graceEnd = end
 	l.dues.set(&h.due, end)
+	if g := h.group; g != nil {
+		if h != g.lost {
+			if end >= lostOf(g.head).GraceEnd {
+				return
+			}
+			g.lost = h
+		}
+		h = g.head
+	}
+	l.losses.remove(h)
 	l.losses.add(h)
 	l.emit(Effect{Kind: Tell, Hold: h})
 }
@@ -136,7 +170,9 @@ func (l *Ledger) acknowledge(id lock.HoldID) error {
 		l.losses.remove(h)
 		l.losses.acked.put(string(id), h)
 		l.unregister(h)
-		l.settle(h)
+		for p := range h.Parts {
+			l.settle(p)
+		}
 	}
 	return err
 }
@@ -186,6 +222,9 @@ func (l *Ledger) News(e lock.Event) {
 		return
 	}
 	h := l.losses.known[e.ID]
+	if h == nil {
+		h = l.parts[e.ID]
+	}
 	if h == nil || h.state != grace || reason == Forced && until >= h.graceEnd {
 		return
 	}

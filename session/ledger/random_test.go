@@ -44,6 +44,7 @@ func FuzzLedger(f *testing.F) {
 
 // entry is a hold in the model of the store.
 type entry struct {
+	res   lock.Resource
 	mode  lock.Mode
 	lease int
 	until time.Duration // of one whose release is forced; 0: it is not
@@ -59,6 +60,8 @@ type caller struct {
 type work struct {
 	id      lock.HoldID
 	hold    *Hold
+	rest    []*Hold // to be asked about before the ledger is told
+	missing bool    // the store lacks one of those that were
 	lease   Lease
 	request *lock.Request
 	kind    string
@@ -87,7 +90,7 @@ type world struct {
 func newWorld(t *testing.T, r *rand.Rand) *world {
 	w := &world{
 		t: t, r: r, lease: 1,
-		store: map[lock.Resource]map[lock.HoldID]*entry{"a": {}, "b": {}},
+		store: map[lock.Resource]map[lock.HoldID]*entry{"a": {}, "b": {}, "c": {}},
 		given: map[lock.HoldID]map[string]bool{},
 	}
 	o := Options{Holds: 12, Waits: 8, HoldsUID: 1000, LostGrace: 2 * time.Second, NewID: func() lock.HoldID {
@@ -126,6 +129,9 @@ func (w *world) carry() {
 	for _, e := range append([]Effect(nil), w.l.Effects()...) {
 		switch e.Kind {
 		case Request:
+			if e.Hold.Tag() == nil {
+				w.t.Errorf("%s is asked for without what it came with", e.ID)
+			}
 			x := &work{hold: e.Hold, id: e.Hold.ID(), lease: w.lease, kind: "acquire"}
 			q, _, ok := w.l.Asked(e.Hold, x.id, w.lease, func() { x.stopped = true })
 			if !ok {
@@ -154,9 +160,14 @@ func (w *world) carry() {
 		if h.id != id || h.state != asking && h.state != held {
 			w.t.Errorf("%s is among those that live in state %d as %s", id, h.state, h.id)
 		}
+		for p := range h.Parts {
+			if h.follows() && w.l.asks[h.group.head.id] != h.group.head || !h.follows() && w.l.asks[p.id] != p {
+				w.t.Errorf("%s lives, and not all that it is held with", id)
+			}
+		}
 		if h.state == held {
 			live++
-			if h.count <= 0 || w.store[h.key.Resource][id] == nil {
+			if h.count <= 0 != h.follows() || w.store[h.key.Resource][id] == nil {
 				w.t.Errorf("%s lives with count %d, in the store %v", id, h.count, w.store[h.key.Resource][id])
 			}
 		}
@@ -208,6 +219,16 @@ func (w *world) granted(a *Ask, g Grant) {
 		who = "reentrant " + a.Owner
 	}
 	w.given[g.LockID][who] = true
+	if len(g.Parts) != len(a.Parts) {
+		w.t.Errorf("%d parts of %d are granted", len(g.Parts), len(a.Parts))
+	}
+	if _, lost := w.l.losses.known[g.LockID]; !lost && w.l.asks[g.LockID] != nil {
+		for _, p := range g.Parts {
+			if w.store[lock.Resource(p.Resource)][p.LockID] == nil {
+				w.t.Errorf("%s is granted without %s", g.LockID, p.Resource)
+			}
+		}
+	}
 	if len(w.given[g.LockID]) > 1 {
 		w.t.Errorf("%s was given to %v", g.LockID, w.given[g.LockID])
 	}
@@ -251,7 +272,7 @@ func (w *world) step() {
 	case 13:
 		r := w.l.Cancel(fmt.Sprint("r", w.r.IntN(12)))
 		if r.Hold != nil {
-			w.begin(&work{id: r.Hold.ID(), hold: r.Hold, lease: r.Hold.Lease(), kind: "release"})
+			w.ask("release", r.Hold)
 		}
 	case 14:
 		w.news()
@@ -272,12 +293,16 @@ func (w *world) step() {
 }
 
 func (w *world) acquire() {
-	a := Ask{Resource: "a", Name: "a", Mode: lock.Exclusive, Try: w.r.IntN(3) == 0, Reentrant: w.r.IntN(2) == 0, Room: true}
+	a := Ask{Resource: "a", Name: "a", Mode: lock.Exclusive, Try: w.r.IntN(3) == 0, Reentrant: w.r.IntN(2) == 0, Room: true, Tag: w}
 	if w.r.IntN(2) == 0 {
 		a.RequestID = fmt.Sprint("r", w.r.IntN(12))
 	}
 	if w.r.IntN(3) == 0 {
 		a.Resource, a.Name = "b", "b"
+	}
+	if w.r.IntN(4) == 0 {
+		a.Resource, a.Name, a.Reentrant = "a", "a", false
+		a.Parts = []Part{{"a", "a"}, {"b", "b"}, {"c", "c"}}[:2+w.r.IntN(2)]
 	}
 	if w.r.IntN(3) == 0 {
 		a.Mode = lock.Shared
@@ -317,13 +342,22 @@ func (w *world) release(id lock.HoldID) {
 		w.t.Errorf("%d counts are left", r.Left)
 	}
 	if r.Hold != nil {
-		w.begin(&work{id: id, hold: r.Hold, lease: r.Hold.Lease(), kind: "release"})
+		w.ask("release", r.Hold)
 	}
+}
+
+// ask asks the store about all that is held together, one after the other.
+func (w *world) ask(kind string, h *Hold) {
+	var all []*Hold
+	for p := range h.Parts {
+		all = append(all, p)
+	}
+	w.begin(&work{id: all[0].id, hold: h, rest: all[1:], lease: all[0].lease, kind: kind})
 }
 
 func (w *world) downgrade(id lock.HoldID) {
 	if d := w.l.Downgrade(id); d.Hold != nil {
-		w.begin(&work{id: id, hold: d.Hold, lease: d.Hold.Lease(), kind: "downgrade"})
+		w.ask("downgrade", d.Hold)
 	}
 }
 
@@ -379,24 +413,52 @@ func (w *world) complete(i int) {
 			x.done()
 		}
 	case "release":
-		e := w.store[x.hold.Resource()][x.id]
-		lost := LostReason(0)
+		e := w.find(x)
+		if e == nil {
+			x.missing = true
+		} else if !unknown {
+			delete(w.store[e.res], x.id)
+		}
 		switch {
 		case unknown:
-			lost = Unknown
-		case e == nil:
-			lost = StoreLost
+			_ = w.l.Released(x.hold, Unknown)
+		case w.next(x):
+		case x.missing:
+			_ = w.l.Released(x.hold, StoreLost)
 		default:
-			delete(w.store[x.hold.Resource()], x.id)
+			_ = w.l.Released(x.hold, 0)
 		}
-		_ = w.l.Released(x.hold, lost)
 	case "downgrade":
-		e := w.store[x.hold.Resource()][x.id]
+		e := w.find(x)
 		if e != nil {
 			e.mode = lock.Shared
+		} else {
+			x.missing = true
 		}
-		_, _ = w.l.Downgraded(x.hold, !unknown && e != nil, !unknown && e == nil)
+		if unknown || !w.next(x) {
+			_, _ = w.l.Downgraded(x.hold, !unknown && !x.missing, !unknown && x.missing)
+		}
 	}
+}
+
+// find gives what the store has for the id of a request.
+func (w *world) find(x *work) *entry {
+	for _, holders := range w.store {
+		if e := holders[x.id]; e != nil {
+			return e
+		}
+	}
+	return nil
+}
+
+// next goes on with the next of those that are held together.
+func (w *world) next(x *work) bool {
+	if len(x.rest) == 0 {
+		return false
+	}
+	x.id, x.lease, x.rest = x.rest[0].id, x.rest[0].lease, x.rest[1:]
+	w.begin(x)
+	return true
 }
 
 func (w *world) answer(x *work, current, unknown bool) {
@@ -409,7 +471,7 @@ func (w *world) answer(x *work, current, unknown bool) {
 	case x.grant != nil:
 		g = *x.grant
 	case w.free(q.Resource, q.Mode) && w.r.IntN(8) > 0:
-		w.store[q.Resource][q.ID] = &entry{mode: q.Mode, lease: w.lease}
+		w.store[q.Resource][q.ID] = &entry{res: q.Resource, mode: q.Mode, lease: w.lease}
 		g = lock.Grant{ID: q.ID, Resource: q.Resource, Mode: q.Mode, Fence: lock.Fence(w.ids)}
 		if w.r.IntN(3) == 0 { // the answer takes a while
 			x.grant = &g
@@ -458,7 +520,7 @@ func (w *world) finish() {
 		w.t.Errorf("the session ended %d times", w.ended)
 	case len(w.works) > 0 || len(w.callers) > 0 || w.l.Waits() > 0:
 		w.t.Errorf("%d requests and %d callers are left", len(w.works), len(w.callers))
-	case w.l.Size() != 0 || w.l.Kept() != 0 || len(w.l.asks)+len(w.l.keys)+len(w.l.claims)+len(w.l.dues) != 0:
+	case w.l.Size() != 0 || w.l.Kept() != 0 || len(w.l.asks)+len(w.l.keys)+len(w.l.claims)+len(w.l.dues)+len(w.l.parts) != 0:
 		w.t.Errorf("left: size %d, kept %d, %v %v %v", w.l.Size(), w.l.Kept(), w.l.asks, w.l.keys, w.l.claims)
 	}
 	for res, holders := range w.store {

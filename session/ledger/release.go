@@ -66,8 +66,8 @@ func (l *Ledger) Release(id lock.HoldID, requestID string) Release {
 }
 
 func (l *Ledger) release(id lock.HoldID, a *answer) Release {
-	h := l.asks[id]
-	if h == nil || h.state != held {
+	h := l.lives(id)
+	if h == nil {
 		return Release{Err: l.acknowledge(id)}
 	}
 	// Whose count this is, nobody says, so the requests keep their claims: the others
@@ -84,19 +84,25 @@ func (l *Ledger) takeOff(h *Hold, a *answer) Release {
 		l.entered--
 		return Release{Left: h.count}
 	}
-	l.forget(h)
-	l.unregister(h)
+	for p := range h.Parts {
+		l.forget(p)
+		l.unregister(p)
+		p.state = over
+		if h.busy {
+			p.after = &after{}
+		} else {
+			p.state = leaving
+			l.leaving++
+		}
+	}
 	if !h.busy {
-		h.state = leaving
-		l.leaving++
 		l.dues.set(&h.due, l.at.Now+l.o.Answer)
 		return Release{Hold: h}
 	}
-	h.state = over
 	if a == nil {
 		a = &answer{id: h.id, done: make(chan struct{})}
 	}
-	h.after = &after{done: func() { close(a.done) }}
+	h.after.done = func() { close(a.done) }
 	return Release{Wait: a.done, reply: a}
 }
 
@@ -110,14 +116,18 @@ const Unknown LostReason = 255
 // Released notes what the store has said to the release of a hold: lost is 0 when
 // it is released, Unknown, or why the store did not know it.
 func (l *Ledger) Released(h *Hold, lost LostReason) error {
-	l.leaving--
 	l.dues.remove(&h.due)
-	h.state, h.stop = over, nil
+	h.stop = nil
+	for p := range h.Parts {
+		l.leaving--
+		p.state = over
+		if lost == Unknown {
+			l.clean(p, false)
+		}
+	}
 	var err error
 	switch lost {
-	case 0:
-	case Unknown:
-		l.clean(h, false)
+	case 0, Unknown:
 	default:
 		h.reason = lost
 		l.losses.acked.put(string(h.id), h)
@@ -157,8 +167,8 @@ func (l *Ledger) Cancel(requestID string) Release {
 
 // Extend makes a hold end after d, whatever its limit was before. Errors as for Release.
 func (l *Ledger) Extend(id lock.HoldID, d time.Duration) (Grant, error) {
-	h := l.asks[id]
-	if h == nil || h.state != held {
+	h := l.lives(id)
+	if h == nil {
 		return Grant{}, l.missing(id)
 	}
 	h.limit = l.at.Now + d
@@ -177,9 +187,9 @@ type Downgrade struct {
 // Downgrade makes an exclusive hold a shared one for the app at once, and for the
 // store as soon as it says so. Errors as for Release.
 func (l *Ledger) Downgrade(id lock.HoldID) Downgrade {
-	h := l.asks[id]
+	h := l.lives(id)
 	switch {
-	case h == nil || h.state != held:
+	case h == nil:
 		return Downgrade{Err: l.missing(id)}
 	case h.busy:
 		if h.idle == nil {
@@ -187,32 +197,40 @@ func (l *Ledger) Downgrade(id lock.HoldID) Downgrade {
 		}
 		return Downgrade{Wait: h.idle}
 	case h.mode == lock.Exclusive:
-		h.mode, h.unsure = lock.Shared, true
+		for p := range h.Parts {
+			p.mode, p.unsure = lock.Shared, true
+		}
 	}
 	if !h.unsure {
 		return Downgrade{Grant: l.grant(h)}
 	}
-	h.busy = true
+	for p := range h.Parts {
+		p.busy = true
+	}
 	return Downgrade{Hold: h}
 }
 
 // Downgraded notes what the store has said: sure that it is shared now, missing
 // that it does not know the hold; neither is unknown.
 func (l *Ledger) Downgraded(h *Hold, sure, missing bool) (Grant, error) {
-	h.busy = false
+	for p := range h.Parts {
+		p.busy = false
+		if sure {
+			p.unsure = false
+		}
+	}
 	if h.idle != nil {
 		close(h.idle)
 		h.idle = nil
 	}
-	if sure {
-		h.unsure = false
-	}
 	if missing && h.state == held {
 		l.lose(h, StoreLost, 0)
 	}
-	if a := h.after; a != nil {
-		h.after = nil
-		l.emit(Effect{Kind: Clean, Lease: h.lease, Resource: h.key.Resource, ID: h.id, Farewell: a.farewell, Done: a.done})
+	for p := range h.Parts {
+		if a := p.after; a != nil {
+			p.after = nil
+			l.emit(Effect{Kind: Clean, Lease: p.lease, Resource: p.key.Resource, ID: p.id, Farewell: a.farewell, Done: a.done})
+		}
 	}
 	if h.state != held {
 		return Grant{}, l.missing(h.id)

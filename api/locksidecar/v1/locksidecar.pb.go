@@ -310,7 +310,7 @@ func (x WatchEvent_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WatchEvent_Kind.Descriptor instead.
 func (WatchEvent_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{30, 0}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{31, 0}
 }
 
 type SessionRequest struct {
@@ -1101,7 +1101,12 @@ type AcquireRequest struct {
 	Guard *bool `protobuf:"varint,12,opt,name=guard,proto3,oneof" json:"guard,omitempty"`
 	// The resource is something that is done once, and this is an attempt at it.
 	// Only EXCLUSIVE, not reentrant, and not for Hold.
-	Once          *Once `protobuf:"bytes,13,opt,name=once,proto3" json:"once,omitempty"`
+	Once *Once `protobuf:"bytes,13,opt,name=once,proto3" json:"once,omitempty"`
+	// In place of resource: 2 to 16 different ones, all of them or none, within one
+	// wait. They are taken in the byte order of their names, so that two such requests
+	// never wait for each other. They are one hold: released, downgraded, extended and
+	// lost together. Not with reentrant.
+	Resources     []string `protobuf:"bytes,20,rep,name=resources,proto3" json:"resources,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1227,6 +1232,13 @@ func (x *AcquireRequest) GetOnce() *Once {
 	return nil
 }
 
+func (x *AcquireRequest) GetResources() []string {
+	if x != nil {
+		return x.Resources
+	}
+	return nil
+}
+
 // Once says how something is to be done once.
 type Once struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1305,7 +1317,10 @@ type Grant struct {
 	Previous  *Outcome               `protobuf:"bytes,10,opt,name=previous,proto3" json:"previous,omitempty"`                   // only with once: what became of the attempt before; absent where none is known
 	// Only with once, and from stores that are SQL databases: a statement that records
 	// SUCCEEDED in the app's own transaction. One row changed: commit. None: roll back.
-	OutcomeGuard  *Guard `protobuf:"bytes,11,opt,name=outcome_guard,json=outcomeGuard,proto3" json:"outcome_guard,omitempty"`
+	OutcomeGuard *Guard `protobuf:"bytes,11,opt,name=outcome_guard,json=outcomeGuard,proto3" json:"outcome_guard,omitempty"`
+	// Of a request for several resources, in byte order; then resource, fence and guard
+	// above are empty.
+	Parts         []*Part `protobuf:"bytes,20,rep,name=parts,proto3" json:"parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1417,6 +1432,82 @@ func (x *Grant) GetOutcomeGuard() *Guard {
 	return nil
 }
 
+func (x *Grant) GetParts() []*Part {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+// Part is one of several resources that are held together.
+type Part struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Resource      string                 `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
+	Fence         int64                  `protobuf:"varint,2,opt,name=fence,proto3" json:"fence,omitempty"`                // the fencing token for what this resource protects
+	Guard         *Guard                 `protobuf:"bytes,3,opt,name=guard,proto3" json:"guard,omitempty"`                 // only from stores that are SQL databases
+	LockId        string                 `protobuf:"bytes,4,opt,name=lock_id,json=lockId,proto3" json:"lock_id,omitempty"` // as lists show it; only the lock_id of the grant can be released
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Part) Reset() {
+	*x = Part{}
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Part) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Part) ProtoMessage() {}
+
+func (x *Part) ProtoReflect() protoreflect.Message {
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Part.ProtoReflect.Descriptor instead.
+func (*Part) Descriptor() ([]byte, []int) {
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Part) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *Part) GetFence() int64 {
+	if x != nil {
+		return x.Fence
+	}
+	return 0
+}
+
+func (x *Part) GetGuard() *Guard {
+	if x != nil {
+		return x.Guard
+	}
+	return nil
+}
+
+func (x *Part) GetLockId() string {
+	if x != nil {
+		return x.LockId
+	}
+	return ""
+}
+
 // Outcome is what is known of the newest attempt of something that is done once, and
 // who has recorded it.
 type Outcome struct {
@@ -1442,7 +1533,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[7]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1454,7 +1545,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[7]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1467,7 +1558,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{7}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Outcome) GetResource() string {
@@ -1591,7 +1682,7 @@ type Guard struct {
 
 func (x *Guard) Reset() {
 	*x = Guard{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[8]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1603,7 +1694,7 @@ func (x *Guard) String() string {
 func (*Guard) ProtoMessage() {}
 
 func (x *Guard) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[8]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1616,7 +1707,7 @@ func (x *Guard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guard.ProtoReflect.Descriptor instead.
 func (*Guard) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{8}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Guard) GetDialect() string {
@@ -1653,7 +1744,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[9]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1665,7 +1756,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[9]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1678,7 +1769,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{9}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CancelRequest) GetRequestId() string {
@@ -1703,7 +1794,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[10]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1715,7 +1806,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[10]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1728,7 +1819,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{10}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{11}
 }
 
 type ReleaseRequest struct {
@@ -1748,7 +1839,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[11]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1760,7 +1851,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[11]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1773,7 +1864,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{11}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReleaseRequest) GetSessionId() string {
@@ -1820,7 +1911,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[12]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1832,7 +1923,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[12]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1845,7 +1936,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{12}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ReleaseResponse) GetCount() int32 {
@@ -1865,7 +1956,7 @@ type DowngradeRequest struct {
 
 func (x *DowngradeRequest) Reset() {
 	*x = DowngradeRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[13]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1877,7 +1968,7 @@ func (x *DowngradeRequest) String() string {
 func (*DowngradeRequest) ProtoMessage() {}
 
 func (x *DowngradeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[13]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1890,7 +1981,7 @@ func (x *DowngradeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DowngradeRequest.ProtoReflect.Descriptor instead.
 func (*DowngradeRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{13}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DowngradeRequest) GetSessionId() string {
@@ -1920,7 +2011,7 @@ type ExtendRequest struct {
 
 func (x *ExtendRequest) Reset() {
 	*x = ExtendRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[14]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1932,7 +2023,7 @@ func (x *ExtendRequest) String() string {
 func (*ExtendRequest) ProtoMessage() {}
 
 func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[14]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1945,7 +2036,7 @@ func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendRequest.ProtoReflect.Descriptor instead.
 func (*ExtendRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{14}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ExtendRequest) GetSessionId() string {
@@ -1978,7 +2069,7 @@ type KeepAliveRequest struct {
 
 func (x *KeepAliveRequest) Reset() {
 	*x = KeepAliveRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[15]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1990,7 +2081,7 @@ func (x *KeepAliveRequest) String() string {
 func (*KeepAliveRequest) ProtoMessage() {}
 
 func (x *KeepAliveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[15]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2003,7 +2094,7 @@ func (x *KeepAliveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepAliveRequest.ProtoReflect.Descriptor instead.
 func (*KeepAliveRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{15}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *KeepAliveRequest) GetSessionId() string {
@@ -2022,7 +2113,7 @@ type KeepAliveResponse struct {
 
 func (x *KeepAliveResponse) Reset() {
 	*x = KeepAliveResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[16]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2034,7 +2125,7 @@ func (x *KeepAliveResponse) String() string {
 func (*KeepAliveResponse) ProtoMessage() {}
 
 func (x *KeepAliveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[16]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2047,7 +2138,7 @@ func (x *KeepAliveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepAliveResponse.ProtoReflect.Descriptor instead.
 func (*KeepAliveResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{16}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *KeepAliveResponse) GetValidFor() *durationpb.Duration {
@@ -2066,7 +2157,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[17]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2078,7 +2169,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[17]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2091,7 +2182,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{17}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CloseSessionRequest) GetSessionId() string {
@@ -2109,7 +2200,7 @@ type CloseSessionResponse struct {
 
 func (x *CloseSessionResponse) Reset() {
 	*x = CloseSessionResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[18]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2121,7 +2212,7 @@ func (x *CloseSessionResponse) String() string {
 func (*CloseSessionResponse) ProtoMessage() {}
 
 func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[18]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2134,7 +2225,7 @@ func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionResponse.ProtoReflect.Descriptor instead.
 func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{18}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{19}
 }
 
 type EventsRequest struct {
@@ -2146,7 +2237,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[19]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2158,7 +2249,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[19]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2171,7 +2262,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{19}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *EventsRequest) GetSessionId() string {
@@ -2198,7 +2289,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[20]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2210,7 +2301,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[20]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2223,7 +2314,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{20}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Event) GetEvent() isEvent_Event {
@@ -2327,7 +2418,7 @@ type LeaseNews struct {
 
 func (x *LeaseNews) Reset() {
 	*x = LeaseNews{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[21]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2339,7 +2430,7 @@ func (x *LeaseNews) String() string {
 func (*LeaseNews) ProtoMessage() {}
 
 func (x *LeaseNews) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[21]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2352,7 +2443,7 @@ func (x *LeaseNews) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseNews.ProtoReflect.Descriptor instead.
 func (*LeaseNews) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{21}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LeaseNews) GetValidFor() *durationpb.Duration {
@@ -2394,7 +2485,7 @@ type Lost struct {
 
 func (x *Lost) Reset() {
 	*x = Lost{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[22]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2406,7 +2497,7 @@ func (x *Lost) String() string {
 func (*Lost) ProtoMessage() {}
 
 func (x *Lost) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[22]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2419,7 +2510,7 @@ func (x *Lost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lost.ProtoReflect.Descriptor instead.
 func (*Lost) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{22}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Lost) GetLockId() string {
@@ -2482,7 +2573,7 @@ type Draining struct {
 
 func (x *Draining) Reset() {
 	*x = Draining{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[23]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2494,7 +2585,7 @@ func (x *Draining) String() string {
 func (*Draining) ProtoMessage() {}
 
 func (x *Draining) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[23]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2507,7 +2598,7 @@ func (x *Draining) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Draining.ProtoReflect.Descriptor instead.
 func (*Draining) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{23}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Draining) GetRemaining() *durationpb.Duration {
@@ -2533,7 +2624,7 @@ type GetLockRequest struct {
 
 func (x *GetLockRequest) Reset() {
 	*x = GetLockRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[24]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2545,7 +2636,7 @@ func (x *GetLockRequest) String() string {
 func (*GetLockRequest) ProtoMessage() {}
 
 func (x *GetLockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[24]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2558,7 +2649,7 @@ func (x *GetLockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLockRequest.ProtoReflect.Descriptor instead.
 func (*GetLockRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{24}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GetLockRequest) GetResource() string {
@@ -2579,7 +2670,7 @@ type ListLocksRequest struct {
 
 func (x *ListLocksRequest) Reset() {
 	*x = ListLocksRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[25]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2591,7 +2682,7 @@ func (x *ListLocksRequest) String() string {
 func (*ListLocksRequest) ProtoMessage() {}
 
 func (x *ListLocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[25]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2604,7 +2695,7 @@ func (x *ListLocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLocksRequest.ProtoReflect.Descriptor instead.
 func (*ListLocksRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{25}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListLocksRequest) GetPrefix() string {
@@ -2638,7 +2729,7 @@ type ListLocksResponse struct {
 
 func (x *ListLocksResponse) Reset() {
 	*x = ListLocksResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[26]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2650,7 +2741,7 @@ func (x *ListLocksResponse) String() string {
 func (*ListLocksResponse) ProtoMessage() {}
 
 func (x *ListLocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[26]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2663,7 +2754,7 @@ func (x *ListLocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLocksResponse.ProtoReflect.Descriptor instead.
 func (*ListLocksResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{26}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListLocksResponse) GetLocks() []*Lock {
@@ -2692,7 +2783,7 @@ type Lock struct {
 
 func (x *Lock) Reset() {
 	*x = Lock{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[27]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2704,7 +2795,7 @@ func (x *Lock) String() string {
 func (*Lock) ProtoMessage() {}
 
 func (x *Lock) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[27]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2717,7 +2808,7 @@ func (x *Lock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lock.ProtoReflect.Descriptor instead.
 func (*Lock) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{27}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Lock) GetResource() string {
@@ -2768,7 +2859,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[28]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2780,7 +2871,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[28]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2793,7 +2884,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{28}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Holder) GetLockId() string {
@@ -2918,7 +3009,7 @@ type WatchLocksRequest struct {
 
 func (x *WatchLocksRequest) Reset() {
 	*x = WatchLocksRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[29]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2930,7 +3021,7 @@ func (x *WatchLocksRequest) String() string {
 func (*WatchLocksRequest) ProtoMessage() {}
 
 func (x *WatchLocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[29]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2943,7 +3034,7 @@ func (x *WatchLocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchLocksRequest.ProtoReflect.Descriptor instead.
 func (*WatchLocksRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{29}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WatchLocksRequest) GetPrefix() string {
@@ -2970,7 +3061,7 @@ type WatchEvent struct {
 
 func (x *WatchEvent) Reset() {
 	*x = WatchEvent{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[30]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2982,7 +3073,7 @@ func (x *WatchEvent) String() string {
 func (*WatchEvent) ProtoMessage() {}
 
 func (x *WatchEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[30]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2995,7 +3086,7 @@ func (x *WatchEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEvent.ProtoReflect.Descriptor instead.
 func (*WatchEvent) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{30}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WatchEvent) GetKind() WatchEvent_Kind {
@@ -3025,7 +3116,7 @@ type ForceReleaseRequest struct {
 
 func (x *ForceReleaseRequest) Reset() {
 	*x = ForceReleaseRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[31]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3037,7 +3128,7 @@ func (x *ForceReleaseRequest) String() string {
 func (*ForceReleaseRequest) ProtoMessage() {}
 
 func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[31]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3050,7 +3141,7 @@ func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ForceReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{31}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ForceReleaseRequest) GetResource() string {
@@ -3083,7 +3174,7 @@ type ForceReleaseResponse struct {
 
 func (x *ForceReleaseResponse) Reset() {
 	*x = ForceReleaseResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[32]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3095,7 +3186,7 @@ func (x *ForceReleaseResponse) String() string {
 func (*ForceReleaseResponse) ProtoMessage() {}
 
 func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[32]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3108,7 +3199,7 @@ func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ForceReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{32}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ForceReleaseResponse) GetLockIds() []string {
@@ -3130,7 +3221,7 @@ type ListOutcomesRequest struct {
 
 func (x *ListOutcomesRequest) Reset() {
 	*x = ListOutcomesRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[33]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3142,7 +3233,7 @@ func (x *ListOutcomesRequest) String() string {
 func (*ListOutcomesRequest) ProtoMessage() {}
 
 func (x *ListOutcomesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[33]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3155,7 +3246,7 @@ func (x *ListOutcomesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOutcomesRequest.ProtoReflect.Descriptor instead.
 func (*ListOutcomesRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{33}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListOutcomesRequest) GetPrefix() string {
@@ -3196,7 +3287,7 @@ type ListOutcomesResponse struct {
 
 func (x *ListOutcomesResponse) Reset() {
 	*x = ListOutcomesResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[34]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3208,7 +3299,7 @@ func (x *ListOutcomesResponse) String() string {
 func (*ListOutcomesResponse) ProtoMessage() {}
 
 func (x *ListOutcomesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[34]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3221,7 +3312,7 @@ func (x *ListOutcomesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOutcomesResponse.ProtoReflect.Descriptor instead.
 func (*ListOutcomesResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{34}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListOutcomesResponse) GetOutcomes() []*Outcome {
@@ -3247,7 +3338,7 @@ type ResetOutcomeRequest struct {
 
 func (x *ResetOutcomeRequest) Reset() {
 	*x = ResetOutcomeRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[35]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3259,7 +3350,7 @@ func (x *ResetOutcomeRequest) String() string {
 func (*ResetOutcomeRequest) ProtoMessage() {}
 
 func (x *ResetOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[35]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3272,7 +3363,7 @@ func (x *ResetOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*ResetOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{35}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ResetOutcomeRequest) GetResource() string {
@@ -3291,7 +3382,7 @@ type ResetOutcomeResponse struct {
 
 func (x *ResetOutcomeResponse) Reset() {
 	*x = ResetOutcomeResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[36]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3303,7 +3394,7 @@ func (x *ResetOutcomeResponse) String() string {
 func (*ResetOutcomeResponse) ProtoMessage() {}
 
 func (x *ResetOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[36]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3316,7 +3407,7 @@ func (x *ResetOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*ResetOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{36}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ResetOutcomeResponse) GetOutcome() *Outcome {
@@ -3334,7 +3425,7 @@ type GetInfoRequest struct {
 
 func (x *GetInfoRequest) Reset() {
 	*x = GetInfoRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[37]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3346,7 +3437,7 @@ func (x *GetInfoRequest) String() string {
 func (*GetInfoRequest) ProtoMessage() {}
 
 func (x *GetInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[37]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3359,7 +3450,7 @@ func (x *GetInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInfoRequest.ProtoReflect.Descriptor instead.
 func (*GetInfoRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{37}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{38}
 }
 
 type Info struct {
@@ -3386,7 +3477,7 @@ type Info struct {
 
 func (x *Info) Reset() {
 	*x = Info{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[38]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3398,7 +3489,7 @@ func (x *Info) String() string {
 func (*Info) ProtoMessage() {}
 
 func (x *Info) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[38]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3411,7 +3502,7 @@ func (x *Info) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Info.ProtoReflect.Descriptor instead.
 func (*Info) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{38}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Info) GetVersion() string {
@@ -3594,7 +3685,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\asidecar\x18\x03 \x01(\tR\asidecar\x128\n" +
 	"\n" +
 	"counted_at\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\x12<\n" +
-	"\flease_margin\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vleaseMargin\"\xaf\x04\n" +
+	"\flease_margin\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vleaseMargin\"\xcd\x04\n" +
 	"\x0eAcquireRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1d\n" +
@@ -3611,14 +3702,15 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	" \x01(\bR\treentrant\x12\x16\n" +
 	"\x06direct\x18\v \x01(\bR\x06direct\x12\x19\n" +
 	"\x05guard\x18\f \x01(\bH\x00R\x05guard\x88\x01\x01\x12(\n" +
-	"\x04once\x18\r \x01(\v2\x14.locksidecar.v1.OnceR\x04once\x1a;\n" +
+	"\x04once\x18\r \x01(\v2\x14.locksidecar.v1.OnceR\x04once\x12\x1c\n" +
+	"\tresources\x18\x14 \x03(\tR\tresources\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\b\n" +
 	"\x06_guard\"X\n" +
 	"\x04Once\x12-\n" +
 	"\x04keep\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x04keep\x12!\n" +
-	"\fmax_attempts\x18\x02 \x01(\x05R\vmaxAttempts\"\xcd\x03\n" +
+	"\fmax_attempts\x18\x02 \x01(\x05R\vmaxAttempts\"\xf9\x03\n" +
 	"\x05Grant\x12\x17\n" +
 	"\alock_id\x18\x01 \x01(\tR\x06lockId\x12\x1a\n" +
 	"\bresource\x18\x02 \x01(\tR\bresource\x12(\n" +
@@ -3632,9 +3724,15 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\aattempt\x18\t \x01(\x05H\x00R\aattempt\x88\x01\x01\x123\n" +
 	"\bprevious\x18\n" +
 	" \x01(\v2\x17.locksidecar.v1.OutcomeR\bprevious\x12:\n" +
-	"\routcome_guard\x18\v \x01(\v2\x15.locksidecar.v1.GuardR\foutcomeGuardB\n" +
+	"\routcome_guard\x18\v \x01(\v2\x15.locksidecar.v1.GuardR\foutcomeGuard\x12*\n" +
+	"\x05parts\x18\x14 \x03(\v2\x14.locksidecar.v1.PartR\x05partsB\n" +
 	"\n" +
-	"\b_attempt\"\x8f\x04\n" +
+	"\b_attempt\"~\n" +
+	"\x04Part\x12\x1a\n" +
+	"\bresource\x18\x01 \x01(\tR\bresource\x12\x14\n" +
+	"\x05fence\x18\x02 \x01(\x03R\x05fence\x12+\n" +
+	"\x05guard\x18\x03 \x01(\v2\x15.locksidecar.v1.GuardR\x05guard\x12\x17\n" +
+	"\alock_id\x18\x04 \x01(\tR\x06lockId\"\x8f\x04\n" +
 	"\aOutcome\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x122\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1c.locksidecar.v1.OutcomeStateR\x05state\x12\x18\n" +
@@ -3874,7 +3972,7 @@ func file_locksidecar_v1_locksidecar_proto_rawDescGZIP() []byte {
 }
 
 var file_locksidecar_v1_locksidecar_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_locksidecar_v1_locksidecar_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_locksidecar_v1_locksidecar_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_locksidecar_v1_locksidecar_proto_goTypes = []any{
 	(Mode)(0),                     // 0: locksidecar.v1.Mode
 	(Liveness)(0),                 // 1: locksidecar.v1.Liveness
@@ -3888,171 +3986,174 @@ var file_locksidecar_v1_locksidecar_proto_goTypes = []any{
 	(*AcquireRequest)(nil),        // 9: locksidecar.v1.AcquireRequest
 	(*Once)(nil),                  // 10: locksidecar.v1.Once
 	(*Grant)(nil),                 // 11: locksidecar.v1.Grant
-	(*Outcome)(nil),               // 12: locksidecar.v1.Outcome
-	(*Guard)(nil),                 // 13: locksidecar.v1.Guard
-	(*CancelRequest)(nil),         // 14: locksidecar.v1.CancelRequest
-	(*CancelResponse)(nil),        // 15: locksidecar.v1.CancelResponse
-	(*ReleaseRequest)(nil),        // 16: locksidecar.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),       // 17: locksidecar.v1.ReleaseResponse
-	(*DowngradeRequest)(nil),      // 18: locksidecar.v1.DowngradeRequest
-	(*ExtendRequest)(nil),         // 19: locksidecar.v1.ExtendRequest
-	(*KeepAliveRequest)(nil),      // 20: locksidecar.v1.KeepAliveRequest
-	(*KeepAliveResponse)(nil),     // 21: locksidecar.v1.KeepAliveResponse
-	(*CloseSessionRequest)(nil),   // 22: locksidecar.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),  // 23: locksidecar.v1.CloseSessionResponse
-	(*EventsRequest)(nil),         // 24: locksidecar.v1.EventsRequest
-	(*Event)(nil),                 // 25: locksidecar.v1.Event
-	(*LeaseNews)(nil),             // 26: locksidecar.v1.LeaseNews
-	(*Lost)(nil),                  // 27: locksidecar.v1.Lost
-	(*Draining)(nil),              // 28: locksidecar.v1.Draining
-	(*GetLockRequest)(nil),        // 29: locksidecar.v1.GetLockRequest
-	(*ListLocksRequest)(nil),      // 30: locksidecar.v1.ListLocksRequest
-	(*ListLocksResponse)(nil),     // 31: locksidecar.v1.ListLocksResponse
-	(*Lock)(nil),                  // 32: locksidecar.v1.Lock
-	(*Holder)(nil),                // 33: locksidecar.v1.Holder
-	(*WatchLocksRequest)(nil),     // 34: locksidecar.v1.WatchLocksRequest
-	(*WatchEvent)(nil),            // 35: locksidecar.v1.WatchEvent
-	(*ForceReleaseRequest)(nil),   // 36: locksidecar.v1.ForceReleaseRequest
-	(*ForceReleaseResponse)(nil),  // 37: locksidecar.v1.ForceReleaseResponse
-	(*ListOutcomesRequest)(nil),   // 38: locksidecar.v1.ListOutcomesRequest
-	(*ListOutcomesResponse)(nil),  // 39: locksidecar.v1.ListOutcomesResponse
-	(*ResetOutcomeRequest)(nil),   // 40: locksidecar.v1.ResetOutcomeRequest
-	(*ResetOutcomeResponse)(nil),  // 41: locksidecar.v1.ResetOutcomeResponse
-	(*GetInfoRequest)(nil),        // 42: locksidecar.v1.GetInfoRequest
-	(*Info)(nil),                  // 43: locksidecar.v1.Info
-	nil,                           // 44: locksidecar.v1.OpenSessionRequest.MetadataEntry
-	nil,                           // 45: locksidecar.v1.AcquireRequest.MetadataEntry
-	nil,                           // 46: locksidecar.v1.Outcome.MetadataEntry
-	nil,                           // 47: locksidecar.v1.Holder.MetadataEntry
-	(*status.Status)(nil),         // 48: google.rpc.Status
-	(*durationpb.Duration)(nil),   // 49: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 50: google.protobuf.Timestamp
+	(*Part)(nil),                  // 12: locksidecar.v1.Part
+	(*Outcome)(nil),               // 13: locksidecar.v1.Outcome
+	(*Guard)(nil),                 // 14: locksidecar.v1.Guard
+	(*CancelRequest)(nil),         // 15: locksidecar.v1.CancelRequest
+	(*CancelResponse)(nil),        // 16: locksidecar.v1.CancelResponse
+	(*ReleaseRequest)(nil),        // 17: locksidecar.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),       // 18: locksidecar.v1.ReleaseResponse
+	(*DowngradeRequest)(nil),      // 19: locksidecar.v1.DowngradeRequest
+	(*ExtendRequest)(nil),         // 20: locksidecar.v1.ExtendRequest
+	(*KeepAliveRequest)(nil),      // 21: locksidecar.v1.KeepAliveRequest
+	(*KeepAliveResponse)(nil),     // 22: locksidecar.v1.KeepAliveResponse
+	(*CloseSessionRequest)(nil),   // 23: locksidecar.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),  // 24: locksidecar.v1.CloseSessionResponse
+	(*EventsRequest)(nil),         // 25: locksidecar.v1.EventsRequest
+	(*Event)(nil),                 // 26: locksidecar.v1.Event
+	(*LeaseNews)(nil),             // 27: locksidecar.v1.LeaseNews
+	(*Lost)(nil),                  // 28: locksidecar.v1.Lost
+	(*Draining)(nil),              // 29: locksidecar.v1.Draining
+	(*GetLockRequest)(nil),        // 30: locksidecar.v1.GetLockRequest
+	(*ListLocksRequest)(nil),      // 31: locksidecar.v1.ListLocksRequest
+	(*ListLocksResponse)(nil),     // 32: locksidecar.v1.ListLocksResponse
+	(*Lock)(nil),                  // 33: locksidecar.v1.Lock
+	(*Holder)(nil),                // 34: locksidecar.v1.Holder
+	(*WatchLocksRequest)(nil),     // 35: locksidecar.v1.WatchLocksRequest
+	(*WatchEvent)(nil),            // 36: locksidecar.v1.WatchEvent
+	(*ForceReleaseRequest)(nil),   // 37: locksidecar.v1.ForceReleaseRequest
+	(*ForceReleaseResponse)(nil),  // 38: locksidecar.v1.ForceReleaseResponse
+	(*ListOutcomesRequest)(nil),   // 39: locksidecar.v1.ListOutcomesRequest
+	(*ListOutcomesResponse)(nil),  // 40: locksidecar.v1.ListOutcomesResponse
+	(*ResetOutcomeRequest)(nil),   // 41: locksidecar.v1.ResetOutcomeRequest
+	(*ResetOutcomeResponse)(nil),  // 42: locksidecar.v1.ResetOutcomeResponse
+	(*GetInfoRequest)(nil),        // 43: locksidecar.v1.GetInfoRequest
+	(*Info)(nil),                  // 44: locksidecar.v1.Info
+	nil,                           // 45: locksidecar.v1.OpenSessionRequest.MetadataEntry
+	nil,                           // 46: locksidecar.v1.AcquireRequest.MetadataEntry
+	nil,                           // 47: locksidecar.v1.Outcome.MetadataEntry
+	nil,                           // 48: locksidecar.v1.Holder.MetadataEntry
+	(*status.Status)(nil),         // 49: google.rpc.Status
+	(*durationpb.Duration)(nil),   // 50: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 51: google.protobuf.Timestamp
 }
 var file_locksidecar_v1_locksidecar_proto_depIdxs = []int32{
 	7,   // 0: locksidecar.v1.SessionRequest.open:type_name -> locksidecar.v1.OpenSessionRequest
 	9,   // 1: locksidecar.v1.SessionRequest.acquire:type_name -> locksidecar.v1.AcquireRequest
-	14,  // 2: locksidecar.v1.SessionRequest.cancel:type_name -> locksidecar.v1.CancelRequest
-	16,  // 3: locksidecar.v1.SessionRequest.release:type_name -> locksidecar.v1.ReleaseRequest
-	18,  // 4: locksidecar.v1.SessionRequest.downgrade:type_name -> locksidecar.v1.DowngradeRequest
-	20,  // 5: locksidecar.v1.SessionRequest.keep_alive:type_name -> locksidecar.v1.KeepAliveRequest
-	29,  // 6: locksidecar.v1.SessionRequest.get_lock:type_name -> locksidecar.v1.GetLockRequest
-	30,  // 7: locksidecar.v1.SessionRequest.list_locks:type_name -> locksidecar.v1.ListLocksRequest
-	34,  // 8: locksidecar.v1.SessionRequest.watch_locks:type_name -> locksidecar.v1.WatchLocksRequest
-	36,  // 9: locksidecar.v1.SessionRequest.force_release:type_name -> locksidecar.v1.ForceReleaseRequest
-	42,  // 10: locksidecar.v1.SessionRequest.get_info:type_name -> locksidecar.v1.GetInfoRequest
-	38,  // 11: locksidecar.v1.SessionRequest.list_outcomes:type_name -> locksidecar.v1.ListOutcomesRequest
-	40,  // 12: locksidecar.v1.SessionRequest.reset_outcome:type_name -> locksidecar.v1.ResetOutcomeRequest
-	19,  // 13: locksidecar.v1.SessionRequest.extend:type_name -> locksidecar.v1.ExtendRequest
+	15,  // 2: locksidecar.v1.SessionRequest.cancel:type_name -> locksidecar.v1.CancelRequest
+	17,  // 3: locksidecar.v1.SessionRequest.release:type_name -> locksidecar.v1.ReleaseRequest
+	19,  // 4: locksidecar.v1.SessionRequest.downgrade:type_name -> locksidecar.v1.DowngradeRequest
+	21,  // 5: locksidecar.v1.SessionRequest.keep_alive:type_name -> locksidecar.v1.KeepAliveRequest
+	30,  // 6: locksidecar.v1.SessionRequest.get_lock:type_name -> locksidecar.v1.GetLockRequest
+	31,  // 7: locksidecar.v1.SessionRequest.list_locks:type_name -> locksidecar.v1.ListLocksRequest
+	35,  // 8: locksidecar.v1.SessionRequest.watch_locks:type_name -> locksidecar.v1.WatchLocksRequest
+	37,  // 9: locksidecar.v1.SessionRequest.force_release:type_name -> locksidecar.v1.ForceReleaseRequest
+	43,  // 10: locksidecar.v1.SessionRequest.get_info:type_name -> locksidecar.v1.GetInfoRequest
+	39,  // 11: locksidecar.v1.SessionRequest.list_outcomes:type_name -> locksidecar.v1.ListOutcomesRequest
+	41,  // 12: locksidecar.v1.SessionRequest.reset_outcome:type_name -> locksidecar.v1.ResetOutcomeRequest
+	20,  // 13: locksidecar.v1.SessionRequest.extend:type_name -> locksidecar.v1.ExtendRequest
 	8,   // 14: locksidecar.v1.SessionResponse.opened:type_name -> locksidecar.v1.OpenSessionResponse
 	11,  // 15: locksidecar.v1.SessionResponse.granted:type_name -> locksidecar.v1.Grant
-	15,  // 16: locksidecar.v1.SessionResponse.cancelled:type_name -> locksidecar.v1.CancelResponse
-	17,  // 17: locksidecar.v1.SessionResponse.released:type_name -> locksidecar.v1.ReleaseResponse
+	16,  // 16: locksidecar.v1.SessionResponse.cancelled:type_name -> locksidecar.v1.CancelResponse
+	18,  // 17: locksidecar.v1.SessionResponse.released:type_name -> locksidecar.v1.ReleaseResponse
 	11,  // 18: locksidecar.v1.SessionResponse.downgraded:type_name -> locksidecar.v1.Grant
-	21,  // 19: locksidecar.v1.SessionResponse.kept_alive:type_name -> locksidecar.v1.KeepAliveResponse
-	48,  // 20: locksidecar.v1.SessionResponse.error:type_name -> google.rpc.Status
-	25,  // 21: locksidecar.v1.SessionResponse.event:type_name -> locksidecar.v1.Event
-	32,  // 22: locksidecar.v1.SessionResponse.lock:type_name -> locksidecar.v1.Lock
-	31,  // 23: locksidecar.v1.SessionResponse.locks:type_name -> locksidecar.v1.ListLocksResponse
-	35,  // 24: locksidecar.v1.SessionResponse.watched:type_name -> locksidecar.v1.WatchEvent
-	37,  // 25: locksidecar.v1.SessionResponse.force_released:type_name -> locksidecar.v1.ForceReleaseResponse
-	43,  // 26: locksidecar.v1.SessionResponse.info:type_name -> locksidecar.v1.Info
-	39,  // 27: locksidecar.v1.SessionResponse.outcomes:type_name -> locksidecar.v1.ListOutcomesResponse
-	41,  // 28: locksidecar.v1.SessionResponse.outcome_reset:type_name -> locksidecar.v1.ResetOutcomeResponse
+	22,  // 19: locksidecar.v1.SessionResponse.kept_alive:type_name -> locksidecar.v1.KeepAliveResponse
+	49,  // 20: locksidecar.v1.SessionResponse.error:type_name -> google.rpc.Status
+	26,  // 21: locksidecar.v1.SessionResponse.event:type_name -> locksidecar.v1.Event
+	33,  // 22: locksidecar.v1.SessionResponse.lock:type_name -> locksidecar.v1.Lock
+	32,  // 23: locksidecar.v1.SessionResponse.locks:type_name -> locksidecar.v1.ListLocksResponse
+	36,  // 24: locksidecar.v1.SessionResponse.watched:type_name -> locksidecar.v1.WatchEvent
+	38,  // 25: locksidecar.v1.SessionResponse.force_released:type_name -> locksidecar.v1.ForceReleaseResponse
+	44,  // 26: locksidecar.v1.SessionResponse.info:type_name -> locksidecar.v1.Info
+	40,  // 27: locksidecar.v1.SessionResponse.outcomes:type_name -> locksidecar.v1.ListOutcomesResponse
+	42,  // 28: locksidecar.v1.SessionResponse.outcome_reset:type_name -> locksidecar.v1.ResetOutcomeResponse
 	11,  // 29: locksidecar.v1.SessionResponse.extended:type_name -> locksidecar.v1.Grant
 	1,   // 30: locksidecar.v1.OpenSessionRequest.liveness:type_name -> locksidecar.v1.Liveness
-	49,  // 31: locksidecar.v1.OpenSessionRequest.ttl:type_name -> google.protobuf.Duration
-	44,  // 32: locksidecar.v1.OpenSessionRequest.metadata:type_name -> locksidecar.v1.OpenSessionRequest.MetadataEntry
-	49,  // 33: locksidecar.v1.OpenSessionResponse.lease_ttl:type_name -> google.protobuf.Duration
-	49,  // 34: locksidecar.v1.OpenSessionResponse.counted_at:type_name -> google.protobuf.Duration
-	49,  // 35: locksidecar.v1.OpenSessionResponse.lease_margin:type_name -> google.protobuf.Duration
+	50,  // 31: locksidecar.v1.OpenSessionRequest.ttl:type_name -> google.protobuf.Duration
+	45,  // 32: locksidecar.v1.OpenSessionRequest.metadata:type_name -> locksidecar.v1.OpenSessionRequest.MetadataEntry
+	50,  // 33: locksidecar.v1.OpenSessionResponse.lease_ttl:type_name -> google.protobuf.Duration
+	50,  // 34: locksidecar.v1.OpenSessionResponse.counted_at:type_name -> google.protobuf.Duration
+	50,  // 35: locksidecar.v1.OpenSessionResponse.lease_margin:type_name -> google.protobuf.Duration
 	0,   // 36: locksidecar.v1.AcquireRequest.mode:type_name -> locksidecar.v1.Mode
-	49,  // 37: locksidecar.v1.AcquireRequest.wait:type_name -> google.protobuf.Duration
-	49,  // 38: locksidecar.v1.AcquireRequest.max_hold:type_name -> google.protobuf.Duration
-	45,  // 39: locksidecar.v1.AcquireRequest.metadata:type_name -> locksidecar.v1.AcquireRequest.MetadataEntry
+	50,  // 37: locksidecar.v1.AcquireRequest.wait:type_name -> google.protobuf.Duration
+	50,  // 38: locksidecar.v1.AcquireRequest.max_hold:type_name -> google.protobuf.Duration
+	46,  // 39: locksidecar.v1.AcquireRequest.metadata:type_name -> locksidecar.v1.AcquireRequest.MetadataEntry
 	10,  // 40: locksidecar.v1.AcquireRequest.once:type_name -> locksidecar.v1.Once
-	49,  // 41: locksidecar.v1.Once.keep:type_name -> google.protobuf.Duration
+	50,  // 41: locksidecar.v1.Once.keep:type_name -> google.protobuf.Duration
 	0,   // 42: locksidecar.v1.Grant.mode:type_name -> locksidecar.v1.Mode
-	49,  // 43: locksidecar.v1.Grant.valid_for:type_name -> google.protobuf.Duration
-	49,  // 44: locksidecar.v1.Grant.counted_at:type_name -> google.protobuf.Duration
-	13,  // 45: locksidecar.v1.Grant.guard:type_name -> locksidecar.v1.Guard
-	12,  // 46: locksidecar.v1.Grant.previous:type_name -> locksidecar.v1.Outcome
-	13,  // 47: locksidecar.v1.Grant.outcome_guard:type_name -> locksidecar.v1.Guard
-	3,   // 48: locksidecar.v1.Outcome.state:type_name -> locksidecar.v1.OutcomeState
-	50,  // 49: locksidecar.v1.Outcome.at:type_name -> google.protobuf.Timestamp
-	49,  // 50: locksidecar.v1.Outcome.age:type_name -> google.protobuf.Duration
-	46,  // 51: locksidecar.v1.Outcome.metadata:type_name -> locksidecar.v1.Outcome.MetadataEntry
-	3,   // 52: locksidecar.v1.ReleaseRequest.outcome:type_name -> locksidecar.v1.OutcomeState
-	49,  // 53: locksidecar.v1.ExtendRequest.max_hold:type_name -> google.protobuf.Duration
-	49,  // 54: locksidecar.v1.KeepAliveResponse.valid_for:type_name -> google.protobuf.Duration
-	8,   // 55: locksidecar.v1.Event.opened:type_name -> locksidecar.v1.OpenSessionResponse
-	11,  // 56: locksidecar.v1.Event.granted:type_name -> locksidecar.v1.Grant
-	26,  // 57: locksidecar.v1.Event.lease:type_name -> locksidecar.v1.LeaseNews
-	27,  // 58: locksidecar.v1.Event.lost:type_name -> locksidecar.v1.Lost
-	28,  // 59: locksidecar.v1.Event.draining:type_name -> locksidecar.v1.Draining
-	49,  // 60: locksidecar.v1.LeaseNews.valid_for:type_name -> google.protobuf.Duration
-	49,  // 61: locksidecar.v1.LeaseNews.counted_at:type_name -> google.protobuf.Duration
-	2,   // 62: locksidecar.v1.Lost.reason:type_name -> locksidecar.v1.LostReason
-	49,  // 63: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
-	49,  // 64: locksidecar.v1.Lost.counted_at:type_name -> google.protobuf.Duration
-	49,  // 65: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
-	49,  // 66: locksidecar.v1.Draining.counted_at:type_name -> google.protobuf.Duration
-	32,  // 67: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
-	33,  // 68: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
-	33,  // 69: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
-	0,   // 70: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
-	50,  // 71: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
-	49,  // 72: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
-	47,  // 73: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
-	49,  // 74: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
-	4,   // 75: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
-	32,  // 76: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
-	49,  // 77: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
-	12,  // 78: locksidecar.v1.ListOutcomesResponse.outcomes:type_name -> locksidecar.v1.Outcome
-	12,  // 79: locksidecar.v1.ResetOutcomeResponse.outcome:type_name -> locksidecar.v1.Outcome
-	49,  // 80: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
-	49,  // 81: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
-	49,  // 82: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
-	5,   // 83: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
-	9,   // 84: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
-	7,   // 85: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
-	20,  // 86: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
-	22,  // 87: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
-	9,   // 88: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
-	14,  // 89: locksidecar.v1.LockSidecar.Cancel:input_type -> locksidecar.v1.CancelRequest
-	16,  // 90: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
-	18,  // 91: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
-	19,  // 92: locksidecar.v1.LockSidecar.Extend:input_type -> locksidecar.v1.ExtendRequest
-	24,  // 93: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
-	29,  // 94: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
-	30,  // 95: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
-	34,  // 96: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
-	36,  // 97: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
-	38,  // 98: locksidecar.v1.LockSidecar.ListOutcomes:input_type -> locksidecar.v1.ListOutcomesRequest
-	40,  // 99: locksidecar.v1.LockSidecar.ResetOutcome:input_type -> locksidecar.v1.ResetOutcomeRequest
-	42,  // 100: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
-	6,   // 101: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
-	25,  // 102: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
-	8,   // 103: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
-	21,  // 104: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
-	23,  // 105: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
-	11,  // 106: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
-	15,  // 107: locksidecar.v1.LockSidecar.Cancel:output_type -> locksidecar.v1.CancelResponse
-	17,  // 108: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
-	11,  // 109: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
-	11,  // 110: locksidecar.v1.LockSidecar.Extend:output_type -> locksidecar.v1.Grant
-	25,  // 111: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
-	32,  // 112: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
-	31,  // 113: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
-	35,  // 114: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
-	37,  // 115: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
-	39,  // 116: locksidecar.v1.LockSidecar.ListOutcomes:output_type -> locksidecar.v1.ListOutcomesResponse
-	41,  // 117: locksidecar.v1.LockSidecar.ResetOutcome:output_type -> locksidecar.v1.ResetOutcomeResponse
-	43,  // 118: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
-	101, // [101:119] is the sub-list for method output_type
-	83,  // [83:101] is the sub-list for method input_type
-	83,  // [83:83] is the sub-list for extension type_name
-	83,  // [83:83] is the sub-list for extension extendee
-	0,   // [0:83] is the sub-list for field type_name
+	50,  // 43: locksidecar.v1.Grant.valid_for:type_name -> google.protobuf.Duration
+	50,  // 44: locksidecar.v1.Grant.counted_at:type_name -> google.protobuf.Duration
+	14,  // 45: locksidecar.v1.Grant.guard:type_name -> locksidecar.v1.Guard
+	13,  // 46: locksidecar.v1.Grant.previous:type_name -> locksidecar.v1.Outcome
+	14,  // 47: locksidecar.v1.Grant.outcome_guard:type_name -> locksidecar.v1.Guard
+	12,  // 48: locksidecar.v1.Grant.parts:type_name -> locksidecar.v1.Part
+	14,  // 49: locksidecar.v1.Part.guard:type_name -> locksidecar.v1.Guard
+	3,   // 50: locksidecar.v1.Outcome.state:type_name -> locksidecar.v1.OutcomeState
+	51,  // 51: locksidecar.v1.Outcome.at:type_name -> google.protobuf.Timestamp
+	50,  // 52: locksidecar.v1.Outcome.age:type_name -> google.protobuf.Duration
+	47,  // 53: locksidecar.v1.Outcome.metadata:type_name -> locksidecar.v1.Outcome.MetadataEntry
+	3,   // 54: locksidecar.v1.ReleaseRequest.outcome:type_name -> locksidecar.v1.OutcomeState
+	50,  // 55: locksidecar.v1.ExtendRequest.max_hold:type_name -> google.protobuf.Duration
+	50,  // 56: locksidecar.v1.KeepAliveResponse.valid_for:type_name -> google.protobuf.Duration
+	8,   // 57: locksidecar.v1.Event.opened:type_name -> locksidecar.v1.OpenSessionResponse
+	11,  // 58: locksidecar.v1.Event.granted:type_name -> locksidecar.v1.Grant
+	27,  // 59: locksidecar.v1.Event.lease:type_name -> locksidecar.v1.LeaseNews
+	28,  // 60: locksidecar.v1.Event.lost:type_name -> locksidecar.v1.Lost
+	29,  // 61: locksidecar.v1.Event.draining:type_name -> locksidecar.v1.Draining
+	50,  // 62: locksidecar.v1.LeaseNews.valid_for:type_name -> google.protobuf.Duration
+	50,  // 63: locksidecar.v1.LeaseNews.counted_at:type_name -> google.protobuf.Duration
+	2,   // 64: locksidecar.v1.Lost.reason:type_name -> locksidecar.v1.LostReason
+	50,  // 65: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
+	50,  // 66: locksidecar.v1.Lost.counted_at:type_name -> google.protobuf.Duration
+	50,  // 67: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
+	50,  // 68: locksidecar.v1.Draining.counted_at:type_name -> google.protobuf.Duration
+	33,  // 69: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
+	34,  // 70: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
+	34,  // 71: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
+	0,   // 72: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
+	51,  // 73: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
+	50,  // 74: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
+	48,  // 75: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
+	50,  // 76: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
+	4,   // 77: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
+	33,  // 78: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
+	50,  // 79: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
+	13,  // 80: locksidecar.v1.ListOutcomesResponse.outcomes:type_name -> locksidecar.v1.Outcome
+	13,  // 81: locksidecar.v1.ResetOutcomeResponse.outcome:type_name -> locksidecar.v1.Outcome
+	50,  // 82: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
+	50,  // 83: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
+	50,  // 84: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
+	5,   // 85: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
+	9,   // 86: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
+	7,   // 87: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
+	21,  // 88: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
+	23,  // 89: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
+	9,   // 90: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
+	15,  // 91: locksidecar.v1.LockSidecar.Cancel:input_type -> locksidecar.v1.CancelRequest
+	17,  // 92: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
+	19,  // 93: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
+	20,  // 94: locksidecar.v1.LockSidecar.Extend:input_type -> locksidecar.v1.ExtendRequest
+	25,  // 95: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
+	30,  // 96: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
+	31,  // 97: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
+	35,  // 98: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
+	37,  // 99: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
+	39,  // 100: locksidecar.v1.LockSidecar.ListOutcomes:input_type -> locksidecar.v1.ListOutcomesRequest
+	41,  // 101: locksidecar.v1.LockSidecar.ResetOutcome:input_type -> locksidecar.v1.ResetOutcomeRequest
+	43,  // 102: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
+	6,   // 103: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
+	26,  // 104: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
+	8,   // 105: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
+	22,  // 106: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
+	24,  // 107: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
+	11,  // 108: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
+	16,  // 109: locksidecar.v1.LockSidecar.Cancel:output_type -> locksidecar.v1.CancelResponse
+	18,  // 110: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
+	11,  // 111: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
+	11,  // 112: locksidecar.v1.LockSidecar.Extend:output_type -> locksidecar.v1.Grant
+	26,  // 113: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
+	33,  // 114: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
+	32,  // 115: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
+	36,  // 116: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
+	38,  // 117: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
+	40,  // 118: locksidecar.v1.LockSidecar.ListOutcomes:output_type -> locksidecar.v1.ListOutcomesResponse
+	42,  // 119: locksidecar.v1.LockSidecar.ResetOutcome:output_type -> locksidecar.v1.ResetOutcomeResponse
+	44,  // 120: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
+	103, // [103:121] is the sub-list for method output_type
+	85,  // [85:103] is the sub-list for method input_type
+	85,  // [85:85] is the sub-list for extension type_name
+	85,  // [85:85] is the sub-list for extension extendee
+	0,   // [0:85] is the sub-list for field type_name
 }
 
 func init() { file_locksidecar_v1_locksidecar_proto_init() }
@@ -4096,7 +4197,7 @@ func file_locksidecar_v1_locksidecar_proto_init() {
 	}
 	file_locksidecar_v1_locksidecar_proto_msgTypes[4].OneofWrappers = []any{}
 	file_locksidecar_v1_locksidecar_proto_msgTypes[6].OneofWrappers = []any{}
-	file_locksidecar_v1_locksidecar_proto_msgTypes[20].OneofWrappers = []any{
+	file_locksidecar_v1_locksidecar_proto_msgTypes[21].OneofWrappers = []any{
 		(*Event_Opened)(nil),
 		(*Event_Granted)(nil),
 		(*Event_Lease)(nil),
@@ -4109,7 +4210,7 @@ func file_locksidecar_v1_locksidecar_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_locksidecar_v1_locksidecar_proto_rawDesc), len(file_locksidecar_v1_locksidecar_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   43,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -152,11 +152,14 @@ func (d *document) finishOperation(o object, name, path string, stream bool, inp
 			}
 			for field, s := range properties {
 				limit(field, s)
-				if field == "resource" || name == "Extend" {
+				if field == "resource" && properties["resources"] == nil || name == "Extend" {
 					schema["required"] = []string{field}
 				} else {
 					properties[field] = d.orNull(s)
 				}
+			}
+			if properties["resources"] != nil {
+				oneOrSeveral(schema, properties)
 			}
 			if name == "OpenSession" {
 				schema["if"] = object{"properties": object{"liveness": object{"enum": []any{"TTL", 3}}}, "required": []string{"liveness"}}

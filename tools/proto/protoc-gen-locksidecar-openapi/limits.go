@@ -12,6 +12,7 @@ import (
 var limits = map[string]object{
 	"resource":   {"minLength": 1, "maxLength": 512, "pattern": `^[^\u0000-\u001f\u007f-\u009f]+$`},
 	"prefix":     {"maxLength": 512},
+	"resources":  {"maxItems": 16},
 	"session_id": {"minLength": 1},
 	"lock_id":    {"minLength": 1},
 	"request_id": {"minLength": 1, "maxLength": 128}, // of Cancel, in the path
@@ -33,6 +34,23 @@ var limits = map[string]object{
 var onceLimits = map[string]object{
 	"keep":        {"pattern": `^[1-9][0-9]{0,7}(\.[0-9]{1,9})?s$`},
 	"maxAttempts": {"minimum": 0},
+}
+
+// oneOrSeveral says that a request is for a resource or for resources.
+func oneOrSeveral(schema, properties object) {
+	several := properties["resources"].(object)
+	name := maps.Clone(limits["resource"])
+	name["type"] = "string"
+	several["items"] = name
+	delete(properties["resource"].(object), "minLength")
+	properties["resource"].(object)["pattern"] = `^[^\u0000-\u001f\u007f-\u009f]*$`
+	schema["anyOf"] = []any{
+		object{"required": []string{"resource"}, "properties": object{"resource": object{"type": "string", "minLength": 1}, "resources": object{"maxItems": 0}}},
+		object{"required": []string{"resources"}, "properties": object{
+			"resources": object{"type": "array", "minItems": 2, "maxItems": 16, "uniqueItems": true},
+			"resource":  object{"enum": []any{nil, ""}}, "reentrant": object{"enum": []any{nil, false}},
+		}},
+	}
 }
 
 // limit writes the limits of a field into its schema.
