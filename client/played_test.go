@@ -244,6 +244,21 @@ func TestWhatIsAsked(t *testing.T) {
 				return q.GetWatchLocks() != nil && q.GetWatchLocks().GetInterval() == nil
 			},
 		},
+		"Leader": {
+			func() error { _, err := p.c.Leader(t.Context(), "p"); return err },
+			func(q *pb.SessionRequest) bool { return q.GetGetLeader().GetResource() == "p" },
+		},
+		"WatchLeader": {
+			func() error {
+				for _, err := range p.c.WatchLeader(t.Context(), "p", time.Minute) {
+					return err
+				}
+				return nil
+			},
+			func(q *pb.SessionRequest) bool {
+				return q.GetWatchLeader().GetResource() == "p" && q.GetWatchLeader().GetInterval().AsDuration() == time.Minute
+			},
+		},
 		"ForceRelease": {
 			func() error { _, err := p.c.ForceRelease(t.Context(), "r", "i", time.Second); return err },
 			func(q *pb.SessionRequest) bool {

@@ -52,6 +52,8 @@ func (s *Server) table(api *service) []route {
 		on(http.MethodGet, "/v1/locks/{resource=**}", unary(s, api.GetLock)),
 		on(http.MethodGet, "/v1/locks", unary(s, api.ListLocks)),
 		on(http.MethodGet, "/v1/watch", streamed(s, s.o.Limits.Stall, api.watch)),
+		on(http.MethodGet, "/v1/leader/{resource=**}", unary(s, api.GetLeader)),
+		on(http.MethodGet, "/v1/watch/leader/{resource=**}", streamed(s, s.o.Limits.Stall, api.watchLeader)),
 		on(http.MethodDelete, "/v1/locks/{resource=**}", unary(s, api.ForceRelease)),
 		on(http.MethodGet, "/v1/outcomes", unary(s, api.ListOutcomes)),
 		on(http.MethodDelete, "/v1/outcomes/{resource=**}", unary(s, api.ResetOutcome)),

@@ -18,7 +18,8 @@ func asksToLook(q *pb.SessionRequest) bool {
 	switch q.GetRequest().(type) {
 	case *pb.SessionRequest_GetLock, *pb.SessionRequest_ListLocks, *pb.SessionRequest_WatchLocks,
 		*pb.SessionRequest_ForceRelease, *pb.SessionRequest_GetInfo,
-		*pb.SessionRequest_ListOutcomes, *pb.SessionRequest_ResetOutcome:
+		*pb.SessionRequest_ListOutcomes, *pb.SessionRequest_ResetOutcome,
+		*pb.SessionRequest_GetLeader, *pb.SessionRequest_WatchLeader:
 		return true
 	default:
 		return false
@@ -98,6 +99,15 @@ func (s *service) lookOnce(ctx context.Context, l *lineConn, q *pb.SessionReques
 		var x *pb.ResetOutcomeResponse
 		x, err = s.ResetOutcome(ctx, r.ResetOutcome)
 		a.Response = &pb.SessionResponse_OutcomeReset{OutcomeReset: x}
+	case *pb.SessionRequest_GetLeader:
+		var x *pb.Leader
+		x, err = s.GetLeader(ctx, r.GetLeader)
+		a.Response = &pb.SessionResponse_Leader{Leader: x}
+	case *pb.SessionRequest_WatchLeader:
+		err = s.watchLeader(ctx, r.WatchLeader, func(x *pb.Leader) error {
+			gone = s.tell(ctx, l, &pb.SessionResponse{RequestId: a.RequestId, Response: &pb.SessionResponse_Leader{Leader: x}})
+			return gone
+		})
 	case *pb.SessionRequest_GetInfo:
 		var x *pb.Info
 		x, err = s.GetInfo(ctx, r.GetInfo)

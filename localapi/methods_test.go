@@ -25,6 +25,8 @@ func TestMethodsOfPaths(t *testing.T) {
 		"/v1/sessions/a/requests/b:downgrade": "DELETE",
 		"/v1/locks":                           "GET",
 		"/v1/locks/a/b":                       "DELETE, GET",
+		"/v1/leader/a/b":                      "GET",
+		"/v1/watch/leader/a/b":                "GET",
 		"/healthz":                            "GET, HEAD",
 		"/readyz":                             "GET, HEAD",
 		"/metrics":                            "GET, HEAD",

@@ -147,12 +147,17 @@ func (s *service) next(ctx context.Context, news *session.Events) (*pb.Event, er
 
 // WatchLocks brings what is there and then every change that was seen.
 func (s *service) WatchLocks(q *pb.WatchLocksRequest, st grpc.ServerStreamingServer[pb.WatchEvent]) error {
+	return sendInTime(s, st, func(send func(*pb.WatchEvent) error) error { return s.watch(st.Context(), q, send) })
+}
+
+// sendInTime runs a call that sends, and ends it where the client does not read in time.
+func sendInTime[A any](s *service, st grpc.ServerStreamingServer[A], call func(send func(*A) error) error) error {
 	// Nothing but the return of this method ends a Send that blocks.
 	sending := time.NewTimer(s.o.Limits.Stall)
 	sending.Stop()
 	over := make(chan error, 1)
 	s.running.Go(func() {
-		over <- s.watch(st.Context(), q, func(e *pb.WatchEvent) error {
+		over <- call(func(e *A) error {
 			sending.Reset(s.o.Limits.Stall)
 			defer sending.Stop()
 			return st.Send(e)

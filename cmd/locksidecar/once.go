@@ -78,8 +78,6 @@ type onceFlags struct {
 
 func newOnce(io streams) *cobra.Command {
 	o := &onceFlags{}
-	r := newRunFlags()
-	r.once = o
 	cmd := &cobra.Command{
 		Use:         "once [flags] KEY -- CMD [ARG...]",
 		Short:       "Run a program that must succeed only once",
@@ -92,7 +90,8 @@ func newOnce(io streams) *cobra.Command {
 	f.Var(&o.keep, "keep", "how long the outcome is remembered, 1s to 400d (default 30d)")
 	f.IntVar(&o.attempts, "attempts", 0, "after so many attempts there is no other; 0: no limit")
 	f.StringVar(&o.noteFile, "note-file", "", "a file whose first 1000 bytes are kept with the outcome when CMD has ended")
-	r.complete(cmd, io)
+	r := addRun(cmd, io, func(ctx context.Context) error { return runFront(ctx, io, io.args) })
+	r.once = o
 	return cmd
 }
 

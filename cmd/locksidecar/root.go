@@ -67,6 +67,8 @@ func newRoot(io streams) *cobra.Command {
 		newServe(io),
 		newRun(io),
 		newOnce(io),
+		newLead(io),
+		newLeader(io),
 		newList(io),
 		newGet(io),
 		newWatch(io),

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -78,8 +79,10 @@ const runExamples = `  # never two at a time; wait as long as it takes
   # something that must not take longer than an hour
   locksidecar run --max-hold 1h nightly -- ./job.sh`
 
-// runFlags are the flags of run.
+// runFlags are the flags of run, and of lead.
 type runFlags struct {
+	verb      string // run or lead
+	publish   string // lead: for who asks for the leader
 	socket    *socketFlag
 	store     *storeFlags
 	log       *logFlags
@@ -94,12 +97,7 @@ type runFlags struct {
 	once      *onceFlags // nil: it is run
 }
 
-func newRunFlags() *runFlags {
-	return &runFlags{wait: forever, signal: signalFlag(syscall.SIGTERM)}
-}
-
 func newRun(io streams) *cobra.Command {
-	r := newRunFlags()
 	cmd := &cobra.Command{
 		Use:         "run [flags] RESOURCE... -- CMD [ARG...]",
 		Short:       "Run a program while a lock is held",
@@ -108,15 +106,17 @@ func newRun(io streams) *cobra.Command {
 		Args:        argsBetween(1, 1<<20, "RESOURCE... -- CMD [ARG...]"),
 		Annotations: map[string]string{annotationRuns: "CMD"},
 	}
+	r := addRun(cmd, io, func(ctx context.Context) error { return runFront(ctx, io, io.args) })
 	cmd.Flags().BoolVar(&r.shared, "shared", false, "share the lock with other shared holders")
-	r.complete(cmd, io)
 	return cmd
 }
 
-// complete adds to cmd what run and once have in common.
-func (r *runFlags) complete(cmd *cobra.Command, io streams) {
+// addRun gives cmd what run and lead have in common; front is what the front does.
+func addRun(cmd *cobra.Command, io streams, front func(context.Context) error) *runFlags {
+	r := &runFlags{verb: cmd.Name(), wait: forever, signal: signalFlag(syscall.SIGTERM)}
 	f := cmd.Flags()
-	f.SetInterspersed(false) // what comes after RESOURCE is CMD's, with or without --
+	// What comes after RESOURCE is CMD's, with or without --. lead needs the --.
+	f.SetInterspersed(r.verb == "lead")
 	f.Var(&r.wait, "wait", "how long to wait for the lock, up to 24h; 0s: try once")
 	f.DurationVar(&r.maxHold, "max-hold", 0, "the lock is lost after this time, 100ms to 24h; 0s: never")
 	f.Var(&r.signal, "signal", "the signal that CMD gets first when the lock is lost: TERM, INT, HUP, QUIT, USR1 or USR2")
@@ -130,6 +130,9 @@ func (r *runFlags) complete(cmd *cobra.Command, io streams) {
 	r.log = addLog(cmd, "warn")
 	cmd.ValidArgsFunction = completeRun(r.socket)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if r.verb == "lead" && r.command == "" && cmd.ArgsLenAtDash() != 1 {
+			return usage("give one NAME, then -- and CMD")
+		}
 		resources, argv, err := r.check(args)
 		if err != nil {
 			return err
@@ -138,11 +141,12 @@ func (r *runFlags) complete(cmd *cobra.Command, io streams) {
 			if _, _, err := findProgram(argv); err != nil {
 				return err
 			}
-			return runFront(cmd.Context(), io, io.args)
+			return front(cmd.Context())
 		}
-		u := &runner{flags: r, io: io, front: io.front, resources: resources, command: cmd.CommandPath()}
+		u := &runner{flags: r, io: io, front: io.front, resources: resources}
 		return u.run(cmd.Context(), argv)
 	}
+	return r
 }
 
 // completeRun offers resources, and then programs and files.

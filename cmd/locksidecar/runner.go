@@ -36,7 +36,6 @@ type runner struct {
 	io        streams
 	front     *supervise.Front
 	resources []string
-	command   string // its path, for people
 
 	own    *ownSidecar // nil: there is another
 	socket string
@@ -180,7 +179,7 @@ func (r *runner) connect(ctx context.Context) (err error) {
 
 // acquire takes the lock.
 func (r *runner) acquire(ctx context.Context, name string) error {
-	s, err := r.client.OpenSession(ctx, client.SessionOptions{Name: name})
+	s, err := r.client.OpenSession(ctx, client.SessionOptions{Name: name, Metadata: r.flags.metadata()})
 	if err != nil {
 		return r.notRun(ctx, err)
 	}
@@ -364,7 +363,7 @@ func (r *runner) end(kill, giveUp time.Duration) []supervise.Survivor {
 
 // say tells people about a failure, tell what happens if they want to know.
 func (r *runner) say(format string, args ...any) {
-	_, _ = fmt.Fprintln(r.io.err, fit(r.command+": "+fmt.Sprintf(format, args...)))
+	_, _ = fmt.Fprintln(r.io.err, fit("locksidecar "+r.flags.verb+": "+fmt.Sprintf(format, args...)))
 }
 
 func (r *runner) tell(format string, args ...any) {

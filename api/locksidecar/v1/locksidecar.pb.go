@@ -334,6 +334,8 @@ type SessionRequest struct {
 	//	*SessionRequest_ListOutcomes
 	//	*SessionRequest_ResetOutcome
 	//	*SessionRequest_Extend
+	//	*SessionRequest_GetLeader
+	//	*SessionRequest_WatchLeader
 	Request isSessionRequest_Request `protobuf_oneof:"request"`
 	// Optional: the span of the app that asks, as the traceparent header of W3C Trace
 	// Context has it. That of open stands for all requests that have none.
@@ -512,6 +514,24 @@ func (x *SessionRequest) GetExtend() *ExtendRequest {
 	return nil
 }
 
+func (x *SessionRequest) GetGetLeader() *GetLeaderRequest {
+	if x != nil {
+		if x, ok := x.Request.(*SessionRequest_GetLeader); ok {
+			return x.GetLeader
+		}
+	}
+	return nil
+}
+
+func (x *SessionRequest) GetWatchLeader() *WatchLeaderRequest {
+	if x != nil {
+		if x, ok := x.Request.(*SessionRequest_WatchLeader); ok {
+			return x.WatchLeader
+		}
+	}
+	return nil
+}
+
 func (x *SessionRequest) GetTraceparent() string {
 	if x != nil {
 		return x.Traceparent
@@ -581,6 +601,14 @@ type SessionRequest_Extend struct {
 	Extend *ExtendRequest `protobuf:"bytes,20,opt,name=extend,proto3,oneof"`
 }
 
+type SessionRequest_GetLeader struct {
+	GetLeader *GetLeaderRequest `protobuf:"bytes,21,opt,name=get_leader,json=getLeader,proto3,oneof"` // as get_lock
+}
+
+type SessionRequest_WatchLeader struct {
+	WatchLeader *WatchLeaderRequest `protobuf:"bytes,22,opt,name=watch_leader,json=watchLeader,proto3,oneof"` // as watch_locks
+}
+
 func (*SessionRequest_Open) isSessionRequest_Request() {}
 
 func (*SessionRequest_Acquire) isSessionRequest_Request() {}
@@ -609,6 +637,10 @@ func (*SessionRequest_ResetOutcome) isSessionRequest_Request() {}
 
 func (*SessionRequest_Extend) isSessionRequest_Request() {}
 
+func (*SessionRequest_GetLeader) isSessionRequest_Request() {}
+
+func (*SessionRequest_WatchLeader) isSessionRequest_Request() {}
+
 type SessionResponse struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // empty for events
@@ -630,6 +662,7 @@ type SessionResponse struct {
 	//	*SessionResponse_Outcomes
 	//	*SessionResponse_OutcomeReset
 	//	*SessionResponse_Extended
+	//	*SessionResponse_Leader
 	Response      isSessionResponse_Response `protobuf_oneof:"response"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -823,6 +856,15 @@ func (x *SessionResponse) GetExtended() *Grant {
 	return nil
 }
 
+func (x *SessionResponse) GetLeader() *Leader {
+	if x != nil {
+		if x, ok := x.Response.(*SessionResponse_Leader); ok {
+			return x.Leader
+		}
+	}
+	return nil
+}
+
 type isSessionResponse_Response interface {
 	isSessionResponse_Response()
 }
@@ -891,6 +933,10 @@ type SessionResponse_Extended struct {
 	Extended *Grant `protobuf:"bytes,20,opt,name=extended,proto3,oneof"`
 }
 
+type SessionResponse_Leader struct {
+	Leader *Leader `protobuf:"bytes,21,opt,name=leader,proto3,oneof"` // to watch_leader any number of them
+}
+
 func (*SessionResponse_Opened) isSessionResponse_Response() {}
 
 func (*SessionResponse_Granted) isSessionResponse_Response() {}
@@ -922,6 +968,8 @@ func (*SessionResponse_Outcomes) isSessionResponse_Response() {}
 func (*SessionResponse_OutcomeReset) isSessionResponse_Response() {}
 
 func (*SessionResponse_Extended) isSessionResponse_Response() {}
+
+func (*SessionResponse_Leader) isSessionResponse_Response() {}
 
 type OpenSessionRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -3103,6 +3151,179 @@ func (x *WatchEvent) GetLock() *Lock {
 	return nil
 }
 
+type GetLeaderRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Resource      string                 `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"` // for which the candidates wait
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetLeaderRequest) Reset() {
+	*x = GetLeaderRequest{}
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetLeaderRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetLeaderRequest) ProtoMessage() {}
+
+func (x *GetLeaderRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetLeaderRequest.ProtoReflect.Descriptor instead.
+func (*GetLeaderRequest) Descriptor() ([]byte, []int) {
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *GetLeaderRequest) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+type WatchLeaderRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Resource      string                 `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
+	Interval      *durationpb.Duration   `protobuf:"bytes,2,opt,name=interval,proto3" json:"interval,omitempty"` // 100ms to 1m; default 1s
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchLeaderRequest) Reset() {
+	*x = WatchLeaderRequest{}
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchLeaderRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchLeaderRequest) ProtoMessage() {}
+
+func (x *WatchLeaderRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchLeaderRequest.ProtoReflect.Descriptor instead.
+func (*WatchLeaderRequest) Descriptor() ([]byte, []int) {
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *WatchLeaderRequest) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *WatchLeaderRequest) GetInterval() *durationpb.Duration {
+	if x != nil {
+		return x.Interval
+	}
+	return nil
+}
+
+// Leader is who leads, as the store sees it.
+type Leader struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Resource      string                 `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
+	Leads         bool                   `protobuf:"varint,2,opt,name=leads,proto3" json:"leads,omitempty"`           // somebody does
+	Value         string                 `protobuf:"bytes,3,opt,name=value,proto3" json:"value,omitempty"`            // what it publishes: the metadata "leader" of its session
+	Holder        *Holder                `protobuf:"bytes,4,opt,name=holder,proto3" json:"holder,omitempty"`          // absent when nobody leads; its fence grows with each leader
+	Candidates    int32                  `protobuf:"varint,5,opt,name=candidates,proto3" json:"candidates,omitempty"` // who wait to lead
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Leader) Reset() {
+	*x = Leader{}
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Leader) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Leader) ProtoMessage() {}
+
+func (x *Leader) ProtoReflect() protoreflect.Message {
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Leader.ProtoReflect.Descriptor instead.
+func (*Leader) Descriptor() ([]byte, []int) {
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *Leader) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *Leader) GetLeads() bool {
+	if x != nil {
+		return x.Leads
+	}
+	return false
+}
+
+func (x *Leader) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+func (x *Leader) GetHolder() *Holder {
+	if x != nil {
+		return x.Holder
+	}
+	return nil
+}
+
+func (x *Leader) GetCandidates() int32 {
+	if x != nil {
+		return x.Candidates
+	}
+	return 0
+}
+
 type ForceReleaseRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Resource string                 `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
@@ -3116,7 +3337,7 @@ type ForceReleaseRequest struct {
 
 func (x *ForceReleaseRequest) Reset() {
 	*x = ForceReleaseRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[32]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3128,7 +3349,7 @@ func (x *ForceReleaseRequest) String() string {
 func (*ForceReleaseRequest) ProtoMessage() {}
 
 func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[32]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3141,7 +3362,7 @@ func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ForceReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{32}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ForceReleaseRequest) GetResource() string {
@@ -3174,7 +3395,7 @@ type ForceReleaseResponse struct {
 
 func (x *ForceReleaseResponse) Reset() {
 	*x = ForceReleaseResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[33]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3186,7 +3407,7 @@ func (x *ForceReleaseResponse) String() string {
 func (*ForceReleaseResponse) ProtoMessage() {}
 
 func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[33]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3199,7 +3420,7 @@ func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ForceReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{33}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ForceReleaseResponse) GetLockIds() []string {
@@ -3221,7 +3442,7 @@ type ListOutcomesRequest struct {
 
 func (x *ListOutcomesRequest) Reset() {
 	*x = ListOutcomesRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[34]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3233,7 +3454,7 @@ func (x *ListOutcomesRequest) String() string {
 func (*ListOutcomesRequest) ProtoMessage() {}
 
 func (x *ListOutcomesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[34]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3246,7 +3467,7 @@ func (x *ListOutcomesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOutcomesRequest.ProtoReflect.Descriptor instead.
 func (*ListOutcomesRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{34}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListOutcomesRequest) GetPrefix() string {
@@ -3287,7 +3508,7 @@ type ListOutcomesResponse struct {
 
 func (x *ListOutcomesResponse) Reset() {
 	*x = ListOutcomesResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[35]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3299,7 +3520,7 @@ func (x *ListOutcomesResponse) String() string {
 func (*ListOutcomesResponse) ProtoMessage() {}
 
 func (x *ListOutcomesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[35]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3312,7 +3533,7 @@ func (x *ListOutcomesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOutcomesResponse.ProtoReflect.Descriptor instead.
 func (*ListOutcomesResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{35}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListOutcomesResponse) GetOutcomes() []*Outcome {
@@ -3338,7 +3559,7 @@ type ResetOutcomeRequest struct {
 
 func (x *ResetOutcomeRequest) Reset() {
 	*x = ResetOutcomeRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[36]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3350,7 +3571,7 @@ func (x *ResetOutcomeRequest) String() string {
 func (*ResetOutcomeRequest) ProtoMessage() {}
 
 func (x *ResetOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[36]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3363,7 +3584,7 @@ func (x *ResetOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*ResetOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{36}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ResetOutcomeRequest) GetResource() string {
@@ -3382,7 +3603,7 @@ type ResetOutcomeResponse struct {
 
 func (x *ResetOutcomeResponse) Reset() {
 	*x = ResetOutcomeResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[37]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3394,7 +3615,7 @@ func (x *ResetOutcomeResponse) String() string {
 func (*ResetOutcomeResponse) ProtoMessage() {}
 
 func (x *ResetOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[37]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3407,7 +3628,7 @@ func (x *ResetOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*ResetOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{37}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ResetOutcomeResponse) GetOutcome() *Outcome {
@@ -3425,7 +3646,7 @@ type GetInfoRequest struct {
 
 func (x *GetInfoRequest) Reset() {
 	*x = GetInfoRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[38]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3437,7 +3658,7 @@ func (x *GetInfoRequest) String() string {
 func (*GetInfoRequest) ProtoMessage() {}
 
 func (x *GetInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[38]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3450,7 +3671,7 @@ func (x *GetInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInfoRequest.ProtoReflect.Descriptor instead.
 func (*GetInfoRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{38}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{41}
 }
 
 type Info struct {
@@ -3477,7 +3698,7 @@ type Info struct {
 
 func (x *Info) Reset() {
 	*x = Info{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[39]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3489,7 +3710,7 @@ func (x *Info) String() string {
 func (*Info) ProtoMessage() {}
 
 func (x *Info) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[39]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3502,7 +3723,7 @@ func (x *Info) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Info.ProtoReflect.Descriptor instead.
 func (*Info) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{39}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Info) GetVersion() string {
@@ -3621,7 +3842,7 @@ var File_locksidecar_v1_locksidecar_proto protoreflect.FileDescriptor
 
 const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\n" +
-	" locksidecar/v1/locksidecar.proto\x12\x0elocksidecar.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\xec\a\n" +
+	" locksidecar/v1/locksidecar.proto\x12\x0elocksidecar.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\xf8\b\n" +
 	"\x0eSessionRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x128\n" +
@@ -3642,9 +3863,12 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\bget_info\x18\r \x01(\v2\x1e.locksidecar.v1.GetInfoRequestH\x00R\agetInfo\x12J\n" +
 	"\rlist_outcomes\x18\x0e \x01(\v2#.locksidecar.v1.ListOutcomesRequestH\x00R\flistOutcomes\x12J\n" +
 	"\rreset_outcome\x18\x0f \x01(\v2#.locksidecar.v1.ResetOutcomeRequestH\x00R\fresetOutcome\x127\n" +
-	"\x06extend\x18\x14 \x01(\v2\x1d.locksidecar.v1.ExtendRequestH\x00R\x06extend\x12 \n" +
+	"\x06extend\x18\x14 \x01(\v2\x1d.locksidecar.v1.ExtendRequestH\x00R\x06extend\x12A\n" +
+	"\n" +
+	"get_leader\x18\x15 \x01(\v2 .locksidecar.v1.GetLeaderRequestH\x00R\tgetLeader\x12G\n" +
+	"\fwatch_leader\x18\x16 \x01(\v2\".locksidecar.v1.WatchLeaderRequestH\x00R\vwatchLeader\x12 \n" +
 	"\vtraceparent\x18\b \x01(\tR\vtraceparentB\t\n" +
-	"\arequest\"\xe5\a\n" +
+	"\arequest\"\x97\b\n" +
 	"\x0fSessionResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12=\n" +
@@ -3667,7 +3891,8 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x04info\x18\x0e \x01(\v2\x14.locksidecar.v1.InfoH\x00R\x04info\x12B\n" +
 	"\boutcomes\x18\x0f \x01(\v2$.locksidecar.v1.ListOutcomesResponseH\x00R\boutcomes\x12K\n" +
 	"\routcome_reset\x18\x10 \x01(\v2$.locksidecar.v1.ResetOutcomeResponseH\x00R\foutcomeReset\x123\n" +
-	"\bextended\x18\x14 \x01(\v2\x15.locksidecar.v1.GrantH\x00R\bextendedB\n" +
+	"\bextended\x18\x14 \x01(\v2\x15.locksidecar.v1.GrantH\x00R\bextended\x120\n" +
+	"\x06leader\x18\x15 \x01(\v2\x16.locksidecar.v1.LeaderH\x00R\x06leaderB\n" +
 	"\n" +
 	"\bresponse\"\x96\x02\n" +
 	"\x12OpenSessionRequest\x124\n" +
@@ -3868,7 +4093,20 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\aCHANGED\x10\x02\x12\b\n" +
 	"\x04FREE\x10\x03\x12\n" +
 	"\n" +
-	"\x06SYNCED\x10\x04\"{\n" +
+	"\x06SYNCED\x10\x04\".\n" +
+	"\x10GetLeaderRequest\x12\x1a\n" +
+	"\bresource\x18\x01 \x01(\tR\bresource\"g\n" +
+	"\x12WatchLeaderRequest\x12\x1a\n" +
+	"\bresource\x18\x01 \x01(\tR\bresource\x125\n" +
+	"\binterval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\binterval\"\xa0\x01\n" +
+	"\x06Leader\x12\x1a\n" +
+	"\bresource\x18\x01 \x01(\tR\bresource\x12\x14\n" +
+	"\x05leads\x18\x02 \x01(\bR\x05leads\x12\x14\n" +
+	"\x05value\x18\x03 \x01(\tR\x05value\x12.\n" +
+	"\x06holder\x18\x04 \x01(\v2\x16.locksidecar.v1.HolderR\x06holder\x12\x1e\n" +
+	"\n" +
+	"candidates\x18\x05 \x01(\x05R\n" +
+	"candidates\"{\n" +
 	"\x13ForceReleaseRequest\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12\x17\n" +
 	"\alock_id\x18\x02 \x01(\tR\x06lockId\x12/\n" +
@@ -3936,7 +4174,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\aUNKNOWN\x10\x01\x12\n" +
 	"\n" +
 	"\x06FAILED\x10\x02\x12\r\n" +
-	"\tSUCCEEDED\x10\x032\xed\x0f\n" +
+	"\tSUCCEEDED\x10\x032\xcb\x11\n" +
 	"\vLockSidecar\x12N\n" +
 	"\aSession\x12\x1e.locksidecar.v1.SessionRequest\x1a\x1f.locksidecar.v1.SessionResponse(\x010\x01\x12T\n" +
 	"\x04Hold\x12\x1e.locksidecar.v1.AcquireRequest\x1a\x15.locksidecar.v1.Event\"\x13\x82\xd3\xe4\x93\x02\r:\x01*\"\b/v1/hold0\x01\x12o\n" +
@@ -3952,7 +4190,9 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\aGetLock\x12\x1e.locksidecar.v1.GetLockRequest\x1a\x14.locksidecar.v1.Lock\"\x1f\x82\xd3\xe4\x93\x02\x19\x12\x17/v1/locks/{resource=**}\x12c\n" +
 	"\tListLocks\x12 .locksidecar.v1.ListLocksRequest\x1a!.locksidecar.v1.ListLocksResponse\"\x11\x82\xd3\xe4\x93\x02\v\x12\t/v1/locks\x12`\n" +
 	"\n" +
-	"WatchLocks\x12!.locksidecar.v1.WatchLocksRequest\x1a\x1a.locksidecar.v1.WatchEvent\"\x11\x82\xd3\xe4\x93\x02\v\x12\t/v1/watch0\x01\x12z\n" +
+	"WatchLocks\x12!.locksidecar.v1.WatchLocksRequest\x1a\x1a.locksidecar.v1.WatchEvent\"\x11\x82\xd3\xe4\x93\x02\v\x12\t/v1/watch0\x01\x12g\n" +
+	"\tGetLeader\x12 .locksidecar.v1.GetLeaderRequest\x1a\x16.locksidecar.v1.Leader\" \x82\xd3\xe4\x93\x02\x1a\x12\x18/v1/leader/{resource=**}\x12s\n" +
+	"\vWatchLeader\x12\".locksidecar.v1.WatchLeaderRequest\x1a\x16.locksidecar.v1.Leader\"&\x82\xd3\xe4\x93\x02 \x12\x1e/v1/watch/leader/{resource=**}0\x01\x12z\n" +
 	"\fForceRelease\x12#.locksidecar.v1.ForceReleaseRequest\x1a$.locksidecar.v1.ForceReleaseResponse\"\x1f\x82\xd3\xe4\x93\x02\x19*\x17/v1/locks/{resource=**}\x12o\n" +
 	"\fListOutcomes\x12#.locksidecar.v1.ListOutcomesRequest\x1a$.locksidecar.v1.ListOutcomesResponse\"\x14\x82\xd3\xe4\x93\x02\x0e\x12\f/v1/outcomes\x12}\n" +
 	"\fResetOutcome\x12#.locksidecar.v1.ResetOutcomeRequest\x1a$.locksidecar.v1.ResetOutcomeResponse\"\"\x82\xd3\xe4\x93\x02\x1c*\x1a/v1/outcomes/{resource=**}\x12Q\n" +
@@ -3972,7 +4212,7 @@ func file_locksidecar_v1_locksidecar_proto_rawDescGZIP() []byte {
 }
 
 var file_locksidecar_v1_locksidecar_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_locksidecar_v1_locksidecar_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
+var file_locksidecar_v1_locksidecar_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_locksidecar_v1_locksidecar_proto_goTypes = []any{
 	(Mode)(0),                     // 0: locksidecar.v1.Mode
 	(Liveness)(0),                 // 1: locksidecar.v1.Liveness
@@ -4011,21 +4251,24 @@ var file_locksidecar_v1_locksidecar_proto_goTypes = []any{
 	(*Holder)(nil),                // 34: locksidecar.v1.Holder
 	(*WatchLocksRequest)(nil),     // 35: locksidecar.v1.WatchLocksRequest
 	(*WatchEvent)(nil),            // 36: locksidecar.v1.WatchEvent
-	(*ForceReleaseRequest)(nil),   // 37: locksidecar.v1.ForceReleaseRequest
-	(*ForceReleaseResponse)(nil),  // 38: locksidecar.v1.ForceReleaseResponse
-	(*ListOutcomesRequest)(nil),   // 39: locksidecar.v1.ListOutcomesRequest
-	(*ListOutcomesResponse)(nil),  // 40: locksidecar.v1.ListOutcomesResponse
-	(*ResetOutcomeRequest)(nil),   // 41: locksidecar.v1.ResetOutcomeRequest
-	(*ResetOutcomeResponse)(nil),  // 42: locksidecar.v1.ResetOutcomeResponse
-	(*GetInfoRequest)(nil),        // 43: locksidecar.v1.GetInfoRequest
-	(*Info)(nil),                  // 44: locksidecar.v1.Info
-	nil,                           // 45: locksidecar.v1.OpenSessionRequest.MetadataEntry
-	nil,                           // 46: locksidecar.v1.AcquireRequest.MetadataEntry
-	nil,                           // 47: locksidecar.v1.Outcome.MetadataEntry
-	nil,                           // 48: locksidecar.v1.Holder.MetadataEntry
-	(*status.Status)(nil),         // 49: google.rpc.Status
-	(*durationpb.Duration)(nil),   // 50: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 51: google.protobuf.Timestamp
+	(*GetLeaderRequest)(nil),      // 37: locksidecar.v1.GetLeaderRequest
+	(*WatchLeaderRequest)(nil),    // 38: locksidecar.v1.WatchLeaderRequest
+	(*Leader)(nil),                // 39: locksidecar.v1.Leader
+	(*ForceReleaseRequest)(nil),   // 40: locksidecar.v1.ForceReleaseRequest
+	(*ForceReleaseResponse)(nil),  // 41: locksidecar.v1.ForceReleaseResponse
+	(*ListOutcomesRequest)(nil),   // 42: locksidecar.v1.ListOutcomesRequest
+	(*ListOutcomesResponse)(nil),  // 43: locksidecar.v1.ListOutcomesResponse
+	(*ResetOutcomeRequest)(nil),   // 44: locksidecar.v1.ResetOutcomeRequest
+	(*ResetOutcomeResponse)(nil),  // 45: locksidecar.v1.ResetOutcomeResponse
+	(*GetInfoRequest)(nil),        // 46: locksidecar.v1.GetInfoRequest
+	(*Info)(nil),                  // 47: locksidecar.v1.Info
+	nil,                           // 48: locksidecar.v1.OpenSessionRequest.MetadataEntry
+	nil,                           // 49: locksidecar.v1.AcquireRequest.MetadataEntry
+	nil,                           // 50: locksidecar.v1.Outcome.MetadataEntry
+	nil,                           // 51: locksidecar.v1.Holder.MetadataEntry
+	(*status.Status)(nil),         // 52: google.rpc.Status
+	(*durationpb.Duration)(nil),   // 53: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 54: google.protobuf.Timestamp
 }
 var file_locksidecar_v1_locksidecar_proto_depIdxs = []int32{
 	7,   // 0: locksidecar.v1.SessionRequest.open:type_name -> locksidecar.v1.OpenSessionRequest
@@ -4037,123 +4280,132 @@ var file_locksidecar_v1_locksidecar_proto_depIdxs = []int32{
 	30,  // 6: locksidecar.v1.SessionRequest.get_lock:type_name -> locksidecar.v1.GetLockRequest
 	31,  // 7: locksidecar.v1.SessionRequest.list_locks:type_name -> locksidecar.v1.ListLocksRequest
 	35,  // 8: locksidecar.v1.SessionRequest.watch_locks:type_name -> locksidecar.v1.WatchLocksRequest
-	37,  // 9: locksidecar.v1.SessionRequest.force_release:type_name -> locksidecar.v1.ForceReleaseRequest
-	43,  // 10: locksidecar.v1.SessionRequest.get_info:type_name -> locksidecar.v1.GetInfoRequest
-	39,  // 11: locksidecar.v1.SessionRequest.list_outcomes:type_name -> locksidecar.v1.ListOutcomesRequest
-	41,  // 12: locksidecar.v1.SessionRequest.reset_outcome:type_name -> locksidecar.v1.ResetOutcomeRequest
+	40,  // 9: locksidecar.v1.SessionRequest.force_release:type_name -> locksidecar.v1.ForceReleaseRequest
+	46,  // 10: locksidecar.v1.SessionRequest.get_info:type_name -> locksidecar.v1.GetInfoRequest
+	42,  // 11: locksidecar.v1.SessionRequest.list_outcomes:type_name -> locksidecar.v1.ListOutcomesRequest
+	44,  // 12: locksidecar.v1.SessionRequest.reset_outcome:type_name -> locksidecar.v1.ResetOutcomeRequest
 	20,  // 13: locksidecar.v1.SessionRequest.extend:type_name -> locksidecar.v1.ExtendRequest
-	8,   // 14: locksidecar.v1.SessionResponse.opened:type_name -> locksidecar.v1.OpenSessionResponse
-	11,  // 15: locksidecar.v1.SessionResponse.granted:type_name -> locksidecar.v1.Grant
-	16,  // 16: locksidecar.v1.SessionResponse.cancelled:type_name -> locksidecar.v1.CancelResponse
-	18,  // 17: locksidecar.v1.SessionResponse.released:type_name -> locksidecar.v1.ReleaseResponse
-	11,  // 18: locksidecar.v1.SessionResponse.downgraded:type_name -> locksidecar.v1.Grant
-	22,  // 19: locksidecar.v1.SessionResponse.kept_alive:type_name -> locksidecar.v1.KeepAliveResponse
-	49,  // 20: locksidecar.v1.SessionResponse.error:type_name -> google.rpc.Status
-	26,  // 21: locksidecar.v1.SessionResponse.event:type_name -> locksidecar.v1.Event
-	33,  // 22: locksidecar.v1.SessionResponse.lock:type_name -> locksidecar.v1.Lock
-	32,  // 23: locksidecar.v1.SessionResponse.locks:type_name -> locksidecar.v1.ListLocksResponse
-	36,  // 24: locksidecar.v1.SessionResponse.watched:type_name -> locksidecar.v1.WatchEvent
-	38,  // 25: locksidecar.v1.SessionResponse.force_released:type_name -> locksidecar.v1.ForceReleaseResponse
-	44,  // 26: locksidecar.v1.SessionResponse.info:type_name -> locksidecar.v1.Info
-	40,  // 27: locksidecar.v1.SessionResponse.outcomes:type_name -> locksidecar.v1.ListOutcomesResponse
-	42,  // 28: locksidecar.v1.SessionResponse.outcome_reset:type_name -> locksidecar.v1.ResetOutcomeResponse
-	11,  // 29: locksidecar.v1.SessionResponse.extended:type_name -> locksidecar.v1.Grant
-	1,   // 30: locksidecar.v1.OpenSessionRequest.liveness:type_name -> locksidecar.v1.Liveness
-	50,  // 31: locksidecar.v1.OpenSessionRequest.ttl:type_name -> google.protobuf.Duration
-	45,  // 32: locksidecar.v1.OpenSessionRequest.metadata:type_name -> locksidecar.v1.OpenSessionRequest.MetadataEntry
-	50,  // 33: locksidecar.v1.OpenSessionResponse.lease_ttl:type_name -> google.protobuf.Duration
-	50,  // 34: locksidecar.v1.OpenSessionResponse.counted_at:type_name -> google.protobuf.Duration
-	50,  // 35: locksidecar.v1.OpenSessionResponse.lease_margin:type_name -> google.protobuf.Duration
-	0,   // 36: locksidecar.v1.AcquireRequest.mode:type_name -> locksidecar.v1.Mode
-	50,  // 37: locksidecar.v1.AcquireRequest.wait:type_name -> google.protobuf.Duration
-	50,  // 38: locksidecar.v1.AcquireRequest.max_hold:type_name -> google.protobuf.Duration
-	46,  // 39: locksidecar.v1.AcquireRequest.metadata:type_name -> locksidecar.v1.AcquireRequest.MetadataEntry
-	10,  // 40: locksidecar.v1.AcquireRequest.once:type_name -> locksidecar.v1.Once
-	50,  // 41: locksidecar.v1.Once.keep:type_name -> google.protobuf.Duration
-	0,   // 42: locksidecar.v1.Grant.mode:type_name -> locksidecar.v1.Mode
-	50,  // 43: locksidecar.v1.Grant.valid_for:type_name -> google.protobuf.Duration
-	50,  // 44: locksidecar.v1.Grant.counted_at:type_name -> google.protobuf.Duration
-	14,  // 45: locksidecar.v1.Grant.guard:type_name -> locksidecar.v1.Guard
-	13,  // 46: locksidecar.v1.Grant.previous:type_name -> locksidecar.v1.Outcome
-	14,  // 47: locksidecar.v1.Grant.outcome_guard:type_name -> locksidecar.v1.Guard
-	12,  // 48: locksidecar.v1.Grant.parts:type_name -> locksidecar.v1.Part
-	14,  // 49: locksidecar.v1.Part.guard:type_name -> locksidecar.v1.Guard
-	3,   // 50: locksidecar.v1.Outcome.state:type_name -> locksidecar.v1.OutcomeState
-	51,  // 51: locksidecar.v1.Outcome.at:type_name -> google.protobuf.Timestamp
-	50,  // 52: locksidecar.v1.Outcome.age:type_name -> google.protobuf.Duration
-	47,  // 53: locksidecar.v1.Outcome.metadata:type_name -> locksidecar.v1.Outcome.MetadataEntry
-	3,   // 54: locksidecar.v1.ReleaseRequest.outcome:type_name -> locksidecar.v1.OutcomeState
-	50,  // 55: locksidecar.v1.ExtendRequest.max_hold:type_name -> google.protobuf.Duration
-	50,  // 56: locksidecar.v1.KeepAliveResponse.valid_for:type_name -> google.protobuf.Duration
-	8,   // 57: locksidecar.v1.Event.opened:type_name -> locksidecar.v1.OpenSessionResponse
-	11,  // 58: locksidecar.v1.Event.granted:type_name -> locksidecar.v1.Grant
-	27,  // 59: locksidecar.v1.Event.lease:type_name -> locksidecar.v1.LeaseNews
-	28,  // 60: locksidecar.v1.Event.lost:type_name -> locksidecar.v1.Lost
-	29,  // 61: locksidecar.v1.Event.draining:type_name -> locksidecar.v1.Draining
-	50,  // 62: locksidecar.v1.LeaseNews.valid_for:type_name -> google.protobuf.Duration
-	50,  // 63: locksidecar.v1.LeaseNews.counted_at:type_name -> google.protobuf.Duration
-	2,   // 64: locksidecar.v1.Lost.reason:type_name -> locksidecar.v1.LostReason
-	50,  // 65: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
-	50,  // 66: locksidecar.v1.Lost.counted_at:type_name -> google.protobuf.Duration
-	50,  // 67: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
-	50,  // 68: locksidecar.v1.Draining.counted_at:type_name -> google.protobuf.Duration
-	33,  // 69: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
-	34,  // 70: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
-	34,  // 71: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
-	0,   // 72: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
-	51,  // 73: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
-	50,  // 74: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
-	48,  // 75: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
-	50,  // 76: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
-	4,   // 77: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
-	33,  // 78: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
-	50,  // 79: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
-	13,  // 80: locksidecar.v1.ListOutcomesResponse.outcomes:type_name -> locksidecar.v1.Outcome
-	13,  // 81: locksidecar.v1.ResetOutcomeResponse.outcome:type_name -> locksidecar.v1.Outcome
-	50,  // 82: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
-	50,  // 83: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
-	50,  // 84: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
-	5,   // 85: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
-	9,   // 86: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
-	7,   // 87: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
-	21,  // 88: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
-	23,  // 89: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
-	9,   // 90: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
-	15,  // 91: locksidecar.v1.LockSidecar.Cancel:input_type -> locksidecar.v1.CancelRequest
-	17,  // 92: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
-	19,  // 93: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
-	20,  // 94: locksidecar.v1.LockSidecar.Extend:input_type -> locksidecar.v1.ExtendRequest
-	25,  // 95: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
-	30,  // 96: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
-	31,  // 97: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
-	35,  // 98: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
-	37,  // 99: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
-	39,  // 100: locksidecar.v1.LockSidecar.ListOutcomes:input_type -> locksidecar.v1.ListOutcomesRequest
-	41,  // 101: locksidecar.v1.LockSidecar.ResetOutcome:input_type -> locksidecar.v1.ResetOutcomeRequest
-	43,  // 102: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
-	6,   // 103: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
-	26,  // 104: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
-	8,   // 105: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
-	22,  // 106: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
-	24,  // 107: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
-	11,  // 108: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
-	16,  // 109: locksidecar.v1.LockSidecar.Cancel:output_type -> locksidecar.v1.CancelResponse
-	18,  // 110: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
-	11,  // 111: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
-	11,  // 112: locksidecar.v1.LockSidecar.Extend:output_type -> locksidecar.v1.Grant
-	26,  // 113: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
-	33,  // 114: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
-	32,  // 115: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
-	36,  // 116: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
-	38,  // 117: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
-	40,  // 118: locksidecar.v1.LockSidecar.ListOutcomes:output_type -> locksidecar.v1.ListOutcomesResponse
-	42,  // 119: locksidecar.v1.LockSidecar.ResetOutcome:output_type -> locksidecar.v1.ResetOutcomeResponse
-	44,  // 120: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
-	103, // [103:121] is the sub-list for method output_type
-	85,  // [85:103] is the sub-list for method input_type
-	85,  // [85:85] is the sub-list for extension type_name
-	85,  // [85:85] is the sub-list for extension extendee
-	0,   // [0:85] is the sub-list for field type_name
+	37,  // 14: locksidecar.v1.SessionRequest.get_leader:type_name -> locksidecar.v1.GetLeaderRequest
+	38,  // 15: locksidecar.v1.SessionRequest.watch_leader:type_name -> locksidecar.v1.WatchLeaderRequest
+	8,   // 16: locksidecar.v1.SessionResponse.opened:type_name -> locksidecar.v1.OpenSessionResponse
+	11,  // 17: locksidecar.v1.SessionResponse.granted:type_name -> locksidecar.v1.Grant
+	16,  // 18: locksidecar.v1.SessionResponse.cancelled:type_name -> locksidecar.v1.CancelResponse
+	18,  // 19: locksidecar.v1.SessionResponse.released:type_name -> locksidecar.v1.ReleaseResponse
+	11,  // 20: locksidecar.v1.SessionResponse.downgraded:type_name -> locksidecar.v1.Grant
+	22,  // 21: locksidecar.v1.SessionResponse.kept_alive:type_name -> locksidecar.v1.KeepAliveResponse
+	52,  // 22: locksidecar.v1.SessionResponse.error:type_name -> google.rpc.Status
+	26,  // 23: locksidecar.v1.SessionResponse.event:type_name -> locksidecar.v1.Event
+	33,  // 24: locksidecar.v1.SessionResponse.lock:type_name -> locksidecar.v1.Lock
+	32,  // 25: locksidecar.v1.SessionResponse.locks:type_name -> locksidecar.v1.ListLocksResponse
+	36,  // 26: locksidecar.v1.SessionResponse.watched:type_name -> locksidecar.v1.WatchEvent
+	41,  // 27: locksidecar.v1.SessionResponse.force_released:type_name -> locksidecar.v1.ForceReleaseResponse
+	47,  // 28: locksidecar.v1.SessionResponse.info:type_name -> locksidecar.v1.Info
+	43,  // 29: locksidecar.v1.SessionResponse.outcomes:type_name -> locksidecar.v1.ListOutcomesResponse
+	45,  // 30: locksidecar.v1.SessionResponse.outcome_reset:type_name -> locksidecar.v1.ResetOutcomeResponse
+	11,  // 31: locksidecar.v1.SessionResponse.extended:type_name -> locksidecar.v1.Grant
+	39,  // 32: locksidecar.v1.SessionResponse.leader:type_name -> locksidecar.v1.Leader
+	1,   // 33: locksidecar.v1.OpenSessionRequest.liveness:type_name -> locksidecar.v1.Liveness
+	53,  // 34: locksidecar.v1.OpenSessionRequest.ttl:type_name -> google.protobuf.Duration
+	48,  // 35: locksidecar.v1.OpenSessionRequest.metadata:type_name -> locksidecar.v1.OpenSessionRequest.MetadataEntry
+	53,  // 36: locksidecar.v1.OpenSessionResponse.lease_ttl:type_name -> google.protobuf.Duration
+	53,  // 37: locksidecar.v1.OpenSessionResponse.counted_at:type_name -> google.protobuf.Duration
+	53,  // 38: locksidecar.v1.OpenSessionResponse.lease_margin:type_name -> google.protobuf.Duration
+	0,   // 39: locksidecar.v1.AcquireRequest.mode:type_name -> locksidecar.v1.Mode
+	53,  // 40: locksidecar.v1.AcquireRequest.wait:type_name -> google.protobuf.Duration
+	53,  // 41: locksidecar.v1.AcquireRequest.max_hold:type_name -> google.protobuf.Duration
+	49,  // 42: locksidecar.v1.AcquireRequest.metadata:type_name -> locksidecar.v1.AcquireRequest.MetadataEntry
+	10,  // 43: locksidecar.v1.AcquireRequest.once:type_name -> locksidecar.v1.Once
+	53,  // 44: locksidecar.v1.Once.keep:type_name -> google.protobuf.Duration
+	0,   // 45: locksidecar.v1.Grant.mode:type_name -> locksidecar.v1.Mode
+	53,  // 46: locksidecar.v1.Grant.valid_for:type_name -> google.protobuf.Duration
+	53,  // 47: locksidecar.v1.Grant.counted_at:type_name -> google.protobuf.Duration
+	14,  // 48: locksidecar.v1.Grant.guard:type_name -> locksidecar.v1.Guard
+	13,  // 49: locksidecar.v1.Grant.previous:type_name -> locksidecar.v1.Outcome
+	14,  // 50: locksidecar.v1.Grant.outcome_guard:type_name -> locksidecar.v1.Guard
+	12,  // 51: locksidecar.v1.Grant.parts:type_name -> locksidecar.v1.Part
+	14,  // 52: locksidecar.v1.Part.guard:type_name -> locksidecar.v1.Guard
+	3,   // 53: locksidecar.v1.Outcome.state:type_name -> locksidecar.v1.OutcomeState
+	54,  // 54: locksidecar.v1.Outcome.at:type_name -> google.protobuf.Timestamp
+	53,  // 55: locksidecar.v1.Outcome.age:type_name -> google.protobuf.Duration
+	50,  // 56: locksidecar.v1.Outcome.metadata:type_name -> locksidecar.v1.Outcome.MetadataEntry
+	3,   // 57: locksidecar.v1.ReleaseRequest.outcome:type_name -> locksidecar.v1.OutcomeState
+	53,  // 58: locksidecar.v1.ExtendRequest.max_hold:type_name -> google.protobuf.Duration
+	53,  // 59: locksidecar.v1.KeepAliveResponse.valid_for:type_name -> google.protobuf.Duration
+	8,   // 60: locksidecar.v1.Event.opened:type_name -> locksidecar.v1.OpenSessionResponse
+	11,  // 61: locksidecar.v1.Event.granted:type_name -> locksidecar.v1.Grant
+	27,  // 62: locksidecar.v1.Event.lease:type_name -> locksidecar.v1.LeaseNews
+	28,  // 63: locksidecar.v1.Event.lost:type_name -> locksidecar.v1.Lost
+	29,  // 64: locksidecar.v1.Event.draining:type_name -> locksidecar.v1.Draining
+	53,  // 65: locksidecar.v1.LeaseNews.valid_for:type_name -> google.protobuf.Duration
+	53,  // 66: locksidecar.v1.LeaseNews.counted_at:type_name -> google.protobuf.Duration
+	2,   // 67: locksidecar.v1.Lost.reason:type_name -> locksidecar.v1.LostReason
+	53,  // 68: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
+	53,  // 69: locksidecar.v1.Lost.counted_at:type_name -> google.protobuf.Duration
+	53,  // 70: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
+	53,  // 71: locksidecar.v1.Draining.counted_at:type_name -> google.protobuf.Duration
+	33,  // 72: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
+	34,  // 73: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
+	34,  // 74: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
+	0,   // 75: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
+	54,  // 76: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
+	53,  // 77: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
+	51,  // 78: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
+	53,  // 79: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
+	4,   // 80: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
+	33,  // 81: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
+	53,  // 82: locksidecar.v1.WatchLeaderRequest.interval:type_name -> google.protobuf.Duration
+	34,  // 83: locksidecar.v1.Leader.holder:type_name -> locksidecar.v1.Holder
+	53,  // 84: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
+	13,  // 85: locksidecar.v1.ListOutcomesResponse.outcomes:type_name -> locksidecar.v1.Outcome
+	13,  // 86: locksidecar.v1.ResetOutcomeResponse.outcome:type_name -> locksidecar.v1.Outcome
+	53,  // 87: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
+	53,  // 88: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
+	53,  // 89: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
+	5,   // 90: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
+	9,   // 91: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
+	7,   // 92: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
+	21,  // 93: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
+	23,  // 94: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
+	9,   // 95: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
+	15,  // 96: locksidecar.v1.LockSidecar.Cancel:input_type -> locksidecar.v1.CancelRequest
+	17,  // 97: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
+	19,  // 98: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
+	20,  // 99: locksidecar.v1.LockSidecar.Extend:input_type -> locksidecar.v1.ExtendRequest
+	25,  // 100: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
+	30,  // 101: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
+	31,  // 102: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
+	35,  // 103: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
+	37,  // 104: locksidecar.v1.LockSidecar.GetLeader:input_type -> locksidecar.v1.GetLeaderRequest
+	38,  // 105: locksidecar.v1.LockSidecar.WatchLeader:input_type -> locksidecar.v1.WatchLeaderRequest
+	40,  // 106: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
+	42,  // 107: locksidecar.v1.LockSidecar.ListOutcomes:input_type -> locksidecar.v1.ListOutcomesRequest
+	44,  // 108: locksidecar.v1.LockSidecar.ResetOutcome:input_type -> locksidecar.v1.ResetOutcomeRequest
+	46,  // 109: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
+	6,   // 110: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
+	26,  // 111: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
+	8,   // 112: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
+	22,  // 113: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
+	24,  // 114: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
+	11,  // 115: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
+	16,  // 116: locksidecar.v1.LockSidecar.Cancel:output_type -> locksidecar.v1.CancelResponse
+	18,  // 117: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
+	11,  // 118: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
+	11,  // 119: locksidecar.v1.LockSidecar.Extend:output_type -> locksidecar.v1.Grant
+	26,  // 120: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
+	33,  // 121: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
+	32,  // 122: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
+	36,  // 123: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
+	39,  // 124: locksidecar.v1.LockSidecar.GetLeader:output_type -> locksidecar.v1.Leader
+	39,  // 125: locksidecar.v1.LockSidecar.WatchLeader:output_type -> locksidecar.v1.Leader
+	41,  // 126: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
+	43,  // 127: locksidecar.v1.LockSidecar.ListOutcomes:output_type -> locksidecar.v1.ListOutcomesResponse
+	45,  // 128: locksidecar.v1.LockSidecar.ResetOutcome:output_type -> locksidecar.v1.ResetOutcomeResponse
+	47,  // 129: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
+	110, // [110:130] is the sub-list for method output_type
+	90,  // [90:110] is the sub-list for method input_type
+	90,  // [90:90] is the sub-list for extension type_name
+	90,  // [90:90] is the sub-list for extension extendee
+	0,   // [0:90] is the sub-list for field type_name
 }
 
 func init() { file_locksidecar_v1_locksidecar_proto_init() }
@@ -4176,6 +4428,8 @@ func file_locksidecar_v1_locksidecar_proto_init() {
 		(*SessionRequest_ListOutcomes)(nil),
 		(*SessionRequest_ResetOutcome)(nil),
 		(*SessionRequest_Extend)(nil),
+		(*SessionRequest_GetLeader)(nil),
+		(*SessionRequest_WatchLeader)(nil),
 	}
 	file_locksidecar_v1_locksidecar_proto_msgTypes[1].OneofWrappers = []any{
 		(*SessionResponse_Opened)(nil),
@@ -4194,6 +4448,7 @@ func file_locksidecar_v1_locksidecar_proto_init() {
 		(*SessionResponse_Outcomes)(nil),
 		(*SessionResponse_OutcomeReset)(nil),
 		(*SessionResponse_Extended)(nil),
+		(*SessionResponse_Leader)(nil),
 	}
 	file_locksidecar_v1_locksidecar_proto_msgTypes[4].OneofWrappers = []any{}
 	file_locksidecar_v1_locksidecar_proto_msgTypes[6].OneofWrappers = []any{}
@@ -4210,7 +4465,7 @@ func file_locksidecar_v1_locksidecar_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_locksidecar_v1_locksidecar_proto_rawDesc), len(file_locksidecar_v1_locksidecar_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   44,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

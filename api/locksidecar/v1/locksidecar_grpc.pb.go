@@ -45,6 +45,8 @@ const (
 	LockSidecar_GetLock_FullMethodName      = "/locksidecar.v1.LockSidecar/GetLock"
 	LockSidecar_ListLocks_FullMethodName    = "/locksidecar.v1.LockSidecar/ListLocks"
 	LockSidecar_WatchLocks_FullMethodName   = "/locksidecar.v1.LockSidecar/WatchLocks"
+	LockSidecar_GetLeader_FullMethodName    = "/locksidecar.v1.LockSidecar/GetLeader"
+	LockSidecar_WatchLeader_FullMethodName  = "/locksidecar.v1.LockSidecar/WatchLeader"
 	LockSidecar_ForceRelease_FullMethodName = "/locksidecar.v1.LockSidecar/ForceRelease"
 	LockSidecar_ListOutcomes_FullMethodName = "/locksidecar.v1.LockSidecar/ListOutcomes"
 	LockSidecar_ResetOutcome_FullMethodName = "/locksidecar.v1.LockSidecar/ResetOutcome"
@@ -103,6 +105,11 @@ type LockSidecarClient interface {
 	// The store is looked at every interval, so a lock that comes and goes
 	// between two looks is not seen.
 	WatchLocks(ctx context.Context, in *WatchLocksRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchEvent], error)
+	// GetLeader tells who leads: who holds the resource EXCLUSIVE.
+	GetLeader(ctx context.Context, in *GetLeaderRequest, opts ...grpc.CallOption) (*Leader, error)
+	// WatchLeader tells who leads, or that nobody does, and then each change that was
+	// seen. The store is looked at every interval.
+	WatchLeader(ctx context.Context, in *WatchLeaderRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Leader], error)
 	// ForceRelease takes the lock from its holder, or a waiter out of the queue.
 	// For admin uids only. The holder is told lost: FORCED.
 	ForceRelease(ctx context.Context, in *ForceReleaseRequest, opts ...grpc.CallOption) (*ForceReleaseResponse, error)
@@ -293,6 +300,35 @@ func (c *lockSidecarClient) WatchLocks(ctx context.Context, in *WatchLocksReques
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type LockSidecar_WatchLocksClient = grpc.ServerStreamingClient[WatchEvent]
 
+func (c *lockSidecarClient) GetLeader(ctx context.Context, in *GetLeaderRequest, opts ...grpc.CallOption) (*Leader, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Leader)
+	err := c.cc.Invoke(ctx, LockSidecar_GetLeader_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lockSidecarClient) WatchLeader(ctx context.Context, in *WatchLeaderRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Leader], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &LockSidecar_ServiceDesc.Streams[4], LockSidecar_WatchLeader_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchLeaderRequest, Leader]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type LockSidecar_WatchLeaderClient = grpc.ServerStreamingClient[Leader]
+
 func (c *lockSidecarClient) ForceRelease(ctx context.Context, in *ForceReleaseRequest, opts ...grpc.CallOption) (*ForceReleaseResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ForceReleaseResponse)
@@ -385,6 +421,11 @@ type LockSidecarServer interface {
 	// The store is looked at every interval, so a lock that comes and goes
 	// between two looks is not seen.
 	WatchLocks(*WatchLocksRequest, grpc.ServerStreamingServer[WatchEvent]) error
+	// GetLeader tells who leads: who holds the resource EXCLUSIVE.
+	GetLeader(context.Context, *GetLeaderRequest) (*Leader, error)
+	// WatchLeader tells who leads, or that nobody does, and then each change that was
+	// seen. The store is looked at every interval.
+	WatchLeader(*WatchLeaderRequest, grpc.ServerStreamingServer[Leader]) error
 	// ForceRelease takes the lock from its holder, or a waiter out of the queue.
 	// For admin uids only. The holder is told lost: FORCED.
 	ForceRelease(context.Context, *ForceReleaseRequest) (*ForceReleaseResponse, error)
@@ -446,6 +487,12 @@ func (UnimplementedLockSidecarServer) ListLocks(context.Context, *ListLocksReque
 }
 func (UnimplementedLockSidecarServer) WatchLocks(*WatchLocksRequest, grpc.ServerStreamingServer[WatchEvent]) error {
 	return status.Error(codes.Unimplemented, "method WatchLocks not implemented")
+}
+func (UnimplementedLockSidecarServer) GetLeader(context.Context, *GetLeaderRequest) (*Leader, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetLeader not implemented")
+}
+func (UnimplementedLockSidecarServer) WatchLeader(*WatchLeaderRequest, grpc.ServerStreamingServer[Leader]) error {
+	return status.Error(codes.Unimplemented, "method WatchLeader not implemented")
 }
 func (UnimplementedLockSidecarServer) ForceRelease(context.Context, *ForceReleaseRequest) (*ForceReleaseResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ForceRelease not implemented")
@@ -700,6 +747,35 @@ func _LockSidecar_WatchLocks_Handler(srv interface{}, stream grpc.ServerStream) 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type LockSidecar_WatchLocksServer = grpc.ServerStreamingServer[WatchEvent]
 
+func _LockSidecar_GetLeader_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetLeaderRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LockSidecarServer).GetLeader(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LockSidecar_GetLeader_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LockSidecarServer).GetLeader(ctx, req.(*GetLeaderRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LockSidecar_WatchLeader_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchLeaderRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(LockSidecarServer).WatchLeader(m, &grpc.GenericServerStream[WatchLeaderRequest, Leader]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type LockSidecar_WatchLeaderServer = grpc.ServerStreamingServer[Leader]
+
 func _LockSidecar_ForceRelease_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ForceReleaseRequest)
 	if err := dec(in); err != nil {
@@ -820,6 +896,10 @@ var LockSidecar_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _LockSidecar_ListLocks_Handler,
 		},
 		{
+			MethodName: "GetLeader",
+			Handler:    _LockSidecar_GetLeader_Handler,
+		},
+		{
 			MethodName: "ForceRelease",
 			Handler:    _LockSidecar_ForceRelease_Handler,
 		},
@@ -856,6 +936,11 @@ var LockSidecar_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "WatchLocks",
 			Handler:       _LockSidecar_WatchLocks_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "WatchLeader",
+			Handler:       _LockSidecar_WatchLeader_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -68,6 +68,8 @@ var extraErrors = map[string][]string{
 	"GetLock":      {"STORE_UNAVAILABLE"},
 	"ListLocks":    {"STORE_UNAVAILABLE"},
 	"WatchLocks":   {"STORE_UNAVAILABLE"},
+	"GetLeader":    {"STORE_UNAVAILABLE"},
+	"WatchLeader":  {"STORE_UNAVAILABLE"},
 	"ForceRelease": {"NOT_HOLDER", "STORE_UNAVAILABLE", "CANCELLED"},
 	"ListOutcomes": {"UNSUPPORTED", "STORE_UNAVAILABLE"},
 	"ResetOutcome": {"LOCK_HELD", "UNSUPPORTED", "STORE_UNAVAILABLE"},
@@ -257,7 +259,7 @@ func tagOf(path string) string {
 	switch {
 	case strings.HasPrefix(path, "/v1/sessions"), path == "/v1/hold":
 		return "apps"
-	case strings.HasPrefix(path, "/v1/locks"), strings.HasPrefix(path, "/v1/outcomes"), path == "/v1/watch":
+	case strings.HasPrefix(path, "/v1/locks"), strings.HasPrefix(path, "/v1/watch"), strings.HasPrefix(path, "/v1/leader"), strings.HasPrefix(path, "/v1/outcomes"):
 		return "locks"
 	default:
 		return "sidecar"

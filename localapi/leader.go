@@ -1,0 +1,61 @@
+package localapi
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+)
+
+// leaderMetadata is the key of a session's metadata under which a leader publishes.
+const leaderMetadata = "leader"
+
+// leaderOf is a resource whose EXCLUSIVE holder leads.
+func leaderOf(resource string, l *pb.Lock) *pb.Leader {
+	a := &pb.Leader{Resource: resource, Candidates: countTo(len(l.GetWaiters()))}
+	for _, h := range l.GetHolders() {
+		if h.GetMode() == pb.Mode_EXCLUSIVE && !h.GetParked() {
+			a.Leads, a.Holder, a.Value = true, h, h.GetMetadata()[leaderMetadata]
+		}
+	}
+	return a
+}
+
+// GetLeader tells who leads.
+func (s *service) GetLeader(ctx context.Context, q *pb.GetLeaderRequest) (*pb.Leader, error) {
+	l, err := s.GetLock(ctx, &pb.GetLockRequest{Resource: q.GetResource()})
+	if err != nil {
+		return nil, err
+	}
+	return leaderOf(q.GetResource(), l), nil
+}
+
+// WatchLeader tells who leads, and who leads next.
+func (s *service) WatchLeader(q *pb.WatchLeaderRequest, st grpc.ServerStreamingServer[pb.Leader]) error {
+	return sendInTime(s, st, func(send func(*pb.Leader) error) error { return s.watchLeader(st.Context(), q, send) })
+}
+
+// watchLeader sends who leads, and after that each change of it: a watch of the resource
+// says more, such as who waits.
+func (s *service) watchLeader(ctx context.Context, q *pb.WatchLeaderRequest, send func(*pb.Leader) error) error {
+	if q.GetResource() == "" {
+		return invalid("resource", "must not be empty")
+	}
+	now, told := leaderOf(q.GetResource(), nil), (*pb.Leader)(nil)
+	return s.watch(ctx, &pb.WatchLocksRequest{Prefix: q.GetResource(), Interval: q.GetInterval()}, func(e *pb.WatchEvent) error {
+		synced := e.GetKind() == pb.WatchEvent_SYNCED
+		if !synced && e.GetLock().GetResource() != q.GetResource() {
+			return nil
+		}
+		if !synced {
+			now = leaderOf(q.GetResource(), e.GetLock())
+		}
+		first := told == nil && (synced || now.GetLeads())
+		if !first && (told == nil || told.GetHolder().GetLockId() == now.GetHolder().GetLockId()) {
+			return nil
+		}
+		told = now
+		return send(now)
+	})
+}
