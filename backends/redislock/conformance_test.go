@@ -94,9 +94,6 @@ func (h *harness) DeleteCounter(t testing.TB, r lock.Resource) {
 	}
 }
 
-// Quick makes the harness a backendtest.Quick.
-func (h *harness) Quick() bool { return true }
-
 // Restart makes the harness a backendtest.Restarter.
 func (h *harness) Restart(t testing.TB) { testengine.Restart(t, h.Server, h.restart) }
 

@@ -19,6 +19,7 @@ var (
 	_ backendtest.Insider      = (*harness)(nil)
 	_ backendtest.Slower       = (*harness)(nil)
 	_ backendtest.Switcher     = aloneHarness{}
+	_ backendtest.Quick        = aloneHarness{}
 	_ backendtest.ClockShifter = aloneHarness{}
 )
 
@@ -109,6 +110,9 @@ func leftoversOn(ctx context.Context, c *redis.Client, prefix string) (left []st
 
 // aloneHarness is for one Redis.
 type aloneHarness struct{ *harness }
+
+// Quick makes the harness a backendtest.Quick.
+func (h aloneHarness) Quick() bool { return true }
 
 // Fork makes the harness a backendtest.Switcher.
 func (h aloneHarness) Fork(t testing.TB) func(toFork bool, bs ...lock.Backend) {
