@@ -23,8 +23,9 @@ const (
 	room = 16 << 20
 
 	look  = time.Second
-	busy  = 8 << 20 // bytes allocated from one look to the next
-	quiet = 1 << 20 // the same
+	rare  = 16 * time.Second // between two looks at a process that stays idle: each wakes it
+	busy  = 8 << 20          // bytes allocated from one look to the next
+	quiet = 1 << 20          // the same
 	// idleAfter is after how many quiet looks the room is given back, if since the last
 	// time so much was allocated.
 	idleAfter = 3
@@ -54,13 +55,18 @@ type keeper struct {
 }
 
 func (k *keeper) run(ctx context.Context) {
-	t := time.NewTicker(look)
+	pause := look
+	t := time.NewTimer(pause)
 	defer t.Stop()
 	defer k.change(usual)
 	for {
 		select {
 		case <-t.C:
 			k.look()
+			if pause = min(2*pause, rare); k.still <= idleAfter {
+				pause = look
+			}
+			t.Reset(pause)
 		case <-ctx.Done():
 			return
 		}

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"go.uber.org/goleak"
 )
@@ -75,6 +76,36 @@ func TestRun(t *testing.T) {
 		if !slices.Equal(set, []int{most, usual}) || allocated.Load() != 10*busy {
 			t.Errorf("set %v after %d looks", set, allocated.Load()/busy)
 		}
+	})
+}
+
+// TestRunOfAnIdleProcess looks rarely, and often again as soon as there is something to see.
+func TestRunOfAnIdleProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var looks atomic.Int64
+		var allocated atomic.Uint64
+		k := &keeper{
+			percent: usual,
+			read:    func() (uint64, uint64) { looks.Add(1); return allocated.Load(), 0 },
+			set:     func(int) {},
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		over := make(chan struct{})
+		go func() { defer close(over); k.run(ctx) }()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if most := int64(time.Hour/rare) + 10; looks.Load() > most {
+			t.Errorf("%d looks at an idle process in an hour, want %d at most", looks.Load(), most)
+		}
+		before := looks.Load()
+		allocated.Add(quiet)
+		time.Sleep(rare + idleAfter*look)
+		synctest.Wait()
+		if n := looks.Load() - before; n <= idleAfter {
+			t.Errorf("%d looks in %s at one that is busy again", n, rare+idleAfter*look)
+		}
+		cancel()
+		<-over
 	})
 }
 
