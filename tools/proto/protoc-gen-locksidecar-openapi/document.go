@@ -107,8 +107,10 @@ func (d *document) finish(api *descriptorpb.FileDescriptorProto) {
 		}
 		if name == api.GetPackage()+".Once" { // part of a request
 			s["additionalProperties"] = false
-			for field, of := range s["properties"].(object) {
+			properties := s["properties"].(object)
+			for field, of := range properties {
 				maps.Copy(of.(object), onceLimits[field])
+				properties[field] = d.orNull(of)
 			}
 		}
 		if name == statusName {
@@ -139,6 +141,9 @@ func (d *document) finishOperation(o object, name, path string, stream bool, inp
 			p := p.(object)
 			writeTimes(object{p["name"].(string): p["schema"]}, input)
 			describe(p)
+			if p["name"] == "outcome" { // as far as a release takes them
+				p["schema"] = object{"type": "string", "enum": []string{"FAILED", "SUCCEEDED"}}
+			}
 			limit(p["name"].(string), p["schema"])
 			if p["name"] == "resource" {
 				p["description"] = "The name of the resource; slashes may be escaped or not."
@@ -162,6 +167,14 @@ func (d *document) finishOperation(o object, name, path string, stream bool, inp
 			}
 			if properties["resources"] != nil {
 				oneOrSeveral(schema, properties)
+			}
+			if name == "Acquire" {
+				schema["if"] = object{"properties": object{"once": object{"type": "object"}}, "required": []string{"once"}}
+				schema["then"] = object{"properties": object{
+					"mode":      object{"enum": []any{"EXCLUSIVE", "MODE_UNSPECIFIED", 0, 1, nil}},
+					"reentrant": object{"enum": []any{false, nil}},
+					"resources": object{"maxItems": 0},
+				}}
 			}
 			if name == "OpenSession" {
 				schema["if"] = object{"properties": object{"liveness": object{"enum": []any{"TTL", 3}}}, "required": []string{"liveness"}}

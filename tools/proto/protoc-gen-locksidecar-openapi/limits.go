@@ -21,19 +21,19 @@ var limits = map[string]object{
 	"name":       {"maxLength": 128},
 	"pageSize":   {"minimum": 0, "maximum": 1000},
 	"pageToken":  {"pattern": `^([A-Za-z0-9_-]{4})*([A-Za-z0-9_-]{2,3})?$`},
-	"ttl":        {"pattern": seconds(true, 3600)},
-	"maxHold":    {"pattern": seconds(true, 86400)},
-	"wait":       {"pattern": seconds(false, 86400)},
-	"interval":   {"pattern": seconds(true, 60)},
-	"grace":      {"pattern": seconds(false, 60)},
+	"ttl":        {"pattern": seconds(fromTenth, 3600)},
+	"maxHold":    {"pattern": seconds(fromTenth, 86400)},
+	"wait":       {"pattern": seconds(fromZero, 86400)},
+	"interval":   {"pattern": seconds(fromTenth, 60)},
+	"grace":      {"pattern": seconds(fromZero, 60)},
 	"note":       {"maxLength": 1024, "pattern": `^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]*$`},
 	"states":     {"pattern": "^((UNKNOWN|FAILED|SUCCEEDED)(,(UNKNOWN|FAILED|SUCCEEDED))*)?$"},
 }
 
 // onceLimits are those of the fields of Once.
 var onceLimits = map[string]object{
-	"keep":        {"pattern": `^[1-9][0-9]{0,7}(\.[0-9]{1,9})?s$`},
-	"maxAttempts": {"minimum": 0},
+	"keep":        {"pattern": seconds(fromOne, 400*86400)},
+	"maxAttempts": {"minimum": 0, "maximum": 1<<31 - 1},
 }
 
 // oneOrSeveral says that a request is for a resource or for resources.
@@ -89,9 +89,15 @@ func refOf(schema object) string {
 	return name
 }
 
-// seconds is the pattern of a time up to so many seconds, from 0.1 s if tenth, else
-// from 0.
-func seconds(tenth bool, most int) string {
+// Where the times of a field begin: what is below a second, as a pattern.
+const (
+	fromZero  = `0(\.[0-9]{1,9})?|`
+	fromTenth = `0\.[1-9][0-9]{0,8}|`
+	fromOne   = ""
+)
+
+// seconds is the pattern of a time up to so many seconds.
+func seconds(below string, most int) string {
 	digits := fmt.Sprint(most)
 	whole := []string{fmt.Sprintf("[1-9][0-9]{0,%d}", len(digits)-2)} // what is less than most
 	for i, d := range digits {
@@ -103,9 +109,5 @@ func seconds(tenth bool, most int) string {
 			whole = append(whole, fmt.Sprintf("%s[%c-%c][0-9]{%d}", digits[:i], least, d-1, len(digits)-i-1))
 		}
 	}
-	zero := `0(\.[0-9]{1,9})?`
-	if tenth {
-		zero = `0\.[1-9][0-9]{0,8}`
-	}
-	return fmt.Sprintf(`^(%s|(%s)(\.[0-9]{1,9})?|%d(\.0{1,9})?)s$`, zero, strings.Join(whole, "|"), most)
+	return fmt.Sprintf(`^(%s(%s)(\.[0-9]{1,9})?|%d(\.0{1,9})?)s$`, below, strings.Join(whole, "|"), most)
 }
