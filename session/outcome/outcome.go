@@ -43,7 +43,7 @@ func (s State) String() string {
 func ParseState(name string) (State, bool) {
 	for s, n := range names {
 		if s > 0 && n == name {
-			return State(s), true //nolint:gosec // there are three
+			return State(s), true
 		}
 	}
 	return 0, false
