@@ -208,6 +208,9 @@ func (l *Lease) separate(m *member) {
 	n.closed, n.apart = true, true
 	n.queue = append(n.queue, m)
 	m.cohort = n
+	if c.state == asking && c.leader == nil && len(c.queue) == 0 {
+		l.leave(c) // who led it has left just now, and its place in the store is nobody's
+	}
 	c.promote()
 }
 

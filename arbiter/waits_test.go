@@ -166,3 +166,38 @@ func TestTryOfWhatIsSeenToBeParked(t *testing.T) {
 		b.close()
 	})
 }
+
+// A nested request that gets a place of its own just as the one that led its cohort leaves
+// does not leave the cohort's place in the store to nobody.
+func TestPlaceThatNobodyNeeds(t *testing.T) {
+	for range 40 { // which of the two is first is by chance
+		inHouse(t, func(h *house) {
+			a, b := h.side(Options{Turns: 9}), h.side(Options{Turns: 9})
+			g := b.take(exclusive())
+			first := a.ask(exclusive())
+			time.AfterFunc(apartAfter, first.cancel)
+			nested := exclusive()
+			nested.Nested = true
+			second := a.ask(nested)
+			time.Sleep(apartAfter + time.Millisecond)
+			if errors.Is(first.err, lock.ErrUnavailable) { // then the caller gives it up
+				if err := a.Release(h.Context(), "r", first.q.ID); err != nil {
+					t.Errorf("Release: %v", err)
+				}
+			}
+			synctest.Wait()
+			if _, waiters := h.inStore(); waiters != 1 {
+				t.Errorf("%d wait in the store, want one; the first got %v", waiters, first.err)
+			}
+			b.give(g)
+			h.granted(second)(first, second)
+			a.give(second.g)
+			synctest.Wait()
+			if holders, waiters := h.inStore(); holders+waiters != 0 {
+				t.Errorf("the store still has %d holders and %d waiters", holders, waiters)
+			}
+			a.close()
+			b.close()
+		})
+	}
+}
