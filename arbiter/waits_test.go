@@ -180,6 +180,7 @@ func TestPlaceThatNobodyNeeds(t *testing.T) {
 			nested.Nested = true
 			second := a.ask(nested)
 			time.Sleep(apartAfter + time.Millisecond)
+			synctest.Wait()
 			if errors.Is(first.err, lock.ErrUnavailable) { // then the caller gives it up
 				if err := a.Release(h.Context(), "r", first.q.ID); err != nil {
 					t.Errorf("Release: %v", err)
