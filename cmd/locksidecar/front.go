@@ -35,12 +35,20 @@ type front struct {
 	until      time.Duration // the supervisor has to answer before; 0: any time
 	looked     time.Duration // when this was compared with the clock last
 	ended      int           // signals that were to end the wait for the lock
+	asked      bool          // one of them has come, at whatever time
 }
 
 // runFront starts the supervisor with the same command line, and stays until it has ended.
-func runFront(ctx context.Context, io streams, args []string) error {
+func runFront(ctx context.Context, io streams) error {
+	_, err := stayInFront(ctx, io)
+	return err
+}
+
+// stayInFront is runFront for who goes on after it. The signals still go to the front: what
+// comes when the exit status is decided does not change it.
+func stayInFront(ctx context.Context, io streams) (*front, error) {
 	if err := supervise.AdoptOrphans(); err != nil {
-		return err
+		return nil, err
 	}
 	supervise.ReserveThreads()
 	f := &front{io: io, tty: supervise.OpenTerminal(), signals: make(chan os.Signal, 16)}
@@ -52,13 +60,23 @@ func runFront(ctx context.Context, io streams, args []string) error {
 		wanted = append(wanted, syscall.SIGWINCH, syscall.SIGTSTP)
 	}
 	supervise.Notify(f.signals, wanted...)
-	defer signal.Stop(f.signals)
 	var err error
-	if f.supervisor, err = supervise.StartSupervisor(args); err != nil {
-		return err
+	if f.supervisor, err = supervise.StartSupervisor(io.args); err != nil {
+		return nil, err
 	}
 	supervise.WriteAlways()
-	return f.stay(ctx)
+	return f, f.stay(ctx)
+}
+
+// leave gives the signals back to the kernel: from here on they end this process. It reports
+// whether one has asked it to end before.
+func (f *front) leave() (asked bool) {
+	signal.Stop(f.signals)
+	for len(f.signals) > 0 {
+		number, _ := (<-f.signals).(syscall.Signal)
+		f.asked = f.asked || asksToEnd(number)
+	}
+	return f.asked
 }
 
 // stay returns what became of it all.
@@ -120,18 +138,19 @@ func (f *front) told(m supervise.Message) {
 // already. It reports whether this process must end at once.
 func (f *front) signal(s syscall.Signal) bool {
 	runs := f.cmd != 0 || f.supervisor.Runs()
+	f.asked = f.asked || asksToEnd(s)
 	switch {
 	case runs && (s == syscall.SIGINT || s == syscall.SIGQUIT) && f.tty.Has(0):
 		return false // Ctrl-C reaches all that share the terminal
-	case !runs && waitEnds(s):
+	case !runs && asksToEnd(s):
 		f.ended++
 	}
 	f.supervisor.Signal(s)
 	return !runs && f.ended > 1 // the supervisor does not react
 }
 
-// waitEnds tells which signals end the wait for the lock.
-func waitEnds(s syscall.Signal) bool {
+// asksToEnd tells which signals end the wait for the lock, and the campaigns of lead.
+func asksToEnd(s syscall.Signal) bool {
 	return s == syscall.SIGINT || s == syscall.SIGTERM || s == syscall.SIGHUP || s == syscall.SIGQUIT
 }
 

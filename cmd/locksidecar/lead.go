@@ -22,7 +22,8 @@ To lead NAME is to hold the lock on NAME. All that is said about run, the enviro
 CMD, signals, the loss of the lock and the exit status, is true of lead: when the lead is lost,
 CMD is ended before anybody else can lead, and lead ends with status 76. What restarts it
 then (systemd, Kubernetes, a loop) makes it a candidate again. With --wait 0s it does not
-wait, and ends with 75 when somebody else leads.
+wait, and ends with 75 when somebody else leads. When lead gets INT, TERM, HUP or QUIT while
+CMD runs, it does not stand again: it ends when CMD does.
 
 --publish says something about this leader to who asks: locksidecar leader NAME,
 GET /v1/leader/NAME.`
@@ -52,7 +53,8 @@ func newLead(io streams) *cobra.Command {
 	}
 	r := addRun(cmd, io, func(ctx context.Context) error {
 		began := time.Now()
-		if err := runFront(ctx, io, io.args); err != nil {
+		f, err := stayInFront(ctx, io)
+		if err != nil || f.leave() {
 			return err
 		}
 		time.Sleep(campaignEvery - time.Since(began))

@@ -57,6 +57,28 @@ func TestLead(t *testing.T) {
 	})
 }
 
+// Who stops lead stops its campaigns, though CMD ends well for the signal: while it runs,
+// and in the pause before the next campaign.
+func TestLeadIsStopped(t *testing.T) {
+	side := serveProgram(t)
+	log := filepath.Join(t.TempDir(), "log")
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT} {
+		before := leaders(log)
+		lead := launch(t, nil, binary, "lead", "--socket", side.socket, "boss", "--", "sh", "-c",
+			`trap 'exit 0' TERM INT HUP QUIT; echo >>"$1"; while :; do sleep 0.01; done`, "sh", log)
+		eventually(t, "it leads", func() bool { return leaders(log) > before })
+		lead.signal(sig)
+		if code := lead.wait(); code != 0 || leaders(log) != before+1 {
+			t.Errorf("%s: status %d after %d campaigns", sig, code, leaders(log)-before)
+		}
+	}
+	before := leaders(log)
+	lead := launch(t, nil, binary, "lead", "--socket", side.socket, "boss", "--", "sh", "-c", `echo >>"$1"`, "sh", log)
+	eventually(t, "it has led", func() bool { return leaders(log) > before })
+	lead.signal(syscall.SIGTERM)
+	lead.wait() // by the signal, in the pause; or CMD was not quite at its end, and took it
+}
+
 // A CMD that ends well leads to the next campaign; any other status, and a loss, end lead.
 func TestLeadStandsAgain(t *testing.T) {
 	side := serveProgram(t)

@@ -106,7 +106,7 @@ func newRun(io streams) *cobra.Command {
 		Args:        argsBetween(1, 1<<20, "RESOURCE... -- CMD [ARG...]"),
 		Annotations: map[string]string{annotationRuns: "CMD"},
 	}
-	r := addRun(cmd, io, func(ctx context.Context) error { return runFront(ctx, io, io.args) })
+	r := addRun(cmd, io, func(ctx context.Context) error { return runFront(ctx, io) })
 	cmd.Flags().BoolVar(&r.shared, "shared", false, "share the lock with other shared holders")
 	return cmd
 }

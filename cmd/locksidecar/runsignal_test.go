@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,12 +26,19 @@ func launchUnread(t *testing.T, path string, args ...string) *program {
 	if err != nil {
 		t.Fatal(err)
 	}
+	p := launchInto(t, w, path, args...)
+	_, _ = w.Close(), r.Close()
+	return p
+}
+
+// launchInto starts a program that writes into a pipe of the test's.
+func launchInto(t *testing.T, w *os.File, path string, args ...string) *program {
+	t.Helper()
 	cmd := exec.CommandContext(context.Background(), path, args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = cleanEnv(), w, w
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	_, _ = w.Close(), r.Close()
 	p := &program{t: t, cmd: cmd, out: &buffer{}, err: &buffer{}, exited: make(chan struct{})}
 	go func() {
 		defer close(p.exited)
@@ -74,6 +82,34 @@ func TestRunIntoABrokenPipe(t *testing.T) {
 	}
 	if _, err := os.Stat(dir + "/asked"); err != nil {
 		t.Errorf("CMD was not asked to end: %v", err)
+	}
+}
+
+// A signal that comes when the exit status is decided does not change it, such as Ctrl-C that
+// reaches run after CMD has ended for it. Here run is kept at that point: it cannot write.
+func TestSignalAfterTheEnd(t *testing.T) {
+	side := serveProgram(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = r.Close(), w.Close() })
+	_ = w.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	for err == nil { // until it is full
+		_, err = w.Write([]byte("x"))
+	}
+	file := filepath.Join(t.TempDir(), "pid")
+	p := launchInto(t, w, binary, "run", "--socket", side.socket, "a", "--", "sh", "-c", `echo $$ >"$1"; exec sleep 600`, "sh", file)
+	cmd := pidIn(t, file)
+	kill(t, supervisorOf(t, p), syscall.SIGKILL)
+	eventually(t, "CMD is dead", func() bool { return !alive(cmd) })
+	for range 50 { // run is about to say so
+		p.signal(syscall.SIGINT)
+		time.Sleep(5 * time.Millisecond)
+	}
+	go func() { _, _ = io.Copy(io.Discard, r) }()
+	if code := p.wait(); code != exitLost {
+		t.Errorf("status %d", code)
 	}
 }
 
