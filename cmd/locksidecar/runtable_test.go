@@ -104,7 +104,8 @@ func TestTerminalQuit(t *testing.T) {
 }
 
 // While run waits, each signal that asks to end ends it; a second one also where the
-// first is not heard.
+// first is not heard. It is another signal: the kernel, and Go after it, keep one of each
+// kind, so the same may be lost until the first has been taken.
 func TestSignalsWhileWaiting(t *testing.T) {
 	side := serveProgram(t)
 	c := dial(t, side)
@@ -126,9 +127,8 @@ func TestSignalsWhileWaiting(t *testing.T) {
 	run := waiting()
 	freeze(t, supervisorOf(t, run))
 	run.signal(syscall.SIGTERM)
-	eventually(t, "the first is taken", func() bool { return !pending(run.cmd.Process.Pid) })
-	run.signal(syscall.SIGTERM)
-	if code := run.wait(); code != 128+15 {
+	run.signal(syscall.SIGHUP)
+	if code := run.wait(); code != 128+int(syscall.SIGTERM) && code != 128+int(syscall.SIGHUP) { // that of the one that is taken last
 		t.Errorf("status %d", code)
 	}
 	eventually(t, "it waits no more", func() bool { _, n := status(t, c, "taken"); return n == 0 })

@@ -6,18 +6,17 @@ import "testing"
 func TestForkMySQL(t *testing.T) {
 	t.Parallel()
 	origin(t, MariaDB)
-	ctx := within(t, long)
 	first := New(t, MariaDB)
 	a := newSQLClient(t, first.URL())
 	put := func(c *sqlClient, key string) {
 		t.Helper()
-		if err := c.put(ctx, key, "x"); err != nil {
+		if err := c.put(within(t, long), key, "x"); err != nil {
 			t.Fatal(err)
 		}
 	}
 	knows := func(c *sqlClient, key string, want bool) {
 		t.Helper()
-		if v, err := c.get(ctx, key); err != nil || (v == "x") != want {
+		if v, err := c.get(within(t, long), key); err != nil || (v == "x") != want {
 			t.Errorf("%s is %q, %v; want that it is there: %t", key, v, err, want)
 		}
 	}
@@ -32,7 +31,7 @@ func TestForkMySQL(t *testing.T) {
 	knows(a, "own", false)
 	var servers [2]string
 	for i, c := range []*sqlClient{a, b} {
-		if err := c.db.QueryRowContext(ctx, "SELECT @@datadir").Scan(&servers[i]); err != nil {
+		if err := c.db.QueryRowContext(within(t, long), "SELECT @@datadir").Scan(&servers[i]); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -19,17 +19,16 @@ func TestForkRedis(t *testing.T) {
 	t.Parallel()
 	origin(t, Redis)
 	first := New(t, Redis)
-	ctx := within(t, long)
 	a := redisOf(t, first)
 	set := func(c *redis.Client, key string) {
 		t.Helper()
-		if err := c.Set(ctx, key, "x", 0).Err(); err != nil {
+		if err := c.Set(within(t, long), key, "x", 0).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
 	has := func(c *redis.Client, want int64, keys ...string) {
 		t.Helper()
-		if n, err := c.Exists(ctx, keys...).Result(); err != nil || n != want {
+		if n, err := c.Exists(within(t, long), keys...).Result(); err != nil || n != want {
 			t.Errorf("%d of the keys %v, %v; want %d", n, keys, err, want)
 		}
 	}
@@ -48,7 +47,7 @@ func TestForkRedis(t *testing.T) {
 	road.Retarget(Nodes(t, fork)[0].Addr())
 	has(c, 1, "after") // on the connection that is open
 	road.Inject(Sever)
-	_ = c.Ping(ctx) // finds that it is not
+	_ = c.Ping(within(t, long)) // finds that it is not
 	has(c, 1, "own")
 	has(c, 0, "after")
 }
