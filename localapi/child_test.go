@@ -50,7 +50,7 @@ func child() {
 	case "keeper":
 		_, _ = os.Stdout.WriteString("kept\n")
 	}
-	time.Sleep(time.Minute)
+	time.Sleep(5 * time.Minute) // longer than any test waits for what happens to a living app
 }
 
 func hold() {

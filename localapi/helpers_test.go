@@ -113,7 +113,13 @@ func within[T any](t testing.TB, c <-chan T) T {
 
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !ok(); {
+	eventuallyIn(t, patience, what, ok)
+}
+
+// eventuallyIn is for what takes long on a busy machine.
+func eventuallyIn(t testing.TB, limit time.Duration, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(limit); !ok(); {
 		if time.Now().After(end) {
 			t.Fatalf("not %s in time", what)
 		}
