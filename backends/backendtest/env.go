@@ -161,12 +161,22 @@ func (e *env) acquire(s *sidecar, r lock.Resource, m lock.Mode) lock.Grant {
 	e.Helper()
 	q := request(r, m)
 	q.Try = true
-	g, err := s.Acquire(e.ctx, q)
+	g, err := e.try(s, q)
 	if err != nil {
 		e.Fatalf("Acquire(%s) of what is free: %v", m, err)
 	}
 	e.is(g, q)
 	return g
+}
+
+// try asks until the store answers: a busy machine may let it take too long.
+func (e *env) try(s *sidecar, q lock.Request) (g lock.Grant, err error) {
+	e.Helper()
+	err = e.answered(func() (err error) {
+		g, err = s.Acquire(e.ctx, q)
+		return err
+	})
+	return g, err
 }
 
 // is checks a grant against its request.
@@ -182,7 +192,7 @@ func (e *env) refused(s *sidecar, r lock.Resource, m lock.Mode) *lock.HeldError 
 	e.Helper()
 	q := request(r, m)
 	q.Try = true
-	g, err := s.Acquire(e.ctx, q)
+	g, err := e.try(s, q)
 	var held *lock.HeldError
 	if !errors.Is(err, lock.ErrHeld) || !errors.As(err, &held) {
 		e.Fatalf("try of a taken resource: got %+v, %v; want a HeldError with ErrHeld", g, err)
@@ -192,9 +202,23 @@ func (e *env) refused(s *sidecar, r lock.Resource, m lock.Mode) *lock.HeldError 
 
 func (e *env) release(s *sidecar, g lock.Grant) {
 	e.Helper()
-	if err := s.Release(e.ctx, g.Resource, g.ID); err != nil {
+	if err := e.tryRelease(s, g); err != nil {
 		e.Fatalf("Release: %v", err)
 	}
+}
+
+// tryRelease asks until the store answers.
+func (e *env) tryRelease(s *sidecar, g lock.Grant) error {
+	e.Helper()
+	tries := 0
+	err := e.answered(func() error {
+		tries++
+		return s.Release(e.ctx, g.Resource, g.ID)
+	})
+	if tries > 1 && errors.Is(err, lock.ErrNotHolder) {
+		return nil // it was released by an attempt whose answer did not come
+	}
+	return err
 }
 
 // waiter is an Acquire under way.

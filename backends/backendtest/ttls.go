@@ -36,7 +36,7 @@ func testEveryTTL(e *env) {
 	}
 	time.Sleep(quiet)
 	for i, s := range all {
-		err := s.beat(e.ctx)
+		err := e.answered(func() error { return s.beat(e.ctx) })
 		switch {
 		case errors.Is(err, lock.ErrLeaseLost) && s.longestPause() >= s.ttl:
 			e.Logf("the machine was so busy that a lease of %s ended", s.ttl)
@@ -54,11 +54,11 @@ func (e *env) stillKept(other, holder *sidecar, g lock.Grant) {
 	e.Helper()
 	q := request(g.Resource, lock.Exclusive)
 	q.Try = true
-	stolen, tried := other.Acquire(e.ctx, q)
+	stolen, tried := e.try(other, q)
 	if tried == nil {
 		e.release(other, stolen)
 	}
-	err := holder.Release(e.ctx, g.Resource, g.ID)
+	err := e.tryRelease(holder, g)
 	switch {
 	case errors.Is(tried, lock.ErrHeld) && err == nil:
 	case holder.longestPause() >= holder.ttl:
@@ -72,11 +72,7 @@ func (e *env) stillKept(other, holder *sidecar, g lock.Grant) {
 // lets it end.
 func (e *env) acquireSoon(s *sidecar, r lock.Resource) lock.Grant {
 	e.Helper()
-	g, err := s.Acquire(e.ctx, request(r, lock.Exclusive))
-	for errors.Is(err, lock.ErrUnavailable) && s.longestPause() >= s.ttl/3 { // until it has been renewed, or has ended
-		time.Sleep(s.ttl / 10)
-		g, err = s.Acquire(e.ctx, request(r, lock.Exclusive))
-	}
+	g, err := e.try(s, request(r, lock.Exclusive)) // until it has been renewed, or has ended
 	ended := errors.Is(err, lock.ErrLeaseLost) && s.longestPause() >= s.ttl
 	if err != nil && !ended {
 		e.Fatalf("Acquire on a lease of %s: %v", s.ttl, err)

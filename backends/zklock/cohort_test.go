@@ -113,7 +113,7 @@ func hasHeard(t *testing.T, l *lease, r lock.Resource, changes int, is ear) {
 // while it is held and nobody comes; its own coming and going is no news.
 func TestTripsForSeveral(t *testing.T) {
 	eachLayout(t, func(t *testing.T, url, options string) {
-		_, l, requests := rechecked(t, url+options+"&timeout=10s", 30*time.Second, 200*time.Millisecond)
+		_, l, requests := rechecked(t, url+options+"&timeout=10s", 40*time.Second, 200*time.Millisecond)
 		told := events(t, l)
 		r := unique()
 		want := map[string]int{"create": 40, "children": 40, "delete": 40}
@@ -123,6 +123,7 @@ func TestTripsForSeveral(t *testing.T) {
 		for _, how := range []func(*testing.T, *lease, lock.Resource, lock.Mode) lock.Grant{hold, holdFor} {
 			// More where the server has removed the empty node of the lock meanwhile.
 			eventually(t, "20 pairs of each mode take no more than they must", func() error {
+				_ = beat(t.Context(), l) // it is not renewed meanwhile
 				requests.take()
 				for range 20 {
 					release(t, l, how(t, l, r, lock.Exclusive))

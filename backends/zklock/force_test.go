@@ -311,16 +311,18 @@ func TestForcedAgain(t *testing.T) {
 func TestHeartbeatTellsOfForce(t *testing.T) {
 	eachLayout(t, func(t *testing.T, url, options string) {
 		way, through := newRoad(t, url)
-		_, l := sidecar(t, through+options, 15*time.Second)
+		_, l := sidecar(t, through+options, 30*time.Second)
 		b, o := sidecar(t, url+options, 15*time.Second)
 		live(t, o)
 		g, kept, atOnce := hold(t, l, unique(), lock.Exclusive), hold(t, l, unique(), lock.Exclusive), hold(t, l, unique(), lock.Exclusive)
-		news := func() []lock.Event {
+		news := func() (news []lock.Event) {
 			t.Helper()
-			news, err := l.Heartbeat(t.Context())
-			if err != nil {
-				t.Fatalf("Heartbeat: %v", err)
-			}
+			eventually(t, "a heartbeat is answered", func() (err error) {
+				if news, err = l.Heartbeat(t.Context()); err != nil && !errors.Is(err, lock.ErrUnavailable) {
+					t.Fatalf("Heartbeat: %v", err)
+				}
+				return err
+			})
 			return news
 		}
 		time.Sleep(2 * lastsAfter) // so that watches are set, and not what they tell is lost on the way

@@ -3,6 +3,7 @@ package zklock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -24,14 +25,20 @@ func TestLeaseWhileTheServerTidies(t *testing.T) {
 	c := stranger(t, s.URL())
 	b := openAt(t, url+"/tidied-"+string(unique()))
 	t.Cleanup(func() { _ = b.Close() })
-	var tidied atomic.Int32
+	var tidied, lost atomic.Int32
 	tidy := func() {
 		var once sync.Once
+		tidied.Store(0)
 		way.set(func(r *road) {
 			r.request = func(op int32, body string) action {
 				if op == opCreate && contains(body, b.tree.leases()+"/") {
 					once.Do(func() {
-						if err := c.Delete(b.tree.leases(), -1); err == nil || errors.Is(err, zk.ErrNoNode) { // the server was faster
+						err := c.Delete(b.tree.leases(), -1)
+						for end := time.Now().Add(patience); errors.Is(err, zk.ErrConnectionClosed) && time.Now().Before(end); {
+							err = c.Delete(b.tree.leases(), -1)
+						}
+						if err == nil || errors.Is(err, zk.ErrNoNode) || // the server was faster
+							errors.Is(err, zk.ErrNotEmpty) && lost.Load() > 0 { // a node of another attempt is left
 							tidied.Add(1)
 						}
 					})
@@ -40,24 +47,39 @@ func TestLeaseWhileTheServerTidies(t *testing.T) {
 			}
 		})
 	}
-	tidy()
-	l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 10 * time.Second})
-	if err != nil {
-		t.Fatal(err)
+	// inSpite is for what must come through at once, but where the machine is so busy that
+	// the connection is lost.
+	inSpite := func(what string, f func() error) {
+		t.Helper()
+		eventually(t, what, func() error {
+			tidy()
+			err := f()
+			if err != nil && !errors.Is(err, lock.ErrUnavailable) {
+				t.Fatalf("%s: %v", what, err)
+			}
+			if err != nil {
+				lost.Add(1)
+			}
+			return err
+		})
+		if tidied.Load() != 1 {
+			t.Errorf("%s: the node was not removed meanwhile", what)
+		}
 	}
+	var l lock.Lease
+	inSpite("a lease is opened", func() (err error) {
+		l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 30 * time.Second})
+		return err
+	})
 	defer func() { _ = l.Close(context.WithoutCancel(t.Context())) }()
-	tidy()
-	if err := c.Delete(b.tree.lease(l.ID()), -1); err != nil {
-		t.Fatal(err)
-	}
-	if err := beat(t.Context(), l); err != nil {
-		t.Errorf("Heartbeat: %v", err)
-	}
+	inSpite("it is renewed", func() error {
+		if err := c.Delete(b.tree.lease(l.ID()), -1); err != nil && !errors.Is(err, zk.ErrNoNode) { // as in the attempt before
+			return fmt.Errorf("%w: %w", lock.ErrUnavailable, err)
+		}
+		return beat(t.Context(), l)
+	})
 	if ok, _, err := c.Exists(b.tree.lease(l.ID())); !ok || err != nil {
 		t.Errorf("the node of the lease is not there again: %v", err)
-	}
-	if n := tidied.Load(); n != 2 {
-		t.Errorf("the node was removed %d times, want 2", n)
 	}
 }
 

@@ -62,9 +62,14 @@ func errorsOf(t *testing.T, url string, code uint16) (*store, *atomic.Int64) {
 
 func leaseOf(t *testing.T, b *store) lock.Lease {
 	t.Helper()
+	return leaseFor(t, b, 30*time.Second)
+}
+
+func leaseFor(t *testing.T, b *store, ttl time.Duration) lock.Lease {
+	t.Helper()
 	var l lock.Lease
 	eventually(t, "a lease is opened", func() (err error) {
-		l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 30 * time.Second, Sidecar: t.Name()})
+		l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: t.Name()})
 		return err
 	})
 	t.Cleanup(func() {

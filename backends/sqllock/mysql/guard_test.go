@@ -172,15 +172,13 @@ func TestGuardHoldsOffTheNext(t *testing.T) {
 		// In tables of its own: elsewhere the keeper may be the lease of another test
 		// that is not renewed, and is replaced only after a TTL of half a minute.
 		url := own(t, s, "guardnext_")
-		b, paused := sidecar(t, url, lock.MinTTL)
+		b := openAt(t, url)
+		t.Cleanup(func() { _ = b.Close() })
 		other, l := sidecar(t, url, 30*time.Second)
 		keepAlive(t, t.Context(), l)
 		r := unique("r")
-		g := hold(t, paused, r)
-		intime := newApp(t, b, "").begin(1)
-		if !intime.guarded(g.Guard) {
-			t.Fatal("the guard of the holder did not find its hold")
-		}
+		a := newApp(t, b, "")
+		paused, g, intime := soonOver(t, b, a, exclusive(r))
 		next := acquire(t, l, exclusive(r))
 		eventually(t, "the lease is over", func() error {
 			if n := number(t, other, "SELECT COUNT(*) FROM {lease} WHERE id=? AND ended=0", []byte(paused.ID())); n > 0 {
@@ -199,12 +197,31 @@ func TestGuardHoldsOffTheNext(t *testing.T) {
 			t.Errorf("a try beside an open transaction with a guard took %s", took)
 		}
 		intime.commit()
-		late := newApp(t, b, "").begin(1)
+		late := a.begin(1)
 		next.granted()
 		if late.guarded(g.Guard) {
 			t.Error("the guard found the hold after the lock was granted to another")
 		}
 	})
+}
+
+// soonOver takes a hold on a lease that nobody renews, and runs its guard in a transaction
+// that stays open: again where the machine is so busy that the lease ends before.
+func soonOver(t *testing.T, b *store, a *app, q lock.Request) (l lock.Lease, g lock.Grant, tx *transfer) {
+	t.Helper()
+	eventually(t, "the guard finds a hold that is soon over", func() (err error) {
+		q.ID, q.Try = lock.NewHoldID(), false
+		l = leaseFor(t, b, lock.MinTTL)
+		if g, err = l.Acquire(t.Context(), q); err != nil {
+			return errors.Join(err, l.Close(context.WithoutCancel(t.Context())))
+		}
+		if tx = a.begin(1); !tx.guarded(g.Guard) {
+			tx.rollBack()
+			return errors.New("it does not")
+		}
+		return nil
+	})
+	return l, g, tx
 }
 
 // A release waits for the transaction too, and is not forgotten when its caller
@@ -235,10 +252,10 @@ func TestGuardAndRelease(t *testing.T) {
 // shared hold keeps writers off and no readers.
 func TestGuardOfShared(t *testing.T) {
 	eachKind(t, func(t *testing.T, s testengine.Server) {
-		b, l := sidecar(t, s.URL(), lock.MinTTL)
+		b, l := sidecar(t, s.URL(), 30*time.Second)
 		_, other := sidecar(t, s.URL(), 30*time.Second)
-		alive, stop := context.WithCancel(t.Context())
-		beating := keepAlive(t, alive, l)
+		keepAlive(t, t.Context(), l)
+		keepAlive(t, t.Context(), other)
 		r := unique("r")
 		g := hold(t, l, r)
 		a := newApp(t, b, "")
@@ -278,16 +295,19 @@ func TestGuardOfShared(t *testing.T) {
 		if err != nil {
 			t.Errorf("a third reader: %v", err)
 		}
+		tx.commit()
 		tx2.commit()
 		for _, g := range []lock.Grant{beside, third} {
 			if err := other.Release(t.Context(), r, g.ID); err != nil {
 				t.Fatal(err)
 			}
 		}
+		if err := l.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		_, reader, tx = soonOver(t, b, a, q)
 		writer := acquire(t, other, exclusive(r))
-		stop() // the lease of the readers dies
-		<-beating
-		writer.pending(lock.MinTTL + time.Second)
+		writer.pending(lock.MinTTL + time.Second) // the lease of the reader dies
 		tx.commit()
 		writer.granted()
 		if a.begin(5).guarded(reader.Guard) {
