@@ -13,6 +13,7 @@ import (
 
 // What succeeded is not run again, what failed is, and its program is told what came before.
 func TestOnceProgram(t *testing.T) {
+	t.Parallel()
 	side := serveProgram(t)
 	dir := t.TempDir()
 	log, note := filepath.Join(dir, "log"), filepath.Join(dir, "note")
@@ -74,7 +75,10 @@ func TestOnceProgram(t *testing.T) {
 // Whatever is killed, the outcome is unknown, and the next attempt is told so.
 func TestOnceKilled(t *testing.T) {
 	for _, kind := range []*testengine.Kind{testengine.Redis, testengine.MariaDB} {
-		t.Run(kind.String(), func(t *testing.T) { onceKilled(t, kind) })
+		t.Run(kind.String(), func(t *testing.T) {
+			t.Parallel()
+			onceKilled(t, kind)
+		})
 	}
 }
 
@@ -131,6 +135,7 @@ func onceKilled(t *testing.T, kind *testengine.Kind) {
 func TestOnceOnStore(t *testing.T) { onEach(t, onceOnStore) }
 
 func onceOnStore(t *testing.T, kind *testengine.Kind) {
+	t.Parallel()
 	store := onStore(t, kind)
 	args := append(append([]string{"once"}, store...), "job", "--", "sh", "-c", "echo ran")
 	for _, out := range []string{"ran\n", ""} {

@@ -38,6 +38,7 @@ func cents(n int) int { return 100 + n%97 }
 // than the lock lasts; and sidecars at any time. The outcome is committed with the money,
 // so an app need not ask anybody what became of the attempt before.
 func TestWithdrawals(t *testing.T) {
+	t.Parallel()
 	withdrawals := 50
 	if os.Getenv("LOCKSIDECAR_TEST_FULL") != "" {
 		withdrawals = 1000

@@ -113,44 +113,55 @@ func TestRecordGuard(t *testing.T) {
 // Records that are over are deleted some at a time, but for one that an app has locked.
 func TestReapRecords(t *testing.T) {
 	t.Parallel()
-	eachKind(t, func(t *testing.T, s testengine.Server) {
-		b, l := sidecar(t, own(t, s, "records_"), 3*time.Second)
+	var stores []*store
+	var locked []*transfer
+	for _, kind := range kinds { // at the same time, in the place of one test
+		b, l := sidecar(t, own(t, testengine.Shared(t, kind), "records_"), 3*time.Second)
 		keepAlive(t, t.Context(), l)
-		a := newApp(t, b, "")
-		var tx *transfer
-		eventually(t, "an app has locked a record that is soon over", func() error {
-			there, err := b.ReadRecord(t.Context(), "frozen")
-			version := string(lock.NewHoldID())
-			if err == nil {
-				err = b.WriteRecord(t.Context(), "frozen", there.Version, recordOf(version), 3*time.Second)
-			}
-			if err != nil {
-				return err
-			}
-			if tx = a.begin(2); !tx.guarded(b.RecordGuard("frozen", version, recordOf("app"), time.Second)) {
-				tx.rollBack()
-				return errors.New("it was over")
-			}
-			return nil
-		})
-		for i := range 210 { // more than two steps; they are over after the one that is locked
-			if err := b.WriteRecord(t.Context(), lock.Resource(fmt.Sprint("r", i)), "", recordOf("v1"), 4*time.Second); err != nil {
+		stores, locked = append(stores, b), append(locked, lockRecord(t, b, newApp(t, b, "")))
+		for i := range 210 { // more than two steps
+			if err := b.WriteRecord(t.Context(), lock.Resource(fmt.Sprint("r", i)), "", recordOf("v1"), 3*time.Second); err != nil {
 				t.Fatal(err)
 			}
 		}
-		left := func(want int64) {
-			t.Helper()
+	}
+	left := func(want int64) {
+		t.Helper()
+		for _, b := range stores {
 			eventually(t, "records that are over are deleted", func() error {
 				if n := number(t, b, "SELECT COUNT(*) FROM {record}"); n != want {
-					return fmt.Errorf("%d are there, want %d", n, want)
+					return fmt.Errorf("%s: %d are there, want %d", b.d.cfg.Addrs, n, want)
 				}
 				return nil
 			})
 		}
-		left(1)
+	}
+	left(1)
+	for _, tx := range locked {
 		tx.rollBack()
-		left(0)
+	}
+	left(0)
+}
+
+// lockRecord has an app lock a record that is soon over.
+func lockRecord(t *testing.T, b *store, a *app) (tx *transfer) {
+	t.Helper()
+	eventually(t, "an app has locked a record that is soon over", func() error {
+		there, err := b.ReadRecord(t.Context(), "frozen")
+		version := string(lock.NewHoldID())
+		if err == nil {
+			err = b.WriteRecord(t.Context(), "frozen", there.Version, recordOf(version), 2*time.Second)
+		}
+		if err != nil {
+			return err
+		}
+		if tx = a.begin(2); !tx.guarded(b.RecordGuard("frozen", version, recordOf("app"), time.Second)) {
+			tx.rollBack()
+			return errors.New("it was over")
+		}
+		return nil
 	})
+	return tx
 }
 
 // Tables that were made before there were records get theirs, where the sidecar may make it.

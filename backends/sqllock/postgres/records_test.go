@@ -25,10 +25,33 @@ func recordOf(version string) lock.Record {
 func TestRecordGuard(t *testing.T) {
 	t.Parallel()
 	s := testengine.New(t, testengine.Postgres)
-	b, l := sidecar(t, with(s.URL(), "max-connections=2"), 30*time.Second)
+	b, l := sidecar(t, with(s.URL(), "max-connections=2"), 2*time.Minute) // nobody renews it
 	write := func(ctx context.Context, name lock.Resource, after, version string) error {
 		return b.WriteRecord(ctx, name, after, recordOf(version), time.Hour)
 	}
+	var tx pgx.Tx
+	eventually(t, "an app has locked a record that is soon over", func() error {
+		there, err := b.ReadRecord(t.Context(), "brief")
+		version := string(lock.NewHoldID())
+		if err == nil {
+			err = b.WriteRecord(t.Context(), "brief", there.Version, recordOf(version), 2*time.Second)
+		}
+		if err != nil {
+			return err
+		}
+		tx = beginAt(t, app(t, s), pgx.ReadCommitted)
+		if !passes(t, tx, b.RecordGuard("brief", version, recordOf("app"), time.Second)) {
+			_ = tx.Rollback(t.Context())
+			return errors.New("it was over")
+		}
+		return nil
+	})
+	for i := range 210 { // more than two steps; they are over while the rest of the test goes on
+		if err := b.WriteRecord(t.Context(), lock.Resource(fmt.Sprint("brief", i)), "", recordOf("v1"), 3*time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+
 	for _, level := range levels {
 		t.Run(string(level), func(t *testing.T) {
 			r := lock.Resource(level)
@@ -80,28 +103,6 @@ func TestRecordGuard(t *testing.T) {
 		})
 	}
 
-	var tx pgx.Tx
-	eventually(t, "an app has locked a record that is soon over", func() error {
-		there, err := b.ReadRecord(t.Context(), "brief")
-		version := string(lock.NewHoldID())
-		if err == nil {
-			err = b.WriteRecord(t.Context(), "brief", there.Version, recordOf(version), 3*time.Second)
-		}
-		if err != nil {
-			return err
-		}
-		tx = beginAt(t, app(t, s), pgx.ReadCommitted)
-		if !passes(t, tx, b.RecordGuard("brief", version, recordOf("app"), time.Second)) {
-			_ = tx.Rollback(t.Context())
-			return errors.New("it was over")
-		}
-		return nil
-	})
-	for i := range 210 { // more than two steps; they are over after the one that is locked
-		if err := b.WriteRecord(t.Context(), lock.Resource(fmt.Sprint("brief", i)), "", recordOf("v1"), 4*time.Second); err != nil {
-			t.Fatal(err)
-		}
-	}
 	h := &harness{&served.Store{Server: s}}
 	left := func(want int) {
 		t.Helper()
