@@ -130,7 +130,7 @@ func explainRefused(e *outcome.RefusedError) *apiError {
 		a.reason, a.message = reasonExhausted, strconv.Quote(e.Resource)+" was tried as often as it may be"
 	}
 	o := e.Found
-	a.message += ": attempt " + strconv.Itoa(o.Attempt) + " is " + o.State.String() + " for " + o.Age.Round(time.Second).String()
+	a.message += ": attempt " + strconv.Itoa(o.Attempt) + ", " + o.State.String() + " " + o.Age.Round(time.Second).String() + " ago"
 	if o.By.Owner.Session != "" {
 		a.message += ", by " + o.By.Owner.Session
 	}

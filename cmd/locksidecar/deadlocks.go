@@ -199,7 +199,7 @@ func drawBranches(b *strings.Builder, n *waitfor.Node, indent string) {
 type (
 	deadlocksJSON struct {
 		Deadlocks [][]edgeJSON `json:"deadlocks"`
-		Tree      []nodeJSON   `json:"tree,omitempty"`
+		Tree      []nodeJSON   `json:"tree,omitzero"` // with --tree
 	}
 	edgeJSON struct {
 		Resource string    `json:"resource"`
@@ -255,7 +255,7 @@ func partyOf(h lock.Holding) partyJSON {
 }
 
 func treeJSON(nodes []*waitfor.Node) []nodeJSON {
-	var all []nodeJSON
+	all := []nodeJSON{}
 	for _, n := range nodes {
 		all = append(all, nodeOf(n))
 	}

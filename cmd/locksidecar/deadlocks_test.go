@@ -86,6 +86,9 @@ func TestDeadlocksAreShown(t *testing.T) {
 	if got := cli(t, "deadlocks", "--tree", "--socket", side.socket); got.out != "nobody waits\n" || got.code != 0 {
 		t.Errorf("no tree: %+v", got)
 	}
+	if got := cli(t, "deadlocks", "--tree", "-o", "json", "--socket", side.socket); !strings.Contains(got.out, `"tree": []`) {
+		t.Errorf("no tree as JSON: %+v", got)
+	}
 	first, last := crossed(t, side)
 	eventually(t, "it is reported", func() bool { return strings.Contains(side.err.String(), "deadlock: broken=false") })
 	got := cli(t, "deadlocks", "--socket", side.socket)

@@ -35,18 +35,12 @@ type front struct {
 	until      time.Duration // the supervisor has to answer before; 0: any time
 	looked     time.Duration // when this was compared with the clock last
 	ended      int           // signals that were to end the wait for the lock
-	asked      bool          // one of them has come, at whatever time
+	asked      bool          // somebody wants all of it to end
 }
 
-// runFront starts the supervisor with the same command line, and stays until it has ended.
-func runFront(ctx context.Context, io streams) error {
-	_, err := stayInFront(ctx, io)
-	return err
-}
-
-// stayInFront is runFront for who goes on after it. The signals still go to the front: what
-// comes when the exit status is decided does not change it.
-func stayInFront(ctx context.Context, io streams) (*front, error) {
+// runFront starts the supervisor with the same command line, and stays until it has ended. The
+// signals still go to the front then: what comes when the exit status is decided does not change it.
+func runFront(ctx context.Context, io streams) (*front, error) {
 	if err := supervise.AdoptOrphans(); err != nil {
 		return nil, err
 	}
@@ -73,8 +67,7 @@ func stayInFront(ctx context.Context, io streams) (*front, error) {
 func (f *front) leave() (asked bool) {
 	signal.Stop(f.signals)
 	for len(f.signals) > 0 {
-		number, _ := (<-f.signals).(syscall.Signal)
-		f.asked = f.asked || asksToEnd(number)
+		f.note(<-f.signals)
 	}
 	return f.asked
 }
@@ -102,7 +95,7 @@ func (f *front) stay(ctx context.Context) error {
 			}
 			f.told(m)
 		case sig := <-f.signals:
-			number, _ := sig.(syscall.Signal) // what Notify sends on Unix
+			number := f.note(sig)
 			if f.signal(number) {
 				return &exitError{code: exitSignalled + int(number)}
 			}
@@ -134,23 +127,30 @@ func (f *front) told(m supervise.Message) {
 	}
 }
 
+// note remembers whether a signal asks for the end. Without a terminal that hangs up, SIGHUP
+// makes many programs read their settings again.
+func (f *front) note(sig os.Signal) syscall.Signal {
+	s, _ := sig.(syscall.Signal) // what Notify sends on Unix
+	f.asked = f.asked || endsWait(s) && (s != syscall.SIGHUP || f.tty != nil)
+	return s
+}
+
 // signal passes a signal on to the supervisor, which has it for CMD, unless CMD has it
 // already. It reports whether this process must end at once.
 func (f *front) signal(s syscall.Signal) bool {
 	runs := f.cmd != 0 || f.supervisor.Runs()
-	f.asked = f.asked || asksToEnd(s)
 	switch {
 	case runs && (s == syscall.SIGINT || s == syscall.SIGQUIT) && f.tty.Has(0):
 		return false // Ctrl-C reaches all that share the terminal
-	case !runs && asksToEnd(s):
+	case !runs && endsWait(s):
 		f.ended++
 	}
 	f.supervisor.Signal(s)
 	return !runs && f.ended > 1 // the supervisor does not react
 }
 
-// asksToEnd tells which signals end the wait for the lock, and the campaigns of lead.
-func asksToEnd(s syscall.Signal) bool {
+// endsWait tells which signals end the wait for the lock.
+func endsWait(s syscall.Signal) bool {
 	return s == syscall.SIGINT || s == syscall.SIGTERM || s == syscall.SIGHUP || s == syscall.SIGQUIT
 }
 

@@ -1,10 +1,10 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -22,8 +22,10 @@ To lead NAME is to hold the lock on NAME. All that is said about run, the enviro
 CMD, signals, the loss of the lock and the exit status, is true of lead: when the lead is lost,
 CMD is ended before anybody else can lead, and lead ends with status 76. What restarts it
 then (systemd, Kubernetes, a loop) makes it a candidate again. With --wait 0s it does not
-wait, and ends with 75 when somebody else leads. When lead gets INT, TERM, HUP or QUIT while
-CMD runs, it does not stand again: it ends when CMD does.
+wait, and ends with 75 when somebody else leads.
+
+When lead gets SIGTERM, SIGINT or SIGQUIT, it passes it on to CMD, and ends with CMD's status
+when CMD ends: it does not stand again. SIGHUP does the same in a terminal only.
 
 --publish says something about this leader to who asks: locksidecar leader NAME,
 GET /v1/leader/NAME.`
@@ -51,24 +53,23 @@ func newLead(io streams) *cobra.Command {
 		Args:        argsBetween(1, 1<<20, "NAME -- CMD [ARG...]"),
 		Annotations: map[string]string{annotationRuns: "CMD"},
 	}
-	r := addRun(cmd, io, func(ctx context.Context) error {
-		began := time.Now()
-		f, err := stayInFront(ctx, io)
-		if err != nil || f.leave() {
-			return err
-		}
-		time.Sleep(campaignEvery - time.Since(began))
-		return campaignAgain()
-	})
+	r := addRun(cmd, io, "NAME")
+	r.again = campaignAgain
 	cmd.Flags().StringVar(&r.publish, "publish", "", "what to tell who asks for the leader, such as host:port; at most 1 KiB")
 	return cmd
 }
 
 // campaignAgain begins this program again, as the same process: nothing of the campaign
 // before is left, such as the signals that it ignores.
-func campaignAgain() error {
+func campaignAgain(began time.Time) error {
+	time.Sleep(campaignEvery - time.Since(began))
 	signal.Reset(syscall.SIGTTOU, syscall.SIGPIPE)
 	return fmt.Errorf("begin again: %w", syscall.Exec("/proc/self/exe", os.Args, os.Environ())) //nolint:gosec // it is this program
+}
+
+// keepName: after a campaign before, ps(1) would call this process "exe".
+func keepName() {
+	_ = os.WriteFile("/proc/self/comm", []byte(filepath.Base(os.Args[0])), 0o600)
 }
 
 // metadata is what the session says about who leads.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -23,7 +22,8 @@ func newLeader(io streams) *cobra.Command {
 		Long: `Leader shows who leads NAME, since when, with which fencing token, and what the leader
 publishes (lead --publish). When nobody leads it says so, with exit status 1.
 
-With --watch it goes on with a line for each change, until it is stopped.
+With --watch it goes on with a line for each change, until it is stopped. When the sidecar
+ends, it waits for the next one, and shows again who leads.
 With -o json it prints one Leader of the API, or one a line.`,
 		Example: `  locksidecar leader scheduler
   locksidecar leader primary -o json | jq -r .value
@@ -55,9 +55,7 @@ With -o json it prints one Leader of the API, or one a line.`,
 				return err
 			})
 		}
-		ctx, stop := untilSignal(cmd.Context(), func(os.Signal) {})
-		defer stop()
-		err := f.ask(ctx, func(ctx context.Context, c *client.Client, asJSON bool) error {
+		return f.watch(cmd, *interval, func(ctx context.Context, c *client.Client, asJSON bool, seen func()) error {
 			for l, err := range c.WatchLeader(ctx, args[0], *interval) {
 				switch {
 				case err != nil:
@@ -70,13 +68,10 @@ With -o json it prints one Leader of the API, or one a line.`,
 				if err != nil {
 					return &exitError{code: exitFailure, err: err}
 				}
+				seen()
 			}
 			return nil
 		})
-		if ctx.Err() != nil { // stopped, as it must be in the end
-			return nil
-		}
-		return err
 	}
 	return cmd
 }

@@ -90,7 +90,7 @@ func newOnce(io streams) *cobra.Command {
 	f.Var(&o.keep, "keep", "how long the outcome is remembered, 1s to 400d (default 30d)")
 	f.IntVar(&o.attempts, "attempts", 0, "after so many attempts there is no other; 0: no limit")
 	f.StringVar(&o.noteFile, "note-file", "", "a file whose first 1000 bytes are kept with the outcome when CMD has ended")
-	r := addRun(cmd, io, func(ctx context.Context) error { return runFront(ctx, io) })
+	r := addRun(cmd, io, "KEY")
 	r.once = o
 	return cmd
 }

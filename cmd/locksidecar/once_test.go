@@ -53,7 +53,7 @@ func TestOnceProgram(t *testing.T) {
 		t.Errorf("second: %+v", got)
 	}
 	for _, wait := range []string{"forever", "0s"} {
-		if got := once("9", "--wait", wait); got.code != 0 || !strings.Contains(got.err, "not run: done before: attempt 2 is SUCCEEDED since ") {
+		if got := once("9", "--wait", wait); got.code != 0 || !strings.Contains(got.err, "not run: done before: attempt 2, SUCCEEDED at ") {
 			t.Errorf("third: %+v", got)
 		}
 	}
@@ -64,11 +64,13 @@ func TestOnceProgram(t *testing.T) {
 	if err := json.Unmarshal([]byte(outcomes("--state", "SUCCEEDED", "-o", "json")), &list); err != nil || len(list.Outcomes) != 1 || list.Outcomes[0]["attempt"] != 2.0 {
 		t.Errorf("%v: %v", err, list)
 	}
-	if out := outcomes("reset", "w/1"); !strings.HasPrefix(out, "w/1: forgotten; it was: attempt 2 is SUCCEEDED") {
+	if out := outcomes("reset", "w/1"); !strings.HasPrefix(out, "w/1: forgotten; it was: attempt 2, SUCCEEDED") {
 		t.Errorf("reset: %s", out)
 	}
-	if got := cli(t, "outcomes", "reset", "--socket", side.socket, "w/1"); got.code != exitFailure || !strings.Contains(got.err, "nothing is recorded") {
-		t.Errorf("reset again: %+v", got)
+	for _, output := range []string{"table", "json"} {
+		if got := cli(t, "outcomes", "reset", "--socket", side.socket, "-o", output, "w/1"); got.code != exitFailure || !strings.Contains(got.err, "nothing is recorded") {
+			t.Errorf("reset again: %+v", got)
+		}
 	}
 }
 
@@ -162,7 +164,7 @@ func TestOnceUsage(t *testing.T) {
 		{"--shared", "a", "--", "true"},
 		{"a"},
 	} {
-		if got := cli(t, append([]string{"once"}, args...)...); got.code != exitOwnFailure {
+		if got := cli(t, append([]string{"once"}, args...)...); got.code != exitOwnFailure || strings.Contains(got.err, "RESOURCE") {
 			t.Errorf("%v: %+v", args, got)
 		}
 	}

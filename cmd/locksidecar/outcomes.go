@@ -78,10 +78,10 @@ With -o json it prints one ResetOutcomeResponse of the API.`,
 			switch {
 			case err != nil:
 				return err
-			case asJSON:
-				return writeJSON(io.out, &pb.ResetOutcomeResponse{Outcome: o})
 			case o == nil:
 				return fmt.Errorf("nothing is recorded under %q", args[0])
+			case asJSON:
+				return writeJSON(io.out, &pb.ResetOutcomeResponse{Outcome: o})
 			}
 			_, err = fmt.Fprintf(io.out, "%s: forgotten; it was: %s\n", printable(args[0]), outcomeInWords(o))
 			return err
@@ -123,7 +123,7 @@ func writeOutcomes(w io.Writer, outcomes []*pb.Outcome) error {
 
 // outcomeInWords says what became of one.
 func outcomeInWords(o *pb.Outcome) string {
-	s := fmt.Sprintf("attempt %d is %s since %s", o.GetAttempt(), o.GetState(), o.GetAt().AsTime().Local().Format(timeFormat))
+	s := fmt.Sprintf("attempt %d, %s at %s", o.GetAttempt(), o.GetState(), o.GetAt().AsTime().Local().Format(timeFormat))
 	if o.GetSession() != "" {
 		s += ", by " + printable(o.GetSession())
 	}

@@ -28,7 +28,7 @@ Every flag can also be given in the environment and in a YAML file that
   max-holds: 100                 in the file
 
 All commands may use the same file: each reads the keys that are its flags. There is
-one exception: run takes the store, ttl, namespace and name only from the command
+one exception: run, once and lead take the store, ttl, namespace and name only from the command
 line and the environment.`
 
 const rootExamples = `  # a sidecar for one host, in this terminal

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -79,10 +78,12 @@ const runExamples = `  # never two at a time; wait as long as it takes
   # something that must not take longer than an hour
   locksidecar run --max-hold 1h nightly -- ./job.sh`
 
-// runFlags are the flags of run, and of lead.
+// runFlags are the flags of run, once and lead.
 type runFlags struct {
-	verb      string // run or lead
-	publish   string // lead: for who asks for the leader
+	verb      string                // run, once or lead
+	what      string                // it calls what is locked
+	publish   string                // lead: for who asks for the leader
+	again     func(time.Time) error // lead: what follows when CMD has ended well; nil: nothing
 	socket    *socketFlag
 	store     *storeFlags
 	log       *logFlags
@@ -106,23 +107,23 @@ func newRun(io streams) *cobra.Command {
 		Args:        argsBetween(1, 1<<20, "RESOURCE... -- CMD [ARG...]"),
 		Annotations: map[string]string{annotationRuns: "CMD"},
 	}
-	r := addRun(cmd, io, func(ctx context.Context) error { return runFront(ctx, io) })
+	r := addRun(cmd, io, "RESOURCE")
 	cmd.Flags().BoolVar(&r.shared, "shared", false, "share the lock with other shared holders")
 	return cmd
 }
 
-// addRun gives cmd what run and lead have in common; front is what the front does.
-func addRun(cmd *cobra.Command, io streams, front func(context.Context) error) *runFlags {
-	r := &runFlags{verb: cmd.Name(), wait: forever, signal: signalFlag(syscall.SIGTERM)}
+// addRun gives cmd what run, once and lead have in common.
+func addRun(cmd *cobra.Command, io streams, what string) *runFlags {
+	r := &runFlags{verb: cmd.Name(), what: what, wait: forever, signal: signalFlag(syscall.SIGTERM)}
 	f := cmd.Flags()
-	// What comes after RESOURCE is CMD's, with or without --. lead needs the --.
+	// What comes after the name is CMD's, with or without --. lead needs the --.
 	f.SetInterspersed(r.verb == "lead")
 	f.Var(&r.wait, "wait", "how long to wait for the lock, up to 24h; 0s: try once")
 	f.DurationVar(&r.maxHold, "max-hold", 0, "the lock is lost after this time, 100ms to 24h; 0s: never")
 	f.Var(&r.signal, "signal", "the signal that CMD gets first when the lock is lost: TERM, INT, HUP, QUIT, USR1 or USR2")
 	f.DurationVar(&r.killAfter, "kill-after", lock.MaxTTL, "how long after --signal CMD gets SIGKILL, if others are still kept out for so long")
 	f.IntVar(&r.conflict, "conflict-exit-code", exitNotGot, "exit status when somebody else holds the lock, 0 to 255")
-	f.StringVarP(&r.command, "command", "c", "", "a line for /bin/sh, in place of CMD; may also stand after RESOURCE")
+	f.StringVarP(&r.command, "command", "c", "", "a line for /bin/sh, in place of CMD; may also stand after "+what)
 	f.BoolVarP(&r.verbose, "verbose", "v", false, "say on stderr what happens")
 	r.socket = addSocket(cmd)
 	r.store = addStore(cmd, "", "be its own sidecar on this store, a URL as for serve")
@@ -141,7 +142,15 @@ func addRun(cmd *cobra.Command, io streams, front func(context.Context) error) *
 			if _, _, err := findProgram(argv); err != nil {
 				return err
 			}
-			return front(cmd.Context())
+			if r.again != nil {
+				keepName()
+			}
+			began := time.Now()
+			f, err := runFront(cmd.Context(), io)
+			if err != nil || r.again == nil || f.leave() {
+				return err
+			}
+			return r.again(began)
 		}
 		u := &runner{flags: r, io: io, front: io.front, resources: resources}
 		return u.run(cmd.Context(), argv)
@@ -165,7 +174,7 @@ func completeRun(socket *socketFlag) cobra.CompletionFunc {
 func (r *runFlags) check(args []string) (resources, argv []string, err error) {
 	resources, argv = args[:1], args[1:]
 	isFlag := func(s string) bool { return strings.HasPrefix(s, "-") }
-	if i := slices.IndexFunc(argv, isFlag); i > 0 && argv[i] == "--" && r.once == nil {
+	if i := slices.IndexFunc(argv, isFlag); i > 0 && argv[i] == "--" && r.verb == "run" {
 		resources, argv = args[:1+i], argv[i:]
 	}
 	argv, err = r.program(argv)
@@ -204,10 +213,10 @@ func (r *runFlags) program(argv []string) ([]string, error) {
 		}
 		argv = []string{"/bin/sh", "-c", argv[1]}
 	case len(argv) > 0 && strings.HasPrefix(argv[0], "-"):
-		return nil, usage("%s stands after RESOURCE: put flags before RESOURCE, and -- before CMD", argv[0])
+		return nil, usage("%s stands after %s: put flags before %[2]s, and -- before CMD", argv[0], r.what)
 	}
 	if len(argv) == 0 {
-		return nil, usage("something is missing: give RESOURCE -- CMD [ARG...]")
+		return nil, usage("something is missing: give %s -- CMD [ARG...]", r.what)
 	}
 	return argv, nil
 }

@@ -57,7 +57,7 @@ func TestRunExitStatus(t *testing.T) {
 		{"bad name", []string{"a\tb", "true"}, 125, "control character"},
 		{"two sidecars", []string{"--store", "embedded:", "a", "true"}, 125, "--store and --socket are two ways"},
 		{"a store's namespace without a store", []string{"--namespace", "n", "a", "true"}, 125, "--namespace means nothing without --store"},
-		{"flags behind the resource", []string{"a", "--wait", "0s", "--", "true"}, 125, "--wait stands after RESOURCE: put flags of run before RESOURCE"},
+		{"flags behind the resource", []string{"a", "--wait", "0s", "--", "true"}, 125, "--wait stands after RESOURCE: put flags before RESOURCE"},
 		{"wait forever", []string{"--wait", "forever", "a", "true"}, 0, ""},
 		{"a line", []string{"a", "-c", "exit 4 | exit 5"}, 5, ""},
 		{"a line as a flag", []string{"-c", "exit 6", "a"}, 6, ""},

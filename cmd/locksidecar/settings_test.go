@@ -100,16 +100,23 @@ func TestWatchReconnects(t *testing.T) {
 	c := dial(t, side)
 	hold(t, c, "first")
 	watch := launch(t, nil, binary, "watch", "--interval", "100ms", "--socket", side.socket)
+	leader := launch(t, nil, binary, "leader", "--watch", "--interval", "100ms", "--socket", side.socket, "second")
 	eventually(t, "it shows the first", func() bool { return strings.Contains(watch.out.String(), "first  held") })
+	eventually(t, "nobody leads", func() bool { return strings.Contains(leader.out.String(), "second: nobody leads") })
 	side.signal(syscall.SIGKILL)
 	side.wait()
-	eventually(t, "it says so", func() bool { return strings.Contains(watch.err.String(), "trying again") })
+	for _, p := range []*program{watch, leader} {
+		eventually(t, "it says so", func() bool { return strings.Contains(p.err.String(), "trying again") })
+	}
 	again := serveAt(t, side.socket)
 	hold(t, dial(t, again), "second")
 	eventually(t, "it shows the second", func() bool { return strings.Contains(watch.out.String(), "second  held") })
-	watch.signal(syscall.SIGTERM)
-	if code := watch.wait(); code != 0 {
-		t.Errorf("status %d", code)
+	eventually(t, "it shows who leads", func() bool { return strings.Contains(leader.out.String(), " leads at ") })
+	for _, p := range []*program{watch, leader} {
+		p.signal(syscall.SIGTERM)
+		if code := p.wait(); code != 0 {
+			t.Errorf("status %d", code)
+		}
 	}
 }
 

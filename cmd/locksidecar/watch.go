@@ -41,10 +41,7 @@ With -o json every line is a WatchEvent of the API.`,
 		if *interval < minInterval || *interval > maxInterval {
 			return usage("--interval is %s: must be 100ms to 1m", *interval)
 		}
-		ctx, stop := untilSignal(cmd.Context(), func(os.Signal) {})
-		defer stop()
-		seen := false // then it is worth trying again
-		show := func(ctx context.Context, c *client.Client, asJSON bool) error {
+		return f.watch(cmd, *interval, func(ctx context.Context, c *client.Client, asJSON bool, seen func()) error {
 			prefix := ""
 			if len(args) > 0 {
 				prefix = args[0]
@@ -61,28 +58,37 @@ With -o json every line is a WatchEvent of the API.`,
 				if err != nil {
 					return &exitError{code: exitFailure, err: err}
 				}
-				seen = true
+				seen()
 			}
 			return nil
-		}
-		said := ""
-		for {
-			err := f.ask(ctx, show)
-			var exit *exitError
-			switch {
-			case ctx.Err() != nil: // stopped, as it must be in the end
-				return nil
-			case err == nil, !seen, errors.As(err, &exit), errors.Is(err, client.ErrPermissionDenied):
-				return err
-			case err.Error() != said:
-				said = err.Error()
-				_, _ = fmt.Fprintf(io.err, "%s: %s; trying again\n", cmd.CommandPath(), fit(said))
-			}
-			select {
-			case <-time.After(*interval):
-			case <-ctx.Done():
-			}
-		}
+		})
 	}
 	return cmd
+}
+
+// watch calls show until it is stopped, and again an interval after an error such as the end of the
+// sidecar. Where nothing was ever seen, the first error is the last.
+func (c *clientFlags) watch(cmd *cobra.Command, interval time.Duration, show func(_ context.Context, _ *client.Client, asJSON bool, seen func()) error) error {
+	ctx, stop := untilSignal(cmd.Context(), func(os.Signal) {})
+	defer stop()
+	said, seen := "", false
+	for {
+		err := c.ask(ctx, func(ctx context.Context, to *client.Client, asJSON bool) error {
+			return show(ctx, to, asJSON, func() { said, seen = "", true })
+		})
+		var exit *exitError
+		switch {
+		case ctx.Err() != nil: // stopped, as it must be in the end
+			return nil
+		case err == nil, !seen, errors.As(err, &exit), errors.Is(err, client.ErrPermissionDenied):
+			return err
+		case err.Error() != said:
+			said = err.Error()
+			_, _ = fmt.Fprintf(c.io.err, "%s: %s; trying again\n", cmd.CommandPath(), fit(said))
+		}
+		select {
+		case <-time.After(interval):
+		case <-ctx.Done():
+		}
+	}
 }

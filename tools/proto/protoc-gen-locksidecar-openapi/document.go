@@ -182,7 +182,7 @@ func (d *document) finishOperation(o object, name, path string, stream bool, inp
 			}
 		}
 		schema["additionalProperties"] = false
-		if schema["required"] == nil {
+		if schema["required"] == nil && schema["anyOf"] == nil {
 			delete(body, "required")
 		}
 	}
