@@ -62,10 +62,10 @@ func TestLead(t *testing.T) {
 func TestLeadIsStopped(t *testing.T) {
 	side := serveProgram(t)
 	log := filepath.Join(t.TempDir(), "log")
-	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT} {
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT} {
 		before := leaders(log)
 		lead := launch(t, nil, binary, "lead", "--socket", side.socket, "boss", "--", "sh", "-c",
-			`trap 'exit 0' TERM INT HUP QUIT; echo >>"$1"; while :; do sleep 0.01; done`, "sh", log)
+			`trap 'exit 0' TERM INT QUIT; echo >>"$1"; while :; do sleep 0.01; done`, "sh", log)
 		eventually(t, "it leads", func() bool { return leaders(log) > before })
 		lead.signal(sig)
 		if code := lead.wait(); code != 0 || leaders(log) != before+1 {

@@ -152,7 +152,7 @@ func (r *runner) await(ctx context.Context, name string) error {
 			_ = asking.stop() // what it has taken ends with the process
 			return &exitError{code: exitOwnFailure}
 		case sig := <-r.front.Signals():
-			if asksToEnd(sig) {
+			if endsWait(sig) {
 				_ = asking.stop()
 				r.front.EndedBy(sig)
 				return &exitError{code: exitSignalled + int(sig), err: fmt.Errorf("not run: %s while waiting for the lock on %q", sig, r.name())}

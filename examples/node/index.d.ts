@@ -84,7 +84,7 @@ export class Lock {
 
 export type Reason =
   | 'LOCK_HELD' | 'WAIT_TIMEOUT' | 'LOCK_LOST' | 'SESSION_NOT_FOUND' | 'NOT_HOLDER' | 'UPGRADE_REFUSED'
-  | 'DEADLOCK'
+  | 'DEADLOCK' | 'ALREADY_DONE' | 'ATTEMPTS_EXHAUSTED' | 'UNSUPPORTED'
   | 'STORE_UNAVAILABLE' | 'LIMIT_EXCEEDED' | 'INVALID_REQUEST' | 'PERMISSION_DENIED' | 'DRAINING'
   | 'CANCELLED' | 'NO_SUCH_CALL' | 'INTERNAL'
   /** These come from the client: no sidecar at the socket, none that answers, its end, our close(). */

@@ -19,6 +19,8 @@ from . import _decorator
 from ._aio import AsyncLostEvent
 from ._client import Client, TransportName
 from ._errors import (
+    AlreadyDone,
+    AttemptsExhausted,
     Cancelled,
     Deadlock,
     Draining,
@@ -35,6 +37,7 @@ from ._errors import (
     SidecarGone,
     SidecarSilent,
     StoreUnavailable,
+    Unsupported,
     UpgradeRefused,
     WaitTimeout,
 )
@@ -45,8 +48,10 @@ from ._socket import SOCKET_ENV, default_socket
 
 __all__ = [
     "SOCKET_ENV",
+    "AlreadyDone",
     "AsyncHeld",
     "AsyncLostEvent",
+    "AttemptsExhausted",
     "Cancelled",
     "Client",
     "Deadlock",
@@ -71,6 +76,7 @@ __all__ = [
     "SidecarSilent",
     "StoreUnavailable",
     "TransportName",
+    "Unsupported",
     "UpgradeRefused",
     "WaitTimeout",
     "default_client",

@@ -117,6 +117,24 @@ class Deadlock(LockSidecarError):
     reason = "DEADLOCK"
 
 
+class AlreadyDone(LockSidecarError):
+    """It is done once, and has succeeded before."""
+
+    reason = "ALREADY_DONE"
+
+
+class AttemptsExhausted(LockSidecarError):
+    """It is done once, and was tried as often as it may be."""
+
+    reason = "ATTEMPTS_EXHAUSTED"
+
+
+class Unsupported(LockSidecarError):
+    """The store cannot do it."""
+
+    reason = "UNSUPPORTED"
+
+
 class StoreUnavailable(LockSidecarError):
     """The sidecar answers, its store does not."""
 
@@ -185,6 +203,9 @@ _SAID_BY_THE_SIDECAR: tuple[type[LockSidecarError], ...] = (
     NotHolder,
     UpgradeRefused,
     Deadlock,
+    AlreadyDone,
+    AttemptsExhausted,
+    Unsupported,
     StoreUnavailable,
     LimitExceeded,
     InvalidRequest,
