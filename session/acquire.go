@@ -214,6 +214,10 @@ func resultOf(g Grant, err error) AcquireResult {
 		return Ended
 	case errors.Is(err, ErrDeadlock):
 		return Deadlocked
+	case errors.Is(err, outcome.ErrAlreadyDone):
+		return Done
+	case errors.Is(err, outcome.ErrAttemptsExhausted):
+		return Exhausted
 	default:
 		return Refused
 	}

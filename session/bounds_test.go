@@ -13,6 +13,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/outcome"
 )
 
 // fieldOf is the field that an error refuses; "" where it refuses none.
@@ -175,6 +176,9 @@ func TestResults(t *testing.T) {
 		{0, &LostError{}, Ended, "ended"},
 		{0, ErrUpgradeRefused, Refused, "refused"},
 		{0, &LimitError{}, Refused, "refused"},
+		{0, &DeadlockError{}, Deadlocked, "deadlock"},
+		{0, &outcome.RefusedError{Cause: outcome.ErrAlreadyDone}, Done, "done"},
+		{0, &outcome.RefusedError{Cause: outcome.ErrAttemptsExhausted}, Exhausted, "exhausted"},
 		{0, lock.ErrUnavailable, Unavailable, "unavailable"},
 		{0, fmt.Errorf("%w: %w", lock.ErrUnavailable, context.DeadlineExceeded), Unavailable, "unavailable"},
 	} {

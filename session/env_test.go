@@ -241,6 +241,7 @@ type observer struct {
 	noObserver
 	mu       sync.Mutex
 	acquired []AcquireResult
+	resource string // of the last
 	lost     []LostReason
 	opened   []error
 	locked   []bool // deadlocks, broken or not
@@ -258,10 +259,10 @@ func (o *observer) deadlocks() []bool {
 	return slices.Clone(o.locked)
 }
 
-func (o *observer) Acquired(_ string, _ lock.Mode, r AcquireResult, _ time.Duration) {
+func (o *observer) Acquired(resource string, _ lock.Mode, r AcquireResult, _ time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.acquired = append(o.acquired, r)
+	o.acquired, o.resource = append(o.acquired, r), resource
 }
 
 func (o *observer) HoldLost(r LostReason) {

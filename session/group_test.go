@@ -135,6 +135,9 @@ func TestSeveralOrNone(t *testing.T) {
 			if errors.As(err, &held) && held.Status.Resource != "b" {
 				t.Errorf("%s: %q is in the way", name, held.Status.Resource)
 			}
+			if sc.obs.resource != "b" {
+				t.Errorf("%s: counted on %q", name, sc.obs.resource)
+			}
 			synctest.Wait()
 			if e.heldBy("abc") != "010" {
 				t.Errorf("%s: afterwards held by %s", name, e.heldBy("abc"))

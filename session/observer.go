@@ -12,7 +12,7 @@ import (
 // (sessions, holds, waiters, time left) is read from Manager.Info.
 type Observer interface {
 	// Acquired is called once for each Acquire that passed the checks of its fields. The
-	// resource is as the app named it.
+	// resource is as the app named it; of several, the one that was waited for last.
 	Acquired(resource string, mode lock.Mode, result AcquireResult, took time.Duration)
 	// Deadlock is called once for each that was found. Where it was broken, one of its waits
 	// has ended.
@@ -38,6 +38,8 @@ const (
 	Ended                     // the session ended, or an administrator took the waiter away
 	Refused                   // an upgrade, or a limit
 	Deadlocked                // it was part of a deadlock
+	Done                      // once: it has succeeded before
+	Exhausted                 // once: it was tried as often as it may be
 	Unavailable               // the store did not answer
 )
 
@@ -60,6 +62,10 @@ func (r AcquireResult) String() string {
 		return "refused"
 	case Deadlocked:
 		return "deadlock"
+	case Done:
+		return "done"
+	case Exhausted:
+		return "exhausted"
 	case Unavailable:
 		return "unavailable"
 	default:

@@ -139,6 +139,9 @@ func TestOnce(t *testing.T) {
 				t.Errorf("found %+v", o)
 			}
 		}
+		if got, want := sc.obs.results(), []AcquireResult{Granted, Granted, Granted, Granted, Done, Done}; !slices.Equal(got, want) {
+			t.Errorf("observed %v, want %v", got, want)
+		}
 		e.free()
 		must(t, b, exclusive) // an ordinary lock of that name knows nothing of it
 	})

@@ -140,7 +140,11 @@ func (q *Request) answer() (Grant, error) {
 		}
 	}
 	if !q.began.IsZero() {
-		q.s.m.o.Observer.Acquired(q.r.Resource, q.r.Mode, resultOf(g, err), time.Since(q.began))
+		name := q.r.Resource
+		if name == "" && q.call != nil {
+			name = q.call.Hold().Name() // of several, the one that was waited for
+		}
+		q.s.m.o.Observer.Acquired(name, q.r.Mode, resultOf(g, err), time.Since(q.began))
 	}
 	return g, err
 }

@@ -112,12 +112,12 @@ func (e Edge) String() string {
 
 // Name tells people who has a hold or waits.
 func Name(h lock.Holding) string {
-	var words []string
-	if h.Owner.Label != "" {
-		words = append(words, h.Owner.Label)
-	}
-	if h.Owner.Session != "" {
-		words = append(words, "of "+h.Owner.Session)
+	name := h.Owner.Label
+	switch {
+	case name == "":
+		name = h.Owner.Session
+	case h.Owner.Session != "":
+		name += " of " + h.Owner.Session
 	}
 	pid := "pid ?"
 	if h.Owner.PID != 0 {
@@ -127,10 +127,10 @@ func Name(h lock.Holding) string {
 	if h.Sidecar != "" {
 		where += " at " + h.Sidecar
 	}
-	if len(words) == 0 {
+	if name == "" {
 		return where
 	}
-	return strings.Join(words, " ") + " (" + where + ")"
+	return name + " (" + where + ")"
 }
 
 func round(d time.Duration) time.Duration {

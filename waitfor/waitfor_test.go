@@ -213,8 +213,14 @@ func TestWords(t *testing.T) {
 	if got := c.String(); len(got) > maxWords+300 || !strings.HasSuffix(got, "more") {
 		t.Errorf("%d bytes: %s", len(got), got)
 	}
-	if got := Name(lock.Holding{Owner: lock.Owner{}}); got != "pid ?" {
-		t.Errorf("nobody known is %q", got)
+	for want, h := range map[string]lock.Holding{
+		"pid ?":              {},
+		"app (pid 7 at n-1)": {Sidecar: "n-1", Owner: lock.Owner{Session: "app", PID: 7}},
+		"o (pid ?)":          {Owner: lock.Owner{Label: "o"}},
+	} {
+		if got := Name(h); got != want {
+			t.Errorf("%q is called %q", want, got)
+		}
 	}
 }
 

@@ -132,9 +132,9 @@ func TestTreeForPeople(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `t1 of app\na (pid 7 at pod-a)
-└─ r, held SHARED for 1m: of app\nb (pid 8 at pod-b) waits 1s, EXCLUSIVE, also for 1 more
+└─ r, held SHARED for 1m: app\nb (pid 8 at pod-b) waits 1s, EXCLUSIVE, also for 1 more
    └─ r, asked for before EXCLUSIVE for 1s: t3 of app\nc (pid ? at pod-c) waits 500ms, SHARED
-      └─ s, held SHARED for 500ms: of app\nb (pid 8 at pod-b) waits 1s, EXCLUSIVE (see above for whom it blocks)
+      └─ s, held SHARED for 500ms: app\nb (pid 8 at pod-b) waits 1s, EXCLUSIVE (see above for whom it blocks)
 `
 	if d := cmp.Diff(want, out.String()); d != "" {
 		t.Errorf("(-want +got)\n%s", d)

@@ -59,7 +59,7 @@ func NewMetrics(version string) *Metrics {
 	m := &Metrics{registry: prometheus.NewRegistry()}
 	acquire := prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Namespace: namespace, Name: "acquire_seconds", Buckets: acquireBuckets,
-		Help: "Time from an app's request for a lock to its answer, by mode and result (granted, reentered, held, timed_out, cancelled, ended, refused, deadlock, unavailable).",
+		Help: "Time from an app's request for a lock to its answer, by mode and result (granted, reentered, held, timed_out, cancelled, ended, refused, deadlock, done, exhausted, unavailable).",
 	}, []string{"mode", "result"})
 	m.lost = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Namespace: namespace, Name: "locks_lost_total",
