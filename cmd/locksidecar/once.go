@@ -27,7 +27,9 @@ records in the store how CMD has ended:
              own status is 0
   FAILED     CMD has ended with another status, which is in the note
   UNKNOWN    CMD, once, the sidecar or the machine was killed, or the lock was
-             lost. CMD may have done its work, or a part of it
+             lost; also where CMD's status is 129 to 192, with which a shell says
+             that a signal has ended what it ran. CMD may have done its work, or a
+             part of it
 
 What is FAILED or UNKNOWN is run again by the next once, up to --attempts times
 in all. CMD finds in its environment what run gives it, and:
@@ -151,11 +153,11 @@ func firstOf(name string) string {
 }
 
 // concluded records how CMD has ended, as long as that takes, and gives back the lock.
-// What was ended by a signal may have done anything: that stays unknown.
+// What was ended by a signal, or has run something that was, may have done anything: that stays unknown.
 func (r *runner) concluded(ctx context.Context, status int) error {
 	lost := r.lock.Err()
 	switch {
-	case r.cmd.EndedBy() == 0:
+	case r.cmd.EndedBy() == 0 && !tellsOfSignal(status):
 		if err := r.conclude(ctx, status); err != nil {
 			r.say("CMD has ended with status %d, and that is not recorded: %v", status, err)
 			return &exitError{code: exitLost}
@@ -177,6 +179,9 @@ func (r *runner) concluded(ctx context.Context, status int) error {
 	}
 	return &exitError{code: status}
 }
+
+// tellsOfSignal: with such a status a shell says that what it has run was ended by a signal.
+func tellsOfSignal(status int) bool { return status > exitSignalled && status <= exitSignalled+64 }
 
 // conclude asks again as long as the store does not answer and the lock can be relied on.
 func (r *runner) conclude(ctx context.Context, status int) error {

@@ -99,10 +99,12 @@ func onceKilled(t *testing.T, kind *testengine.Kind) {
 	once := func(script string) result {
 		return cli(t, "once", "--socket", sides[1].socket, "job", "--", "sh", "-c", script)
 	}
-	if got := once("kill -9 $$"); got.code != exitSignalled+int(syscall.SIGKILL) {
-		t.Errorf("CMD killed: %+v", got)
+	for _, script := range []string{"kill -9 $$", `sh -c 'kill -9 $$'; exit $?`} { // the shell tells of what it has run
+		if got := once(script); got.code != exitSignalled+int(syscall.SIGKILL) {
+			t.Errorf("CMD killed: %+v", got)
+		}
+		state("unknown")
 	}
-	state("unknown")
 
 	worker := func() *program {
 		p := launch(t, nil, binary, "once", "--socket", sides[0].socket, "job", "--", "sh", "-c", "echo works; exec sleep 600")
@@ -116,7 +118,7 @@ func onceKilled(t *testing.T, kind *testengine.Kind) {
 	p.signal(syscall.SIGKILL)
 	p.wait()
 	eventually(t, "the lock is free", func() bool {
-		got := cli(t, "once", "--socket", sides[1].socket, "--wait", "0s", "job", "--", "sh", "-c", `test "$LOCKSIDECAR_ATTEMPT $LOCKSIDECAR_PREVIOUS" = "3 UNKNOWN" && exit 4`)
+		got := cli(t, "once", "--socket", sides[1].socket, "--wait", "0s", "job", "--", "sh", "-c", `test "$LOCKSIDECAR_ATTEMPT $LOCKSIDECAR_PREVIOUS" = "4 UNKNOWN" && exit 4`)
 		return got.code == 4
 	})
 	state("failed")
@@ -127,7 +129,7 @@ func onceKilled(t *testing.T, kind *testengine.Kind) {
 		t.Errorf("the sidecar killed: status %d, %s", code, p.err)
 	}
 	state("unknown")
-	if got := once(`test "$LOCKSIDECAR_ATTEMPT $LOCKSIDECAR_PREVIOUS" = "5 UNKNOWN"`); got.code != 0 {
+	if got := once(`test "$LOCKSIDECAR_ATTEMPT $LOCKSIDECAR_PREVIOUS" = "6 UNKNOWN"`); got.code != 0 {
 		t.Errorf("the last: %+v", got)
 	}
 	state("succeeded")
