@@ -189,32 +189,40 @@ func TestVariables(t *testing.T) {
 	}
 }
 
-// Both tables of the exit statuses of run have those of its help.
+// The exit statuses in the settings are those that the help of run and once has; the guide has those of run.
 func TestStatuses(t *testing.T) {
-	_, text, _ := strings.Cut(help(t, "run"), "Exit status:\n")
-	text, _, _ = strings.Cut(text, "\nUsage:")
-	want := make(map[string]bool)
-	for _, m := range regexp.MustCompile(`(?m)^  (\d+)  `).FindAllStringSubmatch(text, -1) {
-		want[m[1]] = true
-	}
-	if len(want) < 5 {
-		t.Fatalf("the help of run has only the statuses %v", sorted(want))
-	}
-	ofRun := make(map[string]bool)
-	for _, row := range regexp.MustCompile("(?m)^\\| ([\\d, ]+)[^|]* \\| `run` \\|").FindAllStringSubmatch(section(t, "docs/settings.md", "Exit statuses"), -1) {
-		for _, n := range regexp.MustCompile(`\d+`).FindAllString(row[1], -1) {
-			ofRun[n] = true
+	for _, command := range []string{"run", "once"} {
+		_, text, _ := strings.Cut(help(t, command), "Exit status:\n")
+		text, _, _ = strings.Cut(text, "\nUsage:")
+		want := make(map[string]bool)
+		for _, m := range regexp.MustCompile(`(?m)^  (\d+)  `).FindAllStringSubmatch(text, -1) {
+			want[m[1]] = true
 		}
-	}
-	ofGuide := make(map[string]bool)
-	for _, cell := range rows(section(t, "docs/guides/run.md", "Exit statuses")) {
-		for _, n := range regexp.MustCompile(`\b\d+\b`).FindAllString(strings.ReplaceAll(cell, "128+N", ""), -1) {
-			ofGuide[n] = true
+		if len(want) < 5 {
+			t.Fatalf("the help of %s has only the statuses %v", command, sorted(want))
 		}
-	}
-	for page, has := range map[string]map[string]bool{"docs/settings.md": ofRun, "docs/guides/run.md": ofGuide} {
-		if !maps.Equal(has, want) {
-			t.Errorf("%s has the statuses %v, the help of run %v", page, sorted(has), sorted(want))
+		settings := make(map[string]bool)
+		for _, row := range regexp.MustCompile("(?m)^\\| ([\\d, ]+)[^|]* \\| (`[^|]*) \\|").FindAllStringSubmatch(section(t, "docs/settings.md", "Exit statuses"), -1) {
+			for _, n := range regexp.MustCompile(`\d+`).FindAllString(row[1], -1) {
+				if strings.Contains(row[2], "`"+command+"`") {
+					settings[n] = true
+				}
+			}
+		}
+		pages := map[string]map[string]bool{"docs/settings.md": settings}
+		if command == "run" {
+			guide := make(map[string]bool)
+			for _, cell := range rows(section(t, "docs/guides/run.md", "Exit statuses")) {
+				for _, n := range regexp.MustCompile(`\b\d+\b`).FindAllString(strings.ReplaceAll(cell, "128+N", ""), -1) {
+					guide[n] = true
+				}
+			}
+			pages["docs/guides/run.md"] = guide
+		}
+		for page, has := range pages {
+			if !maps.Equal(has, want) {
+				t.Errorf("%s has the statuses %v, the help of %s %v", page, sorted(has), command, sorted(want))
+			}
 		}
 	}
 }
