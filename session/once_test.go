@@ -406,6 +406,27 @@ func TestOnceUnderFaults(t *testing.T) {
 	})
 }
 
+// What the store has under the name of a resource may be of another program. It is left
+// alone, and the lock is released, by one call at a time.
+func TestOnceFindsWhatIsNotItsOwn(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar(keeps(e))
+		if err := e.store.WriteRecord(t.Context(), "r", "", lock.Record{Version: "1", Value: []byte("{}")}, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		sc.way.on(func(context.Context, func(context.Context) error) error {
+			time.Sleep(100 * time.Millisecond)
+			return errDown
+		}, opRelease)
+		_, err := sc.session().Acquire(t.Context(), attempt(0))
+		isErr(t, err, outcome.ErrForeign)
+		time.Sleep(time.Second)
+		sc.way.on(nil, opRelease)
+		time.Sleep(2 * time.Second)
+		e.free()
+	})
+}
+
 func TestOnceRefusesFields(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		sc := e.sidecar(keeps(e))

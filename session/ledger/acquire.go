@@ -281,7 +281,7 @@ func (l *Ledger) Answered(h *Hold, id lock.HoldID, lease Lease, g lock.Grant, er
 	var known *lock.HeldError
 	none := errors.As(err, &known) || errors.Is(err, lock.ErrNotHolder) || errors.Is(err, lock.ErrLeaseLost) ||
 		errors.Is(err, lock.ErrInvalid) || errors.Is(err, lock.ErrLimit) ||
-		errors.Is(err, outcome.ErrAlreadyDone) || errors.Is(err, outcome.ErrAttemptsExhausted)
+		errors.Is(err, outcome.ErrAlreadyDone) || errors.Is(err, outcome.ErrAttemptsExhausted) || errors.Is(err, outcome.ErrForeign)
 	if h.id != id || h.state != asking { // nobody waits for it any more, or it is asked for on another lease
 		if !none {
 			l.emit(Effect{Kind: Clean, Lease: lease, Resource: h.key.Resource, ID: id})
