@@ -77,16 +77,19 @@ func finish(ctx context.Context, s *Session, r *ledger.Release) (int, error) {
 		ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 		s.ledger.Releasing(r.Hold, stop)
 		s.exit()
-		lost := LostReason(0)
+		var said [maxParts]LostReason
+		n := 0
 		for p := range r.Hold.Parts {
-			if l := release(ctx, s, p); l > lost {
-				lost = l // also Unknown, which is the largest
-			}
+			said[n] = release(ctx, s, p)
+			n++
 		}
 		stop()
 		s.mu.Lock()
-		err := s.ledger.Released(r.Hold, lost)
+		err := s.ledger.Released(r.Hold, said[:n])
 		s.exit()
+		if lost := (*LostError)(nil); errors.As(err, &lost) { // there is no event: the answer says it
+			s.m.o.Observer.HoldLost(lost.Lost.Reason)
+		}
 		return 0, err
 	case r.Wait != nil:
 		lock.Blocking(ctx)
@@ -123,8 +126,7 @@ func release(ctx context.Context, s *Session, h *ledger.Hold) LostReason {
 		switch {
 		case lost != 0 && tries > 0: // the request before, whose outcome was unknown, did it
 			return 0
-		case lost != 0: // there is no event: the answer says it
-			s.m.o.Observer.HoldLost(lost)
+		case lost != 0:
 			return lost
 		}
 		if g.lost() || !pause(ctx, backoff(tries, minPause, maxPause)) {

@@ -36,7 +36,7 @@ func TestReleaseWithAnID(t *testing.T) {
 	if last.Hold == nil || retry.Hold != nil || retry.Wait == nil {
 		t.Fatalf("last %+v, retry %+v", last, retry)
 	}
-	if err := l.Released(last.Hold, StoreLost); !errors.Is(err, ErrLost) {
+	if err := l.Released(last.Hold, []LostReason{StoreLost}); !errors.Is(err, ErrLost) {
 		t.Errorf("Released = %v", err)
 	}
 	<-retry.Wait
@@ -63,12 +63,12 @@ func TestEachRequestCountsOnceBesideReleases(t *testing.T) {
 				t.Errorf("the retry got %+v, %v", g, err)
 			}
 			if r := l.Release(id, ""); r.Hold != nil {
-				_ = l.Released(r.Hold, 0)
+				_ = l.Released(r.Hold, []LostReason{0})
 			}
 		},
 		"cancel": func(l *Ledger, _ lock.HoldID, _ *Call) {
 			if r := l.Cancel("2"); r.Hold != nil {
-				_ = l.Released(r.Hold, 0)
+				_ = l.Released(r.Hold, []LostReason{0})
 			}
 		},
 		"gone": func(l *Ledger, _ lock.HoldID, c *Call) { l.Gone(c, context.Canceled) },
@@ -122,7 +122,7 @@ func TestEachCountHasABudget(t *testing.T) {
 			t.Errorf("%d left, want %d", r.Left, left)
 		}
 		if r.Hold != nil {
-			_ = l.Released(r.Hold, 0)
+			_ = l.Released(r.Hold, []LostReason{0})
 		}
 	}
 	if l.Size() != 0 || len(l.claims) != 0 {

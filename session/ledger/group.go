@@ -133,7 +133,7 @@ func (l *Ledger) dropFollowers(h *Hold) {
 		l.forget(f)
 		l.unregister(f)
 		f.state = over
-		l.clean(f, false)
+		l.clean(f, l.state == Closed)
 	}
 	h.group.taken = nil
 }
@@ -151,8 +151,10 @@ func (l *Ledger) loseGroup(h *Hold, reason LostReason, until time.Duration) {
 		l.restart(g)
 		return
 	}
-	g.lost = h
 	alone := reason == Forced || reason == StoreLost // the store knows nothing of the others
+	if g.lost = h; !alone {
+		g.lost = g.head
+	}
 	for p := range g.head.Parts {
 		if p == h || !alone {
 			l.lapse(p, reason, until, reason.ours())

@@ -303,6 +303,7 @@ func (l *Ledger) Close() {
 		return
 	}
 	l.state = Closed
+	l.emit(Effect{Kind: End, Farewells: l.live + l.graces})
 	l.Refuse()
 	var left []*Hold
 	for _, h := range l.asks {
@@ -318,7 +319,6 @@ func (l *Ledger) Close() {
 			}
 		}
 	}
-	l.emit(Effect{Kind: End, Farewells: len(left)})
 	for _, h := range left {
 		l.unregister(h)
 		l.clean(h, true)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -60,8 +61,9 @@ type caller struct {
 type work struct {
 	id      lock.HoldID
 	hold    *Hold
-	rest    []*Hold // to be asked about before the ledger is told
-	missing bool    // the store lacks one of those that were
+	rest    []*Hold      // to be asked about before the ledger is told
+	said    []LostReason // of a release, about those that were
+	missing bool         // the store lacks one of those that were
 	lease   Lease
 	request *lock.Request
 	kind    string
@@ -85,6 +87,8 @@ type world struct {
 	locks   []lock.HoldID
 	peeks   []*Call
 	ended   int
+
+	farewells int // that the end has promised, and that have not come
 }
 
 func newWorld(t *testing.T, r *rand.Rand) *world {
@@ -142,11 +146,15 @@ func (w *world) carry() {
 		case Stop:
 			e.Stop()
 		case Clean:
+			if e.Farewell {
+				w.farewells--
+			}
 			w.begin(&work{id: e.ID, lease: e.Lease, kind: "clean", done: e.Done, request: &lock.Request{Resource: e.Resource}})
 		case Peek:
 			w.peeks = append(w.peeks, e.Call)
 		case End:
 			w.ended++
+			w.farewells += e.Farewells
 		}
 	}
 	if n := w.l.Size(); n < 0 || n > 12+8 { // the limit of holds, and calls that share the wait of others
@@ -155,7 +163,7 @@ func (w *world) carry() {
 	if w.l.Kept() < 0 || w.l.Waits() < 0 || w.l.leaving < 0 || w.l.graces < 0 {
 		w.t.Errorf("negative counts: %d %d %d %d", w.l.Kept(), w.l.Waits(), w.l.leaving, w.l.graces)
 	}
-	live := 0
+	live, untaken := 0, 0
 	for id, h := range w.l.asks {
 		if h.id != id || h.state != asking && h.state != held {
 			w.t.Errorf("%s is among those that live in state %d as %s", id, h.state, h.id)
@@ -165,6 +173,9 @@ func (w *world) carry() {
 				w.t.Errorf("%s lives, and not all that it is held with", id)
 			}
 		}
+		if h.state == asking && h.group != nil {
+			untaken += h.group.untaken()
+		}
 		if h.state == held {
 			live++
 			if h.count <= 0 != h.follows() || w.store[h.key.Resource][id] == nil {
@@ -172,8 +183,8 @@ func (w *world) carry() {
 			}
 		}
 	}
-	if live != w.l.live {
-		w.t.Errorf("%d live, counted %d", live, w.l.live)
+	if live != w.l.live || untaken != w.l.untaken {
+		w.t.Errorf("%d live and %d are to be taken, counted %d and %d", live, untaken, w.l.live, w.l.untaken)
 	}
 	for i, d := range w.l.dues {
 		if d.place != i+1 || i > 0 && w.l.dues[(i-1)/2].at > d.at {
@@ -414,19 +425,20 @@ func (w *world) complete(i int) {
 		}
 	case "release":
 		e := w.find(x)
-		if e == nil {
-			x.missing = true
-		} else if !unknown {
-			delete(w.store[e.res], x.id)
-		}
+		said := LostReason(0)
 		switch {
 		case unknown:
-			_ = w.l.Released(x.hold, Unknown)
-		case w.next(x):
-		case x.missing:
-			_ = w.l.Released(x.hold, StoreLost)
+			said = Unknown
+		case e == nil:
+			said = StoreLost
 		default:
-			_ = w.l.Released(x.hold, 0)
+			delete(w.store[e.res], x.id)
+		}
+		if x.said = append(x.said, said); !w.next(x) {
+			err := w.l.Released(x.hold, x.said)
+			if slices.Contains(x.said, StoreLost) != errors.Is(err, ErrLost) {
+				w.t.Errorf("Released of %v = %v", x.said, err)
+			}
 		}
 	case "downgrade":
 		e := w.find(x)
@@ -518,6 +530,8 @@ func (w *world) finish() {
 	switch {
 	case w.ended != 1:
 		w.t.Errorf("the session ended %d times", w.ended)
+	case w.farewells != 0:
+		w.t.Errorf("%d more farewells were promised than came", w.farewells)
 	case len(w.works) > 0 || len(w.callers) > 0 || w.l.Waits() > 0:
 		w.t.Errorf("%d requests and %d callers are left", len(w.works), len(w.callers))
 	case w.l.Size() != 0 || w.l.Kept() != 0 || len(w.l.asks)+len(w.l.keys)+len(w.l.claims)+len(w.l.dues)+len(w.l.parts) != 0:

@@ -113,25 +113,27 @@ func (l *Ledger) Releasing(h *Hold, stop func()) { h.stop = stop }
 // background.
 const Unknown LostReason = 255
 
-// Released notes what the store has said to the release of a hold: lost is 0 when
-// it is released, Unknown, or why the store did not know it.
-func (l *Ledger) Released(h *Hold, lost LostReason) error {
+// Released notes what the store has said to the release of a hold, for each of its Parts: 0
+// when it is released, Unknown, or why the store did not know it.
+func (l *Ledger) Released(h *Hold, said []LostReason) error {
 	l.dues.remove(&h.due)
 	h.stop = nil
+	var err error
 	for p := range h.Parts {
 		l.leaving--
 		p.state = over
-		if lost == Unknown {
+		switch said[0] {
+		case 0:
+		case Unknown:
 			l.clean(p, false)
+		default: // it is told, whatever is unknown of the others
+			if h.reason = said[0]; h.group != nil {
+				h.group.lost = p
+			}
+			l.losses.acked.put(string(h.id), h)
+			err = &LostError{lostOf(h)}
 		}
-	}
-	var err error
-	switch lost {
-	case 0, Unknown:
-	default:
-		h.reason = lost
-		l.losses.acked.put(string(h.id), h)
-		err = &LostError{lostOf(h)}
+		said = said[1:]
 	}
 	if a := h.reply; a != nil {
 		h.reply = nil
