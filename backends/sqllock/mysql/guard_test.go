@@ -172,13 +172,12 @@ func TestGuardHoldsOffTheNext(t *testing.T) {
 		// In tables of its own: elsewhere the keeper may be the lease of another test
 		// that is not renewed, and is replaced only after a TTL of half a minute.
 		url := own(t, s, "guardnext_")
-		b := openAt(t, url)
-		t.Cleanup(func() { _ = b.Close() })
-		other, l := sidecar(t, url, 30*time.Second)
-		keepAlive(t, t.Context(), l)
+		b, _ := sidecar(t, url, lock.MinTTL) // makes the tables
 		r := unique("r")
 		a := newApp(t, b, "")
 		paused, g, intime := soonOver(t, b, a, exclusive(r))
+		other, l := sidecar(t, url, 30*time.Second)
+		keepAlive(t, t.Context(), l)
 		next := acquire(t, l, exclusive(r))
 		eventually(t, "the lease is over", func() error {
 			if n := number(t, other, "SELECT COUNT(*) FROM {lease} WHERE id=? AND ended=0", []byte(paused.ID())); n > 0 {
