@@ -30,6 +30,8 @@ type driver struct {
 	turns chan struct{} // requests under way
 	beats chan struct{} // a heartbeat is under way
 
+	renewed chan struct{} // takes a value from each good heartbeat that somebody waits for
+
 	run       context.Context // until Close
 	stop      context.CancelFunc
 	listening chan struct{} // closed when push is set
@@ -70,7 +72,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	}
 	d := &driver{
 		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar, recheck: b.recheckOf(o.TTL),
-		turns: make(chan struct{}, maxTurns), beats: make(chan struct{}, 1), listening: make(chan struct{}),
+		turns: make(chan struct{}, maxTurns), beats: make(chan struct{}, 1), renewed: make(chan struct{}), listening: make(chan struct{}),
 		lines: make(map[string]*line), spots: make(map[lock.HoldID]*spot), lasting: make(chan struct{}, 1),
 	}
 	d.leaseNode = b.newLeaseNode(d.id, leaseRecord{Sidecar: o.Sidecar, TTL: o.TTL.String()})

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
 )
 
@@ -21,18 +22,16 @@ const (
 
 // sweepRecords deletes records that are over, when it is this sidecar's turn, until ctx
 // ends. Nothing waits for that: nobody sees what is over.
+//
+// Whatever is asked for in a session keeps it alive, so the sidecar asks behind a heartbeat
+// alone: a lease that gets no heartbeats any more must not outlive them by its own chores.
 func (d *driver) sweepRecords(ctx context.Context) {
 	every := d.b.sweepEvery
-	for {
-		t := time.NewTimer(every + rand.N(every/4)) //nolint:gosec // not a secret
+	for leasekit.Sleep(ctx, every+rand.N(every/4)) { //nolint:gosec // not a secret
 		select {
-		case <-t.C:
-			if !d.set.Overdue() {
-				_ = d.sweepOnce(ctx, every) // in some other turn
-			}
+		case <-d.renewed:
+			_ = d.sweepOnce(ctx, every) // in some other turn
 		case <-ctx.Done():
-			t.Stop()
-			return
 		}
 	}
 }

@@ -153,3 +153,35 @@ func TestRecordsAreSwept(t *testing.T) {
 		t.Errorf("%d are listed, %v", len(all), err)
 	}
 }
+
+// Sweeps come behind heartbeats alone: what a lease without heartbeats asks for would keep its
+// session, and what others wait for, longer than its TTL lets it.
+func TestSweepsKeepNoLeaseAlive(t *testing.T) {
+	t.Parallel()
+	b := openAt(t, testengine.Shared(t, testengine.ZooKeeper).URL()+"/records-silent")
+	t.Cleanup(func() { _ = b.Close() })
+	c := new(counter)
+	b.observe, b.sweepEvery = c.observe, 20*time.Millisecond
+	silent := newLease(t, b, time.Second)
+	c.take()
+	eventually(t, "the lease is overdue", func() error {
+		if !silent.driver.set.Overdue() {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	if asked, n := c.take(); n > 0 {
+		t.Errorf("a lease without heartbeats has asked for %v", asked)
+	}
+	l := newLease(t, b, 30*time.Second)
+	c.take()
+	eventually(t, "a sweep begins", func() error {
+		if err := beat(t.Context(), l); err != nil {
+			return err
+		}
+		if asked, _ := c.take(); asked["get"] == 0 {
+			return fmt.Errorf("the sidecar has asked for %v", asked)
+		}
+		return nil
+	})
+}

@@ -44,6 +44,10 @@ func (d *driver) Renew(ctx context.Context, acks []leasekit.Revocation) (leaseki
 		d.leaseNode.hear(leaseRecord{Forced: told, More: more})
 		return leasekit.Renewal{}, d.renewFailed(err)
 	}
+	select {
+	case d.renewed <- struct{}{}:
+	default:
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, s := range d.spots {
