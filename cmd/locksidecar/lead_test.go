@@ -100,19 +100,6 @@ func TestLeadStandsAgain(t *testing.T) {
 	}
 }
 
-// Who asks lead to end gets that, also where CMD then ends well: it does not stand again.
-func TestLeadEndsWhenAsked(t *testing.T) {
-	t.Parallel()
-	side := serveProgram(t)
-	log := filepath.Join(t.TempDir(), "log")
-	lead := launch(t, nil, binary, "lead", "--socket", side.socket, "boss", "--", "sh", "-c", `trap "exit 0" TERM; echo >>"$1"; sleep 600 & wait`, "sh", log)
-	eventually(t, "it leads", func() bool { return leaders(log) == 1 })
-	lead.signal(syscall.SIGTERM)
-	if code := lead.wait(); code != 0 || leaders(log) != 1 {
-		t.Errorf("status %d after %d campaigns: %s", code, leaders(log), lead.err.String())
-	}
-}
-
 // A -- among the arguments of CMD is CMD's.
 func TestLeadOfACommandWithDashes(t *testing.T) {
 	t.Parallel()
