@@ -163,21 +163,24 @@ func (r *round) store(f schedule.Fault) (heal func() error, err error) {
 func (r *round) force(f schedule.Fault) {
 	s := r.sides[f.Pick%len(r.sides)]
 	_ = s.ask(func(ctx context.Context, c *client.Client) error {
-		type place struct{ resource, lock string }
+		type place struct {
+			resource, lock string
+			fence          int64
+		}
 		var all []place
 		for l, err := range c.List(ctx, "") {
 			if err != nil {
 				return err
 			}
 			for _, h := range slices.Concat(l.GetHolders(), l.GetHolders(), l.GetWaiters()) { // rather a hold
-				all = append(all, place{l.GetResource(), h.GetLockId()})
+				all = append(all, place{l.GetResource(), h.GetLockId(), h.GetFence()})
 			}
 		}
 		if len(all) == 0 {
 			return nil
 		}
 		p := all[f.Pick/len(r.sides)%len(all)]
-		r.witness.Write(history.Record{Kind: history.Forced, At: history.Now(), Lock: p.lock, Grace: f.Amount})
+		r.witness.Write(history.Record{Kind: history.Forced, At: history.Now(), Lock: p.lock, Fence: p.fence, Grace: f.Amount})
 		_, err := c.ForceRelease(ctx, p.resource, p.lock, f.Amount)
 		return err
 	})

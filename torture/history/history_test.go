@@ -105,6 +105,11 @@ func TestChecks(t *testing.T) {
 			"at 4.000000–5.000000", "", false,
 		},
 		{"forced at once", j(x("a", 1, 1*s, 2*s, 9*s), forced("a", 3*s, 0), x("b", 2, 2*s, 4*s, 9*s), of(Checked, "a", 0, 5*s, 9*s), lost("a", "FORCED", 6*s, 0), left("b", 7*s, 8*s, 9*s)), "", "", true},
+		{"forced at once, by the hold in the store", j(x("a", 1025, 1*s, 2*s, 9*s), Record{Kind: Forced, Lock: "of the store", Fence: 1024, At: 3 * s}, x("b", 2048, 2*s, 4*s, 9*s), of(Checked, "a", 0, 5*s, 9*s), lost("a", "FORCED", 6*s, 0), left("b", 7*s, 8*s, 9*s)), "", "", true},
+		{
+			"another hold in the store is forced", j(x("a", 1025, 1*s, 2*s, 9*s), Record{Kind: Forced, Lock: "of the store", Fence: 2048, At: 3 * s}, x("b", 3072, 2*s, 4*s, 9*s), of(Checked, "a", 0, 5*s, 9*s), left("a", 6*s, 7*s, 9*s), left("b", 7*s, 8*s, 9*s)),
+			"at 4.000000", "", false,
+		},
 		{
 			"forced, and not told", j(x("a", 1, 1*s, 2*s, 6*s), forced("a", 2*s, s), x("b", 2, 2*s, 4*s, 9*s), of(Checked, "a", 0, 6*s, 13*s), lost("a", "FORCED", 7*s, 0), left("b", 7*s, 8*s, 9*s)),
 			"at 4.000000–5.000000", "", false,

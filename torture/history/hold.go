@@ -184,7 +184,7 @@ func (b *beliefs) judge(breaks []Record) *Hold {
 			if reason != "STOPPING" { // what runs is shortened
 				grace = min(grace, r.At)
 			}
-		case r.Kind == Forced && r.Lock == h.Lock:
+		case r.Kind == Forced && (r.Lock == h.Lock || inTurn(r.Fence, h.Fence)):
 			silent = min(silent, r.At+r.Grace)
 			if r.Grace == 0 { // nobody is told before
 				heard = min(heard, r.At)
@@ -203,3 +203,8 @@ func (b *beliefs) judge(breaks []Record) *Hold {
 	h.End = max(heard, silent, grace, h.At)
 	return &h
 }
+
+// inTurn tells whether two fences are of one hold in the store, which apps of a sidecar have in
+// turn. Who forces it through another sidecar may know it by an id that no app has, and means
+// whoever has it by then.
+func inTurn(a, b int64) bool { return a != 0 && a>>10 == b>>10 }

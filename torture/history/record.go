@@ -52,7 +52,8 @@ const (
 	Stopped Kind = "stopped"
 	// Died: the store of the sidecar Side ends with it, at At or later.
 	Died Kind = "died"
-	// Forced: somebody forces the release of Lock, at At or later, with Grace.
+	// Forced: somebody forces the release of Lock, which had Fence (0: it waited), at At or
+	// later, with Grace.
 	Forced Kind = "forced"
 	// Fault: something else is done, see Err. Only for people.
 	Fault Kind = "fault"
