@@ -43,6 +43,7 @@ func compare(ctx context.Context, args []string) (err error) {
 	base := f.String("base", "", "the `commit` to compare with")
 	store := f.String("store", onRedis.key, "the `store`")
 	rounds := f.Int("rounds", 5, "how many `rounds`")
+	direct := f.Bool("direct", false, "the sidecar of this tree asks the store for each request, as with --local-turns=0")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -67,8 +68,12 @@ func compare(ctx context.Context, args []string) (err error) {
 	}
 	found := &report.Comparison{Base: *base, Limit: noWorse}
 	b := bench{size: full, dir: dir}
-	err = b.withEdition(ctx, "base", old, plans[plan], func(old *edition) error {
-		return b.withEdition(ctx, "now", now, plans[plan], func(now *edition) error {
+	var flags []string
+	if *direct {
+		flags = []string{"--local-turns=0"}
+	}
+	err = b.withEdition(ctx, "base", old, nil, plans[plan], func(old *edition) error {
+		return b.withEdition(ctx, "now", now, flags, plans[plan], func(now *edition) error {
 			if err := sleep(ctx, settled); err != nil { // what a sidecar does soon after its start is no part of it
 				return err
 			}
@@ -90,8 +95,9 @@ func compare(ctx context.Context, args []string) (err error) {
 	return err
 }
 
-// withEdition starts a server and the sidecars of an edition, and ends them after f.
-func (b bench) withEdition(ctx context.Context, name string, binary *sidecar.Binary, p plan, f func(*edition) error) error {
+// withEdition starts a server and the sidecars of an edition, with these flags and else as they
+// are by default, and ends them after f.
+func (b bench) withEdition(ctx context.Context, name string, binary *sidecar.Binary, flags []string, p plan, f func(*edition) error) error {
 	b.dir, b.binary = filepath.Join(b.dir, name+"-run"), binary
 	if err := os.Mkdir(b.dir, 0o700); err != nil {
 		return fmt.Errorf("make a folder: %w", err)
@@ -99,9 +105,9 @@ func (b bench) withEdition(ctx context.Context, name string, binary *sidecar.Bin
 	return b.onStore(ctx, p, func(s *section) (err error) {
 		e := &edition{section: s, name: name}
 		for i := range idleEach + 1 {
-			side, err := s.sidecar(ctx, fmt.Sprint(i))
+			side, err := s.binary.Start(ctx, s.store.URL(), s.socket(fmt.Sprint(i)), flags...)
 			if err != nil {
-				return err
+				return fmt.Errorf("start sidecar %d: %w", i, err)
 			}
 			defer closeAfter(&err, side.Close)
 			if i == 0 {
