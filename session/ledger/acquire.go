@@ -255,7 +255,7 @@ func (l *Ledger) Waiting(h *Hold, id lock.HoldID, stop func()) bool {
 	return true
 }
 
-// Begun notes the attempt that was begun under the hold with that id. It comes just
+// Begun notes the attempt that is made under the hold with that id. It comes just
 // before the Answered that says that the hold is granted.
 func (l *Ledger) Begun(h *Hold, id lock.HoldID, a *outcome.Attempt) {
 	if h.id == id && h.state == asking {
@@ -263,7 +263,7 @@ func (l *Ledger) Begun(h *Hold, id lock.HoldID, a *outcome.Attempt) {
 	}
 }
 
-// Attempt is what was begun under a hold that lives, or under one of the latest that do
+// Attempt is the one that is made under a hold that lives, or under one of the latest that do
 // not; nil: nothing is known.
 func (l *Ledger) Attempt(id lock.HoldID) *outcome.Attempt {
 	if h := l.asks[id]; h != nil {
@@ -274,7 +274,7 @@ func (l *Ledger) Attempt(id lock.HoldID) *outcome.Attempt {
 }
 
 // Answered notes what the driver's Acquire for that id on that lease has
-// returned, or why nothing must be begun under it. A lease that is over must be told by LeaseOver before.
+// returned, or why no attempt must be made under it. A lease that is over must be told by LeaseOver before.
 //
 // Model: lease.GRANTED.
 func (l *Ledger) Answered(h *Hold, id lock.HoldID, lease Lease, g lock.Grant, err error) {

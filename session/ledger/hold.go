@@ -41,7 +41,7 @@ type Hold struct {
 	count int
 
 	once    *outcome.Wish
-	attempt *outcome.Attempt // what was begun under it
+	attempt *outcome.Attempt // the attempt that is made under it
 
 	tag    any // asking: of the first call
 	began  time.Duration

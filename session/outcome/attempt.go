@@ -25,7 +25,7 @@ type Attempt struct {
 }
 
 // Refused tells at once, from a record that may be old, that an attempt would be
-// refused: what has ended stays as it is, until an attempt is begun, which would be
+// refused: what has ended stays as it is, until an attempt begins, which would be
 // refused as well, or until it is forgotten.
 func (w Wish) Refused(r lock.Resource, found lock.Record) error {
 	o, err := Read(found)
