@@ -58,7 +58,6 @@ func newRoot(io streams) *cobra.Command {
 		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SuggestionsMinimumDistance = 2
-	root.SetVersionTemplate("locksidecar {{.Version}}\n")
 	root.SetOut(io.out)
 	root.SetErr(io.err)
 	root.PersistentFlags().String("config", "", "YAML file with flags as keys")

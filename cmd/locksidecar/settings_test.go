@@ -193,7 +193,7 @@ func TestRunSaysWhyItWaits(t *testing.T) {
 }
 
 func TestVersionFlag(t *testing.T) {
-	if got := cli(t, "--version"); got.code != 0 || got.out != "locksidecar v0.0.0-test\n" {
+	if got := cli(t, "--version"); got.code != 0 || got.out != "locksidecar version v0.0.0-test\n" {
 		t.Errorf("%+v", got)
 	}
 }
