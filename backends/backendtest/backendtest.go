@@ -9,13 +9,13 @@
 // where the harness opens the store. Not every store can make faults or show its
 // internals. So these are separate interfaces, which a harness may
 // implement too: [CounterDeleter], [Faulter], [WakeupDropper], [ClockShifter],
-// [Switcher], [Apart], [Slower], [Insider], [Restarter], [Freezer], [CommandCounter], [Lighter], [Quick]. Tests that need one of them are skipped without it.
+// [Switcher], [Apart], [Slower], [Insider], [Restarter], [Failoverer], [Freezer], [CommandCounter], [Lighter], [Quick]. Tests that need one of them are skipped without it.
 //
 // A store that cannot do all of the contract is [Limited]. The tests of what it
 // cannot do are skipped, or check that the store refuses it. All other tests do not use it.
 //
 // The suite uses resource names of its own and leaves nothing behind, so it can
-// run on a server that serves others. Only the tests behind Restarter,
+// run on a server that serves others. Only the tests behind Restarter, Failoverer,
 // CounterDeleter and CommandCounter expect to have the server to themselves.
 package backendtest
 
@@ -123,6 +123,13 @@ type Insider interface {
 // what it knew. Restart returns when the server accepts requests again.
 type Restarter interface {
 	Restart(t testing.TB)
+}
+
+// Failoverer is a Harness whose server has replicas that take over from it.
+type Failoverer interface {
+	// FailOver ends the server at once, and returns when a replica has taken over that has
+	// all of it, or nothing at all.
+	FailOver(t testing.TB, hasAll bool)
 }
 
 // Quick is a Harness of a store that is quick enough for the tests of large numbers to run

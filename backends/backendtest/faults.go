@@ -199,26 +199,50 @@ func testSilenceIsNotLoss(e *env) {
 	}
 }
 
-// testRestart: a server that comes back knows everything, or says that the
-// leases are over and grants nothing before they would have ended. It never
-// grants a lock twice, and fences grow on.
+// testRestart: a server that comes back keeps the promises.
 func testRestart(e *env) {
-	a, b := e.mortal(), e.mortal()
+	f, ok := e.h.(forgetful)
+	e.throughEnd(e.mortal(), e.mortal(), ok && f.Forgets(), func() { e.h.(Restarter).Restart(e.TB) })
+}
+
+// testFailOver: so does a replica that takes over. Leases go on there.
+func testFailOver(e *env) {
+	a := e.sidecar()
+	e.throughEnd(a, e.sidecar(), false, func() {
+		e.h.(Failoverer).FailOver(e.TB, true)
+		if err := e.answered(func() error { return a.beat(e.ctx) }); err != nil {
+			e.Errorf("Heartbeat at a replica that has all: %v", err)
+		}
+	})
+}
+
+// testFailOverToEmpty: also one that lags behind as far as can be.
+func testFailOverToEmpty(e *env) {
+	e.throughEnd(e.mortal(), e.mortal(), true, func() { e.h.(Failoverer).FailOver(e.TB, false) })
+}
+
+// throughEnd ends the server, after which the same or another one comes. It knows everything,
+// or says that the leases are over and grants nothing before they would have ended. It never
+// grants a lock twice, and fences grow on. a holds the lock then, and b waits for it.
+func (e *env) throughEnd(a, b *sidecar, forgets bool, end func()) {
+	e.Helper()
 	r := e.name("r")
 	f := fences{e: e}
 	g := e.acquire(a, r, lock.Exclusive)
 	f.check(g)
 	w := e.queue(b, r, lock.Exclusive)
-	checkRecords := e.keptThroughRestart()
-	e.h.(Restarter).Restart(e.TB)
+	checkRecords := e.keptThroughEnd(forgets)
+	end()
 
 	err := e.answered(func() error { return a.beat(e.ctx) })
 	over := errors.Is(err, lock.ErrLeaseLost)
-	renewed := a.silence()
 	if err != nil && !over {
 		e.Fatalf("Heartbeat after a restart: %v", err)
 	}
-	if !over { // the holder still holds
+	var renewed time.Time
+	if over {
+		renewed = a.silence()
+	} else { // the holder still holds
 		e.refused(e.sidecar(), r, lock.Exclusive)
 		e.release(a, g)
 	}

@@ -404,9 +404,9 @@ func testRecordReplyLost(e *env) {
 // forgetful is a Restarter whose server may come back without its data.
 type forgetful interface{ Forgets() bool }
 
-// keptThroughRestart writes records, and checks after a restart that what was written is
-// there, where the server comes back with its data. What is over meanwhile is not.
-func (e *env) keptThroughRestart() (check func()) {
+// keptThroughEnd writes records, and checks after the end of the server that what was written is
+// there, unless the next one has forgotten. What is over meanwhile is not.
+func (e *env) keptThroughEnd(forgets bool) (check func()) {
 	e.Helper()
 	a := e.recorder()
 	name, brief := e.name("record"), e.name("brief")
@@ -419,7 +419,7 @@ func (e *env) keptThroughRestart() (check func()) {
 		e.Helper()
 		b := e.recorder()
 		is := b.read(name)
-		if f, ok := e.h.(forgetful); (!ok || !f.Forgets()) && is.Version == "" {
+		if !forgets && is.Version == "" {
 			e.Error("the record is gone")
 		}
 		if is.Version != "" {

@@ -10,6 +10,8 @@ var usual = []conformance{
 	{name: "FenceAfterCounterDeleted", run: testFenceAfterCounterDeleted, needs: needs[CounterDeleter]("CounterDeleter"), alone: true},
 	{name: "HeartbeatCost", run: testHeartbeatCost, needs: needs[CommandCounter]("CommandCounter"), alone: true},
 	{name: "Restart", run: testRestart, needs: needs[Restarter]("Restarter"), alone: true},
+	{name: "FailOver", run: testFailOver, needs: needs[Failoverer]("Failoverer"), alone: true},
+	{name: "FailOverToEmpty", run: testFailOverToEmpty, needs: needs[Failoverer]("Failoverer"), alone: true},
 
 	{name: "ArbiterSilentStore", run: testArbiterSilentStore, needs: needs[Freezer]("Freezer"), alone: true},
 

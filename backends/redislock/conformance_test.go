@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
 	"github.com/locksidecar/locksidecar/backends/backendtest"
@@ -28,8 +30,8 @@ func TestConformance(t *testing.T) {
 	t.Run(testengine.Redis.String(), func(t *testing.T) {
 		backendtest.Run(t, aloneHarness{newHarness(t, testengine.Redis, testengine.DropData)})
 	})
-	t.Run(testengine.RedisCluster.String(), func(t *testing.T) {
-		h := newHarness(t, testengine.RedisCluster, testengine.KeepData)
+	t.Run(testengine.RedisClusterReplicas.String(), func(t *testing.T) {
+		h := clusterHarness{newHarness(t, testengine.RedisClusterReplicas, testengine.KeepData)}
 		h.grants(t)
 		backendtest.Run(t, h)
 	})
@@ -100,30 +102,30 @@ func (h *harness) Restart(t testing.TB) { testengine.Restart(t, h.Server, h.rest
 // Forgets says whether a restart leaves nothing.
 func (h *harness) Forgets() bool { return h.restart == testengine.DropData }
 
-// Commands makes the harness a backendtest.CommandCounter.
+// Commands makes the harness a backendtest.CommandCounter. Replicas do again what their masters
+// have done.
 func (h *harness) Commands(t testing.TB) int64 {
-	ctx := context.Background()
 	b := openAt(t, h.Server.URL())
 	defer func() { _ = b.Close() }()
-	var total int64
-	count := func(info string, err error) {
+	var total atomic.Int64
+	if err := onMasters(t.Context(), b.client, func(ctx context.Context, c *redis.Client) error {
+		info, err := c.Info(ctx, "stats").Result()
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
 		n, err := strconv.ParseInt(parseInfo(info)["total_commands_processed"], 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		total += n
+		total.Add(n)
+		return err
+	}); err != nil {
+		t.Fatal(err)
 	}
-	if _, ok := h.Server.(testengine.Noder); ok && len(b.keys.buckets) > 1 {
-		for _, n := range testengine.Nodes(t, h.Server) {
-			one := openAt(t, "redis://"+n.Addr())
-			count(one.client.Info(ctx, "stats").Result())
-			_ = one.Close()
-		}
-		return total
+	return total.Load()
+}
+
+// onMasters does something on every server that is no replica, in a Cluster at the same time.
+func onMasters(ctx context.Context, client redis.UniversalClient, do func(context.Context, *redis.Client) error) error {
+	if c, ok := client.(*redis.ClusterClient); ok {
+		return c.ForEachMaster(ctx, do)
 	}
-	count(b.client.Info(ctx, "stats").Result())
-	return total
+	return do(ctx, client.(*redis.Client))
 }

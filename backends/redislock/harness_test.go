@@ -18,6 +18,7 @@ import (
 var (
 	_ backendtest.Insider      = (*harness)(nil)
 	_ backendtest.Slower       = (*harness)(nil)
+	_ backendtest.Failoverer   = clusterHarness{}
 	_ backendtest.Switcher     = aloneHarness{}
 	_ backendtest.Quick        = aloneHarness{}
 	_ backendtest.ClockShifter = aloneHarness{}
@@ -42,14 +43,7 @@ func (h *harness) Leftovers(t testing.TB, prefix string) (left []string) {
 		left = append(left, found...)
 		return err
 	}
-	var err error
-	switch c := b.client.(type) {
-	case *redis.ClusterClient:
-		err = c.ForEachMaster(ctx, look)
-	case *redis.Client:
-		err = look(ctx, c)
-	}
-	if err != nil {
+	if err := onMasters(ctx, b.client, look); err != nil {
 		left = append(left, "what nobody can see: "+err.Error())
 	}
 	return left
@@ -106,6 +100,18 @@ func leftoversOn(ctx context.Context, c *redis.Client, prefix string) (left []st
 		}
 	}
 	return left, nil
+}
+
+// clusterHarness is for a Cluster with replicas.
+type clusterHarness struct{ *harness }
+
+// FailOver makes the harness a backendtest.Failoverer. All masters end at once.
+func (h clusterHarness) FailOver(t testing.TB, hasAll bool) {
+	knows := testengine.DropData
+	if hasAll {
+		knows = testengine.KeepData
+	}
+	testengine.FailOver(t, h.Server, knows)
 }
 
 // aloneHarness is for one Redis.

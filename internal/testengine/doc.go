@@ -1,7 +1,7 @@
 // Package testengine starts real servers for tests and benchmarks, and breaks
 // them on purpose.
 //
-// A [Kind] is a kind of store: [Redis], [RedisCluster], [RedisSentinel],
+// A [Kind] is a kind of store: [Redis], [RedisCluster], [RedisClusterReplicas], [RedisSentinel],
 // [ZooKeeper], [ZooKeeperEnsemble], [MariaDB], [MySQL], [Postgres]; [PostgresBouncer],
 // a PostgreSQL behind PgBouncer; [RedisFakeTime], [MariaDBFakeTime], [MySQLFakeTime]
 // and [PostgresFakeTime], whose clock can jump; [MariaDBPair], [MySQLPair] and

@@ -14,7 +14,7 @@ import (
 )
 
 var allKinds = []*Kind{
-	Redis, RedisCluster, RedisSentinel, ZooKeeper, ZooKeeperEnsemble, MariaDB, MySQL, MariaDBPair, MySQLPair,
+	Redis, RedisCluster, RedisClusterReplicas, RedisSentinel, ZooKeeper, ZooKeeperEnsemble, MariaDB, MySQL, MariaDBPair, MySQLPair,
 	Postgres, PostgresPair, PostgresBouncer,
 	RedisFakeTime, MariaDBFakeTime, MySQLFakeTime, PostgresFakeTime,
 }
@@ -48,7 +48,7 @@ func TestKinds(t *testing.T) {
 			switch k {
 			case RedisCluster:
 				run("Nodes", testClusterNodes)
-			case RedisSentinel:
+			case RedisClusterReplicas, RedisSentinel:
 				run("FailOver", testFailOver)
 			case ZooKeeper:
 				run("SessionExpires", testSessionExpires)

@@ -55,6 +55,7 @@ const (
 )
 
 // The kinds. Redis is one server alone, RedisCluster three masters,
+// RedisClusterReplicas three with a replica each,
 // RedisSentinel three sentinels that watch a master and its replica;
 // RedisFakeTime is one server whose clock can be shifted. ZooKeeper
 // is one server alone, ZooKeeperEnsemble three; ZooKeeperSlowTicks are three whose
@@ -76,6 +77,10 @@ var (
 	RedisCluster = &Kind{
 		name: "Redis Cluster", urlEnv: "LOCKSIDECAR_TEST_REDIS_CLUSTER_URL", image: redisImage, install: installRedis,
 		ports: clusterMasters, start: startRedisCluster,
+	}
+	RedisClusterReplicas = &Kind{
+		name: "Redis Cluster with replicas", urlEnv: RedisCluster.urlEnv, image: redisImage, install: installRedis,
+		ports: 2 * clusterMasters, start: startReplicatedCluster,
 	}
 	RedisSentinel = &Kind{
 		name: "Redis Sentinel", urlEnv: "LOCKSIDECAR_TEST_REDIS_SENTINEL_URL", image: redisImage, install: installRedis,

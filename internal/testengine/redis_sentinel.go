@@ -236,7 +236,7 @@ func (s *sentinelStore) Crash(ctx context.Context, d Data) error {
 	if d == KeepData {
 		master, replica, err := s.roles(ctx)
 		if err == nil {
-			err = s.level(ctx, master, replica)
+			err = level(ctx, master, replica)
 		}
 		if err != nil {
 			return fmt.Errorf("bring the replica up to date before the crash: %w", err)
@@ -264,10 +264,9 @@ func (s *sentinelStore) FailOver(ctx context.Context, d Data) error {
 		return err
 	}
 	if d == KeepData {
-		err = s.level(ctx, master, replica)
+		err = level(ctx, master, replica)
 	} else {
-		// What a replica that lags behind lacks, taken to the extreme.
-		err = redisDo(ctx, replica.Addr(), []any{"CONFIG", "SET", "replica-read-only", "no"}, []any{"FLUSHALL"})
+		err = forget(ctx, replica)
 	}
 	if err != nil {
 		return fmt.Errorf("prepare the failover: %w", err)
@@ -298,7 +297,7 @@ func (s *sentinelStore) FailOver(ctx context.Context, d Data) error {
 }
 
 // level stops writes at the master and waits until the replica has them all.
-func (s *sentinelStore) level(ctx context.Context, master, replica *node) error {
+func level(ctx context.Context, master, replica *node) error {
 	if err := redisDo(ctx, master.Addr(), []any{"CLIENT", "PAUSE", time.Minute.Milliseconds(), "WRITE"}); err != nil {
 		return err
 	}
@@ -316,4 +315,9 @@ func (s *sentinelStore) level(ctx context.Context, master, replica *node) error 
 		}
 		return nil
 	})
+}
+
+// forget makes a replica lack everything: one that lags behind, taken to the extreme.
+func forget(ctx context.Context, replica *node) error {
+	return redisDo(ctx, replica.Addr(), []any{"CONFIG", "SET", "replica-read-only", "no"}, []any{"FLUSHALL"})
 }
