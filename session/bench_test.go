@@ -179,7 +179,7 @@ func TestMemoryPerHold(t *testing.T) {
 			limit += 640 // the session is in it
 		}
 		per := (int64(heap()) - int64(before)) / n
-		for range 10 { // a goroutine that has not run for a while keeps what nobody needs
+		for range 100 { // a goroutine that has not run for a while keeps what nobody needs
 			if per <= limit {
 				break
 			}
