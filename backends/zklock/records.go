@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -198,13 +200,20 @@ func (b *Backend) changeRecord(ctx context.Context, what string, r lock.Resource
 			case err != nil:
 				certain = true
 				return err
-			case !raced(call.Err) || tries > maxTries:
+			case !raced(call.Err) || tries == maxRaces || !leasekit.Sleep(ctx, rand.N(time.Duration(tries)*racePause)): //nolint:gosec // not a secret
 				return fmt.Errorf("%s: %w", call, call.Err)
 			}
 			certain = true
 		}
 	})
 }
+
+// A change of a record is refused as well where another one of its bucket is deleted meanwhile.
+// A sweep deletes many, one transaction after the other. The pauses let others through.
+const (
+	maxRaces  = 32
+	racePause = 4 * time.Millisecond
+)
 
 // raced reports whether the server has refused a change because a node is not as it was
 // read.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
@@ -16,15 +17,16 @@ const (
 	sweepEvery = time.Minute
 	// sweepLooks bounds how many requests it reads with, where little is over.
 	sweepLooks = 512
-	// sweepDeletes is how many records are deleted in one transaction.
-	sweepDeletes = 64
+	// sweepStep is how many records are read at a time, and deleted in one transaction.
+	sweepStep = 64
 )
 
 // sweepRecords deletes records that are over, when it is this sidecar's turn, until ctx
 // ends. Nothing waits for that: nobody sees what is over.
 //
 // Whatever is asked for in a session keeps it alive, so the sidecar asks behind a heartbeat
-// alone: a lease that gets no heartbeats any more must not outlive them by its own chores.
+// alone, and stops when the lease is overdue: one that gets no heartbeats any more must not
+// outlive them by its own chores.
 func (d *driver) sweepRecords(ctx context.Context) {
 	every := d.b.sweepEvery
 	for leasekit.Sleep(ctx, every+rand.N(every/4)) { //nolint:gosec // not a secret
@@ -55,47 +57,65 @@ func (d *driver) sweepOnce(ctx context.Context, every time.Duration) error {
 	}
 	buckets := list.Children
 	slices.Sort(buckets)
-	first, _ := slices.BinarySearch(buckets, string(root.Data))
-	for n, looks := 0, b.sweepLooks; n < len(buckets) && looks > 0; n++ {
-		name := buckets[(first+n)%len(buckets)]
-		read, over, err := b.sweepBucket(ctx, t, b.tree.records()+"/"+name)
-		if err != nil {
+	place := string(root.Data)
+	bucket, _, _ := strings.Cut(place, "/")
+	first, _ := slices.BinarySearch(buckets, bucket)
+	for n, looks := 0, b.sweepLooks; n < len(buckets) && looks > 0 && !d.set.Overdue(); n++ {
+		var err error
+		if place, looks, err = d.sweepBucket(ctx, buckets[(first+n)%len(buckets)], place, looks); err != nil {
 			return err
 		}
-		if looks -= 1 + read; over*4 >= read && over > 0 {
-			looks = max(looks, 1)
-		}
-		root.Data = []byte(name + "0") // behind this one
 	}
-	return t.s.Do(ctx, zksession.Set(b.tree.records(), root.Data, zksession.AnyVersion))
+	if d.set.Overdue() {
+		return nil
+	}
+	return t.s.Do(ctx, zksession.Set(b.tree.records(), []byte(place), zksession.AnyVersion))
 }
 
-// sweepBucket deletes the records of a bucket that are over.
-func (b *Backend) sweepBucket(ctx context.Context, t *leaseNode, path string) (read, over int, err error) {
+// sweepBucket deletes the records of a bucket that are over, in steps, from a place on: BUCKET/NAME
+// is behind that name. It gives the place where it ended, and how many looks are left.
+func (d *driver) sweepBucket(ctx context.Context, name, place string, looks int) (string, int, error) {
+	t, path := d.leaseNode, d.b.tree.records()+"/"+name
+	behind := name + "0" // the whole bucket
 	bucket, list := zksession.Get(path), zksession.Children(path)
 	if err := t.s.Do(ctx, bucket, list); err != nil || errors.Join(bucket.Err, list.Err) != nil {
-		return 0, 0, err
+		return behind, looks, err
 	}
-	nodes := make([]*zksession.Call, len(list.Children))
-	for i, name := range list.Children {
-		nodes[i] = zksession.Get(path + "/" + name)
+	looks--
+	slices.Sort(list.Children)
+	if after, here := strings.CutPrefix(place, name+"/"); here {
+		list.Children = slices.DeleteFunc(list.Children, func(n string) bool { return n <= after })
 	}
-	if err := doAll(ctx, t, nodes); err != nil {
-		return 0, 0, err
-	}
-	dead := slices.DeleteFunc(nodes, func(n *zksession.Call) bool {
-		_, left := t.recordIn(n)
-		return left > 0 || n.Err != nil
-	})
-	for some := range slices.Chunk(dead, sweepDeletes) {
-		call := b.deleteRecords(bucket, some...)
+	for some := range slices.Chunk(list.Children, sweepStep) {
+		if looks <= 0 || d.set.Overdue() {
+			return place, looks, nil
+		}
+		nodes := make([]*zksession.Call, len(some))
+		for i, n := range some {
+			nodes[i] = zksession.Get(path + "/" + n)
+		}
+		if err := doAll(ctx, t, nodes); err != nil {
+			return place, looks, err
+		}
+		dead := slices.DeleteFunc(nodes, func(n *zksession.Call) bool {
+			_, left := t.recordIn(n)
+			return left > 0 || n.Err != nil
+		})
+		if looks -= len(some); len(dead)*4 >= len(some) {
+			looks = max(looks, 1)
+		}
+		place = name + "/" + some[len(some)-1]
+		if len(dead) == 0 {
+			continue
+		}
+		call := d.b.deleteRecords(bucket, dead...)
 		if err := t.s.Do(ctx, call); err != nil {
-			return 0, 0, err
+			return place, looks, err
 		}
 		if call.Err != nil { // somebody was faster: in some other turn
 			break
 		}
 		bucket.Stat.Version++
 	}
-	return len(list.Children), len(dead), nil
+	return behind, looks, nil
 }

@@ -195,3 +195,117 @@ func TestSweepsKeepNoLeaseAlive(t *testing.T) {
 		return nil
 	})
 }
+
+// A lease that is overdue sweeps no further: the machine slept in the middle of a sweep.
+func TestSweepEndsWithItsLease(t *testing.T) {
+	t.Parallel()
+	b := openAt(t, testengine.Shared(t, testengine.ZooKeeper).URL()+"/records-asleep")
+	t.Cleanup(func() { _ = b.Close() })
+	var slept atomic.Int64
+	var armed atomic.Bool
+	var asked atomic.Int64
+	b.clock = func() time.Duration { return lock.BootTime() + time.Duration(slept.Load()) }
+	b.observe = func(command string, _ time.Duration, _ error) {
+		if armed.Load() {
+			asked.Add(1)
+			if command == "children" {
+				slept.Store(int64(time.Hour))
+			}
+		}
+	}
+	l := newLease(t, b, 30*time.Second)
+	for i := range 8 {
+		if err := b.WriteRecord(t.Context(), lock.Resource(fmt.Sprint("r", i)), "", recordOf("v"), 2*time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	armed.Store(true)
+	if err := l.driver.sweepOnce(t.Context(), 0); err != nil {
+		t.Errorf("sweep: %v", err)
+	}
+	armed.Store(false)
+	if n := asked.Load(); n > 3 { // whose turn it is, and the buckets
+		t.Errorf("%d requests of a sweep, most of them by an overdue lease", n)
+	}
+}
+
+// A bucket of many records is swept in several turns, each of few reads.
+func TestLargeBucketIsSweptInSteps(t *testing.T) {
+	t.Parallel()
+	var reads atomic.Int64
+	url := testengine.Shared(t, testengine.ZooKeeper).URL()
+	b := openAt(t, url+"/records-bucket")
+	t.Cleanup(func() { _ = b.Close() })
+	b.sweepLooks = 10
+	b.observe = func(command string, _ time.Duration, _ error) {
+		if command == "get" {
+			reads.Add(1)
+		}
+	}
+	l := newLease(t, b, 30*time.Second)
+	const n = 3 * sweepStep
+	names := sameBucket(n)
+	errs := make(chan error, n)
+	for i, r := range names {
+		keep := time.Hour
+		if i == n-1 {
+			keep = lock.MinKeep
+		}
+		go func() { errs <- b.WriteRecord(t.Context(), r, "", recordOf("v"), keep) }()
+	}
+	for range n {
+		if err := <-errs; err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := b.tree.record(names[n-1])
+	c := stranger(t, url)
+	eventually(t, "what is over is gone", func() error {
+		reads.Store(0)
+		if err := l.driver.sweepOnce(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		if n := reads.Load(); n > sweepStep+8 {
+			t.Errorf("%d reads in a turn", n)
+		}
+		there, _, err := c.Exists(path)
+		if err == nil && there {
+			err = errors.New("it is there")
+		}
+		return err
+	})
+}
+
+// Records of one bucket are taken away at the same time: each of them is.
+func TestRecordsOfABucketAreDeletedAtOnce(t *testing.T) {
+	t.Parallel()
+	url := testengine.Shared(t, testengine.ZooKeeper).URL() + "/records-at-once"
+	a, _ := sidecar(t, url, 30*time.Second)
+	b, _ := sidecar(t, url, 30*time.Second)
+	const n = 12
+	names := sameBucket(n)
+	for _, r := range names {
+		if err := a.WriteRecord(t.Context(), r, "", recordOf("v"), time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	errs := make(chan error, n)
+	for i, r := range names {
+		go func() { errs <- []*Backend{a, b}[i%2].DeleteRecord(t.Context(), r, "v") }()
+	}
+	for range n {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// sameBucket are names of the same bucket.
+func sameBucket(n int) (all []lock.Resource) {
+	for i := 0; len(all) < n; i++ {
+		if r := lock.Resource(fmt.Sprint("r", i)); bucket(r) == bucket("r0") {
+			all = append(all, r)
+		}
+	}
+	return all
+}
