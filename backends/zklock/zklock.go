@@ -38,14 +38,16 @@ type Backend struct {
 	sweepEvery time.Duration // see sweepEvery
 	sweepLooks int           // see sweepLooks
 
+	guestTimeout time.Duration // see guestTimeout
+
 	mu      sync.Mutex
 	drivers []*driver           // oldest first
 	known   map[string]struct{} // paths of locks that were there recently
 
 	forcing chan struct{} // forced releases that are being written
 
-	guestMu sync.Mutex
-	guest   *leaseNode // for when there is no lease; nil: not open
+	guestTurn chan struct{} // has room for one, who may use what follows
+	guest     *leaseNode    // for when there is no lease; nil: not open
 }
 
 var _ lock.Backend = (*Backend)(nil)
@@ -59,13 +61,13 @@ func Open(rawURL string, observe lock.Observe) (*Backend, error) {
 		return nil, err
 	}
 	return &Backend{
-		cfg: cfg, tree: cfg.tree(), observe: observe, clock: lock.BootTime, wall: time.Now, maxSeq: maxSeq, shortQueue: shortQueue, recheckOf: leasekit.RecheckOf, sweepEvery: sweepEvery, sweepLooks: sweepLooks,
-		known: make(map[string]struct{}), forcing: make(chan struct{}, maxForcing),
+		cfg: cfg, tree: cfg.tree(), observe: observe, clock: lock.BootTime, wall: time.Now, maxSeq: maxSeq, shortQueue: shortQueue, recheckOf: leasekit.RecheckOf, sweepEvery: sweepEvery, sweepLooks: sweepLooks, guestTimeout: guestTimeout,
+		known: make(map[string]struct{}), forcing: make(chan struct{}, maxForcing), guestTurn: make(chan struct{}, 1),
 	}, nil
 }
 
-// guestTimeout is how long the session without a lease outlives its process.
-// Nothing hangs on it.
+// guestTimeout is how long the session without a lease lives when nothing is asked for. Nothing
+// hangs on it.
 const guestTimeout = 10 * time.Second
 
 // askThrough gives a session to ask through: that of a lease that lives, else one that
@@ -81,17 +83,19 @@ func (b *Backend) askThrough(ctx context.Context) (*leaseNode, error) {
 	}
 	b.mu.Unlock()
 
-	b.guestMu.Lock()
-	defer b.guestMu.Unlock()
-	if b.guest != nil && b.guest.s.Err() == nil {
+	select {
+	case b.guestTurn <- struct{}{}:
+		defer func() { <-b.guestTurn }()
+	case <-ctx.Done():
+		return nil, unavailable("open session", context.Cause(ctx))
+	}
+	if b.guest != nil && b.guest.s.Err() == nil && b.guest.s.Idle() < b.guestTimeout/2 {
 		return b.guest, nil
 	}
-	if err := b.closeGuest(ctx); err != nil {
-		return nil, unavailable("close session", err)
-	}
+	_ = b.closeGuest(ctx) // what it does not reach ends by its timeout
 	t := b.newLeaseNode(lock.NewLeaseID(), leaseRecord{})
 	cfg := t.config()
-	cfg.SessionTimeout, cfg.KeepAlive = guestTimeout, true
+	cfg.SessionTimeout = b.guestTimeout
 	s, err := zksession.Open(ctx, cfg)
 	if err != nil {
 		return nil, unavailable("open session", err)
@@ -134,8 +138,8 @@ func (b *Backend) Ping(ctx context.Context) error {
 
 // Close implements lock.Backend.
 func (b *Backend) Close() error {
-	b.guestMu.Lock()
-	defer b.guestMu.Unlock()
+	b.guestTurn <- struct{}{}
+	defer func() { <-b.guestTurn }()
 	ctx, cancel := b.afterwards(context.Background())
 	defer cancel()
 	// The session of a backend that could not say good-bye ends by itself.

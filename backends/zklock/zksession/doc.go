@@ -11,8 +11,7 @@
 //     sends there what was waiting. Here the answer that says so is seen before
 //     the library acts on it (link.go), and after it nothing is dialled any more.
 //   - It pings, so that a session lives as long as the process and its connection
-//     do. A lease must live by its heartbeats alone: pings are held back unless
-//     they are asked for.
+//     do. A lease must live by its heartbeats alone: pings are held back.
 //   - It waits for an answer as long as the connection lives. Here a request that
 //     is not answered in time ends the connection, so that the session moves on
 //     to another server well before it expires.

@@ -147,7 +147,7 @@ func (l *link) Write(b []byte) (int, error) {
 		l.asked = l.s.cfg.Clock()
 	} else if len(b) >= 12 {
 		xid, op := number(b[4:]), number(b[8:])
-		if xid == xidPing && !l.s.cfg.KeepAlive {
+		if xid == xidPing {
 			return len(b), nil
 		}
 		switch op {

@@ -22,7 +22,8 @@ type Config struct {
 	TLS *tls.Config
 	// Digest is "user:password" for ZooKeeper's digest authentication; empty: none.
 	Digest string
-	// SessionTimeout is asked for. A server may give another one.
+	// SessionTimeout is asked for. A server may give another one. The session expires when
+	// nothing is asked for so long, whatever becomes of connections.
 	SessionTimeout time.Duration
 	// TTL is that of the lease that the session is for; 0: it is for none. Then it is
 	// not SessionTimeout that is asked for but what the lease needs, and a server that
@@ -36,9 +37,6 @@ type Config struct {
 	// a request waits for a connection, and how long it waits for its answer.
 	// Afterwards the connection is given up, and another one is made.
 	Timeout time.Duration
-	// KeepAlive keeps the session alive when nothing is asked for. Without it the
-	// session expires unless there are requests, whatever becomes of connections.
-	KeepAlive bool
 	// OnEvent is called when a node that is watched was changed or deleted, or its children
 	// were that are watched, mostly
 	// on the goroutine that reads from the server: it must not block, and not ask
@@ -171,6 +169,13 @@ func (s *Session) ID() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.id
+}
+
+// Idle is for how long nothing has been asked for.
+func (s *Session) Idle() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Since(s.asked)
 }
 
 // Done is closed when the session is over, for whatever reason.
@@ -338,7 +343,7 @@ func (s *Session) wanted() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	silent := time.Since(s.asked)
-	if !s.connected || s.cfg.KeepAlive || s.wanting > 0 || silent < s.timeout*2/3 {
+	if !s.connected || s.wanting > 0 || silent < s.timeout*2/3 {
 		return 0
 	}
 	silent = min(silent, time.Since(s.dialled))
