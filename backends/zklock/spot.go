@@ -3,6 +3,7 @@ package zklock
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
@@ -302,13 +303,7 @@ func (d *driver) care(ctx context.Context) {
 		}
 		d.mu.Unlock()
 		d.lookAt(ctx, lasting...)
-		for _, s := range lasting { // a note that is not written is not missed
-			_ = d.rewrite(ctx, s, func(r *record) bool {
-				waited := s.granted - s.queued
-				r.Waited = waited.Milliseconds()
-				return waited >= lastsAfter
-			})
-		}
+		d.note(lasting)
 		t.Reset(pause)
 		select {
 		case <-t.C:
@@ -317,6 +312,25 @@ func (d *driver) care(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// note writes into the nodes of holds how long they were waited for. One that is not written
+// is not missed, and the next holds are not kept waiting for their watches.
+func (d *driver) note(lasting []*spot) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	waited := slices.DeleteFunc(lasting, func(s *spot) bool { return s.granted-s.queued < lastsAfter })
+	if len(waited) == 0 {
+		return
+	}
+	d.do(func(ctx context.Context) {
+		for _, s := range waited {
+			_ = d.rewrite(ctx, s, func(r *record) bool {
+				r.Waited = (s.granted - s.queued).Milliseconds()
+				return true
+			})
+		}
+	})
 }
 
 // maxTries bounds how often something is done again because others were faster.
