@@ -224,7 +224,7 @@ func (b bell) changed(bool) {
 func (f *forced) wait(ctx context.Context, ours bool) error {
 	news := make(bell, 1)
 	f.t.subscribe(f.node, news)
-	defer f.t.unsubscribe(f.node, news)
+	defer func() { f.t.unsubscribe(f.node, news) }()
 	due := time.Duration(math.MaxInt64)
 	if !ours {
 		due = f.b.clock() + f.grace
@@ -232,11 +232,7 @@ func (f *forced) wait(ctx context.Context, ours bool) error {
 	t := time.NewTimer(0)
 	defer t.Stop()
 	for {
-		var look *zksession.Call
-		err := insist(ctx, func() error {
-			look = zksession.Watch(f.node)
-			return f.t.s.Do(ctx, look)
-		})
+		look, err := f.look(ctx, news)
 		switch {
 		case ctx.Err() != nil:
 			return fmt.Errorf("force release %q: %w; it ends by itself %s after the holder's sidecar knows of it, or with its lease", string(f.r), context.Cause(ctx), f.grace)
@@ -263,4 +259,23 @@ func (f *forced) wait(ctx context.Context, ours bool) error {
 		case <-ctx.Done():
 		}
 	}
+}
+
+// look reads the node and watches it. The wait may outlast the lease that it has begun
+// through: one that gets no heartbeats any more must not live on by it.
+func (f *forced) look(ctx context.Context, news bell) (look *zksession.Call, err error) {
+	err = insist(ctx, func() error {
+		t, err := f.b.askThrough(ctx)
+		if err != nil {
+			return err
+		}
+		if t != f.t {
+			f.t.unsubscribe(f.node, news)
+			t.subscribe(f.node, news)
+			f.t = t
+		}
+		look = zksession.Watch(f.node)
+		return t.s.Do(ctx, look)
+	})
+	return look, err
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -195,4 +197,39 @@ func TestGraceOfWhoReadsNoEvents(t *testing.T) {
 			t.Errorf("news after the release: %+v", news)
 		}
 	})
+}
+
+// TestForcedReleaseKeepsNoLeaseAlive: the lease of a sidecar ends for want of heartbeats while
+// a forced release waits that was asked for there. That goes on without the lease.
+func TestForcedReleaseKeepsNoLeaseAlive(t *testing.T) {
+	t.Parallel()
+	url := testengine.Shared(t, testengine.ZooKeeper).URL() + "/forced-silent"
+	b, silent := sidecar(t, url, time.Second)
+	_, holder := sidecar(t, url, 30*time.Second)
+	other, waiter := sidecar(t, url, 30*time.Second)
+	forced := hold(t, holder, "forced", lock.Exclusive)
+	beside := hold(t, silent, "beside", lock.Exclusive)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- b.ForceRelease(ctx, forced.Resource, forced.ID, time.Hour) }()
+	defer cancel()
+	var describing sync.WaitGroup
+	describing.Go(func() { // the hold changes hands, and who waits for its end looks each time
+		for ctx.Err() == nil {
+			_ = holder.Lease.(lock.Contender).Describe(ctx, forced.Resource, forced.ID, request("forced", lock.Exclusive).Owner)
+			leasekit.Sleep(ctx, 50*time.Millisecond)
+		}
+	})
+	queue(t, other, waiter, request(beside.Resource, lock.Exclusive)).granted()
+	select {
+	case err := <-done:
+		t.Fatalf("ForceRelease ends with the lease: %v", err)
+	default:
+	}
+	release(t, holder, forced)
+	if err := <-done; err != nil {
+		t.Errorf("ForceRelease: %v", err)
+	}
+	cancel()
+	describing.Wait()
 }
