@@ -233,3 +233,54 @@ func TestForcedReleaseKeepsNoLeaseAlive(t *testing.T) {
 	cancel()
 	describing.Wait()
 }
+
+// TestForcedOutUnheard: a waiter is forced out of the queue while its sidecar is cut off, and has
+// not heard that it is there. It does not come back.
+func TestForcedOutUnheard(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	for name, beats := range map[string]bool{"Before": true, "After": false} {
+		t.Run("Heartbeat"+name, func(t *testing.T) {
+			t.Parallel()
+			way, url := newRoad(t, s.URL())
+			_, l := sidecar(t, url, 30*time.Second)
+			b, other := sidecar(t, s.URL(), 30*time.Second)
+			g := hold(t, other, unique(), lock.Exclusive)
+			q := request(g.Resource, lock.Exclusive)
+			way.set(func(r *road) {
+				r.request = func(op int32, body string) action {
+					if op != opCreate || !strings.Contains(body, string(q.ID)) {
+						return pass
+					}
+					r.set(func(r *road) { r.shut = hosts(s.URL())[0] })
+					return cutAfter
+				}
+			})
+			if g, err := l.Acquire(t.Context(), q); !errors.Is(err, lock.ErrUnavailable) {
+				t.Fatalf("Acquire without an answer: %+v, %v", g, err)
+			}
+			if err := b.ForceRelease(t.Context(), q.Resource, q.ID, 0); err != nil {
+				t.Fatal(err)
+			}
+			way.set(func(r *road) { r.shut, r.request = "", nil })
+			if beats {
+				eventually(t, "a heartbeat hears of it", func() error { return beat(t.Context(), l) })
+			}
+			eventually(t, "the store answers", func() error {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				g, err := l.Acquire(ctx, q)
+				switch {
+				case errors.Is(err, lock.ErrUnavailable):
+					return err
+				case !errors.Is(err, lock.ErrNotHolder):
+					t.Errorf("Acquire of who was forced out: %+v, %v", g, err)
+				}
+				return nil
+			})
+			if all := listed(t, b, g.Resource); len(all) != 1 {
+				t.Errorf("beside the holder there are %v", all)
+			}
+		})
+	}
+}

@@ -137,6 +137,13 @@ func (t *leaseNode) news() (told []forcedNode, more bool) {
 	return told, more
 }
 
+// heard are those of them that nobody has taken yet.
+func (t *leaseNode) heard() []forcedNode {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.told)
+}
+
 // watcher wants to know when a node is changed or deleted. It is called on the
 // goroutine that reads from the server: it must not block.
 type watcher interface{ changed(deleted bool) }

@@ -141,7 +141,7 @@ func (d *driver) placeOnce(ctx context.Context, s *spot) error {
 	case placed:
 		return nil
 	case unsure:
-		if err := d.find(ctx, s); err != nil || d.isPlaced(s) {
+		if err := d.find(ctx, s); err != nil || d.isPlaced(s) || d.isGone(s) {
 			return err
 		}
 	}
@@ -152,6 +152,12 @@ func (d *driver) isPlaced(s *spot) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return s.name != ""
+}
+
+func (d *driver) isGone(s *spot) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return s.gone
 }
 
 // maxSeq bounds the numbers of nodes. ZooKeeper's count sticks at 2³¹-1, and then
@@ -342,13 +348,18 @@ func (d *driver) setUnsure(s *spot, unsure bool) {
 //
 // A sync would not do: a leader that does not know yet that there is another one
 // answers it, and what it has proposed to some may still be decided by the next.
+//
+// Where nothing is found, the create may have been carried out, and the request forced out
+// since. The node of the lease tells that.
 func (d *driver) find(ctx context.Context, s *spot) error {
-	queue := zksession.Children(s.l.path)
-	if err := s.room.Session().Do(ctx, zksession.Barrier(), queue); err != nil {
+	queue, lease := zksession.Children(s.l.path), zksession.Get(d.leaseNode.path)
+	if err := s.room.Session().Do(ctx, zksession.Barrier(), queue, lease); err != nil {
 		return err
 	}
-	if queue.Err != nil && !errors.Is(queue.Err, zksession.ErrNoNode) {
-		return queue.Err
+	for _, c := range []*zksession.Call{queue, lease} {
+		if c.Err != nil && !errors.Is(c.Err, zksession.ErrNoNode) {
+			return c.Err
+		}
 	}
 	names := namesOf(queue.Children, node{id: s.ID, name: idPrefix(s.ID)})
 	slices.SortFunc(names, func(a, _ string) int { // as a create makes them: its guard is first
@@ -359,8 +370,11 @@ func (d *driver) find(ctx context.Context, s *spot) error {
 	})
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.oust(decodeLease(lease.Data).Forced)
+	d.oust(d.leaseNode.heard())
 	s.unsure = false
 	if len(names) == 0 {
+		s.gone = s.outed
 		return nil
 	}
 	d.settle(s, s.l.path+"/"+names[len(names)-1], names, 0)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -39,7 +40,7 @@ func (d *driver) Renew(ctx context.Context, acks []leasekit.Revocation) (leaseki
 		return leasekit.Renewal{}, d.renewFailed(err)
 	}
 	news := leasekit.Renewal{Entries: -1}
-	told, more := d.leaseNode.news()
+	told, more := d.news()
 	if err := d.review(ctx, told, more); err != nil {
 		d.leaseNode.hear(leaseRecord{Forced: told, More: more})
 		return leasekit.Renewal{}, d.renewFailed(err)
@@ -167,6 +168,26 @@ func (d *driver) end(ctx context.Context, s *spot) bool {
 		s.l.leave(s)
 	}
 	return true
+}
+
+// news takes what others have noted in the node of the lease.
+func (d *driver) news() (told []forcedNode, all bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	told, all = d.leaseNode.news()
+	d.oust(told) // find looks here or there
+	return told, all
+}
+
+// oust notes which requests were forced out whose nodes are not known. d.mu is held.
+func (d *driver) oust(told []forcedNode) {
+	for _, f := range told {
+		name := f.Node[strings.LastIndexByte(f.Node, '/')+1:]
+		n, _ := parseNode(name)
+		if s := d.spots[n.id]; s != nil && s.unsure && f.Node == s.l.path+"/"+name {
+			s.outed = true
+		}
+	}
 }
 
 // review reads nodes of ours that others have noted in the node of the lease; all of

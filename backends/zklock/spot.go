@@ -28,6 +28,7 @@ type spot struct {
 	czxid int64 // 0: not known
 
 	unsure  bool // there may be nodes that are not known
+	outed   bool // it was forced out while it was unsure
 	held    bool
 	gone    bool // somebody has deleted its node
 	doubted bool // its node was not found
