@@ -346,61 +346,10 @@ func (b *Backend) trust(l *lease, server string, stranger bool) {
 	}
 }
 
-// heldStep is how many entries a comparison reads at a time.
-const heldStep = 1000
-
-// pages reads a table in steps: what stands behind the last row of the step before.
-type pages struct {
-	sql  string
-	next func(last Row) []any // nil: the first step
-}
-
-// all calls each for every row.
-func (p pages) all(ctx context.Context, c Conn, each func(leasekit.Ref)) error {
-	var last Row
-	for {
-		res, err := c.Do(ctx, "compare", Statement{SQL: p.sql, Args: append(p.next(last), heldStep)})
-		if err != nil {
-			return err //nolint:wrapcheck // compare does
-		}
-		rows := res[0].Rows
-		for _, r := range rows {
-			each(leasekit.Ref{Resource: lock.Resource(r.Text(0)), ID: lock.HoldID(r.Text(1))})
-		}
-		if len(rows) < heldStep {
-			return nil
-		}
-		last = rows[len(rows)-1]
-	}
-}
-
-// waiters are those of the lease.
-func (l *lease) waiters() pages {
-	id := []byte(l.id)
-	return pages{l.b.sql.heldWaits, func(r Row) []any {
-		if r == nil {
-			return []any{id, []byte{}, []byte{}, int64(0)}
-		}
-		return []any{id, []byte(r.Text(0)), []byte(r.Text(0)), r.Int(2)}
-	}}
-}
-
 // Held implements leasekit.Driver. It asks the server that answers the heartbeats.
 func (l *lease) Held(ctx context.Context, each func(leasekit.Ref)) error {
-	id := []byte(l.id)
-	return l.compare(ctx, each, l.waiters(),
-		pages{l.b.sql.heldRows, func(r Row) []any {
-			if r == nil {
-				return []any{id, []byte{}}
-			}
-			return []any{id, []byte(r.Text(0))}
-		}},
-		pages{l.b.sql.heldHolds, func(r Row) []any {
-			if r == nil {
-				return []any{id, []byte{}, []byte{}, []byte{}}
-			}
-			return []any{id, []byte(r.Text(0)), []byte(r.Text(0)), []byte(r.Text(1))}
-		}})
+	q, id := l.b.sql, string(l.id)
+	return l.compare(ctx, each, q.waitersOf(id), q.rowsOf(id), q.holdsOf(id))
 }
 
 // Waiting implements leasekit.Sorter.
@@ -413,7 +362,7 @@ func (l *lease) Waiting(ctx context.Context, holds []leasekit.Ref) (waiting []le
 		if had[r] {
 			waiting = append(waiting, r)
 		}
-	}, l.waiters())
+	}, l.b.sql.waitersOf(string(l.id)))
 	return waiting, err
 }
 
@@ -425,7 +374,12 @@ func (l *lease) compare(ctx context.Context, each func(leasekit.Ref), what ...pa
 	}
 	defer c.Close()
 	for _, p := range what {
-		if err = p.all(ctx, c, each); err != nil {
+		if err = p.read(ctx, c, "compare", func(rows []Row) error {
+			for _, r := range rows {
+				each(leasekit.Ref{Resource: lock.Resource(r.Text(0)), ID: lock.HoldID(r.Text(1))})
+			}
+			return nil
+		}); err != nil {
 			return l.b.unavailable("compare", err)
 		}
 	}

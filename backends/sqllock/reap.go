@@ -74,7 +74,7 @@ func (r *reaper) reapIdle(ctx context.Context) error {
 			}
 		}
 		if len(idle) > 0 {
-			if _, err := b.pool.Do(ctx, "reap", q.deleteIdle.with(nil, idle, nil, r.floor)); err != nil {
+			if _, err := b.deleteFree(ctx, q.lockIdle.with(nil, idle, nil, r.floor), q.deleteRow); err != nil {
 				return err
 			}
 		}
@@ -88,6 +88,27 @@ func (r *reaper) reapIdle(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// deleteFree deletes what a locking SELECT names that skips what an app has locked by a
+// guard, and so may stay locked for long. n: how many.
+func (b *Backend) deleteFree(ctx context.Context, choose Statement, forget string) (n int, err error) {
+	c, err := b.pool.Conn(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	res, err := c.Do(ctx, "reap", Statement{SQL: "START TRANSACTION"}, choose)
+	if err != nil {
+		return 0, err
+	}
+	rows := res[1].Rows
+	batch := make([]Statement, 0, len(rows)+1)
+	for _, row := range rows { // each by its key: a scan would wait for a row that an app has locked
+		batch = append(batch, Statement{SQL: forget, Args: []any{[]byte(row.Text(0))}})
+	}
+	_, err = c.Do(ctx, "reap", append(batch, Statement{SQL: "COMMIT"})...)
+	return len(rows), err
 }
 
 // reapNotes counts the eras, on the keeper's own clock, and deletes what is to be
@@ -105,7 +126,7 @@ func (r *reaper) reapNotes(ctx context.Context) error {
 		return nil
 	}
 	// By the desks, so that a row that is crowded no more says so, and can go itself.
-	if _, err := b.onDesks(ctx, res[1].Rows, func(id string) *op { return &op{kind: opForget, id: id, hasty: true} }); err != nil {
+	if err := b.onDesks(ctx, res[1].Rows, func(id string) *op { return &op{kind: opForget, id: id, hasty: true} }); err != nil {
 		return err
 	}
 	if b.clock() >= r.since+eraTime {

@@ -159,31 +159,12 @@ const recordsAtATime = 100
 
 // reapRecords deletes records that are over, but for those that an app has locked.
 func (r *reaper) reapRecords(ctx context.Context) error {
-	for range reapSteps {
-		n, err := r.l.b.deleteEnded(ctx)
+	q := &r.l.b.sql.record
+	for range reapSteps * reapStep / recordsAtATime {
+		n, err := r.l.b.deleteFree(ctx, Statement{SQL: q.ended, Args: []any{recordsAtATime}}, q.forget)
 		if err != nil || n < recordsAtATime {
 			return err
 		}
 	}
 	return nil
-}
-
-func (b *Backend) deleteEnded(ctx context.Context) (n int, err error) {
-	c, err := b.pool.Conn(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer c.Close()
-	q := &b.sql.record
-	res, err := c.Do(ctx, "reap", Statement{SQL: "START TRANSACTION"}, Statement{SQL: q.ended, Args: []any{recordsAtATime}})
-	if err != nil {
-		return 0, err
-	}
-	rows := res[1].Rows
-	batch := make([]Statement, 0, len(rows)+1)
-	for _, row := range rows { // each by its key: a scan would wait for a row that an app has locked
-		batch = append(batch, Statement{SQL: q.forget, Args: []any{[]byte(row.Text(0))}})
-	}
-	_, err = c.Do(ctx, "reap", append(batch, Statement{SQL: "COMMIT"})...)
-	return len(rows), err
 }

@@ -32,7 +32,7 @@ type statements struct {
 
 	lookUp, lockHolds, moveHolds, delHolds, delWaits, delNotes, wantS listed
 
-	heldWaits, heldRows, heldHolds                   string
+	heldWaits, heldRows, heldHolds, heldNotes        string
 	alive, notesOf                                   string
 	waiting, marks, granted                          listed
 	keeper, takeOver, round, leases                  string
@@ -40,11 +40,11 @@ type statements struct {
 	names                                            string
 	status                                           listed
 	forced, guardX, guardS                           string
-	sweepRows, sweepWaits, sweepHolds, sweepNotes    string
 	lockRows, clearRows, leftRows                    listed
 	forgetLease                                      string
 	idle, raiseFloor, floor, era, raiseEra, oldNotes string
-	deleteIdle                                       listed
+	deleteRow                                        string
+	lockIdle                                         listed
 	log, logEnd, logOld, deleteLog                   string
 
 	record recordStatements
@@ -200,7 +200,10 @@ func newStatements(w Words) *statements {
 	// Who waits comes first: who is granted meanwhile is then seen twice, and not missed.
 	q.heldWaits = t("SELECT name, id, seq FROM {queue} WHERE lease=? AND name>=? AND NOT (name=? AND seq<=?) ORDER BY name, seq LIMIT ?")
 	q.heldRows = t("SELECT name, x_id FROM {lock} WHERE x_lease=? AND name>? ORDER BY name LIMIT ?")
-	q.heldHolds = t("SELECT name, id FROM {hold} WHERE lease=? AND name>=? AND NOT (name=? AND id<=?) ORDER BY name, id LIMIT ?")
+	byID := func(table string) string {
+		return t("SELECT name, id FROM " + table + " WHERE lease=? AND name>=? AND NOT (name=? AND id<=?) ORDER BY name, id LIMIT ?")
+	}
+	q.heldHolds, q.heldNotes = byID("{hold}"), byID("{note}")
 
 	// What a lease has to know of itself, and of what it waits for.
 	q.alive = t("SELECT 1 FROM {lease} WHERE id=? AND ended=0")
@@ -240,10 +243,6 @@ func newStatements(w Words) *statements {
 		"OR EXISTS (SELECT 1 FROM {hold} h JOIN {lease} e ON e.id=h.lease AND e.ended=0 WHERE h.name=? AND h.id=?))")
 	q.guardX, q.guardS = q.guardText("lock", "x_id"), q.guardText("hold", "id")
 
-	q.sweepWaits = t("SELECT name, id FROM {queue} WHERE lease=? LIMIT ?")
-	q.sweepRows = t("SELECT name, x_id FROM {lock} WHERE x_lease=? LIMIT ?")
-	q.sweepHolds = t("SELECT name, id FROM {hold} WHERE lease=? LIMIT ?")
-	q.sweepNotes = t("SELECT name, id FROM {note} WHERE lease=? LIMIT ?")
 	q.lockRows = l("SELECT l.name, l.x_id, l.fence, COALESCE((SELECT e.ended FROM {lease} e WHERE e.id=l.x_lease), 1) FROM {lock} l WHERE l.name IN (?ids) AND l.x_lease=?n AND l.x_shared=0",
 		"AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name=l.name) AND NOT EXISTS (SELECT 1 FROM {note} n WHERE n.name=l.name) FOR UPDATE SKIP LOCKED")
 	q.leftRows = l("SELECT name, x_id FROM {lock} WHERE name IN (?ids) AND x_lease=?n")
@@ -253,7 +252,8 @@ func newStatements(w Words) *statements {
 
 	// A shared hold has had fence+1 at most.
 	q.idle = t("SELECT name, CASE WHEN x_id IS NULL AND crowd=0 AND fence<?-1 THEN 1 ELSE 0 END FROM {lock} WHERE name>? ORDER BY name LIMIT ?")
-	q.deleteIdle = l("DELETE FROM {lock} WHERE name IN (?ids) AND x_id IS NULL AND crowd=0 AND fence<?k-1")
+	q.lockIdle = l("SELECT name FROM {lock} WHERE name IN (?ids) AND x_id IS NULL AND crowd=0 AND fence<?k-1 FOR UPDATE SKIP LOCKED")
+	q.deleteRow = t("DELETE FROM {lock} WHERE name=?")
 	q.raiseFloor = t("UPDATE {meta} SET value=GREATEST(value, {now}-?) WHERE name='floor'")
 	q.floor = t("SELECT value FROM {meta} WHERE name='floor'")
 	q.era = t("SELECT value FROM {meta} WHERE name='era'")

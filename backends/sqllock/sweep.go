@@ -3,6 +3,7 @@ package sqllock
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -19,43 +20,40 @@ const (
 // somebody has locked is left for the next sweep.
 func (b *Backend) sweep(ctx context.Context, lease string) (found bool, err error) {
 	q := b.sql
-	if there, err := b.anyOf(ctx, lease); err != nil || !there { // usually: one trip
+	all := []pages{q.waitersOf(lease), q.rowsOf(lease), q.holdsOf(lease), q.notesAbout(lease)}
+	if there, err := b.anyOf(ctx, all); err != nil || !there { // usually: one trip
 		return false, err
 	}
-	for _, s := range []struct {
-		sql string
-		all func(ctx context.Context, lease string, rows []Row) (done int, err error)
-	}{{q.sweepWaits, b.sweepEach}, {q.sweepRows, b.sweepRows}, {q.sweepHolds, b.sweepEach}, {q.sweepNotes, b.sweepEach}} {
-		for {
-			if ctx.Err() != nil {
-				return found, context.Cause(ctx)
-			}
-			res, err := b.pool.Do(ctx, "sweep", Statement{SQL: s.sql, Args: []any{[]byte(lease), sweepStep}})
-			if err != nil {
-				return found, err
-			}
-			rows := res[0].Rows
-			if len(rows) == 0 {
-				break
-			}
+	for i, p := range all {
+		end := b.sweepEach
+		if i == 1 {
+			end = b.sweepRows
+		}
+		if err := p.read(ctx, b.pool, "sweep", func(rows []Row) error {
 			found = true
-			done, err := s.all(ctx, lease, rows)
-			if err != nil {
-				return found, err
+			for some := range slices.Chunk(rows, sweepStep) {
+				if ctx.Err() != nil {
+					return context.Cause(ctx)
+				}
+				if err := end(ctx, lease, some); err != nil {
+					return err
+				}
 			}
-			if done == 0 { // the rest is locked
-				break
-			}
+			return nil
+		}); err != nil {
+			return found, err
 		}
 	}
 	return found, nil
 }
 
-// anyOf tells whether anything hangs on a lease.
-func (b *Backend) anyOf(ctx context.Context, lease string) (there bool, err error) {
-	q, args := b.sql, []any{[]byte(lease), 1}
-	res, err := b.pool.Do(ctx, "sweep", Statement{SQL: q.sweepWaits, Args: args}, Statement{SQL: q.sweepRows, Args: args},
-		Statement{SQL: q.sweepHolds, Args: args}, Statement{SQL: q.sweepNotes, Args: args})
+// anyOf tells whether there is anything of some kinds.
+func (b *Backend) anyOf(ctx context.Context, all []pages) (there bool, err error) {
+	batch := make([]Statement, len(all))
+	for i, p := range all {
+		batch[i] = p.one()
+	}
+	res, err := b.pool.Do(ctx, "sweep", batch...)
 	for _, r := range res {
 		there = there || len(r.Rows) > 0
 	}
@@ -63,15 +61,15 @@ func (b *Backend) anyOf(ctx context.Context, lease string) (there bool, err erro
 }
 
 // sweepEach clears rows away by the desks of their resources.
-func (b *Backend) sweepEach(ctx context.Context, lease string, rows []Row) (done int, err error) {
+func (b *Backend) sweepEach(ctx context.Context, lease string, rows []Row) error {
 	return b.onDesks(ctx, rows, func(id string) *op {
 		return &op{kind: opSweep, id: id, of: lease, hasty: true}
 	})
 }
 
 // onDesks has a request carried out for each row, which has a name and an id, by the
-// desks of the names. done: how many were, and not left because somebody has locked them.
-func (b *Backend) onDesks(ctx context.Context, rows []Row, request func(id string) *op) (done int, err error) {
+// desks of the names. What somebody has locked is left.
+func (b *Backend) onDesks(ctx context.Context, rows []Row, request func(id string) *op) (err error) {
 	byName := make(map[lock.Resource][]*op)
 	for _, r := range rows {
 		name := lock.Resource(r.Text(0))
@@ -93,37 +91,29 @@ func (b *Backend) onDesks(ctx context.Context, rows []Row, request func(id strin
 	wg.Wait()
 	for _, ops := range byName {
 		for _, o := range ops {
-			switch {
-			case o.err == nil:
-				done++
-			case errors.Is(o.err, errHasty):
-			default:
+			if o.err != nil && !errors.Is(o.err, errHasty) {
 				err = o.err
 			}
 		}
 	}
-	return done, err
+	return err
 }
 
 // sweepRows clears exclusive holds away: those that nobody waits for many at a time,
 // and the others by their desks.
-func (b *Backend) sweepRows(ctx context.Context, lease string, rows []Row) (done int, err error) {
-	names := make([][]byte, len(rows))
+func (b *Backend) sweepRows(ctx context.Context, lease string, rows []Row) error {
+	done, names := 0, make([][]byte, len(rows))
 	for i, r := range rows {
 		names[i] = []byte(r.Text(0))
 	}
-	if err := b.retry(ctx, func() (err error) { done, err = b.clearRows(ctx, lease, names); return err }); err != nil {
-		return 0, err
-	}
-	if done == len(rows) {
-		return done, nil
+	if err := b.retry(ctx, func() (err error) { done, err = b.clearRows(ctx, lease, names); return err }); err != nil || done == len(rows) {
+		return err
 	}
 	res, err := b.pool.Do(ctx, "sweep", b.sql.leftRows.with([]byte(lease), names, nil, 0))
 	if err != nil {
-		return done, err
+		return err
 	}
-	more, err := b.sweepEach(ctx, lease, res[0].Rows)
-	return done + more, err
+	return b.sweepEach(ctx, lease, res[0].Rows)
 }
 
 // clearRows is one transaction that clears what nobody waits for and nobody has locked.

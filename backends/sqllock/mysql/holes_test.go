@@ -207,6 +207,44 @@ func TestFrozenAppsLeaveOthers(t *testing.T) {
 	})
 }
 
+// An app is frozen in a transaction with the guards of many shared holds, and their sidecar is
+// dead. What else that sidecar has had is free.
+func TestSweepBesideManyFrozenGuards(t *testing.T) {
+	t.Parallel()
+	url := own(t, testengine.Shared(t, testengine.MariaDB), "frozenmany_")
+	b := openAt(t, url)
+	t.Cleanup(func() { _ = b.Close() })
+	l := leaseFor(t, b, 3*time.Second)
+	ctx, die := context.WithCancel(t.Context())
+	defer die()
+	alive := keepAlive(t, ctx, l)
+	const locked = 200
+	var guards []*lock.Guard
+	name := func(i int) lock.Resource { return lock.Resource(fmt.Sprintf("r%03d", i)) }
+	for i := range locked + 1 {
+		q := exclusive(name(i))
+		q.Mode = lock.Shared
+		g, err := l.Acquire(t.Context(), q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		guards = append(guards, g.Guard)
+	}
+	tx := newApp(t, b, "").begin(8)
+	for _, g := range guards[:locked] {
+		if !tx.guarded(g) {
+			t.Fatal("the guard of the holder did not find its hold")
+		}
+	}
+	_, other := sidecar(t, url, 3*time.Second)
+	keepAlive(t, t.Context(), other)
+	die()
+	<-alive
+	w := acquire(t, other, exclusive(name(locked)))
+	w.granted()
+	tx.rollBack()
+}
+
 // A row is there, and the backend does not know that: it sends the UPDATE that takes it and
 // the INSERT of a new one together. The INSERT fails, the row is locked by somebody, and the
 // wait is over before the request is sent again. So it says that it has left nothing, and

@@ -1,6 +1,7 @@
 package mysql
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"sync"
@@ -13,7 +14,9 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// Thousands of names that were taken once go in a short time.
+// Thousands of names that were taken once go in a short time, and so do thousands of records
+// that are over. One app is frozen behind a guard that came too late, and so keeps the row of an
+// idle name locked: that is in nobody's way.
 func TestReapManyIdle(t *testing.T) {
 	t.Parallel()
 	s := testengine.New(t, testengine.MariaDB)
@@ -23,6 +26,16 @@ func TestReapManyIdle(t *testing.T) {
 	l := leaseOf(t, b)
 	keepAlive(t, t.Context(), l)
 	execute(t, b, "INSERT INTO {lock} (name, fence) SELECT CONCAT('idle', seq), (UNIX_TIMESTAMP()-3600)*1000000 FROM seq_1_to_3000")
+	execute(t, b, "INSERT INTO {record} (name, version, value, written, ends) SELECT CONCAT('over', seq), 'v', '', 1, 2 FROM seq_1_to_9000")
+	g := hold(t, l, "late")
+	if err := l.Release(t.Context(), "late", g.ID); err != nil {
+		t.Fatal(err)
+	}
+	frozen := newApp(t, b, "").begin(1)
+	g.Guard.Args[0] = hex.EncodeToString([]byte("idle1500"))
+	if frozen.guarded(g.Guard) {
+		t.Fatal("the guard found a hold that was released")
+	}
 	eventually(t, "the floor is raised", func() error {
 		if number(t, b, "SELECT value FROM {meta} WHERE name='floor'") == 0 {
 			return errors.New("it is not")
@@ -31,11 +44,18 @@ func TestReapManyIdle(t *testing.T) {
 	})
 	ahead.Add(int64(2 * time.Minute))
 	eventually(t, "all idle rows are deleted", func() error {
-		if n := number(t, b, "SELECT COUNT(*) FROM {lock}"); n > 0 {
+		if n := number(t, b, "SELECT COUNT(*) FROM {lock} WHERE name<>'late'"); n > 1 {
 			return fmt.Errorf("%d are there", n)
 		}
 		return nil
 	})
+	eventually(t, "all records that are over are deleted", func() error {
+		if n := number(t, b, "SELECT COUNT(*) FROM {record}"); n > 0 {
+			return fmt.Errorf("%d are there", n)
+		}
+		return nil
+	})
+	frozen.rollBack()
 }
 
 // When the note of a name is forgotten, its row can go like any other.
