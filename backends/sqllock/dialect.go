@@ -30,10 +30,10 @@ type Dialect interface {
 	// before the first connection.
 	Kind() string
 
-	// Listen hears the bell of a lease, on a connection of its own, until that or ctx ends.
-	// rang is called when the bell is there, and when it may have rung. It does not block.
-	// The error is ErrNoBells where there will never be one.
-	Listen(ctx context.Context, id lock.LeaseID, rang func()) error
+	// Listen hears the bell of a lease, on a connection of its own to that server, until
+	// that or ctx ends. rang is called when the bell is there, and when it may have rung. It
+	// does not block. The error is ErrNoBells where there will never be one.
+	Listen(ctx context.Context, id lock.LeaseID, server string, rang func()) error
 
 	// Ring rings the bells of leases, of which some may not exist. A bell is a hint.
 	Ring(ctx context.Context, p Pool, ids []lock.LeaseID) error

@@ -37,6 +37,7 @@ type lease struct {
 	mu      sync.Mutex
 	number  int64                          // of the connection of the last heartbeat,
 	server  string                         // and who answered it
+	deafen  context.CancelFunc             // ends the listening for the bell there; nil: nobody listens yet
 	push    func(leasekit.Push)            // nil before Listen
 	waiting map[lock.HoldID]waiter         // that are in the queue
 	several bool                           // some request has had a cohort
@@ -101,6 +102,7 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 	b.mu.Lock()
 	if len(b.leases) == 0 {
 		b.pool.Trust("") // nobody's heartbeat says any more which server it is
+		b.rings.Trust("")
 	}
 	b.mu.Unlock()
 	if err := b.once(&b.checked, func() error { return b.checkTables(ctx) }); err != nil {
@@ -124,11 +126,8 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.answering != "" { // the heartbeats of a lease before, which may be closed by now, may have gone to another server
-		b.pool.Trust(l.server)
-		b.strangers.Add(1)
-	}
-	b.leases[string(l.id)], b.trusting, b.answering = l, l, l.server
+	b.leases[string(l.id)], b.trusting = l, l
+	b.moveTo(l.server) // a lease before, which may be closed by now, may have been on another one
 	return l, opened, nil
 }
 
@@ -327,23 +326,13 @@ var errReadOnly = errors.New("the server takes no writes (read only)")
 func (l *lease) answered(number int64, server string) (stranger bool) {
 	l.mu.Lock()
 	stranger = number != l.number || server != l.server
+	if server != l.server && l.deafen != nil {
+		l.deafen()
+	}
 	l.number, l.server = number, server
 	l.mu.Unlock()
 	l.b.trust(l, server, stranger)
 	return stranger
-}
-
-// trust has requests go to the server that answers the heartbeats: those of the lease
-// that was opened last. One that is over may be answered late, by the server before. Where
-// that lease was closed, those of another one count, also if they have moved before.
-func (b *Backend) trust(l *lease, server string, stranger bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if (b.trusting == nil || b.trusting == l) && (stranger || b.answering != server) {
-		b.answering = server
-		b.pool.Trust(server)
-		b.strangers.Add(1) // what is asked from now on, that server answers
-	}
 }
 
 // Held implements leasekit.Driver. It asks the server that answers the heartbeats.

@@ -47,7 +47,9 @@ func (l *lease) Listen(ctx context.Context, push func(leasekit.Push)) {
 	}
 	tasks.Go(func() {
 		for ctx.Err() == nil {
-			err := l.b.d.Listen(ctx, l.id, func() { heard(true, false) })
+			here, server, leave := l.here(ctx)
+			err := l.b.d.Listen(here, l.id, server, func() { heard(true, false) })
+			leave()
 			pause, never := listenAgain, errors.Is(err, ErrNoBells)
 			if never {
 				pause = listenNever
@@ -60,6 +62,16 @@ func (l *lease) Listen(ctx context.Context, push func(leasekit.Push)) {
 	tasks.Go(func() { l.chores(ctx) })
 	l.looks(ctx, &bell)
 	tasks.Wait()
+}
+
+// here is ctx until the heartbeats are answered by another server than now. Who rings the
+// bell goes there with them.
+func (l *lease) here(ctx context.Context) (_ context.Context, server string, leave context.CancelFunc) {
+	ctx, leave = context.WithCancel(ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.deafen = leave
+	return ctx, l.server, leave
 }
 
 // looks looks for news until ctx ends: when the bell rings; some time after a wait

@@ -25,6 +25,25 @@ type markSeen struct {
 	since        time.Duration
 }
 
+// trust has requests go to the server that answers the heartbeats: those of the lease
+// that was opened last. One that is over may be answered late, by the server before. Where
+// that lease was closed, those of another one count, also if they have moved before.
+func (b *Backend) trust(l *lease, server string, stranger bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if (b.trusting == nil || b.trusting == l) && (stranger || b.answering != server) {
+		b.moveTo(server)
+	}
+}
+
+// moveTo has a server asked, and no other. b.mu is held.
+func (b *Backend) moveTo(server string) {
+	b.answering = server
+	b.pool.Trust(server)
+	b.rings.Trust(server)
+	b.strangers.Add(1) // what is asked from now on, that server answers
+}
+
 // checkMark makes sure that the server on which a lease is to be opened may grant.
 func (b *Backend) checkMark(ctx context.Context, c Conn, ttl time.Duration) error {
 	res, err := c.Do(ctx, "schema", Statement{SQL: b.sql.mark}, Statement{SQL: b.sql.leases})

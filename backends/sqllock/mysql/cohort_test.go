@@ -226,7 +226,7 @@ func TestWhoStandsBehindIsTold(t *testing.T) {
 // unheard is a dialect whose bells nobody hears.
 type unheard struct{ sqllock.Dialect }
 
-func (unheard) Listen(ctx context.Context, _ lock.LeaseID, _ func()) error {
+func (unheard) Listen(ctx context.Context, _ lock.LeaseID, _ string, _ func()) error {
 	<-ctx.Done()
 	return nil
 }

@@ -15,11 +15,17 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
+// Of two servers, of which now the one and now the other takes writes, one is asked.
+func TestPoolLeavesOldServer(t *testing.T) {
+	first, second := testengine.New(t, testengine.MariaDB), testengine.New(t, testengine.MariaDB)
+	t.Run("Heartbeats", func(t *testing.T) { poolFollowsHeartbeats(t, first, second) })
+	t.Run("FirstLease", func(t *testing.T) { firstLeaseKeepsItsServer(t, first, second) })
+}
+
 // The heartbeats have moved to another server: idle connections to the old one, which
 // is alive and read-only, are used no more. Nor is a host that was the last to take a
 // connection.
-func TestPoolLeavesOldServer(t *testing.T) {
-	first, second := testengine.New(t, testengine.MariaDB), testengine.New(t, testengine.MariaDB)
+func poolFollowsHeartbeats(t *testing.T, first, second testengine.Server) {
 	url := strings.Replace(first.URL(), "/locksidecar", ","+mustParse(t, second.URL()).Addrs[0]+"/locksidecar", 1)
 	b := openAt(t, url)
 	t.Cleanup(func() { _ = b.Close() })

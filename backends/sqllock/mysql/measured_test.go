@@ -26,7 +26,7 @@ func TestSleepIsNotMeasured(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			_ = d.Listen(ctx, id, func() { rang.Add(1) })
+			_ = d.Listen(ctx, id, "", func() { rang.Add(1) })
 		}()
 		defer func() {
 			cancel()

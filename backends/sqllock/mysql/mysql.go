@@ -84,7 +84,7 @@ func bellName(id lock.LeaseID) string { return "locksidecar:" + string(id) }
 // server and holds a named lock, and KILL QUERY wakes it. The named lock tells which
 // connection it is, so a stranger's is never killed. Where there is none (named locks
 // are refused on some clusters, KILL QUERY needs the same account), there is no bell.
-func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, rang func()) error {
+func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, server string, rang func()) error {
 	c, err := d.connector(sqllock.PoolOptions{
 		Lasting: 2 * bellSleep, Long: bellSleep, Settings: []string{"long_query_time=3600"}, // a sleeper is no slow query
 	})
@@ -93,7 +93,7 @@ func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, rang func()) erro
 	}
 	limit, cancel := context.WithTimeout(ctx, 5*d.cfg.Timeout)
 	defer cancel()
-	l, err := c.Open(limit, "")
+	l, err := c.Open(limit, server)
 	if err != nil {
 		return err
 	}

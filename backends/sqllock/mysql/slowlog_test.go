@@ -36,7 +36,7 @@ func TestSleeperIsNotInTheSlowLog(t *testing.T) {
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				_ = d.Listen(ctx, id, func() { rung.Add(1) })
+				_ = d.Listen(ctx, id, "", func() { rung.Add(1) })
 			}()
 			t.Cleanup(func() { stop(); <-done })
 			sleeps := func() error {

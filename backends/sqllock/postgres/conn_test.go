@@ -332,7 +332,7 @@ func TestBell(t *testing.T) {
 		go func() {
 			defer close(done)
 			for ctx.Err() == nil && without.Load() == 0 {
-				if err := d.Listen(ctx, id, func() { rang.Add(1) }); errors.Is(err, sqllock.ErrNoBells) {
+				if err := d.Listen(ctx, id, "", func() { rang.Add(1) }); errors.Is(err, sqllock.ErrNoBells) {
 					without.Add(1)
 				}
 			}

@@ -114,7 +114,7 @@ func channel(id lock.LeaseID) string { return "locksidecar_" + string(id) }
 const listenProbe = 15 * time.Second
 
 // Listen implements sqllock.Dialect. A pooler passes no notifications on.
-func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, rang func()) error {
+func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, server string, rang func()) error {
 	addrs := d.cfg.Listen
 	if addrs == nil {
 		addrs = d.cfg.Addrs
@@ -123,7 +123,7 @@ func (d *Dialect) Listen(ctx context.Context, id lock.LeaseID, rang func()) erro
 	if err != nil {
 		return err
 	}
-	k, err := p.open(ctx, "")
+	k, err := p.open(ctx, server)
 	if err != nil {
 		return err
 	}
