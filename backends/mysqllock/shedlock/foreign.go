@@ -83,6 +83,13 @@ func (f *foreign) Take(ctx context.Context, q lock.Request) (bool, error) {
 	}
 }
 
+// trust has that server asked, and no other. So is who looks at the table.
+func (f *foreign) trust(server string) {
+	for _, p := range []sqllock.Pool{f.pool, f.beats, f.b.pool} {
+		p.Trust(server)
+	}
+}
+
 // count notes that a hold has a lock, or asks for one; false: there are too many.
 func (f *foreign) count(id lock.HoldID) bool {
 	f.mu.Lock()
@@ -152,8 +159,7 @@ func isOver(ctx context.Context) bool {
 
 // Keep implements sqllock.Foreign. The rows are moved in the order of their names.
 func (f *foreign) Keep(ctx context.Context, server string, holds []leasekit.Ref) (kept map[lock.HoldID]time.Duration, lost []lock.HoldID) {
-	f.pool.Trust(server)
-	f.beats.Trust(server)
+	f.trust(server)
 	holds = slices.SortedFunc(slices.Values(holds), func(a, b leasekit.Ref) int { return cmp.Compare(a.Resource, b.Resource) })
 	kept, lost, _ = f.change(ctx, f.beats, "heartbeat", f.b.sql.extend, f.ttl/6, holds, f.ttl.Microseconds())
 	return kept, lost

@@ -119,12 +119,12 @@ func (b *Backend) open(o lock.LeaseOptions, server string, ev sqllock.Events) (s
 	if err != nil {
 		return nil, errors.Join(err, pool.Close())
 	}
-	pool.Trust(server)
-	beats.Trust(server)
-	return &foreign{
+	f := &foreign{
 		b: b, pool: pool, beats: beats, now: ev.Now, ttl: o.TTL, label: ascii(o.Sidecar),
 		known: make(map[lock.Resource]struct{}), holds: make(map[lock.HoldID]struct{}),
-	}, nil
+	}
+	f.trust(server)
+	return f, nil
 }
 
 // Close implements lock.Backend.

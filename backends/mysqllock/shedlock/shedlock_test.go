@@ -418,8 +418,11 @@ func TestSwitchOver(t *testing.T) {
 		t.Run(kind.String(), func(t *testing.T) {
 			t.Parallel()
 			s := testengine.New(t, kind)
-			_, l := sidecar(t, s.URL()+"?failover-grace=0s", time.Minute)
+			b, l := sidecar(t, s.URL()+"?failover-grace=0s", time.Minute)
 			g := hold(t, l, "r")
+			if st, err := b.Get(t.Context(), "r"); err != nil || len(st.Holders) != 1 { // keeps a connection to the old server
+				t.Fatal(st, err)
+			}
 			testengine.FailOver(t, s, testengine.KeepData)
 			before := untilOf(t, s, "r")
 			eventually(t, "a heartbeat is answered", func() error { return beat(t.Context(), l) })
@@ -428,6 +431,12 @@ func TestSwitchOver(t *testing.T) {
 			}
 			if shedLocks(t, s, "r", time.Second) {
 				t.Error("ShedLock has locked what is held")
+			}
+			if !shedLocks(t, s, "java", time.Minute) {
+				t.Error("ShedLock has not locked what is free")
+			}
+			if st, err := b.Get(t.Context(), "java"); err != nil || len(st.Holders) != 1 {
+				t.Errorf("Get of what ShedLock has locked on the new server: %+v, %v", st, err)
 			}
 			if err := l.Release(t.Context(), g.Resource, g.ID); err != nil {
 				t.Error(err)
