@@ -131,7 +131,7 @@ func (l *Link) setUp(ctx context.Context, o ConnectOptions) error {
 	settings := []string{"max_execution_time=0", serverVariable + "=" + Identity} // the one is a limit for SELECT
 	if strings.Contains(strings.ToLower(row.Text(0)), "mariadb") {
 		l.product = MariaDB
-		settings[0] = fmt.Sprintf("max_statement_time=0, idle_transaction_timeout=%d", o.IdleTransaction)
+		settings[0] = fmt.Sprintf("max_statement_time=0, idle_readonly_transaction_timeout=0, idle_write_transaction_timeout=0, idle_transaction_timeout=%d", o.IdleTransaction)
 	}
 	if err := check(l.product, row.Text(0)); err != nil {
 		return err
