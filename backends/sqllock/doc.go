@@ -22,10 +22,9 @@
 // ends of exclusive holds write the row of lock. Only those of shared holds write the rows
 // of hold. An app's guard writes these rows too, and must not collide with requests that
 // only wait. (Describe also writes them, for holds with a cohort, which have no guard.) So the flag crowd, which closes the quick ways to a grant and a release, says
-// nothing about waiters while somebody holds the resource exclusively:
+// nothing while somebody holds the resource exclusively:
 //
-//	there is a row of note for the name                              => crowd = 1
-//	x_id IS NULL, and there is a row of hold or queue for the name   => crowd = 1
+//	x_id IS NULL, and there is a row of hold, queue or note for the name   => crowd = 1
 //
-// A quick release looks for the queue itself.
+// A quick release looks for the queue and for notes itself.
 package sqllock

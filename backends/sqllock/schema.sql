@@ -18,7 +18,7 @@ CREATE TABLE IF NOT EXISTS {lease} (
 CREATE TABLE IF NOT EXISTS {lock} (
   name {name} NOT NULL,
   fence BIGINT NOT NULL, -- of the last exclusive grant
-  crowd {small} NOT NULL DEFAULT 0, -- 1: there are rows of note, or x_id is NULL and there are rows of hold or queue
+  crowd {small} NOT NULL DEFAULT 0, -- 1: x_id is NULL, and there are rows of hold, queue or note
   guards BIGINT NOT NULL DEFAULT 0, -- counted up by guards
   x_id {id}, -- the exclusive hold, or NULL
   x_lease {id},

@@ -451,15 +451,7 @@ func (s *state) sweep(o *op) {
 }
 
 // crowded is what the flag of the row must be.
-func (s *state) crowded() bool {
-	if s.noted || len(s.notes) > 0 {
-		return true
-	}
-	if s.x != nil {
-		return false
-	}
-	return s.others() > 0
-}
+func (s *state) crowded() bool { return s.x == nil && s.busy() }
 
 // busy tells whether the next request will find others in the way.
 func (s *state) busy() bool { return s.others() > 0 || s.noted || len(s.notes) > 0 }

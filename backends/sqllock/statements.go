@@ -122,6 +122,7 @@ func newStatements(w Words) *statements {
 		// The heartbeat has copied the mark of mark.go to the row of the lease.
 		live   = "EXISTS (SELECT 1 FROM {lease} WHERE id=? AND ended=0 AND server={server})"
 		marked = "(SELECT text FROM {meta} WHERE name='server')"
+		alone  = "AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name=l.name) AND NOT EXISTS (SELECT 1 FROM {note} n WHERE n.name=l.name)"
 		freeX  = "x_id=NULL, x_lease=NULL, x_owner=NULL, x_since=NULL, x_shared=0"
 		age    = "{now}-"
 	)
@@ -149,8 +150,7 @@ func newStatements(w Words) *statements {
 	q.create = t(w.InsertNew("{lock} (name, fence) SELECT ?, GREATEST({now}, m.value) FROM {meta} m WHERE m.name='floor'"))
 	q.lockX = t("SELECT 1 FROM {lock} WHERE name=? FOR UPDATE")
 	same, sameTail := w.Returning("fence", "fence")
-	q.give = t("UPDATE {lock} AS l SET fence="+same+", "+freeX+" WHERE l.name=? AND x_id=? AND x_lease=? AND x_shared=0 AND crowd=0",
-		"AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name=l.name)"+sameTail)
+	q.give = t("UPDATE {lock} AS l SET fence="+same+", "+freeX+" WHERE l.name=? AND x_id=? AND x_lease=? AND x_shared=0", alone+sameTail)
 
 	q.lockRow = t("SELECT fence, crowd, x_id, x_lease, x_shared, {now}, " + q.severalText("x_owner") + " FROM {lock} WHERE name=? FOR UPDATE")
 	q.lockRowNow = q.lockRow + " NOWAIT"
@@ -177,8 +177,8 @@ func newStatements(w Words) *statements {
 	q.clearX = t("UPDATE {lock} SET fence=?, " + freeX + ", crowd=? WHERE name=?")
 	q.setCrowd = t("UPDATE {lock} SET crowd=? WHERE name=?")
 	q.shareX = t("UPDATE {lock} SET x_shared=1 WHERE name=?")
-	q.setX = t("UPDATE {lock} SET fence=?, x_id=?, x_lease=?, x_owner=?, x_since={now}, x_shared=0, crowd=? WHERE name=?")
-	q.moveX = t("UPDATE {lock} SET fence=?, x_id=?, x_lease=?, x_owner=(SELECT owner FROM {queue} WHERE name=? AND id=?), x_since={now}, x_shared=0, crowd=? WHERE name=?")
+	q.setX = t("UPDATE {lock} SET fence=?, x_id=?, x_lease=?, x_owner=?, x_since={now}, x_shared=0, crowd=0 WHERE name=?")
+	q.moveX = t("UPDATE {lock} SET fence=?, x_id=?, x_lease=?, x_owner=(SELECT owner FROM {queue} WHERE name=? AND id=?), x_since={now}, x_shared=0, crowd=0 WHERE name=?")
 
 	q.describeX = t("UPDATE {lock} SET x_owner=" + q.describedText("x_owner") + " WHERE name=? AND x_id=? AND x_lease=?")
 	q.describeS = t("UPDATE {hold} SET owner=" + q.describedText("owner") + " WHERE name=? AND id=? AND lease=?")
@@ -244,10 +244,9 @@ func newStatements(w Words) *statements {
 	q.guardX, q.guardS = q.guardText("lock", "x_id"), q.guardText("hold", "id")
 
 	q.lockRows = l("SELECT l.name, l.x_id, l.fence, COALESCE((SELECT e.ended FROM {lease} e WHERE e.id=l.x_lease), 1) FROM {lock} l WHERE l.name IN (?ids) AND l.x_lease=?n AND l.x_shared=0",
-		"AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name=l.name) AND NOT EXISTS (SELECT 1 FROM {note} n WHERE n.name=l.name) FOR UPDATE SKIP LOCKED")
+		alone, "FOR UPDATE SKIP LOCKED")
 	q.leftRows = l("SELECT name, x_id FROM {lock} WHERE name IN (?ids) AND x_lease=?n")
-	q.clearRows = l("UPDATE {lock} AS l SET "+freeX+" WHERE name IN (?ids) AND x_lease=?n AND x_shared=0",
-		"AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name=l.name) AND NOT EXISTS (SELECT 1 FROM {note} n WHERE n.name=l.name)")
+	q.clearRows = l("UPDATE {lock} AS l SET "+freeX+" WHERE name IN (?ids) AND x_lease=?n AND x_shared=0", alone)
 	q.forgetLease = t("DELETE FROM {lease} WHERE id=? AND ended>0")
 
 	// A shared hold has had fence+1 at most.

@@ -308,16 +308,16 @@ func (b *Backend) writingRow(n []byte, s *state) []Statement {
 	case x == s.xWas && s.shared:
 		return []Statement{{SQL: q.shareX, Args: []any{n}}}
 	case x == s.xWas:
-		if (crowd == 1) != s.crowd && (x == nil || crowd == 1) {
+		if x == nil && (crowd == 1) != s.crowd {
 			return []Statement{{SQL: q.setCrowd, Args: []any{crowd, n}}}
 		}
 		return nil
 	}
 	args := []any{s.fence, []byte(x.ID), []byte(x.Value.lease)}
 	if x.Value.place == inQueue {
-		return []Statement{{SQL: q.moveX, Args: append(args, n, []byte(x.ID), crowd, n)}}
+		return []Statement{{SQL: q.moveX, Args: append(args, n, []byte(x.ID), n)}}
 	}
-	return []Statement{{SQL: q.setX, Args: append(args, []byte(x.Value.owner), crowd, n)}}
+	return []Statement{{SQL: q.setX, Args: append(args, []byte(x.Value.owner), n)}}
 }
 
 // tell gives the requests that ask for it who is in the way.

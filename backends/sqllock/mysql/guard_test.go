@@ -59,6 +59,16 @@ func (a *app) begin(account int) *transfer {
 	return t
 }
 
+// snapshot has the transaction read, so that under REPEATABLE READ it reads as of now from here
+// on. (DO takes no snapshot.)
+func (t *transfer) snapshot() {
+	t.app.t.Helper()
+	var n int
+	if err := t.tx.QueryRowContext(context.Background(), "SELECT COUNT(*) FROM account").Scan(&n); err != nil {
+		t.app.t.Fatal(err)
+	}
+}
+
 // guarded runs the guard.
 func (t *transfer) guarded(g *lock.Guard) bool {
 	t.app.t.Helper()

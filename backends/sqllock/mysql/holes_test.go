@@ -111,9 +111,7 @@ func TestGuardAfterWaiter(t *testing.T) {
 		r := unique("r")
 		g := hold(t, l, r)
 		tx := newApp(t, b, params).begin(int(time.Now().UnixNano() % 1e9))
-		if _, err := tx.tx.ExecContext(t.Context(), "DO (SELECT COUNT(*) FROM account)"); err != nil { // takes the snapshot
-			t.Fatal(err)
-		}
+		tx.snapshot()
 		next := acquire(t, other, exclusive(r))
 		eventually(t, "it waits", func() error { return waits(t, b, r) })
 		if !tx.guarded(g.Guard) {
@@ -124,6 +122,65 @@ func TestGuardAfterWaiter(t *testing.T) {
 			t.Fatal(err)
 		}
 		next.granted()
+	})
+}
+
+// A forced release begins, a waiter is forced out, and one gives up whose request had no
+// answer: the guard of the holder works all the same, with a snapshot from before that.
+func TestGuardAfterOthersWereForced(t *testing.T) {
+	eachKind(t, func(t *testing.T, s testengine.Server) {
+		b, l := sidecar(t, s.URL(), 30*time.Second)
+		params := "&transaction_isolation='REPEATABLE-READ'"
+		if strings.Contains(rows(t, b, "SELECT VERSION()")[0].Text(0), "MariaDB") {
+			params = "&tx_isolation='REPEATABLE-READ'&innodb_snapshot_isolation=ON"
+		}
+		ob, other := sidecar(t, s.URL(), 30*time.Second)
+		a := newApp(t, b, params)
+		for what, do := range map[string]func(r lock.Resource, g lock.Grant){
+			"the release is forced": func(r lock.Resource, g lock.Grant) {
+				ctx, cancel := context.WithCancel(t.Context())
+				forced := make(chan struct{})
+				go func() { defer close(forced); _ = ob.ForceRelease(ctx, r, g.ID, time.Hour) }()
+				eventually(t, "its release is forced", func() error {
+					if st, err := b.Get(t.Context(), r); err != nil || len(st.Holders) != 1 || !st.Holders[0].Revoked {
+						return fmt.Errorf("%+v, %w", st, err)
+					}
+					return nil
+				})
+				cancel()
+				<-forced
+			},
+			"a waiter is forced out": func(r lock.Resource, _ lock.Grant) {
+				q := exclusive(r)
+				w := acquire(t, other, q)
+				eventually(t, "it waits", func() error { return waits(t, b, r) })
+				if err := ob.ForceRelease(t.Context(), r, q.ID, 0); err != nil {
+					t.Fatal(err)
+				}
+				<-w.done
+			},
+		} {
+			t.Run(what, func(t *testing.T) {
+				r := unique("r")
+				g := hold(t, l, r)
+				tx := a.begin(int(time.Now().UnixNano() % 1e9))
+				tx.snapshot()
+				do(r, g)
+				var args []any
+				for _, a := range g.Guard.Args {
+					args = append(args, a)
+				}
+				if res, err := tx.tx.ExecContext(t.Context(), g.Guard.SQL, args...); err != nil {
+					t.Errorf("guard: %v", err)
+				} else if n, _ := res.RowsAffected(); n != 1 {
+					t.Error("the guard of the holder did not find its hold")
+				}
+				_ = tx.tx.Commit()
+				if err := l.Release(t.Context(), r, g.ID); err != nil {
+					t.Fatal(err)
+				}
+			})
+		}
 	})
 }
 
