@@ -129,6 +129,8 @@ func (b *Backend) selfTest(ctx context.Context, id []byte) (err error) {
 	switch {
 	case err == nil:
 		return fmt.Errorf("%w: two transactions have locked the same row", errNotOne)
+	case b.d.Class(err) == Refused: // what it said to the same without that word was no error
+		return fmt.Errorf("%w: it does not know NOWAIT: %w", errNotOne, err)
 	case b.d.Class(err) != Blocked:
 		return err
 	}

@@ -1,7 +1,6 @@
 package mysql
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -54,42 +53,50 @@ func TestSplitterIsRefused(t *testing.T) {
 }
 
 // What takes FOR UPDATE and locks nothing (a server with optimistic transactions, a proxy
-// that drops the words) is refused: two transactions lock the same row there.
+// that drops the words) is refused: two transactions lock the same row there. So is what does
+// not know how to ask for a row without a wait, as go-mysql-server and older servers.
 func TestServerWithoutLocksIsRefused(t *testing.T) {
 	t.Parallel()
 	url := own(t, testengine.Shared(t, testengine.MariaDB), "nolocks_")
 	addr := mustParse(t, url).Addrs[0]
-	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var tasks sync.WaitGroup
-	tasks.Go(func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			tasks.Go(func() { relay(&lockless{Conn: c}, addr) })
+	for reason, words := range map[string]*strings.Replacer{
+		"two transactions have locked the same row": strings.NewReplacer("FOR UPDATE NOWAIT", "                 ", "FOR UPDATE", "          "),
+		"it does not know NOWAIT":                   strings.NewReplacer("NOWAIT", "NOWORD"),
+	} {
+		ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
 		}
-	})
-	t.Cleanup(func() { _ = ln.Close(); tasks.Wait() })
-	b := openAt(t, strings.Replace(url, addr, ln.Addr().String(), 1))
-	t.Cleanup(func() { _ = b.Close() })
-	l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 10 * time.Second})
-	if err == nil {
-		_ = l.Close(t.Context())
-		t.Fatal("a lease was opened")
-	}
-	if !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), "two transactions have locked the same row") {
-		t.Errorf("OpenLease: %v", err)
+		var tasks sync.WaitGroup
+		tasks.Go(func() {
+			for {
+				c, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				tasks.Go(func() { relay(&lockless{Conn: c, words: words}, addr) })
+			}
+		})
+		t.Cleanup(func() { _ = ln.Close(); tasks.Wait() })
+		b := openAt(t, strings.Replace(url, addr, ln.Addr().String(), 1))
+		t.Cleanup(func() { _ = b.Close() })
+		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 10 * time.Second})
+		if err == nil {
+			_ = l.Close(t.Context())
+			t.Fatalf("a lease was opened although %s", reason)
+		}
+		if !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), "this is not one MySQL") || !strings.Contains(err.Error(), reason) {
+			t.Errorf("OpenLease although %s: %v", reason, err)
+		}
 	}
 }
 
-// lockless is a client's connection whose statements lose the words that lock rows.
+// lockless is a client's connection whose statements lose the words that lock rows, for
+// others that are as long.
 type lockless struct {
 	net.Conn
-	rest []byte
+	words *strings.Replacer
+	rest  []byte
 }
 
 // Read reads whole packets: three bytes of length, one of their number, and the statement.
@@ -103,10 +110,7 @@ func (c *lockless) Read(p []byte) (int, error) {
 		if _, err := io.ReadFull(c.Conn, body); err != nil {
 			return 0, err
 		}
-		for _, words := range []string{"FOR UPDATE NOWAIT", "FOR UPDATE"} {
-			body = bytes.ReplaceAll(body, []byte(words), bytes.Repeat([]byte(" "), len(words)))
-		}
-		c.rest = append(head, body...)
+		c.rest = append(head, c.words.Replace(string(body))...)
 	}
 	n := copy(p, c.rest)
 	c.rest = c.rest[n:]
