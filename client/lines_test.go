@@ -81,7 +81,7 @@ func TestWhatTheSidecarSaysOfTheConnection(t *testing.T) {
 	s, peer := linesPair(t)
 	st := statusOf(t, "too many", &errdetails.ErrorInfo{Reason: "LIMIT_EXCEEDED", Domain: "locksidecar"})
 	for _, id := range []string{"1", ""} {
-		line, err := jsonlines.AppendResponse(nil, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Error{Error: st}})
+		line, err := jsonlines.Append(nil, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Error{Error: st}})
 		if err != nil {
 			t.Fatal(err)
 		}

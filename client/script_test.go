@@ -98,7 +98,7 @@ func (l *lines) recv() (*pb.SessionRequest, error) {
 }
 
 func (l *lines) send(a *pb.SessionResponse) error {
-	line, err := jsonlines.AppendResponse(nil, a)
+	line, err := jsonlines.Append(nil, a)
 	if err == nil {
 		_, err = l.c.Write(line)
 	}

@@ -1,6 +1,7 @@
 package localapi
 
 import (
+	"bytes"
 	"io"
 	"net"
 	"path/filepath"
@@ -44,6 +45,48 @@ func BenchmarkSession(b *testing.B) {
 				wg.Wait()
 			})
 		}
+	}
+}
+
+// BenchmarkHTTP is an acquire and a release over HTTP, with a client that allocates nothing.
+func BenchmarkHTTP(b *testing.B) {
+	s := start(b)
+	c, err := net.Dial("unix", s.socket)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	buffer := make([]byte, 4<<10)
+	call := func(request ...string) []byte {
+		q := buffer[:0]
+		for _, part := range request {
+			q = append(q, part...)
+		}
+		if _, err := c.Write(q); err != nil {
+			b.Fatal(err)
+		}
+		n, err := c.Read(buffer) // the server writes head and body at once
+		if a := buffer[:n]; err != nil || !bytes.HasPrefix(a, []byte("HTTP/1.1 200 OK\r\n")) || a[n-1] != '\n' {
+			b.Fatalf("%q: %v", a, err)
+		}
+		return buffer[:n]
+	}
+	id := func(name string, text []byte) string {
+		_, text, _ = bytes.Cut(text, []byte(`"`+name+`":"`))
+		text, _, _ = bytes.Cut(text, []byte(`"`))
+		return string(text)
+	}
+	const head = " HTTP/1.1\r\nHost: locksidecar\r\nUser-Agent: Go-http-client/1.1\r\nAccept-Encoding: gzip\r\n"
+	post := func(path, body string) string {
+		return "POST " + path + head + "Content-Length: " + strconv.Itoa(len(body)) + "\r\n\r\n" + body
+	}
+	locks := "/v1/sessions/" + id("sessionId", call(post("/v1/sessions", `{"liveness":"PROCESS"}`))) + "/locks"
+	acquire := post(locks, `{"resource":"orders/42","wait":"5s"}`)
+	b.ReportAllocs()
+	b.ResetTimer()
+	defer cpu(b)()
+	for b.Loop() {
+		call("DELETE ", locks, "/", id("lockId", call(acquire)), head, "\r\n")
 	}
 }
 

@@ -26,8 +26,11 @@ type route struct {
 	serve  handler
 }
 
-// handler answers a request whose path was found. vars are the fields in the path.
-type handler func(w http.ResponseWriter, r *http.Request, vars map[string]string)
+// handler answers a request whose path was found.
+type handler func(w http.ResponseWriter, r *http.Request, vars []pathVar)
+
+// pathVar is a field in a path.
+type pathVar struct{ name, value string }
 
 func on(method, path string, serve handler) route {
 	verb := ""
@@ -138,7 +141,7 @@ func (s *Server) failMethod(w http.ResponseWriter, r *http.Request, has ...strin
 }
 
 // match finds the fields in a path, given as its segments, still escaped.
-func (t route) match(path []string) (vars map[string]string, ok bool) {
+func (t route) match(path []string) (vars []pathVar, ok bool) {
 	if t.verb != "" {
 		last, found := strings.CutSuffix(path[len(path)-1], ":"+t.verb)
 		if !found {
@@ -146,33 +149,41 @@ func (t route) match(path []string) (vars map[string]string, ok bool) {
 		}
 		path = append(slices.Clone(path[:len(path)-1]), last)
 	}
+	if !t.fits(path) {
+		return nil, false
+	}
+	vars = make([]pathVar, 0, 2)
 	for i, want := range t.path {
-		if i >= len(path) {
-			return nil, false
-		}
 		name, isVar := strings.CutPrefix(want, "{")
 		if !isVar {
-			if want != path[i] {
-				return nil, false
-			}
 			continue
 		}
-		name = strings.TrimSuffix(name, "}")
-		value := path[i]
+		name, value := strings.TrimSuffix(name, "}"), path[i]
 		if rest, all := strings.CutSuffix(name, "=**"); all {
 			name, value = rest, strings.Join(path[i:], "/")
-			path = path[:i+1]
 		}
 		value, err := url.PathUnescape(value)
 		if err != nil {
 			return nil, false
 		}
-		if vars == nil {
-			vars = make(map[string]string)
-		}
-		vars[name] = value
+		vars = append(vars, pathVar{name, value})
 	}
-	return vars, len(path) == len(t.path)
+	return vars, true
+}
+
+// fits tells whether a path is one of t, whatever its fields are.
+func (t route) fits(path []string) bool {
+	for i, want := range t.path {
+		switch {
+		case i == len(path):
+			return false
+		case strings.HasSuffix(want, "=**}"):
+			return true
+		case want[0] != '{' && want != path[i]:
+			return false
+		}
+	}
+	return len(path) == len(t.path)
 }
 
 // unary serves a call that has one answer.
@@ -180,7 +191,7 @@ func unary[Q any, A proto.Message, PQ interface {
 	*Q
 	proto.Message
 }](s *Server, call func(context.Context, PQ) (A, error)) handler {
-	return func(w http.ResponseWriter, r *http.Request, vars map[string]string) {
+	return func(w http.ResponseWriter, r *http.Request, vars []pathVar) {
 		q := PQ(new(Q))
 		if err := s.read(w, r, q, vars); err != nil {
 			s.fail(w, r, err)
@@ -213,7 +224,7 @@ func (s *Server) hurry(w http.ResponseWriter) {
 // openSession answers at once for a session of its own, and with a stream for
 // one that hangs on the request.
 func (s *Server) openSession(api *service) handler {
-	return func(w http.ResponseWriter, r *http.Request, vars map[string]string) {
+	return func(w http.ResponseWriter, r *http.Request, vars []pathVar) {
 		var q pb.OpenSessionRequest
 		if err := s.read(w, r, &q, vars); err != nil {
 			s.fail(w, r, err)
@@ -231,7 +242,7 @@ func (s *Server) openSession(api *service) handler {
 
 // events sends its head at once: news may come only much later.
 func (s *Server) events(api *service) handler {
-	return func(w http.ResponseWriter, r *http.Request, vars map[string]string) {
+	return func(w http.ResponseWriter, r *http.Request, vars []pathVar) {
 		var q pb.EventsRequest
 		if err := s.read(w, r, &q, vars); err != nil {
 			s.fail(w, r, err)

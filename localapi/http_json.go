@@ -26,10 +26,12 @@ const (
 	nameDuration = "google.protobuf.Duration"
 )
 
+var typeJSON = []string{contentJSON} // for all answers
+
 // read fills q from the path, and from the body of a POST or the query of any
 // other request. Whatever Content-Type says, a body is JSON: curl -d says that
 // it is a form.
-func (s *Server) read(w http.ResponseWriter, r *http.Request, q proto.Message, vars map[string]string) error {
+func (s *Server) read(w http.ResponseWriter, r *http.Request, q proto.Message, vars []pathVar) error {
 	var body []byte
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
@@ -96,17 +98,17 @@ func queryJSON(query url.Values) ([]byte, error) {
 
 // setVars puts what stood in the path into q. A body that says something else is
 // a mistake.
-func setVars(q proto.Message, vars map[string]string) error {
+func setVars(q proto.Message, vars []pathVar) error {
 	m := q.ProtoReflect()
-	for name, value := range vars {
-		if !utf8.ValidString(value) {
-			return invalid(name, "is not valid UTF-8")
+	for _, v := range vars {
+		if !utf8.ValidString(v.value) {
+			return invalid(v.name, "is not valid UTF-8")
 		}
-		field := m.Descriptor().Fields().ByName(protoreflect.Name(name))
-		if in := m.Get(field).String(); in != "" && in != value {
-			return invalid(name, "is %q in the path and %q beside it", value, in)
+		field := m.Descriptor().Fields().ByName(protoreflect.Name(v.name))
+		if in := m.Get(field).String(); in != "" && in != v.value {
+			return invalid(v.name, "is %q in the path and %q beside it", v.value, in)
 		}
-		m.Set(field, protoreflect.ValueOfString(value))
+		m.Set(field, protoreflect.ValueOfString(v.value))
 	}
 	return nil
 }
@@ -116,7 +118,7 @@ func decode(body []byte, q proto.Message) error {
 	if len(bytes.TrimSpace(body)) == 0 {
 		return nil
 	}
-	if protojson.Unmarshal(body, q) != nil {
+	if jsonlines.Parse(body, q) != nil {
 		return whyNot("body", body, q)
 	}
 	return nil
@@ -189,8 +191,13 @@ func shape(f protoreflect.FieldDescriptor) string {
 	}
 }
 
+// usualAnswer is more than most answers take.
+const usualAnswer = 256
+
 // marshalJSON gives one line of proto3 JSON.
-func marshalJSON(m proto.Message) ([]byte, error) { return jsonlines.Append(nil, m) }
+func marshalJSON(m proto.Message) ([]byte, error) {
+	return jsonlines.Append(make([]byte, 0, usualAnswer), m)
+}
 
 // marshalStatus is marshalJSON for an error; of one that cannot be marshalled it says
 // that. The code is that of HTTP.
@@ -204,7 +211,7 @@ func marshalStatus(st *statuspb.Status) (code int, line []byte) {
 }
 
 func writeJSON(w http.ResponseWriter, code int, body []byte) {
-	w.Header().Set("Content-Type", contentJSON)
+	w.Header()["Content-Type"] = typeJSON
 	w.WriteHeader(code)
 	_, _ = w.Write(body) //nolint:gosec // it is JSON, and says so
 }

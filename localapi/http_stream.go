@@ -69,7 +69,7 @@ func streamed[Q any, A proto.Message, PQ interface {
 	*Q
 	proto.Message
 }](s *Server, stall time.Duration, call func(context.Context, PQ, func(A) error) error) handler {
-	return func(w http.ResponseWriter, r *http.Request, vars map[string]string) {
+	return func(w http.ResponseWriter, r *http.Request, vars []pathVar) {
 		q := PQ(new(Q))
 		if err := s.read(w, r, q, vars); err != nil {
 			s.fail(w, r, err)

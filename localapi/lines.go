@@ -124,9 +124,9 @@ func lastLine(st *statuspb.Status) []byte {
 
 // appendLine appends a message, or why it cannot be told.
 func appendLine(b []byte, a *pb.SessionResponse) []byte {
-	line, err := jsonlines.AppendResponse(b, a)
+	line, err := jsonlines.Append(b, a)
 	if err != nil {
-		line, _ = jsonlines.AppendResponse(b, &pb.SessionResponse{
+		line, _ = jsonlines.Append(b, &pb.SessionResponse{
 			RequestId: a.GetRequestId(),
 			Response:  &pb.SessionResponse_Error{Error: toStatus(err)},
 		})

@@ -77,6 +77,12 @@ func TestRequestsAreReadByHand(t *testing.T) {
 		if _, err := ParseRequest([]byte(line)); err == nil {
 			t.Errorf("taken: %s", line)
 		}
+		if err := Parse([]byte(line), new(pb.AcquireRequest)); err == nil {
+			t.Errorf("taken as an acquire: %s", line)
+		}
+	}
+	if text := `{"resource":"a","wait":"5s","reentrant":true}`; !usualAcquire([]byte(text), new(pb.AcquireRequest)) {
+		t.Errorf("not read by hand: %s", text)
 	}
 }
 
@@ -104,6 +110,9 @@ func sameRequest(t *testing.T, line []byte) {
 	if !proto.Equal(got, want) {
 		t.Fatalf("%q is read as\n%v, protojson reads\n%v", line, got, want)
 	}
+	if q := got.GetAcquire(); q != nil {
+		sameAcquire(t, q)
+	}
 	text, err := AppendRequest([]byte("before\n"), got)
 	if err != nil {
 		t.Fatal(err)
@@ -115,6 +124,19 @@ func sameRequest(t *testing.T, line []byte) {
 	again := new(pb.SessionRequest)
 	if err := protojson.Unmarshal(text, again); err != nil || !proto.Equal(again, want) {
 		t.Fatalf("%q is written as %s: %v", line, text, err)
+	}
+}
+
+// sameAcquire reads what HTTP has of an acquire.
+func sameAcquire(t *testing.T, q *pb.AcquireRequest) {
+	t.Helper()
+	text, err := protojson.Marshal(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := &pb.AcquireRequest{Resource: "of another request"}
+	if err := Parse(text, got); err != nil || !proto.Equal(got, q) {
+		t.Fatalf("%s is read as\n%v, %v", text, got, err)
 	}
 }
 
@@ -162,28 +184,29 @@ func responses() []*pb.SessionResponse {
 
 func TestResponsesAreReadAndWrittenAsProtojsonDoes(t *testing.T) {
 	for _, a := range responses() {
-		want, err := Append(nil, a)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := AppendResponse(nil, a)
-		if err != nil || !bytes.Equal(got, want) {
-			t.Errorf("written as\n%s, want\n%s%v", got, want, err)
-		}
+		got := sameAnswer(t, a)
 		back, err := ParseResponse(got)
 		if err != nil || !proto.Equal(back, a) {
 			t.Errorf("%sis read as\n%v, want\n%v; %v", got, back, a, err)
 		}
 	}
 	for _, a := range responses()[:3] {
-		line, _ := AppendResponse(nil, a)
+		line, _ := Append(nil, a)
 		if usualResponse(line) == nil {
 			t.Errorf("not read by hand: %s", line)
 		}
+		if !new(writer).usual(a) || !new(writer).usual(a.GetGranted()) {
+			t.Errorf("not written by hand: %v", a)
+		}
 	}
-	bad := &pb.SessionResponse{Response: &pb.SessionResponse_Granted{Granted: &pb.Grant{Resource: "caf\xe9"}}}
-	if b, err := AppendResponse([]byte("x"), bad); err == nil || string(b) != "x" {
-		t.Errorf("%q %v", b, err)
+	for _, bad := range []proto.Message{
+		&pb.SessionResponse{Response: &pb.SessionResponse_Granted{Granted: &pb.Grant{Resource: "caf\xe9"}}},
+		&pb.Grant{Resource: "caf\xe9"},
+		&pb.Holder{Sidecar: "caf\xe9"},
+	} {
+		if b, err := Append([]byte("x"), bad); err == nil || string(b) != "x" {
+			t.Errorf("%q %v", b, err)
+		}
 	}
 	if _, err := AppendRequest(nil, &pb.SessionRequest{RequestId: "caf\xe9"}); err == nil {
 		t.Error("a request that is not UTF-8 is written")
@@ -192,6 +215,26 @@ func TestResponsesAreReadAndWrittenAsProtojsonDoes(t *testing.T) {
 	if a, err := ParseResponse([]byte(newer)); err != nil || a.GetGranted().GetLockId() != "a" {
 		t.Errorf("an answer of a newer sidecar: %v %v", a, err)
 	}
+}
+
+// sameAnswer gives a, and each message in it, as protojson writes it.
+func sameAnswer(t *testing.T, a *pb.SessionResponse) (line []byte) {
+	t.Helper()
+	for _, m := range []proto.Message{a.GetEvent(), a.GetReleased(), a.GetDowngraded(), a.GetGranted(), a} {
+		if !m.ProtoReflect().IsValid() {
+			continue
+		}
+		want, err := byProtojson([]byte("before\n"), m)
+		if err != nil {
+			continue // a duration or an Any that is not valid, which no sidecar sends
+		}
+		got, err := Append([]byte("before\n"), m)
+		if err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("%v is written as\n%s, protojson writes\n%s%v", m, got, want, err)
+		}
+		line = bytes.TrimPrefix(got, []byte("before\n"))
+	}
+	return line
 }
 
 // FuzzResponse: a line means what protojson says, and is written as protojson does.
@@ -223,13 +266,7 @@ func FuzzResponse(f *testing.F) {
 		if !proto.Equal(got, want) {
 			t.Fatalf("%q is read as\n%v, protojson reads\n%v", line, got, want)
 		}
-		byHand, err := AppendResponse(nil, got)
-		if err != nil {
-			return // a duration or an Any that is not valid, which no sidecar sends
-		}
-		if byProtojson, err := Append(nil, got); err == nil && !bytes.Equal(byHand, byProtojson) {
-			t.Fatalf("written as\n%s, protojson writes\n%s", byHand, byProtojson)
-		}
+		sameAnswer(t, got)
 	})
 }
 
@@ -255,10 +292,7 @@ func BenchmarkRequest(b *testing.B) {
 
 func BenchmarkResponse(b *testing.B) {
 	a := &pb.SessionResponse{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: grant()}}
-	for name, write := range map[string]func([]byte, *pb.SessionResponse) ([]byte, error){
-		"by hand":   AppendResponse,
-		"protojson": func(b []byte, a *pb.SessionResponse) ([]byte, error) { return Append(b, a) },
-	} {
+	for name, write := range map[string]func([]byte, proto.Message) ([]byte, error){"by hand": Append, "protojson": byProtojson} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			line := make([]byte, 0, 1024)

@@ -1,5 +1,5 @@
-// Package jsonlines reads and writes the messages of a Session as lines of JSON, in
-// the proto3 JSON mapping, without reflection.
+// Package jsonlines reads and writes the messages of the API as lines of JSON, in the
+// proto3 JSON mapping, without reflection: those of a Session, and what HTTP has of them.
 //
 // Hand-written code here reads and writes the common messages, and protojson all others.
 // Both give a line the same meaning: FuzzRequest and FuzzResponse compare them.
@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
@@ -19,6 +20,26 @@ import (
 // longer one shares no memory with it: a session keeps the names of its locks, and must
 // not keep what a client writes around them.
 const usualLength = 1 << 10
+
+// Parse reads what one message is asked with. A nil error promises that it is what
+// protojson reads; the error is protojson's.
+func Parse(text []byte, m proto.Message) error {
+	if q, ok := m.(*pb.AcquireRequest); ok && usualAcquire(text, q) {
+		return nil
+	}
+	return protojson.Unmarshal(text, m)
+}
+
+// usualAcquire reports false, and may have filled some of q, where the text is not of the
+// usual form.
+func usualAcquire(text []byte, q *pb.AcquireRequest) bool {
+	s, ok := scan(text)
+	if ok {
+		q.Reset()
+		s.acquire(q, new(times))
+	}
+	return ok && s.over()
+}
 
 // ParseRequest reads a line. A nil error promises that it is what protojson reads; the
 // error is protojson's.
@@ -32,10 +53,10 @@ func ParseRequest(line []byte) (*pb.SessionRequest, error) {
 
 // usualRequest gives nil where the line is not of the usual form.
 func usualRequest(line []byte) *pb.SessionRequest {
-	if len(line) > usualLength || !utf8.Valid(line) {
+	s, ok := scan(line)
+	if !ok {
 		return nil
 	}
-	s := scanner{s: string(line)}
 	var had, hadRequest seen
 	q := new(pb.SessionRequest)
 	s.object(func(name string) {
@@ -54,7 +75,14 @@ func usualRequest(line []byte) *pb.SessionRequest {
 		case "open":
 			q.Request = s.open()
 		case "acquire":
-			q.Request = s.acquire()
+			m := new(struct { // one piece of memory for all
+				r pb.SessionRequest_Acquire
+				q pb.AcquireRequest
+				t times
+			})
+			m.r.Acquire = &m.q
+			s.acquire(&m.q, &m.t)
+			q.Request = &m.r
 		case "cancel":
 			q.Request = s.cancel()
 		case "release":
@@ -67,10 +95,18 @@ func usualRequest(line []byte) *pb.SessionRequest {
 			s.stop()
 		}
 	})
-	if s.unusual || !s.over() {
+	if !s.over() {
 		return nil
 	}
 	return q
+}
+
+// scan begins to read a text of the usual length.
+func scan(text []byte) (s scanner, ok bool) {
+	if len(text) > usualLength || !utf8.Valid(text) {
+		return s, false
+	}
+	return scanner{s: string(text)}, true
 }
 
 func (s *scanner) open() *pb.SessionRequest_Open {
@@ -97,15 +133,11 @@ func (s *scanner) open() *pb.SessionRequest_Open {
 	return &pb.SessionRequest_Open{Open: q}
 }
 
-func (s *scanner) acquire() *pb.SessionRequest_Acquire {
+// times are those of an acquire.
+type times struct{ wait, maxHold durationpb.Duration }
+
+func (s *scanner) acquire(q *pb.AcquireRequest, t *times) {
 	var had seen
-	m := new(struct { // one piece of memory for all
-		r       pb.SessionRequest_Acquire
-		q       pb.AcquireRequest
-		wait    durationpb.Duration
-		maxHold durationpb.Duration
-	})
-	q := &m.q
 	s.object(func(name string) {
 		switch name {
 		case "sessionId":
@@ -122,10 +154,10 @@ func (s *scanner) acquire() *pb.SessionRequest_Acquire {
 			q.Mode = s.mode()
 		case "wait":
 			had.field(4, s)
-			q.Wait = s.duration(&m.wait)
+			q.Wait = s.duration(&t.wait)
 		case "maxHold":
 			had.field(5, s)
-			q.MaxHold = s.duration(&m.maxHold)
+			q.MaxHold = s.duration(&t.maxHold)
 		case "owner":
 			had.field(6, s)
 			q.Owner = s.str()
@@ -152,8 +184,6 @@ func (s *scanner) acquire() *pb.SessionRequest_Acquire {
 			s.stop()
 		}
 	})
-	m.r.Acquire = q
-	return &m.r
 }
 
 func (s *scanner) cancel() *pb.SessionRequest_Cancel {

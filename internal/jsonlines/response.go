@@ -15,10 +15,22 @@ import (
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 )
 
-// Append appends any message and the end of the line. Fields that are empty or 0 are
+// Append appends a message and the end of the line. Fields that are empty or 0 are
 // there too: scripts should not have to guess. Its error is that a string is not UTF-8,
-// such as one that somebody else has written into the store.
+// such as one that somebody else has written into the store; b is then as it was.
 func Append(b []byte, m proto.Message) ([]byte, error) {
+	w := writer{b: b}
+	if !w.usual(m) {
+		return byProtojson(b, m)
+	}
+	line, err := w.line()
+	if err != nil {
+		return b, fmt.Errorf("marshal answer: %w", err)
+	}
+	return line, nil
+}
+
+func byProtojson(b []byte, m proto.Message) ([]byte, error) {
 	text, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
 	if err != nil {
 		return b, fmt.Errorf("marshal answer: %w", err)
@@ -29,61 +41,74 @@ func Append(b []byte, m proto.Message) ([]byte, error) {
 	return line.Bytes(), nil
 }
 
-// AppendResponse is Append for the messages of a Session. With an error, b is as it was.
-func AppendResponse(b []byte, a *pb.SessionResponse) ([]byte, error) {
-	w := writer{b: b}
+// usual writes a common message. It reports false, and may have written some of it, where
+// protojson has to.
+func (w *writer) usual(m proto.Message) bool {
+	switch m := m.(type) {
+	case *pb.SessionResponse:
+		return w.response(m)
+	case *pb.Grant:
+		return w.grant(m)
+	case *pb.ReleaseResponse:
+		return w.released(m)
+	case *pb.Event:
+		return w.event(m)
+	default:
+		return false
+	}
+}
+
+func (w *writer) response(a *pb.SessionResponse) (ok bool) {
 	w.begin()
 	w.text("requestId", a.GetRequestId())
 	switch r := a.GetResponse().(type) {
 	case *pb.SessionResponse_Granted:
-		if ofOnce(r.Granted) {
-			return Append(b, a)
-		}
 		w.name("granted")
-		w.grant(r.Granted)
+		ok = w.grant(r.Granted)
 	case *pb.SessionResponse_Downgraded:
-		if ofOnce(r.Downgraded) {
-			return Append(b, a)
-		}
 		w.name("downgraded")
-		w.grant(r.Downgraded)
+		ok = w.grant(r.Downgraded)
 	case *pb.SessionResponse_Released:
 		w.name("released")
-		w.begin()
-		w.name("count")
-		w.number(r.Released.GetCount())
-		w.end()
+		ok = w.released(r.Released)
 	case *pb.SessionResponse_Event:
-		l, ok := r.Event.GetEvent().(*pb.Event_Lease)
-		if !ok {
-			return Append(b, a)
-		}
 		w.name("event")
-		w.begin()
-		w.name("lease")
-		w.begin()
-		w.optionalDuration("validFor", l.Lease.GetValidFor())
-		w.boolean("jeopardy", l.Lease.GetJeopardy())
-		w.optionalDuration("countedAt", l.Lease.GetCountedAt())
-		w.end()
-		w.end()
-	default:
-		return Append(b, a)
+		ok = w.event(r.Event)
 	}
 	w.end()
-	line, err := w.line()
-	if err != nil {
-		return b, fmt.Errorf("marshal answer: %w", err)
+	return ok
+}
+
+func (w *writer) released(a *pb.ReleaseResponse) bool {
+	w.begin()
+	w.name("count")
+	w.number(a.GetCount())
+	w.end()
+	return true
+}
+
+// event writes news of the lease; of others there are few.
+func (w *writer) event(e *pb.Event) bool {
+	l, ok := e.GetEvent().(*pb.Event_Lease)
+	if !ok {
+		return false
 	}
-	return line, nil
+	w.begin()
+	w.name("lease")
+	w.begin()
+	w.optionalDuration("validFor", l.Lease.GetValidFor())
+	w.boolean("jeopardy", l.Lease.GetJeopardy())
+	w.optionalDuration("countedAt", l.Lease.GetCountedAt())
+	w.end()
+	w.end()
+	return true
 }
 
-// ofOnce tells a grant of something that is done once: protojson writes it.
-func ofOnce(g *pb.Grant) bool {
-	return g != nil && (g.Attempt != nil || g.Previous != nil || g.OutcomeGuard != nil)
-}
-
-func (w *writer) grant(g *pb.Grant) {
+// grant leaves what is done once to protojson.
+func (w *writer) grant(g *pb.Grant) bool {
+	if g != nil && (g.Attempt != nil || g.Previous != nil || g.OutcomeGuard != nil) {
+		return false
+	}
 	w.begin()
 	w.text("lockId", g.GetLockId())
 	w.text("resource", g.GetResource())
@@ -108,6 +133,7 @@ func (w *writer) grant(g *pb.Grant) {
 	}
 	w.b = append(w.b, ']')
 	w.end()
+	return true
 }
 
 func (w *writer) optionalGuard(guard *pb.Guard) {
@@ -161,7 +187,7 @@ func usualResponse(line []byte) *pb.SessionResponse {
 			s.stop()
 		}
 	})
-	if s.unusual || !s.over() {
+	if !s.over() {
 		return nil
 	}
 	return a

@@ -48,10 +48,10 @@ func (s *scanner) expect(c byte) {
 	}
 }
 
-// over tells that nothing but blanks is left.
+// over tells that all was usual, and nothing but blanks is left.
 func (s *scanner) over() bool {
 	s.blanks()
-	return s.i == len(s.s)
+	return !s.unusual && s.i == len(s.s)
 }
 
 // str reads a string.
