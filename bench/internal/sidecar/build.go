@@ -28,7 +28,7 @@ func Build(ctx context.Context, dir string) (*Binary, error) {
 		return nil, err
 	}
 	path := filepath.Join(dir, "locksidecar")
-	if _, err := output(ctx, root, "go", "build", "-mod=readonly", "-tags=grpcnotrace", "-o", path, "./cmd/locksidecar"); err != nil {
+	if err := build(ctx, root, path); err != nil {
 		return nil, err
 	}
 	version, err := output(ctx, "", path, "version")
@@ -57,10 +57,16 @@ func BuildCommit(ctx context.Context, dir, commit string) (*Binary, error) {
 		return nil, err
 	}
 	path := filepath.Join(dir, "locksidecar-base")
-	if _, err := output(ctx, tree, "go", "build", "-mod=readonly", "-tags=grpcnotrace", "-o", path, "./cmd/locksidecar"); err != nil {
+	if err := build(ctx, tree, path); err != nil {
 		return nil, err
 	}
 	return &Binary{path: path, Version: commit}, nil
+}
+
+// build is `make build` of a tree: a program that is linked with no C library.
+func build(ctx context.Context, tree, path string) error {
+	_, err := output(ctx, tree, "env", "CGO_ENABLED=0", "go", "build", "-mod=readonly", "-trimpath", "-tags=grpcnotrace", "-o", path, "./cmd/locksidecar")
+	return err
 }
 
 // output runs a program in a folder and returns what it printed.
