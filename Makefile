@@ -76,7 +76,7 @@ image-test: ## Vet and test the tool that makes the image
 	cd tools/image && go vet ./... && go test -count=1 ./...
 
 .PHONY: examples
-examples: build ## Watch two examples: a stock sold in Python, and loans on MySQL in Java
+examples: build ## Watch the examples: loans, a stock, withdrawals, cron; each says what it has proven
 	@scripts/test-deps
 	@go run ./examples/show
 

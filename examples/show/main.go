@@ -1,4 +1,4 @@
-// The program show runs two of the examples for a person: `make examples`. It
+// The program show runs some of the examples for a person: `make examples`. It
 // starts the Redis and the MySQL that they need, and ends them afterwards.
 package main
 
@@ -62,7 +62,12 @@ func (s *show) run(ctx context.Context) (err error) {
 	if err := s.quietly(ctx, "examples/java", "mvn", "--batch-mode", "--no-transfer-progress", "--quiet", "package", "-DskipTests"); err != nil {
 		return err
 	}
+	s.say("building the trade and the cron example")
+	if err := s.quietly(ctx, ".", "go", "build", "-o", "bin/", "./examples/trade", "./examples/cron"); err != nil {
+		return err
+	}
 	redis, closeRedis, err := s.start(ctx, testengine.Redis)
+	redis += "?restart-grace=0s" // it is new
 	if err != nil {
 		return err
 	}
@@ -78,7 +83,7 @@ func (s *show) run(ctx context.Context) (err error) {
 		about: "Processes of two services sell units of one stock, first without the lock and\n" +
 			"then with it. A unit that is sold twice is one that cannot be delivered.",
 		dir:  "examples/python",
-		env:  []string{"PYTHONPATH=src", "PYTHONDONTWRITEBYTECODE=1", "LOCKSIDECAR_TEST_REDIS=" + redis + "?restart-grace=0s"},
+		env:  []string{"PYTHONPATH=src", "PYTHONDONTWRITEBYTECODE=1", "LOCKSIDECAR_TEST_REDIS=" + redis},
 		argv: []string{"python3", "scenarios/inventory.py"},
 	}, {
 		title: "Java: loans on MySQL, every commit guarded",
@@ -91,6 +96,17 @@ func (s *show) run(ctx context.Context) (err error) {
 		about: "The process that slept commits what others have done meanwhile. The audit finds it.",
 		argv:  []string{"java", "-jar", "examples/java/scenarios/target/scenarios.jar", "--unguarded", mysql},
 		fails: true,
+	}, {
+		title: "Go: 1,000 withdrawals, each paid once",
+		about: "Three processes are asked for each withdrawal, all three of them. The payment gateway\n" +
+			"does not always answer, and pays as often as it is asked to. Processes and sidecars are\n" +
+			"killed. A compensation job repeats what is not done. A minute or less.",
+		argv: []string{"bin/trade", "--store", mysql},
+	}, {
+		title: "Shell: the same line of cron on four nodes",
+		about: "The job takes a millisecond, and the nodes' clocks differ by more than that. One job\n" +
+			"hangs, one fails, and one node is killed at work. Half a minute or less.",
+		argv: []string{"bin/cron", "--store", redis},
 	}} {
 		if err := s.perform(ctx, a); err != nil {
 			return err

@@ -72,6 +72,9 @@ var house = []room{
 	{path: "model"},
 
 	{path: "cmd/locksidecar", may: "all", test: "internal/testengine"},
+	{path: "examples/stage"},
+	{path: "examples/trade", may: "client examples/stage"},
+	{path: "examples/cron", may: "examples/stage"},
 	{path: "examples/show", may: "internal/testengine"},
 	{path: "examples", test: "client api/locksidecar/v1 internal/testengine"},
 }
@@ -80,12 +83,12 @@ var house = []room{
 var outsiders = []struct{ library, rooms string }{
 	{"github.com/redis/go-redis", "backends/redislock internal/testengine"},
 	{"github.com/go-zookeeper/zk", "backends/zklock backends/zklock/zksession internal/testengine"},
-	{"github.com/go-sql-driver/mysql", "backends/sqllock/mysql internal/testengine internal/docstest cmd/locksidecar"},
+	{"github.com/go-sql-driver/mysql", "backends/sqllock/mysql internal/testengine internal/docstest cmd/locksidecar examples/trade"},
 	{"github.com/jackc/pgx/v5", "backends/sqllock/postgres internal/testengine internal/docstest"},
-	{"database/sql", "backends/mysqllock backends/sqllock backends/sqllock/mysql backends/sqllock/postgres backends/mysqllock/rows backends/mysqllock/shedlock internal/testengine internal/docstest cmd/locksidecar"},
+	{"database/sql", "backends/mysqllock backends/sqllock backends/sqllock/mysql backends/sqllock/postgres backends/mysqllock/rows backends/mysqllock/shedlock internal/testengine internal/docstest cmd/locksidecar examples/trade"},
 	{"google.golang.org/grpc", "api/locksidecar/v1 localapi internal/telemetry cmd/locksidecar"},
 	{"google.golang.org/protobuf", "api/locksidecar/v1 internal/jsonlines localapi client cmd/locksidecar"},
-	{"net/http", "localapi client internal/telemetry cmd/locksidecar internal/docstest"},
+	{"net/http", "localapi client internal/telemetry cmd/locksidecar internal/docstest examples/trade"},
 	{"github.com/prometheus", "internal/telemetry cmd/locksidecar"},
 	{"go.opentelemetry.io", "internal/telemetry cmd/locksidecar"},
 	{"github.com/spf13", "internal/config cmd/locksidecar"},

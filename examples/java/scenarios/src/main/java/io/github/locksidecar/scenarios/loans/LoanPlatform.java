@@ -72,6 +72,11 @@ public final class LoanPlatform {
     System.out.println("transfers of a loan at a time:  up to " + o.audit().sideBySide());
     System.out.println("audit:                          " + (o.audit().problems().isEmpty() ? "all amounts are right" : "WRONG"));
     o.audit().problems().forEach(p -> System.out.println("  " + p));
+    if (o.sound()) {
+      System.out.println();
+      System.out.println("A repayment slept past its lease beside its sidecar, and others repaid the same loan meanwhile.");
+      System.out.println("Proven: its guard did not let it commit, and every amount and owner is what the work on paper gives.");
+    }
     System.exit(o.sound() ? 0 : 1);
   }
 

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/locksidecar/locksidecar/client"
+)
+
+// prefix begins the names of all withdrawals; their numbers follow.
+const prefix = "withdrawals/"
+
+// app is a process of the service.
+type app struct {
+	client  *client.Client
+	session *client.Session
+	gateway gatewayClient
+	ledger  *ledger
+	crashes bool // it is killed at two moments
+}
+
+// runApp is a process of the service. It ends when it has tried each withdrawal.
+// That of the compensation job ends when all are booked.
+func runApp(ctx context.Context, role string, o options) (err error) {
+	a := &app{gateway: gatewayClient{url: o.gateway}, crashes: role == roleApp}
+	if a.ledger, err = openLedger(o.store, o.namespace); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, a.ledger.db.Close()) }()
+	if a.client, err = client.Dial(ctx, ""); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, a.client.Close()) }()
+	if a.session, err = a.client.OpenSession(ctx, client.SessionOptions{Name: role}); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, a.session.Close()) }()
+	if role == roleCompensate {
+		return a.compensate(ctx, o.withdrawals)
+	}
+	for _, n := range rand.Perm(o.withdrawals) { //nolint:gosec // the order matters little
+		a.withdraw(ctx, n)
+	}
+	return a.ended()
+}
+
+// errSidecar: the sidecar was killed. It is back soon.
+var errSidecar = errors.New("the sidecar is gone")
+
+func (a *app) ended() error {
+	if a.session.Err() != nil {
+		return errSidecar
+	}
+	return nil
+}
+
+// compensate tries again what has failed, and what nobody knows of.
+func (a *app) compensate(ctx context.Context, withdrawals int) error {
+	for a.session.Err() == nil {
+		for o, err := range a.client.Outcomes(ctx, prefix, client.Failed, client.Unknown) {
+			if err != nil {
+				break // the next time
+			}
+			var n int
+			if _, err := fmt.Sscan(strings.TrimPrefix(o.GetResource(), prefix), &n); err != nil {
+				return err
+			}
+			a.withdraw(ctx, n)
+		}
+		if s, err := a.ledger.sum(ctx); err != nil || s.booked == withdrawals {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return a.ended()
+}
+
+// withdraw is an attempt at a withdrawal. What goes wrong is the business of a later attempt.
+func (a *app) withdraw(ctx context.Context, n int) {
+	key := fmt.Sprint(prefix, n)
+	hold, err := a.session.Acquire(ctx, key, client.AcquireOptions{Wait: client.NoWait, Once: &client.Once{}})
+	if err != nil {
+		return // it is done, or another process is at it, or there is no answer
+	}
+	transfer, err := a.pay(ctx, hold, key, n)
+	if errors.Is(err, errRefused) {
+		_ = hold.Conclude(ctx, client.Failed, err.Error()) // else it is unknown
+		return
+	}
+	crash := func(at int) {
+		if a.crashes && hold.Attempt == 1 && n%50 == at {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		}
+	}
+	if err == nil {
+		crash(11) // it is paid, and not booked
+		err = a.ledger.book(ctx, hold, n, transfer)
+	}
+	if err != nil {
+		_ = hold.Release(ctx) // nobody knows: it stays unknown
+		return
+	}
+	crash(31)                                          // it is booked, and nobody was told
+	_ = hold.Conclude(ctx, client.Succeeded, transfer) // the ledger has recorded it
+}
+
+// pay pays, unless an attempt before has.
+func (a *app) pay(ctx context.Context, hold *client.Lock, key string, n int) (transfer string, err error) {
+	if hold.Previous.GetState() == client.Unknown {
+		if transfer, err = a.gateway.find(ctx, key, hold.Fence); transfer != "" || err != nil {
+			return transfer, err
+		}
+	}
+	return a.gateway.pay(ctx, key, n, hold.Fence)
+}
