@@ -173,9 +173,10 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 	case !q.Mode.Valid():
 		return leasekit.Answer{}, &lock.InvalidError{Field: "mode", Problem: "is not a mode"}
 	}
+	turn := l.stopWaiting(q.ID)
 	o := &op{
 		kind: opAsk, id: string(q.ID), lease: string(l.id), mode: q.Mode, owner: q.Owner, try: q.Try, tell: q.Try,
-		fresh: l.stopWaiting(q.ID), ctx: ctx,
+		fresh: turn == 0, ctx: ctx,
 	}
 	if q.Cohort != nil {
 		l.standsForSeveral(o)
@@ -190,34 +191,37 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 	case o.err != nil:
 		return leasekit.Answer{}, o.err
 	case o.queued:
-		l.waitsFor(q)
+		l.waitsFor(q, turn)
 		return leasekit.Answer{}, nil
 	}
 	return leasekit.Answer{Granted: true, Fence: lock.FenceOf(o.fence), Guard: l.b.guard(q.Resource, q.ID, q.Mode, l.Guards(q))}, nil
 }
 
-// waitsFor notes that a request is in the queue.
-func (l *lease) waitsFor(q lock.Request) {
+// waitsFor notes that a request is in the queue; turn: since when it was before; 0: it was not.
+func (l *lease) waitsFor(q lock.Request, turn uint64) {
 	l.mu.Lock()
-	l.turn++
-	l.waiting[q.ID] = waiter{name: q.Resource, mode: q.Mode, guarded: l.Guards(q), turn: l.turn}
+	if turn == 0 {
+		l.turn++
+		turn = l.turn
+	}
+	l.waiting[q.ID] = waiter{name: q.Resource, mode: q.Mode, guarded: l.Guards(q), turn: turn}
 	l.mu.Unlock()
 	poke(l.waits)
 }
 
-// stopWaiting notes that a request is not in the queue, as far as is known. fresh: it
-// was not.
-func (l *lease) stopWaiting(id lock.HoldID) (fresh bool) {
+// stopWaiting notes that a request is not in the queue, as far as is known. It gives the turn
+// that it had there; 0: it was not.
+func (l *lease) stopWaiting(id lock.HoldID) (turn uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_, waited := l.waiting[id]
+	turn = l.waiting[id].turn
 	delete(l.waiting, id)
-	return !waited
+	return turn
 }
 
 // Withdraw implements leasekit.Driver.
 func (l *lease) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.Withdrawn, error) {
-	waited := !l.stopWaiting(w.ID)
+	waited := l.stopWaiting(w.ID) != 0
 	o := &op{
 		kind: opRemove, id: string(w.ID), lease: string(l.id), unsure: w.Unsure, tell: waited,
 		plain: w.Mode == lock.Exclusive && !w.Unsure && !waited,
