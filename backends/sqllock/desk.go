@@ -71,14 +71,20 @@ func (b *Backend) enter(name lock.Resource, ops []*op) (d *desk, mine bool) {
 		d = &desk{name: name}
 		b.desks[name] = d
 	}
-	for _, o := range ops { // what was to be done for the id in the background is overtaken
-		if o.kind == opAsk || o.kind == opRemove {
-			d.waiting = slices.DeleteFunc(d.waiting, func(w *op) bool { return w.orphan && w.id == o.id && w.lease == o.lease })
-		}
+	for _, o := range ops {
+		d.waiting = slices.DeleteFunc(d.waiting, o.overtakes)
 	}
 	d.waiting = append(d.waiting, ops...)
 	mine, d.served = !d.served, true
 	return d, mine
+}
+
+// overtakes tells whether a request in nobody's name need not be carried out any more before
+// this one, which is about the same id: it is the same, or the sidecar has changed its mind. So
+// a row that is locked for long does not gather what is to be done with it again and again.
+func (o *op) overtakes(w *op) bool {
+	same := o.kind == w.kind && o.grace <= w.grace
+	return w.orphan && w.id == o.id && w.lease == o.lease && (same || o.kind == opAsk || o.kind == opRemove)
 }
 
 // leave takes a request off the desk whose caller waits no longer. Where it is being
@@ -115,7 +121,7 @@ func (o *op) again() *op {
 
 // post has a request carried out in the background.
 func (b *Backend) post(name lock.Resource, o *op) {
-	o.done, o.since = make(chan struct{}), b.clock()
+	o.done, o.since, o.orphan = make(chan struct{}), b.clock(), true
 	if d, mine := b.enter(name, []*op{o}); mine {
 		b.routines.Go(func() { b.attend(d) })
 	}
