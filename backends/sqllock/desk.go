@@ -371,10 +371,10 @@ func (b *Backend) quick(ctx context.Context, name lock.Resource, o *op) (done bo
 }
 
 func (b *Backend) takeFree(ctx context.Context, name lock.Resource, o *op, known bool) (done bool, err error) {
-	q, n, id, lease, owner := b.sql, []byte(name), []byte(o.id), []byte(o.lease), []byte(o.owner)
-	stmts := []Statement{{SQL: q.take, Args: []any{id, lease, owner, n, lease}, Count: true, Often: true}}
+	q, n, id, lease, owner, trusted := b.sql, []byte(name), []byte(o.id), []byte(o.lease), []byte(o.owner), []byte(b.trusted())
+	stmts := []Statement{{SQL: q.take, Args: []any{id, lease, owner, n, lease, trusted}, Count: true, Often: true}}
 	if !known { // all or nothing: where one is blocked, the other must not have granted
-		first := Statement{SQL: q.first, Args: []any{n, id, lease, owner, lease}, Count: true}
+		first := Statement{SQL: q.first, Args: []any{n, id, lease, owner, lease, trusted}, Count: true}
 		stmts = []Statement{{SQL: "START TRANSACTION"}, stmts[0], first, {SQL: "COMMIT"}}
 	}
 	res, err := b.pool.Do(ctx, "acquire", stmts...)

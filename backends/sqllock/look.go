@@ -224,11 +224,11 @@ func (l *lease) sawResource(r Row, asked uint64) {
 		_, waits := l.waiting[id]
 		l.mu.Unlock()
 		if waits {
-			l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: leasekit.Ref{Resource: name, ID: id}, Fence: lock.FenceOf(r.Int(2))}, asked)
+			l.sawGrant(leasekit.Ref{Resource: name, ID: id}, r.Int(2), r.Text(12), asked)
 		}
 	}
 	dead, now := false, l.b.clock()
-	for i := 3; i < len(r); i += 3 { // the three leases, each with its beat and TTL
+	for i := 3; i < 12; i += 3 { // the three leases, each with its beat and TTL
 		switch id := r.Text(i); {
 		case id == "" || id == string(l.id):
 		case r.Null(i + 1):
@@ -240,6 +240,14 @@ func (l *lease) sawResource(r Row, asked uint64) {
 	}
 	if free := of == "" && r.Null(6) && !r.Null(9); dead || free {
 		l.b.post(name, &op{kind: opSettle, hasty: true})
+	}
+}
+
+// sawGrant takes a grant that a look has found. by is the server that has answered; "": it may
+// not grant now. Then another look finds the grant when it may, and that lease still has it.
+func (l *lease) sawGrant(r leasekit.Ref, fence int64, by string, asked uint64) {
+	if by == l.b.trusted() {
+		l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: r, Fence: lock.FenceOf(fence)}, asked)
 	}
 }
 
@@ -256,7 +264,7 @@ func (l *lease) lookShared(ctx context.Context, shared map[lock.Resource][]strin
 				return err
 			}
 			for _, r := range res[0].Rows {
-				l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: leasekit.Ref{Resource: name, ID: lock.HoldID(r.Text(0))}, Fence: lock.FenceOf(r.Int(1))}, asked)
+				l.sawGrant(leasekit.Ref{Resource: name, ID: lock.HoldID(r.Text(0))}, r.Int(1), r.Text(2), asked)
 			}
 			if len(res[0].Rows) == 0 {
 				break

@@ -118,6 +118,14 @@ func (b *Backend) movedFrom(server string) string {
 	return b.answering
 }
 
+// trusted is the server that grants count from, as the heartbeats have met it; "": there are
+// no heartbeats.
+func (b *Backend) trusted() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.answering
+}
+
 // doubt takes its own mark from a server.
 func (b *Backend) doubt(from string) Statement {
 	return Statement{SQL: b.sql.doubt, Args: []any{[]byte(from)}}

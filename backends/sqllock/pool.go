@@ -214,7 +214,7 @@ func OpenFirst[L Link](h *Hosts, server string, dial func(host int) (L, error)) 
 		l, err := dial(n)
 		if err == nil && server != "" && l.Server() != server {
 			_ = l.Close()
-			err = fmt.Errorf("this is %s, and %s answers the heartbeats", l.Server(), server)
+			err = errOtherServer(l.Server(), server)
 		}
 		if err == nil {
 			h.good.Store(int64(n))
@@ -224,4 +224,8 @@ func OpenFirst[L Link](h *Hosts, server string, dial func(host int) (L, error)) 
 	}
 	var none L
 	return none, errors.Join(errs...)
+}
+
+func errOtherServer(is, trusted string) error {
+	return fmt.Errorf("this is %s, and %s answers the heartbeats", is, trusted)
 }

@@ -79,6 +79,7 @@ type state struct {
 	fence  int64             // of the last exclusive grant
 	crowd  bool              // as it was found
 	kept   bool              // nothing may be granted now: see mark.go
+	server string            // that has answered
 	leases map[string]ending // those of who asks or holds, as far as they are there
 
 	x       *entry            // on the row; nil: nobody
@@ -320,10 +321,15 @@ func (s *state) ask(o *op) {
 	}
 }
 
+// answer tells who asks what became of the request. A grant that was not told before is not
+// told while the server keeps back: the one before may have taken it away since.
 func (s *state) answer(o *op, e *entry) {
-	o.queued, o.fence = e.Waiting(), 0
-	if e.Held() {
+	o.queued, o.fence = e.Waiting() || s.kept, 0
+	switch {
+	case !o.queued:
 		o.fence = e.Value.fence
+	case s.kept && o.try:
+		o.err = errKept
 	}
 }
 

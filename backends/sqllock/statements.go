@@ -119,12 +119,15 @@ func newStatements(w Words) *statements {
 	l := func(lines ...string) listed { return listed(t(lines...)) }
 
 	const (
-		// The heartbeat has copied the mark of mark.go to the row of the lease.
-		live   = "EXISTS (SELECT 1 FROM {lease} WHERE id=? AND ended=0 AND server={server})"
+		// The heartbeat has copied the mark of mark.go to the row of the lease. Behind a pooler
+		// another server may answer before a heartbeat has met it: so the sidecar names the one that it trusts.
+		live   = "EXISTS (SELECT 1 FROM {lease} WHERE id=? AND ended=0 AND server={server} AND server=?)"
 		marked = "(SELECT text FROM {meta} WHERE name='server')"
 		alone  = "AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name=l.name) AND NOT EXISTS (SELECT 1 FROM {note} n WHERE n.name=l.name)"
-		freeX  = "x_id=NULL, x_lease=NULL, x_owner=NULL, x_since=NULL, x_shared=0"
-		age    = "{now}-"
+		// The server that answers, if it may grant.
+		granting = "(SELECT text FROM {meta} WHERE name='server' AND text={server})"
+		freeX    = "x_id=NULL, x_lease=NULL, x_owner=NULL, x_since=NULL, x_shared=0"
+		age      = "{now}-"
 	)
 	next, nextTail := w.Returning("GREATEST(fence+2, {now})", "fence")
 	begin, beginTail := w.Returning("GREATEST({now}, m.value)", "fence")
@@ -162,7 +165,7 @@ func newStatements(w Words) *statements {
 		"UNION ALL SELECT 'c', name, name, (SELECT COUNT(*) FROM (SELECT 1 AS one FROM {hold} WHERE name=?n LIMIT ?k) AS t),",
 		"(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {note} WHERE name=?n LIMIT ?k) AS t), COALESCE((SELECT MAX(seq) FROM {queue} WHERE name=?n), 0)",
 		"FROM {lock} WHERE name=?n",
-		"UNION ALL SELECT 's', '', '', CASE WHEN text={server} THEN 1 ELSE 0 END, 0, 0 FROM {meta} WHERE name='server'")
+		"UNION ALL SELECT 's', text, {server}, 0, 0, 0 FROM {meta} WHERE name='server'")
 	q.front = t("SELECT q.seq, q.id, q.lease, q.mode, COALESCE(e.ended, 1), " + q.severalText("q.owner") + " FROM {queue} q LEFT JOIN {lease} e ON e.id=q.lease WHERE q.name=? ORDER BY q.seq LIMIT ?")
 	q.lockHolds = l("SELECT id FROM {hold} WHERE name=?n AND id IN (?ids) FOR UPDATE SKIP LOCKED")
 	q.ahead = t("SELECT id FROM {queue} WHERE name=? ORDER BY seq LIMIT ?")
@@ -208,14 +211,14 @@ func newStatements(w Words) *statements {
 	// What a lease has to know of itself, and of what it waits for.
 	q.alive = t("SELECT 1 FROM {lease} WHERE id=? AND ended=0")
 	q.notesOf = t("SELECT name, id, kind, grace FROM {note} WHERE lease=? AND (known IS NULL OR known>grace) LIMIT 1000")
-	q.waiting = l("SELECT l.name, l.x_id, l.fence, l.x_lease, e.beat, e.ttl_ms, h.lease, r.beat, r.ttl_ms, w.lease, f.beat, f.ttl_ms",
+	q.waiting = l("SELECT l.name, l.x_id, l.fence, l.x_lease, e.beat, e.ttl_ms, h.lease, r.beat, r.ttl_ms, w.lease, f.beat, f.ttl_ms,", granting,
 		"FROM {lock} l LEFT JOIN {lease} e ON e.id=l.x_lease AND e.ended=0",
 		"LEFT JOIN {hold} h ON h.name=l.name AND h.id=(SELECT id FROM {hold} WHERE name=l.name ORDER BY id LIMIT 1)",
 		"LEFT JOIN {lease} r ON r.id=h.lease AND r.ended=0",
 		"LEFT JOIN {queue} w ON w.name=l.name AND w.seq=(SELECT MIN(seq) FROM {queue} WHERE name=l.name)",
 		"LEFT JOIN {lease} f ON f.id=w.lease AND f.ended=0 WHERE l.name IN (?ids)")
 	q.marks = l("SELECT name, id, known FROM {note} WHERE name IN (?ids) AND kind=2 AND known IS NOT NULL")
-	q.granted = l("SELECT id, fence FROM {hold} WHERE name=?n AND id IN (?ids)")
+	q.granted = l("SELECT id, fence,", granting, "FROM {hold} WHERE name=?n AND id IN (?ids)")
 
 	q.keeper = t("SELECT k.value, k.text, e.beat, e.ttl_ms FROM {meta} k LEFT JOIN {lease} e ON e.id=k.text AND e.ended=0 WHERE k.name='keeper'")
 	q.takeOver = t("UPDATE {meta} SET value=?, text=? WHERE name='keeper' AND value=? AND text=?")

@@ -41,15 +41,18 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op, w
 	if ops[0].kind == opSettle {
 		step = longFront
 	}
+	trusted := b.trusted()
 	load, tells, ends := b.loading(name, ops, wait, step)
 	res, err := c.Do(ctx, command, load...)
 	if err != nil {
 		return nil, nil, err
 	}
 	s = loaded(res, step)
-	if s == nil {
-		err = errNoRow // and the transaction is rolled back
-		return nil, nil, err
+	switch { // the transaction is rolled back
+	case s == nil:
+		return nil, nil, errNoRow
+	case trusted != "" && s.server != trusted: // a pooler leads there, and no heartbeat has met it yet
+		return nil, nil, &NotSentError{errOtherServer(s.server, trusted)}
 	}
 	res = res[4:]
 	if ends {
@@ -149,7 +152,7 @@ func loaded(res []Result, step int) *state {
 		case "c":
 			readers, notes, s.tail = r.Int(3), r.Int(4), r.Int(5)
 		case "s":
-			s.kept = s.kept || r.Int(3) == 0
+			s.server, s.kept = r.Text(2), r.Text(1) != r.Text(2)
 		}
 	}
 	if xID != "" {

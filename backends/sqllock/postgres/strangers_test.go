@@ -89,6 +89,87 @@ func TestOldServerIsDoubted(t *testing.T) {
 	isOver(t, relies, g)
 }
 
+// PgBouncer leads to another server and back, and its clients' connections stay. Who asks the
+// first server before a heartbeat has met it again is granted nothing there.
+func TestOldServerBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	s := testengine.New(t, testengine.PostgresBouncer)
+	url := with(s.URL(), "failover-grace=100ms")
+	_, l := sidecar(t, url, 6*time.Second)
+	_, holder := sidecar(t, url, 6*time.Second)
+	fork := forkBeside(t, s, l, holder)
+	testengine.LeadBouncer(t, s, fork)
+	eventually(t, "the other server grants", func() error {
+		beat(t, l)
+		beat(t, holder)
+		_, err := holder.Acquire(t.Context(), try("r"))
+		return err
+	})
+	testengine.LeadBouncer(t, s, s)
+	if g, err := l.Acquire(t.Context(), try("r")); !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("a try at the first server: got %+v, %v; want ErrUnavailable", g, err)
+	}
+	eventually(t, "the first server grants", func() error {
+		beat(t, l)
+		_, err := l.Acquire(t.Context(), try("r"))
+		return err
+	})
+}
+
+// A grant whose answer was lost is taken away by force and given to somebody else, and a
+// standby takes over that lacks both. Who asks there again is not told of the grant while the
+// other one may rely on it.
+func TestNewServerLacksTheForcedRelease(t *testing.T) {
+	t.Parallel()
+	const ttl = 4 * time.Second
+	for m, grants := range map[lock.Mode]string{lock.Exclusive: "x_id", lock.Shared: `_hold" (name`} {
+		t.Run(m.String(), func(t *testing.T) {
+			t.Parallel()
+			s := testengine.New(t, testengine.Postgres)
+			road := testengine.Through(t, s)
+			_, l := sidecar(t, with(road.URL(), "failover-grace=4s"), time.Minute) // however long it is cut off
+			admin, holder := sidecar(t, s.URL(), ttl)
+			q := request("r", m)
+			lost := road.LoseReply(grants, testengine.Cut)
+			if _, err := l.Acquire(t.Context(), q); !errors.Is(err, lock.ErrUnavailable) {
+				t.Fatalf("Acquire without an answer: %v", err)
+			}
+			<-lost
+			fork := forkBeside(t, s, holder)
+			if err := admin.ForceRelease(t.Context(), "r", q.ID, 0); err != nil {
+				t.Fatal(err)
+			}
+			g := hold(t, holder, "r", lock.Exclusive)
+			relies := time.Now().Add(ttl) // its last heartbeat may be as late as this
+			beat(t, holder)
+			if err := road.Heal(); err != nil {
+				t.Fatal(err)
+			}
+			road.Retarget(testengine.Nodes(t, fork)[0].Addr())
+			road.Inject(testengine.Sever)
+			beat(t, l)
+			granted := make(chan error, 1)
+			go func() {
+				_, err := l.Acquire(t.Context(), q)
+				for errors.Is(err, lock.ErrUnavailable) && t.Context().Err() == nil {
+					_, err = l.Acquire(t.Context(), q)
+				}
+				granted <- err
+			}()
+			eventually(t, "the new server grants", func() error {
+				beat(t, l)
+				select {
+				case err := <-granted:
+					return err
+				default:
+					return errors.New("not yet")
+				}
+			})
+			isOver(t, relies, g)
+		})
+	}
+}
+
 // The lease that was opened last is closed before its heartbeats have come back to the first
 // server, and those of another one have: that server is doubted once, and grants again.
 func TestLastLeaseIsClosedElsewhere(t *testing.T) {
