@@ -175,6 +175,28 @@ func TestPing(t *testing.T) {
 	}
 }
 
+// A server ends connections that were idle, as its option timeout has it: no request fails
+// because of that.
+func TestIdleConnectionsAreEnded(t *testing.T) {
+	s := testengine.New(t, testengine.Redis)
+	b, l := sidecar(t, s.URL()+noGrace, 5*time.Minute)
+	admin := plain(t, strings.TrimPrefix(s.URL(), "redis://"))
+	var g lock.Grant
+	for _, step := range []func() error{
+		func() (err error) { g, err = try(t, l, "r"); return err },
+		func() error { return beat(t.Context(), l) },
+		func() error { _, err := b.Get(t.Context(), "r"); return err },
+		func() error { return l.Release(t.Context(), "r", g.ID) },
+	} {
+		if err := admin.ClientKillByFilter(t.Context(), "TYPE", "normal", "SKIPME", "yes").Err(); err != nil {
+			t.Fatal(err)
+		}
+		if err := step(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // With wait-replicas nothing counts that a replica does not have. Issue 9, 3.14.
 func TestWaitForReplicas(t *testing.T) {
 	s := testengine.New(t, testengine.RedisSentinel)

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -66,8 +67,21 @@ func (r *road) connect(ctx context.Context, network, addr string) (net.Conn, err
 	r.mu.Lock()
 	r.conns[c] = struct{}{}
 	r.mu.Unlock()
-	return c, nil
+	if raw, ok := inner.(syscall.Conn); ok {
+		return watched{c, raw}, nil
+	}
+	return c, nil // TLS: what is there to be read need not be for the driver
 }
+
+// watched is a conn at which the driver looks, before it uses it again, whether the server
+// has ended it.
+type watched struct {
+	*conn
+	raw syscall.Conn
+}
+
+// SyscallConn implements syscall.Conn.
+func (w watched) SyscallConn() (syscall.RawConn, error) { return w.raw.SyscallConn() }
 
 // Write implements net.Conn.
 func (c *conn) Write(b []byte) (int, error) {
