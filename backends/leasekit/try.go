@@ -21,12 +21,11 @@ const (
 // Acquire implements lock.Lease. A try is not refused because of a hold that no app has: it
 // waits for a moment where another sidecar may have parked it.
 func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
-	try := q.Try
 	g, err := l.acquire(ctx, q)
-	held, refused := refusal(err)
-	if !try || !refused {
+	if err == nil || !q.Try {
 		return g, err
 	}
+	held, refused := refusal(err)
 	q.Try = false
 	for n := 0; n < mostTries && refused && ctx.Err() == nil && l.mayBeParked(held.Status); n++ {
 		soon, cancel := context.WithTimeout(ctx, tryTime)

@@ -251,7 +251,7 @@ const heldPage = 256
 func (d *driver) heldIn(ctx context.Context, s *slot, each func(leasekit.Ref)) error {
 	from := "-"
 	for {
-		cmd := &command{Cmd: redis.NewCmd(ctx, "zrangebylex", d.b.keys.buckets[s.index].mine+string(d.id), from, "+", "limit", 0, heldPage)}
+		cmd := newCommand(ctx, "zrangebylex", d.b.keys.buckets[s.index].mine+string(d.id), from, "+", "limit", 0, heldPage)
 		if err := d.b.client.Process(ctx, cmd); err != nil {
 			return err
 		}

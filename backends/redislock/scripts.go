@@ -75,7 +75,10 @@ type script struct {
 	code func() code
 }
 
-type code struct{ text, sha string }
+type code struct {
+	text string
+	sha  any // a string, as a command takes it
+}
 
 func newScript(name string, parts ...string) *script {
 	return &script{name: name, code: sync.OnceValue(func() code {
@@ -120,7 +123,7 @@ type processor interface {
 // the answer does not come, and then the answer to a release that was carried
 // out would be that there was nothing to release.
 type command struct {
-	*redis.Cmd
+	redis.Cmd
 	by     *presence // who answered; nil: unknown
 	copies int       // replicas that have it, where that was asked for
 }
@@ -128,15 +131,20 @@ type command struct {
 // NoRetry implements redis.Cmder.
 func (*command) NoRetry() bool { return true }
 
-func newCmd(ctx context.Context, how, what string, keys []string, args []any) *command {
+func newCommand(ctx context.Context, args ...any) *command {
+	return &command{Cmd: *redis.NewCmd(ctx, args...)} // one piece of memory
+}
+
+// newCmd makes the command that runs a script. how and what are strings.
+func newCmd(ctx context.Context, how, what any, keys []string, args []any) *command {
 	all := make([]any, 0, 3+len(keys)+len(args))
 	all = append(all, how, what, len(keys))
 	for i := range keys {
 		all = append(all, &keys[i]) // a string would be copied
 	}
-	cmd := redis.NewCmd(ctx, append(all, args...)...)
+	cmd := newCommand(ctx, append(all, args...)...)
 	cmd.SetFirstKeyPos(3)
-	return &command{Cmd: cmd}
+	return cmd
 }
 
 // words are arguments of a script, without a copy of each.
