@@ -95,6 +95,13 @@ func replicaOf(t *testing.T, of testengine.Node) {
 		if err == nil && parseInfo(text)["master_link_status"] != "up" {
 			err = errors.New("the link is not up")
 		}
+		if err != nil {
+			return err
+		}
+		text, err = replica.ClusterInfo(t.Context()).Result()
+		if err == nil && parseInfo(text)["cluster_state"] != "ok" { // it takes over only what it knows its master has
+			err = errors.New("the replica does not know yet who has which slots")
+		}
 		return err
 	})
 }
