@@ -78,7 +78,7 @@ func killOnce(ctx context.Context, near *sidecar.Sidecar, waiter *sidecar.App) (
 		l, err := waiter.Acquire(ctx, killResource)
 		granted <- outcome{l, time.Now(), err}
 	}()
-	err = untilQueued(ctx, waiter)
+	err = untilQueued(ctx, waiter, killResource)
 	killed := time.Now()
 	if err = errors.Join(err, holder.Kill()); err != nil {
 		cancel()
@@ -93,11 +93,11 @@ func killOnce(ctx context.Context, near *sidecar.Sidecar, waiter *sidecar.App) (
 }
 
 // untilQueued returns when the store knows somebody who waits.
-func untilQueued(ctx context.Context, app *sidecar.App) error {
+func untilQueued(ctx context.Context, app *sidecar.App, resource string) error {
 	ctx, cancel := context.WithTimeout(ctx, queueTimeout)
 	defer cancel()
 	for {
-		n, err := app.Waiters(ctx, killResource)
+		n, err := app.Waiters(ctx, resource)
 		if err != nil || n > 0 {
 			return err
 		}

@@ -130,6 +130,7 @@ var parts = []struct {
 	{"hot", (*section).hot},
 	{"contenders", (*section).contenders},
 	{"kill", (*section).kill},
+	{"lead", (*section).lead},
 	{"idle", (*section).idle},
 	{"sessions", (*section).sessions},
 	{"scale", (*section).scale},

@@ -8,7 +8,7 @@ import (
 )
 
 func TestParse(t *testing.T) {
-	all := []string{"pairs", "hot", "contenders", "kill", "idle", "sessions", "scale"}
+	all := []string{"pairs", "hot", "contenders", "kill", "lead", "idle", "sessions", "scale"}
 	for _, c := range []struct {
 		name   string
 		args   string

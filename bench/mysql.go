@@ -21,7 +21,7 @@ const (
 func mysqlPlan(key, name string, kind *testengine.Kind) plan {
 	return plan{
 		key: key, words: onmysql.Words(name), kind: kind, connect: onmysql.Connect,
-		pairs: mysqlPairs, hot: mysqlHot, turns: true, killMS: 15, oneRequest: true,
+		pairs: mysqlPairs, hot: mysqlHot, turns: true, killMS: 15, leadMS: 20, oneRequest: true,
 	}
 }
 

@@ -26,6 +26,7 @@ type plan struct {
 	hot        func([]report.HotRound) []report.Target               // may be nil
 	turnsHot   func(without, with []report.HotRound) []report.Target // may be nil
 	killMS     float64                                               // kill -9 to the next grant
+	leadMS     float64                                               // kill -9 of the leader's process to the next one's
 	oneRequest bool                                                  // a heartbeat is one request
 }
 

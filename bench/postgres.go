@@ -9,7 +9,7 @@ import (
 var onPostgres = plan{
 	key: "postgres", words: onpostgres.Words, kind: testengine.Postgres, connect: onpostgres.Connect,
 	fleet: 100, // each connection is a process of the server
-	turns: true, pairs: postgresPairs, hot: mysqlHot, killMS: 15, oneRequest: true,
+	turns: true, pairs: postgresPairs, hot: mysqlHot, killMS: 15, leadMS: 20, oneRequest: true,
 }
 
 func postgresPairs(r results) []report.Target {

@@ -10,7 +10,7 @@ import (
 // onRedis, the fastest server, is where the wires of the socket are compared.
 var onRedis = plan{
 	key: "redis", words: onredis.Words, kind: testengine.Redis, connect: onredis.Connect,
-	turns: true, wires: true, pairs: redisPairs, hot: redisHot, turnsHot: redisTurnsHot, killMS: 10, oneRequest: true,
+	turns: true, wires: true, pairs: redisPairs, hot: redisHot, turnsHot: redisTurnsHot, killMS: 10, leadMS: 10, oneRequest: true,
 }
 
 const (

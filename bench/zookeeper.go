@@ -8,7 +8,7 @@ import (
 
 var onZooKeeper = plan{
 	key: "zookeeper", words: onzk.Words, kind: testengine.ZooKeeper, connect: onzk.Connect,
-	turns: true, pairs: zooKeeperPairs, killMS: 10, oneRequest: true,
+	turns: true, pairs: zooKeeperPairs, killMS: 10, leadMS: 15, oneRequest: true,
 }
 
 const (

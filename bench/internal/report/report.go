@@ -26,6 +26,7 @@ type Store struct {
 	Pairs  []Pairs       `json:"pairs,omitempty"`
 	Hot    []*Hot        `json:"hot_lock,omitempty"`
 	Kill   *Kill         `json:"kill,omitempty"`
+	Lead   *Kill         `json:"lead,omitempty"` // of the leader's process, to the command of the next one
 	Idle   *Idle         `json:"idle,omitempty"`
 
 	Contenders *Contenders `json:"contenders,omitempty"`

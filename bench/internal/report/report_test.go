@@ -74,6 +74,7 @@ func TestText(t *testing.T) {
 		},
 			Hot:  []*Hot{{Sidecars: 2, CallersPerSidecar: 8, Rounds: []HotRound{{PerSecond: 5000, HandOff: times(100), Across: times(110), Held: times(90), Notified: times(50), Answered: times(40)}}}},
 			Kill: &Kill{Repeats: 100, Grant: measure.Times{P50: 1500, P99: 2500, Max: 12000}},
+			Lead: &Kill{Repeats: 100, Grant: measure.Times{P50: 3500, P99: 4500, Max: 9000}},
 			Idle: &Idle{
 				Holds: 10000, LeaseTTL: 10, Window: 20,
 				Start:  Memory{RSS: 20 * mib, Anonymous: 8 * mib, Heap: 2 * mib, Store: mib},

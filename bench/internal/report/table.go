@@ -115,12 +115,16 @@ func (r *Store) hotText(b *bytes.Buffer, h *Hot) {
 }
 
 func (r *Store) killText(b *bytes.Buffer) {
-	if r.Kill == nil {
-		return
+	for _, k := range []struct {
+		what string
+		*Kill
+	}{{"HOLDER, to the grant at another sidecar", r.Kill}, {"LEADER'S PROCESS, to the next leader's at another sidecar", r.Lead}} {
+		if k.Kill == nil {
+			continue
+		}
+		fmt.Fprintf(b, "\nKILL -9 OF THE %s; %d times\np50 %s ms, p99 %s ms, worst %s ms\n",
+			k.what, k.Repeats, number(k.Grant.P50/1000), number(k.Grant.P99/1000), number(k.Grant.Max/1000))
 	}
-	g := r.Kill.Grant
-	fmt.Fprintf(b, "\nKILL -9 OF THE HOLDER, to the grant at another sidecar; %d times\np50 %s ms, p99 %s ms, worst %s ms\n",
-		r.Kill.Repeats, number(g.P50/1000), number(g.P99/1000), number(g.Max/1000))
 }
 
 func (r *Store) idleText(b *bytes.Buffer) {
