@@ -88,7 +88,7 @@ var outsiders = []struct{ library, rooms string }{
 	{"database/sql", "backends/mysqllock backends/sqllock backends/sqllock/mysql backends/sqllock/postgres backends/mysqllock/rows backends/mysqllock/shedlock internal/testengine internal/docstest cmd/locksidecar examples/trade"},
 	{"google.golang.org/grpc", "api/locksidecar/v1 localapi internal/telemetry cmd/locksidecar"},
 	{"google.golang.org/protobuf", "api/locksidecar/v1 internal/jsonlines localapi client cmd/locksidecar"},
-	{"net/http", "localapi client internal/telemetry cmd/locksidecar internal/docstest examples/trade"},
+	{"net/http", "localapi client internal/telemetry cmd/locksidecar internal/docstest examples/trade examples"},
 	{"github.com/prometheus", "internal/telemetry cmd/locksidecar"},
 	{"go.opentelemetry.io", "internal/telemetry cmd/locksidecar"},
 	{"github.com/spf13", "internal/config cmd/locksidecar"},
