@@ -1,6 +1,7 @@
 package mysql
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"sync/atomic"
@@ -10,6 +11,89 @@ import (
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
+
+// Of two servers, of which now the one and now the other takes writes, one is asked.
+func TestPoolLeavesOldServer(t *testing.T) {
+	first, second := testengine.New(t, testengine.MariaDB), testengine.New(t, testengine.MariaDB)
+	t.Run("Heartbeats", func(t *testing.T) { poolFollowsHeartbeats(t, first, second) })
+	t.Run("FirstLease", func(t *testing.T) { firstLeaseKeepsItsServer(t, first, second) })
+}
+
+// The heartbeats have moved to another server: idle connections to the old one, which
+// is alive and read-only, are used no more. Nor is a host that was the last to take a
+// connection.
+func poolFollowsHeartbeats(t *testing.T, first, second testengine.Server) {
+	url := strings.Replace(first.URL(), "/locksidecar", ","+mustParse(t, second.URL()).Addrs[0]+"/locksidecar", 1)
+	b := openAt(t, url)
+	t.Cleanup(func() { _ = b.Close() })
+	p := b.pool(t)
+	one, err := p.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := p.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := one.Server()
+	one.Close()
+	other.Close()
+	old1 := openAt(t, first.URL())
+	t.Cleanup(func() { _ = old1.Close() })
+	execute(t, old1, "SET GLOBAL read_only=1")
+	next := openAt(t, second.URL())
+	t.Cleanup(func() { _ = next.Close() })
+	c, err := next.pool(t).Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := c.Server()
+	c.Close()
+	if server == old {
+		t.Fatalf("both servers are %s", server)
+	}
+	asks := func(server string) {
+		t.Helper()
+		p.Trust(server)
+		for range 4 {
+			if got := rows(t, b, "SELECT "+Identity)[0].Text(0); got != server {
+				t.Errorf("asked %s, the heartbeats go to %s", got, server)
+			}
+		}
+	}
+	asks(server)
+	// And back, while the one that took the last connection still takes writes.
+	execute(t, old1, "SET GLOBAL read_only=0")
+	asks(old)
+}
+
+// A lease is opened on the server that has taken over, while the lease before, whose
+// heartbeats went to the old one, is not closed yet: requests go to the new server.
+func TestNextLeaseIsOnTheNewServer(t *testing.T) {
+	first, second := testengine.New(t, testengine.MariaDB), testengine.New(t, testengine.MariaDB)
+	road := testengine.Through(t, first)
+	b, l := sidecar(t, with(road.URL(), "failover-grace=0s"), 30*time.Second)
+	road.Inject(testengine.Sever)
+	eventually(t, "a heartbeat on another connection", func() error { _, err := l.Heartbeat(t.Context()); return err })
+	if err := l.Release(t.Context(), unique("r"), lock.NewHoldID()); !errors.Is(err, lock.ErrNotHolder) {
+		t.Fatal(err) // and a connection to the old server is there
+	}
+	sidecar(t, second.URL(), 30*time.Second) // it has the tables
+	road.Retarget(mustParse(t, second.URL()).Addrs[0])
+	next, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 30 * time.Second, Sidecar: t.Name()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = next.Close(context.WithoutCancel(t.Context())) })
+	testengine.Crash(t, first, testengine.KeepData)
+	eventually(t, "the new server grants", func() error {
+		if _, err := next.Heartbeat(t.Context()); err != nil {
+			return err
+		}
+		_, err := next.Acquire(t.Context(), exclusive(unique("r")))
+		return err
+	})
+}
 
 // The old primary is read-only and alive, with all its connections: bells, and those who
 // ring them, go with the heartbeats to the new one.
