@@ -56,7 +56,7 @@ func TestNodeWithoutHoldsMayFail(t *testing.T) {
 }
 
 // replicaOf starts a replica of a node of a Cluster.
-func replicaOf(t *testing.T, of testengine.Node) {
+func replicaOf(t *testing.T, s testengine.Server, of testengine.Node) {
 	t.Helper()
 	master := plain(t, of.Addr())
 	ports := make([]string, 2)
@@ -104,6 +104,23 @@ func replicaOf(t *testing.T, of testengine.Node) {
 		}
 		return err
 	})
+	eventually(t, "the replica knows who has which slots", func() error { // it takes over only those
+		text, err := replica.ClusterInfo(t.Context()).Result()
+		if err == nil && parseInfo(text)["cluster_state"] != "ok" {
+			err = errors.New("the Cluster is not complete")
+		}
+		return err
+	})
+	for _, n := range testengine.Nodes(t, s) {
+		c := plain(t, n.Addr())
+		eventually(t, n.Addr()+" knows the replica", func() error { // it would not vote for it
+			text, err := c.ClusterNodes(t.Context()).Result()
+			if err == nil && !strings.Contains(text, "slave "+id) {
+				err = errors.New("it is not in its list")
+			}
+			return err
+		})
+	}
 }
 
 // A Cluster's replica that takes over is found within seconds, and its memory is
@@ -118,7 +135,7 @@ func TestClusterFailover(t *testing.T) {
 	}
 	for _, n := range testengine.Nodes(t, s) {
 		if n.Addr() == owner.Options().Addr {
-			replicaOf(t, n)
+			replicaOf(t, s, n)
 			if err := n.Crash(t.Context(), testengine.DropData); err != nil {
 				t.Fatal(err)
 			}

@@ -29,7 +29,7 @@ func TestThereAndBack(t *testing.T) {
 	var a *redis.Client
 	for _, n := range testengine.Nodes(t, s) {
 		if n.Addr() == owner.Options().Addr {
-			replicaOf(t, n)
+			replicaOf(t, s, n)
 			a = plain(t, n.Addr())
 		}
 	}
