@@ -72,6 +72,8 @@ type Lease interface {
 	//   ErrNotHolder: the waiter was taken out of the queue by ForceRelease, or
 	//     the request was given up by Release before; nothing is left behind.
 	//   *LimitError: the store can take no more of this lease; nothing is left behind.
+	//   *InvalidError: a permit was asked for while there are holds of another number of
+	//     permits; nothing is left behind.
 	//   ErrLeaseLost: the store says that the lease is over; nothing is left behind.
 	//   ErrUnavailable: the outcome is unknown. Acquire again with the same
 	//     Request.ID finds the grant or the place in the queue; Release with that
@@ -92,7 +94,7 @@ type Lease interface {
 	// Downgrade turns an exclusive hold into a shared one without letting go, and
 	// grants the readers at the head of the queue. The fence of the hold stays.
 	// A hold that is shared already is left as it is, with a nil error.
-	// Errors as for Release.
+	// Errors as for Release, and *InvalidError for a permit.
 	Downgrade(ctx context.Context, r Resource, id HoldID) error
 
 	// Heartbeat renews the lease for its TTL, in a number of store requests that

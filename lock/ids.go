@@ -27,8 +27,8 @@ func randomHex() string {
 }
 
 // Fence is a fencing token: strictly larger than that of every earlier
-// exclusive grant of the same resource; for a shared grant, not smaller. It is
-// at most 2^63-1.
+// exclusive grant of the same resource; for a shared grant, not smaller. That of a
+// permit is larger than those of all earlier permits of the resource. It is at most 2^63-1.
 type Fence int64
 
 // FenceRange is how many fences belong to one number of a store. The store's
@@ -40,3 +40,10 @@ const FenceRange = 1024
 // time use microseconds since the Unix epoch, so fences keep growing when a
 // counter is lost, and stay below 2^63 until the year 2255.
 func FenceOf(number int64) Fence { return Fence(number) * FenceRange }
+
+// PermitFence is the fence of a permit with that slot.
+func PermitFence(number int64, slot int) Fence { return FenceOf(number) + Fence(slot) }
+
+// Slot is which of its permits a hold with the fence has, 0 to Mode.Limit()-1: no two that
+// hold at the same time have the same. Only for permits.
+func (f Fence) Slot() int { return int(f % FenceRange) }

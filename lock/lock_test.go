@@ -12,9 +12,37 @@ import (
 )
 
 func TestMode(t *testing.T) {
-	for m, want := range map[Mode]string{Exclusive: "EXCLUSIVE", Shared: "SHARED", 0: "Mode(0)", 3: "Mode(3)"} {
-		if m.String() != want || m.Valid() != (m == Exclusive || m == Shared) {
-			t.Errorf("%d: %s, valid %v", m, m, m.Valid())
+	for m, want := range map[Mode]string{
+		Exclusive: "EXCLUSIVE", Shared: "SHARED", Permits(1): "PERMIT", Permits(MaxPermits): "PERMIT",
+		0: "Mode(0)", Permits(MaxPermits) + 1: "Mode(1027)",
+	} {
+		if m.String() != want || m.Valid() == strings.HasPrefix(want, "Mode") {
+			t.Errorf("%d: %s, valid %v", uint16(m), m, m.Valid())
+		}
+	}
+	for m, want := range map[Mode]int{0: 0, Exclusive: 0, Shared: 0, Permits(1): 1, Permits(MaxPermits): MaxPermits} {
+		if m.Limit() != want {
+			t.Errorf("%s: limit %d, want %d", m, m.Limit(), want)
+		}
+	}
+	for _, c := range []struct {
+		a, b Mode
+		want bool
+	}{
+		{Exclusive, Exclusive, true}, {Exclusive, Shared, true}, {Shared, Shared, false},
+		{Permits(4), Permits(4), false}, {Permits(4), Permits(5), true}, {Permits(1), Exclusive, true}, {Shared, Permits(1), true},
+	} {
+		if c.a.Excludes(c.b) != c.want || c.b.Excludes(c.a) != c.want {
+			t.Errorf("%s and %s: %v", c.a, c.b, c.a.Excludes(c.b))
+		}
+	}
+}
+
+func TestPermitFence(t *testing.T) {
+	for _, slot := range []int{0, 1, MaxPermits - 1} {
+		f := PermitFence(7, slot)
+		if f.Slot() != slot || f < FenceOf(7) || f >= FenceOf(8) {
+			t.Errorf("slot %d: fence %d, slot %d", slot, f, f.Slot())
 		}
 	}
 }

@@ -51,7 +51,7 @@ func New(locks []lock.Status) *Graph {
 }
 
 // excludes tells whether two requests cannot have a resource at the same time.
-func excludes(a, b lock.Holding) bool { return a.Mode == lock.Exclusive || b.Mode == lock.Exclusive }
+func excludes(a, b lock.Holding) bool { return a.Mode.Excludes(b.Mode) }
 
 // holds calls f with what keeps a waiter from its resource: holds first. A hold whose
 // release is forced ends by itself.
@@ -97,8 +97,8 @@ func (g *Graph) Cycle(id lock.HoldID) Cycle {
 // seen bounds a search: what was looked at of one lock. A second waiter of it needs to look
 // only at what the first did not.
 type seen struct {
-	holders [lock.Shared + 1]bool // by the mode of the waiter
-	ahead   [lock.Shared + 1]int  // that many of the queue
+	holders map[lock.Mode]bool // by the mode of the waiter
+	ahead   map[lock.Mode]int  // that many of the queue
 }
 
 // circle searches by breadth from start, which is a wait of who.
@@ -136,7 +136,7 @@ func (g *Graph) circle(who Who, start place) Cycle {
 		}
 		s := looked[p.lock]
 		if s == nil {
-			s = &seen{}
+			s = &seen{holders: make(map[lock.Mode]bool), ahead: make(map[lock.Mode]int)}
 			looked[p.lock] = s
 		}
 		if own = false; !s.holders[mode] {

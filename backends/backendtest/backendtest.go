@@ -165,6 +165,8 @@ type Limits struct {
 	// Order: waiters are served in no certain order, so Status has them in any, a
 	// HeldError has no position, and a shared request may pass a waiting writer.
 	Order string
+	// Permits: Acquire of one of so many permits is ErrUnsupported.
+	Permits string
 	// LongNames: a name of more than 64 characters is ErrInvalid.
 	LongNames string
 	// Holds is how many one lease can have; one more is a *lock.LimitError. 0: thousands.
@@ -178,6 +180,8 @@ func (l Limits) skips(c conformance) string {
 		return "no sharing: " + l.Sharing
 	case c.downgrades && l.Downgrade != "":
 		return "no downgrade: " + l.Downgrade
+	case c.permits && l.Permits != "":
+		return "no permits: " + l.Permits
 	case c.orders && l.Order != "":
 		return "no order: " + l.Order
 	}
@@ -198,7 +202,7 @@ type conformance struct {
 	alone bool                                        // not while other tests use the store
 	deaf  bool                                        // no push reaches any backend, from the start
 
-	shares, downgrades, orders bool // it is of nothing but what Limits has under that name
+	shares, downgrades, orders, permits bool // it is of nothing but what Limits has under that name
 }
 
 // Run runs the suite on the store behind h. It returns when all tests are done.

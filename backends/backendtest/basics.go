@@ -170,6 +170,11 @@ func testUnsupported(e *env) {
 		}
 		e.holds(a.b, r, nil, nil)
 	}
+	if e.limits.Permits != "" {
+		_, err := a.Acquire(e.ctx, request(r, lock.Permits(2)))
+		unsupported("Acquire of a permit", err, lock.ErrUnsupported)
+		e.holds(a.b, r, nil, nil)
+	}
 	g := e.acquire(a, r, lock.Exclusive)
 	if e.limits.Downgrade != "" {
 		unsupported("Downgrade", a.Downgrade(e.ctx, r, g.ID), lock.ErrUnsupported)

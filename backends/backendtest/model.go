@@ -56,7 +56,15 @@ func (m *modelled) step() {
 func (m *modelled) come() {
 	e := m.e
 	e.Helper()
-	mode := e.modes()[m.rand.IntN(len(e.modes()))]
+	modes := e.modes()
+	if e.limits.Permits == "" {
+		modes = append(modes, lock.Permits(2), lock.Permits(3))
+	}
+	mode := modes[m.rand.IntN(len(modes))]
+	if s := m.ss[m.rand.IntN(len(m.ss))]; m.model.Clashes(queue.RoomOf(mode)) {
+		e.otherLimit(s, m.r, mode, false)
+		return
+	}
 	w := e.start(m.ss[m.rand.IntN(len(m.ss))], request(m.r, mode))
 	entry := &modelEntry{ID: w.q.ID, Value: w}
 	m.model.Put(entry, queue.RoomOf(mode))
@@ -98,7 +106,7 @@ func (m *modelled) downgrade() {
 	e := m.e
 	e.Helper()
 	for entry := range m.model.Holders() {
-		if entry.Room() != queue.One {
+		if entry.Room() != queue.One { // shared, or a permit
 			return
 		}
 		if err := entry.Value.s.Downgrade(e.ctx, m.r, entry.ID); err != nil {
@@ -125,7 +133,14 @@ func (m *modelled) compare() {
 		waiters = append(waiters, entry.ID)
 	}
 	st := m.e.holds(m.ss[0].b, m.r, holders, waiters)
+	slots := map[int]bool{}
 	for _, h := range st.Holders {
+		if n := h.Mode.Limit(); n > 0 {
+			if slot := h.Fence.Slot(); slots[slot] || slot >= n {
+				m.e.Fatalf("slot %d of %d is not its own", slot, n)
+			}
+			slots[h.Fence.Slot()] = true
+		}
 		if want := m.model.Find(h.ID).Room().Mode(); h.Mode != want {
 			m.e.Fatalf("the store has %s as %s, want %s", h.ID, h.Mode, want)
 		}

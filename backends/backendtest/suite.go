@@ -69,6 +69,13 @@ var usual = []conformance{
 	{name: "ForceGraceOver", run: testForceGraceOver},
 	{name: "ForceWaiter", run: testForceWaiter},
 
+	{name: "Permits", run: testPermits, permits: true},
+	{name: "PermitsInOrder", run: testPermitsInOrder, permits: true},
+	{name: "PermitsForced", run: testPermitsForced, permits: true},
+	{name: "PermitsOfTheDead", run: testPermitsOfTheDead, permits: true},
+	{name: "PermitReplyLost", run: testPermitReplyLost, needs: needs[Faulter]("Faulter"), permits: true},
+	{name: "PermitsUnderLoad", run: testPermitsUnderLoad, permits: true},
+
 	{name: "ForceAgain", run: testForceAgain},
 	{name: "ForceInSilence", run: testForceInSilence, needs: needs[Faulter]("Faulter")},
 	{name: "ForcerGone", run: testForcerGone, needs: needs[Faulter]("Faulter")},

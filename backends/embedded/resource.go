@@ -74,7 +74,7 @@ func (s *Store) put(r *resource, l *lease, q lock.Request, now time.Duration) *e
 	e := &entry{ID: q.ID, Value: hold{resource: r, lease: l, owner: q.Owner, since: now, cohort: q.Cohort != nil}}
 	r.Put(e, queue.RoomOf(q.Mode))
 	if e.Held() {
-		e.Value.fence = s.nextFence(now)
+		e.Value.fence = s.nextFence(e, now)
 	}
 	l.link(e)
 	r.contend(e)
@@ -134,7 +134,7 @@ const grantStep = 256
 // Model: lease.GRANT, queue.NEXT.
 func (s *Store) promote(r *resource, now time.Duration) (granted int) {
 	for e := r.Next(); e != nil; e = r.Next() {
-		e.Value.since, e.Value.fence = now, s.nextFence(now)
+		e.Value.since, e.Value.fence = now, s.nextFence(e, now)
 		e.Value.lease.push(leasekit.Push{Kind: leasekit.Granted, Ref: ref(e), Fence: e.Value.fence})
 		if granted++; granted == grantStep {
 			s.later(r)

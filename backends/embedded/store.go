@@ -242,11 +242,11 @@ const setBack = time.Second
 // room for fences.
 var lastWall = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 
-// nextFence is larger than every fence this store has given, whatever the wall
+// nextFence is for a hold that is granted. It is larger than every fence this store has given, whatever the wall
 // clock does, and, as long as that goes on, than those before a restart.
 //
 // Model: queue.FENCE.
-func (s *Store) nextFence(now time.Duration) lock.Fence {
+func (s *Store) nextFence(e *entry, now time.Duration) lock.Fence {
 	s.number = max(s.number+1, s.wallAtZero+now.Microseconds())
-	return lock.FenceOf(s.number)
+	return lock.PermitFence(s.number, e.Slot())
 }

@@ -39,7 +39,7 @@ func TestWallClock(t *testing.T) {
 			s.setWall(now)
 			at = at.Add(c.then)
 			s.setWall(now)
-			got := s.nextFence(now)
+			got := s.nextFence(new(entry), now)
 			s.mu.Unlock()
 			if want := lock.FenceOf(c.want.UnixMicro()); got != want {
 				t.Errorf("the fence is %d, want %d, of %v", got, want, c.want)

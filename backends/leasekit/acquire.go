@@ -269,9 +269,19 @@ func (l *Lease) withdrawal(r Ref) (*entry, Withdrawal, error) {
 	}, nil
 }
 
+// downgraded is begin for a downgrade.
+func (l *Lease) downgraded(r Ref) (*entry, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e := l.entries[r.ID]; e != nil && e.mode.Limit() > 0 {
+		return nil, &lock.InvalidError{Field: "mode", Problem: "of a permit cannot become SHARED"}
+	}
+	return l.enter(r, 0)
+}
+
 // Downgrade implements lock.Lease.
 func (l *Lease) Downgrade(ctx context.Context, r lock.Resource, id lock.HoldID) error {
-	e, err := l.begin(Ref{r, id}, 0)
+	e, err := l.downgraded(Ref{r, id})
 	if err != nil {
 		return fmt.Errorf("downgrade %q: %w", string(r), err)
 	}

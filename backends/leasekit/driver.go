@@ -10,6 +10,7 @@ package leasekit
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -28,6 +29,7 @@ type Driver interface {
 	//   *lock.HeldError with lock.ErrHeld: a try found it taken; nothing is left.
 	//   lock.ErrNotHolder: the request was given up or forced out; nothing is left.
 	//   *lock.LimitError: the store can take no more of this lease; nothing is left.
+	//   OtherLimit: there are holds of another number of permits; nothing is left.
 	//   ErrNotSent: ctx ended before this request was sent.
 	Ask(ctx context.Context, q lock.Request) (Answer, error)
 
@@ -87,6 +89,11 @@ type Deaf interface {
 type Guarder interface {
 	// Guards reports whether the grant of a request has one.
 	Guards(q lock.Request) bool
+}
+
+// OtherLimit is Ask's: permits have another number now.
+func OtherLimit(q lock.Request) error {
+	return &lock.InvalidError{Field: "limit", Problem: fmt.Sprintf("is %d, but somebody has a permit of %q of another number of permits", q.Mode.Limit(), string(q.Resource))}
 }
 
 // ErrNotSent is Ask's: the store knows no more of the request than before.

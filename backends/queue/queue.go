@@ -16,34 +16,35 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// Room is how many holds of one kind fit into a resource together: 1 is an
-// exclusive hold, Unlimited a shared one, and a number between them one of so
-// many permits. Holds of different rooms never hold together.
-type Room int
+// Room is what fits into a resource together: one exclusive hold, any number of shared
+// ones, or so many permits. Holds of different rooms never hold together.
+type Room lock.Mode
 
-// The rooms of the two modes.
+// The rooms without a number.
 const (
-	One       Room = 1
-	Unlimited Room = math.MaxInt
+	One       = Room(lock.Exclusive)
+	Unlimited = Room(lock.Shared)
 )
 
 // RoomOf is the room of a mode.
-func RoomOf(m lock.Mode) Room {
-	if m == lock.Shared {
-		return Unlimited
-	}
-	return One
-}
+func RoomOf(m lock.Mode) Room { return Room(m) }
 
-// Mode is the mode of a room; permits are neither, and told as shared.
-func (r Room) Mode() lock.Mode {
-	if r == One {
-		return lock.Exclusive
-	}
-	return lock.Shared
-}
+// Mode is the mode of a room.
+func (r Room) Mode() lock.Mode { return lock.Mode(r) }
 
-func (r Room) permits() bool { return r != One && r != Unlimited }
+func (r Room) permits() bool { return r.Mode().Limit() > 0 }
+
+// size is how many hold together.
+func (r Room) size() int {
+	switch r {
+	case One:
+		return 1
+	case Unlimited:
+		return math.MaxInt
+	default:
+		return r.Mode().Limit()
+	}
+}
 
 // Entry is a hold or a waiter; V is what the caller keeps with it. The caller
 // makes it with ID and Room, and changes neither while it is in a Queue.
@@ -74,7 +75,7 @@ func (e *Entry[V]) Waiting() bool { return e.state == waiting }
 // Room is what e was put in with, or Unlimited after Downgrade.
 func (e *Entry[V]) Room() Room { return e.room }
 
-// Slot is the number of a permit, 0 to Room-1, which no other hold has at the
+// Slot is the number of a permit, from 0, which no other hold has at the
 // same time; 0 for other holds and for waiters.
 func (e *Entry[V]) Slot() int {
 	if e.state != held {
@@ -88,7 +89,7 @@ type Queue[V any] struct {
 	first, last *Entry[V]                 // the holders, as they were granted
 	count       int                       // of holders, all of one room
 	waiters     *line[V]                  // nil: nobody waits
-	permits     *permits                  // nil: nobody has or wants any
+	slots       *slots                    // of permits; nil: nobody has had any
 	byID        map[lock.HoldID]*Entry[V] // nil while there are few
 }
 
@@ -114,40 +115,27 @@ func (q *Queue[V]) Len() (holders, waiters int) { return q.count, q.waiters.len(
 // Empty tells whether nobody holds or waits.
 func (q *Queue[V]) Empty() bool { return q.count == 0 && q.waiters == nil }
 
-// Fits tells whether a request can be put in: all that ask for permits must agree
-// on their number.
-func (q *Queue[V]) Fits(r Room) bool { return !r.permits() || q.permits == nil || q.permits.room == r }
+// Clashes tells whether a request wants another number of permits than there are holds of.
+// Who uses a queue may refuse such a request; in the queue it waits until they have ended.
+func (q *Queue[V]) Clashes(r Room) bool {
+	return r.permits() && q.count > 0 && q.first.room.permits() && q.first.room != r
+}
 
 // Free tells whether a new request would be granted at once.
 func (q *Queue[V]) Free(r Room) bool { return q.waiters == nil && q.admits(r) }
 
 // admits tells whether the holders leave room for one more.
 func (q *Queue[V]) admits(r Room) bool {
-	return q.count == 0 || q.first.room == r && q.count < int(r)
+	return q.count == 0 || q.first.room == r && q.count < r.size()
 }
 
-// Put puts in a request that Fits and whose ID is not there: as a hold where it
-// is Free, else at the end of the queue.
+// Put puts in a request whose ID is not there: as a hold where it is Free, else at the
+// end of the queue.
 //
 // Model: queue.PUT.
 func (q *Queue[V]) Put(e *Entry[V], r Room) {
 	free := q.Free(r)
-	e.room = r
-	if r.permits() {
-		if q.permits == nil {
-			q.permits = &permits{room: r}
-		}
-		q.permits.count++
-	}
-	switch {
-	case q.byID != nil:
-		q.byID[e.ID] = e
-	case q.count+q.waiters.len() >= few:
-		q.byID = map[lock.HoldID]*Entry[V]{e.ID: e}
-		for o := range q.all {
-			q.byID[o.ID] = o
-		}
-	}
+	q.enter(e, r)
 	if free {
 		q.hold(e)
 		return
@@ -157,6 +145,25 @@ func (q *Queue[V]) Put(e *Entry[V], r Room) {
 		q.waiters = &line[V]{}
 	}
 	q.waiters.add(e)
+}
+
+// PutPermit puts in a hold of which is known that it is there, with its slot. Nobody waits yet.
+func (q *Queue[V]) PutPermit(e *Entry[V], r Room, slot int) {
+	q.enter(e, r)
+	q.have(e, slot)
+}
+
+func (q *Queue[V]) enter(e *Entry[V], r Room) {
+	e.room = r
+	switch {
+	case q.byID != nil:
+		q.byID[e.ID] = e
+	case q.count+q.waiters.len() >= few:
+		q.byID = map[lock.HoldID]*Entry[V]{e.ID: e}
+		for o := range q.all {
+			q.byID[o.ID] = o
+		}
+	}
 }
 
 // Next grants to the front of the queue, and gives whom; nil: the front must wait.
@@ -175,10 +182,22 @@ func (q *Queue[V]) Next() *Entry[V] {
 	return e
 }
 
+// hold makes e a holder, with the lowest slot that is free.
 func (q *Queue[V]) hold(e *Entry[V]) {
-	e.state, e.place = held, 0
+	slot := 0
+	if e.room.permits() && q.slots != nil {
+		slot = q.slots.free()
+	}
+	q.have(e, slot)
+}
+
+func (q *Queue[V]) have(e *Entry[V], slot int) {
+	e.state, e.place = held, slot
 	if e.room.permits() {
-		e.place = q.permits.take()
+		if q.slots == nil {
+			q.slots = new(slots)
+		}
+		q.slots.take(slot)
 	}
 	e.prev, e.next = q.last, nil
 	if q.last == nil {
@@ -203,11 +222,6 @@ func (q *Queue[V]) Remove(e *Entry[V]) {
 		q.leave(e)
 	}
 	e.state = out
-	if e.room.permits() {
-		if q.permits.count--; q.permits.count == 0 {
-			q.permits = nil
-		}
-	}
 	if q.byID != nil {
 		delete(q.byID, e.ID)
 		if q.Empty() {
@@ -226,7 +240,7 @@ func (q *Queue[V]) step(e *Entry[V]) {
 // leave takes a hold from the holders.
 func (q *Queue[V]) leave(e *Entry[V]) {
 	if e.room.permits() {
-		q.permits.free(e.place)
+		q.slots.giveBack(e.place)
 	}
 	if e.prev == nil {
 		q.first = e.next

@@ -90,18 +90,21 @@ func TestDowngradeLetsReadersIn(t *testing.T) {
 	is(t, "the other ends", s.end("w"), "w2")
 }
 
+func permits(n int) Room { return RoomOf(lock.Permits(n)) }
+
 func TestPermits(t *testing.T) {
 	var s stand
+	three := permits(3)
 	for i := range 3 {
-		if e := s.put(fmt.Sprint(i), 3); !e.Held() || e.Slot() != i {
+		if e := s.put(fmt.Sprint(i), three); !e.Held() || e.Slot() != i {
 			t.Errorf("permit %d: slot %d", i, e.Slot())
 		}
 	}
-	if s.put("3", 3).Held() || s.put("w", One).Held() || s.put("4", 3).Held() {
+	if s.put("3", three).Held() || s.put("w", One).Held() || s.put("4", three).Held() {
 		t.Error("more than 3 hold")
 	}
-	if s.Fits(4) || !s.Fits(3) || !s.Fits(One) || !s.Fits(Unlimited) {
-		t.Error("Fits")
+	if !s.Clashes(permits(4)) || s.Clashes(three) || s.Clashes(One) || s.Clashes(Unlimited) {
+		t.Error("Clashes")
 	}
 	is(t, "one ends", s.end("1"), "3")
 	if e := s.all["3"]; e.Slot() != 1 {
@@ -109,13 +112,72 @@ func TestPermits(t *testing.T) {
 	}
 	is(t, "two end", append(s.end("0"), s.end("2")...))
 	is(t, "the last ends", s.end("3"), "w")
+	if s.Clashes(permits(4)) {
+		t.Error("who waits fixes the number of permits")
+	}
+	s.put("other", permits(4))
 	is(t, "the writer ends", s.end("w"), "4")
 	if s.all["4"].Slot() != 0 {
 		t.Error("numbers do not begin at 0 again")
 	}
-	is(t, "the permit ends", s.end("4"))
-	if !s.Fits(4) {
-		t.Error("the number of permits is still fixed")
+	is(t, "the permit ends", s.end("4"), "other")
+	is(t, "the other permit ends", s.end("other"))
+}
+
+func TestOnePermitIsNotExclusive(t *testing.T) {
+	var s stand
+	s.put("a", permits(1))
+	if s.put("b", permits(1)).Held() || s.all["a"].Room().Mode() == lock.Exclusive {
+		t.Error("one permit")
+	}
+	s.Downgrade(s.all["a"])
+	if s.all["a"].Room() != permits(1) {
+		t.Error("a permit was downgraded")
+	}
+	is(t, "it ends", s.end("a"), "b")
+}
+
+// TestEverySlot takes all slots, and gives some back in another order.
+func TestEverySlot(t *testing.T) {
+	var s stand
+	all := permits(lock.MaxPermits)
+	for i := range lock.MaxPermits {
+		if e := s.put(fmt.Sprint(i), all); !e.Held() || e.Slot() != i {
+			t.Fatalf("permit %d: slot %d", i, e.Slot())
+		}
+	}
+	if s.put("more", all).Held() {
+		t.Error("more than there are")
+	}
+	is(t, "the last ends", s.end(fmt.Sprint(lock.MaxPermits-1)), "more")
+	if got := s.all["more"].Slot(); got != lock.MaxPermits-1 {
+		t.Errorf("slot %d", got)
+	}
+	for _, i := range []int{700, 64, 63} {
+		s.end(fmt.Sprint(i))
+	}
+	for _, want := range []int{63, 64, 700} {
+		if e := s.put(fmt.Sprint("again", want), all); e.Slot() != want {
+			t.Errorf("slot %d, want the lowest that is free, %d", e.Slot(), want)
+		}
+	}
+}
+
+// TestPermitsThatAreThere puts in holds with their slots.
+func TestPermitsThatAreThere(t *testing.T) {
+	var q Queue[int]
+	for id, slot := range map[lock.HoldID]int{"a": 2, "b": 0} {
+		q.PutPermit(&entry{ID: id}, permits(4), slot)
+	}
+	for _, want := range []int{1, 3} {
+		e := &entry{ID: lock.HoldID(fmt.Sprint(want))}
+		q.Put(e, permits(4))
+		if !e.Held() || e.Slot() != want {
+			t.Errorf("slot %d, want %d", e.Slot(), want)
+		}
+	}
+	if q.Free(permits(4)) {
+		t.Error("more than 4")
 	}
 }
 
@@ -131,7 +193,7 @@ func TestRemoveTwice(t *testing.T) {
 }
 
 func TestModes(t *testing.T) {
-	for m, r := range map[lock.Mode]Room{lock.Exclusive: One, lock.Shared: Unlimited} {
+	for m, r := range map[lock.Mode]Room{lock.Exclusive: One, lock.Shared: Unlimited, lock.Permits(7): permits(7)} {
 		if RoomOf(m) != r || r.Mode() != m {
 			t.Errorf("%s: %d", m, RoomOf(m))
 		}
@@ -150,7 +212,7 @@ func (m *model) admits(r Room) bool {
 			return false
 		}
 	}
-	return len(m.holders) < int(r)
+	return len(m.holders) < r.size()
 }
 
 func (m *model) next() *entry {
@@ -186,13 +248,10 @@ func FuzzAgainstModel(f *testing.F) {
 			arg := int(ops[i+1])
 			switch ops[i] % 4 {
 			case 0, 1: // somebody comes
-				room := []Room{One, Unlimited, 2, 3}[arg%4]
-				fits := !room.permits() || !slices.ContainsFunc(all, func(e *entry) bool { return m.rooms[e].permits() && m.rooms[e] != room })
-				if q.Fits(room) != fits {
-					t.Fatalf("Fits(%d): %v", room, !fits)
-				}
-				if !fits {
-					continue
+				room := []Room{One, Unlimited, permits(2), permits(3)}[arg%4]
+				clashes := room.permits() && slices.ContainsFunc(m.holders, func(e *entry) bool { return m.rooms[e].permits() && m.rooms[e] != room })
+				if q.Clashes(room) != clashes {
+					t.Fatalf("Clashes(%d): %v", room, !clashes)
 				}
 				e := &entry{ID: lock.HoldID(fmt.Sprint(i))}
 				m.rooms[e] = room
@@ -254,7 +313,7 @@ func same(t *testing.T, q *Queue[int], m *model) {
 		if !e.Held() || q.Find(e.ID) != e || q.Position(e) != 0 || e.Room() != m.rooms[e] {
 			t.Fatalf("a hold: %+v, found %+v", e, q.Find(e.ID))
 		}
-		if e.Room().permits() && (used[e.Slot()] || e.Slot() < 0 || e.Slot() >= int(e.Room())) {
+		if e.Room().permits() && (used[e.Slot()] || e.Slot() < 0 || e.Slot() >= e.Room().size()) {
 			t.Fatalf("slot %d of %d", e.Slot(), e.Room())
 		}
 		used[e.Slot()] = true

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -210,15 +211,12 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 		}
 	}
 	s.asks.Add(1)
-	mode, try := "X", "0"
-	if q.Mode == lock.Shared {
-		mode = "S"
-	}
+	try := "0"
 	if q.Try {
 		try = "1"
 	}
 	keys := d.b.keys.buckets[s.index].of(q.Resource, d.id)
-	args := words(d.b.keys.channel, string(q.Resource), string(d.id), string(q.ID), mode, d.who(q.Owner, q.Cohort != nil), try)
+	args := words(d.b.keys.channel, string(q.Resource), string(d.id), string(q.ID), modeWord(q.Mode), d.who(q.Owner, q.Cohort != nil), try)
 	trusted := s.trusted.Load()
 	if trusted != nil && d.b.cfg.failsOver() {
 		args = append(args, trusted.term)
@@ -243,6 +241,29 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 			return a, err
 		}
 	}
+}
+
+// modeWord is a mode as lib.lua has it.
+func modeWord(m lock.Mode) string {
+	switch {
+	case m == lock.Shared:
+		return "S"
+	case m.Limit() > 0:
+		return "P" + strconv.Itoa(m.Limit())
+	default:
+		return "X"
+	}
+}
+
+func parseMode(word string) lock.Mode {
+	if word == "S" {
+		return lock.Shared
+	}
+	if text, ok := strings.CutPrefix(word, "P"); ok {
+		n, _ := strconv.Atoi(text)
+		return lock.Permits(n)
+	}
+	return lock.Exclusive
 }
 
 // who is what a record says of who asks.
@@ -288,6 +309,8 @@ func (d *driver) answer(s *slot, q lock.Request, r reply) (a leasekit.Answer, do
 		return a, true, lock.ErrNotHolder
 	case kind == "HELD":
 		return a, true, &lock.HeldError{Cause: lock.ErrHeld, Status: holdersOf(q.Resource, fields[1:])}
+	case kind == "LIMIT":
+		return a, true, leasekit.OtherLimit(q)
 	case kind == "MORE":
 		return a, false, nil
 	case kind == "WAIT":
@@ -321,12 +344,18 @@ func (d *driver) answer(s *slot, q lock.Request, r reply) (a leasekit.Answer, do
 	return leasekit.Answer{Granted: true, Fence: f}, true, nil
 }
 
+// parseFence reads a fence as lib.lua describes it.
 func parseFence(s string) (lock.Fence, error) {
-	n, err := strconv.ParseInt(s, 10, 64)
+	number, slot, permit := strings.Cut(s, "+")
+	n, err := strconv.ParseInt(number, 10, 64)
+	at := 0
+	if permit && err == nil {
+		at, err = strconv.Atoi(slot)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("fence %q: %w", s, err)
 	}
-	return lock.FenceOf(n), nil
+	return lock.PermitFence(n, at), nil
 }
 
 // Withdraw implements leasekit.Driver.

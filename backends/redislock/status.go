@@ -98,18 +98,15 @@ func parseRecord(nowMicros int64, id, record string) (lock.Holding, bool) {
 	if len(f) != 7 {
 		return lock.Holding{}, false
 	}
-	fence, _ := strconv.ParseInt(f[1], 10, 64)
+	fence, _ := parseFence(f[1])
 	since, _ := strconv.ParseInt(f[2], 10, 64)
 	who, several := strings.CutSuffix(f[6], forSeveral)
 	sidecar, owner, _ := strings.Cut(who, "\x00")
 	h := lock.Holding{
-		ID: lock.HoldID(id), Mode: lock.Exclusive, Fence: lock.FenceOf(fence),
+		ID: lock.HoldID(id), Mode: parseMode(f[0]), Fence: fence,
 		Age:   max(0, time.Duration(nowMicros-since)*time.Microsecond),
 		Lease: lock.LeaseID(f[3]), Sidecar: sidecar, Owner: lock.DecodeOwner(owner), Revoked: f[5] != "-",
 		Cohort: several,
-	}
-	if f[0] == "S" {
-		h.Mode = lock.Shared
 	}
 	return h, true
 }

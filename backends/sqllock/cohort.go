@@ -152,7 +152,7 @@ func (s *state) contend(e *entry) {
 	}
 	for h := range s.q.Holders() {
 		s.stands(e, h)
-		if h.Value.place != onRow && h != s.x {
+		if h.Value.place != onRow && h != s.x && !isPermit(h) {
 			s.crowdOf = e.Value.lease // readers are not known one by one
 		}
 	}

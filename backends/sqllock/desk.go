@@ -327,7 +327,7 @@ func (b *Backend) after(name lock.Resource, s *state, asked uint64) {
 	for _, e := range s.granted {
 		ref := leasekit.Ref{Resource: name, ID: e.ID}
 		if l := b.local(e.Value.lease); l != nil {
-			l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: ref, Fence: lock.FenceOf(e.Value.fence)}, asked)
+			l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: ref, Fence: fenceOf(e.Value.fence)}, asked)
 		} else {
 			b.bells.ring(lock.LeaseID(e.Value.lease))
 		}

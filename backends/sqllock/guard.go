@@ -28,7 +28,7 @@ func (b *Backend) guard(r lock.Resource, id lock.HoldID, m lock.Mode, wanted boo
 	}
 	q := b.sql
 	text := q.guardX
-	if m == lock.Shared {
+	if m != lock.Exclusive {
 		text = q.guardS
 	}
 	return &lock.Guard{

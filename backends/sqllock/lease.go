@@ -186,6 +186,8 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 	case errors.Is(o.err, lock.ErrHeld):
 		o.status.Resource = q.Resource
 		return leasekit.Answer{}, &lock.HeldError{Cause: lock.ErrHeld, Status: o.status}
+	case errors.Is(o.err, errOtherLimit):
+		return leasekit.Answer{}, leasekit.OtherLimit(q)
 	case errors.Is(o.err, errKept):
 		return leasekit.Answer{}, l.b.unavailable("acquire", errKept)
 	case o.err != nil:
@@ -194,7 +196,7 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 		l.waitsFor(q, turn)
 		return leasekit.Answer{}, nil
 	}
-	return leasekit.Answer{Granted: true, Fence: lock.FenceOf(o.fence), Guard: l.b.guard(q.Resource, q.ID, q.Mode, l.Guards(q))}, nil
+	return leasekit.Answer{Granted: true, Fence: fenceOf(o.fence), Guard: l.b.guard(q.Resource, q.ID, q.Mode, l.Guards(q))}, nil
 }
 
 // waitsFor notes that a request is in the queue; turn: since when it was before; 0: it was not.

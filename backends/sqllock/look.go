@@ -144,7 +144,7 @@ func (l *lease) waitingFor() (names [][]byte, shared map[lock.Resource][]string)
 			seen[w.name] = true
 			names = append(names, []byte(w.name))
 		}
-		if w.mode == lock.Shared {
+		if w.mode != lock.Exclusive {
 			shared[w.name] = append(shared[w.name], string(id))
 		}
 	}
@@ -247,7 +247,7 @@ func (l *lease) sawResource(r Row, asked uint64) {
 // not grant now. Then another look finds the grant when it may, and that lease still has it.
 func (l *lease) sawGrant(r leasekit.Ref, fence int64, by string, asked uint64) {
 	if by == l.b.trusted() {
-		l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: r, Fence: lock.FenceOf(fence)}, asked)
+		l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: r, Fence: fenceOf(fence)}, asked)
 	}
 }
 

@@ -24,12 +24,12 @@ CREATE TABLE IF NOT EXISTS {lock} (
   x_lease {id},
   x_owner {owner},
   x_since BIGINT,
-  x_shared {small} NOT NULL DEFAULT 0, -- 1: it was downgraded
+  x_shared {small} NOT NULL DEFAULT 0, -- 1: it was downgraded; where x_id is NULL: the mode of the rows of hold, if they are permits
   PRIMARY KEY (name),
   KEY x_lease (x_lease, name)
 ) {rewritten};
 
--- Shared holds.
+-- Shared holds, or permits, whose fence is the whole and not the number.
 CREATE TABLE IF NOT EXISTS {hold} (
   name {name} NOT NULL,
   id {id} NOT NULL,
@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS {queue} (
   seq BIGINT NOT NULL,
   id {id} NOT NULL,
   lease {id} NOT NULL,
-  mode {small} NOT NULL, -- 1 exclusive, 2 shared
+  mode {small} NOT NULL, -- 1 exclusive, 2 shared, 2+n one of n permits
   owner {owner},
   since BIGINT NOT NULL,
   PRIMARY KEY (name, seq),

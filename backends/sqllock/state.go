@@ -80,6 +80,7 @@ type state struct {
 	crowd  bool              // as it was found
 	kept   bool              // nothing may be granted now: see mark.go
 	server string            // that has answered
+	permit lock.Mode         // of the holds, as the row had it; 0: they are no permits
 	leases map[string]ending // those of who asks or holds, as far as they are there
 
 	x       *entry            // on the row; nil: nobody
@@ -99,6 +100,7 @@ type state struct {
 type changes struct {
 	xWas      *entry // as it was found
 	shared    bool   // it is shared from now on
+	permitted bool   // permits were granted
 	goneHolds []string
 	goneWaits []string
 	newNotes  map[string]note
@@ -174,10 +176,14 @@ func (s *state) nextShared() int64 { return s.fence + 1 }
 
 // grant gives a hold its fence.
 func (s *state) grant(e *entry) {
-	if e.Room() == queue.One {
+	switch {
+	case e.Room() == queue.One:
 		e.Value.fence = s.nextExclusive()
 		s.x = e
-	} else {
+	case isPermit(e):
+		e.Value.fence = int64(lock.PermitFence(s.nextExclusive(), e.Slot()))
+		s.permitted = true
+	default:
 		e.Value.fence = s.nextShared()
 	}
 }
@@ -304,6 +310,8 @@ func (s *state) ask(o *op) {
 		o.queued = true
 	case e != nil: // asked again, or a copy; where its release is forced, its grace is kept
 		s.answer(o, e)
+	case s.q.Clashes(queue.RoomOf(o.mode)):
+		o.err = errOtherLimit
 	case o.try && !s.q.Free(queue.RoomOf(o.mode)):
 		o.err = lock.ErrHeld
 		if s.kept {

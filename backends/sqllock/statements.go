@@ -23,7 +23,7 @@ type statements struct {
 	close, ack, probe, probeNow       string
 	take, first, lockX, give, create  string
 	lockRow, lockRowNow, front, ahead string
-	brief                             string
+	brief, permits, setPermits        string
 	clearX, setCrowd, shareX          string
 	moveX, setX                       string
 	addHolds, addWaits, addNotes      string
@@ -168,6 +168,8 @@ func newStatements(w Words) *statements {
 		"UNION ALL SELECT 's', text, {server}, 0, 0, 0 FROM {meta} WHERE name='server'")
 	q.front = t("SELECT q.seq, q.id, q.lease, q.mode, COALESCE(e.ended, 1), " + q.severalText("q.owner") + " FROM {queue} q LEFT JOIN {lease} e ON e.id=q.lease WHERE q.name=? ORDER BY q.seq LIMIT ?")
 	q.lockHolds = l("SELECT id FROM {hold} WHERE name=?n AND id IN (?ids) FOR UPDATE SKIP LOCKED")
+	q.permits = t("SELECT id, lease, fence FROM {hold} WHERE name=?")
+	q.setPermits = t("UPDATE {lock} SET fence=?, x_shared=?, crowd=? WHERE name=?")
 	q.ahead = t("SELECT id FROM {queue} WHERE name=? ORDER BY seq LIMIT ?")
 
 	q.addHolds = t("INSERT INTO {hold} (name, id, lease, owner, fence, since) VALUES ")
@@ -235,7 +237,8 @@ func newStatements(w Words) *statements {
 			", CASE WHEN EXISTS (SELECT 1 FROM {note} n WHERE n.name=" + name + " AND n.id=" + id + " AND n.kind=2) THEN 1 ELSE 0 END FROM " + from
 	}
 	onRow := row("0", "l.x_id", "1+l.x_shared", "l.fence", "l.x_lease", "l.x_owner", "l.name", "{lock} l JOIN {lease} e ON e.id=l.x_lease AND e.ended=0", age+"l.x_since")
-	held := row("0", "h.id", "2", "h.fence", "h.lease", "h.owner", "h.name", "{hold} h JOIN {lease} e ON e.id=h.lease AND e.ended=0", age+"h.since")
+	mode := "CASE WHEN h.fence>=" + strconv.FormatInt(wholeFence, 10) + " THEN (SELECT p.x_shared FROM {lock} p WHERE p.name=h.name) ELSE 2 END"
+	held := row("0", "h.id", mode, "h.fence", "h.lease", "h.owner", "h.name", "{hold} h JOIN {lease} e ON e.id=h.lease AND e.ended=0", age+"h.since")
 	queued := row("q.seq", "q.id", "q.mode", "0", "q.lease", "q.owner", "q.name", "{queue} q JOIN {lease} e ON e.id=q.lease AND e.ended=0", age+"q.since")
 	q.status = l(onRow+" WHERE l.name IN (?ids)", "UNION ALL "+held+" WHERE h.name IN (?ids)", "UNION ALL "+queued+" WHERE q.name IN (?ids)")
 	q.brief = t(onRow+" WHERE l.name=?", "UNION ALL (", held+" WHERE h.name=? LIMIT ?", ")")

@@ -84,7 +84,7 @@ func (b *Backend) statuses(ctx context.Context, names [][]byte) ([]lock.Status, 
 func holding(r Row) lock.Holding {
 	owner, several := cutSeveral(r.Text(6))
 	return lock.Holding{
-		ID: lock.HoldID(r.Text(2)), Mode: lock.Mode(r.Int(3)), Fence: lock.FenceOf(r.Int(4)), //nolint:gosec // 1 or 2
+		ID: lock.HoldID(r.Text(2)), Mode: lock.Mode(r.Int(3)), Fence: fenceOf(r.Int(4)), //nolint:gosec // a mode
 		Lease: lock.LeaseID(r.Text(5)), Owner: lock.DecodeOwner(owner), Sidecar: r.Text(7),
 		Age: max(0, time.Duration(r.Int(8))*time.Microsecond), Revoked: r.Bool(9),
 		Cohort: several,

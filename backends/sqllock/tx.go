@@ -47,7 +47,15 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op, w
 	if err != nil {
 		return nil, nil, err
 	}
-	s = loaded(res, step)
+	var permits []Row
+	if has(res) > 0 { // one trip more
+		all, err := c.Do(ctx, command, Statement{SQL: b.sql.permits, Args: []any{[]byte(name)}})
+		if err != nil {
+			return nil, nil, err
+		}
+		permits = all[0].Rows
+	}
+	s = loaded(res, permits, step)
 	switch { // the transaction is rolled back
 	case s == nil:
 		return nil, nil, errNoRow
@@ -125,7 +133,7 @@ func (b *Backend) loading(name lock.Resource, ops []*op, wait bool, step int) (b
 }
 
 // loaded makes the state of what was read; nil: there is no row.
-func loaded(res []Result, step int) *state {
+func loaded(res []Result, permits []Row, step int) *state {
 	if len(res[1].Rows) == 0 {
 		return nil
 	}
@@ -169,11 +177,15 @@ func loaded(res []Result, step int) *state {
 			s.note(s.leases[xLease].of(s.fence), xID, xLease, s.fence, "")
 		}
 	}
-	for _, r := range holds {
-		s.put(r.Text(1), member{lease: r.Text(2), fence: r.Int(3), place: inHolds}, queue.Unlimited)
-	}
-	if readers > int64(len(holds)) {
-		s.addOthers()
+	if s.permit = has(res); s.permit > 0 {
+		s.addPermits(permits)
+	} else {
+		for _, r := range holds {
+			s.put(r.Text(1), member{lease: r.Text(2), fence: r.Int(3), place: inHolds}, queue.Unlimited)
+		}
+		if readers > int64(len(holds)) {
+			s.addOthers()
+		}
 	}
 	if s.kept {
 		s.keep()
@@ -194,7 +206,7 @@ func (s *state) addWaiters(ahead, asked []Row, step int) {
 		}
 		m := member{lease: r.Text(2), place: inQueue, several: r.Bool(5)}
 		if end := ending(r.Int(4)); end == notEnded {
-			s.put(id, m, queue.RoomOf(lock.Mode(r.Int(3)))) //nolint:gosec // 1 or 2
+			s.put(id, m, queue.RoomOf(lock.Mode(r.Int(3)))) //nolint:gosec // a mode
 		} else {
 			s.note(end.of(0), id, m.lease, 0, "")
 			s.drop(id, inQueue)
@@ -242,6 +254,9 @@ func (b *Backend) writing(name lock.Resource, s *state) []Statement {
 		case m.place == nowhere:
 			asked = append(asked, n, []byte(e.ID), []byte(m.lease), []byte(m.owner), m.fence)
 			newHolds++
+		case m.place == inQueue && m.fence != 0 && isPermit(e): // each has its own fence
+			batch = append(batch, q.moveHolds.with(n, [][]byte{[]byte(e.ID)}, nil, m.fence))
+			s.goneWaits = append(s.goneWaits, string(e.ID))
 		case m.place == inQueue && m.fence != 0:
 			moved, fence = append(moved, []byte(e.ID)), m.fence
 		}
@@ -263,6 +278,7 @@ func (b *Backend) writing(name lock.Resource, s *state) []Statement {
 		batch = append(batch, q.delHolds.with(n, texts(s.goneHolds), nil, 0))
 	}
 	batch = append(batch, b.writingRow(n, s)...)
+	batch = append(batch, b.writingPermits(n, s)...)
 	if s.wantX != "" {
 		add(q.wantX, n, []byte(s.wantX))
 	}

@@ -16,6 +16,9 @@ import (
 // Ask implements leasekit.Driver. A request that has its place is asked about no
 // more: its line tells when it is its turn.
 func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error) {
+	if q.Mode.Limit() > 0 {
+		return leasekit.Answer{}, fmt.Errorf("acquire %q: permits on ZooKeeper, where nobody gives out their slots: %w", string(q.Resource), lock.ErrUnsupported)
+	}
 	path, err := d.b.tree.lockPath(q.Resource)
 	if err != nil {
 		return leasekit.Answer{}, err

@@ -85,7 +85,12 @@ func (f *foreign) spawn(do func()) bool {
 }
 
 // Check implements sqllock.Foreign.
-func (f *foreign) Check(lock.Request) error { return nil }
+func (f *foreign) Check(q lock.Request) error {
+	if q.Mode.Limit() > 0 {
+		return fmt.Errorf("a row lock is exclusive or shared, and has no permits: %w", lock.ErrUnsupported)
+	}
+	return nil
+}
 
 // Strangers implements sqllock.Foreign. Who has locked a row the server tells nobody
 // without more rights.

@@ -58,6 +58,7 @@ func openAt(t testing.TB, url string) *Backend {
 func (h *harness) Limits() backendtest.Limits {
 	return backendtest.Limits{
 		Sharing:   "ShedLock's locks are exclusive",
+		Permits:   "ShedLock's locks are exclusive",
 		Downgrade: "ShedLock's locks are exclusive",
 		LongNames: "ShedLock's table takes 64 characters",
 	}

@@ -150,7 +150,7 @@ func ascii(name string) string {
 // check refuses requests for what ShedLock's table cannot hold.
 func check(q lock.Request) error {
 	if q.Mode != lock.Exclusive {
-		return fmt.Errorf("ShedLock has no shared locks: %w", lock.ErrUnsupported)
+		return fmt.Errorf("ShedLock has exclusive locks only: %w", lock.ErrUnsupported)
 	}
 	if n := utf8.RuneCountInString(string(q.Resource)); n > maxName {
 		return &lock.InvalidError{Field: "resource", Problem: fmt.Sprintf("is %d characters long, ShedLock's table takes %d", n, maxName)}

@@ -15,7 +15,7 @@ local field = 'h' .. ARGV[2]
 local record = redis.call('HGET', KEYS[2], field)
 if pending and tonumber(pending) >= grace then redis.call('ZREM', KEYS[3], ARGV[3]) end
 if not record then return 1 end
-local head, over, rest = string.match(record, '^(%u %d+ %d+ %x+) (%d+) (.*)$')
+local head, over, rest = string.match(record, '^(%u%d* [%d+]+ %d+ %x+) (%d+) (.*)$')
 local ending = now + grace
 if over ~= '0' then ending = math.min(ending, tonumber(over)) end
 redis.call('HSET', KEYS[2], field, head .. ' ' .. string.format('%.0f', ending) .. ' ' .. rest)

@@ -49,6 +49,13 @@ local function contend()
   return told and scan[1] ~= '0'
 end
 
+-- Whether it asks for one of another number of permits than the holders have.
+local function clashes()
+  if not limit(mode) then return false end
+  local held = redis.call('HGET', KEYS[4], 'm')
+  return held and held ~= mode and limit(held)
+end
+
 local fence, over = own() -- a retry finds its own grant
 if fence then return fence end
 if over then
@@ -68,6 +75,7 @@ if fence then return granted(fence) end
 if not queued then
   local free = not more and redis.call('EXISTS', KEYS[5]) == 0 and grantable(mode)
   if free then return take() end
+  if not more and clashes() then return {'LIMIT'} end
   if ARGV[7] == '1' then
     if more then return {'MORE'} end
     return holders({'HELD', nowstr})

@@ -4,8 +4,8 @@
 -- 8 the term of the server that the lease trusts, see server.lua; absent: a process that
 -- is alone has only one
 -- Reply: the fence; or a table that starts with LOST, GONE, HELD, WAIT (when to ask again
--- follows, and 1 where not all were told that it waits), MORE (ask
--- again at once), GRANTED (the fence follows; there is more to hand on) or STRANGER
+-- follows, and 1 where not all were told that it waits), LIMIT (the holders have another
+-- number of permits), MORE (ask again at once), GRANTED (the fence follows; there is more to hand on) or STRANGER
 -- (the process was a replica meanwhile and may know less; nothing was done).
 -- Model: lease.ASK, retry.ASK.
 if ARGV[8] then
@@ -17,7 +17,7 @@ do
   local now = t[1] * 1000000 + t[2]
   local expiry = redis.call('ZSCORE', KEYS[1], ARGV[3])
   if not expiry or tonumber(expiry) <= now then return {'LOST'} end
-  if redis.call('EXISTS', KEYS[4], KEYS[5], KEYS[7]) == 0 then
+  if redis.call('EXISTS', KEYS[4], KEYS[5], KEYS[7]) == 0 and #ARGV[5] == 1 then -- not a permit
     local since = string.format('%.0f', now)
     local fence = since
     local last = redis.call('SET', KEYS[2], fence, 'GET')

@@ -5,7 +5,8 @@
 --                    the mark of the bucket, see server.lua -> -1
 --   KEYS[2] last     string: the largest fence or ticket given so far
 --   KEYS[3] mine     sorted set (all scores 0): "resource NUL id" of one lease's holds and waiters
---   KEYS[4] lock     hash: m -> mode of the holders, h<id> -> record, f -> a release was forced; absent when free
+--   KEYS[4] lock     hash: m -> mode of the holders, h<id> -> record, f -> a release was forced,
+--                    s -> of permits, a digit for each slot: 1 it is taken; absent when free
 --   KEYS[5] queue    sorted set: id of waiter -> ticket
 --   KEYS[6] waiters  hash: id of waiter -> record
 --   KEYS[7] gone     sorted set: id that was given up -> until when to remember it
@@ -13,6 +14,7 @@
 --                    has not acknowledged yet -> grace in microseconds
 -- ARGV[1] is the prefix of the leases' channels, ARGV[2] the resource, ARGV[3] the
 -- lease of KEYS[3] and KEYS[8], ARGV[4] an id.
+-- A mode is X, S, or P and how many permits there are. The fence of a permit ends with + and its slot.
 -- A record is "<mode> <fence> <since> <lease> <end> <asked> <who>": end is when an
 -- acknowledged revocation is over, or 0; asked is the shortest grace of a forced
 -- release, or "-". who ends with NUL and c where the sidecar has it for several apps.
@@ -26,7 +28,7 @@ local nowstr = string.format('%.0f', now)
 local more = false
 
 local function parse(record)
-  return string.match(record, '^(%u) (%d+) (%d+) (%x+) (%d+) (%S+) (.*)$')
+  return string.match(record, '^(%u%d*) ([%d+]+) (%d+) (%x+) (%d+) (%S+) (.*)$')
 end
 
 -- When a lease ends, or nil when it is over. What looks over to a script that
@@ -51,9 +53,34 @@ local function next_number()
   return s
 end
 
+-- How many permits a mode has, or nil.
+local function limit(mode) return tonumber(string.match(mode, '^P(%d+)$')) end
+
+-- Marks a slot as taken or free.
+local function mark(slots, slot, digit)
+  redis.call('HSET', KEYS[4], 's', string.sub(slots, 1, slot) .. digit .. string.sub(slots, slot + 2))
+end
+
+-- Takes the lowest slot that is free, for a request that is grantable.
+local function take_slot(permits)
+  local slots = redis.call('HGET', KEYS[4], 's') or string.rep('0', permits)
+  local slot = string.find(slots, '0', 1, true) - 1
+  mark(slots, slot, '1')
+  return slot
+end
+
+-- Gives back the slot of a hold by its record, if it is a permit, and says so.
+local function free_slot(record)
+  local slot = string.match(record, '^P%d+ %d+%+(%d+) ')
+  if slot then mark(redis.call('HGET', KEYS[4], 's'), tonumber(slot), '0') end
+  return slot
+end
+
 -- Model: lease.GRANT.
 local function grant(id, mode, lease, who)
   local fence = next_number()
+  local permits = limit(mode)
+  if permits then fence = fence .. '+' .. take_slot(permits) end
   redis.call('HSET', KEYS[4], 'm', mode, 'h' .. id,
     mode .. ' ' .. fence .. ' ' .. nowstr .. ' ' .. lease .. ' 0 - ' .. who)
   return fence
@@ -61,12 +88,15 @@ end
 
 local function grantable(mode)
   local held = redis.call('HGET', KEYS[4], 'm')
-  return not held or (held == 'S' and mode == 'S')
+  if not held then return true end
+  if held ~= mode or mode == 'X' then return false end
+  return mode == 'S' or string.find(redis.call('HGET', KEYS[4], 's'), '0', 1, true) ~= nil
 end
 
 -- Deletes the lock when no holder is left in it, and says so.
 local function freed()
-  if redis.call('HLEN', KEYS[4]) > 1 + redis.call('HEXISTS', KEYS[4], 'f') then return false end
+  local n = redis.call('HLEN', KEYS[4])
+  if n > 3 or (n > 1 and n > 1 + redis.call('HEXISTS', KEYS[4], 'f') + redis.call('HEXISTS', KEYS[4], 's')) then return false end
   redis.call('DEL', KEYS[4])
   return true
 end
@@ -74,7 +104,8 @@ end
 -- Takes out holders that are over, until it finds one that is not: it is enough
 -- that one holds the lock. Returns when that one could end by itself; nil when the
 -- lock is free. It looks at any of them, and not at the first: a table of many does not
--- shrink where its beginning was emptied.
+-- shrink where its beginning was emptied. Of many permits it so misses some that are over:
+-- the sidecar whose turn it is clears them away.
 -- Model: force.HANDON.
 local function purge()
   for _ = 1, 4 do
@@ -89,6 +120,7 @@ local function purge()
         if e and over > 0 and over < e then e = over end
         if not e or e <= now then
           redis.call('HDEL', KEYS[4], field)
+          free_slot(some[i + 1])
         elseif not soonest or e < soonest then
           soonest = e
         end
@@ -101,8 +133,8 @@ local function purge()
   return now
 end
 
--- Hands the resource to the head of the queue: one writer, or the readers that
--- stand together. Waiters of dead leases are skipped.
+-- Hands the resource to the head of the queue: one writer, the readers that
+-- stand together, or as many as there are permits. Waiters of dead leases are skipped.
 -- Model: queue.NEXT.
 local function promote()
   local granted = 0
@@ -138,9 +170,13 @@ end
 
 -- Ends one hold, of the lease ARGV[3]. False where there is none of that id.
 local function let_go(id)
-  if redis.call('HDEL', KEYS[4], 'h' .. id) == 0 then return false end
+  local field = 'h' .. id
+  local record = redis.call('HGET', KEYS[4], field)
+  if not record then return false end
+  redis.call('HDEL', KEYS[4], field)
   if redis.call('HEXISTS', KEYS[4], 'f') == 1 then redis.call('ZREM', KEYS[8], ARGV[2] .. '\0' .. id) end
-  if freed() or (redis.call('EXISTS', KEYS[5]) == 1 and not purge()) then promote() end
+  local permit = free_slot(record)
+  if freed() or permit or (redis.call('EXISTS', KEYS[5]) == 1 and not purge()) then promote() end
   return true
 end
 

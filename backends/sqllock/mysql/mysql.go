@@ -45,7 +45,7 @@ func (d *Dialect) Words() sqllock.Words {
 		Schema: []string{
 			"{before}", "",
 			"{id}", "VARBINARY(64)", "{name}", "VARBINARY(512)", "{label}", "VARBINARY(255)", "{owner}", "MEDIUMBLOB",
-			"{small}", "TINYINT", "{number}", "BIGINT NOT NULL AUTO_INCREMENT",
+			"{small}", "SMALLINT", "{number}", "BIGINT NOT NULL AUTO_INCREMENT",
 			"{rewritten}", "ENGINE=InnoDB", "{passing}", "ENGINE=InnoDB", "{lasting}", "ENGINE=InnoDB",
 		},
 		Join:      func(a, b string) string { return "CONCAT(" + a + ", " + b + ")" },
