@@ -22,7 +22,7 @@ const NoWait time.Duration = -1
 // AcquireOptions say how to take a lock. The zero value takes it Exclusive and
 // waits as long as the call's context lasts.
 type AcquireOptions struct {
-	Mode    pb.Mode       // Exclusive (default) or Shared
+	Mode    pb.Mode       // Exclusive (default) or Shared; Permit where there is a Limit
 	Wait    time.Duration // at most so long (at most 24h); 0: until ctx ends; NoWait: try once
 	MaxHold time.Duration // the hold ends by itself after this time (100ms to 24h); 0: never
 	// Owner says who in the app asks, such as a task or a request: it is shown in
@@ -39,6 +39,10 @@ type AcquireOptions struct {
 	// NoGuard says that Lock.Guard is of no use: there is none, and on an SQL store the
 	// sidecar may hand the hold on to the next app here without asking the store.
 	NoGuard bool
+	// Limit makes the hold one of so many permits (1 to 1024; 0: it is none): at most that many
+	// are held at the same time, and Lock.Slot tells which of them this one is. All who ask for
+	// the resource give the same Limit. Not with Reentrant, Once or several resources.
+	Limit int
 	// Once is for something that is done once: the lock is an attempt at it, which
 	// Lock.Conclude ends. Only Exclusive, and not Reentrant.
 	Once *Once
@@ -50,8 +54,9 @@ type AcquireOptions struct {
 //	  names the holder in both.
 //	the cause of ctx: it ended; a grant that is on its way is given back.
 //	ErrAlreadyDone, ErrAttemptsExhausted: see Once. OutcomeOf tells what was found.
-//	ErrUnsupported: Once, and the store keeps no outcomes.
-//	ErrUpgradeRefused, ErrLimitExceeded, ErrInvalidRequest, ErrStoreUnavailable,
+//	ErrUnsupported: Once, and the store keeps no outcomes; or Limit, and it has no permits.
+//	ErrInvalidRequest: also a Limit other than that of those who hold permits now.
+//	ErrUpgradeRefused, ErrLimitExceeded, ErrStoreUnavailable,
 //	ErrLockLost: an administrator took the request out of the queue.
 //	Session.Err: the session has ended.
 func (s *Session) Acquire(ctx context.Context, resource string, o AcquireOptions) (*Lock, error) {
@@ -75,6 +80,10 @@ func (s *Session) acquire(ctx context.Context, q *pb.AcquireRequest, resources [
 		return nil, err
 	}
 	q.Mode, q.Owner, q.Reentrant, q.Direct = o.Mode, o.Owner, o.Reentrant, o.Direct
+	if o.Limit != 0 {
+		n := int32(min(max(o.Limit, math.MinInt32), math.MaxInt32)) //nolint:gosec // the sidecar refuses what is out of bounds
+		q.Limit = &n
+	}
 	if o.NoGuard {
 		q.Guard = new(bool)
 	}
@@ -170,6 +179,7 @@ func (s *Session) granted(c *call, g *pb.Grant) {
 			Resource: g.GetResource(),
 			Fence:    g.GetFence(),
 			Guard:    guardOf(g.GetGuard()),
+			Slot:     int(g.GetSlot()),
 
 			Attempt:      int(g.GetAttempt()),
 			Previous:     g.GetPrevious(),

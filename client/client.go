@@ -23,6 +23,7 @@ import (
 // Modes of a lock.
 const (
 	Exclusive = pb.Mode_EXCLUSIVE // alone
+	Permit    = pb.Mode_PERMIT    // one of so many, see AcquireOptions.Limit
 	Shared    = pb.Mode_SHARED    // beside other shared holds
 )
 

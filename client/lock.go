@@ -20,6 +20,7 @@ type Lock struct {
 	Fence    int64  // the fencing token: larger than that of every earlier EXCLUSIVE grant
 	Guard    *Guard // nil where the store has none
 	Parts    []Part // of AcquireAll, in the byte order of the resources
+	Slot     int    // of a Permit: which of them it is, 0 to Limit-1; no other that is held has it
 
 	// Only with AcquireOptions.Once.
 	Attempt  int         // 1 is the first
@@ -112,7 +113,7 @@ func (e *LostError) of(l *Lock) {
 // stopped. Lock.Release ends that time at once. 0 when nothing is promised.
 func (e *LostError) GraceLeft() time.Duration { return max(0, e.graceEnd-bootTime()) }
 
-// Mode is Exclusive or Shared.
+// Mode is Exclusive, Shared or Permit.
 func (l *Lock) Mode() pb.Mode {
 	l.session.mu.Lock()
 	defer l.session.mu.Unlock()

@@ -40,15 +40,10 @@ func acquireRequestOf(requestID string, q *pb.AcquireRequest) (session.AcquireRe
 			r.Guard = lock.WithGuard
 		}
 	}
-	switch q.GetMode() {
-	case pb.Mode_MODE_UNSPECIFIED, pb.Mode_EXCLUSIVE:
-		r.Mode = lock.Exclusive
-	case pb.Mode_SHARED:
-		r.Mode = lock.Shared
-	default:
-		return r, invalid("mode", "must be EXCLUSIVE or SHARED, and not %d", q.GetMode())
-	}
 	var err error
+	if r.Mode, err = modeOf(q); err != nil {
+		return r, err
+	}
 	if q.Once != nil {
 		keep, err := durationOf("once.keep", q.GetOnce().GetKeep(), defaultKeep)
 		if err != nil {
@@ -64,6 +59,47 @@ func acquireRequestOf(requestID string, q *pb.AcquireRequest) (session.AcquireRe
 	}
 	r.MaxHold, err = durationOf("max_hold", q.GetMaxHold(), 0)
 	return r, err
+}
+
+func modeOf(q *pb.AcquireRequest) (lock.Mode, error) {
+	mode := q.GetMode()
+	switch n := q.GetLimit(); {
+	case q.Limit == nil && mode == pb.Mode_PERMIT:
+		return 0, invalid("limit", "is needed for mode PERMIT")
+	case q.Limit == nil:
+	case mode != pb.Mode_PERMIT && mode != pb.Mode_MODE_UNSPECIFIED:
+		return 0, invalid("limit", "needs mode PERMIT, or none")
+	case n < 1 || n > lock.MaxPermits:
+		return 0, invalid("limit", "is %d, must be 1 to %d", n, lock.MaxPermits)
+	default:
+		return lock.Permits(int(n)), nil
+	}
+	switch mode {
+	case pb.Mode_MODE_UNSPECIFIED, pb.Mode_EXCLUSIVE:
+		return lock.Exclusive, nil
+	case pb.Mode_SHARED:
+		return lock.Shared, nil
+	default:
+		return 0, invalid("mode", "must be EXCLUSIVE, SHARED or PERMIT, and not %d", mode)
+	}
+}
+
+// limitTo is nil for what is no permit.
+func limitTo(m lock.Mode) *int32 {
+	if m.Limit() == 0 {
+		return nil
+	}
+	n := countTo(m.Limit())
+	return &n
+}
+
+// slotTo is nil for what is no permit, or is not held.
+func slotTo(m lock.Mode, f lock.Fence) *int32 {
+	if m.Limit() == 0 || f == 0 {
+		return nil
+	}
+	slot := countTo(f.Slot())
+	return &slot
 }
 
 func openRequestOf(q *pb.OpenSessionRequest, liveness session.Liveness, c *conn) (session.OpenRequest, error) {
@@ -91,6 +127,9 @@ func modeTo(m lock.Mode) pb.Mode {
 	case lock.Shared:
 		return pb.Mode_SHARED
 	default:
+		if m.Limit() > 0 {
+			return pb.Mode_PERMIT
+		}
 		return pb.Mode_MODE_UNSPECIFIED
 	}
 }
@@ -109,6 +148,7 @@ func grantTo(g session.Grant, now time.Duration) *pb.Grant {
 		Count:     countTo(g.Count),
 		CountedAt: durationpb.New(now),
 		Guard:     guardTo(g.Guard),
+		Slot:      slotTo(g.Mode, g.Fence),
 	}
 	if g.Attempt != nil {
 		number := countTo(g.Attempt.Number)
@@ -247,6 +287,8 @@ func holdersTo(hs []lock.Holding, now time.Time) []*pb.Holder {
 			Revoked:    h.Revoked,
 			Parked:     h.Parked,
 			SessionRef: h.Owner.Ref,
+			Limit:      limitTo(h.Mode),
+			Slot:       slotTo(h.Mode, h.Fence),
 		})
 	}
 	return out

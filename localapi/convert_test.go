@@ -1,6 +1,7 @@
 package localapi
 
 import (
+	"errors"
 	"math"
 	"testing"
 	"time"
@@ -139,5 +140,56 @@ func TestWhatASessionIs(t *testing.T) {
 				t.Errorf("%+v", r.Peer)
 			}
 		})
+	}
+}
+
+func TestWhatAPermitTells(t *testing.T) {
+	st := lock.Status{
+		Resource: "r",
+		Holders:  []lock.Holding{{ID: "h", Mode: lock.Permits(4), Fence: lock.PermitFence(7, 0)}},
+		Waiters:  []lock.Holding{{ID: "w", Mode: lock.Permits(4)}},
+	}
+	l := lockTo(st, time.Unix(1000, 0))
+	if h := l.GetHolders()[0]; h.GetMode() != pb.Mode_PERMIT || h.GetLimit() != 4 || h.Slot == nil || h.GetSlot() != 0 {
+		t.Errorf("a holder: %v", h)
+	}
+	if w := l.GetWaiters()[0]; w.GetMode() != pb.Mode_PERMIT || w.GetLimit() != 4 || w.Slot != nil {
+		t.Errorf("a waiter: %v", w)
+	}
+	if g := grantTo(session.Grant{Mode: lock.Permits(4), Fence: lock.PermitFence(7, 3)}, 0); g.GetMode() != pb.Mode_PERMIT || g.GetSlot() != 3 {
+		t.Errorf("a grant: %v", g)
+	}
+	if g := grantTo(session.Grant{Mode: lock.Exclusive, Fence: 7}, 0); g.Slot != nil {
+		t.Errorf("a grant that is no permit: %v", g)
+	}
+}
+
+func TestModesOfRequests(t *testing.T) {
+	limit := func(n int32) *int32 { return &n }
+	for _, c := range []struct {
+		q     *pb.AcquireRequest
+		want  lock.Mode
+		field string
+	}{
+		{&pb.AcquireRequest{}, lock.Exclusive, ""},
+		{&pb.AcquireRequest{Mode: pb.Mode_SHARED}, lock.Shared, ""},
+		{&pb.AcquireRequest{Limit: limit(1)}, lock.Permits(1), ""},
+		{&pb.AcquireRequest{Limit: limit(1024), Mode: pb.Mode_PERMIT}, lock.Permits(1024), ""},
+		{&pb.AcquireRequest{Mode: pb.Mode_PERMIT}, 0, "limit"},
+		{&pb.AcquireRequest{Limit: limit(0)}, 0, "limit"},
+		{&pb.AcquireRequest{Limit: limit(-1)}, 0, "limit"},
+		{&pb.AcquireRequest{Limit: limit(1025)}, 0, "limit"},
+		{&pb.AcquireRequest{Limit: limit(4), Mode: pb.Mode_EXCLUSIVE}, 0, "limit"},
+		{&pb.AcquireRequest{Limit: limit(4), Mode: pb.Mode_SHARED}, 0, "limit"},
+		{&pb.AcquireRequest{Mode: 7}, 0, "mode"},
+	} {
+		r, err := acquireRequestOf("", c.q)
+		var bad *lock.InvalidError
+		switch {
+		case c.field == "" && (err != nil || r.Mode != c.want):
+			t.Errorf("%v: %s, %v", c.q, r.Mode, err)
+		case c.field != "" && (!errors.As(err, &bad) || bad.Field != c.field):
+			t.Errorf("%v: %v, want %s to be refused", c.q, err, c.field)
+		}
 	}
 }

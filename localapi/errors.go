@@ -140,13 +140,14 @@ func httpCode(st *statuspb.Status) int {
 
 func explain(err error) *apiError {
 	var (
-		api   *apiError
-		held  *lock.HeldError
-		lost  *session.LostError
-		limit *session.LimitError
-		dead  *session.DeadlockError
-		bad   *lock.InvalidError
-		done  *outcome.RefusedError
+		api    *apiError
+		held   *lock.HeldError
+		lost   *session.LostError
+		limit  *session.LimitError
+		dead   *session.DeadlockError
+		bad    *lock.InvalidError
+		cannot *lock.UnsupportedError
+		done   *outcome.RefusedError
 	)
 	switch {
 	case errors.As(err, &api):
@@ -161,6 +162,8 @@ func explain(err error) *apiError {
 		return &apiError{reason: reasonNoSession, message: "the session has ended"}
 	case errors.Is(err, lock.ErrUnavailable), errors.Is(err, lock.ErrLeaseLost):
 		return &apiError{reason: reasonUnavailable, message: "the store is unavailable; see the sidecar's log and its /readyz"}
+	case errors.As(err, &cannot):
+		return &apiError{reason: reasonUnsupported, message: cannot.Error()}
 	case errors.Is(err, lock.ErrUnsupported):
 		return &apiError{reason: reasonUnsupported, message: "this store keeps no outcomes, so nothing can be done once on it"}
 	case errors.As(err, &held):

@@ -62,6 +62,7 @@ func TestErrors(t *testing.T) {
 		"store":               {fmt.Errorf("acquire: %w: %s", lock.ErrUnavailable, secret), reasonUnavailable, codes.Unavailable, 503, nil},
 		"store, too late":     {fmt.Errorf("%w: %w", lock.ErrUnavailable, &lock.HeldError{Cause: context.DeadlineExceeded}), reasonUnavailable, codes.Unavailable, 503, nil},
 		"lease":               {lock.ErrLeaseLost, reasonUnavailable, codes.Unavailable, 503, nil},
+		"no permits":          {&lock.UnsupportedError{Problem: "this store has no permits: why"}, reasonUnsupported, codes.Unimplemented, 501, nil},
 		"unsupported":         {fmt.Errorf("once: %w", lock.ErrUnsupported), reasonUnsupported, codes.Unimplemented, 501, nil},
 		"limit":               {&session.LimitError{Limit: "holds", Max: 5}, reasonLimit, codes.ResourceExhausted, 429, map[string]string{"limit": "holds", "max": "5"}},
 		"invalid":             {&lock.InvalidError{Field: "wait", Problem: "is odd"}, reasonInvalid, codes.InvalidArgument, 400, map[string]string{"field": "wait"}},

@@ -301,7 +301,7 @@ func TestRefusalsOfCalls(t *testing.T) {
 			_, err := c.Acquire(ctx, &pb.AcquireRequest{SessionId: id, Resource: "r", Metadata: map[string]string{"k": "v"}})
 			return err
 		},
-		"mode must be EXCLUSIVE or SHARED, and not 7": func() error {
+		"mode must be EXCLUSIVE, SHARED or PERMIT, and not 7": func() error {
 			_, err := c.Acquire(ctx, &pb.AcquireRequest{SessionId: id, Resource: "r", Mode: 7})
 			return err
 		},

@@ -25,7 +25,7 @@ var (
 	ErrInvalid = errors.New("invalid")
 	// ErrLimit: a limit is reached. See LimitError.
 	ErrLimit = errors.New("limit reached")
-	// ErrUnsupported: this store cannot do it.
+	// ErrUnsupported: this store cannot do it. See UnsupportedError.
 	ErrUnsupported = errors.New("not supported by this store")
 )
 
@@ -39,6 +39,14 @@ func (e *InvalidError) Error() string { return e.Field + " " + e.Problem }
 
 // Is makes errors.Is(err, ErrInvalid) true.
 func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
+
+// UnsupportedError is ErrUnsupported with what the store cannot do, and why.
+type UnsupportedError struct{ Problem string } // such as "this store has no permits: …"
+
+func (e *UnsupportedError) Error() string { return e.Problem }
+
+// Is makes errors.Is(err, ErrUnsupported) true.
+func (e *UnsupportedError) Is(target error) bool { return target == ErrUnsupported }
 
 // LimitError is ErrLimit with the name of the limit.
 type LimitError struct {

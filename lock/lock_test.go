@@ -100,6 +100,7 @@ func TestErrorsWithDetails(t *testing.T) {
 	}{
 		{&LimitError{Limit: "holds", Max: 3}, ErrLimit, ErrInvalid, "limit reached: at most 3 holds"},
 		{&InvalidError{Field: "ttl", Problem: "is negative"}, ErrInvalid, ErrLimit, "ttl is negative"},
+		{&UnsupportedError{Problem: "no permits"}, ErrUnsupported, ErrInvalid, "no permits"},
 	} {
 		if !errors.Is(c.err, c.is) || errors.Is(c.err, c.not) || c.err.Error() != c.text {
 			t.Errorf("%v: is %v: %v, is %v: %v", c.err, c.is, errors.Is(c.err, c.is), c.not, errors.Is(c.err, c.not))

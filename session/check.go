@@ -115,7 +115,9 @@ func (m *Manager) checkAcquire(r *AcquireRequest) (lock.Resource, []ledger.Part,
 func checkFields(r *AcquireRequest) error {
 	switch {
 	case !r.Mode.Valid():
-		return invalid("mode", "is not one of EXCLUSIVE, SHARED")
+		return invalid("mode", "is not one of EXCLUSIVE, SHARED, PERMIT")
+	case r.Mode.Limit() > 0 && (r.Reentrant || len(r.Resources) > 0 || r.Once != nil):
+		return invalid("limit", "needs one resource, not reentrant and without once")
 	case r.Wait != Forever && (r.Wait < 0 || r.Wait > maxWait):
 		return invalid("wait", "is %v, must be 0 to %v", r.Wait, maxWait)
 	}

@@ -93,7 +93,12 @@ type Guarder interface {
 
 // OtherLimit is Ask's: permits have another number now.
 func OtherLimit(q lock.Request) error {
-	return &lock.InvalidError{Field: "limit", Problem: fmt.Sprintf("is %d, but somebody has a permit of %q of another number of permits", q.Mode.Limit(), string(q.Resource))}
+	return &lock.InvalidError{Field: "limit", Problem: fmt.Sprintf("is %d, but there are permits of another number while somebody has one", q.Mode.Limit())}
+}
+
+// NoPermits is for a store that has none.
+func NoPermits(why string) error {
+	return &lock.UnsupportedError{Problem: "this store has no permits: " + why}
 }
 
 // ErrNotSent is Ask's: the store knows no more of the request than before.

@@ -17,7 +17,7 @@ import (
 // more: its line tells when it is its turn.
 func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error) {
 	if q.Mode.Limit() > 0 {
-		return leasekit.Answer{}, fmt.Errorf("acquire %q: permits on ZooKeeper, where nobody gives out their slots: %w", string(q.Resource), lock.ErrUnsupported)
+		return leasekit.Answer{}, leasekit.NoPermits("each request on ZooKeeper sees by itself whether it holds, and nobody gives out slots")
 	}
 	path, err := d.b.tree.lockPath(q.Resource)
 	if err != nil {

@@ -117,8 +117,11 @@ func statusOf(l *pb.Lock) lock.Status {
 func holdingsOf(list []*pb.Holder) (all []lock.Holding) {
 	for _, h := range list {
 		mode := lock.Exclusive
-		if h.GetMode() == pb.Mode_SHARED {
+		switch h.GetMode() {
+		case pb.Mode_SHARED:
 			mode = lock.Shared
+		case pb.Mode_PERMIT:
+			mode = lock.Permits(int(h.GetLimit()))
 		}
 		all = append(all, lock.Holding{
 			ID: lock.HoldID(h.GetLockId()), Mode: mode, Age: h.GetAge().AsDuration(), Sidecar: h.GetSidecar(), Revoked: h.GetRevoked(), Parked: h.GetParked(),

@@ -74,6 +74,8 @@ func isText(path string) bool {
 const (
 	// guardVariable: only where the store has guards.
 	guardVariable = "LOCKSIDECAR_GUARD"
+	// slotVariable: only with --limit.
+	slotVariable = "LOCKSIDECAR_SLOT"
 	// These are for a CMD that is run once.
 	attemptVariable      = "LOCKSIDECAR_ATTEMPT"
 	previousVariable     = "LOCKSIDECAR_PREVIOUS"
@@ -112,12 +114,15 @@ func environment(l *client.Lock, socket string) []string {
 		idsVariable + "=" + strings.Join(ids, ","),
 		client.SocketEnv + "=" + socket,
 	}
-	drop := []string{guardVariable, attemptVariable, previousVariable, previousNoteVariable, outcomeGuardVariable}
+	drop := []string{guardVariable, slotVariable, attemptVariable, previousVariable, previousNoteVariable, outcomeGuardVariable}
 	for _, flag := range []string{"store", "store-file", "store-password-file"} {
 		drop = append(drop, config.EnvName(flag))
 	}
 	if guards != nil {
 		own = append(own, guardVariable+"="+strings.Join(guards, "\n"))
+	}
+	if l.Mode() == client.Permit {
+		own = append(own, slotVariable+"="+strconv.Itoa(l.Slot))
 	}
 	if l.Attempt > 0 {
 		own = append(own, attemptVariable+"="+strconv.Itoa(l.Attempt))

@@ -26,6 +26,8 @@ CMD ends. Before -- there may be up to 16 resources: it takes all of them or non
   LOCKSIDECAR_SOCKET      the sidecar's socket
   LOCKSIDECAR_GUARD       only where the store is an SQL database: a statement for
                           CMD's own transaction, just before COMMIT. No row: ROLLBACK
+  LOCKSIDECAR_SLOT        only with --limit N: a number from 0 to N-1 that no other CMD
+                          has that runs at this time under the same RESOURCE
 
 Of several resources, FENCE, RESOURCE and GUARD have one line for each.
 
@@ -66,6 +68,9 @@ const runExamples = `  # never two at a time; wait as long as it takes
   # many readers beside each other
   locksidecar run --shared --wait 30s config -- ./read-config.sh
 
+  # at most 4 at a time, wherever they run
+  locksidecar run --limit 4 exports -- ./export.sh
+
   # no sidecar needed: straight to the store
   locksidecar run --store ` + backends.Example + ` counter -- sh -c 'n=$(cat f); echo $((n+1)) >f'
 
@@ -88,6 +93,7 @@ type runFlags struct {
 	store     *storeFlags
 	log       *logFlags
 	shared    bool
+	limit     int // 0: it is no permit
 	wait      waitFlag
 	maxHold   time.Duration
 	signal    signalFlag
@@ -109,6 +115,7 @@ func newRun(io streams) *cobra.Command {
 	}
 	r := addRun(cmd, io, "RESOURCE")
 	cmd.Flags().BoolVar(&r.shared, "shared", false, "share the lock with other shared holders")
+	cmd.Flags().IntVar(&r.limit, "limit", 0, "take one of so many permits, 1 to 1024, in place of the lock: so many CMDs run at a time; all give the same limit; 0: none")
 	return cmd
 }
 
@@ -195,6 +202,9 @@ func (r *runFlags) check(args []string) (resources, argv []string, err error) {
 	if err := r.once.check(); err != nil {
 		return nil, nil, err
 	}
+	if r.limit != 0 && (r.shared || len(resources) > 1) {
+		return nil, nil, usage("--limit is given with --shared or several resources: it is for one resource alone")
+	}
 	return resources, argv, r.checkRanges()
 }
 
@@ -227,6 +237,8 @@ func (r *runFlags) checkRanges() error {
 		return usage("--wait is %s: must be at most %s, or forever", &r.wait, maxWait)
 	case r.maxHold != 0 && (r.maxHold < minMaxHold || r.maxHold > maxMaxHold):
 		return usage("--max-hold is %s: must be 100ms to 24h, or 0s for no limit", r.maxHold)
+	case r.limit < 0 || r.limit > lock.MaxPermits:
+		return usage("--limit is %d: must be 1 to %d, or 0 for none", r.limit, lock.MaxPermits)
 	case r.killAfter < 0:
 		return usage("--kill-after is %s: must not be negative", r.killAfter)
 	case r.conflict < 0 || r.conflict > 255:

@@ -64,6 +64,9 @@ func TestRunExitStatus(t *testing.T) {
 		{"several", []string{"b", "a", "c", "--", "sh", "-c", "exit 7"}, 7, ""},
 		{"several, one twice", []string{"a", "b", "a", "--", "true"}, 125, `resource "a" is given twice`},
 		{"several, one of a bad name", []string{"a", "b\tc", "--", "true"}, 125, "control character"},
+		{"too many permits", []string{"--limit", "1025", "a", "true"}, 125, "--limit is 1025: must be 1 to 1024"},
+		{"permits and shared", []string{"--limit", "4", "--shared", "a", "true"}, 125, "it is for one resource alone"},
+		{"permits of several", []string{"--limit", "4", "a", "b", "--", "true"}, 125, "it is for one resource alone"},
 		{"too many", append(strings.Fields("1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17"), "--", "true"), 125, "17 resources stand before --: at most 16"},
 		{"CMD without dashes has some of its own", []string{"a", "sh", "-c", `test "$1" = --`, "sh", "--"}, 0, ""},
 		{"a line and more", []string{"a", "-c", "exit", "4"}, 125, "put it in quotes"},
@@ -245,6 +248,66 @@ func TestRunShared(t *testing.T) {
 			t.Errorf("status %d", code)
 		}
 	}
+}
+
+// At most N run at a time on each store, with numbers of their own, and a permit is free when
+// who has it is killed: kill -9 of run, and of its sidecar.
+func TestRunLimit(t *testing.T) {
+	onEach(t, func(t *testing.T, kind *testengine.Kind) {
+		t.Parallel()
+		store := onStore(t, kind, "--ttl", "2s")
+		one, other := serveProgram(t, store...), serveProgram(t, store...)
+		if kind == testengine.ZooKeeper {
+			got := cli(t, "run", "--socket", one.socket, "--limit", "2", "exports", "--", "true")
+			if got.code != exitUnavailable || !strings.Contains(got.err, "this store has no permits") {
+				t.Errorf("on a store without permits: %+v", got)
+			}
+			return
+		}
+		c := dial(t, other)
+		work := func(side *sidecarProgram) *program {
+			return launch(t, nil, binary, "run", "--socket", side.socket, "--limit", "2", "exports", "--", "sh", "-c", `echo "slot $LOCKSIDECAR_SLOT"; exec sleep 600`)
+		}
+		slot := func(p *program) string {
+			eventually(t, "CMD runs", func() bool { return strings.Contains(p.out.String(), "\n") })
+			return strings.TrimSpace(p.out.String())
+		}
+		kept := work(other)
+		keptSlot := slot(kept)
+		for _, victim := range []string{"run", "sidecar"} {
+			killed := work(one)
+			was := slot(killed)
+			if was == keptSlot || was != "slot 0" && was != "slot 1" {
+				t.Errorf("two have %q and %q", keptSlot, was)
+			}
+			for _, more := range [][]string{{"--limit", "2"}, {"--shared"}, nil} {
+				got := cli(t, append(append([]string{"run", "--socket", other.socket, "--wait", "0s"}, more...), "exports", "--", "true")...)
+				if got.code != exitNotGot || !strings.Contains(got.err, "held PERMIT by pid") {
+					t.Errorf("%v beside 2 of 2: %+v", more, got)
+				}
+			}
+			if got := cli(t, "run", "--socket", other.socket, "--limit", "3", "exports", "--", "true"); got.code != exitOwnFailure || !strings.Contains(got.err, "limit is 3") {
+				t.Errorf("another limit: %+v", got)
+			}
+			if got := cli(t, "get", "--socket", other.socket, "exports"); !strings.Contains(got.out, "held PERMIT by 2 of 2") || !strings.Contains(got.out, "PERMIT 1 of 2") {
+				t.Errorf("get: %+v", got)
+			}
+			next := work(other)
+			eventually(t, "another waits", func() bool { _, n := status(t, c, "exports"); return n == 1 })
+			if victim == "run" {
+				killed.signal(syscall.SIGKILL)
+			} else {
+				one.signal(syscall.SIGKILL)
+			}
+			if got := slot(next); got != was {
+				t.Errorf("after kill -9 of the %s: %q, want %q", victim, got, was)
+			}
+			next.signal(syscall.SIGTERM)
+			next.wait()
+		}
+		kept.signal(syscall.SIGTERM)
+		kept.wait()
+	})
 }
 
 func TestRunPassesSignalsOn(t *testing.T) {

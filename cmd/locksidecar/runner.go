@@ -184,7 +184,7 @@ func (r *runner) acquire(ctx context.Context, name string) error {
 		return r.notRun(ctx, err)
 	}
 	r.margin = s.Margin()
-	o := client.AcquireOptions{Mode: client.Exclusive, MaxHold: r.flags.maxHold, Wait: time.Duration(r.flags.wait), Once: r.flags.once.wish()}
+	o := client.AcquireOptions{Limit: r.flags.limit, MaxHold: r.flags.maxHold, Wait: time.Duration(r.flags.wait), Once: r.flags.once.wish()}
 	if r.flags.shared {
 		o.Mode = client.Shared
 	}
@@ -236,7 +236,7 @@ func (r *runner) heldByAncestor(ctx context.Context) (resource, id string) {
 			return "", "" // then it waits
 		}
 		for _, h := range l.GetHolders() {
-			if slices.Contains(ancestors, h.GetLockId()) {
+			if slices.Contains(ancestors, h.GetLockId()) && h.GetLimit() <= 1 { // of several permits, another may become free
 				return resource, h.GetLockId()
 			}
 		}

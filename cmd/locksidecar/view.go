@@ -44,13 +44,25 @@ func holderState(h *pb.Holder) string {
 	return "held"
 }
 
+// modeCell is a mode, and of a permit which of how many it is.
+func modeCell(h *pb.Holder) string {
+	switch {
+	case h.Slot != nil:
+		return fmt.Sprintf("%s %d of %d", h.GetMode(), h.GetSlot(), h.GetLimit())
+	case h.Limit != nil:
+		return fmt.Sprintf("%s of %d", h.GetMode(), h.GetLimit())
+	default:
+		return h.GetMode().String()
+	}
+}
+
 func holderCells(resource, state string, h *pb.Holder) []string {
 	pid, uid, session := pidCell(h.GetPid()), strconv.FormatUint(uint64(h.GetUid()), 10), orDash(printable(h.GetSession()))
 	if h.GetParked() {
 		pid, uid, session = "-", "-", "free on request"
 	}
 	return []string{
-		printable(resource), state, h.GetMode().String(), age(h.GetAge().AsDuration()), pid, uid, session,
+		printable(resource), state, modeCell(h), age(h.GetAge().AsDuration()), pid, uid, session,
 		orDash(printable(h.GetSidecar())), fenceCell(h.GetFence()), h.GetLockId(),
 	}
 }
@@ -68,13 +80,13 @@ func writeLock(w io.Writer, l *pb.Lock) error {
 		row(t)
 		if h.GetParked() {
 			row(t, "parked at:", orDash(printable(h.GetSidecar()))+", free on request")
-			row(t, "  mode:", h.GetMode().String())
+			row(t, "  mode:", modeCell(h))
 			row(t, "  since:", h.GetSince().AsTime().Local().Format(timeFormat)+", for "+age(h.GetAge().AsDuration()))
 			row(t, "  lock id:", h.GetLockId())
 			continue
 		}
 		row(t, "held by:", who(h))
-		row(t, "  mode:", h.GetMode().String())
+		row(t, "  mode:", modeCell(h))
 		row(t, "  fence:", fenceCell(h.GetFence()))
 		row(t, "  since:", h.GetSince().AsTime().Local().Format(timeFormat)+", for "+age(h.GetAge().AsDuration()))
 		row(t, "  sidecar:", orDash(printable(h.GetSidecar()))+", lease "+h.GetLeaseId())
@@ -139,9 +151,12 @@ func lockState(l *pb.Lock) string {
 	case n == 0:
 		s = "free on request"
 	case n == 1:
-		s = "held " + l.GetHolders()[0].GetMode().String()
+		s = "held " + modeCell(l.GetHolders()[0])
 	default:
 		s = fmt.Sprintf("held %s by %d", l.GetHolders()[0].GetMode(), n)
+		if limit := l.GetHolders()[0].GetLimit(); limit > 0 {
+			s += fmt.Sprintf(" of %d", limit)
+		}
 	}
 	if n := len(l.GetWaiters()); n > 0 {
 		s += fmt.Sprintf(", %d waiting", n)

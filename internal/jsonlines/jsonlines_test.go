@@ -19,6 +19,8 @@ var requests = []string{
 	`{"requestId":"1","open":{"name":"billing","ttl":"30s","metadata":{"job":"42","run":"7"},"liveness":"STREAM"}}`,
 	`{"requestId":"1","open":{}}`,
 	`{"requestId":"2","acquire":{"resource":"orders/42","mode":"SHARED","wait":"5s","maxHold":"3600.5s","owner":"t-1","reentrant":true,"direct":true,"guard":true}}`,
+	`{"requestId":"2","acquire":{"resource":"exports","mode":"PERMIT","limit":4}}`,
+	`{"requestId":"2","acquire":{"resource":"exports","limit":0}}`,
 	`{"requestId":"3","acquire":{"resource":"ä/€","wait":"0s","reentrant":false,"guard":false},"traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}`,
 	`{"requestId":"3","acquire":{"resources":["a","ä"],"wait":"0s"}}`,
 	`{"requestId":"3","acquire":{"resource":"r","sessionId":"s","requestId":"q","name":"n","metadata":{}}}`,
@@ -55,7 +57,7 @@ var wrong = []string{
 	``, `{`, `}`, `null`, `[]`, `7`, `"open"`, `{"requestId":"1"} {}`, `{"requestId":"1",}`, `{"requestId" "1"}`,
 	`{"requestId":"1","requestId":"1"}`, `{"open":{},"acquire":{}}`, `{"open":{},"open":{}}`, `{"acquire":{"resource":"a","resource":"b"}}`,
 	`{"requestId":7}`, `{"acquire":{"wait":"5"}}`, `{"acquire":{"wait":"5.1234567890s"}}`, `{"acquire":{"wait":"999999999999999999s"}}`,
-	`{"acquire":{"wait":"5s "}}`, `{"acquire":{"mode":"WRITE"}}`, `{"acquire":{"reentrant":"true"}}`, `{"acquire":{"direct":"true"}}`, `{"acquire":{"guard":"no"}}`, `{"acquire":{"reentrant":truex}}`,
+	`{"acquire":{"wait":"5s "}}`, `{"acquire":{"mode":"WRITE"}}`, `{"acquire":{"reentrant":"true"}}`, `{"acquire":{"direct":"true"}}`, `{"acquire":{"guard":"no"}}`, `{"acquire":{"limit":4.5}}`, `{"acquire":{"limit":4,"limit":4}}`, `{"acquire":{"reentrant":truex}}`,
 	`{"acquire":{"resourc":"r"}}`, `{"open":{"metadata":{"a":1}}}`, `{"open":{"metadata":{"a":"1","a":"2"}}}`, `{"nothing":{}}`,
 	"{\"requestId\":\"\xff\"}", "{\"requestId\":\"\x01\"}", `{"requestId":"1`, `{"requestId":"\ud800"}`,
 }
@@ -158,6 +160,8 @@ func responses() []*pb.SessionResponse {
 	first.Attempt, first.OutcomeGuard = new(int32), guarded.Guard
 	later.Previous = &pb.Outcome{Resource: "r", State: pb.OutcomeState_FAILED, Attempt: 2, Note: "n", Metadata: map[string]string{"k": "v"}}
 	odd.ValidFor, odd.Guard = &durationpb.Duration{Seconds: -3, Nanos: -500_000_000}, &pb.Guard{}
+	permit := grant()
+	permit.Mode, permit.Slot = pb.Mode_PERMIT, new(int32)
 	several := grant()
 	several.Resource, several.Fence = "", 0
 	several.Parts = []*pb.Part{{Resource: "a", Fence: 7, LockId: "0"}, {Resource: "b", Fence: 8, LockId: "1", Guard: guarded.GetGuard()}}
@@ -165,6 +169,7 @@ func responses() []*pb.SessionResponse {
 		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: several}},
 		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: grant()}},
 		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: guarded}},
+		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: permit}},
 		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: odd}},
 		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: &pb.Grant{}}},
 		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: first}},

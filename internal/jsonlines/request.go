@@ -180,6 +180,10 @@ func (s *scanner) acquire(q *pb.AcquireRequest, t *times) {
 		case "resources":
 			had.field(12, s)
 			s.list(func() { q.Resources = append(q.Resources, s.str()) })
+		case "limit":
+			had.field(13, s)
+			limit := s.int32()
+			q.Limit = &limit
 		default:
 			s.stop()
 		}
@@ -346,6 +350,10 @@ func (w *writer) acquire(q *pb.AcquireRequest) {
 	if q.Guard != nil {
 		w.name("guard")
 		w.b = strconv.AppendBool(w.b, q.GetGuard())
+	}
+	if q.Limit != nil {
+		w.name("limit")
+		w.number(q.GetLimit())
 	}
 	if len(q.GetResources()) > 0 {
 		w.name("resources")

@@ -120,6 +120,10 @@ func (w *writer) grant(g *pb.Grant) bool {
 	w.number(g.GetCount())
 	w.optionalDuration("countedAt", g.GetCountedAt())
 	w.optionalGuard(g.GetGuard())
+	if g.Slot != nil {
+		w.name("slot")
+		w.number(g.GetSlot())
+	}
 	w.name("parts")
 	w.b = append(w.b, '[')
 	for _, p := range g.GetParts() {
@@ -243,6 +247,10 @@ func (s *scanner) grant() *pb.Grant {
 		case "parts":
 			had.field(8, s)
 			s.list(func() { g.Parts = append(g.Parts, s.part()) })
+		case "slot":
+			had.field(9, s)
+			slot := s.int32()
+			g.Slot = &slot
 		default:
 			s.stop()
 		}

@@ -187,12 +187,14 @@ type Downgrade struct {
 }
 
 // Downgrade makes an exclusive hold a shared one for the app at once, and for the
-// store as soon as it says so. Errors as for Release.
+// store as soon as it says so. Errors as for Release, and *lock.InvalidError for a permit.
 func (l *Ledger) Downgrade(id lock.HoldID) Downgrade {
 	h := l.lives(id)
 	switch {
 	case h == nil:
 		return Downgrade{Err: l.missing(id)}
+	case h.mode.Limit() > 0:
+		return Downgrade{Err: &lock.InvalidError{Field: "lock_id", Problem: "is that of a permit, which cannot become SHARED"}}
 	case h.busy:
 		if h.idle == nil {
 			h.idle = make(chan struct{})

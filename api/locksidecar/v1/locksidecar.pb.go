@@ -41,9 +41,10 @@ const (
 type Mode int32
 
 const (
-	Mode_MODE_UNSPECIFIED Mode = 0 // in a request: EXCLUSIVE
+	Mode_MODE_UNSPECIFIED Mode = 0 // in a request: EXCLUSIVE, or PERMIT where it has a limit
 	Mode_EXCLUSIVE        Mode = 1 // alone
 	Mode_SHARED           Mode = 2 // beside other shared holds
+	Mode_PERMIT           Mode = 3 // one of so many, see limit of AcquireRequest
 )
 
 // Enum value maps for Mode.
@@ -52,11 +53,13 @@ var (
 		0: "MODE_UNSPECIFIED",
 		1: "EXCLUSIVE",
 		2: "SHARED",
+		3: "PERMIT",
 	}
 	Mode_value = map[string]int32{
 		"MODE_UNSPECIFIED": 0,
 		"EXCLUSIVE":        1,
 		"SHARED":           2,
+		"PERMIT":           3,
 	}
 )
 
@@ -1150,6 +1153,12 @@ type AcquireRequest struct {
 	// The resource is something that is done once, and this is an attempt at it.
 	// Only EXCLUSIVE, not reentrant, and not for Hold.
 	Once *Once `protobuf:"bytes,13,opt,name=once,proto3" json:"once,omitempty"`
+	// The hold is one of so many permits, 1 to 1024: at most that many are held at the same
+	// time, whoever asks, and the grant has the slot of this one. All who ask give the same
+	// limit: another one is INVALID_ARGUMENT while there are holds. EXCLUSIVE and SHARED
+	// holds of the resource exclude permits. mode is PERMIT or absent. Not with reentrant,
+	// resources or once. UNSUPPORTED where the store has no permits.
+	Limit *int32 `protobuf:"varint,14,opt,name=limit,proto3,oneof" json:"limit,omitempty"`
 	// In place of resource: 2 to 16 different ones, all of them or none, within one
 	// wait. They are taken in the byte order of their names, so that two such requests
 	// never wait for each other. They are one hold: released, downgraded, extended and
@@ -1280,6 +1289,13 @@ func (x *AcquireRequest) GetOnce() *Once {
 	return nil
 }
 
+func (x *AcquireRequest) GetLimit() int32 {
+	if x != nil && x.Limit != nil {
+		return *x.Limit
+	}
+	return 0
+}
+
 func (x *AcquireRequest) GetResources() []string {
 	if x != nil {
 		return x.Resources
@@ -1366,6 +1382,9 @@ type Grant struct {
 	// Only with once, and from stores that are SQL databases: a statement that records
 	// SUCCEEDED in the app's own transaction. One row changed: commit. None: roll back.
 	OutcomeGuard *Guard `protobuf:"bytes,11,opt,name=outcome_guard,json=outcomeGuard,proto3" json:"outcome_guard,omitempty"`
+	// Only of a PERMIT: which of them it is, 0 to limit-1. No two that are held at the same
+	// time have the same.
+	Slot *int32 `protobuf:"varint,12,opt,name=slot,proto3,oneof" json:"slot,omitempty"`
 	// Of a request for several resources, in byte order; then resource, fence and guard
 	// above are empty.
 	Parts         []*Part `protobuf:"bytes,20,rep,name=parts,proto3" json:"parts,omitempty"`
@@ -1478,6 +1497,13 @@ func (x *Grant) GetOutcomeGuard() *Guard {
 		return x.OutcomeGuard
 	}
 	return nil
+}
+
+func (x *Grant) GetSlot() int32 {
+	if x != nil && x.Slot != nil {
+		return *x.Slot
+	}
+	return 0
 }
 
 func (x *Grant) GetParts() []*Part {
@@ -2901,6 +2927,8 @@ type Holder struct {
 	// The public name of the app session: the same for everything that it holds and waits
 	// for, and another one for every other session. It opens nothing.
 	SessionRef    string `protobuf:"bytes,16,opt,name=session_ref,json=sessionRef,proto3" json:"session_ref,omitempty"`
+	Limit         *int32 `protobuf:"varint,17,opt,name=limit,proto3,oneof" json:"limit,omitempty"` // of a PERMIT: how many there are
+	Slot          *int32 `protobuf:"varint,18,opt,name=slot,proto3,oneof" json:"slot,omitempty"`   // of a PERMIT that is held: which of them it is
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3045,6 +3073,20 @@ func (x *Holder) GetSessionRef() string {
 		return x.SessionRef
 	}
 	return ""
+}
+
+func (x *Holder) GetLimit() int32 {
+	if x != nil && x.Limit != nil {
+		return *x.Limit
+	}
+	return 0
+}
+
+func (x *Holder) GetSlot() int32 {
+	if x != nil && x.Slot != nil {
+		return *x.Slot
+	}
+	return 0
 }
 
 type WatchLocksRequest struct {
@@ -3910,7 +3952,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\asidecar\x18\x03 \x01(\tR\asidecar\x128\n" +
 	"\n" +
 	"counted_at\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\x12<\n" +
-	"\flease_margin\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vleaseMargin\"\xcd\x04\n" +
+	"\flease_margin\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vleaseMargin\"\xf2\x04\n" +
 	"\x0eAcquireRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1d\n" +
@@ -3927,15 +3969,17 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	" \x01(\bR\treentrant\x12\x16\n" +
 	"\x06direct\x18\v \x01(\bR\x06direct\x12\x19\n" +
 	"\x05guard\x18\f \x01(\bH\x00R\x05guard\x88\x01\x01\x12(\n" +
-	"\x04once\x18\r \x01(\v2\x14.locksidecar.v1.OnceR\x04once\x12\x1c\n" +
+	"\x04once\x18\r \x01(\v2\x14.locksidecar.v1.OnceR\x04once\x12\x19\n" +
+	"\x05limit\x18\x0e \x01(\x05H\x01R\x05limit\x88\x01\x01\x12\x1c\n" +
 	"\tresources\x18\x14 \x03(\tR\tresources\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\b\n" +
-	"\x06_guard\"X\n" +
+	"\x06_guardB\b\n" +
+	"\x06_limit\"X\n" +
 	"\x04Once\x12-\n" +
 	"\x04keep\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x04keep\x12!\n" +
-	"\fmax_attempts\x18\x02 \x01(\x05R\vmaxAttempts\"\xf9\x03\n" +
+	"\fmax_attempts\x18\x02 \x01(\x05R\vmaxAttempts\"\x9b\x04\n" +
 	"\x05Grant\x12\x17\n" +
 	"\alock_id\x18\x01 \x01(\tR\x06lockId\x12\x1a\n" +
 	"\bresource\x18\x02 \x01(\tR\bresource\x12(\n" +
@@ -3949,10 +3993,12 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\aattempt\x18\t \x01(\x05H\x00R\aattempt\x88\x01\x01\x123\n" +
 	"\bprevious\x18\n" +
 	" \x01(\v2\x17.locksidecar.v1.OutcomeR\bprevious\x12:\n" +
-	"\routcome_guard\x18\v \x01(\v2\x15.locksidecar.v1.GuardR\foutcomeGuard\x12*\n" +
+	"\routcome_guard\x18\v \x01(\v2\x15.locksidecar.v1.GuardR\foutcomeGuard\x12\x17\n" +
+	"\x04slot\x18\f \x01(\x05H\x01R\x04slot\x88\x01\x01\x12*\n" +
 	"\x05parts\x18\x14 \x03(\v2\x14.locksidecar.v1.PartR\x05partsB\n" +
 	"\n" +
-	"\b_attempt\"~\n" +
+	"\b_attemptB\a\n" +
+	"\x05_slot\"~\n" +
 	"\x04Part\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12\x14\n" +
 	"\x05fence\x18\x02 \x01(\x03R\x05fence\x12+\n" +
@@ -4057,7 +4103,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x04Lock\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x120\n" +
 	"\aholders\x18\x02 \x03(\v2\x16.locksidecar.v1.HolderR\aholders\x120\n" +
-	"\awaiters\x18\x03 \x03(\v2\x16.locksidecar.v1.HolderR\awaiters\"\xad\x04\n" +
+	"\awaiters\x18\x03 \x03(\v2\x16.locksidecar.v1.HolderR\awaiters\"\xf4\x04\n" +
 	"\x06Holder\x12\x17\n" +
 	"\alock_id\x18\x01 \x01(\tR\x06lockId\x12(\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x14.locksidecar.v1.ModeR\x04mode\x12\x14\n" +
@@ -4076,10 +4122,14 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\arevoked\x18\x0e \x01(\bR\arevoked\x12\x16\n" +
 	"\x06parked\x18\x0f \x01(\bR\x06parked\x12\x1f\n" +
 	"\vsession_ref\x18\x10 \x01(\tR\n" +
-	"sessionRef\x1a;\n" +
+	"sessionRef\x12\x19\n" +
+	"\x05limit\x18\x11 \x01(\x05H\x00R\x05limit\x88\x01\x01\x12\x17\n" +
+	"\x04slot\x18\x12 \x01(\x05H\x01R\x04slot\x88\x01\x01\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"b\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\b\n" +
+	"\x06_limitB\a\n" +
+	"\x05_slot\"b\n" +
 	"\x11WatchLocksRequest\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x125\n" +
 	"\binterval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\binterval\"\xb9\x01\n" +
@@ -4144,12 +4194,14 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x05holds\x18\r \x01(\x05R\x05holds\x12\x18\n" +
 	"\awaiters\x18\x0e \x01(\x05R\awaiters\x121\n" +
 	"\x06uptime\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x06uptime\x12\x16\n" +
-	"\x06parked\x18\x10 \x01(\x05R\x06parked*7\n" +
+	"\x06parked\x18\x10 \x01(\x05R\x06parked*C\n" +
 	"\x04Mode\x12\x14\n" +
 	"\x10MODE_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tEXCLUSIVE\x10\x01\x12\n" +
 	"\n" +
-	"\x06SHARED\x10\x02*F\n" +
+	"\x06SHARED\x10\x02\x12\n" +
+	"\n" +
+	"\x06PERMIT\x10\x03*F\n" +
 	"\bLiveness\x12\x18\n" +
 	"\x14LIVENESS_UNSPECIFIED\x10\x00\x12\n" +
 	"\n" +
@@ -4459,6 +4511,7 @@ func file_locksidecar_v1_locksidecar_proto_init() {
 		(*Event_Lost)(nil),
 		(*Event_Draining)(nil),
 	}
+	file_locksidecar_v1_locksidecar_proto_msgTypes[29].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

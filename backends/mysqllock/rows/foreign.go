@@ -87,7 +87,7 @@ func (f *foreign) spawn(do func()) bool {
 // Check implements sqllock.Foreign.
 func (f *foreign) Check(q lock.Request) error {
 	if q.Mode.Limit() > 0 {
-		return fmt.Errorf("a row lock is exclusive or shared, and has no permits: %w", lock.ErrUnsupported)
+		return leasekit.NoPermits("a row lock is exclusive or shared")
 	}
 	return nil
 }

@@ -26,6 +26,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/backends/sqllock/mysql"
 	"github.com/locksidecar/locksidecar/backends/storeurl"
@@ -149,8 +150,11 @@ func ascii(name string) string {
 
 // check refuses requests for what ShedLock's table cannot hold.
 func check(q lock.Request) error {
+	if q.Mode.Limit() > 0 {
+		return leasekit.NoPermits("ShedLock's locks are exclusive")
+	}
 	if q.Mode != lock.Exclusive {
-		return fmt.Errorf("ShedLock has exclusive locks only: %w", lock.ErrUnsupported)
+		return fmt.Errorf("ShedLock has no shared locks: %w", lock.ErrUnsupported)
 	}
 	if n := utf8.RuneCountInString(string(q.Resource)); n > maxName {
 		return &lock.InvalidError{Field: "resource", Problem: fmt.Sprintf("is %d characters long, ShedLock's table takes %d", n, maxName)}

@@ -167,6 +167,7 @@ func (d *document) finishOperation(o object, name, path string, stream bool, inp
 			}
 			if properties["resources"] != nil {
 				oneOrSeveral(schema, properties)
+				permits(schema)
 			}
 			if name == "Acquire" {
 				schema["if"] = object{"properties": object{"once": object{"type": "object"}}, "required": []string{"once"}}

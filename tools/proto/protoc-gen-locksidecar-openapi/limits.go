@@ -19,6 +19,7 @@ var limits = map[string]object{
 	"requestId":  {"maxLength": 128},
 	"owner":      {"maxLength": 128},
 	"name":       {"maxLength": 128},
+	"limit":      {"minimum": 1, "maximum": 1024},
 	"pageSize":   {"minimum": 0, "maximum": 1000},
 	"pageToken":  {"pattern": `^([A-Za-z0-9_-]{4})*([A-Za-z0-9_-]{2,3})?$`},
 	"ttl":        {"pattern": seconds(fromTenth, 3600)},
@@ -50,6 +51,22 @@ func oneOrSeveral(schema, properties object) {
 			"resources": object{"type": "array", "minItems": 2, "maxItems": 16, "uniqueItems": true},
 			"resource":  object{"enum": []any{nil, ""}}, "reentrant": object{"enum": []any{nil, false}},
 		}},
+	}
+}
+
+// permits says what goes with a limit, and that a permit has one.
+func permits(schema object) {
+	given := func(name string, value object) object {
+		return object{"properties": object{name: value}, "required": []string{name}}
+	}
+	schema["allOf"] = []any{
+		object{"if": given("limit", object{"type": "integer"}), "then": object{"properties": object{
+			"mode":      object{"enum": []any{"PERMIT", "MODE_UNSPECIFIED", 0, 3, nil}},
+			"reentrant": object{"enum": []any{false, nil}},
+			"resources": object{"maxItems": 0},
+			"once":      object{"type": "null"},
+		}}},
+		object{"if": given("mode", object{"enum": []any{"PERMIT", 3}}), "then": given("limit", object{"type": "integer"})},
 	}
 }
 
