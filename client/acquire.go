@@ -81,7 +81,7 @@ func (s *Session) acquire(ctx context.Context, q *pb.AcquireRequest, resources [
 	}
 	q.Mode, q.Owner, q.Reentrant, q.Direct = o.Mode, o.Owner, o.Reentrant, o.Direct
 	if o.Limit != 0 {
-		n := int32(min(max(o.Limit, math.MinInt32), math.MaxInt32)) //nolint:gosec // the sidecar refuses what is out of bounds
+		n := int32(min(max(o.Limit, math.MinInt32), math.MaxInt32))
 		q.Limit = &n
 	}
 	if o.NoGuard {

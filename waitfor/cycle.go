@@ -40,7 +40,7 @@ func (e Edge) in(st lock.Status) bool {
 // Key is the same for the same circle, as one sidecar sees it from one of its members.
 func (c Cycle) Key() string {
 	var b strings.Builder
-	for _, e := range c {
+	for _, e := range c.circle() {
 		fmt.Fprintf(&b, "%s %s ", e.Waiter.ID, e.Blocker.ID)
 	}
 	return b.String()
@@ -63,6 +63,7 @@ func (c Cycle) Resources() []lock.Resource {
 // queue is not among them: there is always a younger one.
 func (c Cycle) Victims() []lock.Holding {
 	var all []lock.Holding
+	c = c.circle()
 	for i, e := range c {
 		if before := c[(i+len(c)-1)%len(c)]; !before.Queued {
 			all = append(all, e.Waiter)
@@ -87,6 +88,8 @@ const maxWords = 1024
 // String says the circle in words.
 func (c Cycle) String() string {
 	var b strings.Builder
+	all := c
+	c = c.circle()
 	for i, e := range c {
 		s := e.String()
 		if i > 0 && b.Len()+len(s) > maxWords {
@@ -97,6 +100,9 @@ func (c Cycle) String() string {
 			b.WriteString("; ")
 		}
 		b.WriteString(s)
+	}
+	if len(all) > len(c) {
+		b.WriteString("; who has one of the other permits cannot go on either")
 	}
 	return b.String()
 }

@@ -7,6 +7,8 @@
 package waitfor
 
 import (
+	"slices"
+
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -26,12 +28,16 @@ type Edge struct {
 	Waiter   lock.Holding
 	Blocker  lock.Holding
 	Queued   bool
+	// Beside: the edge is no part of a circle, but shows that one that goes over permits is
+	// one: another owner who has such a permit stands still as well.
+	Beside bool
 }
 
 // Graph is who waits for whom. Its methods only read it.
 type Graph struct {
 	locks []lock.Status
 	waits map[Who][]place
+	still map[Who]bool // see standing
 }
 
 // place is a waiter: the waiters of a lock are in the order in which they are served.
@@ -47,6 +53,7 @@ func New(locks []lock.Status) *Graph {
 			}
 		}
 	}
+	g.still = g.standing()
 	return g
 }
 
@@ -63,6 +70,9 @@ func (g *Graph) holds(p place, f func(Edge)) {
 			f(Edge{Resource: st.Resource, Waiter: w, Blocker: h})
 		}
 	}
+	if g.still != nil && g.stuck(p, g.still) {
+		g.permits(p, f)
+	}
 }
 
 // ahead calls f with those waiters with numbers from on who must be served before p.
@@ -77,8 +87,17 @@ func (g *Graph) ahead(p place, from int, f func(Edge)) {
 }
 
 // Cycle is a circle of owners, each of which waits for the next, and the last for the
-// first. Each edge's Blocker is the owner of the Waiter of the next edge.
+// first. Each edge's Blocker is the owner of the Waiter of the next edge. Edges that stand
+// beside the circle come after it.
 type Cycle []Edge
+
+// circle are the edges without those beside it.
+func (c Cycle) circle() Cycle {
+	if i := slices.IndexFunc(c, func(e Edge) bool { return e.Beside }); i >= 0 {
+		return c[:i]
+	}
+	return c
+}
 
 // Cycle finds the shortest circle that begins with the wait of that id and comes back to
 // what its owner holds; nil: there is none. Any circle of known owners is found
@@ -160,7 +179,7 @@ func (g *Graph) circle(who Who, start place) Cycle {
 	for i, j := 0, len(c)-1; i < j; i, j = i+1, j-1 {
 		c[i], c[j] = c[j], c[i]
 	}
-	return c
+	return g.withPermits(c)
 }
 
 // Cycles finds for each owner in a circle the shortest one, and gives each circle once.

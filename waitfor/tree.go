@@ -40,6 +40,9 @@ func (g *Graph) Tree() []*Node {
 			}
 			g.holds(p, note)
 			if first == nil {
+				g.permits(p, note)
+			}
+			if first == nil {
 				g.ahead(p, 0, note)
 			}
 			if first == nil {

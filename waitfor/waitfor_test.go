@@ -22,6 +22,8 @@ const (
 	s = lock.Shared
 )
 
+var permit = lock.Permits(2)
+
 // party is a hold or a wait of an owner "session.label". The id says whose it is.
 func party(owner string, mode lock.Mode, held ...string) lock.Holding {
 	ref, label, _ := strings.Cut(owner, ".")
@@ -45,6 +47,9 @@ func path(c Cycle) string {
 		fmt.Fprintf(&b, "%s.%s>%s", e.Waiter.Owner.Ref, e.Waiter.Owner.Label, e.Resource)
 		if e.Queued {
 			b.WriteString("(queue)")
+		}
+		if e.Beside {
+			b.WriteString("(beside)")
 		}
 		b.WriteByte(' ')
 	}
@@ -82,6 +87,48 @@ func TestCycles(t *testing.T) {
 			lockOf("a", held(party(".p", x)), party("2.q", x, "b")),
 			lockOf("b", held(party("2.q", x)), party(".p", x, "a")),
 		}, ""},
+		"two permits, and both who have one stand still": {[]lock.Status{
+			lockOf("p", held(party("1.p", permit), party("2.q", permit)), party("3.r", permit, "a")),
+			lockOf("a", held(party("3.r", x)), party("1.p", x, "p"), party("2.q", x, "p")),
+		}, "3.r>p 1.p>a 3.r>p(beside) 2.q>a(beside)"},
+		"two permits, and one who has one works": {[]lock.Status{
+			lockOf("p", held(party("1.p", permit), party("2.q", permit)), party("3.r", permit, "a")),
+			lockOf("a", held(party("3.r", x)), party("1.p", x, "p")),
+		}, ""},
+		"two permits, and one who has one waits for somebody else": {[]lock.Status{
+			lockOf("p", held(party("1.p", permit), party("2.q", permit)), party("3.r", permit, "a")),
+			lockOf("a", held(party("3.r", x)), party("1.p", x, "p")),
+			lockOf("b", held(party("4.s", x)), party("2.q", x, "p")),
+		}, ""},
+		"two permits, and who has the other stands still by a detour": {[]lock.Status{
+			lockOf("p", held(party("1.p", permit), party("2.q", permit)), party("3.r", permit, "a")),
+			lockOf("a", held(party("3.r", x)), party("1.p", x, "p"), party("4.s", x, "b")),
+			lockOf("b", held(party("4.s", x)), party("2.q", x, "p")),
+		}, "3.r>p 1.p>a 3.r>p(beside) 2.q>b(beside) 4.s>a(beside)"},
+		"two permits, and one is free": {[]lock.Status{
+			lockOf("p", held(party("1.p", permit)), party("3.r", permit, "a")),
+			lockOf("a", held(party("3.r", x)), party("1.p", x, "p")),
+		}, ""},
+		"two permits, and one is forced": {[]lock.Status{
+			lockOf("p", held(party("1.p", permit), revoked(party("2.q", permit))), party("3.r", permit, "a")),
+			lockOf("a", held(party("3.r", x)), party("1.p", x, "p"), party("2.q", x, "p")),
+		}, ""},
+		"two permits, and one has no label": {[]lock.Status{
+			lockOf("p", held(party("1.p", permit), party("2", permit)), party("3.r", permit, "a")),
+			lockOf("a", held(party("3.r", x)), party("1.p", x, "p"), party("2", x, "p")),
+		}, ""},
+		"two permits, one of them its own": {[]lock.Status{
+			lockOf("p", held(party("1.p", permit), party("3.r", permit)), party("3.r", permit, "a")),
+			lockOf("a", held(party("3.r", x)), party("1.p", x, "p")),
+		}, "3.r>p 1.p>a 3.r>p(beside)"},
+		"a lock behind permits": {[]lock.Status{
+			lockOf("p", held(party("1.p", permit), party("2.q", permit)), party("3.r", x, "a")),
+			lockOf("a", held(party("3.r", x)), party("1.p", x, "p")),
+		}, "3.r>p 1.p>a"},
+		"a permit behind a lock": {[]lock.Status{
+			lockOf("p", held(party("1.p", x)), party("3.r", permit, "a")),
+			lockOf("a", held(party("3.r", x)), party("1.p", x, "p")),
+		}, "3.r>p 1.p>a"},
 		"itself": {[]lock.Status{lockOf("a", held(party("1.p", x)), party("1.p", x, "a"))}, ""},
 		"readers beside each other": {[]lock.Status{
 			lockOf("a", held(party("1.p", s)), party("2.q", s, "b")),

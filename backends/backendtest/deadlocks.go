@@ -163,6 +163,37 @@ func testDeadlock(e *env) {
 	}
 }
 
+// testDeadlockOfPermits: who waits for a permit waits for nobody in particular, and in vain where
+// all who have one wait for what he has.
+func testDeadlockOfPermits(e *env) {
+	p := e.pods(3, func(b lock.Backend) lock.Backend { return b })
+	defer p.end()
+	r, x, m := e.name("permits"), e.name("x"), lock.Permits(2)
+	one, two, last := p.holder(0, "one", r, m), p.holder(1, "two", r, m), p.holder(2, "last", x, lock.Exclusive)
+	p.waits(one, x, lock.Exclusive)
+	p.waits(two, x, lock.Exclusive)
+	p.waits(last, r, m)
+	<-last.waited
+	var dead *session.DeadlockError
+	if !errors.As(last.err, &dead) || len(dead.Cycle) != 4 { // a circle over one of the permits, and over the other
+		e.Fatalf("the one who asked last got %v", last.err)
+	}
+	for _, o := range []*owner{last, one, two} {
+		<-o.waited
+		if o != last && o.err != nil {
+			e.Errorf("%s got %v beside the one who asked last", o.name, o.err)
+		}
+		for _, g := range []session.Grant{o.grant, o.held} {
+			if g.LockID == "" {
+				continue
+			}
+			if _, err := o.Release(e.ctx, g.LockID, ""); err != nil {
+				e.Errorf("%s: release: %v", o.name, err)
+			}
+		}
+	}
+}
+
 // testArbiterDeadlock: also those are found who wait behind others of their sidecar, which has
 // one place in the store for all of them.
 func testArbiterDeadlock(e *env) {

@@ -114,6 +114,7 @@ var usual = []conformance{
 	{name: "ArbiterServerLacksParked", run: testArbiterServerLacksParked, needs: needs[Switcher]("Switcher")},
 
 	{name: "Deadlock", run: testDeadlock},
+	{name: "DeadlockOfPermits", run: testDeadlockOfPermits, permits: true},
 	{name: "ArbiterDeadlock", run: testArbiterDeadlock},
 
 	{name: "ExclusionUnderLoad", run: testExclusionUnderLoad},

@@ -35,7 +35,7 @@ var house = []room{
 	{path: "arbiter", may: "lock", test: "backends/embedded backends/leasekit"},
 	{path: "session/outcome", may: "lock"},
 	{path: "session/ledger", may: "lock session/outcome"},
-	{path: "waitfor", may: "lock"},
+	{path: "waitfor", may: "lock", test: "backends/queue"},
 	{path: "session", may: "lock heartbeat waitfor session/outcome session/ledger internal/workers", test: "arbiter backends/embedded"},
 
 	// Stores never know each other.
