@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
 )
 
 // spent is what one run of a script has cost: the commands in it, and the processor time of the
@@ -185,4 +186,23 @@ func crowdCosts(s *still, told func(step string, c spent)) {
 	}
 	s.ends("passing dead readers", func() bool { return s.acquire("cc", "1", "X") != "[MORE]" })
 	s.counts(1, 0)
+
+	const limit = lock.MaxPermits
+	mode := "P" + strconv.Itoa(limit)
+	s.open("fade")
+	permits := append(s.crowd(limit/2, "cc", mode, long), s.crowd(many, "fade", mode, long)...)
+	s.want(run("a release that grants many permits", scriptRelease, "cc", args("cc", "1", "0")...), "2")
+	onwards("a release that grants many permits")
+	for i := range again {
+		run("a try against many permits", scriptAcquire, "cc", args("cc", fmt.Sprint("t", i), mode, "w", "1")...)
+		run("a try of another number", scriptAcquire, "cc", args("cc", fmt.Sprint("t", i), "P7", "w", "1")...)
+		run("a release of one of many permits", scriptRelease, "cc", args("cc", permits[i], "0")...)
+		run("a forced release of one of many permits", scriptForce, "cc", args("cc", permits[again+i], 0, remembered)...)
+	}
+	s.at(4*ttl - 1)
+	s.run(scriptHeartbeat, s.beatKeys("cc"), "cc", ttl, "0", "1")
+	s.at(4*ttl + ttl/2) // of fade
+	s.want(run("a release past dead permits", scriptRelease, "cc", args("cc", permits[2*again], "0")...), "2")
+	run("a request past dead permits", scriptAcquire, "cc", args("cc", "2", mode, "w", "0")...)
+	s.ends("passing dead permits", func() bool { return !strings.HasPrefix(s.acquire("cc", "2", mode), "[") })
 }
