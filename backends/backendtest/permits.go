@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/locksidecar/locksidecar/arbiter"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -264,4 +265,33 @@ func testPermitsUnderLoad(e *env) {
 		return e.leave(s, r, g.ID)
 	})
 	e.Logf("%d grants in %s", grants.Load(), loadTime)
+}
+
+// testArbiterPermits: a permit is never handed on, shared or parked by a sidecar, and ends what
+// is parked.
+func testArbiterPermits(e *env) {
+	a, b := e.arbitrated(arbiter.Options{Park: time.Hour}, longTTL), e.arbitrated(arbiter.Options{}, longTTL)
+	r, two := e.name("r"), lock.Permits(2)
+	a.parks(r)
+	g1 := e.start(b.sidecar, request(r, two)).granted()
+	e.release(b.sidecar, g1)
+	a.parks(r)
+	g1 = e.acquire(a.sidecar, r, two) // what it has parked itself
+	g2 := e.acquire(b.sidecar, r, two)
+	if g1.Fence.Slot() == g2.Fence.Slot() {
+		e.Errorf("both have slot %d", g1.Fence.Slot())
+	}
+	e.refused(a.sidecar, r, two)
+	e.refused(b.sidecar, r, lock.Exclusive)
+	writer := e.queue(a.sidecar, r, lock.Exclusive)
+	later := e.queue(a.sidecar, r, two)
+	e.release(a.sidecar, g1)
+	writer.blocked()
+	e.release(b.sidecar, g2)
+	gw := writer.granted()
+	later.blocked()
+	e.release(a.sidecar, gw)
+	g := later.granted()
+	e.release(a.sidecar, g)
+	e.eventually("a permit is not parked", func() bool { return len(e.get(b.b, r).Holders) == 0 })
 }

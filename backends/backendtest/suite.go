@@ -104,6 +104,7 @@ var usual = []conformance{
 	{name: "ArbiterOrder", run: testArbiterOrder, orders: true},
 	{name: "ArbiterReaders", run: testArbiterReaders, shares: true, orders: true},
 	{name: "ArbiterParked", run: testArbiterParked},
+	{name: "ArbiterPermits", run: testArbiterPermits, permits: true},
 	{name: "ArbiterUnheard", run: testArbiterUnheard, needs: needs[WakeupDropper]("WakeupDropper")},
 	{name: "ArbiterUnheardInUse", run: testArbiterUnheardInUse, needs: needs[WakeupDropper]("WakeupDropper"), deaf: true},
 	{name: "ArbiterCutOff", run: testArbiterCutOff, needs: needs[Faulter]("Faulter")},
