@@ -35,7 +35,7 @@ type Metrics struct {
 	registry *prometheus.Registry
 
 	// Children are looked up once and not on the hot path.
-	acquire    [int(lock.Shared) + 1][int(session.Unavailable) + 1]prometheus.Observer
+	acquire    [kinds][int(session.Unavailable) + 1]prometheus.Observer
 	lost       *prometheus.CounterVec
 	heartbeats *prometheus.CounterVec
 	beatTime   prometheus.Histogram
@@ -111,9 +111,9 @@ func NewMetrics(version string) *Metrics {
 
 	// What is there from the start can be alarmed on before it happens first.
 	build.WithLabelValues(version, runtime.Version()).Set(1)
-	for mode := lock.Exclusive; mode <= lock.Shared; mode++ {
+	for _, mode := range []lock.Mode{lock.Exclusive, lock.Shared, lock.Permits(1)} {
 		for r := session.Granted; r <= session.Unavailable; r++ {
-			m.acquire[mode][r] = acquire.WithLabelValues(mode.String(), r.String())
+			m.acquire[kindOf(mode)][r] = acquire.WithLabelValues(mode.String(), r.String())
 		}
 	}
 	for r := session.LeaseExpired; r <= session.Stopping; r++ {
@@ -164,10 +164,15 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.InstrumentMetricHandler(m.registry, promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
 }
 
+// kinds are the modes, where permits are one whatever their number is.
+const kinds = int(lock.Shared) + 2
+
+func kindOf(mode lock.Mode) int { return min(int(mode), kinds-1) }
+
 // Acquired implements session.Observer.
 func (m *Metrics) Acquired(resource string, mode lock.Mode, result session.AcquireResult, took time.Duration) {
-	if int(mode) < len(m.acquire) && int(result) < len(m.acquire[mode]) && m.acquire[mode][result] != nil {
-		m.acquire[mode][result].Observe(took.Seconds())
+	if of := &m.acquire[kindOf(mode)]; int(result) < len(of) && of[result] != nil {
+		of[result].Observe(took.Seconds())
 	}
 	switch result {
 	case session.Held, session.TimedOut, session.Deadlocked:

@@ -39,6 +39,8 @@ func TestMetrics(t *testing.T) {
 	})
 	m.Acquired("r", lock.Exclusive, session.Granted, 3*time.Millisecond)
 	m.Acquired("r", lock.Shared, session.TimedOut, time.Second)
+	m.Acquired("r", lock.Permits(1), session.Granted, time.Millisecond)
+	m.Acquired("r", lock.Permits(lock.MaxPermits), session.Granted, time.Millisecond)
 	m.Acquired("r", lock.Mode(9), session.AcquireResult(99), time.Second) // must not panic
 	m.HoldLost(session.Forced)
 	m.Heartbeat(heartbeat.Beat{Result: heartbeat.Failed, Took: time.Second, Lag: 20 * time.Millisecond})
@@ -68,6 +70,7 @@ func TestMetrics(t *testing.T) {
 	text := scrape(t, m)
 	for _, want := range []string{
 		`locksidecar_acquire_seconds_count{mode="EXCLUSIVE",result="granted"} 1`,
+		`locksidecar_acquire_seconds_count{mode="PERMIT",result="granted"} 2`,
 		`locksidecar_acquire_seconds_bucket{mode="EXCLUSIVE",result="granted",le="0.005"} 1`,
 		`locksidecar_acquire_seconds_count{mode="EXCLUSIVE",result="held"} 0`, // there before the first
 		`locksidecar_acquire_seconds_sum{mode="SHARED",result="timed_out"} 1`,
