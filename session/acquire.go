@@ -63,57 +63,72 @@ func (s *Session) Acquire(ctx context.Context, r AcquireRequest) (Grant, error) 
 	if q.ask != nil {
 		// Another goroutine asks the store, so that this one is there in time whatever
 		// the driver does.
-		s.m.workers.Run(q.ask)
+		s.m.workers.Run(q.ask.run)
 	}
 	q.wait(ctx)
 	return q.answer()
 }
 
-// request prepares to ask the store for a hold, which f does; nil: it is not wanted
-// any more. s.mu is held.
-//
-//nolint:contextcheck,nolintlint // a hold has brought the ctx of the call that asked first; contextcheck reads this, and nolintlint does not see it
-func (s *Session) request(h *ledger.Hold, id lock.HoldID) (f func()) {
-	ctx, stop := context.WithCancel(valuesOf(h))
+// asking is a request to the store for a hold, and its ctx.
+type asking struct {
+	call
+	s    *Session
+	h    *ledger.Hold
+	g    *generation // nil: there is no lease to ask on yet
+	q    lock.Request
+	held []string // the resources that the owner of the request has
+}
+
+// request prepares to ask the store for a hold; nil: it is not wanted any more. s.mu is
+// held.
+func (s *Session) request(h *ledger.Hold, id lock.HoldID) *asking {
+	a := &asking{call: call{values: h.Tag().(context.Context)}, s: s, h: h, q: lock.Request{ID: id}}
+	var wanted bool
 	if g := s.m.lease.Load(); g != nil && !g.lost() {
-		q, held, wanted := s.ledger.Asked(h, id, g, stop)
-		if !wanted {
-			stop()
-			return nil
-		}
-		s.lease = g
-		g.add(id, s)
-		return func() { s.ask(ctx, stop, h, g, q, held) }
+		wanted = a.on(g)
+	} else {
+		wanted = s.ledger.Waiting(h, id, a)
 	}
-	if !s.ledger.Waiting(h, id, stop) {
-		stop()
+	if !wanted {
 		return nil
 	}
-	return func() {
-		lock.Blocking(ctx)
-		for {
-			g, err := s.m.awaitLease(ctx)
-			if err != nil { // nobody waits for it any more
-				stop()
-				return
-			}
-			s.enter()
-			if g.lost() {
-				s.exit()
-				continue
-			}
-			q, held, wanted := s.ledger.Asked(h, id, g, stop)
-			if wanted {
-				s.lease = g
-				g.add(id, s)
-			}
-			s.exit()
-			if wanted {
-				s.ask(ctx, stop, h, g, q, held)
-			}
-			return
-		}
+	return a
+}
+
+// on notes on which lease it is asked, and reports whether it is wanted still. s.mu is held.
+func (a *asking) on(g *generation) bool {
+	q, held, wanted := a.s.ledger.Asked(a.h, a.q.ID, g, a)
+	if wanted {
+		a.g, a.q, a.held = g, q, held
+		a.s.lease = g
+		g.add(q.ID, a.s)
 	}
+	return wanted
+}
+
+// run asks the store, once there is a lease.
+func (a *asking) run() {
+	if a.g != nil || a.onNext() {
+		a.ask()
+	}
+	a.end()
+}
+
+// onNext waits for a lease to ask on. It reports false when nobody waits for it any more.
+func (a *asking) onNext() (wanted bool) {
+	lock.Blocking(a)
+	for lost := true; lost; {
+		g, err := a.s.m.awaitLease(a)
+		if err != nil {
+			return false
+		}
+		a.s.enter()
+		if lost = g.lost(); !lost {
+			wanted = a.on(g)
+		}
+		a.s.exit()
+	}
+	return wanted
 }
 
 // valuesOf is a ctx with the values of the call that has asked first.
@@ -121,36 +136,37 @@ func valuesOf(h *ledger.Hold) context.Context {
 	return context.WithoutCancel(h.Tag().(context.Context))
 }
 
-// ask asks the store until it answers, ctx ends, or the lease is over. The owner of the
+// ask asks the store until it answers, the call ends, or the lease is over. The owner of the
 // request has the resources held.
-func (s *Session) ask(ctx context.Context, stop func(), h *ledger.Hold, g *generation, q lock.Request, held []string) {
-	q.Owner = s.encoded
+func (a *asking) ask() {
+	s, h := a.s, a.h
+	a.q.Owner = s.encoded
 	if label := h.Owner(); label != "" {
 		o := s.owner
 		o.Label = label
-		if len(held) > 0 {
-			o.Nested = &lock.Nested{Asked: time.Now().UnixMilli(), Held: held}
-			defer inquire(ctx, s, h, q.ID, held)()
+		if len(a.held) > 0 {
+			o.Nested = &lock.Nested{Asked: time.Now().UnixMilli(), Held: a.held}
+			defer inquire(a, s, h, a.q.ID, a.held)()
 		}
-		q.Owner = o.Encode()
+		a.q.Owner = o.Encode()
 	}
 	var grant lock.Grant
 	var attempt *outcome.Attempt
 	var err error
 	if h.Once() == nil {
-		grant, err = g.acquire(ctx, q)
+		grant, err = a.g.acquire(a, a.q)
 	} else {
-		grant, attempt, err = beginOnce(ctx, s, h, g, q)
+		grant, attempt, err = beginOnce(a, s, h, a.g, a.q)
 	}
-	stop()
+	a.end()
 	if errors.Is(err, lock.ErrLeaseLost) {
-		g.keeper.Lose()
+		a.g.keeper.Lose()
 	}
 	s.enter()
 	if attempt != nil {
-		s.ledger.Begun(h, q.ID, attempt)
+		s.ledger.Begun(h, a.q.ID, attempt)
 	}
-	s.ledger.Answered(h, q.ID, g, grant, err)
+	s.ledger.Answered(h, a.q.ID, a.g, grant, err)
 	if _, calls := s.settle(nil); len(calls) > 0 {
 		tell(s, calls[1:])
 		calls[0].Then(calls[0]) // usually there is no other

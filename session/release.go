@@ -74,16 +74,16 @@ func finish(ctx context.Context, s *Session, r *ledger.Release) (int, error) {
 	}
 	switch {
 	case r.Hold != nil:
-		ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
-		s.ledger.Releasing(r.Hold, stop)
+		c := &call{values: ctx}
+		s.ledger.Releasing(r.Hold, c)
 		s.exit()
 		var said [maxParts]LostReason
 		n := 0
-		for p := range r.Hold.Parts {
-			said[n] = release(ctx, s, p)
+		for p := range r.Hold.Parts { //nolint:contextcheck,nolintlint // it has the values of ctx, and ends by the ledger alone
+			said[n] = release(c, s, p)
 			n++
 		}
-		stop()
+		c.end()
 		s.mu.Lock()
 		err := s.ledger.Released(r.Hold, said[:n])
 		s.exit()

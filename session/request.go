@@ -14,14 +14,15 @@ import (
 type Request struct {
 	s     *Session
 	r     AcquireRequest
-	began time.Time          // zero: its fields are refused
+	good  bool               // its fields are not refused
+	began time.Duration      // on the clock, when it was entered into the ledger
 	then  func(Grant, error) // nil: somebody stands by, in wait
 	ctx   context.Context    //nolint:containedctx // for its values
 
 	call *ledger.Call // nil: it was answered at once,
 	g    Grant        // with these
 	err  error
-	ask  func() // asks the store; nil: there is nothing to ask, or others do
+	ask  *asking // asks the store; nil: there is nothing to ask, or others do
 
 	cause error // why the wait has ended; nil: its time is over. Written before call is answered, or by wait
 }
@@ -43,7 +44,7 @@ func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Gra
 		q.err = err
 		return q
 	}
-	q.began = time.Now()
+	q.good = true
 	if err := ctx.Err(); err != nil && then == nil {
 		q.err = heldError(nameIn(res, r.Resource), nil, err)
 		return q
@@ -76,6 +77,7 @@ func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Gra
 		a.Then = func(*ledger.Call) { then(q.answer()) }
 	}
 	s.enter()
+	q.began = s.now
 	if a.Room {
 		s.counted.size += size
 	}
@@ -96,7 +98,7 @@ func (q *Request) Run() {
 	case q.call == nil:
 		q.then(q.answer())
 	case q.ask != nil:
-		q.ask()
+		q.ask.run()
 	}
 }
 
@@ -133,18 +135,19 @@ func (q *Request) wait(ctx context.Context) {
 // far as the driver says so soon.
 func (q *Request) answer() (Grant, error) {
 	g, err := q.g, q.err
+	var took time.Duration
 	if c := q.call; c != nil {
-		g, err = c.Grant, c.Err
+		g, err, took = c.Grant, c.Err, c.At()-q.began
 		if errors.Is(err, ledger.ErrOver) {
 			g, err = Grant{}, q.over()
 		}
 	}
-	if !q.began.IsZero() {
+	if q.good {
 		name := q.r.Resource
 		if name == "" && q.call != nil {
 			name = q.call.Hold().Name() // of several, the one that was waited for
 		}
-		q.s.m.o.Observer.Acquired(name, q.r.Mode, resultOf(g, err), time.Since(q.began))
+		q.s.m.o.Observer.Acquired(name, q.r.Mode, resultOf(g, err), took)
 	}
 	return g, err
 }

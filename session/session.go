@@ -199,23 +199,23 @@ func tell(s *Session, calls []*ledger.Call) {
 }
 
 // settle is exit for who may block: it leaves to the caller to ask the store for
-// own, by calling ask where it is not nil, and to tell calls that they are answered.
+// own, by running ask where it is not nil, and to tell calls that they are answered.
 //
 //nolint:contextcheck,nolintlint // a hold has brought the ctx of the call that asked first; contextcheck reads this, and nolintlint does not see it
-func (s *Session) settle(own *ledger.Hold) (ask func(), calls []*ledger.Call) {
+func (s *Session) settle(own *ledger.Hold) (ask *asking, calls []*ledger.Call) {
 	effects := s.ledger.Effects()
 	for _, e := range effects {
 		switch e.Kind {
 		case ledger.Request:
-			switch f := s.request(e.Hold, e.ID); {
-			case f == nil:
+			switch a := s.request(e.Hold, e.ID); {
+			case a == nil:
 			case e.Hold == own:
-				ask = f
+				ask = a
 			default:
-				s.m.workers.Run(f)
+				s.m.workers.Run(a.run)
 			}
 		case ledger.Stop:
-			e.Stop()
+			e.Stop.Stop()
 		case ledger.Clean:
 			c := chore{session: s.id, resource: e.Resource, id: e.ID, done: e.Done}
 			if e.Farewell {

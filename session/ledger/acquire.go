@@ -43,11 +43,15 @@ type Call struct {
 	next      *Call
 	due       due
 	maxHold   time.Duration
+	at        time.Duration
 	try       bool
 	answered  bool
 	leaseless bool
 	farewell  *Farewell
 }
+
+// At is when it was answered.
+func (c *Call) At() time.Duration { return c.at }
 
 // Hold is what the call waits for.
 func (c *Call) Hold() *Hold { return c.hold }
@@ -209,7 +213,7 @@ func (l *Ledger) claim(a *Ask, h *Hold) *claim {
 
 // answer ends the wait of one call, which must be taken from its hold as well.
 func (l *Ledger) answer(c *Call, g Grant, err error) {
-	c.Grant, c.Err, c.answered = g, err, true
+	c.Grant, c.Err, c.answered, c.at = g, err, true, l.at.Now
 	l.dues.remove(&c.due)
 	l.waits--
 	if c.claim != nil {
@@ -225,7 +229,7 @@ func (l *Ledger) answer(c *Call, g Grant, err error) {
 // that lease, and gives what to ask for. stop ends the call. It reports false
 // when the hold with that id is not wanted any more. Where the request may wait, holds
 // are the names of what its owner has, see Nested.
-func (l *Ledger) Asked(h *Hold, id lock.HoldID, lease Lease, stop func()) (q lock.Request, holds []string, wanted bool) {
+func (l *Ledger) Asked(h *Hold, id lock.HoldID, lease Lease, stop Stopper) (q lock.Request, holds []string, wanted bool) {
 	if h.id != id || h.state != asking {
 		return lock.Request{}, nil, false
 	}
@@ -247,7 +251,7 @@ func (l *Ledger) Deadlocked(h *Hold, id lock.HoldID, err error) bool {
 }
 
 // Waiting notes how to end the wait for a lease to ask on, and reports, as Asked does.
-func (l *Ledger) Waiting(h *Hold, id lock.HoldID, stop func()) bool {
+func (l *Ledger) Waiting(h *Hold, id lock.HoldID, stop Stopper) bool {
 	if h.id != id || h.state != asking {
 		return false
 	}

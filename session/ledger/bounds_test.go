@@ -205,11 +205,11 @@ func TestTheStoreDoesNotAnswerARelease(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	stopped := false
-	l.Releasing(r.Hold, func() { stopped = true })
+	l.Releasing(r.Hold, stopper(func() { stopped = true }))
 	carry := func() {
 		for _, e := range l.Effects() {
 			if e.Kind == Stop {
-				e.Stop()
+				e.Stop.Stop()
 			}
 		}
 	}

@@ -35,7 +35,7 @@ type Hold struct {
 
 	id    lock.HoldID // new for each lease that is asked
 	lease Lease       // that was asked; nil while there is none
-	stop  func()      // ends the driver's Acquire or Release
+	stop  Stopper     // ends the driver's Acquire or Release
 	fence lock.Fence
 	guard *lock.Guard
 	count int

@@ -95,6 +95,9 @@ func New(o Options, now time.Duration) *Ledger {
 	return l
 }
 
+// Stopper is a call of the driver. Stop does not block.
+type Stopper interface{ Stop() }
+
 // Effect is what the owner of a Ledger must do.
 type Effect struct {
 	Kind     EffectKind
@@ -104,9 +107,9 @@ type Effect struct {
 	Resource lock.Resource
 	ID       lock.HoldID
 	Reason   LostReason
-	Stop     func() // of Stop
-	Done     func() // of Clean: somebody waits for it; may be nil
-	Farewell bool   // of Clean: one of those that End has counted
+	Stop     Stopper // of Stop
+	Done     func()  // of Clean: somebody waits for it; may be nil
+	Farewell bool    // of Clean: one of those that End has counted
 
 	Farewells int // of End: how many Clean with Farewell follow, now or when a downgrade has returned
 }
@@ -117,7 +120,7 @@ type EffectKind uint8
 // The kinds of an Effect.
 const (
 	Request    EffectKind = iota + 1 // ask the store for Hold under ID, see Asked; it may be given up already
-	Stop                             // end the driver's Acquire that is under way, by calling Stop
+	Stop                             // end the driver's call that is under way
 	Clean                            // release ID in the background, until the store has answered or Lease is over
 	Unregister                       // news of ID are not wanted any more
 	Peek                             // Call is a try that shares the wait of another: see who holds it, see Peeked

@@ -42,6 +42,11 @@ func with(a Ask, f func(*Ask)) *Ask {
 	return &a
 }
 
+// stopper is a call of the driver.
+type stopper func()
+
+func (f stopper) Stop() { f() }
+
 // wait is an Acquire that waits, with the hold that is asked for.
 func wait(t *testing.T, l *Ledger, a *Ask) (*Call, *Hold) {
 	t.Helper()
@@ -51,7 +56,7 @@ func wait(t *testing.T, l *Ledger, a *Ask) (*Call, *Hold) {
 	}
 	for _, e := range l.Effects() {
 		if e.Kind == Request {
-			l.Asked(e.Hold, e.Hold.ID(), lease, func() {})
+			l.Asked(e.Hold, e.Hold.ID(), lease, stopper(func() {}))
 		}
 	}
 	return c, c.Hold()
@@ -330,7 +335,7 @@ func TestAskedAgain(t *testing.T) {
 	if ready(c) {
 		t.Error("answered with the grant of a lease that is over")
 	}
-	l.Asked(h, h.ID(), "lease 2", func() {})
+	l.Asked(h, h.ID(), "lease 2", stopper(func() {}))
 	l.Look(at(2 * time.Second))
 	l.Answered(h, h.ID(), "lease 2", lock.Grant{}, nil)
 	if !ready(c) || c.Err != nil || c.Grant.Until != 11*time.Second {

@@ -19,7 +19,7 @@ func TestOwners(t *testing.T) {
 			t.Fatal(err)
 		}
 		h := c.Hold()
-		q, held, wanted := l.Asked(h, h.ID(), lease, func() {})
+		q, held, wanted := l.Asked(h, h.ID(), lease, stopper(func() {}))
 		if !wanted || q.Nested != (held != nil) {
 			t.Fatalf("wanted %t, nested %t, held %v", wanted, q.Nested, held)
 		}
@@ -84,14 +84,14 @@ func TestDeadlocked(t *testing.T) {
 	}
 	h := c.Hold()
 	stopped := false
-	l.Asked(h, h.ID(), lease, func() { stopped = true })
+	l.Asked(h, h.ID(), lease, stopper(func() { stopped = true }))
 	dead := &LostError{}
 	if l.Deadlocked(h, "another", dead) || !l.Deadlocked(h, h.ID(), dead) || l.Deadlocked(h, h.ID(), dead) {
 		t.Error("it ends by its id, and once")
 	}
 	for _, e := range l.Effects() {
 		if e.Kind == Stop {
-			e.Stop()
+			e.Stop.Stop()
 		}
 	}
 	if a := l.Answers(); !stopped || len(a) != 1 || !errors.Is(a[0].Err, dead) || l.Size() != 0 {

@@ -135,14 +135,14 @@ func (w *world) carry() {
 				w.t.Errorf("%s is asked for without what it came with", e.ID)
 			}
 			x := &work{hold: e.Hold, id: e.Hold.ID(), lease: w.lease, kind: "acquire"}
-			q, _, ok := w.l.Asked(e.Hold, x.id, w.lease, func() { x.stopped = true })
+			q, _, ok := w.l.Asked(e.Hold, x.id, w.lease, stopper(func() { x.stopped = true }))
 			if !ok {
 				continue // wanted under another id by now
 			}
 			x.request = &q
 			w.begin(x)
 		case Stop:
-			e.Stop()
+			e.Stop.Stop()
 		case Clean:
 			if e.Farewell {
 				w.farewells--

@@ -107,7 +107,7 @@ func (l *Ledger) takeOff(h *Hold, a *answer) Release {
 }
 
 // Releasing notes how to end the driver's Release, which is called now.
-func (l *Ledger) Releasing(h *Hold, stop func()) { h.stop = stop }
+func (l *Ledger) Releasing(h *Hold, stop Stopper) { h.stop = stop }
 
 // Unknown in Released: the store has not answered, and the release goes on in the
 // background.

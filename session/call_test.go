@@ -1,0 +1,43 @@
+package session
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestCallEndsByStopAlone: the ctx of a request to the store has the values of the app's call
+// and not its end. What was made of it ends with it, without a goroutine that waits for that.
+func TestCallEndsByStopAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type key struct{}
+		app, gone := context.WithTimeout(context.WithValue(t.Context(), key{}, "kept"), time.Minute)
+		c := &call{values: app}
+		if _, bounded := c.Deadline(); bounded || c.Value(key{}) != "kept" {
+			t.Errorf("it has a deadline: %v, and the value %v", bounded, c.Value(key{}))
+		}
+		gone()
+		early, stop := context.WithTimeout(c, time.Hour)
+		defer stop()
+		if c.Err() != nil || early.Err() != nil {
+			t.Fatalf("it has ended with the app's call: %v, %v", c.Err(), early.Err())
+		}
+		c.Stop()
+		late, stop := context.WithCancel(c)
+		defer stop()
+		for name, ctx := range map[string]context.Context{"the call": c, "one made before": early, "one made after": late} {
+			select {
+			case <-ctx.Done():
+			default:
+				t.Errorf("%s has not ended", name)
+			}
+			if err := context.Cause(ctx); err != context.Canceled { //nolint:errorlint // not wrapped
+				t.Errorf("%s has ended by %v", name, err)
+			}
+		}
+		if c.Value(key{}) != "kept" {
+			t.Error("its value is lost with its end")
+		}
+	})
+}
