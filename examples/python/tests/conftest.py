@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterator
 
@@ -11,18 +10,9 @@ from sidecars import EMBEDDED, REDIS, Sidecar
 
 from locksidecar import Client
 
-HAS_GRPC = importlib.util.find_spec("grpc") is not None
-
-TRANSPORTS = [
-    pytest.param("http"),
-    pytest.param("grpc", marks=pytest.mark.skipif(not HAS_GRPC, reason="grpcio is not installed")),
-]
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _no_settings_of_the_user() -> None:
-    for name in ("LOCKSIDECAR_SOCKET", "LOCKSIDECAR_TRANSPORT"):
-        os.environ.pop(name, None)
+    os.environ.pop("LOCKSIDECAR_SOCKET", None)
 
 
 @pytest.fixture(scope="session")

@@ -151,19 +151,15 @@ class Sidecar:
 
 
 class Relay:
-    """A socket before a sidecar's, on which calls can go wrong.
+    """A socket before a sidecar's that hangs up on the first calls, as a sidecar does to make room.
 
-    It hangs up on the first calls, as a sidecar does to make room, on every other after
-    it has read something. And it can lose the answers to some requests, or hang up on them.
+    On every other it does so after it has read something.
     """
 
     def __init__(self, sidecar: Sidecar, hang_up: int = 0) -> None:
         self._dir = tempfile.mkdtemp(prefix="lsr", dir="/tmp")
         self.socket = os.path.join(self._dir, "s")
         self.hung_up = 0
-        self.heads: list[str] = []  # the first line of each request by HTTP
-        self.lose: Callable[[str], bool] = lambda head: False  # whether the answer is lost; asked once a request
-        self.evict: Callable[[str], bool] = lambda head: False  # the same of the request, with its connection
         self._sidecar = sidecar
         self._hang_up = hang_up
         self._listener = socket.socket(socket.AF_UNIX)
@@ -185,30 +181,21 @@ class Relay:
                 continue
             sidecar = socket.socket(socket.AF_UNIX)
             sidecar.connect(self._sidecar.socket)
-            lost = threading.Event()
-            threading.Thread(target=self._up, args=(app, sidecar, lost), daemon=True).start()
-            threading.Thread(target=self._down, args=(app, sidecar, lost), daemon=True).start()
+            threading.Thread(target=self._up, args=(app, sidecar), daemon=True).start()
+            threading.Thread(target=self._down, args=(app, sidecar), daemon=True).start()
 
-    def _up(self, app: socket.socket, sidecar: socket.socket, lost: threading.Event) -> None:
+    def _up(self, app: socket.socket, sidecar: socket.socket) -> None:
         try:
             while data := app.recv(65536):
-                head = data.split(b"\r\n", 1)[0].decode("latin-1")
-                if head.endswith(" HTTP/1.1"):
-                    self.heads.append(head)
-                    if self.evict(head):
-                        lost.set()
-                        break
-                    if self.lose(head):
-                        lost.set()
                 sidecar.sendall(data)
             sidecar.shutdown(socket.SHUT_WR)
         except OSError:
             pass  # one of them has ended
 
-    def _down(self, app: socket.socket, sidecar: socket.socket, lost: threading.Event) -> None:
+    def _down(self, app: socket.socket, sidecar: socket.socket) -> None:
         with app, sidecar:
             try:
-                while (data := sidecar.recv(65536)) and not lost.is_set():
+                while data := sidecar.recv(65536):
                     app.sendall(data)
             except OSError:
                 pass
@@ -218,19 +205,14 @@ class Relay:
                 except OSError:
                     pass
 
-    def refuse(self) -> None:
-        """Takes no more calls: the sidecar seems to be gone."""
-        if self._listener.fileno() >= 0:
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
-            self._listener.close()
-
     def __enter__(self) -> Relay:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.refuse()
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+        self._listener.close()
         shutil.rmtree(self._dir, ignore_errors=True)
 
 

@@ -8,19 +8,17 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from conftest import TRANSPORTS
 from sidecars import Sidecar
 
 import locksidecar
 from locksidecar import AsyncHeld, Client, LockHeld, LockLost
 
 Connect = Callable[..., Client]
-pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
 @pytest.fixture
-def client(connect: Connect, transport: str) -> Client:
-    return connect(transport=transport)
+def client(connect: Connect) -> Client:
+    return connect()
 
 
 def test_async_with(client: Client, sidecar: Sidecar) -> None:
@@ -133,13 +131,16 @@ def test_cancelled_at_any_moment(client: Client, sidecar: Sidecar) -> None:
 
 def test_the_loop_ends_with_waits(client: Client, sidecar: Sidecar) -> None:
     async def main() -> None:
-        await client.lock("a/loop", owner="main", reentrant=True).acquire_async()
+        kept.append(await client.lock("a/loop", owner="main", reentrant=True).acquire_async())
         asyncio.create_task(client.lock("a/loop").acquire_async())  # noqa: RUF006
         await asyncio.sleep(0.1)
 
+    kept: list[AsyncHeld] = []
     asyncio.run(main())  # cancels the task
     sidecar.expect_queue("a/loop", 1, 0)
-    client.lock("a/loop", owner="main", wait=0, reentrant=True).acquire()  # the session is the process's, not the loop's
+    again = client.lock("a/loop", owner="main", wait=0, reentrant=True).acquire()  # the session is the process's
+    assert again.count == 2 and again.release() == 1
+    client.close()
 
 
 def test_lost(client: Client, sidecar: Sidecar) -> None:
@@ -188,10 +189,10 @@ def test_cancelled_release(client: Client, sidecar: Sidecar) -> None:
     asyncio.run(main())
 
 
-def test_no_sidecar(tmp_path: object, transport: str) -> None:
+def test_no_sidecar(tmp_path: object) -> None:
     async def main() -> None:
         with pytest.raises(locksidecar.NoSidecar) as e:
-            async with Client(f"{tmp_path}/none", transport=transport).lock("r"):  # type: ignore[arg-type]
+            async with Client(f"{tmp_path}/none").lock("r"):
                 pass
         assert f"{tmp_path}/none" in str(e.value)
 

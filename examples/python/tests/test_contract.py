@@ -7,47 +7,45 @@ from collections.abc import Iterator
 
 import contract
 import pytest
-from conftest import HAS_GRPC
 
-VARIANTS = [(driver, transport) for driver in ("threads", "tasks") for transport in ("http", "grpc")]
-
-
-def _runs() -> Iterator[tuple[str, str, str, str]]:
+def _runs() -> Iterator[tuple[str, str, str]]:
     for path in sorted(contract.CASES.glob("*.json")):
         case = contract.load(path.stem)
         for store in contract.stores(case) or [""]:
-            for driver, transport in VARIANTS:
+            for driver in ("threads", "tasks"):
                 if not (driver == "threads" and contract.uses_cancel(case)):
-                    yield path.stem, store, driver, transport
+                    yield path.stem, store, driver
 
 
 RUNS = list(_runs())
+Results = dict[tuple[str, str, str], "concurrent.futures.Future[None]"]
 
 
-def _run(name: str, store: str, driver_name: str, transport: str) -> None:
+def _run(name: str, store: str, driver_name: str) -> None:
     if driver_name == "threads":
-        contract.Run(contract.load(name), store, contract.Threads(), transport).run()
+        contract.Run(contract.load(name), store, contract.Threads()).run()
         return
     driver = contract.Tasks()
     try:
-        contract.Run(contract.load(name), store, driver, transport).run()
+        contract.Run(contract.load(name), store, driver).run()
     finally:
         driver.close()
 
 
 @pytest.fixture(scope="module")
-def results(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, str, str, str], concurrent.futures.Future[None]]]:
+def results(request: pytest.FixtureRequest) -> Iterator[Results]:
     """All runs that were asked for, a few at a time: most of what they do is to wait."""
-    wanted = {item.callspec.params["run"] for item in request.session.items if hasattr(item, "callspec")
-              and "run" in item.callspec.params}
+    wanted = {
+        item.callspec.params["run"]
+        for item in request.session.items
+        if hasattr(item, "callspec") and "run" in item.callspec.params
+    }
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
-        yield {run: pool.submit(_run, *run) for run in RUNS if run in wanted and run[1] and (HAS_GRPC or run[3] != "grpc")}
+        yield {run: pool.submit(_run, *run) for run in RUNS if run in wanted and run[1]}
 
 
 @pytest.mark.parametrize("run", RUNS, ids=["-".join(filter(None, run)) for run in RUNS])
-def test_contract(
-    run: tuple[str, str, str, str], results: dict[tuple[str, str, str, str], concurrent.futures.Future[None]]
-) -> None:
+def test_contract(run: tuple[str, str, str], results: Results) -> None:
     if run not in results:
-        pytest.skip("needs a store or a transport that is not there")
+        pytest.skip("needs a store that is not there")
     results[run].result()

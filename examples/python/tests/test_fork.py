@@ -8,11 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import TRANSPORTS
 from sidecars import PATIENCE, App, Sidecar, eventually
 
 Start = Callable[..., Sidecar]
-pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
 
 CHILD_OWNS_NOTHING = """
 import os, sys, time
@@ -52,13 +50,13 @@ print("done")
 """
 
 
-def app(code: str, sidecar: Sidecar, transport: str, *args: str) -> App:
-    return App(code, sidecar.socket, *args, env={"LOCKSIDECAR_TRANSPORT": transport})
+def app(code: str, sidecar: Sidecar, *args: str) -> App:
+    return App(code, sidecar.socket, *args)
 
 
-def test_child_owns_nothing(own_sidecar: Start, transport: str) -> None:
+def test_child_owns_nothing(own_sidecar: Start) -> None:
     sidecar = own_sidecar()
-    with app(CHILD_OWNS_NOTHING, sidecar, transport) as a:
+    with app(CHILD_OWNS_NOTHING, sidecar) as a:
         a.expect("child")
         (mine,), _ = sidecar.look("mine")
         (child,), _ = sidecar.look("child")
@@ -88,9 +86,9 @@ time.sleep(30)
 
 
 @pytest.mark.parametrize("end", ["kill", "exit"])
-def test_the_child_does_not_keep_the_parents_lock(own_sidecar: Start, transport: str, end: str) -> None:
+def test_the_child_does_not_keep_the_parents_lock(own_sidecar: Start, end: str) -> None:
     sidecar = own_sidecar()
-    with app(CHILD_LIVES_ON, sidecar, transport, end) as a:
+    with app(CHILD_LIVES_ON, sidecar, end) as a:
         a.expect("forked")
         assert sidecar.queue("r") == (1, 0)
         children = Path(f"/proc/{a.pid}/task/{a.pid}/children").read_text().split()
@@ -122,8 +120,8 @@ print(os.waitstatus_to_exitcode(status))
 """
 
 
-def test_a_child_cannot_leave_the_block_as_if_it_had_the_lock(sidecar: Sidecar, transport: str) -> None:
-    with app(FALLS_OUT_OF_THE_BLOCK, sidecar, transport) as a:
+def test_a_child_cannot_leave_the_block_as_if_it_had_the_lock(sidecar: Sidecar) -> None:
+    with app(FALLS_OUT_OF_THE_BLOCK, sidecar) as a:
         a.expect("7")
         assert a.wait() == 0
 
@@ -143,7 +141,7 @@ for i in range(15):
     pid = os.fork()
     if pid == 0:
         threads = os.listdir("/proc/self/task")
-        assert len(threads) == 1, threads  # grpcio's would read what the sidecar says to the parent
+        assert len(threads) == 1, threads
         with locksidecar.lock(f"child/{i}", wait=10) as held:
             held.check()
             assert held.valid_for() > 0
@@ -156,48 +154,9 @@ print("done")
 """
 
 
-def test_fork_among_busy_threads(sidecar: Sidecar, transport: str) -> None:
-    with app(FORK_AMONG_THREADS, sidecar, transport) as a:
+def test_fork_among_busy_threads(sidecar: Sidecar) -> None:
+    with app(FORK_AMONG_THREADS, sidecar) as a:
         a.expect("done", 2 * PATIENCE)  # fifteen children, one by one
-        assert a.wait() == 0
-
-
-GRPC_FORK_SUPPORT = """
-import os, sys
-how, transport = sys.argv[1:]
-if how == "imported":
-    import grpc
-elif how != "unset":
-    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = how
-import locksidecar
-before = dict(os.environ)
-client = locksidecar.Client(transport=transport)
-try:
-    client.open()
-    print(type(client.session()._transport).__name__)
-except ImportError as e:
-    print("GRPC_ENABLE_FORK_SUPPORT=0" in str(e))
-assert dict(os.environ) == before
-"""
-
-
-@pytest.mark.parametrize(
-    ("how", "name", "said"),
-    [
-        ("unset", "grpc", "GRPC"),
-        ("False", "grpc", "GRPC"),
-        ("1", "grpc", "True"),
-        ("imported", "grpc", "True"),
-        ("imported", "auto", "HTTP"),
-    ],
-)
-def test_no_grpc_where_a_fork_would_break_it(
-    sidecar: Sidecar, transport: str, how: str, name: str, said: str
-) -> None:
-    if transport != "grpc":
-        pytest.skip("of grpcio")
-    with app(GRPC_FORK_SUPPORT, sidecar, transport, how, name) as a:
-        a.expect(said)
         assert a.wait() == 0
 
 
@@ -215,8 +174,8 @@ print("done")
 """
 
 
-def test_a_child_ends_in_an_orderly_way(sidecar: Sidecar, transport: str) -> None:
-    with app(CHILD_EXITS, sidecar, transport) as a:
+def test_a_child_ends_in_an_orderly_way(sidecar: Sidecar) -> None:
+    with app(CHILD_EXITS, sidecar) as a:
         a.expect("done")
         assert a.wait() == 0
 
@@ -245,14 +204,14 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_multiprocessing(sidecar: Sidecar, transport: str, method: str, tmp_path: Path) -> None:
+def test_multiprocessing(sidecar: Sidecar, method: str, tmp_path: Path) -> None:
     counter, program = tmp_path / "counter", tmp_path / "program.py"
     counter.write_text("0")
     program.write_text(MULTIPROCESSING)  # spawn imports it again
     code = f"import runpy, sys; sys.argv[0] = {str(program)!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
     if method == "spawn":
         code = f"import os, sys; os.execv(sys.executable, [sys.executable, {str(program)!r}, *sys.argv[1:]])"
-    with app(code, sidecar, transport, str(counter), method) as a:
+    with app(code, sidecar, str(counter), method) as a:
         a.expect("[0, 0, 0, 0]")
         assert a.wait() == 0
     assert counter.read_text() == "40"
@@ -297,10 +256,10 @@ while True:
 """
 
 
-def test_prefork_server(own_sidecar: Start, transport: str) -> None:
+def test_prefork_server(own_sidecar: Start) -> None:
     """A master that forks workers, as gunicorn does."""
     sidecar = own_sidecar()
-    with app(PREFORK, sidecar, transport) as a:
+    with app(PREFORK, sidecar) as a:
         seen: set[str] = set()
         last = 0
         while len(seen) < 3:
@@ -345,16 +304,14 @@ asyncio.run(main())
 """
 
 
-def test_fork_of_an_asyncio_program(sidecar: Sidecar, transport: str) -> None:
-    with app(ASYNC_PARENT, sidecar, transport) as a:
+def test_fork_of_an_asyncio_program(sidecar: Sidecar) -> None:
+    with app(ASYNC_PARENT, sidecar) as a:
         a.expect("done")
         assert a.wait() == 0
 
 
-def test_the_childs_copies_are_closed(own_sidecar: Start, transport: str) -> None:
+def test_the_childs_copies_are_closed(own_sidecar: Start) -> None:
     """A child that takes no lock has no connection to the sidecar at all."""
-    if transport != "http":
-        pytest.skip("grpcio's cannot be closed in a child; see test_the_child_does_not_keep_the_parents_lock")
     code = """
 import os, sys, time
 import locksidecar
@@ -367,7 +324,7 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """
-    with app(code, own_sidecar(), transport) as a:
+    with app(code, own_sidecar()) as a:
         a.expect("True")
         a.expect("0")
         eventually("ended", lambda: a.process.poll() == 0)

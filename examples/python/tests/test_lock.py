@@ -9,21 +9,17 @@ import time
 from collections.abc import Callable
 
 import pytest
-from conftest import TRANSPORTS
-from sidecars import PATIENCE, Sidecar, eventually
+from sidecars import PATIENCE, Sidecar
 
 import locksidecar
 from locksidecar import Client, Held, LockHeld, LockLost, Mode, NotHolder
-from locksidecar._http import HTTP
-from locksidecar._session import Session
 
 Connect = Callable[..., Client]
-pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
 @pytest.fixture
-def client(connect: Connect, transport: str) -> Client:
-    return connect(transport=transport)
+def client(connect: Connect) -> Client:
+    return connect()
 
 
 def in_thread(work: Callable[[], object]) -> None:
@@ -128,9 +124,10 @@ def test_a_reentrant_owner_is_shared_by_threads(client: Client) -> None:
 
 def test_an_owner_is_not_the_next_thread_of_the_same_number(client: Client) -> None:
     lock = client.lock("left-behind", wait=0, reentrant=True)
-    in_thread(lock.acquire)  # never released
+    in_thread(lock.acquire)
     with pytest.raises(LockHeld):
         in_thread(lock.acquire)
+    lock.release()
 
 
 def test_who_asks_is_in_lists(client: Client, sidecar: Sidecar) -> None:
@@ -274,8 +271,8 @@ def test_refused(client: Client) -> None:
     client.lock("ok", wait=0).acquire().release()  # the session lives on
 
 
-def test_close(connect: Connect, transport: str, sidecar: Sidecar) -> None:
-    client = connect(transport=transport)
+def test_close(connect: Connect, sidecar: Sidecar) -> None:
+    client = connect()
     held = client.lock("closing").acquire()
     waiting: list[BaseException] = []
 
@@ -300,57 +297,21 @@ def test_close(connect: Connect, transport: str, sidecar: Sidecar) -> None:
     client.close()
 
 
-def test_name_and_metadata(connect: Connect, transport: str, sidecar: Sidecar) -> None:
-    client = connect(transport=transport, name="billing", metadata={"job": "42", "ü": "ß"})
+def test_name_and_metadata(connect: Connect, sidecar: Sidecar) -> None:
+    client = connect(name="billing", metadata={"job": "42", "ü": "ß"})
     with client.lock("named"):
         (holder,), _ = sidecar.look("named")
     assert holder["session"] == "billing" and holder["metadata"] == {"job": "42", "ü": "ß"}
 
 
-def transport_of(client: Client) -> object:
-    session = client.session()
-    assert isinstance(session, Session)
-    return session._transport
-
-
-def test_connections_that_were_idle_for_too_long(client: Client, transport: str) -> None:
-    if transport != "http":
-        pytest.skip("it has one connection")
-    held = client.lock("idle").acquire()
-    http = transport_of(client)
-    assert isinstance(http, HTTP) and http._idle
-    for connection in http._idle:
-        connection.sock.shutdown(socket.SHUT_RDWR)  # what the sidecar does after two minutes
-    held.release()
-    for connection in http._idle:
-        connection.sock.shutdown(socket.SHUT_RDWR)
-    with client.lock("idle", wait=0) as held:
-        assert held.count == 1
-
-
-def test_the_connection_breaks_and_the_sidecar_lives(client: Client, transport: str, sidecar: Sidecar) -> None:
+def test_the_connection_breaks_and_the_sidecar_lives(client: Client, sidecar: Sidecar) -> None:
     held = client.lock("broken").acquire()
-    t = transport_of(client)
-    if isinstance(t, HTTP):
-        (events,) = t._all - set(t._idle)
-        events.sock.shutdown(socket.SHUT_RDWR)
-    else:
-        t._channel.close()  # type: ignore[attr-defined]
+    client.session()._in.shutdown(socket.SHUT_RDWR)
     assert held.lost.wait(PATIENCE)
     assert held.problem is not None and held.problem.lost_reason == "SIDECAR_GONE"
     sidecar.expect_queue("broken", 0, 0)
     with client.lock("broken", wait=5) as held:  # in a new session
         held.check()
-
-
-def test_the_session_was_ended_by_the_sidecar(client: Client, transport: str, sidecar: Sidecar) -> None:
-    if transport != "http":
-        pytest.skip("nobody else can end the session of a stream")
-    held = client.lock("ended").acquire()
-    assert sidecar.http("DELETE", f"/v1/sessions/{client.session().id}")[0] == 200
-    with client.lock("ended", wait=5) as again:
-        assert again.fence > held.fence
-    eventually("told", held.lost.is_set)
 
 
 def test_errors_travel(client: Client) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import re
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +17,13 @@ import pytest
 from sidecars import Sidecar
 
 import locksidecar
-from locksidecar import Client, Held, LockLost, Mode, NoSidecar, _proto
+from locksidecar import Client, Mode, NoSidecar
 from locksidecar._clock import SidecarClock, boot_time
+from locksidecar._core import Call, Core
 from locksidecar._errors import from_status
 from locksidecar._hold import Hold
-from locksidecar._model import Call, Wanted
-from locksidecar._session import Session
+from locksidecar._model import Wanted
 from locksidecar._socket import _default_socket
-from locksidecar._wire import BadResponse, Chunks, Lines, parse
 
 
 def test_default_socket(tmp_path: Path) -> None:
@@ -79,13 +80,6 @@ def test_the_default_client(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -
     locksidecar.default_client().close()
 
 
-def test_transport_names(sidecar: Sidecar) -> None:
-    with pytest.raises(ValueError, match="http, grpc or auto"):
-        Client(sidecar.socket, transport="tcp").open()  # type: ignore[arg-type]
-    with Client(sidecar.socket, transport="auto") as client:
-        client.lock("auto").acquire().release()
-
-
 def test_decorator(sidecar: Sidecar) -> None:
     with Client(sidecar.socket) as client:
 
@@ -129,27 +123,6 @@ def test_clock() -> None:
     assert clock.until(50.0, 2.0) == pytest.approx(111.9)
 
 
-def test_wire() -> None:
-    whole = b"HTTP/1.1 409 Conflict\r\ncontent-length: 5\r\nX: y\r\n\r\nhello"
-    for size in range(len(whole)):
-        assert parse(whole[:size]) is None
-    assert parse(whole) == (409, b"hello", True)
-    assert parse(whole + b"x") == (409, b"hello", False)
-    assert parse(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n") == (200, b"", False)
-    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;x=y\r\nlo\r\n0\r\n\r\n"
-    assert parse(chunked) == (200, b"hello", False)
-    for bad in (b"SSH-2.0\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n"):
-        with pytest.raises(BadResponse):
-            parse(bad)
-    chunks, lines = Chunks(), Lines()
-    got = []
-    for byte in b"4\r\na\nbc\r\n4\r\nd\ne\n\r\n0\r\n\r\n":
-        got += lines.feed(chunks.feed(bytes([byte])))
-    assert got == [b"a", b"bcd", b"e"] and chunks.ended
-    with pytest.raises(BadResponse):
-        Chunks().feed(b"xyz\r\n")
-
-
 def test_errors_have_their_reasons() -> None:
     def status(reason: str) -> dict[str, Any]:
         info = {"domain": "locksidecar", "reason": reason, "metadata": {"resource": "r", "fence": "7"}}
@@ -166,157 +139,144 @@ def test_errors_have_their_reasons() -> None:
     assert from_status({"message": "?"}).reason == "INTERNAL"
 
 
-def test_messages() -> None:
-    request = {
-        "requestId": "ü1",
-        "acquire": {"resource": "r" * 200, "mode": "SHARED", "wait": 0.0, "maxHold": 1.5, "owner": "", "reentrant": True},
-    }
-    raw = _proto.encode(_proto.SESSION_REQUEST, request)
-    assert _proto.decode(_proto.SESSION_REQUEST, raw)["acquire"] == request["acquire"]
-    assert _proto.decode(_proto.SESSION_REQUEST, _proto.encode(_proto.SESSION_REQUEST, {"release": {"lockId": "x"}})) == {
-        "requestId": "",
-        "release": {"lockId": "x", "requestId": ""},
-    }
-    grant = {
-        "lockId": "a",
-        "resource": "r",
-        "mode": "EXCLUSIVE",
-        "fence": 1 << 62,
-        "validFor": -1.000000001,
-        "count": -3,
-        "countedAt": 1e7 + 0.5,
-        "guard": {"dialect": "mysql", "sql": "SELECT ?", "args": ["1", "2"]},
-    }
-    assert _proto.decode(_proto.GRANT, _proto.encode(_proto.GRANT, {**grant, "guard": None})) == {
-        **{k: v for k, v in grant.items() if k != "guard"}
-    }
-    guard = b"\x0a\x05mysql\x12\x08SELECT ?\x1a\x011\x1a\x012"
-    assert _proto.decode(_proto.GUARD, guard) == grant["guard"]
-    metadata = {"a": "b", "c": ""}
-    assert _proto.decode(_proto.OPEN, _proto.encode(_proto.OPEN, {"name": "n", "metadata": metadata})) == {
-        "name": "n",
-        "metadata": metadata,
-    }
-    unknown = b"\x9a\x06\x03abc" + b"\x99\x06" + b"x" * 8 + b"\x9d\x06" + b"x" * 4 + b"\x98\x06\x07" + b"\x08\x05"
-    assert _proto.decode(_proto.RELEASED, unknown) == {"count": 5}
-    for bad in (b"\x08", b"\x0a\x05ab", b"\x0b", b"\xff" * 3):
-        with pytest.raises(_proto.BadMessage):
-            _proto.decode(_proto.GRANT, bad)
-
-
-def test_messages_are_those_of_the_proto_file() -> None:
-    text = (Path(__file__).resolve().parents[3] / "api" / "locksidecar" / "v1" / "locksidecar.proto").read_text()
-    text = re.sub(r"//.*", "", text)
-    checked = 0
-    for table in vars(_proto).values():
-        if not isinstance(table, _proto.Message) or not table.name or table.name.startswith("google."):
-            continue
-        block = re.search(rf"^message {table.name} {{(.*?)^}}", text, re.MULTILINE | re.DOTALL)
-        empty = re.search(rf"^message {table.name} {{}}", text, re.MULTILINE)
-        body = block.group(1) if block and not empty else ""
-        declared = {
-            int(number): (kind, name)
-            for kind, name, number in re.findall(r"([\w.<>, ]+?) (\w+) = (\d+);", body)
-        }
-        for number, field in table.fields.items():
-            kind, name = declared[number]
-            head, *rest = name.split("_")
-            assert field.name == head + "".join(part.title() for part in rest)
-            assert field.repeated == ("repeated" in kind)
-            kind = kind.replace("repeated", "").strip()
-            kinds = {"google.protobuf.Duration": "duration", "int32": "int", "int64": "int", "map<string, string>": "map"}
-            own = field.kind.name if isinstance(field.kind, _proto.Message) else field.kind
-            assert own == kinds.get(kind, kind), (table.name, name)
-            checked += 1
-    assert checked > 40
-    for enum, names in _proto.ENUMS.items():
-        block = re.search(rf"^enum {enum} {{(.*?)^}}", text, re.MULTILINE | re.DOTALL)
-        assert block is not None
-        assert tuple(re.findall(r"([A-Z_]+) = \d+;", block.group(1))) == names
-
-
 class OneSidecar:
-    """A transport whose answers the test makes."""
+    """The core of a session, with answers that the test makes."""
 
-    def __init__(self) -> None:
-        self.ids = itertools.count(1)
-        self.valid_for = self.counted_at = 0.0
-        self.lease_margin = 1.0
+    def __init__(self, lease_margin: float = 1.0) -> None:
+        self.core = Core(threading.RLock())
+        self._ids = itertools.count(1)
+        call = Call("open", {})
+        self.core.post(call)
+        self.answer(call, "opened", sessionId="s", countedAt=f"{boot_time()}s", leaseMargin=f"{lease_margin}s")
 
-    def open(self, request: object, sink: object) -> tuple[float, dict[str, Any]]:
-        return boot_time(), {"sessionId": "s", "countedAt": boot_time(), "leaseMargin": self.lease_margin}
+    def answer(self, call: Call, kind: str, **fields: object) -> None:
+        self.core.feed(json.dumps({"requestId": call.id, kind: fields}).encode() + b"\n")
 
-    def call(self, call: Call, timeout: float | None) -> dict[str, Any]:
-        call.sent, call.answered = boot_time(), True
-        return {
-            "lockId": f"l{next(self.ids)}",
-            "resource": "r",
-            "mode": "EXCLUSIVE",
-            "fence": 1,
-            "validFor": self.valid_for,
-            "countedAt": self.counted_at,
-        }
+    def ask(self, resource: str = "r", wait: float | None = None, max_hold: float | None = None) -> Call:
+        call = Call("acquire", {}, wanted=Wanted((resource,), Mode.EXCLUSIVE, wait, "", False, max_hold))
+        self.core.post(call)
+        return call
 
-    def drop(self) -> None:
-        pass
+    def answer_grant(self, call: Call, valid_for: float, counted_at: float) -> Hold:
+        assert call.wanted is not None
+        self.answer(
+            call,
+            "granted",
+            lockId=f"l{next(self._ids)}",
+            resource=call.wanted.resources[0],
+            mode="EXCLUSIVE",
+            fence="1",
+            validFor=f"{valid_for}s",
+            countedAt=f"{counted_at}s",
+        )
+        assert call.hold is not None
+        return call.hold
 
-    def grant(
-        self, session: Session, valid_for: float, counted_at: float, max_hold: float | None = None
-    ) -> Hold:
-        self.valid_for, self.counted_at = valid_for, counted_at
-        return session.acquire(session.prepare(Wanted("r", Mode.EXCLUSIVE, None, "", False, max_hold)))
+    def grant(self, valid_for: float, counted_at: float, max_hold: float | None = None) -> Hold:
+        return self.answer_grant(self.ask(max_hold=max_hold), valid_for, counted_at)
+
+    def event(self, kind: str, **fields: object) -> None:
+        self.core.feed(json.dumps({"requestId": "", "event": {kind: fields}}).encode() + b"\n")
+
+    def sent(self) -> list[dict[str, Any]]:
+        """What is to be sent, which then counts as sent."""
+        data, _ = self.core.outbox
+        self.core.outbox = (b"", [])
+        return [json.loads(line) for line in data.splitlines()]
 
 
-@pytest.fixture
-def one_sidecar() -> Iterator[tuple[OneSidecar, Session]]:
-    transport = OneSidecar()
-    session = Session(transport, "", {})  # type: ignore[arg-type]
-    yield transport, session
-    session.gone("the test is over")
-
-
-def test_a_grant_prolongs_no_other_hold(one_sidecar: tuple[OneSidecar, Session]) -> None:
-    transport, session = one_sidecar
+def test_a_grant_prolongs_no_other_hold() -> None:
+    sidecar = OneSidecar()
     now = boot_time()
-    short = transport.grant(session, 50.0, now)
-    long = transport.grant(session, 900.0, now)  # on another lease, say
+    short = sidecar.grant(50.0, now)
+    long = sidecar.grant(900.0, now)  # on another lease, say
     assert 0 < short.valid_for() <= 50 < long.valid_for()
-    session.news({"lease": {"validFor": 900.0, "countedAt": now}})
+    sidecar.event("lease", validFor="900s", countedAt=f"{now}s")
     assert short.valid_for() > 800
 
 
-def test_news_prolong_only_what_was_held_then(one_sidecar: tuple[OneSidecar, Session]) -> None:
-    transport, session = one_sidecar
+def test_news_prolong_only_what_was_held_then() -> None:
+    sidecar = OneSidecar()
     now = boot_time()
-    session.news({"lease": {"validFor": 900.0, "countedAt": now}})
-    assert 0 < transport.grant(session, 50.0, now + 0.001).valid_for() <= 51
-    session.news({"lease": {"validFor": 900.0, "countedAt": now + 0.003}})  # overtakes the next grant
-    assert transport.grant(session, 50.0, now + 0.002).valid_for() > 800
+    sidecar.event("lease", validFor="900s", countedAt=f"{now}s")
+    assert 0 < sidecar.grant(50.0, now + 0.001).valid_for() <= 51
+    sidecar.event("lease", validFor="900s", countedAt=f"{now + 0.003}s")  # overtakes the next grant
+    assert sidecar.grant(50.0, now + 0.002).valid_for() > 800
+
+
+def test_a_loss_that_overtakes_its_grant_counts() -> None:
+    sidecar = OneSidecar()
+    call = sidecar.ask()
+    now = f"{boot_time()}s"
+    sidecar.event("lost", lockId="l1", resource="r", fence="1", reason="FORCED", grace="2s", message="m", countedAt=now)
+    hold = sidecar.answer_grant(call, 50.0, boot_time())
+    assert hold.problem is not None and hold.problem.lost_reason == "FORCED" and hold.valid_for() == 0
 
 
 @pytest.mark.parametrize(("margin", "slack"), [(0.0, 0.0), (0.1, 0.05), (60.0, 0.25)])
 def test_the_end_by_max_hold_waits_for_its_news_within_the_margin(margin: float, slack: float) -> None:
-    transport = OneSidecar()
-    transport.lease_margin = margin
-    session = Session(transport, "", {})  # type: ignore[arg-type]
-    hold = transport.grant(session, 900.0, boot_time(), max_hold=50.0)
+    sidecar = OneSidecar(lease_margin=margin)
+    hold = sidecar.grant(900.0, boot_time(), max_hold=50.0)
     assert hold.silent_at() - hold.end() == pytest.approx(slack)
-    other = transport.grant(session, 50.0, boot_time(), max_hold=900.0)
+    other = sidecar.grant(50.0, boot_time(), max_hold=900.0)
     assert other.silent_at() == other.end()
-    session.gone("the test is over")
 
 
 def test_check_raises_when_the_end_is_there() -> None:
     """Also where the sidecar may still say why: the process may have slept past the grace."""
-    transport = OneSidecar()
-    session = Session(transport, "", {})  # type: ignore[arg-type]
-    transport.valid_for, transport.counted_at = 900.0, boot_time()
-    call = session.prepare(Wanted("r", Mode.EXCLUSIVE, None, "", False, 0.0))
-    session.acquire(call)
-    held = Held(call)
-    assert held.valid_for() == 0
-    with pytest.raises(LockLost) as lost:
-        held.check()
-    assert lost.value.lost_reason == "MAX_HOLD"
-    assert held.lost.is_set()
-    session.gone("the test is over")
+    sidecar = OneSidecar()
+    hold = sidecar.grant(900.0, boot_time(), max_hold=0.0)
+    assert hold.valid_for() == 0
+    lost = hold.check()
+    assert lost is not None and lost.lost_reason == "MAX_HOLD"
+    assert hold.lost.is_set()
+
+
+def test_lines_come_in_any_pieces() -> None:
+    sidecar = OneSidecar()
+    call = sidecar.ask()
+    line = json.dumps({"requestId": call.id, "error": {"message": "m"}}).encode() + b"\n"
+    for byte in line:
+        assert not call.done
+        sidecar.core.feed(bytes([byte]))
+    assert call.done and str(call.error) == "m"
+    for bad in (b"SSH-2.0\r\n", b"[]\n", b'{"requestId":"1x","opened":7}\n{"requestId":"","event":3}\n'):
+        with pytest.raises(locksidecar.SidecarGone, match="no sidecar"):
+            OneSidecar().core.feed(bad)
+
+
+def test_many_queue_here_and_others_get_through() -> None:
+    """Above the sidecar's limit acquires queue in the client, but not those for which nobody asks yet."""
+    sidecar = OneSidecar()
+    first = [sidecar.ask("busy") for _ in range(1500)]
+    assert len(sidecar.sent()) == 1 + 800  # and the open
+    sidecar.ask("free")
+    assert [m["acquire"]["resource"] for m in sidecar.sent()] == ["free"]
+    sidecar.answer_grant(first[0], 9, boot_time())
+    sidecar.answer_grant(first[1], 9, boot_time())
+    assert [m["acquire"]["resource"] for m in sidecar.sent()] == ["busy"]
+    sidecar.core.abandon(first[1400])
+    assert not sidecar.sent(), "it was not sent, so it need not be cancelled"
+
+
+def test_a_sidecar_with_a_smaller_limit() -> None:
+    sidecar = OneSidecar()
+    calls = [sidecar.ask("busy") for _ in range(5)]
+    sidecar.sent()
+    details = [{"domain": "locksidecar", "reason": "LIMIT_EXCEEDED", "metadata": {"limit": "waiters", "max": "2"}}]
+    for call in calls[2:]:
+        sidecar.answer(call, "error", message="too many", details=details)
+        assert not call.done
+    assert not sidecar.sent()
+    sidecar.answer_grant(calls[0], 9, boot_time())
+    assert len(sidecar.sent()) == 1
+
+
+def test_an_abandoned_grant_is_given_back() -> None:
+    sidecar = OneSidecar()
+    call = sidecar.ask()
+    sidecar.sent()
+    sidecar.core.abandon(call)
+    assert sidecar.sent()[0]["cancel"] == {"requestId": call.id}
+    hold = sidecar.answer_grant(call, 9, boot_time())
+    assert sidecar.sent()[0]["release"]["lockId"] == hold.lock_id and not hold.count

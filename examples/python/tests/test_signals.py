@@ -6,10 +6,8 @@ import signal
 import time
 
 import pytest
-from conftest import TRANSPORTS
 from sidecars import App, Sidecar
 
-pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
 
 HOLDER = """
 import signal, sys, time
@@ -41,14 +39,14 @@ sys.stdin.readline()
 """
 
 
-def run(code: str, resource: str, sidecar: Sidecar, transport: str, *args: str) -> App:
-    return App(code.format(resource=resource), sidecar.socket, *args, env={"LOCKSIDECAR_TRANSPORT": transport})
+def run(code: str, resource: str, sidecar: Sidecar, *args: str) -> App:
+    return App(code.format(resource=resource), sidecar.socket, *args)
 
 
 @pytest.mark.parametrize("how", ["kill", "term", "exit"])
-def test_ended_while_it_holds(sidecar: Sidecar, transport: str, how: str) -> None:
-    resource = f"end-{how}-{transport}"
-    with run(HOLDER, resource, sidecar, transport, how) as a:
+def test_ended_while_it_holds(sidecar: Sidecar, how: str) -> None:
+    resource = f"end-{how}"
+    with run(HOLDER, resource, sidecar, how) as a:
         a.expect("held")
         sidecar.expect_queue(resource, 1, 0)
         a.signal(signal.SIGKILL if how == "kill" else signal.SIGTERM)
@@ -56,20 +54,20 @@ def test_ended_while_it_holds(sidecar: Sidecar, transport: str, how: str) -> Non
         sidecar.expect_queue(resource, 0, 0, 5)
 
 
-def test_interrupted_while_it_holds(sidecar: Sidecar, transport: str) -> None:
-    resource = f"int-{transport}"
-    with run(HOLDER, resource, sidecar, transport, "") as a:
+def test_interrupted_while_it_holds(sidecar: Sidecar) -> None:
+    resource = f"int"
+    with run(HOLDER, resource, sidecar, "") as a:
         a.expect("held")
         a.signal(signal.SIGINT)
         a.expect("interrupted")
         assert sidecar.queue(resource) == (0, 0)
 
 
-def test_interrupted_while_it_waits(sidecar: Sidecar, transport: str) -> None:
-    resource = f"wait-{transport}"
-    with run(HOLDER, resource, sidecar, transport, "") as holder:
+def test_interrupted_while_it_waits(sidecar: Sidecar) -> None:
+    resource = f"wait"
+    with run(HOLDER, resource, sidecar, "") as holder:
         holder.expect("held")
-        with run(WAITER, resource, sidecar, transport) as a:
+        with run(WAITER, resource, sidecar) as a:
             a.expect("begun")
             sidecar.expect_queue(resource, 1, 1)
             a.signal(signal.SIGINT)
@@ -108,13 +106,13 @@ sys.stdin.readline()
 """
 
 
-def test_interrupted_at_any_moment(sidecar: Sidecar, transport: str) -> None:
+def test_interrupted_at_any_moment(sidecar: Sidecar) -> None:
     """Wherever the interrupt strikes, acquire and release leave nothing behind.
 
     Not so at the end of a block: there Python itself can be interrupted before it
     calls __exit__ (bpo-29988), and the lock is held until the process ends.
     """
-    resource = f"random-{transport}"
-    with run(INTERRUPTED_AT_RANDOM, resource, sidecar, transport) as a:
+    resource = f"random"
+    with run(INTERRUPTED_AT_RANDOM, resource, sidecar) as a:
         a.expect("done True")
         sidecar.expect_queue(resource, 0, 0, 5)

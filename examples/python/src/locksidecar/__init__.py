@@ -12,12 +12,12 @@ Client for another socket, or for a name in lists.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from . import _decorator
 from ._aio import AsyncLostEvent
-from ._client import Client, TransportName
+from ._client import Client
 from ._errors import (
     AlreadyDone,
     AttemptsExhausted,
@@ -41,9 +41,10 @@ from ._errors import (
     UpgradeRefused,
     WaitTimeout,
 )
+from ._held import AsyncHeld, Held
 from ._hold import LostEvent
-from ._lock import AsyncHeld, Held, Lock, RWLock
-from ._model import Guard, Mode
+from ._lock import Lock, RWLock
+from ._model import Guard, Mode, Once, Part, Seconds
 from ._socket import SOCKET_ENV, default_socket
 
 __all__ = [
@@ -68,14 +69,16 @@ __all__ = [
     "Mode",
     "NoSidecar",
     "NotHolder",
+    "Once",
+    "Part",
     "PermissionDenied",
     "RWLock",
+    "Seconds",
     "SessionClosed",
     "SessionNotFound",
     "SidecarGone",
     "SidecarSilent",
     "StoreUnavailable",
-    "TransportName",
     "Unsupported",
     "UpgradeRefused",
     "WaitTimeout",
@@ -83,6 +86,7 @@ __all__ = [
     "default_socket",
     "lock",
     "locked",
+    "once",
     "rwlock",
 ]
 
@@ -97,27 +101,49 @@ def default_client() -> Client:
 
 
 def lock(
-    resource: str,
+    resource: str | Sequence[str],
     *,
-    wait: float | None = None,
+    wait: Seconds | None = None,
     owner: str | None = None,
     reentrant: bool = False,
-    max_hold: float | None = None,
-    mode: Mode = Mode.EXCLUSIVE,
+    max_hold: Seconds | None = None,
+    mode: Mode | str = Mode.EXCLUSIVE,
+    cancel_on_lost: bool = False,
 ) -> Lock:
     """See Client.lock."""
     return _default.lock(
-        resource, wait=wait, owner=owner, reentrant=reentrant, max_hold=max_hold, mode=mode
+        resource,
+        wait=wait,
+        owner=owner,
+        reentrant=reentrant,
+        max_hold=max_hold,
+        mode=mode,
+        cancel_on_lost=cancel_on_lost,
+    )
+
+
+def once(
+    resource: str,
+    *,
+    keep: Seconds | None = None,
+    max_attempts: int = 0,
+    wait: Seconds | None = None,
+    owner: str | None = None,
+    max_hold: Seconds | None = None,
+) -> Lock:
+    """See Client.once."""
+    return _default.once(
+        resource, keep=keep, max_attempts=max_attempts, wait=wait, owner=owner, max_hold=max_hold
     )
 
 
 def rwlock(
     resource: str,
     *,
-    wait: float | None = None,
+    wait: Seconds | None = None,
     owner: str | None = None,
     reentrant: bool = False,
-    max_hold: float | None = None,
+    max_hold: Seconds | None = None,
 ) -> RWLock:
     """See Client.rwlock."""
     return _default.rwlock(resource, wait=wait, owner=owner, reentrant=reentrant, max_hold=max_hold)
@@ -126,11 +152,11 @@ def rwlock(
 def locked(
     resource: _decorator.Resource,
     *,
-    wait: float | None = None,
+    wait: Seconds | None = None,
     owner: str | None = None,
     reentrant: bool = False,
-    max_hold: float | None = None,
-    mode: Mode = Mode.EXCLUSIVE,
+    max_hold: Seconds | None = None,
+    mode: Mode | str = Mode.EXCLUSIVE,
 ) -> Callable[[_F], _F]:
     """See Client.locked."""
     return _decorator.locked(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from ._hold import Hold
@@ -38,6 +38,47 @@ class AsyncLostEvent(asyncio.Event):
 
     def forget(self) -> None:
         """It was released."""
-        with self._hold.session.mutex:
-            if self._tell in self._hold.listeners:
-                self._hold.listeners.remove(self._tell)
+        self._hold.forget(self._tell)
+
+
+class Canceller:
+    """Cancels the task of a block when its lock is lost, and knows that it did."""
+
+    def __init__(self, hold: Hold) -> None:
+        self._hold = hold
+        self._task = current_task()
+        self._loop = asyncio.get_running_loop()
+        self._cancelled = self._over = False
+        with hold.session.mutex:
+            hold.listeners.append(self._tell)
+        if hold.problem is not None:
+            self._tell()
+
+    def _tell(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._cancel)
+        except RuntimeError:
+            pass
+
+    def _cancel(self) -> None:
+        if not self._over and not self._cancelled:
+            self._cancelled = True
+            self._task.cancel("the lock is lost")
+
+    def leave(self, error: BaseException | None) -> bool:
+        """The block has ended: whether what it raised is only our cancellation."""
+        self._over = True
+        self._hold.forget(self._tell)
+        if not self._cancelled:
+            return False
+        # Before Python 3.11 nobody counts: whoever cancels besides is not told apart.
+        uncancel: Any = getattr(self._task, "uncancel", None)
+        others = uncancel() if uncancel is not None else 0
+        return isinstance(error, asyncio.CancelledError) and not others
+
+
+def current_task() -> asyncio.Task[object]:
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("async with a lock needs a task of asyncio")
+    return task

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Literal, TypeVar
+from typing import Any, TypeVar
 
+from . import _look
 from ._decorator import Resource, locked
 from ._errors import LockSidecarError, NoSidecar, SessionClosed, SidecarGone
-from ._http import HTTP
 from ._lock import Lock, RWLock
-from ._model import Mode, Transport
+from ._model import Mode, Once, Seconds, duration, given_seconds
 from ._session import Session
 from ._socket import default_socket
-
-TransportName = Literal["http", "grpc", "auto"]
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -35,9 +32,6 @@ class Client:
 
     socket: path of the sidecar's socket; else `default_socket()`.
     name, metadata: shown in lists. The name is that of the program, if not given.
-    transport: `http` needs nothing; `grpc` needs the extra of that name; `auto` is
-        `grpc` where that can be had and survives a fork. `$LOCKSIDECAR_TRANSPORT` is the
-        default, or http.
     connect_timeout: for so many seconds a sidecar is called again that hangs up before it
         has opened the session, as it does to make room where connections are short. Where
         there is none it is told at once.
@@ -49,15 +43,12 @@ class Client:
         *,
         name: str | None = None,
         metadata: Mapping[str, str] | None = None,
-        transport: TransportName | None = None,
         connect_timeout: float = 15.0,
     ) -> None:
         self._path = os.fspath(socket) if socket is not None else None
         self._name = name
         self._metadata = dict(metadata or {})
-        self._transport = transport
         self._connect_timeout = connect_timeout
-        self._forked = False
         self._closed = False
         self._session: Session | None = None
         self._opening = threading.RLock()
@@ -66,47 +57,92 @@ class Client:
 
     def lock(
         self,
-        resource: str,
+        resource: str | Sequence[str],
         *,
-        wait: float | None = None,
+        wait: Seconds | None = None,
         owner: str | None = None,
         reentrant: bool = False,
-        max_hold: float | None = None,
-        mode: Mode = Mode.EXCLUSIVE,
+        max_hold: Seconds | None = None,
+        mode: Mode | str = Mode.EXCLUSIVE,
+        once: Once | None = None,
+        cancel_on_lost: bool = False,
     ) -> Lock:
         """A lock, to be used in `with` and `async with`. Nothing is taken yet.
 
-        wait: seconds; None: for ever; 0: try once.
+        resource: what is locked; or 2 to 16 different ones, all or none, without deadlock
+            between such requests: `held.parts` has the fence of each.
+        wait: seconds, or a timedelta; None: for ever; 0: try once.
         owner: who asks, for lists; by default the thread or the task.
         reentrant: the owner may enter again what it has entered so, and releases as often.
             Else each acquire stands alone: who asks twice waits for itself.
         max_hold: the lock is lost after so many seconds (0.1 to 86400).
+        once: it is an attempt at something that is to succeed only once, see `once`.
+        cancel_on_lost: in `async with`, a loss cancels the task, and the block raises LockLost.
         """
         return Lock(
-            self, resource, mode=mode, wait=wait, owner=owner, reentrant=reentrant, max_hold=max_hold
+            self,
+            resource if isinstance(resource, str) else tuple(resource),
+            mode=mode,
+            wait=wait,
+            owner=owner,
+            reentrant=reentrant,
+            max_hold=max_hold,
+            once=once,
+            cancel_on_lost=cancel_on_lost,
+        )
+
+    def once(
+        self,
+        resource: str,
+        *,
+        keep: Seconds | None = None,
+        max_attempts: int = 0,
+        wait: Seconds | None = None,
+        owner: str | None = None,
+        max_hold: Seconds | None = None,
+        cancel_on_lost: bool = False,
+    ) -> Lock:
+        """An attempt at something that is to succeed only once. End it by `held.succeeded()` or `held.failed()`.
+
+        AlreadyDone, when it is taken: it has succeeded before. AttemptsExhausted: it was
+        tried max_attempts times. keep: for so many seconds that is remembered (none: 30 days).
+        A block that ends without a word leaves the outcome UNKNOWN: the next attempt finds
+        that in `held.previous`.
+        """
+        return self.lock(
+            resource,
+            wait=wait,
+            owner=owner,
+            max_hold=max_hold,
+            once=Once(given_seconds("keep", keep), max_attempts),
+            cancel_on_lost=cancel_on_lost,
         )
 
     def rwlock(
         self,
         resource: str,
         *,
-        wait: float | None = None,
+        wait: Seconds | None = None,
         owner: str | None = None,
         reentrant: bool = False,
-        max_hold: float | None = None,
+        max_hold: Seconds | None = None,
     ) -> RWLock:
         """A lock that many can hold for reading: `rwlock("x").read()`, `.write()`."""
-        return RWLock(self, resource, wait=wait, owner=owner, reentrant=reentrant, max_hold=max_hold)
+        return RWLock(
+            lambda mode: self.lock(
+                resource, wait=wait, owner=owner, reentrant=reentrant, max_hold=max_hold, mode=mode
+            )
+        )
 
     def locked(
         self,
         resource: Resource,
         *,
-        wait: float | None = None,
+        wait: Seconds | None = None,
         owner: str | None = None,
         reentrant: bool = False,
-        max_hold: float | None = None,
-        mode: Mode = Mode.EXCLUSIVE,
+        max_hold: Seconds | None = None,
+        mode: Mode | str = Mode.EXCLUSIVE,
     ) -> Callable[[F], F]:
         """Decorates a function, or a coroutine function: it runs under the lock."""
         return locked(
@@ -117,7 +153,7 @@ class Client:
     def draining(self) -> bool:
         """The sidecar is about to stop: finish, and release."""
         session = self._session
-        return session is not None and session.error is None and session.draining.is_set()
+        return session is not None and session.error is None and session.core.draining
 
     def open(self) -> None:
         """Open the session now, and not with the first lock. NoSidecar, Draining, …
@@ -160,7 +196,7 @@ class Client:
                 raise SessionClosed("this client is closed")
             session = self._session
             if session is not None and session.pid != os.getpid():  # forked behind Python's back
-                self._after_fork()
+                session.forked()
                 session = None
             if session is None or session.error is not None:
                 session = self._session = self._open_new()
@@ -172,7 +208,7 @@ class Client:
         pause = 0.05
         while True:
             try:
-                return Session(self._connect(), name, self._metadata)
+                return Session(self._socket(), name, self._metadata)
             except (SidecarGone, NoSidecar) as e:
                 if not _passes(e) or time.monotonic() + pause > end:
                     raise
@@ -181,11 +217,57 @@ class Client:
             if self._closed:
                 raise SessionClosed("this client is closed")
 
-    def _connect(self) -> Transport:
-        path = self._path if self._path is not None else default_socket()
-        if self._forked:  # grpcio does not survive it
-            return HTTP(path)
-        return _transport(self._transport or os.environ.get("LOCKSIDECAR_TRANSPORT") or "http", path)
+    def _socket(self) -> str:
+        return self._path if self._path is not None else default_socket()
+
+    # Looks. Each has a connection of its own, and no session. What they give is the
+    # API's JSON: see docs/api.md for its fields.
+
+    def get(self, resource: str) -> dict[str, Any]:
+        """Who holds a resource and who waits for it, everywhere: `holders` and `waiters`."""
+        return _look.ask(self._socket(), "getLock", {"resource": resource}, "lock")
+
+    def held(self, resource: str) -> bool:
+        """Whether some app holds it, here or anywhere else."""
+        return any(not holder.get("parked") for holder in self.get(resource)["holders"])
+
+    def list(self, prefix: str = "") -> Iterator[dict[str, Any]]:
+        """What `get` tells, of all resources with that prefix that are held or waited for, in byte order."""
+        return _look.pages(self._socket(), "listLocks", {"prefix": prefix}, "locks")
+
+    def watch(self, prefix: str = "", *, interval: Seconds = 1.0) -> Iterator[dict[str, Any]]:
+        """What is there, then each change that the sidecar sees when it looks: `kind` and `lock`. It does not end."""
+        body = {"prefix": prefix, "interval": duration(given_seconds("interval", interval) or 0.0)}
+        return _look.stream(self._socket(), "watchLocks", body, "watched")
+
+    def force(self, resource: str, *, lock_id: str = "", grace: Seconds = 2.0) -> Sequence[str]:
+        """Take a lock from its holders, or a waiter out of the queue, by its lock_id. For admins.
+
+        Returns when it is gone: when the holder has let go, or grace is over.
+        """
+        body = {"resource": resource, "lockId": lock_id, "grace": duration(given_seconds("grace", grace) or 0.0)}
+        return list_(_look.ask(self._socket(), "forceRelease", body, "forceReleased")["lockIds"])
+
+    def info(self) -> dict[str, Any]:
+        """The sidecar itself: its version, store, lease, and how much it has to do."""
+        return _look.ask(self._socket(), "getInfo", {}, "info")
+
+    def leader(self, resource: str) -> dict[str, Any]:
+        """Who leads: `leads`, the `holder`, and the `value` that it publishes as metadata `leader` of its Client."""
+        return _look.ask(self._socket(), "getLeader", {"resource": resource}, "leader")
+
+    def watch_leader(self, resource: str, *, interval: Seconds = 1.0) -> Iterator[dict[str, Any]]:
+        """Who leads, then each change. It does not end."""
+        body = {"resource": resource, "interval": duration(given_seconds("interval", interval) or 0.0)}
+        return _look.stream(self._socket(), "watchLeader", body, "leader")
+
+    def outcomes(self, prefix: str = "", *, states: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+        """What became of what is done once: of all, or only `FAILED`, `UNKNOWN`, `SUCCEEDED`."""
+        return _look.pages(self._socket(), "listOutcomes", {"prefix": prefix, "states": ",".join(states)}, "outcomes")
+
+    def reset_outcome(self, resource: str) -> dict[str, Any] | None:
+        """Forget an outcome: the next attempt is the first again. For admins. What it was, or None."""
+        return _look.ask(self._socket(), "resetOutcome", {"resource": resource}, "outcomeReset").get("outcome")
 
     def close(self) -> None:
         """Release everything and end the session, and wait until the sidecar has done so."""
@@ -203,13 +285,35 @@ class Client:
     ) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        session = getattr(self, "_session", None)
+        if session is not None:
+            session.retire()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        path = self._path if self._path is not None else ""
+        return _restore, (path, self._name, tuple(sorted(self._metadata.items())), self._connect_timeout)
+
     def _after_fork(self) -> None:
         self._opening = threading.RLock()
         self._openings = {}
-        self._forked = True
-        session, self._session = self._session, None
-        if session is not None:
-            session.forked()
+        self._session = None
+
+
+list_ = list  # the method hides it
+
+
+def _restore(path: str, name: str | None, metadata: tuple[tuple[str, str], ...], connect_timeout: float) -> Client:
+    """An unpickled client. All that say the same are one, as long as one of them lives."""
+    key = (path, name, metadata, connect_timeout)
+    client = _restored.get(key)
+    if client is None:
+        client = Client(path or None, name=name, metadata=dict(metadata), connect_timeout=connect_timeout)
+        _restored[key] = client
+    return client
+
+
+_restored: weakref.WeakValueDictionary[object, Client] = weakref.WeakValueDictionary()
 
 
 def _passes(e: LockSidecarError) -> bool:
@@ -222,22 +326,6 @@ def _passes(e: LockSidecarError) -> bool:
 
 def _program() -> str:
     return os.path.basename(sys.argv[0] if sys.argv else "") or "python"
-
-
-def _transport(name: str, path: str) -> Transport:
-    if name == "http":
-        return HTTP(path)
-    if name not in ("grpc", "auto"):
-        raise ValueError(f"transport must be http, grpc or auto, and not {name!r}")
-    try:
-        from ._grpc import GRPC
-    except ImportError as e:
-        if name == "auto":
-            return HTTP(path)
-        if importlib.util.find_spec("grpc") is not None:
-            raise  # it says itself what is wrong
-        raise ImportError("the transport grpc needs grpcio: pip install 'locksidecar[grpc]'") from e
-    return GRPC(path)
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from ._clock import boot_time
 from ._errors import LockLost
-from ._model import Call, Grant, Guard, Mode
+from ._model import Grant, Guard, Mode
 
 if TYPE_CHECKING:
-    from ._session import Session
+    from ._core import Call, Core
 
 
 class Bell:
@@ -76,8 +76,9 @@ class LostEvent(threading.Event):
 class Hold:
     """A hold. Everything that changes is guarded by session.mutex."""
 
-    def __init__(self, session: Session, grant: Grant) -> None:
+    def __init__(self, session: Core, grant: Grant) -> None:
         self.session = session
+        self.grant = grant
         self.lock_id = grant.lock_id
         self.resource = grant.resource
         self.fence = grant.fence
@@ -135,11 +136,18 @@ class Hold:
         """Mark it as lost, once. session.mutex is held."""
         if self.problem is not None:
             return
-        problem.resource, problem.lock_id, problem.fence = self.resource, self.lock_id, self.fence
+        problem.lock_id = self.lock_id
+        if not self.grant.parts or not problem.resource:  # of several the sidecar names the one
+            problem.resource, problem.fence = self.resource, self.fence
         self.problem = problem
         self.lost.set()
         for listener in self.listeners:
             listener()
+
+    def forget(self, listener: Callable[[], None]) -> None:
+        with self.session.mutex:
+            if listener in self.listeners:
+                self.listeners.remove(listener)
 
     def forked(self, problem: LockLost) -> None:
         """In a child: it is the parent's. Whatever lock another thread had here is locked for ever."""

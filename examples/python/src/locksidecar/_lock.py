@@ -1,182 +1,23 @@
-"""Locks as an app sees them: `with`, `async with`, and what it gets there."""
+"""Locks that can be taken: `with`, `async with`, `acquire`."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import logging
 import threading
 import weakref
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from ._aio import AsyncLostEvent
-from ._errors import LockLost, LockSidecarError, NotHolder, SessionNotFound
-from ._hold import Hold, LostEvent
-from ._model import Call, Guard, Mode, Wanted
+from ._aio import current_task
+from ._errors import InvalidRequest, LockHeld, NotHolder, SessionNotFound, WaitTimeout
+from ._held import AsyncHeld, Held
+from ._model import Mode, Once, Seconds, Wanted, given_mode, given_seconds, given_text
 
 if TYPE_CHECKING:
     from ._client import Client
+    from ._core import Call
     from ._session import Session
-
-_log = logging.getLogger("locksidecar")
-
-
-class _Held:
-    """What Held and AsyncHeld have in common: everything that does not wait."""
-
-    def __init__(self, entry: Call) -> None:
-        self._entry = entry
-        self._hold: Hold = entry.hold
-
-    @property
-    def _released(self) -> bool:
-        return self._entry not in self._hold.entered
-
-    @property
-    def resource(self) -> str:
-        return self._hold.resource
-
-    @property
-    def mode(self) -> Mode:
-        return self._hold.mode
-
-    @property
-    def fence(self) -> int:
-        """The fencing token: larger than that of every earlier exclusive grant of the resource.
-
-        Send it with every write, and let the receiver refuse a smaller one than it has seen.
-        """
-        return self._hold.fence
-
-    @property
-    def guard(self) -> Guard | None:
-        """Where the store is a database: a statement for the app's own transaction there."""
-        return self._hold.guard
-
-    @property
-    def lock_id(self) -> str:
-        return self._hold.lock_id
-
-    @property
-    def count(self) -> int:
-        """How many times this owner has entered (1, unless reentrant); 0 when it has left."""
-        return self._hold.count
-
-    @property
-    def jeopardy(self) -> bool:
-        """The store does not answer: nothing is lost yet, but begin nothing long."""
-        return self._hold.session.jeopardy
-
-    def valid_for(self) -> float:
-        """For how many seconds the lock may be relied on without further news.
-
-        Counted on this machine's boot-time clock; never too long. 0 when it is lost.
-        """
-        return 0.0 if self._released else self._hold.valid_for()
-
-    @property
-    def problem(self) -> LockLost | None:
-        """Why it is lost, or None."""
-        return self._hold.look()
-
-    def check(self) -> None:
-        """Raise LockLost if it is lost. Cheap: call it before every write."""
-        if (problem := self._hold.check()) is not None:
-            raise problem.again()
-
-    def _leave(self, failed: bool) -> bool:
-        """At the end of a block: whether it is to be released. LockLost, unless the block failed itself."""
-        if self._released:
-            return False
-        if (problem := self._hold.look()) is not None:
-            self._hold.session.give_up(self._entry)  # ends the grace
-            if not failed:
-                raise problem.again()
-            return False
-        return True
-
-    def _not_released(self, e: LockSidecarError) -> None:
-        """The release at the end of a block has failed. The work was done under the lock."""
-        if not isinstance(e, NotHolder):
-            self._hold.session.give_up(self._entry)
-            _log.warning("the lock on %r is free a little later: %s", self.resource, e)
-
-    def __repr__(self) -> str:
-        state = "released" if self._released else "lost" if self._hold.problem else "held"
-        return f"<{type(self).__name__} {self.mode.value} {self.resource!r} fence={self.fence} {state}>"
-
-
-class Held(_Held):
-    """A lock that is held."""
-
-    @property
-    def lost(self) -> LostEvent:
-        """A threading.Event: set when the lock is lost, and not by a release."""
-        return self._hold.lost
-
-    def release(self) -> int:
-        """Release once, from any thread; how many times this owner must still do so.
-
-        LockLost: it was lost before. NotHolder: it was released before.
-        """
-        return self._hold.session.release(self._entry)
-
-    def downgrade(self) -> None:
-        """Turn writing into reading without letting go."""
-        self._hold.session.downgrade(self._entry)
-
-    def _exit(self, failed: bool) -> None:
-        try:
-            if self._leave(failed):
-                self.release()
-        except LockLost:
-            if not failed:
-                raise
-        except LockSidecarError as e:
-            self._not_released(e)
-
-
-class AsyncHeld(_Held):
-    """A lock that a task holds."""
-
-    def __init__(self, entry: Call) -> None:
-        super().__init__(entry)
-        self._lost = AsyncLostEvent(self._hold)
-
-    @property
-    def lost(self) -> AsyncLostEvent:
-        """An asyncio.Event: set when the lock is lost, and not by a release."""
-        return self._lost
-
-    async def release(self) -> int:
-        """Release once, in any task; how many times this owner must still do so.
-
-        A cancelled release is carried out all the same. Errors as of Held.release.
-        """
-        try:
-            return await self._hold.session.release_async(self._entry)
-        finally:
-            if self._released:
-                self._lost.forget()
-
-    async def downgrade(self) -> None:
-        """Turn writing into reading without letting go."""
-        await self._hold.session.downgrade_async(self._entry)
-
-    async def _exit(self, failed: bool) -> None:
-        try:
-            if self._leave(failed):
-                await self.release()
-        except LockLost:
-            if not failed:
-                raise
-        except LockSidecarError as e:
-            self._not_released(e)
-        except asyncio.CancelledError:  # before the release started
-            if not self._released:
-                self._hold.session.give_up(self._entry)
-            raise
 
 
 class Lock:
@@ -187,144 +28,192 @@ class Lock:
 
     At the end of a block that has lost its lock, LockLost is raised (unless the
     block itself raises something): its work may not have been alone.
+
+    A hold belongs to its block, and not to the thread or task that entered: the block may
+    be left in another. Where blocks of one Lock overlap, in one thread or after a change of
+    threads, the innermost is left first; `with lock.acquire():` has no such rule.
+
+    A Lock can be pickled: the copy asks the same sidecar for the same lock, and holds nothing.
     """
 
     def __init__(
         self,
         client: Client,
-        resource: str,
+        resource: str | tuple[str, ...],
         *,
-        mode: Mode = Mode.EXCLUSIVE,
-        wait: float | None = None,
+        mode: Mode | str = Mode.EXCLUSIVE,
+        wait: Seconds | None = None,
         owner: str | None = None,
         reentrant: bool = False,
-        max_hold: float | None = None,
+        max_hold: Seconds | None = None,
+        once: Once | None = None,
+        cancel_on_lost: bool = False,
     ) -> None:
         self._client = client
-        self.resource = resource
-        self.mode = mode
-        self.wait = wait
-        self.owner = owner
+        self._resources = (resource,) if isinstance(resource, str) else tuple(resource)
+        for name in self._resources:
+            given_text("resource", name)
+        self.resource = ", ".join(self._resources)
+        self.mode = given_mode(mode)
+        self.wait = given_seconds("wait", wait)
+        self.owner = owner if owner is None else given_text("owner", owner)
         self.reentrant = reentrant
-        self.max_hold = max_hold
-        self._threads: _Entered[threading.Thread, Held] = _Entered()
-        self._tasks: _Entered[asyncio.Task[object], AsyncHeld] = _Entered()
+        self.max_hold = given_seconds("max_hold", max_hold)
+        self.once = once
+        self.cancel_on_lost = cancel_on_lost
+        self._taken: _Entered[Held] = _Entered()  # by acquire
+        self._blocks: _Entered[Held] = _Entered()
+        self._blocks_async: _Entered[AsyncHeld] = _Entered()
 
-    def acquire(self) -> Held:
-        """Take it; release what this returns.
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = dict(
+            mode=self.mode,
+            wait=self.wait,
+            owner=self.owner,
+            reentrant=self.reentrant,
+            max_hold=self.max_hold,
+            once=self.once,
+            cancel_on_lost=self.cancel_on_lost,
+        )
+        return _restore, (self._client, self._resources, options)
+
+    def __repr__(self) -> str:
+        return f"<Lock {self.mode.value} {self.resource!r}>"
+
+    @overload
+    def acquire(self) -> Held: ...
+
+    @overload
+    def acquire(self, blocking: bool, timeout: Seconds | None = None) -> Held | None: ...
+
+    @overload
+    def acquire(self, blocking: bool = True, *, timeout: Seconds | None) -> Held | None: ...
+
+    def acquire(self, blocking: bool | None = None, timeout: Seconds | None = None) -> Held | None:
+        """Take it. What this returns is released by its own release, by `with`, or by `release` here.
 
         LockHeld: wait=0, and not free. WaitTimeout. NoSidecar, SidecarGone,
         SidecarSilent, StoreUnavailable, UpgradeRefused, LimitExceeded, InvalidRequest.
         With an error, an interrupt too, nothing is taken and nothing is left behind.
+
+        With blocking or timeout it is as in threading: None where it is not free in time.
         """
+        if blocking is None and timeout is None:
+            return self._acquire(self.wait, self._taken)
+        if timeout == -1:
+            timeout = None
+        if blocking is False and timeout is not None:
+            raise InvalidRequest("a try has no timeout", metadata={"field": "timeout"})
+        try:
+            wait = 0.0 if blocking is False else given_seconds("timeout", timeout)
+            return self._acquire(wait, self._taken)
+        except (LockHeld, WaitTimeout):
+            return None
+
+    def _acquire(self, wait: float | None, noted: _Entered[Held]) -> Held:
         entry = _Entry()
         try:
-            return self._acquire(entry)
+            while True:
+                session = entry.session = self._client.session()
+                call = entry.call = session.prepare(self._wanted(wait, "thread", threading.current_thread()))
+                try:
+                    session.acquire(call)
+                    held = Held(session, call)
+                    if noted is self._taken:
+                        noted.forget_released()
+                    noted.push(threading.current_thread(), held)
+                    return held
+                except SessionNotFound:  # it had ended, and we had not heard of that yet
+                    if entry.again:
+                        raise
+                    entry.again = True
         except BaseException:
             entry.undo()
             raise
-
-    def _acquire(self, entry: _Entry) -> Held:
-        while True:
-            session = entry.session = self._client.session()
-            call = entry.call = session.prepare(self._wanted("thread", threading.current_thread()))
-            try:
-                session.acquire(call)
-                return Held(call)
-            except SessionNotFound:  # it had ended, and we had not heard of that yet
-                if entry.again:
-                    raise
-                entry.again = True
 
     async def acquire_async(self) -> AsyncHeld:
         """The same for a task. Cancelling it ends the wait."""
         again = False
         while True:
             session = await self._client.session_async()
-            call = session.prepare(self._wanted("task", _current_task()))
+            task = current_task()
+            call = session.prepare(self._wanted(self.wait, "task", task))
             try:
                 await session.acquire_async(call)
-                return AsyncHeld(call)
+                return AsyncHeld(session, call)
             except SessionNotFound:
                 if again:
                     raise
                 again = True
 
-    def _wanted(self, kind: str, who: object) -> Wanted:
+    def release(self) -> None:
+        """Release what acquire has taken last, here or in another thread. NotHolder: there is nothing."""
+        self._taken.forget_released()
+        held = self._taken.innermost(threading.current_thread())
+        if held is None:
+            raise NotHolder(f"the lock on {self.resource!r} is not held by this Lock")
+        held.release()
+
+    def locked(self) -> bool:
+        """Whether somebody holds it, here or anywhere else."""
+        return any(self._client.held(name) for name in self._resources)
+
+    def _wanted(self, wait: float | None, kind: str, who: object) -> Wanted:
         owner = self.owner if self.owner is not None else _label(kind, who)
-        return Wanted(self.resource, self.mode, self.wait, owner, self.reentrant, self.max_hold)
+        return Wanted(self._resources, self.mode, wait, owner, self.reentrant, self.max_hold, self.once)
 
     def __enter__(self) -> Held:
-        entry = _Entry()
-        try:
-            held = self._acquire(entry)
-            self._threads.push(threading.current_thread(), held)
-            return held
-        except BaseException:
-            entry.undo()
-            raise
+        return self._acquire(self.wait, self._blocks)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         held: Held | None = None
         try:
-            held = self._threads.pop(threading.current_thread())
-            held._exit(kind is not None)
-        except BaseException:
-            if held is not None and not held._released:  # an interrupt must not leave it held
-                held._hold.session.give_up(held._entry)
+            held = self._blocks.innermost(threading.current_thread())
+            if held is not None:
+                held.__exit__(kind, error, traceback)
+        except BaseException:  # an interrupt, at any step, must not leave it held
+            held = held or self._blocks.innermost(threading.current_thread())
+            if held is not None:
+                held._session.abandon(held._entry)
             raise
+        finally:
+            self._blocks.remove(held)
 
     async def __aenter__(self) -> AsyncHeld:
         held = await self.acquire_async()
-        self._tasks.push(_current_task(), held)
+        if self.cancel_on_lost:
+            held._cancel_on_lost()
+        self._blocks_async.push(current_task(), held)
         return held
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._tasks.pop(_current_task())._exit(kind is not None)
+        held = self._blocks_async.innermost(current_task())
+        self._blocks_async.remove(held)
+        if held is not None:
+            await held.__aexit__(kind, error, traceback)
+
+
+def _restore(client: Client, resources: tuple[str, ...], options: dict[str, Any]) -> Lock:
+    return Lock(client, resources, **options)
 
 
 class RWLock:
     """Two locks on one resource: many may read, one may write."""
 
-    def __init__(
-        self,
-        client: Client,
-        resource: str,
-        *,
-        wait: float | None = None,
-        owner: str | None = None,
-        reentrant: bool = False,
-        max_hold: float | None = None,
-    ) -> None:
-        self._client = client
-        self.resource = resource
-        self._wait = wait
-        self._owner = owner
-        self._reentrant = reentrant
-        self._max_hold = max_hold
+    def __init__(self, make: Callable[[Mode], Lock]) -> None:
+        self._make = make
 
     def read(self) -> Lock:
         """Beside other readers."""
-        return self._lock(Mode.SHARED)
+        return self._make(Mode.SHARED)
 
     def write(self) -> Lock:
         """Alone. Who reads cannot have it too: it waits for itself, or, if reentrant, UpgradeRefused."""
-        return self._lock(Mode.EXCLUSIVE)
-
-    def _lock(self, mode: Mode) -> Lock:
-        return Lock(
-            self._client,
-            self.resource,
-            mode=mode,
-            wait=self._wait,
-            owner=self._owner,
-            reentrant=self._reentrant,
-            max_hold=self._max_hold,
-        )
+        return self._make(Mode.EXCLUSIVE)
 
 
 class _Entry:
@@ -340,27 +229,36 @@ class _Entry:
 
     def undo(self) -> None:
         if self.session is not None and self.call is not None:
-            self.session.give_up(self.call)
+            self.session.abandon(self.call)
 
 
-H = TypeVar("H", bound=_Held)
-O = TypeVar("O")
+H = TypeVar("H", Held, AsyncHeld)
 
 
-class _Entered(Generic[O, H]):
-    """Which thread or task is in which blocks of one Lock."""
+class _Entered(Generic[H]):
+    """What was taken by one Lock, and by which thread or task."""
 
     def __init__(self) -> None:
-        self._stacks: weakref.WeakKeyDictionary[O, list[H]] = weakref.WeakKeyDictionary()
+        self._all: list[tuple[weakref.ref[object], H]] = []
+        self._mutex = threading.RLock()
 
-    def push(self, who: O, held: H) -> None:
-        self._stacks.setdefault(who, []).append(held)
+    def push(self, who: object, held: H) -> None:
+        with self._mutex:
+            self._all.append((weakref.ref(who), held))
 
-    def pop(self, who: O) -> H:
-        stack = self._stacks.get(who)
-        if not stack:
-            raise RuntimeError("the end of a block in a thread or task that has not entered it")
-        return stack.pop()
+    def innermost(self, who: object) -> H | None:
+        """What this thread or task took last, else what any did."""
+        there = self._all
+        mine = [held for by, held in there if by() is who]
+        return mine[-1] if mine else there[-1][1] if there else None
+
+    def remove(self, held: H | None) -> None:
+        with self._mutex:
+            self._all = [one for one in self._all if one[1] is not held]
+
+    def forget_released(self) -> None:
+        with self._mutex:
+            self._all = [one for one in self._all if not one[1]._released]
 
 
 # Labels are numbers that no other thread or task of the process ever has: what the
@@ -374,10 +272,3 @@ def _label(kind: str, who: object) -> str:
     if label is None:
         label = _labels.setdefault(who, f"{kind}:{next(_numbers)}")
     return label
-
-
-def _current_task() -> asyncio.Task[object]:
-    task = asyncio.current_task()
-    if task is None:
-        raise RuntimeError("async with a lock needs a task of asyncio")
-    return task

@@ -1,15 +1,15 @@
-"""What travels between this process and the sidecar, whatever the transport.
-
-Both transports give messages as dicts in the form of the API's JSON; times may be
-"1.5s" or 1.5, and integers may be strings.
-"""
+"""What an app asks for and gets, as plain values."""
 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Union
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple, Union
+
+from ._errors import InvalidRequest
 
 
 class Mode(str, enum.Enum):
@@ -17,6 +17,10 @@ class Mode(str, enum.Enum):
 
     EXCLUSIVE = "EXCLUSIVE"  # alone
     SHARED = "SHARED"  # beside other shared holds
+
+
+# Times are seconds; who has a timedelta may give that.
+Seconds = Union[float, timedelta]
 
 
 @dataclass(frozen=True)
@@ -31,130 +35,140 @@ class Guard:
     sql: str  # with a ? for each argument
     args: tuple[str, ...]  # ASCII
 
+    @classmethod
+    def read(cls, m: Mapping[str, Any] | None) -> Guard | None:
+        return cls(m["dialect"], m["sql"], tuple(m["args"])) if m else None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several resources that are held together."""
+
+    resource: str
+    lock_id: str  # as lists show it
+    fence: int
+    guard: Guard | None
+
+
+@dataclass(frozen=True)
+class Once:
+    """Something that is to succeed only once.
+
+    keep: for so many seconds the outcome is remembered (1 s to 400 days; none: 30 days).
+    max_attempts: after so many there is no other; 0: no limit.
+    """
+
+    keep: Seconds | None = None
+    max_attempts: int = 0
+
 
 def seconds(value: Any) -> float:
-    if isinstance(value, str):
-        return float(value[:-1])
-    return float(value or 0)
+    """A duration of the API's JSON."""
+    return float(value[:-1]) if isinstance(value, str) else float(value or 0)
 
 
 def duration(value: float) -> str:
     return f"{value:.9f}s"
 
 
-class Grant(NamedTuple):
-    lock_id: str
-    resource: str
-    mode: Mode
-    fence: int
-    valid_for: float
-    counted_at: float
-    guard: Guard | None
+def given_seconds(field: str, value: Seconds | None) -> float | None:
+    """A time that the app gave, in seconds. InvalidRequest: it is none."""
+    if value is None:
+        return None
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidRequest(f"{field} must be seconds or a timedelta, and not {value!r}", metadata={"field": field})
+    if not math.isfinite(value) or value < 0:
+        raise InvalidRequest(f"{field} must be a finite number of seconds, not {value!r}", metadata={"field": field})
+    return float(value)
 
-    @classmethod
-    def read(cls, m: Mapping[str, Any]) -> Grant:
-        guard = m.get("guard")
-        return cls(
-            lock_id=m["lockId"],
-            resource=m["resource"],
-            mode=Mode(m["mode"]),
-            fence=int(m["fence"]),
-            valid_for=seconds(m["validFor"]),
-            counted_at=seconds(m["countedAt"]),
-            guard=Guard(guard["dialect"], guard["sql"], tuple(guard["args"])) if guard else None,
-        )
+
+_LONGEST = 4096  # what is longer the sidecar would refuse anyhow, after it was sent
+
+
+def given_text(field: str, value: object) -> str:
+    """A text that the app gave. InvalidRequest: it cannot be sent."""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{field} must be a str, and not {value!r}", metadata={"field": field})
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as e:
+        raise InvalidRequest(f"{field} is not valid Unicode: {e}", metadata={"field": field}) from None
+    if size > _LONGEST:
+        raise InvalidRequest(f"{field} is {size} bytes long", metadata={"field": field})
+    return value
+
+
+def given_mode(value: Mode | str) -> Mode:
+    try:
+        return Mode(value)
+    except ValueError:
+        raise InvalidRequest(
+            f"mode must be EXCLUSIVE or SHARED, and not {value!r}", metadata={"field": "mode"}
+        ) from None
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A lock as an app asks for it."""
+    """A lock as an app asks for it. Times are checked seconds."""
 
-    resource: str
+    resources: tuple[str, ...]
     mode: Mode
     wait: float | None  # None: for ever; 0: try once
     owner: str
     reentrant: bool
     max_hold: float | None
+    once: Once | None = None
+
+    def body(self, wait: float | None) -> dict[str, Any]:
+        """The request, with what is left of its wait."""
+        body: dict[str, Any] = {"mode": self.mode.value, "owner": self.owner, "reentrant": self.reentrant}
+        if len(self.resources) == 1:
+            body["resource"] = self.resources[0]
+        else:
+            body["resources"] = list(self.resources)
+        if wait is not None:
+            body["wait"] = duration(wait)
+        if self.max_hold is not None:
+            body["maxHold"] = duration(self.max_hold)
+        if self.once is not None:
+            body["once"] = once = {"maxAttempts": self.once.max_attempts}
+            if (keep := given_seconds("keep", self.once.keep)) is not None:
+                once["keep"] = duration(keep)  # type: ignore[assignment]
+        return body
 
 
-@dataclass(frozen=True)
-class Acquire:
-    wanted: Wanted
-    request_id: str
+class Grant(NamedTuple):
+    """A hold as the sidecar grants it."""
 
-    def release(self, lock_id: str) -> Release:
-        """The release of what it has got. It is one and the same however often it is sent."""
-        return Release(lock_id, f"release {self.request_id}")
-
-
-@dataclass(frozen=True)
-class Cancel:
-    """Gives up an Acquire, wherever it is."""
-
-    request_id: str
-
-
-@dataclass(frozen=True)
-class Release:
     lock_id: str
-    request_id: str
+    resource: str  # of several: their names
+    mode: Mode
+    fence: int
+    valid_for: float
+    counted_at: float
+    guard: Guard | None
+    parts: tuple[Part, ...]
+    attempt: int
+    previous: Mapping[str, Any] | None
+    outcome_guard: Guard | None
 
-
-@dataclass(frozen=True)
-class Downgrade:
-    lock_id: str
-
-
-Operation = Union[Acquire, Cancel, Release, Downgrade]
-
-
-@dataclass(eq=False)
-class Call:
-    """One operation on its way."""
-
-    operation: Operation
-    sent: float = 0.0  # on our clock, just before it was sent
-    answered: bool = False  # the sidecar said yes or no
-    granted: Grant | None = None  # what it said yes to
-    hold: Any = None  # what came of an acquire
-    undone: bool = False  # and was given up again
-    transport: Any = field(default=None, repr=False)  # the transport's own
-
-
-class Sink(Protocol):
-    """Where a transport brings news."""
-
-    def news(self, event: Mapping[str, Any]) -> None:
-        """An event of the API, as JSON."""
-
-    def gone(self, why: str) -> bool:
-        """The connection is broken: nothing will come any more."""
-
-
-class Transport(Protocol):
-    """A way to the sidecar for one session. Its methods may be called by any thread."""
-
-    def open(self, request: Mapping[str, Any], sink: Sink) -> tuple[float, Mapping[str, Any]]:
-        """Open the session. Returns when the request was sent, and the answer."""
-
-    def call(self, call: Call, timeout: float | None) -> Mapping[str, Any]:
-        """Carry out an operation and return the answer.
-
-        The sidecar's errors are raised with call.answered set. SidecarGone: the
-        connection broke. SidecarSilent: no answer within timeout.
-        """
-
-    async def call_async(self, call: Call, timeout: float | None) -> Mapping[str, Any]:
-        """The same for a task of asyncio."""
-
-    def abandon(self, call: Call) -> None:
-        """The caller of a call has left: see in the background that nothing is left behind."""
-
-    def close(self, timeout: float) -> None:
-        """End the session at the sidecar, and wait for it."""
-
-    def drop(self) -> None:
-        """The session has ended: end what is still on its way."""
-
-    def forget(self) -> None:
-        """This is a child after a fork: let go of the parent's, without touching it."""
+    @classmethod
+    def read(cls, m: Mapping[str, Any]) -> Grant:
+        parts = tuple(
+            Part(p["resource"], p["lockId"], int(p["fence"]), Guard.read(p.get("guard"))) for p in m.get("parts") or ()
+        )
+        return cls(
+            lock_id=m["lockId"],
+            resource=m["resource"] or ", ".join(p.resource for p in parts),
+            mode=Mode(m["mode"]),
+            fence=int(m["fence"]),
+            valid_for=seconds(m["validFor"]),
+            counted_at=seconds(m["countedAt"]),
+            guard=Guard.read(m.get("guard")),
+            parts=parts,
+            attempt=int(m.get("attempt") or 0),
+            previous=m.get("previous"),
+            outcome_guard=Guard.read(m.get("outcomeGuard")),
+        )

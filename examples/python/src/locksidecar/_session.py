@@ -1,354 +1,382 @@
-"""One app session: what this process holds, and when that ends."""
+"""One app session: a connection with lines of JSON, and the thread that reads it.
+
+The rules are in _core.py. Here bytes move, callers wait, and forks and signals are met:
+
+* What is sent never blocks. What the sidecar does not take yet stays in the outbox.
+* One thread reads. Where none can be started any more, as in atexit, callers read.
+* An interrupt can strike between any two steps of a caller, so each step leaves a state
+  that the next caller can go on from.
+* A child after a fork has nothing of a session, and touches nothing of it: it closes its
+  copies of the sockets, and that is all.
+"""
 
 from __future__ import annotations
 
-import itertools
-import math
+import asyncio
 import os
+import socket
 import threading
+import time
+import weakref
 from collections.abc import Mapping
-from typing import Any
 
-from ._clock import SidecarClock, boot_time
+from ._clock import boot_time
+from ._core import PING_AFTER, Call, Core, release_of
 from ._errors import (
     LockLost,
     LockSidecarError,
-    NoSidecar,
     NotHolder,
     SessionClosed,
     SessionNotFound,
     SidecarGone,
     SidecarSilent,
+    WaitTimeout,
 )
-from ._hold import Hold
-from ._model import Acquire, Call, Downgrade, Grant, Transport, Wanted, seconds
+from ._hold import Bell
+from ._model import Wanted, duration
+from ._socket import connect
 
-# A clock that goes on in suspend is looked at this often: the timers of threads
-# stand still meanwhile.
-_MAX_LOOK = 1.0
-# How long the sidecar may take at most to say that max_hold is over, see Hold.silent_at.
-_MAX_SLACK = 0.25
 # A try waits 2 s for the store, a release too; the rest is for a busy machine.
 _STORE_LIMIT = 2.0
 _PATIENCE = 3.0
+_OPEN_TIMEOUT = 5.0
 
 
 class Session:
-    """A session and its transport. Any thread and any task may use it."""
+    """Any thread and any task may use it."""
 
-    def __init__(self, transport: Transport, name: str, metadata: Mapping[str, str]) -> None:
+    def __init__(self, path: str, name: str, metadata: Mapping[str, str]) -> None:
         self.pid = os.getpid()
         # Reentrant, as a signal handler may look at a hold while this very thread does.
         self.mutex = threading.RLock()
-        self.changed = threading.Condition(self.mutex)
-        self.error: LockSidecarError | None = None  # why it ended
-        self._news = (-math.inf, 0.0)  # of the lease: when it was counted, its end on our clock
-        self.slack = 0.0
-        self.jeopardy = False
-        self.draining = threading.Event()
-        self._transport = transport
-        self._clock = SidecarClock()
-        self._holds: dict[str, Hold] = {}
-        self._asking: set[Call] = set()  # acquires on their way
-        self._early: dict[str, LockLost] = {}  # losses that came before their grants
-        self._looks_at = math.inf
-        self._ids = itertools.count(1)
-
-        request: dict[str, Any] = {"name": name, "metadata": dict(metadata)}
+        self.core = Core(self.mutex)
+        self._retired = False
+        self._thread: threading.Thread | None = None
+        self._in = connect(path)
         try:
-            sent, opened = transport.open(request, self)
-            self.id = str(opened["sessionId"])
-            self._clock.answered(sent, seconds(opened["countedAt"]))
-            self.slack = min(_MAX_SLACK, seconds(opened.get("leaseMargin")) / 2)
-            threading.Thread(target=self._watch, name="locksidecar-clock", daemon=True).start()
+            self._out = self._in.dup()  # for who sends, and never waits
+            self._out.setblocking(False)
+            _sessions.add(self)
+            self._open(name, metadata)
         except BaseException:  # an interrupt, too
-            transport.drop()
+            self._hang_up()
+            self._close_sockets()
             raise
 
-    # Operations. Each has a form for threads and one for tasks; what is not waiting
-    # is the same.
+    def _open(self, name: str, metadata: Mapping[str, str]) -> None:
+        call = Call("open", {"name": name, "metadata": dict(metadata)})
+        self._post(call)
+        end = time.monotonic() + _OPEN_TIMEOUT
+        while not call.done:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise SidecarSilent(_silence(_OPEN_TIMEOUT))
+            self._pump(left)
+        if call.error is not None:
+            raise call.error
+        thread = threading.Thread(target=self._run, name="locksidecar", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter ends: who waits reads
+            return
+        self._thread = thread
+
+    @property
+    def error(self) -> LockSidecarError | None:
+        """Why it has ended."""
+        return self.core.error
+
+    # Bytes.
+
+    def _run(self) -> None:
+        while self.core.error is None and self.pid == os.getpid():
+            with self.mutex:
+                timeout = self.core.look()
+            self._pump(timeout)
+        if self.pid == os.getpid():
+            while isinstance(self.core.error, SessionClosed) and self._receive(_STORE_LIMIT + _PATIENCE):
+                pass  # until the sidecar has released everything
+            self._close_sockets()
+
+    def _receive(self, timeout: float | None) -> bytes | None:
+        """What came; empty: the connection ended; None: nothing in time."""
+        try:
+            self._in.settimeout(timeout)
+            return self._in.recv(65536)
+        except TimeoutError:
+            return None
+        except OSError:
+            return b""
+
+    def _pump(self, timeout: float | None) -> None:
+        """Read once, and give what came to the core."""
+        data = self._receive(timeout)
+        if self.pid != os.getpid():  # a greenlet of gevent goes on in a child
+            return
+        with self.mutex:
+            try:
+                if data:
+                    self.core.feed(data)
+                    self._flush()
+                elif data is not None:
+                    raise SidecarGone("the connection to the sidecar ended")
+            except SidecarGone as e:
+                self.core.end(e, "SIDECAR_GONE", e.message)
+            if self._retired:
+                self.retire()
+
+    def _flush(self) -> None:
+        """Send what the sidecar takes now. The mutex is held."""
+        while True:
+            data, written = self.core.outbox
+            left = memoryview(data)[sum(written) :]
+            if not left:
+                return
+            try:
+                # In one step for signals: what was sent is noted, whatever interrupts.
+                written.extend(map(self._out.send, (left,)))
+            except OSError:  # later, when the sidecar has read; or it is gone, which who reads sees
+                return
+
+    def _post(self, call: Call) -> None:
+        with self.mutex:
+            self.core.post(call)
+            self._flush()
+
+    # Requests. Each has a form for threads and one for tasks.
+
+    def _do(self, call: Call, timeout: float | None) -> None:
+        self._post(call)
+        self._wait(call, timeout)
+
+    async def _do_async(self, call: Call, timeout: float | None) -> None:
+        self._post(call)
+        await self._wait_async(call, timeout)
+
+    def _wait(self, call: Call, timeout: float | None) -> None:
+        """Wait for the answer to what was sent."""
+        bell = Bell()
+        call.wake = bell.ring
+        end = None if timeout is None else time.monotonic() + timeout
+        while not call.done:
+            step = self._step(call, end)
+            if self._thread is None:
+                self._pump(step)
+            else:
+                bell.wait(step)
+            if not call.done:
+                self._tick()
+        if call.error is not None:
+            raise call.error
+
+    async def _wait_async(self, call: Call, timeout: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        answered = loop.create_future()
+        timer: asyncio.TimerHandle | None = None
+
+        def done() -> None:
+            if not answered.done():
+                answered.set_result(None)
+
+        def wake() -> None:
+            try:
+                loop.call_soon_threadsafe(done)
+            except RuntimeError:
+                pass  # the loop is closed: nobody waits
+
+        def tick() -> None:
+            nonlocal timer
+            self._tick()
+            try:
+                timer = loop.call_later(self._step(call, end), tick)
+            except LockSidecarError as e:
+                if not answered.done():
+                    answered.set_exception(e)
+
+        call.wake = wake
+        end = None if timeout is None else time.monotonic() + timeout
+        timer = loop.call_later(self._step(call, end), tick)
+        try:
+            if not call.done:
+                await answered
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if call.error is not None:
+            raise call.error
+
+    def _step(self, call: Call, end: float | None) -> float:
+        """For how long to wait at a time. SidecarSilent, WaitTimeout: long enough."""
+        step = PING_AFTER
+        if call.deadline is not None and not call.id:
+            with self.mutex:
+                if self.core.waits_here(call):
+                    if (left := call.deadline - boot_time()) <= 0:
+                        raise WaitTimeout("the wait is over: too many of this process wait before this one")
+                    step = min(step, left)
+        if end is not None:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise SidecarSilent("the sidecar did not answer in time; it may be frozen")
+            step = min(step, left)
+        return step
+
+    def _tick(self) -> None:
+        with self.mutex:
+            if self.pid == os.getpid():
+                self.core.waited()
+                self._flush()
 
     def prepare(self, wanted: Wanted) -> Call:
         """An acquire that has not started."""
-        return Call(Acquire(wanted, str(next(self._ids))))
+        return Call("acquire", {}, wanted=wanted)
 
-    def acquire(self, call: Call) -> Hold:
-        try:
-            timeout = self._begin_acquire(call)
-            return self._granted(call, self._transport.call(call, timeout))
-        except BaseException as e:
-            raise self._acquire_failed(call, e) from e.__cause__
-        finally:
-            self._end_acquire(call)
-
-    async def acquire_async(self, call: Call) -> Hold:
-        try:
-            timeout = self._begin_acquire(call)
-            return self._granted(call, await self._transport.call_async(call, timeout))
-        except BaseException as e:
-            raise self._acquire_failed(call, e) from e.__cause__
-        finally:
-            self._end_acquire(call)
-
-    def release(self, entry: Call) -> int:
-        """Release what an acquire has got; how many times its owner must still do so.
-
-        LockLost, NotHolder. After an interrupt either nothing has happened, and the
-        entry is still in hold.entered, or it is carried out in the background.
-        """
-        call = _release(entry)
-        try:
-            self._begin_release(entry)
-            self._transport.call(call, _STORE_LIMIT + _PATIENCE)
-            return self._released(entry)
-        except BaseException as e:
-            raise self._release_failed(entry, call, e) from e.__cause__
-
-    async def release_async(self, entry: Call) -> int:
-        call = _release(entry)
-        try:
-            self._begin_release(entry)
-            await self._transport.call_async(call, _STORE_LIMIT + _PATIENCE)
-            return self._released(entry)
-        except BaseException as e:
-            raise self._release_failed(entry, call, e) from e.__cause__
-
-    def downgrade(self, entry: Call) -> None:
-        call = Call(Downgrade(entry.hold.lock_id))
-        try:
-            self._begin_change(entry)
-            self._downgraded(entry.hold, call, self._transport.call(call, _STORE_LIMIT + _PATIENCE))
-        except LockSidecarError as e:
-            raise self._explained(entry.hold, e) from e.__cause__
-
-    async def downgrade_async(self, entry: Call) -> None:
-        call = Call(Downgrade(entry.hold.lock_id))
-        try:
-            self._begin_change(entry)
-            self._downgraded(entry.hold, call, await self._transport.call_async(call, _STORE_LIMIT + _PATIENCE))
-        except LockSidecarError as e:
-            raise self._explained(entry.hold, e) from e.__cause__
-
-    def give_up(self, entry: Call) -> None:
-        """Release in the background, once, what an interrupt has left behind."""
-        if entry.hold is not None and not entry.undone:
-            entry.undone = True
-            self._released(entry)
-            self.let_go(entry)
-
-    def let_go(self, entry: Call) -> None:
-        """Release a hold that is lost, or that nobody wants, in the background."""
-        if self.error is None:
-            self._transport.abandon(_release(entry))
-
-    def close(self, timeout: float = _STORE_LIMIT + _PATIENCE) -> None:
-        """Release everything, and wait until the sidecar has done so."""
-        if self.end(
-            SessionClosed("this process has closed its session"),
-            "SESSION_CLOSED",
-            "this process has closed its session",
-        ):
-            self._transport.close(timeout)
-
-    # What the operations have in common.
-
-    def _begin_acquire(self, call: Call) -> float | None:
+    def _begin(self, call: Call) -> float | None:
         """How long the answer may take."""
-        assert isinstance(call.operation, Acquire)
-        wait = call.operation.wanted.wait
-        with self.mutex:
-            if isinstance(self.error, SessionClosed):
-                raise self.error.again()
-            if self.error is not None:  # since the caller got it: another will do
-                raise SessionNotFound(self.error.message)
-            self._asking.add(call)
+        assert call.wanted is not None
+        if isinstance(self.core.error, SessionClosed):
+            raise self.core.error.again()
+        if self.core.error is not None:  # since the caller got it: another will do
+            raise SessionNotFound(self.core.error.message)
+        wait = call.wanted.wait
         if wait is None:
             return None
-        return (wait if wait > 0 else _STORE_LIMIT) + _PATIENCE
+        if wait > 0:
+            call.deadline = boot_time() + wait
+        return (wait or _STORE_LIMIT) + _PATIENCE
 
-    def _end_acquire(self, call: Call) -> None:
+    def acquire(self, call: Call) -> None:
+        try:
+            self._do(call, self._begin(call))
+        except BaseException:
+            self.abandon(call)
+            raise
+
+    async def acquire_async(self, call: Call) -> None:
+        try:
+            await self._do_async(call, self._begin(call))
+        except BaseException:
+            self.abandon(call)
+            raise
+
+    def abandon(self, call: Call) -> None:
+        """Nobody wants what an acquire gets or has got: in the background, once."""
         with self.mutex:
-            self._asking.discard(call)
-            if not self._asking:
-                self._early.clear()
+            if self.pid == os.getpid() and self.core.error is None:
+                self.core.abandon(call)
+                self._flush()
 
-    def _granted(self, call: Call, answer: Mapping[str, Any]) -> Hold:
-        assert isinstance(call.operation, Acquire)
-        grant = Grant.read(answer)
-        max_hold = call.operation.wanted.max_hold
+    def _begin_release(self, entry: Call) -> Call:
+        """Send the release: from now on nobody relies on the hold, whatever becomes of the call."""
+        hold = entry.hold
+        assert hold is not None
         with self.mutex:
-            if self.error is not None:
-                raise self.error.again()
-            self._clock.answered(call.sent, grant.counted_at)
-            until = self._clock.until(grant.counted_at, grant.valid_for)
-            hold = self._holds.get(grant.lock_id)
-            if hold is None:
-                hold = self._holds[grant.lock_id] = Hold(self, grant)
-            call.hold = hold
-            hold.entered.add(call)
-            hold.mode = grant.mode
-            hold.until = max(hold.until, until)
-            self._prolong(hold)  # news may overtake the grant
-            if max_hold is not None:
-                limit = self._clock.until(grant.counted_at, max_hold)
-                hold.limit = limit if hold.limit is None else min(hold.limit, limit)
-            if early := self._early.get(grant.lock_id):
-                self._lose(hold, early)
-            elif hold.silent_at() < self._looks_at:
-                self.changed.notify()
-            return hold
+            problem = hold.look()
+            entered = entry in hold.entered
+            if problem is None and not entered:
+                raise NotHolder(f"the lock on {hold.resource!r} was released before")
+            call = release_of(entry)
+            if entered and self.pid == os.getpid():
+                self.core.release(call, entry)  # also of what is lost: that ends its grace
+                self._flush()
+            if problem is not None:
+                raise problem.again()
+            return call
 
-    def _acquire_failed(self, call: Call, e: BaseException) -> BaseException:
-        """See that nothing is left behind, and find the error to tell."""
-        if call.hold is not None:  # interrupted after the grant was noted
-            self.give_up(call)
-        elif self.error is None and (not call.answered or not isinstance(e, LockSidecarError)):
-            self._transport.abandon(call)
-        return self._ended(e)
+    def release(self, entry: Call) -> int:
+        """Release once what an acquire has got; how many times its owner must still do so.
 
-    def _begin_change(self, entry: Call) -> None:
-        hold: Hold = entry.hold
+        LockLost, NotHolder. The sidecar carries it out in any case, be it late.
+        """
+        call = self._begin_release(entry)
+        self._wait(call, _STORE_LIMIT + _PATIENCE)
+        return int(call.answer["released"]["count"])
+
+    async def release_async(self, entry: Call) -> int:
+        call = self._begin_release(entry)
+        await self._wait_async(call, _STORE_LIMIT + _PATIENCE)
+        return int(call.answer["released"]["count"])
+
+    def conclude(self, entry: Call, outcome: str, note: str) -> None:
+        """Release with the outcome of something that is done once."""
+        call = self._begin_conclude(entry, outcome, note)
+        self._do(call, _STORE_LIMIT + _PATIENCE)
+        self._concluded(entry)
+
+    async def conclude_async(self, entry: Call, outcome: str, note: str) -> None:
+        call = self._begin_conclude(entry, outcome, note)
+        await self._do_async(call, _STORE_LIMIT + _PATIENCE)
+        self._concluded(entry)
+
+    def _begin_conclude(self, entry: Call, outcome: str, note: str) -> Call:
+        if self.pid != os.getpid():
+            assert entry.hold is not None and entry.hold.problem is not None
+            raise entry.hold.problem.again()
+        return Call("release", {**release_of(entry).body, "requestId": "", "outcome": outcome, "note": note}, about=entry.hold)
+
+    def _concluded(self, entry: Call) -> None:
+        with self.mutex:
+            self.core.left(entry)
+
+    def _begin_change(self, entry: Call, kind: str, **fields: str) -> Call:
+        hold = entry.hold
+        assert hold is not None
         if (problem := hold.look()) is not None:
             raise problem.again()
         if entry not in hold.entered:
             raise NotHolder(f"the lock on {hold.resource!r} was released before")
-        if self.error is not None:
-            raise self.error.again()
+        return Call(kind, {"lockId": hold.lock_id, **fields}, about=hold)
 
-    def _begin_release(self, entry: Call) -> None:
-        if entry.hold.look() is not None:
-            self.let_go(entry)  # ends its grace
-        self._begin_change(entry)
+    def downgrade(self, entry: Call) -> None:
+        self._do(self._begin_change(entry, "downgrade"), _STORE_LIMIT + _PATIENCE)
 
-    def _release_failed(self, entry: Call, call: Call, e: BaseException) -> BaseException:
-        # After an interrupt, or the cancellation of a task, it goes on without us.
-        if not isinstance(e, LockSidecarError) and call.sent:
-            if not call.answered:  # the sidecar may never read what it was sent
-                self._transport.abandon(call)
-            self._released(entry)
-        return self._explained(entry.hold, e)
+    async def downgrade_async(self, entry: Call) -> None:
+        await self._do_async(self._begin_change(entry, "downgrade"), _STORE_LIMIT + _PATIENCE)
 
-    def _explained(self, hold: Hold, e: BaseException) -> BaseException:
-        e = self._ended(e)
+    def extend(self, entry: Call, max_hold: float) -> None:
+        self._do(self._begin_change(entry, "extend", maxHold=duration(max_hold)), _STORE_LIMIT + _PATIENCE)
+
+    async def extend_async(self, entry: Call, max_hold: float) -> None:
+        await self._do_async(self._begin_change(entry, "extend", maxHold=duration(max_hold)), _STORE_LIMIT + _PATIENCE)
+
+    # Ends.
+
+    def close(self, timeout: float = _STORE_LIMIT + _PATIENCE) -> None:
+        """Release everything, and wait until the sidecar has done so."""
+        message = "this process has closed its session"
         with self.mutex:
-            if isinstance(e, LockLost):
-                self._lose(hold, e)
-            if isinstance(e, (LockLost, SessionNotFound, SidecarGone, NoSidecar)) and hold.problem is not None:
-                return hold.problem.again()
-        return e
+            if not self.core.end(SessionClosed(message), "SESSION_CLOSED", message):
+                return
+            self._hang_up(socket.SHUT_WR)
+        thread = self._thread
+        if thread is None:
+            while self._receive(timeout):
+                pass
+            self._close_sockets()
+        elif thread is not threading.current_thread():
+            thread.join(timeout)
 
-    def _ended(self, e: BaseException) -> BaseException:
-        """The reason why the session ended, where e is only a sign of that."""
-        if isinstance(e, SessionNotFound):
-            ours = self.gone("the sidecar has ended the session")
-            if not isinstance(self.error, SessionClosed):
-                return e  # whoever heard of it first
-        elif isinstance(e, SidecarGone):
-            ours = self.gone(e.message)
-        elif isinstance(e, NoSidecar) and isinstance(e.__cause__, (ConnectionRefusedError, FileNotFoundError)):
-            ours = self.gone("the sidecar is gone")
-        else:
-            ours = not isinstance(e, SidecarSilent)
-        if not ours and self.error is not None:
-            return self.error.again()
-        return e
+    def retire(self) -> None:
+        """Nobody can ask for anything any more: end when nothing is held."""
+        self._retired = True
+        if self.pid == os.getpid() and not self.core.holds and not self.core.calls:
+            self._hang_up()
 
-    def _released(self, entry: Call) -> int:
-        hold: Hold = entry.hold
-        with self.mutex:
-            hold.entered.discard(entry)
-            if not hold.entered:
-                self._holds.pop(hold.lock_id, None)
-            return hold.count
+    def _hang_up(self, how: int = socket.SHUT_RDWR) -> None:
+        """Tell the sidecar, and wake who reads. To close alone would do neither where a child has a copy."""
+        try:
+            self._in.shutdown(how)
+        except OSError:
+            pass  # it has ended
 
-    def _downgraded(self, hold: Hold, call: Call, answer: Mapping[str, Any]) -> None:
-        grant = Grant.read(answer)
-        with self.mutex:
-            self._clock.answered(call.sent, grant.counted_at)
-            hold.mode = grant.mode
+    def _close_sockets(self) -> None:
+        self._in.close()
+        if out := getattr(self, "_out", None):
+            out.close()
 
-    # News. The transport calls these.
-
-    def news(self, event: Mapping[str, Any]) -> None:
-        with self.mutex:
-            if lease := event.get("lease"):
-                counted_at = seconds(lease["countedAt"])
-                self._news = counted_at, self._clock.until(counted_at, seconds(lease["validFor"]))
-                for hold in self._holds.values():
-                    self._prolong(hold)
-                self.jeopardy = bool(lease.get("jeopardy"))
-            elif lost := event.get("lost"):
-                problem = LockLost(
-                    f"the lock on {lost['resource']!r} is lost: {lost['message']}",
-                    lost_reason=str(lost["reason"]),
-                    grace_end=self._clock.until(seconds(lost["countedAt"]), seconds(lost["grace"])),
-                )
-                known = self._holds.get(lost["lockId"])
-                if known is not None:
-                    self._lose(known, problem)
-                elif self._asking:
-                    self._early[lost["lockId"]] = problem
-            elif "draining" in event:
-                self.draining.set()
-
-    def _prolong(self, hold: Hold) -> None:
-        """News are for what was held when they were counted: a later hold may be on another lease."""
-        counted_at, until = self._news
-        if counted_at >= hold.counted_at:
-            hold.until = max(hold.until, until)
-
-    def gone(self, why: str) -> bool:
-        return self.end(SidecarGone(why), "SIDECAR_GONE", why)
-
-    def end(self, error: LockSidecarError, lost_reason: str, message: str) -> bool:
-        """End it, once: everything is lost, and nobody waits any more."""
-        with self.mutex:
-            if self.error is not None:
-                return False
-            self.error = error
-            for hold in list(self._holds.values()):
-                self._lose(
-                    hold,
-                    LockLost(f"the lock on {hold.resource!r} is lost: {message}", lost_reason=lost_reason),
-                )
-            self.changed.notify()
-        if not isinstance(error, SessionClosed):  # else after the sidecar has been told
-            self._transport.drop()
-        return True
-
-    def silence(self, hold: Hold) -> None:
-        """Its end is there and nothing was heard. mutex is held."""
-        if hold.limit is not None and hold.silent_at() >= hold.limit:
-            lost_reason, message = "MAX_HOLD", "it was held longer than its max_hold"
-        else:
-            lost_reason, message = "SIDECAR_SILENT", "the sidecar was not heard of in time"
-        self._lose(
-            hold,
-            LockLost(f"the lock on {hold.resource!r} is lost: {message}", lost_reason=lost_reason),
-        )
-
-    def _lose(self, hold: Hold, problem: LockLost) -> None:
-        hold.lose(problem)
-        self._holds.pop(hold.lock_id, None)
-
-    def _watch(self) -> None:
-        """One thread notices the ends of all holds."""
-        with self.changed:
-            while self.error is None:
-                now = boot_time()
-                next_end = now + _MAX_LOOK
-                for hold in list(self._holds.values()):
-                    end = hold.silent_at()
-                    if end <= now:
-                        self.silence(hold)
-                    else:
-                        next_end = min(next_end, end)
-                # Without holds it sleeps until one is granted. It looks for that only
-                # now, so that locks that come and go wake it once a second at most.
-                self._looks_at = next_end if self._holds else math.inf
-                self.changed.wait(next_end - now if self._holds else None)
-
-    # Fork.
+    def __del__(self) -> None:
+        if hasattr(self, "_in"):  # without a thread nobody else closes them
+            self._close_sockets()
 
     def forked(self) -> None:
         """In a child: the session is the parent's, and so are its holds.
@@ -356,17 +384,28 @@ class Session:
         Only the thread that forked goes on in a child, and locks of the others stay
         as they were at that moment. So everything is made again.
         """
-        self.mutex = threading.RLock()
-        self.changed = threading.Condition(self.mutex)
+        self.mutex = self.core.mutex = threading.RLock()
+        self._close_sockets()  # our copies, and no more
         message = "this process is a child of the one that holds it"
-        self.error = SessionClosed(message)
-        for hold in list(self._holds.values()):
+        holds, self.core.holds = list(self.core.holds.values()), {}
+        self.core.error = SessionClosed(message)
+        for hold in holds:
             hold.forked(LockLost(f"the lock on {hold.resource!r} is lost: {message}", lost_reason="FORKED"))
-        self._transport.forget()
+        for call in self.core.calls.values():
+            call.finish(SessionClosed(message))  # of greenlets that go on here
 
 
-def _release(entry: Call) -> Call:
-    """The release of what an acquire has got."""
-    assert isinstance(entry.operation, Acquire)
-    hold: Hold = entry.hold
-    return Call(entry.operation.release(hold.lock_id))
+def _silence(timeout: float) -> str:
+    return f"the sidecar did not answer within {timeout:g} s; it may be frozen"
+
+
+# A fork forgets sessions, and not clients: what is held may outlive its client.
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for session in list(_sessions):
+        session.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

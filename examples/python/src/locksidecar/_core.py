@@ -1,0 +1,395 @@
+"""The protocol of one session, without any input or output.
+
+Bytes that the sidecar sent go in by `feed`; what is to be sent comes out of `outbox`.
+In between stand the rules of the API: which answer is whose, what is held and until
+when, what is lost. There is no socket, no thread and no lock here: a shell (see
+_session.py) guards each call with one mutex, and moves the bytes. So threads, tasks,
+forks and signals meet the same rules.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ._clock import SidecarClock, boot_time
+from ._errors import (
+    LockLost,
+    LockSidecarError,
+    NotHolder,
+    SidecarGone,
+    SidecarSilent,
+    from_status,
+)
+from ._hold import Hold
+from ._model import Grant, Wanted, seconds
+
+# How long the sidecar may take at most to say that max_hold is over, see Hold.silent_at.
+_MAX_SLACK = 0.25
+# A clock that goes on in suspend is looked at this often: timers stand still meanwhile.
+MAX_LOOK = 1.0
+# So many acquires of one session the sidecar takes at a time, by default.
+_MAX_ASKING = 1000
+# From here on an acquire queues here if another for the same resource is on its way. A
+# resource of which none is still gets through: its holder may wait for nothing else.
+_FEW_ASKING = 800
+# After so long without a word a waiter asks whether the sidecar is there, and after so
+# long without an answer it takes it for frozen.
+PING_AFTER = 5.0
+PING_LIMIT = 5.0
+
+
+class Call:
+    """One request and what came of it."""
+
+    def __init__(
+        self, kind: str, body: Mapping[str, Any], *, wanted: Wanted | None = None, about: Hold | None = None
+    ) -> None:
+        self.kind = kind
+        self.body = body
+        self.wanted = wanted  # of an acquire
+        self.about = about  # which hold is to be changed
+        self.id = ""  # empty: it was not sent
+        self.sent = 0.0  # on our clock, just before it was sent
+        self.deadline: float | None = None  # of the wait of an acquire
+        self.done = False
+        self.answer: Mapping[str, Any] = {}
+        self.error: LockSidecarError | None = None
+        self.hold: Hold | None = None  # what an acquire got
+        self.abandoned = False  # nobody wants it any more
+        self.wake: Callable[[], None] = _nobody  # must not block
+
+    def finish(self, error: LockSidecarError | None = None) -> None:
+        if not self.done:
+            self.error = error
+            self.done = True
+            self.wake()
+
+
+def _nobody() -> None:
+    pass
+
+
+def release_of(entry: Call, **extra: str) -> Call:
+    """The release of what an acquire got."""
+    hold = entry.hold
+    assert hold is not None
+    return Call("release", {"lockId": hold.lock_id, "requestId": f"release {entry.id}", **extra}, about=hold)
+
+
+class Core:
+    def __init__(self, mutex: Any) -> None:
+        self.mutex = mutex  # of the shell, for those who look at a hold
+        # What is to be sent, and how many bytes of it the system took, each time. One
+        # attribute: an interrupt finds the old pair or the new one.
+        self.outbox: tuple[bytes, list[int]] = (b"", [])
+        self.error: LockSidecarError | None = None  # why the session ended
+        self.id = ""
+        self.jeopardy = False
+        self.draining = False
+        self.margin = 0.0
+        self.holds: dict[str, Hold] = {}
+        self.calls: dict[str, Call] = {}
+        self.limit = _MAX_ASKING
+        self._asking: dict[tuple[str, ...], int] = {}  # acquires on their way, by what they ask for
+        self._waiting: deque[Call] = deque()  # acquires that queue here
+        self._rest = b""  # half a line
+        self._clock = SidecarClock()
+        self._news = (-math.inf, 0.0)  # of the lease: when it was counted, its end on our clock
+        self._early: dict[str, LockLost] = {}  # losses that came before their grants
+        self._last_id = 0
+        self._silent = 0.0  # for how long a ping has had no answer
+        self._quiet = 0.0  # for how long nothing was heard
+        self._waited_at = 0.0
+        self._ping: Call | None = None
+
+    @property
+    def slack(self) -> float:
+        return min(_MAX_SLACK, self.margin / 2)
+
+    # Requests.
+
+    def post(self, call: Call) -> None:
+        """Send it."""
+        if self.error is not None:
+            call.finish(self.error.again())
+            return
+        if call.wanted is not None and self._crowded(call.wanted):
+            if call.wanted.wait == 0:
+                self._waiting.appendleft(call)
+            else:
+                self._waiting.append(call)
+            return
+        self._send(call)
+
+    def _crowded(self, wanted: Wanted) -> bool:
+        total = len(self.calls)
+        return total >= min(_FEW_ASKING, self.limit) and (total >= self.limit or wanted.resources in self._asking)
+
+    def _send(self, call: Call) -> None:
+        self._last_id += 1
+        call.id = str(self._last_id)
+        body = call.body
+        call.sent = boot_time()
+        if call.wanted is not None:
+            wait = call.wanted.wait
+            if call.deadline is not None and wait:
+                wait = max(0.001, call.deadline - call.sent)
+            body = call.wanted.body(wait)
+            self._asking[call.wanted.resources] = self._asking.get(call.wanted.resources, 0) + 1
+        line = json.dumps({"requestId": call.id, call.kind: body}, separators=(",", ":")).encode() + b"\n"
+        self.calls[call.id] = call
+        data, written = self.outbox
+        self.outbox = (data[sum(written) :] + line, [])
+
+    def release(self, call: Call, entry: Call) -> None:
+        """Send the release of what an acquire got, which is over for the app from now on.
+
+        It is one and the same for the sidecar however often it is sent: so it goes first,
+        and an interrupt in between leaves an entry that can be released again.
+        """
+        self.post(call)
+        self.left(entry)
+
+    def left(self, entry: Call) -> None:
+        """An app has left what it has entered."""
+        hold = entry.hold
+        assert hold is not None
+        hold.entered.discard(entry)
+        if not hold.entered:
+            self.holds.pop(hold.lock_id, None)
+
+    def abandon(self, call: Call) -> None:
+        """Nobody waits for it any more: see that nothing is left behind."""
+        if call.wanted is None or call.abandoned:
+            return
+        if call.hold is not None:
+            if call in call.hold.entered:
+                self.release(release_of(call), call)
+        elif not call.id:
+            call.abandoned = True
+            if call in self._waiting:
+                self._waiting.remove(call)
+        elif not call.done and self.error is None:
+            self.post(Call("cancel", {"requestId": call.id}))
+            call.abandoned = True  # last: an interrupt before it has at most sent a cancel too many
+
+    def waits_here(self, call: Call) -> bool:
+        return not call.id and call in self._waiting
+
+    # What the sidecar says.
+
+    def feed(self, data: bytes) -> None:
+        """Bytes that came. SidecarGone: they are no lines of a sidecar."""
+        self._quiet = self._silent = 0.0
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            try:
+                self._line(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError) as e:
+                raise SidecarGone(f"what answers is no sidecar, or an older one than this client: {e!r}") from e
+
+    def _line(self, m: Mapping[str, Any]) -> None:
+        id_ = m.get("requestId")
+        if not id_:
+            if event := m.get("event"):
+                self._event(event)
+            elif error := m.get("error"):  # its last word
+                why = from_status(error)
+                self.end(why, "SIDECAR_GONE", why.message)
+            return
+        call = self.calls.pop(id_, None)
+        if call is None:
+            return
+        if error := m.get("error"):
+            self._refused(call, from_status(error))
+        else:
+            self._answered(call, m)
+        if call.wanted is not None:
+            self._asked(call.wanted)
+        self._next()
+
+    def _asked(self, wanted: Wanted) -> None:
+        left = self._asking[wanted.resources] - 1
+        if left:
+            self._asking[wanted.resources] = left
+        else:
+            del self._asking[wanted.resources]
+        if not self._asking:
+            self._early.clear()
+
+    def _next(self) -> None:
+        """Send what has queued here, as far as there is room."""
+        for _ in range(len(self._waiting)):
+            call = self._waiting.popleft()
+            assert call.wanted is not None
+            if self._crowded(call.wanted):
+                self._waiting.appendleft(call)
+                if len(self.calls) >= min(_FEW_ASKING, self.limit):
+                    return
+                continue
+            self._send(call)
+
+    def _answered(self, call: Call, m: Mapping[str, Any]) -> None:
+        if opened := m.get("opened"):
+            self.id = str(opened["sessionId"])
+            self.margin = seconds(opened.get("leaseMargin"))
+            self._clock.answered(call.sent, seconds(opened["countedAt"]))
+        elif granted := m.get("granted"):
+            self._granted(call, Grant.read(granted))
+        elif changed := m.get("downgraded") or m.get("extended"):
+            grant = Grant.read(changed)
+            self._clock.answered(call.sent, grant.counted_at)
+            assert call.about is not None
+            call.about.mode = grant.mode
+            if "extended" in m:
+                call.about.limit = self._clock.until(grant.counted_at, seconds(call.body["maxHold"]))
+                call.about.until = max(call.about.until, self._clock.until(grant.counted_at, grant.valid_for))
+        call.answer = m
+        call.finish()
+
+    def _granted(self, call: Call, grant: Grant) -> None:
+        assert call.wanted is not None
+        self._clock.answered(call.sent, grant.counted_at)
+        hold = self.holds.get(grant.lock_id)
+        if hold is None:
+            hold = self.holds[grant.lock_id] = Hold(self, grant)
+        call.hold = hold
+        hold.entered.add(call)
+        hold.mode = grant.mode
+        hold.until = max(hold.until, self._clock.until(grant.counted_at, grant.valid_for))
+        self._prolong(hold)  # news may overtake the grant
+        if call.wanted.max_hold is not None:
+            limit = self._clock.until(grant.counted_at, call.wanted.max_hold)
+            hold.limit = limit if hold.limit is None else min(hold.limit, limit)
+        if early := self._early.get(grant.lock_id):
+            self.lose(hold, early)
+        if call.abandoned:
+            self.release(release_of(call), call)
+
+    def _refused(self, call: Call, error: LockSidecarError) -> None:
+        if (
+            call.wanted is not None
+            and not call.abandoned
+            and error.reason == "LIMIT_EXCEEDED"
+            and error.metadata.get("limit") in ("waiters", "requests in flight")
+            and self.calls
+        ):  # fewer than by default: queue here for the rest
+            self.limit = max(1, min(self.limit, len(self.calls)))
+            call.id = ""
+            self._waiting.append(call)
+            return
+        hold = call.about
+        if hold is not None and isinstance(error, (LockLost, NotHolder)):
+            problem = error if isinstance(error, LockLost) else None
+            if problem is None and hold.entered:
+                problem = LockLost(f"the lock on {hold.resource!r} is lost: {error.message}", lost_reason="NOT_HOLDER")
+            if problem is not None:
+                self.lose(hold, problem)
+                error = hold.problem or problem
+                error = error.again()
+        call.finish(error)
+
+    def _event(self, event: Mapping[str, Any]) -> None:
+        if lease := event.get("lease"):
+            counted_at = seconds(lease["countedAt"])
+            self._news = counted_at, self._clock.until(counted_at, seconds(lease["validFor"]))
+            for hold in self.holds.values():
+                self._prolong(hold)
+            self.jeopardy = bool(lease.get("jeopardy"))
+        elif lost := event.get("lost"):
+            problem = LockLost(
+                f"the lock on {lost['resource']!r} is lost: {lost['message']}",
+                lost_reason=str(lost["reason"]),
+                resource=str(lost["resource"]),
+                fence=int(lost["fence"]),
+                grace_end=self._clock.until(seconds(lost["countedAt"]), seconds(lost["grace"])),
+            )
+            known = self.holds.get(lost["lockId"])
+            if known is not None:
+                self.lose(known, problem)
+            elif self._asking:
+                self._early[lost["lockId"]] = problem
+        elif "draining" in event:
+            self.draining = True
+
+    def _prolong(self, hold: Hold) -> None:
+        """News are for what was held when they were counted: not for what was over, or granted later."""
+        counted_at, until = self._news
+        if hold.counted_at <= counted_at and self._clock.until(counted_at, 0) < hold.until:
+            hold.until = max(hold.until, until)
+
+    # Ends.
+
+    def lose(self, hold: Hold, problem: LockLost) -> None:
+        hold.lose(problem)
+        self.holds.pop(hold.lock_id, None)
+
+    def silence(self, hold: Hold) -> None:
+        """Its end is there and nothing was heard."""
+        if hold.limit is not None and hold.silent_at() >= hold.limit:
+            lost_reason, message, grace = "MAX_HOLD", "it was held longer than its max_hold", 0.0
+        else:
+            lost_reason, message = "SIDECAR_SILENT", "the sidecar was not heard of in time"
+            grace = hold.end() + self.margin
+        self.lose(
+            hold,
+            LockLost(f"the lock on {hold.resource!r} is lost: {message}", lost_reason=lost_reason, grace_end=grace),
+        )
+
+    def end(self, error: LockSidecarError, lost_reason: str, message: str) -> bool:
+        """End the session, once: everything is lost, and nobody waits any more."""
+        if self.error is not None:
+            return False
+        self.error = error
+        for hold in list(self.holds.values()):
+            self.lose(hold, LockLost(f"the lock on {hold.resource!r} is lost: {message}", lost_reason=lost_reason))
+        waiting = [*self.calls.values(), *self._waiting]
+        self.calls, self._waiting, self._asking = {}, deque(), {}
+        for call in waiting:
+            call.finish(error.again())
+        return True
+
+    # Time.
+
+    def look(self) -> float | None:
+        """Notice the ends that have come. When to look again, in seconds; None: when something is granted."""
+        now = boot_time()
+        nearest = now + MAX_LOOK
+        for hold in list(self.holds.values()):
+            end = hold.silent_at()
+            if end <= now:
+                self.silence(hold)
+            else:
+                nearest = min(nearest, end)
+        return max(0.001, nearest - now) if self.holds else None
+
+    def waited(self) -> None:
+        """Somebody waits. After a while without a word the sidecar is asked whether it is there.
+
+        A process that was stopped for longer counts that as one step: what came meanwhile
+        is still to be read.
+        """
+        now = boot_time()
+        passed = min(now - self._waited_at, PING_AFTER)
+        self._waited_at = now
+        self._quiet += passed
+        if self.error is not None:
+            return
+        if self._ping is None or self._ping.done:
+            if self._quiet >= PING_AFTER:
+                self._silent = 0.0
+                self._ping = Call("keepAlive", {})
+                self._send(self._ping)
+            return
+        self._silent += passed
+        if self._silent < PING_LIMIT:
+            return
+        self._ping, self._quiet = None, 0.0
+        for call in [*self.calls.values(), *self._waiting]:
+            if call.wanted is not None and not call.abandoned:
+                self.abandon(call)
+                call.finish(SidecarSilent("the sidecar does not answer; it may be frozen"))
