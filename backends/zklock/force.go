@@ -275,7 +275,10 @@ func (f *forced) look(ctx context.Context, news bell) (look *zksession.Call, err
 			f.t = t
 		}
 		look = zksession.Watch(f.node)
-		return t.s.Do(ctx, look)
+		if err = t.s.Do(ctx, look); err != nil && t.s.Err() != nil {
+			return zksession.ErrLost // another one can tell
+		}
+		return err
 	})
 	return look, err
 }

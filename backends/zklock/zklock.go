@@ -76,7 +76,7 @@ const guestTimeout = 10 * time.Second
 func (b *Backend) askThrough(ctx context.Context) (*leaseNode, error) {
 	b.mu.Lock()
 	for _, d := range b.drivers {
-		if d.set.Err() == nil && !d.set.Overdue() {
+		if d.set.Err() == nil && d.leaseNode.s.Err() == nil && !d.set.Overdue() {
 			b.mu.Unlock()
 			return d.leaseNode, nil
 		}
