@@ -101,15 +101,15 @@ type Stopper interface{ Stop() }
 // Effect is what the owner of a Ledger must do.
 type Effect struct {
 	Kind     EffectKind
+	Reason   LostReason
+	Farewell bool // of Clean: one of those that End has counted
 	Hold     *Hold
 	Call     *Call
 	Lease    Lease
 	Resource lock.Resource
 	ID       lock.HoldID
-	Reason   LostReason
 	Stop     Stopper // of Stop
 	Done     func()  // of Clean: somebody waits for it; may be nil
-	Farewell bool    // of Clean: one of those that End has counted
 
 	Farewells int // of End: how many Clean with Farewell follow, now or when a downgrade has returned
 }
