@@ -37,7 +37,7 @@ var lawBreaks = []lawBreak{
 		name: "WritersBesideReaders", law: "promise_1_exclusion", plan: "Embedded", finds: two,
 		edits: []edit{{
 			"backends/queue/queue.go",
-			"return q.count == 0 || q.first.room == r && q.count < int(r)",
+			"return q.count == 0 || q.first.room == r && q.count < r.size()",
 			"return q.count == 0 || q.first.room == Unlimited",
 		}},
 	},
@@ -45,8 +45,8 @@ var lawBreaks = []lawBreak{
 		name: "HoldersAreIgnored", law: "promise_1_exclusion", plan: "Redis", finds: noOrder,
 		edits: []edit{{
 			"backends/redislock/lua/lib.lua",
-			"return not held or (held == 'S' and mode == 'S')",
-			"return not held or mode == 'S'",
+			"if held ~= mode or mode == 'X' then return false end",
+			"if held ~= mode and mode ~= 'S' or mode == 'X' then return false end",
 		}},
 	},
 	{
