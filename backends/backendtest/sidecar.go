@@ -156,8 +156,12 @@ func (s *sidecar) beatLocked(ctx context.Context) error {
 	news, err := s.Heartbeat(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	at := time.Now()
+	if end := s.renewed.Add(s.ttl); end.Before(at) { // an answer so late finds nobody who relies on anything
+		at = end
+	}
 	for _, ev := range news {
-		s.notices = append(s.notices, notice{Event: ev, at: time.Now(), beat: true})
+		s.notices = append(s.notices, notice{Event: ev, at: at, beat: true})
 	}
 	switch {
 	case err == nil:
