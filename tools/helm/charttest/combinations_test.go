@@ -9,6 +9,7 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chartutil"
 )
 
 // A combination is values that are rendered and held against the API of each
@@ -21,7 +22,15 @@ type combination struct {
 	kinds  []string // that must be there, "*" for the version's own
 }
 
-func theChart(t testing.TB) *chart.Chart { return load(t, chartPlace) }
+// theChart is the chart with what everybody has to set.
+func theChart(t testing.TB) *chart.Chart {
+	t.Helper()
+	c := load(t, chartPlace)
+	c.Values = chartutil.CoalesceTables(parse(t, required), c.Values)
+	return c
+}
+
+const required = `{profileDefaults: {image: {repository: registry.example/locksidecar}}}`
 
 const everyKey = `
 store: {url: "redis://app@redis:6379?tls-ca=/run/secrets/locksidecar/ca.crt", files: {secret: redis, password: password}}

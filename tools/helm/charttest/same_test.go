@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chartutil"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"sigs.k8s.io/yaml"
@@ -71,7 +72,7 @@ spec:
     volumeMounts: {{- include "locksidecar.volumeMount" $a | nindent 4 }}
   volumes: {{- include "locksidecar.volume" $a | nindent 4 }}
 `, argument)}}
-	own := parse(t, v)
+	own := chartutil.CoalesceTables(parse(t, v), parse(t, required))
 	own["injection"] = values{"enabled": false}
 	app.Values["locksidecar"] = own
 	files, err := render(app, values{}, "v1.29")

@@ -49,6 +49,22 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// TestWhatEverybodyMustSet: the chart as it is in the repository has no image that
+// somebody else could publish, and says what to set.
+func TestWhatEverybodyMustSet(t *testing.T) {
+	for _, c := range []struct{ name, values, want string }{
+		{"no image", `{}`, "Set profileDefaults.image.repository to where your registry has it"},
+		{"a profile without one", `{profileDefaults: {image: {repository: registry.example/locksidecar}}, profiles: {other: {image: {repository: ""}}}}`, `Profile "other" has no image`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := render(load(t, chartPlace), parse(t, c.values), "v1.36")
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want one with %q", err, c.want)
+			}
+		})
+	}
+}
+
 // TestTemplateRefusals is the same for the templates of app charts.
 func TestTemplateRefusals(t *testing.T) {
 	for _, c := range []struct{ name, argument, want string }{

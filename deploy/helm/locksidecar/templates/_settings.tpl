@@ -33,6 +33,9 @@ Argument: {chart: the chart's context, profile: NAME}
 {{- end -}}
 {{- $out := dict -}}
 {{- $image := $p.image -}}
+{{- if not $image.repository -}}
+{{- fail (printf "\n\nProfile %q has no image. Set profileDefaults.image.repository to where your registry has it (make image PUSH=REGISTRY/NAME:TAG puts it there). The sidecar gets the credentials of the store, so the chart names no image that somebody else could publish.\n" .profile) -}}
+{{- end -}}
 {{- $tag := printf ":%s" ($image.tag | default .chart.Chart.AppVersion) -}}
 {{- with $image.digest -}}{{- $tag = printf "@%s" . -}}{{- end -}}
 {{- $_ := set $out "image" (print $image.repository $tag) -}}
