@@ -30,7 +30,7 @@ func theChart(t testing.TB) *chart.Chart {
 	return c
 }
 
-const required = `{profileDefaults: {image: {repository: registry.example/locksidecar}}}`
+const required = `{profileDefaults: {image: {repository: registry.example/locksidecar}, store: {url: "redis://redis:6379"}}}`
 
 const everyKey = `
 store: {url: "redis://app@redis:6379?tls-ca=/run/secrets/locksidecar/ca.crt", files: {secret: redis, password: password}}

@@ -34,7 +34,7 @@ func TestRefusals(t *testing.T) {
 		{"a profile's name", "v1.36", `{profiles: {My_Profile: {}}}`, "does not match pattern"},
 		{"a password", "v1.36", `{profiles: {default: {store: {url: "redis://app:secret@redis"}}}}`, "has a password in store.url"},
 		{"two stores", "v1.36", `{profiles: {default: {store: {url: "redis://redis", secret: {name: redis}}}}}`, "two ways to say one thing"},
-		{"a key without a Secret", "v1.36", `{profiles: {default: {store: {files: {password: p}}}}}`, "no store.files.secret"},
+		{"a key without a Secret", "v1.36", `{profiles: {default: {store: {url: "redis://redis", files: {password: p}}}}}`, "no store.files.secret"},
 		{"a variable of ours", "v1.36", `{profiles: {default: {env: {LOCKSIDECAR_TTL: 5s}}}}`, "that variable is the chart's"},
 		{"two lines", "v1.36", `{profiles: {default: {env: {A: "a\nLOCKSIDECAR_STORE=embedded:"}}}}`, "does not match pattern"},
 		{"no such default", "v1.36", `{defaultProfile: other}`, `defaultProfile is "other", which is not among the profiles: default`},
@@ -50,11 +50,14 @@ func TestRefusals(t *testing.T) {
 }
 
 // TestWhatEverybodyMustSet: the chart as it is in the repository has no image that
-// somebody else could publish, and says what to set.
+// somebody else could publish and no store that no two pods share, and says what to set.
 func TestWhatEverybodyMustSet(t *testing.T) {
 	for _, c := range []struct{ name, values, want string }{
-		{"no image", `{}`, "Set profileDefaults.image.repository to where your registry has it"},
-		{"a profile without one", `{profileDefaults: {image: {repository: registry.example/locksidecar}}, profiles: {other: {image: {repository: ""}}}}`, `Profile "other" has no image`},
+		{"no store", `{profileDefaults: {image: {repository: registry.example/locksidecar}}}`, `Profile "default" has no store. Set profiles.default.store.url`},
+		{"another profile", `{profileDefaults: {image: {repository: registry.example/locksidecar}}, profiles: {billing: {store: {url: "redis://redis"}}}}`, `Profile "default" has no store`},
+		{"files of no store", `{profileDefaults: {image: {repository: registry.example/locksidecar}, store: {url: "redis://redis"}}, profiles: {default: {store: {files: {secret: redis}}}}}`, `Profile "default" has no store`},
+		{"no image", `{profileDefaults: {store: {url: "embedded:"}}}`, "Set profileDefaults.image.repository to where your registry has it"},
+		{"a profile without one", `{profileDefaults: {image: {repository: registry.example/locksidecar}, store: {url: "embedded:"}}, profiles: {other: {image: {repository: ""}}}}`, `Profile "other" has no image`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := render(load(t, chartPlace), parse(t, c.values), "v1.36")

@@ -20,6 +20,9 @@ Argument: {chart: the chart's context, profile: NAME}
 {{- if and $store.url $secret.name -}}
 {{- fail (printf "\n\nProfile %q has store.url and store.secret, which are two ways to say one thing: keep one of them.\n" .profile) -}}
 {{- end -}}
+{{- if not (or $store.url $secret.name) -}}
+{{- fail (printf "\n\nProfile %q has no store. Set profiles.%s.store.url, or store.secret, or profileDefaults.store for all profiles. For locks inside of each pod only, which no other pod sees, write store.url: \"embedded:\".\n" .profile .profile) -}}
+{{- end -}}
 {{- if and $files.password (not $files.secret) -}}
 {{- fail (printf "\n\nProfile %q has store.files.password, a key, but no store.files.secret to find it in.\n" .profile) -}}
 {{- end -}}
@@ -42,7 +45,7 @@ Argument: {chart: the chart's context, profile: NAME}
 {{- $_ := set $out "imagePullPolicy" $image.pullPolicy -}}
 {{- $env := list -}}
 {{- if not $secret.name -}}
-{{- $env = append $env (printf "LOCKSIDECAR_STORE=%s" ($store.url | default "embedded:")) -}}
+{{- $env = append $env (printf "LOCKSIDECAR_STORE=%s" $store.url) -}}
 {{- end -}}
 {{- if $files.password -}}
 {{- $env = append $env (printf "LOCKSIDECAR_STORE_PASSWORD_FILE=%s/%s" (include "locksidecar.files" .) $files.password) -}}
