@@ -26,8 +26,9 @@ Argument: {chart: the chart's context, profile: NAME}
 {{- if and $files.password (not $files.secret) -}}
 {{- fail (printf "\n\nProfile %q has store.files.password, a key, but no store.files.secret to find it in.\n" .profile) -}}
 {{- end -}}
-{{- if regexMatch "//[^/@]*:[^/@]+@" ($store.url | default "") -}}
-{{- fail (printf "\n\nProfile %q has a password in store.url, where everybody who may read the pod could read it: put the URL into a Secret and name that in store.secret, or the password alone and name that in store.files.\n" .profile) -}}
+{{- $url := $store.url | default "" -}}
+{{- if or (regexMatch "^[^?]*//[^?]*:[^?]+@" $url) (regexMatch "(?i)[?&][^=&]*(passw|%)[^=&]*=" $url) -}}
+{{- fail (printf "\n\nProfile %q has a password in store.url, where everybody who may read the pod could read it: put the URL into a Secret and name that in store.secret. A password before the @ may also stand alone in a Secret that store.files names.\n" .profile) -}}
 {{- end -}}
 {{- range $name := keys $p.env -}}
 {{- if or (hasPrefix "LOCKSIDECAR_" $name) (eq $name "POD_NAME") -}}
