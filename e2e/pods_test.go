@@ -13,7 +13,7 @@ import (
 
 // sidecarUser and appUser are different on purpose.
 const (
-	sidecarUser = 65532
+	sidecarUser = 57432
 	appUser     = 1234
 )
 

@@ -57,6 +57,11 @@ Argument: {chart: the chart's context, profile: NAME}
 {{- $env = append $env (printf "LOCKSIDECAR_%s=%s" (snakecase . | upper) $value) -}}
 {{- end -}}
 {{- end -}}
+{{- /* No app is an admin unless a value says so. Where the platform chooses the user, it may give
+       apps the same: then nobody is, by a number that Kubernetes gives no container. */ -}}
+{{- if not $p.adminUids -}}
+{{- $_ := set $p "adminUids" (list ($p.runAsUser | default 4294967294)) -}}
+{{- end -}}
 {{- range $key, $name := dict "allowUids" "ALLOW_UID" "allowGids" "ALLOW_GID" "adminUids" "ADMIN_UID" -}}
 {{- $ids := list -}}
 {{- range get $p $key | default list -}}
