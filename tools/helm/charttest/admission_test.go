@@ -211,6 +211,9 @@ func sidecar(t testing.TB, p *corev1.Pod) *corev1.Container {
 		for _, m := range c.VolumeMounts {
 			if m.MountPath == directory && m.Name == "locksidecar" {
 				n++
+				if own := c.Name == "locksidecar"; m.ReadOnly == own {
+					t.Errorf("%s has the socket's folder read-only: %t", c.Name, m.ReadOnly) // an app could delete the socket
+				}
 			}
 		}
 		if n != 1 {

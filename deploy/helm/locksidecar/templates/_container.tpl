@@ -101,10 +101,11 @@ volumeMounts:
 {{- end }}
 {{- end -}}
 
-{{/* The mount for each container that takes locks, a list of one. */}}
+{{/* The mount for each container that takes locks, a list of one. To connect to a socket a mount may be read-only. */}}
 {{- define "locksidecar.volumeMount" -}}
 - name: locksidecar
   mountPath: {{ include "locksidecar.directory" . }}
+  readOnly: true
 {{- end -}}
 
 {{/* The variable for each container that takes locks, a list of one: clients find the socket by it. */}}

@@ -108,7 +108,7 @@ Argument: {list: containers or initContainers}
 {{- $taken := eq $field "env" | ternary "x.name == \"LOCKSIDECAR_SOCKET\"" (printf "x.mountPath == %q" (include "locksidecar.directory" $)) }}
 {{- $value := eq $field "env"
       | ternary (printf "%s.env{name: \"LOCKSIDECAR_SOCKET\", value: %q}" $type (include "locksidecar.socket" $))
-                (printf "%s.volumeMounts{name: \"locksidecar\", mountPath: %q}" $type (include "locksidecar.directory" $)) }}
+                (printf "%s.volumeMounts{name: \"locksidecar\", mountPath: %q, readOnly: true}" $type (include "locksidecar.directory" $)) }}
 + {{ $of }}.transformList(i, c, c.name != "locksidecar" && !has(c.{{ $field }}),
     JSONPatch{op: "add", path: {{ $path }}", value: []})
 + {{ $of }}.transformList(i, c, c.name != "locksidecar" && !(has(c.{{ $field }}) && c.{{ $field }}.exists(x, {{ $taken }})),
