@@ -157,6 +157,11 @@ spec:
 			t.Error("the pod lost something of its own")
 		}
 	}},
+	{name: "own volumes that keep no node", pod: plain(", cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes: 'a,b'"), check: func(t *testing.T, p *corev1.Pod) {
+		if got := p.Annotations["cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"]; got != "a,b,locksidecar" {
+			t.Errorf("volumes that keep no node: %s", got)
+		}
+	}},
 	{name: "own socket variable", pod: `{annotations: {locksidecar.io/inject: "true"}, spec: {containers: [{name: app, image: app, env: [{name: LOCKSIDECAR_SOCKET, value: /else}]}]}}`,
 		check: func(t *testing.T, p *corev1.Pod) {
 			if e := p.Spec.Containers[0].Env; len(e) != 1 || e[0].Value != "/else" {
@@ -204,6 +209,9 @@ func sidecar(t testing.TB, p *corev1.Pod) *corev1.Container {
 	}
 	if p.Annotations["locksidecar.io/status"] != "injected" || p.Labels["locksidecar.io/injected"] != "true" {
 		t.Error("the pod is not marked")
+	}
+	if v := p.Annotations["cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"]; !slices.Contains(strings.Split(v, ","), "locksidecar") {
+		t.Errorf("the socket's volume keeps the node: %q", v)
 	}
 	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
 		wantEnv(t, &c, "LOCKSIDECAR_SOCKET", socket)
