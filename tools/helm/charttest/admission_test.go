@@ -130,6 +130,8 @@ var admissionCases = []admissionCase{
 	{name: "bad ttl", pod: plain(", locksidecar.io/ttl: soon"), refused: "the annotation locksidecar.io/ttl is 'soon': must be a duration from 500ms to 10m, such as 10s"},
 	{name: "ttl too short", pod: plain(", locksidecar.io/ttl: 499ms"), refused: "locksidecar.io/ttl is '499ms'"},
 	{name: "ttl too long", pod: plain(", locksidecar.io/ttl: 11m"), refused: "locksidecar.io/ttl is '11m'"},
+	{name: "ttl beyond what CEL can hold", pod: plain(", locksidecar.io/ttl: 9999999999m"), refused: "the annotation locksidecar.io/ttl is '9999999999m': must be a duration from 500ms to 10m, such as 10s"},
+	{name: "ttl of many parts", pod: plain(", locksidecar.io/ttl: " + strings.Repeat("999999m", 200)), refused: "must be a duration from 500ms to 10m, such as 10s"},
 	{name: "bad namespace", pod: plain(`, locksidecar.io/namespace: "$(SECRET)"`), refused: "locksidecar.io/namespace is '$(SECRET)'"},
 	{name: "bad log level", pod: plain(", locksidecar.io/log-level: loud"), refused: "must be trace, debug, info, warn, error or off"},
 	{name: "bad CPU", pod: plain(", locksidecar.io/cpu-limit: much"), refused: "locksidecar.io/cpu-limit is 'much': must be a quantity of CPU"},

@@ -5,12 +5,14 @@ locksidecar.overrides: what annotations may change of a profile for one pod.
   means  what a value must be, for the message of who mistyped it
   env    variable of the sidecar, or
   kind, resource   of its resources
+The numbers of a ttl have few digits: CEL fails at a duration that it cannot hold, and
+with it the whole policy, without a word on the annotation.
 No value can have "$(", so none can make Kubernetes put in another variable.
 */}}
 {{- define "locksidecar.overrides" -}}
 - name: ttl
   valid: >-
-    v.matches('^([0-9]+([.][0-9]+)?(ms|s|m))+$') && duration(v) >= duration('500ms') && duration(v) <= duration('10m')
+    v.size() <= 32 && v.matches('^([0-9]{1,6}([.][0-9]{1,9})?(ms|s|m))+$') && duration(v) >= duration('500ms') && duration(v) <= duration('10m')
   means: "must be a duration from 500ms to 10m, such as 10s"
   env: LOCKSIDECAR_TTL
 - name: namespace
