@@ -36,7 +36,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- $group }}/v1
 {{- else if .Capabilities.APIVersions.Has (printf "%s/v1beta1/MutatingAdmissionPolicy" $group) -}}
 {{- $group }}/v1beta1
+{{- else if semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version -}}
+{{- /* helm template knows what a cluster of this version serves by its number only */ -}}
+{{- $group }}/v1
 {{- else -}}
-{{- fail (printf "\n\nThis cluster (Kubernetes %s) does not serve MutatingAdmissionPolicy, which puts the sidecar into pods; Kubernetes 1.36 and later do.\n- On an older cluster set injection.enabled=false and include the chart's named templates in your app's chart: see \"Older clusters\" in docs/kubernetes.md.\n- Where the chart is rendered away from its cluster set injection.apiVersion=%s/v1.\n" .Capabilities.KubeVersion.Version $group) -}}
+{{- fail (printf "\n\nThis cluster (Kubernetes %s) does not serve MutatingAdmissionPolicy, which puts the sidecar into pods; Kubernetes 1.36 and later do.\n- On an older cluster set injection.enabled=false and include the chart's named templates in your app's chart: see \"Older clusters\" in docs/kubernetes.md.\n- Where the chart is rendered away from its cluster set its version (helm template --kube-version 1.36), or injection.apiVersion=%s/v1.\n" .Capabilities.KubeVersion.Version $group) -}}
 {{- end -}}
 {{- end -}}
