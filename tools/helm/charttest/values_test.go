@@ -3,7 +3,9 @@ package charttest
 import (
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -36,6 +38,17 @@ func TestRefusals(t *testing.T) {
 		{"a password with a slash", "v1.36", `{profiles: {default: {store: {url: "redis://app:se/cret@redis"}}}}`, "has a password in store.url"},
 		{"a password of the Sentinels", "v1.36", `{profiles: {default: {store: {url: "redis+sentinel://app@s1,s2/main?timeout=1s&sentinel-password=secret"}}}}`, "has a password in store.url"},
 		{"a password of the Sentinels, disguised", "v1.36", `{profiles: {default: {store: {url: "redis+sentinel://s1/main?sentinel%2Dpassword=secret"}}}}`, "has a password in store.url"},
+		{"a store that is not known", "v1.36", `{profiles: {default: {store: {url: "foo:bar"}}}}`, "does not match pattern"},
+		{"a store without a host", "v1.36", `{profiles: {default: {store: {url: "redis:"}}}}`, "does not match pattern"},
+		{"a ttl too short", "v1.36", `{profiles: {default: {ttl: 1ms}}}`, `Profile "default" has the ttl 1ms: must be 500ms to 10m`},
+		{"a ttl too long", "v1.36", `{profiles: {default: {ttl: 9m60.5s}}}`, "must be 500ms to 10m"},
+		{"no grace", "v1.36", `{profiles: {default: {lostGrace: 0s}}}`, "lostGrace 0s: must be more than 0"},
+		{"a long park", "v1.36", `{profiles: {default: {park: 10001ms}}}`, "must be 0s to 10s"},
+		{"more than a duration can be", "v1.36", `{profiles: {default: {drain: 9999999999m}}}`, "does not match pattern"},
+		{"a socket for nobody", "v1.36", `{profiles: {default: {socketMode: "0000"}}}`, "does not match pattern"},
+		{"no such user", "v1.36", `{profiles: {default: {runAsUser: 4000000000}}}`, "/profiles/default/runAsUser': maximum"},
+		{"a memory limit below the request", "v1.36", `{profiles: {default: {resources: {limits: {memory: 16Mi}}}}}`, `requests 32Mi of memory and has a limit of 16Mi`},
+		{"a CPU limit below the request", "v1.36", `{profiles: {default: {resources: {requests: {cpu: 0.5}, limits: {cpu: 499m}}}}}`, "requests 0.5 of cpu and has a limit of 499m"},
 		{"two stores", "v1.36", `{profiles: {default: {store: {url: "redis://redis", secret: {name: redis}}}}}`, "two ways to say one thing"},
 		{"a key without a Secret", "v1.36", `{profiles: {default: {store: {url: "redis://redis", files: {password: p}}}}}`, "no store.files.secret"},
 		{"a variable of ours", "v1.36", `{profiles: {default: {env: {LOCKSIDECAR_TTL: 5s}}}}`, "that variable is the chart's"},
@@ -71,10 +84,48 @@ func TestWhatEverybodyMustSet(t *testing.T) {
 	}
 }
 
+// TestLimitsOfValues: what the sidecar takes at its limits, the chart takes too.
+func TestLimitsOfValues(t *testing.T) {
+	for _, v := range []string{
+		`{ttl: 500ms}`, `{ttl: 9m59.5s500ms}`, `{lostGrace: 1ms}`, `{park: 10s}`, `{park: 0s}`, `{drain: 0s}`, `{socketMode: "0001"}`, `{socketMode: "0777"}`,
+		`{runAsUser: 2147483647}`, `{resources: {limits: {cpu: 10m, memory: 33554432}}}`, `{resources: {requests: {memory: ""}, limits: {memory: 16Mi}}}`,
+	} {
+		if _, err := render(theChart(t), parse(t, "{profileDefaults: "+v+"}"), "v1.36"); err != nil {
+			t.Errorf("%s: %v", v, err)
+		}
+	}
+}
+
+// TestEveryStoreIsAValue: the schema takes each kind of URL that the sidecar knows.
+func TestEveryStoreIsAValue(t *testing.T) {
+	list := regexp.MustCompile(`(?m)^var Schemes = \[\]string\{(.*)\}$`)
+	var schemes []string
+	err := filepath.WalkDir("../../../backends", func(file string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(file) != ".go" {
+			return err
+		}
+		text, err := os.ReadFile(file)
+		for _, found := range list.FindAllSubmatch(text, -1) {
+			schemes = append(schemes, strings.Split(strings.ReplaceAll(string(found[1]), `"`, ""), ", ")...)
+		}
+		return err
+	})
+	if err != nil || len(schemes) < 10 {
+		t.Fatalf("the sidecar knows %v, %v", schemes, err)
+	}
+	for _, scheme := range schemes {
+		v := values{"profileDefaults": values{"store": values{"url": scheme + "://store/main"}}}
+		if _, err := render(theChart(t), v, "v1.36"); err != nil {
+			t.Errorf("%s: %v", scheme, err)
+		}
+	}
+}
+
 // TestTemplateRefusals is the same for the templates of app charts.
 func TestTemplateRefusals(t *testing.T) {
 	for _, c := range []struct{ name, argument, want string }{
 		{"a typo", `(dict "chart" .Subcharts.locksidecar "tll" "5s")`, `the templates take no "tll"`},
+		{"a ttl too short", `(dict "chart" .Subcharts.locksidecar "ttl" "1ms")`, "has the ttl 1ms: must be 500ms to 10m"},
 		{"no such profile", `(dict "chart" .Subcharts.locksidecar "profile" "orders")`, `There is no profile "orders". Values know these: default.`},
 		{"no chart", `(dict "profile" "default")`, "need the chart as their argument"},
 	} {

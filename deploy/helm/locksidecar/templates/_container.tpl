@@ -129,7 +129,11 @@ locksidecar.argument is the argument of these templates in one form:
 {{- if not $a.chart -}}
 {{- fail "\n\nlocksidecar: the templates need the chart as their argument: .Subcharts.locksidecar, or (dict \"chart\" .Subcharts.locksidecar \"profile\" \"NAME\").\n" -}}
 {{- end -}}
-{{- $s := include "locksidecar.settings" (dict "chart" $a.chart "profile" ($a.profile | default $a.chart.Values.defaultProfile)) | fromYaml -}}
+{{- $profile := $a.profile | default $a.chart.Values.defaultProfile -}}
+{{- $s := include "locksidecar.settings" (dict "chart" $a.chart "profile" $profile) | fromYaml -}}
+{{- with $a.ttl -}}
+{{- include "locksidecar.checkTTL" (dict "name" $profile "ttl" .) -}}
+{{- end -}}
 {{- $env := dict -}}
 {{- range $key, $name := dict "ttl" "LOCKSIDECAR_TTL" "namespace" "LOCKSIDECAR_NAMESPACE" "log-level" "LOCKSIDECAR_LOG_LEVEL" -}}
 {{- with get $a $key -}}

@@ -35,6 +35,7 @@ Argument: {chart: the chart's context, profile: NAME}
 {{- fail (printf "\n\nProfile %q sets %s in env: that variable is the chart's; the other keys of the profile set it.\n" $.profile $name) -}}
 {{- end -}}
 {{- end -}}
+{{- include "locksidecar.checkProfile" (dict "name" .profile "profile" $p) -}}
 {{- $out := dict -}}
 {{- $image := $p.image -}}
 {{- if not $image.repository -}}
