@@ -22,19 +22,23 @@ profiles:
   bare: {httpPort: 0, readiness: false, runAsUser: 0, resources: {requests: {cpu: "", memory: ""}, limits: {memory: ""}}}
   every-key:
     ` + indent(everyKey, 4)
+	const guaranteed = "resources: {limits: {cpu: 1, memory: 1Gi}}"
 	e := newEvaluator(t, objects(t, theChart(t), parse(t, v), "v1.36"))
-	for _, c := range []struct{ name, annotations, argument, spec string }{
-		{"as it is", "", ``, ""},
-		{"Secret", ", locksidecar.io/profile: secret", `"profile" "secret"`, ""},
-		{"bare", ", locksidecar.io/profile: bare", `"profile" "bare"`, ""},
-		{"every key", ", locksidecar.io/profile: every-key", `"profile" "every-key"`, ""},
+	for _, c := range []struct{ name, annotations, argument, spec, app string }{
+		{"as it is", "", ``, "", ""},
+		{"Secret", ", locksidecar.io/profile: secret", `"profile" "secret"`, "", ""},
+		{"bare", ", locksidecar.io/profile: bare", `"profile" "bare"`, "", ""},
+		{"every key", ", locksidecar.io/profile: every-key", `"profile" "every-key"`, "", ""},
 		{"overrides", ", locksidecar.io/ttl: 3s, locksidecar.io/namespace: shop, locksidecar.io/log-level: 'off', locksidecar.io/cpu-request: 5m, locksidecar.io/cpu-limit: 50m, locksidecar.io/memory-request: 20Mi, locksidecar.io/memory-limit: 99Mi",
-			`"ttl" "3s" "namespace" "shop" "log-level" "off" "cpu-request" "5m" "cpu-limit" "50m" "memory-request" "20Mi" "memory-limit" "99Mi"`, ""},
-		{"host network", "", `"hostNetwork" true`, "hostNetwork: true, "},
-		{"host network, every key", ", locksidecar.io/profile: every-key", `"hostNetwork" true "profile" "every-key"`, "hostNetwork: true, "},
+			`"ttl" "3s" "namespace" "shop" "log-level" "off" "cpu-request" "5m" "cpu-limit" "50m" "memory-request" "20Mi" "memory-limit" "99Mi"`, "", ""},
+		{"Guaranteed", "", `"guaranteed" true`, "", guaranteed},
+		{"Guaranteed, bare", ", locksidecar.io/profile: bare", `"guaranteed" true "profile" "bare"`, "", guaranteed},
+		{"Guaranteed, every key", ", locksidecar.io/profile: every-key", `"guaranteed" true "profile" "every-key"`, "", guaranteed},
+		{"host network", "", `"hostNetwork" true`, "hostNetwork: true, ", ""},
+		{"host network, every key", ", locksidecar.io/profile: every-key", `"hostNetwork" true "profile" "every-key"`, "hostNetwork: true, ", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			pod := `{annotations: {locksidecar.io/inject: "true"` + c.annotations + `}, spec: {` + c.spec + `containers: [{name: app, image: app}]}}`
+			pod := `{annotations: {locksidecar.io/inject: "true"` + c.annotations + `}, spec: {` + c.spec + `containers: [{name: app, image: app, ` + c.app + `}]}}`
 			injected, _, err := e.admit(t.Context(), namespaces()["locks-plain"], parsePod(t, pod))
 			if err != nil {
 				t.Fatal(err)

@@ -7,7 +7,8 @@ MutatingAdmissionPolicy, or by choice. Native sidecars need Kubernetes 1.29.
 
 Beside "profile" the dict may have what annotations can say ("ttl", "namespace",
 "log-level", "cpu-request", "cpu-limit", "memory-request", "memory-limit"), and
-"hostNetwork": true for a pod in the host's network. The other templates take the
+"hostNetwork": true for a pod in the host's network, and "guaranteed": true for one whose
+other containers all have equal requests and limits. The other templates take the
 same argument.
 
 _container_cel.tpl says the same in CEL, for the policy. A change of one is a
@@ -120,7 +121,7 @@ locksidecar.argument is the argument of these templates in one form:
 */}}
 {{- define "locksidecar.argument" -}}
 {{- $a := hasKey . "Chart" | ternary (dict "chart" .) . -}}
-{{- $known := list "chart" "profile" "ttl" "namespace" "log-level" "cpu-request" "cpu-limit" "memory-request" "memory-limit" "hostNetwork" -}}
+{{- $known := list "chart" "profile" "ttl" "namespace" "log-level" "cpu-request" "cpu-limit" "memory-request" "memory-limit" "hostNetwork" "guaranteed" -}}
 {{- range $key := keys $a -}}
 {{- if not (has $key $known) -}}
 {{- fail (printf "\n\nlocksidecar: the templates take no %q; they take %s.\n" $key (join ", " $known)) -}}
@@ -140,11 +141,27 @@ locksidecar.argument is the argument of these templates in one form:
 {{- $_ := set $env $name . -}}
 {{- end -}}
 {{- end -}}
+{{- $given := dict -}}
+{{- range $resource := list "cpu" "memory" -}}
+{{- range $suffix := list "request" "limit" -}}
+{{- $name := printf "%s-%s" $resource $suffix -}}
+{{- $_ := set $given $name (get $a $name | default (get $s (printf "%ss.%s" $suffix $resource))) -}}
+{{- end -}}
+{{- end -}}
+{{- if $a.guaranteed -}}
+{{- $_ := set $given "cpu-limit" (get $given "cpu-limit" | default $s.guaranteedCpu) -}}
+{{- $_ := set $given "memory-limit" (get $given "memory-limit" | default (get $given "memory-request")) -}}
+{{- range $resource := list "cpu" "memory" -}}
+{{- with get $given (printf "%s-limit" $resource) -}}
+{{- $_ := set $given (printf "%s-request" $resource) . -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $resources := dict -}}
 {{- range $kind, $suffix := dict "requests" "request" "limits" "limit" -}}
 {{- $of := dict -}}
 {{- range $resource := list "cpu" "memory" -}}
-{{- with get $a (printf "%s-%s" $resource $suffix) | default (get $s (printf "%s.%s" $kind $resource)) -}}
+{{- with get $given (printf "%s-%s" $resource $suffix) -}}
 {{- $_ := set $of $resource . -}}
 {{- end -}}
 {{- end -}}

@@ -40,7 +40,7 @@ Object.spec.initContainers{
     {{ $kind }}: {
       {{- range $j, $resource := list "cpu" "memory" }}
       {{- if $j }}, {{ end -}}
-      ?"{{ $resource }}": optional.ofNonZeroValue(variables.the_{{ $resource }}_{{ trimSuffix "s" $kind }})
+      ?"{{ $resource }}": optional.ofNonZeroValue(variables.{{ $resource }}_{{ trimSuffix "s" $kind }})
       {{- end }}}
     {{- end }}},
   securityContext: Object.spec.initContainers.securityContext{
@@ -77,6 +77,24 @@ Object.spec.initContainers{
   # The type must be plain for the server: it panics at a map's optional entry of unknown type.
   expression: {{ printf "string((%s + [variables.profiles[?variables.p + '%s.%s'].orValue('')])[0])" $value .kind .resource | quote }}
   {{- end }}
+{{- end }}
+# Kubernetes' own rule, without ours: each container has equal requests and limits. (An
+# API server makes limits requests where those are missing.)
+- name: guaranteed
+  expression: >-
+    !has(object.spec.resources)
+    && (object.spec.containers + variables.initContainers.filter(c, c.name != 'locksidecar')).all(c,
+      has(c.resources) && has(c.resources.limits) && ['cpu', 'memory'].all(r,
+        r in c.resources.limits && quantity(c.resources.limits[r]).isGreaterThan(quantity('0'))
+        && (!has(c.resources.requests) || !(r in c.resources.requests)
+          || quantity(c.resources.requests[r]).compareTo(quantity(c.resources.limits[r])) == 0)))
+- name: cpu_limit
+  expression: "string(variables.guaranteed && variables.the_cpu_limit == '' ? variables.profiles[?variables.p + 'guaranteedCpu'].orValue('') : variables.the_cpu_limit)"
+- name: memory_limit
+  expression: "string(variables.guaranteed && variables.the_memory_limit == '' ? variables.the_memory_request : variables.the_memory_limit)"
+{{- range list "cpu" "memory" }}
+- name: {{ . }}_request
+  expression: "string(variables.guaranteed && variables.{{ . }}_limit != '' ? variables.{{ . }}_limit : variables.the_{{ . }}_request)"
 {{- end }}
 - name: user
   expression: "int(variables.profiles[?variables.p + 'runAsUser'].orValue('0'))"

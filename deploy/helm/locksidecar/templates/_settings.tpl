@@ -97,6 +97,9 @@ Argument: {chart: the chart's context, profile: NAME}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- with $p.resources.guaranteedCpu -}}
+{{- $_ := set $out "guaranteedCpu" (include "locksidecar.text" .) -}}
+{{- end -}}
 {{- toYaml $out -}}
 {{- end -}}
 
