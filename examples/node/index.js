@@ -1,4 +1,2 @@
-export { LockSidecar } from './lib/sidecar.js';
-export { Lock } from './lib/lock.js';
-export { SidecarError, LockLostError } from './lib/errors.js';
-export { defaultSocket } from './lib/socket.js';
+// The same objects as require() gives: a process has one client, whoever loads it.
+export { Lock, LockLostError, LockSidecar, SidecarError, defaultSocket } from './index.cjs';

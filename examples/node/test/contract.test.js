@@ -5,7 +5,7 @@ import fs from 'node:fs';
 import { test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { LockSidecar } from '../index.js';
-import { now } from '../lib/clock.js';
+import { now } from '../lib/clock.cjs';
 import { PATIENCE, Sidecar, eventually, stores } from './sidecars.js';
 
 const folder = new URL('../../contract/', import.meta.url);

@@ -71,9 +71,10 @@ test('one owner re-enters, if it asks for that', async (t) => {
   const outer = await client.acquire('a', { owner: 'me', reentrant: true });
   const inner = await client.acquire('a', { owner: 'me', reentrant: true, wait: 0 });
   await assert.rejects(client.acquire('a', { owner: 'you', reentrant: true, wait: 0 }), { reason: 'LOCK_HELD' });
-  assert.equal(outer, inner);
-  assert.equal(outer.count, 2);
+  assert.deepEqual([inner.id, inner.fence, outer.count], [outer.id, outer.fence, 2]);
   await inner.release();
+  await inner[Symbol.asyncDispose](); // releases nothing of the outer one
+  assert.throws(() => inner.check(), { reason: 'NOT_HOLDER' });
   outer.check();
   await outer.release();
   assert.equal(outer.count, 0);
@@ -170,7 +171,7 @@ test('maxHold', async (t) => {
   assert.ok(err.graceLeft() > 0, 'the sidecar has said how long it keeps others out');
 });
 
-test('close releases, and the client can be used again', async (t) => {
+test('close releases, and only open() opens another session', async (t) => {
   const { sidecar, client } = await start(t);
   const lock = await client.acquire('a');
   const waiting = assert.rejects(client.acquire('a'), { reason: 'SESSION_CLOSED' });
@@ -180,5 +181,8 @@ test('close releases, and the client can be used again', async (t) => {
   await waiting;
   const { holders, waiters } = await sidecar.lock('a');
   assert.deepEqual([holders, waiters], [[], []]);
+  await assert.rejects(client.acquire('a'), { reason: 'SESSION_CLOSED' });
+  await client.close();
+  await client.open();
   await client.hold('a', { wait: 0 }, () => {});
 });

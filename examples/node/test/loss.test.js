@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { LockSidecar } from '../index.js';
-import { now } from '../lib/clock.js';
+import { now } from '../lib/clock.cjs';
 import { Sidecar, aborted, stores } from './sidecars.js';
 
 function connect(t, sidecar) {
@@ -14,8 +14,9 @@ function connect(t, sidecar) {
 test('a sidecar that is killed', async (t) => {
   const sidecar = await Sidecar.start(t, { more: ['--ttl', '10s'] });
   const client = connect(t, sidecar);
+  await client.hold('a', () => {}); // the connection was used before
   const lock = await client.acquire('a');
-  const waiting = assert.rejects(client.acquire('a'), { name: 'SidecarError' });
+  const waiting = assert.rejects(client.acquire('a'), { reason: 'SIDECAR_GONE' });
   const killed = now();
   await sidecar.kill();
   const err = await aborted(lock.signal);

@@ -1,14 +1,16 @@
 // What needs no sidecar.
 import assert from 'node:assert/strict';
 import fs from 'node:fs';
-import http from 'node:http';
 import net from 'node:net';
 import os from 'node:os';
 import path from 'node:path';
+import { createInterface } from 'node:readline';
 import { test } from 'node:test';
 import { LockSidecar } from '../index.js';
-import { SidecarClock, formatDuration, now, parseDuration } from '../lib/clock.js';
-import { defaultSocket } from '../lib/socket.js';
+import { SidecarClock, formatDuration, now, parseDuration } from '../lib/clock.cjs';
+import { Hold } from '../lib/hold.cjs';
+import { Session } from '../lib/session.cjs';
+import { defaultSocket } from '../lib/socket.cjs';
 import { eventually } from './sidecars.js';
 
 test('durations', () => {
@@ -74,25 +76,33 @@ test('a sidecar that never answered', { timeout: 20_000 }, async (t) => {
   await assert.rejects(new LockSidecar({ socket }).acquire('a', { signal: AbortSignal.timeout(50) }), { name: 'TimeoutError' });
 });
 
-/** A sidecar whose answers the test makes: `events` writes to the session, and each acquire gets `grant()`. */
-async function scripted(t, opened, grant) {
+/** A sidecar whose answers the test makes: `tell` writes an event to the session, and each acquire gets `grant()`. */
+async function scripted(t, opened, grant, options) {
   const socket = path.join(fs.mkdtempSync(path.join(os.tmpdir(), 'lp-')), 's');
+  const asked = [];
   let session;
-  const server = http.createServer((request, response) => {
-    if (request.url === '/v1/sessions') {
-      session = response;
-      session.write(`${JSON.stringify({ opened: { sessionId: 'x', ...opened } })}\n`);
-      return;
-    }
-    response.end(JSON.stringify({ resource: 'r', mode: 'EXCLUSIVE', fence: '1', ...grant() }));
+  const say = (m) => session.write(`${JSON.stringify(m)}\n`);
+  const server = net.createServer((connection) => {
+    session = connection.on('error', () => {});
+    createInterface({ input: connection }).on('line', (line) => {
+      const { requestId, open, acquire } = JSON.parse(line);
+      asked.push(line);
+      if (open) {
+        say({ requestId, opened: { sessionId: 'x', ...opened } });
+      } else if (acquire && grant) {
+        say({ requestId, granted: { resource: 'r', mode: 'EXCLUSIVE', fence: '1', ...grant() } });
+      }
+    });
   });
   await new Promise((resolve) => { server.listen(socket, resolve); });
-  t.after(() => {
-    server.closeAllConnections();
+  const client = new LockSidecar({ socket, ...options });
+  t.after(async () => {
+    session?.destroy();
     server.close();
     fs.rmSync(path.dirname(socket), { recursive: true });
+    await client.close();
   });
-  return { client: new LockSidecar({ socket }), tell: (event) => session.write(`${JSON.stringify(event)}\n`) };
+  return { client, socket, asked, tell: (event) => say({ event }) };
 }
 
 test('news of the lease prolong only what was held when they were counted', async (t) => {
@@ -114,13 +124,36 @@ test('news of the lease prolong only what was held when they were counted', asyn
 
 for (const [leaseMargin, slack] of [['0s', 0], ['0.1s', 50], ['60s', 250]]) {
   test(`a margin of ${leaseMargin}: the end by maxHold waits ${slack} ms for its news`, async (t) => {
-    const countedAt = `${now() / 1e3}s`;
-    const { client } = await scripted(t, { countedAt, leaseMargin }, () => ({ lockId: 'l', validFor: '900s', countedAt }));
-    const lock = await client.acquire('r', { maxHold: 50_000 });
-    const before = now();
-    const left = lock.validFor();
-    const after = now();
-    const got = lock.silentAt() - left; // less when that was counted
-    assert.ok(got >= before + slack - 1e-3 && got <= after + slack + 1e-3, `${got - before} ms`);
+    const { socket } = await scripted(t, { countedAt: `${now() / 1e3}s`, leaseMargin });
+    const session = await Session.open(socket, {}, false);
+    const hold = new Hold(session, { lockId: 'l', resource: 'r', mode: 'EXCLUSIVE', fence: '1', countedAt: '0s' });
+    [hold.until, hold.limit] = [900_000, 50_000];
+    assert.deepEqual([hold.end(), hold.silentAt()], [50_000, 50_000 + slack]);
+    hold.limit = Infinity;
+    assert.equal(hold.silentAt(), 900_000, 'without a maxHold it is the end');
+    await session.close();
   });
 }
+
+test('a wait without end at a sidecar that is silent', async (t) => {
+  const { client, asked } = await scripted(t, { countedAt: `${now() / 1e3}s` });
+  await client.open();
+  t.mock.timers.enable({ apis: ['setTimeout'] });
+  let ended;
+  const waiting = client.acquire('r').catch((err) => { ended = err; });
+  for (let i = 0; !ended && i < 10; i++) {
+    t.mock.timers.tick(5_000);
+    await new Promise((resolve) => { setImmediate(() => setImmediate(resolve)); });
+  }
+  assert.equal(ended?.reason, 'SIDECAR_SILENT');
+  await waiting;
+  t.mock.timers.reset();
+  await eventually('it was asked, and told', () => asked.some((l) => l.includes('keepAlive')) && asked.some((l) => l.includes('cancel')));
+});
+
+test('a session with a ttl says again and again that its process lives', async (t) => {
+  const { client, asked } = await scripted(t, { countedAt: '1s' }, undefined, { ttl: 150 });
+  await client.open();
+  assert.deepEqual(JSON.parse(asked[0]).open, { ttl: '0.150000000s' });
+  await eventually('it has said so', () => asked.filter((line) => line.includes('keepAlive')).length > 2);
+});

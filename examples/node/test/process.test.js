@@ -6,7 +6,7 @@ import path from 'node:path';
 import { test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { LockSidecar } from '../index.js';
-import { now } from '../lib/clock.js';
+import { now } from '../lib/clock.cjs';
 import { Sidecar, eventually, stores } from './sidecars.js';
 
 const index = new URL('../index.js', import.meta.url);
@@ -47,6 +47,23 @@ for (const signal of ['SIGKILL', 'SIGTERM', 'SIGINT']) {
     assert.equal(await run.ended, signal);
   });
 }
+
+test('a script ends when it holds nothing and waits for nothing', async (t) => {
+  const sidecar = await Sidecar.start(t);
+  const script = (then) => node(t, sidecar, '--input-type=module', '-e', `
+    import { LockSidecar } from '${index}';
+    const sidecar = new LockSidecar();
+    ${then}`);
+  const runs = [
+    script("await sidecar.hold('a', { wait: 20_000 }, () => {});"),
+    script("sidecar.unref(); await sidecar.acquire('b');"), // never released
+    script("await sidecar.acquire('c'); sidecar.unref();"),
+    script("const lock = await sidecar.acquire('d'); setTimeout(() => lock.release(), 200).unref(); await (await sidecar.acquire('d')).release();"),
+  ];
+  for (const run of runs) {
+    assert.equal(await run.ended, 0, run.err);
+  }
+});
 
 for (const store of stores) {
   test(`nobody draws an invoice number twice on ${store.name}`, async (t) => {

@@ -1,4 +1,4 @@
-// A socket before a sidecar's, on which calls can go wrong.
+// A socket before a sidecar's, which can hang up.
 import fs from 'node:fs';
 import net from 'node:net';
 import os from 'node:os';
@@ -6,11 +6,9 @@ import path from 'node:path';
 
 export class Relay {
   #server;
+  #connections = new Set();
   socket;
   hungUp = 0;
-  heads = []; // the first line of each request
-  lose = () => false; // whether the answer to a request is lost; asked once each
-  evict = () => false; // the same of the request, with its connection, as to make room for the next
 
   /** Hangs up on the first calls, as a sidecar does to make room, on every other after it has read something. */
   static async start(t, sidecar, hangUp = 0) {
@@ -38,33 +36,22 @@ export class Relay {
     return relay;
   }
 
-  /** Takes no more calls: the sidecar seems to be gone. */
-  refuse() {
+  /** Ends what is connected, and takes no more calls: the sidecar seems to be gone. */
+  hangUp() {
     this.#server.close();
+    this.#connections.forEach((app) => app.destroy());
   }
 
   #connect(app, sidecar) {
+    this.#connections.add(app);
     const behind = net.connect({ path: sidecar.socket, allowHalfOpen: true });
-    let lost = false;
     behind.on('error', () => app.destroy());
-    app.on('data', (data) => {
-      const head = data.toString('latin1').split('\r\n', 1)[0];
-      if (head.endsWith(' HTTP/1.1')) {
-        this.heads.push(head);
-        if (this.evict(head)) {
-          app.destroy();
-          return;
-        }
-        lost ||= this.lose(head);
-      }
-      behind.write(data);
-    }).on('end', () => behind.end()).on('close', () => behind.destroy());
-    behind.on('data', (data) => {
-      if (lost) {
-        app.destroy();
-      } else {
-        app.write(data);
-      }
-    }).on('end', () => app.end()).on('close', () => app.destroy());
+    app.on('close', () => {
+      this.#connections.delete(app);
+      behind.destroy();
+    });
+    behind.on('close', () => app.destroy());
+    app.pipe(behind);
+    behind.pipe(app);
   }
 }

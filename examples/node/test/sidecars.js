@@ -83,6 +83,9 @@ export class Sidecar {
 
   thaw() { this.#child.kill('SIGCONT'); }
 
+  /** It drains, and ends. */
+  terminate() { this.#child.kill('SIGTERM'); }
+
   async #remove() {
     await this.kill();
     fs.rmSync(this.#dir, { recursive: true });

@@ -1,7 +1,9 @@
-import { now } from './clock.js';
+'use strict';
+
+const { now } = require('./clock.cjs');
 
 /** What the sidecar refuses, or what the client finds out about it. Go by `reason`. */
-export class SidecarError extends Error {
+class SidecarError extends Error {
   constructor(reason, message, { metadata = {}, cause } = {}) {
     super(message, cause && { cause });
     this.reason = reason;
@@ -9,27 +11,56 @@ export class SidecarError extends Error {
   }
 
   get name() {
-    return this.constructor.name;
+    return 'SidecarError';
+  }
+
+  /** Whether it is an error of this package, with one of these reasons if any are given. */
+  static is(err, ...reasons) {
+    return err instanceof SidecarError && (reasons.length === 0 || reasons.includes(err.reason));
+  }
+
+  /** The same error with the stack of who gets it: it was made where the sidecar's line was read. */
+  again() {
+    return new SidecarError(this.reason, this.message, this);
+  }
+
+  toJSON() {
+    const { name, message, reason, metadata } = this;
+    return { name, message, reason, metadata };
   }
 }
 
 /** A hold is over though it was not released. It is never undone. */
-export class LockLostError extends SidecarError {
-  #graceEnd;
+class LockLostError extends SidecarError {
+  #init;
 
-  constructor({ resource, lockId, fence, lostReason, message, graceEnd = 0, cause }) {
+  constructor(init) {
+    const { resource, lockId, fence, lostReason, message, cause } = init;
     super('LOCK_LOST', `the lock on "${resource}" is lost: ${message}`, { cause });
     Object.assign(this, { resource, lockId, fence, lostReason });
-    this.#graceEnd = graceEnd;
+    this.#init = init;
+  }
+
+  get name() {
+    return 'LockLostError';
   }
 
   graceLeft() {
-    return Math.max(0, this.#graceEnd - now());
+    return Math.max(0, (this.#init.graceEnd ?? 0) - now());
+  }
+
+  again() {
+    return new LockLostError(this.#init);
+  }
+
+  toJSON() {
+    const { resource, lockId, fence, lostReason } = this;
+    return { ...super.toJSON(), resource, lockId, fence: `${fence}`, lostReason };
   }
 }
 
 /** Reads an error of the API. */
-export function fromStatus(status) {
+function fromStatus(status) {
   const info = status.details?.find((d) => d.domain === 'locksidecar') ?? {};
   return new SidecarError(info.reason ?? 'INTERNAL', status.message ?? 'the sidecar gave no reason', {
     metadata: info.metadata,
@@ -37,16 +68,18 @@ export function fromStatus(status) {
 }
 
 /** Says what to do about a socket that does not work. */
-export function fromConnection(path, err) {
+function fromConnection(path, err) {
   const start = `locksidecar serve --socket ${path}`;
   const hint = {
     ENOENT: `there is no such socket; start a sidecar with: ${start}`,
     ECONNREFUSED: `the sidecar that made it is gone; start one with: ${start}`,
     EACCES: 'this user may not connect to it; see its mode and that of its directory',
     ENOTSOCK: 'it is not a socket',
-  }[err.code];
+  }[err?.code];
   if (hint) {
     return new SidecarError('NO_SIDECAR', `no sidecar answers at ${path}: ${hint}`, { cause: err });
   }
   return new SidecarError('SIDECAR_GONE', `the connection to the sidecar at ${path} ended`, { cause: err });
 }
+
+module.exports = { LockLostError, SidecarError, fromConnection, fromStatus };

@@ -1,4 +1,6 @@
-import os from 'node:os';
+'use strict';
+
+const os = require('node:os');
 
 let asleep = -Infinity; // how long the machine was suspended, as far as is known
 
@@ -9,19 +11,19 @@ let asleep = -Infinity; // how long the machine was suspended, as far as is know
  * in suspend; the difference that both ever showed makes one of them. It is up
  * to 10 ms behind, and when it catches up, holds only end earlier.
  */
-export function now() {
+function now() {
   const running = Number(process.hrtime.bigint()) / 1e6;
   asleep = Math.max(asleep, os.uptime() * 1e3 - running);
   return running + asleep;
 }
 
 /** Reads a duration of the API, such as "8.9s". */
-export function parseDuration(text) {
+function parseDuration(text) {
   return text ? parseFloat(text) * 1e3 : 0;
 }
 
 /** Writes one. */
-export function formatDuration(ms) {
+function formatDuration(ms) {
   return `${(ms / 1e3).toFixed(9)}s`;
 }
 
@@ -32,7 +34,7 @@ export function formatDuration(ms) {
  * is the best. So a message tells how old it is, also when this process was
  * stopped before it read it.
  */
-export class SidecarClock {
+class SidecarClock {
   #difference = -Infinity;
 
   answered(sent, countedAt) {
@@ -44,3 +46,5 @@ export class SidecarClock {
     return parseDuration(countedAt) + this.#difference + left;
   }
 }
+
+module.exports = { SidecarClock, formatDuration, now, parseDuration };

@@ -1,7 +1,9 @@
-import fs from 'node:fs';
-import os from 'node:os';
-import path from 'node:path';
-import { SidecarError } from './errors.js';
+'use strict';
+
+const fs = require('node:fs');
+const os = require('node:os');
+const path = require('node:path');
+const { SidecarError } = require('./errors.cjs');
 
 const SYSTEM = '/run/locksidecar';
 const NAME = 'locksidecar.sock';
@@ -10,7 +12,7 @@ const NAME = 'locksidecar.sock';
  * Where sidecar and clients meet when nobody says otherwise; the rule is in
  * docs/settings.md. The parameters are for tests.
  */
-export function defaultSocket(env = process.env, system = SYSTEM, tmp = os.tmpdir(), uid = process.getuid()) {
+function defaultSocket(env = process.env, system = SYSTEM, tmp = os.tmpdir(), uid = process.getuid()) {
   if (env.LOCKSIDECAR_SOCKET) {
     return env.LOCKSIDECAR_SOCKET;
   }
@@ -56,3 +58,5 @@ function checkOwner(dir, uid) {
     );
   }
 }
+
+module.exports = { defaultSocket };

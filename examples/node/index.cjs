@@ -1,0 +1,8 @@
+'use strict';
+
+const { LockLostError, SidecarError } = require('./lib/errors.cjs');
+const { LockSidecar } = require('./lib/sidecar.cjs');
+const { Lock } = require('./lib/lock.cjs');
+const { defaultSocket } = require('./lib/socket.cjs');
+
+module.exports = { Lock, LockLostError, LockSidecar, SidecarError, defaultSocket };

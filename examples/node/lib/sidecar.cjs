@@ -1,0 +1,230 @@
+'use strict';
+
+const { setTimeout: sleep } = require('node:timers/promises');
+const { formatDuration, now } = require('./clock.cjs');
+const { SidecarError } = require('./errors.cjs');
+const look = require('./look.cjs');
+const { check, checkClient, kinds, readAcquire } = require('./options.cjs');
+const { Session } = require('./session.cjs');
+const { onAbort } = require('./signals.cjs');
+const { defaultSocket } = require('./socket.cjs');
+
+const CONNECT_TIMEOUT = 15_000;
+
+/** The sidecar beside this app. What its methods promise is in index.d.cts. */
+class LockSidecar {
+  #options;
+  #opening; // promise of the session
+  #current; // the session, when it is open
+  #closed = false;
+  #refs = true;
+
+  constructor(options = {}) {
+    checkClient(options);
+    this.#options = options;
+  }
+
+  async hold(resource, options, work) {
+    if (typeof options === 'function') {
+      [options, work] = [{}, options];
+    }
+    kinds.call('work', work);
+    return this.#during(await this.acquire(resource, options), work);
+  }
+
+  async once(resource, options, work) {
+    if (typeof options === 'function') {
+      [options, work] = [{}, options];
+    }
+    kinds.call('work', work);
+    const { keep, maxAttempts, ...others } = options ?? {};
+    const lock = await this.acquire(resource, { ...others, once: { keep, maxAttempts } });
+    return this.#during(lock, async () => {
+      const result = await work(lock);
+      if (!lock.released) {
+        await lock.succeeded();
+      }
+      return result;
+    });
+  }
+
+  async #during(lock, work) {
+    let result;
+    try {
+      result = await work(lock);
+    } catch (err) {
+      await lock[Symbol.asyncDispose]().catch(() => {}); // what work says is the better error
+      throw err;
+    }
+    await lock[Symbol.asyncDispose]();
+    return result;
+  }
+
+  async open() {
+    this.#closed = false;
+    await this.#session();
+  }
+
+  async acquire(resource, options = {}) {
+    const body = readAcquire(resource, options);
+    const { signal } = options;
+    signal?.throwIfAborted();
+    let session = this.#current;
+    if (!session || session.error || this.#closed) {
+      session = await unless(signal, this.#session());
+    }
+    return session.acquire(body, signal);
+  }
+
+  get draining() {
+    return this.#current?.draining === true && !this.#current.error;
+  }
+
+  ref() {
+    this.#refs = true;
+    this.#current?.holdsRef(true);
+    return this;
+  }
+
+  unref() {
+    this.#refs = false;
+    this.#current?.holdsRef(false);
+    return this;
+  }
+
+  // Looks. What they give is the API's JSON.
+
+  get(resource) {
+    return this.#look('getLock', { resource }, 'lock');
+  }
+
+  async held(resource) {
+    return (await this.get(resource)).holders.some((holder) => !holder.parked);
+  }
+
+  list(prefix = '') {
+    kinds.text('prefix', prefix);
+    return look.pages(this.#path(), 'listLocks', { prefix }, 'locks');
+  }
+
+  watch(prefix = '', options = {}) {
+    kinds.text('prefix', prefix);
+    return look.stream(this.#path(), 'watchLocks', { prefix, ...interval(options) }, 'watched');
+  }
+
+  async force(resource, options = {}) {
+    check(options, { lockId: kinds.text, grace: kinds.limited });
+    const { lockId = '', grace = 2_000 } = options;
+    return (await this.#look('forceRelease', { resource, lockId, grace: formatDuration(grace) }, 'forceReleased')).lockIds;
+  }
+
+  info() {
+    return this.#look('getInfo', {}, 'info');
+  }
+
+  leader(resource) {
+    return this.#look('getLeader', { resource }, 'leader');
+  }
+
+  watchLeader(resource, options = {}) {
+    kinds.text('resource', resource);
+    return look.stream(this.#path(), 'watchLeader', { resource, ...interval(options) }, 'leader');
+  }
+
+  async #look(kind, body, answer) {
+    if ('resource' in body) {
+      kinds.text('resource', body.resource);
+    }
+    return look.ask(this.#path(), kind, body, answer);
+  }
+
+  async close() {
+    this.#closed = true;
+    const opening = this.#opening;
+    this.#opening = undefined;
+    const session = await opening?.catch(() => {}); // it never was
+    await session?.close();
+  }
+
+  async [Symbol.asyncDispose]() {
+    await this.close();
+  }
+
+  #path() {
+    return this.#options.socket ?? defaultSocket();
+  }
+
+  /** The session of this process; a new one where the last has ended. */
+  async #session() {
+    const opening = this.#opening;
+    const session = await opening;
+    if (this.#closed) {
+      throw closed();
+    }
+    if (session && !session.error) {
+      return session;
+    }
+    if (this.#opening === opening) { // nobody else has started meanwhile
+      const mine = this.#open(() => this.#opening === mine);
+      this.#opening = mine;
+      mine.catch(() => {
+        if (this.#opening === mine) {
+          this.#opening = undefined;
+        }
+      });
+    }
+    return this.#session();
+  }
+
+  /**
+   * Opens a session. A sidecar that hangs up before it has answered is asked again:
+   * where connections are short, it does so to make room.
+   */
+  async #open(isWanted) {
+    const path = this.#path();
+    const end = now() + (this.#options.connectTimeout ?? CONNECT_TIMEOUT);
+    for (let pause = 50; ; pause = Math.min(2 * pause, 1_000)) {
+      try {
+        const session = await Session.open(path, this.#options, this.#refs);
+        session.holdsRef(this.#refs);
+        this.#current = session;
+        return session;
+      } catch (err) {
+        if (err.reason !== 'SIDECAR_GONE' || now() + pause > end) {
+          throw err;
+        }
+      }
+      await sleep(pause);
+      if (!isWanted()) {
+        throw closed();
+      }
+    }
+  }
+}
+
+function closed() {
+  return new SidecarError('SESSION_CLOSED', 'this process has closed the session; open() opens another');
+}
+
+function interval(options) {
+  check(options, { interval: kinds.limited });
+  return { interval: formatDuration(options.interval ?? 1_000) };
+}
+
+/** The promise, unless the signal aborts first. Errors are those of who calls. */
+async function unless(signal, promise) {
+  let off;
+  const aborted = signal && new Promise((resolve, reject) => {
+    off = onAbort(signal, () => reject(signal.reason));
+  });
+  try {
+    return await (aborted ? Promise.race([promise, aborted]) : promise);
+  } catch (err) {
+    throw err instanceof SidecarError ? err.again() : err;
+  } finally {
+    off?.();
+    promise.catch(() => {});
+  }
+}
+
+module.exports = { LockSidecar };
