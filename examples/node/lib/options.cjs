@@ -3,7 +3,7 @@
 const { formatDuration } = require('./clock.cjs');
 const { SidecarError } = require('./errors.cjs');
 
-// The sidecar ends a connection at a line of 64 KiB, with all that its session holds.
+// The sidecar takes less of each; its own refusal names the limit.
 const LONGEST = 8_192;
 
 function refuse(field, message) {

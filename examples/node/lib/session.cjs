@@ -16,6 +16,8 @@ const PING_AFTER = 5_000;
 const MAX_LOOK = 1_000;
 // How long the sidecar may take at most to say that a maxHold is over.
 const MAX_SLACK = 250;
+// The sidecar ends a connection at a longer line, and with it all that the session holds.
+const LONGEST_LINE = 65_536;
 const MAX_TIMER = 2 ** 31 - 1;
 
 /**
@@ -167,11 +169,15 @@ class Session {
 
   #send(kind, body, more = {}) {
     const call = { id: `${++this.#lastId}`, sent: now(), done: false, ...more };
+    const line = `${JSON.stringify({ requestId: call.id, [kind]: body })}\n`;
+    if (Buffer.byteLength(line) > LONGEST_LINE) {
+      throw new SidecarError('INVALID_REQUEST', `the request is longer than ${LONGEST_LINE} bytes`, { metadata: { field: kind } });
+    }
     this.#calls.set(call.id, call);
     if (call.acquires) {
       this.#asking++;
     }
-    this.#lines.write(`${JSON.stringify({ requestId: call.id, [kind]: body })}\n`);
+    this.#lines.write(line);
     return call;
   }
 

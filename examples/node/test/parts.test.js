@@ -102,7 +102,7 @@ async function scripted(t, opened, grant, options) {
     fs.rmSync(path.dirname(socket), { recursive: true });
     await client.close();
   });
-  return { client, socket, asked, tell: (event) => say({ event }) };
+  return { client, socket, asked, say, tell: (event) => say({ event }) };
 }
 
 test('news of the lease prolong only what was held when they were counted', async (t) => {
@@ -149,6 +149,19 @@ test('a wait without end at a sidecar that is silent', async (t) => {
   await waiting;
   t.mock.timers.reset();
   await eventually('it was asked, and told', () => asked.some((l) => l.includes('keepAlive')) && asked.some((l) => l.includes('cancel')));
+});
+
+test('a release that is answered with the loss', async (t) => {
+  const countedAt = `${now() / 1e3}s`;
+  const { client, asked, say } = await scripted(t, { countedAt }, () => ({ lockId: 'l', validFor: '900s', countedAt }));
+  const lock = await client.acquire('r');
+  const released = assert.rejects(lock.release(), { name: 'LockLostError', lostReason: 'STORE_LOST' });
+  await eventually('it is asked', () => asked.length === 3);
+  const details = [{ domain: 'locksidecar', reason: 'LOCK_LOST', metadata: { lost_reason: 'STORE_LOST' } }];
+  say({ requestId: JSON.parse(asked[2]).requestId, error: { message: 'it is gone', details } });
+  await released;
+  assert.equal(lock.signal.reason.lostReason, 'STORE_LOST');
+  assert.throws(() => lock.check(), { reason: 'LOCK_LOST' });
 });
 
 test('a session with a ttl says again and again that its process lives', async (t) => {

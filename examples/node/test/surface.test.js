@@ -86,6 +86,10 @@ test('options that nobody knows, and values that make no sense', async (t) => {
   assert.throws(() => new LockSidecar({ sokcet: '/x' }), { reason: 'INVALID_REQUEST', metadata: { field: 'sokcet' } });
   assert.throws(() => new LockSidecar({ ttl: NaN }), { reason: 'INVALID_REQUEST', metadata: { field: 'ttl' } });
   assert.deepEqual((await sidecar.lock('a')).holders, []);
+  const kept = await client.acquire('kept');
+  await assert.rejects(client.acquire(Array.from({ length: 200 }, (_, i) => `${i}`.padEnd(500))), { reason: 'INVALID_REQUEST' });
+  kept.check(); // a line that is too long would have ended the session
+  await kept.release();
   await client.hold('a', { wait: Infinity, owner: undefined }, () => {});
 });
 
