@@ -110,6 +110,8 @@ func (l *modelLease) acquire(ctx context.Context, q lock.Request) (lock.Grant, e
 				answer = lock.ErrNotHolder
 			case holder:
 				g = lock.Grant{ID: q.ID, Resource: q.Resource, Mode: h.Mode, Fence: h.Fence}
+			case h == nil && row != nil && row.clashes(q.Mode) && !s.bad.mixesLimits:
+				answer = &lock.InvalidError{Field: "limit", Problem: "is another while somebody has a permit"}
 			case q.Try && row != nil && (len(row.waiters) > 0 || !row.admits(q.Mode)):
 				held.Cause, answer = lock.ErrHeld, held
 			case h == nil:
@@ -183,6 +185,8 @@ func (l *modelLease) Downgrade(_ context.Context, r lock.Resource, id lock.HoldI
 			answer = lock.ErrLeaseLost
 		case !holder || h.Lease != l.id:
 			answer = lock.ErrNotHolder
+		case h.Mode.Limit() > 0:
+			answer = &lock.InvalidError{Field: "lock_id", Problem: "is a permit"}
 		default:
 			h.Mode = lock.Shared
 		}

@@ -133,13 +133,27 @@ func (s *server) end(id lock.LeaseID) {
 
 func (s *server) hold(l *lockRow, h *holdRow, now time.Time) {
 	s.number = max(s.number+1, now.UnixMicro())
-	h.Fence, h.since = lock.FenceOf(s.number), now
+	h.Fence, h.since = lock.PermitFence(s.number, l.slot(h.Mode, s.bad.sharesSlots)), now
 	l.holders = append(l.holders, h)
 	s.dirty = true
 }
 
+// slot is the lowest that no holder of a permit has; 0 for a lock.
+func (l *lockRow) slot(m lock.Mode, shared bool) (n int) {
+	of := func(h *holdRow) bool { return h.Fence.Slot() == n }
+	for n < m.Limit()-1 && !shared && slices.ContainsFunc(l.holders, of) {
+		n++
+	}
+	return n
+}
+
 func (l *lockRow) admits(m lock.Mode) bool {
-	return len(l.holders) == 0 || m == lock.Shared && l.holders[0].Mode == lock.Shared
+	return len(l.holders) == 0 || l.holders[0].Mode == m && (m == lock.Shared || len(l.holders) < m.Limit())
+}
+
+// clashes tells whether permits of another number are held.
+func (l *lockRow) clashes(m lock.Mode) bool {
+	return m.Limit() > 0 && len(l.holders) > 0 && l.holders[0].Mode.Limit() > 0 && l.holders[0].Mode != m
 }
 
 // lives tells whether a lease lives. A bad server brings it back.

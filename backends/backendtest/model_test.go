@@ -30,6 +30,8 @@ type faults struct {
 	keepsDeadWaiters   bool // in the store, where List does not look
 	stalls             bool // a request holds up all others for as long as the resource has holders and waiters
 	shortLivedLease    bool // ends every lease after some seconds
+	sharesSlots        bool // gives every permit the slot 0
+	mixesLimits        bool // lets permits of another number wait beside those that are held
 
 	lastWriteWins   bool // a record is written whatever is there
 	writesTwice     bool // the same write once more finds another version
