@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib.util
 import multiprocessing
 import os
 import pickle
@@ -24,41 +25,62 @@ Start = Callable[..., Sidecar]
 GEVENT = """
 from gevent import monkey
 monkey.patch_all()
-import gevent, os, sys
+from gevent import sleep, spawn
+def wait(greenlet):
+    greenlet.get()
+"""
+
+EVENTLET = """
+import warnings
+warnings.simplefilter("ignore")  # it is deprecated, warns of forks, and says so
+import eventlet
+eventlet.monkey_patch()
+from eventlet import sleep, spawn
+def wait(greenlet):
+    greenlet.wait()
+"""
+
+GREENLETS = """
+import os, threading
 import locksidecar
+failed = []
+threading.excepthook = failed.append
 inside = 0
 def work():
     global inside
     with locksidecar.lock("green", wait=30):
         inside += 1
         assert inside == 1
-        gevent.sleep(0)
+        sleep(0)
         inside -= 1
-gevent.joinall([gevent.spawn(work) for _ in range(50)], raise_error=True)
+for greenlet in [spawn(work) for _ in range(50)]:
+    wait(greenlet)
 held = locksidecar.lock("mine").acquire()
-busy = gevent.spawn(lambda: [work() for _ in range(50)])
-gevent.sleep(0.01)
+busy = spawn(lambda: [work() for _ in range(50)])
+sleep(0.01)
 pid = os.fork()
 if pid == 0:
-    gevent.sleep(0.3)  # the parent's greenlets go on here
+    sleep(0.3)  # the parent's greenlets go on here
     assert held.lost.is_set() and held.problem.lost_reason == "FORKED"
     try:
         locksidecar.lock("mine", wait=0).acquire()
     except locksidecar.LockHeld as e:
-        os._exit(0 if int(e.metadata["holder_pid"]) == os.getppid() else 4)
+        os._exit(5 if failed else 0 if int(e.metadata["holder_pid"]) == os.getppid() else 4)
     os._exit(3)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 held.check()
-busy.get()
+wait(busy)
 held.release()
 print("done")
 """
 
 
-def test_gevent(own_sidecar: Start) -> None:
+@pytest.mark.parametrize(("library", "patch"), [("gevent", GEVENT), ("eventlet", EVENTLET)])
+def test_greenlets(own_sidecar: Start, library: str, patch: str) -> None:
     """Greenlets survive a fork. What they do in the child takes nothing from the parent."""
-    pytest.importorskip("gevent")
-    with App(GEVENT, own_sidecar().socket) as app:
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"there is no {library}")
+    with App(patch + GREENLETS, own_sidecar().socket) as app:
         app.expect("0")
         app.expect("done")
         assert app.wait() == 0

@@ -105,13 +105,13 @@ class Session:
             return self._in.recv(65536)
         except TimeoutError:
             return None
-        except OSError:
+        except (OSError, EOFError):  # the latter from eventlet, in a child that has closed it
             return b""
 
     def _pump(self, timeout: float | None) -> None:
         """Read once, and give what came to the core."""
         data = self._receive(timeout)
-        if self.pid != os.getpid():  # a greenlet of gevent goes on in a child
+        if self.pid != os.getpid():  # a greenlet goes on in a child
             return
         with self.mutex:
             try:
