@@ -287,6 +287,10 @@ def test_the_first_lock_in_atexit(sidecar: Sidecar) -> None:
         ("max_hold", {"max_hold": float("nan")}),
         ("mode", {"mode": "shared"}),
         ("owner", {"owner": 7}),
+        ("limit", {"limit": 0}),
+        ("limit", {"limit": True}),
+        ("limit", {"mode": "PERMIT"}),
+        ("mode", {"mode": "SHARED", "limit": 4}),
     ],
 )
 def test_bad_arguments(client: Client, field: str, options: dict[str, Any]) -> None:
@@ -418,6 +422,43 @@ def test_several_at_once(client: Client, sidecar: Sidecar) -> None:
             client.lock("accounts/7", wait=0).acquire()
         assert e.value.metadata["resource"] == "accounts/7"
     assert sidecar.queue("accounts/12") == (0, 0)
+
+
+def test_permits(client: Client, connect: Callable[..., Client]) -> None:
+    """At most so many, in this process and others, each with a slot that no other one has."""
+    exports = client.lock("permits", limit=2, wait=0)
+    with exports as first, pickle.loads(pickle.dumps(exports)).acquire() as second:
+        assert first.slot == 0 and second.slot == 1 and second.fence > first.fence
+        assert first.mode is locksidecar.Mode.PERMIT and first.valid_for() > 0
+        assert {h["mode"] for h in client.get("permits")["holders"]} == {"PERMIT"}
+        assert [h["slot"] for lock in client.list("permits") for h in lock["holders"]] == [0, 1]
+        with pytest.raises(LockHeld):
+            connect().lock("permits", limit=2, wait=0).acquire()
+        with pytest.raises(locksidecar.InvalidRequest) as e:
+            client.lock("permits", limit=3).acquire()
+        assert e.value.metadata["field"] == "limit"
+    with client.lock("permits", wait=PATIENCE) as alone:
+        assert alone.slot is None
+
+
+def test_permits_of_tasks(client: Client) -> None:
+    @client.locked("permits/tasks", limit=4, wait=0)
+    async def fourth() -> None:
+        assert len(client.get("permits/tasks")["holders"]) == 4
+
+    async def main() -> None:
+        permit = client.lock("permits/tasks", limit=4, wait=0)
+        taken = await asyncio.gather(*(permit.acquire_async() for _ in range(3)))
+        assert {held.slot for held in taken} == {0, 1, 2}
+        await fourth()
+        async with permit as held:
+            assert held.slot == 3
+            with pytest.raises(LockHeld):
+                await fourth()
+            for held in taken:
+                await held.release()
+
+    asyncio.run(main())
 
 
 def test_extend(client: Client) -> None:

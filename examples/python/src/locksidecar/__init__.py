@@ -108,6 +108,7 @@ def lock(
     reentrant: bool = False,
     max_hold: Seconds | None = None,
     mode: Mode | str = Mode.EXCLUSIVE,
+    limit: int | None = None,
     cancel_on_lost: bool = False,
 ) -> Lock:
     """See Client.lock."""
@@ -118,6 +119,7 @@ def lock(
         reentrant=reentrant,
         max_hold=max_hold,
         mode=mode,
+        limit=limit,
         cancel_on_lost=cancel_on_lost,
     )
 
@@ -157,8 +159,16 @@ def locked(
     reentrant: bool = False,
     max_hold: Seconds | None = None,
     mode: Mode | str = Mode.EXCLUSIVE,
+    limit: int | None = None,
 ) -> Callable[[_F], _F]:
     """See Client.locked."""
     return _decorator.locked(
-        default_client, resource, wait=wait, owner=owner, reentrant=reentrant, max_hold=max_hold, mode=mode
+        default_client,
+        resource,
+        wait=wait,
+        owner=owner,
+        reentrant=reentrant,
+        max_hold=max_hold,
+        mode=mode,
+        limit=limit,
     )

@@ -65,6 +65,7 @@ class Client:
         max_hold: Seconds | None = None,
         mode: Mode | str = Mode.EXCLUSIVE,
         once: Once | None = None,
+        limit: int | None = None,
         cancel_on_lost: bool = False,
     ) -> Lock:
         """A lock, to be used in `with` and `async with`. Nothing is taken yet.
@@ -77,6 +78,8 @@ class Client:
             Else each acquire stands alone: who asks twice waits for itself.
         max_hold: the lock is lost after so many seconds (0.1 to 86400).
         once: it is an attempt at something that is to succeed only once, see `once`.
+        limit: at most so many hold it at the same time, each with a `held.slot` of its own from
+            0 to limit-1. All who ask give the same number, 1 to 1024.
         cancel_on_lost: in `async with`, a loss cancels the task, and the block raises LockLost.
         """
         return Lock(
@@ -88,6 +91,7 @@ class Client:
             reentrant=reentrant,
             max_hold=max_hold,
             once=once,
+            limit=limit,
             cancel_on_lost=cancel_on_lost,
         )
 
@@ -143,10 +147,18 @@ class Client:
         reentrant: bool = False,
         max_hold: Seconds | None = None,
         mode: Mode | str = Mode.EXCLUSIVE,
+        limit: int | None = None,
     ) -> Callable[[F], F]:
         """Decorates a function, or a coroutine function: it runs under the lock."""
         return locked(
-            lambda: self, resource, wait=wait, owner=owner, reentrant=reentrant, max_hold=max_hold, mode=mode
+            lambda: self,
+            resource,
+            wait=wait,
+            owner=owner,
+            reentrant=reentrant,
+            max_hold=max_hold,
+            mode=mode,
+            limit=limit,
         )
 
     @property

@@ -28,6 +28,7 @@ def locked(
     reentrant: bool,
     max_hold: Seconds | None,
     mode: Mode | str,
+    limit: int | None,
 ) -> Callable[[F], F]:
     """See Client.locked. The client is asked for when the function is called, not when it is defined."""
     if not callable(resource) and not isinstance(resource, str):
@@ -35,7 +36,9 @@ def locked(
 
     def lock(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
         name = resource if isinstance(resource, str) else resource(*args, **kwargs)
-        return client().lock(name, wait=wait, owner=owner, reentrant=reentrant, max_hold=max_hold, mode=mode)
+        return client().lock(
+            name, wait=wait, owner=owner, reentrant=reentrant, max_hold=max_hold, mode=mode, limit=limit
+        )
 
     def decorate(*functions: F) -> F:
         if len(functions) != 1 or not callable(functions[0]):  # @locked without a name took the function for it

@@ -59,6 +59,11 @@ class _Held:
         return self._hold.grant.parts
 
     @property
+    def slot(self) -> int | None:
+        """Of a permit: which of them it is, from 0; no other one that is held has it. Else None."""
+        return self._hold.grant.slot
+
+    @property
     def guard(self) -> Guard | None:
         """Where the store is a database: a statement for the app's own transaction there."""
         return self._hold.guard

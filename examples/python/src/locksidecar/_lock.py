@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from ._aio import current_task
 from ._errors import InvalidRequest, LockHeld, NotHolder, SessionNotFound, WaitTimeout
 from ._held import AsyncHeld, Held
-from ._model import Mode, Once, Seconds, Wanted, given_mode, given_seconds, given_text
+from ._model import Mode, Once, Seconds, Wanted, given_limit, given_mode, given_seconds, given_text
 
 if TYPE_CHECKING:
     from ._client import Client
@@ -47,6 +47,7 @@ class Lock:
         reentrant: bool = False,
         max_hold: Seconds | None = None,
         once: Once | None = None,
+        limit: int | None = None,
         cancel_on_lost: bool = False,
     ) -> None:
         self._client = client
@@ -54,7 +55,8 @@ class Lock:
         for name in self._resources:
             given_text("resource", name)
         self.resource = ", ".join(self._resources)
-        self.mode = given_mode(mode)
+        self.limit = given_limit(limit)
+        self.mode = given_mode(mode, self.limit)
         self.wait = given_seconds("wait", wait)
         self.owner = owner if owner is None else given_text("owner", owner)
         self.reentrant = reentrant
@@ -73,6 +75,7 @@ class Lock:
             reentrant=self.reentrant,
             max_hold=self.max_hold,
             once=self.once,
+            limit=self.limit,
             cancel_on_lost=self.cancel_on_lost,
         )
         return _restore, (self._client, self._resources, options)
@@ -160,7 +163,7 @@ class Lock:
 
     def _wanted(self, wait: float | None, kind: str, who: object) -> Wanted:
         owner = self.owner if self.owner is not None else _label(kind, who)
-        return Wanted(self._resources, self.mode, wait, owner, self.reentrant, self.max_hold, self.once)
+        return Wanted(self._resources, self.mode, wait, owner, self.reentrant, self.max_hold, self.once, self.limit)
 
     def __enter__(self) -> Held:
         return self._acquire(self.wait, self._blocks)

@@ -17,6 +17,7 @@ class Mode(str, enum.Enum):
 
     EXCLUSIVE = "EXCLUSIVE"  # alone
     SHARED = "SHARED"  # beside other shared holds
+    PERMIT = "PERMIT"  # one of so many, of a lock with a limit
 
 
 # Times are seconds; who has a timedelta may give that.
@@ -100,13 +101,28 @@ def given_text(field: str, value: object) -> str:
     return value
 
 
-def given_mode(value: Mode | str) -> Mode:
+def given_limit(value: object) -> int | None:
+    """How many permits there are. InvalidRequest: that is no number of them."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidRequest(f"limit must be 1 or more, and not {value!r}", metadata={"field": "limit"})
+    return value
+
+
+def given_mode(value: Mode | str, limit: int | None) -> Mode:
+    """The mode of what has that limit: who gives one need not say PERMIT besides."""
     try:
-        return Mode(value)
+        mode = Mode(value)
     except ValueError:
         raise InvalidRequest(
             f"mode must be EXCLUSIVE or SHARED, and not {value!r}", metadata={"field": "mode"}
         ) from None
+    if mode is Mode.PERMIT and limit is None:
+        raise InvalidRequest("PERMIT needs a limit: how many there are", metadata={"field": "limit"})
+    if mode is Mode.SHARED and limit is not None:
+        raise InvalidRequest("what has a limit cannot be SHARED: it is a PERMIT", metadata={"field": "mode"})
+    return mode if limit is None else Mode.PERMIT
 
 
 @dataclass(frozen=True)
@@ -120,6 +136,7 @@ class Wanted:
     reentrant: bool
     max_hold: float | None
     once: Once | None = None
+    limit: int | None = None  # of a PERMIT
 
     def body(self, wait: float | None) -> dict[str, Any]:
         """The request, with what is left of its wait."""
@@ -128,6 +145,8 @@ class Wanted:
             body["resource"] = self.resources[0]
         else:
             body["resources"] = list(self.resources)
+        if self.limit is not None:
+            body["limit"] = self.limit
         if wait is not None:
             body["wait"] = duration(wait)
         if self.max_hold is not None:
@@ -153,6 +172,7 @@ class Grant(NamedTuple):
     attempt: int
     previous: Mapping[str, Any] | None
     outcome_guard: Guard | None
+    slot: int | None
 
     @classmethod
     def read(cls, m: Mapping[str, Any]) -> Grant:
@@ -171,4 +191,5 @@ class Grant(NamedTuple):
             attempt=int(m.get("attempt") or 0),
             previous=m.get("previous"),
             outcome_guard=Guard.read(m.get("outcomeGuard")),
+            slot=m.get("slot"),
         )
