@@ -1,9 +1,12 @@
 package charttest
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 // TestGuaranteedStaysGuaranteed: a pod that Kubernetes counts as Guaranteed, and may so
@@ -27,14 +30,14 @@ profiles:
 		name, annotations, first, second string
 		want                             [4]string // requests and limits of CPU and memory
 	}{
-		{"equal", "", equal, limits, [4]string{"100m", "100m", "128Mi", "128Mi"}},
-		{"an init container below", "", below, equal, [4]string{"10m", "0", "32Mi", "128Mi"}},
-		{"a container below", "", equal, below, [4]string{"10m", "0", "32Mi", "128Mi"}},
-		{"no CPU", "", equal, noCPU, [4]string{"10m", "0", "32Mi", "128Mi"}},
-		{"nothing", "", nothing, nothing, [4]string{"10m", "0", "32Mi", "128Mi"}},
-		{"a limit of the profile", ", locksidecar.io/profile: limited", equal, equal, [4]string{"300m", "300m", "128Mi", "128Mi"}},
+		{"equal", "", equal, limits, [4]string{"100m", "100m", "256Mi", "256Mi"}},
+		{"an init container below", "", below, equal, [4]string{"10m", "0", "32Mi", "256Mi"}},
+		{"a container below", "", equal, below, [4]string{"10m", "0", "32Mi", "256Mi"}},
+		{"no CPU", "", equal, noCPU, [4]string{"10m", "0", "32Mi", "256Mi"}},
+		{"nothing", "", nothing, nothing, [4]string{"10m", "0", "32Mi", "256Mi"}},
+		{"a limit of the profile", ", locksidecar.io/profile: limited", equal, equal, [4]string{"300m", "300m", "256Mi", "256Mi"}},
 		{"no memory limit", ", locksidecar.io/profile: unlimited", equal, equal, [4]string{"100m", "100m", "32Mi", "32Mi"}},
-		{"not wanted", ", locksidecar.io/profile: burstable", equal, equal, [4]string{"10m", "0", "128Mi", "128Mi"}},
+		{"not wanted", ", locksidecar.io/profile: burstable", equal, equal, [4]string{"10m", "0", "256Mi", "256Mi"}},
 		{"annotations", ", locksidecar.io/cpu-limit: 200m, locksidecar.io/memory-limit: 64Mi", equal, equal, [4]string{"200m", "200m", "64Mi", "64Mi"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -53,4 +56,59 @@ profiles:
 
 func resources(c *corev1.Container) (requests, limits corev1.ResourceList) {
 	return c.Resources.Requests, c.Resources.Limits
+}
+
+// TestGoKnowsTheMemoryLimit: Go's garbage collector works harder before the kernel kills
+// the sidecar, whatever the limit comes from.
+func TestGoKnowsTheMemoryLimit(t *testing.T) {
+	e := newEvaluator(t, objects(t, theChart(t), parse(t, `
+profiles:
+  default: {}
+  small: {resources: {limits: {memory: 64M}}}
+  plain: {resources: {limits: {memory: 104857600}}}
+  unlimited: {resources: {limits: {memory: ""}}}
+  own: {env: {GOMEMLIMIT: 50MiB}}
+`), "v1.36"))
+	for _, c := range []struct{ annotations, want string }{
+		{"", "230MiB"},
+		{", locksidecar.io/memory-limit: 0.5Gi", "460MiB"},
+		{", locksidecar.io/profile: small", "54MiB"},
+		{", locksidecar.io/profile: plain", "90MiB"},
+		{", locksidecar.io/profile: unlimited", ""},
+		{", locksidecar.io/profile: own", "50MiB"},
+	} {
+		pod, _, err := e.admit(t.Context(), namespaces()["locks-plain"], parsePod(t, plain(c.annotations)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := sidecar(t, pod)
+		if c.want != "" {
+			wantEnv(t, s, "GOMEMLIMIT", c.want)
+		} else if slices.ContainsFunc(s.Env, func(e corev1.EnvVar) bool { return e.Name == "GOMEMLIMIT" }) {
+			t.Errorf("%s: there is no limit, and Go has one", c.annotations)
+		}
+	}
+}
+
+// TestLimitsFitEachOther: as many connections and locks as the sidecar takes by default
+// fit into the memory that it has by default. The sizes are those of docs/operations.md.
+func TestLimitsFitEachOther(t *testing.T) {
+	const (
+		idle          = 27 << 20
+		busy          = 16 << 20
+		perConnection = 37 << 10
+		connections   = 4096 // where maxConnections is 0
+		perLock       = 1127
+	)
+	defaults, _ := theChart(t).Values["profileDefaults"].(map[string]any)
+	if defaults["maxConnections"] != float64(0) {
+		t.Errorf("maxConnections is %v", defaults["maxConnections"])
+	}
+	locks, _ := defaults["maxHoldsPerUid"].(float64)
+	of, _ := defaults["resources"].(map[string]any)
+	limits, _ := of["limits"].(map[string]any)
+	limit := resource.MustParse(fmt.Sprint(limits["memory"]))
+	if need := idle + busy + perConnection*connections + perLock*int64(locks); locks == 0 || need > limit.Value()*9/10 {
+		t.Errorf("%d connections and %v locks take %d MiB, the limit is %s", connections, locks, need>>20, &limit)
+	}
 }

@@ -50,6 +50,12 @@ env:
   - name: LOCKSIDECAR_HTTP_ADDR
     value: {{ printf ":%s" $a.port | quote }}
   {{- end }}
+  {{- with dig "limits" "memory" "" $a.resources }}
+  {{- if not (regexMatch "(?m)^GOMEMLIMIT=" $s.env) }}
+  - name: GOMEMLIMIT
+    value: {{ printf "%dMiB" (divf (mulf (include "locksidecar.quantity" . | float64) 0.9) 1048576.0 | int64) | quote }}
+  {{- end }}
+  {{- end }}
 {{- if $a.port }}
 ports:
   - {name: locksidecar, containerPort: {{ $a.port }}, protocol: TCP}

@@ -110,6 +110,8 @@ Object.spec.initContainers{
     variables.profiles[variables.p + 'env'].split('\n').filter(e, !variables.overrides.exists(o, e.startsWith(o.substring(0, o.indexOf('=') + 1))))
     + variables.overrides
     + (variables.port == 0 ? [] : ['LOCKSIDECAR_HTTP_ADDR=:' + string(variables.port)])
+    + (variables.memory_limit == '' || variables.profiles[variables.p + 'env'].split('\n').exists(e, e.startsWith('GOMEMLIMIT=')) ? []
+      : ['GOMEMLIMIT=' + string(int(quantity(variables.memory_limit).asApproximateFloat() * 0.9 / 1048576.0)) + 'MiB'])
 {{- end -}}
 
 {{/*
