@@ -56,6 +56,12 @@ func plain(annotations string) string {
 	return `{annotations: {locksidecar.io/inject: "true"` + annotations + `}, spec: {containers: [{name: app, image: app}]}}`
 }
 
+// byAffinity is a pod for the nodes of one of the expressions.
+func byAffinity(first, second string) string {
+	return `{annotations: {locksidecar.io/inject: "true"}, spec: {affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [
+		{matchExpressions: [` + first + `]}, {matchExpressions: [{key: a, operator: Exists}, ` + second + `]}]}}}, containers: [{name: app, image: app}]}}`
+}
+
 var admissionCases = []admissionCase{
 	{name: "annotated", pod: plain(""), check: func(t *testing.T, p *corev1.Pod) {
 		s := sidecar(t, p)
@@ -88,6 +94,14 @@ var admissionCases = []admissionCase{
 	{name: "excluded namespace", namespace: "kube-system", pod: plain(""), untouched: true},
 	{name: "Windows", pod: `{annotations: {locksidecar.io/inject: "true"}, spec: {os: {name: windows}, containers: [{name: app, image: app}]}}`, untouched: true},
 	{name: "Windows by node selector", namespace: "locks-opted-in", pod: `{spec: {nodeSelector: {kubernetes.io/os: windows}, containers: [{name: app, image: app}]}}`, untouched: true},
+
+	{name: "Windows by affinity", pod: byAffinity("{key: kubernetes.io/os, operator: In, values: [windows]}", "{key: kubernetes.io/os, operator: NotIn, values: [linux]}"), untouched: true},
+	{name: "Windows or Linux by affinity", pod: byAffinity("{key: kubernetes.io/os, operator: In, values: [windows]}", "{key: kubernetes.io/os, operator: In, values: [linux, windows]}"),
+		check: func(t *testing.T, p *corev1.Pod) { sidecar(t, p) }},
+	{name: "another affinity", pod: byAffinity("{key: zone, operator: Exists}", "{key: zone, operator: In, values: [a]}"),
+		check: func(t *testing.T, p *corev1.Pod) { sidecar(t, p) }},
+	{name: "mirror of a static pod", pod: plain(", kubernetes.io/config.mirror: abc"), untouched: true},
+	{name: "mirror of a static pod, bad annotation", pod: plain(", kubernetes.io/config.mirror: abc, locksidecar.io/profile: nonsense"), untouched: true},
 
 	{name: "profile with a Secret", pod: plain(", locksidecar.io/profile: billing"), check: func(t *testing.T, p *corev1.Pod) {
 		s := sidecar(t, p)

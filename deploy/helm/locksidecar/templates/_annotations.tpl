@@ -65,6 +65,11 @@ policy cannot stop a pod that has nothing to do with it.
 (has(object.metadata.annotations) ? object.metadata.annotations[?'locksidecar.io/{{ . }}'].orValue('') : '')
 {{- end -}}
 
+{{/* The API's picture of a static pod: the kubelet runs that from a file, whatever we change here. */}}
+{{- define "locksidecar.noMirror" -}}
+!(has(object.metadata.annotations) && 'kubernetes.io/config.mirror' in object.metadata.annotations)
+{{- end -}}
+
 {{/* What both kinds of policies match. Ephemeral containers and changes of pods are no CREATE of a pod. */}}
 {{- define "locksidecar.matchConstraints" -}}
 matchPolicy: Equivalent
@@ -102,7 +107,11 @@ namespaceSelector:
   expression: "has(object.spec.initContainers) ? object.spec.initContainers : []"
 {{- end -}}
 
-{{/* Pods that run elsewhere than on Linux have no use for the image. */}}
+{{/*
+Pods that run elsewhere than on Linux have no use for the image. Terms of an affinity are
+alternatives, so each of them must leave Linux out.
+*/}}
 {{- define "locksidecar.linux" -}}
-(!has(object.spec.os) || object.spec.os.name == 'linux') && (!has(object.spec.nodeSelector) || object.spec.nodeSelector[?'kubernetes.io/os'].orValue('linux') == 'linux')
+{{- $terms := "object.spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution" -}}
+(!has(object.spec.os) || object.spec.os.name == 'linux') && (!has(object.spec.nodeSelector) || object.spec.nodeSelector[?'kubernetes.io/os'].orValue('linux') == 'linux') && !(has(object.spec.affinity) && has(object.spec.affinity.nodeAffinity) && has({{ $terms }}) && {{ $terms }}.nodeSelectorTerms.all(t, has(t.matchExpressions) && t.matchExpressions.exists(e, e.key == 'kubernetes.io/os' && (e.operator == 'In' && !('linux' in e.values) || e.operator == 'NotIn' && 'linux' in e.values))))
 {{- end -}}
