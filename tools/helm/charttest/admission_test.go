@@ -56,6 +56,11 @@ func plain(annotations string) string {
 	return `{annotations: {locksidecar.io/inject: "true"` + annotations + `}, spec: {containers: [{name: app, image: app}]}}`
 }
 
+// mounting is a pod whose app has these mounts.
+func mounting(mounts string) string {
+	return `{annotations: {locksidecar.io/inject: "true"}, spec: {volumes: [{name: v, emptyDir: {}}, {name: locksidecar, emptyDir: {}}], containers: [{name: app, image: app, volumeMounts: [` + mounts + `]}]}}`
+}
+
 // byAffinity is a pod for the nodes of one of the expressions.
 func byAffinity(first, second string) string {
 	return `{annotations: {locksidecar.io/inject: "true"}, spec: {affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [
@@ -194,7 +199,24 @@ spec:
 	{name: "volume of another kind", pod: `{annotations: {locksidecar.io/inject: "true"}, spec: {volumes: [{name: locksidecar, hostPath: {path: /tmp}}], containers: [{name: app, image: app}]}}`,
 		refused: "the pod has a volume called locksidecar that is not an emptyDir"},
 	{name: "another volume at the place", pod: `{annotations: {locksidecar.io/inject: "true"}, spec: {volumes: [{name: v, emptyDir: {}}], containers: [{name: app, image: app, volumeMounts: [{name: v, mountPath: /run/locksidecar}]}]}}`,
-		refused: "a container of the pod has another volume at /run/locksidecar"},
+		refused: "a container of the pod has another volume at or in /run/locksidecar"},
+	{name: "another volume at the place, with a slash", pod: mounting("{name: v, mountPath: /run/locksidecar/}"),
+		refused: "a container of the pod has another volume at or in /run/locksidecar"},
+	{name: "another volume at the place by its other name", pod: mounting("{name: v, mountPath: /var/run/locksidecar}"),
+		refused: "a container of the pod has another volume at or in /run/locksidecar"},
+	{name: "another volume in the place", pod: mounting("{name: v, mountPath: /run//locksidecar/locksidecar.sock}"),
+		refused: "a container of the pod has another volume at or in /run/locksidecar"},
+	{name: "a folder of the volume", pod: mounting("{name: locksidecar, mountPath: /run/locksidecar, subPath: a}"),
+		refused: "leave subPath out"},
+	{name: "a folder of the volume by a variable", pod: mounting("{name: locksidecar, mountPath: /run/locksidecar/, subPathExpr: $(A)}"),
+		refused: "leave subPath out"},
+	{name: "volumes beside the place", pod: mounting("{name: v, mountPath: /run/locksidecars}, {name: v, mountPath: /srv/run/locksidecar, subPath: a}, {name: locksidecar, mountPath: /own, subPath: a}"),
+		check: func(t *testing.T, p *corev1.Pod) { sidecar(t, p) }},
+	{name: "own mount with a slash", pod: mounting("{name: locksidecar, mountPath: /run/locksidecar/, readOnly: true}"), check: func(t *testing.T, p *corev1.Pod) {
+		if m := p.Spec.Containers[0].VolumeMounts; len(m) != 1 {
+			t.Errorf("the app has the folder twice: %v", m)
+		}
+	}},
 	{name: "own sidecar", namespace: "locks-opted-in", untouched: true,
 		pod: `{spec: {initContainers: [{name: locksidecar, image: own, restartPolicy: Always}], containers: [{name: app, image: app}]}}`},
 	{name: "own container of that name", namespace: "locks-opted-in", untouched: true,

@@ -125,7 +125,7 @@ Argument: {list: containers or initContainers}
 {{- $type := printf "Object.spec.%s" $list -}}
 {{- range $field := list "volumeMounts" "env" }}
 {{- $path := printf "\"/spec/%s/\" + string(i) + \"/%s" $list $field }}
-{{- $taken := eq $field "env" | ternary "x.name == \"LOCKSIDECAR_SOCKET\"" (printf "x.mountPath == %q" (include "locksidecar.directory" $)) }}
+{{- $taken := eq $field "env" | ternary "x.name == \"LOCKSIDECAR_SOCKET\"" "x.mountPath.matches(\"^/+run/+locksidecar/*$\")" }}
 {{- $value := eq $field "env"
       | ternary (printf "%s.env{name: \"LOCKSIDECAR_SOCKET\", value: %q}" $type (include "locksidecar.socket" $))
                 (printf "%s.volumeMounts{name: \"locksidecar\", mountPath: %q, readOnly: true}" $type (include "locksidecar.directory" $)) }}
