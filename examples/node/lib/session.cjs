@@ -1,6 +1,6 @@
 'use strict';
 
-const { SidecarClock, formatDuration, now, parseDuration } = require('./clock.cjs');
+const { SidecarClock, early, formatDuration, now, parseDuration } = require('./clock.cjs');
 const { SidecarError, fromStatus } = require('./errors.cjs');
 const { Hold } = require('./hold.cjs');
 const { connect } = require('./lines.cjs');
@@ -168,7 +168,7 @@ class Session {
   // Requests.
 
   #send(kind, body, more = {}) {
-    const call = { id: `${++this.#lastId}`, sent: now(), done: false, ...more };
+    const call = { id: `${++this.#lastId}`, sent: early(), done: false, ...more };
     const line = `${JSON.stringify({ requestId: call.id, [kind]: body })}\n`;
     if (Buffer.byteLength(line) > LONGEST_LINE) {
       throw new SidecarError('INVALID_REQUEST', `the request is longer than ${LONGEST_LINE} bytes`, { metadata: { field: kind } });
@@ -401,11 +401,11 @@ class Session {
 
   /** Sees to it that the end of a hold is noticed. One timer does for all. */
   #watch(end) {
-    const at = Math.min(end, now() + MAX_LOOK);
+    const at = Math.min(end, early() + MAX_LOOK);
     if (at < this.#looksAt) {
       clearTimeout(this.#timer);
       this.#looksAt = at;
-      this.#timer = after(at - now(), () => this.#look());
+      this.#timer = after(at - early(), () => this.#look());
     }
   }
 
