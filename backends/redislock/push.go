@@ -3,7 +3,6 @@ package redislock
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"net"
 	"strconv"
 	"strings"
@@ -15,6 +14,9 @@ import (
 	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/lock"
 )
+
+// listenAgain is how long at most after its first failure the subscription is made again.
+const listenAgain = 100 * time.Millisecond
 
 // Listen implements leasekit.Driver. Messages may be lost whenever the connection
 // is: after each new subscription all waiters ask again.
@@ -28,12 +30,8 @@ func (d *driver) Listen(ctx context.Context, push func(leasekit.Push)) {
 	beside.Go(func() { d.chores(ctx) })
 	beside.Go(func() { d.reapDead(ctx) })
 	beside.Go(func() { d.checkLater(ctx) })
-	for ctx.Err() == nil {
+	for again := true; again; again = d.listening.Wait(ctx) {
 		d.listenOnce(ctx, push)
-		select {
-		case <-time.After(20*time.Millisecond + rand.N(80*time.Millisecond)): //nolint:gosec // not a secret
-		case <-ctx.Done():
-		}
 	}
 }
 
@@ -65,6 +63,7 @@ func (d *driver) listenOnce(ctx context.Context, push func(leasekit.Push)) {
 			if before != d.present() {
 				return // it is not certain who is at the other end
 			}
+			d.listening.Worked()
 			d.pushOnce.Do(func() { close(d.subscribed) })
 			push(leasekit.Push{Kind: leasekit.Missed})
 		case *redis.Message:

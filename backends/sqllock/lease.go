@@ -50,6 +50,8 @@ type lease struct {
 	dirty   []string // of those, to be swept: of which something may be left,
 	again   []string // and of which nothing was
 
+	listening *leasekit.Retry // for the bell
+
 	bell   chan struct{} // closed when it is known whether there is a bell,
 	deaf   atomic.Bool   // and whether there is none
 	rang   chan struct{} // has a value when there may be news
@@ -112,7 +114,7 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar[:min(len(o.Sidecar), maxSidecar)], ttl: o.TTL, recheck: min(time.Second, o.TTL/3),
 		waiting: make(map[lock.HoldID]waiter), dues: make(map[leasekit.Ref]time.Duration),
 		seen: make(map[string]observed), ended: make(map[string]*overLease),
-		bell: make(chan struct{}), rang: make(chan struct{}, 1), waits: make(chan struct{}, 1), look: make(chan struct{}, 1),
+		listening: leasekit.NewRetry(listenAgain), bell: make(chan struct{}), rang: make(chan struct{}, 1), waits: make(chan struct{}, 1), look: make(chan struct{}, 1),
 		sweeps: make(chan struct{}, 1),
 	}
 	if l.beats, err = b.d.Open(PoolOptions{Size: 1, Lasting: int(2*o.TTL/time.Second) + 20}); err != nil {
@@ -303,6 +305,7 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 	if res[0].Affected == 0 {
 		return r, lock.ErrLeaseLost
 	}
+	l.listening.Answered()
 	l.sawKeeper([]Row{row[2:6]})
 	if may {
 		l.b.mayGrant()

@@ -23,7 +23,7 @@ const (
 	// How long after a wait began, or a bell rang, news are first looked for.
 	firstLook, firstLookWithoutBell = 20 * time.Millisecond, 2 * time.Millisecond
 	maxLookWithoutBell              = 100 * time.Millisecond
-	// How long after a failure the bell is listened for again, and where there will be none.
+	// How long after its first failure the bell is listened for again, and where there will be none.
 	listenAgain, listenNever = 200 * time.Millisecond, time.Minute
 	// lookAtATime bounds the names, and the shared waiters, that one look is about.
 	lookAtATime = 200
@@ -38,24 +38,30 @@ func (l *lease) Listen(ctx context.Context, push func(leasekit.Push)) {
 	var known sync.Once
 	var tasks sync.WaitGroup
 	heard := func(there, never bool) {
-		bell.Store(there)
+		was := bell.Swap(there)
 		known.Do(func() {
 			l.deaf.Store(never)
 			close(l.bell)
 		})
-		poke(l.rang)
+		if was || there { // that there is none still is no news
+			poke(l.rang)
+		}
 	}
 	tasks.Go(func() {
 		for ctx.Err() == nil {
 			here, server, leave := l.here(ctx)
-			err := l.b.d.Listen(here, l.id, server, func() { heard(true, false) })
+			err := l.b.d.Listen(here, l.id, server, func() {
+				l.listening.Worked()
+				heard(true, false)
+			})
 			leave()
-			pause, never := listenAgain, errors.Is(err, ErrNoBells)
-			if never {
-				pause = listenNever
-			}
+			never := errors.Is(err, ErrNoBells)
 			heard(false, never)
-			leasekit.Sleep(ctx, pause)
+			if never {
+				leasekit.Sleep(ctx, listenNever)
+			} else {
+				l.listening.Wait(ctx)
+			}
 		}
 	})
 	tasks.Go(func() { l.watch(ctx) })
@@ -82,9 +88,10 @@ func (l *lease) looks(ctx context.Context, bell *atomic.Bool) {
 	defer t.Stop()
 	var behind time.Duration // when who stands behind the lease may be looked for,
 	due := false             // and that it has to be
+	failed := false          // the last look
 	for {
 		first, most := firstLook, l.recheck
-		if !bell.Load() {
+		if !bell.Load() && !failed {
 			first, most = firstLookWithoutBell, min(maxLookWithoutBell, l.recheck)
 		}
 		look := false
@@ -101,7 +108,7 @@ func (l *lease) looks(ctx context.Context, bell *atomic.Bool) {
 		if look {
 			now := l.b.clock()
 			may := due && now >= behind
-			_ = l.lookAround(ctx, may) // the next look is not far
+			failed = l.lookAround(ctx, may) != nil // then the next looks are further and further apart
 			if may {
 				due, behind = false, now+l.behindPause()
 			}
