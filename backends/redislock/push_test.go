@@ -2,6 +2,7 @@ package redislock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -50,7 +51,7 @@ func TestHeartbeatBringsPushesBack(t *testing.T) {
 		t.Helper()
 		eventually(t, fmt.Sprintf("pushes are heard, %d", n), func() error {
 			if got := heard.Load(); got < n {
-				return fmt.Errorf("the subscription was made %d times: %v", got, beat())
+				return errors.Join(fmt.Errorf("the subscription was made %d times", got), beat())
 			}
 			return nil
 		})

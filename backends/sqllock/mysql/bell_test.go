@@ -29,7 +29,7 @@ func TestFewConnectionsWhereTheServerIsDown(t *testing.T) {
 	waits.Go(func() { _, _ = l.Acquire(ctx, exclusive(r)) })
 	eventually(t, "it waits", func() error {
 		if st, err := b.Get(ctx, r); err != nil || len(st.Waiters) != 1 {
-			return fmt.Errorf("%+v, %v", st, err)
+			return errors.Join(fmt.Errorf("%+v", st), err)
 		}
 		return nil
 	})
@@ -71,7 +71,7 @@ func TestHeartbeatBringsTheBellBack(t *testing.T) {
 	eventually(t, "the bell was listened for sixteen times", func() error {
 		if n := tries.Load(); n < 16 {
 			_, err := l.Heartbeat(t.Context())
-			return fmt.Errorf("%d times: %v", n, err)
+			return errors.Join(fmt.Errorf("%d times", n), err)
 		}
 		return nil
 	})
