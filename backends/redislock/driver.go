@@ -58,8 +58,7 @@ type driver struct {
 
 	unlooked *time.Timer // fires when it is time to look for dead leases though no heartbeat has
 
-	listening  *leasekit.Retry // to pushes
-	subscribed chan struct{}   // closed when pushes arrive
+	subscribed chan struct{} // closed when pushes arrive
 	pushOnce   sync.Once
 }
 
@@ -80,7 +79,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	d := &driver{
 		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar, ttl: o.TTL, grace: b.cfg.grace, recheck: leasekit.RecheckOf(o.TTL),
 		beatTurn: make(chan struct{}, 1), more: make(chan lock.Resource, 256), crowd: make(chan lock.Resource, 64), looks: make(chan struct{}, 1),
-		found: make(chan finding, 1), listening: leasekit.NewRetry(listenAgain), subscribed: make(chan struct{}),
+		found: make(chan finding, 1), subscribed: make(chan struct{}),
 	}
 	d.unlooked = time.NewTimer(d.lookAgain())
 	if d.grace < 0 {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -108,7 +107,7 @@ func driverNamed(b *Backend, id lock.LeaseID) *driver {
 	d := &driver{
 		b: b, id: id, ttl: 30 * time.Second, recheck: time.Second,
 		beatTurn: make(chan struct{}, 1), more: make(chan lock.Resource, 8), looks: make(chan struct{}, 1),
-		found: make(chan finding, 1), listening: leasekit.NewRetry(listenAgain), subscribed: make(chan struct{}),
+		found: make(chan finding, 1), subscribed: make(chan struct{}),
 	}
 	d.unlooked = time.NewTimer(time.Hour)
 	for i := range b.keys.buckets {

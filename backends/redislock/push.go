@@ -3,6 +3,7 @@ package redislock
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"net"
 	"strconv"
 	"strings"
@@ -14,9 +15,6 @@ import (
 	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/lock"
 )
-
-// listenAgain is how long at most after its first failure the subscription is made again.
-const listenAgain = 100 * time.Millisecond
 
 // Listen implements leasekit.Driver. Messages may be lost whenever the connection
 // is: after each new subscription all waiters ask again.
@@ -30,8 +28,12 @@ func (d *driver) Listen(ctx context.Context, push func(leasekit.Push)) {
 	beside.Go(func() { d.chores(ctx) })
 	beside.Go(func() { d.reapDead(ctx) })
 	beside.Go(func() { d.checkLater(ctx) })
-	for again := true; again; again = d.listening.Wait(ctx) {
+	for ctx.Err() == nil {
 		d.listenOnce(ctx, push)
+		select {
+		case <-time.After(20*time.Millisecond + rand.N(80*time.Millisecond)): //nolint:gosec // not a secret
+		case <-ctx.Done():
+		}
 	}
 }
 
@@ -63,7 +65,6 @@ func (d *driver) listenOnce(ctx context.Context, push func(leasekit.Push)) {
 			if before != d.present() {
 				return // it is not certain who is at the other end
 			}
-			d.listening.Worked()
 			d.pushOnce.Do(func() { close(d.subscribed) })
 			push(leasekit.Push{Kind: leasekit.Missed})
 		case *redis.Message:

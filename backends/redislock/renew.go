@@ -75,7 +75,6 @@ func (d *driver) Renew(ctx context.Context, acks []leasekit.Revocation) (leaseki
 	d.mu.Lock()
 	d.renewed = max(d.renewed, sent)
 	d.mu.Unlock()
-	d.listening.Answered()
 	d.closeIdle(ctx, open, alive)
 	return news, nil
 }

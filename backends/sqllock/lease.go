@@ -50,8 +50,6 @@ type lease struct {
 	dirty   []string // of those, to be swept: of which something may be left,
 	again   []string // and of which nothing was
 
-	listening *leasekit.Retry // for the bell
-
 	bell   chan struct{} // closed when it is known whether there is a bell,
 	deaf   atomic.Bool   // and whether there is none
 	rang   chan struct{} // has a value when there may be news
@@ -114,7 +112,7 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar[:min(len(o.Sidecar), maxSidecar)], ttl: o.TTL, recheck: min(time.Second, o.TTL/3),
 		waiting: make(map[lock.HoldID]waiter), dues: make(map[leasekit.Ref]time.Duration),
 		seen: make(map[string]observed), ended: make(map[string]*overLease),
-		listening: leasekit.NewRetry(listenAgain), bell: make(chan struct{}), rang: make(chan struct{}, 1), waits: make(chan struct{}, 1), look: make(chan struct{}, 1),
+		bell: make(chan struct{}), rang: make(chan struct{}, 1), waits: make(chan struct{}, 1), look: make(chan struct{}, 1),
 		sweeps: make(chan struct{}, 1),
 	}
 	if l.beats, err = b.d.Open(PoolOptions{Size: 1, Lasting: int(2*o.TTL/time.Second) + 20}); err != nil {
@@ -305,7 +303,6 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 	if res[0].Affected == 0 {
 		return r, lock.ErrLeaseLost
 	}
-	l.listening.Answered()
 	l.sawKeeper([]Row{row[2:6]})
 	if may {
 		l.b.mayGrant()

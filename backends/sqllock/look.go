@@ -23,7 +23,7 @@ const (
 	// How long after a wait began, or a bell rang, news are first looked for.
 	firstLook, firstLookWithoutBell = 20 * time.Millisecond, 2 * time.Millisecond
 	maxLookWithoutBell              = 100 * time.Millisecond
-	// How long after its first failure the bell is listened for again, and where there will be none.
+	// How long after a failure the bell is listened for again, and where there will be none.
 	listenAgain, listenNever = 200 * time.Millisecond, time.Minute
 	// lookAtATime bounds the names, and the shared waiters, that one look is about.
 	lookAtATime = 200
@@ -38,30 +38,24 @@ func (l *lease) Listen(ctx context.Context, push func(leasekit.Push)) {
 	var known sync.Once
 	var tasks sync.WaitGroup
 	heard := func(there, never bool) {
-		was := bell.Swap(there)
+		bell.Store(there)
 		known.Do(func() {
 			l.deaf.Store(never)
 			close(l.bell)
 		})
-		if was || there { // that there is none still is no news
-			poke(l.rang)
-		}
+		poke(l.rang)
 	}
 	tasks.Go(func() {
 		for ctx.Err() == nil {
 			here, server, leave := l.here(ctx)
-			err := l.b.d.Listen(here, l.id, server, func() {
-				l.listening.Worked()
-				heard(true, false)
-			})
+			err := l.b.d.Listen(here, l.id, server, func() { heard(true, false) })
 			leave()
-			never := errors.Is(err, ErrNoBells)
-			heard(false, never)
+			pause, never := listenAgain, errors.Is(err, ErrNoBells)
 			if never {
-				leasekit.Sleep(ctx, listenNever)
-			} else {
-				l.listening.Wait(ctx)
+				pause = listenNever
 			}
+			heard(false, never)
+			leasekit.Sleep(ctx, pause)
 		}
 	})
 	tasks.Go(func() { l.watch(ctx) })
@@ -88,10 +82,9 @@ func (l *lease) looks(ctx context.Context, bell *atomic.Bool) {
 	defer t.Stop()
 	var behind time.Duration // when who stands behind the lease may be looked for,
 	due := false             // and that it has to be
-	failed := false          // the last look
 	for {
 		first, most := firstLook, l.recheck
-		if !bell.Load() && !failed {
+		if !bell.Load() {
 			first, most = firstLookWithoutBell, min(maxLookWithoutBell, l.recheck)
 		}
 		look := false
@@ -108,7 +101,7 @@ func (l *lease) looks(ctx context.Context, bell *atomic.Bool) {
 		if look {
 			now := l.b.clock()
 			may := due && now >= behind
-			failed = l.lookAround(ctx, may) != nil // then the next looks are further and further apart
+			_ = l.lookAround(ctx, may) // the next look is not far
 			if may {
 				due, behind = false, now+l.behindPause()
 			}

@@ -2,14 +2,10 @@ package testengine
 
 import (
 	"context"
-	"net"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/locksidecar/locksidecar/internal/faultproxy"
 )
 
 // repairTimeout bounds what is done in a test's name when it is over.
@@ -113,33 +109,6 @@ func Through(t testing.TB, s Server) *Proxy {
 	}
 	t.Cleanup(func() { _ = p.Close() }) // never fails
 	return p
-}
-
-// Refuse leads a road to where each connection is closed as soon as it is made, until the
-// road is led back. It counts them.
-func Refuse(t testing.TB, road *Proxy) (connects func() int64) {
-	t.Helper()
-	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", faultproxy.OwnLoopback()+":0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var n atomic.Int64
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			n.Add(1)
-			_ = c.Close()
-		}
-	}()
-	t.Cleanup(func() { _ = ln.Close(); <-done })
-	road.Retarget(ln.Addr().String())
-	road.Inject(Sever)
-	return n.Load
 }
 
 // CA writes the certificate that clients of a server need for TLS to a file, and
