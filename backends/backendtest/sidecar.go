@@ -165,7 +165,8 @@ func (s *sidecar) beatLocked(ctx context.Context) error {
 	}
 	switch {
 	case err == nil:
-		s.pause, s.renewed = max(s.pause, before.Sub(s.renewed)), before
+		// The store has carried it out at some moment up to now.
+		s.pause, s.renewed = max(s.pause, time.Since(s.renewed)), before
 	case errors.Is(err, lock.ErrLeaseLost) && s.over.IsZero():
 		s.over = time.Now()
 	}
