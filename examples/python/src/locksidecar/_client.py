@@ -316,10 +316,10 @@ list_ = list  # the method hides it
 
 
 def _restore(path: str, name: str | None, metadata: tuple[tuple[str, str], ...], connect_timeout: float) -> Client:
-    """An unpickled client. All that say the same are one, as long as one of them lives."""
+    """An unpickled client. All that say the same are one, until it is closed or nobody has it."""
     key = (path, name, metadata, connect_timeout)
     client = _restored.get(key)
-    if client is None:
+    if client is None or client._closed:
         client = Client(path or None, name=name, metadata=dict(metadata), connect_timeout=connect_timeout)
         _restored[key] = client
     return client
