@@ -120,12 +120,26 @@ type acquiring struct {
 }
 
 func acquire(t *testing.T, l lock.Lease, q lock.Request) *acquiring {
+	return acquiringBy(t, func(ctx context.Context) (lock.Grant, error) { return l.Acquire(ctx, q) })
+}
+
+// insist asks again when an answer is lost, as sidecars do.
+func insist(t *testing.T, l lock.Lease, q lock.Request) *acquiring {
+	return acquiringBy(t, func(ctx context.Context) (g lock.Grant, err error) {
+		for g, err = l.Acquire(ctx, q); errors.Is(err, lock.ErrUnavailable) && ctx.Err() == nil; g, err = l.Acquire(ctx, q) {
+			time.Sleep(10 * time.Millisecond)
+		}
+		return g, err
+	})
+}
+
+func acquiringBy(t *testing.T, ask func(context.Context) (lock.Grant, error)) *acquiring {
 	a := &acquiring{t: t, done: make(chan struct{})}
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(func() { cancel(); <-a.done })
 	go func() {
 		defer close(a.done)
-		a.grant, a.err = l.Acquire(ctx, q)
+		a.grant, a.err = ask(ctx)
 	}()
 	return a
 }
@@ -245,7 +259,7 @@ func TestGuardAndRelease(t *testing.T) {
 		if !tx.guarded(g.Guard) {
 			t.Fatal("the guard of the holder did not find its hold")
 		}
-		next := acquire(t, other, exclusive(r))
+		next := insist(t, other, exclusive(r))
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		if err := l.Release(ctx, r, g.ID); !errors.Is(err, lock.ErrUnavailable) {
