@@ -17,6 +17,17 @@ import (
 func TestHeartbeatsBesideAcknowledgements(t *testing.T) {
 	t.Parallel()
 	s := testengine.Shared(t, testengine.ZooKeeper)
+	for range 3 {
+		if acknowledgesAtOnce(t, s) {
+			return
+		}
+	}
+	t.Error("three times the machine was so busy that the lease had ended before the first of these heartbeats")
+}
+
+// acknowledgesAtOnce is false where the machine is so busy that the lease ends before there is
+// anything to acknowledge.
+func acknowledgesAtOnce(t *testing.T, s testengine.Server) (inTime bool) {
 	road := testengine.Through(t, s)
 	root := "/acks-" + string(unique())
 	const ttl = 40 * time.Second
@@ -48,6 +59,7 @@ func TestHeartbeatsBesideAcknowledgements(t *testing.T) {
 		})
 	}
 	road.Delay(50 * time.Millisecond) // each way
+	inTime = true
 	renew := func() {
 		ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second) // one after the other they take 30
 		defer cancel()
@@ -58,13 +70,15 @@ func TestHeartbeatsBesideAcknowledgements(t *testing.T) {
 		case ctx.Err() != nil:
 			t.Fatalf("a heartbeat is held up: %v", err)
 		case errors.Is(err, lock.ErrLeaseLost) && time.Since(renewed) > ttl:
-			t.Skip("the machine was so busy that the lease has ended before the first of these heartbeats")
+			inTime = false
 		case !errors.Is(err, lock.ErrUnavailable):
 			t.Fatalf("a heartbeat: %v", err)
 		}
 	}
 	eventually(t, "all know that the holder's sidecar knows", func() error {
-		renew()
+		if renew(); !inTime {
+			return nil
+		}
 		l.driver.mu.Lock()
 		defer l.driver.mu.Unlock()
 		for _, s := range l.driver.spots {
@@ -79,6 +93,7 @@ func TestHeartbeatsBesideAcknowledgements(t *testing.T) {
 		all.Go(func() { _ = l.Release(context.WithoutCancel(t.Context()), g.Resource, g.ID) })
 	}
 	all.Wait()
+	return inTime
 }
 
 // TestForcedReleasesOfOneSidecar: the releases of many holds of one sidecar are forced at
