@@ -164,7 +164,7 @@ func (a *asking) ask() {
 	}
 	s.enter()
 	if attempt != nil {
-		s.ledger.Begun(h, a.q.ID, attempt)
+		s.ledger.Started(h, a.q.ID, attempt)
 	}
 	s.ledger.Answered(h, a.q.ID, a.g, grant, err)
 	if _, calls := s.settle(nil); len(calls) > 0 {

@@ -43,7 +43,7 @@ func beginOnce(ctx context.Context, s *Session, h *ledger.Hold, g *generation, q
 	switch {
 	case err == nil:
 		if guarder, ok := s.m.records.(lock.RecordGuarder); ok {
-			a.Guard = guarder.RecordGuard(q.Resource, a.Begun().Version, a.Ended(outcome.Succeeded, ""), a.Keep())
+			a.Guard = guarder.RecordGuard(q.Resource, a.Started().Version, a.Ended(outcome.Succeeded, ""), a.Keep())
 		}
 		return grant, a, nil
 	case errors.Is(err, outcome.ErrOvertaken):
@@ -77,11 +77,11 @@ func record(ctx context.Context, records lock.Records, g *generation, w outcome.
 			}
 		}
 		if known {
-			if a != nil && found.Version == a.Begun().Version { // the write whose outcome was unknown has done it
+			if a != nil && found.Version == a.Started().Version { // the write whose outcome was unknown has done it
 				return a, nil
 			}
 			if a, err = w.Begin(r, found, by); err == nil {
-				err = records.WriteRecord(ctx, r, found.Version, a.Begun(), w.Keep)
+				err = records.WriteRecord(ctx, r, found.Version, a.Started(), w.Keep)
 			}
 			known = false
 		}
@@ -177,7 +177,7 @@ func conclude(ctx context.Context, records lock.Records, a *outcome.Attempt, end
 	lock.Blocking(ctx)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerLimit)
 	defer cancel()
-	after := a.Begun().Version
+	after := a.Started().Version
 	for tries := 0; ; tries++ {
 		err := records.WriteRecord(ctx, a.Resource, after, end, a.Keep())
 		if err == nil {

@@ -259,9 +259,9 @@ func (l *Ledger) Waiting(h *Hold, id lock.HoldID, stop Stopper) bool {
 	return true
 }
 
-// Begun notes the attempt that is made under the hold with that id. It comes just
+// Started notes the attempt that is made under the hold with that id. It comes just
 // before the Answered that says that the hold is granted.
-func (l *Ledger) Begun(h *Hold, id lock.HoldID, a *outcome.Attempt) {
+func (l *Ledger) Started(h *Hold, id lock.HoldID, a *outcome.Attempt) {
 	if h.id == id && h.state == asking {
 		h.attempt = a
 	}

@@ -49,7 +49,7 @@ func (w Wish) refuses(r lock.Resource, o *Outcome) error {
 }
 
 // Begin is for who has just been granted the lock, and has found that record. The
-// attempt begins when Attempt.Begun is written over it.
+// attempt begins when Attempt.Started is written over it.
 //
 //	*RefusedError: there must be no attempt.
 //	ErrOvertaken: the record is of somebody who was granted the lock later.
@@ -81,9 +81,9 @@ func (a *Attempt) ID() lock.HoldID { return a.by.LockID }
 // Fence is that of the hold.
 func (a *Attempt) Fence() lock.Fence { return a.by.Fence }
 
-// Begun is the record of an attempt at work. A hold makes one attempt, so its id is a
+// Started is the record of an attempt at work. A hold makes one attempt, so its id is a
 // version that no other write has.
-func (a *Attempt) Begun() lock.Record { return a.record(string(a.by.LockID), Unknown, "") }
+func (a *Attempt) Started() lock.Record { return a.record(string(a.by.LockID), Unknown, "") }
 
 // Ended is the record of its end. The same end has the same version, however often it is
 // told, and whoever writes it: the sidecar, or the app by its Guard.

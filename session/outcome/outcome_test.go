@@ -37,14 +37,14 @@ func TestTransitions(t *testing.T) {
 		early   bool // refused before the lock is asked for
 	}{
 		"nothing":           {number: 1, fence: 6},
-		"died":              {found: first.Begun(), fence: 6, number: 2, state: Unknown},
+		"died":              {found: first.Started(), fence: 6, number: 2, state: Unknown},
 		"failed":            {found: first.Ended(Failed, "no money"), fence: 6, number: 2, state: Failed},
 		"succeeded":         {found: first.Ended(Succeeded, ""), fence: 6, refused: ErrAlreadyDone, early: true},
 		"succeeded later":   {found: first.Ended(Succeeded, ""), fence: 4, refused: ErrAlreadyDone, early: true},
-		"died, last":        {found: first.Begun(), max: 1, fence: 6, refused: ErrAttemptsExhausted},
+		"died, last":        {found: first.Started(), max: 1, fence: 6, refused: ErrAttemptsExhausted},
 		"failed, last":      {found: first.Ended(Failed, ""), max: 1, fence: 6, refused: ErrAttemptsExhausted, early: true},
 		"failed, one left":  {found: first.Ended(Failed, ""), max: 2, fence: 6, number: 2, state: Failed},
-		"begun after us":    {found: first.Begun(), fence: 4, refused: ErrOvertaken},
+		"begun after us":    {found: first.Started(), fence: 4, refused: ErrOvertaken},
 		"failed after us":   {found: first.Ended(Failed, ""), fence: 4, refused: ErrOvertaken},
 		"somebody else's":   {found: lock.Record{Version: "x", Value: []byte("hello")}, fence: 6, refused: ErrForeign},
 		"of another state":  {found: lock.Record{Version: "x", Value: []byte(`{"state":"DONE","attempt":1}`)}, fence: 6, refused: ErrForeign},
@@ -93,18 +93,18 @@ func TestRead(t *testing.T) {
 // The end of an attempt is written over its beginning, and over nothing else.
 func TestAfter(t *testing.T) {
 	a := begin(t, Wish{}, lock.Record{}, by("a", 5))
-	b := begin(t, Wish{}, a.Begun(), by("b", 6))
+	b := begin(t, Wish{}, a.Started(), by("b", 6))
 	for name, c := range map[string]struct {
 		found lock.Record
 		after string
 		done  bool
 		err   error
 	}{
-		"at work":           {found: a.Begun(), after: "a"},
+		"at work":           {found: a.Started(), after: "a"},
 		"forgotten":         {},
 		"told before":       {found: a.Ended(Succeeded, "another note"), done: true},
 		"told otherwise":    {found: a.Ended(Failed, ""), err: ErrOtherwise},
-		"another has begun": {found: b.Begun(), err: ErrOvertaken},
+		"another has begun": {found: b.Started(), err: ErrOvertaken},
 		"another has ended": {found: b.Ended(Succeeded, ""), err: ErrOvertaken},
 	} {
 		t.Run(name, func(t *testing.T) {
