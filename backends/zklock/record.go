@@ -105,7 +105,7 @@ func (r *leaseRecord) force(node string, grace time.Duration) {
 	r.Forced = append(r.Forced, forcedNode{node, toMillis(grace)})
 }
 
-func (r *leaseRecord) encode() []byte {
+func (r leaseRecord) encode() []byte { // several may at a time: it changes a copy
 	r.Version = recordVersion
 	return encode(r)
 }

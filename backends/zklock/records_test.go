@@ -309,3 +309,19 @@ func sameBucket(n int) (all []lock.Resource) {
 	}
 	return all
 }
+
+// Requests about records that are near their end ask for the leader's time, each by itself:
+// several heartbeats of one lease node at a time.
+func TestHeartbeatsOfOneNodeAtATime(t *testing.T) {
+	t.Parallel()
+	_, l := sidecar(t, testengine.Shared(t, testengine.ZooKeeper).URL(), 30*time.Second)
+	errs := make(chan error, 8)
+	for range cap(errs) {
+		go func() { errs <- l.driver.leaseNode.beat(t.Context()) }()
+	}
+	for range cap(errs) {
+		if err := <-errs; err != nil {
+			t.Errorf("a heartbeat: %v", err)
+		}
+	}
+}
