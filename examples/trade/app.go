@@ -45,7 +45,10 @@ func runApp(ctx context.Context, role string, o options) (err error) {
 		return a.compensate(ctx, o.withdrawals)
 	}
 	for _, n := range rand.Perm(o.withdrawals) { //nolint:gosec // the order matters little
-		a.withdraw(ctx, n)
+		// Where the store has not answered, nothing is recorded, and no compensation finds it.
+		for errors.Is(a.withdraw(ctx, n), client.ErrStoreUnavailable) && a.session.Err() == nil {
+			time.Sleep(20 * time.Millisecond)
+		}
 	}
 	return a.ended()
 }
@@ -71,7 +74,7 @@ func (a *app) compensate(ctx context.Context, withdrawals int) error {
 			if _, err := fmt.Sscan(strings.TrimPrefix(o.GetResource(), prefix), &n); err != nil {
 				return err
 			}
-			a.withdraw(ctx, n)
+			_ = a.withdraw(ctx, n) // else the next time
 		}
 		if s, err := a.ledger.sum(ctx); err != nil || s.booked == withdrawals {
 			return err
@@ -81,17 +84,18 @@ func (a *app) compensate(ctx context.Context, withdrawals int) error {
 	return a.ended()
 }
 
-// withdraw is an attempt at a withdrawal. What goes wrong is the business of a later attempt.
-func (a *app) withdraw(ctx context.Context, n int) {
+// withdraw is an attempt at a withdrawal. What goes wrong in it is the business of a later
+// attempt. The error is that of the acquire: there was none.
+func (a *app) withdraw(ctx context.Context, n int) error {
 	key := fmt.Sprint(prefix, n)
 	hold, err := a.session.Acquire(ctx, key, client.AcquireOptions{Wait: client.NoWait, Once: &client.Once{}})
 	if err != nil {
-		return // it is done, or another process is at it, or there is no answer
+		return err // it is done, or another process is at it, or there is no answer
 	}
 	transfer, err := a.pay(ctx, hold, key, n)
 	if errors.Is(err, errRefused) {
 		_ = hold.Conclude(ctx, client.Failed, err.Error()) // else it is unknown
-		return
+		return nil
 	}
 	crash := func(at int) {
 		if a.crashes && hold.Attempt == 1 && n%50 == at {
@@ -104,10 +108,11 @@ func (a *app) withdraw(ctx context.Context, n int) {
 	}
 	if err != nil {
 		_ = hold.Release(ctx) // nobody knows: it stays unknown
-		return
+		return nil
 	}
 	crash(31)                                          // it is booked, and nobody was told
 	_ = hold.Conclude(ctx, client.Succeeded, transfer) // the ledger has recorded it
+	return nil
 }
 
 // pay pays, unless an attempt before has.
