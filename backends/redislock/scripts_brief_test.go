@@ -199,6 +199,15 @@ func crowdCosts(s *still, told func(step string, c spent)) {
 		run("a release of one of many permits", scriptRelease, "cc", args("cc", permits[i], "0")...)
 		run("a forced release of one of many permits", scriptForce, "cc", args("cc", permits[again+i], 0, remembered)...)
 	}
+	for _, id := range permits[100:160] {
+		s.force("cc", id, second)
+		s.ack("cc", id, second)
+	}
+	s.at(3*ttl + second)
+	for i := range again {
+		run("a request past graces that are over", scriptAcquire, "cc", args("cc", fmt.Sprint("g", i), mode, "w", "0")...)
+		onwards("a request past graces that are over")
+	}
 	s.at(4*ttl - 1)
 	s.run(scriptHeartbeat, s.beatKeys("cc"), "cc", ttl, "0", "1")
 	s.at(4*ttl + ttl/2) // of fade

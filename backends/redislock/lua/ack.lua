@@ -19,4 +19,10 @@ local head, over, rest = string.match(record, '^(%u%d* [%d+]+ %d+ %x+) (%d+) (.*
 local ending = now + grace
 if over ~= '0' then ending = math.min(ending, tonumber(over)) end
 redis.call('HSET', KEYS[2], field, head .. ' ' .. string.format('%.0f', ending) .. ' ' .. rest)
+if string.sub(record, 1, 1) == 'P' then -- one of many that hold: see purge_forced
+  local forced = redis.call('HGET', KEYS[2], 'f') or '1'
+  if not string.find(forced .. ' ', ' ' .. ARGV[2] .. ' ', 1, true) then
+    redis.call('HSET', KEYS[2], 'f', forced .. ' ' .. ARGV[2])
+  end
+end
 return 1

@@ -44,7 +44,8 @@ if grace == 0 then
   return 0
 end
 if asked == '-' or grace < tonumber(asked) then
-  redis.call('HSET', KEYS[4], 'f', '1', 'h' .. id, mode .. ' ' .. fence .. ' ' .. since .. ' ' .. lease ..
+  if redis.call('HEXISTS', KEYS[4], 'f') == 0 then redis.call('HSET', KEYS[4], 'f', '1') end
+  redis.call('HSET', KEYS[4], 'h' .. id, mode .. ' ' .. fence .. ' ' .. since .. ' ' .. lease ..
     ' ' .. string.format('%.0f', over) .. ' ' .. ARGV[5] .. ' ' .. who)
   revoke(lease, expiry, ARGV[5])
   redis.call('PUBLISH', ARGV[1] .. lease, 'r ' .. id .. ' ' .. ARGV[5] .. ' ' .. ARGV[2])

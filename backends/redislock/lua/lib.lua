@@ -5,8 +5,9 @@
 --                    the mark of the bucket, see server.lua -> -1
 --   KEYS[2] last     string: the largest fence or ticket given so far
 --   KEYS[3] mine     sorted set (all scores 0): "resource NUL id" of one lease's holds and waiters
---   KEYS[4] lock     hash: m -> mode of the holders, h<id> -> record, f -> a release was forced,
---                    s -> of permits, a digit for each slot: 1 it is taken; absent when free
+--   KEYS[4] lock     hash: m -> mode of the holders, h<id> -> record, s -> of permits, a digit for
+--                    each slot: 1 it is taken; f -> 1: a release was forced, and after it the ids
+--                    of permits whose grace runs, each after a blank; absent when free
 --   KEYS[5] queue    sorted set: id of waiter -> ticket
 --   KEYS[6] waiters  hash: id of waiter -> record
 --   KEYS[7] gone     sorted set: id that was given up -> until when to remember it
@@ -101,10 +102,33 @@ local function freed()
   return true
 end
 
+-- Takes out the permits whose grace is over, and returns when that of another will be; nil
+-- where none runs.
+local function purge_forced()
+  local forced = redis.call('HGET', KEYS[4], 'f')
+  if not forced then return nil end
+  local soonest
+  local left = string.gsub(forced, ' (%S+)', function(id)
+    local record = redis.call('HGET', KEYS[4], 'h' .. id)
+    if not record then return '' end
+    local _, _, _, _, over = parse(record)
+    over = tonumber(over)
+    if over > now then
+      if not soonest or over < soonest then soonest = over end
+      return nil
+    end
+    redis.call('HDEL', KEYS[4], 'h' .. id)
+    free_slot(record)
+    return ''
+  end, 24)
+  if left ~= forced then redis.call('HSET', KEYS[4], 'f', left) end
+  return soonest
+end
+
 -- Takes out holders that are over, until it finds one that is not: it is enough
 -- that one holds the lock. Returns when that one could end by itself; nil when the
 -- lock is free. It looks at any of them, and not at the first: a table of many does not
--- shrink where its beginning was emptied. Of many permits it so misses some that are over:
+-- shrink where its beginning was emptied. Of many permits it so misses some of the dead:
 -- the sidecar whose turn it is clears them away.
 -- Model: force.HANDON.
 local function purge()
@@ -126,7 +150,11 @@ local function purge()
         end
       end
     end
-    if soonest then return soonest end
+    if soonest then
+      local grace = #some == 32 and purge_forced() -- not all were looked at
+      if grace and grace < soonest then soonest = grace end
+      return soonest
+    end
     if freed() then return nil end
   end
   more = true
