@@ -69,7 +69,7 @@ func (l *lease) ask(q lock.Request) (_ leasekit.Answer, refused *view, _ error) 
 	case e != nil: // asked again, or a copy; where its release is forced, its grace is kept
 	case l.wasForcedOut(q.ID):
 		return leasekit.Answer{}, nil, lock.ErrNotHolder
-	case r != nil && r.Clashes(queue.RoomOf(q.Mode)):
+	case r != nil && r.clashes(queue.RoomOf(q.Mode)):
 		return leasekit.Answer{}, nil, leasekit.OtherLimit(q)
 	case q.Try && r != nil && !r.Free(queue.RoomOf(q.Mode)):
 		v := r.brief(now)

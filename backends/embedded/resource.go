@@ -59,6 +59,18 @@ func (r *resource) dead() *entry {
 	return nil
 }
 
+// clashes is Clashes, but for holds that nobody has any more: these are about to go.
+func (r *resource) clashes(room queue.Room) bool {
+	if r.Clashes(room) {
+		for e := range r.Holders() {
+			if !e.Value.lease.over {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // put makes a request a hold or a waiter on r, or on a new resource where that
 // is nil.
 func (s *Store) put(r *resource, l *lease, q lock.Request, now time.Duration) *entry {
