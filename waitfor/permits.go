@@ -169,8 +169,9 @@ func (g *Graph) because(who Who, add func(Edge), others func(place, lock.HoldID)
 				first = &e
 			}
 		}
-		g.holds(p, note)
-		g.ahead(p, 0, note)
+		if g.holds(p, note); first == nil { // a queue is long
+			g.ahead(p, 0, note)
+		}
 		if first == nil {
 			continue
 		}

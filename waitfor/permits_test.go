@@ -35,6 +35,28 @@ func TestStandsWithPermits(t *testing.T) {
 	}
 }
 
+// TestManyPermits: all who have one of the most permits there can be wait for who wants one. Each
+// of them finds the circle, with the others beside it.
+func TestManyPermits(t *testing.T) {
+	const most = lock.MaxPermits
+	all := []lock.Status{lockOf("p", nil), lockOf("a", held(party("me.o", x)))}
+	for i := range most {
+		name := fmt.Sprint(i, ".o")
+		all[0].Holders = append(all[0].Holders, party(name, lock.Permits(most)))
+		all[1].Waiters = append(all[1].Waiters, party(name, x, "p"))
+	}
+	all[0].Waiters = held(party("me.o", lock.Permits(most), "a"))
+	g := New(all)
+	for _, w := range []lock.Holding{all[0].Waiters[0], all[1].Waiters[0], all[1].Waiters[most-1]} {
+		if c := g.Cycle(w.ID); len(c) != 2*most || len(c.circle()) != 2 || !c.Stands(all) {
+			t.Errorf("%s finds %d edges, %d in a circle", Name(w), len(c), len(c.circle()))
+		}
+	}
+	if all[0].Holders = all[0].Holders[1:]; New(all).Cycle(all[0].Waiters[0].ID) != nil {
+		t.Error("a circle though a permit is free")
+	}
+}
+
 // town is some owners and what they hold and wait for, as stores grant it.
 type town struct {
 	locks []queue.Queue[lock.Holding]
