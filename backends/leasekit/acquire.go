@@ -73,6 +73,7 @@ func (l *Lease) asked(e *entry, a Answer, err error) (Answer, error) {
 	case err == nil:
 		forced = a.Granted && e.revoked
 		e.stored, e.held, e.unsure = true, a.Granted && (e.held || !forced), false
+		e.fence = a.Fence
 	case errors.Is(err, lock.ErrUnavailable):
 		e.unanswered()
 	case errors.Is(err, ErrNotSent) && (e.stored || e.unsure):
@@ -199,7 +200,7 @@ func (l *Lease) taken(e *entry) (*Push, error) {
 	if l.isLost() {
 		return nil, lock.ErrLeaseLost
 	}
-	e.held, e.pushed = true, nil
+	e.held, e.fence, e.pushed = true, p.Fence, nil
 	l.touch(e)
 	return p, nil
 }

@@ -30,23 +30,24 @@ func (l *Lease) compare(ctx context.Context) ([]lock.Event, error) {
 	known := make(map[lock.HoldID]uint64, len(l.entries))
 	sorter, sorts := l.d.(Sorter)
 	sorts = sorts && l.stranger > l.settled
-	holds := make(map[lock.HoldID]uint64)
+	holds, fences := make(map[lock.HoldID]uint64), make(map[lock.HoldID]lock.Fence)
 	for id, e := range l.entries {
 		if e.stored && !e.busy {
 			known[id] = e.touched
 			if sorts && e.held {
-				holds[id] = e.touched
+				holds[id], fences[id] = e.touched, e.fence
 			}
 		}
 	}
 	l.mu.Unlock()
 
-	var listed, had, waiting []Ref
+	var listed, waiting []Ref
+	var had []Hold
 	err := l.d.Held(ctx, func(r Ref) {
 		listed = append(listed, r)
 		delete(known, r.ID)
 		if _, held := holds[r.ID]; held {
-			had = append(had, r)
+			had = append(had, Hold{r, fences[r.ID]})
 		}
 	})
 	if err == nil && len(had) > 0 {
@@ -67,7 +68,8 @@ func (l *Lease) compare(ctx context.Context) ([]lock.Event, error) {
 			ring(l.tidyBell)
 		}
 	}
-	// The store grants what is in front of such a waiter: it is no hold any more.
+	// The store grants what is in front of such a waiter, or the slot to another: it is no hold
+	// any more.
 	for _, r := range waiting {
 		known[r.ID] = holds[r.ID]
 		if e := l.entries[r.ID]; e != nil && e.touched == holds[r.ID] {

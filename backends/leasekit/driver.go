@@ -64,9 +64,15 @@ type Driver interface {
 // Sorter is a Driver whose next server may have a hold as a waiter still, because it
 // lacks what came last.
 type Sorter interface {
-	// Waiting gives those of the holds that the store does not have as holds. The lease
-	// asks it after Held, when a Stranger has answered.
-	Waiting(ctx context.Context, holds []Ref) ([]Ref, error)
+	// Waiting gives those of the holds that the store does not have as holds, or with another
+	// slot: it has granted them again. The lease asks it after Held, when a Stranger has answered.
+	Waiting(ctx context.Context, holds []Hold) ([]Ref, error)
+}
+
+// Hold is a hold, with the fence that its caller was told.
+type Hold struct {
+	Ref
+	Fence lock.Fence
 }
 
 // Teller is a Driver that pushes Contended.

@@ -32,6 +32,7 @@ type entry struct {
 	grace   time.Duration // the shortest that is known
 	until   time.Duration // on the clock: when grace is over, counted from when it was known
 
+	fence   lock.Fence    // of a hold, as its caller was told
 	touched uint64        // epoch of the last change
 	doubted uint64        // of the lease, when the last request was sent
 	pushed  *Push         // a grant that came by push

@@ -410,11 +410,11 @@ func vanished(g lock.Grant) lock.Event {
 }
 
 // Waiting implements Sorter.
-func (f *fake) Waiting(ctx context.Context, holds []Ref) (waiting []Ref, err error) {
+func (f *fake) Waiting(ctx context.Context, holds []Hold) (waiting []Ref, err error) {
 	err = f.call(ctx, "waiting", func() error {
 		for _, r := range holds {
 			if e := f.entries[r.ID]; e == nil || !e.held {
-				waiting = append(waiting, r)
+				waiting = append(waiting, r.Ref)
 			}
 		}
 		return nil

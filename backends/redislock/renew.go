@@ -274,7 +274,7 @@ func (d *driver) heldIn(ctx context.Context, s *slot, each func(leasekit.Ref)) e
 }
 
 // Waiting implements leasekit.Sorter.
-func (d *driver) Waiting(ctx context.Context, holds []leasekit.Ref) ([]leasekit.Ref, error) {
+func (d *driver) Waiting(ctx context.Context, holds []leasekit.Hold) ([]leasekit.Ref, error) {
 	select {
 	case d.beatTurn <- struct{}{}:
 		defer func() { <-d.beatTurn }()
@@ -294,8 +294,9 @@ func (d *driver) Waiting(ctx context.Context, holds []leasekit.Ref) ([]leasekit.
 		if s := d.slots[d.b.keys.bucketOf(holds[i].Resource)]; s.last == nil || c.by == nil || c.by != s.last.by {
 			return nil, unavailable("compare", errAnotherServer)
 		}
-		if c.val == int64(0) {
-			waiting = append(waiting, holds[i])
+		fence, held := c.val.(string)
+		if has, err := parseFence(fence); !held || err != nil || has.Slot() != holds[i].Fence.Slot() {
+			waiting = append(waiting, holds[i].Ref)
 		}
 	}
 	return waiting, nil

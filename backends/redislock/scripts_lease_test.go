@@ -330,7 +330,7 @@ func TestScriptsClearAwayTheDead(t *testing.T) {
 	s.has("leases", "bb=T+19s+999999")
 	s.has("revoked:aa", "")
 	s.has("mine:aa", "")
-	s.want(s.run(scriptHolds, []string{s.k.lock + resource}, "3"), "1")
+	s.want(s.run(scriptHolds, []string{s.k.lock + resource}, "3"), "T+10s+1")
 	s.want(s.run(scriptHolds, []string{s.k.lock + resource}, "1"), "0")
 }
 

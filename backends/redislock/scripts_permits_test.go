@@ -1,6 +1,15 @@
 package redislock
 
-import "testing"
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
 
 // Also among a thousand permits a forced one is over when its grace is, though nobody takes it out:
 // a waiter is told when that is, and gets its slot then; so does a try (law 2).
@@ -40,4 +49,68 @@ func TestScriptsForcedAmongManyPermits(t *testing.T) {
 	waits(6*second, "5", "[WAIT 4000]") // the others last as long as their lease
 	s.has("queue", "5=T+6s+2")
 	s.counts(many, 1)
+}
+
+// A server takes over that lacks the last grant. There the holder is a waiter still, and is
+// granted another slot, because another permit is released before its sidecar comes. The slot that
+// its app was told goes to somebody else then: so the app is told that its hold is lost.
+func TestPermitWithAnotherSlotOnTheNewServer(t *testing.T) {
+	s := testengine.New(t, testengine.Redis)
+	first, _ := sidecar(t, s.URL()+noGrace, 30*time.Second)
+	roads, leases := make([]*testengine.Proxy, 3), make([]lock.Lease, 3)
+	for i := range roads {
+		roads[i] = testengine.Through(t, s)
+		_, leases[i] = sidecar(t, roads[i].URL()+noGrace, 30*time.Second)
+	}
+	ask := func(l lock.Lease) (lock.Grant, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		return acquire(ctx, l, lock.Request{ID: lock.NewHoldID(), Resource: "r", Mode: lock.Permits(2)})
+	}
+	var before []lock.Grant
+	for _, l := range leases[:2] {
+		g, err := ask(l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before = append(before, g)
+	}
+	var got lock.Grant
+	var err error
+	var waits sync.WaitGroup
+	waits.Go(func() { got, err = ask(leases[2]) })
+	eventually(t, "it stands in the queue", func() error {
+		st, err := first.Get(t.Context(), "r")
+		if err == nil && len(st.Waiters) != 1 {
+			err = errors.New("not yet")
+		}
+		return err
+	})
+	fork := testengine.Nodes(t, testengine.ForkRedis(t, s))[0].Addr()
+	if err := release(t.Context(), leases[0], "r", before[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	waits.Wait()
+	if err != nil || got.Fence.Slot() != before[0].Fence.Slot() {
+		t.Fatalf("the waiter got slot %d, %v", got.Fence.Slot(), err)
+	}
+	over := func(i int) (news []lock.Event) {
+		t.Helper()
+		roads[i].Retarget(fork)
+		roads[i].Inject(testengine.Sever)
+		eventually(t, "a heartbeat is answered", func() (err error) {
+			news, err = leases[i].Heartbeat(t.Context())
+			return err
+		})
+		return news
+	}
+	if news := over(1); len(news) > 0 {
+		t.Errorf("news for who was granted before: %+v", news)
+	}
+	if err := release(t.Context(), leases[1], "r", before[1].ID); err != nil {
+		t.Fatal(err)
+	}
+	if news := over(2); len(news) != 1 || news[0].Kind != lock.Vanished || news[0].ID != got.ID {
+		t.Errorf("Heartbeat: got %+v, want that %s has vanished", news, got.ID)
+	}
 }

@@ -347,11 +347,12 @@ func (l *lease) Held(ctx context.Context, each func(leasekit.Ref)) error {
 	return l.compare(ctx, each, q.waitersOf(id), q.rowsOf(id), q.holdsOf(id))
 }
 
-// Waiting implements leasekit.Sorter.
-func (l *lease) Waiting(ctx context.Context, holds []leasekit.Ref) (waiting []leasekit.Ref, _ error) {
+// Waiting implements leasekit.Sorter. A slot does not change: another server grants nothing
+// before every lease has compared.
+func (l *lease) Waiting(ctx context.Context, holds []leasekit.Hold) (waiting []leasekit.Ref, _ error) {
 	had := make(map[leasekit.Ref]bool, len(holds))
 	for _, h := range holds {
-		had[h] = true
+		had[h.Ref] = true
 	}
 	err := l.compare(ctx, func(r leasekit.Ref) {
 		if had[r] {
