@@ -20,8 +20,8 @@ type Binary struct {
 	Version string // what it says of itself
 }
 
-// Build builds the sidecar of this tree into dir as `make build` does, with the versions
-// of its own go.mod and not with those of the benchmark.
+// Build builds the sidecar of this tree into dir, with the versions of its own go.mod and not with
+// those of the benchmark.
 func Build(ctx context.Context, dir string) (*Binary, error) {
 	root, err := output(ctx, "", "go", "list", "-m", "-f", "{{.Dir}}", module)
 	if err != nil {
@@ -63,9 +63,13 @@ func BuildCommit(ctx context.Context, dir, commit string) (*Binary, error) {
 	return &Binary{path: path, Version: commit}, nil
 }
 
-// build is `make build` of a tree: a program that is linked with no C library.
+// build copies what `make build` makes of a tree to path. Each tree is built by its own Makefile:
+// with the flags of this one, another commit would be measured as none of its users had it.
 func build(ctx context.Context, tree, path string) error {
-	_, err := output(ctx, tree, "env", "CGO_ENABLED=0", "go", "build", "-mod=readonly", "-trimpath", "-tags=grpcnotrace", "-o", path, "./cmd/locksidecar")
+	if _, err := output(ctx, tree, "make", "build"); err != nil {
+		return err
+	}
+	_, err := output(ctx, tree, "cp", "bin/locksidecar", path)
 	return err
 }
 
