@@ -153,10 +153,10 @@ func Private(rawURL string) bool {
 // Redact makes a store's URL fit to be shown: passwords become "xxxxx".
 func Redact(rawURL string) string { return storeurl.Redact(rawURL) }
 
-// WithPassword puts a password into a URL that has none. The error is
-// lock.ErrInvalid: it has one, or the store takes none.
-func WithPassword(rawURL, password string) (string, error) {
-	return storeurl.WithPassword(rawURL, password)
+// WithPasswordFile names, in a URL that has no password, a file with it, which is read again for
+// each connection. The error is lock.ErrInvalid: it has one, or the store takes none.
+func WithPasswordFile(rawURL, path string) (string, error) {
+	return storeurl.WithPasswordFile(rawURL, path)
 }
 
 // WithoutMigration tells the store to leave its tables alone, if it is one that

@@ -1,9 +1,10 @@
 package redislock
 
 import (
-	"crypto/tls"
+	"context"
 	"fmt"
 	"math"
+	"net"
 	"strconv"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/locksidecar/locksidecar/backends/storeurl"
+	"github.com/locksidecar/locksidecar/internal/secretfile"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -33,6 +35,7 @@ type config struct {
 	addrs              []string
 	master             string // Sentinel's name for the master
 	username, password string
+	passwordFile       *secretfile.File // where password stands; nil: in the URL
 	sentinelUser       string
 	sentinelPassword   string
 	db                 int
@@ -42,7 +45,7 @@ type config struct {
 	grace              time.Duration // for how long a server that is new grants nothing; negative: the lease's TTL
 	allowEviction      bool
 	replicas           int // that must have a grant or heartbeat before it counts
-	tls                *tls.Config
+	tls                *storeurl.TLS
 }
 
 // parseURL reads redis://, rediss://, redis+sentinel:// and redis+cluster:// URLs.
@@ -52,7 +55,7 @@ func parseURL(raw string) (config, error) {
 		return config{}, err
 	}
 	o := u.Options
-	c := config{scheme: u.Scheme, username: u.User, password: u.Password, buckets: bucketsAlone}
+	c := config{scheme: u.Scheme, username: u.User, password: u.Password, passwordFile: u.PasswordFile, buckets: bucketsAlone}
 	port := defaultPort
 	switch u.Scheme {
 	case "redis", "rediss":
@@ -104,11 +107,17 @@ func (c *config) failsOver() bool { return c.scheme == "redis+cluster" || c.sche
 // what to do about it is the session's to say.
 func (c *config) connect(to func(addr string, dial dialer) *road) redis.UniversalClient {
 	quiet := &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	dial := redis.NewDialer(&redis.Options{DialTimeout: c.timeout, TLSConfig: c.tls})
+	// What stands in files may have changed since the last connection.
+	dial := func(ctx context.Context, network, addr string) (net.Conn, error) {
+		return redis.NewDialer(&redis.Options{DialTimeout: c.timeout, TLSConfig: c.tls.Config()})(ctx, network, addr)
+	}
+	credentials := func() (username, password string) {
+		return c.username, storeurl.PasswordNow(c.password, c.passwordFile)
+	}
 	switch c.scheme {
 	case "redis+cluster":
 		return redis.NewClusterClient(&redis.ClusterOptions{
-			Addrs: c.addrs, Username: c.username, Password: c.password, TLSConfig: c.tls,
+			Addrs: c.addrs, CredentialsProvider: credentials, TLSConfig: c.tls.Config(),
 			DialTimeout: c.timeout, ReadTimeout: c.timeout, WriteTimeout: c.timeout, ContextTimeoutEnabled: true,
 			MaxRedirects: 3, MaxRetries: -1, DialerRetries: 1, MaintNotificationsConfig: quiet, DisableIdentity: true,
 			ClusterStateReloadInterval: time.Second, // the driver's own is a minute, in which every lease would end
@@ -124,7 +133,7 @@ func (c *config) connect(to func(addr string, dial dialer) *road) redis.Universa
 		r := to(c.master, dial)
 		client := redis.NewFailoverClient(&redis.FailoverOptions{
 			MasterName: c.master, SentinelAddrs: c.addrs, SentinelUsername: c.sentinelUser, SentinelPassword: c.sentinelPassword,
-			Username: c.username, Password: c.password, DB: c.db, TLSConfig: c.tls, Dialer: r.connect, OnConnect: r.connected,
+			CredentialsProvider: credentials, DB: c.db, TLSConfig: c.tls.Config(), Dialer: r.connect, OnConnect: r.connected,
 			DialTimeout: c.timeout, ReadTimeout: c.timeout, WriteTimeout: c.timeout, ContextTimeoutEnabled: true,
 			MaxRetries: -1, DisableIdentity: true,
 		})
@@ -133,7 +142,7 @@ func (c *config) connect(to func(addr string, dial dialer) *road) redis.Universa
 	default:
 		r := to(c.addrs[0], dial)
 		client := redis.NewClient(&redis.Options{
-			Addr: c.addrs[0], Username: c.username, Password: c.password, DB: c.db, TLSConfig: c.tls, Dialer: r.connect, OnConnect: r.connected,
+			Addr: c.addrs[0], CredentialsProvider: credentials, DB: c.db, TLSConfig: c.tls.Config(), Dialer: r.connect, OnConnect: r.connected,
 			DialTimeout: c.timeout, ReadTimeout: c.timeout, WriteTimeout: c.timeout, ContextTimeoutEnabled: true,
 			MaxRetries: -1, MaintNotificationsConfig: quiet, DisableIdentity: true,
 		})

@@ -1,11 +1,8 @@
 package storeurl
 
 import (
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -115,49 +112,6 @@ func (o *Options) OneOf(name, usual string, words ...string) string {
 		o.Refuse(name, "must be one of "+strings.Join(words, ", "))
 	}
 	return v
-}
-
-// TLS reads tls, tls-ca, tls-cert, tls-key, tls-server-name and
-// tls-skip-verify. Without TLS it is nil. byDefault is what tls is when it is
-// not given.
-func (o *Options) TLS(byDefault bool) *tls.Config {
-	use := o.Bool("tls", byDefault)
-	ca, cert, key := o.String("tls-ca", ""), o.String("tls-cert", ""), o.String("tls-key", "")
-	c := &tls.Config{
-		MinVersion:         tls.VersionTLS12,
-		ServerName:         o.String("tls-server-name", ""),
-		InsecureSkipVerify: o.Bool("tls-skip-verify", false), //nolint:gosec // the user asks for it by name
-	}
-	if !use {
-		if ca != "" || cert != "" || key != "" || c.ServerName != "" || c.InsecureSkipVerify {
-			o.Refuse("tls-…", "needs TLS: add tls=true")
-		}
-		return nil
-	}
-	if ca != "" {
-		pem, err := os.ReadFile(ca) //nolint:gosec // the user names the file
-		if err != nil {
-			o.Refuse("tls-ca", err.Error())
-			return nil
-		}
-		c.RootCAs = x509.NewCertPool()
-		if !c.RootCAs.AppendCertsFromPEM(pem) {
-			o.Refuse("tls-ca", "has no certificate in it")
-		}
-	}
-	if (cert == "") != (key == "") {
-		o.Refuse("tls-cert", "and tls-key go together")
-		return nil
-	}
-	if cert != "" {
-		pair, err := tls.LoadX509KeyPair(cert, key)
-		if err != nil {
-			o.Refuse("tls-cert", err.Error())
-			return nil
-		}
-		c.Certificates = []tls.Certificate{pair}
-	}
-	return c
 }
 
 // Err is the error of the first option that was wrong, or that is not known.

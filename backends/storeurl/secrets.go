@@ -35,7 +35,7 @@ func Redact(raw string) string {
 	path, _, hasOptions := strings.Cut(p.tail, "?")
 	if hasOptions {
 		for name := range u.Options.values {
-			if strings.Contains(name, "password") {
+			if strings.Contains(name, "password") && !strings.HasSuffix(name, "-file") {
 				u.Options.values.Set(name, hidden)
 			}
 		}
@@ -45,9 +45,9 @@ func Redact(raw string) string {
 	return p.String()
 }
 
-// WithPassword puts a password into a URL that has none. The error is
+// WithPasswordFile names, in a URL that has no password, a file with it. The error is
 // lock.ErrInvalid.
-func WithPassword(raw, password string) (string, error) {
+func WithPasswordFile(raw, path string) (string, error) {
 	p, ok := split(raw)
 	if !ok {
 		return "", Invalid(Redact(raw) + " takes no password")
@@ -55,8 +55,7 @@ func WithPassword(raw, password string) (string, error) {
 	if strings.Contains(p.user, ":") {
 		return "", Invalid("has a password already")
 	}
-	p.user = strings.TrimSuffix(p.user, "@") + url.UserPassword("", password).String() + "@"
-	return p.String(), nil
+	return WithOption(raw, "password-file", path), nil
 }
 
 // WithOption adds an option to a URL.

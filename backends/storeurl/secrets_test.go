@@ -2,6 +2,9 @@ package storeurl
 
 import (
 	"errors"
+	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -38,25 +41,52 @@ func TestRedact(t *testing.T) {
 	}
 }
 
-func TestWithPassword(t *testing.T) {
-	const password = "p@ss/:"
-	for raw, want := range map[string]string{
-		"redis://h:1/2?timeout=1s":         "redis://:p%40ss%2F%3A@h:1/2?timeout=1s",
-		"rediss://user@h":                  "rediss://user:p%40ss%2F%3A@h",
-		"redis+cluster://a:1,b:2,c":        "redis+cluster://:p%40ss%2F%3A@a:1,b:2,c",
-		"redis+sentinel://u@a,b/master?x=": "redis+sentinel://u:p%40ss%2F%3A@a,b/master?x=",
-	} {
-		got, err := WithPassword(raw, password)
-		if err != nil || got != want {
-			t.Errorf("WithPassword(%q) = %q, %v; want %q", raw, got, err, want)
-		}
-		if u, err := Parse(got); err != nil || u.Password != password {
-			t.Errorf("%s: %v, password %q", got, err, u.Password)
+// TestWithPasswordFile: the password is what stands in the file, also after a change.
+func TestWithPasswordFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "password")
+	write := func(text string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
 		}
 	}
+	write("p@ss/:\n")
+	for raw, user := range map[string]string{
+		"redis://h:1/2?timeout=1s":         "",
+		"rediss://user@h":                  "user",
+		"redis+cluster://a:1,b:2,c":        "",
+		"redis+sentinel://u@a,b/master?x=": "u",
+	} {
+		write("p@ss/:\n")
+		got, err := WithPasswordFile(raw, file)
+		if err != nil || strings.Contains(got, "p@ss") {
+			t.Fatalf("WithPasswordFile(%q) = %q, %v", raw, got, err)
+		}
+		u, err := Parse(got)
+		if err != nil || u.User != user || u.Password != "p@ss/:" {
+			t.Fatalf("%s: %v, %+v", got, err, u)
+		}
+		if shown := Redact(got); !strings.Contains(shown, url.QueryEscape(file)) {
+			t.Errorf("%s is shown as %s, without the file", got, shown)
+		}
+		write("changed")
+		if now := PasswordNow(u.Password, u.PasswordFile); now != "changed" {
+			t.Errorf("%s: after the change the password is %q", raw, now)
+		}
+	}
+	if now := PasswordNow("fixed", nil); now != "fixed" {
+		t.Errorf("without a file the password is %q", now)
+	}
 	for _, raw := range []string{"embedded:", "redis://u:secret@h", "redis://:secret@h"} {
-		if got, err := WithPassword(raw, password); !errors.Is(err, lock.ErrInvalid) || strings.Contains(err.Error(), "secret") {
-			t.Errorf("WithPassword(%q) = %q, %v", raw, got, err)
+		if got, err := WithPasswordFile(raw, file); !errors.Is(err, lock.ErrInvalid) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("WithPasswordFile(%q) = %q, %v", raw, got, err)
+		}
+	}
+	for raw, want := range map[string]string{
+		"redis://u:secret@h?password-file=" + file: "has a password already",
+		"redis://u@h?password-file=/no/file":       "option password-file open /no/file",
+	} {
+		if _, err := Parse(raw); !errors.Is(err, lock.ErrInvalid) || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %v, want %q", raw, err, want)
 		}
 	}
 }

@@ -1,11 +1,12 @@
 package storeurl
 
 import (
-	"crypto/tls"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/locksidecar/locksidecar/internal/secretfile"
 )
 
 // DefaultPrefix is the usual prefix of the names of tables.
@@ -23,7 +24,9 @@ type SQL struct {
 	Migrate        bool          // create tables as needed
 	Timeout        time.Duration // of one request, without the time that it may wait for a row
 	MaxConnections int           // 0: as usual
-	TLS            *tls.Config   // nil: none, or not read yet
+	TLS            *TLS          // nil: none, or not read yet
+
+	PasswordFile *secretfile.File // where Password stands; nil: in the URL
 
 	// Options are where options are read that not all have. Whoever has read all calls its
 	// Err.
@@ -43,7 +46,7 @@ func ParseSQL(raw, defaultPort string, schemes []string) (SQL, error) {
 		return SQL{}, Invalid("lacks the name of the database: " + schemes[0] + "://HOST[:PORT]/DATABASE")
 	}
 	o := u.Options
-	s := SQL{Addrs: u.Addrs(defaultPort), User: u.User, Password: u.Password, Database: u.Path, Options: o}
+	s := SQL{Addrs: u.Addrs(defaultPort), User: u.User, Password: u.Password, PasswordFile: u.PasswordFile, Database: u.Path, Options: o}
 	s.Socket = o.String("socket", "")
 	s.Prefix = o.String("prefix", DefaultPrefix)
 	if CheckPrefix(s.Prefix) != nil {
@@ -55,14 +58,8 @@ func ParseSQL(raw, defaultPort string, schemes []string) (SQL, error) {
 	return s, nil
 }
 
-// TLSTo is TLS for connections to a host; nil: none.
-func (s *SQL) TLSTo(host string) *tls.Config {
-	c := s.TLS.Clone()
-	if c != nil && c.ServerName == "" {
-		c.ServerName = host
-	}
-	return c
-}
+// PasswordNow is the password for a new connection.
+func (s *SQL) PasswordNow() string { return PasswordNow(s.Password, s.PasswordFile) }
 
 // IsName tells whether a name of a table, schema or database needs no care in any place of
 // a statement, nor in a file name of a server.

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"strings"
 
+	"github.com/locksidecar/locksidecar/internal/secretfile"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -17,8 +18,9 @@ import (
 type URL struct {
 	Scheme         string
 	User, Password string
-	Hosts          []string // as they stand there, with or without a port; at least one
-	Path           string   // without slashes at its ends
+	PasswordFile   *secretfile.File // where Password stands; nil: in the URL
+	Hosts          []string         // as they stand there, with or without a port; at least one
+	Path           string           // without slashes at its ends
 	Options        *Options
 }
 
@@ -47,7 +49,25 @@ func Parse(raw string) (*URL, error) {
 		parsed.User = u.User.Username()
 		parsed.Password, _ = u.User.Password()
 	}
+	if path := parsed.Options.String("password-file", ""); path != "" {
+		if parsed.Password != "" {
+			return nil, Invalid("has a password already, beside password-file")
+		}
+		if parsed.PasswordFile, err = secretfile.Open(path); err != nil {
+			return nil, Invalid("option password-file " + err.Error())
+		}
+		parsed.Password = parsed.PasswordFile.Now()
+	}
 	return parsed, nil
+}
+
+// PasswordNow is the password for a new connection: what stands in its file now, where it
+// has one.
+func PasswordNow(password string, file *secretfile.File) string {
+	if file == nil {
+		return password
+	}
+	return file.Now()
 }
 
 // Scheme is what stands before the first colon; ok is false where there is none.

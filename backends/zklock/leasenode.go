@@ -37,10 +37,14 @@ func (b *Backend) newLeaseNode(id lock.LeaseID, rec leaseRecord) *leaseNode {
 // config is how its session is opened.
 func (t *leaseNode) config() zksession.Config {
 	c := &t.b.cfg
-	return zksession.Config{
-		Addrs: c.addrs, TLS: c.tls, Digest: c.digest, Timeout: c.timeout,
+	config := zksession.Config{
+		Addrs: c.addrs, Digest: c.digestNow(), Timeout: c.timeout,
 		Clock: t.b.clock, OnEvent: t.event, Observe: t.b.observe,
 	}
+	if c.tls != nil {
+		config.TLS = c.tls.Config
+	}
+	return config
 }
 
 // take takes the session, and makes the node.

@@ -1,7 +1,6 @@
 package zklock
 
 import (
-	"crypto/tls"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,6 +8,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/backends/storeurl"
 	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
+	"github.com/locksidecar/locksidecar/internal/secretfile"
 )
 
 // Schemes are the URL schemes that Open takes.
@@ -24,14 +24,15 @@ const (
 
 // config is what a URL says.
 type config struct {
-	addrs   []string
-	chroot  string // "" or "/path"
-	digest  string // user:password
-	acl     []zksession.ACL
-	curator bool
-	timeout time.Duration // of one request
-	tick    time.Duration // of the servers
-	tls     *tls.Config
+	addrs          []string
+	chroot         string // "" or "/path"
+	user, password string
+	passwordFile   *secretfile.File // where the password stands; nil: in the URL
+	acl            []zksession.ACL
+	curator        bool
+	timeout        time.Duration // of one request
+	tick           time.Duration // of the servers
+	tls            *storeurl.TLS
 }
 
 // parseURL reads zk:// and zks:// URLs.
@@ -67,9 +68,17 @@ func parseURL(raw string) (config, error) {
 	case u.User == "" || u.Password == "" || strings.Contains(u.User, ":"):
 		return config{}, storeurl.Invalid("must have a user and a password, or neither, and no colon in the user")
 	default:
-		c.digest = u.User + ":" + u.Password
+		c.user, c.password, c.passwordFile = u.User, u.Password, u.PasswordFile
 		// Whoever makes a node may do everything with it, and nobody else anything.
 		c.acl = []zksession.ACL{{Perms: zksession.AllPerms, Scheme: "auth"}}
 	}
 	return c, nil
+}
+
+// digestNow is user:password for a new session; empty: none.
+func (c *config) digestNow() string {
+	if c.user == "" {
+		return ""
+	}
+	return c.user + ":" + storeurl.PasswordNow(c.password, c.passwordFile)
 }

@@ -2,6 +2,8 @@ package zklock
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -21,7 +23,7 @@ func TestParseURL(t *testing.T) {
 		"zk://h?layout=locksidecar": {addrs: []string{"h:2181"}},
 		"zk://h?timeout=250ms":      {addrs: []string{"h:2181"}, timeout: 250 * time.Millisecond},
 		"zk://h?tick=500ms":         {addrs: []string{"h:2181"}, tick: 500 * time.Millisecond},
-		"zk://u:p%40@h/":            {addrs: []string{"h:2181"}, digest: "u:p@", acl: []zksession.ACL{{Perms: 31, Scheme: "auth"}}},
+		"zk://u:p%40@h/":            {addrs: []string{"h:2181"}, user: "u", password: "p@", acl: []zksession.ACL{{Perms: 31, Scheme: "auth"}}},
 	} {
 		if want.timeout == 0 {
 			want.timeout = defaultTimeout
@@ -44,6 +46,26 @@ func TestParseURL(t *testing.T) {
 	for _, url := range []string{"zks://h", "zk://h?tls=true"} {
 		if c, err := parseURL(url); err != nil || c.tls == nil {
 			t.Errorf("%s: %+v, %v; want TLS", url, c, err)
+		}
+	}
+}
+
+// TestPasswordChanges: a new session authenticates with what stands in the file now.
+func TestPasswordChanges(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "password")
+	var b *Backend
+	for _, password := range []string{"first", "second"} {
+		if err := os.WriteFile(file, []byte(password+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if b == nil {
+			var err error
+			if b, err = Open("zk://u@h?password-file="+file, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := b.newLeaseNode("l", leaseRecord{}).config().Digest; got != "u:"+password {
+			t.Errorf("with %s in the file it authenticates as %s", password, got)
 		}
 	}
 }

@@ -28,7 +28,8 @@ const defaultDrain = 25 * time.Second
 var serveHelp = `Serve runs the sidecar until SIGTERM, SIGINT or SIGHUP; then it takes no
 new sessions, tells the apps that it stops, waits up to --drain for them to finish,
 releases what is left and exits with status 0. A second signal ends it at once.
-Settings are read at the start only.
+Settings are read at the start only; the store's password and certificates, where they
+stand in files, for each connection.
 
 When the store is down at the start, the sidecar waits for it. Until then it is not
 ready (/readyz), and each request for a lock waits until its own wait is over.

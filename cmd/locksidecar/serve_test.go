@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -378,7 +379,7 @@ func TestSettingsOfTheStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := storeFlags{url: "mysql://u@h/db", passwordFile: file}
-	if got, err := s.resolve(); err != nil || got != "mysql://u:p%40ss@h/db?migrate=false" {
+	if got, err := s.resolve(); err != nil || got != "mysql://u@h/db?migrate=false&password-file="+url.QueryEscape(file) {
 		t.Errorf("got %q, %v", got, err)
 	}
 	s.url = "embedded:"

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/locksidecar/locksidecar/backends"
 	"github.com/locksidecar/locksidecar/internal/config"
+	"github.com/locksidecar/locksidecar/internal/secretfile"
 	"github.com/locksidecar/locksidecar/session"
 )
 
@@ -37,7 +39,7 @@ func addStoreURL(cmd *cobra.Command, store, storeHelp string) *storeFlags {
 	f := cmd.Flags()
 	f.StringVar(&s.url, "store", store, storeHelp)
 	f.StringVar(&s.urlFile, "store-file", "", "file whose only line is the URL for --store, for URLs with secrets in them")
-	f.StringVar(&s.passwordFile, "store-password-file", "", "file whose only line is the password to put into the store's URL")
+	f.StringVar(&s.passwordFile, "store-password-file", "", "file whose only line is the password of the store's URL; read again for each connection")
 	f.StringVar(&s.namespace, "namespace", "", "put before every resource name in the store: NAMESPACE/name; without a slash")
 	config.Rivals(f, "store", "store-file")
 	complete(cmd, "store", backends.Schemes()...)
@@ -65,12 +67,12 @@ func (s *storeFlags) instead(cmd *cobra.Command) {
 // given reports whether a store was named.
 func (s *storeFlags) given() bool { return s.url != "" || s.urlFile != "" }
 
-// resolve gives the store's URL with all its secrets.
+// resolve gives the store's URL, with its secrets or the file that has the password.
 func (s *storeFlags) resolve() (string, error) {
 	raw := s.url
 	if s.urlFile != "" {
 		var err error
-		if raw, err = config.ReadSecret(s.urlFile); err != nil {
+		if raw, err = secretfile.Read(s.urlFile); err != nil {
 			return "", usage("--store-file: %w", err)
 		}
 	}
@@ -80,11 +82,14 @@ func (s *storeFlags) resolve() (string, error) {
 	if s.passwordFile == "" {
 		return raw, nil
 	}
-	password, err := config.ReadSecret(s.passwordFile)
-	if err != nil {
+	if _, err := secretfile.Read(s.passwordFile); err != nil {
 		return "", usage("--store-password-file: %w", err)
 	}
-	if raw, err = backends.WithPassword(raw, password); err != nil {
+	path, err := filepath.Abs(s.passwordFile)
+	if err == nil {
+		raw, err = backends.WithPasswordFile(raw, path)
+	}
+	if err != nil {
 		return "", usage("--store-password-file: %w", err)
 	}
 	return raw, nil

@@ -79,7 +79,7 @@ func TestFileSize(t *testing.T) {
 		if err := os.WriteFile(path, bytes.Repeat([]byte("x"), size), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		got, err := ReadSecret(path)
+		got, err := read(path)
 		switch {
 		case fails && (err == nil || !strings.Contains(err.Error(), "larger than 1048576 bytes")):
 			t.Errorf("%d bytes: %v", size, err)

@@ -159,26 +159,6 @@ func TestApplyFileThatIsNotThere(t *testing.T) {
 	}
 }
 
-func TestReadSecret(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "secret")
-	for _, c := range []struct{ content, want, wantErr string }{
-		{content: "s3cret\n", want: "s3cret"},
-		{content: "s3cret", want: "s3cret"},
-		{content: " spaces count \r\n", want: " spaces count "},
-		{content: "\n", wantErr: "is empty"},
-		{content: "a\nb\n", wantErr: "more than one line"},
-		{content: strings.Repeat("x", maxFile+1), wantErr: "larger than"},
-	} {
-		if err := os.WriteFile(path, []byte(c.content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		got, err := ReadSecret(path)
-		if got != c.want || (err == nil) != (c.wantErr == "") || (err != nil && !strings.Contains(err.Error(), c.wantErr)) {
-			t.Errorf("ReadSecret of %.20q = %q, %v; want %q, %q", c.content, got, err, c.want, c.wantErr)
-		}
-	}
-}
-
 func TestNearest(t *testing.T) {
 	names := []string{"store", "store-file", "socket", "ttl", "max-holds"}
 	for name, want := range map[string]string{

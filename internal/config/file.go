@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -78,23 +77,6 @@ func scalars(v *yaml.Node) ([]string, error) {
 	default:
 		return nil, errors.New("must be a plain value or a list of them")
 	}
-}
-
-// ReadSecret reads a file that holds nothing but a secret. A line end at its
-// end does not belong to the secret.
-func ReadSecret(path string) (string, error) {
-	text, err := read(path)
-	if err != nil {
-		return "", err
-	}
-	secret := strings.TrimRight(string(text), "\r\n")
-	switch {
-	case secret == "":
-		return "", fmt.Errorf("%s is empty", path)
-	case strings.ContainsAny(secret, "\r\n"):
-		return "", fmt.Errorf("%s has more than one line", path)
-	}
-	return secret, nil
 }
 
 func read(path string) ([]byte, error) {

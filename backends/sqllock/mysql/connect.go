@@ -62,7 +62,12 @@ func NewConnector(cfg Config, o ConnectOptions) (*Connector, error) {
 		d.ConnectionAttributes = "program_name:locksidecar"
 		d.InterpolateParams, d.MultiStatements, d.ClientFoundRows = true, true, true
 		hostname, _, _ := net.SplitHostPort(addr)
-		d.TLS = cfg.TLSTo(hostname)
+		d.TLS = cfg.TLS.To(hostname)
+		// What stands in files may have changed since the last connection.
+		_ = d.Apply(mysql.BeforeConnect(func(_ context.Context, now *mysql.Config) error { // it has no error
+			now.Passwd, now.TLS = cfg.PasswordNow(), cfg.TLS.To(hostname)
+			return nil
+		}))
 		host, err := mysql.NewConnector(d)
 		if err != nil {
 			return nil, &lock.InvalidError{Field: "store", Problem: err.Error()}

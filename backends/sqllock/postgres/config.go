@@ -1,7 +1,6 @@
 package postgres
 
 import (
-	"crypto/tls"
 	"strings"
 
 	"github.com/locksidecar/locksidecar/backends/storeurl"
@@ -44,14 +43,14 @@ func Parse(raw string) (Config, error) {
 
 // readTLS reads the options of TLS as all stores have them, or sslmode as whoever
 // uses PostgreSQL knows it.
-func readTLS(o *storeurl.Options) *tls.Config {
+func readTLS(o *storeurl.Options) *storeurl.TLS {
 	mode := o.OneOf("sslmode", "", "", "disable", "require", "verify-full")
 	if mode == "disable" && o.Bool("tls", false) {
 		o.Refuse("sslmode", "says another thing than tls")
 	}
 	c := o.TLS(mode == "require" || mode == "verify-full")
-	if c != nil && mode == "require" && c.RootCAs == nil {
-		c.InsecureSkipVerify = true // as it is everywhere
+	if mode == "require" {
+		c.TrustAnybody() // as it is everywhere
 	}
 	return c
 }

@@ -32,7 +32,7 @@ func TestParse(t *testing.T) {
 		"postgres://h/d?sslmode=verify-full": {true, true},
 	} {
 		c, err := Parse(raw)
-		if err != nil || (c.TLS != nil) != want.tls || want.tls && c.TLS.InsecureSkipVerify == want.verifies {
+		if err != nil || (c.TLS != nil) != want.tls || want.tls && c.TLS.Config().InsecureSkipVerify == want.verifies {
 			t.Errorf("%s: %+v, %v", raw, c.TLS, err)
 		}
 	}

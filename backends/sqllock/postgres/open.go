@@ -52,10 +52,17 @@ func (d *Dialect) servers(addrs []string, limit time.Duration) (*servers, error)
 		}
 		c.RuntimeParams = map[string]string{"application_name": "locksidecar", "client_encoding": "UTF8"}
 		c.OnNotification = func(*pgconn.PgConn, *pgconn.Notification) {} // it is waited for, see listen
-		c.TLSConfig = d.cfg.TLSTo(host)
 		p.configs = append(p.configs, c)
 	}
 	return p, nil
+}
+
+// serverName is the name that a server's certificate must have.
+func (c *Config) serverName(host string) string {
+	if c.Socket != "" {
+		return "localhost"
+	}
+	return host
 }
 
 // Open implements sqllock.Dialect.
@@ -82,6 +89,8 @@ func (p *servers) connect(ctx context.Context, host *pgconn.Config) (*conn, erro
 	defer cancel()
 	k := &conn{limit: p.limit, names: make(map[string]string)}
 	own := host.Copy()
+	// What stands in files may have changed since the last connection.
+	own.Password, own.TLSConfig = p.cfg.PasswordNow(), p.cfg.TLS.To(p.cfg.serverName(host.Host))
 	own.DialFunc = func(ctx context.Context, network, addr string) (_ net.Conn, err error) {
 		if k.raw != nil { // the driver would cancel a request: whoever asks for it does not wait for that
 			return nil, net.ErrClosed

@@ -67,9 +67,8 @@ func (s *Session) connect(ctx context.Context, network, addr string) (*link, err
 	}
 	nc := raw
 	if s.cfg.TLS != nil {
-		cfg := s.cfg.TLS
+		cfg := s.cfg.TLS()
 		if cfg.ServerName == "" {
-			cfg = cfg.Clone()
 			cfg.ServerName = s.servers.host(addr)
 		}
 		t := tls.Client(raw, cfg)

@@ -18,8 +18,8 @@ type Config struct {
 	// Addrs are the servers, host:port. Names are looked up for every round of
 	// attempts to connect, and all addresses of a name are tried.
 	Addrs []string
-	// TLS is for connections with TLS; nil: without.
-	TLS *tls.Config
+	// TLS gives what a connection with TLS needs, which may change it; nil: without.
+	TLS func() *tls.Config
 	// Digest is "user:password" for ZooKeeper's digest authentication; empty: none.
 	Digest string
 	// SessionTimeout is asked for. A server may give another one. The session expires when
