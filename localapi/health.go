@@ -13,12 +13,22 @@ import (
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 )
 
+// Readiness tells why locks cannot be granted, and nil when they can.
+type Readiness struct {
+	Now  func() error
+	Once func() error // nil also after Now was
+}
+
 // HealthRoutes adds /healthz (the process answers), /readyz (locks can be
-// granted: ready gives nil) and /metrics to mux. It is for the socket and for
+// granted; with ?once=true: they can, or could before) and /metrics to mux. It is for the socket and for
 // the TCP address of probes alike.
-func HealthRoutes(mux *http.ServeMux, ready func() error, metrics http.Handler) {
+func HealthRoutes(mux *http.ServeMux, readiness Readiness, metrics http.Handler) {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { plain(w, http.StatusOK, "ok") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
+		ready := readiness.Now
+		if r.URL.Query().Get("once") == "true" {
+			ready = readiness.Once
+		}
 		if err := ready(); err != nil {
 			plain(w, http.StatusServiceUnavailable, "not ready: "+err.Error())
 			return

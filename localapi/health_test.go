@@ -13,7 +13,7 @@ import (
 func TestHealthRoutes(t *testing.T) {
 	ready := error(nil)
 	mux := http.NewServeMux()
-	HealthRoutes(mux, func() error { return ready }, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("up 1\n")) }))
+	HealthRoutes(mux, Readiness{Now: func() error { return ready }, Once: func() error { return nil }}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("up 1\n")) }))
 	for _, x := range []struct {
 		method, path string
 		ready        error
@@ -25,6 +25,8 @@ func TestHealthRoutes(t *testing.T) {
 		{"GET", "/readyz", nil, 200, "ready\n"},
 		{"GET", "/readyz", errors.New("the store is away"), 503, "not ready: the store is away\n"},
 		{"HEAD", "/readyz", errors.New("no"), 503, "not ready: no\n"},
+		{"GET", "/readyz?once=true", errors.New("the store is away"), 200, "ready\n"},
+		{"GET", "/readyz?once=false", errors.New("the store is away"), 503, "not ready: the store is away\n"},
 		{"GET", "/metrics", nil, 200, "up 1\n"},
 		{"POST", "/readyz", nil, 405, "Method Not Allowed\n"},
 		{"POST", "/metrics", nil, 405, "Method Not Allowed\n"},

@@ -68,7 +68,7 @@ func (s *Server) table(api *service) []route {
 func (s *Server) routes(api *service) http.Handler {
 	table := s.table(api)
 	plain := http.NewServeMux()
-	HealthRoutes(plain, s.o.Manager.Ready, s.o.Metrics)
+	HealthRoutes(plain, Readiness{Now: s.o.Manager.Ready, Once: s.o.Manager.OnceReady}, s.o.Metrics)
 	plain.HandleFunc("GET /openapi.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", contentJSON)
 		_, _ = w.Write(pb.OpenAPI)

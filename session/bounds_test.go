@@ -201,9 +201,11 @@ func TestWhyNotReady(t *testing.T) {
 		sc.run()
 		synctest.Wait()
 		isErr(t, sc.Ready(), errDown)
+		isErr(t, sc.OnceReady(), errDown)
 		sc.way.on(nil, opOpen)
 		time.Sleep(5 * time.Second)
 		isErr(t, sc.Ready(), nil)
+		isErr(t, sc.OnceReady(), nil)
 
 		sc.way.on(down, opHeartbeat)
 		time.Sleep(5 * time.Second)
@@ -218,6 +220,7 @@ func TestWhyNotReady(t *testing.T) {
 		sc.way.on(down, opHeartbeat, opOpen)
 		time.Sleep(11 * time.Second)
 		isErr(t, sc.Ready(), lock.ErrUnavailable)
+		isErr(t, sc.OnceReady(), nil) // it was ready before
 		sc.way.on(nil, opHeartbeat, opOpen)
 		time.Sleep(5 * time.Second)
 		isErr(t, sc.Ready(), nil)
@@ -225,6 +228,7 @@ func TestWhyNotReady(t *testing.T) {
 			t.Error(err)
 		}
 		isErr(t, sc.Ready(), ErrDraining)
+		isErr(t, sc.OnceReady(), ErrDraining)
 	})
 }
 

@@ -89,6 +89,7 @@ type Manager struct {
 	mu       sync.Mutex
 	changed  chan struct{} // closed when lease changes, and replaced
 	openErr  error         // why there is no lease, as far as is known
+	opened   bool          // there was a lease
 	sessions map[ID]*Session
 	users    map[uint32]*user // that have sessions
 	draining bool
@@ -287,6 +288,18 @@ func (m *Manager) Ready() error {
 	default:
 		return noLeaseYet(g.keeper.Err())
 	}
+}
+
+// OnceReady is nil as soon as the sidecar has had a lease, also while the store is away
+// after that. Its errors are those of Ready.
+func (m *Manager) OnceReady() error {
+	m.mu.Lock()
+	begun := m.opened && !m.draining && !m.stopped
+	m.mu.Unlock()
+	if begun {
+		return nil
+	}
+	return m.Ready()
 }
 
 // noLease is ErrUnavailable, for the time between two leases.

@@ -101,7 +101,7 @@ func (m *Manager) openLease(ctx context.Context) *generation {
 func (m *Manager) setLease(g *generation, why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.openErr = why
+	m.openErr, m.opened = why, m.opened || g != nil
 	if m.lease.Swap(g) != g {
 		close(m.changed)
 		m.changed = make(chan struct{})

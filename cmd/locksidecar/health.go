@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/locksidecar/locksidecar/client"
+	"github.com/locksidecar/locksidecar/internal/config"
 )
 
 const (
@@ -21,6 +22,7 @@ const (
 	// not before a probe with a time limit of 3 s and more is over.
 	defaultHealthTimeout = 2 * time.Second
 	maxHealthAnswer      = 4 << 10
+	livePath             = "/healthz"
 )
 
 const healthHelp = `Health asks the sidecar at the socket whether it is ready. It prints one line, and says
@@ -29,6 +31,10 @@ the same by its exit status. It is made for container probes.
 Without --live it asks whether locks can be granted: the sidecar serves its
 socket, has a lease in the store, the store answers, and it is not about to stop.
 Use it for readiness probes.
+
+With --once it asks the same, but a sidecar that could grant locks before stays ready
+while its store is away. Use it for readiness probes of apps that also do work without locks:
+a short outage of the store then does not take all of them out of service.
 
 With --live it asks only whether the process answers at the socket, whatever the
 store does. Use it for startup and liveness probes. Do not restart a sidecar because
@@ -50,6 +56,7 @@ const healthExamples = `  # Kubernetes
 func newHealth(io streams) *cobra.Command {
 	var (
 		live    bool
+		once    bool
 		timeout time.Duration
 	)
 	cmd := &cobra.Command{
@@ -62,6 +69,8 @@ func newHealth(io streams) *cobra.Command {
 	}
 	socket := addSocket(cmd)
 	cmd.Flags().BoolVar(&live, "live", false, "only whether the process answers, whatever the store does")
+	cmd.Flags().BoolVar(&once, "once", false, "whether locks can be granted, or could before")
+	config.Rivals(cmd.Flags(), "live", "once")
 	cmd.Flags().DurationVar(&timeout, "timeout", defaultHealthTimeout, "how long the answer may take")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if timeout <= 0 {
@@ -73,7 +82,14 @@ func newHealth(io streams) *cobra.Command {
 		}
 		ctx, cancel := context.WithTimeoutCause(cmd.Context(), timeout, fmt.Errorf("no answer within %s", timeout))
 		defer cancel()
-		text, err := askHealth(ctx, path, live)
+		question := "/readyz"
+		switch {
+		case live:
+			question = livePath
+		case once:
+			question = "/readyz?once=true"
+		}
+		text, err := askHealth(ctx, path, question)
 		if err != nil {
 			return err
 		}
@@ -84,18 +100,14 @@ func newHealth(io streams) *cobra.Command {
 }
 
 // askHealth asks over HTTP, which costs a short process less than gRPC does.
-func askHealth(ctx context.Context, socket string, live bool) (text string, err error) {
+func askHealth(ctx context.Context, socket, question string) (text string, err error) {
 	transport := &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", socket)
 		},
 	}
-	url := "http://locksidecar/readyz"
-	if live {
-		url = "http://locksidecar/healthz"
-	}
-	q, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://locksidecar"+question, nil)
 	if err != nil {
 		return "", fmt.Errorf("make request: %w", err)
 	}
@@ -112,7 +124,7 @@ func askHealth(ctx context.Context, socket string, live bool) (text string, err 
 	switch {
 	case a.StatusCode == http.StatusOK:
 		return text, nil
-	case live && a.StatusCode == http.StatusTooManyRequests:
+	case question == livePath && a.StatusCode == http.StatusTooManyRequests:
 		// All connections are taken, by apps: it is alive, and a restart would
 		// end what they hold.
 		return "alive, but has no room for another connection", nil

@@ -44,6 +44,7 @@ func TestHealth(t *testing.T) {
 	side.signal(syscall.SIGTERM)
 	awaitHealth(t, side.socket, exitFailure)
 	checkHealth(t, side.socket, exitFailure, "not ready: the sidecar is stopping")
+	checkHealth(t, side.socket, exitFailure, "not ready: the sidecar is stopping", "--once")
 	checkHealth(t, side.socket, 0, "ok", "--live")
 
 	side.signal(syscall.SIGKILL)
@@ -62,10 +63,20 @@ func TestHealthWithoutStore(t *testing.T) {
 	awaitHealth(t, side.socket, exitFailure)
 	checkHealth(t, side.socket, exitFailure, "the store is unavailable")
 	checkHealth(t, side.socket, 0, "ok", "--live")
+	checkHealth(t, side.socket, 0, "ready", "--once")
 	if err := proxy.Heal(); err != nil {
 		t.Fatal(err)
 	}
 	awaitHealth(t, side.socket, 0)
+}
+
+// A sidecar that never had its store is not ready in any way.
+func TestHealthBeforeTheStore(t *testing.T) {
+	side := serveProgram(t, "--store", "redis://127.0.0.1:1")
+	for _, args := range [][]string{nil, {"--once"}} {
+		checkHealth(t, side.socket, exitFailure, "not ready: no lease", args...)
+	}
+	checkHealth(t, side.socket, 0, "ok", "--live")
 }
 
 // A sidecar that hangs fails both probes, in time.
@@ -101,7 +112,7 @@ func TestHealthWithoutRoom(t *testing.T) {
 }
 
 func TestHealthRefusesWrongSettings(t *testing.T) {
-	for _, args := range [][]string{{"--timeout", "0s"}, {"now"}, {"--lively"}} {
+	for _, args := range [][]string{{"--timeout", "0s"}, {"now"}, {"--lively"}, {"--live", "--once"}} {
 		if got := cli(t, append([]string{"health"}, args...)...); got.code != exitUsage {
 			t.Errorf("%v: %+v", args, got)
 		}

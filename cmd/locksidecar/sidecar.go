@@ -128,7 +128,7 @@ func newSidecar(ctx context.Context, o sidecarOptions) (_ *sidecar, err error) {
 	s.api = localapi.New(api)
 	if o.httpAddr != "" {
 		mux := http.NewServeMux()
-		localapi.HealthRoutes(mux, s.manager.Ready, metrics.Handler())
+		localapi.HealthRoutes(mux, localapi.Readiness{Now: s.manager.Ready, Once: s.manager.OnceReady}, metrics.Handler())
 		if s.health, err = newHealthServer(ctx, o.httpAddr, mux, s.log.Named("http")); err != nil {
 			return nil, err
 		}
