@@ -209,8 +209,14 @@ func serve(ctx context.Context, f *serveFlags, io streams) error {
 		return err
 	}
 	supervise.WriteAlways() // who reads the log may end before we do, as in a pipeline at Ctrl-C
+	tell := func(state string) {
+		if err := notify(os.Getenv(notifyEnv), state); err != nil {
+			o.logger.Warn("tell systemd", keyError, err)
+		}
+	}
 	ctx, stop := untilSignal(ctx, func(s os.Signal) {
 		o.logger.Info("signal received; another one ends this at once", keySignal, s)
+		tell(notifyStopping)
 	})
 	defer stop()
 	side, err := newSidecar(ctx, o)
@@ -224,6 +230,7 @@ func serve(ctx context.Context, f *serveFlags, io streams) error {
 	})
 	defer func() { _ = room.stop() }()
 	err = side.Run(ctx, func() {
+		tell(notifyReady)
 		try := curlLine(o.socket)
 		if f.log.format == "json" { // whoever reads lines of JSON wants nothing else
 			o.logger.Info("apps can connect", keyTry, try)
