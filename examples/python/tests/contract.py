@@ -1,26 +1,39 @@
-"""Runs the cases of examples/contract with this client: by threads, and by tasks."""
+"""Runs the cases of examples/contract with this client. Its README says what the fields mean.
+
+As a program it runs one case: those that fork or stop need a process of their own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
+import traceback
 import uuid
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, Union
+from typing import Any
 from urllib.parse import quote
 
-from sidecars import EMBEDDED, MYSQL, REDIS, Sidecar
+from contract_drivers import AnyHeld, Driver, Tasks, Threads
+from sidecars import EMBEDDED, MYSQL, REDIS, Relay, Sidecar, eventually
 
-from locksidecar import AsyncHeld, Client, Held, LockLost, LockSidecarError, Mode, NotHolder
+from locksidecar import Client, LockLost, LockSidecarError, NotHolder, Once
 
 CASES = Path(__file__).resolve().parents[2] / "contract"
 
-AnyHeld = Union[Held, AsyncHeld]
-
+OF_A_CASE = {"about", "store", "needs", "sidecars", "relays", "clients", "steps"}
+OF_A_STEP = {
+    *("do", "error", "metadata", "within", "time", "client", "sidecar", "relay", "lines", "steps"),
+    *("resource", "resources", "mode", "wait", "owner", "reentrant", "maxHold", "limit", "once", "unwatched"),
+    *("hold", "call", "count", "outcome", "note", "lost", "validFor", "guard", "parts", "slot", "attempt", "previous"),
+    *("holds", "are", "reason", "first", "then", "grace", "holders", "waiters", "owners"),
+}
 
 
 def stores(case: dict[str, Any]) -> list[str]:
@@ -41,113 +54,33 @@ def url(store: str) -> str:
     return {"embedded": EMBEDDED, "redis": REDIS, "mysql": MYSQL}[store]
 
 
-class Driver(Protocol):
-    """How the steps reach the client."""
-
-    def acquire(self, client: Client, **options: Any) -> concurrent.futures.Future[AnyHeld]: ...
-    def release(self, held: AnyHeld) -> int: ...
-    def downgrade(self, held: AnyHeld) -> None: ...
-    def when_lost(self, held: AnyHeld, then: Callable[[], None]) -> None: ...
-    def can_cancel(self) -> bool: ...
-
-
-class Threads:
-    """Locks in threads, which nothing can interrupt from outside."""
-
-    def acquire(self, client: Client, **options: Any) -> concurrent.futures.Future[AnyHeld]:
-        future: concurrent.futures.Future[AnyHeld] = concurrent.futures.Future()
-
-        def run() -> None:
-            try:
-                future.set_result(client.lock(**options).acquire())
-            except BaseException as e:
-                future.set_exception(e)
-
-        threading.Thread(target=run, daemon=True).start()
-        return future
-
-    def release(self, held: AnyHeld) -> int:
-        assert isinstance(held, Held)
-        return held.release()
-
-    def downgrade(self, held: AnyHeld) -> None:
-        assert isinstance(held, Held)
-        held.downgrade()
-
-    def when_lost(self, held: AnyHeld, then: Callable[[], None]) -> None:
-        assert isinstance(held, Held)
-        lost = held.lost
-
-        def run() -> None:
-            lost.wait()
-            then()
-
-        threading.Thread(target=run, daemon=True).start()
-
-    def can_cancel(self) -> bool:
-        return False
-
-
-class Tasks:
-    """Locks in tasks of one loop."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._tasks: set[concurrent.futures.Future[Any]] = set()
-        self._thread = threading.Thread(target=self.loop.run_forever)
-        self._thread.start()
-
-    def acquire(self, client: Client, **options: Any) -> concurrent.futures.Future[AnyHeld]:
-        async def run() -> AnyHeld:
-            return await client.lock(**options).acquire_async()
-
-        return asyncio.run_coroutine_threadsafe(run(), self.loop)
-
-    def release(self, held: AnyHeld) -> int:
-        assert isinstance(held, AsyncHeld)
-        return asyncio.run_coroutine_threadsafe(held.release(), self.loop).result()
-
-    def downgrade(self, held: AnyHeld) -> None:
-        assert isinstance(held, AsyncHeld)
-        asyncio.run_coroutine_threadsafe(held.downgrade(), self.loop).result()
-
-    def when_lost(self, held: AnyHeld, then: Callable[[], None]) -> None:
-        assert isinstance(held, AsyncHeld)
-        lost = held.lost
-
-        async def run() -> None:
-            await lost.wait()
-            then()
-
-        self._tasks.add(asyncio.run_coroutine_threadsafe(run(), self.loop))
-
-    def can_cancel(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-
-        async def settle() -> None:
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-
-        asyncio.run_coroutine_threadsafe(settle(), self.loop).result()
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
-
-
-def uses_cancel(case: dict[str, Any]) -> bool:
-    return any(step["do"] == "cancel" for step in case["steps"])
+DRIVERS: dict[str, type[Threads] | type[Tasks]] = {"threads": Threads, "tasks": Tasks}
 
 
 def load(name: str) -> dict[str, Any]:
     case = json.loads((CASES / f"{name}.json").read_text())
     assert isinstance(case, dict)
     return case
+
+
+def run(name: str, store: str, driver_name: str) -> None:
+    """Run one case, in a process of its own where others in this one would not bear it."""
+    case = load(name)
+    if {"fork", "stop"}.isdisjoint(case.get("needs", ())) and all(s["do"] != "drop" for s in case["steps"]):
+        run_here(case, store, driver_name)
+        return
+    ignored = ["-W", "ignore:This process:DeprecationWarning", "-W", "ignore::ResourceWarning"]  # forks, and drops
+    command = [sys.executable, "-W", "error", *ignored, __file__, name, store, driver_name]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def run_here(case: dict[str, Any], store: str, driver_name: str) -> None:
+    driver = DRIVERS[driver_name]()
+    try:
+        Run(case, store, driver).run()
+    finally:
+        driver.close()
 
 
 def reason(e: BaseException) -> str:
@@ -162,10 +95,13 @@ class Run:
     """One run of one case."""
 
     def __init__(self, case: dict[str, Any], store: str, driver: Driver) -> None:
+        assert set(case) <= OF_A_CASE, set(case) - OF_A_CASE
         self._case = case
         self._driver = driver
         self._sidecars: dict[str, Sidecar] = {}
+        self._relays: dict[str, Relay] = {}
         self._clients: dict[str, Client] = {}
+        self._closed: set[str] = set()  # clients
         self._holds: dict[str, AnyHeld] = {}
         self._calls: dict[str, concurrent.futures.Future[AnyHeld]] = {}
         self._noted: dict[str, float] = {}
@@ -177,45 +113,57 @@ class Run:
         try:
             for name, flags in self._case["sidecars"].items():
                 self._sidecars[name] = Sidecar(self._url, namespace=self._namespace, flags=flags, name=name)
+            for name, relay in self._case.get("relays", {}).items():
+                self._relays[name] = Relay(self._sidecars[relay["to"]], without=relay["without"])
             for name in self._case["clients"]:
                 self._do_open({"client": name})
-            for number, step in enumerate(self._case["steps"], 1):
-                try:
-                    self._step(step)
-                except Exception as e:
-                    raise AssertionError(f"step {number}, {json.dumps(step, ensure_ascii=False)}: {e!r}") from e
+            self._steps(self._case["steps"])
         finally:
             for sidecar in self._sidecars.values():
                 sidecar.stop()
+            for relay in self._relays.values():
+                relay.close()
             for client in self._clients.values():
                 client.close()
 
+    def _steps(self, steps: list[dict[str, Any]]) -> None:
+        for number, step in enumerate(steps, 1):
+            try:
+                self._step(step)
+            except Exception as e:
+                raise AssertionError(f"step {number}, {json.dumps(step, ensure_ascii=False)}: {e!r}") from e
+
     def _step(self, step: dict[str, Any]) -> None:
+        assert set(step) <= OF_A_STEP, set(step) - OF_A_STEP
         do = getattr(self, "_do_" + step["do"])
-        error = step.get("error")
-        if error is None or step["do"] == "answer" or "call" in step:
+        if "error" not in step or step["do"] == "answer" or "call" in step:
             do(step)
-            return
+        elif "within" in step:
+            eventually(f"it fails with {step['error']}", lambda: self._fails(do, step), step["within"] / 1000)
+        else:
+            assert self._fails(do, step), f"it succeeded, and should have failed with {step['error']}"
+
+    def _fails(self, do: Any, step: dict[str, Any]) -> bool:
         try:
             do(step)
         except LockSidecarError as e:
             self._check_error(step, e)
-        else:
-            raise AssertionError(f"it succeeded, and should have failed with {error}")
+            return True
+        return False
 
     def _check_error(self, step: dict[str, Any], e: BaseException) -> None:
         assert reason(e) == step["error"], f"{reason(e)}: {e}"
         for key in step.get("metadata", ()):
             assert isinstance(e, LockSidecarError) and e.metadata.get(key), f"no {key}"
 
+    # What the app does.
+
     def _do_acquire(self, step: dict[str, Any]) -> None:
-        options: dict[str, Any] = {"resource": step["resource"], "owner": step.get("owner")}
-        options["mode"] = Mode(step.get("mode", "EXCLUSIVE"))
-        options["reentrant"] = step.get("reentrant", False)
-        if "wait" in step:
-            options["wait"] = step["wait"] / 1000
-        if "maxHold" in step:
-            options["max_hold"] = step["maxHold"] / 1000
+        options: dict[str, Any] = {"resource": step.get("resource", step.get("resources"))}
+        options |= {name: step[name] for name in ("owner", "mode", "reentrant", "limit") if name in step}
+        options |= {to: step[name] / 1000 for name, to in (("wait", "wait"), ("maxHold", "max_hold")) if name in step}
+        if (once := step.get("once")) is not None:
+            options["once"] = Once(once["keep"] / 1000 if "keep" in once else None, once.get("maxAttempts", 0))
         future = self._driver.acquire(self._clients[step["client"]], **options)
         if name := step.get("call"):
             self._calls[name] = future
@@ -228,6 +176,8 @@ class Run:
             assert held.count == step["count"], held.count
         name = step["hold"]
         self._holds[name] = held
+        if step.get("unwatched"):
+            return
         told = self._lost[name] = threading.Event()
 
         def lost() -> None:
@@ -262,30 +212,34 @@ class Run:
             self._hold(step, held)
 
     def _do_release(self, step: dict[str, Any]) -> None:
-        left = self._driver.release(self._holds[step["hold"]])
+        held = self._holds[step["hold"]]
+        if "outcome" in step:
+            self._driver.conclude(held, step["outcome"], step.get("note", ""))
+            return
+        left = self._driver.release(held)
         if "count" in step:
             assert left == step["count"], left
+
+    def _do_dispose(self, step: dict[str, Any]) -> None:
+        self._driver.dispose(self._holds[step["hold"]])
+
+    def _do_drop(self, step: dict[str, Any]) -> None:
+        del self._holds[step["hold"]]
+        gc.collect()
 
     def _do_downgrade(self, step: dict[str, Any]) -> None:
         self._driver.downgrade(self._holds[step["hold"]])
 
+    def _do_extend(self, step: dict[str, Any]) -> None:
+        self._driver.extend(self._holds[step["hold"]], step["maxHold"] / 1000)
+
+    def _do_check(self, step: dict[str, Any]) -> None:
+        self._holds[step["hold"]].check()
+
     def _do_look(self, step: dict[str, Any]) -> None:
         held = self._holds[step["hold"]]
         if "lost" in step:
-            assert held.lost.is_set() == step["lost"], held
-            assert (held.problem is not None) == step["lost"], held
-            if step["lost"]:
-                try:
-                    held.check()
-                except LockLost:
-                    pass
-                else:
-                    raise AssertionError("check does not raise")
-            else:
-                try:
-                    held.check()
-                except NotHolder:
-                    assert not held.count
+            self._look_lost(held, step["lost"])
         if "validFor" in step:
             least, most = step["validFor"]
             assert least <= held.valid_for() * 1000 <= most, held.valid_for()
@@ -293,6 +247,32 @@ class Run:
             assert held.mode == step["mode"], held
         if "guard" in step:
             assert (held.guard is not None) == step["guard"]
+        if "parts" in step:
+            assert [p.resource for p in held.parts] == step["parts"], held.parts
+            assert all(p.fence > 0 for p in held.parts), held.parts
+        if "slot" in step:
+            assert held.slot == step["slot"], held.slot
+        if "attempt" in step:
+            assert held.attempt == step["attempt"], held.attempt
+        if "previous" in step:
+            previous = held.previous and {name: held.previous[name] for name in ("state", "attempt", "note")}
+            assert previous == step["previous"], previous
+
+    def _look_lost(self, held: AnyHeld, lost: bool) -> None:
+        assert held.lost.is_set() == lost, held
+        assert (held.problem is not None) == lost, held
+        try:
+            held.check()
+        except LockLost:
+            assert lost
+        except NotHolder:
+            assert not held.count and not lost
+        else:
+            assert not lost, "check does not raise"
+
+    def _do_slots(self, step: dict[str, Any]) -> None:
+        slots = [self._holds[name].slot for name in step["holds"]]
+        assert sorted(slots, key=str) == step["are"], slots
 
     def _do_lost(self, step: dict[str, Any]) -> None:
         held = self._holds[step["hold"]]
@@ -309,13 +289,40 @@ class Run:
 
     def _do_open(self, step: dict[str, Any]) -> None:
         name = step["client"]
-        sidecar = self._sidecars[self._case["clients"][name]]
-        if name not in self._clients:
-            self._clients[name] = Client(sidecar.socket, name=name)
+        if name not in self._clients or name in self._closed:
+            at = self._case["clients"][name]
+            self._clients[name] = Client((self._relays.get(at) or self._sidecars[at]).socket, name=name)
+            self._closed.discard(name)
         self._clients[name].open()
 
     def _do_close(self, step: dict[str, Any]) -> None:
-        self._clients.pop(step["client"]).close()
+        self._clients[step["client"]].close()
+        self._closed.add(step["client"])
+
+    def _do_draining(self, step: dict[str, Any]) -> None:
+        client = self._clients[step["client"]]
+        eventually("told", lambda: client.draining, step["within"] / 1000)
+
+    # What becomes of the process of the app.
+
+    def _do_fork(self, step: dict[str, Any]) -> None:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                self._steps(step["steps"])
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0, "the child failed"
+
+    def _do_stop(self, step: dict[str, Any]) -> None:
+        pid = os.getpid()
+        subprocess.run(["sh", "-c", f"kill -STOP {pid}; sleep {step['time'] / 1000}; kill -CONT {pid}"], check=True)
+
+    # What becomes of the sidecars, and what they show.
 
     def _do_freeze(self, step: dict[str, Any]) -> None:
         self._sidecars[step["sidecar"]].freeze()
@@ -326,8 +333,18 @@ class Run:
     def _do_kill(self, step: dict[str, Any]) -> None:
         self._sidecars[step["sidecar"]].kill()
 
+    def _do_terminate(self, step: dict[str, Any]) -> None:
+        self._sidecars[step["sidecar"]].terminate()
+
+    def _do_ended(self, step: dict[str, Any]) -> None:
+        self._sidecars[step["sidecar"]].ended(step["within"] / 1000)
+
     def _do_start(self, step: dict[str, Any]) -> None:
         self._sidecars[step["sidecar"]].start()
+
+    def _do_withheld(self, step: dict[str, Any]) -> None:
+        relay = self._relays[step["relay"]]
+        eventually("withheld", lambda: relay.withheld >= step["lines"], step["within"] / 1000)
 
     def _do_force(self, step: dict[str, Any]) -> None:
         sidecar = self._sidecars[step["sidecar"]]
@@ -345,3 +362,7 @@ class Run:
 
     def _do_pause(self, step: dict[str, Any]) -> None:
         time.sleep(step["time"] / 1000)
+
+
+if __name__ == "__main__":
+    run_here(load(sys.argv[1]), *sys.argv[2:])

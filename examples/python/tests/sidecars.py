@@ -128,6 +128,15 @@ class Sidecar:
         self._process.kill()
         self._process.wait()
 
+    def terminate(self) -> None:
+        """It drains, and ends."""
+        assert self._process is not None
+        self._process.terminate()
+
+    def ended(self, within: float = PATIENCE) -> None:
+        assert self._process is not None
+        self._process.wait(within)
+
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self.thaw()
@@ -151,15 +160,19 @@ class Sidecar:
 
 
 class Relay:
-    """A socket before a sidecar's that hangs up on the first calls, as a sidecar does to make room.
+    """A socket before a sidecar's.
 
-    On every other it does so after it has read something.
+    hang_up: it hangs up on so many calls first, as a sidecar does to make room; on every
+        other after it has read something.
+    without: it withholds the sidecar's lines whose event has that field.
     """
 
-    def __init__(self, sidecar: Sidecar, hang_up: int = 0) -> None:
+    def __init__(self, sidecar: Sidecar, hang_up: int = 0, without: str = "") -> None:
         self._dir = tempfile.mkdtemp(prefix="lsr", dir="/tmp")
         self.socket = os.path.join(self._dir, "s")
         self.hung_up = 0
+        self.withheld = 0
+        self._without = without
         self._sidecar = sidecar
         self._hang_up = hang_up
         self._listener = socket.socket(socket.AF_UNIX)
@@ -193,10 +206,13 @@ class Relay:
             pass  # one of them has ended
 
     def _down(self, app: socket.socket, sidecar: socket.socket) -> None:
-        with app, sidecar:
+        with app, sidecar, sidecar.makefile("rb") as lines:
             try:
-                while data := sidecar.recv(65536):
-                    app.sendall(data)
+                for line in lines:
+                    if self._without and self._without in (json.loads(line).get("event") or ()):
+                        self.withheld += 1
+                    else:
+                        app.sendall(line)
             except OSError:
                 pass
             for end in (app, sidecar):
@@ -211,6 +227,9 @@ class Relay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
         self._listener.close()
         shutil.rmtree(self._dir, ignore_errors=True)

@@ -8,28 +8,18 @@ from collections.abc import Iterator
 import contract
 import pytest
 
+
 def _runs() -> Iterator[tuple[str, str, str]]:
     for path in sorted(contract.CASES.glob("*.json")):
         case = contract.load(path.stem)
         for store in contract.stores(case) or [""]:
-            for driver in ("threads", "tasks"):
-                if not (driver == "threads" and contract.uses_cancel(case)):
-                    yield path.stem, store, driver
+            for name, driver in contract.DRIVERS.items():
+                if driver.can_do(case):
+                    yield path.stem, store, name
 
 
 RUNS = list(_runs())
 Results = dict[tuple[str, str, str], "concurrent.futures.Future[None]"]
-
-
-def _run(name: str, store: str, driver_name: str) -> None:
-    if driver_name == "threads":
-        contract.Run(contract.load(name), store, contract.Threads()).run()
-        return
-    driver = contract.Tasks()
-    try:
-        contract.Run(contract.load(name), store, driver).run()
-    finally:
-        driver.close()
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +31,7 @@ def results(request: pytest.FixtureRequest) -> Iterator[Results]:
         if hasattr(item, "callspec") and "run" in item.callspec.params
     }
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
-        yield {run: pool.submit(_run, *run) for run in RUNS if run in wanted and run[1]}
+        yield {run: pool.submit(contract.run, *run) for run in RUNS if run in wanted and run[1]}
 
 
 @pytest.mark.parametrize("run", RUNS, ids=["-".join(filter(None, run)) for run in RUNS])
