@@ -259,6 +259,21 @@ def test_many_queue_here_and_others_get_through() -> None:
     assert not sidecar.sent(), "it was not sent, so it need not be cancelled"
 
 
+def test_what_was_not_sent_is_known_at_the_end() -> None:
+    """The sidecar has never seen it: so it can go to another session."""
+    sidecar = OneSidecar()
+    sidecar.sent()
+    calls = [sidecar.ask(f"r{n}") for n in range(3)]
+    lines = sidecar.core.outbox[0].splitlines(keepends=True)
+    sidecar.core.outbox[1].append(len(lines[0]))
+    sidecar.core.outbox[1].append(1)  # of the second
+    assert sidecar.core.end(locksidecar.SidecarGone("it is gone"), "SIDECAR_GONE", "it is gone")
+    assert [call.unsent for call in calls] == [False, False, True]
+    assert all(call.done for call in calls)
+    late = sidecar.ask()
+    assert late.done and late.unsent
+
+
 def test_a_sidecar_with_a_smaller_limit() -> None:
     sidecar = OneSidecar()
     calls = [sidecar.ask("busy") for _ in range(5)]

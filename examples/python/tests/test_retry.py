@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 
 import pytest
-from sidecars import Relay, Sidecar, eventually
+from sidecars import PATIENCE, Relay, Sidecar, eventually
 
 import locksidecar
 from locksidecar import Client
+from locksidecar._core import Call
+from locksidecar._session import Session
 
 
 def test_a_sidecar_that_hangs_up_on_the_first_calls(sidecar: Sidecar) -> None:
@@ -68,3 +71,37 @@ def test_what_was_opened_too_late_leaves_no_session(
 def test_no_sidecar_is_told_at_once() -> None:
     with pytest.raises(locksidecar.NoSidecar):
         Client("/tmp/there-is-no-such-socket", connect_timeout=1e6).open()
+
+
+def test_the_connection_has_ended_and_nobody_has_read_that_yet(
+    own_sidecar: Callable[..., Sidecar], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was never sent goes to the next sidecar."""
+    sidecar = own_sidecar(ttl="1s")
+    with Client(sidecar.socket) as client:
+        client.lock("r").acquire().release()
+        session = client.session()
+        asked = threading.Event()
+        receive = Session._receive
+
+        def late(self: Session, timeout: float | None) -> bytes | None:
+            data = receive(self, timeout)
+            if self is session and data == b"":
+                asked.wait(PATIENCE)
+            return data
+
+        monkeypatch.setattr(Session, "_receive", late)
+        with client.lock("r2").acquire():
+            pass  # so that who reads comes by
+        sidecar.kill()
+        sidecar.start()
+        post = Session._post
+
+        def posted(self: Session, call: Call) -> None:
+            post(self, call)
+            asked.set()
+
+        monkeypatch.setattr(Session, "_post", posted)
+        with client.lock("r", wait=PATIENCE).acquire() as held:
+            held.check()
+            assert client.session() is not session

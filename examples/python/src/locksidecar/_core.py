@@ -54,6 +54,8 @@ class Call:
         self.about = about  # which hold is to be changed
         self.id = ""  # empty: it was not sent
         self.sent = 0.0  # on our clock, just before it was sent
+        self.start = 0  # how many bytes were to be sent before it
+        self.unsent = False  # the session has ended, and nothing of it had been sent
         self.deadline: float | None = None  # of the wait of an acquire
         self.done = False
         self.answer: Mapping[str, Any] = {}
@@ -61,6 +63,10 @@ class Call:
         self.hold: Hold | None = None  # what an acquire got
         self.abandoned = False  # nobody wants it any more
         self.wake: Callable[[], None] = _nobody  # must not block
+
+    def wait_left(self, wait: float | None) -> float | None:
+        """What is left of the wait of an acquire, for another try; a wait does not become one that tries once."""
+        return wait if self.deadline is None else max(0.001, self.deadline - boot_time())
 
     def finish(self, error: LockSidecarError | None = None) -> None:
         if not self.done:
@@ -86,6 +92,7 @@ class Core:
         # What is to be sent, and how many bytes of it the system took, each time. One
         # attribute: an interrupt finds the old pair or the new one.
         self.outbox: tuple[bytes, list[int]] = (b"", [])
+        self._queued = 0  # bytes that were ever put into it
         self.error: LockSidecarError | None = None  # why the session ended
         self.id = ""
         self.jeopardy = False
@@ -115,6 +122,7 @@ class Core:
     def post(self, call: Call) -> None:
         """Send it."""
         if self.error is not None:
+            call.unsent = True
             call.finish(self.error.again())
             return
         if call.wanted is not None and self._crowded(call.wanted):
@@ -142,6 +150,8 @@ class Core:
             self._asking[call.wanted.resources] = self._asking.get(call.wanted.resources, 0) + 1
         line = json.dumps({"requestId": call.id, call.kind: body}, separators=(",", ":")).encode() + b"\n"
         self.calls[call.id] = call
+        call.start = self._queued
+        self._queued += len(line)
         data, written = self.outbox
         self.outbox = (data[sum(written) :] + line, [])
 
@@ -347,9 +357,12 @@ class Core:
         self.error = error
         for hold in list(self.holds.values()):
             self.lose(hold, LockLost(f"the lock on {hold.resource!r} is lost: {message}", lost_reason=lost_reason))
+        data, written = self.outbox
+        sent = self._queued - len(data) + sum(written)
         waiting = [*self.calls.values(), *self._waiting]
         self.calls, self._waiting, self._asking = {}, deque(), {}
         for call in waiting:
+            call.unsent = not call.id or call.start >= sent
             call.finish(error.again())
         return True
 

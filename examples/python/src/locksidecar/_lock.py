@@ -130,17 +130,18 @@ class Lock:
                     if entry.again:
                         raise
                     entry.again = True
+                    wait = call.wait_left(wait)
         except BaseException:
             entry.undo()
             raise
 
     async def acquire_async(self) -> AsyncHeld:
         """The same for a task. Cancelling it ends the wait."""
-        again = False
+        again, wait = False, self.wait
         while True:
             session = await self._client.session_async()
             task = current_task()
-            call = session.prepare(self._wanted(self.wait, "task", task))
+            call = session.prepare(self._wanted(wait, "task", task))
             try:
                 await session.acquire_async(call)
                 return AsyncHeld(session, call)
@@ -148,6 +149,7 @@ class Lock:
                 if again:
                     raise
                 again = True
+                wait = call.wait_left(wait)
 
     def release(self) -> None:
         """Release what acquire has taken last, here or in another thread. NotHolder: there is nothing."""

@@ -246,18 +246,24 @@ class Session:
         return (wait or _STORE_LIMIT) + _PATIENCE
 
     def acquire(self, call: Call) -> None:
+        """SessionNotFound: it had ended before anything was sent. Another session will do."""
         try:
             self._do(call, self._begin(call))
-        except BaseException:
-            self.abandon(call)
+        except BaseException as e:
+            self._given_up(call, e)
             raise
 
     async def acquire_async(self, call: Call) -> None:
         try:
             await self._do_async(call, self._begin(call))
-        except BaseException:
-            self.abandon(call)
+        except BaseException as e:
+            self._given_up(call, e)
             raise
+
+    def _given_up(self, call: Call, e: BaseException) -> None:
+        if isinstance(e, SidecarGone) and call.unsent:
+            raise SessionNotFound(e.message) from None
+        self.abandon(call)
 
     def abandon(self, call: Call) -> None:
         """Nobody wants what an acquire gets or has got: in the background, once."""
