@@ -2,6 +2,7 @@ package examples
 
 import (
 	"bufio"
+	"crypto/rand"
 	"fmt"
 	"os"
 	"os/exec"
@@ -289,6 +290,27 @@ func TestOnceComplains(t *testing.T) {
 	noStore := launch(t, append(alone.env(), path), "shell/once", "tick", "0", "true")
 	if code := noStore.wait(); code != 69 || noStore.err.String() == "" {
 		t.Errorf("without a store: status %d, %q", code, &noStore.err)
+	}
+}
+
+// With LOCKSIDECAR_STORE "run" has a sidecar of its own, and its log. cron would send that by mail
+// at each tick.
+func TestOnceWithAStore(t *testing.T) {
+	t.Parallel()
+	env := []string{"LOCKSIDECAR_STORE=" + redisURL(t), "LOCKSIDECAR_NAMESPACE=" + rand.Text(), "LOCKSIDECAR_LOG_LEVEL=debug", inPath(t)}
+	for _, tt := range []struct {
+		command string
+		code    int
+		out     string
+		log     bool
+	}{
+		{"echo done", 0, "done\n", false},
+		{"exit 3", 3, "", true},
+	} {
+		p := launch(t, env, "shell/once", "tick", "0", "sh", "-c", tt.command)
+		if code := p.wait(); code != tt.code || p.out.String() != tt.out || (p.err.String() != "") != tt.log {
+			t.Errorf("%s: status %d, %q, %q", tt.command, code, &p.out, &p.err)
+		}
 	}
 }
 

@@ -58,7 +58,8 @@ var house = []room{
 
 	{path: "localapi/peercred"},
 	{path: "localapi", may: "lock session session/outcome internal/workers internal/jsonlines api/locksidecar/v1 localapi/peercred", test: "heartbeat waitfor backends/embedded"},
-	{path: "client", may: "api/locksidecar/v1 internal/jsonlines", test: "lock session localapi backends/embedded"},
+	{path: "internal/socketrule"},
+	{path: "client", may: "api/locksidecar/v1 internal/jsonlines", test: "lock session localapi backends/embedded internal/socketrule"},
 
 	{path: "internal/config"},
 	{path: "internal/supervise", may: "lock"},
@@ -77,7 +78,7 @@ var house = []room{
 	{path: "examples/trade", may: "client examples/stage"},
 	{path: "examples/cron", may: "examples/stage"},
 	{path: "examples/show", may: "internal/testengine"},
-	{path: "examples", test: "client api/locksidecar/v1 internal/testengine"},
+	{path: "examples", test: "client api/locksidecar/v1 internal/socketrule internal/testengine"},
 }
 
 // outsiders are libraries that only some rooms may know, with their tests.
@@ -98,10 +99,10 @@ var outsiders = []struct{ library, rooms string }{
 }
 
 // onlyTests are what no production code may import, whatever its room.
-const onlyTests = "testing backends/backendtest backends/backendtest/served internal/faultproxy internal/testengine internal/javatest github.com/google/go-cmp go.uber.org/goleak"
+const onlyTests = "testing backends/backendtest backends/backendtest/served internal/faultproxy internal/testengine internal/socketrule internal/javatest github.com/google/go-cmp go.uber.org/goleak"
 
 // equipment are the rooms that are themselves only for tests.
-const equipment = "backends/backendtest backends/backendtest/served internal/faultproxy internal/testengine internal/javatest internal/archtest internal/docstest examples/show"
+const equipment = "backends/backendtest backends/backendtest/served internal/faultproxy internal/testengine internal/socketrule internal/javatest internal/archtest internal/docstest examples/show"
 
 // pkg is what `go list -json` says about a package.
 type pkg struct {

@@ -1,7 +1,6 @@
 'use strict';
 
 const fs = require('node:fs');
-const os = require('node:os');
 const path = require('node:path');
 const { SidecarError } = require('./errors.cjs');
 
@@ -12,7 +11,7 @@ const NAME = 'locksidecar.sock';
  * Where sidecar and clients meet when nobody says otherwise; the rule is in
  * docs/settings.md. The parameters are for tests.
  */
-function defaultSocket(env = process.env, system = SYSTEM, tmp = os.tmpdir(), uid = process.getuid()) {
+function defaultSocket(env = process.env, system = SYSTEM) {
   if (env.LOCKSIDECAR_SOCKET) {
     return env.LOCKSIDECAR_SOCKET;
   }
@@ -22,7 +21,8 @@ function defaultSocket(env = process.env, system = SYSTEM, tmp = os.tmpdir(), ui
   if (env.XDG_RUNTIME_DIR) {
     return path.join(env.XDG_RUNTIME_DIR, 'locksidecar', NAME);
   }
-  const dir = path.join(tmp, `locksidecar-${uid}`);
+  const uid = process.getuid();
+  const dir = path.join(env.TMPDIR || '/tmp', `locksidecar-${uid}`);
   checkOwner(dir, uid);
   return path.join(dir, NAME);
 }
@@ -49,7 +49,12 @@ function access(file, mode) {
 
 /** Refuses a directory in a place where anybody can make it, if somebody else did. */
 function checkOwner(dir, uid) {
-  const st = fs.lstatSync(dir, { throwIfNoEntry: false });
+  let st;
+  try {
+    st = fs.lstatSync(dir, { throwIfNoEntry: false });
+  } catch (err) {
+    throw new SidecarError('NO_SIDECAR', `find the socket: ${err.message}`, { cause: err });
+  }
   if (st && !(st.isDirectory() && st.uid === uid && (st.mode & 0o022) === 0)) {
     const mode = (st.mode & 0o7777).toString(8);
     throw new SidecarError(

@@ -10,7 +10,6 @@ import { LockSidecar } from '../index.js';
 import { SidecarClock, formatDuration, now, parseDuration } from '../lib/clock.cjs';
 import { Hold } from '../lib/hold.cjs';
 import { Session } from '../lib/session.cjs';
-import { defaultSocket } from '../lib/socket.cjs';
 import { eventually } from './sidecars.js';
 
 test('durations', () => {
@@ -34,20 +33,6 @@ test('moments of the sidecar', () => {
   clock.answered(2_000, '52.050s'); // closer to the truth
   clock.answered(3_000, '53.080s');
   assert.equal(clock.until('60s', 500), 60_000 - 50_050 + 500);
-});
-
-test('the default socket', (t) => {
-  const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'ls-'));
-  t.after(() => fs.rmSync(dir, { recursive: true }));
-  const [uid, nowhere] = [process.getuid(), path.join(dir, 'no', 'where')];
-  assert.equal(defaultSocket({ LOCKSIDECAR_SOCKET: '/x/y' }), '/x/y');
-  assert.equal(defaultSocket({}, path.join(dir, 'can-be-made'), dir, uid), path.join(dir, 'can-be-made', 'locksidecar.sock'));
-  assert.equal(defaultSocket({ XDG_RUNTIME_DIR: '/x' }, nowhere, dir, uid), '/x/locksidecar/locksidecar.sock');
-  const own = path.join(dir, `locksidecar-${uid}`);
-  assert.equal(defaultSocket({}, nowhere, dir, uid), path.join(own, 'locksidecar.sock'));
-  fs.mkdirSync(own);
-  fs.chmodSync(own, 0o777);
-  assert.throws(() => defaultSocket({}, nowhere, dir, uid), /set LOCKSIDECAR_SOCKET/);
 });
 
 test('the socket of a dead sidecar', async (t) => {

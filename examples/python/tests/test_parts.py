@@ -1,4 +1,4 @@
-"""Parts that need no sidecar: where the socket is, the wire, the messages, the clock, the decorator."""
+"""Parts that need no sidecar: the wire, the messages, the clock, the decorator."""
 
 from __future__ import annotations
 
@@ -23,40 +23,6 @@ from locksidecar._core import Call, Core
 from locksidecar._errors import from_status
 from locksidecar._hold import Hold
 from locksidecar._model import Wanted
-from locksidecar._socket import _default_socket
-
-
-def test_default_socket(tmp_path: Path) -> None:
-    system, tmp, uid = tmp_path / "run" / "locksidecar", tmp_path / "tmp", os.getuid()
-    tmp.mkdir()
-    env: dict[str, str] = {}
-
-    def found(uid: int = uid) -> str:
-        return _default_socket(env, str(system), str(tmp), uid).removeprefix(str(tmp_path))
-
-    private = f"/tmp/locksidecar-{uid}/locksidecar.sock"
-    assert found() == private
-    system.parent.mkdir()
-    assert found() == "/run/locksidecar/locksidecar.sock"  # it can be made there
-    system.mkdir()
-    assert found() == "/run/locksidecar/locksidecar.sock"
-    with socket.socket(socket.AF_UNIX) as s:
-        s.bind(str(system / "locksidecar.sock"))
-        assert found() == "/run/locksidecar/locksidecar.sock"
-    (system / "locksidecar.sock").unlink()
-    system.rmdir()
-    system.parent.rmdir()
-    env["XDG_RUNTIME_DIR"] = str(tmp_path / "xdg")
-    assert found() == "/xdg/locksidecar/locksidecar.sock"
-    del env["XDG_RUNTIME_DIR"]
-    directory = tmp / f"locksidecar-{uid}"
-    directory.mkdir(0o700)
-    assert found() == private
-    directory.chmod(0o777)
-    with pytest.raises(NoSidecar, match=f"{directory}.*LOCKSIDECAR_SOCKET"):
-        found()
-    env["LOCKSIDECAR_SOCKET"] = "/somewhere"
-    assert found() == "/somewhere"
 
 
 def test_no_sidecar(tmp_path: Path) -> None:

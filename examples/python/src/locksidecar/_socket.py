@@ -28,18 +28,18 @@ def default_socket() -> str:
     NoSidecar: the directory of the last is another user's; a lock from there would
     be worth nothing.
     """
-    tmp = os.environ.get("TMPDIR") or "/tmp"
-    return _default_socket(os.environ, _SYSTEM_DIR, tmp, os.getuid())
+    return _default_socket(os.environ, _SYSTEM_DIR)
 
 
-def _default_socket(env: Mapping[str, str], system: str, tmp: str, uid: int) -> str:
+def _default_socket(env: Mapping[str, str], system: str) -> str:
     if path := env.get(SOCKET_ENV):
         return path
     if _usable(system):
         return os.path.join(system, _NAME)
     if runtime := env.get("XDG_RUNTIME_DIR"):
         return os.path.join(runtime, "locksidecar", _NAME)
-    directory = os.path.join(tmp, f"locksidecar-{uid}")
+    uid = os.getuid()
+    directory = os.path.join(env.get("TMPDIR") or "/tmp", f"locksidecar-{uid}")
     try:
         st = os.lstat(directory)
     except FileNotFoundError:
@@ -58,13 +58,10 @@ def _default_socket(env: Mapping[str, str], system: str, tmp: str, uid: int) -> 
 def _usable(directory: str) -> bool:
     """Whether there is a socket to connect to, or whether one can be made."""
     path = os.path.join(directory, _NAME)
-    if os.access(path, os.W_OK):
-        return True
-    if os.path.lexists(path):
-        return False
-    if os.path.lexists(directory):
-        return os.access(directory, os.W_OK | os.X_OK)
-    return os.access(os.path.dirname(directory), os.W_OK | os.X_OK)
+    if os.path.exists(path):
+        return os.access(path, os.W_OK)
+    place = directory if os.path.exists(directory) else os.path.dirname(directory)
+    return os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)
 
 
 def connect(path: str) -> socket.socket:
