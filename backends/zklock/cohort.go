@@ -91,6 +91,9 @@ func (c *arrivals) changed(bool) {
 	defer d.mu.Unlock()
 	l.changes++
 	l.ear = deaf
+	if l.awaitsPermit() {
+		l.poke()
+	}
 	switch {
 	case len(l.last) == 0:
 	case l.placed == 1 && l.creating == 0 && l.last[0].held && l.last[0].mode == lock.Exclusive:

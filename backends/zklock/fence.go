@@ -121,5 +121,14 @@ func (r baseRecord) encode() []byte {
 	return encode(r)
 }
 
+// fence is that of a hold. d.mu is held.
+func (d *driver) fence(s *spot) lock.Fence {
+	f := d.leaseNode.fence(s.czxid)
+	if s.rec.Slot != nil {
+		f += lock.Fence(*s.rec.Slot)
+	}
+	return f
+}
+
 // fence is that of a node.
 func (t *leaseNode) fence(czxid int64) lock.Fence { return lock.FenceOf(t.base + czxid) }

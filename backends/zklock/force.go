@@ -61,9 +61,10 @@ type forced struct {
 	path  string
 	grace time.Duration
 
-	node  string
-	names []string
-	lost  bool // a removal had no answer
+	node   string
+	names  []string
+	permit *permit // nil: it is a lock
+	lost   bool    // a removal had no answer
 }
 
 // progress is how far a forced release has come.
@@ -123,7 +124,7 @@ func (f *forced) begin(ctx context.Context) (progress, error) {
 	if !ours && nodes[i].bySidecar() { // another program has written into it
 		rec, ours = record{}, true
 	}
-	check, old, err := f.waits(ctx, nodes, i)
+	check, old, err := f.waits(ctx, nodes, i, get)
 	waits := check != nil
 	switch {
 	case err != nil:
@@ -146,7 +147,7 @@ func (f *forced) begin(ctx context.Context) (progress, error) {
 	end := gone
 	switch {
 	case waits || f.grace == 0:
-		calls = append(append(calls, check...), deletes(f.path, f.names)...)
+		calls = append(append(calls, check...), f.deletes()...)
 	case rec.Revoked != nil && fromMillis(*rec.Revoked) <= f.grace: // a longer grace changes nothing
 		return marked, nil
 	default:
@@ -166,10 +167,25 @@ func (f *forced) begin(ctx context.Context) (progress, error) {
 	return end, all.Err
 }
 
-// waits finds out whether the request at place i waits, and gives what fails in a
+// deletes are the calls that delete its nodes.
+func (f *forced) deletes() []*zksession.Call {
+	if f.permit != nil {
+		return f.permit.deletes()
+	}
+	return deletes(f.path, f.names)
+}
+
+// waits finds out whether the request at place i, which was read, waits, and gives what fails in a
 // transaction when it does not any more; nil: it does not. old: what is known of the
 // queue is.
-func (f *forced) waits(ctx context.Context, nodes []node, i int) (check []*zksession.Call, old bool, err error) {
+func (f *forced) waits(ctx context.Context, nodes []node, i int, own *zksession.Call) (check []*zksession.Call, old bool, err error) {
+	if nodes[i].limit > 0 {
+		var waits bool
+		if f.permit, waits, err = f.t.permitOf(ctx, f.path, f.b.tree.slots(f.r), nodes[i], f.names, own); waits {
+			check = []*zksession.Call{} // its delete fails then
+		}
+		return check, false, err
+	}
 	j := blocker(nodes, i, nodes[i].shared)
 	if j < 0 {
 		return nil, false, nil
@@ -247,7 +263,7 @@ func (f *forced) wait(ctx context.Context, ours bool) error {
 			due = min(due, now+grace)
 		}
 		if now >= due {
-			if err := f.t.remove(ctx, f.path, f.names); err != nil {
+			if err := f.remove(ctx); err != nil {
 				return unavailable("force release", err)
 			}
 			return nil
@@ -259,6 +275,17 @@ func (f *forced) wait(ctx context.Context, ours bool) error {
 		case <-ctx.Done():
 		}
 	}
+}
+
+// remove deletes the nodes of a hold whose grace is over.
+func (f *forced) remove(ctx context.Context) error {
+	if f.permit == nil {
+		return f.t.remove(ctx, f.path, f.names)
+	}
+	return insist(ctx, func() error {
+		_, err := f.t.removePermit(ctx, *f.permit)
+		return err
+	})
 }
 
 // look reads the node and watches it. The wait may outlast the lease that it has begun

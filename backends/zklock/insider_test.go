@@ -59,6 +59,13 @@ func (h *harness) Leftovers(t testing.TB, prefix string) (left []string) {
 			}
 		}
 	}
+	for _, bucket := range children(tr.home() + "/slots") {
+		for _, name := range children(tr.home() + "/slots/" + bucket) {
+			if r, ok := unescape(name); ok && strings.HasPrefix(string(r), prefix) {
+				walk(tr.slots(r))
+			}
+		}
+	}
 	if tr.curator {
 		walk(tr.root + "/" + strings.TrimSuffix(prefix, "/"))
 		return left

@@ -82,17 +82,27 @@ func (d *driver) removeOnce(ctx context.Context, s *spot) (there bool, err error
 		}
 	}
 	d.mu.Lock()
-	names := s.names()
+	remove := d.removal(s)
 	s.leaving = true
 	s.l.hush(s)
 	d.mu.Unlock()
-	there, err = d.leaseNode.removeOnce(ctx, s.l.path, names)
+	there, err = remove(ctx)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if s.leaving = false; err == nil {
 		s.l.leave(s)
 	}
 	return there, err
+}
+
+// removal is what deletes the nodes of a request. d.mu is held.
+func (d *driver) removal(s *spot) func(context.Context) (there bool, err error) {
+	path, names := s.l.path, s.names()
+	if s.mode.Limit() == 0 || s.name == "" {
+		return func(ctx context.Context) (bool, error) { return d.leaseNode.removeOnce(ctx, path, names) }
+	}
+	p := permit{path: path, slots: d.b.tree.slots(s.Resource), id: s.ID, name: s.name, guard: s.guard, version: s.version, slot: s.rec.Slot}
+	return func(ctx context.Context) (bool, error) { return d.leaseNode.removePermit(ctx, p) }
 }
 
 // remove deletes nodes of one request.
@@ -104,12 +114,16 @@ func (t *leaseNode) remove(ctx context.Context, path string, names []string) err
 }
 
 // removeAll deletes the nodes of another's request.
-func (t *leaseNode) removeAll(ctx context.Context, path string, n node) error {
+func (t *leaseNode) removeAll(ctx context.Context, r lock.Resource, path string, n node) error {
 	queue := zksession.Children(path)
 	if err := t.s.Do(ctx, queue); err != nil {
 		return err
 	}
-	return t.remove(ctx, path, namesOf(queue.Children, n))
+	names := namesOf(queue.Children, n)
+	if n.limit > 0 {
+		return insist(ctx, func() error { return t.removeOther(ctx, path, t.b.tree.slots(r), n, names) })
+	}
+	return t.remove(ctx, path, names)
 }
 
 func (t *leaseNode) removeOnce(ctx context.Context, path string, names []string) (there bool, err error) {

@@ -52,12 +52,17 @@ type line struct {
 	creating int     // requests under way that make some
 	waiting  []*spot // with nodes and not granted, in the order of their numbers
 
-	began      int    // how often it began without a node of ours
-	ahead      bool   // a node of ours was made in another session, which the first may not have seen
-	queue      []node // nodes that may be there, in order: all that are, up to the number known
-	known      int32  // -1: none
-	downgraded string // name of a writer that lets readers pass
-	strangers  bool   // another program's writer was in the queue
+	began      int          // how often it began without a node of ours
+	ahead      bool         // a node of ours was made in another session, which the first may not have seen
+	queue      []node       // nodes that may be there, in order: all that are, up to the number known
+	known      int32        // -1: none
+	downgraded string       // name of a writer that lets readers pass
+	strangers  bool         // another program's writer was in the queue
+	granted    string       // name of a permit that is known to have a slot
+	unlisted   bool         // a node was taken out of the queue that no list has shown to be gone
+	slots      map[int]bool // that are taken, as the last list of them had it, and by ours since; nil: not known
+	counted    bool         // they were listed behind the queue
+	stale      bool         // the queue is to be listed, because somebody else was faster
 
 	watching string // name of the node that the first of ours waits for; empty: none
 	suspect  bool   // it is to be read again
@@ -148,7 +153,7 @@ func (l *line) step() (done bool, err error) {
 	switch {
 	case d.closed || d.set.Overdue():
 		return true, nil
-	case l.curious():
+	case l.curious() || l.stale:
 		return false, l.list()
 	case len(l.waiting) == 0 || l.waiting[0].doubted:
 		return true, nil
@@ -156,6 +161,9 @@ func (l *line) step() (done bool, err error) {
 	w := l.waiting[0]
 	if w.seq > l.known || l.deleted && len(l.queue) <= d.b.shortQueue {
 		return false, l.list()
+	}
+	if w.mode.Limit() > 0 {
+		return l.stepPermit(w)
 	}
 	b, blocked := l.blocker(w)
 	switch {
@@ -176,7 +184,7 @@ func (d *driver) ours(n node) bool {
 	return s != nil && s.name == n.name
 }
 
-// blocker is the node that a request must wait for. d.mu is held.
+// blocker is the node that a request for a lock must wait for. d.mu is held.
 func (l *line) blocker(s *spot) (b node, blocked bool) {
 	i, _ := l.find(s.name, s.seq, s.mode == lock.Shared)
 	for i--; i >= 0; i-- {
@@ -192,14 +200,18 @@ func (l *line) blocker(s *spot) (b node, blocked bool) {
 func (l *line) list() error {
 	d := l.d
 	l.deleted = false
-	began, upTo, ahead, changes := l.began, l.known, l.ahead, l.changes
+	began, upTo, ahead, changes, stale := l.began, l.known, l.ahead, l.changes, l.stale
 	var before []*zksession.Call
 	if ahead {
 		before = append(before, zksession.Barrier())
 	}
-	l.ahead = false
-	listen := len(l.last) > 0
+	l.ahead, l.stale = false, false
+	listen := len(l.last) > 0 || l.awaitsPermit()
 	queue := l.queueCall(listen)
+	var slots *zksession.Call
+	if l.awaitsPermit() && !ahead { // else they might be read before the barrier is answered
+		slots = l.listSlots()
+	}
 	var w *spot // that is not known when it was made
 	var own *zksession.Call
 	if n := len(l.waiting); n > 0 {
@@ -210,8 +222,10 @@ func (l *line) list() error {
 	}
 	return l.unlocked(func() error {
 		var all sync.WaitGroup
-		if w != nil {
-			all.Go(func() { _ = d.ask(d.run, own) })
+		for _, beside := range []*zksession.Call{own, slots} {
+			if beside != nil {
+				all.Go(func() { _ = d.ask(d.run, beside) })
+			}
 		}
 		children, err := d.children(d.run, append(before, queue)...)
 		all.Wait()
@@ -222,10 +236,13 @@ func (l *line) list() error {
 		}
 		switch {
 		case err != nil:
-			l.ahead = l.ahead || ahead
+			l.ahead, l.stale = l.ahead || ahead, l.stale || stale
 		case l.began == began:
 			if listen {
 				l.listens(changes)
+			}
+			if slots != nil {
+				l.sawSlots(slots)
 			}
 			l.saw(children, upTo)
 		}
@@ -244,6 +261,7 @@ func (l *line) unlocked(f func() error) error {
 // what it proves. What is known of larger numbers stays. d.mu is held.
 func (l *line) saw(children []string, upTo int32) {
 	nodes, last := parseNodes(children), upTo
+	l.unlisted, l.counted = false, false
 	l.tellOfOthers(nodes)
 	if l.d.b.tree.curator && !l.strangers {
 		l.strangers = slices.ContainsFunc(nodes, func(n node) bool { return !n.shared && !n.bySidecar() })
@@ -267,7 +285,7 @@ func (l *line) saw(children []string, upTo int32) {
 			l.d.missed(w)
 		}
 	}
-	for len(l.waiting) > 0 {
+	for len(l.waiting) > 0 && !l.awaitsPermit() {
 		if _, blocked := l.blocker(l.waiting[0]); blocked {
 			return
 		}
@@ -331,7 +349,7 @@ func (l *line) together(w *spot) int {
 			break
 		}
 	}
-	after := slices.IndexFunc(l.waiting, func(o *spot) bool { return o.seq > last || o.mode == lock.Exclusive })
+	after := slices.IndexFunc(l.waiting, func(o *spot) bool { return o.seq > last || o.mode != lock.Shared })
 	if after < 0 {
 		return len(l.waiting)
 	}
@@ -350,6 +368,7 @@ func (l *line) look(b node) error {
 	switch {
 	case errors.Is(c.Err, zksession.ErrNoNode):
 		l.remove(b)
+		l.unlisted = true
 		return nil
 	case errors.Is(c.Err, zksession.ErrNoAuth): // another's node that we may not read is in our way all the same
 		return nil
@@ -359,6 +378,9 @@ func (l *line) look(b node) error {
 	rec, _ := decodeRecord(c.Data)
 	if rec.Downgraded {
 		l.downgraded = b.name
+	}
+	if rec.Slot != nil {
+		l.granted = b.name
 	}
 	if grace, known := rec.known(); known {
 		l.endAfter(b, grace)
@@ -414,7 +436,7 @@ func (l *line) endAfter(b node, grace time.Duration) {
 		l.doomed = "" // should it not work, it begins again
 		d.mu.Unlock()
 		if due {
-			_ = d.leaseNode.removeAll(ctx, l.path, b)
+			_ = d.leaseNode.removeAll(ctx, l.resource, l.path, b)
 			d.mu.Lock()
 			l.suspect = true
 			l.poke()
@@ -426,7 +448,7 @@ func (l *line) endAfter(b node, grace time.Duration) {
 // add takes a request that has got its node. d.mu is held.
 func (l *line) add(s *spot) {
 	if l.placed == 0 { // until now, numbers may have started at zero again
-		l.queue, l.known, l.downgraded, l.strangers = nil, -1, "", false
+		l.queue, l.known, l.downgraded, l.strangers, l.slots = nil, -1, "", false, nil
 		l.began++
 	}
 	l.placed++
@@ -451,7 +473,7 @@ func (l *line) extend(i int) {
 		if first != l.known+1 {
 			return
 		}
-		l.queue, l.known = append(l.queue, node{name: o.name, id: o.ID, seq: o.seq, shared: o.mode == lock.Shared}), o.seq
+		l.queue, l.known = append(l.queue, o.place()), o.seq
 	}
 }
 
@@ -460,7 +482,10 @@ func (l *line) leave(s *spot) {
 	if s.name == "" {
 		return
 	}
-	l.remove(node{name: s.name, id: s.ID, seq: s.seq, shared: s.mode == lock.Shared})
+	l.remove(s.place())
+	if s.rec.Slot != nil {
+		delete(l.slots, *s.rec.Slot)
+	}
 	l.part(s)
 	s.room.Leave()
 }

@@ -17,6 +17,10 @@ import (
 //	_c_ID-__READ__0000000008   shared
 //	_c_ID-lock-0000000009      exclusive, by a plain InterProcessMutex
 //
+// A request for one of 4 permits, which Curator's locks take for an exclusive one, is
+//
+//	_c_ID-limit.4-__WRIT__0000000010
+//
 // where _c_ID- is Curator's "protection", by which a client finds its node again
 // when the answer to the create was lost; our ID is the HoldID.
 //
@@ -35,6 +39,7 @@ const (
 	wordRead   = "__READ__"
 	wordMutex  = "lock-"
 	wordGuard  = "guard-" + wordMutex
+	wordLimit  = "limit."
 )
 
 // node is one request as its name tells it.
@@ -42,6 +47,7 @@ type node struct {
 	name   string
 	id     lock.HoldID
 	shared bool
+	limit  int // of a permit: how many there are; else 0
 	seq    int32
 }
 
@@ -50,7 +56,28 @@ func nodeName(id lock.HoldID, m lock.Mode) string {
 	if m == lock.Shared {
 		return idPrefix(id) + wordRead
 	}
-	return idPrefix(id) + wordWrite
+	return idPrefix(id) + limitPart(m.Limit()) + wordWrite
+}
+
+// limitPart is what the name of a request for a permit has before its word.
+func limitPart(limit int) string {
+	if limit == 0 {
+		return ""
+	}
+	return wordLimit + strconv.Itoa(limit) + "-"
+}
+
+// cutLimit takes apart what is before the word of an exclusive request. An id has no dots.
+func cutLimit(id string) (rest string, limit int) {
+	i := strings.LastIndex(id, "-"+wordLimit)
+	if i < 0 {
+		return id, 0
+	}
+	limit, err := strconv.Atoi(id[i+1+len(wordLimit):])
+	if err != nil || limit < 1 || limit > lock.MaxPermits {
+		return id, 0
+	}
+	return id[:i], limit
 }
 
 func guardName(id lock.HoldID) string { return idPrefix(id) + wordGuard }
@@ -85,7 +112,11 @@ func parseNode(name string) (node, bool) {
 		if strings.HasSuffix(id, "-"+strings.TrimSuffix(wordGuard, wordMutex)) && word == wordMutex {
 			return node{}, false
 		}
-		n.id = lock.HoldID(strings.TrimSuffix(id, "-"))
+		id = strings.TrimSuffix(id, "-")
+		if word == wordWrite {
+			id, n.limit = cutLimit(id)
+		}
+		n.id = lock.HoldID(id)
 	}
 	return n, true
 }
@@ -96,7 +127,7 @@ func (n node) bySidecar() bool {
 	if len(n.id) != len(lock.NewHoldID()) || strings.Trim(string(n.id), "0123456789abcdef") != "" {
 		return false
 	}
-	rest, _ := strings.CutPrefix(n.name, idPrefix(n.id))
+	rest, _ := strings.CutPrefix(n.name, idPrefix(n.id)+limitPart(n.limit))
 	return strings.HasPrefix(rest, wordWrite) || strings.HasPrefix(rest, wordRead)
 }
 
@@ -126,7 +157,7 @@ func parseNodes(children []string) []node {
 	return nodes
 }
 
-// blocker gives the place in the queue that the request at place i must wait
+// blocker gives the place in the queue that the request for a lock at place i must wait
 // for; -1: none. When the request is shared, it may be a writer that was
 // downgraded, which its data tells; that one is at place 0 then.
 func blocker(nodes []node, i int, shared bool) int {
@@ -140,11 +171,18 @@ func blocker(nodes []node, i int, shared bool) int {
 	return i
 }
 
-// holders gives how many requests at the head of the queue are granted.
-// downgraded says whether the first is a writer that was turned into a reader.
+// holders gives how many requests at the head of the queue are granted; of permits, how many
+// may be. downgraded says whether the first is a writer that was turned into a reader.
 func holders(nodes []node, downgraded bool) int {
 	if len(nodes) == 0 {
 		return 0
+	}
+	if limit := nodes[0].limit; limit > 0 {
+		n := 1
+		for n < len(nodes) && n < limit && nodes[n].limit == limit {
+			n++
+		}
+		return n
 	}
 	if !nodes[0].shared && !downgraded {
 		return 1

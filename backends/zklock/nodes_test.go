@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/locksidecar/locksidecar/lock"
 )
 
 func TestParseNode(t *testing.T) {
@@ -17,6 +19,11 @@ func TestParseNode(t *testing.T) {
 		"_c_0af3-__WRIT__-2147483648":                             {id: "0af3", seq: math.MinInt32},
 		"_c_0af3-__WRIT__-000000001":                              {id: "0af3", seq: -1},
 		"_c_0af3-lock--000000001":                                 {id: "0af3", seq: -1},
+		"_c_0af3-limit.4-__WRIT__0000000011":                      {id: "0af3", seq: 11, limit: 4},
+		"_c_0af3-limit.1024-__WRIT__0000000012":                   {id: "0af3", seq: 12, limit: 1024},
+		"_c_0af3-limit.1025-__WRIT__0000000013":                   {id: "0af3-limit.1025", seq: 13}, // nobody of ours has made it
+		"_c_0af3-limit.0-__WRIT__0000000014":                      {id: "0af3-limit.0", seq: 14},
+		"_c_0af3-limit.4-__READ__0000000015":                      {id: "0af3-limit.4", seq: 15, shared: true},
 		"_c_0af3-guard-lock-0000000006":                           nil, // belongs to another node
 		"_c_0af3-__WRIT__":                                        nil,
 		"_c_0af3-__WRIT__7":                                       nil,
@@ -58,11 +65,13 @@ func TestQueue(t *testing.T) {
 		"D":     {[]int{-1}, 1},
 		"DW":    {[]int{-1, 0}, 1},
 		"":      {nil, 0},
+		"2":     {[]int{-1}, 1},
+		"2222W": {[]int{-1, 0, 1, 2, 3}, 2},
+		"222":   {[]int{-1, 0, 1}, 2},
+		"23":    {[]int{-1, 0}, 1},
+		"2R":    {[]int{-1, 0}, 1},
 	} {
-		var nodes []node
-		for i, c := range queue {
-			nodes = append(nodes, node{seq: int32(i), shared: c == 'R'})
-		}
+		nodes := queueOf(queue)
 		var got []int
 		for i, n := range nodes {
 			got = append(got, blocker(nodes, i, n.shared))
@@ -72,6 +81,41 @@ func TestQueue(t *testing.T) {
 		}
 		if n := holders(nodes, len(queue) > 0 && queue[0] == 'D'); n != want.holders {
 			t.Errorf("%s has %d holders, want %d", queue, n, want.holders)
+		}
+	}
+}
+
+// queueOf makes a queue of letters; a number stands for one of so many permits.
+func queueOf(letters string) []node {
+	var nodes []node
+	for i, c := range letters {
+		n := node{seq: int32(i), shared: c == 'R'}
+		if c >= '1' && c <= '9' {
+			n.limit = int(c - '0')
+		}
+		nodes = append(nodes, n)
+	}
+	return nodes
+}
+
+// TestPermitFree: which queues leave room for one more permit.
+func TestPermitFree(t *testing.T) {
+	for _, tt := range []struct {
+		queue string
+		limit int
+		want  bool
+	}{
+		{"", 2, true},
+		{"2", 2, true},
+		{"22", 2, false},
+		{"2", 3, false}, // another number
+		{"W", 2, false},
+		{"R", 2, false},
+		{"W2", 3, false},
+		{"2W", 3, false},
+	} {
+		if got := permitFree(queueOf(tt.queue), tt.limit); got != tt.want {
+			t.Errorf("one of %d permits beside %q: %t", tt.limit, tt.queue, got)
 		}
 	}
 }
@@ -101,6 +145,9 @@ func TestCuratorSorts(t *testing.T) {
 	}
 	if got := readWrite(guard); got < "9999999999" {
 		t.Errorf("InterProcessReadWriteLock sorts the guard by %q, before its own", got)
+	}
+	if got := readWrite(nodeName("0af3", lock.Permits(4)) + "0000000008"); got != "0000000008" {
+		t.Errorf("InterProcessReadWriteLock sorts a request for a permit by %q", got)
 	}
 	n, _ := parseNode(own)
 	if diff := cmp.Diff([]string{guard, own}, namesOf([]string{"_c_0af-__WRIT__0000000001", guard, own, "x"}, n)); diff != "" {

@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
@@ -16,9 +17,6 @@ import (
 // Ask implements leasekit.Driver. A request that has its place is asked about no
 // more: its line tells when it is its turn.
 func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error) {
-	if q.Mode.Limit() > 0 {
-		return leasekit.Answer{}, leasekit.NoPermits("each request on ZooKeeper sees by itself whether it holds, and nobody gives out slots")
-	}
 	path, err := d.b.tree.lockPath(q.Resource)
 	if err != nil {
 		return leasekit.Answer{}, err
@@ -51,8 +49,8 @@ func (d *driver) spotOf(q lock.Request, path string) *spot {
 	if l.users++; l.users == 2 && l.turns == nil { // one alone needs no turn
 		l.turns = make(chan struct{}, maxLineTurns)
 	}
-	s := &spot{Ref: leasekit.Ref{Resource: q.Resource, ID: q.ID}, l: l, mode: q.Mode, cohort: q.Cohort != nil}
-	if s.cohort {
+	s := &spot{Ref: leasekit.Ref{Resource: q.Resource, ID: q.ID}, l: l, mode: q.Mode, cohort: q.Cohort != nil, slot: -1}
+	if s.cohort || q.Mode.Limit() > 0 {
 		d.leaseNode.subscribe(path, (*arrivals)(l))
 	}
 	s.rec = record{Lease: d.id, Sidecar: d.sidecar, Owner: ownerJSON(q.Owner), Cohort: s.cohort}
@@ -87,7 +85,7 @@ func (d *driver) answer(s *spot) (a leasekit.Answer, known bool, err error) {
 	case s.name == "":
 		return a, false, nil
 	case s.held:
-		return leasekit.Answer{Granted: true, Fence: d.leaseNode.fence(s.czxid)}, true, nil
+		return leasekit.Answer{Granted: true, Fence: d.fence(s)}, true, nil
 	}
 	return a, true, nil
 }
@@ -103,7 +101,7 @@ func (d *driver) askFor(ctx context.Context, s *spot, try bool) (leasekit.Answer
 	if try {
 		return d.try(ctx, s)
 	}
-	if err := d.place(ctx, s); err != nil {
+	if err := d.enter(ctx, s); err != nil {
 		return leasekit.Answer{}, err
 	}
 	if err := s.l.advance(); err != nil && !errors.Is(err, zksession.ErrLost) && !errors.Is(err, zksession.ErrNotSent) {
@@ -180,13 +178,17 @@ func (d *driver) create(ctx context.Context, s *spot) error {
 	}
 	room := s.room
 	if room == nil {
+		all := paths
+		if limit := s.mode.Limit(); limit > 0 {
+			all = append(slices.Clone(paths), l.slotPath(limit))
+		}
 		var err error
-		if room, err = d.set.Room(ctx, paths...); err != nil {
+		if room, err = d.set.Room(ctx, all...); err != nil {
 			return err
 		}
 	}
 	d.mu.Lock()
-	s.room = room
+	s.room, s.rec.Slot, s.slot, s.asked = room, nil, -1, false
 	alone := l.placed == 0 && l.creating == 0
 	l.creating++
 	changes, data := l.changes, s.rec.encode()
@@ -196,7 +198,7 @@ func (d *driver) create(ctx context.Context, s *spot) error {
 		defer d.mu.Unlock()
 		l.creating--
 	}()
-	ancestors := d.unknown(l.path)
+	ancestors, slots := d.unknown(l.path), d.unknownSlots(s)
 	for tries := 1; ; tries++ {
 		var nodes []*zksession.Call
 		for _, p := range paths {
@@ -207,11 +209,18 @@ func (d *driver) create(ctx context.Context, s *spot) error {
 			place = zksession.Multi(nodes...)
 		}
 		d.setUnsure(s, true)
-		calls := append(slices.Clone(ancestors), place)
+		calls := append(slices.Concat(ancestors, slots), place)
 		if alone {
 			calls = append(calls, queue)
 		}
+		var taken *zksession.Call
+		var beside sync.WaitGroup
+		if alone && s.mode.Limit() > 0 {
+			taken = l.listSlots()
+			beside.Go(func() { _ = room.Session().Do(ctx, taken) })
+		}
 		_ = room.Session().Chase(ctx, calls...)
+		beside.Wait()
 		switch {
 		case place.Err == nil:
 			d.setKnown(l.path, true)
@@ -228,7 +237,13 @@ func (d *driver) create(ctx context.Context, s *spot) error {
 				l.listens(changes)
 				d.mu.Unlock()
 			}
-			return d.arrived(ctx, s, nodes, queue)
+			err := d.arrived(ctx, s, nodes, queue)
+			if taken != nil {
+				d.mu.Lock()
+				l.sawSlots(taken)
+				d.mu.Unlock()
+			}
+			return err
 		case errors.Is(place.Err, zksession.ErrLost), errors.Is(place.Err, zksession.ErrExpired), errors.Is(place.Err, zksession.ErrClosed):
 			return place.Err
 		}
@@ -257,6 +272,18 @@ func (d *driver) unknown(path string) []*zksession.Call {
 		return calls[len(calls)-1:]
 	}
 	return calls[len(calls)-2:]
+}
+
+// unknownSlots are the calls that make the node above the slots of a permit's lock. Where it is missing all
+// the same, claim makes it.
+func (d *driver) unknownSlots(s *spot) []*zksession.Call {
+	if s.mode.Limit() == 0 {
+		return nil
+	}
+	path := d.b.tree.slots(s.Resource)
+	calls := d.unknown(path)
+	d.setKnown(path, true)
+	return calls
 }
 
 // setKnown remembers, or forgets, that the node of a lock is there, and the one above it.
@@ -290,7 +317,7 @@ func (d *driver) arrived(ctx context.Context, s *spot, nodes []*zksession.Call, 
 		all := parseNodes(queue.Children)
 		s.l.tellOfOthers(all)
 		i := slices.IndexFunc(all, func(n node) bool { return n.name == s.name })
-		if i >= 0 && blocker(all, i, s.mode == lock.Shared) < 0 {
+		if i >= 0 && s.mode.Limit() == 0 && blocker(all, i, s.mode == lock.Shared) < 0 {
 			s.l.waiting = slices.DeleteFunc(s.l.waiting, func(o *spot) bool { return o == s })
 			d.grant(s)
 		}

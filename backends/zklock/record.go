@@ -26,6 +26,10 @@ type record struct {
 	Waited int64 `json:"waited_ms,omitempty"`
 	// Downgraded: an exclusive hold that lets others read beside it.
 	Downgraded bool `json:"downgraded,omitempty"`
+	// Slot is which one a permit has. It is written in the transaction that makes the node of the slot.
+	Slot *int `json:"slot,omitempty"`
+	// Hold is whose slot it is, in the node of a slot.
+	Hold lock.HoldID `json:"hold,omitempty"`
 	// Revoked: the release is forced, with this grace.
 	Revoked *int64 `json:"revoked_ms,omitempty"`
 	// Known: the grace of a forced release that the holder's sidecar knows of. The
@@ -42,6 +46,9 @@ func (r *record) encode() []byte {
 func decodeRecord(data []byte) (record, bool) {
 	var r record
 	err := json.Unmarshal(data, &r)
+	if r.Slot != nil && (*r.Slot < 0 || *r.Slot >= lock.MaxPermits) {
+		r.Slot = nil
+	}
 	return r, err == nil && r.Version == recordVersion
 }
 

@@ -154,10 +154,13 @@ func (d *driver) endAt(s *spot, until time.Duration) {
 // end deletes the nodes of a hold whose grace is over. Its holder knows.
 func (d *driver) end(ctx context.Context, s *spot) bool {
 	d.mu.Lock()
-	path, names := s.l.path, s.names()
+	remove := d.removal(s)
 	s.leaving = true
 	d.mu.Unlock()
-	err := d.leaseNode.remove(ctx, path, names)
+	err := insist(ctx, func() error {
+		_, err := remove(ctx)
+		return err
+	})
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if s.leaving = false; err != nil {

@@ -27,6 +27,9 @@ type spot struct {
 	seq   int32
 	czxid int64 // 0: not known
 
+	slot  int   // that a permit has asked for last; -1: none
+	asked bool  // and there was no answer
+
 	unsure  bool // there may be nodes that are not known
 	outed   bool // it was forced out while it was unsure
 	held    bool
@@ -43,7 +46,12 @@ type spot struct {
 	ends    time.Duration // when the grace of a forced release is over; 0: none is running
 }
 
-// names are those of its nodes.
+// place is its node as the queue has it.
+func (s *spot) place() node {
+	return node{name: s.name, id: s.ID, seq: s.seq, shared: s.mode == lock.Shared, limit: s.mode.Limit()}
+}
+
+// names are those of its nodes, but for the slot of a permit.
 func (s *spot) names() []string {
 	switch {
 	case s.name == "":
@@ -232,22 +240,36 @@ func (d *driver) explained(ctx context.Context, missing []*spot) {
 
 // deleted: somebody has deleted the node of a request. d.mu is held.
 func (d *driver) deleted(s *spot) {
-	guard := s.guard
+	guard, slot := s.guard, s.slot
 	if s.ends == 0 || d.b.clock() < s.ends {
 		d.push(leasekit.Push{Kind: leasekit.Revoked, Ref: s.Ref})
 	}
 	s.gone = true
 	s.l.leave(s)
-	if guard != "" {
-		path := s.l.path
-		d.do(func(ctx context.Context) {
-			for d.set.Overdue() || d.leaseNode.remove(ctx, path, []string{guard}) != nil {
-				if !leasekit.Sleep(ctx, d.recheck) {
-					return
-				}
-			}
-		})
+	if guard == "" && slot < 0 {
+		return
 	}
+	path, slots := s.l.path, d.b.tree.slots(s.Resource)
+	d.do(func(ctx context.Context) { // whoever has deleted it may have left the others
+		for d.set.Overdue() || d.tidy(ctx, path, guard, slots, s.ID, slot) != nil {
+			if !leasekit.Sleep(ctx, d.recheck) {
+				return
+			}
+		}
+	})
+}
+
+// tidy deletes what is left of a request whose node is gone.
+func (d *driver) tidy(ctx context.Context, path, guard, slots string, id lock.HoldID, slot int) error {
+	if guard != "" {
+		if err := d.leaseNode.remove(ctx, path, []string{guard}); err != nil {
+			return err
+		}
+	}
+	if slot < 0 {
+		return nil
+	}
+	return d.leaseNode.freeSlot(ctx, slots, id, slot)
 }
 
 // lastsAfter is when a hold is worth more: most are released before. Its node is
@@ -281,7 +303,7 @@ func (q *later) take(now time.Duration) []*spot {
 func (d *driver) grant(s *spot) {
 	now := d.b.clock()
 	s.held, s.granted = true, now
-	d.push(leasekit.Push{Kind: leasekit.Granted, Ref: s.Ref, Fence: d.leaseNode.fence(s.czxid)})
+	d.push(leasekit.Push{Kind: leasekit.Granted, Ref: s.Ref, Fence: d.fence(s)})
 	if d.fresh = append(d.fresh, dueHold{s, now + lastsAfter}); len(d.fresh) == 1 {
 		select {
 		case d.lasting <- struct{}{}:

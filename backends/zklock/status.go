@@ -110,7 +110,10 @@ func (rd *reading) status(t *leaseNode) lock.Status {
 			Owner: lock.DecodeOwner(string(rec.Owner)), Revoked: rec.Revoked != nil,
 			Cohort: rec.Cohort,
 		}
-		if n.shared || rec.Downgraded {
+		switch {
+		case n.limit > 0:
+			h.Mode = lock.Permits(n.limit)
+		case n.shared || rec.Downgraded:
 			h.Mode = lock.Shared
 		}
 		h.Age = t.time.since(c.Stat.Ctime, now)
@@ -121,12 +124,20 @@ func (rd *reading) status(t *leaseNode) lock.Status {
 		if age, ok := rd.b.heldHere(n.id, now); ok {
 			h.Age = age
 		}
+		if n.limit > 0 && rec.Slot != nil {
+			h.Fence += lock.Fence(*rec.Slot)
+			st.Holders = append(st.Holders, h)
+			continue
+		}
 		if len(nodes) == 0 {
 			downgraded = rec.Downgraded
 		}
 		nodes, all = append(nodes, n), append(all, h)
 	}
 	n := holders(nodes, downgraded)
+	if len(st.Holders) > 0 || n > 0 && nodes[0].limit > 0 { // who has no slot yet waits
+		n = 0
+	}
 	st.Holders, st.Waiters = append(st.Holders, all[:n]...), append(st.Waiters, all[n:]...)
 	for i := range st.Waiters {
 		st.Waiters[i].Fence = 0

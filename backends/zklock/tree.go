@@ -3,6 +3,7 @@ package zklock
 import (
 	"fmt"
 	"hash/fnv"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -18,6 +19,7 @@ const home = "locksidecar"
 //	CHROOT/locksidecar/fence                     the base of fences
 //	CHROOT/locksidecar/leases/LEASE              one node a lease
 //	CHROOT/locksidecar/records/BUCKET/NAME       one node a record
+//	CHROOT/locksidecar/slots/BUCKET/NAME/NUMBER  one node a permit that is held
 //	CHROOT/locksidecar/locks/BUCKET/NAME/REQUEST layout locksidecar
 //	CHROOT/NAME/REQUEST                          layout curator
 //
@@ -39,6 +41,15 @@ func (t *tree) leases() string  { return t.home() + "/leases" }
 func (t *tree) locks() string   { return t.home() + "/locks" }
 func (t *tree) records() string { return t.home() + "/records" }
 func (t *tree) base() string    { return t.home() + "/fence" }
+
+// slots is the node above the slots of a resource, in both layouts.
+func (t *tree) slots(r lock.Resource) string {
+	return t.home() + "/slots/" + bucket(r) + "/" + escape(string(r))
+}
+
+func (t *tree) slot(r lock.Resource, slot int) string { return slotPath(t.slots(r), slot) }
+
+func slotPath(slots string, slot int) string { return slots + "/" + strconv.Itoa(slot) }
 
 func (t *tree) lease(id lock.LeaseID) string { return t.leases() + "/" + string(id) }
 

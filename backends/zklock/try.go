@@ -28,7 +28,7 @@ func (d *driver) try(ctx context.Context, s *spot) (leasekit.Answer, error) {
 			return leasekit.Answer{}, err
 		}
 	}
-	if err := d.place(ctx, s); err != nil {
+	if err := d.enter(ctx, s); err != nil {
 		return leasekit.Answer{}, err
 	}
 	if a, _, err := d.answer(s); a.Granted || err != nil {
@@ -38,7 +38,7 @@ func (d *driver) try(ctx context.Context, s *spot) (leasekit.Answer, error) {
 	if err := s.l.settled(); err != nil {
 		return leasekit.Answer{}, err
 	}
-	if a, _, err := d.answer(s); a.Granted || err != nil {
+	if a, err := d.answerBehind(ctx, s); a.Granted || err != nil {
 		return a, err
 	}
 	ctx = context.WithoutCancel(ctx) // nothing must be left
@@ -57,6 +57,9 @@ func (d *driver) try(ctx context.Context, s *spot) (leasekit.Answer, error) {
 // checked when a place was taken, and that it is taken is asked for again after a sync.
 func (d *driver) wayOf(ctx context.Context, s *spot) (*survey, error) {
 	inTheWay := func(nodes []node, downgraded bool) bool {
+		if limit := s.mode.Limit(); limit > 0 {
+			return !permitFree(nodes, limit)
+		}
 		j := blocker(nodes, len(nodes), s.mode == lock.Shared)
 		return j > 0 || j == 0 && (!downgraded || s.mode != lock.Shared)
 	}
@@ -67,6 +70,9 @@ func (d *driver) wayOf(ctx context.Context, s *spot) (*survey, error) {
 	v, err := s.l.survey(ctx)
 	if err != nil || !inTheWay(v.nodes, v.downgraded) {
 		return nil, err
+	}
+	if otherLimit(v.nodes, s.mode) {
+		return nil, leasekit.OtherLimit(lock.Request{Mode: s.mode})
 	}
 	return v, nil
 }

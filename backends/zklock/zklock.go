@@ -8,7 +8,7 @@
 //
 // tree.go says where the nodes are, nodes.go how they are called and who waits
 // for whom, record.go what is in them, line.go when a request is granted, fence.go
-// what its fence is, and cohort.go how its sidecar hears that somebody stands behind it. Package leasekit makes a lease of the driver here; package
+// what its fence is, permits.go how a permit gets its slot, and cohort.go how its sidecar hears that somebody stands behind it. Package leasekit makes a lease of the driver here; package
 // zksession keeps sessions.
 package zklock
 
