@@ -257,15 +257,22 @@ func nodeGone(t *testing.T, next pod) {
 		"the TTL from the last heartbeat; nothing waits for Kubernetes, which moves the pods after minutes")
 }
 
-// The store stands still: the app is told, the pod is not ready, nothing is
-// restarted, and everything goes on by itself.
+// The store stands still: the app is told, the pod is not ready if its profile wants
+// that, nothing is restarted, and everything goes on by itself.
 func storeSilent(t *testing.T) {
 	p, _ := holder(t, "store-silent", "quick")
 	p.awaitReady(t)
+	steady, _ := holder(t, "store-silent-steady", "")
+	steady.awaitReady(t)
 	at, thaw := freeze(t, redis, "app")
 	lost := p.await(t, "lost", 1)
 	within(t, "telling the app", lost.time().Sub(at), 0, 3*time.Second+soon)
 	eventually(t, "the pod is not ready", func() bool { return !p.status(t).ready() })
+	steady.await(t, "lost", 1)
+	time.Sleep(12 * time.Second) // two probes of readiness
+	if !steady.status(t).ready() {
+		t.Error("a pod that was ready before is not ready")
+	}
 	back := thaw()
 	again := p.await(t, "granted", 2)
 	p.awaitReady(t)
@@ -273,7 +280,7 @@ func storeSilent(t *testing.T) {
 		t.Errorf("restarts: sidecar %d, app %d", s.restarts("locksidecar"), s.restarts("app"))
 	}
 	table.add("the store does not answer (here with a TTL of 3 s)", "after "+short(lost.time().Sub(at)), nil,
-		"the pod is not ready, nothing is restarted; "+short(again.time().Sub(back))+" after the store is back the app has its lock again")
+		"the pod stays ready, with `readiness: always` it does not; nothing is restarted; "+short(again.time().Sub(back))+" after the store is back the app has its lock again")
 }
 
 // A pod whose store is down starts, is not ready, and is not restarted.

@@ -19,9 +19,14 @@ const (
 const theValues = `
 profiles:
   default: {store: {url: "redis://redis:6379"}, namespace: shop, resources: {limits: {cpu: 500m}}}
-  billing: {store: {secret: {name: mysql, key: dsn}}, ttl: 20s, readiness: false}
+  billing: {store: {secret: {name: mysql, key: dsn}}, ttl: 20s, readiness: never}
   files: {store: {url: "rediss://app@redis", files: {secret: redis, password: pw}}, httpPort: 0}
+  reserved: {store: {url: "redis://other"}, onlyIn: [locks-opted-in, "team-*"], overrides: [ttl]}
+injection: {excludedPods: {app: [redis, mysql]}}
 `
+
+// ignoring are theValues where failures are to be ignored.
+var ignoring = strings.Replace(theValues, "injection: {", "injection: {failurePolicy: Ignore, ", 1)
 
 // The namespaces of the cases.
 func namespaces() map[string]*corev1.Namespace {
@@ -31,6 +36,7 @@ func namespaces() map[string]*corev1.Namespace {
 		"locks-opted-in": {"locksidecar.io/inject": "enabled"},
 		"locks-refusing": {"locksidecar.io/inject": "disabled"},
 		"kube-system":    nil,
+		"team-a":         nil,
 	} {
 		labels := map[string]string{"kubernetes.io/metadata.name": name}
 		for k, v := range extra {
@@ -61,6 +67,11 @@ func mounting(mounts string) string {
 	return `{annotations: {locksidecar.io/inject: "true"}, spec: {volumes: [{name: v, emptyDir: {}}, {name: locksidecar, emptyDir: {}}], containers: [{name: app, image: app, volumeMounts: [` + mounts + `]}]}}`
 }
 
+// withPort is a pod whose app has a port.
+func withPort(port string) string {
+	return `{annotations: {locksidecar.io/inject: "true"}, spec: {containers: [{name: app, image: app, ports: [{` + port + `}]}]}}`
+}
+
 // byAffinity is a pod for the nodes of one of the expressions.
 func byAffinity(first, second string) string {
 	return `{annotations: {locksidecar.io/inject: "true"}, spec: {affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [
@@ -72,7 +83,7 @@ var admissionCases = []admissionCase{
 		s := sidecar(t, p)
 		wantEnv(t, s, "LOCKSIDECAR_STORE", "redis://redis:6379")
 		wantEnv(t, s, "LOCKSIDECAR_NAMESPACE", "shop")
-		wantEnv(t, s, "LOCKSIDECAR_HTTP_ADDR", ":9090")
+		wantEnv(t, s, "LOCKSIDECAR_HTTP_ADDR", ":24737")
 		if s.RestartPolicy == nil || *s.RestartPolicy != corev1.ContainerRestartPolicyAlways {
 			t.Error("it is not a native sidecar")
 		}
@@ -93,7 +104,7 @@ var admissionCases = []admissionCase{
 	{name: "namespace opted in, profile", namespace: "locks-opted-in", pod: `{annotations: {locksidecar.io/profile: billing}, spec: {containers: [{name: app, image: app}]}}`,
 		check: func(t *testing.T, p *corev1.Pod) { wantEnv(t, sidecar(t, p), "LOCKSIDECAR_TTL", "20s") }},
 	{name: "namespace opted in, bad profile", namespace: "locks-opted-in", pod: `{annotations: {locksidecar.io/profile: nonsense}, spec: {containers: [{name: app, image: app}]}}`,
-		refused: "names 'nonsense', which is not a profile; there are: billing, default, files"},
+		refused: "names 'nonsense', which is not a profile; there are: billing, default, files, reserved"},
 	{name: "namespace opted in, pod out", namespace: "locks-opted-in", pod: `{annotations: {locksidecar.io/inject: "false"}, spec: {containers: [{name: app, image: app}]}}`, untouched: true},
 	{name: "namespace with another value", namespace: "locks-refusing", pod: `{spec: {containers: [{name: app, image: app}]}}`, untouched: true},
 	{name: "excluded namespace", namespace: "kube-system", pod: plain(""), untouched: true},
@@ -116,7 +127,7 @@ var admissionCases = []admissionCase{
 			t.Errorf("the store is not from the Secret: %v", s.Env)
 		}
 		if s.ReadinessProbe != nil {
-			t.Error("readiness is false, and there is a probe")
+			t.Error("readiness is never, and there is a probe")
 		}
 	}},
 	{name: "profile with files", pod: plain(", locksidecar.io/profile: files"), check: func(t *testing.T, p *corev1.Pod) {
@@ -145,7 +156,7 @@ var admissionCases = []admissionCase{
 	}},
 	{name: "empty overrides", pod: plain(`, locksidecar.io/ttl: "", locksidecar.io/profile: "", locksidecar.io/cpu-request: ""`),
 		check: func(t *testing.T, p *corev1.Pod) { wantEnv(t, sidecar(t, p), "LOCKSIDECAR_TTL", "10s") }},
-	{name: "unknown profile", pod: plain(", locksidecar.io/profile: nonsense"), refused: "names 'nonsense', which is not a profile; there are: billing, default, files"},
+	{name: "unknown profile", pod: plain(", locksidecar.io/profile: nonsense"), refused: "names 'nonsense', which is not a profile; there are: billing, default, files, reserved"},
 	{name: "bad ttl", pod: plain(", locksidecar.io/ttl: soon"), refused: "the annotation locksidecar.io/ttl is 'soon': must be a duration from 500ms to 10m, such as 10s"},
 	{name: "ttl too short", pod: plain(", locksidecar.io/ttl: 499ms"), refused: "locksidecar.io/ttl is '499ms'"},
 	{name: "ttl too long", pod: plain(", locksidecar.io/ttl: 11m"), refused: "locksidecar.io/ttl is '11m'"},
@@ -155,6 +166,75 @@ var admissionCases = []admissionCase{
 	{name: "bad log level", pod: plain(", locksidecar.io/log-level: loud"), refused: "must be trace, debug, info, warn, error or off"},
 	{name: "bad CPU", pod: plain(", locksidecar.io/cpu-limit: much"), refused: "locksidecar.io/cpu-limit is 'much': must be a quantity of CPU"},
 	{name: "bad memory", pod: plain(", locksidecar.io/memory-request: 1GB"), refused: "locksidecar.io/memory-request is '1GB': must be a quantity of memory"},
+
+	{name: "as a label", pod: `{labels: {locksidecar.io/inject: "true"}, spec: {containers: [{name: app, image: app}]}}`,
+		refused: "the pod has a label locksidecar.io/inject, which has no effect: it must be an annotation"},
+	{name: "as a label to stay out", namespace: "locks-opted-in", pod: `{labels: {locksidecar.io/inject: "false"}, spec: {containers: [{name: app, image: app}]}}`,
+		refused: "it must be an annotation"},
+	{name: "as a label too", pod: `{annotations: {locksidecar.io/inject: "true"}, labels: {locksidecar.io/inject: "true"}, spec: {containers: [{name: app, image: app}]}}`,
+		check: func(t *testing.T, p *corev1.Pod) { sidecar(t, p) }},
+	{name: "as a label in an excluded namespace", namespace: "kube-system", pod: `{labels: {locksidecar.io/inject: "true"}, spec: {containers: [{name: app, image: app}]}}`, untouched: true},
+
+	{name: "several lines", pod: plain(`, locksidecar.io/ttl: "10s\n"`), refused: "the annotation locksidecar.io/ttl is '10s ': must be a duration"},
+	{name: "a long value", pod: plain(", locksidecar.io/log-level: " + strings.Repeat("x", 6000)), refused: "locksidecar.io/log-level is '" + strings.Repeat("x", 100) + "…': must be trace"},
+	{name: "a long profile", pod: plain(", locksidecar.io/profile: " + strings.Repeat("x", 6000)), refused: "names '" + strings.Repeat("x", 100) + "…', which is not a profile"},
+
+	{name: "a profile of other namespaces", pod: plain(", locksidecar.io/profile: reserved"), refused: "pods of namespace locks-plain may not use the profile reserved"},
+	{name: "a profile of the namespace", namespace: "locks-opted-in", pod: plain(", locksidecar.io/profile: reserved, locksidecar.io/ttl: 3s"), check: func(t *testing.T, p *corev1.Pod) {
+		wantEnv(t, sidecar(t, p), "LOCKSIDECAR_STORE", "redis://other")
+		wantEnv(t, sidecar(t, p), "LOCKSIDECAR_TTL", "3s")
+	}},
+	{name: "a profile of the namespace by the beginning of its name", namespace: "team-a", pod: plain(", locksidecar.io/profile: reserved"), check: func(t *testing.T, p *corev1.Pod) { sidecar(t, p) }},
+	{name: "an annotation that the profile keeps for itself", namespace: "locks-opted-in", pod: plain(", locksidecar.io/profile: reserved, locksidecar.io/namespace: billing"),
+		refused: "the profile does not let pods use the annotation locksidecar.io/namespace"},
+
+	{name: "a store's own pod", namespace: "locks-opted-in", pod: `{labels: {app: redis}, spec: {containers: [{name: redis, image: redis}]}}`, untouched: true},
+	{name: "a store's own pod that asks", namespace: "locks-opted-in", pod: `{labels: {app: redis}, annotations: {locksidecar.io/inject: "true"}, spec: {containers: [{name: redis, image: redis}]}}`,
+		check: func(t *testing.T, p *corev1.Pod) { sidecar(t, p) }},
+
+	{name: "the sidecar's port is taken", pod: withPort("containerPort: 24737"), refused: "a container of the pod has the port that the sidecar takes"},
+	{name: "the sidecar's port is taken by an init container", pod: `{annotations: {locksidecar.io/inject: "true"}, spec: {initContainers: [{name: init, image: app, ports: [{containerPort: 24737}]}], containers: [{name: app, image: app}]}}`,
+		refused: "a container of the pod has the port that the sidecar takes"},
+	{name: "the sidecar's port is taken, but not by TCP", pod: withPort("containerPort: 24737, protocol: UDP"), check: func(t *testing.T, p *corev1.Pod) { sidecar(t, p) }},
+	{name: "another port", pod: `{annotations: {locksidecar.io/inject: "true", locksidecar.io/http-port: "9091"}, spec: {containers: [{name: app, image: app, ports: [{containerPort: 24737}]}]}}`, check: func(t *testing.T, p *corev1.Pod) {
+		s := sidecar(t, p)
+		wantEnv(t, s, "LOCKSIDECAR_HTTP_ADDR", ":9091")
+		if s.Ports[0].ContainerPort != 9091 || s.ReadinessProbe.HTTPGet.Port.IntValue() != 9091 || s.ReadinessProbe.HTTPGet.Path != "/readyz?once=true" {
+			t.Errorf("ports %v, readiness %v", s.Ports, s.ReadinessProbe)
+		}
+	}},
+	{name: "no port", pod: plain(`, locksidecar.io/http-port: "0"`), check: func(t *testing.T, p *corev1.Pod) {
+		if s := sidecar(t, p); len(s.Ports) > 0 || s.ReadinessProbe.Exec == nil {
+			t.Error("it has a port")
+		}
+	}},
+	{name: "bad port", pod: plain(`, locksidecar.io/http-port: "65536"`), refused: "locksidecar.io/http-port is '65536': must be a port, or 0 for none"},
+
+	{name: "resources of the pod as a whole", pod: `{annotations: {locksidecar.io/inject: "true"}, spec: {resources: {requests: {cpu: 100m}, limits: {cpu: 100m}}, containers: [{name: app, image: app, resources: {requests: {cpu: 100m}}}]}}`,
+		check: func(t *testing.T, p *corev1.Pod) {
+			r := sidecar(t, p).Resources
+			if _, has := r.Requests["cpu"]; has || r.Requests.Memory().String() != "32Mi" || r.Limits.Memory().String() != "256Mi" {
+				t.Errorf("CPU has no room for the sidecar, memory has: %v", r)
+			}
+		}},
+	{name: "resources of the pod as a whole, and an annotation", pod: `{annotations: {locksidecar.io/inject: "true", locksidecar.io/memory-limit: 64Mi}, spec: {resources: {limits: {cpu: 1, memory: 1Gi}}, containers: [{name: app, image: app}]}}`,
+		check: func(t *testing.T, p *corev1.Pod) {
+			s := sidecar(t, p)
+			if _, has := s.Resources.Limits["cpu"]; has || s.Resources.Limits.Memory().String() != "64Mi" {
+				t.Errorf("resources %v", s.Resources)
+			}
+			wantEnv(t, s, "GOMEMLIMIT", "57MiB")
+		}},
+	{name: "memory of the pod as a whole", pod: `{annotations: {locksidecar.io/inject: "true"}, spec: {resources: {limits: {memory: 1Gi}}, containers: [{name: app, image: app}]}}`,
+		check: func(t *testing.T, p *corev1.Pod) {
+			s := sidecar(t, p)
+			_, requests := s.Resources.Requests["memory"]
+			_, limits := s.Resources.Limits["memory"]
+			if requests || limits || s.Resources.Requests.Cpu().String() != "10m" {
+				t.Errorf("resources %v", s.Resources)
+			}
+			wantEnv(t, s, "GOMEMLIMIT", "230MiB")
+		}},
 
 	{name: "several containers, init containers, own lists", pod: `
 annotations: {locksidecar.io/inject: "true", own: "1"}
@@ -245,7 +325,7 @@ func sidecar(t testing.TB, p *corev1.Pod) *corev1.Container {
 	if len(p.Spec.InitContainers) == 0 || p.Spec.InitContainers[0].Name != "locksidecar" {
 		t.Fatal("the sidecar is not the first init container")
 	}
-	if p.Annotations["locksidecar.io/status"] != "injected" || p.Labels["locksidecar.io/injected"] != "true" {
+	if p.Annotations["locksidecar.io/status"] != "injected by locksidecar" || p.Labels["locksidecar.io/injected"] != "true" {
 		t.Error("the pod is not marked")
 	}
 	if v := p.Annotations["cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"]; !slices.Contains(strings.Split(v, ","), "locksidecar") {
@@ -363,7 +443,7 @@ func TestAdmission(t *testing.T) {
 // TestIgnore: where failures are to be ignored, a pod that cannot have what it
 // asks for starts without it, and its maker is told.
 func TestIgnore(t *testing.T) {
-	e := newEvaluator(t, objects(t, theChart(t), parse(t, theValues+"\ninjection: {failurePolicy: Ignore}"), "v1.36"))
+	e := newEvaluator(t, objects(t, theChart(t), parse(t, ignoring), "v1.36"))
 	for _, c := range []struct {
 		annotation, warning string
 		sidecar             bool

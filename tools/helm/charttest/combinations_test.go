@@ -56,7 +56,7 @@ maxMessageBytes: 6000
 migrate: false
 env: {OTEL_EXPORTER_OTLP_ENDPOINT: "http://otel:4317", OTEL_RESOURCE_ATTRIBUTES: "pod=$(POD_NAME),quote=\"'"}
 httpPort: 9191
-readiness: false
+readiness: never
 runAsUser: 1234
 resources: {requests: {cpu: 0.25, memory: 64Mi}, limits: {cpu: 1500m, memory: 1G}}
 image: {repository: registry.local:5000/locks, digest: "sha256:` + digest + `", pullPolicy: Always}

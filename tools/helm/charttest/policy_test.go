@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apiserver/pkg/admission"
@@ -37,7 +38,7 @@ type evaluator struct {
 
 type mutation struct {
 	name     string
-	selector labels.Selector
+	selector selectors
 	fail     bool
 	matcher  matchconditions.Matcher
 	compiled *cel.CompositedCompiler
@@ -46,13 +47,21 @@ type mutation struct {
 
 type validation struct {
 	name     string
-	selector labels.Selector
+	selector selectors
+	rules    []admissionv1.NamedRuleWithOperations
 	warn     bool
 	matcher  matchconditions.Matcher
 	compiled *cel.CompositedCompiler
 	checks   cel.ConditionEvaluator
 	messages cel.ConditionEvaluator // nil entries: texts has it
 	texts    []string
+}
+
+// selectors are those of a binding.
+type selectors struct{ namespace, object labels.Selector }
+
+func (s selectors) match(ns *corev1.Namespace, object map[string]string) bool {
+	return s.namespace.Matches(labels.Set(ns.Labels)) && s.object.Matches(labels.Set(object))
 }
 
 // expression is one of a policy. (The API server has types for them too, in
@@ -128,23 +137,24 @@ func decode[T any](t testing.TB, o object) *T {
 func newEvaluator(t testing.TB, all []object) *evaluator {
 	t.Helper()
 	e := &evaluator{}
-	selectors := map[string]labels.Selector{}
+	bound := map[string]selectors{}
 	actions := map[string][]admissionv1.ValidationAction{}
-	selector := func(r *admissionv1.MatchResources) labels.Selector {
-		s, err := metav1.LabelSelectorAsSelector(r.NamespaceSelector)
-		if err != nil {
+	selector := func(r *admissionv1.MatchResources) selectors {
+		namespace, err := metav1.LabelSelectorAsSelector(r.NamespaceSelector)
+		object, err2 := metav1.LabelSelectorAsSelector(r.ObjectSelector)
+		if err = errors.Join(err, err2); err != nil {
 			t.Fatal(err)
 		}
-		return s
+		return selectors{namespace, object}
 	}
 	for _, o := range all {
 		switch o["kind"] {
 		case "MutatingAdmissionPolicyBinding":
 			b := decode[admissionv1.MutatingAdmissionPolicyBinding](t, o)
-			selectors["m/"+b.Spec.PolicyName] = selector(b.Spec.MatchResources)
+			bound["m/"+b.Spec.PolicyName] = selector(b.Spec.MatchResources)
 		case "ValidatingAdmissionPolicyBinding":
 			b := decode[admissionv1.ValidatingAdmissionPolicyBinding](t, o)
-			selectors["v/"+b.Spec.PolicyName], actions[b.Spec.PolicyName] = selector(b.Spec.MatchResources), b.Spec.ValidationActions
+			bound["v/"+b.Spec.PolicyName], actions[b.Spec.PolicyName] = selector(b.Spec.MatchResources), b.Spec.ValidationActions
 		}
 	}
 	for _, o := range all {
@@ -153,7 +163,7 @@ func newEvaluator(t testing.TB, all []object) *evaluator {
 			p := decode[admissionv1.MutatingAdmissionPolicy](t, o)
 			compiler, opts := newCompiler(t, p.Spec.Variables, true)
 			m := mutation{
-				name: p.Name, selector: selectors["m/"+p.Name], compiled: compiler,
+				name: p.Name, selector: bound["m/"+p.Name], compiled: compiler,
 				fail:    *p.Spec.FailurePolicy == admissionv1.Fail,
 				matcher: conditions(t, compiler, p.Spec.MatchConditions, p.Spec.FailurePolicy, p.Name),
 			}
@@ -168,7 +178,8 @@ func newEvaluator(t testing.TB, all []object) *evaluator {
 			p := decode[admissionv1.ValidatingAdmissionPolicy](t, o)
 			compiler, opts := newCompiler(t, p.Spec.Variables, false)
 			v := validation{
-				name: p.Name, selector: selectors["v/"+p.Name], compiled: compiler,
+				name: p.Name, selector: bound["v/"+p.Name], compiled: compiler,
+				rules:   p.Spec.MatchConstraints.ResourceRules,
 				warn:    slices.Contains(actions[p.Name], admissionv1.Warn),
 				matcher: conditions(t, compiler, p.Spec.MatchConditions, p.Spec.FailurePolicy, p.Name),
 			}
@@ -190,7 +201,7 @@ func newEvaluator(t testing.TB, all []object) *evaluator {
 			e.validating = append(e.validating, v)
 		}
 	}
-	if len(e.mutating) != 2 || len(e.validating) != 2 {
+	if len(e.mutating) < 2 || len(e.validating) < 2 {
 		t.Fatalf("%d mutating and %d validating policies", len(e.mutating), len(e.validating))
 	}
 	return e
@@ -206,7 +217,7 @@ func (e *evaluator) admit(ctx context.Context, ns *corev1.Namespace, pod *corev1
 	}
 	for range 2 { // reinvocationPolicy is IfNeeded: the second time, nothing must be left to do
 		for _, m := range e.mutating {
-			if !m.selector.Matches(labels.Set(ns.Labels)) {
+			if !m.selector.match(ns, pod.Labels) {
 				continue
 			}
 			ctx := m.compiled.CreateContext(ctx)
@@ -226,29 +237,35 @@ func (e *evaluator) admit(ctx context.Context, ns *corev1.Namespace, pod *corev1
 		}
 	}
 	for _, v := range e.validating {
-		refused, err := v.validate(ctx, ns, attributes())
+		refused, err := v.validate(ctx, ns, attributes(), pod.Labels)
 		switch {
 		case err != nil:
 			return nil, "", fmt.Errorf("%s: %w", v.name, err)
 		case len(refused) > 0 && !v.warn:
-			return nil, "", errors.New(refused[0]) // a server tells the first
+			return nil, "", errors.New(told(refused)[0]) // a server tells the first
 		default:
-			warnings += strings.Join(refused, "\n")
+			warnings += strings.Join(told(refused), "\n")
 		}
 	}
 	return pod, warnings, nil
 }
 
 // validate gives the messages of the validations that refuse.
-func (v validation) validate(ctx context.Context, ns *corev1.Namespace, a *admission.VersionedAttributes) (refused []string, _ error) {
-	if !v.selector.Matches(labels.Set(ns.Labels)) {
+func (v validation) validate(ctx context.Context, ns *corev1.Namespace, a *admission.VersionedAttributes, object map[string]string) (refused []string, _ error) {
+	resource := a.GetResource()
+	if !v.selector.match(ns, object) || !slices.ContainsFunc(v.rules, func(r admissionv1.NamedRuleWithOperations) bool {
+		return slices.Contains(r.APIGroups, resource.Group) && slices.Contains(r.Resources, resource.Resource) && slices.Contains(r.Operations, admissionv1.OperationType(a.GetOperation()))
+	}) {
 		return nil, nil
+	}
+	if resource.Resource == "namespaces" {
+		ns = nil // it is in none
 	}
 	ctx = v.compiled.CreateContext(ctx)
 	if match := v.matcher.Match(ctx, a, nil, nil); match.Error != nil || !match.Matches {
 		return nil, match.Error
 	}
-	request := cel.CreateAdmissionRequest(a.Attributes, metav1.GroupVersionResource(podResource), metav1.GroupVersionKind(podKind))
+	request := cel.CreateAdmissionRequest(a.Attributes, metav1.GroupVersionResource(resource), metav1.GroupVersionKind(a.GetKind()))
 	results, _, err := v.checks.ForInput(ctx, a, request, cel.OptionalVariableBindings{}, ns, celconfig.RuntimeCELCostBudget)
 	if err != nil {
 		return nil, err
@@ -271,4 +288,35 @@ func (v validation) validate(ctx context.Context, ns *corev1.Namespace, a *admis
 		}
 	}
 	return refused, nil
+}
+
+// told are messages as a server gives them: in place of one that is too long or has several
+// lines it shows the expression.
+func told(messages []string) []string {
+	out := slices.Clone(messages)
+	for i, m := range out {
+		if m = strings.TrimSpace(m); m == "" || len(m) > celconfig.MaxEvaluatedMessageExpressionSizeBytes || strings.Contains(m, "\n") {
+			out[i] = "failed expression"
+		}
+	}
+	return out
+}
+
+// hints are the warnings for whoever writes an object that is no pod.
+func (e *evaluator) hints(t *testing.T, ns *corev1.Namespace, resource schema.GroupVersionResource, kind string, object runtime.Object, meta metav1.ObjectMeta) string {
+	t.Helper()
+	var all []string
+	for _, v := range e.validating {
+		record := admission.NewAttributesRecord(object, nil, resource.GroupVersion().WithKind(kind), meta.Namespace, meta.Name, resource, "", admission.Update, &metav1.UpdateOptions{}, false, nil)
+		a := &admission.VersionedAttributes{Attributes: record, VersionedObject: admission.NewLazyObject(object), VersionedKind: resource.GroupVersion().WithKind(kind)}
+		refused, err := v.validate(t.Context(), ns, a, meta.Labels)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(refused) > 0 && !v.warn {
+			t.Errorf("%s refuses: %s", v.name, refused)
+		}
+		all = append(all, told(refused)...)
+	}
+	return strings.Join(all, "\n")
 }

@@ -60,16 +60,24 @@ func loadExample(t testing.TB) *chart.Chart {
 
 // render gives the text of each template, or what Helm says.
 func render(c *chart.Chart, v values, cluster string) (map[string]string, error) {
+	return renderRelease(c, v, cluster, "locksidecar", nil)
+}
+
+// renderRelease is render for a release of that name. there, which may be nil, is what lookup finds.
+func renderRelease(c *chart.Chart, v values, cluster, name string, there engine.ClientProvider) (map[string]string, error) {
 	caps := chartutil.DefaultCapabilities.Copy()
 	caps.KubeVersion = chartutil.KubeVersion{Version: cluster + ".0", Major: "1", Minor: strings.TrimPrefix(cluster, "v1.")}
 	caps.APIVersions = clusters[cluster]
 	if err := chartutil.ProcessDependencies(c, v); err != nil {
 		return nil, err
 	}
-	release := chartutil.ReleaseOptions{Name: "locksidecar", Namespace: "locks", Revision: 1, IsInstall: true}
+	release := chartutil.ReleaseOptions{Name: name, Namespace: "locks", Revision: 1, IsInstall: true}
 	all, err := chartutil.ToRenderValues(c, v, release, caps)
 	if err != nil {
 		return nil, err
+	}
+	if there != nil {
+		return engine.RenderWithClientProvider(c, all, there)
 	}
 	return engine.Render(c, all)
 }
@@ -77,7 +85,13 @@ func render(c *chart.Chart, v values, cluster string) (map[string]string, error)
 // objects are what the chart makes.
 func objects(t testing.TB, c *chart.Chart, v values, cluster string) []object {
 	t.Helper()
-	files, err := render(c, v, cluster)
+	return objectsOf(t, c, v, cluster, "locksidecar")
+}
+
+// objectsOf are what the chart makes for a release of that name.
+func objectsOf(t testing.TB, c *chart.Chart, v values, cluster, name string) []object {
+	t.Helper()
+	files, err := renderRelease(c, v, cluster, name, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

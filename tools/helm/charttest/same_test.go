@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chartutil"
 	corev1 "k8s.io/api/core/v1"
@@ -19,7 +20,11 @@ func TestSameSidecar(t *testing.T) {
 profiles:
   default: {}
   secret: {store: {secret: {name: mysql, key: dsn}}}
-  bare: {httpPort: 0, readiness: false, runAsUser: 0, resources: {requests: {cpu: "", memory: ""}, limits: {memory: ""}}}
+  bare: {httpPort: 0, readiness: never, runAsUser: 0, resources: {requests: {cpu: "", memory: ""}, limits: {memory: ""}}}
+  always: {readiness: always}
+  from: {env: {A: {secretKeyRef: {name: s, key: k}}, B: {configMapKeyRef: {name: c, key: k.k}}, C: {fieldRef: {fieldPath: "metadata.labels['a']"}}, D: plain}}
+  default-store: {store: {url: "zk://z1,z2"}, adminUids: [1, 2]}
+  always-bare: {httpPort: 0, readiness: always}
   every-key:
     ` + indent(everyKey, 4)
 	const guaranteed = "resources: {limits: {cpu: 1, memory: 1Gi}}"
@@ -28,9 +33,15 @@ profiles:
 		{"as it is", "", ``, "", ""},
 		{"Secret", ", locksidecar.io/profile: secret", `"profile" "secret"`, "", ""},
 		{"bare", ", locksidecar.io/profile: bare", `"profile" "bare"`, "", ""},
+		{"variables from elsewhere", ", locksidecar.io/profile: from", `"profile" "from"`, "", ""},
+		{"another store", ", locksidecar.io/profile: default-store", `"profile" "default-store"`, "", ""},
+		{"ready always", ", locksidecar.io/profile: always", `"profile" "always"`, "", ""},
+		{"ready always, no port", ", locksidecar.io/profile: always-bare", `"profile" "always-bare"`, "", ""},
 		{"every key", ", locksidecar.io/profile: every-key", `"profile" "every-key"`, "", ""},
 		{"overrides", ", locksidecar.io/ttl: 3s, locksidecar.io/namespace: shop, locksidecar.io/log-level: 'off', locksidecar.io/cpu-request: 5m, locksidecar.io/cpu-limit: 50m, locksidecar.io/memory-request: 20Mi, locksidecar.io/memory-limit: 99Mi",
 			`"ttl" "3s" "namespace" "shop" "log-level" "off" "cpu-request" "5m" "cpu-limit" "50m" "memory-request" "20Mi" "memory-limit" "99Mi"`, "", ""},
+		{"another port", ", locksidecar.io/http-port: '9091'", `"http-port" 9091`, "", ""},
+		{"no port", ", locksidecar.io/http-port: '0'", `"http-port" "0"`, "", ""},
 		{"Guaranteed", "", `"guaranteed" true`, "", guaranteed},
 		{"Guaranteed, bare", ", locksidecar.io/profile: bare", `"guaranteed" true "profile" "bare"`, "", guaranteed},
 		{"Guaranteed, every key", ", locksidecar.io/profile: every-key", `"guaranteed" true "profile" "every-key"`, "", guaranteed},
@@ -52,9 +63,13 @@ profiles:
 				}
 				return out
 			})
+			byName := cmpopts.SortSlices(func(a, b corev1.EnvVar) bool { return a.Name < b.Name })
+			if first := sidecar(t, injected).Env[0].Name; first != "POD_NAME" { // others refer to it
+				t.Errorf("the first variable is %s", first)
+			}
 			if d := cmp.Diff(included.Spec, corev1.PodSpec{InitContainers: injected.Spec.InitContainers, Volumes: injected.Spec.Volumes, Containers: []corev1.Container{{
 				Name: "app", Env: injected.Spec.Containers[0].Env, VolumeMounts: injected.Spec.Containers[0].VolumeMounts,
-			}}}, sameQuantity, noNil); d != "" {
+			}}}, sameQuantity, noNil, byName); d != "" {
 				t.Errorf("templates and policy differ (-template +policy):\n%s", d)
 			}
 		})

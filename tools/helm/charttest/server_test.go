@@ -184,7 +184,7 @@ func TestServer(t *testing.T) {
 // others of the same names were deleted.
 func TestServerIgnore(t *testing.T) {
 	s := realServer(t)
-	s.install(t, theValues+"\ninjection: {failurePolicy: Ignore}")
+	s.install(t, ignoring)
 	pod, warnings, err := s.admit("locks-plain", parsePod(t, plain(", locksidecar.io/ttl: soon")))
 	if err != nil {
 		t.Fatal(err)

@@ -53,6 +53,9 @@ func TestRefusals(t *testing.T) {
 		{"a key without a Secret", "v1.36", `{profiles: {default: {store: {url: "redis://redis", files: {password: p}}}}}`, "no store.files.secret"},
 		{"a variable of ours", "v1.36", `{profiles: {default: {env: {LOCKSIDECAR_TTL: 5s}}}}`, "that variable is the chart's"},
 		{"two lines", "v1.36", `{profiles: {default: {env: {A: "a\nLOCKSIDECAR_STORE=embedded:"}}}}`, "does not match pattern"},
+		{"two places for a variable", "v1.36", `{profiles: {default: {env: {A: {secretKeyRef: {name: s, key: k}, fieldRef: {fieldPath: spec.nodeName}}}}}}`, "takes the variable A from fieldRef and secretKeyRef"},
+		{"a place that is none", "v1.36", `{profiles: {default: {env: {A: {resourceFieldRef: {}}}}}}`, "additional properties 'resourceFieldRef' not allowed"},
+		{"an annotation that is none", "v1.36", `{profiles: {default: {overrides: [profile]}}}`, "/profiles/default/overrides/0"},
 		{"no such default", "v1.36", `{defaultProfile: other}`, `defaultProfile is "other", which is not among the profiles: default`},
 		{"an old cluster", "v1.29", ``, "does not serve MutatingAdmissionPolicy"},
 	} {

@@ -4,7 +4,7 @@ locksidecar.overrides: what annotations may change of a profile for one pod.
   valid  CEL: whether the value v may be used
   means  what a value must be, for the message of who mistyped it
   env    variable of the sidecar, or
-  kind, resource   of its resources
+  setting  of the profile
 The numbers of a ttl have few digits: CEL fails at a duration that it cannot hold, and
 with it the whole policy, without a word on the annotation.
 No value can have "$(", so none can make Kubernetes put in another variable.
@@ -30,15 +30,18 @@ No value can have "$(", so none can make Kubernetes put in another variable.
   valid: >-
     v.matches('^([0-9]+m|[0-9]+([.][0-9]{1,3})?)$')
   means: "must be a quantity of CPU, such as 50m or 0.5"
-  kind: {{ $kind }}
-  resource: cpu
+  setting: {{ $kind }}.cpu
 - name: memory-{{ $suffix }}
   valid: >-
     v.matches('^[0-9]+([.][0-9]+)?(k|M|G|Ki|Mi|Gi)?$')
   means: "must be a quantity of memory, such as 64Mi"
-  kind: {{ $kind }}
-  resource: memory
+  setting: {{ $kind }}.memory
 {{- end }}
+- name: http-port
+  valid: >-
+    v.matches('^[0-9]{1,5}$') && int(v) <= 65535
+  means: "must be a port, or 0 for none"
+  setting: httpPort
 {{- end -}}
 
 {{/*
@@ -51,13 +54,18 @@ policy cannot stop a pod that has nothing to do with it.
   what: pods that ask for it
   namespaces: []
   wanted: "{{ include "locksidecar.annotation" "inject" }} == 'true'"
-  asked: "!({{ include "locksidecar.annotation" "inject" }} in ['', 'false'])"
+  asked: "!({{ include "locksidecar.annotation" "inject" }} in ['', 'false']) || {{ include "locksidecar.labelled" . }}"
 - suffix: "-namespaces"
   what: pods of namespaces that ask for it
   namespaces:
     - {key: locksidecar.io/inject, operator: In, values: [enabled]}
   wanted: "{{ include "locksidecar.annotation" "inject" }} == ''"
   asked: "{{ include "locksidecar.annotation" "inject" }} == ''"
+{{- end -}}
+
+{{/* Whether a pod has the annotation for yes or no as a label, which has no effect. */}}
+{{- define "locksidecar.labelled" -}}
+({{ include "locksidecar.annotation" "inject" }} == '' && has(object.metadata.labels) && 'locksidecar.io/inject' in object.metadata.labels)
 {{- end -}}
 
 {{/* The value of an annotation in CEL, '' without it. Conditions cannot use a policy's variables. */}}
@@ -83,10 +91,20 @@ resourceRules:
     scope: Namespaced
 {{- end -}}
 
-{{/* Which namespaces a binding is for. Argument: {root, scope} */}}
+{{/*
+Which pods a binding is for. Pods that are excluded by their labels get the sidecar all the
+same when they ask for it themselves. Argument: {root, scope}
+*/}}
 {{- define "locksidecar.matchResources" -}}
 matchPolicy: Equivalent
-objectSelector: {}
+objectSelector:
+{{- if and .scope.namespaces .root.Values.injection.excludedPods }}
+  matchExpressions:
+    {{- range $key, $values := .root.Values.injection.excludedPods }}
+    - {key: {{ $key | quote }}, operator: NotIn, values: {{ toJson $values }}}
+    {{- end }}
+{{- else }} {}
+{{- end }}
 namespaceSelector:
 {{- $expressions := .scope.namespaces }}
 {{- with .root.Values.injection.excludedNamespaces }}
@@ -105,6 +123,25 @@ namespaceSelector:
   expression: "has(object.metadata.annotations) ? object.metadata.annotations : {}"
 - name: initContainers
   expression: "has(object.spec.initContainers) ? object.spec.initContainers : []"
+- name: profile
+  expression: {{ include "locksidecar.annotation" "profile" | quote }}
+{{- end -}}
+
+{{/* Whether pods of the namespace may use the profile. A policy that has it has the setting onlyIn. */}}
+{{- define "locksidecar.allowed" -}}
+- name: onlyIn
+  expression: {{ include "locksidecar.settingCEL" "onlyIn" | quote }}
+- name: allowed
+  expression: >-
+    variables.onlyIn == '' || variables.onlyIn.split(',').exists(n, n == request.namespace || n.endsWith('*') && request.namespace.startsWith(n.substring(0, n.size() - 1)))
+{{- end -}}
+
+{{/*
+Text of others in a message: an API server drops a message of more than 5 kB or several
+lines. Argument: an expression in CEL.
+*/}}
+{{- define "locksidecar.shown" -}}
+({{ . }}.size() > 100 ? {{ . }}.substring(0, 100) + '…' : {{ . }}).replace('\n', ' ').replace('\r', ' ')
 {{- end -}}
 
 {{/*

@@ -6,7 +6,7 @@ MutatingAdmissionPolicy, or by choice. Native sidecars need Kubernetes 1.29.
   {{ include "locksidecar.container" (dict "chart" .Subcharts.locksidecar "profile" "orders" "ttl" "5s") }}
 
 Beside "profile" the dict may have what annotations can say ("ttl", "namespace",
-"log-level", "cpu-request", "cpu-limit", "memory-request", "memory-limit"), and
+"log-level", "cpu-request", "cpu-limit", "memory-request", "memory-limit", "http-port"), and
 "hostNetwork": true for a pod in the host's network, and "guaranteed": true for one whose
 other containers all have equal requests and limits. The other templates take the
 same argument.
@@ -35,7 +35,7 @@ env:
   {{- end }}
   {{- range splitList "\n" $s.env }}
   {{- $name := splitList "=" . | first }}
-  {{- if not (hasKey $a.env $name) }}
+  {{- if not (or (hasKey $a.env $name) (contains "=\u0001" .)) }}
   - name: {{ $name }}
     value: {{ trimPrefix (printf "%s=" $name) . | quote }}
   {{- end }}
@@ -56,6 +56,18 @@ env:
     value: {{ printf "%dMiB" (divf (mulf (include "locksidecar.quantity" . | float64) 0.9) 1048576.0 | int64) | quote }}
   {{- end }}
   {{- end }}
+  {{- range splitList "\n" $s.env }}
+  {{- if contains "=\u0001" . }}
+  {{- $from := splitList "\u0001" . }}
+  - name: {{ index $from 0 | trimSuffix "=" }}
+    valueFrom:
+      {{- if eq (index $from 1) "fieldRef" }}
+      fieldRef: {fieldPath: {{ index $from 2 | quote }}}
+      {{- else }}
+      {{ index $from 1 }}: {name: {{ index $from 2 | quote }}, key: {{ index $from 3 | quote }}}
+      {{- end }}
+  {{- end }}
+  {{- end }}
 {{- if $a.port }}
 ports:
   - {name: locksidecar, containerPort: {{ $a.port }}, protocol: TCP}
@@ -65,12 +77,13 @@ startupProbe:
   periodSeconds: 1
   timeoutSeconds: 3
   failureThreshold: 60
-{{- if eq $s.readiness "true" }}
+{{- if ne $s.readiness "never" }}
 readinessProbe:
+  {{- $once := eq $s.readiness "once" }}
   {{- if $a.port }}
-  httpGet: {path: /readyz, port: {{ $a.port }}}
+  httpGet: {path: {{ $once | ternary "/readyz?once=true" "/readyz" | quote }}, port: {{ $a.port }}}
   {{- else }}
-  exec: {command: [/locksidecar, health]}
+  exec: {command: [/locksidecar, health{{ if $once }}, --once{{ end }}]}
   {{- end }}
   periodSeconds: 5
   timeoutSeconds: 3
@@ -127,7 +140,7 @@ locksidecar.argument is the argument of these templates in one form:
 */}}
 {{- define "locksidecar.argument" -}}
 {{- $a := hasKey . "Chart" | ternary (dict "chart" .) . -}}
-{{- $known := list "chart" "profile" "ttl" "namespace" "log-level" "cpu-request" "cpu-limit" "memory-request" "memory-limit" "hostNetwork" "guaranteed" -}}
+{{- $known := list "chart" "profile" "ttl" "namespace" "log-level" "cpu-request" "cpu-limit" "memory-request" "memory-limit" "http-port" "hostNetwork" "guaranteed" -}}
 {{- range $key := keys $a -}}
 {{- if not (has $key $known) -}}
 {{- fail (printf "\n\nlocksidecar: the templates take no %q; they take %s.\n" $key (join ", " $known)) -}}
@@ -176,6 +189,7 @@ locksidecar.argument is the argument of these templates in one form:
 {{- end -}}
 {{- end -}}
 {{- $port := "" -}}
-{{- if not $a.hostNetwork -}}{{- $port = $s.httpPort | default "" -}}{{- end -}}
+{{- if not $a.hostNetwork -}}{{- $port = get $a "http-port" | default $s.httpPort | default "" | toString -}}{{- end -}}
+{{- if eq $port "0" -}}{{- $port = "" -}}{{- end -}}
 {{- toYaml (dict "settings" $s "env" $env "port" $port "resources" $resources) -}}
 {{- end -}}

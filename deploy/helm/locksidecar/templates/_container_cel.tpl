@@ -1,13 +1,12 @@
 {{/*
 The sidecar in CEL, for the JSON patch of the policy: what locksidecar.container is
-for app charts, made of the same settings, which here are entries
-variables.profiles[variables.p + KEY]. (CEL reads no JSON; hence the flat map.)
+for app charts, made of the same settings, which here are variables. (CEL reads no JSON; hence the flat maps.)
 */}}
 {{- define "locksidecar.containerCEL" -}}
 Object.spec.initContainers{
   name: "locksidecar",
-  image: variables.profiles[variables.p + "image"],
-  imagePullPolicy: variables.profiles[variables.p + "imagePullPolicy"],
+  image: {{ include "locksidecar.settingCEL" "image" }},
+  imagePullPolicy: {{ include "locksidecar.settingCEL" "imagePullPolicy" }},
   restartPolicy: "Always",
   args: ["serve"],
   env: [
@@ -15,24 +14,34 @@ Object.spec.initContainers{
         fieldRef: Object.spec.initContainers.env.valueFrom.fieldRef{fieldPath: "metadata.name"}}},
       Object.spec.initContainers.env{name: "LOCKSIDECAR_SOCKET", value: "{{ include "locksidecar.socket" . }}"}
     ]
-    + (!((variables.p + "storeSecret") in variables.profiles) ? [] : [
+    + (variables.storeSecret == "" ? [] : [
       Object.spec.initContainers.env{name: "LOCKSIDECAR_STORE", valueFrom: Object.spec.initContainers.env.valueFrom{
         secretKeyRef: Object.spec.initContainers.env.valueFrom.secretKeyRef{
-          name: variables.profiles[variables.p + "storeSecret"], key: variables.profiles[variables.p + "storeSecretKey"]}}}
+          name: variables.storeSecret, key: {{ include "locksidecar.settingCEL" "storeSecretKey" }}}}}
     ])
-    + variables.env.map(e, Object.spec.initContainers.env{
-      name: e.substring(0, e.indexOf("=")), value: e.substring(e.indexOf("=") + 1)}),
+    + variables.envWithMemory.filter(e, !e.contains("=\u0001")).map(e, Object.spec.initContainers.env{
+      name: e.substring(0, e.indexOf("=")), value: e.substring(e.indexOf("=") + 1)})
+    + variables.env.filter(e, e.contains("=\u0001")).map(e, Object.spec.initContainers.env{
+      name: e.substring(0, e.indexOf("=")), valueFrom: Object.spec.initContainers.env.valueFrom{
+        {{- range $i, $from := list "secretKeyRef" "configMapKeyRef" }}
+        ?{{ $from }}: e.split("\u0001")[1] != "{{ $from }}" ? optional.none() : optional.of(
+          Object.spec.initContainers.env.valueFrom.{{ $from }}{name: e.split("\u0001")[2], key: e.split("\u0001")[3]}),
+        {{- end }}
+        ?fieldRef: e.split("\u0001")[1] != "fieldRef" ? optional.none() : optional.of(
+          Object.spec.initContainers.env.valueFrom.fieldRef{fieldPath: e.split("\u0001")[2]})}}),
   ports: variables.port == 0 ? [] : [
     Object.spec.initContainers.ports{name: "locksidecar", containerPort: variables.port, protocol: "TCP"}],
   startupProbe: Object.spec.initContainers.startupProbe{
     exec: Object.spec.initContainers.startupProbe.exec{command: ["/locksidecar", "health", "--live"]},
     periodSeconds: 1, timeoutSeconds: 3, failureThreshold: 60},
-  ?readinessProbe: variables.profiles[variables.p + "readiness"] != "true" ? optional.none() : optional.of(
+  ?readinessProbe: variables.readiness == "never" ? optional.none() : optional.of(
     Object.spec.initContainers.readinessProbe{
       ?httpGet: variables.port == 0 ? optional.none() : optional.of(
-        Object.spec.initContainers.readinessProbe.httpGet{path: "/readyz", port: variables.port}),
+        Object.spec.initContainers.readinessProbe.httpGet{
+          path: variables.readiness == "once" ? "/readyz?once=true" : "/readyz", port: variables.port}),
       ?exec: variables.port != 0 ? optional.none() : optional.of(
-        Object.spec.initContainers.readinessProbe.exec{command: ["/locksidecar", "health"]}),
+        Object.spec.initContainers.readinessProbe.exec{
+          command: ["/locksidecar", "health"] + (variables.readiness == "once" ? ["--once"] : [])}),
       periodSeconds: 5, timeoutSeconds: 3, failureThreshold: 2}),
   resources: Object.spec.initContainers.resources{
     {{- range $i, $kind := list "requests" "limits" }}
@@ -56,7 +65,7 @@ Object.spec.initContainers{
   volumeMounts: [
       Object.spec.initContainers.volumeMounts{name: "locksidecar", mountPath: "{{ include "locksidecar.directory" . }}"}
     ]
-    + (!((variables.p + "filesSecret") in variables.profiles) ? [] : [
+    + (variables.filesSecret == "" ? [] : [
       Object.spec.initContainers.volumeMounts{name: "locksidecar-files", mountPath: "{{ include "locksidecar.files" . }}", readOnly: true}
     ])
 }
@@ -65,17 +74,23 @@ Object.spec.initContainers{
 {{/* The variables that the expression above needs, beside variables.p. */}}
 {{- define "locksidecar.containerVariables" -}}
 {{- $env := list }}
+{{- range list "storeSecret" "filesSecret" "readiness" }}
+- name: {{ . }}
+  expression: {{ include "locksidecar.settingCEL" . | quote }}
+{{- end }}
+- name: mayChange
+  expression: {{ printf "(%s).split(',')" (include "locksidecar.settingCEL" "overrides") | quote }}
 # What annotations change. A value that is not valid is left out here, and the
 # validating policy refuses it.
 {{- range include "locksidecar.overrides" . | fromYamlArray }}
 - name: the_{{ .name | replace "-" "_" }}
-  {{- $value := printf "[variables.annotations[?'locksidecar.io/%s'].orValue('')].filter(v, %s)" .name .valid }}
+  {{- $value := printf "[variables.annotations[?'locksidecar.io/%s'].orValue('')].filter(v, '%s' in variables.mayChange && %s)" .name .name .valid }}
   {{- with .env }}
   {{- $env = append $env . }}
   expression: {{ $value | quote }}
   {{- else }}
   # The type must be plain for the server: it panics at a map's optional entry of unknown type.
-  expression: {{ printf "string((%s + [variables.profiles[?variables.p + '%s.%s'].orValue('')])[0])" $value .kind .resource | quote }}
+  expression: {{ printf "string((%s + [%s])[0])" $value (include "locksidecar.settingCEL" .setting) | quote }}
   {{- end }}
 {{- end }}
 # Kubernetes' own rule, without ours: each container has equal requests and limits. (An
@@ -88,30 +103,45 @@ Object.spec.initContainers{
         r in c.resources.limits && quantity(c.resources.limits[r]).isGreaterThan(quantity('0'))
         && (!has(c.resources.requests) || !(r in c.resources.requests)
           || quantity(c.resources.requests[r]).compareTo(quantity(c.resources.limits[r])) == 0)))
-- name: cpu_limit
-  expression: "string(variables.guaranteed && variables.the_cpu_limit == '' ? variables.profiles[?variables.p + 'guaranteedCpu'].orValue('') : variables.the_cpu_limit)"
-- name: memory_limit
+# What the pod as a whole has. The containers' own must stay within it, and there may be no
+# room: the sidecar takes its part of the whole, unless the pod says otherwise.
+- name: pooled
+  expression: >-
+    !has(object.spec.resources) ? [] : ['cpu', 'memory'].filter(r,
+      (has(object.spec.resources.requests) && r in object.spec.resources.requests || has(object.spec.resources.limits) && r in object.spec.resources.limits)
+      && ['request', 'limit'].all(k, variables.annotations[?'locksidecar.io/' + r + '-' + k].orValue('') == ''))
+- name: the_whole_cpu_limit
+  expression: "string(variables.guaranteed && variables.the_cpu_limit == '' ? {{ include "locksidecar.settingCEL" "guaranteedCpu" }} : variables.the_cpu_limit)"
+- name: the_whole_memory_limit
   expression: "string(variables.guaranteed && variables.the_memory_limit == '' ? variables.the_memory_request : variables.the_memory_limit)"
 {{- range list "cpu" "memory" }}
+- name: {{ . }}_limit
+  expression: "string('{{ . }}' in variables.pooled ? '' : variables.the_whole_{{ . }}_limit)"
 - name: {{ . }}_request
-  expression: "string(variables.guaranteed && variables.{{ . }}_limit != '' ? variables.{{ . }}_limit : variables.the_{{ . }}_request)"
+  expression: "string('{{ . }}' in variables.pooled ? '' : variables.guaranteed && variables.{{ . }}_limit != '' ? variables.{{ . }}_limit : variables.the_{{ . }}_request)"
 {{- end }}
 - name: user
-  expression: "int(variables.profiles[?variables.p + 'runAsUser'].orValue('0'))"
+  expression: {{ printf "int('0' + %s)" (include "locksidecar.settingCEL" "runAsUser") | quote }}
 - name: port
-  expression: "has(object.spec.hostNetwork) && object.spec.hostNetwork ? 0 : int(variables.profiles[?variables.p + 'httpPort'].orValue('0'))"
+  expression: "has(object.spec.hostNetwork) && object.spec.hostNetwork ? 0 : int('0' + variables.the_http_port)"
 - name: overrides
   expression: >-
     {{- range $i, $name := $env }}
     {{ if $i }}+ {{ end }}variables.the_{{ $name | trimPrefix "LOCKSIDECAR_" | lower }}.map(v, '{{ $name }}=' + v)
     {{- end }}
+- name: own # variables in which the profile differs from the default one
+  expression: "variables.profiles[?variables.p + 'env'].orValue('').split('\\n')"
 - name: env
   expression: >-
-    variables.profiles[variables.p + 'env'].split('\n').filter(e, !variables.overrides.exists(o, e.startsWith(o.substring(0, o.indexOf('=') + 1))))
+    (variables.base['env'].split('\n').filter(e, !variables.own.exists(o, o == e.substring(0, e.indexOf('=')) || o.startsWith(e.substring(0, e.indexOf('=') + 1))))
+      + variables.own.filter(e, e.contains('=')))
+    .filter(e, !variables.overrides.exists(o, e.startsWith(o.substring(0, o.indexOf('=') + 1))))
     + variables.overrides
     + (variables.port == 0 ? [] : ['LOCKSIDECAR_HTTP_ADDR=:' + string(variables.port)])
-    + (variables.memory_limit == '' || variables.profiles[variables.p + 'env'].split('\n').exists(e, e.startsWith('GOMEMLIMIT=')) ? []
-      : ['GOMEMLIMIT=' + string(int(quantity(variables.memory_limit).asApproximateFloat() * 0.9 / 1048576.0)) + 'MiB'])
+- name: envWithMemory
+  expression: >-
+    variables.env + (variables.the_whole_memory_limit == '' || variables.env.exists(e, e.startsWith('GOMEMLIMIT=')) ? []
+      : ['GOMEMLIMIT=' + string(int(quantity(variables.the_whole_memory_limit).asApproximateFloat() * 0.9 / 1048576.0)) + 'MiB'])
 {{- end -}}
 
 {{/*

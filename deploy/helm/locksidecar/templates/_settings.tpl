@@ -1,8 +1,12 @@
 {{/*
 locksidecar.settings: a profile as a flat map of strings, the one source of what
 the sidecar is like. The policies hold it as it is, under
-"PROFILE.key"; the named template locksidecar.container makes a container of it,
-and so does the expression of the policy (_container_cel.tpl), key by key.
+the key or, where a profile is not like the default one, under "PROFILE.key"; the named template
+locksidecar.container makes a container of it, and so does the expression of the policy
+(_container_cel.tpl), key by key.
+
+"env" has a line NAME=VALUE for each variable. A value that comes from elsewhere is
+KIND, NAME and KEY, each after a character 1, which no other value has.
 
 Argument: {chart: the chart's context, profile: NAME}
 */}}
@@ -27,7 +31,8 @@ Argument: {chart: the chart's context, profile: NAME}
 {{- fail (printf "\n\nProfile %q has store.files.password, a key, but no store.files.secret to find it in.\n" .profile) -}}
 {{- end -}}
 {{- $url := $store.url | default "" -}}
-{{- if or (regexMatch "^[^?]*//[^?]*:[^?]+@" $url) (regexMatch "(?i)[?&][^=&]*(passw|%)[^=&]*=" $url) -}}
+{{- $shown := regexReplaceAll "([?&])password-file=[^&]*" $url "${1}" -}}
+{{- if or (regexMatch "^[^?]*//[^?]*:[^?]+@" $shown) (regexMatch "(?i)[?&][^=&]*(passw|%)[^=&]*=" $shown) -}}
 {{- fail (printf "\n\nProfile %q has a password in store.url, where everybody who may read the pod could read it: put the URL into a Secret and name that in store.secret. A password before the @ may also stand alone in a Secret that store.files names.\n" .profile) -}}
 {{- end -}}
 {{- range $name := keys $p.env -}}
@@ -73,7 +78,16 @@ Argument: {chart: the chart's context, profile: NAME}
 {{- end -}}
 {{- end -}}
 {{- range $name := keys $p.env | sortAlpha -}}
-{{- $env = append $env (printf "%s=%s" $name (include "locksidecar.text" (get $p.env $name))) -}}
+{{- $value := get $p.env $name -}}
+{{- if kindIs "map" $value -}}
+{{- if ne (len $value) 1 -}}
+{{- fail (printf "\n\nProfile %q takes the variable %s from %s: keep one of them.\n" $.profile $name (keys $value | sortAlpha | join " and ")) -}}
+{{- end -}}
+{{- range $from, $ref := $value -}}
+{{- $value = printf "\x01%s\x01%s\x01%s" $from ($ref.name | default $ref.fieldPath) ($ref.key | default "") -}}
+{{- end -}}
+{{- end -}}
+{{- $env = append $env (printf "%s=%s" $name (include "locksidecar.text" $value)) -}}
 {{- end -}}
 {{- $_ := set $out "env" (join "\n" $env) -}}
 {{- if $secret.name -}}
@@ -86,7 +100,7 @@ Argument: {chart: the chart's context, profile: NAME}
 {{- if $p.httpPort -}}
 {{- $_ := set $out "httpPort" (int $p.httpPort | toString) -}}
 {{- end -}}
-{{- $_ := set $out "readiness" ($p.readiness | toString) -}}
+{{- $_ := set $out "readiness" $p.readiness -}}
 {{- if $p.runAsUser -}}
 {{- $_ := set $out "runAsUser" (int64 $p.runAsUser | toString) -}}
 {{- end -}}
@@ -97,10 +111,27 @@ Argument: {chart: the chart's context, profile: NAME}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- with $p.onlyIn -}}
+{{- $_ := set $out "onlyIn" (join "," .) -}}
+{{- end -}}
+{{- with $p.overrides -}}
+{{- $_ := set $out "overrides" (join "," .) -}}
+{{- end -}}
 {{- with $p.resources.guaranteedCpu -}}
 {{- $_ := set $out "guaranteedCpu" (include "locksidecar.text" .) -}}
 {{- end -}}
 {{- toYaml $out -}}
+{{- end -}}
+
+{{/* locksidecar.cpuLimited are the profiles with a CPU limit, a list in CEL. */}}
+{{- define "locksidecar.cpuLimited" -}}
+{{- $limited := list -}}
+{{- range $profile := keys .Values.profiles | sortAlpha -}}
+{{- if hasKey (include "locksidecar.settings" (dict "chart" $ "profile" $profile) | fromYaml) "limits.cpu" -}}
+{{- $limited = append $limited $profile -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $limited -}}
 {{- end -}}
 
 {{/*
@@ -123,18 +154,77 @@ takes what is false, 0 or "".
 {{- end -}}
 
 {{/*
-locksidecar.profilesCEL is what the policy knows of profiles: a map in CEL, from
-PROFILE.key to the setting. A JSON string is also one of CEL. It is part of the
-policy, and no parameter of it, because an API server that has seen the last policy
+locksidecar.profilesCEL are the variables by which a policy knows the profiles: base is the
+default profile, a map in CEL from key to setting; profiles has what differs from there, by
+"PROFILE.key", where "" is nothing and a line of "env" without "=" is a variable less. (A JSON string is also one of
+CEL.) They are part of the policy, and no parameter of it, because an API server that has seen the last policy
 with a ConfigMap as its parameter go, by helm uninstall, does not watch ConfigMaps
 for the next one before it is restarted (kubernetes/kubernetes#130887).
+
+Argument: {root, keys: which settings; empty: all}
 */}}
 {{- define "locksidecar.profilesCEL" -}}
-{
-{{- range $profile := keys .Values.profiles | sortAlpha }}
-{{- range $key, $value := include "locksidecar.settings" (dict "chart" $ "profile" $profile) | fromYaml }}
-  {{ printf "%s.%s" $profile $key | toJson }}: {{ toJson $value }},
-{{- end }}
-{{- end }}
-}
+{{- $root := .root -}}
+{{- if not (hasKey $root.Values.profiles $root.Values.defaultProfile) -}}
+{{- fail (printf "\n\ndefaultProfile is %q, which is not among the profiles: %s.\n" $root.Values.defaultProfile (keys $root.Values.profiles | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{- $base := include "locksidecar.settings" (dict "chart" $root "profile" $root.Values.defaultProfile) | fromYaml -}}
+{{- $known := include "locksidecar.settingKeys" . | fromYamlArray -}}
+{{- $all := list -}}
+{{- range $profile := keys $root.Values.profiles | sortAlpha -}}
+{{- $own := include "locksidecar.settings" (dict "chart" $root "profile" $profile) | fromYaml -}}
+{{- range $key := $known -}}
+{{- $value := get $own $key -}}
+{{- $usual := get $base $key -}}
+{{- if and (ne $value $usual) (eq $key "env") -}}
+{{- $value = include "locksidecar.envDifference" (dict "usual" $usual "own" $value) -}}
+{{- end -}}
+{{- if ne (get $own $key) $usual -}}
+{{- $all = append $all (printf "%s: %s" (printf "%s.%s" $profile $key | toJson) (toJson $value)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $text := join ",\n    " $all -}}
+{{- if gt (len $text) 90000 -}}
+{{- fail (printf "\n\nThe %d profiles take %d characters, where the API server takes no expression of more than 100000. Move what many of them say into profileDefaults or into the default profile, or install a second release for some of the namespaces (injection.serves).\n" (len $root.Values.profiles) (len $text)) -}}
+{{- end -}}
+- name: base
+  expression: |-
+    {
+    {{- range $key := $known }}
+      {{ toJson $key }}: {{ get $base $key | toJson }},
+    {{- end }}
+    }
+- name: profiles # what differs from there
+  expression: |-
+    {{ if $all }}{ {{- $text -}} }{{ else }}{"": ""}{{ end }}
+- name: p # what the profile's keys begin with
+  expression: "(variables.profile == '' ? '{{ $root.Values.defaultProfile }}' : variables.profile) + '.'"
+{{- end -}}
+
+{{/* Each setting that there may be, or those that are asked for. Argument: {keys} */}}
+{{- define "locksidecar.settingKeys" -}}
+{{- toYaml (.keys | default (list "env" "filesSecret" "guaranteedCpu" "httpPort" "image" "imagePullPolicy" "limits.cpu" "limits.memory" "onlyIn" "overrides" "readiness" "requests.cpu" "requests.memory" "runAsUser" "storeSecret" "storeSecretKey")) -}}
+{{- end -}}
+
+{{/* Lines of one env that are not in the usual one, and the names of those that are only there. Argument: {usual, own} */}}
+{{- define "locksidecar.envDifference" -}}
+{{- $usual := splitList "\n" .usual -}}
+{{- $own := splitList "\n" .own -}}
+{{- $names := list -}}
+{{- $lines := list -}}
+{{- range $own -}}
+{{- $names = append $names (splitList "=" . | first) -}}
+{{- if not (has . $usual) -}}{{- $lines = append $lines . -}}{{- end -}}
+{{- end -}}
+{{- range $usual -}}
+{{- $name := splitList "=" . | first -}}
+{{- if not (has $name $names) -}}{{- $lines = append $lines $name -}}{{- end -}}
+{{- end -}}
+{{- join "\n" $lines -}}
+{{- end -}}
+
+{{/* A setting of the pod's profile in CEL, '' without it. */}}
+{{- define "locksidecar.settingCEL" -}}
+variables.profiles[?variables.p + '{{ . }}'].orValue(variables.base['{{ . }}'])
 {{- end -}}
