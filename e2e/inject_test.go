@@ -31,7 +31,7 @@ func TestInjected(t *testing.T) {
 	if len(s.Spec.InitContainers) != 2 || s.Spec.InitContainers[0].Name != "locksidecar" || s.Spec.InitContainers[0].RestartPolicy != "Always" {
 		t.Errorf("init containers: %+v", s.Spec.InitContainers)
 	}
-	if s.Metadata.Annotations["locksidecar.io/status"] != "injected" {
+	if s.Metadata.Annotations["locksidecar.io/status"] != "injected by "+release {
 		t.Errorf("annotations: %v", s.Metadata.Annotations)
 	}
 	if e := parseEvents(must(t, "logs", "-n", appsNS, p.name, "-c", "init")); len(e) != 2 || e[0].Event != "granted" || e[1].Event != "released" {

@@ -117,6 +117,11 @@ func TestRelease(t *testing.T) {
 	if err := refused("added"); err == nil {
 		t.Fatal("a profile is there before it was added")
 	}
+	second := installArgs("install")
+	second[1] = "another"
+	if _, err := helm(t.Context(), second...); err == nil || !strings.Contains(err.Error(), "another release of the chart") {
+		t.Errorf("a second release: %v", err)
+	}
 	if _, err := helm(t.Context(), installArgs("upgrade", "--set", "profiles.added.ttl=5s")...); err != nil {
 		t.Fatal(err)
 	}

@@ -83,7 +83,7 @@ func setUp(ctx context.Context) error {
 func awaitPolicy(ctx context.Context) error {
 	for start := time.Now(); ; time.Sleep(100 * time.Millisecond) {
 		out, err := pod{name: "probe", command: []string{"true"}, annotations: injected("")}.dryRun(ctx)
-		if strings.Contains(out, `"locksidecar.io/status": "injected"`) {
+		if strings.Contains(out, `"locksidecar.io/status": "injected by `+release+`"`) {
 			fmt.Printf("the policies are in force %s after helm install\n", short(time.Since(start)))
 			return nil
 		}
@@ -143,7 +143,7 @@ func installArgs(action string, more ...string) []string {
 			"default": object{},
 			"other":   object{"namespace": "other"},
 			"secret":  object{"store": object{"secret": object{"name": "locks"}}},
-			"quick":   object{"ttl": "3s"},
+			"quick":   object{"ttl": "3s", "readiness": "always"},
 			"down":    object{"store": object{"url": "redis://127.0.0.1:1"}},
 			"noport":  object{"httpPort": 0},
 		},

@@ -17,6 +17,7 @@ app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+locksidecar.io/release: {{ include "locksidecar.fullname" . }}
 {{- with .Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
@@ -26,6 +27,24 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "locksidecar.directory" -}}/run/locksidecar{{- end -}}
 {{- define "locksidecar.socket" -}}/run/locksidecar/locksidecar.sock{{- end -}}
 {{- define "locksidecar.files" -}}/run/secrets/locksidecar{{- end -}}
+
+{{/* What the annotation locksidecar.io/status says: which release has put the sidecar in. */}}
+{{- define "locksidecar.status" -}}injected by {{ include "locksidecar.fullname" . }}{{- end -}}
+
+{{/*
+locksidecar.onlyRelease fails where another release serves the same pods: who comes first
+would be the order of names, and its store the one that pods get. helm template and GitOps
+cannot look into the cluster; there the policies refuse the pods. Argument: {root, api}
+*/}}
+{{- define "locksidecar.onlyRelease" -}}
+{{- $own := include "locksidecar.fullname" .root -}}
+{{- range (lookup .api "MutatingAdmissionPolicy" "" "").items -}}
+{{- $other := dig "metadata" "labels" "locksidecar.io/release" $own . -}}
+{{- if ne $other $own -}}
+{{- fail (printf "\n\nThis cluster has another release of the chart, %q (helm list -A, kubectl get mutatingadmissionpolicies -L locksidecar.io/release). Both would act on the same pods, with different stores. Upgrade that one, or uninstall it first.\n" $other) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 
 {{/* The API version of MutatingAdmissionPolicy that is to be used. */}}
 {{- define "locksidecar.mutatingAPI" -}}
