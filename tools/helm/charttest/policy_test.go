@@ -201,7 +201,7 @@ func newEvaluator(t testing.TB, all []object) *evaluator {
 			e.validating = append(e.validating, v)
 		}
 	}
-	if len(e.mutating) < 2 || len(e.validating) < 2 {
+	if len(e.mutating) < 2 || len(e.validating) < 3 {
 		t.Fatalf("%d mutating and %d validating policies", len(e.mutating), len(e.validating))
 	}
 	return e
