@@ -192,6 +192,9 @@ func TestKilledSidecar(t *testing.T) {
 	if !errors.As(l.Err(), &lost) || lost.Reason != client.LostStream || !errors.Is(s.Err(), client.ErrStreamEnded) {
 		t.Errorf("%v; %v", l.Err(), s.Err())
 	}
+	if err := l.Release(t.Context()); !errors.Is(err, client.ErrLockLost) || !errors.Is(err, client.ErrStreamEnded) || !errors.As(err, &lost) {
+		t.Errorf("release: %v", err)
+	}
 	if _, err := s.Acquire(t.Context(), "r", client.AcquireOptions{}); !errors.Is(err, client.ErrStreamEnded) {
 		t.Errorf("acquire: %v", err)
 	}

@@ -92,14 +92,21 @@ type LostError struct {
 	Message  string
 
 	graceEnd time.Duration
+	ended    error // why the session did, where the hold is lost by that
 }
 
 func (e *LostError) Error() string {
 	return fmt.Sprintf("the lock on %q is lost: %s", e.Resource, e.Message)
 }
 
-// Unwrap gives ErrLockLost.
-func (e *LostError) Unwrap() error { return ErrLockLost }
+// Unwrap gives ErrLockLost and, where the hold is lost because the session has ended,
+// Session.Err.
+func (e *LostError) Unwrap() []error {
+	if e.ended != nil {
+		return []error{ErrLockLost, e.ended}
+	}
+	return []error{ErrLockLost}
+}
 
 // of says what was lost. Of several the sidecar has named the one.
 func (e *LostError) of(l *Lock) {
@@ -167,7 +174,7 @@ func (l *Lock) Err() error {
 	defer l.session.mu.Unlock()
 	if now := bootTime(); l.over == nil && l.end() <= now {
 		if l.silentAt() > now {
-			e := &LostError{Reason: pb.LostReason_MAX_HOLD.String(), Message: "its max_hold is over"}
+			e := maxHoldOver()
 			e.of(l)
 			return e
 		}
@@ -181,10 +188,11 @@ func (l *Lock) Err() error {
 // answered, the release goes on in the background. A lost hold should be released
 // too: that ends its grace, and others are let in at once.
 //
-//	ErrLockLost: it was lost, before the call or as the sidecar now says.
+//	ErrLockLost: it was lost, before the call or as the sidecar now says. Where that is so
+//	  because the session has ended, it is Session.Err, too.
 //	ErrReleased: it was released before, as often as it was acquired.
 //	the cause of ctx: it ended.
-//	Session.Err: the session has ended, and the hold with it.
+//	Session.Err: the session has ended before the answer came, and the hold with it.
 func (l *Lock) Release(ctx context.Context) error {
 	if err := l.session.release(ctx, l); err != nil {
 		return fmt.Errorf("release %q: %w", l.name(), err)
@@ -195,7 +203,7 @@ func (l *Lock) Release(ctx context.Context) error {
 func (s *Session) release(ctx context.Context, l *Lock) error {
 	s.mu.Lock()
 	c, q := s.letGo(l)
-	if err := cmp.Or(s.err, l.over); c == nil || s.err != nil {
+	if err := cmp.Or(l.over, s.err); c == nil || s.err != nil {
 		s.mu.Unlock()
 		return err
 	}
@@ -246,6 +254,10 @@ func (l *Lock) end() time.Duration {
 	return l.session.clock.ours(end)
 }
 
+func maxHoldOver() *LostError {
+	return &LostError{Reason: pb.LostReason_MAX_HOLD.String(), Message: "its max_hold is over"}
+}
+
 // maxSlack is how long the sidecar may take to say that MaxHold is over. It
 // keeps others out meanwhile and tells for how much longer, which is better news
 // than its silence.
@@ -263,8 +275,12 @@ func (l *Lock) silentAt() time.Duration {
 }
 
 // silence is the loss by it. The store keeps others out for the margin, which counts
-// from the end, however late that is noticed. session.mu is held.
+// from the end, however late that is noticed; not where that end is by MaxHold: the lease
+// goes on, and the sidecar may have let go. session.mu is held.
 func (l *Lock) silence() *LostError {
+	if l.limit != 0 && l.silentAt() >= l.session.clock.ours(l.limit) {
+		return maxHoldOver()
+	}
 	return &LostError{
 		Reason: LostSilence, Message: "the sidecar was not heard of in time",
 		graceEnd: l.end() + l.session.margin,

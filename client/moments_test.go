@@ -210,7 +210,7 @@ func TestTheLastMomentOfMaxHold(t *testing.T) {
 			t.Errorf("%s: the sidecar's time is over, and the hold is not lost", name)
 		}
 		var e *LostError
-		if err := l.Err(); !errors.As(err, &e) || e.Reason != LostSilence || e.GraceLeft() != time.Second-maxSlack {
+		if err := l.Err(); !errors.As(err, &e) || e.Reason != "MAX_HOLD" || e.GraceLeft() != 0 {
 			t.Errorf("%s: %#v", name, err)
 		}
 	}

@@ -204,7 +204,7 @@ func (s *Session) end(why error, reason, message string) {
 	}
 	s.err = why
 	for _, l := range s.locks {
-		s.lose(l, &LostError{Reason: reason, Message: message})
+		s.lose(l, &LostError{Reason: reason, Message: message, ended: why})
 	}
 	for id, c := range s.calls {
 		delete(s.calls, id)
