@@ -172,9 +172,15 @@ func serve(t *testing.T, args ...string) *sidecar {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	s := &sidecar{socket: filepath.Join(dir, "s")}
+	return serveAt(t, filepath.Join(dir, "s"), args...)
+}
+
+func serveAt(t *testing.T, socket string, args ...string) *sidecar {
+	t.Helper()
+	s := &sidecar{socket: socket}
 	s.program = launch(t, nil, binary, append([]string{"serve", "--socket", s.socket}, args...)...)
 	s.says("Take a lock") // the example that it prints when apps can connect
+	var err error
 	if s.client, err = client.Dial(t.Context(), s.socket); err != nil {
 		t.Fatal(err)
 	}
