@@ -1,48 +1,68 @@
 package io.github.locksidecar;
 
 import java.util.concurrent.CompletableFuture;
-import locksidecar.v1.Locksidecar.SessionResponse;
 
-/** A request in flight. All but the answer is guarded by the session's mu. */
+/** One request, and what came of it. All but the answer is guarded by the session's mu. */
 final class Call {
   /**
-   * Gets the answer, or the exception that the session ended with. It is completed by the thread
-   * that does the input and output: whoever hangs code on it does so with an executor.
+   * Gets the answer, or why there is none: a SidecarException. It is completed by the thread that
+   * reads: whoever hangs code on it does so with an executor.
    */
-  final CompletableFuture<SessionResponse> answer = new CompletableFuture<>();
+  final CompletableFuture<Json> answer = new CompletableFuture<>();
 
-  /** Not 0 where the request asks for a lock that ends by itself. */
-  final long maxHold;
+  final String kind;
+  final Json body;
 
-  /** What is asked to be released; null for other requests. */
-  final Held releases;
+  /** Of an acquire; else null. */
+  final LockRequest wanted;
 
-  final boolean acquires;
+  /** The hold that it is about; null: none. */
+  final Held about;
 
-  String id;
+  /** Nothing before it was sent. */
+  String id = "";
+
+  /** The session has taken it: it had not ended. */
+  boolean taken;
+
+  /** When it was; by System.nanoTime. */
+  long posted;
+
+  /** On the boot-time clock, just before it was sent. */
   long sent;
 
-  /** What the grant has made. */
+  /** After how many nanoseconds the answer is overdue; 0: never. */
+  final long overdueAfter;
+
+  /** What an acquire got. */
   Held held;
 
   /** Nobody wants the lock any more. */
   boolean abandoned;
 
-  private Call(boolean acquires, long maxHold, Held releases) {
-    this.acquires = acquires;
-    this.maxHold = maxHold;
-    this.releases = releases;
+  private Call(String kind, Json body, LockRequest wanted, Held about, long overdueAfter) {
+    this.kind = kind;
+    this.body = body;
+    this.wanted = wanted;
+    this.about = about;
+    this.overdueAfter = overdueAfter;
   }
 
-  static Call plain() {
-    return new Call(false, 0, null);
+  /** The first request. Who opens the session waits for it as long as he likes. */
+  static Call opening(Json body) {
+    return new Call("open", body, null, null, 0);
   }
 
-  static Call acquiring(long maxHold) {
-    return new Call(true, maxHold, null);
+  /** What is answered at once. */
+  static Call plain(String kind, Json body) {
+    return new Call(kind, body, null, null, Core.OVERDUE);
   }
 
-  static Call releasing(Held held) {
-    return new Call(false, 0, held);
+  static Call about(Held held, String kind, Json fields) {
+    return new Call(kind, fields.with("lockId", held.id), null, held, Core.OVERDUE);
+  }
+
+  static Call acquiring(LockRequest wanted) {
+    return new Call("acquire", wanted.body(), wanted, null, wanted.overdueAfter());
   }
 }

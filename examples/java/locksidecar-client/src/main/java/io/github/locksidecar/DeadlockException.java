@@ -9,7 +9,7 @@ import java.util.Map;
 public final class DeadlockException extends SidecarException {
   private static final long serialVersionUID = 1;
 
-  DeadlockException(String message, Map<String, String> metadata) {
-    super("DEADLOCK", message, metadata, null);
+  DeadlockException(String message, Map<String, String> metadata, Throwable cause) {
+    super("DEADLOCK", message, metadata, cause);
   }
 }

@@ -22,6 +22,11 @@ public record Guard(String dialect, String sql, List<String> args) {
     args = List.copyOf(args);
   }
 
+  /** Null: there is none. */
+  static Guard read(Json j) {
+    return j == null ? null : new Guard(j.text("dialect"), j.text("sql"), j.texts("args"));
+  }
+
   /**
    * Tells whether the lock is still the app's. Ask just before the commit, in the same transaction:
    * {@code true}: commit; {@code false}: roll back. Commit before the release, which waits for the

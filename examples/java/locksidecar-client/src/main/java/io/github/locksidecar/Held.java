@@ -2,6 +2,7 @@ package io.github.locksidecar;
 
 import java.util.ArrayList;
 import java.util.List;
+import java.util.OptionalInt;
 
 /**
  * One lock that the sidecar holds for this process, however many times it was acquired. What is not
@@ -11,15 +12,20 @@ final class Held {
   final String id;
   final String resource;
   final long fence;
-
-  LockMode mode;
-  Guard guard;
-
-  /** How many times it must be released. */
-  int count;
+  final OptionalInt slot;
+  final int attempt;
+  final Outcome previous;
+  final Guard outcomeGuard;
 
   /** When its first grant was counted, on the sidecar's clock. */
   final long counted;
+
+  LockMode mode;
+  Guard guard;
+  List<Part> parts;
+
+  /** How many times it must be released. */
+  int count;
 
   /** Its end as its grants said, and news that were counted after the first; on our clock. */
   long until;
@@ -40,10 +46,22 @@ final class Held {
    */
   record Listener(Hold hold, Runnable call) {}
 
-  Held(String id, String resource, long fence, long counted) {
-    this.id = id;
-    this.resource = resource;
-    this.fence = fence;
-    this.counted = counted;
+  Held(Json grant) {
+    this.id = grant.text("lockId");
+    update(grant);
+    this.resource = parts.isEmpty() ? grant.text("resource") : String.join(", ", parts.stream().map(Part::resource).toList());
+    this.fence = grant.number("fence");
+    this.slot = LockState.Holder.optional(grant, "slot");
+    this.attempt = (int) grant.number("attempt");
+    this.previous = grant.has("previous") ? Outcome.read(grant.object("previous")) : null;
+    this.outcomeGuard = Guard.read(grant.object("outcomeGuard"));
+    this.counted = grant.nanos("countedAt");
+  }
+
+  /** Takes over what a later grant may say otherwise. */
+  void update(Json grant) {
+    mode = LockMode.valueOf(grant.text("mode"));
+    guard = Guard.read(grant.object("guard"));
+    parts = grant.objects("parts").stream().map(Part::read).toList();
   }
 }

@@ -1,14 +1,15 @@
 package io.github.locksidecar;
 
 import java.time.Duration;
+import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import java.util.Optional;
+import java.util.OptionalInt;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
+import java.util.concurrent.Executor;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Consumer;
-import locksidecar.v1.Locksidecar.SessionResponse;
 
 /**
  * A lock that was granted. It belongs to whoever has this object, not to a thread: any thread may
@@ -28,14 +29,17 @@ import locksidecar.v1.Locksidecar.SessionResponse;
 public final class Hold implements AutoCloseable {
   private final Session session;
   private final Held held;
+  private final Executor futures;
   private final AtomicBoolean released = new AtomicBoolean();
+  private volatile boolean lostBefore; // it was, when it was released
 
-  Hold(Session session, Held held) {
+  Hold(Session session, Held held, Executor futures) {
     this.session = session;
     this.held = held;
+    this.futures = futures;
   }
 
-  /** What is locked. */
+  /** What is locked; of several, their names with commas. */
   public String resource() {
     return held.resource;
   }
@@ -47,7 +51,8 @@ public final class Hold implements AutoCloseable {
 
   /**
    * The fencing token: larger than that of every earlier exclusive grant of the resource. Send it
-   * with every write, and let the receiver refuse a smaller one than it has seen.
+   * with every write, and let the receiver refuse a smaller one than it has seen. Of several
+   * resources each has its own: see {@link #parts}.
    */
   public long fence() {
     return held.fence;
@@ -55,12 +60,48 @@ public final class Hold implements AutoCloseable {
 
   /** How it is locked. */
   public LockMode mode() {
-    return session.holds().mode(held);
+    return session.holds().get(held, h -> h.mode);
   }
 
   /** A statement for the app's own transaction; only where the store is an SQL database. */
   public Optional<Guard> guard() {
-    return Optional.ofNullable(session.holds().guard(held));
+    return Optional.ofNullable(session.holds().get(held, h -> h.guard));
+  }
+
+  /** Of several resources: the fence and the guard of each, in byte order of the names; else empty. */
+  public List<Part> parts() {
+    return session.holds().get(held, h -> h.parts);
+  }
+
+  /** Of a permit: which of them it is, from 0; no other one that is held has it. Else empty. */
+  public OptionalInt slot() {
+    return held.slot;
+  }
+
+  /** Of something that is done once: which attempt this is, from 1; else 0. */
+  public int attempt() {
+    return held.attempt;
+  }
+
+  /**
+   * Of something that is done once: what became of the attempt before. Where that is {@link
+   * Outcome.State#UNKNOWN}, ask first whether it was done.
+   */
+  public Optional<Outcome> previous() {
+    return Optional.ofNullable(held.previous);
+  }
+
+  /**
+   * Of something that is done once, where the store is an SQL database: records the success in the
+   * app's own transaction, so that both are committed or neither.
+   */
+  public Optional<Guard> outcomeGuard() {
+    return Optional.ofNullable(held.outcomeGuard);
+  }
+
+  /** Tells whether the store does not answer: nothing is lost yet, but begin nothing long. */
+  public boolean inJeopardy() {
+    return session.inJeopardy();
   }
 
   /**
@@ -73,25 +114,31 @@ public final class Hold implements AutoCloseable {
     return released.get() ? Duration.ZERO : Duration.ofNanos(session.holds().validFor(held));
   }
 
-  /** Tells whether it is over though it was not released. */
+  /** Tells whether it is over though it was not released, or was before it was. */
   public boolean isLost() {
-    return !released.get() && session.holds().problem(held) != null;
+    return released.get() ? lostBefore : session.holds().problem(held) != null;
   }
 
   /**
-   * Returns only when the hold may be relied on now.
+   * Returns only when the hold may be relied on now. Cheap: ask before every write.
    *
    * @throws LockLostException it is lost
-   * @throws IllegalStateException it was released
+   * @throws NotHolderException it was released
    */
   public void check() {
     if (released.get()) {
-      throw new IllegalStateException("the hold on \"" + held.resource + "\" was released");
+      throw wasReleased();
     }
     LockLostException problem = session.holds().check(held);
     if (problem != null) {
       throw problem;
     }
+  }
+
+  private SidecarException wasReleased() {
+    LockLostException problem = lostBefore ? session.holds().problem(held) : null;
+    String message = "the hold on \"" + held.resource + "\" was released before";
+    return problem == null ? SidecarException.of("NOT_HOLDER", message, Map.of("lock_id", held.id)) : problem;
   }
 
   /**
@@ -101,6 +148,7 @@ public final class Hold implements AutoCloseable {
    * so it may wait.
    */
   public void onLost(Consumer<LockLostException> listener) {
+    Objects.requireNonNull(listener, "listener must not be null");
     Runnable call =
         () -> {
           if (!released.get()) {
@@ -119,9 +167,56 @@ public final class Hold implements AutoCloseable {
    */
   public void downgrade() {
     check();
-    Call c = session.downgrade(held);
+    answer(session.downgrade(held));
+  }
+
+  /**
+   * Lets the hold end after a time from now (100 ms to 24 h), whatever its {@link
+   * SidecarLock#withMaxHold maxHold} was before, and also where it had none. The store is not asked.
+   *
+   * @throws LockLostException it is lost
+   * @throws SidecarException the sidecar cannot be asked
+   */
+  public void extend(Duration maxHold) {
+    Objects.requireNonNull(maxHold, "maxHold must not be null");
+    check();
+    answer(session.extend(held, maxHold));
+  }
+
+  /** Of something that is done once: records that it is done, and releases. It is not done again. */
+  public void succeeded() {
+    succeeded("");
+  }
+
+  /**
+   * The same with a note for people and for those who ask again, at most 1 KiB.
+   *
+   * @throws LockLostException it was lost and somebody else has begun: nothing is recorded
+   * @throws StoreUnavailableException it may be recorded or not, and the hold stays: say it again
+   * @throws SidecarUnavailableException the same, as long as the session lasts
+   */
+  public void succeeded(String note) {
+    conclude(Outcome.State.SUCCEEDED, note);
+  }
+
+  /** Of something that is done once: records that nothing was done, and releases; as succeeded. */
+  public void failed(String note) {
+    conclude(Outcome.State.FAILED, note);
+  }
+
+  private void conclude(Outcome.State outcome, String note) {
+    LockRequest.check("note", Objects.requireNonNull(note, "note must not be null"));
+    answer(session.conclude(held, outcome, note));
+    if (released.compareAndSet(false, true)) {
+      session.holds().forget(held, this);
+      session.left(held);
+    }
+  }
+
+  /** Waits for the answer. What it says of a loss, the hold knows by then. */
+  private Json answer(Call c) {
     try {
-      Answers.await(c, Session.OVERDUE, session.socket());
+      return Answers.get(c.answer);
     } catch (SidecarException e) {
       throw lostOr(e);
     }
@@ -132,26 +227,21 @@ public final class Hold implements AutoCloseable {
    * others; see {@link SidecarLock#withOwner}.
    */
   public int count() {
-    return session.holds().count(held);
+    return session.holds().get(held, h -> h.count);
   }
 
   /**
    * Releases the hold, as {@link #close} does, and is stricter.
    *
    * @return how many holds of the same owner are left
-   * @throws SidecarException with the reason {@code NOT_HOLDER}: it was released before
+   * @throws LockLostException it was lost before: somebody else may have worked beside the app
+   * @throws NotHolderException it was released before
    */
   public int release() {
-    Call c = askRelease();
-    if (c == null) {
-      String message = "the hold on \"" + held.resource + "\" was released before";
-      throw SidecarException.of("NOT_HOLDER", message, Map.of("lock_id", held.id));
+    if (!released.compareAndSet(false, true)) {
+      throw wasReleased();
     }
-    try {
-      return Answers.await(c, Session.OVERDUE, session.socket()).getReleased().getCount();
-    } catch (SidecarException e) {
-      throw lostOr(e);
-    }
+    return (int) answer(askRelease()).object("released").number("count");
   }
 
   /**
@@ -163,59 +253,42 @@ public final class Hold implements AutoCloseable {
    */
   @Override
   public void close() {
-    if (!released.get()) {
-      try {
-        release();
-      } catch (SidecarException e) {
-        if (!e.reason().equals("NOT_HOLDER")) { // another thread was faster
-          throw e;
-        }
-      }
+    if (released.compareAndSet(false, true)) {
+      answer(askRelease());
     }
   }
 
   /** Releases the hold; the future ends as {@link #close} does. */
   public CompletableFuture<Void> closeAsync() {
+    if (!released.compareAndSet(false, true)) {
+      return CompletableFuture.completedFuture(null);
+    }
     Call c;
     try {
       c = askRelease();
     } catch (LockLostException e) {
       return CompletableFuture.failedFuture(e);
     }
-    if (c == null) {
-      return CompletableFuture.completedFuture(null);
-    }
-    return c.answer
-        .orTimeout(Session.OVERDUE, TimeUnit.NANOSECONDS)
-        .handleAsync(
-            (SessionResponse m, Throwable e) -> {
-              try {
-                if (e != null) {
-                  throw e instanceof TimeoutException
-                      ? Answers.overdue(session.socket())
-                      : Answers.again(e);
-                }
-                Answers.checked(m);
-                return null;
-              } catch (SidecarException refused) {
-                throw lostOr(refused);
-              }
-            },
-            session.callbacks());
+    return c.answer.handleAsync(
+        (m, e) -> {
+          if (e != null) {
+            throw lostOr(Answers.again(e));
+          }
+          return null;
+        },
+        futures);
   }
 
   boolean isReleased() {
     return released.get();
   }
 
-  /** Asks for the release; null where it was asked for before. */
+  /** Asks for the release, once; of a lost hold too: that ends the grace. */
   private Call askRelease() {
-    if (!released.compareAndSet(false, true)) {
-      return null;
-    }
     LockLostException problem = session.holds().problem(held);
+    lostBefore = problem != null;
     session.holds().forget(held, this);
-    Call c = session.release(held); // of a lost hold too: that ends the grace
+    Call c = session.release(held);
     if (problem != null) {
       throw problem;
     }
@@ -225,6 +298,7 @@ public final class Hold implements AutoCloseable {
   /** Why a request about the hold failed: its loss says more than that it is not held. */
   private SidecarException lostOr(SidecarException e) {
     LockLostException problem = session.holds().problem(held);
+    lostBefore |= problem != null;
     return problem == null ? e : problem;
   }
 

@@ -1,19 +1,12 @@
 package io.github.locksidecar;
 
 import java.util.HashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Executor;
-import java.util.concurrent.Future;
-import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.ReentrantLock;
-import locksidecar.v1.Locksidecar.Event;
-import locksidecar.v1.Locksidecar.Grant;
-import locksidecar.v1.Locksidecar.LeaseNews;
-import locksidecar.v1.Locksidecar.Lost;
-import locksidecar.v1.Locksidecar.LostReason;
-import locksidecar.v1.Locksidecar.Mode;
-import locksidecar.v1.Locksidecar.OpenSessionResponse;
+import java.util.function.Function;
 
 /**
  * What one session holds, and until when, by our own clock. The package's part of it is called with
@@ -31,14 +24,13 @@ final class Holds {
 
   private final ReentrantLock mu;
   private final BootClock clock;
-  private final ScheduledExecutorService timer;
   private final Executor callbacks;
 
   private final SidecarClock sidecarClock = new SidecarClock();
   private final Map<String, Held> holds = new HashMap<>();
 
   /** Losses of locks whose grants may still be on their way to another thread's acquire. */
-  private final Map<String, Lost> early = new HashMap<>();
+  private final Map<String, Json> early = new HashMap<>();
 
   /** How many acquires are in flight. */
   private int asking;
@@ -46,27 +38,34 @@ final class Holds {
   /** See silentAt. */
   private long slack;
 
+  /** How much longer than a hold may be relied on the store keeps others out. */
+  private long margin;
+
   /** The last news of the lease: when they were counted, on the sidecar's clock, and their end, on ours. */
   private long newsCounted = Long.MIN_VALUE;
 
   private long newsUntil;
 
-  private Future<?> look;
-  private long looksAt;
-  private boolean over;
+  /** When the next end may have come; on our clock. */
+  private long looksAt = Long.MAX_VALUE;
 
-  Holds(ReentrantLock mu, BootClock clock, ScheduledExecutorService timer, Executor callbacks) {
+  Holds(ReentrantLock mu, BootClock clock, Executor callbacks) {
     this.mu = mu;
     this.clock = clock;
-    this.timer = timer;
     this.callbacks = callbacks;
   }
 
   // --- what the sidecar says
 
-  void opened(long sent, OpenSessionResponse o) {
-    sidecarClock.answered(sent, o.getCountedAt());
-    slack = Math.min(MAX_SLACK, SidecarClock.nanos(o.getLeaseMargin()) / 2); // the store keeps others out for the margin
+  void opened(long sent, Json opened) {
+    sidecarClock.answered(sent, opened.nanos("countedAt"));
+    margin = opened.nanos("leaseMargin");
+    slack = Math.min(MAX_SLACK, margin / 2);
+  }
+
+  /** How many acquires are on their way. */
+  int asking() {
+    return asking;
   }
 
   /** An acquire is about to be sent. */
@@ -81,21 +80,24 @@ final class Holds {
     }
   }
 
-  Held granted(Call c, Grant g) {
-    sidecarClock.answered(c.sent, g.getCountedAt());
-    long end = sidecarClock.until(g.getCountedAt(), g.getValidFor());
-    long counted = SidecarClock.nanos(g.getCountedAt());
-    Held h = holds.computeIfAbsent(g.getLockId(), id -> new Held(id, g.getResource(), g.getFence(), counted));
+  Held granted(Call c, Json grant) {
+    long counted = grant.nanos("countedAt");
+    sidecarClock.answered(c.sent, counted);
+    Held h = holds.get(grant.text("lockId"));
+    if (h == null) {
+      h = new Held(grant);
+      holds.put(h.id, h);
+    } else {
+      h.update(grant);
+    }
     h.count++;
-    h.mode = modeOf(g);
-    h.guard = guardOf(g);
-    h.until = Math.max(h.until, end);
+    h.until = Math.max(h.until, sidecarClock.until(counted, grant.nanos("validFor")));
     prolong(h); // news may overtake the grant
-    if (c.maxHold != 0) {
-      long limit = end - SidecarClock.nanos(g.getValidFor()) + c.maxHold;
+    if (c.wanted.maxHold() != null) {
+      long limit = sidecarClock.until(counted, Times.nanos(c.wanted.maxHold()));
       h.limit = h.limit == 0 ? limit : Math.min(h.limit, limit);
     }
-    Lost lost = early.get(h.id);
+    Json lost = early.get(h.id);
     if (lost != null) {
       lose(h, lossOf(h, lost));
     } else {
@@ -104,81 +106,88 @@ final class Holds {
     return h;
   }
 
-  /** News are for what was held when they were counted: a later hold may be on another lease. */
+  /** News are for what was held when they were counted: not for what was over then, or granted later. */
   private void prolong(Held h) {
-    if (newsCounted >= h.counted) {
+    if (h.counted <= newsCounted && sidecarClock.until(newsCounted, 0) < h.until) {
       h.until = Math.max(h.until, newsUntil);
     }
   }
 
-  /** A hold was released once. */
-  void released(Held h) {
+  /** One who has entered a hold has left: from now on nobody relies on it for him. */
+  void left(Held h) {
     if (--h.count <= 0) {
       holds.remove(h.id, h);
     }
   }
 
-  void downgraded(Call c, Grant g) {
-    sidecarClock.answered(c.sent, g.getCountedAt());
-    Held h = holds.get(g.getLockId());
-    if (h != null) {
-      h.mode = modeOf(g);
-      h.guard = guardOf(g);
+  void downgraded(Call c, Json grant) {
+    sidecarClock.answered(c.sent, grant.nanos("countedAt"));
+    c.about.update(grant);
+  }
+
+  void extended(Call c, Json grant) {
+    long counted = grant.nanos("countedAt");
+    sidecarClock.answered(c.sent, counted);
+    Held h = c.about;
+    h.limit = sidecarClock.until(counted, c.body.nanos("maxHold"));
+    h.until = Math.max(h.until, sidecarClock.until(counted, grant.nanos("validFor")));
+    if (holds.containsKey(h.id)) {
+      lookAt(silentAt(h));
     }
   }
 
-  void news(Event e) {
-    if (e.hasLease()) {
-      LeaseNews n = e.getLease();
-      newsCounted = SidecarClock.nanos(n.getCountedAt());
-      newsUntil = sidecarClock.until(n.getCountedAt(), n.getValidFor());
-      holds.values().forEach(this::prolong);
-    } else if (e.hasLost()) {
-      Lost lost = e.getLost();
-      Held h = holds.get(lost.getLockId());
-      if (h != null) {
-        lose(h, lossOf(h, lost));
-      } else if (asking > 0) {
-        early.put(lost.getLockId(), lost);
-      }
+  void lease(Json lease) {
+    newsCounted = lease.nanos("countedAt");
+    newsUntil = sidecarClock.until(newsCounted, lease.nanos("validFor"));
+    holds.values().forEach(this::prolong);
+  }
+
+  void lost(Json lost) {
+    Held h = holds.get(lost.text("lockId"));
+    if (h != null) {
+      lose(h, lossOf(h, lost));
+    } else if (asking > 0) {
+      early.put(lost.text("lockId"), lost);
+    }
+  }
+
+  /** What the answer to a request about a hold says of it: a loss may be heard there first. */
+  void refused(Held h, SidecarException why) {
+    if (why instanceof LockLostException e) {
+      lose(h, Loss.of(h, e.lostReason().isEmpty() ? "UNKNOWN" : e.lostReason(), e.getMessage(), 0));
+    } else if (why instanceof NotHolderException && h.count > 0) {
+      lose(h, Loss.of(h, "UNKNOWN", why.getMessage(), 0));
     }
   }
 
   /** The session ends, and with it every hold. */
   void end(String reason, String message) {
-    over = true;
-    for (Held h : holds.values().toArray(Held[]::new)) {
-      lose(h, new Loss(h.resource, h.id, h.fence, reason, message, 0));
+    for (Held h : List.copyOf(holds.values())) {
+      lose(h, Loss.of(h, reason, message, 0));
     }
-    if (look != null) {
-      look.cancel(false);
-    }
-  }
-
-  private static LockMode modeOf(Grant g) {
-    return g.getMode() == Mode.SHARED ? LockMode.SHARED : LockMode.EXCLUSIVE;
-  }
-
-  private static Guard guardOf(Grant g) {
-    if (!g.hasGuard()) {
-      return null;
-    }
-    return new Guard(g.getGuard().getDialect(), g.getGuard().getSql(), g.getGuard().getArgsList());
+    looksAt = Long.MAX_VALUE;
   }
 
   // --- the end of a hold
 
-  private Loss lossOf(Held h, Lost l) {
-    long graceEnd = sidecarClock.until(l.getCountedAt(), l.getGrace());
-    return new Loss(h.resource, h.id, h.fence, l.getReason().name(), l.getMessage(), graceEnd);
+  private Loss lossOf(Held h, Json l) {
+    long graceEnd = sidecarClock.until(l.nanos("countedAt"), l.nanos("grace"));
+    boolean named = !h.parts.isEmpty() && l.has("resource"); // of several the sidecar names the one
+    return new Loss(
+        named ? l.text("resource") : h.resource,
+        h.id,
+        named ? l.number("fence") : h.fence,
+        l.text("reason"),
+        l.text("message"),
+        graceEnd);
   }
 
   /** Its end is there, and the sidecar has not said why. */
   private Loss silence(Held h) {
     if (h.limit != 0 && silentAt(h) >= h.limit) {
-      return new Loss(h.resource, h.id, h.fence, LostReason.MAX_HOLD.name(), "it was held longer than its maxHold", 0);
+      return Loss.of(h, "MAX_HOLD", "it was held longer than its maxHold", 0);
     }
-    return new Loss(h.resource, h.id, h.fence, Loss.SILENT, "the sidecar was not heard of in time", 0);
+    return Loss.of(h, Loss.SILENT, "the sidecar was not heard of in time", endOf(h) + margin);
   }
 
   /** Marks a hold as lost, for good. */
@@ -204,46 +213,27 @@ final class Holds {
     return h.limit != 0 && end + slack >= h.limit ? end + slack : end;
   }
 
-  /**
-   * Sees to it that the end of a hold is noticed. One timer does for all: when it fires, it looks
-   * at each.
-   */
+  /** Sees to it that the end of a hold is noticed. */
   private void lookAt(long moment) {
-    long now = clock.atLeast();
-    long at = Math.min(moment, now + MAX_LOOK);
-    if (look != null) {
-      if (looksAt <= at) {
-        return;
-      }
-      look.cancel(false);
-    }
-    looksAt = at;
-    look = timer.schedule(this::look, Math.max(0, at - now), TimeUnit.NANOSECONDS);
+    looksAt = Math.min(looksAt, Math.min(moment, clock.atLeast() + MAX_LOOK));
   }
 
-  /** Finds the holds that nothing was heard of for too long. Takes mu itself. */
-  private void look() {
-    mu.lock();
-    try {
-      look = null;
-      if (over) {
-        return;
+  /** When to look at the latest. */
+  long looksAt() {
+    return looksAt;
+  }
+
+  /** Finds the holds that nothing was heard of for too long. */
+  void look() {
+    looksAt = Long.MAX_VALUE;
+    long now = clock.atMost();
+    for (Held h : List.copyOf(holds.values())) {
+      long at = silentAt(h);
+      if (at <= now) {
+        lose(h, silence(h));
+      } else {
+        lookAt(at);
       }
-      long now = clock.atMost();
-      long next = Long.MAX_VALUE;
-      for (Held h : holds.values().toArray(Held[]::new)) {
-        long at = silentAt(h);
-        if (at <= now) {
-          lose(h, silence(h));
-        } else {
-          next = Math.min(next, at);
-        }
-      }
-      if (!holds.isEmpty()) {
-        lookAt(next);
-      }
-    } finally {
-      mu.unlock();
     }
   }
 
@@ -314,28 +304,11 @@ final class Holds {
     }
   }
 
-  int count(Held h) {
+  /** What a hold is right now. */
+  <T> T get(Held h, Function<Held, T> what) {
     mu.lock();
     try {
-      return h.count;
-    } finally {
-      mu.unlock();
-    }
-  }
-
-  LockMode mode(Held h) {
-    mu.lock();
-    try {
-      return h.mode;
-    } finally {
-      mu.unlock();
-    }
-  }
-
-  Guard guard(Held h) {
-    mu.lock();
-    try {
-      return h.guard;
+      return what.apply(h);
     } finally {
       mu.unlock();
     }

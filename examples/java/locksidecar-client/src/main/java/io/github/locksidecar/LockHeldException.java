@@ -6,7 +6,7 @@ import java.util.Map;
 public final class LockHeldException extends SidecarException {
   private static final long serialVersionUID = 1;
 
-  LockHeldException(String message, Map<String, String> metadata) {
-    super("LOCK_HELD", message, metadata, null);
+  LockHeldException(String message, Map<String, String> metadata, Throwable cause) {
+    super("LOCK_HELD", message, metadata, cause);
   }
 }

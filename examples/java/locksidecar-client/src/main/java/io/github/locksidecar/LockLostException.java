@@ -8,29 +8,23 @@ import java.util.Map;
  * work under the lock, do not write any more, and acquire again.
  */
 public final class LockLostException extends SidecarException {
-  private static final long serialVersionUID = 1;
+  private static final long serialVersionUID = 2;
 
-  private final transient Loss loss;
+  /** On the boot-time clock of this machine; 0, where nothing is known, and elsewhere. */
+  private final transient long graceEnd;
+
   private final transient BootClock clock;
 
   /** As the sidecar answers a request. */
-  LockLostException(String message, Map<String, String> metadata) {
-    super("LOCK_LOST", message, metadata, null);
-    this.loss = null;
+  LockLostException(String message, Map<String, String> metadata, Throwable cause) {
+    super("LOCK_LOST", message, metadata, cause);
+    this.graceEnd = 0;
     this.clock = null;
   }
 
   LockLostException(Loss loss, BootClock clock) {
-    super(
-        "LOCK_LOST",
-        "the lock on \"" + loss.resource() + "\" is lost: " + loss.reason() + ": " + loss.message(),
-        Map.of(
-            "resource", loss.resource(),
-            "lock_id", loss.lockId(),
-            "fence", Long.toString(loss.fence()),
-            "lost_reason", loss.reason()),
-        null);
-    this.loss = loss;
+    super("LOCK_LOST", loss.text(), loss.metadata(), null);
+    this.graceEnd = loss.graceEnd();
     this.clock = clock;
   }
 
@@ -46,12 +40,9 @@ public final class LockLostException extends SidecarException {
 
   /**
    * For how much longer others are still kept out, so that the work can be stopped. Zero where
-   * nothing is known of it. The release of the hold ends that time at once.
+   * nothing is known of it, and in another process. The release of the hold ends that time at once.
    */
   public Duration graceLeft() {
-    if (loss == null || clock == null) {
-      return Duration.ZERO;
-    }
-    return Duration.ofNanos(Math.max(0, loss.graceEnd() - clock.atMost()));
+    return clock == null ? Duration.ZERO : Duration.ofNanos(Math.max(0, graceEnd - clock.atMost()));
   }
 }

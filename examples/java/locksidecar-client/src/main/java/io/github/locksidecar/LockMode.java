@@ -5,5 +5,7 @@ public enum LockMode {
   /** Alone. */
   EXCLUSIVE,
   /** Beside other shared holds. */
-  SHARED
+  SHARED,
+  /** As one of so many: see {@link SidecarLock#withLimit}. */
+  PERMIT
 }

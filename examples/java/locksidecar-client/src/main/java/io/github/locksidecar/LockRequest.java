@@ -2,68 +2,138 @@ package io.github.locksidecar;
 
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
-import java.util.Map;
+import java.util.List;
+import java.util.function.Consumer;
 
-/**
- * What is asked for.
- *
- * @param patience how long to wait; null: for ever; zero: try once
- * @param maxHold null: the hold does not end by itself
- * @param owner who asks
- * @param reentrant the owner may enter again what it has entered so
- */
-record LockRequest(
-    String resource, LockMode mode, Duration patience, Duration maxHold, String owner, boolean reentrant) {
+/** What is asked for. It does not change once it was made. */
+final class LockRequest implements Cloneable {
   private static final Duration LONGEST = Duration.ofHours(24);
 
   /** Longer than anything that the sidecar takes; what the limit is, it tells itself. */
   private static final int MAX_STRING = 4096;
 
-  LockRequest(String resource, LockMode mode) {
-    this(resource, mode, null, null, "", false);
+  private final List<String> resources;
+  private LockMode mode;
+  private Duration patience; // how long to wait; null: for ever; zero: try once
+  private Duration maxHold; // null: the hold does not end by itself
+  private String owner = ""; // who asks
+  private boolean reentrant; // the owner may enter again what it has entered so
+  private int limit; // how many permits there are; 0: it is no permit
+  private Once once; // it is an attempt at something that is done once; else null
+
+  LockRequest(List<String> resources, LockMode mode) {
+    this.resources = List.copyOf(resources);
+    this.mode = mode;
+    this.resources.forEach(r -> check("resource", r));
   }
 
-  LockRequest {
-    check("resource", resource);
-    check("owner", owner);
-  }
-
-  /** Refuses what would end the stream, or would lock another name than the app's. */
-  private static void check(String field, String v) {
-    String problem;
+  /** Refuses what cannot be sent, or would lock another name than the app's. */
+  static String check(String field, String v) {
     if (v.length() > MAX_STRING) {
-      problem = "is " + v.length() + " characters long";
-    } else if (!StandardCharsets.UTF_8.newEncoder().canEncode(v)) {
-      problem = "has half of a surrogate pair, which is no character";
-    } else {
-      return;
+      throw SidecarException.invalid(field, field + " is " + v.length() + " characters long");
     }
-    throw SidecarException.of("INVALID_REQUEST", field + " " + problem, Map.of("field", field));
+    if (!StandardCharsets.UTF_8.newEncoder().canEncode(v)) {
+      throw SidecarException.invalid(field, field + " has half of a surrogate pair, which is no character");
+    }
+    return v;
+  }
+
+  private LockRequest but(Consumer<LockRequest> change) {
+    try {
+      LockRequest copy = (LockRequest) clone();
+      change.accept(copy);
+      return copy;
+    } catch (CloneNotSupportedException e) {
+      throw new AssertionError(e);
+    }
   }
 
   /** The same with a wait: one that is longer than the sidecar allows is for ever, or nearly. */
   LockRequest waiting(Duration w) {
-    Duration bounded = w;
-    if (w != null) {
-      bounded = w.isNegative() ? Duration.ZERO : w.compareTo(LONGEST) > 0 ? LONGEST : w;
-    }
-    return new LockRequest(resource, mode, bounded, maxHold, owner, reentrant);
+    Duration bounded = w.isNegative() ? Duration.ZERO : w.compareTo(LONGEST) > 0 ? LONGEST : w;
+    return but(q -> q.patience = bounded);
   }
 
   LockRequest ownedBy(String label) {
-    return new LockRequest(resource, mode, patience, maxHold, label, reentrant);
+    check("owner", label);
+    return but(q -> q.owner = label);
   }
 
-  LockRequest lasting(Duration limit) {
-    return new LockRequest(resource, mode, patience, limit, owner, reentrant);
+  LockRequest lasting(Duration time) {
+    return but(q -> q.maxHold = time);
   }
 
   LockRequest reentering() {
-    return new LockRequest(resource, mode, patience, maxHold, owner, true);
+    return but(q -> q.reentrant = true);
+  }
+
+  LockRequest limited(int permits) {
+    return but(
+        q -> {
+          q.limit = permits;
+          q.mode = LockMode.PERMIT;
+        });
+  }
+
+  LockRequest onlyOnce(Once how) {
+    return but(q -> q.once = how);
+  }
+
+  /** What is locked; of several, their names with commas. */
+  String resource() {
+    return String.join(", ", resources);
+  }
+
+  List<String> resources() {
+    return resources;
+  }
+
+  LockMode mode() {
+    return mode;
+  }
+
+  Duration maxHold() {
+    return maxHold;
+  }
+
+  /** How many nanoseconds to wait; 0: it is a try, or waits for ever. */
+  long patience() {
+    return patience == null ? 0 : patience.toNanos();
+  }
+
+  boolean isTry() {
+    return patience != null && patience.isZero();
+  }
+
+  boolean reentrant() {
+    return reentrant;
   }
 
   /** After how many nanoseconds the answer is overdue; 0: never. */
-  long overdue() {
-    return patience == null ? 0 : patience.toNanos() + Session.OVERDUE;
+  long overdueAfter() {
+    return patience == null ? 0 : patience.toNanos() + Core.OVERDUE;
+  }
+
+  Json body() {
+    Json b = new Json();
+    if (resources.size() == 1) {
+      b.with("resource", resources.get(0));
+    } else {
+      b.with("resources", resources);
+    }
+    b.with("mode", mode.name()).with("owner", owner);
+    if (reentrant) {
+      b.with("reentrant", true);
+    }
+    if (limit != 0) {
+      b.with("limit", limit);
+    }
+    if (patience != null) {
+      b.with("wait", Times.format(patience));
+    }
+    if (maxHold != null) {
+      b.with("maxHold", Times.format(maxHold));
+    }
+    return once == null ? b : b.with("once", once.body());
   }
 }

@@ -2,17 +2,18 @@ package io.github.locksidecar;
 
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.Collection;
+import java.util.HashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.Objects;
+import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.ExecutorService;
-import java.util.concurrent.ScheduledThreadPoolExecutor;
-import java.util.concurrent.SynchronousQueue;
-import java.util.concurrent.ThreadPoolExecutor;
+import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
 import java.util.concurrent.locks.LockSupport;
 import java.util.concurrent.locks.ReentrantLock;
+import java.util.stream.Stream;
 
 /**
  * The sidecar beside the app: the way to its locks. One object does for a whole process; its
@@ -25,9 +26,9 @@ import java.util.concurrent.locks.ReentrantLock;
  * }
  * }</pre>
  *
- * <p>All locks hang on one session, a stream to the sidecar. When the process ends, however it
- * ends, they are free at once. When the sidecar ends, they are lost at once; the next request opens
- * another session, and nothing is carried over.
+ * <p>All locks hang on one session, a connection to the sidecar, which the first lock opens. When
+ * the process ends, however it ends, they are free at once. When the sidecar ends, they are lost at
+ * once; the next request opens another session, and nothing is carried over.
  */
 public final class LockSidecar implements AutoCloseable {
   private static final long SHORTEST_PAUSE = TimeUnit.MILLISECONDS.toNanos(50);
@@ -40,9 +41,9 @@ public final class LockSidecar implements AutoCloseable {
   private final Duration connectTimeout;
   private final Runnable onDraining;
 
-  private final Transport transport;
-  private final ScheduledThreadPoolExecutor timer;
-  private final ExecutorService callbacks;
+  private final Executor callbacks = Threads.asNeeded("callback");
+  private final Executor futures;
+  private final Looks looks;
   private final Owned owned = new Owned();
 
   private final ReentrantLock mu = new ReentrantLock();
@@ -58,27 +59,21 @@ public final class LockSidecar implements AutoCloseable {
     this.ttl = b.ttl;
     this.connectTimeout = b.connectTimeout;
     this.onDraining = b.onDraining;
-    this.transport = new Transport(socket, new Threads("io"));
-    this.timer = new ScheduledThreadPoolExecutor(1, new Threads("clock"));
-    timer.setRemoveOnCancelPolicy(true);
-    // As many as are needed: the news of a loss never waits for another callback.
-    this.callbacks =
-        new ThreadPoolExecutor(
-            0, Integer.MAX_VALUE, 5, TimeUnit.SECONDS, new SynchronousQueue<>(), new Threads("callback"));
+    this.futures = b.executor == null ? Threads.few("future") : Threads.through("future", b.executor);
+    this.looks = new Looks(socket);
   }
 
   /**
-   * Connects to the sidecar at {@code $LOCKSIDECAR_SOCKET}, or else where a sidecar of this user is
-   * by default.
+   * The sidecar at {@code $LOCKSIDECAR_SOCKET}, or else where a sidecar of this user is by default. It
+   * is called with the first lock, or by {@link #open}.
    *
-   * @throws SidecarUnavailableException nothing answers there; the message says where that is, and
-   *     how to start a sidecar
+   * @throws SidecarUnavailableException there is no place for a sidecar of this user
    */
   public static LockSidecar connect() {
     return builder().connect();
   }
 
-  /** Connects to the sidecar at a socket. */
+  /** The sidecar at a socket. It is called with the first lock, or by {@link #open}. */
   public static LockSidecar connect(Path socket) {
     return builder().socket(socket).connect();
   }
@@ -96,24 +91,31 @@ public final class LockSidecar implements AutoCloseable {
     private Duration ttl;
     private Duration connectTimeout = Duration.ofSeconds(15);
     private Runnable onDraining = () -> {};
+    private Executor executor;
 
     private Builder() {}
 
     /** Where the sidecar is; default: as {@link LockSidecar#connect()} says. */
     public Builder socket(Path path) {
-      this.socket = Objects.requireNonNull(path);
+      this.socket = Objects.requireNonNull(path, "socket must not be null");
       return this;
     }
 
     /** Shown in lists, at most 128 bytes. */
     public Builder name(String shown) {
-      this.name = Objects.requireNonNull(shown);
+      this.name = LockRequest.check("name", Objects.requireNonNull(shown, "name must not be null"));
       return this;
     }
 
     /** Shown in lists, at most 1 KiB in all. No secrets: everybody who may list sees it. */
     public Builder metadata(Map<String, String> shown) {
-      this.metadata = Objects.requireNonNull(shown);
+      Map<String, String> all = new HashMap<>(Objects.requireNonNull(shown, "metadata must not be null"));
+      all.forEach(
+          (key, value) -> {
+            LockRequest.check("metadata", Objects.requireNonNull(key, "a key of the metadata is null"));
+            LockRequest.check("metadata", Objects.requireNonNull(value, () -> "metadata " + key + " is null"));
+          });
+      this.metadata = all;
       return this;
     }
 
@@ -123,56 +125,94 @@ public final class LockSidecar implements AutoCloseable {
      * that the work goes on.
      */
     public Builder ttl(Duration limit) {
-      this.ttl = Objects.requireNonNull(limit);
+      this.ttl = Objects.requireNonNull(limit, "ttl must not be null");
       return this;
     }
 
     /**
-     * How long it may take to open a session; default 15 s, for a JVM that has just started loads
-     * much for it. A sidecar that hangs up before it has answered, as it does to make room where
-     * connections are short, is called again until then. Where there is none it is told at once.
+     * How long it may take to open a session; default 15 s, for a busy machine. A sidecar that hangs up
+     * before it has answered, as it does to make room where connections are short, or that takes no calls
+     * for now, is called again until then. Where there is none it is told at once.
      */
     public Builder connectTimeout(Duration limit) {
-      this.connectTimeout = Objects.requireNonNull(limit);
+      this.connectTimeout = Objects.requireNonNull(limit, "connectTimeout must not be null");
       return this;
     }
 
     /** Is called when the sidecar is about to stop: finish and release. */
     public Builder onDraining(Runnable listener) {
-      this.onDraining = Objects.requireNonNull(listener);
+      this.onDraining = Objects.requireNonNull(listener, "listener must not be null");
       return this;
     }
 
     /**
-     * Connects.
-     *
-     * @throws SidecarUnavailableException nothing answers
-     * @throws SidecarException the sidecar refuses, with the reason {@code PERMISSION_DENIED},
-     *     {@code DRAINING}, {@code LIMIT_EXCEEDED} or {@code INVALID_REQUEST}
+     * Runs what depends on the futures of {@code acquireAsync} and {@code closeAsync}. Default: a few
+     * threads, twice as many as there are processors and 4 at least. So a dependent that blocks holds up
+     * others when all are busy: give it an executor of your own, such as one of virtual threads. What is
+     * told of losses has threads of its own.
      */
+    public Builder executor(Executor runs) {
+      this.executor = Objects.requireNonNull(runs, "executor must not be null");
+      return this;
+    }
+
+    /** Makes it. The sidecar is called with the first lock, or by {@link LockSidecar#open}. */
     public LockSidecar connect() {
-      LockSidecar s = new LockSidecar(this);
-      try {
-        Answers.get(s.session());
-        return s;
-      } catch (RuntimeException e) {
-        s.close();
-        throw e;
-      }
+      return new LockSidecar(this);
     }
   }
 
-  /** The socket that it is connected to. */
+  /**
+   * Calls the sidecar now, and not with the first lock; of one that is open it does nothing.
+   *
+   * @return this
+   * @throws SidecarUnavailableException nothing answers within {@link Builder#connectTimeout}; the
+   *     message says where that is, and how to start a sidecar
+   * @throws SidecarException the sidecar refuses, with the reason {@code PERMISSION_DENIED}, {@code
+   *     DRAINING}, {@code LIMIT_EXCEEDED} or {@code INVALID_REQUEST}
+   */
+  public LockSidecar open() {
+    Answers.get(session());
+    return this;
+  }
+
+  /** Where the sidecar is. */
   public Path socket() {
     return socket;
   }
+
+  /** Tells whether the sidecar is about to stop: finish, and release. */
+  public boolean isDraining() {
+    mu.lock();
+    try {
+      return newest != null && newest.isDraining();
+    } finally {
+      mu.unlock();
+    }
+  }
+
+  // --- locks
 
   /**
    * A lock that excludes everybody else. The name has 1 to 512 bytes of UTF-8. It is not reentrant:
    * {@link SidecarLock#reentrant} gives one that is.
    */
   public SidecarLock lock(String resource) {
-    return new SidecarLock(this, new LockRequest(resource, LockMode.EXCLUSIVE), null);
+    return lock(List.of(Objects.requireNonNull(resource, "resource must not be null")), LockMode.EXCLUSIVE);
+  }
+
+  /**
+   * A lock on 2 to 16 resources: all of them or none. Such requests never wait for each other in a
+   * circle, whatever their order. {@link Hold#parts} has the fence of each.
+   */
+  public SidecarLock lock(Collection<String> resources) {
+    Objects.requireNonNull(resources, "resources must not be null");
+    resources.forEach(r -> Objects.requireNonNull(r, "one of the resources is null"));
+    return lock(List.copyOf(resources), LockMode.EXCLUSIVE);
+  }
+
+  private SidecarLock lock(List<String> resources, LockMode mode) {
+    return new SidecarLock(this, new LockRequest(resources, mode), null);
   }
 
   /**
@@ -180,9 +220,117 @@ public final class LockSidecar implements AutoCloseable {
    * reentrant: {@link SidecarReadWriteLock#reentrant} gives one that is.
    */
   public SidecarReadWriteLock readWriteLock(String resource) {
-    SidecarLock read = new SidecarLock(this, new LockRequest(resource, LockMode.SHARED), null);
-    return new SidecarReadWriteLock(read, lock(resource));
+    SidecarLock write = lock(resource);
+    return new SidecarReadWriteLock(lock(List.of(resource), LockMode.SHARED), write);
   }
+
+  /** {@link #once(String, Once)}, remembered for 30 days and tried as often as it takes. */
+  public SidecarLock once(String resource) {
+    return once(resource, Once.DEFAULT);
+  }
+
+  /**
+   * Something that is to succeed only once: whoever gets the lock makes an attempt at it, and ends it
+   * by {@link Hold#succeeded()} or {@link Hold#failed}. Without either the outcome is {@link
+   * Outcome.State#UNKNOWN}, and the next attempt finds that in {@link Hold#previous}. When it has
+   * succeeded, an acquire throws {@link AlreadyDoneException}; when it was tried too often, {@link
+   * AttemptsExhaustedException}.
+   */
+  public SidecarLock once(String resource, Once how) {
+    Objects.requireNonNull(resource, "resource must not be null");
+    Objects.requireNonNull(how, "once must not be null");
+    return new SidecarLock(this, new LockRequest(List.of(resource), LockMode.EXCLUSIVE).onlyOnce(how), null);
+  }
+
+  // --- looks. Each has a connection of its own, and needs no session.
+
+  /** Who holds a resource and who waits for it, everywhere. */
+  public LockState get(String resource) {
+    return LockState.read(looks.ask("getLock", named(resource), "lock"));
+  }
+
+  /** All resources with that prefix that are held or waited for, in byte order. Pages are read as needed. */
+  public Stream<LockState> list(String prefix) {
+    return looks.pages("listLocks", prefixed(prefix), "locks").map(LockState::read);
+  }
+
+  /** {@link #watch(String, Duration)}, looking once a second. */
+  public Stream<LockChange> watch(String prefix) {
+    return watch(prefix, Duration.ofSeconds(1));
+  }
+
+  /**
+   * What is there, and then each change that the sidecar sees when it looks. The stream waits for
+   * what comes, and ends when it is closed, by another thread too. An interrupt ends it with {@link
+   * CancelledException}.
+   */
+  public Stream<LockChange> watch(String prefix, Duration interval) {
+    return looks.stream("watchLocks", every(prefixed(prefix), interval), "watched").map(LockChange::read);
+  }
+
+  /** Who leads: who holds the resource exclusively. */
+  public Leader leader(String resource) {
+    return Leader.read(looks.ask("getLeader", named(resource), "leader"));
+  }
+
+  /** Who leads, and then each change, looking once a second; as {@link #watch}. */
+  public Stream<Leader> watchLeader(String resource) {
+    return watchLeader(resource, Duration.ofSeconds(1));
+  }
+
+  /** The same with another interval, 100 ms to 1 min. */
+  public Stream<Leader> watchLeader(String resource, Duration interval) {
+    return looks.stream("watchLeader", every(named(resource), interval), "leader").map(Leader::read);
+  }
+
+  /** What became of what is done once: all outcomes with that prefix, or only those in some states. */
+  public Stream<Outcome> outcomes(String prefix, Outcome.State... states) {
+    String wanted = String.join(",", Stream.of(states).map(Outcome.State::name).toList());
+    return looks.pages("listOutcomes", prefixed(prefix).with("states", wanted), "outcomes").map(Outcome::read);
+  }
+
+  /** Forgets an outcome: the next attempt is the first again. For admins. Empty: there was none. */
+  public Optional<Outcome> resetOutcome(String resource) {
+    Json answer = looks.tell("resetOutcome", named(resource), "outcomeReset", Duration.ofSeconds(10));
+    return Optional.ofNullable(answer.object("outcome")).map(Outcome::read);
+  }
+
+  /**
+   * Takes a lock from all its holders. For admins.
+   *
+   * @param grace for how long others are kept out at most, so that a holder can stop
+   * @return the ids of what was released, when it is gone
+   */
+  public List<String> forceRelease(String resource, Duration grace) {
+    return forceRelease(resource, "", grace);
+  }
+
+  /** Takes a lock from one holder, or one who waits out of the queue, by its id. For admins. */
+  public List<String> forceRelease(String resource, String lockId, Duration grace) {
+    Objects.requireNonNull(lockId, "lockId must not be null");
+    Objects.requireNonNull(grace, "grace must not be null");
+    Json body = named(resource).with("lockId", lockId).with("grace", Times.format(grace));
+    return looks.tell("forceRelease", body, "forceReleased", grace.plusSeconds(10)).texts("lockIds");
+  }
+
+  /** The sidecar itself. */
+  public SidecarInfo info() {
+    return SidecarInfo.read(looks.ask("getInfo", new Json(), "info"));
+  }
+
+  private static Json named(String resource) {
+    return new Json().with("resource", LockRequest.check("resource", Objects.requireNonNull(resource, "resource must not be null")));
+  }
+
+  private static Json prefixed(String prefix) {
+    return new Json().with("prefix", LockRequest.check("prefix", Objects.requireNonNull(prefix, "prefix must not be null")));
+  }
+
+  private static Json every(Json body, Duration interval) {
+    return body.with("interval", Times.format(Objects.requireNonNull(interval, "interval must not be null")));
+  }
+
+  // --- the session
 
   /**
    * Releases everything and ends the connection. Holds that were not released are lost, and waits
@@ -201,8 +349,6 @@ public final class LockSidecar implements AutoCloseable {
     if (last != null) {
       last.close();
     }
-    timer.shutdownNow();
-    transport.close();
   }
 
   Owned owned() {
@@ -215,7 +361,7 @@ public final class LockSidecar implements AutoCloseable {
     try {
       if (session == null || session.isCompletedExceptionally() || session.isDone() && session.join().isOver()) {
         // On another thread: who waits for it may be interrupted, or not want to wait at all.
-        session = CompletableFuture.supplyAsync(this::open, callbacks);
+        session = CompletableFuture.supplyAsync(this::openSession, callbacks);
       }
       return session;
     } finally {
@@ -223,29 +369,24 @@ public final class LockSidecar implements AutoCloseable {
     }
   }
 
-  /**
-   * Opens a session. A sidecar that hangs up before it has answered is called again: on a busy
-   * machine it does so to clients that are slow to say what they want.
-   */
-  private Session open() {
-    long end = System.nanoTime() + connectTimeout.toNanos();
-    SidecarUnavailableException hungUp = null;
+  /** Opens a session. A sidecar that hangs up before it has answered, or takes no calls, is called again. */
+  private Session openSession() {
+    long end = System.nanoTime() + Times.nanos(connectTimeout);
+    SidecarUnavailableException last = null;
     for (long pause = SHORTEST_PAUSE; ; pause = Math.min(2 * pause, LONGEST_PAUSE)) {
       Session s = newSession();
       try {
-        s.open(name, metadata, ttl, Math.max(1, end - System.nanoTime()));
+        s.open(name, metadata, ttl, end - System.nanoTime());
         return s;
       } catch (SidecarUnavailableException e) {
-        if (e.reason().equals(Loss.GONE)) {
-          hungUp = e;
-        }
         boolean over = end - System.nanoTime() < pause;
-        if (over && hungUp != null) {
-          throw hungUp; // says more than that the last call was cut short
+        if (over && last != null) {
+          throw last; // says more than that the last call was cut short
         }
-        if (over || e != hungUp) {
+        if (over || !e.passes) {
           throw e;
         }
+        last = e;
         LockSupport.parkNanos(pause);
       }
     }
@@ -258,7 +399,7 @@ public final class LockSidecar implements AutoCloseable {
         String message = "this program has closed the connection to the sidecar";
         throw new SidecarUnavailableException(Loss.CLOSED, message, null);
       }
-      newest = new Session(socket, transport, BootClock.system(), timer, callbacks, onDraining);
+      newest = new Session(socket, BootClock.system(), callbacks, onDraining);
       return newest;
     } finally {
       mu.unlock();
@@ -268,44 +409,44 @@ public final class LockSidecar implements AutoCloseable {
   /** Asks for a lock in the background. */
   CompletableFuture<Hold> take(LockRequest q) {
     CompletableFuture<Hold> wanted = new CompletableFuture<>();
+    take(q, wanted);
+    return wanted;
+  }
+
+  private void take(LockRequest q, CompletableFuture<Hold> wanted) {
     session()
         .whenComplete(
             (s, e) -> {
               if (e != null) {
-                wanted.completeExceptionally(Answers.again(e));
+                futures.execute(() -> wanted.completeExceptionally(Answers.again(e)));
               } else if (!wanted.isDone()) {
                 take(s, q, wanted);
               }
             });
-    return wanted;
   }
 
   private void take(Session s, LockRequest q, CompletableFuture<Hold> wanted) {
     Call c = s.acquire(q);
-    if (q.overdue() != 0) {
-      c.answer.orTimeout(q.overdue(), TimeUnit.NANOSECONDS);
-    }
     c.answer.whenCompleteAsync(
         (m, e) -> {
-          try {
-            if (e != null) {
-              throw e instanceof TimeoutException ? Answers.overdue(socket) : Answers.again(e);
-            }
-            Answers.checked(m);
-            if (!wanted.complete(new Hold(s, s.heldBy(c)))) {
-              s.abandon(c);
-            }
-          } catch (SidecarException refused) {
-            wanted.completeExceptionally(refused);
+          if (e != null && s.wasTooLate(c)) {
+            take(q, wanted);
+          } else if (e != null) {
+            wanted.completeExceptionally(Answers.again(e));
+          } else if (!wanted.complete(hold(s, c))) {
             s.abandon(c);
           }
         },
-        callbacks);
+        futures);
     wanted.whenComplete(
         (hold, e) -> {
           if (!c.answer.isDone()) {
             s.abandon(c); // cancelled, or completed by another
           }
         });
+  }
+
+  Hold hold(Session s, Call granted) {
+    return new Hold(s, s.heldBy(granted), futures);
   }
 }

@@ -1,136 +1,104 @@
 package io.github.locksidecar;
 
-import io.grpc.CallOptions;
-import io.grpc.ClientCall;
-import io.grpc.Context;
-import io.grpc.ManagedChannel;
-import io.grpc.Metadata;
-import io.grpc.Status;
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.channels.SelectionKey;
+import java.nio.channels.Selector;
+import java.nio.channels.SocketChannel;
 import java.nio.file.Path;
 import java.time.Duration;
-import java.util.HashMap;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executor;
-import java.util.concurrent.Future;
-import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.locks.ReentrantLock;
-import locksidecar.v1.Locksidecar.AcquireRequest;
-import locksidecar.v1.Locksidecar.CancelRequest;
-import locksidecar.v1.Locksidecar.DowngradeRequest;
-import locksidecar.v1.Locksidecar.KeepAliveRequest;
-import locksidecar.v1.Locksidecar.Mode;
-import locksidecar.v1.Locksidecar.OpenSessionRequest;
-import locksidecar.v1.Locksidecar.ReleaseRequest;
-import locksidecar.v1.Locksidecar.SessionRequest;
-import locksidecar.v1.Locksidecar.SessionResponse;
 
 /**
- * One stream to the sidecar. When it ends, everything that it held is lost.
+ * One connection to the sidecar, with lines of JSON. When it ends, everything that it held is lost.
  *
- * <p>Its state is guarded by one lock that is never held while anything waits, so that virtual
- * threads are not pinned, and the thread that does the input and output is not held up.
+ * <p>The rules are in {@link Core}. Here bytes move: one thread reads and looks at the clock, and
+ * whoever has a request writes it. The channel does not block, for three reasons: who writes never
+ * waits for a sidecar that does not read; an interrupt of who writes does not close it; and a virtual
+ * thread keeps its carrier for no longer than a system call.
  */
 final class Session {
-  /** How long an answer may be overdue before the sidecar is taken to be frozen. */
-  static final long OVERDUE = TimeUnit.SECONDS.toNanos(5);
-
-  /** How many messages gRPC may bring before it is asked for more. */
-  private static final int AHEAD = 64;
-
   private final Path socket;
-  private final BootClock clock;
-  private final ScheduledExecutorService timer;
   private final Executor callbacks;
-  private final Runnable onDraining;
-  private final ManagedChannel channel;
-  private final ClientCall<SessionRequest, SessionResponse> stream;
-  private final AtomicBoolean disconnected = new AtomicBoolean();
+  private final Core core;
   private final CompletableFuture<Void> over = new CompletableFuture<>();
+  private volatile SocketChannel channel;
+  private volatile Selector selector;
 
-  /** Taken to send: a stream takes one message at a time. Before mu. */
+  /** Taken to write, and never while mu is held. Who finds it taken leaves his line to who has it. */
   private final ReentrantLock sending = new ReentrantLock();
 
-  private final ReentrantLock mu = new ReentrantLock();
-  // Guarded by mu.
-  private final Holds holds;
-  private final Map<String, Call> calls = new HashMap<>();
-  private long lastId;
-  private boolean opened;
-  private SidecarException end; // why the session ended; null: it has not
-  private Future<?> keepAlive;
+  private ByteBuffer unsent = ByteBuffer.allocate(0); // guarded by sending
+  private volatile boolean full; // the sidecar does not read for now, or the connection is broken
 
-  Session(
-      Path socket,
-      Transport transport,
-      BootClock clock,
-      ScheduledExecutorService timer,
-      Executor callbacks,
-      Runnable onDraining) {
+  Session(Path socket, BootClock clock, Executor callbacks, Runnable onDraining) {
     this.socket = socket;
-    this.clock = clock;
-    this.timer = timer;
     this.callbacks = callbacks;
-    this.onDraining = onDraining;
-    this.holds = new Holds(mu, clock, timer, callbacks);
-    this.channel = transport.open();
-    this.stream = call(channel);
-  }
-
-  /** Outside of the gRPC call that this thread may be serving: that would end the session. */
-  private static ClientCall<SessionRequest, SessionResponse> call(ManagedChannel channel) {
-    Context before = Context.ROOT.attach();
-    try {
-      return channel.newCall(Transport.SESSION, CallOptions.DEFAULT);
-    } finally {
-      Context.ROOT.detach(before);
-    }
+    this.core = new Core(socket.toString(), clock, callbacks, onDraining);
   }
 
   /** Opens it within a limit, in nanoseconds. With an exception there is nothing left of it. */
   void open(String name, Map<String, String> metadata, Duration ttl, long limit) {
-    stream.start(new Receiver(), new Metadata());
-    stream.request(AHEAD);
-    OpenSessionRequest.Builder open = OpenSessionRequest.newBuilder().setName(name).putAllMetadata(metadata);
+    Json open = new Json().with("name", name).with("metadata", Json.of(metadata));
     if (ttl != null) {
-      open.setTtl(SidecarClock.proto(ttl));
+      open.with("ttl", Times.format(ttl));
     }
-    Call c = Call.plain();
-    send(c, SessionRequest.newBuilder().setOpen(open));
     try {
-      Answers.await(c, limit, socket);
+      channel = SocketPath.connect(socket);
+      selector = Selector.open();
+      channel.register(selector, SelectionKey.OP_READ);
+      new Threads("io").newThread(this::run).start();
+      Call c = Call.opening(open);
+      send(c);
+      Answers.await(c, limit, "the sidecar at " + socket);
     } catch (SidecarException e) {
       ended(e);
       throw e;
+    } catch (IOException | Error e) { // no file or no thread to be had
+      SidecarException why = new SidecarUnavailableException("NO_SIDECAR", "open a connection to the sidecar at " + socket + ": " + e, e);
+      ended(why);
+      throw why;
     }
     if (ttl != null) {
-      long every = ttl.toNanos() / 3;
-      mu.lock();
+      core.mu.lock();
       try {
-        keepAlive = timer.scheduleAtFixedRate(this::keepAlive, every, every, TimeUnit.NANOSECONDS);
+        core.keepAlive(ttl);
       } finally {
-        mu.unlock();
+        core.mu.unlock();
       }
+      selector.wakeup(); // it may look sooner from now on
     }
-  }
-
-  private void keepAlive() {
-    send(Call.plain(), SessionRequest.newBuilder().setKeepAlive(KeepAliveRequest.getDefaultInstance()));
   }
 
   boolean isOver() {
-    mu.lock();
+    core.mu.lock();
     try {
-      return end != null;
+      return core.end() != null;
     } finally {
-      mu.unlock();
+      core.mu.unlock();
     }
   }
 
-  Path socket() {
-    return socket;
+  boolean isDraining() {
+    core.mu.lock();
+    try {
+      return core.end() == null && core.isDraining();
+    } finally {
+      core.mu.unlock();
+    }
+  }
+
+  boolean inJeopardy() {
+    core.mu.lock();
+    try {
+      return core.inJeopardy();
+    } finally {
+      core.mu.unlock();
+    }
   }
 
   Executor callbacks() {
@@ -138,7 +106,225 @@ final class Session {
   }
 
   Holds holds() {
-    return holds;
+    return core.holds;
+  }
+
+  // --- requests
+
+  Call acquire(LockRequest q) {
+    Call c = Call.acquiring(q);
+    send(c);
+    return c;
+  }
+
+  /** Tells whether a request was too late for this session, which had ended; another one will do. */
+  boolean wasTooLate(Call c) {
+    core.mu.lock();
+    try {
+      return !c.taken && core.end() != null && !core.end().reason().equals(Loss.CLOSED);
+    } finally {
+      core.mu.unlock();
+    }
+  }
+
+  Call release(Held h) {
+    Call c;
+    core.mu.lock();
+    try {
+      c = core.release(h);
+    } finally {
+      core.mu.unlock();
+    }
+    flush();
+    return c;
+  }
+
+  /** Releases what is done once, and says how it ended. It stays held until that is recorded. */
+  Call conclude(Held h, Outcome.State outcome, String note) {
+    return ask(Call.about(h, "release", new Json().with("outcome", outcome.name()).with("note", note)));
+  }
+
+  /** What was concluded is not held any more. */
+  void left(Held h) {
+    core.mu.lock();
+    try {
+      core.holds.left(h);
+    } finally {
+      core.mu.unlock();
+    }
+  }
+
+  Call downgrade(Held h) {
+    return ask(Call.about(h, "downgrade", new Json()));
+  }
+
+  Call extend(Held h, Duration maxHold) {
+    return ask(Call.about(h, "extend", new Json().with("maxHold", Times.format(maxHold))));
+  }
+
+  private Call ask(Call c) {
+    send(c);
+    return c;
+  }
+
+  /** Makes sure that nobody keeps what nobody waits for. A second time it does nothing. */
+  void abandon(Call c) {
+    core.mu.lock();
+    try {
+      core.abandon(c);
+    } finally {
+      core.mu.unlock();
+    }
+    flush();
+  }
+
+  /** What a grant has made; to be asked when the answer is there. */
+  Held heldBy(Call c) {
+    core.mu.lock();
+    try {
+      return c.held;
+    } finally {
+      core.mu.unlock();
+    }
+  }
+
+  private void send(Call c) {
+    boolean queues;
+    core.mu.lock();
+    try {
+      core.post(c);
+      queues = c.taken && c.id.isEmpty();
+    } finally {
+      core.mu.unlock();
+    }
+    if (queues) {
+      selector.wakeup(); // its wait may end before the next look
+    }
+    flush();
+  }
+
+  // --- bytes
+
+  /** Writes what is to be sent. Who comes meanwhile adds to what the first one writes next. */
+  private void flush() {
+    while (core.hasOutput() && !full && sending.tryLock()) {
+      try {
+        write();
+      } finally {
+        sending.unlock();
+      }
+    }
+  }
+
+  /** Writes as much as the sidecar takes. sending is held. */
+  private void write() {
+    try {
+      while (true) {
+        if (!unsent.hasRemaining()) {
+          if (!core.hasOutput()) {
+            return;
+          }
+          core.mu.lock();
+          try {
+            unsent = ByteBuffer.wrap(core.output());
+          } finally {
+            core.mu.unlock();
+          }
+        }
+        if (channel.write(unsent) == 0) {
+          full = true;
+          channel.keyFor(selector).interestOpsOr(SelectionKey.OP_WRITE);
+          selector.wakeup();
+          return;
+        }
+      }
+    } catch (IOException | RuntimeException e) {
+      full = true; // it is broken or closed, which the thread that reads sees
+    }
+  }
+
+  private void run() {
+    ByteBuffer in = ByteBuffer.allocate(1 << 16);
+    SidecarException why = null;
+    try {
+      SelectionKey key = channel.keyFor(selector);
+      for (long next = 0; next >= 0; ) {
+        selector.select(1 + next / 1_000_000);
+        selector.selectedKeys().clear();
+        if (full && (key.readyOps() & SelectionKey.OP_WRITE) != 0) {
+          goOn(key);
+        }
+        in.clear();
+        int n = channel.read(in);
+        if (n < 0) {
+          break;
+        }
+        next = take(in.array(), n);
+        flush();
+      }
+    } catch (IOException e) {
+      why = gone(e);
+    } catch (RuntimeException | Error e) { // closed by another thread, which has said why; or a fault
+      why = gone(e);
+    }
+    ended(why == null ? gone(null) : why);
+  }
+
+  /** The sidecar reads again. */
+  private void goOn(SelectionKey key) {
+    sending.lock();
+    try {
+      key.interestOps(SelectionKey.OP_READ);
+      full = false;
+      write();
+    } finally {
+      sending.unlock();
+    }
+  }
+
+  /** After how many nanoseconds to look at the clock again; negative: it is over. */
+  private long take(byte[] data, int n) {
+    core.mu.lock();
+    try {
+      if (n > 0) {
+        core.feed(data, n);
+      }
+      long next = core.look();
+      boolean hangsUp = core.end() != null && !core.end().reason().equals(Loss.CLOSED);
+      return hangsUp ? -1 : next;
+    } finally {
+      core.mu.unlock();
+    }
+  }
+
+  // --- the end
+
+  private SidecarException gone(Throwable e) {
+    core.mu.lock();
+    try {
+      boolean opened = core.isOpened();
+      String message =
+          opened
+              ? "the connection to the sidecar at " + socket + " ended"
+              : "the sidecar at " + socket + " ended the connection before it answered";
+      return new SidecarUnavailableException(Loss.GONE, e == null ? message : message + ": " + e, e, !opened);
+    } finally {
+      core.mu.unlock();
+    }
+  }
+
+  private void ended(SidecarException why) {
+    finish(why, Loss.GONE, "the connection to the sidecar ended");
+    disconnect();
+  }
+
+  private boolean finish(SidecarException why, String lostReason, String message) {
+    core.mu.lock();
+    try {
+      return core.end(why, lostReason, message);
+    } finally {
+      core.mu.unlock();
+    }
   }
 
   /**
@@ -148,211 +334,31 @@ final class Session {
   void close() {
     String closed = "this program has closed the session";
     finish(new SidecarUnavailableException(Loss.CLOSED, closed, null), Loss.CLOSED, closed);
-    sending.lock();
-    try {
-      stream.halfClose();
-    } catch (IllegalStateException e) {
-      // the stream has ended already
-    } finally {
-      sending.unlock();
+    SocketChannel c = channel;
+    if (c != null) {
+      try {
+        c.shutdownOutput();
+        Answers.settle(over, Core.OVERDUE);
+      } catch (IOException | RuntimeException e) {
+        // it has ended already, or was not connected yet
+      }
     }
-    Answers.settle(over, OVERDUE);
     disconnect();
   }
 
-  // --- requests
-
-  Call acquire(LockRequest q) {
-    AcquireRequest.Builder b = AcquireRequest.newBuilder().setResource(q.resource()).setOwner(q.owner());
-    b.setReentrant(q.reentrant());
-    b.setMode(q.mode() == LockMode.SHARED ? Mode.SHARED : Mode.EXCLUSIVE);
-    if (q.patience() != null) {
-      b.setWait(SidecarClock.proto(q.patience()));
-    }
-    if (q.maxHold() != null) {
-      b.setMaxHold(SidecarClock.proto(q.maxHold()));
-    }
-    Call c = Call.acquiring(q.maxHold() == null ? 0 : q.maxHold().toNanos());
-    send(c, SessionRequest.newBuilder().setAcquire(b));
-    return c;
-  }
-
-  Call release(Held h) {
-    Call c = Call.releasing(h);
-    send(c, SessionRequest.newBuilder().setRelease(ReleaseRequest.newBuilder().setLockId(h.id)));
-    return c;
-  }
-
-  Call downgrade(Held h) {
-    Call c = Call.plain();
-    send(c, SessionRequest.newBuilder().setDowngrade(DowngradeRequest.newBuilder().setLockId(h.id)));
-    return c;
-  }
-
-  /** Makes sure that nobody keeps what nobody waits for. A second time it does nothing. */
-  void abandon(Call c) {
-    Held granted;
-    mu.lock();
-    try {
-      if (c.abandoned || end != null) { // when the session ends, the sidecar releases everything
-        return;
-      }
-      c.abandoned = true;
-      granted = c.held;
-      if (granted == null && calls.get(c.id) != c) {
-        return; // it was refused
-      }
-    } finally {
-      mu.unlock();
-    }
-    if (granted != null) { // and the caller had left before
-      release(granted);
-    } else {
-      CancelRequest.Builder cancel = CancelRequest.newBuilder().setRequestId(c.id);
-      send(Call.plain(), SessionRequest.newBuilder().setCancel(cancel));
-    }
-  }
-
-  /** Sends a request. What goes wrong is told as its answer. */
-  private void send(Call c, SessionRequest.Builder q) {
-    SidecarException refused;
-    sending.lock();
-    try {
-      mu.lock();
-      try {
-        refused = end;
-        if (refused == null) {
-          c.id = Long.toString(++lastId, Character.MAX_RADIX);
-          calls.put(c.id, c);
-          if (c.acquires) {
-            holds.asked();
-          }
-          c.sent = clock.atLeast();
-        }
-      } finally {
-        mu.unlock();
-      }
-      if (refused == null) {
-        stream.sendMessage(q.setRequestId(c.id).build());
-      }
-    } catch (IllegalStateException e) {
-      return; // the stream has ended: the receiver says why, and ends the call
-    } finally {
-      sending.unlock();
-    }
-    if (refused != null) {
-      c.answer.completeExceptionally(refused);
-    }
-  }
-
-  // --- what is received
-
-  private final class Receiver extends ClientCall.Listener<SessionResponse> {
-    @Override
-    public void onMessage(SessionResponse m) {
-      Call answered = null;
-      mu.lock();
-      try {
-        if (m.hasEvent()) {
-          holds.news(m.getEvent());
-        } else {
-          answered = calls.remove(m.getRequestId()); // null: it came after the close
-          if (answered != null) {
-            note(answered, m);
-          }
-        }
-      } finally {
-        mu.unlock();
-      }
-      if (answered != null) {
-        answered.answer.complete(m);
-      } else if (m.getEvent().hasDraining()) {
-        callbacks.execute(onDraining);
-      }
-      stream.request(1);
-    }
-
-    @Override
-    public void onClose(Status status, Metadata trailers) {
-      boolean was;
-      mu.lock();
-      try {
-        was = opened;
-      } finally {
-        mu.unlock();
-      }
-      ended(Answers.endOf(status, trailers, socket, was));
-    }
-  }
-
-  /** Notes what an answer says. mu is held. */
-  private void note(Call c, SessionResponse m) {
-    switch (m.getResponseCase()) {
-      case OPENED -> {
-        opened = true;
-        holds.opened(c.sent, m.getOpened());
-      }
-      case GRANTED -> {
-        Held h = holds.granted(c, m.getGranted());
-        c.held = h;
-        if (c.abandoned) {
-          callbacks.execute(() -> release(h));
-        }
-      }
-      case RELEASED -> holds.released(c.releases);
-      case DOWNGRADED -> holds.downgraded(c, m.getDowngraded());
-      default -> {}
-    }
-    if (c.acquires) {
-      holds.answered();
-    }
-  }
-
-  /** What a grant has made; to be asked when the answer is there. */
-  Held heldBy(Call c) {
-    mu.lock();
-    try {
-      return c.held;
-    } finally {
-      mu.unlock();
-    }
-  }
-
-  // --- the end
-
-  private void ended(SidecarException why) {
-    finish(why, Loss.GONE, "the connection to the sidecar ended");
-    disconnect();
-  }
-
-  /** Ends the connection, once; then it is over, and the thread that serves it may go. */
+  /** Ends the connection; then it is over, and the thread that serves it goes. */
   private void disconnect() {
-    if (disconnected.compareAndSet(false, true)) {
-      channel.shutdownNow();
-      over.complete(null);
-    }
-  }
-
-  /** Ends the session once: later reasons do not count. */
-  private void finish(SidecarException why, String lostReason, String message) {
-    Call[] waiting;
-    mu.lock();
     try {
-      if (end != null) {
-        return;
+      if (channel != null) {
+        channel.close();
       }
-      end = why;
-      holds.end(lostReason, message);
-      waiting = calls.values().toArray(Call[]::new);
-      calls.clear();
-      if (keepAlive != null) {
-        keepAlive.cancel(false);
+      if (selector != null) {
+        selector.close();
       }
+    } catch (IOException e) {
+      // nobody uses it any more
     } finally {
-      mu.unlock();
-    }
-    for (Call c : waiting) {
-      c.answer.completeExceptionally(why);
+      over.complete(null);
     }
   }
 }

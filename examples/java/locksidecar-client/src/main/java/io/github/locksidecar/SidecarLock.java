@@ -63,7 +63,7 @@ public final class SidecarLock implements Lock {
    * so that an app that hangs does not keep others out.
    */
   public SidecarLock withMaxHold(Duration maxHold) {
-    Objects.requireNonNull(maxHold);
+    Objects.requireNonNull(maxHold, "maxHold must not be null");
     return new SidecarLock(sidecar, request.lasting(maxHold), owner);
   }
 
@@ -88,8 +88,27 @@ public final class SidecarLock implements Lock {
    * enters again.
    */
   public SidecarLock withOwner(String label) {
-    Objects.requireNonNull(label);
+    Objects.requireNonNull(label, "owner must not be null");
     return new SidecarLock(sidecar, request.ownedBy(label), label);
+  }
+
+  /**
+   * One of so many permits of the resource (1 to 1024): at most that many are held at the same time,
+   * everywhere, and each has a {@link Hold#slot} of its own. All who ask give the same number.
+   */
+  public SidecarLock withLimit(int permits) {
+    if (permits < 1) {
+      throw SidecarException.invalid("limit", "limit must be 1 or more, and not " + permits);
+    }
+    if (mode() == LockMode.SHARED) {
+      throw SidecarException.invalid("mode", "what has a limit cannot be SHARED: it is a PERMIT");
+    }
+    return new SidecarLock(sidecar, request.limited(permits), owner);
+  }
+
+  /** Tells whether somebody holds it, here or anywhere else. */
+  public boolean isLocked() {
+    return request.resources().stream().anyMatch(r -> sidecar.get(r).isHeld());
   }
 
   // --- by the hold
@@ -111,7 +130,7 @@ public final class SidecarLock implements Lock {
    * @throws InterruptedException the thread was interrupted; nothing is held, nothing is queued
    */
   public Hold acquire(Duration wait) throws InterruptedException {
-    return take(request.waiting(wait), label(), true);
+    return take(waiting(wait), label(), true);
   }
 
   /** Takes the lock if it is free. */
@@ -148,7 +167,11 @@ public final class SidecarLock implements Lock {
 
   /** The same with a wait, which ends as in {@link #acquire(Duration)}. */
   public CompletableFuture<Hold> acquireAsync(Duration wait) {
-    return sidecar.take(request.waiting(wait).ownedBy(labelOfFuture()));
+    return sidecar.take(waiting(wait).ownedBy(labelOfFuture()));
+  }
+
+  private LockRequest waiting(Duration wait) {
+    return request.waiting(Objects.requireNonNull(wait, "wait must not be null; the method without it waits without an end"));
   }
 
   private String label() {
@@ -199,7 +222,8 @@ public final class SidecarLock implements Lock {
 
   /**
    * Takes the lock if it is free. It asks the sidecar, which asks the store: that takes a moment,
-   * and at most some seconds where one of the two does not answer.
+   * and at most some seconds where one of the two does not answer. A thread that has the reentrant read
+   * lock and asks for the write lock gets false, as from the JDK's.
    */
   @Override
   public boolean tryLock() {
@@ -209,18 +233,22 @@ public final class SidecarLock implements Lock {
       LockRequest q = request.waiting(Duration.ZERO);
       sidecar.owned().push(key, q.mode(), takeUninterruptibly(q, label()));
       return true;
-    } catch (LockHeldException e) {
+    } catch (LockHeldException | UpgradeRefusedException e) {
       return false;
     }
   }
 
-  /** Waits for the lock, at most 24 h. */
+  /**
+   * Waits for the lock, at most 24 h. A thread that has the reentrant read lock and asks for the write
+   * lock would wait for itself: it gets false at once.
+   */
   @Override
   public boolean tryLock(long time, TimeUnit unit) throws InterruptedException {
+    Objects.requireNonNull(unit, "unit must not be null");
     try {
       enter(request.waiting(Duration.ofNanos(unit.toNanos(time))));
       return true;
-    } catch (LockHeldException | WaitTimeoutException e) {
+    } catch (LockHeldException | WaitTimeoutException | UpgradeRefusedException e) {
       return false;
     }
   }
@@ -283,20 +311,25 @@ public final class SidecarLock implements Lock {
       throw new InterruptedException();
     }
     LockRequest r = q.ownedBy(label);
-    Session s = interruptibly ? Answers.getInterruptibly(sidecar.session()) : Answers.get(sidecar.session());
-    Call c = s.acquire(r);
-    boolean done = false;
-    try {
-      if (interruptibly) {
-        Answers.awaitInterruptibly(c, r.overdue(), s.socket());
-      } else {
-        Answers.await(c, r.overdue(), s.socket());
+    while (true) {
+      Session s = interruptibly ? Answers.getInterruptibly(sidecar.session()) : Answers.get(sidecar.session());
+      Call c = s.acquire(r);
+      if (s.wasTooLate(c)) {
+        continue; // it had just ended: another one will do
       }
-      done = true;
-      return new Hold(s, s.heldBy(c));
-    } finally {
-      if (!done) {
-        s.abandon(c);
+      boolean done = false;
+      try {
+        if (interruptibly) {
+          Answers.getInterruptibly(c.answer);
+        } else {
+          Answers.get(c.answer);
+        }
+        done = true;
+        return sidecar.hold(s, c);
+      } finally {
+        if (!done) {
+          s.abandon(c);
+        }
       }
     }
   }

@@ -9,9 +9,26 @@ import java.util.Map;
  * (by this program).
  */
 public final class SidecarUnavailableException extends SidecarException {
-  private static final long serialVersionUID = 1;
+  private static final long serialVersionUID = 2;
+
+  /** It may help to call again: the sidecar is there, and has hung up, or takes no calls for now. */
+  final transient boolean passes;
 
   SidecarUnavailableException(String reason, String message, Throwable cause) {
+    this(reason, message, cause, false);
+  }
+
+  SidecarUnavailableException(String reason, String message, Throwable cause, boolean passes) {
     super(reason, message, Map.of(), cause);
+    this.passes = passes;
+  }
+
+  static SidecarUnavailableException silent(String what) {
+    return new SidecarUnavailableException(Loss.SILENT, what + " does not answer: it may be frozen", null);
+  }
+
+  @Override
+  SidecarException again() {
+    return new SidecarUnavailableException(reason(), getMessage(), this, passes);
   }
 }

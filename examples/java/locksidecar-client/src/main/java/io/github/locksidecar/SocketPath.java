@@ -2,6 +2,10 @@ package io.github.locksidecar;
 
 import java.io.IOException;
 import java.net.ConnectException;
+import java.net.SocketException;
+import java.net.StandardProtocolFamily;
+import java.net.UnixDomainSocketAddress;
+import java.nio.channels.SocketChannel;
 import java.nio.file.Files;
 import java.nio.file.LinkOption;
 import java.nio.file.NoSuchFileException;
@@ -83,37 +87,61 @@ final class SocketPath {
     }
   }
 
-  /** Says why no session could be opened: what to do about a socket that cannot be connected to. */
-  static SidecarUnavailableException explain(Path path, Throwable why) {
+  /**
+   * Connects, without waiting for anything: a sidecar that is frozen, or very busy, may have as many
+   * callers as its queue takes.
+   *
+   * @throws SidecarUnavailableException it cannot be done; the message says what to do
+   */
+  static SocketChannel connect(Path path) {
+    SocketChannel c = null;
+    try {
+      c = SocketChannel.open(StandardProtocolFamily.UNIX);
+      c.configureBlocking(false);
+      if (c.connect(UnixDomainSocketAddress.of(path))) {
+        return c;
+      }
+      close(c); // a Unix socket is connected at once, or is not: its queue of callers is full
+      throw busy(path, null);
+    } catch (IOException e) {
+      close(c);
+      throw c == null ? none(path, e.getMessage(), e, false) : explain(path, e);
+    }
+  }
+
+  private static SidecarUnavailableException busy(Path path, IOException why) {
+    return none(path, "it takes no connections; the sidecar may be frozen", why, true);
+  }
+
+  private static void close(SocketChannel c) {
+    try {
+      if (c != null) {
+        c.close();
+      }
+    } catch (IOException e) {
+      // the first problem is the one to tell
+    }
+  }
+
+  /** What to do about a socket that cannot be connected to. */
+  private static SidecarUnavailableException explain(Path path, IOException why) {
     String start = "with: locksidecar serve --socket " + path;
     String hint;
     if (!Files.exists(path)) {
       hint = "there is no such socket; start a sidecar " + start;
     } else if (!Files.isWritable(path)) {
       hint = "this user may not connect to it; see its mode and that of its directory";
-    } else if (has(why, ConnectException.class)) {
+    } else if (why instanceof ConnectException) {
       hint = "the sidecar that made it is gone; start one " + start;
-    } else { // it was there, and hung up
-      String message = "the sidecar at " + path + " ended the connection before it answered: " + root(why).getMessage();
-      return new SidecarUnavailableException(Loss.GONE, message, why);
+    } else if (why instanceof SocketException) { // EAGAIN, in this JDK
+      return busy(path, why);
+    } else {
+      hint = why.getMessage();
     }
-    return new SidecarUnavailableException("NO_SIDECAR", "no sidecar answers at " + path + ": " + hint, why);
+    return none(path, hint, why, false);
   }
 
-  private static boolean has(Throwable e, Class<? extends Throwable> kind) {
-    for (Throwable t = e; t != null; t = t.getCause()) {
-      if (kind.isInstance(t)) {
-        return true;
-      }
-    }
-    return false;
-  }
-
-  private static Throwable root(Throwable e) {
-    Throwable t = e;
-    while (t.getCause() != null) {
-      t = t.getCause();
-    }
-    return t;
+  private static SidecarUnavailableException none(Path path, String hint, Throwable why, boolean passes) {
+    return new SidecarUnavailableException("NO_SIDECAR", "no sidecar answers at " + path + ": " + hint, why, passes);
   }
 }

@@ -9,7 +9,7 @@ import java.util.Map;
 public final class StoreUnavailableException extends SidecarException {
   private static final long serialVersionUID = 1;
 
-  StoreUnavailableException(String message, Map<String, String> metadata) {
-    super("STORE_UNAVAILABLE", message, metadata, null);
+  StoreUnavailableException(String message, Map<String, String> metadata, Throwable cause) {
+    super("STORE_UNAVAILABLE", message, metadata, cause);
   }
 }

@@ -9,7 +9,7 @@ import java.util.Map;
 public final class UpgradeRefusedException extends SidecarException {
   private static final long serialVersionUID = 1;
 
-  UpgradeRefusedException(String message, Map<String, String> metadata) {
-    super("UPGRADE_REFUSED", message, metadata, null);
+  UpgradeRefusedException(String message, Map<String, String> metadata, Throwable cause) {
+    super("UPGRADE_REFUSED", message, metadata, cause);
   }
 }

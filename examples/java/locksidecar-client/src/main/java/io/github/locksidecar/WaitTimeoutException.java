@@ -6,7 +6,7 @@ import java.util.Map;
 public final class WaitTimeoutException extends SidecarException {
   private static final long serialVersionUID = 1;
 
-  WaitTimeoutException(String message, Map<String, String> metadata) {
-    super("WAIT_TIMEOUT", message, metadata, null);
+  WaitTimeoutException(String message, Map<String, String> metadata, Throwable cause) {
+    super("WAIT_TIMEOUT", message, metadata, cause);
   }
 }

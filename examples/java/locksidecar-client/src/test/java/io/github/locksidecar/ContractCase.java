@@ -8,10 +8,6 @@ import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assertions.fail;
 
-import com.google.gson.JsonArray;
-import com.google.gson.JsonElement;
-import com.google.gson.JsonObject;
-import java.io.IOException;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.HashMap;
@@ -23,7 +19,10 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeoutException;
 
-/** Runs one case of examples/contract; its README says what each step means. */
+/**
+ * Runs one case of examples/contract; its README says what each step means. Another step is another
+ * line of {@link #STEPS} and its method.
+ */
 final class ContractCase implements AutoCloseable {
   /** A hold, and its loss with the moment at which it was told. */
   private static final class Grip {
@@ -41,40 +40,60 @@ final class ContractCase implements AutoCloseable {
   /** A request in the background, and the moment at which it was answered. */
   private record Asked(CompletableFuture<Hold> answer, CompletableFuture<Grip> grip, CompletableFuture<Long> at) {}
 
-  private final JsonObject script;
+  /** What a step does. A SidecarException that it throws is what it was refused with. */
+  private interface Step {
+    void run(ContractCase c, Json step) throws Exception;
+  }
+
+  private static final Map<String, Step> STEPS =
+      Map.ofEntries(
+          Map.entry("acquire", ContractCase::acquire),
+          Map.entry("pending", (c, s) -> pending(c.calls.get(s.text("call")), s.number("time"))),
+          Map.entry("cancel", (c, s) -> c.calls.get(s.text("call")).answer().cancel(false)),
+          Map.entry("answer", ContractCase::answer),
+          Map.entry("release", ContractCase::release),
+          Map.entry("downgrade", (c, s) -> c.hold(s).downgrade()),
+          Map.entry("look", (c, s) -> look(s, c.hold(s))),
+          Map.entry("lost", ContractCase::lost),
+          Map.entry("rising", ContractCase::rising),
+          Map.entry("order", ContractCase::order),
+          Map.entry("close", (c, s) -> c.clients.remove(s.text("client")).close()),
+          Map.entry("open", (c, s) -> c.open(s.text("client"))),
+          Map.entry("freeze", (c, s) -> c.sidecar(s).freeze()),
+          Map.entry("thaw", (c, s) -> c.sidecar(s).thaw()),
+          Map.entry("kill", (c, s) -> c.sidecar(s).kill()),
+          Map.entry("start", (c, s) -> c.sidecar(s).restart()),
+          Map.entry("force", ContractCase::force),
+          Map.entry("queue", ContractCase::queue),
+          Map.entry("pause", (c, s) -> TestSidecar.pause(s.number("time"))));
+
+  private final Json script;
   private final Map<String, TestSidecar> sidecars = new HashMap<>();
   private final Map<String, LockSidecar> clients = new HashMap<>();
   private final Map<String, Grip> grips = new HashMap<>();
   private final Map<String, Asked> calls = new HashMap<>();
-  private final List<CompletableFuture<Void>> forces = new ArrayList<>();
 
-  ContractCase(JsonObject script, String store) {
+  ContractCase(Json script, String store) {
     this.script = script;
     String namespace = "java-" + UUID.randomUUID();
     try {
-      script.getAsJsonObject("sidecars").entrySet().forEach(s -> sidecars.put(s.getKey(), start(s.getKey(), s.getValue().getAsJsonObject(), store, namespace)));
-      script.getAsJsonObject("clients").keySet().forEach(this::open);
+      script.object("sidecars").names().forEach(name -> sidecars.put(name, start(name, store, namespace)));
+      script.object("clients").names().forEach(this::open);
     } catch (RuntimeException | Error e) {
       close();
       throw e;
     }
   }
 
-  private static TestSidecar start(String name, JsonObject settings, String store, String namespace) {
+  private TestSidecar start(String name, String store, String namespace) {
     List<String> flags = new ArrayList<>(List.of("--name", name, "--store", store, "--namespace", namespace));
-    for (Map.Entry<String, JsonElement> f : settings.entrySet()) {
-      flags.add("--" + f.getKey());
-      flags.add(f.getValue().getAsString());
-    }
+    script.object("sidecars").textMap(name).forEach((flag, value) -> flags.addAll(List.of("--" + flag, value)));
     return TestSidecar.start(flags.toArray(String[]::new));
   }
 
   private void open(String client) {
-    String sidecar = script.getAsJsonObject("clients").get(client).getAsString();
-    LockSidecar before = clients.put(client, sidecars.get(sidecar).connect());
-    if (before != null) {
-      before.close();
-    }
+    TestSidecar sidecar = sidecars.get(script.object("clients").text(client));
+    clients.computeIfAbsent(client, c -> LockSidecar.builder().socket(sidecar.socket).name(c).connect()).open();
   }
 
   @Override
@@ -85,8 +104,7 @@ final class ContractCase implements AutoCloseable {
 
   void run() throws Exception {
     int n = 0;
-    for (JsonElement e : script.getAsJsonArray("steps")) {
-      JsonObject step = e.getAsJsonObject();
+    for (Json step : script.objects("steps")) {
       n++;
       try {
         step(step);
@@ -96,80 +114,71 @@ final class ContractCase implements AutoCloseable {
     }
   }
 
-  private void step(JsonObject s) throws Exception {
-    switch (text(s, "do")) {
-      case "acquire" -> acquire(s);
-      case "pending" -> pending(calls.get(text(s, "call")), number(s, "time"));
-      case "cancel" -> calls.get(text(s, "call")).answer().cancel(false);
-      case "answer" -> answer(s);
-      case "release" -> release(s);
-      case "downgrade" -> refusal(s, () -> grips.get(text(s, "hold")).hold.downgrade());
-      case "look" -> look(s);
-      case "lost" -> lost(s);
-      case "rising" -> rising(s.getAsJsonArray("holds"));
-      case "order" -> {
-        long apart = moment(text(s, "then")) - moment(text(s, "first"));
-        assertTrue(apart > 0, "it was " + -apart + " ns too late");
-      }
-      case "close" -> clients.get(text(s, "client")).close();
-      case "open" -> refusal(s, () -> open(text(s, "client")));
-      case "freeze" -> sidecar(s).freeze();
-      case "thaw" -> sidecar(s).thaw();
-      case "kill" -> sidecar(s).kill();
-      case "start" -> sidecar(s).restart();
-      case "force" -> {
-        TestSidecar sidecar = sidecar(s);
-        forces.add(CompletableFuture.runAsync(() -> sidecar.force(text(s, "resource"), number(s, "grace") / 1000.0 + "s")));
-      }
-      case "queue" -> queue(s);
-      case "pause" -> TestSidecar.pause(number(s, "time"));
-      default -> fail("the step is not known");
-    }
-  }
-
-  // --- steps
-
-  private void acquire(JsonObject s) throws Exception {
-    SidecarReadWriteLock rw;
-    CompletableFuture<Hold> answer;
+  private void step(Json s) throws Exception {
+    Step step = STEPS.get(s.text("do"));
+    assertNotNull(step, "the step is not known");
     try {
-      rw = clients.get(text(s, "client")).readWriteLock(text(s, "resource"));
-      SidecarLock lock = "SHARED".equals(text(s, "mode")) ? rw.readLock() : rw.writeLock();
-      if (s.has("owner")) {
-        lock = lock.withOwner(text(s, "owner"));
-      }
-      if (s.has("reentrant") && s.get("reentrant").getAsBoolean()) {
-        lock = lock.reentrant();
-      }
-      if (s.has("maxHold")) {
-        lock = lock.withMaxHold(Duration.ofMillis(number(s, "maxHold")));
-      }
-      if (s.has("call")) {
-        answer = s.has("wait") ? lock.acquireAsync(Duration.ofMillis(number(s, "wait"))) : lock.acquireAsync();
-      } else {
-        Hold hold = s.has("wait") ? lock.acquire(Duration.ofMillis(number(s, "wait"))) : lock.acquire();
-        answer = CompletableFuture.completedFuture(hold);
-      }
+      step.run(this, s);
     } catch (SidecarException e) {
       refused(s, e);
       return;
     }
-    CompletableFuture<Grip> grip = answer.thenApply(Grip::new);
-    Asked asked = new Asked(answer, grip, answer.handle((h, e) -> System.nanoTime()));
-    if (s.has("call")) {
-      calls.put(text(s, "call"), asked);
-    } else {
-      got(s, grip.get());
+    boolean later = s.text("do").equals("acquire") && s.has("call"); // its error comes with the answer
+    assertTrue(later || s.text("do").equals("answer") || !s.has("error"), "it succeeded");
+  }
+
+  private static void refused(Json s, SidecarException e) {
+    if (!s.has("error")) {
+      throw e;
+    }
+    assertEquals(s.text("error"), e.reason(), e.getMessage());
+    for (String key : s.texts("metadata")) {
+      assertNotEquals("", e.metadata().getOrDefault(key, ""), "no " + key + " in " + e.metadata());
     }
   }
 
-  private void got(JsonObject s, Grip grip) {
-    granted(s);
+  private Hold hold(Json s) {
+    return grips.get(s.text("hold")).hold;
+  }
+
+  private TestSidecar sidecar(Json s) {
+    return sidecars.get(s.text("sidecar"));
+  }
+
+  // --- steps
+
+  private static SidecarLock lock(LockSidecar client, Json s) {
+    SidecarReadWriteLock rw = client.readWriteLock(s.text("resource"));
+    SidecarLock lock = s.text("mode").equals("SHARED") ? rw.readLock() : rw.writeLock();
+    if (s.has("owner")) {
+      lock = lock.withOwner(s.text("owner"));
+    }
+    if (s.flag("reentrant")) {
+      lock = lock.reentrant();
+    }
+    if (s.has("maxHold")) {
+      lock = lock.withMaxHold(Duration.ofMillis(s.number("maxHold")));
+    }
+    return lock;
+  }
+
+  private void acquire(Json s) throws Exception {
+    SidecarLock lock = lock(clients.get(s.text("client")), s);
+    Duration wait = s.has("wait") ? Duration.ofMillis(s.number("wait")) : null;
+    if (!s.has("call")) {
+      got(s, new Grip(wait == null ? lock.acquire() : lock.acquire(wait)));
+      return;
+    }
+    CompletableFuture<Hold> answer = wait == null ? lock.acquireAsync() : lock.acquireAsync(wait);
+    calls.put(s.text("call"), new Asked(answer, answer.thenApply(Grip::new), answer.handle((h, e) -> System.nanoTime())));
+  }
+
+  private void got(Json s, Grip grip) {
     if (s.has("hold")) {
-      grips.put(text(s, "hold"), grip);
+      grips.put(s.text("hold"), grip);
     }
     if (s.has("count")) {
-      assertEquals(number(s, "count"), grip.hold.count());
+      assertEquals(s.number("count"), grip.hold.count());
     }
   }
 
@@ -184,65 +193,67 @@ final class ContractCase implements AutoCloseable {
     fail("it was granted");
   }
 
-  private void answer(JsonObject s) throws Exception {
-    Asked asked = calls.get(text(s, "call"));
+  private void answer(Json s) throws Exception {
+    Asked asked = calls.get(s.text("call"));
     try {
-      got(s, asked.grip().get(number(s, "within"), MILLISECONDS));
+      got(s, asked.grip().get(s.number("within"), MILLISECONDS));
     } catch (ExecutionException e) {
       Throwable why = e.getCause();
       if (why instanceof CancellationException) {
-        assertEquals(text(s, "error"), "CANCELLED");
+        assertEquals(s.text("error"), "CANCELLED");
       } else if (why instanceof SidecarException refusal) {
         refused(s, refusal);
       } else {
         throw e;
       }
+      return;
+    }
+    assertFalse(s.has("error"), "it succeeded");
+  }
+
+  private void release(Json s) {
+    int left = hold(s).release();
+    if (s.has("count")) {
+      assertEquals(s.number("count"), left);
     }
   }
 
-  private void release(JsonObject s) throws Exception {
-    refusal(
-        s,
-        () -> {
-          int left = grips.get(text(s, "hold")).hold.release();
-          if (s.has("count")) {
-            assertEquals(number(s, "count"), left);
-          }
-        });
-  }
-
-  private void look(JsonObject s) {
-    Hold hold = grips.get(text(s, "hold")).hold;
+  private static void look(Json s, Hold hold) {
     if (s.has("lost")) {
-      assertEquals(s.get("lost").getAsBoolean(), hold.isLost());
+      assertEquals(s.flag("lost"), hold.isLost());
     }
     if (s.has("validFor")) {
-      JsonArray range = s.getAsJsonArray("validFor");
       long v = hold.validFor().toNanos();
-      assertTrue(v >= range.get(0).getAsLong() * 1_000_000 && v <= range.get(1).getAsLong() * 1_000_000, "it is valid for " + v + " ns");
+      List<?> range = s.list("validFor");
+      assertTrue(v >= (Long) range.get(0) * 1_000_000 && v <= (Long) range.get(1) * 1_000_000, "it is valid for " + v + " ns");
     }
     if (s.has("mode")) {
-      assertEquals(text(s, "mode"), hold.mode().name());
+      assertEquals(s.text("mode"), hold.mode().name());
     }
     if (s.has("guard")) {
-      assertEquals(s.get("guard").getAsBoolean(), hold.guard().isPresent());
+      assertEquals(s.flag("guard"), hold.guard().isPresent());
     }
   }
 
-  private void lost(JsonObject s) throws Exception {
-    Grip grip = grips.get(text(s, "hold"));
-    assertEquals(text(s, "reason"), grip.lost.get(number(s, "within"), MILLISECONDS).reason());
+  private void lost(Json s) throws Exception {
+    Grip grip = grips.get(s.text("hold"));
+    assertEquals(s.text("reason"), grip.lost.get(s.number("within"), MILLISECONDS).reason());
     assertTrue(grip.hold.isLost());
     assertEquals(Duration.ZERO, grip.hold.validFor());
   }
 
-  private void rising(JsonArray holds) {
+  private void rising(Json s) {
     long last = 0;
-    for (JsonElement h : holds) {
-      long fence = grips.get(h.getAsString()).hold.fence();
+    for (String name : s.texts("holds")) {
+      long fence = grips.get(name).hold.fence();
       assertTrue(fence > last, fence + " after " + last);
       last = fence;
     }
+  }
+
+  private void order(Json s) {
+    long apart = moment(s.text("then")) - moment(s.text("first"));
+    assertTrue(apart > 0, "it was " + -apart + " ns too late");
   }
 
   private long moment(String of) {
@@ -258,14 +269,20 @@ final class ContractCase implements AutoCloseable {
     return at;
   }
 
-  private void queue(JsonObject s) {
-    String want = number(s, "holders") + " " + number(s, "waiters");
-    long end = System.nanoTime() + number(s, "within") * 1_000_000;
+  /** In the background: it returns when the hold is gone. */
+  private void force(Json s) {
+    TestSidecar sidecar = sidecar(s);
+    CompletableFuture.runAsync(() -> sidecar.force(s.text("resource"), s.number("grace") / 1000.0 + "s"));
+  }
+
+  private void queue(Json s) {
+    String want = s.number("holders") + " " + s.number("waiters");
+    long end = System.nanoTime() + s.number("within") * 1_000_000;
     while (true) {
-      JsonObject l = sidecar(s).lock(text(s, "resource"));
-      String is = l.getAsJsonArray("holders").size() + " " + l.getAsJsonArray("waiters").size();
+      Json l = sidecar(s).lock(s.text("resource"));
+      String is = l.list("holders").size() + " " + l.list("waiters").size();
       if (is.equals(want)) {
-        owners(s, l.getAsJsonArray("holders"));
+        owners(s.texts("owners"), l.objects("holders"));
         return;
       }
       assertTrue(System.nanoTime() < end, "holders and waiters: " + is);
@@ -273,64 +290,14 @@ final class ContractCase implements AutoCloseable {
     }
   }
 
-  private static void owners(JsonObject s, JsonArray holders) {
-    if (!s.has("owners")) {
-      return;
-    }
-    JsonArray want = s.getAsJsonArray("owners");
+  private static void owners(List<String> want, List<Json> holders) {
     for (int i = 0; i < want.size(); i++) {
-      String is = holders.get(i).getAsJsonObject().get("owner").getAsString();
-      if (want.get(i).getAsString().equals("*")) {
+      String is = holders.get(i).text("owner");
+      if (want.get(i).equals("*")) {
         assertNotEquals("", is);
       } else {
-        assertEquals(want.get(i).getAsString(), is);
+        assertEquals(want.get(i), is);
       }
     }
-  }
-
-  // --- what a step says of errors
-
-  private interface Action {
-    void run() throws Exception;
-  }
-
-  private void refusal(JsonObject s, Action a) throws Exception {
-    try {
-      a.run();
-    } catch (SidecarException e) {
-      refused(s, e);
-      return;
-    }
-    granted(s);
-  }
-
-  private static void granted(JsonObject s) {
-    assertFalse(s.has("error"), "it succeeded");
-  }
-
-  private static void refused(JsonObject s, SidecarException e) {
-    if (!s.has("error")) {
-      throw e;
-    }
-    assertEquals(text(s, "error"), e.reason(), e.getMessage());
-    if (s.has("metadata")) {
-      for (JsonElement key : s.getAsJsonArray("metadata")) {
-        assertNotEquals("", e.metadata().getOrDefault(key.getAsString(), ""), "no " + key + " in " + e.metadata());
-      }
-    }
-  }
-
-  // --- fields
-
-  private TestSidecar sidecar(JsonObject s) {
-    return sidecars.get(text(s, "sidecar"));
-  }
-
-  private static String text(JsonObject s, String field) {
-    return s.has(field) ? s.get(field).getAsString() : null;
-  }
-
-  private static long number(JsonObject s, String field) {
-    return s.get(field).getAsLong();
   }
 }

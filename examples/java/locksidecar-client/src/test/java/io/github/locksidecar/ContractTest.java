@@ -3,8 +3,6 @@ package io.github.locksidecar;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.DynamicTest.dynamicTest;
 
-import com.google.gson.JsonObject;
-import com.google.gson.JsonParser;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -26,10 +24,10 @@ class ContractTest {
     List<DynamicTest> tests = new ArrayList<>();
     try (var files = Files.newDirectoryStream(CASES, "*.json")) {
       for (Path file : files) {
-        JsonObject c = JsonParser.parseString(Files.readString(file)).getAsJsonObject();
+        Json c = Json.parse(Files.readString(file));
         String name = file.getFileName().toString().replace(".json", "");
         String redis = env("LOCKSIDECAR_TEST_REDIS");
-        switch (c.has("store") ? c.get("store").getAsString() : "any") {
+        switch (c.has("store") ? c.text("store") : "any") {
           case "any" -> tests.add(test(name, c, redis == null ? "embedded:" : redis));
           case "shared" -> {
             tests.add(test(name + " on Redis", c, redis));
@@ -49,7 +47,7 @@ class ContractTest {
     return v == null || v.isEmpty() ? null : v;
   }
 
-  private static DynamicTest test(String name, JsonObject c, String store) {
+  private static DynamicTest test(String name, Json c, String store) {
     return dynamicTest(
         name,
         () -> {

@@ -3,6 +3,7 @@ package io.github.locksidecar;
 import java.sql.Connection;
 import java.sql.SQLException;
 import java.time.Duration;
+import java.util.List;
 import java.util.concurrent.locks.Lock;
 import java.util.concurrent.locks.ReadWriteLock;
 
@@ -43,6 +44,27 @@ Lock lock = sidecar.lock("orders/42").reentrant();               // as Reentrant
 ReadWriteLock loan = sidecar.readWriteLock("loans/7").reentrant(); // as ReentrantReadWriteLock
     lock.lock();
     loan.readLock().lock();
+  }
+
+  interface Bank {
+    String pay(String key, boolean ask);
+  }
+
+  static void more(LockSidecar sidecar, Store store, Bank bank) throws InterruptedException {
+try (Hold both = sidecar.lock(List.of("accounts/7", "accounts/12")).acquire()) {  // all or none, and no deadlock
+    both.parts().forEach(part -> store.write(part.resource(), part.fence()));
+}
+
+try (Hold permit = sidecar.lock("exports").withLimit(4).acquire()) {              // one of four
+    System.out.println("export number " + permit.slot().getAsInt());
+}
+
+try (Hold attempt = sidecar.once("withdrawals/4711").acquire()) {                 // done once
+    boolean ask = attempt.previous().filter(p -> p.state() == Outcome.State.UNKNOWN).isPresent();
+    attempt.succeeded(bank.pay("4711", ask));                                     // else the outcome is UNKNOWN
+} catch (AlreadyDoneException e) {
+    System.out.println("paid before: " + e.metadata().get("note"));
+}
   }
 
   static void guard(Hold hold, Connection connection) throws SQLException {

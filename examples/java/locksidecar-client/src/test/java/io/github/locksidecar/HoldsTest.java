@@ -4,19 +4,12 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import com.google.protobuf.Duration;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
-import java.util.concurrent.Future;
-import java.util.concurrent.ScheduledThreadPoolExecutor;
+import java.util.Map;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.ReentrantLock;
-import locksidecar.v1.Locksidecar.Event;
-import locksidecar.v1.Locksidecar.Grant;
-import locksidecar.v1.Locksidecar.LeaseNews;
-import locksidecar.v1.Locksidecar.Lost;
-import locksidecar.v1.Locksidecar.LostReason;
-import locksidecar.v1.Locksidecar.OpenSessionResponse;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
@@ -32,9 +25,8 @@ class HoldsTest {
   final AtomicLong nano = new AtomicLong(50 * S);
   final AtomicLong suspended = new AtomicLong();
   final BootClock clock = new BootClock(() -> now(), nano::get);
-  final ScheduledThreadPoolExecutor timer = new ScheduledThreadPoolExecutor(1, new Threads("test"));
   final ReentrantLock mu = new ReentrantLock();
-  final Holds holds = new Holds(mu, clock, timer, Runnable::run);
+  final Holds holds = new Holds(mu, clock, Runnable::run);
   final List<String> told = new ArrayList<>();
 
   long now() {
@@ -43,35 +35,35 @@ class HoldsTest {
 
   @BeforeEach
   void open() {
-    mu.lock(); // no timer looks while a test goes on
+    mu.lock();
     opened(S);
   }
 
   void opened(long margin) {
-    holds.opened(
-        clock.atLeast(), OpenSessionResponse.newBuilder().setCountedAt(at(now())).setLeaseMargin(d(margin)).build());
+    holds.opened(clock.atLeast(), new Json().with("countedAt", at(now())).with("leaseMargin", d(margin)));
   }
 
   @AfterEach
   void close() {
     holds.end("", "");
     mu.unlock();
-    timer.shutdownNow();
   }
 
-  static Duration d(long nanos) {
-    return Duration.newBuilder().setSeconds(nanos / S).setNanos((int) (nanos % S)).build();
+  static String d(long nanos) {
+    return Times.format(Duration.ofNanos(nanos));
   }
 
-  static Duration at(long our) {
+  static String at(long our) {
     return d(our + AHEAD);
   }
 
   Held grant(String id, long validFor, long maxHold) {
-    Call c = Call.acquiring(maxHold);
+    LockRequest q = new LockRequest(List.of("r"), LockMode.EXCLUSIVE);
+    Call c = Call.acquiring(maxHold == 0 ? q : q.lasting(Duration.ofNanos(maxHold)));
     holds.asked();
     c.sent = clock.atLeast();
-    Grant g = Grant.newBuilder().setLockId(id).setCountedAt(at(now())).setValidFor(d(validFor)).build();
+    Json g = new Json().with("lockId", id).with("resource", "r").with("mode", "EXCLUSIVE");
+    g.with("fence", "7").with("countedAt", at(now())).with("validFor", d(validFor));
     Held h = holds.granted(c, g);
     holds.answered();
     holds.listen(h, new Held.Listener(null, () -> told.add(id + " " + holds.problem(h).lostReason())));
@@ -79,8 +71,7 @@ class HoldsTest {
   }
 
   void news(long countedAt, long validFor) {
-    LeaseNews n = LeaseNews.newBuilder().setCountedAt(at(countedAt)).setValidFor(d(validFor)).build();
-    holds.news(Event.newBuilder().setLease(n).build());
+    holds.lease(new Json().with("countedAt", at(countedAt)).with("validFor", d(validFor)));
   }
 
   /** Not longer than it is, and not more than 30 ms shorter. */
@@ -145,8 +136,7 @@ class HoldsTest {
     nano.addAndGet(2 * S + 100 * MS);
     assertEquals(0, holds.validFor(a));
     assertNull(holds.problem(a), "the sidecar may still say why");
-    holds.news(
-        Event.newBuilder().setLost(Lost.newBuilder().setLockId("a").setReason(LostReason.MAX_HOLD).setGrace(d(2 * S)).setCountedAt(at(now()))).build());
+    holds.lost(lost("a", "MAX_HOLD", 2 * S));
     assertEquals("MAX_HOLD", holds.problem(a).lostReason());
     long grace = holds.problem(a).graceLeft().toNanos();
     assertTrue(grace > 1900 * MS && grace <= 2 * S, "grace " + grace);
@@ -178,9 +168,8 @@ class HoldsTest {
 
   @Test
   void aLossMayComeBeforeItsGrant() {
-    Event lost = Event.newBuilder().setLost(Lost.newBuilder().setLockId("a").setReason(LostReason.FORCED)).build();
     holds.asked(); // another thread's acquire is on its way
-    holds.news(lost);
+    holds.lost(lost("a", "FORCED", 0));
     assertEquals("FORCED", holds.problem(grant("a", 9 * S, 0)).lostReason());
     holds.answered();
     assertNull(holds.problem(grant("a", 9 * S, 0)), "that was another time");
@@ -190,9 +179,9 @@ class HoldsTest {
   void itIsReleasedAsOftenAsItWasGranted() {
     Held h = grant("a", 9 * S, 0);
     assertEquals(h, grant("a", 9 * S, 0));
-    holds.released(h);
+    holds.left(h);
     validFor(9 * S, h);
-    holds.released(h);
+    holds.left(h);
     assertEquals(0, holds.validFor(h));
     assertNull(holds.problem(h));
     holds.end("SIDECAR_GONE", "");
@@ -200,14 +189,61 @@ class HoldsTest {
   }
 
   @Test
-  void oneTimerLooks() throws Exception {
-    for (int i = 0; i < 100; i++) {
-      grant("h" + i, 9 * S, 0);
-    }
-    timer.setRemoveOnCancelPolicy(true);
-    assertEquals(1, timer.getQueue().size());
-    for (Runnable r : timer.getQueue()) {
-      assertTrue(!((Future<?>) r).isDone());
-    }
+  void itLooksAtTheNearestEndAndOnceASecond() {
+    grant("a", 9 * S, 0);
+    assertTrue(holds.looksAt() <= clock.atLeast() + S, "timers stand still in a suspend");
+    grant("b", S / 4, 0);
+    long at = holds.looksAt();
+    assertTrue(at <= clock.atMost() + S / 4, "the nearest");
+    nano.addAndGet(S / 2);
+    holds.look();
+    assertEquals(List.of("b SIDECAR_SILENT"), told);
+    assertTrue(holds.looksAt() > at && holds.looksAt() <= clock.atLeast() + S);
+    holds.end("SIDECAR_GONE", "");
+    holds.look();
+    assertEquals(Long.MAX_VALUE, holds.looksAt(), "nothing is held");
+  }
+
+  @Test
+  void extendReplacesTheLimit() {
+    Held h = grant("a", 9 * S, 2 * S);
+    nano.addAndGet(S);
+    holds.extended(extending(h, 5 * S), new Json().with("countedAt", at(now())).with("validFor", d(9 * S)));
+    validFor(5 * S, h);
+    holds.extended(extending(h, S), new Json().with("countedAt", at(now())).with("validFor", d(9 * S)));
+    validFor(S, h);
+  }
+
+  Call extending(Held h, long maxHold) {
+    Call c = Call.about(h, "extend", new Json().with("maxHold", d(maxHold)));
+    c.sent = clock.atLeast();
+    return c;
+  }
+
+  /** News that were counted when a hold was over do not bring it back, also where nobody has looked yet. */
+  @Test
+  void newsProlongNothingThatWasOver() {
+    Held h = grant("a", S / 2, 0);
+    nano.addAndGet(S);
+    news(now(), 9 * S);
+    assertEquals("SIDECAR_SILENT", holds.problem(h).lostReason());
+  }
+
+  @Test
+  void theAnswerToARequestMayTellTheLoss() {
+    Held h = grant("a", 9 * S, 0);
+    holds.refused(h, SidecarException.of("LOCK_HELD", "", Map.of()));
+    assertNull(holds.problem(h));
+    holds.refused(h, SidecarException.of("LOCK_LOST", "it was forced", Map.of("lost_reason", "FORCED")));
+    assertEquals("FORCED", holds.problem(h).lostReason());
+    Held unknown = grant("b", 9 * S, 0);
+    holds.refused(unknown, SidecarException.of("NOT_HOLDER", "", Map.of()));
+    assertEquals("UNKNOWN", holds.problem(unknown).lostReason());
+    assertEquals(List.of("a FORCED", "b UNKNOWN"), told);
+  }
+
+  Json lost(String id, String reason, long grace) {
+    Json lost = new Json().with("lockId", id).with("resource", "r").with("reason", reason);
+    return lost.with("grace", d(grace)).with("countedAt", at(now()));
   }
 }

@@ -145,6 +145,24 @@ class LeavingTest {
     assertTrue(granted < 60, "none was interrupted");
   }
 
+  /** An interrupt is for who waits, and not for the connection that all share. */
+  @Test
+  void whoIsInterruptedDoesNotCloseTheConnection() throws Exception {
+    try (LockSidecar c = sidecar.connect();
+        Hold witness = c.lock("witness").acquire()) {
+      for (int i = 0; i < 50; i++) {
+        Thread.currentThread().interrupt();
+        c.lock("r").lock(); // is not interrupted
+        c.lock("r").unlock();
+        assertTrue(c.lock("r").tryLock());
+        c.lock("r").hold().close();
+        assertTrue(Thread.currentThread().isInterrupted());
+        assertThrows(InterruptedException.class, c.lock("r")::acquire);
+      }
+      witness.check();
+    }
+  }
+
   static void busy(long nanos) {
     for (long end = System.nanoTime() + nanos; System.nanoTime() < end; ) {
       Thread.onSpinWait();

@@ -29,6 +29,14 @@ class LossTest {
     return f;
   }
 
+  static void uninterruptibly(CountDownLatch latch) {
+    try {
+      assertTrue(latch.await(60, SECONDS));
+    } catch (InterruptedException e) {
+      throw new AssertionError(e);
+    }
+  }
+
   @Test
   void killedSidecar() throws Exception {
     try (TestSidecar sidecar = TestSidecar.start("--ttl", "2s");
@@ -263,6 +271,22 @@ class LossTest {
     }
   }
 
+  /** More than the sidecar takes at a time queue in the client. */
+  @Test
+  void manyWait() throws Exception {
+    try (TestSidecar sidecar = TestSidecar.start("--max-waiters", "10");
+        LockSidecar locks = sidecar.connect()) {
+      Hold first = locks.lock("r").acquire();
+      CompletableFuture<?>[] all = new CompletableFuture<?>[100];
+      for (int i = 0; i < all.length; i++) {
+        all[i] = locks.lock("r").acquireAsync().thenCompose(Hold::closeAsync);
+      }
+      TestSidecar.eventually("waiting", () -> sidecar.waiters() == 10);
+      first.close();
+      CompletableFuture.allOf(all).get(60, SECONDS);
+    }
+  }
+
   @Test
   void noticeIsGivenOnce() throws Exception {
     try (TestSidecar sidecar = TestSidecar.start();
@@ -328,7 +352,7 @@ class LossTest {
       SidecarException e = assertThrows(SidecarException.class, sidecar::connect);
       assertEquals("LIMIT_EXCEEDED", e.reason());
       assertEquals("1", e.metadata().get("max"));
-      e = assertThrows(SidecarException.class, () -> LockSidecar.builder().socket(sidecar.socket).name("x".repeat(200)).connect());
+      e = assertThrows(SidecarException.class, () -> LockSidecar.builder().socket(sidecar.socket).name("x".repeat(200)).connect().open());
       assertEquals("INVALID_REQUEST", e.reason());
       locks.lock("r").lock();
       locks.lock("r").unlock();

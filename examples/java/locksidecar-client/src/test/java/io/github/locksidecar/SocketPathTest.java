@@ -43,7 +43,7 @@ class SocketPathTest {
   @Test
   void nothingIsThere() {
     Path socket = dir.resolve("s");
-    SidecarException e = assertThrows(SidecarUnavailableException.class, () -> LockSidecar.connect(socket));
+    SidecarException e = assertThrows(SidecarUnavailableException.class, () -> LockSidecar.connect(socket).open());
     assertEquals("NO_SIDECAR", e.reason());
     assertEquals(
         "no sidecar answers at " + socket + ": there is no such socket; start a sidecar with: locksidecar serve --socket " + socket,
@@ -56,7 +56,7 @@ class SocketPathTest {
     try (ServerSocketChannel s = ServerSocketChannel.open(StandardProtocolFamily.UNIX)) {
       s.bind(UnixDomainSocketAddress.of(socket));
     }
-    SidecarException e = assertThrows(SidecarUnavailableException.class, () -> LockSidecar.connect(socket));
+    SidecarException e = assertThrows(SidecarUnavailableException.class, () -> LockSidecar.connect(socket).open());
     assertTrue(e.getMessage().contains("the sidecar that made it is gone"), e.getMessage());
   }
 
@@ -64,7 +64,7 @@ class SocketPathTest {
   void itIsNoSidecar() throws IOException {
     Path socket = dir.resolve("f");
     Files.createFile(socket);
-    SidecarException e = assertThrows(SidecarUnavailableException.class, () -> LockSidecar.connect(socket));
+    SidecarException e = assertThrows(SidecarUnavailableException.class, () -> LockSidecar.connect(socket).open());
     assertTrue(e.getMessage().contains(socket.toString()), e.getMessage());
   }
 }

@@ -3,10 +3,6 @@ package io.github.locksidecar;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.fail;
 
-import com.google.gson.JsonArray;
-import com.google.gson.JsonElement;
-import com.google.gson.JsonObject;
-import com.google.gson.JsonParser;
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.net.URLEncoder;
@@ -66,11 +62,18 @@ final class TestSidecar implements AutoCloseable {
             .redirectOutput(ProcessBuilder.Redirect.DISCARD)
             .redirectError(ProcessBuilder.Redirect.INHERIT)
             .start();
-    eventually("ready", () -> process.isAlive() && Files.exists(socket) && info().get("ready").getAsBoolean());
+    eventually("ready", () -> process.isAlive() && Files.exists(socket) && info().flag("ready"));
   }
 
+  /** A client whose session is open. */
   LockSidecar connect() {
-    return LockSidecar.connect(socket);
+    LockSidecar locks = LockSidecar.connect(socket);
+    try {
+      return locks.open();
+    } catch (RuntimeException e) {
+      locks.close();
+      throw e;
+    }
   }
 
   /** Stops it. When this returns, none of its threads works any more. */
@@ -133,35 +136,28 @@ final class TestSidecar implements AutoCloseable {
 
   // --- what it says of itself, over HTTP
 
-  JsonObject info() {
+  Json info() {
     return http("GET", "/v1/info");
   }
 
   int holds() {
-    return info().get("holds").getAsInt();
+    return (int) info().number("holds");
   }
 
   int waiters() {
-    return info().get("waiters").getAsInt();
+    return (int) info().number("waiters");
   }
 
   /** Takes a lock from its holder. */
   void force(String resource, String grace) {
-    JsonObject answer = http("DELETE", "/v1/locks/" + encode(resource) + "?grace=" + grace);
-    assertEquals(1, answer.getAsJsonArray("lockIds").size());
+    Json answer = http("DELETE", "/v1/locks/" + encode(resource) + "?grace=" + grace);
+    assertEquals(1, answer.list("lockIds").size());
   }
 
   /** Who holds a resource and who waits for it. A parked lock has no holder: no app has it. */
-  JsonObject lock(String resource) {
-    JsonObject lock = http("GET", "/v1/locks/" + encode(resource));
-    JsonArray holders = new JsonArray();
-    for (JsonElement h : lock.getAsJsonArray("holders")) {
-      if (!h.getAsJsonObject().get("parked").getAsBoolean()) {
-        holders.add(h);
-      }
-    }
-    lock.add("holders", holders);
-    return lock;
+  Json lock(String resource) {
+    Json lock = http("GET", "/v1/locks/" + encode(resource));
+    return lock.with("holders", lock.objects("holders").stream().filter(h -> !h.flag("parked")).toList());
   }
 
   /** A resource in a path: its slashes stand for themselves. */
@@ -169,7 +165,7 @@ final class TestSidecar implements AutoCloseable {
     return URLEncoder.encode(resource, StandardCharsets.UTF_8).replace("+", "%20").replace("%2F", "/");
   }
 
-  private JsonObject http(String method, String path) {
+  private Json http(String method, String path) {
     try (SocketChannel c = SocketChannel.open(UnixDomainSocketAddress.of(socket))) {
       c.write(StandardCharsets.UTF_8.encode(method + " " + path + " HTTP/1.0\r\nHost: locksidecar\r\n\r\n"));
       ByteArrayOutputStream all = new ByteArrayOutputStream();
@@ -179,11 +175,9 @@ final class TestSidecar implements AutoCloseable {
         b.clear();
       }
       String answer = all.toString(StandardCharsets.UTF_8);
-      return JsonParser.parseString(answer.substring(answer.indexOf("\r\n\r\n") + 4)).getAsJsonObject();
+      return Json.parse(answer.substring(answer.indexOf("\r\n\r\n") + 4));
     } catch (IOException e) {
-      JsonObject nothing = new JsonObject();
-      nothing.addProperty("ready", false);
-      return nothing;
+      return new Json();
     }
   }
 

@@ -1,0 +1,372 @@
+package io.github.locksidecar;
+
+import java.io.ByteArrayOutputStream;
+import java.time.Duration;
+import java.util.ArrayDeque;
+import java.util.Deque;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.Executor;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.ReentrantLock;
+import java.util.stream.Stream;
+
+/**
+ * The protocol of one session, without any input or output. Bytes that the sidecar sent go in by
+ * {@link #feed}, what is to be sent comes out of {@link #output}, and {@link #look} notices what time
+ * has brought. In between stand the rules of the API: which answer is whose, and what is left behind
+ * when nobody wants it any more; what is held and until when is in {@link Holds}.
+ *
+ * <p>Everything here is called with mu held, unless it says otherwise. mu is never held while
+ * anything waits, nor while code of the app runs.
+ */
+final class Core {
+  /** How long an answer may take, beyond the wait of an acquire, before the sidecar is taken to be frozen. */
+  static final long OVERDUE = TimeUnit.SECONDS.toNanos(5);
+
+  /** After so long without a word, somebody who waits makes the session ask whether the sidecar is there. */
+  static final long PING_AFTER = TimeUnit.SECONDS.toNanos(5);
+
+  /** So many acquires of one session the sidecar takes at a time, unless it says otherwise. */
+  private static final int MOST_ASKING = 1000;
+
+  /**
+   * From here on an acquire queues in the client where another for the same resource is on its way. One
+   * for a resource of which none is still gets through: its holder may wait for nothing else.
+   */
+  private static final int MANY_ASKING = 800;
+
+  /** The sidecar ends a connection at a longer line, and with it all that the session holds. */
+  private static final int LONGEST_LINE = 64 << 10;
+
+  final ReentrantLock mu = new ReentrantLock();
+  final Holds holds;
+
+  private final String sidecar; // for messages
+  private final BootClock clock;
+  private final Executor callbacks;
+  private final Runnable onDraining;
+
+  private final Lines lines = new Lines();
+  private final Map<String, Call> calls = new HashMap<>();
+  private final Map<List<String>, Integer> asking = new HashMap<>(); // acquires on their way, by what they ask for
+  private final Deque<Call> queued = new ArrayDeque<>(); // acquires that were not sent yet
+  private int most = MOST_ASKING;
+  private final ByteArrayOutputStream out = new ByteArrayOutputStream();
+  private volatile boolean hasOutput;
+  private long lastId;
+  private boolean opened;
+  private boolean jeopardy;
+  private boolean draining;
+  private SidecarException end; // why the session ended; null: it has not
+
+  // By System.nanoTime.
+  private long heard;
+  private long looksAtCalls;
+  private Call ping;
+  private long keepAliveEvery; // 0: the session has no ttl
+  private long keepAliveAt;
+
+  Core(String sidecar, BootClock clock, Executor callbacks, Runnable onDraining) {
+    this.sidecar = sidecar;
+    this.clock = clock;
+    this.callbacks = callbacks;
+    this.onDraining = onDraining;
+    this.holds = new Holds(mu, clock, callbacks);
+    this.heard = clock.nanoTime();
+    this.looksAtCalls = heard + OVERDUE;
+  }
+
+  // --- requests
+
+  /** Sends it. What goes wrong is told as its answer. */
+  void post(Call c) {
+    if (end != null) {
+      c.answer.completeExceptionally(end);
+      return;
+    }
+    c.posted = clock.nanoTime();
+    c.taken = true;
+    if (c.wanted == null || !isCrowded(c.wanted)) {
+      send(c);
+    } else if (c.wanted.isTry()) {
+      queued.addFirst(c);
+    } else {
+      queued.addLast(c);
+      looksAtCalls = c.wanted.patience() == 0 ? looksAtCalls : Math.min(looksAtCalls, c.posted + c.wanted.patience());
+    }
+  }
+
+  private boolean isCrowded(LockRequest q) {
+    int all = holds.asking();
+    return all >= most || all >= MANY_ASKING && asking.containsKey(q.resources());
+  }
+
+  private void send(Call c) {
+    if (c.wanted != null && c.wanted.patience() > 0) { // it may have queued here
+      long left = c.wanted.patience() - (clock.nanoTime() - c.posted);
+      c.body.with("wait", Times.format(Duration.ofNanos(Math.max(left, TimeUnit.MILLISECONDS.toNanos(1)))));
+    }
+    String id = Long.toString(++lastId, Character.MAX_RADIX);
+    byte[] line = Lines.of(id, c.kind, c.body);
+    if (line.length > LONGEST_LINE) {
+      String message = "the request is longer than " + LONGEST_LINE + " bytes";
+      c.answer.completeExceptionally(SidecarException.invalid(c.kind, message));
+      return;
+    }
+    c.id = id;
+    c.sent = clock.atLeast();
+    calls.put(id, c);
+    if (c.wanted != null) {
+      holds.asked();
+      asking.merge(c.wanted.resources(), 1, Integer::sum);
+    }
+    out.writeBytes(line);
+    hasOutput = true;
+  }
+
+  /** Sends the release of what an acquire got. It is over for the app from now on. */
+  Call release(Held h) {
+    Call c = Call.about(h, "release", new Json());
+    post(c);
+    holds.left(h);
+    return c;
+  }
+
+  /** Makes sure that nobody keeps what nobody waits for. A second time it does nothing. */
+  void abandon(Call c) {
+    if (c.abandoned || end != null) { // when the session ends, the sidecar releases everything
+      return;
+    }
+    c.abandoned = true;
+    if (queued.remove(c)) {
+      return;
+    }
+    if (c.held != null) { // and the caller had left before
+      release(c.held);
+    } else if (calls.get(c.id) == c) { // else it was refused
+      post(Call.plain("cancel", new Json().with("requestId", c.id)));
+    }
+  }
+
+  /** From now on the sidecar is told every third of the time that this process lives. */
+  void keepAlive(Duration ttl) {
+    keepAliveEvery = Math.max(1, Times.nanos(ttl) / 3);
+    keepAliveAt = clock.nanoTime() + keepAliveEvery;
+  }
+
+  /** Tells whether there is something to be sent. It needs no mu. */
+  boolean hasOutput() {
+    return hasOutput;
+  }
+
+  /** Takes what is to be sent. */
+  byte[] output() {
+    byte[] all = out.toByteArray();
+    out.reset();
+    hasOutput = false;
+    return all;
+  }
+
+  // --- what the sidecar says
+
+  /** The first n bytes of an array have come. */
+  void feed(byte[] data, int n) {
+    heard = clock.nanoTime();
+    try {
+      lines.feed(data, n, line -> take(Json.parse(line)));
+    } catch (RuntimeException e) { // no JSON, or a field of another kind
+      String message = "what answers at " + sidecar + " is no sidecar, or another one than this client knows: " + e;
+      end(new SidecarUnavailableException(Loss.GONE, message, e), Loss.GONE, message);
+    }
+  }
+
+  private void take(Json m) {
+    if (end != null) {
+      return;
+    }
+    if (m.text("requestId").isEmpty()) {
+      if (m.has("event")) {
+        event(m.object("event"));
+      } else if (m.has("error")) { // its last word
+        SidecarException why = SidecarException.read(m.object("error"));
+        end(why, Loss.GONE, why.getMessage());
+      }
+      return;
+    }
+    Call c = calls.remove(m.text("requestId"));
+    if (c == null) {
+      return;
+    }
+    if (m.has("error")) {
+      refused(c, SidecarException.read(m.object("error")));
+    } else {
+      answered(c, m);
+    }
+    if (c.wanted != null) {
+      holds.answered();
+      asking.computeIfPresent(c.wanted.resources(), (r, n) -> n == 1 ? null : n - 1);
+      while (!queued.isEmpty() && !isCrowded(queued.peekFirst().wanted)) {
+        send(queued.removeFirst());
+      }
+    }
+  }
+
+  private void refused(Call c, SidecarException why) {
+    String limit = why.metadata().getOrDefault("limit", "");
+    boolean full = why instanceof LimitExceededException && (limit.equals("waiters") || limit.equals("requests in flight"));
+    if (full && c.wanted != null && !c.abandoned && holds.asking() > 1) { // fewer than usual: the rest queues here
+      most = Math.max(1, Math.min(most, holds.asking() - 1));
+      queued.addLast(c);
+      return;
+    }
+    if (c.about != null) {
+      holds.refused(c.about, why);
+    }
+    c.answer.completeExceptionally(why);
+  }
+
+  private void answered(Call c, Json m) {
+    if (m.has("opened")) {
+      opened = true;
+      holds.opened(c.sent, m.object("opened"));
+    } else if (m.has("granted")) {
+      c.held = holds.granted(c, m.object("granted"));
+      if (c.abandoned) {
+        release(c.held);
+      }
+    } else if (m.has("downgraded")) {
+      holds.downgraded(c, m.object("downgraded"));
+    } else if (m.has("extended")) {
+      holds.extended(c, m.object("extended"));
+    }
+    c.answer.complete(m);
+  }
+
+  private void event(Json e) {
+    if (e.has("lease")) {
+      holds.lease(e.object("lease"));
+      jeopardy = e.object("lease").flag("jeopardy");
+    } else if (e.has("lost")) {
+      holds.lost(e.object("lost"));
+    } else if (e.has("draining") && !draining) {
+      draining = true;
+      callbacks.execute(onDraining);
+    }
+  }
+
+  boolean isOpened() {
+    return opened;
+  }
+
+  boolean inJeopardy() {
+    return jeopardy;
+  }
+
+  boolean isDraining() {
+    return draining;
+  }
+
+  // --- the end
+
+  /** Why the session has ended; null: it has not. */
+  SidecarException end() {
+    return end;
+  }
+
+  /** Ends the session once: later reasons do not count. Everything is lost, and nobody waits any more. */
+  boolean end(SidecarException why, String lostReason, String message) {
+    if (end != null) {
+      return false;
+    }
+    end = why;
+    holds.end(lostReason, message);
+    List<Call> waiting = waiting();
+    calls.clear();
+    queued.clear();
+    asking.clear();
+    waiting.forEach(c -> c.answer.completeExceptionally(why));
+    return true;
+  }
+
+  /** All that are not answered. */
+  private List<Call> waiting() {
+    return Stream.concat(calls.values().stream(), queued.stream()).toList();
+  }
+
+  // --- time
+
+  /** Notices what has come to its end; after how many nanoseconds to look again. */
+  long look() {
+    if (end != null) {
+      return OVERDUE;
+    }
+    if (clock.atLeast() >= holds.looksAt()) {
+      holds.look();
+    }
+    long now = clock.nanoTime();
+    if (keepAliveEvery != 0 && keepAliveAt - now <= 0) {
+      keepAliveAt = now + keepAliveEvery;
+      post(Call.plain("keepAlive", new Json()));
+    }
+    if (looksAtCalls - now <= 0) {
+      lookAtCalls(now);
+    }
+    long next = Math.min(holds.looksAt() - clock.atLeast(), looksAtCalls - now);
+    return Math.max(0, keepAliveEvery == 0 ? next : Math.min(next, keepAliveAt - now));
+  }
+
+  /**
+   * Finds answers that are overdue, and waits without an end at a sidecar that is frozen. No answer is
+   * overdue sooner than after OVERDUE, so nobody who sends a call has to wake the thread that looks.
+   */
+  private void lookAtCalls(long now) {
+    looksAtCalls = now + OVERDUE;
+    boolean waits = false;
+    for (Call c : waiting()) {
+      long limit = c.overdueAfter;
+      if (c.answer.isDone()) {
+        continue; // given up before
+      }
+      if (limit != 0 && c.posted + limit - now <= 0) {
+        giveUp(c, silent());
+        continue;
+      }
+      waits |= c.wanted != null;
+      if (limit != 0) {
+        looksAtCalls = Math.min(looksAtCalls, c.posted + limit);
+      }
+    }
+    for (Call c : List.copyOf(queued)) {
+      long patience = c.wanted.patience();
+      if (patience > 0 && c.posted + patience - now <= 0) {
+        String message = "the wait is over: too many of this process wait before this one";
+        giveUp(c, SidecarException.of("WAIT_TIMEOUT", message, Map.of("resource", c.wanted.resource())));
+      } else if (patience > 0) {
+        looksAtCalls = Math.min(looksAtCalls, c.posted + patience);
+      }
+    }
+    if (ping != null && ping.answer.isDone()) {
+      if (ping.answer.isCompletedExceptionally()) {
+        waits = false;
+        waiting().stream().filter(c -> c.wanted != null).forEach(c -> giveUp(c, silent()));
+      }
+      ping = null;
+    }
+    if (waits && ping == null && now - heard >= PING_AFTER) {
+      ping = Call.plain("keepAlive", new Json());
+      post(ping);
+    }
+  }
+
+  private SidecarException silent() {
+    return SidecarUnavailableException.silent("the sidecar at " + sidecar);
+  }
+
+  private void giveUp(Call c, SidecarException why) {
+    if (c.answer.completeExceptionally(why) && c.wanted != null) {
+      abandon(c);
+    }
+  }
+}

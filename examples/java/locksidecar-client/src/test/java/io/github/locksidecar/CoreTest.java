@@ -1,0 +1,333 @@
+package io.github.locksidecar;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CompletionException;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicLong;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+
+/** The protocol without a sidecar: what it says is written here, on a clock that the test moves. */
+class CoreTest {
+  static final long S = 1_000_000_000L;
+  static final long MS = 1_000_000L;
+
+  final AtomicLong nano = new AtomicLong(50 * S);
+  final BootClock clock = new BootClock(nano::get, nano::get);
+  final AtomicInteger draining = new AtomicInteger();
+  final Core core = new Core("/s", clock, Runnable::run, draining::incrementAndGet);
+
+  @BeforeEach
+  void open() {
+    core.mu.lock();
+    Call c = Call.opening(new Json());
+    core.post(c);
+    assertEquals(List.of("{\"requestId\":\"1\",\"open\":{}}"), sent());
+    says("{'requestId':'1','opened':{'sessionId':'x','leaseTtl':'10s','leaseMargin':'1s','countedAt':'" + now() + "'}}");
+    assertTrue(core.isOpened());
+  }
+
+  @AfterEach
+  void close() {
+    core.mu.unlock();
+  }
+
+  String now() {
+    return Times.format(Duration.ofNanos(nano.get()));
+  }
+
+  void says(String... lines) {
+    for (String line : lines) {
+      byte[] b = (line.replace('\'', '"') + "\n").getBytes(StandardCharsets.UTF_8);
+      core.feed(b, b.length);
+    }
+  }
+
+  List<String> sent() {
+    assertTrue(core.hasOutput());
+    List<String> lines = new ArrayList<>(new String(core.output(), StandardCharsets.UTF_8).lines().toList());
+    assertFalse(core.hasOutput());
+    return lines;
+  }
+
+  Call acquire(Duration wait) {
+    LockRequest q = new LockRequest(List.of("r"), LockMode.EXCLUSIVE);
+    Call c = Call.acquiring(wait == null ? q : q.waiting(wait));
+    core.post(c);
+    return c;
+  }
+
+  void grants(Call c) {
+    says(
+        "{'requestId':'" + c.id + "','granted':{'lockId':'L" + c.id + "','resource':'r','mode':'EXCLUSIVE','fence':'7',"
+            + "'validFor':'9s','count':1,'countedAt':'" + now() + "','parts':[]}}");
+  }
+
+  static void refuses(Core core, Call c, String reason) {
+    String line =
+        "{\"requestId\":\"" + c.id + "\",\"error\":{\"code\":9,\"message\":\"no\",\"details\":[{\"reason\":\"" + reason
+            + "\",\"domain\":\"locksidecar\",\"metadata\":{\"lost_reason\":\"FORCED\"}}]}}\n";
+    core.feed(line.getBytes(StandardCharsets.UTF_8), line.length());
+  }
+
+  static String reasonOf(Call c) {
+    Throwable e = assertThrows(CompletionException.class, c.answer::join).getCause();
+    return ((SidecarException) e).reason();
+  }
+
+  @Test
+  void answersComeInAnyOrder() {
+    Call a = acquire(null);
+    Call b = acquire(Duration.ZERO);
+    assertEquals(
+        List.of(
+            "{\"requestId\":\"2\",\"acquire\":{\"resource\":\"r\",\"mode\":\"EXCLUSIVE\",\"owner\":\"\"}}",
+            "{\"requestId\":\"3\",\"acquire\":{\"resource\":\"r\",\"mode\":\"EXCLUSIVE\",\"owner\":\"\",\"wait\":\"0.000000000s\"}}"),
+        sent());
+    refuses(core, b, "LOCK_HELD");
+    assertFalse(a.answer.isDone());
+    assertEquals("LOCK_HELD", reasonOf(b));
+    grants(a);
+    assertEquals("L2", a.held.id);
+    assertTrue(a.answer.isDone());
+  }
+
+  @Test
+  void whatNobodyWaitsForIsCancelledAndReleased() {
+    Call a = acquire(null);
+    sent();
+    core.abandon(a);
+    core.abandon(a); // a second time it does nothing
+    assertEquals(List.of("{\"requestId\":\"3\",\"cancel\":{\"requestId\":\"2\"}}"), sent());
+    grants(a); // it crossed the cancel
+    assertEquals(List.of("{\"requestId\":\"4\",\"release\":{\"lockId\":\"L2\"}}"), sent());
+    assertEquals(0, a.held.count);
+
+    Call b = acquire(null);
+    sent();
+    grants(b);
+    core.abandon(b); // whoever waited had left before he heard of it
+    assertEquals(List.of("{\"requestId\":\"6\",\"release\":{\"lockId\":\"L5\"}}"), sent());
+
+    Call c = acquire(null);
+    sent();
+    refuses(core, c, "LOCK_HELD");
+    core.abandon(c);
+    assertFalse(core.hasOutput(), "there is nothing to leave");
+  }
+
+  /** The answer to a release may be the first to say that the lock was lost: nobody may rely on it then. */
+  @Test
+  void theAnswerToAReleaseEndsTheHold() {
+    Call a = acquire(null);
+    grants(a);
+    grants(a); // again, as of one that is reentrant
+    Held h = a.held;
+    h.count = 2;
+    Call r = core.release(h);
+    assertNull(core.holds.problem(h));
+    refuses(core, r, "LOCK_LOST");
+    assertEquals("FORCED", core.holds.problem(h).lostReason());
+    assertEquals(0, core.holds.validFor(h));
+  }
+
+  @Test
+  void answersThatAreOverdueAreGivenUp() {
+    Call try1 = acquire(Duration.ZERO);
+    Call wait = acquire(Duration.ofSeconds(20));
+    Call release = Call.plain("keepAlive", new Json());
+    core.post(release);
+    sent();
+    nano.addAndGet(core.look()); // nobody wakes it: it looks soon enough
+    core.look();
+    assertFalse(wait.answer.isDone());
+    assertEquals("SIDECAR_SILENT", reasonOf(try1));
+    assertEquals("SIDECAR_SILENT", reasonOf(release));
+    assertTrue(sent().contains("{\"requestId\":\"5\",\"cancel\":{\"requestId\":\"2\"}}"), "what it may get is given back");
+    grants(try1);
+    assertEquals(List.of("{\"requestId\":\"7\",\"release\":{\"lockId\":\"L2\"}}"), sent());
+  }
+
+  /** A wait without an end asks whether the sidecar is there, and does not wait for one that is frozen. */
+  @Test
+  void whoWaitsAsksWhetherTheSidecarIsThere() {
+    Call wait = acquire(null);
+    sent();
+    long end = nano.get() + 60 * S;
+    int asked = 0;
+    while (nano.get() < end) {
+      long next = core.look();
+      if (core.hasOutput()) {
+        assertEquals(1, sent().size());
+        says("{'requestId':'" + Long.toString(3 + asked++, Character.MAX_RADIX) + "','keptAlive':{'validFor':'0s'}}");
+      }
+      nano.addAndGet(Math.max(MS, next));
+    }
+    assertTrue(asked > 9, "it asked " + asked + " times");
+    assertFalse(wait.answer.isDone(), "it answers");
+    long silent = nano.get();
+    while (!wait.answer.isDone()) {
+      nano.addAndGet(Math.max(MS, core.look()));
+      assertTrue(nano.get() - silent < 20 * S, "it waits for a sidecar that is frozen");
+    }
+    assertEquals("SIDECAR_SILENT", reasonOf(wait));
+  }
+
+  @Test
+  void nobodyWhoWaitsIsNotAskedFor() {
+    for (int i = 0; i < 20; i++) {
+      nano.addAndGet(core.look());
+    }
+    assertFalse(core.hasOutput());
+  }
+
+  Call acquire(String resource, Duration wait) {
+    LockRequest q = new LockRequest(List.of(resource), LockMode.EXCLUSIVE);
+    Call c = Call.acquiring(wait == null ? q : q.waiting(wait));
+    core.post(c);
+    return c;
+  }
+
+  /** Above what the sidecar takes at a time, acquires queue here; those for something else get through. */
+  @Test
+  void acquiresQueueAboveTheLimit() {
+    List<Call> all = new ArrayList<>();
+    for (int i = 0; i < 820; i++) {
+      all.add(acquire("r", null));
+    }
+    assertEquals(800, sent().size());
+    Call waits = acquire("r", Duration.ofSeconds(3));
+    Call other = acquire("other", Duration.ofSeconds(60));
+    assertEquals(1, sent().size(), "its holder may wait for nothing else");
+    Call try1 = acquire("r", Duration.ZERO);
+    assertFalse(core.hasOutput());
+    grants(all.get(0));
+    grants(all.get(1));
+    List<String> next = sent(); // 800 are on their way again
+    assertEquals(1, next.size(), next.toString());
+    assertTrue(next.get(0).contains("\"wait\":\"0.0"), "a try goes first: " + next);
+    refuses(core, try1, "LOCK_HELD");
+    nano.addAndGet(2 * S);
+    core.look();
+    assertFalse(waits.answer.isDone());
+    nano.addAndGet(core.look());
+    core.look();
+    assertEquals("WAIT_TIMEOUT", reasonOf(waits));
+    Call late = all.get(819);
+    core.abandon(late);
+    sent();
+    for (Call c : all) {
+      if (!c.id.isEmpty() && !c.answer.isDone()) {
+        grants(c);
+      }
+    }
+    assertEquals("", late.id, "nobody wants it");
+    assertTrue(all.subList(0, 819).stream().allMatch(c -> c.answer.isDone()));
+    assertFalse(other.answer.isDone());
+  }
+
+  /** What is left of a wait is what the sidecar is asked for. */
+  @Test
+  void aWaitThatQueuedIsShorter() {
+    Call first = null;
+    for (int i = 0; i < 800; i++) {
+      first = acquire("r", null);
+    }
+    sent();
+    Call c = acquire("r", Duration.ofSeconds(60));
+    nano.addAndGet(20 * S);
+    grants(first);
+    assertTrue(sent().get(0).contains("\"wait\":\"40.000000000s\""));
+    grants(c);
+    assertEquals("L" + c.id, c.held.id);
+  }
+
+  @Test
+  void aSidecarThatTakesFewer() {
+    Call a = acquire("a", null);
+    Call b = acquire("b", null);
+    sent();
+    says(
+        "{'requestId':'" + b.id + "','error':{'code':8,'message':'full','details':[{'reason':'LIMIT_EXCEEDED',"
+            + "'domain':'locksidecar','metadata':{'limit':'waiters','max':'1'}}]}}");
+    assertFalse(b.answer.isDone() || core.hasOutput());
+    Call c = acquire("c", null);
+    assertFalse(core.hasOutput());
+    grants(a);
+    assertEquals(1, sent().size());
+    grants(b);
+    grants(c);
+    assertTrue(b.answer.isDone() && c.answer.isDone());
+  }
+
+  @Test
+  void aSessionWithATtlIsKeptAlive() {
+    core.keepAlive(Duration.ofSeconds(3));
+    long start = nano.get();
+    for (int i = 0; i < 3; i++) {
+      assertFalse(core.hasOutput());
+      nano.addAndGet(core.look());
+      core.look();
+      assertEquals(1, sent().size());
+    }
+    assertTrue(nano.get() - start <= 3 * S + 10 * MS);
+  }
+
+  @Test
+  void itsLastWordSaysWhyItEnds() {
+    Call a = acquire(null);
+    grants(a);
+    Call b = acquire(null);
+    String drains =
+        "{'requestId':'','error':{'code':14,'message':'it stops','details':[{'reason':'DRAINING','domain':'locksidecar','metadata':{}}]}}";
+    says(drains, "{'requestId':'" + b.id + "','granted':{}}"); // what follows does not count
+    assertEquals("DRAINING", reasonOf(b));
+    assertEquals("SIDECAR_GONE", core.holds.problem(a.held).lostReason());
+    Call late = acquire(null);
+    assertEquals("DRAINING", reasonOf(late));
+    assertEquals("", late.id, "it was not sent");
+  }
+
+  @Test
+  void whatIsNoSidecarEndsTheSession() {
+    for (String bad : List.of("HTTP/1.1 400 Bad Request", "{'requestId':7}", "{'requestId':'','event':{'lease':{'countedAt':'soon'}}}")) {
+      Core other = new Core("/s", clock, Runnable::run, () -> {});
+      other.mu.lock();
+      byte[] line = (bad.replace('\'', '"') + "\n").getBytes(StandardCharsets.UTF_8);
+      other.feed(line, line.length);
+      assertEquals("SIDECAR_GONE", other.end().reason());
+      assertTrue(other.end().getMessage().contains("is no sidecar"), other.end().getMessage());
+      other.mu.unlock();
+    }
+  }
+
+  @Test
+  void eventsAndWhatIsNotKnown() {
+    says("{'requestId':'','event':{'lease':{'validFor':'9s','jeopardy':true,'countedAt':'" + now() + "'}}}");
+    assertTrue(core.inJeopardy());
+    says("{'requestId':'','event':{'draining':{'remaining':'1s','countedAt':'" + now() + "'}}}");
+    says("{'requestId':'','event':{'draining':{'remaining':'0s','countedAt':'" + now() + "'}}}");
+    assertEquals(1, draining.get());
+    says("{'requestId':'','event':{'news of tomorrow':{}}}", "{'requestId':'who','granted':{}}", "{}");
+    assertNull(core.end());
+  }
+
+  @Test
+  void aRequestThatIsTooLongIsNotSent() { // it would end the session, and all that it holds
+    LockRequest q = new LockRequest(java.util.Collections.nCopies(16, "é".repeat(4096)), LockMode.EXCLUSIVE);
+    Call c = Call.acquiring(q);
+    core.post(c);
+    assertEquals("INVALID_REQUEST", reasonOf(c));
+    assertFalse(core.hasOutput());
+  }
+}
