@@ -19,11 +19,12 @@ import java.util.List;
 import java.util.function.BooleanSupplier;
 
 /** A real sidecar, as a process of its own. */
-final class TestSidecar implements AutoCloseable {
+public final class TestSidecar implements AutoCloseable {
   /** How long a test waits for what must come. */
   static final Duration PATIENCE = Duration.ofSeconds(20);
 
-  final Path socket;
+  /** Where it is. */
+  public final Path socket;
   private final Path dir;
   private final List<String> command = new ArrayList<>();
   private Process process;
@@ -36,7 +37,7 @@ final class TestSidecar implements AutoCloseable {
   }
 
   /** One on the embedded store. */
-  static TestSidecar start(String... flags) {
+  public static TestSidecar start(String... flags) {
     try {
       TestSidecar s = new TestSidecar(Files.createTempDirectory("lsj"), flags);
       s.restart();
@@ -181,7 +182,8 @@ final class TestSidecar implements AutoCloseable {
     }
   }
 
-  static void eventually(String what, BooleanSupplier is) {
+  /** Waits for what must come. */
+  public static void eventually(String what, BooleanSupplier is) {
     for (long end = System.nanoTime() + PATIENCE.toNanos(); !is.getAsBoolean(); ) {
       if (System.nanoTime() > end) {
         fail("not " + what + " in time");
