@@ -44,6 +44,16 @@ try {
   process.exitCode = 1;
 }
 `}},
+	"php": {"php-cli", []string{"php", "-r", `
+require 'php/locksidecar.php';
+posix_setuid((int) $argv[2]);
+try {
+    echo Locksidecar\Client::defaultSocket($argv[1]), "\n";
+} catch (Locksidecar\NoSidecar $e) {
+    fwrite(STDERR, $e->getMessage());
+    exit(1);
+}
+`}},
 }
 
 // Each client finds the sidecar where the program makes its socket.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -72,15 +73,29 @@ func suite(t *testing.T, dir string, env []string, argv ...string) (out string, 
 func TestNode(t *testing.T) {
 	t.Parallel()
 	needs(t, "nodejs", "node")
+	tapSuites(t, "node", "test/*.test.js", "node", "--test-reporter=tap")
+}
+
+func TestPHP(t *testing.T) {
+	t.Parallel()
+	needs(t, "php-cli", "php")
+	tapSuites(t, "php", "tests/c*.php", "php")
+}
+
+// tapSuites runs a program with each of the files, beside each other. They tell their
+// tests in the Test Anything Protocol.
+func tapSuites(t *testing.T, dir, pattern string, argv ...string) {
+	t.Helper()
 	env := stores(t)
-	files, err := filepath.Glob("node/test/*.test.js")
+	files, err := filepath.Glob(filepath.Join(dir, pattern))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no tests: %v", err)
 	}
 	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".test.js"), func(t *testing.T) {
+		name, _, _ := strings.Cut(filepath.Base(file), ".")
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			out, ok := suite(t, "node", env, "node", "--test-reporter=tap", strings.TrimPrefix(file, "node/"))
+			out, ok := suite(t, dir, env, append(slices.Clone(argv), strings.TrimPrefix(file, dir+"/"))...)
 			results, err := readTAP(out)
 			if err != nil {
 				t.Fatalf("%v\n%s", err, out)

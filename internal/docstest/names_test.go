@@ -162,7 +162,7 @@ func TestVariables(t *testing.T) {
 			}
 			return err
 		}
-		if !slices.Contains([]string{".go", ".py", ".js", ".java", ".sh", ""}, filepath.Ext(path)) || d.Type()&fs.ModeSymlink != 0 {
+		if !slices.Contains([]string{".go", ".py", ".js", ".java", ".php", ".rb", ".rs", ".sh", ""}, filepath.Ext(path)) || d.Type()&fs.ModeSymlink != 0 {
 			return nil
 		}
 		text, err := os.ReadFile(path)

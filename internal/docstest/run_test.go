@@ -266,6 +266,36 @@ func TestNode(t *testing.T) {
 	})
 }
 
+// PHP and Ruby: the same; their clients are one file each.
+func TestPHP(t *testing.T) { beside(t, "php", "examples/php/locksidecar.php", "php", "-l") }
+
+// beside runs or checks the blocks of a language beside the file that is its client.
+func beside(t *testing.T, language, client string, check ...string) {
+	t.Helper()
+	interpreter(t, language)
+	client, err := filepath.Abs(filepath.Join(root, client))
+	if err != nil {
+		t.Fatal(err)
+	}
+	each(t, language, func(t *testing.T, b block, run bool) {
+		p := place{dir: t.TempDir(), env: os.Environ()}
+		if run {
+			p = newPlace(t)
+		}
+		if err := os.Symlink(client, filepath.Join(p.dir, filepath.Base(client))); err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(p.dir, "sample"), b.text)
+		out, err := p.run(t, append(check, "sample")...)
+		if err == nil && run {
+			out, err = p.run(t, language, "sample")
+		}
+		if err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+}
+
 // Go: each block is a whole file; programs are run.
 func TestGo(t *testing.T) {
 	each(t, "go", func(t *testing.T, b block, run bool) {

@@ -1,0 +1,282 @@
+<?php
+
+/** What the contract does not say: what is PHP's own, and calls that other clients lack. */
+
+declare(strict_types=1);
+
+use Locksidecar\AlreadyDone;
+use Locksidecar\Client;
+
+require __DIR__ . '/sidecars.php';
+
+/** Runs work in a forked child and gives what it prints. What it throws is printed too. */
+function child(callable $work): string
+{
+    [$ours, $its] = stream_socket_pair(STREAM_PF_UNIX, STREAM_SOCK_STREAM, 0);
+    $pid = pcntl_fork();
+    if ($pid === 0) {
+        ob_start(); // what it inherited unwritten is the parent's
+        try {
+            $work();
+        } catch (Throwable $e) {
+            echo $e;
+        }
+        fwrite($its, (string) ob_get_clean());
+        fclose($its);
+        exit(0); // with its destructors and shutdown functions
+    }
+    fclose($its);
+    $said = stream_get_contents($ours);
+    pcntl_waitpid($pid, $status);
+    return $said;
+}
+
+/** A sidecar that says what it is told to, for each request in turn. */
+function scripted(array $answers): string
+{
+    $path = sys_get_temp_dir() . '/ls-' . bin2hex(random_bytes(6));
+    $server = stream_socket_server("unix://$path");
+    if (pcntl_fork() === 0) {
+        $stream = stream_socket_accept($server, PATIENCE);
+        foreach ($answers as $answer) {
+            $id = json_decode(fgets($stream), true)['requestId'];
+            fwrite($stream, json_encode(['requestId' => $id] + $answer) . "\n");
+        }
+        fgets($stream);
+        unlink($path);
+        posix_kill(getmypid(), SIGKILL); // nothing of the test's runs here
+    }
+    fclose($server);
+    return $path;
+}
+
+/** A web server of one worker, which lives on after each request. */
+function server(string $script, string $socket): string
+{
+    $dir = dirname($socket);
+    $client = realpath(__DIR__ . '/../locksidecar.php');
+    file_put_contents("$dir/index.php", "<?php\nrequire '$client';\n\$sidecar = new Locksidecar\\Client('$socket');\n$script");
+    $probe = stream_socket_server('tcp://127.0.0.1:0');
+    $address = stream_socket_get_name($probe, false);
+    fclose($probe);
+    $GLOBALS['server'] = proc_open([PHP_BINARY, '-d', 'display_errors=1', '-S', $address, "$dir/index.php"], [['file', '/dev/null', 'r'], ['file', '/dev/null', 'w'], ['file', '/dev/null', 'w']], $pipes);
+    eventually('the web server answers', fn() => @file_get_contents("http://$address/?ready") !== false);
+    return $address;
+}
+
+function stop(): void
+{
+    posix_kill(proc_get_status($GLOBALS['server'])['pid'], SIGKILL);
+    proc_close($GLOBALS['server']);
+}
+
+tap([
+    'the end of a request releases what it held, however it ends' => function (): void {
+        $sidecar = new Sidecar();
+        $address = server(<<<'PHP'
+            $how = $_GET['how'] ?? null;
+            if ($how === null) { exit; }
+            register_shutdown_function(function () use ($sidecar): void { // the answer has not ended
+                echo ' held by ', count(array_filter($sidecar->get('r')['holders'], fn($h) => !($h['parked'] ?? false)));
+            });
+            $GLOBALS['lock'] = $sidecar->acquire('r', wait: 0);
+            $GLOBALS['circle'] = $circle = new stdClass();
+            $circle->self = $circle;
+            $circle->lock = $GLOBALS['lock']; // no destructor runs before the end
+            echo getmypid();
+            if ($how === 'exit') { exit; }
+            if ($how === 'error') { ini_set('display_errors', '0'); undefined(); }
+            PHP, $sidecar->socket);
+        try {
+            $worker = null;
+            foreach (['return', 'exit', 'error', 'return'] as $how) {
+                $said = file_get_contents("http://$address/?how=$how", context: stream_context_create(['http' => ['ignore_errors' => true]]));
+                must(str_contains($said, ' held by 0'), "it says $said");
+                same($worker ??= (int) $said, (int) $said, 'the worker');
+                // The answer has ended: the lock is free without a wait.
+                (new Client($sidecar->socket))->acquire('r', wait: 0)->release();
+            }
+        } finally {
+            stop();
+        }
+    },
+
+    'a forked child owns nothing, and its end changes nothing' => function (): void {
+        $sidecar = new Sidecar();
+        $client = new Client($sidecar->socket);
+        $lock = $client->acquire('r');
+        $pending = $client->begin('r');
+        $said = child(function () use ($client, $lock, $pending): void {
+            echo $lock->lost()?->lostReason(), ' ', $lock->validFor(), ' ';
+            echo fails('LOCK_LOST', $lock->release(...))->reason, ' ';
+            echo fails('SESSION_CLOSED', $pending->get(...))->reason, ' ';
+            echo fails('LOCK_HELD', fn() => $client->acquire('r', wait: 0))->reason, ' '; // by a session of its own
+            echo $client->acquire('other', wait: 0)->count();
+        });
+        same('FORKED 0 LOCK_LOST SESSION_CLOSED LOCK_HELD 1', $said);
+        $sidecar->holders('other', 0);
+        $lock->check();
+        $queue = $sidecar->lock('r');
+        same([1, 1], [count($queue['holders']), count($queue['waiters'])], 'what is held and waits');
+        same(0, $lock->release());
+        $pending->get()->release();
+    },
+
+    'the lock of a process that is killed is free, though its child lives' => function (): void {
+        $sidecar = new Sidecar();
+        [$ours, $its] = stream_socket_pair(STREAM_PF_UNIX, STREAM_SOCK_STREAM, 0);
+        if (($parent = pcntl_fork()) === 0) {
+            fclose($ours);
+            $lock = (new Client($sidecar->socket))->acquire('r');
+            if (pcntl_fork() === 0) {
+                fread($its, 1); // lives until the test has ended
+                posix_kill(getmypid(), SIGKILL);
+            }
+            fwrite($its, 'x');
+            sleep(1000);
+        }
+        fclose($its);
+        fread($ours, 1);
+        posix_kill($parent, SIGKILL);
+        pcntl_waitpid($parent, $status);
+        (new Client($sidecar->socket))->acquire('r', wait: PATIENCE)->release();
+    },
+
+    'what is dropped is released, or given up' => function (): void {
+        $sidecar = new Sidecar();
+        $client = new Client($sidecar->socket);
+        $lock = $client->acquire('r');
+        $pending = $client->begin('r');
+        eventually('it waits', fn() => count($sidecar->lock('r')['waiters']) === 1);
+        unset($pending);
+        eventually('it waits no more', fn() => count($sidecar->lock('r')['waiters']) === 0);
+        unset($lock);
+        $client->acquire('r', wait: PATIENCE)->release();
+        try {
+            $client->hold('r', fn() => throw new DomainException());
+        } catch (DomainException) {
+            $client->acquire('r', wait: PATIENCE)->release();
+        }
+    },
+
+    'after the release nobody relies on it' => function (): void {
+        $client = new Client((new Sidecar())->socket);
+        $lock = $client->acquire('r');
+        $lock->check();
+        $lock->release();
+        fails('NOT_HOLDER', $lock->check(...));
+        fails('NOT_HOLDER', $lock->release(...));
+        fails('NOT_HOLDER', $lock->downgrade(...));
+        same(0.0, $lock->validFor());
+        same(null, $lock->lost());
+    },
+
+    'done once' => function (): void {
+        $client = new Client((new Sidecar())->socket);
+        try {
+            $client->once('k', fn() => throw new DomainException());
+        } catch (DomainException) {
+            // the outcome is unknown
+        }
+        $client->once('k', function ($lock): void {
+            same(2, $lock->attempt, 'attempt');
+            same('UNKNOWN', $lock->previous['state']);
+            $lock->failed('no paper');
+        });
+        same('done', $client->once('k', function ($lock): string {
+            same(['FAILED', 'no paper'], [$lock->previous['state'], $lock->previous['note']]);
+            return 'done';
+        }, keep: 60, wait: PATIENCE));
+        $e = fails('ALREADY_DONE', fn() => $client->once('k', fn() => must(false, 'it runs again')));
+        must($e instanceof AlreadyDone && $e->metadata['attempt'] === '3', json_encode($e->metadata));
+        $client->once('other', fn($lock) => $lock->failed(), maxAttempts: 1);
+        fails('ATTEMPTS_EXHAUSTED', fn() => $client->once('other', fn() => null, maxAttempts: 1));
+    },
+
+    'permits, several at once, and a hold that is extended' => function (): void {
+        $client = new Client((new Sidecar())->socket);
+        [$one, $two] = [$client->acquire('r', limit: 2), $client->acquire('r', limit: 2)];
+        same([0, 1, 'PERMIT'], [$one->slot, $two->slot, $two->mode()]);
+        fails('LOCK_HELD', fn() => $client->acquire('r', wait: 0, limit: 2));
+        $both = $client->acquire(['b', 'a'], wait: 0);
+        same(['a', 'b'], array_column($both->parts, 'resource'));
+        same('a, b', $both->resource);
+        fails('LOCK_HELD', fn() => $client->acquire('a', wait: 0));
+        $short = $client->acquire('s', maxHold: 0.5);
+        $short->extend(3600);
+        must($short->validFor() > 0.5, "valid for {$short->validFor()}");
+        $long = $client->acquire('t');
+        $long->extend(0.1);
+        eventually('it is over', fn() => $long->lost() !== null);
+        same('MAX_HOLD', $long->lost()->lostReason());
+    },
+
+    'a loss is told to who listens, and the answer to a release can tell it' => function (): void {
+        $sidecar = new Sidecar();
+        $client = new Client($sidecar->socket);
+        $lock = $client->acquire('r');
+        $told = null;
+        $lock->onLost(function ($loss) use (&$told): void { $told = $loss; });
+        $client->force('r', grace: 0.0);
+        eventually('it is told', function () use ($client, &$told): bool {
+            $client->read();
+            return $told !== null;
+        });
+        same('FORCED', $told->lostReason());
+        fails('LOCK_LOST', $lock->check(...));
+
+        $grant = ['lockId' => 'l', 'resource' => 'r', 'mode' => 'EXCLUSIVE', 'fence' => '7', 'validFor' => '9s', 'count' => 1, 'countedAt' => '1s'];
+        $lost = ['message' => 'forced', 'details' => [['domain' => 'locksidecar', 'reason' => 'LOCK_LOST', 'metadata' => ['lost_reason' => 'FORCED']]]];
+        $path = scripted([['opened' => ['sessionId' => 's', 'leaseMargin' => '1s', 'countedAt' => '1s']], ['granted' => $grant], ['error' => $lost]]);
+        $lock = (new Client($path))->acquire('r');
+        fails('LOCK_LOST', $lock->release(...));
+        same('FORCED', $lock->lost()?->lostReason());
+    },
+
+    'a sidecar that stops says so' => function (): void {
+        $sidecar = new Sidecar(['ttl' => '2s', 'drain' => '60s']);
+        $left = null;
+        $client = new Client($sidecar->socket, onDraining: function (float $seconds) use (&$left): void { $left = $seconds; });
+        $lock = $client->acquire('r');
+        same(false, $client->draining());
+        $sidecar->terminate();
+        eventually('it drains', $client->draining(...));
+        must($left > 0 && $left <= 60, "$left s are left");
+        $lock->check();
+        $lock->release();
+    },
+
+    'who holds what' => function (): void {
+        $client = new Client((new Sidecar())->socket, 'shop', ['pod' => 'p1']);
+        $lock = $client->acquire('a/1');
+        $holder = $client->get('a/1')['holders'][0];
+        same([$lock->id, 'shop', ['pod' => 'p1'], 'pid ' . getmypid()], [$holder['lockId'], $holder['session'], $holder['metadata'], $holder['owner']]);
+        same(['a/1'], array_column(iterator_to_array($client->list('a/')), 'resource'));
+        must($client->info()['ready'], 'ready');
+        fails('INVALID_REQUEST', fn() => $client->acquire("\xff"));
+        fails('INVALID_REQUEST', fn() => $client->acquire(str_repeat('x', 70_000)));
+        $lock->check(); // and the session has gone on
+    },
+
+    'nobody answers' => function (): void {
+        $dir = sys_get_temp_dir();
+        $e = fails('NO_SIDECAR', fn() => (new Client("$dir/no-such-socket"))->acquire('r'));
+        same("no sidecar answers at $dir/no-such-socket: there is no such socket; start a sidecar with: locksidecar serve --socket $dir/no-such-socket", $e->getMessage());
+        fails('NO_SIDECAR', fn() => (new Client(str_repeat('x', 108)))->acquire('r'));
+        $closed = new Client((new Sidecar())->socket);
+        $closed->acquire('r');
+        $closed->close();
+        fails('SESSION_CLOSED', fn() => $closed->acquire('r'));
+        $closed->open();
+        $closed->acquire('r', wait: 0)->release();
+    },
+
+    'a wait without end at a frozen sidecar ends' => function (): void {
+        $sidecar = new Sidecar();
+        $client = new Client($sidecar->socket);
+        $lock = $client->acquire('r');
+        $sidecar->freeze();
+        fails('SIDECAR_SILENT', fn() => $client->acquire('r'));
+        fails('LOCK_LOST', $lock->check(...));
+    },
+]);

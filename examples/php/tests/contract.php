@@ -1,0 +1,260 @@
+<?php
+
+/** Runs examples/contract/*.json; its README.md says what the fields mean. */
+
+declare(strict_types=1);
+
+use Locksidecar\Client;
+use Locksidecar\Lock;
+use Locksidecar\Pending;
+use Locksidecar\SidecarError;
+
+require __DIR__ . '/sidecars.php';
+
+/** One run of one case. Each step is the method of its name. */
+final class Run
+{
+    /** @var array<string, Sidecar> */
+    private array $sidecars = [];
+    /** @var array<string, Client> */
+    private array $clients = [];
+    /** @var array<string, Lock> */
+    private array $holds = [];
+    /** @var array<string, Pending> */
+    private array $calls = [];
+    /** @var array<string, int> moments, for order */
+    private array $noted = [];
+    /** @var list<mixed> calls that take a lock by force */
+    private array $forcing = [];
+
+    /** @param array<string, mixed> $case */
+    public function all(array $case, string $store): void
+    {
+        $namespace = bin2hex(random_bytes(8));
+        foreach ($case['sidecars'] as $name => $flags) {
+            $this->sidecars[$name] = new Sidecar(['name' => $name, 'namespace' => $namespace] + $flags, $store);
+        }
+        foreach ($case['clients'] as $name => $sidecar) {
+            $this->clients[$name] = new Client($this->sidecars[$sidecar]->socket, $name);
+            $this->clients[$name]->open();
+        }
+        foreach ($case['steps'] as $i => $step) {
+            try {
+                must(method_exists($this, 'step' . $step['do']), 'this runner does not know the step');
+                $this->{'step' . $step['do']}($step);
+            } catch (Throwable $e) {
+                throw new Failed('step ' . ($i + 1) . ' ' . json_encode($step, JSON_UNESCAPED_UNICODE) . ": {$e->getMessage()}", 0, $e);
+            }
+        }
+    }
+
+    /** Reads what was said to all clients: one thread does for all of them. */
+    private function tick(): void
+    {
+        foreach ($this->clients as $client) {
+            $client->read();
+        }
+        foreach ($this->calls as $name => $call) {
+            if ($call->done()) {
+                $this->note("got:$name");
+            }
+        }
+    }
+
+    private function note(string $what): void
+    {
+        $this->noted[$what] ??= hrtime(true);
+    }
+
+    /** @param callable(): bool $condition */
+    private function until(string $what, array $step, callable $condition): void
+    {
+        eventually($what, function () use ($condition): bool {
+            $this->tick();
+            return $condition();
+        }, ($step['within'] ?? 1e3 * PATIENCE) / 1e3);
+    }
+
+    private function seconds(array $step, string $field): ?float
+    {
+        return isset($step[$field]) ? $step[$field] / 1e3 : null;
+    }
+
+    /** Does it; null where it failed as it must. */
+    private function refused(array $step, callable $do): mixed
+    {
+        if (!isset($step['error'])) {
+            return $do();
+        }
+        $e = fails($step['error'], $do);
+        foreach ($step['metadata'] ?? [] as $key) {
+            must(($e->metadata[$key] ?? '') !== '', "no $key in " . json_encode($e->metadata));
+        }
+        return null;
+    }
+
+    /** Takes what an acquire gives. @param callable(): Lock $do */
+    private function granted(array $step, callable $do): void
+    {
+        $lock = $this->refused($step, $do);
+        if ($lock === null) {
+            return;
+        }
+        same($step['count'] ?? $lock->count(), $lock->count(), 'count');
+        if (isset($step['hold'])) {
+            $this->holds[$step['hold']] = $lock;
+            $lock->onLost(fn() => $this->note("lost:{$step['hold']}"));
+        }
+    }
+
+    private function stepAcquire(array $step): void
+    {
+        $options = [
+            'wait' => $this->seconds($step, 'wait'), 'shared' => ($step['mode'] ?? '') === 'SHARED', 'owner' => $step['owner'] ?? null,
+            'reentrant' => $step['reentrant'] ?? false, 'maxHold' => $this->seconds($step, 'maxHold'),
+        ];
+        $client = $this->clients[$step['client']];
+        if (isset($step['call'])) {
+            $this->calls[$step['call']] = $client->begin($step['resource'], ...$options);
+            return;
+        }
+        $this->granted($step, fn() => $client->acquire($step['resource'], ...$options));
+    }
+
+    private function stepPending(array $step): void
+    {
+        $this->stepPause($step);
+        must(!$this->calls[$step['call']]->done(), 'it was answered');
+    }
+
+    private function stepCancel(array $step): void
+    {
+        $this->calls[$step['call']]->cancel();
+    }
+
+    private function stepAnswer(array $step): void
+    {
+        $call = $this->calls[$step['call']];
+        $this->until('the answer', $step, $call->done(...));
+        $this->granted($step, $call->get(...));
+    }
+
+    private function stepRelease(array $step): void
+    {
+        $count = $this->refused($step, $this->holds[$step['hold']]->release(...));
+        same($step['count'] ?? $count, $count, 'count');
+    }
+
+    private function stepDowngrade(array $step): void
+    {
+        $this->refused($step, $this->holds[$step['hold']]->downgrade(...));
+    }
+
+    private function stepLook(array $step): void
+    {
+        $lock = $this->holds[$step['hold']];
+        if (isset($step['lost'])) {
+            same($step['lost'], $lock->lost() !== null, 'lost');
+        }
+        if (isset($step['validFor'])) {
+            $left = 1e3 * $lock->validFor();
+            must($step['validFor'][0] <= $left && $left <= $step['validFor'][1], "valid for $left ms");
+        }
+        same($step['mode'] ?? $lock->mode(), $lock->mode(), 'mode');
+        if (isset($step['guard'])) {
+            must(($lock->guard['sql'] ?? '') !== '' && $lock->guard['args'] !== [], 'there is no guard');
+        }
+    }
+
+    private function stepLost(array $step): void
+    {
+        $lock = $this->holds[$step['hold']];
+        $this->until('the loss', $step, fn() => $lock->lost() !== null);
+        same($step['reason'], $lock->lost()->lostReason(), 'reason');
+        same(0.0, $lock->validFor(), 'validFor');
+    }
+
+    private function stepRising(array $step): void
+    {
+        $fences = array_map(fn($hold) => $this->holds[$hold]->fence, $step['holds']);
+        $sorted = array_unique($fences);
+        sort($sorted);
+        same($sorted, $fences, 'fences');
+    }
+
+    private function stepOrder(array $step): void
+    {
+        must($this->noted[$step['first']] < $this->noted[$step['then']], json_encode($this->noted));
+    }
+
+    private function stepClose(array $step): void
+    {
+        $this->clients[$step['client']]->close();
+    }
+
+    private function stepOpen(array $step): void
+    {
+        $this->refused($step, $this->clients[$step['client']]->open(...));
+    }
+
+    private function stepFreeze(array $step): void
+    {
+        $this->sidecars[$step['sidecar']]->freeze();
+    }
+
+    private function stepThaw(array $step): void
+    {
+        $this->sidecars[$step['sidecar']]->thaw();
+    }
+
+    private function stepKill(array $step): void
+    {
+        $this->sidecars[$step['sidecar']]->kill();
+    }
+
+    private function stepStart(array $step): void
+    {
+        $this->sidecars[$step['sidecar']]->start();
+    }
+
+    private function stepForce(array $step): void
+    {
+        $this->forcing[] = $this->sidecars[$step['sidecar']]->request('DELETE', Sidecar::path($step['resource']) . "?grace={$this->seconds($step, 'grace')}s");
+    }
+
+    private function stepQueue(array $step): void
+    {
+        $this->until('the queue', $step, function () use ($step, &$lock): bool {
+            $lock = $this->sidecars[$step['sidecar']]->lock($step['resource']);
+            return count($lock['holders']) === $step['holders'] && count($lock['waiters']) === $step['waiters'];
+        });
+        foreach ($step['owners'] ?? [] as $i => $want) {
+            $owner = $lock['holders'][$i]['owner'];
+            must($want === '*' ? $owner !== '' : $owner === $want, "the owner is $owner");
+        }
+    }
+
+    private function stepPause(array $step): void
+    {
+        for ($end = hrtime(true) + 1e6 * $step['time']; hrtime(true) < $end; usleep(5000)) {
+            $this->tick();
+        }
+    }
+}
+
+$tests = [];
+foreach (glob(__DIR__ . '/../../contract/*.json') as $file) {
+    $case = json_decode(file_get_contents($file), true, flags: JSON_THROW_ON_ERROR);
+    $stores = match ($case['store'] ?? 'any') {
+        'any' => array_slice(stores() + ['embedded' => 'embedded:'], 0, 1),
+        'shared' => stores(),
+        'mysql' => array_intersect_key(stores(), ['mysql' => true]),
+    };
+    foreach ($stores as $store => $url) {
+        $tests[basename($file) . " on $store"] = fn() => (new Run())->all($case, $url);
+    }
+    if ($stores === []) {
+        $tests[basename($file)] = fn() => throw new Skipped("needs a store ({$case['store']}) that the environment does not name");
+    }
+}
+tap($tests);
