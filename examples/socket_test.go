@@ -54,6 +54,15 @@ try {
     exit(1);
 }
 `}},
+	"ruby": {"ruby", []string{"ruby", "-e", `
+require "./ruby/locksidecar"
+Process::UID.change_privilege(ARGV[1].to_i)
+begin
+  puts Locksidecar.default_socket(ENV, ARGV[0])
+rescue Locksidecar::NoSidecar => e
+  abort e.message
+end
+`}},
 }
 
 // Each client finds the sidecar where the program makes its socket.

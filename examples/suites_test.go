@@ -82,6 +82,12 @@ func TestPHP(t *testing.T) {
 	tapSuites(t, "php", "tests/c*.php", "php")
 }
 
+func TestRuby(t *testing.T) {
+	t.Parallel()
+	needs(t, "ruby", "ruby")
+	tapSuites(t, "ruby", "test/c*.rb", "ruby")
+}
+
 // tapSuites runs a program with each of the files, beside each other. They tell their
 // tests in the Test Anything Protocol.
 func tapSuites(t *testing.T, dir, pattern string, argv ...string) {

@@ -267,7 +267,8 @@ func TestNode(t *testing.T) {
 }
 
 // PHP and Ruby: the same; their clients are one file each.
-func TestPHP(t *testing.T) { beside(t, "php", "examples/php/locksidecar.php", "php", "-l") }
+func TestPHP(t *testing.T)  { beside(t, "php", "examples/php/locksidecar.php", "php", "-l") }
+func TestRuby(t *testing.T) { beside(t, "ruby", "examples/ruby/locksidecar.rb", "ruby", "-c") }
 
 // beside runs or checks the blocks of a language beside the file that is its client.
 func beside(t *testing.T, language, client string, check ...string) {

@@ -1,0 +1,237 @@
+# frozen_string_literal: true
+
+# What the contract does not say: what is Ruby's own, and calls that other clients lack.
+
+require "timeout"
+require_relative "sidecars"
+
+Client = Locksidecar::Client
+
+# What the block gives in a forked child, with what it raises.
+def child
+  reader, writer = IO.pipe
+  pid = fork do
+    reader.close
+    writer.write(begin
+      yield.to_s
+    rescue Exception => e
+      e.full_message(highlight: false)
+    end)
+    writer.close
+    # and it ends as any process, with its finalizers
+  end
+  writer.close
+  said = reader.read
+  Process.waitpid(pid)
+  said
+end
+
+# A sidecar that says what it is told to, for each request in turn.
+def scripted(*answers)
+  dir = Dir.mktmpdir("ls")
+  path = File.join(dir, "s")
+  server = UNIXServer.new(path)
+  Thread.new do
+    client = server.accept
+    answers.each { |answer| client.puts(JSON.generate({ requestId: JSON.parse(client.gets)["requestId"], **answer })) }
+    client.gets
+  ensure
+    server.close
+    FileUtils.remove_entry(dir)
+  end
+  path
+end
+
+tap_all({
+  "a forked child owns nothing, and its end changes nothing" => lambda {
+    sidecar = Sidecar.new
+    client = Client.new(socket: sidecar.socket)
+    lock = client.acquire("r")
+    waits = Thread.new { client.acquire("r") }
+    eventually("it waits") { sidecar.lock("r")["waiters"].size == 1 }
+    said = child do
+      [lock.lost.lost_reason, lock.valid_for, fails("LOCK_LOST") { lock.release }.reason, fails("LOCK_LOST") { lock.check }.reason,
+       fails("LOCK_HELD") { client.acquire("r", wait: 0) }.reason, # by a session of its own
+       client.acquire("other", wait: 0).count].join(" ")
+    end
+    same("FORKED 0.0 LOCK_LOST LOCK_LOST LOCK_HELD 1", said)
+    eventually("what the child had is free") { sidecar.lock("other")["holders"].empty? }
+    lock.check
+    same([1, 1], sidecar.lock("r").values_at("holders", "waiters").map(&:size), "what is held and waits")
+    same(0, lock.release)
+    waits.value.release
+  },
+
+  "workers that were forked while threads lock all have sessions of their own" => lambda {
+    sidecar = Sidecar.new
+    client = Client.new(socket: sidecar.socket)
+    stop = false
+    busy = Array.new(4) { |i| Thread.new { client.hold("busy #{i}") { nil } until stop } }
+    eventually("they are at it") { client.hold("busy 0") { true } }
+    20.times { |i| same("done", child { client.hold("child #{i}", wait: PATIENCE) { "done" } }) }
+    stop = true
+    busy.each(&:value)
+    client.hold("r") { |lock| lock.check }
+  },
+
+  "the lock of a process that is killed is free, though its child lives" => lambda {
+    sidecar = Sidecar.new
+    reader, writer = IO.pipe
+    parent = fork do
+      Client.new(socket: sidecar.socket).acquire("r")
+      grandchild = fork { sleep }
+      writer.puts(grandchild)
+      sleep
+    end
+    grandchild = reader.gets.to_i
+    Process.kill(:KILL, parent)
+    Process.waitpid(parent)
+    Client.new(socket: sidecar.socket).acquire("r", wait: PATIENCE).release
+    Process.kill(:KILL, grandchild)
+  },
+
+  "whatever ends a wait or a block leaves nothing behind" => lambda {
+    sidecar = Sidecar.new
+    client = Client.new(socket: sidecar.socket)
+    lock = client.acquire("r")
+    begin
+      Timeout.timeout(0.2) { client.acquire("r") }
+    rescue Timeout::Error
+      eventually("it waits no more") { sidecar.lock("r")["waiters"].empty? }
+    end
+    waits = Thread.new { client.acquire("r") }
+    eventually("it waits") { sidecar.lock("r")["waiters"].size == 1 }
+    waits.kill.join
+    eventually("it waits no more") { sidecar.lock("r")["waiters"].empty? }
+    lock.release
+    catch(:out) { client.hold("r") { throw :out } }
+    begin
+      client.hold("r", wait: 0) { raise ArgumentError }
+    rescue ArgumentError
+      client.hold("r", wait: 0) { |l| l.release } # and it may be released in the block
+    end
+    holds = Thread.new { client.hold("r") { sleep } }
+    eventually("it holds") { sidecar.lock("r")["holders"].size == 1 }
+    holds.kill.join
+    client.acquire("r", wait: PATIENCE).release
+  },
+
+  "threads exclude each other" => lambda {
+    client = Client.new(socket: Sidecar.new.socket)
+    number = 0
+    Array.new(8) { Thread.new { 20.times { client.hold("r") { n = number; Thread.pass; number = n + 1 } } } }.each(&:value)
+    same(160, number)
+  },
+
+  "after the release nobody relies on it" => lambda {
+    lock = Client.new(socket: Sidecar.new.socket).acquire("r")
+    lock.check
+    lock.release
+    %i[check release downgrade].each { |call| fails("NOT_HOLDER") { lock.public_send(call) } }
+    same([0.0, nil], [lock.valid_for, lock.lost])
+  },
+
+  "done once" => lambda {
+    client = Client.new(socket: Sidecar.new.socket)
+    begin
+      client.once("k") { raise ArgumentError }
+    rescue ArgumentError
+      # the outcome is unknown
+    end
+    client.once("k") do |lock|
+      same([2, "UNKNOWN"], [lock.attempt, lock.previous["state"]])
+      lock.failed("no paper")
+    end
+    same("done", client.once("k", keep: 60, wait: PATIENCE) do |lock|
+      same(["FAILED", "no paper"], lock.previous.values_at("state", "note"))
+      "done"
+    end)
+    e = fails("ALREADY_DONE") { client.once("k") { raise Failed, "it runs again" } }
+    must(e.is_a?(Locksidecar::AlreadyDone) && e.metadata["attempt"] == "3", e.metadata.to_s)
+    client.once("other", max_attempts: 1, &:failed)
+    fails("ATTEMPTS_EXHAUSTED") { client.once("other", max_attempts: 1) { nil } }
+  },
+
+  "permits, several at once, and a hold that is extended" => lambda {
+    client = Client.new(socket: Sidecar.new.socket)
+    one, two = Array.new(2) { client.acquire("r", limit: 2) }
+    same([0, 1, "PERMIT"], [one.slot, two.slot, two.mode])
+    fails("LOCK_HELD") { client.acquire("r", wait: 0, limit: 2) }
+    both = client.acquire(%w[b a], wait: 0)
+    same([%w[a b], "a, b"], [both.parts.map { |p| p["resource"] }, both.resource])
+    fails("LOCK_HELD") { client.acquire("a", wait: 0) }
+    short = client.acquire("s", max_hold: 0.5)
+    short.extend_to(3600)
+    must(short.valid_for > 0.5, "valid for #{short.valid_for}")
+    long = client.acquire("t")
+    long.extend_to(0.1)
+    same("MAX_HOLD", long.wait_lost(PATIENCE)&.lost_reason)
+  },
+
+  "a loss is told to who listens, and the answer to a release can tell it" => lambda {
+    client = Client.new(socket: Sidecar.new.socket)
+    lock = client.acquire("r")
+    told = Queue.new
+    lock.on_lost { |loss| told << loss }
+    client.force("r", grace: 0)
+    same("FORCED", told.pop.lost_reason)
+    fails("LOCK_LOST") { lock.check }
+    lock.on_lost { |loss| told << loss } # later too
+    same("FORCED", told.pop.lost_reason)
+
+    grant = { lockId: "l", resource: "r", mode: "EXCLUSIVE", fence: "7", validFor: "9s", count: 1, countedAt: "1s" }
+    lost = { message: "forced", details: [{ domain: "locksidecar", reason: "LOCK_LOST", metadata: { lost_reason: "FORCED" } }] }
+    path = scripted({ opened: { sessionId: "s", leaseMargin: "1s", countedAt: "1s" } }, { granted: grant }, { error: lost })
+    lock = Client.new(socket: path).acquire("r")
+    fails("LOCK_LOST") { lock.release }
+    same("FORCED", lock.lost&.lost_reason)
+  },
+
+  "a sidecar that stops says so" => lambda {
+    sidecar = Sidecar.new({ "ttl" => "2s", "drain" => "60s" })
+    left = Queue.new
+    client = Client.new(socket: sidecar.socket, on_draining: ->(seconds) { left << seconds })
+    lock = client.acquire("r")
+    same(false, client.draining?)
+    sidecar.terminate
+    must(left.pop.between?(0, 60), "what is left")
+    same(true, client.draining?)
+    lock.check
+    lock.release
+  },
+
+  "who holds what" => lambda {
+    client = Client.new(socket: Sidecar.new.socket, name: "shop", metadata: { "pod" => "p1" })
+    lock = client.acquire("a/1")
+    holder = client.get("a/1")["holders"].first
+    same([lock.id, "shop", { "pod" => "p1" }], holder.values_at("lockId", "session", "metadata"))
+    must(holder["owner"].start_with?("pid #{Process.pid} thread "), holder["owner"])
+    same(["a/1"], client.list("a/").map { |l| l["resource"] })
+    same(true, client.info["ready"])
+    fails("INVALID_REQUEST") { client.acquire("\xff") }
+    fails("INVALID_REQUEST") { client.acquire("x" * 70_000) }
+    lock.check # and the session has gone on
+  },
+
+  "nobody answers" => lambda {
+    path = File.join(Dir.tmpdir, "no-such-socket")
+    e = fails("NO_SIDECAR") { Client.new(socket: path).acquire("r") }
+    same("no sidecar answers at #{path}: there is no such socket; start a sidecar with: locksidecar serve --socket #{path}", e.message)
+    fails("NO_SIDECAR") { Client.new(socket: "x" * 200).acquire("r") }
+    closed = Client.new(socket: Sidecar.new.socket)
+    closed.acquire("r")
+    closed.close
+    fails("SESSION_CLOSED") { closed.acquire("r") }
+    closed.open
+    closed.acquire("r", wait: 0).release
+  },
+
+  "a wait without end at a frozen sidecar ends" => lambda {
+    sidecar = Sidecar.new
+    client = Client.new(socket: sidecar.socket)
+    lock = client.acquire("r")
+    sidecar.freeze!
+    fails("SIDECAR_SILENT") { client.acquire("r") }
+    same("SIDECAR_SILENT", lock.lost.lost_reason)
+  }
+})

@@ -1,0 +1,160 @@
+# frozen_string_literal: true
+
+# Runs examples/contract/*.json; its README.md says what the fields mean.
+
+require_relative "sidecars"
+
+# One run of one case. Each step is the method of its name.
+class Run
+  Interrupted = Class.new(StandardError) # how Ruby ends what a thread does
+
+  def initialize
+    @sidecars = {}
+    @clients = {}
+    @holds = {}
+    @calls = {}
+    @noted = {} # moments, for order
+  end
+
+  def all(spec, store)
+    namespace = SecureRandom.hex(8)
+    spec["sidecars"].each { |name, flags| @sidecars[name] = Sidecar.new({ "name" => name, "namespace" => namespace, **flags }, store) }
+    spec["clients"].each { |name, sidecar| @clients[name] = Locksidecar::Client.new(socket: @sidecars[sidecar].socket, name: name).open }
+    spec["steps"].each.with_index(1) do |step, i|
+      method("step_#{step["do"]}").call(step)
+    rescue StandardError => e
+      raise Failed, "step #{i} #{JSON.generate(step)}: #{e.full_message(highlight: false)}"
+    end
+  ensure
+    @calls.each_value(&:kill)
+  end
+
+  private
+
+  def note(what)
+    @noted[what] ||= Process.clock_gettime(Process::CLOCK_MONOTONIC)
+  end
+
+  # Does it; nil where it failed as it must.
+  def refused(step, &block)
+    return yield unless step["error"]
+
+    e = fails(step["error"], &block)
+    (step["metadata"] || []).each { |key| must(!e.metadata[key].to_s.empty?, "no #{key} in #{e.metadata}") }
+    nil
+  end
+
+  def granted(step, &block)
+    lock = refused(step, &block) or return
+    same(step["count"], lock.count, "count") if step["count"]
+    return unless (name = step["hold"])
+
+    @holds[name] = lock
+    lock.on_lost { note("lost:#{name}") }
+  end
+
+  def step_acquire(step)
+    options = { shared: step["mode"] == "SHARED", owner: step["owner"], reentrant: step["reentrant"] || false,
+                wait: step["wait"] && (step["wait"] / 1e3), max_hold: step["maxHold"] && (step["maxHold"] / 1e3) }
+    client = @clients[step["client"]]
+    return granted(step) { client.acquire(step["resource"], **options) } unless (name = step["call"])
+
+    @calls[name] = Thread.new do
+      client.acquire(step["resource"], **options)
+    rescue Interrupted
+      raise Locksidecar::Cancelled, "interrupted"
+    ensure
+      note("got:#{name}")
+    end
+  end
+
+  def step_pending(step)
+    must(@calls[step["call"]].join(step["time"] / 1e3).nil?, "it was answered")
+  end
+
+  def step_cancel(step)
+    @calls[step["call"]].raise(Interrupted)
+  end
+
+  def step_answer(step)
+    call = @calls[step["call"]]
+    granted(step) do
+      must(call.join(step["within"] / 1e3), "no answer in time")
+      call.value
+    end
+  end
+
+  def step_release(step)
+    left = refused(step) { @holds[step["hold"]].release }
+    same(step["count"], left, "count") if step["count"]
+  end
+
+  def step_downgrade(step)
+    refused(step) { @holds[step["hold"]].downgrade }
+  end
+
+  def step_look(step)
+    lock = @holds[step["hold"]]
+    same(step["lost"], lock.lost?, "lost") if step.key?("lost")
+    if step["validFor"]
+      left = 1e3 * lock.valid_for
+      must(left.between?(*step["validFor"]), "valid for #{left} ms")
+    end
+    same(step["mode"], lock.mode, "mode") if step["mode"]
+    must(lock.guard && !lock.guard["sql"].empty? && !lock.guard["args"].empty?, "there is no guard") if step["guard"]
+  end
+
+  def step_lost(step)
+    lock = @holds[step["hold"]]
+    eventually("it is told", step["within"] / 1e3) { @noted["lost:#{step["hold"]}"] } # though nobody asks
+    same(step["reason"], lock.wait_lost(0).lost_reason, "reason")
+    same(0.0, lock.valid_for, "valid_for")
+  end
+
+  def step_rising(step)
+    fences = step["holds"].map { |h| @holds[h].fence }
+    same(fences.uniq.sort, fences, "fences")
+  end
+
+  def step_order(step)
+    must(@noted[step["first"]] < @noted[step["then"]], @noted.to_s)
+  end
+
+  def step_close(step) = @clients[step["client"]].close
+  def step_open(step) = refused(step) { @clients[step["client"]].open }
+  def step_freeze(step) = @sidecars[step["sidecar"]].freeze!
+  def step_thaw(step) = @sidecars[step["sidecar"]].thaw
+  def step_kill(step) = @sidecars[step["sidecar"]].kill
+  def step_start(step) = @sidecars[step["sidecar"]].start
+  def step_pause(step) = sleep(step["time"] / 1e3)
+
+  def step_force(step)
+    sidecar = @sidecars[step["sidecar"]]
+    Thread.new { sidecar.http("DELETE", "#{Sidecar.path(step["resource"])}?grace=#{step["grace"] / 1e3}s") }
+  end
+
+  def step_queue(step)
+    lock = nil
+    eventually("the queue", step["within"] / 1e3) do
+      lock = @sidecars[step["sidecar"]].lock(step["resource"])
+      lock["holders"].size == step["holders"] && lock["waiters"].size == step["waiters"]
+    end
+    owners = lock["holders"].map { |h| h["owner"] }
+    must((step["owners"] || []).zip(owners).all? { |want, got| want == "*" ? !got.empty? : want == got }, "the owners are #{owners}")
+  end
+end
+
+tests = Dir[File.expand_path("../../contract/*.json", __dir__)].sort.flat_map do |file|
+  spec = JSON.parse(File.read(file))
+  stores = case spec["store"] || "any"
+           when "any" then STORES.merge("embedded" => "embedded:").first(1)
+           when "shared" then STORES.to_a
+           when "mysql" then STORES.slice("mysql").to_a
+           end
+  if stores.empty?
+    [[File.basename(file), -> { raise Skipped, "needs a store (#{spec["store"]}) that the environment does not name" }]]
+  else
+    stores.map { |name, url| ["#{File.basename(file)} on #{name}", -> { Run.new.all(spec, url) }] }
+  end
+end
+tap_all(tests)
