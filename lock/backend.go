@@ -24,7 +24,8 @@ type Backend interface {
 	OpenLease(ctx context.Context, o LeaseOptions) (Lease, error)
 
 	// Get tells who holds and who waits for one resource, through whatever
-	// sidecar. Holds and waiters of dead leases are left out. A resource that
+	// sidecar. Holds and waiters of dead leases are left out, but for holds that
+	// are Kept. A resource that
 	// nobody holds or waits for is an empty Status with its name, not an error.
 	Get(ctx context.Context, r Resource) (Status, error)
 
@@ -38,7 +39,8 @@ type Backend interface {
 	// when grace is over, or when the holder's lease is, whichever is first. With
 	// grace 0 it is free at once, before its holder is told. A second call for the
 	// same hold can make its grace shorter, not longer, and is told as well.
-	// ForceRelease returns when the hold is gone.
+	// ForceRelease returns when the hold is gone. One that is Kept is gone at once, and
+	// Request.MinHold does not count from the first call on.
 	// ErrNotHolder: nobody of that id is on that resource.
 	// When ctx ends before that, the hold still ends.
 	ForceRelease(ctx context.Context, r Resource, id HoldID, grace time.Duration) error
@@ -74,6 +76,8 @@ type Lease interface {
 	//   *LimitError: the store can take no more of this lease; nothing is left behind.
 	//   *InvalidError: a permit was asked for while there are holds of another number of
 	//     permits; nothing is left behind.
+	//   ErrUnsupported: the store has no shared locks, no permits, or no Request.MinHold;
+	//     nothing is left behind.
 	//   ErrLeaseLost: the store says that the lease is over; nothing is left behind.
 	//   ErrUnavailable: the outcome is unknown. Acquire again with the same
 	//     Request.ID finds the grant or the place in the queue; Release with that
@@ -84,7 +88,8 @@ type Lease interface {
 	Acquire(ctx context.Context, q Request) (Grant, error)
 
 	// Release ends a hold, or takes a waiter out of the queue, and hands the
-	// resource on to the head of the queue. It never touches another's hold.
+	// resource on to the head of the queue. It never touches another's hold. Where
+	// Request.MinHold is not over, the store hands the resource on when it is.
 	//   nil: it was there and is gone.
 	//   ErrNotHolder: it was not there; nothing has changed.
 	//   ErrLeaseLost, ErrUnavailable: as above. Calling it again is safe; after
@@ -125,6 +130,9 @@ type LeaseOptions struct {
 	Sidecar string        // name of the sidecar for people, such as the pod's name
 }
 
+// MaxMinHold bounds Request.MinHold.
+const MaxMinHold = 24 * time.Hour
+
 // Request asks for a hold.
 type Request struct {
 	ID       HoldID
@@ -135,7 +143,11 @@ type Request struct {
 	Direct   bool   // ask the store, also where the sidecar could answer by itself
 	Guard    GuardWish
 	Cohort   Cohort // nil: one app has it to itself
-	Nested   bool   // who asks holds something already, see Owner.Nested: where it waits long, other sidecars must see it wait
+	// MinHold is for how long after the grant, by its own clock, the store keeps others out
+	// at least, as the hold does: also where it is released, or where its lease ends. Only a forced
+	// release ends that. 0: as long as the hold lives. At most MaxMinHold.
+	MinHold time.Duration
+	Nested  bool // who asks holds something already, see Owner.Nested: where it waits long, other sidecars must see it wait
 }
 
 // GuardWish says whether Grant.Guard is of use to who asks. Only stores that have
@@ -258,6 +270,9 @@ type Holding struct {
 	Revoked bool // forced release under way
 	Cohort  bool // it stands for several apps of the sidecar, see Cohort
 	Parked  bool // no app has it: the sidecar gives it to who asks
+	// Kept is how much longer the store keeps others out for a hold that is released, or whose
+	// lease is over: nobody has it any more, and its Request.MinHold is not over. 0: somebody has it.
+	Kept time.Duration
 }
 
 // Observe is told of every request that a driver sends to its store: what it

@@ -86,6 +86,10 @@ func TestHeldError(t *testing.T) {
 	if want := `acquire "r": the lock is held (parked at node-1, free on request)`; err.Error() != want {
 		t.Errorf("got %q, want %q", err, want)
 	}
+	err = &HeldError{Cause: ErrHeld, Status: Status{Resource: "r", Holders: []Holding{{Mode: Exclusive, Sidecar: "node-1", Owner: Owner{PID: 7}, Kept: 1500 * time.Millisecond}}}}
+	if want := `acquire "r": the lock is held (kept for another 1.5s after EXCLUSIVE of pid 7 on node-1)`; err.Error() != want {
+		t.Errorf("got %q, want %q", err, want)
+	}
 	err = &HeldError{Cause: ErrHeld, Status: Status{Resource: "r"}} // by whom is unknown
 	if want := `acquire "r": the lock is held`; err.Error() != want {
 		t.Errorf("got %q, want %q", err, want)

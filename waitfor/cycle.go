@@ -26,7 +26,7 @@ func (c Cycle) Stands(locks []lock.Status) bool {
 func (e Edge) in(st lock.Status) bool {
 	has := func(list []lock.Holding, h lock.Holding) int {
 		return slices.IndexFunc(list, func(o lock.Holding) bool {
-			return o.ID == h.ID && o.Mode == h.Mode && !o.Revoked && WhoOf(o) == WhoOf(h)
+			return o.ID == h.ID && o.Mode == h.Mode && !o.Revoked && o.Kept == 0 && WhoOf(o) == WhoOf(h)
 		})
 	}
 	w := has(st.Waiters, e.Waiter)

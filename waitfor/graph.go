@@ -61,12 +61,12 @@ func New(locks []lock.Status) *Graph {
 func excludes(a, b lock.Holding) bool { return a.Mode.Excludes(b.Mode) }
 
 // holds calls f with what keeps a waiter from its resource: holds first. A hold whose
-// release is forced ends by itself.
+// release is forced, or that is only kept, ends by itself.
 func (g *Graph) holds(p place, f func(Edge)) {
 	st := &g.locks[p.lock]
 	w := st.Waiters[p.waiter]
 	for _, h := range st.Holders {
-		if !h.Revoked && !h.Parked && excludes(h, w) {
+		if !h.Revoked && !h.Parked && h.Kept == 0 && excludes(h, w) {
 			f(Edge{Resource: st.Resource, Waiter: w, Blocker: h})
 		}
 	}

@@ -37,7 +37,7 @@ func (g *Graph) stuck(p place, still map[Who]bool) bool {
 	full, all := false, true
 	g.permits(p, func(e Edge) {
 		full = true
-		all = all && still[WhoOf(e.Blocker)] && !e.Blocker.Revoked
+		all = all && still[WhoOf(e.Blocker)] && !e.Blocker.Revoked && e.Blocker.Kept == 0
 	})
 	return full && all
 }
@@ -81,7 +81,7 @@ func (g *Graph) leave(i int, set, left map[Who]bool) {
 		if holders[w.Mode] == nil {
 			t := &two{}
 			for _, h := range st.Holders {
-				if !h.Revoked && !h.Parked && excludes(h, w) && set[WhoOf(h)] {
+				if !h.Revoked && !h.Parked && h.Kept == 0 && excludes(h, w) && set[WhoOf(h)] {
 					t.add(WhoOf(h))
 				}
 			}

@@ -61,6 +61,12 @@ func revoked(h lock.Holding) lock.Holding {
 	return h
 }
 
+// kept is a hold that nobody has any more.
+func kept(h lock.Holding) lock.Holding {
+	h.Kept = time.Minute
+	return h
+}
+
 func TestCycles(t *testing.T) {
 	for name, c := range map[string]struct {
 		locks []lock.Status
@@ -113,6 +119,10 @@ func TestCycles(t *testing.T) {
 			lockOf("p", held(party("1.p", permit), revoked(party("2.q", permit))), party("3.r", permit, "a")),
 			lockOf("a", held(party("3.r", x)), party("1.p", x, "p"), party("2.q", x, "p")),
 		}, ""},
+		"two permits, and one is kept": {[]lock.Status{
+			lockOf("p", held(party("1.p", permit), kept(party("2.q", permit))), party("3.r", permit, "a")),
+			lockOf("a", held(party("3.r", x)), party("1.p", x, "p"), party("2.q", x, "p")),
+		}, ""},
 		"two permits, and one has no label": {[]lock.Status{
 			lockOf("p", held(party("1.p", permit), party("2", permit)), party("3.r", permit, "a")),
 			lockOf("a", held(party("3.r", x)), party("1.p", x, "p"), party("2", x, "p")),
@@ -152,6 +162,10 @@ func TestCycles(t *testing.T) {
 		}, ""},
 		"a forced hold": {[]lock.Status{
 			lockOf("a", held(revoked(party("1.p", x))), party("2.q", x, "b")),
+			lockOf("b", held(party("2.q", x)), party("1.p", x, "a")),
+		}, ""},
+		"a hold that is kept": {[]lock.Status{
+			lockOf("a", held(kept(party("1.p", x))), party("2.q", x, "b")),
 			lockOf("b", held(party("2.q", x)), party("1.p", x, "a")),
 		}, ""},
 		"its own request is in front": {[]lock.Status{

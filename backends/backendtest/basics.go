@@ -4,6 +4,7 @@ import (
 	"errors"
 	"reflect"
 	"strings"
+	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -173,6 +174,11 @@ func testUnsupported(e *env) {
 	if e.limits.Permits != "" {
 		_, err := a.Acquire(e.ctx, request(r, lock.Permits(2)))
 		unsupported("Acquire of a permit", err, lock.ErrUnsupported)
+		e.holds(a.b, r, nil, nil)
+	}
+	if e.limits.MinHold != "" {
+		_, err := a.Acquire(e.ctx, keeping(r, lock.Exclusive, time.Second))
+		unsupported("Acquire with a MinHold", err, lock.ErrUnsupported)
 		e.holds(a.b, r, nil, nil)
 	}
 	g := e.acquire(a, r, lock.Exclusive)

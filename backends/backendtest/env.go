@@ -231,6 +231,7 @@ type waiter struct {
 	grant  lock.Grant
 	err    error
 	at     time.Time // when it returned
+	kept   bool      // of Model: it was released, and its MinHold is not over
 }
 
 // start begins to acquire and does not wait for anything.

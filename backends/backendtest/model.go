@@ -65,7 +65,11 @@ func (m *modelled) come() {
 		e.otherLimit(s, m.r, mode, false)
 		return
 	}
-	w := e.start(m.ss[m.rand.IntN(len(m.ss))], request(m.r, mode))
+	q := request(m.r, mode)
+	if e.limits.MinHold == "" && m.rand.IntN(4) == 0 {
+		q.MinHold = longHold
+	}
+	w := e.start(m.ss[m.rand.IntN(len(m.ss))], q)
 	entry := &modelEntry{ID: w.q.ID, Value: w}
 	m.model.Put(entry, queue.RoomOf(mode))
 	if entry.Held() {
@@ -80,7 +84,7 @@ func (m *modelled) end(entry *modelEntry) {
 	e, w := m.e, entry.Value
 	e.Helper()
 	switch {
-	case m.rand.IntN(4) == 0:
+	case w.kept, m.rand.IntN(4) == 0:
 		if err := m.ss[m.rand.IntN(len(m.ss))].b.ForceRelease(e.ctx, m.r, entry.ID, 0); err != nil {
 			e.Fatalf("ForceRelease: %v", err)
 		}
@@ -96,6 +100,9 @@ func (m *modelled) end(entry *modelEntry) {
 		if err := w.s.Release(e.ctx, m.r, entry.ID); err != nil {
 			e.Fatalf("Release: %v", err)
 		}
+		if w.kept = w.q.MinHold > 0; w.kept {
+			return
+		}
 	}
 	m.model.Remove(entry)
 	m.grant()
@@ -106,7 +113,7 @@ func (m *modelled) downgrade() {
 	e := m.e
 	e.Helper()
 	for entry := range m.model.Holders() {
-		if entry.Room() != queue.One { // shared, or a permit
+		if entry.Room() != queue.One || entry.Value.kept { // shared, or a permit, or nobody's
 			return
 		}
 		if err := entry.Value.s.Downgrade(e.ctx, m.r, entry.ID); err != nil {
@@ -140,6 +147,9 @@ func (m *modelled) compare() {
 				m.e.Fatalf("slot %d of %d is not its own", slot, n)
 			}
 			slots[h.Fence.Slot()] = true
+		}
+		if kept := m.model.Find(h.ID).Value.kept; kept != (h.Kept > 0) {
+			m.e.Fatalf("the store keeps %s for %s; it is kept: %t", h.ID, h.Kept, kept)
 		}
 		if want := m.model.Find(h.ID).Room().Mode(); h.Mode != want {
 			m.e.Fatalf("the store has %s as %s, want %s", h.ID, h.Mode, want)

@@ -67,6 +67,9 @@ func (l *modelLease) listen() {
 }
 
 func (l *modelLease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
+	if q.MinHold < 0 || q.MinHold > lock.MaxMinHold {
+		return lock.Grant{}, &lock.InvalidError{Field: "min_hold", Problem: "is out of bounds"}
+	}
 	l.mu.Lock()
 	if l.own[q.ID] == nil {
 		l.own[q.ID] = &ownHold{resource: q.Resource}
@@ -106,7 +109,7 @@ func (l *modelLease) acquire(ctx context.Context, q lock.Request) (lock.Grant, e
 				if h != nil {
 					s.remove(q.Resource, q.ID)
 				}
-			case holder && h.Revoked, h == nil && queued:
+			case holder && (h.Revoked || h.kept), h == nil && queued:
 				answer = lock.ErrNotHolder
 			case holder:
 				g = lock.Grant{ID: q.ID, Resource: q.Resource, Mode: h.Mode, Fence: h.Fence}
@@ -119,7 +122,7 @@ func (l *modelLease) acquire(ctx context.Context, q lock.Request) (lock.Grant, e
 					row = &lockRow{}
 					s.locks[q.Resource] = row
 				}
-				h = &holdRow{Holding: lock.Holding{ID: q.ID, Mode: q.Mode, Lease: l.id}, owner: q.Owner, since: now, pending: -1}
+				h = &holdRow{Holding: lock.Holding{ID: q.ID, Mode: q.Mode, Lease: l.id}, owner: q.Owner, since: now, pending: -1, minHold: q.MinHold}
 				row.waiters = append(row.waiters, h)
 				if len(row.waiters) == 1 && row.admits(q.Mode) {
 					row.waiters = nil
@@ -163,12 +166,13 @@ func (l *modelLease) Release(_ context.Context, r lock.Resource, id lock.HoldID)
 	l.mu.Unlock()
 	var answer error
 	err := l.b.ask(func(s *server, now time.Time) {
-		h, _ := s.find(r, id)
+		h, holder := s.find(r, id)
 		switch {
 		case !s.lives(l.id, now, s.bad.revivedByRelease):
 			answer = lock.ErrLeaseLost
-		case h == nil || h.Lease != l.id:
+		case h == nil || h.Lease != l.id || h.kept:
 			answer = lock.ErrNotHolder
+		case holder && !s.bad.forgetsMinHold && s.keeps(h, now):
 		default:
 			s.remove(r, id)
 		}
@@ -183,7 +187,7 @@ func (l *modelLease) Downgrade(_ context.Context, r lock.Resource, id lock.HoldI
 		switch {
 		case !s.lives(l.id, now, false):
 			answer = lock.ErrLeaseLost
-		case !holder || h.Lease != l.id:
+		case !holder || h.Lease != l.id || h.kept:
 			answer = lock.ErrNotHolder
 		case h.Mode.Limit() > 0:
 			answer = &lock.InvalidError{Field: "lock_id", Problem: "is a permit"}
@@ -304,7 +308,7 @@ func (l *modelLease) Close(context.Context) error {
 		close(l.events)
 		err = l.b.ask(func(s *server, now time.Time) {
 			if s.leases[l.id] != nil {
-				s.end(l.id)
+				s.end(l.id, now)
 			}
 			delete(s.listeners, l.id)
 		})

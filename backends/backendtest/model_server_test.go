@@ -42,6 +42,9 @@ type holdRow struct {
 	since   time.Time
 	pending time.Duration // grace of which the holder does not know yet; negative: none
 	until   time.Time     // when its grace ends; zero: it does not know yet
+	minHold time.Duration
+	least   time.Time // when its minHold ends
+	kept    bool      // nobody has it any more
 }
 
 func newServer(bad faults) *server {
@@ -98,7 +101,7 @@ func (s *server) do(f func(now time.Time)) {
 func (s *server) tidy(now time.Time) {
 	for id, l := range s.leases {
 		if !l.over && !now.Before(l.ends) {
-			s.end(id)
+			s.end(id, now)
 		}
 	}
 	if !s.bad.keepsOldRecords && !s.bad.keepsForLonger {
@@ -106,7 +109,9 @@ func (s *server) tidy(now time.Time) {
 	}
 	for _, r := range slices.Sorted(maps.Keys(s.locks)) {
 		l := s.locks[r]
-		l.holders = slices.DeleteFunc(l.holders, func(h *holdRow) bool { return !h.until.IsZero() && !now.Before(h.until) })
+		l.holders = slices.DeleteFunc(l.holders, func(h *holdRow) bool {
+			return !h.until.IsZero() && !now.Before(h.until) || h.kept && !now.Before(h.least)
+		})
 		for len(l.waiters) > 0 && l.admits(l.waiters[0].Mode) {
 			h := l.waiters[0]
 			l.waiters = l.waiters[1:]
@@ -119,11 +124,13 @@ func (s *server) tidy(now time.Time) {
 }
 
 // end ends a lease with all that hangs on it.
-func (s *server) end(id lock.LeaseID) {
+func (s *server) end(id lock.LeaseID, now time.Time) {
 	s.leases[id].over, s.dirty = true, true
 	for r, l := range s.locks {
 		of := func(h *holdRow) bool { return h.Lease == id }
-		l.holders = slices.DeleteFunc(l.holders, of)
+		l.holders = slices.DeleteFunc(l.holders, func(h *holdRow) bool {
+			return of(h) && (s.bad.keepsNoDead || !s.keeps(h, now))
+		})
 		if s.bad.keepsDeadWaiters && slices.ContainsFunc(l.waiters, of) {
 			s.hidden = append(s.hidden, string(r))
 		}
@@ -131,7 +138,14 @@ func (s *server) end(id lock.LeaseID) {
 	}
 }
 
+// keeps tells whether a hold outlasts its end, and notes it.
+func (s *server) keeps(h *holdRow, now time.Time) bool {
+	h.kept = now.Before(h.least) && (!h.Revoked || s.bad.keepsForced)
+	return h.kept
+}
+
 func (s *server) hold(l *lockRow, h *holdRow, now time.Time) {
+	h.least = now.Add(h.minHold)
 	s.number = max(s.number+1, now.UnixMicro())
 	h.Fence, h.since = lock.PermitFence(s.number, l.slot(h.Mode, s.bad.sharesSlots)), now
 	l.holders = append(l.holders, h)
@@ -198,6 +212,9 @@ func (s *server) force(r lock.Resource, id lock.HoldID, grace time.Duration, now
 	case !holder:
 		s.remove(r, id)
 		return nil
+	case h.kept:
+		s.remove(r, id)
+		return nil
 	case grace <= 0:
 		s.remove(r, id)
 		s.forced[id] = true
@@ -241,7 +258,7 @@ func (s *server) of(id lock.LeaseID) map[lock.HoldID]ofLease {
 	all := make(map[lock.HoldID]ofLease)
 	for r, l := range s.locks {
 		for _, h := range slices.Concat(l.holders, l.waiters) {
-			if h.Lease == id {
+			if h.Lease == id && !h.kept {
 				all[h.ID] = ofLease{holdRow: *h, resource: r, held: slices.Contains(l.holders, h)}
 			}
 		}
@@ -265,6 +282,9 @@ func (s *server) status(r lock.Resource, now time.Time) lock.Status {
 		for _, h := range rows {
 			one := h.Holding
 			one.Age, one.Sidecar, one.Owner = now.Sub(h.since), s.leases[h.Lease].sidecar, lock.DecodeOwner(h.owner)
+			if h.kept && !s.bad.keepsUnseen {
+				one.Kept = h.least.Sub(now)
+			}
 			all = append(all, one)
 		}
 		return all

@@ -31,6 +31,10 @@ type faults struct {
 	stalls             bool // a request holds up all others for as long as the resource has holders and waiters
 	shortLivedLease    bool // ends every lease after some seconds
 	sharesSlots        bool // gives every permit the slot 0
+	forgetsMinHold     bool // a release ends it
+	keepsNoDead        bool // the end of the lease ends a MinHold
+	keepsForced        bool // a forced release does not end it
+	keepsUnseen        bool // what is kept is shown as held
 	mixesLimits        bool // lets permits of another number wait beside those that are held
 
 	lastWriteWins   bool // a record is written whatever is there

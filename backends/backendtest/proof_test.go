@@ -16,7 +16,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // lawful are the tests of laws, and others that run in the time of a bubble.
 func lawful() (all []conformance) {
 	busy := []string{ // they are busy until a time is over, and a bubble's time stands still meanwhile
-		"ExclusionUnderLoad", "SharingUnderLoad", "CancelRaces", "Random", "WriterNotStarved",
+		"ExclusionUnderLoad", "SharingUnderLoad", "CancelRaces", "Random", "WriterNotStarved", "MinHoldUnderLoad",
 		"Get", "OddNames", "Deadlock", "ArbiterDeadlock", // texts that the model does not keep
 	}
 	for _, c := range suite {
@@ -59,6 +59,10 @@ func TestBrokenLawIsFound(t *testing.T) {
 		"a limit of the store cuts leases":     {faults{shortLivedLease: true}, []string{"EveryTTL"}},
 		"two permits have one slot":            {faults{sharesSlots: true}, []string{"Permits", "PermitsInOrder", "PermitsOfTheDead", "PermitReplyLost", "PermitsUnderLoad"}},
 		"permits of two numbers are asked for": {faults{mixesLimits: true}, []string{"Permits"}},
+		"a release ends a MinHold":             {faults{forgetsMinHold: true}, []string{"MinHold", "MinHoldOver", "MinHoldShared", "MinHoldDowngraded", "MinHoldOfPermit", "MinHoldReplyLost", "Model"}},
+		"the end of a lease ends a MinHold":    {faults{keepsNoDead: true}, []string{"MinHoldOfTheDead"}},
+		"a forced release ends no MinHold":     {faults{keepsForced: true}, []string{"MinHoldForced"}},
+		"what is kept is shown as held":        {faults{keepsUnseen: true}, []string{"MinHold", "MinHoldShared", "MinHoldOfTheDead", "Model"}},
 		"a record is written over any other":   {faults{lastWriteWins: true}, []string{"RecordVersions", "RecordRace", "RecordExpires"}},
 		"the same write does not find itself":  {faults{writesTwice: true}, []string{"RecordVersions"}},
 		"an unheard write is another":          {faults{losesRecords: true}, []string{"RecordReplyLost"}},

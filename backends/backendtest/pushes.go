@@ -18,6 +18,7 @@ var withoutPushes = []string{
 	"Downgrade", "CloseReleasesAll",
 	"FIFO", "ReadersTogether", "WriterBlocksLaterReaders", "Cancel", "Timeout",
 	"ForceAtOnce", "ForceGraceUsed", "ForceGraceOver", "ForceWaiter", "ForceAgain",
+	"MinHold", "MinHoldOver", "MinHoldOfTheDead",
 }
 
 // deaf makes a second test of each of those.

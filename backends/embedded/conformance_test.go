@@ -161,6 +161,8 @@ func (w *way) Describe(ctx context.Context, r leasekit.Ref, owner string) error 
 	return w.v.hear(w.Driver.(leasekit.Teller).Describe(ctx, r, owner))
 }
 
+func (w *way) KeepsMinHold() error { return w.Driver.(leasekit.Keeper).KeepsMinHold() }
+
 func (w *way) Renew(ctx context.Context, acks []leasekit.Revocation) (leasekit.Renewal, error) {
 	a, err := w.Driver.Renew(ctx, acks)
 	return a, w.v.hear(err)

@@ -20,6 +20,7 @@ type lease struct {
 
 	dropped chan struct{} // closed when it is over
 	over    bool          // expired, closed, or the store was closed
+	ofHold  bool          // it has one hold, and no sidecar renews it: see kept.go
 	end     ending        // while it is not over
 	first   *entry        // its holds and waiters
 	count   int
@@ -64,12 +65,14 @@ func (l *lease) ask(q lock.Request) (_ leasekit.Answer, refused *view, _ error) 
 	r := s.resources[q.Resource]
 	e := r.find(q.ID)
 	switch {
+	case e != nil && e.Value.lease.ofHold: // it was given up
+		return leasekit.Answer{}, nil, lock.ErrNotHolder
 	case e != nil && e.Value.lease != l:
 		return leasekit.Answer{}, nil, &lock.InvalidError{Field: "id", Problem: "is in use by another lease"}
 	case e != nil: // asked again, or a copy; where its release is forced, its grace is kept
 	case l.wasForcedOut(q.ID):
 		return leasekit.Answer{}, nil, lock.ErrNotHolder
-	case r != nil && r.clashes(queue.RoomOf(q.Mode)):
+	case r != nil && r.clashes(queue.RoomOf(q.Mode), now):
 		return leasekit.Answer{}, nil, leasekit.OtherLimit(q)
 	case q.Try && r != nil && !r.Free(queue.RoomOf(q.Mode)):
 		v := r.brief(now)
@@ -110,7 +113,7 @@ func (l *lease) withdraw(r leasekit.Ref) (found leasekit.Withdrawn, v view, _ er
 		found.Position = e.Value.resource.Position(e)
 		v = e.Value.resource.brief(now)
 	}
-	s.remove(e, now)
+	s.end(e, now)
 	return found, v, nil
 }
 
@@ -311,7 +314,7 @@ func (s *Store) rid(name lock.Resource, now time.Duration) {
 		if e == nil {
 			return
 		}
-		n += s.remove(e, now)
+		n += s.end(e, now)
 	}
 }
 
@@ -319,6 +322,6 @@ func (s *Store) rid(name lock.Resource, now time.Duration) {
 // that no waiter of the lease is granted on the way out.
 func (s *Store) clear(l *lease, now time.Duration) {
 	for n := 0; n < grantStep && l.first != nil; n++ {
-		n += s.remove(l.first, now)
+		n += s.end(l.first, now)
 	}
 }

@@ -35,6 +35,8 @@ type hold struct {
 	fence      lock.Fence
 	force      *force // nil: its release is not forced
 	cohort     bool
+	minHold    time.Duration // of the request
+	until      time.Duration // of a hold: when its minHold is over, on the store's clock
 }
 
 // force is a forced release under way. The hold blocks until it is released,
@@ -60,10 +62,10 @@ func (r *resource) dead() *entry {
 }
 
 // clashes is Clashes, but for holds that nobody has any more: these are about to go.
-func (r *resource) clashes(room queue.Room) bool {
+func (r *resource) clashes(room queue.Room, now time.Duration) bool {
 	if r.Clashes(room) {
 		for e := range r.Holders() {
-			if !e.Value.lease.over {
+			if !e.Value.lease.over || e.Value.keeps(now) {
 				return true
 			}
 		}
@@ -83,10 +85,10 @@ func (s *Store) put(r *resource, l *lease, q lock.Request, now time.Duration) *e
 		s.resources[q.Resource] = r
 		s.listed = append(s.listed, r)
 	}
-	e := &entry{ID: q.ID, Value: hold{resource: r, lease: l, owner: q.Owner, since: now, cohort: q.Cohort != nil}}
+	e := &entry{ID: q.ID, Value: hold{resource: r, lease: l, owner: q.Owner, since: now, cohort: q.Cohort != nil, minHold: q.MinHold}}
 	r.Put(e, queue.RoomOf(q.Mode))
 	if e.Held() {
-		e.Value.fence = s.nextFence(e, now)
+		s.grant(e, now)
 	}
 	l.link(e)
 	r.contend(e)
@@ -146,7 +148,7 @@ const grantStep = 256
 // Model: lease.GRANT, queue.NEXT.
 func (s *Store) promote(r *resource, now time.Duration) (granted int) {
 	for e := r.Next(); e != nil; e = r.Next() {
-		e.Value.since, e.Value.fence = now, s.nextFence(e, now)
+		s.grant(e, now)
 		e.Value.lease.push(leasekit.Push{Kind: leasekit.Granted, Ref: ref(e), Fence: e.Value.fence})
 		if granted++; granted == grantStep {
 			s.later(r)

@@ -143,7 +143,7 @@ func (s *Store) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldI
 	}
 }
 
-// force takes out a waiter, or a hold with grace 0, and returns nil; or it begins
+// force takes out a waiter, a hold that is kept, or one with grace 0, and returns nil; or it begins
 // the end of a hold.
 //
 // Model: force.FORCE, retry.FORCE.
@@ -155,7 +155,13 @@ func (s *Store) force(r lock.Resource, id lock.HoldID, grace time.Duration) (*fo
 		return nil, err
 	}
 	e := s.resources[r].find(id)
-	if e == nil || e.Value.lease.over {
+	switch {
+	case e == nil:
+		return nil, lock.ErrNotHolder
+	case e.Value.isKept() && e.Value.keeps(now): // nobody is there to be told
+		s.give(e, now)
+		return nil, nil //nolint:nilnil // said above
+	case e.Value.lease.over:
 		return nil, lock.ErrNotHolder
 	}
 	l := e.Value.lease
@@ -199,6 +205,7 @@ func (s *Store) Close() error {
 		s.mu.Unlock()
 		return nil
 	}
+	s.closed = true // nothing is kept
 	for l := range s.leases {
 		s.drop(l, s.clock())
 	}
@@ -207,7 +214,6 @@ func (s *Store) Close() error {
 			s.clear(l, s.clock())
 		}
 	}
-	s.closed = true
 	s.mu.Unlock()
 	close(s.stop)
 	<-s.stopped
@@ -249,4 +255,13 @@ var lastWall = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 func (s *Store) nextFence(e *entry, now time.Duration) lock.Fence {
 	s.number = max(s.number+1, s.wallAtZero+now.Microseconds())
 	return lock.PermitFence(s.number, e.Slot())
+}
+
+// grant notes that e holds from now on.
+func (s *Store) grant(e *entry, now time.Duration) {
+	v := &e.Value
+	v.since, v.fence = now, s.nextFence(e, now)
+	if v.minHold > 0 {
+		v.until = now + v.minHold
+	}
 }

@@ -24,9 +24,11 @@ type view struct {
 
 type row struct {
 	*entry
+	lease   *lease
 	owner   string
 	fence   lock.Fence
 	age     time.Duration
+	kept    time.Duration
 	mode    lock.Mode
 	revoked bool
 }
@@ -137,10 +139,14 @@ func rows(entries iter.Seq[*entry], n int, now time.Duration) []row {
 		}
 		n--
 		v := &e.Value
-		if v.lease.over { // see drop
+		if v.lease.over && !v.keeps(now) { // see drop
 			continue
 		}
-		all = append(all, row{entry: e, owner: v.owner, fence: v.fence, age: now - v.since, mode: e.Room().Mode(), revoked: v.force != nil})
+		one := row{entry: e, lease: v.lease, owner: v.owner, fence: v.fence, age: now - v.since, mode: e.Room().Mode(), revoked: v.force != nil}
+		if v.isKept() {
+			one.kept = v.until - now
+		}
+		all = append(all, one)
 	}
 	return all
 }
@@ -155,10 +161,11 @@ func holdings(rows []row) []lock.Holding {
 	}
 	hs := make([]lock.Holding, len(rows))
 	for i, r := range rows {
-		l := r.Value.lease
+		l := r.lease
 		hs[i] = lock.Holding{
 			ID: r.ID, Mode: r.mode, Fence: r.fence, Age: r.age, Revoked: r.revoked,
 			Lease: l.id, Sidecar: l.sidecar, Owner: lock.DecodeOwner(r.owner), Cohort: r.Value.cohort,
+			Kept: r.kept,
 		}
 	}
 	return hs

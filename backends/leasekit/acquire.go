@@ -18,6 +18,9 @@ const giveUpTime = time.Second
 //
 // Model: failover.ASK.
 func (l *Lease) acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
+	if err := l.keeps(q); err != nil {
+		return lock.Grant{}, fmt.Errorf("acquire %q: %w", string(q.Resource), err)
+	}
 	e, err := l.begin(Ref{q.Resource, q.ID}, q.Mode)
 	for ; err == nil; err = l.again(e) {
 		l.trip(ctx)
@@ -48,6 +51,21 @@ func (l *Lease) acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 		err = l.leave(ctx, e)
 	}
 	return lock.Grant{}, err
+}
+
+// keeps is nil where the store can do what is asked of its min_hold.
+func (l *Lease) keeps(q lock.Request) error {
+	k, keeps := l.d.(Keeper)
+	switch {
+	case q.MinHold == 0:
+		return nil
+	case q.MinHold < 0 || q.MinHold > lock.MaxMinHold:
+		return &lock.InvalidError{Field: "min_hold", Problem: fmt.Sprintf("is %s, must be at most %s", q.MinHold, lock.MaxMinHold)}
+	case !keeps:
+		return NoMinHold("what it knows of a hold ends with the hold")
+	default:
+		return k.KeepsMinHold()
+	}
 }
 
 func grantOf(q lock.Request, f lock.Fence, g *lock.Guard) lock.Grant {

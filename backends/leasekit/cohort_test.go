@@ -115,3 +115,30 @@ func TestWhatADriverMayBe(t *testing.T) {
 		t.Error("a driver without guards has some")
 	}
 }
+
+// keepingDriver knows MinHold, or says why it does not.
+type keepingDriver struct {
+	Driver
+	not error
+}
+
+func (d keepingDriver) KeepsMinHold() error { return d.not }
+
+// TestWhoKeepsMinHold: a driver that does not know MinHold is not asked for one.
+func TestWhoKeepsMinHold(t *testing.T) {
+	why := NoMinHold("why")
+	for d, want := range map[Driver]error{deafDriver{}: lock.ErrUnsupported, keepingDriver{not: why}: why, keepingDriver{}: nil} {
+		l := &Lease{d: d}
+		if err := l.keeps(lock.Request{MinHold: lock.MaxMinHold}); !errors.Is(err, want) || want == nil && err != nil {
+			t.Errorf("%T: got %v, want %v", d, err, want)
+		}
+		for _, wrong := range []time.Duration{-1, lock.MaxMinHold + 1} {
+			if err := l.keeps(lock.Request{MinHold: wrong}); !errors.Is(err, lock.ErrInvalid) {
+				t.Errorf("%T with %s: got %v, want ErrInvalid", d, wrong, err)
+			}
+		}
+		if err := l.keeps(lock.Request{}); err != nil {
+			t.Errorf("%T without a MinHold: got %v", d, err)
+		}
+	}
+}

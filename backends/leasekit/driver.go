@@ -107,6 +107,17 @@ func NoPermits(why string) error {
 	return &lock.UnsupportedError{Problem: "this store has no permits: " + why}
 }
 
+// Keeper is a Driver that may know Request.MinHold. One that is none refuses it.
+type Keeper interface {
+	// KeepsMinHold is nil where it does, else NoMinHold.
+	KeepsMinHold() error
+}
+
+// NoMinHold is for a store that has none.
+func NoMinHold(why string) error {
+	return &lock.UnsupportedError{Problem: "this store has no min_hold: " + why}
+}
+
 // ErrNotSent is Ask's: the store knows no more of the request than before.
 var ErrNotSent = errors.New("ctx ended before the request was sent")
 

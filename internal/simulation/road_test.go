@@ -170,6 +170,9 @@ func (r *road) Downgrade(ctx context.Context, ref leasekit.Ref) error {
 	return err
 }
 
+// KeepsMinHold makes the road a leasekit.Keeper.
+func (r *road) KeepsMinHold() error { return r.Driver.(leasekit.Keeper).KeepsMinHold() }
+
 // Describe makes the road a leasekit.Teller.
 func (r *road) Describe(ctx context.Context, ref leasekit.Ref, owner string) error {
 	do := func() error { return r.Driver.(leasekit.Teller).Describe(ctx, ref, owner) }
