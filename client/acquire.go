@@ -25,6 +25,11 @@ type AcquireOptions struct {
 	Mode    pb.Mode       // Exclusive (default) or Shared; Permit where there is a Limit
 	Wait    time.Duration // at most so long (at most 24h); 0: until ctx ends; NoWait: try once
 	MaxHold time.Duration // the hold ends by itself after this time (100ms to 24h); 0: never
+	// MinHold is for how long after the grant the store keeps others out at least (100ms to 24h,
+	// at most MaxHold; 0: none): also where the Lock is released before, or where this process, the
+	// sidecar or the machine dies. Only a forced release ends that. Not with several resources; with
+	// Reentrant it is not longer than that of the hold that is entered.
+	MinHold time.Duration
 	// Owner says who in the app asks, such as a task or a request: it is shown in
 	// lists. At most 128 bytes.
 	Owner string
@@ -54,7 +59,7 @@ type AcquireOptions struct {
 //	  names the holder in both.
 //	the cause of ctx: it ended; a grant that is on its way is given back.
 //	ErrAlreadyDone, ErrAttemptsExhausted: see Once. OutcomeOf tells what was found.
-//	ErrUnsupported: Once, and the store keeps no outcomes; or Limit, and it has no permits.
+//	ErrUnsupported: Once, and the store keeps no outcomes; or Limit or MinHold, and it cannot.
 //	ErrInvalidRequest: also a Limit other than that of those who hold permits now.
 //	ErrUpgradeRefused, ErrLimitExceeded, ErrStoreUnavailable,
 //	ErrLockLost: an administrator took the request out of the queue.
@@ -101,6 +106,9 @@ func (s *Session) acquire(ctx context.Context, q *pb.AcquireRequest, resources [
 	}
 	if o.MaxHold != 0 {
 		q.MaxHold = durationpb.New(o.MaxHold)
+	}
+	if o.MinHold != 0 {
+		q.MinHold = durationpb.New(o.MinHold)
 	}
 	c := newCall()
 	c.acquire, c.resources, c.maxHold = true, resources, o.MaxHold

@@ -38,6 +38,7 @@ type Lock struct {
 	counted time.Duration // when the first grant was counted; this and what follows: on the sidecar's clock
 	until   time.Duration // as the grant or lease news said
 	limit   time.Duration // the end by MaxHold; 0: none
+	kept    time.Duration // on bootTime: others are kept out until then; 0: nothing is known of that
 	over    error         // nil while it is held; else ErrReleased or a *LostError
 
 	listened bool // somebody listens for its loss
@@ -198,6 +199,21 @@ func (l *Lock) Release(ctx context.Context) error {
 		return fmt.Errorf("release %q: %w", l.name(), err)
 	}
 	return nil
+}
+
+// KeptFor is how much longer the store keeps others out, at most, after the Lock was released
+// or concluded, by its MinHold. 0: they are let in, or the sidecar has not answered.
+func (l *Lock) KeptFor() time.Duration {
+	l.session.mu.Lock()
+	defer l.session.mu.Unlock()
+	return max(0, l.kept-bootTime())
+}
+
+// released notes what the sidecar says to the release of a hold. s.mu is held.
+func (l *Lock) released(a *pb.ReleaseResponse) {
+	if a.KeptFor != nil {
+		l.kept = bootTime() + a.GetKeptFor().AsDuration()
+	}
 }
 
 func (s *Session) release(ctx context.Context, l *Lock) error {

@@ -244,6 +244,10 @@ func (s *Session) answered(m *pb.SessionResponse) {
 	case *pb.SessionResponse_Released:
 		if c.conclude != nil {
 			s.concluded(c.conclude)
+			c.conclude.released(r.Released)
+		}
+		if c.release != nil {
+			c.release.released(r.Released)
 		}
 		if r.Released.GetCount() == 0 && c.release != nil {
 			delete(s.limits, c.release.ID)

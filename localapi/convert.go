@@ -57,7 +57,13 @@ func acquireRequestOf(requestID string, q *pb.AcquireRequest) (session.AcquireRe
 	if q.MaxHold != nil && q.GetMaxHold().AsDuration() == 0 {
 		return r, invalid("max_hold", "must not be 0: leave it out for no limit")
 	}
-	r.MaxHold, err = durationOf("max_hold", q.GetMaxHold(), 0)
+	if r.MaxHold, err = durationOf("max_hold", q.GetMaxHold(), 0); err != nil {
+		return r, err
+	}
+	if q.MinHold != nil && q.GetMinHold().AsDuration() == 0 {
+		return r, invalid("min_hold", "must not be 0: leave it out for none")
+	}
+	r.MinHold, err = durationOf("min_hold", q.GetMinHold(), 0)
 	return r, err
 }
 
@@ -100,6 +106,14 @@ func slotTo(m lock.Mode, f lock.Fence) *int32 {
 	}
 	slot := countTo(f.Slot())
 	return &slot
+}
+
+// keptTo is nil for what is not kept.
+func keptTo(d time.Duration) *durationpb.Duration {
+	if d <= 0 {
+		return nil
+	}
+	return durationpb.New(d)
 }
 
 func openRequestOf(q *pb.OpenSessionRequest, liveness session.Liveness, c *conn) (session.OpenRequest, error) {
@@ -289,6 +303,7 @@ func holdersTo(hs []lock.Holding, now time.Time) []*pb.Holder {
 			SessionRef: h.Owner.Ref,
 			Limit:      limitTo(h.Mode),
 			Slot:       slotTo(h.Mode, h.Fence),
+			KeptFor:    keptTo(h.Kept),
 		})
 	}
 	return out

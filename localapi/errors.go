@@ -225,21 +225,25 @@ func explainHeld(e *lock.HeldError) *apiError {
 	}
 	if len(e.Status.Holders) > 0 {
 		h := e.Status.Holders[0]
-		if h.Parked {
+		by := fmt.Sprintf("pid %d", h.Owner.PID)
+		if h.Owner.Session != "" {
+			by += fmt.Sprintf(" (%s)", h.Owner.Session)
+		}
+		switch {
+		case h.Parked:
 			a.message += fmt.Sprintf(": parked at %s, free on request", h.Sidecar)
-		} else {
-			a.message += fmt.Sprintf(": held %s by pid %d", h.Mode, h.Owner.PID)
-			if h.Owner.Session != "" {
-				a.message += fmt.Sprintf(" (%s)", h.Owner.Session)
-			}
-			a.message += fmt.Sprintf(" on %s for %s", h.Sidecar, h.Age.Round(time.Millisecond))
+		case h.Kept > 0:
+			a.message += fmt.Sprintf(": kept for another %s by min_hold of %s on %s, which had it %s", h.Kept.Round(time.Millisecond), by, h.Sidecar, h.Mode)
+			a.metadata["holder_kept_for"] = secondsOf(h.Kept)
+		default:
+			a.message += fmt.Sprintf(": held %s by %s on %s for %s", h.Mode, by, h.Sidecar, h.Age.Round(time.Millisecond))
 		}
 		a.metadata["holder_mode"] = h.Mode.String()
 		a.metadata["holder_pid"] = strconv.FormatInt(int64(h.Owner.PID), 10)
 		a.metadata["holder_uid"] = strconv.FormatUint(uint64(h.Owner.UID), 10)
 		a.metadata["holder_session"] = h.Owner.Session
 		a.metadata["holder_sidecar"] = h.Sidecar
-		a.metadata["holder_age"] = strconv.FormatFloat(float64(h.Age.Milliseconds())/1000, 'f', -1, 64) + "s"
+		a.metadata["holder_age"] = secondsOf(h.Age)
 		a.metadata["holder_fence"] = strconv.FormatInt(int64(h.Fence), 10)
 	}
 	if e.Position > 0 {
@@ -247,4 +251,8 @@ func explainHeld(e *lock.HeldError) *apiError {
 		a.metadata["position"] = strconv.Itoa(e.Position)
 	}
 	return a
+}
+
+func secondsOf(d time.Duration) string {
+	return strconv.FormatFloat(float64(d.Milliseconds())/1000, 'f', -1, 64) + "s"
 }

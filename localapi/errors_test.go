@@ -94,14 +94,20 @@ func TestWordsOfErrors(t *testing.T) {
 	nameless := holder
 	nameless.Owner.Session = ""
 	busy := lock.Status{Resource: "r", Holders: []lock.Holding{holder, nameless}}
+	kept := holder
+	kept.Kept = 2500 * time.Millisecond
+	if got := infoOf(t, toStatus(&lock.HeldError{Cause: lock.ErrHeld, Status: lock.Status{Holders: []lock.Holding{kept}}})).GetMetadata()["holder_kept_for"]; got != "2.5s" {
+		t.Errorf("what is kept for 2.5s is told of as %q", got)
+	}
 	for want, err := range map[string]error{
 		`the lock on "r" is not free`: &lock.HeldError{Cause: lock.ErrHeld, Status: lock.Status{Resource: "r"}},
-		`the lock on "r" is not free: held SHARED by pid 12 (job) on pod for 1.235s`:                                &lock.HeldError{Cause: lock.ErrHeld, Status: busy},
-		`the lock on "r" is not free: held SHARED by pid 12 on pod for 1.235s`:                                      &lock.HeldError{Cause: lock.ErrHeld, Status: lock.Status{Resource: "r", Holders: []lock.Holding{nameless}}},
-		`the wait for the lock on "r" is over: held SHARED by pid 12 (job) on pod for 1.235s; place 1 in the queue`: &lock.HeldError{Cause: context.DeadlineExceeded, Status: busy, Position: 1},
-		`the wait for the lock on "r" was cancelled; place 2 in the queue`:                                          &lock.HeldError{Cause: context.Canceled, Status: lock.Status{Resource: "r"}, Position: 2},
-		`the lock on "r" is lost: ` + session.Forced.Explain():                                                      &session.LostError{Lost: session.Lost{Resource: "r", Reason: session.Forced}},
-		"the stream was ended because the client did not read its answers":                                          errStalled,
+		`the lock on "r" is not free: held SHARED by pid 12 (job) on pod for 1.235s`:                                 &lock.HeldError{Cause: lock.ErrHeld, Status: busy},
+		`the lock on "r" is not free: held SHARED by pid 12 on pod for 1.235s`:                                       &lock.HeldError{Cause: lock.ErrHeld, Status: lock.Status{Resource: "r", Holders: []lock.Holding{nameless}}},
+		`the wait for the lock on "r" is over: held SHARED by pid 12 (job) on pod for 1.235s; place 1 in the queue`:  &lock.HeldError{Cause: context.DeadlineExceeded, Status: busy, Position: 1},
+		`the wait for the lock on "r" was cancelled; place 2 in the queue`:                                           &lock.HeldError{Cause: context.Canceled, Status: lock.Status{Resource: "r"}, Position: 2},
+		`the lock on "r" is lost: ` + session.Forced.Explain():                                                       &session.LostError{Lost: session.Lost{Resource: "r", Reason: session.Forced}},
+		`the lock on "r" is not free: kept for another 2.5s by min_hold of pid 12 (job) on pod, which had it SHARED`: &lock.HeldError{Cause: lock.ErrHeld, Status: lock.Status{Resource: "r", Holders: []lock.Holding{kept}}},
+		"the stream was ended because the client did not read its answers":                                           errStalled,
 		"the call was cancelled": errGone,
 	} {
 		if got := toStatus(err).GetMessage(); got != want {

@@ -15,7 +15,7 @@ const leaderMetadata = "leader"
 func leaderOf(resource string, l *pb.Lock) *pb.Leader {
 	a := &pb.Leader{Resource: resource, Candidates: countTo(len(l.GetWaiters()))}
 	for _, h := range l.GetHolders() {
-		if h.GetMode() == pb.Mode_EXCLUSIVE && !h.GetParked() {
+		if h.GetMode() == pb.Mode_EXCLUSIVE && !h.GetParked() && h.GetKeptFor() == nil {
 			a.Leads, a.Holder, a.Value = true, h, h.GetMetadata()[leaderMetadata]
 		}
 	}

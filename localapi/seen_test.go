@@ -94,6 +94,13 @@ func TestAcquireRequests(t *testing.T) {
 			session.AcquireRequest{Resources: []string{"b", "a"}, Mode: lock.Exclusive, Wait: session.Forever},
 			"",
 		},
+		{
+			&pb.AcquireRequest{Resource: "r", MinHold: second, MaxHold: second},
+			session.AcquireRequest{Resource: "r", Mode: lock.Exclusive, Wait: session.Forever, MaxHold: time.Second, MinHold: time.Second},
+			"",
+		},
+		{&pb.AcquireRequest{MinHold: &durationpb.Duration{}}, session.AcquireRequest{}, "min_hold"},
+		{&pb.AcquireRequest{MinHold: &durationpb.Duration{Seconds: -1}}, session.AcquireRequest{}, "min_hold"},
 		{&pb.AcquireRequest{Mode: 9}, session.AcquireRequest{}, "mode"},
 		{&pb.AcquireRequest{Wait: &durationpb.Duration{Seconds: -1}}, session.AcquireRequest{}, "wait"},
 		{&pb.AcquireRequest{MaxHold: &durationpb.Duration{}}, session.AcquireRequest{}, "max_hold"},

@@ -201,7 +201,8 @@ func (s *service) release(ctx context.Context, sess *session.Session, q *pb.Rele
 	}
 	ctx, end := s.span(ctx, "release", "")
 	var count int
-	if id := lock.HoldID(q.GetLockId()); state == 0 {
+	id := lock.HoldID(q.GetLockId())
+	if state == 0 {
 		count, err = sess.Release(ctx, id, q.GetRequestId())
 	} else {
 		count, err = sess.Conclude(ctx, id, q.GetRequestId(), state, q.GetNote())
@@ -210,7 +211,11 @@ func (s *service) release(ctx context.Context, sess *session.Session, q *pb.Rele
 	if err != nil {
 		return nil, err
 	}
-	return &pb.ReleaseResponse{Count: countTo(count)}, nil
+	a := &pb.ReleaseResponse{Count: countTo(count)}
+	if count == 0 {
+		a.KeptFor = keptTo(sess.KeptUntil(id) - s.o.Clock())
+	}
+	return a, nil
 }
 
 // Downgrade turns an EXCLUSIVE hold into a SHARED one.

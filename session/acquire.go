@@ -55,7 +55,8 @@ var errSilent = fmt.Errorf("the store has not answered: %w", lock.ErrUnavailable
 //	  was lost before it could be handed out.
 //	*outcome.RefusedError: r.Once, and it has succeeded before, or was tried as often as
 //	  it may be.
-//	lock.ErrUnsupported: r.Once, and the store keeps no records; or a permit, and it has none.
+//	lock.ErrUnsupported: r.Once, and the store keeps no records; or a permit, or r.MinHold, and
+//	  it has none.
 //	ErrSessionClosed: the session has ended.
 //	*lock.InvalidError: a field is refused.
 func (s *Session) Acquire(ctx context.Context, r AcquireRequest) (Grant, error) {

@@ -17,6 +17,7 @@ const (
 	maxSessionTTL = time.Hour
 	minMaxHold    = 100 * time.Millisecond
 	maxMaxHold    = 24 * time.Hour
+	minMinHold    = 100 * time.Millisecond
 	maxWait       = 24 * time.Hour
 	maxLabel      = 128  // bytes of a request id, an owner label or a session name
 	maxMetadata   = 1024 // bytes of all keys and values
@@ -126,10 +127,28 @@ func checkFields(r *AcquireRequest) error {
 			return err
 		}
 	}
+	if r.MinHold != 0 {
+		if err := checkMinHold(r); err != nil {
+			return err
+		}
+	}
 	if err := checkLabel("request_id", r.RequestID); err != nil {
 		return err
 	}
 	return checkLabel("owner", r.Owner)
+}
+
+func checkMinHold(r *AcquireRequest) error {
+	switch {
+	case r.MinHold < minMinHold || r.MinHold > lock.MaxMinHold:
+		return invalid("min_hold", "is %v, must be %v to %v", r.MinHold, minMinHold, lock.MaxMinHold)
+	case r.MaxHold != 0 && r.MinHold > r.MaxHold:
+		return invalid("min_hold", "is %v, longer than max_hold, %v", r.MinHold, r.MaxHold)
+	case len(r.Resources) > 0: // those that were taken before the last would be kept though nobody had them
+		return invalid("min_hold", "needs one resource")
+	default:
+		return nil
+	}
 }
 
 func checkMaxHold(d time.Duration) error {

@@ -86,7 +86,7 @@ func (m *Manager) ResetOutcome(ctx context.Context, resource string) (*Outcome, 
 		switch {
 		case err != nil:
 			return nil, fmt.Errorf("reset outcome: %w", err)
-		case slices.ContainsFunc(st.Holders, func(h lock.Holding) bool { return !h.Parked }):
+		case slices.ContainsFunc(st.Holders, func(h lock.Holding) bool { return !h.Parked && h.Kept == 0 }):
 			return nil, heldError(resource, &lock.HeldError{Status: st}, lock.ErrHeld)
 		}
 		err = m.records.DeleteRecord(ctx, res, found.Version)

@@ -39,6 +39,15 @@ func (s *Session) Release(ctx context.Context, id lock.HoldID, requestID string)
 	return finish(ctx, s, &r)
 }
 
+// KeptUntil is the moment on Options.Clock up to which the store keeps others out at the latest,
+// by the MinHold of a hold that lives, or that is one of the last 256 of the session with
+// one; 0: there is none. A forced release ends it sooner.
+func (s *Session) KeptUntil(id lock.HoldID) time.Duration {
+	s.enter()
+	defer s.exit()
+	return s.ledger.KeptUntil(id)
+}
+
 // Cancel gives up an Acquire by the id of its request, wherever it is: a call
 // that waits ends, a grant is given back, and a call that comes only now, because
 // this one has overtaken it, is refused. Afterwards nothing of the request is

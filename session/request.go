@@ -64,6 +64,7 @@ func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Gra
 		Guard:     r.Guard,
 		Once:      r.Once,
 		MaxHold:   r.MaxHold,
+		MinHold:   r.MinHold,
 		Tag:       ctx,
 		Room:      s.user.reserve(size, s.m.o.Limits.HoldsPerUID),
 	}

@@ -50,6 +50,7 @@ type AcquireRequest struct {
 	Mode      lock.Mode
 	Wait      time.Duration // 0: try once; Forever: until ctx ends
 	MaxHold   time.Duration // 0: no limit
+	MinHold   time.Duration // the store keeps others out for so long at least, whatever becomes of the hold
 	Owner     string        // who in the app asks
 	Reentrant bool          // may enter the hold of another reentrant request of the same owner
 	Direct    bool          // asks the store, also where the sidecar could answer by itself

@@ -125,6 +125,7 @@ func holdingsOf(list []*pb.Holder) (all []lock.Holding) {
 		}
 		all = append(all, lock.Holding{
 			ID: lock.HoldID(h.GetLockId()), Mode: mode, Age: h.GetAge().AsDuration(), Sidecar: h.GetSidecar(), Revoked: h.GetRevoked(), Parked: h.GetParked(),
+			Kept:  h.GetKeptFor().AsDuration(),
 			Owner: lock.Owner{PID: h.GetPid(), UID: h.GetUid(), Ref: h.GetSessionRef(), Session: h.GetSession(), Label: h.GetOwner()},
 		})
 	}

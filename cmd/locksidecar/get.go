@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -31,7 +32,7 @@ With -o json it prints one Lock of the API.`,
 			if asJSON {
 				return writeJSON(io.out, l)
 			}
-			return writeLock(io.out, l)
+			return writeLock(io.out, l, time.Now())
 		})
 	}
 	return cmd

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"regexp"
 	"strings"
 	"syscall"
@@ -71,6 +72,12 @@ func locksForPeople() []*pb.Lock {
 
 func TestTables(t *testing.T) {
 	locks := locksForPeople()
+	now := time.Date(2026, 11, 21, 8, 31, 12, 0, time.Local)
+	kept := &pb.Lock{Resource: "report", Holders: []*pb.Holder{{
+		LockId: strings.Repeat("8", 32), Mode: pb.Mode_EXCLUSIVE, Fence: 9, Age: durationpb.New(10 * time.Second), Pid: 4321, Uid: 1000,
+		Since: timestamppb.New(now.Add(-10 * time.Second)), Sidecar: "pod-7", LeaseId: strings.Repeat("f", 32), Session: "report.sh",
+		KeptFor: durationpb.New(20 * time.Second),
+	}}}
 	for _, c := range []struct {
 		name  string
 		write func(*bytes.Buffer) error
@@ -90,7 +97,7 @@ shared        held     SHARED     1s     1     1000  a                pod-7    9
 		{"list of nothing", func(b *bytes.Buffer) error { return writeLocks(b, nil) }, `
 nothing is held or waited for
 `},
-		{"get", func(b *bytes.Buffer) error { return writeLock(b, locks[0]) }, `
+		{"get", func(b *bytes.Buffer) error { return writeLock(b, locks[0], now) }, `
 resource:  orders/42
 state:     held EXCLUSIVE, 2 waiting
 
@@ -109,7 +116,7 @@ QUEUE  MODE       AGE   PID  UID   SESSION        SIDECAR  LOCK ID
 1      EXCLUSIVE  3s    -    1000  -              pod-7    22222222222222222222222222222222
 2      SHARED     20ms  99   1000  reader\x1b[2J  pod-7    33333333333333333333333333333333
 `},
-		{"get of what is parked", func(b *bytes.Buffer) error { return writeLock(b, locks[2]) }, `
+		{"get of what is parked", func(b *bytes.Buffer) error { return writeLock(b, locks[2], now) }, `
 resource:  parked
 state:     free on request
 
@@ -118,7 +125,24 @@ parked at:  pod-7, free on request
   since:    2026-11-21 08:30:00, for 1s
   lock id:  66666666666666666666666666666666
 `},
-		{"get of nothing", func(b *bytes.Buffer) error { return writeLock(b, &pb.Lock{Resource: "a"}) }, `
+		{"list, get and watch of what is kept", func(b *bytes.Buffer) error {
+			return errors.Join(writeLocks(b, []*pb.Lock{kept}), writeLock(b, kept, now), writeWatch(b, &pb.WatchEvent{Kind: pb.WatchEvent_CHANGED, Lock: kept}, now))
+		}, `
+RESOURCE  STATE     MODE       AGE  PID   UID   SESSION    SIDECAR  FENCE  LOCK ID
+report    kept 20s  EXCLUSIVE  10s  4321  1000  report.sh  pod-7    9      88888888888888888888888888888888
+resource:  report
+state:     kept for another 20s
+
+kept until:  2026-11-21 08:31:32, for another 20s: nobody has it any more
+  was of:    report.sh (pid 4321), uid 1000, gid 0
+  mode:      EXCLUSIVE
+  fence:     9
+  since:     2026-11-21 08:31:02, for 10s
+  sidecar:   pod-7, lease ffffffffffffffffffffffffffffffff
+  lock id:   88888888888888888888888888888888
+08:31:12  report  kept for another 20s: was of report.sh (pid 4321), uid 1000, gid 0 on pod-7
+`},
+		{"get of nothing", func(b *bytes.Buffer) error { return writeLock(b, &pb.Lock{Resource: "a"}, now) }, `
 a is free
 `},
 		{"watch", func(b *bytes.Buffer) error {

@@ -65,6 +65,9 @@ const runExamples = `  # never two at a time; wait as long as it takes
   # from cron: skip this turn when the last one is still at work
   locksidecar run --wait 0s backup -- /usr/local/bin/backup.sh
 
+  # from cron of several nodes, whose clocks differ by less than 30 s: not again within that time
+  locksidecar run --wait 0s --min-hold 30s report -- ./make-report.sh
+
   # many readers beside each other
   locksidecar run --shared --wait 30s config -- ./read-config.sh
 
@@ -96,6 +99,7 @@ type runFlags struct {
 	limit     int // 0: it is no permit
 	wait      waitFlag
 	maxHold   time.Duration
+	minHold   time.Duration
 	signal    signalFlag
 	killAfter time.Duration
 	conflict  int
@@ -116,6 +120,7 @@ func newRun(io streams) *cobra.Command {
 	r := addRun(cmd, io, "RESOURCE")
 	cmd.Flags().BoolVar(&r.shared, "shared", false, "share the lock with other shared holders")
 	cmd.Flags().IntVar(&r.limit, "limit", 0, "take one of so many permits, 1 to 1024, in place of the lock: so many CMDs run at a time; all give the same limit; 0: none")
+	cmd.Flags().DurationVar(&r.minHold, "min-hold", 0, "others are kept out for so long at least, whatever ends or dies before, 100ms to 24h; 0s: until CMD has ended")
 	return cmd
 }
 
@@ -205,6 +210,9 @@ func (r *runFlags) check(args []string) (resources, argv []string, err error) {
 	if r.limit != 0 && (r.shared || len(resources) > 1) {
 		return nil, nil, usage("--limit is given with --shared or several resources: it is for one resource alone")
 	}
+	if r.minHold != 0 && len(resources) > 1 {
+		return nil, nil, usage("--min-hold is given with several resources: it is for one resource alone")
+	}
 	return resources, argv, r.checkRanges()
 }
 
@@ -237,6 +245,10 @@ func (r *runFlags) checkRanges() error {
 		return usage("--wait is %s: must be at most %s, or forever", &r.wait, maxWait)
 	case r.maxHold != 0 && (r.maxHold < minMaxHold || r.maxHold > maxMaxHold):
 		return usage("--max-hold is %s: must be 100ms to 24h, or 0s for no limit", r.maxHold)
+	case r.minHold != 0 && (r.minHold < minMinHold || r.minHold > lock.MaxMinHold):
+		return usage("--min-hold is %s: must be 100ms to 24h, or 0s for none", r.minHold)
+	case r.maxHold != 0 && r.minHold > r.maxHold:
+		return usage("--min-hold is %s, longer than --max-hold, %s", r.minHold, r.maxHold)
 	case r.limit < 0 || r.limit > lock.MaxPermits:
 		return usage("--limit is %d: must be 1 to %d, or 0 for none", r.limit, lock.MaxPermits)
 	case r.killAfter < 0:
@@ -253,6 +265,7 @@ const (
 
 	minMaxHold = 100 * time.Millisecond
 	maxMaxHold = 24 * time.Hour
+	minMinHold = 100 * time.Millisecond
 )
 
 // waitFlag is how long to wait for a lock.

@@ -184,7 +184,7 @@ func (r *runner) acquire(ctx context.Context, name string) error {
 		return r.notRun(ctx, err)
 	}
 	r.margin = s.Margin()
-	o := client.AcquireOptions{Limit: r.flags.limit, MaxHold: r.flags.maxHold, Wait: time.Duration(r.flags.wait), Once: r.flags.once.wish()}
+	o := client.AcquireOptions{Limit: r.flags.limit, MaxHold: r.flags.maxHold, MinHold: r.flags.minHold, Wait: time.Duration(r.flags.wait), Once: r.flags.once.wish()}
 	if r.flags.shared {
 		o.Mode = client.Shared
 	}
@@ -236,7 +236,7 @@ func (r *runner) heldByAncestor(ctx context.Context) (resource, id string) {
 			return "", "" // then it waits
 		}
 		for _, h := range l.GetHolders() {
-			if slices.Contains(ancestors, h.GetLockId()) && h.GetLimit() <= 1 { // of several permits, another may become free
+			if slices.Contains(ancestors, h.GetLockId()) && h.GetLimit() <= 1 && h.GetKeptFor() == nil { // of several permits, another may become free
 				return resource, h.GetLockId()
 			}
 		}
@@ -318,13 +318,21 @@ func (r *runner) ended(ctx context.Context) error {
 	if err := r.release(ctx, releaseLimit); err != nil { // it is released by our end
 		r.say("CMD has ended, with status %d; %v", status, err)
 	} else {
-		r.tell("released the lock on %q; CMD's status is %d", r.name(), status)
+		r.tell("released the lock on %q%s; CMD's status is %d", r.name(), r.kept(), status)
 	}
 	r.front.EndedBy(r.cmd.EndedBy())
 	if status == 0 {
 		return nil
 	}
 	return &exitError{code: status}
+}
+
+// kept says how long others are kept out after the release.
+func (r *runner) kept() string {
+	if left := r.lock.KeptFor(); left > 0 {
+		return ", which is kept for another " + age(left)
+	}
+	return ""
 }
 
 // lost ends CMD before anybody else can be granted the lock.

@@ -38,6 +38,8 @@ func holderState(h *pb.Holder) string {
 	switch {
 	case h.GetParked():
 		return "parked"
+	case h.GetKeptFor() != nil:
+		return "kept " + age(h.GetKeptFor().AsDuration())
 	case h.GetRevoked():
 		return "revoked"
 	}
@@ -68,7 +70,7 @@ func holderCells(resource, state string, h *pb.Holder) []string {
 }
 
 // writeLock is all that is known of one resource.
-func writeLock(w io.Writer, l *pb.Lock) error {
+func writeLock(w io.Writer, l *pb.Lock, now time.Time) error {
 	if len(l.GetHolders())+len(l.GetWaiters()) == 0 {
 		_, err := fmt.Fprintf(w, "%s is free\n", printable(l.GetResource()))
 		return err
@@ -85,7 +87,12 @@ func writeLock(w io.Writer, l *pb.Lock) error {
 			row(t, "  lock id:", h.GetLockId())
 			continue
 		}
-		row(t, "held by:", who(h))
+		if kept := h.GetKeptFor().AsDuration(); kept > 0 {
+			row(t, "kept until:", now.Add(kept).Format(timeFormat)+", for another "+age(kept)+": nobody has it any more")
+			row(t, "  was of:", who(h))
+		} else {
+			row(t, "held by:", who(h))
+		}
 		row(t, "  mode:", modeCell(h))
 		row(t, "  fence:", fenceCell(h.GetFence()))
 		row(t, "  since:", h.GetSince().AsTime().Local().Format(timeFormat)+", for "+age(h.GetAge().AsDuration()))
@@ -138,8 +145,12 @@ func who(h *pb.Holder) string {
 func lockState(l *pb.Lock) string {
 	var s string
 	n := 0 // that some app has
+	var kept time.Duration
 	for _, h := range l.GetHolders() {
-		if !h.GetParked() {
+		switch {
+		case h.GetKeptFor() != nil:
+			kept = max(kept, h.GetKeptFor().AsDuration())
+		case !h.GetParked():
 			n++
 		}
 	}
@@ -148,9 +159,11 @@ func lockState(l *pb.Lock) string {
 		return "free"
 	case len(l.GetHolders()) == 0:
 		s = "free in a moment"
+	case n == 0 && kept > 0:
+		s = "kept for another " + age(kept)
 	case n == 0:
 		s = "free on request"
-	case n == 1:
+	case n == 1 && kept == 0:
 		s = "held " + modeCell(l.GetHolders()[0])
 	default:
 		s = fmt.Sprintf("held %s by %d", l.GetHolders()[0].GetMode(), n)
@@ -172,8 +185,11 @@ func writeWatch(w io.Writer, e *pb.WatchEvent, now time.Time) error {
 		var by []string
 		for _, h := range hs {
 			name := who(h) + " on "
-			if h.GetParked() {
+			switch {
+			case h.GetParked():
 				name = "parked at "
+			case h.GetKeptFor() != nil:
+				name = "was of " + name
 			}
 			by = append(by, name+orDash(printable(h.GetSidecar())))
 		}

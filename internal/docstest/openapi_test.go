@@ -115,6 +115,11 @@ parameters = { "path.session_id" = "none" }
 [[operations]]
 include-name = "POST /v1/sessions/{session_id}/locks"
 phases.fuzzing.enabled = false
+checks.positive_data_acceptance.expected-statuses = ["2xx", 400, 404, 409, 410, 412, 429, 499, 504]
+# Nor can the document say that minHold is at most maxHold.
+[[operations]]
+include-name = "POST /v1/hold"
+checks.positive_data_acceptance.expected-statuses = ["2xx", 400, 404, 409, 410, 412, 429, 499, 504]
 # A note needs an outcome, which the document cannot say of parameters.
 [[operations]]
 include-name = "DELETE /v1/sessions/{session_id}/locks/{lock_id}"

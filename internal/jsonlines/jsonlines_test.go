@@ -18,7 +18,7 @@ import (
 var requests = []string{
 	`{"requestId":"1","open":{"name":"billing","ttl":"30s","metadata":{"job":"42","run":"7"},"liveness":"STREAM"}}`,
 	`{"requestId":"1","open":{}}`,
-	`{"requestId":"2","acquire":{"resource":"orders/42","mode":"SHARED","wait":"5s","maxHold":"3600.5s","owner":"t-1","reentrant":true,"direct":true,"guard":true}}`,
+	`{"requestId":"2","acquire":{"resource":"orders/42","mode":"SHARED","wait":"5s","maxHold":"3600.5s","minHold":"30s","owner":"t-1","reentrant":true,"direct":true,"guard":true}}`,
 	`{"requestId":"2","acquire":{"resource":"exports","mode":"PERMIT","limit":4}}`,
 	`{"requestId":"2","acquire":{"resource":"exports","limit":0}}`,
 	`{"requestId":"3","acquire":{"resource":"ä/€","wait":"0s","reentrant":false,"guard":false},"traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}`,
@@ -177,6 +177,7 @@ func responses() []*pb.SessionResponse {
 		{RequestId: "2", Response: &pb.SessionResponse_Downgraded{Downgraded: grant()}},
 		{RequestId: "3", Response: &pb.SessionResponse_Released{Released: &pb.ReleaseResponse{Count: 2}}},
 		{RequestId: "3", Response: &pb.SessionResponse_Released{Released: &pb.ReleaseResponse{}}},
+		{RequestId: "3", Response: &pb.SessionResponse_Released{Released: &pb.ReleaseResponse{KeptFor: durationpb.New(1500 * time.Millisecond)}}},
 		{RequestId: "4", Response: &pb.SessionResponse_Cancelled{Cancelled: &pb.CancelResponse{}}},
 		{RequestId: "5", Response: &pb.SessionResponse_KeptAlive{KeptAlive: &pb.KeepAliveResponse{ValidFor: seconds(time.Millisecond)}}},
 		{RequestId: "6", Response: &pb.SessionResponse_Opened{Opened: &pb.OpenSessionResponse{SessionId: "s", LeaseTtl: seconds(10 * time.Second)}}},

@@ -134,7 +134,7 @@ func (s *scanner) open() *pb.SessionRequest_Open {
 }
 
 // times are those of an acquire.
-type times struct{ wait, maxHold durationpb.Duration }
+type times struct{ wait, maxHold, minHold durationpb.Duration }
 
 func (s *scanner) acquire(q *pb.AcquireRequest, t *times) {
 	var had seen
@@ -184,6 +184,9 @@ func (s *scanner) acquire(q *pb.AcquireRequest, t *times) {
 			had.field(13, s)
 			limit := s.int32()
 			q.Limit = &limit
+		case "minHold":
+			had.field(14, s)
+			q.MinHold = s.duration(&t.minHold)
 		default:
 			s.stop()
 		}
@@ -336,6 +339,7 @@ func (w *writer) acquire(q *pb.AcquireRequest) {
 	}
 	w.optionalDuration("wait", q.GetWait())
 	w.optionalDuration("maxHold", q.GetMaxHold())
+	w.optionalDuration("minHold", q.GetMinHold())
 	w.optional("owner", q.GetOwner())
 	w.optional("name", q.GetName())
 	w.optionalLabels("metadata", q.GetMetadata())

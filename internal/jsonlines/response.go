@@ -83,6 +83,7 @@ func (w *writer) released(a *pb.ReleaseResponse) bool {
 	w.begin()
 	w.name("count")
 	w.number(a.GetCount())
+	w.optionalDuration("keptFor", a.GetKeptFor())
 	w.end()
 	return true
 }
@@ -201,12 +202,16 @@ func (s *scanner) released() *pb.ReleaseResponse {
 	var had seen
 	a := new(pb.ReleaseResponse)
 	s.object(func(name string) {
-		if name != "count" {
+		switch name {
+		case "count":
+			had.field(0, s)
+			a.Count = s.int32()
+		case "keptFor":
+			had.field(1, s)
+			a.KeptFor = s.duration(new(durationpb.Duration))
+		default:
 			s.stop()
-			return
 		}
-		had.field(0, s)
-		a.Count = s.int32()
 	})
 	return a
 }

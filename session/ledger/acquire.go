@@ -3,6 +3,7 @@ package ledger
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -24,6 +25,7 @@ type Ask struct {
 	Guard     lock.GuardWish
 	Once      *outcome.Wish // nil: it is an ordinary lock
 	MaxHold   time.Duration
+	MinHold   time.Duration
 	Room      bool // the user of the session may have so many more holds
 	Tag       any  // the Hold has it until it is granted
 	Then      func(*Call)
@@ -104,7 +106,7 @@ func (l *Ledger) Acquire(a *Ask) (Grant, *Call, error) {
 		return Grant{}, nil, err
 	}
 	h := &Hold{
-		key: Key{a.Resource, a.Owner}, name: a.Name, mode: a.Mode, reentrant: a.Reentrant, direct: a.Direct || a.Once != nil, wish: a.Guard, once: a.Once,
+		key: Key{a.Resource, a.Owner}, name: a.Name, mode: a.Mode, reentrant: a.Reentrant, direct: a.Direct || a.Once != nil, wish: a.Guard, once: a.Once, minHold: a.MinHold,
 		state: asking, try: a.Try, id: l.o.NewID(), tag: a.Tag, began: l.at.Now,
 	}
 	h.due.hold = h
@@ -140,6 +142,9 @@ func (l *Ledger) repeat(a *Ask, c *claim) (Grant, *Call, error) {
 	if !h.sameResources(a) || h.key.Owner != a.Owner || c.mode != a.Mode || h.reentrant != a.Reentrant || (h.once == nil) != (a.Once == nil) {
 		return Grant{}, nil, &lock.InvalidError{Field: "request_id", Problem: "is that of another request"}
 	}
+	if err := h.keepsFor(a); err != nil {
+		return Grant{}, nil, err
+	}
 	if h.state == held {
 		c.answered++
 		return l.grant(h), nil, nil
@@ -152,6 +157,9 @@ func (l *Ledger) reenter(a *Ask, h *Hold) (Grant, *Call, error) {
 	if a.Mode == lock.Exclusive && h.mode == lock.Shared {
 		return Grant{}, nil, ErrUpgradeRefused
 	}
+	if err := h.keepsFor(a); err != nil {
+		return Grant{}, nil, err
+	}
 	if h.state == asking {
 		return l.follow(a, h, nil)
 	}
@@ -163,6 +171,15 @@ func (l *Ledger) reenter(a *Ask, h *Hold) (Grant, *Call, error) {
 	l.bound(h, a.MaxHold)
 	l.claim(a, h)
 	return l.grant(h), nil, nil
+}
+
+// keepsFor is nil when the store keeps others out for as long as a request wants that shares h:
+// it was told when h was asked for.
+func (h *Hold) keepsFor(a *Ask) error {
+	if a.MinHold > h.minHold {
+		return &lock.InvalidError{Field: "min_hold", Problem: fmt.Sprintf("is %s, longer than that of the hold that it enters, %s", a.MinHold, h.minHold)}
+	}
+	return nil
 }
 
 // follow waits with others. Its claim is nil when the request is not a repeated one.
@@ -237,7 +254,7 @@ func (l *Ledger) Asked(h *Hold, id lock.HoldID, lease Lease, stop Stopper) (q lo
 	if !h.try {
 		holds = l.owners.names(h.key.Owner)
 	}
-	return lock.Request{ID: id, Resource: h.key.Resource, Mode: h.mode, Try: h.try, Direct: h.direct, Guard: h.wish, Nested: holds != nil}, holds, true
+	return lock.Request{ID: id, Resource: h.key.Resource, Mode: h.mode, Try: h.try, Direct: h.direct, Guard: h.wish, MinHold: h.minHold, Nested: holds != nil}, holds, true
 }
 
 // Deadlocked ends the wait for a hold with err. It reports false when the hold with
@@ -321,6 +338,9 @@ func (l *Ledger) Answered(h *Hold, id lock.HoldID, lease Lease, g lock.Grant, er
 // granted answers all who wait.
 func (l *Ledger) granted(h *Hold, g lock.Grant) {
 	h.state, h.fence, h.guard = held, g.Fence, g.Guard
+	if h.minHold > 0 {
+		h.kept = l.at.Now + h.minHold
+	}
 	l.owners.add(h)
 	l.live++
 	if l.advance(h) {

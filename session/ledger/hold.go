@@ -50,6 +50,8 @@ type Hold struct {
 
 	group *group // nil: it is alone
 
+	minHold  time.Duration // the store keeps others out for so long at least
+	kept     time.Duration // held: until then at the latest, by minHold; 0: there is none
 	limit    time.Duration // its own end, by max_hold; 0: none
 	due      due           // the end by max_hold, then that of the grace, or of the time for a release
 	graceEnd time.Duration // of a lost hold; 0: none
@@ -147,10 +149,23 @@ func (l *Ledger) forget(h *Hold) {
 	if h.attempt != nil {
 		l.attempts.put(string(h.id), h.attempt)
 	}
+	if h.kept != 0 {
+		l.kept.put(string(h.id), h.kept)
+	}
 	for _, c := range h.claims {
 		delete(l.claims, c.requestID)
 	}
 	h.claims = nil
+}
+
+// KeptUntil is the moment on the clock up to which the store keeps others out at the latest, by
+// the minHold of a hold that lives, or of one of the latest that do not; 0: there is none.
+func (l *Ledger) KeptUntil(id lock.HoldID) time.Duration {
+	if h := l.asks[id]; h != nil {
+		return h.kept
+	}
+	until, _ := l.kept.get(string(id))
+	return until
 }
 
 // unregister ends the news of a hold's id.

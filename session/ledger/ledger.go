@@ -73,6 +73,7 @@ type Ledger struct {
 	cancelled memory[struct{}]
 	released  memory[*answer]
 	attempts  memory[*outcome.Attempt] // of holds that are over
+	kept      memory[time.Duration]    // the same: until when the store keeps others out
 
 	effects []Effect
 	answers []*Call
@@ -87,6 +88,7 @@ func New(o Options, now time.Duration) *Ledger {
 		cancelled: memory[struct{}]{size: MaxCancelled},
 		released:  memory[*answer]{size: MaxReleases},
 		attempts:  memory[*outcome.Attempt]{size: MaxAttempts},
+		kept:      memory[time.Duration]{size: MaxKept},
 		losses:    losses{acked: memory[*Hold]{size: MaxAcknowledged}},
 	}
 	if o.TTL > 0 {

@@ -8,6 +8,7 @@ const (
 	MaxCancelled    = 1024 // ids of acquires that were given up
 	MaxReleases     = 256  // ids of releases, with their answers
 	MaxAcknowledged = 256  // losses that were acknowledged
+	MaxKept         = 256  // holds with a minHold that are over
 	MaxAttempts     = 256  // attempts whose hold is over: they may still say how they ended
 
 	MaxReleasedClaims = 64 // of one hold: ids of requests whose counts were released

@@ -1159,6 +1159,11 @@ type AcquireRequest struct {
 	// holds of the resource exclude permits. mode is PERMIT or absent. Not with reentrant,
 	// resources or once. UNSUPPORTED where the store has no permits.
 	Limit *int32 `protobuf:"varint,14,opt,name=limit,proto3,oneof" json:"limit,omitempty"`
+	// The store keeps others out for so long after the grant at least, 100ms to 24h, as the
+	// hold does: also when it is released before, or when the app, the sidecar or the machine dies.
+	// Only a forced release ends that. At most max_hold. Not with resources; with reentrant not
+	// longer than that of the hold that is entered. UNSUPPORTED where the store cannot.
+	MinHold *durationpb.Duration `protobuf:"bytes,15,opt,name=min_hold,json=minHold,proto3" json:"min_hold,omitempty"`
 	// In place of resource: 2 to 16 different ones, all of them or none, within one
 	// wait. They are taken in the byte order of their names, so that two such requests
 	// never wait for each other. They are one hold: released, downgraded, extended and
@@ -1294,6 +1299,13 @@ func (x *AcquireRequest) GetLimit() int32 {
 		return *x.Limit
 	}
 	return 0
+}
+
+func (x *AcquireRequest) GetMinHold() *durationpb.Duration {
+	if x != nil {
+		return x.MinHold
+	}
+	return nil
 }
 
 func (x *AcquireRequest) GetResources() []string {
@@ -1977,8 +1989,11 @@ func (x *ReleaseRequest) GetNote() string {
 }
 
 type ReleaseResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Count         int32                  `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"` // how many times it must still be released; 0: it is free
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Count int32                  `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"` // how many times it must still be released; 0: it is free, unless it has kept_for
+	// Only of a hold with a min_hold that is not over: for how much longer the store keeps
+	// others out, at most. A forced release ends that.
+	KeptFor       *durationpb.Duration `protobuf:"bytes,2,opt,name=kept_for,json=keptFor,proto3" json:"kept_for,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2018,6 +2033,13 @@ func (x *ReleaseResponse) GetCount() int32 {
 		return x.Count
 	}
 	return 0
+}
+
+func (x *ReleaseResponse) GetKeptFor() *durationpb.Duration {
+	if x != nil {
+		return x.KeptFor
+	}
+	return nil
 }
 
 type DowngradeRequest struct {
@@ -2926,9 +2948,12 @@ type Holder struct {
 	Parked   bool                   `protobuf:"varint,15,opt,name=parked,proto3" json:"parked,omitempty"`   // no app has it: the sidecar gives it to who asks, here or elsewhere
 	// The public name of the app session: the same for everything that it holds and waits
 	// for, and another one for every other session. It opens nothing.
-	SessionRef    string `protobuf:"bytes,16,opt,name=session_ref,json=sessionRef,proto3" json:"session_ref,omitempty"`
-	Limit         *int32 `protobuf:"varint,17,opt,name=limit,proto3,oneof" json:"limit,omitempty"` // of a PERMIT: how many there are
-	Slot          *int32 `protobuf:"varint,18,opt,name=slot,proto3,oneof" json:"slot,omitempty"`   // of a PERMIT that is held: which of them it is
+	SessionRef string `protobuf:"bytes,16,opt,name=session_ref,json=sessionRef,proto3" json:"session_ref,omitempty"`
+	Limit      *int32 `protobuf:"varint,17,opt,name=limit,proto3,oneof" json:"limit,omitempty"` // of a PERMIT: how many there are
+	Slot       *int32 `protobuf:"varint,18,opt,name=slot,proto3,oneof" json:"slot,omitempty"`   // of a PERMIT that is held: which of them it is
+	// Nobody has it any more: it was released, or its sidecar has died. Its min_hold is over in
+	// so long, by the store's clock; until then the store keeps others out. Absent: somebody has it.
+	KeptFor       *durationpb.Duration `protobuf:"bytes,19,opt,name=kept_for,json=keptFor,proto3" json:"kept_for,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3087,6 +3112,13 @@ func (x *Holder) GetSlot() int32 {
 		return *x.Slot
 	}
 	return 0
+}
+
+func (x *Holder) GetKeptFor() *durationpb.Duration {
+	if x != nil {
+		return x.KeptFor
+	}
+	return nil
 }
 
 type WatchLocksRequest struct {
@@ -3952,7 +3984,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\asidecar\x18\x03 \x01(\tR\asidecar\x128\n" +
 	"\n" +
 	"counted_at\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\x12<\n" +
-	"\flease_margin\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vleaseMargin\"\xf2\x04\n" +
+	"\flease_margin\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vleaseMargin\"\xa8\x05\n" +
 	"\x0eAcquireRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1d\n" +
@@ -3970,7 +4002,8 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x06direct\x18\v \x01(\bR\x06direct\x12\x19\n" +
 	"\x05guard\x18\f \x01(\bH\x00R\x05guard\x88\x01\x01\x12(\n" +
 	"\x04once\x18\r \x01(\v2\x14.locksidecar.v1.OnceR\x04once\x12\x19\n" +
-	"\x05limit\x18\x0e \x01(\x05H\x01R\x05limit\x88\x01\x01\x12\x1c\n" +
+	"\x05limit\x18\x0e \x01(\x05H\x01R\x05limit\x88\x01\x01\x124\n" +
+	"\bmin_hold\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\aminHold\x12\x1c\n" +
 	"\tresources\x18\x14 \x03(\tR\tresources\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -4041,9 +4074,10 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\x126\n" +
 	"\aoutcome\x18\x04 \x01(\x0e2\x1c.locksidecar.v1.OutcomeStateR\aoutcome\x12\x12\n" +
-	"\x04note\x18\x05 \x01(\tR\x04note\"'\n" +
+	"\x04note\x18\x05 \x01(\tR\x04note\"]\n" +
 	"\x0fReleaseResponse\x12\x14\n" +
-	"\x05count\x18\x01 \x01(\x05R\x05count\"J\n" +
+	"\x05count\x18\x01 \x01(\x05R\x05count\x124\n" +
+	"\bkept_for\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\akeptFor\"J\n" +
 	"\x10DowngradeRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x17\n" +
@@ -4103,7 +4137,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x04Lock\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x120\n" +
 	"\aholders\x18\x02 \x03(\v2\x16.locksidecar.v1.HolderR\aholders\x120\n" +
-	"\awaiters\x18\x03 \x03(\v2\x16.locksidecar.v1.HolderR\awaiters\"\xf4\x04\n" +
+	"\awaiters\x18\x03 \x03(\v2\x16.locksidecar.v1.HolderR\awaiters\"\xaa\x05\n" +
 	"\x06Holder\x12\x17\n" +
 	"\alock_id\x18\x01 \x01(\tR\x06lockId\x12(\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x14.locksidecar.v1.ModeR\x04mode\x12\x14\n" +
@@ -4124,7 +4158,8 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\vsession_ref\x18\x10 \x01(\tR\n" +
 	"sessionRef\x12\x19\n" +
 	"\x05limit\x18\x11 \x01(\x05H\x00R\x05limit\x88\x01\x01\x12\x17\n" +
-	"\x04slot\x18\x12 \x01(\x05H\x01R\x04slot\x88\x01\x01\x1a;\n" +
+	"\x04slot\x18\x12 \x01(\x05H\x01R\x04slot\x88\x01\x01\x124\n" +
+	"\bkept_for\x18\x13 \x01(\v2\x19.google.protobuf.DurationR\akeptFor\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\b\n" +
@@ -4367,97 +4402,100 @@ var file_locksidecar_v1_locksidecar_proto_depIdxs = []int32{
 	53,  // 41: locksidecar.v1.AcquireRequest.max_hold:type_name -> google.protobuf.Duration
 	49,  // 42: locksidecar.v1.AcquireRequest.metadata:type_name -> locksidecar.v1.AcquireRequest.MetadataEntry
 	10,  // 43: locksidecar.v1.AcquireRequest.once:type_name -> locksidecar.v1.Once
-	53,  // 44: locksidecar.v1.Once.keep:type_name -> google.protobuf.Duration
-	0,   // 45: locksidecar.v1.Grant.mode:type_name -> locksidecar.v1.Mode
-	53,  // 46: locksidecar.v1.Grant.valid_for:type_name -> google.protobuf.Duration
-	53,  // 47: locksidecar.v1.Grant.counted_at:type_name -> google.protobuf.Duration
-	14,  // 48: locksidecar.v1.Grant.guard:type_name -> locksidecar.v1.Guard
-	13,  // 49: locksidecar.v1.Grant.previous:type_name -> locksidecar.v1.Outcome
-	14,  // 50: locksidecar.v1.Grant.outcome_guard:type_name -> locksidecar.v1.Guard
-	12,  // 51: locksidecar.v1.Grant.parts:type_name -> locksidecar.v1.Part
-	14,  // 52: locksidecar.v1.Part.guard:type_name -> locksidecar.v1.Guard
-	3,   // 53: locksidecar.v1.Outcome.state:type_name -> locksidecar.v1.OutcomeState
-	54,  // 54: locksidecar.v1.Outcome.at:type_name -> google.protobuf.Timestamp
-	53,  // 55: locksidecar.v1.Outcome.age:type_name -> google.protobuf.Duration
-	50,  // 56: locksidecar.v1.Outcome.metadata:type_name -> locksidecar.v1.Outcome.MetadataEntry
-	3,   // 57: locksidecar.v1.ReleaseRequest.outcome:type_name -> locksidecar.v1.OutcomeState
-	53,  // 58: locksidecar.v1.ExtendRequest.max_hold:type_name -> google.protobuf.Duration
-	53,  // 59: locksidecar.v1.KeepAliveResponse.valid_for:type_name -> google.protobuf.Duration
-	8,   // 60: locksidecar.v1.Event.opened:type_name -> locksidecar.v1.OpenSessionResponse
-	11,  // 61: locksidecar.v1.Event.granted:type_name -> locksidecar.v1.Grant
-	27,  // 62: locksidecar.v1.Event.lease:type_name -> locksidecar.v1.LeaseNews
-	28,  // 63: locksidecar.v1.Event.lost:type_name -> locksidecar.v1.Lost
-	29,  // 64: locksidecar.v1.Event.draining:type_name -> locksidecar.v1.Draining
-	53,  // 65: locksidecar.v1.LeaseNews.valid_for:type_name -> google.protobuf.Duration
-	53,  // 66: locksidecar.v1.LeaseNews.counted_at:type_name -> google.protobuf.Duration
-	2,   // 67: locksidecar.v1.Lost.reason:type_name -> locksidecar.v1.LostReason
-	53,  // 68: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
-	53,  // 69: locksidecar.v1.Lost.counted_at:type_name -> google.protobuf.Duration
-	53,  // 70: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
-	53,  // 71: locksidecar.v1.Draining.counted_at:type_name -> google.protobuf.Duration
-	33,  // 72: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
-	34,  // 73: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
-	34,  // 74: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
-	0,   // 75: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
-	54,  // 76: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
-	53,  // 77: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
-	51,  // 78: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
-	53,  // 79: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
-	4,   // 80: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
-	33,  // 81: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
-	53,  // 82: locksidecar.v1.WatchLeaderRequest.interval:type_name -> google.protobuf.Duration
-	34,  // 83: locksidecar.v1.Leader.holder:type_name -> locksidecar.v1.Holder
-	53,  // 84: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
-	13,  // 85: locksidecar.v1.ListOutcomesResponse.outcomes:type_name -> locksidecar.v1.Outcome
-	13,  // 86: locksidecar.v1.ResetOutcomeResponse.outcome:type_name -> locksidecar.v1.Outcome
-	53,  // 87: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
-	53,  // 88: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
-	53,  // 89: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
-	5,   // 90: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
-	9,   // 91: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
-	7,   // 92: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
-	21,  // 93: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
-	23,  // 94: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
-	9,   // 95: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
-	15,  // 96: locksidecar.v1.LockSidecar.Cancel:input_type -> locksidecar.v1.CancelRequest
-	17,  // 97: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
-	19,  // 98: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
-	20,  // 99: locksidecar.v1.LockSidecar.Extend:input_type -> locksidecar.v1.ExtendRequest
-	25,  // 100: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
-	30,  // 101: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
-	31,  // 102: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
-	35,  // 103: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
-	37,  // 104: locksidecar.v1.LockSidecar.GetLeader:input_type -> locksidecar.v1.GetLeaderRequest
-	38,  // 105: locksidecar.v1.LockSidecar.WatchLeader:input_type -> locksidecar.v1.WatchLeaderRequest
-	40,  // 106: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
-	42,  // 107: locksidecar.v1.LockSidecar.ListOutcomes:input_type -> locksidecar.v1.ListOutcomesRequest
-	44,  // 108: locksidecar.v1.LockSidecar.ResetOutcome:input_type -> locksidecar.v1.ResetOutcomeRequest
-	46,  // 109: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
-	6,   // 110: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
-	26,  // 111: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
-	8,   // 112: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
-	22,  // 113: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
-	24,  // 114: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
-	11,  // 115: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
-	16,  // 116: locksidecar.v1.LockSidecar.Cancel:output_type -> locksidecar.v1.CancelResponse
-	18,  // 117: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
-	11,  // 118: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
-	11,  // 119: locksidecar.v1.LockSidecar.Extend:output_type -> locksidecar.v1.Grant
-	26,  // 120: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
-	33,  // 121: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
-	32,  // 122: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
-	36,  // 123: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
-	39,  // 124: locksidecar.v1.LockSidecar.GetLeader:output_type -> locksidecar.v1.Leader
-	39,  // 125: locksidecar.v1.LockSidecar.WatchLeader:output_type -> locksidecar.v1.Leader
-	41,  // 126: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
-	43,  // 127: locksidecar.v1.LockSidecar.ListOutcomes:output_type -> locksidecar.v1.ListOutcomesResponse
-	45,  // 128: locksidecar.v1.LockSidecar.ResetOutcome:output_type -> locksidecar.v1.ResetOutcomeResponse
-	47,  // 129: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
-	110, // [110:130] is the sub-list for method output_type
-	90,  // [90:110] is the sub-list for method input_type
-	90,  // [90:90] is the sub-list for extension type_name
-	90,  // [90:90] is the sub-list for extension extendee
-	0,   // [0:90] is the sub-list for field type_name
+	53,  // 44: locksidecar.v1.AcquireRequest.min_hold:type_name -> google.protobuf.Duration
+	53,  // 45: locksidecar.v1.Once.keep:type_name -> google.protobuf.Duration
+	0,   // 46: locksidecar.v1.Grant.mode:type_name -> locksidecar.v1.Mode
+	53,  // 47: locksidecar.v1.Grant.valid_for:type_name -> google.protobuf.Duration
+	53,  // 48: locksidecar.v1.Grant.counted_at:type_name -> google.protobuf.Duration
+	14,  // 49: locksidecar.v1.Grant.guard:type_name -> locksidecar.v1.Guard
+	13,  // 50: locksidecar.v1.Grant.previous:type_name -> locksidecar.v1.Outcome
+	14,  // 51: locksidecar.v1.Grant.outcome_guard:type_name -> locksidecar.v1.Guard
+	12,  // 52: locksidecar.v1.Grant.parts:type_name -> locksidecar.v1.Part
+	14,  // 53: locksidecar.v1.Part.guard:type_name -> locksidecar.v1.Guard
+	3,   // 54: locksidecar.v1.Outcome.state:type_name -> locksidecar.v1.OutcomeState
+	54,  // 55: locksidecar.v1.Outcome.at:type_name -> google.protobuf.Timestamp
+	53,  // 56: locksidecar.v1.Outcome.age:type_name -> google.protobuf.Duration
+	50,  // 57: locksidecar.v1.Outcome.metadata:type_name -> locksidecar.v1.Outcome.MetadataEntry
+	3,   // 58: locksidecar.v1.ReleaseRequest.outcome:type_name -> locksidecar.v1.OutcomeState
+	53,  // 59: locksidecar.v1.ReleaseResponse.kept_for:type_name -> google.protobuf.Duration
+	53,  // 60: locksidecar.v1.ExtendRequest.max_hold:type_name -> google.protobuf.Duration
+	53,  // 61: locksidecar.v1.KeepAliveResponse.valid_for:type_name -> google.protobuf.Duration
+	8,   // 62: locksidecar.v1.Event.opened:type_name -> locksidecar.v1.OpenSessionResponse
+	11,  // 63: locksidecar.v1.Event.granted:type_name -> locksidecar.v1.Grant
+	27,  // 64: locksidecar.v1.Event.lease:type_name -> locksidecar.v1.LeaseNews
+	28,  // 65: locksidecar.v1.Event.lost:type_name -> locksidecar.v1.Lost
+	29,  // 66: locksidecar.v1.Event.draining:type_name -> locksidecar.v1.Draining
+	53,  // 67: locksidecar.v1.LeaseNews.valid_for:type_name -> google.protobuf.Duration
+	53,  // 68: locksidecar.v1.LeaseNews.counted_at:type_name -> google.protobuf.Duration
+	2,   // 69: locksidecar.v1.Lost.reason:type_name -> locksidecar.v1.LostReason
+	53,  // 70: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
+	53,  // 71: locksidecar.v1.Lost.counted_at:type_name -> google.protobuf.Duration
+	53,  // 72: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
+	53,  // 73: locksidecar.v1.Draining.counted_at:type_name -> google.protobuf.Duration
+	33,  // 74: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
+	34,  // 75: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
+	34,  // 76: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
+	0,   // 77: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
+	54,  // 78: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
+	53,  // 79: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
+	51,  // 80: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
+	53,  // 81: locksidecar.v1.Holder.kept_for:type_name -> google.protobuf.Duration
+	53,  // 82: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
+	4,   // 83: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
+	33,  // 84: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
+	53,  // 85: locksidecar.v1.WatchLeaderRequest.interval:type_name -> google.protobuf.Duration
+	34,  // 86: locksidecar.v1.Leader.holder:type_name -> locksidecar.v1.Holder
+	53,  // 87: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
+	13,  // 88: locksidecar.v1.ListOutcomesResponse.outcomes:type_name -> locksidecar.v1.Outcome
+	13,  // 89: locksidecar.v1.ResetOutcomeResponse.outcome:type_name -> locksidecar.v1.Outcome
+	53,  // 90: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
+	53,  // 91: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
+	53,  // 92: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
+	5,   // 93: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
+	9,   // 94: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
+	7,   // 95: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
+	21,  // 96: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
+	23,  // 97: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
+	9,   // 98: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
+	15,  // 99: locksidecar.v1.LockSidecar.Cancel:input_type -> locksidecar.v1.CancelRequest
+	17,  // 100: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
+	19,  // 101: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
+	20,  // 102: locksidecar.v1.LockSidecar.Extend:input_type -> locksidecar.v1.ExtendRequest
+	25,  // 103: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
+	30,  // 104: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
+	31,  // 105: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
+	35,  // 106: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
+	37,  // 107: locksidecar.v1.LockSidecar.GetLeader:input_type -> locksidecar.v1.GetLeaderRequest
+	38,  // 108: locksidecar.v1.LockSidecar.WatchLeader:input_type -> locksidecar.v1.WatchLeaderRequest
+	40,  // 109: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
+	42,  // 110: locksidecar.v1.LockSidecar.ListOutcomes:input_type -> locksidecar.v1.ListOutcomesRequest
+	44,  // 111: locksidecar.v1.LockSidecar.ResetOutcome:input_type -> locksidecar.v1.ResetOutcomeRequest
+	46,  // 112: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
+	6,   // 113: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
+	26,  // 114: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
+	8,   // 115: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
+	22,  // 116: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
+	24,  // 117: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
+	11,  // 118: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
+	16,  // 119: locksidecar.v1.LockSidecar.Cancel:output_type -> locksidecar.v1.CancelResponse
+	18,  // 120: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
+	11,  // 121: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
+	11,  // 122: locksidecar.v1.LockSidecar.Extend:output_type -> locksidecar.v1.Grant
+	26,  // 123: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
+	33,  // 124: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
+	32,  // 125: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
+	36,  // 126: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
+	39,  // 127: locksidecar.v1.LockSidecar.GetLeader:output_type -> locksidecar.v1.Leader
+	39,  // 128: locksidecar.v1.LockSidecar.WatchLeader:output_type -> locksidecar.v1.Leader
+	41,  // 129: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
+	43,  // 130: locksidecar.v1.LockSidecar.ListOutcomes:output_type -> locksidecar.v1.ListOutcomesResponse
+	45,  // 131: locksidecar.v1.LockSidecar.ResetOutcome:output_type -> locksidecar.v1.ResetOutcomeResponse
+	47,  // 132: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
+	113, // [113:133] is the sub-list for method output_type
+	93,  // [93:113] is the sub-list for method input_type
+	93,  // [93:93] is the sub-list for extension type_name
+	93,  // [93:93] is the sub-list for extension extendee
+	0,   // [0:93] is the sub-list for field type_name
 }
 
 func init() { file_locksidecar_v1_locksidecar_proto_init() }

@@ -38,7 +38,7 @@ var failures = []failure{
 	{"404", "SESSION_NOT_FOUND", "the session has ended, belongs to another user, or never was"},
 	{"404", "NO_SUCH_CALL", "there is no such path; with 405, no such method on it"},
 	{"409", "ALREADY_DONE", "it has succeeded before; metadata: resource, state, attempt, note, at, lock_id, fence, session, sidecar, pid, owner"},
-	{"409", "LOCK_HELD", "wait is 0s and the lock is not free; metadata: resource, holder_pid, holder_uid, holder_session, holder_sidecar, holder_age, holder_mode, holder_fence"},
+	{"409", "LOCK_HELD", "wait is 0s and the lock is not free; metadata: resource, holder_pid, holder_uid, holder_session, holder_sidecar, holder_age, holder_mode, holder_fence, holder_kept_for"},
 	{"409", "DEADLOCK", "owners wait for each other, and this one asked last; it keeps what it holds; metadata: resource, cycle_length"},
 	{"410", "LOCK_LOST", "the hold is over though nobody released it; metadata: resource, lock_id, fence, lost_reason"},
 	{"412", "ATTEMPTS_EXHAUSTED", "it was tried max_attempts times; metadata as for ALREADY_DONE"},

@@ -24,6 +24,7 @@ var limits = map[string]object{
 	"pageToken":  {"pattern": `^([A-Za-z0-9_-]{4})*([A-Za-z0-9_-]{2,3})?$`},
 	"ttl":        {"pattern": seconds(fromTenth, 3600)},
 	"maxHold":    {"pattern": seconds(fromTenth, 86400)},
+	"minHold":    {"pattern": seconds(fromTenth, 86400)},
 	"wait":       {"pattern": seconds(fromZero, 86400)},
 	"interval":   {"pattern": seconds(fromTenth, 60)},
 	"grace":      {"pattern": seconds(fromZero, 60)},
@@ -54,7 +55,7 @@ func oneOrSeveral(schema, properties object) {
 	}
 }
 
-// permits says what goes with a limit, and that a permit has one.
+// permits says what goes with a limit, and with a minHold, and that a permit has a limit.
 func permits(schema object) {
 	given := func(name string, value object) object {
 		return object{"properties": object{name: value}, "required": []string{name}}
@@ -67,6 +68,7 @@ func permits(schema object) {
 			"once":      object{"type": "null"},
 		}}},
 		object{"if": given("mode", object{"enum": []any{"PERMIT", 3}}), "then": given("limit", object{"type": "integer"})},
+		object{"if": given("minHold", object{"type": "string"}), "then": object{"properties": object{"resources": object{"maxItems": 0}}}},
 	}
 }
 
