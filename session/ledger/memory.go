@@ -14,27 +14,34 @@ const (
 	MaxReleasedClaims = 64 // of one hold: ids of requests whose counts were released
 )
 
-// memory keeps the latest entries by their name.
+// memory keeps the latest entries by their name. Most sessions never need one, so until its
+// first entry it is small.
 type memory[T any] struct {
-	size  int
+	size int
+	*latest[T]
+}
+
+type latest[T any] struct {
 	known map[string]T
 	order []string // a ring, once it is full
 	next  int
 }
 
-func (m *memory[T]) get(name string) (T, bool) {
-	v, ok := m.known[name]
+func (m *memory[T]) get(name string) (v T, ok bool) {
+	if m.latest != nil {
+		v, ok = m.known[name]
+	}
 	return v, ok
 }
 
 func (m *memory[T]) put(name string, v T) {
+	if m.latest == nil {
+		m.latest = &latest[T]{known: make(map[string]T)}
+	}
 	if _, ok := m.known[name]; ok {
 		m.known[name] = v
 		m.refresh(name)
 		return
-	}
-	if m.known == nil {
-		m.known = make(map[string]T)
 	}
 	m.known[name] = v
 	if len(m.order) < m.size {
@@ -47,12 +54,12 @@ func (m *memory[T]) put(name string, v T) {
 }
 
 // refresh makes a known name the latest. That is rare, and there are few.
-func (m *memory[T]) refresh(name string) {
-	latest := (m.next + len(m.order) - 1) % len(m.order)
-	for i := slices.Index(m.order, name); i != latest; {
-		after := (i + 1) % len(m.order)
-		m.order[i] = m.order[after]
+func (l *latest[T]) refresh(name string) {
+	last := (l.next + len(l.order) - 1) % len(l.order)
+	for i := slices.Index(l.order, name); i != last; {
+		after := (i + 1) % len(l.order)
+		l.order[i] = l.order[after]
 		i = after
 	}
-	m.order[latest] = name
+	l.order[last] = name
 }
