@@ -5,7 +5,6 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.time.Duration;
-import java.util.ArrayList;
 import java.util.List;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
@@ -13,6 +12,9 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
+import java.util.function.Function;
+import java.util.function.Supplier;
+import java.util.stream.IntStream;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
@@ -35,25 +37,34 @@ class FuturesTest {
     return LockSidecar.builder().socket(sidecar.socket);
   }
 
+  /** What is asked for while the sidecar stands still: dependents are there before the answer. */
+  static <T> T unanswered(Supplier<T> asks) {
+    sidecar.freeze();
+    try {
+      return asks.get();
+    } finally {
+      sidecar.thaw();
+    }
+  }
+
   /** Dependents that block share a few threads; locks and news of losses do not wait for them. */
   @Test
   void blockingDependentsMakeFewThreads() throws Exception {
     Set<Thread> used = ConcurrentHashMap.newKeySet();
     CountDownLatch enough = new CountDownLatch(1);
     try (LockSidecar locks = builder().connect().open()) {
-      List<CompletableFuture<Void>> all = new ArrayList<>();
-      for (int i = 0; i < 900; i++) {
-        all.add(
-            locks
-                .lock("r/" + i)
-                .acquireAsync()
-                .thenCompose(
-                    hold -> {
-                      used.add(Thread.currentThread());
-                      LossTest.uninterruptibly(enough);
-                      return hold.closeAsync();
-                    }));
-      }
+      Function<Hold, CompletableFuture<Void>> blocks =
+          hold -> {
+            used.add(Thread.currentThread());
+            LossTest.uninterruptibly(enough);
+            return hold.closeAsync();
+          };
+      List<CompletableFuture<Void>> all =
+          unanswered(
+              () ->
+                  IntStream.range(0, 900)
+                      .mapToObj(i -> locks.lock("r/" + i).acquireAsync().thenCompose(blocks))
+                      .toList());
       TestSidecar.eventually("all are held", () -> sidecar.holds() == 900);
       Hold other = locks.lock("other").acquire(); // by this very thread
       CompletableFuture<LockLostException> loss = LossTest.lossOf(other);
@@ -72,14 +83,16 @@ class FuturesTest {
   void anExecutorOfTheApp() throws Exception {
     ExecutorService mine = Executors.newSingleThreadExecutor(r -> new Thread(r, "mine"));
     try (LockSidecar locks = builder().executor(mine).connect()) {
-      assertEquals("mine", locks.lock("r").acquireAsync().thenApply(FuturesTest::close).get(20, SECONDS));
+      locks.open();
+      assertEquals("mine", unanswered(() -> locks.lock("r").acquireAsync().thenApply(FuturesTest::close)).get(20, SECONDS));
       try (Hold hold = locks.lock("r").acquire()) {
-        CompletableFuture<String> late = locks.lock("r").acquireAsync(Duration.ofMillis(300)).handle((h, e) -> Thread.currentThread().getName());
+        CompletableFuture<String> late =
+            unanswered(() -> locks.lock("r").acquireAsync(Duration.ofMillis(1)).handle((h, e) -> Thread.currentThread().getName()));
         assertEquals("mine", late.get(20, SECONDS));
       }
       mine.shutdown();
       assertTrue(mine.awaitTermination(20, SECONDS));
-      String after = locks.lock("r").acquireAsync().thenApply(FuturesTest::close).get(20, SECONDS);
+      String after = unanswered(() -> locks.lock("r").acquireAsync().thenApply(FuturesTest::close)).get(20, SECONDS);
       assertTrue(after.startsWith("locksidecar-future"), "nobody waits for ever: " + after);
     }
   }

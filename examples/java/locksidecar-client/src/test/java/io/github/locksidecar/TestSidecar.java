@@ -104,7 +104,7 @@ public final class TestSidecar implements AutoCloseable {
   }
 
   /** kill -9. */
-  void kill() {
+  public void kill() {
     process.destroyForcibly();
     process.onExit().join();
   }
