@@ -22,8 +22,11 @@ final class Call {
   /** Nothing before it was sent. */
   String id = "";
 
-  /** The session has taken it: it had not ended. */
-  boolean taken;
+  /** How many bytes the session has had to send when all of this one is sent. */
+  long sentAt = Long.MAX_VALUE;
+
+  /** The session ended before it was sent: another session will do. */
+  boolean unsent;
 
   /** When it was; by System.nanoTime. */
   long posted;

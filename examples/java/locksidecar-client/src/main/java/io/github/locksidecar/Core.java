@@ -55,6 +55,7 @@ final class Core {
   private int most = MOST_ASKING;
   private final ByteArrayOutputStream out = new ByteArrayOutputStream();
   private volatile boolean hasOutput;
+  private long bytes; // that were ever to be sent
   private long lastId;
   private boolean opened;
   private boolean jeopardy;
@@ -83,11 +84,11 @@ final class Core {
   /** Sends it. What goes wrong is told as its answer. */
   void post(Call c) {
     if (end != null) {
+      c.unsent = true;
       c.answer.completeExceptionally(end);
       return;
     }
     c.posted = clock.nanoTime();
-    c.taken = true;
     if (c.wanted == null || !isCrowded(c.wanted)) {
       send(c);
     } else if (c.wanted.isTry()) {
@@ -123,6 +124,8 @@ final class Core {
       asking.merge(c.wanted.resources(), 1, Integer::sum);
     }
     out.writeBytes(line);
+    bytes += line.length;
+    c.sentAt = bytes;
     hasOutput = true;
   }
 
@@ -275,8 +278,16 @@ final class Core {
     return end;
   }
 
+  /** Ends the session, of which so many bytes were sent; see end. */
+  boolean end(SidecarException why, String lostReason, String message, long sent) {
+    if (end == null) {
+      waiting().forEach(c -> c.unsent = c.sentAt > sent);
+    }
+    return end(why, lostReason, message);
+  }
+
   /** Ends the session once: later reasons do not count. Everything is lost, and nobody waits any more. */
-  boolean end(SidecarException why, String lostReason, String message) {
+  private boolean end(SidecarException why, String lostReason, String message) {
     if (end != null) {
       return false;
     }

@@ -208,6 +208,7 @@ public final class Hold implements AutoCloseable {
     LockRequest.check("note", Objects.requireNonNull(note, "note must not be null"));
     answer(session.conclude(held, outcome, note));
     if (released.compareAndSet(false, true)) {
+      lostBefore = session.holds().problem(held) != null;
       session.holds().forget(held, this);
       session.left(held);
     }

@@ -4,6 +4,7 @@ import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 
 /**
  * An object of JSON, as much of it as lines need. What is not there reads as empty, 0, or false: the
@@ -82,7 +83,8 @@ final class Json {
     return all;
   }
 
-  Iterable<String> names() {
+  /** The names of its fields, also of those that are null. */
+  Set<String> names() {
     return fields.keySet();
   }
 

@@ -224,6 +224,12 @@ public final class LockSidecar implements AutoCloseable {
     return new SidecarReadWriteLock(lock(List.of(resource), LockMode.SHARED), write);
   }
 
+  /** The same on 2 to 16 resources, all of them or none; see {@link #lock(Collection)}. It cannot be reentrant. */
+  public SidecarReadWriteLock readWriteLock(Collection<String> resources) {
+    SidecarLock write = lock(resources);
+    return new SidecarReadWriteLock(lock(List.copyOf(resources), LockMode.SHARED), write);
+  }
+
   /** {@link #once(String, Once)}, remembered for 30 days and tried as often as it takes. */
   public SidecarLock once(String resource) {
     return once(resource, Once.DEFAULT);

@@ -33,6 +33,7 @@ final class Session {
   private final ReentrantLock sending = new ReentrantLock();
 
   private ByteBuffer unsent = ByteBuffer.allocate(0); // guarded by sending
+  private volatile long sent; // how many bytes; written by who has sending
   private volatile boolean full; // the sidecar does not read for now, or the connection is broken
 
   Session(Path socket, BootClock clock, Executor callbacks, Runnable onDraining) {
@@ -117,11 +118,11 @@ final class Session {
     return c;
   }
 
-  /** Tells whether a request was too late for this session, which had ended; another one will do. */
+  /** Tells whether a request was too late for this session, which ended before it was sent; another one will do. */
   boolean wasTooLate(Call c) {
     core.mu.lock();
     try {
-      return !c.taken && core.end() != null && !core.end().reason().equals(Loss.CLOSED);
+      return c.unsent && !core.end().reason().equals(Loss.CLOSED);
     } finally {
       core.mu.unlock();
     }
@@ -193,7 +194,7 @@ final class Session {
     core.mu.lock();
     try {
       core.post(c);
-      queues = c.taken && c.id.isEmpty();
+      queues = core.end() == null && c.id.isEmpty();
     } finally {
       core.mu.unlock();
     }
@@ -231,7 +232,9 @@ final class Session {
             core.mu.unlock();
           }
         }
-        if (channel.write(unsent) == 0) {
+        int n = channel.write(unsent);
+        sent += n;
+        if (n == 0) {
           full = true;
           channel.keyFor(selector).interestOpsOr(SelectionKey.OP_WRITE);
           selector.wakeup();
@@ -321,7 +324,7 @@ final class Session {
   private boolean finish(SidecarException why, String lostReason, String message) {
     core.mu.lock();
     try {
-      return core.end(why, lostReason, message);
+      return core.end(why, lostReason, message, sent);
     } finally {
       core.mu.unlock();
     }

@@ -314,9 +314,6 @@ public final class SidecarLock implements Lock {
     while (true) {
       Session s = interruptibly ? Answers.getInterruptibly(sidecar.session()) : Answers.get(sidecar.session());
       Call c = s.acquire(r);
-      if (s.wasTooLate(c)) {
-        continue; // it had just ended: another one will do
-      }
       boolean done = false;
       try {
         if (interruptibly) {
@@ -326,6 +323,10 @@ public final class SidecarLock implements Lock {
         }
         done = true;
         return sidecar.hold(s, c);
+      } catch (SidecarException e) {
+        if (!s.wasTooLate(c)) {
+          throw e;
+        }
       } finally {
         if (!done) {
           s.abandon(c);

@@ -8,11 +8,16 @@ import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assertions.fail;
 
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
@@ -29,9 +34,11 @@ final class ContractCase implements AutoCloseable {
     final Hold hold;
     final CompletableFuture<Told> lost = new CompletableFuture<>();
 
-    Grip(Hold hold) {
+    Grip(Hold hold, boolean watched) {
       this.hold = hold;
-      hold.onLost(e -> lost.complete(new Told(e.lostReason(), System.nanoTime())));
+      if (watched) {
+        hold.onLost(e -> lost.complete(new Told(e.lostReason(), System.nanoTime())));
+      }
     }
   }
 
@@ -52,13 +59,23 @@ final class ContractCase implements AutoCloseable {
           Map.entry("cancel", (c, s) -> c.calls.get(s.text("call")).answer().cancel(false)),
           Map.entry("answer", ContractCase::answer),
           Map.entry("release", ContractCase::release),
+          Map.entry("dispose", (c, s) -> c.hold(s).close()),
+          Map.entry("drop", ContractCase::drop),
           Map.entry("downgrade", (c, s) -> c.hold(s).downgrade()),
+          Map.entry("extend", (c, s) -> c.hold(s).extend(Duration.ofMillis(s.number("maxHold")))),
+          Map.entry("check", ContractCase::check),
           Map.entry("look", (c, s) -> look(s, c.hold(s))),
           Map.entry("lost", ContractCase::lost),
           Map.entry("rising", ContractCase::rising),
+          Map.entry("slots", ContractCase::slots),
           Map.entry("order", ContractCase::order),
-          Map.entry("close", (c, s) -> c.clients.remove(s.text("client")).close()),
+          Map.entry("close", ContractCase::close),
           Map.entry("open", (c, s) -> c.open(s.text("client"))),
+          Map.entry("draining", (c, s) -> TestSidecar.eventually("told", within(s), c.clients.get(s.text("client"))::isDraining)),
+          Map.entry("terminate", (c, s) -> c.sidecar(s).terminate()),
+          Map.entry("ended", (c, s) -> c.sidecar(s).ended(within(s))),
+          Map.entry("stop", (c, s) -> stop(s.number("time"))),
+          Map.entry("withheld", ContractCase::withheld),
           Map.entry("freeze", (c, s) -> c.sidecar(s).freeze()),
           Map.entry("thaw", (c, s) -> c.sidecar(s).thaw()),
           Map.entry("kill", (c, s) -> c.sidecar(s).kill()),
@@ -67,9 +84,19 @@ final class ContractCase implements AutoCloseable {
           Map.entry("queue", ContractCase::queue),
           Map.entry("pause", (c, s) -> TestSidecar.pause(s.number("time"))));
 
+  private static final Set<String> OF_A_CASE = Set.of("about", "store", "needs", "sidecars", "relays", "clients", "steps");
+  private static final Set<String> OF_A_STEP =
+      Set.of(
+          "do", "error", "metadata", "within", "time", "client", "sidecar", "relay", "lines", "resource", "resources",
+          "mode", "wait", "owner", "reentrant", "maxHold", "limit", "once", "unwatched", "hold", "call", "count",
+          "outcome", "note", "lost", "validFor", "guard", "parts", "slot", "attempt", "previous", "holds", "are",
+          "reason", "first", "then", "grace", "holders", "waiters", "owners");
+
   private final Json script;
   private final Map<String, TestSidecar> sidecars = new HashMap<>();
+  private final Map<String, Relay> relays = new HashMap<>();
   private final Map<String, LockSidecar> clients = new HashMap<>();
+  private final Set<String> closed = new HashSet<>(); // clients
   private final Map<String, Grip> grips = new HashMap<>();
   private final Map<String, Asked> calls = new HashMap<>();
 
@@ -77,11 +104,29 @@ final class ContractCase implements AutoCloseable {
     this.script = script;
     String namespace = "java-" + UUID.randomUUID();
     try {
+      known(script, OF_A_CASE);
       script.object("sidecars").names().forEach(name -> sidecars.put(name, start(name, store, namespace)));
+      if (script.has("relays")) {
+        for (String name : script.object("relays").names()) {
+          Json relay = script.object("relays").object(name);
+          relays.put(name, new Relay(sidecars.get(relay.text("to")), relay.text("without")));
+        }
+      }
       script.object("clients").names().forEach(this::open);
-    } catch (RuntimeException | Error e) {
+    } catch (IOException | RuntimeException | Error e) {
       close();
-      throw e;
+      throw new AssertionError(e);
+    }
+  }
+
+  private static void known(Json fields, Set<String> names) {
+    assertTrue(names.containsAll(fields.names()), "nobody knows all of " + fields.names());
+  }
+
+  /** Runs one case in a process of its own, because it stops the process: the file, the store. */
+  public static void main(String[] args) throws Exception {
+    try (ContractCase run = new ContractCase(Json.parse(Files.readString(Path.of(args[0]))), args[1])) {
+      run.run();
     }
   }
 
@@ -92,14 +137,30 @@ final class ContractCase implements AutoCloseable {
   }
 
   private void open(String client) {
-    TestSidecar sidecar = sidecars.get(script.object("clients").text(client));
-    clients.computeIfAbsent(client, c -> LockSidecar.builder().socket(sidecar.socket).name(c).connect()).open();
+    String at = script.object("clients").text(client);
+    Path socket = relays.containsKey(at) ? relays.get(at).socket : sidecars.get(at).socket;
+    if (closed.remove(client) || !clients.containsKey(client)) {
+      clients.put(client, LockSidecar.builder().socket(socket).name(client).connect());
+    }
+    clients.get(client).open();
   }
 
   @Override
   public void close() {
     sidecars.values().forEach(TestSidecar::close); // first: frozen ones would hold up the clients
     clients.values().forEach(LockSidecar::close);
+    for (Relay relay : relays.values()) {
+      try {
+        relay.close();
+      } catch (IOException e) {
+        throw new AssertionError(e);
+      }
+    }
+  }
+
+  private void close(Json s) {
+    clients.get(s.text("client")).close();
+    closed.add(s.text("client"));
   }
 
   void run() throws Exception {
@@ -115,6 +176,7 @@ final class ContractCase implements AutoCloseable {
   }
 
   private void step(Json s) throws Exception {
+    known(s, OF_A_STEP);
     Step step = STEPS.get(s.text("do"));
     assertNotNull(step, "the step is not known");
     try {
@@ -147,9 +209,22 @@ final class ContractCase implements AutoCloseable {
 
   // --- steps
 
+  private static Duration within(Json s) {
+    return Duration.ofMillis(s.number("within"));
+  }
+
   private static SidecarLock lock(LockSidecar client, Json s) {
-    SidecarReadWriteLock rw = client.readWriteLock(s.text("resource"));
+    SidecarReadWriteLock rw =
+        s.has("resources") ? client.readWriteLock(s.texts("resources")) : client.readWriteLock(s.text("resource"));
     SidecarLock lock = s.text("mode").equals("SHARED") ? rw.readLock() : rw.writeLock();
+    if (s.has("once")) {
+      Json once = s.object("once");
+      Duration keep = once.has("keep") ? Duration.ofMillis(once.number("keep")) : Once.DEFAULT.keep();
+      lock = client.once(s.text("resource"), new Once(keep, (int) once.number("maxAttempts")));
+    }
+    if (s.has("limit")) {
+      lock = lock.withLimit((int) s.number("limit"));
+    }
     if (s.has("owner")) {
       lock = lock.withOwner(s.text("owner"));
     }
@@ -166,11 +241,12 @@ final class ContractCase implements AutoCloseable {
     SidecarLock lock = lock(clients.get(s.text("client")), s);
     Duration wait = s.has("wait") ? Duration.ofMillis(s.number("wait")) : null;
     if (!s.has("call")) {
-      got(s, new Grip(wait == null ? lock.acquire() : lock.acquire(wait)));
+      got(s, new Grip(wait == null ? lock.acquire() : lock.acquire(wait), !s.flag("unwatched")));
       return;
     }
     CompletableFuture<Hold> answer = wait == null ? lock.acquireAsync() : lock.acquireAsync(wait);
-    calls.put(s.text("call"), new Asked(answer, answer.thenApply(Grip::new), answer.handle((h, e) -> System.nanoTime())));
+    CompletableFuture<Long> at = answer.handle((h, e) -> System.nanoTime());
+    calls.put(s.text("call"), new Asked(answer, answer.thenApply(h -> new Grip(h, true)), at));
   }
 
   private void got(Json s, Grip grip) {
@@ -212,10 +288,58 @@ final class ContractCase implements AutoCloseable {
   }
 
   private void release(Json s) {
+    if (s.has("outcome")) {
+      if (s.text("outcome").equals("SUCCEEDED")) {
+        hold(s).succeeded(s.text("note"));
+      } else {
+        hold(s).failed(s.text("note"));
+      }
+      return;
+    }
     int left = hold(s).release();
     if (s.has("count")) {
       assertEquals(s.number("count"), left);
     }
+  }
+
+  private void drop(Json s) {
+    grips.remove(s.text("hold"));
+    System.gc();
+  }
+
+  private void check(Json s) {
+    Hold hold = hold(s);
+    if (s.has("within")) {
+      TestSidecar.eventually(
+          "failing",
+          within(s),
+          () -> {
+            try {
+              hold.check();
+              return false;
+            } catch (SidecarException e) {
+              return true;
+            }
+          });
+    }
+    hold.check();
+  }
+
+  private void slots(Json s) {
+    List<Integer> slots = s.texts("holds").stream().map(h -> grips.get(h).hold.slot().orElseThrow()).sorted().toList();
+    assertEquals(s.list("are").toString(), slots.toString());
+  }
+
+  private void withheld(Json s) {
+    Relay relay = relays.get(s.text("relay"));
+    TestSidecar.eventually("withheld", within(s), () -> relay.withheld.get() >= s.number("lines"));
+  }
+
+  /** This process stands still, and all its threads. */
+  private static void stop(long time) throws IOException, InterruptedException {
+    long pid = ProcessHandle.current().pid();
+    String command = "kill -STOP " + pid + "; sleep " + time / 1000.0 + "; kill -CONT " + pid;
+    assertEquals(0, new ProcessBuilder("sh", "-c", command).start().waitFor());
   }
 
   private static void look(Json s, Hold hold) {
@@ -229,6 +353,21 @@ final class ContractCase implements AutoCloseable {
     }
     if (s.has("mode")) {
       assertEquals(s.text("mode"), hold.mode().name());
+    }
+    if (s.has("parts")) {
+      assertEquals(s.texts("parts"), hold.parts().stream().map(Part::resource).toList());
+      assertTrue(hold.parts().stream().allMatch(p -> p.fence() > 0));
+    }
+    if (s.names().contains("slot")) {
+      assertEquals(LockState.Holder.optional(s, "slot"), hold.slot());
+    }
+    if (s.has("attempt")) {
+      assertEquals(s.number("attempt"), hold.attempt());
+    }
+    if (s.names().contains("previous")) {
+      Json p = s.object("previous");
+      String want = p == null ? "none" : p.text("state") + " " + p.number("attempt") + " " + p.text("note");
+      assertEquals(want, hold.previous().map(o -> o.state() + " " + o.attempt() + " " + o.note()).orElse("none"));
     }
     if (s.has("guard")) {
       assertEquals(s.flag("guard"), hold.guard().isPresent());

@@ -1,9 +1,11 @@
 package io.github.locksidecar;
 
+import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.DynamicTest.dynamicTest;
 
 import java.io.IOException;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
@@ -28,12 +30,12 @@ class ContractTest {
         String name = file.getFileName().toString().replace(".json", "");
         String redis = env("LOCKSIDECAR_TEST_REDIS");
         switch (c.has("store") ? c.text("store") : "any") {
-          case "any" -> tests.add(test(name, c, redis == null ? "embedded:" : redis));
+          case "any" -> tests.add(test(file, name, c, redis == null ? "embedded:" : redis));
           case "shared" -> {
-            tests.add(test(name + " on Redis", c, redis));
-            tests.add(test(name + " on MySQL", c, env("LOCKSIDECAR_TEST_MYSQL")));
+            tests.add(test(file, name + " on Redis", c, redis));
+            tests.add(test(file, name + " on MySQL", c, env("LOCKSIDECAR_TEST_MYSQL")));
           }
-          case "mysql" -> tests.add(test(name, c, env("LOCKSIDECAR_TEST_MYSQL")));
+          case "mysql" -> tests.add(test(file, name, c, env("LOCKSIDECAR_TEST_MYSQL")));
           default -> throw new IOException(file + " asks for a store that is not known");
         }
       }
@@ -47,14 +49,31 @@ class ContractTest {
     return v == null || v.isEmpty() ? null : v;
   }
 
-  private static DynamicTest test(String name, Json c, String store) {
+  private static DynamicTest test(Path file, String name, Json c, String store) {
     return dynamicTest(
         name,
         () -> {
           Assumptions.assumeTrue(store != null, "the store is not there");
+          Assumptions.assumeFalse(c.texts("needs").contains("fork"), "Java does not fork");
+          if (c.texts("needs").contains("stop")) {
+            alone(file, store);
+            return;
+          }
           try (ContractCase run = new ContractCase(c, store)) {
             run.run();
           }
         });
+  }
+
+  /** Runs a case in a process of its own. */
+  private static void alone(Path file, String store) throws IOException, InterruptedException {
+    String java = Path.of(System.getProperty("java.home"), "bin", "java").toString();
+    String classes = System.getProperty("java.class.path");
+    Process p =
+        new ProcessBuilder(java, "-cp", classes, ContractCase.class.getName(), file.toString(), store)
+            .redirectErrorStream(true)
+            .start();
+    String said = new String(p.getInputStream().readAllBytes(), StandardCharsets.UTF_8);
+    assertEquals(0, p.waitFor(), said);
   }
 }

@@ -295,7 +295,21 @@ class CoreTest {
     assertEquals("SIDECAR_GONE", core.holds.problem(a.held).lostReason());
     Call late = acquire(null);
     assertEquals("DRAINING", reasonOf(late));
-    assertEquals("", late.id, "it was not sent");
+    assertTrue(late.unsent, "another session will do");
+    assertFalse(b.unsent);
+  }
+
+  /** What the sidecar has not got goes to another session; what it may have got has lost its place in the queue. */
+  @Test
+  void whatWasNotSentWhenTheSessionEnds() {
+    Call sent = acquire(null);
+    int bytes = "{\"requestId\":\"1\",\"open\":{}}\n".length() + sent().get(0).length() + 1;
+    Call half = acquire(null);
+    SidecarException gone = new SidecarUnavailableException("SIDECAR_GONE", "it was killed", null);
+    assertTrue(core.end(gone, "SIDECAR_GONE", "it was killed", bytes + 7));
+    assertFalse(sent.unsent);
+    assertTrue(half.unsent);
+    assertEquals("SIDECAR_GONE", reasonOf(half));
   }
 
   @Test

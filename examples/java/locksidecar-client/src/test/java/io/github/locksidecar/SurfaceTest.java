@@ -293,7 +293,7 @@ class SurfaceTest {
             Map.entry(() -> locks.lock((String) null), "resource"),
             Map.entry(() -> locks.lock((List<String>) null), "resources"),
             Map.entry(() -> locks.lock(Arrays.asList("a", null)), "one of the resources"),
-            Map.entry(() -> locks.readWriteLock(null), "resource"),
+            Map.entry(() -> locks.readWriteLock((String) null), "resource"),
             Map.entry(() -> locks.once(null), "resource"),
             Map.entry(() -> locks.once("r", null), "once"),
             Map.entry(() -> locks.get(null), "resource"),

@@ -114,6 +114,11 @@ public final class TestSidecar implements AutoCloseable {
     process.destroy();
   }
 
+  /** Waits for its end. */
+  void ended(Duration within) {
+    eventually("ended", within, () -> !process.isAlive());
+  }
+
   void signal(String signal) {
     try {
       assertEquals(0, new ProcessBuilder("kill", signal, Long.toString(process.pid())).start().waitFor());
@@ -184,7 +189,11 @@ public final class TestSidecar implements AutoCloseable {
 
   /** Waits for what must come. */
   public static void eventually(String what, BooleanSupplier is) {
-    for (long end = System.nanoTime() + PATIENCE.toNanos(); !is.getAsBoolean(); ) {
+    eventually(what, PATIENCE, is);
+  }
+
+  static void eventually(String what, Duration within, BooleanSupplier is) {
+    for (long end = System.nanoTime() + within.toNanos(); !is.getAsBoolean(); ) {
       if (System.nanoTime() > end) {
         fail("not " + what + " in time");
       }
