@@ -250,7 +250,8 @@ public final class Hold implements AutoCloseable {
    * sidecar has done it; of a lost hold at once.
    *
    * @throws LockLostException it was lost before: somebody else may have worked beside the app
-   * @throws SidecarUnavailableException no answer within 5 s; the hold ends with its lease
+   * @throws SidecarUnavailableException no answer within 5 s; the sidecar carries it out when it reads
+   *     it, or the hold ends with the session
    */
   @Override
   public void close() {

@@ -33,7 +33,7 @@ import java.util.concurrent.locks.Lock;
  * <p>All methods throw {@link SidecarException} where the sidecar refuses or cannot be asked; with
  * an exception nothing is held and nothing is left in the queue. A wait without limit goes on
  * while the store is away, and ends with {@link SidecarUnavailableException} when the sidecar goes
- * away: its place in the queue is lost then. The next call connects again.
+ * away, or answers nothing any more: its place in the queue is lost then. The next call connects again.
  */
 public final class SidecarLock implements Lock {
   private final LockSidecar sidecar;

@@ -70,6 +70,24 @@ class LossTest {
     }
   }
 
+  /** Nobody has used the connection since: the next acquire goes to the sidecar that is there by then. */
+  @Test
+  void killedWhileNothingWasAsked() throws Exception {
+    try (TestSidecar sidecar = TestSidecar.start("--ttl", "1s");
+        LockSidecar locks = sidecar.connect()) {
+      for (int i = 0; i < 5; i++) {
+        locks.lock("r").acquire(Duration.ofSeconds(20)).close();
+        sidecar.kill();
+        SidecarException e = assertThrows(SidecarUnavailableException.class, () -> locks.lock("r").acquire());
+        assertEquals("NO_SIDECAR", e.reason());
+        sidecar.restart();
+        locks.lock("r").acquireAsync(Duration.ofSeconds(20)).get(30, SECONDS).close();
+        sidecar.kill();
+        sidecar.restart();
+      }
+    }
+  }
+
   /** The app gives up by its own clock, and does not change its mind. */
   @Test
   void frozenSidecar() throws Exception {

@@ -159,6 +159,14 @@ class SurfaceTest {
     }
     assertThrows(AttemptsExhaustedException.class, once::acquire);
     assertThrows(InvalidRequestException.class, () -> locks.once("x", new Once(Duration.ZERO, 0)).acquire());
+
+    Hold late = locks.once("late").withMaxHold(Duration.ofMillis(300)).acquire();
+    assertEquals("MAX_HOLD", LossTest.lossOf(late).get(20, SECONDS).lostReason());
+    late.succeeded("done all the same"); // nobody else has begun
+    assertTrue(late.isLost(), "it was not alone for sure");
+    assertThrows(LockLostException.class, late::check);
+    assertThrows(AlreadyDoneException.class, () -> locks.once("late").acquire());
+
     Hold easy = locks.once("easy").acquire();
     easy.succeeded();
     assertThrows(AlreadyDoneException.class, () -> locks.once("easy").tryAcquire());
