@@ -37,13 +37,10 @@ class FuturesTest {
     return LockSidecar.builder().socket(sidecar.socket);
   }
 
-  /** What is asked for while the sidecar stands still: dependents are there before the answer. */
-  static <T> T unanswered(Supplier<T> asks) {
-    sidecar.freeze();
-    try {
+  /** What is asked for while the lock is held: dependents are there before the answer. */
+  static <T> T whileHeld(LockSidecar locks, Supplier<T> asks) throws InterruptedException {
+    try (Hold hold = locks.lock("r").acquire()) {
       return asks.get();
-    } finally {
-      sidecar.thaw();
     }
   }
 
@@ -59,12 +56,11 @@ class FuturesTest {
             LossTest.uninterruptibly(enough);
             return hold.closeAsync();
           };
+      SidecarLock read = locks.readWriteLock("r").readLock();
       List<CompletableFuture<Void>> all =
-          unanswered(
-              () ->
-                  IntStream.range(0, 900)
-                      .mapToObj(i -> locks.lock("r/" + i).acquireAsync().thenCompose(blocks))
-                      .toList());
+          whileHeld(
+              locks,
+              () -> IntStream.range(0, 900).mapToObj(i -> read.acquireAsync().thenCompose(blocks)).toList());
       TestSidecar.eventually("all are held", () -> sidecar.holds() == 900);
       Hold other = locks.lock("other").acquire(); // by this very thread
       CompletableFuture<LockLostException> loss = LossTest.lossOf(other);
@@ -83,16 +79,15 @@ class FuturesTest {
   void anExecutorOfTheApp() throws Exception {
     ExecutorService mine = Executors.newSingleThreadExecutor(r -> new Thread(r, "mine"));
     try (LockSidecar locks = builder().executor(mine).connect()) {
-      locks.open();
-      assertEquals("mine", unanswered(() -> locks.lock("r").acquireAsync().thenApply(FuturesTest::close)).get(20, SECONDS));
+      assertEquals("mine", whileHeld(locks, () -> locks.lock("r").acquireAsync().thenApply(FuturesTest::close)).get(20, SECONDS));
       try (Hold hold = locks.lock("r").acquire()) {
         CompletableFuture<String> late =
-            unanswered(() -> locks.lock("r").acquireAsync(Duration.ofMillis(1)).handle((h, e) -> Thread.currentThread().getName()));
+            locks.lock("r").acquireAsync(Duration.ofSeconds(2)).handle((h, e) -> Thread.currentThread().getName());
         assertEquals("mine", late.get(20, SECONDS));
       }
       mine.shutdown();
       assertTrue(mine.awaitTermination(20, SECONDS));
-      String after = unanswered(() -> locks.lock("r").acquireAsync().thenApply(FuturesTest::close)).get(20, SECONDS);
+      String after = whileHeld(locks, () -> locks.lock("r").acquireAsync().thenApply(FuturesTest::close)).get(20, SECONDS);
       assertTrue(after.startsWith("locksidecar-future"), "nobody waits for ever: " + after);
     }
   }
