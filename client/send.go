@@ -71,7 +71,7 @@ func (s *Session) post(c *call, q *pb.SessionRequest) (send bool) {
 // inBackground queues a request for whose answer nobody waits. s.mu is held.
 func (s *Session) inBackground(c *call, q *pb.SessionRequest) {
 	if s.err == nil && s.post(c, q) { // else the sidecar releases everything
-		s.running.Go(s.sendAll)
+		s.start(s.sendAll)
 	}
 }
 
@@ -82,7 +82,7 @@ func (s *Session) send(most int) {
 	defer s.mu.Unlock()
 	for n := 1; s.sendSome(false); n++ {
 		if n >= most && s.err == nil { // else there is nothing more
-			s.running.Go(s.sendAll)
+			s.start(s.sendAll)
 			return
 		}
 	}
@@ -116,7 +116,7 @@ func (s *Session) sendSome(wait bool) bool {
 	if !errors.Is(err, errBlocked) || s.err != nil { // the sidecar takes half a line for none
 		return true
 	}
-	s.running.Go(func() {
+	s.start(func() {
 		_ = s.stream.send(nil, true)
 		s.sendAll()
 	})

@@ -124,7 +124,7 @@ func (c *Client) openSession(ctx context.Context, o SessionOptions) (*Session, e
 	if o.TTL != 0 {
 		open.Ttl = durationpb.New(o.TTL)
 	}
-	s.running.Go(s.receive)
+	s.start(s.receive)
 	a, err := s.do(ctx, newCall(), &pb.SessionRequest{Request: &pb.SessionRequest_Open{Open: open}})
 	if !leave() {
 		err = ctx.Err() // it has ended the stream
@@ -136,9 +136,19 @@ func (c *Client) openSession(ctx context.Context, o SessionOptions) (*Session, e
 	}
 	s.id = a.GetOpened().GetSessionId()
 	if o.TTL != 0 {
-		s.running.Go(func() { s.keepAlive(sctx, o.TTL/3) })
+		s.start(func() { s.keepAlive(sctx, o.TTL/3) })
 	}
 	return s, nil
+}
+
+// start runs f in a goroutine that the end of the session waits for. WaitGroup.Go came with
+// Go 1.25; the client is for 1.24.
+func (s *Session) start(f func()) {
+	s.running.Add(1)
+	go func() {
+		defer s.running.Done()
+		f()
+	}()
 }
 
 // ID is the session's name at the sidecar.
