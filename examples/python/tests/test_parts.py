@@ -8,6 +8,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -261,3 +263,13 @@ def test_an_abandoned_grant_is_given_back() -> None:
     assert sidecar.sent()[0]["cancel"] == {"requestId": call.id}
     hold = sidecar.answer_grant(call, 9, boot_time())
     assert sidecar.sent()[0]["release"]["lockId"] == hold.lock_id and not hold.count
+
+
+def test_stubs_beside_the_client(tmp_path: Path) -> None:
+    """Stubs of the API, which protoc makes in a folder of the app, do not hide the client, nor it them."""
+    stubs = tmp_path / "locksidecar" / "v1"
+    stubs.mkdir(parents=True)
+    (stubs / "locksidecar_pb2.py").write_text("DESCRIPTOR = 'of the API'\n")
+    code = "import locksidecar, locksidecar.v1.locksidecar_pb2 as pb; print(locksidecar.lock.__name__, pb.DESCRIPTOR)"
+    got = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert got.stdout == "lock of the API\n", got.stderr

@@ -13,6 +13,7 @@ Client for another socket, or for a name in lists.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pkgutil import extend_path as _extend_path
 from typing import TypeVar
 
 from . import _decorator
@@ -89,6 +90,9 @@ __all__ = [
     "once",
     "rwlock",
 ]
+
+# Stubs that protoc makes of the API are the package locksidecar.v1, wherever they are.
+__path__ = _extend_path(__path__, __name__)
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
