@@ -8,6 +8,8 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+# The version of the next release, of all parts: make release-version writes it.
+RELEASE := $(shell cat VERSION)
 LDFLAGS := -X main.version=$(VERSION)
 # Without gRPC's own trace pages, which nobody serves, and the HTML templates for them: 0.8 MB less in memory.
 GO_BUILD := CGO_ENABLED=0 go build -trimpath -tags grpcnotrace
@@ -18,7 +20,7 @@ GOTESTSUM := go tool -modfile=$(CURDIR)/tools/test/go.mod gotestsum
 # Where benchmarks are: a module of its own, so that the peers it measures are
 # not dependencies of the product.
 BENCH := bench
-MODULES := . $(BENCH) torture e2e tools/helm tools/image tools/lint tools/mutate tools/proto tools/simulate tools/test
+MODULES := . $(BENCH) torture e2e tools/helm tools/image tools/lint tools/mutate tools/proto tools/release tools/simulate tools/test
 
 PREFIX ?= /usr/local
 
@@ -75,6 +77,15 @@ image: ## Make bin/image.tar, the container image (ARCHS="amd64 arm64" PUSH=regi
 image-test: ## Vet and test the tool that makes the image
 	cd tools/image && go vet ./... && go test -count=1 ./...
 
+# What makes and uses packages of all languages.
+PACKERS := git node npm javac mvn import:ensurepip
+
+.PHONY: release
+release: ## Make dist/: programs, packages, image, chart, clients, and checksums (PARTS="python node" SIGN=key)
+	@scripts/test-deps $(PACKERS)
+	@$(MAKE) image VERSION=v$(RELEASE) IMAGE=locksidecar/locksidecar:$(RELEASE) ARCHS="amd64 arm64"
+	@go -C tools/release run . -root $(CURDIR) -revision $(REVISION) -created $(SOURCE_DATE_EPOCH) -sign '$(SIGN)' $(PARTS)
+
 .PHONY: examples
 examples: build ## Watch the examples: loans, a stock, withdrawals, cron; each says what it has proven
 	@scripts/test-deps
@@ -82,7 +93,7 @@ examples: build ## Watch the examples: loans, a stock, withdrawals, cron; each s
 
 ##@ Check it
 .PHONY: test
-test: test-deps bench-build image-test chart-test mutate-test e2e-vet torture-short ## Run all tests with the race detector, on real servers too
+test: test-deps bench-build image-test release-tool-test chart-test mutate-test e2e-vet torture-short ## Run all tests with the race detector, on real servers too
 	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -race -count=1 -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT) ./...
 
 .PHONY: test-full
@@ -127,6 +138,15 @@ simulate: ## Simulate worlds of sidecars and apps without end, or WORLDS=10000 o
 mutate: ## Change the code in one place at a time: which change does no test see? (PKG=./lock/... BASE=main)
 	@mkdir -p bin && go -C tools/mutate build -o $(CURDIR)/bin/mutate . && bin/mutate $(if $(BASE),-diff $(BASE)) $(ARGS) $(or $(PKG),./...)
 
+.PHONY: release-test
+release-test: ## Install what is in dist/ into empty projects, and take a lock with each
+	@scripts/test-deps $(PACKERS)
+	cd tools/release && go test -v -count=1 -timeout 60m ./disttest -dist $(CURDIR)/dist
+
+.PHONY: release-tool-test
+release-tool-test:
+	cd tools/release && go vet ./... && go test -count=1 -timeout $(TEST_TIMEOUT) .
+
 .PHONY: mutate-test
 mutate-test:
 	cd tools/mutate && go vet ./... && go test -count=1 ./...
@@ -142,6 +162,7 @@ lint: ## Run the linters on Go and proto files
 	cd tools/image && $(LINT) run --config ../../.golangci.yml ./...
 	cd tools/helm && $(LINT) run --config ../../.golangci.yml ./...
 	cd tools/mutate && $(LINT) run --config ../../.golangci.yml ./...
+	cd tools/release && $(LINT) run --config ../../.golangci.yml ./...
 	cd tools/simulate && $(LINT) run --config ../../.golangci.yml ./...
 	cd e2e && $(LINT) run --config ../.golangci.yml ./...
 	cd torture && $(LINT) run --config ../.golangci.yml ./...
@@ -175,13 +196,17 @@ bench-compare: ## Measure it beside another commit, in turns in one run (BASE=co
 ##@ Change it
 .PHONY: fmt
 fmt: ## Format Go files
-	$(LINT) fmt ./... ./$(BENCH)/... ./torture/... ./e2e/... ./tools/image/... ./tools/helm/... ./tools/mutate/... ./tools/simulate/...
+	$(LINT) fmt ./... ./$(BENCH)/... ./torture/... ./e2e/... ./tools/image/... ./tools/helm/... ./tools/mutate/... ./tools/release/... ./tools/simulate/...
 
 .PHONY: generate
 generate: ## Generate code from the proto files, the chart's table of values, and rules for Prometheus
 	scripts/proto.sh generate
 	cd tools/helm && go run ./valuesdoc ../../deploy/helm/locksidecar
 	cd tools/helm && go run ./rules ../../deploy/helm/locksidecar ../../deploy/prometheus/locksidecar.rules.yaml
+
+.PHONY: release-version
+release-version: ## Write the version of the next release into all that has it (V=1.2.3)
+	@go -C tools/release run . -root $(CURDIR) -set-version '$(V)'
 
 .PHONY: chart-schemas
 chart-schemas: ## Write the schemas that charts are held against; downloads several versions of Kubernetes
@@ -201,4 +226,4 @@ tidy-check: ## Fail when a module is not tidy
 
 .PHONY: clean
 clean: ## Remove what was built
-	rm -rf bin tools/proto/bin
+	rm -rf bin dist tools/proto/bin

@@ -79,7 +79,7 @@ var virtualenv = sync.OnceValues(func() (string, error) {
 		if err := run("python3", "-m", "venv", "--clear", dir); err != nil {
 			return "", err
 		}
-		if err := run(interpreter, "-m", "pip", "install", "-q", "--disable-pip-version-check", "setuptools>=64", "wheel", sources+"[dev]"); err != nil {
+		if err := run(interpreter, "-m", "pip", "install", "-q", "--disable-pip-version-check", "setuptools>=77", "wheel", sources+"[dev]"); err != nil {
 			return "", err
 		}
 		if err := os.WriteFile(done, nil, 0o600); err != nil {

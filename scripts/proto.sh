@@ -6,6 +6,7 @@
 #   scripts/proto.sh check          fail when what is generated is not what is checked in
 #   scripts/proto.sh lint           buf lint, buf format
 #   scripts/proto.sh breaking REF   compare with the git ref (default: main)
+#   scripts/proto.sh descriptors FILE   write what other languages make stubs of, with all imports
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -48,8 +49,11 @@ breaking)
 	git archive "$ref" buf.yaml api | tar -x -C "$base"
 	buf breaking --against "$base"
 	;;
+descriptors)
+	buf build --path api/locksidecar --output "$2"
+	;;
 *)
-	sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+	sed -n '2,10s/^# \{0,1\}//p' "$0" >&2
 	exit 64
 	;;
 esac

@@ -1,0 +1,73 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/locksidecar/locksidecar/tools/release/pyenv"
+)
+
+// python makes the wheel and the source archive.
+func (r *release) python(ctx context.Context) error {
+	dir, err := r.staged(ctx, "examples/python")
+	if err != nil {
+		return err
+	}
+	if err := r.license(filepath.Join(dir, "LICENSE")); err != nil {
+		return err
+	}
+	python, err := pyenv.Interpreter(ctx, filepath.Join(r.root, "tools", "release", "requirements.txt"))
+	if err != nil {
+		return err
+	}
+	packed := filepath.Join(r.stage, "python")
+	if err := r.command(ctx, dir, python, "-m", "build", "--quiet", "--no-isolation", "--outdir", packed, dir); err != nil {
+		return err
+	}
+	wheel := fmt.Sprintf("locksidecar-%s-py3-none-any.whl", r.version)
+	if err := r.take(filepath.Join(packed, "*.whl"), r.file("%s", wheel)); err != nil {
+		return err
+	}
+	return r.take(filepath.Join(packed, "*.tar.gz"), r.file("locksidecar-%s.tar.gz", r.version))
+}
+
+// node makes the archive for npm.
+func (r *release) node(ctx context.Context) error {
+	dir, err := r.staged(ctx, "examples/node")
+	if err != nil {
+		return err
+	}
+	if err := r.license(filepath.Join(dir, "LICENSE")); err != nil {
+		return err
+	}
+	packed := filepath.Join(r.stage, "npm")
+	if err := os.Mkdir(packed, 0o755); err != nil {
+		return err
+	}
+	if err := r.command(ctx, dir, "npm", "pack", "--silent", "--pack-destination", packed); err != nil {
+		return err
+	}
+	return r.take(filepath.Join(packed, "*.tgz"), r.file("locksidecar-npm-%s.tgz", r.version))
+}
+
+// rust makes the crate, where there is a client for Rust. Cargo builds what it has packed.
+func (r *release) rust(ctx context.Context) error {
+	if !r.isDir("examples/rust") {
+		fmt.Println("release: there is no client for Rust, and no crate")
+		return nil
+	}
+	dir, err := r.staged(ctx, "examples/rust")
+	if err != nil {
+		return err
+	}
+	if err := r.license(filepath.Join(dir, "LICENSE")); err != nil {
+		return err
+	}
+	packed := filepath.Join(r.stage, "crate")
+	if err := r.command(ctx, dir, "cargo", "package", "--quiet", "--target-dir", packed); err != nil {
+		return err
+	}
+	return r.take(filepath.Join(packed, "package", "*.crate"), r.file("locksidecar-%s.crate", r.version))
+}

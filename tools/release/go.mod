@@ -1,0 +1,3 @@
+module github.com/locksidecar/locksidecar/tools/release
+
+go 1.26.0
