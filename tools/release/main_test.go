@@ -398,3 +398,23 @@ func TestChosen(t *testing.T) {
 		t.Errorf("got %v, %v", got, err)
 	}
 }
+
+// The workflows call make, and only targets that there are.
+func TestWorkflows(t *testing.T) {
+	workflows, err := filepath.Glob(root + "/.github/workflows/*.yml")
+	if err != nil || len(workflows) == 0 {
+		t.Fatalf("no workflows: %v", err)
+	}
+	makefile := read(t, root+"/Makefile")
+	for _, w := range workflows {
+		calls := regexp.MustCompile(`(?m)run: make ([a-z0-9-]+)`).FindAllStringSubmatch(read(t, w), -1)
+		if len(calls) == 0 {
+			t.Errorf("%s does not call make", w)
+		}
+		for _, m := range calls {
+			if !strings.Contains(makefile, "\n"+m[1]+":") {
+				t.Errorf("%s calls make %s, which is not there", w, m[1])
+			}
+		}
+	}
+}

@@ -59,7 +59,7 @@ func (r *release) license(to string) error {
 
 // write makes a file and its folders.
 func write(name string, content []byte, mode fs.FileMode) error {
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // packages are for everybody
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
 	}
 	return os.WriteFile(name, content, mode)

@@ -84,7 +84,8 @@ const javaPom = `<project xmlns="http://maven.apache.org/POM/4.0.0">
   <artifactId>app</artifactId>
   <version>1</version>
   <properties>
-    <maven.compiler.release>17</maven.compiler.release>
+    <maven.compiler.source>17</maven.compiler.source>
+    <maven.compiler.target>17</maven.compiler.target>
     <project.build.sourceEncoding>UTF-8</project.build.sourceEncoding>
   </properties>
   <repositories>
@@ -135,7 +136,7 @@ func TestJava(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(local, "io", "github", "locksidecar")); err != nil {
 		t.Fatal(err)
 	}
-	run(t, dir, "mvn", "--batch-mode", "--no-transfer-progress", "--quiet", "-Dmaven.repo.local="+local,
+	run(t, dir, "mvn", "--batch-mode", "--no-transfer-progress", "--quiet", "-Dstyle.color=never", "-Dmaven.repo.local="+local,
 		"compile", "dependency:copy-dependencies", "-DoutputDirectory=target/lib")
 	holds(t, dir, "java", "-cp", "target/classes:target/lib/*", "App")
 }

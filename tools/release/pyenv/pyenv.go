@@ -35,7 +35,7 @@ func Interpreter(ctx context.Context, requirements string) (string, error) {
 		{"python3", "-m", "venv", "--clear", dir},
 		{python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", requirements},
 	} {
-		if out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput(); err != nil { //nolint:gosec // its own arguments
+		if out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput(); err != nil {
 			return "", fmt.Errorf("make an environment for Python: %v: %w\n%s", argv, err, out)
 		}
 	}
