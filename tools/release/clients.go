@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 
 	"github.com/locksidecar/locksidecar/tools/release/pyenv"
 )
@@ -52,6 +53,8 @@ func (r *release) node(ctx context.Context) error {
 	return r.take(filepath.Join(packed, "*.tgz"), r.file("locksidecar-npm-%s.tgz", r.version))
 }
 
+var cargoIncludes = regexp.MustCompile(`(?m)^include = \[`)
+
 // rust makes the crate, where there is a client for Rust. Cargo builds what it has packed.
 func (r *release) rust(ctx context.Context) error {
 	if !r.isDir("examples/rust") {
@@ -63,6 +66,16 @@ func (r *release) rust(ctx context.Context) error {
 		return err
 	}
 	if err := r.license(filepath.Join(dir, "LICENSE")); err != nil {
+		return err
+	}
+	// A list of what is packed names what is in the folder; the licence is added here.
+	manifest := filepath.Join(dir, "Cargo.toml")
+	text, err := os.ReadFile(manifest)
+	if err != nil {
+		return err
+	}
+	text = cargoIncludes.ReplaceAll(text, []byte(`include = ["LICENSE", `))
+	if err := write(manifest, text, 0o644); err != nil {
 		return err
 	}
 	packed := filepath.Join(r.stage, "crate")

@@ -1,6 +1,7 @@
 package disttest
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
@@ -139,4 +140,43 @@ func TestJava(t *testing.T) {
 	run(t, dir, "mvn", "--batch-mode", "--no-transfer-progress", "--quiet", "-Dstyle.color=never", "-Dmaven.repo.local="+local,
 		"compile", "dependency:copy-dependencies", "-DoutputDirectory=target/lib")
 	holds(t, dir, "java", "-cp", "target/classes:target/lib/*", "App")
+}
+
+const rustManifest = `[package]
+name = "app"
+version = "0.0.0"
+edition = "2021"
+
+[dependencies]
+locksidecar = { path = "locksidecar-VERSION" }
+`
+
+const rustApp = `
+use std::io::Read;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let held = locksidecar::Client::new().lock("orders/42").acquire()?;
+    println!("held {}", held.fence());
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    held.check()?;
+    held.release()?;
+    Ok(())
+}
+`
+
+func TestRust(t *testing.T) {
+	if _, err := os.Stat(filepath.Join(repository, "examples", "rust")); err != nil {
+		t.Skip("there is no client for Rust")
+	}
+	dir := files(t, map[string]string{
+		"Cargo.toml":  strings.ReplaceAll(rustManifest, "VERSION", version),
+		"src/main.rs": rustApp,
+	})
+	run(t, dir, "tar", "-xzf", artifact(t, "locksidecar-%s.crate"))
+	license, err := os.ReadFile(filepath.Join(dir, "locksidecar-"+version, "LICENSE"))
+	if err != nil || !bytes.Equal(license, read(t, filepath.Join(repository, "LICENSE"))) {
+		t.Errorf("the crate has no LICENSE: %v", err)
+	}
+	run(t, dir, "cargo", "build", "--quiet", "--offline")
+	holds(t, dir, filepath.Join(dir, "target", "debug", "app"))
 }
