@@ -140,7 +140,7 @@ mutate: ## Change the code in one place at a time: which change does no test see
 
 .PHONY: release-test
 release-test: ## Install what is in dist/ into empty projects, and take a lock with each
-	@scripts/test-deps $(PACKERS)
+	@scripts/test-deps $(PACKERS) lintian
 	cd tools/release && go test -v -count=1 -timeout 60m ./disttest -dist $(CURDIR)/dist
 
 .PHONY: release-tool-test

@@ -25,8 +25,8 @@ Section: net
 Priority: optional
 Homepage: %s
 Description: distributed locks for any app, through a small process beside it
- locksidecar is a process beside an app, which talks to it over a Unix socket. It
- keeps locks in Redis, ZooKeeper, PostgreSQL, MySQL or MariaDB, or for the apps
+ locksidecar is a process beside an app, which talks to it over a Unix socket.
+ It has locks in Redis, ZooKeeper, PostgreSQL, MySQL or MariaDB, or for the apps
  of one host in its memory. It keeps a lock alive, hands out fencing tokens,
  tells the app when a lock is lost, and releases everything when the app dies.
  .
@@ -94,8 +94,8 @@ func (r *release) debFiles(ctx context.Context, arch string) ([]entry, error) {
 		}
 		files = append(files, f)
 	}
-	history := fmt.Sprintf("locksidecar (%s) unstable; urgency=medium\n\n  * What changes is in %s/blob/v%[1]s/CHANGELOG.md.\n\n -- %s  %s\n",
-		r.version, url, debMaintainer, r.created.Format("Mon, 02 Jan 2006 15:04:05 -0700"))
+	history := fmt.Sprintf("locksidecar (%s) unstable; urgency=medium\n\n  * What changes:\n    %s\n\n -- %s  %s\n",
+		r.version, url+"/blob/v"+r.version+"/CHANGELOG.md", debMaintainer, r.created.Format("Mon, 02 Jan 2006 15:04:05 -0700"))
 	packed := []entry{
 		{path: "usr/share/doc/locksidecar/changelog", content: []byte(history)},
 		{path: "usr/share/doc/locksidecar/THIRD_PARTY_LICENSES", content: notices(used)},

@@ -24,7 +24,7 @@ func (r *release) java(ctx context.Context) error {
 		return err
 	}
 	repository := filepath.Join(r.stage, "maven")
-	err = r.command(ctx, dir, "mvn", "--batch-mode", "--no-transfer-progress", "--quiet", "-Dstyle.color=never", "-Prelease", "-DskipTests",
+	err = r.command(ctx, dir, "mvn", "--batch-mode", "--no-transfer-progress", "--quiet", "-Prelease", "-DskipTests",
 		fmt.Sprintf("-Dproject.build.outputTimestamp=%d", r.created.Unix()),
 		"-DaltDeploymentRepository=dist::file://"+repository, "deploy")
 	if err != nil {

@@ -137,7 +137,7 @@ func TestJava(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(local, "io", "github", "locksidecar")); err != nil {
 		t.Fatal(err)
 	}
-	run(t, dir, "mvn", "--batch-mode", "--no-transfer-progress", "--quiet", "-Dstyle.color=never", "-Dmaven.repo.local="+local,
+	run(t, dir, "mvn", "--batch-mode", "--no-transfer-progress", "--quiet", "-Dmaven.repo.local="+local,
 		"compile", "dependency:copy-dependencies", "-DoutputDirectory=target/lib")
 	holds(t, dir, "java", "-cp", "target/classes:target/lib/*", "App")
 }

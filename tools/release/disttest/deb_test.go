@@ -23,3 +23,16 @@ func TestDeb(t *testing.T) {
 	}
 	t.Log(run(t, t.TempDir(), "unshare", "--mount", "--", script, artifact(t, "locksidecar_%s_"+runtime.GOARCH+".deb"), version))
 }
+
+// Debian's own critic has nothing to say about the package.
+func TestLintian(t *testing.T) {
+	if _, err := exec.LookPath("lintian"); err != nil {
+		t.Skip("this is no Debian, or lintian is not installed")
+	}
+	for _, arch := range []string{"amd64", "arm64"} {
+		out := run(t, "", "lintian", "--allow-root", "--fail-on", "error,warning", artifact(t, "locksidecar_%s_"+arch+".deb"))
+		if out != "" {
+			t.Log(out)
+		}
+	}
+}
