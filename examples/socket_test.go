@@ -14,6 +14,8 @@ import (
 	"github.com/locksidecar/locksidecar/internal/socketrule"
 )
 
+const socketCases = "contract/vectors/socket.json"
+
 // finders are programs that print where the socket is, or say on stderr why it cannot be
 // told, and end with another status than 0. They get the folder that stands for
 // /run/locksidecar, and the user who asks. They become that user when they have loaded
@@ -73,16 +75,27 @@ func TestSocketRule(t *testing.T) {
 			t.Parallel()
 			long(t)
 			needs(t, f.install, f.argv[0])
-			socketrule.Run(t, "contract/vectors/socket.json", func(t *testing.T, c socketrule.Case) (string, error) {
-				t.Helper()
-				args := append(slices.Clone(f.argv[1:]), c.System, strconv.Itoa(c.UID))
-				return found(t, exec.CommandContext(t.Context(), f.argv[0], args...), c) //nolint:gosec // ours
-			})
+			ask(t, f.argv)
 		})
 	}
+	t.Run("rust", func(t *testing.T) {
+		t.Parallel()
+		long(t)
+		ask(t, []string{buildRust(t)["client"], "find"})
+	})
 	t.Run("shell", func(t *testing.T) {
 		t.Parallel()
-		socketrule.Run(t, "contract/vectors/socket.json", shellFinds)
+		socketrule.Run(t, socketCases, shellFinds)
+	})
+}
+
+// ask asks a finder for each case.
+func ask(t *testing.T, argv []string) {
+	t.Helper()
+	socketrule.Run(t, socketCases, func(t *testing.T, c socketrule.Case) (string, error) {
+		t.Helper()
+		args := append(slices.Clone(argv[1:]), c.System, strconv.Itoa(c.UID))
+		return found(t, exec.CommandContext(t.Context(), argv[0], args...), c) //nolint:gosec // ours
 	})
 }
 

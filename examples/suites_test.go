@@ -88,8 +88,7 @@ func TestRuby(t *testing.T) {
 	tapSuites(t, "ruby", "test/c*.rb", "ruby")
 }
 
-// tapSuites runs a program with each of the files, beside each other. They tell their
-// tests in the Test Anything Protocol.
+// tapSuites runs a program with each of the files, beside each other.
 func tapSuites(t *testing.T, dir, pattern string, argv ...string) {
 	t.Helper()
 	env := stores(t)
@@ -101,16 +100,22 @@ func tapSuites(t *testing.T, dir, pattern string, argv ...string) {
 		name, _, _ := strings.Cut(filepath.Base(file), ".")
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			out, ok := suite(t, dir, env, append(slices.Clone(argv), strings.TrimPrefix(file, dir+"/"))...)
-			results, err := readTAP(out)
-			if err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
-			report(t, results)
-			if !ok && !t.Failed() {
-				t.Errorf("it ended with an error\n%s", out)
-			}
+			tap(t, dir, env, append(slices.Clone(argv), strings.TrimPrefix(file, dir+"/"))...)
 		})
+	}
+}
+
+// tap runs a suite that tells its tests in the Test Anything Protocol.
+func tap(t *testing.T, dir string, env []string, argv ...string) {
+	t.Helper()
+	out, ok := suite(t, dir, env, argv...)
+	results, err := readTAP(out)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	report(t, results)
+	if !ok && !t.Failed() {
+		t.Errorf("it ended with an error\n%s", out)
 	}
 }
 

@@ -1,0 +1,369 @@
+//! Distributed locks through the [locksidecar](https://github.com/locksidecar/locksidecar) process
+//! beside the app, over its Unix socket. No dependency; blocking and async, with any runtime.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! let sidecar = locksidecar::Client::new();
+//! let held = sidecar.lock("orders/42").wait(Duration::from_secs(5)).acquire()?;
+//! held.check()?; // before each write, and the fence in it
+//! println!("my fence is {}", held.fence());
+//! held.release()?;
+//! # Ok::<(), locksidecar::Error>(())
+//! ```
+
+#![warn(missing_docs)]
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadMe;
+
+mod error;
+mod held;
+mod json;
+mod session;
+mod state;
+mod sys;
+
+pub use error::{Error, Kind};
+pub use held::{Guard, Held, Outcome, Part, Released, UntilLost};
+
+use json::Json;
+use session::{Ask, OnDraining, Session, ANSWER_LIMIT};
+use std::future::{Future, IntoFuture};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll};
+use std::thread;
+use std::time::Duration;
+
+/// What this crate gives.
+pub type Result<T> = std::result::Result<T, Error>;
+
+const SYSTEM: &str = "/run/locksidecar";
+
+pub(crate) fn duration(d: Duration) -> String {
+    format!("{}.{:09}s", d.as_secs(), d.subsec_nanos())
+}
+
+/// The socket where sidecar and clients meet when nobody says otherwise.
+pub fn default_socket() -> Result<PathBuf> {
+    sys::default_socket(Path::new(SYSTEM))
+}
+
+#[doc(hidden)] // for the tests: another folder in place of /run/locksidecar
+pub fn default_socket_in(system: &Path) -> Result<PathBuf> {
+    sys::default_socket(system)
+}
+
+/// The sidecar beside this process. It connects when something is asked; all copies and all threads
+/// share one session.
+#[derive(Clone)]
+pub struct Client(Arc<Inner>);
+
+struct Inner {
+    settings: Settings,
+    current: Mutex<Current>,
+}
+
+#[derive(Default)]
+struct Current {
+    session: Option<Arc<Session>>,
+    closed: bool,
+}
+
+struct Settings {
+    socket: Option<PathBuf>,
+    name: String,
+    metadata: Vec<(String, Json)>,
+    connect_timeout: Duration,
+    on_draining: Option<OnDraining>,
+}
+
+/// How a [`Client`] is made.
+pub struct Builder(Settings);
+
+impl Builder {
+    /// The sidecar's socket; otherwise `$LOCKSIDECAR_SOCKET`, or the default.
+    pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
+        self.0.socket = Some(path.into());
+        self
+    }
+
+    /// Who this is, in lists.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.0.name = name.into();
+        self
+    }
+
+    /// More about it, in lists. Everybody who may list sees it.
+    pub fn metadata(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.0.metadata.push((key.into(), Json::Text(value.into())));
+        self
+    }
+
+    /// For how long the client calls again where a sidecar hangs up before it has answered, as it does to make
+    /// room; 15 s by default.
+    pub fn connect_timeout(mut self, limit: Duration) -> Self {
+        self.0.connect_timeout = limit;
+        self
+    }
+
+    /// Calls back, in a thread of its own, with the time that is left when the sidecar is about to stop.
+    pub fn on_draining(mut self, then: impl Fn(Duration) + Send + Sync + 'static) -> Self {
+        self.0.on_draining = Some(Arc::new(then));
+        self
+    }
+
+    /// The client. It does not connect yet.
+    pub fn build(self) -> Client {
+        Client(Arc::new(Inner { settings: self.0, current: Mutex::default() }))
+    }
+}
+
+impl Default for Client {
+    fn default() -> Self {
+        Client::builder().build()
+    }
+}
+
+impl Client {
+    /// A client of the sidecar at `$LOCKSIDECAR_SOCKET`, or at the default socket.
+    pub fn new() -> Client {
+        Client::default()
+    }
+
+    /// A client with other settings.
+    pub fn builder() -> Builder {
+        let connect_timeout = Duration::from_secs(15);
+        Builder(Settings { socket: None, name: String::new(), metadata: Vec::new(), connect_timeout, on_draining: None })
+    }
+
+    /// Opens the session now, and not with the first lock. Blocks for as long as the sidecar takes: a millisecond.
+    pub fn open(&self) -> Result<()> {
+        self.current().closed = false;
+        self.session().map(drop)
+    }
+
+    /// Releases everything, and waits for that. Only [`open`](Client::open) opens another session.
+    pub fn close(&self) {
+        let session = {
+            let mut current = self.current();
+            current.closed = true;
+            current.session.clone()
+        };
+        if let Some(session) = session {
+            session.close();
+        }
+    }
+
+    /// The sidecar is about to stop: finish, and release.
+    pub fn draining(&self) -> bool {
+        self.current().session.as_ref().is_some_and(|s| s.draining())
+    }
+
+    /// A lock, which is not taken yet.
+    pub fn lock(&self, resource: impl Into<String>) -> Lock {
+        Lock::new(self, "resource", Json::Text(resource.into()))
+    }
+
+    /// Several locks, 2 to 16: all or none, within one wait, and in one order everywhere.
+    pub fn lock_all<S: Into<String>>(&self, resources: impl IntoIterator<Item = S>) -> Lock {
+        Lock::new(self, "resources", Json::Items(resources.into_iter().map(|r| Json::Text(r.into())).collect()))
+    }
+
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.0.current.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// The session of this process; a new one where the last has ended.
+    fn session(&self) -> Result<Arc<Session>> {
+        let mut current = self.current();
+        if current.closed {
+            return Err(Error::new(Kind::SessionClosed, "this process has closed the session; open() opens another"));
+        }
+        if let Some(session) = current.session.as_ref().filter(|s| s.error().is_none()) {
+            return Ok(session.clone());
+        }
+        let session = self.0.settings.connect()?;
+        current.session = Some(session.clone());
+        Ok(session)
+    }
+}
+
+impl Settings {
+    /// A sidecar that hangs up before it has answered is called again: where connections are short, it
+    /// does so to make room.
+    fn connect(&self) -> Result<Arc<Session>> {
+        let path = self.socket.clone().map_or_else(default_socket, Ok)?;
+        let end = sys::now() + self.connect_timeout.as_secs_f64();
+        let mut pause = Duration::from_millis(50);
+        loop {
+            let open = vec![("name".into(), Json::Text(self.name.clone())), ("metadata".into(), Json::Fields(self.metadata.clone()))];
+            match Session::open(&path, open, self.on_draining.clone()) {
+                Err(e) if e.kind() == Kind::SidecarGone && sys::now() + pause.as_secs_f64() < end => {}
+                other => return other,
+            }
+            thread::sleep(pause);
+            pause = (2 * pause).min(Duration::from_secs(1));
+        }
+    }
+}
+
+/// A lock that is not taken yet, and how it is to be: take it by [`acquire`](Lock::acquire), or await it.
+#[derive(Clone)]
+#[must_use = "it is not taken yet"]
+pub struct Lock {
+    client: Client,
+    fields: Vec<(String, Json)>,
+    mode: &'static str,
+    owner: Option<String>,
+    wait: Option<Duration>,
+    max_hold: Option<Duration>,
+}
+
+impl Lock {
+    fn new(client: &Client, name: &str, resource: Json) -> Lock {
+        let fields = vec![(name.into(), resource)];
+        Lock { client: client.clone(), fields, mode: "EXCLUSIVE", owner: None, wait: None, max_hold: None }
+    }
+
+    fn with(mut self, name: &str, value: Json) -> Lock {
+        self.fields.push((name.into(), value));
+        self
+    }
+
+    /// Waits for so long at most; 0: tries once. Otherwise it waits for as long as it takes.
+    pub fn wait(mut self, limit: Duration) -> Lock {
+        self.wait = Some(limit);
+        self
+    }
+
+    /// Beside other shared holders.
+    pub fn shared(mut self) -> Lock {
+        self.mode = "SHARED";
+        self
+    }
+
+    /// One of so many permits, in place of the lock; [`Held::slot`] says which.
+    pub fn limit(mut self, permits: u32) -> Lock {
+        self.mode = "PERMIT";
+        self.with("limit", Json::Number(permits.into()))
+    }
+
+    /// It is lost after this time.
+    pub fn max_hold(mut self, limit: Duration) -> Lock {
+        self.max_hold = Some(limit);
+        self
+    }
+
+    /// Who in the app asks, for lists and for deadlocks; otherwise the thread.
+    pub fn owner(mut self, owner: impl Into<String>) -> Lock {
+        self.owner = Some(owner.into());
+        self
+    }
+
+    /// Enters again what the same owner has entered so. Each is released.
+    pub fn reentrant(self) -> Lock {
+        self.with("reentrant", Json::Bool(true))
+    }
+
+    /// Whether SQL stores give a [`Guard`]; otherwise as the store's URL says.
+    pub fn guard(self, guard: bool) -> Lock {
+        self.with("guard", Json::Bool(guard))
+    }
+
+    /// An attempt at what must succeed only once: [`Held::succeeded`], [`Held::failed`]. How long the outcome is
+    /// remembered (None: 30 days), and after how many attempts there is no other (0: no limit).
+    pub fn once(self, keep: Option<Duration>, max_attempts: u32) -> Lock {
+        let mut once = vec![("maxAttempts".into(), Json::Number(max_attempts.into()))];
+        if let Some(keep) = keep {
+            once.push(("keep".into(), Json::Text(duration(keep))));
+        }
+        self.with("once", Json::Fields(once))
+    }
+
+    /// Takes it.
+    pub fn acquire(self) -> Result<Held> {
+        self.begin()?.wait()
+    }
+
+    /// Asks for it, and does not wait for the answer.
+    pub fn begin(self) -> Result<Acquire> {
+        let session = self.client.session()?;
+        let mut body = self.fields;
+        body.push(("mode".into(), Json::Text(self.mode.into())));
+        let owner = self.owner.unwrap_or_else(|| format!("pid {} {:?}", std::process::id(), thread::current().id()));
+        body.push(("owner".into(), Json::Text(owner)));
+        for (name, value) in [("wait", self.wait), ("maxHold", self.max_hold)] {
+            if let Some(value) = value {
+                body.push((name.into(), Json::Text(duration(value))));
+            }
+        }
+        let limit = self.wait.map(|wait| wait.as_secs_f64() + ANSWER_LIMIT);
+        let max_hold = self.max_hold.map(|d| d.as_secs_f64());
+        let id = session.post(Ask { kind: "acquire", body, about: None, max_hold, limit })?;
+        Ok(Acquire { session, id, taken: false })
+    }
+}
+
+impl IntoFuture for Lock {
+    type Output = Result<Held>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Result<Held>> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async { self.begin()?.await })
+    }
+}
+
+/// An acquire that is under way: await it, or wait for it. Dropped before that, it is given up, with what it has got.
+#[must_use = "dropped, it is given up"]
+pub struct Acquire {
+    session: Arc<Session>,
+    id: u64,
+    taken: bool,
+}
+
+impl Acquire {
+    /// Waits for the lock.
+    pub fn wait(mut self) -> Result<Held> {
+        self.taken = true; // the session answers in any case
+        let outcome = self.session.wait(self.id);
+        self.held(outcome)
+    }
+
+    /// Whether there is an answer.
+    pub fn is_done(&self) -> bool {
+        self.session.answered(self.id)
+    }
+
+    fn held(&self, outcome: state::Outcome) -> Result<Held> {
+        match outcome? {
+            (_, Some(hold)) => Ok(Held::new(self.session.clone(), hold)),
+            (answer, None) => Err(Error::new(Kind::Internal, format!("this is no grant: {answer:?}"))),
+        }
+    }
+}
+
+impl Future for Acquire {
+    type Output = Result<Held>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.session.poll(self.id, cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(outcome) => {
+                self.taken = true;
+                Poll::Ready(self.held(outcome))
+            }
+        }
+    }
+}
+
+impl Drop for Acquire {
+    fn drop(&mut self) {
+        if !self.taken {
+            self.session.abandon(self.id);
+        }
+    }
+}

@@ -1,0 +1,466 @@
+//! One app session: a connection with lines of JSON. When it ends, at either end, all its locks
+//! are lost. What a line says is carried out when it is read, in the order of the lines.
+
+use crate::error::{Error, Kind};
+use crate::json::Json;
+use crate::state::{lock, take, tell, Call, Hold, Listener, Outcome, State};
+use crate::sys::{self, now};
+use std::collections::HashMap;
+use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::task::{Context, Poll};
+use std::thread;
+use std::time::Duration;
+
+/// For what the sidecar answers at once, and beyond a wait.
+pub(crate) const ANSWER_LIMIT: f64 = 5.0;
+/// Without a word a wait without end asks whether the sidecar is there.
+const PING_AFTER: f64 = 5.0;
+/// Timers stand still while the machine is suspended; the clock of a hold does not.
+const MAX_LOOK: f64 = 1.0;
+/// The sidecar ends a connection at a longer line.
+const LONGEST: usize = 65536;
+
+pub(crate) type OnDraining = Arc<dyn Fn(Duration) + Send + Sync>;
+
+/// A request.
+pub(crate) struct Ask {
+    pub kind: &'static str,
+    pub body: Vec<(String, Json)>,
+    pub about: Option<Arc<Hold>>,
+    pub max_hold: Option<f64>,
+    /// In so many seconds there must be an answer; None: whatever it takes.
+    pub limit: Option<f64>,
+}
+
+impl Ask {
+    pub fn of(kind: &'static str, hold: &Arc<Hold>) -> Ask {
+        let body = vec![("lockId".into(), Json::Text(hold.id.clone()))];
+        Ask { kind, body, about: Some(hold.clone()), max_hold: None, limit: Some(ANSWER_LIMIT) }
+    }
+
+    pub fn with(mut self, name: &str, value: impl Into<String>) -> Ask {
+        self.body.push((name.into(), Json::Text(value.into())));
+        self
+    }
+}
+
+pub(crate) struct Session {
+    path: String,
+    stream: UnixStream,
+    writing: Mutex<()>,
+    state: Mutex<State>,
+    changed: Condvar,
+    on_draining: Option<OnDraining>,
+}
+
+impl Session {
+    pub fn open(path: &Path, body: Vec<(String, Json)>, on_draining: Option<OnDraining>) -> Result<Arc<Session>, Error> {
+        let stream = sys::connect(path)?;
+        let state = State {
+            error: None,
+            calls: HashMap::new(),
+            holds: HashMap::new(),
+            early: HashMap::new(),
+            asking: 0,
+            last_id: 0,
+            difference: f64::NEG_INFINITY,
+            news: (f64::NEG_INFINITY, f64::NEG_INFINITY),
+            slack: 0.0,
+            jeopardy: false,
+            draining: false,
+            heard: now(),
+            ping: None,
+            ended: false,
+        };
+        let session = Arc::new(Session {
+            path: path.display().to_string(),
+            stream,
+            writing: Mutex::new(()),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            on_draining,
+        });
+        let reader = session.clone();
+        thread::Builder::new()
+            .name("locksidecar".into())
+            .spawn(move || reader.read())
+            .map_err(|e| Error::new(Kind::Internal, format!("start the thread that reads: {e}")))?;
+        let opened = session.ask(Ask { kind: "open", body, about: None, max_hold: None, limit: Some(ANSWER_LIMIT) });
+        if let Err(e) = opened {
+            session.over(e.clone());
+            return Err(e);
+        }
+        Ok(session)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    pub fn error(&self) -> Option<Error> {
+        self.state().error.clone()
+    }
+
+    pub fn draining(&self) -> bool {
+        let s = self.state();
+        s.draining && s.error.is_none()
+    }
+
+    pub fn jeopardy(&self) -> bool {
+        self.state().jeopardy
+    }
+
+    // Requests.
+
+    /// Sends it, and gives its id.
+    pub fn post(&self, ask: Ask) -> Result<u64, Error> {
+        let _in_order = lock(&self.writing);
+        let mut line = String::new();
+        let id = {
+            let mut s = self.state();
+            if let Some(e) = &s.error {
+                return Err(e.clone());
+            }
+            s.last_id += 1;
+            let id = s.last_id;
+            Json::Fields(vec![("requestId".into(), Json::Text(id.to_string())), (ask.kind.into(), Json::Fields(ask.body))]).write(&mut line);
+            line.push('\n');
+            if line.len() > LONGEST {
+                return Err(Error::new(Kind::InvalidRequest, format!("the request is longer than {LONGEST} bytes")));
+            }
+            let (acquires, sent) = (ask.kind == "acquire", now());
+            let deadline = ask.limit.map(|seconds| sent + seconds);
+            s.asking += u32::from(acquires);
+            s.calls.insert(
+                id,
+                Call {
+                    acquires,
+                    sent,
+                    about: ask.about,
+                    max_hold: ask.max_hold,
+                    deadline,
+                    abandoned: false,
+                    late: false,
+                    outcome: None,
+                    waker: None,
+                },
+            );
+            id
+        };
+        let _ = (&self.stream).write_all(line.as_bytes()); // who reads finds out
+        Ok(id)
+    }
+
+    /// Sends it, and waits for the answer.
+    pub fn ask(&self, ask: Ask) -> Result<Json, Error> {
+        let id = self.post(ask)?;
+        self.wait(id).map(|(answer, _)| answer)
+    }
+
+    /// Waits for the answer to what was sent. The thread that reads sees to its end.
+    pub fn wait(&self, id: u64) -> Outcome {
+        let mut s = self.state();
+        loop {
+            if let Some(outcome) = take(&mut s, id) {
+                return outcome;
+            }
+            s = self.changed.wait(s).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+    }
+
+    pub fn poll(&self, id: u64, cx: &mut Context<'_>) -> Poll<Outcome> {
+        let mut s = self.state();
+        if let Some(outcome) = take(&mut s, id) {
+            return Poll::Ready(outcome);
+        }
+        if let Some(call) = s.calls.get_mut(&id) {
+            call.waker = Some(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// Whether the answer is there.
+    pub fn answered(&self, id: u64) -> bool {
+        self.state().calls.get(&id).map_or(true, |call| call.outcome.is_some())
+    }
+
+    /// Sees to it that nobody keeps what nobody waits for.
+    pub fn abandon(&self, id: u64) {
+        let outcome = {
+            let mut s = self.state();
+            let outcome = take(&mut s, id);
+            if let Some(call) = s.calls.get_mut(&id) {
+                call.abandoned = true; // a grant that crosses the cancel is released
+            }
+            outcome
+        };
+        match outcome {
+            None => self.cancel(id),
+            Some(Ok((_, Some(hold)))) => self.drop_hold(&hold),
+            Some(_) => {}
+        }
+    }
+
+    /// Nobody waits for the answer.
+    pub fn forget(&self, id: u64) {
+        let mut s = self.state();
+        if take(&mut s, id).is_none() {
+            if let Some(call) = s.calls.get_mut(&id) {
+                call.abandoned = true;
+            }
+        }
+    }
+
+    fn cancel(&self, id: u64) {
+        let body = vec![("requestId".into(), Json::Text(id.to_string()))];
+        self.send(Ask { kind: "cancel", body, about: None, max_hold: None, limit: None });
+    }
+
+    /// Sends what nobody waits for. Where the session has ended, its holds have, too.
+    fn send(&self, ask: Ask) {
+        if let Ok(id) = self.post(ask) {
+            self.forget(id);
+        }
+    }
+
+    /// Leaves a hold and sends the release.
+    pub fn drop_hold(&self, hold: &Arc<Hold>) {
+        self.leave(hold);
+        self.send(Ask::of("release", hold));
+    }
+
+    /// The app has left what it has entered: the sidecar carries that out, be it late. The request,
+    /// whose answer has the counts that are left.
+    pub fn release(&self, hold: &Arc<Hold>) -> Result<u64, Error> {
+        let lost = self.look(hold, false);
+        self.leave(hold);
+        match lost {
+            None => self.post(Ask::of("release", hold)),
+            Some(problem) => {
+                self.send(Ask::of("release", hold)); // the sidecar may be what is broken: it reads this when it is well again
+                Err(problem)
+            }
+        }
+    }
+
+    pub fn leave(&self, hold: &Hold) {
+        let mut s = self.state();
+        let mut h = hold.state();
+        h.count = h.count.saturating_sub(1);
+        if h.count == 0 {
+            s.holds.remove(&hold.id);
+        }
+    }
+
+    /// Ends the session, and waits until the sidecar has released all.
+    pub fn close(&self) {
+        let closed = Error::new(Kind::SessionClosed, "this process has closed the session");
+        if !self.finish(closed, "SESSION_CLOSED") {
+            return;
+        }
+        let _ = self.stream.shutdown(Shutdown::Write);
+        let end = now() + ANSWER_LIMIT;
+        let mut s = self.state();
+        while !s.ended && now() < end {
+            s = self.changed.wait_timeout(s, Duration::from_millis(100)).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+        drop(s);
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    // Holds.
+
+    /// Why it is lost, by all that is known, which includes the clock.
+    pub fn look(&self, hold: &Hold, exact: bool) -> Option<Error> {
+        let mut s = self.state();
+        let end = if exact { hold.end() } else { s.silent_at(hold) };
+        s.expire(hold, end);
+        drop(s);
+        self.changed.notify_all();
+        hold.state().problem.clone()
+    }
+
+    /// Waits until it is lost, for so long at most.
+    pub fn wait_lost(&self, hold: &Hold, limit: Duration) -> Option<Error> {
+        let end = now() + limit.as_secs_f64();
+        loop {
+            if let Some(problem) = self.look(hold, false) {
+                return Some(problem);
+            }
+            let left = end - now();
+            if left <= 0.0 {
+                return None;
+            }
+            let s = self.state();
+            if hold.state().problem.is_none() {
+                let step = Duration::from_secs_f64(left.min(MAX_LOOK));
+                drop(self.changed.wait_timeout(s, step).unwrap_or_else(|poisoned| poisoned.into_inner()));
+            }
+        }
+    }
+
+    pub fn poll_lost(&self, hold: &Hold, cx: &mut Context<'_>) -> Poll<Error> {
+        if let Some(problem) = self.look(hold, false) {
+            return Poll::Ready(problem);
+        }
+        let mut h = hold.state();
+        match &h.problem {
+            Some(problem) => Poll::Ready(problem.clone()),
+            None => {
+                h.wakers.retain(|w| !w.will_wake(cx.waker()));
+                h.wakers.push(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    pub fn on_lost(&self, hold: &Hold, listener: Listener) {
+        let mut h = hold.state();
+        match h.problem.clone() {
+            None => h.listeners.push(listener),
+            Some(problem) => tell(listener, problem),
+        }
+    }
+
+    // The thread that reads.
+
+    fn read(self: Arc<Session>) {
+        let mut stream = &self.stream;
+        let (mut rest, mut chunk) = (Vec::new(), vec![0; LONGEST]);
+        let why = loop {
+            let _ = self.stream.set_read_timeout(Some(Duration::from_secs_f64(self.tick())));
+            match stream.read(&mut chunk) {
+                Ok(0) => break format!("the connection to the sidecar at {} ended", self.path),
+                Ok(n) => rest.extend_from_slice(&chunk[..n]),
+                Err(e) if [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::Interrupted].contains(&e.kind()) => continue,
+                Err(e) => break format!("the connection to the sidecar at {} ended: {e}", self.path),
+            }
+            let Some(end) = rest.iter().rposition(|b| *b == b'\n') else { continue };
+            let lines: Vec<u8> = rest.drain(..=end).collect();
+            if !String::from_utf8_lossy(&lines).lines().all(|line| Json::parse(line).map(|m| self.line(&m)).is_some()) {
+                break format!("what answers at {} is no sidecar, or an older one than this client", self.path);
+            }
+        };
+        self.over(Error::new(Kind::SidecarGone, why));
+        self.state().ended = true;
+        self.changed.notify_all();
+    }
+
+    /// Notices the ends that have come, of holds and of waits. In so many seconds it must do so again.
+    fn tick(&self) -> f64 {
+        let now = now();
+        let (mut late, mut ping) = (Vec::new(), false);
+        let mut nearest = now + MAX_LOOK;
+        {
+            let mut s = self.state();
+            for hold in s.holds.values().cloned().collect::<Vec<_>>() {
+                let end = s.silent_at(&hold);
+                s.expire(&hold, end);
+                nearest = nearest.min(end.max(now));
+            }
+            let quiet = now >= s.heard + PING_AFTER;
+            let unanswered = s.ping.is_some_and(|id| s.calls.contains_key(&id));
+            for (id, call) in s.calls.iter().filter(|(_, c)| c.outcome.is_none() && !c.abandoned && !c.late) {
+                match call.deadline {
+                    Some(deadline) if deadline <= now => late.push(*id),
+                    Some(deadline) => nearest = nearest.min(deadline),
+                    None if quiet && unanswered => late.push(*id),
+                    None => ping |= quiet,
+                }
+            }
+            if quiet {
+                s.heard = now; // from here it has as long again
+            }
+        }
+        if ping {
+            let id = self.post(Ask { kind: "keepAlive", body: Vec::new(), about: None, max_hold: None, limit: None }).unwrap_or(0);
+            self.state().ping = Some(id);
+            self.forget(id);
+        }
+        for id in late {
+            self.give_up(id);
+        }
+        self.changed.notify_all();
+        (nearest - now).clamp(0.001, MAX_LOOK)
+    }
+
+    /// The sidecar does not answer: nobody need wait any longer.
+    fn give_up(&self, id: u64) {
+        let error = Error::new(Kind::SidecarSilent, format!("the sidecar at {} did not answer in time; it may be frozen", self.path));
+        let acquires = {
+            let mut s = self.state();
+            let Some(call) = s.calls.get_mut(&id) else { return };
+            call.late = true;
+            call.finish(Err(error));
+            call.acquires
+        };
+        if acquires {
+            self.cancel(id);
+        }
+    }
+
+    fn line(&self, m: &Json) {
+        let id = m.get("requestId").text();
+        let mut unwanted = None;
+        let mut draining = None;
+        {
+            let mut s = self.state();
+            if s.error.is_some() {
+                return; // what it says of the end concerns nobody
+            }
+            s.heard = now();
+            if id.is_empty() {
+                draining = s.event(m.get("event"));
+                if m.get("error").is_some() {
+                    drop(s);
+                    self.finish(Error::explain(m.get("error")), "SIDECAR_GONE");
+                    // its last word
+                }
+            } else if let Ok(id) = id.parse() {
+                unwanted = s.answered(id, m);
+            }
+        }
+        self.changed.notify_all();
+        if let Some(lock_id) = unwanted {
+            let body = vec![("lockId".into(), Json::Text(lock_id))];
+            self.send(Ask { kind: "release", body, about: None, max_hold: None, limit: None });
+        }
+        if let (Some(seconds), Some(then)) = (draining, self.on_draining.clone()) {
+            thread::spawn(move || then(Duration::from_secs_f64(seconds)));
+        }
+    }
+
+    // Ends.
+
+    /// The end of the session that nobody asked for.
+    fn over(&self, error: Error) {
+        self.finish(error, "SIDECAR_GONE");
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Ends it once: later reasons do not count.
+    fn finish(&self, error: Error, lost_reason: &str) -> bool {
+        let mut s = self.state();
+        if s.error.is_some() {
+            return false;
+        }
+        for (_, hold) in std::mem::take(&mut s.holds) {
+            hold.lose(lost_reason, &error.to_string());
+        }
+        s.calls.retain(|_, call| !(call.abandoned || call.late && call.outcome.is_none()));
+        for call in s.calls.values_mut().filter(|call| call.outcome.is_none()) {
+            call.late = false;
+            let problem = call.about.as_ref().and_then(|hold| hold.state().problem.clone());
+            call.finish(Err(problem.unwrap_or_else(|| error.clone())));
+        }
+        s.early.clear();
+        s.error = Some(error);
+        drop(s);
+        self.changed.notify_all();
+        true
+    }
+}

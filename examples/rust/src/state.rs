@@ -1,0 +1,307 @@
+//! What a session knows: its calls and holds, and what a line of the sidecar changes of them. There is
+//! no input or output here.
+
+use crate::error::{Error, Kind};
+use crate::json::Json;
+use crate::sys::now;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Waker;
+use std::thread;
+
+/// For the sidecar to say that a max_hold is over.
+const MAX_SLACK: f64 = 0.25;
+
+pub(crate) type Listener = Box<dyn FnOnce(Error) + Send>;
+
+/// What came of a request: the answer, and what an acquire has got.
+pub(crate) type Outcome = Result<(Json, Option<Arc<Hold>>), Error>;
+
+pub(crate) struct Call {
+    pub acquires: bool,
+    pub sent: f64,
+    pub about: Option<Arc<Hold>>,
+    pub max_hold: Option<f64>,
+    pub deadline: Option<f64>,
+    /// Nobody waits for it any more.
+    pub abandoned: bool,
+    /// Who waits for it is told that it was not answered in time.
+    pub late: bool,
+    pub outcome: Option<Outcome>,
+    pub waker: Option<Waker>,
+}
+
+/// A hold as its session knows it. Each acquire that entered it has a `Held`.
+pub(crate) struct Hold {
+    pub id: String,
+    pub resource: String,
+    pub grant: Json,
+    counted: f64,
+    state: Mutex<HoldState>,
+}
+
+pub(crate) struct HoldState {
+    pub mode: String,
+    pub count: u32,
+    pub until: f64,
+    pub limit: f64,
+    pub problem: Option<Error>,
+    pub listeners: Vec<Listener>,
+    pub wakers: Vec<Waker>,
+}
+
+impl HoldState {
+    /// When it is over if nothing is heard any more.
+    fn end(&self) -> f64 {
+        self.until.min(self.limit)
+    }
+}
+
+impl Hold {
+    fn new(grant: &Json) -> Hold {
+        let mut resource = grant.get("resource").text().to_string();
+        if resource.is_empty() {
+            let names: Vec<&str> = grant.get("parts").items().iter().map(|p| p.get("resource").text()).collect();
+            resource = names.join(", ");
+        }
+        Hold {
+            id: grant.get("lockId").text().into(),
+            resource,
+            grant: grant.clone(),
+            counted: grant.get("countedAt").seconds(),
+            state: Mutex::new(HoldState {
+                mode: String::new(),
+                count: 0,
+                until: f64::NEG_INFINITY,
+                limit: f64::INFINITY,
+                problem: None,
+                listeners: Vec::new(),
+                wakers: Vec::new(),
+            }),
+        }
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, HoldState> {
+        lock(&self.state)
+    }
+
+    pub fn mode(&self) -> String {
+        self.state().mode.clone()
+    }
+
+    pub fn count(&self) -> u32 {
+        self.state().count
+    }
+
+    pub fn end(&self) -> f64 {
+        self.state().end()
+    }
+
+    pub fn lose(&self, reason: &str, message: &str) {
+        let mut s = self.state();
+        if s.problem.is_some() {
+            return;
+        }
+        let problem = Error::lost(&self.resource, &self.id, reason, message);
+        s.problem = Some(problem.clone());
+        let (listeners, wakers) = (std::mem::take(&mut s.listeners), std::mem::take(&mut s.wakers));
+        drop(s);
+        wakers.into_iter().for_each(Waker::wake);
+        for listener in listeners {
+            tell(listener, problem.clone()); // never where the news are read
+        }
+    }
+}
+
+pub(crate) fn tell(listener: Listener, problem: Error) {
+    thread::spawn(move || listener(problem));
+}
+
+/// No code of the app runs under these mutexes: a panic elsewhere leaves them well.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+pub(crate) struct State {
+    pub error: Option<Error>,
+    pub calls: HashMap<u64, Call>,
+    pub holds: HashMap<String, Arc<Hold>>,
+    /// Losses that came before their grants; only while an acquire is under way.
+    pub early: HashMap<String, Json>,
+    pub asking: u32,
+    pub last_id: u64,
+    /// Of the clocks: ours less the sidecar's, never too large.
+    pub difference: f64,
+    /// Of the lease: when it was counted on the sidecar's clock, its end on ours.
+    pub news: (f64, f64),
+    pub slack: f64,
+    pub jeopardy: bool,
+    pub draining: bool,
+    pub heard: f64,
+    pub ping: Option<u64>,
+    /// The thread that reads has ended, and the sidecar has released all.
+    pub ended: bool,
+}
+
+impl Call {
+    pub fn finish(&mut self, outcome: Outcome) {
+        self.outcome = Some(outcome);
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+/// What came of it; None: it is not answered yet.
+pub(crate) fn take(s: &mut State, id: u64) -> Option<Outcome> {
+    let call = s.calls.get_mut(&id)?;
+    let outcome = call.outcome.take()?;
+    if !call.late {
+        s.calls.remove(&id);
+    }
+    Some(outcome)
+}
+
+impl State {
+    /// The lock id of a grant that nobody wants any more; None: somebody does.
+    pub fn answered(&mut self, id: u64, m: &Json) -> Option<String> {
+        let mut call = self.calls.remove(&id)?;
+        let grant = ["opened", "granted", "downgraded", "extended"].into_iter().map(|kind| m.get(kind)).find(|g| g.is_some());
+        if let Some(grant) = grant {
+            self.difference = self.difference.max(call.sent - grant.get("countedAt").seconds());
+        }
+        let wanted = !call.abandoned && !call.late;
+        let mut unwanted = None;
+        let mut outcome = Ok((m.clone(), None));
+        if m.get("error").is_some() {
+            outcome = Err(self.refused(&call, Error::explain(m.get("error"))));
+        } else if m.get("opened").is_some() {
+            self.slack = MAX_SLACK.min(m.get("opened").get("leaseMargin").seconds() / 2.0);
+        } else if m.get("granted").is_some() {
+            if wanted {
+                outcome = Ok((m.clone(), Some(self.granted(m.get("granted"), call.max_hold))));
+            } else {
+                unwanted = Some(m.get("granted").get("lockId").text().into());
+            }
+        } else if let (Some(grant), Some(hold)) = (grant, &call.about) {
+            let mut h = hold.state();
+            h.mode = grant.get("mode").text().into();
+            if let (true, Some(max_hold)) = (m.get("extended").is_some(), call.max_hold) {
+                h.limit = self.moment(grant, max_hold);
+                h.until = h.until.max(self.moment(grant, grant.get("validFor").seconds()));
+            }
+        }
+        if call.acquires {
+            self.asking -= 1;
+            if self.asking == 0 {
+                self.early.clear();
+            }
+        }
+        if wanted {
+            call.finish(outcome);
+            self.calls.insert(id, call);
+        } else if call.late && call.outcome.is_some() {
+            call.late = false; // the one who waits has yet to learn that it was too late
+            self.calls.insert(id, call);
+        }
+        unwanted
+    }
+
+    fn granted(&mut self, grant: &Json, max_hold: Option<f64>) -> Arc<Hold> {
+        let id = grant.get("lockId").text().to_string();
+        let hold = self.holds.entry(id).or_insert_with(|| Arc::new(Hold::new(grant))).clone();
+        {
+            let mut h = hold.state();
+            h.count += 1;
+            h.mode = grant.get("mode").text().into();
+            h.until = h.until.max(self.moment(grant, grant.get("validFor").seconds()));
+            if let Some(max_hold) = max_hold {
+                h.limit = h.limit.min(self.moment(grant, max_hold));
+            }
+        }
+        self.prolong(&hold); // news may overtake the grant
+        if let Some(early) = self.early.get(&hold.id).cloned() {
+            self.lost(&hold, &early);
+        }
+        hold
+    }
+
+    /// What a refusal says about a hold; the error to give.
+    fn refused(&mut self, call: &Call, error: Error) -> Error {
+        let Some(hold) = &call.about else { return error };
+        let over = error.kind() == Kind::LockLost || (error.kind() == Kind::NotHolder && hold.count() > 0);
+        if over {
+            self.holds.remove(&hold.id); // sooner than its event
+            hold.lose(error.lost_reason().unwrap_or("UNKNOWN"), &error.to_string());
+        }
+        let problem = hold.state().problem.clone();
+        problem.unwrap_or(error)
+    }
+
+    /// The seconds that are left, where it is that the sidecar stops.
+    pub fn event(&mut self, event: &Json) -> Option<f64> {
+        let (lease, lost, draining) = (event.get("lease"), event.get("lost"), event.get("draining"));
+        if lease.is_some() {
+            self.news = (lease.get("countedAt").seconds(), self.moment(lease, lease.get("validFor").seconds()));
+            for hold in self.holds.values() {
+                self.prolong(hold);
+            }
+            self.jeopardy = *lease.get("jeopardy") == Json::Bool(true);
+        } else if lost.is_some() {
+            let id = lost.get("lockId").text();
+            if let Some(hold) = self.holds.get(id).cloned() {
+                self.lost(&hold, lost);
+            } else if self.asking > 0 {
+                self.early.insert(id.into(), lost.clone());
+            }
+        } else if draining.is_some() && !self.draining {
+            self.draining = true;
+            return Some((self.moment(draining, draining.get("remaining").seconds()) - now()).max(0.0));
+        }
+        None
+    }
+
+    fn lost(&mut self, hold: &Hold, event: &Json) {
+        self.holds.remove(&hold.id);
+        hold.lose(event.get("reason").text(), event.get("message").text());
+    }
+
+    /// News are for what was held when they were counted, and was not over by then.
+    fn prolong(&self, hold: &Hold) {
+        let (counted, until) = self.news;
+        let mut h = hold.state();
+        if counted >= hold.counted && counted + self.difference < h.until {
+            h.until = h.until.max(until);
+        }
+    }
+
+    /// On our clock, when so many seconds are over that were counted at `countedAt`.
+    fn moment(&self, m: &Json, seconds: f64) -> f64 {
+        m.get("countedAt").seconds() + self.difference + seconds
+    }
+
+    /// When the sidecar's silence ends a hold: at its end, or a little later where that is by max_hold. The
+    /// sidecar keeps others out meanwhile and says so, which is better news than its silence.
+    pub fn silent_at(&self, hold: &Hold) -> f64 {
+        let h = hold.state();
+        let end = h.end();
+        if end + self.slack >= h.limit {
+            end + self.slack
+        } else {
+            end
+        }
+    }
+
+    pub fn expire(&mut self, hold: &Hold, end: f64) {
+        let now = now();
+        if end > now || self.holds.remove(&hold.id).is_none() {
+            return;
+        }
+        let limit = hold.state().limit;
+        if now >= limit {
+            hold.lose("MAX_HOLD", "it was held longer than its max_hold");
+        } else {
+            hold.lose("SIDECAR_SILENT", "the sidecar was not heard of in time");
+        }
+    }
+}

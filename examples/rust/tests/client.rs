@@ -1,0 +1,267 @@
+//! What the contract does not say: what is Rust's own, and calls that other clients lack.
+
+mod support;
+
+use locksidecar::{Client, Kind};
+use std::future::Future;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixListener;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{mpsc, Arc};
+use std::task::Poll;
+use std::thread;
+use std::time::Duration;
+use support::{block_on, eventually, tap, test, Json, Sidecar, PATIENCE};
+
+const NOW: Duration = Duration::ZERO;
+
+fn kind<T>(result: locksidecar::Result<T>) -> Kind {
+    match result {
+        Ok(_) => panic!("it succeeds"),
+        Err(e) => e.kind(),
+    }
+}
+
+fn dropped() {
+    let sidecar = Sidecar::new();
+    let client = sidecar.client();
+    let held = client.lock("r").acquire().unwrap();
+    let waits = client.lock("r").begin().unwrap();
+    eventually("it waits", PATIENCE, || sidecar.lock("r").1.len() == 1);
+    drop(waits);
+    eventually("it waits no more", PATIENCE, || sidecar.lock("r").1.is_empty());
+    let late = client.lock("r").begin().unwrap();
+    drop(held);
+    eventually("it has it", PATIENCE, || late.is_done());
+    drop(late); // though nobody took it
+    client.lock("r").wait(PATIENCE).acquire().unwrap();
+}
+
+fn futures() {
+    let sidecar = Sidecar::new();
+    let client = sidecar.client();
+    let held = block_on(async { client.lock("r").await }, PATIENCE).unwrap().unwrap();
+    let waits = client.lock("r").begin().unwrap();
+    assert!(block_on(waits, Duration::from_millis(50)).is_none(), "it was dropped while it waited");
+    eventually("it waits no more", PATIENCE, || sidecar.lock("r").1.is_empty());
+    // As select! does it: the work, unless the lock is lost first.
+    let force = sidecar.socket();
+    thread::spawn(move || support::http(&force, "DELETE", "/v1/locks/r?grace=0s"));
+    let mut lost = Box::pin(held.until_lost());
+    let problem = block_on(
+        std::future::poll_fn(|cx| match lost.as_mut().poll(cx) {
+            Poll::Ready(problem) => Poll::Ready(problem),
+            Poll::Pending => Poll::Pending,
+        }),
+        PATIENCE,
+    );
+    assert_eq!(problem.unwrap().lost_reason(), Some("FORCED"));
+    let held = client.lock("r").wait(PATIENCE).acquire().unwrap();
+    assert_eq!(block_on(held.release_async().unwrap(), PATIENCE).unwrap().unwrap(), 0);
+    drop(client.lock("r").wait(PATIENCE).acquire().unwrap().release_async()); // sent all the same
+    client.lock("r").wait(PATIENCE).acquire().unwrap();
+}
+
+fn threads() {
+    let sidecar = Sidecar::new();
+    let (client, number) = (sidecar.client(), Arc::new(AtomicU32::new(0)));
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..20 {
+                    let _held = client.lock("r").acquire().unwrap();
+                    let n = number.load(Ordering::Relaxed);
+                    thread::yield_now();
+                    number.store(n + 1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(number.load(Ordering::Relaxed), 160);
+}
+
+fn released() {
+    let sidecar = Sidecar::new();
+    let held = sidecar.client().lock("r").acquire().unwrap();
+    held.check().unwrap();
+    assert_eq!(held.release().unwrap(), 0);
+    assert_eq!(kind(held.check()), Kind::NotHolder);
+    assert_eq!(kind(held.release()), Kind::NotHolder);
+    assert_eq!(kind(held.downgrade()), Kind::NotHolder);
+    assert_eq!((held.valid_for(), held.lost().is_some()), (NOW, false));
+}
+
+fn once() {
+    let sidecar = Sidecar::new();
+    let client = sidecar.client();
+    let attempt = || client.lock("k").wait(PATIENCE).once(Some(Duration::from_secs(60)), 3).acquire();
+    drop(attempt().unwrap()); // says nothing: the outcome is unknown
+    let second = attempt().unwrap();
+    assert_eq!((second.attempt(), second.previous().unwrap().state.as_str()), (Some(2), "UNKNOWN"));
+    second.failed("no paper").unwrap();
+    let third = attempt().unwrap();
+    let previous = third.previous().unwrap();
+    assert_eq!((previous.state.as_str(), previous.note.as_str(), previous.attempt), ("FAILED", "no paper", 2));
+    third.succeeded("").unwrap();
+    assert_eq!(kind(third.release()), Kind::NotHolder);
+    let e = attempt().unwrap_err();
+    assert_eq!((e.kind(), e.metadata("attempt")), (Kind::AlreadyDone, Some("3")));
+    client.lock("other").once(None, 1).acquire().unwrap().failed("").unwrap();
+    assert_eq!(kind(client.lock("other").once(None, 1).acquire()), Kind::AttemptsExhausted);
+}
+
+fn permits() {
+    let sidecar = Sidecar::new();
+    let client = sidecar.client();
+    let (one, two) = (client.lock("r").limit(2).acquire().unwrap(), client.lock("r").limit(2).acquire().unwrap());
+    assert_eq!((one.slot(), two.slot(), two.mode().as_str()), (Some(0), Some(1), "PERMIT"));
+    assert_eq!(kind(client.lock("r").limit(2).wait(NOW).acquire()), Kind::LockHeld);
+    let both = client.lock_all(["b", "a"]).wait(NOW).acquire().unwrap();
+    assert_eq!(both.parts().iter().map(|p| p.resource.clone()).collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!(both.resource(), "a, b");
+    assert_eq!(kind(client.lock("a").wait(NOW).acquire()), Kind::LockHeld);
+    let short = client.lock("s").max_hold(Duration::from_millis(500)).acquire().unwrap();
+    short.extend(Duration::from_secs(3600)).unwrap();
+    assert!(short.valid_for() > Duration::from_millis(500), "valid for {:?}", short.valid_for());
+    let long = client.lock("t").acquire().unwrap();
+    long.extend(Duration::from_millis(100)).unwrap();
+    assert_eq!(long.wait_lost(PATIENCE).unwrap().lost_reason(), Some("MAX_HOLD"));
+}
+
+/// A sidecar that says what it is told to, for each request in turn.
+fn scripted(answers: &'static [&'static str]) -> Client {
+    let path = std::env::temp_dir().join(format!("ls-scripted-{}", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    let listener = UnixListener::bind(&path).unwrap();
+    thread::spawn(move || {
+        let mut stream = listener.accept().unwrap().0;
+        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+        for answer in answers {
+            let request = Json::parse(&lines.next().unwrap().unwrap()).unwrap();
+            writeln!(stream, r#"{{"requestId":"{}",{answer}}}"#, request.get("requestId").text()).unwrap();
+        }
+        lines.next();
+    });
+    Client::builder().socket(path).build()
+}
+
+fn losses() {
+    let sidecar = Sidecar::new();
+    let client = sidecar.client();
+    let held = client.lock("r").acquire().unwrap();
+    let (told, hears) = mpsc::channel();
+    held.on_lost({
+        let told = told.clone();
+        move |problem| told.send(problem).unwrap()
+    });
+    support::http(&sidecar.socket(), "DELETE", "/v1/locks/r?grace=0s");
+    assert_eq!(hears.recv_timeout(PATIENCE).unwrap().lost_reason(), Some("FORCED"));
+    assert_eq!(kind(held.check()), Kind::LockLost);
+    held.on_lost(move |problem| told.send(problem).unwrap()); // later too
+    assert_eq!(hears.recv_timeout(PATIENCE).unwrap().lost_reason(), Some("FORCED"));
+
+    let held = scripted(&[
+        r#""opened":{"sessionId":"s","leaseMargin":"1s","countedAt":"1s"}"#,
+        r#""granted":{"lockId":"l","resource":"r","mode":"EXCLUSIVE","fence":"7","validFor":"9s","count":1,"countedAt":"1s"}"#,
+        r#""error":{"message":"forced","details":[{"domain":"locksidecar","reason":"LOCK_LOST","metadata":{"lost_reason":"FORCED"}}]}"#,
+    ])
+    .lock("r")
+    .acquire()
+    .unwrap();
+    assert_eq!(kind(held.release()), Kind::LockLost);
+    assert_eq!(held.lost().unwrap().lost_reason(), Some("FORCED"), "the answer to the release is the first to tell");
+}
+
+fn drains() {
+    let sidecar = Sidecar::with("embedded:", &[("ttl", "2s"), ("drain", "60s")]);
+    let (told, hears) = mpsc::channel();
+    let client = Client::builder().socket(sidecar.socket()).on_draining(move |left| told.send(left).unwrap()).build();
+    let held = client.lock("r").acquire().unwrap();
+    assert!(!client.draining());
+    sidecar.terminate();
+    assert!(hears.recv_timeout(PATIENCE).unwrap() <= Duration::from_secs(60));
+    assert!(client.draining());
+    held.check().unwrap();
+    held.release().unwrap();
+}
+
+fn shown() {
+    let sidecar = Sidecar::new();
+    let client = Client::builder().socket(sidecar.socket()).name("shop").metadata("pod", "p1").build();
+    let held = client.lock("r").acquire().unwrap();
+    let holder = sidecar.lock("r").0.remove(0);
+    assert_eq!((holder.get("lockId").text(), holder.get("session").text()), (held.id(), "shop"));
+    assert_eq!(holder.get("metadata").get("pod").text(), "p1");
+    assert!(holder.get("owner").text().starts_with(&format!("pid {} ThreadId(", std::process::id())));
+    assert_eq!(kind(client.lock("x".repeat(70_000)).acquire()), Kind::InvalidRequest);
+    held.check().unwrap(); // and the session has gone on
+}
+
+fn nobody() {
+    let path = std::env::temp_dir().join("no-such-socket");
+    let e = Client::builder().socket(&path).build().lock("r").acquire().unwrap_err();
+    let path = path.display();
+    let want = format!("no sidecar answers at {path}: there is no such socket; start a sidecar with: locksidecar serve --socket {path}");
+    assert_eq!((e.kind(), e.to_string()), (Kind::NoSidecar, want));
+    let sidecar = Sidecar::new();
+    let client = sidecar.client();
+    let held = client.lock("r").acquire().unwrap();
+    let waits = client.lock("r").begin().unwrap();
+    client.close();
+    assert_eq!(kind(waits.wait()), Kind::SessionClosed, "whatever the sidecar says of it at the end");
+    assert_eq!(held.lost().unwrap().lost_reason(), Some("SESSION_CLOSED"));
+    assert_eq!(kind(client.lock("r").acquire()), Kind::SessionClosed);
+    client.open().unwrap();
+    client.lock("r").wait(NOW).acquire().unwrap();
+}
+
+fn frozen() {
+    let sidecar = Sidecar::new();
+    let client = sidecar.client();
+    let held = client.lock("r").acquire().unwrap();
+    let waits = client.lock("r").begin().unwrap();
+    eventually("it waits", PATIENCE, || sidecar.lock("r").1.len() == 1);
+    sidecar.freeze();
+    assert_eq!(kind(client.lock("r").wait(Duration::from_millis(100)).acquire()), Kind::SidecarSilent);
+    assert_eq!(kind(waits.wait()), Kind::SidecarSilent);
+    assert_eq!(held.lost().unwrap().lost_reason(), Some("SIDECAR_SILENT"));
+    sidecar.thaw();
+    eventually("nothing is left", PATIENCE, || held.release().is_err() && sidecar.lock("r").0.is_empty() && sidecar.lock("r").1.is_empty());
+    client.lock("r").wait(PATIENCE).acquire().unwrap();
+}
+
+fn main() {
+    if let [_, what, system, uid] = &std::env::args().collect::<Vec<_>>()[..] {
+        assert_eq!(what, "find");
+        return find(system, uid.parse().unwrap());
+    }
+    tap(vec![
+        test("what is dropped is released, or given up", dropped),
+        test("futures, with any runtime", futures),
+        test("threads exclude each other", threads),
+        test("after the release nobody relies on it", released),
+        test("done once", once),
+        test("permits, several at once, and a hold that is extended", permits),
+        test("a loss is told to who listens, and the answer to a release can tell it", losses),
+        test("a sidecar that stops says so", drains),
+        test("who holds what", shown),
+        test("nobody answers", nobody),
+        test("waits at a frozen sidecar end, and leave nothing behind", frozen),
+    ]);
+}
+
+/// Prints where the socket is, for the cases of the rule.
+fn find(system: &str, uid: u32) {
+    extern "C" {
+        fn setuid(uid: u32) -> i32;
+    }
+    // SAFETY: no other thread runs yet.
+    assert_eq!(unsafe { setuid(uid) }, 0);
+    match locksidecar::default_socket_in(system.as_ref()) {
+        Ok(path) => println!("{}", path.display()),
+        Err(e) => {
+            eprintln!("{e}");
+            std::process::exit(1);
+        }
+    }
+}
