@@ -31,20 +31,34 @@ function child(callable $work): string
     return $said;
 }
 
-/** A sidecar that says what it is told to, for each request in turn. */
+const OPENED = ['opened' => ['sessionId' => 's', 'leaseMargin' => '1s', 'countedAt' => '1s']];
+const GRANTED = ['granted' => ['lockId' => 'l', 'resource' => 'r', 'mode' => 'EXCLUSIVE', 'fence' => '7', 'validFor' => '9s', 'count' => 1, 'countedAt' => '1s']];
+
+/** A sidecar that says what it is told to, for each request in turn; null: it hangs up, and takes another call. */
 function scripted(array $answers): string
 {
     $path = sys_get_temp_dir() . '/ls-' . bin2hex(random_bytes(6));
     $server = stream_socket_server("unix://$path");
     if (pcntl_fork() === 0) {
-        $stream = stream_socket_accept($server, PATIENCE);
-        foreach ($answers as $answer) {
-            $id = json_decode(fgets($stream), true)['requestId'];
-            fwrite($stream, json_encode(['requestId' => $id] + $answer) . "\n");
+        try {
+            $stream = stream_socket_accept($server, PATIENCE);
+            foreach ($answers as $answer) {
+                $id = json_decode(fgets($stream), true)['requestId'];
+                if ($answer === null) {
+                    fclose($stream);
+                    $stream = stream_socket_accept($server, PATIENCE);
+                    continue;
+                }
+                fwrite($stream, json_encode(isset($answer['event']) ? $answer : ['requestId' => $id] + $answer) . "\n");
+                if (isset($answer['event'])) { // and then the answer
+                    fwrite($stream, json_encode(['requestId' => $id] + GRANTED) . "\n");
+                }
+            }
+            fgets($stream);
+        } finally {
+            unlink($path);
+            posix_kill(getmypid(), SIGKILL); // nothing of the test's runs here
         }
-        fgets($stream);
-        unlink($path);
-        posix_kill(getmypid(), SIGKILL); // nothing of the test's runs here
     }
     fclose($server);
     return $path;
@@ -225,12 +239,20 @@ tap([
         same('FORCED', $told->lostReason());
         fails('LOCK_LOST', $lock->check(...));
 
-        $grant = ['lockId' => 'l', 'resource' => 'r', 'mode' => 'EXCLUSIVE', 'fence' => '7', 'validFor' => '9s', 'count' => 1, 'countedAt' => '1s'];
         $lost = ['message' => 'forced', 'details' => [['domain' => 'locksidecar', 'reason' => 'LOCK_LOST', 'metadata' => ['lost_reason' => 'FORCED']]]];
-        $path = scripted([['opened' => ['sessionId' => 's', 'leaseMargin' => '1s', 'countedAt' => '1s']], ['granted' => $grant], ['error' => $lost]]);
-        $lock = (new Client($path))->acquire('r');
+        $lock = (new Client(scripted([OPENED, GRANTED, ['error' => $lost]])))->acquire('r');
         fails('LOCK_LOST', $lock->release(...));
         same('FORCED', $lock->lost()?->lostReason());
+    },
+
+    'a loss may come before its grant' => function (): void {
+        $lost = ['event' => ['lost' => ['lockId' => 'l', 'resource' => 'r', 'fence' => '7', 'reason' => 'FORCED', 'grace' => '1s', 'message' => 'm', 'countedAt' => '1s']]];
+        same('FORCED', (new Client(scripted([OPENED, $lost])))->acquire('r')->lost()?->lostReason());
+    },
+
+    'a sidecar that hangs up before it has answered is called again' => function (): void {
+        same(7, (new Client(scripted([null, null, OPENED, GRANTED])))->acquire('r')->fence);
+        fails('SIDECAR_GONE', fn() => (new Client(scripted([null, OPENED]), connectTimeout: 0.0))->acquire('r'));
     },
 
     'a sidecar that stops says so' => function (): void {

@@ -26,14 +26,27 @@ def child
   said
 end
 
-# A sidecar that says what it is told to, for each request in turn.
+OPENED = { opened: { sessionId: "s", leaseMargin: "1s", countedAt: "1s" } }.freeze
+GRANTED = { granted: { lockId: "l", resource: "r", mode: "EXCLUSIVE", fence: "7", validFor: "9s", count: 1, countedAt: "1s" } }.freeze
+
+# A sidecar that says what it is told to, for each request in turn; nil: it hangs up, and takes another call.
 def scripted(*answers)
   dir = Dir.mktmpdir("ls")
   path = File.join(dir, "s")
   server = UNIXServer.new(path)
   Thread.new do
     client = server.accept
-    answers.each { |answer| client.puts(JSON.generate({ requestId: JSON.parse(client.gets)["requestId"], **answer })) }
+    answers.each do |answer|
+      id = { requestId: JSON.parse(client.gets)["requestId"] }
+      if answer.nil?
+        client.close
+        client = server.accept
+      elsif answer[:event] # and then the answer
+        client.puts(JSON.generate(answer), JSON.generate({ **id, **GRANTED }))
+      else
+        client.puts(JSON.generate({ **id, **answer }))
+      end
+    end
     client.gets
   ensure
     server.close
@@ -179,12 +192,20 @@ tap_all({
     lock.on_lost { |loss| told << loss } # later too
     same("FORCED", told.pop.lost_reason)
 
-    grant = { lockId: "l", resource: "r", mode: "EXCLUSIVE", fence: "7", validFor: "9s", count: 1, countedAt: "1s" }
     lost = { message: "forced", details: [{ domain: "locksidecar", reason: "LOCK_LOST", metadata: { lost_reason: "FORCED" } }] }
-    path = scripted({ opened: { sessionId: "s", leaseMargin: "1s", countedAt: "1s" } }, { granted: grant }, { error: lost })
-    lock = Client.new(socket: path).acquire("r")
+    lock = Client.new(socket: scripted(OPENED, GRANTED, { error: lost })).acquire("r")
     fails("LOCK_LOST") { lock.release }
     same("FORCED", lock.lost&.lost_reason)
+  },
+
+  "a loss may come before its grant" => lambda {
+    lost = { lockId: "l", resource: "r", fence: "7", reason: "FORCED", grace: "1s", message: "m", countedAt: "1s" }
+    same("FORCED", Client.new(socket: scripted(OPENED, { event: { lost: lost } })).acquire("r").lost&.lost_reason)
+  },
+
+  "a sidecar that hangs up before it has answered is called again" => lambda {
+    same(7, Client.new(socket: scripted(nil, nil, OPENED, GRANTED)).acquire("r").fence)
+    fails("SIDECAR_GONE") { Client.new(socket: scripted(nil, OPENED), connect_timeout: 0).acquire("r") }
   },
 
   "a sidecar that stops says so" => lambda {

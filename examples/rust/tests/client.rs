@@ -2,7 +2,7 @@
 
 mod support;
 
-use locksidecar::{Client, Kind};
+use locksidecar::{Builder, Client, Kind};
 use std::future::Future;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
@@ -128,21 +128,43 @@ fn permits() {
     assert_eq!(long.wait_lost(PATIENCE).unwrap().lost_reason(), Some("MAX_HOLD"));
 }
 
-/// A sidecar that says what it is told to, for each request in turn.
-fn scripted(answers: &'static [&'static str]) -> Client {
-    let path = std::env::temp_dir().join(format!("ls-scripted-{}", std::process::id()));
-    let _ = std::fs::remove_file(&path);
+const OPENED: &str = r#""opened":{"sessionId":"s","leaseMargin":"1s","countedAt":"1s"}"#;
+const GRANTED: &str = r#""granted":{"lockId":"l","resource":"r","mode":"EXCLUSIVE","fence":"7","validFor":"9s","count":1,"countedAt":"1s"}"#;
+
+/// A sidecar that says what it is told to, for each request in turn. Nothing: it hangs up, and takes another
+/// call. An event: that, and then a grant.
+fn scripted(answers: &'static [&'static str]) -> Builder {
+    static LAST: AtomicU32 = AtomicU32::new(0);
+    let path = std::env::temp_dir().join(format!("ls-{}-scripted-{}", std::process::id(), LAST.fetch_add(1, Ordering::SeqCst)));
     let listener = UnixListener::bind(&path).unwrap();
+    let client = Client::builder().socket(&path);
     thread::spawn(move || {
-        let mut stream = listener.accept().unwrap().0;
-        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+        let accept = || {
+            let stream = listener.accept().unwrap().0;
+            let lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            (stream, lines)
+        };
+        let (mut stream, mut lines) = accept();
         for answer in answers {
             let request = Json::parse(&lines.next().unwrap().unwrap()).unwrap();
-            writeln!(stream, r#"{{"requestId":"{}",{answer}}}"#, request.get("requestId").text()).unwrap();
+            let id = request.get("requestId").text();
+            if answer.is_empty() {
+                drop((stream, lines));
+                (stream, lines) = accept();
+                continue;
+            }
+            let answer = if answer.starts_with(r#""event""#) {
+                writeln!(stream, "{{{answer}}}").unwrap();
+                GRANTED
+            } else {
+                answer
+            };
+            writeln!(stream, r#"{{"requestId":"{id}",{answer}}}"#).unwrap();
         }
         lines.next();
+        std::fs::remove_file(path).unwrap();
     });
-    Client::builder().socket(path).build()
+    client
 }
 
 fn losses() {
@@ -161,15 +183,28 @@ fn losses() {
     assert_eq!(hears.recv_timeout(PATIENCE).unwrap().lost_reason(), Some("FORCED"));
 
     let held = scripted(&[
-        r#""opened":{"sessionId":"s","leaseMargin":"1s","countedAt":"1s"}"#,
-        r#""granted":{"lockId":"l","resource":"r","mode":"EXCLUSIVE","fence":"7","validFor":"9s","count":1,"countedAt":"1s"}"#,
+        OPENED,
+        GRANTED,
         r#""error":{"message":"forced","details":[{"domain":"locksidecar","reason":"LOCK_LOST","metadata":{"lost_reason":"FORCED"}}]}"#,
-    ])
-    .lock("r")
-    .acquire()
-    .unwrap();
+    ]);
+    let held = held.build().lock("r").acquire().unwrap();
     assert_eq!(kind(held.release()), Kind::LockLost);
     assert_eq!(held.lost().unwrap().lost_reason(), Some("FORCED"), "the answer to the release is the first to tell");
+}
+
+fn early() {
+    let client = scripted(&[
+        OPENED,
+        r#""event":{"lost":{"lockId":"l","resource":"r","fence":"7","reason":"FORCED","grace":"1s","message":"m","countedAt":"1s"}}"#,
+    ]);
+    let held = client.build().lock("r").acquire().unwrap();
+    assert_eq!(held.lost().unwrap().lost_reason(), Some("FORCED"));
+}
+
+fn hangs_up() {
+    assert_eq!(scripted(&["", "", OPENED, GRANTED]).build().lock("r").acquire().unwrap().fence(), 7);
+    let client = scripted(&["", OPENED]).connect_timeout(NOW).build();
+    assert_eq!(kind(client.lock("r").acquire()), Kind::SidecarGone);
 }
 
 fn drains() {
@@ -243,6 +278,8 @@ fn main() {
         test("done once", once),
         test("permits, several at once, and a hold that is extended", permits),
         test("a loss is told to who listens, and the answer to a release can tell it", losses),
+        test("a loss may come before its grant", early),
+        test("a sidecar that hangs up before it has answered is called again", hangs_up),
         test("a sidecar that stops says so", drains),
         test("who holds what", shown),
         test("nobody answers", nobody),
