@@ -35,7 +35,7 @@ type Metrics struct {
 	registry *prometheus.Registry
 
 	// Children are looked up once and not on the hot path.
-	acquire    [kinds][int(session.Unavailable) + 1]prometheus.Observer
+	acquire    [kinds][int(session.Unavailable) + 1]func() prometheus.Observer // each made when it is used first
 	lost       *prometheus.CounterVec
 	heartbeats *prometheus.CounterVec
 	beatTime   prometheus.Histogram
@@ -113,8 +113,13 @@ func NewMetrics(version string) *Metrics {
 	build.WithLabelValues(version, runtime.Version()).Set(1)
 	for _, mode := range []lock.Mode{lock.Exclusive, lock.Shared, lock.Permits(1)} {
 		for r := session.Granted; r <= session.Unavailable; r++ {
-			m.acquire[kindOf(mode)][r] = acquire.WithLabelValues(mode.String(), r.String())
+			m.acquire[kindOf(mode)][r] = sync.OnceValue(func() prometheus.Observer {
+				return acquire.WithLabelValues(mode.String(), r.String())
+			})
 		}
+		// Each is 23 series, and there are many sidecars: only what is alarmed on is there from the start.
+		m.acquire[kindOf(mode)][session.Refused]()
+		m.acquire[kindOf(mode)][session.TimedOut]()
 	}
 	for r := session.LeaseExpired; r <= session.Stopping; r++ {
 		m.lost.WithLabelValues(r.String())
@@ -172,7 +177,7 @@ func kindOf(mode lock.Mode) int { return min(int(mode), kinds-1) }
 // Acquired implements session.Observer.
 func (m *Metrics) Acquired(resource string, mode lock.Mode, result session.AcquireResult, took time.Duration) {
 	if of := &m.acquire[kindOf(mode)]; int(result) < len(of) && of[result] != nil {
-		of[result].Observe(took.Seconds())
+		of[result]().Observe(took.Seconds())
 	}
 	switch result {
 	case session.Held, session.TimedOut, session.Deadlocked:

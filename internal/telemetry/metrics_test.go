@@ -72,7 +72,7 @@ func TestMetrics(t *testing.T) {
 		`locksidecar_acquire_seconds_count{mode="EXCLUSIVE",result="granted"} 1`,
 		`locksidecar_acquire_seconds_count{mode="PERMIT",result="granted"} 2`,
 		`locksidecar_acquire_seconds_bucket{mode="EXCLUSIVE",result="granted",le="0.005"} 1`,
-		`locksidecar_acquire_seconds_count{mode="EXCLUSIVE",result="held"} 0`, // there before the first
+		`locksidecar_acquire_seconds_count{mode="EXCLUSIVE",result="refused"} 0`, // there before the first
 		`locksidecar_acquire_seconds_sum{mode="SHARED",result="timed_out"} 1`,
 		`locksidecar_locks_lost_total{reason="FORCED"} 1`,
 		`locksidecar_locks_lost_total{reason="LEASE_EXPIRED"} 0`,
@@ -124,6 +124,28 @@ func TestMetrics(t *testing.T) {
 		if strings.HasPrefix(p.Metric, namespace) {
 			t.Errorf("%s: %s", p.Metric, p.Text)
 		}
+	}
+}
+
+// TestFewSeriesFromTheStart: a sidecar stands beside every pod, so what has not happened takes no room
+// unless it is alarmed on.
+func TestFewSeriesFromTheStart(t *testing.T) {
+	m := NewMetrics("test")
+	series := func() (n int) {
+		for line := range strings.Lines(scrape(t, m)) {
+			if strings.HasPrefix(line, namespace) {
+				n++
+			}
+		}
+		return n
+	}
+	before := series()
+	if before > 250 {
+		t.Errorf("%d series before anything has happened", before)
+	}
+	m.Acquired("r", lock.Exclusive, session.Granted, time.Millisecond)
+	if more := series() - before; more != len(acquireBuckets)+3 {
+		t.Errorf("the first grant brings %d series", more)
 	}
 }
 
