@@ -93,7 +93,7 @@ profiles: {other: {}}
 	{name: "no injection", chart: theChart, values: `{injection: {enabled: false}}`},
 	{name: "monitoring", chart: theChart, kinds: []string{"monitoring.coreos.com/v1/PodMonitor", "monitoring.coreos.com/v1/PrometheusRule", "v1/ConfigMap"}, values: `
 injection: {enabled: false}
-podMonitor: {enabled: true, namespace: monitoring, labels: {release: prometheus}, interval: 15s}
+podMonitor: {enabled: true, namespace: monitoring, labels: {release: prometheus}, interval: 15s, sampleLimit: 2000, metricRelabelings: [{action: drop, sourceLabels: [__name__], regex: go_.*}]}
 prometheusRule: {enabled: true, namespace: monitoring, labels: {release: prometheus}, alarmLabels: {team: platform}}
 dashboard: {enabled: true, namespace: monitoring, annotations: {folder: Locks}}
 `},
