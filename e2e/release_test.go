@@ -117,6 +117,10 @@ func TestRelease(t *testing.T) {
 	if err := refused("added"); err == nil {
 		t.Fatal("a profile is there before it was added")
 	}
+	if out, err := helm(t.Context(), "test", release, "--timeout", patience.String()); err != nil {
+		t.Errorf("helm test: %v\n%s", err, out)
+	}
+
 	second := installArgs("install")
 	second[1] = "another"
 	if _, err := helm(t.Context(), second...); err == nil || !strings.Contains(err.Error(), "another release of the chart") {
@@ -146,6 +150,7 @@ func TestRelease(t *testing.T) {
 		"-l", "app.kubernetes.io/instance="+release, "-o", "name"); left != "" {
 		t.Errorf("uninstall left %s", left)
 	}
+	must(t, "delete", "pod", "-n", systemNS, release+"-test", "--ignore-not-found") // helm keeps what a test has left
 	if left := must(t, "get", "configmaps,secrets,serviceaccounts,deployments,services", "-n", systemNS, "-l", "app.kubernetes.io/instance="+release, "-o", "name"); left != "" {
 		t.Errorf("uninstall left %s", left)
 	}

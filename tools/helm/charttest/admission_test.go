@@ -82,6 +82,9 @@ var admissionCases = []admissionCase{
 	{name: "annotated", pod: plain(""), check: func(t *testing.T, p *corev1.Pod) {
 		s := sidecar(t, p)
 		wantEnv(t, s, "LOCKSIDECAR_STORE", "redis://redis:6379")
+		if got := p.Annotations["locksidecar.io/sidecar"]; got != "profile default, chart 0.1.0" {
+			t.Errorf("the pod's sidecar is of %q", got)
+		}
 		wantEnv(t, s, "LOCKSIDECAR_NAMESPACE", "shop")
 		wantEnv(t, s, "LOCKSIDECAR_HTTP_ADDR", ":24737")
 		if s.RestartPolicy == nil || *s.RestartPolicy != corev1.ContainerRestartPolicyAlways {
@@ -102,7 +105,12 @@ var admissionCases = []admissionCase{
 	{name: "namespace opted in", namespace: "locks-opted-in", pod: `{spec: {containers: [{name: app, image: app}]}}`, check: func(t *testing.T, p *corev1.Pod) { sidecar(t, p) }},
 	{name: "namespace opted in, annotated too", namespace: "locks-opted-in", pod: plain(""), check: func(t *testing.T, p *corev1.Pod) { sidecar(t, p) }},
 	{name: "namespace opted in, profile", namespace: "locks-opted-in", pod: `{annotations: {locksidecar.io/profile: billing}, spec: {containers: [{name: app, image: app}]}}`,
-		check: func(t *testing.T, p *corev1.Pod) { wantEnv(t, sidecar(t, p), "LOCKSIDECAR_TTL", "20s") }},
+		check: func(t *testing.T, p *corev1.Pod) {
+			wantEnv(t, sidecar(t, p), "LOCKSIDECAR_TTL", "20s")
+			if got := p.Annotations["locksidecar.io/sidecar"]; got != "profile billing, chart 0.1.0" {
+				t.Errorf("the pod's sidecar is of %q", got)
+			}
+		}},
 	{name: "namespace opted in, bad profile", namespace: "locks-opted-in", pod: `{annotations: {locksidecar.io/profile: nonsense}, spec: {containers: [{name: app, image: app}]}}`,
 		refused: "names 'nonsense', which is not a profile; there are: billing, default, files, reserved"},
 	{name: "namespace opted in, pod out", namespace: "locks-opted-in", pod: `{annotations: {locksidecar.io/inject: "false"}, spec: {containers: [{name: app, image: app}]}}`, untouched: true},

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -47,6 +48,24 @@ func TestTwoReleases(t *testing.T) {
 	pod.Annotations["locksidecar.io/status"] = "injected by another-locksidecar"
 	if _, _, err := e.admit(t.Context(), namespaces()["locks-plain"], pod); err == nil || !strings.Contains(err.Error(), "'injected by another-locksidecar'") {
 		t.Errorf("a copy of another release's pod: %v", err)
+	}
+}
+
+// TestHelmTest: the pod of helm test gets the sidecar.
+func TestHelmTest(t *testing.T) {
+	all := objects(t, theChart(t), parse(t, theValues), "v1.36")
+	i := slices.IndexFunc(all, func(o object) bool { return o["kind"] == "Pod" })
+	if i < 0 {
+		t.Fatal("there is no pod for helm test")
+	}
+	ns := namespaces()["locks-plain"]
+	pod, warnings, err := newEvaluator(t, all).admit(t.Context(), ns, decode[corev1.Pod](t, all[i]))
+	if err != nil || warnings != "" {
+		t.Fatalf("%v, warnings %q", err, warnings)
+	}
+	sidecar(t, pod)
+	if pod.Annotations["helm.sh/hook"] != "test" {
+		t.Errorf("it is no test: %v", pod.Annotations)
 	}
 }
 

@@ -165,9 +165,7 @@ Argument: {root, keys: which settings; empty: all}
 */}}
 {{- define "locksidecar.profilesCEL" -}}
 {{- $root := .root -}}
-{{- if not (hasKey $root.Values.profiles $root.Values.defaultProfile) -}}
-{{- fail (printf "\n\ndefaultProfile is %q, which is not among the profiles: %s.\n" $root.Values.defaultProfile (keys $root.Values.profiles | sortAlpha | join ", ")) -}}
-{{- end -}}
+{{- include "locksidecar.checkDefaultProfile" $root -}}
 {{- $base := include "locksidecar.settings" (dict "chart" $root "profile" $root.Values.defaultProfile) | fromYaml -}}
 {{- $known := include "locksidecar.settingKeys" . | fromYamlArray -}}
 {{- $all := list -}}
@@ -200,6 +198,12 @@ Argument: {root, keys: which settings; empty: all}
     {{ if $all }}{ {{- $text -}} }{{ else }}{"": ""}{{ end }}
 - name: p # what the profile's keys begin with
   expression: "(variables.profile == '' ? '{{ $root.Values.defaultProfile }}' : variables.profile) + '.'"
+{{- end -}}
+
+{{- define "locksidecar.checkDefaultProfile" -}}
+{{- if not (hasKey .Values.profiles .Values.defaultProfile) -}}
+{{- fail (printf "\n\ndefaultProfile is %q, which is not among the profiles: %s.\n" .Values.defaultProfile (keys .Values.profiles | sortAlpha | join ", ")) -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Each setting that there may be, or those that are asked for. Argument: {keys} */}}
