@@ -65,13 +65,13 @@ install: build ## Install it as PREFIX/bin/locksidecar (PREFIX=/usr/local)
 	install -D -m 0755 bin/locksidecar '$(DESTDIR)$(PREFIX)/bin/locksidecar'
 
 .PHONY: image
-image: ## Make bin/image.tar, the container image (ARCHS="amd64 arm64" PUSH=registry/name:tag)
+image: ## Make bin/image.tar, the container image, and bin/image.spdx.json (ARCHS="amd64 arm64" PUSH=registry/name:tag)
 	@for arch in $(ARCHS); do \
 		GOOS=linux GOARCH=$$arch $(GO_BUILD) -ldflags '-s -w $(LDFLAGS)' -o bin/linux-$$arch/locksidecar ./cmd/locksidecar; \
 	done
 	@go -C tools/image run . $(foreach arch,$(ARCHS),-binary $(arch)=$(CURDIR)/bin/linux-$(arch)/locksidecar) \
 		-tag '$(IMAGE)' -version '$(VERSION)' -revision '$(REVISION)' -created $(SOURCE_DATE_EPOCH) \
-		-out $(CURDIR)/bin/image.tar $(if $(PUSH),-push '$(PUSH)')
+		-licence $(CURDIR)/LICENSE -sbom $(CURDIR)/bin/image.spdx.json -out $(CURDIR)/bin/image.tar $(if $(PUSH),-push '$(PUSH)')
 
 .PHONY: image-test
 image-test: ## Vet and test the tool that makes the image

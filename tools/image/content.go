@@ -42,6 +42,13 @@ func (o *options) image(arch string) (img v1.Image, size int, err error) {
 		return nil, 0, fmt.Errorf("%s: %w", o.binaries[arch], err)
 	}
 	files := files(binary)
+	if o.licence != "" {
+		more, err := o.materials(binary)
+		if err != nil {
+			return nil, 0, err
+		}
+		files = append(files, more...)
+	}
 	for _, f := range files {
 		size += len(f.Content)
 	}
@@ -53,7 +60,29 @@ func (o *options) image(arch string) (img v1.Image, size int, err error) {
 	return img, size, err
 }
 
-// files are all that is in the image. The socket's directory is there so that a
+// materials are the licences of what is in the binary. It also writes the bill of materials.
+func (o *options) materials(binary []byte) ([]oci.File, error) {
+	all, err := modules(binary)
+	if err != nil {
+		return nil, err
+	}
+	if o.sbom != "" {
+		text, err := bill(o.version, o.revision, o.created, all)
+		if err != nil {
+			return nil, err
+		}
+		if err := os.WriteFile(o.sbom, text, 0o644); err != nil { //nolint:gosec // for everybody to read
+			return nil, fmt.Errorf("write the bill of materials: %w", err)
+		}
+	}
+	from, err := findSources()
+	if err != nil {
+		return nil, err
+	}
+	return from.licences(o.licence, all)
+}
+
+// files are all that is in the image, but for licences. The socket's directory is there so that a
 // new Docker volume mounted on it belongs to the user.
 func files(binary []byte) []oci.File {
 	return []oci.File{

@@ -42,6 +42,8 @@ type options struct {
 	version  string
 	revision string
 	created  time.Time
+	licence  string // file with ours; empty: no licences in the image
+	sbom     string // file to write; empty: none
 	out      string
 	push     string
 }
@@ -69,6 +71,8 @@ func parse(args []string) (*options, error) {
 		o.created = time.Unix(n, 0).UTC()
 		return err
 	})
+	f.StringVar(&o.licence, "licence", "", "file with the licence of locksidecar: put it into the image, with those of all modules in the binary")
+	f.StringVar(&o.sbom, "sbom", "", "file to write a bill of materials to (SPDX 2.3)")
 	f.StringVar(&o.out, "out", "", "archive to write")
 	f.StringVar(&o.push, "push", "", "NAME:TAG to push it to")
 	if err := f.Parse(args); err != nil {
