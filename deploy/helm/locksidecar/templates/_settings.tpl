@@ -184,7 +184,7 @@ Argument: {root, keys: which settings; empty: all}
 {{- end -}}
 {{- $text := join ",\n    " $all -}}
 {{- if gt (len $text) 90000 -}}
-{{- fail (printf "\n\nThe %d profiles take %d characters, where the API server takes no expression of more than 100000. Move what many of them say into profileDefaults or into the default profile, or install a second release for some of the namespaces (injection.serves).\n" (len $root.Values.profiles) (len $text)) -}}
+{{- fail (printf "\n\nThe %d profiles take %d characters, where the API server takes no expression of more than 100000. Let the default profile, or profileDefaults, say what most of them say: only what differs counts.\n" (len $root.Values.profiles) (len $text)) -}}
 {{- end -}}
 - name: base
   expression: |-
