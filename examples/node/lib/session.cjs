@@ -87,6 +87,7 @@ class Session {
     return session;
   }
 
+  /** Undefined: the connection had ended before anything was sent. Another session will do. */
   async acquire(body, signal) {
     if (this.error) {
       throw this.error.again();
@@ -101,6 +102,11 @@ class Session {
     }
     try {
       return (await this.#answer(call)).lock;
+    } catch (err) {
+      if (call.unsent && err.reason === 'SIDECAR_GONE') {
+        return undefined;
+      }
+      throw err;
     } finally {
       clearTimeout(limit);
       off();
@@ -177,7 +183,7 @@ class Session {
     if (call.acquires) {
       this.#asking++;
     }
-    this.#lines.write(line);
+    this.#lines.write(line, (err) => { call.unsent = Boolean(err); });
     return call;
   }
 

@@ -73,7 +73,17 @@ class LockSidecar {
     if (!session || session.error || this.#closed) {
       session = await unless(signal, this.#session());
     }
-    return session.acquire(body, signal);
+    return await session.acquire(body, signal) ?? this.#acquireAgain(body, signal);
+  }
+
+  /** On a new session, where the end of the last one was not noticed before. */
+  async #acquireAgain(body, signal) {
+    const session = await unless(signal, this.#session());
+    const lock = await session.acquire(body, signal);
+    if (!lock) {
+      throw session.error.again();
+    }
+    return lock;
   }
 
   get draining() {

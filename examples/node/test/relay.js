@@ -1,17 +1,22 @@
-// A socket before a sidecar's, which can hang up.
+// A socket before a sidecar's, which can hang up and withhold news.
 import fs from 'node:fs';
 import net from 'node:net';
 import os from 'node:os';
 import path from 'node:path';
+import readline from 'node:readline';
 
 export class Relay {
   #server;
   #connections = new Set();
   socket;
   hungUp = 0;
+  withheld = 0;
 
-  /** Hangs up on the first calls, as a sidecar does to make room, on every other after it has read something. */
-  static async start(t, sidecar, hangUp = 0) {
+  /**
+   * Hangs up on the first calls, as a sidecar does to make room, on every other after it has read something.
+   * Withholds the sidecar's lines whose event has the field `without`.
+   */
+  static async start(t, sidecar, { hangUp = 0, without } = {}) {
     const relay = new Relay();
     const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'lr-'));
     relay.socket = path.join(dir, 's');
@@ -26,7 +31,7 @@ export class Relay {
         }
         return;
       }
-      relay.#connect(app, sidecar);
+      relay.#connect(app, sidecar, without);
     });
     await new Promise((resolve) => { relay.#server.listen(relay.socket, resolve); });
     t.after(() => {
@@ -42,7 +47,7 @@ export class Relay {
     this.#connections.forEach((app) => app.destroy());
   }
 
-  #connect(app, sidecar) {
+  #connect(app, sidecar, without) {
     this.#connections.add(app);
     const behind = net.connect({ path: sidecar.socket, allowHalfOpen: true });
     behind.on('error', () => app.destroy());
@@ -52,6 +57,16 @@ export class Relay {
     });
     behind.on('close', () => app.destroy());
     app.pipe(behind);
-    behind.pipe(app);
+    if (without) {
+      readline.createInterface({ input: behind }).on('line', (line) => {
+        if (JSON.parse(line).event?.[without] !== undefined) {
+          this.withheld++;
+        } else {
+          app.write(`${line}\n`);
+        }
+      });
+    } else {
+      behind.pipe(app);
+    }
   }
 }

@@ -14,7 +14,7 @@ function connect(t, socket, options) {
 test('a sidecar that hangs up on the first calls', async (t) => {
   const sidecar = await Sidecar.start(t);
   for (const hangUp of [1, 4]) {
-    const relay = await Relay.start(t, sidecar, hangUp);
+    const relay = await Relay.start(t, sidecar, { hangUp });
     await connect(t, relay.socket).hold('a', { wait: 5_000 }, (lock) => lock.check());
     assert.equal(relay.hungUp, hangUp);
   }
@@ -22,13 +22,13 @@ test('a sidecar that hangs up on the first calls', async (t) => {
 
 test('a sidecar that always hangs up', async (t) => {
   const sidecar = await Sidecar.start(t);
-  const relay = await Relay.start(t, sidecar, Infinity);
+  const relay = await Relay.start(t, sidecar, { hangUp: Infinity });
   await assert.rejects(connect(t, relay.socket, { connectTimeout: 300 }).open(), { reason: 'SIDECAR_GONE' });
 });
 
 test('close ends the calls', async (t) => {
   const sidecar = await Sidecar.start(t);
-  const relay = await Relay.start(t, sidecar, Infinity);
+  const relay = await Relay.start(t, sidecar, { hangUp: Infinity });
   const client = connect(t, relay.socket, { connectTimeout: Infinity });
   const asked = assert.rejects(client.acquire('a'), { reason: 'SESSION_CLOSED' });
   await eventually('it has called twice', () => relay.hungUp > 1);
@@ -45,6 +45,20 @@ test('the end of work whose sidecar has just gone', async (t) => {
     relay.hangUp();
   });
   await assert.rejects(lock.release(), { reason: 'NOT_HOLDER' });
+});
+
+test('an acquire on a connection that has ended unheard goes to the next sidecar', async (t) => {
+  const sidecar = await Sidecar.start(t, { more: ['--ttl', '1s'] });
+  const client = connect(t, sidecar.socket);
+  await client.hold('a', () => {});
+  sidecar.killUnheard();
+  await assert.rejects(client.acquire('a'), { reason: 'NO_SIDECAR' });
+  await sidecar.ended();
+  await sidecar.run();
+  await client.hold('a', () => {});
+  sidecar.killUnheard();
+  const asked = Promise.all([client.acquire('b', { wait: 0 }), client.acquire('c', { wait: 0 })]);
+  await assert.rejects(asked, { reason: 'NO_SIDECAR' });
 });
 
 test('a release that a frozen sidecar does not answer is carried out later', async (t) => {

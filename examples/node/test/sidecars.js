@@ -64,19 +64,34 @@ export class Sidecar {
   }
 
   async kill() {
+    this.#child?.kill('SIGKILL');
+    await this.ended();
+  }
+
+  /** Its connections are closed when this returns, and this process has not heard of that. */
+  killUnheard() {
+    this.#child.kill('SIGKILL');
+    const threads = () => fs.readdirSync(`/proc/${this.#child.pid}/task`).length;
+    for (const end = Date.now() + PATIENCE; this.#state() !== 'Z' || threads() > 1;) {
+      assert.ok(Date.now() < end, 'it does not end');
+    }
+  }
+
+  #state() {
+    return fs.readFileSync(`/proc/${this.#child.pid}/stat`, 'utf8').split(') ').pop()[0];
+  }
+
+  async ended() {
     const child = this.#child;
     if (child && child.exitCode === null && child.signalCode === null) {
-      const gone = new Promise((resolve) => { child.once('exit', resolve); });
-      child.kill('SIGKILL');
-      await gone;
+      await new Promise((resolve) => { child.once('exit', resolve); });
     }
   }
 
   /** Returns when it has stopped. */
   freeze() {
     this.#child.kill('SIGSTOP');
-    const state = () => fs.readFileSync(`/proc/${this.#child.pid}/stat`, 'utf8').split(') ').pop()[0];
-    for (const end = Date.now() + PATIENCE; state() !== 'T';) {
+    for (const end = Date.now() + PATIENCE; this.#state() !== 'T';) {
       assert.ok(Date.now() < end, 'it does not stop');
     }
   }
