@@ -1,17 +1,32 @@
 // Runs examples/contract/*.json; its README.md says what the fields mean.
 import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import fs from 'node:fs';
 import { test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { LockSidecar } from '../index.js';
 import { now } from '../lib/clock.cjs';
+import { Relay } from './relay.js';
 import { PATIENCE, Sidecar, eventually, stores } from './sidecars.js';
 
 const folder = new URL('../../contract/', import.meta.url);
 
+const ofACase = new Set(['about', 'store', 'needs', 'sidecars', 'relays', 'clients', 'steps']);
+const ofAStep = new Set([
+  'do', 'error', 'metadata', 'within', 'time', 'client', 'sidecar', 'relay', 'lines',
+  'resource', 'resources', 'mode', 'wait', 'owner', 'reentrant', 'maxHold', 'limit', 'once', 'unwatched',
+  'hold', 'call', 'count', 'outcome', 'note', 'lost', 'validFor', 'guard', 'parts', 'slot', 'attempt', 'previous',
+  'holds', 'are', 'reason', 'first', 'then', 'grace', 'holders', 'waiters', 'owners',
+]);
+
+function onlyKnown(fields, known) {
+  Object.keys(fields).forEach((field) => assert.ok(known.has(field), `nobody knows "${field}"`));
+}
+
 class Run {
   sidecars = {};
+  relays = {};
   clients = {};
   holds = {};
   calls = {};
@@ -28,13 +43,17 @@ class Run {
       const more = Object.entries(flags).flatMap(([flag, value]) => [`--${flag}`, value]);
       this.sidecars[name] = await Sidecar.start(this.t, { store, namespace, more: ['--name', name, ...more] });
     }));
-    for (const [name, sidecar] of Object.entries(spec.clients)) {
-      this.clients[name] = new LockSidecar({ socket: this.sidecars[sidecar].socket, name });
+    for (const [name, { to, without }] of Object.entries(spec.relays ?? {})) {
+      this.relays[name] = await Relay.start(this.t, this.sidecars[to], { without });
+    }
+    for (const [name, at] of Object.entries(spec.clients)) {
+      this.clients[name] = new LockSidecar({ socket: (this.relays[at] ?? this.sidecars[at]).socket, name });
       this.t.after(() => this.clients[name].close());
       await this.clients[name].open();
     }
     for (const [i, step] of spec.steps.entries()) {
       try {
+        onlyKnown(step, ofAStep);
         await this[step.do](step);
       } catch (err) {
         err.message = `step ${i + 1} ${JSON.stringify(step)}: ${err.message}`;
@@ -45,10 +64,10 @@ class Run {
   }
 
   async acquire(step) {
-    const { client, resource, mode, wait, owner, reentrant, maxHold } = step;
+    const { client, resource, resources, mode, wait, owner, reentrant, maxHold, limit, once } = step;
     const controller = new AbortController();
-    const asked = this.clients[client].acquire(resource, {
-      shared: mode === 'SHARED', wait, owner, reentrant, maxHold, signal: controller.signal,
+    const asked = this.clients[client].acquire(resource ?? resources, {
+      shared: mode === 'SHARED', wait, owner, reentrant, maxHold, limit, once, signal: controller.signal,
     });
     if (!step.call) {
       await this.#granted(asked, step);
@@ -79,18 +98,41 @@ class Run {
     }), step));
   }
 
-  async release({ hold, count, error, metadata }) {
-    await this.#refused(this.holds[hold].release(), error, metadata);
+  async release({ hold, count, outcome, note, error, metadata }) {
+    const lock = this.holds[hold];
+    const release = { undefined: () => lock.release(), SUCCEEDED: () => lock.succeeded(note), FAILED: () => lock.failed(note) }[outcome];
+    await this.#refused(release(), error, metadata);
     if (count !== undefined) {
-      assert.equal(this.holds[hold].count, count);
+      assert.equal(lock.count, count);
     }
+  }
+
+  async dispose({ hold, error, metadata }) {
+    await this.#refused(this.holds[hold][Symbol.asyncDispose](), error, metadata);
+  }
+
+  drop({ hold }) {
+    delete this.holds[hold];
+    globalThis.gc?.();
   }
 
   async downgrade({ hold, error, metadata }) {
     await this.#refused(this.holds[hold].downgrade(), error, metadata);
   }
 
-  look({ hold, lost, validFor, mode, guard }) {
+  async extend({ hold, maxHold, error, metadata }) {
+    await this.#refused(this.holds[hold].extend(maxHold), error, metadata);
+  }
+
+  async check({ hold, error, metadata, within: limit }) {
+    const check = async () => this.holds[hold].check();
+    if (limit) {
+      await within(limit, eventually(`it fails with ${error}`, () => check().then(() => false, () => true)));
+    }
+    await this.#refused(check(), error, metadata);
+  }
+
+  look({ hold, lost, validFor, mode, guard, parts, slot, attempt, previous }) {
     const lock = this.holds[hold];
     if (lost !== undefined) {
       assert.equal(lock.lost, lost);
@@ -100,7 +142,21 @@ class Run {
       assert.ok(validFor[0] <= left && left <= validFor[1], `valid for ${left} ms`);
     }
     if (mode) {
-      assert.equal(lock.shared, mode === 'SHARED');
+      assert.equal(lock.shared ? 'SHARED' : lock.slot === undefined ? 'EXCLUSIVE' : 'PERMIT', mode);
+    }
+    if (parts) {
+      assert.deepEqual(lock.parts.map((part) => part.resource), parts);
+      assert.ok(lock.parts.every((part) => part.fence > 0n));
+    }
+    if (slot !== undefined) {
+      assert.equal(lock.slot ?? null, slot);
+    }
+    if (attempt !== undefined) {
+      assert.equal(lock.attempt ?? 0, attempt);
+    }
+    if (previous !== undefined) {
+      const { state, attempt: number, note } = lock.previous ?? {};
+      assert.deepEqual(lock.previous ? { state, attempt: number, note } : null, previous);
     }
     if (guard) {
       assert.ok(lock.guard.dialect && lock.guard.sql && lock.guard.args.length > 0);
@@ -112,6 +168,10 @@ class Run {
     await within(limit, signal.aborted || new Promise((resolve) => { signal.addEventListener('abort', resolve); }));
     assert.equal(signal.reason.lostReason, reason);
     assert.equal(this.holds[hold].validFor(), 0);
+  }
+
+  slots({ holds, are }) {
+    assert.deepEqual(holds.map((h) => this.holds[h].slot).sort((a, b) => a - b), are);
   }
 
   rising({ holds }) {
@@ -131,11 +191,29 @@ class Run {
     return this.#refused(this.clients[client].open(), error, metadata);
   }
 
+  async draining({ client, within: limit }) {
+    await within(limit, eventually('it is told', () => this.clients[client].draining));
+  }
+
+  /** Nothing of this process runs meanwhile, nor between the end of it and the next step. */
+  stop({ time }) {
+    const { pid } = process;
+    assert.equal(spawnSync('sh', ['-c', `kill -STOP ${pid}; sleep ${time / 1000}; kill -CONT ${pid}`]).status, 0);
+  }
+
   freeze({ sidecar }) { this.sidecars[sidecar].freeze(); }
 
   thaw({ sidecar }) { this.sidecars[sidecar].thaw(); }
 
   kill({ sidecar }) { return this.sidecars[sidecar].kill(); }
+
+  terminate({ sidecar }) { this.sidecars[sidecar].terminate(); }
+
+  async ended({ sidecar, within: limit }) { await within(limit, this.sidecars[sidecar].ended()); }
+
+  async withheld({ relay, lines, within: limit }) {
+    await within(limit, eventually('it is withheld', () => this.relays[relay].withheld >= lines));
+  }
 
   start({ sidecar }) { return this.sidecars[sidecar].run(); }
 
@@ -158,14 +236,16 @@ class Run {
   pause({ time }) { return sleep(time); }
 
   /** Takes what an acquire gives, and looks whether that is what it must be. */
-  async #granted(asked, { hold, count, error, metadata }) {
+  async #granted(asked, { hold, count, unwatched, error, metadata }) {
     const lock = await this.#refused(asked, error, metadata);
     if (count !== undefined) {
       assert.equal(lock.count, count);
     }
     if (hold) {
       this.holds[hold] = lock;
-      lock.signal.addEventListener('abort', () => { this.noted[`lost:${hold}`] = now(); });
+      if (!unwatched) {
+        lock.signal.addEventListener('abort', () => { this.noted[`lost:${hold}`] = now(); });
+      }
     }
   }
 
@@ -203,6 +283,11 @@ const runsOn = {
 
 for (const file of fs.readdirSync(folder).filter((f) => f.endsWith('.json'))) {
   const spec = JSON.parse(fs.readFileSync(new URL(file, folder), 'utf8'));
+  onlyKnown(spec, ofACase);
+  if (spec.needs?.includes('fork')) {
+    test(file, { skip: 'Node.js does not fork' });
+    continue;
+  }
   const chosen = runsOn[spec.store ?? 'any'];
   for (const store of chosen) {
     test(`${file} on ${store.name}`, { timeout: PATIENCE }, async (t) => {
