@@ -20,7 +20,7 @@ from sidecars import Sidecar
 import locksidecar
 from locksidecar import Client, Mode, NoSidecar
 from locksidecar._clock import SidecarClock, boot_time
-from locksidecar._core import Call, Core
+from locksidecar._core import MAX_LOOK, Call, Core
 from locksidecar._errors import from_status
 from locksidecar._hold import Hold
 from locksidecar._model import Wanted
@@ -197,6 +197,31 @@ def test_check_raises_when_the_end_is_there() -> None:
     lost = hold.check()
     assert lost is not None and lost.lost_reason == "MAX_HOLD"
     assert hold.lost.is_set()
+
+
+def test_a_look_at_many_holds_is_not_one_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads looks after each piece that it has read: with thousands of holds that would be all it does."""
+    sidecar = OneSidecar()
+    now = boot_time()
+    holds = [sidecar.grant(900.0, now) for _ in range(100)]
+    looked: list[Hold] = []
+    silent_at = Hold.silent_at
+    monkeypatch.setattr(Hold, "silent_at", lambda hold: (looked.append(hold), silent_at(hold))[1])
+    for _ in range(50):
+        assert sidecar.core.look() == MAX_LOOK
+    assert len(looked) < 50
+    soon = sidecar.grant(-60.0, boot_time())  # ends before all others
+    sidecar.core.look()
+    assert soon.problem is not None and not any(hold.problem for hold in holds)
+    sooner = sidecar.grant(900.0, boot_time())
+    change = Call("extend", {"lockId": sooner.lock_id, "maxHold": "-60s"}, about=sooner)
+    sidecar.core.post(change)
+    sidecar.answer(
+        change, "extended", lockId=sooner.lock_id, resource="r", mode="EXCLUSIVE", fence="1", validFor="9s",
+        countedAt=f"{boot_time()}s",
+    )  # fmt: skip
+    sidecar.core.look()
+    assert sooner.problem is not None
 
 
 def test_lines_come_in_any_pieces() -> None:

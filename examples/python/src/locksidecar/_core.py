@@ -112,6 +112,7 @@ class Core:
         self._quiet = 0.0  # for how long nothing was heard
         self._waited_at = 0.0
         self._ping: Call | None = None
+        self._look_at = math.inf  # no hold ends before that without a word
 
     @property
     def slack(self) -> float:
@@ -258,6 +259,7 @@ class Core:
             if "extended" in m:
                 call.about.limit = self._clock.until(grant.counted_at, seconds(call.body["maxHold"]))
                 call.about.until = max(call.about.until, self._clock.until(grant.counted_at, grant.valid_for))
+                self._ends(call.about)
         call.answer = m
         call.finish()
 
@@ -275,6 +277,7 @@ class Core:
         if call.wanted.max_hold is not None:
             limit = self._clock.until(grant.counted_at, call.wanted.max_hold)
             hold.limit = limit if hold.limit is None else min(hold.limit, limit)
+        self._ends(hold)
         if early := self._early.get(grant.lock_id):
             self.lose(hold, early)
         if call.abandoned:
@@ -369,16 +372,25 @@ class Core:
     # Time.
 
     def look(self) -> float | None:
-        """Notice the ends that have come. When to look again, in seconds; None: when something is granted."""
+        """Notice the ends that have come. When to look again, in seconds; None: when something is granted.
+
+        One look at all holds tells when the next is due: each that is read would be too many.
+        """
+        if not self.holds:
+            return None
         now = boot_time()
-        nearest = now + MAX_LOOK
-        for hold in list(self.holds.values()):
-            end = hold.silent_at()
-            if end <= now:
-                self.silence(hold)
-            else:
-                nearest = min(nearest, end)
-        return max(0.001, nearest - now) if self.holds else None
+        if self._look_at <= now:
+            self._look_at = math.inf
+            for hold in list(self.holds.values()):
+                if hold.silent_at() <= now:
+                    self.silence(hold)
+                else:
+                    self._ends(hold)
+        return max(0.001, min(self._look_at, now + MAX_LOOK) - now) if self.holds else None
+
+    def _ends(self, hold: Hold) -> None:
+        """Look at it when it may be over. News of the lease only move that away."""
+        self._look_at = min(self._look_at, hold.silent_at())
 
     def waited(self) -> None:
         """Somebody waits. After a while without a word the sidecar is asked whether it is there.
