@@ -44,16 +44,7 @@ var virtualenv = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("ask for the version of Python: %w", err)
 	}
-	cache, err := os.UserCacheDir()
-	if err != nil { // there is no home
-		cache = os.TempDir()
-	}
-	sum := sha256.Sum256(append(project, version...))
-	dir := filepath.Join(cache, "locksidecar-test", "python-"+hex.EncodeToString(sum[:8]))
-	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
-		return "", err
-	}
-	unlock, err := lockFile(ctx, dir+".lock")
+	dir, unlock, err := cached(ctx, "python", append(project, version...))
 	if err != nil {
 		return "", err
 	}
@@ -89,6 +80,22 @@ var virtualenv = sync.OnceValues(func() (string, error) {
 	return interpreter, run(interpreter, "-m", "pip", "install", "-q", "--disable-pip-version-check",
 		"--no-index", "--no-deps", "--no-build-isolation", "--force-reinstall", sources)
 })
+
+// cached is a directory in the user's cache for what is the same with the same key. It is this
+// process's alone until unlock.
+func cached(ctx context.Context, name string, key []byte) (dir string, unlock func(), err error) {
+	cache, err := os.UserCacheDir()
+	if err != nil { // there is no home
+		cache = os.TempDir()
+	}
+	sum := sha256.Sum256(key)
+	dir = filepath.Join(cache, "locksidecar-test", name+"-"+hex.EncodeToString(sum[:8]))
+	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
+		return "", nil, err
+	}
+	unlock, err = lockFile(ctx, dir+".lock")
+	return dir, unlock, err
+}
 
 // lockFile waits until this process alone has the file. The kernel gives it
 // back when the process ends, however it does.
