@@ -194,6 +194,10 @@ bench: build ## Measure it beside its peers, on each store
 bench-compare: ## Measure it beside another commit, in turns in one run (BASE=commit ARGS="-store redis -rounds 5")
 	cd $(BENCH) && go run . compare -base '$(BASE)' $(ARGS)
 
+.PHONY: bench-clients
+bench-clients: build ## Measure the clients in Python and Node.js beside Go's, in turns in one run (ARGS="-rounds 20")
+	LOCKSIDECAR_BINARY='$(CURDIR)/bin/locksidecar' go run ./examples/pace $(ARGS)
+
 ##@ Change it
 .PHONY: fmt
 fmt: ## Format Go files

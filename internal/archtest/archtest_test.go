@@ -75,6 +75,7 @@ var house = []room{
 
 	{path: "cmd/locksidecar", may: "all", test: "internal/testengine"},
 	{path: "examples/stage"},
+	{path: "examples/pace", may: "client examples/stage"},
 	{path: "examples/trade", may: "client examples/stage"},
 	{path: "examples/cron", may: "examples/stage"},
 	{path: "examples/show", may: "internal/testengine"},

@@ -1,0 +1,19 @@
+package examples
+
+import (
+	"strings"
+	"testing"
+)
+
+// The measurement of the clients runs. What it measures is not looked at.
+func TestPace(t *testing.T) {
+	t.Parallel()
+	long(t)
+	needs(t, "python3 nodejs", "python3", "node")
+	out, ok := suite(t, "..", environment("LOCKSIDECAR_BINARY="+binary), "go", "run", "./examples/pace", "-rounds", "1", "-pairs", "20")
+	for _, name := range []string{"Go ", "Python, threads ", "Python, asyncio ", "Node.js "} {
+		if !ok || !strings.Contains(out, "\n"+name) {
+			t.Fatalf("it does not measure %s:\n%s", name, out)
+		}
+	}
+}
