@@ -160,7 +160,11 @@ func testMinHoldOfTheDead(e *env) {
 	}
 	e.kept(b.b, gc, closes)
 	e.refused(b, closed, lock.Exclusive)
-	dead.ended()
+	dead.silence()
+	e.eventually("nobody has it, and it is kept", func() bool {
+		st := e.get(b.b, r)
+		return len(st.Holders) == 1 && st.Holders[0].Kept > 0
+	})
 	e.refused(b, r, lock.Exclusive)
 	e.kept(b.b, g, dead)
 	e.release(b, e.notBefore(w, begun, ended))
@@ -197,10 +201,10 @@ func testMinHoldForced(e *env) {
 	dead := e.mortal()
 	r := e.name("dead")
 	g := e.keep(dead, r, lock.Exclusive, longHold)
-	f := e.force(e.ctx, b.b, r, g.ID, patience)
+	f := e.force(e.ctx, b.b, r, g.ID, longHold)
 	dead.event(lock.Revoked, g.ID)
-	dead.ended()
-	f.ok()
+	dead.silence()
+	f.ok() // when the lease is over
 	e.release(b, e.acquire(b, r, lock.Exclusive))
 }
 
