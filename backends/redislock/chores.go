@@ -129,7 +129,7 @@ func (d *driver) clear(ctx context.Context, bucket int, id lock.LeaseID, how *sc
 		calls := make([]call, len(members))
 		for n, m := range members {
 			r, hold := parseMember(m)
-			calls[n] = call{keys: k.of(r, id), args: []any{d.b.keys.channel, string(r), string(id), string(hold), "0"}}
+			calls[n] = call{keys: k.leaving(r, id), args: []any{d.b.keys.channel, string(r), string(id), string(hold), "0"}}
 		}
 		if err := d.b.runAll(ctx, how, calls); err != nil {
 			return err
@@ -149,6 +149,32 @@ func (d *driver) clear(ctx context.Context, bucket int, id lock.LeaseID, how *sc
 		left := d.b.run(ctx, d.b.client, scriptDrop, []string{k.leases, mine, k.revoked + string(id)}, string(id), how.name)
 		if left.err != nil || left.val == int64(0) {
 			return left.err
+		}
+	}
+}
+
+// clearKept ends the holds of no lease in a bucket whose own time is over.
+func (d *driver) clearKept(ctx context.Context, bucket int) error {
+	k := &d.b.keys.buckets[bucket]
+	for {
+		found := d.b.run(ctx, d.b.client, scriptKept, []string{k.leases, k.keptEnds}, clearPage)
+		members, _ := found.val.([]any)
+		if found.err != nil || len(members) == 0 {
+			return found.err
+		}
+		calls := make([]call, len(members))
+		for n := range members {
+			r, hold := parseMember(word(members, n))
+			calls[n] = call{keys: k.leaving(r, noLease), args: []any{d.b.keys.channel, string(r), noLease, string(hold)}}
+		}
+		if err := d.b.runAll(ctx, scriptReap, calls); err != nil {
+			return err
+		}
+		for n := range members {
+			if more(calls[n].val) {
+				r, _ := parseMember(word(members, n))
+				d.b.advance(ctx, r)
+			}
 		}
 	}
 }

@@ -63,11 +63,6 @@ type harness struct {
 	restart testengine.Data // what a restart leaves
 }
 
-// Limits makes the harness a backendtest.Limited.
-func (h *harness) Limits() backendtest.Limits {
-	return backendtest.Limits{MinHold: "what Redis has of a hold ends with the hold"}
-}
-
 func newHarness(t testing.TB, k *testengine.Kind, restart testengine.Data) *harness {
 	return &harness{restart: restart, Store: &served.Store{Server: testengine.New(t, k), Wakeups: "subscribe", OpenAt: func(t testing.TB, url string) lock.Backend {
 		return openAt(t, url+"?restart-grace=1s")

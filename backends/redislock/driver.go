@@ -27,6 +27,9 @@ const (
 // forSeveral ends the record of a request that has a cohort.
 const forSeveral = "\x00c"
 
+// least comes before the own time of a hold, or of a request, at the end of its record.
+const least = "\x00m"
+
 var errAnotherServer = errors.New("another server has come up meanwhile")
 
 // errStranger: the process that is trusted was a replica meanwhile.
@@ -216,7 +219,7 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 		try = "1"
 	}
 	keys := d.b.keys.buckets[s.index].of(q.Resource, d.id)
-	args := words(d.b.keys.channel, string(q.Resource), string(d.id), string(q.ID), modeWord(q.Mode), d.who(q.Owner, q.Cohort != nil), try)
+	args := words(d.b.keys.channel, string(q.Resource), string(d.id), string(q.ID), modeWord(q.Mode)+leastWord(q.MinHold), d.who(q.Owner, q.Cohort != nil), try)
 	trusted := s.trusted.Load()
 	if trusted != nil && d.b.cfg.failsOver() {
 		args = append(args, trusted.term)
@@ -253,6 +256,14 @@ func modeWord(m lock.Mode) string {
 	default:
 		return "X"
 	}
+}
+
+// leastWord is what stands behind the mode of a request with a MinHold.
+func leastWord(minHold time.Duration) string {
+	if minHold == 0 {
+		return ""
+	}
+	return "m" + strconv.FormatInt(minHold.Microseconds(), 10)
 }
 
 func parseMode(word string) lock.Mode {
@@ -371,7 +382,7 @@ func (d *driver) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.
 	if w.Unsure {
 		keep = strconv.FormatInt(max(tombstone, d.ttl).Microseconds(), 10)
 	}
-	r := d.b.run(ctx, d.b.batchers[s.index], scriptRelease, d.b.keys.buckets[s.index].of(w.Resource, d.id),
+	r := d.b.run(ctx, d.b.batchers[s.index], scriptRelease, d.b.keys.buckets[s.index].leaving(w.Resource, d.id),
 		words(d.b.keys.channel, string(w.Resource), string(d.id), string(w.ID), keep)...)
 	if r.err != nil {
 		return leasekit.Withdrawn{}, unavailable("release", r.err)
@@ -399,6 +410,9 @@ func (d *driver) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.
 	}
 	return leasekit.Withdrawn{}, fmt.Errorf("release: Redis answered %v: %w", r.val, lock.ErrUnavailable)
 }
+
+// KeepsMinHold implements leasekit.Keeper.
+func (d *driver) KeepsMinHold() error { return nil }
 
 // Describe implements leasekit.Teller.
 func (d *driver) Describe(ctx context.Context, ref leasekit.Ref, owner string) error {

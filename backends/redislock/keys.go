@@ -13,6 +13,13 @@ const (
 	bucketsInCluster = 64 // a multiple of any sensible number of masters; part of the data, so never changed lightly
 )
 
+// noLease is the lease of a hold that is kept without one, and keptMark what stands among the leases
+// where there are such holds.
+const (
+	noLease  = "0"
+	keptMark = "kept"
+)
+
 // keyspace names the keys of all buckets.
 type keyspace struct {
 	prefix  string
@@ -25,6 +32,7 @@ type keyspace struct {
 type bucket struct {
 	leases, last, reaper       string
 	records, recordEnds        string
+	kept, keptEnds             string // what is of no lease, see lib.lua
 	mine, revoked              string // prefixes, for a lease
 	lock, queue, waiters, gone string // prefixes, for a resource
 	record                     string // prefix, for the name of a record
@@ -39,6 +47,7 @@ func newKeyspace(prefix string, buckets int) keyspace {
 			mine: p + "lease:", revoked: p + "revoked:",
 			lock: p + "lock:", queue: p + "queue:", waiters: p + "waiters:", gone: p + "gone:",
 			record: p + "record:", records: p + "records", recordEnds: p + "record-ends",
+			kept: p + "lease:" + noLease, keptEnds: p + "kept-ends",
 		})
 	}
 	return k
@@ -64,7 +73,7 @@ func (b *bucket) of(r lock.Resource, l lock.LeaseID) []string {
 	}
 	var text strings.Builder // one piece of memory for all
 	text.Grow(size)
-	all := append(make([]string, 0, 2+len(keys)), b.leases, b.last)
+	all := append(make([]string, 0, 4+len(keys)), b.leases, b.last)
 	for _, k := range keys {
 		begin := text.Len()
 		text.WriteString(k.prefix)
@@ -72,6 +81,11 @@ func (b *bucket) of(r lock.Resource, l lock.LeaseID) []string {
 		all = append(all, text.String()[begin:])
 	}
 	return all
+}
+
+// leaving gives KEYS of lib.lua where a hold may leave its lease.
+func (b *bucket) leaving(r lock.Resource, l lock.LeaseID) []string {
+	return append(b.of(r, l), b.kept, b.keptEnds)
 }
 
 // member is how a hold or waiter stands in a lease's "mine" set: sets of score 0

@@ -92,7 +92,13 @@ func (d *driver) reapOthers(ctx context.Context) {
 // reap clears a lease away in a bucket, and those that come after it.
 func (d *driver) reap(ctx context.Context, f finding) {
 	for f.lease != "" {
-		if err := d.clear(ctx, f.bucket, lock.LeaseID(f.lease), scriptReap); err != nil {
+		var err error
+		if f.lease == keptMark {
+			err = d.clearKept(ctx, f.bucket)
+		} else {
+			err = d.clear(ctx, f.bucket, lock.LeaseID(f.lease), scriptReap)
+		}
+		if err != nil {
 			return // in some other turn
 		}
 		f = d.findDead(ctx, f.bucket)

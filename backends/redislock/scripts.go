@@ -40,6 +40,8 @@ var (
 	holdsLua string
 	//go:embed lua/reap.lua
 	reapLua string
+	//go:embed lua/kept.lua
+	keptLua string
 	//go:embed lua/dead.lua
 	deadLua string
 	//go:embed lua/find.lua
@@ -98,6 +100,7 @@ var (
 	scriptHolds     = newScript("holds", holdsLua)
 	scriptReap      = newScript("reap", libLua, reapLua)
 	scriptDead      = newScript("find_dead", serverLua, deadLua, forgetLua, findLua)
+	scriptKept      = newScript("find_kept", keptLua)
 	scriptLiving    = newScript("living_leases", livingLua)
 	scriptStatus    = newScript("status", libLua, statusLua)
 	scriptOpen      = newScript("open_lease", serverLua, openLua)

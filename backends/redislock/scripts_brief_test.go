@@ -127,7 +127,7 @@ func crowdCosts(s *still, told func(step string, c spent)) {
 	}
 	run := func(step string, sc *script, lease string, args ...any) string {
 		s.t.Helper()
-		c, reply := s.cost(sc, s.of(lease), args...)
+		c, reply := s.cost(sc, s.leaving(lease), args...)
 		told(step, c)
 		return reply
 	}

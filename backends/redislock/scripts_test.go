@@ -160,14 +160,18 @@ func text(v any) string {
 	return fmt.Sprint(v)
 }
 
-var moment = regexp.MustCompile(`\b1[67]\d{14}\b`)
+var moment = regexp.MustCompile(`\bm?1[67]\d{14}\b`)
 
 func plainly(s string) string {
 	s = strings.ReplaceAll(s, "\x00", "|")
 	return moment.ReplaceAllStringFunc(s, func(m string) string {
-		n, _ := strconv.ParseInt(m, 10, 64)
+		number, own := strings.CutPrefix(m, "m")
+		n, _ := strconv.ParseInt(number, 10, 64)
 		seconds, micros := (n-epoch)/second, (n-epoch)%second
 		said := "T"
+		if own { // of a hold
+			said = "mT"
+		}
 		if seconds != 0 {
 			said += fmt.Sprintf("%+ds", seconds)
 		}
@@ -180,6 +184,9 @@ func plainly(s string) string {
 
 // of gives the keys of the scripts that use lib.lua.
 func (s *still) of(lease string) []string { return s.k.of(resource, lock.LeaseID(lease)) }
+
+// leaving gives those of the scripts with which a hold may leave its lease.
+func (s *still) leaving(lease string) []string { return s.k.leaving(resource, lock.LeaseID(lease)) }
 
 func (s *still) channel() string { return s.prefix + ":lease:" }
 
@@ -224,13 +231,13 @@ func (s *still) try(lease, id, mode string) string {
 
 func (s *still) release(lease, id string) string {
 	s.t.Helper()
-	return s.run(scriptRelease, s.of(lease), s.channel(), resource, lease, id, "0")
+	return s.run(scriptRelease, s.leaving(lease), s.channel(), resource, lease, id, "0")
 }
 
 // giveUp releases what may not have arrived yet.
 func (s *still) giveUp(lease, id string, remember int64) string {
 	s.t.Helper()
-	return s.run(scriptRelease, s.of(lease), s.channel(), resource, lease, id, remember)
+	return s.run(scriptRelease, s.leaving(lease), s.channel(), resource, lease, id, remember)
 }
 
 func (s *still) downgrade(lease, id string) string {
@@ -250,7 +257,7 @@ func (s *still) advance() string {
 
 func (s *still) force(lease, id string, grace int64) string {
 	s.t.Helper()
-	return s.run(scriptForce, s.of(lease), s.channel(), resource, lease, id, grace, remembered)
+	return s.run(scriptForce, s.leaving(lease), s.channel(), resource, lease, id, grace, remembered)
 }
 
 func (s *still) ack(lease, id string, grace int64) string {
@@ -280,7 +287,7 @@ func (s *still) renew(lease string) string {
 
 func (s *still) reap(lease, id string) string {
 	s.t.Helper()
-	return s.run(scriptReap, s.of(lease), s.channel(), resource, lease, id)
+	return s.run(scriptReap, s.leaving(lease), s.channel(), resource, lease, id)
 }
 
 // drop ends a lease: how is "reap" where it must be dead.
@@ -307,6 +314,7 @@ func (s *still) has(key, want string) {
 	s.t.Helper()
 	name, lease, _ := strings.Cut(key, ":")
 	at := map[string]string{
+		"kept": s.k.kept, "kept ends": s.k.keptEnds,
 		"leases": s.k.leases, "last": s.k.last, "reaper": s.k.reaper, "mine": s.k.mine + lease,
 		"revoked": s.k.revoked + lease, "lock": s.k.lock + resource, "queue": s.k.queue + resource, "waiters": s.k.waiters + resource, "gone": s.k.gone + resource,
 	}[name]

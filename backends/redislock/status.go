@@ -101,6 +101,7 @@ func parseRecord(nowMicros int64, id, record string) (lock.Holding, bool) {
 	fence, _ := parseFence(f[1])
 	since, _ := strconv.ParseInt(f[2], 10, 64)
 	who, several := strings.CutSuffix(f[6], forSeveral)
+	who, kept := cutLeast(who)
 	sidecar, owner, _ := strings.Cut(who, "\x00")
 	h := lock.Holding{
 		ID: lock.HoldID(id), Mode: parseMode(f[0]), Fence: fence,
@@ -108,5 +109,21 @@ func parseRecord(nowMicros int64, id, record string) (lock.Holding, bool) {
 		Lease: lock.LeaseID(f[3]), Sidecar: sidecar, Owner: lock.DecodeOwner(owner), Revoked: f[5] != "-",
 		Cohort: several,
 	}
+	if f[3] == noLease {
+		h.Lease, h.Kept = "", time.Duration(max(1, kept-nowMicros))*time.Microsecond
+	}
 	return h, true
+}
+
+// cutLeast takes off who what a record says of the own time of a hold, or of a request.
+func cutLeast(who string) (rest string, micros int64) {
+	i := strings.LastIndex(who, least)
+	if i < 0 {
+		return who, 0
+	}
+	micros, err := strconv.ParseInt(who[i+len(least):], 10, 64)
+	if err != nil {
+		return who, 0
+	}
+	return who[:i], micros
 }

@@ -1,4 +1,6 @@
 local lease, id, mode, who = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local time = string.match(mode, 'm(%d+)$')
+if time then mode, who = string.match(mode, '^%u%d*'), who .. '\0m' .. time end
 local member = ARGV[2] .. '\0' .. id
 local old = redis.call('ZRANGEBYSCORE', KEYS[7], '-inf', nowstr, 'LIMIT', 0, 8)
 if #old > 0 then redis.call('ZREM', KEYS[7], unpack(old)) end
@@ -11,11 +13,12 @@ local function granted(fence)
 end
 
 -- The fence of the hold, where it is there already; "over" when its forced
--- release has run out.
+-- release has run out; "kept" when it was released, and its own time has not.
 local function own()
   local record = redis.call('HGET', KEYS[4], 'h' .. id)
   if not record then return nil end
-  local _, fence, _, _, over = parse(record)
+  local _, fence, _, holder, over = parse(record)
+  if holder == '0' then return nil, false, true end
   over = tonumber(over)
   if over > 0 and over <= now then return nil, true end
   return fence
@@ -56,8 +59,9 @@ local function clashes()
   return held and held ~= mode and limit(held)
 end
 
-local fence, over = own() -- a retry finds its own grant
+local fence, over, kept = own() -- a retry finds its own grant
 if fence then return fence end
+if kept then return {'GONE'} end
 if over then
   let_go(id)
   redis.call('ZREM', KEYS[3], member)

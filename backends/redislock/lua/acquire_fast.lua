@@ -1,6 +1,7 @@
 -- Acquire on a resource that nobody holds, waits for, or recently gave up: the
 -- common case, kept free of everything else.
--- ARGV: 1 channel prefix, 2 resource, 3 lease, 4 id, 5 mode, 6 who, 7 try (1 or 0),
+-- ARGV: 1 channel prefix, 2 resource, 3 lease, 4 id, 5 mode (behind it, where the hold is there for a
+-- time of its own: m and how many microseconds), 6 who, 7 try (1 or 0),
 -- 8 the term of the server that the lease trusts, see server.lua; absent: a process that
 -- is alone has only one
 -- Reply: the fence; or a table that starts with LOST, GONE, HELD, WAIT (when to ask again
@@ -17,7 +18,7 @@ do
   local now = t[1] * 1000000 + t[2]
   local expiry = redis.call('ZSCORE', KEYS[1], ARGV[3])
   if not expiry or tonumber(expiry) <= now then return {'LOST'} end
-  if redis.call('EXISTS', KEYS[4], KEYS[5], KEYS[7]) == 0 and #ARGV[5] == 1 then -- not a permit
+  if redis.call('EXISTS', KEYS[4], KEYS[5], KEYS[7]) == 0 and #ARGV[5] == 1 then -- no permit, no time of its own
     local since = string.format('%.0f', now)
     local fence = since
     local last = redis.call('SET', KEYS[2], fence, 'GET')

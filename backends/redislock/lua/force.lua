@@ -27,10 +27,11 @@ local mode, fence, since, lease, over, asked, who = parse(record)
 if lease ~= ARGV[3] then return {lease} end
 over = tonumber(over)
 local expiry = ends(lease)
-if not expiry then
+if not expiry then -- nobody is there to be told
   let_go(id)
   redis.call('ZREM', KEYS[3], member)
-  return -1
+  redis.call('ZREM', KEYS[10], member)
+  return least(asked, who) > now and 0 or -1
 end
 if over > 0 and over <= now then -- the holder's release finds it in its list
   let_go(id)

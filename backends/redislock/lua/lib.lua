@@ -2,23 +2,30 @@
 -- are loaded. A script that uses it has these keys, all of one bucket:
 --   KEYS[1] leases   sorted set: lease -> expiry, microseconds of this server's time; 0: dead for good;
 --                    "lease!" -> the same expiry where there may be something in revoked;
+--                    "kept" -> the first moment in kept ends;
 --                    the mark of the bucket, see server.lua -> -1
 --   KEYS[2] last     string: the largest fence or ticket given so far
 --   KEYS[3] mine     sorted set (all scores 0): "resource NUL id" of one lease's holds and waiters
 --   KEYS[4] lock     hash: m -> mode of the holders, h<id> -> record, s -> of permits, a digit for
 --                    each slot: 1 it is taken; f -> 1: a release was forced, and after it the ids
---                    of permits whose grace runs, each after a blank; absent when free
+--                    of permits whose grace runs, each after a blank; k -> 1: a hold has a time of its own;
+--                    absent when free
 --   KEYS[5] queue    sorted set: id of waiter -> ticket
 --   KEYS[6] waiters  hash: id of waiter -> record
 --   KEYS[7] gone     sorted set: id that was given up -> until when to remember it
 --   KEYS[8] revoked  sorted set: "resource NUL id" of the lease's holds whose forced release it
 --                    has not acknowledged yet -> grace in microseconds
+-- and, where a hold may leave its lease (release, reap, force_release):
+--   KEYS[9] kept     sorted set (all scores 0): "resource NUL id" of the holds of no lease
+--   KEYS[10] kept ends  sorted set: the same -> when the time of the hold is over
 -- ARGV[1] is the prefix of the leases' channels, ARGV[2] the resource, ARGV[3] the
 -- lease of KEYS[3] and KEYS[8], ARGV[4] an id.
 -- A mode is X, S, or P and how many permits there are. The fence of a permit ends with + and its slot.
 -- A record is "<mode> <fence> <since> <lease> <end> <asked> <who>": end is when an
 -- acknowledged revocation is over, or 0; asked is the shortest grace of a forced
 -- release, or "-". who ends with NUL and c where the sidecar has it for several apps.
+-- It ends with NUL, m and a number where the hold is there whatever becomes of its lease: of a waiter
+-- for how many microseconds, of a hold until when. The lease of a hold that is kept by that alone is 0.
 -- Numbers go through %.0f: tostring() turns microseconds into 1.79e+15.
 -- Each script takes a bounded number of steps, whatever hangs on the resource.
 -- "more" says that it stopped before the end; the caller goes on with another.
@@ -40,6 +47,13 @@ local function ends(lease)
   if expiry > now then return expiry end
   if expiry > 0 then redis.call('ZADD', KEYS[1], 'XX', 0, lease) end
   return nil
+end
+
+-- Until when a hold is there whatever becomes of its lease, by two fields of its record; 0: not. A
+-- forced release ends that.
+local function least(asked, who)
+  if asked ~= '-' then return 0 end
+  return tonumber(string.match(who, '%zm(%d+)$', -20) or '0') -- at most 18 at the end: who may be long
 end
 
 -- A number above every one given before: the time, or the last number plus one
@@ -82,6 +96,11 @@ local function grant(id, mode, lease, who)
   local fence = next_number()
   local permits = limit(mode)
   if permits then fence = fence .. '+' .. take_slot(permits) end
+  local at, time = string.match(who, '%zm()(%d+)$', -20)
+  if at then
+    who = string.sub(who, 1, at - 1) .. string.format('%.0f', now + time)
+    redis.call('HSET', KEYS[4], 'k', '1')
+  end
   redis.call('HSET', KEYS[4], 'm', mode, 'h' .. id,
     mode .. ' ' .. fence .. ' ' .. nowstr .. ' ' .. lease .. ' 0 - ' .. who)
   return fence
@@ -97,7 +116,8 @@ end
 -- Deletes the lock when no holder is left in it, and says so.
 local function freed()
   local n = redis.call('HLEN', KEYS[4])
-  if n > 3 or (n > 1 and n > 1 + redis.call('HEXISTS', KEYS[4], 'f') + redis.call('HEXISTS', KEYS[4], 's')) then return false end
+  if n > 4 or (n > 1 and n > 1 + redis.call('HEXISTS', KEYS[4], 'f') + redis.call('HEXISTS', KEYS[4], 's')
+    + redis.call('HEXISTS', KEYS[4], 'k')) then return false end
   redis.call('DEL', KEYS[4])
   return true
 end
@@ -138,8 +158,10 @@ local function purge()
     for i = 1, #some, 2 do
       local field = some[i]
       if string.sub(field, 1, 1) == 'h' then
-        local _, _, _, lease, over = parse(some[i + 1])
+        local _, _, _, lease, over, asked, who = parse(some[i + 1])
         local e = ends(lease)
+        local own = least(asked, who)
+        if own > now and (not e or e < own) then e = own end
         over = tonumber(over)
         if e and over > 0 and over < e then e = over end
         if not e or e <= now then
@@ -208,6 +230,29 @@ local function let_go(id)
   return true
 end
 
+-- Moves a hold whose own time is not over off its lease, and says so. Who is next in the queue asks
+-- again, and so learns how long it is.
+local function keep(id)
+  local record = redis.call('HGET', KEYS[4], 'h' .. id)
+  if not record then return false end
+  local mode, fence, since, _, _, asked, who = parse(record)
+  local own = least(asked, who)
+  if own <= now then return false end
+  local member, till = ARGV[2] .. '\0' .. id, string.format('%.0f', own)
+  redis.call('HSET', KEYS[4], 'h' .. id, mode .. ' ' .. fence .. ' ' .. since .. ' 0 0 - ' .. who)
+  redis.call('ZADD', KEYS[9], 0, member)
+  redis.call('ZADD', KEYS[10], till, member)
+  local first = redis.call('ZSCORE', KEYS[1], 'kept')
+  if not first or tonumber(first) > own then redis.call('ZADD', KEYS[1], till, 'kept') end
+  local head = redis.call('ZRANGE', KEYS[5], 0, 0)[1]
+  local waiter = head and redis.call('HGET', KEYS[6], head)
+  if waiter then
+    local _, _, _, lease = parse(waiter)
+    redis.call('PUBLISH', ARGV[1] .. lease, 'x ' .. head)
+  end
+  return true
+end
+
 -- Takes one waiter out of the queue; those behind it may be due then.
 local function give_up(id)
   if redis.call('ZREM', KEYS[5], id) == 0 then return end
@@ -224,13 +269,20 @@ local function remember_gone(id, micros)
   if redis.call('PTTL', KEYS[7]) < ms then redis.call('PEXPIRE', KEYS[7], ms) end
 end
 
+-- A record for people: what is only kept is of no lease.
+local function shown(record)
+  local mode, fence, since, lease, over, asked, who = parse(record)
+  if least(asked, who) <= now or tonumber(redis.call('ZSCORE', KEYS[1], lease) or '0') > now then return record end
+  return mode .. ' ' .. fence .. ' ' .. since .. ' 0 ' .. over .. ' ' .. asked .. ' ' .. who
+end
+
 -- Some of the holders, for the error message of somebody who did not get the lock.
 local function holders(reply)
   local page = redis.call('HSCAN', KEYS[4], '0', 'COUNT', 8)[2]
   for i = 1, math.min(#page, 16), 2 do
     if string.sub(page[i], 1, 1) == 'h' then
       reply[#reply + 1] = string.sub(page[i], 2)
-      reply[#reply + 1] = page[i + 1]
+      reply[#reply + 1] = shown(page[i + 1])
     end
   end
   return reply

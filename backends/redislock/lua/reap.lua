@@ -1,7 +1,14 @@
--- Clears away one hold or waiter of a dead lease.
+-- Clears away one hold or waiter of a dead lease, or, of the lease 0, a hold whose own time is over.
 -- ARGV: 1 channel prefix, 2 resource, 3 lease, 4 id
 -- Reply: 2 done and there is more to hand on, 1 done, 0 where the lease is not dead.
+local member = ARGV[2] .. '\0' .. ARGV[4]
+if ARGV[3] == '0' then
+  redis.call('ZREM', KEYS[9], member)
+  redis.call('ZREM', KEYS[10], member)
+  let_go(ARGV[4])
+  return more and 2 or 1
+end
 if ends(ARGV[3]) then return 0 end
-redis.call('ZREM', KEYS[3], ARGV[2] .. '\0' .. ARGV[4])
-if not let_go(ARGV[4]) then give_up(ARGV[4]) end
+redis.call('ZREM', KEYS[3], member)
+if not keep(ARGV[4]) and not let_go(ARGV[4]) then give_up(ARGV[4]) end
 return more and 2 or 1

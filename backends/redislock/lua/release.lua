@@ -12,6 +12,7 @@ redis.call('ZREM', KEYS[8], ARGV[2] .. '\0' .. id)
 local live = ends(ARGV[3])
 if ARGV[5] ~= '0' then remember_gone(id, tonumber(ARGV[5])) end
 if mine == 0 then return live and 0 or -1 end -- not of this lease
+if keep(id) then return live and 1 or -1 end
 if let_go(id) then return live and (more and 2 or 1) or -1 end
 local rank = redis.call('ZRANK', KEYS[5], id)
 if rank then

@@ -1,14 +1,14 @@
--- Who holds and who waits, a part of each at a time; dead leases are left out.
+-- Who holds and who waits, a part of each at a time; what is of dead leases is left out, unless it is kept.
 -- ARGV: 1 cursor of the holders, 2 ticket of the last waiter seen, or -inf; an empty
 -- one: none of these
 -- Reply: {time, next cursor or empty, {id, record, …}, last ticket or empty, {id, record, …}}
 local function living(out, id, record)
   if not record then return end
-  local _, _, _, lease, over = parse(record)
+  local _, _, _, lease, over, asked, who = parse(record)
   local expiry = redis.call('ZSCORE', KEYS[1], lease)
-  if expiry and tonumber(expiry) > now and (over == '0' or tonumber(over) > now) then
+  if expiry and tonumber(expiry) > now and (over == '0' or tonumber(over) > now) or least(asked, who) > now then
     out[#out + 1] = id
-    out[#out + 1] = record
+    out[#out + 1] = shown(record)
   end
 end
 local held, cursor = {}, ''
