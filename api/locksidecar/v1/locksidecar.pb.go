@@ -4284,7 +4284,8 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\fListOutcomes\x12#.locksidecar.v1.ListOutcomesRequest\x1a$.locksidecar.v1.ListOutcomesResponse\"\x14\x82\xd3\xe4\x93\x02\x0e\x12\f/v1/outcomes\x12}\n" +
 	"\fResetOutcome\x12#.locksidecar.v1.ResetOutcomeRequest\x1a$.locksidecar.v1.ResetOutcomeResponse\"\"\x82\xd3\xe4\x93\x02\x1c*\x1a/v1/outcomes/{resource=**}\x12Q\n" +
 	"\aGetInfo\x12\x1e.locksidecar.v1.GetInfoRequest\x1a\x14.locksidecar.v1.Info\"\x10\x82\xd3\xe4\x93\x02\n" +
-	"\x12\b/v1/infoByZCgithub.com/locksidecar/locksidecar/api/locksidecar/v1;locksidecarv1\xaa\x02\x0eLocksidecar.V1\xca\x02\x0eLocksidecar\\V1\xea\x02\x0fLocksidecar::V1b\x06proto3"
+	"\x12\b/v1/infoB\x99\x01\n" +
+	"\x1cio.github.locksidecar.api.v1P\x01ZCgithub.com/locksidecar/locksidecar/api/locksidecar/v1;locksidecarv1\xaa\x02\x0eLocksidecar.V1\xca\x02\x0eLocksidecar\\V1\xea\x02\x0fLocksidecar::V1b\x06proto3"
 
 var (
 	file_locksidecar_v1_locksidecar_proto_rawDescOnce sync.Once

@@ -14,6 +14,7 @@ func TestNamespaces(t *testing.T) {
 	}
 	for language, names := range map[string][2]string{
 		"C#":   {o.GetCsharpNamespace(), "Locksidecar.V1"},
+		"Java": {o.GetJavaPackage(), "io.github.locksidecar.api.v1"},
 		"PHP":  {o.GetPhpNamespace(), `Locksidecar\V1`},
 		"Ruby": {o.GetRubyPackage(), "Locksidecar::V1"},
 	} {
