@@ -27,7 +27,7 @@ func as(t *testing.T, uid int, f func()) {
 	go func() {
 		runtime.LockOSThread() // and never unlocked
 		if uid != os.Getuid() {
-			id := uintptr(uid) //nolint:gosec // a small number
+			id := uintptr(uid)
 			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, id, id, id); errno != 0 {
 				done <- errno
 				return

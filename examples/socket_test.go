@@ -95,7 +95,7 @@ func ask(t *testing.T, argv []string) {
 	socketrule.Run(t, socketCases, func(t *testing.T, c socketrule.Case) (string, error) {
 		t.Helper()
 		args := append(slices.Clone(argv[1:]), c.System, strconv.Itoa(c.UID))
-		return found(t, exec.CommandContext(t.Context(), argv[0], args...), c) //nolint:gosec // ours
+		return found(t, exec.CommandContext(t.Context(), argv[0], args...), c)
 	})
 }
 
@@ -128,12 +128,12 @@ func shellFinds(t *testing.T, c socketrule.Case) (string, error) {
 	if strings.Count(string(text), system) != 1 {
 		t.Fatalf("with-lock names %s more or less than once", system)
 	}
-	script := filepath.Join(filepath.Dir(filepath.Dir(c.System)), "with-lock")                                      // where its user can read it
-	if err := os.WriteFile(script, []byte(strings.Replace(string(text), system, c.System, 1)), 0o755); err != nil { //nolint:gosec // it is a program
+	script := filepath.Join(filepath.Dir(filepath.Dir(c.System)), "with-lock") // where its user can read it
+	if err := os.WriteFile(script, []byte(strings.Replace(string(text), system, c.System, 1)), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), script, "resource", "0", "true")
-	if id := uint32(c.UID); c.UID != os.Getuid() { //nolint:gosec // a small number
+	if id := uint32(c.UID); c.UID != os.Getuid() {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: id, Gid: id}}
 	}
 	_, err = found(t, cmd, c)

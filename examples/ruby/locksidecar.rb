@@ -218,11 +218,14 @@ module Locksidecar
         raise InvalidRequest, "the request is longer than #{LONGEST} bytes" if text.bytesize > LONGEST
 
         call.sent = Locksidecar.now
+        call.done = call.error = nil
         @calls[call.id] = call
         @asking += 1 if call.kind == "acquire"
         text
       end
-      write(line)
+      sent = write(line)
+      raise @error.again if !sent && call.kind == "acquire" # which can go to another session
+
       call
     rescue JSON::GeneratorError => e
       raise InvalidRequest, "the request is no UTF-8: #{e.message}"
@@ -377,10 +380,13 @@ module Locksidecar
       end
     end
 
+    # Whether it was sent. Otherwise the connection has ended, though nobody has read that yet.
     def write(line)
       @writing.synchronize { @socket.write(line) }
+      true
     rescue SystemCallError, IOError
-      # who reads finds out
+      over(SidecarGone.new("the connection to the sidecar at #{@path} ended"))
+      false
     end
 
     def send_if_open(call)
@@ -410,7 +416,7 @@ module Locksidecar
     rescue JSON::ParserError, NoMethodError, TypeError
       over(SidecarGone.new("what answers at #{@path} is no sidecar, or an older one than this client"))
     ensure
-      @socket.close if @pid == Process.pid
+      @writing.synchronize { @socket.close } if @pid == Process.pid # not under the hands of who writes
     end
 
     # Notices the ends that have come; when to look again.
@@ -737,14 +743,14 @@ module Locksidecar
         owner: owner || "pid #{Process.pid} thread #{Thread.current.object_id}",
         reentrant: reentrant, limit: limit, once: once, guard: guard
       }.compact
-      current = session
       call = Call.new("acquire", body, max_hold: max_hold)
       taken = nil
       begin
-        current.await(current.post(call), wait && (wait + Session::ANSWER_LIMIT))
+        current = send_acquire(call)
+        current.await(call, wait && (wait + Session::ANSWER_LIMIT))
         taken = Lock.new(current, call.hold)
       ensure # also where another thread raises in this one or kills it
-        current.abandon(call) unless taken
+        current&.abandon(call) unless taken
       end
     end
 
@@ -795,6 +801,17 @@ module Locksidecar
       raise SidecarGone, "the connection to the sidecar at #{path} ended: #{e.message}"
     ensure
       socket&.close
+    end
+
+    # Sends it over a session, and gives that. What could not be sent, because the session has just ended, goes to a new one.
+    def send_acquire(call)
+      current = session
+      current.post(call)
+      current
+    rescue Error
+      raise if current.nil? || current.error.nil? || @closed
+
+      retry
     end
 
     # The session of this process; a new one where the last has ended. A sidecar that hangs up before it has answered

@@ -48,7 +48,7 @@ type vector struct {
 // Run makes a subtest of each case of the file. resolve applies the rule.
 func Run(t *testing.T, file string, resolve func(t *testing.T, c Case) (string, error)) {
 	t.Helper()
-	text, err := os.ReadFile(file)
+	text, err := os.ReadFile(file) //nolint:gosec // of the repository
 	if err != nil {
 		t.Fatal(err)
 	}

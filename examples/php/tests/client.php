@@ -39,7 +39,8 @@ function scripted(array $answers): string
 {
     $path = sys_get_temp_dir() . '/ls-' . bin2hex(random_bytes(6));
     $server = stream_socket_server("unix://$path");
-    if (pcntl_fork() === 0) {
+    $parent = getmypid();
+    if (($pid = pcntl_fork()) === 0) {
         try {
             $stream = stream_socket_accept($server, PATIENCE);
             foreach ($answers as $answer) {
@@ -61,6 +62,7 @@ function scripted(array $answers): string
         }
     }
     fclose($server);
+    register_shutdown_function(fn() => getmypid() === $parent && posix_kill($pid, SIGKILL)); // where nobody has called it
     return $path;
 }
 
@@ -252,7 +254,7 @@ tap([
 
     'a sidecar that hangs up before it has answered is called again' => function (): void {
         same(7, (new Client(scripted([null, null, OPENED, GRANTED])))->acquire('r')->fence);
-        fails('SIDECAR_GONE', fn() => (new Client(scripted([null, OPENED]), connectTimeout: 0.0))->acquire('r'));
+        fails('SIDECAR_GONE', fn() => (new Client(scripted([null, OPENED, GRANTED]), connectTimeout: 0.0))->acquire('r'));
     },
 
     'a sidecar that stops says so' => function (): void {

@@ -32,13 +32,19 @@ final class Run
     {
         $namespace = bin2hex(random_bytes(8));
         foreach ($case['sidecars'] as $name => $flags) {
-            $this->sidecars[$name] = new Sidecar(['name' => $name, 'namespace' => $namespace] + $flags, $store);
+            $this->sidecars[$name] = new Sidecar(array_merge(['name' => $name, 'namespace' => $namespace], $flags), $store);
         }
         foreach ($case['clients'] as $name => $sidecar) {
             $this->clients[$name] = new Client($this->sidecars[$sidecar]->socket, $name);
             $this->clients[$name]->open();
         }
-        foreach ($case['steps'] as $i => $step) {
+        $this->steps($case['steps']);
+    }
+
+    /** @param list<array<string, mixed>> $steps */
+    private function steps(array $steps): void
+    {
+        foreach ($steps as $i => $step) {
             try {
                 must(method_exists($this, 'step' . $step['do']), 'this runner does not know the step');
                 $this->{'step' . $step['do']}($step);
@@ -103,7 +109,9 @@ final class Run
         same($step['count'] ?? $lock->count(), $lock->count(), 'count');
         if (isset($step['hold'])) {
             $this->holds[$step['hold']] = $lock;
-            $lock->onLost(fn() => $this->note("lost:{$step['hold']}"));
+            if (!($step['unwatched'] ?? false)) {
+                $lock->onLost(fn() => $this->note("lost:{$step['hold']}"));
+            }
         }
     }
 
@@ -111,14 +119,19 @@ final class Run
     {
         $options = [
             'wait' => $this->seconds($step, 'wait'), 'shared' => ($step['mode'] ?? '') === 'SHARED', 'owner' => $step['owner'] ?? null,
-            'reentrant' => $step['reentrant'] ?? false, 'maxHold' => $this->seconds($step, 'maxHold'),
+            'reentrant' => $step['reentrant'] ?? false, 'maxHold' => $this->seconds($step, 'maxHold'), 'limit' => $step['limit'] ?? null,
         ];
+        if (isset($step['once'])) {
+            $keep = $this->seconds($step['once'], 'keep');
+            $options['once'] = array_filter(['keep' => $keep === null ? null : "{$keep}s", 'maxAttempts' => $step['once']['maxAttempts'] ?? null], fn($v) => $v !== null);
+        }
+        $what = $step['resources'] ?? $step['resource'];
         $client = $this->clients[$step['client']];
         if (isset($step['call'])) {
-            $this->calls[$step['call']] = $client->begin($step['resource'], ...$options);
+            $this->calls[$step['call']] = $client->begin($what, ...$options);
             return;
         }
-        $this->granted($step, fn() => $client->acquire($step['resource'], ...$options));
+        $this->granted($step, fn() => $client->acquire($what, ...$options));
     }
 
     private function stepPending(array $step): void
@@ -141,6 +154,12 @@ final class Run
 
     private function stepRelease(array $step): void
     {
+        if (isset($step['outcome'])) {
+            $lock = $this->holds[$step['hold']];
+            $end = $step['outcome'] === 'SUCCEEDED' ? $lock->succeeded(...) : $lock->failed(...);
+            $this->refused($step, fn() => $end($step['note'] ?? ''));
+            return;
+        }
         $count = $this->refused($step, $this->holds[$step['hold']]->release(...));
         same($step['count'] ?? $count, $count, 'count');
     }
@@ -150,9 +169,54 @@ final class Run
         $this->refused($step, $this->holds[$step['hold']]->downgrade(...));
     }
 
+    /** The end of hold(). */
+    private function stepDispose(array $step): void
+    {
+        $lock = $this->holds[$step['hold']];
+        $this->refused($step, fn() => $lock->released() ? null : $lock->release());
+    }
+
+    private function stepDrop(array $step): void
+    {
+        unset($this->holds[$step['hold']]);
+    }
+
+    private function stepExtend(array $step): void
+    {
+        $this->refused($step, fn() => $this->holds[$step['hold']]->extend($this->seconds($step, 'maxHold')));
+    }
+
+    private function stepCheck(array $step): void
+    {
+        $check = $this->holds[$step['hold']]->check(...);
+        if (isset($step['within'])) {
+            $this->until('the check says so', $step, function () use ($check, $step): bool {
+                try {
+                    $check();
+                } catch (SidecarError $e) {
+                    return $e->reason === $step['error'];
+                }
+                return !isset($step['error']);
+            });
+        }
+        $this->refused($step, $check);
+    }
+
+    private function stepSlots(array $step): void
+    {
+        $slots = array_map(fn($hold) => $this->holds[$hold]->slot, $step['holds']);
+        sort($slots);
+        same($step['are'], $slots, 'slots');
+    }
+
     private function stepLook(array $step): void
     {
         $lock = $this->holds[$step['hold']];
+        $previous = $lock->previous === null ? null : array_intersect_key($lock->previous, ['state' => 0, 'attempt' => 0, 'note' => 0]);
+        $is = ['parts' => array_column($lock->parts, 'resource'), 'slot' => $lock->slot, 'attempt' => $lock->attempt ?? 0, 'previous' => $previous];
+        foreach (array_intersect_key($is, $step) as $field => $value) {
+            must($value == $step[$field], "$field is " . json_encode($value));
+        }
         if (isset($step['lost'])) {
             same($step['lost'], $lock->lost() !== null, 'lost');
         }
@@ -195,6 +259,46 @@ final class Run
     private function stepOpen(array $step): void
     {
         $this->refused($step, $this->clients[$step['client']]->open(...));
+    }
+
+    private function stepDraining(array $step): void
+    {
+        $this->until('it drains', $step, $this->clients[$step['client']]->draining(...));
+    }
+
+    private function stepTerminate(array $step): void
+    {
+        $this->sidecars[$step['sidecar']]->terminate();
+    }
+
+    private function stepEnded(array $step): void
+    {
+        $this->until('it ends', $step, fn() => !$this->sidecars[$step['sidecar']]->running());
+    }
+
+    private function stepFork(array $step): void
+    {
+        $file = tempnam(sys_get_temp_dir(), 'ls-');
+        if (($pid = pcntl_fork()) === 0) {
+            try {
+                $this->steps($step['steps']);
+                file_put_contents($file, 'good');
+            } catch (Throwable $e) {
+                file_put_contents($file, (string) $e);
+            }
+            posix_kill(getmypid(), SIGKILL); // without any clean-up
+        }
+        pcntl_waitpid($pid, $status);
+        $said = file_get_contents($file);
+        unlink($file);
+        same('good', $said, 'the child');
+    }
+
+    /** All of this process stands still. */
+    private function stepStop(array $step): void
+    {
+        $pid = getmypid();
+        exec("kill -STOP $pid; sleep {$this->seconds($step, 'time')}; kill -CONT $pid");
     }
 
     private function stepFreeze(array $step): void
@@ -250,6 +354,10 @@ foreach (glob(__DIR__ . '/../../contract/*.json') as $file) {
         'shared' => stores(),
         'mysql' => array_intersect_key(stores(), ['mysql' => true]),
     };
+    if (array_diff($case['needs'] ?? [], ['fork', 'stop']) !== []) {
+        $tests[basename($file)] = fn() => throw new Skipped('this runner has no ' . implode(' and no ', $case['needs']));
+        continue;
+    }
     foreach ($stores as $store => $url) {
         $tests[basename($file) . " on $store"] = fn() => (new Run())->all($case, $url);
     }

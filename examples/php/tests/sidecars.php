@@ -124,7 +124,7 @@ final class Sidecar
         });
     }
 
-    private function running(): bool
+    public function running(): bool
     {
         return $this->process !== null && proc_get_status($this->process)['running'];
     }

@@ -37,9 +37,10 @@ def scripted(*answers)
   Thread.new do
     client = server.accept
     answers.each do |answer|
-      id = { requestId: JSON.parse(client.gets)["requestId"] }
+      request = client.gets
+      id = { requestId: JSON.parse(request)["requestId"] } if request
       if answer.nil?
-        client.close
+        client.close if request # not where nothing came
         client = server.accept
       elsif answer[:event] # and then the answer
         client.puts(JSON.generate(answer), JSON.generate({ **id, **GRANTED }))
@@ -205,7 +206,14 @@ tap_all({
 
   "a sidecar that hangs up before it has answered is called again" => lambda {
     same(7, Client.new(socket: scripted(nil, nil, OPENED, GRANTED)).acquire("r").fence)
-    fails("SIDECAR_GONE") { Client.new(socket: scripted(nil, OPENED), connect_timeout: 0).acquire("r") }
+    fails("SIDECAR_GONE") { Client.new(socket: scripted(nil, OPENED, GRANTED), connect_timeout: 0).acquire("r") }
+  },
+
+  "an acquire that was not sent goes to a new session" => lambda {
+    client = Client.new(socket: scripted(OPENED, nil, OPENED, GRANTED)).open
+    # The connection ends, and the thread that reads does not know yet.
+    client.instance_variable_get(:@session).instance_variable_get(:@socket).shutdown(Socket::SHUT_WR)
+    same(7, client.acquire("r").fence)
   },
 
   "a sidecar that stops says so" => lambda {

@@ -20,16 +20,20 @@ class Run
     namespace = SecureRandom.hex(8)
     spec["sidecars"].each { |name, flags| @sidecars[name] = Sidecar.new({ "name" => name, "namespace" => namespace, **flags }, store) }
     spec["clients"].each { |name, sidecar| @clients[name] = Locksidecar::Client.new(socket: @sidecars[sidecar].socket, name: name).open }
-    spec["steps"].each.with_index(1) do |step, i|
-      method("step_#{step["do"]}").call(step)
-    rescue StandardError => e
-      raise Failed, "step #{i} #{JSON.generate(step)}: #{e.full_message(highlight: false)}"
-    end
+    steps(spec["steps"])
   ensure
     @calls.each_value(&:kill)
   end
 
   private
+
+  def steps(all)
+    all.each.with_index(1) do |step, i|
+      method("step_#{step["do"]}").call(step)
+    rescue StandardError => e
+      raise Failed, "step #{i} #{JSON.generate(step)}: #{e.full_message(highlight: false)}"
+    end
+  end
 
   def note(what)
     @noted[what] ||= Process.clock_gettime(Process::CLOCK_MONOTONIC)
@@ -50,17 +54,21 @@ class Run
     return unless (name = step["hold"])
 
     @holds[name] = lock
-    lock.on_lost { note("lost:#{name}") }
+    lock.on_lost { note("lost:#{name}") } unless step["unwatched"]
   end
 
   def step_acquire(step)
     options = { shared: step["mode"] == "SHARED", owner: step["owner"], reentrant: step["reentrant"] || false,
-                wait: step["wait"] && (step["wait"] / 1e3), max_hold: step["maxHold"] && (step["maxHold"] / 1e3) }
+                wait: step["wait"] && (step["wait"] / 1e3), max_hold: step["maxHold"] && (step["maxHold"] / 1e3), limit: step["limit"] }
+    if (once = step["once"])
+      options[:once] = { keep: once["keep"] && "#{once["keep"] / 1e3}s", maxAttempts: once["maxAttempts"] }.compact
+    end
+    what = step["resources"] || step["resource"]
     client = @clients[step["client"]]
-    return granted(step) { client.acquire(step["resource"], **options) } unless (name = step["call"])
+    return granted(step) { client.acquire(what, **options) } unless (name = step["call"])
 
     @calls[name] = Thread.new do
-      client.acquire(step["resource"], **options)
+      client.acquire(what, **options)
     rescue Interrupted
       raise Locksidecar::Cancelled, "interrupted"
     ensure
@@ -85,7 +93,10 @@ class Run
   end
 
   def step_release(step)
-    left = refused(step) { @holds[step["hold"]].release }
+    lock = @holds[step["hold"]]
+    return refused(step) { lock.public_send(step["outcome"].downcase, step["note"] || "") } if step["outcome"]
+
+    left = refused(step) { lock.release }
     same(step["count"], left, "count") if step["count"]
   end
 
@@ -93,8 +104,42 @@ class Run
     refused(step) { @holds[step["hold"]].downgrade }
   end
 
+  # The end of hold.
+  def step_dispose(step)
+    lock = @holds[step["hold"]]
+    refused(step) { lock.release unless lock.released? }
+  end
+
+  def step_drop(step)
+    @holds.delete(step["hold"])
+    GC.start
+  end
+
+  def step_extend(step)
+    refused(step) { @holds[step["hold"]].extend_to(step["maxHold"] / 1e3) }
+  end
+
+  def step_check(step)
+    lock = @holds[step["hold"]]
+    return refused(step) { lock.check } unless step["within"]
+
+    eventually("the check says so", step["within"] / 1e3) do
+      refused(step) { lock.check }
+      true
+    rescue Failed
+      false
+    end
+  end
+
+  def step_slots(step)
+    same(step["are"], step["holds"].map { |h| @holds[h].slot }.sort, "slots")
+  end
+
   def step_look(step)
     lock = @holds[step["hold"]]
+    is = { "parts" => lock.parts.map { |part| part["resource"] }, "slot" => lock.slot, "attempt" => lock.attempt || 0,
+           "previous" => lock.previous&.slice("state", "attempt", "note") }
+    is.each { |field, value| same(step[field], value, field) if step.key?(field) }
     same(step["lost"], lock.lost?, "lost") if step.key?("lost")
     if step["validFor"]
       left = 1e3 * lock.valid_for
@@ -126,6 +171,31 @@ class Run
   def step_thaw(step) = @sidecars[step["sidecar"]].thaw
   def step_kill(step) = @sidecars[step["sidecar"]].kill
   def step_start(step) = @sidecars[step["sidecar"]].start
+  def step_terminate(step) = @sidecars[step["sidecar"]].terminate
+  def step_draining(step) = eventually("it drains", step["within"] / 1e3) { @clients[step["client"]].draining? }
+  def step_ended(step) = eventually("it ends", step["within"] / 1e3) { @sidecars[step["sidecar"]].ended? }
+
+  # All of this process stands still.
+  def step_stop(step)
+    system("kill -STOP #{Process.pid}; sleep #{step["time"] / 1e3}; kill -CONT #{Process.pid}")
+  end
+
+  def step_fork(step)
+    reader, writer = IO.pipe
+    pid = fork do
+      steps(step["steps"])
+      writer.write("good")
+    rescue Exception => e
+      writer.write(e.full_message(highlight: false))
+    ensure
+      writer.close
+      exit! # without any clean-up
+    end
+    writer.close
+    same("good", reader.read, "the child")
+    Process.waitpid(pid)
+  end
+
   def step_pause(step) = sleep(step["time"] / 1e3)
 
   def step_force(step)
@@ -151,7 +221,9 @@ tests = Dir[File.expand_path("../../contract/*.json", __dir__)].sort.flat_map do
            when "shared" then STORES.to_a
            when "mysql" then STORES.slice("mysql").to_a
            end
-  if stores.empty?
+  if (spec["needs"] || []).difference(%w[fork stop]).any?
+    [[File.basename(file), -> { raise Skipped, "this runner has no #{spec["needs"].join(" and no ")}" }]]
+  elsif stores.empty?
     [[File.basename(file), -> { raise Skipped, "needs a store (#{spec["store"]}) that the environment does not name" }]]
   else
     stores.map { |name, url| ["#{File.basename(file)} on #{name}", -> { Run.new.all(spec, url) }] }

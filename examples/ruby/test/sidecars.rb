@@ -121,6 +121,11 @@ class Sidecar
   # It drains, and ends.
   def terminate = Process.kill(:TERM, @pid)
 
+  def ended?
+    @pid = nil if @pid && Process.waitpid(@pid, Process::WNOHANG)
+    @pid.nil?
+  end
+
   def freeze!
     Process.kill(:STOP, @pid)
     eventually("it stops") { File.read("/proc/#{@pid}/stat").include?(") T ") }

@@ -142,7 +142,8 @@ impl Held {
         self.session.jeopardy()
     }
 
-    fn is_released(&self) -> bool {
+    /// Whether this was released; of a lock that is lost, whether the loss was acknowledged so.
+    pub fn is_released(&self) -> bool {
         self.released.load(Ordering::SeqCst)
     }
 

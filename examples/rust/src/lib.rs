@@ -291,7 +291,6 @@ impl Lock {
 
     /// Asks for it, and does not wait for the answer.
     pub fn begin(self) -> Result<Acquire> {
-        let session = self.client.session()?;
         let mut body = self.fields;
         body.push(("mode".into(), Json::Text(self.mode.into())));
         let owner = self.owner.unwrap_or_else(|| format!("pid {} {:?}", std::process::id(), thread::current().id()));
@@ -303,8 +302,15 @@ impl Lock {
         }
         let limit = self.wait.map(|wait| wait.as_secs_f64() + ANSWER_LIMIT);
         let max_hold = self.max_hold.map(|d| d.as_secs_f64());
-        let id = session.post(Ask { kind: "acquire", body, about: None, max_hold, limit })?;
-        Ok(Acquire { session, id, taken: false })
+        loop {
+            let session = self.client.session()?;
+            match session.post(Ask { kind: "acquire", body: body.clone(), about: None, max_hold, limit }) {
+                Ok(id) => return Ok(Acquire { session, id, taken: false }),
+                // What could not be sent, because the session has just ended, goes to a new one.
+                Err(_) if session.error().is_some() => {}
+                Err(e) => return Err(e),
+            }
+        }
     }
 }
 
@@ -365,5 +371,46 @@ impl Drop for Acquire {
         if !self.taken {
             self.session.abandon(self.id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::Shutdown;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn an_acquire_that_was_not_sent_goes_to_a_new_session() {
+        let path = std::env::temp_dir().join(format!("ls-{}-unit", std::process::id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        let client = Client::builder().socket(&path).build();
+        let server = thread::spawn(move || {
+            let (first, second) = (serve(&listener, 1), serve(&listener, 2));
+            drop((first, second)); // the first connection stays until here
+        });
+        client.open().unwrap();
+        // The connection ends, and the thread that reads does not know yet.
+        client.session().unwrap().hang_up(Shutdown::Write);
+        assert_eq!(client.lock("r").acquire().unwrap().fence(), 7);
+        server.join().unwrap();
+        std::fs::remove_file(path).unwrap();
+    }
+
+    fn serve(listener: &UnixListener, requests: usize) -> impl Sized {
+        let mut stream = listener.accept().unwrap().0;
+        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+        for answer in [
+            r#""opened":{"sessionId":"s","leaseMargin":"1s","countedAt":"1s"}"#,
+            r#""granted":{"lockId":"l","resource":"r","mode":"EXCLUSIVE","fence":"7","validFor":"9s","count":1,"countedAt":"1s"}"#,
+        ]
+        .iter()
+        .take(requests)
+        {
+            let request = Json::parse(&lines.next().unwrap().unwrap()).unwrap();
+            writeln!(stream, r#"{{"requestId":"{}",{answer}}}"#, request.get("requestId").text()).unwrap();
+        }
+        lines
     }
 }

@@ -151,7 +151,14 @@ impl Session {
             );
             id
         };
-        let _ = (&self.stream).write_all(line.as_bytes()); // who reads finds out
+        if (&self.stream).write_all(line.as_bytes()).is_err() {
+            let e = Error::new(Kind::SidecarGone, format!("the connection to the sidecar at {} ended", self.path));
+            self.over(e.clone()); // though nobody has read that yet
+            if ask.kind == "acquire" {
+                self.forget(id);
+                return Err(e); // it can go to another session
+            }
+        }
         Ok(id)
     }
 
@@ -435,6 +442,11 @@ impl Session {
     }
 
     // Ends.
+
+    #[cfg(test)]
+    pub fn hang_up(&self, how: Shutdown) {
+        self.stream.shutdown(how).unwrap();
+    }
 
     /// The end of the session that nobody asked for.
     fn over(&self, error: Error) {

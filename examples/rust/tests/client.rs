@@ -203,7 +203,7 @@ fn early() {
 
 fn hangs_up() {
     assert_eq!(scripted(&["", "", OPENED, GRANTED]).build().lock("r").acquire().unwrap().fence(), 7);
-    let client = scripted(&["", OPENED]).connect_timeout(NOW).build();
+    let client = scripted(&["", OPENED, GRANTED]).connect_timeout(NOW).build();
     assert_eq!(kind(client.lock("r").acquire()), Kind::SidecarGone);
 }
 

@@ -70,7 +70,11 @@ impl Run {
             client.open().unwrap();
             self.clients.insert(name.clone(), client);
         }
-        for (i, step) in case.get("steps").items().iter().enumerate() {
+        self.steps(case.get("steps").items());
+    }
+
+    fn steps(&mut self, steps: &[Json]) {
+        for (i, step) in steps.iter().enumerate() {
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.step(step)));
             if let Err(why) = result {
                 let text = why.downcast_ref::<String>().cloned().or(why.downcast_ref::<&str>().map(|s| s.to_string()));
@@ -93,6 +97,11 @@ impl Run {
             }
             "cancel" => drop(self.calls[text("call")].asked.lock().unwrap().take()),
             "answer" => self.answer(step),
+            "release" if step.get("outcome").is_some() => {
+                let (held, note) = (hold(), text("note"));
+                let done = if text("outcome") == "SUCCEEDED" { held.succeeded(note) } else { held.failed(note) };
+                refused(step, done);
+            }
             "release" => {
                 let left = refused(step, hold().release());
                 if step.get("count").is_some() {
@@ -100,6 +109,30 @@ impl Run {
                 }
             }
             "downgrade" => drop(refused(step, hold().downgrade())),
+            // The end of a block drops what it has. Here it is named again, so it is only released.
+            "dispose" if hold().is_released() => {}
+            "dispose" => drop(refused(step, hold().release())),
+            "drop" => drop(self.holds.remove(text("hold"))),
+            "extend" => drop(refused(step, hold().extend(milliseconds(step, "maxHold").unwrap()))),
+            "check" => {
+                let held = hold();
+                if step.get("within").is_some() {
+                    let want = text("error");
+                    eventually("the check says so", within(step), || held.check().err().map_or("", |e| e.kind().reason()) == want);
+                }
+                refused(step, held.check());
+            }
+            "slots" => {
+                let mut slots: Vec<_> = step.get("holds").items().iter().filter_map(|h| self.holds[h.text()].slot()).collect();
+                slots.sort_unstable();
+                assert_eq!(slots, step.get("are").items().iter().map(|n| n.number() as u32).collect::<Vec<_>>());
+            }
+            "draining" => eventually("it drains", within(step), || self.clients[text("client")].draining()),
+            "terminate" => sidecar().terminate(),
+            "ended" => {
+                let ends = self.sidecars.get_mut(text("sidecar")).unwrap();
+                eventually("it ends", within(step), || ends.ended());
+            }
             "look" => look(step, hold()),
             "lost" => {
                 let held = hold();
@@ -147,7 +180,17 @@ impl Run {
     }
 
     fn acquire(&mut self, step: &Json) {
-        let mut lock = self.clients[step.get("client").text()].lock(step.get("resource").text());
+        let client = &self.clients[step.get("client").text()];
+        let mut lock = match step.get("resources").items() {
+            [] => client.lock(step.get("resource").text()),
+            names => client.lock_all(names.iter().map(Json::text)),
+        };
+        if step.get("limit").is_some() {
+            lock = lock.limit(step.get("limit").number() as u32);
+        }
+        if step.get("once").is_some() {
+            lock = lock.once(milliseconds(step.get("once"), "keep"), step.get("once").get("maxAttempts").number() as u32);
+        }
         if step.get("mode").text() == "SHARED" {
             lock = lock.shared();
         }
@@ -205,7 +248,9 @@ impl Run {
         }
         let name = step.get("hold").text().to_string();
         let (noted, told) = (self.noted.clone(), format!("lost:{name}"));
-        held.on_lost(move |_| note(&noted, told));
+        if *step.get("unwatched") != Json::Bool(true) {
+            held.on_lost(move |_| note(&noted, told));
+        }
         self.holds.insert(name, held);
     }
 }
@@ -223,6 +268,19 @@ fn look(step: &Json, held: &Held) {
     }
     if step.get("mode").is_some() {
         assert_eq!(held.mode(), step.get("mode").text());
+    }
+    for (field, value) in step.fields() {
+        match field.as_str() {
+            "parts" => assert!(held.parts().iter().map(|p| p.resource.as_str()).eq(value.items().iter().map(Json::text)), "{:?}", held.parts()),
+            "slot" => assert_eq!(held.slot(), value.is_some().then(|| value.number() as u32)),
+            "attempt" => assert_eq!(held.attempt().unwrap_or(0), value.number() as u32),
+            "previous" => {
+                let previous = held.previous().map(|p| (p.state, p.attempt, p.note));
+                let want = (value.get("state").text().to_string(), value.get("attempt").number() as u32, value.get("note").text().to_string());
+                assert_eq!(previous, value.is_some().then_some(want));
+            }
+            _ => {}
+        }
     }
     if *step.get("guard") == Json::Bool(true) {
         let guard = held.guard().expect("there is a guard");
@@ -246,6 +304,10 @@ fn main() {
         };
         if chosen.is_empty() {
             tests.push(test(&format!("{name} # SKIP needs a store that the environment does not name"), || {}));
+        }
+        if let [needs, ..] = case.get("needs").items() {
+            tests.push(test(&format!("{name} # SKIP this runner has no {}", needs.text()), || {}));
+            continue;
         }
         for (store, url) in chosen {
             let case = case.clone();

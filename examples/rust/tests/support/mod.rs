@@ -147,6 +147,10 @@ impl Sidecar {
         }
     }
 
+    pub fn ended(&mut self) -> bool {
+        self.child.as_mut().map_or(true, |child| child.try_wait().unwrap().is_some())
+    }
+
     fn pid(&self) -> u32 {
         self.child.as_ref().unwrap().id()
     }
