@@ -41,7 +41,7 @@ func modules(binary []byte) ([]module, error) {
 type sources struct{ root, modules string }
 
 func findSources() (s sources, err error) {
-	out, err := exec.Command("go", "env", "GOROOT", "GOMODCACHE").Output()
+	out, err := exec.Command("go", "env", "GOROOT", "GOMODCACHE").Output() //nolint:noctx // soon over
 	if err != nil {
 		return s, fmt.Errorf("ask go for its folders: %w", err)
 	}

@@ -473,19 +473,3 @@ func TestIgnore(t *testing.T) {
 		}
 	}
 }
-
-// TestReinvocation: a container that another policy or webhook adds after ours
-// gets the socket too.
-func TestReinvocation(t *testing.T) {
-	e := newEvaluator(t, objects(t, theChart(t), parse(t, theValues), "v1.36"))
-	ns := namespaces()["locks-plain"]
-	pod, _, err := e.admit(t.Context(), ns, parsePod(t, plain("")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: "late", Image: "late"})
-	if pod, _, err = e.admit(t.Context(), ns, pod); err != nil {
-		t.Fatal(err)
-	}
-	sidecar(t, pod)
-}
