@@ -206,7 +206,12 @@ def test_a_look_at_many_holds_is_not_one_at_each(monkeypatch: pytest.MonkeyPatch
     holds = [sidecar.grant(900.0, now) for _ in range(100)]
     looked: list[Hold] = []
     silent_at = Hold.silent_at
-    monkeypatch.setattr(Hold, "silent_at", lambda hold: (looked.append(hold), silent_at(hold))[1])
+
+    def noted(hold: Hold) -> float:
+        looked.append(hold)
+        return silent_at(hold)
+
+    monkeypatch.setattr(Hold, "silent_at", noted)
     for _ in range(50):
         assert sidecar.core.look() == MAX_LOOK
     assert len(looked) < 50

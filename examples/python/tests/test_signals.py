@@ -116,3 +116,46 @@ def test_interrupted_at_any_moment(sidecar: Sidecar) -> None:
     with run(INTERRUPTED_AT_RANDOM, resource, sidecar) as a:
         a.expect("done True")
         sidecar.expect_queue(resource, 0, 0, 5)
+
+
+IN_THE_MIDDLE = """
+import signal, sys, time
+import locksidecar
+
+client = locksidecar.Client()
+held = client.lock("{resource}").acquire()
+session = client.session()
+took = []
+
+def handler(*_):
+    began = time.monotonic()
+    try:
+        client.lock("{resource}-other").acquire()
+    except RuntimeError:
+        print("refused", flush=True)
+    print("left", held.release(), flush=True)
+    if "close" in sys.argv:
+        client.close()
+    took.append(time.monotonic() - began)
+
+signal.signal(signal.SIGUSR1, handler)
+with session.mutex:  # as any request has it for a moment
+    signal.raise_signal(signal.SIGUSR1)
+assert took[0] < 4, took  # to wait for the sidecar would take 5 s, and it could not be heard
+print("gone on", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("how", ["release", "close"])
+def test_a_handler_that_interrupts_a_request_of_its_own_thread(sidecar: Sidecar, how: str) -> None:
+    """It cannot wait for the sidecar: who reads waits for the request that it has interrupted."""
+    resource = f"in-the-middle-{how}"
+    with App(IN_THE_MIDDLE.replace("{resource}", resource), sidecar.socket, how) as app:
+        app.expect("refused")
+        app.expect("left 0")
+        app.expect("gone on")
+        sidecar.expect_queue(resource, 0, 0)
+        sidecar.expect_queue(f"{resource}-other", 0, 0)
+        app.say()
+        assert app.wait() == 0

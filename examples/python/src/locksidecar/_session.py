@@ -146,6 +146,8 @@ class Session:
     # Requests. Each has a form for threads and one for tasks.
 
     def _do(self, call: Call, timeout: float | None) -> None:
+        if self._interrupted():
+            raise RuntimeError("this signal handler has interrupted a request of its own thread: ask in another thread")
         self._post(call)
         self._wait(call, timeout)
 
@@ -245,6 +247,14 @@ class Session:
             call.deadline = boot_time() + wait
         return (wait or _STORE_LIMIT) + _PATIENCE
 
+    def _interrupted(self) -> bool:
+        """Whether a signal handler runs here while this very thread is in the middle of a request.
+
+        It holds the mutex: who reads has to wait for it, and so would the handler, for ever.
+        """
+        owned: bool = self.mutex._is_owned()  # type: ignore[attr-defined] # as threading.Condition asks
+        return owned
+
     def acquire(self, call: Call) -> None:
         """SessionNotFound: it had ended before anything was sent. Another session will do."""
         try:
@@ -294,9 +304,22 @@ class Session:
 
         LockLost, NotHolder. The sidecar carries it out in any case, be it late.
         """
+        if self._interrupted():
+            return self._release_elsewhere(entry)
         call = self._begin_release(entry)
         self._wait(call, _STORE_LIMIT + _PATIENCE)
         return int(call.answer["released"]["count"])
+
+    def _release_elsewhere(self, entry: Call) -> int:
+        """In a thread, which has its turn when the request that was interrupted has gone on."""
+        hold = entry.hold
+        assert hold is not None
+        if (problem := hold.look()) is not None:
+            raise problem.again()
+        if entry not in hold.entered:
+            raise NotHolder(f"the lock on {hold.resource!r} was released before")
+        threading.Thread(target=self.abandon, args=(entry,), name="locksidecar-release", daemon=True).start()
+        return hold.count - 1
 
     async def release_async(self, entry: Call) -> int:
         call = self._begin_release(entry)
@@ -359,7 +382,7 @@ class Session:
             while self._receive(timeout):
                 pass
             self._close_sockets()
-        elif thread is not threading.current_thread():
+        elif thread is not threading.current_thread() and not self._interrupted():
             thread.join(timeout)
 
     def retire(self) -> None:
