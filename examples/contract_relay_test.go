@@ -66,7 +66,7 @@ func (w *withholder) close() {
 }
 
 func (w *withholder) relay(app net.Conn) {
-	sidecar, err := new(net.Dialer).Dial("unix", w.sidecar) //nolint:noctx // it ends with the listener
+	sidecar, err := new(net.Dialer).Dial("unix", w.sidecar)
 	if err != nil {
 		_ = app.Close()
 		return
