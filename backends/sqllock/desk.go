@@ -353,7 +353,7 @@ func (b *Backend) after(name lock.Resource, s *state, asked uint64) {
 func (b *Backend) quick(ctx context.Context, name lock.Resource, o *op) (done bool, later []*op, err error) {
 	known, busy := b.known.get(name)
 	switch {
-	case o.kind == opAsk && o.fresh && o.mode == lock.Exclusive && !busy:
+	case o.kind == opAsk && o.fresh && o.mode == lock.Exclusive && o.least == 0 && !busy:
 		done, err = b.takeFree(ctx, name, o, known)
 	case o.kind == opRemove && o.plain && !busy:
 		done, err = b.giveBack(ctx, name, o)

@@ -35,15 +35,16 @@ type lease struct {
 	beats Pool // one connection, for heartbeats
 
 	mu      sync.Mutex
-	number  int64                          // of the connection of the last heartbeat,
-	server  string                         // and who answered it
-	deafen  context.CancelFunc             // ends the listening for the bell there; nil: nobody listens yet
-	push    func(leasekit.Push)            // nil before Listen
-	waiting map[lock.HoldID]waiter         // that are in the queue
-	several bool                           // some request has had a cohort
-	entries int                            // that the store had at the last heartbeat
-	turn    uint64                         // of the last waiter
-	dues    map[leasekit.Ref]time.Duration // forced releases: when their grace is over, on the clock
+	number  int64                           // of the connection of the last heartbeat,
+	server  string                          // and who answered it
+	deafen  context.CancelFunc              // ends the listening for the bell there; nil: nobody listens yet
+	push    func(leasekit.Push)             // nil before Listen
+	waiting map[lock.HoldID]waiter          // that are in the queue
+	lapses  map[lock.Resource]time.Duration // when a hold that nobody has may let them in, on the clock
+	several bool                            // some request has had a cohort
+	entries int                             // that the store had at the last heartbeat
+	turn    uint64                          // of the last waiter
+	dues    map[leasekit.Ref]time.Duration  // forced releases: when their grace is over, on the clock
 	keeper  keeperSeen
 	seen    map[string]observed // other leases
 	ended   map[string]*overLease
@@ -110,7 +111,7 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 	}
 	l := &lease{
 		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar[:min(len(o.Sidecar), maxSidecar)], ttl: o.TTL, recheck: min(time.Second, o.TTL/3),
-		waiting: make(map[lock.HoldID]waiter), dues: make(map[leasekit.Ref]time.Duration),
+		waiting: make(map[lock.HoldID]waiter), lapses: make(map[lock.Resource]time.Duration), dues: make(map[leasekit.Ref]time.Duration),
 		seen: make(map[string]observed), ended: make(map[string]*overLease),
 		bell: make(chan struct{}), rang: make(chan struct{}, 1), waits: make(chan struct{}, 1), look: make(chan struct{}, 1),
 		sweeps: make(chan struct{}, 1),
@@ -176,7 +177,7 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 	turn := l.stopWaiting(q.ID)
 	o := &op{
 		kind: opAsk, id: string(q.ID), lease: string(l.id), mode: q.Mode, owner: q.Owner, try: q.Try, tell: q.Try,
-		fresh: turn == 0, ctx: ctx,
+		fresh: turn == 0, ctx: ctx, least: q.MinHold.Microseconds(),
 	}
 	if q.Cohort != nil {
 		l.standsForSeveral(o)

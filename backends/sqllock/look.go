@@ -109,6 +109,7 @@ func (l *lease) looks(ctx context.Context, bell *atomic.Bool) {
 		if due {
 			pause = min(pause, max(behind-l.b.clock(), leastPause))
 		}
+		pause = min(pause, max(l.lapse()-l.b.clock(), leastPause))
 		t.Reset(pause)
 	}
 }
@@ -238,7 +239,11 @@ func (l *lease) sawResource(r Row, asked uint64) {
 			l.observe(id, r.Int(i+1), r.Int(i+2))
 		}
 	}
-	if free := of == "" && r.Null(6) && !r.Null(9); dead || free {
+	left := time.Duration(r.Int(13)) * time.Microsecond
+	if left > 0 {
+		l.lapsesIn(name, left)
+	}
+	if free := of == "" && r.Null(6) && !r.Null(9) && left <= 0; dead || free {
 		l.b.post(name, &op{kind: opSettle, hasty: true})
 	}
 }

@@ -21,6 +21,7 @@ type op struct {
 	plain   bool          // opRemove: an exclusive hold, and no copy of any request is on its way
 	tell    bool          // say who is in the way
 	grace   time.Duration // opForce
+	least   int64         // opAsk: microseconds for which it is to keep others out
 
 	unsure bool  // opRemove: remember that the id was given up
 	left   error // why its caller waits no longer; nil: it does
@@ -51,9 +52,10 @@ const (
 	opSweep  // what a lease that is over has left
 	opForget // a note whose time is over
 	opSettle // look at the resource
+	opLapse  // of a hold whose own time is over
 )
 
 // String is what lock.Observe is told.
 func (k opKind) String() string {
-	return [...]string{"acquire", "release", "downgrade", "force", "force", "sweep", "reap", "settle"}[k]
+	return [...]string{"acquire", "release", "downgrade", "force", "force", "sweep", "reap", "settle", "reap"}[k]
 }

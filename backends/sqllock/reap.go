@@ -38,6 +38,7 @@ type reaper struct {
 func (r *reaper) step(ctx context.Context) {
 	_ = r.reapIdle(ctx)
 	_ = r.reapNotes(ctx)
+	_ = r.reapLeasts(ctx)
 	_ = r.reapLog(ctx)
 	if r.records {
 		_ = r.reapRecords(ctx)

@@ -71,6 +71,23 @@ CREATE TABLE IF NOT EXISTS {note} (
   KEY era (era)
 ) {lasting};
 
+-- Holds that keep others out at least so long: until then each is one, also where it has no row
+-- above any more, or that one's lease is over; and waiters that want to be one.
+CREATE TABLE IF NOT EXISTS {least} (
+  name {name} NOT NULL,
+  id {id} NOT NULL,
+  mode {small} NOT NULL, -- as in queue
+  asked BIGINT NOT NULL, -- microseconds
+  fence BIGINT NOT NULL, -- as in lock and in hold
+  sidecar {label} NOT NULL,
+  owner {owner},
+  since BIGINT NOT NULL,
+  ends BIGINT NOT NULL, -- by the server's clock; 0: it waits
+  PRIMARY KEY (name, id),
+  KEY name (name, ends),
+  KEY ends (ends)
+) {passing};
+
 -- Records: small values that are kept beside the locks, of what became of a resource.
 CREATE TABLE IF NOT EXISTS {record} (
   name {name} NOT NULL,

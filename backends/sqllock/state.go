@@ -19,6 +19,7 @@ const (
 	onRow                // on the resource's row
 	inHolds
 	inQueue
+	inLeast // nobody has it any more
 )
 
 // member is a hold or a waiter.
@@ -27,8 +28,10 @@ type member struct {
 	owner   string // of who asks just now
 	fence   int64  // of a hold
 	place   place
-	several bool // it has a cohort
-	wanted  bool // the row says that a request of another lease has stood behind it
+	several bool  // it has a cohort
+	wanted  bool  // the row says that a request of another lease has stood behind it
+	least   int64 // microseconds for which it keeps others out at least; of who asks or waits
+	ends    int64 // of a hold: when that is over, by the server's clock
 }
 
 type entry = queue.Entry[member]
@@ -80,6 +83,7 @@ type state struct {
 	crowd  bool              // as it was found
 	kept   bool              // nothing may be granted now: see mark.go
 	server string            // that has answered
+	leasts map[string]least  // of holds that keep others out at least so long
 	permit lock.Mode         // of the holds, as the row had it; 0: they are no permits
 	leases map[string]ending // those of who asks or holds, as far as they are there
 
@@ -106,6 +110,9 @@ type changes struct {
 	newNotes  map[string]note
 	delNotes  []string
 	granted   []*entry // that have waited
+	newLeasts []*entry // that were granted with a time of their own,
+	delLeasts []string // whose time does not count any more,
+	shareds   []string // and that were downgraded
 	told      []string // leases that have to look
 	contended []contended
 	wantX     string // the id on the row, which is wanted from now on; "": it was, or is not
@@ -133,7 +140,7 @@ const (
 func newState() *state {
 	return &state{
 		leases: make(map[string]ending), entries: make(map[string]*entry), behind: make(map[string]string),
-		notes: make(map[string]note), changes: changes{newNotes: make(map[string]note)},
+		notes: make(map[string]note), leasts: make(map[string]least), changes: changes{newNotes: make(map[string]note)},
 	}
 }
 
@@ -186,6 +193,10 @@ func (s *state) grant(e *entry) {
 	default:
 		e.Value.fence = s.nextShared()
 	}
+	if e.Value.least > 0 {
+		e.Value.ends = s.now + e.Value.least
+		s.newLeasts = append(s.newLeasts, e)
+	}
 }
 
 // promote grants to the front of the queue what it can have.
@@ -223,10 +234,17 @@ func (s *state) settleFront() {
 
 // remove takes a hold or a waiter out, and out of the tables.
 func (s *state) remove(e *entry) {
-	id := string(e.ID)
+	id, slot := string(e.ID), e.Slot()
+	outlasts := e.Held() && e.Value.ends > s.now
+	if e.Waiting() && e.Value.least > 0 {
+		s.forgetLeast(id)
+	}
 	s.q.Remove(e)
 	delete(s.entries, id)
 	s.drop(id, e.Value.place)
+	if outlasts {
+		s.putLeast(id, least{mode: e.Room().Mode(), fence: e.Value.fence, ends: e.Value.ends}, slot)
+	}
 	if s.x == e {
 		s.x = nil
 	}
@@ -297,6 +315,7 @@ func (s *state) apply(o *op) {
 		s.sweep(o)
 	case opForget:
 		s.forget(o.id)
+	case opLapse: // what is over was found when the tables were read
 	}
 }
 
@@ -304,7 +323,7 @@ func (s *state) ask(o *op) {
 	e := s.own(o)
 	n, noted := s.notes[o.id]
 	switch {
-	case noted && !n.forced:
+	case noted && !n.forced, s.isLeast(o.id):
 		o.err = lock.ErrNotHolder
 	case e == nil && s.behind[o.id] == o.lease && o.lease != "":
 		o.queued = true
@@ -318,7 +337,7 @@ func (s *state) ask(o *op) {
 			o.err = errKept
 		}
 	default:
-		e = s.put(o.id, member{lease: o.lease, owner: o.owner, several: o.several}, queue.RoomOf(o.mode))
+		e = s.put(o.id, member{lease: o.lease, owner: o.owner, several: o.several, least: o.least}, queue.RoomOf(o.mode))
 		if e.Held() {
 			s.promoted(e)
 		} else {
@@ -359,6 +378,7 @@ func (s *state) withdraw(o *op) {
 		s.note("cancel", o.id, o.lease, 0, "")
 		delete(s.behind, o.id)
 		s.drop(o.id, inQueue)
+		s.forgetLeast(o.id)
 	}
 	s.forget(o.id)
 	if o.unsure {
@@ -382,6 +402,9 @@ func (s *state) downgrade(o *op) {
 	if e.Room() == queue.One {
 		s.q.Downgrade(e)
 		s.shared = true
+		if e.Value.ends > 0 {
+			s.shareds = append(s.shareds, o.id)
+		}
 		s.note("downgrade", o.id, o.lease, e.Value.fence, "")
 		s.promote()
 	}
@@ -395,7 +418,12 @@ func (s *state) force(o *op) {
 	case behind:
 		delete(s.behind, o.id)
 		s.drop(o.id, inQueue)
+		s.forgetLeast(o.id)
 		s.forceOut(o, lease)
+	case s.isLeast(o.id): // nobody is there to be told
+		s.note("force", o.id, "", e.Value.fence, "")
+		s.endLeast(e)
+		o.found = true
 	case e == nil:
 		o.err = lock.ErrNotHolder
 	case e.Waiting():
@@ -416,6 +444,10 @@ func (s *state) forceOut(o *op, lease string) {
 }
 
 func (s *state) forceHold(o *op, e *entry) {
+	if e.Value.ends > 0 { // it counts no more
+		e.Value.ends = 0
+		s.forgetLeast(o.id)
+	}
 	n, noted := s.notes[o.id]
 	if !noted || o.grace < n.grace { // a longer one changes nothing
 		if !noted {
@@ -458,6 +490,7 @@ func (s *state) sweep(o *op) {
 		s.note(s.leases[o.of].of(0), o.id, o.of, 0, "")
 		delete(s.behind, o.id)
 		s.drop(o.id, inQueue)
+		s.forgetLeast(o.id)
 	}
 	if s.notes[o.id].lease == o.of {
 		s.forget(o.id)

@@ -28,7 +28,7 @@ func found(x string, holds []string, rest bool, waits ...lock.Mode) *state {
 	}
 	var ahead []Row
 	for i, m := range waits {
-		ahead = append(ahead, Row{int64(i), []byte{byte('a' + i)}, []byte("l"), int64(m), int64(notEnded), int64(0)})
+		ahead = append(ahead, Row{int64(i), []byte{byte('a' + i)}, []byte("l"), int64(m), int64(notEnded), int64(0), int64(0)})
 	}
 	step := len(ahead)
 	if rest {
@@ -200,5 +200,46 @@ func TestListed(t *testing.T) {
 	}
 	if got := Numbered("a=? AND b=?"); got != "a=$1 AND b=$2" {
 		t.Errorf("got %q", got)
+	}
+}
+
+// A hold that keeps others out at least so long outlasts its release and its lease, until its time is over or
+// its release is forced.
+func TestLeast(t *testing.T) {
+	const id = "x"
+	remove := &op{kind: opRemove, id: id, lease: "l"}
+	for name, c := range map[string]struct {
+		ends   int64
+		ops    []*op
+		blocks bool
+	}{
+		"released":                    {1001, []*op{remove}, true},
+		"released when it is over":    {1000, []*op{remove}, false},
+		"of a lease that is over":     {1001, []*op{{kind: opSweep, id: id, of: "l"}}, true},
+		"forced":                      {1001, []*op{{kind: opForce, id: id}}, false},
+		"released while it is forced": {1001, []*op{{kind: opForce, id: id, grace: 1}, remove}, false},
+		"kept, and forced":            {1001, []*op{remove, {kind: opForce, id: id, grace: 1}}, false},
+	} {
+		s := found(id, nil, false)
+		s.leases["m"] = notEnded
+		s.addLeasts([]Row{{[]byte(id), int64(lock.Exclusive), int64(10), c.ends}})
+		for _, o := range c.ops {
+			if s.apply(o); o.err != nil {
+				t.Errorf("%s: %v", name, o.err)
+			}
+		}
+		again := &op{kind: opAsk, id: id, lease: "l", mode: lock.Exclusive}
+		if s.isLeast(id) {
+			if s.apply(again); !errors.Is(again.err, lock.ErrNotHolder) {
+				t.Errorf("%s: asked for again: %v", name, again.err)
+			}
+		}
+		next := &op{kind: opAsk, id: "next", lease: "m", mode: lock.Exclusive}
+		if s.apply(next); next.err != nil || next.queued != c.blocks || s.crowded() != c.blocks {
+			t.Errorf("%s: the next waits: %t, want %t; %v", name, next.queued, c.blocks, next.err)
+		}
+		if gone := slices.Contains(s.delLeasts, id); gone == c.blocks {
+			t.Errorf("%s: its row is deleted: %t", name, gone)
+		}
 	}
 }

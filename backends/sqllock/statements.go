@@ -30,6 +30,8 @@ type statements struct {
 
 	describeX, describeS, readers, behind, wantX string
 
+	leasts, shareLeasts, delLeasts                                    listed
+	addLeast, grantLeast, lapsed                                      string
 	lookUp, lockHolds, moveHolds, delHolds, delWaits, delNotes, wantS listed
 
 	heldWaits, heldRows, heldHolds, heldNotes        string
@@ -123,7 +125,8 @@ func newStatements(w Words) *statements {
 		// another server may answer before a heartbeat has met it: so the sidecar names the one that it trusts.
 		live   = "EXISTS (SELECT 1 FROM {lease} WHERE id=? AND ended=0 AND server={server} AND server=?)"
 		marked = "(SELECT text FROM {meta} WHERE name='server')"
-		alone  = "AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name=l.name) AND NOT EXISTS (SELECT 1 FROM {note} n WHERE n.name=l.name)"
+		alone  = "AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.name=l.name) AND NOT EXISTS (SELECT 1 FROM {note} n WHERE n.name=l.name)" +
+			" AND NOT EXISTS (SELECT 1 FROM {least} k WHERE k.name=l.name)"
 		// The server that answers, if it may grant.
 		granting = "(SELECT text FROM {meta} WHERE name='server' AND text={server})"
 		freeX    = "x_id=NULL, x_lease=NULL, x_owner=NULL, x_since=NULL, x_shared=0"
@@ -166,7 +169,16 @@ func newStatements(w Words) *statements {
 		"(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {note} WHERE name=?n LIMIT ?k) AS t), COALESCE((SELECT MAX(seq) FROM {queue} WHERE name=?n), 0)",
 		"FROM {lock} WHERE name=?n",
 		"UNION ALL SELECT 's', text, {server}, 0, 0, 0 FROM {meta} WHERE name='server'")
-	q.front = t("SELECT q.seq, q.id, q.lease, q.mode, COALESCE(e.ended, 1), " + q.severalText("q.owner") + " FROM {queue} q LEFT JOIN {lease} e ON e.id=q.lease WHERE q.name=? ORDER BY q.seq LIMIT ?")
+	q.front = t("SELECT q.seq, q.id, q.lease, q.mode, COALESCE(e.ended, 1), "+q.severalText("q.owner")+", COALESCE(k.asked, 0)",
+		"FROM {queue} q LEFT JOIN {lease} e ON e.id=q.lease LEFT JOIN {least} k ON k.name=q.name AND k.id=q.id WHERE q.name=? ORDER BY q.seq LIMIT ?")
+	q.leasts = l("SELECT id, mode, fence, ends FROM {least} WHERE name=?n AND id IN (?ids)",
+		"UNION (SELECT id, mode, fence, ends FROM {least} WHERE name=?n AND ends>{now} ORDER BY ends DESC LIMIT "+strconv.Itoa(maxLeasts)+")")
+	q.addLeast = t("INSERT INTO {least} (name, id, mode, asked, fence, sidecar, owner, since, ends)",
+		"VALUES (?, ?, ?, ?, ?, COALESCE((SELECT sidecar FROM {lease} WHERE id=?), ''), ?, {now}, ?)")
+	q.grantLeast = t("UPDATE {least} SET fence=?, since={now}, ends=? WHERE name=? AND id=?")
+	q.shareLeasts = l("UPDATE {least} SET mode=2 WHERE name=?n AND id IN (?ids)")
+	q.delLeasts = l("DELETE FROM {least} WHERE name=?n AND id IN (?ids)")
+	q.lapsed = t("SELECT name, id FROM {least} WHERE ends>0 AND ends<={now} ORDER BY ends LIMIT ?")
 	q.lockHolds = l("SELECT id FROM {hold} WHERE name=?n AND id IN (?ids) FOR UPDATE SKIP LOCKED")
 	q.permits = t("SELECT id, lease, fence FROM {hold} WHERE name=?")
 	q.setPermits = t("UPDATE {lock} SET fence=?, x_shared=?, crowd=? WHERE name=?")
@@ -213,7 +225,8 @@ func newStatements(w Words) *statements {
 	// What a lease has to know of itself, and of what it waits for.
 	q.alive = t("SELECT 1 FROM {lease} WHERE id=? AND ended=0")
 	q.notesOf = t("SELECT name, id, kind, grace FROM {note} WHERE lease=? AND (known IS NULL OR known>grace) LIMIT 1000")
-	q.waiting = l("SELECT l.name, l.x_id, l.fence, l.x_lease, e.beat, e.ttl_ms, h.lease, r.beat, r.ttl_ms, w.lease, f.beat, f.ttl_ms,", granting,
+	q.waiting = l("SELECT l.name, l.x_id, l.fence, l.x_lease, e.beat, e.ttl_ms, h.lease, r.beat, r.ttl_ms, w.lease, f.beat, f.ttl_ms,", granting+",",
+		"COALESCE((SELECT MIN(k.ends) FROM {least} k WHERE k.name=l.name AND k.ends>{now})-{now}, 0)",
 		"FROM {lock} l LEFT JOIN {lease} e ON e.id=l.x_lease AND e.ended=0",
 		"LEFT JOIN {hold} h ON h.name=l.name AND h.id=(SELECT id FROM {hold} WHERE name=l.name ORDER BY id LIMIT 1)",
 		"LEFT JOIN {lease} r ON r.id=h.lease AND r.ended=0",
@@ -234,14 +247,18 @@ func newStatements(w Words) *statements {
 	// holders is in exactly one of them.
 	row := func(seq, id, mode, fence, lease, owner, name, from, as string) string {
 		return "SELECT " + name + ", " + seq + ", " + id + ", " + mode + ", " + fence + ", " + lease + ", " + owner + ", e.sidecar, " + as +
-			", CASE WHEN EXISTS (SELECT 1 FROM {note} n WHERE n.name=" + name + " AND n.id=" + id + " AND n.kind=2) THEN 1 ELSE 0 END FROM " + from
+			", CASE WHEN EXISTS (SELECT 1 FROM {note} n WHERE n.name=" + name + " AND n.id=" + id + " AND n.kind=2) THEN 1 ELSE 0 END, 0 FROM " + from
 	}
 	onRow := row("0", "l.x_id", "1+l.x_shared", "l.fence", "l.x_lease", "l.x_owner", "l.name", "{lock} l JOIN {lease} e ON e.id=l.x_lease AND e.ended=0", age+"l.x_since")
 	mode := "CASE WHEN h.fence>=" + strconv.FormatInt(wholeFence, 10) + " THEN (SELECT p.x_shared FROM {lock} p WHERE p.name=h.name) ELSE 2 END"
 	held := row("0", "h.id", mode, "h.fence", "h.lease", "h.owner", "h.name", "{hold} h JOIN {lease} e ON e.id=h.lease AND e.ended=0", age+"h.since")
 	queued := row("q.seq", "q.id", "q.mode", "0", "q.lease", "q.owner", "q.name", "{queue} q JOIN {lease} e ON e.id=q.lease AND e.ended=0", age+"q.since")
-	q.status = l(onRow+" WHERE l.name IN (?ids)", "UNION ALL "+held+" WHERE h.name IN (?ids)", "UNION ALL "+queued+" WHERE q.name IN (?ids)")
-	q.brief = t(onRow+" WHERE l.name=?", "UNION ALL (", held+" WHERE h.name=? LIMIT ?", ")")
+	kept := "SELECT k.name, 0, k.id, k.mode, k.fence, '', k.owner, k.sidecar, " + age + "k.since, 0, k.ends-{now} FROM {least} k"
+	unheld := " AND k.ends>{now} AND NOT EXISTS (SELECT 1 FROM {lock} l JOIN {lease} e ON e.id=l.x_lease AND e.ended=0 WHERE l.name=k.name AND l.x_id=k.id)" +
+		" AND NOT EXISTS (SELECT 1 FROM {hold} h JOIN {lease} e ON e.id=h.lease AND e.ended=0 WHERE h.name=k.name AND h.id=k.id)"
+	q.status = l(onRow+" WHERE l.name IN (?ids)", "UNION ALL "+held+" WHERE h.name IN (?ids)", "UNION ALL "+queued+" WHERE q.name IN (?ids)",
+		"UNION ALL "+kept+" WHERE k.name IN (?ids)"+unheld)
+	q.brief = t(onRow+" WHERE l.name=?", "UNION ALL (", held+" WHERE h.name=? LIMIT ?", ") UNION ALL (", kept+" WHERE k.name=?"+unheld, "LIMIT ?", ")")
 	q.names = t("SELECT name FROM {lock} WHERE name>? AND name>=? AND name<? AND (x_id IS NOT NULL OR crowd=1) ORDER BY name LIMIT ?")
 
 	q.forced = t("SELECT n.known FROM {note} n WHERE n.name=? AND n.id=? AND n.kind=2 AND n.grace>0",

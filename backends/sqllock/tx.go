@@ -62,7 +62,7 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op, w
 	case trusted != "" && s.server != trusted: // a pooler leads there, and no heartbeat has met it yet
 		return nil, nil, &NotSentError{errOtherServer(s.server, trusted)}
 	}
-	res = res[4:]
+	res = res[5:]
 	if ends {
 		ops, later = s.lockable(ops, res[0].Rows)
 		res = res[1:]
@@ -122,12 +122,13 @@ func (b *Backend) loading(name lock.Resource, ops []*op, wait bool, step int) (b
 		{SQL: row, Args: []any{n}},
 		q.lookUp.with(n, ids, leases, limit),
 		{SQL: q.front, Args: []any{n, step + 1}},
+		q.leasts.with(n, ids, nil, 0),
 	}
 	if ends {
 		batch = append(batch, q.lockHolds.with(n, ids, nil, 0))
 	}
 	if tells {
-		batch = append(batch, Statement{SQL: q.ahead, Args: []any{n, maxPosition}}, Statement{SQL: q.brief, Args: []any{n, n, brief}})
+		batch = append(batch, Statement{SQL: q.ahead, Args: []any{n, maxPosition}}, Statement{SQL: q.brief, Args: []any{n, n, brief, n, brief}})
 	}
 	return batch, tells, ends
 }
@@ -187,6 +188,7 @@ func loaded(res []Result, permits []Row, step int) *state {
 			s.addOthers()
 		}
 	}
+	s.addLeasts(res[4].Rows)
 	if s.kept {
 		s.keep()
 	}
@@ -204,12 +206,15 @@ func (s *state) addWaiters(ahead, asked []Row, step int) {
 			s.addRest()
 			break
 		}
-		m := member{lease: r.Text(2), place: inQueue, several: r.Bool(5)}
+		m := member{lease: r.Text(2), place: inQueue, several: r.Bool(5), least: r.Int(6)}
 		if end := ending(r.Int(4)); end == notEnded {
 			s.put(id, m, queue.RoomOf(lock.Mode(r.Int(3)))) //nolint:gosec // a mode
 		} else {
 			s.note(end.of(0), id, m.lease, 0, "")
 			s.drop(id, inQueue)
+			if m.least > 0 {
+				s.forgetLeast(id)
+			}
 		}
 		delete(s.behind, id)
 	}
@@ -250,7 +255,7 @@ func (b *Backend) writing(name lock.Resource, s *state) []Statement {
 	for e := range s.q.Holders() {
 		m := e.Value
 		switch {
-		case e == s.x || e == s.rest || m.fence == 0 && m.place != inQueue || e.Waiting():
+		case e == s.x || e == s.rest || m.place == inLeast || m.fence == 0 && m.place != inQueue || e.Waiting():
 		case m.place == nowhere:
 			asked = append(asked, n, []byte(e.ID), []byte(m.lease), []byte(m.owner), m.fence)
 			newHolds++
@@ -279,6 +284,7 @@ func (b *Backend) writing(name lock.Resource, s *state) []Statement {
 	}
 	batch = append(batch, b.writingRow(n, s)...)
 	batch = append(batch, b.writingPermits(n, s)...)
+	batch = append(batch, b.writingLeasts(n, s)...)
 	if s.wantX != "" {
 		add(q.wantX, n, []byte(s.wantX))
 	}

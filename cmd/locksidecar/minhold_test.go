@@ -9,7 +9,7 @@ import (
 )
 
 // keepsNothing are the stores without min_hold.
-var keepsNothing = map[*testengine.Kind]bool{testengine.ZooKeeper: true, testengine.MariaDB: true, testengine.MySQL: true, testengine.Postgres: true}
+var keepsNothing = map[*testengine.Kind]bool{testengine.ZooKeeper: true}
 
 // TestRunMinHold: others are kept out whether CMD ends, or run or its sidecar is killed.
 func TestRunMinHold(t *testing.T) {

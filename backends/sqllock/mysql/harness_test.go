@@ -44,11 +44,6 @@ type harness struct {
 	ownClock *testengine.Kind
 }
 
-// Limits makes the harness a backendtest.Limited.
-func (h *harness) Limits() backendtest.Limits {
-	return backendtest.Limits{MinHold: "what the tables have of a hold ends with the hold"}
-}
-
 func newHarness(t testing.TB, kind *testengine.Kind) *harness {
 	return &harness{Store: &served.Store{Server: testengine.New(t, kind), Wakeups: "GET_LOCK", OpenAt: func(t testing.TB, url string) lock.Backend {
 		return openAt(t, with(url, "timeout=3s&failover-grace=1500ms")) // other tests use the machine too
