@@ -151,6 +151,18 @@ func eachLayout(t *testing.T, test func(t *testing.T, url, options string)) {
 	}
 }
 
+// eachMode is eachLayout, for an exclusive lock and for the only permit.
+func eachMode(t *testing.T, test func(t *testing.T, url, options string, m lock.Mode)) {
+	eachLayout(t, func(t *testing.T, url, options string) {
+		for _, m := range []lock.Mode{lock.Exclusive, lock.Permits(1)} {
+			t.Run(m.String(), func(t *testing.T) {
+				t.Parallel()
+				test(t, url, options, m)
+			})
+		}
+	})
+}
+
 // unique is a name of this test alone.
 func unique() lock.Resource { return "r-" + lock.Resource(lock.NewHoldID()) }
 
@@ -158,15 +170,15 @@ func unique() lock.Resource { return "r-" + lock.Resource(lock.NewHoldID()) }
 // sidecar for longer than the grace of a forced release.
 func TestGraceCountsFromWhenTheHolderKnew(t *testing.T) {
 	const grace, silence = 500 * time.Millisecond, 2 * time.Second
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachMode(t, func(t *testing.T, url, options string, m lock.Mode) {
 		way, through := newRoad(t, url)
 		_, l := sidecar(t, through+options, 15*time.Second)
 		b, o := sidecar(t, url+options, 15*time.Second)
 		holder := live(t, l)
 		live(t, o)
 		r := unique()
-		g := hold(t, l, r, lock.Exclusive)
-		w := queue(t, b, o, request(r, lock.Exclusive))
+		g := hold(t, l, r, m)
+		w := queue(t, b, o, request(r, m))
 		way.silent(true)
 		forced, _ := force(t, b, g, grace)
 		select {
@@ -189,15 +201,15 @@ func TestGraceCountsFromWhenTheHolderKnew(t *testing.T) {
 // TestForcedHolderFallsSilent: the holder's sidecar is never heard again. What it
 // held is handed on when its lease is over.
 func TestForcedHolderFallsSilent(t *testing.T) {
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachMode(t, func(t *testing.T, url, options string, m lock.Mode) {
 		way, through := newRoad(t, url)
 		_, l := sidecar(t, through+options, 2*time.Second)
 		holder := live(t, l)
 		b, o := sidecar(t, url+options, 15*time.Second)
 		live(t, o)
 		r := unique()
-		g := hold(t, l, r, lock.Exclusive)
-		w := queue(t, b, o, request(r, lock.Exclusive))
+		g := hold(t, l, r, m)
+		w := queue(t, b, o, request(r, m))
 		way.silent(true)
 		forced, _ := force(t, b, g, 100*time.Millisecond)
 		release(t, o, w.grantedAfter(holder, g.ID))
@@ -211,15 +223,15 @@ func TestForcedHolderFallsSilent(t *testing.T) {
 // hears of it, and that ends the hold itself.
 func TestForcerIsGone(t *testing.T) {
 	const grace = 300 * time.Millisecond
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachMode(t, func(t *testing.T, url, options string, m lock.Mode) {
 		way, through := newRoad(t, url)
 		_, l := sidecar(t, through+options, 15*time.Second)
 		b, o := sidecar(t, url+options, 15*time.Second)
 		holder := live(t, l)
 		live(t, o)
 		r := unique()
-		g := hold(t, l, r, lock.Exclusive)
-		w := queue(t, b, o, request(r, lock.Exclusive))
+		g := hold(t, l, r, m)
+		w := queue(t, b, o, request(r, m))
 		way.silent(true)
 		forced, cancel := force(t, b, g, grace)
 		cancel()
@@ -240,14 +252,14 @@ func TestForcerIsGone(t *testing.T) {
 // falls silent. Whoever forced it is gone too. Who waits counts the grace and ends
 // the hold, long before the lease is over.
 func TestWaiterEndsForcedHold(t *testing.T) {
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachMode(t, func(t *testing.T, url, options string, m lock.Mode) {
 		way, through := newRoad(t, url)
 		_, l := sidecar(t, through+options, 20*time.Second)
 		b, o := sidecar(t, url+options, 20*time.Second)
 		live(t, o)
 		r := unique()
-		g := hold(t, l, r, lock.Exclusive)
-		w := queue(t, b, o, request(r, lock.Exclusive))
+		g := hold(t, l, r, m)
+		w := queue(t, b, o, request(r, m))
 		forced, cancel := force(t, b, g, 2*time.Second)
 		ev := event(t, l, g.ID)
 		path, _ := b.tree.lockPath(r)

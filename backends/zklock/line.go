@@ -242,7 +242,7 @@ func (l *line) list() error {
 				l.listens(changes)
 			}
 			if slots != nil {
-				l.sawSlots(slots)
+				_ = l.sawSlots(slots) // else they are counted
 			}
 			l.saw(children, upTo)
 		}
@@ -432,7 +432,8 @@ func (l *line) endAfter(b node, grace time.Duration) {
 			return
 		}
 		d.mu.Lock()
-		due := l.watching == b.name && l.doomed == b.name && l.doom <= until
+		_, there := l.find(b.name, b.seq, b.shared)
+		due := there && l.doomed == b.name && l.doom <= until
 		l.doomed = "" // should it not work, it begins again
 		d.mu.Unlock()
 		if due {

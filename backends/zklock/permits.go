@@ -56,17 +56,21 @@ func (l *line) count() error {
 		err := l.d.ask(l.d.run, slots)
 		l.d.mu.Lock()
 		defer l.d.mu.Unlock()
-		l.sawSlots(slots)
+		if err == nil {
+			err = l.sawSlots(slots)
+		}
 		l.counted = err == nil
 		return err
 	})
 }
 
 // sawSlots takes a list of slots, if it could be had. d.mu is held.
-func (l *line) sawSlots(c *zksession.Call) {
-	if c.Err == nil || errors.Is(c.Err, zksession.ErrNoNode) {
-		l.slots = slotsOf(c.Children)
+func (l *line) sawSlots(c *zksession.Call) error {
+	if c.Err != nil && !errors.Is(c.Err, zksession.ErrNoNode) {
+		return c.Err
 	}
+	l.slots = slotsOf(c.Children)
+	return nil
 }
 
 // permitFree reports whether another permit can be held beside a queue.
@@ -103,15 +107,18 @@ func (l *line) stepPermit(w *spot) (done bool, err error) {
 	}
 	l.watch("")
 	if i < limit {
-		switch unsure, free := l.next(i); {
+		switch {
+		case w.rec.Slot != nil: // it was read that it has one
+			l.grantPermit(w)
+			return false, nil
 		case l.strangers && l.unlisted:
 			return false, l.list()
 		case l.slots == nil:
 			return false, l.count()
-		case len(unsure) > 0:
-			return false, l.reread(unsure)
-		case len(free) > 0:
-			return false, l.claim(free)
+		}
+		switch next := l.next(i); {
+		case len(next) > 0:
+			return false, l.claim(next)
 		case !l.counted: // who has gone may have had one
 			return false, l.count()
 		}
@@ -119,8 +126,36 @@ func (l *line) stepPermit(w *spot) (done bool, err error) {
 	if l.ear == listening && !l.suspect {
 		return true, nil
 	}
+	if l.suspect && i <= d.b.shortQueue {
+		if err := l.heed(i); err != nil {
+			return false, err
+		}
+	}
 	l.suspect = false
 	return false, l.list()
+}
+
+// heed reads the permits in front of place i, of which one may be to end: whoever has forced that may be gone, and
+// so may its holder's sidecar. d.mu is held, but while it asks.
+func (l *line) heed(i int) error {
+	front := slices.DeleteFunc(slices.Clone(l.queue[:min(i, len(l.queue))]), l.d.ours)
+	if len(front) == 0 {
+		return nil
+	}
+	calls := make([]*zksession.Call, len(front))
+	for k, n := range front {
+		calls[k] = zksession.Get(l.path + "/" + n.name)
+	}
+	if err := l.unlocked(func() error { return l.d.together(l.d.run, l.d.leaseNode.s, calls) }); err != nil {
+		return err
+	}
+	for k, n := range front {
+		rec, _ := decodeRecord(calls[k].Data)
+		if grace, known := rec.known(); known {
+			l.endAfter(n, grace)
+		}
+	}
+	return nil
 }
 
 // claim is a permit that takes a slot.
@@ -136,30 +171,29 @@ type claim struct {
 const maxClaims = 64
 
 // next are those of ours that may take a slot now, from place i in the queue, with slots that nobody has, as
-// far as is known; and those of which it is not known whether they have one. d.mu is held.
-func (l *line) next(i int) (unsure []*spot, all []claim) {
+// far as is known. One that has asked before, and had no answer, asks for the same one. d.mu is held.
+func (l *line) next(i int) (all []claim) {
 	w := l.waiting[0]
 	limit := w.mode.Limit()
 	slot := 0
 	for k, s := range l.waiting {
 		if i+k >= limit || i+k >= len(l.queue) || l.queue[i+k].name != s.name || s.mode != w.mode ||
-			s.doubted || s.leaving || s.room.Session() != w.room.Session() || len(all) == maxClaims {
+			s.doubted || s.leaving || s.rec.Slot != nil || s.room.Session() != w.room.Session() || len(all) == maxClaims {
 			break
 		}
-		if s.asked || s.rec.Slot != nil {
-			unsure = append(unsure, s)
-			continue
-		}
-		for l.slots[slot] {
+		if s.slot < 0 {
+			for l.slots[slot] {
+				slot++
+			}
+			if slot >= limit {
+				break
+			}
+			s.slot = slot
 			slot++
 		}
-		if slot >= limit {
-			break
-		}
-		all = append(all, l.claimOf(s, slot))
-		slot++
+		all = append(all, l.claimOf(s, s.slot))
 	}
-	return unsure, all
+	return all
 }
 
 // claimOf is how a permit takes a slot. d.mu is held.
@@ -181,15 +215,17 @@ func (l *line) claim(all []claim) error {
 	var calls []*zksession.Call
 	var spots []*spot
 	for _, c := range all {
-		c.s.slot, c.s.asked = *c.rec.Slot, true
 		calls, spots = append(calls, c.set, c.make), append(spots, c.s)
 	}
 	take := zksession.Multi(calls...)
 	return l.unlocked(func() error {
-		if err := d.together(session, []*zksession.Call{take}); err != nil {
+		err := d.together(d.run, session, []*zksession.Call{take})
+		d.mu.Lock()
+		if err != nil {
+			l.slots = nil // what others do meanwhile is not known
+			d.mu.Unlock()
 			return err
 		}
-		d.mu.Lock()
 		l.ahead = l.ahead || session != d.leaseNode.s
 		if take.Err == nil {
 			for _, c := range all {
@@ -204,30 +240,30 @@ func (l *line) claim(all []claim) error {
 		case take.Err == nil:
 			return nil
 		case errors.Is(take.Err, zksession.ErrNoNode): // a request, or the node above the slots, which the server removes when it is empty
-			if err := d.makeSlots(session, l.resource); err != nil {
+			if err := d.makeSlots(d.run, session, l.resource); err != nil {
 				return err
 			}
 		case !errors.Is(take.Err, zksession.ErrBadVersion) && !errors.Is(take.Err, zksession.ErrNodeExists):
 			return take.Err
 		}
-		return l.rereadIn(session, spots)
+		return l.reread(session, spots)
 	})
 }
 
 // together sends calls in one session, when it is their turn.
-func (d *driver) together(session *zksession.Session, calls []*zksession.Call) error {
-	if err := d.turn(d.run); err != nil {
+func (d *driver) together(ctx context.Context, session *zksession.Session, calls []*zksession.Call) error {
+	if err := d.turn(ctx); err != nil {
 		return err
 	}
 	defer func() { <-d.turns }()
-	return session.Together(context.WithoutCancel(d.run), calls...)
+	return session.Together(context.WithoutCancel(ctx), calls...)
 }
 
 // makeSlots makes the node above the slots of a lock.
-func (d *driver) makeSlots(session *zksession.Session, r lock.Resource) error {
+func (d *driver) makeSlots(ctx context.Context, session *zksession.Session, r lock.Resource) error {
 	path := d.b.tree.slots(r)
 	calls := d.b.tree.ancestors(path)
-	if err := session.Chase(context.WithoutCancel(d.run), calls...); err != nil {
+	if err := session.Chase(context.WithoutCancel(ctx), calls...); err != nil {
 		return err
 	}
 	for _, c := range calls {
@@ -253,7 +289,7 @@ func (l *line) took(c claim) {
 
 // grantPermit grants a permit whose slot stands in its node. d.mu is held.
 func (l *line) grantPermit(s *spot) {
-	s.slot, s.asked = *s.rec.Slot, false
+	s.slot = *s.rec.Slot
 	if l.slots != nil {
 		l.slots[s.slot] = true
 	}
@@ -263,28 +299,9 @@ func (l *line) grantPermit(s *spot) {
 	}
 }
 
-// reread reads requests again that may have a slot: there was no answer. What is read behind a
-// barrier is final. d.mu is held, but while it asks.
-func (l *line) reread(all []*spot) error {
-	at := make(map[*zksession.Session][]*spot)
-	for _, s := range all {
-		at[s.room.Session()] = append(at[s.room.Session()], s)
-	}
-	return l.unlocked(func() error {
-		for session, some := range at {
-			if err := l.d.together(session, []*zksession.Call{zksession.Barrier()}); err != nil {
-				return err
-			}
-			if err := l.rereadIn(session, some); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// rereadIn reads requests in the session that has made them, which knows whether they have a slot.
-func (l *line) rereadIn(session *zksession.Session, all []*spot) error {
+// reread reads requests that were refused a slot, in the session that has made them: it knows whether they have one
+// already. Nothing of a claim before that can come any more: it came by an older connection.
+func (l *line) reread(session *zksession.Session, all []*spot) error {
 	d := l.d
 	var at []seen
 	var calls []*zksession.Call
@@ -298,17 +315,18 @@ func (l *line) rereadIn(session *zksession.Session, all []*spot) error {
 	if len(calls) == 0 {
 		return nil
 	}
-	if err := d.together(session, calls); err != nil {
+	if err := d.together(d.run, session, calls); err != nil {
 		return err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for i, s := range at {
 		if s.node == s.path {
-			d.saw(s.spot, calls[i])
-			s.asked = s.asked && calls[i].Err != nil
-			if s.rec.Slot != nil && s.czxid != 0 && !s.doubted {
-				l.grantPermit(s.spot)
+			if err := calls[i].Err; err != nil && !errors.Is(err, zksession.ErrNoNode) {
+				return err
+			}
+			if d.saw(s.spot, calls[i]); s.rec.Slot == nil {
+				s.slot = -1
 			}
 		}
 	}
@@ -388,139 +406,4 @@ func (d *driver) seesOtherLimit(ctx context.Context, s *spot) (bool, error) {
 		l.saw(children, s.seq)
 	}
 	return otherLimit(parseNodes(children), s.mode), nil
-}
-
-// permit is a request for a permit whose nodes are to be deleted.
-type permit struct {
-	path, slots string // of the lock, and of its slots
-	id          lock.HoldID
-	name, guard string
-	version     int32 // of the node
-	slot        *int  // that it had with this version
-}
-
-// deletes are the calls that delete all nodes of a permit, if it is as it was read.
-func (p permit) deletes() []*zksession.Call {
-	calls := []*zksession.Call{zksession.Delete(p.path+"/"+p.name, p.version)}
-	if p.guard != "" {
-		calls = append(calls, zksession.Delete(p.path+"/"+p.guard, zksession.AnyVersion))
-	}
-	if p.slot != nil {
-		calls = append(calls, zksession.Delete(slotPath(p.slots, *p.slot), zksession.AnyVersion))
-	}
-	return calls
-}
-
-// removePermit deletes the nodes of a permit, which may have changed since it was read.
-func (t *leaseNode) removePermit(ctx context.Context, p permit) (there bool, err error) {
-	for tries := 1; ; tries++ {
-		all := zksession.Multi(p.deletes()...)
-		switch err := t.s.Do(ctx, all); {
-		case err != nil || all.Err == nil:
-			return err == nil, err
-		case tries == maxTries:
-			return false, all.Err
-		}
-		if there, err := t.readPermit(ctx, &p); err != nil || !there {
-			return false, err
-		}
-	}
-}
-
-// readPermit reads a permit again. Of one whose node is gone it deletes the guard.
-func (t *leaseNode) readPermit(ctx context.Context, p *permit) (there bool, err error) {
-	own := zksession.Get(p.path + "/" + p.name)
-	calls := []*zksession.Call{own}
-	if p.guard != "" {
-		calls = append(calls, zksession.Get(p.path+"/"+p.guard))
-	}
-	if err := t.s.Do(ctx, calls...); err != nil {
-		return false, err
-	}
-	if p.guard != "" && errors.Is(calls[1].Err, zksession.ErrNoNode) {
-		p.guard = ""
-	}
-	switch {
-	case errors.Is(own.Err, zksession.ErrNoNode):
-		if p.guard == "" {
-			return false, nil
-		}
-		_, err := t.removeOnce(ctx, p.path, []string{p.guard})
-		return false, err
-	case own.Err != nil:
-		return false, own.Err
-	}
-	p.version = own.Stat.Version
-	if rec, ours := decodeRecord(own.Data); ours {
-		p.slot = rec.Slot
-	}
-	if p.slot == nil {
-		return true, nil
-	}
-	has, err := t.hasSlot(ctx, p.slots, p.id, *p.slot)
-	if !has {
-		p.slot = nil
-	}
-	return true, err
-}
-
-// hasSlot reports whether the node of a slot is that of a permit.
-func (t *leaseNode) hasSlot(ctx context.Context, slots string, id lock.HoldID, slot int) (bool, error) {
-	get := zksession.Get(slotPath(slots, slot))
-	if err := t.s.Do(ctx, get); err != nil {
-		return false, err
-	}
-	if errors.Is(get.Err, zksession.ErrNoNode) {
-		return false, nil
-	}
-	of, _ := decodeRecord(get.Data)
-	return of.Hold == id, get.Err
-}
-
-// namedPermit is a permit of which only the names are known.
-func namedPermit(path, slots string, n node, names []string) *permit {
-	p := &permit{path: path, slots: slots, id: n.id, name: n.name}
-	for _, name := range names {
-		if name != n.name {
-			p.guard = name
-		}
-	}
-	return p
-}
-
-// permitOf is a permit as its node was read, and whether it waits.
-func (t *leaseNode) permitOf(ctx context.Context, path, slots string, n node, names []string, own *zksession.Call) (p *permit, waits bool, err error) {
-	p = namedPermit(path, slots, n, names)
-	p.version = own.Stat.Version
-	rec, ours := decodeRecord(own.Data)
-	if rec.Slot != nil {
-		var has bool
-		if has, err = t.hasSlot(ctx, slots, n.id, *rec.Slot); has {
-			p.slot = rec.Slot
-		}
-	}
-	return p, own.Err == nil && ours && rec.Slot == nil, err
-}
-
-// removeOther deletes the nodes of a permit of which only the names are known.
-func (t *leaseNode) removeOther(ctx context.Context, path, slots string, n node, names []string) error {
-	p := namedPermit(path, slots, n, names)
-	there, err := t.readPermit(ctx, p)
-	if err == nil && there {
-		_, err = t.removePermit(ctx, *p)
-	}
-	return err
-}
-
-// freeSlot deletes the node of a slot whose permit is gone, and nobody else's.
-func (t *leaseNode) freeSlot(ctx context.Context, slots string, id lock.HoldID, slot int) error {
-	if err := t.s.Do(ctx, zksession.Barrier()); err != nil {
-		return err
-	}
-	has, err := t.hasSlot(ctx, slots, id, slot)
-	if err != nil || !has {
-		return err
-	}
-	_, err = t.removeOnce(ctx, slots, []string{strconv.Itoa(slot)})
-	return err
 }

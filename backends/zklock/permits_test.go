@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -163,7 +164,8 @@ func TestPermitsTakeSlotsInOrder(t *testing.T) {
 		}
 	})
 	first := queue(t, b, slow, request(r, two))
-	second := queue(t, ob, quick, request(r, two))
+	next := request(r, two)
+	second := queue(t, ob, quick, next)
 	last := queue(t, ob, quick, request(r, lock.Exclusive))
 	release(t, quick, x)
 	<-reached
@@ -172,7 +174,18 @@ func TestPermitsTakeSlotsInOrder(t *testing.T) {
 	if g, err := quick.Acquire(t.Context(), q); !errors.Is(err, lock.ErrHeld) {
 		t.Errorf("a try: %+v, %v", g, err)
 	}
-	second.pending()
+	d := quick.driver
+	d.mu.Lock()
+	behind := d.spots[next.ID].l
+	d.mu.Unlock()
+	if err := behind.settled(); err != nil {
+		t.Fatal(err)
+	}
+	d.mu.Lock()
+	if d.spots[next.ID].held {
+		t.Error("the second has a slot before the first")
+	}
+	d.mu.Unlock()
 	way.set(func(w *road) { w.lost, w.request = false, nil })
 	g1, g2 := first.granted(), second.granted()
 	if g1.Fence >= g2.Fence || g1.Fence.Slot() == g2.Fence.Slot() {
@@ -281,7 +294,9 @@ func TestSlotOfAnother(t *testing.T) {
 		t.Errorf("freeSlot: %v", err)
 	}
 	fences(t, b, r, next)
-	refused(t, l, r, one)
+	if all := taken(t, b, s.URL(), r); len(all) != 1 {
+		t.Errorf("the slots %v are taken, want that of the permit that is held", all)
+	}
 	release(t, l, next)
 }
 
@@ -334,8 +349,14 @@ func TestManyPermits(t *testing.T) {
 	if len(slots) != limit || len(held) != limit {
 		t.Fatalf("%d grants have %d slots", len(held), len(slots))
 	}
-	if sessions := pathsOf(t, hosts(server.URL())[0]); len(sessions) < 2 {
+	sessions := pathsOf(t, hosts(server.URL())[0])
+	if len(sessions) < 2 {
 		t.Errorf("all nodes are in %d session", len(sessions))
+	}
+	for s, n := range sessions {
+		if n > zksession.MaxPaths {
+			t.Errorf("session %s has %d bytes of paths, want at most %d", s, n, zksession.MaxPaths)
+		}
 	}
 	refused(t, l, r, m)
 	w := queue(t, b, l, request(r, m))
@@ -356,16 +377,28 @@ func TestManyPermits(t *testing.T) {
 	release(t, other, hold(t, other, r, m))
 }
 
-// TestPermitsInLongQueues: where the queue is long, sidecars read the node before theirs, one by one.
-// Each release lets in who came first, whichever sidecar that is.
-func TestPermitsInLongQueues(t *testing.T) {
+// TestPermitsAreHandedOn: each release lets in who came first, whichever sidecar that is, without a recheck. Where
+// the queue is long, sidecars read the node before theirs, one by one.
+func TestPermitsAreHandedOn(t *testing.T) {
 	t.Parallel()
 	s := testengine.Shared(t, testengine.ZooKeeper)
+	for name, short := range map[string]int{"short": shortQueue, "long": -1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testHandedOn(t, s.URL(), short)
+		})
+	}
+}
+
+func testHandedOn(t *testing.T, url string, short int) {
 	var bs []*Backend
 	var ls []*lease
 	for range 3 {
-		b, l := sidecar(t, s.URL(), 40*time.Second)
-		b.shortQueue = -1
+		b := openAt(t, url)
+		t.Cleanup(func() { _ = b.Close() })
+		b.shortQueue = short
+		b.recheckOf = func(time.Duration) time.Duration { return time.Hour }
+		l := newLease(t, b, 40*time.Second)
 		live(t, l)
 		bs, ls = append(bs, b), append(ls, l)
 	}
@@ -379,23 +412,23 @@ func TestPermitsInLongQueues(t *testing.T) {
 	for i := range 12 {
 		waits = append(waits, queue(t, bs[i%3], ls[i%3], request(r, two)))
 	}
+	out := waits[5]
 	if err := bs[0].ForceRelease(t.Context(), r, idOf(t, bs[0], r, 5), 0); err != nil { // one in the middle goes
 		t.Fatal(err)
 	}
-	<-waits[5].done
-	if !errors.Is(waits[5].err, lock.ErrNotHolder) {
-		t.Errorf("who was forced out: %v", waits[5].err)
+	<-out.done
+	if !errors.Is(out.err, lock.ErrNotHolder) {
+		t.Errorf("who was forced out: %v", out.err)
 	}
 	release(t, ls[2], x)
 	var in []held
 	for i, w := range waits {
-		if i == 5 {
+		if w == out {
 			continue
 		}
 		if len(in) == 2 {
-			w.pending()
-			for _, later := range waits[i+1:] {
-				if later != waits[5] {
+			for _, later := range waits[i:] {
+				if later != out {
 					later.pending()
 				}
 			}
@@ -407,7 +440,7 @@ func TestPermitsInLongQueues(t *testing.T) {
 	for _, h := range in {
 		release(t, h.l, h.g)
 	}
-	empty(t, bs[0], s.URL(), r)
+	empty(t, bs[0], url, r)
 }
 
 // idOf is who waits at a place in a queue.

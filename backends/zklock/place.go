@@ -188,7 +188,7 @@ func (d *driver) create(ctx context.Context, s *spot) error {
 		}
 	}
 	d.mu.Lock()
-	s.room, s.rec.Slot, s.slot, s.asked = room, nil, -1, false
+	s.room, s.slot = room, -1
 	alone := l.placed == 0 && l.creating == 0
 	l.creating++
 	changes, data := l.changes, s.rec.encode()
@@ -240,7 +240,7 @@ func (d *driver) create(ctx context.Context, s *spot) error {
 			err := d.arrived(ctx, s, nodes, queue)
 			if taken != nil {
 				d.mu.Lock()
-				l.sawSlots(taken)
+				_ = l.sawSlots(taken) // else they are counted
 				d.mu.Unlock()
 			}
 			return err
@@ -332,7 +332,7 @@ func (d *driver) settle(s *spot, path string, names []string, czxid int64) {
 	if len(names) > 1 {
 		s.guard = names[0]
 	}
-	s.version, s.queued = 0, d.b.clock()
+	s.version, s.rec.Slot, s.queued = 0, nil, d.b.clock()
 	s.l.add(s)
 }
 
