@@ -10,7 +10,7 @@ import (
 // testWakeUp: whatever makes room wakes the waiter, long before it would look
 // again by itself.
 func testWakeUp(e *env) {
-	const enough = 100 * time.Millisecond // less than any re-check
+	const enough = 150 * time.Millisecond // less than any re-check
 	b := e.sidecar()
 	r := e.name("r")
 	rounds := map[string]func(a *sidecar) (w *waiter, makeRoom func()){
