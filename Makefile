@@ -78,7 +78,7 @@ image-test: ## Vet and test the tool that makes the image
 	cd tools/image && go vet ./... && go test -count=1 ./...
 
 # What makes and uses packages of all languages.
-PACKERS := git node npm javac mvn import:ensurepip $(if $(wildcard examples/rust),cargo)
+PACKERS := git node npm javac mvn import:ensurepip cargo
 
 .PHONY: release
 release: ## Make dist/: programs, packages, image, chart, clients, and checksums (PARTS="python node" SIGN=key)

@@ -294,9 +294,9 @@ func (m *Manager) Ready() error {
 // after that. Its errors are those of Ready.
 func (m *Manager) OnceReady() error {
 	m.mu.Lock()
-	begun := m.opened && !m.draining && !m.stopped
+	could := m.opened && !m.draining && !m.stopped
 	m.mu.Unlock()
-	if begun {
+	if could {
 		return nil
 	}
 	return m.Ready()

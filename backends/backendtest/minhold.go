@@ -112,25 +112,25 @@ func testMinHold(e *env) {
 func testMinHoldOver(e *env) {
 	a, b := e.sidecar(), e.sidecar()
 	r, alone, past := e.name("r"), e.name("alone"), e.name("past")
-	begun := time.Now()
+	start := time.Now()
 	g := e.keep(a, r, lock.Exclusive, shortHold)
 	w := e.start(b, keeping(r, lock.Exclusive, shortHold))
 	e.release(a, g)
-	gw := e.notBefore(w, begun, shortHold)
-	if took := w.at.Sub(begun); took > shortHold+e.h.Recheck()+2*slack {
+	gw := e.notBefore(w, start, shortHold)
+	if took := w.at.Sub(start); took > shortHold+e.h.Recheck()+2*slack {
 		e.Errorf("granted only %s after a hold of at least %s began", took, shortHold)
 	}
 	// Of who has waited, it counts from the grant.
 	next := e.start(a, request(r, lock.Exclusive))
 	e.release(b, gw)
-	e.release(a, e.notBefore(next, begun, 2*shortHold))
+	e.release(a, e.notBefore(next, start, 2*shortHold))
 
-	begun = time.Now()
+	start = time.Now()
 	e.release(a, e.keep(a, alone, lock.Exclusive, shortHold))
 	g = e.keep(a, past, lock.Exclusive, shortHold)
 	granted := time.Now()
 	e.eventually("the resource is free", func() bool { return len(e.get(b.b, alone).Holders) == 0 })
-	if took := time.Since(begun); took < shortHold-shortHold/200 {
+	if took := time.Since(start); took < shortHold-shortHold/200 {
 		e.Errorf("free %s after a hold of at least %s began", took, shortHold)
 	}
 	e.release(b, e.acquire(b, alone, lock.Exclusive))
@@ -151,7 +151,7 @@ func testMinHoldOfTheDead(e *env) {
 	r, short, closed := e.name("r"), e.name("short"), e.name("closed")
 	g := e.keep(dead, r, lock.Exclusive, longHold)
 	ended := dead.ttl + shortHold
-	begun := time.Now()
+	start := time.Now()
 	e.keep(dead, short, lock.Exclusive, ended)
 	gc := e.keep(closes, closed, lock.Exclusive, longHold)
 	w := e.start(b, request(short, lock.Exclusive))
@@ -168,7 +168,7 @@ func testMinHoldOfTheDead(e *env) {
 	})
 	e.refused(b, r, lock.Exclusive)
 	e.kept(b.b, g, dead)
-	e.release(b, e.notBefore(w, begun, ended))
+	e.release(b, e.notBefore(w, start, ended))
 	waits.blocked()
 	e.freed(b.b, g)
 	e.freed(b.b, gc)

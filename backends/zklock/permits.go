@@ -127,7 +127,7 @@ func (l *line) stepPermit(w *spot) (done bool, err error) {
 		return true, nil
 	}
 	if l.suspect && i <= d.b.shortQueue {
-		if err := l.heed(i); err != nil {
+		if err := l.endForced(i); err != nil {
 			return false, err
 		}
 	}
@@ -135,9 +135,9 @@ func (l *line) stepPermit(w *spot) (done bool, err error) {
 	return false, l.list()
 }
 
-// heed reads the permits in front of place i, of which one may be to end: whoever has forced that may be gone, and
+// endForced reads the permits in front of place i, of which one may be to end: whoever has forced that may be gone, and
 // so may its holder's sidecar. d.mu is held, but while it asks.
-func (l *line) heed(i int) error {
+func (l *line) endForced(i int) error {
 	front := slices.DeleteFunc(slices.Clone(l.queue[:min(i, len(l.queue))]), l.d.ours)
 	if len(front) == 0 {
 		return nil

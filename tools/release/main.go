@@ -97,7 +97,7 @@ func run(ctx context.Context, args []string) (err error) {
 	if r.out == "" {
 		r.out = filepath.Join(r.root, "dist")
 	}
-	if f.NArg() == 0 { // all is made anew: nothing of an older version stays
+	if f.NArg() == 0 { // everything is made again: nothing of an older version stays
 		if err := os.RemoveAll(r.out); err != nil {
 			return err
 		}

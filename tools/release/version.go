@@ -13,16 +13,14 @@ const versionFile = "VERSION"
 
 // copies are where tools and readers want the version again.
 var copies = []struct {
-	files    string // a pattern of paths in the repository
-	where    *regexp.Regexp
-	optional bool // there may be no such file
+	files string // a pattern of paths in the repository
+	where *regexp.Regexp
 }{
 	{files: "examples/python/pyproject.toml", where: regexp.MustCompile(`(?m)^version = "([^"]*)"$`)},
 	{files: "examples/node/package.json", where: regexp.MustCompile(`(?m)^  "version": "([^"]*)",$`)},
 	{files: "examples/java/pom.xml", where: snapshot},
 	{files: "examples/java/*/pom.xml", where: snapshot},
-	{files: "examples/rust/Cargo.toml", where: regexp.MustCompile(`(?m)\A(?s:.*?)^version = "([^"]*)"$`), optional: true},
-	{files: "examples/rust/Cargo.lock", where: regexp.MustCompile(`(?m)^name = "locksidecar"\nversion = "([^"]*)"$`), optional: true},
+	{files: "examples/rust/Cargo.toml", where: regexp.MustCompile(`(?m)\A(?s:.*?)^version = "([^"]*)"$`)},
 	{files: "deploy/helm/locksidecar/Chart.yaml", where: regexp.MustCompile(`(?m)^(?:version|appVersion): (\S*)$`)},
 	{files: "deploy/helm/examples/app/Chart.yaml", where: regexp.MustCompile(`(?m)^ +version: (\S*)$`)},
 	{files: "docs/kubernetes.md", where: regexp.MustCompile(`\{name: locksidecar, version: ([^,]*),`)},
@@ -57,7 +55,7 @@ func eachCopy(root string, f func(path, version string) string) error {
 		if err != nil {
 			return err
 		}
-		if len(files) == 0 && !c.optional {
+		if len(files) == 0 {
 			return fmt.Errorf("there is no %s", c.files)
 		}
 		for _, file := range files {

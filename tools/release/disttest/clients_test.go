@@ -165,9 +165,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 `
 
 func TestRust(t *testing.T) {
-	if _, err := os.Stat(filepath.Join(repository, "examples", "rust")); err != nil {
-		t.Skip("there is no client for Rust")
-	}
 	dir := files(t, map[string]string{
 		"Cargo.toml":  strings.ReplaceAll(rustManifest, "VERSION", version),
 		"src/main.rs": rustApp,

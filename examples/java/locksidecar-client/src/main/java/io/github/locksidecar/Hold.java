@@ -191,7 +191,7 @@ public final class Hold implements AutoCloseable {
   /**
    * The same with a note for people and for those who ask again, at most 1 KiB.
    *
-   * @throws LockLostException it was lost and somebody else has begun: nothing is recorded
+   * @throws LockLostException it was lost and somebody else has started: nothing is recorded
    * @throws StoreUnavailableException it may be recorded or not, and the hold stays: say it again
    * @throws SidecarUnavailableException the same, as long as the session lasts
    */

@@ -299,7 +299,7 @@ class CoreTest {
     assertFalse(b.unsent);
   }
 
-  /** What the sidecar has not got goes to another session; what it may have got has lost its place in the queue. */
+  /** What did not reach the sidecar goes to another session; what may have reached it has lost its place in the queue. */
   @Test
   void whatWasNotSentWhenTheSessionEnds() {
     Call sent = acquire(null);

@@ -162,7 +162,7 @@ class SurfaceTest {
 
     Hold late = locks.once("late").withMaxHold(Duration.ofMillis(300)).acquire();
     assertEquals("MAX_HOLD", LossTest.lossOf(late).get(20, SECONDS).lostReason());
-    late.succeeded("done all the same"); // nobody else has begun
+    late.succeeded("done all the same"); // nobody else has started
     assertTrue(late.isLost(), "it was not alone for sure");
     assertThrows(LockLostException.class, late::check);
     assertThrows(AlreadyDoneException.class, () -> locks.once("late").acquire());
