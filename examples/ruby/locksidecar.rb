@@ -805,13 +805,15 @@ module Locksidecar
 
     # Sends it over a session, and gives that. What could not be sent, because the session has just ended, goes to a new one.
     def send_acquire(call)
-      current = session
-      current.post(call)
-      current
-    rescue Error
-      raise if current.nil? || current.error.nil? || @closed
-
-      retry
+      loop do
+        current = session # what it raises ends this: only another session makes another try worth it
+        begin
+          current.post(call)
+          return current
+        rescue Error
+          raise if current.error.nil? || @closed
+        end
+      end
     end
 
     # The session of this process; a new one where the last has ended. A sidecar that hangs up before it has answered

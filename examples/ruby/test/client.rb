@@ -57,6 +57,14 @@ def scripted(*answers)
 end
 
 tap_all({
+  "a session that ends while a request is sent, and nobody who opens another" => lambda {
+    path = scripted(OPENED)
+    client = Client.new(socket: path).open
+    client.instance_variable_get(:@session).instance_variable_get(:@socket).shutdown(Socket::SHUT_WR)
+    eventually("the sidecar is gone") { !File.exist?(path) }
+    Timeout.timeout(PATIENCE) { fails("NO_SIDECAR") { client.acquire("r") } }
+  },
+
   "a forked child owns nothing, and its end changes nothing" => lambda {
     sidecar = Sidecar.new
     client = Client.new(socket: sidecar.socket)
