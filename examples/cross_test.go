@@ -37,7 +37,7 @@ func holder(t *testing.T, language string, s *sidecar, resource string) *program
 func TestKilledHolderOfAnotherLanguage(t *testing.T) {
 	const (
 		tries  = 8
-		atMost = 20 * time.Millisecond
+		atMost = 100 * time.Millisecond // a push; how fast it is, bench tells
 	)
 	long(t)
 	one, other := pair(t, "--ttl", "1m")

@@ -184,6 +184,13 @@ func (s *sidecar) silence() (renewed time.Time) {
 	return s.renewed
 }
 
+// isSilent reports whether it was silenced.
+func (s *sidecar) isSilent() bool {
+	s.beating <- struct{}{}
+	defer func() { <-s.beating }()
+	return s.silent
+}
+
 // event waits for news about a hold.
 func (s *sidecar) event(kind lock.EventKind, id lock.HoldID) lock.Event {
 	s.e.Helper()

@@ -61,7 +61,7 @@ func (e *env) stillKept(other, holder *sidecar, g lock.Grant) {
 	err := e.tryRelease(holder, g)
 	switch {
 	case errors.Is(tried, lock.ErrHeld) && err == nil:
-	case holder.longestPause() >= holder.ttl:
+	case holder.longestPause() >= holder.ttl, holder.ttl < 3*time.Second && holder.knowsOfLoss(g.ID):
 		e.Logf("the machine was so busy that a lease of %s ended", holder.ttl)
 	default:
 		e.Errorf("a hold on a lease of %s: another try got %v, want ErrHeld; its release: %v", holder.ttl, tried, err)

@@ -50,6 +50,12 @@ func newLease(t *testing.T, b *Backend, ttl time.Duration) *lease {
 
 func eventually(t *testing.T, what string, f func() error) {
 	t.Helper()
+	within(t, patience, what, f)
+}
+
+// within is eventually with a patience of its own.
+func within(t *testing.T, patience time.Duration, what string, f func() error) {
+	t.Helper()
 	deadline := time.Now().Add(patience)
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		err := f()

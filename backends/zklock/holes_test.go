@@ -18,14 +18,14 @@ import (
 func contains(s, part string) bool { return strings.Contains(s, part) }
 
 // TestForcedBeforeItKnowsOfItsGrant: a waiter is granted in the store, and its release
-// is forced before its sidecar has heard of either. Nobody was told of the grant, so
-// it is given back at once.
+// is forced before its sidecar has heard of either. Where it hears of that first, nobody
+// was told of the grant, and it is given back at once. Else its holder is told.
 func TestForcedBeforeItKnowsOfItsGrant(t *testing.T) {
 	eachLayout(t, func(t *testing.T, url, options string) {
 		way, through := newRoad(t, url)
 		_, l := sidecar(t, through+options, 15*time.Second)
 		b, o := sidecar(t, url+options, 15*time.Second)
-		live(t, l)
+		waits := live(t, l)
 		live(t, o)
 		r := unique()
 		first := hold(t, o, r, lock.Exclusive)
@@ -37,7 +37,11 @@ func TestForcedBeforeItKnowsOfItsGrant(t *testing.T) {
 		forced, _ := force(t, b, lock.Grant{ID: q.ID, Resource: r}, time.Hour)
 		way.silent(false)
 		<-w.done
-		if !errors.Is(w.err, lock.ErrNotHolder) {
+		switch {
+		case w.err == nil:
+			waits.revoked(q.ID, lock.BootTime()+2*time.Hour)
+			release(t, l, w.g)
+		case !errors.Is(w.err, lock.ErrNotHolder):
 			t.Errorf("Acquire: %+v, %v; want that it was forced", w.g, w.err)
 		}
 		release(t, o, next.granted())
