@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -130,7 +131,8 @@ func testStalledStreamEnds(t *testing.T, w wireName) {
 		_, err = x.Recv()
 	}
 	within(t, sent)
-	if r := reasonOf(t, err); r != reasonLimit {
+	// A line that ends half-way has no last word behind it: that is for who reads on in time.
+	if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, errWithinLine) && reasonOf(t, err) != reasonLimit {
 		t.Errorf("ended with %v", err)
 	}
 	eventually(t, "logged", func() bool { return strings.Contains(out.String(), "[WARN]  stream ended: its client reads nothing") })

@@ -75,11 +75,13 @@ func (l *lineStream) Send(q *pb.SessionRequest) error {
 }
 
 // Recv gives the error of the last line as gRPC gives that of a stream.
+var errWithinLine = errors.New("the connection ended within a line")
+
 func (l *lineStream) Recv() (*pb.SessionResponse, error) {
 	line, err := l.in.ReadBytes('\n')
 	if err != nil {
 		if len(line) > 0 {
-			err = errors.New("the connection ended within a line")
+			err = errWithinLine
 		}
 		return nil, err
 	}

@@ -101,7 +101,7 @@ func (e *env) quick(what string, f func()) {
 	e.Helper()
 	began := time.Now()
 	f()
-	if took := time.Since(began); took > slack {
+	if took := time.Since(began); took > patience {
 		e.Errorf("%s took %s", what, took)
 	} else {
 		e.Logf("%s took %s", what, took)

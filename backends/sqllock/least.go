@@ -106,14 +106,9 @@ func (b *Backend) writingLeasts(n []byte, s *state) (batch []Statement) {
 	return batch
 }
 
-// reapLeasts ends what is over, and has what waits for it granted, though nobody looks.
-func (r *reaper) reapLeasts(ctx context.Context) error {
-	b := r.l.b
-	res, err := b.pool.Do(ctx, "reap", Statement{SQL: b.sql.lapsed, Args: []any{reapStep}})
-	if err != nil {
-		return err
-	}
-	return b.onDesks(ctx, res[0].Rows, func(id string) *op { return &op{kind: opLapse, id: id, hasty: true} })
+// endLeasts ends what is over, and has what waits for it granted, though nobody looks.
+func (b *Backend) endLeasts(ctx context.Context, lapsed []Row) error {
+	return b.onDesks(ctx, lapsed, func(id string) *op { return &op{kind: opLapse, id: id, hasty: true} })
 }
 
 // lapsesIn notes that a hold keeps others out of what the lease waits for, for so long at least.

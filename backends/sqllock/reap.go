@@ -2,6 +2,7 @@ package sqllock
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -38,7 +39,6 @@ type reaper struct {
 func (r *reaper) step(ctx context.Context) {
 	_ = r.reapIdle(ctx)
 	_ = r.reapNotes(ctx)
-	_ = r.reapLeasts(ctx)
 	_ = r.reapLog(ctx)
 	if r.records {
 		_ = r.reapRecords(ctx)
@@ -113,13 +113,17 @@ func (b *Backend) deleteFree(ctx context.Context, choose Statement, forget strin
 }
 
 // reapNotes counts the eras, on the keeper's own clock, and deletes what is to be
-// remembered no more.
+// remembered no more. What keeps a lock for its min_hold ends here, too.
 func (r *reaper) reapNotes(ctx context.Context) error {
 	b, q := r.l.b, r.l.b.sql
 	res, err := b.pool.Do(ctx, "reap", Statement{SQL: q.era}, Statement{SQL: q.oldNotes, Args: []any{r.era - 1, reapStep}},
-		Statement{SQL: q.record.anyEnded}) // with these, so that it costs no trip
+		Statement{SQL: q.record.anyEnded}, Statement{SQL: q.lapsed, Args: []any{reapStep}}) // with these, so that they cost no trip
 	r.records = err == nil && len(res[2].Rows) > 0
-	if err != nil || len(res[0].Rows) == 0 {
+	if err != nil {
+		return err
+	}
+	err = b.endLeasts(ctx, res[3].Rows)
+	if len(res[0].Rows) == 0 {
 		return err
 	}
 	if era := res[0].Rows[0].Int(0); era != r.era || r.since == 0 {
@@ -127,7 +131,8 @@ func (r *reaper) reapNotes(ctx context.Context) error {
 		return nil
 	}
 	// By the desks, so that a row that is crowded no more says so, and can go itself.
-	if err := b.onDesks(ctx, res[1].Rows, func(id string) *op { return &op{kind: opForget, id: id, hasty: true} }); err != nil {
+	err = errors.Join(err, b.onDesks(ctx, res[1].Rows, func(id string) *op { return &op{kind: opForget, id: id, hasty: true} }))
+	if err != nil {
 		return err
 	}
 	if b.clock() >= r.since+eraTime {
