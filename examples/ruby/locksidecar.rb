@@ -6,6 +6,7 @@
 # All threads of a process share one connection and one thread, which reads. A forked child
 # forgets the session: it is its parent's.
 
+require "fiber"
 require "json"
 require "socket"
 
@@ -115,16 +116,28 @@ module Locksidecar
     socket
   end
 
+  # A thread of our own. It can be killed, though a thread inherits what its maker must not be interrupted by.
+  def self.background(&block)
+    Thread.new { Thread.handle_interrupt(Object => :immediate, &block) }
+  end
+
+  # Who asks, where the app does not say: the thread, or the fiber where fibers wait instead of their thread.
+  def self.owner
+    fiber = Fiber.blocking? ? "" : " fiber #{Fiber.current.object_id}"
+    "pid #{Process.pid} thread #{Thread.current.object_id}#{fiber}"
+  end
+
   # One request and what came of it.
   class Call
-    attr_reader :kind, :body, :about, :max_hold
-    attr_accessor :id, :sent, :done, :answer, :error, :hold, :abandoned
+    attr_reader :kind, :body, :about, :max_hold, :patience
+    attr_accessor :session, :id, :sent, :done, :answer, :error, :hold, :abandoned, :left
 
-    def initialize(kind, body, about: nil, max_hold: nil)
+    def initialize(kind, body, about: nil, max_hold: nil, patience: nil)
       @kind = kind
       @body = body
       @about = about
       @max_hold = max_hold
+      @patience = patience
     end
 
     def finish(error = nil)
@@ -132,6 +145,11 @@ module Locksidecar
 
       @error = error
       @done = true
+    end
+
+    # Sees to it that nobody keeps what nobody waits for. Again it does nothing.
+    def give_up
+      session&.abandon(self)
     end
   end
 
@@ -163,7 +181,7 @@ module Locksidecar
       @problem = LockLost.new("the lock on #{@resource.inspect} is lost: #{message}", metadata: {
                                 "resource" => @resource, "lock_id" => @id, "fence" => @grant["fence"], "lost_reason" => reason
                               })
-      @listeners.each { |listener| Thread.new { listener.call(@problem) } } # never where the news are read
+      @listeners.each { |listener| Locksidecar.background { listener.call(@problem) } } # never where the news are read
       @listeners.clear
     end
   end
@@ -176,16 +194,17 @@ module Locksidecar
     MAX_LOOK = 1.0 # timers stand still while the machine is suspended; the clock of a hold does not
     MAX_SLACK = 0.25 # for the sidecar to say that a max_hold is over
     LONGEST = 65_536 # the sidecar ends a connection at a longer line
+    MOST_UNSENT = 1 << 20 # bytes: from there on a sidecar that does not read is asked for nothing more
 
     attr_reader :pid, :error, :jeopardy, :draining
 
-    def initialize(path, open, on_draining)
+    def initialize(path, on_draining)
       @path = path
       @on_draining = on_draining
       @pid = Process.pid
       @mutex = Mutex.new
-      @writing = Mutex.new
       @changed = ConditionVariable.new
+      @out = "".b # not sent yet
       @calls = {} # by request id: not answered yet
       @holds = {} # by lock id
       @early = {} # losses that came before their grants; only while an acquire is under way
@@ -194,59 +213,42 @@ module Locksidecar
       @difference = -Float::INFINITY # of the clocks: ours less the sidecar's, never too large
       @news = [-Float::INFINITY, -Float::INFINITY] # of the lease: counted on the sidecar's clock, its end on ours
       @slack = 0.0
+      @heard = Locksidecar.now
       @socket = Locksidecar.connect(path)
       Session.remember(self)
-      @reader = Thread.new { read }
+    end
+
+    def open(fields)
+      @reader = Locksidecar.background { read }
       @reader.name = "locksidecar"
-      begin
-        ask(Call.new("open", open))
-      rescue Exception => e # an interrupt, too
-        over(e.is_a?(Error) ? e : SidecarGone.new("the session was not opened"))
-        raise
-      end
+      ask(Call.new("open", fields))
+      opened = true
+    rescue Error => e
+      over(e)
+      raise
+    ensure
+      over(SidecarGone.new("the session was not opened")) unless opened # an interrupt
     end
 
     # Requests.
 
     # Sends it. What came of it stands in the call when it is done.
     def post(call)
-      line = synchronize do
-        raise @error.again if @error
-
-        call.id = (@last_id += 1).to_s
-        text = "#{JSON.generate({ requestId: call.id, call.kind => call.body })}\n"
-        raise InvalidRequest, "the request is longer than #{LONGEST} bytes" if text.bytesize > LONGEST
-
-        call.sent = Locksidecar.now
-        call.done = call.error = nil
-        @calls[call.id] = call
-        @asking += 1 if call.kind == "acquire"
-        text
-      end
-      sent = write(line)
-      raise @error.again if !sent && call.kind == "acquire" # which can go to another session
-
-      call
-    rescue JSON::GeneratorError => e
+      synchronize { put(call) }
+    rescue JSON::GeneratorError, EncodingError => e
       raise InvalidRequest, "the request is no UTF-8: #{e.message}"
     end
 
     # Waits for the answer to what was sent. SidecarSilent: none in so many seconds; nil: whatever it takes.
     def await(call, seconds)
-      limit = seconds && Locksidecar.now + seconds
-      @heard = Locksidecar.now
-      ping = nil
+      began = Locksidecar.now
+      limit = seconds && began + seconds
       until call.done
         now = Locksidecar.now
         raise silent if limit && now >= limit
 
-        if limit.nil? && now >= @heard + PING_AFTER
-          raise silent if ping && !ping.done
-
-          ping = post(Call.new("keepAlive", {}))
-          @heard = now # from here it has as long again
-        end
-        wait { [limit || Float::INFINITY, @heard + PING_AFTER].min - now unless call.done }
+        till = limit || ping([began, @heard].max, now)
+        wait { till - now unless call.done }
       end
       raise call.error.again if call.error
 
@@ -258,40 +260,39 @@ module Locksidecar
       await(post(call), ANSWER_LIMIT)
     end
 
-    # Sees to it that nobody keeps what nobody waits for.
+    # See Call#give_up.
     def abandon(call)
-      cancel = synchronize do
-        next if call.abandoned
-
-        call.abandoned = true # a grant that crosses the cancel is released
+      synchronize do
         if call.hold
-          leave(call.hold)
-          Call.new("release", { lockId: call.hold.id }, about: call.hold)
-        elsif !call.done && call.id
+          leave(call) { put_if_open(Call.new("release", { lockId: call.hold.id }, about: call.hold)) }
+        elsif call.session == self && !call.done && !call.abandoned
+          call.abandoned = true # a grant that crosses the cancel is released
           call.finish(Cancelled.new("the request was given up"))
-          Call.new("cancel", { requestId: call.id })
+          put_if_open(Call.new("cancel", { requestId: call.id }))
         end
       end
-      send_if_open(cancel) if cancel
     end
 
-    # The app has left what it has entered: the sidecar carries that out, be it late. The counts that are left.
-    def release(hold)
+    # The app leaves what it has entered: the sidecar carries that out, be it late. The counts that are left.
+    def release(entered)
+      hold = entered.hold
+      call = Call.new("release", { lockId: hold.id }, about: hold)
       lost = synchronize do
+        raise NotHolder, "the lock on #{hold.resource.inspect} was released before" if entered.left
+
         expire(hold, silent_at(hold))
-        leave(hold)
+        # Where it is lost, the sidecar may be what is broken: it reads this when it is well again.
+        leave(entered) { hold.problem ? put_if_open(call) : put(call) }
         hold.problem
       end
-      call = Call.new("release", { lockId: hold.id }, about: hold)
-      return ask(call)["released"]["count"] unless lost
+      raise lost.again if lost
 
-      send_if_open(call) # the sidecar may be what is broken: it reads this when it is well again
-      raise lost.again
+      await(call, ANSWER_LIMIT)["released"]["count"]
     end
 
-    def conclude(hold, outcome, note, entered)
-      ask(Call.new("release", { lockId: hold.id, outcome: outcome, note: note }, about: hold))
-      synchronize { leave(hold) } if entered
+    def conclude(entered, outcome, note)
+      ask(Call.new("release", { lockId: entered.hold.id, outcome: outcome, note: note }, about: entered.hold))
+      synchronize { leave(entered) }
     end
 
     # Ends the session, and waits until the sidecar has released all.
@@ -302,6 +303,17 @@ module Locksidecar
       hang_up(Socket::SHUT_WR) # ends it also where a child has the socket
       @reader.join(ANSWER_LIMIT) unless @reader == Thread.current
       hang_up(Socket::SHUT_RDWR)
+    end
+
+    # The end of the session that nobody asked for.
+    def over(error)
+      synchronize { finish(error, "SIDECAR_GONE") }
+      hang_up(Socket::SHUT_RDWR)
+    end
+
+    # Nobody can use it any more. It takes no mutex.
+    def dropped
+      hang_up(Socket::SHUT_RDWR) if @pid == Process.pid # a parent's session is none of ours
     end
 
     # Holds.
@@ -332,7 +344,7 @@ module Locksidecar
         hold.listeners << listener unless hold.problem
         hold.problem
       end
-      Thread.new { listener.call(lost) } if lost
+      Locksidecar.background { listener.call(lost) } if lost
     end
 
     # In a child that was forked, the session is the parent's, and so are its holds. Only the thread that
@@ -340,7 +352,6 @@ module Locksidecar
     def forked
       @pid = Process.pid
       @mutex = Mutex.new
-      @writing = Mutex.new
       @changed = ConditionVariable.new
       finish(SessionClosed.new("this process is a child of the one that has the session"), "FORKED", false)
       @socket.close # our copy, and no more
@@ -363,8 +374,9 @@ module Locksidecar
 
     private
 
+    # Nothing in the block waits, so nothing need interrupt it: it is done as a whole, or not at all.
     def synchronize(&block)
-      mine_mutex.synchronize(&block)
+      Thread.handle_interrupt(Object => :never) { mine_mutex.synchronize(&block) }
     end
 
     def mine_mutex
@@ -374,25 +386,78 @@ module Locksidecar
 
     # Waits for a change, for as long as the block says; nil: not at all.
     def wait
-      synchronize do
+      mine_mutex.synchronize do
         seconds = yield
         @changed.wait(@mutex, seconds) if seconds&.positive?
       end
     end
 
-    # Whether it was sent. Otherwise the connection has ended, though nobody has read that yet.
-    def write(line)
-      @writing.synchronize { @socket.write(line) }
-      true
-    rescue SystemCallError, IOError
-      over(SidecarGone.new("the connection to the sidecar at #{@path} ended"))
-      false
+    # Where nothing was heard since a moment, asks whether the sidecar is there, for all that wait. When to look again.
+    def ping(since, now)
+      synchronize do
+        @ping = nil if @ping&.done
+        raise silent if @ping && now >= @ping.sent + PING_AFTER
+
+        put(@ping = Call.new("keepAlive", {})) if @ping.nil? && now >= since + PING_AFTER
+        (@ping ? @ping.sent : since) + PING_AFTER
+      end
     end
 
-    def send_if_open(call)
-      post(call)
-    rescue Error
-      # the session has ended, and its holds with it
+    # From here on the mutex is held, and nothing waits.
+
+    def put(call)
+      raise @error.again if @error
+      raise silent if call.kind == "acquire" && @out.bytesize > MOST_UNSENT
+
+      id = (@last_id + 1).to_s
+      text = "#{JSON.generate({ requestId: id, call.kind => call.body })}\n"
+      raise InvalidRequest, "the request is longer than #{LONGEST} bytes" if text.bytesize > LONGEST
+
+      @last_id += 1
+      call.session = self
+      call.id = id
+      call.done = call.error = nil
+      call.sent = Locksidecar.now
+      @calls[id] = call
+      @asking += 1 if call.kind == "acquire"
+      @out << text.b
+      flush
+      raise @error.again if @error && call.kind == "acquire" # which can go to another session
+
+      call
+    end
+
+    def put_if_open(call)
+      put(call) unless @error
+    end
+
+    def flush
+      return if @writer || write
+
+      @writer = Locksidecar.background do
+        loop do
+          @socket.wait_writable
+          break if synchronize { write && (@writer = nil; true) }
+        end
+      rescue IOError, SystemCallError
+        # the connection has ended
+      end
+    end
+
+    # Sends what there is room for. Whether nothing is left to be sent.
+    def write
+      until @out.empty?
+        sent = @socket.write_nonblock(@out, exception: false)
+        return false if sent == :wait_writable
+
+        @out = @out.byteslice(sent..)
+      end
+      true
+    rescue SystemCallError, IOError
+      @out = "".b
+      finish(SidecarGone.new("the connection to the sidecar at #{@path} ended"), "SIDECAR_GONE") # though nobody has read that yet
+      hang_up(Socket::SHUT_RDWR)
+      true
     end
 
     def silent
@@ -416,7 +481,10 @@ module Locksidecar
     rescue JSON::ParserError, NoMethodError, TypeError
       over(SidecarGone.new("what answers at #{@path} is no sidecar, or an older one than this client"))
     ensure
-      @writing.synchronize { @socket.close } if @pid == Process.pid # not under the hands of who writes
+      if @pid == Process.pid
+        over(SidecarGone.new("the thread that reads has ended")) # it was killed: nobody may wait for it
+        synchronize { @socket.close } # not under the hands of who writes
+      end
     end
 
     # Notices the ends that have come; when to look again.
@@ -429,7 +497,6 @@ module Locksidecar
 
     def line(message)
       draining = nil
-      answers = []
       synchronize do
         @heard = Locksidecar.now
         if message["requestId"].to_s.empty?
@@ -439,17 +506,15 @@ module Locksidecar
           if message["error"]
             call.finish(refused(call, Error.explain(message["error"])))
           else
-            answers << answered(call, message)
+            answered(call, message)
           end
           @early.clear if call.kind == "acquire" && (@asking -= 1).zero?
         end
         @changed.broadcast
       end
-      answers.compact.each { |call| Thread.new { send_if_open(call) } } # which may take long
-      Thread.new { @on_draining.call(draining) } if draining && @on_draining
+      Locksidecar.background { @on_draining.call(draining) } if draining && @on_draining
     end
 
-    # The release of a grant that nobody wants any more; nil: somebody does.
     def answered(call, message)
       call.answer = message
       grant = message.values_at("opened", "granted", "downgraded", "extended").compact.first
@@ -457,7 +522,7 @@ module Locksidecar
       if message["opened"]
         @slack = [MAX_SLACK, grant["leaseMargin"].to_f / 2].min
       elsif message["granted"]
-        return Call.new("release", { lockId: grant["lockId"] }) if call.abandoned
+        return put_if_open(Call.new("release", { lockId: grant["lockId"] })) if call.abandoned
 
         granted(call, grant)
       elsif grant
@@ -468,7 +533,6 @@ module Locksidecar
         end
       end
       call.finish
-      nil
     end
 
     def granted(call, grant)
@@ -546,15 +610,15 @@ module Locksidecar
       @changed.broadcast
     end
 
-    def leave(hold)
+    # Once for each acquire; the block then.
+    def leave(entered)
+      return if entered.left
+
+      entered.left = true
+      hold = entered.hold
       hold.count = [0, hold.count - 1].max
       @holds.delete(hold.id) if hold.count.zero?
-    end
-
-    # The end of the session that nobody asked for.
-    def over(error)
-      synchronize { finish(error, "SIDECAR_GONE") }
-      hang_up(Socket::SHUT_RDWR)
+      yield if block_given?
     end
 
     # Ends it once: later reasons do not count. The mutex is held.
@@ -591,13 +655,14 @@ module Locksidecar
 
   # What one acquire got.
   class Lock
-    def initialize(session, hold)
-      @session = session
-      @hold = hold
-      @released = false
+    def initialize(client, call)
+      @client = client # which ends its session when nobody has it any more
+      @call = call
+      @session = call.session
+      @hold = call.hold
     end
 
-    attr_reader :released
+    def released = @call.left == true
     alias released? released
 
     def id = @hold.id
@@ -631,20 +696,19 @@ module Locksidecar
 
     # Seconds for which it may be relied on without further news; never too long.
     def valid_for
-      @released || lost ? 0.0 : [0.0, @hold.end - Locksidecar.now].max
+      released? || lost ? 0.0 : [0.0, @hold.end - Locksidecar.now].max
     end
 
     # Raises LockLost, or NotHolder after the release. Cheap: call it before each write.
     def check
-      @session.look(@hold, exact: true) unless @released
+      @session.look(@hold, exact: true) unless released?
       must_be_held
     end
 
     # How many times it must still be released. LockLost: it was lost before.
     def release
-      must_be_held if @released
-      @released = true # from now on nobody relies on it, whatever becomes of the call
-      @session.mine.release(@hold)
+      must_be_held if released?
+      @session.mine.release(@call) # from now on nobody relies on it, whatever becomes of the request
     end
 
     # EXCLUSIVE becomes SHARED without letting go.
@@ -669,12 +733,11 @@ module Locksidecar
     def must_be_held
       lost = @session.look(@hold)
       raise lost.again if lost
-      raise NotHolder, "the lock on #{resource.inspect} was released before" if @released
+      raise NotHolder, "the lock on #{resource.inspect} was released before" if released?
     end
 
     def conclude(outcome, note)
-      @session.mine.conclude(@hold, outcome, note, !@released)
-      @released = true
+      @session.mine.conclude(@call, outcome, note)
     end
   end
 
@@ -688,6 +751,12 @@ module Locksidecar
       @on_draining = on_draining
       @opening = Mutex.new
       @closed = false
+      @last = [] # the session, for when nobody has this any more
+      ObjectSpace.define_finalizer(self, Client.dropped(@last))
+    end
+
+    def self.dropped(last)
+      proc { last.each(&:dropped) }
     end
 
     # Opens the session now, and not with the first lock.
@@ -710,17 +779,22 @@ module Locksidecar
 
     # Yields the lock and releases it. LockLost: it was lost meanwhile. Options as of acquire.
     def hold(resource, **options)
-      lock = acquire(resource, **options)
+      call = request(resource, **options)
       begin
+        lock = take(call)
         result = yield lock
+        lock.release unless lock.released?
+        result
       rescue Exception # what the block raises is the better error
-        quietly { lock.release unless lock.released? }
+        quietly { lock.release unless lock.released? } if lock
         raise
+      ensure
+        begin
+          quietly { lock.release } if lock && !lock.released? # throw and break
+        ensure
+          call.give_up # what an interrupt has left
+        end
       end
-      lock.release unless lock.released?
-      result
-    ensure
-      quietly { lock.release } if lock && !lock.released? # throw and break
     end
 
     # Yields for what must succeed only once. When the block returns, that is recorded, and when it raises, the outcome
@@ -735,23 +809,8 @@ module Locksidecar
     end
 
     # Takes the lock and gives it. Seconds: wait (nil: whatever it takes; 0: try once), max_hold. Several names: all or none.
-    def acquire(resource, wait: nil, shared: false, max_hold: nil, owner: nil, reentrant: false, limit: nil, once: nil, guard: nil)
-      body = {
-        (resource.is_a?(Array) ? :resources : :resource) => resource,
-        mode: limit ? "PERMIT" : (shared ? "SHARED" : "EXCLUSIVE"),
-        wait: wait && Locksidecar.duration(wait), maxHold: max_hold && Locksidecar.duration(max_hold),
-        owner: owner || "pid #{Process.pid} thread #{Thread.current.object_id}",
-        reentrant: reentrant, limit: limit, once: once, guard: guard
-      }.compact
-      call = Call.new("acquire", body, max_hold: max_hold)
-      taken = nil
-      begin
-        current = send_acquire(call)
-        current.await(call, wait && (wait + Session::ANSWER_LIMIT))
-        taken = Lock.new(current, call.hold)
-      ensure # also where another thread raises in this one or kills it
-        current&.abandon(call) unless taken
-      end
+    def acquire(...)
+      take(request(...))
     end
 
     # Looks, each on a connection of its own. What they give is the API's JSON.
@@ -781,6 +840,25 @@ module Locksidecar
 
     private
 
+    def request(resource, wait: nil, shared: false, max_hold: nil, owner: nil, reentrant: false, limit: nil, once: nil, guard: nil)
+      body = {
+        (resource.is_a?(Array) ? :resources : :resource) => resource,
+        mode: limit ? "PERMIT" : (shared ? "SHARED" : "EXCLUSIVE"),
+        wait: wait && Locksidecar.duration(wait), maxHold: max_hold && Locksidecar.duration(max_hold),
+        owner: owner || Locksidecar.owner,
+        reentrant: reentrant, limit: limit, once: once, guard: guard
+      }.compact
+      Call.new("acquire", body, max_hold: max_hold, patience: wait && (wait + Session::ANSWER_LIMIT))
+    end
+
+    def take(call)
+      send_acquire(call)
+      call.session.await(call, call.patience)
+      taken = Lock.new(self, call)
+    ensure # also where another thread raises in this one or kills it
+      call.give_up unless taken
+    end
+
     def look(kind, body, answer, more = 0.0)
       path = @socket || Locksidecar.default_socket
       socket = Locksidecar.connect(path)
@@ -796,20 +874,21 @@ module Locksidecar
       message = JSON.parse(line)
       raise Error.explain(message["error"]) if message["error"]
 
-      message[answer]
+      message.fetch(answer)
+    rescue JSON::ParserError, NoMethodError, KeyError
+      raise SidecarGone, "what answers at #{path} is no sidecar, or an older one than this client"
     rescue EOFError, SystemCallError => e
       raise SidecarGone, "the connection to the sidecar at #{path} ended: #{e.message}"
     ensure
       socket&.close
     end
 
-    # Sends it over a session, and gives that. What could not be sent, because the session has just ended, goes to a new one.
+    # Sends it over a session. What could not be sent, because the session has just ended, goes to a new one.
     def send_acquire(call)
       loop do
         current = session # what it raises ends this: only another session makes another try worth it
         begin
-          current.post(call)
-          return current
+          return current.post(call)
         rescue Error
           raise if current.error.nil? || @closed
         end
@@ -831,15 +910,28 @@ module Locksidecar
         limit = Locksidecar.now + @connect_timeout
         pause = 0.05
         begin
-          @session = Session.new(@socket || Locksidecar.default_socket, @open, @on_draining)
+          return @session = open_session
         rescue SidecarGone
-          raise if Locksidecar.now + pause > limit
+          raise if @closed || Locksidecar.now + pause > limit
 
           sleep(pause)
           pause = [2 * pause, 1.0].min
           retry
         end
       end
+    end
+
+    def open_session
+      fresh = Session.new(@socket || Locksidecar.default_socket, @on_draining)
+      @last.replace([fresh])
+      fresh.open(@open)
+      opened = true
+      return fresh unless @closed
+
+      fresh.close
+      raise SessionClosed, "this process has closed the session; open opens another"
+    ensure
+      fresh&.over(SidecarGone.new("the session was not opened")) unless opened
     end
 
     def quietly

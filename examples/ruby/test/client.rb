@@ -29,6 +29,35 @@ end
 OPENED = { opened: { sessionId: "s", leaseMargin: "1s", countedAt: "1s" } }.freeze
 GRANTED = { granted: { lockId: "l", resource: "r", mode: "EXCLUSIVE", fence: "7", validFor: "9s", count: 1, countedAt: "1s" } }.freeze
 
+# With a constant of the session for a while.
+def with(name, value)
+  session = Locksidecar::Session
+  before = session.send(:remove_const, name)
+  session.const_set(name, value)
+  yield
+ensure
+  session.send(:remove_const, name)
+  session.const_set(name, before)
+end
+
+# How often the block looks at the clock.
+module Looks
+  @number = 0
+  class << self
+    attr_accessor :number
+  end
+
+  def now
+    Looks.number += 1
+    super
+  end
+end
+Locksidecar.singleton_class.prepend(Looks)
+
+def readers
+  Thread.list.count { |thread| thread.name == "locksidecar" }
+end
+
 # A sidecar that says what it is told to, for each request in turn; nil: it hangs up, and takes another call.
 def scripted(*answers)
   dir = Dir.mktmpdir("ls")
@@ -136,6 +165,140 @@ tap_all({
     eventually("it holds") { sidecar.lock("r")["holders"].size == 1 }
     holds.kill.join
     client.acquire("r", wait: PATIENCE).release
+  },
+
+  "an interrupt at any moment leaves nothing behind" => lambda {
+    sidecar = Sidecar.new
+    client = Client.new(socket: sidecar.socket).open
+    300.times do |i|
+      Timeout.timeout(0.0005 + (i % 30 * 0.0001)) { loop { client.hold("r", wait: PATIENCE) { nil } } }
+    rescue Timeout::Error
+      nil # and again
+    end
+    Client.new(socket: sidecar.socket).acquire("r", wait: PATIENCE).release
+    client.hold("r") { |lock| lock.check } # in the same session
+  },
+
+  "what is given up while the sidecar does not read does no harm to what is held" => lambda {
+    sidecar = Sidecar.new({ "ttl" => "60s" })
+    client = Client.new(socket: sidecar.socket)
+    lock = client.acquire("r")
+    sidecar.freeze!
+    600.times do |i| # more than the socket has room for
+      Timeout.timeout(0.001) { client.acquire("#{i}#{"x" * 500}") }
+    rescue Timeout::Error
+      nil # given up
+    end
+    Timeout.timeout(PATIENCE) { fails("SIDECAR_SILENT") { client.acquire("r", wait: 0) } }
+    sidecar.thaw
+    client.hold("other") { lock.check }
+    same([1, 0], sidecar.lock("r").values_at("holders", "waiters").map(&:size), "what is held and waits")
+    same(["r"], client.list.reject { |l| l["holders"].all? { |h| h["parked"] } }.map { |l| l["resource"] })
+  },
+
+  "a sidecar that does not read is not sent for ever" => lambda {
+    sidecar = Sidecar.new({ "ttl" => "60s" })
+    client = Client.new(socket: sidecar.socket).open
+    sidecar.freeze!
+    with(:MOST_UNSENT, 10_000) do
+      calls = Array.new(700) { |i| Thread.new { client.acquire("#{i}#{"x" * 500}") } }
+      eventually("some are refused") { calls.any? { |call| !call.alive? } }
+      calls.each(&:kill)
+      e = fails("SIDECAR_SILENT") { calls.find { |call| call.status.nil? }.value }
+      must(e.message.include?("frozen"), e.message)
+    end
+  },
+
+  "a wait with a limit sleeps" => lambda {
+    client = Client.new(socket: Sidecar.new.socket).open
+    with(:PING_AFTER, 0.1) do
+      other = Client.new(socket: client.instance_variable_get(:@socket)).acquire("r")
+      Looks.number = 0
+      fails("WAIT_TIMEOUT") { client.acquire("r", wait: 1) }
+      must(Looks.number < 200, "it looked at the clock #{Looks.number} times")
+      other.release
+    end
+  },
+
+  "a wait without end at a frozen sidecar ends, whatever others ask" => lambda {
+    sidecar = Sidecar.new
+    client = Client.new(socket: sidecar.socket).open
+    with(:PING_AFTER, 0.5) do
+      client.hold("r") { nil }
+      sidecar.freeze!
+      waits = Thread.new { client.acquire("r") }
+      others = Thread.new do
+        loop do
+          Timeout.timeout(0.05) { client.acquire("other", wait: 0) }
+        rescue Timeout::Error
+          nil # and again
+        end
+      end
+      eventually("it waits no more") { !waits.alive? }
+      fails("SIDECAR_SILENT") { waits.value }
+      others.kill.join
+    end
+  },
+
+  "who waits, and the thread that reads is killed, as at the end of the process" => lambda {
+    sidecar = Sidecar.new
+    client = Client.new(socket: sidecar.socket)
+    lock = client.acquire("r")
+    waits = Thread.new { client.acquire("r") }
+    eventually("it waits") { sidecar.lock("r")["waiters"].size == 1 }
+    with(:PING_AFTER, 3600.0) do
+      client.instance_variable_get(:@session).instance_variable_get(:@reader).kill
+      must(waits.join(PATIENCE), "it waits still")
+    rescue Locksidecar::Error
+      fails("SIDECAR_GONE") { waits.value }
+    end
+    same("SIDECAR_GONE", lock.lost.lost_reason)
+    client.acquire("r", wait: PATIENCE).release # by another session
+  },
+
+  "clients that nobody has any more leave nothing" => lambda {
+    sidecar = Sidecar.new
+    client = Client.new(socket: sidecar.socket).open
+    kept = nil
+    Thread.new do
+      20.times { |i| Client.new(socket: sidecar.socket).acquire(i.to_s) }
+      kept = Client.new(socket: sidecar.socket).acquire("kept")
+    end.join
+    eventually("they are gone") do
+      GC.start
+      client.info["sessions"] <= 4 && readers <= 4 # something may look like a reference
+    end
+    kept.check
+    same(1, sidecar.lock("kept")["holders"].size)
+  },
+
+  "a client that is closed while it opens its session" => lambda {
+    sidecar = Sidecar.new
+    client = Client.new(socket: sidecar.socket)
+    sidecar.freeze!
+    waits = Thread.new { client.acquire("r") }
+    eventually("it opens") { readers.positive? && waits.stop? }
+    client.close
+    sidecar.thaw
+    fails("SESSION_CLOSED") { waits.value }
+    eventually("nothing is left") { Client.new(socket: sidecar.socket).info["sessions"].zero? }
+  },
+
+  "fibers that wait instead of their thread are no deadlock" => lambda {
+    client = Client.new(socket: Sidecar.new.socket)
+    first = Fiber.new(blocking: false) do
+      lock = client.acquire("a")
+      Fiber.yield
+      lock.release
+    end
+    first.resume
+    other = client.acquire("b", owner: "other")
+    waits = Thread.new { client.acquire("a", owner: "other") } # for the first, which waits for nobody
+    second = Fiber.new(blocking: false) { fails("WAIT_TIMEOUT") { client.acquire("b", wait: 4) } }
+    second.resume
+    first.resume
+    waits.value.release
+    other.release
   },
 
   "threads exclude each other" => lambda {
@@ -255,6 +418,7 @@ tap_all({
     e = fails("NO_SIDECAR") { Client.new(socket: path).acquire("r") }
     same("no sidecar answers at #{path}: there is no such socket; start a sidecar with: locksidecar serve --socket #{path}", e.message)
     fails("NO_SIDECAR") { Client.new(socket: "x" * 200).acquire("r") }
+    fails("SIDECAR_GONE") { Client.new(socket: scripted({ neither: 1 })).info }
     closed = Client.new(socket: Sidecar.new.socket)
     closed.acquire("r")
     closed.close
