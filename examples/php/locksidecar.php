@@ -116,6 +116,25 @@ final class Clock
     }
 }
 
+/** The app's signal handlers, which may throw between any two steps of ours. */
+final class Signals
+{
+    /** Does what must be done as a whole and does not wait; the handlers run afterwards. */
+    public static function after(\Closure $do): mixed
+    {
+        if (!function_exists('pcntl_async_signals') || !pcntl_async_signals()) {
+            return $do();
+        }
+        pcntl_async_signals(false);
+        try {
+            return $do();
+        } finally {
+            pcntl_async_signals(true);
+            pcntl_signal_dispatch();
+        }
+    }
+}
+
 /** A connection to the sidecar with lines of JSON. Nothing here waits but wait(). */
 final class Lines
 {
@@ -124,6 +143,7 @@ final class Lines
     private $stream;
     private string $in = '';
     private string $out = '';
+    private bool $selectable = true;
 
     public function __construct(public readonly string $path)
     {
@@ -144,6 +164,8 @@ final class Lines
         stream_set_blocking($stream, false);
         stream_set_write_buffer($stream, 0);
         $this->stream = $stream;
+        // select(2) knows the first 1024 files, and does not wait for another one.
+        $this->selectable = count(@scandir('/proc/self/fd') ?: []) < 1024;
     }
 
     /** @return resource|null for stream_select */
@@ -180,9 +202,22 @@ final class Lines
         if ($this->stream === null) {
             return;
         }
+        if (!$this->selectable) {
+            $this->waitInRead(max(0.0, $this->out === '' ? $seconds : min($seconds, 0.01)));
+            return;
+        }
         [$read, $write, $except] = [[$this->stream], $this->out === '' ? [] : [$this->stream], []];
         $seconds = max(0.0, $seconds);
         @stream_select($read, $write, $except, (int) $seconds, (int) (($seconds - (int) $seconds) * 1e6)); // a signal ends it too
+    }
+
+    private function waitInRead(float $seconds): void
+    {
+        stream_set_blocking($this->stream, true);
+        stream_set_timeout($this->stream, (int) $seconds, (int) (($seconds - (int) $seconds) * 1e6));
+        $this->in .= (string) @fread($this->stream, self::LONGEST);
+        stream_set_blocking($this->stream, false);
+        $this->flush();
     }
 
     /**
@@ -288,18 +323,6 @@ final class Hold
     {
         return min($this->limit, $this->until);
     }
-
-    public function lose(string $reason, string $message): void
-    {
-        if ($this->problem === null) {
-            $this->problem = new LockLost('LOCK_LOST', "the lock on \"{$this->resource}\" is lost: $message", [
-                'resource' => $this->resource, 'lock_id' => $this->id, 'fence' => $this->grant['fence'], 'lost_reason' => $reason,
-            ]);
-            foreach ($this->listeners as $listener) {
-                $listener($this->problem);
-            }
-        }
-    }
 }
 
 /**
@@ -330,6 +353,8 @@ final class Session
     private array $news = [-INF, -INF];
     private float $slack = 0.0;
     private float $heard;
+    /** @var list<\Closure(): void> what the app is to be told, when all that was read is carried out */
+    private array $tell = [];
 
     /**
      * @param array<string, mixed> $open
@@ -353,6 +378,11 @@ final class Session
     /** Sends it. What came of it stands in the call when it is done. */
     public function post(Call $call): Call
     {
+        return Signals::after(fn() => $this->send($call));
+    }
+
+    private function send(Call $call): Call
+    {
         if ($this->mine()->error !== null) {
             throw SidecarError::of($this->error->reason, $this->error->getMessage());
         }
@@ -371,21 +401,22 @@ final class Session
     {
         $end = $seconds === null ? INF : Clock::early() + $seconds;
         $this->pump(0.0);
-        $this->heard = Clock::early();
+        $since = Clock::early(); // that nothing was heard
         $ping = null;
         while (!$call->done) {
             $now = Clock::early();
             if ($now >= $end) {
                 return null;
             }
-            if ($end === INF && $now >= $this->heard + self::PING_AFTER) { // a wait without end
+            $since = max($since, $this->heard);
+            if ($end === INF && $now >= $since + self::PING_AFTER) { // a wait without end
                 if ($ping !== null && !$ping->done) {
                     throw $this->silent();
                 }
                 $ping = $this->post(new Call('keepAlive', []));
-                $this->heard = $now; // from here it has as long again
+                $since = $now; // from here it has as long again
             }
-            $this->pump(min($end, $this->heard + self::PING_AFTER) - $now);
+            $this->pump($end === INF ? $since + self::PING_AFTER - $now : $end - $now);
         }
         if ($call->error !== null) {
             throw SidecarError::of($call->error->reason, $call->error->getMessage(), $call->error->metadata);
@@ -408,26 +439,38 @@ final class Session
     /** Sees to it that nobody keeps what nobody waits for. */
     public function abandon(Call $call): void
     {
-        $call->abandoned = true; // a grant that crosses the cancel is released
-        if (!$call->done && $this->mine()->error === null) {
-            $call->finish(new Cancelled('CANCELLED', 'the request was given up'));
-            $this->post(new Call('cancel', ['requestId' => $call->id]));
-        }
+        Signals::after(function () use ($call) {
+            $call->abandoned = true; // a grant that crosses the cancel is released
+            if (!$call->done && $this->mine()->error === null) {
+                $call->finish(new Cancelled('CANCELLED', 'the request was given up'));
+                $this->send(new Call('cancel', ['requestId' => $call->id]));
+            }
+        });
     }
 
-    /** The app has left what it has entered. The sidecar carries the release out, be it late. @return int counts left */
-    public function release(Hold $hold): int
+    /**
+     * The app leaves what it has entered. The sidecar carries the release out, be it late.
+     *
+     * @param \Closure(): void $left is called when it has
+     * @return int counts left
+     */
+    public function release(Hold $hold, \Closure $left): int
     {
-        $this->read();
-        $this->expire($hold, $this->silentAt($hold));
-        $this->leave($hold);
-        if ($hold->problem !== null) { // the sidecar may be what is broken: it reads this when it is well again
-            if ($this->error === null) {
-                $this->post(new Call('release', ['lockId' => $hold->id], $hold));
+        $call = new Call('release', ['lockId' => $hold->id], $hold);
+        Signals::after(function () use ($hold, $left, $call) {
+            $this->hear();
+            $this->checkEnd($hold, $this->silentAt($hold));
+            $left();
+            $this->leave($hold);
+            if ($hold->problem === null || $this->error === null) { // where it is lost, the sidecar reads this when it is well again
+                $this->send($call);
             }
+        });
+        $this->tell();
+        if ($hold->problem !== null) {
             throw $this->again($hold);
         }
-        return (int) $this->ask(new Call('release', ['lockId' => $hold->id], $hold))['released']['count'];
+        return (int) ($this->await($call, self::ANSWER_LIMIT) ?? throw $this->silent())['released']['count'];
     }
 
     public function leave(Hold $hold): void
@@ -442,10 +485,16 @@ final class Session
     public function close(): void
     {
         $closed = new SessionClosed('SESSION_CLOSED', 'this process has closed the session');
-        if (!$this->mine()->finish($closed, 'SESSION_CLOSED')) {
+        $ended = Signals::after(function () use ($closed) {
+            $ended = $this->mine()->finish($closed, 'SESSION_CLOSED');
+            if ($ended) {
+                $this->lines->end();
+            }
+            return $ended;
+        });
+        if (!$ended) {
             return;
         }
-        $this->lines->end();
         $end = Clock::early() + self::ANSWER_LIMIT;
         try {
             while (($left = $end - Clock::early()) > 0) {
@@ -458,6 +507,7 @@ final class Session
             // as it should
         } finally {
             $this->lines->drop();
+            $this->tell();
         }
     }
 
@@ -473,8 +523,14 @@ final class Session
 
     // What the sidecar says.
 
-    /** Reads what has come, and then looks at the clock. */
+    /** Reads what has come, looks at the clock, and tells the app what it wants to be told. */
     public function read(): void
+    {
+        Signals::after(fn() => $this->hear());
+        $this->tell();
+    }
+
+    private function hear(): void
     {
         if ($this->mine()->error === null) {
             try {
@@ -483,10 +539,26 @@ final class Session
                 }
             } catch (SidecarGone $e) {
                 $this->over($e);
+            } catch (\Throwable $e) { // fields of another kind; the app may make exceptions of warnings
+                $this->over(new SidecarGone('SIDECAR_GONE', "what answers at {$this->lines->path} is no sidecar: {$e->getMessage()}"));
             }
         }
         foreach ($this->holds as $hold) {
-            $this->expire($hold, $this->silentAt($hold));
+            $this->checkEnd($hold, $this->silentAt($hold));
+        }
+    }
+
+    /** Nothing that these throw keeps the next one from being told. */
+    private function tell(): void
+    {
+        try {
+            while ($this->tell !== []) {
+                array_shift($this->tell)();
+            }
+        } finally {
+            if ($this->tell !== []) {
+                $this->tell();
+            }
         }
     }
 
@@ -526,12 +598,12 @@ final class Session
         if ($call === null) {
             return;
         }
-        unset($this->calls[$id]);
         if (isset($m['error'])) {
             $call->finish($this->refused($call, self::explain($m['error'])));
         } else {
             $this->answered($call, $m);
         }
+        unset($this->calls[$id]); // not before: where the answer is none, the end of the session is
         if ($call->kind === 'acquire' && --$this->asking === 0) {
             $this->early = [];
         }
@@ -586,10 +658,10 @@ final class Session
         $hold = $call->about;
         if ($hold !== null && $error instanceof LockLost) { // sooner than its event
             unset($this->holds[$hold->id]);
-            $hold->lose($error->lostReason(), $error->getMessage());
+            $this->lose($hold, $error->lostReason(), $error->getMessage());
         } elseif ($hold !== null && $error instanceof NotHolder && $hold->count > 0) {
             unset($this->holds[$hold->id]);
-            $hold->lose('UNKNOWN', $error->getMessage());
+            $this->lose($hold, 'UNKNOWN', $error->getMessage());
         }
         return $hold?->problem ?? $error;
     }
@@ -615,7 +687,7 @@ final class Session
             $this->draining = true;
             if ($this->onDraining !== null) {
                 $end = $this->moment($event['draining']['countedAt'], Clock::seconds($event['draining']['remaining']));
-                ($this->onDraining)(max(0.0, $end - Clock::now()));
+                $this->tell[] = fn() => ($this->onDraining)(max(0.0, $end - Clock::now()));
             }
         }
     }
@@ -624,7 +696,19 @@ final class Session
     private function lost(Hold $hold, array $lost): void
     {
         unset($this->holds[$hold->id]);
-        $hold->lose($lost['reason'], $lost['message']);
+        $this->lose($hold, $lost['reason'], $lost['message']);
+    }
+
+    private function lose(Hold $hold, string $reason, string $message): void
+    {
+        if ($hold->problem === null) {
+            $problem = $hold->problem = new LockLost('LOCK_LOST', "the lock on \"{$hold->resource}\" is lost: $message", [
+                'resource' => $hold->resource, 'lock_id' => $hold->id, 'fence' => $hold->grant['fence'], 'lost_reason' => $reason,
+            ]);
+            foreach ($hold->listeners as $listener) {
+                $this->tell[] = fn() => $listener($problem);
+            }
+        }
     }
 
     /** News are for what was held when they were counted, and was not over by then. */
@@ -657,13 +741,19 @@ final class Session
     /** Marks a hold as lost where its end is over. */
     public function expire(Hold $hold, float $end): void
     {
+        Signals::after(fn() => $this->checkEnd($hold, $end));
+        $this->tell();
+    }
+
+    private function checkEnd(Hold $hold, float $end): void
+    {
         $now = Clock::now();
         if ($hold->problem === null && isset($this->holds[$hold->id]) && $end <= $now) {
             unset($this->holds[$hold->id]);
             if ($now >= $hold->limit) {
-                $hold->lose('MAX_HOLD', 'it was held longer than its maxHold');
+                $this->lose($hold, 'MAX_HOLD', 'it was held longer than its maxHold');
             } else {
-                $hold->lose('SIDECAR_SILENT', 'the sidecar was not heard of in time');
+                $this->lose($hold, 'SIDECAR_SILENT', 'the sidecar was not heard of in time');
             }
         }
     }
@@ -688,7 +778,7 @@ final class Session
         [$holds, $calls] = [$this->holds, $this->calls];
         $this->holds = $this->calls = $this->early = [];
         foreach ($holds as $hold) {
-            $hold->lose($lostReason, $error->getMessage());
+            $this->lose($hold, $lostReason, $error->getMessage());
         }
         foreach ($calls as $call) {
             $call->finish($call->about?->problem ?? $error);
@@ -717,7 +807,8 @@ final class Session
 /** An acquire that is under way. Dropped before it is answered, it is given up. */
 final class Pending
 {
-    private bool $taken = false;
+    /** @var ?\WeakReference<Lock> */
+    private ?\WeakReference $taken = null;
 
     public function __construct(private Session $session, private Call $call) {}
 
@@ -728,29 +819,42 @@ final class Pending
         return $this->call->done;
     }
 
-    /** Waits for the lock. SidecarSilent: no answer in so many seconds; null: whatever it takes. */
+    /**
+     * Waits for the lock. SidecarSilent: no answer in so many seconds; null: whatever it takes. Again it gives the same
+     * Lock. NotHolder: that was dropped.
+     */
     public function get(?float $seconds = null): Lock
     {
+        if ($this->taken !== null) {
+            return $this->taken->get() ?? throw new NotHolder('NOT_HOLDER', 'the lock was dropped before');
+        }
         try {
             $this->session->await($this->call, $seconds) ?? throw $this->session->silent();
+            return Signals::after($this->take(...));
         } catch (\Throwable $e) {
             $this->cancel();
             throw $e;
         }
-        $this->taken = true;
-        return new Lock($this->session, $this->call->hold);
+    }
+
+    private function take(): Lock
+    {
+        $lock = new Lock($this->session, $this->call->hold);
+        $this->taken = \WeakReference::create($lock);
+        return $lock;
     }
 
     /** Gives it up, and what it has got. */
     public function cancel(): void
     {
-        if ($this->taken || $this->call->abandoned) {
+        if ($this->taken !== null || $this->call->abandoned) {
             return;
         }
         if ($this->call->hold !== null) {
-            (new Lock($this->session, $this->call->hold))->drop();
+            Signals::after($this->take(...)); // and drops it
+        } else {
+            $this->session->abandon($this->call);
         }
-        $this->session->abandon($this->call);
     }
 
     public function __destruct()
@@ -867,8 +971,9 @@ final class Lock
         if ($this->released) {
             $this->mustBeHeld();
         }
-        $this->released = true; // from now on nobody relies on it, whatever becomes of the call
-        return $this->session->release($this->hold);
+        return $this->session->release($this->hold, function () {
+            $this->released = true; // from now on nobody relies on it, whatever becomes of the call
+        });
     }
 
     /** EXCLUSIVE becomes SHARED without letting go. */
@@ -914,14 +1019,23 @@ final class Lock
     /** Releases without waiting for the answer. */
     public function drop(): void
     {
-        if (!$this->released) {
-            $this->released = true;
-            $session = $this->session->mine();
-            $session->leave($this->hold);
-            if ($session->error === null) {
-                $session->post(new Call('release', ['lockId' => $this->id], $this->hold));
+        Signals::after(function () {
+            if (!$this->released) {
+                $this->released = true;
+                $session = $this->session->mine();
+                $session->leave($this->hold);
+                if ($session->error === null) {
+                    $session->post(new Call('release', ['lockId' => $this->id], $this->hold));
+                }
             }
-        }
+        });
+    }
+
+    private function __clone() {} // who would release it?
+
+    public function __serialize(): array
+    {
+        throw new \LogicException('a lock belongs to this process, and cannot be serialized');
     }
 
     public function __destruct()
@@ -936,6 +1050,7 @@ final class Client
     private const SYSTEM = '/run/locksidecar';
     private ?Session $session = null;
     private bool $closed = false;
+    private static int $begun = 0;
     private readonly ?\Closure $onDraining;
     /** @var ?\WeakMap<Client, true> those that are closed at the end of the request */
     private static ?\WeakMap $all = null;
@@ -963,8 +1078,16 @@ final class Client
     /** Releases all that this process holds, in all clients. The end of a request does it. */
     public static function closeAll(): void
     {
+        $thrown = null; // by what is told of the losses
         foreach (self::$all ?? [] as $client => $_) {
-            $client->session?->close();
+            try {
+                $client->session?->close();
+            } catch (\Throwable $e) {
+                $thrown = $e;
+            }
+        }
+        if ($thrown !== null) {
+            throw $thrown;
         }
     }
 
@@ -993,11 +1116,15 @@ final class Client
     public function hold(string|array $resource, callable $work, mixed ...$options): mixed
     {
         $lock = $this->acquire($resource, ...$options);
-        $result = $work($lock); // where it throws, the lock is dropped
-        if (!$lock->released()) {
-            $lock->release();
+        try {
+            $result = $work($lock);
+            if (!$lock->released()) {
+                $lock->release();
+            }
+            return $result;
+        } finally {
+            $lock->drop(); // what is thrown may have it among the arguments of its trace
         }
-        return $result;
     }
 
     /**
@@ -1008,11 +1135,15 @@ final class Client
     {
         $once = array_filter(['keep' => $keep === null ? null : Clock::duration($keep), 'maxAttempts' => $maxAttempts], fn($v) => $v !== null);
         $lock = $this->acquire($key, ...$options, once: $once);
-        $result = $work($lock);
-        if (!$lock->released()) {
-            $lock->succeeded();
+        try {
+            $result = $work($lock);
+            if (!$lock->released()) {
+                $lock->succeeded();
+            }
+            return $result;
+        } finally {
+            $lock->drop();
         }
-        return $result;
     }
 
     /**
@@ -1032,6 +1163,7 @@ final class Client
         ?array $once = null,
         ?bool $guard = null,
     ): Lock {
+        $owner ??= 'pid ' . getmypid(); // which does nothing else meanwhile
         return $this->begin($resource, $wait, $shared, $maxHold, $owner, $reentrant, $limit, $once, $guard)->get(Session::limit($wait));
     }
 
@@ -1057,14 +1189,15 @@ final class Client
             'mode' => $limit !== null ? 'PERMIT' : ($shared ? 'SHARED' : 'EXCLUSIVE'),
             'wait' => $wait === null ? null : Clock::duration($wait),
             'maxHold' => $maxHold === null ? null : Clock::duration($maxHold),
-            'owner' => $owner ?? 'pid ' . getmypid(), // PHP does one thing at a time
+            // Others may go on while this waits, and it can be no deadlock that one of them has it.
+            'owner' => $owner ?? 'pid ' . getmypid() . ($reentrant ? '' : ' request ' . ++self::$begun),
             'reentrant' => $reentrant,
             'limit' => $limit,
             'once' => $once === null ? null : (object) $once,
             'guard' => $guard,
         ], fn($v) => $v !== null);
         $session = $this->session();
-        return new Pending($session, $session->post(new Call('acquire', $body, maxHold: $maxHold)));
+        return Signals::after(fn() => new Pending($session, $session->post(new Call('acquire', $body, maxHold: $maxHold))));
     }
 
     /** Reads what the sidecar has said, and looks at the clock. */

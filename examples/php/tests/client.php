@@ -66,6 +66,51 @@ function scripted(array $answers): string
     return $path;
 }
 
+/** How many hundredths of a second of processor time it takes. */
+function worked(callable $work): int
+{
+    $before = posix_times();
+    $work();
+    $after = posix_times();
+    return $after['utime'] + $after['stime'] - $before['utime'] - $before['stime'];
+}
+
+final class Interrupted extends Exception {}
+
+/** Throws Interrupted while the work goes on, at any moment, so many times. */
+function interrupted(int $times, callable $work): void
+{
+    $armed = false;
+    pcntl_async_signals(true);
+    pcntl_signal(SIGUSR1, function () use (&$armed): void {
+        if ($armed) {
+            $armed = false;
+            throw new Interrupted();
+        }
+    });
+    $parent = getmypid();
+    if (($drummer = pcntl_fork()) === 0) {
+        while (posix_kill($parent, SIGUSR1)) {
+            usleep(random_int(100, 2000));
+        }
+        posix_kill(getmypid(), SIGKILL);
+    }
+    for ($i = 0; $i < $times; $i++) {
+        try {
+            $armed = true;
+            while (true) {
+                $work();
+            }
+        } catch (Interrupted) {
+            // and again
+        }
+    }
+    posix_kill($drummer, SIGKILL);
+    pcntl_waitpid($drummer, $status);
+    pcntl_async_signals(false);
+    pcntl_signal(SIGUSR1, SIG_IGN);
+}
+
 /** A web server of one worker, which lives on after each request. */
 function server(string $script, string $socket): string
 {
@@ -175,6 +220,96 @@ tap([
         }
     },
 
+    'an exception that has the lock in its trace does not keep it' => function (): void {
+        ini_set('zend.exception_ignore_args', '0');
+        $client = new Client((new Sidecar())->socket);
+        $caught = [];
+        $fail = function ($lock): void { throw new DomainException(); };
+        foreach (['hold', 'once'] as $call) {
+            try {
+                $client->$call('r', $fail, wait: PATIENCE);
+            } catch (DomainException $e) {
+                $caught[] = $e; // and what it has
+            }
+        }
+        $client->acquire('r', wait: PATIENCE)->release();
+        same(2, count($caught));
+    },
+
+    'a signal handler that throws at any moment leaves nothing behind' => function (): void {
+        $sidecar = new Sidecar();
+        $client = new Client($sidecar->socket);
+        $client->open();
+        interrupted(400, fn() => $client->hold('r', fn() => null, wait: PATIENCE));
+        interrupted(400, function () use ($client): void {
+            $pending = $client->begin('r', wait: PATIENCE);
+            $pending->get()->release();
+        });
+        (new Client($sidecar->socket))->acquire('r', wait: PATIENCE)->release();
+        $client->hold('r', fn($lock) => $lock->check()); // in the same session
+        same(1, $client->info()['sessions'], 'sessions');
+    },
+
+    'one acquire is one lock' => function (): void {
+        $client = new Client((new Sidecar())->socket);
+        $pending = $client->begin('r');
+        $lock = $pending->get();
+        same($lock, $pending->get());
+        try {
+            clone $lock;
+            must(false, 'it can be cloned');
+        } catch (Error) {
+            $lock->check();
+        }
+        try {
+            serialize($lock);
+            must(false, 'it can be serialized');
+        } catch (LogicException) {
+            $lock->check();
+        }
+        unset($lock);
+        fails('NOT_HOLDER', $pending->get(...));
+        $client->acquire('r', wait: PATIENCE)->release();
+    },
+
+    'a wait with a limit sleeps' => function (): void {
+        $sidecar = new Sidecar();
+        $lock = (new Client($sidecar->socket))->acquire('r');
+        $client = new Client($sidecar->socket);
+        $ticks = worked(fn() => fails('WAIT_TIMEOUT', fn() => $client->acquire('r', wait: 7)));
+        must($ticks < 20, "it worked for $ticks hundredths of a second");
+        $lock->release();
+    },
+
+    'a process with more files than select knows' => function (): void {
+        $sidecar = new Sidecar();
+        ['soft openfiles' => $soft, 'hard openfiles' => $hard] = posix_getrlimit();
+        if ($soft !== 'unlimited' && $soft < 2000 && !posix_setrlimit(POSIX_RLIMIT_NOFILE, 2000, (int) $hard)) {
+            throw new Skipped('no more files may be opened');
+        }
+        $files = array_map(fn() => fopen('/dev/null', 'r'), range(1, 1100));
+        $lock = (new Client($sidecar->socket))->acquire('r');
+        $client = new Client($sidecar->socket);
+        $ticks = worked(fn() => fails('WAIT_TIMEOUT', fn() => $client->acquire('r', wait: 3)));
+        must($ticks < 20, "it worked for $ticks hundredths of a second");
+        $pending = $client->begin('r', wait: PATIENCE);
+        must(!$pending->done(), 'it waits');
+        $lock->release();
+        $pending->get()->release();
+        array_map(fclose(...), $files);
+    },
+
+    'who begins does other things meanwhile, and that is no deadlock' => function (): void {
+        $client = new Client((new Sidecar())->socket);
+        $one = $client->begin('a')->get();
+        $other = $client->acquire('b', owner: 'other');
+        $waits = $client->begin('a', owner: 'other'); // for one who waits for nobody
+        fails('WAIT_TIMEOUT', $client->begin('b', wait: 4)->get(...));
+        $one->release();
+        $waits->get(PATIENCE)->release();
+        $other->release();
+    },
+
     'after the release nobody relies on it' => function (): void {
         $client = new Client((new Sidecar())->socket);
         $lock = $client->acquire('r');
@@ -245,6 +380,50 @@ tap([
         $lock = (new Client(scripted([OPENED, GRANTED, ['error' => $lost]])))->acquire('r');
         fails('LOCK_LOST', $lock->release(...));
         same('FORCED', $lock->lost()?->lostReason());
+    },
+
+    'what is called back may throw: all is lost, told and closed nevertheless' => function (): void {
+        $sidecar = new Sidecar();
+        $told = 0;
+        $two = function (Client $client) use (&$told): array {
+            $locks = [$client->acquire('r'), $client->acquire('s')];
+            foreach ($locks as $lock) {
+                $lock->onLost(function () use (&$told): void {
+                    $told++;
+                    throw new DomainException();
+                });
+            }
+            return $locks;
+        };
+        $throws = function (callable $call): void {
+            try {
+                $call();
+            } catch (DomainException) {
+                return;
+            }
+            must(false, 'it does not throw');
+        };
+        $client = new Client($sidecar->socket);
+        $locks = $two($client);
+        $throws($client->close(...));
+        same(2, $told, 'told');
+        array_map(fn($lock) => fails('LOCK_LOST', $lock->check(...)), $locks);
+
+        $client = new Client($sidecar->socket);
+        $locks = $two($client); // which are free
+        $client->force('r', grace: 60.0);
+        $throws(fn() => eventually('it is told', fn() => $client->read() !== null));
+        same(0, $locks[1]->release());
+        $sidecar->holders('s', 0);
+        $locks = [$locks[0], $client->acquire('s')];
+        $locks[1]->onLost(fn() => throw new DomainException());
+        $sidecar->kill();
+        $throws(fn() => eventually('it is told', fn() => $client->read() !== null));
+        array_map(fn($lock) => fails('LOCK_LOST', $lock->check(...)), $locks);
+    },
+
+    'what answers is no sidecar' => function (): void {
+        fails('SIDECAR_GONE', fn() => (new Client(scripted([OPENED, ['granted' => 5]])))->acquire('r'));
     },
 
     'a loss may come before its grant' => function (): void {
