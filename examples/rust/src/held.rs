@@ -1,7 +1,7 @@
 use crate::duration;
 use crate::error::{Error, Kind};
 use crate::json::Json;
-use crate::session::{Ask, Session};
+use crate::session::{Ask, Owned};
 use crate::state::Hold;
 use crate::sys::now;
 use crate::Result;
@@ -58,7 +58,7 @@ pub struct Outcome {
 /// It is good until it is lost: look at [`check`](Held::check) before each write, and send the
 /// [`fence`](Held::fence) with it.
 pub struct Held {
-    session: Arc<Session>,
+    session: Arc<Owned>,
     hold: Arc<Hold>,
     released: AtomicBool,
 }
@@ -70,7 +70,7 @@ impl fmt::Debug for Held {
 }
 
 impl Held {
-    pub(crate) fn new(session: Arc<Session>, hold: Arc<Hold>) -> Held {
+    pub(crate) fn new(session: Arc<Owned>, hold: Arc<Hold>) -> Held {
         Held { session, hold, released: AtomicBool::new(false) }
     }
 
@@ -258,7 +258,7 @@ impl Drop for Held {
 
 /// A release that is under way: how many times the lock must still be released.
 pub struct Released {
-    session: Arc<Session>,
+    session: Arc<Owned>,
     id: u64,
 }
 
@@ -278,7 +278,7 @@ impl Drop for Released {
 
 /// The loss of a lock, as a future.
 pub struct UntilLost {
-    session: Arc<Session>,
+    session: Arc<Owned>,
     hold: Arc<Hold>,
 }
 

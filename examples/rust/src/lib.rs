@@ -29,7 +29,7 @@ pub use error::{Error, Kind};
 pub use held::{Guard, Held, Outcome, Part, Released, UntilLost};
 
 use json::Json;
-use session::{Ask, OnDraining, Session, ANSWER_LIMIT};
+use session::{Ask, OnDraining, Owned, Session, ANSWER_LIMIT};
 use std::future::{Future, IntoFuture};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -69,7 +69,7 @@ struct Inner {
 
 #[derive(Default)]
 struct Current {
-    session: Option<Arc<Session>>,
+    session: Option<Arc<Owned>>,
     closed: bool,
 }
 
@@ -178,7 +178,7 @@ impl Client {
     }
 
     /// The session of this process; a new one where the last has ended.
-    fn session(&self) -> Result<Arc<Session>> {
+    fn session(&self) -> Result<Arc<Owned>> {
         let mut current = self.current();
         if current.closed {
             return Err(Error::new(Kind::SessionClosed, "this process has closed the session; open() opens another"));
@@ -195,7 +195,7 @@ impl Client {
 impl Settings {
     /// A sidecar that hangs up before it has answered is called again: where connections are short, it
     /// does so to make room.
-    fn connect(&self) -> Result<Arc<Session>> {
+    fn connect(&self) -> Result<Arc<Owned>> {
         let path = self.socket.clone().map_or_else(default_socket, Ok)?;
         let end = sys::now() + self.connect_timeout.as_secs_f64();
         let mut pause = Duration::from_millis(50);
@@ -326,7 +326,7 @@ impl IntoFuture for Lock {
 /// An acquire that is under way: await it, or wait for it. Dropped before that, it is given up, with what it has got.
 #[must_use = "dropped, it is given up"]
 pub struct Acquire {
-    session: Arc<Session>,
+    session: Arc<Owned>,
     id: u64,
     taken: bool,
 }

@@ -3,14 +3,15 @@
 
 use crate::error::{Error, Kind};
 use crate::json::Json;
-use crate::state::{lock, take, tell, Call, Hold, Listener, Outcome, State};
+use crate::state::{take, tell, Call, Hold, Later, Listener, Locked, Outcome, State};
 use crate::sys::{self, now};
 use std::collections::HashMap;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
 use std::net::Shutdown;
+use std::ops::Deref;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
@@ -23,6 +24,8 @@ const PING_AFTER: f64 = 5.0;
 const MAX_LOOK: f64 = 1.0;
 /// The sidecar ends a connection at a longer line.
 const LONGEST: usize = 65536;
+/// Bytes: from there on a sidecar that does not read is asked for nothing more.
+const MOST_UNSENT: usize = 1 << 20;
 
 pub(crate) type OnDraining = Arc<dyn Fn(Duration) + Send + Sync>;
 
@@ -48,17 +51,33 @@ impl Ask {
     }
 }
 
+/// The session, for those who use it. The thread that reads is none of them: when they all have gone, it goes.
+pub(crate) struct Owned(Arc<Session>);
+
+impl Deref for Owned {
+    type Target = Arc<Session>;
+
+    fn deref(&self) -> &Arc<Session> {
+        &self.0
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.0.over(Error::new(Kind::SessionClosed, "nobody has the client any more"));
+    }
+}
+
 pub(crate) struct Session {
     path: String,
     stream: UnixStream,
-    writing: Mutex<()>,
     state: Mutex<State>,
     changed: Condvar,
     on_draining: Option<OnDraining>,
 }
 
 impl Session {
-    pub fn open(path: &Path, body: Vec<(String, Json)>, on_draining: Option<OnDraining>) -> Result<Arc<Session>, Error> {
+    pub fn open(path: &Path, body: Vec<(String, Json)>, on_draining: Option<OnDraining>) -> Result<Arc<Owned>, Error> {
         let stream = sys::connect(path)?;
         let state = State {
             error: None,
@@ -75,30 +94,23 @@ impl Session {
             heard: now(),
             ping: None,
             ended: false,
+            out: Vec::new(),
+            writer: false,
+            later: Later::default(),
         };
-        let session = Arc::new(Session {
-            path: path.display().to_string(),
-            stream,
-            writing: Mutex::new(()),
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-            on_draining,
-        });
+        let session = Arc::new(Session { path: path.display().to_string(), stream, state: Mutex::new(state), changed: Condvar::new(), on_draining });
         let reader = session.clone();
         thread::Builder::new()
             .name("locksidecar".into())
             .spawn(move || reader.read())
             .map_err(|e| Error::new(Kind::Internal, format!("start the thread that reads: {e}")))?;
-        let opened = session.ask(Ask { kind: "open", body, about: None, max_hold: None, limit: Some(ANSWER_LIMIT) });
-        if let Err(e) = opened {
-            session.over(e.clone());
-            return Err(e);
-        }
-        Ok(session)
+        let session = Owned(session);
+        session.ask(Ask { kind: "open", body, about: None, max_hold: None, limit: Some(ANSWER_LIMIT) })?;
+        Ok(Arc::new(session))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+    fn state(&self) -> Locked<'_> {
+        Locked::new(&self.state)
     }
 
     pub fn error(&self) -> Option<Error> {
@@ -116,54 +128,82 @@ impl Session {
 
     // Requests.
 
-    /// Sends it, and gives its id.
-    pub fn post(&self, ask: Ask) -> Result<u64, Error> {
-        let _in_order = lock(&self.writing);
+    /// Sends it, and gives its id. It does not wait, also where the sidecar does not read.
+    pub fn post(self: &Arc<Self>, ask: Ask) -> Result<u64, Error> {
+        let mut s = self.state();
+        if let Some(e) = &s.error {
+            return Err(e.clone());
+        }
+        let acquires = ask.kind == "acquire";
+        if acquires && s.out.len() > MOST_UNSENT {
+            return Err(self.silent());
+        }
+        let id = s.last_id + 1;
         let mut line = String::new();
-        let id = {
-            let mut s = self.state();
-            if let Some(e) = &s.error {
-                return Err(e.clone());
+        Json::Fields(vec![("requestId".into(), Json::Text(id.to_string())), (ask.kind.into(), Json::Fields(ask.body))]).write(&mut line);
+        line.push('\n');
+        if line.len() > LONGEST {
+            return Err(Error::new(Kind::InvalidRequest, format!("the request is longer than {LONGEST} bytes")));
+        }
+        s.last_id = id;
+        let sent = now();
+        let deadline = ask.limit.map(|seconds| sent + seconds);
+        s.asking += u32::from(acquires);
+        let (about, max_hold) = (ask.about, ask.max_hold);
+        s.calls.insert(id, Call { acquires, sent, about, max_hold, deadline, abandoned: false, late: false, outcome: None, waker: None });
+        s.out.extend_from_slice(line.as_bytes());
+        self.flush(&mut s);
+        match s.error.clone() {
+            Some(e) if acquires => {
+                s.calls.remove(&id);
+                Err(e) // it can go to another session
             }
-            s.last_id += 1;
-            let id = s.last_id;
-            Json::Fields(vec![("requestId".into(), Json::Text(id.to_string())), (ask.kind.into(), Json::Fields(ask.body))]).write(&mut line);
-            line.push('\n');
-            if line.len() > LONGEST {
-                return Err(Error::new(Kind::InvalidRequest, format!("the request is longer than {LONGEST} bytes")));
+            _ => Ok(id),
+        }
+    }
+
+    /// Sends what there is room for; a thread waits for more.
+    fn flush(self: &Arc<Self>, s: &mut State) {
+        if s.writer || self.write(s) {
+            return;
+        }
+        let session = self.clone();
+        let wait = move || loop {
+            sys::wait_for_room(&session.stream);
+            let mut s = session.state();
+            s.writer = !session.write(&mut s);
+            if !s.writer {
+                break;
             }
-            let (acquires, sent) = (ask.kind == "acquire", now());
-            let deadline = ask.limit.map(|seconds| sent + seconds);
-            s.asking += u32::from(acquires);
-            s.calls.insert(
-                id,
-                Call {
-                    acquires,
-                    sent,
-                    about: ask.about,
-                    max_hold: ask.max_hold,
-                    deadline,
-                    abandoned: false,
-                    late: false,
-                    outcome: None,
-                    waker: None,
-                },
-            );
-            id
         };
-        if (&self.stream).write_all(line.as_bytes()).is_err() {
-            let e = Error::new(Kind::SidecarGone, format!("the connection to the sidecar at {} ended", self.path));
-            self.over(e.clone()); // though nobody has read that yet
-            if ask.kind == "acquire" {
-                self.forget(id);
-                return Err(e); // it can go to another session
+        // Where there is no thread to be had, the one that reads looks again.
+        s.writer = thread::Builder::new().name("locksidecar".into()).spawn(wait).is_ok();
+    }
+
+    /// Sends what there is room for. Whether nothing is left to be sent.
+    fn write(&self, s: &mut State) -> bool {
+        while !s.out.is_empty() {
+            match sys::send_now(&self.stream, &s.out) {
+                Ok(n) => drop(s.out.drain(..n)),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return false,
+                Err(_) => {
+                    s.out.clear();
+                    // though nobody has read that yet
+                    self.finish(s, Error::new(Kind::SidecarGone, format!("the connection to the sidecar at {} ended", self.path)), "SIDECAR_GONE");
+                    let _ = self.stream.shutdown(Shutdown::Both);
+                }
             }
         }
-        Ok(id)
+        true
+    }
+
+    fn silent(&self) -> Error {
+        Error::new(Kind::SidecarSilent, format!("the sidecar at {} did not answer in time; it may be frozen", self.path))
     }
 
     /// Sends it, and waits for the answer.
-    pub fn ask(&self, ask: Ask) -> Result<Json, Error> {
+    pub fn ask(self: &Arc<Self>, ask: Ask) -> Result<Json, Error> {
         let id = self.post(ask)?;
         self.wait(id).map(|(answer, _)| answer)
     }
@@ -175,18 +215,18 @@ impl Session {
             if let Some(outcome) = take(&mut s, id) {
                 return outcome;
             }
-            s = self.changed.wait(s).unwrap_or_else(|poisoned| poisoned.into_inner());
+            s = s.wait(&self.changed, Duration::from_secs(3600));
         }
     }
 
     pub fn poll(&self, id: u64, cx: &mut Context<'_>) -> Poll<Outcome> {
+        let waker = cx.waker().clone();
         let mut s = self.state();
         if let Some(outcome) = take(&mut s, id) {
             return Poll::Ready(outcome);
         }
-        if let Some(call) = s.calls.get_mut(&id) {
-            call.waker = Some(cx.waker().clone());
-        }
+        let before = s.calls.get_mut(&id).and_then(|call| call.waker.replace(waker));
+        s.later.forget.extend(before);
         Poll::Pending
     }
 
@@ -196,53 +236,47 @@ impl Session {
     }
 
     /// Sees to it that nobody keeps what nobody waits for.
-    pub fn abandon(&self, id: u64) {
-        let outcome = {
-            let mut s = self.state();
-            let outcome = take(&mut s, id);
-            if let Some(call) = s.calls.get_mut(&id) {
-                call.abandoned = true; // a grant that crosses the cancel is released
-            }
-            outcome
-        };
-        match outcome {
+    pub fn abandon(self: &Arc<Self>, id: u64) {
+        match self.forget(id) {
             None => self.cancel(id),
             Some(Ok((_, Some(hold)))) => self.drop_hold(&hold),
             Some(_) => {}
         }
     }
 
-    /// Nobody waits for the answer.
-    pub fn forget(&self, id: u64) {
+    /// Nobody waits for the answer. A grant that is still to come is released; what came of it before.
+    pub fn forget(&self, id: u64) -> Option<Outcome> {
         let mut s = self.state();
-        if take(&mut s, id).is_none() {
-            if let Some(call) = s.calls.get_mut(&id) {
-                call.abandoned = true;
-            }
-        }
+        let outcome = take(&mut s, id);
+        let waker = s.calls.get_mut(&id).and_then(|call| {
+            call.abandoned = true;
+            call.waker.take()
+        });
+        s.later.forget.extend(waker);
+        outcome
     }
 
-    fn cancel(&self, id: u64) {
+    fn cancel(self: &Arc<Self>, id: u64) {
         let body = vec![("requestId".into(), Json::Text(id.to_string()))];
         self.send(Ask { kind: "cancel", body, about: None, max_hold: None, limit: None });
     }
 
     /// Sends what nobody waits for. Where the session has ended, its holds have, too.
-    fn send(&self, ask: Ask) {
+    fn send(self: &Arc<Self>, ask: Ask) {
         if let Ok(id) = self.post(ask) {
             self.forget(id);
         }
     }
 
     /// Leaves a hold and sends the release.
-    pub fn drop_hold(&self, hold: &Arc<Hold>) {
+    pub fn drop_hold(self: &Arc<Self>, hold: &Arc<Hold>) {
         self.leave(hold);
         self.send(Ask::of("release", hold));
     }
 
     /// The app has left what it has entered: the sidecar carries that out, be it late. The request,
     /// whose answer has the counts that are left.
-    pub fn release(&self, hold: &Arc<Hold>) -> Result<u64, Error> {
+    pub fn release(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<u64, Error> {
         let lost = self.look(hold, false);
         self.leave(hold);
         match lost {
@@ -266,14 +300,14 @@ impl Session {
     /// Ends the session, and waits until the sidecar has released all.
     pub fn close(&self) {
         let closed = Error::new(Kind::SessionClosed, "this process has closed the session");
-        if !self.finish(closed, "SESSION_CLOSED") {
+        if !self.finish(&mut self.state(), closed, "SESSION_CLOSED") {
             return;
         }
         let _ = self.stream.shutdown(Shutdown::Write);
         let end = now() + ANSWER_LIMIT;
         let mut s = self.state();
         while !s.ended && now() < end {
-            s = self.changed.wait_timeout(s, Duration::from_millis(100)).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+            s = s.wait(&self.changed, Duration::from_millis(100));
         }
         drop(s);
         let _ = self.stream.shutdown(Shutdown::Both);
@@ -305,7 +339,7 @@ impl Session {
             let s = self.state();
             if hold.state().problem.is_none() {
                 let step = Duration::from_secs_f64(left.min(MAX_LOOK));
-                drop(self.changed.wait_timeout(s, step).unwrap_or_else(|poisoned| poisoned.into_inner()));
+                drop(s.wait(&self.changed, step));
             }
         }
     }
@@ -314,31 +348,41 @@ impl Session {
         if let Some(problem) = self.look(hold, false) {
             return Poll::Ready(problem);
         }
+        let waker = cx.waker().clone();
         let mut h = hold.state();
-        match &h.problem {
-            Some(problem) => Poll::Ready(problem.clone()),
-            None => {
-                h.wakers.retain(|w| !w.will_wake(cx.waker()));
-                h.wakers.push(cx.waker().clone());
-                Poll::Pending
-            }
+        if let Some(problem) = &h.problem {
+            return Poll::Ready(problem.clone());
         }
+        if h.wakers.iter().all(|w| !w.will_wake(&waker)) {
+            h.wakers.push(waker);
+        }
+        Poll::Pending
     }
 
     pub fn on_lost(&self, hold: &Hold, listener: Listener) {
         let mut h = hold.state();
-        match h.problem.clone() {
-            None => h.listeners.push(listener),
-            Some(problem) => tell(listener, problem),
-        }
+        let Some(problem) = h.problem.clone() else {
+            h.listeners.push(listener);
+            return;
+        };
+        drop(h);
+        tell(listener, problem);
     }
 
     // The thread that reads.
 
     fn read(self: Arc<Session>) {
+        let end = End(&self); // also where this panics
+        let why = self.read_on();
+        self.over(Error::new(Kind::SidecarGone, why));
+        drop(end);
+    }
+
+    /// Reads until the connection ends, and says why it has.
+    fn read_on(self: &Arc<Self>) -> String {
         let mut stream = &self.stream;
         let (mut rest, mut chunk) = (Vec::new(), vec![0; LONGEST]);
-        let why = loop {
+        loop {
             let _ = self.stream.set_read_timeout(Some(Duration::from_secs_f64(self.tick())));
             match stream.read(&mut chunk) {
                 Ok(0) => break format!("the connection to the sidecar at {} ended", self.path),
@@ -351,19 +395,17 @@ impl Session {
             if !String::from_utf8_lossy(&lines).lines().all(|line| Json::parse(line).map(|m| self.line(&m)).is_some()) {
                 break format!("what answers at {} is no sidecar, or an older one than this client", self.path);
             }
-        };
-        self.over(Error::new(Kind::SidecarGone, why));
-        self.state().ended = true;
-        self.changed.notify_all();
+        }
     }
 
     /// Notices the ends that have come, of holds and of waits. In so many seconds it must do so again.
-    fn tick(&self) -> f64 {
+    fn tick(self: &Arc<Self>) -> f64 {
         let now = now();
         let (mut late, mut ping) = (Vec::new(), false);
         let mut nearest = now + MAX_LOOK;
         {
             let mut s = self.state();
+            self.flush(&mut s);
             for hold in s.holds.values().cloned().collect::<Vec<_>>() {
                 let end = s.silent_at(&hold);
                 s.expire(&hold, end);
@@ -396,13 +438,13 @@ impl Session {
     }
 
     /// The sidecar does not answer: nobody need wait any longer.
-    fn give_up(&self, id: u64) {
-        let error = Error::new(Kind::SidecarSilent, format!("the sidecar at {} did not answer in time; it may be frozen", self.path));
+    fn give_up(self: &Arc<Self>, id: u64) {
         let acquires = {
             let mut s = self.state();
-            let Some(call) = s.calls.get_mut(&id) else { return };
+            let State { calls, later, .. } = &mut *s;
+            let Some(call) = calls.get_mut(&id) else { return };
             call.late = true;
-            call.finish(Err(error));
+            call.finish(Err(self.silent()), later);
             call.acquires
         };
         if acquires {
@@ -410,7 +452,7 @@ impl Session {
         }
     }
 
-    fn line(&self, m: &Json) {
+    fn line(self: &Arc<Self>, m: &Json) {
         let id = m.get("requestId").text();
         let mut unwanted = None;
         let mut draining = None;
@@ -423,8 +465,7 @@ impl Session {
             if id.is_empty() {
                 draining = s.event(m.get("event"));
                 if m.get("error").is_some() {
-                    drop(s);
-                    self.finish(Error::explain(m.get("error")), "SIDECAR_GONE");
+                    self.finish(&mut s, Error::explain(m.get("error")), "SIDECAR_GONE");
                     // its last word
                 }
             } else if let Ok(id) = id.parse() {
@@ -450,29 +491,38 @@ impl Session {
 
     /// The end of the session that nobody asked for.
     fn over(&self, error: Error) {
-        self.finish(error, "SIDECAR_GONE");
+        self.finish(&mut self.state(), error, "SIDECAR_GONE");
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
     /// Ends it once: later reasons do not count.
-    fn finish(&self, error: Error, lost_reason: &str) -> bool {
-        let mut s = self.state();
+    fn finish(&self, s: &mut State, error: Error, lost_reason: &str) -> bool {
         if s.error.is_some() {
             return false;
         }
         for (_, hold) in std::mem::take(&mut s.holds) {
-            hold.lose(lost_reason, &error.to_string());
+            hold.lose(lost_reason, &error.to_string(), &mut s.later);
         }
         s.calls.retain(|_, call| !(call.abandoned || call.late && call.outcome.is_none()));
         for call in s.calls.values_mut().filter(|call| call.outcome.is_none()) {
             call.late = false;
             let problem = call.about.as_ref().and_then(|hold| hold.state().problem.clone());
-            call.finish(Err(problem.unwrap_or_else(|| error.clone())));
+            call.finish(Err(problem.unwrap_or_else(|| error.clone())), &mut s.later);
         }
         s.early.clear();
         s.error = Some(error);
-        drop(s);
         self.changed.notify_all();
         true
+    }
+}
+
+/// The end of the thread that reads: nobody may wait for it any more.
+struct End<'a>(&'a Session);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.over(Error::new(Kind::SidecarGone, "the thread that reads has ended"));
+        self.0.state().ended = true;
+        self.0.changed.notify_all();
     }
 }

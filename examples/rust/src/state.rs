@@ -5,9 +5,11 @@ use crate::error::{Error, Kind};
 use crate::json::Json;
 use crate::sys::now;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::Waker;
 use std::thread;
+use std::time::Duration;
 
 /// For the sidecar to say that a max_hold is over.
 const MAX_SLACK: f64 = 0.25;
@@ -97,24 +99,77 @@ impl Hold {
         self.state().end()
     }
 
-    pub fn lose(&self, reason: &str, message: &str) {
+    pub fn lose(&self, reason: &str, message: &str, later: &mut Later) {
         let mut s = self.state();
         if s.problem.is_some() {
             return;
         }
         let problem = Error::lost(&self.resource, &self.id, reason, message);
         s.problem = Some(problem.clone());
-        let (listeners, wakers) = (std::mem::take(&mut s.listeners), std::mem::take(&mut s.wakers));
-        drop(s);
-        wakers.into_iter().for_each(Waker::wake);
-        for listener in listeners {
-            tell(listener, problem.clone()); // never where the news are read
+        later.wake.append(&mut s.wakers);
+        later.tell.extend(s.listeners.drain(..).map(|listener| (listener, problem.clone())));
+    }
+}
+
+/// Never where the news are read.
+pub(crate) fn tell(listener: Listener, problem: Error) {
+    thread::spawn(move || listener(problem));
+}
+
+/// What may run code of the app, and so waits until no mutex is held: a waker may poll its task at once, or drop it.
+#[derive(Default)]
+pub(crate) struct Later {
+    pub wake: Vec<Waker>,
+    pub forget: Vec<Waker>,
+    pub tell: Vec<(Listener, Error)>,
+}
+
+impl Later {
+    fn run(self) {
+        self.wake.into_iter().for_each(Waker::wake);
+        for (listener, problem) in self.tell {
+            tell(listener, problem);
         }
     }
 }
 
-pub(crate) fn tell(listener: Listener, problem: Error) {
-    thread::spawn(move || listener(problem));
+/// The state, while its mutex is held. What is to be done later is done when it no longer is.
+pub(crate) struct Locked<'a>(Option<MutexGuard<'a, State>>);
+
+impl<'a> Locked<'a> {
+    pub fn new(state: &'a Mutex<State>) -> Locked<'a> {
+        Locked(Some(lock(state)))
+    }
+
+    /// Waits for a change, for so long at most.
+    pub fn wait(mut self, changed: &Condvar, limit: Duration) -> Locked<'a> {
+        let guard = self.0.take().expect("it is held");
+        Locked(Some(changed.wait_timeout(guard, limit).unwrap_or_else(|poisoned| poisoned.into_inner()).0))
+    }
+}
+
+impl Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        self.0.as_ref().expect("it is held")
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        self.0.as_mut().expect("it is held")
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        if let Some(mut state) = self.0.take() {
+            let later = std::mem::take(&mut state.later);
+            drop(state);
+            later.run();
+        }
+    }
 }
 
 /// No code of the app runs under these mutexes: a panic elsewhere leaves them well.
@@ -141,14 +196,17 @@ pub(crate) struct State {
     pub ping: Option<u64>,
     /// The thread that reads has ended, and the sidecar has released all.
     pub ended: bool,
+    /// Not sent yet.
+    pub out: Vec<u8>,
+    /// A thread waits for room to send that.
+    pub writer: bool,
+    pub later: Later,
 }
 
 impl Call {
-    pub fn finish(&mut self, outcome: Outcome) {
+    pub fn finish(&mut self, outcome: Outcome, later: &mut Later) {
         self.outcome = Some(outcome);
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
-        }
+        later.wake.extend(self.waker.take());
     }
 }
 
@@ -198,7 +256,7 @@ impl State {
             }
         }
         if wanted {
-            call.finish(outcome);
+            call.finish(outcome, &mut self.later);
             self.calls.insert(id, call);
         } else if call.late && call.outcome.is_some() {
             call.late = false; // the one who waits has yet to learn that it was too late
@@ -232,7 +290,7 @@ impl State {
         let over = error.kind() == Kind::LockLost || (error.kind() == Kind::NotHolder && hold.count() > 0);
         if over {
             self.holds.remove(&hold.id); // sooner than its event
-            hold.lose(error.lost_reason().unwrap_or("UNKNOWN"), &error.to_string());
+            hold.lose(error.lost_reason().unwrap_or("UNKNOWN"), &error.to_string(), &mut self.later);
         }
         let problem = hold.state().problem.clone();
         problem.unwrap_or(error)
@@ -263,7 +321,7 @@ impl State {
 
     fn lost(&mut self, hold: &Hold, event: &Json) {
         self.holds.remove(&hold.id);
-        hold.lose(event.get("reason").text(), event.get("message").text());
+        hold.lose(event.get("reason").text(), event.get("message").text(), &mut self.later);
     }
 
     /// News are for what was held when they were counted, and was not over by then.
@@ -299,9 +357,9 @@ impl State {
         }
         let limit = hold.state().limit;
         if now >= limit {
-            hold.lose("MAX_HOLD", "it was held longer than its max_hold");
+            hold.lose("MAX_HOLD", "it was held longer than its max_hold", &mut self.later);
         } else {
-            hold.lose("SIDECAR_SILENT", "the sidecar was not heard of in time");
+            hold.lose("SIDECAR_SILENT", "the sidecar was not heard of in time", &mut self.later);
         }
     }
 }

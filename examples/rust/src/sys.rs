@@ -2,8 +2,10 @@
 
 use crate::error::{Error, Kind};
 use std::ffi::CString;
+use std::io;
 use std::io::ErrorKind;
-use std::os::raw::{c_char, c_int, c_long, c_uint};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::raw::{c_char, c_int, c_long, c_short, c_uint, c_ulong};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
@@ -19,7 +21,32 @@ extern "C" {
     fn clock_gettime(clock: c_int, time: *mut Timespec) -> c_int;
     fn access(path: *const c_char, mode: c_int) -> c_int;
     fn getuid() -> c_uint;
+    fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    #[link_name = "connect"]
+    fn connect_to(fd: c_int, address: *const Address, size: c_uint) -> c_int;
+    fn send(fd: c_int, data: *const u8, size: usize, flags: c_int) -> isize;
+    fn poll(files: *mut PollFile, number: c_ulong, milliseconds: c_int) -> c_int;
 }
+
+/// sockaddr_un
+#[repr(C)]
+struct Address {
+    family: u16,
+    path: [u8; 108],
+}
+
+/// pollfd
+#[repr(C)]
+struct PollFile {
+    fd: c_int,
+    events: c_short,
+    came: c_short,
+}
+
+const AF_UNIX: c_int = 1;
+const SOCK_STREAM_NONBLOCK_CLOEXEC: c_int = 0o2_004_001;
+const MSG_DONTWAIT_NOSIGNAL: c_int = 0x4040;
+const POLLOUT: c_short = 4;
 
 const CLOCK_BOOTTIME: c_int = 7;
 const W_OK: c_int = 2;
@@ -86,13 +113,52 @@ fn usable(dir: &Path) -> bool {
     place.is_dir() && may(place, W_OK | X_OK)
 }
 
+/// Does not wait where the sidecar takes no connections: UnixStream::connect would, for as long as it takes.
+fn connect_now(path: &Path) -> io::Result<UnixStream> {
+    let name = path.as_os_str().as_bytes();
+    let mut address = Address { family: AF_UNIX as u16, path: [0; 108] };
+    if name.len() >= address.path.len() || name.contains(&0) {
+        return Err(io::Error::new(ErrorKind::InvalidInput, "the path is longer than the 107 bytes that are possible"));
+    }
+    address.path[..name.len()].copy_from_slice(name);
+    // SAFETY: what it gives is ours alone, and closed by the UnixStream.
+    let stream = unsafe {
+        let fd = socket(AF_UNIX, SOCK_STREAM_NONBLOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        UnixStream::from_raw_fd(fd)
+    };
+    // SAFETY: the address is laid out as the C library has it, and as large as it says.
+    if unsafe { connect_to(stream.as_raw_fd(), &address, std::mem::size_of::<Address>() as c_uint) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// Sends as much as there is room for.
+pub(crate) fn send_now(stream: &UnixStream, data: &[u8]) -> io::Result<usize> {
+    // SAFETY: it reads the slice and nothing else.
+    let sent = unsafe { send(stream.as_raw_fd(), data.as_ptr(), data.len(), MSG_DONTWAIT_NOSIGNAL) };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// Waits until there is room to send, or nothing can be sent any more.
+pub(crate) fn wait_for_room(stream: &UnixStream) {
+    let mut file = PollFile { fd: stream.as_raw_fd(), events: POLLOUT, came: 0 };
+    // SAFETY: it writes to the one PollFile and nothing else, which is laid out as the C library has it.
+    unsafe { poll(&mut file, 1, -1) };
+}
+
 /// Connects, or says why that cannot be done.
 pub(crate) fn connect(path: &Path) -> Result<UnixStream, Error> {
-    UnixStream::connect(path).map_err(|e| {
+    connect_now(path).map_err(|e| {
         let start = format!("locksidecar serve --socket {}", path.display());
         let hint = match e.kind() {
             ErrorKind::NotFound => format!("there is no such socket; start a sidecar with: {start}"),
             ErrorKind::ConnectionRefused => format!("the sidecar that made it is gone; start one with: {start}"),
+            ErrorKind::WouldBlock => "it takes no connections; it may be frozen".into(),
             ErrorKind::PermissionDenied => "this user may not connect to it; see its mode and that of its directory".into(),
             _ => e.to_string(),
         };

@@ -5,10 +5,12 @@ mod support;
 use locksidecar::{Builder, Client, Kind};
 use std::future::Future;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixListener;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{mpsc, Arc};
-use std::task::Poll;
+use std::sync::{mpsc, Arc, Mutex};
+use std::task::{Context, Poll, Wake};
 use std::thread;
 use std::time::Duration;
 use support::{block_on, eventually, tap, test, Json, Sidecar, PATIENCE};
@@ -20,6 +22,113 @@ fn kind<T>(result: locksidecar::Result<T>) -> Kind {
         Ok(_) => panic!("it succeeds"),
         Err(e) => e.kind(),
     }
+}
+
+/// Does it in another thread: a test that hangs fails.
+fn in_time<T: Send + 'static>(what: &str, call: impl FnOnce() -> T + Send + 'static) -> T {
+    let (said, hears) = mpsc::channel();
+    thread::spawn(move || said.send(call()));
+    hears.recv_timeout(PATIENCE).unwrap_or_else(|e| panic!("in vain: {what}: {e}"))
+}
+
+fn sessions(sidecar: &Sidecar) -> f64 {
+    Json::parse(&support::http(&sidecar.socket(), "GET", "/v1/info").1).unwrap().get("sessions").number()
+}
+
+fn dropped_clients() {
+    let sidecar = Sidecar::new();
+    let mut kept = Vec::new();
+    for i in 0..20 {
+        drop(sidecar.client().lock(i.to_string()).acquire().unwrap());
+        if i % 10 == 0 {
+            kept.push(sidecar.client().lock(format!("kept {i}")).acquire().unwrap());
+            // and its client is dropped
+        }
+    }
+    eventually("the others are gone", PATIENCE, || sessions(&sidecar) == 2.0);
+    kept.iter().for_each(|held| held.check().unwrap());
+    drop(kept);
+    eventually("all are gone", PATIENCE, || sessions(&sidecar) == 0.0);
+}
+
+/// More than the socket has room for.
+const MANY: usize = 600;
+
+fn unread() {
+    let sidecar = Sidecar::with("embedded:", &[("ttl", "60s")]);
+    let client = sidecar.client();
+    let held = client.lock("r").acquire().unwrap();
+    sidecar.freeze();
+    let asks = client.clone();
+    in_time("requests that are not read end", move || {
+        let name = |i| format!("{i}{}", "x".repeat(500));
+        let all: Vec<_> = (0..MANY).map(|i| asks.lock(name(i)).wait(Duration::from_millis(100)).begin().unwrap()).collect();
+        all.into_iter().for_each(|begun| assert_eq!(kind(begun.wait()), Kind::SidecarSilent));
+        let some = |i| asks.lock(name(i)).begin();
+        assert_eq!(kind((0..10 * MANY).map(some).find(Result::is_err).unwrap()), Kind::SidecarSilent, "not for ever");
+    });
+    sidecar.thaw();
+    eventually("all is carried out", PATIENCE, || client.lock("other").wait(PATIENCE).acquire().is_ok());
+    held.check().unwrap();
+    assert_eq!((sidecar.lock("r").0.len(), sessions(&sidecar)), (1, 1.0));
+}
+
+/// A task that does at once what it is woken for.
+struct Task<F: FnOnce() + Send>(Mutex<Option<F>>);
+
+impl<F: FnOnce() + Send + 'static> Task<F> {
+    fn polls<T: Future + Unpin>(then: F, future: &mut T) {
+        let waker = Arc::new(Task(Mutex::new(Some(then)))).into();
+        assert!(Pin::new(future).poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+}
+
+impl<F: FnOnce() + Send + 'static> Wake for Task<F> {
+    fn wake(self: Arc<Self>) {
+        let then = self.0.lock().unwrap().take();
+        then.into_iter().for_each(|then| then());
+    }
+}
+
+fn woken() {
+    let sidecar = Sidecar::new();
+    let client = sidecar.client();
+    let held = client.lock("r").acquire().unwrap();
+    let (mut first, second) = (client.lock("r").begin().unwrap(), client.lock("r").begin().unwrap());
+    Task::polls(move || drop(second), &mut first); // which asks the session
+    let (told, hears) = mpsc::channel();
+    let (held, first) = in_time("a task that is dropped when it is woken", move || {
+        held.release().unwrap();
+        (held, first.wait().unwrap())
+    });
+    let mut loss = first.until_lost();
+    Task::polls(move || told.send(held.lost().is_none()).unwrap(), &mut loss);
+    support::http(&sidecar.socket(), "DELETE", "/v1/locks/r?grace=0s");
+    assert!(hears.recv_timeout(PATIENCE).unwrap(), "the lost one is another one");
+
+    let other = client.lock("other").acquire().unwrap();
+    let mut waits = client.lock("other").begin().unwrap();
+    Task::polls(|| panic!("this panic is a part of the test"), &mut waits);
+    drop(other); // and the thread that reads carries it out
+    let other = client.clone();
+    in_time("a panic where the news are read ends the session, and nobody waits in vain", move || {
+        eventually("it has ended", PATIENCE, || other.lock("r").wait(PATIENCE).acquire().is_ok());
+    });
+}
+
+fn no_connections() {
+    extern "C" {
+        fn listen(fd: i32, backlog: i32) -> i32;
+    }
+    let path = std::env::temp_dir().join(format!("ls-{}-full", std::process::id()));
+    let listener = UnixListener::bind(&path).unwrap();
+    // SAFETY: it only changes how many may wait.
+    assert_eq!(unsafe { listen(listener.as_raw_fd(), 0) }, 0);
+    let _waits = UnixStream::connect(&path).unwrap();
+    let client = Client::builder().socket(&path).build();
+    let e = in_time("it says so at once", move || client.open().unwrap_err());
+    assert!(e.kind() == Kind::NoSidecar && e.to_string().contains("frozen"), "{e}");
+    std::fs::remove_file(path).unwrap();
 }
 
 fn dropped() {
@@ -272,6 +381,10 @@ fn main() {
     }
     tap(vec![
         test("what is dropped is released, or given up", dropped),
+        test("clients that are dropped leave nothing", dropped_clients),
+        test("a sidecar that does not read holds nobody up", unread),
+        test("what a waker does may ask the session", woken),
+        test("a sidecar that takes no connections", no_connections),
         test("futures, with any runtime", futures),
         test("threads exclude each other", threads),
         test("after the release nobody relies on it", released),
