@@ -27,6 +27,7 @@ func (s *still) cost(sc *script, keys []string, args ...any) (c spent, reply str
 	var stats, cpu [2]*redis.StringCmd
 	cmd := newCmd(ctx, "eval", s.before+sc.code().text, keys, args)
 	_, err := s.b.client.Pipelined(ctx, func(p redis.Pipeliner) error {
+		p.ScriptLoad(ctx, s.before+sc.code().text) // to compile it is no part of a run
 		stats[0], cpu[0] = p.Info(ctx, "commandstats"), p.Info(ctx, "cpu")
 		_ = p.Process(ctx, cmd) // only queues it
 		cpu[1], stats[1] = p.Info(ctx, "cpu"), p.Info(ctx, "commandstats")
@@ -71,30 +72,53 @@ func threadTime(t *testing.T, info string) (d time.Duration) {
 	return d
 }
 
+// plainCommands is a script of commands as the others have them, and of nothing else.
+var plainCommands = newScript("plain", `
+for i = 1, ARGV[1] do
+  redis.call('ZADD', KEYS[1], i, i)
+  redis.call('ZSCORE', KEYS[1], i)
+  redis.call('HSET', KEYS[2], i, ARGV[2])
+  redis.call('HGET', KEYS[2], i)
+end
+redis.call('DEL', KEYS[1], KEYS[2])
+return 1`)
+
 // Every script runs a bounded number of commands, and keeps Redis for a millisecond at most, however
-// many hold, wait or have died. What counts is the cheapest of several runs of the same step. A slow
-// machine takes 1.3 ms for the same commands, so the test allows more than the promise.
+// many hold, wait or have died. What counts is the cheapest of several runs of the same step. On a
+// machine on which 400 plain commands take longer than the millisecond, a step may take as long as they do.
 // Issue 9, 3.5.
 func TestScriptsKeepRedisBriefly(t *testing.T) {
 	const (
-		mostTime     = 3 * time.Millisecond
-		mostCommands = 500
+		mostTime     = time.Millisecond
+		mostCommands = 160
+		plain        = 400
 		rounds       = 5
 	)
 	server := testengine.New(t, testengine.Redis)
 	least := make(map[string]spent)
+	note := func(step string, c spent) {
+		if l, again := least[step]; !again || c.time < l.time {
+			least[step] = c
+		}
+	}
+	const reference = "plain commands"
+	allowed := mostTime
 	for range rounds {
-		over := false
-		crowdCosts(newStillOn(t, server), func(step string, c spent) {
+		s := newStillOn(t, server)
+		for range rounds {
+			c, _ := s.cost(plainCommands, []string{s.k.queue + reference, s.k.lock + reference}, plain/4, long)
+			note(reference, c)
+		}
+		crowdCosts(s, func(step string, c spent) {
 			if c.commands > mostCommands {
 				t.Errorf("%s runs %d commands", step, c.commands)
 			}
-			if l, again := least[step]; !again || c.time < l.time {
-				least[step] = c
-			}
+			note(step, c)
 		})
+		allowed = max(mostTime, least[reference].time)
+		over := false
 		for _, c := range least {
-			over = over || c.time > mostTime
+			over = over || c.time > allowed
 		}
 		if !over || t.Failed() {
 			break
@@ -102,8 +126,8 @@ func TestScriptsKeepRedisBriefly(t *testing.T) {
 	}
 	for step, c := range least {
 		t.Logf("%s: %s, %d commands", step, c.time, c.commands)
-		if c.time > mostTime {
-			t.Errorf("%s keeps Redis for %s", step, c.time)
+		if c.time > allowed {
+			t.Errorf("%s keeps Redis for %s, allowed are %s", step, c.time, allowed)
 		}
 	}
 }
@@ -176,6 +200,18 @@ func crowdCosts(s *still, told func(step string, c spent)) {
 	}
 	run("a release past the dead", scriptRelease, "bb", args("bb", "next", "0")...)
 	onwards("a release past the dead")
+	s.counts(0, 0)
+
+	// Each of many dead leases is marked as dead by the step that meets it first.
+	s.acquire("bb", "last", "X")
+	for i := range 100 {
+		lease := fmt.Sprintf("dead%d", i)
+		s.open(lease)
+		s.acquire(lease, lease, "X")
+	}
+	s.at(2 * ttl)
+	run("a release past many dead leases", scriptRelease, "bb", args("bb", "last", "0")...)
+	onwards("a release past many dead leases")
 	s.counts(0, 0)
 
 	s.open("face")

@@ -26,7 +26,9 @@ end
 
 local function take()
   redis.call('ZADD', KEYS[3], 0, member)
-  return granted(grant(id, mode, lease, who))
+  local fence = grant(id, mode, lease, who)
+  write_slots()
+  return granted(fence)
 end
 
 -- Tells those whom the new waiter stands behind, where they stand there for several

@@ -39,13 +39,28 @@ local function parse(record)
   return string.match(record, '^(%u%d*) ([%d+]+) (%d+) (%x+) (%d+) (%S+) (.*)$')
 end
 
+-- When a lease ends, 0 where it is not known or dead for good. Many holders and waiters are of
+-- the same lease: each is asked for once.
+local scores = {}
+local function score(lease)
+  local expiry = scores[lease]
+  if not expiry then
+    expiry = tonumber(redis.call('ZSCORE', KEYS[1], lease) or '0')
+    scores[lease] = expiry
+  end
+  return expiry
+end
+
 -- When a lease ends, or nil when it is over. What looks over to a script that
 -- acts on it is over for good: the server's clock may be set back later.
 -- Model: lease.EXPIRE, queue.DEAD.
 local function ends(lease)
-  local expiry = tonumber(redis.call('ZSCORE', KEYS[1], lease) or '0')
+  local expiry = score(lease)
   if expiry > now then return expiry end
-  if expiry > 0 then redis.call('ZADD', KEYS[1], 'XX', 0, lease) end
+  if expiry > 0 then
+    redis.call('ZADD', KEYS[1], 'XX', 0, lease)
+    scores[lease] = 0
+  end
   return nil
 end
 
@@ -59,11 +74,11 @@ end
 -- A number above every one given before: the time, or the last number plus one
 -- where the clock stands still or was set back.
 -- Model: queue.FENCE.
+local last
 local function next_number()
-  local last = tonumber(redis.call('GET', KEYS[2]) or '0')
-  local n = now
-  if n <= last then n = last + 1 end
-  local s = string.format('%.0f', n)
+  last = last or tonumber(redis.call('GET', KEYS[2]) or '0')
+  last = math.max(now, last + 1)
+  local s = string.format('%.0f', last)
   redis.call('SET', KEYS[2], s)
   return s
 end
@@ -71,26 +86,41 @@ end
 -- How many permits a mode has, or nil.
 local function limit(mode) return tonumber(string.match(mode, '^P(%d+)$')) end
 
--- Marks a slot as taken or free.
-local function mark(slots, slot, digit)
-  redis.call('HSET', KEYS[4], 's', string.sub(slots, 1, slot) .. digit .. string.sub(slots, slot + 2))
+-- The slots of permits: read once, as there may be thousands, and written by whoever has
+-- changed some.
+local slots, changed
+local function read_slots()
+  slots = slots or redis.call('HGET', KEYS[4], 's')
+  return slots
+end
+local function mark(slot, digit)
+  slots = string.sub(slots, 1, slot) .. digit .. string.sub(slots, slot + 2)
+  changed = true
+end
+local function write_slots()
+  if changed then redis.call('HSET', KEYS[4], 's', slots) end
+  changed = false
 end
 
 -- Takes the lowest slot that is free, for a request that is grantable.
 local function take_slot(permits)
-  local slots = redis.call('HGET', KEYS[4], 's') or string.rep('0', permits)
+  slots = read_slots() or string.rep('0', permits)
   local slot = string.find(slots, '0', 1, true) - 1
-  mark(slots, slot, '1')
+  mark(slot, '1')
   return slot
 end
 
 -- Gives back the slot of a hold by its record, if it is a permit, and says so.
 local function free_slot(record)
   local slot = string.match(record, '^P%d+ %d+%+(%d+) ')
-  if slot then mark(redis.call('HGET', KEYS[4], 's'), tonumber(slot), '0') end
+  if slot then
+    read_slots()
+    mark(tonumber(slot), '0')
+  end
   return slot
 end
 
+-- Whoever grants writes the slots after it.
 -- Model: lease.GRANT.
 local function grant(id, mode, lease, who)
   local fence = next_number()
@@ -110,15 +140,17 @@ local function grantable(mode)
   local held = redis.call('HGET', KEYS[4], 'm')
   if not held then return true end
   if held ~= mode or mode == 'X' then return false end
-  return mode == 'S' or string.find(redis.call('HGET', KEYS[4], 's'), '0', 1, true) ~= nil
+  return mode == 'S' or string.find(read_slots(), '0', 1, true) ~= nil
 end
 
 -- Deletes the lock when no holder is left in it, and says so.
 local function freed()
+  write_slots()
   local n = redis.call('HLEN', KEYS[4])
   if n > 4 or (n > 1 and n > 1 + redis.call('HEXISTS', KEYS[4], 'f') + redis.call('HEXISTS', KEYS[4], 's')
     + redis.call('HEXISTS', KEYS[4], 'k')) then return false end
   redis.call('DEL', KEYS[4])
+  slots = nil
   return true
 end
 
@@ -127,7 +159,7 @@ end
 local function purge_forced()
   local forced = redis.call('HGET', KEYS[4], 'f')
   if not forced then return nil end
-  local soonest
+  local ended, soonest = {}, nil
   local left = string.gsub(forced, ' (%S+)', function(id)
     local record = redis.call('HGET', KEYS[4], 'h' .. id)
     if not record then return '' end
@@ -137,10 +169,11 @@ local function purge_forced()
       if not soonest or over < soonest then soonest = over end
       return nil
     end
-    redis.call('HDEL', KEYS[4], 'h' .. id)
+    ended[#ended + 1] = 'h' .. id
     free_slot(record)
     return ''
-  end, 24)
+  end, 16)
+  if ended[1] then redis.call('HDEL', KEYS[4], unpack(ended)) end
   if left ~= forced then redis.call('HSET', KEYS[4], 'f', left) end
   return soonest
 end
@@ -152,9 +185,9 @@ end
 -- the sidecar whose turn it is clears them away.
 -- Model: force.HANDON.
 local function purge()
-  for _ = 1, 4 do
+  for _ = 1, 3 do
     local some = redis.call('HRANDFIELD', KEYS[4], 16, 'WITHVALUES')
-    local soonest
+    local ended, soonest = {}, nil
     for i = 1, #some, 2 do
       local field = some[i]
       if string.sub(field, 1, 1) == 'h' then
@@ -165,16 +198,18 @@ local function purge()
         over = tonumber(over)
         if e and over > 0 and over < e then e = over end
         if not e or e <= now then
-          redis.call('HDEL', KEYS[4], field)
+          ended[#ended + 1] = field
           free_slot(some[i + 1])
         elseif not soonest or e < soonest then
           soonest = e
         end
       end
     end
+    if ended[1] then redis.call('HDEL', KEYS[4], unpack(ended)) end
     if soonest then
       local grace = #some == 32 and purge_forced() -- not all were looked at
       if grace and grace < soonest then soonest = grace end
+      write_slots()
       return soonest
     end
     if freed() then return nil end
@@ -185,28 +220,37 @@ end
 
 -- Hands the resource to the head of the queue: one writer, the readers that
 -- stand together, or as many as there are permits. Waiters of dead leases are skipped.
+-- Mostly one is enough, so it looks at one, and at more together after that.
 -- Model: queue.NEXT.
 local function promote()
-  local granted = 0
-  for _ = 1, 64 do
-    local head = redis.call('ZRANGE', KEYS[5], 0, 0)[1]
-    if not head then return end
-    local record = redis.call('HGET', KEYS[6], head)
-    local mode, _, _, lease, _, _, who
-    if record then mode, _, _, lease, _, _, who = parse(record) end
-    if lease and ends(lease) then
-      if not grantable(mode) then return end
-      if granted == 24 then break end
-      redis.call('ZREM', KEYS[5], head)
-      redis.call('HDEL', KEYS[6], head)
-      local fence = grant(head, mode, lease, who)
-      redis.call('PUBLISH', ARGV[1] .. lease, 'g ' .. head .. ' ' .. fence)
-      if mode == 'X' then return end
-      granted = granted + 1
-    else
-      redis.call('ZREM', KEYS[5], head)
-      redis.call('HDEL', KEYS[6], head)
+  local granted, most = 0, 0
+  for _ = 1, 3 do
+    local left, done, full = {}, false, false
+    local ids = redis.call('ZRANGE', KEYS[5], 0, most)
+    for _, id in ipairs(ids) do
+      local record = redis.call('HGET', KEYS[6], id)
+      local mode, lease, who, _
+      if record then mode, _, _, lease, _, _, who = parse(record) end
+      if lease and ends(lease) then
+        done = not grantable(mode)
+        full = not done and granted == 16
+        if done or full then break end
+        local fence = grant(id, mode, lease, who)
+        redis.call('PUBLISH', ARGV[1] .. lease, 'g ' .. id .. ' ' .. fence)
+        granted = granted + 1
+        done = mode == 'X'
+      end
+      left[#left + 1] = id
+      if done then break end
     end
+    if left[1] then
+      redis.call('ZREM', KEYS[5], unpack(left))
+      redis.call('HDEL', KEYS[6], unpack(left))
+    end
+    write_slots()
+    if full then break end
+    if done or #ids <= most then return end
+    most = 15
   end
   more = true
 end
@@ -272,7 +316,7 @@ end
 -- A record for people: what is only kept is of no lease.
 local function shown(record)
   local mode, fence, since, lease, over, asked, who = parse(record)
-  if least(asked, who) <= now or tonumber(redis.call('ZSCORE', KEYS[1], lease) or '0') > now then return record end
+  if least(asked, who) <= now or score(lease) > now then return record end
   return mode .. ' ' .. fence .. ' ' .. since .. ' 0 ' .. over .. ' ' .. asked .. ' ' .. who
 end
 

@@ -5,8 +5,7 @@
 local function living(out, id, record)
   if not record then return end
   local _, _, _, lease, over, asked, who = parse(record)
-  local expiry = redis.call('ZSCORE', KEYS[1], lease)
-  if expiry and tonumber(expiry) > now and (over == '0' or tonumber(over) > now) or least(asked, who) > now then
+  if score(lease) > now and (over == '0' or tonumber(over) > now) or least(asked, who) > now then
     out[#out + 1] = id
     out[#out + 1] = shown(record)
   end
