@@ -178,6 +178,22 @@ func TestInTheLastNanosecond(t *testing.T) {
 	}
 }
 
+// TestBeatsOnBootTime: without a clock of a test the kernel says when the next beat is due.
+func TestBeatsOnBootTime(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var sent atomic.Int32
+	k := New(Options{TTL: time.Hour, Interval: 5 * time.Millisecond, Opened: lock.BootTime(), Beat: func(context.Context) error {
+		if sent.Add(1) == 3 {
+			cancel()
+		}
+		return nil
+	}})
+	if err := k.Run(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("Run = %v", err)
+	}
+}
+
 func TestResultNames(t *testing.T) {
 	for r, want := range map[Result]string{Answered: "ok", Failed: "failed", Refused: "lost", 0: "unknown", 9: "unknown"} {
 		if got := r.String(); got != want {

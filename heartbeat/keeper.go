@@ -64,6 +64,7 @@ const over = math.MinInt64
 // many goroutines.
 type Keeper struct {
 	o        Options
+	clock    lock.Clock   // as it was given; nil: BootTime
 	deadline atomic.Int64 // on the clock; only ever moves forward, or to over
 	jeopardy atomic.Bool
 	news     chan struct{}
@@ -81,13 +82,14 @@ func New(o Options) *Keeper {
 	if o.Margin == 0 {
 		o.Margin = Margin(o.TTL)
 	}
-	if o.Clock == nil {
+	clock := o.Clock
+	if clock == nil {
 		o.Clock = lock.BootTime
 	}
 	if o.Observe == nil {
 		o.Observe = func(Beat) {}
 	}
-	k := &Keeper{o: o, news: make(chan struct{}, 1), done: make(chan struct{})}
+	k := &Keeper{o: o, clock: clock, news: make(chan struct{}, 1), done: make(chan struct{})}
 	k.deadline.Store(int64(o.Opened + o.TTL - o.Margin))
 	return k
 }

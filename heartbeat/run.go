@@ -11,9 +11,6 @@ import (
 const (
 	// maxInFlight bounds the beats that hang at the same time.
 	maxInFlight = 4
-	// maxStep bounds one sleep. Go's timers stand still while the machine is
-	// suspended and the clock of the lease does not.
-	maxStep = time.Second
 	// minTimeout is the least time that a beat is given, however short the interval.
 	minTimeout = time.Second
 )
@@ -84,14 +81,14 @@ func (k *Keeper) Run(ctx context.Context) error {
 			<-b.answers
 		}
 	}()
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+	alarm := lock.NewAlarm(k.clock)
+	defer alarm.Close()
 	for {
 		left := k.ValidFor()
 		if left == 0 {
 			return k.Err()
 		}
-		timer.Reset(min(left, k.step(ctx, b, left), maxStep))
+		alarm.Reset(min(left, k.step(ctx, b, left)))
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -99,7 +96,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 		case a := <-b.answers:
 			b.inFlight--
 			k.take(b, a)
-		case <-timer.C:
+		case <-alarm.C:
 		}
 	}
 }

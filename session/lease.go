@@ -37,7 +37,7 @@ func (m *Manager) begin(ctx context.Context, l lock.Lease, opened time.Duration)
 	ctx, g.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	g.keeper = heartbeat.New(heartbeat.Options{
 		TTL:   m.o.TTL,
-		Clock: m.o.Clock,
+		Clock: m.clock,
 		Beat: func(ctx context.Context) error {
 			news, err := l.Heartbeat(ctx)
 			for _, e := range news { // before the renewal counts

@@ -76,6 +76,7 @@ type Manager struct {
 	o       Options
 	records lock.Records // where outcomes are kept; nil: nothing can be done once
 	log     logger
+	clock   lock.Clock // as it was given; nil: BootTime
 	started time.Duration
 	lease   atomic.Pointer[generation] // nil: none at the moment
 	holds   atomic.Int64
@@ -113,7 +114,8 @@ func New(o Options) (*Manager, error) {
 	if o.Observer == nil {
 		o.Observer = noObserver{}
 	}
-	if o.Clock == nil {
+	clock := o.Clock
+	if clock == nil {
 		o.Clock = lock.BootTime
 	}
 	if err := checkOptions(o); err != nil {
@@ -122,6 +124,7 @@ func New(o Options) (*Manager, error) {
 	records, _ := lock.RecordsOf(o.Backend)
 	return &Manager{
 		o:        o,
+		clock:    clock,
 		records:  records,
 		log:      logger{out: o.Logger},
 		started:  o.Clock(),

@@ -3,13 +3,12 @@ package embedded
 import (
 	"container/heap"
 	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
 )
 
-// suspendCheck is how often the clock is looked at while something can end by
-// itself. Go's timers stand still while the machine is suspended and the clock
-// of the leases does not, so a timer for the whole time left could be late by
-// the length of the suspend.
-const suspendCheck = time.Second
+// recordCheck is how often records that are over are looked for while there are any.
+const recordCheck = time.Second
 
 // ending is something that ends by itself at a moment on the store's clock.
 type ending struct {
@@ -103,16 +102,15 @@ func (s *Store) sweep(now time.Duration) {
 
 // expire ends what is over even when nobody calls, and grants what was left. It runs
 // from New to Close.
-func (s *Store) expire() {
+func (s *Store) expire(alarm *lock.Alarm) {
 	defer close(s.stopped)
-	timer := time.NewTimer(suspendCheck)
-	defer timer.Stop()
+	defer alarm.Close()
 	for {
 		select {
 		case <-s.stop:
 			return
 		case <-s.bell:
-		case <-timer.C:
+		case <-alarm.C:
 		}
 		s.mu.Lock()
 		now := s.clock()
@@ -120,12 +118,12 @@ func (s *Store) expire() {
 		s.step(now)
 		s.forget(now)
 		switch {
+		case len(s.records) > 0 && (len(s.endings) == 0 || s.endings[0].at-now > recordCheck):
+			alarm.Reset(recordCheck)
 		case len(s.endings) > 0:
-			timer.Reset(min(s.endings[0].at-now, suspendCheck))
-		case len(s.records) > 0:
-			timer.Reset(suspendCheck)
+			alarm.Reset(s.endings[0].at - now)
 		default:
-			timer.Stop()
+			alarm.Stop()
 		}
 		s.mu.Unlock()
 	}

@@ -40,7 +40,7 @@ func TestRecordsEndInSteps(t *testing.T) {
 		if err := write("more", 2*time.Minute); err != nil {
 			t.Errorf("where the others are over: %v", err)
 		}
-		time.Sleep(suspendCheck)
+		time.Sleep(recordCheck)
 		synctest.Wait()
 		if all, err := s.ListRecords(t.Context(), "", lock.Page{}); err != nil || len(all) != 1 {
 			t.Errorf("%v, %v are listed", all, err)

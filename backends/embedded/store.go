@@ -60,7 +60,6 @@ func WithClock(c lock.Clock) Option { return func(s *Store) { s.clock = c } }
 // New returns an empty store. Close it when it is no longer needed.
 func New(opts ...Option) *Store {
 	s := &Store{
-		clock:     lock.BootTime,
 		wall:      time.Now,
 		resources: make(map[lock.Resource]*resource),
 		leases:    make(map[*lease]struct{}),
@@ -72,7 +71,11 @@ func New(opts ...Option) *Store {
 	for _, o := range opts {
 		o(s)
 	}
-	go s.expire()
+	alarm := lock.NewAlarm(s.clock)
+	if s.clock == nil {
+		s.clock = lock.BootTime
+	}
+	go s.expire(alarm)
 	return s
 }
 

@@ -112,13 +112,13 @@ func TestSuspendIsNoticed(t *testing.T) {
 		suspended = time.Hour
 		s.mu.Unlock()
 		// Nobody but the timer looks.
-		time.Sleep(suspendCheck)
+		time.Sleep(time.Second)
 		synctest.Wait()
 		s.mu.Lock()
 		left := len(s.leases) + len(s.resources)
 		s.mu.Unlock()
 		if left != 0 {
-			t.Errorf("%s after a suspend the lease lives", suspendCheck)
+			t.Error("a second after a suspend the lease lives")
 		}
 		shut(t, a)
 	})
