@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -50,6 +51,8 @@ type conn struct {
 	net.Conn
 	r     *road
 	named atomic.Bool
+
+	reading, writing limit
 }
 
 const (
@@ -83,8 +86,69 @@ type watched struct {
 // SyscallConn implements syscall.Conn.
 func (w watched) SyscallConn() (syscall.RawConn, error) { return w.raw.SyscallConn() }
 
+// limit is until when one direction of a connection may block. The driver sets it for each request
+// and leaves it there. Then it wakes the process after an answer that has long come: for a
+// heartbeat, which is alone on its connection, once a beat. So where requests are rare, the limit is
+// taken away when what it was for is done.
+type limit struct {
+	until time.Time // as the driver has set it
+	rare  bool      // it was set long after the one before
+	off   bool      // it was taken away
+}
+
+// rarely is how far apart requests are for which limits are taken away: it costs some tenths of a
+// microsecond.
+const rarely = 100 * time.Millisecond
+
+func (l *limit) set(t time.Time) {
+	l.rare, l.off = !t.IsZero() && t.Sub(l.until) >= rarely, false
+	if !t.IsZero() {
+		l.until = t
+	}
+}
+
+// back tells whether to put the limit back, for the rest of what it was set for.
+func (l *limit) back() bool {
+	was := l.off
+	l.off = false
+	return was
+}
+
+// away tells whether to take the limit away.
+func (l *limit) away() bool {
+	l.off = l.rare
+	return l.off
+}
+
+// SetReadDeadline implements net.Conn.
+func (c *conn) SetReadDeadline(t time.Time) error {
+	c.reading.set(t)
+	return c.Conn.SetReadDeadline(t)
+}
+
+// SetWriteDeadline implements net.Conn.
+func (c *conn) SetWriteDeadline(t time.Time) error {
+	c.writing.set(t)
+	return c.Conn.SetWriteDeadline(t)
+}
+
+// Read implements net.Conn.
+func (c *conn) Read(b []byte) (int, error) {
+	if c.reading.back() {
+		_ = c.Conn.SetReadDeadline(c.reading.until) // what follows says what is wrong
+	}
+	n, err := c.Conn.Read(b)
+	if c.reading.away() {
+		_ = c.Conn.SetReadDeadline(time.Time{})
+	}
+	return n, err
+}
+
 // Write implements net.Conn.
 func (c *conn) Write(b []byte) (int, error) {
+	if c.writing.back() {
+		_ = c.Conn.SetWriteDeadline(c.writing.until) // what follows says what is wrong
+	}
 	if !c.named.Load() {
 		if i := bytes.Index(b, []byte(tokenPrefix)); i >= 0 && len(b) >= i+len(tokenPrefix)+tokenLength {
 			c.named.Store(true)
@@ -93,7 +157,11 @@ func (c *conn) Write(b []byte) (int, error) {
 			c.r.mu.Unlock()
 		}
 	}
-	return c.Conn.Write(b)
+	n, err := c.Conn.Write(b)
+	if c.writing.away() {
+		_ = c.Conn.SetWriteDeadline(time.Time{})
+	}
+	return n, err
 }
 
 // Close implements net.Conn.
