@@ -72,6 +72,8 @@ func (d *driver) chores(ctx context.Context) {
 			d.contend(ctx, r)
 		case <-d.looks:
 			_, _ = d.lookAround(ctx) // it only helps others
+		case <-d.probes:
+			d.probe(ctx)
 		case <-ctx.Done():
 			return
 		}

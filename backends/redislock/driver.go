@@ -54,12 +54,14 @@ type driver struct {
 	forgot  time.Duration // on the clock, when a heartbeat last was to forget records that are over
 	renewed time.Duration // on the clock, before the last heartbeat was sent that the store carried out
 
-	more  chan lock.Resource
-	crowd chan lock.Resource
-	looks chan struct{}
-	found chan finding // by heartbeats; has room for one
+	more   chan lock.Resource
+	crowd  chan lock.Resource
+	looks  chan struct{}
+	probes chan struct{}
+	found  chan finding // by heartbeats; has room for one
 
-	unlooked *time.Timer // fires when it is time to look for dead leases though no heartbeat has
+	unlooked *time.Timer         // fires when it is time to look for dead leases though no heartbeat has; nil: those look often
+	ear      atomic.Pointer[ear] // nil: nothing is listened to at the moment
 
 	subscribed chan struct{} // closed when pushes arrive
 	pushOnce   sync.Once
@@ -82,14 +84,16 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	d := &driver{
 		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar, ttl: o.TTL, grace: b.cfg.grace, recheck: leasekit.RecheckOf(o.TTL),
 		beatTurn: make(chan struct{}, 1), more: make(chan lock.Resource, 256), crowd: make(chan lock.Resource, 64), looks: make(chan struct{}, 1),
-		found: make(chan finding, 1), subscribed: make(chan struct{}),
+		probes: make(chan struct{}, 1), found: make(chan finding, 1), subscribed: make(chan struct{}),
 	}
-	d.unlooked = time.NewTimer(d.lookAgain())
 	if d.grace < 0 {
 		d.grace = o.TTL
 	}
 	for i := range b.keys.buckets {
 		d.slots = append(d.slots, &slot{index: i, turn: make(chan struct{}, 1)})
+	}
+	if d.looksSeldom() {
+		d.unlooked = time.NewTimer(d.lookAgain())
 	}
 	if err := d.start(ctx); err != nil {
 		return nil, fmt.Errorf("open lease: %w", err)

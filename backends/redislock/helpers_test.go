@@ -107,7 +107,7 @@ func driverNamed(b *Backend, id lock.LeaseID) *driver {
 	d := &driver{
 		b: b, id: id, ttl: 30 * time.Second, recheck: time.Second,
 		beatTurn: make(chan struct{}, 1), more: make(chan lock.Resource, 8), looks: make(chan struct{}, 1),
-		found: make(chan finding, 1), subscribed: make(chan struct{}),
+		probes: make(chan struct{}, 1), found: make(chan finding, 1), subscribed: make(chan struct{}),
 	}
 	d.unlooked = time.NewTimer(time.Hour)
 	for i := range b.keys.buckets {

@@ -2,12 +2,11 @@ package redislock
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
-	"net"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -37,29 +36,21 @@ func (d *driver) Listen(ctx context.Context, push func(leasekit.Push)) {
 	}
 }
 
-// listenOnce reads from one subscription until it fails or falls silent.
+// listenOnce reads from one subscription until it fails, or probe has found it dead.
 func (d *driver) listenOnce(ctx context.Context, push func(leasekit.Push)) {
 	before := d.present()
-	sub := d.b.client.Subscribe(ctx, d.b.keys.channel+string(d.id))
-	closeSub := func() { _ = sub.Close() }
-	defer closeSub()
-	defer context.AfterFunc(ctx, closeSub)()
-	asked := false
+	e := &ear{sub: d.b.client.Subscribe(ctx, d.b.keys.channel+string(d.id))}
+	e.ask(d.b.clock()) // whether it is subscribed
+	d.ear.Store(e)
+	defer d.ear.Store(nil)
+	defer e.close()
+	defer context.AfterFunc(ctx, e.close)()
 	for {
-		msg, err := sub.ReceiveTimeout(ctx, d.recheck)
-		var timeout net.Error
-		switch {
-		case err == nil:
-			asked = false
-		case errors.As(err, &timeout) && timeout.Timeout() && !asked:
-			// Nothing to hear is normal, but a dead connection sounds the same.
-			if asked = true; sub.Ping(ctx) != nil {
-				return
-			}
-			continue
-		default:
+		msg, err := e.sub.ReceiveTimeout(ctx, 0)
+		if err != nil {
 			return
 		}
+		e.asked.Store(0)
 		switch m := msg.(type) {
 		case *redis.Subscription:
 			if before != d.present() {
@@ -75,6 +66,52 @@ func (d *driver) listenOnce(ctx context.Context, push func(leasekit.Push)) {
 				push(p)
 			}
 		}
+	}
+}
+
+// ear is one subscription while it is listened to. Nothing to hear is normal, but a dead connection
+// sounds the same, so the server is asked from time to time for something to hear.
+type ear struct {
+	sub   *redis.PubSub
+	asked atomic.Int64 // when, on the clock; 0: something was heard since
+	last  atomic.Int64 // when it was asked last
+}
+
+// restPause is after how long the server is asked again while nothing of the lease is in the store,
+// so that nothing can be pushed. Otherwise that is done with each heartbeat.
+const restPause = 15 * time.Second
+
+func (e *ear) close() { _ = e.sub.Close() }
+
+func (e *ear) ask(now time.Duration) {
+	e.asked.Store(int64(now))
+	e.last.Store(int64(now))
+}
+
+// listens has the subscription looked after, if it is time. It is called when the process is awake
+// anyway: after a heartbeat. busy tells that something may be pushed.
+func (d *driver) listens(busy bool) {
+	e := d.ear.Load()
+	if e != nil && (busy || e.asked.Load() != 0 || d.b.clock()-time.Duration(e.last.Load()) >= restPause) {
+		ring(d.probes)
+	}
+}
+
+// probe ends a subscription on which the server has not answered, or asks it again.
+func (d *driver) probe(ctx context.Context) {
+	e := d.ear.Load()
+	if e == nil {
+		return
+	}
+	now := d.b.clock()
+	switch asked := time.Duration(e.asked.Load()); {
+	case asked == 0:
+		e.ask(now)
+		if e.sub.Ping(ctx) != nil {
+			e.close()
+		}
+	case now-asked > d.b.cfg.timeout:
+		e.close()
 	}
 }
 

@@ -32,7 +32,7 @@ func (d *driver) looked(f finding) {
 	case f.bucket > 0 && f.lease == "":
 		return
 	case f.ours && f.lease == "" && len(d.slots) == 1:
-		d.unlooked.Reset(d.lookAgain())
+		d.lookLater()
 		return
 	}
 	select {
@@ -44,14 +44,19 @@ func (d *driver) looked(f finding) {
 // reapDead clears dead leases away until ctx ends. Nothing waits for that: scripts
 // skip what is dead. It only keeps the store clean.
 func (d *driver) reapDead(ctx context.Context) {
-	defer d.unlooked.Stop()
+	var late <-chan time.Time
+	if d.unlooked != nil {
+		late = d.unlooked.C
+		defer d.unlooked.Stop()
+	}
 	var swept time.Duration
 	for {
 		var f finding
 		select {
 		case f = <-d.found:
-		case <-d.unlooked.C:
+		case <-late:
 			f = d.findDead(ctx, 0)
+			d.listens(true)
 		case <-ctx.Done():
 			return
 		}
@@ -65,6 +70,17 @@ func (d *driver) reapDead(ctx context.Context) {
 			swept = now
 			d.reapOthers(ctx)
 		}
+		d.lookLater()
+	}
+}
+
+// looksSeldom tells that the heartbeats may look at the first bucket too seldom: where they go to
+// others, or the TTL is long.
+func (d *driver) looksSeldom() bool { return len(d.slots) > 1 || d.ttl/3 > maxUnlooked }
+
+// lookLater puts off the next look of its own, after a look at the first bucket.
+func (d *driver) lookLater() {
+	if d.unlooked != nil {
 		d.unlooked.Reset(d.lookAgain())
 	}
 }

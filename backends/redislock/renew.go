@@ -76,6 +76,7 @@ func (d *driver) Renew(ctx context.Context, acks []leasekit.Revocation) (leaseki
 	d.renewed = max(d.renewed, sent)
 	d.mu.Unlock()
 	d.closeIdle(ctx, open, alive)
+	d.listens(news.Entries != 0)
 	return news, nil
 }
 
