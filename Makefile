@@ -81,7 +81,7 @@ image-test: ## Vet and test the tool that makes the image
 PACKERS := git node npm javac mvn import:ensurepip cargo
 
 .PHONY: release
-release: ## Make dist/: programs, packages, image, chart, clients, and checksums (PARTS="python node" SIGN=key)
+release: ## Make dist/: programs, packages, image, chart, clients, and checksums (PARTS="python node" SIGN=key of GnuPG)
 	@scripts/test-deps $(PACKERS)
 	@$(MAKE) image VERSION=v$(RELEASE) IMAGE=locksidecar/locksidecar:$(RELEASE) ARCHS="amd64 arm64"
 	@go -C tools/release run . -root $(CURDIR) -revision $(REVISION) -created $(SOURCE_DATE_EPOCH) -sign '$(SIGN)' $(PARTS)

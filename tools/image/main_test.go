@@ -257,7 +257,12 @@ func TestPush(t *testing.T) {
 	} else if file, err := img.ConfigFile(); err != nil || file.Architecture != "amd64" {
 		t.Errorf("%+v, %v", file, err)
 	}
-	build(t, "-push", to, "-binary", amd, "-binary", arm)
+	archive := unpackFile(t, build(t, "-push", to, "-binary", amd, "-binary", arm))
+	if pushed, err := remote.Head(ref); err != nil {
+		t.Error(err)
+	} else if index := archive["index.json"]; !strings.Contains(index, pushed.Digest.String()) { // by which a release says what will be pushed
+		t.Errorf("pushed as %s, the archive leads to %s", pushed.Digest, index)
+	}
 	for _, arch := range []string{"amd64", "arm64"} {
 		img, err := remote.Image(ref, remote.WithPlatform(v1.Platform{OS: "linux", Architecture: arch}))
 		if err != nil {

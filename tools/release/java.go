@@ -116,7 +116,7 @@ func (r *release) sign(ctx context.Context, files []string) ([]string, error) {
 		case ".md5", ".sha1", ".sha256", ".sha512":
 			continue
 		}
-		if err := r.command(ctx, r.stage, "gpg", "--batch", "--yes", "--armor", "--local-user", r.signKey, "--detach-sign", name); err != nil {
+		if err := r.detach(ctx, name); err != nil {
 			return nil, err
 		}
 		all = append(all, name+".asc")

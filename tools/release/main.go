@@ -41,7 +41,7 @@ type release struct {
 	version  string // without v
 	revision string
 	created  time.Time // all times in packages
-	signKey  string    // GnuPG key for the Maven bundle; empty: it is not signed
+	signKey  string    // GnuPG key; empty: nothing is signed
 	stage    string    // a folder that is removed at the end
 }
 
@@ -76,7 +76,7 @@ func run(ctx context.Context, args []string) (err error) {
 		r.created = time.Unix(n, 0).UTC()
 		return err
 	})
-	f.StringVar(&r.signKey, "sign", "", "GnuPG key that signs the Maven bundle")
+	f.StringVar(&r.signKey, "sign", "", "GnuPG key that signs the checksums, the chart and the Maven bundle")
 	set := f.String("set-version", "", "write this version into VERSION and all that has a copy of it, and make nothing")
 	if err := f.Parse(args); err != nil {
 		return err
@@ -115,7 +115,7 @@ func run(ctx context.Context, args []string) (err error) {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
 	}
-	return r.sums()
+	return r.sums(ctx)
 }
 
 // chosen are the parts of these names, or all.

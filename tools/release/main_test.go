@@ -1,6 +1,7 @@
 package main
 
 import (
+	"archive/tar"
 	"archive/zip"
 	"bytes"
 	"context"
@@ -267,8 +268,9 @@ func TestCentral(t *testing.T) {
 	}
 }
 
-// With a key, Central finds a signature beside each file, and it is one.
-func TestSign(t *testing.T) {
+// signingKey makes a key of GnuPG, and returns its name and how to run GnuPG with it.
+func signingKey(t *testing.T) (key string, gpg func(program string, args ...string)) {
+	t.Helper()
 	if _, err := exec.LookPath("gpg"); err != nil {
 		t.Skip("needs gpg")
 	}
@@ -278,16 +280,23 @@ func TestSign(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(home) })
 	t.Setenv("GNUPGHOME", home)
-	gpg := func(program string, args ...string) {
+	gpg = func(program string, args ...string) {
 		t.Helper()
 		if out, err := exec.CommandContext(context.Background(), program, args...).CombinedOutput(); err != nil {
 			t.Fatalf("%s %v: %v\n%s", program, args, err, out)
 		}
 	}
-	gpg("gpg", "--batch", "--passphrase", "", "--quick-generate-key", "release@a.example", "ed25519", "sign")
+	const name = "release@a.example"
+	gpg("gpg", "--batch", "--passphrase", "", "--quick-generate-key", name, "ed25519", "sign")
 	t.Cleanup(func() { gpg("gpgconf", "--kill", "all") })
+	return name, gpg
+}
+
+// With a key, Central finds a signature beside each file, and it is one.
+func TestSign(t *testing.T) {
+	key, gpg := signingKey(t)
 	r := newRelease(t)
-	r.signKey = "release@a.example"
+	r.signKey = key
 	dir := on(t, repository(t, r))
 	bundle, err := r.bundle(t.Context(), dir)
 	if err != nil {
@@ -378,14 +387,59 @@ func TestSums(t *testing.T) {
 	if err := write(r.file("a.txt"), []byte("abc"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the second time the sums are there already
-		if err := r.sums(); err != nil {
+	const want = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  a.txt\n"
+	sums := func() {
+		t.Helper()
+		if err := r.sums(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+		if got := read(t, r.file(sumsFile)); got != want {
+			t.Errorf("got %q", got)
+		}
 	}
-	const want = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  a.txt\n"
-	if got := read(t, r.file(sumsFile)); got != want {
-		t.Errorf("got %q", got)
+	for range 2 { // the second time the sums are there already
+		sums()
+	}
+
+	// With a key they are signed; a signature of older sums does not stay.
+	key, gpg := signingKey(t)
+	r.signKey = key
+	for range 2 {
+		sums()
+		gpg("gpg", "--batch", "--verify", r.file(sumsFile+".asc"), r.file(sumsFile))
+	}
+	r.signKey = ""
+	sums()
+	if _, err := os.Stat(r.file(sumsFile + ".asc")); !os.IsNotExist(err) {
+		t.Errorf("the old signature is there: %v", err)
+	}
+}
+
+// The digest of the image is that of what its archive leads to.
+func TestImageDigest(t *testing.T) {
+	archive := func(files ...string) []byte {
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		for i := 0; i < len(files); i += 2 {
+			if err := w.WriteHeader(&tar.Header{Name: files[i], Mode: 0o644, Size: int64(len(files[i+1]))}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.Write([]byte(files[i+1])); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return b.Bytes()
+	}
+	if got, err := imageDigest(archive("blobs/sha256/a", "{}", "index.json", `{"manifests": [{"digest": "sha256:abc"}]}`)); got != "sha256:abc" {
+		t.Errorf("got %q, %v", got, err)
+	}
+	for _, bad := range [][]byte{nil, archive("oci-layout", "{}"), archive("index.json", "{"), archive("index.json", `{"manifests": [{"digest": "a"}, {"digest": "b"}]}`)} {
+		if got, err := imageDigest(bad); err == nil {
+			t.Errorf("got %q of %q", got, bad)
+		}
 	}
 }
 

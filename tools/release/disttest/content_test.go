@@ -14,6 +14,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -122,8 +123,12 @@ func TestSums(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.Count(out, ": OK\n"); got != len(all)-1 {
-		t.Errorf("%d files have sums, of %d", got, len(all)-1)
+	files := len(all) - 1
+	if slices.ContainsFunc(all, func(f os.DirEntry) bool { return f.Name() == "SHA256SUMS.asc" }) { // made with SIGN=key
+		files--
+	}
+	if got := strings.Count(out, ": OK\n"); got != files {
+		t.Errorf("%d files have sums, of %d", got, files)
 	}
 }
 
