@@ -21,7 +21,7 @@ profiles:
   default: {store: {url: "redis://redis:6379"}, namespace: shop, resources: {limits: {cpu: 500m}}}
   billing: {store: {secret: {name: mysql, key: dsn}}, ttl: 20s, readiness: never}
   files: {store: {url: "rediss://app@redis", files: {secret: redis, password: pw}}, httpPort: 0}
-  reserved: {store: {url: "redis://other"}, onlyIn: [locks-opted-in, "team-*"], overrides: [ttl]}
+  reserved: {store: {url: "redis://other"}, onlyIn: [locks-opted-in, "locks-team-*"], overrides: [ttl]}
 injection: {excludedPods: {app: [redis, mysql]}}
 `
 
@@ -36,7 +36,7 @@ func namespaces() map[string]*corev1.Namespace {
 		"locks-opted-in": {"locksidecar.io/inject": "enabled"},
 		"locks-refusing": {"locksidecar.io/inject": "disabled"},
 		"kube-system":    nil,
-		"team-a":         nil,
+		"locks-team-a":   nil,
 	} {
 		labels := map[string]string{"kubernetes.io/metadata.name": name}
 		for k, v := range extra {
@@ -82,7 +82,7 @@ var admissionCases = []admissionCase{
 	{name: "annotated", pod: plain(""), check: func(t *testing.T, p *corev1.Pod) {
 		s := sidecar(t, p)
 		wantEnv(t, s, "LOCKSIDECAR_STORE", "redis://redis:6379")
-		if got := p.Annotations["locksidecar.io/sidecar"]; got != "profile default, chart 0.1.0" {
+		if got := p.Annotations["locksidecar.io/sidecar"]; got != "profile default, chart "+theChart(t).Metadata.Version {
 			t.Errorf("the pod's sidecar is of %q", got)
 		}
 		wantEnv(t, s, "LOCKSIDECAR_NAMESPACE", "shop")
@@ -107,7 +107,7 @@ var admissionCases = []admissionCase{
 	{name: "namespace opted in, profile", namespace: "locks-opted-in", pod: `{annotations: {locksidecar.io/profile: billing}, spec: {containers: [{name: app, image: app}]}}`,
 		check: func(t *testing.T, p *corev1.Pod) {
 			wantEnv(t, sidecar(t, p), "LOCKSIDECAR_TTL", "20s")
-			if got := p.Annotations["locksidecar.io/sidecar"]; got != "profile billing, chart 0.1.0" {
+			if got := p.Annotations["locksidecar.io/sidecar"]; got != "profile billing, chart "+theChart(t).Metadata.Version {
 				t.Errorf("the pod's sidecar is of %q", got)
 			}
 		}},
@@ -192,7 +192,7 @@ var admissionCases = []admissionCase{
 		wantEnv(t, sidecar(t, p), "LOCKSIDECAR_STORE", "redis://other")
 		wantEnv(t, sidecar(t, p), "LOCKSIDECAR_TTL", "3s")
 	}},
-	{name: "a profile of the namespace by the beginning of its name", namespace: "team-a", pod: plain(", locksidecar.io/profile: reserved"), check: func(t *testing.T, p *corev1.Pod) { sidecar(t, p) }},
+	{name: "a profile of the namespace by the beginning of its name", namespace: "locks-team-a", pod: plain(", locksidecar.io/profile: reserved"), check: func(t *testing.T, p *corev1.Pod) { sidecar(t, p) }},
 	{name: "an annotation that the profile keeps for itself", namespace: "locks-opted-in", pod: plain(", locksidecar.io/profile: reserved, locksidecar.io/namespace: billing"),
 		refused: "the profile does not let pods use the annotation locksidecar.io/namespace"},
 

@@ -32,7 +32,7 @@ func TestManyProfiles(t *testing.T) {
 		}
 	}
 	e := newEvaluator(t, all)
-	ns := namespaces()["team-a"]
+	ns := namespaces()["locks-plain"]
 	ns.Name = "team-399"
 	for _, profile := range []string{"team-399", "default"} {
 		pod, _, err := e.admit(t.Context(), ns, parsePod(t, plain(", locksidecar.io/profile: "+profile)))

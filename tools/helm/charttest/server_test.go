@@ -70,6 +70,9 @@ func (s server) install(t *testing.T, text string) {
 	v["profileDefaults"] = values{"env": values{"MARK": mark}}
 	var all strings.Builder
 	for _, o := range objects(t, theChart(t), v, "v1.36") {
+		if o["kind"] == "Pod" { // of helm test: it would need a node
+			continue
+		}
 		doc, err := yaml.Marshal(o)
 		if err != nil {
 			t.Fatal(err)
