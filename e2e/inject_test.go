@@ -9,9 +9,14 @@ import (
 const (
 	optedNS      = "locksidecar-e2e-opted"      // its label asks for the sidecar
 	restrictedNS = "locksidecar-e2e-restricted" // Pod Security: restricted
+	mistypedNS   = "locksidecar-e2e-mistyped"   // its label has a value that has no effect
+	limitedNS    = "locksidecar-e2e-limited"    // with a LimitRange
+	quotaNS      = "locksidecar-e2e-quota"      // with a ResourceQuota
+
+	profileNames = "there are: default, down, files, guarded, noport, other, quick, secret"
 )
 
-// extraNamespace makes a namespace for the test, with what the apps need.
+// extraNamespace makes a namespace for a test, with what the apps need.
 func extraNamespace(t *testing.T, name string, labels object) {
 	t.Helper()
 	if err := namespace(t.Context(), name, labels); err != nil {
@@ -63,7 +68,6 @@ func TestScope(t *testing.T) {
 		a["locksidecar.io/"+name] = value
 		return a
 	}
-	extraNamespace(t, optedNS, object{"locksidecar.io/inject": "enabled"})
 	for _, c := range []struct {
 		name   string
 		pod    pod
@@ -80,8 +84,8 @@ func TestScope(t *testing.T) {
 		{name: "in a namespace that asks", pod: pod{ns: optedNS}, inject: true},
 		{name: "in a namespace that asks, with a profile", pod: pod{ns: optedNS, annotations: map[string]string{"locksidecar.io/profile": "other"}}, inject: true},
 		{name: "stays out of a namespace that asks", pod: pod{ns: optedNS, annotations: map[string]string{"locksidecar.io/inject": "false"}}},
-		{name: "unknown profile", pod: pod{annotations: injected("none")}, reject: "default, down, noport, other, quick, secret"},
-		{name: "unknown profile where the namespace asks", pod: pod{ns: optedNS, annotations: map[string]string{"locksidecar.io/profile": "none"}}, reject: "default, down, noport, other, quick, secret"},
+		{name: "unknown profile", pod: pod{annotations: injected("none")}, reject: profileNames},
+		{name: "unknown profile where the namespace asks", pod: pod{ns: optedNS, annotations: map[string]string{"locksidecar.io/profile": "none"}}, reject: profileNames},
 		{name: "neither true nor false", pod: pod{annotations: annotated("inject", "yes")}, reject: "must be 'true' or 'false'"},
 		{name: "bad TTL", pod: pod{annotations: annotated("ttl", "1ms")}, reject: "500ms to 10m"},
 		{name: "TTL", pod: pod{annotations: annotated("ttl", "7s")}, inject: true},
@@ -105,6 +109,34 @@ func TestScope(t *testing.T) {
 		p := pod{ns: optedNS, name: "opted", command: app("hold", "opted")}.start(t)
 		p.await(t, "granted", 1)
 	})
+}
+
+// A password is renewed in its Secret and in the store: the sidecar goes on without a restart, as
+// soon as the kubelet has changed the file.
+func TestPasswordIsRenewed(t *testing.T) {
+	inRedis := func(args ...string) {
+		t.Helper()
+		redis.exec(t, "app", append([]string{"redis-cli"}, args...)...)
+	}
+	inRedis("ACL", "SETUSER", "renewed", "reset", "on", ">first", "~*", "&*", "+@all")
+	err := create(t.Context(), object{"apiVersion": "v1", "kind": "Secret", "metadata": object{"name": "renewed", "namespace": appsNS}, "stringData": object{"password": "first"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	deleteAfter(t, "secret", "renewed")
+	p := idle(t, "renewed", "files")
+	if e := p.attempt(t, "renewed"); e.Event != "granted" {
+		t.Fatalf("with the first password: %+v", e)
+	}
+	must(t, "patch", "secret", "renewed", "-n", appsNS, "-p", `{"stringData": {"password": "second"}}`)
+	inRedis("ACL", "SETUSER", "renewed", "resetpass", ">second")
+	inRedis("CLIENT", "KILL", "USER", "renewed")
+	if e := p.attempt(t, "renewed"); e.Event != "granted" { // it asks until the store is back
+		t.Errorf("with the second password: %+v", e)
+	}
+	if n := p.status(t).restarts("locksidecar"); n != 0 {
+		t.Errorf("the sidecar was started %d times again", n)
+	}
 }
 
 // The sidecar fits the strictest of the Pod Security Standards.

@@ -16,6 +16,12 @@ type object = map[string]any
 
 // command runs a program with input, and returns what it wrote.
 func command(ctx context.Context, input []byte, name string, args ...string) (string, error) {
+	out, _, err := commandBoth(ctx, input, name, args...)
+	return out, err
+}
+
+// commandBoth also returns what it wrote to stderr.
+func commandBoth(ctx context.Context, input []byte, name string, args ...string) (stdout, stderr string, _ error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
@@ -23,9 +29,9 @@ func command(ctx context.Context, input []byte, name string, args ...string) (st
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {
-		return out.String(), fmt.Errorf("%s %s: %w: %s%s", name, strings.Join(args, " "), err, errs.String(), out.String())
+		return out.String(), errs.String(), fmt.Errorf("%s %s: %w: %s%s", name, strings.Join(args, " "), err, errs.String(), out.String())
 	}
-	return out.String(), nil
+	return out.String(), errs.String(), nil
 }
 
 func kubectl(ctx context.Context, args ...string) (string, error) {
@@ -40,6 +46,22 @@ func create(ctx context.Context, o object) error {
 	}
 	_, err = command(ctx, text, "kubectl", "create", "-f", "-")
 	return err
+}
+
+// warnings are what the policies would tell whoever makes the object.
+func warnings(ctx context.Context, o object) (string, error) {
+	text, err := json.Marshal(o)
+	if err != nil {
+		return "", err
+	}
+	_, errs, err := commandBoth(ctx, text, "kubectl", "create", "--dry-run=server", "-o", "name", "-f", "-")
+	var ours strings.Builder
+	for line := range strings.Lines(errs) {
+		if strings.HasPrefix(line, "Warning: Validation failed for ValidatingAdmissionPolicy") { // others warn too
+			ours.WriteString(line)
+		}
+	}
+	return ours.String(), err
 }
 
 func namespace(ctx context.Context, name string, labels object) error {

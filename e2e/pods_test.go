@@ -11,11 +11,8 @@ import (
 	"time"
 )
 
-// sidecarUser and appUser are different on purpose.
-const (
-	sidecarUser = 57432
-	appUser     = 1234
-)
+// appUser is another user than the sidecar's, on purpose.
+const appUser = 1234
 
 // pod is what a test asks for.
 type pod struct {
@@ -24,8 +21,10 @@ type pod struct {
 	command     []string // of the container app
 	init        []string // of an init container, if there is one
 	annotations map[string]string
-	ready       []string // what tells whether it is ready
-	root        bool     // of the node
+	labels      map[string]string
+	ready       []string          // what tells whether it is ready
+	root        bool              // of the node
+	change      func(spec object) // what else is different
 }
 
 // injected asks for the sidecar, in some profile.
@@ -86,11 +85,14 @@ func (p pod) spec() object {
 		spec["hostPID"] = true
 		spec["terminationGracePeriodSeconds"] = 0
 	}
+	if p.change != nil {
+		p.change(spec)
+	}
 	return spec
 }
 
 func (p pod) metadata() object {
-	return object{"name": p.name, "namespace": p.namespace(), "annotations": p.annotations}
+	return object{"name": p.name, "namespace": p.namespace(), "annotations": p.annotations, "labels": p.labels}
 }
 
 func (p pod) create(ctx context.Context) error {
@@ -155,7 +157,7 @@ type status struct {
 		Containers     []containerSpec
 	}
 	Status struct {
-		Phase                 string
+		Phase, QOSClass       string
 		Conditions            []struct{ Type, Status string }
 		ContainerStatuses     []containerStatus
 		InitContainerStatuses []containerStatus

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -168,4 +169,51 @@ func TestRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	untouched()
+}
+
+// Where the chart is rendered away from the cluster, nothing finds another release. Then the
+// policies see to it that no pod gets the sidecar of the wrong one, whichever comes first.
+func TestTwoReleases(t *testing.T) {
+	p := pod{name: "of-one", command: app("hold", "of-one"), annotations: injected("")}.start(t)
+	p.await(t, "granted", 1)
+	for _, name := range []string{"a", "z"} { // policies have their turn by name
+		t.Run(name, func(t *testing.T) {
+			args := installArgs("template", "--kube-version", "1.36", "--skip-tests")
+			args[1] = name
+			text, err := helm(t.Context(), args...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				ctx := context.WithoutCancel(t.Context())
+				_, err := command(ctx, []byte(text), "kubectl", "delete", "--ignore-not-found", "-f", "-")
+				if err = errors.Join(err, awaitPolicy(ctx)); err != nil {
+					t.Error(err)
+				}
+			})
+			if _, err := command(t.Context(), []byte(text), "kubectl", "apply", "-f", "-"); err != nil {
+				t.Fatal(err)
+			}
+			for _, asks := range []pod{{annotations: injected("")}, {ns: optedNS}} {
+				asks.name, asks.command = "of-two", []string{"true"}
+				var told string
+				eventually(t, "a pod that both serve is refused", func() bool {
+					_, err := asks.dryRun(t.Context())
+					if err != nil {
+						told = err.Error()
+					}
+					return strings.Contains(told, "keep one of the two releases")
+				})
+				if first := min(name+"-locksidecar", release); !strings.Contains(told, "'injected by "+first+"'") {
+					t.Errorf("the refusal does not say whose sidecar it is: %s", told)
+				}
+			}
+			if _, err := (pod{name: "of-none", command: []string{"true"}}).dryRun(t.Context()); err != nil {
+				t.Errorf("a pod that asks for nothing: %v", err)
+			}
+		})
+	}
+	if s := p.status(t); s.restarts("app") != 0 || s.restarts("locksidecar") != 0 || len(p.events(t)) != 1 {
+		t.Errorf("the pod from before: restarts %d and %d, %+v", s.restarts("app"), s.restarts("locksidecar"), p.events(t))
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -45,9 +46,13 @@ func setUp(ctx context.Context) error {
 	if err := tearDown(ctx); err != nil { // what an earlier run left
 		return err
 	}
-	privileged := object{"pod-security.kubernetes.io/enforce": "privileged"}
-	for _, ns := range []string{systemNS, appsNS} {
-		if err := namespace(ctx, ns, privileged); err != nil {
+	const enforce = "pod-security.kubernetes.io/enforce"
+	for ns, labels := range map[string]object{
+		systemNS: {enforce: "privileged"},
+		appsNS:   {enforce: "privileged"},
+		optedNS:  {"locksidecar.io/inject": "enabled"},
+	} {
+		if err := namespace(ctx, ns, labels); err != nil {
 			return err
 		}
 	}
@@ -69,26 +74,59 @@ func setUp(ctx context.Context) error {
 	if err := compareClocks(ctx); err != nil {
 		return err
 	}
-	if err := appParts(ctx, appsNS); err != nil {
+	if err := errors.Join(appParts(ctx, appsNS), appParts(ctx, optedNS)); err != nil {
 		return err
 	}
 	if _, err = helm(ctx, installArgs("install")...); err != nil {
 		return err
 	}
-	return awaitPolicy(ctx)
+	start := time.Now()
+	if err := awaitPolicy(ctx); err != nil {
+		return err
+	}
+	fmt.Printf("the policies are in force %s after helm install\n", short(time.Since(start)))
+	return nil
 }
 
-// awaitPolicy waits until the API server has taken up the policies of a release
-// that was just installed.
+// awaitPolicy waits until the API server has taken up our policies. Each comes into force
+// by itself.
 func awaitPolicy(ctx context.Context) error {
-	for start := time.Now(); ; time.Sleep(100 * time.Millisecond) {
-		out, err := pod{name: "probe", command: []string{"true"}, annotations: injected("")}.dryRun(ctx)
-		if strings.Contains(out, `"locksidecar.io/status": "injected by `+release+`"`) {
-			fmt.Printf("the policies are in force %s after helm install\n", short(time.Since(start)))
-			return nil
+	probe := func(ns, profile string) pod {
+		p := pod{ns: ns, name: "probe", command: []string{"true"}, annotations: injected(profile)}
+		if ns == optedNS {
+			delete(p.annotations, "locksidecar.io/inject")
 		}
-		if time.Since(start) > patience {
-			return fmt.Errorf("the policies do not come into force: %w: %s", err, out)
+		return p
+	}
+	for _, ns := range []string{appsNS, optedNS} {
+		if err := poll(func() error {
+			out, err := probe(ns, "").dryRun(ctx)
+			if !strings.Contains(out, `"locksidecar.io/status": "injected by `+release+`"`) {
+				return errors.Join(errors.New("no sidecar is put in: "+out), err)
+			}
+			if _, err = probe(ns, "none").dryRun(ctx); err == nil || !strings.Contains(err.Error(), "which is not a profile") {
+				return errors.Join(errors.New("a profile that is none is not refused"), err)
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	return poll(func() error {
+		told, err := warnings(ctx, object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": "probe", "labels": object{"locksidecar.io/inject": "yes"}}})
+		if told == "" {
+			return errors.Join(errors.New("a label that has no effect brings no warning"), err)
+		}
+		return nil
+	})
+}
+
+// poll asks again and again until there is no error.
+func poll(f func() error) error {
+	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		err := f()
+		if err == nil || time.Now().After(end) {
+			return err
 		}
 	}
 }
@@ -146,17 +184,25 @@ func installArgs(action string, more ...string) []string {
 			"quick":   object{"ttl": "3s", "readiness": "always"},
 			"down":    object{"store": object{"url": "redis://127.0.0.1:1"}},
 			"noport":  object{"httpPort": 0},
+			"files":   object{"store": object{"url": "redis://renewed@" + cluster.redis + "?restart-grace=0s", "files": object{"secret": "renewed", "password": "password"}}},
+			"guarded": object{"onlyIn": []string{optedNS}, "overrides": []string{"ttl"}},
 		},
+		"injection": object{"excludedPods": object{"app": []string{"store"}}},
 	}
+	return append([]string{action, release, *chart, "--values", valuesFile("locksidecar-e2e-values.json", values), "--wait"}, more...)
+}
+
+// valuesFile writes values for helm, and returns the file's name.
+func valuesFile(name string, values object) string {
 	text, err := json.Marshal(values)
 	if err != nil {
 		panic(err) // it is made of strings
 	}
-	file := os.TempDir() + "/locksidecar-e2e-values.json"
+	file := filepath.Join(os.TempDir(), name)
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		panic(err)
 	}
-	return append([]string{action, release, *chart, "--values", file, "--wait"}, more...)
+	return file
 }
 
 func cutLast(s, sep string) (before, after string, ok bool) {
@@ -196,7 +242,7 @@ func compareClocks(ctx context.Context) error {
 func nodeNow() time.Time { return time.Now().Add(cluster.offset) }
 
 // namespaces are all that the tests make.
-var namespaces = []string{systemNS, appsNS, optedNS, restrictedNS}
+var namespaces = []string{systemNS, appsNS, optedNS, restrictedNS, mistypedNS, limitedNS, quotaNS}
 
 func tearDown(ctx context.Context) error {
 	_, err := helm(ctx, "uninstall", release, "--ignore-not-found", "--wait")
