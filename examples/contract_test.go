@@ -45,7 +45,7 @@ type contractStep struct {
 	Resources               []string
 	Mode, Owner, Hold, Call string
 	Wait, Count             *int
-	MaxHold, Limit          int
+	MaxHold, MinHold, Limit int
 	Reentrant, Unwatched    bool
 	Once                    *struct{ Keep, MaxAttempts int }
 	Outcome, Note, Reason   string
@@ -347,7 +347,7 @@ func (r *contractRun) acquire(s contractStep) error {
 
 func take(ctx context.Context, session *client.Session, s contractStep) (*client.Lock, error) {
 	o := client.AcquireOptions{
-		Mode: pb.Mode(pb.Mode_value[s.Mode]), MaxHold: ms(s.MaxHold), Owner: s.Owner, Reentrant: s.Reentrant, Limit: s.Limit,
+		Mode: pb.Mode(pb.Mode_value[s.Mode]), MaxHold: ms(s.MaxHold), MinHold: ms(s.MinHold), Owner: s.Owner, Reentrant: s.Reentrant, Limit: s.Limit,
 	}
 	if s.Limit != 0 {
 		o.Mode = client.Permit

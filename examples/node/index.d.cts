@@ -28,6 +28,11 @@ export interface AcquireOptions {
   wait?: number;
   /** The hold is lost after this time, 100 ms to 24 h. Default: never. */
   maxHold?: number;
+  /**
+   * For so long after the grant (100 ms to 24 h, at most `maxHold`) the store keeps others out, also after
+   * the release, or the death of this process. Not with several resources. Default: as long as the hold lasts.
+   */
+  minHold?: number;
   /** Who asks, at most 128 bytes; shown in lists. Default: a label for each acquire. */
   owner?: string;
   /**

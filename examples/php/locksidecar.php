@@ -1147,7 +1147,8 @@ final class Client
     }
 
     /**
-     * Takes the lock and gives it. Seconds: wait (null: whatever it takes; 0: try once), maxHold.
+     * Takes the lock and gives it. Seconds: wait (null: whatever it takes; 0: try once), maxHold, minHold (others
+     * are kept out for so long at least).
      *
      * @param string|list<string> $resource several: all or none
      * @param ?array<string, mixed> $once
@@ -1162,9 +1163,11 @@ final class Client
         ?int $limit = null,
         ?array $once = null,
         ?bool $guard = null,
+        ?float $minHold = null,
     ): Lock {
         $owner ??= 'pid ' . getmypid(); // which does nothing else meanwhile
-        return $this->begin($resource, $wait, $shared, $maxHold, $owner, $reentrant, $limit, $once, $guard)->get(Session::limit($wait));
+        $asked = $this->begin($resource, $wait, $shared, $maxHold, $owner, $reentrant, $limit, $once, $guard, $minHold);
+        return $asked->get(Session::limit($wait));
     }
 
     /**
@@ -1183,12 +1186,14 @@ final class Client
         ?int $limit = null,
         ?array $once = null,
         ?bool $guard = null,
+        ?float $minHold = null,
     ): Pending {
         $body = array_filter([
             is_array($resource) ? 'resources' : 'resource' => $resource,
             'mode' => $limit !== null ? 'PERMIT' : ($shared ? 'SHARED' : 'EXCLUSIVE'),
             'wait' => $wait === null ? null : Clock::duration($wait),
             'maxHold' => $maxHold === null ? null : Clock::duration($maxHold),
+            'minHold' => $minHold === null ? null : Clock::duration($minHold),
             // Others may go on while this waits, and it can be no deadlock that one of them has it.
             'owner' => $owner ?? 'pid ' . getmypid() . ($reentrant ? '' : ' request ' . ++self::$begun),
             'reentrant' => $reentrant,

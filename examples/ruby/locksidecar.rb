@@ -808,7 +808,8 @@ module Locksidecar
       end
     end
 
-    # Takes the lock and gives it. Seconds: wait (nil: whatever it takes; 0: try once), max_hold. Several names: all or none.
+    # Takes the lock and gives it. Seconds: wait (nil: whatever it takes; 0: try once), max_hold, min_hold
+    # (others are kept out for so long at least). Several names: all or none.
     def acquire(...)
       take(request(...))
     end
@@ -840,12 +841,12 @@ module Locksidecar
 
     private
 
-    def request(resource, wait: nil, shared: false, max_hold: nil, owner: nil, reentrant: false, limit: nil, once: nil, guard: nil)
+    def request(resource, wait: nil, shared: false, max_hold: nil, min_hold: nil, owner: nil, reentrant: false, limit: nil, once: nil, guard: nil)
       body = {
         (resource.is_a?(Array) ? :resources : :resource) => resource,
         mode: limit ? "PERMIT" : (shared ? "SHARED" : "EXCLUSIVE"),
         wait: wait && Locksidecar.duration(wait), maxHold: max_hold && Locksidecar.duration(max_hold),
-        owner: owner || Locksidecar.owner,
+        minHold: min_hold && Locksidecar.duration(min_hold), owner: owner || Locksidecar.owner,
         reentrant: reentrant, limit: limit, once: once, guard: guard
       }.compact
       Call.new("acquire", body, max_hold: max_hold, patience: wait && (wait + Session::ANSWER_LIMIT))

@@ -95,7 +95,7 @@ const CLIENT = {
 };
 
 const ACQUIRE = {
-  shared: kinds.flag, wait: kinds.time, maxHold: kinds.limited, owner: kinds.text, reentrant: kinds.flag,
+  shared: kinds.flag, wait: kinds.time, maxHold: kinds.limited, minHold: kinds.limited, owner: kinds.text, reentrant: kinds.flag,
   limit: kinds.whole, once: kinds.once, signal: kinds.signal,
 };
 
@@ -106,7 +106,7 @@ function checkClient(options) {
 /** The body of an acquire. */
 function readAcquire(resource, options) {
   check(options, ACQUIRE);
-  const { shared = false, wait, maxHold, owner, reentrant = false, limit, once } = options;
+  const { shared = false, wait, maxHold, minHold, owner, reentrant = false, limit, once } = options;
   if (reentrant && owner === undefined) {
     throw refuse('owner', 'a reentrant acquire needs an owner: who enters again?');
   }
@@ -132,6 +132,9 @@ function readAcquire(resource, options) {
   }
   if (maxHold !== undefined) {
     body.maxHold = formatDuration(maxHold);
+  }
+  if (minHold !== undefined) {
+    body.minHold = formatDuration(minHold);
   }
   if (once) {
     const { keep, maxAttempts } = once === true ? {} : once;

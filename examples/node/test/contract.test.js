@@ -15,7 +15,7 @@ const folder = new URL('../../contract/', import.meta.url);
 const ofACase = new Set(['about', 'store', 'needs', 'sidecars', 'relays', 'clients', 'steps']);
 const ofAStep = new Set([
   'do', 'error', 'metadata', 'within', 'time', 'client', 'sidecar', 'relay', 'lines',
-  'resource', 'resources', 'mode', 'wait', 'owner', 'reentrant', 'maxHold', 'limit', 'once', 'unwatched',
+  'resource', 'resources', 'mode', 'wait', 'owner', 'reentrant', 'maxHold', 'minHold', 'limit', 'once', 'unwatched',
   'hold', 'call', 'count', 'outcome', 'note', 'lost', 'validFor', 'guard', 'parts', 'slot', 'attempt', 'previous',
   'holds', 'are', 'reason', 'first', 'then', 'grace', 'holders', 'waiters', 'owners',
 ]);
@@ -64,10 +64,10 @@ class Run {
   }
 
   async acquire(step) {
-    const { client, resource, resources, mode, wait, owner, reentrant, maxHold, limit, once } = step;
+    const { client, resource, resources, mode, wait, owner, reentrant, maxHold, minHold, limit, once } = step;
     const controller = new AbortController();
     const asked = this.clients[client].acquire(resource ?? resources, {
-      shared: mode === 'SHARED', wait, owner, reentrant, maxHold, limit, once, signal: controller.signal,
+      shared: mode === 'SHARED', wait, owner, reentrant, maxHold, minHold, limit, once, signal: controller.signal,
     });
     if (!step.call) {
       await this.#granted(asked, step);

@@ -73,6 +73,7 @@ test('options that nobody knows, and values that make no sense', async (t) => {
   const refused = (field, options) => assert.rejects(client.acquire('a', options), { reason: 'INVALID_REQUEST', metadata: { field } });
   for (const [field, value] of [
     ['mode', 'SHARED'], ['wait', NaN], ['wait', '5s'], ['wait', -1], ['wait', null], ['maxHold', NaN], ['maxHold', Infinity],
+    ['minHold', -1], ['minHold', '30s'], ['minHold', Infinity],
     ['shared', 'yes'], ['reentrant', 1], ['owner', 7], ['limit', 1.5], ['once', 1], ['signal', {}],
   ]) {
     await refused(field, { [field]: value });

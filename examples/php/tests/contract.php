@@ -120,6 +120,7 @@ final class Run
         $options = [
             'wait' => $this->seconds($step, 'wait'), 'shared' => ($step['mode'] ?? '') === 'SHARED', 'owner' => $step['owner'] ?? null,
             'reentrant' => $step['reentrant'] ?? false, 'maxHold' => $this->seconds($step, 'maxHold'), 'limit' => $step['limit'] ?? null,
+            'minHold' => $this->seconds($step, 'minHold'),
         ];
         if (isset($step['once'])) {
             $keep = $this->seconds($step['once'], 'keep');

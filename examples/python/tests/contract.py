@@ -30,10 +30,11 @@ CASES = Path(__file__).resolve().parents[2] / "contract"
 OF_A_CASE = {"about", "store", "needs", "sidecars", "relays", "clients", "steps"}
 OF_A_STEP = {
     *("do", "error", "metadata", "within", "time", "client", "sidecar", "relay", "lines", "steps"),
-    *("resource", "resources", "mode", "wait", "owner", "reentrant", "maxHold", "limit", "once", "unwatched"),
+    *("resource", "resources", "mode", "wait", "owner", "reentrant", "maxHold", "minHold", "limit", "once", "unwatched"),
     *("hold", "call", "count", "outcome", "note", "lost", "validFor", "guard", "parts", "slot", "attempt", "previous"),
     *("holds", "are", "reason", "first", "then", "grace", "holders", "waiters", "owners"),
 }
+_TIMES = {"wait": "wait", "maxHold": "max_hold", "minHold": "min_hold"}  # of an acquire
 
 
 def stores(case: dict[str, Any]) -> list[str]:
@@ -161,7 +162,7 @@ class Run:
     def _do_acquire(self, step: dict[str, Any]) -> None:
         options: dict[str, Any] = {"resource": step.get("resource", step.get("resources"))}
         options |= {name: step[name] for name in ("owner", "mode", "reentrant", "limit") if name in step}
-        options |= {to: step[name] / 1000 for name, to in (("wait", "wait"), ("maxHold", "max_hold")) if name in step}
+        options |= {to: step[name] / 1000 for name, to in _TIMES.items() if name in step}
         if (once := step.get("once")) is not None:
             options["once"] = Once(once["keep"] / 1000 if "keep" in once else None, once.get("maxAttempts", 0))
         future = self._driver.acquire(self._clients[step["client"]], **options)

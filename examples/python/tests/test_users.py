@@ -285,6 +285,8 @@ def test_the_first_lock_in_atexit(sidecar: Sidecar) -> None:
         ("wait", {"wait": -1}),
         ("wait", {"wait": "5s"}),
         ("max_hold", {"max_hold": float("nan")}),
+        ("min_hold", {"min_hold": -1}),
+        ("min_hold", {"min_hold": "30s"}),
         ("mode", {"mode": "shared"}),
         ("owner", {"owner": 7}),
         ("limit", {"limit": 0}),

@@ -59,7 +59,8 @@ class Run
 
   def step_acquire(step)
     options = { shared: step["mode"] == "SHARED", owner: step["owner"], reentrant: step["reentrant"] || false,
-                wait: step["wait"] && (step["wait"] / 1e3), max_hold: step["maxHold"] && (step["maxHold"] / 1e3), limit: step["limit"] }
+                wait: step["wait"] && (step["wait"] / 1e3), max_hold: step["maxHold"] && (step["maxHold"] / 1e3),
+                min_hold: step["minHold"] && (step["minHold"] / 1e3), limit: step["limit"] }
     if (once = step["once"])
       options[:once] = { keep: once["keep"] && "#{once["keep"] / 1e3}s", maxAttempts: once["maxAttempts"] }.compact
     end

@@ -221,12 +221,13 @@ pub struct Lock {
     owner: Option<String>,
     wait: Option<Duration>,
     max_hold: Option<Duration>,
+    min_hold: Option<Duration>,
 }
 
 impl Lock {
     fn new(client: &Client, name: &str, resource: Json) -> Lock {
         let fields = vec![(name.into(), resource)];
-        Lock { client: client.clone(), fields, mode: "EXCLUSIVE", owner: None, wait: None, max_hold: None }
+        Lock { client: client.clone(), fields, mode: "EXCLUSIVE", owner: None, wait: None, max_hold: None, min_hold: None }
     }
 
     fn with(mut self, name: &str, value: Json) -> Lock {
@@ -255,6 +256,12 @@ impl Lock {
     /// It is lost after this time.
     pub fn max_hold(mut self, limit: Duration) -> Lock {
         self.max_hold = Some(limit);
+        self
+    }
+
+    /// Others are kept out for so long after the grant at least, also after the release.
+    pub fn min_hold(mut self, time: Duration) -> Lock {
+        self.min_hold = Some(time);
         self
     }
 
@@ -295,7 +302,7 @@ impl Lock {
         body.push(("mode".into(), Json::Text(self.mode.into())));
         let owner = self.owner.unwrap_or_else(|| format!("pid {} {:?}", std::process::id(), thread::current().id()));
         body.push(("owner".into(), Json::Text(owner)));
-        for (name, value) in [("wait", self.wait), ("maxHold", self.max_hold)] {
+        for (name, value) in [("wait", self.wait), ("maxHold", self.max_hold), ("minHold", self.min_hold)] {
             if let Some(value) = value {
                 body.push((name.into(), Json::Text(duration(value))));
             }

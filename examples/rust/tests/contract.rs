@@ -206,6 +206,9 @@ impl Run {
         if let Some(limit) = milliseconds(step, "maxHold") {
             lock = lock.max_hold(limit);
         }
+        if let Some(time) = milliseconds(step, "minHold") {
+            lock = lock.min_hold(time);
+        }
         let name = step.get("call").text().to_string();
         if name.is_empty() {
             return self.granted(step, lock.acquire());

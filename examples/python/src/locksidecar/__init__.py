@@ -111,6 +111,7 @@ def lock(
     owner: str | None = None,
     reentrant: bool = False,
     max_hold: Seconds | None = None,
+    min_hold: Seconds | None = None,
     mode: Mode | str = Mode.EXCLUSIVE,
     limit: int | None = None,
     cancel_on_lost: bool = False,
@@ -122,6 +123,7 @@ def lock(
         owner=owner,
         reentrant=reentrant,
         max_hold=max_hold,
+        min_hold=min_hold,
         mode=mode,
         limit=limit,
         cancel_on_lost=cancel_on_lost,
@@ -136,10 +138,17 @@ def once(
     wait: Seconds | None = None,
     owner: str | None = None,
     max_hold: Seconds | None = None,
+    min_hold: Seconds | None = None,
 ) -> Lock:
     """See Client.once."""
     return _default.once(
-        resource, keep=keep, max_attempts=max_attempts, wait=wait, owner=owner, max_hold=max_hold
+        resource,
+        keep=keep,
+        max_attempts=max_attempts,
+        wait=wait,
+        owner=owner,
+        max_hold=max_hold,
+        min_hold=min_hold,
     )
 
 
@@ -150,9 +159,12 @@ def rwlock(
     owner: str | None = None,
     reentrant: bool = False,
     max_hold: Seconds | None = None,
+    min_hold: Seconds | None = None,
 ) -> RWLock:
     """See Client.rwlock."""
-    return _default.rwlock(resource, wait=wait, owner=owner, reentrant=reentrant, max_hold=max_hold)
+    return _default.rwlock(
+        resource, wait=wait, owner=owner, reentrant=reentrant, max_hold=max_hold, min_hold=min_hold
+    )
 
 
 def locked(
@@ -162,6 +174,7 @@ def locked(
     owner: str | None = None,
     reentrant: bool = False,
     max_hold: Seconds | None = None,
+    min_hold: Seconds | None = None,
     mode: Mode | str = Mode.EXCLUSIVE,
     limit: int | None = None,
 ) -> Callable[[_F], _F]:
@@ -173,6 +186,7 @@ def locked(
         owner=owner,
         reentrant=reentrant,
         max_hold=max_hold,
+        min_hold=min_hold,
         mode=mode,
         limit=limit,
     )

@@ -63,6 +63,7 @@ class Client:
         owner: str | None = None,
         reentrant: bool = False,
         max_hold: Seconds | None = None,
+        min_hold: Seconds | None = None,
         mode: Mode | str = Mode.EXCLUSIVE,
         once: Once | None = None,
         limit: int | None = None,
@@ -77,6 +78,8 @@ class Client:
         reentrant: the owner may enter again what it has entered so, and releases as often.
             Else each acquire stands alone: who asks twice waits for itself.
         max_hold: the lock is lost after so many seconds (0.1 to 86400).
+        min_hold: for so many seconds after the grant (0.1 to 86400, at most max_hold) the store
+            keeps others out, also after the release, or the death of this process. Not of several.
         once: it is an attempt at something that is to succeed only once, see `once`.
         limit: at most so many hold it at the same time, each with a `held.slot` of its own from
             0 to limit-1. All who ask give the same number, 1 to 1024.
@@ -90,6 +93,7 @@ class Client:
             owner=owner,
             reentrant=reentrant,
             max_hold=max_hold,
+            min_hold=min_hold,
             once=once,
             limit=limit,
             cancel_on_lost=cancel_on_lost,
@@ -104,6 +108,7 @@ class Client:
         wait: Seconds | None = None,
         owner: str | None = None,
         max_hold: Seconds | None = None,
+        min_hold: Seconds | None = None,
         cancel_on_lost: bool = False,
     ) -> Lock:
         """An attempt at something that is to succeed only once. End it by `held.succeeded()` or `held.failed()`.
@@ -118,6 +123,7 @@ class Client:
             wait=wait,
             owner=owner,
             max_hold=max_hold,
+            min_hold=min_hold,
             once=Once(given_seconds("keep", keep), max_attempts),
             cancel_on_lost=cancel_on_lost,
         )
@@ -130,11 +136,18 @@ class Client:
         owner: str | None = None,
         reentrant: bool = False,
         max_hold: Seconds | None = None,
+        min_hold: Seconds | None = None,
     ) -> RWLock:
         """A lock that many can hold for reading: `rwlock("x").read()`, `.write()`."""
         return RWLock(
             lambda mode: self.lock(
-                resource, wait=wait, owner=owner, reentrant=reentrant, max_hold=max_hold, mode=mode
+                resource,
+                wait=wait,
+                owner=owner,
+                reentrant=reentrant,
+                max_hold=max_hold,
+                min_hold=min_hold,
+                mode=mode,
             )
         )
 
@@ -146,6 +159,7 @@ class Client:
         owner: str | None = None,
         reentrant: bool = False,
         max_hold: Seconds | None = None,
+        min_hold: Seconds | None = None,
         mode: Mode | str = Mode.EXCLUSIVE,
         limit: int | None = None,
     ) -> Callable[[F], F]:
@@ -157,6 +171,7 @@ class Client:
             owner=owner,
             reentrant=reentrant,
             max_hold=max_hold,
+            min_hold=min_hold,
             mode=mode,
             limit=limit,
         )

@@ -27,6 +27,7 @@ def locked(
     owner: str | None,
     reentrant: bool,
     max_hold: Seconds | None,
+    min_hold: Seconds | None,
     mode: Mode | str,
     limit: int | None,
 ) -> Callable[[F], F]:
@@ -37,7 +38,14 @@ def locked(
     def lock(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
         name = resource if isinstance(resource, str) else resource(*args, **kwargs)
         return client().lock(
-            name, wait=wait, owner=owner, reentrant=reentrant, max_hold=max_hold, mode=mode, limit=limit
+            name,
+            wait=wait,
+            owner=owner,
+            reentrant=reentrant,
+            max_hold=max_hold,
+            min_hold=min_hold,
+            mode=mode,
+            limit=limit,
         )
 
     def decorate(*functions: F) -> F:

@@ -46,6 +46,7 @@ class Lock:
         owner: str | None = None,
         reentrant: bool = False,
         max_hold: Seconds | None = None,
+        min_hold: Seconds | None = None,
         once: Once | None = None,
         limit: int | None = None,
         cancel_on_lost: bool = False,
@@ -61,6 +62,7 @@ class Lock:
         self.owner = owner if owner is None else given_text("owner", owner)
         self.reentrant = reentrant
         self.max_hold = given_seconds("max_hold", max_hold)
+        self.min_hold = given_seconds("min_hold", min_hold)
         self.once = once
         self.cancel_on_lost = cancel_on_lost
         self._taken: _Entered[Held] = _Entered()  # by acquire
@@ -74,6 +76,7 @@ class Lock:
             owner=self.owner,
             reentrant=self.reentrant,
             max_hold=self.max_hold,
+            min_hold=self.min_hold,
             once=self.once,
             limit=self.limit,
             cancel_on_lost=self.cancel_on_lost,
@@ -165,7 +168,17 @@ class Lock:
 
     def _wanted(self, wait: float | None, kind: str, who: object) -> Wanted:
         owner = self.owner if self.owner is not None else _label(kind, who)
-        return Wanted(self._resources, self.mode, wait, owner, self.reentrant, self.max_hold, self.once, self.limit)
+        return Wanted(
+            self._resources,
+            self.mode,
+            wait,
+            owner,
+            self.reentrant,
+            self.max_hold,
+            self.once,
+            self.limit,
+            self.min_hold,
+        )
 
     def __enter__(self) -> Held:
         return self._acquire(self.wait, self._blocks)

@@ -137,6 +137,7 @@ class Wanted:
     max_hold: float | None
     once: Once | None = None
     limit: int | None = None  # of a PERMIT
+    min_hold: float | None = None
 
     def body(self, wait: float | None) -> dict[str, Any]:
         """The request, with what is left of its wait."""
@@ -151,6 +152,8 @@ class Wanted:
             body["wait"] = duration(wait)
         if self.max_hold is not None:
             body["maxHold"] = duration(self.max_hold)
+        if self.min_hold is not None:
+            body["minHold"] = duration(self.min_hold)
         if self.once is not None:
             body["once"] = once = {"maxAttempts": self.once.max_attempts}
             if (keep := given_seconds("keep", self.once.keep)) is not None:

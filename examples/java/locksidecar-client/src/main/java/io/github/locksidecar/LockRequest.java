@@ -16,6 +16,7 @@ final class LockRequest implements Cloneable {
   private LockMode mode;
   private Duration patience; // how long to wait; null: for ever; zero: try once
   private Duration maxHold; // null: the hold does not end by itself
+  private Duration minHold; // null: others are kept out only while it is held
   private String owner = ""; // who asks
   private boolean reentrant; // the owner may enter again what it has entered so
   private int limit; // how many permits there are; 0: it is no permit
@@ -61,6 +62,10 @@ final class LockRequest implements Cloneable {
 
   LockRequest lasting(Duration time) {
     return but(q -> q.maxHold = time);
+  }
+
+  LockRequest keptFor(Duration time) {
+    return but(q -> q.minHold = time);
   }
 
   LockRequest reentering() {
@@ -133,6 +138,9 @@ final class LockRequest implements Cloneable {
     }
     if (maxHold != null) {
       b.with("maxHold", Times.format(maxHold));
+    }
+    if (minHold != null) {
+      b.with("minHold", Times.format(minHold));
     }
     return once == null ? b : b.with("once", once.body());
   }

@@ -68,6 +68,16 @@ public final class SidecarLock implements Lock {
   }
 
   /**
+   * The same lock, whose holds keep others out for a time after the grant at least (100 ms to 24 h, at
+   * most the {@link #withMaxHold maxHold}): also after the release, or the death of this process.
+   * Only a forced release ends that. Not with several resources.
+   */
+  public SidecarLock withMinHold(Duration minHold) {
+    Objects.requireNonNull(minHold, "minHold must not be null");
+    return new SidecarLock(sidecar, request.keptFor(minHold), owner);
+  }
+
+  /**
    * The same lock, and reentrant, as {@link java.util.concurrent.locks.ReentrantLock}: who has it by
    * a reentrant request enters again at once, and it is free when all of these are released. Who that
    * is: the thread that asks, or the label of {@link #withOwner}; both only through the same {@link

@@ -89,7 +89,7 @@ final class ContractCase implements AutoCloseable {
   private static final Set<String> OF_A_STEP =
       Set.of(
           "do", "error", "metadata", "within", "time", "client", "sidecar", "relay", "lines", "resource", "resources",
-          "mode", "wait", "owner", "reentrant", "maxHold", "limit", "once", "unwatched", "hold", "call", "count",
+          "mode", "wait", "owner", "reentrant", "maxHold", "minHold", "limit", "once", "unwatched", "hold", "call", "count",
           "outcome", "note", "lost", "validFor", "guard", "parts", "slot", "attempt", "previous", "holds", "are",
           "reason", "first", "then", "grace", "holders", "waiters", "owners");
 
@@ -234,6 +234,9 @@ final class ContractCase implements AutoCloseable {
     }
     if (s.has("maxHold")) {
       lock = lock.withMaxHold(Duration.ofMillis(s.number("maxHold")));
+    }
+    if (s.has("minHold")) {
+      lock = lock.withMinHold(Duration.ofMillis(s.number("minHold")));
     }
     return lock;
   }

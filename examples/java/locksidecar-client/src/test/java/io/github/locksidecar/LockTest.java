@@ -261,6 +261,10 @@ class LockTest {
     SidecarException e =
         assertThrows(SidecarException.class, () -> locks.lock("r").withMaxHold(Duration.ofMillis(1)).lock());
     assertEquals("max_hold", e.metadata().get("field"));
+    for (Duration bad : List.of(Duration.ofMillis(1), Duration.ofMillis(-1), Duration.ofDays(2))) {
+      e = assertThrows(SidecarException.class, () -> locks.lock("r").withMinHold(bad).lock());
+      assertEquals("min_hold", e.metadata().get("field"));
+    }
     assertTrue(locks.lock("ключ/🔑").tryAcquire().map(h -> { h.close(); return true; }).orElseThrow());
   }
 

@@ -312,6 +312,7 @@ class SurfaceTest {
             Map.entry(() -> lock.tryLock(1, null), "unit"),
             Map.entry(() -> lock.withOwner(null), "owner"),
             Map.entry(() -> lock.withMaxHold(null), "maxHold"),
+            Map.entry(() -> lock.withMinHold(null), "minHold"),
             Map.entry(() -> new Once(null, 0), "keep"),
             Map.entry(() -> LockSidecar.builder().name(null), "name"),
             Map.entry(() -> LockSidecar.builder().socket(null), "socket"),
