@@ -45,12 +45,14 @@ type driver struct {
 	missing []*spot       // whose nodes are gone, but perhaps with the session
 	fresh   later         // holds that were granted just now
 	lasting chan struct{} // has a value when there are some again
+	lefts   leftovers
 }
 
 var (
 	_ leasekit.Driver       = (*driver)(nil)
 	_ leasekit.CostlyTeller = (*driver)(nil)
 	_ leasekit.Teller       = (*driver)(nil)
+	_ leasekit.Keeper       = (*driver)(nil)
 )
 
 const (
@@ -74,6 +76,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar, recheck: b.recheckOf(o.TTL),
 		turns: make(chan struct{}, maxTurns), beats: make(chan struct{}, 1), renewed: make(chan struct{}), listening: make(chan struct{}),
 		lines: make(map[string]*line), spots: make(map[lock.HoldID]*spot), lasting: make(chan struct{}, 1),
+		lefts: leftovers{of: make(map[lock.HoldID]*leftover), more: make(chan struct{}, 1)},
 	}
 	d.leaseNode = b.newLeaseNode(d.id, leaseRecord{Sidecar: o.Sidecar, TTL: o.TTL.String()})
 	d.run, d.stop = context.WithCancel(context.WithoutCancel(ctx))
@@ -116,7 +119,8 @@ func (d *driver) Listen(ctx context.Context, push func(leasekit.Push)) {
 	defer beside.Wait()
 	beside.Go(func() { d.care(ctx) })
 	beside.Go(func() { d.recheckAll(ctx) })
-	beside.Go(func() { d.sweepRecords(ctx) })
+	beside.Go(func() { d.endLeftovers(ctx) })
+	beside.Go(func() { d.sweep(ctx) })
 	select {
 	case <-d.set.Done():
 		push(leasekit.Push{Kind: leasekit.Over})

@@ -61,10 +61,10 @@ type forced struct {
 	path  string
 	grace time.Duration
 
-	node   string
-	names  []string
-	permit *permit // nil: it is a lock
-	lost   bool    // a removal had no answer
+	node    string
+	names   []string
+	claimed *claimed // nil: it is not granted by a transaction
+	lost    bool     // a removal had no answer
 }
 
 // progress is how far a forced release has come.
@@ -115,6 +115,10 @@ func (f *forced) begin(ctx context.Context) (progress, error) {
 	case i < 0:
 		return pending, lock.ErrNotHolder
 	}
+	if nodes[i].kept { // nobody has it
+		_, err := f.t.endLeft(ctx, f.path, f.b.tree.slots(f.r), f.id, nil)
+		return gone, err
+	}
 	f.node, f.names = f.path+"/"+nodes[i].name, namesOf(queue.Children, nodes[i])
 	get := zksession.Get(f.node)
 	if err := f.t.s.Do(ctx, get); err != nil {
@@ -155,6 +159,9 @@ func (f *forced) begin(ctx context.Context) (progress, error) {
 		ms := toMillis(f.grace)
 		rec.Revoked = &ms
 		calls = append(calls, zksession.Set(f.node, rec.encode(), get.Stat.Version))
+		if left := keptName(nodes[i].name); slices.Contains(queue.Children, left) && nodes[i].least > 0 {
+			calls = append(calls, zksession.Set(f.path+"/"+left, rec.encode(), zksession.AnyVersion))
+		}
 	}
 	all := zksession.Multi(calls...)
 	if err := f.t.s.Do(ctx, all); err != nil {
@@ -169,8 +176,8 @@ func (f *forced) begin(ctx context.Context) (progress, error) {
 
 // deletes are the calls that delete its nodes.
 func (f *forced) deletes() []*zksession.Call {
-	if f.permit != nil {
-		return f.permit.deletes()
+	if f.claimed != nil {
+		return f.claimed.deletes()
 	}
 	return deletes(f.path, f.names)
 }
@@ -179,9 +186,9 @@ func (f *forced) deletes() []*zksession.Call {
 // transaction when it does not any more; nil: it does not. old: what is known of the
 // queue is.
 func (f *forced) waits(ctx context.Context, nodes []node, i int, own *zksession.Call) (check []*zksession.Call, old bool, err error) {
-	if nodes[i].limit > 0 {
+	if nodes[i].limit > 0 || nodes[i].least > 0 {
 		var waits bool
-		if f.permit, waits, err = f.t.permitOf(ctx, f.path, f.b.tree.slots(f.r), nodes[i], f.names, own); waits {
+		if f.claimed, waits, err = f.t.claimedOf(ctx, f.path, f.b.tree.slots(f.r), nodes[i], f.names, own); waits {
 			check = []*zksession.Call{} // its delete fails then
 		}
 		return check, false, err
@@ -255,6 +262,9 @@ func (f *forced) wait(ctx context.Context, ours bool) error {
 		case err != nil:
 			return unavailable("force release", err)
 		case errors.Is(look.Err, zksession.ErrNoNode):
+			if err := f.endLeft(ctx); err != nil {
+				return unavailable("force release", err)
+			}
 			return nil
 		}
 		now := f.b.clock()
@@ -279,11 +289,22 @@ func (f *forced) wait(ctx context.Context, ours bool) error {
 
 // remove deletes the nodes of a hold whose grace is over.
 func (f *forced) remove(ctx context.Context) error {
-	if f.permit == nil {
+	if f.claimed == nil {
 		return f.t.remove(ctx, f.path, f.names)
 	}
 	return insist(ctx, func() error {
-		_, err := f.t.removePermit(ctx, *f.permit)
+		_, err := f.t.removeClaimed(ctx, *f.claimed)
+		return err
+	})
+}
+
+// endLeft deletes what is left of a hold with a MinHold that has ended meanwhile.
+func (f *forced) endLeft(ctx context.Context) error {
+	if f.claimed == nil || !f.claimed.least {
+		return nil
+	}
+	return insist(ctx, func() error {
+		_, err := f.t.endLeft(ctx, f.path, f.b.tree.slots(f.r), f.id, nil)
 		return err
 	})
 }

@@ -1,6 +1,7 @@
 package zklock
 
 import (
+	"encoding/json"
 	"errors"
 	"strings"
 	"testing"
@@ -57,6 +58,16 @@ func (h *harness) Leftovers(t testing.TB, prefix string) (left []string) {
 			if r, ok := unescape(name); ok && strings.HasPrefix(string(r), prefix) {
 				left = append(left, "record of "+string(r))
 			}
+		}
+	}
+	for _, bucket := range children(tr.keeps()) {
+		for _, id := range children(tr.keeps() + "/" + bucket) {
+			data, _, err := c.Get(tr.keeps() + "/" + bucket + "/" + id)
+			var of keptRecord
+			if failed(err) || json.Unmarshal(data, &of) == nil && !strings.HasPrefix(string(of.Resource), prefix) {
+				continue
+			}
+			left = append(left, "what is kept of "+string(of.Resource))
 		}
 	}
 	for _, bucket := range children(tr.home() + "/slots") {

@@ -54,6 +54,7 @@ func TestCurator(t *testing.T) {
 			t.Run("Counter", func(t *testing.T) { testCuratorCounter(t, s, kind) })
 			t.Run("TakeTurns", func(t *testing.T) { testCuratorTurns(t, s, kind) })
 			t.Run("Parked", func(t *testing.T) { testCuratorParked(t, s, kind) })
+			t.Run("Kept", func(t *testing.T) { testCuratorKept(t, s, kind) })
 		})
 	}
 }
@@ -177,5 +178,51 @@ func testCuratorParked(t *testing.T, s testengine.Server, kind string) {
 			t.Fatalf("Java (%s) does not get a lock that is parked", mode)
 		}
 		peer.Leave(mode)
+	}
+}
+
+// testCuratorKept: a hold with a MinHold keeps Java out when it is released, and when its sidecar has ended.
+func testCuratorKept(t *testing.T, s testengine.Server, kind string) {
+	const soon = 100 * time.Millisecond // of a wait that must be in vain
+	name := lock.Resource("kept/" + kind)
+	b := curatorLayout(t, s)
+	peer := javatest.Curator(t, javatest.NewCounter(t), "java", curator(s), kind, "/"+string(name))
+	for _, mode := range []lock.Mode{lock.Exclusive, lock.Shared} {
+		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 30 * time.Second, Sidecar: "sidecar"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q := lock.Request{ID: lock.NewHoldID(), Resource: name, Mode: mode, MinHold: time.Hour}
+		if _, err := l.Acquire(t.Context(), q); err != nil {
+			t.Fatal(err)
+		}
+		out := func(when string) {
+			if peer.Enter(javatest.Write, soon) {
+				t.Errorf("Java (%s) entered beside a hold (%s) that is %s", javatest.Write, mode, when)
+				peer.Leave(javatest.Write)
+			}
+			together := kind == javatest.ReadWrite && mode == lock.Shared
+			if got := peer.Enter(javatest.Read, soon); got != together {
+				t.Errorf("Java (%s) beside a hold (%s) that is %s: entered %v, want %v", javatest.Read, mode, when, got, together)
+			} else if got {
+				peer.Leave(javatest.Read)
+			}
+		}
+		out("held")
+		if err := l.Release(t.Context(), name, q.ID); err != nil {
+			t.Fatal(err)
+		}
+		out("released")
+		if err := l.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		out("of a sidecar that has ended")
+		if err := b.ForceRelease(t.Context(), name, q.ID, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		if !peer.Enter(javatest.Write, patience) {
+			t.Fatal("Java does not get a lock that nothing is left of")
+		}
+		peer.Leave(javatest.Write)
 	}
 }

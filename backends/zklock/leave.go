@@ -98,11 +98,20 @@ func (d *driver) removeOnce(ctx context.Context, s *spot) (there bool, err error
 // removal is what deletes the nodes of a request. d.mu is held.
 func (d *driver) removal(s *spot) func(context.Context) (there bool, err error) {
 	path, names := s.l.path, s.names()
-	if s.mode.Limit() == 0 || s.name == "" {
+	if s.mode.Limit() == 0 && s.least == 0 || s.name == "" {
 		return func(ctx context.Context) (bool, error) { return d.leaseNode.removeOnce(ctx, path, names) }
 	}
-	p := permit{path: path, slots: d.b.tree.slots(s.Resource), id: s.ID, name: s.name, guard: s.guard, version: s.version, slot: s.rec.Slot}
-	return func(ctx context.Context) (bool, error) { return d.leaseNode.removePermit(ctx, p) }
+	s.remains = s.stays()
+	p := claimed{
+		path: path, slots: d.b.tree.slots(s.Resource), id: s.ID, name: s.name, guard: s.guard, version: s.version,
+		slot: s.rec.Slot, least: s.least > 0, stays: s.remains,
+	}
+	if s.rec.Fence != 0 {
+		for _, c := range s.leaves(s.rec) {
+			p.left = append(p.left, c.Of())
+		}
+	}
+	return func(ctx context.Context) (bool, error) { return d.leaseNode.removeClaimed(ctx, p) }
 }
 
 // remove deletes nodes of one request.
@@ -120,7 +129,7 @@ func (t *leaseNode) removeAll(ctx context.Context, r lock.Resource, path string,
 		return err
 	}
 	names := namesOf(queue.Children, n)
-	if n.limit > 0 {
+	if n.limit > 0 || n.least > 0 {
 		return insist(ctx, func() error { return t.removeOther(ctx, path, t.b.tree.slots(r), n, names) })
 	}
 	return t.remove(ctx, path, names)

@@ -162,8 +162,11 @@ func (l *line) step() (done bool, err error) {
 	if w.seq > l.known || l.deleted && len(l.queue) <= d.b.shortQueue {
 		return false, l.list()
 	}
-	if w.mode.Limit() > 0 {
+	switch {
+	case w.mode.Limit() > 0:
 		return l.stepPermit(w)
+	case w.cleared:
+		return false, l.keep(w)
 	}
 	b, blocked := l.blocker(w)
 	switch {
@@ -294,6 +297,10 @@ func (l *line) saw(children []string, upTo int32) {
 			if w.doubted || w.seq > last || w.czxid == 0 {
 				return
 			}
+			if w.least > 0 {
+				w.cleared = true
+				return
+			}
 			l.waiting = l.waiting[1:]
 			l.d.grant(w)
 		}
@@ -325,10 +332,15 @@ func (l *line) confirm(w *spot) error {
 	if w.doubted || w.node != path || len(l.waiting) == 0 || l.waiting[0] != w {
 		return nil
 	}
-	if _, blocked := l.blocker(w); !blocked && !l.mustList(w) {
-		l.waiting = l.waiting[1:]
-		d.grant(w)
+	if _, blocked := l.blocker(w); blocked || l.mustList(w) {
+		return nil
 	}
+	if w.least > 0 {
+		w.cleared = true
+		return nil
+	}
+	l.waiting = l.waiting[1:]
+	d.grant(w)
 	return nil
 }
 
@@ -367,13 +379,16 @@ func (l *line) look(b node) error {
 	}
 	switch {
 	case errors.Is(c.Err, zksession.ErrNoNode):
-		l.remove(b)
+		l.gone(b)
 		l.unlisted = true
 		return nil
 	case errors.Is(c.Err, zksession.ErrNoAuth): // another's node that we may not read is in our way all the same
 		return nil
 	case c.Err != nil:
 		return c.Err
+	}
+	if b.kept {
+		l.foundLeft(b, c)
 	}
 	rec, _ := decodeRecord(c.Data)
 	if rec.Downgraded {
@@ -382,7 +397,7 @@ func (l *line) look(b node) error {
 	if rec.Slot != nil {
 		l.granted = b.name
 	}
-	if grace, known := rec.known(); known {
+	if grace, known := rec.known(); known && !b.kept {
 		l.endAfter(b, grace)
 	}
 	return nil
@@ -408,13 +423,6 @@ func (l *line) changed(deleted bool) {
 	defer l.d.mu.Unlock()
 	l.suspect, l.deleted = true, deleted
 	l.poke()
-}
-
-// remove takes a node out of the queue that is gone. d.mu is held.
-func (l *line) remove(n node) {
-	if i, there := l.find(n.name, n.seq, n.shared); there {
-		l.queue = slices.Delete(l.queue, i, i+1)
-	}
 }
 
 // endAfter deletes the node in our way when its forced release is over: whoever
@@ -483,8 +491,10 @@ func (l *line) leave(s *spot) {
 	if s.name == "" {
 		return
 	}
-	l.remove(s.place())
-	if s.rec.Slot != nil {
+	l.gone(s.place())
+	if s.remains {
+		l.d.endsIn(l.resource, l.path, s.place().left(), s.until-l.d.b.clock())
+	} else if s.rec.Slot != nil {
 		delete(l.slots, *s.rec.Slot)
 	}
 	l.part(s)
@@ -498,7 +508,7 @@ func (l *line) part(s *spot) {
 	}
 	l.hush(s)
 	l.d.leaseNode.unsubscribe(s.node, s)
-	s.node, s.name, s.guard, s.held, s.doubted, s.ends = "", "", "", false, false, 0
+	s.node, s.name, s.guard, s.held, s.doubted, s.cleared, s.remains, s.ends = "", "", "", false, false, false, false, 0
 	l.placed--
 	if len(l.waiting) > 0 {
 		l.poke()

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -20,6 +21,11 @@ import (
 // A request for one of 4 permits, which Curator's locks take for an exclusive one, is
 //
 //	_c_ID-limit.4-__WRIT__0000000010
+//
+// and one with a MinHold of a minute, and the node that is left of it when its holder is gone,
+//
+//	_c_ID-least.60000-__WRIT__0000000011
+//	_c_ID-kept.60000-__WRIT__0000000011
 //
 // where _c_ID- is Curator's "protection", by which a client finds its node again
 // when the answer to the create was lost; our ID is the HoldID.
@@ -40,6 +46,8 @@ const (
 	wordMutex  = "lock-"
 	wordGuard  = "guard-" + wordMutex
 	wordLimit  = "limit."
+	wordLeast  = "least."
+	wordKept   = "kept."
 )
 
 // node is one request as its name tells it.
@@ -47,16 +55,50 @@ type node struct {
 	name   string
 	id     lock.HoldID
 	shared bool
-	limit  int // of a permit: how many there are; else 0
+	limit  int           // of a permit: how many there are; else 0
+	least  time.Duration // its MinHold; 0: it has none
+	kept   bool          // nobody has it any more, see kept.go
 	seq    int32
 }
 
 // nodeName is the name of a request without its number.
-func nodeName(id lock.HoldID, m lock.Mode) string {
+func nodeName(id lock.HoldID, m lock.Mode, least time.Duration) string {
 	if m == lock.Shared {
-		return idPrefix(id) + wordRead
+		return idPrefix(id) + leastPart(least) + wordRead
 	}
-	return idPrefix(id) + limitPart(m.Limit()) + wordWrite
+	return idPrefix(id) + leastPart(least) + limitPart(m.Limit()) + wordWrite
+}
+
+// leastPart is what the name of a request with a MinHold has after its id.
+func leastPart(least time.Duration) string {
+	if least == 0 {
+		return ""
+	}
+	return wordLeast + strconv.FormatInt(toMillis(least), 10) + "-"
+}
+
+// keptName is the name of the node that is left of a request with a MinHold. An id has no dots.
+func keptName(name string) string {
+	return strings.Replace(name, "-"+wordLeast, "-"+wordKept, 1)
+}
+
+// left is the node that may be left of a request with a MinHold.
+func (n node) left() node {
+	n.name, n.kept = keptName(n.name), true
+	return n
+}
+
+// cutLeast takes apart what cutLimit has left of what is before the word of a request.
+func cutLeast(id string) (rest string, least time.Duration, kept bool) {
+	for _, word := range []string{wordLeast, wordKept} {
+		if i := strings.LastIndex(id, "-"+word); i >= 0 {
+			ms, err := strconv.ParseInt(id[i+1+len(word):], 10, 64)
+			if err == nil && ms > 0 && ms <= toMillis(lock.MaxMinHold) {
+				return id[:i], fromMillis(ms), word == wordKept
+			}
+		}
+	}
+	return id, 0, false
 }
 
 // limitPart is what the name of a request for a permit has before its word.
@@ -81,6 +123,14 @@ func cutLimit(id string) (rest string, limit int) {
 }
 
 func guardName(id lock.HoldID) string { return idPrefix(id) + wordGuard }
+
+// keptGuard is the name of the guard that is left of a request with a MinHold.
+func keptGuard(guard string) string {
+	return strings.Replace(guard, "-"+wordGuard, "-"+wordKept+wordGuard, 1)
+}
+
+// isKeptGuard reports whether a node is called like one.
+func isKeptGuard(name string) bool { return strings.Contains(name, "-"+wordKept+wordGuard) }
 
 // idPrefix begins the names of all nodes of a request.
 func idPrefix(id lock.HoldID) string { return protection + string(id) + "-" }
@@ -109,12 +159,15 @@ func parseNode(name string) (node, bool) {
 	}
 	n := node{name: name, id: lock.HoldID(name), shared: word == wordRead, seq: int32(seq)}
 	if id, ok := strings.CutPrefix(name[:at], protection); ok {
-		if strings.HasSuffix(id, "-"+strings.TrimSuffix(wordGuard, wordMutex)) && word == wordMutex {
+		if word == wordMutex && (strings.HasSuffix(id, "-"+strings.TrimSuffix(wordGuard, wordMutex)) || isKeptGuard(name)) {
 			return node{}, false
 		}
 		id = strings.TrimSuffix(id, "-")
 		if word == wordWrite {
 			id, n.limit = cutLimit(id)
+		}
+		if word != wordMutex {
+			id, n.least, n.kept = cutLeast(id)
 		}
 		n.id = lock.HoldID(id)
 	}
@@ -127,7 +180,11 @@ func (n node) bySidecar() bool {
 	if len(n.id) != len(lock.NewHoldID()) || strings.Trim(string(n.id), "0123456789abcdef") != "" {
 		return false
 	}
-	rest, _ := strings.CutPrefix(n.name, idPrefix(n.id)+limitPart(n.limit))
+	least := leastPart(n.least)
+	if n.kept {
+		least = keptName("-" + least)[1:]
+	}
+	rest, _ := strings.CutPrefix(n.name, idPrefix(n.id)+least+limitPart(n.limit))
 	return strings.HasPrefix(rest, wordWrite) || strings.HasPrefix(rest, wordRead)
 }
 
@@ -145,8 +202,30 @@ func compareNodes(a, b node) int {
 	return strings.Compare(a.name, b.name)
 }
 
-// parseNodes gives the queue of a lock: its children that are requests, in order.
+// parseNodes gives the queue of a lock: its children that are requests, in order. What may be
+// left of a request is not in it before that is gone.
 func parseNodes(children []string) []node {
+	return withoutLeft(parseAll(children))
+}
+
+// withoutLeft takes out of nodes in order what may be left of requests that are there: it stands
+// just before them.
+func withoutLeft(nodes []node) []node {
+	there := func(i int) bool {
+		n := nodes[i]
+		return n.kept && i+1 < len(nodes) && nodes[i+1].seq == n.seq && nodes[i+1].id == n.id
+	}
+	all := make([]node, 0, len(nodes))
+	for i, n := range nodes {
+		if !there(i) {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// parseAll are all children that are requests, or left of them, in order.
+func parseAll(children []string) []node {
 	nodes := make([]node, 0, len(children))
 	for _, c := range children {
 		if n, ok := parseNode(c); ok {

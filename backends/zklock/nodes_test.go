@@ -3,6 +3,7 @@ package zklock
 import (
 	"math"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -24,6 +25,12 @@ func TestParseNode(t *testing.T) {
 		"_c_0af3-limit.1025-__WRIT__0000000013":                   {id: "0af3-limit.1025", seq: 13}, // nobody of ours has made it
 		"_c_0af3-limit.0-__WRIT__0000000014":                      {id: "0af3-limit.0", seq: 14},
 		"_c_0af3-limit.4-__READ__0000000015":                      {id: "0af3-limit.4", seq: 15, shared: true},
+		"_c_0af3-least.60000-__WRIT__0000000016":                  {id: "0af3", seq: 16, least: time.Minute},
+		"_c_0af3-kept.60000-__READ__0000000017":                   {id: "0af3", seq: 17, least: time.Minute, kept: true, shared: true},
+		"_c_0af3-least.1-limit.4-__WRIT__0000000018":              {id: "0af3", seq: 18, least: time.Millisecond, limit: 4},
+		"_c_0af3-least.86400001-__WRIT__0000000019":               {id: "0af3-least.86400001", seq: 19}, // nobody of ours has made it
+		"_c_0af3-least.0-__WRIT__0000000020":                      {id: "0af3-least.0", seq: 20},
+		"_c_0af3-kept.guard-lock-0000000006":                      nil,
 		"_c_0af3-guard-lock-0000000006":                           nil, // belongs to another node
 		"_c_0af3-__WRIT__":                                        nil,
 		"_c_0af3-__WRIT__7":                                       nil,
@@ -146,11 +153,38 @@ func TestCuratorSorts(t *testing.T) {
 	if got := readWrite(guard); got < "9999999999" {
 		t.Errorf("InterProcessReadWriteLock sorts the guard by %q, before its own", got)
 	}
-	if got := readWrite(nodeName("0af3", lock.Permits(4)) + "0000000008"); got != "0000000008" {
+	if got := readWrite(nodeName("0af3", lock.Permits(4), 0) + "0000000008"); got != "0000000008" {
 		t.Errorf("InterProcessReadWriteLock sorts a request for a permit by %q", got)
+	}
+	if got, want := fix(keptGuard(guard), "lock-"), fix(guard, "lock-"); got != want {
+		t.Errorf("InterProcessMutex sorts the guard that is left by %q, and the guard by %q", got, want)
+	}
+	if got := readWrite(keptName(nodeName("0af3", lock.Shared, time.Minute) + "0000000008")); got != "0000000008" {
+		t.Errorf("InterProcessReadWriteLock sorts what is left of a request by %q", got)
 	}
 	n, _ := parseNode(own)
 	if diff := cmp.Diff([]string{guard, own}, namesOf([]string{"_c_0af-__WRIT__0000000001", guard, own, "x"}, n)); diff != "" {
 		t.Errorf("names of a request (-want +got):\n%s", diff)
+	}
+}
+
+// TestNamesOfKept: what may be left of a request is found from its name, counts only when that is gone, and
+// is told from nodes of other programs.
+func TestNamesOfKept(t *testing.T) {
+	id := lock.NewHoldID()
+	for _, m := range []lock.Mode{lock.Exclusive, lock.Shared, lock.Permits(4)} {
+		name := nodeName(id, m, 1500*time.Millisecond) + "0000000008"
+		n, ok := parseNode(name)
+		left, also := parseNode(keptName(name))
+		if !ok || !also || n.left() != left || !n.bySidecar() || !left.bySidecar() || left.least != 1500*time.Millisecond {
+			t.Errorf("%s: %+v, %+v", m, n, left)
+		}
+		if got := parseNodes([]string{name, left.name}); len(got) != 1 || got[0] != n {
+			t.Errorf("the queue of a request and its kept node: %+v", got)
+		}
+		other := nodeName(lock.NewHoldID(), m, 0) + "0000000009"
+		if got := parseNodes([]string{other, left.name}); len(got) != 2 || got[0] != left {
+			t.Errorf("the queue of a kept node and a request: %+v", got)
+		}
 	}
 }

@@ -115,6 +115,8 @@ func (l *line) stepPermit(w *spot) (done bool, err error) {
 			return false, l.list()
 		case l.slots == nil:
 			return false, l.count()
+		case w.least > 0 && w.czxid == 0: // its fence is written with its slot
+			return false, l.unlocked(func() error { return l.reread(w.room.Session(), []*spot{w}) })
 		}
 		switch next := l.next(i); {
 		case len(next) > 0:
@@ -126,13 +128,19 @@ func (l *line) stepPermit(w *spot) (done bool, err error) {
 	if l.ear == listening && !l.suspect {
 		return true, nil
 	}
-	if l.suspect && i <= d.b.shortQueue {
+	if (l.suspect || l.unknownLeft(i)) && i <= d.b.shortQueue {
 		if err := l.endForced(i); err != nil {
 			return false, err
 		}
 	}
 	l.suspect = false
 	return false, l.list()
+}
+
+// unknownLeft reports whether it is not known yet when something in front of place i is over that is left of
+// a permit. d.mu is held.
+func (l *line) unknownLeft(i int) bool {
+	return slices.ContainsFunc(l.queue[:min(i, len(l.queue))], func(n node) bool { return n.kept && l.d.lefts.of[n.id] == nil })
 }
 
 // endForced reads the permits in front of place i, of which one may be to end: whoever has forced that may be gone, and
@@ -150,6 +158,10 @@ func (l *line) endForced(i int) error {
 		return err
 	}
 	for k, n := range front {
+		if n.kept {
+			l.foundLeft(n, calls[k])
+			continue
+		}
 		rec, _ := decodeRecord(calls[k].Data)
 		if grace, known := rec.known(); known {
 			l.endAfter(n, grace)
@@ -164,7 +176,7 @@ type claim struct {
 	path string
 	rec  record // what it writes into its node
 	set  *zksession.Call
-	make *zksession.Call // the node of the slot
+	make []*zksession.Call // the node of the slot, and what is left of the permit when it is gone
 }
 
 // maxClaims bounds how many slots are taken with one transaction.
@@ -178,7 +190,7 @@ func (l *line) next(i int) (all []claim) {
 	slot := 0
 	for k, s := range l.waiting {
 		if i+k >= limit || i+k >= len(l.queue) || l.queue[i+k].name != s.name || s.mode != w.mode ||
-			s.doubted || s.leaving || s.rec.Slot != nil || s.room.Session() != w.room.Session() || len(all) == maxClaims {
+			s.doubted || s.leaving || s.rec.Slot != nil || s.least > 0 && s.czxid == 0 || s.room.Session() != w.room.Session() || len(all) == maxClaims {
 			break
 		}
 		if s.slot < 0 {
@@ -201,8 +213,13 @@ func (l *line) claimOf(s *spot, slot int) claim {
 	c := claim{s: s, path: s.node, rec: s.rec}
 	c.rec.Slot = &slot
 	of := record{Lease: l.d.id, Sidecar: l.d.sidecar, Hold: s.ID}
+	mode := zksession.Ephemeral
+	if s.least > 0 {
+		c.rec.Fence = l.d.leaseNode.fence(s.czxid) + lock.Fence(slot)
+		c.make, mode = s.leaves(c.rec), zksession.Persistent
+	}
 	c.set = zksession.Set(c.path, c.rec.encode(), s.version)
-	c.make = zksession.Create(l.slotPath(slot), of.encode(), l.d.b.tree.acl, zksession.Ephemeral)
+	c.make = append(c.make, zksession.Create(l.slotPath(slot), of.encode(), l.d.b.tree.acl, mode))
 	return c
 }
 
@@ -215,7 +232,7 @@ func (l *line) claim(all []claim) error {
 	var calls []*zksession.Call
 	var spots []*spot
 	for _, c := range all {
-		calls, spots = append(calls, c.set, c.make), append(spots, c.s)
+		calls, spots = append(append(calls, c.set), c.make...), append(spots, c.s)
 	}
 	take := zksession.Multi(calls...)
 	return l.unlocked(func() error {
@@ -240,8 +257,16 @@ func (l *line) claim(all []claim) error {
 		case take.Err == nil:
 			return nil
 		case errors.Is(take.Err, zksession.ErrNoNode): // a request, or the node above the slots, which the server removes when it is empty
-			if err := d.makeSlots(d.run, session, l.resource); err != nil {
+			if err := d.makeContainer(d.run, session, d.b.tree.slots(l.resource)); err != nil {
 				return err
+			}
+			for _, c := range all {
+				if c.s.least == 0 {
+					continue
+				}
+				if err := d.makeContainer(d.run, session, above(d.b.tree.kept(c.s.ID))); err != nil {
+					return err
+				}
 			}
 		case !errors.Is(take.Err, zksession.ErrBadVersion) && !errors.Is(take.Err, zksession.ErrNodeExists):
 			return take.Err
@@ -259,9 +284,8 @@ func (d *driver) together(ctx context.Context, session *zksession.Session, calls
 	return session.Together(context.WithoutCancel(ctx), calls...)
 }
 
-// makeSlots makes the node above the slots of a lock.
-func (d *driver) makeSlots(ctx context.Context, session *zksession.Session, r lock.Resource) error {
-	path := d.b.tree.slots(r)
+// makeContainer makes a node that the server removes when it has been left empty.
+func (d *driver) makeContainer(ctx context.Context, session *zksession.Session, path string) error {
 	calls := d.b.tree.ancestors(path)
 	if err := session.Chase(context.WithoutCancel(ctx), calls...); err != nil {
 		return err
@@ -401,9 +425,13 @@ func (d *driver) seesOtherLimit(ctx context.Context, s *spot) (bool, error) {
 		return false, err
 	}
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	if l.began == began {
 		l.saw(children, s.seq)
 	}
-	return otherLimit(parseNodes(children), s.mode), nil
+	d.mu.Unlock()
+	nodes := parseNodes(children)
+	if otherLimit(nodes, s.mode) {
+		nodes, err = d.withoutOver(ctx, s.Resource, l.path, nodes)
+	}
+	return otherLimit(nodes, s.mode), err
 }

@@ -283,11 +283,11 @@ func TestSlotOfAnother(t *testing.T) {
 	g := hold(t, l, r, one)
 	d := l.driver
 	d.mu.Lock()
-	p := permit{path: d.spots[g.ID].l.path, slots: b.tree.slots(r), id: g.ID, name: d.spots[g.ID].name, slot: d.spots[g.ID].rec.Slot, version: 1}
+	p := claimed{path: d.spots[g.ID].l.path, slots: b.tree.slots(r), id: g.ID, name: d.spots[g.ID].name, slot: d.spots[g.ID].rec.Slot, version: 1}
 	d.mu.Unlock()
 	release(t, l, g)
 	next := hold(t, l, r, one)
-	if there, err := d.leaseNode.removePermit(t.Context(), p); there || err != nil {
+	if there, err := d.leaseNode.removeClaimed(t.Context(), p); there || err != nil {
 		t.Errorf("a delete once more: %t, %v", there, err)
 	}
 	if err := d.leaseNode.freeSlot(t.Context(), p.slots, g.ID, *p.slot); err != nil {

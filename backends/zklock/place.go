@@ -24,6 +24,9 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 	if !validID(q.ID) {
 		return leasekit.Answer{}, &lock.InvalidError{Field: "lock_id", Problem: "must have 1 to 64 letters, digits, - or _"}
 	}
+	if d.isLeft(q.ID) { // it was released before
+		return leasekit.Answer{}, lock.ErrNotHolder
+	}
 	s := d.spotOf(q, path)
 	a, err := d.askFor(ctx, s, q.Try)
 	d.mu.Lock()
@@ -49,7 +52,7 @@ func (d *driver) spotOf(q lock.Request, path string) *spot {
 	if l.users++; l.users == 2 && l.turns == nil { // one alone needs no turn
 		l.turns = make(chan struct{}, maxLineTurns)
 	}
-	s := &spot{Ref: leasekit.Ref{Resource: q.Resource, ID: q.ID}, l: l, mode: q.Mode, cohort: q.Cohort != nil, slot: -1}
+	s := &spot{Ref: leasekit.Ref{Resource: q.Resource, ID: q.ID}, l: l, mode: q.Mode, cohort: q.Cohort != nil, least: fromMillis(toMillis(q.MinHold)), slot: -1}
 	if s.cohort || q.Mode.Limit() > 0 {
 		d.leaseNode.subscribe(path, (*arrivals)(l))
 	}
@@ -172,7 +175,7 @@ var errNumbers = fmt.Errorf("the numbers of the lock's node in ZooKeeper are use
 // the queue in the same round trip.
 func (d *driver) create(ctx context.Context, s *spot) error {
 	t, l := &d.b.tree, s.l
-	paths := []string{l.path + "/" + nodeName(s.ID, s.mode)}
+	paths := []string{l.path + "/" + nodeName(s.ID, s.mode, s.least)}
 	if t.curator {
 		paths = []string{l.path + "/" + guardName(s.ID), paths[0]}
 	}
@@ -317,7 +320,7 @@ func (d *driver) arrived(ctx context.Context, s *spot, nodes []*zksession.Call, 
 		all := parseNodes(queue.Children)
 		s.l.tellOfOthers(all)
 		i := slices.IndexFunc(all, func(n node) bool { return n.name == s.name })
-		if i >= 0 && s.mode.Limit() == 0 && blocker(all, i, s.mode == lock.Shared) < 0 {
+		if i >= 0 && s.mode.Limit() == 0 && s.least == 0 && blocker(all, i, s.mode == lock.Shared) < 0 {
 			s.l.waiting = slices.DeleteFunc(s.l.waiting, func(o *spot) bool { return o == s })
 			d.grant(s)
 		}
@@ -332,7 +335,7 @@ func (d *driver) settle(s *spot, path string, names []string, czxid int64) {
 	if len(names) > 1 {
 		s.guard = names[0]
 	}
-	s.version, s.rec.Slot, s.queued = 0, nil, d.b.clock()
+	s.version, s.rec.Slot, s.rec.Fence, s.queued = 0, nil, 0, d.b.clock()
 	s.l.add(s)
 }
 
@@ -391,7 +394,14 @@ func (d *driver) find(ctx context.Context, s *spot) error {
 			return c.Err
 		}
 	}
-	names := namesOf(queue.Children, node{id: s.ID, name: idPrefix(s.ID)})
+	var left node
+	names := slices.DeleteFunc(namesOf(queue.Children, node{id: s.ID, name: idPrefix(s.ID)}), func(name string) bool {
+		n, _ := parseNode(name)
+		if n.kept {
+			left = n
+		}
+		return n.kept || isKeptGuard(name)
+	})
 	slices.SortFunc(names, func(a, _ string) int { // as a create makes them: its guard is first
 		if _, request := parseNode(a); request {
 			return 1
@@ -404,7 +414,9 @@ func (d *driver) find(ctx context.Context, s *spot) error {
 	d.oust(d.leaseNode.heard())
 	s.unsure = false
 	if len(names) == 0 {
-		s.gone = s.outed
+		if s.gone = s.outed; left.kept {
+			d.endsIn(s.Resource, s.l.path, left, s.until-d.b.clock())
+		}
 		return nil
 	}
 	d.settle(s, s.l.path+"/"+names[len(names)-1], names, 0)

@@ -30,6 +30,9 @@ type record struct {
 	Slot *int `json:"slot,omitempty"`
 	// Hold is whose slot it is, in the node of a slot.
 	Hold lock.HoldID `json:"hold,omitempty"`
+	// Fence is that of a hold with a MinHold. It is written in the transaction that makes the node that is
+	// left of it, whose data are the same.
+	Fence lock.Fence `json:"fence,omitempty"`
 	// Revoked: the release is forced, with this grace.
 	Revoked *int64 `json:"revoked_ms,omitempty"`
 	// Known: the grace of a forced release that the holder's sidecar knows of. The

@@ -122,7 +122,7 @@ func TestRecordsAreSwept(t *testing.T) {
 	}
 	sweep := func(every time.Duration) {
 		t.Helper()
-		if err := l.driver.sweepOnce(t.Context(), every); err != nil {
+		if err := l.driver.sweepOnce(t.Context(), l.driver.recordsChore(), every); err != nil {
 			t.Errorf("sweep: %v", err)
 		}
 	}
@@ -220,7 +220,7 @@ func TestSweepEndsWithItsLease(t *testing.T) {
 		}
 	}
 	armed.Store(true)
-	if err := l.driver.sweepOnce(t.Context(), 0); err != nil {
+	if err := l.driver.sweepOnce(t.Context(), l.driver.recordsChore(), 0); err != nil {
 		t.Errorf("sweep: %v", err)
 	}
 	armed.Store(false)
@@ -262,7 +262,7 @@ func TestLargeBucketIsSweptInSteps(t *testing.T) {
 	c := stranger(t, url)
 	eventually(t, "what is over is gone", func() error {
 		reads.Store(0)
-		if err := l.driver.sweepOnce(t.Context(), 0); err != nil {
+		if err := l.driver.sweepOnce(t.Context(), l.driver.recordsChore(), 0); err != nil {
 			t.Fatal(err)
 		}
 		if n := reads.Load(); n > sweepStep+8 {

@@ -19,7 +19,8 @@ type spot struct {
 	mode lock.Mode
 	room *zksession.Room // of its nodes; nil: it has none
 
-	cohort bool // it stands for several apps
+	cohort bool          // it stands for several apps
+	least  time.Duration // its MinHold; 0: it has none
 
 	node  string // path of its node; empty: not known
 	name  string // the end of that
@@ -31,10 +32,12 @@ type spot struct {
 
 	unsure  bool // there may be nodes that are not known
 	outed   bool // it was forced out while it was unsure
+	cleared bool // nothing is in its way any more, and it can be granted by a transaction
 	held    bool
 	gone    bool // somebody has deleted its node
 	doubted bool // its node was not found
 	leaving bool // it is being deleted by us
+	remains bool // and something stays of it
 
 	restoring bool // its data is being written again
 
@@ -42,12 +45,13 @@ type spot struct {
 	version int32         // of the node's data, when it was rec
 	queued  time.Duration // when it got its place
 	granted time.Duration
+	until   time.Duration // when its MinHold is over; 0: it was not granted
 	ends    time.Duration // when the grace of a forced release is over; 0: none is running
 }
 
 // place is its node as the queue has it.
 func (s *spot) place() node {
-	return node{name: s.name, id: s.ID, seq: s.seq, shared: s.mode == lock.Shared, limit: s.mode.Limit()}
+	return node{name: s.name, id: s.ID, seq: s.seq, shared: s.mode == lock.Shared, limit: s.mode.Limit(), least: s.least}
 }
 
 // names are those of its nodes, but for the slot of a permit.
@@ -239,18 +243,18 @@ func (d *driver) explained(ctx context.Context, missing []*spot) {
 
 // deleted: somebody has deleted the node of a request. d.mu is held.
 func (d *driver) deleted(s *spot) {
-	guard, slot := s.guard, s.slot
+	guard, slot, least := s.guard, s.slot, s.least > 0
 	if s.ends == 0 || d.b.clock() < s.ends {
 		d.push(leasekit.Push{Kind: leasekit.Revoked, Ref: s.Ref})
 	}
-	s.gone = true
+	s.gone, s.until = true, 0
 	s.l.leave(s)
-	if guard == "" && slot < 0 {
+	if guard == "" && slot < 0 && !least {
 		return
 	}
 	path, slots := s.l.path, d.b.tree.slots(s.Resource)
 	d.do(func(ctx context.Context) { // whoever has deleted it may have left the others
-		for d.set.Overdue() || d.tidy(ctx, path, guard, slots, s.ID, slot) != nil {
+		for d.set.Overdue() || d.tidy(ctx, path, guard, slots, s.ID, slot, least) != nil {
 			if !leasekit.Sleep(ctx, d.recheck) {
 				return
 			}
@@ -259,9 +263,14 @@ func (d *driver) deleted(s *spot) {
 }
 
 // tidy deletes what is left of a request whose node is gone.
-func (d *driver) tidy(ctx context.Context, path, guard, slots string, id lock.HoldID, slot int) error {
+func (d *driver) tidy(ctx context.Context, path, guard, slots string, id lock.HoldID, slot int, least bool) error {
 	if guard != "" {
 		if err := d.leaseNode.remove(ctx, path, []string{guard}); err != nil {
+			return err
+		}
+	}
+	if least {
+		if _, err := d.leaseNode.endLeft(ctx, path, slots, id, nil); err != nil {
 			return err
 		}
 	}
@@ -302,6 +311,9 @@ func (q *later) take(now time.Duration) []*spot {
 func (d *driver) grant(s *spot) {
 	now := d.b.clock()
 	s.held, s.granted = true, now
+	if s.least > 0 {
+		s.until = now + s.least
+	}
 	d.push(leasekit.Push{Kind: leasekit.Granted, Ref: s.Ref, Fence: d.fence(s)})
 	if d.fresh = append(d.fresh, dueHold{s, now + lastsAfter}); len(d.fresh) == 1 {
 		select {
@@ -359,9 +371,10 @@ func (d *driver) note(lasting []*spot) {
 const maxTries = 5
 
 // rewrite changes the data of a request's node, where change wants it. What others
-// have written meanwhile is kept if it is in our form. It is lock.ErrNotHolder where
-// the node is gone.
+// have written meanwhile is kept if it is in our form. What may be left of the request
+// has the same data. It is lock.ErrNotHolder where the node is gone.
 func (d *driver) rewrite(ctx context.Context, s *spot, change func(*record) bool) error {
+	lonely := false // somebody has deleted what may be left of it
 	for tries := 1; ; tries++ {
 		d.mu.Lock()
 		if s.name == "" || s.gone {
@@ -369,32 +382,40 @@ func (d *driver) rewrite(ctx context.Context, s *spot, change func(*record) bool
 			return lock.ErrNotHolder
 		}
 		rec, path := s.rec, s.node
+		left := s.l.path + "/" + keptName(s.name)
 		if !change(&rec) {
 			d.mu.Unlock()
 			return nil
 		}
 		set := zksession.Set(path, rec.encode(), s.version)
 		d.mu.Unlock()
-		if err := d.ask(ctx, set); err != nil {
+		call := set
+		if rec.Fence != 0 && !lonely {
+			call = zksession.Multi(set, zksession.Set(left, rec.encode(), zksession.AnyVersion))
+		}
+		if err := d.ask(ctx, call); err != nil {
 			return err
 		}
 		switch {
-		case set.Err == nil:
+		case call.Err == nil:
 			d.mu.Lock()
 			if s.node == path && set.Stat.Version > s.version {
 				s.rec, s.version = rec, set.Stat.Version
 			}
 			d.mu.Unlock()
 			return nil
-		case errors.Is(set.Err, zksession.ErrNoNode):
+		case errors.Is(call.Err, zksession.ErrNoNode) && call != set: // one of them
+			lonely = true
+			continue
+		case errors.Is(call.Err, zksession.ErrNoNode):
 			d.mu.Lock()
 			if s.node == path {
 				d.missed(s)
 			}
 			d.mu.Unlock()
 			return lock.ErrNotHolder
-		case !errors.Is(set.Err, zksession.ErrBadVersion) || tries == maxTries || ctx.Err() != nil:
-			return set.Err
+		case !errors.Is(call.Err, zksession.ErrBadVersion) || tries == maxTries || ctx.Err() != nil:
+			return call.Err
 		}
 		get := zksession.Get(path) // somebody has written into it
 		if err := d.ask(ctx, get); err != nil {

@@ -48,7 +48,7 @@ func (b *Backend) statusOf(ctx context.Context, t *leaseNode, r lock.Resource, p
 	if err := errors.Join(sync.Err, queue.Err); err != nil && !errors.Is(err, zksession.ErrNoNode) {
 		return st, err
 	}
-	reading := b.newReading(r, path, parseNodes(queue.Children))
+	reading := b.newReading(r, path, parseAll(queue.Children))
 	if err := reading.read(ctx, t); err != nil {
 		return st, err
 	}
@@ -92,6 +92,12 @@ func (rd *reading) downgraded() bool {
 	return rec.Downgraded
 }
 
+// hasRequest reports whether the request was there of which the node at place i may be left. It stands behind that.
+func (rd *reading) hasRequest(i int) bool {
+	return i+1 < len(rd.nodes) && rd.nodes[i+1].id == rd.nodes[i].id && rd.nodes[i+1].seq == rd.nodes[i].seq &&
+		!errors.Is(rd.calls[i+1].Err, zksession.ErrNoNode)
+}
+
 // status tells what was read. Nodes that have gone meanwhile are left out.
 func (rd *reading) status(t *leaseNode) lock.Status {
 	st := lock.Status{Resource: rd.r}
@@ -104,11 +110,17 @@ func (rd *reading) status(t *leaseNode) lock.Status {
 		if errors.Is(c.Err, zksession.ErrNoNode) {
 			continue
 		}
+		var left time.Duration
+		if n.kept {
+			if left = t.leftFor(n, c); left <= 0 || rd.hasRequest(i) {
+				continue
+			}
+		}
 		rec, _ := decodeRecord(c.Data) // another program's has no such fields
 		h := lock.Holding{
 			ID: n.id, Mode: lock.Exclusive, Fence: t.fence(c.Stat.Czxid), Lease: rec.Lease, Sidecar: rec.Sidecar,
 			Owner: lock.DecodeOwner(string(rec.Owner)), Revoked: rec.Revoked != nil,
-			Cohort: rec.Cohort,
+			Cohort: rec.Cohort, Kept: left,
 		}
 		switch {
 		case n.limit > 0:
@@ -126,6 +138,11 @@ func (rd *reading) status(t *leaseNode) lock.Status {
 		}
 		if n.limit > 0 && rec.Slot != nil {
 			h.Fence += lock.Fence(*rec.Slot)
+		}
+		if n.kept {
+			h.Fence = rec.Fence
+		}
+		if n.limit > 0 && (rec.Slot != nil || n.kept) {
 			st.Holders = append(st.Holders, h)
 			continue
 		}
@@ -227,7 +244,7 @@ func (b *Backend) statuses(ctx context.Context, t *leaseNode, names []lock.Resou
 	var all []*reading
 	var calls []*zksession.Call
 	for i, q := range queues {
-		if nodes := parseNodes(q.Children); len(nodes) > 0 {
+		if nodes := parseAll(q.Children); len(nodes) > 0 {
 			rd := b.newReading(names[i], paths[i], nodes)
 			all, calls = append(all, rd), append(calls, rd.calls...)
 		}

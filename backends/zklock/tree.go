@@ -20,6 +20,7 @@ const home = "locksidecar"
 //	CHROOT/locksidecar/leases/LEASE              one node a lease
 //	CHROOT/locksidecar/records/BUCKET/NAME       one node a record
 //	CHROOT/locksidecar/slots/BUCKET/NAME/NUMBER  one node a permit that is held
+//	CHROOT/locksidecar/kept/BUCKET/HOLD          one node a hold that keeps others out when it is gone
 //	CHROOT/locksidecar/locks/BUCKET/NAME/REQUEST layout locksidecar
 //	CHROOT/NAME/REQUEST                          layout curator
 //
@@ -50,6 +51,13 @@ func (t *tree) slots(r lock.Resource) string {
 func (t *tree) slot(r lock.Resource, slot int) string { return slotPath(t.slots(r), slot) }
 
 func slotPath(slots string, slot int) string { return slots + "/" + strconv.Itoa(slot) }
+
+func (t *tree) keeps() string { return t.home() + "/kept" }
+
+// kept is the node by which what is left of a hold is found.
+func (t *tree) kept(id lock.HoldID) string {
+	return t.keeps() + "/" + bucket(lock.Resource(id)) + "/" + string(id)
+}
 
 func (t *tree) lease(id lock.LeaseID) string { return t.leases() + "/" + string(id) }
 

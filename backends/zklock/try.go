@@ -132,7 +132,9 @@ func (d *driver) look(ctx context.Context, r lock.Resource, path string, v *surv
 	if err != nil {
 		return err
 	}
-	v.nodes = parseNodes(children)
+	if v.nodes, err = d.withoutOver(ctx, r, path, parseNodes(children)); err != nil {
+		return err
+	}
 	n := holders(v.nodes, true) // if the first was downgraded; else one
 	reading := d.b.newReading(r, path, v.nodes[:min(n, maxHead)])
 	if err := reading.read(ctx, d.leaseNode); err != nil {

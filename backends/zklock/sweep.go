@@ -13,26 +13,58 @@ import (
 )
 
 const (
-	// sweepEvery is how often one of all sidecars deletes records that are over.
+	// sweepEvery is how often one of all sidecars deletes what is over.
 	sweepEvery = time.Minute
 	// sweepLooks bounds how many requests it reads with, where little is over.
 	sweepLooks = 512
-	// sweepStep is how many records are read at a time, and deleted in one transaction.
+	// sweepStep is how many nodes are read at a time, and records deleted in one transaction.
 	sweepStep = 64
 )
 
-// sweepRecords deletes records that are over, when it is this sidecar's turn, until ctx
-// ends. Nothing waits for that: nobody sees what is over.
+// chore is what is swept: nodes in buckets below a root.
+type chore struct {
+	root string
+	over func(*zksession.Call) bool // whether a node that was read is over
+	// end deletes nodes that are over, as they were read after their bucket, and says how many were; negative:
+	// somebody was faster, so the rest of the bucket is left for another turn.
+	end func(ctx context.Context, bucket *zksession.Call, over []*zksession.Call) (ended int, err error)
+}
+
+// recordsChore deletes records that are over. Nothing waits for that: nobody sees what is over.
+func (d *driver) recordsChore() chore {
+	return chore{
+		root: d.b.tree.records(),
+		over: func(n *zksession.Call) bool {
+			_, left := d.leaseNode.recordIn(n)
+			return left <= 0
+		},
+		end: func(ctx context.Context, bucket *zksession.Call, over []*zksession.Call) (int, error) {
+			call := d.b.deleteRecords(bucket, over...)
+			if err := d.leaseNode.s.Do(ctx, call); err != nil {
+				return 0, err
+			}
+			if call.Err != nil {
+				return -1, nil
+			}
+			bucket.Stat.Version++
+			return len(over), nil
+		},
+	}
+}
+
+// sweep deletes what is over, when it is this sidecar's turn, until ctx ends.
 //
 // Whatever is asked for in a session keeps it alive, so the sidecar asks behind a heartbeat
 // alone, and stops when the lease is overdue: one that gets no heartbeats any more must not
 // outlive them by its own chores.
-func (d *driver) sweepRecords(ctx context.Context) {
+func (d *driver) sweep(ctx context.Context) {
 	every := d.b.sweepEvery
 	for leasekit.Sleep(ctx, every+rand.N(every/4)) { //nolint:gosec // not a secret
 		select {
 		case <-d.renewed:
-			_ = d.sweepOnce(ctx, every) // in some other turn
+			for _, c := range []chore{d.recordsChore(), d.keptChore()} {
+				_ = d.sweepOnce(ctx, c, every) // in some other turn
+			}
 		case <-ctx.Done():
 		}
 	}
@@ -41,17 +73,17 @@ func (d *driver) sweepRecords(ctx context.Context) {
 // sweepOnce takes the turn, which the node above the buckets tells: when the last one was
 // its mtime, and where it ended its data. It goes on for as long as a quarter of what it
 // reads is over.
-func (d *driver) sweepOnce(ctx context.Context, every time.Duration) error {
+func (d *driver) sweepOnce(ctx context.Context, c chore, every time.Duration) error {
 	b, t := d.b, d.leaseNode
-	root := zksession.Get(b.tree.records())
+	root := zksession.Get(c.root)
 	if err := t.s.Do(ctx, root); err != nil || root.Err != nil {
-		return err // there was never a record
+		return err // there is nothing
 	}
 	if t.time.since(root.Stat.Mtime, b.clock()) < every {
 		return nil
 	}
-	turn := zksession.Set(b.tree.records(), root.Data, root.Stat.Version)
-	list := zksession.Children(b.tree.records())
+	turn := zksession.Set(c.root, root.Data, root.Stat.Version)
+	list := zksession.Children(c.root)
 	if err := t.s.Do(ctx, turn, list); err != nil || turn.Err != nil || list.Err != nil {
 		return err // it is another's
 	}
@@ -62,20 +94,20 @@ func (d *driver) sweepOnce(ctx context.Context, every time.Duration) error {
 	first, _ := slices.BinarySearch(buckets, bucket)
 	for n, looks := 0, b.sweepLooks; n < len(buckets) && looks > 0 && !d.set.Overdue(); n++ {
 		var err error
-		if place, looks, err = d.sweepBucket(ctx, buckets[(first+n)%len(buckets)], place, looks); err != nil {
+		if place, looks, err = d.sweepBucket(ctx, c, buckets[(first+n)%len(buckets)], place, looks); err != nil {
 			return err
 		}
 	}
 	if d.set.Overdue() {
 		return nil
 	}
-	return t.s.Do(ctx, zksession.Set(b.tree.records(), []byte(place), zksession.AnyVersion))
+	return t.s.Do(ctx, zksession.Set(c.root, []byte(place), zksession.AnyVersion))
 }
 
-// sweepBucket deletes the records of a bucket that are over, in steps, from a place on: BUCKET/NAME
+// sweepBucket deletes what is over in a bucket, in steps, from a place on: BUCKET/NAME
 // is behind that name. It gives the place where it ended, and how many looks are left.
-func (d *driver) sweepBucket(ctx context.Context, name, place string, looks int) (string, int, error) {
-	t, path := d.leaseNode, d.b.tree.records()+"/"+name
+func (d *driver) sweepBucket(ctx context.Context, c chore, name, place string, looks int) (string, int, error) {
+	t, path := d.leaseNode, c.root+"/"+name
 	behind := name + "0" // the whole bucket
 	bucket, list := zksession.Get(path), zksession.Children(path)
 	if err := t.s.Do(ctx, bucket, list); err != nil || errors.Join(bucket.Err, list.Err) != nil {
@@ -97,25 +129,22 @@ func (d *driver) sweepBucket(ctx context.Context, name, place string, looks int)
 		if err := doAll(ctx, t, nodes); err != nil {
 			return place, looks, err
 		}
-		dead := slices.DeleteFunc(nodes, func(n *zksession.Call) bool {
-			_, left := t.recordIn(n)
-			return left > 0 || n.Err != nil
-		})
-		if looks -= len(some); len(dead)*4 >= len(some) {
-			looks = max(looks, 1)
-		}
+		over := slices.DeleteFunc(nodes, func(n *zksession.Call) bool { return n.Err != nil || !c.over(n) })
+		looks -= len(some)
 		place = name + "/" + some[len(some)-1]
-		if len(dead) == 0 {
+		if len(over) == 0 {
 			continue
 		}
-		call := d.b.deleteRecords(bucket, dead...)
-		if err := t.s.Do(ctx, call); err != nil {
+		ended, err := c.end(ctx, bucket, over)
+		if err != nil {
 			return place, looks, err
 		}
-		if call.Err != nil { // somebody was faster: in some other turn
+		if ended < 0 || ended*4 >= len(some) {
+			looks = max(looks, 1)
+		}
+		if ended < 0 {
 			break
 		}
-		bucket.Stat.Version++
 	}
 	return behind, looks, nil
 }

@@ -1,0 +1,192 @@
+package zklock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// keeping is a request with a MinHold.
+func keeping(r lock.Resource, m lock.Mode, least time.Duration) lock.Request {
+	q := request(r, m)
+	q.MinHold = least
+	return q
+}
+
+// noTrace checks that nothing is there of a hold, in the end, without a look by a sidecar.
+func noTrace(t *testing.T, b *Backend, url string, r lock.Resource, id lock.HoldID) {
+	t.Helper()
+	empty(t, b, url, r)
+	c := stranger(t, url)
+	eventually(t, "it is not found as kept", func() error {
+		switch _, _, err := c.Get(b.tree.kept(id)); {
+		case errors.Is(err, zk.ErrNoNode):
+			return nil
+		case err != nil:
+			return err
+		}
+		return errors.New("it is")
+	})
+}
+
+// TestKeptIsSwept: the sidecar of a hold with a MinHold has ended, and nobody asks for the lock. When its time is
+// over, and no sooner, another sidecar deletes all that is left of it.
+func TestKeptIsSwept(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	for _, layout := range []string{layoutOwn, layoutCurator} {
+		for _, m := range []lock.Mode{lock.Exclusive, lock.Shared, lock.Permits(2)} {
+			t.Run(fmt.Sprint(layout, m), func(t *testing.T) {
+				t.Parallel()
+				const least = 3 * time.Second
+				url := s.URL() + "?layout=" + layout
+				gone, l := sidecar(t, url, 30*time.Second)
+				b := openAt(t, url)
+				b.sweepEvery = 100 * time.Millisecond
+				t.Cleanup(func() { _ = b.Close() })
+				beating(t, newLease(t, b, 30*time.Second), 50*time.Millisecond)
+				r := unique()
+				asked := time.Now()
+				g := granted(t, l, keeping(r, m, least))
+				if err := l.Close(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				all := nodes(t, gone, s.URL(), r)
+				if len(all) == 0 && time.Since(asked) < least {
+					t.Error("nothing is left of the hold")
+				}
+				noTrace(t, b, s.URL(), r, g.ID)
+				if took := time.Since(asked); took < least-least/200 {
+					t.Errorf("it was deleted %s after the grant", took)
+				}
+			})
+		}
+	}
+}
+
+// TestKeptIsMarked: the release of a hold with a MinHold is forced with a grace, and both who has forced it and
+// its holder's sidecar are gone. Then others are kept out no more, and the first who asks clears it away.
+func TestKeptIsMarked(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	for _, m := range []lock.Mode{lock.Exclusive, lock.Shared, lock.Permits(1)} {
+		t.Run(m.String(), func(t *testing.T) {
+			t.Parallel()
+			_, l := sidecar(t, s.URL(), 30*time.Second)
+			b, o := sidecar(t, s.URL(), 30*time.Second)
+			r := unique()
+			g := granted(t, l, keeping(r, m, time.Hour))
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- b.ForceRelease(ctx, r, g.ID, time.Hour) }()
+			event(t, l, g.ID)
+			cancel()
+			if err := <-done; err == nil {
+				t.Error("ForceRelease returned although the hold is there")
+			}
+			if err := l.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if st, err := b.Get(t.Context(), r); err != nil || len(st.Holders) != 0 {
+				t.Errorf("holders %+v, %v", st.Holders, err)
+			}
+			q := request(r, lock.Exclusive)
+			if m.Limit() > 0 {
+				q.Mode = lock.Permits(2) // another number, which is asked for only while none is held
+			}
+			q.Try = true
+			next := granted(t, o, q)
+			release(t, o, next)
+			noTrace(t, b, s.URL(), r, g.ID)
+		})
+	}
+}
+
+// TestConnectionLostWhenKept ends the connection with the very packet that grants a request with a MinHold, right
+// before and right after it has reached the server. It is granted once, and ends as always.
+func TestConnectionLostWhenKept(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	for _, layout := range []string{layoutOwn, layoutCurator} {
+		for name, do := range map[string]action{"after": cutAfter, "before": cutBefore} {
+			t.Run(layout+" "+name, func(t *testing.T) {
+				t.Parallel()
+				way, url := newRoad(t, s.URL())
+				b, l := sidecar(t, url+"?layout="+layout, 30*time.Second)
+				r := unique()
+				first := hold(t, l, r, lock.Exclusive)
+				w := queue(t, b, l, keeping(r, lock.Exclusive, time.Hour))
+				cut := way.once(opMulti, "/"+home+"/kept/", do)
+				_ = l.Release(t.Context(), r, first.ID)
+				g := w.granted()
+				select {
+				case <-cut:
+				default:
+					t.Error("nothing was cut")
+				}
+				release(t, l, g)
+				if st, err := b.Get(t.Context(), r); err != nil || len(st.Holders) != 1 || st.Holders[0].Kept <= 0 || st.Holders[0].Fence != g.Fence {
+					t.Errorf("kept are %+v, %v", st.Holders, err)
+				}
+				if err := b.ForceRelease(t.Context(), r, g.ID, 0); err != nil {
+					t.Error(err)
+				}
+				noTrace(t, b, s.URL(), r, g.ID)
+			})
+		}
+	}
+}
+
+// TestKeptDeletedByHand: with the node of its request a hold with a MinHold has ended, as every hold has.
+func TestKeptDeletedByHand(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	b, l := sidecar(t, s.URL(), 30*time.Second)
+	told := live(t, l)
+	r := unique()
+	g := granted(t, l, keeping(r, lock.Permits(1), time.Hour))
+	path, _ := b.tree.lockPath(r)
+	c := stranger(t, s.URL())
+	for _, child := range nodes(t, b, s.URL(), r) {
+		if n, ok := parseNode(child); ok && !n.kept {
+			if err := c.Delete(path+"/"+child, -1); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	told.revoked(g.ID, 1<<62)
+	noTrace(t, b, s.URL(), r, g.ID)
+}
+
+// TestKeptSlotOfTheDead: what is left of a permit keeps its slot, though the session is over that took it.
+func TestKeptSlotOfTheDead(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	_, l := sidecar(t, s.URL(), 30*time.Second)
+	b, o := sidecar(t, s.URL(), 30*time.Second)
+	r, two := unique(), lock.Permits(2)
+	g := granted(t, l, keeping(r, two, time.Hour))
+	if err := l.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	next := hold(t, o, r, two)
+	if next.Fence.Slot() == g.Fence.Slot() {
+		t.Errorf("slot %d is kept, and granted", g.Fence.Slot())
+	}
+	refused(t, o, r, two)
+	w := queue(t, b, o, request(r, two))
+	if err := b.ForceRelease(t.Context(), r, g.ID, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	third := w.granted()
+	release(t, o, next)
+	release(t, o, third)
+	noTrace(t, b, s.URL(), r, g.ID)
+}
