@@ -50,7 +50,7 @@ func (l *Lease) enter(q *lock.Request) (*member, error) {
 	}
 	now := l.now()
 	c := l.last(q.Resource)
-	alone := q.Direct || q.Mode.Limit() > 0 || q.MinHold > 0 || l.tells.Guards(*q)
+	alone := q.Direct || q.Mode.Limit() > 0 || q.MinHold > 0 || q.Detachable || q.Handle != "" || l.tells.Guards(*q)
 	joins := c != nil && !alone && l.takes(c, q.Mode, now)
 	switch free := joins && (c.state == parked || c.state == holding && c.mode == lock.Shared); {
 	case alone, q.Try && c != nil && !free:

@@ -76,8 +76,9 @@ type Lease interface {
 	//   *LimitError: the store can take no more of this lease; nothing is left behind.
 	//   *InvalidError: a permit was asked for while there are holds of another number of
 	//     permits; nothing is left behind.
-	//   ErrUnsupported: the store has no shared locks, no permits, or no Request.MinHold;
-	//     nothing is left behind.
+	//   ErrUnsupported: the store has no shared locks, no permits, no Request.MinHold, or no
+	//     detached holds; nothing is left behind.
+	//   ErrNoHandle: there is no hold of Request.Handle; nothing is left behind.
 	//   ErrLeaseLost: the store says that the lease is over; nothing is left behind.
 	//   ErrUnavailable: the outcome is unknown. Acquire again with the same
 	//     Request.ID finds the grant or the place in the queue; Release with that
@@ -147,7 +148,12 @@ type Request struct {
 	// at least, as the hold does: also where it is released, or where its lease ends. Only a forced
 	// release ends that. 0: as long as the hold lives. At most MaxMinHold.
 	MinHold time.Duration
-	Nested  bool // who asks holds something already, see Owner.Nested: where it waits long, other sidecars must see it wait
+	// Detachable: the hold may be detached, see Detacher. It is Direct.
+	Detachable bool
+	// Handle attaches the hold that it names, in place of asking for one. Resource and Mode are
+	// those of that hold. It is Direct, and does not wait. "": an ordinary request.
+	Handle HandleKey
+	Nested bool // who asks holds something already, see Owner.Nested: where it waits long, other sidecars must see it wait
 }
 
 // GuardWish says whether Grant.Guard is of use to who asks. Only stores that have
@@ -201,6 +207,9 @@ type Grant struct {
 	Mode     Mode
 	Fence    Fence
 	Guard    *Guard // nil where the store has none
+	// Until is the moment on BootTime at which the time of an attached hold is over: from then on
+	// nothing but the lease keeps it. 0: it is not one.
+	Until time.Duration
 }
 
 // Guard is one SQL statement with which an app, in its own transaction on the
@@ -273,6 +282,8 @@ type Holding struct {
 	// Kept is how much longer the store keeps others out for a hold that is released, or whose
 	// lease is over: nobody has it any more, and its Request.MinHold is not over. 0: somebody has it.
 	Kept time.Duration
+	// Detached: it is Kept because it was detached and nobody has attached it, and not for a MinHold.
+	Detached bool
 }
 
 // Observe is told of every request that a driver sends to its store: what it

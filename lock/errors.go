@@ -76,6 +76,9 @@ func (e *HeldError) Error() string {
 		if h.Parked {
 			return s + fmt.Sprintf(" (parked at %s, free on request)", h.Sidecar)
 		}
+		if h.Detached {
+			return s + fmt.Sprintf(" (detached %s for another %s, last held by pid %d on %s)", h.Mode, h.Kept.Round(time.Millisecond), h.Owner.PID, h.Sidecar)
+		}
 		if h.Kept > 0 {
 			return s + fmt.Sprintf(" (kept for another %s after %s of pid %d on %s)", h.Kept.Round(time.Millisecond), h.Mode, h.Owner.PID, h.Sidecar)
 		}

@@ -101,15 +101,4 @@ type RecordGuarder interface {
 
 // RecordsOf finds the Records of a Backend, also behind those that stand in front of it
 // and have a method Unwrap() Backend.
-func RecordsOf(b Backend) (Records, bool) {
-	for {
-		if records, ok := b.(Records); ok {
-			return records, true
-		}
-		front, ok := b.(interface{ Unwrap() Backend })
-		if !ok {
-			return nil, false
-		}
-		b = front.Unwrap()
-	}
-}
+func RecordsOf(b Backend) (Records, bool) { return behind[Records](b) }

@@ -58,3 +58,33 @@ func TestRecordsOf(t *testing.T) {
 		}
 	}
 }
+
+type handling struct {
+	Backend
+	Handles
+}
+
+func TestHandlesOf(t *testing.T) {
+	h := handling{}
+	if got, ok := HandlesOf(front{h}); !ok || got != Handles(h) {
+		t.Errorf("behind one: got %v, %v", got, ok)
+	}
+	if got, ok := HandlesOf(front{}); ok {
+		t.Errorf("nothing gives %v", got)
+	}
+}
+
+func TestCheckDetach(t *testing.T) {
+	for d, good := range map[time.Duration]bool{0: false, MinDetach - 1: false, MinDetach: true, MaxDetach: true, MaxDetach + 1: false} {
+		if err := CheckDetach(d); (err == nil) != good || err != nil && !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v", d, err)
+		}
+	}
+}
+
+func TestSecret(t *testing.T) {
+	a, b := NewSecret(), NewSecret()
+	if a == b || a.Key() == b.Key() || len(a.Key()) != 64 || a.Key() != a.Key() {
+		t.Errorf("%s of %s, %s of %s", a.Key(), a, b.Key(), b)
+	}
+}

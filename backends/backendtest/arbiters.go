@@ -53,6 +53,10 @@ func (l unguarded) Acquire(ctx context.Context, q lock.Request) (lock.Grant, err
 	return l.Lease.Acquire(ctx, q)
 }
 
+func (l unguarded) Detach(ctx context.Context, r lock.Resource, id lock.HoldID, key lock.HandleKey, ttl time.Duration) error {
+	return l.Lease.(lock.Detacher).Detach(ctx, r, id, key, ttl)
+}
+
 // hears waits until the arbiter knows that somebody stands behind something of it.
 func (a arbitrated) hears(before arbiter.Stats) {
 	a.e.Helper()

@@ -169,6 +169,8 @@ type Limits struct {
 	Permits string
 	// MinHold: Acquire with one is ErrUnsupported.
 	MinHold string
+	// Detached: Acquire of what can be detached, or by a handle, is ErrUnsupported.
+	Detached string
 	// LongNames: a name of more than 64 characters is ErrInvalid.
 	LongNames string
 	// Holds is how many one lease can have; one more is a *lock.LimitError. 0: thousands.
@@ -186,6 +188,8 @@ func (l Limits) skips(c conformance) string {
 		return "no permits: " + l.Permits
 	case c.keeps && l.MinHold != "":
 		return "no min_hold: " + l.MinHold
+	case c.detaches && l.Detached != "":
+		return "no detached holds: " + l.Detached
 	case c.orders && l.Order != "":
 		return "no order: " + l.Order
 	}
@@ -206,7 +210,7 @@ type conformance struct {
 	alone bool                                        // not while other tests use the store
 	deaf  bool                                        // no push reaches any backend, from the start
 
-	shares, downgrades, orders, permits, keeps bool // it is of nothing but what Limits has under that name
+	shares, downgrades, orders, permits, keeps, detaches bool // it is of nothing but what Limits has under that name
 }
 
 // Run runs the suite on the store behind h. It returns when all tests are done.

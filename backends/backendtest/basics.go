@@ -181,6 +181,21 @@ func testUnsupported(e *env) {
 		unsupported("Acquire with a MinHold", err, lock.ErrUnsupported)
 		e.holds(a.b, r, nil, nil)
 	}
+	if e.limits.Detached != "" {
+		q := request(r, lock.Exclusive)
+		q.Detachable = true
+		_, err := a.Acquire(e.ctx, q)
+		unsupported("Acquire of what can be detached", err, lock.ErrUnsupported)
+		q = request(r, lock.Exclusive)
+		q.Handle = lock.NewSecret().Key()
+		_, err = a.Acquire(e.ctx, q)
+		unsupported("Acquire by a handle", err, lock.ErrUnsupported)
+		if h, ok := lock.HandlesOf(a.b); ok {
+			_, err = h.SetHandle(e.ctx, r, q.Handle, time.Minute)
+			unsupported("SetHandle", err, lock.ErrUnsupported)
+		}
+		e.holds(a.b, r, nil, nil)
+	}
 	g := e.acquire(a, r, lock.Exclusive)
 	if e.limits.Downgrade != "" {
 		unsupported("Downgrade", a.Downgrade(e.ctx, r, g.ID), lock.ErrUnsupported)

@@ -75,7 +75,11 @@ func (l *modelLease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, e
 		l.own[q.ID] = &ownHold{resource: q.Resource}
 	}
 	l.mu.Unlock()
+	sent := l.b.m.clock()
 	g, err := l.acquire(ctx, q)
+	if g.Until > 0 {
+		g.Until += sent
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -109,6 +113,8 @@ func (l *modelLease) acquire(ctx context.Context, q lock.Request) (lock.Grant, e
 				if h != nil {
 					s.remove(q.Resource, q.ID)
 				}
+			case q.Handle != "":
+				g, answer = s.attach(l.id, q, now)
 			case holder && (h.Revoked || h.kept), h == nil && queued:
 				answer = lock.ErrNotHolder
 			case holder:

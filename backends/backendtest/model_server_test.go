@@ -45,6 +45,9 @@ type holdRow struct {
 	minHold time.Duration
 	least   time.Time // when its minHold ends
 	kept    bool      // nobody has it any more
+	key     lock.HandleKey
+
+	formerly []lock.HandleKey // that it had
 }
 
 func newServer(bad faults) *server {
@@ -283,7 +286,7 @@ func (s *server) status(r lock.Resource, now time.Time) lock.Status {
 			one := h.Holding
 			one.Age, one.Sidecar, one.Owner = now.Sub(h.since), s.leases[h.Lease].sidecar, lock.DecodeOwner(h.owner)
 			if h.kept && !s.bad.keepsUnseen {
-				one.Kept = h.least.Sub(now)
+				one.Kept, one.Detached = h.least.Sub(now), h.key != ""
 			}
 			all = append(all, one)
 		}

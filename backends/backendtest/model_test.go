@@ -35,6 +35,14 @@ type faults struct {
 	keepsNoDead        bool // the end of the lease ends a MinHold
 	keepsForced        bool // a forced release does not end it
 	keepsUnseen        bool // what is kept is shown as held
+	attachesAny        bool // by any key
+	attachesQuietly    bool // tells nobody who had it
+	attachesAnew       bool // with another fence
+	attachesForGood    bool // forgets until when it is there
+	detachesForEver    bool // whatever time is asked for
+	extendsNothing     bool
+	detachesNothing    bool // it ends with the lease that has detached it
+	permitsFormerKeys  bool // a key is good for ever
 	mixesLimits        bool // lets permits of another number wait beside those that are held
 
 	lastWriteWins   bool // a record is written whatever is there

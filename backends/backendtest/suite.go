@@ -86,6 +86,15 @@ var usual = []conformance{
 	{name: "MinHoldReplyLost", run: testMinHoldReplyLost, needs: needs[Faulter]("Faulter"), keeps: true},
 	{name: "MinHoldUnderLoad", run: testMinHoldUnderLoad, keeps: true},
 
+	{name: "Detach", run: testDetach, detaches: true},
+	{name: "DetachTakenOver", run: testDetachTakenOver, detaches: true},
+	{name: "DetachOver", run: testDetachOver, detaches: true},
+	{name: "DetachOfTheDead", run: testDetachOfTheDead, detaches: true},
+	{name: "DetachForced", run: testDetachForced, detaches: true},
+	{name: "DetachShared", run: testDetachShared, shares: true, detaches: true},
+	{name: "DetachPermit", run: testDetachPermit, permits: true, detaches: true},
+	{name: "DetachReplyLost", run: testDetachReplyLost, needs: needs[Faulter]("Faulter"), detaches: true},
+
 	{name: "ForceAgain", run: testForceAgain},
 	{name: "ForceInSilence", run: testForceInSilence, needs: needs[Faulter]("Faulter")},
 	{name: "ForcerGone", run: testForcerGone, needs: needs[Faulter]("Faulter")},
@@ -116,6 +125,7 @@ var usual = []conformance{
 	{name: "ArbiterParked", run: testArbiterParked},
 	{name: "ArbiterPermits", run: testArbiterPermits, permits: true},
 	{name: "ArbiterMinHold", run: testArbiterMinHold, keeps: true},
+	{name: "ArbiterDetach", run: testArbiterDetach, detaches: true},
 	{name: "ArbiterUnheard", run: testArbiterUnheard, needs: needs[WakeupDropper]("WakeupDropper")},
 	{name: "ArbiterUnheardInUse", run: testArbiterUnheardInUse, needs: needs[WakeupDropper]("WakeupDropper"), deaf: true},
 	{name: "ArbiterCutOff", run: testArbiterCutOff, needs: needs[Faulter]("Faulter")},

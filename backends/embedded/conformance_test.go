@@ -117,6 +117,11 @@ func (v *visitor) List(ctx context.Context, prefix string, p lock.Page) ([]lock.
 	return all, v.hear(err)
 }
 
+func (v *visitor) SetHandle(ctx context.Context, r lock.Resource, key lock.HandleKey, ttl time.Duration) (lock.Detached, error) {
+	d, err := v.Store.SetHandle(ctx, r, key, ttl)
+	return d, v.hear(err)
+}
+
 func (v *visitor) ReadRecord(ctx context.Context, r lock.Resource) (lock.Record, error) {
 	rec, err := v.Store.ReadRecord(ctx, r)
 	return rec, v.hear(err)
@@ -159,6 +164,13 @@ func (w *way) Downgrade(ctx context.Context, r leasekit.Ref) error {
 
 func (w *way) Describe(ctx context.Context, r leasekit.Ref, owner string) error {
 	return w.v.hear(w.Driver.(leasekit.Teller).Describe(ctx, r, owner))
+}
+
+func (w *way) Detaches() error { return w.Driver.(leasekit.Detacher).Detaches() }
+
+func (w *way) Detach(ctx context.Context, q leasekit.Withdrawal, key lock.HandleKey, ttl time.Duration) (leasekit.Withdrawn, error) {
+	got, err := w.Driver.(leasekit.Detacher).Detach(ctx, q, key, ttl)
+	return got, w.v.hear(err)
 }
 
 func (w *way) KeepsMinHold() error { return w.Driver.(leasekit.Keeper).KeepsMinHold() }

@@ -8,7 +8,7 @@ import (
 )
 
 // A hold is there as long as its lease lives, or until a moment of its own: that at which its
-// minHold is over. Whoever lets go of it before that, or whose lease is over, leaves it to a
+// minHold is over, or its time as a detached hold. Whoever lets go of it before that, or whose lease is over, leaves it to a
 // lease that has nothing but this hold and ends at that moment.
 
 var _ leasekit.Keeper = (*lease)(nil)
@@ -28,6 +28,12 @@ func (s *Store) end(e *entry, now time.Duration) (granted int) {
 	if s.closed || !e.Value.keeps(now) {
 		return s.remove(e, now)
 	}
+	s.leave(e)
+	return 0
+}
+
+// leave takes a hold off its lease: it is there until its moment.
+func (s *Store) leave(e *entry) {
 	had := e.Value.lease
 	l := &lease{
 		store: s, id: lock.LeaseID(e.ID), sidecar: had.sidecar, ofHold: true,
@@ -39,7 +45,6 @@ func (s *Store) end(e *entry, now time.Duration) (granted int) {
 	l.link(e)
 	s.leases[l] = struct{}{}
 	s.endsAt(&l.end, e.Value.until)
-	return 0
 }
 
 // give ends a hold that is kept.

@@ -42,6 +42,8 @@ func (l *lease) Ask(_ context.Context, q lock.Request) (leasekit.Answer, error) 
 		return leasekit.Answer{}, &lock.InvalidError{Field: "id", Problem: "must not be empty"}
 	case !q.Mode.Valid():
 		return leasekit.Answer{}, &lock.InvalidError{Field: "mode", Problem: "is not a mode"}
+	case q.Handle != "":
+		return l.attach(q)
 	}
 	a, refused, err := l.ask(q)
 	if refused != nil {

@@ -35,8 +35,9 @@ type hold struct {
 	fence      lock.Fence
 	force      *force // nil: its release is not forced
 	cohort     bool
-	minHold    time.Duration // of the request
-	until      time.Duration // of a hold: when its minHold is over, on the store's clock
+	minHold    time.Duration  // of the request
+	until      time.Duration  // of a hold: when its minHold, or its time as a detached one, is over, on the store's clock
+	key        lock.HandleKey // of a hold that is detached, or was and is attached; "": it is not one
 }
 
 // force is a forced release under way. The hold blocks until it is released,
@@ -130,6 +131,7 @@ func (s *Store) unlink(e *entry) {
 	v := &e.Value
 	v.resource.Remove(e)
 	v.lease.unlink(e)
+	s.forgetHandle(e)
 	if v.force != nil {
 		delete(v.lease.unacknowledged, e.ID)
 		s.endings.cancel(&v.force.end)

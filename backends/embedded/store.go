@@ -37,6 +37,8 @@ type Store struct {
 	leases     map[*lease]struct{}
 	endings    endings // of leases, and of graces
 
+	handles map[handle]*entry // of holds that are detached, or were
+
 	records    map[lock.Resource]*record
 	recorded   []*record // the same in no order, as listed
 	recordEnds endings
@@ -63,6 +65,7 @@ func New(opts ...Option) *Store {
 		wall:      time.Now,
 		resources: make(map[lock.Resource]*resource),
 		leases:    make(map[*lease]struct{}),
+		handles:   make(map[handle]*entry),
 		records:   make(map[lock.Resource]*record),
 		bell:      make(chan struct{}, 1),
 		stop:      make(chan struct{}),

@@ -29,6 +29,7 @@ type row struct {
 	fence   lock.Fence
 	age     time.Duration
 	kept    time.Duration
+	loose   bool // detached, and nobody has attached it
 	mode    lock.Mode
 	revoked bool
 }
@@ -144,7 +145,7 @@ func rows(entries iter.Seq[*entry], n int, now time.Duration) []row {
 		}
 		one := row{entry: e, lease: v.lease, owner: v.owner, fence: v.fence, age: now - v.since, mode: e.Room().Mode(), revoked: v.force != nil}
 		if v.isKept() {
-			one.kept = v.until - now
+			one.kept, one.loose = v.until-now, v.key != ""
 		}
 		all = append(all, one)
 	}
@@ -165,7 +166,7 @@ func holdings(rows []row) []lock.Holding {
 		hs[i] = lock.Holding{
 			ID: r.ID, Mode: r.mode, Fence: r.fence, Age: r.age, Revoked: r.revoked,
 			Lease: l.id, Sidecar: l.sidecar, Owner: lock.DecodeOwner(r.owner), Cohort: r.Value.cohort,
-			Kept: r.kept,
+			Kept: r.kept, Detached: r.loose,
 		}
 	}
 	return hs

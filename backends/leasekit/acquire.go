@@ -18,12 +18,13 @@ const giveUpTime = time.Second
 //
 // Model: failover.ASK.
 func (l *Lease) acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
-	if err := l.keeps(q); err != nil {
+	if err := errors.Join(l.keeps(q), l.detaches(q)); err != nil {
 		return lock.Grant{}, fmt.Errorf("acquire %q: %w", string(q.Resource), err)
 	}
 	e, err := l.begin(Ref{q.Resource, q.ID}, q.Mode)
 	for ; err == nil; err = l.again(e) {
 		l.trip(ctx)
+		sent := l.sent(q)
 		a, err := l.d.Ask(ctx, q)
 		a, err = l.asked(e, a, err)
 		switch {
@@ -34,7 +35,11 @@ func (l *Lease) acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 		case err != nil:
 			return lock.Grant{}, l.refused(ctx, e, err)
 		case a.Granted:
-			return grantOf(q, a.Fence, a.Guard), nil
+			g := grantOf(q, a.Fence, a.Guard)
+			if a.Left > 0 {
+				g.Until = sent + a.Left
+			}
+			return g, nil
 		}
 		p, err := l.wait(ctx, e, a.Recheck, q.Cohort)
 		if err != nil {
@@ -239,11 +244,16 @@ func (l *Lease) giveUp(ctx context.Context, e *entry) error {
 // Release implements lock.Lease.
 func (l *Lease) Release(ctx context.Context, r lock.Resource, id lock.HoldID) error {
 	w, err := l.withdraw(ctx, Ref{r, id}, lock.ErrNotHolder)
+	return withdrawn("release", r, w, err)
+}
+
+// withdrawn says that there was nothing to withdraw.
+func withdrawn(what string, r lock.Resource, w Withdrawn, err error) error {
 	if err == nil && !w.Found {
 		err = lock.ErrNotHolder
 	}
 	if err != nil {
-		return fmt.Errorf("release %q: %w", string(r), err)
+		return fmt.Errorf("%s %q: %w", what, string(r), err)
 	}
 	return nil
 }
@@ -253,12 +263,17 @@ func (l *Lease) Release(ctx context.Context, r lock.Resource, id lock.HoldID) er
 //
 // Model: retry.WITHDRAWN.
 func (l *Lease) withdraw(ctx context.Context, r Ref, why error) (Withdrawn, error) {
+	return l.withdrawBy(ctx, r, why, l.d.Withdraw)
+}
+
+// withdrawBy is withdraw by another request of the driver.
+func (l *Lease) withdrawBy(ctx context.Context, r Ref, why error, by func(context.Context, Withdrawal) (Withdrawn, error)) (Withdrawn, error) {
 	e, how, err := l.withdrawal(r)
 	if err != nil {
 		return Withdrawn{}, err
 	}
 	l.trip(ctx)
-	w, err := l.d.Withdraw(ctx, how)
+	w, err := by(ctx, how)
 	l.mu.Lock()
 	l.end(e)
 	if errors.Is(err, lock.ErrUnavailable) {

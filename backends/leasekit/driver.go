@@ -118,6 +118,18 @@ func NoMinHold(why string) error {
 	return &lock.UnsupportedError{Problem: "this store has no min_hold: " + why}
 }
 
+// Detacher is a Driver that may have detached holds. One that is none refuses them. Ask takes
+// a Request.Handle then; beside the other errors it may give lock.ErrNoHandle: nothing is left.
+type Detacher interface {
+	// Detaches is nil where it has them, else lock.NoHandles.
+	Detaches() error
+
+	// Detach takes a hold off the lease, as lock.Detacher says. A hold that is detached under the
+	// key already, and that nobody has attached since, is found. Nothing there is no error. ttl
+	// is 0, or within bounds.
+	Detach(ctx context.Context, w Withdrawal, key lock.HandleKey, ttl time.Duration) (Withdrawn, error)
+}
+
 // ErrNotSent is Ask's: the store knows no more of the request than before.
 var ErrNotSent = errors.New("ctx ended before the request was sent")
 
@@ -132,6 +144,9 @@ type Answer struct {
 	Granted bool
 	Fence   lock.Fence
 	Guard   *lock.Guard
+	// Left is for how long the time of an attached hold is not over yet, from when the
+	// store answered; 0: it is not one.
+	Left time.Duration
 	// Recheck is when to ask again at the latest although no push has come; 0, or
 	// more than the kit's own bound: then. It is how a driver keeps a grant back
 	// that it must not pass on yet: not Granted, and the time to wait.

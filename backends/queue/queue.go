@@ -47,7 +47,7 @@ func (r Room) size() int {
 }
 
 // Entry is a hold or a waiter; V is what the caller keeps with it. The caller
-// makes it with ID and Room, and changes neither while it is in a Queue.
+// makes it with ID and Room, and changes neither while it is in a Queue, but by Rename.
 type Entry[V any] struct {
 	ID    lock.HoldID
 	Value V
@@ -164,6 +164,15 @@ func (q *Queue[V]) enter(e *Entry[V], r Room) {
 			q.byID[o.ID] = o
 		}
 	}
+}
+
+// Rename gives an entry another ID, which is not there.
+func (q *Queue[V]) Rename(e *Entry[V], id lock.HoldID) {
+	if q.byID != nil {
+		delete(q.byID, e.ID)
+		q.byID[id] = e
+	}
+	e.ID = id
 }
 
 // Next grants to the front of the queue, and gives whom; nil: the front must wait.

@@ -181,6 +181,19 @@ func TestPermitsThatAreThere(t *testing.T) {
 	}
 }
 
+// TestRename: an entry is found by its new id alone, among few and many.
+func TestRename(t *testing.T) {
+	var q Queue[int]
+	for i := range 2 * few {
+		e := &entry{ID: lock.HoldID(fmt.Sprint("old", i))}
+		q.Put(e, Unlimited)
+		q.Rename(e, lock.HoldID(fmt.Sprint("new", i)))
+		if q.Find(lock.HoldID(fmt.Sprint("old", i))) != nil || q.Find(lock.HoldID(fmt.Sprint("new", i))) != e || !e.Held() {
+			t.Errorf("after %d: %+v", i, e)
+		}
+	}
+}
+
 func TestRemoveTwice(t *testing.T) {
 	var s stand
 	s.put("a", One)

@@ -59,6 +59,9 @@ type tracedBackend struct {
 	t *Tracing
 }
 
+// Unwrap gives the Backend behind it, for lock.RecordsOf and lock.HandlesOf: these have no spans.
+func (b *tracedBackend) Unwrap() lock.Backend { return b.Backend }
+
 func (b *tracedBackend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease, error) {
 	ctx, span := b.t.client(ctx, "store open-lease")
 	l, err := b.Backend.OpenLease(ctx, o)
@@ -136,6 +139,18 @@ func (l *tracedLease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, 
 func (l *tracedLease) Release(ctx context.Context, r lock.Resource, id lock.HoldID) error {
 	ctx, span := l.t.client(ctx, "store release", attrResource.String(string(r)))
 	err := l.Lease.Release(ctx, r, id)
+	finish(span, err)
+	return err
+}
+
+// Detach implements lock.Detacher.
+func (l *tracedLease) Detach(ctx context.Context, r lock.Resource, id lock.HoldID, key lock.HandleKey, ttl time.Duration) error {
+	d, ok := l.Lease.(lock.Detacher)
+	if !ok {
+		return lock.ErrUnsupported
+	}
+	ctx, span := l.t.client(ctx, "store detach", attrResource.String(string(r)))
+	err := d.Detach(ctx, r, id, key, ttl)
 	finish(span, err)
 	return err
 }

@@ -88,7 +88,7 @@ func openAt(t testing.TB, url string) *sqllock.Backend {
 }
 
 func (h *harness) Limits() backendtest.Limits {
-	return backendtest.Limits{Permits: "a row lock is exclusive or shared", MinHold: "a row lock ends with its transaction", Downgrade: "a transaction cannot make a row lock weaker", Holds: connections - engineConnections}
+	return backendtest.Limits{Permits: "a row lock is exclusive or shared", MinHold: "a row lock ends with its transaction", Detached: "a row lock ends with its transaction", Downgrade: "a transaction cannot make a row lock weaker", Holds: connections - engineConnections}
 }
 
 // connections are those of each backend.
