@@ -48,6 +48,9 @@ type AcquireOptions struct {
 	// are held at the same time, and Lock.Slot tells which of them this one is. All who ask for
 	// the resource give the same Limit. Not with Reentrant, Once or several resources.
 	Limit int
+	// Detachable lets Lock.Detach take the hold off the session. It asks the store. Not with Reentrant,
+	// Once, MinHold or several resources.
+	Detachable bool
 	// Once is for something that is done once: the lock is an attempt at it, which
 	// Lock.Conclude ends. Only Exclusive, and not Reentrant.
 	Once *Once
@@ -59,7 +62,7 @@ type AcquireOptions struct {
 //	  names the holder in both.
 //	the cause of ctx: it ended; a grant that is on its way is given back.
 //	ErrAlreadyDone, ErrAttemptsExhausted: see Once. OutcomeOf tells what was found.
-//	ErrUnsupported: Once, and the store keeps no outcomes; or Limit or MinHold, and it cannot.
+//	ErrUnsupported: Once, and the store keeps no outcomes; or Limit, MinHold or Detachable, and it cannot.
 //	ErrInvalidRequest: also a Limit other than that of those who hold permits now.
 //	ErrUpgradeRefused, ErrLimitExceeded, ErrStoreUnavailable,
 //	ErrLockLost: an administrator took the request out of the queue.
@@ -84,7 +87,7 @@ func (s *Session) acquire(ctx context.Context, q *pb.AcquireRequest, resources [
 	if err != nil {
 		return nil, err
 	}
-	q.Mode, q.Owner, q.Reentrant, q.Direct = o.Mode, o.Owner, o.Reentrant, o.Direct
+	q.Mode, q.Owner, q.Reentrant, q.Direct, q.Detachable = o.Mode, o.Owner, o.Reentrant, o.Direct, o.Detachable
 	if o.Limit != 0 {
 		n := int32(min(max(o.Limit, math.MinInt32), math.MaxInt32))
 		q.Limit = &n
@@ -213,6 +216,7 @@ func (s *Session) granted(c *call, g *pb.Grant) {
 			s.limits[l.ID] = limit
 		}
 	}
+	s.endsIn(l.ID, g)
 	l.limit = s.limits[l.ID] // also of a Lock before this one
 	c.lock = l
 	if early := s.early[l.ID]; early != nil {
@@ -229,8 +233,9 @@ func (s *Session) granted(c *call, g *pb.Grant) {
 // extended notes another limit of a hold. s.mu is held.
 func (s *Session) extended(c *call, g *pb.Grant) {
 	if l := s.locks[g.GetLockId()]; l != nil {
-		l.limit = g.GetCountedAt().AsDuration() + c.maxHold
-		s.limits[l.ID] = l.limit
+		s.limits[l.ID] = g.GetCountedAt().AsDuration() + c.maxHold
+		s.endsIn(l.ID, g)
+		l.limit = s.limits[l.ID]
 		l.until = max(l.until, endOf(g.GetCountedAt(), g.GetValidFor()))
 		s.watch(l.silentAt())
 	}
@@ -275,6 +280,9 @@ func (s *Session) remember(l *pb.Lost) {
 	}
 	asked := make(map[string]bool, s.asking)
 	for _, c := range s.calls {
+		if c.attaches { // nobody knows what
+			return
+		}
 		for _, r := range c.resources {
 			asked[r] = true
 		}

@@ -72,7 +72,7 @@ type Guard struct {
 }
 
 // Reasons of a LostError beside those of the API (LEASE_EXPIRED, LEASE_LOST,
-// FORCED, MAX_HOLD, SESSION_EXPIRED, STORE_LOST, STOPPING).
+// FORCED, MAX_HOLD, SESSION_EXPIRED, STORE_LOST, STOPPING, TAKEN_OVER).
 const (
 	// LostSilence: nothing came from the sidecar for as long as the hold could be
 	// relied on. It may be frozen. Its grace is the session's Margin after that.

@@ -169,6 +169,11 @@ func (s *Session) leave(c *call) {
 	case s.calls[c.id] != c || c.release != nil: // answered, or must go on
 	case s.withdraw(c):
 		s.forget(c)
+	case c.detaches:
+		c.abandoned = true
+		if c.changes.over == nil {
+			s.lose(c.changes, &LostError{Reason: LostUnknown, Message: "nobody waited for it to be detached"})
+		}
 	case c.acquire:
 		c.abandoned = true
 		s.inBackground(newCall(), &pb.SessionRequest{Request: &pb.SessionRequest_Cancel{Cancel: &pb.CancelRequest{RequestId: c.id}}})

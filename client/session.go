@@ -67,7 +67,9 @@ type call struct {
 	maxHold   time.Duration
 	lock      *Lock // what a grant has made
 	release   *Lock // what is asked to be released
-	changes   *Lock // what is asked to be downgraded or extended
+	changes   *Lock // what is asked to be downgraded, extended or detached
+	detaches  bool  // detached: its handle is lost where nobody waits for it
+	attaches  bool
 	conclude  *Lock // whose outcome is told
 	acquire   bool
 	resources []string // of an acquire
@@ -248,6 +250,8 @@ func (s *Session) answered(m *pb.SessionResponse) {
 			s.notHeld(c.release, fromStatus(r.Error))
 		case c.conclude != nil:
 			s.notConcluded(c.conclude, fromStatus(r.Error))
+		case c.detaches:
+			s.notDetached(l, fromStatus(r.Error))
 		case l != nil && l.over == nil: // else it was released meanwhile, or is lost
 			s.notHeld(l, fromStatus(r.Error))
 		}
@@ -267,6 +271,9 @@ func (s *Session) answered(m *pb.SessionResponse) {
 		if l := s.locks[r.Downgraded.GetLockId()]; l != nil {
 			l.mode = r.Downgraded.GetMode()
 		}
+	case *pb.SessionResponse_Detached:
+		s.clock.answered(c.sent, r.Detached.GetCountedAt())
+		s.detached(c, r.Detached)
 	case *pb.SessionResponse_Extended:
 		s.clock.answered(c.sent, r.Extended.GetCountedAt())
 		s.extended(c, r.Extended)

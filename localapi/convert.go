@@ -33,7 +33,7 @@ func durationOf(field string, d *durationpb.Duration, absent time.Duration) (tim
 const defaultKeep = 30 * 24 * time.Hour
 
 func acquireRequestOf(requestID string, q *pb.AcquireRequest) (session.AcquireRequest, error) {
-	r := session.AcquireRequest{RequestID: requestID, Resource: q.GetResource(), Resources: q.GetResources(), Owner: q.GetOwner(), Reentrant: q.GetReentrant(), Direct: q.GetDirect()}
+	r := session.AcquireRequest{RequestID: requestID, Resource: q.GetResource(), Resources: q.GetResources(), Owner: q.GetOwner(), Reentrant: q.GetReentrant(), Direct: q.GetDirect(), Detachable: q.GetDetachable(), Handle: q.GetHandle()}
 	if q.Guard != nil {
 		r.Guard = lock.WithoutGuard
 		if q.GetGuard() {
@@ -164,6 +164,9 @@ func grantTo(g session.Grant, now time.Duration) *pb.Grant {
 		Guard:     guardTo(g.Guard),
 		Slot:      slotTo(g.Mode, g.Fence),
 	}
+	if g.End != 0 {
+		a.EndsIn = durationpb.New(left(g.End, now))
+	}
 	if g.Attempt != nil {
 		number := countTo(g.Attempt.Number)
 		a.Attempt, a.OutcomeGuard = &number, guardTo(g.Attempt.Guard)
@@ -190,6 +193,9 @@ func refresh(batch []*pb.SessionResponse, clock lock.Clock) {
 			now = clock()
 		}
 		until := countedAt.AsDuration() + good.AsDuration()
+		if ends := endsOf(a); ends != nil {
+			set(ends, left(countedAt.AsDuration()+ends.AsDuration(), now))
+		}
 		set(good, left(until, now))
 		set(countedAt, now)
 	}
@@ -204,6 +210,8 @@ func timesOf(a *pb.SessionResponse) (good, countedAt *durationpb.Duration) {
 		return r.Downgraded.GetValidFor(), r.Downgraded.GetCountedAt()
 	case *pb.SessionResponse_Extended:
 		return r.Extended.GetValidFor(), r.Extended.GetCountedAt()
+	case *pb.SessionResponse_Detached:
+		return r.Detached.GetValidFor(), r.Detached.GetCountedAt()
 	case *pb.SessionResponse_Event:
 		if l := r.Event.GetLease(); l != nil {
 			return l.GetValidFor(), l.GetCountedAt()
@@ -214,6 +222,18 @@ func timesOf(a *pb.SessionResponse) (good, countedAt *durationpb.Duration) {
 		}
 	}
 	return nil, nil
+}
+
+// endsOf gives when an attached hold ends; nil: it is not one.
+func endsOf(a *pb.SessionResponse) *durationpb.Duration {
+	switch r := a.GetResponse().(type) {
+	case *pb.SessionResponse_Granted:
+		return r.Granted.GetEndsIn()
+	case *pb.SessionResponse_Extended:
+		return r.Extended.GetEndsIn()
+	default:
+		return nil
+	}
 }
 
 func set(d *durationpb.Duration, v time.Duration) {
@@ -304,6 +324,7 @@ func holdersTo(hs []lock.Holding, now time.Time) []*pb.Holder {
 			Limit:      limitTo(h.Mode),
 			Slot:       slotTo(h.Mode, h.Fence),
 			KeptFor:    keptTo(h.Kept),
+			Detached:   h.Detached,
 		})
 	}
 	return out

@@ -93,6 +93,28 @@ func (x *httpApp) ask(q *pb.SessionRequest) *pb.SessionResponse {
 		g := &pb.Grant{}
 		path, body = path+"/locks/"+r.Extend.GetLockId()+":extend", string(b)
 		m, a.Response = g, &pb.SessionResponse_Extended{Extended: g}
+	case *pb.SessionRequest_Detach:
+		b, err := protojson.Marshal(&pb.DetachRequest{Ttl: r.Detach.GetTtl()})
+		if err != nil {
+			x.t.Error(err)
+		}
+		g := &pb.DetachedHold{}
+		path, body = path+"/locks/"+r.Detach.GetLockId()+":detach", string(b)
+		m, a.Response = g, &pb.SessionResponse_Detached{Detached: g}
+	case *pb.SessionRequest_ExtendHandle:
+		b, err := protojson.Marshal(r.ExtendHandle)
+		if err != nil {
+			x.t.Error(err)
+		}
+		g := &pb.DetachedHold{}
+		path, body, m, a.Response = "/v1/handles:extend", string(b), g, &pb.SessionResponse_Detached{Detached: g}
+	case *pb.SessionRequest_ReleaseHandle:
+		b, err := protojson.Marshal(r.ReleaseHandle)
+		if err != nil {
+			x.t.Error(err)
+		}
+		g := &pb.ReleaseHandleResponse{}
+		path, body, m, a.Response = "/v1/handles:release", string(b), g, &pb.SessionResponse_HandleReleased{HandleReleased: g}
 	case *pb.SessionRequest_Cancel:
 		g := &pb.CancelResponse{}
 		method, path = "DELETE", path+"/requests/"+r.Cancel.GetRequestId()

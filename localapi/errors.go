@@ -174,6 +174,9 @@ func explain(err error) *apiError {
 	case errors.Is(err, lock.ErrNotHolder):
 		return &apiError{reason: reasonNotHolder, message: "the lock_id is not held: it was released or taken away before, " +
 			"or it belongs to another session or resource"}
+	case errors.Is(err, lock.ErrNoHandle):
+		return &apiError{reason: reasonNotHolder, message: "the handle is of no detached hold: it was released, its time is over, " +
+			"it was detached again under another handle, or it never was"}
 	case errors.Is(err, session.ErrUpgradeRefused):
 		return &apiError{reason: reasonUpgrade, message: "the owner holds the resource SHARED, which cannot be turned into EXCLUSIVE: release it first"}
 	case errors.As(err, &dead):
@@ -232,6 +235,9 @@ func explainHeld(e *lock.HeldError) *apiError {
 		switch {
 		case h.Parked:
 			a.message += fmt.Sprintf(": parked at %s, free on request", h.Sidecar)
+		case h.Detached:
+			a.message += fmt.Sprintf(": detached %s for another %s, last held by %s on %s", h.Mode, h.Kept.Round(time.Millisecond), by, h.Sidecar)
+			a.metadata["holder_kept_for"] = secondsOf(h.Kept)
 		case h.Kept > 0:
 			a.message += fmt.Sprintf(": kept for another %s by min_hold of %s on %s, which had it %s", h.Kept.Round(time.Millisecond), by, h.Sidecar, h.Mode)
 			a.metadata["holder_kept_for"] = secondsOf(h.Kept)

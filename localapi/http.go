@@ -50,6 +50,7 @@ func (s *Server) table(api *service) []route {
 		on(http.MethodDelete, "/v1/sessions/{session_id}/requests/{request_id}", unary(s, api.Cancel)),
 		on(http.MethodPost, "/v1/sessions/{session_id}/locks/{lock_id}:downgrade", unary(s, api.Downgrade)),
 		on(http.MethodPost, "/v1/sessions/{session_id}/locks/{lock_id}:extend", unary(s, api.Extend)),
+		on(http.MethodPost, "/v1/sessions/{session_id}/locks/{lock_id}:detach", unary(s, api.Detach)),
 		on(http.MethodDelete, "/v1/sessions/{session_id}/locks/{lock_id}", unary(s, api.Release)),
 		on(http.MethodGet, "/v1/sessions/{session_id}/events", s.events(api)),
 		on(http.MethodGet, "/v1/locks/{resource=**}", unary(s, api.GetLock)),
@@ -60,6 +61,8 @@ func (s *Server) table(api *service) []route {
 		on(http.MethodDelete, "/v1/locks/{resource=**}", unary(s, api.ForceRelease)),
 		on(http.MethodGet, "/v1/outcomes", unary(s, api.ListOutcomes)),
 		on(http.MethodDelete, "/v1/outcomes/{resource=**}", unary(s, api.ResetOutcome)),
+		on(http.MethodPost, "/v1/handles:extend", unary(s, api.ExtendHandle)),
+		on(http.MethodPost, "/v1/handles:release", unary(s, api.ReleaseHandle)),
 		on(http.MethodGet, "/v1/info", unary(s, api.GetInfo)),
 	}
 }

@@ -452,13 +452,13 @@ func TestRoutesAreTheProtos(t *testing.T) {
 
 func TestLostReasons(t *testing.T) {
 	values := pb.LostReason(0).Descriptor().Values()
-	for r := session.LeaseExpired; r <= session.Stopping; r++ {
+	for r := session.LeaseExpired; r <= session.TakenOver; r++ {
 		v := values.ByName(protoreflect.Name(r.String()))
 		if v == nil || lostReasonTo(r) != pb.LostReason(v.Number()) || lostReasonTo(r) == 0 {
 			t.Errorf("%s is not in the API", r)
 		}
 	}
-	if n := int(session.Stopping); values.Len() != n+1 {
+	if n := int(session.TakenOver); values.Len() != n+1 {
 		t.Errorf("the API has %d reasons, session %d", values.Len()-1, n)
 	}
 }

@@ -19,6 +19,7 @@ func asksToLook(q *pb.SessionRequest) bool {
 	case *pb.SessionRequest_GetLock, *pb.SessionRequest_ListLocks, *pb.SessionRequest_WatchLocks,
 		*pb.SessionRequest_ForceRelease, *pb.SessionRequest_GetInfo,
 		*pb.SessionRequest_ListOutcomes, *pb.SessionRequest_ResetOutcome,
+		*pb.SessionRequest_ExtendHandle, *pb.SessionRequest_ReleaseHandle,
 		*pb.SessionRequest_GetLeader, *pb.SessionRequest_WatchLeader:
 		return true
 	default:
@@ -108,6 +109,14 @@ func (s *service) lookOnce(ctx context.Context, l *lineConn, q *pb.SessionReques
 			gone = s.tell(ctx, l, &pb.SessionResponse{RequestId: a.RequestId, Response: &pb.SessionResponse_Leader{Leader: x}})
 			return gone
 		})
+	case *pb.SessionRequest_ExtendHandle:
+		var x *pb.DetachedHold
+		x, err = s.ExtendHandle(ctx, r.ExtendHandle)
+		a.Response = &pb.SessionResponse_Detached{Detached: x}
+	case *pb.SessionRequest_ReleaseHandle:
+		var x *pb.ReleaseHandleResponse
+		x, err = s.ReleaseHandle(ctx, r.ReleaseHandle)
+		a.Response = &pb.SessionResponse_HandleReleased{HandleReleased: x}
 	case *pb.SessionRequest_GetInfo:
 		var x *pb.Info
 		x, err = s.GetInfo(ctx, r.GetInfo)

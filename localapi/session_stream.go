@@ -313,6 +313,21 @@ func (t *sessionStream) take(q *pb.SessionRequest) (work func(), _ error) {
 			g, err := t.downgrade(ctx, t.sess, r.Downgrade) // its times are counted when it is sent
 			return t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Downgraded{Downgraded: grantTo(g, 0)}}, err)
 		}), nil
+	case *pb.SessionRequest_Detach:
+		return t.fly(func() *pb.SessionResponse {
+			d, err := t.detach(ctx, t.sess, r.Detach)
+			return t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Detached{Detached: d}}, err)
+		}), nil
+	case *pb.SessionRequest_ExtendHandle:
+		return t.fly(func() *pb.SessionResponse {
+			d, err := t.ExtendHandle(ctx, r.ExtendHandle)
+			return t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Detached{Detached: d}}, err)
+		}), nil
+	case *pb.SessionRequest_ReleaseHandle:
+		return t.fly(func() *pb.SessionResponse {
+			a, err := t.ReleaseHandle(ctx, r.ReleaseHandle)
+			return t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_HandleReleased{HandleReleased: a}}, err)
+		}), nil
 	case *pb.SessionRequest_Extend:
 		g, err := t.extend(ctx, t.sess, r.Extend)
 		t.out.leave(t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Extended{Extended: g}}, err))

@@ -38,7 +38,7 @@ func checkOptions(o Options) error {
 		return invalid("deadlock", "is not one of break, report, off")
 	case o.LostGrace < 0:
 		return invalid("lost_grace", "is negative")
-	case min(o.Limits.Sessions, o.Limits.SessionsPerUID, o.Limits.HoldsPerSession, o.Limits.HoldsPerUID, o.Limits.WaitersPerSession) < 0:
+	case min(o.Limits.Sessions, o.Limits.SessionsPerUID, o.Limits.HoldsPerSession, o.Limits.HoldsPerUID, o.Limits.DetachedPerUID, o.Limits.WaitersPerSession) < 0:
 		return invalid("limits", "must not be negative")
 	}
 	switch {
@@ -126,6 +126,9 @@ func checkFields(r *AcquireRequest) error {
 		if err := checkMaxHold(r.MaxHold); err != nil {
 			return err
 		}
+	}
+	if r.Detachable && (r.Reentrant || len(r.Resources) > 0 || r.Once != nil || r.MinHold != 0) {
+		return invalid("detachable", "needs one resource, not reentrant, and without once and min_hold")
 	}
 	if r.MinHold != 0 {
 		if err := checkMinHold(r); err != nil {

@@ -16,6 +16,8 @@ const (
 	opAcquire   = "acquire"
 	opRelease   = "release"
 	opDowngrade = "downgrade"
+	opDetach    = "detach"
+	opHandle    = "handle"
 	opHeartbeat = "heartbeat"
 	opGet       = "get"
 	opList      = "list"
@@ -214,6 +216,20 @@ func (l *faultyLease) Downgrade(ctx context.Context, r lock.Resource, id lock.Ho
 	return l.f.one(opDowngrade, id, func() error {
 		return l.f.do(ctx, opDowngrade, func(ctx context.Context) error { return l.Lease.Downgrade(ctx, r, id) })
 	})
+}
+
+func (l *faultyLease) Detach(ctx context.Context, r lock.Resource, id lock.HoldID, key lock.HandleKey, ttl time.Duration) error {
+	return l.f.one(opDetach, id, func() error {
+		return l.f.do(ctx, opDetach, func(ctx context.Context) error { return l.Lease.(lock.Detacher).Detach(ctx, r, id, key, ttl) })
+	})
+}
+
+func (f *faulty) SetHandle(ctx context.Context, r lock.Resource, key lock.HandleKey, ttl time.Duration) (d lock.Detached, err error) {
+	err = f.do(ctx, opHandle, func(ctx context.Context) (err error) {
+		d, err = f.Backend.(lock.Handles).SetHandle(ctx, r, key, ttl)
+		return err
+	})
+	return d, err
 }
 
 func (l *faultyLease) Heartbeat(ctx context.Context) (news []lock.Event, err error) {

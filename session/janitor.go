@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/ledger"
 )
 
 const (
@@ -55,8 +56,9 @@ type chore struct {
 	session  ID
 	resource lock.Resource
 	id       lock.HoldID
-	batch    *batch // optional
-	done     func() // optional: is called when it is finished
+	key      lock.HandleKey // not empty: also where it is detached
+	batch    *batch         // optional
+	done     func()         // optional: is called when it is finished
 	late     bool
 }
 
@@ -177,6 +179,14 @@ func (j *janitor) work() {
 	}
 }
 
+// release asks the store to release it.
+func (c chore) release(ctx context.Context, l lock.Lease) error {
+	if c.key != "" {
+		return detach(ctx, l, c.resource, c.id, ledger.Exit{Key: c.key})
+	}
+	return l.Release(ctx, c.resource, c.id)
+}
+
 // do asks the store. Its error: the outcome is unknown.
 func (j *janitor) do(c chore) error {
 	limit := firstTimeout
@@ -184,7 +194,7 @@ func (j *janitor) do(c chore) error {
 		limit = choreTimeout
 	}
 	ctx, cancel := context.WithTimeout(j.ctx, limit)
-	err := j.lease.Release(ctx, c.resource, c.id)
+	err := c.release(ctx, j.lease)
 	cancel()
 	if errors.Is(err, lock.ErrUnavailable) {
 		return err

@@ -37,6 +37,7 @@ type Limits struct {
 	SessionsPerUID    int // default 5000
 	HoldsPerSession   int // each count of a hold, requests for holds, and losses that are not acknowledged; default 10000
 	HoldsPerUID       int // the same, of all sessions of one user; default 20000
+	DetachedPerUID    int // holds that a user has detached here and that are not known to be over; default 1000
 	WaitersPerSession int // Acquire calls at the same time; default 1000
 }
 
@@ -48,6 +49,7 @@ const (
 	DefaultSessionsPerUID    = 5_000
 	DefaultHoldsPerSession   = 10_000
 	DefaultHoldsPerUID       = 20_000
+	DefaultDetachedPerUID    = 1_000
 	DefaultWaitersPerSession = 1_000
 )
 
@@ -74,6 +76,7 @@ type Info struct {
 // methods may be called at the same time by many goroutines.
 type Manager struct {
 	o       Options
+	handles lock.Handles // where detached holds are; nil: there are none
 	records lock.Records // where outcomes are kept; nil: nothing can be done once
 	log     logger
 	clock   lock.Clock // as it was given; nil: BootTime
@@ -86,6 +89,7 @@ type Manager struct {
 	wg      sync.WaitGroup // what Run waits for
 	looks   looks          // of watches
 	search  chan struct{}  // one place, for the search for deadlocks
+	loose   loose          // holds that were detached here
 
 	mu       sync.Mutex
 	changed  chan struct{} // closed when lease changes, and replaced
@@ -107,6 +111,7 @@ func New(o Options) (*Manager, error) {
 	setDefault(&o.Limits.SessionsPerUID, DefaultSessionsPerUID)
 	setDefault(&o.Limits.HoldsPerSession, DefaultHoldsPerSession)
 	setDefault(&o.Limits.HoldsPerUID, DefaultHoldsPerUID)
+	setDefault(&o.Limits.DetachedPerUID, DefaultDetachedPerUID)
 	setDefault(&o.Limits.WaitersPerSession, DefaultWaitersPerSession)
 	if o.Logger == nil {
 		o.Logger = hclog.NewNullLogger()
@@ -122,10 +127,12 @@ func New(o Options) (*Manager, error) {
 		return nil, err
 	}
 	records, _ := lock.RecordsOf(o.Backend)
+	handles, _ := lock.HandlesOf(o.Backend)
 	return &Manager{
 		o:        o,
 		clock:    clock,
 		records:  records,
+		handles:  handles,
 		log:      logger{out: o.Logger},
 		started:  o.Clock(),
 		idle:     make(chan struct{}, 1),

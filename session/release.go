@@ -121,7 +121,7 @@ func release(ctx context.Context, s *Session, h *ledger.Hold) LostReason {
 	g := h.Lease().(*generation)
 	g.trip(ctx)
 	for tries := 0; ; tries++ {
-		err := g.lease.Release(ctx, h.Resource(), h.ID())
+		err := g.leave(ctx, h)
 		var lost LostReason
 		switch {
 		case err == nil:
@@ -133,7 +133,7 @@ func release(ctx context.Context, s *Session, h *ledger.Hold) LostReason {
 			lost = g.reason()
 		}
 		switch {
-		case lost != 0 && tries > 0: // the request before, whose outcome was unknown, did it
+		case lost != 0 && tries > 0 && !h.Exit().Detaches(): // the request before, whose outcome was unknown, did it
 			return 0
 		case lost != 0:
 			return lost

@@ -39,37 +39,46 @@ func (s *Session) Begin(ctx context.Context, r AcquireRequest, then func(Grant, 
 // newRequest enters a request into the ledger, which may answer it at once.
 func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Grant, error)) *Request {
 	q := &Request{s: s, r: r, then: then, ctx: ctx}
+	secret, err := q.r.attaches()
+	if err != nil {
+		q.err = err
+		return q
+	}
 	res, parts, err := s.m.checkAcquire(&q.r)
 	if err != nil {
 		q.err = err
 		return q
 	}
-	q.good = true
+	r, q.good = q.r, true
 	if err := ctx.Err(); err != nil && then == nil {
 		q.err = heldError(nameIn(res, r.Resource), nil, err)
 		return q
 	}
 	size := max(len(parts), 1)
 	a := ledger.Ask{
-		RequestID: r.RequestID,
-		Resource:  res,
-		Name:      nameIn(res, r.Resource),
-		Parts:     parts,
-		Owner:     r.Owner,
-		Mode:      r.Mode,
-		Try:       r.Wait == 0,
-		Wait:      max(r.Wait, 0),
-		Reentrant: r.Reentrant,
-		Direct:    r.Direct,
-		Guard:     r.Guard,
-		Once:      r.Once,
-		MaxHold:   r.MaxHold,
-		MinHold:   r.MinHold,
-		Tag:       ctx,
-		Room:      s.user.reserve(size, s.m.o.Limits.HoldsPerUID),
+		RequestID:  r.RequestID,
+		Resource:   res,
+		Name:       nameIn(res, r.Resource),
+		Parts:      parts,
+		Owner:      r.Owner,
+		Mode:       r.Mode,
+		Try:        r.Wait == 0,
+		Wait:       max(r.Wait, 0),
+		Reentrant:  r.Reentrant,
+		Direct:     r.Direct,
+		Guard:      r.Guard,
+		Once:       r.Once,
+		MaxHold:    r.MaxHold,
+		MinHold:    r.MinHold,
+		Detachable: r.Detachable,
+		Tag:        ctx,
+		Room:       s.user.reserve(size, s.m.o.Limits.HoldsPerUID),
 	}
 	if parts != nil {
 		a.Resource, a.Name = parts[0].Resource, parts[0].Name
+	}
+	if secret != "" {
+		a.Handle = secret.Key()
 	}
 	if a.Try {
 		a.Wait = tryLimit

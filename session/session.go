@@ -217,7 +217,7 @@ func (s *Session) settle(own *ledger.Hold) (ask *asking, calls []*ledger.Call) {
 		case ledger.Stop:
 			e.Stop.Stop()
 		case ledger.Clean:
-			c := chore{session: s.id, resource: e.Resource, id: e.ID, done: e.Done}
+			c := chore{session: s.id, resource: e.Resource, id: e.ID, key: e.Key, done: e.Done}
 			if e.Farewell {
 				c.batch = s.farewell
 			}
@@ -258,14 +258,14 @@ func (s *Session) settle(own *ledger.Hold) (ask *asking, calls []*ledger.Call) {
 	clear(answers)
 	// A timer that is overdue was set before the program stood still.
 	if next := s.ledger.Next(); next != 0 && (s.armed <= s.now || next < s.armed) {
-		s.arm(next)
+		arm(s, next)
 	}
 	s.mu.Unlock()
 	return ask, calls
 }
 
 // arm sets the timer for a moment, or for an earlier one.
-func (s *Session) arm(next time.Duration) {
+func arm(s *Session, next time.Duration) {
 	step := min(max(next-s.now, 0), maxStep)
 	s.armed = s.now + step
 	if s.timer != nil {

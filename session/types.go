@@ -55,7 +55,11 @@ type AcquireRequest struct {
 	Reentrant bool          // may enter the hold of another reentrant request of the same owner
 	Direct    bool          // asks the store, also where the sidecar could answer by itself
 	Guard     lock.GuardWish
-	Once      *outcome.Wish // nil: an ordinary lock; see Session.Conclude
+	// Detachable: Session.Detach may take it. It asks the store.
+	Detachable bool
+	// Handle, in place of Resource and Mode, attaches the hold that it names, see Session.Detach.
+	Handle string
+	Once   *outcome.Wish // nil: an ordinary lock; see Session.Conclude
 }
 
 // Grant is a hold as the app sees it. Until is on Options.Clock.
@@ -93,4 +97,5 @@ const (
 	SessionExpired = ledger.SessionExpired // the app sent no keep-alive in time
 	StoreLost      = ledger.StoreLost      // the store lost the hold
 	Stopping       = ledger.Stopping       // the sidecar stops and its drain time is over
+	TakenOver      = ledger.TakenOver      // somebody with its handle has attached it elsewhere, or released it
 )

@@ -124,7 +124,7 @@ func changes(before, now map[lock.Resource]lock.Status) []WatchEvent {
 // same tells whether the same hold and wait, whatever their age.
 func same(a, b lock.Status) bool {
 	eq := func(a, b lock.Holding) bool {
-		return a.ID == b.ID && a.Mode == b.Mode && a.Fence == b.Fence && a.Revoked == b.Revoked && a.Parked == b.Parked && (a.Kept > 0) == (b.Kept > 0)
+		return a.ID == b.ID && a.Mode == b.Mode && a.Fence == b.Fence && a.Revoked == b.Revoked && a.Parked == b.Parked && (a.Kept > 0) == (b.Kept > 0) && a.Detached == b.Detached
 	}
 	return slices.EqualFunc(a.Holders, b.Holders, eq) && slices.EqualFunc(a.Waiters, b.Waiters, eq)
 }

@@ -115,7 +115,7 @@ func environment(l *client.Lock, socket string) []string {
 		client.SocketEnv + "=" + socket,
 	}
 	drop := []string{guardVariable, slotVariable, attemptVariable, previousVariable, previousNoteVariable, outcomeGuardVariable}
-	for _, flag := range []string{"store", "store-file", "store-password-file"} {
+	for _, flag := range []string{"store", "store-file", "store-password-file", "handle"} {
 		drop = append(drop, config.EnvName(flag))
 	}
 	if guards != nil {

@@ -73,6 +73,7 @@ func newRoot(io streams) *cobra.Command {
 		newWatch(io),
 		newDeadlocks(io),
 		newRelease(io),
+		newDetached(io),
 		newOutcomes(io),
 		newInfo(io),
 		newHealth(io),

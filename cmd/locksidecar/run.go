@@ -29,6 +29,10 @@ CMD ends. Before -- there may be up to 16 resources: it takes all of them or non
   LOCKSIDECAR_SLOT        only with --limit N: a number from 0 to N-1 that no other CMD
                           has that runs at this time under the same RESOURCE
 
+With --handle, CMD runs under a detached lock, which somebody has taken before, and has the
+fence of that time. When CMD ends, the lock is released. When run is killed, or its
+sidecar dies, it is detached again until its time is over. CMD does not get LOCKSIDECAR_HANDLE.
+
 Of several resources, FENCE, RESOURCE and GUARD have one line for each.
 
 LOCKSIDECAR_STORE and the like are not passed on: the URL may have a password.
@@ -77,6 +81,9 @@ const runExamples = `  # never two at a time; wait as long as it takes
   # no sidecar needed: straight to the store
   locksidecar run --store ` + backends.Example + ` counter -- sh -c 'n=$(cat f); echo $((n+1)) >f'
 
+  # a lock that was taken elsewhere: CMD has it from now on
+  LOCKSIDECAR_HANDLE=$handle locksidecar run -- ./export.sh
+
   # two things at once, all or none
   locksidecar run --wait 1m accounts/7 accounts/12 -- ./transfer.sh
 
@@ -96,7 +103,8 @@ type runFlags struct {
 	store     *storeFlags
 	log       *logFlags
 	shared    bool
-	limit     int // 0: it is no permit
+	limit     int    // 0: it is no permit
+	handle    string // of a detached lock, in place of resources
 	wait      waitFlag
 	maxHold   time.Duration
 	minHold   time.Duration
@@ -114,11 +122,17 @@ func newRun(io streams) *cobra.Command {
 		Short:       "Run a program while a lock is held",
 		Long:        runHelp,
 		Example:     runExamples,
-		Args:        argsBetween(1, 1<<20, "RESOURCE... -- CMD [ARG...]"),
 		Annotations: map[string]string{annotationRuns: "CMD"},
 	}
 	r := addRun(cmd, io, "RESOURCE")
 	cmd.Flags().BoolVar(&r.shared, "shared", false, "share the lock with other shared holders")
+	cmd.Flags().StringVar(&r.handle, "handle", "", "attach the detached lock of this handle, in place of RESOURCE")
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if r.handle != "" {
+			return nil
+		}
+		return argsBetween(1, 1<<20, "RESOURCE... -- CMD [ARG...]")(cmd, args)
+	}
 	cmd.Flags().IntVar(&r.limit, "limit", 0, "take one of so many permits, 1 to 1024, in place of the lock: so many CMDs run at a time; all give the same limit; 0: none")
 	cmd.Flags().DurationVar(&r.minHold, "min-hold", 0, "others are kept out for so long at least, whatever ends or dies before, 100ms to 24h; 0s: until CMD has ended")
 	return cmd
@@ -184,6 +198,15 @@ func completeRun(socket *socketFlag) cobra.CompletionFunc {
 // check refuses what can be refused before anything is asked for, and gives the resources
 // and CMD.
 func (r *runFlags) check(args []string) (resources, argv []string, err error) {
+	if r.handle != "" {
+		if r.shared || r.limit != 0 || r.minHold != 0 {
+			return nil, nil, usage("--handle is given with --shared, --limit or --min-hold: the lock is as it was taken")
+		}
+		if argv, err = r.program(args); err != nil {
+			return nil, nil, err
+		}
+		return nil, argv, r.checkRanges()
+	}
 	resources, argv = args[:1], args[1:]
 	isFlag := func(s string) bool { return strings.HasPrefix(s, "-") }
 	if i := slices.IndexFunc(argv, isFlag); i > 0 && argv[i] == "--" && r.verb == "run" {

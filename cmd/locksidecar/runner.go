@@ -191,6 +191,13 @@ func (r *runner) acquire(ctx context.Context, name string) error {
 	if r.flags.wait == forever {
 		o.Wait = 0
 	}
+	if r.flags.handle != "" {
+		if r.lock, err = s.Attach(ctx, r.flags.handle); err != nil {
+			return r.notRun(ctx, err)
+		}
+		r.resources = []string{r.lock.Resource}
+		return nil
+	}
 	tries := []time.Duration{o.Wait}
 	switch nested := heldByAncestors(); {
 	case r.flags.wait == 0:
@@ -222,7 +229,12 @@ func (r *runner) acquire(ctx context.Context, name string) error {
 }
 
 // name is what is locked, for people.
-func (r *runner) name() string { return strings.Join(r.resources, ", ") }
+func (r *runner) name() string {
+	if len(r.resources) == 0 {
+		return "a detached lock"
+	}
+	return strings.Join(r.resources, ", ")
+}
 
 // heldByAncestor is a hold under which this process itself runs.
 func (r *runner) heldByAncestor(ctx context.Context) (resource, id string) {
@@ -280,7 +292,9 @@ func (r *runner) mind(ctx context.Context) error {
 			return r.ended(ctx)
 		case <-r.front.Gone():
 			r.end(lock.BootTime(), lock.BootTime()+reachLimit)
-			_ = r.release(ctx, releaseLimit) // nobody is there to hear of it
+			if r.flags.handle == "" { // else our end detaches it again
+				_ = r.release(ctx, releaseLimit) // nobody is there to hear of it
+			}
 			return &exitError{code: exitOwnFailure}
 		case <-tick.C:
 			tick.Reset(min(askEvery, max(r.rely()/8, r.margin/4)))

@@ -115,6 +115,7 @@ func addServe(cmd *cobra.Command) *serveFlags {
 	f.IntVar(&s.sessions.Sessions, "max-sessions", session.DefaultSessions, "app sessions at a time")
 	f.IntVar(&s.sessions.SessionsPerUID, "max-sessions-per-uid", session.DefaultSessionsPerUID, "app sessions of one user at a time")
 	f.IntVar(&s.sessions.HoldsPerSession, "max-holds", session.DefaultHoldsPerSession, "of one session, together: locks, requests for locks, and losses that it has not acknowledged")
+	f.IntVar(&s.sessions.DetachedPerUID, "max-detached-per-uid", session.DefaultDetachedPerUID, "holds that one user has detached and that are not known to be over")
 	f.IntVar(&s.sessions.HoldsPerUID, "max-holds-per-uid", session.DefaultHoldsPerUID, "the same of all sessions of one user")
 	f.IntVar(&s.sessions.WaitersPerSession, "max-waiters", session.DefaultWaitersPerSession, "waiting requests of one session at a time")
 	f.IntVar(&s.api.Connections, "max-connections", 0, "connections at a time (default 4096, or what the limit of open files allows)")
@@ -158,6 +159,7 @@ func (s *serveFlags) options(io streams) (o sidecarOptions, err error) {
 		{"max-sessions", s.sessions.Sessions, 1},
 		{"max-sessions-per-uid", s.sessions.SessionsPerUID, 1},
 		{"max-holds", s.sessions.HoldsPerSession, 1},
+		{"max-detached-per-uid", s.sessions.DetachedPerUID, 1},
 		{"max-holds-per-uid", s.sessions.HoldsPerUID, 1},
 		{"max-waiters", s.sessions.WaitersPerSession, 1},
 		{"max-connections", s.api.Connections, 0},

@@ -38,6 +38,8 @@ func holderState(h *pb.Holder) string {
 	switch {
 	case h.GetParked():
 		return "parked"
+	case h.GetDetached():
+		return "detached " + age(h.GetKeptFor().AsDuration())
 	case h.GetKeptFor() != nil:
 		return "kept " + age(h.GetKeptFor().AsDuration())
 	case h.GetRevoked():
@@ -88,7 +90,11 @@ func writeLock(w io.Writer, l *pb.Lock, now time.Time) error {
 			continue
 		}
 		if kept := h.GetKeptFor().AsDuration(); kept > 0 {
-			row(t, "kept until:", now.Add(kept).Format(timeFormat)+", for another "+age(kept)+": nobody has it any more")
+			what, why := "kept until:", "nobody has it any more"
+			if h.GetDetached() {
+				what, why = "detached until:", "whoever has its handle may attach it"
+			}
+			row(t, what, now.Add(kept).Format(timeFormat)+", for another "+age(kept)+": "+why)
 			row(t, "  was of:", who(h))
 		} else {
 			row(t, "held by:", who(h))
@@ -161,6 +167,9 @@ func lockState(l *pb.Lock) string {
 		s = "free in a moment"
 	case n == 0 && kept > 0:
 		s = "kept for another " + age(kept)
+		if l.GetHolders()[0].GetDetached() {
+			s = "detached for another " + age(kept)
+		}
 	case n == 0:
 		s = "free on request"
 	case n == 1 && kept == 0:

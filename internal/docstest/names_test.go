@@ -32,6 +32,9 @@ func help(t *testing.T, command ...string) string {
 
 // path is the subcommand that the docs name so.
 func path(name string) []string {
+	if name == "take" || name == "extend" {
+		return []string{"detached", name}
+	}
 	if name == "reset" {
 		return []string{"outcomes", name}
 	}
@@ -88,7 +91,7 @@ func TestServeFlags(t *testing.T) {
 
 // The flags of the other subcommands are in their table, each of a command that has it.
 func TestOtherFlags(t *testing.T) {
-	commands := []string{"run", "lead", "leader", "once", "list", "get", "watch", "deadlocks", "release", "outcomes", "reset", "info", "health", "version", "schema", "man"}
+	commands := []string{"run", "lead", "leader", "once", "list", "get", "watch", "deadlocks", "release", "outcomes", "reset", "take", "extend", "info", "health", "version", "schema", "man"}
 	has := make(map[string]map[string]bool)
 	for _, c := range commands {
 		has[c] = flags(t, path(c)...)
@@ -128,7 +131,7 @@ var foreign = []string{"grace-period", "force", "set", "unix-socket", "path-as-i
 // No page names a flag that the program does not have.
 func TestFlagsInProse(t *testing.T) {
 	known := make(map[string]bool)
-	for _, c := range []string{"serve", "run", "lead", "leader", "once", "list", "get", "watch", "deadlocks", "release", "outcomes", "reset", "info", "health", "version", "schema", "man"} {
+	for _, c := range []string{"serve", "run", "lead", "leader", "once", "list", "get", "watch", "deadlocks", "release", "outcomes", "reset", "take", "extend", "info", "health", "version", "schema", "man"} {
 		maps.Copy(known, flags(t, path(c)...))
 	}
 	for _, f := range append(foreign, "version", "help") {

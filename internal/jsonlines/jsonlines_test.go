@@ -162,6 +162,8 @@ func responses() []*pb.SessionResponse {
 	odd.ValidFor, odd.Guard = &durationpb.Duration{Seconds: -3, Nanos: -500_000_000}, &pb.Guard{}
 	permit := grant()
 	permit.Mode, permit.Slot = pb.Mode_PERMIT, new(int32)
+	attached := grant()
+	attached.EndsIn = seconds(time.Hour)
 	several := grant()
 	several.Resource, several.Fence = "", 0
 	several.Parts = []*pb.Part{{Resource: "a", Fence: 7, LockId: "0"}, {Resource: "b", Fence: 8, LockId: "1", Guard: guarded.GetGuard()}}
@@ -170,6 +172,7 @@ func responses() []*pb.SessionResponse {
 		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: grant()}},
 		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: guarded}},
 		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: permit}},
+		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: attached}},
 		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: odd}},
 		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: &pb.Grant{}}},
 		{RequestId: "1", Response: &pb.SessionResponse_Granted{Granted: first}},

@@ -287,7 +287,7 @@ func AppendRequest(b []byte, q *pb.SessionRequest) ([]byte, error) {
 		w.optionalLabels("metadata", r.Open.GetMetadata())
 		w.end()
 	case *pb.SessionRequest_Acquire:
-		if r.Acquire.Once != nil {
+		if r.Acquire.Once != nil || r.Acquire.GetDetachable() || r.Acquire.GetHandle() != "" {
 			return Append(b, q)
 		}
 		w.name("acquire")

@@ -105,9 +105,9 @@ func (w *writer) event(e *pb.Event) bool {
 	return true
 }
 
-// grant leaves what is done once to protojson.
+// grant leaves what is done once, and what is attached, to protojson.
 func (w *writer) grant(g *pb.Grant) bool {
-	if g != nil && (g.Attempt != nil || g.Previous != nil || g.OutcomeGuard != nil) {
+	if g != nil && (g.Attempt != nil || g.Previous != nil || g.OutcomeGuard != nil || g.EndsIn != nil) {
 		return false
 	}
 	w.begin()

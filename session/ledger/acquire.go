@@ -12,23 +12,25 @@ import (
 
 // Ask is a request for a hold, with its fields checked.
 type Ask struct {
-	RequestID string
-	Resource  lock.Resource // in the store
-	Name      string        // of the resource, for the app
-	Parts     []Part        // of several, in the order in which all take them; Resource and Name are those of the first
-	Owner     string
-	Mode      lock.Mode
-	Try       bool
-	Wait      time.Duration // how long an answer is waited for; 0: until Leave
-	Reentrant bool
-	Direct    bool
-	Guard     lock.GuardWish
-	Once      *outcome.Wish // nil: it is an ordinary lock
-	MaxHold   time.Duration
-	MinHold   time.Duration
-	Room      bool // the user of the session may have so many more holds
-	Tag       any  // the Hold has it until it is granted
-	Then      func(*Call)
+	RequestID  string
+	Resource   lock.Resource // in the store
+	Name       string        // of the resource, for the app
+	Parts      []Part        // of several, in the order in which all take them; Resource and Name are those of the first
+	Owner      string
+	Mode       lock.Mode
+	Try        bool
+	Wait       time.Duration // how long an answer is waited for; 0: until Leave
+	Reentrant  bool
+	Direct     bool
+	Guard      lock.GuardWish
+	Once       *outcome.Wish // nil: it is an ordinary lock
+	MaxHold    time.Duration
+	MinHold    time.Duration
+	Detachable bool
+	Handle     lock.HandleKey // attach the hold that it names
+	Room       bool           // the user of the session may have so many more holds
+	Tag        any            // the Hold has it until it is granted
+	Then       func(*Call)
 }
 
 // Call is one caller who waits for an answer. Who takes it from Ledger.Answers calls
@@ -106,7 +108,7 @@ func (l *Ledger) Acquire(a *Ask) (Grant, *Call, error) {
 		return Grant{}, nil, err
 	}
 	h := &Hold{
-		key: Key{a.Resource, a.Owner}, name: a.Name, mode: a.Mode, reentrant: a.Reentrant, direct: a.Direct || a.Once != nil, wish: a.Guard, once: a.Once, minHold: a.MinHold,
+		key: Key{a.Resource, a.Owner}, name: a.Name, mode: a.Mode, reentrant: a.Reentrant, direct: a.Direct || a.Once != nil, wish: a.Guard, once: a.Once, minHold: a.MinHold, detachable: a.Detachable || a.Handle != "", handle: a.Handle,
 		state: asking, try: a.Try, id: l.o.NewID(), tag: a.Tag, began: l.at.Now,
 	}
 	h.due.hold = h
@@ -139,6 +141,9 @@ func (l *Ledger) room(a *Ask) error {
 // repeat is for a request whose id is known.
 func (l *Ledger) repeat(a *Ask, c *claim) (Grant, *Call, error) {
 	h := c.hold
+	if h.handle != a.Handle || h.detachable != (a.Detachable || a.Handle != "") {
+		return Grant{}, nil, &lock.InvalidError{Field: "request_id", Problem: "is that of another request"}
+	}
 	if !h.sameResources(a) || h.key.Owner != a.Owner || c.mode != a.Mode || h.reentrant != a.Reentrant || (h.once == nil) != (a.Once == nil) {
 		return Grant{}, nil, &lock.InvalidError{Field: "request_id", Problem: "is that of another request"}
 	}
@@ -254,7 +259,7 @@ func (l *Ledger) Asked(h *Hold, id lock.HoldID, lease Lease, stop Stopper) (q lo
 	if !h.try {
 		holds = l.owners.names(h.key.Owner)
 	}
-	return lock.Request{ID: id, Resource: h.key.Resource, Mode: h.mode, Try: h.try, Direct: h.direct, Guard: h.wish, MinHold: h.minHold, Nested: holds != nil}, holds, true
+	return lock.Request{ID: id, Resource: h.key.Resource, Mode: h.mode, Try: h.try, Direct: h.direct, Guard: h.wish, MinHold: h.minHold, Detachable: h.detachable, Handle: h.handle, Nested: holds != nil}, holds, true
 }
 
 // Deadlocked ends the wait for a hold with err. It reports false when the hold with
@@ -302,6 +307,7 @@ func (l *Ledger) Answered(h *Hold, id lock.HoldID, lease Lease, g lock.Grant, er
 	var known *lock.HeldError
 	none := errors.As(err, &known) || errors.Is(err, lock.ErrNotHolder) || errors.Is(err, lock.ErrLeaseLost) ||
 		errors.Is(err, lock.ErrInvalid) || errors.Is(err, lock.ErrLimit) ||
+		errors.Is(err, lock.ErrNoHandle) ||
 		errors.Is(err, outcome.ErrAlreadyDone) || errors.Is(err, outcome.ErrAttemptsExhausted) || errors.Is(err, outcome.ErrForeign)
 	if h.id != id || h.state != asking { // nobody waits for it any more, or it is asked for on another lease
 		if !none {
@@ -319,8 +325,12 @@ func (l *Ledger) Answered(h *Hold, id lock.HoldID, lease Lease, g lock.Grant, er
 		l.clean(h, false)
 	}
 	switch {
-	case errors.Is(err, lock.ErrNotHolder), err == nil && h.reason == Forced:
-		l.fail(h, &LostError{Lost{LockID: id, Resource: h.name, Fence: g.Fence, Reason: Forced}})
+	case errors.Is(err, lock.ErrNotHolder), err == nil && (h.reason == Forced || h.reason == TakenOver):
+		reason := Forced
+		if h.reason == TakenOver {
+			reason = TakenOver
+		}
+		l.fail(h, &LostError{Lost{LockID: id, Resource: h.name, Fence: g.Fence, Reason: reason}})
 	case err == nil && h.reason == 0:
 		l.granted(h, g)
 	case known != nil && errors.Is(known.Cause, lock.ErrHeld):
@@ -340,6 +350,10 @@ func (l *Ledger) granted(h *Hold, g lock.Grant) {
 	h.state, h.fence, h.guard = held, g.Fence, g.Guard
 	if h.minHold > 0 {
 		h.kept = l.at.Now + h.minHold
+	}
+	if h.handle != "" {
+		h.end, h.limit = g.Until, g.Until
+		l.dues.set(&h.due, h.limit)
 	}
 	l.owners.add(h)
 	l.live++

@@ -59,6 +59,7 @@ const (
 	SessionExpired                       // the app sent no keep-alive in time
 	StoreLost                            // the store lost the hold
 	Stopping                             // the sidecar stops and its drain time is over
+	TakenOver                            // somebody with its handle has attached it elsewhere, or released it
 )
 
 // String gives the name used in the API and in metrics.
@@ -78,6 +79,8 @@ func (r LostReason) String() string {
 		return "STORE_LOST"
 	case Stopping:
 		return "STOPPING"
+	case TakenOver:
+		return "TAKEN_OVER"
 	default:
 		return "LostReason(" + strconv.Itoa(int(r)) + ")"
 	}
@@ -100,6 +103,8 @@ func (r LostReason) Explain() string {
 		return "the store no longer knows it"
 	case Stopping:
 		return "the sidecar stops"
+	case TakenOver:
+		return "somebody with its handle has attached it elsewhere, or released it"
 	default:
 		return r.String()
 	}

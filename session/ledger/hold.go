@@ -50,7 +50,12 @@ type Hold struct {
 
 	group *group // nil: it is alone
 
-	minHold  time.Duration // the store keeps others out for so long at least
+	minHold    time.Duration // the store keeps others out for so long at least
+	detachable bool
+	handle     lock.HandleKey // of a hold that is attached; "": it is not
+	end        time.Duration  // held: when the time of its handle is over
+	exit       *Exit          // leaving: how, where it is not just released
+
 	kept     time.Duration // held: until then at the latest, by minHold; 0: there is none
 	limit    time.Duration // its own end, by max_hold; 0: none
 	due      due           // the end by max_hold, then that of the grace, or of the time for a release
@@ -64,6 +69,25 @@ type Hold struct {
 	told  *Farewell // the call that has left last waits for the driver's word
 	reply *answer   // of the release with an id that is under way
 }
+
+// Exit is how a hold that can be detached leaves its lease: it lives for TTL under Key. With
+// TTL 0 it ends.
+type Exit struct {
+	Key lock.HandleKey
+	TTL time.Duration
+}
+
+// Detaches tells whether the hold lives on.
+func (x *Exit) Detaches() bool { return x != nil && x.TTL > 0 }
+
+// Exit tells how a hold leaves; nil: it is released.
+func (h *Hold) Exit() *Exit { return h.exit }
+
+// Mode is that of the hold.
+func (h *Hold) Mode() lock.Mode { return h.mode }
+
+// Fence is that of the hold.
+func (h *Hold) Fence() lock.Fence { return h.fence }
 
 // after is a release that waits for the end of a downgrade.
 type after struct {
@@ -108,6 +132,7 @@ type Grant struct {
 	Count    int
 	Guard    *lock.Guard      // nil where the store has none
 	Attempt  *outcome.Attempt // nil: it is an ordinary lock
+	End      time.Duration    // on the clock: of an attached hold, when the time of its handle is over; 0: it is not one
 	Parts    []PartGrant      // of several resources, which have no Resource, Fence and Guard together
 }
 
@@ -119,7 +144,7 @@ func (l *Ledger) grant(h *Hold) Grant {
 	if h.group != nil {
 		return Grant{LockID: h.id, Mode: h.mode, Until: until, Count: h.count, Parts: partsOf(h)}
 	}
-	return Grant{LockID: h.id, Resource: h.name, Mode: h.mode, Fence: h.fence, Until: until, Count: h.count, Guard: h.guard, Attempt: h.attempt}
+	return Grant{LockID: h.id, Resource: h.name, Mode: h.mode, Fence: h.fence, Until: until, Count: h.count, Guard: h.guard, Attempt: h.attempt, End: h.end}
 }
 
 // bound makes a hold end after d at the latest, when that is not 0.

@@ -110,8 +110,9 @@ type Effect struct {
 	Lease    Lease
 	Resource lock.Resource
 	ID       lock.HoldID
-	Stop     Stopper // of Stop
-	Done     func()  // of Clean: somebody waits for it; may be nil
+	Key      lock.HandleKey // of Clean: release it also as a detached hold; may be empty
+	Stop     Stopper        // of Stop
+	Done     func()         // of Clean: somebody waits for it; may be nil
 
 	Farewells int // of End: how many Clean with Farewell follow, now or when a downgrade has returned
 }

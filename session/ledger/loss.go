@@ -83,7 +83,7 @@ func (l *Ledger) lapse(h *Hold, reason LostReason, until time.Duration, ours boo
 		l.dues.set(&h.due, h.graceEnd)
 	} else {
 		l.unregister(h)
-		if reason == Forced { // the driver may still remember it, and a copy of its request may come
+		if reason == Forced || reason == TakenOver { // the driver may still remember it, and a copy of its request may come
 			l.clean(h, false)
 		}
 	}
@@ -212,6 +212,9 @@ func (l *Ledger) News(e lock.Event) {
 	reason, until := StoreLost, time.Duration(0)
 	if e.Kind == lock.Revoked {
 		reason, until = Forced, e.Until
+	}
+	if h := l.asks[e.ID]; h != nil && h.handle != "" && e.Kind == lock.Revoked && e.Until == 0 {
+		reason = TakenOver
 	}
 	if h := l.asks[e.ID]; h != nil {
 		if h.state == held {

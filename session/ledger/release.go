@@ -84,6 +84,9 @@ func (l *Ledger) takeOff(h *Hold, a *answer) Release {
 		l.entered--
 		return Release{Left: h.count}
 	}
+	if h.handle != "" && h.exit == nil {
+		h.exit = &Exit{Key: h.handle}
+	}
 	for p := range h.Parts {
 		l.forget(p)
 		l.unregister(p)
@@ -126,6 +129,9 @@ func (l *Ledger) Released(h *Hold, said []LostReason) error {
 		case 0:
 		case Unknown:
 			l.clean(p, false)
+			if x := p.exit; x != nil {
+				l.effects[len(l.effects)-1].Key = x.Key
+			}
 		default: // it is told, whatever is unknown of the others
 			if h.reason = said[0]; h.group != nil {
 				h.group.lost = p
@@ -155,7 +161,9 @@ func (l *Ledger) Cancel(requestID string) Release {
 	h := c.hold
 	if h.state == held {
 		l.unclaim(c)
-		return l.takeOff(h, nil)
+		r := l.takeOff(h, nil)
+		h.exit = nil // what was attached is detached again
+		return r
 	}
 	for call := h.calls; call != nil; {
 		next := call.next
@@ -174,6 +182,9 @@ func (l *Ledger) Extend(id lock.HoldID, d time.Duration) (Grant, error) {
 		return Grant{}, l.missing(id)
 	}
 	h.limit = l.at.Now + d
+	if h.handle != "" {
+		h.limit = min(h.limit, h.end)
+	}
 	l.dues.set(&h.due, h.limit)
 	return l.grant(h), nil
 }
@@ -200,6 +211,8 @@ func (l *Ledger) Downgrade(id lock.HoldID) Downgrade {
 			h.idle = make(chan struct{})
 		}
 		return Downgrade{Wait: h.idle}
+	case h.handle != "" && h.mode != lock.Shared:
+		return Downgrade{Err: &lock.InvalidError{Field: "lock_id", Problem: "is that of an attached hold, which stays as its handle says"}}
 	case h.mode == lock.Exclusive:
 		for p := range h.Parts {
 			p.mode, p.unsure = lock.Shared, true

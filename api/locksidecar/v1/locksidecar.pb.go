@@ -155,6 +155,7 @@ const (
 	LostReason_SESSION_EXPIRED         LostReason = 5 // the app sent no keep-alive in time
 	LostReason_STORE_LOST              LostReason = 6 // the store lost the hold, for example in a failover
 	LostReason_STOPPING                LostReason = 7 // the sidecar stops and its drain time is over
+	LostReason_TAKEN_OVER              LostReason = 8 // it was attached, and somebody with its handle has attached it elsewhere, or released it
 )
 
 // Enum value maps for LostReason.
@@ -168,6 +169,7 @@ var (
 		5: "SESSION_EXPIRED",
 		6: "STORE_LOST",
 		7: "STOPPING",
+		8: "TAKEN_OVER",
 	}
 	LostReason_value = map[string]int32{
 		"LOST_REASON_UNSPECIFIED": 0,
@@ -178,6 +180,7 @@ var (
 		"SESSION_EXPIRED":         5,
 		"STORE_LOST":              6,
 		"STOPPING":                7,
+		"TAKEN_OVER":              8,
 	}
 )
 
@@ -313,7 +316,7 @@ func (x WatchEvent_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WatchEvent_Kind.Descriptor instead.
 func (WatchEvent_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{31, 0}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{36, 0}
 }
 
 type SessionRequest struct {
@@ -339,6 +342,9 @@ type SessionRequest struct {
 	//	*SessionRequest_Extend
 	//	*SessionRequest_GetLeader
 	//	*SessionRequest_WatchLeader
+	//	*SessionRequest_Detach
+	//	*SessionRequest_ExtendHandle
+	//	*SessionRequest_ReleaseHandle
 	Request isSessionRequest_Request `protobuf_oneof:"request"`
 	// Optional: the span of the app that asks, as the traceparent header of W3C Trace
 	// Context has it. That of open stands for all requests that have none.
@@ -535,6 +541,33 @@ func (x *SessionRequest) GetWatchLeader() *WatchLeaderRequest {
 	return nil
 }
 
+func (x *SessionRequest) GetDetach() *DetachRequest {
+	if x != nil {
+		if x, ok := x.Request.(*SessionRequest_Detach); ok {
+			return x.Detach
+		}
+	}
+	return nil
+}
+
+func (x *SessionRequest) GetExtendHandle() *ExtendHandleRequest {
+	if x != nil {
+		if x, ok := x.Request.(*SessionRequest_ExtendHandle); ok {
+			return x.ExtendHandle
+		}
+	}
+	return nil
+}
+
+func (x *SessionRequest) GetReleaseHandle() *ReleaseHandleRequest {
+	if x != nil {
+		if x, ok := x.Request.(*SessionRequest_ReleaseHandle); ok {
+			return x.ReleaseHandle
+		}
+	}
+	return nil
+}
+
 func (x *SessionRequest) GetTraceparent() string {
 	if x != nil {
 		return x.Traceparent
@@ -612,6 +645,19 @@ type SessionRequest_WatchLeader struct {
 	WatchLeader *WatchLeaderRequest `protobuf:"bytes,22,opt,name=watch_leader,json=watchLeader,proto3,oneof"` // as watch_locks
 }
 
+type SessionRequest_Detach struct {
+	Detach *DetachRequest `protobuf:"bytes,23,opt,name=detach,proto3,oneof"`
+}
+
+type SessionRequest_ExtendHandle struct {
+	// With a session or, as lines, without one, as get_lock.
+	ExtendHandle *ExtendHandleRequest `protobuf:"bytes,24,opt,name=extend_handle,json=extendHandle,proto3,oneof"`
+}
+
+type SessionRequest_ReleaseHandle struct {
+	ReleaseHandle *ReleaseHandleRequest `protobuf:"bytes,25,opt,name=release_handle,json=releaseHandle,proto3,oneof"`
+}
+
 func (*SessionRequest_Open) isSessionRequest_Request() {}
 
 func (*SessionRequest_Acquire) isSessionRequest_Request() {}
@@ -644,6 +690,12 @@ func (*SessionRequest_GetLeader) isSessionRequest_Request() {}
 
 func (*SessionRequest_WatchLeader) isSessionRequest_Request() {}
 
+func (*SessionRequest_Detach) isSessionRequest_Request() {}
+
+func (*SessionRequest_ExtendHandle) isSessionRequest_Request() {}
+
+func (*SessionRequest_ReleaseHandle) isSessionRequest_Request() {}
+
 type SessionResponse struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // empty for events
@@ -666,6 +718,8 @@ type SessionResponse struct {
 	//	*SessionResponse_OutcomeReset
 	//	*SessionResponse_Extended
 	//	*SessionResponse_Leader
+	//	*SessionResponse_Detached
+	//	*SessionResponse_HandleReleased
 	Response      isSessionResponse_Response `protobuf_oneof:"response"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -868,6 +922,24 @@ func (x *SessionResponse) GetLeader() *Leader {
 	return nil
 }
 
+func (x *SessionResponse) GetDetached() *DetachedHold {
+	if x != nil {
+		if x, ok := x.Response.(*SessionResponse_Detached); ok {
+			return x.Detached
+		}
+	}
+	return nil
+}
+
+func (x *SessionResponse) GetHandleReleased() *ReleaseHandleResponse {
+	if x != nil {
+		if x, ok := x.Response.(*SessionResponse_HandleReleased); ok {
+			return x.HandleReleased
+		}
+	}
+	return nil
+}
+
 type isSessionResponse_Response interface {
 	isSessionResponse_Response()
 }
@@ -940,6 +1012,14 @@ type SessionResponse_Leader struct {
 	Leader *Leader `protobuf:"bytes,21,opt,name=leader,proto3,oneof"` // to watch_leader any number of them
 }
 
+type SessionResponse_Detached struct {
+	Detached *DetachedHold `protobuf:"bytes,22,opt,name=detached,proto3,oneof"` // to detach and extend_handle
+}
+
+type SessionResponse_HandleReleased struct {
+	HandleReleased *ReleaseHandleResponse `protobuf:"bytes,23,opt,name=handle_released,json=handleReleased,proto3,oneof"`
+}
+
 func (*SessionResponse_Opened) isSessionResponse_Response() {}
 
 func (*SessionResponse_Granted) isSessionResponse_Response() {}
@@ -973,6 +1053,10 @@ func (*SessionResponse_OutcomeReset) isSessionResponse_Response() {}
 func (*SessionResponse_Extended) isSessionResponse_Response() {}
 
 func (*SessionResponse_Leader) isSessionResponse_Response() {}
+
+func (*SessionResponse_Detached) isSessionResponse_Response() {}
+
+func (*SessionResponse_HandleReleased) isSessionResponse_Response() {}
 
 type OpenSessionRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -1164,6 +1248,15 @@ type AcquireRequest struct {
 	// Only a forced release ends that. At most max_hold. Not with resources; with reentrant not
 	// longer than that of the hold that is entered. UNSUPPORTED where the store cannot.
 	MinHold *durationpb.Duration `protobuf:"bytes,15,opt,name=min_hold,json=minHold,proto3" json:"min_hold,omitempty"`
+	// The hold may be detached, see Detach. The sidecar asks the store for it, and gives it to no other
+	// app in between. Not with resources, reentrant, once or min_hold. UNSUPPORTED where the store has no
+	// detached holds.
+	Detachable bool `protobuf:"varint,16,opt,name=detachable,proto3" json:"detachable,omitempty"`
+	// In place of resource and mode: attach the hold that this handle names. It is granted at once, with
+	// the same fence and a new lock_id, or refused with NOT_HOLDER. If it is
+	// attached elsewhere, that app is told lost: TAKEN_OVER. It is lost with MAX_HOLD when the time of
+	// its handle is over. If the app or the sidecar dies before, it is detached again.
+	Handle string `protobuf:"bytes,17,opt,name=handle,proto3" json:"handle,omitempty"`
 	// In place of resource: 2 to 16 different ones, all of them or none, within one
 	// wait. They are taken in the byte order of their names, so that two such requests
 	// never wait for each other. They are one hold: released, downgraded, extended and
@@ -1308,6 +1401,20 @@ func (x *AcquireRequest) GetMinHold() *durationpb.Duration {
 	return nil
 }
 
+func (x *AcquireRequest) GetDetachable() bool {
+	if x != nil {
+		return x.Detachable
+	}
+	return false
+}
+
+func (x *AcquireRequest) GetHandle() string {
+	if x != nil {
+		return x.Handle
+	}
+	return ""
+}
+
 func (x *AcquireRequest) GetResources() []string {
 	if x != nil {
 		return x.Resources
@@ -1397,6 +1504,9 @@ type Grant struct {
 	// Only of a PERMIT: which of them it is, 0 to limit-1. No two that are held at the same
 	// time have the same.
 	Slot *int32 `protobuf:"varint,12,opt,name=slot,proto3,oneof" json:"slot,omitempty"`
+	// Only of a hold that was attached: the time of its handle is over in so long, counted
+	// as valid_for. News of the lease do not change that.
+	EndsIn *durationpb.Duration `protobuf:"bytes,13,opt,name=ends_in,json=endsIn,proto3" json:"ends_in,omitempty"`
 	// Of a request for several resources, in byte order; then resource, fence and guard
 	// above are empty.
 	Parts         []*Part `protobuf:"bytes,20,rep,name=parts,proto3" json:"parts,omitempty"`
@@ -1516,6 +1626,13 @@ func (x *Grant) GetSlot() int32 {
 		return *x.Slot
 	}
 	return 0
+}
+
+func (x *Grant) GetEndsIn() *durationpb.Duration {
+	if x != nil {
+		return x.EndsIn
+	}
+	return nil
 }
 
 func (x *Grant) GetParts() []*Part {
@@ -2156,6 +2273,291 @@ func (x *ExtendRequest) GetMaxHold() *durationpb.Duration {
 	return nil
 }
 
+type DetachRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"` // unary and HTTP only
+	LockId        string                 `protobuf:"bytes,2,opt,name=lock_id,json=lockId,proto3" json:"lock_id,omitempty"`
+	Ttl           *durationpb.Duration   `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"` // 1s to 24h
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DetachRequest) Reset() {
+	*x = DetachRequest{}
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DetachRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DetachRequest) ProtoMessage() {}
+
+func (x *DetachRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
+func (*DetachRequest) Descriptor() ([]byte, []int) {
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *DetachRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *DetachRequest) GetLockId() string {
+	if x != nil {
+		return x.LockId
+	}
+	return ""
+}
+
+func (x *DetachRequest) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
+// DetachedHold is a hold that lives by its own time in the store.
+type DetachedHold struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Handle        string                 `protobuf:"bytes,1,opt,name=handle,proto3" json:"handle,omitempty"` // unguessable; whoever has it has the hold
+	Resource      string                 `protobuf:"bytes,2,opt,name=resource,proto3" json:"resource,omitempty"`
+	Mode          Mode                   `protobuf:"varint,3,opt,name=mode,proto3,enum=locksidecar.v1.Mode" json:"mode,omitempty"`
+	Fence         int64                  `protobuf:"varint,4,opt,name=fence,proto3" json:"fence,omitempty"`                         // the fencing token
+	ValidFor      *durationpb.Duration   `protobuf:"bytes,5,opt,name=valid_for,json=validFor,proto3" json:"valid_for,omitempty"`    // the store keeps others out for so long at least
+	CountedAt     *durationpb.Duration   `protobuf:"bytes,6,opt,name=counted_at,json=countedAt,proto3" json:"counted_at,omitempty"` // on the sidecar's clock; see Grant
+	Limit         *int32                 `protobuf:"varint,7,opt,name=limit,proto3,oneof" json:"limit,omitempty"`                   // of a PERMIT: how many there are
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DetachedHold) Reset() {
+	*x = DetachedHold{}
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DetachedHold) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DetachedHold) ProtoMessage() {}
+
+func (x *DetachedHold) ProtoReflect() protoreflect.Message {
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DetachedHold.ProtoReflect.Descriptor instead.
+func (*DetachedHold) Descriptor() ([]byte, []int) {
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *DetachedHold) GetHandle() string {
+	if x != nil {
+		return x.Handle
+	}
+	return ""
+}
+
+func (x *DetachedHold) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *DetachedHold) GetMode() Mode {
+	if x != nil {
+		return x.Mode
+	}
+	return Mode_MODE_UNSPECIFIED
+}
+
+func (x *DetachedHold) GetFence() int64 {
+	if x != nil {
+		return x.Fence
+	}
+	return 0
+}
+
+func (x *DetachedHold) GetValidFor() *durationpb.Duration {
+	if x != nil {
+		return x.ValidFor
+	}
+	return nil
+}
+
+func (x *DetachedHold) GetCountedAt() *durationpb.Duration {
+	if x != nil {
+		return x.CountedAt
+	}
+	return nil
+}
+
+func (x *DetachedHold) GetLimit() int32 {
+	if x != nil && x.Limit != nil {
+		return *x.Limit
+	}
+	return 0
+}
+
+type ExtendHandleRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Handle        string                 `protobuf:"bytes,1,opt,name=handle,proto3" json:"handle,omitempty"`
+	Ttl           *durationpb.Duration   `protobuf:"bytes,2,opt,name=ttl,proto3" json:"ttl,omitempty"` // from now, 1s to 24h
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExtendHandleRequest) Reset() {
+	*x = ExtendHandleRequest{}
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExtendHandleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExtendHandleRequest) ProtoMessage() {}
+
+func (x *ExtendHandleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExtendHandleRequest.ProtoReflect.Descriptor instead.
+func (*ExtendHandleRequest) Descriptor() ([]byte, []int) {
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ExtendHandleRequest) GetHandle() string {
+	if x != nil {
+		return x.Handle
+	}
+	return ""
+}
+
+func (x *ExtendHandleRequest) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
+type ReleaseHandleRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Handle        string                 `protobuf:"bytes,1,opt,name=handle,proto3" json:"handle,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseHandleRequest) Reset() {
+	*x = ReleaseHandleRequest{}
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseHandleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseHandleRequest) ProtoMessage() {}
+
+func (x *ReleaseHandleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseHandleRequest.ProtoReflect.Descriptor instead.
+func (*ReleaseHandleRequest) Descriptor() ([]byte, []int) {
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ReleaseHandleRequest) GetHandle() string {
+	if x != nil {
+		return x.Handle
+	}
+	return ""
+}
+
+type ReleaseHandleResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseHandleResponse) Reset() {
+	*x = ReleaseHandleResponse{}
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseHandleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseHandleResponse) ProtoMessage() {}
+
+func (x *ReleaseHandleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseHandleResponse.ProtoReflect.Descriptor instead.
+func (*ReleaseHandleResponse) Descriptor() ([]byte, []int) {
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{20}
+}
+
 type KeepAliveRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"` // unary and HTTP only
@@ -2165,7 +2567,7 @@ type KeepAliveRequest struct {
 
 func (x *KeepAliveRequest) Reset() {
 	*x = KeepAliveRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[16]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2177,7 +2579,7 @@ func (x *KeepAliveRequest) String() string {
 func (*KeepAliveRequest) ProtoMessage() {}
 
 func (x *KeepAliveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[16]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2190,7 +2592,7 @@ func (x *KeepAliveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepAliveRequest.ProtoReflect.Descriptor instead.
 func (*KeepAliveRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{16}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *KeepAliveRequest) GetSessionId() string {
@@ -2209,7 +2611,7 @@ type KeepAliveResponse struct {
 
 func (x *KeepAliveResponse) Reset() {
 	*x = KeepAliveResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[17]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2221,7 +2623,7 @@ func (x *KeepAliveResponse) String() string {
 func (*KeepAliveResponse) ProtoMessage() {}
 
 func (x *KeepAliveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[17]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2234,7 +2636,7 @@ func (x *KeepAliveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepAliveResponse.ProtoReflect.Descriptor instead.
 func (*KeepAliveResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{17}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *KeepAliveResponse) GetValidFor() *durationpb.Duration {
@@ -2253,7 +2655,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[18]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2265,7 +2667,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[18]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2278,7 +2680,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{18}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CloseSessionRequest) GetSessionId() string {
@@ -2296,7 +2698,7 @@ type CloseSessionResponse struct {
 
 func (x *CloseSessionResponse) Reset() {
 	*x = CloseSessionResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[19]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2308,7 +2710,7 @@ func (x *CloseSessionResponse) String() string {
 func (*CloseSessionResponse) ProtoMessage() {}
 
 func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[19]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2321,7 +2723,7 @@ func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionResponse.ProtoReflect.Descriptor instead.
 func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{19}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{24}
 }
 
 type EventsRequest struct {
@@ -2333,7 +2735,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[20]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2345,7 +2747,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[20]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2358,7 +2760,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{20}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *EventsRequest) GetSessionId() string {
@@ -2385,7 +2787,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[21]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2397,7 +2799,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[21]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2410,7 +2812,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{21}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Event) GetEvent() isEvent_Event {
@@ -2514,7 +2916,7 @@ type LeaseNews struct {
 
 func (x *LeaseNews) Reset() {
 	*x = LeaseNews{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[22]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2526,7 +2928,7 @@ func (x *LeaseNews) String() string {
 func (*LeaseNews) ProtoMessage() {}
 
 func (x *LeaseNews) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[22]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2539,7 +2941,7 @@ func (x *LeaseNews) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseNews.ProtoReflect.Descriptor instead.
 func (*LeaseNews) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{22}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LeaseNews) GetValidFor() *durationpb.Duration {
@@ -2581,7 +2983,7 @@ type Lost struct {
 
 func (x *Lost) Reset() {
 	*x = Lost{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[23]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2593,7 +2995,7 @@ func (x *Lost) String() string {
 func (*Lost) ProtoMessage() {}
 
 func (x *Lost) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[23]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2606,7 +3008,7 @@ func (x *Lost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lost.ProtoReflect.Descriptor instead.
 func (*Lost) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{23}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Lost) GetLockId() string {
@@ -2669,7 +3071,7 @@ type Draining struct {
 
 func (x *Draining) Reset() {
 	*x = Draining{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[24]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2681,7 +3083,7 @@ func (x *Draining) String() string {
 func (*Draining) ProtoMessage() {}
 
 func (x *Draining) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[24]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2694,7 +3096,7 @@ func (x *Draining) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Draining.ProtoReflect.Descriptor instead.
 func (*Draining) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{24}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Draining) GetRemaining() *durationpb.Duration {
@@ -2720,7 +3122,7 @@ type GetLockRequest struct {
 
 func (x *GetLockRequest) Reset() {
 	*x = GetLockRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[25]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2732,7 +3134,7 @@ func (x *GetLockRequest) String() string {
 func (*GetLockRequest) ProtoMessage() {}
 
 func (x *GetLockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[25]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2745,7 +3147,7 @@ func (x *GetLockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLockRequest.ProtoReflect.Descriptor instead.
 func (*GetLockRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{25}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetLockRequest) GetResource() string {
@@ -2766,7 +3168,7 @@ type ListLocksRequest struct {
 
 func (x *ListLocksRequest) Reset() {
 	*x = ListLocksRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[26]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2778,7 +3180,7 @@ func (x *ListLocksRequest) String() string {
 func (*ListLocksRequest) ProtoMessage() {}
 
 func (x *ListLocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[26]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2791,7 +3193,7 @@ func (x *ListLocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLocksRequest.ProtoReflect.Descriptor instead.
 func (*ListLocksRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{26}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListLocksRequest) GetPrefix() string {
@@ -2825,7 +3227,7 @@ type ListLocksResponse struct {
 
 func (x *ListLocksResponse) Reset() {
 	*x = ListLocksResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[27]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2837,7 +3239,7 @@ func (x *ListLocksResponse) String() string {
 func (*ListLocksResponse) ProtoMessage() {}
 
 func (x *ListLocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[27]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2850,7 +3252,7 @@ func (x *ListLocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLocksResponse.ProtoReflect.Descriptor instead.
 func (*ListLocksResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{27}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListLocksResponse) GetLocks() []*Lock {
@@ -2879,7 +3281,7 @@ type Lock struct {
 
 func (x *Lock) Reset() {
 	*x = Lock{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[28]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2891,7 +3293,7 @@ func (x *Lock) String() string {
 func (*Lock) ProtoMessage() {}
 
 func (x *Lock) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[28]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2904,7 +3306,7 @@ func (x *Lock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lock.ProtoReflect.Descriptor instead.
 func (*Lock) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{28}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Lock) GetResource() string {
@@ -2951,16 +3353,17 @@ type Holder struct {
 	SessionRef string `protobuf:"bytes,16,opt,name=session_ref,json=sessionRef,proto3" json:"session_ref,omitempty"`
 	Limit      *int32 `protobuf:"varint,17,opt,name=limit,proto3,oneof" json:"limit,omitempty"` // of a PERMIT: how many there are
 	Slot       *int32 `protobuf:"varint,18,opt,name=slot,proto3,oneof" json:"slot,omitempty"`   // of a PERMIT that is held: which of them it is
-	// Nobody has it any more: it was released, or its sidecar has died. Its min_hold is over in
-	// so long, by the store's clock; until then the store keeps others out. Absent: somebody has it.
+	// Nobody has it any more: it was released or detached, or its sidecar has died. Its min_hold, or
+	// its time as a detached hold, is over in so long, by the store's clock; until then the store keeps others out. Absent: somebody has it.
 	KeptFor       *durationpb.Duration `protobuf:"bytes,19,opt,name=kept_for,json=keptFor,proto3" json:"kept_for,omitempty"`
+	Detached      bool                 `protobuf:"varint,20,opt,name=detached,proto3" json:"detached,omitempty"` // it is kept because it was detached and nobody has attached it; kept_for is its time
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[29]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2972,7 +3375,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[29]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2985,7 +3388,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{29}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Holder) GetLockId() string {
@@ -3121,6 +3524,13 @@ func (x *Holder) GetKeptFor() *durationpb.Duration {
 	return nil
 }
 
+func (x *Holder) GetDetached() bool {
+	if x != nil {
+		return x.Detached
+	}
+	return false
+}
+
 type WatchLocksRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Prefix        string                 `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
@@ -3131,7 +3541,7 @@ type WatchLocksRequest struct {
 
 func (x *WatchLocksRequest) Reset() {
 	*x = WatchLocksRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[30]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3143,7 +3553,7 @@ func (x *WatchLocksRequest) String() string {
 func (*WatchLocksRequest) ProtoMessage() {}
 
 func (x *WatchLocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[30]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3156,7 +3566,7 @@ func (x *WatchLocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchLocksRequest.ProtoReflect.Descriptor instead.
 func (*WatchLocksRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{30}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WatchLocksRequest) GetPrefix() string {
@@ -3183,7 +3593,7 @@ type WatchEvent struct {
 
 func (x *WatchEvent) Reset() {
 	*x = WatchEvent{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[31]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3195,7 +3605,7 @@ func (x *WatchEvent) String() string {
 func (*WatchEvent) ProtoMessage() {}
 
 func (x *WatchEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[31]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3208,7 +3618,7 @@ func (x *WatchEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEvent.ProtoReflect.Descriptor instead.
 func (*WatchEvent) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{31}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WatchEvent) GetKind() WatchEvent_Kind {
@@ -3234,7 +3644,7 @@ type GetLeaderRequest struct {
 
 func (x *GetLeaderRequest) Reset() {
 	*x = GetLeaderRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[32]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3246,7 +3656,7 @@ func (x *GetLeaderRequest) String() string {
 func (*GetLeaderRequest) ProtoMessage() {}
 
 func (x *GetLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[32]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3259,7 +3669,7 @@ func (x *GetLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLeaderRequest.ProtoReflect.Descriptor instead.
 func (*GetLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{32}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GetLeaderRequest) GetResource() string {
@@ -3279,7 +3689,7 @@ type WatchLeaderRequest struct {
 
 func (x *WatchLeaderRequest) Reset() {
 	*x = WatchLeaderRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[33]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3291,7 +3701,7 @@ func (x *WatchLeaderRequest) String() string {
 func (*WatchLeaderRequest) ProtoMessage() {}
 
 func (x *WatchLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[33]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3304,7 +3714,7 @@ func (x *WatchLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchLeaderRequest.ProtoReflect.Descriptor instead.
 func (*WatchLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{33}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WatchLeaderRequest) GetResource() string {
@@ -3335,7 +3745,7 @@ type Leader struct {
 
 func (x *Leader) Reset() {
 	*x = Leader{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[34]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3347,7 +3757,7 @@ func (x *Leader) String() string {
 func (*Leader) ProtoMessage() {}
 
 func (x *Leader) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[34]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3360,7 +3770,7 @@ func (x *Leader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leader.ProtoReflect.Descriptor instead.
 func (*Leader) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{34}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Leader) GetResource() string {
@@ -3411,7 +3821,7 @@ type ForceReleaseRequest struct {
 
 func (x *ForceReleaseRequest) Reset() {
 	*x = ForceReleaseRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[35]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3423,7 +3833,7 @@ func (x *ForceReleaseRequest) String() string {
 func (*ForceReleaseRequest) ProtoMessage() {}
 
 func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[35]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3436,7 +3846,7 @@ func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ForceReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{35}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ForceReleaseRequest) GetResource() string {
@@ -3469,7 +3879,7 @@ type ForceReleaseResponse struct {
 
 func (x *ForceReleaseResponse) Reset() {
 	*x = ForceReleaseResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[36]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3481,7 +3891,7 @@ func (x *ForceReleaseResponse) String() string {
 func (*ForceReleaseResponse) ProtoMessage() {}
 
 func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[36]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3494,7 +3904,7 @@ func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ForceReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{36}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ForceReleaseResponse) GetLockIds() []string {
@@ -3516,7 +3926,7 @@ type ListOutcomesRequest struct {
 
 func (x *ListOutcomesRequest) Reset() {
 	*x = ListOutcomesRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[37]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3528,7 +3938,7 @@ func (x *ListOutcomesRequest) String() string {
 func (*ListOutcomesRequest) ProtoMessage() {}
 
 func (x *ListOutcomesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[37]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3541,7 +3951,7 @@ func (x *ListOutcomesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOutcomesRequest.ProtoReflect.Descriptor instead.
 func (*ListOutcomesRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{37}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListOutcomesRequest) GetPrefix() string {
@@ -3582,7 +3992,7 @@ type ListOutcomesResponse struct {
 
 func (x *ListOutcomesResponse) Reset() {
 	*x = ListOutcomesResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[38]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3594,7 +4004,7 @@ func (x *ListOutcomesResponse) String() string {
 func (*ListOutcomesResponse) ProtoMessage() {}
 
 func (x *ListOutcomesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[38]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3607,7 +4017,7 @@ func (x *ListOutcomesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOutcomesResponse.ProtoReflect.Descriptor instead.
 func (*ListOutcomesResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{38}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListOutcomesResponse) GetOutcomes() []*Outcome {
@@ -3633,7 +4043,7 @@ type ResetOutcomeRequest struct {
 
 func (x *ResetOutcomeRequest) Reset() {
 	*x = ResetOutcomeRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[39]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3645,7 +4055,7 @@ func (x *ResetOutcomeRequest) String() string {
 func (*ResetOutcomeRequest) ProtoMessage() {}
 
 func (x *ResetOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[39]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3658,7 +4068,7 @@ func (x *ResetOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*ResetOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{39}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ResetOutcomeRequest) GetResource() string {
@@ -3677,7 +4087,7 @@ type ResetOutcomeResponse struct {
 
 func (x *ResetOutcomeResponse) Reset() {
 	*x = ResetOutcomeResponse{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[40]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3689,7 +4099,7 @@ func (x *ResetOutcomeResponse) String() string {
 func (*ResetOutcomeResponse) ProtoMessage() {}
 
 func (x *ResetOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[40]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3702,7 +4112,7 @@ func (x *ResetOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*ResetOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{40}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ResetOutcomeResponse) GetOutcome() *Outcome {
@@ -3720,7 +4130,7 @@ type GetInfoRequest struct {
 
 func (x *GetInfoRequest) Reset() {
 	*x = GetInfoRequest{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[41]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3732,7 +4142,7 @@ func (x *GetInfoRequest) String() string {
 func (*GetInfoRequest) ProtoMessage() {}
 
 func (x *GetInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[41]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3745,7 +4155,7 @@ func (x *GetInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInfoRequest.ProtoReflect.Descriptor instead.
 func (*GetInfoRequest) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{41}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{46}
 }
 
 type Info struct {
@@ -3772,7 +4182,7 @@ type Info struct {
 
 func (x *Info) Reset() {
 	*x = Info{}
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[42]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3784,7 +4194,7 @@ func (x *Info) String() string {
 func (*Info) ProtoMessage() {}
 
 func (x *Info) ProtoReflect() protoreflect.Message {
-	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[42]
+	mi := &file_locksidecar_v1_locksidecar_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3797,7 +4207,7 @@ func (x *Info) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Info.ProtoReflect.Descriptor instead.
 func (*Info) Descriptor() ([]byte, []int) {
-	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{42}
+	return file_locksidecar_v1_locksidecar_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Info) GetVersion() string {
@@ -3916,7 +4326,8 @@ var File_locksidecar_v1_locksidecar_proto protoreflect.FileDescriptor
 
 const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\n" +
-	" locksidecar/v1/locksidecar.proto\x12\x0elocksidecar.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\xf8\b\n" +
+	" locksidecar/v1/locksidecar.proto\x12\x0elocksidecar.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\xcc\n" +
+	"\n" +
 	"\x0eSessionRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x128\n" +
@@ -3940,9 +4351,12 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x06extend\x18\x14 \x01(\v2\x1d.locksidecar.v1.ExtendRequestH\x00R\x06extend\x12A\n" +
 	"\n" +
 	"get_leader\x18\x15 \x01(\v2 .locksidecar.v1.GetLeaderRequestH\x00R\tgetLeader\x12G\n" +
-	"\fwatch_leader\x18\x16 \x01(\v2\".locksidecar.v1.WatchLeaderRequestH\x00R\vwatchLeader\x12 \n" +
+	"\fwatch_leader\x18\x16 \x01(\v2\".locksidecar.v1.WatchLeaderRequestH\x00R\vwatchLeader\x127\n" +
+	"\x06detach\x18\x17 \x01(\v2\x1d.locksidecar.v1.DetachRequestH\x00R\x06detach\x12J\n" +
+	"\rextend_handle\x18\x18 \x01(\v2#.locksidecar.v1.ExtendHandleRequestH\x00R\fextendHandle\x12M\n" +
+	"\x0erelease_handle\x18\x19 \x01(\v2$.locksidecar.v1.ReleaseHandleRequestH\x00R\rreleaseHandle\x12 \n" +
 	"\vtraceparent\x18\b \x01(\tR\vtraceparentB\t\n" +
-	"\arequest\"\x97\b\n" +
+	"\arequest\"\xa5\t\n" +
 	"\x0fSessionResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12=\n" +
@@ -3966,7 +4380,9 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\boutcomes\x18\x0f \x01(\v2$.locksidecar.v1.ListOutcomesResponseH\x00R\boutcomes\x12K\n" +
 	"\routcome_reset\x18\x10 \x01(\v2$.locksidecar.v1.ResetOutcomeResponseH\x00R\foutcomeReset\x123\n" +
 	"\bextended\x18\x14 \x01(\v2\x15.locksidecar.v1.GrantH\x00R\bextended\x120\n" +
-	"\x06leader\x18\x15 \x01(\v2\x16.locksidecar.v1.LeaderH\x00R\x06leaderB\n" +
+	"\x06leader\x18\x15 \x01(\v2\x16.locksidecar.v1.LeaderH\x00R\x06leader\x12:\n" +
+	"\bdetached\x18\x16 \x01(\v2\x1c.locksidecar.v1.DetachedHoldH\x00R\bdetached\x12P\n" +
+	"\x0fhandle_released\x18\x17 \x01(\v2%.locksidecar.v1.ReleaseHandleResponseH\x00R\x0ehandleReleasedB\n" +
 	"\n" +
 	"\bresponse\"\x96\x02\n" +
 	"\x12OpenSessionRequest\x124\n" +
@@ -3984,7 +4400,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\asidecar\x18\x03 \x01(\tR\asidecar\x128\n" +
 	"\n" +
 	"counted_at\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\x12<\n" +
-	"\flease_margin\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vleaseMargin\"\xa8\x05\n" +
+	"\flease_margin\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vleaseMargin\"\xe0\x05\n" +
 	"\x0eAcquireRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1d\n" +
@@ -4003,7 +4419,11 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x05guard\x18\f \x01(\bH\x00R\x05guard\x88\x01\x01\x12(\n" +
 	"\x04once\x18\r \x01(\v2\x14.locksidecar.v1.OnceR\x04once\x12\x19\n" +
 	"\x05limit\x18\x0e \x01(\x05H\x01R\x05limit\x88\x01\x01\x124\n" +
-	"\bmin_hold\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\aminHold\x12\x1c\n" +
+	"\bmin_hold\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\aminHold\x12\x1e\n" +
+	"\n" +
+	"detachable\x18\x10 \x01(\bR\n" +
+	"detachable\x12\x16\n" +
+	"\x06handle\x18\x11 \x01(\tR\x06handle\x12\x1c\n" +
 	"\tresources\x18\x14 \x03(\tR\tresources\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -4012,7 +4432,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x06_limit\"X\n" +
 	"\x04Once\x12-\n" +
 	"\x04keep\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x04keep\x12!\n" +
-	"\fmax_attempts\x18\x02 \x01(\x05R\vmaxAttempts\"\x9b\x04\n" +
+	"\fmax_attempts\x18\x02 \x01(\x05R\vmaxAttempts\"\xcf\x04\n" +
 	"\x05Grant\x12\x17\n" +
 	"\alock_id\x18\x01 \x01(\tR\x06lockId\x12\x1a\n" +
 	"\bresource\x18\x02 \x01(\tR\bresource\x12(\n" +
@@ -4027,7 +4447,8 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\bprevious\x18\n" +
 	" \x01(\v2\x17.locksidecar.v1.OutcomeR\bprevious\x12:\n" +
 	"\routcome_guard\x18\v \x01(\v2\x15.locksidecar.v1.GuardR\foutcomeGuard\x12\x17\n" +
-	"\x04slot\x18\f \x01(\x05H\x01R\x04slot\x88\x01\x01\x12*\n" +
+	"\x04slot\x18\f \x01(\x05H\x01R\x04slot\x88\x01\x01\x122\n" +
+	"\aends_in\x18\r \x01(\v2\x19.google.protobuf.DurationR\x06endsIn\x12*\n" +
 	"\x05parts\x18\x14 \x03(\v2\x14.locksidecar.v1.PartR\x05partsB\n" +
 	"\n" +
 	"\b_attemptB\a\n" +
@@ -4086,7 +4507,28 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x17\n" +
 	"\alock_id\x18\x02 \x01(\tR\x06lockId\x124\n" +
-	"\bmax_hold\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\amaxHold\"1\n" +
+	"\bmax_hold\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\amaxHold\"t\n" +
+	"\rDetachRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x17\n" +
+	"\alock_id\x18\x02 \x01(\tR\x06lockId\x12+\n" +
+	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\"\x99\x02\n" +
+	"\fDetachedHold\x12\x16\n" +
+	"\x06handle\x18\x01 \x01(\tR\x06handle\x12\x1a\n" +
+	"\bresource\x18\x02 \x01(\tR\bresource\x12(\n" +
+	"\x04mode\x18\x03 \x01(\x0e2\x14.locksidecar.v1.ModeR\x04mode\x12\x14\n" +
+	"\x05fence\x18\x04 \x01(\x03R\x05fence\x126\n" +
+	"\tvalid_for\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\bvalidFor\x128\n" +
+	"\n" +
+	"counted_at\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\x12\x19\n" +
+	"\x05limit\x18\a \x01(\x05H\x00R\x05limit\x88\x01\x01B\b\n" +
+	"\x06_limit\"Z\n" +
+	"\x13ExtendHandleRequest\x12\x16\n" +
+	"\x06handle\x18\x01 \x01(\tR\x06handle\x12+\n" +
+	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\".\n" +
+	"\x14ReleaseHandleRequest\x12\x16\n" +
+	"\x06handle\x18\x01 \x01(\tR\x06handle\"\x17\n" +
+	"\x15ReleaseHandleResponse\"1\n" +
 	"\x10KeepAliveRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\"K\n" +
@@ -4137,7 +4579,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x04Lock\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x120\n" +
 	"\aholders\x18\x02 \x03(\v2\x16.locksidecar.v1.HolderR\aholders\x120\n" +
-	"\awaiters\x18\x03 \x03(\v2\x16.locksidecar.v1.HolderR\awaiters\"\xaa\x05\n" +
+	"\awaiters\x18\x03 \x03(\v2\x16.locksidecar.v1.HolderR\awaiters\"\xc6\x05\n" +
 	"\x06Holder\x12\x17\n" +
 	"\alock_id\x18\x01 \x01(\tR\x06lockId\x12(\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x14.locksidecar.v1.ModeR\x04mode\x12\x14\n" +
@@ -4159,7 +4601,8 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"sessionRef\x12\x19\n" +
 	"\x05limit\x18\x11 \x01(\x05H\x00R\x05limit\x88\x01\x01\x12\x17\n" +
 	"\x04slot\x18\x12 \x01(\x05H\x01R\x04slot\x88\x01\x01\x124\n" +
-	"\bkept_for\x18\x13 \x01(\v2\x19.google.protobuf.DurationR\akeptFor\x1a;\n" +
+	"\bkept_for\x18\x13 \x01(\v2\x19.google.protobuf.DurationR\akeptFor\x12\x1a\n" +
+	"\bdetached\x18\x14 \x01(\bR\bdetached\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\b\n" +
@@ -4242,7 +4685,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\n" +
 	"\x06STREAM\x10\x01\x12\v\n" +
 	"\aPROCESS\x10\x02\x12\a\n" +
-	"\x03TTL\x10\x03*\x99\x01\n" +
+	"\x03TTL\x10\x03*\xa9\x01\n" +
 	"\n" +
 	"LostReason\x12\x1b\n" +
 	"\x17LOST_REASON_UNSPECIFIED\x10\x00\x12\x11\n" +
@@ -4255,13 +4698,15 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x0fSESSION_EXPIRED\x10\x05\x12\x0e\n" +
 	"\n" +
 	"STORE_LOST\x10\x06\x12\f\n" +
-	"\bSTOPPING\x10\a*U\n" +
+	"\bSTOPPING\x10\a\x12\x0e\n" +
+	"\n" +
+	"TAKEN_OVER\x10\b*U\n" +
 	"\fOutcomeState\x12\x1d\n" +
 	"\x19OUTCOME_STATE_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aUNKNOWN\x10\x01\x12\n" +
 	"\n" +
 	"\x06FAILED\x10\x02\x12\r\n" +
-	"\tSUCCEEDED\x10\x032\xcb\x11\n" +
+	"\tSUCCEEDED\x10\x032\xc0\x14\n" +
 	"\vLockSidecar\x12N\n" +
 	"\aSession\x12\x1e.locksidecar.v1.SessionRequest\x1a\x1f.locksidecar.v1.SessionResponse(\x010\x01\x12T\n" +
 	"\x04Hold\x12\x1e.locksidecar.v1.AcquireRequest\x1a\x15.locksidecar.v1.Event\"\x13\x82\xd3\xe4\x93\x02\r:\x01*\"\b/v1/hold0\x01\x12o\n" +
@@ -4272,7 +4717,10 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x06Cancel\x12\x1d.locksidecar.v1.CancelRequest\x1a\x1e.locksidecar.v1.CancelResponse\"7\x82\xd3\xe4\x93\x021*//v1/sessions/{session_id}/requests/{request_id}\x12}\n" +
 	"\aRelease\x12\x1e.locksidecar.v1.ReleaseRequest\x1a\x1f.locksidecar.v1.ReleaseResponse\"1\x82\xd3\xe4\x93\x02+*)/v1/sessions/{session_id}/locks/{lock_id}\x12\x84\x01\n" +
 	"\tDowngrade\x12 .locksidecar.v1.DowngradeRequest\x1a\x15.locksidecar.v1.Grant\">\x82\xd3\xe4\x93\x028:\x01*\"3/v1/sessions/{session_id}/locks/{lock_id}:downgrade\x12{\n" +
-	"\x06Extend\x12\x1d.locksidecar.v1.ExtendRequest\x1a\x15.locksidecar.v1.Grant\";\x82\xd3\xe4\x93\x025:\x01*\"0/v1/sessions/{session_id}/locks/{lock_id}:extend\x12j\n" +
+	"\x06Extend\x12\x1d.locksidecar.v1.ExtendRequest\x1a\x15.locksidecar.v1.Grant\";\x82\xd3\xe4\x93\x025:\x01*\"0/v1/sessions/{session_id}/locks/{lock_id}:extend\x12\x82\x01\n" +
+	"\x06Detach\x12\x1d.locksidecar.v1.DetachRequest\x1a\x1c.locksidecar.v1.DetachedHold\";\x82\xd3\xe4\x93\x025:\x01*\"0/v1/sessions/{session_id}/locks/{lock_id}:detach\x12p\n" +
+	"\fExtendHandle\x12#.locksidecar.v1.ExtendHandleRequest\x1a\x1c.locksidecar.v1.DetachedHold\"\x1d\x82\xd3\xe4\x93\x02\x17:\x01*\"\x12/v1/handles:extend\x12|\n" +
+	"\rReleaseHandle\x12$.locksidecar.v1.ReleaseHandleRequest\x1a%.locksidecar.v1.ReleaseHandleResponse\"\x1e\x82\xd3\xe4\x93\x02\x18:\x01*\"\x13/v1/handles:release\x12j\n" +
 	"\x06Events\x12\x1d.locksidecar.v1.EventsRequest\x1a\x15.locksidecar.v1.Event\"(\x82\xd3\xe4\x93\x02\"\x12 /v1/sessions/{session_id}/events0\x01\x12`\n" +
 	"\aGetLock\x12\x1e.locksidecar.v1.GetLockRequest\x1a\x14.locksidecar.v1.Lock\"\x1f\x82\xd3\xe4\x93\x02\x19\x12\x17/v1/locks/{resource=**}\x12c\n" +
 	"\tListLocks\x12 .locksidecar.v1.ListLocksRequest\x1a!.locksidecar.v1.ListLocksResponse\"\x11\x82\xd3\xe4\x93\x02\v\x12\t/v1/locks\x12`\n" +
@@ -4300,7 +4748,7 @@ func file_locksidecar_v1_locksidecar_proto_rawDescGZIP() []byte {
 }
 
 var file_locksidecar_v1_locksidecar_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_locksidecar_v1_locksidecar_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_locksidecar_v1_locksidecar_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_locksidecar_v1_locksidecar_proto_goTypes = []any{
 	(Mode)(0),                     // 0: locksidecar.v1.Mode
 	(Liveness)(0),                 // 1: locksidecar.v1.Liveness
@@ -4323,40 +4771,45 @@ var file_locksidecar_v1_locksidecar_proto_goTypes = []any{
 	(*ReleaseResponse)(nil),       // 18: locksidecar.v1.ReleaseResponse
 	(*DowngradeRequest)(nil),      // 19: locksidecar.v1.DowngradeRequest
 	(*ExtendRequest)(nil),         // 20: locksidecar.v1.ExtendRequest
-	(*KeepAliveRequest)(nil),      // 21: locksidecar.v1.KeepAliveRequest
-	(*KeepAliveResponse)(nil),     // 22: locksidecar.v1.KeepAliveResponse
-	(*CloseSessionRequest)(nil),   // 23: locksidecar.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),  // 24: locksidecar.v1.CloseSessionResponse
-	(*EventsRequest)(nil),         // 25: locksidecar.v1.EventsRequest
-	(*Event)(nil),                 // 26: locksidecar.v1.Event
-	(*LeaseNews)(nil),             // 27: locksidecar.v1.LeaseNews
-	(*Lost)(nil),                  // 28: locksidecar.v1.Lost
-	(*Draining)(nil),              // 29: locksidecar.v1.Draining
-	(*GetLockRequest)(nil),        // 30: locksidecar.v1.GetLockRequest
-	(*ListLocksRequest)(nil),      // 31: locksidecar.v1.ListLocksRequest
-	(*ListLocksResponse)(nil),     // 32: locksidecar.v1.ListLocksResponse
-	(*Lock)(nil),                  // 33: locksidecar.v1.Lock
-	(*Holder)(nil),                // 34: locksidecar.v1.Holder
-	(*WatchLocksRequest)(nil),     // 35: locksidecar.v1.WatchLocksRequest
-	(*WatchEvent)(nil),            // 36: locksidecar.v1.WatchEvent
-	(*GetLeaderRequest)(nil),      // 37: locksidecar.v1.GetLeaderRequest
-	(*WatchLeaderRequest)(nil),    // 38: locksidecar.v1.WatchLeaderRequest
-	(*Leader)(nil),                // 39: locksidecar.v1.Leader
-	(*ForceReleaseRequest)(nil),   // 40: locksidecar.v1.ForceReleaseRequest
-	(*ForceReleaseResponse)(nil),  // 41: locksidecar.v1.ForceReleaseResponse
-	(*ListOutcomesRequest)(nil),   // 42: locksidecar.v1.ListOutcomesRequest
-	(*ListOutcomesResponse)(nil),  // 43: locksidecar.v1.ListOutcomesResponse
-	(*ResetOutcomeRequest)(nil),   // 44: locksidecar.v1.ResetOutcomeRequest
-	(*ResetOutcomeResponse)(nil),  // 45: locksidecar.v1.ResetOutcomeResponse
-	(*GetInfoRequest)(nil),        // 46: locksidecar.v1.GetInfoRequest
-	(*Info)(nil),                  // 47: locksidecar.v1.Info
-	nil,                           // 48: locksidecar.v1.OpenSessionRequest.MetadataEntry
-	nil,                           // 49: locksidecar.v1.AcquireRequest.MetadataEntry
-	nil,                           // 50: locksidecar.v1.Outcome.MetadataEntry
-	nil,                           // 51: locksidecar.v1.Holder.MetadataEntry
-	(*status.Status)(nil),         // 52: google.rpc.Status
-	(*durationpb.Duration)(nil),   // 53: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 54: google.protobuf.Timestamp
+	(*DetachRequest)(nil),         // 21: locksidecar.v1.DetachRequest
+	(*DetachedHold)(nil),          // 22: locksidecar.v1.DetachedHold
+	(*ExtendHandleRequest)(nil),   // 23: locksidecar.v1.ExtendHandleRequest
+	(*ReleaseHandleRequest)(nil),  // 24: locksidecar.v1.ReleaseHandleRequest
+	(*ReleaseHandleResponse)(nil), // 25: locksidecar.v1.ReleaseHandleResponse
+	(*KeepAliveRequest)(nil),      // 26: locksidecar.v1.KeepAliveRequest
+	(*KeepAliveResponse)(nil),     // 27: locksidecar.v1.KeepAliveResponse
+	(*CloseSessionRequest)(nil),   // 28: locksidecar.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),  // 29: locksidecar.v1.CloseSessionResponse
+	(*EventsRequest)(nil),         // 30: locksidecar.v1.EventsRequest
+	(*Event)(nil),                 // 31: locksidecar.v1.Event
+	(*LeaseNews)(nil),             // 32: locksidecar.v1.LeaseNews
+	(*Lost)(nil),                  // 33: locksidecar.v1.Lost
+	(*Draining)(nil),              // 34: locksidecar.v1.Draining
+	(*GetLockRequest)(nil),        // 35: locksidecar.v1.GetLockRequest
+	(*ListLocksRequest)(nil),      // 36: locksidecar.v1.ListLocksRequest
+	(*ListLocksResponse)(nil),     // 37: locksidecar.v1.ListLocksResponse
+	(*Lock)(nil),                  // 38: locksidecar.v1.Lock
+	(*Holder)(nil),                // 39: locksidecar.v1.Holder
+	(*WatchLocksRequest)(nil),     // 40: locksidecar.v1.WatchLocksRequest
+	(*WatchEvent)(nil),            // 41: locksidecar.v1.WatchEvent
+	(*GetLeaderRequest)(nil),      // 42: locksidecar.v1.GetLeaderRequest
+	(*WatchLeaderRequest)(nil),    // 43: locksidecar.v1.WatchLeaderRequest
+	(*Leader)(nil),                // 44: locksidecar.v1.Leader
+	(*ForceReleaseRequest)(nil),   // 45: locksidecar.v1.ForceReleaseRequest
+	(*ForceReleaseResponse)(nil),  // 46: locksidecar.v1.ForceReleaseResponse
+	(*ListOutcomesRequest)(nil),   // 47: locksidecar.v1.ListOutcomesRequest
+	(*ListOutcomesResponse)(nil),  // 48: locksidecar.v1.ListOutcomesResponse
+	(*ResetOutcomeRequest)(nil),   // 49: locksidecar.v1.ResetOutcomeRequest
+	(*ResetOutcomeResponse)(nil),  // 50: locksidecar.v1.ResetOutcomeResponse
+	(*GetInfoRequest)(nil),        // 51: locksidecar.v1.GetInfoRequest
+	(*Info)(nil),                  // 52: locksidecar.v1.Info
+	nil,                           // 53: locksidecar.v1.OpenSessionRequest.MetadataEntry
+	nil,                           // 54: locksidecar.v1.AcquireRequest.MetadataEntry
+	nil,                           // 55: locksidecar.v1.Outcome.MetadataEntry
+	nil,                           // 56: locksidecar.v1.Holder.MetadataEntry
+	(*status.Status)(nil),         // 57: google.rpc.Status
+	(*durationpb.Duration)(nil),   // 58: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 59: google.protobuf.Timestamp
 }
 var file_locksidecar_v1_locksidecar_proto_depIdxs = []int32{
 	7,   // 0: locksidecar.v1.SessionRequest.open:type_name -> locksidecar.v1.OpenSessionRequest
@@ -4364,139 +4817,156 @@ var file_locksidecar_v1_locksidecar_proto_depIdxs = []int32{
 	15,  // 2: locksidecar.v1.SessionRequest.cancel:type_name -> locksidecar.v1.CancelRequest
 	17,  // 3: locksidecar.v1.SessionRequest.release:type_name -> locksidecar.v1.ReleaseRequest
 	19,  // 4: locksidecar.v1.SessionRequest.downgrade:type_name -> locksidecar.v1.DowngradeRequest
-	21,  // 5: locksidecar.v1.SessionRequest.keep_alive:type_name -> locksidecar.v1.KeepAliveRequest
-	30,  // 6: locksidecar.v1.SessionRequest.get_lock:type_name -> locksidecar.v1.GetLockRequest
-	31,  // 7: locksidecar.v1.SessionRequest.list_locks:type_name -> locksidecar.v1.ListLocksRequest
-	35,  // 8: locksidecar.v1.SessionRequest.watch_locks:type_name -> locksidecar.v1.WatchLocksRequest
-	40,  // 9: locksidecar.v1.SessionRequest.force_release:type_name -> locksidecar.v1.ForceReleaseRequest
-	46,  // 10: locksidecar.v1.SessionRequest.get_info:type_name -> locksidecar.v1.GetInfoRequest
-	42,  // 11: locksidecar.v1.SessionRequest.list_outcomes:type_name -> locksidecar.v1.ListOutcomesRequest
-	44,  // 12: locksidecar.v1.SessionRequest.reset_outcome:type_name -> locksidecar.v1.ResetOutcomeRequest
+	26,  // 5: locksidecar.v1.SessionRequest.keep_alive:type_name -> locksidecar.v1.KeepAliveRequest
+	35,  // 6: locksidecar.v1.SessionRequest.get_lock:type_name -> locksidecar.v1.GetLockRequest
+	36,  // 7: locksidecar.v1.SessionRequest.list_locks:type_name -> locksidecar.v1.ListLocksRequest
+	40,  // 8: locksidecar.v1.SessionRequest.watch_locks:type_name -> locksidecar.v1.WatchLocksRequest
+	45,  // 9: locksidecar.v1.SessionRequest.force_release:type_name -> locksidecar.v1.ForceReleaseRequest
+	51,  // 10: locksidecar.v1.SessionRequest.get_info:type_name -> locksidecar.v1.GetInfoRequest
+	47,  // 11: locksidecar.v1.SessionRequest.list_outcomes:type_name -> locksidecar.v1.ListOutcomesRequest
+	49,  // 12: locksidecar.v1.SessionRequest.reset_outcome:type_name -> locksidecar.v1.ResetOutcomeRequest
 	20,  // 13: locksidecar.v1.SessionRequest.extend:type_name -> locksidecar.v1.ExtendRequest
-	37,  // 14: locksidecar.v1.SessionRequest.get_leader:type_name -> locksidecar.v1.GetLeaderRequest
-	38,  // 15: locksidecar.v1.SessionRequest.watch_leader:type_name -> locksidecar.v1.WatchLeaderRequest
-	8,   // 16: locksidecar.v1.SessionResponse.opened:type_name -> locksidecar.v1.OpenSessionResponse
-	11,  // 17: locksidecar.v1.SessionResponse.granted:type_name -> locksidecar.v1.Grant
-	16,  // 18: locksidecar.v1.SessionResponse.cancelled:type_name -> locksidecar.v1.CancelResponse
-	18,  // 19: locksidecar.v1.SessionResponse.released:type_name -> locksidecar.v1.ReleaseResponse
-	11,  // 20: locksidecar.v1.SessionResponse.downgraded:type_name -> locksidecar.v1.Grant
-	22,  // 21: locksidecar.v1.SessionResponse.kept_alive:type_name -> locksidecar.v1.KeepAliveResponse
-	52,  // 22: locksidecar.v1.SessionResponse.error:type_name -> google.rpc.Status
-	26,  // 23: locksidecar.v1.SessionResponse.event:type_name -> locksidecar.v1.Event
-	33,  // 24: locksidecar.v1.SessionResponse.lock:type_name -> locksidecar.v1.Lock
-	32,  // 25: locksidecar.v1.SessionResponse.locks:type_name -> locksidecar.v1.ListLocksResponse
-	36,  // 26: locksidecar.v1.SessionResponse.watched:type_name -> locksidecar.v1.WatchEvent
-	41,  // 27: locksidecar.v1.SessionResponse.force_released:type_name -> locksidecar.v1.ForceReleaseResponse
-	47,  // 28: locksidecar.v1.SessionResponse.info:type_name -> locksidecar.v1.Info
-	43,  // 29: locksidecar.v1.SessionResponse.outcomes:type_name -> locksidecar.v1.ListOutcomesResponse
-	45,  // 30: locksidecar.v1.SessionResponse.outcome_reset:type_name -> locksidecar.v1.ResetOutcomeResponse
-	11,  // 31: locksidecar.v1.SessionResponse.extended:type_name -> locksidecar.v1.Grant
-	39,  // 32: locksidecar.v1.SessionResponse.leader:type_name -> locksidecar.v1.Leader
-	1,   // 33: locksidecar.v1.OpenSessionRequest.liveness:type_name -> locksidecar.v1.Liveness
-	53,  // 34: locksidecar.v1.OpenSessionRequest.ttl:type_name -> google.protobuf.Duration
-	48,  // 35: locksidecar.v1.OpenSessionRequest.metadata:type_name -> locksidecar.v1.OpenSessionRequest.MetadataEntry
-	53,  // 36: locksidecar.v1.OpenSessionResponse.lease_ttl:type_name -> google.protobuf.Duration
-	53,  // 37: locksidecar.v1.OpenSessionResponse.counted_at:type_name -> google.protobuf.Duration
-	53,  // 38: locksidecar.v1.OpenSessionResponse.lease_margin:type_name -> google.protobuf.Duration
-	0,   // 39: locksidecar.v1.AcquireRequest.mode:type_name -> locksidecar.v1.Mode
-	53,  // 40: locksidecar.v1.AcquireRequest.wait:type_name -> google.protobuf.Duration
-	53,  // 41: locksidecar.v1.AcquireRequest.max_hold:type_name -> google.protobuf.Duration
-	49,  // 42: locksidecar.v1.AcquireRequest.metadata:type_name -> locksidecar.v1.AcquireRequest.MetadataEntry
-	10,  // 43: locksidecar.v1.AcquireRequest.once:type_name -> locksidecar.v1.Once
-	53,  // 44: locksidecar.v1.AcquireRequest.min_hold:type_name -> google.protobuf.Duration
-	53,  // 45: locksidecar.v1.Once.keep:type_name -> google.protobuf.Duration
-	0,   // 46: locksidecar.v1.Grant.mode:type_name -> locksidecar.v1.Mode
-	53,  // 47: locksidecar.v1.Grant.valid_for:type_name -> google.protobuf.Duration
-	53,  // 48: locksidecar.v1.Grant.counted_at:type_name -> google.protobuf.Duration
-	14,  // 49: locksidecar.v1.Grant.guard:type_name -> locksidecar.v1.Guard
-	13,  // 50: locksidecar.v1.Grant.previous:type_name -> locksidecar.v1.Outcome
-	14,  // 51: locksidecar.v1.Grant.outcome_guard:type_name -> locksidecar.v1.Guard
-	12,  // 52: locksidecar.v1.Grant.parts:type_name -> locksidecar.v1.Part
-	14,  // 53: locksidecar.v1.Part.guard:type_name -> locksidecar.v1.Guard
-	3,   // 54: locksidecar.v1.Outcome.state:type_name -> locksidecar.v1.OutcomeState
-	54,  // 55: locksidecar.v1.Outcome.at:type_name -> google.protobuf.Timestamp
-	53,  // 56: locksidecar.v1.Outcome.age:type_name -> google.protobuf.Duration
-	50,  // 57: locksidecar.v1.Outcome.metadata:type_name -> locksidecar.v1.Outcome.MetadataEntry
-	3,   // 58: locksidecar.v1.ReleaseRequest.outcome:type_name -> locksidecar.v1.OutcomeState
-	53,  // 59: locksidecar.v1.ReleaseResponse.kept_for:type_name -> google.protobuf.Duration
-	53,  // 60: locksidecar.v1.ExtendRequest.max_hold:type_name -> google.protobuf.Duration
-	53,  // 61: locksidecar.v1.KeepAliveResponse.valid_for:type_name -> google.protobuf.Duration
-	8,   // 62: locksidecar.v1.Event.opened:type_name -> locksidecar.v1.OpenSessionResponse
-	11,  // 63: locksidecar.v1.Event.granted:type_name -> locksidecar.v1.Grant
-	27,  // 64: locksidecar.v1.Event.lease:type_name -> locksidecar.v1.LeaseNews
-	28,  // 65: locksidecar.v1.Event.lost:type_name -> locksidecar.v1.Lost
-	29,  // 66: locksidecar.v1.Event.draining:type_name -> locksidecar.v1.Draining
-	53,  // 67: locksidecar.v1.LeaseNews.valid_for:type_name -> google.protobuf.Duration
-	53,  // 68: locksidecar.v1.LeaseNews.counted_at:type_name -> google.protobuf.Duration
-	2,   // 69: locksidecar.v1.Lost.reason:type_name -> locksidecar.v1.LostReason
-	53,  // 70: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
-	53,  // 71: locksidecar.v1.Lost.counted_at:type_name -> google.protobuf.Duration
-	53,  // 72: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
-	53,  // 73: locksidecar.v1.Draining.counted_at:type_name -> google.protobuf.Duration
-	33,  // 74: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
-	34,  // 75: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
-	34,  // 76: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
-	0,   // 77: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
-	54,  // 78: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
-	53,  // 79: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
-	51,  // 80: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
-	53,  // 81: locksidecar.v1.Holder.kept_for:type_name -> google.protobuf.Duration
-	53,  // 82: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
-	4,   // 83: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
-	33,  // 84: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
-	53,  // 85: locksidecar.v1.WatchLeaderRequest.interval:type_name -> google.protobuf.Duration
-	34,  // 86: locksidecar.v1.Leader.holder:type_name -> locksidecar.v1.Holder
-	53,  // 87: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
-	13,  // 88: locksidecar.v1.ListOutcomesResponse.outcomes:type_name -> locksidecar.v1.Outcome
-	13,  // 89: locksidecar.v1.ResetOutcomeResponse.outcome:type_name -> locksidecar.v1.Outcome
-	53,  // 90: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
-	53,  // 91: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
-	53,  // 92: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
-	5,   // 93: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
-	9,   // 94: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
-	7,   // 95: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
-	21,  // 96: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
-	23,  // 97: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
-	9,   // 98: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
-	15,  // 99: locksidecar.v1.LockSidecar.Cancel:input_type -> locksidecar.v1.CancelRequest
-	17,  // 100: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
-	19,  // 101: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
-	20,  // 102: locksidecar.v1.LockSidecar.Extend:input_type -> locksidecar.v1.ExtendRequest
-	25,  // 103: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
-	30,  // 104: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
-	31,  // 105: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
-	35,  // 106: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
-	37,  // 107: locksidecar.v1.LockSidecar.GetLeader:input_type -> locksidecar.v1.GetLeaderRequest
-	38,  // 108: locksidecar.v1.LockSidecar.WatchLeader:input_type -> locksidecar.v1.WatchLeaderRequest
-	40,  // 109: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
-	42,  // 110: locksidecar.v1.LockSidecar.ListOutcomes:input_type -> locksidecar.v1.ListOutcomesRequest
-	44,  // 111: locksidecar.v1.LockSidecar.ResetOutcome:input_type -> locksidecar.v1.ResetOutcomeRequest
-	46,  // 112: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
-	6,   // 113: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
-	26,  // 114: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
-	8,   // 115: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
-	22,  // 116: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
-	24,  // 117: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
-	11,  // 118: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
-	16,  // 119: locksidecar.v1.LockSidecar.Cancel:output_type -> locksidecar.v1.CancelResponse
-	18,  // 120: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
-	11,  // 121: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
-	11,  // 122: locksidecar.v1.LockSidecar.Extend:output_type -> locksidecar.v1.Grant
-	26,  // 123: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
-	33,  // 124: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
-	32,  // 125: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
-	36,  // 126: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
-	39,  // 127: locksidecar.v1.LockSidecar.GetLeader:output_type -> locksidecar.v1.Leader
-	39,  // 128: locksidecar.v1.LockSidecar.WatchLeader:output_type -> locksidecar.v1.Leader
-	41,  // 129: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
-	43,  // 130: locksidecar.v1.LockSidecar.ListOutcomes:output_type -> locksidecar.v1.ListOutcomesResponse
-	45,  // 131: locksidecar.v1.LockSidecar.ResetOutcome:output_type -> locksidecar.v1.ResetOutcomeResponse
-	47,  // 132: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
-	113, // [113:133] is the sub-list for method output_type
-	93,  // [93:113] is the sub-list for method input_type
-	93,  // [93:93] is the sub-list for extension type_name
-	93,  // [93:93] is the sub-list for extension extendee
-	0,   // [0:93] is the sub-list for field type_name
+	42,  // 14: locksidecar.v1.SessionRequest.get_leader:type_name -> locksidecar.v1.GetLeaderRequest
+	43,  // 15: locksidecar.v1.SessionRequest.watch_leader:type_name -> locksidecar.v1.WatchLeaderRequest
+	21,  // 16: locksidecar.v1.SessionRequest.detach:type_name -> locksidecar.v1.DetachRequest
+	23,  // 17: locksidecar.v1.SessionRequest.extend_handle:type_name -> locksidecar.v1.ExtendHandleRequest
+	24,  // 18: locksidecar.v1.SessionRequest.release_handle:type_name -> locksidecar.v1.ReleaseHandleRequest
+	8,   // 19: locksidecar.v1.SessionResponse.opened:type_name -> locksidecar.v1.OpenSessionResponse
+	11,  // 20: locksidecar.v1.SessionResponse.granted:type_name -> locksidecar.v1.Grant
+	16,  // 21: locksidecar.v1.SessionResponse.cancelled:type_name -> locksidecar.v1.CancelResponse
+	18,  // 22: locksidecar.v1.SessionResponse.released:type_name -> locksidecar.v1.ReleaseResponse
+	11,  // 23: locksidecar.v1.SessionResponse.downgraded:type_name -> locksidecar.v1.Grant
+	27,  // 24: locksidecar.v1.SessionResponse.kept_alive:type_name -> locksidecar.v1.KeepAliveResponse
+	57,  // 25: locksidecar.v1.SessionResponse.error:type_name -> google.rpc.Status
+	31,  // 26: locksidecar.v1.SessionResponse.event:type_name -> locksidecar.v1.Event
+	38,  // 27: locksidecar.v1.SessionResponse.lock:type_name -> locksidecar.v1.Lock
+	37,  // 28: locksidecar.v1.SessionResponse.locks:type_name -> locksidecar.v1.ListLocksResponse
+	41,  // 29: locksidecar.v1.SessionResponse.watched:type_name -> locksidecar.v1.WatchEvent
+	46,  // 30: locksidecar.v1.SessionResponse.force_released:type_name -> locksidecar.v1.ForceReleaseResponse
+	52,  // 31: locksidecar.v1.SessionResponse.info:type_name -> locksidecar.v1.Info
+	48,  // 32: locksidecar.v1.SessionResponse.outcomes:type_name -> locksidecar.v1.ListOutcomesResponse
+	50,  // 33: locksidecar.v1.SessionResponse.outcome_reset:type_name -> locksidecar.v1.ResetOutcomeResponse
+	11,  // 34: locksidecar.v1.SessionResponse.extended:type_name -> locksidecar.v1.Grant
+	44,  // 35: locksidecar.v1.SessionResponse.leader:type_name -> locksidecar.v1.Leader
+	22,  // 36: locksidecar.v1.SessionResponse.detached:type_name -> locksidecar.v1.DetachedHold
+	25,  // 37: locksidecar.v1.SessionResponse.handle_released:type_name -> locksidecar.v1.ReleaseHandleResponse
+	1,   // 38: locksidecar.v1.OpenSessionRequest.liveness:type_name -> locksidecar.v1.Liveness
+	58,  // 39: locksidecar.v1.OpenSessionRequest.ttl:type_name -> google.protobuf.Duration
+	53,  // 40: locksidecar.v1.OpenSessionRequest.metadata:type_name -> locksidecar.v1.OpenSessionRequest.MetadataEntry
+	58,  // 41: locksidecar.v1.OpenSessionResponse.lease_ttl:type_name -> google.protobuf.Duration
+	58,  // 42: locksidecar.v1.OpenSessionResponse.counted_at:type_name -> google.protobuf.Duration
+	58,  // 43: locksidecar.v1.OpenSessionResponse.lease_margin:type_name -> google.protobuf.Duration
+	0,   // 44: locksidecar.v1.AcquireRequest.mode:type_name -> locksidecar.v1.Mode
+	58,  // 45: locksidecar.v1.AcquireRequest.wait:type_name -> google.protobuf.Duration
+	58,  // 46: locksidecar.v1.AcquireRequest.max_hold:type_name -> google.protobuf.Duration
+	54,  // 47: locksidecar.v1.AcquireRequest.metadata:type_name -> locksidecar.v1.AcquireRequest.MetadataEntry
+	10,  // 48: locksidecar.v1.AcquireRequest.once:type_name -> locksidecar.v1.Once
+	58,  // 49: locksidecar.v1.AcquireRequest.min_hold:type_name -> google.protobuf.Duration
+	58,  // 50: locksidecar.v1.Once.keep:type_name -> google.protobuf.Duration
+	0,   // 51: locksidecar.v1.Grant.mode:type_name -> locksidecar.v1.Mode
+	58,  // 52: locksidecar.v1.Grant.valid_for:type_name -> google.protobuf.Duration
+	58,  // 53: locksidecar.v1.Grant.counted_at:type_name -> google.protobuf.Duration
+	14,  // 54: locksidecar.v1.Grant.guard:type_name -> locksidecar.v1.Guard
+	13,  // 55: locksidecar.v1.Grant.previous:type_name -> locksidecar.v1.Outcome
+	14,  // 56: locksidecar.v1.Grant.outcome_guard:type_name -> locksidecar.v1.Guard
+	58,  // 57: locksidecar.v1.Grant.ends_in:type_name -> google.protobuf.Duration
+	12,  // 58: locksidecar.v1.Grant.parts:type_name -> locksidecar.v1.Part
+	14,  // 59: locksidecar.v1.Part.guard:type_name -> locksidecar.v1.Guard
+	3,   // 60: locksidecar.v1.Outcome.state:type_name -> locksidecar.v1.OutcomeState
+	59,  // 61: locksidecar.v1.Outcome.at:type_name -> google.protobuf.Timestamp
+	58,  // 62: locksidecar.v1.Outcome.age:type_name -> google.protobuf.Duration
+	55,  // 63: locksidecar.v1.Outcome.metadata:type_name -> locksidecar.v1.Outcome.MetadataEntry
+	3,   // 64: locksidecar.v1.ReleaseRequest.outcome:type_name -> locksidecar.v1.OutcomeState
+	58,  // 65: locksidecar.v1.ReleaseResponse.kept_for:type_name -> google.protobuf.Duration
+	58,  // 66: locksidecar.v1.ExtendRequest.max_hold:type_name -> google.protobuf.Duration
+	58,  // 67: locksidecar.v1.DetachRequest.ttl:type_name -> google.protobuf.Duration
+	0,   // 68: locksidecar.v1.DetachedHold.mode:type_name -> locksidecar.v1.Mode
+	58,  // 69: locksidecar.v1.DetachedHold.valid_for:type_name -> google.protobuf.Duration
+	58,  // 70: locksidecar.v1.DetachedHold.counted_at:type_name -> google.protobuf.Duration
+	58,  // 71: locksidecar.v1.ExtendHandleRequest.ttl:type_name -> google.protobuf.Duration
+	58,  // 72: locksidecar.v1.KeepAliveResponse.valid_for:type_name -> google.protobuf.Duration
+	8,   // 73: locksidecar.v1.Event.opened:type_name -> locksidecar.v1.OpenSessionResponse
+	11,  // 74: locksidecar.v1.Event.granted:type_name -> locksidecar.v1.Grant
+	32,  // 75: locksidecar.v1.Event.lease:type_name -> locksidecar.v1.LeaseNews
+	33,  // 76: locksidecar.v1.Event.lost:type_name -> locksidecar.v1.Lost
+	34,  // 77: locksidecar.v1.Event.draining:type_name -> locksidecar.v1.Draining
+	58,  // 78: locksidecar.v1.LeaseNews.valid_for:type_name -> google.protobuf.Duration
+	58,  // 79: locksidecar.v1.LeaseNews.counted_at:type_name -> google.protobuf.Duration
+	2,   // 80: locksidecar.v1.Lost.reason:type_name -> locksidecar.v1.LostReason
+	58,  // 81: locksidecar.v1.Lost.grace:type_name -> google.protobuf.Duration
+	58,  // 82: locksidecar.v1.Lost.counted_at:type_name -> google.protobuf.Duration
+	58,  // 83: locksidecar.v1.Draining.remaining:type_name -> google.protobuf.Duration
+	58,  // 84: locksidecar.v1.Draining.counted_at:type_name -> google.protobuf.Duration
+	38,  // 85: locksidecar.v1.ListLocksResponse.locks:type_name -> locksidecar.v1.Lock
+	39,  // 86: locksidecar.v1.Lock.holders:type_name -> locksidecar.v1.Holder
+	39,  // 87: locksidecar.v1.Lock.waiters:type_name -> locksidecar.v1.Holder
+	0,   // 88: locksidecar.v1.Holder.mode:type_name -> locksidecar.v1.Mode
+	59,  // 89: locksidecar.v1.Holder.since:type_name -> google.protobuf.Timestamp
+	58,  // 90: locksidecar.v1.Holder.age:type_name -> google.protobuf.Duration
+	56,  // 91: locksidecar.v1.Holder.metadata:type_name -> locksidecar.v1.Holder.MetadataEntry
+	58,  // 92: locksidecar.v1.Holder.kept_for:type_name -> google.protobuf.Duration
+	58,  // 93: locksidecar.v1.WatchLocksRequest.interval:type_name -> google.protobuf.Duration
+	4,   // 94: locksidecar.v1.WatchEvent.kind:type_name -> locksidecar.v1.WatchEvent.Kind
+	38,  // 95: locksidecar.v1.WatchEvent.lock:type_name -> locksidecar.v1.Lock
+	58,  // 96: locksidecar.v1.WatchLeaderRequest.interval:type_name -> google.protobuf.Duration
+	39,  // 97: locksidecar.v1.Leader.holder:type_name -> locksidecar.v1.Holder
+	58,  // 98: locksidecar.v1.ForceReleaseRequest.grace:type_name -> google.protobuf.Duration
+	13,  // 99: locksidecar.v1.ListOutcomesResponse.outcomes:type_name -> locksidecar.v1.Outcome
+	13,  // 100: locksidecar.v1.ResetOutcomeResponse.outcome:type_name -> locksidecar.v1.Outcome
+	58,  // 101: locksidecar.v1.Info.lease_ttl:type_name -> google.protobuf.Duration
+	58,  // 102: locksidecar.v1.Info.lease_valid_for:type_name -> google.protobuf.Duration
+	58,  // 103: locksidecar.v1.Info.uptime:type_name -> google.protobuf.Duration
+	5,   // 104: locksidecar.v1.LockSidecar.Session:input_type -> locksidecar.v1.SessionRequest
+	9,   // 105: locksidecar.v1.LockSidecar.Hold:input_type -> locksidecar.v1.AcquireRequest
+	7,   // 106: locksidecar.v1.LockSidecar.OpenSession:input_type -> locksidecar.v1.OpenSessionRequest
+	26,  // 107: locksidecar.v1.LockSidecar.KeepAlive:input_type -> locksidecar.v1.KeepAliveRequest
+	28,  // 108: locksidecar.v1.LockSidecar.CloseSession:input_type -> locksidecar.v1.CloseSessionRequest
+	9,   // 109: locksidecar.v1.LockSidecar.Acquire:input_type -> locksidecar.v1.AcquireRequest
+	15,  // 110: locksidecar.v1.LockSidecar.Cancel:input_type -> locksidecar.v1.CancelRequest
+	17,  // 111: locksidecar.v1.LockSidecar.Release:input_type -> locksidecar.v1.ReleaseRequest
+	19,  // 112: locksidecar.v1.LockSidecar.Downgrade:input_type -> locksidecar.v1.DowngradeRequest
+	20,  // 113: locksidecar.v1.LockSidecar.Extend:input_type -> locksidecar.v1.ExtendRequest
+	21,  // 114: locksidecar.v1.LockSidecar.Detach:input_type -> locksidecar.v1.DetachRequest
+	23,  // 115: locksidecar.v1.LockSidecar.ExtendHandle:input_type -> locksidecar.v1.ExtendHandleRequest
+	24,  // 116: locksidecar.v1.LockSidecar.ReleaseHandle:input_type -> locksidecar.v1.ReleaseHandleRequest
+	30,  // 117: locksidecar.v1.LockSidecar.Events:input_type -> locksidecar.v1.EventsRequest
+	35,  // 118: locksidecar.v1.LockSidecar.GetLock:input_type -> locksidecar.v1.GetLockRequest
+	36,  // 119: locksidecar.v1.LockSidecar.ListLocks:input_type -> locksidecar.v1.ListLocksRequest
+	40,  // 120: locksidecar.v1.LockSidecar.WatchLocks:input_type -> locksidecar.v1.WatchLocksRequest
+	42,  // 121: locksidecar.v1.LockSidecar.GetLeader:input_type -> locksidecar.v1.GetLeaderRequest
+	43,  // 122: locksidecar.v1.LockSidecar.WatchLeader:input_type -> locksidecar.v1.WatchLeaderRequest
+	45,  // 123: locksidecar.v1.LockSidecar.ForceRelease:input_type -> locksidecar.v1.ForceReleaseRequest
+	47,  // 124: locksidecar.v1.LockSidecar.ListOutcomes:input_type -> locksidecar.v1.ListOutcomesRequest
+	49,  // 125: locksidecar.v1.LockSidecar.ResetOutcome:input_type -> locksidecar.v1.ResetOutcomeRequest
+	51,  // 126: locksidecar.v1.LockSidecar.GetInfo:input_type -> locksidecar.v1.GetInfoRequest
+	6,   // 127: locksidecar.v1.LockSidecar.Session:output_type -> locksidecar.v1.SessionResponse
+	31,  // 128: locksidecar.v1.LockSidecar.Hold:output_type -> locksidecar.v1.Event
+	8,   // 129: locksidecar.v1.LockSidecar.OpenSession:output_type -> locksidecar.v1.OpenSessionResponse
+	27,  // 130: locksidecar.v1.LockSidecar.KeepAlive:output_type -> locksidecar.v1.KeepAliveResponse
+	29,  // 131: locksidecar.v1.LockSidecar.CloseSession:output_type -> locksidecar.v1.CloseSessionResponse
+	11,  // 132: locksidecar.v1.LockSidecar.Acquire:output_type -> locksidecar.v1.Grant
+	16,  // 133: locksidecar.v1.LockSidecar.Cancel:output_type -> locksidecar.v1.CancelResponse
+	18,  // 134: locksidecar.v1.LockSidecar.Release:output_type -> locksidecar.v1.ReleaseResponse
+	11,  // 135: locksidecar.v1.LockSidecar.Downgrade:output_type -> locksidecar.v1.Grant
+	11,  // 136: locksidecar.v1.LockSidecar.Extend:output_type -> locksidecar.v1.Grant
+	22,  // 137: locksidecar.v1.LockSidecar.Detach:output_type -> locksidecar.v1.DetachedHold
+	22,  // 138: locksidecar.v1.LockSidecar.ExtendHandle:output_type -> locksidecar.v1.DetachedHold
+	25,  // 139: locksidecar.v1.LockSidecar.ReleaseHandle:output_type -> locksidecar.v1.ReleaseHandleResponse
+	31,  // 140: locksidecar.v1.LockSidecar.Events:output_type -> locksidecar.v1.Event
+	38,  // 141: locksidecar.v1.LockSidecar.GetLock:output_type -> locksidecar.v1.Lock
+	37,  // 142: locksidecar.v1.LockSidecar.ListLocks:output_type -> locksidecar.v1.ListLocksResponse
+	41,  // 143: locksidecar.v1.LockSidecar.WatchLocks:output_type -> locksidecar.v1.WatchEvent
+	44,  // 144: locksidecar.v1.LockSidecar.GetLeader:output_type -> locksidecar.v1.Leader
+	44,  // 145: locksidecar.v1.LockSidecar.WatchLeader:output_type -> locksidecar.v1.Leader
+	46,  // 146: locksidecar.v1.LockSidecar.ForceRelease:output_type -> locksidecar.v1.ForceReleaseResponse
+	48,  // 147: locksidecar.v1.LockSidecar.ListOutcomes:output_type -> locksidecar.v1.ListOutcomesResponse
+	50,  // 148: locksidecar.v1.LockSidecar.ResetOutcome:output_type -> locksidecar.v1.ResetOutcomeResponse
+	52,  // 149: locksidecar.v1.LockSidecar.GetInfo:output_type -> locksidecar.v1.Info
+	127, // [127:150] is the sub-list for method output_type
+	104, // [104:127] is the sub-list for method input_type
+	104, // [104:104] is the sub-list for extension type_name
+	104, // [104:104] is the sub-list for extension extendee
+	0,   // [0:104] is the sub-list for field type_name
 }
 
 func init() { file_locksidecar_v1_locksidecar_proto_init() }
@@ -4521,6 +4991,9 @@ func file_locksidecar_v1_locksidecar_proto_init() {
 		(*SessionRequest_Extend)(nil),
 		(*SessionRequest_GetLeader)(nil),
 		(*SessionRequest_WatchLeader)(nil),
+		(*SessionRequest_Detach)(nil),
+		(*SessionRequest_ExtendHandle)(nil),
+		(*SessionRequest_ReleaseHandle)(nil),
 	}
 	file_locksidecar_v1_locksidecar_proto_msgTypes[1].OneofWrappers = []any{
 		(*SessionResponse_Opened)(nil),
@@ -4540,24 +5013,27 @@ func file_locksidecar_v1_locksidecar_proto_init() {
 		(*SessionResponse_OutcomeReset)(nil),
 		(*SessionResponse_Extended)(nil),
 		(*SessionResponse_Leader)(nil),
+		(*SessionResponse_Detached)(nil),
+		(*SessionResponse_HandleReleased)(nil),
 	}
 	file_locksidecar_v1_locksidecar_proto_msgTypes[4].OneofWrappers = []any{}
 	file_locksidecar_v1_locksidecar_proto_msgTypes[6].OneofWrappers = []any{}
-	file_locksidecar_v1_locksidecar_proto_msgTypes[21].OneofWrappers = []any{
+	file_locksidecar_v1_locksidecar_proto_msgTypes[17].OneofWrappers = []any{}
+	file_locksidecar_v1_locksidecar_proto_msgTypes[26].OneofWrappers = []any{
 		(*Event_Opened)(nil),
 		(*Event_Granted)(nil),
 		(*Event_Lease)(nil),
 		(*Event_Lost)(nil),
 		(*Event_Draining)(nil),
 	}
-	file_locksidecar_v1_locksidecar_proto_msgTypes[29].OneofWrappers = []any{}
+	file_locksidecar_v1_locksidecar_proto_msgTypes[34].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_locksidecar_v1_locksidecar_proto_rawDesc), len(file_locksidecar_v1_locksidecar_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   47,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -31,26 +31,29 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	LockSidecar_Session_FullMethodName      = "/locksidecar.v1.LockSidecar/Session"
-	LockSidecar_Hold_FullMethodName         = "/locksidecar.v1.LockSidecar/Hold"
-	LockSidecar_OpenSession_FullMethodName  = "/locksidecar.v1.LockSidecar/OpenSession"
-	LockSidecar_KeepAlive_FullMethodName    = "/locksidecar.v1.LockSidecar/KeepAlive"
-	LockSidecar_CloseSession_FullMethodName = "/locksidecar.v1.LockSidecar/CloseSession"
-	LockSidecar_Acquire_FullMethodName      = "/locksidecar.v1.LockSidecar/Acquire"
-	LockSidecar_Cancel_FullMethodName       = "/locksidecar.v1.LockSidecar/Cancel"
-	LockSidecar_Release_FullMethodName      = "/locksidecar.v1.LockSidecar/Release"
-	LockSidecar_Downgrade_FullMethodName    = "/locksidecar.v1.LockSidecar/Downgrade"
-	LockSidecar_Extend_FullMethodName       = "/locksidecar.v1.LockSidecar/Extend"
-	LockSidecar_Events_FullMethodName       = "/locksidecar.v1.LockSidecar/Events"
-	LockSidecar_GetLock_FullMethodName      = "/locksidecar.v1.LockSidecar/GetLock"
-	LockSidecar_ListLocks_FullMethodName    = "/locksidecar.v1.LockSidecar/ListLocks"
-	LockSidecar_WatchLocks_FullMethodName   = "/locksidecar.v1.LockSidecar/WatchLocks"
-	LockSidecar_GetLeader_FullMethodName    = "/locksidecar.v1.LockSidecar/GetLeader"
-	LockSidecar_WatchLeader_FullMethodName  = "/locksidecar.v1.LockSidecar/WatchLeader"
-	LockSidecar_ForceRelease_FullMethodName = "/locksidecar.v1.LockSidecar/ForceRelease"
-	LockSidecar_ListOutcomes_FullMethodName = "/locksidecar.v1.LockSidecar/ListOutcomes"
-	LockSidecar_ResetOutcome_FullMethodName = "/locksidecar.v1.LockSidecar/ResetOutcome"
-	LockSidecar_GetInfo_FullMethodName      = "/locksidecar.v1.LockSidecar/GetInfo"
+	LockSidecar_Session_FullMethodName       = "/locksidecar.v1.LockSidecar/Session"
+	LockSidecar_Hold_FullMethodName          = "/locksidecar.v1.LockSidecar/Hold"
+	LockSidecar_OpenSession_FullMethodName   = "/locksidecar.v1.LockSidecar/OpenSession"
+	LockSidecar_KeepAlive_FullMethodName     = "/locksidecar.v1.LockSidecar/KeepAlive"
+	LockSidecar_CloseSession_FullMethodName  = "/locksidecar.v1.LockSidecar/CloseSession"
+	LockSidecar_Acquire_FullMethodName       = "/locksidecar.v1.LockSidecar/Acquire"
+	LockSidecar_Cancel_FullMethodName        = "/locksidecar.v1.LockSidecar/Cancel"
+	LockSidecar_Release_FullMethodName       = "/locksidecar.v1.LockSidecar/Release"
+	LockSidecar_Downgrade_FullMethodName     = "/locksidecar.v1.LockSidecar/Downgrade"
+	LockSidecar_Extend_FullMethodName        = "/locksidecar.v1.LockSidecar/Extend"
+	LockSidecar_Detach_FullMethodName        = "/locksidecar.v1.LockSidecar/Detach"
+	LockSidecar_ExtendHandle_FullMethodName  = "/locksidecar.v1.LockSidecar/ExtendHandle"
+	LockSidecar_ReleaseHandle_FullMethodName = "/locksidecar.v1.LockSidecar/ReleaseHandle"
+	LockSidecar_Events_FullMethodName        = "/locksidecar.v1.LockSidecar/Events"
+	LockSidecar_GetLock_FullMethodName       = "/locksidecar.v1.LockSidecar/GetLock"
+	LockSidecar_ListLocks_FullMethodName     = "/locksidecar.v1.LockSidecar/ListLocks"
+	LockSidecar_WatchLocks_FullMethodName    = "/locksidecar.v1.LockSidecar/WatchLocks"
+	LockSidecar_GetLeader_FullMethodName     = "/locksidecar.v1.LockSidecar/GetLeader"
+	LockSidecar_WatchLeader_FullMethodName   = "/locksidecar.v1.LockSidecar/WatchLeader"
+	LockSidecar_ForceRelease_FullMethodName  = "/locksidecar.v1.LockSidecar/ForceRelease"
+	LockSidecar_ListOutcomes_FullMethodName  = "/locksidecar.v1.LockSidecar/ListOutcomes"
+	LockSidecar_ResetOutcome_FullMethodName  = "/locksidecar.v1.LockSidecar/ResetOutcome"
+	LockSidecar_GetInfo_FullMethodName       = "/locksidecar.v1.LockSidecar/GetInfo"
 )
 
 // LockSidecarClient is the client API for LockSidecar service.
@@ -93,6 +96,16 @@ type LockSidecarClient interface {
 	// Extend moves the end of a hold's own limit: the hold is lost max_hold from now,
 	// whatever its limit was before, and also where it had none.
 	Extend(ctx context.Context, in *ExtendRequest, opts ...grpc.CallOption) (*Grant, error)
+	// Detach takes a hold that was acquired with detachable off its session. From now on it
+	// lives for ttl by the store's clock, whatever becomes of the app and of the sidecar. Whoever
+	// has its handle can attach it, with Acquire or Hold, and extend and release it, through
+	// any sidecar of the store. The fence stays.
+	Detach(ctx context.Context, in *DetachRequest, opts ...grpc.CallOption) (*DetachedHold, error)
+	// ExtendHandle makes a detached hold end ttl from now, attached or not.
+	ExtendHandle(ctx context.Context, in *ExtendHandleRequest, opts ...grpc.CallOption) (*DetachedHold, error)
+	// ReleaseHandle ends a detached hold. An app to which it is attached is told lost:
+	// TAKEN_OVER.
+	ReleaseHandle(ctx context.Context, in *ReleaseHandleRequest, opts ...grpc.CallOption) (*ReleaseHandleResponse, error)
 	// Events brings the news of a session that has no stream of its own. The
 	// stream ends with the session. Every reader gets them, and first the losses
 	// that are not acknowledged.
@@ -236,6 +249,36 @@ func (c *lockSidecarClient) Extend(ctx context.Context, in *ExtendRequest, opts 
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Grant)
 	err := c.cc.Invoke(ctx, LockSidecar_Extend_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lockSidecarClient) Detach(ctx context.Context, in *DetachRequest, opts ...grpc.CallOption) (*DetachedHold, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DetachedHold)
+	err := c.cc.Invoke(ctx, LockSidecar_Detach_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lockSidecarClient) ExtendHandle(ctx context.Context, in *ExtendHandleRequest, opts ...grpc.CallOption) (*DetachedHold, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DetachedHold)
+	err := c.cc.Invoke(ctx, LockSidecar_ExtendHandle_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lockSidecarClient) ReleaseHandle(ctx context.Context, in *ReleaseHandleRequest, opts ...grpc.CallOption) (*ReleaseHandleResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReleaseHandleResponse)
+	err := c.cc.Invoke(ctx, LockSidecar_ReleaseHandle_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -409,6 +452,16 @@ type LockSidecarServer interface {
 	// Extend moves the end of a hold's own limit: the hold is lost max_hold from now,
 	// whatever its limit was before, and also where it had none.
 	Extend(context.Context, *ExtendRequest) (*Grant, error)
+	// Detach takes a hold that was acquired with detachable off its session. From now on it
+	// lives for ttl by the store's clock, whatever becomes of the app and of the sidecar. Whoever
+	// has its handle can attach it, with Acquire or Hold, and extend and release it, through
+	// any sidecar of the store. The fence stays.
+	Detach(context.Context, *DetachRequest) (*DetachedHold, error)
+	// ExtendHandle makes a detached hold end ttl from now, attached or not.
+	ExtendHandle(context.Context, *ExtendHandleRequest) (*DetachedHold, error)
+	// ReleaseHandle ends a detached hold. An app to which it is attached is told lost:
+	// TAKEN_OVER.
+	ReleaseHandle(context.Context, *ReleaseHandleRequest) (*ReleaseHandleResponse, error)
 	// Events brings the news of a session that has no stream of its own. The
 	// stream ends with the session. Every reader gets them, and first the losses
 	// that are not acknowledged.
@@ -475,6 +528,15 @@ func (UnimplementedLockSidecarServer) Downgrade(context.Context, *DowngradeReque
 }
 func (UnimplementedLockSidecarServer) Extend(context.Context, *ExtendRequest) (*Grant, error) {
 	return nil, status.Error(codes.Unimplemented, "method Extend not implemented")
+}
+func (UnimplementedLockSidecarServer) Detach(context.Context, *DetachRequest) (*DetachedHold, error) {
+	return nil, status.Error(codes.Unimplemented, "method Detach not implemented")
+}
+func (UnimplementedLockSidecarServer) ExtendHandle(context.Context, *ExtendHandleRequest) (*DetachedHold, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExtendHandle not implemented")
+}
+func (UnimplementedLockSidecarServer) ReleaseHandle(context.Context, *ReleaseHandleRequest) (*ReleaseHandleResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReleaseHandle not implemented")
 }
 func (UnimplementedLockSidecarServer) Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error {
 	return status.Error(codes.Unimplemented, "method Events not implemented")
@@ -689,6 +751,60 @@ func _LockSidecar_Extend_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LockSidecar_Detach_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DetachRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LockSidecarServer).Detach(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LockSidecar_Detach_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LockSidecarServer).Detach(ctx, req.(*DetachRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LockSidecar_ExtendHandle_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExtendHandleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LockSidecarServer).ExtendHandle(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LockSidecar_ExtendHandle_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LockSidecarServer).ExtendHandle(ctx, req.(*ExtendHandleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LockSidecar_ReleaseHandle_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReleaseHandleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LockSidecarServer).ReleaseHandle(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LockSidecar_ReleaseHandle_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LockSidecarServer).ReleaseHandle(ctx, req.(*ReleaseHandleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _LockSidecar_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(EventsRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -886,6 +1002,18 @@ var LockSidecar_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Extend",
 			Handler:    _LockSidecar_Extend_Handler,
+		},
+		{
+			MethodName: "Detach",
+			Handler:    _LockSidecar_Detach_Handler,
+		},
+		{
+			MethodName: "ExtendHandle",
+			Handler:    _LockSidecar_ExtendHandle_Handler,
+		},
+		{
+			MethodName: "ReleaseHandle",
+			Handler:    _LockSidecar_ReleaseHandle_Handler,
 		},
 		{
 			MethodName: "GetLock",

@@ -42,7 +42,7 @@ var failures = []failure{
 	{"409", "DEADLOCK", "owners wait for each other, and this one asked last; it keeps what it holds; metadata: resource, cycle_length"},
 	{"410", "LOCK_LOST", "the hold is over though nobody released it; metadata: resource, lock_id, fence, lost_reason"},
 	{"412", "ATTEMPTS_EXHAUSTED", "it was tried max_attempts times; metadata as for ALREADY_DONE"},
-	{"412", "NOT_HOLDER", "the lock_id was released before, or is not of this session or resource"},
+	{"412", "NOT_HOLDER", "the lock_id was released before, or is not of this session or resource; or there is no detached hold of the handle"},
 	{"412", "UPGRADE_REFUSED", "a SHARED hold cannot become EXCLUSIVE"},
 	{"429", "LIMIT_EXCEEDED", "too many sessions, holds, waiters or connections, or too large a message; metadata: limit, max"},
 	{"499", "CANCELLED", "the call ended before it was answered"},
@@ -55,24 +55,27 @@ var failures = []failure{
 
 // extraErrors tells which errors a call can have beside those that any can have.
 var extraErrors = map[string][]string{
-	"Hold":         {"LOCK_HELD", "LOCK_LOST", "WAIT_TIMEOUT", "STORE_UNAVAILABLE", "DRAINING", "CANCELLED"},
-	"OpenSession":  {"DRAINING"},
-	"KeepAlive":    {"SESSION_NOT_FOUND"},
-	"CloseSession": {"SESSION_NOT_FOUND"},
-	"Cancel":       {"SESSION_NOT_FOUND"},
-	"Acquire":      {"SESSION_NOT_FOUND", "LOCK_HELD", "LOCK_LOST", "WAIT_TIMEOUT", "UPGRADE_REFUSED", "DEADLOCK", "ALREADY_DONE", "ATTEMPTS_EXHAUSTED", "UNSUPPORTED", "STORE_UNAVAILABLE", "CANCELLED"},
-	"Release":      {"SESSION_NOT_FOUND", "NOT_HOLDER", "LOCK_LOST", "STORE_UNAVAILABLE"},
-	"Extend":       {"SESSION_NOT_FOUND", "NOT_HOLDER", "LOCK_LOST"},
-	"Downgrade":    {"SESSION_NOT_FOUND", "NOT_HOLDER", "LOCK_LOST", "STORE_UNAVAILABLE"},
-	"Events":       {"SESSION_NOT_FOUND"},
-	"GetLock":      {"STORE_UNAVAILABLE"},
-	"ListLocks":    {"STORE_UNAVAILABLE"},
-	"WatchLocks":   {"STORE_UNAVAILABLE"},
-	"GetLeader":    {"STORE_UNAVAILABLE"},
-	"WatchLeader":  {"STORE_UNAVAILABLE"},
-	"ForceRelease": {"NOT_HOLDER", "STORE_UNAVAILABLE", "CANCELLED"},
-	"ListOutcomes": {"UNSUPPORTED", "STORE_UNAVAILABLE"},
-	"ResetOutcome": {"LOCK_HELD", "UNSUPPORTED", "STORE_UNAVAILABLE"},
+	"Hold":          {"NOT_HOLDER", "LOCK_HELD", "LOCK_LOST", "WAIT_TIMEOUT", "STORE_UNAVAILABLE", "DRAINING", "CANCELLED"},
+	"OpenSession":   {"DRAINING"},
+	"KeepAlive":     {"SESSION_NOT_FOUND"},
+	"CloseSession":  {"SESSION_NOT_FOUND"},
+	"Cancel":        {"SESSION_NOT_FOUND"},
+	"Acquire":       {"SESSION_NOT_FOUND", "NOT_HOLDER", "LOCK_HELD", "LOCK_LOST", "WAIT_TIMEOUT", "UPGRADE_REFUSED", "DEADLOCK", "ALREADY_DONE", "ATTEMPTS_EXHAUSTED", "UNSUPPORTED", "STORE_UNAVAILABLE", "CANCELLED"},
+	"Release":       {"SESSION_NOT_FOUND", "NOT_HOLDER", "LOCK_LOST", "STORE_UNAVAILABLE"},
+	"Extend":        {"SESSION_NOT_FOUND", "NOT_HOLDER", "LOCK_LOST"},
+	"Detach":        {"SESSION_NOT_FOUND", "NOT_HOLDER", "LOCK_LOST", "STORE_UNAVAILABLE"},
+	"ExtendHandle":  {"NOT_HOLDER", "UNSUPPORTED", "STORE_UNAVAILABLE"},
+	"ReleaseHandle": {"NOT_HOLDER", "UNSUPPORTED", "STORE_UNAVAILABLE"},
+	"Downgrade":     {"SESSION_NOT_FOUND", "NOT_HOLDER", "LOCK_LOST", "STORE_UNAVAILABLE"},
+	"Events":        {"SESSION_NOT_FOUND"},
+	"GetLock":       {"STORE_UNAVAILABLE"},
+	"ListLocks":     {"STORE_UNAVAILABLE"},
+	"WatchLocks":    {"STORE_UNAVAILABLE"},
+	"GetLeader":     {"STORE_UNAVAILABLE"},
+	"WatchLeader":   {"STORE_UNAVAILABLE"},
+	"ForceRelease":  {"NOT_HOLDER", "STORE_UNAVAILABLE", "CANCELLED"},
+	"ListOutcomes":  {"UNSUPPORTED", "STORE_UNAVAILABLE"},
+	"ResetOutcome":  {"LOCK_HELD", "UNSUPPORTED", "STORE_UNAVAILABLE"},
 }
 
 // commonErrors any call can have.
@@ -82,6 +85,13 @@ var commonErrors = []string{"INVALID_REQUEST", "PERMISSION_DENIED", "LIMIT_EXCEE
 var onlyElsewhere = map[string][]string{
 	"Hold":    {"sessionId", "once"},
 	"Acquire": {"name", "metadata"},
+}
+
+// needed are the fields without which a call is refused, where all of its fields are.
+var needed = map[string][]string{
+	"Detach":        {"ttl"},
+	"ExtendHandle":  {"handle", "ttl"},
+	"ReleaseHandle": {"handle"},
 }
 
 func (d *document) finish(api *descriptorpb.FileDescriptorProto) {
@@ -159,6 +169,12 @@ func (d *document) finishOperation(o object, name, path string, stream bool, inp
 			}
 			for field, s := range properties {
 				limit(field, s)
+				if field == "ttl" && name != "OpenSession" {
+					maps.Copy(s.(object), detachTTL)
+				}
+				if needed[name] != nil {
+					continue
+				}
 				if field == "resource" && properties["resources"] == nil || name == "Extend" {
 					schema["required"] = []string{field}
 				} else {
@@ -183,6 +199,9 @@ func (d *document) finishOperation(o object, name, path string, stream bool, inp
 			}
 		}
 		schema["additionalProperties"] = false
+		if fields := needed[name]; fields != nil {
+			schema["required"] = fields
+		}
 		if schema["required"] == nil && schema["anyOf"] == nil {
 			delete(body, "required")
 		}

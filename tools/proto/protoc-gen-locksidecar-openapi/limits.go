@@ -23,6 +23,7 @@ var limits = map[string]object{
 	"pageSize":   {"minimum": 0, "maximum": 1000},
 	"pageToken":  {"pattern": `^([A-Za-z0-9_-]{4})*([A-Za-z0-9_-]{2,3})?$`},
 	"ttl":        {"pattern": seconds(fromTenth, 3600)},
+	"handle":     {"maxLength": 725},
 	"maxHold":    {"pattern": seconds(fromTenth, 86400)},
 	"minHold":    {"pattern": seconds(fromTenth, 86400)},
 	"wait":       {"pattern": seconds(fromZero, 86400)},
@@ -52,7 +53,36 @@ func oneOrSeveral(schema, properties object) {
 			"resources": object{"type": "array", "minItems": 2, "maxItems": 16, "uniqueItems": true},
 			"resource":  object{"enum": []any{nil, ""}}, "reentrant": object{"enum": []any{nil, false}},
 		}},
+		attach,
 	}
+	for _, one := range schema["anyOf"].([]any)[:2] {
+		one.(object)["properties"].(object)["handle"] = object{"enum": []any{nil, ""}}
+	}
+}
+
+// attach says that a request has a handle, and what it must not have beside it.
+var attach = object{"required": []string{"handle"}, "properties": object{
+	"handle":     object{"type": "string", "minLength": 1},
+	"resource":   object{"enum": []any{nil, ""}},
+	"resources":  object{"maxItems": 0},
+	"mode":       object{"enum": []any{"EXCLUSIVE", "MODE_UNSPECIFIED", 0, 1, nil}},
+	"limit":      object{"type": "null"},
+	"reentrant":  object{"enum": []any{nil, false}},
+	"once":       object{"type": "null"},
+	"minHold":    object{"type": "null"},
+	"detachable": object{"enum": []any{nil, false}},
+}}
+
+// detachTTL is the ttl of a detached hold.
+var detachTTL = object{"pattern": seconds(fromOne, 86400)}
+
+// detachable says what goes with it.
+var detachable = object{
+	"if": object{"properties": object{"detachable": object{"const": true}}, "required": []string{"detachable"}},
+	"then": object{"properties": object{
+		"resources": object{"maxItems": 0}, "reentrant": object{"enum": []any{nil, false}},
+		"once": object{"type": "null"}, "minHold": object{"type": "null"},
+	}},
 }
 
 // permits says what goes with a limit, and with a minHold, and that a permit has a limit.
@@ -68,6 +98,7 @@ func permits(schema object) {
 			"once":      object{"type": "null"},
 		}}},
 		object{"if": given("mode", object{"enum": []any{"PERMIT", 3}}), "then": given("limit", object{"type": "integer"})},
+		detachable,
 		object{"if": given("minHold", object{"type": "string"}), "then": object{"properties": object{"resources": object{"maxItems": 0}}}},
 	}
 }

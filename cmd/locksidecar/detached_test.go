@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+)
+
+// detachesNothing are the stores without detached holds.
+var detachesNothing = map[*testengine.Kind]bool{
+	testengine.Redis: true, testengine.ZooKeeper: true, testengine.MariaDB: true, testengine.MySQL: true, testengine.Postgres: true,
+}
+
+// TestDetached: an HTTP request locks and detaches at one sidecar, a worker at another one attaches,
+// finishes and releases; whoever is killed in between.
+func TestDetached(t *testing.T) {
+	onEach(t, func(t *testing.T, kind *testengine.Kind) {
+		t.Parallel()
+		store := onStore(t, kind, "--ttl", "2s")
+		one := serveProgram(t, store...)
+		if detachesNothing[kind] {
+			if got := cli(t, "detached", "take", "--socket", one.socket, "--ttl", "1h", "export"); got.code != exitFailure || !strings.Contains(got.err, "this store has no detached holds") {
+				t.Errorf("on a store without detached holds: %+v", got)
+			}
+			return
+		}
+		detachAndKill(t, one, serveProgram(t, store...), serveProgram(t, store...))
+	})
+}
+
+// TestDetachedEmbedded is the same on the embedded store, which ends with its sidecar.
+func TestDetachedEmbedded(t *testing.T) {
+	one := serveProgram(t)
+	detachAndKill(t, one, one, one)
+}
+
+func detachAndKill(t *testing.T, one, two, three *sidecarProgram) {
+	handle, fence := detachOverHTTP(t, one)
+	if one != two {
+		one.signal(syscall.SIGKILL)
+	}
+	state := func(word string) func() bool {
+		return func() bool {
+			got := cli(t, "get", "--socket", three.socket, "export")
+			return strings.Contains(got.out, word)
+		}
+	}
+	eventually(t, "it is detached", state("detached until:"))
+	if got := cli(t, "run", "--socket", two.socket, "--wait", "0s", "export", "--", "true"); got.code != exitNotGot || !strings.Contains(got.err, "detached EXCLUSIVE for another") {
+		t.Errorf("another app: %+v", got)
+	}
+	work := func(side *sidecarProgram) *program {
+		p := launch(t, []string{"LOCKSIDECAR_HANDLE=" + handle}, binary, "run", "--socket", side.socket, "--", "sh", "-c", `echo "$LOCKSIDECAR_RESOURCE $LOCKSIDECAR_FENCE ${LOCKSIDECAR_HANDLE-none}"; exec sleep 600`)
+		eventually(t, "the worker has it", func() bool { return strings.Contains(p.out.String(), "export "+fence+" none") })
+		return p
+	}
+	worker := work(two)
+	eventually(t, "it is held", state("held by:"))
+	worker.signal(syscall.SIGKILL)
+	eventually(t, "it is detached again, when the worker was killed", state("detached until:"))
+	worker = work(two)
+	if two != three {
+		two.signal(syscall.SIGKILL)
+		eventually(t, "it is detached again, when the sidecar was killed", state("detached until:"))
+	}
+	if got := cli(t, "detached", "extend", "--socket", three.socket, "--ttl", "2h", handle); got.code != 0 || !strings.Contains(got.out, "export: detached for another ") {
+		t.Errorf("extend: %+v", got)
+	}
+	if got := cliEnv(t, []string{"LOCKSIDECAR_HANDLE=" + handle}, "run", "--socket", three.socket, "--", "sh", "-c", `echo "$LOCKSIDECAR_FENCE"`); got.code != 0 || strings.TrimSpace(got.out) != fence {
+		t.Errorf("the last worker: %+v, want fence %s", got, fence)
+	}
+	if two == three { // from which it was taken over
+		worker.wait()
+		if worker.code != exitLost || !strings.Contains(worker.err.String(), "with its handle") {
+			t.Errorf("the worker before: status %d, %s", worker.code, worker.err)
+		}
+	}
+	if got := cli(t, "run", "--socket", three.socket, "--wait", "0s", "export", "--", "true"); got.code != 0 {
+		t.Errorf("after the release: %+v", got)
+	}
+	if got := cli(t, "detached", "release", "--socket", three.socket, handle); got.code != exitFailure || !strings.Contains(got.err, "no detached hold") {
+		t.Errorf("release of what is released: %+v", got)
+	}
+	taken := cli(t, "detached", "take", "--socket", three.socket, "--ttl", "1h", "--wait", "0s", "export")
+	if taken.code != 0 {
+		t.Fatalf("take: %+v", taken)
+	}
+	if got := cli(t, "detached", "take", "--socket", three.socket, "--ttl", "1h", "--wait", "0s", "export"); got.code != exitNotGot {
+		t.Errorf("take again: %+v", got)
+	}
+	if got := cli(t, "detached", "release", "--socket", three.socket, strings.TrimSpace(taken.out)); got.code != 0 || got.out != "released\n" {
+		t.Errorf("release: %+v", got)
+	}
+}
+
+// detachOverHTTP takes a lock and detaches it, as an HTTP request does, and gives its handle and fence.
+func detachOverHTTP(t *testing.T, side *sidecarProgram) (handle, fence string) {
+	t.Helper()
+	c := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", side.socket)
+	}}}
+	defer c.CloseIdleConnections()
+	ask := func(path, body string) map[string]any {
+		t.Helper()
+		q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost"+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, err := c.Do(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Body.Close()
+		var m map[string]any
+		if err := json.NewDecoder(a.Body).Decode(&m); err != nil || a.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %s, %v, %v", path, a.Status, m, err)
+		}
+		return m
+	}
+	session := ask("/v1/sessions", `{"ttl":"60s"}`)["sessionId"].(string)
+	g := ask("/v1/sessions/"+session+"/locks", `{"resource":"export","detachable":true}`)
+	d := ask("/v1/sessions/"+session+"/locks/"+g["lockId"].(string)+":detach", `{"ttl":"3600s"}`)
+	if d["fence"] != g["fence"] {
+		t.Errorf("granted %v, detached %v", g, d)
+	}
+	return d["handle"].(string), d["fence"].(string)
+}

@@ -1,0 +1,219 @@
+package session
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/ledger"
+)
+
+// Detached is a hold that lives by its own time in the store. Who has the Handle has it.
+type Detached struct {
+	Handle   string
+	Resource string
+	Mode     lock.Mode
+	Fence    lock.Fence
+	Until    time.Duration // on Options.Clock: the store keeps others out at least up to then
+}
+
+// forgoLimit bounds how long a hold is released of which nobody knows whether it was detached.
+const forgoLimit = 5 * time.Second
+
+// A handle is handlePrefix and, in base64, the mode, the secret and the name of the resource.
+const (
+	handlePrefix = "lsh1_"
+	modeBytes    = 2
+	secretBytes  = 26
+)
+
+func formatHandle(m lock.Mode, secret lock.Secret, name string) string {
+	b := binary.BigEndian.AppendUint16(nil, uint16(m))
+	b = append(append(b, secret...), name...)
+	return handlePrefix + base64.RawURLEncoding.EncodeToString(b)
+}
+
+// parseHandle reads a handle. Whether there is a hold of it only the store knows.
+func parseHandle(handle string) (m lock.Mode, secret lock.Secret, name string, err error) {
+	text, found := strings.CutPrefix(handle, handlePrefix)
+	if found && len(text) <= base64.RawURLEncoding.EncodedLen(modeBytes+secretBytes+lock.MaxResourceBytes) {
+		if b, err := base64.RawURLEncoding.DecodeString(text); err == nil && len(b) > modeBytes+secretBytes {
+			m, b = lock.Mode(binary.BigEndian.Uint16(b)), b[modeBytes:]
+			if m.Valid() {
+				return m, lock.Secret(b[:secretBytes]), string(b[secretBytes:]), nil
+			}
+		}
+	}
+	return 0, "", "", invalid("handle", "is not one of a detached hold")
+}
+
+// attaches reads the handle of a request, if it has one, and puts its resource and mode into it.
+func (r *AcquireRequest) attaches() (lock.Secret, error) {
+	if r.Handle == "" {
+		return "", nil
+	}
+	m, secret, name, err := parseHandle(r.Handle)
+	switch {
+	case err != nil:
+		return "", err
+	case r.Resource != "" || len(r.Resources) > 0 || r.Mode != lock.Exclusive || r.Reentrant || r.Once != nil || r.MinHold != 0 || r.Detachable:
+		return "", invalid("handle", "says what is attached: it needs no resource, no mode, and none of reentrant, once, min_hold, detachable")
+	}
+	r.Resource, r.Mode = name, m
+	return secret, nil
+}
+
+// Detach takes a hold off the session: from now on it lives for ttl in the store, whatever becomes
+// of the session and of the sidecar. Who has the handle may attach it to a session, by
+// AcquireRequest.Handle, at whatever sidecar of the store, and extend and release it. The fence stays.
+// A hold that was attached can be detached again; the handle before is worth nothing then.
+//
+//	*lock.InvalidError: ttl is refused, or the hold was not acquired with Detachable.
+//	*LimitError: the user has detached too many holds here.
+//	lock.ErrUnavailable: the store did not answer. The hold is over; it is released in the background.
+//	*LostError, lock.ErrNotHolder, ErrSessionClosed: as for Release.
+func (s *Session) Detach(ctx context.Context, id lock.HoldID, ttl time.Duration) (Detached, error) {
+	if err := lock.CheckDetach(ttl); err != nil {
+		return Detached{}, err
+	}
+	secret := lock.NewSecret()
+	key := secret.Key()
+	if err := s.m.detaches(ctx, s.owner.UID, key); err != nil {
+		return Detached{}, err
+	}
+	s.enter()
+	h, err := s.ledger.Detach(id, ledger.Exit{Key: key, TTL: ttl})
+	if err != nil {
+		s.exit()
+		s.m.loose.drop(key)
+		return Detached{}, err
+	}
+	c := &call{values: ctx}
+	s.ledger.Releasing(h, c)
+	d := Detached{
+		Handle: formatHandle(h.Mode(), secret, h.Name()), Resource: h.Name(), Mode: h.Mode(), Fence: h.Fence(),
+		Until: s.now + ttl,
+	}
+	s.exit()
+	said := release(c, s, h) //nolint:contextcheck,nolintlint // it has the values of ctx, and ends by the ledger alone
+	c.end()
+	s.mu.Lock()
+	err = s.ledger.Released(h, []LostReason{said})
+	s.exit()
+	var lost *LostError
+	switch {
+	case errors.As(err, &lost): // there is no event: the answer says it
+		s.m.o.Observer.HoldLost(lost.Lost.Reason)
+	case said == ledger.Unknown:
+		err = fmt.Errorf("detach lock: %w", errSilent)
+	}
+	if err != nil {
+		s.m.loose.drop(key)
+		s.m.workers.Run(func() { forgo(ctx, s.m, h.Resource(), key) })
+		return Detached{}, err
+	}
+	s.m.loose.set(key, h.Resource(), d.Fence, d.Until)
+	return d, nil
+}
+
+// forgo ends a hold that may have been detached under a key that nobody was told.
+func forgo(ctx context.Context, m *Manager, r lock.Resource, key lock.HandleKey) {
+	if m.handles == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), forgoLimit)
+	defer cancel()
+	for tries := 0; ; tries++ {
+		_, err := m.handles.SetHandle(ctx, r, key, 0)
+		if !errors.Is(err, lock.ErrUnavailable) || !pause(ctx, backoff(tries, minPause, maxPause)) {
+			return
+		}
+	}
+}
+
+// leave asks the store to end a hold, or to detach it.
+func (g *generation) leave(ctx context.Context, h *ledger.Hold) error {
+	if x := h.Exit(); x != nil {
+		return detach(ctx, g.lease, h.Resource(), h.ID(), *x)
+	}
+	return g.lease.Release(ctx, h.Resource(), h.ID())
+}
+
+func detach(ctx context.Context, l lock.Lease, r lock.Resource, id lock.HoldID, x ledger.Exit) error {
+	d, may := l.(lock.Detacher)
+	if !may { // the lease before could, or there would be no such hold
+		return lock.ErrNotHolder
+	}
+	return d.Detach(ctx, r, id, x.Key, x.TTL)
+}
+
+// ExtendHandle makes the time of a detached hold end ttl from now, attached or not. An app to
+// which it is attached through this sidecar has it for longer, too. One elsewhere
+// keeps the end that it was told; what it then loses is detached again.
+//
+//	lock.ErrNoHandle: there is no hold of it (any more).
+//	lock.ErrUnavailable: the outcome is unknown. Calling it again is safe.
+//	lock.ErrUnsupported: the store has no detached holds.
+//	*lock.InvalidError: a field is refused.
+func (m *Manager) ExtendHandle(ctx context.Context, handle string, ttl time.Duration) (Detached, error) {
+	if err := lock.CheckDetach(ttl); err != nil {
+		return Detached{}, err
+	}
+	return m.setHandle(ctx, handle, ttl)
+}
+
+// ReleaseHandle ends a detached hold. An app to which it is attached is told lost, by
+// TakenOver. Errors as for ExtendHandle.
+func (m *Manager) ReleaseHandle(ctx context.Context, handle string) error {
+	_, err := m.setHandle(ctx, handle, 0)
+	return err
+}
+
+func (m *Manager) setHandle(ctx context.Context, handle string, ttl time.Duration) (Detached, error) {
+	mode, secret, name, err := parseHandle(handle)
+	if err != nil {
+		return Detached{}, err
+	}
+	res, err := m.inStore(name)
+	switch {
+	case err != nil:
+		return Detached{}, err
+	case m.handles == nil:
+		return Detached{}, lock.NoHandles("what it knows of a hold ends with the hold")
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerLimit)
+	defer cancel()
+	until := m.o.Clock() + ttl
+	d, err := m.handles.SetHandle(ctx, res, secret.Key(), ttl)
+	for tries := 0; errors.Is(err, lock.ErrUnavailable) && pause(ctx, backoff(tries, minPause, maxPause)); tries++ {
+		until = m.o.Clock() + ttl
+		var again lock.Detached
+		again, err = m.handles.SetHandle(ctx, res, secret.Key(), ttl)
+		if errors.Is(err, lock.ErrNoHandle) && ttl == 0 { // the request before did it
+			err = nil
+		}
+		d = again
+	}
+	if err != nil {
+		return Detached{}, fmt.Errorf("handle: %w", err)
+	}
+	if ttl == 0 {
+		m.loose.drop(secret.Key())
+		return Detached{}, nil
+	}
+	m.loose.set(secret.Key(), res, d.Fence, until)
+	if g := m.lease.Load(); g != nil {
+		g.mu.Lock()
+		s := g.holds[d.ID]
+		g.mu.Unlock()
+		if s != nil {
+			s.change(func(l *ledger.Ledger) { l.SetEnd(d.ID, until) })
+		}
+	}
+	return Detached{Handle: handle, Resource: name, Mode: mode, Fence: d.Fence, Until: until}, nil
+}

@@ -1,0 +1,319 @@
+package session
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// detachable is a request for a hold that can be detached.
+var detachable = with(exclusive, func(r *AcquireRequest) { r.Detachable = true })
+
+// attach is a request for the hold of a handle.
+func attach(d Detached) AcquireRequest {
+	return AcquireRequest{Handle: d.Handle, Mode: lock.Exclusive, Wait: Forever}
+}
+
+// take acquires and detaches.
+func take(t *testing.T, s *Session, ttl time.Duration) (Grant, Detached) {
+	t.Helper()
+	g := must(t, s, detachable)
+	d, err := s.Detach(t.Context(), g.LockID, ttl)
+	isErr(t, err, nil)
+	return g, d
+}
+
+// TestDetach: what one app has taken another one at another sidecar finishes; a waiter has it
+// when that one releases it, and not before.
+func TestDetach(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		one, two := e.sidecar(), e.sidecar()
+		s, worker, other := one.session(), two.session(), two.session()
+		g, d := take(t, s, time.Minute)
+		if d.Fence != g.Fence || d.Resource != "r" || d.Mode != lock.Exclusive || d.Until != e.now()+time.Minute || strings.Contains(d.Handle, "r ") {
+			t.Errorf("detached as %+v", d)
+		}
+		if _, err := s.Release(t.Context(), g.LockID, ""); !errors.Is(err, lock.ErrNotHolder) {
+			t.Errorf("Release of what is detached: %v", err)
+		}
+		w := begin(other, exclusive)
+		s.Close()
+		_ = one.stop()
+		time.Sleep(20 * time.Second)
+		if st, err := two.Get(t.Context(), "r"); err != nil || len(st.Holders) != 1 || !st.Holders[0].Detached || st.Holders[0].Kept != 40*time.Second {
+			t.Errorf("shown as %+v, %v", st.Holders, err)
+		}
+		a := must(t, worker, attach(d))
+		if a.Fence != g.Fence || a.LockID == g.LockID || a.Resource != "r" || a.End != e.now()+40*time.Second || a.Until > a.End {
+			t.Errorf("attached as %+v", a)
+		}
+		if w.over() {
+			t.Error("a waiter was granted what is attached")
+		}
+		if n, err := worker.Release(t.Context(), a.LockID, ""); n != 0 || err != nil {
+			t.Errorf("Release: %d, %v", n, err)
+		}
+		next, err := w.wait()
+		isErr(t, err, nil)
+		if next.Fence <= g.Fence {
+			t.Errorf("fence %d after %d", next.Fence, g.Fence)
+		}
+		if _, err := worker.Acquire(t.Context(), attach(d)); !errors.Is(err, lock.ErrNoHandle) {
+			t.Errorf("a handle that was used up: %v", err)
+		}
+	})
+}
+
+// TestDetachEnds: what becomes of a hold that is attached, when its app, its sidecar or its session ends
+// otherwise than by a release: it is detached again.
+func TestDetachEnds(t *testing.T) {
+	for name, end := range map[string]func(sc *sidecar, s *Session){
+		"session": func(_ *sidecar, s *Session) { s.Close() },
+		"sidecar": func(sc *sidecar, _ *Session) { _ = sc.stop() },
+		"keep-alive": func(_ *sidecar, s *Session) {
+			time.Sleep(5 * time.Second)
+			<-s.Done()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, e *env) {
+				one, two := e.sidecar(), e.sidecar()
+				s := one.session(func(r *OpenRequest) {
+					if name == "keep-alive" {
+						r.TTL = 2 * time.Second
+					}
+				})
+				_, d := take(t, s, time.Minute)
+				a := must(t, s, attach(d))
+				end(one, s)
+				synctest.Wait()
+				if st, err := two.Get(t.Context(), "r"); err != nil || len(st.Holders) != 1 || !st.Holders[0].Detached {
+					t.Errorf("shown as %+v, %v", st.Holders, err)
+				}
+				b := must(t, two.session(), attach(d))
+				if b.Fence != a.Fence || b.End != a.End {
+					t.Errorf("attached as %+v after %+v", b, a)
+				}
+			})
+		})
+	}
+}
+
+// TestDetachCancelled: an attach that is given up leaves it detached.
+func TestDetachCancelled(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar()
+		s := sc.session()
+		_, d := take(t, s, time.Minute)
+		must(t, s, with(attach(d), func(r *AcquireRequest) { r.RequestID = "1" }))
+		isErr(t, s.Cancel(t.Context(), "1"), nil)
+		must(t, sc.session(), attach(d))
+	})
+}
+
+// TestDetachOver: the app to which it is attached is told when its time is over, and then others have it.
+func TestDetachOver(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		one, two := e.sidecar(), e.sidecar()
+		s := one.session()
+		_, d := take(t, s, 10*time.Second)
+		a := must(t, s, attach(d))
+		began := e.now()
+		w := begin(two.session(), exclusive)
+		// An end of its own is nearer, and no later than the handle's.
+		if g, err := s.Extend(a.LockID, time.Hour); err != nil || g.Until > d.Until {
+			t.Errorf("Extend: %+v, %v", g, err)
+		}
+		// Extended here, it is told so.
+		if got, err := one.ExtendHandle(t.Context(), d.Handle, 20*time.Second); err != nil || got.Until != began+20*time.Second || got.Fence != a.Fence || got.Resource != "r" {
+			t.Errorf("ExtendHandle: %+v, %v", got, err)
+		}
+		l := lostEvent(t, s)
+		if l.Reason != MaxHold || e.now() != began+20*time.Second || l.GraceEnd != e.now()+DefaultLostGrace {
+			t.Errorf("lost after %s: %+v", e.now()-began, l)
+		}
+		if w.over() {
+			t.Error("granted in its grace")
+		}
+		_, err := s.Release(t.Context(), a.LockID, "")
+		isLost(t, err, MaxHold)
+		_, err = w.wait()
+		isErr(t, err, nil)
+		if e.now() != began+20*time.Second {
+			t.Errorf("granted after %s", e.now()-began)
+		}
+	})
+}
+
+// TestDetachTakenOver: who has it attached is told when it is attached elsewhere, or released.
+func TestDetachTakenOver(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		one, two := e.sidecar(), e.sidecar()
+		s, other := one.session(), two.session()
+		_, d := take(t, s, time.Minute)
+		first := must(t, s, attach(d))
+		second := must(t, other, attach(d))
+		if l := lostEvent(t, s); l.Reason != TakenOver || l.LockID != first.LockID {
+			t.Errorf("lost: %+v", l)
+		}
+		_, err := s.Release(t.Context(), first.LockID, "")
+		isLost(t, err, TakenOver)
+		third := must(t, two.session(), attach(d)) // at the same sidecar
+		if l := lostEvent(t, other); l.Reason != TakenOver || l.LockID != second.LockID {
+			t.Errorf("lost: %+v", l)
+		}
+		isErr(t, one.ReleaseHandle(t.Context(), d.Handle), nil)
+		e.free()
+		if third.Fence != first.Fence {
+			t.Errorf("fences %d and %d", first.Fence, third.Fence)
+		}
+		if err := one.ReleaseHandle(t.Context(), d.Handle); !errors.Is(err, lock.ErrNoHandle) {
+			t.Errorf("ReleaseHandle again: %v", err)
+		}
+		if _, err := one.ExtendHandle(t.Context(), d.Handle, time.Minute); !errors.Is(err, lock.ErrNoHandle) {
+			t.Errorf("ExtendHandle of what is over: %v", err)
+		}
+	})
+}
+
+// TestDetachAgain: what is attached can be detached again, under another handle.
+func TestDetachAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar()
+		s := sc.session()
+		_, d := take(t, s, time.Minute)
+		a := must(t, s, attach(d))
+		if _, err := s.Downgrade(t.Context(), a.LockID); fieldOf(err) != "lock_id" {
+			t.Errorf("Downgrade of what is attached: %v", err)
+		}
+		next, err := s.Detach(t.Context(), a.LockID, time.Minute)
+		isErr(t, err, nil)
+		if _, err := s.Acquire(t.Context(), attach(d)); !errors.Is(err, lock.ErrNoHandle) {
+			t.Errorf("the handle before: %v", err)
+		}
+		must(t, s, attach(next))
+	})
+}
+
+// TestDetachUnknown: where the store does not answer, the hold is over, and nothing stays detached; where it answers
+// later, the hold is detached.
+func TestDetachUnknown(t *testing.T) {
+	for name, f := range map[string]fault{"not done": down, "done": mute} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, e *env) {
+				sc := e.sidecar()
+				s := sc.session()
+				sc.way.on(once(f), opDetach)
+				_, d := take(t, s, time.Minute)
+				a := must(t, s, attach(d))
+				sc.way.on(f, opDetach)
+				if _, err := s.Detach(t.Context(), a.LockID, time.Hour); !errors.Is(err, lock.ErrUnavailable) {
+					t.Errorf("Detach: %v", err)
+				}
+				sc.way.on(nil, opDetach)
+				must(t, s, waiting(exclusive, 10*time.Second))
+			})
+		})
+	}
+}
+
+// TestDetachLimit: a user has so many detached holds at a sidecar; what is over, however it ended, does not count.
+func TestDetachLimit(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		one, two := e.sidecar(func(o *Options) { o.Limits.DetachedPerUID = 2 }), e.sidecar()
+		s := one.session()
+		named := func(name string) AcquireRequest {
+			return with(detachable, func(r *AcquireRequest) { r.Resource = name })
+		}
+		detach := func(name string, ttl time.Duration) (Detached, error) {
+			g := must(t, s, named(name))
+			d, err := s.Detach(t.Context(), g.LockID, ttl)
+			if err != nil {
+				_, err := s.Release(t.Context(), g.LockID, "")
+				isErr(t, err, nil)
+			}
+			return d, err
+		}
+		_, err := detach("a", time.Minute)
+		isErr(t, err, nil)
+		b, err := detach("b", time.Hour)
+		isErr(t, err, nil)
+		var limit *LimitError
+		if _, err := detach("c", time.Hour); !errors.As(err, &limit) || limit.Max != 2 {
+			t.Errorf("the third: %v", err)
+		}
+		isErr(t, two.ReleaseHandle(t.Context(), b.Handle), nil) // which the first sidecar does not see
+		c, err := detach("c", time.Hour)
+		isErr(t, err, nil)
+		time.Sleep(time.Minute) // that of a is over
+		_, err = detach("d", time.Hour)
+		isErr(t, err, nil)
+		isErr(t, one.ReleaseHandle(t.Context(), c.Handle), nil)
+		_, err = detach("e", time.Hour)
+		isErr(t, err, nil)
+	})
+}
+
+// TestDetachRefused: what cannot be.
+func TestDetachRefused(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar()
+		s := sc.session()
+		for _, wrong := range []func(*AcquireRequest){
+			func(r *AcquireRequest) { r.Reentrant = true },
+			func(r *AcquireRequest) { r.MinHold = time.Second },
+			func(r *AcquireRequest) { r.Resource, r.Resources = "", []string{"a", "b"} },
+		} {
+			if _, err := s.Acquire(t.Context(), with(detachable, wrong)); fieldOf(err) != "detachable" {
+				t.Errorf("%+v: %v", with(detachable, wrong), err)
+			}
+		}
+		g := must(t, s, detachable)
+		for _, ttl := range []time.Duration{0, lock.MinDetach - 1, lock.MaxDetach + 1} {
+			if _, err := s.Detach(t.Context(), g.LockID, ttl); fieldOf(err) != "ttl" {
+				t.Errorf("for %s: %v", ttl, err)
+			}
+		}
+		d, err := s.Detach(t.Context(), g.LockID, time.Minute)
+		isErr(t, err, nil)
+		if _, err := s.Detach(t.Context(), g.LockID, time.Minute); !errors.Is(err, lock.ErrNotHolder) {
+			t.Errorf("Detach again: %v", err)
+		}
+		plain := must(t, s, with(exclusive, func(r *AcquireRequest) { r.Resource = "plain" }))
+		if _, err := s.Detach(t.Context(), plain.LockID, time.Minute); fieldOf(err) != "lock_id" {
+			t.Errorf("Detach of what is not detachable: %v", err)
+		}
+		for _, wrong := range []func(*AcquireRequest){
+			func(r *AcquireRequest) { r.Handle = "x" },
+			func(r *AcquireRequest) { r.Handle = handlePrefix },
+			func(r *AcquireRequest) { r.Handle += strings.Repeat("A", 800) },
+			func(r *AcquireRequest) { r.Resource = "r" },
+			func(r *AcquireRequest) { r.Mode = lock.Shared },
+			func(r *AcquireRequest) { r.Reentrant = true },
+			func(r *AcquireRequest) { r.MinHold = time.Second },
+			func(r *AcquireRequest) { r.Detachable = true },
+		} {
+			if _, err := s.Acquire(t.Context(), with(attach(d), wrong)); fieldOf(err) != "handle" {
+				t.Errorf("%+v: %v", with(attach(d), wrong), err)
+			}
+		}
+		forged := Detached{Handle: formatHandle(lock.Exclusive, lock.NewSecret(), "r")}
+		if _, err := s.Acquire(t.Context(), attach(forged)); !errors.Is(err, lock.ErrNoHandle) {
+			t.Errorf("a forged handle: %v", err)
+		}
+		if err := sc.ReleaseHandle(t.Context(), forged.Handle); !errors.Is(err, lock.ErrNoHandle) {
+			t.Errorf("ReleaseHandle of a forged one: %v", err)
+		}
+		if err := sc.ReleaseHandle(t.Context(), "x"); fieldOf(err) != "handle" {
+			t.Errorf("ReleaseHandle of nonsense: %v", err)
+		}
+		if _, err := sc.ExtendHandle(t.Context(), d.Handle, time.Millisecond); fieldOf(err) != "ttl" {
+			t.Errorf("ExtendHandle by too little: %v", err)
+		}
+		isErr(t, sc.ReleaseHandle(t.Context(), d.Handle), nil)
+	})
+}

@@ -1,0 +1,37 @@
+package ledger
+
+import (
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// Detach takes a hold off its session: it is to be detached in the store as its Exit says, and
+// Released is to be told what the store has said. Errors as for Release, and
+// *lock.InvalidError: it cannot be detached.
+func (l *Ledger) Detach(id lock.HoldID, x Exit) (*Hold, error) {
+	h := l.lives(id)
+	switch {
+	case h == nil:
+		return nil, l.missing(id)
+	case !h.detachable:
+		return nil, &lock.InvalidError{Field: "lock_id", Problem: "is that of a hold that was not acquired with detachable"}
+	case h.busy:
+		return nil, &lock.InvalidError{Field: "lock_id", Problem: "is that of a hold that is being downgraded"}
+	}
+	h.count, h.exit = 1, &x
+	return l.takeOff(h, nil).Hold, nil
+}
+
+// SetEnd moves the moment at which the time of an attached hold is over.
+func (l *Ledger) SetEnd(id lock.HoldID, end time.Duration) {
+	h := l.lives(id)
+	if h == nil || h.handle == "" {
+		return
+	}
+	if h.limit == h.end || h.limit > end {
+		h.limit = end
+		l.dues.set(&h.due, end)
+	}
+	h.end = end
+}

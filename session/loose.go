@@ -1,0 +1,121 @@
+package session
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// loose are the holds that were detached through this sidecar, as far as they are not known to be
+// over, for the limit of them. What was released through another sidecar is found out only
+// when the limit is reached.
+type loose struct {
+	mu  sync.Mutex
+	of  map[lock.HandleKey]*looseHold
+	uid map[uint32][]*looseHold // in the order in which they were detached
+}
+
+type looseHold struct {
+	key      lock.HandleKey
+	uid      uint32
+	resource lock.Resource // "": it is about to be detached
+	fence    lock.Fence
+	until    time.Duration // on the clock
+}
+
+// maxChecks is how many the store is asked about before a hold is refused, the oldest first.
+const maxChecks = 16
+
+// detaches takes room for one more hold of a user under that key, or gives a *LimitError.
+func (m *Manager) detaches(ctx context.Context, uid uint32, key lock.HandleKey) error {
+	limit := m.o.Limits.DetachedPerUID
+	if m.loose.reserve(uid, key, limit, m.o.Clock()) {
+		return nil
+	}
+	lock.Blocking(ctx)
+	ctx, cancel := context.WithTimeout(ctx, answerLimit)
+	defer cancel()
+	for _, h := range m.loose.oldest(uid, maxChecks) {
+		st, err := m.o.Backend.Get(ctx, h.resource)
+		if err == nil && !slices.ContainsFunc(st.Holders, func(o lock.Holding) bool { return o.Fence == h.fence }) {
+			m.loose.drop(h.key)
+		}
+	}
+	if m.loose.reserve(uid, key, limit, m.o.Clock()) {
+		return nil
+	}
+	return &LimitError{Limit: "detached holds per uid", Max: limit}
+}
+
+func (l *loose) reserve(uid uint32, key lock.HandleKey, limit int, now time.Duration) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.uid[uid]) >= limit {
+		for _, h := range l.uid[uid] {
+			if h.resource != "" && h.until <= now {
+				delete(l.of, h.key)
+			}
+		}
+		l.tidy(uid)
+	}
+	if len(l.uid[uid]) >= limit {
+		return false
+	}
+	if l.of == nil {
+		l.of, l.uid = make(map[lock.HandleKey]*looseHold), make(map[uint32][]*looseHold)
+	}
+	h := &looseHold{key: key, uid: uid}
+	l.of[key] = h
+	l.uid[uid] = append(l.uid[uid], h)
+	return true
+}
+
+// tidy leaves out what is not there any more. l.mu is held.
+func (l *loose) tidy(uid uint32) {
+	var left []*looseHold
+	for _, h := range l.uid[uid] {
+		if l.of[h.key] == h {
+			left = append(left, h)
+		}
+	}
+	if l.uid[uid] = left; left == nil {
+		delete(l.uid, uid)
+	}
+}
+
+// oldest gives up to n of a user's, which go to the end of the line: the next time others are
+// looked at.
+func (l *loose) oldest(uid uint32, n int) []looseHold {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.tidy(uid)
+	line := l.uid[uid]
+	n = min(n, len(line))
+	l.uid[uid] = append(line[n:len(line):len(line)], line[:n]...)
+	var some []looseHold
+	for _, h := range line[:n] {
+		if h.resource != "" {
+			some = append(some, *h)
+		}
+	}
+	return some
+}
+
+// set notes what a key is of, if it was detached here, and until when.
+func (l *loose) set(key lock.HandleKey, r lock.Resource, f lock.Fence, until time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if h := l.of[key]; h != nil {
+		h.resource, h.fence, h.until = r, f, until
+	}
+}
+
+// drop forgets a hold that is over.
+func (l *loose) drop(key lock.HandleKey) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.of, key)
+}
