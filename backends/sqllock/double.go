@@ -42,18 +42,25 @@ type doubles struct {
 // doubles.
 type double struct {
 	leasekit.Ref
-	mode   lock.Mode
-	turn   sync.Mutex    // for calls of Foreign about it
-	taken  bool          // it has the foreign lock, too, and was told so
-	lost   bool          // the foreign lock was taken away
-	doubt  bool          // it was while nobody was told yet that it is taken
-	proven time.Duration // on the clock: from when it lasts for a TTL
-	asked  int           // how often the foreign lock was asked for
-	since  time.Duration // when a stranger was first found to have it; 0: none was
-	due    time.Duration // when the foreign lock is to be given back, and with lost the engine's hold
+	mode     lock.Mode
+	least    bool          // it has a MinHold
+	had      bool          // it has had the foreign lock
+	forced   bool          // its release is forced, as far as is known
+	released bool          // its app has given it back
+	turn     sync.Mutex    // for calls of Foreign about it
+	taken    bool          // it has the foreign lock, too, and was told so
+	lost     bool          // the foreign lock was taken away
+	doubt    bool          // it was while nobody was told yet that it is taken
+	proven   time.Duration // on the clock: from when it lasts for a TTL
+	asked    int           // how often the foreign lock was asked for
+	since    time.Duration // when a stranger was first found to have it; 0: none was
+	due      time.Duration // when the foreign lock is to be given back, and with lost the engine's hold
 }
 
-var _ leasekit.Driver = (*doubles)(nil)
+var (
+	_ leasekit.Driver = (*doubles)(nil)
+	_ leasekit.Keeper = (*doubles)(nil)
+)
 
 // besides makes the lease of an engine one whose holds have a foreign lock, too.
 func (l *lease) besides(o lock.LeaseOptions, opened time.Duration) (_ *doubles, err error) {
@@ -108,7 +115,7 @@ func (d *doubles) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, err
 }
 
 func (d *doubles) add(q lock.Request) *double {
-	h := &double{Ref: leasekit.Ref{Resource: q.Resource, ID: q.ID}, mode: q.Mode}
+	h := &double{Ref: leasekit.Ref{Resource: q.Resource, ID: q.ID}, mode: q.Mode, least: q.MinHold > 0}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.holds[q.ID] = h
@@ -160,7 +167,7 @@ func (d *doubles) take(ctx context.Context, h *double, q lock.Request) (bool, er
 		case took && (h.doubt || sent < d.beat):
 			settled = false
 		case took:
-			h.taken, h.proven, h.since = true, sent, 0
+			h.taken, h.had, h.proven, h.since = true, true, sent, 0
 			d.holds[h.ID] = h
 		}
 		d.mu.Unlock()
@@ -207,6 +214,9 @@ func (d *doubles) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit
 	waited := d.waits(h)
 	given := d.give(ctx, h)
 	found, err := d.engine.Withdraw(ctx, w)
+	if err == nil {
+		err = d.unkeep(ctx, h)
+	}
 	if given != nil { // a stranger waits for longer, and so does the next sidecar: it is excluded all the same
 		d.giveLater(h.ID, d.now()+giveAgain)
 	}
@@ -223,16 +233,53 @@ func (d *doubles) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit
 	return found, nil
 }
 
-// give gives the foreign lock of a hold back.
+// unkeep ends what the engine keeps of a hold with a MinHold that never had the foreign lock: its caller was not
+// told that it is granted.
+func (d *doubles) unkeep(ctx context.Context, h *double) error {
+	d.mu.Lock()
+	kept := h.least && !h.had
+	d.mu.Unlock()
+	if !kept {
+		return nil
+	}
+	err := d.engine.b.ForceRelease(ctx, h.Resource, h.ID, 0)
+	if errors.Is(err, lock.ErrNotHolder) {
+		return nil
+	}
+	return err
+}
+
+// KeepsMinHold implements leasekit.Keeper.
+func (d *doubles) KeepsMinHold() error {
+	if _, lasts := d.f.(Lasting); lasts {
+		return nil
+	}
+	return leasekit.NoMinHold("what it has beside the sidecars' own tables ends with the hold")
+}
+
+// give gives the foreign lock of a hold back, but for what its MinHold has left of it.
 func (d *doubles) give(ctx context.Context, h *double) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveTime)
 	defer cancel()
 	h.turn.Lock()
 	defer h.turn.Unlock()
 	d.mu.Lock()
-	h.taken = false // from now on it is not kept
+	h.taken, h.released = false, true // from now on it is not kept
+	ended := h.forced || h.lost || !h.had
 	d.mu.Unlock()
+	if f, lasts := d.f.(Lasting); lasts && !ended {
+		return f.Leave(ctx, h.Ref)
+	}
 	return d.f.Give(ctx, h.Ref)
+}
+
+// isForced notes that the release of a hold is forced.
+func (d *doubles) isForced(id lock.HoldID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if h := d.holds[id]; h != nil {
+		h.forced = true
+	}
 }
 
 func (d *doubles) wasLost(h *double) bool {
@@ -292,11 +339,14 @@ func (d *doubles) Listen(ctx context.Context, push func(leasekit.Push)) {
 	var tasks sync.WaitGroup
 	tasks.Go(func() { d.chores(ctx) })
 	d.engine.Listen(ctx, func(p leasekit.Push) {
-		switch {
-		case p.Kind == leasekit.Granted:
+		switch p.Kind {
+		case leasekit.Granted:
 			p = leasekit.Push{Kind: leasekit.Woken, Ref: p.Ref} // it lacks the foreign lock yet
-		case p.Kind == leasekit.Revoked && p.Grace == 0:
-			d.giveLater(p.ID, d.now())
+		case leasekit.Revoked:
+			d.isForced(p.ID)
+			if p.Grace == 0 {
+				d.giveLater(p.ID, d.now())
+			}
 		}
 		push(p)
 	})
@@ -314,6 +364,11 @@ func (d *doubles) Close(ctx context.Context) error {
 		holds = append(holds, h.Ref)
 	}
 	d.mu.Unlock()
-	err := d.f.Close(ctx, holds)
-	return errors.Join(err, d.engine.Close(ctx))
+	err := errors.Join(d.f.Close(ctx, holds), d.engine.Close(ctx))
+	for _, r := range holds {
+		if h := d.hold(r.ID); h != nil {
+			err = errors.Join(err, d.unkeep(ctx, h))
+		}
+	}
+	return err
 }

@@ -53,6 +53,15 @@ type Foreign interface {
 	Close(ctx context.Context, holds []leasekit.Ref) error
 }
 
+// Lasting is a Foreign that may last beyond its hold, as Request.MinHold asks for: from Take on, for so long at least,
+// also where nobody keeps it. Give ends it all the same.
+type Lasting interface {
+	Foreign
+
+	// Leave is Give for a hold whose release nobody forces: what its MinHold has left of it lasts on.
+	Leave(ctx context.Context, r leasekit.Ref) error
+}
+
 // Events are what a Foreign tells its lease unasked. They do not block.
 type Events struct {
 	Now  lock.Clock           // the clock of the lease

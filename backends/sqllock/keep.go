@@ -33,6 +33,7 @@ func (d *doubles) Renew(ctx context.Context, acks []leasekit.Revocation) (leasek
 		d.giveLater(a.ID, d.now()+a.Grace)
 	}
 	for _, v := range r.Revoked {
+		d.isForced(v.ID)
 		if v.Grace == 0 {
 			d.giveLater(v.ID, d.now())
 		}
@@ -251,6 +252,7 @@ func (d *doubles) endUnless(ctx context.Context, h *double, asked int) error {
 	defer h.turn.Unlock()
 	d.mu.Lock()
 	lost, again := h.lost, asked >= 0 && h.asked != asked
+	released := h.released && !h.forced && !lost
 	if !again || lost {
 		h.taken = false
 	}
@@ -258,7 +260,11 @@ func (d *doubles) endUnless(ctx context.Context, h *double, asked int) error {
 	if again && !lost {
 		return nil
 	}
-	if err := d.f.Give(ctx, h.Ref); err != nil {
+	give := d.f.Give
+	if f, lasts := d.f.(Lasting); lasts && released {
+		give = f.Leave
+	}
+	if err := give(ctx, h.Ref); err != nil {
 		return err
 	}
 	if lost {

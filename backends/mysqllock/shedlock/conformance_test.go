@@ -59,7 +59,6 @@ func (h *harness) Limits() backendtest.Limits {
 	return backendtest.Limits{
 		Sharing:   "ShedLock's locks are exclusive",
 		Permits:   "ShedLock's locks are exclusive",
-		MinHold:   "its row says when the lock ends, and a release sets that to now",
 		Detached:  "its row says when the lock ends, and not whose it is",
 		Downgrade: "ShedLock's locks are exclusive",
 		LongNames: "ShedLock's table takes 64 characters",

@@ -39,11 +39,14 @@ type foreign struct {
 	label string // first part of locked_by
 
 	mu    sync.Mutex
-	known map[lock.Resource]struct{} // names that have a row
-	holds map[lock.HoldID]struct{}   // that have a lock, or ask for one
+	known map[lock.Resource]struct{}    // names that have a row
+	holds map[lock.HoldID]time.Duration // that have a lock, or ask for one, with their MinHold
 }
 
-var _ sqllock.Foreign = (*foreign)(nil)
+var _ sqllock.Lasting = (*foreign)(nil)
+
+// kept is at the end of locked_by of a hold that nobody has any more, but whose MinHold is not over.
+const kept = "/kept"
 
 // by is locked_by of a hold: it tells people where it is, and is its own.
 func (f *foreign) by(id lock.HoldID) string { return f.label + "/" + string(id) }
@@ -53,11 +56,14 @@ func (f *foreign) Check(q lock.Request) error { return check(q) }
 
 // Take implements sqllock.Foreign: ShedLock's update.
 func (f *foreign) Take(ctx context.Context, q lock.Request) (bool, error) {
-	if !f.count(q.ID) {
+	if !f.count(q) {
 		return false, &lock.LimitError{Limit: "locks of one sidecar with this TTL and strategy=shedlock, for each heartbeat writes the row of each", Max: f.most()}
 	}
 	name, by := string(q.Resource), f.by(q.ID)
 	take := sqllock.Statement{SQL: f.b.sql.take, Args: []any{f.ttl.Microseconds(), by, by, name, by}, Count: true}
+	if q.MinHold > 0 {
+		take.SQL, take.Args = f.b.sql.takeLeast, []any{f.ttl.Microseconds(), q.MinHold.Microseconds(), by, by, by, name, by}
+	}
 	batch := []sqllock.Statement{take}
 	if !f.hasRow(q.Resource) {
 		batch = []sqllock.Statement{{SQL: f.b.sql.create, Args: []any{name}}, take}
@@ -91,14 +97,21 @@ func (f *foreign) trust(server string) {
 }
 
 // count notes that a hold has a lock, or asks for one; false: there are too many.
-func (f *foreign) count(id lock.HoldID) bool {
+func (f *foreign) count(q lock.Request) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if _, known := f.holds[id]; !known && len(f.holds) >= f.most() {
+	if _, known := f.holds[q.ID]; !known && len(f.holds) >= f.most() {
 		return false
 	}
-	f.holds[id] = struct{}{}
+	f.holds[q.ID] = q.MinHold
 	return true
+}
+
+// least is the MinHold of a hold.
+func (f *foreign) least(id lock.HoldID) time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.holds[id]
 }
 
 // most is how many locks the lease can have: as many as its heartbeats can move with time to
@@ -131,7 +144,22 @@ func (f *foreign) gotRow(r lock.Resource, there bool) {
 
 // Give implements sqllock.Foreign.
 func (f *foreign) Give(ctx context.Context, r leasekit.Ref) error {
-	err := f.retry(ctx, "release", sqllock.Statement{SQL: f.b.sql.give, Args: []any{string(r.Resource), f.by(r.ID)}})
+	return f.end(ctx, r, sqllock.Statement{SQL: f.b.sql.give, Args: []any{string(r.Resource), f.by(r.ID)}})
+}
+
+// Leave implements sqllock.Lasting: lock_until becomes the end of the MinHold.
+func (f *foreign) Leave(ctx context.Context, r leasekit.Ref) error {
+	least := f.least(r.ID)
+	if least == 0 {
+		return f.Give(ctx, r)
+	}
+	by := f.by(r.ID)
+	return f.end(ctx, r, sqllock.Statement{SQL: f.b.sql.leave, Args: []any{least.Microseconds(), by + kept, string(r.Resource), by}})
+}
+
+// end sends the release of a hold.
+func (f *foreign) end(ctx context.Context, r leasekit.Ref, s sqllock.Statement) error {
+	err := f.retry(ctx, "release", s)
 	if err == nil {
 		f.mu.Lock()
 		delete(f.holds, r.ID)
@@ -218,7 +246,22 @@ func (f *foreign) changeFree(ctx context.Context, p sqllock.Pool, command, state
 	}
 	locked, rest := f.split(holds, res[1].Rows)
 	batch := []sqllock.Statement{{SQL: "COMMIT"}}
-	if len(locked) > 0 {
+	if statement == f.b.sql.extend {
+		var leasts []leasekit.Ref
+		plain := slices.DeleteFunc(slices.Clone(locked), func(h leasekit.Ref) bool {
+			least := f.least(h.ID) > 0
+			if least {
+				leasts = append(leasts, h)
+			}
+			return least
+		})
+		if len(leasts) > 0 {
+			batch = slices.Insert(batch, 0, f.of(f.b.sql.extendLeast, leasts, args...))
+		}
+		if len(plain) > 0 {
+			batch = slices.Insert(batch, 0, f.of(statement, plain, args...))
+		}
+	} else if len(locked) > 0 {
 		batch = slices.Insert(batch, 0, f.of(statement, locked, args...))
 	}
 	if _, err = c.Do(ctx, command, batch...); err != nil {
@@ -268,7 +311,16 @@ func (f *foreign) Strangers(ctx context.Context, r lock.Resource) lock.Status {
 // Close implements sqllock.Foreign. What somebody has locked for long stays locked until
 // lock_until, and is not in the way of the others.
 func (f *foreign) Close(ctx context.Context, holds []leasekit.Ref) error {
-	_, _, err := f.change(ctx, f.pool, "close", f.b.sql.free, freeTime, holds)
+	var err error
+	holds = slices.DeleteFunc(slices.Clone(holds), func(h leasekit.Ref) bool {
+		if f.least(h.ID) == 0 {
+			return false
+		}
+		err = errors.Join(err, f.Leave(ctx, h))
+		return true
+	})
+	_, _, freed := f.change(ctx, f.pool, "close", f.b.sql.free, freeTime, holds)
+	err = errors.Join(err, freed)
 	if err != nil {
 		err = fmt.Errorf("release in ShedLock's table: %w: %w", lock.ErrUnavailable, err)
 	}

@@ -58,7 +58,8 @@ func TestShedLock(t *testing.T) {
 			}
 			t.Run("Counter", i.counter)
 			t.Run("TakeTurns", i.takeTurns)
-			t.Run("EndOfLease", i.endOfLease)
+			t.Run("EndOfLease", func(t *testing.T) { i.endOfLease(t, 0) })
+			t.Run("MinHold", func(t *testing.T) { i.endOfLease(t, 5*time.Second) })
 		})
 	}
 }
@@ -173,12 +174,10 @@ func (i *interop) takeTurns(t *testing.T) {
 }
 
 // endOfLease: what a sidecar held that ended without a word is free for Java
-// when its lease is over, and not before.
-func (i *interop) endOfLease(t *testing.T) {
-	const (
-		name = "end-of-lease"
-		ttl  = 2 * time.Second
-	)
+// when its lease and its MinHold are over, and not before.
+func (i *interop) endOfLease(t *testing.T, least time.Duration) {
+	const ttl = 2 * time.Second
+	name := "end-of-lease-" + least.String()
 	peer := javatest.ShedLock(t, javatest.NewCounter(t), "java", i.database, name)
 	b, err := shedlock.Open(i.config(t), nil)
 	if err != nil {
@@ -201,15 +200,15 @@ func (i *interop) endOfLease(t *testing.T) {
 		all.Wait()
 	}()
 	began := time.Now()
-	q := lock.Request{ID: lock.NewHoldID(), Resource: name, Mode: lock.Exclusive, Owner: lock.Owner{}.Encode()}
+	q := lock.Request{ID: lock.NewHoldID(), Resource: lock.Resource(name), Mode: lock.Exclusive, Owner: lock.Owner{}.Encode(), MinHold: least}
 	if _, err := l.Acquire(t.Context(), q); err != nil {
 		t.Fatal(err)
 	}
 	if !peer.Enter(javatest.Write, patience) {
 		t.Fatal("Java does not get the lock of a lease that is over")
 	}
-	if took := time.Since(began); took < ttl {
-		t.Errorf("Java has the lock %s after the acquire on a lease of %s", took, ttl)
+	if took := time.Since(began); took < max(ttl, least) {
+		t.Errorf("Java has the lock %s after the acquire on a lease of %s, with a MinHold of %s", took, ttl, least)
 	}
 	peer.Leave(javatest.Write)
 }

@@ -205,7 +205,7 @@ func TestLimitByTTL(t *testing.T) {
 	for ttl, most := range map[time.Duration]int{lock.MinTTL: 1000, 3 * time.Second: 6000, 10 * time.Second: 20_000, lock.MaxTTL: 20_000} {
 		f := &foreign{
 			b: &Backend{d: mysql.New(cfg, nil), sql: newStatements("x")}, pool: free{}, ttl: ttl,
-			known: make(map[lock.Resource]struct{}), holds: make(map[lock.HoldID]struct{}),
+			known: make(map[lock.Resource]struct{}), holds: make(map[lock.HoldID]time.Duration),
 		}
 		take := func(q lock.Request) error {
 			took, err := f.Take(t.Context(), q)

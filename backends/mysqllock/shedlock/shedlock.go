@@ -122,7 +122,7 @@ func (b *Backend) open(o lock.LeaseOptions, server string, ev sqllock.Events) (s
 	}
 	f := &foreign{
 		b: b, pool: pool, beats: beats, now: ev.Now, ttl: o.TTL, label: ascii(o.Sidecar),
-		known: make(map[lock.Resource]struct{}), holds: make(map[lock.HoldID]struct{}),
+		known: make(map[lock.Resource]struct{}), holds: make(map[lock.HoldID]time.Duration),
 	}
 	f.trust(server)
 	return f, nil

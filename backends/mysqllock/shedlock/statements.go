@@ -26,6 +26,7 @@ const (
 // compared with constants only, so that its collation and character set do not matter.
 type statements struct {
 	look, create, take, give           string
+	takeLeast, leave, extendLeast      string
 	lock, extend, holding, free, force string
 	status, list                       string
 }
@@ -38,14 +39,19 @@ func newStatements(table string) *statements {
 		create: "INSERT IGNORE INTO " + table + " (name, lock_until, locked_at, locked_by) VALUES (?, " + now + ", " + now + ", '')",
 		take: "UPDATE " + table + " SET lock_until=" + until + ", locked_at=IF(locked_by=?, locked_at, " + now + "), locked_by=? " +
 			"WHERE name=? AND (lock_until<=" + now + " OR locked_by=?)",
-		give:    "UPDATE " + table + " SET lock_until=" + freed + " WHERE name=? AND locked_by=? AND lock_until>" + now,
-		lock:    "SELECT " + by + " FROM " + table + " WHERE lock_until>" + now + " AND {in} FOR UPDATE SKIP LOCKED",
-		extend:  "UPDATE " + table + " SET lock_until=" + until + " WHERE {in}",
-		holding: "SELECT " + by + " FROM " + table + " WHERE lock_until>" + now + " AND {in}",
-		free:    "UPDATE " + table + " SET lock_until=" + freed + " WHERE {in}",
-		force:   "UPDATE " + table + " SET lock_until=" + freed + " WHERE name=? AND locked_by LIKE ? AND lock_until>" + now,
-		status:  show + " AND name=?",
-		list:    show,
+		takeLeast: "UPDATE " + table + " SET lock_until=GREATEST(" + until + ", TIMESTAMPADD(MICROSECOND, ? + 1000, IF(locked_by=?, locked_at, " + now + "))), locked_at=IF(locked_by=?, locked_at, " + now + "), locked_by=? " +
+			"WHERE name=? AND (lock_until<=" + now + " OR locked_by=?)",
+		// As ShedLock's unlock with lockAtLeastFor. With another locked_by, no heartbeat moves it any more.
+		leave:       "UPDATE " + table + " SET lock_until=GREATEST(" + freed + ", TIMESTAMPADD(MICROSECOND, ? + 1000, locked_at)), locked_by=? WHERE name=? AND locked_by=? AND lock_until>" + now,
+		extendLeast: "UPDATE " + table + " SET lock_until=GREATEST(lock_until, " + until + ") WHERE {in}",
+		give:        "UPDATE " + table + " SET lock_until=" + freed + " WHERE name=? AND locked_by=? AND lock_until>" + now,
+		lock:        "SELECT " + by + " FROM " + table + " WHERE lock_until>" + now + " AND {in} FOR UPDATE SKIP LOCKED",
+		extend:      "UPDATE " + table + " SET lock_until=" + until + " WHERE {in}",
+		holding:     "SELECT " + by + " FROM " + table + " WHERE lock_until>" + now + " AND {in}",
+		free:        "UPDATE " + table + " SET lock_until=" + freed + " WHERE {in}",
+		force:       "UPDATE " + table + " SET lock_until=" + freed + " WHERE name=? AND (locked_by LIKE ? OR locked_by LIKE ?) AND lock_until>" + now,
+		status:      show + " AND name=?",
+		list:        show,
 	}
 }
 

@@ -58,7 +58,7 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 		return err
 	}
 	// The holder's sidecar does it, too, where it is reached. Else lock_until would come.
-	_, _ = b.pool.Do(ctx, "force", sqllock.Statement{SQL: b.sql.force, Args: []any{string(r), "%/" + string(id)}})
+	_, _ = b.pool.Do(ctx, "force", sqllock.Statement{SQL: b.sql.force, Args: []any{string(r), "%/" + string(id), "%/" + string(id) + kept}})
 	return nil
 }
 
@@ -92,7 +92,7 @@ func (b *Backend) read(ctx context.Context, s sqllock.Statement) ([]sqllock.Row,
 
 // beside puts what ShedLock's table says of a lock into its status.
 func beside(st *lock.Status, row sqllock.Row) {
-	by := row.Text(1)
+	by := strings.TrimSuffix(row.Text(1), kept)
 	if slices.ContainsFunc(st.Holders, func(h lock.Holding) bool { return strings.HasSuffix(by, "/"+string(h.ID)) }) {
 		return
 	}
