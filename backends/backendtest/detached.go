@@ -244,7 +244,11 @@ func testDetachOfTheDead(e *env) {
 	key, key2 := e.detach(dead, g, longHold), e.detach(dead, g2, longHold)
 	g = e.attach(dead, g, key, longHold)
 	w := e.queue(b, r, lock.Exclusive)
-	dead.ended()
+	dead.silence()
+	e.eventually("nobody has it, and it is detached", func() bool {
+		st := e.get(b.b, r)
+		return len(st.Holders) == 1 && st.Holders[0].Detached
+	})
 	e.loose(b.b, g, dead)
 	e.loose(b.b, g2, dead)
 	closes := e.sidecar()

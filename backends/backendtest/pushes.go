@@ -18,7 +18,7 @@ var withoutPushes = []string{
 	"Downgrade", "CloseReleasesAll",
 	"FIFO", "ReadersTogether", "WriterBlocksLaterReaders", "Cancel", "Timeout",
 	"ForceAtOnce", "ForceGraceUsed", "ForceGraceOver", "ForceWaiter", "ForceAgain",
-	"MinHold", "MinHoldOver", "MinHoldOfTheDead",
+	"MinHold", "MinHoldOver", "MinHoldOfTheDead", "Detach", "DetachTakenOver", "DetachOver",
 }
 
 // deaf makes a second test of each of those.

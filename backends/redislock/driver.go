@@ -30,6 +30,12 @@ const forSeveral = "\x00c"
 // least comes before the own time of a hold, or of a request, at the end of its record.
 const least = "\x00m"
 
+// keyed comes before the key of a hold that is detached, or was and is attached; keyLength is that of a key.
+const (
+	keyed     = "\x00d"
+	keyLength = 64
+)
+
 var errAnotherServer = errors.New("another server has come up meanwhile")
 
 // errStranger: the process that is trusted was a replica meanwhile.
@@ -222,19 +228,27 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 	if q.Try {
 		try = "1"
 	}
-	keys := d.b.keys.buckets[s.index].of(q.Resource, d.id)
+	script, keys := scriptAcquire, d.b.keys.buckets[s.index].of(q.Resource, d.id)
+	if q.Handle != "" {
+		script, keys, try = scriptAttach, d.b.keys.buckets[s.index].attaching(q.Resource, d.id, ""), string(q.Handle)+":"
+	}
 	args := words(d.b.keys.channel, string(q.Resource), string(d.id), string(q.ID), modeWord(q.Mode)+leastWord(q.MinHold), d.who(q.Owner, q.Cohort != nil), try)
 	trusted := s.trusted.Load()
 	if trusted != nil && d.b.cfg.failsOver() {
 		args = append(args, trusted.term)
 	}
 	for first := true; ; first = false {
-		r := d.b.run(ctx, d.b.batchers[s.index], scriptAcquire, keys, args...)
+		r := d.b.run(ctx, d.b.batchers[s.index], script, keys, args...)
 		if errors.Is(r.err, errNotSent) && !first && !q.Try {
 			return leasekit.Answer{}, nil // it stands in the queue
 		}
 		if r.err != nil {
 			return leasekit.Answer{}, d.notAsked(q, r.err)
+		}
+		if holder, has := holderOf(r); has {
+			tail := string(q.Handle) + ":" + holder
+			keys, args[6] = d.b.keys.buckets[s.index].attaching(q.Resource, d.id, lock.LeaseID(holder)), &tail
+			continue
 		}
 		a, done, err := d.answer(s, q, r)
 		if errors.Is(err, errStranger) {
@@ -309,10 +323,17 @@ func (d *driver) keptBack(q lock.Request, left time.Duration) error {
 //
 // Model: failover.ANSWERED.
 func (d *driver) answer(s *slot, q lock.Request, r reply) (a leasekit.Answer, done bool, err error) {
+	var attached time.Duration
 	fence, granted := r.val.(string)
 	fields, _ := r.val.([]any)
 	switch kind := word(fields, 0); {
 	case granted:
+	case kind == "NOHANDLE":
+		return a, true, lock.ErrNoHandle
+	case kind == "ATTACHED":
+		fence = word(fields, 1)
+		micros, _ := strconv.ParseInt(word(fields, 2), 10, 64)
+		attached = time.Duration(micros) * time.Microsecond
 	case kind == "GRANTED":
 		fence = word(fields, 1)
 		d.goOn(q.Resource)
@@ -356,7 +377,7 @@ func (d *driver) answer(s *slot, q lock.Request, r reply) (a leasekit.Answer, do
 	if err != nil {
 		return a, true, unavailable(fmt.Sprintf("acquire %q", string(q.Resource)), err)
 	}
-	return leasekit.Answer{Granted: true, Fence: f}, true, nil
+	return leasekit.Answer{Granted: true, Fence: f, Left: attached}, true, nil
 }
 
 // parseFence reads a fence as lib.lua describes it.

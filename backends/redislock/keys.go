@@ -88,6 +88,11 @@ func (b *bucket) leaving(r lock.Resource, l lock.LeaseID) []string {
 	return append(b.of(r, l), b.kept, b.keptEnds)
 }
 
+// attaching gives KEYS of attach.lua, for a hold that another lease may have.
+func (b *bucket) attaching(r lock.Resource, l, from lock.LeaseID) []string {
+	return append(b.leaving(r, l), b.mine+string(from), b.revoked+string(from))
+}
+
 // member is how a hold or waiter stands in a lease's "mine" set: sets of score 0
 // are in byte order, and NUL is below every byte of a name, so the order is by
 // resource.

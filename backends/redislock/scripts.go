@@ -18,6 +18,14 @@ var (
 	libLua string
 	//go:embed lua/server.lua
 	serverLua string
+	//go:embed lua/term.lua
+	termLua string
+	//go:embed lua/detach.lua
+	detachLua string
+	//go:embed lua/attach.lua
+	attachLua string
+	//go:embed lua/handle.lua
+	handleLua string
 	//go:embed lua/acquire_fast.lua
 	acquireFastLua string
 	//go:embed lua/acquire.lua
@@ -90,8 +98,11 @@ func newScript(name string, parts ...string) *script {
 }
 
 var (
-	scriptAcquire   = newScript("acquire", acquireFastLua, libLua, acquireLua)
+	scriptAcquire   = newScript("acquire", termLua, acquireFastLua, libLua, acquireLua)
 	scriptRelease   = newScript("release", releaseFastLua, libLua, releaseLua)
+	scriptDetach    = newScript("detach", libLua, detachLua)
+	scriptAttach    = newScript("attach", termLua, libLua, attachLua)
+	scriptHandle    = newScript("set_handle", libLua, handleLua)
 	scriptDowngrade = newScript("downgrade", libLua, downgradeLua)
 	scriptDescribe  = newScript("describe", libLua, describeLua)
 	scriptAdvance   = newScript("advance", libLua, advanceLua)

@@ -102,6 +102,7 @@ func parseRecord(nowMicros int64, id, record string) (lock.Holding, bool) {
 	since, _ := strconv.ParseInt(f[2], 10, 64)
 	who, several := strings.CutSuffix(f[6], forSeveral)
 	who, kept := cutLeast(who)
+	who, detached := cutKey(who)
 	sidecar, owner, _ := strings.Cut(who, "\x00")
 	h := lock.Holding{
 		ID: lock.HoldID(id), Mode: parseMode(f[0]), Fence: fence,
@@ -111,8 +112,18 @@ func parseRecord(nowMicros int64, id, record string) (lock.Holding, bool) {
 	}
 	if f[3] == noLease {
 		h.Lease, h.Kept = "", time.Duration(max(1, kept-nowMicros))*time.Microsecond
+		h.Detached = detached
 	}
 	return h, true
+}
+
+// cutKey takes off who what a record says of the key of a hold.
+func cutKey(who string) (rest string, has bool) {
+	i := len(who) - keyLength - len(keyed)
+	if i < 0 || !strings.HasPrefix(who[i:], keyed) {
+		return who, false
+	}
+	return who[:i], true
 }
 
 // cutLeast takes off who what a record says of the own time of a hold, or of a request.

@@ -9,10 +9,6 @@
 -- number of permits), MORE (ask again at once), GRANTED (the fence follows; there is more to hand on) or STRANGER
 -- (the process was a replica meanwhile and may know less; nothing was done).
 -- Model: lease.ASK, retry.ASK.
-if ARGV[8] then
-  local term = string.match(redis.call('INFO', 'replication'), '\nmaster_replid2:(%x+)') or '0'
-  if term ~= ARGV[8] and not string.match(term, '^0+$') then return {'STRANGER'} end
-end
 do
   local t = redis.call('TIME')
   local now = t[1] * 1000000 + t[2]

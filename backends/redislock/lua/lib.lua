@@ -9,7 +9,7 @@
 --   KEYS[4] lock     hash: m -> mode of the holders, h<id> -> record, s -> of permits, a digit for
 --                    each slot: 1 it is taken; f -> 1: a release was forced, and after it the ids
 --                    of permits whose grace runs, each after a blank; k -> 1: a hold has a time of its own;
---                    absent when free
+--                    d<key> -> id of a hold that is detached, or was and is attached; absent when free
 --   KEYS[5] queue    sorted set: id of waiter -> ticket
 --   KEYS[6] waiters  hash: id of waiter -> record
 --   KEYS[7] gone     sorted set: id that was given up -> until when to remember it
@@ -26,6 +26,7 @@
 -- release, or "-". who ends with NUL and c where the sidecar has it for several apps.
 -- It ends with NUL, m and a number where the hold is there whatever becomes of its lease: of a waiter
 -- for how many microseconds, of a hold until when. The lease of a hold that is kept by that alone is 0.
+-- Before that, NUL, d and a key stand where it is detached, or was and is attached.
 -- Numbers go through %.0f: tostring() turns microseconds into 1.79e+15.
 -- Each script takes a bounded number of steps, whatever hangs on the resource.
 -- "more" says that it stopped before the end; the caller goes on with another.
@@ -110,8 +111,15 @@ local function take_slot(permits)
   return slot
 end
 
--- Gives back the slot of a hold by its record, if it is a permit, and says so.
+-- Forgets the key of a hold by its record, if it has one.
+local function forget_key(record)
+  local key = string.match(record, '%zd(%x+)%zm%d+$', -90)
+  if key then redis.call('HDEL', KEYS[4], 'd' .. key) end
+end
+
+-- Gives back what a hold has beside its record: its key, and its slot, if it is a permit, and says that.
 local function free_slot(record)
+  forget_key(record)
   local slot = string.match(record, '^P%d+ %d+%+(%d+) ')
   if slot then
     read_slots()
@@ -274,6 +282,32 @@ local function let_go(id)
   return true
 end
 
+-- Has who is next in the queue ask again, and so learn how long a hold is kept.
+local function wake_head()
+  local head = redis.call('ZRANGE', KEYS[5], 0, 0)[1]
+  local waiter = head and redis.call('HGET', KEYS[6], head)
+  if waiter then
+    local _, _, _, lease = parse(waiter)
+    redis.call('PUBLISH', ARGV[1] .. lease, 'x ' .. head)
+  end
+end
+
+-- Notes until when a hold of no lease is kept.
+local function keep_until(member, own)
+  local till = string.format('%.0f', own)
+  redis.call('ZADD', KEYS[10], till, member)
+  local first = redis.call('ZSCORE', KEYS[1], 'kept')
+  if not first or tonumber(first) > own then redis.call('ZADD', KEYS[1], till, 'kept') end
+  wake_head()
+end
+
+-- Tells a lease that it has a hold no more. Its list of those is key. It is told until it says that it knows.
+local function taken_away(lease, expiry, key, id)
+  redis.call('ZADD', KEYS[1], string.format('%.0f', expiry), lease .. '!')
+  redis.call('ZADD', key, 0, ARGV[2] .. '\0' .. id)
+  redis.call('PUBLISH', ARGV[1] .. lease, 'r ' .. id .. ' 0 ' .. ARGV[2])
+end
+
 -- Moves a hold whose own time is not over off its lease, and says so. Who is next in the queue asks
 -- again, and so learns how long it is.
 local function keep(id)
@@ -282,18 +316,10 @@ local function keep(id)
   local mode, fence, since, _, _, asked, who = parse(record)
   local own = least(asked, who)
   if own <= now then return false end
-  local member, till = ARGV[2] .. '\0' .. id, string.format('%.0f', own)
+  local member = ARGV[2] .. '\0' .. id
   redis.call('HSET', KEYS[4], 'h' .. id, mode .. ' ' .. fence .. ' ' .. since .. ' 0 0 - ' .. who)
   redis.call('ZADD', KEYS[9], 0, member)
-  redis.call('ZADD', KEYS[10], till, member)
-  local first = redis.call('ZSCORE', KEYS[1], 'kept')
-  if not first or tonumber(first) > own then redis.call('ZADD', KEYS[1], till, 'kept') end
-  local head = redis.call('ZRANGE', KEYS[5], 0, 0)[1]
-  local waiter = head and redis.call('HGET', KEYS[6], head)
-  if waiter then
-    local _, _, _, lease = parse(waiter)
-    redis.call('PUBLISH', ARGV[1] .. lease, 'x ' .. head)
-  end
+  keep_until(member, own)
   return true
 end
 

@@ -3,6 +3,8 @@
 -- Reply: 2 done and there is more to hand on, 1 done, 0 where the lease is not dead.
 local member = ARGV[2] .. '\0' .. ARGV[4]
 if ARGV[3] == '0' then
+  local own = redis.call('ZSCORE', KEYS[10], member)
+  if own and tonumber(own) > now then return 1 end -- it was moved meanwhile
   redis.call('ZREM', KEYS[9], member)
   redis.call('ZREM', KEYS[10], member)
   let_go(ARGV[4])

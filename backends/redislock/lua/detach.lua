@@ -1,0 +1,46 @@
+-- Takes a hold off its lease: it is kept until a time of its own, and found by its key.
+-- ARGV: 1 channel prefix, 2 resource, 3 lease, 4 id, 5 for how many microseconds to remember that the
+-- id is gone, 6 key, 7 for how many microseconds it is kept; 0: it ends, kept or not
+-- Reply: 1 done, 2 done and there is more to hand on, 0 nothing there, -1 the lease is over.
+local id, key, time = ARGV[4], ARGV[6], tonumber(ARGV[7])
+local member = ARGV[2] .. '\0' .. id
+local mine = redis.call('ZREM', KEYS[3], member)
+redis.call('ZREM', KEYS[8], member)
+local live = ends(ARGV[3])
+if ARGV[5] ~= '0' then remember_gone(id, tonumber(ARGV[5])) end
+local record = redis.call('HGET', KEYS[4], 'h' .. id)
+local function done() return live and (more and 2 or 1) or -1 end
+if mine == 0 then -- a second one of the same?
+  if not record or redis.call('HGET', KEYS[4], 'd' .. key) ~= id then return live and 0 or -1 end
+  local _, _, _, lease = parse(record)
+  if lease ~= '0' then return live and 0 or -1 end
+  if time == 0 then
+    redis.call('ZREM', KEYS[9], member)
+    redis.call('ZREM', KEYS[10], member)
+    let_go(id)
+  end
+  return done()
+end
+if not record then
+  give_up(id)
+  return live and 0 or -1
+end
+if not live then -- what is decided about it is final
+  if not keep(id) then let_go(id) end
+  return -1
+end
+local mode, fence, since, lease, over, asked, who = parse(record)
+if asked ~= '-' then
+  let_go(id)
+  return 0
+end
+if time == 0 then
+  let_go(id)
+  return done()
+end
+forget_key(record)
+who = string.gsub(string.gsub(who, '%zm%d+$', ''), '%zd%x+$', '')
+redis.call('HSET', KEYS[4], 'k', '1', 'd' .. key, id, 'h' .. id,
+  mode .. ' ' .. fence .. ' ' .. since .. ' ' .. lease .. ' ' .. over .. ' - ' .. who .. '\0d' .. key .. '\0m' .. string.format('%.0f', now + time))
+keep(id)
+return done()
