@@ -21,7 +21,7 @@ func (l *Lease) Detach(ctx context.Context, r lock.Resource, id lock.HoldID, key
 	}
 	d, may := l.inner.(lock.Detacher)
 	if err == nil && !may {
-		err = lock.NoHandles("its leases have none")
+		err = lock.NoHandles()
 	}
 	if err != nil {
 		return fmt.Errorf("detach %q: %w", string(r), err)

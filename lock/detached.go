@@ -85,9 +85,9 @@ func CheckDetach(ttl time.Duration) error {
 	return nil
 }
 
-// NoHandles is for a store that has no detached holds.
-func NoHandles(why string) error {
-	return &UnsupportedError{Problem: "this store has no detached holds: " + why}
+// NoHandles is for a store that has no detached holds. It is an ErrUnsupported.
+func NoHandles() error {
+	return &UnsupportedError{Problem: "this store has no detached holds: here a lock that somebody has ends with the lease of its sidecar"}
 }
 
 // HandlesOf finds the Handles of a Backend, also behind those that stand in front of it

@@ -184,7 +184,7 @@ func (m *Manager) setHandle(ctx context.Context, handle string, ttl time.Duratio
 	case err != nil:
 		return Detached{}, err
 	case m.handles == nil:
-		return Detached{}, lock.NoHandles("what it knows of a hold ends with the hold")
+		return Detached{}, lock.NoHandles()
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()

@@ -38,7 +38,7 @@ func (l *Lease) detaches(q lock.Request) error {
 func (l *Lease) detacher() (Detacher, error) {
 	d, may := l.d.(Detacher)
 	if !may {
-		return nil, lock.NoHandles("what it knows of a hold ends with the hold")
+		return nil, lock.NoHandles()
 	}
 	return d, d.Detaches()
 }

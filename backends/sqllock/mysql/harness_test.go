@@ -145,6 +145,11 @@ func (h *harness) direct(t testing.TB) *store {
 	return b
 }
 
+// Limits makes the harness a backendtest.Limited.
+func (h *harness) Limits() backendtest.Limits {
+	return backendtest.Limits{Detached: "a hold ends with its lease"}
+}
+
 // DeleteCounter makes the harness a backendtest.CounterDeleter.
 func (h *harness) DeleteCounter(t testing.TB, r lock.Resource) {
 	execute(t, h.direct(t), "DELETE FROM {lock} WHERE name=?", []byte(r))

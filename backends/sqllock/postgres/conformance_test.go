@@ -57,6 +57,11 @@ func (h *harness) execute(t testing.TB, statement string, args ...any) []sqllock
 	return rs[0].Rows
 }
 
+// Limits makes the harness a backendtest.Limited.
+func (h *harness) Limits() backendtest.Limits {
+	return backendtest.Limits{Detached: "a hold ends with its lease"}
+}
+
 // DeleteCounter makes the harness a backendtest.CounterDeleter.
 func (h *harness) DeleteCounter(t testing.TB, r lock.Resource) {
 	h.execute(t, "DELETE FROM {lock} WHERE name=?", []byte(r))
