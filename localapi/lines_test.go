@@ -97,7 +97,7 @@ func TestLineRefusals(t *testing.T) {
 		ends           bool
 	}{
 		"unknown field":       {`{"requestId":"1","acquir":{}}`, "1", "acquir is not a field of this request; it has acquire, cancel,", reasonInvalid, false},
-		"unknown field below": {`{"requestId":"1","acquire":{"resourc":"r"}}`, "1", "resourc is not a field of this request; it has direct, guard, limit, maxHold, metadata, minHold,", reasonInvalid, false},
+		"unknown field below": {`{"requestId":"1","acquire":{"resourc":"r"}}`, "1", "resourc is not a field of this request; it has detachable, direct, guard, handle, limit, maxHold, metadata, minHold,", reasonInvalid, false},
 		"wrong type":          {`{"requestId":"1","acquire":{"wait":5}}`, "1", `wait must be a time in seconds, such as "0.5s"`, reasonInvalid, false},
 		"no object":           {`{"requestId":"1","acquire":"r"}`, "1", "acquire must be a JSON object", reasonInvalid, false},
 		"twice":               {`{"requestId":"1","acquire":{"resource":"a","resource":"b"}}`, "1", "twice", reasonInvalid, false},

@@ -152,7 +152,7 @@ func TestBoundsOfOptions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := Limits{Sessions: 10_000, SessionsPerUID: 5_000, HoldsPerSession: 10_000, HoldsPerUID: 20_000, WaitersPerSession: 1_000}
+		want := Limits{Sessions: 10_000, SessionsPerUID: 5_000, HoldsPerSession: 10_000, HoldsPerUID: 20_000, DetachedPerUID: 1_000, WaitersPerSession: 1_000}
 		if m.o.Limits != want || m.o.TTL != 10*time.Second || m.o.LostGrace != 2*time.Second {
 			t.Errorf("the defaults are %+v, %v, %v", m.o.Limits, m.o.TTL, m.o.LostGrace)
 		}

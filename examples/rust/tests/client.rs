@@ -108,8 +108,14 @@ fn woken() {
 
     let other = client.lock("other").acquire().unwrap();
     let mut waits = client.lock("other").begin().unwrap();
-    Task::polls(|| panic!("this panic is a part of the test"), &mut waits);
+    let (said, hears) = mpsc::channel();
+    let panics = move || {
+        said.send(()).unwrap();
+        panic!("this panic is a part of the test");
+    };
+    Task::polls(panics, &mut waits);
     drop(other); // and the thread that reads carries it out
+    hears.recv_timeout(PATIENCE).unwrap();
     let other = client.clone();
     in_time("a panic where the news are read ends the session, and nobody waits in vain", move || {
         eventually("it has ended", PATIENCE, || other.lock("r").wait(PATIENCE).acquire().is_ok());
