@@ -147,8 +147,8 @@ class OneSidecar:
 
     def sent(self) -> list[dict[str, Any]]:
         """What is to be sent, which then counts as sent."""
-        data, _ = self.core.outbox
-        self.core.outbox = (b"", [])
+        data, _, queued = self.core.outbox
+        self.core.outbox = (b"", [], queued)
         return [json.loads(line) for line in data.splitlines()]
 
 

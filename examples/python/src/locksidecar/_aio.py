@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 class AsyncLostEvent(asyncio.Event):
     """Set when the hold is lost; never cleared. See LostEvent."""
 
-    def __init__(self, hold: Hold) -> None:
+    def __init__(self, hold: Hold, home: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self._hold = hold
-        self._home = asyncio.get_running_loop()
+        self._home = home
         with hold.session.mutex:
             hold.listeners.append(self._tell)
         if hold.problem is not None:  # lost before anybody could listen

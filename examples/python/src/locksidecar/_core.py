@@ -42,6 +42,18 @@ PING_AFTER = 5.0
 PING_LIMIT = 5.0
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_raw_decode = json.JSONDecoder().raw_decode
+
+
+def _decode(line: bytes) -> Any:
+    text = line.decode()
+    value, end = _raw_decode(text)
+    if end != len(text):
+        raise ValueError(f"more than one value in a line: {text!r}")
+    return value
+
+
 class Call:
     """One request and what came of it."""
 
@@ -63,6 +75,7 @@ class Call:
         self.hold: Hold | None = None  # what an acquire got
         self.abandoned = False  # nobody wants it any more
         self.wake: Callable[[], None] = _nobody  # must not block
+        self.home: object = None  # the loop of the task that waits for it
 
     def wait_left(self, wait: float | None) -> float | None:
         """What is left of the wait of an acquire, for another try; a wait does not become one that tries once."""
@@ -89,10 +102,9 @@ def release_of(entry: Call, **extra: str) -> Call:
 class Core:
     def __init__(self, mutex: Any) -> None:
         self.mutex = mutex  # of the shell, for those who look at a hold
-        # What is to be sent, and how many bytes of it the system took, each time. One
-        # attribute: an interrupt finds the old pair or the new one.
-        self.outbox: tuple[bytes, list[int]] = (b"", [])
-        self._queued = 0  # bytes that were ever put into it
+        # What is to be sent, how many bytes of it the system took, each time, and how many
+        # were ever put in. One attribute: an interrupt finds the old values or the new ones.
+        self.outbox: tuple[bytes, list[int], int] = (b"", [], 0)
         self.error: LockSidecarError | None = None  # why the session ended
         self.id = ""
         self.jeopardy = False
@@ -103,7 +115,9 @@ class Core:
         self.limit = _MAX_ASKING
         self._asking: dict[tuple[str, ...], int] = {}  # acquires on their way, by what they ask for
         self._waiting: deque[Call] = deque()  # acquires that queue here
+        self.inbox: list[bytes] = []  # what came and was not taken yet
         self._rest = b""  # half a line
+        self.answers = self.others = 0  # how many lines of both kinds were taken
         self._clock = SidecarClock()
         self._news = (-math.inf, 0.0)  # of the lease: when it was counted, its end on our clock
         self._early: dict[str, LockLost] = {}  # losses that came before their grants
@@ -117,6 +131,11 @@ class Core:
     @property
     def slack(self) -> float:
         return min(_MAX_SLACK, self.margin / 2)
+
+    @property
+    def due(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return bool(self.calls or self._waiting)
 
     # Requests.
 
@@ -149,12 +168,15 @@ class Core:
                 wait = max(0.001, call.deadline - call.sent)
             body = call.wanted.body(wait)
             self._asking[call.wanted.resources] = self._asking.get(call.wanted.resources, 0) + 1
-        line = json.dumps({"requestId": call.id, call.kind: body}, separators=(",", ":")).encode() + b"\n"
-        self.calls[call.id] = call
-        call.start = self._queued
-        self._queued += len(line)
-        data, written = self.outbox
-        self.outbox = (data[sum(written) :] + line, [])
+        line = _encode({"requestId": call.id, call.kind: body}).encode() + b"\n"
+        data, written, call.start = self.outbox
+        try:
+            self.calls[call.id] = call
+            self.outbox = (data[sum(written) :] + line, [], call.start + len(line))
+        except BaseException:  # an interrupt
+            if self.outbox[2] == call.start:
+                self.calls.pop(call.id, None)
+            raise
 
     def release(self, call: Call, entry: Call) -> None:
         """Send the release of what an acquire got, which is over for the app from now on.
@@ -169,9 +191,9 @@ class Core:
         """An app has left what it has entered."""
         hold = entry.hold
         assert hold is not None
-        hold.entered.discard(entry)
-        if not hold.entered:
+        if hold.entered <= {entry}:
             self.holds.pop(hold.lock_id, None)
+        hold.entered.discard(entry)
 
     def abandon(self, call: Call) -> None:
         """Nobody waits for it any more: see that nothing is left behind."""
@@ -195,40 +217,85 @@ class Core:
 
     def feed(self, data: bytes) -> None:
         """Bytes that came. SidecarGone: they are no lines of a sidecar."""
+        self.inbox.append(data)
+        self.take()
+
+    def take(self) -> None:
+        """Take what is in the inbox."""
         self._quiet = self._silent = 0.0
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._rest = (self._rest + b"".join(self.inbox)).split(b"\n")
+        self.inbox.clear()
         for line in lines:
             try:
-                self._line(json.loads(line))
+                self._line(_decode(line))
             except (ValueError, KeyError, TypeError, AttributeError) as e:
                 raise SidecarGone(f"what answers is no sidecar, or an older one than this client: {e!r}") from e
+
+    def take_own(self, home: object) -> bool:
+        """Take what is in the inbox if that is only grants and releases for this call, or for tasks of this loop.
+
+        False: it stays there, for one whom no interrupt can strike in the middle of what
+        concerns others. An interrupt here, at any step, leaves the inbox as it was. To take
+        it once more does then what is left to do.
+        """
+        data = b"".join(self.inbox)
+        if self._rest or self._waiting or not data.endswith(b"\n"):
+            return False
+        own: list[tuple[Call, Mapping[str, Any]]] = []
+        try:
+            for line in data[:-1].split(b"\n"):
+                m = _decode(line)
+                call = self.calls[m["requestId"]]
+                if (call is not home and call.home is not home) or "error" in m:
+                    return False
+                own.append((call, m))
+            for call, m in own:
+                self._take_answer(call, m)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return False
+        self._quiet = self._silent = 0.0
+        self.inbox.clear()
+        return True
 
     def _line(self, m: Mapping[str, Any]) -> None:
         id_ = m.get("requestId")
         if not id_:
+            self.others += 1
             if event := m.get("event"):
                 self._event(event)
             elif error := m.get("error"):  # its last word
                 why = from_status(error)
                 self.end(why, "SIDECAR_GONE", why.message)
             return
-        call = self.calls.pop(id_, None)
+        call = self.calls.get(id_)
         if call is None:
             return
         if error := m.get("error"):
+            self.answers += 1
+            del self.calls[id_]  # it may be sent again
             self._refused(call, from_status(error))
+            self._asked(call)
         else:
-            self._answered(call, m)
-        if call.wanted is not None:
-            self._asked(call.wanted)
+            self._take_answer(call, m)
         self._next()
 
-    def _asked(self, wanted: Wanted) -> None:
-        left = self._asking[wanted.resources] - 1
-        if left:
-            self._asking[wanted.resources] = left
+    def _take_answer(self, call: Call, m: Mapping[str, Any]) -> None:
+        self.answers += 1
+        id_ = call.id
+        self._answered(call, m)
+        self.calls.pop(id_, None)
+        self._asked(call)
+
+    def _asked(self, call: Call) -> None:
+        if call.wanted is None:
+            return
+        left = self._asking.get(call.wanted.resources, 0) - 1
+        if left > 0:
+            self._asking[call.wanted.resources] = left
         else:
-            del self._asking[wanted.resources]
+            self._asking.pop(call.wanted.resources, None)
+        if not self.calls:
+            self._asking.clear()  # what an interrupt has left
         if not self._asking:
             self._early.clear()
 
@@ -265,12 +332,14 @@ class Core:
 
     def _granted(self, call: Call, grant: Grant) -> None:
         assert call.wanted is not None
+        if call.hold is not None and call not in call.hold.entered:
+            return  # an interrupt came between the grant and its caller, who has given it up
         self._clock.answered(call.sent, grant.counted_at)
         hold = self.holds.get(grant.lock_id)
         if hold is None:
             hold = self.holds[grant.lock_id] = Hold(self, grant)
-        call.hold = hold
         hold.entered.add(call)
+        call.hold = hold
         hold.mode = grant.mode
         hold.until = max(hold.until, self._clock.until(grant.counted_at, grant.valid_for))
         self._prolong(hold)  # news may overtake the grant
@@ -360,8 +429,8 @@ class Core:
         self.error = error
         for hold in list(self.holds.values()):
             self.lose(hold, LockLost(f"the lock on {hold.resource!r} is lost: {message}", lost_reason=lost_reason))
-        data, written = self.outbox
-        sent = self._queued - len(data) + sum(written)
+        data, written, queued = self.outbox
+        sent = queued - len(data) + sum(written)
         waiting = [*self.calls.values(), *self._waiting]
         self.calls, self._waiting, self._asking = {}, deque(), {}
         for call in waiting:

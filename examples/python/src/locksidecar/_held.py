@@ -230,7 +230,8 @@ class AsyncHeld(_Held):
 
     def __init__(self, session: Session, entry: Call) -> None:
         super().__init__(session, entry)
-        self._lost = AsyncLostEvent(self._hold)
+        self._home = asyncio.get_running_loop()
+        self._lost: AsyncLostEvent | None = None  # made for who asks
         self._canceller: Canceller | None = None
 
     def _cancel_on_lost(self) -> None:
@@ -239,7 +240,13 @@ class AsyncHeld(_Held):
     @property
     def lost(self) -> AsyncLostEvent:
         """An asyncio.Event: set when the lock is lost, and not by a release."""
+        if self._lost is None:
+            self._lost = AsyncLostEvent(self._hold, self._home)
         return self._lost
+
+    def _forget(self) -> None:
+        if self._lost is not None:
+            self._lost.forget()
 
     async def release(self) -> int:
         """Release once, in any task; how many times this owner must still do so.
@@ -250,7 +257,7 @@ class AsyncHeld(_Held):
             return await self._session.release_async(self._entry)
         finally:
             if self._released:
-                self._lost.forget()
+                self._forget()
 
     async def downgrade(self) -> None:
         """Turn writing into reading without letting go."""
@@ -288,4 +295,4 @@ class AsyncHeld(_Held):
             self._session.abandon(self._entry)
             raise
         finally:
-            self._lost.forget()
+            self._forget()

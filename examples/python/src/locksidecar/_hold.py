@@ -89,12 +89,21 @@ class Hold:
         self.until = 0.0  # as the grants said, and news of the lease that were counted later
         self.limit: float | None = None  # the end by max_hold
         self.problem: LockLost | None = None
-        self.lost = LostEvent(self)
+        self._lost: LostEvent | None = None  # made for who asks: most never do
         self.listeners: list[Callable[[], None]] = []  # told of the loss; must not block
 
     @property
     def count(self) -> int:
         return len(self.entered)
+
+    @property
+    def lost(self) -> LostEvent:
+        with self.session.mutex:
+            if self._lost is None:
+                self._lost = LostEvent(self)
+                if self.problem is not None:
+                    self._lost.set()
+            return self._lost
 
     def end(self) -> float:
         """When it is over if nothing is heard any more."""
@@ -140,7 +149,8 @@ class Hold:
         if not self.grant.parts or not problem.resource:  # of several the sidecar names the one
             problem.resource, problem.fence = self.resource, self.fence
         self.problem = problem
-        self.lost.set()
+        if self._lost is not None:
+            self._lost.set()
         for listener in self.listeners:
             listener()
 
@@ -151,7 +161,8 @@ class Hold:
 
     def forked(self, problem: LockLost) -> None:
         """In a child: it is the parent's. Whatever lock another thread had here is locked for ever."""
-        self.lost = LostEvent(self)
+        if self._lost is not None:
+            self._lost = LostEvent(self)
         self.listeners = []
         self.problem = None
         self.lose(problem)

@@ -275,6 +275,8 @@ class _Entered(Generic[H]):
             self._all = [one for one in self._all if one[1] is not held]
 
     def forget_released(self) -> None:
+        if not self._all:
+            return
         with self._mutex:
             self._all = [one for one in self._all if not one[1]._released]
 

@@ -20,6 +20,8 @@ class Mode(str, enum.Enum):
     PERMIT = "PERMIT"  # one of so many, of a lock with a limit
 
 
+_MODES = {mode.value: mode for mode in Mode}
+
 # Times are seconds; who has a timedelta may give that.
 Seconds = Union[float, timedelta]
 
@@ -125,8 +127,7 @@ def given_mode(value: Mode | str, limit: int | None) -> Mode:
     return mode if limit is None else Mode.PERMIT
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """A lock as an app asks for it. Times are checked seconds."""
 
     resources: tuple[str, ...]
@@ -179,13 +180,15 @@ class Grant(NamedTuple):
 
     @classmethod
     def read(cls, m: Mapping[str, Any]) -> Grant:
-        parts = tuple(
-            Part(p["resource"], p["lockId"], int(p["fence"]), Guard.read(p.get("guard"))) for p in m.get("parts") or ()
-        )
+        parts: tuple[Part, ...] = ()
+        if several := m.get("parts"):
+            parts = tuple(
+                Part(p["resource"], p["lockId"], int(p["fence"]), Guard.read(p.get("guard"))) for p in several
+            )
         return cls(
             lock_id=m["lockId"],
             resource=m["resource"] or ", ".join(p.resource for p in parts),
-            mode=Mode(m["mode"]),
+            mode=_MODES[m["mode"]],
             fence=int(m["fence"]),
             valid_for=seconds(m["validFor"]),
             counted_at=seconds(m["countedAt"]),

@@ -3,7 +3,8 @@
 The rules are in _core.py. Here bytes move, callers wait, and forks and signals are met:
 
 * What is sent never blocks. What the sidecar does not take yet stays in the outbox.
-* One thread reads. Where none can be started any more, as in atexit, callers read.
+* One thread reads, or leaves that to callers, see _reading.py. Where no thread can be started
+  any more, as in atexit, callers read everything.
 * An interrupt can strike between any two steps of a caller, so each step leaves a state
   that the next caller can go on from.
 * A child after a fork has nothing of a session, and touches nothing of it: it closes its
@@ -34,6 +35,7 @@ from ._errors import (
 )
 from ._hold import Bell
 from ._model import Wanted, duration
+from ._reading import PAUSE, LoopReader, Reading, readable
 from ._socket import connect
 
 # A try waits 2 s for the store, a release too; the rest is for a busy machine.
@@ -52,8 +54,12 @@ class Session:
         self.core = Core(self.mutex)
         self._retired = False
         self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # which reads at this moment
         self._in = connect(path)
+        self._reading = Reading(self._in)
         try:
+            if self._reading.shared:
+                self._in.setblocking(False)
             self._out = self._in.dup()  # for who sends, and never waits
             self._out.setblocking(False)
             _sessions.add(self)
@@ -90,45 +96,127 @@ class Session:
 
     def _run(self) -> None:
         while self.core.error is None and self.pid == os.getpid():
+            if self._reading.left:
+                self._reading.wait()
             with self.mutex:
                 timeout = self.core.look()
+                if self._reading.left and self.core.error is None:
+                    self._reading.come_back()
+                    continue
+                if self._retired:
+                    self.retire()
             self._pump(timeout)
         if self.pid == os.getpid():
-            while isinstance(self.core.error, SessionClosed) and self._receive(_STORE_LIMIT + _PATIENCE):
-                pass  # until the sidecar has released everything
+            if isinstance(self.core.error, SessionClosed):
+                self._read_on(_STORE_LIMIT + _PATIENCE)
             self._close_sockets()
 
+    def _read_on(self, timeout: float) -> None:
+        """After the end, until the sidecar has released everything."""
+        while self._receive(timeout):
+            self.core.inbox.clear()
+
     def _receive(self, timeout: float | None) -> bytes | None:
-        """What came; empty: the connection ended; None: nothing in time."""
+        """Read once, into the inbox. Empty: the connection ended; None: nothing came in time."""
         try:
-            self._in.settimeout(timeout)
-            return self._in.recv(65536)
-        except TimeoutError:
+            if self._reading.shared:
+                if not readable(self._in, timeout):
+                    return None
+            else:
+                self._in.settimeout(timeout)
+                data = self._in.recv(65536)
+                self.core.inbox.append(data)
+                return data
+            with self.mutex:
+                return self._receive_now()
+        except (TimeoutError, BlockingIOError):
             return None
         except (OSError, EOFError):  # the latter from eventlet, in a child that has closed it
             return b""
 
+    def _receive_now(self) -> bytes:
+        """Read what is there into the inbox, in one step for signals. The mutex is held."""
+        inbox = self.core.inbox
+        inbox.extend(map(self._in.recv, (65536,)))
+        return inbox[-1]
+
     def _pump(self, timeout: float | None) -> None:
         """Read once, and give what came to the core."""
-        data = self._receive(timeout)
+        data = self._receive(0.0 if self.core.inbox else timeout)
         if self.pid != os.getpid():  # a greenlet goes on in a child
             return
+        core = self.core
         with self.mutex:
+            answers, others = core.answers, core.others
             try:
-                if data:
-                    self.core.feed(data)
+                if core.inbox:
+                    core.take()
                     self._flush()
-                elif data is not None:
+                if data == b"":
                     raise SidecarGone("the connection to the sidecar ended")
             except SidecarGone as e:
-                self.core.end(e, "SIDECAR_GONE", e.message)
+                core.end(e, "SIDECAR_GONE", e.message)
             if self._retired:
                 self.retire()
+            if core.error is None:
+                self._reading.leave(core.answers - answers, core.others - others, core.due)
+
+    def _read_for(self, call: Call) -> None:
+        """Read the answer to a call, if it comes soon and the thread leaves that to callers."""
+        reading = self._reading
+        if not reading.left or len(self.core.calls) != 1:
+            reading.call()
+            return
+        reading.turns += 1
+        while not call.done and readable(self._in, PAUSE) and self._take_own(call):
+            pass
+        if not call.done or self.core.due:
+            reading.call()
+
+    def _take_own(self, home: object) -> bool:
+        """Read answers to this call, or to tasks of this loop, if it is the turn of callers. False: the thread is to read."""
+        with self.mutex:
+            if not self._reading.left or self.pid != os.getpid():
+                return False
+            self._reading.turns += 1
+            try:
+                self._receive_now()
+            except BlockingIOError:  # another has read it
+                return True
+            except OSError:
+                return False
+            taken = self.core.take_own(home)
+            if taken and self.core.due:
+                self._flush()
+            return taken
+
+    def _read_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let a loop read the answers to its tasks, if the thread leaves that to callers."""
+        reading = self._reading
+        if not reading.left:
+            return
+        with self.mutex:
+            if reading.left and self.core.error is None and loop not in reading.loops:
+                try:
+                    reading.loops[loop] = LoopReader(loop, self._in, self._take_own_in)
+                except NotImplementedError:  # not every loop can
+                    reading.call()
+
+    def _take_own_in(self, loop: asyncio.AbstractEventLoop) -> bool:
+        with self.mutex:
+            self._loop = loop
+            try:
+                taken = self._take_own(loop)
+            finally:
+                self._loop = None
+        if not taken:
+            self._reading.call()
+        return taken
 
     def _flush(self) -> None:
         """Send what the sidecar takes now. The mutex is held."""
         while True:
-            data, written = self.core.outbox
+            data, written, _ = self.core.outbox
             left = memoryview(data)[sum(written) :]
             if not left:
                 return
@@ -157,6 +245,14 @@ class Session:
 
     def _wait(self, call: Call, timeout: float | None) -> None:
         """Wait for the answer to what was sent."""
+        if self._thread is not None:
+            self._read_for(call)
+        if not call.done:
+            self._wait_long(call, timeout)
+        if call.error is not None:
+            raise call.error
+
+    def _wait_long(self, call: Call, timeout: float | None) -> None:
         bell = Bell()
         call.wake = bell.ring
         end = None if timeout is None else time.monotonic() + timeout
@@ -168,8 +264,6 @@ class Session:
                 bell.wait(step)
             if not call.done:
                 self._tick()
-        if call.error is not None:
-            raise call.error
 
     async def _wait_async(self, call: Call, timeout: float | None) -> None:
         loop = asyncio.get_running_loop()
@@ -181,6 +275,9 @@ class Session:
                 answered.set_result(None)
 
         def wake() -> None:
+            if self._loop is loop:
+                done()
+                return
             try:
                 loop.call_soon_threadsafe(done)
             except RuntimeError:
@@ -195,7 +292,8 @@ class Session:
                 if not answered.done():
                     answered.set_exception(e)
 
-        call.wake = wake
+        call.wake, call.home = wake, loop
+        self._read_in(loop)
         end = None if timeout is None else time.monotonic() + timeout
         timer = loop.call_later(self._step(call, end), tick)
         try:
@@ -379,8 +477,7 @@ class Session:
             self._hang_up(socket.SHUT_WR)
         thread = self._thread
         if thread is None:
-            while self._receive(timeout):
-                pass
+            self._read_on(timeout)
             self._close_sockets()
         elif thread is not threading.current_thread() and not self._interrupted():
             thread.join(timeout)
@@ -399,6 +496,7 @@ class Session:
             pass  # it has ended
 
     def _close_sockets(self) -> None:
+        self._reading.stop_loops()
         self._in.close()
         if out := getattr(self, "_out", None):
             out.close()
@@ -414,6 +512,7 @@ class Session:
         as they were at that moment. So everything is made again.
         """
         self.mutex = self.core.mutex = threading.RLock()
+        self._reading.forked()
         self._close_sockets()  # our copies, and no more
         message = "this process is a child of the one that holds it"
         holds, self.core.holds = list(self.core.holds.values()), {}
