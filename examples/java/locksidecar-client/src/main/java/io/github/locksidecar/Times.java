@@ -1,6 +1,7 @@
 package io.github.locksidecar;
 
 import java.time.Duration;
+import java.util.Locale;
 
 /** Durations as the API's JSON has them. */
 final class Times {
@@ -12,7 +13,8 @@ final class Times {
   static String format(Duration d) {
     boolean negative = d.isNegative();
     Duration size = negative ? d.negated() : d;
-    return String.format("%s%d.%09ds", negative ? "-" : "", size.getSeconds(), size.getNano());
+    // Without a locale: many have digits of their own.
+    return String.format(Locale.ROOT, "%s%d.%09ds", negative ? "-" : "", size.getSeconds(), size.getNano());
   }
 
   /**
