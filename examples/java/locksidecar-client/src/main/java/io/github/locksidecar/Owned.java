@@ -19,9 +19,10 @@ final class Owned {
   /**
    * Who may unlock.
    *
+   * @param resources what is locked, in the order in which it was named
    * @param owner a Thread (which has its own identity as equality) or a String
    */
-  record Key(String resource, Object owner) {}
+  record Key(List<String> resources, Object owner) {}
 
   /** One lock() that was not unlocked yet. */
   private record Entry(LockMode asked, Hold hold) {}

@@ -201,7 +201,7 @@ public final class SidecarLock implements Lock {
   // --- as a Lock
 
   private Owned.Key key() {
-    return new Owned.Key(request.resource(), owner == null ? Thread.currentThread() : owner);
+    return new Owned.Key(request.resources(), owner == null ? Thread.currentThread() : owner);
   }
 
   /**

@@ -232,6 +232,19 @@ class LockTest {
   }
 
   @Test
+  void severalAreNotTheOneThatIsCalledLikeThem() {
+    SidecarLock several = locks.lock(List.of("a", "b"));
+    SidecarLock one = locks.lock("a, b");
+    several.lock();
+    one.lock();
+    assertEquals(2, several.hold().parts().size());
+    several.unlock();
+    assertTrue(one.isLocked() && !several.isLocked());
+    one.hold().check();
+    one.unlock();
+  }
+
+  @Test
   void futures() throws Exception {
     SidecarLock lock = locks.lock("r");
     Hold first = lock.acquireAsync().get(20, SECONDS);
