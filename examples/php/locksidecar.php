@@ -125,8 +125,8 @@ final class Signals
         if (!function_exists('pcntl_async_signals') || !pcntl_async_signals()) {
             return $do();
         }
-        pcntl_async_signals(false);
         try {
+            pcntl_async_signals(false);
             return $do();
         } finally {
             pcntl_async_signals(true);
@@ -442,10 +442,16 @@ final class Session
         Signals::after(function () use ($call) {
             $call->abandoned = true; // a grant that crosses the cancel is released
             if (!$call->done && $this->mine()->error === null) {
-                $call->finish(new Cancelled('CANCELLED', 'the request was given up'));
+                $call->finish($call->error ?? new Cancelled('CANCELLED', 'the request was given up'));
                 $this->send(new Call('cancel', ['requestId' => $call->id]));
             }
         });
+        // Nobody may read for long after this, so a grant that crosses the cancel is read here.
+        $end = Clock::early() + self::ANSWER_LIMIT;
+        while (isset($this->calls[$call->id]) && !$call->error instanceof SidecarSilent && ($left = $end - Clock::early()) > 0) {
+            $this->lines->wait($left);
+            Signals::after(fn() => $this->hear());
+        }
     }
 
     /**
@@ -829,7 +835,7 @@ final class Pending
             return $this->taken->get() ?? throw new NotHolder('NOT_HOLDER', 'the lock was dropped before');
         }
         try {
-            $this->session->await($this->call, $seconds) ?? throw $this->session->silent();
+            $this->session->await($this->call, $seconds) ?? throw $this->call->error = $this->session->silent();
             return Signals::after($this->take(...));
         } catch (\Throwable $e) {
             $this->cancel();
