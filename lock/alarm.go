@@ -40,7 +40,7 @@ func NewAlarm(c Clock) *Alarm {
 
 func bootAlarm(fd int) *Alarm {
 	rings := make(chan time.Time, 1)
-	a := &Alarm{C: rings, fd: fd, file: os.NewFile(uintptr(fd), "alarm")} //nolint:gosec // the kernel gave it
+	a := &Alarm{C: rings, fd: fd, file: os.NewFile(uintptr(fd), "alarm")}
 	a.read.Go(func() {
 		var times [8]byte
 		for {
