@@ -32,8 +32,8 @@ locksidecar.io/release: {{ include "locksidecar.fullname" . }}
 {{- define "locksidecar.status" -}}injected by {{ include "locksidecar.fullname" . }}{{- end -}}
 
 {{/*
-locksidecar.onlyRelease fails where another release serves the same pods: who comes first
-would be the order of names, and its store the one that pods get. helm template and GitOps
+locksidecar.onlyRelease fails where another release serves the same pods: the API server
+chooses who comes first, and so whose store pods get. helm template and GitOps
 cannot look into the cluster; there the policies refuse the pods. Argument: {root, api}
 */}}
 {{- define "locksidecar.onlyRelease" -}}
