@@ -120,6 +120,13 @@ checks.positive_data_acceptance.expected-statuses = ["2xx", 400, 404, 409, 410, 
 [[operations]]
 include-name = "POST /v1/hold"
 checks.positive_data_acceptance.expected-statuses = ["2xx", 400, 404, 409, 410, 412, 429, 499, 504]
+# What a handle may be the document cannot say.
+[[operations]]
+include-name = "POST /v1/handles:extend"
+checks.positive_data_acceptance.expected-statuses = ["2xx", 400, 404, 409]
+[[operations]]
+include-name = "POST /v1/handles:release"
+checks.positive_data_acceptance.expected-statuses = ["2xx", 400, 404, 409]
 # A note needs an outcome, which the document cannot say of parameters.
 [[operations]]
 include-name = "DELETE /v1/sessions/{session_id}/locks/{lock_id}"
