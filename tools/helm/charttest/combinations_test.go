@@ -48,6 +48,7 @@ maxSessions: 10
 maxSessionsPerUid: 11
 maxHolds: 20
 maxHoldsPerUid: 21
+maxDetachedPerUid: 22
 maxWaiters: 30
 maxConnections: 40
 maxConnectionsPerUid: 41
