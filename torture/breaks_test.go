@@ -61,7 +61,7 @@ var lawBreaks = []lawBreak{
 		name: "FencesByTheClock", law: "promise_2_fences_grow", plan: "RedisClock", finds: fallen,
 		edits: []edit{
 			{"backends/redislock/lua/acquire_fast.lua", "if last and tonumber(last) >= now then", "if false then"},
-			{"backends/redislock/lua/lib.lua", "if n <= last then n = last + 1 end", ""},
+			{"backends/redislock/lua/lib.lua", "math.max(now, last + 1)", "now"},
 		},
 	},
 	{
