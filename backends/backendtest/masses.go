@@ -183,7 +183,7 @@ func testMassRestart(e *env) {
 		e.several(n/some, func(i int) error {
 			q := request(e.massName(i*some), lock.Exclusive)
 			q.Try = true
-			if g, err := a.Acquire(e.ctx, q); err == nil {
+			if g, err := a.Acquire(e.ctx, q); err == nil && !a.toldOfLossOn(q.Resource) { // a slow server may take longer than it takes to lose some
 				return fmt.Errorf("a try of what is held was granted: %+v", g)
 			}
 			return nil

@@ -230,6 +230,17 @@ func (s *sidecar) knowsOfLoss(id lock.HoldID) bool {
 	return !s.over.IsZero() || slices.ContainsFunc(s.notices, func(n notice) bool { return n.ID == id && n.Kind == lock.Vanished })
 }
 
+// toldOfLossOn tells whether the sidecar was told that it lost a hold on a resource, or is
+// about to be.
+func (s *sidecar) toldOfLossOn(r lock.Resource) bool {
+	for end := time.Now().Add(slack); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if slices.ContainsFunc(s.told(), func(n notice) bool { return n.Resource == r && n.Kind == lock.Vanished }) {
+			return true
+		}
+	}
+	return false
+}
+
 // lastRenewed is before the last heartbeat that was carried out.
 func (s *sidecar) lastRenewed() time.Time {
 	s.mu.Lock()
