@@ -8,9 +8,6 @@ import (
 	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
-// keepsNothing are the stores without min_hold.
-var keepsNothing = map[*testengine.Kind]bool{testengine.ZooKeeper: true}
-
 // TestRunMinHold: others are kept out whether CMD ends, or run or its sidecar is killed.
 func TestRunMinHold(t *testing.T) {
 	onEach(t, func(t *testing.T, kind *testengine.Kind) {
@@ -19,12 +16,6 @@ func TestRunMinHold(t *testing.T) {
 		one, other := serveProgram(t, store...), serveProgram(t, store...)
 		run := func(side *sidecarProgram, more ...string) result {
 			return cli(t, append([]string{"run", "--socket", side.socket, "--wait", "0s", "--verbose", "--min-hold", "1h"}, more...)...)
-		}
-		if keepsNothing[kind] {
-			if got := run(one, "report", "--", "true"); got.code != exitUnavailable || !strings.Contains(got.err, "this store has no min_hold") {
-				t.Errorf("on a store without min_hold: %+v", got)
-			}
-			return
 		}
 		runMinHold(t, one, other, run)
 	})

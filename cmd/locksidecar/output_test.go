@@ -235,7 +235,8 @@ func TestJSON(t *testing.T) {
       "metadata": {},
       "revoked": false,
       "parked": false,
-      "sessionRef": "REF"
+      "sessionRef": "REF",
+      "detached": false
     }
   ],
   "waiters": []
