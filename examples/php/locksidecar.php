@@ -1056,7 +1056,7 @@ final class Client
     private const SYSTEM = '/run/locksidecar';
     private ?Session $session = null;
     private bool $closed = false;
-    private static int $begun = 0;
+    private static int $requests = 0;
     private readonly ?\Closure $onDraining;
     /** @var ?\WeakMap<Client, true> those that are closed at the end of the request */
     private static ?\WeakMap $all = null;
@@ -1201,7 +1201,7 @@ final class Client
             'maxHold' => $maxHold === null ? null : Clock::duration($maxHold),
             'minHold' => $minHold === null ? null : Clock::duration($minHold),
             // Others may go on while this waits, and it can be no deadlock that one of them has it.
-            'owner' => $owner ?? 'pid ' . getmypid() . ($reentrant ? '' : ' request ' . ++self::$begun),
+            'owner' => $owner ?? 'pid ' . getmypid() . ($reentrant ? '' : ' request ' . ++self::$requests),
             'reentrant' => $reentrant,
             'limit' => $limit,
             'once' => $once === null ? null : (object) $once,

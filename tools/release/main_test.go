@@ -272,7 +272,7 @@ func TestCentral(t *testing.T) {
 func signingKey(t *testing.T) (key string, gpg func(program string, args ...string)) {
 	t.Helper()
 	if _, err := exec.LookPath("gpg"); err != nil {
-		t.Skip("needs gpg")
+		t.Fatal("no gpg; make test-deps installs it")
 	}
 	home, err := os.MkdirTemp("", "gpg") // short enough for the socket of its agent
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 const sumsFile = "SHA256SUMS"
 
 // sums writes the checksums of all that is in dist/, as sha256sum -c reads them. With a key it
-// signs them, and thereby all.
+// signs them, and so whatever they list.
 func (r *release) sums(ctx context.Context) error {
 	signature := r.file(sumsFile + ".asc")
 	if err := os.RemoveAll(signature); err != nil { // of an earlier run

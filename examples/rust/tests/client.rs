@@ -63,7 +63,7 @@ fn unread() {
     in_time("requests that are not read end", move || {
         let name = |i| format!("{i}{}", "x".repeat(500));
         let all: Vec<_> = (0..MANY).map(|i| asks.lock(name(i)).wait(Duration::from_millis(100)).begin().unwrap()).collect();
-        all.into_iter().for_each(|begun| assert_eq!(kind(begun.wait()), Kind::SidecarSilent));
+        all.into_iter().for_each(|asked| assert_eq!(kind(asked.wait()), Kind::SidecarSilent));
         let some = |i| asks.lock(name(i)).begin();
         assert_eq!(kind((0..10 * MANY).map(some).find(Result::is_err).unwrap()), Kind::SidecarSilent, "not for ever");
     });

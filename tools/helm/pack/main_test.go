@@ -75,7 +75,7 @@ func TestPackNothing(t *testing.T) {
 // archive that is another one.
 func TestSign(t *testing.T) {
 	if _, err := exec.LookPath("gpg"); err != nil {
-		t.Skip("needs gpg")
+		t.Fatal("no gpg; make test-deps installs it")
 	}
 	home, err := os.MkdirTemp("", "gpg") // short enough for the socket of its agent
 	if err != nil {
