@@ -15,9 +15,9 @@ import (
 const (
 	// sweepEvery is how often one of all sidecars deletes what is over.
 	sweepEvery = time.Minute
-	// sweepLooks bounds how many requests it reads with, where little is over.
+	// sweepLooks bounds how many nodes it reads, where little is over. Empty buckets do not count.
 	sweepLooks = 512
-	// sweepStep is how many nodes are read at a time, and records deleted in one transaction.
+	// sweepStep is how many nodes or buckets are read at a time, and records deleted in one transaction.
 	sweepStep = 64
 )
 
@@ -92,10 +92,30 @@ func (d *driver) sweepOnce(ctx context.Context, c chore, every time.Duration) er
 	place := string(root.Data)
 	bucket, _, _ := strings.Cut(place, "/")
 	first, _ := slices.BinarySearch(buckets, bucket)
-	for n, looks := 0, b.sweepLooks; n < len(buckets) && looks > 0 && !d.set.Overdue(); n++ {
-		var err error
-		if place, looks, err = d.sweepBucket(ctx, c, buckets[(first+n)%len(buckets)], place, looks); err != nil {
+	buckets = slices.Concat(buckets[first:], buckets[:first])
+	looks := b.sweepLooks
+	for len(buckets) > 0 && looks > 0 && !d.set.Overdue() {
+		some := make([]*zksession.Call, min(len(buckets), sweepStep))
+		for i := range some {
+			some[i] = zksession.Get(c.root + "/" + buckets[i])
+		}
+		if err := doAll(ctx, t, some); err != nil {
 			return err
+		}
+		for _, bucket := range some {
+			if looks <= 0 || d.set.Overdue() {
+				break
+			}
+			name := buckets[0]
+			buckets = buckets[1:]
+			if bucket.Err != nil || bucket.Stat.NumChildren == 0 {
+				place = behind(name)
+				continue
+			}
+			var err error
+			if place, looks, err = d.sweepBucket(ctx, c, name, place, looks); err != nil {
+				return err
+			}
 		}
 	}
 	if d.set.Overdue() {
@@ -108,10 +128,9 @@ func (d *driver) sweepOnce(ctx context.Context, c chore, every time.Duration) er
 // is behind that name. It gives the place where it ended, and how many looks are left.
 func (d *driver) sweepBucket(ctx context.Context, c chore, name, place string, looks int) (string, int, error) {
 	t, path := d.leaseNode, c.root+"/"+name
-	behind := name + "0" // the whole bucket
 	bucket, list := zksession.Get(path), zksession.Children(path)
 	if err := t.s.Do(ctx, bucket, list); err != nil || errors.Join(bucket.Err, list.Err) != nil {
-		return behind, looks, err
+		return behind(name), looks, err
 	}
 	looks--
 	slices.Sort(list.Children)
@@ -146,5 +165,8 @@ func (d *driver) sweepBucket(ctx context.Context, c chore, name, place string, l
 			break
 		}
 	}
-	return behind, looks, nil
+	return behind(name), looks, nil
 }
+
+// behind is the place behind a whole bucket.
+func behind(bucket string) string { return bucket + "0" }

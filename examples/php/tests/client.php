@@ -241,17 +241,15 @@ tap([
     },
 
     'a signal handler that throws leaves nothing behind' => function (): void {
-        $sidecar = new Sidecar();
-        $client = new Client($sidecar->socket);
-        $client->open();
-        foreach (['a', 'b', 'c', 'd', 'e'] as $name) { // PHP itself may drop a value between two steps, seldom
-            interrupted(300, fn() => $client->hold($name, fn() => null, wait: PATIENCE));
+        foreach (range(1, 5) as $_) { // PHP itself may drop a value between two steps, seldom
+            $sidecar = new Sidecar();
+            $client = new Client($sidecar->socket);
+            $client->open();
+            interrupted(300, fn() => $client->hold('a', fn() => null, wait: PATIENCE));
             $client->hold('r', fn($lock) => $lock->check()); // in the same session
-            if ($sidecar->lock($name)['holders'] === []) {
-                same(1, $client->info()['sessions'], 'sessions');
+            if ($sidecar->lock('a')['holders'] === [] && $client->info()['sessions'] === 1) {
                 return;
             }
-            $client = new Client($sidecar->socket);
         }
         must(false, 'each time something is left');
     },
