@@ -83,7 +83,10 @@ func (s *Session) Detach(ctx context.Context, id lock.HoldID, ttl time.Duration)
 	}
 	secret := lock.NewSecret()
 	key := secret.Key()
-	if err := s.m.detaches(ctx, s.owner.UID, key); err != nil {
+	s.enter()
+	was := s.ledger.HandleOf(id)
+	s.exit()
+	if err := s.m.detaches(ctx, s.owner.UID, key, was); err != nil {
 		return Detached{}, err
 	}
 	s.enter()
@@ -118,6 +121,7 @@ func (s *Session) Detach(ctx context.Context, id lock.HoldID, ttl time.Duration)
 		return Detached{}, err
 	}
 	s.m.loose.set(key, h.Resource(), d.Fence, d.Until)
+	s.m.loose.drop(was)
 	return d, nil
 }
 

@@ -253,8 +253,16 @@ func TestDetachLimit(t *testing.T) {
 		_, err = detach("d", time.Hour)
 		isErr(t, err, nil)
 		isErr(t, one.ReleaseHandle(t.Context(), c.Handle), nil)
-		_, err = detach("e", time.Hour)
+		last, err := detach("e", time.Hour)
 		isErr(t, err, nil)
+		for range 3 { // it is one, however often it is detached again
+			g := must(t, s, attach(last))
+			last, err = s.Detach(t.Context(), g.LockID, time.Hour)
+			isErr(t, err, nil)
+		}
+		if _, err := detach("f", time.Hour); !errors.As(err, &limit) {
+			t.Errorf("the third: %v", err)
+		}
 	})
 }
 

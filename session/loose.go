@@ -29,9 +29,13 @@ type looseHold struct {
 // maxChecks is how many the store is asked about before a hold is refused, the oldest first.
 const maxChecks = 16
 
-// detaches takes room for one more hold of a user under that key, or gives a *LimitError.
-func (m *Manager) detaches(ctx context.Context, uid uint32, key lock.HandleKey) error {
+// detaches takes room for a hold of a user under that key, or gives a *LimitError. was is the key that
+// the hold had before: under that it has its room already, if it was detached here.
+func (m *Manager) detaches(ctx context.Context, uid uint32, key, was lock.HandleKey) error {
 	limit := m.o.Limits.DetachedPerUID
+	if m.loose.has(uid, was) {
+		limit++
+	}
 	if m.loose.reserve(uid, key, limit, m.o.Clock()) {
 		return nil
 	}
@@ -47,7 +51,15 @@ func (m *Manager) detaches(ctx context.Context, uid uint32, key lock.HandleKey) 
 	if m.loose.reserve(uid, key, limit, m.o.Clock()) {
 		return nil
 	}
-	return &LimitError{Limit: "detached holds per uid", Max: limit}
+	return &LimitError{Limit: "detached holds per uid", Max: m.o.Limits.DetachedPerUID}
+}
+
+// has tells whether a user's hold is known by that key.
+func (l *loose) has(uid uint32, key lock.HandleKey) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h := l.of[key]
+	return h != nil && h.uid == uid
 }
 
 func (l *loose) reserve(uid uint32, key lock.HandleKey, limit int, now time.Duration) bool {

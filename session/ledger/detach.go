@@ -23,6 +23,14 @@ func (l *Ledger) Detach(id lock.HoldID, x Exit) (*Hold, error) {
 	return l.takeOff(h, nil).Hold, nil
 }
 
+// HandleOf is the key of the handle by which a hold that lives is attached; "": it is not.
+func (l *Ledger) HandleOf(id lock.HoldID) lock.HandleKey {
+	if h := l.lives(id); h != nil {
+		return h.handle
+	}
+	return ""
+}
+
 // SetEnd moves the moment at which the time of an attached hold is over.
 func (l *Ledger) SetEnd(id lock.HoldID, end time.Duration) {
 	h := l.lives(id)
