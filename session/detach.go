@@ -73,7 +73,8 @@ func (r *AcquireRequest) attaches() (lock.Secret, error) {
 // AcquireRequest.Handle, at whatever sidecar of the store, and extend and release it. The fence stays.
 // A hold that was attached can be detached again; the handle before is worth nothing then.
 //
-//	*lock.InvalidError: ttl is refused, or the hold was not acquired with Detachable.
+//	*lock.InvalidError: ttl is refused, the hold was not acquired with Detachable, or the
+//	  store has not confirmed its Downgrade.
 //	*LimitError: the user has detached too many holds here.
 //	lock.ErrUnavailable: the store did not answer. The hold is over; it is released in the background.
 //	*LostError, lock.ErrNotHolder, ErrSessionClosed: as for Release.

@@ -221,6 +221,35 @@ func TestDetachUnknown(t *testing.T) {
 	}
 }
 
+// TestDetachDowngraded: what was downgraded is attached as it is in the store. Where that is not known, it is not
+// detached.
+func TestDetachDowngraded(t *testing.T) {
+	for name, f := range map[string]fault{"not done": down, "done": mute} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, e *env) {
+				sc := e.sidecar()
+				s := sc.session()
+				g := must(t, s, detachable)
+				sc.way.on(f, opDowngrade)
+				if _, err := s.Downgrade(t.Context(), g.LockID); !errors.Is(err, lock.ErrUnavailable) {
+					t.Errorf("Downgrade: %v", err)
+				}
+				sc.way.on(nil, opDowngrade)
+				if _, err := s.Detach(t.Context(), g.LockID, time.Minute); fieldOf(err) != "lock_id" {
+					t.Errorf("Detach: %v", err)
+				}
+				_, err := s.Downgrade(t.Context(), g.LockID)
+				isErr(t, err, nil)
+				d, err := s.Detach(t.Context(), g.LockID, time.Minute)
+				isErr(t, err, nil)
+				if a := must(t, s, attach(d)); a.Mode != lock.Shared || a.Fence != g.Fence {
+					t.Errorf("attached as %+v", a)
+				}
+			})
+		})
+	}
+}
+
 // TestDetachLimit: a user has so many detached holds at a sidecar; what is over, however it ended, does not count.
 func TestDetachLimit(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {

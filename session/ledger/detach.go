@@ -18,6 +18,8 @@ func (l *Ledger) Detach(id lock.HoldID, x Exit) (*Hold, error) {
 		return nil, &lock.InvalidError{Field: "lock_id", Problem: "is that of a hold that was not acquired with detachable"}
 	case h.busy:
 		return nil, &lock.InvalidError{Field: "lock_id", Problem: "is that of a hold that is being downgraded"}
+	case h.unsure: // its handle must say in what mode it is
+		return nil, &lock.InvalidError{Field: "lock_id", Problem: "is that of a hold whose downgrade the store has not confirmed: downgrade it again first"}
 	}
 	h.count, h.exit = 1, &x
 	return l.takeOff(h, nil).Hold, nil
