@@ -47,6 +47,14 @@ func (r keptRecord) encode() []byte {
 	return encode(r)
 }
 
+// decodeKept reads the data of such a node; false when it is not ours.
+func decodeKept(data []byte) (rec keptRecord, ours bool) {
+	if json.Unmarshal(data, &rec) != nil || rec.Version != recordVersion {
+		return keptRecord{}, false
+	}
+	return rec, true
+}
+
 // leaves are the calls that make what is left of a request when it is gone. d.mu is held.
 func (s *spot) leaves(rec record) []*zksession.Call {
 	t := &s.l.d.b.tree
@@ -144,12 +152,12 @@ func (t *leaseNode) leftFor(n node, read *zksession.Call) time.Duration {
 }
 
 // endLeft deletes what is left of a hold that is gone, and says whether there was any. slot is that which it has as far as
-// is known.
+// is known; else it stands in each of the nodes, of which somebody may have deleted one.
 func (t *leaseNode) endLeft(ctx context.Context, path, slots string, id lock.HoldID, slot *int) (there bool, err error) {
 	index := t.b.tree.kept(id)
 	for tries := 1; ; tries++ {
-		queue := zksession.Children(path)
-		if err := t.s.Do(ctx, queue); err != nil {
+		queue, found := zksession.Children(path), zksession.Get(index)
+		if err := t.s.Do(ctx, queue, found); err != nil {
 			return false, err
 		}
 		if queue.Err != nil && !errors.Is(queue.Err, zksession.ErrNoNode) {
@@ -166,7 +174,9 @@ func (t *leaseNode) endLeft(ctx context.Context, path, slots string, id lock.Hol
 				own = append(own, path+"/"+name)
 			}
 		}
-		if len(own) > 0 {
+		if rec, ours := decodeKept(found.Data); ours && rec.Slot != nil {
+			slot = rec.Slot
+		} else if !ours && len(own) > 0 {
 			get := zksession.Get(own[0])
 			if err := t.s.Do(ctx, get); err != nil {
 				return false, err
@@ -392,21 +402,16 @@ func (d *driver) withoutOver(ctx context.Context, r lock.Resource, path string, 
 // keptChore deletes what is left of holds whose sidecars are gone, and that nobody waits for.
 func (d *driver) keptChore() chore {
 	t := d.leaseNode
-	read := func(n *zksession.Call) (rec keptRecord) {
-		if json.Unmarshal(n.Data, &rec) != nil || rec.Version != recordVersion {
-			return keptRecord{}
-		}
-		return rec
-	}
 	return chore{
 		root: d.b.tree.keeps(),
 		over: func(n *zksession.Call) bool {
-			rec := read(n)
+			rec, _ := decodeKept(n.Data)
 			return rec.Path != "" && t.time.since(n.Stat.Ctime, d.b.clock()) >= fromMillis(rec.Least)
 		},
 		end: func(ctx context.Context, _ *zksession.Call, over []*zksession.Call) (ended int, err error) {
 			for _, n := range over {
-				rec, id := read(n), lock.HoldID(n.Of()[strings.LastIndexByte(n.Of(), '/')+1:])
+				rec, _ := decodeKept(n.Data)
+				id := lock.HoldID(n.Of()[strings.LastIndexByte(n.Of(), '/')+1:])
 				there, err := t.endLeft(ctx, rec.Path, d.b.tree.slots(rec.Resource), id, rec.Slot)
 				if err != nil {
 					return ended, err

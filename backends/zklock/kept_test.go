@@ -190,3 +190,31 @@ func TestKeptSlotOfTheDead(t *testing.T) {
 	release(t, o, third)
 	noTrace(t, b, s.URL(), r, g.ID)
 }
+
+// TestKeptPermitDeletedByHand: somebody deletes what may be left of a permit from the queue. When its time is over,
+// the slot is free.
+func TestKeptPermitDeletedByHand(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	b, l := sidecar(t, s.URL(), 30*time.Second)
+	r, one := unique(), lock.Permits(1)
+	g := granted(t, l, keeping(r, one, time.Second))
+	path, _ := b.tree.lockPath(r)
+	c := stranger(t, s.URL())
+	for _, child := range nodes(t, b, s.URL(), r) {
+		if n, ok := parseNode(child); ok && n.kept {
+			if err := c.Delete(path+"/"+child, -1); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	release(t, l, g)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	next, err := l.Acquire(ctx, request(r, one))
+	if err != nil {
+		t.Fatalf("the slot is never free: %v", err)
+	}
+	release(t, l, next)
+	noTrace(t, b, s.URL(), r, g.ID)
+}
