@@ -21,7 +21,7 @@ func (l *Lease) acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 	if err := errors.Join(l.keeps(q), l.detaches(q)); err != nil {
 		return lock.Grant{}, fmt.Errorf("acquire %q: %w", string(q.Resource), err)
 	}
-	e, err := l.begin(Ref{q.Resource, q.ID}, q.Mode)
+	e, err := l.begin(q)
 	for ; err == nil; err = l.again(e) {
 		l.trip(ctx)
 		sent := l.sent(q)
@@ -300,6 +300,7 @@ func (l *Lease) withdrawal(r Ref) (*entry, Withdrawal, error) {
 	return e, Withdrawal{
 		Ref: e.Ref, Mode: e.mode, Unsure: e.copies,
 		Proven: !l.o.Unproven && e.held && !e.copies && l.proven(),
+		Plain:  !e.lasts,
 	}, nil
 }
 

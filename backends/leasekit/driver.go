@@ -163,6 +163,9 @@ type Withdrawal struct {
 	// Proven: it was granted in this Mode, no request for it is unanswered, and
 	// the lease is proven to live at this moment.
 	Proven bool
+	// Plain: it was asked for with no MinHold and Handle, nor Detachable, so it ends here or
+	// with its lease.
+	Plain bool
 }
 
 // Withdrawn is what was there.

@@ -19,6 +19,7 @@ type entry struct {
 	busy    bool  // a request for it is under way
 	removed bool  // forgotten
 	rung    bool  // there is a reason to ask again, since the last request
+	lasts   bool  // it may have a time of its own, beyond its lease
 	behind  bool  // somebody stands behind it, and Events tells it or has told it
 	leaving error // why it is given up: a Withdraw of it had no answer. nil: it is not
 
@@ -62,20 +63,24 @@ var errForced = errors.New("its release is forced")
 // has granted then.
 var errLeaving = errors.New("it is being given up")
 
-// begin marks that a request for the hold is on its way, and makes the entry
-// where there is none; mode is 0 for a request that does not ask for a hold.
+// begin marks that a request that asks for a hold is on its way; see enter.
+func (l *Lease) begin(q lock.Request) (*entry, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e, err := l.enter(Ref{q.Resource, q.ID}, q.Mode)
+	if err == nil && (q.MinHold != 0 || q.Detachable || q.Handle != "") {
+		e.lasts = true
+	}
+	return e, err
+}
+
+// enter marks that a request for a hold is on its way, and makes the entry
+// where there is none; mode is 0 for a request that does not ask for it. l.mu is held.
 //
 //	errForced: only with a mode.
 //	errLeaving: only with a mode. The entry is given, too.
 //	lock.ErrLeaseLost: the lease is over.
 //	lock.ErrNotHolder, *lock.InvalidError: the id is that of another resource.
-func (l *Lease) begin(r Ref, mode lock.Mode) (*entry, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.enter(r, mode)
-}
-
-// enter is begin with l.mu held.
 func (l *Lease) enter(r Ref, mode lock.Mode) (*entry, error) {
 	if l.isLost() {
 		return nil, lock.ErrLeaseLost
@@ -83,7 +88,7 @@ func (l *Lease) enter(r Ref, mode lock.Mode) (*entry, error) {
 	e := l.entries[r.ID]
 	switch {
 	case e == nil:
-		e = &entry{Ref: r, mode: mode}
+		e = &entry{Ref: r, mode: mode, lasts: mode == 0}
 		l.entries[r.ID] = e
 	case mode != 0 && (e.Resource != r.Resource || e.mode != mode):
 		return nil, &lock.InvalidError{Field: "id", Problem: "is in use for another resource or mode"}

@@ -407,7 +407,11 @@ func (d *driver) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.
 	if w.Unsure {
 		keep = strconv.FormatInt(max(tombstone, d.ttl).Microseconds(), 10)
 	}
-	r := d.b.run(ctx, d.b.batchers[s.index], scriptRelease, d.b.keys.buckets[s.index].leaving(w.Resource, d.id),
+	keys := (*bucket).leaving
+	if w.Plain {
+		keys = (*bucket).of // each key costs Redis time
+	}
+	r := d.b.run(ctx, d.b.batchers[s.index], scriptRelease, keys(&d.b.keys.buckets[s.index], w.Resource, d.id),
 		words(d.b.keys.channel, string(w.Resource), string(d.id), string(w.ID), keep)...)
 	if r.err != nil {
 		return leasekit.Withdrawn{}, unavailable("release", r.err)

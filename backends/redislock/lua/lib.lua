@@ -15,7 +15,7 @@
 --   KEYS[7] gone     sorted set: id that was given up -> until when to remember it
 --   KEYS[8] revoked  sorted set: "resource NUL id" of the lease's holds whose forced release it
 --                    has not acknowledged yet -> grace in microseconds
--- and, where a hold may leave its lease (release, reap, force_release):
+-- and, where a hold may leave its lease (release, unless it was asked for without a time of its own; reap, force_release):
 --   KEYS[9] kept     sorted set (all scores 0): "resource NUL id" of the holds of no lease
 --   KEYS[10] kept ends  sorted set: the same -> when the time of the hold is over
 -- ARGV[1] is the prefix of the leases' channels, ARGV[2] the resource, ARGV[3] the
