@@ -7,7 +7,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"time"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -41,14 +41,13 @@ type Message struct {
 	Text   string
 }
 
-const (
-	maxMessage = 32 << 10
-	// sendLimit is for what is not worth waiting for while the other is stopped.
-	sendLimit = 10 * time.Millisecond
-)
+const maxMessage = 32 << 10
 
 // link is one end.
-type link struct{ conn net.Conn }
+type link struct {
+	conn net.Conn
+	raw  syscall.RawConn // the same
+}
 
 // socketPair makes both ends. The second is a number, for a process to be started.
 func socketPair() (link, int, error) {
@@ -86,21 +85,34 @@ func newLink(fd int) (link, error) {
 	f := os.NewFile(uintptr(fd), "link")
 	defer f.Close() // FileConn has its own
 	c, err := net.FileConn(f)
-	return link{c}, err
+	if err != nil {
+		return link{}, err
+	}
+	s, ok := c.(syscall.Conn)
+	if !ok {
+		return link{}, errors.Join(errNoLink, c.Close())
+	}
+	raw, err := s.SyscallConn()
+	return link{c, raw}, err
 }
 
-// send sends a message. Without patience it is dropped when the other process reads
-// nothing. An error is not worth telling: that the other is gone is seen by reading.
+// send sends a message. Without patience it is dropped when the other process has read
+// none for so long that the kernel keeps no more. An error is not worth telling: that the
+// other is gone is seen by reading.
 func (l link) send(patient bool, kind string, number int64, text string) {
 	if len(text) > maxMessage-64 {
 		text = text[:maxMessage-64]
 	}
-	limit := time.Time{}
-	if !patient {
-		limit = time.Now().Add(sendLimit)
+	message := fmt.Appendf(nil, "%s %d %s", kind, number, text)
+	if patient {
+		_, _ = l.conn.Write(message)
+		return
 	}
-	_ = l.conn.SetWriteDeadline(limit)
-	_, _ = fmt.Fprintf(l.conn, "%s %d %s", kind, number, text)
+	// Not by a deadline: on a busy machine it may be over before the message is sent.
+	_ = l.raw.Write(func(fd uintptr) bool {
+		_, _ = unix.SendmsgN(int(fd), message, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		return true
+	})
 }
 
 // receive gives messages to f until the other process is gone.

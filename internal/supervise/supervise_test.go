@@ -38,6 +38,9 @@ func TestMain(m *testing.M) {
 	case front != nil:
 		beSupervisor(front, args)
 		return
+	case os.Getenv(senderEnv) != "":
+		beSender()
+		return
 	case os.Getenv(frontEnv) != "":
 		beFront(os.Getenv(frontEnv))
 		return
