@@ -122,10 +122,11 @@ func TestTripsForSeveral(t *testing.T) {
 		}
 		// The server removes the node of a lock that is empty, sooner than a slow one makes the next.
 		path, _ := l.driver.b.tree.lockPath(r)
-		release(t, l, hold(t, l, r, lock.Exclusive))
+		first := hold(t, l, r, lock.Exclusive)
 		if _, err := stranger(t, url).Create(path+"/stays", nil, 0, zk.WorldACL(zk.PermAll)); err != nil {
 			t.Fatal(err)
 		}
+		release(t, l, first)
 		for _, how := range []func(*testing.T, *lease, lock.Resource, lock.Mode) lock.Grant{hold, holdFor} {
 			eventually(t, "20 pairs of each mode take no more than they must", func() error {
 				_ = beat(t.Context(), l) // it is not renewed meanwhile
