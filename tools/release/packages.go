@@ -65,7 +65,7 @@ func (r *release) chart(ctx context.Context) error {
 	if err := os.RemoveAll(given + ".prov"); err != nil { // of an earlier run
 		return err
 	}
-	if err := r.command(ctx, filepath.Join(r.root, "tools", "helm"), "go", "run", "./pack", "-sign", r.signKey, "-as", filepath.Base(given), dir, packed); err != nil {
+	if err := r.command(ctx, filepath.Join(r.root, "tools", "helm"), "go", "run", "./pack", "-changes", filepath.Join(r.root, "CHANGELOG.md"), "-sign", r.signKey, "-as", filepath.Base(given), dir, packed); err != nil {
 		return err
 	}
 	if r.signKey != "" {

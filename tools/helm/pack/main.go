@@ -1,7 +1,8 @@
 // Command pack makes the archive of a chart, as `helm package` does, and prints its path.
 //
-//	go run ./pack [-sign KEY] [-as NAME] CHART FOLDER
+//	go run ./pack [-changes CHANGELOG] [-sign KEY] [-as NAME] CHART FOLDER
 //
+// From a changelog it takes what Artifact Hub shows of this version's changes.
 // With a key of GnuPG it also writes the provenance, by which `helm verify` and `helm install
 // --verify` know who has made the archive.
 package main
@@ -17,6 +18,7 @@ import (
 	"os/signal"
 	"path/filepath"
 
+	"helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/provenance"
@@ -28,12 +30,13 @@ func main() {
 	defer stop()
 	key := flag.String("sign", "", "key of GnuPG that signs the provenance; empty: there is none")
 	as := flag.String("as", "", "another name under which the archive will be given away")
+	changelog := flag.String("changes", "", "changelog with the changes of the chart; empty: the archive names none")
 	flag.Parse()
 	if flag.NArg() != 2 {
-		fmt.Fprintln(os.Stderr, "usage: pack [-sign KEY] [-as NAME] CHART FOLDER")
+		fmt.Fprintln(os.Stderr, "usage: pack [-changes CHANGELOG] [-sign KEY] [-as NAME] CHART FOLDER")
 		os.Exit(2)
 	}
-	name, err := pack(flag.Arg(0), flag.Arg(1))
+	name, err := pack(flag.Arg(0), flag.Arg(1), *changelog)
 	if err == nil && *key != "" {
 		err = sign(ctx, name, *key, *as)
 	}
@@ -44,8 +47,8 @@ func main() {
 	fmt.Println(name)
 }
 
-func pack(chart, folder string) (string, error) {
-	c, err := loader.Load(chart)
+func pack(place, folder, changelog string) (string, error) {
+	c, err := loader.Load(place)
 	if err != nil {
 		return "", fmt.Errorf("load the chart: %w", err)
 	}
@@ -55,11 +58,33 @@ func pack(chart, folder string) (string, error) {
 	if len(c.Metadata.Dependencies) != len(c.Dependencies()) {
 		return "", errors.New("the chart lacks charts that it depends on")
 	}
+	if changelog != "" {
+		if err := tellChanges(c.Metadata, changelog); err != nil {
+			return "", err
+		}
+	}
 	name, err := chartutil.Save(c, folder)
 	if err != nil {
 		return "", fmt.Errorf("write the archive: %w", err)
 	}
 	return name, nil
+}
+
+// tellChanges adds what Artifact Hub shows of the changes.
+func tellChanges(about *chart.Metadata, changelog string) error {
+	text, err := os.ReadFile(changelog) //nolint:gosec // whoever starts it names the changelog
+	if err != nil {
+		return fmt.Errorf("read the changelog: %w", err)
+	}
+	changes, err := annotation(string(text), about.Version, about.Home)
+	if err != nil || changes == "" {
+		return err
+	}
+	if about.Annotations == nil {
+		about.Annotations = map[string]string{}
+	}
+	about.Annotations["artifacthub.io/changes"] = changes
+	return nil
 }
 
 // sign writes the provenance of an archive beside it: what Helm's own signing writes, but GnuPG

@@ -20,7 +20,7 @@ import (
 // What Helm reads of the archive is the chart, and Helm finds no fault with it.
 func TestPack(t *testing.T) {
 	const place = "../../../deploy/helm/locksidecar"
-	name, err := pack(place, t.TempDir())
+	name, err := pack(place, t.TempDir(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +66,7 @@ func TestPack(t *testing.T) {
 }
 
 func TestPackNothing(t *testing.T) {
-	if name, err := pack(t.TempDir(), t.TempDir()); err == nil {
+	if name, err := pack(t.TempDir(), t.TempDir(), ""); err == nil {
 		t.Errorf("an empty folder is packed as %s", name)
 	}
 }
@@ -96,7 +96,7 @@ func TestSign(t *testing.T) {
 	gpg("gpg", "--batch", "--output", ring, "--export", key)
 
 	dir := t.TempDir()
-	name, err := pack("../../../deploy/helm/locksidecar", dir)
+	name, err := pack("../../../deploy/helm/locksidecar", dir, "")
 	if err != nil {
 		t.Fatal(err)
 	}
