@@ -93,7 +93,7 @@ examples: build ## Watch the examples: loans, a stock, withdrawals, cron; each s
 
 ##@ Check it
 .PHONY: test
-test: test-deps bench-build image-test release-tool-test chart-test mutate-test e2e-vet torture-short ## Run all tests with the race detector, on real servers too
+test: test-deps bench-build image-test release-tool-test chart-test mutate-test e2e-test torture-short ## Run all tests with the race detector, on real servers too
 	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -race -count=1 -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT) ./...
 
 .PHONY: test-full
@@ -174,9 +174,9 @@ lint: ## Run the linters on Go and proto files
 e2e: ## Test the chart with real pods: on KUBECONFIG, or on a cluster made for it (CLUSTER=local)
 	@scripts/e2e $(ARGS)
 
-.PHONY: e2e-vet
-e2e-vet: ## Vet the tests for a cluster
-	cd e2e && go vet ./...
+.PHONY: e2e-test
+e2e-test: ## Vet the tests for a cluster, and test what runs them
+	cd e2e && go vet ./... && go test -count=1 -timeout $(TEST_TIMEOUT) ./cluster
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZ_TIME

@@ -24,6 +24,9 @@ func command(ctx context.Context, input []byte, name string, args ...string) (st
 func commandBoth(ctx context.Context, input []byte, name string, args ...string) (stdout, stderr string, _ error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	if ctx.Value(cleaning{}) == nil {
+		defer context.AfterFunc(interrupted, cancel)()
+	}
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Stdin = bytes.NewReader(input)
 	var out, errs bytes.Buffer

@@ -1,5 +1,8 @@
 // Package e2e shows the chart and the image at work on a real Kubernetes. `make
 // e2e` runs it; see CONTRIBUTING.md.
+//
+// Tests run in the order of their files: what the API server says of pods, what is put into
+// them, how they live and die, and last the release itself, which is upgraded and taken away.
 package e2e
 
 import (
@@ -7,6 +10,9 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -31,14 +37,36 @@ func TestMain(m *testing.M) {
 	os.Exit(run(m))
 }
 
+// interrupted ends when somebody wants the tests to end early. Then only what cleans up talks
+// to the cluster.
+var interrupted, interrupt = context.WithCancel(context.Background())
+
+type cleaning struct{} // key of the contexts of those who clean up
+
 func run(m *testing.M) (code int) {
 	ctx := context.Background()
+	cleanUp := sync.OnceValue(func() error {
+		if *keep {
+			return nil
+		}
+		err := tearDown(context.WithValue(ctx, cleaning{}, true))
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "e2e: clean up:", err)
+		}
+		return err
+	})
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		<-signals
+		signal.Stop(signals) // the next one ends us at once
+		interrupt()
+		_ = cleanUp() // it says why not
+		os.Exit(130)
+	}()
 	defer func() {
-		if !*keep {
-			if err := tearDown(ctx); err != nil {
-				fmt.Fprintln(os.Stderr, "e2e: clean up:", err)
-				code = 1
-			}
+		if cleanUp() != nil {
+			code = 1
 		}
 	}()
 	if err := setUp(ctx); err != nil {
