@@ -20,6 +20,12 @@ func (s *state) apply(o *op) {
 		s.withdraw(o)
 	case opDowngrade:
 		s.downgrade(o)
+	case opAttach:
+		s.attach(o)
+	case opDetach:
+		s.detach(o)
+	case opHandle:
+		s.setHandle(o)
 	case opForce:
 		s.force(o)
 	case opEnd:
@@ -93,6 +99,11 @@ func (s *state) withdraw(o *op) {
 		s.drop(o.id, inQueue)
 		s.forgetLeast(o.id)
 	}
+	s.withdrawn(o)
+}
+
+// withdrawn remembers of an id that it was given up, where a copy of its request may arrive.
+func (s *state) withdrawn(o *op) {
 	s.forget(o.id)
 	if o.unsure {
 		s.remember(o.id, note{lease: o.lease})

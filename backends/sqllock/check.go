@@ -38,8 +38,8 @@ func (b *Backend) checkTables(ctx context.Context) error {
 	if err == nil && have == SchemaVersion { // there was none once
 		_, err = b.look(ctx, Statement{SQL: b.sql.record.read, Args: []any{[]byte("")}}, text)
 	}
-	if err == nil && have == SchemaVersion { // nor this one
-		_, err = b.look(ctx, Statement{SQL: b.sql.lapsed, Args: []any{1}}, text)
+	if err == nil && have == SchemaVersion { // nor these two
+		_, err = b.look(ctx, b.sql.leasts.with([]byte(""), [][]byte{nil}, nil, 0), text)
 	}
 	if beside := b.o.Beside; err == nil && beside != nil {
 		_, err = b.look(ctx, Statement{SQL: beside.Look}, func() string { return beside.Tables })

@@ -103,12 +103,17 @@ func (b *Backend) leave(d *desk, o *op, cause error) {
 // parting ends a request whose caller has left, and that is not being carried out. What
 // ends a hold stays in nobody's name, and is done when it can be. b.deskMu is held.
 func (o *op) parting() []*op {
-	if o.kind == opAsk {
+	switch o.kind {
+	case opAsk, opAttach:
 		o.fail(fmt.Errorf("%w: %w", leasekit.ErrNotSent, o.left))
 		return nil
+	case opDetach, opHandle: // whoever asked asks again
+		o.fail(fmt.Errorf("somebody has locked the row: %w", o.left))
+		return nil
+	default:
+		o.fail(fmt.Errorf("somebody has locked the row: %w", o.left))
+		return []*op{o.again()}
 	}
-	o.fail(fmt.Errorf("somebody has locked the row: %w", o.left))
-	return []*op{o.again()}
 }
 
 // again is a request in nobody's name.
@@ -272,8 +277,12 @@ func (b *Backend) absent(ctx context.Context, name lock.Resource, ops []*op) (la
 			later = append(later, o)
 			continue
 		}
-		if o.kind == opForce {
+		switch o.kind {
+		case opForce:
 			o.err = lock.ErrNotHolder
+		case opHandle:
+			o.err = lock.ErrNoHandle
+		default:
 		}
 		close(o.done)
 	}

@@ -174,6 +174,9 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 	case !q.Mode.Valid():
 		return leasekit.Answer{}, &lock.InvalidError{Field: "mode", Problem: "is not a mode"}
 	}
+	if q.Handle != "" {
+		return l.attach(ctx, q)
+	}
 	turn := l.stopWaiting(q.ID)
 	o := &op{
 		kind: opAsk, id: string(q.ID), lease: string(l.id), mode: q.Mode, owner: q.Owner, try: q.Try, tell: q.Try,
@@ -233,9 +236,7 @@ func (l *lease) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.W
 	if o.err != nil {
 		return leasekit.Withdrawn{}, l.unknown(o)
 	}
-	l.mu.Lock()
-	delete(l.dues, w.Ref)
-	l.mu.Unlock()
+	l.undue(w.Ref)
 	found := leasekit.Withdrawn{Found: o.found, Position: o.position}
 	if o.position > 0 {
 		found.Status = o.status
@@ -434,6 +435,13 @@ func (l *lease) heard(p leasekit.Push, asked uint64) {
 	if push != nil {
 		push(p)
 	}
+}
+
+// undue notes that a hold is gone whose release may be forced.
+func (l *lease) undue(r leasekit.Ref) {
+	l.mu.Lock()
+	delete(l.dues, r)
+	l.mu.Unlock()
 }
 
 // dueIn notes that the grace of a forced release begins. The earliest end counts.

@@ -35,10 +35,13 @@ func (s *state) addLeasts(rows []Row) {
 		id := r.Text(0)
 		k := least{mode: lock.Mode(r.Int(1)), fence: r.Int(2), ends: r.Int(3)} //nolint:gosec // a mode
 		s.leasts[id] = k
+		if key := r.Text(4); key != "" {
+			s.keys[id] = key
+		}
 		switch e := s.entries[id]; {
 		case k.ends == 0:
 		case k.ends <= s.now:
-			s.delLeasts = append(s.delLeasts, id)
+			s.forgetLeast(id)
 		case e != nil:
 			e.Value.ends = k.ends
 		default:
@@ -74,6 +77,7 @@ func (s *state) endLeast(e *entry) {
 func (s *state) forgetLeast(id string) {
 	s.newLeasts = slices.DeleteFunc(s.newLeasts, func(e *entry) bool { return string(e.ID) == id })
 	s.delLeasts = append(s.delLeasts, id)
+	s.forgetKey(id)
 }
 
 // writingLeasts writes what has changed of them.

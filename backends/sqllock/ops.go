@@ -22,23 +22,27 @@ type op struct {
 	tell    bool          // say who is in the way
 	grace   time.Duration // opForce
 	least   int64         // opAsk: microseconds for which it is to keep others out
+	is      string        // opAttach: the id that the hold has
+	key     string        // opAttach, opDetach, opHandle: what it is found by
+	span    int64         // opDetach, opHandle: microseconds until its time is over; 0: it ends
 
 	unsure bool  // opRemove: remember that the id was given up
 	left   error // why its caller waits no longer; nil: it does
 	orphan bool  // nobody waits for it any more
 	hasty  bool  // not to be tried again where somebody has locked the row
 
-	ctx   context.Context // of opAsk: when it ends, the request is not sent any more
+	ctx   context.Context // of opAsk and opAttach: when it ends, the request is not sent any more
 	done  chan struct{}   // closed when it was carried out, or never will be
 	since time.Duration   // when it came to the desk
 
 	// The result.
 	err      error
-	fence    int64 // of the hold
+	fence    int64 // of the hold; opHandle: its mode, too
 	queued   bool  // opAsk: it waits; opForce: the hold is still there
 	found    bool
 	position int
 	status   lock.Status
+	lasts    int64 // opAttach: microseconds until its time is over
 }
 
 type opKind uint8
@@ -53,9 +57,15 @@ const (
 	opForget // a note whose time is over
 	opSettle // look at the resource
 	opLapse  // of a hold whose own time is over
+	opAttach // a detached hold
+	opDetach // a hold
+	opHandle // what is to become of a detached hold
 )
 
 // String is what lock.Observe is told.
 func (k opKind) String() string {
-	return [...]string{"acquire", "release", "downgrade", "force", "force", "sweep", "reap", "settle", "reap"}[k]
+	return [...]string{
+		opAsk: "acquire", opRemove: "release", opDowngrade: "downgrade", opForce: "force", opEnd: "force", opSweep: "sweep",
+		opForget: "reap", opSettle: "settle", opLapse: "reap", opAttach: "attach", opDetach: "detach", opHandle: "handle",
+	}[k]
 }

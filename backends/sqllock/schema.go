@@ -36,7 +36,7 @@ func Schema(w Words) string {
 }
 
 // tableNames are all tables, as they stand in {braces}.
-var tableNames = []string{"lease", "lock", "hold", "queue", "note", "least", "record", "log", "meta"}
+var tableNames = []string{"lease", "lock", "hold", "queue", "note", "least", "handle", "record", "log", "meta"}
 
 // Named puts the names of tables, as table gives them, into a text that has them in {braces}.
 func Named(text string, table func(name string) string) string {

@@ -72,7 +72,7 @@ CREATE TABLE IF NOT EXISTS {note} (
 ) {lasting};
 
 -- Holds that keep others out at least so long: until then each is one, also where it has no row
--- above any more, or that one's lease is over; and waiters that want to be one.
+-- above any more, or that one's lease is over; and waiters that want to be one. Detached holds are such.
 CREATE TABLE IF NOT EXISTS {least} (
   name {name} NOT NULL,
   id {id} NOT NULL,
@@ -86,6 +86,15 @@ CREATE TABLE IF NOT EXISTS {least} (
   PRIMARY KEY (name, id),
   KEY name (name, ends),
   KEY ends (ends)
+) {passing};
+
+-- Detached holds, which have a row of least: by what each is found, attached or not.
+CREATE TABLE IF NOT EXISTS {handle} (
+  name {name} NOT NULL,
+  id {id} NOT NULL,
+  hash {id} NOT NULL, -- SHA-256 of the handle's secret, in hexadecimal digits
+  PRIMARY KEY (name, id),
+  KEY hash (name, hash)
 ) {passing};
 
 -- Records: small values that are kept beside the locks, of what became of a resource.

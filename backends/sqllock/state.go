@@ -84,6 +84,7 @@ type state struct {
 	kept   bool              // nothing may be granted now: see mark.go
 	server string            // that has answered
 	leasts map[string]least  // of holds that keep others out at least so long
+	keys   map[string]string // of detached holds, by id
 	permit lock.Mode         // of the holds, as the row had it; 0: they are no permits
 	leases map[string]ending // those of who asks or holds, as far as they are there
 
@@ -113,7 +114,11 @@ type changes struct {
 	newLeasts []*entry // that were granted with a time of their own,
 	delLeasts []string // whose time does not count any more,
 	shareds   []string // and that were downgraded
-	told      []string // leases that have to look
+	detached  []detached
+	moved     []*entry          // detached holds that end at another time,
+	goneKeys  []string          // that are not found any more,
+	newKeys   map[string]string // and that are found by another handle
+	told      []string          // leases that have to look
 	contended []contended
 	wantX     string // the id on the row, which is wanted from now on; "": it was, or is not
 	crowdOf   string // the lease of a waiter behind several who share; "": there is none
@@ -140,7 +145,8 @@ const (
 func newState() *state {
 	return &state{
 		leases: make(map[string]ending), entries: make(map[string]*entry), behind: make(map[string]string),
-		notes: make(map[string]note), leasts: make(map[string]least), changes: changes{newNotes: make(map[string]note)},
+		notes: make(map[string]note), leasts: make(map[string]least), keys: make(map[string]string),
+		changes: changes{newNotes: make(map[string]note), newKeys: make(map[string]string)},
 	}
 }
 

@@ -222,7 +222,7 @@ func TestLeast(t *testing.T) {
 	} {
 		s := found(id, nil, false)
 		s.leases["m"] = notEnded
-		s.addLeasts([]Row{{[]byte(id), int64(lock.Exclusive), int64(10), c.ends}})
+		s.addLeasts([]Row{{[]byte(id), int64(lock.Exclusive), int64(10), c.ends, nil}})
 		for _, o := range c.ops {
 			if s.apply(o); o.err != nil {
 				t.Errorf("%s: %v", name, o.err)

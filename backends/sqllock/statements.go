@@ -31,7 +31,9 @@ type statements struct {
 	describeX, describeS, readers, behind, wantX string
 
 	leasts, shareLeasts, delLeasts                                    listed
-	addLeast, grantLeast, lapsed                                      string
+	addLeast, grantLeast, moveLeast, lapsed                           string
+	detach, handle, addHandle                                         string
+	delHandles                                                        listed
 	lookUp, lockHolds, moveHolds, delHolds, delWaits, delNotes, wantS listed
 
 	heldWaits, heldRows, heldHolds, heldNotes        string
@@ -171,11 +173,19 @@ func newStatements(w Words) *statements {
 		"UNION ALL SELECT 's', text, {server}, 0, 0, 0 FROM {meta} WHERE name='server'")
 	q.front = t("SELECT q.seq, q.id, q.lease, q.mode, COALESCE(e.ended, 1), "+q.severalText("q.owner")+", COALESCE(k.asked, 0)",
 		"FROM {queue} q LEFT JOIN {lease} e ON e.id=q.lease LEFT JOIN {least} k ON k.name=q.name AND k.id=q.id WHERE q.name=? ORDER BY q.seq LIMIT ?")
-	q.leasts = l("SELECT id, mode, fence, ends FROM {least} WHERE name=?n AND id IN (?ids)",
-		"UNION (SELECT id, mode, fence, ends FROM {least} WHERE name=?n AND ends>{now} ORDER BY ends DESC LIMIT "+strconv.Itoa(maxLeasts)+")")
+	lasting := "SELECT k.id, k.mode, k.fence, k.ends, d.hash FROM {least} k LEFT JOIN {handle} d ON d.name=k.name AND d.id=k.id WHERE k.name=?n AND "
+	q.leasts = l(lasting+"k.id IN (?ids)", "UNION ("+lasting+"k.ends>{now} ORDER BY k.ends DESC LIMIT "+strconv.Itoa(maxLeasts)+")")
 	q.addLeast = t("INSERT INTO {least} (name, id, mode, asked, fence, sidecar, owner, since, ends)",
 		"VALUES (?, ?, ?, ?, ?, COALESCE((SELECT sidecar FROM {lease} WHERE id=?), ''), ?, {now}, ?)")
 	q.grantLeast = t("UPDATE {least} SET fence=?, since={now}, ends=? WHERE name=? AND id=?")
+	q.moveLeast = t("UPDATE {least} SET ends=? WHERE name=? AND id=?")
+	q.detach = t("INSERT INTO {least} (name, id, mode, asked, fence, sidecar, owner, since, ends)",
+		"SELECT ?, ?, ?, 0, ?, COALESCE((SELECT e.sidecar FROM {lease} e WHERE e.id=h.lease), ''), h.owner, h.since, ?",
+		"FROM (SELECT x_lease AS lease, x_owner AS owner, x_since AS since FROM {lock} WHERE name=? AND x_id=?",
+		"UNION ALL SELECT lease, owner, since FROM {hold} WHERE name=? AND id=?) AS h")
+	q.handle = t("SELECT id FROM {handle} WHERE name=? AND hash=?")
+	q.addHandle = t("INSERT INTO {handle} (name, id, hash) VALUES (?, ?, ?)")
+	q.delHandles = l("DELETE FROM {handle} WHERE name=?n AND id IN (?ids)")
 	q.shareLeasts = l("UPDATE {least} SET mode=2 WHERE name=?n AND id IN (?ids)")
 	q.delLeasts = l("DELETE FROM {least} WHERE name=?n AND id IN (?ids)")
 	q.lapsed = t("SELECT name, id FROM {least} WHERE ends>0 AND ends<={now} ORDER BY ends LIMIT ?")
@@ -247,13 +257,14 @@ func newStatements(w Words) *statements {
 	// holders is in exactly one of them.
 	row := func(seq, id, mode, fence, lease, owner, name, from, as string) string {
 		return "SELECT " + name + ", " + seq + ", " + id + ", " + mode + ", " + fence + ", " + lease + ", " + owner + ", e.sidecar, " + as +
-			", CASE WHEN EXISTS (SELECT 1 FROM {note} n WHERE n.name=" + name + " AND n.id=" + id + " AND n.kind=2) THEN 1 ELSE 0 END, 0 FROM " + from
+			", CASE WHEN EXISTS (SELECT 1 FROM {note} n WHERE n.name=" + name + " AND n.id=" + id + " AND n.kind=2) THEN 1 ELSE 0 END, 0, 0 FROM " + from
 	}
 	onRow := row("0", "l.x_id", "1+l.x_shared", "l.fence", "l.x_lease", "l.x_owner", "l.name", "{lock} l JOIN {lease} e ON e.id=l.x_lease AND e.ended=0", age+"l.x_since")
 	mode := "CASE WHEN h.fence>=" + strconv.FormatInt(wholeFence, 10) + " THEN (SELECT p.x_shared FROM {lock} p WHERE p.name=h.name) ELSE 2 END"
 	held := row("0", "h.id", mode, "h.fence", "h.lease", "h.owner", "h.name", "{hold} h JOIN {lease} e ON e.id=h.lease AND e.ended=0", age+"h.since")
 	queued := row("q.seq", "q.id", "q.mode", "0", "q.lease", "q.owner", "q.name", "{queue} q JOIN {lease} e ON e.id=q.lease AND e.ended=0", age+"q.since")
-	kept := "SELECT k.name, 0, k.id, k.mode, k.fence, '', k.owner, k.sidecar, " + age + "k.since, 0, k.ends-{now} FROM {least} k"
+	kept := "SELECT k.name, 0, k.id, k.mode, k.fence, '', k.owner, k.sidecar, " + age + "k.since, 0, k.ends-{now}," +
+		" CASE WHEN EXISTS (SELECT 1 FROM {handle} d WHERE d.name=k.name AND d.id=k.id) THEN 1 ELSE 0 END FROM {least} k"
 	unheld := " AND k.ends>{now} AND NOT EXISTS (SELECT 1 FROM {lock} l JOIN {lease} e ON e.id=l.x_lease AND e.ended=0 WHERE l.name=k.name AND l.x_id=k.id)" +
 		" AND NOT EXISTS (SELECT 1 FROM {hold} h JOIN {lease} e ON e.id=h.lease AND e.ended=0 WHERE h.name=k.name AND h.id=k.id)"
 	q.status = l(onRow+" WHERE l.name IN (?ids)", "UNION ALL "+held+" WHERE h.name IN (?ids)", "UNION ALL "+queued+" WHERE q.name IN (?ids)",

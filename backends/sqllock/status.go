@@ -87,6 +87,6 @@ func holding(r Row) lock.Holding {
 		ID: lock.HoldID(r.Text(2)), Mode: lock.Mode(r.Int(3)), Fence: fenceOf(r.Int(4)), //nolint:gosec // a mode
 		Lease: lock.LeaseID(r.Text(5)), Owner: lock.DecodeOwner(owner), Sidecar: r.Text(7),
 		Age: max(0, time.Duration(r.Int(8))*time.Microsecond), Revoked: r.Bool(9),
-		Cohort: several, Kept: max(0, time.Duration(r.Int(10))*time.Microsecond),
+		Cohort: several, Kept: max(0, time.Duration(r.Int(10))*time.Microsecond), Detached: r.Bool(11),
 	}
 }

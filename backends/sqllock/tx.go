@@ -1,6 +1,7 @@
 package sqllock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -100,6 +101,9 @@ func (b *Backend) loading(name lock.Resource, ops []*op, wait bool, step int) (b
 	for _, o := range ops {
 		if o.id != "" {
 			ids = append(ids, []byte(o.id))
+		}
+		if o.is != "" {
+			ids = append(ids, []byte(o.is))
 		}
 		if of := o.lease + o.of; of != "" && (len(leases) == 0 || string(leases[len(leases)-1]) != of) { // one of them is empty
 			leases = append(leases, []byte(of))
@@ -234,7 +238,8 @@ func (s *state) lockable(ops []*op, locked []Row) (now, later []*op) {
 	}
 	now = ops[:0:0]
 	for _, o := range ops {
-		if e := s.entries[o.id]; e != nil && e.Value.place == inHolds && !free[o.id] && o.kind != opAsk {
+		id := cmp.Or(o.is, o.id)
+		if e := s.entries[id]; e != nil && e.Value.place == inHolds && !free[id] && o.kind != opAsk {
 			later = append(later, o)
 			continue
 		}
@@ -252,6 +257,7 @@ func (b *Backend) writing(name lock.Resource, s *state) []Statement {
 	var moved [][]byte
 	var fence int64
 	newHolds, newWaits := 0, 0
+	batch = append(batch, b.writingDetached(n, s)...)
 	for e := range s.q.Holders() {
 		m := e.Value
 		switch {
@@ -285,6 +291,7 @@ func (b *Backend) writing(name lock.Resource, s *state) []Statement {
 	batch = append(batch, b.writingRow(n, s)...)
 	batch = append(batch, b.writingPermits(n, s)...)
 	batch = append(batch, b.writingLeasts(n, s)...)
+	batch = append(batch, b.writingHandles(n, s)...)
 	if s.wantX != "" {
 		add(q.wantX, n, []byte(s.wantX))
 	}

@@ -145,11 +145,6 @@ func (h *harness) direct(t testing.TB) *store {
 	return b
 }
 
-// Limits makes the harness a backendtest.Limited.
-func (h *harness) Limits() backendtest.Limits {
-	return backendtest.Limits{Detached: "a hold ends with its lease"}
-}
-
 // DeleteCounter makes the harness a backendtest.CounterDeleter.
 func (h *harness) DeleteCounter(t testing.TB, r lock.Resource) {
 	execute(t, h.direct(t), "DELETE FROM {lock} WHERE name=?", []byte(r))
@@ -229,7 +224,8 @@ SELECT 'lock', name FROM {lock} WHERE name LIKE ? AND x_id IS NOT NULL
 UNION ALL SELECT 'hold', name FROM {hold} WHERE name LIKE ?
 UNION ALL SELECT 'queue', name FROM {queue} WHERE name LIKE ?
 UNION ALL SELECT 'record', name FROM {record} WHERE name LIKE ?
-UNION ALL SELECT 'note', name FROM {note} WHERE name LIKE ? AND kind=2 AND grace>0`, p, p, p, p, p) {
+UNION ALL SELECT 'handle', name FROM {handle} WHERE name LIKE ?
+UNION ALL SELECT 'note', name FROM {note} WHERE name LIKE ? AND kind=2 AND grace>0`, p, p, p, p, p, p) {
 		left = append(left, fmt.Sprintf("row %q of %s", r.Text(1), r.Text(0)))
 	}
 	return left

@@ -24,7 +24,7 @@ func own(t *testing.T, s testengine.Server, prefix string) string {
 	t.Cleanup(func() {
 		b := openAt(t, url)
 		defer func() { _ = b.Close() }()
-		for _, name := range []string{"lease", "lock", "hold", "queue", "note", "least", "record", "log", "meta"} {
+		for _, name := range []string{"lease", "lock", "hold", "queue", "note", "least", "handle", "record", "log", "meta"} {
 			execute(t, b, "DROP TABLE IF EXISTS {"+name+"}")
 		}
 	})

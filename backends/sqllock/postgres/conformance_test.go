@@ -57,11 +57,6 @@ func (h *harness) execute(t testing.TB, statement string, args ...any) []sqllock
 	return rs[0].Rows
 }
 
-// Limits makes the harness a backendtest.Limited.
-func (h *harness) Limits() backendtest.Limits {
-	return backendtest.Limits{Detached: "a hold ends with its lease"}
-}
-
 // DeleteCounter makes the harness a backendtest.CounterDeleter.
 func (h *harness) DeleteCounter(t testing.TB, r lock.Resource) {
 	h.execute(t, "DELETE FROM {lock} WHERE name=?", []byte(r))
@@ -74,11 +69,12 @@ var _ backendtest.Insider = (*harness)(nil)
 func (h *harness) Leftovers(t testing.TB, prefix string) (left []string) {
 	t.Helper()
 	const like = "position(?::bytea IN name)=1"
-	args := []any{[]byte(prefix), []byte(prefix), []byte(prefix), []byte(prefix), []byte(prefix)}
+	args := []any{[]byte(prefix), []byte(prefix), []byte(prefix), []byte(prefix), []byte(prefix), []byte(prefix)}
 	for _, r := range h.execute(t, `SELECT 'lock', name FROM {lock} WHERE `+like+` AND x_id IS NOT NULL
 UNION ALL SELECT 'hold', name FROM {hold} WHERE `+like+`
 UNION ALL SELECT 'queue', name FROM {queue} WHERE `+like+`
 UNION ALL SELECT 'record', name FROM {record} WHERE `+like+`
+UNION ALL SELECT 'handle', name FROM {handle} WHERE `+like+`
 UNION ALL SELECT 'note', name FROM {note} WHERE kind=2 AND grace>0 AND `+like, args...) {
 		left = append(left, fmt.Sprintf("row %q of %s", r.Text(1), r.Text(0)))
 	}
