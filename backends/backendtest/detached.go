@@ -376,6 +376,35 @@ func testDetachReplyLost(e *env) {
 	}
 }
 
+// detachedThroughEnd detaches a hold, and checks after the end of the server that it is there, unless
+// the next one has forgotten.
+func (e *env) detachedThroughEnd(forgets bool) (check func()) {
+	e.Helper()
+	if e.limits.Detached != "" {
+		return func() {}
+	}
+	a := e.sidecar()
+	g := e.detachable(a, e.name("detached"), lock.Exclusive)
+	key := e.detach(a, g, longHold)
+	if err := a.Close(e.ctx); err != nil {
+		e.Fatalf("Close: %v", err)
+	}
+	return func() {
+		e.Helper()
+		b := e.sidecar()
+		if forgets {
+			if _, err := e.handles(b).SetHandle(e.ctx, g.Resource, key, 0); err != nil && !errors.Is(err, lock.ErrNoHandle) {
+				e.Errorf("SetHandle(0) of what may be forgotten: %v", err)
+			}
+			return
+		}
+		g = e.attach(b, g, key, longHold)
+		if err := e.answered(func() error { return b.Detach(e.ctx, g.Resource, g.ID, key, 0) }); err != nil {
+			e.Errorf("Detach for good: %v", err)
+		}
+	}
+}
+
 // testArbiterDetach: a hold that can be detached is one app's alone, and ends what is parked.
 func testArbiterDetach(e *env) {
 	a, b := e.arbitrated(arbiter.Options{Park: time.Hour}, longTTL), e.arbitrated(arbiter.Options{}, longTTL)

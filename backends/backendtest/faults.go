@@ -231,7 +231,7 @@ func (e *env) throughEnd(a, b *sidecar, forgets bool, end func()) {
 	g := e.acquire(a, r, lock.Exclusive)
 	f.check(g)
 	w := e.queue(b, r, lock.Exclusive)
-	checkRecords := e.keptThroughEnd(forgets)
+	checkRecords, checkDetached := e.keptThroughEnd(forgets), e.detachedThroughEnd(forgets)
 	end()
 
 	err := e.answered(func() error { return a.beat(e.ctx) })
@@ -268,4 +268,5 @@ func (e *env) throughEnd(a, b *sidecar, forgets bool, end func()) {
 	f.check(g)
 	e.release(c, g)
 	checkRecords()
+	checkDetached()
 }
