@@ -47,6 +47,9 @@ type contractStep struct {
 	Wait, Count             *int
 	MaxHold, MinHold, Limit int
 	Reentrant, Unwatched    bool
+	Detachable              bool
+	TTL                     int
+	Handle                  string
 	Once                    *struct{ Keep, MaxAttempts int }
 	Outcome, Note, Reason   string
 	Lost, Guard             *bool
@@ -146,6 +149,7 @@ type contractRun struct {
 	apps     map[string]*contractApp
 	holds    map[string]*contractHold
 	calls    map[string]*contractCall
+	handles  map[string]*pb.DetachedHold
 	asked    int
 }
 
@@ -177,7 +181,7 @@ func newContractRun(t *testing.T, c contractCase, store string) *contractRun {
 	r := &contractRun{
 		t: t, ctx: t.Context(), spec: c, store: store, space: rand.Text(),
 		sidecars: map[string]*sidecar{}, relays: map[string]*withholder{}, apps: map[string]*contractApp{},
-		holds: map[string]*contractHold{}, calls: map[string]*contractCall{},
+		holds: map[string]*contractHold{}, calls: map[string]*contractCall{}, handles: map[string]*pb.DetachedHold{},
 	}
 	for name := range c.Sidecars {
 		r.start(name)
@@ -238,6 +242,7 @@ func (r *contractRun) verb(do string) func(contractStep) error {
 	return map[string]func(contractStep) error{
 		"acquire": r.acquire, "pending": r.pending, "cancel": r.cancel, "answer": r.answer,
 		"release": r.release, "dispose": r.dispose, "drop": r.drop, "downgrade": r.downgrade, "extend": r.extend,
+		"detach": r.detach, "attach": r.attach, "extendHandle": r.extendHandle, "releaseHandle": r.releaseHandle, "same": r.same,
 		"check": r.check, "look": r.look, "slots": r.slots, "lost": r.lost, "rising": r.rising, "order": r.order,
 		"close": r.doClose, "open": r.doOpen, "draining": r.draining, "stop": r.stop,
 		"freeze": r.freeze, "thaw": r.thaw, "kill": r.kill, "terminate": r.terminate, "ended": r.ended, "start": r.doStart,
@@ -348,6 +353,7 @@ func (r *contractRun) acquire(s contractStep) error {
 func take(ctx context.Context, session *client.Session, s contractStep) (*client.Lock, error) {
 	o := client.AcquireOptions{
 		Mode: pb.Mode(pb.Mode_value[s.Mode]), MaxHold: ms(s.MaxHold), MinHold: ms(s.MinHold), Owner: s.Owner, Reentrant: s.Reentrant, Limit: s.Limit,
+		Detachable: s.Detachable,
 	}
 	if s.Limit != 0 {
 		o.Mode = client.Permit

@@ -288,6 +288,10 @@ for (const file of fs.readdirSync(folder).filter((f) => f.endsWith('.json'))) {
     test(file, { skip: 'Node.js does not fork' });
     continue;
   }
+  if (spec.needs?.includes('detach')) {
+    test(file, { skip: 'the client has no detached locks' });
+    continue;
+  }
   const chosen = runsOn[spec.store ?? 'any'];
   for (const store of chosen) {
     test(`${file} on ${store.name}`, { timeout: PATIENCE }, async (t) => {
