@@ -23,7 +23,7 @@ from urllib.parse import quote
 from contract_drivers import AnyHeld, Driver, Tasks, Threads
 from sidecars import EMBEDDED, MYSQL, REDIS, Relay, Sidecar, eventually
 
-from locksidecar import Client, LockLost, LockSidecarError, NotHolder, Once
+from locksidecar import Client, Detached, LockLost, LockSidecarError, NotHolder, Once
 
 CASES = Path(__file__).resolve().parents[2] / "contract"
 
@@ -31,6 +31,7 @@ OF_A_CASE = {"about", "store", "needs", "sidecars", "relays", "clients", "steps"
 OF_A_STEP = {
     *("do", "error", "metadata", "within", "time", "client", "sidecar", "relay", "lines", "steps"),
     *("resource", "resources", "mode", "wait", "owner", "reentrant", "maxHold", "minHold", "limit", "once", "unwatched"),
+    *("detachable", "ttl", "handle"),
     *("hold", "call", "count", "outcome", "note", "lost", "validFor", "guard", "parts", "slot", "attempt", "previous"),
     *("holds", "are", "reason", "first", "then", "grace", "holders", "waiters", "owners"),
 }
@@ -104,6 +105,7 @@ class Run:
         self._clients: dict[str, Client] = {}
         self._closed: set[str] = set()  # clients
         self._holds: dict[str, AnyHeld] = {}
+        self._handles: dict[str, Detached] = {}
         self._calls: dict[str, concurrent.futures.Future[AnyHeld]] = {}
         self._noted: dict[str, float] = {}
         self._lost: dict[str, threading.Event] = {}
@@ -161,7 +163,7 @@ class Run:
 
     def _do_acquire(self, step: dict[str, Any]) -> None:
         options: dict[str, Any] = {"resource": step.get("resource", step.get("resources"))}
-        options |= {name: step[name] for name in ("owner", "mode", "reentrant", "limit") if name in step}
+        options |= {name: step[name] for name in ("owner", "mode", "reentrant", "limit", "detachable") if name in step}
         options |= {to: step[name] / 1000 for name, to in _TIMES.items() if name in step}
         if (once := step.get("once")) is not None:
             options["once"] = Once(once["keep"] / 1000 if "keep" in once else None, once.get("maxAttempts", 0))
@@ -233,6 +235,28 @@ class Run:
 
     def _do_extend(self, step: dict[str, Any]) -> None:
         self._driver.extend(self._holds[step["hold"]], step["maxHold"] / 1000)
+
+    def _do_detach(self, step: dict[str, Any]) -> None:
+        held = self._holds[step["hold"]]
+        detached = self._driver.detach(held, step["ttl"] / 1000)
+        assert (detached.resource, detached.mode, detached.fence) == (held.resource, held.mode, held.fence), detached
+        assert 0 < detached.valid_for() <= step["ttl"] / 1000, detached.valid_for()
+        self._handles[step["handle"]] = detached
+
+    def _do_attach(self, step: dict[str, Any]) -> None:
+        self._hold(step, self._driver.attach(self._clients[step["client"]], self._handles[step["handle"]]))
+
+    def _do_extendHandle(self, step: dict[str, Any]) -> None:
+        before = self._handles[step["handle"]]
+        after = self._driver.extend_detached(self._clients[step["client"]], before, step["ttl"] / 1000)
+        assert after == before and 0 < after.valid_for() <= step["ttl"] / 1000, (before, after, after.valid_for())
+
+    def _do_releaseHandle(self, step: dict[str, Any]) -> None:
+        self._driver.release_detached(self._clients[step["client"]], self._handles[step["handle"]])
+
+    def _do_same(self, step: dict[str, Any]) -> None:
+        fences = [self._holds[name].fence for name in step["holds"]]
+        assert len(set(fences)) == 1, fences
 
     def _do_check(self, step: dict[str, Any]) -> None:
         self._holds[step["hold"]].check()

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar, Union
 
-from locksidecar import AsyncHeld, Client, Held
+from locksidecar import AsyncHeld, Client, Detached, Held
 
 AnyHeld = Union[Held, AsyncHeld]
 R = TypeVar("R")
@@ -23,6 +23,10 @@ class Driver(Protocol):
     def dispose(self, held: AnyHeld) -> None: ...
     def downgrade(self, held: AnyHeld) -> None: ...
     def extend(self, held: AnyHeld, max_hold: float) -> None: ...
+    def detach(self, held: AnyHeld, ttl: float) -> Detached: ...
+    def attach(self, client: Client, handle: Detached) -> AnyHeld: ...
+    def extend_detached(self, client: Client, handle: Detached, ttl: float) -> Detached: ...
+    def release_detached(self, client: Client, handle: Detached) -> None: ...
     def when_lost(self, held: AnyHeld, then: Callable[[], None]) -> None: ...
     def close(self) -> None: ...
 
@@ -61,6 +65,19 @@ class Threads:
     def extend(self, held: AnyHeld, max_hold: float) -> None:
         assert isinstance(held, Held)
         held.extend(max_hold)
+
+    def detach(self, held: AnyHeld, ttl: float) -> Detached:
+        assert isinstance(held, Held)
+        return held.detach(ttl)
+
+    def attach(self, client: Client, handle: Detached) -> AnyHeld:
+        return client.attach(handle).acquire()
+
+    def extend_detached(self, client: Client, handle: Detached, ttl: float) -> Detached:
+        return client.extend_detached(handle, ttl)
+
+    def release_detached(self, client: Client, handle: Detached) -> None:
+        client.release_detached(handle)
 
     def when_lost(self, held: AnyHeld, then: Callable[[], None]) -> None:
         assert isinstance(held, Held)
@@ -114,6 +131,19 @@ class Tasks:
     def extend(self, held: AnyHeld, max_hold: float) -> None:
         assert isinstance(held, AsyncHeld)
         self._run(held.extend(max_hold))
+
+    def detach(self, held: AnyHeld, ttl: float) -> Detached:
+        assert isinstance(held, AsyncHeld)
+        return self._run(held.detach(ttl))
+
+    def attach(self, client: Client, handle: Detached) -> AnyHeld:
+        return self._run(client.attach(handle).acquire_async())
+
+    def extend_detached(self, client: Client, handle: Detached, ttl: float) -> Detached:
+        return self._run(client.extend_detached_async(handle, ttl))
+
+    def release_detached(self, client: Client, handle: Detached) -> None:
+        self._run(client.release_detached_async(handle))
 
     def _run(self, coroutine: Coroutine[Any, Any, R]) -> R:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()

@@ -45,7 +45,7 @@ from ._errors import (
 from ._held import AsyncHeld, Held
 from ._hold import LostEvent
 from ._lock import Lock, RWLock
-from ._model import Guard, Mode, Once, Part, Seconds
+from ._model import Detached, Guard, Mode, Once, Part, Seconds
 from ._socket import SOCKET_ENV, default_socket
 
 __all__ = [
@@ -57,6 +57,7 @@ __all__ = [
     "Cancelled",
     "Client",
     "Deadlock",
+    "Detached",
     "Draining",
     "Guard",
     "Held",
@@ -83,6 +84,7 @@ __all__ = [
     "Unsupported",
     "UpgradeRefused",
     "WaitTimeout",
+    "attach",
     "default_client",
     "default_socket",
     "lock",
@@ -114,6 +116,7 @@ def lock(
     min_hold: Seconds | None = None,
     mode: Mode | str = Mode.EXCLUSIVE,
     limit: int | None = None,
+    detachable: bool = False,
     cancel_on_lost: bool = False,
 ) -> Lock:
     """See Client.lock."""
@@ -126,8 +129,14 @@ def lock(
         min_hold=min_hold,
         mode=mode,
         limit=limit,
+        detachable=detachable,
         cancel_on_lost=cancel_on_lost,
     )
+
+
+def attach(handle: Detached | str, *, owner: str | None = None, cancel_on_lost: bool = False) -> Lock:
+    """See Client.attach."""
+    return _default.attach(handle, owner=owner, cancel_on_lost=cancel_on_lost)
 
 
 def once(

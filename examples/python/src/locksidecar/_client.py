@@ -13,10 +13,11 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from . import _look
+from ._clock import boot_time
 from ._decorator import Resource, locked
 from ._errors import LockSidecarError, NoSidecar, SessionClosed, SidecarGone
 from ._lock import Lock, RWLock
-from ._model import Mode, Once, Seconds, duration, given_seconds
+from ._model import Detached, Mode, Once, Seconds, duration, given_handle, given_seconds, given_ttl
 from ._session import Session
 from ._socket import default_socket
 
@@ -67,6 +68,7 @@ class Client:
         mode: Mode | str = Mode.EXCLUSIVE,
         once: Once | None = None,
         limit: int | None = None,
+        detachable: bool = False,
         cancel_on_lost: bool = False,
     ) -> Lock:
         """A lock, to be used in `with` and `async with`. Nothing is taken yet.
@@ -83,6 +85,8 @@ class Client:
         once: it is an attempt at something that is to succeed only once, see `once`.
         limit: at most so many hold it at the same time, each with a `held.slot` of its own from
             0 to limit-1. All who ask give the same number, 1 to 1024.
+        detachable: `held.detach` may let it live on without this process. Not of several, nor with
+            reentrant, once or min_hold.
         cancel_on_lost: in `async with`, a loss cancels the task, and the block raises LockLost.
         """
         return Lock(
@@ -96,8 +100,42 @@ class Client:
             min_hold=min_hold,
             once=once,
             limit=limit,
+            detachable=detachable,
             cancel_on_lost=cancel_on_lost,
         )
+
+    def attach(self, handle: Detached | str, *, owner: str | None = None, cancel_on_lost: bool = False) -> Lock:
+        """A lock that was detached, by its handle, to be used in `with` and `async with`: `held.detach` gave it.
+
+        It has the fence that it had. Who has it attached elsewhere loses it, with TAKEN_OVER. Its
+        release ends it, and the handle. When this process ends without that, or its sidecar, it
+        is detached again. When its time is over it is lost, with MAX_HOLD: see extend_detached.
+
+        NotHolder, when it is taken: it was released, or its time is over.
+        """
+        return Lock(self, "", owner=owner, handle=given_handle(handle), wait=0, cancel_on_lost=cancel_on_lost)
+
+    def extend_detached(self, handle: Detached | str, ttl: Seconds) -> Detached:
+        """Let a lock that was detached end so many seconds from now (1 to 86400), attached or not.
+
+        Who has it attached calls this, and then `held.extend`: it does not know of the new end by itself.
+        NotHolder: it was released, or its time is over.
+        """
+        body = {"handle": given_handle(handle), "ttl": duration(given_ttl(ttl))}
+        sent = boot_time()
+        return Detached.read(_look.ask(self._socket(), "extendHandle", body, "detached"), sent)
+
+    async def extend_detached_async(self, handle: Detached | str, ttl: Seconds) -> Detached:
+        """See extend_detached."""
+        return await asyncio.to_thread(self.extend_detached, handle, ttl)
+
+    def release_detached(self, handle: Detached | str) -> None:
+        """End a lock that was detached. Who has it attached loses it, with TAKEN_OVER. NotHolder: it has ended before."""
+        _look.ask(self._socket(), "releaseHandle", {"handle": given_handle(handle)}, "handleReleased")
+
+    async def release_detached_async(self, handle: Detached | str) -> None:
+        """See release_detached."""
+        await asyncio.to_thread(self.release_detached, handle)
 
     def once(
         self,

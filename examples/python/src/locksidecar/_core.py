@@ -195,6 +195,21 @@ class Core:
             self.holds.pop(hold.lock_id, None)
         hold.entered.discard(entry)
 
+    def keep_no_handle(self, call: Call) -> None:
+        """Nobody gets the handle of what was to be detached: see that it is free, now or when the answer has come."""
+        if not call.id or call.abandoned or call.error is not None:
+            return
+        hold = call.about
+        assert hold is not None
+        call.abandoned = True
+        if detached := call.answer.get("detached"):
+            self.post(Call("releaseHandle", {"handle": detached["handle"]}))
+        else:
+            self._lose_detached(hold, "nobody waited for it to be detached")
+
+    def _lose_detached(self, hold: Hold, why: str) -> None:
+        self.lose(hold, LockLost(f"the lock on {hold.resource!r} is lost: {why}", lost_reason="NOT_HOLDER"))
+
     def abandon(self, call: Call) -> None:
         """Nobody waits for it any more: see that nothing is left behind."""
         if call.wanted is None or call.abandoned:
@@ -324,11 +339,28 @@ class Core:
             assert call.about is not None
             call.about.mode = grant.mode
             if "extended" in m:
-                call.about.limit = self._clock.until(grant.counted_at, seconds(call.body["maxHold"]))
+                call.about.limit = self._limit(grant, seconds(call.body["maxHold"]), grant.ends_in)
                 call.about.until = max(call.about.until, self._clock.until(grant.counted_at, grant.valid_for))
                 self._ends(call.about)
+        elif detached := m.get("detached"):
+            self._detached(call, detached)
         call.answer = m
         call.finish()
+
+    def _detached(self, call: Call, m: Mapping[str, Any]) -> None:
+        """A hold has left the session. Where nobody waits for its handle, it is released."""
+        hold = call.about
+        assert hold is not None
+        hold.left_by = "detached"
+        for entry in list(hold.entered):
+            self.left(entry)
+        if call.abandoned:
+            self.post(Call("releaseHandle", {"handle": m["handle"]}))
+
+    def _limit(self, grant: Grant, *lefts: float | None) -> float | None:
+        """When the first of these is over, which were counted with a grant; None: there are none."""
+        ends = [self._clock.until(grant.counted_at, left) for left in lefts if left is not None]
+        return min(ends, default=None)
 
     def _granted(self, call: Call, grant: Grant) -> None:
         assert call.wanted is not None
@@ -343,8 +375,7 @@ class Core:
         hold.mode = grant.mode
         hold.until = max(hold.until, self._clock.until(grant.counted_at, grant.valid_for))
         self._prolong(hold)  # news may overtake the grant
-        if call.wanted.max_hold is not None:
-            limit = self._clock.until(grant.counted_at, call.wanted.max_hold)
+        if (limit := self._limit(grant, call.wanted.max_hold, grant.ends_in)) is not None:
             hold.limit = limit if hold.limit is None else min(hold.limit, limit)
         self._ends(hold)
         if early := self._early.get(grant.lock_id):
@@ -373,6 +404,8 @@ class Core:
                 self.lose(hold, problem)
                 error = hold.problem or problem
                 error = error.again()
+        elif hold is not None and call.kind == "detach" and error.reason == "STORE_UNAVAILABLE":
+            self._lose_detached(hold, "the store did not answer when it was to be detached")
         call.finish(error)
 
     def _event(self, event: Mapping[str, Any]) -> None:

@@ -62,8 +62,8 @@ class LockLost(LockSidecarError):
     """The hold is over though nobody released it. Stop the work: somebody else may have the lock.
 
     `lost_reason` says why: one of the API's (`LEASE_EXPIRED`, `LEASE_LOST`,
-    `STORE_LOST`, `FORCED`, `MAX_HOLD`, `SESSION_EXPIRED`, `STOPPING`), or of this
-    client: `SIDECAR_SILENT` (nothing was heard for as long as the hold could be
+    `STORE_LOST`, `FORCED`, `MAX_HOLD`, `SESSION_EXPIRED`, `STOPPING`, `TAKEN_OVER`), or of this
+    client: `NOT_HOLDER` (the sidecar does not know it), `SIDECAR_SILENT` (nothing was heard for as long as the hold could be
     relied on), `SIDECAR_GONE` (the connection broke), `SESSION_CLOSED` (by
     `Client.close`), `FORKED` (this is a child; the parent has the lock).
     """
@@ -100,7 +100,7 @@ class SessionNotFound(LockSidecarError):
 
 
 class NotHolder(LockSidecarError):
-    """It was released before."""
+    """It was released before, or detached."""
 
     reason = "NOT_HOLDER"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ._aio import AsyncLostEvent, Canceller
 from ._errors import LockLost, LockSidecarError, NotHolder, SidecarGone
 from ._hold import Hold, LostEvent
-from ._model import Guard, Mode, Part, Seconds, given_seconds, given_text
+from ._model import Detached, Guard, Mode, Part, Seconds, given_seconds, given_text, given_ttl
 
 if TYPE_CHECKING:
     from ._core import Call
@@ -116,12 +116,12 @@ class _Held:
     def check(self) -> None:
         """Raise unless the lock is still ours. Cheap: call it before every write.
 
-        LockLost: it is lost. NotHolder: it was released.
+        LockLost: it is lost. NotHolder: it was released, or detached.
         """
         if (problem := self._hold.check()) is not None:
             raise problem.again()
         if self._released:
-            raise NotHolder(f"the lock on {self.resource!r} was released before")
+            raise self._hold.not_held()
 
     def _leave(self, failed: bool) -> bool:
         """At the end of a block: whether it is to be released. LockLost, unless the block failed itself."""
@@ -140,7 +140,7 @@ class _Held:
             _log.warning("the lock on %r is free a little later: %s", self.resource, e)
 
     def __repr__(self) -> str:
-        state = "lost" if self._hold.problem else "released" if self._released else "held"
+        state = "lost" if self._hold.problem else self._hold.left_by if self._released else "held"
         return f"<{type(self).__name__} {self.mode.value} {self.resource!r} fence={self.fence} {state}>"
 
     def __del__(self) -> None:
@@ -193,6 +193,17 @@ class Held(_Held):
     def extend(self, max_hold: Seconds) -> None:
         """Let the hold end so many seconds from now, whatever its max_hold was before."""
         self._session.extend(self._entry, given_seconds("max_hold", max_hold) or 0.0)
+
+    def detach(self, ttl: Seconds) -> Detached:
+        """Let it live for so many seconds (1 to 86400) in the store, whatever becomes of this process and its sidecar.
+
+        Of a lock that is `detachable`, or attached. Whoever has the handle of what this returns can
+        attach it, with the same fence: see Client.attach. Here it is over then, as after release.
+
+        InvalidRequest, LimitExceeded: it stays. LockLost. NotHolder: it was released, or detached,
+        before. After any other error it is lost, and free soon: nobody has its handle.
+        """
+        return self._session.detach(self._entry, given_ttl(ttl))
 
     def succeeded(self, note: str = "") -> None:
         """Of something that is done once: record that it is done, and release. It is not done again.
@@ -266,6 +277,14 @@ class AsyncHeld(_Held):
     async def extend(self, max_hold: Seconds) -> None:
         """See Held.extend."""
         await self._session.extend_async(self._entry, given_seconds("max_hold", max_hold) or 0.0)
+
+    async def detach(self, ttl: Seconds) -> Detached:
+        """See Held.detach. Cancelled, it is lost and free soon."""
+        try:
+            return await self._session.detach_async(self._entry, given_ttl(ttl))
+        finally:
+            if self._released:
+                self._forget()
 
     async def succeeded(self, note: str = "") -> None:
         """See Held.succeeded."""

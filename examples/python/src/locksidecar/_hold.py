@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ._clock import boot_time
-from ._errors import LockLost
+from ._errors import LockLost, NotHolder
 from ._model import Grant, Guard, Mode
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ class Hold:
         self.until = 0.0  # as the grants said, and news of the lease that were counted later
         self.limit: float | None = None  # the end by max_hold
         self.problem: LockLost | None = None
+        self.left_by = "released"  # or detached: how those who had entered it have left
         self._lost: LostEvent | None = None  # made for who asks: most never do
         self.listeners: list[Callable[[], None]] = []  # told of the loss; must not block
 
@@ -140,6 +141,10 @@ class Hold:
             if self.look() is not None or not self.entered:
                 return 0.0
             return max(0.0, self.end() - boot_time())
+
+    def not_held(self) -> NotHolder:
+        """Why one who has left it cannot rely on it."""
+        return NotHolder(f"the lock on {self.resource!r} was {self.left_by} before")
 
     def lose(self, problem: LockLost) -> None:
         """Mark it as lost, once. session.mutex is held."""

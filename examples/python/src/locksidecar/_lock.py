@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from ._aio import current_task
 from ._errors import InvalidRequest, LockHeld, NotHolder, SessionNotFound, WaitTimeout
 from ._held import AsyncHeld, Held
-from ._model import Mode, Once, Seconds, Wanted, given_limit, given_mode, given_seconds, given_text
+from ._model import Detached, Mode, Once, Seconds, Wanted, given_handle, given_limit, given_mode, given_seconds, given_text
 
 if TYPE_CHECKING:
     from ._client import Client
@@ -49,6 +49,8 @@ class Lock:
         min_hold: Seconds | None = None,
         once: Once | None = None,
         limit: int | None = None,
+        detachable: bool = False,
+        handle: Detached | str | None = None,
         cancel_on_lost: bool = False,
     ) -> None:
         self._client = client
@@ -64,6 +66,8 @@ class Lock:
         self.max_hold = given_seconds("max_hold", max_hold)
         self.min_hold = given_seconds("min_hold", min_hold)
         self.once = once
+        self.detachable = detachable
+        self._handle = "" if handle is None else given_handle(handle)
         self.cancel_on_lost = cancel_on_lost
         self._taken: _Entered[Held] = _Entered()  # by acquire
         self._blocks: _Entered[Held] = _Entered()
@@ -79,12 +83,14 @@ class Lock:
             min_hold=self.min_hold,
             once=self.once,
             limit=self.limit,
+            detachable=self.detachable,
+            handle=self._handle or None,
             cancel_on_lost=self.cancel_on_lost,
         )
         return _restore, (self._client, self._resources, options)
 
     def __repr__(self) -> str:
-        return f"<Lock {self.mode.value} {self.resource!r}>"
+        return f"<Lock {self.mode.value} {self.resource!r}>" if not self._handle else "<Lock of a handle>"
 
     @overload
     def acquire(self) -> Held: ...
@@ -163,7 +169,9 @@ class Lock:
         held.release()
 
     def locked(self) -> bool:
-        """Whether somebody holds it, here or anywhere else."""
+        """Whether somebody holds it, here or anywhere else. Not of a handle: who attaches it learns what it locks."""
+        if self._handle:
+            raise InvalidRequest("what the handle locks is not known before it is attached", metadata={"field": "handle"})
         return any(self._client.held(name) for name in self._resources)
 
     def _wanted(self, wait: float | None, kind: str, who: object) -> Wanted:
@@ -178,6 +186,8 @@ class Lock:
             self.once,
             self.limit,
             self.min_hold,
+            self.detachable,
+            self._handle,
         )
 
     def __enter__(self) -> Held:

@@ -22,7 +22,7 @@ def ask(path: str, kind: str, body: Mapping[str, Any], answer: str) -> dict[str,
             for said in stream(path, kind, body, answer, _TIMEOUT):
                 return said
         except SidecarGone:
-            if kind in ("forceRelease", "resetOutcome") or time.monotonic() + pause > end:
+            if kind in ("forceRelease", "releaseHandle", "resetOutcome") or time.monotonic() + pause > end:
                 raise
         time.sleep(pause)
         pause = min(2 * pause, 0.5)

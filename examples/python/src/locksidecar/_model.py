@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple, Union
 
+from ._clock import boot_time
 from ._errors import InvalidRequest
 
 
@@ -65,6 +66,32 @@ class Once:
     max_attempts: int = 0
 
 
+@dataclass(frozen=True)
+class Detached:
+    """A lock that lives by a time of its own in the store. Whoever has its handle has it: see Client.attach."""
+
+    handle: str = field(repr=False)  # a password for this one lock: hand it on, and do not log it
+    resource: str
+    mode: Mode
+    fence: int
+    limit: int | None = None  # of a PERMIT: how many there are
+    _until: float = field(default=0.0, repr=False, compare=False)  # on this machine's clock
+
+    @classmethod
+    def read(cls, m: Mapping[str, Any], sent: float) -> Detached:
+        """What came as the answer to a request that was sent then."""
+        return cls(
+            m["handle"], m["resource"], _MODES[m["mode"]], int(m["fence"]), m.get("limit"), sent + seconds(m["validFor"])
+        )
+
+    def valid_for(self) -> float:
+        """For how many seconds the store keeps others out at least, unless somebody releases it; never too long.
+
+        It does not know of extensions that came later.
+        """
+        return max(0.0, self._until - boot_time())
+
+
 def seconds(value: Any) -> float:
     """A duration of the API's JSON."""
     return float(value[:-1]) if isinstance(value, str) else float(value or 0)
@@ -103,6 +130,25 @@ def given_text(field: str, value: object) -> str:
     return value
 
 
+def given_ttl(value: Seconds) -> float:
+    """For how long it is to be detached. InvalidRequest: that is no time."""
+    ttl = given_seconds("ttl", value)
+    if ttl is None:
+        raise InvalidRequest("ttl must be given: for how long others are kept out", metadata={"field": "ttl"})
+    return ttl
+
+
+def given_handle(value: Detached | str) -> str:
+    """A handle that the app gave. InvalidRequest: it is none."""
+    handle = value.handle if isinstance(value, Detached) else value
+    if not isinstance(handle, str):  # what it is must not be shown
+        kind = type(handle).__name__
+        raise InvalidRequest(f"handle must be a str or a Detached, and not a {kind}", metadata={"field": "handle"})
+    if not handle:
+        raise InvalidRequest("handle is empty", metadata={"field": "handle"})
+    return given_text("handle", handle)
+
+
 def given_limit(value: object) -> int | None:
     """How many permits there are. InvalidRequest: that is no number of them."""
     if value is None:
@@ -139,9 +185,13 @@ class Wanted(NamedTuple):
     once: Once | None = None
     limit: int | None = None  # of a PERMIT
     min_hold: float | None = None
+    detachable: bool = False
+    handle: str = ""  # in place of all but the owner: attach what it names
 
     def body(self, wait: float | None) -> dict[str, Any]:
         """The request, with what is left of its wait."""
+        if self.handle:
+            return {"handle": self.handle, "owner": self.owner, "wait": duration(0.0)}  # it is there or not
         body: dict[str, Any] = {"mode": self.mode.value, "owner": self.owner, "reentrant": self.reentrant}
         if len(self.resources) == 1:
             body["resource"] = self.resources[0]
@@ -155,6 +205,8 @@ class Wanted(NamedTuple):
             body["maxHold"] = duration(self.max_hold)
         if self.min_hold is not None:
             body["minHold"] = duration(self.min_hold)
+        if self.detachable:
+            body["detachable"] = True
         if self.once is not None:
             body["once"] = once = {"maxAttempts": self.once.max_attempts}
             if (keep := given_seconds("keep", self.once.keep)) is not None:
@@ -177,6 +229,7 @@ class Grant(NamedTuple):
     previous: Mapping[str, Any] | None
     outcome_guard: Guard | None
     slot: int | None
+    ends_in: float | None  # of what is attached: the time of its handle
 
     @classmethod
     def read(cls, m: Mapping[str, Any]) -> Grant:
@@ -198,4 +251,5 @@ class Grant(NamedTuple):
             previous=m.get("previous"),
             outcome_guard=Guard.read(m.get("outcomeGuard")),
             slot=m.get("slot"),
+            ends_in=seconds(m["endsIn"]) if m.get("endsIn") else None,
         )

@@ -26,7 +26,6 @@ from ._core import PING_AFTER, Call, Core, release_of
 from ._errors import (
     LockLost,
     LockSidecarError,
-    NotHolder,
     SessionClosed,
     SessionNotFound,
     SidecarGone,
@@ -34,7 +33,7 @@ from ._errors import (
     WaitTimeout,
 )
 from ._hold import Bell
-from ._model import Wanted, duration
+from ._model import Detached, Wanted, duration
 from ._reading import PAUSE, LoopReader, Reading, readable
 from ._socket import connect
 
@@ -388,7 +387,7 @@ class Session:
             problem = hold.look()
             entered = entry in hold.entered
             if problem is None and not entered:
-                raise NotHolder(f"the lock on {hold.resource!r} was released before")
+                raise hold.not_held()
             call = release_of(entry)
             if entered and self.pid == os.getpid():
                 self.core.release(call, entry)  # also of what is lost: that ends its grace
@@ -415,7 +414,7 @@ class Session:
         if (problem := hold.look()) is not None:
             raise problem.again()
         if entry not in hold.entered:
-            raise NotHolder(f"the lock on {hold.resource!r} was released before")
+            raise hold.not_held()
         threading.Thread(target=self.abandon, args=(entry,), name="locksidecar-release", daemon=True).start()
         return hold.count - 1
 
@@ -451,7 +450,7 @@ class Session:
         if (problem := hold.look()) is not None:
             raise problem.again()
         if entry not in hold.entered:
-            raise NotHolder(f"the lock on {hold.resource!r} was released before")
+            raise hold.not_held()
         return Call(kind, {"lockId": hold.lock_id, **fields}, about=hold)
 
     def downgrade(self, entry: Call) -> None:
@@ -465,6 +464,31 @@ class Session:
 
     async def extend_async(self, entry: Call, max_hold: float) -> None:
         await self._do_async(self._begin_change(entry, "extend", maxHold=duration(max_hold)), _STORE_LIMIT + _PATIENCE)
+
+    def detach(self, entry: Call, ttl: float) -> Detached:
+        """Take off the session what an acquire has got, see Held.detach."""
+        call = self._begin_change(entry, "detach", ttl=duration(ttl))
+        try:
+            self._do(call, _STORE_LIMIT + _PATIENCE)
+            return Detached.read(call.answer["detached"], call.sent)
+        except BaseException:
+            self._keep_no_handle(call)
+            raise
+
+    async def detach_async(self, entry: Call, ttl: float) -> Detached:
+        call = self._begin_change(entry, "detach", ttl=duration(ttl))
+        try:
+            await self._do_async(call, _STORE_LIMIT + _PATIENCE)
+            return Detached.read(call.answer["detached"], call.sent)
+        except BaseException:
+            self._keep_no_handle(call)
+            raise
+
+    def _keep_no_handle(self, call: Call) -> None:
+        with self.mutex:
+            if self.pid == os.getpid() and self.core.error is None:
+                self.core.keep_no_handle(call)
+                self._flush()
 
     # Ends.
 
