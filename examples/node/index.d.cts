@@ -45,6 +45,8 @@ export interface AcquireOptions {
   limit?: number;
   /** An attempt at something that is done once; {@link LockSidecar.once} is easier. */
   once?: true | OnceOptions;
+  /** {@link Lock.detach} may let it live on without this process. Not of several, nor with reentrant, once or minHold. */
+  detachable?: boolean;
   /** Ends the wait; nothing stays queued. */
   signal?: AbortSignal;
 }
@@ -85,6 +87,24 @@ export class LockSidecar {
   open(): Promise<void>;
   /** Takes a lock. When it rejects, nothing is held. */
   acquire(resource: Resource, options?: AcquireOptions): Promise<Lock>;
+  /**
+   * Attaches a lock that was detached: it is one of this process, with the fence that it had. Who has it attached elsewhere loses
+   * it, with TAKEN_OVER. Its release ends it, and the handle; when this process ends without that, or its sidecar, it is
+   * detached again. When its time is over it is lost, with MAX_HOLD. NOT_HOLDER: it was released, or its time is over.
+   */
+  attach(handle: Detached | string, options?: Pick<AcquireOptions, 'owner' | 'signal'>): Promise<Lock>;
+  /** Attaches, runs work while it holds the lock, and releases it, as {@link LockSidecar.hold} does. */
+  holdAttached<T>(handle: Detached | string, work: Work<T>): Promise<T>;
+  holdAttached<T>(
+    handle: Detached | string, options: Pick<AcquireOptions, 'owner' | 'signal'> | undefined, work: Work<T>,
+  ): Promise<T>;
+  /**
+   * Lets a lock that was detached end so many milliseconds from now (1 s to 24 h), attached or not. Who has it attached calls this,
+   * and then `lock.extend()`: it does not know of the new end by itself. NOT_HOLDER: as for `attach`.
+   */
+  extendDetached(handle: Detached | string, ttl: number): Promise<Detached>;
+  /** Ends a lock that was detached. Who has it attached loses it, with TAKEN_OVER. NOT_HOLDER: as for `attach`. */
+  releaseDetached(handle: Detached | string): Promise<void>;
   /** The sidecar is about to stop: finish, and release. */
   readonly draining: boolean;
   /** Lets this process end while it holds locks: they are then free. Waits keep it alive all the same. */
@@ -154,7 +174,7 @@ export class Lock {
   readonly outcomeGuard?: Guard;
   /** How many acquires of this hold are not released yet: one, unless reentrant. */
   readonly count: number;
-  /** This acquire was released. */
+  /** This acquire was released, or its hold detached. */
   readonly released: boolean;
   /** Aborts with a LockLostError when the lock is lost. Hand it to fetch and the like. */
   readonly signal: AbortSignal;
@@ -163,7 +183,7 @@ export class Lock {
   readonly jeopardy: boolean;
   /** How long the hold may be relied on without further news; 0 when it is lost or released. */
   validFor(): number;
-  /** Throws unless the lock is held at this moment, by this process's own clock: LOCK_LOST, or NOT_HOLDER after the release. */
+  /** Throws unless the lock is held at this moment, by this process's own clock: LOCK_LOST, or NOT_HOLDER after it was released or detached. */
   check(): void;
   /**
    * Rejects with a LockLostError when the lock was lost; the sidecar is told all the same that the work has stopped. After any
@@ -175,6 +195,13 @@ export class Lock {
   /** Lets the hold end so many milliseconds from now, whatever its maxHold was before. */
   extend(maxHold: number): Promise<void>;
   /**
+   * Lets it live for so many milliseconds (1 s to 24 h) in the store, whatever becomes of this process and its sidecar. Of what is
+   * `detachable`, or attached. Whoever has the handle can {@link LockSidecar.attach} it, with the same fence. Here it is
+   * over then, as after a release. INVALID_REQUEST, LIMIT_EXCEEDED: it stays. LOCK_LOST. NOT_HOLDER: it was released, or detached, before.
+   * After any other error it is lost, and free soon: nobody has its handle.
+   */
+  detach(ttl: number): Promise<Detached>;
+  /**
    * Of what is done once: records that it is done, and releases. LOCK_LOST: somebody else has begun, and nothing is recorded.
    * STORE_UNAVAILABLE, SIDECAR_SILENT: it may be recorded or not, and the lock stays; say it again.
    */
@@ -183,6 +210,21 @@ export class Lock {
   failed(note?: string): Promise<void>;
   /** The end of `await using`: releases, unless that was done. */
   [Symbol.asyncDispose](): Promise<void>;
+}
+
+/** A lock that lives by a time of its own in the store. Whoever has its handle has it. */
+export class Detached {
+  private constructor();
+  /** A password for this one lock: hand it on, and do not log it. `console.log` and JSON of this object do not show it. */
+  get handle(): string;
+  readonly resource: string;
+  readonly shared: boolean;
+  readonly fence: bigint;
+  /** Of a permit: how many there are. */
+  readonly limit?: number;
+  /** How long the store keeps others out at least, unless somebody releases it. It does not know of later extensions. */
+  validFor(): number;
+  toJSON(): Record<string, unknown>;
 }
 
 export type Reason =
@@ -205,7 +247,7 @@ export class SidecarError<R extends Reason = Reason> extends Error {
 
 export class LockLostError extends SidecarError<'LOCK_LOST'> {
   readonly lostReason:
-    | 'LEASE_EXPIRED' | 'LEASE_LOST' | 'STORE_LOST' | 'FORCED' | 'MAX_HOLD' | 'SESSION_EXPIRED' | 'STOPPING'
+    | 'LEASE_EXPIRED' | 'LEASE_LOST' | 'STORE_LOST' | 'FORCED' | 'MAX_HOLD' | 'SESSION_EXPIRED' | 'STOPPING' | 'TAKEN_OVER'
     | 'SIDECAR_SILENT' | 'SIDECAR_GONE' | 'SESSION_CLOSED' | 'UNKNOWN';
   readonly resource: string;
   readonly lockId: string;

@@ -1,2 +1,2 @@
 // The same objects as require() gives: a process has one client, whoever loads it.
-export { Lock, LockLostError, LockSidecar, SidecarError, defaultSocket } from './index.cjs';
+export { Detached, Lock, LockLostError, LockSidecar, SidecarError, defaultSocket } from './index.cjs';

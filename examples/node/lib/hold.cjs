@@ -9,7 +9,8 @@ class Hold {
   problem = undefined; // why it is lost, once and for good
   count = 0; // acquires that are not released yet
   until = -Infinity; // as its grants said, and news of the lease that were counted later; on our clock
-  limit = Infinity; // its end by maxHold
+  limit = Infinity; // its end by maxHold, or by its handle where it is attached
+  detached = false; // it has left the session so
   #session;
   #counted; // when its first grant was, on the sidecar's clock
   #controller; // made when somebody asks for the signal

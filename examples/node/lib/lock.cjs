@@ -41,7 +41,7 @@ class Lock {
 
   get count() { return this.#hold.count; }
 
-  get released() { return this.#released; }
+  get released() { return this.#released || this.#hold.detached; }
 
   get signal() { return this.#hold.signal; }
 
@@ -50,12 +50,12 @@ class Lock {
   get jeopardy() { return this.#session.jeopardy; }
 
   validFor() {
-    return this.lost || this.#released ? 0 : Math.max(0, this.#hold.end() - now());
+    return this.lost || this.released ? 0 : Math.max(0, this.#hold.end() - now());
   }
 
   check() {
     const hold = this.#hold;
-    if (!hold.problem && !this.#released && hold.end() <= now()) {
+    if (!hold.problem && !this.released && hold.end() <= now()) {
       this.#session.expire(hold);
     }
     this.#mustBeHeld();
@@ -65,13 +65,14 @@ class Lock {
     if (this.#hold.problem) {
       throw this.#hold.problem.again();
     }
-    if (this.#released) {
-      throw new SidecarError('NOT_HOLDER', `the lock on "${this.resource}" was released before`);
+    if (this.released) {
+      const how = this.#hold.detached ? 'detached' : 'released';
+      throw new SidecarError('NOT_HOLDER', `the lock on "${this.resource}" was ${how} before`);
     }
   }
 
   async release() {
-    if (this.#released) {
+    if (this.released) {
       this.#mustBeHeld();
     }
     this.#released = true; // from now on nobody relies on it, whatever becomes of the call
@@ -89,6 +90,12 @@ class Lock {
     await this.#session.change(this.#hold, 'extend', { maxHold: formatDuration(maxHold) });
   }
 
+  async detach(ttl) {
+    kinds.limited('ttl', ttl);
+    this.#mustBeHeld();
+    return this.#session.detach(this.#hold, ttl);
+  }
+
   async succeeded(note = '') {
     await this.#conclude('SUCCEEDED', note);
   }
@@ -99,13 +106,13 @@ class Lock {
 
   async #conclude(outcome, note) {
     kinds.text('note', note);
-    await this.#session.conclude(this.#hold, outcome, note, !this.#released);
+    await this.#session.conclude(this.#hold, outcome, note, !this.released);
     this.#released = true;
   }
 
-  /** The end of a block: what was released in it is done. */
+  /** The end of a block: what was released or detached in it is done. */
   async [Symbol.asyncDispose]() {
-    if (this.#released) {
+    if (this.released) {
       return;
     }
     try {

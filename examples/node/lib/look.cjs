@@ -6,7 +6,7 @@ const { SidecarError, fromStatus } = require('./errors.cjs');
 const { connect } = require('./lines.cjs');
 
 const LIMIT = 10_000;
-const ONCE_ONLY = ['forceRelease', 'resetOutcome'];
+const ONCE_ONLY = ['forceRelease', 'releaseHandle', 'resetOutcome'];
 
 /** A question on a connection of its own, without a session, and all its answers. The connection ends with the iteration. */
 async function* stream(path, kind, body, answer, limit) {

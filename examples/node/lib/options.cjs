@@ -1,6 +1,7 @@
 'use strict';
 
 const { formatDuration } = require('./clock.cjs');
+const { Detached } = require('./detached.cjs');
 const { SidecarError } = require('./errors.cjs');
 
 // The sidecar takes less of each; its own refusal names the limit.
@@ -96,8 +97,10 @@ const CLIENT = {
 
 const ACQUIRE = {
   shared: kinds.flag, wait: kinds.time, maxHold: kinds.limited, minHold: kinds.limited, owner: kinds.text, reentrant: kinds.flag,
-  limit: kinds.whole, once: kinds.once, signal: kinds.signal,
+  limit: kinds.whole, once: kinds.once, detachable: kinds.flag, signal: kinds.signal,
 };
+
+const ATTACH = { owner: kinds.text, signal: kinds.signal };
 
 function checkClient(options) {
   check(options, CLIENT);
@@ -106,7 +109,7 @@ function checkClient(options) {
 /** The body of an acquire. */
 function readAcquire(resource, options) {
   check(options, ACQUIRE);
-  const { shared = false, wait, maxHold, minHold, owner, reentrant = false, limit, once } = options;
+  const { shared = false, wait, maxHold, minHold, owner, reentrant = false, limit, once, detachable } = options;
   if (reentrant && owner === undefined) {
     throw refuse('owner', 'a reentrant acquire needs an owner: who enters again?');
   }
@@ -136,6 +139,9 @@ function readAcquire(resource, options) {
   if (minHold !== undefined) {
     body.minHold = formatDuration(minHold);
   }
+  if (detachable) {
+    body.detachable = true;
+  }
   if (once) {
     const { keep, maxAttempts } = once === true ? {} : once;
     body.once = {
@@ -146,4 +152,21 @@ function readAcquire(resource, options) {
   return body;
 }
 
-module.exports = { check, checkClient, kinds, readAcquire, refuse };
+/** The body of an acquire that attaches: what the handle names is there, or it is not. */
+function readAttach(handle, options) {
+  check(options, ATTACH);
+  const { owner } = options;
+  return { handle: readHandle(handle), wait: formatDuration(0), ...(owner === undefined ? {} : { owner }) };
+}
+
+/** A handle, or what has one. Messages do not show it: it is a password. */
+function readHandle(value) {
+  const handle = value instanceof Detached ? value.handle : value;
+  if (typeof handle !== 'string' || handle === '') {
+    throw refuse('handle', `handle must be a string that is not empty, or what detach() gave, and not ${handle === '' ? 'an empty one' : typeof handle}`);
+  }
+  kinds.text('handle', handle);
+  return handle;
+}
+
+module.exports = { check, checkClient, kinds, readAcquire, readAttach, readHandle, refuse };

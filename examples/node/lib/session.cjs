@@ -1,6 +1,7 @@
 'use strict';
 
 const { SidecarClock, early, formatDuration, now, parseDuration } = require('./clock.cjs');
+const { Detached } = require('./detached.cjs');
 const { SidecarError, fromStatus } = require('./errors.cjs');
 const { Hold } = require('./hold.cjs');
 const { connect } = require('./lines.cjs');
@@ -138,6 +139,12 @@ class Session {
     await this.#ask(kind, { lockId: hold.id, ...fields }, { about: hold, ...fields });
   }
 
+  /** Takes a hold off the session. A handle that comes when nobody waits for it any more is released. */
+  async detach(hold, ttl) {
+    const body = { lockId: hold.id, ttl: formatDuration(ttl) };
+    return (await this.#ask('detach', body, { about: hold, detaches: true })).detached;
+  }
+
   /** Marks a hold as lost where its end is over. */
   expire(hold, end = hold.end()) {
     if (!hold.problem && this.#holds.has(hold.id) && end <= now()) {
@@ -193,7 +200,7 @@ class Session {
       throw this.error.again();
     }
     const call = this.#send(kind, body, more);
-    const limit = after(ANSWER_LIMIT, () => this.#finish(call, { error: this.#silent() }));
+    const limit = after(ANSWER_LIMIT, () => this.#late(call));
     try {
       return await this.#answer(call);
     } finally {
@@ -224,6 +231,13 @@ class Session {
       call.answer = answer;
       call.settle?.(answer);
     }
+  }
+
+  #late(call) {
+    if (call.detaches && !call.done) {
+      this.#loseUnknown(call.about, 'nobody waited for it to be detached');
+    }
+    this.#finish(call, { error: this.#silent() });
   }
 
   /** Makes sure that nobody keeps what nobody waits for. */
@@ -310,19 +324,21 @@ class Session {
     }
   }
 
-  #answered(call, { opened, granted, downgraded, extended }) {
+  #answered(call, { opened, granted, downgraded, extended, detached }) {
     if (opened) {
       this.id = opened.sessionId;
       this.#clock.answered(call.sent, opened.countedAt);
       this.slack = Math.min(MAX_SLACK, parseDuration(opened.leaseMargin) / 2);
     } else if (granted) {
       return { lock: this.#granted(call, granted) };
+    } else if (detached) {
+      return { detached: this.#detached(call, detached) };
     } else if (downgraded ?? extended) {
       const { mode, countedAt, validFor } = downgraded ?? extended;
       this.#clock.answered(call.sent, countedAt);
       call.about.mode = mode;
       if (extended) {
-        call.about.limit = this.#clock.until(countedAt, parseDuration(call.maxHold));
+        call.about.limit = this.#limit(call, extended);
         call.about.until = Math.max(call.about.until, this.#clock.until(countedAt, parseDuration(validFor)));
         this.#watch(call.about.silentAt());
       }
@@ -344,9 +360,7 @@ class Session {
     hold.count++;
     hold.mode = grant.mode;
     hold.until = Math.max(hold.until, this.#clock.until(grant.countedAt, parseDuration(grant.validFor)));
-    if (call.maxHold !== undefined) {
-      hold.limit = Math.min(hold.limit, this.#clock.until(grant.countedAt, parseDuration(call.maxHold)));
-    }
+    hold.limit = Math.min(hold.limit, this.#limit(call, grant));
     hold.prolong(this.#news); // they may overtake the grant
     const early = this.#early.get(hold.id);
     if (early) {
@@ -357,14 +371,38 @@ class Session {
     return new Lock(this, hold);
   }
 
+  /** When a hold ends by what was asked for, or by its handle where it is attached. */
+  #limit({ maxHold }, { countedAt, endsIn }) {
+    const lefts = [maxHold, endsIn].filter((left) => left !== undefined && left !== null);
+    return Math.min(...lefts.map((left) => this.#clock.until(countedAt, parseDuration(left))));
+  }
+
+  #detached(call, detached) {
+    call.about.detached = true;
+    this.#leave(call.about);
+    if (call.done) {
+      this.#send('releaseHandle', { handle: detached.handle });
+      return undefined;
+    }
+    return new Detached(detached, call.sent);
+  }
+
+  #loseUnknown(hold, message) {
+    this.#holds.delete(hold.id);
+    hold.lose('UNKNOWN', message);
+    this.#ref();
+  }
+
   /** What a refusal says about a hold; the error to throw. */
-  #refused({ about }, err) {
+  #refused({ about, detaches }, err) {
     if (about && err.reason === 'LOCK_LOST') { // sooner than its event
       this.#holds.delete(about.id);
       about.lose(err.metadata.lost_reason ?? 'UNKNOWN', err.message);
     } else if (about && err.reason === 'NOT_HOLDER' && about.count > 0) {
-      this.#holds.delete(about.id);
-      about.lose('UNKNOWN', err.message);
+      this.#loseUnknown(about, err.message);
+    } else if (detaches && err.reason === 'STORE_UNAVAILABLE') {
+      this.#loseUnknown(about, 'the store did not answer when it was to be detached');
+      return err;
     }
     return about?.problem ?? err;
   }

@@ -1,10 +1,11 @@
 'use strict';
 
 const { setTimeout: sleep } = require('node:timers/promises');
-const { formatDuration, now } = require('./clock.cjs');
+const { early, formatDuration, now } = require('./clock.cjs');
+const { Detached } = require('./detached.cjs');
 const { SidecarError } = require('./errors.cjs');
 const look = require('./look.cjs');
-const { check, checkClient, kinds, readAcquire } = require('./options.cjs');
+const { check, checkClient, kinds, readAcquire, readAttach, readHandle } = require('./options.cjs');
 const { Session } = require('./session.cjs');
 const { onAbort } = require('./signals.cjs');
 const { defaultSocket } = require('./socket.cjs');
@@ -66,24 +67,49 @@ class LockSidecar {
   }
 
   async acquire(resource, options = {}) {
-    const body = readAcquire(resource, options);
-    const { signal } = options;
+    return this.#take(readAcquire(resource, options), options.signal);
+  }
+
+  async #take(body, signal) {
     signal?.throwIfAborted();
     let session = this.#current;
     if (!session || session.error || this.#closed) {
       session = await unless(signal, this.#session());
     }
-    return await session.acquire(body, signal) ?? this.#acquireAgain(body, signal);
+    return await session.acquire(body, signal) ?? this.#takeAgain(body, signal);
   }
 
   /** On a new session, where the end of the last one was not noticed before. */
-  async #acquireAgain(body, signal) {
+  async #takeAgain(body, signal) {
     const session = await unless(signal, this.#session());
     const lock = await session.acquire(body, signal);
     if (!lock) {
       throw session.error.again();
     }
     return lock;
+  }
+
+  async attach(handle, options = {}) {
+    return this.#take(readAttach(handle, options), options.signal);
+  }
+
+  async holdAttached(handle, options, work) {
+    if (typeof options === 'function') {
+      [options, work] = [{}, options];
+    }
+    kinds.call('work', work);
+    return this.#during(await this.attach(handle, options), work);
+  }
+
+  async extendDetached(handle, ttl) {
+    kinds.limited('ttl', ttl);
+    const sent = early();
+    const body = { handle: readHandle(handle), ttl: formatDuration(ttl) };
+    return new Detached(await this.#look('extendHandle', body, 'detached'), sent);
+  }
+
+  async releaseDetached(handle) {
+    await this.#look('releaseHandle', { handle: readHandle(handle) }, 'handleReleased');
   }
 
   get draining() {

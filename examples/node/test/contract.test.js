@@ -15,7 +15,7 @@ const folder = new URL('../../contract/', import.meta.url);
 const ofACase = new Set(['about', 'store', 'needs', 'sidecars', 'relays', 'clients', 'steps']);
 const ofAStep = new Set([
   'do', 'error', 'metadata', 'within', 'time', 'client', 'sidecar', 'relay', 'lines',
-  'resource', 'resources', 'mode', 'wait', 'owner', 'reentrant', 'maxHold', 'minHold', 'limit', 'once', 'unwatched',
+  'resource', 'resources', 'mode', 'wait', 'owner', 'reentrant', 'maxHold', 'minHold', 'limit', 'once', 'unwatched', 'detachable', 'ttl', 'handle',
   'hold', 'call', 'count', 'outcome', 'note', 'lost', 'validFor', 'guard', 'parts', 'slot', 'attempt', 'previous',
   'holds', 'are', 'reason', 'first', 'then', 'grace', 'holders', 'waiters', 'owners',
 ]);
@@ -30,6 +30,7 @@ class Run {
   clients = {};
   holds = {};
   calls = {};
+  handles = {};
   noted = {}; // moments, for order
   forcing = [];
 
@@ -64,10 +65,10 @@ class Run {
   }
 
   async acquire(step) {
-    const { client, resource, resources, mode, wait, owner, reentrant, maxHold, minHold, limit, once } = step;
+    const { client, resource, resources, mode, wait, owner, reentrant, maxHold, minHold, limit, once, detachable } = step;
     const controller = new AbortController();
     const asked = this.clients[client].acquire(resource ?? resources, {
-      shared: mode === 'SHARED', wait, owner, reentrant, maxHold, minHold, limit, once, signal: controller.signal,
+      shared: mode === 'SHARED', wait, owner, reentrant, maxHold, minHold, limit, once, detachable, signal: controller.signal,
     });
     if (!step.call) {
       await this.#granted(asked, step);
@@ -122,6 +123,43 @@ class Run {
 
   async extend({ hold, maxHold, error, metadata }) {
     await this.#refused(this.holds[hold].extend(maxHold), error, metadata);
+  }
+
+  async detach({ hold, ttl, handle, error, metadata }) {
+    const lock = this.holds[hold];
+    const detached = await this.#refused(lock.detach(ttl), error, metadata);
+    if (detached) {
+      this.#detachedAs(detached, lock, ttl);
+      this.handles[handle] = detached;
+    }
+  }
+
+  #detachedAs(detached, { resource, shared, fence }, ttl) {
+    assert.deepEqual([detached.resource, detached.shared, detached.fence], [resource, shared, fence]);
+    const left = detached.validFor();
+    assert.ok(left > 0 && left <= ttl, `${left} ms`);
+  }
+
+  async attach(step) {
+    await this.#granted(this.clients[step.client].attach(this.handles[step.handle]), step);
+  }
+
+  async extendHandle({ client, handle, ttl, error, metadata }) {
+    const before = this.handles[handle];
+    const after = await this.#refused(this.clients[client].extendDetached(before, ttl), error, metadata);
+    if (after) {
+      assert.equal(after.handle, before.handle);
+      this.#detachedAs(after, before, ttl);
+    }
+  }
+
+  async releaseHandle({ client, handle, error, metadata }) {
+    await this.#refused(this.clients[client].releaseDetached(this.handles[handle]), error, metadata);
+  }
+
+  same({ holds }) {
+    const fences = holds.map((h) => this.holds[h].fence);
+    assert.equal(new Set(fences).size, 1, `${fences}`);
   }
 
   async check({ hold, error, metadata, within: limit }) {
@@ -286,10 +324,6 @@ for (const file of fs.readdirSync(folder).filter((f) => f.endsWith('.json'))) {
   onlyKnown(spec, ofACase);
   if (spec.needs?.includes('fork')) {
     test(file, { skip: 'Node.js does not fork' });
-    continue;
-  }
-  if (spec.needs?.includes('detach')) {
-    test(file, { skip: 'the client has no detached locks' });
     continue;
   }
   const chosen = runsOn[spec.store ?? 'any'];

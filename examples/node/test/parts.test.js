@@ -149,6 +149,41 @@ test('a release that is answered with the loss', async (t) => {
   assert.throws(() => lock.check(), { reason: 'LOCK_LOST' });
 });
 
+test('the end of what is attached is that of its handle', async (t) => {
+  const base = Math.floor(now() / 1e3);
+  const countedAt = `${base}s`;
+  const { client, asked, say, tell } = await scripted(t, { countedAt }, () => (
+    { lockId: 'l', validFor: '900s', countedAt, endsIn: '300s' }
+  ));
+  const lock = await client.attach('h');
+  assert.deepEqual(JSON.parse(asked[1]).acquire, { owner: 'acquire 2', handle: 'h', wait: '0.000000000s' });
+  assert.ok(lock.validFor() > 0 && lock.validFor() <= 300_000, `${lock.validFor()}`);
+  tell({ lease: { validFor: '900s', countedAt: `${base + 1}s`, jeopardy: true } });
+  await eventually('the news are read', () => lock.jeopardy);
+  assert.ok(lock.validFor() <= 300_000, `${lock.validFor()}`);
+  const extended = lock.extend(800_000);
+  await eventually('it is asked', () => asked.length === 3);
+  const { requestId } = JSON.parse(asked[2]);
+  say({ requestId, extended: { lockId: 'l', mode: 'EXCLUSIVE', validFor: '900s', countedAt, endsIn: '600s' } });
+  await extended;
+  assert.ok(lock.validFor() > 300_000 && lock.validFor() <= 600_000, `${lock.validFor()}`);
+});
+
+test('refusals of detach', async (t) => {
+  const countedAt = `${now() / 1e3}s`;
+  const { client, asked, say } = await scripted(t, { countedAt }, () => ({ lockId: `l${asked.length}`, validFor: '900s', countedAt }));
+  for (const [reason, lost] of [['INVALID_REQUEST', false], ['LIMIT_EXCEEDED', false], ['STORE_UNAVAILABLE', true]]) {
+    const lock = await client.acquire('r', { detachable: true });
+    const sent = asked.length;
+    const refused = assert.rejects(lock.detach(60_000), { name: 'SidecarError', reason });
+    await eventually('it is asked', () => asked.length > sent);
+    const { requestId } = JSON.parse(asked[sent]);
+    say({ requestId, error: { message: 'no', details: [{ domain: 'locksidecar', reason, metadata: {} }] } });
+    await refused;
+    assert.deepEqual([lock.lost, lock.released], [lost, false]);
+  }
+});
+
 test('a session with a ttl says again and again that its process lives', async (t) => {
   const { client, asked } = await scripted(t, { countedAt: '1s' }, undefined, { ttl: 150 });
   await client.open();
