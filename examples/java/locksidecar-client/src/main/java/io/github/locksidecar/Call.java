@@ -65,6 +65,11 @@ final class Call {
     return new Call(kind, fields.with("lockId", held.id), null, held, Core.OVERDUE);
   }
 
+  /** Tells whether its hold is to be detached. */
+  boolean detaches() {
+    return kind.equals("detach");
+  }
+
   static Call acquiring(LockRequest wanted) {
     return new Call("acquire", wanted.body(), wanted, null, wanted.overdueAfter());
   }

@@ -227,6 +227,9 @@ final class Core {
     if (c.about != null) {
       holds.refused(c.about, why);
     }
+    if (c.detaches() && why instanceof StoreUnavailableException) {
+      holds.loseUnknown(c.about, "the store did not answer when it was to be detached");
+    }
     c.answer.completeExceptionally(why);
   }
 
@@ -243,6 +246,11 @@ final class Core {
       holds.downgraded(c, m.object("downgraded"));
     } else if (m.has("extended")) {
       holds.extended(c, m.object("extended"));
+    } else if (m.has("detached")) {
+      holds.detached(c.about);
+      if (c.answer.isDone()) { // nobody waits for the handle any more
+        post(Call.plain("releaseHandle", new Json().with("handle", m.object("detached").text("handle"))));
+      }
     }
     c.answer.complete(m);
   }
@@ -376,8 +384,13 @@ final class Core {
   }
 
   private void giveUp(Call c, SidecarException why) {
-    if (c.answer.completeExceptionally(why) && c.wanted != null) {
+    if (!c.answer.completeExceptionally(why)) {
+      return;
+    }
+    if (c.wanted != null) {
       abandon(c);
+    } else if (c.detaches()) {
+      holds.loseUnknown(c.about, "nobody waited for it to be detached");
     }
   }
 }

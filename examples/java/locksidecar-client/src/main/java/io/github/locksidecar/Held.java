@@ -30,8 +30,11 @@ final class Held {
   /** Its end as its grants said, and news that were counted after the first; on our clock. */
   long until;
 
-  /** The end by maxHold; 0: none. */
+  /** The end by maxHold, or by its handle where it is attached; 0: none. */
   long limit;
+
+  /** It has left the session so. */
+  volatile boolean detached;
 
   /** Null as long as it is not lost. */
   Loss loss;

@@ -111,22 +111,22 @@ public final class Hold implements AutoCloseable {
    * that come every third of the store's TTL prolong it.
    */
   public Duration validFor() {
-    return released.get() ? Duration.ZERO : Duration.ofNanos(session.holds().validFor(held));
+    return isReleased() ? Duration.ZERO : Duration.ofNanos(session.holds().validFor(held));
   }
 
   /** Tells whether it is over though it was not released, or was before it was. */
   public boolean isLost() {
-    return released.get() ? lostBefore : session.holds().problem(held) != null;
+    return isReleased() ? lostBefore : session.holds().problem(held) != null;
   }
 
   /**
    * Returns only when the hold may be relied on now. Cheap: ask before every write.
    *
    * @throws LockLostException it is lost
-   * @throws NotHolderException it was released
+   * @throws NotHolderException it was released, or detached
    */
   public void check() {
-    if (released.get()) {
+    if (isReleased()) {
       throw wasReleased();
     }
     LockLostException problem = session.holds().check(held);
@@ -137,7 +137,8 @@ public final class Hold implements AutoCloseable {
 
   private SidecarException wasReleased() {
     LockLostException problem = lostBefore ? session.holds().problem(held) : null;
-    String message = "the hold on \"" + held.resource + "\" was released before";
+    String how = held.detached ? "detached" : "released";
+    String message = "the hold on \"" + held.resource + "\" was " + how + " before";
     return problem == null ? SidecarException.of("NOT_HOLDER", message, Map.of("lock_id", held.id)) : problem;
   }
 
@@ -151,7 +152,7 @@ public final class Hold implements AutoCloseable {
     Objects.requireNonNull(listener, "listener must not be null");
     Runnable call =
         () -> {
-          if (!released.get()) {
+          if (!isReleased()) {
             listener.accept(session.holds().problem(held));
           }
         };
@@ -181,6 +182,29 @@ public final class Hold implements AutoCloseable {
     Objects.requireNonNull(maxHold, "maxHold must not be null");
     check();
     answer(session.extend(held, maxHold));
+  }
+
+  /**
+   * Lets the lock live for a time of its own in the store (1 s to 24 h from now), whatever becomes of
+   * this process and its sidecar. It must be {@link SidecarLock#detachable}, or {@link LockSidecar#attach
+   * attached}. Whoever has the handle can attach it, with the same fence. This hold is over then, as after
+   * {@link #close}, which does nothing any more.
+   *
+   * @throws InvalidRequestException the time is refused, or the lock is not detachable; it stays
+   * @throws LimitExceededException too many are detached; it stays
+   * @throws NotHolderException it was released, or detached, before
+   * @throws LockLostException it is lost
+   * @throws SidecarException after any other it is lost, and free soon: nobody has its handle
+   */
+  public Detached detach(Duration ttl) {
+    Objects.requireNonNull(ttl, "ttl must not be null");
+    check();
+    Call c = session.detach(held, ttl);
+    try {
+      return new Detached(Answers.get(c.answer).object("detached"), BootClock.system(), c.sent);
+    } catch (NotHolderException | LockLostException e) {
+      throw lostOr(e);
+    }
   }
 
   /** Of something that is done once: records that it is done, and releases. It is not done again. */
@@ -239,7 +263,7 @@ public final class Hold implements AutoCloseable {
    * @throws NotHolderException it was released before
    */
   public int release() {
-    if (!released.compareAndSet(false, true)) {
+    if (!over()) {
       throw wasReleased();
     }
     return (int) answer(askRelease()).object("released").number("count");
@@ -255,14 +279,14 @@ public final class Hold implements AutoCloseable {
    */
   @Override
   public void close() {
-    if (released.compareAndSet(false, true)) {
+    if (over()) {
       answer(askRelease());
     }
   }
 
   /** Releases the hold; the future ends as {@link #close} does. */
   public CompletableFuture<Void> closeAsync() {
-    if (!released.compareAndSet(false, true)) {
+    if (!over()) {
       return CompletableFuture.completedFuture(null);
     }
     Call c;
@@ -281,8 +305,14 @@ public final class Hold implements AutoCloseable {
         futures);
   }
 
+  /** Tells whether it is over by the app's own wish: released, or detached. */
   boolean isReleased() {
-    return released.get();
+    return released.get() || held.detached;
+  }
+
+  /** Ends it for the app. False: it was over before. */
+  private boolean over() {
+    return !held.detached && released.compareAndSet(false, true);
   }
 
   /** Asks for the release, once; of a lost hold too: that ends the grace. */
@@ -306,7 +336,7 @@ public final class Hold implements AutoCloseable {
 
   @Override
   public String toString() {
-    String state = released.get() ? "released" : isLost() ? "lost" : "valid for " + validFor();
+    String state = held.detached ? "detached" : released.get() ? "released" : isLost() ? "lost" : "valid for " + validFor();
     return "Hold[" + held.resource + " " + mode() + " fence=" + held.fence + " " + state + "]";
   }
 }

@@ -94,9 +94,9 @@ final class Holds {
     h.until = Math.max(h.until, sidecarClock.until(counted, grant.nanos("validFor")));
     prolong(h); // news may overtake the grant
     if (c.wanted.maxHold() != null) {
-      long limit = sidecarClock.until(counted, Times.nanos(c.wanted.maxHold()));
-      h.limit = h.limit == 0 ? limit : Math.min(h.limit, limit);
+      endBy(h, sidecarClock.until(counted, Times.nanos(c.wanted.maxHold())));
     }
+    endByHandle(h, grant);
     Json lost = early.get(h.id);
     if (lost != null) {
       lose(h, lossOf(h, lost));
@@ -104,6 +104,17 @@ final class Holds {
       lookAt(silentAt(h));
     }
     return h;
+  }
+
+  private static void endBy(Held h, long limit) {
+    h.limit = h.limit == 0 ? limit : Math.min(h.limit, limit);
+  }
+
+  /** What is attached ends with the time of its handle, whatever news of the lease say. */
+  private void endByHandle(Held h, Json grant) {
+    if (grant.has("endsIn")) {
+      endBy(h, sidecarClock.until(grant.nanos("countedAt"), grant.nanos("endsIn")));
+    }
   }
 
   /** News are for what was held when they were counted: not for what was over then, or granted later. */
@@ -130,10 +141,19 @@ final class Holds {
     sidecarClock.answered(c.sent, counted);
     Held h = c.about;
     h.limit = sidecarClock.until(counted, c.body.nanos("maxHold"));
+    endByHandle(h, grant);
     h.until = Math.max(h.until, sidecarClock.until(counted, grant.nanos("validFor")));
     if (holds.containsKey(h.id)) {
       lookAt(silentAt(h));
     }
+  }
+
+  /** It lives by a time of its own now, and is nobody's hold. */
+  void detached(Held h) {
+    h.detached = true;
+    h.count = 0;
+    h.listeners.clear();
+    holds.remove(h.id, h);
   }
 
   void lease(Json lease) {
@@ -156,8 +176,13 @@ final class Holds {
     if (why instanceof LockLostException e) {
       lose(h, Loss.of(h, e.lostReason().isEmpty() ? "UNKNOWN" : e.lostReason(), e.getMessage(), 0));
     } else if (why instanceof NotHolderException && h.count > 0) {
-      lose(h, Loss.of(h, "UNKNOWN", why.getMessage(), 0));
+      loseUnknown(h, why.getMessage());
     }
+  }
+
+  /** Nobody knows what has become of it. */
+  void loseUnknown(Held h, String message) {
+    lose(h, Loss.of(h, "UNKNOWN", message, 0));
   }
 
   /** The session ends, and with it every hold. */

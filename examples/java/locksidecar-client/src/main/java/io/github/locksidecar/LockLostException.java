@@ -30,7 +30,7 @@ public final class LockLostException extends SidecarException {
 
   /**
    * Why: {@code LEASE_EXPIRED}, {@code LEASE_LOST}, {@code STORE_LOST}, {@code FORCED}, {@code
-   * MAX_HOLD}, {@code SESSION_EXPIRED}, {@code STOPPING} as the sidecar says; {@code
+   * MAX_HOLD}, {@code SESSION_EXPIRED}, {@code STOPPING}, {@code TAKEN_OVER} as the sidecar says; {@code
    * SIDECAR_SILENT} (this client gave up by its own clock), {@code SIDECAR_GONE} (the connection
    * ended), {@code SESSION_CLOSED} (by this program) as this client does.
    */

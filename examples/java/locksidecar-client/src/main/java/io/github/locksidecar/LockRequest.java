@@ -3,6 +3,7 @@ package io.github.locksidecar;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.List;
+import java.util.Objects;
 import java.util.function.Consumer;
 
 /** What is asked for. It does not change once it was made. */
@@ -20,12 +21,28 @@ final class LockRequest implements Cloneable {
   private String owner = ""; // who asks
   private boolean reentrant; // the owner may enter again what it has entered so
   private int limit; // how many permits there are; 0: it is no permit
+  private boolean detachable; // the hold may be detached
+  private String handle; // in place of resources and mode: attach what it names; else null
   private Once once; // it is an attempt at something that is done once; else null
 
   LockRequest(List<String> resources, LockMode mode) {
     this.resources = List.copyOf(resources);
     this.mode = mode;
     this.resources.forEach(r -> check("resource", r));
+  }
+
+  /** A request for what was detached. */
+  static LockRequest attaching(String handle) {
+    return new LockRequest(List.of(), null).but(q -> q.handle = checkHandle(handle)).waiting(Duration.ZERO);
+  }
+
+  /** A handle that the app gave; messages do not show it. */
+  static String checkHandle(String handle) {
+    Objects.requireNonNull(handle, "handle must not be null");
+    if (handle.isEmpty()) {
+      throw SidecarException.invalid("handle", "handle is empty");
+    }
+    return check("handle", handle);
   }
 
   /** Refuses what cannot be sent, or would lock another name than the app's. */
@@ -66,6 +83,10 @@ final class LockRequest implements Cloneable {
 
   LockRequest keptFor(Duration time) {
     return but(q -> q.minHold = time);
+  }
+
+  LockRequest leaving() {
+    return but(q -> q.detachable = true);
   }
 
   LockRequest reentering() {
@@ -121,6 +142,9 @@ final class LockRequest implements Cloneable {
 
   Json body() {
     Json b = new Json();
+    if (handle != null) { // it is there, or it is not
+      return b.with("handle", handle).with("owner", owner).with("wait", Times.format(patience));
+    }
     if (resources.size() == 1) {
       b.with("resource", resources.get(0));
     } else {
@@ -141,6 +165,9 @@ final class LockRequest implements Cloneable {
     }
     if (minHold != null) {
       b.with("minHold", Times.format(minHold));
+    }
+    if (detachable) {
+      b.with("detachable", true);
     }
     return once == null ? b : b.with("once", once.body());
   }

@@ -248,6 +248,47 @@ public final class LockSidecar implements AutoCloseable {
     return new SidecarLock(this, new LockRequest(List.of(resource), LockMode.EXCLUSIVE).onlyOnce(how), null);
   }
 
+  // --- what was detached
+
+  /**
+   * Attaches a lock that was {@link Hold#detach detached}: the hold has the fence that it had. Who has it attached
+   * elsewhere loses it, with {@code TAKEN_OVER}. Its release ends it, and the handle. When this process
+   * ends without that, or its sidecar, it is detached again. When its time is over it is lost, with {@code
+   * MAX_HOLD}.
+   *
+   * @throws NotHolderException it was released, or its time is over
+   */
+  public Hold attach(String handle) {
+    return new SidecarLock(this, LockRequest.attaching(handle), null).acquireNow();
+  }
+
+  /** The same without waiting for the answer, as {@link SidecarLock#acquireAsync()}. */
+  public CompletableFuture<Hold> attachAsync(String handle) {
+    return take(LockRequest.attaching(handle).ownedBy(Owned.newLabel()));
+  }
+
+  /**
+   * Lets a lock that was detached end after a time from now (1 s to 24 h), attached or not. Who has it attached
+   * calls this, and then {@link Hold#extend}: the hold does not know of the new end by itself.
+   *
+   * @throws NotHolderException it was released, or its time is over
+   */
+  public Detached extendDetached(String handle, Duration ttl) {
+    Objects.requireNonNull(ttl, "ttl must not be null");
+    Json body = new Json().with("handle", LockRequest.checkHandle(handle)).with("ttl", Times.format(ttl));
+    long sent = BootClock.system().atLeast();
+    return new Detached(looks.ask("extendHandle", body, "detached"), BootClock.system(), sent);
+  }
+
+  /**
+   * Ends a lock that was detached. Who has it attached loses it, with {@code TAKEN_OVER}.
+   *
+   * @throws NotHolderException it was released before, or its time is over
+   */
+  public void releaseDetached(String handle) {
+    looks.tell("releaseHandle", new Json().with("handle", LockRequest.checkHandle(handle)), "handleReleased", Duration.ofSeconds(10));
+  }
+
   // --- looks. Each has a connection of its own, and needs no session.
 
   /** Who holds a resource and who waits for it, everywhere. */

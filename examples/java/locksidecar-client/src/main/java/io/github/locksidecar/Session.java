@@ -163,6 +163,10 @@ final class Session {
     return ask(Call.about(h, "extend", new Json().with("maxHold", Times.format(maxHold))));
   }
 
+  Call detach(Held h, Duration ttl) {
+    return ask(Call.about(h, "detach", new Json().with("ttl", Times.format(ttl))));
+  }
+
   private Call ask(Call c) {
     send(c);
     return c;

@@ -78,6 +78,14 @@ public final class SidecarLock implements Lock {
   }
 
   /**
+   * The same lock, whose holds may be {@link Hold#detach detached}. Not with several resources, nor what is
+   * reentrant, done once, or has a minHold.
+   */
+  public SidecarLock detachable() {
+    return new SidecarLock(sidecar, request.leaving(), owner);
+  }
+
+  /**
    * The same lock, and reentrant, as {@link java.util.concurrent.locks.ReentrantLock}: who has it by
    * a reentrant request enters again at once, and it is free when all of these are released. Who that
    * is: the thread that asks, or the label of {@link #withOwner}; both only through the same {@link
@@ -146,10 +154,15 @@ public final class SidecarLock implements Lock {
   /** Takes the lock if it is free. */
   public Optional<Hold> tryAcquire() {
     try {
-      return Optional.of(takeUninterruptibly(request.waiting(Duration.ZERO), label()));
+      return Optional.of(acquireNow());
     } catch (LockHeldException e) {
       return Optional.empty();
     }
+  }
+
+  /** Takes it as it is now, without waiting for others. */
+  Hold acquireNow() {
+    return takeUninterruptibly(request.waiting(Duration.ZERO), label());
   }
 
   /**

@@ -64,6 +64,11 @@ final class ContractCase implements AutoCloseable {
           Map.entry("drop", ContractCase::drop),
           Map.entry("downgrade", (c, s) -> c.hold(s).downgrade()),
           Map.entry("extend", (c, s) -> c.hold(s).extend(Duration.ofMillis(s.number("maxHold")))),
+          Map.entry("detach", ContractCase::detach),
+          Map.entry("attach", (c, s) -> c.got(s, new Grip(c.clients.get(s.text("client")).attach(c.handle(s).handle()), true))),
+          Map.entry("extendHandle", ContractCase::extendHandle),
+          Map.entry("releaseHandle", (c, s) -> c.clients.get(s.text("client")).releaseDetached(c.handle(s).handle())),
+          Map.entry("same", ContractCase::same),
           Map.entry("check", ContractCase::check),
           Map.entry("look", (c, s) -> look(s, c.hold(s))),
           Map.entry("lost", ContractCase::lost),
@@ -91,7 +96,7 @@ final class ContractCase implements AutoCloseable {
           "do", "error", "metadata", "within", "time", "client", "sidecar", "relay", "lines", "resource", "resources",
           "mode", "wait", "owner", "reentrant", "maxHold", "minHold", "limit", "once", "unwatched", "hold", "call", "count",
           "outcome", "note", "lost", "validFor", "guard", "parts", "slot", "attempt", "previous", "holds", "are",
-          "reason", "first", "then", "grace", "holders", "waiters", "owners");
+          "reason", "first", "then", "grace", "holders", "waiters", "owners", "detachable", "ttl", "handle");
 
   private final Json script;
   private final Map<String, TestSidecar> sidecars = new HashMap<>();
@@ -100,6 +105,7 @@ final class ContractCase implements AutoCloseable {
   private final Set<String> closed = new HashSet<>(); // clients
   private final Map<String, Grip> grips = new HashMap<>();
   private final Map<String, Asked> calls = new HashMap<>();
+  private final Map<String, Detached> handles = new HashMap<>();
 
   ContractCase(Json script, String store) {
     this.script = script;
@@ -235,6 +241,9 @@ final class ContractCase implements AutoCloseable {
     if (s.has("maxHold")) {
       lock = lock.withMaxHold(Duration.ofMillis(s.number("maxHold")));
     }
+    if (s.flag("detachable")) {
+      lock = lock.detachable();
+    }
     if (s.has("minHold")) {
       lock = lock.withMinHold(Duration.ofMillis(s.number("minHold")));
     }
@@ -327,6 +336,35 @@ final class ContractCase implements AutoCloseable {
           });
     }
     hold.check();
+  }
+
+  private Detached handle(Json s) {
+    return handles.get(s.text("handle"));
+  }
+
+  private void detach(Json s) {
+    Hold hold = hold(s);
+    Detached d = hold.detach(Duration.ofMillis(s.number("ttl")));
+    handles.put(s.text("handle"), d);
+    assertEquals(hold.mode(), d.mode());
+    detachedAs(hold.resource(), hold.fence(), d, s.number("ttl"));
+  }
+
+  private void extendHandle(Json s) {
+    Detached before = handle(s);
+    Detached after = clients.get(s.text("client")).extendDetached(before.handle(), Duration.ofMillis(s.number("ttl")));
+    assertEquals(before.handle(), after.handle());
+    detachedAs(before.resource(), before.fence(), after, s.number("ttl"));
+  }
+
+  private static void detachedAs(String resource, long fence, Detached d, long ttl) {
+    assertEquals(resource, d.resource());
+    assertEquals(fence, d.fence());
+    assertTrue(!d.validFor().isZero() && d.validFor().toMillis() <= ttl, d.toString());
+  }
+
+  private void same(Json s) {
+    assertEquals(1, s.texts("holds").stream().map(h -> grips.get(h).hold.fence()).distinct().count());
   }
 
   private void slots(Json s) {

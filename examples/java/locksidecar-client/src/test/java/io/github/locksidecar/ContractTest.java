@@ -55,7 +55,6 @@ class ContractTest {
         () -> {
           Assumptions.assumeTrue(store != null, "the store is not there");
           Assumptions.assumeFalse(c.texts("needs").contains("fork"), "Java does not fork");
-          Assumptions.assumeFalse(c.texts("needs").contains("detach"), "the client has no detached locks");
           if (c.texts("needs").contains("stop")) {
             alone(file, store);
             return;

@@ -126,6 +126,83 @@ class CoreTest {
     assertFalse(core.hasOutput(), "there is nothing to leave");
   }
 
+  Call detach(Held h) {
+    Call c = Call.about(h, "detach", new Json().with("ttl", "60s"));
+    core.post(c);
+    sent();
+    return c;
+  }
+
+  void detached(Call c) {
+    says(
+        "{'requestId':'" + c.id + "','detached':{'handle':'lsh1_x','resource':'r','mode':'EXCLUSIVE','fence':'7',"
+            + "'validFor':'60s','countedAt':'" + now() + "'}}");
+  }
+
+  Held granted() {
+    Call a = acquire(null);
+    sent();
+    grants(a);
+    return a.held;
+  }
+
+  /** Else the lock would be out of reach until its time is over. */
+  @Test
+  void aHandleThatNobodyWaitsForIsReleased() {
+    Held h = granted();
+    Call c = detach(h);
+    nano.addAndGet(Core.OVERDUE);
+    core.look();
+    assertEquals("SIDECAR_SILENT", reasonOf(c));
+    assertEquals("UNKNOWN", core.holds.problem(h).lostReason());
+    detached(c);
+    assertEquals(List.of("{\"requestId\":\"4\",\"releaseHandle\":{\"handle\":\"lsh1_x\"}}"), sent());
+  }
+
+  @Test
+  void whatIsDetachedIsNobodysHold() {
+    Held h = granted();
+    Call c = detach(h);
+    detached(c);
+    assertTrue(c.answer.isDone() && h.detached && h.count == 0);
+    assertFalse(core.hasOutput());
+    nano.addAndGet(100 * S);
+    core.look();
+    assertNull(core.holds.problem(h), "it cannot be lost");
+  }
+
+  @Test
+  void refusalsOfDetach() {
+    for (String reason : List.of("INVALID_REQUEST", "LIMIT_EXCEEDED", "STORE_UNAVAILABLE")) {
+      Held h = granted();
+      Call c = detach(h);
+      refuses(core, c, reason);
+      assertEquals(reason, reasonOf(c));
+      assertEquals(reason.equals("STORE_UNAVAILABLE"), core.holds.problem(h) != null, reason);
+      assertFalse(h.detached);
+    }
+  }
+
+  /** Whatever news of the lease say. */
+  @Test
+  void whatIsAttachedEndsWithItsHandle() {
+    Call a = Call.acquiring(LockRequest.attaching("lsh1_x"));
+    core.post(a);
+    assertEquals(List.of("{\"requestId\":\"2\",\"acquire\":{\"handle\":\"lsh1_x\",\"owner\":\"\",\"wait\":\"0.000000000s\"}}"), sent());
+    says(
+        "{'requestId':'2','granted':{'lockId':'L2','resource':'r','mode':'EXCLUSIVE','fence':'7','validFor':'20s','count':1,"
+            + "'countedAt':'" + now() + "','endsIn':'20s'}}",
+        "{'requestId':'','event':{'lease':{'validFor':'90s','countedAt':'" + now() + "'}}}");
+    assertTrue(core.holds.validFor(a.held) <= 20 * S);
+    Call c = Call.about(a.held, "extend", new Json().with("maxHold", "80s"));
+    core.post(c);
+    says(
+        "{'requestId':'3','extended':{'lockId':'L2','resource':'r','mode':'EXCLUSIVE','fence':'7','validFor':'40s','count':1,"
+            + "'countedAt':'" + now() + "','endsIn':'40s'}}");
+    long left = core.holds.validFor(a.held);
+    assertTrue(left > 20 * S && left <= 40 * S, "extended by its handle meanwhile: " + left);
+  }
+
   /** The answer to a release may be the first to say that the lock was lost: nobody may rely on it then. */
   @Test
   void theAnswerToAReleaseEndsTheHold() {

@@ -67,6 +67,19 @@ try (Hold attempt = sidecar.once("withdrawals/4711").acquire()) {               
 }
   }
 
+  interface Queue {
+    void send(String handle);
+  }
+
+  static void detached(LockSidecar sidecar, Store store, Queue queue, String handle) throws InterruptedException {
+try (Hold hold = sidecar.lock("exports/7").detachable().acquire()) {              // taken here
+    queue.send(hold.detach(Duration.ofHours(1)).handle());
+}                                                                                 // it stays locked
+try (Hold hold = sidecar.attach(handle)) {                                        // released there
+    store.write("exports/7", hold.fence());
+}
+  }
+
   static void guard(Hold hold, Connection connection) throws SQLException {
 if (hold.guard().orElseThrow().allowsCommit(connection)) connection.commit();
 else connection.rollback();
