@@ -50,7 +50,8 @@ type Detacher interface {
 
 	// Detach takes a hold off the lease: the store keeps others out for ttl from now, and
 	// knows it by key from now on, and by no earlier one. It has no
-	// MinHold. With ttl 0 the hold ends, attached or not. One call at a time for a HoldID, as for
+	// MinHold. With ttl 0 the hold ends, attached or not; that may be asked of another lease, too, when the
+	// one that had it is over: id says that nobody has attached it since. One call at a time for a HoldID, as for
 	// Release.
 	//   nil: it is so. A second call of the same changes nothing.
 	//   ErrNotHolder: the lease has no such hold; nothing has changed.

@@ -64,7 +64,7 @@ func chores(t *testing.T, f func(t *testing.T, j *janitor, l *choreLease, add fu
 	bubble(t, func(t *testing.T, e *env) {
 		ctx, cancel := context.WithCancel(t.Context())
 		l := &choreLease{clock: e.base}
-		j := newJanitor(ctx, l, func() {}, &logger{out: hclog.NewNullLogger()})
+		j := newJanitor(ctx, l, func() {}, func(chore) {}, &logger{out: hclog.NewNullLogger()})
 		var mu sync.Mutex
 		finished := map[string]int{}
 		var all []string
@@ -169,7 +169,7 @@ func TestChoresOfAJanitorThatStopped(t *testing.T) {
 			time.Sleep(time.Second) // it ends after stop was called
 			return lock.ErrUnavailable
 		}}
-		j := newJanitor(ctx, l, func() {}, &logger{out: hclog.NewNullLogger()})
+		j := newJanitor(ctx, l, func() {}, func(chore) {}, &logger{out: hclog.NewNullLogger()})
 		var finished []string
 		c := func(id lock.HoldID) chore {
 			return chore{id: id, done: func() { finished = append(finished, string(id)) }}
@@ -195,7 +195,7 @@ func TestAChoreSaysThatTheLeaseIsLost(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		lost, done := 0, 0
 		l := &choreLease{clock: e.base, answer: func(context.Context, lock.HoldID) error { return lock.ErrLeaseLost }}
-		j := newJanitor(ctx, l, func() { lost++ }, &logger{out: hclog.NewNullLogger()})
+		j := newJanitor(ctx, l, func() { lost++ }, func(chore) {}, &logger{out: hclog.NewNullLogger()})
 		j.add(chore{id: "a", done: func() { done++ }})
 		time.Sleep(time.Minute)
 		synctest.Wait()

@@ -22,9 +22,6 @@ type Detached struct {
 	Until    time.Duration // on Options.Clock: the store keeps others out at least up to then
 }
 
-// forgoLimit bounds how long a hold is released of which nobody knows whether it was detached.
-const forgoLimit = 5 * time.Second
-
 // A handle is handlePrefix and, in base64, the mode, the secret and the name of the resource.
 const (
 	handlePrefix = "lsh1_"
@@ -118,27 +115,11 @@ func (s *Session) Detach(ctx context.Context, id lock.HoldID, ttl time.Duration)
 	}
 	if err != nil {
 		s.m.loose.drop(key)
-		s.m.workers.Run(func() { forgo(ctx, s.m, h.Resource(), key) })
 		return Detached{}, err
 	}
 	s.m.loose.set(key, h.Resource(), d.Fence, d.Until)
 	s.m.loose.drop(was)
 	return d, nil
-}
-
-// forgo ends a hold that may have been detached under a key that nobody was told.
-func forgo(ctx context.Context, m *Manager, r lock.Resource, key lock.HandleKey) {
-	if m.handles == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), forgoLimit)
-	defer cancel()
-	for tries := 0; ; tries++ {
-		_, err := m.handles.SetHandle(ctx, r, key, 0)
-		if !errors.Is(err, lock.ErrUnavailable) || !pause(ctx, backoff(tries, minPause, maxPause)) {
-			return
-		}
-	}
 }
 
 // leave asks the store to end a hold, or to detach it.

@@ -221,6 +221,57 @@ func TestDetachUnknown(t *testing.T) {
 	}
 }
 
+// TestDetachLeaseOver: the lease is over before the store has answered to a release, or to detach. What is left is ended
+// on the next lease, and does not keep others out until its time is over; what somebody has attached meanwhile stays.
+func TestDetachLeaseOver(t *testing.T) {
+	release := func(t *testing.T, s *Session, g Grant) {
+		if n, err := s.Release(t.Context(), g.LockID, ""); n != 0 || err != nil {
+			t.Errorf("Release: %d, %v", n, err)
+		}
+	}
+	detach := func(t *testing.T, s *Session, g Grant) {
+		if _, err := s.Detach(t.Context(), g.LockID, 24*time.Hour); err == nil {
+			t.Error("Detach: no error")
+		}
+	}
+	others := []string{opOpen, opAcquire, opRelease, opHandle, opHeartbeat, opGet, opList, opClose}
+	for name, c := range map[string]struct {
+		f, others fault
+		end       func(*testing.T, *Session, Grant)
+		taken     bool // another app attaches it before the store answers again
+	}{
+		"release":                        {down, down, release, false},
+		"release, and the lease is over": {inTurn(down, leaseLost), nil, release, false},
+		"release, and it is attached":    {down, down, release, true},
+		"detach":                         {inTurn(mute, down), down, detach, false},
+		"detach, and the lease is over":  {inTurn(mute, leaseLost), nil, detach, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, e *env) {
+				sc, other := e.sidecar(), e.sidecar().session()
+				s := sc.session()
+				_, d := take(t, s, 24*time.Hour)
+				a := must(t, s, attach(d))
+				sc.way.on(c.f, opDetach)
+				sc.way.on(c.others, others...)
+				c.end(t, s, a)
+				time.Sleep(30 * time.Second)
+				if c.taken {
+					must(t, other, attach(d))
+				}
+				sc.way.on(nil, append(others, opDetach)...)
+				time.Sleep(10 * time.Second)
+				if !c.taken {
+					e.free()
+				} else if holders, _ := e.holders("r"); holders != 1 {
+					t.Error("what another app has attached is gone")
+				}
+				must(t, s, with(exclusive, func(r *AcquireRequest) { r.Resource = "another" })) // it has a lease again
+			})
+		})
+	}
+}
+
 // TestDetachDowngraded: what was downgraded is attached as it is in the store. Where that is not known, it is not
 // detached.
 func TestDetachDowngraded(t *testing.T) {

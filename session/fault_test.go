@@ -69,6 +69,14 @@ func once(f fault) fault {
 	}
 }
 
+// inTurn is each of some once, and the last one after that.
+func inTurn(all ...fault) fault {
+	var n atomic.Int32
+	return func(ctx context.Context, do func(context.Context) error) error {
+		return all[min(int(n.Add(1)), len(all))-1](ctx, do)
+	}
+}
+
 // faulty is a way to a store on which things go wrong as the test says.
 type faulty struct {
 	lock.Backend

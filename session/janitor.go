@@ -28,7 +28,8 @@ const (
 // janitor releases in the background what nobody waits for any more, or what
 // may have been left behind by a request whose outcome is unknown. It goes on
 // until the store answers or the lease is over, so nothing is left behind while
-// the sidecar lives; what dies with the lease needs no janitor.
+// the sidecar lives; what dies with the lease needs no janitor. A hold that is, or may be,
+// detached does not die with the lease: the janitor of the next one goes on with it.
 //
 // Sessions take turns, and what was not answered comes after what is new, so one
 // with ten thousand holds, or with some that the store does not answer for, holds
@@ -36,7 +37,8 @@ const (
 type janitor struct {
 	ctx    context.Context // the life of the lease, not of a call
 	lease  lock.Lease
-	lost   func() // is told when the store says that the lease is lost
+	lost   func()      // is told when the store says that the lease is lost
+	heir   func(chore) // goes on with what the end of the lease does not end; it does not block
 	logger *logger
 	wg     sync.WaitGroup
 
@@ -47,7 +49,8 @@ type janitor struct {
 	retry   *time.Timer
 	tries   int // since the store last answered
 	workers int
-	lates   int // workers with one that is late
+	lates   int     // workers with one that is late
+	left    []chore // for the heir
 	stopped bool
 }
 
@@ -112,6 +115,9 @@ func newBatch(n int) *batch {
 	return b
 }
 
+// outlives tells whether what is to be released may be there although its lease is over.
+func (c chore) outlives() bool { return c.key != "" }
+
 func (c chore) finish() {
 	if c.done != nil {
 		c.done()
@@ -121,20 +127,32 @@ func (c chore) finish() {
 	}
 }
 
-func newJanitor(ctx context.Context, l lock.Lease, lost func(), logger *logger) *janitor {
-	return &janitor{ctx: ctx, lease: l, lost: lost, logger: logger}
+func newJanitor(ctx context.Context, l lock.Lease, lost func(), heir func(chore), logger *logger) *janitor {
+	return &janitor{ctx: ctx, lease: l, lost: lost, heir: heir, logger: logger}
 }
 
 // add takes a chore on and returns at once.
 func (j *janitor) add(c chore) {
 	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.stopped {
-		c.finish()
+	if !j.stopped {
+		j.fresh.push(c)
+		j.hire()
+		j.mu.Unlock()
 		return
 	}
-	j.fresh.push(c)
-	j.hire()
+	j.mu.Unlock()
+	c.finish()
+	if c.outlives() {
+		j.heir(c)
+	}
+}
+
+// over finishes a chore whose lease is over. j.mu is held.
+func (j *janitor) over(c chore) {
+	c.finish()
+	if c.outlives() {
+		j.left = append(j.left, c)
+	}
 }
 
 // hire sees to it that there are enough workers. j.mu is held.
@@ -201,15 +219,19 @@ func (j *janitor) do(c chore) error {
 	}
 	if errors.Is(err, lock.ErrLeaseLost) {
 		j.lost()
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		j.over(c)
+		return nil
 	}
-	c.finish() // released, or not there (any more), or over with the lease
+	c.finish() // released, or not there (any more)
 	return nil
 }
 
 // again keeps a chore for later. j.mu is held.
 func (j *janitor) again(c chore, err error) {
 	if j.stopped {
-		c.finish()
+		j.over(c)
 		return
 	}
 	c.late = true
@@ -230,17 +252,17 @@ func (j *janitor) again(c chore, err error) {
 	j.tries++
 }
 
-// stop drops what is left, because the lease is over. The janitor's ctx must
-// have ended.
+// stop drops what is left, because the lease is over, or gives it to the heir. The janitor's
+// ctx must have ended.
 func (j *janitor) stop() {
 	j.mu.Lock()
 	j.stopped = true
 	for _, c := range j.failed {
-		c.finish()
+		j.over(c)
 	}
 	for _, list := range []*turns{&j.fresh, &j.late} {
 		for c, ok := list.pop(); ok; c, ok = list.pop() {
-			c.finish()
+			j.over(c)
 		}
 	}
 	j.failed = nil
@@ -249,4 +271,7 @@ func (j *janitor) stop() {
 	}
 	j.mu.Unlock()
 	j.wg.Wait()
+	for _, c := range j.left { // nobody adds to it any more
+		j.heir(c)
+	}
 }

@@ -31,7 +31,7 @@ func TestNoSessionHoldsUpTheEndOfAnother(t *testing.T) {
 	for _, later := range []time.Duration{0, time.Minute} {
 		bubble(t, func(t *testing.T, e *env) {
 			ctx, cancel := context.WithCancel(t.Context())
-			j := newJanitor(ctx, rowLease{}, func() {}, &logger{out: hclog.NewNullLogger()})
+			j := newJanitor(ctx, rowLease{}, func() {}, func(chore) {}, &logger{out: hclog.NewNullLogger()})
 
 			for n := range 1000 {
 				r := fmt.Sprint("row", n)

@@ -16,7 +16,8 @@ import (
 const closeTimeout = 5 * time.Second
 
 // generation is one lease of the sidecar and what hangs on it. When the lease
-// is over the next generation begins; nothing goes over from one to the other.
+// is over the next generation begins; nothing goes over from one to the other but what
+// its janitor leaves.
 type generation struct {
 	lease   lock.Lease
 	prompt  bool          // the lease says by lock.Blocking when it blocks
@@ -53,7 +54,7 @@ func (m *Manager) begin(ctx context.Context, l lock.Lease, opened time.Duration)
 			m.o.Observer.Heartbeat(b)
 		},
 	})
-	g.janitor = newJanitor(ctx, l, g.keeper.Lose, &m.log)
+	g.janitor = newJanitor(ctx, l, g.keeper.Lose, m.inherit, &m.log)
 	g.wg.Go(func() { _ = g.keeper.Run(ctx) }) // what it says is in keeper.Err, too
 	g.wg.Go(func() {
 		for e := range l.Events() { // until Close

@@ -95,6 +95,7 @@ type Manager struct {
 	changed  chan struct{} // closed when lease changes, and replaced
 	openErr  error         // why there is no lease, as far as is known
 	opened   bool          // there was a lease
+	orphans  []chore       // wait for the next lease; each is of a hold that was attached, or was to be detached
 	sessions map[ID]*Session
 	users    map[uint32]*user // that have sessions
 	draining bool

@@ -133,6 +133,8 @@ func release(ctx context.Context, s *Session, h *ledger.Hold) LostReason {
 			lost = g.reason()
 		}
 		switch {
+		case tries > 0 && h.Exit() != nil && !h.Exit().Detaches() && errors.Is(err, lock.ErrLeaseLost): // it may be detached again
+			return ledger.Unknown
 		case lost != 0 && tries > 0 && !h.Exit().Detaches(): // the request before, whose outcome was unknown, did it
 			return 0
 		case lost != 0:

@@ -106,6 +106,26 @@ func (m *Manager) setLease(g *generation, why error) {
 		close(m.changed)
 		m.changed = make(chan struct{})
 	}
+	if g != nil {
+		for _, c := range m.orphans {
+			g.janitor.add(c)
+		}
+		m.orphans = nil
+	}
+}
+
+// inherit takes what the janitor of a lease that is over has left, for the one of the next lease.
+func (m *Manager) inherit(c chore) {
+	c = chore{session: c.session, resource: c.resource, id: c.id, key: c.key}
+	m.mu.Lock()
+	g := m.lease.Load()
+	if g == nil {
+		m.orphans = append(m.orphans, c)
+	}
+	m.mu.Unlock()
+	if g != nil {
+		g.janitor.add(c)
+	}
 }
 
 // awaitLease returns a lease that can be relied on. ErrUnavailable: ctx has

@@ -235,14 +235,15 @@ func (e *env) notThere(b lock.Backend, r lock.Resource) {
 	e.eventually("the resource is free", func() bool { return len(e.get(b, r).Holders) == 0 })
 }
 
-// testDetachOfTheDead: the end of the lease that has detached or attached a hold does not end it.
+// testDetachOfTheDead: the end of the lease that has detached or attached a hold does not end it. Another lease does
+// that, for who has had it attached.
 func testDetachOfTheDead(e *env) {
 	b := e.sidecar()
-	r, other := e.name("r"), e.name("other")
+	r, other, ended := e.name("r"), e.name("other"), e.name("ended")
 	dead := e.mortal()
-	g, g2 := e.detachable(dead, r, lock.Exclusive), e.detachable(dead, other, lock.Exclusive)
-	key, key2 := e.detach(dead, g, longHold), e.detach(dead, g2, longHold)
-	g = e.attach(dead, g, key, longHold)
+	g, g2, g3 := e.detachable(dead, r, lock.Exclusive), e.detachable(dead, other, lock.Exclusive), e.detachable(dead, ended, lock.Exclusive)
+	key, key2, key3 := e.detach(dead, g, longHold), e.detach(dead, g2, longHold), e.detach(dead, g3, longHold)
+	g, g3 = e.attach(dead, g, key, longHold), e.attach(dead, g3, key3, longHold)
 	w := e.queue(b, r, lock.Exclusive)
 	dead.silence()
 	e.eventually("nobody has it, and it is detached", func() bool {
@@ -251,6 +252,14 @@ func testDetachOfTheDead(e *env) {
 	})
 	e.loose(b.b, g, dead)
 	e.loose(b.b, g2, dead)
+	e.eventually("what the dead lease had is ended", func() bool {
+		err := b.Detach(e.ctx, ended, g3.ID, key3, 0)
+		if err != nil && !errors.Is(err, lock.ErrNotHolder) {
+			e.Errorf("Detach for good, on another lease: %v", err)
+		}
+		return err == nil
+	})
+	e.release(b, e.acquire(b, ended, lock.Exclusive))
 	closes := e.sidecar()
 	g = e.attach(closes, g, key, longHold)
 	if err := closes.Close(e.ctx); err != nil {

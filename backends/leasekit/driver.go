@@ -125,8 +125,8 @@ type Detacher interface {
 	Detaches() error
 
 	// Detach takes a hold off the lease, as lock.Detacher says. A hold that is detached under the
-	// key already, and that nobody has attached since, is found. Nothing there is no error. ttl
-	// is 0, or within bounds.
+	// key already, and that nobody has attached since, is found; with ttl 0, also one that a lease has had
+	// that is over. Nothing there is no error. ttl is 0, or within bounds.
 	Detach(ctx context.Context, w Withdrawal, key lock.HandleKey, ttl time.Duration) (Withdrawn, error)
 }
 

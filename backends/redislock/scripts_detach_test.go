@@ -94,3 +94,26 @@ func TestScriptsDetachOfTheDead(t *testing.T) {
 	s.want(s.attach("cc", "4", "ee", "bb"), "[NOHANDLE]")
 	s.want(s.handle("bb", "ee", "60000000"), "[NOHANDLE]")
 }
+
+// What a lease has attached and did not end is ended by the next one of its sidecar: by who knows its key and its id, before
+// the dead lease is cleared away.
+func TestScriptsDetachAfterTheLease(t *testing.T) {
+	s := newStill(t)
+	s.open("aa")
+	s.acquire("aa", "1", "X")
+	s.want(s.detach("aa", "1", "ee", "60000000"), "1")
+	s.want(s.attach("aa", "2", "ee", ""), "[ATTACHED T 60000000]")
+	s.at(10 * second)
+	s.open("bb")
+	s.want(s.acquire("bb", "3", "X"), "[WAIT 50000]")
+	s.want(s.detach("bb", "1", "ee", "0"), "0")        // it has another id since
+	s.want(s.detach("bb", "2", "ff", "0"), "0")        // that is of nothing
+	s.want(s.detach("bb", "2", "ee", "60000000"), "0") // it is not that one's
+	s.hears()
+	s.want(s.detach("bb", "2", "ee", "0"), "1")
+	s.hears("bb: g 3 T+10s+1")
+	s.has("lock", "h3=X T+10s+1 T+10s bb 0 - w, m=X")
+	s.want(s.reap("aa", "2"), "1")
+	s.has("lock", "h3=X T+10s+1 T+10s bb 0 - w, m=X")
+	s.empty("aa")
+}

@@ -221,5 +221,9 @@ func (l *Ledger) clean(h *Hold, farewell bool) {
 		h.after.farewell = h.after.farewell || farewell
 		return
 	}
-	l.emit(Effect{Kind: Clean, Lease: h.lease, Resource: h.key.Resource, ID: h.id, Farewell: farewell})
+	e := Effect{Kind: Clean, Lease: h.lease, Resource: h.key.Resource, ID: h.id, Farewell: farewell}
+	if h.exit != nil {
+		e.Key = h.exit.Key
+	}
+	l.emit(e)
 }

@@ -110,7 +110,7 @@ type Effect struct {
 	Lease    Lease
 	Resource lock.Resource
 	ID       lock.HoldID
-	Key      lock.HandleKey // of Clean: release it also as a detached hold; may be empty
+	Key      lock.HandleKey // of Clean: release it also where it is detached; may be empty
 	Stop     Stopper        // of Stop
 	Done     func()         // of Clean: somebody waits for it; may be nil
 
@@ -124,7 +124,7 @@ type EffectKind uint8
 const (
 	Request    EffectKind = iota + 1 // ask the store for Hold under ID, see Asked; it may be given up already
 	Stop                             // end the driver's call that is under way
-	Clean                            // release ID in the background, until the store has answered or Lease is over
+	Clean                            // release ID in the background, until the store has answered or Lease is over; with a Key, until the store has answered
 	Unregister                       // news of ID are not wanted any more
 	Peek                             // Call is a try that shares the wait of another: see who holds it, see Peeked
 	Tell                             // there is a loss for the app to hear of, for Reason

@@ -129,10 +129,10 @@ func (l *Ledger) Released(h *Hold, said []LostReason) error {
 		case 0:
 		case Unknown:
 			l.clean(p, false)
-			if x := p.exit; x != nil {
-				l.effects[len(l.effects)-1].Key = x.Key
-			}
 		default: // it is told, whatever is unknown of the others
+			if p.exit.Detaches() { // perhaps it is: its lease ended after that
+				l.clean(p, false)
+			}
 			if h.reason = said[0]; h.group != nil {
 				h.group.lost = p
 			}

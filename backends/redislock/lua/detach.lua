@@ -10,14 +10,15 @@ local live = ends(ARGV[3])
 if ARGV[5] ~= '0' then remember_gone(id, tonumber(ARGV[5])) end
 local record = redis.call('HGET', KEYS[4], 'h' .. id)
 local function done() return live and (more and 2 or 1) or -1 end
-if mine == 0 then -- a second one of the same?
+if mine == 0 then -- a second one of the same, or to end it after its lease?
   if not record or redis.call('HGET', KEYS[4], 'd' .. key) ~= id then return live and 0 or -1 end
   local _, _, _, lease = parse(record)
-  if lease ~= '0' then return live and 0 or -1 end
-  if time == 0 then
+  if lease ~= '0' and time > 0 then return live and 0 or -1 end
+  if time == 0 then -- nobody has attached it since, or it had another id; what clears a dead lease away finds nothing then
     redis.call('ZREM', KEYS[9], member)
     redis.call('ZREM', KEYS[10], member)
     let_go(id)
+    return more and 2 or 1 -- the lease that asks need not be known here
   end
   return done()
 end
