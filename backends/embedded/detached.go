@@ -68,8 +68,12 @@ func (l *lease) attach(q lock.Request) (leasekit.Answer, error) {
 	if err != nil {
 		return leasekit.Answer{}, err
 	}
-	e := l.own(leasekit.Ref{Resource: q.Resource, ID: q.ID})
+	r := leasekit.Ref{Resource: q.Resource, ID: q.ID}
+	e := l.own(r)
+	_, taken := l.takenAway[r]
 	switch {
+	case taken: // asked again, and it was taken away meanwhile
+		return leasekit.Answer{}, lock.ErrNotHolder
 	case e == nil:
 		e = s.handles[handle{q.Resource, q.Handle}]
 		if e == nil || !e.Value.keeps(now) || e.Room().Mode() != q.Mode {

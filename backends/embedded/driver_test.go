@@ -182,3 +182,33 @@ func TestCloseOfTheStoreEndsLeases(t *testing.T) {
 		}
 	})
 }
+
+// Who asks again for what it has attached, and another one has since, does not take it back: it is about to hear that it
+// has it no more, and would let go of it.
+func TestAttachAgainAfterAnother(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Store) {
+		a, one := driver(t, s)
+		b, two := driver(t, s)
+		g, key := acquire(t, a, "r", lock.Exclusive), lock.NewSecret().Key()
+		if err := a.(lock.Detacher).Detach(t.Context(), "r", g.ID, key, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		ask := func(l *lease, id lock.HoldID, want error) {
+			t.Helper()
+			got, err := l.Ask(t.Context(), lock.Request{ID: id, Resource: "r", Mode: lock.Exclusive, Handle: key})
+			if !errors.Is(err, want) || err == nil && (!got.Granted || got.Fence != g.Fence) {
+				t.Errorf("attach as %s: %+v, %v; want %v", id, got, err, want)
+			}
+		}
+		ask(one, "first", nil)
+		ask(two, "second", nil)
+		ask(one, "first", lock.ErrNotHolder)
+		ask(two, "second", nil)
+		ask(one, "third", nil) // another request may
+		if _, err := s.SetHandle(t.Context(), "r", key, 0); err != nil {
+			t.Fatal(err)
+		}
+		shut(t, a)
+		shut(t, b)
+	})
+}

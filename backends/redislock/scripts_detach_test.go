@@ -117,3 +117,22 @@ func TestScriptsDetachAfterTheLease(t *testing.T) {
 	s.has("lock", "h3=X T+10s+1 T+10s bb 0 - w, m=X")
 	s.empty("aa")
 }
+
+// Who asks again for what it has attached, and another one has since, does not take it back: it is about to hear that it
+// has it no more, and would let go of it.
+func TestScriptsAttachAgainAfterAnother(t *testing.T) {
+	s := newStill(t)
+	s.open("aa")
+	s.open("bb")
+	s.acquire("aa", "1", "X")
+	s.want(s.detach("aa", "1", "ee", "60000000"), "1")
+	s.want(s.attach("aa", "2", "ee", ""), "[ATTACHED T 60000000]")
+	s.want(s.attach("bb", "3", "ee", "aa"), "[ATTACHED T 60000000]")
+	s.hears("aa: r 2 0 r")
+	s.want(s.attach("aa", "2", "ee", "bb"), "[GONE]")
+	s.hears()
+	s.has("lock", "dee=3, h3=X T T bb 0 - v|dee|mT+60s, k=1, m=X")
+	s.want(s.attach("aa", "4", "ee", "bb"), "[ATTACHED T 60000000]") // another request may
+	s.hears("bb: r 3 0 r")
+	s.want(s.detach("aa", "4", "ee", "0"), "1")
+}

@@ -23,6 +23,7 @@ if own then -- asked again
   end
   return {'ATTACHED', fence, string.format('%.0f', math.max(left, 1))}
 end
+if redis.call('ZSCORE', KEYS[8], member) then return {'GONE'} end -- asked again, and it was taken away meanwhile
 local was = redis.call('HGET', KEYS[4], 'd' .. key)
 local record = was and redis.call('HGET', KEYS[4], 'h' .. was)
 if not record then return {'NOHANDLE'} end
