@@ -72,7 +72,7 @@ func (l *lease) attach(q lock.Request) (leasekit.Answer, error) {
 	e := l.own(r)
 	_, taken := l.takenAway[r]
 	switch {
-	case taken: // asked again, and it was taken away meanwhile
+	case taken, e == nil && s.resources[q.Resource].find(q.ID) != nil: // asked again, and it was taken away, or given up, meanwhile
 		return leasekit.Answer{}, lock.ErrNotHolder
 	case e == nil:
 		e = s.handles[handle{q.Resource, q.Handle}]

@@ -205,6 +205,11 @@ func TestAttachAgainAfterAnother(t *testing.T) {
 		ask(one, "first", lock.ErrNotHolder)
 		ask(two, "second", nil)
 		ask(one, "third", nil) // another request may
+		// Nor what it has given up, and is detached again.
+		if w, err := one.Withdraw(t.Context(), leasekit.Withdrawal{Ref: leasekit.Ref{Resource: "r", ID: "third"}}); err != nil || !w.Found {
+			t.Fatal(w, err)
+		}
+		ask(one, "third", lock.ErrNotHolder)
 		if _, err := s.SetHandle(t.Context(), "r", key, 0); err != nil {
 			t.Fatal(err)
 		}
