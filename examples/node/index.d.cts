@@ -118,7 +118,7 @@ export class LockSidecar {
   held(resource: string): Promise<boolean>;
   /** What `get` tells, of all resources with that prefix that are held or waited for, in byte order. */
   list(prefix?: string): AsyncGenerator<LockState, void, void>;
-  /** What is there, then each change that the sidecar sees when it looks, once an interval. It does not end. */
+  /** What is there, then each change that the sidecar sees when it looks, once an interval. `return()` ends it, also while somebody waits for a change. */
   watch(prefix?: string, options?: { interval?: number }): AsyncGenerator<{ kind: string; lock?: LockState }, void, void>;
   /** Takes a lock from its holders, or a waiter out of the queue. For admins. Resolves when it is gone, with the ids. */
   force(resource: string, options?: { lockId?: string; grace?: number }): Promise<string[]>;
@@ -126,7 +126,7 @@ export class LockSidecar {
   info(): Promise<Record<string, unknown>>;
   /** Who leads: who holds the resource alone, and the metadata `leader` that it publishes. */
   leader(resource: string): Promise<Leader>;
-  /** Who leads, then each change. It does not end. */
+  /** Who leads, then each change. `return()` ends it, also while somebody waits for a change. */
   watchLeader(resource: string, options?: { interval?: number }): AsyncGenerator<Leader, void, void>;
 
   /** Releases everything and ends the session. Then only `open()` opens another. */

@@ -8,25 +8,45 @@ const { connect } = require('./lines.cjs');
 const LIMIT = 10_000;
 const ONCE_ONLY = ['forceRelease', 'releaseHandle', 'resetOutcome'];
 
-/** A question on a connection of its own, without a session, and all its answers. The connection ends with the iteration. */
-async function* stream(path, kind, body, answer, limit) {
+/**
+ * A question on a connection of its own, without a session, and all its answers. The connection ends with the
+ * iteration. return() ends that at once, also while somebody waits for the next answer.
+ */
+function stream(...question) {
   const came = [];
   let wake = () => {};
   const tell = (one) => {
     came.push(one);
     wake();
   };
-  const lines = connect(path, (m) => tell(m), (err) => tell({ failed: err }));
+  const next = async () => {
+    while (came.length === 0) {
+      await new Promise((resolve) => { wake = resolve; });
+    }
+    return came.shift();
+  };
+  const all = answers(tell, next, ...question);
+  const end = all.return.bind(all); // which Node carries out when the generator yields
+  all.return = (value) => {
+    came.length = 0;
+    tell({ over: true });
+    return end(value);
+  };
+  return all;
+}
+
+async function* answers(tell, next, path, kind, body, answer, limit) {
+  const lines = connect(path, tell, (err) => tell({ failed: err }));
   const timer = limit && setTimeout(() => {
     tell({ failed: new SidecarError('SIDECAR_SILENT', `the sidecar at ${path} did not answer within ${limit} ms; it may be frozen`) });
   }, limit);
   lines.write(`${JSON.stringify({ requestId: '1', [kind]: body })}\n`);
   try {
     for (;;) {
-      while (came.length === 0) {
-        await new Promise((resolve) => { wake = resolve; });
+      const { over, failed, error, [answer]: found } = await next();
+      if (over) {
+        return;
       }
-      const { failed, error, [answer]: found } = came.shift();
       if (failed) {
         throw failed.again();
       }

@@ -93,6 +93,7 @@ class Session {
     if (this.error) {
       throw this.error.again();
     }
+    signal?.throwIfAborted(); // while the session was opened
     const call = this.#send('acquire', { owner: `acquire ${this.#lastId + 1}`, ...body }, { acquires: true, maxHold: body.maxHold });
     const off = onAbort(signal, () => this.#giveUp(call, signal.reason));
     let limit;
@@ -104,7 +105,7 @@ class Session {
     try {
       return (await this.#answer(call)).lock;
     } catch (err) {
-      if (call.unsent && err.reason === 'SIDECAR_GONE') {
+      if (call.unsent && err?.reason === 'SIDECAR_GONE') {
         return undefined;
       }
       throw err;
@@ -211,7 +212,7 @@ class Session {
   async #answer(call) {
     this.#awaited++;
     this.#ref();
-    const { error, ...answer } = await new Promise((resolve) => {
+    const answer = await new Promise((resolve) => {
       call.settle = resolve;
       if (call.done) {
         resolve(call.answer);
@@ -219,7 +220,8 @@ class Session {
     });
     this.#awaited--;
     this.#ref();
-    if (error) {
+    if ('error' in answer) { // an app may abort with any reason, such as null
+      const { error } = answer;
       throw error instanceof SidecarError ? error.again() : error;
     }
     return answer;

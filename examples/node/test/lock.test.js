@@ -120,6 +120,36 @@ test('an aborted wait leaves nothing queued', async (t) => {
   await assert.rejects(client.acquire('a', { signal: AbortSignal.abort() }), { name: 'AbortError' });
 });
 
+for (const reason of [null, 0, '', false]) {
+  test(`an abort with the reason ${JSON.stringify(reason)} ends the wait`, async (t) => {
+    const { sidecar, client } = await start(t);
+    await client.acquire('a');
+    const controller = new AbortController();
+    const asked = client.acquire('a', { signal: controller.signal }).then(() => 'granted', (err) => [err]);
+    await eventually('it waits', async () => (await sidecar.lock('a')).waiters.length === 1);
+    controller.abort(reason);
+    assert.deepEqual(await asked, [reason]);
+    await eventually('it has left', async () => (await sidecar.lock('a')).waiters.length === 0);
+  });
+}
+
+test('an abort beside the opening of the session ends the wait', async (t) => {
+  const { sidecar, client } = await start(t);
+  await client.acquire('a');
+  for (let ticks = 0; ticks < 16; ticks++) { // around the moment at which the acquire goes on
+    const opening = new LockSidecar({ socket: sidecar.socket });
+    t.after(() => opening.close());
+    const controller = new AbortController();
+    const asked = assert.rejects(opening.acquire('a', { signal: controller.signal }), { name: 'AbortError' });
+    await opening.open();
+    for (let i = 0; i < ticks; i++) {
+      await undefined;
+    }
+    controller.abort();
+    await asked;
+  }
+});
+
 test('an abort beside the grant leaves nothing held', async (t) => {
   const { sidecar, client } = await start(t);
   await client.hold('warm', () => {});

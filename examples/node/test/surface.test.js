@@ -175,6 +175,16 @@ test('looks', async (t) => {
   await assert.rejects(client.info(), { reason: 'NO_SIDECAR' });
 });
 
+test('a watch ends while it waits for a change', async (t) => {
+  const { client } = await start(t);
+  for (const changes of [client.watch('quiet/', { interval: 100 }), client.watchLeader('quiet', { interval: 100 })]) {
+    await changes.next(); // what is there
+    const waiting = changes.next(); // and nothing changes
+    assert.deepEqual(await changes.return('enough'), { value: 'enough', done: true });
+    assert.deepEqual(await waiting, { value: undefined, done: true });
+  }
+});
+
 test('several at once, permits, and the end of maxHold moved', async (t) => {
   const { client } = await start(t);
   await client.hold(['b', 'a'], { wait: 5_000 }, async (lock) => {
