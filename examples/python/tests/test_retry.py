@@ -68,6 +68,41 @@ def test_what_was_opened_too_late_leaves_no_session(
         eventually("one session", lambda: sidecar.http("GET", "/v1/info")[1]["sessions"] == 1)
 
 
+def test_threads_share_an_opening_that_fails(
+    own_sidecar: Callable[..., Sidecar], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, the last of them would wait for all before it."""
+    sidecar = own_sidecar()
+    monkeypatch.setattr("locksidecar._session._OPEN_TIMEOUT", 1.0)
+    client = Client(sidecar.socket)
+    attempts: list[None] = []
+    open_new = Client._open_new
+
+    def counted(self: Client) -> Session:
+        attempts.append(None)
+        return open_new(self)
+
+    monkeypatch.setattr(Client, "_open_new", counted)
+    silent: list[None] = []
+
+    def ask() -> None:
+        with pytest.raises(locksidecar.SidecarSilent):
+            client.lock("r", wait=0).acquire()
+        silent.append(None)
+
+    sidecar.freeze()
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(silent) == 8 and len(attempts) < 8
+    sidecar.thaw()
+    with client.lock("r", wait=PATIENCE):  # and another tries again
+        pass
+    client.close()
+
+
 def test_no_sidecar_is_told_at_once() -> None:
     with pytest.raises(locksidecar.NoSidecar):
         Client("/tmp/there-is-no-such-socket", connect_timeout=1e6).open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import sys
 import threading
@@ -53,6 +54,7 @@ class Client:
         self._closed = False
         self._session: Session | None = None
         self._opening = threading.RLock()
+        self._failed: tuple[int, LockSidecarError | None] = (0, None)  # how many openings, the last of them
         self._openings: dict[asyncio.AbstractEventLoop, asyncio.Future[Session]] = {}
         _clients.add(self)
 
@@ -241,11 +243,14 @@ class Client:
         return session
 
     def _open_async(self) -> asyncio.Future[Session]:
-        """One opening for all tasks of a loop: each takes a thread, be it for a moment."""
+        """One opening for all tasks of a loop.
+
+        In a thread of its own: those of the loop's executor may all wait for this very lock.
+        """
         loop = asyncio.get_running_loop()
         opening = self._openings.get(loop)
         if opening is None:
-            opening = self._openings[loop] = loop.run_in_executor(None, self._open)
+            opening = self._openings[loop] = loop.create_future()
 
             def done(opening: asyncio.Future[Session]) -> None:
                 self._openings.pop(loop, None)
@@ -253,9 +258,26 @@ class Client:
                     opening.exception()  # nobody may be left to see it
 
             opening.add_done_callback(done)
+            thread = threading.Thread(target=self._open_for, args=(loop, opening), name="locksidecar-open", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the interpreter ends
+                self._open_for(loop, opening)
         return opening
 
+    def _open_for(self, loop: asyncio.AbstractEventLoop, opening: asyncio.Future[Session]) -> None:
+        tell: Callable[[], None]
+        try:
+            tell = functools.partial(opening.set_result, self._open())
+        except BaseException as e:
+            tell = functools.partial(opening.set_exception, e)
+        try:
+            loop.call_soon_threadsafe(lambda: None if opening.done() else tell())
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits
+
     def _open(self) -> Session:
+        failed, _ = self._failed
         with self._opening:
             if self._closed:
                 raise SessionClosed("this client is closed")
@@ -264,7 +286,14 @@ class Client:
                 session.forked()
                 session = None
             if session is None or session.error is not None:
-                session = self._session = self._open_new()
+                count, error = self._failed
+                if error is not None and count != failed:  # while we waited for our turn
+                    raise error.again()
+                try:
+                    session = self._session = self._open_new()
+                except LockSidecarError as e:
+                    self._failed = count + 1, e.again()  # without its frames
+                    raise
             return session
 
     def _open_new(self) -> Session:
