@@ -117,7 +117,7 @@ func (s *state) attach(o *op) {
 	switch {
 	case s.kept:
 		o.err = errKept
-	case noted && !n.forced, s.isLeast(o.id):
+	case noted && (!n.forced || e == nil), s.isLeast(o.id): // asked again, and it was given up, or taken away, meanwhile
 		o.err = lock.ErrNotHolder
 	case e == nil:
 		s.take(o)

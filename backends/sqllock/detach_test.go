@@ -111,6 +111,7 @@ func TestNoHandle(t *testing.T) {
 		"forced":         {1001, []*op{{kind: opForce, id: "x", grace: 1}}, byHandle("x", span), lock.ErrNoHandle},
 		"given up":       {1001, []*op{{kind: opRemove, id: "y", lease: "m", unsure: true}}, attaching("x", "y", lock.Shared), lock.ErrNotHolder},
 		"asked too late": {1000, nil, &op{kind: opAttach, is: "x", id: "x", lease: "l", key: "k", mode: lock.Shared}, lock.ErrNoHandle},
+		"taken away":     {1001, []*op{attaching("x", "y", lock.Shared)}, &op{kind: opAttach, is: "y", id: "x", lease: "l", key: "k", mode: lock.Shared}, lock.ErrNotHolder},
 		"let go of":      {1001, []*op{{kind: opRemove, id: "x", lease: "l"}}, &op{kind: opAttach, is: "x", id: "x", lease: "l", key: "k", mode: lock.Shared}, lock.ErrNotHolder},
 	} {
 		s := attached(c.ends)
