@@ -156,7 +156,7 @@ module Locksidecar
   # A hold as its session knows it. Each acquire that entered it has a Lock. The mutex of the session guards it.
   class Hold
     attr_reader :grant, :id, :resource, :counted, :listeners
-    attr_accessor :problem, :count, :until, :limit, :mode
+    attr_accessor :problem, :count, :until, :limit, :mode, :left_by
 
     def initialize(grant)
       @grant = grant
@@ -166,13 +166,19 @@ module Locksidecar
       @counted = grant["countedAt"].to_f # when its first grant was, on the sidecar's clock
       @count = 0 # acquires that are not released yet
       @until = -Float::INFINITY # as its grants said, and news of the lease that were counted later
-      @limit = Float::INFINITY # its end by max_hold
+      @limit = Float::INFINITY # its end by max_hold, or by its handle where it is attached
+      @left_by = "released" # or detached: how those who had entered it have left
       @listeners = []
     end
 
     # When it is over if nothing is heard any more.
     def end
       [@limit, @until].min
+    end
+
+    # Why one who has left it cannot rely on it.
+    def not_held
+      NotHolder.new("the lock on #{@resource.inspect} was #{@left_by} before")
     end
 
     def lose(reason, message)
@@ -183,6 +189,31 @@ module Locksidecar
                               })
       @listeners.each { |listener| Locksidecar.background { listener.call(@problem) } } # never where the news are read
       @listeners.clear
+    end
+  end
+
+  # A lock that lives by a time of its own in the store. Whoever has its handle has it.
+  class Detached
+    attr_reader :handle, :resource, :mode, :fence, :limit # the handle is a password; limit: of a permit, how many there are
+
+    # What came as the answer to a request that was sent then.
+    def initialize(answer, sent)
+      @handle, @resource, @mode, @limit = answer.values_at("handle", "resource", "mode", "limit")
+      @fence = answer["fence"].to_i
+      @until = sent + answer["validFor"].to_f
+    end
+
+    # Seconds for which the store keeps others out at least. It does not know of later extensions.
+    def valid_for = [0.0, @until - Locksidecar.now].max
+
+    def inspect = "#<#{self.class} #{mode} #{resource.inspect} fence=#{fence}>"
+
+    # A handle that the app gave. Messages do not show it.
+    def self.handle(value)
+      handle = value.is_a?(Detached) ? value.handle : value
+      raise InvalidRequest.new("the handle must be a String that is not empty", metadata: { "field" => "handle" }) unless handle.is_a?(String) && !handle.empty?
+
+      handle
     end
   end
 
@@ -278,7 +309,7 @@ module Locksidecar
       hold = entered.hold
       call = Call.new("release", { lockId: hold.id }, about: hold)
       lost = synchronize do
-        raise NotHolder, "the lock on #{hold.resource.inspect} was released before" if entered.left
+        raise hold.not_held if entered.left
 
         expire(hold, silent_at(hold))
         # Where it is lost, the sidecar may be what is broken: it reads this when it is well again.
@@ -293,6 +324,15 @@ module Locksidecar
     def conclude(entered, outcome, note)
       ask(Call.new("release", { lockId: entered.hold.id, outcome: outcome, note: note }, about: entered.hold))
       synchronize { leave(entered) }
+    end
+
+    # Takes what the app has entered off the session.
+    def detach(entered, ttl)
+      call = Call.new("detach", { lockId: entered.hold.id, ttl: Locksidecar.duration(ttl) }, about: entered.hold)
+      call.hold = entered
+      detached = Detached.new(ask(call)["detached"], call.sent)
+    ensure
+      synchronize { keep_no_handle(call) } if call && !detached
     end
 
     # Ends the session, and waits until the sidecar has released all.
@@ -525,10 +565,14 @@ module Locksidecar
         return put_if_open(Call.new("release", { lockId: grant["lockId"] })) if call.abandoned
 
         granted(call, grant)
+      elsif message["detached"]
+        call.about.left_by = "detached"
+        leave(call.hold)
+        put_if_open(Call.new("releaseHandle", { handle: message["detached"]["handle"] })) if call.abandoned
       elsif grant
         call.about.mode = grant["mode"]
         if message["extended"]
-          call.about.limit = moment(grant["countedAt"], call.max_hold)
+          call.about.limit = [moment(grant["countedAt"], call.max_hold), by_handle(grant)].min
           call.about.until = [call.about.until, moment(grant["countedAt"], grant["validFor"].to_f)].max
         end
       end
@@ -542,13 +586,41 @@ module Locksidecar
       hold.mode = grant["mode"]
       hold.until = [hold.until, moment(grant["countedAt"], grant["validFor"].to_f)].max
       hold.limit = [hold.limit, moment(grant["countedAt"], call.max_hold)].min if call.max_hold
+      hold.limit = [hold.limit, by_handle(grant)].min
       prolong(hold) # news may overtake the grant
       lost(hold, @early[hold.id]) if @early[hold.id]
+    end
+
+    # When the time of its handle is over, where it is attached.
+    def by_handle(grant)
+      grant["endsIn"] ? moment(grant["countedAt"], grant["endsIn"].to_f) : Float::INFINITY
+    end
+
+    # Nobody gets the handle of what was to be detached: it is released, now or when it comes.
+    def keep_no_handle(call)
+      return if call.id.nil? || call.abandoned || call.error || @error
+
+      call.abandoned = true
+      if call.done
+        put_if_open(Call.new("releaseHandle", { handle: call.answer["detached"]["handle"] }))
+      else
+        lose_detached(call.about, "nobody waited for it to be detached")
+      end
+    end
+
+    def lose_detached(hold, message)
+      @holds.delete(hold.id)
+      hold.lose("UNKNOWN", message)
+      @changed.broadcast
     end
 
     # What a refusal says about a hold; the error to raise.
     def refused(call, error)
       hold = call.about
+      if call.kind == "detach" && error.is_a?(StoreUnavailable)
+        lose_detached(hold, "the store did not answer when it was to be detached")
+        return error
+      end
       if hold && (error.is_a?(LockLost) || (error.is_a?(NotHolder) && hold.count.positive?)) # sooner than its event
         @holds.delete(hold.id)
         hold.lose(error.metadata["lost_reason"] || "UNKNOWN", error.message)
@@ -723,6 +795,13 @@ module Locksidecar
       @session.ask(Call.new("extend", { lockId: id, maxHold: Locksidecar.duration(max_hold) }, about: @hold, max_hold: max_hold))
     end
 
+    # Lets it live for so many seconds (1 to 86400) in the store, whatever becomes of this process: gives a Detached. Here it
+    # is over then, as after release. InvalidRequest, LimitExceeded: it stays. After any other error it is lost, and free soon.
+    def detach(ttl)
+      check
+      @session.detach(@call, ttl)
+    end
+
     # What is done once has succeeded: records that, and releases.
     def succeeded(note = "") = conclude("SUCCEEDED", note)
     # It has failed: the next attempt is told.
@@ -733,7 +812,7 @@ module Locksidecar
     def must_be_held
       lost = @session.look(@hold)
       raise lost.again if lost
-      raise NotHolder, "the lock on #{resource.inspect} was released before" if released?
+      raise @hold.not_held if released?
     end
 
     def conclude(outcome, note)
@@ -778,23 +857,28 @@ module Locksidecar
     end
 
     # Yields the lock and releases it. LockLost: it was lost meanwhile. Options as of acquire.
-    def hold(resource, **options)
-      call = request(resource, **options)
-      begin
-        lock = take(call)
-        result = yield lock
-        lock.release unless lock.released?
-        result
-      rescue Exception # what the block raises is the better error
-        quietly { lock.release unless lock.released? } if lock
-        raise
-      ensure
-        begin
-          quietly { lock.release } if lock && !lock.released? # throw and break
-        ensure
-          call.give_up # what an interrupt has left
-        end
-      end
+    def hold(resource, **options, &block)
+      during(request(resource, **options), &block)
+    end
+
+    # Attaches a lock that was detached, with the fence that it had: yields it, and releases it as hold does. Without a block it
+    # gives it. Who has it attached elsewhere loses it, with TAKEN_OVER. NotHolder: it was released, or its time is over.
+    def attach(handle, owner: nil, &block)
+      body = { handle: Detached.handle(handle), wait: Locksidecar.duration(0), owner: owner || Locksidecar.owner }
+      call = Call.new("acquire", body, patience: Session::ANSWER_LIMIT)
+      block ? during(call, &block) : take(call)
+    end
+
+    # Lets a lock that was detached end so many seconds from now, attached or not. Who has it attached calls extend_to then.
+    def extend_detached(handle, ttl)
+      sent = Locksidecar.now
+      Detached.new(look("extendHandle", { handle: Detached.handle(handle), ttl: Locksidecar.duration(ttl) }, "detached"), sent)
+    end
+
+    # Ends a lock that was detached. Who has it attached loses it, with TAKEN_OVER.
+    def release_detached(handle)
+      look("releaseHandle", { handle: Detached.handle(handle) }, "handleReleased")
+      nil
     end
 
     # Yields for what must succeed only once. When the block returns, that is recorded, and when it raises, the outcome
@@ -841,13 +925,31 @@ module Locksidecar
 
     private
 
-    def request(resource, wait: nil, shared: false, max_hold: nil, min_hold: nil, owner: nil, reentrant: false, limit: nil, once: nil, guard: nil)
+    def during(call)
+      begin
+        lock = take(call)
+        result = yield lock
+        lock.release unless lock.released?
+        result
+      rescue Exception # what the block raises is the better error
+        quietly { lock.release unless lock.released? } if lock
+        raise
+      ensure
+        begin
+          quietly { lock.release } if lock && !lock.released? # throw and break
+        ensure
+          call.give_up # what an interrupt has left
+        end
+      end
+    end
+
+    def request(resource, wait: nil, shared: false, max_hold: nil, min_hold: nil, owner: nil, reentrant: false, limit: nil, once: nil, guard: nil, detachable: nil)
       body = {
         (resource.is_a?(Array) ? :resources : :resource) => resource,
         mode: limit ? "PERMIT" : (shared ? "SHARED" : "EXCLUSIVE"),
         wait: wait && Locksidecar.duration(wait), maxHold: max_hold && Locksidecar.duration(max_hold),
         minHold: min_hold && Locksidecar.duration(min_hold), owner: owner || Locksidecar.owner,
-        reentrant: reentrant, limit: limit, once: once, guard: guard
+        reentrant: reentrant, limit: limit, once: once, guard: guard, detachable: detachable
       }.compact
       Call.new("acquire", body, max_hold: max_hold, patience: wait && (wait + Session::ANSWER_LIMIT))
     end

@@ -427,6 +427,49 @@ tap_all({
     closed.acquire("r", wait: 0).release
   },
 
+  "a block that detaches its lock ends quietly" => lambda {
+    client = Client.new(socket: Sidecar.new.socket)
+    lock = nil
+    detached = client.hold("r", detachable: true) do |held|
+      lock = held
+      held.detach(60)
+    end
+    must(lock.released? && !lock.lost?, "it is over")
+    must(fails("NOT_HOLDER") { lock.check }.message.include?("was detached"), "it says how")
+    must(!detached.inspect.include?(detached.handle), "a handle is a password")
+    fails("LOCK_HELD") { client.acquire("r", wait: 0) }
+    same(lock.fence, client.attach(detached.handle) { |held| held.check || held.fence })
+    same([], client.get("r")["holders"])
+    fails("NOT_HOLDER") { client.attach(detached) }
+    [nil, "", 7].each { |bad| same({ "field" => "handle" }, fails("INVALID_REQUEST") { client.attach(bad) }.metadata) }
+  },
+
+  "a handle that nobody waits for is released" => lambda {
+    sidecar = Sidecar.new({ "ttl" => "1m" })
+    client = Client.new(socket: sidecar.socket)
+    %w[silent killed].each do |how|
+      lock = client.acquire(how, detachable: true)
+      sidecar.freeze!
+      if how == "silent"
+        fails("SIDECAR_SILENT") { lock.detach(3600) }
+      else
+        detaching = Thread.new { lock.detach(3600) }
+        calls = client.instance_variable_get(:@session).instance_variable_get(:@calls)
+        eventually("it is asked", 20) { calls.values.any? { |call| call.kind == "detach" } }
+        detaching.kill.join
+      end
+      eventually("it is lost", 20) { lock.lost? }
+      sidecar.thaw
+      eventually("it is free", 20) { client.get(how)["holders"].empty? }
+    end
+  },
+
+  "what is attached ends with its handle" => lambda {
+    granted = { granted: GRANTED[:granted].merge(endsIn: "5s", validFor: "900s") }
+    lock = Client.new(socket: scripted(OPENED, granted)).attach("h")
+    must(lock.valid_for.between?(0, 5), lock.valid_for.to_s)
+  },
+
   "a wait without end at a frozen sidecar ends" => lambda {
     sidecar = Sidecar.new
     client = Client.new(socket: sidecar.socket)

@@ -13,6 +13,7 @@ class Run
     @clients = {}
     @holds = {}
     @calls = {}
+    @handles = {}
     @noted = {} # moments, for order
   end
 
@@ -60,7 +61,7 @@ class Run
   def step_acquire(step)
     options = { shared: step["mode"] == "SHARED", owner: step["owner"], reentrant: step["reentrant"] || false,
                 wait: step["wait"] && (step["wait"] / 1e3), max_hold: step["maxHold"] && (step["maxHold"] / 1e3),
-                min_hold: step["minHold"] && (step["minHold"] / 1e3), limit: step["limit"] }
+                min_hold: step["minHold"] && (step["minHold"] / 1e3), limit: step["limit"], detachable: step["detachable"] }
     if (once = step["once"])
       options[:once] = { keep: once["keep"] && "#{once["keep"] / 1e3}s", maxAttempts: once["maxAttempts"] }.compact
     end
@@ -118,6 +119,37 @@ class Run
 
   def step_extend(step)
     refused(step) { @holds[step["hold"]].extend_to(step["maxHold"] / 1e3) }
+  end
+
+  def step_detach(step)
+    lock = @holds[step["hold"]]
+    detached = refused(step) { lock.detach(step["ttl"] / 1e3) } or return
+    detached_as(lock, detached, step["ttl"])
+    @handles[step["handle"]] = detached
+  end
+
+  def detached_as(want, detached, ttl)
+    same([want.resource, want.mode, want.fence], [detached.resource, detached.mode, detached.fence], "detached")
+    must(detached.valid_for.positive? && detached.valid_for <= ttl / 1e3, "valid for #{detached.valid_for}")
+  end
+
+  def step_attach(step)
+    granted(step) { @clients[step["client"]].attach(@handles[step["handle"]]) }
+  end
+
+  def step_extendHandle(step)
+    before = @handles[step["handle"]]
+    after = refused(step) { @clients[step["client"]].extend_detached(before, step["ttl"] / 1e3) } or return
+    same(before.handle, after.handle, "handle")
+    detached_as(before, after, step["ttl"])
+  end
+
+  def step_releaseHandle(step)
+    refused(step) { @clients[step["client"]].release_detached(@handles[step["handle"]]) }
+  end
+
+  def step_same(step)
+    same(1, step["holds"].map { |h| @holds[h].fence }.uniq.size, "fences")
   end
 
   def step_check(step)
@@ -222,7 +254,7 @@ tests = Dir[File.expand_path("../../contract/*.json", __dir__)].sort.flat_map do
            when "shared" then STORES.to_a
            when "mysql" then STORES.slice("mysql").to_a
            end
-  if (spec["needs"] || []).difference(%w[fork stop]).any?
+  if (spec["needs"] || []).difference(%w[fork stop detach]).any?
     [[File.basename(file), -> { raise Skipped, "this runner has no #{spec["needs"].join(" and no ")}" }]]
   elsif stores.empty?
     [[File.basename(file), -> { raise Skipped, "needs a store (#{spec["store"]}) that the environment does not name" }]]
