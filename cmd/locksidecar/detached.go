@@ -95,12 +95,12 @@ Exit status 75: held by somebody else for all of --wait.`,
 	return cmd
 }
 
-func takeDetached(ctx context.Context, c *client.Client, resource string, o client.AcquireOptions, ttl time.Duration) (d *pb.DetachedHold, err error) {
+func takeDetached(ctx context.Context, c *client.Client, resource string, o client.AcquireOptions, ttl time.Duration) (*pb.DetachedHold, error) {
 	s, err := c.OpenSession(ctx, client.SessionOptions{Name: "locksidecar detached take"})
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, s.Close()) }()
+	defer func() { _ = s.Close() }() // it has nothing any more; and the handle must not be lost, whatever the sidecar does now
 	l, err := s.Acquire(ctx, resource, o)
 	if err != nil {
 		return nil, err

@@ -3,13 +3,16 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
 )
 
 // detachesNothing are the stores without detached holds.
@@ -130,4 +133,52 @@ func detachOverHTTP(t *testing.T, side *sidecarProgram) (handle, fence string) {
 		t.Errorf("granted %v, detached %v", g, d)
 	}
 	return d["handle"].(string), d["fence"].(string)
+}
+
+// TestDetachedTakeOfASilentSidecar: the handle is printed that the sidecar has answered with, whatever it does then.
+func TestDetachedTakeOfASilentSidecar(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { _ = conn.Close() }) // and not before
+			go answerLines(conn)
+		}
+	}()
+	if got := cli(t, "detached", "take", "--socket", socket, "--ttl", "1h", "export"); got.code != 0 || got.out != "lsh1_secret\n" {
+		t.Errorf("got %+v, want the handle", got)
+	}
+}
+
+// answerLines answers to a greeting, or in a session that acquires and detaches.
+func answerLines(conn net.Conn) {
+	lines := json.NewDecoder(conn)
+	for n := 0; ; n++ {
+		var q map[string]json.RawMessage
+		if err := lines.Decode(&q); err != nil {
+			if n == 0 {
+				_, _ = fmt.Fprint(conn, "HTTP/1.1 200 OK\r\n\r\n")
+			}
+			return
+		}
+		hold := fmt.Sprintf(`"resource":"export","mode":"EXCLUSIVE","fence":"1024","validFor":"3600s","countedAt":"%.3fs"`, lock.BootTime().Seconds())
+		answer := `"opened":{"sessionId":"1"}`
+		if q["acquire"] != nil {
+			answer = `"granted":{"lockId":"1","count":1,` + hold + "}"
+		} else if q["detach"] != nil {
+			answer = `"detached":{"handle":"lsh1_secret",` + hold + "}"
+		}
+		if _, err := fmt.Fprintf(conn, "{\"requestId\":%s,%s}\n", q["requestId"], answer); err != nil {
+			return
+		}
+	}
 }
