@@ -16,84 +16,28 @@ import (
 const (
 	// patience is how long a test waits for what must happen. Nothing but a
 	// failing test waits so long, so it is generous.
-	patience = 20 * time.Second
+	patience = time.Minute
 	// longTTL is for leases that must not end while a test runs.
 	longTTL = 30 * time.Second
 	// slack is the room for a loaded machine where a test measures time.
-	slack = 5 * time.Second
+	slack = 10 * time.Second
 )
 
 // env is what one test works with. Its methods end the test when the store does
 // not do what they expect, so they are for the goroutine of the test.
 type env struct {
-	testing.TB
-	h       Harness
-	limits  Limits
-	ctx     context.Context // ends when the test is over
-	prefix  string
-	clock   lock.Clock // of the moments in events
-	deaf    bool       // no push reaches any backend of the test
-	retried bool       // it is tried once more where the machine is too busy
-	severed bool       // connections are ended: a lease whose Close meets such a one ends with its TTL
-	tasks   sync.WaitGroup
-	opened  int // leases
-}
-
-// maxTries is how often a test is run that the machine was too busy for.
-const maxTries = 3
-
-func runOne(t testing.TB, h Harness, limits Limits, c conformance) {
-	t.Helper()
-	for try := 1; ; try++ {
-		busy := runOnce(t, h, limits, c, try == maxTries)
-		if busy == "" {
-			return
-		}
-		t.Logf("once more: %s", busy)
-	}
-}
-
-// tooBusy is why a test cannot go on: the machine has let a lease end that the test needs.
-type tooBusy string
-
-// lived ends a try of a test where an error says no more than that the machine was too busy
-// for the heartbeats of a lease.
-func (e *env) lived(s *sidecar, err error) {
-	if pause := s.longestPause(); errors.Is(err, lock.ErrLeaseLost) && e.retried && pause >= s.ttl && !s.isSilent() {
-		panic(tooBusy(fmt.Sprintf("a lease of %s had no heartbeat for %s", s.ttl, pause)))
-	}
-}
-
-// runOnce gives why it is to be tried once more; empty: it is not.
-func runOnce(t testing.TB, h Harness, limits Limits, c conformance, last bool) (busy tooBusy) {
-	t.Helper()
-	defer func() {
-		switch why := recover().(type) {
-		case nil:
-		case tooBusy:
-			busy = why
-		default:
-			panic(why)
-		}
-	}()
-	ctx, cancel := context.WithCancel(context.Background())
-	e := &env{
-		TB: t, h: h, limits: limits, ctx: ctx, clock: lock.BootTime, deaf: c.deaf,
-		retried: !c.alone && !last, // the others change the servers, which only their end undoes
-		prefix:  "backendtest/" + string(lock.NewHoldID())[:8] + "/" + c.name + "/",
-	}
-	if k, ok := h.(timekeeper); ok {
-		e.clock = k.Clock()
-	}
-	t.Cleanup(func() {
-		cancel()
-		e.tasks.Wait()
-	})
-	c.run(e)
-	if !t.Failed() {
-		e.nothingLeft()
-	}
-	return ""
+	testing.TB // is attempt
+	attempt    *attempt
+	h          Harness
+	limits     Limits
+	ctx        context.Context // ends when the attempt is over
+	prefix     string
+	clock      lock.Clock // of the moments in events
+	deaf       bool       // no push reaches any backend of the test
+	severed    bool       // connections are ended, and a backend whose Close meets such a one may say so
+	tasks      sync.WaitGroup
+	leases     []*sidecar
+	handles    map[lock.HandleKey]time.Time // until when each is good for sure
 }
 
 // timekeeper is a harness whose store has another clock than lock.BootTime: that
@@ -165,7 +109,9 @@ func (e *env) eventually(what string, f func() bool) {
 	e.Helper()
 	deadline := time.Now().Add(patience)
 	for pause := time.Millisecond; !f(); pause = min(2*pause, 50*time.Millisecond) {
+		e.goOn()
 		if time.Now().After(deadline) {
+			e.lasting()
 			e.Fatalf("waited %s in vain until %s", patience, what)
 		}
 		time.Sleep(pause)
@@ -202,8 +148,7 @@ func (e *env) acquire(s *sidecar, r lock.Resource, m lock.Mode) lock.Grant {
 	q.Try = true
 	g, err := e.try(s, q)
 	if err != nil {
-		e.lived(s, err)
-		e.Fatalf("Acquire(%s) of what is free: %v", m, err)
+		e.Fatalf("Acquire(%s) of what is free: %v", m, s.blame(err))
 	}
 	e.is(g, q)
 	return g
@@ -235,7 +180,8 @@ func (e *env) refused(s *sidecar, r lock.Resource, m lock.Mode) *lock.HeldError 
 	g, err := e.try(s, q)
 	var held *lock.HeldError
 	if !errors.Is(err, lock.ErrHeld) || !errors.As(err, &held) {
-		e.Fatalf("try of a taken resource: got %+v, %v; want a HeldError with ErrHeld", g, err)
+		e.lasting()
+		e.Fatalf("try of a taken resource: got %+v, %v; want a HeldError with ErrHeld", g, s.blame(err))
 	}
 	return held
 }
@@ -243,8 +189,7 @@ func (e *env) refused(s *sidecar, r lock.Resource, m lock.Mode) *lock.HeldError 
 func (e *env) release(s *sidecar, g lock.Grant) {
 	e.Helper()
 	if err := e.tryRelease(s, g); err != nil {
-		e.lived(s, err)
-		e.Fatalf("Release: %v", err)
+		e.Fatalf("Release: %v", s.blame(err))
 	}
 }
 
@@ -310,8 +255,8 @@ func (w *waiter) pending() {
 	w.e.Helper()
 	select {
 	case <-w.done:
-		w.e.lived(w.s, w.err)
-		w.e.Fatalf("Acquire returned %+v, %v instead of waiting", w.grant, w.err)
+		w.e.lasting()
+		w.e.Fatalf("Acquire returned %+v, %v instead of waiting", w.grant, w.s.blame(w.err))
 	default:
 	}
 }
@@ -322,6 +267,7 @@ func (w *waiter) blocked() {
 	w.pending()
 	st := w.e.get(w.s.b, w.q.Resource)
 	if !slices.Contains(ids(st.Waiters), w.q.ID) {
+		w.e.lasting()
 		w.e.Fatalf("the %s request %s does not wait any more: %+v", w.q.Mode, w.q.ID, st)
 	}
 }
@@ -331,6 +277,8 @@ func (w *waiter) wait() {
 	select {
 	case <-w.done:
 	case <-time.After(patience):
+		w.e.goOn()
+		w.e.lasting()
 		st, err := w.s.b.Get(w.e.ctx, w.q.Resource)
 		w.e.Fatalf("Acquire(%s) has not returned after %s; the store has %+v, %v", w.q.Mode, patience, st, err)
 	}
@@ -341,8 +289,7 @@ func (w *waiter) granted() lock.Grant {
 	w.e.Helper()
 	w.wait()
 	if w.err != nil {
-		w.e.lived(w.s, w.err)
-		w.e.Fatalf("Acquire(%s) by a waiter: %v", w.q.Mode, w.err)
+		w.e.Fatalf("Acquire(%s) by a waiter: %v", w.q.Mode, w.s.blame(w.err))
 	}
 	w.e.is(w.grant, w.q)
 	return w.grant
@@ -353,15 +300,15 @@ func (w *waiter) failed(want error) error {
 	w.e.Helper()
 	w.wait()
 	if !errors.Is(w.err, want) {
-		w.e.Fatalf("Acquire(%s) by a waiter: got %+v, %v; want %v", w.q.Mode, w.grant, w.err, want)
+		w.e.Fatalf("Acquire(%s) by a waiter: got %+v, %v; want %v", w.q.Mode, w.grant, w.s.blame(w.err), want)
 	}
 	return w.err
 }
 
 func (e *env) get(b lock.Backend, r lock.Resource) lock.Status {
 	e.Helper()
-	st, err := b.Get(e.ctx, r)
-	if err != nil {
+	var st lock.Status
+	if err := e.answered(func() (err error) { st, err = b.Get(e.ctx, r); return err }); err != nil {
 		e.Fatalf("Get: %v", err)
 	}
 	if st.Resource != r {
@@ -370,10 +317,9 @@ func (e *env) get(b lock.Backend, r lock.Resource) lock.Status {
 	return st
 }
 
-func (e *env) list(b lock.Backend, prefix string, p lock.Page) []lock.Status {
+func (e *env) list(b lock.Backend, prefix string, p lock.Page) (all []lock.Status) {
 	e.Helper()
-	all, err := b.List(e.ctx, prefix, p)
-	if err != nil {
+	if err := e.answered(func() (err error) { all, err = b.List(e.ctx, prefix, p); return err }); err != nil {
 		e.Fatalf("List: %v", err)
 	}
 	return all
@@ -391,6 +337,7 @@ func (e *env) holds(b lock.Backend, r lock.Resource, holders, waiters []lock.Hol
 		gotWaiters, waiters = slices.Sorted(slices.Values(gotWaiters)), slices.Sorted(slices.Values(waiters))
 	}
 	if !slices.Equal(got, want) || !slices.Equal(gotWaiters, waiters) {
+		e.lasting()
 		e.Fatalf("the store has holders %v and waiters %v, want %v and %v", ids(st.Holders), ids(st.Waiters), holders, waiters)
 	}
 	return st
@@ -417,7 +364,7 @@ func (e *env) nothingLeft() {
 		return
 	}
 	e.lease(longTTL)
-	for end := time.Now().Add(5 * patience); !look(); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(2 * patience); !look(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(end) {
 			e.Errorf("left behind: %d, such as %s", len(left), strings.Join(left[:min(len(left), 3)], "; "))
 			return

@@ -34,6 +34,8 @@ func (f *forcing) ok() {
 			f.e.Fatalf("ForceRelease: %v", f.err)
 		}
 	case <-time.After(patience):
+		f.e.goOn()
+		f.e.lasting()
 		f.e.Fatalf("ForceRelease has not returned after %s", patience)
 	}
 }
@@ -42,6 +44,7 @@ func (f *forcing) pending() {
 	f.e.Helper()
 	select {
 	case <-f.done:
+		f.e.lasting()
 		f.e.Fatalf("ForceRelease has returned %v while the hold is there", f.err)
 	default:
 	}
@@ -56,7 +59,7 @@ func (f *forcing) over(w *waiter, grace time.Duration) lock.Grant {
 		f.e.Errorf("granted %s after a forced release with a grace of %s", took, grace)
 	}
 	if took > grace+f.e.h.Recheck()+f.e.late()+slack { // it may have to be told first
-		f.e.Errorf("granted only %s after a forced release with a grace of %s", took, grace)
+		f.e.slow("granted only %s after a forced release with a grace of %s", took, grace)
 	}
 	return g
 }

@@ -27,7 +27,7 @@ func (e *env) take(s *sidecar, r lock.Resource, m lock.Mode) error {
 	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
 		_, err := s.Acquire(e.ctx, q)
 		if !errors.Is(err, lock.ErrUnavailable) || time.Now().After(end) {
-			return err
+			return s.blame(err)
 		}
 	}
 }
@@ -57,7 +57,7 @@ func testManyHolds(e *env) {
 	a, b := e.sidecar(), e.sidecar()
 	many := e.holdsOf(many)
 	e.acquireMany(a, many)
-	if err := a.beat(e.ctx); err != nil {
+	if err := e.answered(func() error { return a.beat(e.ctx) }); err != nil {
 		e.Errorf("Heartbeat: %v", err)
 	}
 	var seen int

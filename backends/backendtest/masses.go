@@ -101,7 +101,7 @@ func (e *env) pulse() (stop func()) {
 		over.Store(true)
 		<-done
 		if worst > slack {
-			e.Errorf("another sidecar was held up for %s", worst)
+			e.slow("another sidecar was held up for %s", worst)
 		}
 		e.Logf("the slowest pair of another sidecar took %s", worst)
 	})
@@ -113,7 +113,7 @@ func (e *env) quick(what string, f func()) {
 	began := time.Now()
 	f()
 	if took := time.Since(began); took > patience {
-		e.Errorf("%s took %s", what, took)
+		e.slow("%s took %s", what, took)
 	} else {
 		e.Logf("%s took %s", what, took)
 	}
@@ -124,7 +124,7 @@ func testMassClosed(e *env) {
 	a, b := e.sidecar(), e.sidecar()
 	n := e.takeMass(a, massOfHolds)
 	e.quick("a heartbeat", func() {
-		if err := a.beat(e.ctx); err != nil {
+		if err := e.answered(func() error { return a.beat(e.ctx) }); err != nil {
 			e.Errorf("Heartbeat: %v", err)
 		}
 	})
@@ -249,7 +249,8 @@ func (e *env) crowdOfWaiters(s, by *sidecar, r lock.Resource, m lock.Mode, want 
 	for range n {
 		q := request(r, m)
 		ended.Go(func() {
-			if _, err := s.Acquire(e.ctx, q); !errors.Is(err, want) && e.ctx.Err() == nil {
+			err := persist(e.ctx, func() error { _, err := s.Acquire(e.ctx, q); return err })
+			if !errors.Is(err, want) && e.ctx.Err() == nil {
 				complain.Do(func() { e.Errorf("Acquire by one of a crowd: got %v, want %v", err, want) })
 			}
 		})
@@ -262,6 +263,7 @@ func (e *env) crowdOfWaiters(s, by *sidecar, r lock.Resource, m lock.Mode, want 
 		if there < 0 {
 			wait = min(2*wait, slack)
 		}
+		e.goOn()
 		if time.Since(began) > 3*patience {
 			e.Fatalf("after %s the store has only %d of %d waiters", time.Since(began), there, n)
 		}

@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"errors"
 	"math/rand/v2"
 	"slices"
 
@@ -96,6 +97,11 @@ func (m *modelled) end(entry *modelEntry) {
 	case entry.Waiting():
 		w.cancel()
 		w.wait()
+		if errors.Is(w.err, lock.ErrUnavailable) { // nobody has said that it is given up
+			if err := e.leave(w.s, m.r, entry.ID); err != nil && !errors.Is(err, lock.ErrNotHolder) {
+				e.Fatalf("Release of a waiter: %v", err)
+			}
+		}
 	default:
 		if err := w.s.Release(e.ctx, m.r, entry.ID); err != nil {
 			e.Fatalf("Release: %v", err)

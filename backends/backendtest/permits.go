@@ -159,8 +159,9 @@ func testPermitsOfTheDead(e *env) {
 	for range workers { // several at a time: it is quicker
 		e.tasks.Go(func() {
 			for range each {
-				g, err := b.Acquire(e.ctx, request(r, m))
-				if err != nil {
+				q := request(r, m)
+				var g lock.Grant
+				if err := persist(e.ctx, func() (err error) { g, err = b.Acquire(e.ctx, q); return err }); err != nil {
 					e.Errorf("Acquire of one of %d permits: %v", limit, err)
 				}
 				gs <- g
@@ -171,6 +172,7 @@ func testPermitsOfTheDead(e *env) {
 	for range workers * each {
 		all = append(all, <-gs)
 	}
+	e.goOn()
 	first := e.queue(b, r, m)
 	waits := e.queue(dead, r, m)
 	second, third := e.queue(b, r, m), e.queue(b, r, m)

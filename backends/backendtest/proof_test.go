@@ -98,9 +98,13 @@ func judge(t *testing.T, bad faults, name string) (failures []string) {
 	if i < 0 {
 		t.Fatalf("the suite has no %s", name)
 	}
+	return judgeThat(t, bad, suite[i])
+}
+
+func judgeThat(t *testing.T, bad faults, c conformance) (failures []string) {
 	synctest.Test(t, func(t *testing.T) {
 		v := &verdict{TB: t}
-		v.run(func() { runOne(v, newModel(bad), Limits{}, suite[i]) })
+		v.run(func() { runOne(v, newModel(bad), Limits{}, c) })
 		v.end()
 		failures = v.failures
 	})

@@ -50,6 +50,9 @@ func testRandom(e *env) {
 			w := watcher{ordered: e.ordered()}
 			for ctx.Err() == nil {
 				st, err := ss[i%len(ss)].b.Get(ctx, sp.name)
+				if errors.Is(err, lock.ErrUnavailable) {
+					continue
+				}
 				if err == nil {
 					err = w.look(st)
 				}
@@ -145,7 +148,8 @@ func (w *worker) take() error {
 		}
 	}()
 	if w.chance(20) {
-		if again, err := w.s.Acquire(w.e.ctx, q); err != nil || !reflect.DeepEqual(again, g) {
+		var again lock.Grant
+		if err := w.persist(func() (err error) { again, err = w.s.Acquire(w.e.ctx, q); return err }); err != nil || !reflect.DeepEqual(again, g) {
 			return fmt.Errorf("acquire again: got %+v, %w; want %+v", again, err, g)
 		}
 	}
@@ -155,13 +159,20 @@ func (w *worker) take() error {
 	if mode == lock.Exclusive && w.e.sharing() && w.e.limits.Downgrade == "" && w.chance(20) {
 		sp.witness.downgrade()
 		mode = lock.Shared
-		if err := w.s.Downgrade(w.e.ctx, sp.name, q.ID); err != nil {
+		if err := w.persist(func() error { return w.s.Downgrade(w.e.ctx, sp.name, q.ID) }); err != nil {
 			return fmt.Errorf("downgrade: %w", err)
 		}
 	}
 	sp.witness.exit(mode)
 	mode = 0
 	return w.end(g)
+}
+
+// persist does a request again for as long as the store gives no answer.
+func (w *worker) persist(f func() error) error {
+	ctx, cancel := context.WithTimeout(w.e.ctx, patience)
+	defer cancel()
+	return persist(ctx, f)
 }
 
 // settle ends a request of which it is not known whether it was granted.
@@ -182,14 +193,15 @@ func (w *worker) end(g lock.Grant) error {
 	other := w.all[w.rand.IntN(len(w.all))]
 	switch {
 	case w.chance(10):
-		if err := other.b.ForceRelease(w.e.ctx, g.Resource, g.ID, 0); err != nil {
+		unsure, err := w.e.again(func() error { return other.b.ForceRelease(w.e.ctx, g.Resource, g.ID, 0) })
+		if err != nil && (!unsure || !errors.Is(err, lock.ErrNotHolder)) {
 			return fmt.Errorf("force release: %w", err)
 		}
 		return wantNotHolder("release of what was forced", w.s.Release(w.e.ctx, g.Resource, g.ID))
 	case w.chance(10):
 		forced := make(chan error, 1)
 		go func() { forced <- other.b.ForceRelease(w.e.ctx, g.Resource, g.ID, patience) }()
-		if err := w.s.Release(w.e.ctx, g.Resource, g.ID); err != nil {
+		if err := w.e.leave(w.s, g.Resource, g.ID); err != nil {
 			return fmt.Errorf("release of what may be forced: %w", err)
 		}
 		if err := <-forced; err != nil && !errors.Is(err, lock.ErrNotHolder) { // it came too late
@@ -197,7 +209,7 @@ func (w *worker) end(g lock.Grant) error {
 		}
 		return nil
 	}
-	if err := w.s.Release(w.e.ctx, g.Resource, g.ID); err != nil {
+	if err := w.e.leave(w.s, g.Resource, g.ID); err != nil {
 		return fmt.Errorf("release: %w", err)
 	}
 	if w.chance(20) {
@@ -211,8 +223,8 @@ func (w *worker) meddle() error {
 	w.meddling.Lock()
 	defer w.meddling.Unlock()
 	sp := w.spots[w.rand.IntN(len(w.spots))]
-	st, err := w.s.b.Get(w.e.ctx, sp.name)
-	if err != nil {
+	var st lock.Status
+	if err := w.persist(func() (err error) { st, err = w.s.b.Get(w.e.ctx, sp.name); return err }); err != nil {
 		return fmt.Errorf("get: %w", err)
 	}
 	for _, h := range slices.Concat(st.Holders, st.Waiters) {

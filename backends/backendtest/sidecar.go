@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -24,6 +25,7 @@ type sidecar struct {
 
 	beating chan struct{} // full while a heartbeat is under way, one at a time
 	silent  bool          // guarded by beating
+	closed  atomic.Bool   // by the test
 
 	mu      sync.Mutex
 	notices []notice
@@ -76,8 +78,7 @@ func (e *env) lease(ttl time.Duration) *sidecar {
 // refuses a lease of that TTL, in so many words.
 func (e *env) leaseOn(b lock.Backend, ttl time.Duration) *sidecar {
 	e.Helper()
-	e.opened++
-	name := fmt.Sprintf("sidecar-%d", e.opened)
+	name := fmt.Sprintf("sidecar-%d", len(e.leases)+1)
 	var s *sidecar
 	e.eventually("a lease is opened", func() bool {
 		renewed := time.Now()
@@ -97,6 +98,7 @@ func (e *env) leaseOn(b lock.Backend, ttl time.Duration) *sidecar {
 	if s == nil {
 		return nil
 	}
+	e.leases = append(e.leases, s)
 	stop := make(chan struct{})
 	s.routines.Go(func() {
 		defer close(stop)
@@ -121,9 +123,8 @@ func (e *env) leaseOn(b lock.Backend, ttl time.Duration) *sidecar {
 	e.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		err := s.Close(ctx)
-		broken := e.severed && errors.Is(err, lock.ErrUnavailable)
-		if err != nil && !errors.Is(err, lock.ErrLeaseLost) && !broken {
+		// Without an answer in time, the lease ends with its TTL.
+		if err := s.Close(ctx); err != nil && !errors.Is(err, lock.ErrLeaseLost) && !errors.Is(err, lock.ErrUnavailable) {
 			e.Errorf("close lease: %v", err)
 		}
 		s.routines.Wait()
@@ -214,7 +215,11 @@ func (s *sidecar) notice(what string, want func(notice) bool) notice {
 		if i >= 0 {
 			found = s.notices[i]
 		}
+		over := !s.over.IsZero()
 		s.mu.Unlock()
+		if i < 0 && over {
+			s.e.lasting() // nobody is told any more
+		}
 		if i < 0 {
 			s.renew()
 		}
@@ -320,6 +325,12 @@ func (s *sidecar) alone(id lock.HoldID) (done func()) {
 		defer s.mu.Unlock()
 		delete(s.calls, id)
 	}
+}
+
+// Close is that of the lease, by the test.
+func (s *sidecar) Close(ctx context.Context) error {
+	s.closed.Store(true)
+	return s.Lease.Close(ctx)
 }
 
 // Acquire is that of the lease, one call at a time.

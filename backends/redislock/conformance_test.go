@@ -65,7 +65,7 @@ type harness struct {
 
 func newHarness(t testing.TB, k *testengine.Kind, restart testengine.Data) *harness {
 	return &harness{restart: restart, Store: &served.Store{Server: testengine.New(t, k), Wakeups: "subscribe", OpenAt: func(t testing.TB, url string) lock.Backend {
-		return openAt(t, url+"?restart-grace=1s")
+		return openAt(t, url+"?timeout=3s&restart-grace=1s") // other tests use the machine too
 	}}}
 }
 
