@@ -71,11 +71,15 @@ func (h *harness) Open(t testing.TB) lock.Backend {
 	return b
 }
 
-// openAt opens a backend at testengine's usual servers, with their tick.
+// openAt opens a backend at testengine's usual servers, with their tick. Unless url says
+// otherwise, it waits for answers for longer than a busy machine stands still.
 func openAt(t testing.TB, url string) *Backend {
 	t.Helper()
 	if !strings.Contains(url, "?") {
 		url += "?"
+	}
+	if !strings.Contains(url, "timeout=") {
+		url += "&timeout=3s"
 	}
 	return open(t, url+"&tick=200ms")
 }

@@ -146,10 +146,11 @@ func TestManyWaitersOfOneSidecar(t *testing.T) {
 		pairs = nil
 		return n
 	}
-	failed := 0
+	beats, failed := 0, 0
 	beside.Go(func() {
 		for ; ctx.Err() == nil; leasekit.Sleep(ctx, 500*time.Millisecond) {
-			if beat(ctx, l) != nil && ctx.Err() == nil {
+			err := beat(ctx, l)
+			if beats++; err != nil && ctx.Err() == nil {
 				failed++
 			}
 		}
@@ -191,8 +192,8 @@ func TestManyWaitersOfOneSidecar(t *testing.T) {
 	if out["delete"] > many+many/5+neighbours || out["children"] > many/5+neighbours {
 		t.Errorf("%d waiters left with %v", many, out)
 	}
-	if failed > 0 {
-		t.Errorf("%d heartbeats failed", failed)
+	if failed > beats/4 { // a busy machine may stand still for longer than one waits
+		t.Errorf("%d of %d heartbeats failed", failed, beats)
 	}
 	t.Logf("%d waiters came in %s with %v and left in %s with %v", many, came, in, left, out)
 }
@@ -212,9 +213,13 @@ func TestIdleWaitersCostNothing(t *testing.T) {
 	c := newCrowd(t, l, r, many)
 	inQueue(t, b, s.URL(), r, many+1)
 	requests.take()
+	began := time.Now()
 	time.Sleep(3 * l.driver.recheck) // in which each would have asked again
 	n, _ := requests.take()
-	if n["get"] > 10 || n["children"] > 4 || n["create"] > 32 { // the last creates are counted after they are seen
+	for end := time.Now().Add(patience); n["get"] == 0 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		n, _ = requests.take()
+	}
+	if n["get"] > 10+int(time.Since(began)/l.driver.recheck) || n["children"] > 4 || n["create"] > 32 { // the last creates are counted after they are seen
 		t.Errorf("while %d waited, there were %v", many, n)
 	}
 	if n["get"] == 0 {
@@ -284,6 +289,9 @@ func TestContendedPairs(t *testing.T) {
 			}
 			r := unique()
 			release(t, leases[0], hold(t, leases[0], r, lock.Exclusive))
+			for _, l := range leases {
+				beating(t, l, 5*time.Second) // few requests, where the machine is so busy that the leases would end
+			}
 			for _, c := range counters {
 				c.take()
 			}
@@ -292,12 +300,14 @@ func TestContendedPairs(t *testing.T) {
 				l := leases[i%sidecars]
 				wg.Go(func() {
 					for range pairs {
-						g, err := l.Acquire(t.Context(), request(r, lock.Exclusive))
+						q := request(r, lock.Exclusive)
+						err := answered(t, func() error { _, err := l.Acquire(t.Context(), q); return err })
 						if err == nil {
-							err = l.Release(t.Context(), r, g.ID)
+							err = released(t, l, r, q.ID)
 						}
 						if err != nil {
 							t.Error(err)
+							return
 						}
 					}
 				})

@@ -136,12 +136,10 @@ func TestQuorumLost(t *testing.T) {
 	s := testengine.Shared(t, testengine.ZooKeeperEnsemble)
 	lead, rest := leader(t, s)
 	// The first is connected to the follower that is left alone.
-	_, l := sidecar(t, "zk://"+rest[0].Addr(), 20*time.Second)
-	_, o := sidecar(t, s.URL(), 20*time.Second)
+	_, l := sidecar(t, "zk://"+rest[0].Addr(), 40*time.Second)
+	_, o := sidecar(t, s.URL(), 40*time.Second)
 	g := hold(t, l, "quorum", lock.Exclusive)
-	if err := errors.Join(beat(t.Context(), l), beat(t.Context(), o)); err != nil {
-		t.Fatal(err)
-	}
+	eventually(t, "both are renewed", func() error { return errors.Join(beat(t.Context(), l), beat(t.Context(), o)) })
 	resume := []func(){testengine.Pause(t, lead), testengine.Pause(t, rest[1])}
 
 	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); {
@@ -173,7 +171,7 @@ func TestQuorumLost(t *testing.T) {
 func TestDataLost(t *testing.T) {
 	t.Parallel()
 	s := testengine.New(t, testengine.ZooKeeper)
-	const ttl = 2 * time.Second
+	const ttl = 5 * time.Second
 	b, l := sidecar(t, s.URL()+"/app", ttl)
 	stop := beating(t, l, ttl/4)
 	hold(t, l, "r", lock.Exclusive)

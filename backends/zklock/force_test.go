@@ -254,13 +254,13 @@ func TestForcerIsGone(t *testing.T) {
 func TestWaiterEndsForcedHold(t *testing.T) {
 	eachMode(t, func(t *testing.T, url, options string, m lock.Mode) {
 		way, through := newRoad(t, url)
-		_, l := sidecar(t, through+options, 20*time.Second)
+		_, l := sidecar(t, through+options, 40*time.Second)
 		b, o := sidecar(t, url+options, 20*time.Second)
 		live(t, o)
 		r := unique()
 		g := hold(t, l, r, m)
 		w := queue(t, b, o, request(r, m))
-		forced, cancel := force(t, b, g, 2*time.Second)
+		forced, cancel := force(t, b, g, 8*time.Second) // time for the looks below, on a busy machine
 		ev := event(t, l, g.ID)
 		path, _ := b.tree.lockPath(r)
 		c := stranger(t, url)
@@ -283,7 +283,7 @@ func TestWaiterEndsForcedHold(t *testing.T) {
 		switch now := lock.BootTime(); {
 		case now < ev.Until:
 			t.Errorf("granted %s before the grace was over", ev.Until-now)
-		case now > silent+18*time.Second:
+		case now > silent+30*time.Second:
 			t.Error("granted only when the lease was over")
 		}
 	})
@@ -305,7 +305,7 @@ func TestForcedAgain(t *testing.T) {
 		longer, _ := force(t, b, g, 2*time.Hour)
 		shorter, _ := force(t, b, g, 400*time.Millisecond)
 		told := holder.revoked(g.ID, began.until-time.Minute)
-		if told.until < told.at-time.Second || told.until > told.at+400*time.Millisecond {
+		if told.until < told.at-patience || told.until > told.at+400*time.Millisecond {
 			t.Errorf("the holder was told that %s are left", told.until-told.at)
 		}
 		release(t, o, w.grantedAfter(holder, g.ID))

@@ -156,7 +156,7 @@ func TestFencesGoOnFromAnotherStore(t *testing.T) {
 func TestFencesOfANewEnsemble(t *testing.T) {
 	t.Parallel()
 	s := testengine.New(t, testengine.ZooKeeper)
-	b, l := sidecar(t, s.URL(), 2*time.Second)
+	b, l := sidecar(t, s.URL(), 6*time.Second)
 	stop := beating(t, l, 500*time.Millisecond)
 	g := hold(t, l, "r", lock.Exclusive)
 	stop()

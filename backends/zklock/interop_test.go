@@ -18,7 +18,7 @@ import (
 const (
 	interopTTL  = 5 * time.Second
 	interopRoot = "/interop" // the chroot of all
-	patience    = 30 * time.Second
+	patience    = time.Minute
 )
 
 // curatorLayout opens a backend that locks the same paths as Curator.

@@ -16,6 +16,11 @@ func recordOf(version string) lock.Record {
 	return lock.Record{Version: version, Value: []byte(version)}
 }
 
+// wrote writes a record, again and again where ZooKeeper does not answer in time.
+func wrote(t *testing.T, b *Backend, r lock.Resource, keep time.Duration) error {
+	return answered(t, func() error { return b.WriteRecord(t.Context(), r, "", recordOf("v"), keep) })
+}
+
 // A record that was deleted and written again between the reading of it and the write over
 // it is another one, though its node has the same data version.
 func TestRecordWrittenAgainIsAnother(t *testing.T) {
@@ -83,25 +88,27 @@ func TestRecordsAreSwept(t *testing.T) {
 	}
 	l := newLease(t, b, 30*time.Second)
 	c := stranger(t, s.URL())
-	left := func() (n int) {
+	left := func(want int) error {
 		buckets, _, err := c.Children(b.tree.records())
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
-		counts := make(chan int, len(buckets))
+		var n atomic.Int64
+		errs := make(chan error, len(buckets))
 		for _, bucket := range buckets {
 			go func() {
 				names, _, err := c.Children(b.tree.records() + "/" + bucket)
-				if err != nil {
-					t.Error(err)
-				}
-				counts <- len(names)
+				n.Add(int64(len(names)))
+				errs <- err
 			}()
 		}
 		for range buckets {
-			n += <-counts
+			err = errors.Join(err, <-errs)
 		}
-		return n
+		if err == nil && n.Load() != int64(want) {
+			err = fmt.Errorf("%d are there", n.Load())
+		}
+		return err
 	}
 	write := func(n int, keep time.Duration) {
 		t.Helper()
@@ -112,7 +119,7 @@ func TestRecordsAreSwept(t *testing.T) {
 				continue
 			}
 			left--
-			go func() { errs <- b.WriteRecord(t.Context(), name, "", recordOf("v"), keep) }()
+			go func() { errs <- wrote(t, b, name, keep) }()
 		}
 		for range n {
 			if err := <-errs; err != nil {
@@ -120,11 +127,8 @@ func TestRecordsAreSwept(t *testing.T) {
 			}
 		}
 	}
-	sweep := func(every time.Duration) {
-		t.Helper()
-		if err := l.driver.sweepOnce(t.Context(), l.driver.recordsChore(), every); err != nil {
-			t.Errorf("sweep: %v", err)
-		}
+	sweep := func(every time.Duration) error {
+		return l.driver.sweepOnce(t.Context(), l.driver.recordsChore(), every)
 	}
 	const few, many, looks, buckets = 100, 500, 50, 32
 	write(few, time.Hour)
@@ -132,33 +136,33 @@ func TestRecordsAreSwept(t *testing.T) {
 	b.sweepLooks = looks
 	turns := 0
 	eventually(t, "what is over is gone", func() error {
-		sweep(0)
 		turns++
-		if n := left(); n != few {
-			return fmt.Errorf("%d are there", n)
-		}
-		return nil
+		return errors.Join(sweep(0), left(few))
 	})
 	t.Logf("%d turns", turns)
 	write(10, lock.MinKeep)
 	eventually(t, "what is over is gone though little is", func() error {
 		for range 2 * (few + 10 + buckets) / looks { // every bucket, more than once
 			reads.Store(0)
-			sweep(0)
+			if err := sweep(0); err != nil {
+				return err
+			}
 			if n := reads.Load(); n > 2*looks+buckets {
 				t.Errorf("%d reads in a turn in which little is over", n)
 			}
 		}
-		if n := left(); n != few {
-			return fmt.Errorf("%d are there", n)
+		return left(few)
+	})
+	eventually(t, "a sweep when it is not the turn of this sidecar", func() error {
+		reads.Store(0)
+		if err := sweep(time.Hour); err != nil {
+			return err
+		}
+		if n := reads.Load(); n != 1 {
+			t.Errorf("%d reads when it is not the turn of this sidecar", n)
 		}
 		return nil
 	})
-	reads.Store(0)
-	sweep(time.Hour)
-	if n := reads.Load(); n != 1 {
-		t.Errorf("%d reads when it is not the turn of this sidecar", n)
-	}
 	if all, err := b.ListRecords(t.Context(), "", lock.Page{}); err != nil || len(all) != few {
 		t.Errorf("%d are listed, %v", len(all), err)
 	}
@@ -215,7 +219,7 @@ func TestSweepEndsWithItsLease(t *testing.T) {
 	}
 	l := newLease(t, b, 30*time.Second)
 	for i := range 8 {
-		if err := b.WriteRecord(t.Context(), lock.Resource(fmt.Sprint("r", i)), "", recordOf("v"), 2*time.Hour); err != nil {
+		if err := wrote(t, b, lock.Resource(fmt.Sprint("r", i)), 2*time.Hour); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -251,7 +255,7 @@ func TestLargeBucketIsSweptInSteps(t *testing.T) {
 		if i == n-1 {
 			keep = lock.MinKeep
 		}
-		go func() { errs <- b.WriteRecord(t.Context(), r, "", recordOf("v"), keep) }()
+		go func() { errs <- wrote(t, b, r, keep) }()
 	}
 	for range n {
 		if err := <-errs; err != nil {
@@ -263,7 +267,7 @@ func TestLargeBucketIsSweptInSteps(t *testing.T) {
 	eventually(t, "what is over is gone", func() error {
 		reads.Store(0)
 		if err := l.driver.sweepOnce(t.Context(), l.driver.recordsChore(), 0); err != nil {
-			t.Fatal(err)
+			return err
 		}
 		if n := reads.Load(); n > sweepStep+8 {
 			t.Errorf("%d reads in a turn", n)
@@ -285,13 +289,15 @@ func TestRecordsOfABucketAreDeletedAtOnce(t *testing.T) {
 	const n = 12
 	names := sameBucket(n)
 	for _, r := range names {
-		if err := a.WriteRecord(t.Context(), r, "", recordOf("v"), time.Hour); err != nil {
+		if err := wrote(t, a, r, time.Hour); err != nil {
 			t.Fatal(err)
 		}
 	}
 	errs := make(chan error, n)
 	for i, r := range names {
-		go func() { errs <- []*Backend{a, b}[i%2].DeleteRecord(t.Context(), r, "v") }()
+		go func() {
+			errs <- answered(t, func() error { return []*Backend{a, b}[i%2].DeleteRecord(t.Context(), r, "v") })
+		}()
 	}
 	for range n {
 		if err := <-errs; err != nil {
