@@ -71,7 +71,7 @@ func newHarness(t testing.TB, k *testengine.Kind, restart testengine.Data) *harn
 
 func openAt(t testing.TB, url string) *Backend {
 	t.Helper()
-	b, err := Open(url, nil)
+	b, err := Open(patient(url), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

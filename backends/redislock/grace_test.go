@@ -61,8 +61,11 @@ func TestFailoverGrace(t *testing.T) {
 	const grace = "?restart-grace=4s"
 	_, l := sidecar(t, s.URL()+grace, 5*time.Minute)
 	testengine.FailOver(t, s, testengine.KeepData)
-	eventually(t, "the new master answers", func() error { return beat(t.Context(), l) })
-	noticed := time.Now()
+	var noticed time.Time
+	eventually(t, "the new master answers", func() error {
+		noticed = time.Now()
+		return beat(t.Context(), l)
+	})
 	fresh := openAt(t, s.URL()+grace)
 	defer func() { _ = fresh.Close() }()
 	if n, err := fresh.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Minute}); !errors.Is(err, lock.ErrUnavailable) {

@@ -3,6 +3,7 @@ package redislock
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -12,7 +13,20 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-const patience = 20 * time.Second
+const patience = time.Minute
+
+// patient has a backend wait for answers for longer than a busy machine stands still, unless
+// the URL says otherwise.
+func patient(url string) string {
+	switch {
+	case strings.Contains(url, "timeout="):
+		return url
+	case strings.Contains(url, "?"):
+		return url + "&timeout=3s"
+	default:
+		return url + "?timeout=3s"
+	}
+}
 
 // sidecar opens a backend and a lease that live as long as the test.
 func sidecar(t *testing.T, url string, ttl time.Duration) (*Backend, lock.Lease) {
@@ -53,7 +67,7 @@ func exclusive(r lock.Resource) lock.Request {
 
 func hold(t *testing.T, l lock.Lease, r lock.Resource) lock.Grant {
 	t.Helper()
-	g, err := l.Acquire(t.Context(), exclusive(r))
+	g, err := acquire(t.Context(), l, exclusive(r))
 	if err != nil {
 		t.Fatalf("Acquire: %v", err)
 	}

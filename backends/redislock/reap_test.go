@@ -26,7 +26,7 @@ func TestDeadLeasesAreClearedAway(t *testing.T) {
 	hold(t, living, "mine")
 	const leases = 100
 	for i := range leases {
-		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 2 * time.Second})
+		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 5 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -54,9 +54,9 @@ func TestDeadLeasesAreClearedAway(t *testing.T) {
 func TestUnusedBucketsAreClearedAway(t *testing.T) {
 	s := testengine.New(t, testengine.RedisCluster)
 	road := testengine.Through(t, s)
-	_, mortal := sidecar(t, road.URL()+noGrace, 3*time.Second)
+	_, mortal := sidecar(t, road.URL()+noGrace, 10*time.Second)
 	many(t, 2000, func(i int) error {
-		_, err := mortal.Acquire(t.Context(), exclusive(lock.Resource(fmt.Sprintf("left-%d", i))))
+		_, err := acquire(t.Context(), mortal, exclusive(lock.Resource(fmt.Sprintf("left-%d", i))))
 		return errors.Join(err, beatNow(t, mortal, i))
 	})
 	b, _ := sidecar(t, s.URL()+noGrace, 5*time.Minute)
@@ -90,7 +90,7 @@ func beatNow(t *testing.T, l lock.Lease, i int) error {
 func TestFullMemoryIsClearedOfTheDead(t *testing.T) {
 	s := testengine.New(t, testengine.Redis)
 	road := testengine.Through(t, s)
-	_, mortal := sidecar(t, road.URL()+noGrace, 4*time.Second)
+	_, mortal := sidecar(t, road.URL()+noGrace, 10*time.Second)
 	b, living := sidecar(t, s.URL()+noGrace, 5*time.Minute)
 	for i := range 100 {
 		hold(t, mortal, lock.Resource(fmt.Sprintf("left-%d", i)))
@@ -142,7 +142,7 @@ func TestFoundDeadIsFinal(t *testing.T) {
 // with a heartbeat where there are holds, and else seldom. Issue 9, its last line.
 func TestIdleSidecarAsksOnceABeat(t *testing.T) {
 	s := testengine.New(t, testengine.Redis)
-	b, l := sidecar(t, s.URL()+noGrace, time.Second)
+	b, l := sidecar(t, s.URL()+noGrace, 5*time.Second)
 	costOfBeats(t, b, l, 0)
 	hold(t, l, "one")
 	costOfBeats(t, b, l, 1)
@@ -156,7 +156,7 @@ func costOfBeats(t *testing.T, b *Backend, l lock.Lease, pings int) {
 			return err
 		}
 		for range beats { // for longer than a sidecar leaves dead leases alone
-			time.Sleep(60 * time.Millisecond)
+			time.Sleep(300 * time.Millisecond)
 			if err := beat(t.Context(), l); err != nil {
 				t.Fatal(err)
 			}
