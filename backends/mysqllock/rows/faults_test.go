@@ -204,7 +204,7 @@ func TestShortSilence(t *testing.T) {
 // That hold is lost before its row could be free, and costs the lease nothing.
 func TestSilentLink(t *testing.T) {
 	onEach(t, func(t *testing.T, s testengine.Server) {
-		const ttl = 4 * time.Second
+		const ttl = 10 * time.Second
 		road := testengine.Through(t, s)
 		a := open1(t, road.URL(), ttl)
 		kept, g := a.hold(name(t)+"/kept", lock.Exclusive), a.hold(name(t)+"/silent", lock.Exclusive)

@@ -14,7 +14,7 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // onEach runs a test on both kinds of server.
 func onEach(t *testing.T, f func(t *testing.T, s testengine.Server)) {
@@ -97,10 +97,14 @@ func (s *sidecar) hold(r lock.Resource, m lock.Mode) lock.Grant {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(s.Context(), patience)
 	defer cancel()
-	g, err := s.Acquire(ctx, request(r, m))
-	if err != nil {
-		s.Fatalf("Acquire: %v", err)
-	}
+	q := request(r, m)
+	var g lock.Grant
+	eventually(s.T, "it is granted", func() (err error) {
+		if g, err = s.Acquire(ctx, q); err != nil && !errors.Is(err, lock.ErrUnavailable) {
+			s.Fatalf("Acquire: %v", err)
+		}
+		return err
+	})
 	return g
 }
 

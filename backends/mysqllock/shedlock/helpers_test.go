@@ -11,7 +11,7 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // onEach runs a test on both kinds of server.
 func onEach(t *testing.T, server func(testing.TB, *testengine.Kind) testengine.Server, f func(t *testing.T, s testengine.Server)) {
@@ -28,10 +28,14 @@ func sidecar(t *testing.T, url string, ttl time.Duration) (*Backend, lock.Lease)
 	t.Helper()
 	b := openAt(t, url)
 	t.Cleanup(func() { _ = b.Close() })
-	l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: "sidecar of " + t.Name()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	var l lock.Lease
+	eventually(t, "a lease is opened", func() (err error) {
+		l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: "sidecar of " + t.Name()})
+		if err != nil && !errors.Is(err, lock.ErrUnavailable) {
+			t.Fatal(err)
+		}
+		return err
+	})
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
@@ -71,10 +75,14 @@ func hold(t *testing.T, l lock.Lease, r lock.Resource) lock.Grant {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	g, err := l.Acquire(ctx, request(r))
-	if err != nil {
-		t.Fatalf("Acquire: %v", err)
-	}
+	q := request(r)
+	var g lock.Grant
+	eventually(t, "it is granted", func() (err error) {
+		if g, err = l.Acquire(ctx, q); err != nil && !errors.Is(err, lock.ErrUnavailable) {
+			t.Fatalf("Acquire: %v", err)
+		}
+		return err
+	})
 	return g
 }
 

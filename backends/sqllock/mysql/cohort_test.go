@@ -299,7 +299,7 @@ func standsBehind(t *testing.T, s testengine.Server, m lock.Mode, deaf bool) {
 // described since. So a try, which leaves soon, finds what is parked free the next time.
 func TestWhoHasStoodBehindIsTold(t *testing.T) {
 	eachKind(t, func(t *testing.T, s testengine.Server) {
-		b, err := sqllock.Open(unheard{New(mustParse(t, s.URL()), nil)}, sqllock.Options{Migrate: true, FailoverGrace: -1})
+		b, err := sqllock.Open(unheard{New(mustParse(t, patient(s.URL())), nil)}, sqllock.Options{Migrate: true, FailoverGrace: -1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -332,7 +332,7 @@ func TestWhoHasStoodBehindIsTold(t *testing.T) {
 				if e.Kind != lock.Contended || e.ID != q.ID {
 					t.Errorf("told %+v", e)
 				}
-			case <-time.After(10 * time.Second):
+			case <-time.After(patience):
 				t.Errorf("%s: nobody was told", m)
 			}
 			if st, err := b.Get(t.Context(), q.Resource); err != nil || len(st.Holders) != 1 || len(st.Waiters) != 0 || st.Holders[0].Owner.PID != 7 || !st.Holders[0].Cohort {

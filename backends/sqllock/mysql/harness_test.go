@@ -62,7 +62,7 @@ func openAt(t testing.TB, url string) *store { return openWith(t, url, nil) }
 
 func openWith(t testing.TB, url string, observe lock.Observe) *store {
 	t.Helper()
-	cfg := mustParse(t, url)
+	cfg := mustParse(t, patient(url))
 	b, err := Open(cfg, observe)
 	if err != nil {
 		t.Fatal(err)
@@ -73,7 +73,7 @@ func openWith(t testing.TB, url string, observe lock.Observe) *store {
 // openClock opens a backend with a clock of its own.
 func openClock(t testing.TB, url string, clock lock.Clock) *store {
 	t.Helper()
-	d := New(mustParse(t, url), nil)
+	d := New(mustParse(t, patient(url)), nil)
 	b, err := sqllock.Open(d, sqllock.Options{Migrate: true, LogKeep: sqllock.DefaultLogKeep, FailoverGrace: -1, Clock: clock})
 	if err != nil {
 		t.Fatal(err)
@@ -242,4 +242,13 @@ func with(url, option string) string {
 		return url + "&" + option
 	}
 	return url + "?" + option
+}
+
+// patient has a backend wait for answers for longer than a busy machine stands still, unless
+// the URL says otherwise.
+func patient(url string) string {
+	if strings.Contains(url, "timeout=") {
+		return url
+	}
+	return with(url, "timeout=3s")
 }

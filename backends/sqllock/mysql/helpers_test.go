@@ -2,13 +2,14 @@ package mysql
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // sidecar opens a backend and a lease that live as long as the test.
 func sidecar(t testing.TB, url string, ttl time.Duration) (*store, lock.Lease) {
@@ -45,9 +46,13 @@ func eventually(t testing.TB, what string, f func() error) {
 
 func hold(t testing.TB, l lock.Lease, r lock.Resource) lock.Grant {
 	t.Helper()
-	g, err := l.Acquire(t.Context(), exclusive(r))
-	if err != nil {
-		t.Fatalf("Acquire: %v", err)
-	}
+	q := exclusive(r)
+	var g lock.Grant
+	eventually(t, "it is granted", func() (err error) {
+		if g, err = l.Acquire(t.Context(), q); err != nil && !errors.Is(err, lock.ErrUnavailable) {
+			t.Fatalf("Acquire: %v", err)
+		}
+		return err
+	})
 	return g
 }

@@ -32,7 +32,7 @@ func newHarness(t testing.TB, kind *testengine.Kind) *harness {
 
 func openAt(t testing.TB, url string) *sqllock.Backend {
 	t.Helper()
-	b, err := Open(url, nil)
+	b, err := Open(patient(url), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

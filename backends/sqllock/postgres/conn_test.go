@@ -13,7 +13,7 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 func dialect(t testing.TB, url string) *Dialect {
 	t.Helper()
@@ -33,6 +33,15 @@ func with(url, option string) string {
 		return url + "&" + option
 	}
 	return url + "?" + option
+}
+
+// patient has a backend wait for answers for longer than a busy machine stands still, unless
+// the URL says otherwise.
+func patient(url string) string {
+	if strings.Contains(url, "timeout=") {
+		return url
+	}
+	return with(url, "timeout=3s")
 }
 
 func openPool(t testing.TB, d *Dialect, o sqllock.PoolOptions) sqllock.Pool {

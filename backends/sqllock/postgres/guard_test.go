@@ -43,10 +43,14 @@ func request(r string, m lock.Mode) lock.Request {
 
 func hold(t testing.TB, l lock.Lease, r string, m lock.Mode) lock.Grant {
 	t.Helper()
-	g, err := l.Acquire(t.Context(), request(r, m))
-	if err != nil {
-		t.Fatalf("Acquire: %v", err)
-	}
+	q := request(r, m)
+	var g lock.Grant
+	eventually(t, "it is granted", func() (err error) {
+		if g, err = l.Acquire(t.Context(), q); err != nil && !errors.Is(err, lock.ErrUnavailable) {
+			t.Fatalf("Acquire: %v", err)
+		}
+		return err
+	})
 	return g
 }
 
