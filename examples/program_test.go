@@ -20,7 +20,7 @@ import (
 )
 
 // patience is for everything that must happen, however busy the machine is.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // program is a running process with what it has started.
 type program struct {

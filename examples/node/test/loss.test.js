@@ -45,7 +45,7 @@ for (const store of stores) {
     const err = await aborted(lock.signal);
     const lost = now();
     assert.equal(err.lostReason, 'SIDECAR_SILENT');
-    assert.ok(lost - froze < 2_000 + 500, `told ${lost - froze} ms after the freeze`);
+    assert.ok(lost - froze < 6_000 + 3_000, `told ${lost - froze} ms after the freeze`);
     if (next) {
       const granted = await next;
       assert.ok(lost < granted, `lost at ${lost}, granted at ${granted}`);
@@ -59,7 +59,7 @@ for (const store of stores) {
 
 // A program that computes without pause hears nothing; check() goes by the clock.
 test('a frozen sidecar and a busy program', async (t) => {
-  const sidecar = await Sidecar.start(t, { more: ['--ttl', '1s'] });
+  const sidecar = await Sidecar.start(t, { more: ['--ttl', '4s'] });
   const lock = await connect(t, sidecar).acquire('a');
   sidecar.freeze();
   const end = now() + lock.validFor();

@@ -10,7 +10,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
 /** For everything that must happen, however busy the machine is. */
-export const PATIENCE = 30_000;
+export const PATIENCE = 60_000;
 
 const binary = process.env.LOCKSIDECAR_BINARY ?? fileURLToPath(new URL('../../../bin/locksidecar', import.meta.url));
 
@@ -36,7 +36,7 @@ export class Sidecar {
   }
 
   /** Starts `count` sidecars that exclude each other; they end with the test. */
-  static async start(t, { store = stores[0], count = 1, namespace = randomUUID(), more = ['--ttl', '2s'] } = {}) {
+  static async start(t, { store = stores[0], count = 1, namespace = randomUUID(), more = ['--ttl', '6s'] } = {}) {
     const args = ['--store', store.url, '--namespace', namespace, ...more];
     const all = [];
     for (let i = 0; i < count; i++) {

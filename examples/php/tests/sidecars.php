@@ -14,7 +14,7 @@ set_error_handler(function (int $level, string $message, string $file, int $line
     return true;
 });
 
-const PATIENCE = 30.0; // for everything that must happen, however busy the machine is
+const PATIENCE = 60.0; // for everything that must happen, however busy the machine is
 
 /** @return array<string, string> the URLs of the stores there are, by name */
 function stores(): array
@@ -96,7 +96,7 @@ final class Sidecar
     private $process = null;
 
     /** @param array<string, string> $flags */
-    public function __construct(array $flags = ['ttl' => '2s'], string $store = 'embedded:')
+    public function __construct(array $flags = ['ttl' => '6s'], string $store = 'embedded:')
     {
         $this->dir = sys_get_temp_dir() . '/ls-' . bin2hex(random_bytes(6));
         mkdir($this->dir);

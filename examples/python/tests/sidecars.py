@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 from urllib.parse import quote
 
-PATIENCE = 20.0  # for what must happen, and may be slow on a busy machine
+PATIENCE = 60.0  # for what must happen, and may be slow on a busy machine
 
 REDIS = os.environ.get("LOCKSIDECAR_TEST_REDIS", "")
 MYSQL = os.environ.get("LOCKSIDECAR_TEST_MYSQL", "")

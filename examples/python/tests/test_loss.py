@@ -28,7 +28,7 @@ def test_frozen_by_the_clock_alone(own_sidecar: Start) -> None:
             assert held.valid_for() == 0
         assert e.value.lost_reason == "SIDECAR_SILENT" and e.value.grace_left() <= 0.1
         sidecar.thaw()
-        with client.lock("r", wait=5) as held:  # the lost one was let go in the background
+        with client.lock("r", wait=PATIENCE) as held:  # the lost one was let go in the background
             held.check()
         sidecar.expect_queue("r", 0, 0)
 
@@ -42,10 +42,10 @@ def test_frozen_while_somebody_waits(own_sidecar: Start, monkeypatch: pytest.Mon
         began = time.monotonic()
         with pytest.raises(locksidecar.SidecarSilent):
             client.lock("r", wait=0.1).acquire()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 7  # it does not wait until the lease is over
         sidecar.thaw()
         sidecar.expect_queue("r", 0, 0)  # also where it was granted in vain
-        with client.lock("r", wait=5) as held:
+        with client.lock("r", wait=PATIENCE) as held:
             assert held.count == 1
 
 
@@ -68,13 +68,13 @@ def test_killed_and_started_again(own_sidecar: Start) -> None:
     with Client(sidecar.socket) as client:
         held = client.lock("r").acquire()
         sidecar.kill()
-        assert held.lost.wait(2) and held.problem is not None
+        assert held.lost.wait(PATIENCE) and held.problem is not None
         assert held.problem.lost_reason == "SIDECAR_GONE"
         with pytest.raises(locksidecar.NoSidecar) as e:
             client.lock("r").acquire()
         assert sidecar.socket in str(e.value) and "locksidecar serve" in str(e.value)
         sidecar.start()
-        with client.lock("r", wait=5) as again:
+        with client.lock("r", wait=PATIENCE) as again:
             assert again.fence > held.fence
         assert held.lost.is_set()
 
@@ -94,10 +94,10 @@ def test_stopped(own_sidecar: Start) -> None:
 
 
 def test_news_keep_it(own_sidecar: Start) -> None:
-    sidecar = own_sidecar(ttl="1500ms")
+    sidecar = own_sidecar(ttl="5s")
     with Client(sidecar.socket) as client, client.lock("r") as held:
-        end = time.monotonic() + 2
+        end = time.monotonic() + 6
         while time.monotonic() < end:
             held.check()
-            assert 0 < held.valid_for() <= 1.35
+            assert 0 < held.valid_for() <= 4.5
             time.sleep(0.01)

@@ -9,7 +9,7 @@ require "tmpdir"
 require "fileutils"
 require_relative "../locksidecar"
 
-PATIENCE = 30.0 # for everything that must happen, however busy the machine is
+PATIENCE = 60.0 # for everything that must happen, however busy the machine is
 STORES = { "redis" => ENV["LOCKSIDECAR_TEST_REDIS"], "mysql" => ENV["LOCKSIDECAR_TEST_MYSQL"] }.reject { |_, url| url.to_s.empty? }
 Thread.report_on_exception = false
 
@@ -87,7 +87,7 @@ class Sidecar
 
   attr_reader :socket
 
-  def initialize(flags = { "ttl" => "2s" }, store = "embedded:")
+  def initialize(flags = { "ttl" => "6s" }, store = "embedded:")
     @dir = Dir.mktmpdir("ls")
     @socket = File.join(@dir, "s")
     @args = ["--store", store, "--socket", @socket, *flags.flat_map { |name, value| ["--#{name}", value] }]

@@ -21,7 +21,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 /// For everything that must happen, however busy the machine is.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub type Test = (String, Box<dyn Fn() + Send + Sync>);
 

@@ -21,7 +21,7 @@ import java.util.function.BooleanSupplier;
 /** A real sidecar, as a process of its own. */
 public final class TestSidecar implements AutoCloseable {
   /** How long a test waits for what must come. */
-  static final Duration PATIENCE = Duration.ofSeconds(20);
+  static final Duration PATIENCE = Duration.ofSeconds(60);
 
   /** Where it is. */
   public final Path socket;
