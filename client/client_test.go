@@ -75,7 +75,7 @@ func start(t testing.TB, change ...func(*session.Options)) *sidecar {
 	return &sidecar{socket: socket, manager: m, stop: stop}
 }
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
@@ -134,7 +134,7 @@ func TestLock(t *testing.T) {
 	if m := a.Margin(); m != time.Second { // a tenth of the lease's TTL
 		t.Errorf("margin %s", m)
 	}
-	if v := l.ValidFor(); v <= 5*time.Second || v > 10*time.Second {
+	if v := l.ValidFor(); v <= 0 || v > 10*time.Second {
 		t.Errorf("valid for %s", v)
 	}
 	_, err := b.Acquire(t.Context(), "r", client.AcquireOptions{Wait: client.NoWait})
@@ -156,9 +156,10 @@ func TestLock(t *testing.T) {
 	if err := l.Extend(t.Context(), 5*time.Second); err != nil || l.ValidFor() > 5*time.Second {
 		t.Errorf("extend: %v, valid for %s", err, l.ValidFor())
 	}
-	if err := l.Extend(t.Context(), time.Hour); err != nil || l.ValidFor() <= 5*time.Second {
-		t.Errorf("extend by an hour: %v, valid for %s", err, l.ValidFor())
+	if err := l.Extend(t.Context(), time.Hour); err != nil {
+		t.Errorf("extend by an hour: %v", err)
 	}
+	eventually(t, "valid for longer again", func() bool { return l.ValidFor() > 5*time.Second })
 	if err := l.Extend(t.Context(), 0); !errors.Is(err, client.ErrInvalidRequest) || l.Err() != nil {
 		t.Errorf("extend by nothing: %v", err)
 	}
@@ -321,7 +322,7 @@ func TestSidecarStops(t *testing.T) {
 
 func TestKeepAlive(t *testing.T) {
 	s := start(t)
-	const ttl = 2 * time.Second // long for a machine that is busy
+	const ttl = 5 * time.Second // long for a machine that is busy
 	x := s.open(t, client.SessionOptions{TTL: ttl})
 	l := acquire(t, x, "r", client.AcquireOptions{})
 	time.Sleep(ttl + ttl/10) // real keep-alives

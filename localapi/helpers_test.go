@@ -98,7 +98,7 @@ func socketDir(t testing.TB) string {
 	return dir
 }
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 func within[T any](t testing.TB, c <-chan T) T {
 	t.Helper()

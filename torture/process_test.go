@@ -15,7 +15,7 @@ import (
 )
 
 // patience is for everything that must happen, however busy the machine is.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // process is a program that runs.
 type process struct {

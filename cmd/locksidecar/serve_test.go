@@ -239,7 +239,7 @@ func TestStopWithNothingHeld(t *testing.T) {
 		if code := side.wait(); code != 0 {
 			t.Errorf("%s: status %d", sig, code)
 		}
-		if took := time.Since(began); took > 5*time.Second {
+		if took := time.Since(began); took > 20*time.Second {
 			t.Errorf("%s: took %s", sig, took)
 		}
 		if _, err := os.Stat(side.socket); !os.IsNotExist(err) {
@@ -249,7 +249,7 @@ func TestStopWithNothingHeld(t *testing.T) {
 }
 
 func TestStopWaitsForApps(t *testing.T) {
-	side := serveProgram(t, "--drain", "20s")
+	side := serveProgram(t, "--drain", "90s")
 	c := dial(t, side)
 	l := hold(t, c, "a")
 	s, err := c.OpenSession(t.Context(), client.SessionOptions{})
@@ -277,7 +277,7 @@ func TestStopWaitsForApps(t *testing.T) {
 		t.Error(err)
 	}
 	began := time.Now()
-	if code := side.wait(); code != 0 || time.Since(began) > 10*time.Second {
+	if code := side.wait(); code != 0 || time.Since(began) > 45*time.Second {
 		t.Errorf("status %d after %s", code, time.Since(began))
 	}
 }

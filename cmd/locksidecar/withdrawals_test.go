@@ -223,7 +223,7 @@ func pay(ctx context.Context, db *sql.DB, l *client.Lock, tables string, n int) 
 
 // awaitPaid stands still until somebody else has paid.
 func awaitPaid(ctx context.Context, db *sql.DB, tables string, n int) {
-	for end := time.Now().Add(patience / 3); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		var paid int
 		if db.QueryRowContext(ctx, "SELECT COUNT(*) FROM "+tables+"_paid WHERE n=?", n).Scan(&paid) != nil || paid > 0 {
 			return

@@ -52,7 +52,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()

@@ -10,7 +10,7 @@ import (
 
 var background = context.Background()
 
-const long = 30 * time.Second // for what must come, however busy the machine is
+const long = time.Minute // for what must come, however busy the machine is
 
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
