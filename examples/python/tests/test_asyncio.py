@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sidecars import Sidecar
+from sidecars import PATIENCE, Sidecar
 
 import locksidecar
 from locksidecar import AsyncHeld, Client, LockHeld, LockLost
@@ -185,6 +188,70 @@ def test_cancelled_release(client: Client, sidecar: Sidecar) -> None:
             if not held._released:  # cancelled before it had begun
                 await held.release()
             await asyncio.to_thread(sidecar.expect_queue, "a/release", 0, 0)
+
+    asyncio.run(main())
+
+
+def test_a_block_that_is_dropped_with_its_loop_is_left(client: Client, sidecar: Sidecar) -> None:
+    """As a server does that stops its loop and lets go of its tasks."""
+    lock = client.lock("a/dropped", mode="SHARED")
+
+    async def work() -> None:
+        async with lock:
+            await asyncio.sleep(PATIENCE)
+
+    async def begin(holders: int) -> asyncio.Task[None]:
+        task = asyncio.create_task(work())
+        while (await asyncio.to_thread(sidecar.queue, "a/dropped"))[0] < holders:
+            await asyncio.sleep(0.01)
+        return task
+
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+    dropped = first.run_until_complete(begin(1))
+    kept = second.run_until_complete(begin(2))
+    first.run_until_complete(first.shutdown_default_executor())
+    first.close()
+    dropped._log_destroy_pending = False  # type: ignore[attr-defined]
+    del dropped
+    gc.collect()
+    sidecar.expect_queue("a/dropped", 1, 0)
+    kept.cancel()
+    second.run_until_complete(asyncio.gather(kept, return_exceptions=True))
+    second.run_until_complete(second.shutdown_default_executor())
+    second.close()
+    sidecar.expect_queue("a/dropped", 0, 0)
+
+
+def test_loops_that_are_closed_leave_nothing(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an app leaves many that calls asyncio.run for each piece of work."""
+    monkeypatch.setattr("locksidecar._reading.PAUSE", 1.0)  # the thread leaves the reading to them
+    lock = client.lock("a/loops-closed")
+    for _ in range(8):
+        lock.acquire().release()
+
+    async def work() -> None:
+        async with lock:
+            pass
+
+    asyncio.run(work())
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        asyncio.run(work())
+    assert len(os.listdir("/proc/self/fd")) <= before + 10
+
+
+def test_the_first_lock_while_the_executor_waits_for_it(connect: Connect) -> None:
+    client = connect()
+
+    async def take() -> str:
+        async with client.lock("a/executor", wait=PATIENCE):
+            return "taken"
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        waits = lambda: asyncio.run_coroutine_threadsafe(take(), loop).result(PATIENCE)  # noqa: E731
+        assert await loop.run_in_executor(None, waits) == "taken"
 
     asyncio.run(main())
 

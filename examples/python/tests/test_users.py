@@ -272,8 +272,24 @@ atexit.register(last)
 """
 
 
-def test_the_first_lock_in_atexit(sidecar: Sidecar) -> None:
-    with App(ATEXIT, sidecar.socket) as app:
+ATEXIT_ASYNC = """
+import asyncio, atexit
+import locksidecar
+async def main():
+    async with locksidecar.lock("last-task", wait=5):
+        next = asyncio.create_task(locksidecar.lock("last-task", wait=5).acquire_async())
+        await asyncio.sleep(0)
+    await (await next).release()
+def last():
+    asyncio.run(main())
+    print("done", flush=True)
+atexit.register(last)
+"""
+
+
+@pytest.mark.parametrize("program", [ATEXIT, ATEXIT_ASYNC], ids=["thread", "task"])
+def test_the_first_lock_in_atexit(sidecar: Sidecar, program: str) -> None:
+    with App(program, sidecar.socket) as app:
         app.expect("done")
         assert app.wait() == 0
 

@@ -77,8 +77,16 @@ class Canceller:
         return isinstance(error, asyncio.CancelledError) and not others
 
 
+def running_task() -> asyncio.Task[object] | None:
+    """None: nothing runs here that could wait. A coroutine that is dropped is closed in any place."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs here
+        return None
+
+
 def current_task() -> asyncio.Task[object]:
-    task = asyncio.current_task()
+    task = running_task()
     if task is None:
         raise RuntimeError("async with a lock needs a task of asyncio")
     return task

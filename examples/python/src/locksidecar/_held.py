@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ._aio import AsyncLostEvent, Canceller
+from ._aio import AsyncLostEvent, Canceller, running_task
 from ._errors import LockLost, LockSidecarError, NotHolder, SidecarGone
 from ._hold import Hold, LostEvent
 from ._model import Detached, Guard, Mode, Part, Seconds, given_seconds, given_text, given_ttl
@@ -304,7 +304,10 @@ class AsyncHeld(_Held):
         failed = kind is not None and not stopped
         try:
             if self._leave(failed):
-                await self.release()
+                if running_task() is None:  # its coroutine was dropped: who closes it cannot wait
+                    self._session.abandon(self._entry)
+                else:
+                    await self.release()
         except LockLost:
             if not failed:
                 raise

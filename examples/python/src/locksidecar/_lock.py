@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from ._aio import current_task
+from ._aio import current_task, running_task
 from ._errors import InvalidRequest, LockHeld, NotHolder, SessionNotFound, WaitTimeout
 from ._held import AsyncHeld, Held
 from ._model import Detached, Mode, Once, Seconds, Wanted, given_handle, given_limit, given_mode, given_seconds, given_text
@@ -219,7 +219,7 @@ class Lock:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        held = self._blocks_async.innermost(current_task())
+        held = self._blocks_async.innermost(running_task())
         self._blocks_async.remove(held)
         if held is not None:
             await held.__aexit__(kind, error, traceback)
@@ -275,10 +275,12 @@ class _Entered(Generic[H]):
             self._all.append((weakref.ref(who), held))
 
     def innermost(self, who: object) -> H | None:
-        """What this thread or task took last, else what any did."""
+        """What this thread or task took last, else what one that is no more did, else what any did."""
         there = self._all
-        mine = [held for by, held in there if by() is who]
-        return mine[-1] if mine else there[-1][1] if there else None
+        for owner in (who, None):
+            if mine := [held for by, held in there if by() is owner]:
+                return mine[-1]
+        return there[-1][1] if there else None
 
     def remove(self, held: H | None) -> None:
         with self._mutex:

@@ -39,6 +39,7 @@ class Reading:
     def __init__(self, sock: socket.socket) -> None:
         # The sockets of gevent and eventlet belong to their loop: there the thread reads.
         self.shared = isinstance(sock, _socket.socket)
+        self._sock = sock
         self.left = False  # to the callers: one reads only while that is so
         self.turns = 0  # of callers
         self._seen = -1  # turns, at the last look
@@ -56,6 +57,12 @@ class Reading:
             self._single, self._seen = 0, -1
             self._bell = Bell()
             self.left = True
+
+    def add_loop(self, loop: asyncio.AbstractEventLoop, take: Callable[[asyncio.AbstractEventLoop], bool]) -> None:
+        """Let a loop read. Those that were closed meanwhile do not any more: nobody else can tell."""
+        for closed in [one for one in self.loops if one.is_closed()]:
+            self.loops.pop(closed).close()
+        self.loops[loop] = LoopReader(loop, self._sock, take)
 
     def wait(self) -> None:
         """The thread waits until it may have to read again. Without the mutex."""

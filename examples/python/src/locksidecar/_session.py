@@ -34,7 +34,7 @@ from ._errors import (
 )
 from ._hold import Bell
 from ._model import Detached, Wanted, duration
-from ._reading import PAUSE, LoopReader, Reading, readable
+from ._reading import PAUSE, Reading, readable
 from ._socket import connect
 
 # A try waits 2 s for the store, a release too; the rest is for a busy machine.
@@ -197,7 +197,7 @@ class Session:
         with self.mutex:
             if reading.left and self.core.error is None and loop not in reading.loops:
                 try:
-                    reading.loops[loop] = LoopReader(loop, self._in, self._take_own_in)
+                    reading.add_loop(loop, self._take_own_in)
                 except NotImplementedError:  # not every loop can
                     reading.call()
 
@@ -282,11 +282,17 @@ class Session:
             except RuntimeError:
                 pass  # the loop is closed: nobody waits
 
+        def pause() -> float:
+            step = self._step(call, end)
+            return step if self._thread is not None else min(step, PAUSE)
+
         def tick() -> None:
             nonlocal timer
+            if self._thread is None:  # nobody else reads
+                self._pump(0.0)
             self._tick()
             try:
-                timer = loop.call_later(self._step(call, end), tick)
+                timer = loop.call_later(pause(), tick)
             except LockSidecarError as e:
                 if not answered.done():
                     answered.set_exception(e)
@@ -294,7 +300,7 @@ class Session:
         call.wake, call.home = wake, loop
         self._read_in(loop)
         end = None if timeout is None else time.monotonic() + timeout
-        timer = loop.call_later(self._step(call, end), tick)
+        timer = loop.call_later(pause(), tick)
         try:
             if not call.done:
                 await answered
