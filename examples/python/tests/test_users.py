@@ -309,12 +309,22 @@ def test_the_first_lock_in_atexit(sidecar: Sidecar, program: str) -> None:
         ("limit", {"limit": True}),
         ("limit", {"mode": "PERMIT"}),
         ("mode", {"mode": "SHARED", "limit": 4}),
+        ("max_attempts", {"once": locksidecar.Once(max_attempts=float("nan"))}),  # type: ignore[arg-type]
+        ("max_attempts", {"once": locksidecar.Once(max_attempts=-1)}),
+        ("keep", {"once": locksidecar.Once(keep=float("inf"))}),
     ],
 )
 def test_bad_arguments(client: Client, field: str, options: dict[str, Any]) -> None:
     with pytest.raises(locksidecar.InvalidRequest) as e:
         client.lock("r", **options)
     assert e.value.metadata["field"] == field
+
+
+@pytest.mark.parametrize("program", ["/srv/caf\udce9", "/srv/" + "\u00fc" * 100])
+def test_a_program_of_any_name(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    monkeypatch.setattr("sys.argv", [program])
+    with Client(sidecar.socket) as client, client.lock("any-name"):
+        assert sidecar.look("any-name")[0][0]["session"] in ("caf?", "\u00fc" * 64)
 
 
 def test_good_arguments(client: Client) -> None:

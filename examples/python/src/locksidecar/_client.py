@@ -418,8 +418,13 @@ def _passes(e: LockSidecarError) -> bool:
     return isinstance(e, SidecarGone) or isinstance(e.__cause__, BlockingIOError)
 
 
+_LONGEST_NAME = 128  # bytes
+
+
 def _program() -> str:
-    return os.path.basename(sys.argv[0] if sys.argv else "") or "python"
+    """The name of the program, as far as the API takes it: any bytes can be the name of a file."""
+    name = os.path.basename(sys.argv[0] if sys.argv else "") or "python"
+    return name.encode(errors="replace")[:_LONGEST_NAME].decode(errors="ignore")
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()

@@ -42,7 +42,7 @@ PING_AFTER = 5.0
 PING_LIMIT = 5.0
 
 
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _raw_decode = json.JSONDecoder().raw_decode
 
 
@@ -167,8 +167,9 @@ class Core:
             if call.deadline is not None and wait:
                 wait = max(0.001, call.deadline - call.sent)
             body = call.wanted.body(wait)
-            self._asking[call.wanted.resources] = self._asking.get(call.wanted.resources, 0) + 1
         line = _encode({"requestId": call.id, call.kind: body}).encode() + b"\n"
+        if call.wanted is not None:
+            self._asking[call.wanted.resources] = self._asking.get(call.wanted.resources, 0) + 1
         data, written, call.start = self.outbox
         try:
             self.calls[call.id] = call

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from ._aio import current_task, running_task
 from ._errors import InvalidRequest, LockHeld, NotHolder, SessionNotFound, WaitTimeout
 from ._held import AsyncHeld, Held
-from ._model import Detached, Mode, Once, Seconds, Wanted, given_handle, given_limit, given_mode, given_seconds, given_text
+from ._model import Detached, Mode, Once, Seconds, Wanted, given_handle, given_limit, given_mode, given_once, given_seconds, given_text
 
 if TYPE_CHECKING:
     from ._client import Client
@@ -65,7 +65,7 @@ class Lock:
         self.reentrant = reentrant
         self.max_hold = given_seconds("max_hold", max_hold)
         self.min_hold = given_seconds("min_hold", min_hold)
-        self.once = once
+        self.once = once if once is None else given_once(once)
         self.detachable = detachable
         self._handle = "" if handle is None else given_handle(handle)
         self.cancel_on_lost = cancel_on_lost

@@ -158,6 +158,14 @@ def given_limit(value: object) -> int | None:
     return value
 
 
+def given_once(value: Once) -> Once:
+    """InvalidRequest: its fields make no sense."""
+    attempts = value.max_attempts
+    if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 0:
+        raise InvalidRequest(f"max_attempts must be 0 or more, and not {attempts!r}", metadata={"field": "max_attempts"})
+    return Once(given_seconds("keep", value.keep), attempts)
+
+
 def given_mode(value: Mode | str, limit: int | None) -> Mode:
     """The mode of what has that limit: who gives one need not say PERMIT besides."""
     try:
@@ -209,8 +217,8 @@ class Wanted(NamedTuple):
             body["detachable"] = True
         if self.once is not None:
             body["once"] = once = {"maxAttempts": self.once.max_attempts}
-            if (keep := given_seconds("keep", self.once.keep)) is not None:
-                once["keep"] = duration(keep)  # type: ignore[assignment]
+            if isinstance(self.once.keep, float):  # as given_once leaves it
+                once["keep"] = duration(self.once.keep)  # type: ignore[assignment]
         return body
 
 
