@@ -108,6 +108,26 @@ def test_cancelled_wait(client: Client, sidecar: Sidecar) -> None:
     asyncio.run(main())
 
 
+def test_many_cancelled_at_a_frozen_sidecar(own_sidecar: Callable[..., Sidecar]) -> None:
+    """More than the socket takes at once. The rest is sent when the sidecar reads again, though nobody waits for it."""
+    sidecar = own_sidecar()
+
+    async def main(client: Client) -> None:
+        sidecar.freeze()
+        tasks = [asyncio.create_task(client.lock("a/frozen").acquire_async()) for _ in range(700)]
+        while len(client.session().core.calls) < len(tasks):
+            await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    with Client(sidecar.socket) as client, Client(sidecar.socket) as other, other.lock("a/frozen"):
+        client.open()
+        asyncio.run(main(client))
+        sidecar.thaw()
+        sidecar.expect_queue("a/frozen", 1, 0)
+
+
 def test_cancelled_at_any_moment(client: Client, sidecar: Sidecar) -> None:
     """Just when it is granted, too."""
     rng = random.Random(1)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from sidecars import PATIENCE, Sidecar, eventually
+from sidecars import PATIENCE, App, Sidecar, eventually
 
 import locksidecar
 from locksidecar import Client, LockLost
@@ -61,6 +61,41 @@ def test_frozen_at_the_release(
         assert "may be frozen" in caplog.text
         sidecar.thaw()
         sidecar.expect_queue("r", 0, 0)
+
+
+NO_THREADS = """
+import resource, sys, threading
+import locksidecar
+held, other = locksidecar.lock("callback").acquire(), locksidecar.lock("other").acquire()
+held.on_lost(lambda problem: print("told", problem.lost_reason, flush=True))
+with open("/proc/self/statm") as f:
+    size = int(f.read().split()[0]) * resource.getpagesize()
+threading.stack_size(64 << 20)
+_, hard = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (size + (32 << 20), hard))
+print("ready", flush=True)
+for event in (held.lost, other.lost):
+    event.wait()
+    print("lost", flush=True)
+sys.stdin.readline()
+resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+with locksidecar.lock("next", wait=10):
+    sys.stdin.readline()
+"""
+
+
+def test_a_loss_where_no_thread_can_be_started(sidecar: Sidecar) -> None:
+    """The callback has to wait for its thread, and nothing else has to."""
+    with App(NO_THREADS, sidecar.socket) as app:
+        app.expect("ready")
+        sidecar.force("callback", 0)
+        app.expect("lost")
+        sidecar.force("other", 0)
+        app.expect("lost")
+        app.say()
+        app.expect("told FORCED")
+        app.say()
+        assert app.wait() == 0
 
 
 def test_killed_and_started_again(own_sidecar: Start) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import warnings
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -170,7 +169,7 @@ class Held(_Held):
             callback(problem)
 
         def start() -> None:
-            threading.Thread(target=run, name="locksidecar-lost", daemon=True).start()
+            self._session.tell(run)
 
         with self._hold.session.mutex:
             if self._hold.look() is None:

@@ -25,9 +25,13 @@ _FEW_SINGLE = 4
 
 def readable(sock: socket.socket, timeout: float | None) -> bool:
     """Wait until there is something to read, or the connection has ended, or its socket is closed."""
+    return ready(sock, select.POLLIN, timeout)
+
+
+def ready(sock: socket.socket, what: int, timeout: float | None) -> bool:
     poll = select.poll()
     try:
-        poll.register(sock, select.POLLIN)
+        poll.register(sock, what)
     except ValueError:
         return True
     return bool(poll.poll(None if timeout is None else timeout * 1000))

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ._clock import boot_time
-from ._core import PING_AFTER, Call, Core, release_of
+from ._core import MAX_LOOK, PING_AFTER, Call, Core, release_of
 from ._errors import (
     LockLost,
     LockSidecarError,
@@ -34,7 +35,7 @@ from ._errors import (
 )
 from ._hold import Bell
 from ._model import Detached, Wanted, duration
-from ._reading import PAUSE, Reading, readable
+from ._reading import PAUSE, Reading, readable, ready
 from ._socket import connect
 
 # A try waits 2 s for the store, a release too; the rest is for a busy machine.
@@ -52,6 +53,8 @@ class Session:
         self.mutex = threading.RLock()
         self.core = Core(self.mutex)
         self._retired = False
+        self._sending = False  # in a thread, what the sidecar did not take at once
+        self._untold: list[Callable[[], object]] = []
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # which reads at this moment
         self._in = connect(path)
@@ -94,6 +97,21 @@ class Session:
     # Bytes.
 
     def _run(self) -> None:
+        try:
+            self._read()
+        except Exception as e:  # as MemoryError: whoever waits, or holds something, is told
+            error = SidecarGone(f"this client cannot read what the sidecar says: {e!r}")
+            with self.mutex:
+                self.core.end(error, "SIDECAR_GONE", error.message)
+            raise
+        finally:
+            if self.pid == os.getpid():
+                self._hang_up()
+                self._close_sockets()
+                for callback in self._untold:  # there is no thread for them but this one
+                    callback()
+
+    def _read(self) -> None:
         while self.core.error is None and self.pid == os.getpid():
             if self._reading.left:
                 self._reading.wait()
@@ -104,11 +122,20 @@ class Session:
                     continue
                 if self._retired:
                     self.retire()
+            if self._untold:
+                for _ in range(len(self._untold)):
+                    self.tell(self._untold.pop(0))
+                timeout = MAX_LOOK if timeout is None else min(timeout, MAX_LOOK)
             self._pump(timeout)
-        if self.pid == os.getpid():
-            if isinstance(self.core.error, SessionClosed):
-                self._read_on(_STORE_LIMIT + _PATIENCE)
-            self._close_sockets()
+        if self.pid == os.getpid() and isinstance(self.core.error, SessionClosed):
+            self._read_on(_STORE_LIMIT + _PATIENCE)
+
+    def tell(self, callback: Callable[[], object]) -> None:
+        """Call back in a thread of its own, as soon as one can be started."""
+        try:
+            threading.Thread(target=callback, name="locksidecar-lost", daemon=True).start()
+        except RuntimeError:  # there are too many at this moment
+            self._untold.append(callback)
 
     def _read_on(self, timeout: float) -> None:
         """After the end, until the sidecar has released everything."""
@@ -212,18 +239,41 @@ class Session:
             self._reading.call()
         return taken
 
-    def _flush(self) -> None:
-        """Send what the sidecar takes now. The mutex is held."""
+    def _flush(self) -> bool:
+        """Send what the sidecar takes now; whether the rest has to wait until it reads. The mutex is held."""
         while True:
             data, written, _ = self.core.outbox
             left = memoryview(data)[sum(written) :]
             if not left:
-                return
+                return False
             try:
                 # In one step for signals: what was sent is noted, whatever interrupts.
                 written.extend(map(self._out.send, (left,)))
-            except OSError:  # later, when the sidecar has read; or it is gone, which who reads sees
-                return
+            except BlockingIOError:
+                self._send_later()
+                return True
+            except OSError:  # it is gone, which who reads sees
+                return False
+
+    def _send_later(self) -> None:
+        """Let a thread send the rest when the sidecar has read: nobody may ask for anything meanwhile. The mutex is held."""
+        if self._sending:
+            return
+        self._sending = True
+        try:
+            threading.Thread(target=self._send_rest, name="locksidecar-send", daemon=True).start()
+        except BaseException as e:
+            self._sending = False
+            if not isinstance(e, RuntimeError):  # an interrupt; else there is none: who waits tries again now and then
+                raise
+
+    def _send_rest(self) -> None:
+        waits = True
+        while waits:
+            ready(self._out, select.POLLOUT, None)
+            with self.mutex:
+                waits = self.core.error is None and self.pid == os.getpid() and self._flush()
+                self._sending = waits
 
     def _post(self, call: Call) -> None:
         with self.mutex:
