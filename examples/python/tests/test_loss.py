@@ -34,7 +34,7 @@ def test_frozen_by_the_clock_alone(own_sidecar: Start) -> None:
 
 
 def test_frozen_while_somebody_waits(own_sidecar: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("locksidecar._session._PATIENCE", 0.3)
+    monkeypatch.setattr("locksidecar._session.PATIENCE", 0.3)
     sidecar = own_sidecar(ttl="10s")
     with Client(sidecar.socket) as client:
         client.open()
@@ -53,7 +53,7 @@ def test_frozen_at_the_release(
     own_sidecar: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The work was done under the lock. That is no reason to fail it."""
-    monkeypatch.setattr("locksidecar._session._PATIENCE", -1.7)
+    monkeypatch.setattr("locksidecar._session.PATIENCE", -1.7)
     sidecar = own_sidecar(ttl="10s")
     with Client(sidecar.socket) as client:
         with client.lock("r"):

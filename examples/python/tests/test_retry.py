@@ -57,7 +57,7 @@ def test_what_was_opened_too_late_leaves_no_session(
     own_sidecar: Callable[..., Sidecar], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sidecar = own_sidecar()
-    monkeypatch.setattr("locksidecar._session._OPEN_TIMEOUT", 0.3)
+    monkeypatch.setattr("locksidecar._connection._OPEN_TIMEOUT", 0.3)
     sidecar.freeze()
     for _ in range(8):
         with pytest.raises(locksidecar.SidecarSilent):
@@ -73,7 +73,7 @@ def test_threads_share_an_opening_that_fails(
 ) -> None:
     """One after the other, the last of them would wait for all before it."""
     sidecar = own_sidecar()
-    monkeypatch.setattr("locksidecar._session._OPEN_TIMEOUT", 1.0)
+    monkeypatch.setattr("locksidecar._connection._OPEN_TIMEOUT", 1.0)
     client = Client(sidecar.socket)
     attempts: list[None] = []
     open_new = Client._open_new

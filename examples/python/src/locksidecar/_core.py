@@ -3,7 +3,7 @@
 Bytes that the sidecar sent go in by `feed`; what is to be sent comes out of `outbox`.
 In between stand the rules of the API: which answer is whose, what is held and until
 when, what is lost. There is no socket, no thread and no lock here: a shell (see
-_session.py) guards each call with one mutex, and moves the bytes. So threads, tasks,
+_connection.py) guards each call with one mutex, and moves the bytes. So threads, tasks,
 forks and signals meet the same rules.
 """
 
