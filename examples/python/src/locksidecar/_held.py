@@ -299,9 +299,10 @@ class AsyncHeld(_Held):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        stopped = self._canceller is not None and self._canceller.leave(error)
-        failed = kind is not None and not stopped
+        failed = True
         try:
+            stopped = self._canceller is not None and self._canceller.leave(error)
+            failed = kind is not None and not stopped
             if self._leave(failed):
                 if running_task() is None:  # its coroutine was dropped: who closes it cannot wait
                     self._session.abandon(self._entry)
@@ -312,7 +313,7 @@ class AsyncHeld(_Held):
                 raise
         except LockSidecarError as e:
             self._late(e)
-        except asyncio.CancelledError:  # before the release started
+        except BaseException:  # a cancellation before the release started, or an interrupt
             self._session.abandon(self._entry)
             raise
         finally:

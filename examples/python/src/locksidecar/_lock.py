@@ -146,19 +146,31 @@ class Lock:
 
     async def acquire_async(self) -> AsyncHeld:
         """The same for a task. Cancelling it ends the wait."""
-        again, wait = False, self.wait
-        while True:
-            session = await self._client.session_async()
-            task = current_task()
-            call = session.prepare(self._wanted(wait, "task", task))
-            try:
-                await session.acquire_async(call)
-                return AsyncHeld(session, call)
-            except SessionNotFound:
-                if again:
-                    raise
-                again = True
-                wait = call.wait_left(wait)
+        return await self._acquire_async(None)
+
+    async def _acquire_async(self, noted: _Entered[AsyncHeld] | None) -> AsyncHeld:
+        entry, wait = _Entry(), self.wait
+        try:
+            while True:
+                session = entry.session = await self._client.session_async()
+                task = current_task()
+                call = entry.call = session.prepare(self._wanted(wait, "task", task))
+                try:
+                    await session.acquire_async(call)
+                    held = AsyncHeld(session, call)
+                    if noted is not None:
+                        if self.cancel_on_lost:
+                            held._cancel_on_lost()
+                        noted.push(task, held)
+                    return held
+                except SessionNotFound:
+                    if entry.again:
+                        raise
+                    entry.again = True
+                    wait = call.wait_left(wait)
+        except BaseException:
+            entry.undo()
+            raise
 
     def release(self) -> None:
         """Release what acquire has taken last, here or in another thread. NotHolder: there is nothing."""
@@ -210,19 +222,24 @@ class Lock:
             self._blocks.remove(held)
 
     async def __aenter__(self) -> AsyncHeld:
-        held = await self.acquire_async()
-        if self.cancel_on_lost:
-            held._cancel_on_lost()
-        self._blocks_async.push(current_task(), held)
-        return held
+        return await self._acquire_async(self._blocks_async)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        held = self._blocks_async.innermost(running_task())
-        self._blocks_async.remove(held)
-        if held is not None:
-            await held.__aexit__(kind, error, traceback)
+        held: AsyncHeld | None = None
+        try:
+            held = self._blocks_async.innermost(running_task())
+            self._blocks_async.remove(held)  # now: another may leave one while this one waits
+            if held is not None:
+                await held.__aexit__(kind, error, traceback)
+        except BaseException:  # an interrupt, as in __exit__
+            held = held or self._blocks_async.innermost(running_task())
+            if held is not None:
+                held._session.abandon(held._entry)
+            raise
+        finally:
+            self._blocks_async.remove(held)
 
 
 def _restore(client: Client, resources: tuple[str, ...], options: dict[str, Any]) -> Lock:
