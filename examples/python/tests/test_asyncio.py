@@ -9,6 +9,7 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from sidecars import PATIENCE, Sidecar
@@ -126,6 +127,45 @@ def test_many_cancelled_at_a_frozen_sidecar(own_sidecar: Callable[..., Sidecar])
         asyncio.run(main(client))
         sidecar.thaw()
         sidecar.expect_queue("a/frozen", 1, 0)
+
+
+def test_tasks_of_a_loop_share_a_timer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        timers: list[float] = []
+        call_at = loop.call_at
+
+        def counted(when: float, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+            timers.append(when)
+            return call_at(when, *args, **kwargs)
+
+        monkeypatch.setattr(loop, "call_at", counted)
+        for _ in range(100):
+            async with client.lock("a/timer"):
+                pass
+        assert len(timers) < 50
+
+    asyncio.run(main())
+
+
+def test_a_short_wait_beside_a_long_one(own_sidecar: Callable[..., Sidecar], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timer that they share is moved for it."""
+    monkeypatch.setattr("locksidecar._session.PATIENCE", 0.3)
+    monkeypatch.setattr("locksidecar._session.PING_AFTER", 1000.0)  # of the long one
+    sidecar = own_sidecar()
+
+    async def main(client: Client) -> None:
+        sidecar.freeze()
+        long = asyncio.create_task(client.lock("a/long").acquire_async())
+        await asyncio.sleep(0)
+        with pytest.raises(locksidecar.SidecarSilent):
+            await client.lock("a/short", wait=0.1).acquire_async()
+        sidecar.thaw()
+        await (await long).release()
+
+    with Client(sidecar.socket) as client:
+        client.open()
+        asyncio.run(main(client))
 
 
 def test_cancelled_at_any_moment(client: Client, sidecar: Sidecar) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import os
 import threading
 import time
+from collections.abc import Mapping
 
 from ._clock import boot_time
 from ._connection import PATIENCE, STORE_LIMIT, Connection
@@ -17,10 +18,15 @@ from ._errors import LockSidecarError, NotHolder, SessionClosed, SessionNotFound
 from ._hold import Bell
 from ._model import Detached, Wanted, duration
 from ._reading import PAUSE, readable
+from ._ticks import Ticks
 
 
 class Session(Connection):
     """Any thread and any task may use it."""
+
+    def __init__(self, path: str, name: str, metadata: Mapping[str, str]) -> None:
+        self._ticks: dict[asyncio.AbstractEventLoop, Ticks] = {}
+        super().__init__(path, name, metadata)
 
     def _read_for(self, call: Call) -> None:
         """Read the answer to a call, if it comes soon and the thread leaves that to callers."""
@@ -68,8 +74,7 @@ class Session(Connection):
 
     async def _wait_async(self, call: Call, timeout: float | None) -> None:
         loop = asyncio.get_running_loop()
-        answered = loop.create_future()
-        timer: asyncio.TimerHandle | None = None
+        answered: asyncio.Future[None] = loop.create_future()
 
         def done() -> None:
             if not answered.done():
@@ -88,29 +93,30 @@ class Session(Connection):
             step = self._step(call, end)
             return step if self._thread is not None else min(step, PAUSE)
 
-        def tick() -> None:
-            nonlocal timer
-            if self._thread is None:  # nobody else reads
-                self._pump(0.0)
-            self._tick()
-            try:
-                timer = loop.call_later(pause(), tick)
-            except LockSidecarError as e:
-                if not answered.done():
-                    answered.set_exception(e)
-
         call.wake, call.home = wake, loop
         self._read_in(loop)
         end = None if timeout is None else time.monotonic() + timeout
-        timer = loop.call_later(pause(), tick)
+        ticks = self._ticks.get(loop) or self._new_ticks(loop)
         try:
+            ticks.add(answered, pause)
             if not call.done:
                 await answered
         finally:
-            if timer is not None:
-                timer.cancel()
+            ticks.remove(answered)
         if call.error is not None:
             raise call.error
+
+    def _new_ticks(self, loop: asyncio.AbstractEventLoop) -> Ticks:
+        def tick() -> None:
+            if self._thread is None:  # nobody else reads
+                self._pump(0.0)
+            self._tick()
+
+        with self.mutex:
+            for closed in [one for one in self._ticks if one.is_closed()]:
+                self._ticks.pop(closed)
+            ticks = self._ticks[loop] = Ticks(loop, tick)
+        return ticks
 
     def _step(self, call: Call, end: float | None) -> float:
         """For how long to wait at a time. SidecarSilent, WaitTimeout: long enough."""
