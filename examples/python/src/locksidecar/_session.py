@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from ._clock import boot_time
 from ._connection import PATIENCE, STORE_LIMIT, Connection
 from ._core import PING_AFTER, Call, release_of
-from ._errors import LockSidecarError, NotHolder, SessionClosed, SessionNotFound, SidecarGone, SidecarSilent, WaitTimeout
+from ._errors import LockSidecarError, SessionClosed, SessionNotFound, SidecarGone, SidecarSilent, WaitTimeout
 from ._hold import Bell
 from ._model import Detached, Wanted, duration
 from ._reading import PAUSE, readable
