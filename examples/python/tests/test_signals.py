@@ -159,3 +159,78 @@ def test_a_handler_that_interrupts_a_request_of_its_own_thread(sidecar: Sidecar,
         sidecar.expect_queue(f"{resource}-other", 0, 0)
         app.say()
         assert app.wait() == 0
+
+
+INTERRUPTED_IN_EXIT = """
+import random, signal, sys
+import locksidecar
+lock = locksidecar.lock("in-exit")
+random.seed(1)
+struck = 0
+def strike(*_):
+    frame = sys._getframe(1)
+    # Before the first step of __exit__, as before its call, Python itself has no answer: bpo-29988.
+    if frame.f_code.co_filename != "<string>" and frame.f_lineno != frame.f_code.co_firstlineno:
+        raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, strike)
+for _ in range(400):
+    try:
+        with lock:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00001, 0.0003))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        struck += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+print(struck > 0, flush=True)
+sys.stdin.readline()
+"""
+
+
+INTERRUPTED_TASKS = """
+import asyncio, random, signal, sys
+import locksidecar
+lock = locksidecar.lock("in-task")
+random.seed(1)
+struck = 0
+def strike(*_):
+    frame = sys._getframe(1)
+    # Elsewhere a loop of asyncio may forget what it was about to call.
+    if "/locksidecar/" in frame.f_code.co_filename and frame.f_lineno != frame.f_code.co_firstlineno:
+        signal.setitimer(signal.ITIMER_REAL, 1, 1)  # again, if it is ignored, as in __del__
+        raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, strike)
+async def work():
+    while True:
+        async with lock:
+            await asyncio.sleep(0)
+for _ in range(100):
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(work())
+    try:
+        loop.call_soon(signal.setitimer, signal.ITIMER_REAL, random.uniform(0.0005, 0.003), 0.001)
+        loop.run_until_complete(task)
+    except KeyboardInterrupt:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        struck += 1
+    task.cancel()
+    loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+    loop.close()
+    if locksidecar.default_client().held("in-task"):
+        locksidecar.lock("in-task", wait=10).acquire().release()
+print(struck > 0, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_an_interrupt_of_a_loop_leaves_nothing(sidecar: Sidecar) -> None:
+    """Its task is cancelled, as asyncio.run does it."""
+    with App(INTERRUPTED_TASKS, sidecar.socket) as app:
+        app.expect("True", 50)
+        sidecar.expect_queue("in-task", 0, 0, 5)
+
+
+def test_an_interrupt_at_the_end_of_a_block_leaves_nothing(sidecar: Sidecar) -> None:
+    """A hold that leaked would stop the next round for ever."""
+    with App(INTERRUPTED_IN_EXIT, sidecar.socket) as app:
+        app.expect("True")
+        sidecar.expect_queue("in-exit", 0, 0, 5)
