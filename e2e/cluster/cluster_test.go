@@ -103,7 +103,7 @@ func e2e(t *testing.T, programs map[string]string, env ...string) *exec.Cmd {
 	t.Helper()
 	bin := t.TempDir()
 	for name, text := range programs {
-		if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/bash\n"+text), 0o700); err != nil { //nolint:gosec // it is a program
+		if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/bash\n"+text), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -133,7 +133,7 @@ func TestOneRunAtATime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer other.Close() //nolint:errcheck // nothing is written
+	defer other.Close()
 	if err := syscall.Flock(int(other.Fd()), syscall.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +166,7 @@ esac`,
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer said.Close() //nolint:errcheck // it is only read
+			defer said.Close()
 			cmd.Stdout, cmd.Stderr = said, said
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
