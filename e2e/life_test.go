@@ -94,8 +94,8 @@ func appKilled(t *testing.T, next pod) {
 
 // A frozen app keeps its lock for as long as it asked for at most.
 func appHangs(t *testing.T, next pod) {
-	const maxHold = 3 * time.Second
-	p, first := holder(t, "app-hangs", "", "3")
+	const maxHold = 20 * time.Second // enough to freeze it, and to wait for its lock, on a busy machine
+	p, first := holder(t, "app-hangs", "", "20")
 	_, thaw := freeze(t, p, "app")
 	k := next.take(t, p.name)
 	got := k.granted()
@@ -106,7 +106,7 @@ func appHangs(t *testing.T, next pod) {
 	if lost.At < first.At {
 		t.Errorf("told before it was granted")
 	}
-	table.add("the app hangs (here with `max_hold` 3 s)", "when it goes on", []time.Duration{took},
+	table.add("the app hangs (here with `max_hold` 20 s)", "when it goes on", []time.Duration{took},
 		"after `max_hold` or the session's `ttl`, and `lostGrace` (2 s); without these it keeps the lock, so give the app a liveness probe")
 }
 
