@@ -421,7 +421,7 @@ func (e *env) detachedThroughEnd(forgets bool) (check func()) {
 		e.Helper()
 		b := e.sidecar()
 		if forgets {
-			if _, err := e.handles(b).SetHandle(e.ctx, g.Resource, key, 0); err != nil && !errors.Is(err, lock.ErrNoHandle) {
+			if _, err := e.handlesOf(b).SetHandle(e.ctx, g.Resource, key, 0); err != nil && !errors.Is(err, lock.ErrNoHandle) {
 				e.Errorf("SetHandle(0) of what may be forgotten: %v", err)
 			}
 			return
