@@ -237,7 +237,7 @@ func (e *env) takeAndRelease(waiting context.Context, s *sidecar, r lock.Resourc
 	q := request(r, lock.Exclusive)
 	err := persist(waiting, func() error { _, err := s.Acquire(waiting, q); return err })
 	if waiting.Err() != nil && errors.Is(err, lock.ErrUnavailable) { // given up, and nobody has said that it is
-		if err = e.leave(s, r, q.ID); err == nil || errors.Is(err, lock.ErrNotHolder) {
+		if err = e.leave(s, r, q.ID); err == nil || errors.Is(err, lock.ErrNotHolder) { //nolint:contextcheck // its own wait is over
 			err = context.Canceled
 		}
 	}
@@ -249,5 +249,5 @@ func (e *env) takeAndRelease(waiting context.Context, s *sidecar, r lock.Resourc
 		return fmt.Errorf("acquire: %w", err)
 	}
 	granted.Add(1)
-	return e.leave(s, r, q.ID)
+	return e.leave(s, r, q.ID) //nolint:contextcheck // its own wait is over
 }
