@@ -258,13 +258,20 @@ func (e *env) notThere(b lock.Backend, r lock.Resource) {
 // that, for who has had it attached.
 func testDetachOfTheDead(e *env) {
 	b := e.sidecar()
-	r, other, ended := e.name("r"), e.name("other"), e.name("ended")
+	r, other, ended, early := e.name("r"), e.name("other"), e.name("ended"), e.name("early")
 	dead := e.mortal()
 	g, g2, g3 := e.detachable(dead, r, lock.Exclusive), e.detachable(dead, other, lock.Exclusive), e.detachable(dead, ended, lock.Exclusive)
 	key, key2, key3 := e.detach(dead, g, longHold), e.detach(dead, g2, longHold), e.detach(dead, g3, longHold)
-	g, g3 = e.attach(dead, g, key, longHold), e.attach(dead, g3, key3, longHold)
+	g4 := e.detachable(dead, early, lock.Exclusive)
+	key4 := e.detach(dead, g4, longHold)
+	g, g3, g4 = e.attach(dead, g, key, longHold), e.attach(dead, g3, key3, longHold), e.attach(dead, g4, key4, longHold)
 	w := e.queue(b, r, lock.Exclusive)
 	dead.silence()
+	// Its sidecar may count its lease as over before the store does.
+	if err := e.answered(func() error { return b.Detach(e.ctx, early, g4.ID, key4, 0) }); err != nil {
+		e.Errorf("Detach for good, on another lease and at once: %v", err)
+	}
+	e.release(b, e.acquire(b, early, lock.Exclusive))
 	e.eventually("nobody has it, and it is detached", func() bool {
 		st := e.get(b.b, r)
 		return len(st.Holders) == 1 && st.Holders[0].Detached

@@ -69,7 +69,7 @@ func (l *modelLease) Detach(_ context.Context, r lock.Resource, id lock.HoldID, 
 		switch {
 		case !s.lives(l.id, now, false):
 			answer = lock.ErrLeaseLost
-		case !holder || h.kept && h.key != key || !h.kept && h.Lease != l.id:
+		case !holder || h.key != key && (h.kept || h.Lease != l.id) || !h.kept && h.Lease != l.id && ttl != 0:
 			answer = lock.ErrNotHolder
 		case h.Revoked:
 			s.remove(r, id)

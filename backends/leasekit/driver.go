@@ -126,7 +126,7 @@ type Detacher interface {
 
 	// Detach takes a hold off the lease, as lock.Detacher says. A hold that is detached under the
 	// key already, and that nobody has attached since, is found; with ttl 0, also one that a lease has had
-	// that is over. Nothing there is no error. ttl is 0, or within bounds.
+	// that is over for its sidecar, be it before the store knows. Nothing there is no error. ttl is 0, or within bounds.
 	Detach(ctx context.Context, w Withdrawal, key lock.HandleKey, ttl time.Duration) (Withdrawn, error)
 }
 

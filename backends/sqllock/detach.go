@@ -170,10 +170,9 @@ func (s *state) takeAway(e *entry) {
 // detach takes a hold off its lease.
 func (s *state) detach(o *op) {
 	e := s.own(o)
-	if s.isLeast(o.id) && s.keys[o.id] == o.key { // asked again
+	if e == nil && s.entries[o.id] != nil && s.keys[o.id] == o.key && (s.isLeast(o.id) || o.span == 0) { // asked again, or after its lease
 		if o.found = true; o.span == 0 {
-			s.note("release", o.id, o.lease, s.entries[o.id].Value.fence, "")
-			s.endLeast(s.entries[o.id])
+			s.endHandle(s.entries[o.id], "")
 		}
 		s.withdrawn(o)
 		return
@@ -211,13 +210,19 @@ func (s *state) setHandle(o *op) {
 		s.moved = append(s.moved, e)
 		return
 	}
-	s.note("release", o.id, e.Value.lease, e.Value.fence, "by its handle")
-	if s.isLeast(o.id) {
+	s.endHandle(e, "by its handle")
+}
+
+// endHandle ends what a handle names, whoever has it.
+func (s *state) endHandle(e *entry, how string) {
+	id := string(e.ID)
+	s.note("release", id, e.Value.lease, e.Value.fence, how)
+	if s.isLeast(id) {
 		s.endLeast(e)
 		return
 	}
 	s.takeAway(e)
-	s.forgetLeast(o.id)
+	s.forgetLeast(id)
 	e.Value.ends = 0
 	s.remove(e)
 }
