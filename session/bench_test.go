@@ -182,19 +182,22 @@ func TestMemoryPerHold(t *testing.T) {
 		if x.name == "a session each" {
 			limit += 640 // the session is in it
 		}
-		per := (int64(heap()) - int64(before)) / n
-		for range 100 { // a goroutine that has not run for a while keeps what nobody needs
-			if per <= limit {
+		// On a busy machine goroutines that are about to end have not done so yet, and keep
+		// what nobody needs.
+		var per int64
+		var more int
+		for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+			per = (int64(heap()) - int64(before)) / n
+			more = runtime.NumGoroutine() - routines
+			if per <= limit && more <= 10 || time.Now().After(end) {
 				break
 			}
-			time.Sleep(50 * time.Millisecond)
-			per = (int64(heap()) - int64(before)) / n
 		}
 		t.Logf("%s: %d bytes a hold", x.name, per)
 		if per > limit {
 			t.Errorf("%s: %d bytes a hold, at most %d are allowed", x.name, per, limit)
 		}
-		if more := runtime.NumGoroutine() - routines; more > 10 {
+		if more > 10 {
 			t.Errorf("%s: %d goroutines more", x.name, more)
 		}
 	}

@@ -21,7 +21,7 @@ func TestGuestLeaves(t *testing.T) {
 	way, url := newRoad(t, s.URL())
 	b := openAt(t, url+"/guest")
 	t.Cleanup(func() { _ = b.Close() })
-	b.guestTimeout = time.Second
+	b.guestTimeout = 3 * time.Second
 	if _, err := b.Get(t.Context(), "r"); err != nil {
 		t.Fatal(err)
 	}
@@ -38,9 +38,11 @@ func TestGuestLeaves(t *testing.T) {
 	if err := l.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Get(t.Context(), "r"); err != nil {
-		t.Errorf("without a lease again: %v", err)
-	}
+	// A machine that stands still ends so short a session, and then one answer is lost.
+	eventually(t, "it can be asked without a lease again", func() error {
+		_, err := b.Get(t.Context(), "r")
+		return err
+	})
 }
 
 // TestNobodyWaitsForTheGuestOfAnother: servers accept connections and nothing more. Who gives
