@@ -36,6 +36,8 @@ TEST_TIMEOUT ?= 25m
 # How many packages are tested at the same time. Most of a test's time is a wait for a
 # server or a lease, so that may be more than there are processors.
 TEST_PACKAGES ?= 3
+# How often tests that failed are run again, when all others are over; 0: never.
+TEST_RERUNS ?= 1
 # What each fuzz target gets.
 FUZZ_TIME ?= 10s
 
@@ -94,7 +96,11 @@ examples: build ## Watch the examples: loans, a stock, withdrawals, cron; each s
 ##@ Check it
 .PHONY: test
 test: test-deps bench-build image-test release-tool-test chart-test mutate-test e2e-test torture-short ## Run all tests with the race detector, on real servers too
-	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -race -count=1 -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT) ./...
+	@mkdir -p bin
+	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg --jsonfile bin/test.json \
+		--rerun-fails=$(TEST_RERUNS) --rerun-fails-max-failures=10 --rerun-fails-abort-on-data-race \
+		--packages ./... -- -race -count=1 -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT)
+	@scripts/broken-laws bin/test.json
 
 .PHONY: test-full
 test-full: test-deps ## Run the tests of large numbers with the whole of them, on each store in turn

@@ -261,7 +261,7 @@ func TestParking(t *testing.T) {
 		for range 3 {
 			g := s.take(exclusive())
 			if g.Fence <= last {
-				t.Errorf("fence %d after %d", g.Fence, last)
+				t.Errorf("broken law: fence %d after %d", g.Fence, last)
 			}
 			last = g.Fence
 			s.give(g)

@@ -247,7 +247,7 @@ func TestNews(t *testing.T) {
 		}
 		h.granted(w, late)(w, late)
 		if late.g.Fence <= w.g.Fence {
-			t.Errorf("fence %d after %d", late.g.Fence, w.g.Fence)
+			t.Errorf("broken law: fence %d after %d", late.g.Fence, w.g.Fence)
 		}
 		if err := s.Release(h.Context(), "r", w.g.ID); !errors.Is(err, lock.ErrNotHolder) {
 			t.Errorf("Release of what is gone: %v", err)

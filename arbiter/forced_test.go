@@ -146,7 +146,7 @@ func TestForcedInFrontOfOthers(t *testing.T) {
 				}
 				h.granted(one)(one, two, far, late)
 				if one.g.Fence <= g.Fence {
-					t.Errorf("fence %d after %d", one.g.Fence, g.Fence)
+					t.Errorf("broken law: fence %d after %d", one.g.Fence, g.Fence)
 				}
 				if err := a.Release(h.Context(), "r", g.ID); !errors.Is(err, lock.ErrNotHolder) {
 					t.Errorf("Release of what was forced: %v", err)

@@ -50,7 +50,7 @@ func (a *anything) enter(g lock.Grant) (told <-chan struct{}, leave func()) {
 		a.Errorf("%d writers and %d readers have %s", who.writers, who.readers, g.Resource)
 	}
 	if g.Mode == lock.Exclusive && g.Fence <= who.last || g.Fence < who.last {
-		a.Errorf("fence %d after %d on %s", g.Fence, who.last, g.Resource)
+		a.Errorf("broken law: fence %d after %d on %s", g.Fence, who.last, g.Resource)
 	}
 	if g.Mode == lock.Exclusive {
 		who.last = g.Fence

@@ -246,7 +246,7 @@ func TestManyReaders(t *testing.T) {
 					return
 				}
 				if inside[on]++; inside[on] != 1 {
-					t.Error("two callers hold a lock")
+					t.Error("broken law: two callers hold a lock")
 				}
 				inside[on]--
 				if i%10 == 0 {

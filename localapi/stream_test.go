@@ -53,7 +53,7 @@ func testSessionStream(t *testing.T, w wireName) {
 	}
 	g2 := b.answer("wait").GetGranted()
 	if g2.GetFence() <= g.GetFence() {
-		t.Errorf("fence %d after %d", g2.GetFence(), g.GetFence())
+		t.Errorf("broken law: fence %d after %d", g2.GetFence(), g.GetFence())
 	}
 	if r := infoOf(t, a.release("3", g.GetLockId()).GetError()).GetReason(); r != string(reasonNotHolder) {
 		t.Errorf("second release: %s", r)

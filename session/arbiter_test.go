@@ -56,7 +56,7 @@ func TestArbiterAppDies(t *testing.T) {
 		_, err = zombie.Release(context.Background(), first.LockID, "")
 		isErr(t, err, lock.ErrNotHolder)
 		if n, _ := e.holders("r"); n != 1 {
-			t.Error("who had it two grants ago has released it")
+			t.Error("broken law: who had it two grants ago has released it")
 		}
 		next.Close()
 		time.Sleep(2 * time.Second)

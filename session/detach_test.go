@@ -60,7 +60,7 @@ func TestDetach(t *testing.T) {
 		next, err := w.wait()
 		isErr(t, err, nil)
 		if next.Fence <= g.Fence {
-			t.Errorf("fence %d after %d", next.Fence, g.Fence)
+			t.Errorf("broken law: fence %d after %d", next.Fence, g.Fence)
 		}
 		if _, err := worker.Acquire(t.Context(), attach(d)); !errors.Is(err, lock.ErrNoHandle) {
 			t.Errorf("a handle that was used up: %v", err)

@@ -37,7 +37,7 @@ func TestBegin(t *testing.T) {
 			isErr(t, err, nil)
 			p := beginAsync(s, exclusive)
 			if p.over() {
-				t.Fatal("granted beside another")
+				t.Fatal("broken law: granted beside another")
 			}
 			_, err = other.Release(context.Background(), g.LockID, "")
 			isErr(t, err, nil)

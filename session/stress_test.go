@@ -34,11 +34,11 @@ func (w *witness) enter(t *testing.T, g Grant) {
 	}
 	for _, m := range w.users[g.Resource] {
 		if m == lock.Exclusive || g.Mode == lock.Exclusive {
-			t.Errorf("%s: %v granted beside %v", g.Resource, g.Mode, m)
+			t.Errorf("broken law: %s: %v granted beside %v", g.Resource, g.Mode, m)
 		}
 	}
 	if g.Fence < w.fence[g.Resource] || g.Mode == lock.Exclusive && g.Fence == w.fence[g.Resource] {
-		t.Errorf("%s: fence %d after %d", g.Resource, g.Fence, w.fence[g.Resource])
+		t.Errorf("broken law: %s: fence %d after %d", g.Resource, g.Fence, w.fence[g.Resource])
 	}
 	if g.Mode == lock.Exclusive { // readers may learn of their grants in any order
 		w.fence[g.Resource] = g.Fence

@@ -95,7 +95,7 @@ func testArbiterHandsOn(e *env) {
 		e.release(a.sidecar, g)
 		next := w.granted()
 		if next.Fence <= g.Fence {
-			e.Errorf("fence %d after %d", next.Fence, g.Fence)
+			e.Errorf("broken law: fence %d after %d", next.Fence, g.Fence)
 		}
 		if err := a.Release(e.ctx, r, g.ID); !errors.Is(err, lock.ErrNotHolder) {
 			e.Errorf("a second release by the one before: got %v, want ErrNotHolder", err)
@@ -107,7 +107,7 @@ func testArbiterHandsOn(e *env) {
 	e.release(a.sidecar, g)
 	last := e.acquire(b, r, lock.Exclusive)
 	if last.Fence <= g.Fence {
-		e.Errorf("fence %d at another sidecar after %d", last.Fence, g.Fence)
+		e.Errorf("broken law: fence %d at another sidecar after %d", last.Fence, g.Fence)
 	}
 	e.release(b, last)
 }
@@ -160,7 +160,7 @@ func testArbiterReaders(e *env) {
 	g := w.granted()
 	late.pending()
 	if g.Fence <= max(g1.Fence, g2.Fence) {
-		e.Errorf("fence %d of a writer after readers with %d and %d", g.Fence, g1.Fence, g2.Fence)
+		e.Errorf("broken law: fence %d of a writer after readers with %d and %d", g.Fence, g1.Fence, g2.Fence)
 	}
 	e.release(b, g)
 	e.release(a.sidecar, late.granted())
@@ -305,7 +305,7 @@ func testArbiterSilentStore(e *env) {
 	}
 	next := acquire(busy)
 	if next.Fence <= held.Fence {
-		e.Errorf("fence %d after %d", next.Fence, held.Fence)
+		e.Errorf("broken law: fence %d after %d", next.Fence, held.Fence)
 	}
 	e.release(b, next)
 }
@@ -370,7 +370,7 @@ func (f *growing) next(g lock.Grant) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if g.Fence <= f.last {
-		f.e.Errorf("fence %d after %d", g.Fence, f.last)
+		f.e.Errorf("broken law: fence %d after %d", g.Fence, f.last)
 	}
 	f.last = g.Fence
 }
@@ -479,7 +479,7 @@ func testArbiterDies(e *env) {
 	for _, r := range []lock.Resource{idle, busy} {
 		next := e.start(b, request(r, lock.Exclusive)).granted()
 		if r == busy && next.Fence <= w.grant.Fence {
-			e.Errorf("fence %d after %d", next.Fence, w.grant.Fence)
+			e.Errorf("broken law: fence %d after %d", next.Fence, w.grant.Fence)
 		}
 		e.release(b, next)
 	}

@@ -146,7 +146,8 @@ type Freezer interface {
 }
 
 // Lighter is a Harness that can say that tests of large numbers are to be a tenth as large,
-// because another run of the suite has them in full, on the same server and the same code.
+// because another run of the suite has them in full: the same code, on the same server or another
+// of its kind. Where LOCKSIDECAR_TEST_FULL is set, none is lighter.
 type Lighter interface {
 	Lighter() bool
 }

@@ -170,7 +170,7 @@ func testDetach(e *env) {
 	}
 	gw := w.granted()
 	if gw.Fence <= g.Fence {
-		e.Errorf("fence %d after %d", gw.Fence, g.Fence)
+		e.Errorf("broken law: fence %d after %d", gw.Fence, g.Fence)
 	}
 	e.noHandle(a, last, next)
 	e.release(b, gw)
@@ -353,7 +353,7 @@ func testDetachPermit(e *env) {
 	key := e.detach(a, g, longHold)
 	second := e.acquire(b, r, two)
 	if second.Fence.Slot() == g.Fence.Slot() {
-		e.Errorf("slot %d is detached, and granted", g.Fence.Slot())
+		e.Errorf("broken law: slot %d is detached, and granted", g.Fence.Slot())
 	}
 	e.refused(b, r, two)
 	g = e.attach(b, g, key, longHold)

@@ -68,7 +68,7 @@ func (e *env) mass(n int) int {
 	if _, bubble := e.h.(timekeeper); bubble {
 		return n / 200
 	}
-	if l, ok := e.h.(Lighter); ok && l.Lighter() || testing.Short() && e.limits.Holds == 0 {
+	if l, ok := e.h.(Lighter); ok && l.Lighter() && !full || testing.Short() && e.limits.Holds == 0 {
 		return n / 10
 	}
 	return e.holdsOf(n)

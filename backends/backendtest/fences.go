@@ -83,9 +83,9 @@ func (f *fences) check(g lock.Grant) {
 	f.e.Helper()
 	switch {
 	case g.Mode == lock.Exclusive && g.Fence <= f.exclusive:
-		f.e.Errorf("an exclusive grant has fence %d after %d", g.Fence, f.exclusive)
+		f.e.Errorf("broken law: an exclusive grant has fence %d after %d", g.Fence, f.exclusive)
 	case g.Mode == lock.Shared && g.Fence < f.exclusive:
-		f.e.Errorf("a shared grant has fence %d after %d", g.Fence, f.exclusive)
+		f.e.Errorf("broken law: a shared grant has fence %d after %d", g.Fence, f.exclusive)
 	}
 	if g.Mode == lock.Exclusive {
 		f.exclusive = g.Fence

@@ -31,21 +31,21 @@ func (g *witness) enter(grant lock.Grant) {
 	if grant.Mode == lock.Shared {
 		n := g.readers.Add(1)
 		if w := g.writers.Load(); w != 0 {
-			g.t.Errorf("a reader beside %d writers on %q", w, grant.Resource)
+			g.t.Errorf("broken law: a reader beside %d writers on %q", w, grant.Resource)
 		}
 		if n > g.together.Load() {
 			g.together.Store(n)
 		}
 		if last := g.fence.Load(); int64(grant.Fence) < last {
-			g.t.Errorf("a shared grant of %q has fence %d after %d", grant.Resource, grant.Fence, last)
+			g.t.Errorf("broken law: a shared grant of %q has fence %d after %d", grant.Resource, grant.Fence, last)
 		}
 		return
 	}
 	if w, r := g.writers.Add(1), g.readers.Load(); w != 1 || r != 0 {
-		g.t.Errorf("a writer beside %d writers and %d readers on %q", w-1, r, grant.Resource)
+		g.t.Errorf("broken law: a writer beside %d writers and %d readers on %q", w-1, r, grant.Resource)
 	}
 	if last := g.fence.Swap(int64(grant.Fence)); int64(grant.Fence) <= last {
-		g.t.Errorf("an exclusive grant of %q has fence %d after %d", grant.Resource, grant.Fence, last)
+		g.t.Errorf("broken law: an exclusive grant of %q has fence %d after %d", grant.Resource, grant.Fence, last)
 	}
 	v := g.value.Load()
 	runtime.Gosched()

@@ -97,7 +97,7 @@ func testMinHold(e *env) {
 	e.freed(b.b, g)
 	g1 := first.granted()
 	if g1.Fence <= g.Fence {
-		e.Errorf("fence %d after %d", g1.Fence, g.Fence)
+		e.Errorf("broken law: fence %d after %d", g1.Fence, g.Fence)
 	}
 	e.release(b, g1)
 	for _, d := range []time.Duration{-1, lock.MaxMinHold + 1} {
@@ -254,7 +254,7 @@ func testMinHoldOfPermit(e *env) {
 	e.otherLimit(b, r, lock.Permits(3), true)
 	second := e.acquire(b, r, two)
 	if second.Fence.Slot() == g.Fence.Slot() {
-		e.Errorf("slot %d is kept, and granted", g.Fence.Slot())
+		e.Errorf("broken law: slot %d is kept, and granted", g.Fence.Slot())
 	}
 	e.refused(b, r, two)
 	w := e.queue(a, r, two)

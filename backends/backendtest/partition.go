@@ -52,7 +52,7 @@ func (s *forcedInSilence) afterHealing() {
 	s.a.event(lock.Revoked, s.g.ID)
 	g := s.w.granted()
 	if relies := s.a.relies(s.g.ID); s.w.at.Before(relies) {
-		e.Errorf("two holders: the waiter was granted %s before the first relies on it no more", relies.Sub(s.w.at))
+		e.Errorf("broken law: two holders: the waiter was granted %s before the first relies on it no more", relies.Sub(s.w.at))
 	}
 	if took := s.w.at.Sub(healed); took < shortGrace-shortGrace/200 {
 		e.Errorf("granted %s after the holder could know, with a grace of %s", took, shortGrace)
@@ -101,7 +101,7 @@ func testForceInLastSilence(e *env) {
 	renewed := a.silence()
 	g := s.w.granted()
 	if relies := a.relies(s.g.ID); relies.Sub(s.w.at) > a.ttl/200 {
-		e.Errorf("two holders: the waiter was granted %s before the first relies on it no more", relies.Sub(s.w.at))
+		e.Errorf("broken law: two holders: the waiter was granted %s before the first relies on it no more", relies.Sub(s.w.at))
 	}
 	e.notLate(a, s.w, renewed)
 	e.release(s.w.s, g)
@@ -133,7 +133,7 @@ func testForceAgain(e *env) {
 		e.slow("granted only %s after a forced release with a second, shorter grace of %s", took, short)
 	}
 	if relies := a.relies(g.ID); w.at.Before(relies) {
-		e.Errorf("two holders: the waiter was granted %s before the first relies on it no more", relies.Sub(w.at))
+		e.Errorf("broken law: two holders: the waiter was granted %s before the first relies on it no more", relies.Sub(w.at))
 	}
 	end := e.moment(shorter.Until)
 	for _, n := range a.told() {

@@ -93,7 +93,7 @@ func testPermitsInOrder(e *env) {
 	e.release(a, x)
 	g1, g2 := w1.granted(), w2.granted()
 	if g1.Fence.Slot() == g2.Fence.Slot() {
-		e.Errorf("both have slot %d", g1.Fence.Slot())
+		e.Errorf("broken law: both have slot %d", g1.Fence.Slot())
 	}
 	e.holds(a.b, r, []lock.HoldID{g1.ID, g2.ID}, []lock.HoldID{w3.q.ID, reader.q.ID, other.q.ID, last.q.ID})
 	e.release(b, g2)
@@ -218,7 +218,7 @@ func testPermitReplyLost(e *env) {
 		}
 	}
 	if g.Fence.Slot() == other.Fence.Slot() {
-		e.Errorf("both have slot %d", g.Fence.Slot())
+		e.Errorf("broken law: both have slot %d", g.Fence.Slot())
 	}
 	e.refused(b, r, m)
 	e.release(a, g)
@@ -281,7 +281,7 @@ func testArbiterPermits(e *env) {
 	g1 = e.acquire(a.sidecar, r, two) // what it has parked itself
 	g2 := e.acquire(b.sidecar, r, two)
 	if g1.Fence.Slot() == g2.Fence.Slot() {
-		e.Errorf("both have slot %d", g1.Fence.Slot())
+		e.Errorf("broken law: both have slot %d", g1.Fence.Slot())
 	}
 	e.refused(a.sidecar, r, two)
 	e.refused(b.sidecar, r, lock.Exclusive)

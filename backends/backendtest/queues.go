@@ -33,7 +33,7 @@ func testFIFO(e *env) {
 	for i, w := range ws {
 		g := w.granted()
 		if g.Fence <= last {
-			e.Errorf("waiter %d has fence %d, the one before it %d", i, g.Fence, last)
+			e.Errorf("broken law: waiter %d has fence %d, the one before it %d", i, g.Fence, last)
 		}
 		last = g.Fence
 		e.holds(ss[2].b, r, want[i:i+1], want[i+1:])

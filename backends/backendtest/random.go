@@ -301,7 +301,7 @@ func (w *watcher) look(st lock.Status) error {
 	}
 	for _, h := range st.Holders {
 		if h.Mode == lock.Exclusive && len(st.Holders) > 1 {
-			return fmt.Errorf("an exclusive hold is not alone: %+v", st.Holders)
+			return fmt.Errorf("broken law: an exclusive hold is not alone: %+v", st.Holders)
 		}
 	}
 	if !w.ordered {

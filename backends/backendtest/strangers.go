@@ -79,7 +79,7 @@ func (e *env) oneHolder(a *sidecar, g lock.Grant, granted time.Time) {
 	e.Helper()
 	e.eventually("the holder knows of its loss", func() bool { return a.knowsOfLoss(g.ID) || a.relies(g.ID).Before(time.Now()) })
 	if relies := a.relies(g.ID); granted.Before(relies) {
-		e.Errorf("two holders: the second was granted %s before the first relies on it no more", relies.Sub(granted))
+		e.Errorf("broken law: two holders: the second was granted %s before the first relies on it no more", relies.Sub(granted))
 	}
 }
 

@@ -112,7 +112,7 @@ func TestCrowd(t *testing.T) {
 		wg.Wait()
 		for i := 1; i < crowd; i++ {
 			if readers[i].Fence == readers[i-1].Fence {
-				t.Fatal("a fence is there twice")
+				t.Fatal("broken law: a fence is there twice")
 			}
 		}
 		for _, g := range readers[:crowd/2] {

@@ -117,7 +117,7 @@ func TestForceAcrossStrategies(t *testing.T) {
 				force := b.force(g, 200*time.Millisecond)
 				a.revoked(g.ID, lock.BootTime()+patience)
 				if got := next.ok(); got.Fence <= g.Fence {
-					t.Errorf("%s: fence %d after %d", strategy, got.Fence, g.Fence)
+					t.Errorf("broken law: %s: fence %d after %d", strategy, got.Fence, g.Fence)
 				}
 				next.after(a, g)
 				force.ok()

@@ -32,6 +32,7 @@ func TestConformance(t *testing.T) {
 	})
 	t.Run(testengine.RedisClusterReplicas.String(), func(t *testing.T) {
 		h := clusterHarness{newHarness(t, testengine.RedisClusterReplicas, testengine.KeepData)}
+		h.Light = true
 		h.grants(t)
 		backendtest.Run(t, h)
 	})

@@ -46,12 +46,12 @@ func TestDocumentedRights(t *testing.T) {
 	ctx := t.Context()
 	g := hold(t, other, "r")
 	if _, err := try(t, l, "r"); err == nil {
-		t.Error("granted twice")
+		t.Error("broken law: granted twice")
 	}
 	waiting, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
 	if _, err := l.Acquire(waiting, exclusive("r")); err == nil {
-		t.Error("granted twice")
+		t.Error("broken law: granted twice")
 	}
 	for what, err := range map[string]error{
 		"Downgrade":    other.Downgrade(ctx, "r", g.ID),

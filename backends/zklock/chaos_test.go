@@ -93,7 +93,7 @@ func severedUnderLoad(t *testing.T, s testengine.Server, short int) {
 							t.Errorf("beside others: %d", n)
 						}
 						if last := fences[i].Load(); int64(g.Fence) < last {
-							t.Errorf("fence %d after %d", g.Fence, last)
+							t.Errorf("broken law: fence %d after %d", g.Fence, last)
 						}
 						if weight == 1000 {
 							fences[i].Store(int64(g.Fence))

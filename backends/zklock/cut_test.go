@@ -174,7 +174,7 @@ func TestAncestorsVanish(t *testing.T) {
 		for range 3 {
 			g := hold(t, l, r, lock.Exclusive)
 			if g.Fence <= last {
-				t.Errorf("fence %d after %d", g.Fence, last)
+				t.Errorf("broken law: fence %d after %d", g.Fence, last)
 			}
 			last = g.Fence
 			release(t, l, g)

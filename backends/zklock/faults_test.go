@@ -122,7 +122,7 @@ func TestPausedLeader(t *testing.T) {
 	w.pending()
 	release(t, l, g)
 	if g2 := w.granted(); g2.Fence <= g.Fence {
-		t.Errorf("fence %d after %d", g2.Fence, g.Fence)
+		t.Errorf("broken law: fence %d after %d", g2.Fence, g.Fence)
 	}
 	release(t, o, w.g)
 	resume()

@@ -98,7 +98,7 @@ func TestNumbersAreUsedUp(t *testing.T) {
 			break
 		}
 		if g.Fence <= last.Fence {
-			t.Errorf("fence %d after %d", g.Fence, last.Fence)
+			t.Errorf("broken law: fence %d after %d", g.Fence, last.Fence)
 		}
 		release(t, l, last)
 		last = g
@@ -138,7 +138,7 @@ func TestFencesGoOnFromAnotherStore(t *testing.T) {
 			})
 			g := hold(t, l, "r", lock.Exclusive)
 			if g.Fence <= other || g.Fence <= last {
-				t.Errorf("fence %d after %d by another store and %d by us", g.Fence, other, last)
+				t.Errorf("broken law: fence %d after %d by another store and %d by us", g.Fence, other, last)
 			}
 			last = g.Fence
 			release(t, l, g)
@@ -163,7 +163,7 @@ func TestFencesOfANewEnsemble(t *testing.T) {
 	testengine.Restart(t, s, testengine.DropData)
 	again := newLease(t, b, 10*time.Second)
 	if g2 := hold(t, again, "r", lock.Exclusive); g2.Fence <= g.Fence {
-		t.Errorf("fence %d after %d", g2.Fence, g.Fence)
+		t.Errorf("broken law: fence %d after %d", g2.Fence, g.Fence)
 	}
 }
 
@@ -220,7 +220,7 @@ func TestBaseIsDeleted(t *testing.T) {
 	first := hold(t, other, "r", lock.Exclusive)
 	release(t, other, first)
 	if g := hold(t, l, "r", lock.Exclusive); g.Fence <= first.Fence {
-		t.Errorf("fence %d after %d", g.Fence, first.Fence)
+		t.Errorf("broken law: fence %d after %d", g.Fence, first.Fence)
 	}
 }
 

@@ -132,7 +132,7 @@ func testCuratorTurns(t *testing.T, s testengine.Server, kind string) {
 		}
 		id, err := side.Try(t.Context(), name, tt.ours)
 		if got := err == nil; got != tt.together || err != nil && !errors.Is(err, lock.ErrHeld) {
-			t.Errorf("a try (%s) beside Java (%s): %v, want granted: %v", tt.ours, tt.java, err, tt.together)
+			t.Errorf("broken law: a try (%s) beside Java (%s): %v, want granted: %v", tt.ours, tt.java, err, tt.together)
 		}
 		if st, err := b.Get(t.Context(), name); err != nil || len(st.Holders) == 0 {
 			t.Errorf("beside Java (%s) the holders are %+v, %v", tt.java, st.Holders, err)
@@ -145,7 +145,7 @@ func testCuratorTurns(t *testing.T, s testengine.Server, kind string) {
 		}
 		// We are first.
 		if got := peer.Enter(tt.java, soon); got != tt.together {
-			t.Errorf("Java (%s) beside us (%s): entered %v, want %v", tt.java, tt.ours, got, tt.together)
+			t.Errorf("broken law: Java (%s) beside us (%s): entered %v, want %v", tt.java, tt.ours, got, tt.together)
 		} else if got {
 			peer.Leave(tt.java)
 		}
@@ -203,7 +203,7 @@ func testCuratorKept(t *testing.T, s testengine.Server, kind string) {
 			}
 			together := kind == javatest.ReadWrite && mode == lock.Shared
 			if got := peer.Enter(javatest.Read, soon); got != together {
-				t.Errorf("Java (%s) beside a hold (%s) that is %s: entered %v, want %v", javatest.Read, mode, when, got, together)
+				t.Errorf("broken law: Java (%s) beside a hold (%s) that is %s: entered %v, want %v", javatest.Read, mode, when, got, together)
 			} else if got {
 				peer.Leave(javatest.Read)
 			}

@@ -178,7 +178,7 @@ func TestKeptSlotOfTheDead(t *testing.T) {
 	}
 	next := hold(t, o, r, two)
 	if next.Fence.Slot() == g.Fence.Slot() {
-		t.Errorf("slot %d is kept, and granted", g.Fence.Slot())
+		t.Errorf("broken law: slot %d is kept, and granted", g.Fence.Slot())
 	}
 	refused(t, o, r, two)
 	w := queue(t, b, o, request(r, two))

@@ -271,7 +271,7 @@ func TestRunLimit(t *testing.T) {
 			killed := work(one)
 			was := slot(killed)
 			if was == keptSlot || was != "slot 0" && was != "slot 1" {
-				t.Errorf("two have %q and %q", keptSlot, was)
+				t.Errorf("broken law: two have %q and %q", keptSlot, was)
 			}
 			for _, more := range [][]string{{"--limit", "2"}, {"--shared"}, nil} {
 				got := cli(t, append(append([]string{"run", "--socket", other.socket, "--wait", "0s"}, more...), "exports", "--", "true")...)

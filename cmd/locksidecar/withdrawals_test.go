@@ -117,7 +117,7 @@ func TestWithdrawals(t *testing.T) {
 		want += cents(n)
 	}
 	if paid != withdrawals || twice != 0 || sum != want || balance != deposit-want {
-		t.Errorf("%d withdrawals: %d paid, %d of them more than once, %d cents of %d, and %d are left of %d", withdrawals, paid, twice, sum, want, balance, deposit)
+		t.Errorf("broken law: %d withdrawals: %d paid, %d of them more than once, %d cents of %d, and %d are left of %d", withdrawals, paid, twice, sum, want, balance, deposit)
 	}
 	out := cli(t, "outcomes", "--socket", sides[1].socket, "--state", "failed,unknown")
 	if out.code != 0 || out.out != "nothing is recorded\n" {

@@ -22,6 +22,8 @@ type Store struct {
 	Wakeups string
 	// KeepRoads: when answers come through again, connections go on as they are.
 	KeepRoads bool
+	// Light makes it a backendtest.Lighter.
+	Light bool
 
 	mu    sync.Mutex
 	roads map[lock.Backend]*testengine.Proxy
@@ -33,7 +35,11 @@ var _ interface {
 	backendtest.WakeupDropper
 	backendtest.Slower
 	backendtest.Restarter
+	backendtest.Lighter
 } = (*Store)(nil)
+
+// Lighter makes a Store a backendtest.Lighter.
+func (s *Store) Lighter() bool { return s.Light }
 
 // Open makes a Store a backendtest.Harness, as the next three do.
 func (s *Store) Open(t testing.TB) lock.Backend {

@@ -23,7 +23,7 @@ func TestKilledHold(t *testing.T) {
 		kill(t, s, a.connection(g.ID))
 		a.lost(g)
 		if next := w.granted(); next.Fence <= g.Fence {
-			t.Errorf("fence %d after %d", next.Fence, g.Fence)
+			t.Errorf("broken law: fence %d after %d", next.Fence, g.Fence)
 		}
 		if err := a.Release(t.Context(), r, g.ID); !errors.Is(err, lock.ErrNotHolder) {
 			t.Errorf("Release of what was lost: %v", err)
@@ -162,7 +162,7 @@ func TestPartition(t *testing.T) {
 			t.Errorf("granted %s after a heartbeat of a lease of %s", took, ttl)
 		}
 		if next.Fence <= g.Fence {
-			t.Errorf("fence %d after %d", next.Fence, g.Fence)
+			t.Errorf("broken law: fence %d after %d", next.Fence, g.Fence)
 		}
 		if err := road.Heal(); err != nil {
 			t.Fatal(err)
@@ -318,7 +318,7 @@ func TestRestart(t *testing.T) {
 			return err
 		})
 		if next.Fence <= g.Fence {
-			t.Errorf("fence %d after %d", next.Fence, g.Fence)
+			t.Errorf("broken law: fence %d after %d", next.Fence, g.Fence)
 		}
 	})
 }

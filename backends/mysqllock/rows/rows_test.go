@@ -42,7 +42,7 @@ func TestStrangers(t *testing.T) {
 		next.blocked()
 		a.release(g)
 		if last := next.granted(); last.Fence <= g.Fence {
-			t.Errorf("fence %d after %d", last.Fence, g.Fence)
+			t.Errorf("broken law: fence %d after %d", last.Fence, g.Fence)
 		}
 		b.release(next.grant)
 		for _, s := range []*sidecar{a, b} { // readers share with readers

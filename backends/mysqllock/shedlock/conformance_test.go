@@ -3,7 +3,6 @@ package shedlock
 import (
 	"context"
 	"database/sql"
-	"os"
 	"testing"
 	"time"
 
@@ -73,7 +72,7 @@ func (h *harness) DeleteCounter(t testing.TB, r lock.Resource) {
 // Lighter makes the harness a backendtest.Lighter: the tables of the sidecars have the whole
 // in another run of the suite, and ShedLock's in TestManyRows. With LOCKSIDECAR_TEST_FULL as many
 // locks come and go here, with a restart of the server after.
-func (h *harness) Lighter() bool { return os.Getenv("LOCKSIDECAR_TEST_FULL") == "" }
+func (h *harness) Lighter() bool { return true }
 
 func (h *harness) Exceptions() map[string]string {
 	return map[string]string{"HeartbeatCost": "each heartbeat writes the row of each hold"}

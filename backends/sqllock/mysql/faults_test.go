@@ -252,14 +252,14 @@ func TestClockJumps(t *testing.T) {
 				testengine.ShiftClock(t, s, by)
 				next.pending(ttl + time.Second/2) // both leases live for longer than their TTL
 				if g.Fence <= last {
-					t.Errorf("fence %d after %d", g.Fence, last)
+					t.Errorf("broken law: fence %d after %d", g.Fence, last)
 				}
 				if err := l.Release(t.Context(), r, g.ID); err != nil {
 					t.Fatalf("Release after the clock was set to %s: %v", by, err)
 				}
 				g2 := next.granted()
 				if g2.Fence <= g.Fence {
-					t.Errorf("fence %d after %d", g2.Fence, g.Fence)
+					t.Errorf("broken law: fence %d after %d", g2.Fence, g.Fence)
 				}
 				last = g2.Fence
 				if err := other.Release(t.Context(), r, g2.ID); err != nil {

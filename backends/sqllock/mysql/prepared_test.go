@@ -23,7 +23,7 @@ func pairs(t *testing.T, l, other lock.Lease, r lock.Resource) {
 		try := exclusive(r)
 		try.Try = true
 		if _, err := other.Acquire(t.Context(), try); err == nil {
-			t.Fatalf("%q is held twice", r)
+			t.Fatalf("broken law: %q is held twice", r)
 		}
 		if err := l.Release(t.Context(), r, g.ID); err != nil {
 			t.Fatal(err)

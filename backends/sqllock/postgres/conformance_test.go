@@ -18,7 +18,9 @@ func TestConformance(t *testing.T) {
 		backendtest.Run(t, aloneHarness{newHarness(t, testengine.Postgres)})
 	})
 	t.Run("PgBouncer", func(t *testing.T) {
-		backendtest.Run(t, newHarness(t, testengine.PostgresBouncer))
+		h := newHarness(t, testengine.PostgresBouncer)
+		h.Light = true
+		backendtest.Run(t, h)
 	})
 }
 

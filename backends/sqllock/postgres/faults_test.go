@@ -61,7 +61,7 @@ func TestFailOver(t *testing.T) {
 		t.Error(err)
 	}
 	if next := hold(t, other, "r", lock.Exclusive); next.Fence <= g.Fence {
-		t.Errorf("fence %d after %d", next.Fence, g.Fence)
+		t.Errorf("broken law: fence %d after %d", next.Fence, g.Fence)
 	}
 	_ = other.Release(t.Context(), free.Resource, free.ID)
 }

@@ -345,7 +345,7 @@ func try(resource string) lock.Request {
 func isOver(t *testing.T, relies time.Time, g lock.Grant) {
 	t.Helper()
 	if early := time.Until(relies); early > 0 {
-		t.Errorf("two holders: granted %s before %s relies on it no more", early, g.ID)
+		t.Errorf("broken law: two holders: granted %s before %s relies on it no more", early, g.ID)
 	}
 }
 
