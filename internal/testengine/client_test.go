@@ -28,6 +28,8 @@ func newClient(t *testing.T, url string) client {
 	switch scheme, _, _ := strings.Cut(before, "://"); scheme {
 	case "zk":
 		return &zkClient{hosts: hosts}
+	case "etcd":
+		return etcdClient{hosts}
 	case "mysql":
 		return newSQLClient(t, url)
 	case "postgres":
@@ -101,6 +103,38 @@ func (c *zkClient) get(ctx context.Context, key string) (value string, err error
 		return err
 	})
 	return value, err
+}
+
+// etcdClient asks the members in turn.
+type etcdClient struct{ hosts []string }
+
+func (c etcdClient) do(ctx context.Context, path string, question map[string][]byte, answer any) (err error) {
+	path += "?" + string(question["key"]) // which a proxy can see there; in JSON it is in base64
+	for i, h := range c.hosts {
+		limit, cancel := ctx, context.CancelFunc(func() {})
+		if i < len(c.hosts)-1 {
+			limit, cancel = context.WithTimeout(ctx, 500*time.Millisecond)
+		}
+		err = etcdAsks(limit, h, path, question, answer)
+		cancel()
+		if err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+func (c etcdClient) put(ctx context.Context, key, value string) error {
+	return c.do(ctx, "/v3/kv/put", map[string][]byte{"key": []byte(key), "value": []byte(value)}, &struct{}{})
+}
+
+func (c etcdClient) get(ctx context.Context, key string) (string, error) {
+	var found struct{ Kvs []struct{ Value []byte } }
+	err := c.do(ctx, "/v3/kv/range", map[string][]byte{"key": []byte(key)}, &found)
+	if err != nil || len(found.Kvs) == 0 {
+		return "", err
+	}
+	return string(found.Kvs[0].Value), nil
 }
 
 type sqlClient struct{ db *sql.DB }

@@ -15,7 +15,7 @@ import (
 
 var allKinds = []*Kind{
 	Redis, RedisCluster, RedisClusterReplicas, RedisSentinel, ZooKeeper, ZooKeeperEnsemble, MariaDB, MySQL, MariaDBPair, MySQLPair,
-	Postgres, PostgresPair, PostgresBouncer,
+	Postgres, PostgresPair, PostgresBouncer, Etcd, EtcdCluster,
 	RedisFakeTime, MariaDBFakeTime, MySQLFakeTime, PostgresFakeTime,
 }
 
@@ -255,7 +255,7 @@ func TestNothingToStart(t *testing.T) {
 }
 
 func TestPortTaken(t *testing.T) {
-	for _, k := range []*Kind{Redis, ZooKeeper, MariaDB, Postgres} {
+	for _, k := range []*Kind{Redis, ZooKeeper, MariaDB, Postgres, Etcd} {
 		t.Run(k.name, func(t *testing.T) {
 			t.Parallel()
 			m, err := newLocal(nil)
@@ -280,6 +280,7 @@ func TestSplitURL(t *testing.T) {
 		{"redis+sentinel://a,b:1/x", "redis+sentinel://", "a:26379 b:1", "/x"},
 		{"zk://u:p@a:1,b,[::1]/chroot?x=y", "zk://u:p@", "a:1 b:2181 [::1]:2181", "/chroot?x=y"},
 		{"postgres://u@a/x", "postgres://u@", "a:5432", "/x"},
+		{"etcd://a,b:1/x", "etcd://", "a:2379 b:1", "/x"},
 		{"mysql://u@h@a?x=y@z", "mysql://u@h@", "a:3306", "?x=y@z"},
 	} {
 		before, hosts, after := splitURL(tt.url)

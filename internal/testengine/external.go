@@ -32,7 +32,7 @@ func (s *externalOne) Proxy(ctx context.Context) (*Proxy, error) {
 // oneServer are the schemes of stores that are one server, if they name one.
 // Where TLS starts with the first byte the proxy's address is not the one in
 // the certificate.
-var oneServer = []string{"redis://", "zk://", "mysql://", "postgres://"}
+var oneServer = []string{"redis://", "zk://", "mysql://", "postgres://", "etcd://"}
 
 // attach takes a server if one of its addresses accepts connections.
 func attach(ctx context.Context, raw, origin string) (Server, error) {
@@ -70,7 +70,7 @@ func splitURL(raw string) (before string, hosts []string, after string) {
 	port := map[string]string{
 		"redis": "6379", "rediss": "6379", "redis+cluster": "6379", "rediss+cluster": "6379",
 		"redis+sentinel": "26379", "rediss+sentinel": "26379",
-		"zk": "2181", "zks": "2181", "mysql": "3306", "postgres": "5432",
+		"zk": "2181", "zks": "2181", "mysql": "3306", "postgres": "5432", "etcd": "2379",
 	}[scheme]
 	for h := range strings.SplitSeq(list, ",") {
 		if _, _, err := net.SplitHostPort(h); err != nil {

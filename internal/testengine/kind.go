@@ -34,12 +34,14 @@ func (i image) name() string {
 	return i.usual
 }
 
-// The images, all in this place.
+// The images, all in this place. That of etcd has no shell: where another one is not named,
+// the program on this machine is used.
 var (
 	redisImage     = image{env: "LOCKSIDECAR_TEST_REDIS_IMAGE", usual: "redis:8.2"}
 	zooKeeperImage = image{env: "LOCKSIDECAR_TEST_ZOOKEEPER_IMAGE", usual: "zookeeper:3.9"}
 	mariaDBImage   = image{env: "LOCKSIDECAR_TEST_MARIADB_IMAGE", usual: "mariadb:11.8"}
 	mySQLImage     = image{env: "LOCKSIDECAR_TEST_MYSQL_IMAGE", usual: "mysql:8.4"}
+	etcdImage      = image{env: "LOCKSIDECAR_TEST_ETCD_IMAGE", usual: "quay.io/coreos/etcd:v3.6.6"}
 	postgresImage  = image{env: "LOCKSIDECAR_TEST_POSTGRES_IMAGE", usual: "postgres:17"}
 )
 
@@ -50,6 +52,7 @@ const (
 	installZooKeeper = aptGet + "zookeeper default-jre-headless"
 	installMariaDB   = aptGet + "mariadb-server"
 	installPostgres  = aptGet + "postgresql"
+	installEtcd      = aptGet + "etcd-server"
 	installClock     = " gcc libc6-dev"
 	installMySQL     = "scripts/test-deps, for Debian has it only in sid, or name a mysqld of your own in " + mysqldEnv
 )
@@ -64,7 +67,8 @@ const (
 // alone; MariaDBFakeTime and MySQLFakeTime are as well, and their clock can be
 // shifted. MariaDBPair and MySQLPair are a primary and its replica behind one
 // address. Postgres, PostgresFakeTime and PostgresPair are the same of PostgreSQL;
-// PostgresBouncer is one server behind PgBouncer in transaction mode.
+// PostgresBouncer is one server behind PgBouncer in transaction mode. Etcd is one member
+// alone, EtcdCluster three.
 var (
 	Redis = &Kind{
 		name: "Redis", urlEnv: "LOCKSIDECAR_TEST_REDIS_URL", image: redisImage, install: installRedis,
@@ -141,6 +145,14 @@ var (
 	PostgresBouncer = &Kind{
 		name: "PgBouncer", urlEnv: "LOCKSIDECAR_TEST_PGBOUNCER_URL", image: postgresImage, install: installPostgres + " pgbouncer",
 		ports: 2, start: startPostgresBouncer,
+	}
+	Etcd = &Kind{
+		name: "etcd", urlEnv: "LOCKSIDECAR_TEST_ETCD_URL", image: etcdImage, install: installEtcd,
+		ports: 1, start: startEtcd,
+	}
+	EtcdCluster = &Kind{
+		name: "etcd cluster", urlEnv: "LOCKSIDECAR_TEST_ETCD_CLUSTER_URL", image: etcdImage, install: installEtcd,
+		ports: etcdMembers, start: startEtcd,
 	}
 )
 

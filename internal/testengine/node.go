@@ -102,7 +102,7 @@ func (n *node) answers(ctx context.Context) error {
 
 func (n *node) explain(ctx context.Context, err error) error {
 	log, _ := n.m.sh(context.WithoutCancel(ctx), "tail -n 20 "+quote(n.dir+"/log")) // only to explain err
-	if strings.Contains(log, "Address already in use") {
+	if strings.Contains(strings.ToLower(log), "address already in use") {
 		err = fmt.Errorf("%w: %w", errPortTaken, err)
 	}
 	return fmt.Errorf("start %s on %s: %w\n%s", n.program, n.Addr(), err, log)
