@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/locksidecar/locksidecar/backends/caslock/etcd"
 	"github.com/locksidecar/locksidecar/backends/embedded"
 	"github.com/locksidecar/locksidecar/backends/mysqllock"
 	"github.com/locksidecar/locksidecar/backends/redislock"
@@ -51,6 +52,11 @@ redis+cluster://HOST[:PORT],…                Redis Cluster`,
 		schemes: zklock.Schemes,
 		help:    "zk://[USER:PASSWORD@]HOST[:PORT],…[/CHROOT]  ZooKeeper; zks:// with TLS",
 		open:    func(raw string, observe lock.Observe) (lock.Backend, error) { return opened(zklock.Open(raw, observe)) },
+	},
+	{
+		schemes: etcd.Schemes,
+		help:    "etcd://[USER:PASSWORD@]HOST[:PORT],…[/PREFIX] etcd; etcds:// with TLS",
+		open:    func(raw string, observe lock.Observe) (lock.Backend, error) { return opened(etcd.Open(raw, observe)) },
 	},
 	{
 		schemes: mysqllock.Schemes,

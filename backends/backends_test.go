@@ -9,7 +9,7 @@ import (
 )
 
 func TestOpen(t *testing.T) {
-	for _, raw := range []string{Default, Example, "redis+cluster://a,b", "zk://h", "mysql://h/db", "mariadb://h/db"} {
+	for _, raw := range []string{Default, Example, "redis+cluster://a,b", "zk://h", "etcd://a,b/locks", "mysql://h/db", "mariadb://h/db"} {
 		b, err := Open(raw, nil)
 		if err != nil {
 			t.Errorf("%s: %v", raw, err)
@@ -27,6 +27,7 @@ func TestOpen(t *testing.T) {
 		"mysql://h":    "lacks the name of the database",
 		"redis://a,b":  "names several hosts",
 		"zk://u@h":     "must have a user and a password",
+		"etcd://u@h":   "must have a user and a password",
 	} {
 		if b, err := Open(raw, nil); !errors.Is(err, lock.ErrInvalid) || !strings.Contains(err.Error(), want) || b != nil {
 			t.Errorf("%q: %v, %v; want %q", raw, b, err, want)

@@ -18,6 +18,7 @@ import (
 // detachesNothing are the stores without detached holds.
 var detachesNothing = map[*testengine.Kind]bool{
 	testengine.ZooKeeper: true,
+	testengine.Etcd:      true,
 }
 
 // TestDetached: an HTTP request locks and detaches at one sidecar, a worker at another one attaches,

@@ -311,7 +311,7 @@ func frozen(pid int) bool {
 func storeURL(s testengine.Server) string { return s.URL() + "?restart-grace=0s" }
 
 // stores are those that sidecars share. A user changes only the URL.
-var stores = []*testengine.Kind{testengine.Redis, testengine.ZooKeeper, testengine.MariaDB, testengine.MySQL, testengine.Postgres}
+var stores = []*testengine.Kind{testengine.Redis, testengine.ZooKeeper, testengine.Etcd, testengine.MariaDB, testengine.MySQL, testengine.Postgres}
 
 // onEach runs a test on each of the stores.
 func onEach(t *testing.T, test func(t *testing.T, kind *testengine.Kind)) {

@@ -394,7 +394,7 @@ func TestKnowsNoStore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := regexp.MustCompile(`(?i)redis|mysql|mariadb|postgres|zookeeper|\bzks?\b|embedded|sentinel`)
+	name := regexp.MustCompile(`(?i)redis|mysql|mariadb|postgres|zookeeper|etcd|\bzks?\b|embedded|sentinel`)
 	for _, file := range files {
 		if strings.HasSuffix(file, "_test.go") {
 			continue

@@ -126,7 +126,7 @@ func TestOtherFlags(t *testing.T) {
 }
 
 // foreign are flags of other programs in the pages' prose.
-var foreign = []string{"grace-period", "force", "set", "unix-socket", "path-as-is", "runtime-config", "delete-emptydir-data"}
+var foreign = []string{"grace-period", "force", "set", "unix-socket", "path-as-is", "runtime-config", "delete-emptydir-data", "bump-revision", "auto-compaction-mode", "cluster"}
 
 // No page names a flag that the program does not have.
 func TestFlagsInProse(t *testing.T) {
@@ -179,7 +179,7 @@ func TestVariables(t *testing.T) {
 	}
 	known["LOCKSIDECAR_TEST"] = true // "LOCKSIDECAR_TEST_…"
 	// testengine puts the kind of a store into the name.
-	for _, kind := range []string{"REDIS", "REDIS_CLUSTER", "REDIS_SENTINEL", "ZOOKEEPER", "ZOOKEEPER_ENSEMBLE", "MARIADB", "MYSQL", "POSTGRES", "PGBOUNCER"} {
+	for _, kind := range []string{"REDIS", "REDIS_CLUSTER", "REDIS_SENTINEL", "ZOOKEEPER", "ZOOKEEPER_ENSEMBLE", "ETCD", "ETCD_CLUSTER", "MARIADB", "MYSQL", "POSTGRES", "PGBOUNCER"} {
 		known["LOCKSIDECAR_TEST_"+kind+"_URL"] = true
 	}
 	all := pages(t)
@@ -236,6 +236,7 @@ func TestStoreOptions(t *testing.T) {
 	for page, files := range map[string]string{
 		"docs/stores/redis.md":     "backends/redislock/*.go",
 		"docs/stores/zookeeper.md": "backends/zklock/*.go",
+		"docs/stores/etcd.md":      "backends/caslock/etcd/*.go",
 		"docs/stores/mysql.md":     "backends/mysqllock/*.go backends/mysqllock/*/*.go backends/sqllock/mysql/*.go backends/sqllock/*.go backends/storeurl/sql.go",
 		"docs/stores/postgres.md":  "backends/sqllock/postgres/*.go backends/sqllock/*.go backends/storeurl/sql.go",
 	} {
@@ -304,6 +305,7 @@ func TestCommands(t *testing.T) {
 	}{
 		{"Redis", "backends/redislock/*.go", `newScript\("([a-z_]+)"|\bobserve\("([a-z_]+)"`},
 		{"ZooKeeper", "backends/zklock/zksession/*.go", `Call\{\s*name: "([a-z_]+)"`},
+		{"etcd", "backends/caslock/*.go", `\.do\([\w.]+, "([a-z_]+)"|\.pages\([\w.]+, "([a-z_]+)"|op[A-Z][a-z]+: "([a-z_]+)"`},
 		{"MySQL, MariaDB, PostgreSQL", "backends/sqllock/*.go backends/sqllock/*/*.go backends/mysqllock/*/*.go", `\.(?:[dD]o|run)\([\w.]+, "([a-z_]+)"|\.observe\("([a-z_]+)"|\bop[A-Z]\w+: "([a-z]+)"`},
 	} {
 		t.Run(c.store, func(t *testing.T) {

@@ -1,0 +1,85 @@
+package caslock
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// Options are what a Backend is opened with.
+type Options struct {
+	Timeout time.Duration // of one request
+	Observe lock.Observe  // may be nil
+	Clock   lock.Clock    // default lock.BootTime
+}
+
+// Backend is a store that keeps locks.
+type Backend struct {
+	store Store
+	o     Options
+	clock lock.Clock
+	wall  func() time.Time // for people, and for the end of records
+
+	deskMu sync.Mutex
+	desks  map[lock.Resource]*desk
+
+	mu       sync.Mutex
+	leases   map[string]*lease   // those of this backend
+	seen     map[string]observed // other leases
+	sweeping map[string]bool     // leases that are over, and being swept
+
+	background context.Context // ends with Close
+	stop       context.CancelFunc
+	routines   sync.WaitGroup
+}
+
+var _ lock.Backend = (*Backend)(nil)
+
+// Open makes a Backend, to which the store belongs from now on. It does not ask the store
+// anything.
+func Open(s Store, o Options) *Backend {
+	if o.Clock == nil {
+		o.Clock = lock.BootTime
+	}
+	b := &Backend{
+		store: s, o: o, clock: o.Clock, wall: time.Now, desks: make(map[lock.Resource]*desk),
+		leases: make(map[string]*lease), seen: make(map[string]observed), sweeping: make(map[string]bool),
+	}
+	b.background, b.stop = context.WithCancel(context.Background())
+	return b
+}
+
+// do sends one request.
+func (b *Backend) do(ctx context.Context, command string, t Txn) (Result, error) {
+	ctx, cancel := context.WithTimeout(ctx, b.o.Timeout)
+	defer cancel()
+	began := b.clock()
+	r, err := b.store.Do(ctx, t)
+	if b.o.Observe != nil {
+		b.o.Observe(command, b.clock()-began, err)
+	}
+	return r, err
+}
+
+// unavailable makes any error of a request an unknown outcome, with a hint for people.
+func (b *Backend) unavailable(what string, err error) error {
+	return fmt.Errorf("%s: %w: %w%s", what, lock.ErrUnavailable, err, b.store.Hint(err))
+}
+
+// Ping implements lock.Backend.
+func (b *Backend) Ping(ctx context.Context) error {
+	if _, err := b.do(ctx, "ping", Txn{Read: []Range{{Key: baseKey}}}); err != nil {
+		return b.unavailable("ping", err)
+	}
+	return nil
+}
+
+// Close implements lock.Backend.
+func (b *Backend) Close() error {
+	b.stop()
+	b.routines.Wait()
+	return b.store.Close()
+}

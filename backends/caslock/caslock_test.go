@@ -1,0 +1,228 @@
+package caslock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+const patience = time.Minute
+
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited %s in vain until %s", patience, what)
+		}
+	}
+}
+
+// sidecar opens a backend with a lease of its own. silence has none of its requests answered
+// any more.
+func sidecar(t *testing.T, m *memory, ttl time.Duration) (b *Backend, l lock.Lease, r *road, silence func()) {
+	t.Helper()
+	r = &road{m: m}
+	b = Open(r, Options{Timeout: 100 * time.Millisecond})
+	l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: t.Name()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = l.Close(context.Background()) // it may be silent
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b, l, r, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.deaf = make(chan struct{})
+	}
+}
+
+func request(r lock.Resource) lock.Request {
+	return lock.Request{ID: lock.NewHoldID(), Resource: r, Mode: lock.Exclusive}
+}
+
+// A request that was given up because it had no answer arrives once more. It changes nothing.
+func TestLateCopy(t *testing.T) {
+	m := newMemory()
+	b, kit, r, _ := sidecar(t, m, time.Minute)
+	l := b.leases[string(kit.ID())]
+	for what, grants := range map[string]bool{"of a grant": true, "of a place in the queue": false} {
+		name := lock.Resource(what)
+		if !grants {
+			if _, err := kit.Acquire(t.Context(), request(name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var copied Txn
+		r.mu.Lock()
+		r.copy = func(x Txn) bool {
+			if len(x.Then) > 0 {
+				copied = x
+			}
+			return len(x.Then) > 0 // and is not carried out now
+		}
+		r.mu.Unlock()
+		q := request(name)
+		if _, err := l.Ask(t.Context(), q); !errors.Is(err, lock.ErrUnavailable) {
+			t.Fatalf("%s: %v", what, err)
+		}
+		r.mu.Lock()
+		r.copy = nil
+		r.mu.Unlock()
+		if _, err := l.Withdraw(t.Context(), leasekit.Withdrawal{Ref: leasekit.Ref{Resource: name, ID: q.ID}, Unsure: true}); err != nil {
+			t.Fatal(err)
+		}
+		if m.do(copied).Done {
+			t.Errorf("a late copy %s was carried out", what)
+		}
+	}
+}
+
+// A sidecar reads that a lock is free. Before it writes, another takes the lock and lets it go, so that
+// the write is carried out as if nothing had happened. Its fence is larger all the same, and everybody reads the
+// same one: who was granted, who asks again, and who looks.
+func TestFenceOfALateWrite(t *testing.T) {
+	m := newMemory()
+	b, late, r, _ := sidecar(t, m, time.Minute)
+	_, other, _, _ := sidecar(t, m, time.Minute)
+	var between lock.Grant
+	r.mu.Lock()
+	r.copy = func(x Txn) bool {
+		if len(x.Then) > 0 && between.ID == "" {
+			q := request("r")
+			var err error
+			if between, err = other.Acquire(t.Context(), q); err == nil {
+				err = other.Release(t.Context(), "r", q.ID)
+			}
+			if err != nil {
+				t.Errorf("the other one: %v", err)
+			}
+		}
+		return false
+	}
+	r.mu.Unlock()
+	q := request("r")
+	g, err := late.Acquire(t.Context(), q)
+	if err != nil || between.ID == "" || g.Fence <= between.Fence {
+		t.Fatalf("broken law: fence %d after %d: %v", g.Fence, between.Fence, err)
+	}
+	again, err := late.Acquire(t.Context(), q)
+	if err != nil || again.Fence != g.Fence {
+		t.Errorf("asked again: fence %d, %v; want %d", again.Fence, err, g.Fence)
+	}
+	if err := late.Downgrade(t.Context(), "r", q.ID); err != nil {
+		t.Error(err)
+	}
+	if st, err := b.Get(t.Context(), "r"); err != nil || len(st.Holders) != 1 || st.Holders[0].Fence != g.Fence {
+		t.Errorf("shown is %+v, %v; want fence %d", st, err, g.Fence)
+	}
+}
+
+// Another server answers a heartbeat, or the same one with less than before: what the two
+// sides have is compared.
+func TestServerWithOtherData(t *testing.T) {
+	for what, change := range map[string]func(*memory){
+		"another server": func(m *memory) { m.server = "another" },
+		"a backup":       func(m *memory) { m.revision -= 10 },
+	} {
+		m := newMemory()
+		m.revision = 100
+		_, l, _, _ := sidecar(t, m, time.Minute)
+		q := request("r")
+		if _, err := l.Acquire(t.Context(), q); err != nil {
+			t.Fatal(err)
+		}
+		m.mu.Lock()
+		for _, k := range append([]string(nil), m.keys...) {
+			if k == headKey("r") || k == lineKey("r", 0) || k == entryKey(string(l.ID()), "r", string(q.ID)) {
+				m.write(Write{Key: k, Delete: true})
+			}
+		}
+		// Something else is there: the numbers are equal.
+		m.write(Write{Key: entryKey(string(l.ID()), "other", "x"), Value: encode(entry{granted: granted{Fence: 1}})})
+		change(m)
+		m.mu.Unlock()
+		news, err := l.Heartbeat(t.Context())
+		if err != nil || len(news) != 1 || news[0].Kind != lock.Vanished || news[0].ID != q.ID {
+			t.Errorf("%s: %+v, %v; want that the hold has vanished", what, news, err)
+		}
+	}
+}
+
+// The keeper falls silent, and so does another lease. A third one takes the keeper's place, and
+// ends both, though nobody waits for what they hold.
+func TestKeeperIsReplaced(t *testing.T) {
+	m := newMemory()
+	_, keeper, _, silence := sidecar(t, m, lock.MinTTL)
+	eventually(t, "there is a keeper", func() bool {
+		kv, _ := m.do(Txn{Read: []Range{{Key: keeperKey}}}).Reads[0].one()
+		return decode[keeperInfo](kv).Lease == string(keeper.ID())
+	})
+	_, dead, _, _ := sidecar(t, m, lock.MinTTL) // which sends no heartbeat
+	if _, err := dead.Acquire(t.Context(), request("r")); err != nil {
+		t.Fatal(err)
+	}
+	silence()
+	b, l, _, _ := sidecar(t, m, time.Minute)
+	eventually(t, "nothing of them is left", func() bool {
+		if _, err := l.Heartbeat(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r := m.do(Txn{Read: []Range{all("own/", 0), all(leasePrefix, 0), all(deadPrefix, 0), {Key: keeperKey}}})
+		kv, _ := r.Reads[3].one()
+		return len(r.Reads[0].KVs) == 0 && len(r.Reads[1].KVs) == 1 && len(r.Reads[2].KVs) == 0 && decode[keeperInfo](kv).Lease == string(l.ID())
+	})
+	if st, err := b.Get(t.Context(), "r"); err != nil || len(st.Holders) > 0 {
+		t.Errorf("%+v, %v", st, err)
+	}
+}
+
+// Records whose time is over are deleted; one that was written again since then is not.
+func TestRecordsAreForgotten(t *testing.T) {
+	m := newMemory()
+	b, _, _, _ := sidecar(t, m, time.Minute)
+	for _, w := range []struct {
+		name    lock.Resource
+		after   string
+		version string
+		keep    time.Duration
+	}{{"short", "", "v1", lock.MinKeep}, {"again", "", "v1", lock.MinKeep}, {"again", "v1", "v2", time.Hour}} {
+		if err := b.WriteRecord(t.Context(), w.name, w.after, lock.Record{Version: w.version}, w.keep); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "the record is deleted, and the key of its end", func() bool {
+		r := m.do(Txn{Read: []Range{all(recordPrefix, 0), all(endPrefix, 0)}})
+		return len(r.Reads[0].KVs) == 1 && len(r.Reads[1].KVs) == 1
+	})
+	if rec, err := b.ReadRecord(t.Context(), "again"); err != nil || rec.Version != "v2" {
+		t.Errorf("%+v, %v", rec, err)
+	}
+}
+
+// A heartbeat tells of all forced releases, also where there are more than one request reads,
+// and most of them are known already.
+func TestManyForcedReleases(t *testing.T) {
+	m := newMemory()
+	b, kit, _, _ := sidecar(t, m, time.Minute)
+	l := b.leases[string(kit.ID())]
+	for i := range page + 1 {
+		f := forced{Grace: time.Hour.Microseconds(), Known: time.Hour.Microseconds()}
+		if i == page { // the last one is news
+			f.Known = 0
+		}
+		m.do(Txn{Then: []Write{{Key: forcedKey(l.id, lock.Resource(fmt.Sprintf("r%04d", i)), "x"), Value: encode(f)}}})
+	}
+	r, err := l.Renew(t.Context(), nil)
+	if err != nil || len(r.Revoked) != 1 || r.Revoked[0].Resource != lock.Resource(fmt.Sprintf("r%04d", page)) {
+		t.Errorf("%+v, %v", r.Revoked, err)
+	}
+}

@@ -1,0 +1,297 @@
+package caslock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+const (
+	// maxID and maxSidecar bound what a key and a value have of them.
+	maxID, maxSidecar = 64, 255
+	// page is how many keys one request reads.
+	page = 500
+	// noPermits is why there are none.
+	noPermits = "nobody gives out their slots"
+)
+
+// lease is one sidecar's session in the store.
+type lease struct {
+	b       *Backend
+	id      string
+	sidecar string
+	ttl     time.Duration
+
+	version int64 // of its key, as far as it is known. b.mu guards it
+
+	mu       sync.Mutex
+	waiting  map[lock.HoldID]lock.Resource // those in the queue
+	dues     map[due]time.Duration         // forced releases: when their grace is over, on the clock
+	keeper   keeperSeen
+	server   string // that has answered last
+	revision int64  // the largest that it has answered
+
+	look chan struct{} // has a value when there is something for watch
+}
+
+var _ leasekit.Driver = (*lease)(nil)
+
+// OpenLease implements lock.Backend.
+func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease, error) {
+	if o.TTL < lock.MinTTL || o.TTL > lock.MaxTTL {
+		return nil, &lock.InvalidError{Field: "ttl", Problem: fmt.Sprintf("must be from %s to %s", lock.MinTTL, lock.MaxTTL)}
+	}
+	l := &lease{
+		b: b, id: string(lock.NewLeaseID()), sidecar: strings.ToValidUTF8(o.Sidecar[:min(len(o.Sidecar), maxSidecar)], ""), ttl: o.TTL,
+		waiting: make(map[lock.HoldID]lock.Resource), dues: make(map[due]time.Duration), look: make(chan struct{}, 1),
+	}
+	opened := b.clock()
+	info := encode(leaseInfo{TTL: o.TTL.Milliseconds(), Sidecar: l.sidecar})
+	r, err := b.do(ctx, "open", Txn{
+		If:   []Cond{{Key: leaseKey(l.id)}},
+		Then: []Write{{Key: leaseKey(l.id), Value: info}, {Key: beatKey(l.id), Value: info}},
+		Read: []Range{{Key: keeperKey}},
+	})
+	if err != nil { // where it is there all the same, others see that nobody renews it
+		return nil, b.unavailable("open lease", err)
+	}
+	l.answered(r)
+	l.sawKeeper(r.Reads[0])
+	l.version = r.Revision
+	b.mu.Lock()
+	b.leases[l.id] = l
+	b.mu.Unlock()
+	return leasekit.Start(ctx, l, leasekit.Options{ID: lock.LeaseID(l.id), TTL: o.TTL, Clock: b.clock, Opened: opened, Unproven: true}), nil
+}
+
+// answered notes who has answered, and tells whether it may know less than who did before.
+func (l *lease) answered(r Result) (stranger bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	stranger = l.server != "" && (r.Server != l.server || r.Revision < l.revision)
+	if stranger || r.Revision > l.revision {
+		l.server, l.revision = r.Server, r.Revision
+	}
+	return stranger
+}
+
+// Ask implements leasekit.Driver.
+func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error) {
+	switch {
+	case q.ID == "" || len(q.ID) > maxID || strings.Contains(string(q.ID), "\x00"):
+		return leasekit.Answer{}, &lock.InvalidError{Field: "id", Problem: fmt.Sprintf("must have 1 to %d bytes, and no zero byte", maxID)}
+	case q.Mode.Limit() > 0:
+		return leasekit.Answer{}, leasekit.NoPermits(noPermits)
+	case !q.Mode.Valid():
+		return leasekit.Answer{}, &lock.InvalidError{Field: "mode", Problem: "is not a mode"}
+	}
+	var o *op
+	for {
+		o = &op{kind: opAsk, id: string(q.ID), lease: l.id, try: q.Try, ctx: ctx, place: place{
+			ID: string(q.ID), Lease: l.id, Sidecar: l.sidecar, Mode: q.Mode, Owner: q.Owner, Several: q.Cohort != nil,
+		}}
+		l.b.submit(q.Resource, o)
+		if !errors.Is(o.err, lock.ErrHeld) || !l.b.sweepAhead(ctx, o.status) {
+			break
+		}
+	}
+	switch {
+	case errors.Is(o.err, lock.ErrHeld):
+		return leasekit.Answer{}, &lock.HeldError{Cause: lock.ErrHeld, Status: o.status}
+	case o.err != nil:
+		l.stopWaiting(q.ID)
+		return leasekit.Answer{}, o.err
+	case o.queued:
+		l.mu.Lock()
+		l.waiting[q.ID] = q.Resource
+		l.mu.Unlock()
+		poke(l.look)
+		return leasekit.Answer{}, nil
+	}
+	l.stopWaiting(q.ID)
+	return leasekit.Answer{Granted: true, Fence: lock.FenceOf(o.Fence)}, nil
+}
+
+func (l *lease) stopWaiting(id lock.HoldID) {
+	l.mu.Lock()
+	delete(l.waiting, id)
+	l.mu.Unlock()
+}
+
+// Withdraw implements leasekit.Driver.
+func (l *lease) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.Withdrawn, error) {
+	o := &op{kind: opRemove, id: string(w.ID), lease: l.id, unsure: w.Unsure}
+	l.stopWaiting(w.ID)
+	if err := l.b.within(ctx, w.Resource, o); err != nil {
+		return leasekit.Withdrawn{}, err
+	}
+	l.mu.Lock()
+	delete(l.dues, due{l.id, w.Ref})
+	l.mu.Unlock()
+	found := leasekit.Withdrawn{Found: o.found, Position: o.position}
+	if o.position > 0 {
+		found.Status = o.status
+	}
+	return found, nil
+}
+
+// Downgrade implements leasekit.Driver.
+func (l *lease) Downgrade(ctx context.Context, r leasekit.Ref) error {
+	return l.b.within(ctx, r.Resource, &op{kind: opDowngrade, id: string(r.ID), lease: l.id})
+}
+
+// Renew implements leasekit.Driver.
+func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasekit.Renewal, err error) {
+	err = each(acks, func(a leasekit.Revocation) error { // before the beat, which says that all is well
+		err := l.b.within(ctx, a.Resource, &op{kind: opAck, id: string(a.ID), lease: l.id, grace: a.Grace})
+		if err == nil && a.Grace > 0 {
+			l.dueIn(due{l.id, a.Ref}, a.Grace)
+		}
+		return err
+	})
+	if err != nil {
+		return r, err
+	}
+	answer, err := l.b.do(ctx, "heartbeat", Txn{
+		If:   []Cond{{Key: leaseKey(l.id), There: true}},
+		Then: []Write{{Key: beatKey(l.id), Value: encode(leaseInfo{TTL: l.ttl.Milliseconds(), Sidecar: l.sidecar})}},
+		Read: []Range{{Key: keeperKey}, {Key: entriesOf(l.id), End: after(entriesOf(l.id)), Count: true}, all(forcedOf(l.id), page)},
+	})
+	if err != nil {
+		return r, l.b.unavailable("heartbeat", err)
+	}
+	r.Stranger = l.answered(answer)
+	if !answer.Done {
+		return r, lock.ErrLeaseLost
+	}
+	l.sawKeeper(answer.Reads[0])
+	r.Entries = answer.Reads[1].Count
+	add := func(kvs []KV) error {
+		for _, kv := range kvs {
+			if p, news := l.forcedNews(kv); news {
+				r.Revoked = append(r.Revoked, leasekit.Revocation{Ref: p.Ref, Grace: p.Grace})
+			}
+		}
+		return nil
+	}
+	if len(answer.Reads[2].KVs) < page {
+		return r, add(answer.Reads[2].KVs)
+	}
+	if err := l.b.pages(ctx, "heartbeat", forcedOf(l.id), add); err != nil { // there are more
+		return r, l.b.unavailable("heartbeat", err)
+	}
+	return r, nil
+}
+
+// forcedNews reads a forced release, and tells whether the sidecar has to hear of it.
+func (l *lease) forcedNews(kv KV) (leasekit.Push, bool) {
+	f := decode[forced](kv)
+	name, id := refOf(strings.TrimPrefix(kv.Key, forcedOf(l.id)))
+	p := leasekit.Push{Kind: leasekit.Revoked, Ref: leasekit.Ref{Resource: name, ID: lock.HoldID(id)}, Grace: f.grace()}
+	return p, f.Known == 0 || f.Grace < f.Known
+}
+
+// Held implements leasekit.Driver.
+func (l *lease) Held(ctx context.Context, each func(leasekit.Ref)) error {
+	err := l.b.pages(ctx, "compare", entriesOf(l.id), func(kvs []KV) error {
+		for _, kv := range kvs {
+			name, id := refOf(strings.TrimPrefix(kv.Key, entriesOf(l.id)))
+			each(leasekit.Ref{Resource: name, ID: lock.HoldID(id)})
+		}
+		return nil
+	})
+	if err != nil {
+		return l.b.unavailable("compare", err)
+	}
+	return nil
+}
+
+// pages reads all keys that begin with prefix, in bounded steps.
+func (b *Backend) pages(ctx context.Context, command, prefix string, each func([]KV) error) error {
+	r := all(prefix, page)
+	for {
+		answer, err := b.do(ctx, command, Txn{Read: []Range{r}})
+		if err != nil {
+			return err
+		}
+		kvs := answer.Reads[0].KVs
+		if err := each(kvs); err != nil || len(kvs) < page {
+			return err
+		}
+		r.Key = kvs[len(kvs)-1].Key + "\x00"
+	}
+}
+
+// Listen implements leasekit.Driver.
+func (l *lease) Listen(ctx context.Context, push func(leasekit.Push)) {
+	var tasks sync.WaitGroup
+	tasks.Go(func() { l.watch(ctx) })
+	for ctx.Err() == nil {
+		missed := func() { push(leasekit.Push{Kind: leasekit.Missed}) }
+		_ = l.b.store.Watch(ctx, ownPrefix(l.id), missed, func(kv KV) { l.changed(kv, push) })
+		leasekit.Sleep(ctx, listenAgain)
+	}
+	tasks.Wait()
+}
+
+// listenAgain is the pause before changes are listened for again after an error.
+const listenAgain = 200 * time.Millisecond
+
+// changed passes on what others have done for the lease. What is taken away needs no push:
+// the lease does that itself, or it is told by a forced release.
+func (l *lease) changed(kv KV, push func(leasekit.Push)) {
+	rest, isEntry := strings.CutPrefix(kv.Key, entriesOf(l.id))
+	switch {
+	case kv.Version == 0:
+	case isEntry:
+		name, id := refOf(rest)
+		e := decode[entry](kv)
+		p := leasekit.Push{Kind: leasekit.Granted, Ref: leasekit.Ref{Resource: name, ID: lock.HoldID(id)}, Fence: lock.FenceOf(e.Fence)}
+		if e.Fence > 0 {
+			l.stopWaiting(p.ID)
+		} else {
+			p.Kind = leasekit.Woken
+		}
+		if e.Fence > 0 || e.Out {
+			push(p)
+		}
+	default:
+		if p, news := l.forcedNews(kv); news {
+			push(p)
+		}
+	}
+}
+
+// Close implements leasekit.Driver. The lease ends first: from then on nothing that hangs
+// on it counts.
+func (l *lease) Close(ctx context.Context) error {
+	l.b.mu.Lock()
+	delete(l.b.leases, l.id)
+	l.b.mu.Unlock()
+	l.resign(ctx)
+	_, err := l.b.do(ctx, "close", Txn{
+		If:   []Cond{{Key: leaseKey(l.id), There: true}},
+		Then: []Write{{Key: leaseKey(l.id), Delete: true}, {Key: beatKey(l.id), Delete: true}, {Key: deadKey(l.id)}},
+	})
+	if err == nil {
+		err = l.b.sweep(ctx, l.id)
+	}
+	if err != nil {
+		return l.b.unavailable("close lease", err)
+	}
+	return nil
+}
+
+// poke fills the place of a channel that has one.
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

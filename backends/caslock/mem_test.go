@@ -1,0 +1,170 @@
+package caslock
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// memory is the least that a Store can be: a map. Many backends share one, each through a
+// road of its own.
+type memory struct {
+	mu       sync.Mutex
+	server   string
+	revision int64
+	kvs      map[string]KV
+	keys     []string // of kvs, in order
+	watches  map[*memoryWatch]bool
+}
+
+type memoryWatch struct {
+	prefix string
+	news   chan KV
+}
+
+func newMemory() *memory {
+	return &memory{kvs: make(map[string]KV), watches: make(map[*memoryWatch]bool), server: "memory", revision: 1}
+}
+
+func (m *memory) do(t Txn) Result {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r := Result{Done: true, Server: m.server}
+	for _, c := range t.If {
+		kv, there := m.kvs[c.Key]
+		if c.There && !there || !c.There && kv.Version != c.Version {
+			r.Done = false
+		}
+	}
+	if r.Done && len(t.Then) > 0 {
+		m.revision++
+		for _, w := range t.Then {
+			m.write(w)
+		}
+	}
+	r.Revision = m.revision
+	for _, g := range t.Read {
+		end := g.End
+		if end == "" {
+			end = g.Key + "\x00"
+		}
+		from, _ := slices.BinarySearch(m.keys, g.Key)
+		to, _ := slices.BinarySearch(m.keys, end)
+		to = max(from, to)
+		f := Found{Count: to - from}
+		if !g.Count {
+			if g.Limit > 0 {
+				to = min(to, from+g.Limit)
+			}
+			for _, k := range m.keys[from:to] {
+				f.KVs = append(f.KVs, m.kvs[k])
+			}
+		}
+		r.Reads = append(r.Reads, f)
+	}
+	return r
+}
+
+func (m *memory) write(w Write) {
+	i, there := slices.BinarySearch(m.keys, w.Key)
+	kv := KV{Key: w.Key, Value: w.Value, Version: m.revision}
+	switch {
+	case w.Delete && !there:
+		return
+	case w.Delete:
+		m.keys = slices.Delete(m.keys, i, i+1)
+		delete(m.kvs, w.Key)
+		kv = KV{Key: w.Key}
+	case !there:
+		m.keys = slices.Insert(m.keys, i, w.Key)
+		fallthrough
+	default:
+		m.kvs[w.Key] = kv
+	}
+	for watch := range m.watches {
+		if strings.HasPrefix(w.Key, watch.prefix) {
+			select {
+			case watch.news <- kv:
+			default: // nobody listens
+			}
+		}
+	}
+}
+
+// road is one backend's way to a memory.
+type road struct {
+	m *memory
+
+	mu    sync.Mutex
+	deaf  chan struct{} // closed when answers come again; nil: they come
+	muted bool
+	copy  func(Txn) (lost bool) // sees what is sent; nil: nobody does
+}
+
+func (r *road) Do(ctx context.Context, t Txn) (Result, error) {
+	if len(t.If) > MaxParts || len(t.Then) > MaxParts || len(t.Read) > MaxParts {
+		return Result{}, errors.New("too many parts")
+	}
+	seen := make(map[string]bool)
+	for _, w := range t.Then {
+		if seen[w.Key] {
+			return Result{}, errors.New("a key twice")
+		}
+		seen[w.Key] = true
+	}
+	if ctx.Err() != nil {
+		return Result{}, context.Cause(ctx)
+	}
+	r.mu.Lock()
+	deaf := r.deaf
+	lost := r.copy != nil && r.copy(t)
+	r.mu.Unlock()
+	if lost {
+		return Result{}, errors.New("it is on its way")
+	}
+	answer := r.m.do(t)
+	if deaf == nil {
+		return answer, nil
+	}
+	select {
+	case <-deaf:
+		return Result{}, errors.New("the connection was cut")
+	case <-ctx.Done():
+		return Result{}, context.Cause(ctx)
+	}
+}
+
+func (r *road) Watch(ctx context.Context, prefix string, ready func(), changed func(KV)) error {
+	w := &memoryWatch{prefix: prefix, news: make(chan KV, 1<<16)}
+	r.m.mu.Lock()
+	r.m.watches[w] = true
+	r.m.mu.Unlock()
+	defer func() {
+		r.m.mu.Lock()
+		defer r.m.mu.Unlock()
+		delete(r.m.watches, w)
+	}()
+	r.tell(ready)
+	for {
+		select {
+		case kv := <-w.news:
+			r.tell(func() { changed(kv) })
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (r *road) tell(f func()) {
+	r.mu.Lock()
+	silent := r.muted || r.deaf != nil
+	r.mu.Unlock()
+	if !silent {
+		f()
+	}
+}
+
+func (*road) Hint(error) string { return "" }
+func (*road) Close() error      { return nil }

@@ -1,0 +1,61 @@
+package caslock
+
+import (
+	"context"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// op is one request about a resource, on its way through a desk.
+type op struct {
+	kind   opKind
+	id     string
+	lease  string // of the hold or waiter
+	place  place  // opAsk: what is put into the line
+	try    bool
+	grace  time.Duration // opForce, opAck
+	unsure bool          // opRemove: no copy of an earlier request of the lease may be carried out any more
+
+	ctx  context.Context // when it ends, the request is not sent any more; nil: never
+	done chan struct{}   // closed when it was carried out, or never will be
+
+	marked bool // opRemove: that it is given up stands in the store, so others may end it, too
+
+	// The result.
+	err error
+	granted
+	queued   bool // opAsk: it waits; opForce: the hold is still there
+	found    bool
+	position int
+	status   lock.Status // who is in the way
+}
+
+type opKind uint8
+
+const (
+	opAsk opKind = iota
+	opRemove
+	opDowngrade
+	opAck    // the sidecar knows of a forced release
+	opForce  // begin a forced release
+	opEnd    // of a hold whose grace is over
+	opSweep  // what a lease that is over has left
+	opSettle // look at the resource
+)
+
+// String is what lock.Observe is told.
+func (k opKind) String() string {
+	return [...]string{
+		opAsk: "acquire", opRemove: "release", opDowngrade: "downgrade", opAck: "acknowledge",
+		opForce: "force", opEnd: "force", opSweep: "sweep", opSettle: "settle",
+	}[k]
+}
+
+// own tells whether a lease asks for itself, which must live.
+func (o *op) own() bool { return o.kind <= opAck }
+
+// key names the hold or waiter that a request is about. Two leases may choose the same id.
+func (o *op) key() string { return memberKey(o.lease, o.id) }
+
+func memberKey(lease, id string) string { return lease + "\x00" + id }

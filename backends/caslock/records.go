@@ -1,0 +1,167 @@
+package caslock
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// A record is a key, and beside it stands one that sorts by the end of its time. The wall
+// clocks of the sidecars count that time: the store has none.
+
+var _ lock.Records = (*Backend)(nil)
+
+// record is what the key of a record has.
+type record struct {
+	Version string `json:"version"`
+	Value   []byte `json:"value"`
+	Written int64  `json:"written"` // microseconds since the Unix epoch
+	Ends    int64  `json:"ends"`
+}
+
+const endPrefix = "end/"
+
+// endsBefore is the first key of those that end at a time, or later.
+func endsBefore(micros int64) string { return fmt.Sprintf("%s%016x", endPrefix, micros) }
+
+func endKey(r lock.Resource, micros int64) string { return endsBefore(micros) + "\x00" + string(r) }
+
+func (r record) record(now int64) lock.Record {
+	return lock.Record{Version: r.Version, Value: r.Value, Age: max(0, time.Duration(now-r.Written)*time.Microsecond)}
+}
+
+// readRecord gives a record as it stands, and whether its time is not over.
+func (b *Backend) readRecord(ctx context.Context, r lock.Resource) (kv KV, rec record, valid bool, err error) {
+	answer, err := b.do(ctx, "record", Txn{Read: []Range{{Key: recordKey(r)}}})
+	if err != nil {
+		return kv, rec, false, err
+	}
+	kv, there := answer.Reads[0].one()
+	rec = decode[record](kv)
+	return kv, rec, there && rec.Ends > b.wall().UnixMicro(), nil
+}
+
+// ReadRecord implements lock.Records.
+func (b *Backend) ReadRecord(ctx context.Context, r lock.Resource) (lock.Record, error) {
+	_, rec, valid, err := b.readRecord(ctx, r)
+	switch {
+	case err != nil:
+		return lock.Record{}, b.unavailable("read record", err)
+	case !valid:
+		return lock.Record{}, nil
+	}
+	return rec.record(b.wall().UnixMicro()), nil
+}
+
+// WriteRecord implements lock.Records.
+func (b *Backend) WriteRecord(ctx context.Context, r lock.Resource, after string, next lock.Record, keep time.Duration) error {
+	if err := next.Check(keep); err != nil {
+		return err
+	}
+	return b.changeRecord(ctx, "write record", r, after, &next, keep)
+}
+
+// DeleteRecord implements lock.Records.
+func (b *Backend) DeleteRecord(ctx context.Context, r lock.Resource, after string) error {
+	return b.changeRecord(ctx, "delete record", r, after, nil, 0)
+}
+
+// changeRecord puts next in the place of a record; nil: nothing.
+func (b *Backend) changeRecord(ctx context.Context, what string, r lock.Resource, after string, next *lock.Record, keep time.Duration) error {
+	for {
+		kv, rec, valid, err := b.readRecord(ctx, r)
+		switch {
+		case err != nil:
+			return b.unavailable(what, err)
+		case valid && next != nil && rec.Version == next.Version: // a call before this one did it
+			return nil
+		case !valid && next == nil:
+			return nil
+		case valid && rec.Version != after, !valid && after != "":
+			return lock.ErrRecordChanged
+		}
+		t := Txn{If: []Cond{{Key: recordKey(r), Version: kv.Version}}}
+		var end string
+		if next != nil {
+			now := b.wall().UnixMicro()
+			put := record{Version: next.Version, Value: next.Value, Written: now, Ends: now + keep.Microseconds()}
+			end = endKey(r, put.Ends)
+			t.Then = append(t.Then, Write{Key: recordKey(r), Value: encode(put)}, Write{Key: end})
+		} else {
+			t.Then = append(t.Then, Write{Key: recordKey(r), Delete: true})
+		}
+		if was := endKey(r, rec.Ends); kv.Version > 0 && was != end {
+			t.Then = append(t.Then, Write{Key: was, Delete: true})
+		}
+		answer, err := b.do(ctx, "record", t)
+		if err != nil {
+			return b.unavailable(what, err)
+		}
+		if answer.Done {
+			return nil
+		}
+	}
+}
+
+// ListRecords implements lock.Records.
+func (b *Backend) ListRecords(ctx context.Context, prefix string, p lock.Page) ([]lock.NamedRecord, error) {
+	if p.Limit < 1 || p.Limit > lock.MaxPage {
+		p.Limit = lock.MaxPage
+	}
+	read := all(recordPrefix+prefix, min(p.Limit, page))
+	if behind := recordKey(p.After) + "\x00"; p.After != "" && behind > read.Key {
+		read.Key = behind
+	}
+	var found []lock.NamedRecord
+	for read.Key < read.End {
+		answer, err := b.do(ctx, "record", Txn{Read: []Range{read}})
+		if err != nil {
+			return nil, b.unavailable("list records", err)
+		}
+		now, kvs := b.wall().UnixMicro(), answer.Reads[0].KVs
+		for _, kv := range kvs {
+			if rec := decode[record](kv); rec.Ends > now {
+				name := lock.Resource(strings.TrimPrefix(kv.Key, recordPrefix))
+				found = append(found, lock.NamedRecord{Resource: name, Record: rec.record(now)})
+			}
+			if len(found) == p.Limit {
+				return found, nil
+			}
+		}
+		if len(kvs) < read.Limit {
+			break
+		}
+		read.Key = kvs[len(kvs)-1].Key + "\x00"
+	}
+	return found, nil
+}
+
+// reapAtATime bounds the records that are deleted in one of the keeper's rounds.
+const reapAtATime = 50
+
+// reapRecords deletes records whose time is over, the first that ended first.
+func (b *Backend) reapRecords(ctx context.Context) error {
+	now := b.wall().UnixMicro()
+	answer, err := b.do(ctx, "reap", Txn{Read: []Range{{Key: endPrefix, End: endsBefore(now), Limit: reapAtATime}}})
+	if err != nil {
+		return err
+	}
+	for _, over := range answer.Reads[0].KVs {
+		_, name, _ := strings.Cut(over.Key, "\x00")
+		kv, rec, valid, err := b.readRecord(ctx, lock.Resource(name))
+		if err != nil {
+			return err
+		}
+		t := Txn{If: []Cond{{Key: recordKey(lock.Resource(name)), Version: kv.Version}}, Then: []Write{{Key: over.Key, Delete: true}}}
+		if kv.Version > 0 && !valid && endKey(lock.Resource(name), rec.Ends) == over.Key {
+			t.Then = append(t.Then, Write{Key: recordKey(lock.Resource(name)), Delete: true})
+		}
+		if _, err := b.do(ctx, "reap", t); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,276 @@
+package caslock
+
+import (
+	"github.com/locksidecar/locksidecar/backends/queue"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// This file decides. It does no I/O: a transaction has read what stands here, and writes
+// what has changed, if the head is still the one that was read.
+
+// member is a hold or a waiter.
+type member struct {
+	place
+	seq int64
+	out bool // it is in no line any more, because somebody has taken it out
+}
+
+type item = queue.Entry[*member]
+
+// state is one resource as it was read, and what the requests of a batch make of it.
+type state struct {
+	name   lock.Resource
+	head   head
+	base   int64 // where fences begin
+	number int64 // of the next fence among those of this write
+	used   bool  // it was given to somebody
+	now    int64 // for people
+
+	leases  map[string]bool    // of who asks: whether it lives,
+	infos   map[string][]byte  // and what its key has
+	members map[string]*member // that the requests are about, or stand in front
+	forced  map[string]forced  // of those that the requests are about
+	q       queue.Queue[*member]
+	rest    *item // stands for the waiters behind those that were read; nil: there are none
+
+	writes map[string]Write
+	bumped map[string]bool // leases whose earlier requests are void
+	more   bool            // what can be granted was not all read
+}
+
+func newState(name lock.Resource, h head, base, now int64) *state {
+	return &state{
+		name: name, head: h, base: base, number: 1, now: now,
+		leases: make(map[string]bool), infos: make(map[string][]byte), members: make(map[string]*member), forced: make(map[string]forced),
+		writes: make(map[string]Write), bumped: make(map[string]bool),
+	}
+}
+
+// fill puts what was read into the queue. front are the first waiters, in order; whole: these
+// are all.
+func (s *state) fill(front []*member, whole bool) {
+	others := s.head.Holders
+	room := queue.RoomOf(s.head.Mode)
+	for key, m := range s.members {
+		if m.held() {
+			s.q.Put(&item{ID: lock.HoldID(key), Value: m}, room)
+			others--
+		}
+	}
+	if others > 0 {
+		s.q.Put(&item{ID: "others"}, room)
+	}
+	if whole { // what somebody has deleted is not counted
+		s.head.Waiters = len(front)
+	}
+	for _, m := range front {
+		key := memberKey(m.Lease, m.ID)
+		s.members[key] = m
+		s.q.Put(&item{ID: lock.HoldID(key), Value: m}, queue.RoomOf(m.Mode))
+	}
+	if s.head.Waiters > len(front) {
+		s.rest = &item{ID: "rest"}
+		s.q.Put(s.rest, queue.One)
+	}
+	for e := range s.q.Holders() { // nobody was in the way
+		if e.Value != nil && !e.Value.held() {
+			s.grant(e.Value)
+		}
+	}
+}
+
+func (s *state) put(key string, v any) { s.writes[key] = Write{Key: key, Value: encode(v)} }
+func (s *state) del(key string)        { s.writes[key] = Write{Key: key, Delete: true} }
+
+// write writes a hold or waiter whose whole place was read.
+func (s *state) write(m *member) {
+	s.put(lineKey(s.name, m.seq), m.place)
+	s.put(entryKey(m.Lease, s.name, m.ID), entry{Seq: m.seq, granted: m.granted})
+}
+
+// grant makes a waiter, or who has just come, a holder.
+func (s *state) grant(m *member) {
+	if m.Mode == lock.Exclusive && s.used {
+		s.number++
+	}
+	s.used = true
+	m.granted, m.Since = granted{From: s.base + s.number}, s.now
+	s.head.Mode, s.head.Front = m.Mode, m.seq+1
+	s.head.Holders++
+	s.head.Waiters--
+	s.write(m)
+}
+
+// promote grants to the front of the queue what it can have.
+func (s *state) promote() {
+	for e := s.q.Next(); e != nil && e != s.rest; e = s.q.Next() {
+		s.grant(e.Value)
+	}
+	// Who is first of the rest was not read: it may be a reader that can hold with the others.
+	first := s.rest != nil && (s.rest.Held() || s.q.Position(s.rest) == 1)
+	s.more = s.more || first && (s.head.Holders == 0 || s.head.Mode == lock.Shared)
+}
+
+// apply carries out one request.
+func (s *state) apply(o *op) {
+	if o.own() && !s.leases[o.lease] {
+		o.err = lock.ErrLeaseLost
+		return
+	}
+	m := s.members[o.key()]
+	switch o.kind {
+	case opAsk:
+		s.ask(o, m)
+	case opRemove:
+		s.withdraw(o, m)
+	case opDowngrade:
+		s.downgrade(o, m)
+	case opAck:
+		s.acknowledge(o, m)
+	case opForce:
+		s.force(o, m)
+	case opEnd:
+		if f, there := s.forced[o.key()]; there && f.Known > 0 && m != nil {
+			s.remove(o, m)
+		}
+	case opSweep:
+		s.remove(o, m)
+	case opSettle:
+		s.promote()
+	}
+}
+
+func (s *state) ask(o *op, m *member) {
+	room := queue.RoomOf(o.place.Mode)
+	switch {
+	case m != nil && m.out:
+		o.err = lock.ErrNotHolder
+		return
+	case m != nil:
+		s.promote()
+	case o.try && !s.q.Free(room):
+		o.err = lock.ErrHeld
+		return
+	default:
+		m = &member{place: o.place, seq: s.head.Next}
+		m.Since = s.now
+		s.members[o.key()] = m
+		s.head.Next++
+		s.head.Waiters++
+		e := &item{ID: lock.HoldID(o.key()), Value: m}
+		s.q.Put(e, room)
+		if e.Held() {
+			s.grant(m)
+		} else {
+			s.write(m)
+		}
+	}
+	o.granted, o.queued = m.granted, !m.held()
+}
+
+func (s *state) withdraw(o *op, m *member) {
+	if o.found = m != nil && !m.out; m == nil { // or others were faster
+		o.found = o.marked
+	}
+	s.remove(o, m)
+	if o.unsure {
+		s.bumped[o.lease] = true
+	}
+}
+
+// remove takes a hold or a waiter out, with all that is kept of it.
+func (s *state) remove(o *op, m *member) {
+	if _, there := s.forced[o.key()]; there {
+		delete(s.forced, o.key())
+		s.del(forcedKey(o.lease, s.name, o.id))
+	}
+	if m == nil {
+		return
+	}
+	s.del(entryKey(o.lease, s.name, o.id))
+	s.leave(m)
+	delete(s.members, o.key())
+}
+
+// leave takes a hold or a waiter out of the line.
+func (s *state) leave(m *member) {
+	if m.out {
+		return
+	}
+	s.del(lineKey(s.name, m.seq))
+	if m.held() {
+		s.head.Holders--
+	} else {
+		s.head.Waiters--
+	}
+	if e := s.q.Find(lock.HoldID(memberKey(m.Lease, m.ID))); e != nil {
+		s.q.Remove(e)
+	} else if s.rest != nil && s.head.Waiters == s.read() { // it was the last of the rest
+		s.q.Remove(s.rest)
+		s.rest = nil
+	}
+	s.promote()
+}
+
+// read is how many waiters are in the queue one by one.
+func (s *state) read() int {
+	_, n := s.q.Len()
+	if s.rest != nil && s.rest.Waiting() {
+		n--
+	}
+	return n
+}
+
+func (s *state) downgrade(o *op, m *member) {
+	switch {
+	case m == nil || !m.held():
+		o.err = lock.ErrNotHolder
+	case s.head.Mode == lock.Exclusive:
+		e := s.q.Find(lock.HoldID(o.key()))
+		s.q.Downgrade(e)
+		m.Mode, s.head.Mode = lock.Shared, lock.Shared
+		s.write(m)
+		s.promote()
+	}
+}
+
+// acknowledge notes that the sidecar of a hold counts its grace from now on.
+func (s *state) acknowledge(o *op, m *member) {
+	f, there := s.forced[o.key()]
+	switch {
+	case !there:
+	case m == nil || f.Grace == 0:
+		delete(s.forced, o.key())
+		s.del(forcedKey(o.lease, s.name, o.id))
+	case f.Known == 0 || o.grace.Microseconds() < f.Known:
+		f.Known = max(o.grace.Microseconds(), 1)
+		s.forced[o.key()] = f
+		s.put(forcedKey(o.lease, s.name, o.id), f)
+	}
+}
+
+// force begins the end of a hold, or takes a waiter out.
+func (s *state) force(o *op, m *member) {
+	switch {
+	case m == nil || m.out:
+		o.err = lock.ErrNotHolder
+	case !m.held(): // when it asks again, it learns of it
+		o.found = true
+		s.put(entryKey(o.lease, s.name, o.id), entry{Out: true})
+		s.leave(m)
+		m.out = true
+	default:
+		o.found = true
+		f, there := s.forced[o.key()]
+		if grace := o.grace.Microseconds(); !there || grace < f.Grace { // a longer one changes nothing
+			f.Grace = grace
+			s.forced[o.key()] = f
+			s.put(forcedKey(o.lease, s.name, o.id), f)
+		}
+		if o.queued = o.grace > 0; !o.queued {
+			s.del(entryKey(o.lease, s.name, o.id))
+			s.leave(m)
+			delete(s.members, o.key())
+		}
+	}
+}

@@ -1,0 +1,121 @@
+package caslock
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// A lease that is over leaves its holders and waiters behind. Each is taken out by a request
+// about its resource, which hands that on. Nothing comes after it: every request of the
+// lease has the condition that the lease is there.
+
+// sweepSoon has a lease swept in the background that is over, unless that is being done.
+func (b *Backend) sweepSoon(id string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.sweeping[id] || b.background.Err() != nil {
+		return
+	}
+	b.sweeping[id] = true
+	b.routines.Go(func() {
+		_ = b.sweep(b.background, id) // the keeper sees what is left
+		b.mu.Lock()
+		delete(b.sweeping, id)
+		b.mu.Unlock()
+	})
+}
+
+// sweep takes out all that a lease has left, and forgets the lease.
+func (b *Backend) sweep(ctx context.Context, id string) error {
+	for _, prefix := range []string{entriesOf(id), forcedOf(id)} {
+		err := b.pages(ctx, "sweep", prefix, func(kvs []KV) error { return b.sweepPage(ctx, id, prefix, kvs) })
+		if err != nil {
+			return err
+		}
+	}
+	_, err := b.do(ctx, "sweep", Txn{Then: []Write{{Key: deadKey(id), Delete: true}}})
+	return err
+}
+
+// sweepPage takes out what some keys are about.
+func (b *Backend) sweepPage(ctx context.Context, id, prefix string, kvs []KV) error {
+	return each(slices.Collect(slices.Chunk(kvs, sweptTogether)), func(some []KV) error {
+		if prefix == entriesOf(id) {
+			some = b.sweepAlone(ctx, id, some)
+		}
+		together := make(map[lock.Resource][]*op)
+		for _, kv := range some {
+			name, hold := refOf(strings.TrimPrefix(kv.Key, prefix))
+			together[name] = append(together[name], &op{kind: opSweep, id: hold, lease: id, ctx: ctx})
+		}
+		for name, ops := range together {
+			b.submit(name, ops...)
+			for _, o := range ops {
+				if o.err != nil {
+					return o.err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// sweptTogether is how many holds one transaction takes out, with three keys each.
+const sweptTogether = 40
+
+// sweepAlone takes out, all at a time, those holds that nobody shares or waits for, and gives
+// the others. What fails is left, too.
+func (b *Backend) sweepAlone(ctx context.Context, id string, kvs []KV) (left []KV) {
+	var read []Range
+	for _, kv := range kvs {
+		name, _ := refOf(strings.TrimPrefix(kv.Key, entriesOf(id)))
+		read = append(read, Range{Key: headKey(name)})
+	}
+	r, err := b.do(ctx, "sweep", Txn{Read: read})
+	if err != nil {
+		return kvs
+	}
+	var t Txn
+	for i, kv := range kvs {
+		name, _ := refOf(strings.TrimPrefix(kv.Key, entriesOf(id)))
+		e := decode[entry](kv)
+		headKV, there := r.Reads[i].one()
+		if h := decode[head](headKV); !there || h.Holders != 1 || h.Waiters > 0 || e.Fence == 0 {
+			left = append(left, kv)
+			continue
+		}
+		t.If = append(t.If, Cond{Key: headKV.Key, Version: headKV.Version}, Cond{Key: kv.Key, Version: kv.Version})
+		t.Then = append(t.Then, Write{Key: headKV.Key, Delete: true}, Write{Key: lineKey(name, e.Seq), Delete: true}, Write{Key: kv.Key, Delete: true})
+	}
+	if len(t.Then) == 0 {
+		return left
+	}
+	if r, err = b.do(ctx, "sweep", t); err != nil || !r.Done {
+		return kvs
+	}
+	return left
+}
+
+// sweepAhead takes out those of some holders whose lease is over, and tells whether there were
+// any. A try does not wait until that is done in its turn.
+func (b *Backend) sweepAhead(ctx context.Context, st lock.Status) bool {
+	leases := make(map[string]bool)
+	for _, h := range st.Holders {
+		leases[string(h.Lease)] = true
+	}
+	if len(leases) == 0 || b.living(ctx, leases) != nil {
+		return false
+	}
+	var ops []*op
+	for _, h := range st.Holders {
+		if !leases[string(h.Lease)] {
+			ops = append(ops, &op{kind: opSweep, id: string(h.ID), lease: string(h.Lease)})
+		}
+	}
+	b.submit(st.Resource, ops...)
+	failed := slices.ContainsFunc(ops, func(o *op) bool { return o.err != nil })
+	return len(ops) > 0 && !failed && ctx.Err() == nil
+}

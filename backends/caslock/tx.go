@@ -1,0 +1,263 @@
+package caslock
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+const (
+	// batch is how many requests one transaction carries out. Each may write four keys.
+	batch = 24
+	// brief is how many holders a refused request is told of.
+	brief = 8
+	// crowded is how often a transaction is overtaken before it waits a moment.
+	crowded = 2
+)
+
+// transact carries out a batch of requests about a resource: it reads, decides, and writes
+// if nobody else has written meanwhile; else it begins again.
+func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op) (*state, error) {
+	command := ops[0].kind.String()
+	for try := 0; ; try++ {
+		if try > crowded && !leasekit.Sleep(ctx, rand.N(time.Duration(min(try, 20))*time.Millisecond)) { //nolint:gosec // not a secret
+			return nil, context.Cause(ctx)
+		}
+		s, conds, err := b.load(ctx, command, name, ops, try == 0)
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range ops {
+			o.err, o.found, o.queued, o.granted = nil, false, false, granted{}
+			s.apply(o)
+		}
+		t := s.txn(conds)
+		if len(t.Then) == 0 {
+			return s, nil
+		}
+		r, err := b.do(ctx, command, t)
+		if err != nil {
+			return nil, err
+		}
+		if r.Done {
+			for lease := range s.bumped {
+				b.sawVersion(lease, r.Revision)
+			}
+			for _, o := range ops {
+				o.settle(r.Revision)
+			}
+			return s, nil
+		}
+	}
+}
+
+// sawVersion notes the version of a lease of this backend.
+func (b *Backend) sawVersion(lease string, version int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if l := b.leases[lease]; l != nil {
+		l.version = max(l.version, version)
+	}
+}
+
+// given marks what is given up, before it is read: a hold whose release has lost its answer,
+// or whose sidecar ends at that moment, is ended by others at once. So a release needs one
+// trip to come through, although it takes two.
+func (b *Backend) given(name lock.Resource, ops []*op) (t Txn) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	marked := make(map[string]bool)
+	for _, o := range ops {
+		l, key := b.leases[o.lease], forcedKey(o.lease, name, o.id)
+		if o.kind != opRemove || l == nil || marked[key] {
+			continue
+		}
+		marked[key] = true
+		t.If = append(t.If, Cond{Key: leaseKey(o.lease), Version: l.version}, Cond{Key: entryKey(o.lease, name, o.id), There: true})
+		t.Then = append(t.Then, Write{Key: key, Value: encode(forced{Grace: 1, Known: 1})})
+	}
+	return t
+}
+
+// load reads a resource, and what it has of who is asked about. conds hold as long as nobody
+// has changed that. Usually it is one trip.
+func (b *Backend) load(ctx context.Context, command string, name lock.Resource, ops []*op, first bool) (*state, []Cond, error) {
+	var t Txn
+	if first {
+		t = b.given(name, ops)
+	}
+	start := startOf(ops)
+	t.Read = []Range{{Key: headKey(name)}, {Key: baseKey}, all(lineOf(name), start)}
+	var leases []string
+	for _, o := range ops {
+		if o.own() && !slices.Contains(leases, o.lease) {
+			leases = append(leases, o.lease)
+			t.Read = append(t.Read, Range{Key: leaseKey(o.lease)})
+		}
+	}
+	for _, o := range ops {
+		if o.id != "" {
+			t.Read = append(t.Read, Range{Key: entryKey(o.lease, name, o.id)}, Range{Key: forcedKey(o.lease, name, o.id)})
+		}
+	}
+	r, err := b.do(ctx, command, t)
+	if err != nil {
+		return nil, nil, err
+	}
+	if r.Done && len(t.Then) > 0 {
+		for _, o := range ops {
+			o.marked = o.marked || slices.ContainsFunc(t.Then, func(w Write) bool { return w.Key == forcedKey(o.lease, name, o.id) })
+		}
+	}
+	headKV, _ := r.Reads[0].one()
+	baseKV, based := r.Reads[1].one()
+	now := b.wall().UnixMicro()
+	base := decode[int64](baseKV)
+	if !based {
+		base = now - fenceStep*r.Revision
+	}
+	s := newState(name, decode[head](headKV), base, now)
+	conds := []Cond{{Key: headKey(name), Version: headKV.Version}, {Key: baseKey, Version: baseKV.Version}}
+	if !based {
+		s.put(baseKey, base)
+	}
+	reads := r.Reads[3:]
+	for i, l := range leases {
+		kv, lives := reads[i].one()
+		s.leases[l] = lives
+		if lives {
+			conds = append(conds, Cond{Key: leaseKey(l), Version: kv.Version})
+			s.infos[l] = kv.Value
+			b.sawVersion(l, kv.Version)
+		}
+	}
+	reads = reads[len(leases):]
+	for _, o := range ops {
+		if o.id == "" {
+			continue
+		}
+		if kv, has := reads[0].one(); has {
+			e := decode[entry](kv)
+			s.members[o.key()] = &member{place: place{ID: o.id, Lease: o.lease, Mode: s.head.Mode, granted: e.granted}, seq: e.Seq, out: e.Out}
+		}
+		if kv, has := reads[1].one(); has {
+			s.forced[o.key()] = decode[forced](kv)
+		}
+		reads = reads[2:]
+	}
+	line := line{whole: len(r.Reads[2].KVs) < start}
+	for _, kv := range r.Reads[2].KVs {
+		line.add(s, memberOf(kv))
+	}
+	return s, conds, b.loadLine(ctx, command, s, ops, &line)
+}
+
+// line is the part of a resource's line that was read.
+type line struct {
+	holders, front []*member
+	whole          bool // it is all of it
+}
+
+func (l *line) add(s *state, m *member) {
+	if m.seq < s.head.Front {
+		l.holders = append(l.holders, m)
+	} else {
+		l.front = append(l.front, m)
+	}
+}
+
+// window is how many waiters a transaction may grant to, beside what its requests write.
+func window(ops []*op) int { return (MaxParts - 8 - 4*len(ops)) / 2 }
+
+// startOf is how much of the line is read with the first trip.
+func startOf(ops []*op) (n int) {
+	n = 1
+	for _, o := range ops {
+		switch {
+		case o.kind != opAsk:
+			return window(ops)
+		case o.try:
+			n = brief
+		}
+	}
+	return n
+}
+
+// loadLine reads what is needed of the line and was not in its beginning: who waits at the
+// front, the place of a waiter that leaves, and all that stands about who is downgraded.
+func (b *Backend) loadLine(ctx context.Context, command string, s *state, ops []*op, l *line) error {
+	var read []Range
+	var each []func(Found)
+	add := func(r Range, f func(Found)) { read, each = append(read, r), append(each, f) }
+	look := false // at those who wait
+	for _, o := range ops {
+		m := s.members[o.key()]
+		look = look || o.kind != opAsk || m != nil && !m.held()
+		switch {
+		case o.kind == opRemove && m != nil && !m.held() && !m.out:
+			add(Range{Key: lineKey(s.name, s.head.Front), End: lineKey(s.name, m.seq), Count: true}, func(f Found) { o.position = f.Count + 1 })
+		case o.kind == opDowngrade && m != nil && m.held():
+			add(Range{Key: lineKey(s.name, m.seq)}, func(f Found) {
+				if kv, there := f.one(); there {
+					m.place = decode[place](kv)
+				}
+			})
+		}
+	}
+	if n := window(ops); look && s.head.Waiters > 0 && len(l.front) == 0 && !l.whole {
+		add(Range{Key: lineKey(s.name, s.head.Front), End: after(lineOf(s.name)), Limit: n}, func(f Found) {
+			for _, kv := range f.KVs {
+				l.add(s, memberOf(kv))
+			}
+			l.whole = len(f.KVs) < n
+		})
+	}
+	if len(read) > 0 {
+		r, err := b.do(ctx, command, Txn{Read: read})
+		if err != nil {
+			return err
+		}
+		for i, f := range r.Reads {
+			each[i](f)
+		}
+	}
+	st := lock.Status{Resource: s.name}
+	for _, m := range l.holders[:min(len(l.holders), brief)] {
+		st.Holders = append(st.Holders, b.holding(m.place, false))
+	}
+	for _, o := range ops {
+		o.status = st
+	}
+	s.fill(l.front, l.whole)
+	return nil
+}
+
+// memberOf reads a key of the line.
+func memberOf(kv KV) *member { return &member{place: decode[place](kv), seq: seqOf(kv.Key)} }
+
+// txn is what writes what was decided; without Then: nothing has changed.
+func (s *state) txn(conds []Cond) Txn {
+	for lease := range s.bumped {
+		if s.leases[lease] {
+			s.writes[leaseKey(lease)] = Write{Key: leaseKey(lease), Value: s.infos[lease]}
+		}
+	}
+	if _, only := s.writes[baseKey]; len(s.writes) == 0 || only && len(s.writes) == 1 {
+		return Txn{}
+	}
+	switch {
+	case s.head.Holders > 0 || s.head.Waiters > 0:
+		s.put(headKey(s.name), s.head)
+	case conds[0].Version > 0:
+		s.del(headKey(s.name))
+	}
+	t := Txn{If: conds}
+	for _, w := range s.writes {
+		t.Then = append(t.Then, w)
+	}
+	return t
+}
