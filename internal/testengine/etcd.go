@@ -84,7 +84,7 @@ func (e etcdServer) ready(ctx context.Context, n *node) (string, error) {
 // keep implements program: it writes to disk before it answers.
 func (etcdServer) keep(context.Context, *node) error { return nil }
 
-// drop implements program. Only a whole cluster can begin anew.
+// drop implements program. Only a whole cluster can start with nothing.
 func (etcdServer) drop(ctx context.Context, n *node) error {
 	_, err := n.m.sh(ctx, "rm -rf "+quote(n.dir+"/data"))
 	return err
