@@ -54,7 +54,7 @@ func Open(s Store, o Options) *Backend {
 
 // do sends one request.
 func (b *Backend) do(ctx context.Context, command string, t Txn) (Result, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.o.Timeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, b.o.Timeout, ErrNoAnswer)
 	defer cancel()
 	began := b.clock()
 	r, err := b.store.Do(ctx, t)

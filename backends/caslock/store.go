@@ -1,12 +1,16 @@
 package caslock
 
-import "context"
+import (
+	"context"
+	"errors"
+)
 
 // Store is a server that keeps keys with versions. Its methods may be called at the same
 // time by many goroutines. It has no clock, and it does not know what a lock is.
 type Store interface {
 	// Do carries out a transaction in one step, seen by everybody who asks later.
-	// An error leaves the outcome open, unless nothing was to be written.
+	// An error leaves the outcome open, unless nothing was to be written. When the store
+	// had its time, ctx ends with the cause ErrNoAnswer; with any other, the caller has given up.
 	Do(ctx context.Context, t Txn) (Result, error)
 
 	// Watch calls ready when changes will be told from now on, and then changed for each
@@ -20,6 +24,9 @@ type Store interface {
 	// Close frees connections.
 	Close() error
 }
+
+// ErrNoAnswer is why the ctx of a transaction ends that the store has not answered in time.
+var ErrNoAnswer = errors.New("no answer in time")
 
 // MaxParts is how many parts a Txn has at most, of each kind.
 const MaxParts = 128

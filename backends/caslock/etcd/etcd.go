@@ -137,7 +137,9 @@ func (s *store) Do(ctx context.Context, t caslock.Txn) (caslock.Result, error) {
 	}
 	answer, err := c.Txn(ctx).If(conds...).Then(append(then, reads...)...).Else(reads...).Commit()
 	if err != nil {
-		s.next(c)
+		if ctx.Err() == nil || errors.Is(context.Cause(ctx), caslock.ErrNoAnswer) { // and not because the caller has given up
+			s.next(c)
+		}
 		return caslock.Result{}, err
 	}
 	result := caslock.Result{Done: answer.Succeeded, Revision: answer.Header.Revision, Server: strconv.FormatUint(answer.Header.ClusterId, 16)}

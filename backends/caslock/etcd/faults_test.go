@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -110,6 +111,49 @@ func TestAMemberIsLost(t *testing.T) {
 	}
 	if err := l.Release(t.Context(), kept.Resource, kept.ID); err != nil {
 		t.Errorf("the hold is not there: %v", err)
+	}
+}
+
+// Callers that give up do not turn the store to another member: those who still wait for an answer of
+// this one would lose it. A member that had its time to answer is left.
+func TestOnlySilenceTurnsToAnotherMember(t *testing.T) {
+	t.Parallel()
+	var addrs []string
+	for range 2 { // connections are made, and nobody answers
+		silent, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer silent.Close()
+		addrs = append(addrs, silent.Addr().String())
+	}
+	cfg, err := parseURL("etcd://" + strings.Join(addrs, ","))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newStore(cfg)
+	defer s.Close()
+	ask := func(ctx context.Context) (at int) {
+		if _, err := s.Do(ctx, caslock.Txn{Read: []caslock.Range{{Key: "k"}}}); err == nil {
+			t.Error("somebody has answered")
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.at
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	late, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	for what, ctx := range map[string]context.Context{"is gone": gone, "had no more time": late} {
+		if at := ask(ctx); at != 0 {
+			t.Errorf("member %d is asked after a caller that %s", at, what)
+		}
+	}
+	silence, cancel := context.WithTimeoutCause(t.Context(), 10*time.Millisecond, caslock.ErrNoAnswer)
+	defer cancel()
+	if at := ask(silence); at != 1 {
+		t.Errorf("member %d is asked after a silence", at)
 	}
 }
 
