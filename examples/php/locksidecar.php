@@ -175,7 +175,7 @@ final class Lines
     }
 
     /** @param array<string, mixed> $message */
-    public function send(array $message): void
+    public function send(#[\SensitiveParameter] array $message): void
     {
         $line = json_encode($message, JSON_UNESCAPED_SLASHES | JSON_UNESCAPED_UNICODE);
         if ($line === false) {
@@ -275,15 +275,20 @@ final class Call
     /** @var array<string, mixed> */
     public array $answer = [];
     public ?Hold $hold = null;
+    public ?Detached $detached = null;
     public float $sent = 0.0;
     public string $id = '';
 
-    /** @param array<string, mixed> $body */
+    /**
+     * @param array<string, mixed> $body
+     * @param ?\Closure(): void $left is called when it has detached the hold
+     */
     public function __construct(
         public readonly string $kind,
         public readonly array $body,
         public readonly ?Hold $about = null,
         public readonly ?float $maxHold = null,
+        public readonly ?\Closure $left = null,
     ) {}
 
     public function finish(?SidecarError $error = null): void
@@ -301,7 +306,8 @@ final class Hold
     public ?LockLost $problem = null; // once and for good
     public int $count = 0; // acquires that are not released yet
     public float $until = -INF; // as its grants said, and news of the lease that were counted later
-    public float $limit = INF; // its end by maxHold
+    public float $limit = INF; // its end by maxHold, or by its handle where it is attached
+    public string $leftBy = 'released'; // or detached: how those who had entered it have left
     public readonly string $id;
     public readonly string $resource;
     public readonly float $counted; // when its first grant was, on the sidecar's clock
@@ -322,6 +328,47 @@ final class Hold
     public function end(): float
     {
         return min($this->limit, $this->until);
+    }
+}
+
+/** A lock that lives by a time of its own in the store. Whoever has its handle has it. */
+final class Detached
+{
+    public readonly string $handle; // a password
+    public readonly string $resource;
+    public readonly string $mode;
+    public readonly int $fence;
+    public readonly ?int $limit; // of a permit: how many there are
+    private float $until;
+
+    /** @param array<string, mixed> $answer to a request that was sent then */
+    public function __construct(array $answer, float $sent)
+    {
+        $this->handle = $answer['handle'];
+        $this->resource = $answer['resource'];
+        $this->mode = $answer['mode'];
+        $this->fence = (int) $answer['fence'];
+        $this->limit = $answer['limit'] ?? null;
+        $this->until = $sent + Clock::seconds($answer['validFor']);
+    }
+
+    /** Seconds for which the store keeps others out at least. It does not know of later extensions. */
+    public function validFor(): float
+    {
+        return max(0.0, $this->until - Clock::now());
+    }
+
+    /** A handle that the app gave. Messages do not show it. */
+    public static function handle(#[\SensitiveParameter] string|self $handle): string
+    {
+        $handle = $handle instanceof self ? $handle->handle : $handle;
+        return $handle !== '' ? $handle : throw new InvalidRequest('INVALID_REQUEST', 'the handle must not be empty', ['field' => 'handle']);
+    }
+
+    /** @return array<string, mixed> what dumps show */
+    public function __debugInfo(): array
+    {
+        return ['resource' => $this->resource, 'mode' => $this->mode, 'fence' => $this->fence];
     }
 }
 
@@ -446,7 +493,12 @@ final class Session
                 $this->send(new Call('cancel', ['requestId' => $call->id]));
             }
         });
-        // Nobody may read for long after this, so a grant that crosses the cancel is read here.
+        $this->settle($call);
+    }
+
+    /** Nobody may read for long after this, so an answer that crosses it is read here. */
+    private function settle(Call $call): void
+    {
         $end = Clock::early() + self::ANSWER_LIMIT;
         while (isset($this->calls[$call->id]) && !$call->error instanceof SidecarSilent && ($left = $end - Clock::early()) > 0) {
             $this->lines->wait($left);
@@ -477,6 +529,46 @@ final class Session
             throw $this->again($hold);
         }
         return (int) ($this->await($call, self::ANSWER_LIMIT) ?? throw $this->silent())['released']['count'];
+    }
+
+    /**
+     * Takes what the app has entered off the session.
+     *
+     * @param \Closure(): void $left is called when it is
+     */
+    public function detach(Hold $hold, float $ttl, \Closure $left): Detached
+    {
+        $call = new Call('detach', ['lockId' => $hold->id, 'ttl' => Clock::duration($ttl)], $hold, left: $left);
+        try {
+            $this->ask($call);
+            return $call->detached;
+        } catch (\Throwable $e) {
+            Signals::after(fn() => $this->keepNoHandle($call, $e));
+            $this->settle($call);
+            $this->tell();
+            throw $e;
+        }
+    }
+
+    /** Nobody gets the handle of what was to be detached: it is released, now or when it comes. */
+    private function keepNoHandle(Call $call, \Throwable $why): void
+    {
+        if ($call->id === '' || $call->abandoned || $call->error !== null || $this->mine()->error !== null) {
+            return;
+        }
+        $call->abandoned = true;
+        if ($call->detached !== null) {
+            $this->send(new Call('releaseHandle', ['handle' => $call->detached->handle]));
+        } else {
+            $call->finish($why instanceof SidecarError ? $why : new Cancelled('CANCELLED', 'the request was given up'));
+            $this->loseDetached($call->about, 'nobody waited for it to be detached');
+        }
+    }
+
+    private function loseDetached(Hold $hold, string $message): void
+    {
+        unset($this->holds[$hold->id]);
+        $this->lose($hold, 'UNKNOWN', $message);
     }
 
     public function leave(Hold $hold): void
@@ -627,10 +719,17 @@ final class Session
             $this->slack = min(self::MAX_SLACK, Clock::seconds($grant['leaseMargin'] ?? '0s') / 2);
         } elseif (isset($m['granted'])) {
             $this->granted($call, $grant);
+        } elseif (isset($m['detached'])) {
+            $call->detached = new Detached($m['detached'], $call->sent);
+            $call->about->leftBy = 'detached';
+            ($call->left)();
+            if ($call->abandoned) {
+                $this->send(new Call('releaseHandle', ['handle' => $call->detached->handle]));
+            }
         } elseif ($grant !== null) {
             $call->about->mode = $grant['mode'];
             if (isset($m['extended'])) {
-                $call->about->limit = $this->moment($grant['countedAt'], $call->maxHold);
+                $call->about->limit = min($this->moment($grant['countedAt'], $call->maxHold), $this->byHandle($grant));
                 $call->about->until = max($call->about->until, $this->moment($grant['countedAt'], Clock::seconds($grant['validFor'])));
             }
         }
@@ -652,16 +751,27 @@ final class Session
         if ($call->maxHold !== null) {
             $hold->limit = min($hold->limit, $this->moment($grant['countedAt'], $call->maxHold));
         }
+        $hold->limit = min($hold->limit, $this->byHandle($grant));
         $this->prolong($hold); // news may overtake the grant
         if (isset($this->early[$hold->id])) {
             $this->lost($hold, $this->early[$hold->id]);
         }
     }
 
+    /** When the time of its handle is over, where it is attached. @param array<string, mixed> $grant */
+    private function byHandle(array $grant): float
+    {
+        return isset($grant['endsIn']) ? $this->moment($grant['countedAt'], Clock::seconds($grant['endsIn'])) : INF;
+    }
+
     /** What a refusal says about a hold; the error to throw. */
     private function refused(Call $call, SidecarError $error): SidecarError
     {
         $hold = $call->about;
+        if ($call->kind === 'detach' && $error instanceof StoreUnavailable) {
+            $this->loseDetached($hold, 'the store did not answer when it was to be detached');
+            return $error;
+        }
         if ($hold !== null && $error instanceof LockLost) { // sooner than its event
             unset($this->holds[$hold->id]);
             $this->lose($hold, $error->lostReason(), $error->getMessage());
@@ -958,7 +1068,7 @@ final class Lock
             throw $this->session->again($this->hold);
         }
         if ($this->released) {
-            throw new NotHolder('NOT_HOLDER', "the lock on \"{$this->resource}\" was released before");
+            throw new NotHolder('NOT_HOLDER', "the lock on \"{$this->resource}\" was {$this->hold->leftBy} before");
         }
     }
 
@@ -1001,6 +1111,24 @@ final class Lock
         $this->session->ask(new Call($kind, ['lockId' => $this->id] + $more, $this->hold, $maxHold));
     }
 
+    /**
+     * Lets it live for so many seconds (1 to 86400) in the store, whatever becomes of this process. Here it is over then, as
+     * after release(). InvalidRequest, LimitExceeded: it stays. After any other error it is lost, and free soon.
+     */
+    public function detach(float $ttl): Detached
+    {
+        $this->check();
+        return $this->session->detach($this->hold, $ttl, $this->leave(...));
+    }
+
+    private function leave(): void
+    {
+        if (!$this->released) {
+            $this->released = true;
+            $this->session->leave($this->hold);
+        }
+    }
+
     /** What is done once has succeeded: records that, and releases. */
     public function succeeded(string $note = ''): void
     {
@@ -1016,10 +1144,7 @@ final class Lock
     private function conclude(string $outcome, string $note): void
     {
         $this->session->ask(new Call('release', ['lockId' => $this->id, 'outcome' => $outcome, 'note' => $note], $this->hold));
-        if (!$this->released) {
-            $this->released = true;
-            $this->session->leave($this->hold);
-        }
+        $this->leave();
     }
 
     /** Releases without waiting for the answer. */
@@ -1121,7 +1246,11 @@ final class Client
     /** Runs work($lock) under the lock. LockLost: it was lost meanwhile. @param string|list<string> $resource */
     public function hold(string|array $resource, callable $work, mixed ...$options): mixed
     {
-        $lock = $this->acquire($resource, ...$options);
+        return $this->during($this->acquire($resource, ...$options), $work);
+    }
+
+    private function during(Lock $lock, callable $work): mixed
+    {
         try {
             $result = $work($lock);
             if (!$lock->released()) {
@@ -1131,6 +1260,35 @@ final class Client
         } finally {
             $lock->drop(); // what is thrown may have it among the arguments of its trace
         }
+    }
+
+    /**
+     * Attaches a lock that was detached, with the fence that it had. Who has it attached elsewhere loses it, with TAKEN_OVER.
+     * NotHolder: it was released, or its time is over.
+     */
+    public function attach(#[\SensitiveParameter] string|Detached $handle, ?string $owner = null): Lock
+    {
+        $body = ['handle' => Detached::handle($handle), 'wait' => Clock::duration(0.0), 'owner' => $owner ?? 'pid ' . getmypid()];
+        return $this->ask(new Call('acquire', $body))->get(Session::limit(0.0));
+    }
+
+    /** Runs work($lock) under a lock that was detached, and releases it, as hold() does. */
+    public function holdAttached(#[\SensitiveParameter] string|Detached $handle, callable $work, ?string $owner = null): mixed
+    {
+        return $this->during($this->attach($handle, $owner), $work);
+    }
+
+    /** Lets a lock that was detached end so many seconds from now, attached or not. Who has it attached calls extend() then. */
+    public function extendDetached(#[\SensitiveParameter] string|Detached $handle, float $ttl): Detached
+    {
+        $sent = Clock::early();
+        return new Detached($this->look('extendHandle', ['handle' => Detached::handle($handle), 'ttl' => Clock::duration($ttl)], 'detached'), $sent);
+    }
+
+    /** Ends a lock that was detached. Who has it attached loses it, with TAKEN_OVER. */
+    public function releaseDetached(#[\SensitiveParameter] string|Detached $handle): void
+    {
+        $this->look('releaseHandle', ['handle' => Detached::handle($handle)], 'handleReleased');
     }
 
     /**
@@ -1170,9 +1328,10 @@ final class Client
         ?array $once = null,
         ?bool $guard = null,
         ?float $minHold = null,
+        bool $detachable = false,
     ): Lock {
         $owner ??= 'pid ' . getmypid(); // which does nothing else meanwhile
-        $asked = $this->begin($resource, $wait, $shared, $maxHold, $owner, $reentrant, $limit, $once, $guard, $minHold);
+        $asked = $this->begin($resource, $wait, $shared, $maxHold, $owner, $reentrant, $limit, $once, $guard, $minHold, $detachable);
         return $asked->get(Session::limit($wait));
     }
 
@@ -1193,6 +1352,7 @@ final class Client
         ?array $once = null,
         ?bool $guard = null,
         ?float $minHold = null,
+        bool $detachable = false,
     ): Pending {
         $body = array_filter([
             is_array($resource) ? 'resources' : 'resource' => $resource,
@@ -1206,9 +1366,15 @@ final class Client
             'limit' => $limit,
             'once' => $once === null ? null : (object) $once,
             'guard' => $guard,
+            'detachable' => $detachable ?: null,
         ], fn($v) => $v !== null);
+        return $this->ask(new Call('acquire', $body, maxHold: $maxHold));
+    }
+
+    private function ask(Call $call): Pending
+    {
         $session = $this->session();
-        return Signals::after(fn() => new Pending($session, $session->post(new Call('acquire', $body, maxHold: $maxHold))));
+        return Signals::after(fn() => new Pending($session, $session->post($call)));
     }
 
     /** Reads what the sidecar has said, and looks at the clock. */
@@ -1256,7 +1422,7 @@ final class Client
     }
 
     /** @param array<string, mixed> $body @return array<string, mixed> */
-    private function look(string $kind, array $body, string $answer, float $more = 0.0): array
+    private function look(string $kind, #[\SensitiveParameter] array $body, string $answer, float $more = 0.0): array
     {
         $lines = new Lines($this->path());
         $lines->send(['requestId' => '1', $kind => (object) $body]);

@@ -5,6 +5,7 @@
 declare(strict_types=1);
 
 use Locksidecar\Client;
+use Locksidecar\Detached;
 use Locksidecar\Lock;
 use Locksidecar\Pending;
 use Locksidecar\SidecarError;
@@ -22,6 +23,8 @@ final class Run
     private array $holds = [];
     /** @var array<string, Pending> */
     private array $calls = [];
+    /** @var array<string, Detached> */
+    private array $handles = [];
     /** @var array<string, int> moments, for order */
     private array $noted = [];
     /** @var list<mixed> calls that take a lock by force */
@@ -120,7 +123,7 @@ final class Run
         $options = [
             'wait' => $this->seconds($step, 'wait'), 'shared' => ($step['mode'] ?? '') === 'SHARED', 'owner' => $step['owner'] ?? null,
             'reentrant' => $step['reentrant'] ?? false, 'maxHold' => $this->seconds($step, 'maxHold'), 'limit' => $step['limit'] ?? null,
-            'minHold' => $this->seconds($step, 'minHold'),
+            'minHold' => $this->seconds($step, 'minHold'), 'detachable' => $step['detachable'] ?? false,
         ];
         if (isset($step['once'])) {
             $keep = $this->seconds($step['once'], 'keep');
@@ -185,6 +188,48 @@ final class Run
     private function stepExtend(array $step): void
     {
         $this->refused($step, fn() => $this->holds[$step['hold']]->extend($this->seconds($step, 'maxHold')));
+    }
+
+    private function stepDetach(array $step): void
+    {
+        $lock = $this->holds[$step['hold']];
+        $detached = $this->refused($step, fn() => $lock->detach($this->seconds($step, 'ttl')));
+        if ($detached !== null) {
+            $this->handles[$step['handle']] = $detached;
+            $this->detachedAs([$lock->resource, $lock->mode(), $lock->fence], $detached, $step);
+        }
+    }
+
+    private function detachedAs(array $want, Detached $detached, array $step): void
+    {
+        same($want, [$detached->resource, $detached->mode, $detached->fence], 'detached');
+        $left = $detached->validFor();
+        must($left > 0 && $left <= $this->seconds($step, 'ttl'), "valid for $left");
+    }
+
+    private function stepAttach(array $step): void
+    {
+        $this->granted($step, fn() => $this->clients[$step['client']]->attach($this->handles[$step['handle']]));
+    }
+
+    private function stepExtendHandle(array $step): void
+    {
+        $before = $this->handles[$step['handle']];
+        $after = $this->refused($step, fn() => $this->clients[$step['client']]->extendDetached($before, $this->seconds($step, 'ttl')));
+        if ($after !== null) {
+            same($before->handle, $after->handle, 'handle');
+            $this->detachedAs([$before->resource, $before->mode, $before->fence], $after, $step);
+        }
+    }
+
+    private function stepReleaseHandle(array $step): void
+    {
+        $this->refused($step, fn() => $this->clients[$step['client']]->releaseDetached($this->handles[$step['handle']]));
+    }
+
+    private function stepSame(array $step): void
+    {
+        same(1, count(array_unique(array_map(fn($hold) => $this->holds[$hold]->fence, $step['holds']))), 'fences');
     }
 
     private function stepCheck(array $step): void
@@ -355,7 +400,7 @@ foreach (glob(__DIR__ . '/../../contract/*.json') as $file) {
         'shared' => stores(),
         'mysql' => array_intersect_key(stores(), ['mysql' => true]),
     };
-    if (array_diff($case['needs'] ?? [], ['fork', 'stop']) !== []) {
+    if (array_diff($case['needs'] ?? [], ['fork', 'stop', 'detach']) !== []) {
         $tests[basename($file)] = fn() => throw new Skipped('this runner has no ' . implode(' and no ', $case['needs']));
         continue;
     }
