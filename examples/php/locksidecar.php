@@ -1402,7 +1402,9 @@ final class Client
     {
         for ($token = ''; ; ) {
             $page = $this->look('listLocks', ['prefix' => $prefix, 'pageToken' => $token], 'locks');
-            yield from $page['locks'];
+            foreach ($page['locks'] as $lock) { // by themselves: the keys of one page are those of the next
+                yield $lock;
+            }
             if (($token = $page['nextPageToken']) === '') {
                 return;
             }

@@ -459,6 +459,9 @@ tap([
         $holder = $client->get('a/1')['holders'][0];
         same([$lock->id, 'shop', ['pod' => 'p1'], 'pid ' . getmypid()], [$holder['lockId'], $holder['session'], $holder['metadata'], $holder['owner']]);
         same(['a/1'], array_column(iterator_to_array($client->list('a/')), 'resource'));
+        $many = array_map(fn($i) => sprintf('many/%03d', $i), range(0, 120)); // more than a page
+        $locks = array_map(fn($name) => $client->acquire($name), $many);
+        same($many, array_column(iterator_to_array($client->list('many/')), 'resource'));
         must($client->info()['ready'], 'ready');
         fails('INVALID_REQUEST', fn() => $client->acquire("\xff"));
         fails('INVALID_REQUEST', fn() => $client->acquire(str_repeat('x', 70_000)));
