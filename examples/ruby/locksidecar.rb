@@ -63,6 +63,13 @@ module Locksidecar
     format("%.9fs", seconds)
   end
 
+  # A request as it is sent. The error has no cause: that could show a handle.
+  def self.line(id, kind, body)
+    "#{JSON.generate({ requestId: id, kind => body })}\n"
+  rescue JSON::GeneratorError, EncodingError
+    raise InvalidRequest.new("the request is no UTF-8"), cause: nil
+  end
+
   # Where sidecar and clients meet when nobody says otherwise; the rule is in docs/settings.md#socket.
   def self.default_socket(env = ENV, system = "/run/locksidecar")
     name = "locksidecar.sock"
@@ -266,8 +273,6 @@ module Locksidecar
     # Sends it. What came of it stands in the call when it is done.
     def post(call)
       synchronize { put(call) }
-    rescue JSON::GeneratorError, EncodingError => e
-      raise InvalidRequest, "the request is no UTF-8: #{e.message}"
     end
 
     # Waits for the answer to what was sent. SidecarSilent: none in so many seconds; nil: whatever it takes.
@@ -450,7 +455,7 @@ module Locksidecar
       raise silent if call.kind == "acquire" && @out.bytesize > MOST_UNSENT
 
       id = (@last_id + 1).to_s
-      text = "#{JSON.generate({ requestId: id, call.kind => call.body })}\n"
+      text = Locksidecar.line(id, call.kind, call.body)
       raise InvalidRequest, "the request is longer than #{LONGEST} bytes" if text.bytesize > LONGEST
 
       @last_id += 1
@@ -965,7 +970,7 @@ module Locksidecar
     def look(kind, body, answer, more = 0.0)
       path = @socket || Locksidecar.default_socket
       socket = Locksidecar.connect(path)
-      socket.write("#{JSON.generate({ requestId: "1", kind => body })}\n")
+      socket.write(Locksidecar.line("1", kind, body))
       socket.close_write
       line = +""
       limit = Locksidecar.now + Session::ANSWER_LIMIT + more

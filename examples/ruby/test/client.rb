@@ -442,6 +442,10 @@ tap_all({
     same([], client.get("r")["holders"])
     fails("NOT_HOLDER") { client.attach(detached) }
     [nil, "", 7].each { |bad| same({ "field" => "handle" }, fails("INVALID_REQUEST") { client.attach(bad) }.metadata) }
+    %i[attach release_detached get].each do |call| # what is no UTF-8
+      e = fails("INVALID_REQUEST") { client.public_send(call, "lsh1_\xff") }
+      must(!e.full_message.include?("lsh1_"), "a handle is a password")
+    end
   },
 
   "a handle that nobody waits for is released" => lambda {
