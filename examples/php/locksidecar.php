@@ -1397,7 +1397,13 @@ final class Client
         return $this->look('getLock', ['resource' => $resource], 'lock');
     }
 
-    /** @return \Generator<array<string, mixed>> */
+    /** Whether some app holds it, here or anywhere else. */
+    public function locked(string $resource): bool
+    {
+        return array_filter($this->get($resource)['holders'], fn($holder) => !($holder['parked'] ?? false)) !== [];
+    }
+
+    /** @return \Generator<array<string, mixed>> what get() tells, of all with that prefix that are held or waited for */
     public function list(string $prefix = ''): \Generator
     {
         for ($token = ''; ; ) {
@@ -1411,10 +1417,38 @@ final class Client
         }
     }
 
-    /** Takes the lock from its holders; for admins. @return list<string> their lock ids */
-    public function force(string $resource, float $grace = 2.0): array
+    /**
+     * What is there, then each change that the sidecar sees when it looks, once an interval: kind and lock. It does not end
+     * by itself.
+     *
+     * @return \Generator<array<string, mixed>>
+     */
+    public function watch(string $prefix = '', float $interval = 1.0): \Generator
     {
-        return $this->look('forceRelease', ['resource' => $resource, 'grace' => Clock::duration($grace)], 'forceReleased', $grace)['lockIds'];
+        return $this->follow('watchLocks', ['prefix' => $prefix, 'interval' => Clock::duration($interval)], 'watched');
+    }
+
+    /** @return array<string, mixed> who leads: leads, the holder, and the value that it publishes as metadata leader of its Client */
+    public function leader(string $resource): array
+    {
+        return $this->look('getLeader', ['resource' => $resource], 'leader');
+    }
+
+    /** Who leads, then each change. It does not end by itself. @return \Generator<array<string, mixed>> */
+    public function watchLeader(string $resource, float $interval = 1.0): \Generator
+    {
+        return $this->follow('watchLeader', ['resource' => $resource, 'interval' => Clock::duration($interval)], 'leader');
+    }
+
+    /**
+     * Takes the lock from its holders, or only from the one with the lock id; for admins.
+     *
+     * @return list<string> the lock ids of those that had it
+     */
+    public function force(string $resource, float $grace = 2.0, string $lockId = ''): array
+    {
+        $body = ['resource' => $resource, 'lockId' => $lockId, 'grace' => Clock::duration($grace)];
+        return $this->look('forceRelease', $body, 'forceReleased', $grace)['lockIds'];
     }
 
     /** @return array<string, mixed> about the sidecar itself */
@@ -1426,12 +1460,21 @@ final class Client
     /** @param array<string, mixed> $body @return array<string, mixed> */
     private function look(string $kind, #[\SensitiveParameter] array $body, string $answer, float $more = 0.0): array
     {
+        return $this->follow($kind, $body, $answer, 5.0 + $more)->current();
+    }
+
+    /** @param array<string, mixed> $body @return \Generator<array<string, mixed>> each answer; SidecarSilent: they took so many seconds */
+    private function follow(string $kind, #[\SensitiveParameter] array $body, string $answer, float $seconds = INF): \Generator
+    {
         $lines = new Lines($this->path());
         $lines->send(['requestId' => '1', $kind => (object) $body]);
-        for ($end = Clock::now() + 5.0 + $more; ($left = $end - Clock::now()) > 0;) {
-            $lines->wait($left);
+        for ($end = Clock::now() + $seconds; ($left = $end - Clock::now()) > 0;) {
+            $lines->wait(min($left, 60.0));
             foreach ($lines->lines() as $line) {
-                return isset($line['error']) ? throw Session::explain($line['error']) : $line[$answer];
+                if (isset($line['error'])) {
+                    throw Session::explain($line['error']);
+                }
+                yield $line[$answer] ?? throw new SidecarGone('SIDECAR_GONE', "what answers at {$lines->path} is no sidecar, or an older one than this client");
             }
         }
         throw new SidecarSilent('SIDECAR_SILENT', "the sidecar at {$lines->path} did not answer in time; it may be frozen");

@@ -134,6 +134,47 @@ module Locksidecar
     "pid #{Process.pid} thread #{Thread.current.object_id}#{fiber}"
   end
 
+  # A connection without a session: one request, and one answer or many.
+  class Question
+    def initialize(path, kind, body)
+      @path = path
+      @rest = +""
+      line = Locksidecar.line("1", kind, body)
+      @socket = Locksidecar.connect(path)
+      guarded { @socket.write(line) }
+    end
+
+    # The next answer. SidecarSilent: none in so many seconds; nil: whatever it takes.
+    def next(answer, seconds)
+      limit = seconds && (Locksidecar.now + seconds)
+      guarded do
+        until (line = @rest.slice!(/\A[^\n]*\n/))
+          unless @socket.wait_readable(limit && [0, limit - Locksidecar.now].max)
+            raise SidecarSilent, "the sidecar at #{@path} did not answer in time; it may be frozen"
+          end
+
+          @rest << @socket.readpartial(Session::LONGEST)
+        end
+        message = JSON.parse(line)
+        raise Error.explain(message["error"]) if message["error"]
+
+        message.fetch(answer)
+      end
+    end
+
+    def close = @socket.close
+
+    private
+
+    def guarded
+      yield
+    rescue JSON::ParserError, NoMethodError, TypeError, KeyError
+      raise SidecarGone, "what answers at #{@path} is no sidecar, or an older one than this client"
+    rescue EOFError, SystemCallError => e
+      raise SidecarGone, "the connection to the sidecar at #{@path} ended: #{e.message}"
+    end
+  end
+
   # One request and what came of it.
   class Call
     attr_reader :kind, :body, :about, :max_hold, :patience
@@ -908,6 +949,10 @@ module Locksidecar
     # Who holds and who waits.
     def get(resource) = look("getLock", { resource: resource }, "lock")
 
+    # Whether some app holds it, here or anywhere else.
+    def locked?(resource) = get(resource)["holders"].any? { |holder| !holder["parked"] }
+
+    # What get tells, of all with that prefix that are held or waited for.
     def list(prefix = "")
       return enum_for(:list, prefix) unless block_given?
 
@@ -920,9 +965,27 @@ module Locksidecar
       end
     end
 
-    # Takes the lock from its holders; for admins. Their lock ids.
-    def force(resource, grace: 2.0)
-      look("forceRelease", { resource: resource, grace: Locksidecar.duration(grace) }, "forceReleased", grace)["lockIds"]
+    # What is there, then each change that the sidecar sees when it looks, once an interval: "kind" and "lock". It does not
+    # end by itself.
+    def watch(prefix = "", interval: 1.0, &block)
+      return enum_for(:watch, prefix, interval: interval) unless block
+
+      follow("watchLocks", { prefix: prefix, interval: Locksidecar.duration(interval) }, "watched", &block)
+    end
+
+    # Who leads: "leads", the "holder", and the "value" that it publishes as metadata "leader" of its Client.
+    def leader(resource) = look("getLeader", { resource: resource }, "leader")
+
+    # Who leads, then each change. It does not end by itself.
+    def watch_leader(resource, interval: 1.0, &block)
+      return enum_for(:watch_leader, resource, interval: interval) unless block
+
+      follow("watchLeader", { resource: resource, interval: Locksidecar.duration(interval) }, "leader", &block)
+    end
+
+    # Takes the lock from its holders, or only from the one with the lock id; for admins. The lock ids of those that had it.
+    def force(resource, grace: 2.0, lock_id: "")
+      look("forceRelease", { resource: resource, lockId: lock_id, grace: Locksidecar.duration(grace) }, "forceReleased", grace)["lockIds"]
     end
 
     # About the sidecar itself.
@@ -968,27 +1031,17 @@ module Locksidecar
     end
 
     def look(kind, body, answer, more = 0.0)
-      path = @socket || Locksidecar.default_socket
-      socket = Locksidecar.connect(path)
-      socket.write(Locksidecar.line("1", kind, body))
-      socket.close_write
-      line = +""
-      limit = Locksidecar.now + Session::ANSWER_LIMIT + more
-      until line.end_with?("\n")
-        raise SidecarSilent, "the sidecar at #{path} did not answer in time; it may be frozen" unless socket.wait_readable([0, limit - Locksidecar.now].max)
-
-        line << socket.readpartial(Session::LONGEST)
-      end
-      message = JSON.parse(line)
-      raise Error.explain(message["error"]) if message["error"]
-
-      message.fetch(answer)
-    rescue JSON::ParserError, NoMethodError, KeyError
-      raise SidecarGone, "what answers at #{path} is no sidecar, or an older one than this client"
-    rescue EOFError, SystemCallError => e
-      raise SidecarGone, "the connection to the sidecar at #{path} ended: #{e.message}"
+      question = Question.new(@socket || Locksidecar.default_socket, kind, body)
+      question.next(answer, Session::ANSWER_LIMIT + more)
     ensure
-      socket&.close
+      question&.close
+    end
+
+    def follow(kind, body, answer)
+      question = Question.new(@socket || Locksidecar.default_socket, kind, body)
+      yield question.next(answer, nil) while true
+    ensure
+      question&.close
     end
 
     # Sends it over a session. What could not be sent, because the session has just ended, goes to a new one.

@@ -468,6 +468,33 @@ tap([
         $lock->check(); // and the session has gone on
     },
 
+    'what changes' => function (): void {
+        $client = new Client((new Sidecar())->socket, metadata: ['leader' => '10.0.0.7:9000']);
+        same([false, ''], [$client->leader('a/1')['leads'], $client->leader('a/1')['value']]);
+        [$changes, $leaders] = [$client->watch('a/', interval: 0.1), $client->watchLeader('a/1', interval: 0.1)];
+        same(['SYNCED', false], [$changes->current()['kind'], $leaders->current()['leads']]);
+        same(false, $client->locked('a/1'));
+        [$lock, $other] = [$client->acquire('a/1'), $client->acquire('b')];
+        same(true, $client->locked('a/1'));
+        $changes->next();
+        $change = $changes->current();
+        same(['CHANGED', 'a/1', $lock->id], [$change['kind'], $change['lock']['resource'], $change['lock']['holders'][0]['lockId']]);
+        $leaders->next();
+        foreach ([$leaders->current(), $client->leader('a/1')] as $leader) {
+            same([true, '10.0.0.7:9000', $lock->id], [$leader['leads'], $leader['value'], $leader['holder']['lockId']]);
+        }
+        fails('NOT_HOLDER', fn() => $client->force('a/1', lockId: 'another'));
+        same([$lock->id], $client->force('a/1', grace: 0, lockId: $lock->id));
+        $leaders->next();
+        same(false, $leaders->current()['leads']);
+        foreach ($client->watch() as $found) {
+            break;
+        }
+        same('b', $found['lock']['resource']);
+        fails('INVALID_REQUEST', fn() => $client->watch(interval: 0.001)->current());
+        fails('SIDECAR_GONE', fn() => (new Client(scripted([['neither' => 1]])))->info());
+    },
+
     'nobody answers' => function (): void {
         $dir = sys_get_temp_dir();
         $e = fails('NO_SIDECAR', fn() => (new Client("$dir/no-such-socket"))->acquire('r'));

@@ -413,6 +413,32 @@ tap_all({
     lock.check # and the session has gone on
   },
 
+  "what changes" => lambda {
+    client = Client.new(socket: Sidecar.new.socket, metadata: { "leader" => "10.0.0.7:9000" })
+    same([false, ""], client.leader("a/1").values_at("leads", "value"))
+    changes = client.watch("a/", interval: 0.1)
+    leaders = client.watch_leader("a/1", interval: 0.1)
+    same(["SYNCED", false], [changes.next["kind"], leaders.next["leads"]])
+    same(false, client.locked?("a/1"))
+    lock = client.acquire("a/1")
+    client.acquire("b")
+    same(true, client.locked?("a/1"))
+    change = changes.next
+    same(["CHANGED", "a/1", lock.id], [change["kind"], change["lock"]["resource"], change["lock"]["holders"].first["lockId"]])
+    [leaders.next, client.leader("a/1")].each { |l| same([true, "10.0.0.7:9000", lock.id], [l["leads"], l["value"], l["holder"]["lockId"]]) }
+    fails("NOT_HOLDER") { client.force("a/1", lock_id: "another") }
+    same([lock.id], client.force("a/1", lock_id: lock.id, grace: 0))
+    same(false, leaders.next["leads"])
+    client.watch { |found| break same("b", found["lock"]["resource"]) }
+    begin
+      client.watch { raise KeyError, "mine" }
+    rescue KeyError => e
+      same("mine", e.message, "what the block raises")
+    end
+    fails("INVALID_REQUEST") { client.watch(interval: 0.001) { nil } }
+    fails("SIDECAR_GONE") { Client.new(socket: scripted({ neither: 1 })).watch { nil } }
+  },
+
   "nobody answers" => lambda {
     path = File.join(Dir.tmpdir, "no-such-socket")
     e = fails("NO_SIDECAR") { Client.new(socket: path).acquire("r") }
