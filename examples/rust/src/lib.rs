@@ -21,12 +21,14 @@ struct ReadMe;
 mod error;
 mod held;
 mod json;
+mod looks;
 mod session;
 mod state;
 mod sys;
 
 pub use error::{Error, Kind};
 pub use held::{Guard, Held, Outcome, Part, Released, UntilLost};
+pub use looks::{Answers, Change, Holder, Info, Leader, LockState};
 
 use json::Json;
 use session::{Ask, OnDraining, Owned, Session, ANSWER_LIMIT};
@@ -173,6 +175,10 @@ impl Client {
         Lock::new(self, "resources", Json::Items(resources.into_iter().map(|r| Json::Text(r.into())).collect()))
     }
 
+    fn path(&self) -> Result<PathBuf> {
+        self.0.settings.path()
+    }
+
     fn current(&self) -> MutexGuard<'_, Current> {
         self.0.current.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -193,10 +199,14 @@ impl Client {
 }
 
 impl Settings {
+    fn path(&self) -> Result<PathBuf> {
+        self.socket.clone().map_or_else(default_socket, Ok)
+    }
+
     /// A sidecar that hangs up before it has answered is called again: where connections are short, it
     /// does so to make room.
     fn connect(&self) -> Result<Arc<Owned>> {
-        let path = self.socket.clone().map_or_else(default_socket, Ok)?;
+        let path = self.path()?;
         let end = sys::now() + self.connect_timeout.as_secs_f64();
         let mut pause = Duration::from_millis(50);
         loop {

@@ -23,7 +23,7 @@ const PING_AFTER: f64 = 5.0;
 /// Timers stand still while the machine is suspended; the clock of a hold does not.
 const MAX_LOOK: f64 = 1.0;
 /// The sidecar ends a connection at a longer line.
-const LONGEST: usize = 65536;
+pub(crate) const LONGEST: usize = 65536;
 /// Bytes: from there on a sidecar that does not read is asked for nothing more.
 const MOST_UNSENT: usize = 1 << 20;
 

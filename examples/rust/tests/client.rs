@@ -347,6 +347,48 @@ fn shown() {
     held.check().unwrap(); // and the session has gone on
 }
 
+fn looks() {
+    let sidecar = Sidecar::new();
+    let client = Client::builder().socket(sidecar.socket()).name("shop").metadata("leader", "10.0.0.7:9000").build();
+    assert!(!client.leader("a/1").unwrap().leads && client.leader("a/1").unwrap().holder.is_none());
+    let often = Duration::from_millis(100);
+    let (mut changes, mut leaders) = (client.watch("a/", often).unwrap(), client.watch_leader("a/1", often).unwrap());
+    let first = changes.next().unwrap().unwrap();
+    assert!(first.kind == "SYNCED" && first.lock.is_none() && !leaders.next().unwrap().unwrap().leads);
+    assert!(!client.is_locked("a/1").unwrap());
+    let held = client.lock("a/1").acquire().unwrap();
+    let waits = client.lock("a/1").begin().unwrap();
+    eventually("it waits", PATIENCE, || client.get("a/1").unwrap().waiters.len() == 1);
+    let state = client.get("a/1").unwrap();
+    let holder = &state.holders[0];
+    assert_eq!((holder.lock_id.as_str(), holder.fence, holder.session.as_str(), holder.pid), (held.id(), held.fence(), "shop", std::process::id()));
+    assert_eq!(holder.metadata["leader"], "10.0.0.7:9000");
+    assert!(client.is_locked("a/1").unwrap());
+    let change = changes.next().unwrap().unwrap();
+    assert_eq!((change.kind.as_str(), change.lock.unwrap().holders[0].lock_id.as_str()), ("CHANGED", held.id()));
+    for leader in [leaders.next().unwrap().unwrap(), client.leader("a/1").unwrap()] {
+        assert_eq!((leader.leads, leader.value.as_str(), leader.holder.unwrap().fence), (true, "10.0.0.7:9000", held.fence()));
+    }
+    drop(waits);
+    assert_eq!(kind(client.force("a/1", Some("another"), NOW)), Kind::NotHolder);
+    assert_eq!(client.force("a/1", Some(held.id()), NOW).unwrap(), [held.id()]);
+    while leaders.next().unwrap().unwrap().leads {} // it is told that nobody does
+
+    let many: Vec<_> = (0..120).map(|i| client.lock(format!("many/{i:03}")).acquire().unwrap()).collect(); // more than a page
+    let names: Vec<_> = client.list("many/").unwrap().into_iter().map(|l| l.resource).collect();
+    assert_eq!(names, many.iter().map(|h| h.resource().to_string()).collect::<Vec<_>>());
+    let info = client.info().unwrap();
+    assert!(info.ready && info.holds >= 120 && info.sessions == 1, "{info:?}");
+
+    let mut refused = client.watch("", Duration::from_millis(1)).unwrap();
+    assert_eq!(kind(refused.next().unwrap()), Kind::InvalidRequest);
+    assert!(refused.next().is_none());
+    assert_eq!(kind(client.get("x".repeat(70_000))), Kind::InvalidRequest);
+    assert_eq!(kind(scripted(&[OPENED]).build().info()), Kind::SidecarGone, "what answers is something else");
+    sidecar.freeze();
+    assert_eq!(kind(client.info()), Kind::SidecarSilent);
+}
+
 fn nobody() {
     let path = std::env::temp_dir().join("no-such-socket");
     let e = Client::builder().socket(&path).build().lock("r").acquire().unwrap_err();
@@ -401,6 +443,7 @@ fn main() {
         test("a sidecar that hangs up before it has answered is called again", hangs_up),
         test("a sidecar that stops says so", drains),
         test("who holds what", shown),
+        test("looks and watches", looks),
         test("nobody answers", nobody),
         test("waits at a frozen sidecar end, and leave nothing behind", frozen),
     ]);

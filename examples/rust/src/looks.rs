@@ -1,0 +1,332 @@
+//! Looks at who holds what, each on a connection of its own, without a session.
+
+use crate::duration;
+use crate::error::{Error, Kind};
+use crate::json::Json;
+use crate::session::{ANSWER_LIMIT, LONGEST};
+use crate::sys::{self, now};
+use crate::{Client, Result};
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// One hold or one waiter, as the sidecar tells it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Holder {
+    /// Names the hold or the waiter.
+    pub lock_id: String,
+    /// `EXCLUSIVE`, `SHARED` or `PERMIT`.
+    pub mode: String,
+    /// Of a hold.
+    pub fence: u64,
+    /// For how long it has held or waited.
+    pub age: Duration,
+    /// Its sidecar.
+    pub sidecar: String,
+    /// Its process; 0 where its sidecar cannot see that.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// The name of its client.
+    pub session: String,
+    /// Who in the app asked.
+    pub owner: String,
+    /// Of its client.
+    pub metadata: BTreeMap<String, String>,
+    /// Of a permit: which one.
+    pub slot: Option<u32>,
+    /// A forced release is under way.
+    pub revoked: bool,
+    /// No app has it: the sidecar gives it to who asks.
+    pub parked: bool,
+    /// It is detached, and nobody has attached it.
+    pub detached: bool,
+    /// Nobody has it, and the store keeps others out for so long.
+    pub kept_for: Option<Duration>,
+}
+
+/// Who holds a resource and who waits for it, everywhere.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LockState {
+    /// What is locked.
+    pub resource: String,
+    /// Who holds it.
+    pub holders: Vec<Holder>,
+    /// Who waits for it, in the order in which they will be served.
+    pub waiters: Vec<Holder>,
+}
+
+/// What a watch tells.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Change {
+    /// `CURRENT`: it was there when the watch began. `SYNCED`: all of these were told. `CHANGED`, `FREE`.
+    pub kind: String,
+    /// What changed; None for `SYNCED`.
+    pub lock: Option<LockState>,
+}
+
+/// Who leads: who holds a resource exclusively.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Leader {
+    /// For what.
+    pub resource: String,
+    /// Somebody does.
+    pub leads: bool,
+    /// What it publishes: the metadata `leader` of its client.
+    pub value: String,
+    /// Who it is; its fence grows with each leader.
+    pub holder: Option<Holder>,
+    /// How many wait to lead.
+    pub candidates: u32,
+}
+
+/// The sidecar itself.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Info {
+    /// Of the program.
+    pub version: String,
+    /// Its name.
+    pub sidecar: String,
+    /// Its store, without secrets.
+    pub store: String,
+    /// The namespace of its locks.
+    pub namespace: String,
+    /// Locks can be granted.
+    pub ready: bool,
+    /// Why not.
+    pub not_ready_because: String,
+    /// It is about to stop.
+    pub draining: bool,
+    /// How many apps are connected.
+    pub sessions: u32,
+    /// How many locks they hold.
+    pub holds: u32,
+    /// How many requests wait.
+    pub waiters: u32,
+}
+
+fn text(m: &Json, field: &str) -> String {
+    m.get(field).text().into()
+}
+
+fn count(m: &Json, field: &str) -> u32 {
+    m.get(field).number() as u32
+}
+
+fn yes(m: &Json, field: &str) -> bool {
+    *m.get(field) == Json::Bool(true)
+}
+
+fn time(m: &Json) -> Duration {
+    Duration::try_from_secs_f64(m.seconds()).unwrap_or(Duration::ZERO)
+}
+
+impl Holder {
+    fn of(m: &Json) -> Holder {
+        Holder {
+            lock_id: text(m, "lockId"),
+            mode: text(m, "mode"),
+            fence: m.get("fence").text().parse().unwrap_or(0),
+            age: time(m.get("age")),
+            sidecar: text(m, "sidecar"),
+            pid: count(m, "pid"),
+            uid: count(m, "uid"),
+            session: text(m, "session"),
+            owner: text(m, "owner"),
+            metadata: m.get("metadata").fields().iter().map(|(key, value)| (key.clone(), value.text().into())).collect(),
+            slot: m.get("slot").is_some().then(|| count(m, "slot")),
+            revoked: yes(m, "revoked"),
+            parked: yes(m, "parked"),
+            detached: yes(m, "detached"),
+            kept_for: m.get("keptFor").is_some().then(|| time(m.get("keptFor"))),
+        }
+    }
+}
+
+impl LockState {
+    fn of(m: &Json) -> LockState {
+        let all = |field| m.get(field).items().iter().map(Holder::of).collect();
+        LockState { resource: text(m, "resource"), holders: all("holders"), waiters: all("waiters") }
+    }
+}
+
+impl Change {
+    fn of(m: &Json) -> Change {
+        Change { kind: text(m, "kind"), lock: m.get("lock").is_some().then(|| LockState::of(m.get("lock"))) }
+    }
+}
+
+impl Leader {
+    fn of(m: &Json) -> Leader {
+        Leader {
+            resource: text(m, "resource"),
+            leads: yes(m, "leads"),
+            value: text(m, "value"),
+            holder: m.get("holder").is_some().then(|| Holder::of(m.get("holder"))),
+            candidates: count(m, "candidates"),
+        }
+    }
+}
+
+/// Looks block, for milliseconds; in async code call them where that is allowed.
+impl Client {
+    /// Who holds a resource and who waits for it.
+    pub fn get(&self, resource: impl Into<String>) -> Result<LockState> {
+        Ok(LockState::of(&self.look("getLock", vec![("resource", resource.into())], "lock", 0.0)?))
+    }
+
+    /// Whether some app holds it, here or anywhere else.
+    pub fn is_locked(&self, resource: impl Into<String>) -> Result<bool> {
+        Ok(self.get(resource)?.holders.iter().any(|holder| !holder.parked))
+    }
+
+    /// What [`get`](Client::get) tells, of all with that prefix that are held or waited for, in byte order.
+    pub fn list(&self, prefix: impl Into<String>) -> Result<Vec<LockState>> {
+        let (prefix, mut token, mut all) = (prefix.into(), String::new(), Vec::new());
+        loop {
+            let page = self.look("listLocks", vec![("prefix", prefix.clone()), ("pageToken", token)], "locks", 0.0)?;
+            all.extend(page.get("locks").items().iter().map(LockState::of));
+            token = text(&page, "nextPageToken");
+            if token.is_empty() {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// What is there, then each change that the sidecar sees when it looks, once an interval (100 ms to 1 min).
+    pub fn watch(&self, prefix: impl Into<String>, interval: Duration) -> Result<Answers<Change>> {
+        self.follow("watchLocks", vec![("prefix", prefix.into()), ("interval", duration(interval))], "watched", Change::of)
+    }
+
+    /// Who leads, and what it publishes.
+    pub fn leader(&self, resource: impl Into<String>) -> Result<Leader> {
+        Ok(Leader::of(&self.look("getLeader", vec![("resource", resource.into())], "leader", 0.0)?))
+    }
+
+    /// Who leads, then each change.
+    pub fn watch_leader(&self, resource: impl Into<String>, interval: Duration) -> Result<Answers<Leader>> {
+        self.follow("watchLeader", vec![("resource", resource.into()), ("interval", duration(interval))], "leader", Leader::of)
+    }
+
+    /// Takes a lock from its holders, or only from the one with that lock id; for admins. The lock ids of those that had
+    /// it. A holder has the grace to stop its work before others are granted.
+    pub fn force(&self, resource: impl Into<String>, lock_id: Option<&str>, grace: Duration) -> Result<Vec<String>> {
+        let body = vec![("resource", resource.into()), ("lockId", lock_id.unwrap_or_default().into()), ("grace", duration(grace))];
+        let answer = self.look("forceRelease", body, "forceReleased", grace.as_secs_f64())?;
+        Ok(answer.get("lockIds").items().iter().map(|id| id.text().into()).collect())
+    }
+
+    /// About the sidecar itself.
+    pub fn info(&self) -> Result<Info> {
+        let m = &self.look("getInfo", Vec::new(), "info", 0.0)?;
+        Ok(Info {
+            version: text(m, "version"),
+            sidecar: text(m, "sidecar"),
+            store: text(m, "store"),
+            namespace: text(m, "namespace"),
+            ready: yes(m, "ready"),
+            not_ready_because: text(m, "notReadyBecause"),
+            draining: yes(m, "draining"),
+            sessions: count(m, "sessions"),
+            holds: count(m, "holds"),
+            waiters: count(m, "waiters"),
+        })
+    }
+
+    fn look(&self, kind: &'static str, body: Vec<(&str, String)>, answer: &'static str, more: f64) -> Result<Json> {
+        Question::ask(self, kind, body, answer)?.next(Some(now() + ANSWER_LIMIT + more))
+    }
+
+    fn follow<T>(&self, kind: &'static str, body: Vec<(&str, String)>, answer: &'static str, read: fn(&Json) -> T) -> Result<Answers<T>> {
+        Ok(Answers { question: Some(Question::ask(self, kind, body, answer)?), read })
+    }
+}
+
+/// What a watch tells, without an end: each `next` waits for more. After an error there is nothing. Dropped, it is over.
+pub struct Answers<T> {
+    question: Option<Question>,
+    read: fn(&Json) -> T,
+}
+
+impl<T> Iterator for Answers<T> {
+    type Item = Result<T>;
+
+    fn next(&mut self) -> Option<Result<T>> {
+        let next = self.question.as_mut()?.next(None);
+        if next.is_err() {
+            self.question = None;
+        }
+        Some(next.map(|m| (self.read)(&m)))
+    }
+}
+
+/// A connection without a session: one request, and one answer or many.
+struct Question {
+    path: String,
+    stream: UnixStream,
+    answer: &'static str,
+    rest: Vec<u8>,
+}
+
+impl Question {
+    fn ask(client: &Client, kind: &str, body: Vec<(&str, String)>, answer: &'static str) -> Result<Question> {
+        let path = client.path()?;
+        let body = body.into_iter().map(|(name, value)| (name.into(), Json::Text(value))).collect();
+        let mut line = String::new();
+        Json::Fields(vec![("requestId".into(), Json::Text("1".into())), (kind.into(), Json::Fields(body))]).write(&mut line);
+        line.push('\n');
+        if line.len() > LONGEST {
+            return Err(Error::new(Kind::InvalidRequest, format!("the request is longer than {LONGEST} bytes")));
+        }
+        let question = Question { stream: sys::connect(&path)?, path: path.display().to_string(), answer, rest: Vec::new() };
+        let mut unsent = line.as_bytes();
+        while !unsent.is_empty() {
+            match sys::send_now(&question.stream, unsent) {
+                Ok(n) => unsent = &unsent[n..], // a new connection has room for all of it
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(question.gone(&format!(": {e}"))),
+            }
+        }
+        Ok(question)
+    }
+
+    /// The next answer. SidecarSilent: there was none until then; None: whatever it takes.
+    fn next(&mut self, end: Option<f64>) -> Result<Json> {
+        let mut chunk = vec![0; LONGEST];
+        let line = loop {
+            if let Some(end) = self.rest.iter().position(|b| *b == b'\n') {
+                break self.rest.drain(..=end).collect::<Vec<u8>>();
+            }
+            let left = end.map(|end| Duration::try_from_secs_f64(end - now()).unwrap_or(Duration::ZERO));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(Error::new(Kind::SidecarSilent, format!("the sidecar at {} did not answer in time; it may be frozen", self.path)));
+            }
+            let _ = self.stream.set_read_timeout(left.map(|left| left.max(Duration::from_millis(1))));
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Err(self.gone("")),
+                Ok(n) => self.rest.extend_from_slice(&chunk[..n]),
+                Err(e) if [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::Interrupted].contains(&e.kind()) => {}
+                Err(e) => return Err(self.gone(&format!(": {e}"))),
+            }
+        };
+        let m = Json::parse(&String::from_utf8_lossy(&line)).unwrap_or(Json::Null);
+        match (m.get("error"), m.get(self.answer)) {
+            (Json::Null, Json::Null) => {
+                let message = format!("what answers at {} is no sidecar, or an older one than this client", self.path);
+                Err(Error::new(Kind::SidecarGone, message))
+            }
+            (Json::Null, answer) => Ok(answer.clone()),
+            (error, _) => Err(Error::explain(error)),
+        }
+    }
+
+    fn gone(&self, why: &str) -> Error {
+        Error::new(Kind::SidecarGone, format!("the connection to the sidecar at {} ended{why}", self.path))
+    }
+}
