@@ -1,3 +1,4 @@
+use crate::detached::{Detached, Detaching};
 use crate::duration;
 use crate::error::{Error, Kind};
 use crate::json::Json;
@@ -60,7 +61,7 @@ pub struct Outcome {
 pub struct Held {
     session: Arc<Owned>,
     hold: Arc<Hold>,
-    released: AtomicBool,
+    released: Arc<AtomicBool>,
 }
 
 impl fmt::Debug for Held {
@@ -71,7 +72,7 @@ impl fmt::Debug for Held {
 
 impl Held {
     pub(crate) fn new(session: Arc<Owned>, hold: Arc<Hold>) -> Held {
-        Held { session, hold, released: AtomicBool::new(false) }
+        Held { session, hold, released: Arc::default() }
     }
 
     /// Names the hold, as lists do.
@@ -142,7 +143,7 @@ impl Held {
         self.session.jeopardy()
     }
 
-    /// Whether this was released; of a lock that is lost, whether the loss was acknowledged so.
+    /// Whether this was released, or detached; of a lock that is lost, whether the loss was acknowledged so.
     pub fn is_released(&self) -> bool {
         self.released.load(Ordering::SeqCst)
     }
@@ -185,7 +186,7 @@ impl Held {
     }
 
     fn not_held(&self) -> Error {
-        Error::new(Kind::NotHolder, format!("the lock on {:?} was released before", self.resource()))
+        Error::new(Kind::NotHolder, format!("the lock on {:?} was {} before", self.resource(), self.hold.state().left_by))
     }
 
     /// Releases it, and waits for the answer: how many times it must still be released. LockLost: it was lost before.
@@ -219,6 +220,26 @@ impl Held {
         let mut ask = Ask::of("extend", &self.hold).with("maxHold", duration(max_hold));
         ask.max_hold = Some(max_hold.as_secs_f64());
         self.session.ask(ask).map(drop)
+    }
+
+    /// Lets it live for so long (1 s to 24 h) in the store, whatever becomes of this process: waits for its handle. Here it is
+    /// over then, as after a release. InvalidRequest, LimitExceeded: it stays. After any other error it is lost, and free soon.
+    pub fn detach(&self, ttl: Duration) -> Result<Detached> {
+        self.begin_detach(ttl)?.wait()
+    }
+
+    /// The same for async code. It is sent at once.
+    pub fn detach_async(&self, ttl: Duration) -> Result<Detaching> {
+        self.begin_detach(ttl)
+    }
+
+    fn begin_detach(&self, ttl: Duration) -> Result<Detaching> {
+        self.check()?;
+        let mut ask = Ask::of("detach", &self.hold).with("ttl", duration(ttl));
+        ask.left = Some(self.released.clone());
+        let sent = now();
+        let id = self.session.post(ask)?;
+        Ok(Detaching::new(self.session.clone(), self.hold.clone(), id, sent))
     }
 
     /// What is done once has succeeded: records that, and releases. The note is for people and the next attempt.

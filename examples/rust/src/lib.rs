@@ -18,6 +18,7 @@
 #[doc = include_str!("../README.md")]
 struct ReadMe;
 
+mod detached;
 mod error;
 mod held;
 mod json;
@@ -26,6 +27,7 @@ mod session;
 mod state;
 mod sys;
 
+pub use detached::{Detached, Detaching};
 pub use error::{Error, Kind};
 pub use held::{Guard, Held, Outcome, Part, Released, UntilLost};
 pub use looks::{Answers, Change, Holder, Info, Leader, LockState};
@@ -175,6 +177,13 @@ impl Client {
         Lock::new(self, "resources", Json::Items(resources.into_iter().map(|r| Json::Text(r.into())).collect()))
     }
 
+    /// A lock that was [detached](Held::detach), with the fence that it had: a text, or what `detach` gave. Who has it
+    /// attached elsewhere loses it, with `TAKEN_OVER`. NotHolder: it was released, or its time is over.
+    pub fn attach(&self, handle: impl AsRef<str>) -> Lock {
+        let lock = Lock::new(self, "handle", Json::Text(handle.as_ref().into()));
+        Lock { mode: None, wait: Some(Duration::ZERO), ..lock }
+    }
+
     fn path(&self) -> Result<PathBuf> {
         self.0.settings.path()
     }
@@ -227,7 +236,7 @@ impl Settings {
 pub struct Lock {
     client: Client,
     fields: Vec<(String, Json)>,
-    mode: &'static str,
+    mode: Option<&'static str>,
     owner: Option<String>,
     wait: Option<Duration>,
     max_hold: Option<Duration>,
@@ -237,7 +246,7 @@ pub struct Lock {
 impl Lock {
     fn new(client: &Client, name: &str, resource: Json) -> Lock {
         let fields = vec![(name.into(), resource)];
-        Lock { client: client.clone(), fields, mode: "EXCLUSIVE", owner: None, wait: None, max_hold: None, min_hold: None }
+        Lock { client: client.clone(), fields, mode: Some("EXCLUSIVE"), owner: None, wait: None, max_hold: None, min_hold: None }
     }
 
     fn with(mut self, name: &str, value: Json) -> Lock {
@@ -253,13 +262,13 @@ impl Lock {
 
     /// Beside other shared holders.
     pub fn shared(mut self) -> Lock {
-        self.mode = "SHARED";
+        self.mode = Some("SHARED");
         self
     }
 
     /// One of so many permits, in place of the lock; [`Held::slot`] says which.
     pub fn limit(mut self, permits: u32) -> Lock {
-        self.mode = "PERMIT";
+        self.mode = Some("PERMIT");
         self.with("limit", Json::Number(permits.into()))
     }
 
@@ -301,6 +310,11 @@ impl Lock {
         self.with("once", Json::Fields(once))
     }
 
+    /// It may be [detached](Held::detach).
+    pub fn detachable(self) -> Lock {
+        self.with("detachable", Json::Bool(true))
+    }
+
     /// Takes it.
     pub fn acquire(self) -> Result<Held> {
         self.begin()?.wait()
@@ -309,7 +323,7 @@ impl Lock {
     /// Asks for it, and does not wait for the answer.
     pub fn begin(self) -> Result<Acquire> {
         let mut body = self.fields;
-        body.push(("mode".into(), Json::Text(self.mode.into())));
+        body.extend(self.mode.map(|mode| ("mode".into(), Json::Text(mode.into()))));
         let owner = self.owner.unwrap_or_else(|| format!("pid {} {:?}", std::process::id(), thread::current().id()));
         body.push(("owner".into(), Json::Text(owner)));
         for (name, value) in [("wait", self.wait), ("maxHold", self.max_hold), ("minHold", self.min_hold)] {
@@ -321,7 +335,7 @@ impl Lock {
         let max_hold = self.max_hold.map(|d| d.as_secs_f64());
         loop {
             let session = self.client.session()?;
-            match session.post(Ask { kind: "acquire", body: body.clone(), about: None, max_hold, limit }) {
+            match session.post(Ask { kind: "acquire", body: body.clone(), max_hold, limit, ..Ask::default() }) {
                 Ok(id) => return Ok(Acquire { session, id, taken: false }),
                 // What could not be sent, because the session has just ended, goes to a new one.
                 Err(_) if session.error().is_some() => {}

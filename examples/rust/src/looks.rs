@@ -1,5 +1,6 @@
 //! Looks at who holds what, each on a connection of its own, without a session.
 
+use crate::detached::Detached;
 use crate::duration;
 use crate::error::{Error, Kind};
 use crate::json::Json;
@@ -237,6 +238,18 @@ impl Client {
             holds: count(m, "holds"),
             waiters: count(m, "waiters"),
         })
+    }
+
+    /// Lets a lock that was detached end so much later than now, attached or not. Who has it attached calls
+    /// [`Held::extend`](crate::Held::extend) then.
+    pub fn extend_detached(&self, handle: impl AsRef<str>, ttl: Duration) -> Result<Detached> {
+        let sent = now();
+        Detached::of(&self.look("extendHandle", vec![("handle", handle.as_ref().into()), ("ttl", duration(ttl))], "detached", 0.0)?, sent)
+    }
+
+    /// Ends a lock that was detached. Who has it attached loses it, with `TAKEN_OVER`.
+    pub fn release_detached(&self, handle: impl AsRef<str>) -> Result<()> {
+        self.look("releaseHandle", vec![("handle", handle.as_ref().into())], "handleReleased", 0.0).map(drop)
     }
 
     fn look(&self, kind: &'static str, body: Vec<(&str, String)>, answer: &'static str, more: f64) -> Result<Json> {

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Kind};
 use crate::json::Json;
-use crate::state::{take, tell, Call, Hold, Later, Listener, Locked, Outcome, State};
+use crate::state::{release_handle, take, tell, Call, Hold, Later, Listener, Locked, Outcome, State, Undo};
 use crate::sys::{self, now};
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read};
@@ -11,6 +11,7 @@ use std::net::Shutdown;
 use std::ops::Deref;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll};
 use std::thread;
@@ -30,10 +31,13 @@ const MOST_UNSENT: usize = 1 << 20;
 pub(crate) type OnDraining = Arc<dyn Fn(Duration) + Send + Sync>;
 
 /// A request.
+#[derive(Default)]
 pub(crate) struct Ask {
     pub kind: &'static str,
     pub body: Vec<(String, Json)>,
     pub about: Option<Arc<Hold>>,
+    /// Of a detach: is set when it is carried out.
+    pub left: Option<Arc<AtomicBool>>,
     pub max_hold: Option<f64>,
     /// In so many seconds there must be an answer; None: whatever it takes.
     pub limit: Option<f64>,
@@ -42,7 +46,7 @@ pub(crate) struct Ask {
 impl Ask {
     pub fn of(kind: &'static str, hold: &Arc<Hold>) -> Ask {
         let body = vec![("lockId".into(), Json::Text(hold.id.clone()))];
-        Ask { kind, body, about: Some(hold.clone()), max_hold: None, limit: Some(ANSWER_LIMIT) }
+        Ask { kind, body, about: Some(hold.clone()), limit: Some(ANSWER_LIMIT), ..Ask::default() }
     }
 
     pub fn with(mut self, name: &str, value: impl Into<String>) -> Ask {
@@ -105,7 +109,7 @@ impl Session {
             .spawn(move || reader.read())
             .map_err(|e| Error::new(Kind::Internal, format!("start the thread that reads: {e}")))?;
         let session = Owned(session);
-        session.ask(Ask { kind: "open", body, about: None, max_hold: None, limit: Some(ANSWER_LIMIT) })?;
+        session.ask(Ask { kind: "open", body, limit: Some(ANSWER_LIMIT), ..Ask::default() })?;
         Ok(Arc::new(session))
     }
 
@@ -149,8 +153,8 @@ impl Session {
         let sent = now();
         let deadline = ask.limit.map(|seconds| sent + seconds);
         s.asking += u32::from(acquires);
-        let (about, max_hold) = (ask.about, ask.max_hold);
-        s.calls.insert(id, Call { acquires, sent, about, max_hold, deadline, abandoned: false, late: false, outcome: None, waker: None });
+        let (about, left, max_hold) = (ask.about, ask.left, ask.max_hold);
+        s.calls.insert(id, Call { acquires, sent, about, left, max_hold, deadline, abandoned: false, late: false, outcome: None, waker: None });
         s.out.extend_from_slice(line.as_bytes());
         self.flush(&mut s);
         match s.error.clone() {
@@ -258,7 +262,7 @@ impl Session {
 
     fn cancel(self: &Arc<Self>, id: u64) {
         let body = vec![("requestId".into(), Json::Text(id.to_string()))];
-        self.send(Ask { kind: "cancel", body, about: None, max_hold: None, limit: None });
+        self.send(Ask { kind: "cancel", body, ..Ask::default() });
     }
 
     /// Sends what nobody waits for. Where the session has ended, its holds have, too.
@@ -289,12 +293,23 @@ impl Session {
     }
 
     pub fn leave(&self, hold: &Hold) {
-        let mut s = self.state();
-        let mut h = hold.state();
-        h.count = h.count.saturating_sub(1);
-        if h.count == 0 {
-            s.holds.remove(&hold.id);
+        self.state().leave(hold);
+    }
+
+    /// Nobody gets the handle of what was to be detached: it is released, now or when it comes.
+    pub fn keep_no_handle(self: &Arc<Self>, id: u64, hold: &Hold) {
+        match self.forget(id) {
+            Some(Ok((answer, _))) => self.undo(release_handle(&answer)),
+            Some(Err(_)) => {} // it is not detached, or is lost
+            None => {
+                self.state().lose_detached(hold, "nobody waited for it to be detached");
+                self.changed.notify_all();
+            }
         }
+    }
+
+    fn undo(self: &Arc<Self>, (kind, field, value): Undo) {
+        self.send(Ask { kind, body: vec![(field.into(), Json::Text(value))], ..Ask::default() });
     }
 
     /// Ends the session, and waits until the sidecar has released all.
@@ -426,7 +441,7 @@ impl Session {
             }
         }
         if ping {
-            let id = self.post(Ask { kind: "keepAlive", body: Vec::new(), about: None, max_hold: None, limit: None }).unwrap_or(0);
+            let id = self.post(Ask { kind: "keepAlive", ..Ask::default() }).unwrap_or(0);
             self.state().ping = Some(id);
             self.forget(id);
         }
@@ -445,7 +460,11 @@ impl Session {
             let Some(call) = calls.get_mut(&id) else { return };
             call.late = true;
             call.finish(Err(self.silent()), later);
-            call.acquires
+            let (acquires, detaches) = (call.acquires, call.left.as_ref().and(call.about.clone()));
+            if let Some(hold) = detaches {
+                s.lose_detached(&hold, "nobody waited for it to be detached");
+            }
+            acquires
         };
         if acquires {
             self.cancel(id);
@@ -454,7 +473,7 @@ impl Session {
 
     fn line(self: &Arc<Self>, m: &Json) {
         let id = m.get("requestId").text();
-        let mut unwanted = None;
+        let mut undo = None;
         let mut draining = None;
         {
             let mut s = self.state();
@@ -469,13 +488,12 @@ impl Session {
                     // its last word
                 }
             } else if let Ok(id) = id.parse() {
-                unwanted = s.answered(id, m);
+                undo = s.answered(id, m);
             }
         }
         self.changed.notify_all();
-        if let Some(lock_id) = unwanted {
-            let body = vec![("lockId".into(), Json::Text(lock_id))];
-            self.send(Ask { kind: "release", body, about: None, max_hold: None, limit: None });
+        if let Some(undo) = undo {
+            self.undo(undo);
         }
         if let (Some(seconds), Some(then)) = (draining, self.on_draining.clone()) {
             thread::spawn(move || then(Duration::from_secs_f64(seconds)));

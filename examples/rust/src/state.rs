@@ -6,6 +6,7 @@ use crate::json::Json;
 use crate::sys::now;
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::Waker;
 use std::thread;
@@ -19,10 +20,15 @@ pub(crate) type Listener = Box<dyn FnOnce(Error) + Send>;
 /// What came of a request: the answer, and what an acquire has got.
 pub(crate) type Outcome = Result<(Json, Option<Arc<Hold>>), Error>;
 
+/// What undoes an answer that nobody wants any more: the kind of the request, its field, and what that says.
+pub(crate) type Undo = (&'static str, &'static str, String);
+
 pub(crate) struct Call {
     pub acquires: bool,
     pub sent: f64,
     pub about: Option<Arc<Hold>>,
+    /// Of a detach: is set when it is carried out, for who had entered the hold.
+    pub left: Option<Arc<AtomicBool>>,
     pub max_hold: Option<f64>,
     pub deadline: Option<f64>,
     /// Nobody waits for it any more.
@@ -46,7 +52,10 @@ pub(crate) struct HoldState {
     pub mode: String,
     pub count: u32,
     pub until: f64,
+    /// Its end by max_hold, or by its handle where it is attached.
     pub limit: f64,
+    /// Released or detached: how those who had entered it have left.
+    pub left_by: &'static str,
     pub problem: Option<Error>,
     pub listeners: Vec<Listener>,
     pub wakers: Vec<Waker>,
@@ -76,6 +85,7 @@ impl Hold {
                 count: 0,
                 until: f64::NEG_INFINITY,
                 limit: f64::INFINITY,
+                left_by: "released",
                 problem: None,
                 listeners: Vec::new(),
                 wakers: Vec::new(),
@@ -210,6 +220,11 @@ impl Call {
     }
 }
 
+/// What ends a lock that was detached, by the answer that has its handle.
+pub(crate) fn release_handle(answer: &Json) -> Undo {
+    ("releaseHandle", "handle", answer.get("detached").get("handle").text().into())
+}
+
 /// What came of it; None: it is not answered yet.
 pub(crate) fn take(s: &mut State, id: u64) -> Option<Outcome> {
     let call = s.calls.get_mut(&id)?;
@@ -221,15 +236,15 @@ pub(crate) fn take(s: &mut State, id: u64) -> Option<Outcome> {
 }
 
 impl State {
-    /// The lock id of a grant that nobody wants any more; None: somebody does.
-    pub fn answered(&mut self, id: u64, m: &Json) -> Option<String> {
+    /// Carries out an answer. Where nobody wants it any more: what undoes it.
+    pub fn answered(&mut self, id: u64, m: &Json) -> Option<Undo> {
         let mut call = self.calls.remove(&id)?;
         let grant = ["opened", "granted", "downgraded", "extended"].into_iter().map(|kind| m.get(kind)).find(|g| g.is_some());
         if let Some(grant) = grant {
             self.difference = self.difference.max(call.sent - grant.get("countedAt").seconds());
         }
         let wanted = !call.abandoned && !call.late;
-        let mut unwanted = None;
+        let mut undo = None;
         let mut outcome = Ok((m.clone(), None));
         if m.get("error").is_some() {
             outcome = Err(self.refused(&call, Error::explain(m.get("error"))));
@@ -239,13 +254,21 @@ impl State {
             if wanted {
                 outcome = Ok((m.clone(), Some(self.granted(m.get("granted"), call.max_hold))));
             } else {
-                unwanted = Some(m.get("granted").get("lockId").text().into());
+                undo = Some(("release", "lockId", m.get("granted").get("lockId").text().into()));
+            }
+        } else if let (true, Some(hold), Some(left)) = (m.get("detached").is_some(), &call.about, &call.left) {
+            hold.state().left_by = "detached";
+            if !left.swap(true, Ordering::SeqCst) {
+                self.leave(hold);
+            }
+            if !wanted {
+                undo = Some(release_handle(m));
             }
         } else if let (Some(grant), Some(hold)) = (grant, &call.about) {
             let mut h = hold.state();
             h.mode = grant.get("mode").text().into();
             if let (true, Some(max_hold)) = (m.get("extended").is_some(), call.max_hold) {
-                h.limit = self.moment(grant, max_hold);
+                h.limit = self.moment(grant, max_hold).min(self.by_handle(grant));
                 h.until = h.until.max(self.moment(grant, grant.get("validFor").seconds()));
             }
         }
@@ -262,7 +285,32 @@ impl State {
             call.late = false; // the one who waits has yet to learn that it was too late
             self.calls.insert(id, call);
         }
-        unwanted
+        undo
+    }
+
+    /// One who had entered a hold relies on it no more.
+    pub fn leave(&mut self, hold: &Hold) {
+        let mut h = hold.state();
+        h.count = h.count.saturating_sub(1);
+        if h.count == 0 {
+            self.holds.remove(&hold.id);
+        }
+    }
+
+    /// Whether it is detached, or is still held, nobody knows.
+    pub fn lose_detached(&mut self, hold: &Hold, message: &str) {
+        self.holds.remove(&hold.id);
+        hold.lose("UNKNOWN", message, &mut self.later);
+    }
+
+    /// When the time of its handle is over, where it is attached.
+    fn by_handle(&self, grant: &Json) -> f64 {
+        let left = grant.get("endsIn");
+        if left.is_some() {
+            self.moment(grant, left.seconds())
+        } else {
+            f64::INFINITY
+        }
     }
 
     fn granted(&mut self, grant: &Json, max_hold: Option<f64>) -> Arc<Hold> {
@@ -276,6 +324,7 @@ impl State {
             if let Some(max_hold) = max_hold {
                 h.limit = h.limit.min(self.moment(grant, max_hold));
             }
+            h.limit = h.limit.min(self.by_handle(grant));
         }
         self.prolong(&hold); // news may overtake the grant
         if let Some(early) = self.early.get(&hold.id).cloned() {
@@ -287,6 +336,10 @@ impl State {
     /// What a refusal says about a hold; the error to give.
     fn refused(&mut self, call: &Call, error: Error) -> Error {
         let Some(hold) = &call.about else { return error };
+        if call.left.is_some() && error.kind() == Kind::StoreUnavailable {
+            self.lose_detached(hold, "the store did not answer when it was to be detached");
+            return error;
+        }
         let over = error.kind() == Kind::LockLost || (error.kind() == Kind::NotHolder && hold.count() > 0);
         if over {
             self.holds.remove(&hold.id); // sooner than its event

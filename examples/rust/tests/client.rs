@@ -389,6 +389,61 @@ fn looks() {
     assert_eq!(kind(client.info()), Kind::SidecarSilent);
 }
 
+fn detached() {
+    let sidecar = Sidecar::new();
+    let client = sidecar.client();
+    let held = client.lock("r").detachable().acquire().unwrap();
+    let handle = held.detach(Duration::from_secs(60)).unwrap();
+    assert!(held.is_released() && held.lost().is_none());
+    assert!(held.check().unwrap_err().to_string().contains("was detached"));
+    assert!(!format!("{handle:?}").contains(handle.handle()), "a handle is a password");
+    let fence = held.fence();
+    drop(held);
+    assert_eq!(kind(client.lock("r").wait(NOW).acquire()), Kind::LockHeld);
+    assert!(client.get("r").unwrap().holders[0].detached);
+    let again = block_on(async { client.attach(&handle).await }, PATIENCE).unwrap().unwrap();
+    assert_eq!(again.fence(), fence);
+    let other = block_on(again.detach_async(Duration::from_secs(60)).unwrap(), PATIENCE).unwrap().unwrap();
+    assert_eq!(kind(client.attach(handle.handle()).acquire()), Kind::NotHolder);
+    drop(client.attach(&other).acquire().unwrap()); // which releases it
+    client.lock("r").wait(PATIENCE).acquire().unwrap();
+    assert_eq!(kind(client.attach("").acquire()), Kind::InvalidRequest);
+}
+
+fn unwanted_handles() {
+    let sidecar = Sidecar::with("embedded:", &[("ttl", "1m")]);
+    let client = sidecar.client();
+    for how in ["silent", "dropped", "dropped when it was done"] {
+        let held = client.lock(how).detachable().acquire().unwrap();
+        let hour = Duration::from_secs(3600);
+        if how != "dropped when it was done" {
+            sidecar.freeze();
+        }
+        match how {
+            "silent" => assert_eq!(kind(held.detach(hour)), Kind::SidecarSilent),
+            "dropped" => drop(held.detach_async(hour).unwrap()),
+            _ => {
+                let detaching = held.detach_async(hour).unwrap();
+                eventually("it is detached", PATIENCE, || held.is_released());
+                drop(detaching);
+            }
+        }
+        if how != "dropped when it was done" {
+            assert_eq!(held.lost().unwrap().lost_reason(), Some("UNKNOWN"));
+            sidecar.thaw();
+        }
+        eventually("it is free", PATIENCE, || sidecar.lock(how).0.is_empty());
+    }
+    const UNAVAILABLE: &str = r#""error":{"message":"no answer","details":[{"domain":"locksidecar","reason":"STORE_UNAVAILABLE","metadata":{}}]}"#;
+    let held = scripted(&[OPENED, GRANTED, UNAVAILABLE]).build().lock("r").detachable().acquire().unwrap();
+    assert_eq!(kind(held.detach(Duration::from_secs(60))), Kind::StoreUnavailable);
+    assert_eq!(kind(held.check()), Kind::LockLost);
+    const ATTACHED: &str =
+        r#""granted":{"lockId":"l","resource":"r","mode":"EXCLUSIVE","fence":"7","validFor":"900s","endsIn":"5s","count":1,"countedAt":"1s"}"#;
+    let held = scripted(&[OPENED, ATTACHED]).build().attach("h").acquire().unwrap();
+    assert!(held.valid_for() > NOW && held.valid_for() <= Duration::from_secs(5), "valid for {:?}", held.valid_for());
+}
+
 fn nobody() {
     let path = std::env::temp_dir().join("no-such-socket");
     let e = Client::builder().socket(&path).build().lock("r").acquire().unwrap_err();
@@ -444,6 +499,8 @@ fn main() {
         test("a sidecar that stops says so", drains),
         test("who holds what", shown),
         test("looks and watches", looks),
+        test("a lock that is detached lives by its handle", detached),
+        test("a handle that nobody waits for is released", unwanted_handles),
         test("nobody answers", nobody),
         test("waits at a frozen sidecar end, and leave nothing behind", frozen),
     ]);
