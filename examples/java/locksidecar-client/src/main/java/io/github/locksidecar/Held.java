@@ -36,6 +36,9 @@ final class Held {
   /** It has left the session so. */
   volatile boolean detached;
 
+  /** It was asked to be detached, and that was not refused: who closes it may come too late. */
+  volatile boolean detaching;
+
   /** Null as long as it is not lost. */
   Loss loss;
 

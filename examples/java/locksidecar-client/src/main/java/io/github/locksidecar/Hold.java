@@ -188,7 +188,7 @@ public final class Hold implements AutoCloseable {
    * Lets the lock live for a time of its own in the store (1 s to 24 h from now), whatever becomes of
    * this process and its sidecar. It must be {@link SidecarLock#detachable}, or {@link LockSidecar#attach
    * attached}. Whoever has the handle can attach it, with the same fence. This hold is over then, as after
-   * {@link #close}, which does nothing any more.
+   * {@link #close}, which does nothing any more, also where another thread calls it meanwhile.
    *
    * @throws InvalidRequestException the time is refused, or the lock is not detachable; it stays
    * @throws LimitExceededException too many are detached; it stays
@@ -199,9 +199,13 @@ public final class Hold implements AutoCloseable {
   public Detached detach(Duration ttl) {
     Objects.requireNonNull(ttl, "ttl must not be null");
     check();
+    held.detaching = true;
     Call c = session.detach(held, ttl);
     try {
       return new Detached(Answers.get(c.answer).object("detached"), BootClock.system(), c.sent);
+    } catch (InvalidRequestException | LimitExceededException e) {
+      held.detaching = false;
+      throw e;
     } catch (NotHolderException | LockLostException e) {
       throw lostOr(e);
     }
@@ -280,7 +284,14 @@ public final class Hold implements AutoCloseable {
   @Override
   public void close() {
     if (over()) {
-      answer(askRelease());
+      Call c = askRelease();
+      try {
+        answer(c);
+      } catch (NotHolderException e) {
+        if (!held.detaching) {
+          throw e;
+        } // a detach came first, and its answer may come later
+      }
     }
   }
 
@@ -297,8 +308,9 @@ public final class Hold implements AutoCloseable {
     }
     return c.answer.handleAsync(
         (m, e) -> {
-          if (e != null) {
-            throw lostOr(Answers.again(e));
+          SidecarException why = e == null ? null : lostOr(Answers.again(e));
+          if (why != null && !(why instanceof NotHolderException && held.detaching)) {
+            throw why;
           }
           return null;
         },

@@ -8,7 +8,10 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.time.Duration;
 import java.util.OptionalInt;
+import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.FutureTask;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
@@ -102,6 +105,49 @@ class DetachTest {
       assertEquals("handle", SurfaceTest.refused("", () -> locks.extendDetached(bad, MINUTE)));
       assertEquals("handle", SurfaceTest.refused("", () -> locks.releaseDetached(bad)));
     }
+  }
+
+  /** The detach comes first: then there is nothing to close, whichever answer comes first. */
+  @Test
+  void aCloseBesideADetach() throws Exception {
+    try (TestSidecar frozen = TestSidecar.start("--ttl", "1m");
+        LockSidecar client = frozen.connect()) {
+      long end = System.nanoTime() + 2 * MINUTE.toNanos();
+      for (int done = 0; done < 2; ) {
+        boolean async = done == 1;
+        Hold hold = client.lock("beside").detachable().acquire();
+        frozen.freeze();
+        FutureTask<Detached> detaching = started(() -> hold.detach(Duration.ofSeconds(1)));
+        FutureTask<Void> closing =
+            started(
+                () -> {
+                  if (!async) {
+                    hold.close();
+                    return null;
+                  }
+                  return hold.closeAsync().get();
+                });
+        frozen.thaw();
+        try {
+          assertTrue(detaching.get().validFor().toMillis() <= 1000);
+          closing.get();
+          done++;
+        } catch (ExecutionException e) {
+          // A machine that stood still while the sidecar was frozen.
+          boolean late = e.toString().contains("SidecarUnavailable") || e.toString().contains("LockLost");
+          assertTrue(late && System.nanoTime() < end, e::toString);
+        }
+      }
+    }
+  }
+
+  /** A call that waits for its answer. */
+  private static <T> FutureTask<T> started(Callable<T> call) throws Exception {
+    FutureTask<T> task = new FutureTask<>(call);
+    Thread thread = new Thread(task);
+    thread.start();
+    TestSidecar.eventually("it waits", () -> thread.getState().compareTo(Thread.State.WAITING) >= 0);
+    return task;
   }
 
   /** The sidecar has detached it, and says so after the client has given it up: nobody keeps the lock. */
