@@ -4,6 +4,10 @@ import (
 	"bufio"
 	"crypto/rand"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +20,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/client"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
@@ -190,6 +196,121 @@ func TestWithLockIsLost(t *testing.T) {
 				afterwards(t, next, log)
 			}
 		})
+	}
+}
+
+// detached takes a lock and gives its handle.
+func (s *sidecar) detached(resource string, ttl time.Duration) *pb.DetachedHold {
+	s.t.Helper()
+	session, err := s.client.OpenSession(s.t.Context(), client.SessionOptions{Name: "test"})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer func() { _ = session.Close() }()
+	l, err := session.Acquire(s.t.Context(), resource, client.AcquireOptions{Detachable: true})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	d, err := l.Detach(s.t.Context(), ttl)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return d
+}
+
+// attached starts shell/with-lock with a handle.
+func attached(t *testing.T, s *sidecar, d *pb.DetachedHold, args ...string) *program {
+	t.Helper()
+	return launch(t, append(s.env(), "LOCKSIDECAR_HANDLE="+d.GetHandle()), "shell/with-lock", append([]string{"--"}, args...)...)
+}
+
+func TestWithLockAttaches(t *testing.T) {
+	t.Parallel()
+	s, other := pair(t)
+	name := `e"x\7`
+	d := s.detached(name, time.Hour)
+	ran := attached(t, other, d, "sh", "-c", `printf '%s %s %s\n' "$LOCKSIDECAR_RESOURCE" "$LOCKSIDECAR_FENCE" "${LOCKSIDECAR_HANDLE-none}"; exit 76`)
+	if code, want := ran.wait(), fmt.Sprintf("%s %d none\n", name, d.GetFence()); code != 76 || ran.out.String() != want || ran.err.String() != "" {
+		t.Errorf("status %d, out %q, err %q; want 76, %q", code, &ran.out, &ran.err, want)
+	}
+	if all := s.lock(name).GetHolders(); len(all) != 0 {
+		t.Errorf("it is not released: %v", all)
+	}
+	again := attached(t, s, d, "echo")
+	if code := again.wait(); code != 75 || !strings.Contains(again.err.String(), "NOT_HOLDER") || strings.Contains(again.err.String(), d.GetHandle()) {
+		t.Errorf("status %d, %q", code, &again.err)
+	}
+	none := launch(t, s.env(), "shell/with-lock", "--", "echo")
+	if code := none.wait(); code != 125 || !strings.Contains(none.err.String(), "LOCKSIDECAR_HANDLE") {
+		t.Errorf("status %d, %q", code, &none.err)
+	}
+}
+
+// Who is killed, or has lost the lock, leaves it to the others who have the handle.
+func TestWithLockAttachedElsewhere(t *testing.T) {
+	t.Parallel()
+	s, other := pair(t)
+	d := s.detached("a", time.Hour)
+	may := filepath.Join(t.TempDir(), "end")
+	killed := attached(t, s, d, "sh", "-c", `echo works; until [ -e "$0" ]; do sleep 0.05; done`, may)
+	killed.says("works")
+	killed.signal(syscall.SIGKILL)
+	if err := os.WriteFile(may, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is detached again", func() bool { all := s.lock("a").GetHolders(); return len(all) == 1 && all[0].GetDetached() })
+
+	first := attached(t, s, d, "sh", "-c", "echo works; exec sleep 600")
+	first.says("works")
+	second := attached(t, other, d, "sh", "-c", "echo works; exec sleep 600")
+	second.says("works")
+	if code := first.wait(); code != 76 || !strings.Contains(first.err.String(), `the lock on "a" is lost`) {
+		t.Errorf("status %d, %q", code, &first.err)
+	}
+	if all := other.lock("a").GetHolders(); len(all) != 1 || all[0].GetDetached() || all[0].GetFence() != d.GetFence() {
+		t.Errorf("the second has it no more: %v", all)
+	}
+	second.signal(syscall.SIGTERM)
+	second.wait()
+	if all := s.lock("a").GetHolders(); len(all) != 0 {
+		t.Errorf("it is not released: %v", all)
+	}
+
+	over := s.detached("b", 4*time.Second)
+	late := attached(t, s, over, "sh", "-c", `trap 'echo asked to stop; exit 9' TERM; echo works; while :; do sleep 0.05; done`)
+	if code := late.wait(); code != 76 || !strings.Contains(late.out.String(), "asked to stop") {
+		t.Errorf("status %d, out %q, err %q", code, &late.out, &late.err)
+	}
+}
+
+// The time of a handle is over, and the sidecar does not say so: news of its lease do not prolong it.
+func TestWithLockAttachedFrozen(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	frozen := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/locks"):
+			fmt.Fprintln(w, `{"lockId":"l","resource":"a","fence":"7","validFor":"2s","endsIn":"2s","countedAt":"1s"}`)
+		case strings.Contains(string(body), "STREAM"):
+			fmt.Fprintln(w, `{"opened":{"sessionId":"s","leaseMargin":"1s","countedAt":"1s"}}`)
+			fmt.Fprintln(w, `{"lease":{"validFor":"600s","countedAt":"1s"}}`)
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		case r.Method == http.MethodPost:
+			fmt.Fprintln(w, `{"sessionId":"ttl","leaseMargin":"1s","countedAt":"1s"}`)
+		}
+	}))
+	frozen.Listener = l
+	frozen.Start()
+	t.Cleanup(frozen.Close)
+	script := attached(t, &sidecar{socket: socket}, &pb.DetachedHold{Handle: "h"}, "sleep", "600")
+	if code := script.wait(); code != 76 || !strings.Contains(script.err.String(), "the sidecar was not heard of in time") {
+		t.Errorf("status %d, %q", code, &script.err)
 	}
 }
 
