@@ -85,7 +85,7 @@ final class Clock
     public static function now(): float
     {
         $running = hrtime(true) / 1e9;
-        $uptime = self::$proc === false ? false : @file_get_contents('/proc/uptime');
+        $uptime = self::$proc === false ? false : Quiet::call(fn() => file_get_contents('/proc/uptime'));
         self::$proc ??= $uptime !== false;
         if (self::$proc === false) {
             $uptime = microtime(true);
@@ -135,6 +135,22 @@ final class Signals
     }
 }
 
+/** Calls of PHP that warn. An error handler of the app gets a warning also where an @ stands, and many throw then. */
+final class Quiet
+{
+    public static function call(\Closure $do): mixed
+    {
+        return Signals::after(function () use ($do): mixed {
+            set_error_handler(fn() => true);
+            try {
+                return $do();
+            } finally {
+                restore_error_handler();
+            }
+        });
+    }
+}
+
 /** A connection to the sidecar with lines of JSON. Nothing here waits but wait(). */
 final class Lines
 {
@@ -150,7 +166,9 @@ final class Lines
         if (strlen($path) > 107) {
             throw new NoSidecar('NO_SIDECAR', "no sidecar answers at $path: the path is longer than the 107 bytes that are possible");
         }
-        $stream = @stream_socket_client("unix://$path", $code, $why, 5.0);
+        $stream = Quiet::call(function () use ($path, &$code, &$why) {
+            return stream_socket_client("unix://$path", $code, $why, 5.0);
+        });
         if ($stream === false) {
             $start = "locksidecar serve --socket $path";
             throw new NoSidecar('NO_SIDECAR', "no sidecar answers at $path: " . match ($code) {
@@ -165,7 +183,7 @@ final class Lines
         stream_set_write_buffer($stream, 0);
         $this->stream = $stream;
         // select(2) knows the first 1024 files, and does not wait for another one.
-        $this->selectable = count(@scandir('/proc/self/fd') ?: []) < 1024;
+        $this->selectable = count(Quiet::call(fn() => scandir('/proc/self/fd')) ?: []) < 1024;
     }
 
     /** @return resource|null for stream_select */
@@ -191,7 +209,7 @@ final class Lines
     private function flush(): void
     {
         if ($this->stream !== null && $this->out !== '') {
-            $written = @fwrite($this->stream, $this->out);
+            $written = Quiet::call(fn() => fwrite($this->stream, $this->out));
             $this->out = substr($this->out, (int) $written); // what is left waits for room
         }
     }
@@ -208,14 +226,15 @@ final class Lines
         }
         [$read, $write, $except] = [[$this->stream], $this->out === '' ? [] : [$this->stream], []];
         $seconds = max(0.0, $seconds);
-        @stream_select($read, $write, $except, (int) $seconds, (int) (($seconds - (int) $seconds) * 1e6)); // a signal ends it too
+        $microseconds = (int) (($seconds - (int) $seconds) * 1e6);
+        Quiet::call(fn() => stream_select($read, $write, $except, (int) $seconds, $microseconds)); // a signal ends it too
     }
 
     private function waitInRead(float $seconds): void
     {
         stream_set_blocking($this->stream, true);
         stream_set_timeout($this->stream, (int) $seconds, (int) (($seconds - (int) $seconds) * 1e6));
-        $this->in .= (string) @fread($this->stream, self::LONGEST);
+        $this->in .= (string) Quiet::call(fn() => fread($this->stream, self::LONGEST));
         stream_set_blocking($this->stream, false);
         $this->flush();
     }
@@ -229,7 +248,7 @@ final class Lines
     {
         $this->flush();
         while ($this->stream !== null) {
-            $data = @fread($this->stream, self::LONGEST);
+            $data = Quiet::call(fn() => fread($this->stream, self::LONGEST));
             $this->in .= (string) $data;
             while (($end = strpos($this->in, "\n")) !== false) {
                 $line = json_decode(substr($this->in, 0, $end), true);
@@ -252,7 +271,7 @@ final class Lines
     public function end(): void
     {
         if ($this->stream !== null) {
-            @stream_socket_shutdown($this->stream, STREAM_SHUT_WR);
+            Quiet::call(fn() => stream_socket_shutdown($this->stream, STREAM_SHUT_WR));
         }
     }
 
@@ -1520,7 +1539,7 @@ final class Client
             return $path;
         }
         clearstatcache();
-        if (self::usable($system, $name)) {
+        if (Quiet::call(fn() => self::usable($system, $name))) {
             return "$system/$name";
         }
         if ($runtime = (string) getenv('XDG_RUNTIME_DIR')) {
@@ -1528,7 +1547,7 @@ final class Client
         }
         $uid = self::uid();
         $dir = rtrim((string) getenv('TMPDIR') ?: '/tmp', '/') . "/locksidecar-$uid";
-        $is = @lstat($dir);
+        $is = Quiet::call(fn() => lstat($dir));
         if ($is === false && !is_dir(dirname($dir)) && file_exists(dirname($dir))) {
             throw new NoSidecar('NO_SIDECAR', "find the socket: $dir is in no directory");
         }

@@ -426,6 +426,31 @@ tap([
         array_map(fn($lock) => fails('LOCK_LOST', $lock->check(...)), $locks);
     },
 
+    'an error handler that throws at each warning' => function (): void {
+        $sidecar = new Sidecar();
+        [$client, $other] = [new Client($sidecar->socket), new Client($sidecar->socket)];
+        [$lock, $held] = [$client->acquire('r'), $other->acquire('other')];
+        pcntl_async_signals(true);
+        pcntl_signal(SIGALRM, fn() => null);
+        set_error_handler(fn($level, $message) => throw new ErrorException($message, 0, $level)); // also behind an @
+        try {
+            fails('NO_SIDECAR', fn() => (new Client('/nowhere/s'))->acquire('r'));
+            array_map(putenv(...), ['LOCKSIDECAR_SOCKET', 'XDG_RUNTIME_DIR', 'TMPDIR=/nowhere']);
+            same('/nowhere/locksidecar-' . posix_getuid() . '/locksidecar.sock', Client::defaultSocket('/nowhere/run'));
+            pcntl_alarm(1);
+            fails('WAIT_TIMEOUT', fn() => $other->acquire('r', wait: 2));
+            $sidecar->kill();
+            $lock->drop(); // it writes before it reads
+            fails('LOCK_LOST', $held->check(...));
+            fails('LOCK_LOST', $held->release(...));
+        } finally {
+            restore_error_handler();
+            putenv('TMPDIR');
+            pcntl_async_signals(false);
+            pcntl_signal(SIGALRM, SIG_DFL);
+        }
+    },
+
     'what answers is no sidecar' => function (): void {
         fails('SIDECAR_GONE', fn() => (new Client(scripted([OPENED, ['granted' => 5]])))->acquire('r'));
     },
