@@ -160,7 +160,7 @@ impl Held {
 
     /// The loss, for `select!` beside the work.
     pub fn until_lost(&self) -> UntilLost {
-        UntilLost { session: self.session.clone(), hold: self.hold.clone() }
+        UntilLost { session: self.session.clone(), hold: self.hold.clone(), number: None }
     }
 
     /// Calls back when it is lost, in a thread of its own.
@@ -301,12 +301,21 @@ impl Drop for Released {
 pub struct UntilLost {
     session: Arc<Owned>,
     hold: Arc<Hold>,
+    number: Option<u64>,
 }
 
 impl Future for UntilLost {
     type Output = Error;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.session.poll_lost(&self.hold, cx)
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        this.session.poll_lost(&this.hold, &mut this.number, cx)
+    }
+}
+
+impl Drop for UntilLost {
+    fn drop(&mut self) {
+        let waker = self.number.and_then(|number| self.hold.state().wakers.remove(&number));
+        drop(waker); // code of the app, so not under the mutex
     }
 }

@@ -12,6 +12,9 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+/// Seconds. No look takes so long, whatever grace the app gives.
+const LONGEST_LOOK: f64 = 3600.0;
+
 /// One hold or one waiter, as the sidecar tells it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -316,7 +319,7 @@ impl Question {
             if let Some(end) = self.rest.iter().position(|b| *b == b'\n') {
                 break self.rest.drain(..=end).collect::<Vec<u8>>();
             }
-            let left = end.map(|end| Duration::try_from_secs_f64(end - now()).unwrap_or(Duration::ZERO));
+            let left = end.map(|end| Duration::from_secs_f64((end - now()).clamp(0.0, LONGEST_LOOK)));
             if left.is_some_and(|left| left.is_zero()) {
                 return Err(Error::new(Kind::SidecarSilent, format!("the sidecar at {} did not answer in time; it may be frozen", self.path)));
             }

@@ -359,7 +359,8 @@ impl Session {
         }
     }
 
-    pub fn poll_lost(&self, hold: &Hold, cx: &mut Context<'_>) -> Poll<Error> {
+    /// The future has its number from its first poll on.
+    pub fn poll_lost(&self, hold: &Hold, future: &mut Option<u64>, cx: &mut Context<'_>) -> Poll<Error> {
         if let Some(problem) = self.look(hold, false) {
             return Poll::Ready(problem);
         }
@@ -368,9 +369,12 @@ impl Session {
         if let Some(problem) = &h.problem {
             return Poll::Ready(problem.clone());
         }
-        if h.wakers.iter().all(|w| !w.will_wake(&waker)) {
-            h.wakers.push(waker);
-        }
+        let number = future.unwrap_or(h.last_waker + 1);
+        h.last_waker = h.last_waker.max(number);
+        *future = Some(number);
+        let before = h.wakers.insert(number, waker);
+        drop(h);
+        drop(before); // code of the app
         Poll::Pending
     }
 

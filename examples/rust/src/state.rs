@@ -58,7 +58,9 @@ pub(crate) struct HoldState {
     pub left_by: &'static str,
     pub problem: Option<Error>,
     pub listeners: Vec<Listener>,
-    pub wakers: Vec<Waker>,
+    /// Of the futures that wait for the loss.
+    pub wakers: HashMap<u64, Waker>,
+    pub last_waker: u64,
 }
 
 impl HoldState {
@@ -88,7 +90,8 @@ impl Hold {
                 left_by: "released",
                 problem: None,
                 listeners: Vec::new(),
-                wakers: Vec::new(),
+                wakers: HashMap::new(),
+                last_waker: 0,
             }),
         }
     }
@@ -116,7 +119,7 @@ impl Hold {
         }
         let problem = Error::lost(&self.resource, &self.id, reason, message);
         s.problem = Some(problem.clone());
-        later.wake.append(&mut s.wakers);
+        later.wake.extend(s.wakers.drain().map(|(_, waker)| waker));
         later.tell.extend(s.listeners.drain(..).map(|listener| (listener, problem.clone())));
     }
 }

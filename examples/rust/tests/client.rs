@@ -122,6 +122,32 @@ fn woken() {
     });
 }
 
+/// A task of which the test sees whether somebody still has it.
+struct Idle;
+
+impl Wake for Idle {
+    fn wake(self: Arc<Self>) {}
+}
+
+fn forgotten() {
+    let sidecar = Sidecar::new();
+    let held = sidecar.client().lock("r").acquire().unwrap();
+    let task = Arc::new(Idle);
+    let mut stays = held.until_lost();
+    let (told, hears) = mpsc::channel();
+    Task::polls(move || told.send(()).unwrap(), &mut stays);
+    {
+        let mut lost = held.until_lost();
+        let waker = task.clone().into();
+        for _ in 0..2 {
+            assert!(Pin::new(&mut lost).poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+    }
+    assert_eq!(Arc::strong_count(&task), 1, "the lock has a task that has gone");
+    sidecar.client().force("r", None, NOW).unwrap();
+    hears.recv_timeout(PATIENCE).unwrap(); // the other one is told
+}
+
 fn no_connections() {
     extern "C" {
         fn listen(fd: i32, backlog: i32) -> i32;
@@ -371,6 +397,7 @@ fn looks() {
     }
     drop(waits);
     assert_eq!(kind(client.force("a/1", Some("another"), NOW)), Kind::NotHolder);
+    assert_eq!(kind(client.force("a/1", None, Duration::MAX)), Kind::InvalidRequest);
     assert_eq!(client.force("a/1", Some(held.id()), NOW).unwrap(), [held.id()]);
     while leaders.next().unwrap().unwrap().leads {} // it is told that nobody does
 
@@ -487,6 +514,7 @@ fn main() {
         test("clients that are dropped leave nothing", dropped_clients),
         test("a sidecar that does not read holds nobody up", unread),
         test("what a waker does may ask the session", woken),
+        test("a lock forgets the tasks that no longer wait for its loss", forgotten),
         test("a sidecar that takes no connections", no_connections),
         test("futures, with any runtime", futures),
         test("threads exclude each other", threads),
