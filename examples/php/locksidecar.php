@@ -1217,12 +1217,39 @@ final class Client
         ?callable $onDraining = null,
     ) {
         $this->onDraining = $onDraining === null ? null : $onDraining(...);
+        $this->remember();
+    }
+
+    private function remember(): void
+    {
         if (self::$all === null) {
             self::$all = new \WeakMap();
             // A worker outlives its requests. What a request holds is released before its answer ends.
             register_shutdown_function(self::closeAll(...));
         }
         self::$all[$this] = true;
+    }
+
+    /** A copy has a session of its own. */
+    public function __clone()
+    {
+        $this->session = null;
+        $this->remember();
+    }
+
+    /** So has one that was stored, in a job of a queue for one. @return array<string, mixed> */
+    public function __serialize(): array
+    {
+        if ($this->onDraining !== null) {
+            throw new \LogicException('a client with onDraining cannot be serialized');
+        }
+        return ['socket' => $this->socket, 'name' => $this->name, 'metadata' => $this->metadata, 'connectTimeout' => $this->connectTimeout];
+    }
+
+    /** @param array<string, mixed> $settings */
+    public function __unserialize(array $settings): void
+    {
+        $this->__construct(...$settings);
     }
 
     /** Releases all that this process holds, in all clients. The end of a request does it. */

@@ -203,6 +203,28 @@ tap([
         (new Client($sidecar->socket))->acquire('r', wait: PATIENCE)->release();
     },
 
+    'a copy of a client, and one that was stored, have sessions of their own' => function (): void {
+        $client = new Client((new Sidecar())->socket, 'shop', ['pod' => 'p1']);
+        $lock = $client->acquire('r');
+        foreach ([clone $client, unserialize(serialize($client))] as $other) {
+            fails('LOCK_HELD', fn() => $other->acquire('r', wait: 0));
+            $own = $other->acquire('own', wait: PATIENCE);
+            $holder = $client->get('own')['holders'][0];
+            same(['shop', ['pod' => 'p1']], [$holder['session'], $holder['metadata']]);
+            must($holder['sessionRef'] !== $client->get('r')['holders'][0]['sessionRef'], 'it is the same session');
+            Client::closeAll(); // the end of the request
+            fails('LOCK_LOST', $own->check(...));
+            fails('LOCK_LOST', $lock->check(...));
+            $lock = $client->acquire('r', wait: PATIENCE);
+        }
+        try {
+            serialize(new Client(onDraining: fn() => null));
+            must(false, 'it is serialized');
+        } catch (LogicException) {
+            $lock->check();
+        }
+    },
+
     'what is dropped is released, or given up' => function (): void {
         $sidecar = new Sidecar();
         $client = new Client($sidecar->socket);
