@@ -195,6 +195,8 @@ module Locksidecar
       @done = true
     end
 
+    def inspect = "#<#{self.class} #{kind}>" # the body may have a handle
+
     # Sees to it that nobody keeps what nobody waits for. Again it does nothing.
     def give_up
       session&.abandon(self)
@@ -276,6 +278,8 @@ module Locksidecar
     MOST_UNSENT = 1 << 20 # bytes: from there on a sidecar that does not read is asked for nothing more
 
     attr_reader :pid, :error, :jeopardy, :draining
+
+    def inspect = "#<#{self.class} #{@path} #{@error ? "over" : "open"}>"
 
     def initialize(path, on_draining)
       @path = path
@@ -780,6 +784,11 @@ module Locksidecar
       @hold = call.hold
     end
 
+    def inspect
+      state = released? ? " #{@hold.left_by}" : (" lost" if @hold.problem)
+      "#<#{self.class} #{mode} #{resource.inspect} fence=#{fence}#{state}>"
+    end
+
     def released = @call.left == true
     alias released? released
 
@@ -883,6 +892,8 @@ module Locksidecar
     def self.dropped(last)
       proc { last.each(&:dropped) }
     end
+
+    def inspect = "#<#{self.class} #{@open[:name].inspect}#{" at #{@socket}" if @socket}>"
 
     # Opens the session now, and not with the first lock.
     def open

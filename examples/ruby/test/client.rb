@@ -464,7 +464,14 @@ tap_all({
     must(fails("NOT_HOLDER") { lock.check }.message.include?("was detached"), "it says how")
     must(!detached.inspect.include?(detached.handle), "a handle is a password")
     fails("LOCK_HELD") { client.acquire("r", wait: 0) }
-    same(lock.fence, client.attach(detached.handle) { |held| held.check || held.fence })
+    same("#<Locksidecar::Lock EXCLUSIVE \"r\" fence=#{lock.fence} detached>", lock.inspect)
+    same(lock.fence, client.attach(detached.handle) do |held|
+      held.check
+      same("#<Locksidecar::Lock EXCLUSIVE \"r\" fence=#{lock.fence}>", held.inspect)
+      inner = %i[@session @call].map { |name| held.instance_variable_get(name) } # what a debugger shows
+      must([client, *inner].none? { |it| it.inspect.include?(detached.handle) }, "a handle is a password")
+      held.fence
+    end)
     same([], client.get("r")["holders"])
     fails("NOT_HOLDER") { client.attach(detached) }
     [nil, "", 7].each { |bad| same({ "field" => "handle" }, fails("INVALID_REQUEST") { client.attach(bad) }.metadata) }
