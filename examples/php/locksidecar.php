@@ -310,6 +310,12 @@ final class Call
         public readonly ?\Closure $left = null,
     ) {}
 
+    /** What it gets and nobody wants is not released: it is for the next one who has the handle. */
+    public function attaches(): bool
+    {
+        return $this->kind === 'acquire' && isset($this->body['handle']);
+    }
+
     public function finish(?SidecarError $error = null): void
     {
         if (!$this->done) {
@@ -759,7 +765,9 @@ final class Session
     private function granted(Call $call, array $grant): void
     {
         if ($call->abandoned) {
-            $this->post(new Call('release', ['lockId' => $grant['lockId']]));
+            if (!$call->attaches()) {
+                $this->post(new Call('release', ['lockId' => $grant['lockId']]));
+            }
             return;
         }
         $hold = $this->holds[$grant['lockId']] ??= new Hold($grant);
@@ -985,7 +993,10 @@ final class Pending
         if ($this->taken !== null || $this->call->abandoned) {
             return;
         }
-        if ($this->call->hold !== null) {
+        if ($this->call->hold !== null && $this->call->attaches()) {
+            $this->call->abandoned = true;
+            $this->session->leave($this->call->hold);
+        } elseif ($this->call->hold !== null) {
             Signals::after($this->take(...)); // and drops it
         } else {
             $this->session->abandon($this->call);
@@ -1310,7 +1321,7 @@ final class Client
 
     /**
      * Attaches a lock that was detached, with the fence that it had. Who has it attached elsewhere loses it, with TAKEN_OVER.
-     * NotHolder: it was released, or its time is over.
+     * NotHolder: it was released, or its time is over. After any other error it can be attached again.
      */
     public function attach(#[\SensitiveParameter] string|Detached $handle, ?string $owner = null): Lock
     {

@@ -197,6 +197,9 @@ module Locksidecar
 
     def inspect = "#<#{self.class} #{kind}>" # the body may have a handle
 
+    # What it gets and nobody wants is not released: it is for the next one who has the handle.
+    def attaches? = kind == "acquire" && body.key?(:handle)
+
     # Sees to it that nobody keeps what nobody waits for. Again it does nothing.
     def give_up
       session&.abandon(self)
@@ -345,7 +348,7 @@ module Locksidecar
     def abandon(call)
       synchronize do
         if call.hold
-          leave(call) { put_if_open(Call.new("release", { lockId: call.hold.id }, about: call.hold)) }
+          leave(call) { put_if_open(Call.new("release", { lockId: call.hold.id }, about: call.hold)) unless call.attaches? }
         elsif call.session == self && !call.done && !call.abandoned
           call.abandoned = true # a grant that crosses the cancel is released
           call.finish(Cancelled.new("the request was given up"))
@@ -612,8 +615,10 @@ module Locksidecar
       if message["opened"]
         @slack = [MAX_SLACK, grant["leaseMargin"].to_f / 2].min
       elsif message["granted"]
-        return put_if_open(Call.new("release", { lockId: grant["lockId"] })) if call.abandoned
-
+        if call.abandoned
+          put_if_open(Call.new("release", { lockId: grant["lockId"] })) unless call.attaches?
+          return
+        end
         granted(call, grant)
       elsif message["detached"]
         call.about.left_by = "detached"
@@ -919,7 +924,8 @@ module Locksidecar
     end
 
     # Attaches a lock that was detached, with the fence that it had: yields it, and releases it as hold does. Without a block it
-    # gives it. Who has it attached elsewhere loses it, with TAKEN_OVER. NotHolder: it was released, or its time is over.
+    # gives it. Who has it attached elsewhere loses it, with TAKEN_OVER. NotHolder: it was released, or its time is over. After
+    # any other error it can be attached again.
     def attach(handle, owner: nil, &block)
       body = { handle: Detached.handle(handle), wait: Locksidecar.duration(0), owner: owner || Locksidecar.owner }
       call = Call.new("acquire", body, patience: Session::ANSWER_LIMIT)

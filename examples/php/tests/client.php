@@ -617,6 +617,19 @@ tap([
         fails('LOCK_LOST', $lock->check(...));
     },
 
+    'an attach that is given up leaves the lock to the next one' => function (): void {
+        $sidecar = new Sidecar(['ttl' => '1m']);
+        $client = new Client($sidecar->socket);
+        $detached = $client->hold('r', fn($lock) => $lock->detach(3600), detachable: true);
+        $sidecar->freeze();
+        fails('SIDECAR_SILENT', fn() => $client->attach($detached));
+        $sidecar->thaw();
+        $client->hold('other', fn() => null); // what the session sent before is carried out
+        fails('LOCK_HELD', fn() => $client->acquire('r', wait: 0));
+        $client->holdAttached($detached, fn($lock) => $lock->check());
+        $client->acquire('r', wait: 0)->release();
+    },
+
     'what is attached ends with its handle' => function (): void {
         $granted = ['granted' => ['endsIn' => '5s', 'validFor' => '900s'] + GRANTED['granted']];
         $lock = (new Client(scripted([OPENED, $granted])))->attach('h');

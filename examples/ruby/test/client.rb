@@ -501,6 +501,19 @@ tap_all({
     end
   },
 
+  "an attach that is given up leaves the lock to the next one" => lambda {
+    sidecar = Sidecar.new({ "ttl" => "1m" })
+    client = Client.new(socket: sidecar.socket)
+    detached = client.hold("r", detachable: true) { |lock| lock.detach(3600) }
+    sidecar.freeze!
+    fails("SIDECAR_SILENT") { client.attach(detached) }
+    sidecar.thaw
+    client.hold("other") { nil } # what the session sent before is carried out
+    fails("LOCK_HELD") { client.acquire("r", wait: 0) }
+    client.attach(detached, &:check)
+    client.acquire("r", wait: 0).release
+  },
+
   "what is attached ends with its handle" => lambda {
     granted = { granted: GRANTED[:granted].merge(endsIn: "5s", validFor: "900s") }
     lock = Client.new(socket: scripted(OPENED, granted)).attach("h")

@@ -178,7 +178,8 @@ impl Client {
     }
 
     /// A lock that was [detached](Held::detach), with the fence that it had: a text, or what `detach` gave. Who has it
-    /// attached elsewhere loses it, with `TAKEN_OVER`. NotHolder: it was released, or its time is over.
+    /// attached elsewhere loses it, with `TAKEN_OVER`. NotHolder: it was released, or its time is over. After any other error, and
+    /// when the future is dropped, it can be attached again.
     pub fn attach(&self, handle: impl AsRef<str>) -> Lock {
         let lock = Lock::new(self, "handle", Json::Text(handle.as_ref().into()));
         Lock { mode: None, wait: Some(Duration::ZERO), ..lock }

@@ -139,6 +139,7 @@ impl Session {
             return Err(e.clone());
         }
         let acquires = ask.kind == "acquire";
+        let attaches = acquires && ask.body.iter().any(|(name, _)| name == "handle");
         if acquires && s.out.len() > MOST_UNSENT {
             return Err(self.silent());
         }
@@ -154,7 +155,10 @@ impl Session {
         let deadline = ask.limit.map(|seconds| sent + seconds);
         s.asking += u32::from(acquires);
         let (about, left, max_hold) = (ask.about, ask.left, ask.max_hold);
-        s.calls.insert(id, Call { acquires, sent, about, left, max_hold, deadline, abandoned: false, late: false, outcome: None, waker: None });
+        s.calls.insert(
+            id,
+            Call { acquires, attaches, sent, about, left, max_hold, deadline, abandoned: false, late: false, outcome: None, waker: None },
+        );
         s.out.extend_from_slice(line.as_bytes());
         self.flush(&mut s);
         match s.error.clone() {
@@ -241,8 +245,10 @@ impl Session {
 
     /// Sees to it that nobody keeps what nobody waits for.
     pub fn abandon(self: &Arc<Self>, id: u64) {
+        let attaches = self.state().calls.get(&id).is_some_and(|call| call.attaches);
         match self.forget(id) {
             None => self.cancel(id),
+            Some(Ok((_, Some(hold)))) if attaches => self.leave(&hold),
             Some(Ok((_, Some(hold)))) => self.drop_hold(&hold),
             Some(_) => {}
         }

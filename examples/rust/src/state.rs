@@ -25,6 +25,8 @@ pub(crate) type Undo = (&'static str, &'static str, String);
 
 pub(crate) struct Call {
     pub acquires: bool,
+    /// What it gets and nobody wants is not released: it is for the next one who has the handle.
+    pub attaches: bool,
     pub sent: f64,
     pub about: Option<Arc<Hold>>,
     /// Of a detach: is set when it is carried out, for who had entered the hold.
@@ -256,7 +258,7 @@ impl State {
         } else if m.get("granted").is_some() {
             if wanted {
                 outcome = Ok((m.clone(), Some(self.granted(m.get("granted"), call.max_hold))));
-            } else {
+            } else if !call.attaches {
                 undo = Some(("release", "lockId", m.get("granted").get("lockId").text().into()));
             }
         } else if let (true, Some(hold), Some(left)) = (m.get("detached").is_some(), &call.about, &call.left) {

@@ -437,6 +437,23 @@ fn detached() {
     assert_eq!(kind(client.attach("").acquire()), Kind::InvalidRequest);
 }
 
+fn unwanted_attaches() {
+    let sidecar = Sidecar::with("embedded:", &[("ttl", "1m")]);
+    let client = sidecar.client();
+    let detached = client.lock("r").detachable().acquire().unwrap().detach(Duration::from_secs(3600)).unwrap();
+    sidecar.freeze();
+    assert_eq!(kind(client.attach(&detached).acquire()), Kind::SidecarSilent);
+    drop(client.attach(&detached).begin().unwrap());
+    sidecar.thaw();
+    let asked = client.attach(&detached).begin().unwrap();
+    eventually("it is attached", PATIENCE, || asked.is_done());
+    drop(asked);
+    drop(client.lock("other").acquire().unwrap()); // what the session sent before is carried out
+    assert_eq!(kind(client.lock("r").wait(NOW).acquire()), Kind::LockHeld);
+    client.attach(&detached).acquire().unwrap().release().unwrap();
+    client.lock("r").wait(NOW).acquire().unwrap();
+}
+
 fn unwanted_handles() {
     let sidecar = Sidecar::with("embedded:", &[("ttl", "1m")]);
     let client = sidecar.client();
@@ -529,6 +546,7 @@ fn main() {
         test("looks and watches", looks),
         test("a lock that is detached lives by its handle", detached),
         test("a handle that nobody waits for is released", unwanted_handles),
+        test("an attach that is given up leaves the lock to the next one", unwanted_attaches),
         test("nobody answers", nobody),
         test("waits at a frozen sidecar end, and leave nothing behind", frozen),
     ]);
