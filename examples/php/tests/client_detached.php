@@ -45,7 +45,7 @@ tap([
                 if ($how === 'silent') {
                     fails('SIDECAR_SILENT', fn() => $lock->detach(3600));
                 } else {
-                    pcntl_alarm(1);
+                    pcntl_alarm(3);
                     $lock->detach(3600);
                     must(false, 'it is detached');
                 }
