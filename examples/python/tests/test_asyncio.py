@@ -7,12 +7,13 @@ import gc
 import os
 import random
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sidecars import PATIENCE, Sidecar
+from sidecars import PATIENCE, Sidecar, eventually
 
 import locksidecar
 from locksidecar import AsyncHeld, Client, LockHeld, LockLost
@@ -298,6 +299,34 @@ def test_loops_that_are_closed_leave_nothing(client: Client, monkeypatch: pytest
     for _ in range(50):
         asyncio.run(work())
     assert len(os.listdir("/proc/self/fd")) <= before + 10
+
+
+def test_a_loop_that_is_closed_before_it_stops_reading(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread tells the loop to stop, which has run for the last time: its copy of the socket is closed all the same."""
+    monkeypatch.setattr("locksidecar._reading.PAUSE", PATIENCE)  # the thread reads again when it is called
+    lock = client.lock("a/loop-closed")
+    reading = client.session()._reading
+    loop = asyncio.new_event_loop()
+
+    async def work() -> None:
+        async with lock:
+            pass
+
+    def read_by_the_loop() -> bool:  # an event in between ends that
+        if not reading.left:
+            lock.acquire().release()
+        loop.run_until_complete(work())
+        return loop in reading.loops
+
+    eventually("the loop reads", read_by_the_loop)
+    reading.call()
+    eventually("the thread reads", lambda: not reading.left)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        loop.close()
+        del loop
+        gc.collect()
+    assert not [str(w.message) for w in warned]
 
 
 def test_the_first_lock_while_the_executor_waits_for_it(connect: Connect) -> None:

@@ -114,7 +114,7 @@ class LoopReader:
             self._remove()  # else the loop would call again and again
 
     def stop(self) -> None:
-        """Any thread may say so."""
+        """Any thread may say so. A loop that is closed before it comes to that drops this: see __del__."""
         try:
             self._loop.call_soon_threadsafe(self._remove)
         except RuntimeError:  # the loop is closed
@@ -127,3 +127,7 @@ class LoopReader:
 
     def close(self) -> None:
         self._sock.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_sock"):
+            self.close()
