@@ -1,7 +1,7 @@
 'use strict';
 
 const { setMaxListeners } = require('node:events');
-const { now, parseDuration } = require('./clock.cjs');
+const { parseDuration } = require('./clock.cjs');
 const { LockLostError } = require('./errors.cjs');
 
 /** A hold as its session knows it. Each acquire that entered it has a Lock. */
@@ -43,20 +43,11 @@ class Hold {
     }
   }
 
-  lose(lostReason, message, graceEnd) {
+  lose({ reason: lostReason, message, graceEnd }) {
     if (!this.problem) {
       const { resource, id: lockId, fence } = this;
       this.problem = new LockLostError({ resource, lockId, fence, lostReason, message, graceEnd });
       this.#controller?.abort(this.problem);
-    }
-  }
-
-  /** Marks it as lost by this process's own clock. */
-  expire() {
-    if (now() >= this.limit) {
-      this.lose('MAX_HOLD', 'it was held longer than its maxHold');
-    } else {
-      this.lose('SIDECAR_SILENT', 'the sidecar was not heard of in time');
     }
   }
 

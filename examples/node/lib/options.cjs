@@ -106,7 +106,10 @@ function checkClient(options) {
   check(options, CLIENT);
 }
 
-/** The body of an acquire. */
+/**
+ * What an acquire asks for: the body of the request but for its wait, `wait` in ms (undefined: for ever), and `what`, the
+ * same for those that ask for the same.
+ */
 function readAcquire(resource, options) {
   check(options, ACQUIRE);
   const { shared = false, wait, maxHold, minHold, owner, reentrant = false, limit, once, detachable } = options;
@@ -130,9 +133,6 @@ function readAcquire(resource, options) {
   if (reentrant) {
     body.reentrant = true;
   }
-  if (wait !== undefined && wait !== Infinity) {
-    body.wait = formatDuration(wait === 0 ? 0 : Math.max(wait, 1e-3)); // 0 is a try
-  }
   if (maxHold !== undefined) {
     body.maxHold = formatDuration(maxHold);
   }
@@ -149,14 +149,15 @@ function readAcquire(resource, options) {
       ...(maxAttempts === undefined ? {} : { maxAttempts }),
     };
   }
-  return body;
+  return { body, wait: wait === Infinity ? undefined : wait, what: several ? resource.join(', ') : resource };
 }
 
-/** The body of an acquire that attaches: what the handle names is there, or it is not. */
+/** An acquire that attaches is a try: what the handle names is there, or it is not. */
 function readAttach(handle, options) {
   check(options, ATTACH);
   const { owner } = options;
-  return { handle: readHandle(handle), wait: formatDuration(0), ...(owner === undefined ? {} : { owner }) };
+  const body = { handle: readHandle(handle), ...(owner === undefined ? {} : { owner }) };
+  return { body, wait: 0, what: body.handle };
 }
 
 /** A handle, or what has one. Messages do not show it: it is a password. */

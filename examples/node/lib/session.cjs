@@ -1,9 +1,10 @@
 'use strict';
 
-const { SidecarClock, early, formatDuration, now, parseDuration } = require('./clock.cjs');
+const { Acquires } = require('./acquires.cjs');
+const { early, formatDuration, now } = require('./clock.cjs');
 const { Detached } = require('./detached.cjs');
 const { SidecarError, fromStatus } = require('./errors.cjs');
-const { Hold } = require('./hold.cjs');
+const { Holds, after } = require('./holds.cjs');
 const { connect } = require('./lines.cjs');
 const { Lock } = require('./lock.cjs');
 const { onAbort } = require('./signals.cjs');
@@ -13,21 +14,8 @@ const ANSWER_LIMIT = 5_000;
 // After so long without a word a wait without end asks whether the sidecar is there, and
 // after so long without an answer it takes it for frozen.
 const PING_AFTER = 5_000;
-// Node's timers stand still while the machine is suspended; the clock of a hold does not.
-const MAX_LOOK = 1_000;
-// How long the sidecar may take at most to say that a maxHold is over.
-const MAX_SLACK = 250;
 // The sidecar ends a connection at a longer line, and with it all that the session holds.
 const LONGEST_LINE = 65_536;
-const MAX_TIMER = 2 ** 31 - 1;
-
-/**
- * Calls back after a time, and after what came meanwhile: where this process was busy,
- * news lie unread in the socket, and are read before a setImmediate.
- */
-function after(ms, then) {
-  return setTimeout(() => setImmediate(then), Math.min(ms, MAX_TIMER)).unref();
-}
 
 /**
  * One app session: a connection with lines of JSON. When it ends, at either end, every
@@ -38,7 +26,6 @@ function after(ms, then) {
  */
 class Session {
   id = '';
-  slack = 0; // see Hold.silentAt
   jeopardy = false;
   draining = false;
   error = undefined; // why the session has ended
@@ -48,14 +35,9 @@ class Session {
   #lines;
   #ended; // promise: the connection has
   #calls = new Map(); // by request id: not answered yet
-  #holds = new Map(); // by lock id
-  #clock = new SidecarClock();
-  #news = { counted: -Infinity, until: -Infinity }; // of the lease: on the sidecar's clock, on ours
-  #asking = 0; // acquires that were not answered
-  #early = new Map(); // losses that came before their grants; only while asking
+  #acquires = new Acquires();
+  #holds = new Holds(this.#acquires, () => this.#ref());
   #lastId = 0;
-  #timer;
-  #looksAt = Infinity;
   #keepsAlive; // timer of a session with a ttl
   #listens = false; // for a sidecar that is silent
   #heard = false; // since the last look
@@ -89,18 +71,24 @@ class Session {
   }
 
   /** Undefined: the connection had ended before anything was sent. Another session will do. */
-  async acquire(body, signal) {
+  async acquire(ask, signal) {
     if (this.error) {
       throw this.error.again();
     }
     signal?.throwIfAborted(); // while the session was opened
-    const call = this.#send('acquire', { owner: `acquire ${this.#lastId + 1}`, ...body }, { acquires: true, maxHold: body.maxHold });
+    ask.deadline ??= early() + ask.wait;
+    const call = { ask, maxHold: ask.body.maxHold, done: false };
+    if (this.#acquires.enter(call)) {
+      this.#sendAcquire(call);
+    } else {
+      this.#boundWait(call);
+    }
     const off = onAbort(signal, () => this.#giveUp(call, signal.reason));
     let limit;
-    if (body.wait === undefined) {
+    if (ask.wait === undefined) {
       this.#listen();
     } else {
-      limit = after(parseDuration(body.wait) + ANSWER_LIMIT, () => this.#giveUp(call, this.#silent()));
+      limit = after(ask.deadline - early() + ANSWER_LIMIT, () => this.#giveUp(call, this.#acquires.isQueued(call) ? this.#full() : this.#silent()));
     }
     try {
       return (await this.#answer(call)).lock;
@@ -111,14 +99,15 @@ class Session {
       throw err;
     } finally {
       clearTimeout(limit);
+      clearTimeout(call.due);
       off();
     }
   }
 
   /** The sidecar carries it out in any case, be it late, as long as the session lasts. */
   async release(hold) {
-    this.expire(hold, hold.silentAt());
-    this.#leave(hold);
+    this.#holds.expire(hold, hold.silentAt());
+    this.#holds.leave(hold);
     if (hold.problem) { // the sidecar may be what is broken: it reads this when it is well again
       if (!this.error) {
         this.#send('release', { lockId: hold.id });
@@ -132,7 +121,7 @@ class Session {
   async conclude(hold, outcome, note, held) {
     await this.#ask('release', { lockId: hold.id, outcome, note }, { about: hold });
     if (held) {
-      this.#leave(hold);
+      this.#holds.leave(hold);
     }
   }
 
@@ -147,12 +136,8 @@ class Session {
   }
 
   /** Marks a hold as lost where its end is over. */
-  expire(hold, end = hold.end()) {
-    if (!hold.problem && this.#holds.has(hold.id) && end <= now()) {
-      this.#holds.delete(hold.id);
-      hold.expire();
-      this.#ref();
-    }
+  expire(hold) {
+    this.#holds.expire(hold);
   }
 
   /** Ends the session; returns when the sidecar has released its locks. */
@@ -181,18 +166,48 @@ class Session {
 
   // Requests.
 
-  #send(kind, body, more = {}) {
-    const call = { id: `${++this.#lastId}`, sent: early(), done: false, ...more };
+  #send(kind, body, call = {}) {
+    call.id = `${++this.#lastId}`;
+    call.sent = early();
+    call.done = false;
     const line = `${JSON.stringify({ requestId: call.id, [kind]: body })}\n`;
     if (Buffer.byteLength(line) > LONGEST_LINE) {
       throw new SidecarError('INVALID_REQUEST', `the request is longer than ${LONGEST_LINE} bytes`, { metadata: { field: kind } });
     }
     this.#calls.set(call.id, call);
-    if (call.acquires) {
-      this.#asking++;
-    }
     this.#lines.write(line, (err) => { call.unsent = Boolean(err); });
     return call;
+  }
+
+  /** Sends one that is on its way for Acquires. What it may wait is counted from its call. */
+  #sendAcquire(call) {
+    const { body, wait, deadline } = call.ask;
+    const left = wait === undefined ? {} : { wait: formatDuration(wait === 0 ? 0 : Math.max(deadline - early(), 1e-3)) }; // 0 is a try
+    try {
+      this.#send('acquire', { owner: `acquire ${this.#lastId + 1}`, ...body, ...left }, call);
+    } catch (error) {
+      this.#acquires.answered(call);
+      this.#finish(call, { error });
+    }
+  }
+
+  #sendQueued() {
+    for (let call = this.#acquires.next(); call; call = this.#acquires.next()) {
+      this.#sendAcquire(call);
+    }
+  }
+
+  /** Ends a wait that is over while it queues here. */
+  #boundWait(call) {
+    if (call.ask.wait > 0 && !call.due) {
+      const resource = call.ask.what;
+      call.due = after(call.ask.deadline - early(), () => {
+        if (this.#acquires.isQueued(call)) {
+          const message = `the wait for "${resource}" is over: more of this process wait than the sidecar takes at a time`;
+          this.#giveUp(call, new SidecarError('WAIT_TIMEOUT', message, { metadata: { resource } }));
+        }
+      });
+    }
   }
 
   /** Sends what is answered at once. */
@@ -248,7 +263,7 @@ class Session {
       return;
     }
     this.#finish(call, { error });
-    if (!this.error) {
+    if (!this.#acquires.drop(call)) {
       call.abandoned = true; // a grant that crosses the cancel is released
       this.#send('cancel', { requestId: call.id });
     }
@@ -256,6 +271,12 @@ class Session {
 
   #silent() {
     return new SidecarError('SIDECAR_SILENT', `the sidecar at ${this.#path} did not answer in time; it may be frozen`);
+  }
+
+  /** A try that has queued here for as long as the sidecar may take to answer one. */
+  #full() {
+    const message = 'more of this process wait than the sidecar takes at a time, and none of them was answered';
+    return new SidecarError('LIMIT_EXCEEDED', message, { metadata: { limit: 'waiters', max: `${this.#acquires.most}` } });
   }
 
   /** Ends the waits that have no end of their own when the sidecar is frozen. */
@@ -267,7 +288,7 @@ class Session {
     this.#heard = true;
     let pinged = false;
     const look = () => {
-      const waiting = [...this.#calls.values()].filter((call) => call.acquires && !call.done);
+      const waiting = [...this.#calls.values(), ...this.#acquires.queued].filter((call) => call.ask && !call.done);
       if (waiting.length === 0 || this.error) {
         this.#listens = false;
         return;
@@ -316,72 +337,65 @@ class Session {
       return;
     }
     this.#calls.delete(call.id);
+    if (call.ask) {
+      this.#acquires.answered(call);
+    }
     if (m.error) {
-      this.#finish(call, { error: this.#refused(call, fromStatus(m.error)) });
+      const err = fromStatus(m.error);
+      if (this.#isTooMany(call, err)) {
+        this.#acquires.refused(call, Number(err.metadata.max));
+        this.#boundWait(call);
+        return; // one that is answered makes room
+      }
+      this.#finish(call, { error: this.#refused(call, err) });
     } else {
       this.#finish(call, this.#answered(call, m));
     }
-    if (call.acquires && --this.#asking === 0) {
-      this.#early.clear();
+    if (call.ask) {
+      if (this.#acquires.size === 0) {
+        this.#holds.forgetEarly();
+      }
+      this.#sendQueued();
     }
+  }
+
+  /** Whether the sidecar takes fewer acquires at a time than are on their way. */
+  #isTooMany(call, { reason, metadata }) {
+    return call.ask && !call.done && reason === 'LIMIT_EXCEEDED' && this.#acquires.size > 0
+      && (metadata.limit === 'waiters' || metadata.limit === 'requests in flight');
   }
 
   #answered(call, { opened, granted, downgraded, extended, detached }) {
     if (opened) {
       this.id = opened.sessionId;
-      this.#clock.answered(call.sent, opened.countedAt);
-      this.slack = Math.min(MAX_SLACK, parseDuration(opened.leaseMargin) / 2);
+      this.#holds.opened(call, opened);
     } else if (granted) {
       return { lock: this.#granted(call, granted) };
     } else if (detached) {
       return { detached: this.#detached(call, detached) };
     } else if (downgraded ?? extended) {
-      const { mode, countedAt, validFor } = downgraded ?? extended;
-      this.#clock.answered(call.sent, countedAt);
-      call.about.mode = mode;
+      const grant = downgraded ?? extended;
+      this.#holds.answered(call, grant);
+      call.about.mode = grant.mode;
       if (extended) {
-        call.about.limit = this.#limit(call, extended);
-        call.about.until = Math.max(call.about.until, this.#clock.until(countedAt, parseDuration(validFor)));
-        this.#watch(call.about.silentAt());
+        this.#holds.extended(call, extended);
       }
     }
     return {};
   }
 
   #granted(call, grant) {
-    this.#clock.answered(call.sent, grant.countedAt);
     if (call.abandoned) {
+      this.#holds.answered(call, grant);
       this.#send('release', { lockId: grant.lockId });
       return undefined;
     }
-    let hold = this.#holds.get(grant.lockId);
-    if (!hold) {
-      hold = new Hold(this, grant);
-      this.#holds.set(hold.id, hold);
-    }
-    hold.count++;
-    hold.mode = grant.mode;
-    hold.until = Math.max(hold.until, this.#clock.until(grant.countedAt, parseDuration(grant.validFor)));
-    hold.limit = Math.min(hold.limit, this.#limit(call, grant));
-    hold.prolong(this.#news); // they may overtake the grant
-    const early = this.#early.get(hold.id);
-    if (early) {
-      this.#lost(hold, early);
-    } else {
-      this.#watch(hold.silentAt());
-    }
-    return new Lock(this, hold);
-  }
-
-  /** When a hold ends by what was asked for, or by its handle where it is attached. */
-  #limit({ maxHold }, { countedAt, endsIn }) {
-    const lefts = [maxHold, endsIn].filter((left) => left !== undefined && left !== null);
-    return Math.min(...lefts.map((left) => this.#clock.until(countedAt, parseDuration(left))));
+    return new Lock(this, this.#holds.granted(call, grant));
   }
 
   #detached(call, detached) {
     call.about.detached = true;
-    this.#leave(call.about);
+    this.#holds.leave(call.about);
     if (call.done) {
       this.#send('releaseHandle', { handle: detached.handle });
       return undefined;
@@ -390,16 +404,13 @@ class Session {
   }
 
   #loseUnknown(hold, message) {
-    this.#holds.delete(hold.id);
-    hold.lose('UNKNOWN', message);
-    this.#ref();
+    this.#holds.lose(hold, { reason: 'UNKNOWN', message });
   }
 
   /** What a refusal says about a hold; the error to throw. */
   #refused({ about, detaches }, err) {
     if (about && err.reason === 'LOCK_LOST') { // sooner than its event
-      this.#holds.delete(about.id);
-      about.lose(err.metadata.lost_reason ?? 'UNKNOWN', err.message);
+      this.#holds.lose(about, { reason: err.metadata.lost_reason ?? 'UNKNOWN', message: err.message });
     } else if (about && err.reason === 'NOT_HOLDER' && about.count > 0) {
       this.#loseUnknown(about, err.message);
     } else if (detaches && err.reason === 'STORE_UNAVAILABLE') {
@@ -411,56 +422,16 @@ class Session {
 
   #event({ lease, lost, draining }) {
     if (lease) {
-      const until = this.#clock.until(lease.countedAt, parseDuration(lease.validFor));
-      this.#news = { counted: parseDuration(lease.countedAt), until };
-      this.#holds.forEach((hold) => hold.prolong(this.#news));
+      this.#holds.lease(lease);
       this.jeopardy = lease.jeopardy === true;
     } else if (lost) {
-      const hold = this.#holds.get(lost.lockId);
-      if (hold) {
-        this.#lost(hold, lost);
-      } else if (this.#asking > 0) {
-        this.#early.set(lost.lockId, lost);
-      }
+      this.#holds.lost(lost);
     } else if (draining && !this.draining) {
       this.draining = true;
-      const remaining = Math.max(0, this.#clock.until(draining.countedAt, parseDuration(draining.remaining)) - now());
+      const remaining = Math.max(0, this.#holds.until(draining.countedAt, draining.remaining) - now());
       if (this.#onDraining) {
         queueMicrotask(() => this.#onDraining(remaining)); // the app's own errors are its own
       }
-    }
-  }
-
-  #lost(hold, { reason, message, grace, countedAt }) {
-    this.#holds.delete(hold.id);
-    hold.lose(reason, message, this.#clock.until(countedAt, parseDuration(grace)));
-    this.#ref();
-  }
-
-  #leave(hold) {
-    hold.count = Math.max(0, hold.count - 1);
-    if (hold.count === 0) {
-      this.#holds.delete(hold.id);
-      this.#ref();
-    }
-  }
-
-  /** Sees to it that the end of a hold is noticed. One timer does for all. */
-  #watch(end) {
-    const at = Math.min(end, early() + MAX_LOOK);
-    if (at < this.#looksAt) {
-      clearTimeout(this.#timer);
-      this.#looksAt = at;
-      this.#timer = after(at - early(), () => this.#look());
-    }
-  }
-
-  /** Finds the holds that nothing was heard of for too long. */
-  #look() {
-    this.#looksAt = Infinity;
-    this.#holds.forEach((hold) => this.expire(hold, hold.silentAt()));
-    if (this.#holds.size > 0) {
-      this.#watch(Math.min(...[...this.#holds.values()].map((hold) => hold.silentAt())));
     }
   }
 
@@ -478,15 +449,12 @@ class Session {
       return false;
     }
     this.error = err;
-    clearTimeout(this.#timer);
     clearInterval(this.#keepsAlive);
-    this.#looksAt = -Infinity; // no look any more
-    const [holds, calls] = [[...this.#holds.values()], [...this.#calls.values()]];
-    this.#holds.clear();
+    const [calls, { queued }] = [[...this.#calls.values()], this.#acquires];
     this.#calls.clear();
-    this.#early.clear();
-    holds.forEach((hold) => hold.lose(lostReason, err.message));
-    calls.forEach((call) => this.#finish(call, { error: call.about?.problem ?? err }));
+    this.#holds.end({ reason: lostReason, message: err.message });
+    queued.forEach((call) => { call.unsent = true; });
+    [...calls, ...queued].forEach((call) => this.#finish(call, { error: call.about?.problem ?? err }));
     return true;
   }
 }

@@ -70,19 +70,19 @@ class LockSidecar {
     return this.#take(readAcquire(resource, options), options.signal);
   }
 
-  async #take(body, signal) {
+  async #take(ask, signal) {
     signal?.throwIfAborted();
     let session = this.#current;
     if (!session || session.error || this.#closed) {
       session = await unless(signal, this.#session());
     }
-    return await session.acquire(body, signal) ?? this.#takeAgain(body, signal);
+    return await session.acquire(ask, signal) ?? this.#takeAgain(ask, signal);
   }
 
   /** On a new session, where the end of the last one was not noticed before. */
-  async #takeAgain(body, signal) {
+  async #takeAgain(ask, signal) {
     const session = await unless(signal, this.#session());
-    const lock = await session.acquire(body, signal);
+    const lock = await session.acquire(ask, signal);
     if (!lock) {
       throw session.error.again();
     }

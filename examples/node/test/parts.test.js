@@ -4,12 +4,13 @@ import fs from 'node:fs';
 import net from 'node:net';
 import os from 'node:os';
 import path from 'node:path';
-import { createInterface } from 'node:readline';
 import { test } from 'node:test';
 import { LockSidecar } from '../index.js';
+import { Acquires } from '../lib/acquires.cjs';
 import { SidecarClock, formatDuration, now, parseDuration } from '../lib/clock.cjs';
 import { Hold } from '../lib/hold.cjs';
-import { Session } from '../lib/session.cjs';
+import { Holds } from '../lib/holds.cjs';
+import { scripted } from './scripted.js';
 import { eventually } from './sidecars.js';
 
 test('durations', () => {
@@ -61,35 +62,6 @@ test('a sidecar that never answered', { timeout: 20_000 }, async (t) => {
   await assert.rejects(new LockSidecar({ socket }).acquire('a', { signal: AbortSignal.timeout(50) }), { name: 'TimeoutError' });
 });
 
-/** A sidecar whose answers the test makes: `tell` writes an event to the session, and each acquire gets `grant()`. */
-async function scripted(t, opened, grant, options) {
-  const socket = path.join(fs.mkdtempSync(path.join(os.tmpdir(), 'lp-')), 's');
-  const asked = [];
-  let session;
-  const say = (m) => session.write(`${JSON.stringify(m)}\n`);
-  const server = net.createServer((connection) => {
-    session = connection.on('error', () => {});
-    createInterface({ input: connection }).on('line', (line) => {
-      const { requestId, open, acquire } = JSON.parse(line);
-      asked.push(line);
-      if (open) {
-        say({ requestId, opened: { sessionId: 'x', ...opened } });
-      } else if (acquire && grant) {
-        say({ requestId, granted: { resource: 'r', mode: 'EXCLUSIVE', fence: '1', ...grant() } });
-      }
-    });
-  });
-  await new Promise((resolve) => { server.listen(socket, resolve); });
-  const client = new LockSidecar({ socket, ...options });
-  t.after(async () => {
-    session?.destroy();
-    server.close();
-    fs.rmSync(path.dirname(socket), { recursive: true });
-    await client.close();
-  });
-  return { client, socket, asked, say, tell: (event) => say({ event }) };
-}
-
 test('news of the lease prolong only what was held when they were counted', async (t) => {
   const base = Math.floor(now() / 1e3);
   const lease = (at) => ({ lease: { validFor: '900s', countedAt: `${base + at}s` } });
@@ -108,17 +80,41 @@ test('news of the lease prolong only what was held when they were counted', asyn
 });
 
 for (const [leaseMargin, slack] of [['0s', 0], ['0.1s', 50], ['60s', 250]]) {
-  test(`a margin of ${leaseMargin}: the end by maxHold waits ${slack} ms for its news`, async (t) => {
-    const { socket } = await scripted(t, { countedAt: `${now() / 1e3}s`, leaseMargin });
-    const session = await Session.open(socket, {}, false);
-    const hold = new Hold(session, { lockId: 'l', resource: 'r', mode: 'EXCLUSIVE', fence: '1', countedAt: '0s' });
+  test(`a margin of ${leaseMargin}: the end by maxHold waits ${slack} ms for its news`, () => {
+    const holds = new Holds(new Acquires(), () => {});
+    holds.opened({ sent: now() }, { countedAt: '1s', leaseMargin });
+    const hold = new Hold(holds, { lockId: 'l', resource: 'r', mode: 'EXCLUSIVE', fence: '1', countedAt: '0s' });
     [hold.until, hold.limit] = [900_000, 50_000];
     assert.deepEqual([hold.end(), hold.silentAt()], [50_000, 50_000 + slack]);
     hold.limit = Infinity;
     assert.equal(hold.silentAt(), 900_000, 'without a maxHold it is the end');
-    await session.close();
   });
 }
+
+test('a loss counts for grants that come after it', async (t) => {
+  const countedAt = `${now() / 1e3}s`;
+  const { client, asked, say, tell } = await scripted(t, { countedAt });
+  await client.open();
+  const grant = async (n) => {
+    await eventually('it is asked', () => asked.length > n);
+    const { requestId } = JSON.parse(asked[n]);
+    say({ requestId, granted: { lockId: 'l', resource: 'r', mode: 'EXCLUSIVE', fence: '1', validFor: '900s', countedAt } });
+  };
+  const lost = { lockId: 'l', resource: 'r', fence: '1', reason: 'FORCED', message: 'it was forced', grace: '2s', countedAt };
+  const options = { owner: 'me', reentrant: true };
+  const entering = client.acquire('r', options);
+  await grant(1);
+  const outer = await entering;
+  const again = client.acquire('r', options);
+  await eventually('it is asked', () => asked.length === 3);
+  tell({ lost }); // of a hold that is known
+  await eventually('it is read', () => outer.lost);
+  await grant(2);
+  const inner = await again;
+  assert.equal(inner.lost, true);
+  assert.throws(() => inner.check(), { reason: 'LOCK_LOST', lostReason: 'FORCED' });
+  assert.ok(inner.signal.reason.graceLeft() > 0);
+});
 
 test('a wait without end at a sidecar that is silent', async (t) => {
   const { client, asked } = await scripted(t, { countedAt: `${now() / 1e3}s` });
