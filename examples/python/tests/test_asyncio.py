@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,7 +113,7 @@ def test_cancelled_wait(client: Client, sidecar: Sidecar) -> None:
 
 def test_many_cancelled_at_a_frozen_sidecar(own_sidecar: Callable[..., Sidecar]) -> None:
     """More than the socket takes at once. The rest is sent when the sidecar reads again, though nobody waits for it."""
-    sidecar = own_sidecar()
+    sidecar = own_sidecar(ttl="5m")  # a busy machine may freeze it for long
 
     async def main(client: Client) -> None:
         sidecar.freeze()
@@ -128,6 +129,53 @@ def test_many_cancelled_at_a_frozen_sidecar(own_sidecar: Callable[..., Sidecar])
         asyncio.run(main(client))
         sidecar.thaw()
         sidecar.expect_queue("a/frozen", 1, 0)
+
+
+def test_a_limit_that_was_learned_is_that_of_one_sidecar(own_sidecar: Callable[..., Sidecar], tmp_path: Path) -> None:
+    """What queues in the client when it goes asks the next one, which takes more."""
+    small, large = own_sidecar(max_waiters="2"), own_sidecar()
+    path = tmp_path / "s"
+    path.symlink_to(small.socket)
+
+    async def main(client: Client) -> None:
+        tasks = [asyncio.create_task(client.lock("a/limit").acquire_async()) for _ in range(6)]
+        session = await client.session_async()
+        while session.core.limit != 2:
+            await asyncio.sleep(0.01)
+        path.unlink()
+        path.symlink_to(large.socket)
+        await asyncio.to_thread(small.kill)
+        await asyncio.to_thread(large.expect_queue, "a/limit", 1, 4)
+        gone = [task for task in tasks if task.done()]
+        assert [type(task.exception()) for task in gone] == [locksidecar.SidecarGone] * 2
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    with Client(small.socket) as first, Client(large.socket) as second, Client(path) as client:
+        held = first.lock("a/limit").acquire()
+        with second.lock("a/limit"):
+            asyncio.run(main(client))
+        assert held.lost.wait(PATIENCE)
+
+
+def test_a_try_for_which_there_is_no_room(own_sidecar: Callable[..., Sidecar], monkeypatch: pytest.MonkeyPatch) -> None:
+    sidecar = own_sidecar(max_waiters="1")
+
+    async def main(client: Client) -> None:
+        async with client.lock("a/room"):
+            tasks = [asyncio.create_task(client.lock(name).acquire_async()) for name in ("a/room", "a/other")]
+            while client.session().core.limit != 1:
+                await asyncio.sleep(0.01)
+            with monkeypatch.context() as m, pytest.raises(locksidecar.LimitExceeded) as e:
+                m.setattr("locksidecar._session.PATIENCE", -1.9)
+                await client.lock("a/third", wait=0).acquire_async()
+            assert e.value.metadata == {"limit": "waiters", "max": "1"}
+        for task in tasks:
+            await (await task).release()
+
+    with Client(sidecar.socket) as client:
+        asyncio.run(main(client))
 
 
 def test_tasks_of_a_loop_share_a_timer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

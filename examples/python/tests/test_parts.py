@@ -180,6 +180,36 @@ def test_a_loss_that_overtakes_its_grant_counts() -> None:
     assert hold.problem is not None and hold.problem.lost_reason == "FORCED" and hold.valid_for() == 0
 
 
+def test_a_loss_of_what_is_held_counts_for_a_grant_that_comes_after_it() -> None:
+    """Who re-enters it gets an answer of its own, which the event may overtake."""
+    sidecar = OneSidecar()
+    now = f"{boot_time()}s"
+    first, again = sidecar.ask(), sidecar.ask()
+    hold = sidecar.answer_grant(first, 50.0, boot_time())
+    sidecar.event(
+        "lost", lockId=hold.lock_id, resource="r", fence="1", reason="FORCED", grace="2s", message="m", countedAt=now
+    )
+    sidecar.answer(
+        again, "granted", lockId=hold.lock_id, resource="r", mode="EXCLUSIVE", fence="1", validFor="50s", countedAt=now
+    )
+    assert again.hold is not None and again.hold.valid_for() == 0
+    assert again.hold.problem is not None and again.hold.problem.lost_reason == "FORCED"
+
+
+def test_losses_that_nobody_waits_for_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("locksidecar._core._MOST_EARLY", 3)
+    sidecar = OneSidecar()
+    call = sidecar.ask()
+    for n in range(9, 0, -1):  # that of its own grant is the latest
+        now = f"{boot_time()}s"
+        sidecar.event(
+            "lost", lockId=f"l{n}", resource="r", fence="1", reason="FORCED", grace="2s", message="m", countedAt=now
+        )
+    assert len(sidecar.core._early) == 3
+    assert sidecar.answer_grant(call, 50.0, boot_time()).problem is not None
+    assert not sidecar.core._early
+
+
 @pytest.mark.parametrize(("margin", "slack"), [(0.0, 0.0), (0.1, 0.05), (60.0, 0.25)])
 def test_the_end_by_max_hold_waits_for_its_news_within_the_margin(margin: float, slack: float) -> None:
     sidecar = OneSidecar(lease_margin=margin)
@@ -269,6 +299,40 @@ def test_what_was_not_sent_is_known_at_the_end() -> None:
     assert all(call.done for call in calls)
     late = sidecar.ask()
     assert late.done and late.unsent
+
+
+def test_what_nobody_asks_for_any_more_gets_through_before_those_who_came_earlier() -> None:
+    sidecar = OneSidecar()
+    busy = [sidecar.ask("busy") for _ in range(799)]
+    others = [sidecar.ask(f"r{n}") for n in range(201)]
+    for resource in ("busy", "r0", "free", "r1"):
+        sidecar.ask(resource)
+    assert len(sidecar.sent()) == 1 + 1000
+
+    def sent_after(call: Call) -> list[str]:
+        sidecar.answer_grant(call, 9, boot_time())
+        return [m["acquire"]["resource"] for m in sidecar.sent()]
+
+    assert sent_after(busy[0]) == ["free"]
+    assert sent_after(busy[1]) == []
+    assert sent_after(others[1]) == ["r1"]
+    assert [sent_after(call) for call in busy[2:201]] == [[]] * 199
+    assert sent_after(others[100]) == ["busy"]
+
+
+def test_who_is_refused_keeps_its_place_before_those_who_came_later() -> None:
+    sidecar = OneSidecar()
+    calls = [sidecar.ask(resource) for resource in "abcd"]
+    sidecar.sent()
+    details = [{"domain": "locksidecar", "reason": "LIMIT_EXCEEDED", "metadata": {"limit": "waiters", "max": "1"}}]
+    for call in calls[1:]:
+        sidecar.answer(call, "error", message="too many", details=details)
+    calls += [sidecar.ask("e"), sidecar.ask("first try", wait=0), sidecar.ask("second try", wait=0)]
+    order = []
+    for call in (calls[0], *calls[5:], *calls[1:4]):
+        sidecar.answer_grant(call, 9, boot_time())
+        order += [m["acquire"]["resource"] for m in sidecar.sent()]
+    assert order == ["first try", "second try", "b", "c", "d", "e"]
 
 
 def test_a_sidecar_with_a_smaller_limit() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import deque
+from bisect import insort
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,6 +36,8 @@ _MAX_ASKING = 1000
 # From here on an acquire queues here if another for the same resource is on its way. A
 # resource of which none is still gets through: its holder may wait for nothing else.
 _FEW_ASKING = 800
+# So many losses are kept for grants that come after them.
+_MOST_EARLY = 10_000
 # After so long without a word a waiter asks whether the sidecar is there, and after so
 # long without an answer it takes it for frozen.
 PING_AFTER = 5.0
@@ -69,6 +71,7 @@ class Call:
         self.start = 0  # how many bytes were to be sent before it
         self.unsent = False  # the session has ended, and nothing of it had been sent
         self.deadline: float | None = None  # of the wait of an acquire
+        self.place = (0, 0)  # of an acquire, among those that queue here
         self.done = False
         self.answer: Mapping[str, Any] = {}
         self.error: LockSidecarError | None = None
@@ -114,13 +117,15 @@ class Core:
         self.calls: dict[str, Call] = {}
         self.limit = _MAX_ASKING
         self._asking: dict[tuple[str, ...], int] = {}  # acquires on their way, by what they ask for
-        self._waiting: deque[Call] = deque()  # acquires that queue here
+        self._waiting: list[Call] = []  # acquires that queue here, by their places
+        self._stuck = False  # for none of them there is room as long as few are asked for, and what they want is
+        self._places = 0
         self.inbox: list[bytes] = []  # what came and was not taken yet
         self._rest = b""  # half a line
         self.answers = self.others = 0  # how many lines of both kinds were taken
         self._clock = SidecarClock()
         self._news = (-math.inf, 0.0)  # of the lease: when it was counted, its end on our clock
-        self._early: dict[str, LockLost] = {}  # losses that came before their grants
+        self._early: dict[str, LockLost] = {}  # losses, for grants that come after them
         self._last_id = 0
         self._silent = 0.0  # for how long a ping has had no answer
         self._quiet = 0.0  # for how long nothing was heard
@@ -145,13 +150,16 @@ class Core:
             call.unsent = True
             call.finish(self.error.again())
             return
-        if call.wanted is not None and self._crowded(call.wanted):
-            if call.wanted.wait == 0:
-                self._waiting.appendleft(call)
-            else:
-                self._waiting.append(call)
-            return
+        if call.wanted is not None:
+            self._places += 1
+            call.place = (0 if call.wanted.wait == 0 else 1, self._places)  # tries go first: they are answered at once
+            if self._crowded(call.wanted):
+                self._queue(call)
+                return
         self._send(call)
+
+    def _queue(self, call: Call) -> None:
+        insort(self._waiting, call, key=lambda one: one.place)
 
     def _crowded(self, wanted: Wanted) -> bool:
         total = len(self.calls)
@@ -310,22 +318,27 @@ class Core:
             self._asking[call.wanted.resources] = left
         else:
             self._asking.pop(call.wanted.resources, None)
+            self._stuck = False
         if not self.calls:
             self._asking.clear()  # what an interrupt has left
+            self._stuck = False
         if not self._asking:
             self._early.clear()
 
     def _next(self) -> None:
         """Send what has queued here, as far as there is room."""
-        for _ in range(len(self._waiting)):
-            call = self._waiting.popleft()
+        at = 0
+        while at < len(self._waiting) and len(self.calls) < self.limit:
+            if self._stuck and len(self.calls) >= _FEW_ASKING:
+                return
+            call = self._waiting[at]
             assert call.wanted is not None
             if self._crowded(call.wanted):
-                self._waiting.appendleft(call)
-                if len(self.calls) >= min(_FEW_ASKING, self.limit):
-                    return
-                continue
-            self._send(call)
+                at += 1
+                self._stuck = at == len(self._waiting)
+            else:
+                del self._waiting[at]
+                self._send(call)
 
     def _answered(self, call: Call, m: Mapping[str, Any]) -> None:
         if opened := m.get("opened"):
@@ -392,9 +405,9 @@ class Core:
             and error.metadata.get("limit") in ("waiters", "requests in flight")
             and self.calls
         ):  # fewer than by default: queue here for the rest
-            self.limit = max(1, min(self.limit, len(self.calls)))
+            self.limit = max(1, min(self.limit, int(error.metadata.get("max", 0)) or len(self.calls)))
             call.id = ""
-            self._waiting.append(call)
+            self._queue(call)
             return
         hold = call.about
         if hold is not None and isinstance(error, (LockLost, NotHolder)):
@@ -427,8 +440,8 @@ class Core:
             known = self.holds.get(lost["lockId"])
             if known is not None:
                 self.lose(known, problem)
-            elif self._asking:
-                self._early[lost["lockId"]] = problem
+            else:
+                self._remember(lost["lockId"], problem)
         elif "draining" in event:
             self.draining = True
 
@@ -443,6 +456,13 @@ class Core:
     def lose(self, hold: Hold, problem: LockLost) -> None:
         hold.lose(problem)
         self.holds.pop(hold.lock_id, None)
+        self._remember(hold.lock_id, problem)  # who re-enters it may have a grant on its way
+
+    def _remember(self, lock_id: str, problem: LockLost) -> None:
+        if self._asking:
+            self._early[lock_id] = problem
+            if len(self._early) > _MOST_EARLY:
+                del self._early[next(iter(self._early))]  # the oldest
 
     def silence(self, hold: Hold) -> None:
         """Its end is there and nothing was heard."""
@@ -466,7 +486,7 @@ class Core:
         data, written, queued = self.outbox
         sent = queued - len(data) + sum(written)
         waiting = [*self.calls.values(), *self._waiting]
-        self.calls, self._waiting, self._asking = {}, deque(), {}
+        self.calls, self._waiting, self._asking = {}, [], {}
         for call in waiting:
             call.unsent = not call.id or call.start >= sent
             call.finish(error.again())

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from ._clock import boot_time
 from ._connection import PATIENCE, STORE_LIMIT, Connection
 from ._core import PING_AFTER, Call, release_of
-from ._errors import LockSidecarError, SessionClosed, SessionNotFound, SidecarGone, SidecarSilent, WaitTimeout
+from ._errors import LimitExceeded, LockSidecarError, SessionClosed, SessionNotFound, SidecarGone, SidecarSilent, WaitTimeout
 from ._hold import Bell
 from ._model import Detached, Wanted, duration
 from ._reading import PAUSE, readable
@@ -119,7 +119,7 @@ class Session(Connection):
         return ticks
 
     def _step(self, call: Call, end: float | None) -> float:
-        """For how long to wait at a time. SidecarSilent, WaitTimeout: long enough."""
+        """For how long to wait at a time. SidecarSilent, WaitTimeout, LimitExceeded: long enough."""
         step = PING_AFTER
         if call.deadline is not None and not call.id:
             with self.mutex:
@@ -130,9 +130,16 @@ class Session(Connection):
         if end is not None:
             left = end - time.monotonic()
             if left <= 0:
-                raise SidecarSilent("the sidecar did not answer in time; it may be frozen")
+                raise self._too_late(call)
             step = min(step, left)
         return step
+
+    def _too_late(self, call: Call) -> LockSidecarError:
+        with self.mutex:
+            if not self.core.waits_here(call):
+                return SidecarSilent("the sidecar did not answer in time; it may be frozen")
+            message = "more of this process wait than the sidecar takes at a time, and none of them was answered"
+            return LimitExceeded(message, metadata={"limit": "waiters", "max": str(self.core.limit)})
 
     def prepare(self, wanted: Wanted) -> Call:
         """An acquire that has not started."""
