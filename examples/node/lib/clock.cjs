@@ -2,18 +2,30 @@
 
 const os = require('node:os');
 
+// os.uptime() reads a file. It is asked again after so long, or when the wall clock has moved against
+// the precise one by so much, as a suspend moves it. Both in milliseconds.
+const LOOK_AFTER = 100;
+const MOVED = 5;
+
 let asleep = -Infinity; // how long the machine was suspended, as far as is known
+let looked = -Infinity; // when os.uptime() was asked, on the precise clock
+let apart = 0; // how far the wall clock was from that then
 
 /**
  * The boot time of this machine in milliseconds: it goes on while the machine
  * is suspended, and nobody can set it. Node has no CLOCK_BOOTTIME. os.uptime()
  * is that clock in steps of 10 ms, process.hrtime() the precise one that stops
  * in suspend; the difference that both ever showed makes one of them. It is up
- * to 10 ms behind, and when it catches up, holds only end earlier.
+ * to 10 ms behind, and when it catches up, holds only end earlier. A suspend is seen at
+ * once, or within LOOK_AFTER where somebody has set the wall clock back by just as much.
  */
 function now() {
   const running = Number(process.hrtime.bigint()) / 1e6;
-  asleep = Math.max(asleep, os.uptime() * 1e3 - running);
+  const wall = Date.now() - running;
+  if (running - looked > LOOK_AFTER || Math.abs(wall - apart) > MOVED) {
+    asleep = Math.max(asleep, os.uptime() * 1e3 - running);
+    [looked, apart] = [running, wall];
+  }
   return running + asleep;
 }
 

@@ -1,5 +1,6 @@
 // What needs no sidecar.
 import assert from 'node:assert/strict';
+import { execFileSync } from 'node:child_process';
 import fs from 'node:fs';
 import net from 'node:net';
 import os from 'node:os';
@@ -26,6 +27,34 @@ test('the clock never goes back', () => {
     last = t;
   }
   assert.ok(Math.abs(now() - os.uptime() * 1e3) < 1_000);
+});
+
+test('the clock sees a suspend at once, and soon where the wall clock was set back by as much', () => {
+  const clock = JSON.stringify(new URL('../lib/clock.cjs', import.meta.url).pathname);
+  const seen = execFileSync(process.execPath, ['-e', `
+    let [running, wall, slept, looks] = [5_000, 9_000, 0, 0];
+    process.hrtime.bigint = () => BigInt(running * 1e6);
+    Date.now = () => wall + running + slept;
+    require('node:os').uptime = () => {
+      looks++;
+      return (running + slept) / 1e3;
+    };
+    const { now } = require(${clock});
+    const seen = [];
+    const look = () => seen.push(now());
+    look();
+    running += 100;
+    look(); // without asking for the uptime
+    seen.push(looks);
+    slept += 70;
+    look();
+    slept += 30_000;
+    wall -= 30_000;
+    running += 101;
+    look();
+    console.log(JSON.stringify(seen));
+  `], { encoding: 'utf8' });
+  assert.deepEqual(JSON.parse(seen), [5_000, 5_100, 1, 5_170, 35_271]);
 });
 
 test('moments of the sidecar', () => {
