@@ -821,10 +821,11 @@ final class Session
             $this->jeopardy = $lease['jeopardy'] ?? false;
         } elseif (isset($event['lost'])) {
             $lost = $event['lost'];
+            if ($this->asking > 0) { // also of a known hold: who re-enters it may have a grant on its way
+                $this->early[$lost['lockId']] = $lost;
+            }
             if (isset($this->holds[$lost['lockId']])) {
                 $this->lost($this->holds[$lost['lockId']], $lost);
-            } elseif ($this->asking > 0) {
-                $this->early[$lost['lockId']] = $lost;
             }
         } elseif (isset($event['draining']) && !$this->draining) {
             $this->draining = true;

@@ -293,7 +293,7 @@ module Locksidecar
       @out = "".b # not sent yet
       @calls = {} # by request id: not answered yet
       @holds = {} # by lock id
-      @early = {} # losses that came before their grants; only while an acquire is under way
+      @early = {} # losses, for grants that come after them; only while an acquire is under way
       @asking = 0
       @last_id = 0
       @difference = -Float::INFINITY # of the clocks: ours less the sidecar's, never too large
@@ -690,11 +690,8 @@ module Locksidecar
         @holds.each_value { |hold| prolong(hold) }
         @jeopardy = lease["jeopardy"] == true
       elsif (lost = event["lost"])
-        if (hold = @holds[lost["lockId"]])
-          lost(hold, lost)
-        elsif @asking.positive?
-          @early[lost["lockId"]] = lost
-        end
+        @early[lost["lockId"]] = lost if @asking.positive? # also of a known hold: who re-enters it may have a grant on its way
+        lost(@holds[lost["lockId"]], lost) if @holds[lost["lockId"]]
       elsif (draining = event["draining"]) && !@draining
         @draining = true
         return [0.0, moment(draining["countedAt"], draining["remaining"].to_f) - Locksidecar.now].max

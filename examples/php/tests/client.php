@@ -358,6 +358,9 @@ tap([
     'a loss may come before its grant' => function (): void {
         $lost = ['event' => ['lost' => ['lockId' => 'l', 'resource' => 'r', 'fence' => '7', 'reason' => 'FORCED', 'grace' => '1s', 'message' => 'm', 'countedAt' => '1s']]];
         same('FORCED', (new Client(scripted([OPENED, $lost])))->acquire('r')->lost()?->lostReason());
+        $client = new Client(scripted([OPENED, GRANTED, $lost]));
+        $locks = array_map(fn() => $client->acquire('r', owner: 'me', reentrant: true), [1, 2]); // the second re-enters what is lost
+        same(['FORCED', 'FORCED'], array_map(fn($lock) => $lock->lost()?->lostReason(), $locks));
     },
 
     'a sidecar that hangs up before it has answered is called again' => function (): void {

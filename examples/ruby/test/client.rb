@@ -373,6 +373,9 @@ tap_all({
   "a loss may come before its grant" => lambda {
     lost = { lockId: "l", resource: "r", fence: "7", reason: "FORCED", grace: "1s", message: "m", countedAt: "1s" }
     same("FORCED", Client.new(socket: scripted(OPENED, { event: { lost: lost } })).acquire("r").lost&.lost_reason)
+    client = Client.new(socket: scripted(OPENED, GRANTED, { event: { lost: lost } }))
+    locks = Array.new(2) { client.acquire("r", owner: "me", reentrant: true) } # the second re-enters what is lost
+    same(%w[FORCED FORCED], locks.map { |lock| lock.lost&.lost_reason })
   },
 
   "a sidecar that hangs up before it has answered is called again" => lambda {

@@ -365,10 +365,11 @@ impl State {
             self.jeopardy = *lease.get("jeopardy") == Json::Bool(true);
         } else if lost.is_some() {
             let id = lost.get("lockId").text();
+            if self.asking > 0 {
+                self.early.insert(id.into(), lost.clone()); // also of a known hold: who re-enters it may have a grant on its way
+            }
             if let Some(hold) = self.holds.get(id).cloned() {
                 self.lost(&hold, lost);
-            } else if self.asking > 0 {
-                self.early.insert(id.into(), lost.clone());
             }
         } else if draining.is_some() && !self.draining {
             self.draining = true;

@@ -334,12 +334,15 @@ fn losses() {
 }
 
 fn early() {
-    let client = scripted(&[
-        OPENED,
-        r#""event":{"lost":{"lockId":"l","resource":"r","fence":"7","reason":"FORCED","grace":"1s","message":"m","countedAt":"1s"}}"#,
-    ]);
-    let held = client.build().lock("r").acquire().unwrap();
+    const LOST: &str = r#""event":{"lost":{"lockId":"l","resource":"r","fence":"7","reason":"FORCED","grace":"1s","message":"m","countedAt":"1s"}}"#;
+    let held = scripted(&[OPENED, LOST]).build().lock("r").acquire().unwrap();
     assert_eq!(held.lost().unwrap().lost_reason(), Some("FORCED"));
+
+    let client = scripted(&[OPENED, GRANTED, LOST]).build();
+    let enter = || client.lock("r").owner("me").reentrant().acquire().unwrap();
+    let (first, second) = (enter(), enter()); // the second re-enters what is lost
+    assert_eq!(first.lost().unwrap().lost_reason(), Some("FORCED"));
+    assert_eq!(second.lost().unwrap().lost_reason(), Some("FORCED"));
 }
 
 fn hangs_up() {

@@ -163,11 +163,12 @@ final class Holds {
   }
 
   void lost(Json lost) {
+    if (asking > 0) { // also of a known hold: who re-enters it may have a grant on its way
+      early.put(lost.text("lockId"), lost);
+    }
     Held h = holds.get(lost.text("lockId"));
     if (h != null) {
       lose(h, lossOf(h, lost));
-    } else if (asking > 0) {
-      early.put(lost.text("lockId"), lost);
     }
   }
 

@@ -176,6 +176,17 @@ class HoldsTest {
   }
 
   @Test
+  void aLossOfWhatIsHeldCountsForWhoReentersIt() {
+    Held first = grant("a", 9 * S, 0);
+    holds.asked(); // on its way, and granted before the loss
+    holds.lost(lost("a", "FORCED", 0));
+    Held second = grant("a", 9 * S, 0);
+    assertEquals("FORCED", holds.problem(first).lostReason());
+    assertEquals("FORCED", holds.problem(second).lostReason());
+    holds.answered();
+  }
+
+  @Test
   void itIsReleasedAsOftenAsItWasGranted() {
     Held h = grant("a", 9 * S, 0);
     assertEquals(h, grant("a", 9 * S, 0));
