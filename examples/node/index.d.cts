@@ -85,7 +85,10 @@ export class LockSidecar {
    * One that hangs up is called again, see `connectTimeout`.
    */
   open(): Promise<void>;
-  /** Takes a lock. When it rejects, nothing is held. */
+  /**
+   * Takes a lock. When it rejects, nothing is held. Of more acquires than the sidecar takes at a time, the others queue here, in
+   * order; `wait` and `signal` count from the call. LIMIT_EXCEEDED: a try for which there was no room for 5 s.
+   */
   acquire(resource: Resource, options?: AcquireOptions): Promise<Lock>;
   /**
    * Attaches a lock that was detached: it is one of this process, with the fence that it had. Who has it attached elsewhere loses

@@ -145,6 +145,20 @@ test('a loss counts for grants that come after it', async (t) => {
   assert.ok(inner.signal.reason.graceLeft() > 0);
 });
 
+test('losses that no grant comes for are bounded', () => {
+  const acquires = new Acquires();
+  const holds = new Holds(acquires, () => {});
+  const countedAt = `${now() / 1e3}s`;
+  holds.opened({ sent: now() }, { countedAt, leaseMargin: '1s' });
+  acquires.enter({ ask: { what: 'r' } });
+  for (let i = 0; i <= 10_000; i++) {
+    holds.lost({ lockId: `l${i}`, reason: 'FORCED', message: 'm', grace: '1s', countedAt });
+  }
+  const grant = (lockId) => holds.granted({ sent: now() }, { lockId, resource: 'r', mode: 'EXCLUSIVE', fence: '1', validFor: '900s', countedAt });
+  assert.deepEqual(['l0', 'l1', 'l10000'].map((id) => grant(id).problem?.lostReason), [undefined, 'FORCED', 'FORCED']);
+  holds.end({ reason: 'SESSION_CLOSED', message: 'm' });
+});
+
 test('a wait without end at a sidecar that is silent', async (t) => {
   const { client, asked } = await scripted(t, { countedAt: `${now() / 1e3}s` });
   await client.open();
