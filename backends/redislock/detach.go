@@ -60,17 +60,17 @@ func (b *Backend) SetHandle(ctx context.Context, r lock.Resource, key lock.Handl
 		}
 	}
 	k := &b.keys.buckets[b.keys.bucketOf(r)]
-	for holder := noLease; ; {
+	for holder, end := noLease, ""; ; {
 		reply := b.run(ctx, b.client, scriptHandle, k.leaving(r, lock.LeaseID(holder)),
-			b.keys.channel, string(r), holder, "", string(key), ttl.Microseconds())
+			b.keys.channel, string(r), holder, end, string(key), ttl.Microseconds())
 		if reply.err != nil {
 			return lock.Detached{}, unavailable("set handle", reply.err)
 		}
+		fields, _ := reply.val.([]any)
 		if is, has := holderOf(reply); has {
-			holder = is
+			holder, end = is, word(fields, 2)
 			continue
 		}
-		fields, _ := reply.val.([]any)
 		switch {
 		case word(fields, 0) == "NOHANDLE":
 			return lock.Detached{}, lock.ErrNoHandle

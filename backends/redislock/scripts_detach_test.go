@@ -16,9 +16,10 @@ func (s *still) attach(lease, id, key, from string) string {
 	return s.run(scriptAttach, s.k.attaching("r", lock.LeaseID(lease), lock.LeaseID(from)), s.channel(), resource, lease, id, "X", "v", key+":"+from)
 }
 
-func (s *still) handle(holder, key, micros string) string {
+// handle is a request whose caller has read that the hold ends so many seconds after T.
+func (s *still) handle(holder string, end int64, key, micros string) string {
 	s.t.Helper()
-	return s.run(scriptHandle, s.k.leaving("r", lock.LeaseID(holder)), s.channel(), resource, holder, "", key, micros)
+	return s.run(scriptHandle, s.k.leaving("r", lock.LeaseID(holder)), s.channel(), resource, holder, epoch+end*second, key, micros)
 }
 
 // What is detached is of no lease, and found by its key alone; who attaches it has it under another id, and who had it
@@ -40,9 +41,14 @@ func TestScriptsDetach(t *testing.T) {
 	s.want(s.acquire("bb", "2", "X"), "[WAIT 3000]")
 
 	// Moved meanwhile: who has found it at its end leaves it alone.
-	s.want(s.handle("0", "ff", "5000000"), "[NOHANDLE]")
-	s.want(s.handle("0", "ee", "5000000"), "[DONE 1 X T 0]")
+	s.want(s.handle("0", 3, "ff", "5000000"), "[NOHANDLE]")
+	s.want(s.handle("0", 0, "ee", "5000000"), "[HOLDER 0 T+3s]")
+	s.want(s.handle("0", 3, "ee", "9000000"), "[DONE 1 X T 0]")
 	s.hears("bb: x 2")
+	s.want(s.handle("0", 9, "ee", "5000000"), "[DONE 1 X T 0]")
+	s.hears("bb: x 2")
+	s.want(s.handle("0", 3, "ee", "9000000"), "[HOLDER 0 T+5s]") // a late copy changes nothing
+	s.hears()
 	s.at(3 * second)
 	s.want(s.reap("0", "1"), "1")
 	s.has("lock", "dee=1, h1=X T T 0 0 - w|dee|mT+5s, k=1, m=X")
@@ -69,8 +75,8 @@ func TestScriptsDetach(t *testing.T) {
 	s.has("lock", "dab=5, h5=X T T+3s 0 0 - v|dab|mT+12s, k=1, m=X")
 	s.want(s.attach("aa", "6", "ee", ""), "[NOHANDLE]")
 	s.want(s.attach("aa", "6", "ab", ""), "[ATTACHED T 9000000]")
-	s.want(s.handle("0", "ab", "0"), "[HOLDER aa]")
-	s.want(s.handle("aa", "ab", "0"), "[DONE 6 X T 0]")
+	s.want(s.handle("0", 12, "ab", "0"), "[HOLDER aa T+12s]")
+	s.want(s.handle("aa", 0, "ab", "0"), "[DONE 6 X T 0]")
 	s.hears("bb: g 2 T+3s", "aa: r 6 0 r")
 	s.has("lock", "h2=X T+3s T+3s bb 0 - w, m=X")
 	s.want(s.detach("bb", "2", "ee", "0"), "1")
@@ -92,7 +98,7 @@ func TestScriptsDetachOfTheDead(t *testing.T) {
 	s.at(60 * second)
 	s.open("cc")
 	s.want(s.attach("cc", "4", "ee", "bb"), "[NOHANDLE]")
-	s.want(s.handle("bb", "ee", "60000000"), "[NOHANDLE]")
+	s.want(s.handle("bb", 60, "ee", "60000000"), "[NOHANDLE]")
 }
 
 // What a lease has attached and did not end is ended by the next one of its sidecar: by who knows its key and its id, before
