@@ -1,7 +1,9 @@
 package session
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -177,6 +179,22 @@ func TestDetachTakenOver(t *testing.T) {
 		if _, err := one.ExtendHandle(t.Context(), d.Handle, time.Minute); !errors.Is(err, lock.ErrNoHandle) {
 			t.Errorf("ExtendHandle of what is over: %v", err)
 		}
+	})
+}
+
+// TestDetachTakenOverUnheard: the answer to an attach is lost, and another app attaches the lock. Who asks again is told
+// that, and not that the release is forced.
+func TestDetachTakenOverUnheard(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		one, two := e.sidecar(), e.sidecar()
+		s, other := one.session(), two.session()
+		_, d := take(t, s, time.Minute)
+		one.way.on(inTurn(down, func(context.Context, func(context.Context) error) error {
+			must(t, other, attach(d))
+			return fmt.Errorf("ask store: %w", lock.ErrNotHolder)
+		}), opAcquire)
+		_, err := s.Acquire(t.Context(), attach(d))
+		isLost(t, err, TakenOver)
 	})
 }
 

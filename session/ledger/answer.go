@@ -101,7 +101,7 @@ func (l *Ledger) Answered(h *Hold, id lock.HoldID, lease Lease, g lock.Grant, er
 	switch {
 	case errors.Is(err, lock.ErrNotHolder), err == nil && (h.reason == Forced || h.reason == TakenOver):
 		reason := Forced
-		if h.reason == TakenOver {
+		if h.handle != "" && h.reason != Forced { // with its handle it was taken from this request, whose answer was lost
 			reason = TakenOver
 		}
 		l.fail(h, &LostError{Lost{LockID: id, Resource: h.name, Fence: g.Fence, Reason: reason}})
