@@ -263,6 +263,7 @@ func TestDetachLeaseOver(t *testing.T) {
 		"release, and it is attached":    {down, down, release, true},
 		"detach":                         {inTurn(mute, down), down, detach, false},
 		"detach, and the lease is over":  {inTurn(mute, leaseLost), nil, detach, false},
+		"detach, not done":               {down, down, detach, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, e *env) {
@@ -288,6 +289,22 @@ func TestDetachLeaseOver(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestDetachLost: the lease is over before what was attached is detached under another handle. That is told, and it
+// is what it was.
+func TestDetachLost(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc, other := e.sidecar(), e.sidecar().session()
+		s := sc.session()
+		_, d := take(t, s, time.Hour)
+		a := must(t, s, attach(d))
+		sc.way.on(inTurn(leaseLost, once(leaseLost)), opDetach) // also when it is cleaned up
+		_, err := s.Detach(t.Context(), a.LockID, time.Hour)
+		isLost(t, err, LeaseLost)
+		time.Sleep(30 * time.Second)
+		must(t, other, attach(d))
+	})
 }
 
 // TestDetachDowngraded: what was downgraded is attached as it is in the store. Where that is not known, it is not

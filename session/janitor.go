@@ -60,6 +60,7 @@ type chore struct {
 	resource lock.Resource
 	id       lock.HoldID
 	key      lock.HandleKey // not empty: also where it is detached
+	former   lock.HandleKey // not empty: also where it was not detached by that one, and is again what it was
 	batch    *batch         // optional
 	done     func()         // optional: is called when it is finished
 	late     bool
@@ -199,10 +200,14 @@ func (j *janitor) work() {
 
 // release asks the store to release it.
 func (c chore) release(ctx context.Context, l lock.Lease) error {
-	if c.key != "" {
-		return detach(ctx, l, c.resource, c.id, ledger.Exit{Key: c.key})
+	if c.key == "" {
+		return l.Release(ctx, c.resource, c.id)
 	}
-	return l.Release(ctx, c.resource, c.id)
+	err := detach(ctx, l, c.resource, c.id, ledger.Exit{Key: c.key})
+	if errors.Is(err, lock.ErrNotHolder) && c.former != "" {
+		err = detach(ctx, l, c.resource, c.id, ledger.Exit{Key: c.former})
+	}
+	return err
 }
 
 // do asks the store. Its error: the outcome is unknown.

@@ -116,7 +116,7 @@ func (m *Manager) setLease(g *generation, why error) {
 
 // inherit takes what the janitor of a lease that is over has left, for the one of the next lease.
 func (m *Manager) inherit(c chore) {
-	c = chore{session: c.session, resource: c.resource, id: c.id, key: c.key}
+	c = chore{session: c.session, resource: c.resource, id: c.id, key: c.key, former: c.former}
 	m.mu.Lock()
 	g := m.lease.Load()
 	if g == nil {

@@ -217,7 +217,7 @@ func (s *Session) settle(own *ledger.Hold) (ask *asking, calls []*ledger.Call) {
 		case ledger.Stop:
 			e.Stop.Stop()
 		case ledger.Clean:
-			c := chore{session: s.id, resource: e.Resource, id: e.ID, key: e.Key, done: e.Done}
+			c := chore{session: s.id, resource: e.Resource, id: e.ID, key: e.Key, former: e.Former, done: e.Done}
 			if e.Farewell {
 				c.batch = s.farewell
 			}

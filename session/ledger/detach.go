@@ -21,6 +21,7 @@ func (l *Ledger) Detach(id lock.HoldID, x Exit) (*Hold, error) {
 	case h.unsure: // its handle must say in what mode it is
 		return nil, &lock.InvalidError{Field: "lock_id", Problem: "is that of a hold whose downgrade the store has not confirmed: downgrade it again first"}
 	}
+	x.former = h.handle
 	h.count, h.exit = 1, &x
 	return l.takeOff(h, nil).Hold, nil
 }

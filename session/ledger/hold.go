@@ -75,6 +75,8 @@ type Hold struct {
 type Exit struct {
 	Key lock.HandleKey
 	TTL time.Duration
+
+	former lock.HandleKey // by which it was attached; "": it was not
 }
 
 // Detaches tells whether the hold lives on.
@@ -223,7 +225,7 @@ func (l *Ledger) clean(h *Hold, farewell bool) {
 	}
 	e := Effect{Kind: Clean, Lease: h.lease, Resource: h.key.Resource, ID: h.id, Farewell: farewell}
 	if h.exit != nil {
-		e.Key = h.exit.Key
+		e.Key, e.Former = h.exit.Key, h.exit.former
 	}
 	l.emit(e)
 }

@@ -111,6 +111,7 @@ type Effect struct {
 	Resource lock.Resource
 	ID       lock.HoldID
 	Key      lock.HandleKey // of Clean: release it also where it is detached; may be empty
+	Former   lock.HandleKey // of Clean: release it also where it is detached under this one still; may be empty
 	Stop     Stopper        // of Stop
 	Done     func()         // of Clean: somebody waits for it; may be nil
 

@@ -131,6 +131,7 @@ func (l *Ledger) Released(h *Hold, said []LostReason) error {
 			l.clean(p, false)
 		default: // it is told, whatever is unknown of the others
 			if p.exit.Detaches() { // perhaps it is: its lease ended after that
+				p.exit.former = "" // by which it can be attached again, as what is lost
 				l.clean(p, false)
 			}
 			if h.reason = said[0]; h.group != nil {
