@@ -3,6 +3,7 @@ package sqllock
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -16,5 +17,21 @@ func TestTurnIsKept(t *testing.T) {
 	}
 	if _, shared := l.waitingFor(); !slices.Equal(shared["r"], []string{"a", "b", "c"}) {
 		t.Errorf("looked for in the order %v", shared["r"])
+	}
+}
+
+// When a resource is kept no longer is known only as long as somebody waits for it: there may be thousands of
+// them, and each may be kept for a day.
+func TestNoLapseWithoutWaiter(t *testing.T) {
+	b := &Backend{clock: func() time.Duration { return 0 }}
+	l := &lease{b: b, waiting: make(map[lock.HoldID]waiter), lapses: make(map[lock.Resource]time.Duration), waits: make(chan struct{}, 1)}
+	for _, name := range []lock.Resource{"waits", "gone"} {
+		l.waitsFor(lock.Request{ID: lock.HoldID(name), Resource: name, Mode: lock.Exclusive}, 0)
+		l.lapsesIn(name, time.Hour)
+	}
+	l.stopWaiting("gone")
+	l.waitingFor()
+	if len(l.lapses) != 1 || l.lapses["waits"] != time.Hour {
+		t.Errorf("known are %v", l.lapses)
 	}
 }

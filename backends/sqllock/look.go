@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -149,6 +150,7 @@ func (l *lease) waitingFor() (names [][]byte, shared map[lock.Resource][]string)
 			shared[w.name] = append(shared[w.name], string(id))
 		}
 	}
+	maps.DeleteFunc(l.lapses, func(name lock.Resource, _ time.Duration) bool { return !seen[name] })
 	for _, ids := range shared {
 		slices.SortFunc(ids, func(a, b string) int {
 			return cmp.Compare(l.waiting[lock.HoldID(a)].turn, l.waiting[lock.HoldID(b)].turn)
