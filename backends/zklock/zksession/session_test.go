@@ -22,11 +22,12 @@ var world = []ACL{{Perms: AllPerms, Scheme: "world", ID: "anyone"}}
 // patience is how long tests wait for what must come.
 const patience = time.Minute
 
-// open opens a session that lives as long as the test.
+// open opens a session that lives as long as the test. It waits for answers, and lives without any, for
+// longer than a busy machine stands still.
 func open(t *testing.T, url string, change func(*Config)) *Session {
 	t.Helper()
 	hosts, _, _ := strings.Cut(strings.TrimPrefix(url, "zk://"), "/")
-	cfg := Config{Addrs: strings.Split(hosts, ","), SessionTimeout: 10 * time.Second, Timeout: time.Second}
+	cfg := Config{Addrs: strings.Split(hosts, ","), SessionTimeout: 30 * time.Second, Timeout: 10 * time.Second}
 	if change != nil {
 		change(&cfg)
 	}
@@ -201,15 +202,25 @@ func TestLostAnswer(t *testing.T) {
 	t.Parallel()
 	server := testengine.Shared(t, testengine.ZooKeeper)
 	road := testengine.Through(t, server)
-	s := open(t, road.URL(), func(c *Config) { c.Timeout = 300 * time.Millisecond })
+	s := open(t, road.URL(), func(c *Config) { c.Timeout = 2 * time.Second })
 	for i := range 5 {
-		road.Inject(testengine.HoldReplies)
 		first, second := fmt.Sprintf("/lost%d", i), fmt.Sprintf("/lost%dx", i)
-		if err := s.Do(t.Context(), Create(first, nil, world, Ephemeral)); !errors.Is(err, ErrLost) {
+		unheard := func() error {
+			road.Inject(testengine.HoldReplies)
+			return s.Do(t.Context(), Create(first, nil, world, Ephemeral))
+		}
+		err := unheard()
+		for end := time.Now().Add(patience); errors.Is(err, ErrNotSent) && time.Now().Before(end); err = unheard() {
+			if err := road.Heal(); err != nil { // the machine was so busy that there was no connection
+				t.Fatal(err)
+			}
+			_ = s.Do(t.Context(), Get("/"))
+		}
+		if !errors.Is(err, ErrLost) {
 			t.Fatalf("got %v, want ErrLost", err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		err := s.Do(ctx, Create(second, nil, world, Ephemeral))
+		err = s.Do(ctx, Create(second, nil, world, Ephemeral))
 		cancel()
 		if !errors.Is(err, ErrLost) && !errors.Is(err, ErrNotSent) {
 			t.Fatalf("got %v, want ErrLost or ErrNotSent", err)
@@ -249,11 +260,10 @@ func TestReconnect(t *testing.T) {
 	road := testengine.Through(t, s)
 	events, reconnects := make(chan Event, 10_000), make(chan struct{}, 10) // room for all: OnEvent must not block
 	a := open(t, road.URL(), func(c *Config) {
-		c.Timeout = 2 * time.Second
+		c.Timeout = 5 * time.Second // for which it waits in vain twice
 		c.OnEvent = func(ev Event) { events <- ev }
 		c.OnReconnect = func() { reconnects <- struct{}{} }
 	})
-	b := open(t, s.URL(), nil)
 	var nodes, watches []*Call
 	for i := range 3000 { // more than one packet of watches
 		nodes = append(nodes, Create(fmt.Sprintf("/reconnect-%040d", i), nil, world, Ephemeral))
@@ -275,6 +285,7 @@ func TestReconnect(t *testing.T) {
 	if err := a.Do(t.Context(), unsent); !errors.Is(err, ErrNotSent) {
 		t.Errorf("without a connection: %v", err)
 	}
+	b := open(t, s.URL(), nil)
 	if err := b.Do(t.Context(), Set(changed, nil, AnyVersion), Delete(deleted, AnyVersion)); err != nil {
 		t.Fatal(err)
 	}
@@ -322,7 +333,7 @@ func TestOpenFails(t *testing.T) {
 func TestSlowClose(t *testing.T) {
 	t.Parallel()
 	road := testengine.Through(t, testengine.Shared(t, testengine.ZooKeeper))
-	s := open(t, road.URL(), func(c *Config) { c.Timeout = 5 * time.Second })
+	s := open(t, road.URL(), nil)
 	road.Delay(600 * time.Millisecond) // each way
 	if err := s.Close(t.Context()); err != nil {
 		t.Errorf("Close: %v", err)

@@ -23,14 +23,13 @@ func TestWatchesAcrossConnections(t *testing.T) {
 	var mu sync.Mutex
 	told := make(map[string]int)
 	s := open(t, road.URL(), func(c *Config) {
-		c.SessionTimeout = 20 * time.Second
 		c.OnEvent = func(ev Event) {
 			mu.Lock()
 			defer mu.Unlock()
 			told[ev.Path]++
 		}
 	})
-	other := open(t, server.URL(), func(c *Config) { c.Timeout = 5 * time.Second })
+	other := open(t, server.URL(), nil)
 	const nodes, rounds = 1500, 30
 	path := func(i int) string { return fmt.Sprintf("/across-%x-%05d", other.ID(), i) }
 	var all []*Call
@@ -40,15 +39,26 @@ func TestWatchesAcrossConnections(t *testing.T) {
 	if err := other.Together(t.Context(), all...); err != nil {
 		t.Fatal(err)
 	}
-	for i := range nodes {
-		for deadline := time.Now().Add(patience); ; {
-			watch := Watch(path(i))
-			if err := s.Do(t.Context(), watch); err == nil && watch.Err == nil {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("a watch is not set: %v", watch.Err)
-			}
+	watch := func() (err error) {
+		var all []*Call
+		for i := range nodes {
+			all = append(all, Watch(path(i)))
+		}
+		if err := s.Together(t.Context(), all...); err != nil {
+			return err
+		}
+		for _, w := range all {
+			err = errors.Join(err, w.Err)
+		}
+		return err
+	}
+	for deadline := time.Now().Add(patience); ; {
+		err := watch()
+		if err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("watches are not set: %v", err)
 		}
 	}
 	ctx, stop := context.WithCancel(t.Context())
