@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -30,6 +31,9 @@ func (b busyError) Error() string { return string(b) }
 // arguments ends it, and the test is run again.
 type attempt struct {
 	testing.TB
+	ctx    context.Context
+	cancel context.CancelFunc
+	also   []error // what else tells no more than that the machine was too busy
 
 	mu       sync.Mutex
 	counts   bool   // every failure is one of the test: no other attempt follows
@@ -38,24 +42,18 @@ type attempt struct {
 	cleanups []func()
 }
 
-// givenUp is the panic that ends the goroutine of the test.
-type givenUp struct{}
-
 // run runs a test, and tells why another attempt must follow; empty: none.
 func (a *attempt) run(test func()) (busy string) {
-	defer func() {
-		a.mu.Lock()
-		if busy = a.busy; a.TB.Failed() {
-			busy = ""
-		}
-		a.dropped, a.counts = busy != "", true
-		a.mu.Unlock()
-		if why := recover(); why != nil && why != (givenUp{}) {
-			panic(why)
-		}
-	}()
-	test()
-	return ""
+	var over sync.WaitGroup
+	over.Go(test) // a failure ends its goroutine
+	over.Wait()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if busy = a.busy; a.TB.Failed() {
+		busy = ""
+	}
+	a.dropped, a.counts = busy != "", true
+	return busy
 }
 
 // excused notes a failure for which another attempt follows, if it is one.
@@ -68,7 +66,7 @@ func (a *attempt) excused(failure string, args ...any) bool {
 	for _, arg := range args {
 		err, ok := arg.(error)
 		// What fails after an excuse, with an error, may be a consequence.
-		if ok && (a.busy != "" || errors.Is(err, lock.ErrUnavailable) || errors.As(err, new(busyError))) {
+		if ok && (a.busy != "" || errors.Is(err, lock.ErrUnavailable) || errors.As(err, new(busyError)) || isAny(err, a.also)) {
 			if a.busy == "" {
 				a.busy = failure
 			}
@@ -76,6 +74,10 @@ func (a *attempt) excused(failure string, args ...any) bool {
 		}
 	}
 	return false
+}
+
+func isAny(err error, targets []error) bool {
+	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
 }
 
 func (a *attempt) Errorf(format string, args ...any) {
@@ -115,17 +117,16 @@ func (a *attempt) isBusy() bool {
 
 func (a *attempt) FailNow() {
 	a.mu.Lock()
-	dropped := a.dropped
+	excused := a.dropped || a.busy != "" && !a.TB.Failed()
 	a.mu.Unlock()
-	switch {
-	case dropped:
+	if excused {
 		runtime.Goexit()
-	case a.isBusy() && !a.TB.Failed():
-		panic(givenUp{})
-	default:
-		a.TB.FailNow()
 	}
+	a.TB.FailNow()
 }
+
+// Context ends with the attempt, just before what Cleanup has registered.
+func (a *attempt) Context() context.Context { return a.ctx }
 
 // Cleanup registers what is done when the attempt is over.
 func (a *attempt) Cleanup(f func()) {
@@ -136,6 +137,7 @@ func (a *attempt) Cleanup(f func()) {
 
 // end cleans up.
 func (a *attempt) end() {
+	a.cancel()
 	a.mu.Lock()
 	n := len(a.cleanups)
 	if n == 0 {
@@ -152,10 +154,16 @@ func (a *attempt) end() {
 // runOne runs a test until the machine was not too busy for it.
 func runOne(t testing.TB, h Harness, limits Limits, c conformance) {
 	t.Helper()
+	runAgain(t, func(a *attempt) { runOnce(a, h, limits, c) })
+}
+
+func runAgain(t testing.TB, test func(*attempt)) {
+	t.Helper()
 	for n := 1; ; n++ {
 		a := &attempt{TB: t, counts: n == maxAttempts}
+		a.ctx, a.cancel = context.WithCancel(t.Context())
 		t.Cleanup(a.end)
-		busy := a.run(func() { runOnce(a, h, limits, c) })
+		busy := a.run(func() { test(a) })
 		if busy == "" {
 			return
 		}

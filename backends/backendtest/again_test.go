@@ -1,8 +1,10 @@
 package backendtest
 
 import (
+	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -51,6 +53,58 @@ func TestAgain(t *testing.T) {
 				}
 				if fails := always || want == 1; attempts != want || ended != attempts || fails != (len(failures) > 0) {
 					t.Errorf("each time: %t; %d attempts, %d ended, with the failures %q; want %d", always, attempts, ended, slices.Compact(failures), want)
+				}
+			}
+		})
+	}
+}
+
+// TestAgainForOwnTests: the same holds for tests of a store's own, which have tools of their own, and fail on any
+// goroutine. What an attempt has started is over before the next one.
+func TestAgainForOwnTests(t *testing.T) {
+	tool := errors.New("what the test looks with has lost its connection")
+	for what, c := range map[string]struct {
+		err  error
+		busy bool
+	}{
+		"no answer":              {fmt.Errorf("acquire: %w", lock.ErrUnavailable), true},
+		"no answer to the test":  {fmt.Errorf("look: %w", tool), true},
+		"a lease that starved":   {Busy(lock.ErrLeaseLost), true},
+		"a lease is lost":        {lock.ErrLeaseLost, false},
+		"what it says otherwise": {lock.ErrNotHolder, false},
+	} {
+		t.Run(what, func(t *testing.T) {
+			for _, always := range []bool{false, true} {
+				attempts, ended := 0, 0
+				v := &verdict{TB: t}
+				v.run(func() {
+					Again(v, func(a testing.TB) {
+						attempts++
+						a.Cleanup(func() {
+							if ended++; a.Context().Err() == nil {
+								t.Error("its context goes on when it is over")
+							}
+						})
+						if a.Context().Err() != nil || ended != attempts-1 {
+							t.Error("the attempt before is not over")
+						}
+						if attempts == 1 || always {
+							var beside sync.WaitGroup
+							beside.Go(func() { a.Fatal(c.err) })
+							beside.Wait()
+						}
+					}, tool)
+				})
+				v.end()
+				want, fails := 1, always || !c.busy
+				if c.busy {
+					want = 2
+					if always {
+						want = maxAttempts
+					}
+				}
+				if attempts != want || ended != attempts || fails != (len(v.failures) > 0) {
+					t.Errorf("each time: %t; %d attempts, %d ended, with the failures %q; want %d", always, attempts, ended, v.failures, want)
 				}
 			}
 		})
