@@ -27,7 +27,7 @@ func TestHeartbeatsBesideAcknowledgements(t *testing.T) {
 
 // acknowledgesAtOnce is false where the machine is so busy that the lease ends before there is
 // anything to acknowledge.
-func acknowledgesAtOnce(t *testing.T, s testengine.Server) (inTime bool) {
+func acknowledgesAtOnce(t testing.TB, s testengine.Server) (inTime bool) {
 	road := testengine.Through(t, s)
 	root := "/acks-" + string(unique())
 	const ttl = 40 * time.Second
@@ -58,10 +58,10 @@ func acknowledgesAtOnce(t *testing.T, s testengine.Server) (inTime bool) {
 			return err
 		})
 	}
-	road.Delay(50 * time.Millisecond) // each way
+	road.Delay(200 * time.Millisecond) // each way
 	inTime = true
 	renew := func() {
-		ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second) // one after the other they take 20
+		ctx, cancel := context.WithTimeout(t.Context(), patience) // one after the other they take 80 s
 		defer cancel()
 		sent := time.Now()
 		switch err := beat(ctx, l); {
@@ -99,8 +99,9 @@ func acknowledgesAtOnce(t *testing.T, s testengine.Server) (inTime bool) {
 // TestForcedReleasesOfOneSidecar: the releases of many holds of one sidecar are forced at
 // once, each of which is noted in the node of its lease. What that costs grows with their
 // number, and not with its square.
-func TestForcedReleasesOfOneSidecar(t *testing.T) {
-	t.Parallel()
+func TestForcedReleasesOfOneSidecar(t *testing.T) { again(t, testForcedReleasesOfOneSidecar) }
+
+func testForcedReleasesOfOneSidecar(t testing.TB) {
 	s := testengine.New(t, testengine.ZooKeeper)
 	_, l := sidecar(t, s.URL(), 15*time.Second)
 	live(t, l)

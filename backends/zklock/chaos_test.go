@@ -17,7 +17,7 @@ import (
 
 // fill has a lease hold so much that what it asks for next has its node in another
 // session than the first.
-func fill(t *testing.T, l *lease) {
+func fill(t testing.TB, l *lease) {
 	t.Helper()
 	var wg sync.WaitGroup
 	for range 16 {
@@ -50,7 +50,7 @@ func TestSeveredUnderLoad(t *testing.T) {
 	t.Run("SingleNodes", func(t *testing.T) { t.Parallel(); severedUnderLoad(t, s, -1) }) // as with a long queue
 }
 
-func severedUnderLoad(t *testing.T, s testengine.Server, short int) {
+func severedUnderLoad(t testing.TB, s testengine.Server, short int) {
 	const workers, lasts = 8, 6 * time.Second
 	resources := []lock.Resource{unique(), unique()}
 	var holders [2]atomic.Int64 // writers count 1000

@@ -30,26 +30,26 @@ func forSeveral(r lock.Resource, m lock.Mode) lock.Request {
 }
 
 // holdFor is hold, for several.
-func holdFor(t *testing.T, l *lease, r lock.Resource, m lock.Mode) lock.Grant {
+func holdFor(t testing.TB, l *lease, r lock.Resource, m lock.Mode) lock.Grant {
 	t.Helper()
 	return granted(t, l, forSeveral(r, m))
 }
 
 // news are the events of a lease.
 type news struct {
-	t  *testing.T
+	t  testing.TB
 	mu sync.Mutex
 	of map[lock.HoldID][]lock.EventKind
 }
 
 // read renews a lease, and reads its events, until the test is over.
-func read(t *testing.T, l *lease) *news {
+func read(t testing.TB, l *lease) *news {
 	beating(t, l, l.ttl/10)
 	return events(t, l)
 }
 
 // events reads the events of a lease until the test is over.
-func events(t *testing.T, l *lease) *news {
+func events(t testing.TB, l *lease) *news {
 	n := &news{t: t, of: make(map[lock.HoldID][]lock.EventKind)}
 	done := make(chan struct{})
 	var reader sync.WaitGroup
@@ -90,13 +90,13 @@ func (n *news) contended(id lock.HoldID) {
 }
 
 // listensAgain waits until a line has heard of so many changes, and listens.
-func listensAgain(t *testing.T, l *lease, r lock.Resource, changes int) {
+func listensAgain(t testing.TB, l *lease, r lock.Resource, changes int) {
 	t.Helper()
 	hasHeard(t, l, r, changes, listening)
 }
 
 // hasHeard waits until a line has heard of so many changes, and is as it should be.
-func hasHeard(t *testing.T, l *lease, r lock.Resource, changes int, is ear) {
+func hasHeard(t testing.TB, l *lease, r lock.Resource, changes int, is ear) {
 	t.Helper()
 	path, _ := l.driver.b.tree.lockPath(r)
 	eventually(t, "it has heard", func() error {
@@ -112,7 +112,7 @@ func hasHeard(t *testing.T, l *lease, r lock.Resource, changes int, is ear) {
 // TestTripsForSeveral: a request with a cohort costs what one without does, and nothing
 // while it is held and nobody comes; its own coming and going is no news.
 func TestTripsForSeveral(t *testing.T) {
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachLayout(t, func(t testing.TB, url, options string) {
 		_, l, requests := rechecked(t, url+options+"&timeout=10s", 40*time.Second, 200*time.Millisecond)
 		told := events(t, l)
 		r := unique()
@@ -127,7 +127,7 @@ func TestTripsForSeveral(t *testing.T) {
 			t.Fatal(err)
 		}
 		release(t, l, first)
-		for _, how := range []func(*testing.T, *lease, lock.Resource, lock.Mode) lock.Grant{hold, holdFor} {
+		for _, how := range []func(testing.TB, *lease, lock.Resource, lock.Mode) lock.Grant{hold, holdFor} {
 			eventually(t, "20 pairs of each mode take no more than they must", func() error {
 				_ = beat(t.Context(), l) // it is not renewed meanwhile
 				requests.take()
@@ -163,7 +163,7 @@ func TestTripsForSeveral(t *testing.T) {
 // TestWhoStandsBehind: a request with a cohort is told of who must wait for it, once, whoever that
 // is, and not of who need not wait, nor of others of its own lease.
 func TestWhoStandsBehind(t *testing.T) {
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachLayout(t, func(t testing.TB, url, options string) {
 		_, l, requests := counted(t, url+options, 30*time.Second)
 		told := read(t, l)
 		b, o := sidecar(t, url+options, 30*time.Second)
@@ -204,8 +204,9 @@ func TestWhoStandsBehind(t *testing.T) {
 }
 
 // TestStrangersAreHeardOf: another program's request is one, too.
-func TestStrangersAreHeardOf(t *testing.T) {
-	t.Parallel()
+func TestStrangersAreHeardOf(t *testing.T) { again(t, testStrangersAreHeardOf) }
+
+func testStrangersAreHeardOf(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	_, l := sidecar(t, s.URL()+"/behind?layout="+layoutCurator, 30*time.Second)
 	told := read(t, l)
@@ -224,7 +225,7 @@ func TestStrangersAreHeardOf(t *testing.T) {
 // TestHeardOfByTwoAtOnce: whoever of two is first hears of the other, whatever meets what on the
 // way.
 func TestHeardOfByTwoAtOnce(t *testing.T) {
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachLayout(t, func(t testing.TB, url, options string) {
 		type side struct {
 			l    *lease
 			told *news
@@ -264,7 +265,7 @@ func TestHeardOfByTwoAtOnce(t *testing.T) {
 
 // TestHeardOfAfterASilence: somebody came while nothing came through.
 func TestHeardOfAfterASilence(t *testing.T) {
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachLayout(t, func(t testing.TB, url, options string) {
 		way, road := newRoad(t, url)
 		_, l := sidecar(t, road+options, 30*time.Second)
 		told := read(t, l)
@@ -284,7 +285,7 @@ func TestHeardOfAfterASilence(t *testing.T) {
 
 // TestListLostAfterNews: the list that is to tell who came is lost, and made again.
 func TestListLostAfterNews(t *testing.T) {
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachLayout(t, func(t testing.TB, url, options string) {
 		way, road := newRoad(t, url)
 		_, l := sidecar(t, road+options, 30*time.Second)
 		told := read(t, l)
@@ -304,7 +305,7 @@ func TestListLostAfterNews(t *testing.T) {
 // TestHeardOfWhileOverdue: an overdue lease asks for nothing, so it lists who came when it is
 // renewed.
 func TestHeardOfWhileOverdue(t *testing.T) {
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachLayout(t, func(t testing.TB, url, options string) {
 		var ahead atomic.Int64
 		b := openAt(t, url+options)
 		b.clock = func() time.Duration { return lock.BootTime() + time.Duration(ahead.Load()) }
@@ -327,8 +328,9 @@ func TestHeardOfWhileOverdue(t *testing.T) {
 }
 
 // TestReadersMakeNoHerd: many readers that come and go do not make each other list the queue.
-func TestReadersMakeNoHerd(t *testing.T) {
-	t.Parallel()
+func TestReadersMakeNoHerd(t *testing.T) { again(t, testReadersMakeNoHerd) }
+
+func testReadersMakeNoHerd(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	_, l, requests := counted(t, s.URL()+"?timeout=5s", 30*time.Second)
 	read(t, l)
@@ -362,7 +364,7 @@ func TestReadersMakeNoHerd(t *testing.T) {
 
 // TestDescribe: others see who has a hold now, and a forced release is told as before.
 func TestDescribe(t *testing.T) {
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachLayout(t, func(t testing.TB, url, options string) {
 		_, l := sidecar(t, url+options, 30*time.Second)
 		b, _ := sidecar(t, url+options, 30*time.Second)
 		told := read(t, l)

@@ -42,14 +42,14 @@ func (c *counter) take() (all map[string]int, sum int) {
 }
 
 // counted opens a lease whose requests are counted.
-func counted(t *testing.T, url string, ttl time.Duration) (*Backend, *lease, *counter) {
+func counted(t testing.TB, url string, ttl time.Duration) (*Backend, *lease, *counter) {
 	t.Helper()
 	return rechecked(t, url, ttl, leasekit.RecheckOf(ttl))
 }
 
 // rechecked is counted, with a time of its own between two looks at what is waited for: a
 // lease with so short a TTL would be lost on a busy machine.
-func rechecked(t *testing.T, url string, ttl, every time.Duration) (*Backend, *lease, *counter) {
+func rechecked(t testing.TB, url string, ttl, every time.Duration) (*Backend, *lease, *counter) {
 	t.Helper()
 	c := new(counter)
 	b := openAt(t, url)
@@ -61,7 +61,7 @@ func rechecked(t *testing.T, url string, ttl, every time.Duration) (*Backend, *l
 
 // crowd are many requests for one resource, by one sidecar.
 type crowd struct {
-	t      *testing.T
+	t      testing.TB
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
@@ -69,7 +69,7 @@ type crowd struct {
 	errs map[string]int
 }
 
-func newCrowd(t *testing.T, l *lease, r lock.Resource, n int) *crowd {
+func newCrowd(t testing.TB, l *lease, r lock.Resource, n int) *crowd {
 	ctx, cancel := context.WithCancel(t.Context())
 	c := &crowd{t: t, cancel: cancel, errs: make(map[string]int)}
 	for range n {
@@ -103,7 +103,7 @@ func (c *crowd) leave() {
 }
 
 // inQueue waits until a lock's node has so many children.
-func inQueue(t *testing.T, b *Backend, url string, r lock.Resource, n int) {
+func inQueue(t testing.TB, b *Backend, url string, r lock.Resource, n int) {
 	t.Helper()
 	path, _ := b.tree.lockPath(r)
 	c := stranger(t, url)
@@ -200,8 +200,9 @@ func TestManyWaitersOfOneSidecar(t *testing.T) {
 
 // TestIdleWaitersCostNothing: what is asked again and again is one node for each
 // resource, however many wait.
-func TestIdleWaitersCostNothing(t *testing.T) {
-	t.Parallel()
+func TestIdleWaitersCostNothing(t *testing.T) { again(t, testIdleWaitersCostNothing) }
+
+func testIdleWaitersCostNothing(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	const many = 500
 	b, l, requests := rechecked(t, s.URL()+"?timeout=5s", 30*time.Second, 500*time.Millisecond)
@@ -231,8 +232,9 @@ func TestIdleWaitersCostNothing(t *testing.T) {
 
 // TestIdleWaitersOfManyLocks: each lock that is waited for is looked at once in each recheck,
 // with one request, and nothing else is asked.
-func TestIdleWaitersOfManyLocks(t *testing.T) {
-	t.Parallel()
+func TestIdleWaitersOfManyLocks(t *testing.T) { again(t, testIdleWaitersOfManyLocks) }
+
+func testIdleWaitersOfManyLocks(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	const many = 40
 	b, l, requests := rechecked(t, s.URL()+"?timeout=5s", 30*time.Second, 700*time.Millisecond)
@@ -278,8 +280,7 @@ func TestContendedPairs(t *testing.T) {
 	t.Parallel()
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	for _, sidecars := range []int{1, 2} {
-		t.Run(fmt.Sprint(sidecars), func(t *testing.T) {
-			t.Parallel()
+		subtest(t, fmt.Sprint(sidecars), func(t testing.TB) {
 			const workers, pairs = 4, 50
 			var leases []*lease
 			var counters []*counter
@@ -331,8 +332,9 @@ func TestContendedPairs(t *testing.T) {
 }
 
 // TestOneWatchANode: a node that is waited for is watched once, however often it is read.
-func TestOneWatchANode(t *testing.T) {
-	t.Parallel()
+func TestOneWatchANode(t *testing.T) { again(t, testOneWatchANode) }
+
+func testOneWatchANode(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	way, url := newRoad(t, s.URL())
 	b, l, _ := rechecked(t, url, 30*time.Second, 300*time.Millisecond)

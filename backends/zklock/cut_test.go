@@ -163,8 +163,9 @@ func TestReleaseIsCutTwice(t *testing.T) {
 
 // TestAncestorsVanish: the server removes the empty node of a lock while others
 // think that it is there.
-func TestAncestorsVanish(t *testing.T) {
-	t.Parallel()
+func TestAncestorsVanish(t *testing.T) { again(t, testAncestorsVanish) }
+
+func testAncestorsVanish(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	c := stranger(t, s.URL())
 	for _, layout := range []string{layoutOwn, layoutCurator} {

@@ -4,36 +4,56 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
+	"github.com/locksidecar/locksidecar/backends/backendtest"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
 const patience = time.Minute
 
+// again runs a test beside others, and once more where the machine was too busy for it. It is not for
+// tests of what happens without an answer.
+func again(t *testing.T, test func(t testing.TB)) {
+	t.Helper()
+	t.Parallel()
+	backendtest.Again(t, test, zk.ErrConnectionClosed, zk.ErrSessionExpired, os.ErrDeadlineExceeded)
+}
+
+// subtest is again for a part of a test.
+func subtest(t *testing.T, name string, test func(t testing.TB)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { again(t, test) })
+}
+
 // lease is a lease, and the driver below it.
 type lease struct {
-	lock.Lease
+	*backendtest.TimedLease
 	driver *driver
 	ttl    time.Duration
 }
 
 // sidecar opens a backend and a lease that live as long as the test.
-func sidecar(t *testing.T, url string, ttl time.Duration) (*Backend, *lease) {
+func sidecar(t testing.TB, url string, ttl time.Duration) (*Backend, *lease) {
 	t.Helper()
 	b := openAt(t, url)
 	t.Cleanup(func() { _ = b.Close() })
 	return b, newLease(t, b, ttl)
 }
 
-func newLease(t *testing.T, b *Backend, ttl time.Duration) *lease {
+func newLease(t testing.TB, b *Backend, ttl time.Duration) *lease {
 	t.Helper()
 	var l lock.Lease
+	var opened time.Duration
 	eventually(t, "a lease is opened", func() (err error) {
+		opened = lock.BootTime()
 		l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: t.Name()})
 		return err
 	})
@@ -45,16 +65,16 @@ func newLease(t *testing.T, b *Backend, ttl time.Duration) *lease {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	i := slices.IndexFunc(b.drivers, func(d *driver) bool { return d.id == l.ID() })
-	return &lease{l, b.drivers[i], ttl}
+	return &lease{backendtest.Timed(l, ttl, opened), b.drivers[i], ttl}
 }
 
-func eventually(t *testing.T, what string, f func() error) {
+func eventually(t testing.TB, what string, f func() error) {
 	t.Helper()
 	within(t, patience, what, f)
 }
 
 // within is eventually with a patience of its own.
-func within(t *testing.T, patience time.Duration, what string, f func() error) {
+func within(t testing.TB, patience time.Duration, what string, f func() error) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
@@ -62,8 +82,8 @@ func within(t *testing.T, patience time.Duration, what string, f func() error) {
 		if err == nil {
 			return
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s in vain until %s: %v", patience, what, err)
+		if time.Now().After(deadline) { // no machine is so busy, so an error in it is no excuse
+			t.Fatalf("waited %s in vain until %s: %s", patience, what, err.Error())
 		}
 		time.Sleep(pause)
 	}
@@ -73,12 +93,12 @@ func request(r lock.Resource, m lock.Mode) lock.Request {
 	return lock.Request{ID: lock.NewHoldID(), Resource: r, Mode: m, Owner: lock.Owner{Session: "test"}.Encode()}
 }
 
-func hold(t *testing.T, l *lease, r lock.Resource, m lock.Mode) lock.Grant {
+func hold(t testing.TB, l *lease, r lock.Resource, m lock.Mode) lock.Grant {
 	t.Helper()
 	return granted(t, l, request(r, m))
 }
 
-func granted(t *testing.T, l *lease, q lock.Request) lock.Grant {
+func granted(t testing.TB, l *lease, q lock.Request) lock.Grant {
 	t.Helper()
 	var g lock.Grant
 	eventually(t, "it is granted", func() (err error) {
@@ -90,7 +110,7 @@ func granted(t *testing.T, l *lease, q lock.Request) lock.Grant {
 	return g
 }
 
-func release(t *testing.T, l *lease, g lock.Grant) {
+func release(t testing.TB, l *lease, g lock.Grant) {
 	t.Helper()
 	if err := released(t, l, g.Resource, g.ID); err != nil {
 		t.Fatalf("Release: %v", err)
@@ -98,7 +118,7 @@ func release(t *testing.T, l *lease, g lock.Grant) {
 }
 
 // released releases, again and again where ZooKeeper does not answer in time.
-func released(t *testing.T, l *lease, r lock.Resource, id lock.HoldID) error {
+func released(t testing.TB, l *lease, r lock.Resource, id lock.HoldID) error {
 	unsure := false
 	return answered(t, func() error {
 		err := l.Release(t.Context(), r, id)
@@ -111,7 +131,7 @@ func released(t *testing.T, l *lease, r lock.Resource, id lock.HoldID) error {
 }
 
 // answered asks until ZooKeeper answers, on any goroutine.
-func answered(t *testing.T, f func() error) error {
+func answered(t testing.TB, f func() error) error {
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		err := f()
 		if !errors.Is(err, lock.ErrUnavailable) || time.Now().After(end) || t.Context().Err() != nil {
@@ -121,7 +141,7 @@ func answered(t *testing.T, f func() error) error {
 }
 
 // refused checks that a try is refused.
-func refused(t *testing.T, l *lease, r lock.Resource, m lock.Mode) {
+func refused(t testing.TB, l *lease, r lock.Resource, m lock.Mode) {
 	t.Helper()
 	q := request(r, m)
 	q.Try = true
@@ -132,7 +152,7 @@ func refused(t *testing.T, l *lease, r lock.Resource, m lock.Mode) {
 
 // wait is an Acquire under way.
 type wait struct {
-	t    *testing.T
+	t    testing.TB
 	done chan struct{}
 	g    lock.Grant
 	err  error
@@ -140,7 +160,7 @@ type wait struct {
 }
 
 // queue begins to acquire and returns when it is in the queue.
-func queue(t *testing.T, b *Backend, l *lease, q lock.Request) *wait {
+func queue(t testing.TB, b *Backend, l *lease, q lock.Request) *wait {
 	t.Helper()
 	w := &wait{t: t, done: make(chan struct{})}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -192,7 +212,7 @@ func (w *wait) pending() {
 
 // beating renews a lease until the test is over or stop is called. It tells when
 // the last heartbeat was sent that renewed it.
-func beating(t *testing.T, l *lease, every time.Duration) (stop func() time.Time) {
+func beating(t testing.TB, l *lease, every time.Duration) (stop func() time.Time) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -220,7 +240,7 @@ func beating(t *testing.T, l *lease, every time.Duration) (stop func() time.Time
 }
 
 // noEvent checks that a lease was told nothing.
-func noEvent(t *testing.T, l *lease) {
+func noEvent(t testing.TB, l *lease) {
 	t.Helper()
 	select {
 	case e := <-l.Events():
@@ -230,7 +250,7 @@ func noEvent(t *testing.T, l *lease) {
 }
 
 // event waits for news about a hold.
-func event(t *testing.T, l *lease, id lock.HoldID) lock.Event {
+func event(t testing.TB, l *lease, id lock.HoldID) lock.Event {
 	t.Helper()
 	select {
 	case e := <-l.Events():
@@ -245,7 +265,7 @@ func event(t *testing.T, l *lease, id lock.HoldID) lock.Event {
 }
 
 // nodes are the children of a lock's node, as another client sees them.
-func nodes(t *testing.T, b *Backend, url string, r lock.Resource) []string {
+func nodes(t testing.TB, b *Backend, url string, r lock.Resource) []string {
 	t.Helper()
 	path, err := b.tree.lockPath(r)
 	if err != nil {
@@ -264,7 +284,7 @@ func nodes(t *testing.T, b *Backend, url string, r lock.Resource) []string {
 
 // leader is the node of an ensemble that leads, and the others, once they all
 // agree on it.
-func leader(t *testing.T, s testengine.Server) (lead testengine.Node, rest []testengine.Node) {
+func leader(t testing.TB, s testengine.Server) (lead testengine.Node, rest []testengine.Node) {
 	t.Helper()
 	eventually(t, "one leads and the others follow", func() error {
 		lead, rest = nil, nil

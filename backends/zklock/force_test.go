@@ -13,7 +13,7 @@ import (
 
 // app is what an app relies on: it reads the news of a lease, and renews it.
 type app struct {
-	t *testing.T
+	t testing.TB
 	l *lease
 
 	mu     sync.Mutex
@@ -25,7 +25,7 @@ type app struct {
 type toldAt struct{ at, until time.Duration }
 
 // live has a lease renewed, and its news read, until the test is over.
-func live(t *testing.T, l *lease) *app {
+func live(t testing.TB, l *lease) *app {
 	a := &app{t: t, l: l, proven: lock.BootTime(), told: make(map[lock.HoldID]toldAt)}
 	ctx, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -109,7 +109,7 @@ func (w *wait) grantedAfter(a *app, id lock.HoldID) lock.Grant {
 }
 
 // force forces a release, and returns when the store has it.
-func force(t *testing.T, b *Backend, g lock.Grant, grace time.Duration) (forced <-chan error, cancel context.CancelFunc) {
+func force(t testing.TB, b *Backend, g lock.Grant, grace time.Duration) (forced <-chan error, cancel context.CancelFunc) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -140,27 +140,24 @@ func (r *road) silent(silent bool) {
 	r.set(func(r *road) { r.deaf, r.lost = silent, silent })
 }
 
-func eachLayout(t *testing.T, test func(t *testing.T, url, options string)) {
+// eachLayout runs a test in each layout.
+func eachLayout(t *testing.T, test func(t testing.TB, url, options string)) {
 	t.Parallel()
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	for _, layout := range []string{layoutOwn, layoutCurator} {
-		t.Run(layout, func(t *testing.T) {
-			t.Parallel()
-			test(t, s.URL(), "/force?layout="+layout)
-		})
+		subtest(t, layout, func(t testing.TB) { test(t, s.URL(), "/force?layout="+layout) })
 	}
 }
 
 // eachMode is eachLayout, for an exclusive lock and for the only permit.
-func eachMode(t *testing.T, test func(t *testing.T, url, options string, m lock.Mode)) {
-	eachLayout(t, func(t *testing.T, url, options string) {
+func eachMode(t *testing.T, test func(t testing.TB, url, options string, m lock.Mode)) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	for _, layout := range []string{layoutOwn, layoutCurator} {
 		for _, m := range []lock.Mode{lock.Exclusive, lock.Permits(1)} {
-			t.Run(m.String(), func(t *testing.T) {
-				t.Parallel()
-				test(t, url, options, m)
-			})
+			subtest(t, layout+"/"+m.String(), func(t testing.TB) { test(t, s.URL(), "/force?layout="+layout, m) })
 		}
-	})
+	}
 }
 
 // unique is a name of this test alone.
@@ -170,7 +167,7 @@ func unique() lock.Resource { return "r-" + lock.Resource(lock.NewHoldID()) }
 // sidecar for longer than the grace of a forced release.
 func TestGraceCountsFromWhenTheHolderKnew(t *testing.T) {
 	const grace, silence = 500 * time.Millisecond, 2 * time.Second
-	eachMode(t, func(t *testing.T, url, options string, m lock.Mode) {
+	eachMode(t, func(t testing.TB, url, options string, m lock.Mode) {
 		way, through := newRoad(t, url)
 		_, l := sidecar(t, through+options, 15*time.Second)
 		b, o := sidecar(t, url+options, 15*time.Second)
@@ -201,7 +198,7 @@ func TestGraceCountsFromWhenTheHolderKnew(t *testing.T) {
 // TestForcedHolderFallsSilent: the holder's sidecar is never heard again. What it
 // held is handed on when its lease is over.
 func TestForcedHolderFallsSilent(t *testing.T) {
-	eachMode(t, func(t *testing.T, url, options string, m lock.Mode) {
+	eachMode(t, func(t testing.TB, url, options string, m lock.Mode) {
 		way, through := newRoad(t, url)
 		_, l := sidecar(t, through+options, 2*time.Second)
 		holder := live(t, l)
@@ -223,7 +220,7 @@ func TestForcedHolderFallsSilent(t *testing.T) {
 // hears of it, and that ends the hold itself.
 func TestForcerIsGone(t *testing.T) {
 	const grace = 300 * time.Millisecond
-	eachMode(t, func(t *testing.T, url, options string, m lock.Mode) {
+	eachMode(t, func(t testing.TB, url, options string, m lock.Mode) {
 		way, through := newRoad(t, url)
 		_, l := sidecar(t, through+options, 15*time.Second)
 		b, o := sidecar(t, url+options, 15*time.Second)
@@ -252,7 +249,7 @@ func TestForcerIsGone(t *testing.T) {
 // falls silent. Whoever forced it is gone too. Who waits counts the grace and ends
 // the hold, long before the lease is over.
 func TestWaiterEndsForcedHold(t *testing.T) {
-	eachMode(t, func(t *testing.T, url, options string, m lock.Mode) {
+	eachMode(t, func(t testing.TB, url, options string, m lock.Mode) {
 		way, through := newRoad(t, url)
 		_, l := sidecar(t, through+options, 40*time.Second)
 		b, o := sidecar(t, url+options, 20*time.Second)
@@ -292,7 +289,7 @@ func TestWaiterEndsForcedHold(t *testing.T) {
 // TestForcedAgain: a second forced release with a longer grace changes nothing,
 // and one with a shorter grace is told and counts.
 func TestForcedAgain(t *testing.T) {
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachLayout(t, func(t testing.TB, url, options string) {
 		_, l := sidecar(t, url+options, 15*time.Second)
 		b, o := sidecar(t, url+options, 15*time.Second)
 		holder := live(t, l)
@@ -321,7 +318,7 @@ func TestForcedAgain(t *testing.T) {
 // heartbeat after a forced release tells of it, and all that follow until the hold
 // is released.
 func TestHeartbeatTellsOfForce(t *testing.T) {
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachLayout(t, func(t testing.TB, url, options string) {
 		way, through := newRoad(t, url)
 		_, l := sidecar(t, through+options, 30*time.Second)
 		b, o := sidecar(t, url+options, 15*time.Second)

@@ -17,7 +17,7 @@ import (
 // finds it granted. Its app has its grace as any holder.
 func TestForcedWaiterIsGranted(t *testing.T) {
 	const grace = 3 * time.Second
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachLayout(t, func(t testing.TB, url, options string) {
 		way, through := newRoad(t, url)
 		forcer := openAt(t, through+options)
 		t.Cleanup(func() { _ = forcer.Close() })
@@ -70,7 +70,7 @@ func TestForcedWaiterIsGranted(t *testing.T) {
 }
 
 // listed are the ids of holders and waiters.
-func listed(t *testing.T, b *Backend, r lock.Resource) (ids []lock.HoldID) {
+func listed(t testing.TB, b *Backend, r lock.Resource) (ids []lock.HoldID) {
 	t.Helper()
 	st, err := b.Get(t.Context(), r)
 	if err != nil {
@@ -86,7 +86,7 @@ func listed(t *testing.T, b *Backend, r lock.Resource) (ids []lock.HoldID) {
 // connection ends with the very question why its node is gone. The next one of that
 // sidecar is granted by the next recheck, and does not wait for a heartbeat.
 func TestMissingWaiterHoldsUpNobody(t *testing.T) {
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachLayout(t, func(t testing.TB, url, options string) {
 		way, road := newRoad(t, url)
 		b, l := sidecar(t, road+options, 15*time.Second) // no heartbeats
 		b2, l2 := sidecar(t, url+options, 15*time.Second)
@@ -114,7 +114,7 @@ func TestMissingWaiterHoldsUpNobody(t *testing.T) {
 // took its hold away at once is gone the moment that this is done. The holder's next
 // heartbeat tells.
 func TestForcedAtOnceByWhoIsGone(t *testing.T) {
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachLayout(t, func(t testing.TB, url, options string) {
 		way, through := newRoad(t, url)
 		broken, forcers := newRoad(t, url)
 		forcer := openAt(t, forcers+options)
@@ -162,7 +162,7 @@ func TestForcedAtOnceByWhoIsGone(t *testing.T) {
 // released.
 func TestGraceOfWhoReadsNoEvents(t *testing.T) {
 	const grace = 300 * time.Millisecond
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachLayout(t, func(t testing.TB, url, options string) {
 		_, l := sidecar(t, url+options, 15*time.Second)
 		b, _ := sidecar(t, url+options, 15*time.Second)
 		g := hold(t, l, unique(), lock.Exclusive)
@@ -201,8 +201,9 @@ func TestGraceOfWhoReadsNoEvents(t *testing.T) {
 
 // TestForcedReleaseKeepsNoLeaseAlive: the lease of a sidecar ends for want of heartbeats while
 // a forced release waits that was asked for there. That goes on without the lease.
-func TestForcedReleaseKeepsNoLeaseAlive(t *testing.T) {
-	t.Parallel()
+func TestForcedReleaseKeepsNoLeaseAlive(t *testing.T) { again(t, testForcedReleaseKeepsNoLeaseAlive) }
+
+func testForcedReleaseKeepsNoLeaseAlive(t testing.TB) {
 	url := testengine.Shared(t, testengine.ZooKeeper).URL() + "/forced-silent"
 	b := openAt(t, url)
 	t.Cleanup(func() { _ = b.Close() })
@@ -245,8 +246,7 @@ func TestForcedOutUnheard(t *testing.T) {
 	t.Parallel()
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	for name, beats := range map[string]bool{"Before": true, "After": false} {
-		t.Run("Heartbeat"+name, func(t *testing.T) {
-			t.Parallel()
+		subtest(t, "Heartbeat"+name, func(t testing.TB) {
 			way, url := newRoad(t, s.URL())
 			_, l := sidecar(t, url, 30*time.Second)
 			b, other := sidecar(t, s.URL(), 30*time.Second)

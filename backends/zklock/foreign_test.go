@@ -12,7 +12,7 @@ import (
 )
 
 // overwrite writes into the node of a hold, as Curator's Revoker does.
-func overwrite(t *testing.T, b *Backend, c *zk.Conn, url string, r lock.Resource, id lock.HoldID) (path string) {
+func overwrite(t testing.TB, b *Backend, c *zk.Conn, url string, r lock.Resource, id lock.HoldID) (path string) {
 	t.Helper()
 	path, _ = b.tree.lockPath(r)
 	for _, n := range nodes(t, b, url, r) {
@@ -30,7 +30,7 @@ func overwrite(t *testing.T, b *Backend, c *zk.Conn, url string, r lock.Resource
 // nothing comes through to the holder's sidecar. Its forced release has to wait for it all
 // the same.
 func TestForcedAfterOthersWrote(t *testing.T) {
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachLayout(t, func(t testing.TB, url, options string) {
 		way, road := newRoad(t, url)
 		_, l := sidecar(t, road+options, 6*time.Second)
 		a := live(t, l)
@@ -50,7 +50,7 @@ func TestForcedAfterOthersWrote(t *testing.T) {
 // TestWhatOthersWroteIsReplaced: the node of a hold has its data again, and its forced
 // release is told.
 func TestWhatOthersWroteIsReplaced(t *testing.T) {
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachLayout(t, func(t testing.TB, url, options string) {
 		b, l := sidecar(t, url+options, 15*time.Second)
 		a := live(t, l)
 		r := unique()

@@ -21,7 +21,7 @@ func contains(s, part string) bool { return strings.Contains(s, part) }
 // is forced before its sidecar has heard of either. Where it hears of that first, nobody
 // was told of the grant, and it is given back at once. Else its holder is told.
 func TestForcedBeforeItKnowsOfItsGrant(t *testing.T) {
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachLayout(t, func(t testing.TB, url, options string) {
 		way, through := newRoad(t, url)
 		_, l := sidecar(t, through+options, 15*time.Second)
 		b, o := sidecar(t, url+options, 15*time.Second)
@@ -55,7 +55,7 @@ func TestForcedBeforeItKnowsOfItsGrant(t *testing.T) {
 // written how long it waited. What it writes does not make the grace begin again.
 func TestGraceIsCountedOnce(t *testing.T) {
 	const grace = time.Second
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachLayout(t, func(t testing.TB, url, options string) {
 		_, l := sidecar(t, url+options, 15*time.Second)
 		b, o := sidecar(t, url+options, 15*time.Second)
 		holder := live(t, l)
@@ -82,8 +82,9 @@ func TestGraceIsCountedOnce(t *testing.T) {
 // TestNumbersAreUsedUp: the counter of a lock's node comes near its end, where it
 // sticks. Requests are refused then until nobody holds the lock, and after that
 // numbers begin at zero again.
-func TestNumbersAreUsedUp(t *testing.T) {
-	t.Parallel()
+func TestNumbersAreUsedUp(t *testing.T) { again(t, testNumbersAreUsedUp) }
+
+func testNumbersAreUsedUp(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	b, l := sidecar(t, s.URL(), 20*time.Second)
 	b.maxSeq = 20
@@ -121,7 +122,7 @@ func now() lock.Fence { return lock.FenceOf(time.Now().UnixMicro()) }
 // counts by time has given, in whatever layout, and so it is after such a store has
 // taken over for some time. What it gives then is larger, too.
 func TestFencesGoOnFromAnotherStore(t *testing.T) {
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachLayout(t, func(t testing.TB, url, options string) {
 		options = strings.Replace(options, "/force", "/fences-"+string(unique()), 1)
 		last := lock.Fence(0)
 		for range 3 {
@@ -153,8 +154,9 @@ func TestFencesGoOnFromAnotherStore(t *testing.T) {
 }
 
 // TestFencesOfANewEnsemble: the ensemble has lost all its data.
-func TestFencesOfANewEnsemble(t *testing.T) {
-	t.Parallel()
+func TestFencesOfANewEnsemble(t *testing.T) { again(t, testFencesOfANewEnsemble) }
+
+func testFencesOfANewEnsemble(t testing.TB) {
 	s := testengine.New(t, testengine.ZooKeeper)
 	b, l := sidecar(t, s.URL(), 6*time.Second)
 	stop := beating(t, l, 500*time.Millisecond)
@@ -169,8 +171,9 @@ func TestFencesOfANewEnsemble(t *testing.T) {
 
 // TestAllAgreeOnTheBase: many sidecars open at the same time, on a new chroot and on
 // one that all others have left.
-func TestAllAgreeOnTheBase(t *testing.T) {
-	t.Parallel()
+func TestAllAgreeOnTheBase(t *testing.T) { again(t, testAllAgreeOnTheBase) }
+
+func testAllAgreeOnTheBase(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	url := s.URL() + "/base-" + string(unique())
 	for range 2 {
@@ -205,8 +208,9 @@ func TestAllAgreeOnTheBase(t *testing.T) {
 
 // TestBaseIsDeleted: somebody has deleted the node of the base, and another sidecar opens.
 // Both go on with the same base.
-func TestBaseIsDeleted(t *testing.T) {
-	t.Parallel()
+func TestBaseIsDeleted(t *testing.T) { again(t, testBaseIsDeleted) }
+
+func testBaseIsDeleted(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	url := s.URL() + "/base-" + string(unique())
 	b, l := sidecar(t, url, 30*time.Second)
@@ -227,8 +231,9 @@ func TestBaseIsDeleted(t *testing.T) {
 // TestFencesOfReadersWokenTogether: readers that are granted by one release hear of it
 // in any order. Their fences are larger than that of every writer before them, and
 // smaller than that of every writer after them.
-func TestFencesOfReadersWokenTogether(t *testing.T) {
-	t.Parallel()
+func TestFencesOfReadersWokenTogether(t *testing.T) { again(t, testFencesOfReadersWokenTogether) }
+
+func testFencesOfReadersWokenTogether(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	way, url := newRoad(t, s.URL())
 	b, o := sidecar(t, s.URL(), 15*time.Second)
@@ -255,7 +260,7 @@ func TestFencesOfReadersWokenTogether(t *testing.T) {
 }
 
 // write overwrites a node's data until the test is over or stop is called.
-func write(t *testing.T, c *zk.Conn, path string) (stop func()) {
+func write(t testing.TB, c *zk.Conn, path string) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -271,7 +276,7 @@ func write(t *testing.T, c *zk.Conn, path string) (stop func()) {
 // TestDowngradeWhileOthersWrite: another program writes into the node of a hold, as
 // Curator's Revoker does. Downgrade comes to an end, and in the end it is done.
 func TestDowngradeWhileOthersWrite(t *testing.T) {
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachLayout(t, func(t testing.TB, url, options string) {
 		b, l := sidecar(t, url+options, 15*time.Second)
 		live(t, l)
 		r := unique()
@@ -307,8 +312,9 @@ func TestDowngradeWhileOthersWrite(t *testing.T) {
 // TestGuardGoesWithItsRequest: somebody deletes the node of a hold by hand, in the
 // layout of Curator. The node beside it, for which Curator's mutex waits, goes too, also
 // when the connection ends instead.
-func TestGuardGoesWithItsRequest(t *testing.T) {
-	t.Parallel()
+func TestGuardGoesWithItsRequest(t *testing.T) { again(t, testGuardGoesWithItsRequest) }
+
+func testGuardGoesWithItsRequest(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	way, url := newRoad(t, s.URL())
 	b, l := sidecar(t, url+"/guard?layout=curator", 15*time.Second)
@@ -340,7 +346,7 @@ func TestGuardGoesWithItsRequest(t *testing.T) {
 
 // TestListTellsWhatItMayNotRead: a list that is not complete says so.
 func TestListTellsWhatItMayNotRead(t *testing.T) {
-	eachLayout(t, func(t *testing.T, url, options string) {
+	eachLayout(t, func(t testing.TB, url, options string) {
 		options = strings.Replace(options, "/force", "/partial-"+string(unique()), 1)
 		b, l := sidecar(t, url+options, 15*time.Second)
 		live(t, l)

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	interopTTL  = 5 * time.Second
+	interopTTL  = 30 * time.Second
 	interopRoot = "/interop" // the chroot of all
 	patience    = time.Minute
 )
@@ -24,7 +24,7 @@ const (
 // curatorLayout opens a backend that locks the same paths as Curator.
 func curatorLayout(t *testing.T, s testengine.Server) lock.Backend {
 	t.Helper()
-	b, err := zklock.Open(s.URL()+interopRoot+"?layout=curator", nil)
+	b, err := zklock.Open(s.URL()+interopRoot+"?layout=curator&timeout=10s", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

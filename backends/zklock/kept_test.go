@@ -21,7 +21,7 @@ func keeping(r lock.Resource, m lock.Mode, least time.Duration) lock.Request {
 }
 
 // noTrace checks that nothing is there of a hold, in the end, without a look by a sidecar.
-func noTrace(t *testing.T, b *Backend, url string, r lock.Resource, id lock.HoldID) {
+func noTrace(t testing.TB, b *Backend, url string, r lock.Resource, id lock.HoldID) {
 	t.Helper()
 	empty(t, b, url, r)
 	c := stranger(t, url)
@@ -43,8 +43,7 @@ func TestKeptIsSwept(t *testing.T) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	for _, layout := range []string{layoutOwn, layoutCurator} {
 		for _, m := range []lock.Mode{lock.Exclusive, lock.Shared, lock.Permits(2)} {
-			t.Run(fmt.Sprint(layout, m), func(t *testing.T) {
-				t.Parallel()
+			subtest(t, fmt.Sprint(layout, m), func(t testing.TB) {
 				const least = 3 * time.Second
 				url := s.URL() + "?layout=" + layout
 				gone, l := sidecar(t, url, 30*time.Second)
@@ -77,8 +76,7 @@ func TestKeptIsMarked(t *testing.T) {
 	t.Parallel()
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	for _, m := range []lock.Mode{lock.Exclusive, lock.Shared, lock.Permits(1)} {
-		t.Run(m.String(), func(t *testing.T) {
-			t.Parallel()
+		subtest(t, m.String(), func(t testing.TB) {
 			_, l := sidecar(t, s.URL(), 30*time.Second)
 			b, o := sidecar(t, s.URL(), 30*time.Second)
 			r := unique()
@@ -145,8 +143,9 @@ func TestConnectionLostWhenKept(t *testing.T) {
 }
 
 // TestKeptDeletedByHand: with the node of its request a hold with a MinHold has ended, as every hold has.
-func TestKeptDeletedByHand(t *testing.T) {
-	t.Parallel()
+func TestKeptDeletedByHand(t *testing.T) { again(t, testKeptDeletedByHand) }
+
+func testKeptDeletedByHand(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	b, l := sidecar(t, s.URL(), 30*time.Second)
 	told := live(t, l)
@@ -166,8 +165,9 @@ func TestKeptDeletedByHand(t *testing.T) {
 }
 
 // TestKeptSlotOfTheDead: what is left of a permit keeps its slot, though the session is over that took it.
-func TestKeptSlotOfTheDead(t *testing.T) {
-	t.Parallel()
+func TestKeptSlotOfTheDead(t *testing.T) { again(t, testKeptSlotOfTheDead) }
+
+func testKeptSlotOfTheDead(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	_, l := sidecar(t, s.URL(), 30*time.Second)
 	b, o := sidecar(t, s.URL(), 30*time.Second)
@@ -193,8 +193,9 @@ func TestKeptSlotOfTheDead(t *testing.T) {
 
 // TestKeptPermitDeletedByHand: somebody deletes what may be left of a permit from the queue. When its time is over,
 // the slot is free.
-func TestKeptPermitDeletedByHand(t *testing.T) {
-	t.Parallel()
+func TestKeptPermitDeletedByHand(t *testing.T) { again(t, testKeptPermitDeletedByHand) }
+
+func testKeptPermitDeletedByHand(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	b, l := sidecar(t, s.URL(), 30*time.Second)
 	r, one := unique(), lock.Permits(1)

@@ -12,7 +12,7 @@ import (
 )
 
 // makeNode makes a node as another program would.
-func makeNode(t *testing.T, c *zk.Conn, path string, flags int32) {
+func makeNode(t testing.TB, c *zk.Conn, path string, flags int32) {
 	t.Helper()
 	if _, err := c.Create(path, []byte("10.0.0.7"), flags, zk.WorldACL(zk.PermAll)); err != nil {
 		t.Fatalf("create %s: %v", path, err)
@@ -20,15 +20,17 @@ func makeNode(t *testing.T, c *zk.Conn, path string, flags int32) {
 }
 
 // TestForeignChildren: what is no request for a lock is nobody's business.
-func TestForeignChildren(t *testing.T) {
-	t.Parallel()
+func TestForeignChildren(t *testing.T) { again(t, testForeignChildren) }
+
+func testForeignChildren(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	c := stranger(t, s.URL())
-	b, l := sidecar(t, s.URL()+"/foreign?layout="+layoutCurator, 10*time.Second)
+	root := "/foreign-" + string(unique())
+	b, l := sidecar(t, s.URL()+root+"?layout="+layoutCurator, 30*time.Second)
 	g := hold(t, l, "orders", lock.Exclusive)
-	makeNode(t, c, "/foreign/orders/config", 0)
-	makeNode(t, c, "/foreign/orders/block-7", 0)
-	makeNode(t, c, "/foreign/orders/%zz", 0)
+	makeNode(t, c, root+"/orders/config", 0)
+	makeNode(t, c, root+"/orders/block-7", 0)
+	makeNode(t, c, root+"/orders/%zz", 0)
 	release(t, l, g)
 	g = hold(t, l, "orders", lock.Exclusive)
 	below := hold(t, l, "orders/config", lock.Shared) // a name as good as another
@@ -44,7 +46,7 @@ func TestForeignChildren(t *testing.T) {
 	release(t, l, below)
 	var invalid *lock.InvalidError
 	ephemeral := hold(t, l, "leaf", lock.Exclusive)
-	makeNode(t, c, "/foreign/leaf/worker", zk.FlagEphemeral)
+	makeNode(t, c, root+"/leaf/worker", zk.FlagEphemeral)
 	if _, err := l.Acquire(t.Context(), request("leaf/worker", lock.Exclusive)); !errors.As(err, &invalid) {
 		t.Errorf("a lock below a node that can have no children: %v", err)
 	}
@@ -52,11 +54,12 @@ func TestForeignChildren(t *testing.T) {
 }
 
 // TestForeignLocks: locks of others who use the same names count.
-func TestForeignLocks(t *testing.T) {
-	t.Parallel()
+func TestForeignLocks(t *testing.T) { again(t, testForeignLocks) }
+
+func testForeignLocks(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	c := stranger(t, s.URL())
-	b, l := sidecar(t, s.URL()+"/locks-of-others?layout="+layoutCurator, 10*time.Second)
+	b, l := sidecar(t, s.URL()+"/locks-of-others?layout="+layoutCurator, 30*time.Second)
 	const path = "/locks-of-others/r"
 
 	// The recipe of the Go library.
@@ -110,11 +113,12 @@ func TestForeignLocks(t *testing.T) {
 }
 
 // TestDeletedByHand: somebody deletes nodes of ours.
-func TestDeletedByHand(t *testing.T) {
-	t.Parallel()
+func TestDeletedByHand(t *testing.T) { again(t, testDeletedByHand) }
+
+func testDeletedByHand(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	c := stranger(t, s.URL())
-	b, l := sidecar(t, s.URL(), 10*time.Second)
+	b, l := sidecar(t, s.URL(), 30*time.Second)
 	r := lock.Resource("by-hand")
 	path, _ := b.tree.lockPath(r)
 	g := hold(t, l, r, lock.Exclusive)
@@ -147,8 +151,9 @@ func TestDeletedByHand(t *testing.T) {
 // TestReaderWithTheNumberOfAWriter: a thread that has Curator's write lock takes the
 // read lock, too. That makes a node with the number of the first one, after we have
 // listed the queue, and stays when the first one goes.
-func TestReaderWithTheNumberOfAWriter(t *testing.T) {
-	t.Parallel()
+func TestReaderWithTheNumberOfAWriter(t *testing.T) { again(t, testReaderWithTheNumberOfAWriter) }
+
+func testReaderWithTheNumberOfAWriter(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	c := stranger(t, s.URL())
 	b, l := sidecar(t, s.URL()+"/same-number?layout=curator", 20*time.Second)

@@ -18,7 +18,7 @@ import (
 )
 
 // fences checks that the store shows permits with the fences that their holders were told.
-func fences(t *testing.T, b *Backend, r lock.Resource, want ...lock.Grant) {
+func fences(t testing.TB, b *Backend, r lock.Resource, want ...lock.Grant) {
 	t.Helper()
 	st, err := b.Get(t.Context(), r)
 	if err != nil || len(st.Holders) != len(want) {
@@ -35,7 +35,7 @@ func fences(t *testing.T, b *Backend, r lock.Resource, want ...lock.Grant) {
 const slotsWord = "/slots/"
 
 // taken are the nodes of slots, as another client sees them.
-func taken(t *testing.T, b *Backend, url string, r lock.Resource) []string {
+func taken(t testing.TB, b *Backend, url string, r lock.Resource) []string {
 	t.Helper()
 	c := stranger(t, url)
 	if _, err := c.Sync("/"); err != nil {
@@ -49,7 +49,7 @@ func taken(t *testing.T, b *Backend, url string, r lock.Resource) []string {
 }
 
 // empty checks that a lock has no nodes, in the end.
-func empty(t *testing.T, b *Backend, url string, r lock.Resource) {
+func empty(t testing.TB, b *Backend, url string, r lock.Resource) {
 	t.Helper()
 	eventually(t, "nothing is left", func() error {
 		if all := append(nodes(t, b, url, r), taken(t, b, url, r)...); len(all) != 0 {
@@ -93,8 +93,9 @@ func TestConnectionLostInClaim(t *testing.T) {
 }
 
 // TestGivenUpInClaim: a wait ends while its slot is on the way. Nothing is left, whichever comes first.
-func TestGivenUpInClaim(t *testing.T) {
-	t.Parallel()
+func TestGivenUpInClaim(t *testing.T) { again(t, testGivenUpInClaim) }
+
+func testGivenUpInClaim(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	way, url := newRoad(t, s.URL())
 	b, l := sidecar(t, url+"?timeout=1s", 30*time.Second)
@@ -143,8 +144,9 @@ func TestGivenUpInClaim(t *testing.T) {
 // TestPermitsTakeSlotsInOrder: who comes first may be slow to take its slot, because its sidecar is cut
 // off. Who comes next waits for it, though there are permits for both: so fences grow with
 // each grant. What is behind them has a larger one, too.
-func TestPermitsTakeSlotsInOrder(t *testing.T) {
-	t.Parallel()
+func TestPermitsTakeSlotsInOrder(t *testing.T) { again(t, testPermitsTakeSlotsInOrder) }
+
+func testPermitsTakeSlotsInOrder(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	way, url := newRoad(t, s.URL())
 	b, slow := sidecar(t, url+"?timeout=1s", 40*time.Second)
@@ -203,8 +205,9 @@ func TestPermitsTakeSlotsInOrder(t *testing.T) {
 
 // TestTriesForPermitsTogether: as many tries as there are permits are granted, at whatever sidecars, also
 // when none of them has its slot yet when the next comes.
-func TestTriesForPermitsTogether(t *testing.T) {
-	t.Parallel()
+func TestTriesForPermitsTogether(t *testing.T) { again(t, testTriesForPermitsTogether) }
+
+func testTriesForPermitsTogether(t testing.TB) {
 	const limit = 6
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	var ls []*lease
@@ -244,8 +247,7 @@ func TestPermitDeletedByHand(t *testing.T) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	c := stranger(t, s.URL())
 	for _, layout := range []string{layoutOwn, layoutCurator} {
-		t.Run(layout, func(t *testing.T) {
-			t.Parallel()
+		subtest(t, layout, func(t testing.TB) {
 			b, l := sidecar(t, s.URL()+"?layout="+layout, 30*time.Second)
 			told := live(t, l)
 			ob, o := sidecar(t, s.URL()+"?layout="+layout, 30*time.Second)
@@ -275,8 +277,9 @@ func TestPermitDeletedByHand(t *testing.T) {
 
 // TestSlotOfAnother: a permit is gone, and another one has its slot. Whoever clears away after the
 // first one does not touch that.
-func TestSlotOfAnother(t *testing.T) {
-	t.Parallel()
+func TestSlotOfAnother(t *testing.T) { again(t, testSlotOfAnother) }
+
+func testSlotOfAnother(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	b, l := sidecar(t, s.URL(), 30*time.Second)
 	r, one := unique(), lock.Permits(1)
@@ -302,8 +305,9 @@ func TestSlotOfAnother(t *testing.T) {
 
 // TestManyPermits: a thousand permits of one sidecar, which have their nodes in several sessions. It does
 // not list the queue for each of them.
-func TestManyPermits(t *testing.T) {
-	t.Parallel()
+func TestManyPermits(t *testing.T) { again(t, testManyPermits) }
+
+func testManyPermits(t testing.TB) {
 	const limit = 1000
 	server := testengine.New(t, testengine.ZooKeeper)
 	b := openAt(t, server.URL()+"?timeout=10s")
@@ -383,14 +387,13 @@ func TestPermitsAreHandedOn(t *testing.T) {
 	t.Parallel()
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	for name, short := range map[string]int{"short": shortQueue, "long": -1} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		subtest(t, name, func(t testing.TB) {
 			testHandedOn(t, s.URL(), short)
 		})
 	}
 }
 
-func testHandedOn(t *testing.T, url string, short int) {
+func testHandedOn(t testing.TB, url string, short int) {
 	var bs []*Backend
 	var ls []*lease
 	for range 3 {
@@ -444,7 +447,7 @@ func testHandedOn(t *testing.T, url string, short int) {
 }
 
 // idOf is who waits at a place in a queue.
-func idOf(t *testing.T, b *Backend, r lock.Resource, i int) lock.HoldID {
+func idOf(t testing.TB, b *Backend, r lock.Resource, i int) lock.HoldID {
 	t.Helper()
 	st, err := b.Get(t.Context(), r)
 	if err != nil || len(st.Waiters) <= i {
@@ -454,8 +457,9 @@ func idOf(t *testing.T, b *Backend, r lock.Resource, i int) lock.HoldID {
 }
 
 // TestPermitsAndForeignLocks: a lock of another program and permits exclude each other.
-func TestPermitsAndForeignLocks(t *testing.T) {
-	t.Parallel()
+func TestPermitsAndForeignLocks(t *testing.T) { again(t, testPermitsAndForeignLocks) }
+
+func testPermitsAndForeignLocks(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	c := stranger(t, s.URL())
 	b, l := sidecar(t, s.URL()+"/permits-of-others?layout="+layoutCurator, 30*time.Second)

@@ -13,8 +13,7 @@ import (
 // however many there are already: nobody lists them.
 func TestManyReadersOfOneSidecar(t *testing.T) {
 	for _, layout := range []string{layoutOwn, layoutCurator} {
-		t.Run(layout, func(t *testing.T) {
-			t.Parallel()
+		subtest(t, layout, func(t testing.TB) {
 			s := testengine.Shared(t, testengine.ZooKeeper)
 			b, l, requests := counted(t, s.URL()+"/readers?layout="+layout, 20*time.Second)
 			b.shortQueue = 8

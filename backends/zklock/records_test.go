@@ -17,17 +17,18 @@ func recordOf(version string) lock.Record {
 }
 
 // wrote writes a record, again and again where ZooKeeper does not answer in time.
-func wrote(t *testing.T, b *Backend, r lock.Resource, keep time.Duration) error {
+func wrote(t testing.TB, b *Backend, r lock.Resource, keep time.Duration) error {
 	return answered(t, func() error { return b.WriteRecord(t.Context(), r, "", recordOf("v"), keep) })
 }
 
 // A record that was deleted and written again between the reading of it and the write over
 // it is another one, though its node has the same data version.
-func TestRecordWrittenAgainIsAnother(t *testing.T) {
-	t.Parallel()
-	s := testengine.Shared(t, testengine.ZooKeeper)
-	b, _ := sidecar(t, s.URL()+"/records-again", 30*time.Second)
-	other, _ := sidecar(t, s.URL()+"/records-again", 30*time.Second)
+func TestRecordWrittenAgainIsAnother(t *testing.T) { again(t, testRecordWrittenAgainIsAnother) }
+
+func testRecordWrittenAgainIsAnother(t testing.TB) {
+	url := testengine.Shared(t, testengine.ZooKeeper).URL() + "/records-again-" + string(unique())
+	b, _ := sidecar(t, url, 30*time.Second)
+	other, _ := sidecar(t, url, 30*time.Second)
 	ctx := t.Context()
 	if err := b.WriteRecord(ctx, "r", "", recordOf("v1"), time.Hour); err != nil {
 		t.Fatal(err)
@@ -75,18 +76,21 @@ func TestRecordBucketsFitIntoAPacket(t *testing.T) {
 
 // What is over is deleted in turns of one sidecar: on and on where much is over, else with
 // few reads, and each turn goes on where the last one ended.
-func TestRecordsAreSwept(t *testing.T) {
-	t.Parallel()
+func TestRecordsAreSwept(t *testing.T) { again(t, testRecordsAreSwept) }
+
+func testRecordsAreSwept(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	var reads atomic.Int64
-	b := openAt(t, s.URL()+"/records-swept")
+	b := openAt(t, s.URL()+"/records-swept-"+string(unique()))
 	t.Cleanup(func() { _ = b.Close() })
+	b.sweepEvery = time.Hour // nobody but the test sweeps
 	b.observe = func(command string, _ time.Duration, _ error) {
 		if command == "children" || command == "get" {
 			reads.Add(1)
 		}
 	}
 	l := newLease(t, b, 30*time.Second)
+	beating(t, l, time.Second)
 	c := stranger(t, s.URL())
 	left := func(want int) error {
 		buckets, _, err := c.Children(b.tree.records())
@@ -170,9 +174,10 @@ func TestRecordsAreSwept(t *testing.T) {
 
 // Sweeps come behind heartbeats alone: what a lease without heartbeats asks for would keep its
 // session, and what others wait for, longer than its TTL lets it.
-func TestSweepsKeepNoLeaseAlive(t *testing.T) {
-	t.Parallel()
-	b := openAt(t, testengine.Shared(t, testengine.ZooKeeper).URL()+"/records-silent")
+func TestSweepsKeepNoLeaseAlive(t *testing.T) { again(t, testSweepsKeepNoLeaseAlive) }
+
+func testSweepsKeepNoLeaseAlive(t testing.TB) {
+	b := openAt(t, testengine.Shared(t, testengine.ZooKeeper).URL()+"/records-silent-"+string(unique()))
 	t.Cleanup(func() { _ = b.Close() })
 	c := new(counter)
 	b.observe, b.sweepEvery = c.observe, 20*time.Millisecond
@@ -201,9 +206,10 @@ func TestSweepsKeepNoLeaseAlive(t *testing.T) {
 }
 
 // A lease that is overdue sweeps no further: the machine slept in the middle of a sweep.
-func TestSweepEndsWithItsLease(t *testing.T) {
-	t.Parallel()
-	b := openAt(t, testengine.Shared(t, testengine.ZooKeeper).URL()+"/records-asleep")
+func TestSweepEndsWithItsLease(t *testing.T) { again(t, testSweepEndsWithItsLease) }
+
+func testSweepEndsWithItsLease(t testing.TB) {
+	b := openAt(t, testengine.Shared(t, testengine.ZooKeeper).URL()+"/records-asleep-"+string(unique()))
 	t.Cleanup(func() { _ = b.Close() })
 	var slept atomic.Int64
 	var armed atomic.Bool
@@ -234,19 +240,21 @@ func TestSweepEndsWithItsLease(t *testing.T) {
 }
 
 // A bucket of many records is swept in several turns, each of few reads.
-func TestLargeBucketIsSweptInSteps(t *testing.T) {
-	t.Parallel()
+func TestLargeBucketIsSweptInSteps(t *testing.T) { again(t, testLargeBucketIsSweptInSteps) }
+
+func testLargeBucketIsSweptInSteps(t testing.TB) {
 	var reads atomic.Int64
 	url := testengine.Shared(t, testengine.ZooKeeper).URL()
-	b := openAt(t, url+"/records-bucket")
+	b := openAt(t, url+"/records-bucket-"+string(unique()))
 	t.Cleanup(func() { _ = b.Close() })
-	b.sweepLooks = 10
+	b.sweepLooks, b.sweepEvery = 10, time.Hour // nobody but the test sweeps
 	b.observe = func(command string, _ time.Duration, _ error) {
 		if command == "get" {
 			reads.Add(1)
 		}
 	}
 	l := newLease(t, b, 30*time.Second)
+	beating(t, l, time.Second)
 	const n = 3 * sweepStep
 	names := sameBucket(n)
 	errs := make(chan error, n)
@@ -282,8 +290,11 @@ func TestLargeBucketIsSweptInSteps(t *testing.T) {
 
 // Records of one bucket are taken away at the same time: each of them is.
 func TestRecordsOfABucketAreDeletedAtOnce(t *testing.T) {
-	t.Parallel()
-	url := testengine.Shared(t, testengine.ZooKeeper).URL() + "/records-at-once"
+	again(t, testRecordsOfABucketAreDeletedAtOnce)
+}
+
+func testRecordsOfABucketAreDeletedAtOnce(t testing.TB) {
+	url := testengine.Shared(t, testengine.ZooKeeper).URL() + "/records-at-once-" + string(unique())
 	a, _ := sidecar(t, url, 30*time.Second)
 	b, _ := sidecar(t, url, 30*time.Second)
 	const n = 12
@@ -318,8 +329,9 @@ func sameBucket(n int) (all []lock.Resource) {
 
 // Requests about records that are near their end ask for the leader's time, each by itself:
 // several heartbeats of one lease node at a time.
-func TestHeartbeatsOfOneNodeAtATime(t *testing.T) {
-	t.Parallel()
+func TestHeartbeatsOfOneNodeAtATime(t *testing.T) { again(t, testHeartbeatsOfOneNodeAtATime) }
+
+func testHeartbeatsOfOneNodeAtATime(t testing.TB) {
 	_, l := sidecar(t, testengine.Shared(t, testengine.ZooKeeper).URL(), 30*time.Second)
 	errs := make(chan error, 8)
 	for range cap(errs) {

@@ -26,17 +26,18 @@ import (
 
 // TestDigest: with a user in the URL nobody else may read, change or delete what
 // the sidecar has made.
-func TestDigest(t *testing.T) {
-	t.Parallel()
+func TestDigest(t *testing.T) { again(t, testDigest) }
+
+func testDigest(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	for _, layout := range []string{layoutOwn, layoutCurator} {
-		path := "/digest-" + layout
+		path := "/digest-" + string(unique())
 		as := func(user string) string {
 			return strings.Replace(s.URL(), "zk://", "zk://"+user+"@", 1) + path + "?layout=" + layout
 		}
 		road, url := newRoad(t, s.URL())
-		b, l := sidecar(t, strings.Replace(url, "zk://", "zk://sidecar:s%40cret@", 1)+path+"?layout="+layout, 10*time.Second)
-		_, o := sidecar(t, as("sidecar:s%40cret"), 10*time.Second)
+		b, l := sidecar(t, strings.Replace(url, "zk://", "zk://sidecar:s%40cret@", 1)+path+"?layout="+layout, 30*time.Second)
+		_, o := sidecar(t, as("sidecar:s%40cret"), 30*time.Second)
 		g := hold(t, l, "r", lock.Exclusive)
 		refused(t, o, "r", lock.Exclusive)
 
@@ -89,8 +90,9 @@ func third(_ []byte, _ *zk.Stat, err error) error { return err }
 
 // TestTLS: zks:// speaks TLS, and takes the server only with a certificate of
 // the CA that tls-ca names.
-func TestTLS(t *testing.T) {
-	t.Parallel()
+func TestTLS(t *testing.T) { again(t, testTLS) }
+
+func testTLS(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	cert, ca := certificate(t)
 	addr := tlsRoad(t, cert, hosts(s.URL())[0])
@@ -118,7 +120,7 @@ func TestTLS(t *testing.T) {
 
 // certificate makes a certificate for the loopback that is its own CA, and a
 // file with it.
-func certificate(t *testing.T) (tls.Certificate, string) {
+func certificate(t testing.TB) (tls.Certificate, string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -141,7 +143,7 @@ func certificate(t *testing.T) (tls.Certificate, string) {
 }
 
 // tlsRoad ends TLS in front of a server that has none.
-func tlsRoad(t *testing.T, cert tls.Certificate, target string) string {
+func tlsRoad(t testing.TB, cert tls.Certificate, target string) string {
 	t.Helper()
 	ln, err := tls.Listen("tcp4", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12})
 	if err != nil {

@@ -36,7 +36,7 @@ func TestPausedLeaderHasNotHeardOfABeat(t *testing.T) {
 }
 
 // heardTooLate pauses the leader just after a beat; false: the machine was too slow for that.
-func heardTooLate(t *testing.T, b *Backend, other *lease, lead testengine.Node, follower string, ttl time.Duration) bool {
+func heardTooLate(t testing.TB, b *Backend, other *lease, lead testengine.Node, follower string, ttl time.Duration) bool {
 	_, l := sidecar(t, "zk://"+follower, ttl)
 	opened := time.Now()
 	q := request(lock.Resource(lock.NewHoldID()), lock.Exclusive)
@@ -85,7 +85,7 @@ func heardTooLate(t *testing.T, b *Backend, other *lease, lead testengine.Node, 
 }
 
 // lossOf tells when a lease was told to be over.
-func lossOf(t *testing.T, l *lease) func() time.Time {
+func lossOf(t testing.TB, l *lease) func() time.Time {
 	var at atomic.Pointer[time.Time]
 	var wg sync.WaitGroup
 	wg.Go(func() {

@@ -12,8 +12,9 @@ import (
 
 // TestNotesHoldUpNoWatch: it is written into the node of a hold how long it was waited for, and
 // the server takes long for that. The next holds are watched all the same.
-func TestNotesHoldUpNoWatch(t *testing.T) {
-	t.Parallel()
+func TestNotesHoldUpNoWatch(t *testing.T) { again(t, testNotesHoldUpNoWatch) }
+
+func testNotesHoldUpNoWatch(t testing.TB) {
 	s := testengine.Shared(t, testengine.ZooKeeper)
 	b := openAt(t, s.URL()+"/notes")
 	t.Cleanup(func() { _ = b.Close() })

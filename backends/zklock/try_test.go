@@ -12,8 +12,9 @@ import (
 // TestSurveyOutlivesWhoAskedFirst: those who are refused at the same time share one
 // answer about who is in the way. That the first of them waits no longer does not fail
 // the others.
-func TestSurveyOutlivesWhoAskedFirst(t *testing.T) {
-	t.Parallel()
+func TestSurveyOutlivesWhoAskedFirst(t *testing.T) { again(t, testSurveyOutlivesWhoAskedFirst) }
+
+func testSurveyOutlivesWhoAskedFirst(t testing.TB) {
 	_, l := sidecar(t, testengine.Shared(t, testengine.ZooKeeper).URL(), 20*time.Second)
 	live(t, l)
 	r := unique()
