@@ -40,7 +40,7 @@ func TestConformance(t *testing.T) {
 
 // grants waits until every bucket of a new store grants locks: a lease is opened as soon as
 // one of them does.
-func (h *harness) grants(t *testing.T) {
+func (h *harness) grants(t testing.TB) {
 	b := openAt(t, h.Server.URL()+"?restart-grace=1s")
 	defer func() { _ = b.Close() }()
 	eventually(t, "every bucket grants locks", func() error {

@@ -19,7 +19,9 @@ func (several) Stay() bool { return false }
 
 // However many sidecars share a lock, each hears that somebody waits for it: else it would
 // keep what it has parked.
-func TestManyWhoShareHearOfAWriter(t *testing.T) {
+func TestManyWhoShareHearOfAWriter(t *testing.T) { again(t, testManyWhoShareHearOfAWriter) }
+
+func testManyWhoShareHearOfAWriter(t testing.TB) {
 	const n = 40
 	s := testengine.New(t, testengine.Redis)
 	b, writer := sidecar(t, s.URL()+noGrace, time.Minute)

@@ -15,7 +15,9 @@ import (
 
 // TestPasswordChanges: new connections use the password that stands in the file now, and the
 // lease lives on.
-func TestPasswordChanges(t *testing.T) {
+func TestPasswordChanges(t *testing.T) { again(t, testPasswordChanges) }
+
+func testPasswordChanges(t testing.TB) {
 	s := testengine.Shared(t, testengine.Redis)
 	const user = "rotating"
 	root := plain(t, strings.TrimPrefix(s.URL(), "redis://"))
@@ -54,7 +56,9 @@ func TestPasswordChanges(t *testing.T) {
 
 // TestCertificateChanges: new connections trust the authority that stands in the file now, and
 // while nothing useful stands there, the one before.
-func TestCertificateChanges(t *testing.T) {
+func TestCertificateChanges(t *testing.T) { again(t, testCertificateChanges) }
+
+func testCertificateChanges(t testing.TB) {
 	s := testengine.Shared(t, testengine.Redis)
 	_, ca := certificate(t)
 	renewed, other := certificate(t)

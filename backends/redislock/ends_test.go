@@ -15,7 +15,9 @@ import (
 )
 
 // A release that believes to be alone deletes nobody else's hold. Issue 9, 3.3.
-func TestReleaseBesideOtherReaders(t *testing.T) {
+func TestReleaseBesideOtherReaders(t *testing.T) { again(t, testReleaseBesideOtherReaders) }
+
+func testReleaseBesideOtherReaders(t testing.TB) {
 	s := testengine.Shared(t, testengine.Redis)
 	b, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
 	_, other := sidecar(t, s.URL()+noGrace, 30*time.Second)
@@ -40,7 +42,9 @@ func TestReleaseBesideOtherReaders(t *testing.T) {
 }
 
 // A tombstone lives as long as a late copy can be carried out. Issue 9, 3.12.
-func TestTombstoneLivesForTheTTL(t *testing.T) {
+func TestTombstoneLivesForTheTTL(t *testing.T) { again(t, testTombstoneLivesForTheTTL) }
+
+func testTombstoneLivesForTheTTL(t testing.TB) {
 	s := testengine.Shared(t, testengine.Redis)
 	road := testengine.Through(t, s)
 	b, l := sidecar(t, road.URL()+noGrace+"&timeout=200ms", lock.MaxTTL)
@@ -68,9 +72,11 @@ func TestTombstoneLivesForTheTTL(t *testing.T) {
 }
 
 // A wait that ends between two steps of one request leaves nothing in the queue.
-func TestWaitEndsBetweenSteps(t *testing.T) {
+func TestWaitEndsBetweenSteps(t *testing.T) { again(t, testWaitEndsBetweenSteps) }
+
+func testWaitEndsBetweenSteps(t testing.TB) {
 	s := testengine.Shared(t, testengine.Redis)
-	_, dying := sidecar(t, s.URL()+noGrace, 6*time.Second)
+	_, dying := sidecar(t, s.URL()+noGrace, 10*time.Second)
 	many(t, 500, func(int) error {
 		q := exclusive("steps")
 		q.Mode = lock.Shared
@@ -110,7 +116,9 @@ func TestWaitEndsBetweenSteps(t *testing.T) {
 
 // An id is given up in a bucket that the lease has closed: a copy of its request
 // that arrives after the bucket was opened again is not carried out.
-func TestGivenUpInAClosedBucket(t *testing.T) {
+func TestGivenUpInAClosedBucket(t *testing.T) { again(t, testGivenUpInAClosedBucket) }
+
+func testGivenUpInAClosedBucket(t testing.TB) {
 	s := testengine.Shared(t, testengine.Redis)
 	b, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
 	d, q := driverOf(t, b, l), exclusive("closed-bucket")
@@ -125,7 +133,9 @@ func TestGivenUpInAClosedBucket(t *testing.T) {
 
 // A request that reaches the driver after Close, for a bucket that was not in use,
 // does not make the lease known again.
-func TestClosedLeaseOpensNoBucket(t *testing.T) {
+func TestClosedLeaseOpensNoBucket(t *testing.T) { again(t, testClosedLeaseOpensNoBucket) }
+
+func testClosedLeaseOpensNoBucket(t testing.TB) {
 	s := testengine.Shared(t, testengine.RedisCluster)
 	b, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
 	d := driverOf(t, b, l)
@@ -146,7 +156,9 @@ func TestClosedLeaseOpensNoBucket(t *testing.T) {
 }
 
 // A node that does not answer holds up no release on the others.
-func TestCloseBesideAPausedNode(t *testing.T) {
+func TestCloseBesideAPausedNode(t *testing.T) { again(t, testCloseBesideAPausedNode) }
+
+func testCloseBesideAPausedNode(t testing.TB) {
 	s := testengine.New(t, testengine.RedisCluster)
 	b, l := sidecar(t, s.URL()+noGrace, 5*time.Minute)
 	cluster := b.client.(*redis.ClusterClient)

@@ -16,7 +16,9 @@ import (
 )
 
 // A failover to a replica that knows everything keeps holds, queue and fences.
-func TestFailoverKeepsHolds(t *testing.T) {
+func TestFailoverKeepsHolds(t *testing.T) { again(t, testFailoverKeepsHolds) }
+
+func testFailoverKeepsHolds(t testing.TB) {
 	s := testengine.New(t, testengine.RedisSentinel)
 	_, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
 	g := hold(t, l, "kept")
@@ -42,7 +44,9 @@ func TestFailoverKeepsHolds(t *testing.T) {
 }
 
 // A failover to a replica that knows nothing ends the lease.
-func TestFailoverLosesAll(t *testing.T) {
+func TestFailoverLosesAll(t *testing.T) { again(t, testFailoverLosesAll) }
+
+func testFailoverLosesAll(t testing.TB) {
 	s := testengine.New(t, testengine.RedisSentinel)
 	_, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
 	hold(t, l, "lost")
@@ -62,7 +66,9 @@ func TestFailoverLosesAll(t *testing.T) {
 
 // A store that answers slowly, but within the time limit of a request, makes
 // everything slow and nothing wrong.
-func TestSlowStore(t *testing.T) {
+func TestSlowStore(t *testing.T) { again(t, testSlowStore) }
+
+func testSlowStore(t testing.TB) {
 	s := testengine.Shared(t, testengine.Redis)
 	road := testengine.Through(t, s)
 	b, l := sidecar(t, road.URL()+noGrace, 30*time.Second)
@@ -86,7 +92,9 @@ func TestSlowStore(t *testing.T) {
 	}
 }
 
-func TestScriptFlush(t *testing.T) {
+func TestScriptFlush(t *testing.T) { again(t, testScriptFlush) }
+
+func testScriptFlush(t testing.TB) {
 	s := testengine.Shared(t, testengine.Redis)
 	b, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
 	flush := func() {
@@ -110,7 +118,9 @@ func TestScriptFlush(t *testing.T) {
 	}
 }
 
-func TestEvictingServerIsRefused(t *testing.T) {
+func TestEvictingServerIsRefused(t *testing.T) { again(t, testEvictingServerIsRefused) }
+
+func testEvictingServerIsRefused(t testing.TB) {
 	s := testengine.New(t, testengine.Redis)
 	plain := openAt(t, s.URL())
 	defer func() { _ = plain.Close() }()
@@ -128,7 +138,9 @@ func TestEvictingServerIsRefused(t *testing.T) {
 }
 
 // One node of a Cluster is enough. Issue 9, 3.12.
-func TestEvictingNodeIsRefused(t *testing.T) {
+func TestEvictingNodeIsRefused(t *testing.T) { again(t, testEvictingNodeIsRefused) }
+
+func testEvictingNodeIsRefused(t testing.TB) {
 	s := testengine.New(t, testengine.RedisCluster)
 	for _, n := range testengine.Nodes(t, s) {
 		c := plain(t, n.Addr())
@@ -150,7 +162,9 @@ func TestEvictingNodeIsRefused(t *testing.T) {
 	sidecar(t, s.URL()+noGrace, time.Second)
 }
 
-func TestOtherLayoutIsRefused(t *testing.T) {
+func TestOtherLayoutIsRefused(t *testing.T) { again(t, testOtherLayoutIsRefused) }
+
+func testOtherLayoutIsRefused(t testing.TB) {
 	s := testengine.Shared(t, testengine.Redis)
 	b := openAt(t, s.URL()+noGrace+"&prefix=other")
 	defer func() { _ = b.Close() }()
@@ -261,7 +275,9 @@ func TestFrozenStoreReturnsInTime(t *testing.T) {
 }
 
 // Full memory keeps nobody from renewing a lease or giving something up. Issue 9, 3.10.
-func TestFullMemory(t *testing.T) {
+func TestFullMemory(t *testing.T) { again(t, testFullMemory) }
+
+func testFullMemory(t testing.TB) {
 	s := testengine.New(t, testengine.Redis)
 	road := testengine.Through(t, s)
 	b, l := sidecar(t, road.URL()+noGrace+"&timeout=300ms", 5*time.Minute)
@@ -285,10 +301,11 @@ func TestFullMemory(t *testing.T) {
 	for range 2 {
 		eventually(t, "the lease is renewed", func() error { return beat(t.Context(), l) })
 	}
-	if err := l.Release(t.Context(), "unsure", gUnsure.ID); err != nil {
-		t.Errorf("Release after an unknown outcome: %v", err)
-	}
-	if err := l.Release(t.Context(), "held", g.ID); err != nil {
-		t.Errorf("Release: %v", err)
+	for what, g := range map[string]lock.Grant{"after an unknown outcome": gUnsure, "of a hold": g} {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		if err := release(ctx, l, g.Resource, g.ID); err != nil {
+			t.Errorf("Release %s: %v", what, err)
+		}
 	}
 }

@@ -13,7 +13,9 @@ import (
 
 // A forced release whose message is lost is told by the next heartbeat, and its
 // grace counts from then. Issue 9, 3.1.
-func TestForcedReleaseWithoutPush(t *testing.T) {
+func TestForcedReleaseWithoutPush(t *testing.T) { again(t, testForcedReleaseWithoutPush) }
+
+func testForcedReleaseWithoutPush(t testing.TB) {
 	s := testengine.Shared(t, testengine.Redis)
 	road := testengine.Through(t, s)
 	_, holder := sidecar(t, road.URL()+noGrace, 30*time.Second)
@@ -23,11 +25,7 @@ func TestForcedReleaseWithoutPush(t *testing.T) {
 	road.Mute("subscribe")
 	defer func() { _ = road.Heal() }()
 
-	ctx, cancel := context.WithTimeout(t.Context(), 4*grace)
-	defer cancel()
-	if err := b.ForceRelease(ctx, r, g.ID, grace); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("ForceRelease while the holder knows nothing: got %v, want that it waits", err)
-	}
+	forceInVain(t, b, g, 4*grace, grace)
 	if _, err := try(t, other, r); !errors.Is(err, lock.ErrHeld) {
 		t.Fatalf("a try while the holder knows nothing: got %v, want ErrHeld", err)
 	}
@@ -52,7 +50,9 @@ func TestForcedReleaseWithoutPush(t *testing.T) {
 }
 
 // A retry does not find a hold whose forced release is over. Issue 9, 3.1.
-func TestRetryAfterForcedRelease(t *testing.T) {
+func TestRetryAfterForcedRelease(t *testing.T) { again(t, testRetryAfterForcedRelease) }
+
+func testRetryAfterForcedRelease(t testing.TB) {
 	s := testengine.Shared(t, testengine.Redis)
 	b, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
 	swallow(l)
@@ -61,9 +61,7 @@ func TestRetryAfterForcedRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The one who forces goes away, so that nobody takes the hold out.
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	defer cancel()
-	_ = b.ForceRelease(ctx, q.Resource, q.ID, 3*time.Second)
+	forceInVain(t, b, lock.Grant{Resource: q.Resource, ID: q.ID}, time.Second, 3*time.Second)
 	d := driverOf(t, b, l)
 	eventually(t, "a retry is refused", func() error {
 		a, err := d.Ask(t.Context(), q)
@@ -76,15 +74,13 @@ func TestRetryAfterForcedRelease(t *testing.T) {
 
 // A shorter grace is told and acknowledged like the first one; a longer one
 // changes nothing. Issue 9, 3.12.
-func TestShorterGraceIsTold(t *testing.T) {
+func TestShorterGraceIsTold(t *testing.T) { again(t, testShorterGraceIsTold) }
+
+func testShorterGraceIsTold(t testing.TB) {
 	s := testengine.Shared(t, testengine.Redis)
 	b, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
 	g := hold(t, l, "shorter")
-	force := func(grace time.Duration) {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // long enough to be carried out
-		defer cancel()
-		_ = b.ForceRelease(ctx, "shorter", g.ID, grace)
-	}
+	force := func(grace time.Duration) { forceInVain(t, b, g, 2*time.Second, grace) }
 	told := func() time.Duration {
 		t.Helper()
 		select {
@@ -118,7 +114,9 @@ func TestShorterGraceIsTold(t *testing.T) {
 }
 
 // A waiter that is forced out leaves the list of its lease. Issue 9, 3.12.
-func TestForcedWaiterLeavesNothing(t *testing.T) {
+func TestForcedWaiterLeavesNothing(t *testing.T) { again(t, testForcedWaiterLeavesNothing) }
+
+func testForcedWaiterLeavesNothing(t testing.TB) {
 	s := testengine.Shared(t, testengine.Redis)
 	b, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
 	_, other := sidecar(t, s.URL()+noGrace, 30*time.Second)
@@ -143,7 +141,9 @@ func TestForcedWaiterLeavesNothing(t *testing.T) {
 // A hold is taken away at once, with grace 0, and the message of it is lost. Another
 // request has no answer, so that the number of holds says nothing. The next heartbeat
 // tells it all the same, and a late copy of the request for the hold leaves nothing.
-func TestForcedAtOnceWithoutPush(t *testing.T) {
+func TestForcedAtOnceWithoutPush(t *testing.T) { again(t, testForcedAtOnceWithoutPush) }
+
+func testForcedAtOnceWithoutPush(t testing.TB) {
 	s := testengine.Shared(t, testengine.Redis)
 	road := testengine.Through(t, s)
 	_, holder := sidecar(t, road.URL()+noGrace, 30*time.Second)
@@ -186,4 +186,22 @@ func TestForcedAtOnceWithoutPush(t *testing.T) {
 	if _, err := try(t, other, r); err != nil {
 		t.Errorf("the lock is not free: %v", err)
 	}
+}
+
+// forceInVain forces a release and gives up waiting for its end, which must not come before that. It
+// returns when Redis has carried it out.
+func forceInVain(t testing.TB, b *Backend, g lock.Grant, wait, grace time.Duration) {
+	t.Helper()
+	eventually(t, "Redis has carried it out", func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), wait)
+		defer cancel()
+		err := b.ForceRelease(ctx, g.Resource, g.ID, grace)
+		switch {
+		case errors.Is(err, lock.ErrUnavailable):
+			return err
+		case !errors.Is(err, context.DeadlineExceeded):
+			t.Fatalf("ForceRelease: got %v, want that it waits", err)
+		}
+		return nil
+	})
 }

@@ -3,6 +3,7 @@ package redislock
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -10,10 +11,18 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/locksidecar/locksidecar/backends/backendtest"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
 const patience = time.Minute
+
+// again runs a test, and once more where the machine was too busy for it. It is not for tests of what
+// happens without an answer.
+func again(t *testing.T, test func(t testing.TB)) {
+	t.Helper()
+	backendtest.Again(t, test, os.ErrDeadlineExceeded)
+}
 
 // patient has a backend wait for answers for longer than a busy machine stands still, unless
 // the URL says otherwise.
@@ -29,12 +38,14 @@ func patient(url string) string {
 }
 
 // sidecar opens a backend and a lease that live as long as the test.
-func sidecar(t *testing.T, url string, ttl time.Duration) (*Backend, lock.Lease) {
+func sidecar(t testing.TB, url string, ttl time.Duration) (*Backend, lock.Lease) {
 	t.Helper()
 	b := openAt(t, url)
 	t.Cleanup(func() { _ = b.Close() })
 	var l lock.Lease
+	var opened time.Duration
 	eventually(t, "a lease is opened", func() (err error) {
+		opened = lock.BootTime()
 		l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: t.Name()})
 		return err
 	})
@@ -43,10 +54,10 @@ func sidecar(t *testing.T, url string, ttl time.Duration) (*Backend, lock.Lease)
 		defer cancel()
 		_ = l.Close(ctx) // the server may be gone
 	})
-	return b, l
+	return b, backendtest.Timed(l, ttl, opened)
 }
 
-func eventually(t *testing.T, what string, f func() error) {
+func eventually(t testing.TB, what string, f func() error) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
 	for {
@@ -54,8 +65,8 @@ func eventually(t *testing.T, what string, f func() error) {
 		if err == nil {
 			return
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s in vain until %s: %v", patience, what, err)
+		if time.Now().After(deadline) { // no machine is so busy, so an error in it is no excuse
+			t.Fatalf("waited %s in vain until %s: %s", patience, what, err.Error())
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
@@ -65,7 +76,7 @@ func exclusive(r lock.Resource) lock.Request {
 	return lock.Request{ID: lock.NewHoldID(), Resource: r, Mode: lock.Exclusive, Owner: lock.Owner{Session: "test"}.Encode()}
 }
 
-func hold(t *testing.T, l lock.Lease, r lock.Resource) lock.Grant {
+func hold(t testing.TB, l lock.Lease, r lock.Resource) lock.Grant {
 	t.Helper()
 	g, err := acquire(t.Context(), l, exclusive(r))
 	if err != nil {
@@ -83,7 +94,7 @@ func beat(ctx context.Context, l lock.Lease) error {
 }
 
 // try asks once.
-func try(t *testing.T, l lock.Lease, r lock.Resource) (lock.Grant, error) {
+func try(t testing.TB, l lock.Lease, r lock.Resource) (lock.Grant, error) {
 	t.Helper()
 	q := exclusive(r)
 	q.Try = true
@@ -99,14 +110,14 @@ func swallow(l lock.Lease) {
 }
 
 // driverOf is a driver of a lease that is open already, with the same id.
-func driverOf(t *testing.T, b *Backend, l lock.Lease) *driver {
+func driverOf(t testing.TB, b *Backend, l lock.Lease) *driver {
 	t.Helper()
 	return driverNamed(b, l.ID())
 }
 
 // lone is a lease of which nothing but its driver is there: it sends no heartbeats by
 // itself, and clears nothing away.
-func lone(t *testing.T, b *Backend, ttl time.Duration) *driver {
+func lone(t testing.TB, b *Backend, ttl time.Duration) *driver {
 	t.Helper()
 	d := driverNamed(b, lock.NewLeaseID())
 	d.ttl = ttl
@@ -152,7 +163,7 @@ func release(ctx context.Context, l lock.Lease, r lock.Resource, id lock.HoldID)
 }
 
 // many runs f for 0…n-1 on a few goroutines.
-func many(t *testing.T, n int, f func(i int) error) {
+func many(t testing.TB, n int, f func(i int) error) {
 	t.Helper()
 	var wg sync.WaitGroup
 	next := make(chan int)
@@ -182,7 +193,7 @@ func many(t *testing.T, n int, f func(i int) error) {
 }
 
 // plain is a client of one server.
-func plain(t *testing.T, addr string) *redis.Client {
+func plain(t testing.TB, addr string) *redis.Client {
 	t.Helper()
 	b := openAt(t, "redis://"+addr)
 	t.Cleanup(func() { _ = b.Close() })

@@ -75,7 +75,9 @@ func (p *trips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 
 // A page of a Cluster's locks is complete and in order, and no trip for it has many
 // commands, however many sidecars have locks there. Issue 9, 3.5.
-func TestListGoesInPieces(t *testing.T) {
+func TestListGoesInPieces(t *testing.T) { again(t, testListGoesInPieces) }
+
+func testListGoesInPieces(t testing.TB) {
 	s := testengine.Shared(t, testengine.RedisCluster)
 	url := s.URL() + noGrace + "&prefix=pieces"
 	const sidecars, each = 4, 100

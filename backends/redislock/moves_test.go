@@ -1,8 +1,8 @@
 package redislock
 
 import (
-	"context"
 	"errors"
+	"fmt"
 	"net"
 	"testing"
 	"time"
@@ -15,15 +15,15 @@ import (
 
 // While the keys of a bucket move to another node one by one, the lease lives.
 // Issue 9, 3.9.
-func TestSlotMoves(t *testing.T) {
+func TestSlotMoves(t *testing.T) { again(t, testSlotMoves) }
+
+func testSlotMoves(t testing.TB) {
 	s := testengine.New(t, testengine.RedisCluster)
 	b, l := sidecar(t, s.URL()+noGrace, 5*time.Minute)
 	g := hold(t, l, "moves")
 	ctx := t.Context()
 	moveSlot(t, s, b, "moves", func(key string) {
-		if err := beat(ctx, l); err != nil {
-			t.Fatalf("Heartbeat after %q has moved: %v", key, err)
-		}
+		eventually(t, fmt.Sprintf("a heartbeat is good when %q has moved", key), func() error { return beat(ctx, l) })
 	})
 	eventually(t, "the lease lives at the other node", func() error { return beat(ctx, l) })
 	eventually(t, "the hold is released there", func() error { return l.Release(ctx, "moves", g.ID) })
@@ -38,17 +38,15 @@ func TestSlotMoves(t *testing.T) {
 
 // So it does while a hold there is forced, which the store can be told only later
 // that the holder knows.
-func TestForcedHoldWhileSlotMoves(t *testing.T) {
+func TestForcedHoldWhileSlotMoves(t *testing.T) { again(t, testForcedHoldWhileSlotMoves) }
+
+func testForcedHoldWhileSlotMoves(t testing.TB) {
 	s := testengine.New(t, testengine.RedisCluster)
 	b, l := sidecar(t, s.URL()+noGrace, 5*time.Minute)
 	g := hold(t, l, "moves")
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	_ = b.ForceRelease(ctx, "moves", g.ID, time.Minute)
+	forceInVain(t, b, g, 500*time.Millisecond, time.Minute)
 	moveSlot(t, s, b, "moves", func(key string) {
-		if err := beat(t.Context(), l); err != nil {
-			t.Fatalf("Heartbeat after %q has moved: %v", key, err)
-		}
+		eventually(t, fmt.Sprintf("a heartbeat is good when %q has moved", key), func() error { return beat(t.Context(), l) })
 	})
 	eventually(t, "the revocation is acknowledged", func() error {
 		if err := beat(t.Context(), l); err != nil {
@@ -64,7 +62,7 @@ func TestForcedHoldWhileSlotMoves(t *testing.T) {
 
 // moveSlot moves the keys of a resource's bucket to another node, and calls each
 // after every one of them.
-func moveSlot(t *testing.T, s testengine.Server, b *Backend, r lock.Resource, each func(key string)) {
+func moveSlot(t testing.TB, s testengine.Server, b *Backend, r lock.Resource, each func(key string)) {
 	t.Helper()
 	ctx := t.Context()
 	cluster := b.client.(*redis.ClusterClient)

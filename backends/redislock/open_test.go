@@ -26,7 +26,9 @@ func TestLeaseIsHandedOutAlive(t *testing.T) {
 
 // A bucket that is opened long after the last heartbeat lives as long as the next
 // heartbeat that does not know of it promises. Issue 9, 3.6.
-func TestBucketIsOpenedForTheFullTTL(t *testing.T) {
+func TestBucketIsOpenedForTheFullTTL(t *testing.T) { again(t, testBucketIsOpenedForTheFullTTL) }
+
+func testBucketIsOpenedForTheFullTTL(t testing.TB) {
 	const ttl = 10 * time.Second
 	s := testengine.Shared(t, testengine.RedisCluster)
 	b, l := sidecar(t, s.URL()+noGrace, ttl)

@@ -15,7 +15,7 @@ import (
 )
 
 // partialCluster is a Cluster whose nodes go on without each other.
-func partialCluster(t *testing.T) testengine.Server {
+func partialCluster(t testing.TB) testengine.Server {
 	t.Helper()
 	s := testengine.New(t, testengine.RedisCluster)
 	for _, n := range testengine.Nodes(t, s) {
@@ -25,7 +25,7 @@ func partialCluster(t *testing.T) testengine.Server {
 }
 
 // goesOnAlone sets what a node forgets when it is started again.
-func goesOnAlone(t *testing.T, n testengine.Node) {
+func goesOnAlone(t testing.TB, n testengine.Node) {
 	t.Helper()
 	c := openAt(t, "redis://"+n.Addr())
 	defer func() { _ = c.Close() }()
@@ -35,7 +35,7 @@ func goesOnAlone(t *testing.T, n testengine.Node) {
 }
 
 // nodeOf is the node of a Cluster that has a key.
-func nodeOf(t *testing.T, s testengine.Server, b *Backend, key string) testengine.Node {
+func nodeOf(t testing.TB, s testengine.Server, b *Backend, key string) testengine.Node {
 	t.Helper()
 	master, err := b.client.(*redis.ClusterClient).MasterForKey(t.Context(), key)
 	if err != nil {
@@ -51,7 +51,7 @@ func nodeOf(t *testing.T, s testengine.Server, b *Backend, key string) testengin
 }
 
 // elsewhere is a resource whose bucket another node has.
-func elsewhere(t *testing.T, s testengine.Server, b *Backend, n testengine.Node, from int) lock.Resource {
+func elsewhere(t testing.TB, s testengine.Server, b *Backend, n testengine.Node, from int) lock.Resource {
 	t.Helper()
 	for i := from; i < from+1000; i++ {
 		r := lock.Resource(fmt.Sprintf("elsewhere-%d", i))
@@ -65,7 +65,9 @@ func elsewhere(t *testing.T, s testengine.Server, b *Backend, n testengine.Node,
 
 // A sidecar starts, and locks what it can reach, while the node is down that says
 // how the data is laid out, and is refused what it cannot reach.
-func TestLeaseWithoutTheNodeOfTheConfig(t *testing.T) {
+func TestLeaseWithoutTheNodeOfTheConfig(t *testing.T) { again(t, testLeaseWithoutTheNodeOfTheConfig) }
+
+func testLeaseWithoutTheNodeOfTheConfig(t testing.TB) {
 	s := partialCluster(t)
 	url := s.URL() + noGrace + "&timeout=300ms"
 	b, _ := sidecar(t, url, 5*time.Minute)
@@ -102,7 +104,9 @@ func TestLeaseWithoutTheNodeOfTheConfig(t *testing.T) {
 
 // So it does whichever node is down: the lease is not opened in a bucket that
 // cannot be reached.
-func TestLeaseWithoutAnyOneNode(t *testing.T) {
+func TestLeaseWithoutAnyOneNode(t *testing.T) { again(t, testLeaseWithoutAnyOneNode) }
+
+func testLeaseWithoutAnyOneNode(t testing.TB) {
 	s := partialCluster(t)
 	url := s.URL() + noGrace + "&timeout=300ms"
 	b, _ := sidecar(t, url, 5*time.Minute)
@@ -124,7 +128,9 @@ func TestLeaseWithoutAnyOneNode(t *testing.T) {
 
 // A node that is silent, in place of one that refuses connections, holds up nobody for
 // longer than a session waits for its lease and for a heartbeat.
-func TestSilentNode(t *testing.T) {
+func TestSilentNode(t *testing.T) { again(t, testSilentNode) }
+
+func testSilentNode(t testing.TB) {
 	s := partialCluster(t)
 	const ttl = 9 * time.Second
 	url := s.URL() + noGrace + "&timeout=300ms"
@@ -142,14 +148,12 @@ func TestSilentNode(t *testing.T) {
 	for i := range 400 { // in all buckets
 		r := lock.Resource(fmt.Sprintf("used-%d", i))
 		g := hold(t, l, r)
-		if err := l.Release(t.Context(), r, g.ID); err != nil {
+		if err := release(t.Context(), l, r, g.ID); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for range 2 {
-		if err := beat(t.Context(), l); err != nil {
-			t.Fatal(err)
-		}
+		eventually(t, "a heartbeat is answered", func() error { return beat(t.Context(), l) })
 	}
 	testengine.Pause(t, n)
 	road.Inject(testengine.Sever) // new connections are not answered either
@@ -209,7 +213,9 @@ func TestAnswerBesideASilentNode(t *testing.T) {
 
 // Who could not check the layout, and finds another one later, grants nothing more
 // and lets the lease end.
-func TestOtherLayoutIsRefusedLater(t *testing.T) {
+func TestOtherLayoutIsRefusedLater(t *testing.T) { again(t, testOtherLayoutIsRefusedLater) }
+
+func testOtherLayoutIsRefusedLater(t testing.TB) {
 	s := partialCluster(t)
 	url := s.URL() + noGrace + "&timeout=300ms"
 	b, _ := sidecar(t, url, 5*time.Minute)
@@ -240,7 +246,7 @@ func TestOtherLayoutIsRefusedLater(t *testing.T) {
 
 // twoNodes gives the nodes of two resources, each on a node of its own; the bucket of
 // the first comes first.
-func twoNodes(t *testing.T, s testengine.Server, b *Backend) (r [2]lock.Resource, n [2]testengine.Node) {
+func twoNodes(t testing.TB, s testengine.Server, b *Backend) (r [2]lock.Resource, n [2]testengine.Node) {
 	t.Helper()
 	for i := 0; n[1] == nil && i < 1000; i++ {
 		name := lock.Resource(fmt.Sprintf("of-two-%d", i))
@@ -263,7 +269,9 @@ func twoNodes(t *testing.T, s testengine.Server, b *Backend) (r [2]lock.Resource
 
 // A node fails on which the lease has holds: what another node says of a forced
 // release is told all the same, though the heartbeat does not count.
-func TestNewsBesideANodeThatFails(t *testing.T) {
+func TestNewsBesideANodeThatFails(t *testing.T) { again(t, testNewsBesideANodeThatFails) }
+
+func testNewsBesideANodeThatFails(t testing.TB) {
 	s := partialCluster(t)
 	url := s.URL() + noGrace + "&timeout=300ms"
 	b, _ := sidecar(t, url, 5*time.Minute)
@@ -297,7 +305,9 @@ func TestNewsBesideANodeThatFails(t *testing.T) {
 
 // A comparison that ends in the middle, because another node fails, makes no server
 // trusted: what it has found so far nobody acts on.
-func TestHalfAComparisonTrustsNobody(t *testing.T) {
+func TestHalfAComparisonTrustsNobody(t *testing.T) { again(t, testHalfAComparisonTrustsNobody) }
+
+func testHalfAComparisonTrustsNobody(t testing.TB) {
 	s := partialCluster(t)
 	url := s.URL() + noGrace + "&timeout=300ms"
 	b, l := sidecar(t, url, 5*time.Minute)

@@ -10,7 +10,9 @@ import (
 
 // A push connection on which nothing arrives any more is found out by the heartbeats, which arrive,
 // and another takes its place.
-func TestDeadPushConnectionIsReplaced(t *testing.T) {
+func TestDeadPushConnectionIsReplaced(t *testing.T) { again(t, testDeadPushConnectionIsReplaced) }
+
+func testDeadPushConnectionIsReplaced(t testing.TB) {
 	s := testengine.New(t, testengine.Redis)
 	road := testengine.Through(t, s)
 	_, l := sidecar(t, road.URL()+noGrace, 30*time.Second)
@@ -39,7 +41,9 @@ func TestDeadPushConnectionIsReplaced(t *testing.T) {
 
 // While nothing of the lease is in the store, the push connection is asked for a sign of life from time
 // to time only.
-func TestPushConnectionAtRest(t *testing.T) {
+func TestPushConnectionAtRest(t *testing.T) { again(t, testPushConnectionAtRest) }
+
+func testPushConnectionAtRest(t testing.TB) {
 	b := openBackend(t, testengine.Shared(t, testengine.Redis).URL()+noGrace)
 	d := lone(t, b, time.Minute)
 	sub := b.client.Subscribe(t.Context(), "at-rest")

@@ -18,7 +18,9 @@ import (
 // What a dead sidecar left is cleared away by another one's heartbeats, though
 // nobody asks for those resources any more; many dead sidecars in little time.
 // Issue 9, 3.12.
-func TestDeadLeasesAreClearedAway(t *testing.T) {
+func TestDeadLeasesAreClearedAway(t *testing.T) { again(t, testDeadLeasesAreClearedAway) }
+
+func testDeadLeasesAreClearedAway(t testing.TB) {
 	s := testengine.New(t, testengine.Redis)
 	b := openAt(t, s.URL()+noGrace)
 	t.Cleanup(func() { _ = b.Close() })
@@ -51,7 +53,9 @@ func TestDeadLeasesAreClearedAway(t *testing.T) {
 
 // What a dead sidecar left is cleared away also in buckets that no living sidecar
 // uses, soon and not a bucket at a time.
-func TestUnusedBucketsAreClearedAway(t *testing.T) {
+func TestUnusedBucketsAreClearedAway(t *testing.T) { again(t, testUnusedBucketsAreClearedAway) }
+
+func testUnusedBucketsAreClearedAway(t testing.TB) {
 	s := testengine.New(t, testengine.RedisCluster)
 	road := testengine.Through(t, s)
 	_, mortal := sidecar(t, road.URL()+noGrace, 10*time.Second)
@@ -79,7 +83,7 @@ func TestUnusedBucketsAreClearedAway(t *testing.T) {
 }
 
 // beatNow renews a lease while many holds are taken.
-func beatNow(t *testing.T, l lock.Lease, i int) error {
+func beatNow(t testing.TB, l lock.Lease, i int) error {
 	if i%200 != 0 {
 		return nil
 	}
@@ -87,7 +91,9 @@ func beatNow(t *testing.T, l lock.Lease, i int) error {
 }
 
 // What dead sidecars left is cleared away when the memory is full, too.
-func TestFullMemoryIsClearedOfTheDead(t *testing.T) {
+func TestFullMemoryIsClearedOfTheDead(t *testing.T) { again(t, testFullMemoryIsClearedOfTheDead) }
+
+func testFullMemoryIsClearedOfTheDead(t testing.TB) {
 	s := testengine.New(t, testengine.Redis)
 	road := testengine.Through(t, s)
 	_, mortal := sidecar(t, road.URL()+noGrace, 10*time.Second)
@@ -116,7 +122,9 @@ func TestFullMemoryIsClearedOfTheDead(t *testing.T) {
 
 // A lease that was found dead is cleared away although the server's clock is set
 // back in between, and is over for its sidecar.
-func TestFoundDeadIsFinal(t *testing.T) {
+func TestFoundDeadIsFinal(t *testing.T) { again(t, testFoundDeadIsFinal) }
+
+func testFoundDeadIsFinal(t testing.TB) {
 	s := testengine.New(t, testengine.RedisFakeTime)
 	b, l := sidecar(t, s.URL()+noGrace, time.Minute)
 	hold(t, l, "left")
@@ -140,7 +148,9 @@ func TestFoundDeadIsFinal(t *testing.T) {
 // An idle sidecar makes one request a beat, and so does one with holds. The heartbeat runs four
 // commands in Redis, as many as that of the first edition. The push connection is asked for a sign of life
 // with a heartbeat where there are holds, and else seldom. Issue 9, its last line.
-func TestIdleSidecarAsksOnceABeat(t *testing.T) {
+func TestIdleSidecarAsksOnceABeat(t *testing.T) { again(t, testIdleSidecarAsksOnceABeat) }
+
+func testIdleSidecarAsksOnceABeat(t testing.TB) {
 	s := testengine.New(t, testengine.Redis)
 	b, l := sidecar(t, s.URL()+noGrace, 5*time.Second)
 	costOfBeats(t, b, l, 0)
@@ -148,7 +158,7 @@ func TestIdleSidecarAsksOnceABeat(t *testing.T) {
 	costOfBeats(t, b, l, 1)
 }
 
-func costOfBeats(t *testing.T, b *Backend, l lock.Lease, pings int) {
+func costOfBeats(t testing.TB, b *Backend, l lock.Lease, pings int) {
 	t.Helper()
 	const beats = 10
 	eventually(t, "ten heartbeats are ten requests", func() error {
@@ -158,7 +168,7 @@ func costOfBeats(t *testing.T, b *Backend, l lock.Lease, pings int) {
 		for range beats { // for longer than a sidecar leaves dead leases alone
 			time.Sleep(300 * time.Millisecond)
 			if err := beat(t.Context(), l); err != nil {
-				t.Fatal(err)
+				return err
 			}
 		}
 		calls, err := commandCalls(t.Context(), b.client)
@@ -196,7 +206,7 @@ func commandCalls(ctx context.Context, c redis.UniversalClient) (map[string]int,
 }
 
 // openBackend is a backend that lives as long as the test.
-func openBackend(t *testing.T, url string) *Backend {
+func openBackend(t testing.TB, url string) *Backend {
 	t.Helper()
 	b := openAt(t, url)
 	t.Cleanup(func() { _ = b.Close() })
@@ -204,7 +214,7 @@ func openBackend(t *testing.T, url string) *Backend {
 }
 
 // findsDead sends heartbeats until one has found a dead lease.
-func findsDead(t *testing.T, d *driver, dead *driver) (f finding) {
+func findsDead(t testing.TB, d *driver, dead *driver) (f finding) {
 	t.Helper()
 	eventually(t, "a heartbeat finds the dead lease", func() error {
 		if _, err := d.Renew(t.Context(), nil); err != nil {
@@ -225,7 +235,9 @@ func findsDead(t *testing.T, d *driver, dead *driver) (f finding) {
 
 // The heartbeat of a sidecar finds what a killed one has left, and while one sidecar
 // clears it away, the others do nothing.
-func TestHeartbeatFindsTheDead(t *testing.T) {
+func TestHeartbeatFindsTheDead(t *testing.T) { again(t, testHeartbeatFindsTheDead) }
+
+func testHeartbeatFindsTheDead(t testing.TB) {
 	s := testengine.New(t, testengine.Redis)
 	b := openBackend(t, s.URL()+noGrace)
 	living := []*driver{lone(t, b, time.Minute), lone(t, b, time.Minute)}
@@ -260,7 +272,7 @@ func TestHeartbeatFindsTheDead(t *testing.T) {
 }
 
 // dies makes the next heartbeat of a lease its last.
-func dies(t *testing.T, d *driver) {
+func dies(t testing.TB, d *driver) {
 	t.Helper()
 	d.ttl = 100 * time.Millisecond
 	if _, err := d.Renew(t.Context(), nil); err != nil {
@@ -269,7 +281,9 @@ func dies(t *testing.T, d *driver) {
 }
 
 // A heartbeat is good although Redis refuses what is for the dead.
-func TestHeartbeatWithoutReaping(t *testing.T) {
+func TestHeartbeatWithoutReaping(t *testing.T) { again(t, testHeartbeatWithoutReaping) }
+
+func testHeartbeatWithoutReaping(t testing.TB) {
 	s := testengine.New(t, testengine.Redis)
 	addr := strings.TrimPrefix(s.URL(), "redis://")
 	root := plain(t, addr)
@@ -295,7 +309,9 @@ func TestHeartbeatWithoutReaping(t *testing.T) {
 
 // A lease that is opened again in a bucket in which it was over is left alone by who has
 // found it dead there: it may be given locks.
-func TestReopenedLeaseIsNotClearedAway(t *testing.T) {
+func TestReopenedLeaseIsNotClearedAway(t *testing.T) { again(t, testReopenedLeaseIsNotClearedAway) }
+
+func testReopenedLeaseIsNotClearedAway(t testing.TB) {
 	s := testengine.New(t, testengine.Redis)
 	b := openBackend(t, s.URL()+noGrace)
 	d, again := lone(t, b, time.Minute), lone(t, b, time.Minute)
@@ -324,7 +340,9 @@ func TestReopenedLeaseIsNotClearedAway(t *testing.T) {
 }
 
 // The bucket that is kept open when a lease has nothing in any is the first, if it can be.
-func TestFirstBucketIsKeptOpen(t *testing.T) {
+func TestFirstBucketIsKeptOpen(t *testing.T) { again(t, testFirstBucketIsKeptOpen) }
+
+func testFirstBucketIsKeptOpen(t testing.TB) {
 	s := testengine.Shared(t, testengine.RedisCluster)
 	d := lone(t, openBackend(t, s.URL()+noGrace), time.Minute)
 	for _, i := range []int{5, 63} {

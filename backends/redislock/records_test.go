@@ -110,7 +110,9 @@ func TestScriptsForgetRecords(t *testing.T) {
 }
 
 // What became of a hold is noted although the memory is full; a record of another name is not.
-func TestFullMemoryOfRecords(t *testing.T) {
+func TestFullMemoryOfRecords(t *testing.T) { again(t, testFullMemoryOfRecords) }
+
+func testFullMemoryOfRecords(t testing.TB) {
 	s := testengine.New(t, testengine.Redis)
 	b, _ := sidecar(t, s.URL()+noGrace+"&timeout=10s", 5*time.Minute)
 	write := func(name, after, version string) error {

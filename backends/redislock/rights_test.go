@@ -14,7 +14,9 @@ import (
 )
 
 // The rights that the documentation gives to the sidecar are enough.
-func TestDocumentedRights(t *testing.T) {
+func TestDocumentedRights(t *testing.T) { again(t, testDocumentedRights) }
+
+func testDocumentedRights(t testing.TB) {
 	page, err := os.ReadFile("../../docs/stores/redis.md")
 	if err != nil {
 		t.Fatal(err)

@@ -25,7 +25,7 @@ type relay struct {
 	wg    sync.WaitGroup
 }
 
-func newRelay(t *testing.T, target string) *relay {
+func newRelay(t testing.TB, target string) *relay {
 	t.Helper()
 	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -82,7 +82,9 @@ func (r *relay) lead(target string) {
 
 // The way leads to another server and back to the first: what happened meanwhile
 // on the other is not known there. Issue 9, 3.2.
-func TestServerThatWasSeenBefore(t *testing.T) {
+func TestServerThatWasSeenBefore(t *testing.T) { again(t, testServerThatWasSeenBefore) }
+
+func testServerThatWasSeenBefore(t testing.TB) {
 	a, b := testengine.New(t, testengine.Redis), testengine.New(t, testengine.Redis)
 	addrA, addrB := strings.TrimPrefix(a.URL(), "redis://"), strings.TrimPrefix(b.URL(), "redis://")
 	way := newRelay(t, addrA)
@@ -117,7 +119,7 @@ func TestServerThatWasSeenBefore(t *testing.T) {
 }
 
 // copyData makes one server a replica of another and then independent of it.
-func copyData(t *testing.T, from, to string) {
+func copyData(t testing.TB, from, to string) {
 	t.Helper()
 	c := openAt(t, "redis://"+to)
 	defer func() { _ = c.Close() }()
@@ -157,6 +159,10 @@ func TestWhoIsAtTheOtherEnd(t *testing.T) {
 // A grant that comes by push is believed only from the server that is trusted.
 // Issue 9, 3.12.
 func TestPushIsBelievedFromTheTrustedServerOnly(t *testing.T) {
+	again(t, testPushIsBelievedFromTheTrustedServerOnly)
+}
+
+func testPushIsBelievedFromTheTrustedServerOnly(t testing.TB) {
 	s := testengine.Shared(t, testengine.Redis)
 	b, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
 	d := driverOf(t, b, l)
@@ -177,7 +183,9 @@ func TestPushIsBelievedFromTheTrustedServerOnly(t *testing.T) {
 // Three faults: a waiter is forced out of the queue and does not hear of it, the next one
 // is granted, and a replica that knows neither takes over. There the waiter stands in front
 // of the holder, who waits: so the holder is told that its hold is lost.
-func TestHolderWhoWaitsOnTheNewServer(t *testing.T) {
+func TestHolderWhoWaitsOnTheNewServer(t *testing.T) { again(t, testHolderWhoWaitsOnTheNewServer) }
+
+func testHolderWhoWaitsOnTheNewServer(t testing.TB) {
 	s := testengine.New(t, testengine.Redis)
 	first, _ := sidecar(t, s.URL()+noGrace, 30*time.Second)
 	_, a := sidecar(t, s.URL()+noGrace, 30*time.Second)

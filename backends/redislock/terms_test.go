@@ -15,7 +15,9 @@ import (
 // TestThereAndBack: a node that was a replica for a moment is the same process over
 // the same connections, and may have forgotten what its successor did not know. It
 // grants nothing before a heartbeat has met it. The lease sends none here by itself.
-func TestThereAndBack(t *testing.T) {
+func TestThereAndBack(t *testing.T) { again(t, testThereAndBack) }
+
+func testThereAndBack(t testing.TB) {
 	s := testengine.New(t, testengine.RedisCluster)
 	b, l := sidecar(t, s.URL()+"?restart-grace=1s&timeout=500ms", 5*time.Minute)
 	g := hold(t, l, "r")
@@ -63,7 +65,7 @@ func slavePort(info string) string {
 }
 
 // takeOver makes a replica the master, and returns when the old one is its replica.
-func takeOver(t *testing.T, next, old *redis.Client) {
+func takeOver(t testing.TB, next, old *redis.Client) {
 	t.Helper()
 	eventually(t, "the replica has taken over", func() error {
 		if err := next.Do(t.Context(), "cluster", "failover", "takeover").Err(); err != nil && !strings.Contains(err.Error(), "to a replica") {

@@ -22,7 +22,9 @@ import (
 
 // rediss:// speaks TLS, and takes the server only with a certificate of the CA
 // that tls-ca names.
-func TestTLS(t *testing.T) {
+func TestTLS(t *testing.T) { again(t, testTLS) }
+
+func testTLS(t testing.TB) {
 	s := testengine.Shared(t, testengine.Redis)
 	cert, ca := certificate(t)
 	addr := tlsRoad(t, cert, strings.TrimPrefix(s.URL(), "redis://"))
@@ -53,7 +55,7 @@ func TestTLS(t *testing.T) {
 
 // certificate makes a certificate for the loopback that is its own CA, and a
 // file with it.
-func certificate(t *testing.T) (tls.Certificate, string) {
+func certificate(t testing.TB) (tls.Certificate, string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -76,7 +78,7 @@ func certificate(t *testing.T) (tls.Certificate, string) {
 }
 
 // tlsRoad ends TLS in front of a server that has none.
-func tlsRoad(t *testing.T, cert tls.Certificate, target string) string {
+func tlsRoad(t testing.TB, cert tls.Certificate, target string) string {
 	t.Helper()
 	ln, err := tls.Listen("tcp4", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12})
 	if err != nil {
