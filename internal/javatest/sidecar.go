@@ -2,6 +2,7 @@ package javatest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -17,8 +18,8 @@ type Sidecar struct {
 	name string
 }
 
-// NewSidecar opens a lease, which is renewed until the test ends. A renewal
-// that fails fails the test.
+// NewSidecar opens a lease, which is renewed until the test ends. Where it is
+// lost, the test has failed.
 func NewSidecar(t testing.TB, b lock.Backend, name string, ttl time.Duration) *Sidecar {
 	t.Helper()
 	l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: name})
@@ -32,13 +33,18 @@ func NewSidecar(t testing.TB, b lock.Backend, name string, ttl time.Duration) *S
 		}
 	})
 	all.Go(func() {
-		for {
+		for pause := ttl / 3; ; {
 			select {
-			case <-time.After(ttl / 3):
+			case <-time.After(pause):
 			case <-ctx.Done():
 				return
 			}
-			if _, err := l.Heartbeat(ctx); err != nil && ctx.Err() == nil {
+			switch _, err := l.Heartbeat(ctx); {
+			case err == nil || ctx.Err() != nil:
+				pause = ttl / 3
+			case errors.Is(err, lock.ErrUnavailable): // the machine is busy
+				pause = ttl / 30
+			default:
 				t.Errorf("%s: renew the lease: %v", name, err)
 				return
 			}
