@@ -61,6 +61,7 @@ func testNoSessionEndsInALargeTransaction(t testing.TB) {
 			})
 		}
 		all.Wait()
+		goOn(t)
 		sum := 0
 		for s, n := range pathsOf(t, hosts(server.URL())[0]) {
 			if sum += n; n > zksession.MaxPaths {

@@ -33,6 +33,14 @@ func subtest(t *testing.T, name string, test func(t testing.TB)) {
 	t.Run(name, func(t *testing.T) { again(t, test) })
 }
 
+// goOn ends a test in which something has failed already, so that what follows from that does not count.
+func goOn(t testing.TB) {
+	t.Helper()
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
 // lease is a lease, and the driver below it.
 type lease struct {
 	*backendtest.TimedLease
@@ -82,7 +90,9 @@ func within(t testing.TB, patience time.Duration, what string, f func() error) {
 		if err == nil {
 			return
 		}
-		if time.Now().After(deadline) { // no machine is so busy, so an error in it is no excuse
+		if time.Now().After(deadline) {
+			goOn(t)
+			// No machine is so busy, so an error in it is no excuse.
 			t.Fatalf("waited %s in vain until %s: %s", patience, what, err.Error())
 		}
 		time.Sleep(pause)
@@ -193,6 +203,7 @@ func (w *wait) granted() lock.Grant {
 	select {
 	case <-w.done:
 	case <-time.After(patience):
+		goOn(w.t)
 		w.t.Fatalf("no grant after %s", patience)
 	}
 	if w.err != nil {

@@ -197,6 +197,7 @@ func testAllAgreeOnTheBase(t testing.TB) {
 			})
 		}
 		wg.Wait()
+		goOn(t)
 		if len(bases) != 1 {
 			t.Errorf("they have the bases %v", bases)
 		}

@@ -337,6 +337,7 @@ func testManyPermits(t testing.TB) {
 		})
 	}
 	all.Wait()
+	goOn(t)
 	close(grants)
 	mu.Lock()
 	t.Logf("%d permits took %v", limit, asked)

@@ -36,6 +36,7 @@ func TestManyReadersOfOneSidecar(t *testing.T) {
 				})
 			}
 			all.Wait()
+			goOn(t)
 			n, _ := requests.take()
 			// Each makes its node, reads it before it is granted, perhaps twice, and is watched later.
 			if n["children"] > many/10 || n["get"] > 4*many || n["create"]+n["multi"] > many+many/10 {
