@@ -65,7 +65,11 @@ func eventually(t testing.TB, what string, f func() error) {
 		if err == nil {
 			return
 		}
-		if time.Now().After(deadline) { // no machine is so busy, so an error in it is no excuse
+		if time.Now().After(deadline) {
+			if t.Failed() { // it may be for that
+				t.FailNow()
+			}
+			// No machine is so busy, so an error in it is no excuse.
 			t.Fatalf("waited %s in vain until %s: %s", patience, what, err.Error())
 		}
 		time.Sleep(20 * time.Millisecond)
