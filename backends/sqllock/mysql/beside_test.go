@@ -59,7 +59,7 @@ func (f *strangers) Strangers(_ context.Context, r lock.Resource) lock.Status {
 func (f *strangers) Close(context.Context, []leasekit.Ref) error { return nil }
 
 // beside opens a lease whose holds have foreign locks, too.
-func beside(t *testing.T, url string, f *strangers) (*store, lock.Lease) {
+func beside(t testing.TB, url string, f *strangers) (*store, lock.Lease) {
 	t.Helper()
 	cfg := mustParse(t, url)
 	o := sqllock.OptionsOf(cfg.SQL)
@@ -82,7 +82,7 @@ func beside(t *testing.T, url string, f *strangers) (*store, lock.Lease) {
 // taken back: its row is locked, and another request waits for that already. The answer
 // comes when the hold is gone.
 func TestRefusedTryIsTakenBack(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		r := unique("r")
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -124,7 +124,7 @@ func TestRefusedTryIsTakenBack(t *testing.T) {
 // There can be no more foreign locks. Who asks for one is told, also who has waited in the
 // engine, and others go on.
 func TestLimitOfForeignLocks(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		r := unique("r")
 		var full lock.HoldID
 		b, l := beside(t, s.URL(), &strangers{take: func(_ context.Context, q lock.Request) (bool, error) {
@@ -157,7 +157,7 @@ func TestLimitOfForeignLocks(t *testing.T) {
 // take turns, and what the first has made to last since the second was sent the second need
 // not do once more.
 func TestHeartbeatsTakeTurns(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		var kept [][]leasekit.Ref
 		at, goOn := make(chan struct{}), make(chan struct{})
 		b, l := beside(t, s.URL(), &strangers{
@@ -203,7 +203,7 @@ func TestHeartbeatsTakeTurns(t *testing.T) {
 // No heartbeat came for a whole TTL, strangers have taken foreign locks, and so the first one
 // ends the lease. The next one, which was answered before that, is no proof.
 func TestHeartbeatBesideTheEnd(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		calls := 0
 		at, goOn := make(chan struct{}), make(chan struct{})
 		f := &strangers{
@@ -245,7 +245,7 @@ func TestHeartbeatBesideTheEnd(t *testing.T) {
 // The first heartbeat for more than a TTL finds that all foreign locks are there. They are
 // not ended while it is at it, as locks that nobody relies on.
 func TestNoLapseBesideAHeartbeat(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		at, goOn := make(chan struct{}), make(chan struct{})
 		there := sync.OnceFunc(func() { close(at) })
 		f := &strangers{

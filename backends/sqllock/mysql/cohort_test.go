@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/arbiter"
+	"github.com/locksidecar/locksidecar/backends/backendtest"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
@@ -68,7 +69,7 @@ func (k countingConn) Do(ctx context.Context, command string, batch ...sqllock.S
 
 // arbitrated opens a lease with an arbiter on a backend of a test's own prefix. nil: there
 // is no arbiter.
-func arbitrated(t *testing.T, d sqllock.Dialect, o sqllock.Options, a *arbiter.Options) (lock.Lease, *arbiter.Backend) {
+func arbitrated(t testing.TB, d sqllock.Dialect, o sqllock.Options, a *arbiter.Options) (lock.Lease, *arbiter.Backend) {
 	t.Helper()
 	o.Migrate, o.FailoverGrace = true, -1
 	store, err := sqllock.Open(d, o)
@@ -106,7 +107,7 @@ var always = arbiter.Options{Turns: arbiter.MaxTurns, Park: time.Hour, Clock: fu
 // A lock that nobody else wants, and a heartbeat, cost what they have cost without
 // arbiters, where there is none and where each grant has a guard.
 func TestCohortsCostOthersNothing(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	inEachKind(t, func(t *testing.T, s testengine.Server) {
 		for name, a := range map[string]*arbiter.Options{"no arbiter": nil, "guards": &always} {
 			t.Run(name, func(t *testing.T) {
 				c := &counting{Dialect: New(mustParse(t, own(t, s, "cost_")), nil), sent: make(map[string]int)}
@@ -136,7 +137,7 @@ func TestCohortsCostOthersNothing(t *testing.T) {
 // Where grants have guards the arbiter neither hands on nor parks; without them it
 // does, and gives out no guard.
 func TestGuardsAreNotHandedOn(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	inEachKind(t, func(t *testing.T, s testengine.Server) {
 		for _, c := range []struct {
 			url    string
 			wish   lock.GuardWish
@@ -215,7 +216,7 @@ func (several) Stay() bool { return false }
 // A bell says that somebody stands behind a hold, or behind a waiter; where it is lost, a
 // heartbeat does.
 func TestWhoStandsBehindIsTold(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	inEachKind(t, func(t *testing.T, s testengine.Server) {
 		for _, m := range []lock.Mode{lock.Exclusive, lock.Shared} {
 			t.Run("bell, "+m.String(), func(t *testing.T) { standsBehind(t, s, m, false) })
 			t.Run("heartbeat, "+m.String(), func(t *testing.T) { standsBehind(t, s, m, true) })
@@ -231,7 +232,7 @@ func (unheard) Listen(ctx context.Context, _ lock.LeaseID, _ string, _ func()) e
 	return nil
 }
 
-func standsBehind(t *testing.T, s testengine.Server, m lock.Mode, deaf bool) {
+func standsBehind(t testing.TB, s testengine.Server, m lock.Mode, deaf bool) {
 	var d sqllock.Dialect = New(mustParse(t, s.URL()), nil)
 	if deaf {
 		d = unheard{d}
@@ -298,7 +299,7 @@ func standsBehind(t *testing.T, s testengine.Server, m lock.Mode, deaf bool) {
 // Who has left the queue was there: a heartbeat tells it, also when the bell was lost and the hold was
 // described since. So a try, which leaves soon, finds what is parked free the next time.
 func TestWhoHasStoodBehindIsTold(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		b, err := sqllock.Open(unheard{New(mustParse(t, patient(s.URL())), nil)}, sqllock.Options{Migrate: true, FailoverGrace: -1})
 		if err != nil {
 			t.Fatal(err)
@@ -347,9 +348,9 @@ func TestWhoHasStoodBehindIsTold(t *testing.T) {
 
 // What a list says of a hold that was handed on stands there also where readers share it.
 func TestDescribe(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		b, l := sidecar(t, s.URL(), time.Minute)
-		tells := l.(lock.Contender)
+		tells := l.(*backendtest.TimedLease).Lease.(lock.Contender)
 		for _, m := range []lock.Mode{lock.Exclusive, lock.Shared} {
 			q := exclusive(unique("describe"))
 			q.Mode, q.Cohort = m, several{}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/backendtest"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
@@ -16,12 +17,12 @@ import (
 
 // held is a transaction of a stranger's that keeps rows locked.
 type held struct {
-	t    *testing.T
+	t    testing.TB
 	b    *store
 	conn sqllock.Conn
 }
 
-func stranger(t *testing.T, b *store) *held {
+func stranger(t testing.TB, b *store) *held {
 	t.Helper()
 	p, err := b.d.Open(sqllock.PoolOptions{Size: 1, Wait: true})
 	if err != nil {
@@ -48,7 +49,7 @@ func (h *held) do(statement string, args ...any) {
 }
 
 // errorsOf opens a backend that counts the errors of a number.
-func errorsOf(t *testing.T, url string, code uint16) (*store, *atomic.Int64) {
+func errorsOf(t testing.TB, url string, code uint16) (*store, *atomic.Int64) {
 	t.Helper()
 	n := new(atomic.Int64)
 	b := openWith(t, url, func(_ string, _ time.Duration, err error) {
@@ -60,15 +61,17 @@ func errorsOf(t *testing.T, url string, code uint16) (*store, *atomic.Int64) {
 	return b, n
 }
 
-func leaseOf(t *testing.T, b *store) lock.Lease {
+func leaseOf(t testing.TB, b *store) lock.Lease {
 	t.Helper()
 	return leaseFor(t, b, 30*time.Second)
 }
 
-func leaseFor(t *testing.T, b *store, ttl time.Duration) lock.Lease {
+func leaseFor(t testing.TB, b *store, ttl time.Duration) lock.Lease {
 	t.Helper()
 	var l lock.Lease
+	var opened time.Duration
 	eventually(t, "a lease is opened", func() (err error) {
+		opened = lock.BootTime()
 		l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: t.Name()})
 		return err
 	})
@@ -77,13 +80,13 @@ func leaseFor(t *testing.T, b *store, ttl time.Duration) lock.Lease {
 		defer cancel()
 		_ = l.Close(ctx)
 	})
-	return l
+	return backendtest.Timed(l, ttl, opened)
 }
 
 // Somebody keeps the row of the resource locked for longer than a statement
 // waits for it.
 func TestLockWait(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		b, waits := errorsOf(t, s.URL(), 1205)
 		l := leaseOf(t, b)
 		r := unique("r")
@@ -110,7 +113,7 @@ func TestLockWait(t *testing.T) {
 // A deadlock with a stranger's transaction, which InnoDB ends by rolling back
 // ours, because it has changed less.
 func TestDeadlock(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		b, deadlocks := errorsOf(t, s.URL(), 1213)
 		l := leaseOf(t, b)
 		r := unique("r")
@@ -156,7 +159,7 @@ func waits(t testing.TB, b *store, r lock.Resource) error {
 
 // The connection is killed while a statement on it waits.
 func TestConnectionKilled(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	inEachKind(t, func(t *testing.T, s testengine.Server) {
 		b, l := sidecar(t, s.URL(), 30*time.Second)
 		r := unique("r")
 		if err := l.Release(t.Context(), r, hold(t, l, r).ID); err != nil {
@@ -197,7 +200,7 @@ func TestConnectionKilled(t *testing.T) {
 // resource that has no row, then for one that has.
 func TestLateCopy(t *testing.T) {
 	t.Parallel()
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		b, l := sidecar(t, s.URL(), 30*time.Second)
 		r := unique("r")
 		for range 2 {
@@ -338,7 +341,9 @@ func TestOddServer(t *testing.T) {
 }
 
 // Of several hosts the one that takes writes is used, also when that changes.
-func TestHosts(t *testing.T) {
+func TestHosts(t *testing.T) { again(t, testHosts) }
+
+func testHosts(t testing.TB) {
 	first, second := testengine.New(t, testengine.MariaDB), testengine.New(t, testengine.MariaDB)
 	both := strings.Replace(strings.Replace(first.URL(), "root@", testengine.User+":"+testengine.Password+"@", 1), "/locksidecar", ","+mustParse(t, second.URL()).Addrs[0]+"/locksidecar", 1)
 	readOnly := func(s testengine.Server, on int) {
@@ -377,7 +382,9 @@ func TestHosts(t *testing.T) {
 	})
 }
 
-func TestTLS(t *testing.T) {
+func TestTLS(t *testing.T) { again(t, testTLS) }
+
+func testTLS(t testing.TB) {
 	s := testengine.Shared(t, testengine.MySQL) // makes itself a certificate
 	b, l := sidecar(t, with(s.URL(), "tls=true&tls-skip-verify=true"), 30*time.Second)
 	hold(t, l, unique("r"))

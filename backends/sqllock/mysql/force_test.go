@@ -15,7 +15,7 @@ import (
 // lease is over.
 func TestWaiterEndsForcedHold(t *testing.T) {
 	t.Parallel()
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		road := testengine.Through(t, s)
 		_, l := sidecar(t, road.URL(), 5*time.Minute)
 		b, other := sidecar(t, s.URL(), 5*time.Minute)
@@ -47,7 +47,7 @@ func TestWaiterEndsForcedHold(t *testing.T) {
 
 // The release of one of several readers is forced, twice: the shorter grace counts.
 func TestForcedReader(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		_, l := sidecar(t, s.URL(), 30*time.Second)
 		b, other := sidecar(t, s.URL(), 30*time.Second)
 		q := exclusive(unique("r"))
@@ -88,7 +88,7 @@ func TestForcedReader(t *testing.T) {
 // The store loses a hold in the grace of its forced release: others may be granted
 // already, so the holder is told.
 func TestForcedHoldVanishes(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		road := testengine.Through(t, s)
 		_, l := sidecar(t, road.URL(), 30*time.Second)
 		b, _ := sidecar(t, s.URL(), 30*time.Second)

@@ -15,14 +15,14 @@ import (
 // app is what an app does in the same database: money that each transaction
 // moves, and the guard just before the commit.
 type app struct {
-	t  *testing.T
+	t  testing.TB
 	db *sql.DB
 }
 
 // newApp connects as an account that may run guards and nothing more in the tables of
 // locks, and change the app's own, with a character set and an SQL mode of its own.
 // params are for the driver.
-func newApp(t *testing.T, b *store, params string) *app {
+func newApp(t testing.TB, b *store, params string) *app {
 	t.Helper()
 	user := "guard_" + string(lock.NewHoldID())[:8]
 	execute(t, b, "CREATE TABLE IF NOT EXISTS account (id INT PRIMARY KEY, money BIGINT NOT NULL) ENGINE=InnoDB")
@@ -99,7 +99,16 @@ func (t *transfer) commit() {
 }
 
 // eachKind runs a test on each kind of server, at the same time.
-func eachKind(t *testing.T, test func(t *testing.T, s testengine.Server)) {
+func eachKind(t *testing.T, test func(t testing.TB, s testengine.Server)) {
+	t.Helper()
+	inEachKind(t, func(t *testing.T, s testengine.Server) {
+		again(t, func(t testing.TB) { test(t, s) })
+	})
+}
+
+// inEachKind does so with a test that is not run again.
+func inEachKind(t *testing.T, test func(t *testing.T, s testengine.Server)) {
+	t.Helper()
 	for _, kind := range kinds {
 		t.Run(kind.String(), func(t *testing.T) {
 			t.Parallel()
@@ -113,18 +122,18 @@ func unique(s string) lock.Resource { return lock.Resource(s + "/" + string(lock
 
 // acquiring is an Acquire under way.
 type acquiring struct {
-	t     *testing.T
+	t     testing.TB
 	done  chan struct{}
 	grant lock.Grant
 	err   error
 }
 
-func acquire(t *testing.T, l lock.Lease, q lock.Request) *acquiring {
+func acquire(t testing.TB, l lock.Lease, q lock.Request) *acquiring {
 	return acquiringBy(t, func(ctx context.Context) (lock.Grant, error) { return l.Acquire(ctx, q) })
 }
 
 // insist asks again when an answer is lost, as sidecars do.
-func insist(t *testing.T, l lock.Lease, q lock.Request) *acquiring {
+func insist(t testing.TB, l lock.Lease, q lock.Request) *acquiring {
 	return acquiringBy(t, func(ctx context.Context) (g lock.Grant, err error) {
 		for g, err = l.Acquire(ctx, q); errors.Is(err, lock.ErrUnavailable) && ctx.Err() == nil; g, err = l.Acquire(ctx, q) {
 			time.Sleep(10 * time.Millisecond)
@@ -133,7 +142,7 @@ func insist(t *testing.T, l lock.Lease, q lock.Request) *acquiring {
 	})
 }
 
-func acquiringBy(t *testing.T, ask func(context.Context) (lock.Grant, error)) *acquiring {
+func acquiringBy(t testing.TB, ask func(context.Context) (lock.Grant, error)) *acquiring {
 	a := &acquiring{t: t, done: make(chan struct{})}
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(func() { cancel(); <-a.done })
@@ -149,6 +158,9 @@ func (a *acquiring) granted() lock.Grant {
 	select {
 	case <-a.done:
 	case <-time.After(patience):
+		if a.t.Failed() { // it may be for that
+			a.t.FailNow()
+		}
 		a.t.Fatalf("not granted after %s", patience)
 	}
 	if a.err != nil {
@@ -169,7 +181,7 @@ func (a *acquiring) pending(d time.Duration) {
 // The holder's app is paused past the end of its lease and goes on when another
 // has the lock: it cannot commit.
 func TestGuardKeepsOutTheLate(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		b, other := sidecar(t, s.URL(), 30*time.Second)
 		r := unique("Größe/'\"\\%")
 		var g lock.Grant
@@ -195,7 +207,7 @@ func TestGuardKeepsOutTheLate(t *testing.T) {
 // The guard comes first: the lease may end, but the lock goes to nobody else
 // before the transaction does.
 func TestGuardHoldsOffTheNext(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		// In tables of its own: elsewhere the keeper may be the lease of another test
 		// that is not renewed, and is replaced only after a TTL of half a minute.
 		url := own(t, s, "guardnext_")
@@ -233,7 +245,7 @@ func TestGuardHoldsOffTheNext(t *testing.T) {
 
 // soonOver takes a hold on a lease that nobody renews, and runs its guard in a transaction
 // that stays open: again where the machine is so busy that the lease ends before.
-func soonOver(t *testing.T, b *store, a *app, q lock.Request) (l lock.Lease, g lock.Grant, tx *transfer) {
+func soonOver(t testing.TB, b *store, a *app, q lock.Request) (l lock.Lease, g lock.Grant, tx *transfer) {
 	t.Helper()
 	eventually(t, "the guard finds a hold that is soon over", func() (err error) {
 		q.ID, q.Try = lock.NewHoldID(), false
@@ -253,7 +265,7 @@ func soonOver(t *testing.T, b *store, a *app, q lock.Request) (l lock.Lease, g l
 // A release waits for the transaction too, and is not forgotten when its caller
 // waits no longer.
 func TestGuardAndRelease(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		b, l := sidecar(t, s.URL(), 30*time.Second)
 		_, other := sidecar(t, s.URL(), 30*time.Second)
 		r := unique("r")
@@ -277,7 +289,7 @@ func TestGuardAndRelease(t *testing.T) {
 // The guard of an exclusive hold is good after its downgrade, and that of a
 // shared hold keeps writers off and no readers.
 func TestGuardOfShared(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		b, l := sidecar(t, s.URL(), 30*time.Second)
 		_, other := sidecar(t, s.URL(), 30*time.Second)
 		keepAlive(t, t.Context(), l)
@@ -343,7 +355,7 @@ func TestGuardOfShared(t *testing.T) {
 }
 
 // keepAlive renews a lease until ctx ends.
-func keepAlive(t *testing.T, ctx context.Context, l lock.Lease) (done chan struct{}) {
+func keepAlive(t testing.TB, ctx context.Context, l lock.Lease) (done chan struct{}) {
 	done = make(chan struct{})
 	go func() {
 		defer close(done)

@@ -2,14 +2,26 @@ package mysql
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
+	"os"
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/locksidecar/locksidecar/backends/backendtest"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
 const patience = time.Minute
+
+// again runs a test, and once more where the machine was too busy for it. It is not for tests of what
+// happens without an answer.
+func again(t *testing.T, test func(t testing.TB)) {
+	t.Helper()
+	backendtest.Again(t, test, os.ErrDeadlineExceeded, context.DeadlineExceeded, mysql.ErrInvalidConn, driver.ErrBadConn)
+}
 
 // sidecar opens a backend and a lease that live as long as the test.
 func sidecar(t testing.TB, url string, ttl time.Duration) (*store, lock.Lease) {
@@ -17,7 +29,9 @@ func sidecar(t testing.TB, url string, ttl time.Duration) (*store, lock.Lease) {
 	b := openAt(t, url)
 	t.Cleanup(func() { _ = b.Close() })
 	var l lock.Lease
+	var opened time.Duration
 	eventually(t, "a lease is opened", func() (err error) {
+		opened = lock.BootTime()
 		l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: t.Name()})
 		return err
 	})
@@ -26,7 +40,7 @@ func sidecar(t testing.TB, url string, ttl time.Duration) (*store, lock.Lease) {
 		defer cancel()
 		_ = l.Close(ctx) // the server may be gone
 	})
-	return b, l
+	return b, backendtest.Timed(l, ttl, opened)
 }
 
 func eventually(t testing.TB, what string, f func() error) {
@@ -38,7 +52,11 @@ func eventually(t testing.TB, what string, f func() error) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("waited %s in vain until %s: %v", patience, what, err)
+			if t.Failed() { // it may be for that
+				t.FailNow()
+			}
+			// No machine is so busy, so an error in it is no excuse.
+			t.Fatalf("waited %s in vain until %s: %s", patience, what, err.Error())
 		}
 		time.Sleep(20 * time.Millisecond)
 	}

@@ -18,7 +18,7 @@ import (
 // Who waits writes nothing that the holder's guard writes: with a snapshot from before
 // the waiter came it works all the same.
 func TestGuardAfterWaiter(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		b, l := sidecar(t, s.URL(), 30*time.Second)
 		_, other := sidecar(t, s.URL(), 30*time.Second)
 		params := "&transaction_isolation='REPEATABLE-READ'"
@@ -45,7 +45,7 @@ func TestGuardAfterWaiter(t *testing.T) {
 // A forced release begins, a waiter is forced out, and one gives up whose request had no
 // answer: the guard of the holder works all the same, with a snapshot from before that.
 func TestGuardAfterOthersWereForced(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	inEachKind(t, func(t *testing.T, s testengine.Server) {
 		b, l := sidecar(t, s.URL(), 30*time.Second)
 		params := "&transaction_isolation='REPEATABLE-READ'"
 		if strings.Contains(rows(t, b, "SELECT VERSION()")[0].Text(0), "MariaDB") {
@@ -104,7 +104,7 @@ func TestGuardAfterOthersWereForced(t *testing.T) {
 // XA PREPARE of MariaDB lets go of locks on rows that were not changed. The guard
 // changes its row.
 func TestGuardThroughPrepare(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		b, l := sidecar(t, s.URL(), 30*time.Second)
 		r := unique("r")
 		g := hold(t, l, r)
@@ -143,7 +143,7 @@ func TestGuardThroughPrepare(t *testing.T) {
 // with other locks does not notice.
 func TestFrozenAppsLeaveOthers(t *testing.T) {
 	t.Parallel()
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		url := with(s.URL(), "max-connections=4")
 		b, l := sidecar(t, url, 30*time.Second)
 		ob, other := sidecar(t, url, 30*time.Second)
@@ -191,6 +191,10 @@ func TestFrozenAppsLeaveOthers(t *testing.T) {
 // dead. What else that sidecar has had is free.
 func TestSweepBesideManyFrozenGuards(t *testing.T) {
 	t.Parallel()
+	again(t, testSweepBesideManyFrozenGuards)
+}
+
+func testSweepBesideManyFrozenGuards(t testing.TB) {
 	url := own(t, testengine.Shared(t, testengine.MariaDB), "frozenmany_")
 	b := openAt(t, url)
 	t.Cleanup(func() { _ = b.Close() })
@@ -231,7 +235,7 @@ func TestSweepBesideManyFrozenGuards(t *testing.T) {
 // the UPDATE must not have.
 func TestNothingIsLeftOfHalfARequest(t *testing.T) {
 	t.Parallel()
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		url := own(t, s, "half_")
 		known, old := sidecar(t, url, 10*time.Minute)
 		r := unique("r")
@@ -278,7 +282,7 @@ func TestNothingIsLeftOfHalfARequest(t *testing.T) {
 
 // A waiter that comes while a quick release waits for the row is seen by it.
 func TestReleaseSeesLateWaiter(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		b, l := sidecar(t, s.URL(), 30*time.Second)
 		_, other := sidecar(t, s.URL(), 30*time.Second)
 		r := unique("r")
@@ -308,7 +312,7 @@ func TestReleaseSeesLateWaiter(t *testing.T) {
 
 // Many sidecars take a resource for the first time, at the same moment.
 func TestFirstTakersDoNotDeadlock(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		var deadlocks atomic.Int64
 		var leases []lock.Lease
 		for range 12 {
@@ -345,7 +349,9 @@ func TestFirstTakersDoNotDeadlock(t *testing.T) {
 
 // All connections of many sidecars are cut at once, as by a failover. Each compares what it
 // has with the store: it reads the rows of its own lease, however many names there are.
-func TestComparisonReadsOwnRows(t *testing.T) {
+func TestComparisonReadsOwnRows(t *testing.T) { again(t, testComparisonReadsOwnRows) }
+
+func testComparisonReadsOwnRows(t testing.TB) {
 	const sidecars, holds, names = 8, 25, 50_000
 	s := testengine.New(t, testengine.MariaDB)
 	road := testengine.Through(t, s)
@@ -433,13 +439,13 @@ func TestIdleLoad(t *testing.T) {
 
 // idle are two sidecars on one server: the keeper, and another.
 type idle struct {
-	t        *testing.T
+	t        testing.TB
 	b        *store
 	leases   []lock.Lease
 	requests atomic.Int64
 }
 
-func startIdle(t *testing.T, s testengine.Server) *idle {
+func startIdle(t testing.TB, s testengine.Server) *idle {
 	t.Helper()
 	i := &idle{t: t, b: openAt(t, s.URL())}
 	t.Cleanup(func() { _ = i.b.Close() })

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/backendtest"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
@@ -17,10 +18,15 @@ import (
 // noticed in time, also where nobody waits.
 func TestLongKeeperDies(t *testing.T) {
 	t.Parallel()
+	again(t, testLongKeeperDies)
+}
+
+func testLongKeeperDies(t testing.TB) {
 	s := testengine.New(t, testengine.MariaDB)
 	url := own(t, s, "keeper_")
 	mortal := func(ttl time.Duration) (*store, lock.Lease) {
 		b := openAt(t, url)
+		opened := lock.BootTime()
 		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: "mortal"})
 		if err != nil {
 			t.Fatal(err)
@@ -30,7 +36,7 @@ func TestLongKeeperDies(t *testing.T) {
 			defer cancel()
 			_ = l.Close(ctx)
 		})
-		return b, l
+		return b, backendtest.Timed(l, ttl, opened)
 	}
 	keeper, _ := mortal(2 * time.Minute)
 	holder, h := mortal(5 * time.Second)
@@ -61,6 +67,10 @@ func TestLongKeeperDies(t *testing.T) {
 // heartbeat, however many they are.
 func TestOnlyTheKeeperReadsAllLeases(t *testing.T) {
 	t.Parallel()
+	again(t, testOnlyTheKeeperReadsAllLeases)
+}
+
+func testOnlyTheKeeperReadsAllLeases(t testing.TB) {
 	const sidecars, rounds = 8, 2
 	url := own(t, testengine.Shared(t, testengine.MariaDB), "readers_")
 	var reads [sidecars]atomic.Int64

@@ -14,7 +14,7 @@ import (
 // The connection that sleeps until it is woken is no slow request: it would keep the
 // alarm of a slow store firing for ever.
 func TestSleepIsNotMeasured(t *testing.T) {
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		var measured, rang atomic.Int64
 		d := New(mustParse(t, s.URL()), func(command string, _ time.Duration, _ error) {
 			if command == "listen" {

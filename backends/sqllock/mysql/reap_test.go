@@ -19,6 +19,10 @@ import (
 // idle name locked: that is in nobody's way.
 func TestReapManyIdle(t *testing.T) {
 	t.Parallel()
+	again(t, testReapManyIdle)
+}
+
+func testReapManyIdle(t testing.TB) {
 	s := testengine.New(t, testengine.MariaDB)
 	var ahead atomic.Int64
 	clock := func() time.Duration { return lock.BootTime() + time.Duration(ahead.Load()) }
@@ -61,6 +65,10 @@ func TestReapManyIdle(t *testing.T) {
 // When the note of a name is forgotten, its row can go like any other.
 func TestForgottenNoteFreesItsRow(t *testing.T) {
 	t.Parallel()
+	again(t, testForgottenNoteFreesItsRow)
+}
+
+func testForgottenNoteFreesItsRow(t testing.TB) {
 	s := testengine.New(t, testengine.MariaDB)
 	var ahead atomic.Int64
 	clock := func() time.Duration { return lock.BootTime() + time.Duration(ahead.Load()) }
@@ -106,6 +114,10 @@ func TestForgottenNoteFreesItsRow(t *testing.T) {
 // too many, the newest are left.
 func TestLogHasItsLimit(t *testing.T) {
 	t.Parallel()
+	again(t, testLogHasItsLimit)
+}
+
+func testLogHasItsLimit(t testing.TB) {
 	const most, callers, pairs = 50, 16, 40
 	s := testengine.Shared(t, testengine.MariaDB)
 	d := New(mustParse(t, own(t, s, "log_")), nil)

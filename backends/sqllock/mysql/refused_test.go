@@ -16,7 +16,9 @@ import (
 )
 
 // A proxy that leads connections to one server and to another by turns is refused.
-func TestSplitterIsRefused(t *testing.T) {
+func TestSplitterIsRefused(t *testing.T) { again(t, testSplitterIsRefused) }
+
+func testSplitterIsRefused(t testing.TB) {
 	var addrs []string
 	for range 2 {
 		s := testengine.New(t, testengine.MariaDB)
@@ -57,6 +59,10 @@ func TestSplitterIsRefused(t *testing.T) {
 // not know how to ask for a row without a wait, as go-mysql-server and older servers.
 func TestServerWithoutLocksIsRefused(t *testing.T) {
 	t.Parallel()
+	again(t, testServerWithoutLocksIsRefused)
+}
+
+func testServerWithoutLocksIsRefused(t testing.TB) {
 	url := own(t, testengine.Shared(t, testengine.MariaDB), "nolocks_")
 	addr := mustParse(t, url).Addrs[0]
 	for reason, words := range map[string]*strings.Replacer{

@@ -22,7 +22,7 @@ func TestPoolLeavesOldServer(t *testing.T) {
 // The heartbeats have moved to another server: idle connections to the old one, which
 // is alive and read-only, are used no more. Nor is a host that was the last to take a
 // connection.
-func poolFollowsHeartbeats(t *testing.T, first, second testengine.Server) {
+func poolFollowsHeartbeats(t testing.TB, first, second testengine.Server) {
 	url := strings.Replace(first.URL(), "/locksidecar", ","+mustParse(t, second.URL()).Addrs[0]+"/locksidecar", 1)
 	b := openAt(t, url)
 	t.Cleanup(func() { _ = b.Close() })
@@ -69,7 +69,9 @@ func poolFollowsHeartbeats(t *testing.T, first, second testengine.Server) {
 
 // A lease is opened on the server that has taken over, while the lease before, whose
 // heartbeats went to the old one, is not closed yet: requests go to the new server.
-func TestNextLeaseIsOnTheNewServer(t *testing.T) {
+func TestNextLeaseIsOnTheNewServer(t *testing.T) { again(t, testNextLeaseIsOnTheNewServer) }
+
+func testNextLeaseIsOnTheNewServer(t testing.TB) {
 	first, second := testengine.New(t, testengine.MariaDB), testengine.New(t, testengine.MariaDB)
 	road := testengine.Through(t, first)
 	b, l := sidecar(t, with(road.URL(), "failover-grace=0s"), 30*time.Second)
@@ -99,6 +101,10 @@ func TestNextLeaseIsOnTheNewServer(t *testing.T) {
 // ring them, go with the heartbeats to the new one.
 func TestBellsFollowTheHeartbeats(t *testing.T) {
 	t.Parallel()
+	again(t, testBellsFollowTheHeartbeats)
+}
+
+func testBellsFollowTheHeartbeats(t testing.TB) {
 	s := testengine.New(t, testengine.MariaDBPair)
 	url := with(s.URL(), "failover-grace=0s")
 	var deaf atomic.Int64 // bells that were not there
@@ -145,7 +151,7 @@ func TestBellsFollowTheHeartbeats(t *testing.T) {
 
 // The server that opened the first lease is the one that is asked, though a host in front of
 // it takes writes again: one connection that fails does not lead there.
-func firstLeaseKeepsItsServer(t *testing.T, first, second testengine.Server) {
+func firstLeaseKeepsItsServer(t testing.TB, first, second testengine.Server) {
 	admin, _ := sidecar(t, first.URL(), 30*time.Second) // both have tables
 	sidecar(t, second.URL(), 30*time.Second)
 	execute(t, admin, "SET GLOBAL read_only=1")

@@ -17,7 +17,7 @@ import (
 // pair is four trips, and 64 callers get fewer pairs than 8.
 func TestManyCallersTakeTheShortWay(t *testing.T) {
 	const callers, pairs = 64, 40
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		var trips atomic.Int64
 		b := openWith(t, own(t, s, "trips_"), func(command string, _ time.Duration, _ error) {
 			if command == "acquire" || command == "release" {
