@@ -16,7 +16,9 @@ import (
 
 // TestPasswordChanges: new connections use the password that stands in the file now, and the
 // lease lives on.
-func TestPasswordChanges(t *testing.T) {
+func TestPasswordChanges(t *testing.T) { again(t, testPasswordChanges) }
+
+func testPasswordChanges(t testing.TB) {
 	s := testengine.New(t, testengine.Postgres)
 	owner, err := pgx.Connect(t.Context(), s.URL()+"?sslmode=disable")
 	if err != nil {

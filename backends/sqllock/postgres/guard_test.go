@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/locksidecar/locksidecar/backends/backendtest"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
@@ -21,7 +22,9 @@ func sidecar(t testing.TB, url string, ttl time.Duration) (*sqllock.Backend, loc
 	b := openAt(t, with(url, "timeout=3s"))
 	t.Cleanup(func() { _ = b.Close() })
 	var l lock.Lease
+	var opened time.Duration
 	eventually(t, "a lease is opened", func() (err error) {
+		opened = lock.BootTime()
 		l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: t.Name()})
 		return err
 	})
@@ -34,7 +37,7 @@ func sidecar(t testing.TB, url string, ttl time.Duration) (*sqllock.Backend, loc
 		for range l.Events() { // nobody reacts
 		}
 	}()
-	return b, l
+	return b, backendtest.Timed(l, ttl, opened)
 }
 
 func request(r string, m lock.Mode) lock.Request {
@@ -169,7 +172,7 @@ func TestGuard(t *testing.T) {
 // Readers run their guards at the same time, and a guard's transaction keeps everybody
 // out who would be excluded, whatever has become of the lease, until it ends.
 func TestGuardKeepsOthersOut(t *testing.T) {
-	roads(t, func(t *testing.T, s testengine.Server) {
+	roads(t, func(t testing.TB, s testengine.Server) {
 		b, l := sidecar(t, s.URL(), 30*time.Second)
 		_, other := sidecar(t, s.URL(), 30*time.Second)
 		for _, mode := range []lock.Mode{lock.Exclusive, lock.Shared} {

@@ -15,7 +15,9 @@ import (
 
 // A server that had taken over for a moment, and was left again, takes over once more: it
 // grants nothing for the whole grace all the same.
-func TestGraceOfAServerThatWasSeenBefore(t *testing.T) {
+func TestGraceOfAServerThatWasSeenBefore(t *testing.T) { again(t, testGraceOfAServerThatWasSeenBefore) }
+
+func testGraceOfAServerThatWasSeenBefore(t testing.TB) {
 	const ttl = 4 * time.Second
 	s := testengine.New(t, testengine.Postgres)
 	road := testengine.Through(t, s)
@@ -63,7 +65,9 @@ func TestGraceOfAServerThatWasSeenBefore(t *testing.T) {
 // Sidecars are led to another server and back: the first one bears its own mark, and does
 // not know what the other one has granted. Whose heartbeats come from there takes that mark
 // from it, and nothing is granted for the whole grace.
-func TestOldServerIsDoubted(t *testing.T) {
+func TestOldServerIsDoubted(t *testing.T) { again(t, testOldServerIsDoubted) }
+
+func testOldServerIsDoubted(t testing.TB) {
 	const ttl = 4 * time.Second
 	s := testengine.New(t, testengine.Postgres)
 	road := testengine.Through(t, s)
@@ -93,6 +97,10 @@ func TestOldServerIsDoubted(t *testing.T) {
 // first server before a heartbeat has met it again is granted nothing there.
 func TestOldServerBehindPgBouncer(t *testing.T) {
 	t.Parallel()
+	again(t, testOldServerBehindPgBouncer)
+}
+
+func testOldServerBehindPgBouncer(t testing.TB) {
 	s := testengine.New(t, testengine.PostgresBouncer)
 	url := with(s.URL(), "failover-grace=100ms")
 	_, l := sidecar(t, url, 6*time.Second)
@@ -172,7 +180,9 @@ func TestNewServerLacksTheForcedRelease(t *testing.T) {
 
 // The lease that was opened last is closed before its heartbeats have come back to the first
 // server, and those of another one have: that server is doubted once, and grants again.
-func TestLastLeaseIsClosedElsewhere(t *testing.T) {
+func TestLastLeaseIsClosedElsewhere(t *testing.T) { again(t, testLastLeaseIsClosedElsewhere) }
+
+func testLastLeaseIsClosedElsewhere(t testing.TB) {
 	const ttl = 3 * time.Second
 	s := testengine.New(t, testengine.Postgres)
 	road := testengine.Through(t, s)
@@ -201,6 +211,10 @@ func TestLastLeaseIsClosedElsewhere(t *testing.T) {
 // A lease is lost in a failover, and is closed while the next one is being opened on the new
 // server, where a connection to the old one is still there: requests go to the new server.
 func TestLeaseIsOpenedWhileTheLastOneIsClosed(t *testing.T) {
+	again(t, testLeaseIsOpenedWhileTheLastOneIsClosed)
+}
+
+func testLeaseIsOpenedWhileTheLastOneIsClosed(t testing.TB) {
 	s := testengine.New(t, testengine.Postgres)
 	road := testengine.Through(t, s)
 	b, l := sidecar(t, with(road.URL(), "failover-grace=0s"), 30*time.Second)
@@ -230,7 +244,9 @@ func TestLeaseIsOpenedWhileTheLastOneIsClosed(t *testing.T) {
 
 // The answer of the old server to a heartbeat comes when its lease is closed, and before the
 // next one is open: requests go to the server on which that one is opened.
-func TestLateAnswerToALeaseThatIsClosed(t *testing.T) {
+func TestLateAnswerToALeaseThatIsClosed(t *testing.T) { again(t, testLateAnswerToALeaseThatIsClosed) }
+
+func testLateAnswerToALeaseThatIsClosed(t testing.TB) {
 	s := testengine.New(t, testengine.Postgres)
 	requests, beats := testengine.Through(t, s), testengine.Through(t, s)
 	b, err := sqllock.Open(forked{dialect(t, with(requests.URL(), "timeout=3s")), dialect(t, with(beats.URL(), "timeout=20s"))},
@@ -279,6 +295,10 @@ func TestLateAnswerToALeaseThatIsClosed(t *testing.T) {
 // still go to the other one: the old server is doubted all the same, and grants nothing for
 // the whole grace.
 func TestOldServerIsDoubtedByTheNextLease(t *testing.T) {
+	again(t, testOldServerIsDoubtedByTheNextLease)
+}
+
+func testOldServerIsDoubtedByTheNextLease(t testing.TB) {
 	const ttl = 4 * time.Second
 	s := testengine.New(t, testengine.Postgres)
 	requests, beats, all := testengine.Through(t, s), testengine.Through(t, s), testengine.Through(t, s)
@@ -325,7 +345,7 @@ func TestOldServerIsDoubtedByTheNextLease(t *testing.T) {
 }
 
 // lead leads all connections of a road to another server, and leases with them.
-func lead(t *testing.T, road *testengine.Proxy, to testengine.Server, leases ...lock.Lease) {
+func lead(t testing.TB, road *testengine.Proxy, to testengine.Server, leases ...lock.Lease) {
 	t.Helper()
 	road.Retarget(testengine.Nodes(t, to)[0].Addr())
 	road.Inject(testengine.Sever)
@@ -342,7 +362,7 @@ func try(resource string) lock.Request {
 }
 
 // isOver tells whether a holder relies on its hold no more, now that another one has it.
-func isOver(t *testing.T, relies time.Time, g lock.Grant) {
+func isOver(t testing.TB, relies time.Time, g lock.Grant) {
 	t.Helper()
 	if early := time.Until(relies); early > 0 {
 		t.Errorf("broken law: two holders: granted %s before %s relies on it no more", early, g.ID)
@@ -350,7 +370,7 @@ func isOver(t *testing.T, relies time.Time, g lock.Grant) {
 }
 
 // openSoon opens a lease beside what the test does.
-func openSoon(t *testing.T, b *sqllock.Backend, ttl time.Duration) (get func() lock.Lease) {
+func openSoon(t testing.TB, b *sqllock.Backend, ttl time.Duration) (get func() lock.Lease) {
 	t.Helper()
 	var l lock.Lease
 	var err error
@@ -376,7 +396,7 @@ func openSoon(t *testing.T, b *sqllock.Backend, ttl time.Duration) (get func() l
 }
 
 // grants tells whether a lease is granted what nobody has, also after some heartbeats.
-func grants(t *testing.T, l lock.Lease) {
+func grants(t testing.TB, l lock.Lease) {
 	t.Helper()
 	for range 2 {
 		eventually(t, "the server grants", func() error {
@@ -388,7 +408,7 @@ func grants(t *testing.T, l lock.Lease) {
 }
 
 // forkBeside forks a server, and renews leases meanwhile, however long that takes.
-func forkBeside(t *testing.T, s testengine.Server, leases ...lock.Lease) testengine.Server {
+func forkBeside(t testing.TB, s testengine.Server, leases ...lock.Lease) testengine.Server {
 	t.Helper()
 	forked := make(chan struct{})
 	var beats sync.WaitGroup
@@ -424,7 +444,9 @@ func (d forked) Open(o sqllock.PoolOptions) (sqllock.Pool, error) {
 
 // The answer of the old server, that a waiter was granted, comes after the heartbeats
 // have moved to a new one, where it still waits. It is not granted by that.
-func TestLateAnswerOfTheOldServer(t *testing.T) {
+func TestLateAnswerOfTheOldServer(t *testing.T) { again(t, testLateAnswerOfTheOldServer) }
+
+func testLateAnswerOfTheOldServer(t testing.TB) {
 	s := testengine.New(t, testengine.Postgres)
 	slow, quick := testengine.Through(t, s), testengine.Through(t, s)
 	first, a := sidecar(t, s.URL(), 30*time.Second)
