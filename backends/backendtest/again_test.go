@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -108,5 +109,61 @@ func TestAgainForOwnTests(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// lostLease is a lease that is lost, but for its heartbeats if they are good.
+type lostLease struct {
+	lock.Lease
+	beats bool
+}
+
+func (l *lostLease) Heartbeat(context.Context) ([]lock.Event, error) {
+	if l.beats {
+		return nil, nil
+	}
+	return nil, lock.ErrLeaseLost
+}
+
+func (*lostLease) Acquire(context.Context, lock.Request) (lock.Grant, error) {
+	return lock.Grant{}, lock.ErrLeaseLost
+}
+
+func (*lostLease) Release(context.Context, lock.Resource, lock.HoldID) error {
+	return lock.ErrLeaseLost
+}
+
+func (*lostLease) Downgrade(context.Context, lock.Resource, lock.HoldID) error {
+	return lock.ErrLeaseLost
+}
+
+// TestTimedLease: that a lease is lost is no fault only where it had no good heartbeat for its TTL.
+func TestTimedLease(t *testing.T) {
+	const ttl = time.Hour
+	for what, c := range map[string]struct {
+		opened time.Duration // so long ago
+		beats  bool          // now
+		busy   bool
+	}{
+		"in its TTL":                    {0, false, false},
+		"renewed in its TTL":            {ttl / 2, true, false},
+		"never renewed":                 {ttl, false, true},
+		"renewed when its TTL was over": {ttl, true, true},
+	} {
+		inner := &lostLease{beats: c.beats}
+		l := Timed(inner, ttl, lock.BootTime()-c.opened)
+		if _, err := l.Heartbeat(t.Context()); (err == nil) != c.beats {
+			t.Errorf("%s: Heartbeat: %v", what, err)
+		}
+		inner.beats = false
+		_, beaten := l.Heartbeat(t.Context())
+		_, acquired := l.Acquire(t.Context(), lock.Request{})
+		for call, err := range map[string]error{
+			"Heartbeat": beaten, "Acquire": acquired, "Release": l.Release(t.Context(), "r", "id"), "Downgrade": l.Downgrade(t.Context(), "r", "id"),
+		} {
+			if !errors.Is(err, lock.ErrLeaseLost) || errors.As(err, new(busyError)) != c.busy {
+				t.Errorf("%s: %s: %v, busy must be %t", what, call, err, c.busy)
+			}
+		}
 	}
 }
