@@ -25,8 +25,9 @@ type Peer struct {
 	kill   func()
 }
 
-// answerTimeout is for everything that a peer is asked to do.
-const answerTimeout = time.Minute
+// answerTimeout is for everything that a peer is asked to do: on a busy machine 50 locks one after the other take
+// more than a minute.
+const answerTimeout = 5 * time.Minute
 
 // Kinds of Curator's locks.
 const (
