@@ -73,7 +73,11 @@ func (e *env) attach(s *sidecar, g lock.Grant, key lock.HandleKey, ttl time.Dura
 	if err != nil {
 		e.Fatalf("attach: %v", e.inVain(key, s.blame(err)))
 	}
-	if left := got.Until - e.clock(); got.ID != q.ID || got.Resource != g.Resource || got.Mode != g.Mode || got.Fence != g.Fence || left <= 0 || left > ttl {
+	left := got.Until - e.clock()
+	if left <= 0 && time.Now().After(e.handles[key]) {
+		e.Fatal(busyError("the answer came when the time was over"))
+	}
+	if got.ID != q.ID || got.Resource != g.Resource || got.Mode != g.Mode || got.Fence != g.Fence || left <= 0 || left > ttl {
 		e.Fatalf("attached as %+v for another %s, want the mode and the fence of %+v for at most %s", got, left, g, ttl)
 	}
 	return got
