@@ -62,6 +62,15 @@ var models = map[string]map[string]string{
 		"BREAK_NO_HAND_OVER":              "promise_8_no_free_lock_is_waited_for",
 		"BREAK_THE_DEAD_BLOCK":            "promise_8_no_free_lock_is_waited_for",
 	},
+	"kept.pml": {
+		"BREAK_A_RELEASE_ENDS_A_MIN_HOLD":  "promise_14_min_hold",
+		"BREAK_A_DEAD_LEASE_ENDS_IT":       "promise_14_min_hold|promise_15_detached",
+		"BREAK_FREED_WHILE_IT_IS_ATTACHED": "promise_15_detached",
+		"BREAK_ENDED_BY_WHO_HAD_IT":        "promise_15_detached",
+		"BREAK_A_LATE_COPY_ENDS_IT":        "promise_15_detached",
+		"BREAK_A_TAKEOVER_IS_FORGOTTEN":    "promise_15_a_takeover_stays",
+		"BREAK_A_HANDLE_OUTLIVES_ITS_HOLD": "promise_1_exclusion",
+	},
 	"told.pml": {
 		"BREAK_A_LOSS_IS_TOLD_ONCE":        "law_7_a_loss_is_kept",
 		"BREAK_THE_LOG_COMES_FIRST":        "law_8_nothing_blocks_the_news",

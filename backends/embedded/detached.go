@@ -27,6 +27,8 @@ type handle struct {
 func (l *lease) Detaches() error { return nil }
 
 // Detach implements leasekit.Detacher.
+//
+// Model: kept.DETACH, kept.RELEASE.
 func (l *lease) Detach(_ context.Context, w leasekit.Withdrawal, key lock.HandleKey, ttl time.Duration) (leasekit.Withdrawn, error) {
 	s := l.store
 	s.mu.Lock()
@@ -60,6 +62,8 @@ func (l *lease) Detach(_ context.Context, w leasekit.Withdrawal, key lock.Handle
 }
 
 // attach is Ask for a hold that is there.
+//
+// Model: kept.ATTACH.
 func (l *lease) attach(q lock.Request) (leasekit.Answer, error) {
 	s := l.store
 	s.mu.Lock()

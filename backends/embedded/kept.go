@@ -24,6 +24,8 @@ func (h *hold) isKept() bool { return h.lease.ofHold || h.lease.over }
 
 // end ends a hold or waiter for who has it, and hands the resource on, to how many it tells.
 // A hold is kept until its minHold is over.
+//
+// Model: kept.RELEASE.
 func (s *Store) end(e *entry, now time.Duration) (granted int) {
 	if s.closed || !e.Value.keeps(now) {
 		return s.remove(e, now)
@@ -33,6 +35,8 @@ func (s *Store) end(e *entry, now time.Duration) (granted int) {
 }
 
 // leave takes a hold off its lease: it is there until its moment.
+//
+// Model: kept.KEEP, kept.OVER.
 func (s *Store) leave(e *entry) {
 	had := e.Value.lease
 	l := &lease{

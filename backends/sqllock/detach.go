@@ -111,6 +111,8 @@ func (b *Backend) byHandle(ctx context.Context, r lock.Resource, key lock.Handle
 }
 
 // attach moves a detached hold to a lease, under another id.
+//
+// Model: kept.ATTACH.
 func (s *state) attach(o *op) {
 	e := s.own(o)
 	n, noted := s.notes[o.id]
@@ -168,6 +170,8 @@ func (s *state) takeAway(e *entry) {
 }
 
 // detach takes a hold off its lease.
+//
+// Model: kept.DETACH, kept.RELEASE.
 func (s *state) detach(o *op) {
 	e := s.own(o)
 	if e == nil && s.entries[o.id] != nil && s.keys[o.id] == o.key && (s.isLeast(o.id) || o.span == 0) { // asked again, or after its lease

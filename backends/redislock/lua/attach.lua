@@ -4,6 +4,7 @@
 -- 8 see term.lua
 -- Reply: {ATTACHED, fence, for how many microseconds its time is not over}, {NOHANDLE}, {HOLDER, lease} where that
 -- is another one than in ARGV[7], {GONE}, {LOST}, {STRANGER}.
+-- Model: kept.ATTACH.
 redis.call('ZREM', KEYS[1], '') -- see release.lua
 local lease, id, mode, who = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local key, from = string.match(ARGV[7], '^(%x+):(%x*)$')

@@ -2,6 +2,7 @@
 -- ARGV: 1 channel prefix, 2 resource, 3 lease, 4 id, 5 for how many microseconds to remember that the
 -- id is gone, 6 key, 7 for how many microseconds it is kept; 0: it ends, kept or not
 -- Reply: 1 done, 2 done and there is more to hand on, 0 nothing there, -1 the lease is over.
+-- Model: kept.DETACH, kept.RELEASE.
 local id, key, time = ARGV[4], ARGV[6], tonumber(ARGV[7])
 local member = ARGV[2] .. '\0' .. id
 local mine = redis.call('ZREM', KEYS[3], member)

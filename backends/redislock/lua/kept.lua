@@ -2,6 +2,7 @@
 -- first one that will be.
 -- KEYS: 1 leases, 2 kept ends. ARGV: 1 how many
 -- Reply: {"resource NUL id", …}
+-- Model: kept.OVER.
 redis.call('ZREM', KEYS[1], '') -- see release.lua
 local t = redis.call('TIME')
 local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', t[1] * 1000000 + t[2]), 'LIMIT', 0, ARGV[1])

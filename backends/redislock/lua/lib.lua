@@ -310,6 +310,7 @@ end
 
 -- Moves a hold whose own time is not over off its lease, and says so. Who is next in the queue asks
 -- again, and so learns how long it is.
+-- Model: kept.KEEP.
 local function keep(id)
   local record = redis.call('HGET', KEYS[4], 'h' .. id)
   if not record then return false end
