@@ -250,6 +250,19 @@ func testDetachOver(e *env) {
 	}
 	e.release(b, g)
 	e.release(a, e.acquire(a, had, lock.Exclusive))
+
+	// Who asks for it again then has nothing, and nothing is left.
+	g = e.detachable(a, had, lock.Exclusive)
+	key = e.detach(a, g, shortHold)
+	q := attaching(g, key)
+	if err := e.answered(func() (err error) { _, err = b.Acquire(e.ctx, q); return err }); err != nil {
+		e.Fatalf("attach: %v", e.inVain(key, err))
+	}
+	e.eventually("the time is over", func() bool { return time.Now().After(e.handles[key]) })
+	if err := e.answered(func() (err error) { _, err = b.Acquire(e.ctx, q); return err }); !errors.Is(err, lock.ErrNoHandle) {
+		e.Errorf("attach again: %v, want ErrNoHandle", err)
+	}
+	e.release(a, e.acquire(a, had, lock.Exclusive))
 }
 
 // notThere waits until a resource is free.

@@ -93,8 +93,7 @@ func (l *lease) attach(q lock.Request) (leasekit.Answer, error) {
 		if had.ofHold {
 			s.drop(had, now)
 		}
-	case now >= e.Value.until: // asked again, too late
-		s.remove(e, now)
+	case now >= e.Value.until: // asked again, too late; or a copy, and it is the lease's still
 		return leasekit.Answer{}, lock.ErrNoHandle
 	}
 	return leasekit.Answer{Granted: true, Fence: e.Value.fence, Left: e.Value.until - now}, nil

@@ -100,7 +100,7 @@ func (l *Lease) asked(e *entry, a Answer, err error) (Answer, error) {
 	case errors.Is(err, lock.ErrUnavailable):
 		e.unanswered()
 	case errors.Is(err, ErrNotSent) && (e.stored || e.unsure):
-	case e.copies && !errors.Is(err, lock.ErrLeaseLost): // see refused
+	case e.mayHave(err): // see refused
 	default: // nothing is left
 		l.remove(e)
 	}
@@ -118,12 +118,18 @@ func (l *Lease) asked(e *entry, a Answer, err error) (Answer, error) {
 	}
 }
 
-// refused ends an Acquire that the store has refused. Where a request before this
-// one had no answer, the store must remember that the id was given up: a copy of
-// that one may still arrive, and be granted.
+// mayHave tells whether the store may have a request that it has refused, or may be granting it
+// yet: because a request before this one had no answer, so that a copy of it may
+// arrive; or because it has granted it, and the time of what is attached is over since. l.mu is held.
+func (e *entry) mayHave(err error) bool {
+	return (e.copies || e.stored && errors.Is(err, lock.ErrNoHandle)) && !errors.Is(err, lock.ErrLeaseLost)
+}
+
+// refused ends an Acquire that the store has refused. What the store may have of it all the same is
+// given up; where a copy may arrive, the store must remember that the id was given up.
 func (l *Lease) refused(ctx context.Context, e *entry, err error) error {
 	l.mu.Lock()
-	left := e.copies && !e.removed && !errors.Is(err, lock.ErrUnavailable)
+	left := e.mayHave(err) && !e.removed && !errors.Is(err, lock.ErrUnavailable)
 	l.mu.Unlock()
 	if !left {
 		return err

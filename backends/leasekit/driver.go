@@ -119,7 +119,8 @@ func NoMinHold(why string) error {
 }
 
 // Detacher is a Driver that may have detached holds. One that is none refuses them. Ask takes
-// a Request.Handle then; beside the other errors it may give lock.ErrNoHandle: nothing is left.
+// a Request.Handle then; beside the other errors it may give lock.ErrNoHandle: nothing is left, but
+// what the lease has by an earlier request of the same id. Its time is over, and it stays until it is withdrawn.
 type Detacher interface {
 	// Detaches is nil where it has them, else lock.NoHandles.
 	Detaches() error

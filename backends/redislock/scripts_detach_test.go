@@ -82,6 +82,22 @@ func TestScriptsDetach(t *testing.T) {
 	s.want(s.detach("bb", "2", "ee", "0"), "1")
 }
 
+// A copy of a request that arrives when the time is over takes nothing from the lease that has attached it.
+func TestScriptsAttachOnceMore(t *testing.T) {
+	s := newStill(t)
+	s.open("aa")
+	s.acquire("aa", "1", "X")
+	s.want(s.detach("aa", "1", "ee", "3000000"), "1")
+	s.want(s.attach("aa", "2", "ee", ""), "[ATTACHED T 3000000]")
+	s.want(s.acquire("aa", "3", "X"), "[WAIT 10000]")
+	s.at(4 * second)
+	s.want(s.attach("aa", "2", "ee", ""), "[NOHANDLE]")
+	s.has("lock", "dee=2, h2=X T T aa 0 - v|dee|mT+3s, k=1, m=X")
+	s.hears()
+	s.want(s.detach("aa", "2", "ee", "0"), "1")
+	s.hears("aa: g 3 T+4s")
+}
+
 // A lease that is over detaches and attaches nothing.
 func TestScriptsDetachOfTheDead(t *testing.T) {
 	s := newStill(t)

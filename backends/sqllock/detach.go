@@ -123,10 +123,7 @@ func (s *state) attach(o *op) {
 		o.err = lock.ErrNotHolder
 	case e == nil:
 		s.take(o)
-	case e.Value.ends == 0: // asked again, too late
-		s.forget(o.id)
-		s.note("release", o.id, o.lease, e.Value.fence, "")
-		s.remove(e)
+	case e.Value.ends == 0: // asked again, too late; or a copy, and it is the lease's still
 		o.err = lock.ErrNoHandle
 	default:
 		o.fence, o.lasts = e.Value.fence, e.Value.ends-s.now

@@ -120,7 +120,11 @@ func TestNoHandle(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", name, c.ask.err, c.want)
 		}
 	}
-	s := attached(1001)
+	s := attached(1000)
+	if s.apply(&op{kind: opAttach, is: "x", id: "x", lease: "l", key: "k", mode: lock.Shared}); s.own(&op{id: "x", lease: "l"}) == nil || len(s.goneHolds) > 0 {
+		t.Errorf("a request that was carried out before, and arrives once more when the time is over, has ended it: deleted %v", s.goneHolds)
+	}
+	s = attached(1001)
 	s.keep()
 	take := attaching("x", "y", lock.Shared)
 	if s.apply(take); !errors.Is(take.err, errKept) {

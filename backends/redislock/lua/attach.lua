@@ -17,11 +17,7 @@ if own then -- asked again
   local _, fence, _, holder, _, asked, said = parse(own)
   if holder ~= lease then return {'GONE'} end
   local left = least(asked, said) - now
-  if left <= 0 and asked == '-' then
-    redis.call('ZREM', KEYS[3], member)
-    let_go(id)
-    return {'NOHANDLE'}
-  end
+  if left <= 0 and asked == '-' then return {'NOHANDLE'} end -- it stays: this may be a copy that arrives late
   return {'ATTACHED', fence, string.format('%.0f', math.max(left, 1))}
 end
 if redis.call('ZSCORE', KEYS[8], member) then return {'GONE'} end -- asked again, and it was taken away meanwhile
