@@ -85,6 +85,26 @@ var lawBreaks = []lawBreak{
 		options: "&restart-grace=0s",
 	},
 	{
+		name: "MinHoldIsIgnored", law: "promise_14_min_hold", plan: "Embedded", finds: two,
+		edits: []edit{{"backends/embedded/store.go", "v.until = now + v.minHold", "v.until = now"}},
+	},
+	{
+		name: "MinHoldEndsWithTheRelease", law: "promise_14_min_hold", plan: "Redis", finds: two,
+		edits: []edit{{"backends/redislock/lua/lib.lua", "  if own <= now then return false end\n  local member", "  if own > 0 then return false end\n  local member"}},
+	},
+	{
+		name: "DetachedIsFreedEarly", law: "promise_15_detached", plan: "Embedded", finds: two,
+		edits: []edit{{"backends/embedded/detached.go", "key, now+ttl, false", "key, now+ttl/3, false"}},
+	},
+	{
+		name: "DetachedIsFreedEarlyInRedis", law: "promise_15_detached", plan: "Redis", finds: two,
+		edits: []edit{{"backends/redislock/lua/detach.lua", "string.format('%.0f', now + time))", "string.format('%.0f', now + time / 3))"}},
+	},
+	{
+		name: "TheHandleBeforeIsKept", law: "promise_15_detached", plan: "Embedded", finds: "which was detached by",
+		edits: []edit{{"backends/embedded/detached.go", "\t\ts.forgetHandle(e)\n\t\te.Value.key", "\t\te.Value.key"}},
+	},
+	{
 		name: "AllHereHaveItTogether", law: "promise_1_exclusion", plan: "Embedded", finds: two,
 		edits: []edit{
 			{"arbiter/acquire.go", "c.state == parked || c.state == holding && c.mode == lock.Shared)", "c.state == parked || c.state == holding)"},

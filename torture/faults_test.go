@@ -110,6 +110,10 @@ func (r *round) road(road *testengine.Proxy, f schedule.Fault) (heal func() erro
 const storeLimit = 2 * time.Minute
 
 func (r *round) store(f schedule.Fault) (heal func() error, err error) {
+	if slices.Contains(r.plan.forgets, f.Kind) { // what it keeps by then, and what it has kept meanwhile
+		r.forgets()
+		defer r.forgets()
+	}
 	within := func(do func(context.Context) error) error {
 		ctx, cancel := context.WithTimeout(context.Background(), storeLimit)
 		defer cancel()

@@ -121,7 +121,7 @@ func (w *world) judge() {
 	holds := history.Holds(records, ttl-ttl/10)
 	w.t.Log(history.Count(records))
 	for _, found := range [][]string{
-		history.Wrongs(records), history.Overlaps(holds), history.Fences(holds), history.Linear(holds, patience),
+		history.Wrongs(records), history.Handles(records), history.Overlaps(holds), history.Fences(holds), history.Linear(holds, patience),
 	} {
 		const most = 4
 		w.found = append(w.found, found[:min(most, len(found))]...)

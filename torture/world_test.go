@@ -41,6 +41,7 @@ type world struct {
 	sides   []*side
 	apps    []*appSlot
 	found   []string      // which promises were broken, and how
+	letters string        // the folder for handles; empty: the store has none
 	fresh   size          // of a sidecar that has just started; the largest
 	shift   time.Duration // of the server's clock
 	dozes   time.Duration // by how much the store's leases may last longer for it
@@ -55,6 +56,12 @@ func newWorld(t testing.TB, p plan, binary string) *world {
 	}
 	w := &world{t: t, plan: p, binary: binary, dir: dir}
 	t.Cleanup(w.keepOrRemove)
+	if p.detaches {
+		w.letters = filepath.Join(dir, "letters")
+		if err := os.Mkdir(w.letters, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if p.kind != nil {
 		w.server = testengine.New(t, p.kind)
 	}
@@ -104,6 +111,11 @@ func (w *world) history(name string) *history.Writer {
 // note writes down what is done, for people.
 func (w *world) note(what string) {
 	w.witness.Write(history.Record{Kind: history.Fault, At: history.Now(), Err: what})
+}
+
+// forgets writes down that the store forgets what it keeps for nobody, by now at the latest.
+func (w *world) forgets() {
+	w.witness.Write(history.Record{Kind: history.Forgot, At: history.Now()})
 }
 
 // eventually waits until something works, and gives why it does not.
@@ -172,6 +184,10 @@ func (s *side) ask(f func(ctx context.Context, c *client.Client) error) error {
 // stop asks the sidecar to end, as an orderly stop does.
 func (s *side) stop() error {
 	s.w.witness.Write(history.Record{Kind: history.Stopped, At: history.Now(), Side: s.name})
+	if s.road == nil { // its store ends with it
+		s.w.forgets()
+		defer s.w.forgets()
+	}
 	s.p.signal(syscall.SIGTERM)
 	err := s.p.wait(patience)
 	if st, ok := s.p.status(); ok && st.Signaled() && st.Signal() == syscall.SIGTERM {
@@ -188,6 +204,8 @@ func (s *side) stop() error {
 func (s *side) kill() {
 	if s.road == nil { // its store dies with it
 		s.w.witness.Write(history.Record{Kind: history.Died, At: history.Now(), Side: s.name})
+		s.w.forgets()
+		defer s.w.forgets()
 	}
 	s.p.kill()
 }
@@ -226,7 +244,7 @@ func (a *appSlot) start(seed uint64) error {
 	a.name = fmt.Sprintf("app%d.%d-%x", a.number, a.life, seed)
 	o := app.Order{
 		Name: a.name, Side: a.side.name, Socket: a.side.socket, Workers: workers, Resources: resources,
-		History: filepath.Join(a.w.dir, a.name+".jsonl"),
+		History: filepath.Join(a.w.dir, a.name+".jsonl"), MinHold: a.w.plan.minHold, Letters: a.w.letters,
 	}
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(a.name)) // never fails
@@ -291,8 +309,14 @@ func (w *world) settle() time.Duration {
 }
 
 // bound is how long all that was broken may last: the leases of the dead, what a server
-// that has just started waits for, and some time for each to have its turn.
-func (w *world) bound() time.Duration { return ttl + w.plan.slack + w.dozes + 5*time.Second }
+// that has just started waits for, what is detached after that, and some time for each to have its turn.
+func (w *world) bound() time.Duration {
+	bound := ttl + w.plan.slack + w.dozes + 5*time.Second
+	if w.plan.detaches {
+		bound += app.Detached
+	}
+	return bound
+}
 
 // keepOrRemove removes what was written, or keeps it where it can be looked at.
 func (w *world) keepOrRemove() {

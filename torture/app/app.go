@@ -1,6 +1,6 @@
 // Package app is an app process of a run: some workers that take locks through one
-// sidecar, hold, share, wait, try, cancel and re-enter, and write down what they were
-// told. It is frozen and killed from outside.
+// sidecar, hold, share, wait, try, cancel and re-enter, leave handles of some to workers
+// of other apps, and write down what they were told. It is frozen and killed from outside.
 package app
 
 import (
@@ -30,6 +30,8 @@ type Order struct {
 	Workers   int
 	Resources []string
 	TTL       time.Duration // of its session; 0: none
+	MinHold   bool          // the store has min_hold
+	Letters   string        // the folder in which apps leave handles to each other; empty: the store has none
 }
 
 // Settle is the line on the standard input that tells an app that all faults are over:

@@ -14,14 +14,16 @@ import (
 // worker is one thread of an app: it takes one lock after the other.
 type worker struct {
 	*app
-	rand *rand.Rand
-	name string // its owner in the sidecar
-	next int    // the resource that it has to get before it ends
+	rand   *rand.Rand
+	number int
+	name   string // its owner in the sidecar
+	next   int    // the resource that it has to get before it ends
+	sent   int    // letters
 }
 
 func newWorker(a *app, i int) *worker {
 	return &worker{
-		app: a, name: fmt.Sprintf("%s/%d", a.Name, i), next: i,
+		app: a, number: i, name: fmt.Sprintf("%s/%d", a.Name, i), next: i,
 		rand: rand.New(rand.NewPCG(a.Seed, uint64(i))), //nolint:gosec // choices that can be made again; i is small
 	}
 }
@@ -46,6 +48,8 @@ type wish struct {
 	wait     time.Duration // forever, client.NoWait, or how long
 	cancel   time.Duration // gives up after this time; 0: does not
 	maxHold  time.Duration
+	minHold  time.Duration
+	detach   bool          // handed on by a handle, in the end
 	enter    bool          // once more, where it is held
 	turn     bool          // into a shared one, in the middle
 	busy     time.Duration // how long it is held
@@ -55,6 +59,9 @@ type wish struct {
 const forever time.Duration = 0
 
 func (w *worker) once(ctx context.Context) {
+	if w.Letters != "" && w.chance(50) && w.answer(ctx) {
+		return
+	}
 	q := wish{
 		resource: w.Resources[w.rand.IntN(len(w.Resources))],
 		shared:   w.chance(40),
@@ -80,6 +87,12 @@ func (w *worker) once(ctx context.Context) {
 	}
 	q.enter = w.chance(15)
 	q.turn = !q.shared && w.chance(15)
+	switch n := w.rand.IntN(100); {
+	case n < 10 && w.MinHold && q.maxHold == 0 && !q.enter:
+		q.minHold = 100*time.Millisecond + w.upTo(600*time.Millisecond)
+	case n >= 85 && w.Letters != "" && q.maxHold == 0 && !q.enter:
+		q.detach = true
+	}
 	w.take(ctx, q)
 }
 
@@ -95,7 +108,7 @@ func (w *worker) take(ctx context.Context, q wish) bool {
 	if s == nil {
 		return false
 	}
-	o := client.AcquireOptions{Wait: q.wait, MaxHold: q.maxHold, Owner: w.name, Reentrant: q.enter}
+	o := client.AcquireOptions{Wait: q.wait, MaxHold: q.maxHold, MinHold: q.minHold, Owner: w.name, Reentrant: q.enter, Detachable: q.detach}
 	if q.shared {
 		o.Mode = client.Shared
 	}
@@ -114,7 +127,7 @@ func (w *worker) take(ctx context.Context, q wish) bool {
 	}
 	h := &hold{worker: w, wish: q, s: s, l: l}
 	r := h.record(history.Granted, at)
-	r.Call, r.Shared, r.Fence, r.Until = call, q.shared, l.Fence, h.until(at)
+	r.Call, r.Shared, r.Fence, r.Until, r.Keep = call, q.shared, l.Fence, h.until(at), q.minHold
 	w.write(r)
 	h.live(ctx)
 	return r.Until != 0
@@ -158,10 +171,16 @@ type hold struct {
 	l       *client.Lock
 	s       *client.Session
 	written time.Duration // when a look was written down
+	chain   string        // of what is attached: the lock of its first grant; else empty
+	handle  *letter       // by which it is attached; nil: it is not
 }
 
 func (h *hold) record(k history.Kind, at time.Duration) history.Record {
-	return history.Record{Kind: k, At: at, Lock: h.l.ID, Resource: h.l.Resource}
+	r := history.Record{Kind: k, At: at, Lock: h.l.ID, Resource: h.l.Resource, Chain: h.chain}
+	if k == history.Granted && h.handle != nil {
+		r.Handle = h.handle.name()
+	}
+	return r
 }
 
 // until is until when a look at the hold finds it good; at is from before the look.
@@ -219,7 +238,17 @@ func (h *hold) live(ctx context.Context) {
 	if h.enter && !h.again(ctx) {
 		return
 	}
-	if !h.sleep(ctx, end-h.busy/2) || h.turn && !h.downgrade(ctx) || !h.sleep(ctx, end) {
+	if !h.sleep(ctx, end-h.busy/2) || h.turn && !h.downgrade(ctx) {
+		return
+	}
+	if h.handle != nil && h.chance(20) {
+		h.extend(ctx, h.handle)
+	}
+	if !h.sleep(ctx, end) {
+		return
+	}
+	if h.detach && !h.isOver() {
+		h.handOn(ctx)
 		return
 	}
 	for h.l.Count() > 1 { // the hold is ours until the last

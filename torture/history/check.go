@@ -97,12 +97,18 @@ func Wrongs(records []Record) []string {
 // Count tells in a line how much has happened.
 func Count(records []Record) string {
 	n, losses := map[Kind]int{}, map[string]int{}
+	least, attached := 0, 0
 	for _, r := range records {
 		n[r.Kind]++
-		if r.Kind == Lost {
+		switch {
+		case r.Kind == Lost:
 			losses[r.Reason]++
+		case r.Kind == Granted && r.Keep != 0:
+			least++
+		case r.Kind == Granted && r.Handle != "":
+			attached++
 		}
 	}
-	return fmt.Sprintf("%d grants, %d refusals, %d downgrades, %d losses %v; %d apps killed, %d forced releases, %d other faults",
-		n[Granted], n[Refused], n[Downgraded], n[Lost], losses, n[Killed], n[Forced], n[Fault])
+	return fmt.Sprintf("%d grants (%d with min_hold, %d by handles), %d refusals, %d downgrades, %d detached, %d losses %v; %d apps killed, %d forced releases, %d other faults",
+		n[Granted], least, attached, n[Refused], n[Downgraded], n[Detached], n[Lost], losses, n[Killed], n[Forced], n[Fault])
 }

@@ -37,26 +37,46 @@ func left(name string, call, at, until time.Duration) []Record {
 	return []Record{of(Leaving, name, 0, call, until), of(Left, name, call, at, 0)}
 }
 
+// j joins records, and slices of them.
+func j(all ...any) (records []Record) {
+	for _, a := range all {
+		switch a := a.(type) {
+		case Record:
+			records = append(records, a)
+		case []Record:
+			records = append(records, a...)
+		}
+	}
+	return records
+}
+
+// judged is a history, and what the checks must find in it.
+type judged struct {
+	name    string
+	history []Record
+	overlap string // part of the only complaint; empty: none
+	fences  string
+	linear  bool
+}
+
+func (tt judged) run(t *testing.T) {
+	holds := Holds(tt.history, 8*s)
+	one := func(what, want string, got []string) {
+		t.Helper()
+		if want == "" && len(got) != 0 || want != "" && (len(got) != 1 || !strings.Contains(got[0], want)) {
+			t.Errorf("%s: %q; want %q", what, got, want)
+		}
+	}
+	one("overlaps", tt.overlap, Overlaps(holds))
+	one("fences", tt.fences, Fences(holds))
+	if got := Linear(holds, time.Minute); tt.linear != (len(got) == 0) {
+		t.Errorf("linear: %q; want %t", got, tt.linear)
+	}
+}
+
 // TestChecks: what is allowed passes, and what is not is found by each check that can.
 func TestChecks(t *testing.T) {
-	j := func(all ...any) (records []Record) {
-		for _, a := range all {
-			switch a := a.(type) {
-			case Record:
-				records = append(records, a)
-			case []Record:
-				records = append(records, a...)
-			}
-		}
-		return records
-	}
-	tests := []struct {
-		name    string
-		history []Record
-		overlap string // part of the only complaint; empty: none
-		fences  string
-		linear  bool
-	}{
+	tests := []judged{
 		{"one after the other", j(x("a", 1, 1*s, 2*s, 9*s), left("a", 3*s, 5*s, 9*s), x("b", 2, 2*s, 4*s, 9*s), left("b", 6*s, 7*s, 9*s)), "", "", true},
 		{
 			"two at once", j(x("a", 1, 1*s, 2*s, 9*s), left("a", 6*s, 7*s, 9*s), x("b", 2, 2*s, 4*s, 9*s), left("b", 5*s, 7*s, 9*s)),
@@ -182,20 +202,7 @@ func TestChecks(t *testing.T) {
 		},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			holds := Holds(tt.history, 8*s)
-			one := func(what, want string, got []string) {
-				t.Helper()
-				if want == "" && len(got) != 0 || want != "" && (len(got) != 1 || !strings.Contains(got[0], want)) {
-					t.Errorf("%s: %q; want %q", what, got, want)
-				}
-			}
-			one("overlaps", tt.overlap, Overlaps(holds))
-			one("fences", tt.fences, Fences(holds))
-			if got := Linear(holds, time.Minute); tt.linear != (len(got) == 0) {
-				t.Errorf("linear: %q; want %t", got, tt.linear)
-			}
-		})
+		t.Run(tt.name, tt.run)
 	}
 }
 

@@ -17,6 +17,7 @@ type Hold struct {
 	Turned time.Duration // when it was to be shared, where it was downgraded; else 0
 	TurnBy time.Duration // by then it was shared; never: unknown
 	Freed  time.Duration // by then it was released; never: unknown
+	Kept   time.Duration // until then the store keeps others out, whoever has it; 0: no promise
 	Ended  string        // how it ended, for people
 }
 
@@ -52,7 +53,7 @@ func span(from, to time.Duration) string { return moment(from) + "–" + moment(
 // others are kept out does not follow from what the app was told before.
 var told = map[string]bool{
 	"FORCED": true, "MAX_HOLD": true, "SESSION_EXPIRED": true, "STOPPING": true,
-	"NOT_HOLDER": true, "SESSION_CLOSED": true,
+	"NOT_HOLDER": true, "SESSION_CLOSED": true, "TAKEN_OVER": true,
 }
 
 // Holds reads the holds out of a history, in the order of their grants. validity is for
@@ -70,6 +71,9 @@ var told = map[string]bool{
 // stream of a session is in order, so a loss is told before all news, and all answers,
 // that come after it; and it must be told before others are let in. After a loss with a
 // grace the app may rely on others being kept out until the grace is over.
+//
+// What the store keeps for nobody, by min_hold or a detached hold, counts as relied on: see
+// keeps. All who have a detached hold, one after the other, are one Hold: see chains.
 func Holds(records []Record, validity time.Duration) []*Hold {
 	records = slices.Clone(records)
 	slices.SortStableFunc(records, func(a, b Record) int { return cmp.Compare(a.At, b.At) })
@@ -77,14 +81,17 @@ func Holds(records []Record, validity time.Duration) []*Hold {
 	for _, r := range records {
 		h.take(r)
 	}
-	breaks := slices.DeleteFunc(records, func(r Record) bool {
+	breaks := slices.DeleteFunc(slices.Clone(records), func(r Record) bool {
 		return r.Kind != Killed && r.Kind != Stopped && r.Kind != Died && r.Kind != Forced
 	})
+	k := keptIn(records)
 	var all []*Hold
 	for _, b := range h.order {
-		all = append(all, b.judge(breaks))
+		one := b.judge(breaks, k.takeovers[b.chain()])
+		k.least(one)
+		all = append(all, one)
 	}
-	return all
+	return k.join(all)
 }
 
 type holds struct {
@@ -97,7 +104,8 @@ type holds struct {
 type beliefs struct {
 	Hold
 	until time.Duration // the latest end that a look was told
-	heard time.Duration // the moment of the last news
+	heard time.Duration // the moment of the last news, or of an answer
+	news  time.Duration // the moment of the last news
 	lost  *Record
 	left  time.Duration // the last look, where it was released; else 0
 }
@@ -122,7 +130,8 @@ func (h *holds) take(r Record) {
 	switch r.Kind {
 	case Checked, Leaving:
 		b.until = max(b.until, r.Until)
-		b.heard = max(b.heard, r.Until-h.validity)
+		b.news = max(b.news, r.Until-h.validity)
+		b.heard = max(b.heard, b.news)
 		if r.Kind == Leaving {
 			b.left = r.At
 		}
@@ -138,6 +147,10 @@ func (h *holds) take(r Record) {
 			b.heard = max(b.heard, r.Call)
 			b.Freed = r.At
 		}
+	case Detached:
+		if r.Err == "" {
+			b.heard = max(b.heard, r.Call)
+		}
 	case Lost:
 		if b.lost == nil { // else another name for the same hold
 			b.lost = &r
@@ -145,8 +158,8 @@ func (h *holds) take(r Record) {
 	}
 }
 
-// judge finds the end of a hold, with what was done to whom.
-func (b *beliefs) judge(breaks []Record) *Hold {
+// judge finds the end of a hold, with what was done to whom, and who has taken it over.
+func (b *beliefs) judge(breaks []Record, takeovers []takeover) *Hold {
 	h := b.Hold
 	// Until when it is relied on with news, without any, and by the grace of its loss.
 	heard, silent, grace := b.heard, b.until, time.Duration(0)
@@ -199,6 +212,16 @@ func (b *beliefs) judge(breaks []Record) *Hold {
 		if r.Grace > 0 {
 			h.Ended += fmt.Sprintf(" with a grace of %s", r.Grace)
 		}
+	}
+	for _, o := range takeovers {
+		if o.App == h.App && o.At == h.Call || o.end < h.Call {
+			continue // its own, or one before
+		}
+		silent, grace = min(silent, o.At), min(grace, o.At)
+		if !o.done || b.news <= o.end { // else what it has heard since should have told it
+			heard = min(heard, o.At)
+		}
+		h.Ended += fmt.Sprintf("; %s by %s %s", o.Kind, o.App, moment(o.At))
 	}
 	h.End = max(heard, silent, grace, h.At)
 	return &h

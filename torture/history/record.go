@@ -36,6 +36,20 @@ const (
 	Leaving Kind = "leaving"
 	// Left: the release has returned. Call is from before it, At from after it.
 	Left Kind = "left"
+	// Detached: the hold was detached for Keep, as Handle. Call is from before the request, At
+	// from after it; Err: whether it was is not known.
+	Detached Kind = "detached"
+	// Attaching: at the moment At, before the request, App is about to attach the hold of Chain by
+	// Handle. Granted, with the same Call, follows where it has it, and Missed where there is none.
+	Attaching Kind = "attaching"
+	// Missed: there is no hold of Handle. Call and At are from before and after the request.
+	Missed Kind = "missed"
+	// Extended: Handle lives for Keep, counted from Call or later.
+	Extended Kind = "extended"
+	// Freeing: at the moment At, before the request, Handle is about to be released.
+	Freeing Kind = "freeing"
+	// Freed: it is, or there was none. Call is At of Freeing.
+	Freed Kind = "freed"
 	// Lost: at the moment At the app saw that the hold is lost; others are kept out
 	// until Until. 0: nothing is promised.
 	Lost Kind = "lost"
@@ -52,6 +66,8 @@ const (
 	Stopped Kind = "stopped"
 	// Died: the store of the sidecar Side ends with it, at At or later.
 	Died Kind = "died"
+	// Forgot: the store forgets what it keeps for nobody, at At or later.
+	Forgot Kind = "forgot"
 	// Forced: somebody forces the release of Lock, which had Fence (0: it waited), at At or
 	// later, with Grace.
 	Forced Kind = "forced"
@@ -73,6 +89,9 @@ type Record struct {
 	At       time.Duration `json:"at"`
 	Until    time.Duration `json:"until,omitempty"`
 	Grace    time.Duration `json:"grace,omitempty"`
+	Keep     time.Duration `json:"keep,omitempty"`   // Granted: its min_hold
+	Chain    string        `json:"chain,omitempty"`  // of a hold that was detached: the Lock of its first grant
+	Handle   string        `json:"handle,omitempty"` // names the handle; Granted: by which it was attached
 	Reason   string        `json:"reason,omitempty"`
 	Err      string        `json:"err,omitempty"`
 }
