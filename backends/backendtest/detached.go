@@ -344,6 +344,27 @@ func testDetachForced(e *env) {
 	}
 }
 
+// testDetachWhateverClocksDo: a clock of the store that went ahead ends what is detached too soon. When the clock goes
+// back, it stays over for who has its key: others may have it.
+func testDetachWhateverClocksDo(e *env) {
+	h, shift := e.h.(ClockShifter).OwnClock(e.TB)
+	e.h = h
+	for _, m := range []lock.Mode{lock.Exclusive, lock.Shared} {
+		a := e.sidecar()
+		g := e.detachable(a, e.name(m.String()), lock.Exclusive)
+		key := e.detach(a, g, 20*time.Second) // the store may not clear it away before
+		shift(longHold)
+		b := e.sidecar()
+		g2 := e.acquire(b, g.Resource, m)
+		shift(0)
+		e.noHandle(b, g, key)
+		e.holds(b.b, g.Resource, []lock.HoldID{g2.ID}, nil)
+		e.release(b, g2)
+		e.release(b, e.acquire(b, g.Resource, lock.Exclusive))
+		_ = b.Close(e.ctx) // its lease may be dated ahead
+	}
+}
+
 // testDetachShared: each reader is detached for itself.
 func testDetachShared(e *env) {
 	a, b := e.sidecar(), e.sidecar()

@@ -91,6 +91,7 @@ var usual = []conformance{
 	{name: "DetachOver", run: testDetachOver, detaches: true},
 	{name: "DetachOfTheDead", run: testDetachOfTheDead, detaches: true},
 	{name: "DetachForced", run: testDetachForced, detaches: true},
+	{name: "DetachWhateverClocksDo", run: testDetachWhateverClocksDo, needs: needs[ClockShifter]("ClockShifter"), shares: true, detaches: true},
 	{name: "DetachShared", run: testDetachShared, shares: true, detaches: true},
 	{name: "DetachPermit", run: testDetachPermit, permits: true, detaches: true},
 	{name: "DetachReplyLost", run: testDetachReplyLost, needs: needs[Faulter]("Faulter"), detaches: true},

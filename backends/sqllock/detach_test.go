@@ -78,6 +78,19 @@ func TestDetachWhatWasAttached(t *testing.T) {
 	}
 }
 
+// What is over is deleted by whichever request comes first, which may let others in: no later one finds it, whatever
+// its clock says.
+func TestWhatIsOverIsDeleted(t *testing.T) {
+	s := found("", nil, false)
+	s.addLeasts([]Row{
+		{[]byte("over"), int64(lock.Exclusive), int64(11), int64(1000), []byte("k")},
+		{[]byte("kept"), int64(lock.Shared), int64(11), int64(1001), []byte(nil)},
+	})
+	if !slices.Equal(s.delLeasts, []string{"over"}) || !slices.Equal(s.goneKeys, []string{"over"}) || s.entries["over"] != nil || !s.isLeast("kept") {
+		t.Errorf("deleted %v and %v, left %v", s.delLeasts, s.goneKeys, s.entries)
+	}
+}
+
 func TestAttachElsewhere(t *testing.T) {
 	s := attached(1001)
 	take := attaching("x", "y", lock.Shared)

@@ -14,7 +14,9 @@ import (
 // in the table least, from its grant until that time is over. Where it has no other row any more, or that
 // one's lease is over, this one keeps others out. So what ends holds and leases need not know of it.
 
-// maxLeasts bounds how many of these rows of one resource a transaction reads: those that last longest.
+// maxLeasts bounds how many of these rows of one resource a transaction reads: those that last longest. What is over
+// it deletes, because it may let others in: the row must not count again for a later one whose time is an
+// earlier one, after a wait for a lock or a jump of the clock.
 const maxLeasts = lock.MaxPermits
 
 // least is a row of that table.

@@ -174,7 +174,7 @@ func newStatements(w Words) *statements {
 	q.front = t("SELECT q.seq, q.id, q.lease, q.mode, COALESCE(e.ended, 1), "+q.severalText("q.owner")+", COALESCE(k.asked, 0)",
 		"FROM {queue} q LEFT JOIN {lease} e ON e.id=q.lease LEFT JOIN {least} k ON k.name=q.name AND k.id=q.id WHERE q.name=? ORDER BY q.seq LIMIT ?")
 	lasting := "SELECT k.id, k.mode, k.fence, k.ends, d.hash FROM {least} k LEFT JOIN {handle} d ON d.name=k.name AND d.id=k.id WHERE k.name=?n AND "
-	q.leasts = l(lasting+"k.id IN (?ids)", "UNION ("+lasting+"k.ends>{now} ORDER BY k.ends DESC LIMIT "+strconv.Itoa(maxLeasts)+")")
+	q.leasts = l(lasting+"k.id IN (?ids)", "UNION ("+lasting+"k.ends>0 ORDER BY k.ends DESC LIMIT "+strconv.Itoa(maxLeasts)+")")
 	q.addLeast = t("INSERT INTO {least} (name, id, mode, asked, fence, sidecar, owner, since, ends)",
 		"VALUES (?, ?, ?, ?, ?, COALESCE((SELECT sidecar FROM {lease} WHERE id=?), ''), ?, {now}, ?)")
 	q.grantLeast = t("UPDATE {least} SET fence=?, since={now}, ends=? WHERE name=? AND id=?")
