@@ -160,8 +160,9 @@ func newStatements(w Words) *statements {
 	same, sameTail := w.Returning("fence", "fence")
 	q.give = t("UPDATE {lock} AS l SET fence="+same+", "+freeX+" WHERE l.name=? AND x_id=? AND x_lease=? AND x_shared=0", alone+sameTail)
 
-	q.lockRow = t("SELECT fence, crowd, x_id, x_lease, x_shared, {now}, " + q.severalText("x_owner") + " FROM {lock} WHERE name=? FOR UPDATE")
+	q.lockRow = t("SELECT fence, crowd, x_id, x_lease, x_shared, " + q.severalText("x_owner") + " FROM {lock} WHERE name=? FOR UPDATE")
 	q.lockRowNow = q.lockRow + " NOWAIT"
+	// It is sent after lockRow, so its time is one at which the row is locked: lockRow may have waited for it.
 	q.lookUp = l("SELECT 'h', id, lease, fence, 0, 0 FROM {hold} WHERE name=?n AND id IN (?ids)",
 		"UNION ALL SELECT 'q', id, lease, seq, mode, 0 FROM {queue} WHERE name=?n AND id IN (?ids)",
 		"UNION ALL SELECT 'n', id, lease, grace, kind, COALESCE(known, -1) FROM {note} WHERE name=?n AND id IN (?ids)",
@@ -170,7 +171,7 @@ func newStatements(w Words) *statements {
 		"UNION ALL SELECT 'c', name, name, (SELECT COUNT(*) FROM (SELECT 1 AS one FROM {hold} WHERE name=?n LIMIT ?k) AS t),",
 		"(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {note} WHERE name=?n LIMIT ?k) AS t), COALESCE((SELECT MAX(seq) FROM {queue} WHERE name=?n), 0)",
 		"FROM {lock} WHERE name=?n",
-		"UNION ALL SELECT 's', text, {server}, 0, 0, 0 FROM {meta} WHERE name='server'")
+		"UNION ALL SELECT 's', text, {server}, {now}, 0, 0 FROM {meta} WHERE name='server'")
 	q.front = t("SELECT q.seq, q.id, q.lease, q.mode, COALESCE(e.ended, 1), "+q.severalText("q.owner")+", COALESCE(k.asked, 0)",
 		"FROM {queue} q LEFT JOIN {lease} e ON e.id=q.lease LEFT JOIN {least} k ON k.name=q.name AND k.id=q.id WHERE q.name=? ORDER BY q.seq LIMIT ?")
 	lasting := "SELECT k.id, k.mode, k.fence, k.ends, d.hash FROM {least} k LEFT JOIN {handle} d ON d.name=k.name AND d.id=k.id WHERE k.name=?n AND "

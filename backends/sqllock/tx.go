@@ -144,7 +144,7 @@ func loaded(res []Result, permits []Row, step int) *state {
 	}
 	s := newState()
 	row := res[1].Rows[0]
-	s.fence, s.crowd, s.now = row.Int(0), row.Bool(1), row.Int(5)
+	s.fence, s.crowd = row.Int(0), row.Bool(1)
 	xID, xLease, xShared := row.Text(2), row.Text(3), row.Bool(4)
 	var holds, waits []Row
 	var readers, notes int64
@@ -165,7 +165,7 @@ func loaded(res []Result, permits []Row, step int) *state {
 		case "c":
 			readers, notes, s.tail = r.Int(3), r.Int(4), r.Int(5)
 		case "s":
-			s.server, s.kept = r.Text(2), r.Text(1) != r.Text(2)
+			s.server, s.kept, s.now = r.Text(2), r.Text(1) != r.Text(2), r.Int(3)
 		}
 	}
 	if xID != "" {
@@ -173,7 +173,7 @@ func loaded(res []Result, permits []Row, step int) *state {
 		if xShared {
 			room = queue.Unlimited
 		}
-		m := member{lease: xLease, fence: s.fence, place: onRow, several: row.Bool(6), wanted: row.Int(6) == isWanted}
+		m := member{lease: xLease, fence: s.fence, place: onRow, several: row.Bool(5), wanted: row.Int(5) == isWanted}
 		if s.lives(xLease) {
 			s.x = s.put(xID, m, room)
 			s.xWas = s.x

@@ -68,3 +68,39 @@ func TestDetachedIsReaped(t *testing.T) {
 		}
 	})
 }
+
+// A time that a lock is kept for counts from when it is granted, and not from when its request began to wait for the row.
+func TestMinHoldCountsFromTheGrant(t *testing.T) {
+	t.Parallel()
+	eachKind(t, func(t *testing.T, s testengine.Server) {
+		b, l := sidecar(t, s.URL(), 30*time.Second)
+		r := unique("r")
+		if err := l.Release(t.Context(), r, hold(t, l, r).ID); err != nil {
+			t.Fatal(err)
+		}
+		app := stranger(t, b)
+		app.do("SELECT 1 FROM {lock} WHERE name=? FOR UPDATE", []byte(r))
+		began := time.Now()
+		q := exclusive(r)
+		q.MinHold = time.Hour
+		granted := insist(t, l, q)
+		eventually(t, "the request waits for the row", func() error {
+			n := number(t, b, "SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE 'SELECT fence%FOR UPDATE' AND info LIKE ?", "%"+string(r)+"%")
+			if n == 0 && time.Since(began) < 2*time.Second { // then it does not wait any more, and asks again and again
+				return errors.New("it does not")
+			}
+			return nil
+		})
+		free := number(t, b, "SELECT "+b.d.Words().Now)
+		app.do("COMMIT")
+		if <-granted.done; granted.err != nil {
+			t.Fatal(granted.err)
+		}
+		if ends := number(t, b, "SELECT ends FROM {least} WHERE name=? AND id=?", []byte(r), []byte(q.ID)); ends < free+q.MinHold.Microseconds() {
+			t.Errorf("it ends %d µs too soon", free+q.MinHold.Microseconds()-ends)
+		}
+		if err := b.ForceRelease(t.Context(), r, q.ID, 0); err != nil {
+			t.Error(err)
+		}
+	})
+}
