@@ -1,7 +1,6 @@
 package sqllock
 
 import (
-	"context"
 	"slices"
 	"time"
 
@@ -110,11 +109,6 @@ func (b *Backend) writingLeasts(n []byte, s *state) (batch []Statement) {
 		batch = append([]Statement{q.delLeasts.with(n, texts(s.delLeasts), nil, 0)}, batch...)
 	}
 	return batch
-}
-
-// endLeasts ends what is over, and has what waits for it granted, though nobody looks.
-func (b *Backend) endLeasts(ctx context.Context, lapsed []Row) error {
-	return b.onDesks(ctx, lapsed, func(id string) *op { return &op{kind: opLapse, id: id, hasty: true} })
 }
 
 // lapsesIn notes that a hold keeps others out of what the lease waits for, for so long at least.

@@ -33,6 +33,15 @@ type reaper struct {
 	since time.Duration // when this era was seen for the first time
 
 	records bool // some are over
+
+	lapsed leastAt       // the last row of the table least that was looked at
+	more   chan struct{} // has a value when there are more whose time is over
+}
+
+// leastAt is the place of a row of the table least, in the order of their ends.
+type leastAt struct {
+	ends     int64
+	name, id string
 }
 
 // step does one step of each. What fails comes again.
@@ -112,17 +121,44 @@ func (b *Backend) deleteFree(ctx context.Context, choose Statement, forget strin
 	return len(rows), err
 }
 
+// lapsing reads the next rows of the table least whose time is over. When all were looked at, the first are next
+// again. So rows that an app has locked are in nobody's way.
+func (r *reaper) lapsing() Statement {
+	at := r.lapsed
+	return Statement{SQL: r.l.b.sql.lapsed, Args: []any{max(at.ends, 1), at.ends, []byte(at.name), []byte(at.name), []byte(at.id), reapStep}}
+}
+
+// reapLeasts goes on with them at once, a step at a time: where hundreds a second lapse, they must not gather.
+func (r *reaper) reapLeasts(ctx context.Context) error {
+	res, err := r.l.b.pool.Do(ctx, "reap", r.lapsing())
+	if err != nil {
+		return err
+	}
+	return r.endLeasts(ctx, res[0].Rows)
+}
+
+// endLeasts ends what was read of them, and has what waits for it granted, though nobody looks.
+func (r *reaper) endLeasts(ctx context.Context, lapsed []Row) error {
+	r.lapsed = leastAt{}
+	if n := len(lapsed); n == reapStep {
+		last := lapsed[n-1]
+		r.lapsed = leastAt{ends: last.Int(2), name: last.Text(0), id: last.Text(1)}
+		poke(r.more)
+	}
+	return r.l.b.onDesks(ctx, lapsed, func(id string) *op { return &op{kind: opLapse, id: id, hasty: true} })
+}
+
 // reapNotes counts the eras, on the keeper's own clock, and deletes what is to be
 // remembered no more. What keeps a lock for its min_hold ends here, too.
 func (r *reaper) reapNotes(ctx context.Context) error {
 	b, q := r.l.b, r.l.b.sql
 	res, err := b.pool.Do(ctx, "reap", Statement{SQL: q.era}, Statement{SQL: q.oldNotes, Args: []any{r.era - 1, reapStep}},
-		Statement{SQL: q.record.anyEnded}, Statement{SQL: q.lapsed, Args: []any{reapStep}}) // with these, so that they cost no trip
+		Statement{SQL: q.record.anyEnded}, r.lapsing()) // with these, so that they cost no trip
 	r.records = err == nil && len(res[2].Rows) > 0
 	if err != nil {
 		return err
 	}
-	err = b.endLeasts(ctx, res[3].Rows)
+	err = r.endLeasts(ctx, res[3].Rows)
 	if len(res[0].Rows) == 0 {
 		return err
 	}

@@ -189,7 +189,7 @@ func newStatements(w Words) *statements {
 	q.delHandles = l("DELETE FROM {handle} WHERE name=?n AND id IN (?ids)")
 	q.shareLeasts = l("UPDATE {least} SET mode=2 WHERE name=?n AND id IN (?ids)")
 	q.delLeasts = l("DELETE FROM {least} WHERE name=?n AND id IN (?ids)")
-	q.lapsed = t("SELECT name, id FROM {least} WHERE ends>0 AND ends<={now} ORDER BY ends LIMIT ?")
+	q.lapsed = t("SELECT name, id, ends FROM {least} WHERE ends>=? AND ends<={now} AND NOT (ends=? AND (name<? OR name=? AND id<=?)) ORDER BY ends, name, id LIMIT ?")
 	q.lockHolds = l("SELECT id FROM {hold} WHERE name=?n AND id IN (?ids) FOR UPDATE SKIP LOCKED")
 	q.permits = t("SELECT id, lease, fence FROM {hold} WHERE name=?")
 	q.setPermits = t("UPDATE {lock} SET fence=?, x_shared=?, crowd=? WHERE name=?")

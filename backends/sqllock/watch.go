@@ -323,7 +323,7 @@ func (l *lease) endForced() (next time.Duration) {
 
 // chores does what may take a while, until ctx ends.
 func (l *lease) chores(ctx context.Context) {
-	r := reaper{l: l}
+	r := reaper{l: l, more: make(chan struct{}, 1)}
 	t := time.NewTicker(choresEvery)
 	defer t.Stop()
 	for {
@@ -332,6 +332,8 @@ func (l *lease) chores(ctx context.Context) {
 			return
 		case <-l.sweeps:
 			l.sweepNext(ctx)
+		case <-r.more:
+			_ = r.reapLeasts(ctx) // what fails comes again
 		case <-t.C:
 			l.mu.Lock()
 			mine := l.keeper.id == string(l.id)

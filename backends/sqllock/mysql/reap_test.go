@@ -62,6 +62,43 @@ func testReapManyIdle(t testing.TB) {
 	frozen.rollBack()
 }
 
+// Thousands of rows whose time is over go in a short time, also where one app is frozen that keeps those which come
+// first locked.
+func TestReapManyLapsed(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.MariaDB)
+	b, l := sidecar(t, own(t, s, "lapsed_"), 30*time.Second)
+	keepAlive(t, t.Context(), l)
+	frozen := newApp(t, b, "").begin(1)
+	for i, r := range []lock.Resource{"locked", "free"} {
+		g := hold(t, l, r)
+		if err := l.Release(t.Context(), r, g.ID); err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 && frozen.guarded(g.Guard) {
+			t.Fatal("the guard found a hold that was released")
+		}
+		execute(t, b, fmt.Sprintf("INSERT INTO {least} (name, id, mode, asked, fence, sidecar, since, ends) SELECT ?, seq, 2, 0, 1, '', 1, %d FROM seq_1_to_%d", i+1, 600+i*14_400), []byte(r))
+	}
+	execute(t, b, "INSERT INTO {handle} (name, id, hash) SELECT name, id, id FROM {least} WHERE name='free'")
+	eventually(t, "all that nobody has locked is gone", func() error {
+		if n := number(t, b, "SELECT COUNT(*) FROM {least} WHERE name='free'"); n > 0 {
+			return fmt.Errorf("%d are there", n)
+		}
+		return nil
+	})
+	if n := number(t, b, "SELECT COUNT(*) FROM {handle}"); n > 0 {
+		t.Errorf("%d handles are left", n)
+	}
+	frozen.rollBack()
+	eventually(t, "the others are gone, too", func() error {
+		if n := number(t, b, "SELECT COUNT(*) FROM {least}"); n > 0 {
+			return fmt.Errorf("%d are there", n)
+		}
+		return nil
+	})
+}
+
 // When the note of a name is forgotten, its row can go like any other.
 func TestForgottenNoteFreesItsRow(t *testing.T) {
 	t.Parallel()
