@@ -184,7 +184,7 @@ func newStatements(w Words) *statements {
 		"SELECT ?, ?, ?, 0, ?, COALESCE((SELECT e.sidecar FROM {lease} e WHERE e.id=h.lease), ''), h.owner, h.since, ?",
 		"FROM (SELECT x_lease AS lease, x_owner AS owner, x_since AS since FROM {lock} WHERE name=? AND x_id=?",
 		"UNION ALL SELECT lease, owner, since FROM {hold} WHERE name=? AND id=?) AS h")
-	q.handle = t("SELECT id FROM {handle} WHERE name=? AND hash=?")
+	q.handle = t("SELECT {server}, (SELECT id FROM {handle} WHERE name=? AND hash=? LIMIT 1)")
 	q.addHandle = t("INSERT INTO {handle} (name, id, hash) VALUES (?, ?, ?)")
 	q.delHandles = l("DELETE FROM {handle} WHERE name=?n AND id IN (?ids)")
 	q.shareLeasts = l("UPDATE {least} SET mode=2 WHERE name=?n AND id IN (?ids)")

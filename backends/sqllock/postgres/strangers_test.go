@@ -94,7 +94,8 @@ func testOldServerIsDoubted(t testing.TB) {
 }
 
 // PgBouncer leads to another server and back, and its clients' connections stay. Who asks the
-// first server before a heartbeat has met it again is granted nothing there.
+// first server before a heartbeat has met it again is granted nothing there, and is not told that there is no lock of its
+// handle.
 func TestOldServerBehindPgBouncer(t *testing.T) {
 	t.Parallel()
 	again(t, testOldServerBehindPgBouncer)
@@ -103,17 +104,29 @@ func TestOldServerBehindPgBouncer(t *testing.T) {
 func testOldServerBehindPgBouncer(t testing.TB) {
 	s := testengine.New(t, testengine.PostgresBouncer)
 	url := with(s.URL(), "failover-grace=100ms")
-	_, l := sidecar(t, url, 6*time.Second)
+	b, l := sidecar(t, url, 6*time.Second)
 	_, holder := sidecar(t, url, 6*time.Second)
 	fork := forkBeside(t, s, l, holder)
 	testengine.LeadBouncer(t, s, fork)
+	asked := try("detached")
+	asked.Detachable = true
 	eventually(t, "the other server grants", func() error {
 		beat(t, l)
 		beat(t, holder)
-		_, err := holder.Acquire(t.Context(), try("r"))
+		_, err := holder.Acquire(t.Context(), asked)
 		return err
 	})
+	key := lock.NewSecret().Key()
+	eventually(t, "it is detached there", func() error {
+		return holder.(lock.Detacher).Detach(t.Context(), asked.Resource, asked.ID, key, time.Hour)
+	})
+	if _, err := holder.Acquire(t.Context(), try("r")); err != nil {
+		t.Errorf("a try at the other server: %v", err)
+	}
 	testengine.LeadBouncer(t, s, s)
+	if d, err := b.SetHandle(t.Context(), asked.Resource, key, time.Hour); !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("a handle at the first server: got %+v, %v; want ErrUnavailable", d, err)
+	}
 	if g, err := l.Acquire(t.Context(), try("r")); !errors.Is(err, lock.ErrUnavailable) {
 		t.Errorf("a try at the first server: got %+v, %v; want ErrUnavailable", g, err)
 	}
