@@ -359,16 +359,28 @@ func (d *doubles) Close(ctx context.Context) error {
 	d.closed = true
 	d.taking.Unlock()
 	d.mu.Lock()
-	holds := make([]leasekit.Ref, 0, len(d.holds))
+	var holds, leasts []*double
+	var plain []leasekit.Ref
 	for _, h := range d.holds {
-		holds = append(holds, h.Ref)
+		if holds = append(holds, h); h.least {
+			leasts = append(leasts, h)
+		} else {
+			plain = append(plain, h.Ref)
+		}
 	}
 	d.mu.Unlock()
-	err := errors.Join(d.f.Close(ctx, holds), d.engine.Close(ctx))
-	for _, r := range holds {
-		if h := d.hold(r.ID); h != nil {
-			err = errors.Join(err, d.unkeep(ctx, h))
+	var err error
+	for _, h := range leasts {
+		if ctx.Err() == nil {
+			err = errors.Join(err, d.give(ctx, h))
 		}
+	}
+	if err != nil {
+		err = d.engine.b.unavailable("close lease", err)
+	}
+	err = errors.Join(err, d.f.Close(ctx, plain), d.engine.Close(ctx))
+	for _, h := range holds {
+		err = errors.Join(err, d.unkeep(ctx, h))
 	}
 	return err
 }

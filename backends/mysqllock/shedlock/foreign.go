@@ -311,16 +311,7 @@ func (f *foreign) Strangers(ctx context.Context, r lock.Resource) lock.Status {
 // Close implements sqllock.Foreign. What somebody has locked for long stays locked until
 // lock_until, and is not in the way of the others.
 func (f *foreign) Close(ctx context.Context, holds []leasekit.Ref) error {
-	var err error
-	holds = slices.DeleteFunc(slices.Clone(holds), func(h leasekit.Ref) bool {
-		if f.least(h.ID) == 0 {
-			return false
-		}
-		err = errors.Join(err, f.Leave(ctx, h))
-		return true
-	})
-	_, _, freed := f.change(ctx, f.pool, "close", f.b.sql.free, freeTime, holds)
-	err = errors.Join(err, freed)
+	_, _, err := f.change(ctx, f.pool, "close", f.b.sql.free, freeTime, holds)
 	if err != nil {
 		err = fmt.Errorf("release in ShedLock's table: %w: %w", lock.ErrUnavailable, err)
 	}

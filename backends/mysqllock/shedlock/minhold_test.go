@@ -142,3 +142,35 @@ func TestMinHoldRefusedByShedLock(t *testing.T) {
 		}
 	})
 }
+
+// TestMinHoldForcedAndClosed: the sidecar ends while the grace of a forced release runs, which it knows of. That keeps
+// ShedLock out no longer.
+func TestMinHoldForcedAndClosed(t *testing.T) {
+	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+		const ttl = 10 * time.Minute
+		_, l := sidecar(t, s.URL(), ttl)
+		b, _ := sidecar(t, s.URL(), ttl)
+		g := keeping(t, l, unique(t), time.Hour)
+		ctx, cancel := context.WithCancel(t.Context())
+		forced := make(chan error, 1)
+		go func() { forced <- b.ForceRelease(ctx, g.Resource, g.ID, time.Hour) }()
+		defer func() { cancel(); _ = <-forced }()
+		eventually(t, "the holder knows of it", func() error {
+			select {
+			case ev := <-l.Events():
+				if ev.Kind != lock.Revoked || ev.ID != g.ID {
+					t.Errorf("event %+v", ev)
+				}
+				return nil
+			default:
+				return errors.New("it does not")
+			}
+		})
+		if err := l.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if !shedLocks(t, s, g.Resource, time.Second) {
+			t.Error("ShedLock does not get what is kept no more")
+		}
+	})
+}
