@@ -17,30 +17,32 @@ import (
 // and holds that come, go, wait, are given up and are forced. There is never more than
 // one hold that its app may rely on, and fences grow. (Issue 10, part 3.)
 func TestStrategiesExcludeEachOther(t *testing.T) {
-	const workers, rounds = 3, 12
 	for _, kind := range []*testengine.Kind{testengine.MariaDB, testengine.MySQL} {
 		t.Run(kind.String(), func(t *testing.T) {
 			t.Parallel()
-			server := testengine.Shared(t, kind)
-			r := unique()
-			var m model
-			var all sync.WaitGroup
-			for _, strategy := range Strategies {
-				w := &world{T: t, server: server, options: "?strategy=" + strategy}
-				s := w.sidecar(15 * time.Second).lives()
-				for range workers {
-					all.Go(func() {
-						for range rounds {
-							m.turn(s, strategy, r)
-						}
-					})
-				}
-			}
-			all.Wait()
-			if m.grants.Load() == 0 {
-				t.Error("nobody was granted anything")
-			}
+			again(t, func(t testing.TB) { excludeEachOther(t, testengine.Shared(t, kind)) })
 		})
+	}
+}
+
+func excludeEachOther(t testing.TB, server testengine.Server) {
+	const workers, rounds = 3, 12
+	r := unique()
+	var m model
+	var all sync.WaitGroup
+	for _, strategy := range Strategies {
+		s := newWorld(t, server, strategy).sidecar(15 * time.Second).lives()
+		for range workers {
+			all.Go(func() {
+				for range rounds {
+					m.turn(s, strategy, r)
+				}
+			})
+		}
+	}
+	all.Wait()
+	if m.grants.Load() == 0 {
+		t.Error("nobody was granted anything")
 	}
 }
 
@@ -107,21 +109,24 @@ func TestForceAcrossStrategies(t *testing.T) {
 	for _, kind := range []*testengine.Kind{testengine.MariaDB, testengine.MySQL} {
 		t.Run(kind.String(), func(t *testing.T) {
 			t.Parallel()
-			server := testengine.Shared(t, kind)
-			for i, strategy := range Strategies {
-				a := (&world{T: t, server: server, options: "?strategy=" + strategy}).sidecar(15 * time.Second).lives()
-				b := (&world{T: t, server: server, options: "?strategy=" + Strategies[(i+1)%len(Strategies)]}).sidecar(15 * time.Second).lives()
-				r := unique()
-				g := a.hold(r)
-				next := b.queue(r)
-				force := b.force(g, 200*time.Millisecond)
-				a.revoked(g.ID, lock.BootTime()+patience)
-				if got := next.ok(); got.Fence <= g.Fence {
-					t.Errorf("broken law: %s: fence %d after %d", strategy, got.Fence, g.Fence)
-				}
-				next.after(a, g)
-				force.ok()
-			}
+			again(t, func(t testing.TB) { forceAcrossStrategies(t, testengine.Shared(t, kind)) })
 		})
+	}
+}
+
+func forceAcrossStrategies(t testing.TB, server testengine.Server) {
+	for i, strategy := range Strategies {
+		a := newWorld(t, server, strategy).sidecar(15 * time.Second).lives()
+		b := newWorld(t, server, Strategies[(i+1)%len(Strategies)]).sidecar(15 * time.Second).lives()
+		r := unique()
+		g := a.hold(r)
+		next := b.queue(r)
+		force := b.force(g, 200*time.Millisecond)
+		a.revoked(g.ID, lock.BootTime()+patience)
+		if got := next.ok(); got.Fence <= g.Fence {
+			t.Errorf("broken law: %s: fence %d after %d", strategy, got.Fence, g.Fence)
+		}
+		next.after(a, g)
+		force.ok()
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/backendtest"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -15,7 +16,7 @@ import (
 // TestKilledHold: a link that the server ends is the end of the hold, and told at once:
 // long before anybody would ask. The engine's hold ends, too.
 func TestKilledHold(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
+	onEach(t, func(t testing.TB, s testengine.Server) {
 		a, b := open1(t, s.URL(), 10*time.Minute), open1(t, s.URL(), 10*time.Minute)
 		r := name(t)
 		kept, g := a.hold(r+"/kept", lock.Exclusive), a.hold(r, lock.Exclusive)
@@ -38,7 +39,7 @@ func TestKilledHold(t *testing.T) {
 
 // TestHeartbeatTellsOfKilledHold: no event is ever read.
 func TestHeartbeatTellsOfKilledHold(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
+	onEach(t, func(t testing.TB, s testengine.Server) {
 		a := open1(t, s.URL(), 10*time.Minute)
 		g := a.hold(name(t), lock.Exclusive)
 		kill(t, s, a.connection(g.ID))
@@ -54,7 +55,7 @@ func TestHeartbeatTellsOfKilledHold(t *testing.T) {
 
 // TestKilledInHeartbeat: a link may end while an answer is on its way on it.
 func TestKilledInHeartbeat(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
+	onEach(t, func(t testing.TB, s testengine.Server) {
 		a := open1(t, s.URL(), 10*time.Minute)
 		r := name(t)
 		for range 8 {
@@ -84,7 +85,7 @@ func TestKilledInHeartbeat(t *testing.T) {
 
 // TestReleaseOfKilledHold: the release comes at the same time as the end of the link.
 func TestReleaseOfKilledHold(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
+	onEach(t, func(t testing.TB, s testengine.Server) {
 		a := open1(t, s.URL(), 10*time.Minute)
 		r := name(t)
 		for range 5 {
@@ -110,7 +111,7 @@ func TestReleaseOfKilledHold(t *testing.T) {
 // TestKilledWait: a wait for a stranger survives whatever happens to its statement and
 // to its link.
 func TestKilledWait(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
+	onEach(t, func(t testing.TB, s testengine.Server) {
 		a := open1(t, s.URL(), 10*time.Minute)
 		r := name(t)
 		app := newStranger(t, s.URL())
@@ -135,9 +136,9 @@ func TestKilledWait(t *testing.T) {
 // TestPartition: a machine that vanishes from the network keeps nobody out for much
 // longer than its lease, and nobody gets in before.
 func TestPartition(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
+	onEach(t, func(t testing.TB, s testengine.Server) {
 		road := testengine.Through(t, s)
-		const ttl = 2 * time.Second
+		const ttl = 4 * time.Second // a busy machine may stand still for a second or two
 		a, b := open1(t, road.URL(), ttl), open1(t, s.URL(), 10*time.Minute)
 		r := name(t)
 		g, g2 := a.hold(r, lock.Exclusive), a.hold(r+"/stranger", lock.Exclusive)
@@ -178,7 +179,7 @@ func TestPartition(t *testing.T) {
 
 // TestShortSilence: a network that comes back within the TTL has cost nothing.
 func TestShortSilence(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
+	strictly(t, func(t testing.TB, s testengine.Server) {
 		road := testengine.Through(t, s)
 		a, b := open1(t, road.URL(), 30*time.Second), open1(t, s.URL(), 10*time.Minute)
 		r := name(t)
@@ -203,7 +204,7 @@ func TestShortSilence(t *testing.T) {
 // TestSilentLink: one hold's link does not answer any more, and everything else does.
 // That hold is lost before its row could be free, and costs the lease nothing.
 func TestSilentLink(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
+	onEach(t, func(t testing.TB, s testengine.Server) {
 		const ttl = 10 * time.Second
 		road := testengine.Through(t, s)
 		a := open1(t, road.URL(), ttl)
@@ -229,7 +230,7 @@ func TestSilentLink(t *testing.T) {
 		})
 		a.lost(g)
 		if took := time.Since(proven); took > ttl {
-			t.Errorf("it is lost only %s after it was proven for %s", took, ttl)
+			t.Error(backendtest.Busy(fmt.Errorf("it is lost only %s after it was proven for %s", took, ttl)))
 		}
 		close(stop)
 		wg.Wait()
@@ -244,7 +245,7 @@ func TestSilentLink(t *testing.T) {
 // TestCut: a sidecar whose connections are all cut holds no rows: they are free for
 // strangers at once, and the app is told at once.
 func TestCut(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
+	strictly(t, func(t testing.TB, s testengine.Server) {
 		road := testengine.Through(t, s)
 		a, b := open1(t, road.URL(), 10*time.Minute), open1(t, s.URL(), 10*time.Minute)
 		r := name(t)
@@ -271,7 +272,7 @@ func TestCut(t *testing.T) {
 // TestCutInAcquire: the answer to a request is lost: asking again gets the lock, or
 // giving it up leaves nothing.
 func TestCutInAcquire(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
+	strictly(t, func(t testing.TB, s testengine.Server) {
 		for _, at := range []string{"NOWAIT", "COMMIT"} {
 			road := testengine.Through(t, s)
 			a, b := open1(t, road.URL(), 10*time.Minute), open1(t, s.URL(), 10*time.Minute)
@@ -303,7 +304,7 @@ func TestCutInAcquire(t *testing.T) {
 // TestRestart: a server that was restarted has no row locks any more. The holds are
 // lost, and the apps are told; nobody is granted by the engine before.
 func TestRestart(t *testing.T) {
-	alone(t, func(t *testing.T, s testengine.Server) {
+	alone(t, func(t testing.TB, s testengine.Server) {
 		a := open1(t, s.URL(), 10*time.Minute)
 		g := a.hold("r", lock.Exclusive)
 		testengine.Restart(t, s, testengine.KeepData)

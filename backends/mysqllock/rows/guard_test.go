@@ -12,7 +12,7 @@ import (
 // TestGuardOfLostHold: a writer's link is gone, and others are granted what it had. Its
 // late guard says so, whether those others write or only read. (Issue 10, 2.2.)
 func TestGuardOfLostHold(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
+	onEach(t, func(t testing.TB, s testengine.Server) {
 		a, b := open1(t, s.URL(), 10*time.Minute), open1(t, s.URL(), 10*time.Minute)
 		for _, had := range []lock.Mode{lock.Exclusive, lock.Shared} {
 			for _, next := range []lock.Mode{lock.Exclusive, lock.Shared} {
@@ -43,7 +43,7 @@ func TestGuardOfLostHold(t *testing.T) {
 // app is an app's own transaction.
 type app struct{ tx *sql.Tx }
 
-func begin(t *testing.T, url string) *app {
+func begin(t testing.TB, url string) *app {
 	t.Helper()
 	p := admin(t, url)
 	t.Cleanup(func() { _ = p.Close() })
@@ -59,7 +59,7 @@ func begin(t *testing.T, url string) *app {
 }
 
 // guarded runs the guard, and tells whether the app may commit.
-func (a *app) guarded(t *testing.T, g lock.Grant) bool {
+func (a *app) guarded(t testing.TB, g lock.Grant) bool {
 	t.Helper()
 	args := make([]any, len(g.Guard.Args))
 	for i, arg := range g.Guard.Args {

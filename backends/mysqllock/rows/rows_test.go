@@ -18,7 +18,7 @@ import (
 
 // TestStrangers: programs that lock the row themselves are kept out, and keep out.
 func TestStrangers(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
+	onEach(t, func(t testing.TB, s testengine.Server) {
 		a, b := open1(t, s.URL(), 10*time.Minute), open1(t, s.URL(), 10*time.Minute)
 		r := name(t)
 		app := newStranger(t, s.URL())
@@ -54,7 +54,7 @@ func TestStrangers(t *testing.T) {
 
 // TestWaitForStrangerEnds: who has waited for a stranger in vain leaves nothing.
 func TestWaitForStrangerEnds(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
+	onEach(t, func(t testing.TB, s testengine.Server) {
 		a := open1(t, s.URL(), 10*time.Minute)
 		r := name(t)
 		app := newStranger(t, s.URL())
@@ -79,7 +79,7 @@ func TestWaitForStrangerEnds(t *testing.T) {
 
 // TestForceWhileStrangerHolds: whoever waits for a stranger can be forced out.
 func TestForceWhileStrangerHolds(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
+	onEach(t, func(t testing.TB, s testengine.Server) {
 		a, b := open1(t, s.URL(), 10*time.Minute), open1(t, s.URL(), 10*time.Minute)
 		r := name(t)
 		app := newStranger(t, s.URL())
@@ -103,7 +103,7 @@ func TestForceWhileStrangerHolds(t *testing.T) {
 // for it, cost one connection for locks, and are in nobody else's way.
 func TestFrozenStranger(t *testing.T) {
 	const waiters = 100
-	onEach(t, func(t *testing.T, s testengine.Server) {
+	onEach(t, func(t testing.TB, s testengine.Server) {
 		a := open1(t, fmt.Sprintf("%s?max-connections=%d", s.URL(), engineConnections+3), 10*time.Minute)
 		r := name(t)
 		app := newStranger(t, s.URL())
@@ -153,7 +153,7 @@ func TestFrozenStranger(t *testing.T) {
 
 // TestMaxConnections: the number of connections is bounded, and the error says so.
 func TestMaxConnections(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
+	onEach(t, func(t testing.TB, s testengine.Server) {
 		const locks = 4
 		most := engineConnections + locks
 		a := open1(t, fmt.Sprintf("%s?max-connections=%d", s.URL(), most), 10*time.Minute)
@@ -189,7 +189,7 @@ func TestMaxConnections(t *testing.T) {
 
 // TestRowDeleted: who waits for a stranger goes on when somebody deletes the row.
 func TestRowDeleted(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
+	onEach(t, func(t testing.TB, s testengine.Server) {
 		a := open1(t, s.URL(), 10*time.Minute)
 		r := name(t)
 		app := newStranger(t, s.URL())
@@ -205,7 +205,7 @@ func TestRowDeleted(t *testing.T) {
 }
 
 func TestSchemaMissing(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
+	onEach(t, func(t testing.TB, s testengine.Server) {
 		prefix := "missing_" + string(lock.NewHoldID())[:8] + "_"
 		b := openAt(t, s.URL()+"?migrate=false&prefix="+prefix)
 		defer func() { _ = b.Close() }()
@@ -245,7 +245,7 @@ func TestSchemaMissing(t *testing.T) {
 
 // TestOddSettings: no setting of the server's administrator changes anything.
 func TestOddSettings(t *testing.T) {
-	alone(t, func(t *testing.T, s testengine.Server) {
+	alone(t, func(t testing.TB, s testengine.Server) {
 		exec(t, s.URL(), "SET GLOBAL sql_mode='ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT'; SET GLOBAL time_zone='-11:00'; "+
 			"SET GLOBAL innodb_lock_wait_timeout=50; SET GLOBAL wait_timeout=1; SET GLOBAL autocommit=0; "+
 			"SET GLOBAL TRANSACTION ISOLATION LEVEL SERIALIZABLE")
@@ -266,7 +266,9 @@ func TestOddSettings(t *testing.T) {
 }
 
 // TestTLS: TLS lies between the driver and the socket whose end is noticed.
-func TestTLS(t *testing.T) {
+func TestTLS(t *testing.T) { again(t, testTLS) }
+
+func testTLS(t testing.TB) {
 	s := testengine.Shared(t, testengine.MySQL) // it has a certificate of its own making
 	a := open1(t, s.URL()+"?tls=true&tls-skip-verify=true", 10*time.Minute)
 	g := a.hold(name(t), lock.Exclusive)
@@ -341,7 +343,7 @@ func TestSocket(t *testing.T) {
 
 // TestWaitIsNotMeasured: waiting for a stranger is no slow request.
 func TestWaitIsNotMeasured(t *testing.T) {
-	onEach(t, func(t *testing.T, s testengine.Server) {
+	onEach(t, func(t testing.TB, s testengine.Server) {
 		var measured atomic.Int64
 		a := openObserved(t, s.URL(), time.Minute, func(command string, _ time.Duration, _ error) {
 			if command == "wait" || command == "" {

@@ -3,6 +3,7 @@ package shedlock
 import (
 	"context"
 	"database/sql"
+	"strings"
 	"testing"
 	"time"
 
@@ -46,6 +47,9 @@ func openAt(t testing.TB, url string) *Backend {
 	cfg, err := mysql.Parse(url)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if !strings.Contains(url, "timeout=") { // a busy machine may stand still
+		cfg.Timeout = 3 * time.Second
 	}
 	b, err := Open(cfg, nil)
 	if err != nil {

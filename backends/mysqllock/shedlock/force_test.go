@@ -14,7 +14,7 @@ import (
 // hold is forced. A retry gets nothing that is freed in the next moment. No event is
 // ever read.
 func TestForcedBeforeTheAnswer(t *testing.T) {
-	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+	onEach(t, testengine.Shared, func(t testing.TB, s testengine.Server) {
 		road := testengine.Through(t, s)
 		_, l := sidecar(t, road.URL(), 30*time.Second)
 		b, o := sidecar(t, s.URL(), 30*time.Second)

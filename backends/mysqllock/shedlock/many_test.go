@@ -20,7 +20,7 @@ import (
 
 // rowsOf makes rows in ShedLock's table, in no order, as those of the holds of a lease whose
 // heartbeats the test sends, and that last for a time.
-func rowsOf(t *testing.T, s testengine.Server, ttl time.Duration, n int, last time.Duration) (*foreign, []leasekit.Ref) {
+func rowsOf(t testing.TB, s testengine.Server, ttl time.Duration, n int, last time.Duration) (*foreign, []leasekit.Ref) {
 	t.Helper()
 	b, _ := sidecar(t, s.URL()+"?table=many_rows", 10*time.Minute)
 	made, err := b.open(lock.LeaseOptions{TTL: ttl, Sidecar: "many"}, "", sqllock.Events{Now: lock.BootTime})
@@ -47,7 +47,7 @@ func rowsOf(t *testing.T, s testengine.Server, ttl time.Duration, n int, last ti
 }
 
 // count tells how many rows of a lease are locked for longer than a time.
-func count(t *testing.T, f *foreign, d time.Duration, holds []leasekit.Ref) (n int) {
+func count(t testing.TB, f *foreign, d time.Duration, holds []leasekit.Ref) (n int) {
 	t.Helper()
 	for part := range slices.Chunk(holds, 1000) {
 		var marks []string
@@ -93,7 +93,7 @@ func (c *stepsConn) Do(ctx context.Context, command string, batch ...sqllock.Sta
 // TestManyRows: the rows of as many holds as a lease can have are moved by each heartbeat,
 // and are free when it is closed. No transaction has many of them locked.
 func TestManyRows(t *testing.T) {
-	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+	onEach(t, testengine.Shared, func(t testing.TB, s testengine.Server) {
 		f, holds := rowsOf(t, s, 10*time.Minute, maxHolds, time.Minute)
 		most := 0
 		watch := func(p sqllock.Pool) sqllock.Pool {
@@ -136,7 +136,7 @@ func TestManyRows(t *testing.T) {
 // TestNoTimeForAllRows: there is no time for all rows. Those with the first names are moved
 // by each heartbeat, so that the lease lives on with these.
 func TestNoTimeForAllRows(t *testing.T) {
-	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+	onEach(t, testengine.Shared, func(t testing.TB, s testengine.Server) {
 		f, holds := rowsOf(t, s, 10*time.Minute, 4*step, time.Minute)
 		beats := f.beats
 		first := slices.SortedFunc(slices.Values(holds), func(a, b leasekit.Ref) int { return cmp.Compare(a.Resource, b.Resource) })[:step]
@@ -171,7 +171,7 @@ func TestNoTimeForAllRows(t *testing.T) {
 // TestRowThatWasFoundInTimeIsMoved: lock_until comes between the moment at which a heartbeat
 // has found and locked a row and that at which it moves it. What it says is kept lasts.
 func TestRowThatWasFoundInTimeIsMoved(t *testing.T) {
-	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+	onEach(t, testengine.Shared, func(t testing.TB, s testengine.Server) {
 		const last = 500 * time.Millisecond
 		eventually(t, "a heartbeat finds the row in time", func() error {
 			f, holds := rowsOf(t, s, 10*time.Minute, 1, last)

@@ -11,7 +11,7 @@ import (
 )
 
 // keeping takes with a MinHold what must be free.
-func keeping(t *testing.T, l lock.Lease, r lock.Resource, least time.Duration) lock.Grant {
+func keeping(t testing.TB, l lock.Lease, r lock.Resource, least time.Duration) lock.Grant {
 	t.Helper()
 	q := request(r)
 	q.Try, q.MinHold = true, least
@@ -23,7 +23,7 @@ func keeping(t *testing.T, l lock.Lease, r lock.Resource, least time.Duration) l
 }
 
 // lasts is for how long ShedLock's row is locked, from when it was.
-func lasts(t *testing.T, s testengine.Server, r lock.Resource) time.Duration {
+func lasts(t testing.TB, s testengine.Server, r lock.Resource) time.Duration {
 	t.Helper()
 	us := scan[int64](t, s.URL(), 0, "SELECT TIMESTAMPDIFF(MICROSECOND, locked_at, lock_until) FROM shedlock WHERE name=?", string(r))
 	return time.Duration(us) * time.Microsecond
@@ -32,7 +32,7 @@ func lasts(t *testing.T, s testengine.Server, r lock.Resource) time.Duration {
 // TestMinHoldBesideShedLock: a hold with a MinHold keeps ShedLock out until that is over and no longer, whether it is
 // held, released, or ends with its lease; a forced release ends that.
 func TestMinHoldBesideShedLock(t *testing.T) {
-	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+	onEach(t, testengine.Shared, func(t testing.TB, s testengine.Server) {
 		const least, ttl = 20 * time.Minute, 10 * time.Minute
 		b, l := sidecar(t, s.URL(), ttl)
 		_, closes := sidecar(t, s.URL(), ttl)
@@ -87,7 +87,7 @@ func TestMinHoldBesideShedLock(t *testing.T) {
 // TestMinHoldRefusedByShedLock: a request with a MinHold that ShedLock is in the way of keeps nobody out, whether it does not wait,
 // gives up, or ends with its lease.
 func TestMinHoldRefusedByShedLock(t *testing.T) {
-	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+	onEach(t, testengine.Shared, func(t testing.TB, s testengine.Server) {
 		_, l := sidecar(t, s.URL(), 10*time.Minute)
 		b, closes := sidecar(t, s.URL(), 10*time.Minute)
 		r := unique(t)
@@ -146,7 +146,7 @@ func TestMinHoldRefusedByShedLock(t *testing.T) {
 // TestMinHoldForcedAndClosed: the sidecar ends while the grace of a forced release runs, which it knows of. That keeps
 // ShedLock out no longer.
 func TestMinHoldForcedAndClosed(t *testing.T) {
-	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+	onEach(t, testengine.Shared, func(t testing.TB, s testengine.Server) {
 		const ttl = 10 * time.Minute
 		_, l := sidecar(t, s.URL(), ttl)
 		b, _ := sidecar(t, s.URL(), ttl)

@@ -12,7 +12,7 @@ import (
 )
 
 func TestSchemaMissing(t *testing.T) {
-	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+	onEach(t, testengine.Shared, func(t testing.TB, s testengine.Server) {
 		prefix := "missing_" + random() + "_"
 		b := openAt(t, s.URL()+"?migrate=false&prefix="+prefix)
 		defer func() { _ = b.Close() }()

@@ -22,7 +22,7 @@ const (
 )
 
 // shedLocks is ShedLock's try to lock: it reports whether it has the lock.
-func shedLocks(t *testing.T, s testengine.Server, r lock.Resource, d time.Duration) bool {
+func shedLocks(t testing.TB, s testengine.Server, r lock.Resource, d time.Duration) bool {
 	t.Helper()
 	p := direct(t, s.URL())
 	defer func() { _ = p.Close() }()
@@ -45,7 +45,7 @@ func shedLocks(t *testing.T, s testengine.Server, r lock.Resource, d time.Durati
 // TestBesideShedLock: what ShedLock holds is seen, and waited for; what is released it
 // can take at once.
 func TestBesideShedLock(t *testing.T) {
-	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+	onEach(t, testengine.Shared, func(t testing.TB, s testengine.Server) {
 		b, l := sidecar(t, s.URL(), 10*time.Minute)
 		r := unique(t)
 		start := time.Now()
@@ -97,7 +97,7 @@ func TestBesideShedLock(t *testing.T) {
 // TestHandOverIsNoStranger: a lock goes from one sidecar to the next while somebody looks.
 // He sees the one before or after that, and not that a stranger holds it.
 func TestHandOverIsNoStranger(t *testing.T) {
-	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+	onEach(t, testengine.Shared, func(t testing.TB, s testengine.Server) {
 		_, l := sidecar(t, s.URL(), 10*time.Minute)
 		b, other := sidecar(t, s.URL(), 10*time.Minute)
 		for _, before := range []bool{true, false} {
@@ -150,7 +150,7 @@ func (p *interrupted) Do(ctx context.Context, command string, batch ...sqllock.S
 // TestTakenAway: whatever somebody else does to the table is found out by the next
 // heartbeat, and who waits in the engine goes on.
 func TestTakenAway(t *testing.T) {
-	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+	onEach(t, testengine.Shared, func(t testing.TB, s testengine.Server) {
 		b, l := sidecar(t, s.URL(), 10*time.Minute)
 		for what, query := range map[string]string{
 			"taken":   "UPDATE shedlock SET locked_by='thief', lock_until='2020-01-01' WHERE name=?",
@@ -198,7 +198,7 @@ func TestTakenAway(t *testing.T) {
 // TestRowLockedByOthers: a transaction that has locked one row of ShedLock's table keeps
 // nobody from others, and costs the lease nothing.
 func TestRowLockedByOthers(t *testing.T) {
-	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+	onEach(t, testengine.Shared, func(t testing.TB, s testengine.Server) {
 		_, l := sidecar(t, s.URL(), 30*time.Second)
 		g, other, kept := hold(t, l, unique(t)), hold(t, l, unique(t)+"/other"), hold(t, l, unique(t)+"/kept")
 		p := direct(t, s.URL())
@@ -233,7 +233,7 @@ func TestRowLockedByOthers(t *testing.T) {
 // TestReleaseOfLockedRow: a release comes while somebody has locked the row of ShedLock's
 // table, for longer than it waits. It is given back when it can be.
 func TestReleaseOfLockedRow(t *testing.T) {
-	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+	onEach(t, testengine.Shared, func(t testing.TB, s testengine.Server) {
 		b, l := sidecar(t, s.URL(), 10*time.Minute)
 		g := hold(t, l, unique(t))
 		p := direct(t, s.URL())
@@ -262,7 +262,7 @@ func TestReleaseOfLockedRow(t *testing.T) {
 	})
 }
 
-func untilOf(t *testing.T, s testengine.Server, r lock.Resource) string {
+func untilOf(t testing.TB, s testengine.Server, r lock.Resource) string {
 	t.Helper()
 	return scan[string](t, s.URL(), 0, "SELECT lock_until FROM shedlock WHERE name=?", string(r))
 }
@@ -270,7 +270,7 @@ func untilOf(t *testing.T, s testengine.Server, r lock.Resource) string {
 // TestReleaseBeforeSlowHeartbeat: a release that comes to the row before a heartbeat that
 // was there earlier, but had to wait for another row, is not undone by it.
 func TestReleaseBeforeSlowHeartbeat(t *testing.T) {
-	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+	onEach(t, testengine.Shared, func(t testing.TB, s testengine.Server) {
 		_, l := sidecar(t, s.URL(), 10*time.Minute)
 		first := hold(t, l, unique(t))
 		g := hold(t, l, first.Resource+"/then")
@@ -303,7 +303,7 @@ func TestReleaseBeforeSlowHeartbeat(t *testing.T) {
 // TestReadOnly: a server that takes no writes for a while has cost nothing when it does
 // again.
 func TestReadOnly(t *testing.T) {
-	onEach(t, testengine.New, func(t *testing.T, s testengine.Server) {
+	onEach(t, testengine.New, func(t testing.TB, s testengine.Server) {
 		_, l := sidecar(t, s.URL(), 10*time.Minute)
 		g := hold(t, l, "r")
 		exec(t, s.URL(), "CREATE USER plain IDENTIFIED BY 'x'; GRANT ALL ON locksidecar.* TO plain")
@@ -356,7 +356,7 @@ func TestClockJumps(t *testing.T) {
 // TestTableOfOthers: a table that was there before, as ShedLock's documentation has it,
 // will do. Names that its collation takes for the same are one lock.
 func TestTableOfOthers(t *testing.T) {
-	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+	onEach(t, testengine.Shared, func(t testing.TB, s testengine.Server) {
 		exec(t, s.URL(), "CREATE TABLE IF NOT EXISTS theirs (name VARCHAR(64) NOT NULL, lock_until TIMESTAMP(3) NOT NULL, "+
 			"locked_at TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3), locked_by VARCHAR(255) NOT NULL, PRIMARY KEY (name)) CHARACTER SET latin1")
 		url := s.URL() + "?table=theirs&prefix=theirs_"
@@ -397,7 +397,7 @@ func TestTableOfOthers(t *testing.T) {
 // TestForceOfSilent: a forced release without a grace hands on at once, although the
 // holder's sidecar hears of nothing.
 func TestForceOfSilent(t *testing.T) {
-	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+	onEach(t, testengine.Shared, func(t testing.TB, s testengine.Server) {
 		road := testengine.Through(t, s)
 		_, l := sidecar(t, road.URL(), 10*time.Minute)
 		b, other := sidecar(t, s.URL(), 10*time.Minute)
@@ -448,7 +448,7 @@ func TestSwitchOver(t *testing.T) {
 // TestCloseBesideAFrozenService: a service that has frozen in a transaction on one row is not
 // in the way of the other locks of a sidecar that stops.
 func TestCloseBesideAFrozenService(t *testing.T) {
-	onEach(t, testengine.Shared, func(t *testing.T, s testengine.Server) {
+	onEach(t, testengine.Shared, func(t testing.TB, s testengine.Server) {
 		b, l := sidecar(t, s.URL(), 10*time.Minute)
 		stuck, other := unique(t)+"/1", unique(t)+"/2"
 		hold(t, l, stuck)
