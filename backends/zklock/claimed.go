@@ -18,7 +18,7 @@ type claimed struct {
 	version     int32    // of the node
 	slot        *int     // that it had with this version
 	left        []string // paths of what is left of it, and was there with this version
-	least       bool     // it has a MinHold
+	least       bool     // it has a MinHold, or is attached
 	stays       bool     // what is left of it stays
 }
 
@@ -94,7 +94,7 @@ func (t *leaseNode) readOwn(ctx context.Context, p *claimed, own *zksession.Call
 			p.slot = rec.Slot
 		}
 	}
-	if rec.Fence != 0 && p.least {
+	if n, _ := parseNode(p.name); p.least && (rec.Fence != 0 || n.key != "") {
 		p.left, err = t.leftOf(ctx, p.path, p.id)
 	}
 	return err
@@ -129,7 +129,7 @@ func (t *leaseNode) hasSlot(ctx context.Context, slots string, id lock.HoldID, s
 
 // namedClaimed is a request of which only the names are known.
 func namedClaimed(path, slots string, n node, names []string) *claimed {
-	p := &claimed{path: path, slots: slots, id: n.id, name: n.name, least: n.least > 0}
+	p := &claimed{path: path, slots: slots, id: n.id, name: n.name, least: n.least > 0 || n.key != ""}
 	for _, name := range names {
 		if _, request := parseNode(name); !request && !isKeptGuard(name) {
 			p.guard = name
@@ -151,12 +151,16 @@ func (t *leaseNode) claimedOf(ctx context.Context, path, slots string, n node, n
 
 // removeOther deletes the nodes of a request of which only the names are known.
 func (t *leaseNode) removeOther(ctx context.Context, path, slots string, n node, names []string) error {
-	p := namedClaimed(path, slots, n, names)
-	there, err := t.readClaimed(ctx, p)
-	if err == nil && there {
-		_, err = t.removeClaimed(ctx, *p)
-	}
+	_, err := t.removeRead(ctx, *namedClaimed(path, slots, n, names))
 	return err
+}
+
+// removeRead deletes the nodes of a request when it has read it.
+func (t *leaseNode) removeRead(ctx context.Context, p claimed) (there bool, err error) {
+	if there, err := t.readClaimed(ctx, &p); err != nil || !there {
+		return false, err
+	}
+	return t.removeClaimed(ctx, p)
 }
 
 // freeSlot deletes the node of a slot whose permit is gone, and nobody else's.

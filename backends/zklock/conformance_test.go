@@ -107,11 +107,6 @@ func (h *harness) Recheck() time.Duration { return maxRecheck }
 // Lighter makes the harness a backendtest.Lighter.
 func (h *harness) Lighter() bool { return h.lighter }
 
-// Limits makes the harness a backendtest.Limited.
-func (h *harness) Limits() backendtest.Limits {
-	return backendtest.Limits{Detached: "a hold ends with the session of its sidecar"}
-}
-
 func (h *harness) Exceptions() map[string]string {
 	all := maps.Clone(h.except)
 	if all == nil {

@@ -53,6 +53,7 @@ var (
 	_ leasekit.CostlyTeller = (*driver)(nil)
 	_ leasekit.Teller       = (*driver)(nil)
 	_ leasekit.Keeper       = (*driver)(nil)
+	_ leasekit.Detacher     = (*driver)(nil)
 )
 
 const (
@@ -219,7 +220,7 @@ func (d *driver) failed(what string, r lock.Resource, err error) error {
 		return nil
 	case errors.Is(err, zksession.ErrExpired), d.set.Err() != nil:
 		return lock.ErrLeaseLost
-	case errors.As(err, &held), errors.Is(err, lock.ErrNotHolder), errors.Is(err, lock.ErrInvalid),
+	case errors.As(err, &held), errors.Is(err, lock.ErrNotHolder), errors.Is(err, lock.ErrNoHandle), errors.Is(err, lock.ErrInvalid),
 		errors.Is(err, lock.ErrLimit), errors.Is(err, leasekit.ErrNotSent):
 		return err
 	case errors.Is(err, lock.ErrUnavailable):

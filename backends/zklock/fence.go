@@ -123,6 +123,9 @@ func (r baseRecord) encode() []byte {
 
 // fence is that of a hold. d.mu is held.
 func (d *driver) fence(s *spot) lock.Fence {
+	if s.key != "" {
+		return s.rec.Fence
+	}
 	f := d.leaseNode.fence(s.czxid)
 	if s.rec.Slot != nil {
 		f += lock.Fence(*s.rec.Slot)

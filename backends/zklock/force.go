@@ -116,7 +116,10 @@ func (f *forced) begin(ctx context.Context) (progress, error) {
 		return pending, lock.ErrNotHolder
 	}
 	if nodes[i].kept { // nobody has it
-		_, err := f.t.endLeft(ctx, f.path, f.b.tree.slots(f.r), f.id, nil)
+		there, err := f.t.endLeft(ctx, f.path, f.b.tree.slots(f.r), f.id, nil)
+		if !there && nodes[i].key != "" { // somebody may have attached it
+			return pending, err
+		}
 		return gone, err
 	}
 	f.node, f.names = f.path+"/"+nodes[i].name, namesOf(queue.Children, nodes[i])
@@ -159,7 +162,7 @@ func (f *forced) begin(ctx context.Context) (progress, error) {
 		ms := toMillis(f.grace)
 		rec.Revoked = &ms
 		calls = append(calls, zksession.Set(f.node, rec.encode(), get.Stat.Version))
-		if left := keptName(nodes[i].name); slices.Contains(queue.Children, left) && nodes[i].least > 0 {
+		if left := keptName(nodes[i].name); slices.Contains(queue.Children, left) && left != nodes[i].name {
 			calls = append(calls, zksession.Set(f.path+"/"+left, rec.encode(), zksession.AnyVersion))
 		}
 	}
@@ -186,7 +189,7 @@ func (f *forced) deletes() []*zksession.Call {
 // transaction when it does not any more; nil: it does not. old: what is known of the
 // queue is.
 func (f *forced) waits(ctx context.Context, nodes []node, i int, own *zksession.Call) (check []*zksession.Call, old bool, err error) {
-	if nodes[i].limit > 0 || nodes[i].least > 0 {
+	if nodes[i].byTransaction() {
 		var waits bool
 		if f.claimed, waits, err = f.t.claimedOf(ctx, f.path, f.b.tree.slots(f.r), nodes[i], f.names, own); waits {
 			check = []*zksession.Call{} // its delete fails then

@@ -55,6 +55,7 @@ func TestCurator(t *testing.T) {
 			t.Run("TakeTurns", func(t *testing.T) { testCuratorTurns(t, s, kind) })
 			t.Run("Parked", func(t *testing.T) { testCuratorParked(t, s, kind) })
 			t.Run("Kept", func(t *testing.T) { testCuratorKept(t, s, kind) })
+			t.Run("Detached", func(t *testing.T) { testCuratorDetached(t, s, kind) })
 		})
 	}
 }
@@ -181,9 +182,69 @@ func testCuratorParked(t *testing.T, s testengine.Server, kind string) {
 	}
 }
 
+// curatorIsOut checks that Java does not enter beside a hold, but as a reader beside a reader.
+func curatorIsOut(t *testing.T, peer *javatest.Peer, kind string, mode lock.Mode, when string) {
+	t.Helper()
+	const soon = 100 * time.Millisecond // of a wait that must be in vain
+	if peer.Enter(javatest.Write, soon) {
+		t.Errorf("broken law: Java (%s) entered beside a hold (%s) that is %s", javatest.Write, mode, when)
+		peer.Leave(javatest.Write)
+	}
+	together := kind == javatest.ReadWrite && mode == lock.Shared
+	if got := peer.Enter(javatest.Read, soon); got != together {
+		t.Errorf("broken law: Java (%s) beside a hold (%s) that is %s: entered %v, want %v", javatest.Read, mode, when, got, together)
+	} else if got {
+		peer.Leave(javatest.Read)
+	}
+}
+
+// testCuratorDetached: a detached hold keeps Java out, also while and after it is attached.
+func testCuratorDetached(t *testing.T, s testengine.Server, kind string) {
+	name := lock.Resource("detached/" + kind)
+	b := curatorLayout(t, s)
+	peer := javatest.Curator(t, javatest.NewCounter(t), "java", curator(s), kind, "/"+string(name))
+	for _, mode := range []lock.Mode{lock.Exclusive, lock.Shared} {
+		open := func() lock.Lease {
+			l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 30 * time.Second, Sidecar: "sidecar"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return l
+		}
+		out := func(when string) { curatorIsOut(t, peer, kind, mode, when) }
+		l, key := open(), lock.NewSecret().Key()
+		q := lock.Request{ID: lock.NewHoldID(), Resource: name, Mode: mode, Detachable: true}
+		if _, err := l.Acquire(t.Context(), q); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.(lock.Detacher).Detach(t.Context(), name, q.ID, key, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		out("detached")
+		l = open()
+		if _, err := l.Acquire(t.Context(), lock.Request{ID: lock.NewHoldID(), Resource: name, Mode: mode, Handle: key}); err != nil {
+			t.Fatal(err)
+		}
+		out("attached")
+		if err := l.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		out("of a sidecar that has ended")
+		if _, err := b.(lock.Handles).SetHandle(t.Context(), name, key, 0); err != nil {
+			t.Fatal(err)
+		}
+		if !peer.Enter(javatest.Write, patience) {
+			t.Fatal("Java does not get a lock that nothing is left of")
+		}
+		peer.Leave(javatest.Write)
+	}
+}
+
 // testCuratorKept: a hold with a MinHold keeps Java out when it is released, and when its sidecar has ended.
 func testCuratorKept(t *testing.T, s testengine.Server, kind string) {
-	const soon = 100 * time.Millisecond // of a wait that must be in vain
 	name := lock.Resource("kept/" + kind)
 	b := curatorLayout(t, s)
 	peer := javatest.Curator(t, javatest.NewCounter(t), "java", curator(s), kind, "/"+string(name))
@@ -196,18 +257,7 @@ func testCuratorKept(t *testing.T, s testengine.Server, kind string) {
 		if _, err := l.Acquire(t.Context(), q); err != nil {
 			t.Fatal(err)
 		}
-		out := func(when string) {
-			if peer.Enter(javatest.Write, soon) {
-				t.Errorf("Java (%s) entered beside a hold (%s) that is %s", javatest.Write, mode, when)
-				peer.Leave(javatest.Write)
-			}
-			together := kind == javatest.ReadWrite && mode == lock.Shared
-			if got := peer.Enter(javatest.Read, soon); got != together {
-				t.Errorf("broken law: Java (%s) beside a hold (%s) that is %s: entered %v, want %v", javatest.Read, mode, when, got, together)
-			} else if got {
-				peer.Leave(javatest.Read)
-			}
-		}
+		out := func(when string) { curatorIsOut(t, peer, kind, mode, when) }
 		out("held")
 		if err := l.Release(t.Context(), name, q.ID); err != nil {
 			t.Fatal(err)

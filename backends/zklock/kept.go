@@ -40,6 +40,8 @@ type keptRecord struct {
 	Resource lock.Resource `json:"resource"`
 	Least    int64         `json:"least_ms"`
 	Slot     *int          `json:"slot,omitempty"`
+	// Key is that of a detached hold. Its time may have been moved since.
+	Key lock.HandleKey `json:"key,omitempty"`
 }
 
 func (r keptRecord) encode() []byte {
@@ -67,10 +69,10 @@ func (s *spot) leaves(rec record) []*zksession.Call {
 	return append(calls, zksession.Create(t.kept(s.ID), of.encode(), t.acl, zksession.Persistent))
 }
 
-// stays reports whether something is to be left of a request that ends now: it was granted, nobody forces its
-// release, and its MinHold is not over. d.mu is held.
+// stays reports whether something is to be left of a request that ends now: nobody forces its release, and it was
+// granted and its MinHold is not over, or it is attached. d.mu is held.
 func (s *spot) stays() bool {
-	return s.until > s.l.d.b.clock() && s.rec.Revoked == nil
+	return !s.final && s.rec.Revoked == nil && (s.key != "" || s.until > s.l.d.b.clock())
 }
 
 // keep grants a request with a MinHold that nothing is in the way of. d.mu is held, but while it asks.
@@ -142,11 +144,16 @@ func (t *leaseNode) leftOf(ctx context.Context, path string, id lock.HoldID) ([]
 
 // leftFor is how much longer others are kept out by a node that was read; 0 or less: it is over.
 func (t *leaseNode) leftFor(n node, read *zksession.Call) time.Duration {
-	if read.Err != nil { // it may not be read
+	rec, _ := decodeRecord(read.Data)
+	switch {
+	case read.Err != nil && n.key != "": // it may not be read
+		return lock.MaxDetach
+	case read.Err != nil:
 		return n.least
-	}
-	if rec, _ := decodeRecord(read.Data); rec.Revoked != nil {
+	case rec.Revoked != nil:
 		return 0
+	case n.key != "":
+		return t.detachedFor(rec, read.Stat)
 	}
 	return n.least - t.time.since(read.Stat.Ctime, t.b.clock())
 }
@@ -249,7 +256,7 @@ func (d *driver) endsIn(r lock.Resource, path string, n node, left time.Duration
 	o := &leftover{at: d.b.clock() + left, resource: r, path: path, node: n}
 	if old := d.lefts.of[n.id]; old != nil {
 		i := slices.Index(d.lefts.all, old)
-		if i < 0 || old.at <= o.at { // it is being ended, or will be before
+		if i < 0 || old.at <= o.at && old.key == o.key { // it is being ended, or will be before
 			return
 		}
 		d.lefts.all = slices.Delete(d.lefts.all, i, i+1)
@@ -315,17 +322,21 @@ func (d *driver) endLeftovers(ctx context.Context) {
 // endLeftover ends one, or tries again later: a lease that gets no heartbeats any more must not live on by it.
 func (d *driver) endLeftover(ctx context.Context, o *leftover) {
 	overdue := d.set.Overdue()
+	left := d.recheck
 	var err error
 	if !overdue {
-		err = insist(ctx, func() error {
-			_, err := d.leaseNode.endLeft(ctx, o.path, d.b.tree.slots(o.resource), o.id, nil)
+		err = insist(ctx, func() (err error) {
+			left, _, err = d.leaseNode.endOver(ctx, o.resource, o.path, o.id, o.key, nil)
 			return err
 		})
 	}
+	if err != nil {
+		left = d.recheck
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err != nil || overdue {
-		o.at = d.b.clock() + d.recheck
+	if left > 0 {
+		o.at = d.b.clock() + left
 		d.lefts.add(o)
 		return
 	}
@@ -351,6 +362,8 @@ func (l *line) gone(n node) {
 	i, there := l.find(n.name, n.seq, n.shared)
 	switch {
 	case !there:
+	case n.loose: // another one may have its place, which only a list shows
+		l.known, l.slots = -1, nil
 	case n.least > 0 && !n.kept:
 		l.queue[i] = n.left()
 	default:
@@ -390,10 +403,11 @@ func (d *driver) withoutOver(ctx context.Context, r lock.Resource, path string, 
 		case errors.Is(read.Err, zksession.ErrNoNode):
 			over[n.id] = true
 		case d.leaseNode.leftFor(n, read) <= 0:
-			over[n.id] = true
-			if _, err := d.leaseNode.endLeft(ctx, path, d.b.tree.slots(r), n.id, nil); err != nil {
+			left, _, err := d.leaseNode.endOver(ctx, r, path, n.id, n.key, nil)
+			if err != nil {
 				return nil, err
 			}
+			over[n.id] = left <= 0
 		}
 	}
 	return slices.DeleteFunc(nodes, func(n node) bool { return n.kept && over[n.id] }), nil
@@ -406,13 +420,13 @@ func (d *driver) keptChore() chore {
 		root: d.b.tree.keeps(),
 		over: func(n *zksession.Call) bool {
 			rec, _ := decodeKept(n.Data)
-			return rec.Path != "" && t.time.since(n.Stat.Ctime, d.b.clock()) >= fromMillis(rec.Least)
+			return rec.Path != "" && t.time.since(n.Stat.Mtime, d.b.clock()) >= fromMillis(rec.Least)
 		},
 		end: func(ctx context.Context, _ *zksession.Call, over []*zksession.Call) (ended int, err error) {
 			for _, n := range over {
 				rec, _ := decodeKept(n.Data)
 				id := lock.HoldID(n.Of()[strings.LastIndexByte(n.Of(), '/')+1:])
-				there, err := t.endLeft(ctx, rec.Path, d.b.tree.slots(rec.Resource), id, rec.Slot)
+				_, there, err := t.endOver(ctx, rec.Resource, rec.Path, id, rec.Key, rec.Slot)
 				if err != nil {
 					return ended, err
 				}

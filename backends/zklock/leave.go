@@ -98,15 +98,19 @@ func (d *driver) removeOnce(ctx context.Context, s *spot) (there bool, err error
 // removal is what deletes the nodes of a request. d.mu is held.
 func (d *driver) removal(s *spot) func(context.Context) (there bool, err error) {
 	path, names := s.l.path, s.names()
-	if s.mode.Limit() == 0 && s.least == 0 || s.name == "" {
+	if s.name == "" || !s.place().byTransaction() {
 		return func(ctx context.Context) (bool, error) { return d.leaseNode.removeOnce(ctx, path, names) }
 	}
 	s.remains = s.stays()
 	p := claimed{
 		path: path, slots: d.b.tree.slots(s.Resource), id: s.ID, name: s.name, guard: s.guard, version: s.version,
-		slot: s.rec.Slot, least: s.least > 0, stays: s.remains,
+		slot: s.rec.Slot, least: s.least > 0 || s.key != "", stays: s.remains,
 	}
-	if s.rec.Fence != 0 {
+	switch {
+	case s.remains:
+	case s.key != "":
+		return func(ctx context.Context) (bool, error) { return d.leaseNode.removeRead(ctx, p) }
+	case s.rec.Fence != 0:
 		for _, c := range s.leaves(s.rec) {
 			p.left = append(p.left, c.Of())
 		}
@@ -129,7 +133,7 @@ func (t *leaseNode) removeAll(ctx context.Context, r lock.Resource, path string,
 		return err
 	}
 	names := namesOf(queue.Children, n)
-	if n.limit > 0 || n.least > 0 {
+	if n.byTransaction() {
 		return insist(ctx, func() error { return t.removeOther(ctx, path, t.b.tree.slots(r), n, names) })
 	}
 	return t.remove(ctx, path, names)

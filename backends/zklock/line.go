@@ -367,14 +367,19 @@ func (l *line) together(w *spot) int {
 	return max(1, after)
 }
 
-// add takes a request that has got its node. d.mu is held.
-func (l *line) add(s *spot) {
+// begin notes that a request has got its node. d.mu is held.
+func (l *line) begin(s *spot) {
 	if l.placed == 0 { // until now, numbers may have started at zero again
 		l.queue, l.known, l.downgraded, l.strangers, l.slots = nil, -1, "", false, nil
 		l.began++
 	}
 	l.placed++
 	l.ahead = l.ahead || s.room.Session() != l.d.leaseNode.s
+}
+
+// add takes a request that has got its node. d.mu is held.
+func (l *line) add(s *spot) {
+	l.begin(s)
 	i, _ := slices.BinarySearchFunc(l.waiting, s.seq, func(o *spot, seq int32) int { return int(o.seq - seq) })
 	l.waiting = slices.Insert(l.waiting, i, s)
 	if s.cohort {

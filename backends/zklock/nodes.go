@@ -2,6 +2,9 @@ package zklock
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,6 +30,13 @@ import (
 //	_c_ID-least.60000-__WRIT__0000000011
 //	_c_ID-kept.60000-__WRIT__0000000011
 //
+// One that may be detached, the node that is there for a detached hold, and that of a lease to which it is
+// attached, which has a hash as its KEY, are
+//
+//	_c_ID-may.detach-__WRIT__0000000012
+//	_c_ID-detached.KEY-__WRIT__0000000012
+//	_c_ID-held.KEY-__WRIT__0000000012
+//
 // where _c_ID- is Curator's "protection", by which a client finds its node again
 // when the answer to the create was lost; our ID is the HoldID.
 //
@@ -48,6 +58,10 @@ const (
 	wordLimit  = "limit."
 	wordLeast  = "least."
 	wordKept   = "kept."
+
+	wordMayDetach = "may.detach"
+	wordDetached  = "detached."
+	wordHeld      = "held."
 )
 
 // node is one request as its name tells it.
@@ -58,37 +72,78 @@ type node struct {
 	limit  int           // of a permit: how many there are; else 0
 	least  time.Duration // its MinHold; 0: it has none
 	kept   bool          // nobody has it any more, see kept.go
+	loose  bool          // it may become another node, see detach.go
+	key    lock.HandleKey
 	seq    int32
 }
 
-// nodeName is the name of a request without its number.
-func nodeName(id lock.HoldID, m lock.Mode, least time.Duration) string {
-	if m == lock.Shared {
-		return idPrefix(id) + leastPart(least) + wordRead
+// called is the name of a node without its number.
+func (n node) called() string {
+	word := wordWrite
+	if n.shared {
+		word = wordRead
 	}
-	return idPrefix(id) + leastPart(least) + limitPart(m.Limit()) + wordWrite
+	return idPrefix(n.id) + n.middle() + word
 }
 
-// leastPart is what the name of a request with a MinHold has after its id.
-func leastPart(least time.Duration) string {
-	if least == 0 {
-		return ""
+// numbered is its name.
+func (n node) numbered() string { return fmt.Sprintf("%s%010d", n.called(), n.seq) }
+
+// middle is what its name has between its id and its word. An id has no dots.
+func (n node) middle() string {
+	var parts []string
+	switch {
+	case n.least > 0 && n.kept:
+		parts = append(parts, wordKept+strconv.FormatInt(toMillis(n.least), 10))
+	case n.least > 0:
+		parts = append(parts, wordLeast+strconv.FormatInt(toMillis(n.least), 10))
 	}
-	return wordLeast + strconv.FormatInt(toMillis(least), 10) + "-"
+	switch {
+	case n.key != "" && n.kept:
+		parts = append(parts, wordDetached+string(n.key))
+	case n.key != "":
+		parts = append(parts, wordHeld+string(n.key))
+	case n.loose:
+		parts = append(parts, wordMayDetach)
+	}
+	if n.limit > 0 {
+		parts = append(parts, wordLimit+strconv.Itoa(n.limit))
+	}
+	return strings.Join(append(parts, ""), "-")
 }
 
-// keptName is the name of the node that is left of a request with a MinHold. An id has no dots.
+// keptName is the name of the node that is left of a request with a MinHold, or of one to which a hold is attached.
 func keptName(name string) string {
-	return strings.Replace(name, "-"+wordLeast, "-"+wordKept, 1)
+	return strings.Replace(strings.Replace(name, "-"+wordLeast, "-"+wordKept, 1), "-"+wordHeld, "-"+wordDetached, 1)
 }
 
-// left is the node that may be left of a request with a MinHold.
+// left is the node that may be left of a request with a MinHold, or of one to which a hold is attached.
 func (n node) left() node {
 	n.name, n.kept = keptName(n.name), true
 	return n
 }
 
-// cutLeast takes apart what cutLimit has left of what is before the word of a request.
+// byTransaction reports whether a request is granted by a transaction.
+func (n node) byTransaction() bool { return n.limit > 0 || n.least > 0 || n.key != "" }
+
+// cutLoose takes apart what cutLimit has left of what is before the word of a request.
+func cutLoose(id string) (rest string, key lock.HandleKey, kept, loose bool) {
+	if rest, loose := strings.CutSuffix(id, "-"+wordMayDetach); loose {
+		return rest, "", false, true
+	}
+	for _, word := range []string{wordHeld, wordDetached} {
+		i := strings.LastIndex(id, "-"+word)
+		if i < 0 {
+			continue
+		}
+		if key := id[i+1+len(word):]; len(key) == hex.EncodedLen(sha256.Size) && strings.Trim(key, "0123456789abcdef") == "" {
+			return id[:i], lock.HandleKey(key), word == wordDetached, true
+		}
+	}
+	return id, "", false, false
+}
+
+// cutLeast takes apart what cutLoose has left of what is before the word of a request.
 func cutLeast(id string) (rest string, least time.Duration, kept bool) {
 	for _, word := range []string{wordLeast, wordKept} {
 		if i := strings.LastIndex(id, "-"+word); i >= 0 {
@@ -99,14 +154,6 @@ func cutLeast(id string) (rest string, least time.Duration, kept bool) {
 		}
 	}
 	return id, 0, false
-}
-
-// limitPart is what the name of a request for a permit has before its word.
-func limitPart(limit int) string {
-	if limit == 0 {
-		return ""
-	}
-	return wordLimit + strconv.Itoa(limit) + "-"
 }
 
 // cutLimit takes apart what is before the word of an exclusive request. An id has no dots.
@@ -167,7 +214,10 @@ func parseNode(name string) (node, bool) {
 			id, n.limit = cutLimit(id)
 		}
 		if word != wordMutex {
+			var kept bool
+			id, n.key, kept, n.loose = cutLoose(id)
 			id, n.least, n.kept = cutLeast(id)
+			n.kept = n.kept || kept
 		}
 		n.id = lock.HoldID(id)
 	}
@@ -180,11 +230,7 @@ func (n node) bySidecar() bool {
 	if len(n.id) != len(lock.NewHoldID()) || strings.Trim(string(n.id), "0123456789abcdef") != "" {
 		return false
 	}
-	least := leastPart(n.least)
-	if n.kept {
-		least = keptName("-" + least)[1:]
-	}
-	rest, _ := strings.CutPrefix(n.name, idPrefix(n.id)+least+limitPart(n.limit))
+	rest, _ := strings.CutPrefix(n.name, idPrefix(n.id)+n.middle())
 	return strings.HasPrefix(rest, wordWrite) || strings.HasPrefix(rest, wordRead)
 }
 

@@ -153,13 +153,13 @@ func TestCuratorSorts(t *testing.T) {
 	if got := readWrite(guard); got < "9999999999" {
 		t.Errorf("InterProcessReadWriteLock sorts the guard by %q, before its own", got)
 	}
-	if got := readWrite(nodeName("0af3", lock.Permits(4), 0) + "0000000008"); got != "0000000008" {
+	if got := readWrite(node{id: "0af3", limit: 4}.called() + "0000000008"); got != "0000000008" {
 		t.Errorf("InterProcessReadWriteLock sorts a request for a permit by %q", got)
 	}
 	if got, want := fix(keptGuard(guard), "lock-"), fix(guard, "lock-"); got != want {
 		t.Errorf("InterProcessMutex sorts the guard that is left by %q, and the guard by %q", got, want)
 	}
-	if got := readWrite(keptName(nodeName("0af3", lock.Shared, time.Minute) + "0000000008")); got != "0000000008" {
+	if got := readWrite(keptName(node{id: "0af3", shared: true, least: time.Minute}.called() + "0000000008")); got != "0000000008" {
 		t.Errorf("InterProcessReadWriteLock sorts what is left of a request by %q", got)
 	}
 	n, _ := parseNode(own)
@@ -173,7 +173,7 @@ func TestCuratorSorts(t *testing.T) {
 func TestNamesOfKept(t *testing.T) {
 	id := lock.NewHoldID()
 	for _, m := range []lock.Mode{lock.Exclusive, lock.Shared, lock.Permits(4)} {
-		name := nodeName(id, m, 1500*time.Millisecond) + "0000000008"
+		name := node{id: id, shared: m == lock.Shared, limit: m.Limit(), least: 1500 * time.Millisecond}.called() + "0000000008"
 		n, ok := parseNode(name)
 		left, also := parseNode(keptName(name))
 		if !ok || !also || n.left() != left || !n.bySidecar() || !left.bySidecar() || left.least != 1500*time.Millisecond {
@@ -182,7 +182,7 @@ func TestNamesOfKept(t *testing.T) {
 		if got := parseNodes([]string{name, left.name}); len(got) != 1 || got[0] != n {
 			t.Errorf("the queue of a request and its kept node: %+v", got)
 		}
-		other := nodeName(lock.NewHoldID(), m, 0) + "0000000009"
+		other := node{id: lock.NewHoldID(), shared: m == lock.Shared, limit: m.Limit()}.called() + "0000000009"
 		if got := parseNodes([]string{other, left.name}); len(got) != 2 || got[0] != left {
 			t.Errorf("the queue of a kept node and a request: %+v", got)
 		}

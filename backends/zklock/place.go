@@ -28,7 +28,12 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 		return leasekit.Answer{}, lock.ErrNotHolder
 	}
 	s := d.spotOf(q, path)
-	a, err := d.askFor(ctx, s, q.Try)
+	var a leasekit.Answer
+	if s.key != "" {
+		a, err = d.attach(ctx, s, q.Mode)
+	} else {
+		a, err = d.askFor(ctx, s, q.Try)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if s.name == "" && !s.unsure {
@@ -52,7 +57,7 @@ func (d *driver) spotOf(q lock.Request, path string) *spot {
 	if l.users++; l.users == 2 && l.turns == nil { // one alone needs no turn
 		l.turns = make(chan struct{}, maxLineTurns)
 	}
-	s := &spot{Ref: leasekit.Ref{Resource: q.Resource, ID: q.ID}, l: l, mode: q.Mode, cohort: q.Cohort != nil, least: fromMillis(toMillis(q.MinHold)), slot: -1}
+	s := &spot{Ref: leasekit.Ref{Resource: q.Resource, ID: q.ID}, l: l, mode: q.Mode, cohort: q.Cohort != nil, least: fromMillis(toMillis(q.MinHold)), loose: q.Detachable || q.Handle != "", key: q.Handle, slot: -1}
 	if s.cohort || q.Mode.Limit() > 0 {
 		d.leaseNode.subscribe(path, (*arrivals)(l))
 	}
@@ -175,7 +180,7 @@ var errNumbers = fmt.Errorf("the numbers of the lock's node in ZooKeeper are use
 // the queue in the same round trip.
 func (d *driver) create(ctx context.Context, s *spot) error {
 	t, l := &d.b.tree, s.l
-	paths := []string{l.path + "/" + nodeName(s.ID, s.mode, s.least)}
+	paths := []string{l.path + "/" + s.place().called()}
 	if t.curator {
 		paths = []string{l.path + "/" + guardName(s.ID), paths[0]}
 	}
@@ -336,6 +341,11 @@ func (d *driver) settle(s *spot, path string, names []string, czxid int64) {
 		s.guard = names[0]
 	}
 	s.version, s.rec.Slot, s.rec.Fence, s.queued = 0, nil, 0, d.b.clock()
+	if s.key != "" {
+		s.mode = own.mode()
+		s.l.has(s)
+		return
+	}
 	s.l.add(s)
 }
 

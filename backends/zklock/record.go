@@ -30,9 +30,13 @@ type record struct {
 	Slot *int `json:"slot,omitempty"`
 	// Hold is whose slot it is, in the node of a slot.
 	Hold lock.HoldID `json:"hold,omitempty"`
-	// Fence is that of a hold with a MinHold. It is written in the transaction that makes the node that is
-	// left of it, whose data are the same.
+	// Fence is that of a hold with a MinHold, or of one that was detached. It is written in the transaction that
+	// makes the node that is left of it.
 	Fence lock.Fence `json:"fence,omitempty"`
+	// Detached is, in the node that is there for a detached hold, for how long others are kept out from when it
+	// was written; and Ends when that is over, in milliseconds of the leader's clock, where that is known.
+	Detached int64 `json:"detached_ms,omitempty"`
+	Ends     int64 `json:"ends_ms,omitempty"`
 	// Revoked: the release is forced, with this grace.
 	Revoked *int64 `json:"revoked_ms,omitempty"`
 	// Known: the grace of a forced release that the holder's sidecar knows of. The

@@ -19,8 +19,10 @@ type spot struct {
 	mode lock.Mode
 	room *zksession.Room // of its nodes; nil: it has none
 
-	cohort bool          // it stands for several apps
-	least  time.Duration // its MinHold; 0: it has none
+	cohort bool           // it stands for several apps
+	least  time.Duration  // its MinHold; 0: it has none
+	loose  bool           // it may be detached
+	key    lock.HandleKey // of the hold that it attaches; empty: it attaches none
 
 	node  string // path of its node; empty: not known
 	name  string // the end of that
@@ -30,14 +32,16 @@ type spot struct {
 
 	slot int // that a permit has, or may have, because it has asked for it; -1: none
 
-	unsure  bool // there may be nodes that are not known
-	outed   bool // it was forced out while it was unsure
-	cleared bool // nothing is in its way any more, and it can be granted by a transaction
-	held    bool
-	gone    bool // somebody has deleted its node
-	doubted bool // its node was not found
-	leaving bool // it is being deleted by us
-	remains bool // and something stays of it
+	unsure    bool // there may be nodes that are not known
+	outed     bool // it was forced out while it was unsure
+	cleared   bool // nothing is in its way any more, and it can be granted by a transaction
+	held      bool
+	gone      bool // somebody has deleted its node
+	doubted   bool // its node was not found
+	leaving   bool // it is being deleted by us
+	remains   bool // and something stays of it
+	final     bool // nothing is to stay of it, whatever its MinHold or its handle
+	detaching bool // it is being detached by us: if its node is gone, that was us
 
 	restoring bool // its data is being written again
 
@@ -51,7 +55,7 @@ type spot struct {
 
 // place is its node as the queue has it.
 func (s *spot) place() node {
-	return node{name: s.name, id: s.ID, seq: s.seq, shared: s.mode == lock.Shared, limit: s.mode.Limit(), least: s.least}
+	return node{name: s.name, id: s.ID, seq: s.seq, shared: s.mode == lock.Shared, limit: s.mode.Limit(), least: s.least, loose: s.loose, key: s.key}
 }
 
 // names are those of its nodes, but for the slot of a permit.
@@ -177,7 +181,7 @@ func (d *driver) lookAt(ctx context.Context, spots ...*spot) {
 // Either somebody has deleted it, or the session is over, which a connection tells
 // later than that its nodes are gone: that has to be found out first.
 func (d *driver) missed(s *spot) {
-	if s.doubted {
+	if s.doubted || s.detaching {
 		return
 	}
 	s.doubted = true
@@ -243,7 +247,10 @@ func (d *driver) explained(ctx context.Context, missing []*spot) {
 
 // deleted: somebody has deleted the node of a request. d.mu is held.
 func (d *driver) deleted(s *spot) {
-	guard, slot, least := s.guard, s.slot, s.least > 0
+	if s.detaching {
+		return
+	}
+	guard, slot, least := s.guard, s.slot, s.least > 0 || s.key != ""
 	if s.ends == 0 || d.b.clock() < s.ends {
 		d.push(leasekit.Push{Kind: leasekit.Revoked, Ref: s.Ref})
 	}
@@ -381,7 +388,7 @@ func (d *driver) rewrite(ctx context.Context, s *spot, change func(*record) bool
 			d.mu.Unlock()
 			return lock.ErrNotHolder
 		}
-		rec, path := s.rec, s.node
+		rec, path, downgraded := s.rec, s.node, s.rec.Downgraded
 		left := s.l.path + "/" + keptName(s.name)
 		if !change(&rec) {
 			d.mu.Unlock()
@@ -390,8 +397,18 @@ func (d *driver) rewrite(ctx context.Context, s *spot, change func(*record) bool
 		set := zksession.Set(path, rec.encode(), s.version)
 		d.mu.Unlock()
 		call := set
-		if rec.Fence != 0 && !lonely {
+		switch {
+		case lonely || rec.Fence == 0:
+		case s.key == "":
 			call = zksession.Multi(set, zksession.Set(left, rec.encode(), zksession.AnyVersion))
+		case rec.Downgraded && !downgraded:
+			also, err := d.downgradeDetached(ctx, left)
+			if err != nil {
+				return err
+			}
+			if also != nil {
+				call = zksession.Multi(set, also)
+			}
 		}
 		if err := d.ask(ctx, call); err != nil {
 			return err

@@ -41,18 +41,22 @@ func (b *Backend) statusOf(ctx context.Context, t *leaseNode, r lock.Resource, p
 	if err := t.refresh(ctx); err != nil {
 		return st, err
 	}
-	sync, queue := zksession.Sync(b.tree.leases()), zksession.Children(path)
-	if err := t.s.Do(ctx, sync, queue); err != nil {
-		return st, err
+	for tries := 1; ; tries++ {
+		sync, queue := zksession.Sync(b.tree.leases()), zksession.Children(path)
+		if err := t.s.Do(ctx, sync, queue); err != nil {
+			return st, err
+		}
+		if err := errors.Join(sync.Err, queue.Err); err != nil && !errors.Is(err, zksession.ErrNoNode) {
+			return st, err
+		}
+		reading := b.newReading(r, path, parseAll(queue.Children))
+		if err := reading.read(ctx, t); err != nil {
+			return st, err
+		}
+		if !reading.moved() || tries == maxTries {
+			return reading.status(t), nil
+		}
 	}
-	if err := errors.Join(sync.Err, queue.Err); err != nil && !errors.Is(err, zksession.ErrNoNode) {
-		return st, err
-	}
-	reading := b.newReading(r, path, parseAll(queue.Children))
-	if err := reading.read(ctx, t); err != nil {
-		return st, err
-	}
-	return reading.status(t), nil
 }
 
 // reading is a lock whose nodes are being read.
@@ -92,6 +96,16 @@ func (rd *reading) downgraded() bool {
 	return rec.Downgraded
 }
 
+// moved reports whether a node has gone meanwhile whose place another one may have taken.
+func (rd *reading) moved() bool {
+	for i, n := range rd.nodes {
+		if n.loose && errors.Is(rd.calls[i].Err, zksession.ErrNoNode) {
+			return true
+		}
+	}
+	return false
+}
+
 // hasRequest reports whether the request was there of which the node at place i may be left. It stands behind that.
 func (rd *reading) hasRequest(i int) bool {
 	return i+1 < len(rd.nodes) && rd.nodes[i+1].id == rd.nodes[i].id && rd.nodes[i+1].seq == rd.nodes[i].seq &&
@@ -120,7 +134,7 @@ func (rd *reading) status(t *leaseNode) lock.Status {
 		h := lock.Holding{
 			ID: n.id, Mode: lock.Exclusive, Fence: t.fence(c.Stat.Czxid), Lease: rec.Lease, Sidecar: rec.Sidecar,
 			Owner: lock.DecodeOwner(string(rec.Owner)), Revoked: rec.Revoked != nil,
-			Cohort: rec.Cohort, Kept: left,
+			Cohort: rec.Cohort, Kept: left, Detached: n.kept && n.key != "",
 		}
 		switch {
 		case n.limit > 0:
@@ -139,7 +153,7 @@ func (rd *reading) status(t *leaseNode) lock.Status {
 		if n.limit > 0 && rec.Slot != nil {
 			h.Fence += lock.Fence(*rec.Slot)
 		}
-		if n.kept {
+		if n.kept || n.key != "" {
 			h.Fence = rec.Fence
 		}
 		if n.limit > 0 && (rec.Slot != nil || n.kept) {
@@ -254,7 +268,14 @@ func (b *Backend) statuses(ctx context.Context, t *leaseNode, names []lock.Resou
 	}
 	var out []lock.Status
 	for _, rd := range all {
-		if st := rd.status(t); len(st.Holders) > 0 {
+		st := rd.status(t)
+		if rd.moved() {
+			var err error
+			if st, err = b.statusOf(ctx, t, rd.r, rd.path); err != nil {
+				return nil, err
+			}
+		}
+		if len(st.Holders) > 0 {
 			out = append(out, st)
 		}
 	}
