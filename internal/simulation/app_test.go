@@ -88,6 +88,8 @@ func (a *app) run() {
 			continue
 		case kind < 80:
 			l.letGo()
+		case kind < 95:
+			l.uses.Go(l.answer)
 		}
 		if l.ttl != 0 && a.dice(10) > 0 {
 			l.uses.Go(l.keepAlive)
@@ -178,7 +180,14 @@ func (a *app) request(l *life) session.AcquireRequest {
 	if a.rnd.IntN(4) == 0 {
 		q.MaxHold = time.Duration(100+a.rnd.IntN(1500)) * time.Millisecond
 	}
-	if a.rnd.IntN(2) == 0 {
+	if a.rnd.IntN(3) == 0 && q.MaxHold == 0 && !q.Reentrant {
+		if a.rnd.IntN(3) == 0 {
+			q.MinHold = time.Duration(100+a.rnd.IntN(500)) * time.Millisecond
+		} else {
+			q.Detachable = true
+		}
+	}
+	if a.rnd.IntN(2) == 0 && !q.Detachable {
 		q.RequestID = fmt.Sprint("q", a.rnd.Int32())
 		l.mu.Lock()
 		l.recent = append(l.recent, q.RequestID)
@@ -207,12 +216,19 @@ func (l *life) use(q session.AcquireRequest) {
 		l.refused(q, err)
 		return
 	}
+	if q.MinHold > 0 {
+		a.w.witness.least(g, before+q.MinHold)
+	}
 	if !l.granted(q, g) {
+		return
+	}
+	if q.Detachable && a.w.storms(a.upTo(300*time.Millisecond)) {
+		l.detach(g, "")
 		return
 	}
 	if q.Mode == lock.Exclusive && g.Count == 1 && !q.Reentrant && a.dice(8) == 0 {
 		a.w.storms(a.upTo(300 * time.Millisecond))
-		a.w.witness.shares(g.Resource, g.LockID)
+		a.w.witness.shares(g.Resource, g.LockID, g.Fence)
 		if !l.p.answers() {
 			return
 		}
@@ -243,6 +259,9 @@ func (l *life) granted(q session.AcquireRequest, g session.Grant) bool {
 	default:
 		if q.RequestID != "" {
 			l.void[q.RequestID] = true
+		}
+		if q.Handle != "" {
+			l.a.w.witness.gives(g.Fence)
 		}
 		l.uses.Go(func() { _, _ = l.s.Release(context.Background(), g.LockID, "") })
 		return false

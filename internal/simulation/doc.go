@@ -1,5 +1,6 @@
 // Package simulation runs small worlds of sidecars and apps in fake time. They use the real
-// session, heartbeat, leasekit and embedded packages. The roads between them lose, delay and
+// session, heartbeat, leasekit and embedded packages. Apps take some locks with a min_hold, and
+// detach some for others to attach. The roads between them lose, delay and
 // copy messages. Sidecars freeze, crash and drain. Clocks start at different times and run at
 // different speeds. One seed makes one world.
 //

@@ -118,7 +118,14 @@ func (r *road) ask(ctx context.Context, q lock.Request) (leasekit.Answer, error)
 	if gone {
 		return leasekit.Answer{}, lock.ErrNotHolder
 	}
-	return r.Driver.Ask(ctx, q)
+	if r.p.w.broken == ignoresMinHold {
+		q.MinHold = 0
+	}
+	a, err := r.Driver.Ask(ctx, q)
+	if err == nil && q.Handle != "" {
+		r.p.w.witness.tookOver(q.Handle, q.ID)
+	}
+	return a, err
 }
 
 func (r *road) Ask(ctx context.Context, q lock.Request) (a leasekit.Answer, _ error) {
@@ -172,6 +179,33 @@ func (r *road) Downgrade(ctx context.Context, ref leasekit.Ref) error {
 
 // KeepsMinHold makes the road a leasekit.Keeper.
 func (r *road) KeepsMinHold() error { return r.Driver.(leasekit.Keeper).KeepsMinHold() }
+
+// Detaches makes the road a leasekit.Detacher.
+func (r *road) Detaches() error { return r.Driver.(leasekit.Detacher).Detaches() }
+
+func (r *road) Detach(ctx context.Context, w leasekit.Withdrawal, key lock.HandleKey, ttl time.Duration) (found leasekit.Withdrawn, _ error) {
+	defer r.alone("Detach", w.ID)()
+	if _, err := r.p.trip(ctx, func() (err error) { found, err = r.detach(ctx, w, key, ttl); return err },
+		func() { _, _ = r.detach(context.Background(), w, key, ttl) }); err != nil {
+		return leasekit.Withdrawn{}, err
+	}
+	return found, nil
+}
+
+func (r *road) detach(ctx context.Context, w leasekit.Withdrawal, key lock.HandleKey, ttl time.Duration) (leasekit.Withdrawn, error) {
+	r.p.w.log("store: %v detaches %s of %s for %v", r.p, w.ID, w.Resource, ttl)
+	r.mu.Lock()
+	r.gone[w.ID] = r.gone[w.ID] || w.Unsure
+	r.mu.Unlock()
+	if r.p.w.broken == freesDetached {
+		ttl /= 3
+	}
+	found, err := r.Driver.(leasekit.Detacher).Detach(ctx, w, key, ttl)
+	if err == nil && ttl > 0 {
+		r.p.w.witness.keyed(key, w.ID)
+	}
+	return found, err
+}
 
 // Describe makes the road a leasekit.Teller.
 func (r *road) Describe(ctx context.Context, ref leasekit.Ref, owner string) error {
@@ -267,7 +301,10 @@ func (r *road) Listen(ctx context.Context, push func(leasekit.Push)) {
 // backend is the store as one process sees it.
 type backend struct{ p *process }
 
-var _ lock.Backend = backend{}
+var (
+	_ lock.Backend = backend{}
+	_ lock.Handles = backend{}
+)
 
 func (b backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (l lock.Lease, _ error) {
 	p := b.p
@@ -311,12 +348,15 @@ func (b backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hold
 		b.p.w.witness.forcedAtOnce(id, 0)
 	}
 	_, err := b.p.trip(ctx, func() error {
-		if grace == 0 { // who has it by then is not told early, either
-			st, _ := b.p.w.store.Get(ctx, r)
-			for _, h := range st.Holders {
-				if h.ID == id {
-					b.p.w.witness.forcedAtOnce(id, h.Fence)
-				}
+		b.p.w.witness.forcing(id, 0)
+		st, _ := b.p.w.store.Get(ctx, r)
+		for _, h := range st.Holders {
+			if h.ID != id {
+				continue
+			}
+			b.p.w.witness.forcing(id, h.Fence)
+			if grace == 0 { // who has it by then is not told early, either
+				b.p.w.witness.forcedAtOnce(id, h.Fence)
 			}
 		}
 		b.p.w.log("store: %v forces %s of %s with %v", b.p, id, r, grace)
@@ -325,11 +365,30 @@ func (b backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hold
 	return err
 }
 
+// SetHandle implements lock.Handles.
+func (b backend) SetHandle(ctx context.Context, r lock.Resource, key lock.HandleKey, ttl time.Duration) (d lock.Detached, _ error) {
+	do := func() (lock.Detached, error) {
+		b.p.w.log("store: %v sets the handle of %s to %v", b.p, r, ttl)
+		if ttl == 0 {
+			b.p.w.witness.tookOver(key, "")
+		}
+		return b.p.w.store.SetHandle(context.WithoutCancel(ctx), r, key, ttl)
+	}
+	_, err := b.p.trip(ctx, func() (err error) { d, err = do(); return err }, func() { _, _ = do() })
+	if err != nil {
+		return lock.Detached{}, err
+	}
+	return d, nil
+}
+
 // noting notes what is forced at once, also where the sidecar does it by itself.
 type noting struct {
 	lock.Backend
 	w *world
 }
+
+// Unwrap lets lock.HandlesOf find the store.
+func (n noting) Unwrap() lock.Backend { return n.Backend }
 
 func (n noting) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldID, grace time.Duration) error {
 	if grace == 0 {

@@ -47,7 +47,7 @@ func TestSimulation(t *testing.T) {
 		took += r.took
 	}
 	t.Logf("%d worlds, %v in them: %+v", n, took.Round(time.Second), all)
-	if all.granted < 20*int(n) || all.lost < int(n) || all.forced < int(n)/5 || all.crashes < int(n)/10 {
+	if all.granted < 20*int(n) || all.lost < int(n) || all.forced < int(n)/5 || all.crashes < int(n)/10 || all.attached < int(n)/2 {
 		t.Errorf("%d worlds have seen only %+v", n, all)
 	}
 }
@@ -59,6 +59,8 @@ func (c *counts) add(d counts) {
 	c.forced += d.forced
 	c.crashes += d.crashes
 	c.freezes += d.freezes
+	c.detached += d.detached
+	c.attached += d.attached
 }
 
 func report(t *testing.T, seed uint64, r result) {
@@ -80,6 +82,8 @@ func TestBreaks(t *testing.T) {
 		tellsNobody:        "nobody is told of a loss",
 		slowClock:          "a clock at half the speed",
 		keepsTheDead:       "dead apps keep their locks",
+		ignoresMinHold:     "min_hold is ignored",
+		freesDetached:      "a detached lock is free too soon",
 	} {
 		t.Run(name, func(t *testing.T) {
 			for seed := range uint64(400) { // most are seen in the first ten

@@ -38,17 +38,18 @@ type witness struct {
 	over      map[lock.HoldID]bool // told to be lost, before or after its grant arrived
 	atOnce    map[lock.HoldID]bool // forced with grace 0, which gives up early notice
 	numbers   map[lock.Fence]bool  // of the store, for holds that were forced so
+	kept      promises
 	seen      counts
 }
 
 // counts are what happened in a world, so that a test can tell that worlds are not dull.
-type counts struct{ granted, lost, refused, forced, crashes, freezes int }
+type counts struct{ granted, lost, refused, forced, crashes, freezes, detached, attached int }
 
 func newWitness(now lock.Clock) *witness {
 	return &witness{
 		now: now, users: map[string]map[lock.HoldID]*belief{}, exclusive: map[string]lock.Fence{},
 		latest: map[string]lock.Fence{}, fences: map[lock.HoldID]lock.Fence{}, over: map[lock.HoldID]bool{}, atOnce: map[lock.HoldID]bool{},
-		numbers: map[lock.Fence]bool{},
+		numbers: map[lock.Fence]bool{}, kept: newPromises(),
 	}
 }
 
@@ -99,21 +100,33 @@ func (w *witness) granted(l *life, g session.Grant, maxHold time.Duration) bool 
 			w.complain("%s of %s: %v granted to %v, and %v was told that others are kept out until %v", g.LockID, g.Resource, g.Mode, l, b.life, b.kept)
 		}
 	}
+	w.entersKept(l, g)
 	again := w.fences[g.LockID] == g.Fence // entered, and whoever had it before has let go meanwhile
 	w.fences[g.LockID] = g.Fence
-	if !again && (g.Mode == lock.Exclusive && g.Fence <= w.latest[g.Resource] || g.Fence < w.exclusive[g.Resource]) {
+	least := w.exclusive[g.Resource]
+	switch {
+	case g.Mode != lock.Exclusive:
+	case w.kept.chains[g.Fence]: // attached: it has the fence of its grant
+		least = w.latest[g.Resource]
+	default:
+		least = w.latest[g.Resource] + 1
+	}
+	if !again && g.Fence < least {
 		w.complain("%s of %s: fence %d (%v) after %d", g.LockID, g.Resource, g.Fence, g.Mode, w.latest[g.Resource])
 	}
 	if g.Mode == lock.Exclusive {
-		w.exclusive[g.Resource] = g.Fence
+		w.exclusive[g.Resource] = max(w.exclusive[g.Resource], g.Fence)
 	}
 	w.latest[g.Resource] = max(w.latest[g.Resource], g.Fence)
 	if w.users[g.Resource] == nil {
 		w.users[g.Resource] = map[lock.HoldID]*belief{}
 	}
 	b := &belief{life: l, mode: g.Mode, counts: 1, until: until}
-	if maxHold != 0 {
+	switch {
+	case maxHold != 0:
 		b.limit = now + maxHold
+	case g.End != 0:
+		b.limit = l.p.true(g.End)
 	}
 	w.users[g.Resource][g.LockID] = b
 	w.seen.granted++
@@ -139,6 +152,9 @@ func (w *witness) lost(l *life, e session.Lost) {
 func (w *witness) leaves(resource string, id lock.HoldID) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if f := w.fences[id]; w.kept.chains[f] && !w.kept.taken[id] {
+		w.give(f)
+	}
 	b := w.users[resource][id]
 	if b == nil {
 		return false
@@ -151,9 +167,13 @@ func (w *witness) leaves(resource string, id lock.HoldID) bool {
 }
 
 // shares is the moment before an app downgrades a hold.
-func (w *witness) shares(resource string, id lock.HoldID) {
+func (w *witness) shares(resource string, id lock.HoldID, f lock.Fence) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if p, found := w.kept.of[resource][f]; found {
+		p.mode = lock.Shared
+		w.kept.of[resource][f] = p
+	}
 	if b := w.users[resource][id]; b != nil {
 		b.mode = lock.Shared
 	}

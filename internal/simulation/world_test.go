@@ -34,6 +34,8 @@ const (
 	tellsNobody                // apps do not get the news of losses
 	slowClock                  // a clock that runs at half the speed, far beyond the margin
 	keepsTheDead               // the end of an app does not end its session
+	ignoresMinHold             // the store does not know min_hold
+	freesDetached              // what is detached is free too soon
 )
 
 // world is what one seed makes.
@@ -55,10 +57,11 @@ type world struct {
 
 	over atomic.Bool // it was given up
 
-	mu    sync.Mutex
-	rnd   *rand.Rand // makes other dice
-	trace io.Writer  // nil: nobody reads it
-	sum   hash.Hash  // of the trace
+	mu      sync.Mutex
+	rnd     *rand.Rand // makes other dice
+	letters []letter   // with handles, for whoever finds them
+	trace   io.Writer  // nil: nobody reads it
+	sum     hash.Hash  // of the trace
 }
 
 // result is what one world was like.
