@@ -28,7 +28,7 @@ func TestRights(t *testing.T) {
 				"CREATE USER reader IDENTIFIED BY 'secret'; GRANT SELECT, UPDATE ON locks.* TO reader"
 			administer(t, s, grants)
 			t.Cleanup(func() { administer(t, s, "DROP USER sidecar, reader; DROP DATABASE locks") })
-			url := strings.Replace(strings.Replace(s.URL(), "root@", "sidecar:secret@", 1), "/"+testengine.Database, "/locks?timeout=2s&strategy=", 1)
+			url := strings.Replace(strings.Replace(s.URL(), "root@", "sidecar:secret@", 1), "/"+testengine.Database, "/locks?timeout=5s&strategy=", 1)
 			for _, strategy := range Strategies {
 				t.Run(strategy, func(t *testing.T) { handOver(t, url+strategy) })
 			}
@@ -42,7 +42,7 @@ func administer(t *testing.T, s testengine.Server, statements string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := mysql.NewConnector(cfg, mysql.ConnectOptions{Wait: time.Second})
+	c, err := mysql.NewConnector(cfg, mysql.ConnectOptions{Wait: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,8 +65,8 @@ func handOver(t *testing.T, url string) {
 		t.Cleanup(func() { _ = b.Close() })
 		last = b
 		var l lock.Lease
-		for end := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) { // row waits out the server's start
-			if l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 2 * time.Second, Sidecar: "rights"}); err == nil {
+		for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) { // row waits out the server's start
+			if l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 20 * time.Second, Sidecar: "rights"}); err == nil {
 				break
 			}
 			if time.Now().After(end) {
@@ -91,7 +91,7 @@ func handOver(t *testing.T, url string) {
 		_, err := leases[1].Acquire(context.Background(), q)
 		granted <- err
 	}()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		if st, err := last.Get(t.Context(), "r"); err == nil && len(st.Waiters) == 1 {
 			break
 		}
