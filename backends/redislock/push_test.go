@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
 )
 
 // A push connection on which nothing arrives any more is found out by the heartbeats, which arrive,
@@ -78,7 +79,7 @@ func testPushConnectionAtRest(t testing.TB) {
 	if due() {
 		t.Error("it is asked again though it has answered")
 	}
-	if a, err := d.Ask(t.Context(), exclusive("at-rest")); err != nil || !a.Granted {
+	if a, err := d.Ask(t.Context(), exclusive(lock.Resource("at-rest/"+d.id))); err != nil || !a.Granted {
 		t.Fatalf("Ask: %+v, %v", a, err)
 	}
 	if !due() {
