@@ -184,11 +184,13 @@ func (s *store) Watch(ctx context.Context, prefix string, ready func(), changed 
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	var look sync.WaitGroup
+	defer look.Wait()
+	defer cancel(nil)
+	look.Go(func() { s.whileAt(ctx, c, cancel) })
+	// It returns when the member has answered, so one that is silent holds it up.
 	news := c.Watch(clientv3.WithRequireLeader(ctx), s.cfg.prefix+prefix, clientv3.WithPrefix(), clientv3.WithCreatedNotify())
-	look := time.NewTicker(s.cfg.timeout)
-	defer look.Stop()
 	for {
 		select {
 		case n, open := <-news:
@@ -205,10 +207,26 @@ func (s *store) Watch(ctx context.Context, prefix string, ready func(), changed 
 				}
 				changed(kv)
 			}
-		case <-look.C: // requests have moved on: this member may be frozen, or cut off
+		case <-ctx.Done():
+			return fmt.Errorf("watch: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// whileAt returns when ctx ends. It ends it when requests have moved on from a member: that may
+// be frozen, or cut off.
+func (s *store) whileAt(ctx context.Context, c *clientv3.Client, end context.CancelCauseFunc) {
+	look := time.NewTicker(s.cfg.timeout)
+	defer look.Stop()
+	for {
+		select {
+		case <-look.C:
 			if now, err := s.member(ctx); err != nil || now != c {
-				return errMoved
+				end(errMoved)
+				return
 			}
+		case <-ctx.Done():
+			return
 		}
 	}
 }
