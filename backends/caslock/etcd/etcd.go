@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -95,12 +96,20 @@ func (s *store) member(ctx context.Context) (*clientv3.Client, error) {
 	return c, nil
 }
 
+// refused tells whether an error is the answer to this one request. Others may be answered, and
+// another member would say the same.
+func refused(err error) bool {
+	return slices.ContainsFunc([]error{rpctypes.ErrNoSpace, rpctypes.ErrPermissionDenied, rpctypes.ErrTooManyOps, rpctypes.ErrRequestTooLarge},
+		func(r error) bool { return errors.Is(err, r) })
+}
+
 // next gives the next member its turn, if it is still that of the one that has failed. The
-// connection is closed when those who use it had their time.
-func (s *store) next(failed *clientv3.Client) {
+// connection is closed when those who use it had their time. A member that is the only one is
+// connected to anew only for another password.
+func (s *store) next(failed *clientv3.Client, wrongPassword bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.client != failed || len(s.cfg.addrs) == 1 {
+	if s.client != failed || len(s.cfg.addrs) == 1 && !wrongPassword {
 		return
 	}
 	s.at++
@@ -137,8 +146,9 @@ func (s *store) Do(ctx context.Context, t caslock.Txn) (caslock.Result, error) {
 	}
 	answer, err := c.Txn(ctx).If(conds...).Then(append(then, reads...)...).Else(reads...).Commit()
 	if err != nil {
-		if ctx.Err() == nil || errors.Is(context.Cause(ctx), caslock.ErrNoAnswer) { // and not because the caller has given up
-			s.next(c)
+		silent := ctx.Err() == nil || errors.Is(context.Cause(ctx), caslock.ErrNoAnswer) // and not that the caller has given up
+		if silent && !refused(err) {
+			s.next(c, errors.Is(err, rpctypes.ErrAuthFailed))
 		}
 		return caslock.Result{}, err
 	}

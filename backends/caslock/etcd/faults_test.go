@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 
 	"github.com/locksidecar/locksidecar/backends/caslock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
@@ -237,7 +240,27 @@ func TestLeaderOfBefore(t *testing.T) {
 // With authentication on, the sidecar needs no more than its prefix, and says what it lacks.
 func TestUserWithPassword(t *testing.T) {
 	t.Parallel()
-	s := testengine.New(t, testengine.Etcd)
+	s, ctx := testengine.New(t, testengine.Etcd), t.Context()
+	authenticate(t, s)
+
+	as := func(user string) string { return strings.Replace(s.URL(), "etcd://", "etcd://"+user, 1) }
+	_, l := sidecar(t, as("sidecar:s%40cret@"), time.Minute)
+	release(t, l, hold(t, l, "r"))
+	for url, want := range map[string]string{
+		as("sidecar:wr0ng@"):              "authentication failed",
+		as(""):                            "user and a password",
+		as("sidecar:s%40cret@") + "/apps": "may not read and write",
+	} {
+		_, err := openAt(t, url).OpenLease(ctx, lock.LeaseOptions{TTL: time.Minute})
+		if !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "wr0ng") {
+			t.Errorf("%v; want an error with %q", err, want)
+		}
+	}
+}
+
+// authenticate makes users, and turns authentication on. It gives a client that may do everything.
+func authenticate(t *testing.T, s testengine.Server) *clientv3.Client {
+	t.Helper()
 	c, ctx := stranger(t, s), t.Context()
 	must := func(_ any, err error) {
 		t.Helper()
@@ -253,18 +276,34 @@ func TestUserWithPassword(t *testing.T) {
 	must(c.UserAdd(ctx, "sidecar", "s@cret"))
 	must(c.UserGrantRole(ctx, "sidecar", "locks"))
 	must(c.AuthEnable(ctx))
+	root, err := clientv3.New(clientv3.Config{Endpoints: c.Endpoints(), Username: "root", Password: "root", DialTimeout: 10 * time.Second, Logger: zap.NewNop()})
+	must(nil, err)
+	t.Cleanup(func() { _ = root.Close() })
+	return root
+}
 
-	as := func(user string) string { return strings.Replace(s.URL(), "etcd://", "etcd://"+user, 1) }
-	_, l := sidecar(t, as("sidecar:s%40cret@"), time.Minute)
-	release(t, l, hold(t, l, "r"))
-	for url, want := range map[string]string{
-		as("sidecar:wr0ng@"):              "authentication failed",
-		as(""):                            "user and a password",
-		as("sidecar:s%40cret@") + "/apps": "may not read and write",
-	} {
-		_, err := openAt(t, url).OpenLease(ctx, lock.LeaseOptions{TTL: time.Minute})
-		if !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "wr0ng") {
-			t.Errorf("%v; want an error with %q", err, want)
+// A password changes, at a server that has one address. The sidecar finds the new one in its file, and
+// goes on.
+func TestPasswordChanges(t *testing.T) {
+	t.Parallel()
+	s := testengine.New(t, testengine.Etcd)
+	root := authenticate(t, s)
+	file := filepath.Join(t.TempDir(), "password")
+	write := func(password string) {
+		if err := os.WriteFile(file, []byte(password), 0o600); err != nil {
+			t.Fatal(err)
 		}
 	}
+	write("s@cret")
+	_, l := sidecar(t, strings.Replace(s.URL(), "etcd://", "etcd://sidecar@", 1)+"?password-file="+file, 2*time.Minute)
+	g := hold(t, l, "r")
+	if _, err := root.UserChangePassword(t.Context(), "sidecar", "an0ther"); err != nil {
+		t.Fatal(err)
+	}
+	if err := beat(t.Context(), l); !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("a heartbeat with the password of before: %v", err)
+	}
+	write("an0ther")
+	eventually(t, "a heartbeat is answered", func() error { return beat(t.Context(), l) })
+	release(t, l, g)
 }

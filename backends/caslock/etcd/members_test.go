@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
 	"github.com/locksidecar/locksidecar/backends/caslock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
 )
 
 // storeAt opens a store with these members.
@@ -79,4 +83,70 @@ func TestWatchLeavesASilentMember(t *testing.T) {
 	case <-time.After(patience / 2):
 		t.Errorf("the watch stays at the member that says nothing")
 	}
+}
+
+// An app that waits no longer for an answer says nothing about the member that was asked, and nor
+// does what the member refuses. Its connection stays, with the requests and the watch on it.
+func TestWhoDoesNotTurnToTheNextMember(t *testing.T) {
+	t.Parallel()
+	server := testengine.New(t, testengine.Etcd)
+	addr := testengine.Nodes(t, server)[0].Addr()
+	s := storeAt(t, addr+","+addr, "?timeout=10s")
+	put := caslock.Txn{Then: []caslock.Write{{Key: "x", Value: []byte("x")}}}
+	eventually(t, "a request is answered", func() error {
+		_, err := s.Do(t.Context(), put)
+		return err
+	})
+	before := s.turn()
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.Do(gone, put); err == nil || s.turn() != before {
+		t.Errorf("an app that is gone: %v; another member: %t", err, s.turn() != before)
+	}
+	restore := fill(t, server)
+	if _, err := s.Do(t.Context(), put); err == nil || s.turn() != before {
+		t.Errorf("a full store: %v; another member: %t", err, s.turn() != before)
+	}
+	restore()
+	if _, err := s.Do(t.Context(), put); err != nil {
+		t.Error(err)
+	}
+}
+
+// fill raises the alarm of a server whose database is full. restore takes it back.
+func fill(t *testing.T, s testengine.Server) (restore func()) {
+	t.Helper()
+	c := stranger(t, s)
+	st, err := c.Status(t.Context(), "http://"+testengine.Nodes(t, s)[0].Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := func(a pb.AlarmRequest_AlarmAction) {
+		_, err := pb.NewMaintenanceClient(c.ActiveConnection()).Alarm(t.Context(), &pb.AlarmRequest{Action: a, MemberID: st.Header.MemberId, Alarm: pb.AlarmType_NOSPACE})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(pb.AlarmRequest_ACTIVATE)
+	return func() { set(pb.AlarmRequest_DEACTIVATE) }
+}
+
+// A store that is full takes no locks and no heartbeats, and says what a person has to do. All goes on when
+// there is room again.
+func TestStoreIsFull(t *testing.T) {
+	t.Parallel()
+	s := testengine.New(t, testengine.Etcd)
+	_, l := sidecar(t, s.URL(), 2*time.Minute)
+	kept := hold(t, l, "kept")
+	restore := fill(t, s)
+	if _, err := l.Acquire(t.Context(), request("r")); !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), "disarm the alarm") {
+		t.Errorf("Acquire: %v", err)
+	}
+	if err := beat(t.Context(), l); !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("a heartbeat: %v", err)
+	}
+	restore()
+	eventually(t, "a heartbeat is answered", func() error { return beat(t.Context(), l) })
+	release(t, l, kept)
+	release(t, l, hold(t, l, "r"))
 }
