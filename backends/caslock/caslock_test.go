@@ -208,6 +208,88 @@ func TestRecordsAreForgotten(t *testing.T) {
 	}
 }
 
+// Records are deleted as fast as they can come to their ends: the keeper does not wait until its
+// next round while there are more.
+func TestManyRecordsAreForgotten(t *testing.T) {
+	m := newMemory()
+	for i := range 3000 { // with one round in two seconds that is two minutes
+		name := lock.Resource(fmt.Sprint(i))
+		rec := record{Version: "v1", Ends: int64(1 + i/3)}
+		m.do(Txn{Then: []Write{{Key: recordKey(name), Value: encode(rec)}, {Key: endKey(name, rec.Ends)}}})
+	}
+	sidecar(t, m, time.Minute)
+	eventually(t, "no record is left", func() bool {
+		r := m.do(Txn{Read: []Range{all(recordPrefix, 0), all(endPrefix, 0)}})
+		return len(r.Reads[0].KVs)+len(r.Reads[1].KVs) == 0
+	})
+}
+
+// A sidecar that is not the keeper looks at the leases in the way of its waiters. It forgets them
+// when nobody waits for them any more, however many come and go.
+func TestLeasesAreForgotten(t *testing.T) {
+	m := newMemory()
+	_, keeper, _, _ := sidecar(t, m, time.Minute)
+	eventually(t, "there is a keeper", func() bool {
+		kv, _ := m.do(Txn{Read: []Range{{Key: keeperKey}}}).Reads[0].one()
+		return decode[keeperInfo](kv).Lease == string(keeper.ID())
+	})
+	b, _, _, _ := sidecar(t, m, time.Minute)
+	b.observe(t.Context(), KV{Key: beatKey("gone"), Value: encode(leaseInfo{TTL: lock.MinTTL.Milliseconds()}), Version: 1})
+	eventually(t, "the lease is forgotten", func() bool {
+		if _, err := keeper.Heartbeat(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return len(b.seen) == 0
+	})
+}
+
+// A heartbeat acknowledges a forced release. Requests about the same resource that came before do
+// not hold it up.
+func TestHeartbeatAtACrowdedDesk(t *testing.T) {
+	m := newMemory()
+	b, kit, _, _ := sidecar(t, m, time.Minute)
+	l := b.leases[string(kit.ID())]
+	q := request("r")
+	if _, err := kit.Acquire(t.Context(), q); err != nil {
+		t.Fatal(err)
+	}
+	var crowd []*op
+	for range 2 * batch {
+		id := string(lock.NewHoldID())
+		crowd = append(crowd, &op{kind: opAsk, id: id, lease: l.id, place: place{ID: id, Lease: l.id, Mode: lock.Exclusive}, done: make(chan struct{})})
+	}
+	d, mine := b.enter("r", crowd)
+	if !mine {
+		t.Fatal("somebody serves the desk")
+	}
+	beaten := make(chan error, 1)
+	go func() {
+		_, err := l.Renew(t.Context(), []leasekit.Revocation{{Ref: leasekit.Ref{Resource: "r", ID: q.ID}, Grace: time.Hour}})
+		beaten <- err
+	}()
+	eventually(t, "the heartbeat has come to the desk", func() bool {
+		b.deskMu.Lock()
+		defer b.deskMu.Unlock()
+		return len(d.waiting) > len(crowd)
+	})
+	empty := b.serve("r", d)
+	b.deskMu.Lock()
+	for _, o := range d.waiting {
+		if o.kind == opAck {
+			t.Error("the heartbeat waits behind others")
+		}
+	}
+	b.deskMu.Unlock()
+	for !empty {
+		empty = b.serve("r", d)
+	}
+	if err := <-beaten; err != nil {
+		t.Error(err)
+	}
+}
+
 // A heartbeat tells of all forced releases, also where there are more than one request reads,
 // and most of them are known already.
 func TestManyForcedReleases(t *testing.T) {

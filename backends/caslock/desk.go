@@ -101,7 +101,11 @@ func (b *Backend) enter(name lock.Resource, ops []*op) (d *desk, mine bool) {
 		d = &desk{}
 		b.desks[name] = d
 	}
-	d.waiting = append(d.waiting, ops...)
+	if ops[0].kind == opAck { // a heartbeat waits for it, so thousands of others must not stand before it
+		d.waiting = append(ops, d.waiting...)
+	} else {
+		d.waiting = append(d.waiting, ops...)
+	}
 	return d, mine
 }
 

@@ -139,29 +139,44 @@ func (b *Backend) ListRecords(ctx context.Context, prefix string, p lock.Page) (
 	return found, nil
 }
 
-// reapAtATime bounds the records that are deleted in one of the keeper's rounds.
+// reapAtATime bounds the records that are deleted in one of the keeper's rounds: each has two keys.
 const reapAtATime = 50
 
-// reapRecords deletes records whose time is over, the first that ended first.
-func (b *Backend) reapRecords(ctx context.Context) error {
+// reapRecords deletes records whose time is over, the first that ended first. It tells whether
+// there may be more.
+func (b *Backend) reapRecords(ctx context.Context) (more bool, err error) {
 	now := b.wall().UnixMicro()
 	answer, err := b.do(ctx, "reap", Txn{Read: []Range{{Key: endPrefix, End: endsBefore(now), Limit: reapAtATime}}})
 	if err != nil {
-		return err
+		return false, err
 	}
-	for _, over := range answer.Reads[0].KVs {
-		_, name, _ := strings.Cut(over.Key, "\x00")
-		kv, rec, valid, err := b.readRecord(ctx, lock.Resource(name))
-		if err != nil {
-			return err
-		}
-		t := Txn{If: []Cond{{Key: recordKey(lock.Resource(name)), Version: kv.Version}}, Then: []Write{{Key: over.Key, Delete: true}}}
-		if kv.Version > 0 && !valid && endKey(lock.Resource(name), rec.Ends) == over.Key {
-			t.Then = append(t.Then, Write{Key: recordKey(lock.Resource(name)), Delete: true})
-		}
-		if _, err := b.do(ctx, "reap", t); err != nil {
-			return err
+	over := answer.Reads[0].KVs
+	if len(over) == 0 {
+		return false, nil
+	}
+	var read []Range
+	for _, end := range over {
+		read = append(read, Range{Key: recordKey(endsWith(end.Key))})
+	}
+	if answer, err = b.do(ctx, "reap", Txn{Read: read}); err != nil {
+		return false, err
+	}
+	var t Txn
+	for i, end := range over {
+		name := endsWith(end.Key)
+		kv, _ := answer.Reads[i].one()
+		t.If = append(t.If, Cond{Key: recordKey(name), Version: kv.Version})
+		t.Then = append(t.Then, Write{Key: end.Key, Delete: true})
+		if kv.Version > 0 && endKey(name, decode[record](kv).Ends) == end.Key { // else it was written again
+			t.Then = append(t.Then, Write{Key: recordKey(name), Delete: true})
 		}
 	}
-	return nil
+	_, err = b.do(ctx, "reap", t) // where one has been written meanwhile, the next round does it
+	return len(over) == reapAtATime, err
+}
+
+// endsWith is whose record an endKey is about.
+func endsWith(key string) lock.Resource {
+	_, name, _ := strings.Cut(key, "\x00")
+	return lock.Resource(name)
 }

@@ -135,6 +135,7 @@ func (l *lease) watch(ctx context.Context) {
 // is the time until the next one.
 func (l *lease) round(ctx context.Context) (pause time.Duration) {
 	if !l.isKeeper(ctx) {
+		l.b.forgetUnseen()
 		return min(l.ttl/4, mostRound)
 	}
 	shortest, leases := l.ttl, 0
@@ -150,14 +151,16 @@ func (l *lease) round(ctx context.Context) (pause time.Duration) {
 	if err != nil {
 		return leastRound // nothing was seen, and time goes on
 	}
-	l.b.forgetUnseen(l.ttl)
+	l.b.forgetUnseen()
 	_ = l.b.pages(ctx, "observe", deadPrefix, func(kvs []KV) error { // what fails comes again
 		for _, kv := range kvs {
 			l.b.sweepSoon(strings.TrimPrefix(kv.Key, deadPrefix))
 		}
 		return nil
 	})
-	_ = l.b.reapRecords(ctx)
+	if more, err := l.b.reapRecords(ctx); err == nil && more { // or they would come faster than they go
+		return leastRound
+	}
 	pause = min(max(shortest/4, leastRound, time.Duration(leases)*roundForEach), mostRound)
 	return pause - rand.N(pause/8) //nolint:gosec // not a secret
 }
@@ -193,11 +196,11 @@ func (b *Backend) observe(ctx context.Context, kv KV) (over bool) {
 }
 
 // forgetUnseen forgets leases that nobody looks at any more.
-func (b *Backend) forgetUnseen(ttl time.Duration) {
+func (b *Backend) forgetUnseen() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for id, o := range b.seen {
-		if b.clock() > o.last+max(ttl, o.ttl) {
+		if b.clock() > o.last+2*max(o.ttl, mostRound) {
 			delete(b.seen, id)
 		}
 	}
