@@ -78,22 +78,53 @@ func (s *store) member(ctx context.Context) (*clientv3.Client, error) {
 	if s.cfg.tls != nil {
 		scheme = "https://"
 	}
-	c, err := clientv3.New(clientv3.Config{
+	cfg := clientv3.Config{
 		Endpoints: []string{scheme + s.cfg.addrs[s.at%len(s.cfg.addrs)]},
-		TLS:       s.cfg.tls.Config(), Username: s.cfg.user, Password: storeurl.PasswordNow(s.cfg.password, s.cfg.passwordFile), DialTimeout: s.cfg.timeout,
+		TLS:       s.cfg.tls.Config(), DialTimeout: s.cfg.timeout,
 		DialKeepAliveTime: aliveEvery, DialKeepAliveTimeout: s.cfg.timeout, PermitWithoutStream: true,
 		MaxUnaryRetries: 1, Logger: zap.NewNop(), Context: context.WithoutCancel(ctx),
 		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: leastBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: mostBackoff},
 			MinConnectTimeout: s.cfg.timeout,
 		})},
-	})
+	}
+	c, err := clientv3.New(cfg)
+	if err == nil && s.cfg.user != "" {
+		if cfg.Token, err = s.login(ctx, c); err != nil || cfg.Token != "" {
+			_ = c.Close()
+		}
+		if err == nil && cfg.Token != "" {
+			c, err = clientv3.New(cfg)
+		}
+	}
 	if err != nil {
 		s.at++
 		return nil, fmt.Errorf("connect: %w", err)
 	}
 	s.client = c
 	return c, nil
+}
+
+// login gives a token for the requests of the user; none: the server asks for no user. The library would
+// do that itself, but where a token is void it asks for the next one with that token, which a server of
+// version 3.4 refuses, and begins again without end.
+func (s *store) login(ctx context.Context, c *clientv3.Client) (token string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.timeout)
+	defer cancel()
+	r, err := c.Authenticate(ctx, s.cfg.user, storeurl.PasswordNow(s.cfg.password, s.cfg.passwordFile))
+	switch {
+	case errors.Is(err, rpctypes.ErrAuthNotEnabled):
+		return "", nil
+	case err != nil:
+		return "", err
+	}
+	return r.Token, nil
+}
+
+// loggedOut tells whether a request was refused because its token is void.
+func (s *store) loggedOut(err error) bool {
+	return s.cfg.user != "" && slices.ContainsFunc([]error{rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty},
+		func(r error) bool { return errors.Is(err, r) })
 }
 
 // refused tells whether an error is the answer to this one request. Others may be answered, and
@@ -105,11 +136,11 @@ func refused(err error) bool {
 
 // next gives the next member its turn, if it is still that of the one that has failed. The
 // connection is closed when those who use it had their time. A member that is the only one is
-// connected to anew only for another password.
-func (s *store) next(failed *clientv3.Client, wrongPassword bool) {
+// connected to again only for another token.
+func (s *store) next(failed *clientv3.Client, loggedOut bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.client != failed || len(s.cfg.addrs) == 1 && !wrongPassword {
+	if s.client != failed || len(s.cfg.addrs) == 1 && !loggedOut {
 		return
 	}
 	s.at++
@@ -123,6 +154,14 @@ func (s *store) next(failed *clientv3.Client, wrongPassword bool) {
 
 // Do implements caslock.Store.
 func (s *store) Do(ctx context.Context, t caslock.Txn) (caslock.Result, error) {
+	r, err := s.try(ctx, t)
+	if s.loggedOut(err) { // it was not carried out
+		return s.try(ctx, t)
+	}
+	return r, err
+}
+
+func (s *store) try(ctx context.Context, t caslock.Txn) (caslock.Result, error) {
 	c, err := s.member(ctx)
 	if err != nil {
 		return caslock.Result{}, err
@@ -148,7 +187,7 @@ func (s *store) Do(ctx context.Context, t caslock.Txn) (caslock.Result, error) {
 	if err != nil {
 		silent := ctx.Err() == nil || errors.Is(context.Cause(ctx), caslock.ErrNoAnswer) // and not that the caller has given up
 		if silent && !refused(err) {
-			s.next(c, errors.Is(err, rpctypes.ErrAuthFailed))
+			s.next(c, s.loggedOut(err))
 		}
 		return caslock.Result{}, err
 	}

@@ -295,7 +295,7 @@ func TestPasswordChanges(t *testing.T) {
 		}
 	}
 	write("s@cret")
-	_, l := sidecar(t, strings.Replace(s.URL(), "etcd://", "etcd://sidecar@", 1)+"?password-file="+file, 2*time.Minute)
+	_, l := sidecar(t, strings.Replace(s.URL(), "etcd://", "etcd://sidecar@", 1)+"?timeout=20s&password-file="+file, 2*time.Minute)
 	g := hold(t, l, "r")
 	if _, err := root.UserChangePassword(t.Context(), "sidecar", "an0ther"); err != nil {
 		t.Fatal(err)
@@ -306,4 +306,24 @@ func TestPasswordChanges(t *testing.T) {
 	write("an0ther")
 	eventually(t, "a heartbeat is answered", func() error { return beat(t.Context(), l) })
 	release(t, l, g)
+}
+
+// A token ends before its time, as all do when a server restarts, and one with a signature every few
+// minutes. No app hears of it.
+func TestTokenEnds(t *testing.T) {
+	t.Parallel()
+	s := testengine.New(t, testengine.Etcd)
+	root := authenticate(t, s)
+	_, l := sidecar(t, strings.Replace(s.URL(), "etcd://", "etcd://sidecar:s%40cret@", 1)+"?timeout=30s", 2*time.Minute)
+	release(t, l, hold(t, l, "r"))
+	if _, err := root.UserChangePassword(t.Context(), "sidecar", "s@cret"); err != nil { // which voids the tokens
+		t.Fatal(err)
+	}
+	q := request("r")
+	if _, err := l.Acquire(t.Context(), q); err != nil {
+		t.Fatalf("the first request with a token that is void: %v", err)
+	}
+	if err := l.Release(t.Context(), q.Resource, q.ID); err != nil {
+		t.Error(err)
+	}
 }
