@@ -102,7 +102,7 @@ func (b *Backend) enter(name lock.Resource, ops []*op) (d *desk, mine bool) {
 		b.desks[name] = d
 	}
 	if ops[0].kind == opAck { // a heartbeat waits for it, so thousands of others must not stand before it
-		d.waiting = append(ops, d.waiting...)
+		d.waiting = slices.Concat(ops, d.waiting)
 	} else {
 		d.waiting = append(d.waiting, ops...)
 	}

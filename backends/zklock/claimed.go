@@ -155,8 +155,11 @@ func (t *leaseNode) removeOther(ctx context.Context, path, slots string, n node,
 	return err
 }
 
-// removeRead deletes the nodes of a request when it has read it.
+// removeRead deletes the nodes of a request when it has read it, behind a barrier: another session may have made them.
 func (t *leaseNode) removeRead(ctx context.Context, p claimed) (there bool, err error) {
+	if err := t.s.Do(ctx, zksession.Barrier()); err != nil {
+		return false, err
+	}
 	if there, err := t.readClaimed(ctx, &p); err != nil || !there {
 		return false, err
 	}

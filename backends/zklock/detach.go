@@ -165,10 +165,14 @@ func (d *driver) detachOnce(ctx context.Context, s *spot, key lock.HandleKey, tt
 	}
 }
 
-// leftIf are the paths of the nodes that are there beside that of a request, if it may have such.
+// leftIf are the paths of the nodes that are there beside that of a request, if it may have such. Another session may have
+// made them, so they are read behind a barrier: half of them would be worse than none.
 func (t *leaseNode) leftIf(ctx context.Context, path string, s *spot) ([]string, error) {
 	if s.least == 0 && s.key == "" {
 		return nil, nil
+	}
+	if err := t.s.Do(ctx, zksession.Barrier()); err != nil {
+		return nil, err
 	}
 	return t.leftOf(ctx, path, s.ID)
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -175,73 +177,109 @@ func TestConnectionLostWhenDetached(t *testing.T) {
 }
 
 // TestExclusionWhileItMoves: sidecars hand a lock, or permits, over to each other by handles, and wait for it in the queue. Nobody
-// else has it before it is ended.
+// else has it before it is ended: also where connections break all the time, on an ensemble whose servers do not know everything
+// at the same moment.
 func TestExclusionWhileItMoves(t *testing.T) {
 	t.Parallel()
 	for _, m := range []lock.Mode{lock.Exclusive, lock.Permits(2)} {
 		t.Run(m.String(), func(t *testing.T) {
 			t.Parallel()
-			testExclusionWhileItMoves(t, m)
+			exclusionWhileItMoves(t, testengine.ZooKeeper, m, func(url string) (string, func()) { return url, func() {} })
+		})
+		t.Run("Severed"+m.String(), func(t *testing.T) {
+			t.Parallel()
+			ctx, stop := context.WithCancel(t.Context())
+			var all sync.WaitGroup
+			exclusionWhileItMoves(t, testengine.ZooKeeperEnsemble, m, func(url string) (string, func()) {
+				way, url := newRoad(t, url)
+				return url, func() {
+					all.Go(func() {
+						for leasekit.Sleep(ctx, time.Duration(100+rand.IntN(400))*time.Millisecond) {
+							way.sever()
+						}
+					})
+				}
+			})
+			stop()
+			all.Wait()
 		})
 	}
 }
 
-func testExclusionWhileItMoves(t *testing.T, m lock.Mode) {
-	s := testengine.Shared(t, testengine.ZooKeeper)
+// exclusionWhileItMoves is that at one store. by gives the URL of each sidecar, and what begins when it is open.
+func exclusionWhileItMoves(t *testing.T, kind *testengine.Kind, m lock.Mode, by func(url string) (string, func())) {
+	s := testengine.Shared(t, kind)
 	const workers, rounds, moves = 4, 4, 3
 	most := int32(max(1, m.Limit()))
 	var leases []*lease
 	var backends []*Backend
-	for range workers {
-		b := openAt(t, s.URL())
+	var begin []func()
+	for i := range workers {
+		url, then := by(s.URL())
+		b := openAt(t, url)
 		b.shortQueue = 0 // it reads single nodes, and lists only where it must
 		t.Cleanup(func() { _ = b.Close() })
-		l := newLease(t, b, 30*time.Second)
+		l := newLease(t, b, 40*time.Second)
 		beating(t, l, 5*time.Second)
-		backends, leases = append(backends, b), append(leases, l)
+		if i == 1 && kind == testengine.ZooKeeperEnsemble && m == lock.Exclusive { // whose first session is full
+			fill(t, l)
+		}
+		backends, leases, begin = append(backends, b), append(leases, l), append(begin, then)
+	}
+	for _, f := range begin {
+		f()
 	}
 	r := unique()
 	var inside atomic.Int32
 	var slots [2]atomic.Int32
 	var all sync.WaitGroup
-	for i, l := range leases {
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	work := func(i int, end bool) error {
+		q := detachable(r, m)
+		var g lock.Grant
+		if err := answered(t, func() (err error) { g, err = leases[i].Acquire(ctx, q); return err }); err != nil {
+			return fmt.Errorf("acquire: %w", err)
+		}
+		if n, same := inside.Add(1), slots[g.Fence.Slot()].Add(1); n > most || same > 1 {
+			t.Errorf("%d have it, and %d the slot %d", n, same, g.Fence.Slot())
+		}
+		at, key := i, lock.HandleKey("")
+		for range moves {
+			key = lock.NewSecret().Key()
+			if err := answered(t, func() error { return leases[at].detach(ctx, g, key, time.Hour) }); err != nil {
+				return fmt.Errorf("detach: %w", err)
+			}
+			at = (at + 1) % workers
+			q := attaching(g, key)
+			was := g.Fence
+			if err := answered(t, func() (err error) { g, err = leases[at].Acquire(ctx, q); return err }); err != nil || g.Fence != was {
+				return fmt.Errorf("attach: fence %d, want %d, %w", g.Fence, was, err)
+			}
+		}
+		slots[g.Fence.Slot()].Add(-1)
+		inside.Add(-1)
+		unsure := false
+		return answered(t, func() (err error) {
+			if end {
+				err = leases[at].detach(ctx, g, key, 0)
+			} else {
+				_, err = backends[i].SetHandle(ctx, r, key, 0)
+			}
+			if unsure && (errors.Is(err, lock.ErrNotHolder) || errors.Is(err, lock.ErrNoHandle)) {
+				return nil // it was ended by an attempt whose answer did not come
+			}
+			unsure = unsure || errors.Is(err, lock.ErrUnavailable)
+			return err
+		})
+	}
+	for i := range workers {
 		all.Go(func() {
 			for round := range rounds {
-				q := detachable(r, m)
-				var g lock.Grant
-				if err := answered(t, func() (err error) { g, err = l.Acquire(t.Context(), q); return err }); err != nil {
-					t.Errorf("Acquire: %v", err)
+				if err := work(i, round%2 == 0); err != nil {
+					t.Errorf("round %d: %v", round, err)
+					stop() // the others would wait for ever
 					return
-				}
-				n, same := inside.Add(1), slots[g.Fence.Slot()].Add(1)
-				if n > most || same > 1 {
-					t.Errorf("%d have it, and %d the slot %d", n, same, g.Fence.Slot())
-				}
-				at, key := i, lock.HandleKey("")
-				for range moves {
-					key = lock.NewSecret().Key()
-					if err := answered(t, func() error { return leases[at].detach(t.Context(), g, key, time.Hour) }); err != nil {
-						t.Errorf("Detach: %v", err)
-						return
-					}
-					at = (at + 1) % workers
-					q := attaching(g, key)
-					if err := answered(t, func() (err error) { g, err = leases[at].Acquire(t.Context(), q); return err }); err != nil {
-						t.Errorf("attach: %v", err)
-						return
-					}
-				}
-				slots[g.Fence.Slot()].Add(-1)
-				inside.Add(-1)
-				err := answered(t, func() error {
-					if round%2 == 0 {
-						return leases[at].detach(t.Context(), g, key, 0)
-					}
-					_, err := backends[i].SetHandle(t.Context(), r, key, 0)
-					return err
-				})
-				if err != nil {
-					t.Errorf("end: %v", err)
 				}
 			}
 		})

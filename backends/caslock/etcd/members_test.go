@@ -43,7 +43,7 @@ var look = caslock.Txn{Read: []caslock.Range{{Key: "x"}}}
 // one, and so does the watch.
 func TestWatchLeavesASilentMember(t *testing.T) {
 	t.Parallel()
-	silent, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it ends with the test
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

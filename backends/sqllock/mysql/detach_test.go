@@ -72,7 +72,7 @@ func TestDetachedIsReaped(t *testing.T) {
 // A time that a lock is kept for counts from when it is granted, and not from when its request began to wait for the row.
 func TestMinHoldCountsFromTheGrant(t *testing.T) {
 	t.Parallel()
-	eachKind(t, func(t *testing.T, s testengine.Server) {
+	eachKind(t, func(t testing.TB, s testengine.Server) {
 		b, l := sidecar(t, s.URL(), 30*time.Second)
 		r := unique("r")
 		if err := l.Release(t.Context(), r, hold(t, l, r).ID); err != nil {
