@@ -39,7 +39,11 @@ func (s *server) takeAway(h *holdRow) {
 
 func (s *server) attach(id lock.LeaseID, q lock.Request, now time.Time) (lock.Grant, error) {
 	h, holder := s.find(q.Resource, q.ID)
-	if !holder || h.Lease != id {
+	switch {
+	case holder && h.Lease == id && !now.Before(h.least): // asked again, too late
+		s.remove(q.Resource, q.ID)
+		return lock.Grant{}, lock.ErrNoHandle
+	case !holder || h.Lease != id:
 		if h = s.named(q.Resource, q.Handle, now); h == nil || h.Mode != q.Mode {
 			return lock.Grant{}, lock.ErrNoHandle
 		}

@@ -63,6 +63,8 @@ func (h *harness) road(b lock.Backend) *road {
 }
 
 func (h *harness) DeleteCounter(testing.TB, lock.Resource) {
+	// On a real store so many changes take longer: a revision has room for 32 µs.
+	time.Sleep(100 * time.Millisecond)
 	h.m.do(Txn{Then: []Write{{Key: baseKey, Delete: true}}})
 }
 

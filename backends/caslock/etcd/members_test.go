@@ -73,7 +73,7 @@ func TestWatchLeavesASilentMember(t *testing.T) {
 		return nil
 	})
 	eventually(t, "a request is answered", func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, caslock.ErrNoAnswer)
 		defer cancel()
 		_, err := s.Do(ctx, look)
 		return err

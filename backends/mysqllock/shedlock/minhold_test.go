@@ -154,7 +154,10 @@ func TestMinHoldForcedAndClosed(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		forced := make(chan error, 1)
 		go func() { forced <- b.ForceRelease(ctx, g.Resource, g.ID, time.Hour) }()
-		defer func() { cancel(); <-forced }()
+		defer func() {
+			cancel()
+			<-forced //nolint:errcheck // it is given up
+		}()
 		eventually(t, "the holder knows of it", func() error {
 			select {
 			case ev := <-l.Events():
