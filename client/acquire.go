@@ -139,11 +139,29 @@ func checkString(field, v string) error {
 	return &Error{Reason: "INVALID_REQUEST", Message: field + " " + problem, Metadata: map[string]string{"field": field}}
 }
 
-// giveBack releases a hold that nobody has seen, or acknowledges its loss. s.mu
+// giveBack releases what a call got and nobody has seen, or acknowledges its loss. What was attached
+// is for the next one who has the handle: the sidecar detaches it again when the call is cancelled. s.mu
 // is held.
-func (s *Session) giveBack(l *Lock) {
+func (s *Session) giveBack(c *call) {
+	l := c.lock
+	if c.attaches && l.over == nil {
+		s.overFor(l, ErrReleased)
+		l.count = 0
+		delete(s.locks, l.ID)
+		delete(s.limits, l.ID)
+		s.callOff(c)
+		return
+	}
 	if c, q := s.letGo(l); c != nil {
 		s.inBackground(c, q)
+	}
+}
+
+// callOff tells the sidecar that nobody waits for an acquire; once. s.mu is held.
+func (s *Session) callOff(c *call) {
+	if !c.abandoned {
+		c.abandoned = true
+		s.inBackground(newCall(), &pb.SessionRequest{Request: &pb.SessionRequest_Cancel{Cancel: &pb.CancelRequest{RequestId: c.id}}})
 	}
 }
 
@@ -223,7 +241,7 @@ func (s *Session) granted(c *call, g *pb.Grant) {
 		s.lose(l, s.lossOf(early))
 	}
 	if c.abandoned {
-		s.giveBack(l)
+		s.giveBack(c)
 	}
 	if l.over == nil {
 		s.watch(l.silentAt())

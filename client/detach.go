@@ -40,6 +40,8 @@ func (l *Lock) Detach(ctx context.Context, ttl time.Duration) (*pb.DetachedHold,
 // The Lock is lost with MAX_HOLD when the time of the handle is over. Release ends the hold and its
 // handle. Where the session, this process or the sidecar ends before, it is detached again.
 //
+// After any error but ErrNotHolder it can be attached again.
+//
 //	ErrNotHolder: there is no detached hold of that handle (any more).
 //	ErrInvalidRequest, ErrUnsupported, ErrStoreUnavailable, ErrLimitExceeded; the cause of ctx; Session.Err.
 func (s *Session) Attach(ctx context.Context, handle string) (*Lock, error) {

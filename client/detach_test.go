@@ -1,7 +1,9 @@
 package client_test
 
 import (
+	"context"
 	"errors"
+	"syscall"
 	"testing"
 	"time"
 
@@ -86,5 +88,61 @@ func TestAttachedEnds(t *testing.T) {
 	var lost *client.LostError
 	if !errors.As(a.Err(), &lost) || lost.Reason != "MAX_HOLD" {
 		t.Errorf("at its end it is %v", a.Err())
+	}
+}
+
+// TestAttachGivenUp: nobody waits for an attach any more. What it gets all the same is detached again, and is for the
+// next one who has the handle, whether the grant crosses the cancel or was there before.
+func TestAttachGivenUp(t *testing.T) {
+	socket, p := process(t)
+	c, err := client.Dial(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	s, err := c.OpenSession(t.Context(), client.SessionOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, giveUp := range map[string]func(handle string){
+		"at a frozen sidecar": func(handle string) {
+			freeze(t, p)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+			defer cancel()
+			if _, err := s.Attach(ctx, handle); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("at a frozen sidecar: %v", err)
+			}
+			if err := p.Signal(syscall.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"just granted": func(handle string) {
+			if err := client.AttachUnseen(t.Context(), s, handle); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		l := acquire(t, s, what, client.AcquireOptions{Detachable: true})
+		d, err := l.Detach(t.Context(), time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		giveUp(d.GetHandle())
+		if err := acquire(t, s, "other", client.AcquireOptions{}).Release(t.Context()); err != nil { // what was sent before is carried out
+			t.Fatal(err)
+		}
+		if n := client.Locks(s); n != 0 {
+			t.Errorf("%s: the session has %d locks", what, n)
+		}
+		if _, err := s.Acquire(t.Context(), what, client.AcquireOptions{Wait: client.NoWait}); !errors.Is(err, client.ErrLockHeld) {
+			t.Errorf("%s: somebody else: %v", what, err)
+		}
+		again, err := s.Attach(t.Context(), d.GetHandle())
+		if err != nil || again.Fence != l.Fence {
+			t.Fatalf("%s: attach again: %+v, %v", what, again, err)
+		}
+		if err := again.Release(t.Context()); err != nil {
+			t.Errorf("%s: release: %v", what, err)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"context"
 	"errors"
 	"syscall"
 	"time"
@@ -23,6 +24,15 @@ func Block(s *Session) (filled int64) {
 	s.mu.Lock()
 	s.unlockAndSend(s.post(newCall(), &pb.SessionRequest{Request: &pb.SessionRequest_Cancel{Cancel: &pb.CancelRequest{RequestId: "blocked"}}}))
 	return filled
+}
+
+// AttachUnseen attaches, and its caller takes the end of its context in place of the grant.
+func AttachUnseen(ctx context.Context, s *Session, handle string) error {
+	c := newCall()
+	c.acquire, c.attaches = true, true
+	_, err := s.do(ctx, c, &pb.SessionRequest{Request: &pb.SessionRequest_Acquire{Acquire: &pb.AcquireRequest{Handle: handle}}})
+	s.leave(c)
+	return err
 }
 
 // Locks is how many locks a session keeps.

@@ -80,6 +80,27 @@ func process(t *testing.T) (socket string, p *os.Process) {
 	return socket, c.Process
 }
 
+// freeze stops a process: all threads, when it returns.
+func freeze(t *testing.T, p *os.Process) {
+	t.Helper()
+	if err := p.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "frozen", func() bool {
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, task := range tasks {
+			stat, err := os.ReadFile(task)
+			if err != nil || !bytes.Contains(stat, []byte(") T ")) {
+				return false
+			}
+		}
+		return len(tasks) > 0
+	})
+}
+
 // When the sidecar is frozen, the app gives up by its own clock, before the
 // lease could end, and does not change its mind when the sidecar wakes up.
 func TestFrozenSidecar(t *testing.T) {
@@ -138,22 +159,7 @@ func TestFullWindows(t *testing.T) {
 		t.Fatal(err)
 	}
 	l, m := acquire(t, s, "l", client.AcquireOptions{}), acquire(t, s, "m", client.AcquireOptions{})
-	if err := p.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "frozen", func() bool { // all threads, and not only asked to
-		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.Pid))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, task := range tasks {
-			stat, err := os.ReadFile(task)
-			if err != nil || !bytes.Contains(stat, []byte(") T ")) {
-				return false
-			}
-		}
-		return len(tasks) > 0
-	})
+	freeze(t, p)
 	const callers = 400
 	name := strings.Repeat("x", 4000) // 1.6 MB in all: more than sockets take
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)

@@ -165,7 +165,7 @@ func (s *Session) leave(c *call) {
 	defer s.mu.Unlock()
 	switch {
 	case c.lock != nil: // granted, and the caller took the end of ctx instead
-		s.giveBack(c.lock)
+		s.giveBack(c)
 	case s.calls[c.id] != c || c.release != nil: // answered, or must go on
 	case s.withdraw(c):
 		s.forget(c)
@@ -175,8 +175,7 @@ func (s *Session) leave(c *call) {
 			s.lose(c.changes, &LostError{Reason: LostUnknown, Message: "nobody waited for it to be detached"})
 		}
 	case c.acquire:
-		c.abandoned = true
-		s.inBackground(newCall(), &pb.SessionRequest{Request: &pb.SessionRequest_Cancel{Cancel: &pb.CancelRequest{RequestId: c.id}}})
+		s.callOff(c)
 	}
 }
 

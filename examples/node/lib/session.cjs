@@ -264,7 +264,7 @@ class Session {
     }
     this.#finish(call, { error });
     if (!this.#acquires.drop(call)) {
-      call.abandoned = true; // a grant that crosses the cancel is released
+      call.abandoned = true; // a grant that crosses the cancel is released; what was attached is detached again by the cancel
       this.#send('cancel', { requestId: call.id });
     }
   }
@@ -387,7 +387,9 @@ class Session {
   #granted(call, grant) {
     if (call.abandoned) {
       this.#holds.answered(call, grant);
-      this.#send('release', { lockId: grant.lockId });
+      if (call.ask.body.handle === undefined) {
+        this.#send('release', { lockId: grant.lockId });
+      }
       return undefined;
     }
     return new Lock(this, this.#holds.granted(call, grant));

@@ -32,6 +32,19 @@ test('work that detaches its lock ends quietly', async (t) => {
   await assert.rejects(client.holdAttached(detached, { owner: 'worker' }, () => assert.fail('it runs')), { reason: 'NOT_HOLDER' });
 });
 
+test('an attach that is given up leaves the lock to the next one who has the handle', async (t) => {
+  const { sidecar, client } = await start(t, { more: ['--ttl', '1m'] });
+  const detached = await client.hold('a', { detachable: true }, (lock) => lock.detach(3_600_000));
+  sidecar.freeze();
+  await assert.rejects(client.attach(detached), { reason: 'SIDECAR_SILENT' });
+  sidecar.thaw();
+  await client.hold('other', async () => { // what was sent before is carried out
+    await assert.rejects(client.acquire('a', { wait: 0 }), { reason: 'LOCK_HELD' });
+  });
+  await client.holdAttached(detached, (lock) => lock.check());
+  await client.hold('a', { wait: 0 }, () => {});
+});
+
 test('a handle is a password', async (t) => {
   const { client } = await start(t);
   const lock = await client.acquire('a', { limit: 2, detachable: true });

@@ -58,6 +58,33 @@ def test_tasks(client: Client, sidecar: Sidecar) -> None:
     assert e.value.lost_reason == "TAKEN_OVER"
 
 
+def test_an_attach_that_is_given_up_leaves_the_lock(own_sidecar: Start) -> None:
+    """To the next one who has the handle."""
+    sidecar = own_sidecar()
+
+    async def main(client: Client) -> None:
+        async with client.lock("d/given-up", detachable=True) as held:
+            detached = await held.detach(3600)
+        sidecar.freeze()
+        attaching = asyncio.create_task(client.attach(detached).acquire_async())
+        while not any(call.wanted for call in client.session().core.calls.values()):
+            await asyncio.sleep(0.01)
+        attaching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await attaching
+        sidecar.thaw()
+        async with client.lock("d/other"):  # what was sent before is carried out
+            with pytest.raises(locksidecar.LockHeld):
+                await client.lock("d/given-up", wait=0).acquire_async()
+        assert not client.session().core.holds
+        async with client.attach(detached) as again:
+            assert again.fence == held.fence
+
+    with Client(sidecar.socket) as client:
+        client.open()
+        asyncio.run(main(client))
+
+
 def test_permits_say_of_how_many(client: Client) -> None:
     with client.lock("d/permit", limit=3, detachable=True) as held:
         detached = held.detach(60)

@@ -220,11 +220,17 @@ class Core:
         self.lose(hold, LockLost(f"the lock on {hold.resource!r} is lost: {why}", lost_reason="NOT_HOLDER"))
 
     def abandon(self, call: Call) -> None:
-        """Nobody waits for it any more: see that nothing is left behind."""
+        """Nobody waits for it any more: see that nothing is left behind.
+
+        What was attached is for the next one who has the handle: the sidecar detaches it again when the call is cancelled.
+        """
         if call.wanted is None or call.abandoned:
             return
         if call.hold is not None:
-            if call in call.hold.entered:
+            if call in call.hold.entered and call.wanted.handle:
+                self.post(Call("cancel", {"requestId": call.id}))
+                self.left(call)
+            elif call in call.hold.entered:
                 self.release(release_of(call), call)
         elif not call.id:
             call.abandoned = True
@@ -394,7 +400,9 @@ class Core:
         self._ends(hold)
         if early := self._early.get(grant.lock_id):
             self.lose(hold, early)
-        if call.abandoned:
+        if call.abandoned and call.wanted.handle:
+            self.left(call)  # it has been cancelled
+        elif call.abandoned:
             self.release(release_of(call), call)
 
     def _refused(self, call: Call, error: LockSidecarError) -> None:

@@ -65,6 +65,11 @@ final class Call {
     return new Call(kind, fields.with("lockId", held.id), null, held, Core.OVERDUE);
   }
 
+  /** Tells whether it is to get the hold of a handle. */
+  boolean attaches() {
+    return wanted != null && wanted.attaches();
+  }
+
   /** Tells whether its hold is to be detached. */
   boolean detaches() {
     return kind.equals("detach");

@@ -137,7 +137,12 @@ final class Core {
     return c;
   }
 
-  /** Makes sure that nobody keeps what nobody waits for. A second time it does nothing. */
+  /**
+   * Makes sure that nobody keeps what nobody waits for. A second time it does nothing.
+   *
+   * <p>What was attached is for the next one who has the handle: the sidecar detaches it again when
+   * the call is cancelled.
+   */
   void abandon(Call c) {
     if (c.abandoned || end != null) { // when the session ends, the sidecar releases everything
       return;
@@ -146,10 +151,13 @@ final class Core {
     if (queued.remove(c)) {
       return;
     }
-    if (c.held != null) { // and the caller had left before
+    if (c.held != null && !c.attaches()) { // and the caller had left before
       release(c.held);
-    } else if (calls.get(c.id) == c) { // else it was refused
+    } else if (c.held != null || calls.get(c.id) == c) { // else it was refused
       post(Call.plain("cancel", new Json().with("requestId", c.id)));
+      if (c.held != null) {
+        holds.left(c.held);
+      }
     }
   }
 
@@ -239,7 +247,9 @@ final class Core {
       holds.opened(c.sent, m.object("opened"));
     } else if (m.has("granted")) {
       c.held = holds.granted(c, m.object("granted"));
-      if (c.abandoned) {
+      if (c.abandoned && c.attaches()) {
+        holds.left(c.held); // it has been cancelled
+      } else if (c.abandoned) {
         release(c.held);
       }
     } else if (m.has("downgraded")) {

@@ -36,6 +36,10 @@ final class LockRequest implements Cloneable {
     return new LockRequest(List.of(), null).but(q -> q.handle = checkHandle(handle)).waiting(Duration.ZERO);
   }
 
+  boolean attaches() {
+    return handle != null;
+  }
+
   /** A handle that the app gave; messages do not show it. */
   static String checkHandle(String handle) {
     Objects.requireNonNull(handle, "handle must not be null");

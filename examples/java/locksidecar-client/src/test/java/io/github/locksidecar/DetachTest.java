@@ -150,6 +150,26 @@ class DetachTest {
     return task;
   }
 
+  /** The sidecar attaches it after the client has given that up: it is for the next one who has the handle. */
+  @Test
+  void anAttachThatIsGivenUp() throws Exception {
+    try (TestSidecar frozen = TestSidecar.start("--ttl", "1m");
+        LockSidecar client = frozen.connect()) {
+      Detached detached;
+      try (Hold hold = client.lock("given up").detachable().acquire()) {
+        detached = hold.detach(Duration.ofHours(1));
+      }
+      frozen.freeze();
+      SidecarUnavailableException e = assertThrows(SidecarUnavailableException.class, () -> client.attach(detached.handle()));
+      assertEquals("SIDECAR_SILENT", e.reason());
+      frozen.thaw();
+      client.lock("other").acquire().close(); // what was sent before is carried out
+      assertTrue(client.lock("given up").tryAcquire().isEmpty());
+      client.attach(detached.handle()).close();
+      client.lock("given up").tryAcquire().orElseThrow().close();
+    }
+  }
+
   /** The sidecar has detached it, and says so after the client has given it up: nobody keeps the lock. */
   @Test
   void aHandleThatNobodyWaitsFor() throws Exception {
