@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -306,5 +307,47 @@ func TestManyForcedReleases(t *testing.T) {
 	r, err := l.Renew(t.Context(), nil)
 	if err != nil || len(r.Revoked) != 1 || r.Revoked[0].Resource != lock.Resource(fmt.Sprintf("r%04d", page)) {
 		t.Errorf("%+v, %v", r.Revoked, err)
+	}
+}
+
+// A sidecar hears of the keeper with its heartbeats, so between two of them the keeper is not silent: whose TTL is
+// long does not try to take its place each time.
+func TestKeeperIsNotDoubtedBetweenHeartbeats(t *testing.T) {
+	const ttl = time.Minute
+	m := newMemory()
+	_, _, _, _ = sidecar(t, m, ttl)
+	eventually(t, "there is a keeper", func() bool {
+		return len(m.do(Txn{Read: []Range{{Key: keeperKey}}}).Reads[0].KVs) > 0
+	})
+	var ahead atomic.Int64
+	var tries atomic.Int32
+	b := Open(&road{m: m}, Options{
+		Timeout: time.Second,
+		Clock:   func() time.Duration { return lock.BootTime() + time.Duration(ahead.Load()) },
+		Observe: func(command string, _ time.Duration, _ error) {
+			if command == "keeper" {
+				tries.Add(1)
+			}
+		},
+	})
+	kit, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: t.Name()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = kit.Close(context.Background())
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	l := b.leases[string(kit.ID())]
+	ahead.Store(int64(ttl / 3)) // when the next heartbeat is due
+	if l.isKeeper(t.Context()) || tries.Load() > 0 {
+		t.Errorf("%d tries to take the place of a keeper that lives", tries.Load())
+	}
+	ahead.Store(int64(ttl))
+	_ = l.isKeeper(t.Context())
+	if tries.Load() == 0 {
+		t.Error("a keeper that is silent for a TTL stays")
 	}
 }

@@ -24,7 +24,8 @@ const (
 	// every leastRound, nor, where they are many, than roundForEach a lease.
 	leastRound, mostRound = 50 * time.Millisecond, 2 * time.Second
 	roundForEach          = 2 * time.Millisecond
-	// A keeper is not waited for longer than that, or than its TTL if it is shorter.
+	// A keeper is not waited for longer than that, or than its TTL if it is shorter, but
+	// for longer than a heartbeat takes to come round.
 	keeperSilence = 3 * mostRound
 	// inTheWay is how much of a line is looked at for who is in the way of a waiter, and
 	// lookAtATime for how many resources at a time.
@@ -60,7 +61,7 @@ func (l *lease) sawKeeper(f Found) {
 	info := decode[keeperInfo](kv)
 	l.mu.Lock()
 	if kv.Version != l.keeper.version || l.keeper.since == 0 {
-		l.keeper = keeperSeen{version: kv.Version, lease: info.Lease, since: l.b.clock(), ttl: min(time.Duration(info.TTL)*time.Millisecond, keeperSilence)}
+		l.keeper = keeperSeen{version: kv.Version, lease: info.Lease, since: l.b.clock(), ttl: min(time.Duration(info.TTL)*time.Millisecond, max(keeperSilence, l.ttl/2))}
 	}
 	l.mu.Unlock()
 	poke(l.look)
