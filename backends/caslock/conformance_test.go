@@ -48,7 +48,7 @@ func (h *harness) TTL() time.Duration            { return time.Second }
 func (h *harness) Recheck() time.Duration        { return time.Second }
 func (h *harness) Exceptions() map[string]string { return nil }
 
-// Lighter makes the harness a backendtest.Lighter: etcd has the large numbers.
+// Lighter makes the harness a backendtest.Lighter: a batch is full with a tenth as well.
 func (h *harness) Lighter() bool { return true }
 
 func (h *harness) Limits() backendtest.Limits {
