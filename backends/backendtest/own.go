@@ -75,6 +75,11 @@ func (l *TimedLease) Downgrade(ctx context.Context, r lock.Resource, id lock.Hol
 	return l.blame(l.Lease.Downgrade(ctx, r, id))
 }
 
+// Detach implements lock.Detacher, of a store that has detached holds.
+func (l *TimedLease) Detach(ctx context.Context, r lock.Resource, id lock.HoldID, key lock.HandleKey, ttl time.Duration) error {
+	return l.blame(l.Lease.(lock.Detacher).Detach(ctx, r, id, key, ttl))
+}
+
 func (l *TimedLease) blame(err error) error {
 	if !errors.Is(err, lock.ErrLeaseLost) {
 		return err

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/backends/backendtest"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -22,7 +21,7 @@ func detached(t testing.TB, l lock.Lease, r lock.Resource, ttl time.Duration) (l
 		t.Fatalf("Acquire: %v", err)
 	}
 	key := lock.NewSecret().Key()
-	if err := l.(*backendtest.TimedLease).Lease.(lock.Detacher).Detach(t.Context(), r, g.ID, key, ttl); err != nil {
+	if err := l.(lock.Detacher).Detach(t.Context(), r, g.ID, key, ttl); err != nil {
 		t.Fatalf("Detach: %v", err)
 	}
 	return g, key
