@@ -383,8 +383,10 @@ func TestDetachedWithMinHold(t *testing.T) {
 func TestDetachedDeletedByHand(t *testing.T) {
 	t.Parallel()
 	eachDetached(t, func(t *testing.T, url, layout string, m lock.Mode) {
-		b, l := sidecar(t, url+layout, 30*time.Second)
+		b := openAt(t, url+layout)
+		t.Cleanup(func() { _ = b.Close() })
 		b.sweepEvery = 100 * time.Millisecond
+		l := newLease(t, b, 30*time.Second)
 		sweeper := newLease(t, b, 30*time.Second)
 		beating(t, sweeper, 50*time.Millisecond)
 		g := granted(t, l, detachable(unique(), m))

@@ -190,8 +190,8 @@ func TestRunOfSeveral(t *testing.T) {
 // A store is this process's own or unknown: it says so before it takes a lock.
 func TestRunOnAStoreThatIsNone(t *testing.T) {
 	for store, want := range map[string]string{
-		"embedded:": "exclude nobody",
-		"etcd://x":  `scheme "etcd" is not one of`,
+		"embedded:":  "exclude nobody",
+		"consul://x": `scheme "consul" is not one of`,
 	} {
 		if got := cli(t, "run", "--store", store, "a", "--", "true"); got.code != exitOwnFailure || !strings.Contains(got.err, want) {
 			t.Errorf("%s: %+v", store, got)

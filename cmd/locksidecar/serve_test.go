@@ -31,7 +31,7 @@ func TestServeRefusesWrongSettings(t *testing.T) {
 		args []string
 		want string
 	}{
-		{"unknown store", nil, []string{"--store", "etcd://x"}, `store scheme "etcd" is not one of embedded, redis`},
+		{"unknown store", nil, []string{"--store", "consul://x"}, `store scheme "consul" is not one of embedded, redis`},
 		{"no URL", nil, []string{"--store", "localhost"}, "is not a URL such as"},
 		{"unknown option of a store", nil, []string{"--store", "redis://x?colour=red"}, "option colour is not known"},
 		{"short TTL", nil, []string{"--ttl", "1ms"}, "--ttl is 1ms: must be 500ms to 10m0s"},
