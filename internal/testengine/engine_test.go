@@ -120,7 +120,7 @@ func testThrough(t *testing.T, s Server) {
 		t.Fatal("the reply came")
 	}
 	wantSprung(t, lost)
-	if got, err := other.get(within(t, time.Second), key); err != nil || got != "2" {
+	if got, err := other.get(within(t, 20*time.Second), key); err != nil || got != "2" {
 		t.Fatalf("the server has %q, %v; want 2", got, err)
 	}
 }
