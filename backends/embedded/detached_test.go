@@ -1,6 +1,7 @@
 package embedded
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -35,4 +36,50 @@ func TestAttachOnceMore(t *testing.T) {
 		}
 		shut(t, a)
 	})
+}
+
+// Lists are made beside a hold that is detached and attached all the time: what they tell is as it was at one
+// moment. Both steps change the hold, which also gets another id.
+func TestListsBesideDetach(t *testing.T) {
+	s := New()
+	a, err := s.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := errors.Join(a.Close(context.Background()), s.Close()); err != nil {
+			t.Error(err)
+		}
+	}()
+	q := lock.Request{ID: lock.NewHoldID(), Resource: "r", Mode: lock.Exclusive, Detachable: true}
+	if _, err := a.Acquire(t.Context(), q); err != nil {
+		t.Fatal(err)
+	}
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		for range 2000 {
+			key := lock.NewSecret().Key()
+			if err := a.(lock.Detacher).Detach(t.Context(), "r", q.ID, key, time.Hour); err != nil {
+				t.Error(err)
+				return
+			}
+			q.ID, q.Handle, q.Detachable = lock.NewHoldID(), key, false
+			if _, err := a.Acquire(t.Context(), q); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	for {
+		st, err := s.Get(t.Context(), "r")
+		if err != nil || len(st.Holders) != 1 || st.Holders[0].ID == "" {
+			t.Fatalf("%+v, %v", st, err)
+		}
+		select {
+		case <-over:
+			return
+		default:
+		}
+	}
 }

@@ -23,7 +23,7 @@ type view struct {
 }
 
 type row struct {
-	*entry
+	id      lock.HoldID
 	lease   *lease
 	owner   string
 	fence   lock.Fence
@@ -32,6 +32,7 @@ type row struct {
 	loose   bool // detached, and nobody has attached it
 	mode    lock.Mode
 	revoked bool
+	cohort  bool
 }
 
 // Get implements lock.Backend.
@@ -143,7 +144,7 @@ func rows(entries iter.Seq[*entry], n int, now time.Duration) []row {
 		if v.lease.over && !v.keeps(now) { // see drop
 			continue
 		}
-		one := row{entry: e, lease: v.lease, owner: v.owner, fence: v.fence, age: now - v.since, mode: e.Room().Mode(), revoked: v.force != nil}
+		one := row{id: e.ID, lease: v.lease, owner: v.owner, fence: v.fence, age: now - v.since, mode: e.Room().Mode(), revoked: v.force != nil, cohort: v.cohort}
 		if v.isKept() {
 			one.kept, one.loose = v.until-now, v.key != ""
 		}
@@ -164,8 +165,8 @@ func holdings(rows []row) []lock.Holding {
 	for i, r := range rows {
 		l := r.lease
 		hs[i] = lock.Holding{
-			ID: r.ID, Mode: r.mode, Fence: r.fence, Age: r.age, Revoked: r.revoked,
-			Lease: l.id, Sidecar: l.sidecar, Owner: lock.DecodeOwner(r.owner), Cohort: r.Value.cohort,
+			ID: r.id, Mode: r.mode, Fence: r.fence, Age: r.age, Revoked: r.revoked,
+			Lease: l.id, Sidecar: l.sidecar, Owner: lock.DecodeOwner(r.owner), Cohort: r.cohort,
 			Kept: r.kept, Detached: r.loose,
 		}
 	}
