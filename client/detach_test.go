@@ -94,16 +94,7 @@ func TestAttachedEnds(t *testing.T) {
 // TestAttachGivenUp: nobody waits for an attach any more. What it gets all the same is detached again, and is for the
 // next one who has the handle, whether the grant crosses the cancel or was there before.
 func TestAttachGivenUp(t *testing.T) {
-	socket, p := process(t)
-	c, err := client.Dial(t.Context(), socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	s, err := c.OpenSession(t.Context(), client.SessionOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, p := inProcess(t, client.SessionOptions{})
 	for what, giveUp := range map[string]func(handle string){
 		"at a frozen sidecar": func(handle string) {
 			freeze(t, p)

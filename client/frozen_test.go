@@ -80,6 +80,22 @@ func process(t *testing.T) (socket string, p *os.Process) {
 	return socket, c.Process
 }
 
+// inProcess opens a session at a sidecar that is a process of its own.
+func inProcess(t *testing.T, o client.SessionOptions) (*client.Session, *os.Process) {
+	t.Helper()
+	socket, p := process(t)
+	c, err := client.Dial(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	s, err := c.OpenSession(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, p
+}
+
 // freeze stops a process: all threads, when it returns.
 func freeze(t *testing.T, p *os.Process) {
 	t.Helper()
@@ -104,16 +120,7 @@ func freeze(t *testing.T, p *os.Process) {
 // When the sidecar is frozen, the app gives up by its own clock, before the
 // lease could end, and does not change its mind when the sidecar wakes up.
 func TestFrozenSidecar(t *testing.T) {
-	socket, p := process(t)
-	c, err := client.Dial(t.Context(), socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	s, err := c.OpenSession(t.Context(), client.SessionOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, p := inProcess(t, client.SessionOptions{})
 	l := acquire(t, s, "r", client.AcquireOptions{})
 	time.Sleep(frozenTTL) // lease news keep it valid
 	if l.Err() != nil {
@@ -148,16 +155,7 @@ func TestFrozenSidecar(t *testing.T) {
 // The sidecar is frozen and takes no more bytes: every call still returns when
 // its context ends, and what was not sent is forgotten.
 func TestFullWindows(t *testing.T) {
-	socket, p := process(t)
-	c, err := client.Dial(t.Context(), socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	s, err := c.OpenSession(t.Context(), client.SessionOptions{TTL: frozenTTL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, p := inProcess(t, client.SessionOptions{TTL: frozenTTL})
 	l, m := acquire(t, s, "l", client.AcquireOptions{}), acquire(t, s, "m", client.AcquireOptions{})
 	freeze(t, p)
 	const callers = 400
@@ -197,16 +195,7 @@ func TestFullWindows(t *testing.T) {
 }
 
 func TestKilledSidecar(t *testing.T) {
-	socket, p := process(t)
-	c, err := client.Dial(t.Context(), socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	s, err := c.OpenSession(t.Context(), client.SessionOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, p := inProcess(t, client.SessionOptions{})
 	l := acquire(t, s, "r", client.AcquireOptions{})
 	killed, stood := time.Now(), standstill(t)
 	if err := p.Kill(); err != nil {
