@@ -229,9 +229,10 @@ func (s *sidecar) starved() error {
 }
 
 // blame gives the error of a request, and says so where it tells no more than that the
-// machine was too busy for heartbeats.
+// machine was too busy for heartbeats: the lease is over, or where holds end one by one, the hold.
 func (s *sidecar) blame(err error) error {
-	if why := s.starved(); errors.Is(err, lock.ErrLeaseLost) && why != nil {
+	gone := errors.Is(err, lock.ErrLeaseLost) || errors.Is(err, lock.ErrNotHolder)
+	if why := s.starved(); gone && why != nil {
 		return fmt.Errorf("%w: %w", why, err)
 	}
 	return err

@@ -32,6 +32,14 @@ func TestAgain(t *testing.T) {
 			<-s.beating
 			e.acquire(s, e.name("r"), lock.Exclusive)
 		}, 2},
+		"no heartbeat for a hold": {func(e *env) {
+			s := e.mortal()
+			s.beating <- struct{}{}
+			time.Sleep(2 * s.ttl)
+			<-s.beating
+			e.Fatalf("Release: %v", s.blame(lock.ErrNotHolder))
+		}, 2},
+		"a hold is lost":           {func(e *env) { e.Fatalf("Release: %v", e.mortal().blame(lock.ErrNotHolder)) }, 1},
 		"a lease is lost":          {func(e *env) { e.Fatalf("Acquire: %v", e.mortal().blame(lock.ErrLeaseLost)) }, 1},
 		"two holders":              {func(e *env) { e.Errorf("two holders") }, 1},
 		"two holders beside":       {func(e *env) { e.Errorf("Acquire: %v", unanswered); e.Error("two holders") }, 1},
