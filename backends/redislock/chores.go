@@ -84,7 +84,7 @@ func (d *driver) chores(ctx context.Context) {
 func (b *Backend) advance(ctx context.Context, r lock.Resource) {
 	i := b.keys.bucketOf(r)
 	for ctx.Err() == nil {
-		reply := b.run(ctx, b.client, scriptAdvance, b.keys.buckets[i].of(r, ""), b.keys.channel, string(r))
+		reply := b.run(ctx, b.client, scriptAdvance, b.keys.buckets[i].of(r, ""), string(r))
 		if reply.err != nil || reply.val != int64(1) {
 			return
 		}
@@ -131,7 +131,7 @@ func (d *driver) clear(ctx context.Context, bucket int, id lock.LeaseID, how *sc
 		calls := make([]call, len(members))
 		for n, m := range members {
 			r, hold := parseMember(m)
-			calls[n] = call{keys: k.leaving(r, id), args: []any{d.b.keys.channel, string(r), string(id), string(hold), "0"}}
+			calls[n] = call{keys: k.leaving(r, id), args: []any{string(r), string(id), string(hold)}}
 		}
 		if err := d.b.runAll(ctx, how, calls); err != nil {
 			return err
@@ -167,7 +167,7 @@ func (d *driver) clearKept(ctx context.Context, bucket int) error {
 		calls := make([]call, len(members))
 		for n := range members {
 			r, hold := parseMember(word(members, n))
-			calls[n] = call{keys: k.leaving(r, noLease), args: []any{d.b.keys.channel, string(r), noLease, string(hold)}}
+			calls[n] = call{keys: k.leaving(r, noLease), args: []any{string(r), noLease, string(hold)}}
 		}
 		if err := d.b.runAll(ctx, scriptReap, calls); err != nil {
 			return err

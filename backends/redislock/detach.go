@@ -29,7 +29,7 @@ func (d *driver) Detach(ctx context.Context, w leasekit.Withdrawal, key lock.Han
 		keep = strconv.FormatInt(max(tombstone, d.ttl).Microseconds(), 10)
 	}
 	r := d.b.run(ctx, d.b.batchers[s.index], scriptDetach, d.b.keys.buckets[s.index].leaving(w.Resource, d.id),
-		words(d.b.keys.channel, string(w.Resource), string(d.id), string(w.ID), keep, string(key), strconv.FormatInt(ttl.Microseconds(), 10))...)
+		words(string(w.Resource), string(d.id), string(w.ID), keep, string(key), strconv.FormatInt(ttl.Microseconds(), 10))...)
 	n, ok := r.val.(int64)
 	switch {
 	case r.err != nil:
@@ -62,7 +62,7 @@ func (b *Backend) SetHandle(ctx context.Context, r lock.Resource, key lock.Handl
 	k := &b.keys.buckets[b.keys.bucketOf(r)]
 	for holder, end := noLease, ""; ; {
 		reply := b.run(ctx, b.client, scriptHandle, k.leaving(r, lock.LeaseID(holder)),
-			b.keys.channel, string(r), holder, end, string(key), ttl.Microseconds())
+			string(r), holder, end, string(key), ttl.Microseconds())
 		if reply.err != nil {
 			return lock.Detached{}, unavailable("set handle", reply.err)
 		}

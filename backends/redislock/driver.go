@@ -224,17 +224,20 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 		}
 	}
 	s.asks.Add(1)
-	try := "0"
-	if q.Try {
-		try = "1"
-	}
 	script, keys := scriptAcquire, d.b.keys.buckets[s.index].of(q.Resource, d.id)
-	if q.Handle != "" {
-		script, keys, try = scriptAttach, d.b.keys.buckets[s.index].attaching(q.Resource, d.id, ""), string(q.Handle)+":"
-	}
-	args := words(d.b.keys.channel, string(q.Resource), string(d.id), string(q.ID), modeWord(q.Mode)+leastWord(q.MinHold), d.who(q.Owner, q.Cohort != nil), try)
+	args := words(string(q.Resource), string(d.id), string(q.ID), modeWord(q.Mode)+leastWord(q.MinHold), d.who(q.Owner, q.Cohort != nil))
 	trusted := s.trusted.Load()
-	if trusted != nil && d.b.cfg.failsOver() {
+	failsOver := trusted != nil && d.b.cfg.failsOver()
+	switch {
+	case q.Handle != "":
+		script, keys = scriptAttach, d.b.keys.buckets[s.index].attaching(q.Resource, d.id, "")
+		args = append(args, string(q.Handle)+":")
+	case q.Try:
+		args = append(args, "1")
+	case failsOver:
+		args = append(args, "0")
+	}
+	if failsOver {
 		args = append(args, trusted.term)
 	}
 	for first := true; ; first = false {
@@ -247,7 +250,7 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 		}
 		if holder, has := holderOf(r); has {
 			tail := string(q.Handle) + ":" + holder
-			keys, args[6] = d.b.keys.buckets[s.index].attaching(q.Resource, d.id, lock.LeaseID(holder)), &tail
+			keys, args[5] = d.b.keys.buckets[s.index].attaching(q.Resource, d.id, lock.LeaseID(holder)), &tail
 			continue
 		}
 		a, done, err := d.answer(s, q, r)
@@ -403,16 +406,15 @@ func (d *driver) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.
 	if !open && !w.Unsure {
 		return leasekit.Withdrawn{}, nil // nothing of the lease is there
 	}
-	keep := "0"
+	args := words(string(w.Resource), string(d.id), string(w.ID))
 	if w.Unsure {
-		keep = strconv.FormatInt(max(tombstone, d.ttl).Microseconds(), 10)
+		args = append(args, strconv.FormatInt(max(tombstone, d.ttl).Microseconds(), 10))
 	}
 	keys := (*bucket).leaving
 	if w.Plain {
 		keys = (*bucket).of // each key costs Redis time
 	}
-	r := d.b.run(ctx, d.b.batchers[s.index], scriptRelease, keys(&d.b.keys.buckets[s.index], w.Resource, d.id),
-		words(d.b.keys.channel, string(w.Resource), string(d.id), string(w.ID), keep)...)
+	r := d.b.run(ctx, d.b.batchers[s.index], scriptRelease, keys(&d.b.keys.buckets[s.index], w.Resource, d.id), args...)
 	if r.err != nil {
 		return leasekit.Withdrawn{}, unavailable("release", r.err)
 	}
@@ -452,7 +454,7 @@ func (d *driver) Describe(ctx context.Context, ref leasekit.Ref, owner string) e
 		return lock.ErrNotHolder
 	}
 	r := d.b.run(ctx, d.b.batchers[s.index], scriptDescribe, d.b.keys.buckets[s.index].of(ref.Resource, d.id),
-		d.b.keys.channel, string(ref.Resource), string(d.id), string(ref.ID), d.who(owner, true))
+		string(ref.Resource), string(d.id), string(ref.ID), d.who(owner, true))
 	switch {
 	case r.err != nil:
 		return unavailable("describe", r.err)
@@ -473,7 +475,7 @@ func (d *driver) Downgrade(ctx context.Context, ref leasekit.Ref) error {
 		return lock.ErrNotHolder
 	}
 	r := d.b.run(ctx, d.b.batchers[s.index], scriptDowngrade, d.b.keys.buckets[s.index].of(ref.Resource, d.id),
-		d.b.keys.channel, string(ref.Resource), string(d.id), string(ref.ID))
+		string(ref.Resource), string(d.id), string(ref.ID))
 	switch {
 	case r.err != nil:
 		return unavailable("downgrade", r.err)

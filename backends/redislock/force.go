@@ -20,7 +20,7 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 	first := true
 	for {
 		reply := b.run(ctx, b.client, scriptForce, b.keys.buckets[i].leaving(r, holder),
-			b.keys.channel, string(r), string(holder), string(id), grace.Microseconds(), lock.MaxTTL.Microseconds())
+			string(r), string(holder), string(id), grace.Microseconds(), lock.MaxTTL.Microseconds())
 		if reply.err != nil {
 			if end, ok := ctx.Deadline(); !first && (ctx.Err() != nil || ok && time.Until(end) <= 0) { // it ended in the middle of a request
 				return stillHeld(r, cmp.Or(context.Cause(ctx), context.DeadlineExceeded))

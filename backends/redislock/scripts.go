@@ -163,7 +163,7 @@ func newCmd(ctx context.Context, how, what any, keys []string, args []any) *comm
 
 // words are arguments of a script, without a copy of each.
 func words(all ...string) []any {
-	args := make([]any, len(all), len(all)+1)
+	args := make([]any, len(all), len(all)+2)
 	for i := range all {
 		args[i] = &all[i]
 	}

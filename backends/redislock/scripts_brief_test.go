@@ -148,7 +148,7 @@ func crowdCosts(s *still, told func(step string, c spent)) {
 	s.t.Helper()
 	const many, again = 2000, 5
 	args := func(lease, id string, more ...any) []any {
-		return append([]any{s.channel(), resource, lease, id}, more...)
+		return append([]any{resource, lease, id}, more...)
 	}
 	run := func(step string, sc *script, lease string, args ...any) string {
 		s.t.Helper()
@@ -160,7 +160,7 @@ func crowdCosts(s *still, told func(step string, c spent)) {
 	onwards := func(step string) {
 		s.t.Helper()
 		for range again {
-			run(step+", and on", scriptAdvance, "", s.channel(), resource)
+			run(step+", and on", scriptAdvance, "", resource)
 		}
 		s.ends(step, func() bool { return s.advance() != "1" })
 	}
@@ -179,14 +179,14 @@ func crowdCosts(s *still, told func(step string, c spent)) {
 	readers := s.crowd(many, "aa", "S", long)
 	s.counts(1, many)
 	status("a look at many waiters", "0", "-inf")
-	s.want(run("a release that grants many readers", scriptRelease, "bb", args("bb", "1", "0")...), "2")
+	s.want(run("a release that grants many readers", scriptRelease, "bb", args("bb", "1")...), "2")
 	onwards("a release that grants many readers")
 	s.counts(many, 0)
 	status("a look at many holders", "0", "-inf")
 	for i := range again {
 		run("a try against many readers", scriptAcquire, "bb", args("bb", fmt.Sprint("t", i), "X", "w", "1")...)
 		run("a wait behind many readers", scriptAcquire, "bb", args("bb", fmt.Sprint("w", i), "X", "w", "0")...)
-		run("a release by one of many readers", scriptRelease, "aa", args("aa", readers[i], "0")...)
+		run("a release by one of many readers", scriptRelease, "aa", args("aa", readers[i])...)
 		run("a forced release of one of many readers", scriptForce, "aa", args("aa", readers[again+i], 0, remembered)...)
 		run("the end of a wait", scriptRelease, "bb", args("bb", fmt.Sprint("w", i), remembered)...)
 	}
@@ -198,7 +198,7 @@ func crowdCosts(s *still, told func(step string, c spent)) {
 	for _, id := range readers[2*again:] {
 		s.release("aa", id)
 	}
-	run("a release past the dead", scriptRelease, "bb", args("bb", "next", "0")...)
+	run("a release past the dead", scriptRelease, "bb", args("bb", "next")...)
 	onwards("a release past the dead")
 	s.counts(0, 0)
 
@@ -210,7 +210,7 @@ func crowdCosts(s *still, told func(step string, c spent)) {
 		s.acquire(lease, lease, "X")
 	}
 	s.at(2 * ttl)
-	run("a release past many dead leases", scriptRelease, "bb", args("bb", "last", "0")...)
+	run("a release past many dead leases", scriptRelease, "bb", args("bb", "last")...)
 	onwards("a release past many dead leases")
 	s.counts(0, 0)
 
@@ -228,12 +228,12 @@ func crowdCosts(s *still, told func(step string, c spent)) {
 	mode := "P" + strconv.Itoa(limit)
 	s.open("fade")
 	permits := append(s.crowd(limit/2, "cc", mode, long), s.crowd(many, "fade", mode, long)...)
-	s.want(run("a release that grants many permits", scriptRelease, "cc", args("cc", "1", "0")...), "2")
+	s.want(run("a release that grants many permits", scriptRelease, "cc", args("cc", "1")...), "2")
 	onwards("a release that grants many permits")
 	for i := range again {
 		run("a try against many permits", scriptAcquire, "cc", args("cc", fmt.Sprint("t", i), mode, "w", "1")...)
 		run("a try of another number", scriptAcquire, "cc", args("cc", fmt.Sprint("t", i), "P7", "w", "1")...)
-		run("a release of one of many permits", scriptRelease, "cc", args("cc", permits[i], "0")...)
+		run("a release of one of many permits", scriptRelease, "cc", args("cc", permits[i])...)
 		run("a forced release of one of many permits", scriptForce, "cc", args("cc", permits[again+i], 0, remembered)...)
 	}
 	for _, id := range permits[100:160] {
@@ -248,7 +248,7 @@ func crowdCosts(s *still, told func(step string, c spent)) {
 	s.at(4*ttl - 1)
 	s.run(scriptHeartbeat, s.beatKeys("cc"), "cc", ttl, "0", "1")
 	s.at(4*ttl + ttl/2) // of fade
-	s.want(run("a release past dead permits", scriptRelease, "cc", args("cc", permits[2*again], "0")...), "2")
+	s.want(run("a release past dead permits", scriptRelease, "cc", args("cc", permits[2*again])...), "2")
 	run("a request past dead permits", scriptAcquire, "cc", args("cc", "2", mode, "w", "0")...)
 	s.ends("passing dead permits", func() bool { return !strings.HasPrefix(s.acquire("cc", "2", mode), "[") })
 }

@@ -8,18 +8,18 @@ import (
 
 func (s *still) detach(lease, id, key, micros string) string {
 	s.t.Helper()
-	return s.run(scriptDetach, s.k.leaving("r", lock.LeaseID(lease)), s.channel(), resource, lease, id, "0", key, micros)
+	return s.run(scriptDetach, s.k.leaving("r", lock.LeaseID(lease)), resource, lease, id, "0", key, micros)
 }
 
 func (s *still) attach(lease, id, key, from string) string {
 	s.t.Helper()
-	return s.run(scriptAttach, s.k.attaching("r", lock.LeaseID(lease), lock.LeaseID(from)), s.channel(), resource, lease, id, "X", "v", key+":"+from)
+	return s.run(scriptAttach, s.k.attaching("r", lock.LeaseID(lease), lock.LeaseID(from)), resource, lease, id, "X", "v", key+":"+from)
 }
 
 // handle is a request whose caller has read that the hold ends so many seconds after T.
 func (s *still) handle(holder string, end int64, key, micros string) string {
 	s.t.Helper()
-	return s.run(scriptHandle, s.k.leaving("r", lock.LeaseID(holder)), s.channel(), resource, holder, epoch+end*second, key, micros)
+	return s.run(scriptHandle, s.k.leaving("r", lock.LeaseID(holder)), resource, holder, epoch+end*second, key, micros)
 }
 
 // What is detached is of no lease, and found by its key alone; who attaches it has it under another id, and who had it

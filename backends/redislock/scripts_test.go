@@ -212,7 +212,7 @@ func (s *still) ask(q request) string {
 	if q.who != "" {
 		who = q.who
 	}
-	args := []any{s.channel(), resource, q.lease, q.id, q.mode, who, try}
+	args := []any{resource, q.lease, q.id, q.mode, who, try}
 	if q.term != "" {
 		args = append(args, q.term)
 	}
@@ -231,33 +231,33 @@ func (s *still) try(lease, id, mode string) string {
 
 func (s *still) release(lease, id string) string {
 	s.t.Helper()
-	return s.run(scriptRelease, s.leaving(lease), s.channel(), resource, lease, id, "0")
+	return s.run(scriptRelease, s.leaving(lease), resource, lease, id)
 }
 
 // giveUp releases what may not have arrived yet.
 func (s *still) giveUp(lease, id string, remember int64) string {
 	s.t.Helper()
-	return s.run(scriptRelease, s.leaving(lease), s.channel(), resource, lease, id, remember)
+	return s.run(scriptRelease, s.leaving(lease), resource, lease, id, remember)
 }
 
 func (s *still) downgrade(lease, id string) string {
 	s.t.Helper()
-	return s.run(scriptDowngrade, s.of(lease), s.channel(), resource, lease, id)
+	return s.run(scriptDowngrade, s.of(lease), resource, lease, id)
 }
 
 func (s *still) describe(lease, id, who string) string {
 	s.t.Helper()
-	return s.run(scriptDescribe, s.of(lease), s.channel(), resource, lease, id, who)
+	return s.run(scriptDescribe, s.of(lease), resource, lease, id, who)
 }
 
 func (s *still) advance() string {
 	s.t.Helper()
-	return s.run(scriptAdvance, s.of(""), s.channel(), resource)
+	return s.run(scriptAdvance, s.of(""), resource)
 }
 
 func (s *still) force(lease, id string, grace int64) string {
 	s.t.Helper()
-	return s.run(scriptForce, s.leaving(lease), s.channel(), resource, lease, id, grace, remembered)
+	return s.run(scriptForce, s.leaving(lease), resource, lease, id, grace, remembered)
 }
 
 func (s *still) ack(lease, id string, grace int64) string {
@@ -287,7 +287,7 @@ func (s *still) renew(lease string) string {
 
 func (s *still) reap(lease, id string) string {
 	s.t.Helper()
-	return s.run(scriptReap, s.leaving(lease), s.channel(), resource, lease, id)
+	return s.run(scriptReap, s.leaving(lease), resource, lease, id)
 }
 
 // drop ends a lease: how is "reap" where it must be dead.
@@ -435,7 +435,7 @@ func (s *still) crowd(n int, lease, mode, who string) []string {
 		for i := range n {
 			ids[i] = fmt.Sprintf("%s-%d", lease, i)
 			_ = p.Process(s.t.Context(), newCmd(s.t.Context(), "eval", s.before+scriptAcquire.code().text, s.of(lease),
-				[]any{s.channel(), resource, lease, ids[i], mode, who, "0"}))
+				[]any{resource, lease, ids[i], mode, who, "0"}))
 		}
 		return nil
 	})

@@ -1,7 +1,7 @@
-local lease, id, mode, who = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local lease, id, mode, who = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local time = string.match(mode, 'm(%d+)$')
 if time then mode, who = string.match(mode, '^%u%d*'), who .. '\0m' .. time end
-local member = ARGV[2] .. '\0' .. id
+local member = ARGV[1] .. '\0' .. id
 local old = redis.call('ZRANGEBYSCORE', KEYS[7], '-inf', nowstr, 'LIMIT', 0, 8)
 if #old > 0 then redis.call('ZREM', KEYS[7], unpack(old)) end
 local gone = redis.call('ZSCORE', KEYS[7], id)
@@ -36,7 +36,7 @@ end
 local function tell(waiter, record)
   if not record or string.sub(record, -2) ~= '\0c' then return false end
   local _, _, _, holder = parse(record)
-  if holder ~= lease then redis.call('PUBLISH', ARGV[1] .. holder, 'c ' .. waiter) end
+  if holder ~= lease then publish(holder, 'c ' .. waiter) end
   return true
 end
 local function contend()
@@ -82,7 +82,7 @@ if not queued then
   local free = not more and redis.call('EXISTS', KEYS[5]) == 0 and grantable(mode)
   if free then return take() end
   if not more and clashes() then return {'LIMIT'} end
-  if ARGV[7] == '1' then
+  if ARGV[6] == '1' then
     if more then return {'MORE'} end
     return holders({'HELD', nowstr})
   end

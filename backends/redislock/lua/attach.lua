@@ -1,17 +1,17 @@
 -- Attaches a detached hold to a lease, under another id. A lease that has it is told that it has it no more.
 -- KEYS[11] and [12] are mine and revoked of the lease that has it.
--- ARGV: 1 channel prefix, 2 resource, 3 lease, 4 id, 5 mode, 6 who, 7 key, a colon and the lease that has it,
--- 8 see term.lua
+-- ARGV: 1 resource, 2 lease, 3 id, 4 mode, 5 who, 6 key, a colon and the lease that has it,
+-- 7 see term.lua
 -- Reply: {ATTACHED, fence, for how many microseconds its time is not over}, {NOHANDLE}, {HOLDER, lease} where that
--- is another one than in ARGV[7], {GONE}, {LOST}, {STRANGER}.
+-- is another one than in ARGV[6], {GONE}, {LOST}, {STRANGER}.
 -- Model: kept.ATTACH.
 redis.call('ZREM', KEYS[1], '') -- see release.lua
-local lease, id, mode, who = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local key, from = string.match(ARGV[7], '^(%x+):(%x*)$')
+local lease, id, mode, who = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local key, from = string.match(ARGV[6], '^(%x+):(%x*)$')
 local gone = redis.call('ZSCORE', KEYS[7], id)
 if gone and tonumber(gone) > now then return {'GONE'} end
 if not ends(lease) then return {'LOST'} end
-local member = ARGV[2] .. '\0' .. id
+local member = ARGV[1] .. '\0' .. id
 local own = redis.call('HGET', KEYS[4], 'h' .. id)
 if own then -- asked again
   local _, fence, _, holder, _, asked, said = parse(own)
@@ -28,7 +28,7 @@ local held, fence, _, holder, _, asked, said = parse(record)
 local till = least(asked, said)
 if held ~= mode or till <= now then return {'NOHANDLE'} end
 if holder ~= '0' and holder ~= from then return {'HOLDER', holder} end
-local old = ARGV[2] .. '\0' .. was
+local old = ARGV[1] .. '\0' .. was
 if holder == '0' then
   redis.call('ZREM', KEYS[9], old)
   redis.call('ZREM', KEYS[10], old)

@@ -1,14 +1,14 @@
 -- Takes a hold off its lease: it is kept until a time of its own, and found by its key.
--- ARGV: 1 channel prefix, 2 resource, 3 lease, 4 id, 5 for how many microseconds to remember that the
--- id is gone, 6 key, 7 for how many microseconds it is kept; 0: it ends, kept or not
+-- ARGV: 1 resource, 2 lease, 3 id, 4 for how many microseconds to remember that the
+-- id is gone, 5 key, 6 for how many microseconds it is kept; 0: it ends, kept or not
 -- Reply: 1 done, 2 done and there is more to hand on, 0 nothing there, -1 the lease is over.
 -- Model: kept.DETACH, kept.RELEASE.
-local id, key, time = ARGV[4], ARGV[6], tonumber(ARGV[7])
-local member = ARGV[2] .. '\0' .. id
+local id, key, time = ARGV[3], ARGV[5], tonumber(ARGV[6])
+local member = ARGV[1] .. '\0' .. id
 local mine = redis.call('ZREM', KEYS[3], member)
 redis.call('ZREM', KEYS[8], member)
-local live = ends(ARGV[3])
-if ARGV[5] ~= '0' then remember_gone(id, tonumber(ARGV[5])) end
+local live = ends(ARGV[2])
+if ARGV[4] ~= '0' then remember_gone(id, tonumber(ARGV[4])) end
 local record = redis.call('HGET', KEYS[4], 'h' .. id)
 local function done() return live and (more and 2 or 1) or -1 end
 if mine == 0 then -- a second one of the same, or to end it after its lease?

@@ -1,10 +1,10 @@
 -- Moves the end of a detached hold, or ends it. It is moved from the end that the caller has read: a copy of the
 -- request that comes after the next one changes nothing.
--- ARGV: 1 channel prefix, 2 resource, 3 the lease that has it; 0: none, 4 its end, where that is to be moved, 5 key,
--- 6 for how many microseconds from now; 0: it ends
+-- ARGV: 1 resource, 2 the lease that has it; 0: none, 3 its end, where that is to be moved, 4 key,
+-- 5 for how many microseconds from now; 0: it ends
 -- Reply: {DONE, id, mode, fence, more (1 or 0)}, {NOHANDLE}, {HOLDER, lease, end} where one of both is not as in ARGV.
 redis.call('ZREM', KEYS[1], '') -- see release.lua
-local key, time = ARGV[5], tonumber(ARGV[6])
+local key, time = ARGV[4], tonumber(ARGV[5])
 local id = redis.call('HGET', KEYS[4], 'd' .. key)
 local record = id and redis.call('HGET', KEYS[4], 'h' .. id)
 if not record then return {'NOHANDLE'} end
@@ -12,8 +12,8 @@ local mode, fence, since, lease, over, asked, who = parse(record)
 local till = least(asked, who)
 if till <= now then return {'NOHANDLE'} end
 local ends_at = string.format('%.0f', till)
-if lease ~= ARGV[3] or (time > 0 and ends_at ~= ARGV[4]) then return {'HOLDER', lease, ends_at} end
-local member = ARGV[2] .. '\0' .. id
+if lease ~= ARGV[2] or (time > 0 and ends_at ~= ARGV[3]) then return {'HOLDER', lease, ends_at} end
+local member = ARGV[1] .. '\0' .. id
 if time == 0 then
   redis.call('ZREM', KEYS[3], member) -- where it is of no lease, that is KEYS[9]
   redis.call('ZREM', KEYS[10], member)

@@ -18,8 +18,7 @@
 -- and, where a hold may leave its lease (release, unless it was asked for without a time of its own; reap, force_release):
 --   KEYS[9] kept     sorted set (all scores 0): "resource NUL id" of the holds of no lease
 --   KEYS[10] kept ends  sorted set: the same -> when the time of the hold is over
--- ARGV[1] is the prefix of the leases' channels, ARGV[2] the resource, ARGV[3] the
--- lease of KEYS[3] and KEYS[8], ARGV[4] an id.
+-- ARGV[1] is the resource, ARGV[2] the lease of KEYS[3] and KEYS[8], ARGV[3] an id.
 -- A mode is X, S, or P and how many permits there are. The fence of a permit ends with + and its slot.
 -- A record is "<mode> <fence> <since> <lease> <end> <asked> <who>": end is when an
 -- acknowledged revocation is over, or 0; asked is the shortest grace of a forced
@@ -35,6 +34,13 @@ local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local nowstr = string.format('%.0f', now)
 local more = false
+
+-- Sends a message to the sidecar of a lease. Its channel begins with the prefix that is in each key.
+local channel
+local function publish(lease, message)
+  channel = channel or string.match(KEYS[1], '^{(.*):%d+}:leases$') .. ':lease:'
+  redis.call('PUBLISH', channel .. lease, message)
+end
 
 local function parse(record)
   return string.match(record, '^(%u%d*) ([%d+]+) (%d+) (%x+) (%d+) (%S+) (.*)$')
@@ -244,7 +250,7 @@ local function promote()
         full = not done and granted == 16
         if done or full then break end
         local fence = grant(id, mode, lease, who)
-        redis.call('PUBLISH', ARGV[1] .. lease, 'g ' .. id .. ' ' .. fence)
+        publish(lease, 'g ' .. id .. ' ' .. fence)
         granted = granted + 1
         done = mode == 'X'
       end
@@ -267,16 +273,16 @@ end
 -- Model: force.FORCE.
 local function revoke(lease, expiry, grace)
   redis.call('ZADD', KEYS[1], string.format('%.0f', expiry), lease .. '!')
-  redis.call('ZADD', KEYS[8], grace, ARGV[2] .. '\0' .. ARGV[4])
+  redis.call('ZADD', KEYS[8], grace, ARGV[1] .. '\0' .. ARGV[3])
 end
 
--- Ends one hold, of the lease ARGV[3]. False where there is none of that id.
+-- Ends one hold, of the lease ARGV[2]. False where there is none of that id.
 local function let_go(id)
   local field = 'h' .. id
   local record = redis.call('HGET', KEYS[4], field)
   if not record then return false end
   redis.call('HDEL', KEYS[4], field)
-  if redis.call('HEXISTS', KEYS[4], 'f') == 1 then redis.call('ZREM', KEYS[8], ARGV[2] .. '\0' .. id) end
+  if redis.call('HEXISTS', KEYS[4], 'f') == 1 then redis.call('ZREM', KEYS[8], ARGV[1] .. '\0' .. id) end
   local permit = free_slot(record)
   if freed() or permit or (redis.call('EXISTS', KEYS[5]) == 1 and not purge()) then promote() end
   return true
@@ -288,7 +294,7 @@ local function wake_head()
   local waiter = head and redis.call('HGET', KEYS[6], head)
   if waiter then
     local _, _, _, lease = parse(waiter)
-    redis.call('PUBLISH', ARGV[1] .. lease, 'x ' .. head)
+    publish(lease, 'x ' .. head)
   end
 end
 
@@ -304,8 +310,8 @@ end
 -- Tells a lease that it has a hold no more. Its list of those is key. It is told until it says that it knows.
 local function taken_away(lease, expiry, key, id)
   redis.call('ZADD', KEYS[1], string.format('%.0f', expiry), lease .. '!')
-  redis.call('ZADD', key, 0, ARGV[2] .. '\0' .. id)
-  redis.call('PUBLISH', ARGV[1] .. lease, 'r ' .. id .. ' 0 ' .. ARGV[2])
+  redis.call('ZADD', key, 0, ARGV[1] .. '\0' .. id)
+  publish(lease, 'r ' .. id .. ' 0 ' .. ARGV[1])
 end
 
 -- Moves a hold whose own time is not over off its lease, and says so. Who is next in the queue asks
@@ -317,7 +323,7 @@ local function keep(id)
   local mode, fence, since, _, _, asked, who = parse(record)
   local own = least(asked, who)
   if own <= now then return false end
-  local member = ARGV[2] .. '\0' .. id
+  local member = ARGV[1] .. '\0' .. id
   redis.call('HSET', KEYS[4], 'h' .. id, mode .. ' ' .. fence .. ' ' .. since .. ' 0 0 - ' .. who)
   redis.call('ZADD', KEYS[9], 0, member)
   keep_until(member, own)
