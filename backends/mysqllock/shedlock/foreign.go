@@ -62,7 +62,7 @@ func (f *foreign) Take(ctx context.Context, q lock.Request) (bool, error) {
 	name, by := string(q.Resource), f.by(q.ID)
 	take := sqllock.Statement{SQL: f.b.sql.take, Args: []any{f.ttl.Microseconds(), by, by, name, by}, Count: true}
 	if q.MinHold > 0 {
-		take.SQL, take.Args = f.b.sql.takeLeast, []any{f.ttl.Microseconds(), q.MinHold.Microseconds(), by, by, by, name, by}
+		take.SQL, take.Args = f.b.sql.takeLeast, []any{f.ttl.Microseconds(), by, by, by, name, by}
 	}
 	batch := []sqllock.Statement{take}
 	if !f.hasRow(q.Resource) {
@@ -85,8 +85,17 @@ func (f *foreign) Take(ctx context.Context, q lock.Request) (bool, error) {
 		}
 		took := err == nil && res[len(res)-1].Affected > 0
 		f.gotRow(q.Resource, took)
-		return took, err
+		if took && q.MinHold > f.ttl {
+			err = f.last(ctx, q)
+		}
+		return took && err == nil, err
 	}
+}
+
+// last makes what was just taken last for its MinHold. The request that takes it does not: one that comes
+// to the table when its sidecar has given it up, or is dead, would keep all out for so long, for nobody.
+func (f *foreign) last(ctx context.Context, q lock.Request) error {
+	return f.retry(ctx, "acquire", sqllock.Statement{SQL: f.b.sql.last, Args: []any{q.MinHold.Microseconds(), string(q.Resource), f.by(q.ID)}})
 }
 
 // trust has that server asked, and no other. So is who looks at the table.

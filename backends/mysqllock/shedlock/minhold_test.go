@@ -143,6 +143,31 @@ func TestMinHoldRefusedByShedLock(t *testing.T) {
 	})
 }
 
+// TestMinHoldUnheard: a sidecar is cut off before it hears that it got the lock, so nobody has it. That keeps
+// others out for a TTL, and not for the MinHold.
+func TestMinHoldUnheard(t *testing.T) {
+	onEach(t, testengine.Shared, func(t testing.TB, s testengine.Server) {
+		const ttl = time.Minute
+		road := testengine.Through(t, s)
+		_, l := sidecar(t, road.URL(), ttl)
+		q := request(unique(t))
+		q.Try, q.MinHold = true, time.Hour
+		lost := road.LoseReply("/"+string(q.ID), testengine.HoldReplies)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { _, err := l.Acquire(ctx, q); done <- err }()
+		<-lost
+		if got := lasts(t, s, q.Resource); got < ttl || got > ttl+time.Second {
+			t.Errorf("ShedLock's row is locked for %s, want %s", got, ttl)
+		}
+		cancel()
+		if err := road.Heal(); err != nil {
+			t.Fatal(err)
+		}
+		<-done //nolint:errcheck // either is right
+	})
+}
+
 // TestMinHoldForcedAndClosed: the sidecar ends while the grace of a forced release runs, which it knows of. That keeps
 // ShedLock out no longer.
 func TestMinHoldForcedAndClosed(t *testing.T) {

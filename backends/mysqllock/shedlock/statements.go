@@ -26,7 +26,8 @@ const (
 // compared with constants only, so that its collation and character set do not matter.
 type statements struct {
 	look, create, take, give           string
-	takeLeast, leave, extendLeast      string
+	takeLeast, last, leave             string
+	extendLeast                        string
 	lock, extend, holding, free, force string
 	status, list                       string
 }
@@ -39,8 +40,9 @@ func newStatements(table string) *statements {
 		create: "INSERT IGNORE INTO " + table + " (name, lock_until, locked_at, locked_by) VALUES (?, " + now + ", " + now + ", '')",
 		take: "UPDATE " + table + " SET lock_until=" + until + ", locked_at=IF(locked_by=?, locked_at, " + now + "), locked_by=? " +
 			"WHERE name=? AND (lock_until<=" + now + " OR locked_by=?)",
-		takeLeast: "UPDATE " + table + " SET lock_until=GREATEST(" + until + ", TIMESTAMPADD(MICROSECOND, ? + 1000, IF(locked_by=?, locked_at, " + now + "))), locked_at=IF(locked_by=?, locked_at, " + now + "), locked_by=? " +
+		takeLeast: "UPDATE " + table + " SET lock_until=GREATEST(" + until + ", IF(locked_by=?, lock_until, " + now + ")), locked_at=IF(locked_by=?, locked_at, " + now + "), locked_by=? " +
 			"WHERE name=? AND (lock_until<=" + now + " OR locked_by=?)",
+		last: "UPDATE " + table + " SET lock_until=GREATEST(lock_until, TIMESTAMPADD(MICROSECOND, ? + 1000, locked_at)) WHERE name=? AND locked_by=? AND lock_until>" + now,
 		// As ShedLock's unlock with lockAtLeastFor. With another locked_by, no heartbeat moves it any more.
 		leave:       "UPDATE " + table + " SET lock_until=GREATEST(" + freed + ", TIMESTAMPADD(MICROSECOND, ? + 1000, locked_at)), locked_by=? WHERE name=? AND locked_by=? AND lock_until>" + now,
 		extendLeast: "UPDATE " + table + " SET lock_until=GREATEST(lock_until, " + until + ") WHERE {in}",
