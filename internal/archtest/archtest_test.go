@@ -89,12 +89,12 @@ var outsiders = []struct{ library, rooms string }{
 	{"github.com/redis/go-redis", "backends/redislock internal/testengine"},
 	{"github.com/go-zookeeper/zk", "backends/zklock backends/zklock/zksession internal/testengine"},
 	{"go.etcd.io/etcd", "backends/caslock/etcd"},
-	{"go.uber.org/zap", "backends/caslock/etcd"}, // etcd's client wants one
+	{"go.uber.org/zap", "backends/caslock/etcd"}, // etcd's own client wants one
 	{"github.com/go-sql-driver/mysql", "backends/sqllock/mysql internal/testengine internal/docstest cmd/locksidecar examples/trade"},
 	{"github.com/jackc/pgx/v5", "backends/sqllock/postgres internal/testengine internal/docstest"},
 	{"database/sql", "backends/mysqllock backends/sqllock backends/sqllock/mysql backends/sqllock/postgres backends/mysqllock/rows backends/mysqllock/shedlock internal/testengine internal/docstest cmd/locksidecar examples/trade"},
 	{"google.golang.org/grpc", "api/locksidecar/v1 backends/caslock/etcd localapi internal/telemetry cmd/locksidecar"},
-	{"google.golang.org/protobuf", "api/locksidecar/v1 internal/jsonlines localapi client cmd/locksidecar"},
+	{"google.golang.org/protobuf", "api/locksidecar/v1 internal/jsonlines localapi client backends/caslock/etcd cmd/locksidecar"},
 	{"net/http", "localapi client internal/telemetry internal/testengine backends/caslock/etcd cmd/locksidecar internal/docstest examples/trade examples"},
 	{"github.com/prometheus", "internal/telemetry cmd/locksidecar"},
 	{"go.opentelemetry.io", "internal/telemetry cmd/locksidecar"},
@@ -103,8 +103,9 @@ var outsiders = []struct{ library, rooms string }{
 	{"github.com/moby/moby", "internal/testengine"},
 }
 
-// onlyTests are what no production code may import, whatever its room.
-const onlyTests = "testing backends/backendtest backends/backendtest/served internal/faultproxy internal/testengine internal/socketrule internal/javatest github.com/google/go-cmp go.uber.org/goleak"
+// onlyTests are what no production code may import, whatever its room. Etcd's own client would
+// cost each sidecar a megabyte, whatever its store.
+const onlyTests = "testing backends/backendtest backends/backendtest/served internal/faultproxy internal/testengine internal/socketrule internal/javatest github.com/google/go-cmp go.uber.org/goleak go.etcd.io/etcd go.uber.org/zap"
 
 // equipment are the rooms that are themselves only for tests.
 const equipment = "backends/backendtest backends/backendtest/served internal/faultproxy internal/testengine internal/socketrule internal/javatest internal/archtest internal/docstest examples/show"
@@ -259,6 +260,8 @@ func TestCheck(t *testing.T) {
 		{"tests of another store", pkg{ImportPath: module + "/backends/redislock", TestImports: ours("backends/embedded")}, "the tests of backends/redislock may not import"},
 		{"everything in the program", pkg{ImportPath: module + "/cmd/locksidecar", Imports: ours("lock", "localapi")}, ""},
 		{"test equipment in the program", pkg{ImportPath: module + "/cmd/locksidecar", Imports: ours("internal/testengine")}, "for tests only"},
+		{"etcd's own client in the program", pkg{ImportPath: module + "/backends/caslock/etcd", Imports: []string{"go.etcd.io/etcd/client/v3"}}, "for tests only"},
+		{"etcd's own client in tests", pkg{ImportPath: module + "/backends/caslock/etcd", TestImports: []string{"go.etcd.io/etcd/client/v3"}}, ""},
 		{"testing in production", pkg{ImportPath: module + "/lock", Imports: []string{"testing"}}, "for tests only"},
 		{"the driver of a store elsewhere", pkg{ImportPath: module + "/session", Imports: []string{"github.com/redis/go-redis/v9"}}, "may not import"},
 		{"the driver of a store in its room", pkg{ImportPath: module + "/backends/redislock", Imports: []string{"github.com/redis/go-redis/v9"}}, ""},

@@ -258,6 +258,49 @@ func TestUserWithPassword(t *testing.T) {
 	}
 }
 
+// A watch that a user may not have says so, and tells nobody that it has begun.
+func TestWatchIsRefused(t *testing.T) {
+	t.Parallel()
+	s := testengine.New(t, testengine.Etcd)
+	authenticate(t, s)
+	apps := storeAt(t, "sidecar:s%40cret@"+testengine.Nodes(t, s)[0].Addr(), "/apps?timeout=20s")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	err := apps.Watch(ctx, "x", func() { t.Error("it has begun") }, func(caslock.KV) {})
+	if err == nil || !strings.Contains(err.Error(), "permission denied") {
+		t.Error(err)
+	}
+}
+
+// An error says why a member cannot be reached.
+func TestWhyAMemberIsNotReached(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.Etcd)
+	road, _ := tlsRoad(t, testengine.Nodes(t, s)[0].Addr())
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed.Close()
+	for url, want := range map[string]string{
+		"etcd://" + closed.Addr().String(): "connection refused",
+		"etcd://" + road:                   "error reading server preface",
+		"etcds://" + road:                  "certificate signed by unknown authority",
+	} {
+		b := openAt(t, url+"?timeout=1s")
+		eventually(t, "it says "+want, func() error {
+			err := b.Ping(t.Context())
+			if !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), "no answer in time") {
+				t.Fatalf("%s: %v", url, err)
+			}
+			if !strings.Contains(err.Error(), want) {
+				return err
+			}
+			return nil
+		})
+	}
+}
+
 // authenticate makes users, and turns authentication on. It gives a client that may do everything.
 func authenticate(t *testing.T, s testengine.Server) *clientv3.Client {
 	t.Helper()

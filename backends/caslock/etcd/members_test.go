@@ -27,14 +27,11 @@ func storeAt(t *testing.T, addrs, options string) *store {
 	return s
 }
 
-// turn is the connection to the member whose turn it is; nil: it was not made yet.
-func (s *store) turn() any {
+// turnNow is the connection to the member whose turn it is; nil: it was not made yet.
+func (s *store) turnNow() *member {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.client == nil {
-		return nil
-	}
-	return s.client
+	return s.turn
 }
 
 var look = caslock.Txn{Read: []caslock.Range{{Key: "x"}}}
@@ -67,7 +64,7 @@ func TestWatchLeavesASilentMember(t *testing.T) {
 		<-over
 	}()
 	eventually(t, "the watch begins", func() error {
-		if s.turn() == nil {
+		if s.turnNow() == nil {
 			return errors.New("nobody has asked for a connection")
 		}
 		return nil
@@ -97,15 +94,15 @@ func TestWhoDoesNotTurnToTheNextMember(t *testing.T) {
 		_, err := s.Do(t.Context(), put)
 		return err
 	})
-	before := s.turn()
+	before := s.turnNow()
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := s.Do(gone, put); err == nil || s.turn() != before {
-		t.Errorf("an app that is gone: %v; another member: %t", err, s.turn() != before)
+	if _, err := s.Do(gone, put); err == nil || s.turnNow() != before {
+		t.Errorf("an app that is gone: %v; another member: %t", err, s.turnNow() != before)
 	}
 	restore := fill(t, server)
-	if _, err := s.Do(t.Context(), put); err == nil || s.turn() != before {
-		t.Errorf("a full store: %v; another member: %t", err, s.turn() != before)
+	if _, err := s.Do(t.Context(), put); err == nil || s.turnNow() != before {
+		t.Errorf("a full store: %v; another member: %t", err, s.turnNow() != before)
 	}
 	restore()
 	if _, err := s.Do(t.Context(), put); err != nil {
