@@ -111,7 +111,7 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 		l.mu.Lock()
 		l.waiting[q.ID] = q.Resource
 		l.mu.Unlock()
-		poke(l.look)
+		leasekit.Ring(l.look)
 		return leasekit.Answer{}, nil
 	}
 	l.stopWaiting(q.ID)
@@ -286,12 +286,4 @@ func (l *lease) Close(ctx context.Context) error {
 		return l.b.unavailable("close lease", err)
 	}
 	return nil
-}
-
-// poke fills the place of a channel that has one.
-func poke(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }

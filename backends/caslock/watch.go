@@ -64,7 +64,7 @@ func (l *lease) sawKeeper(f Found) {
 		l.keeper = keeperSeen{version: kv.Version, lease: info.Lease, since: l.b.clock(), ttl: min(time.Duration(info.TTL)*time.Millisecond, max(keeperSilence, l.ttl/2))}
 	}
 	l.mu.Unlock()
-	poke(l.look)
+	leasekit.Ring(l.look)
 }
 
 // isKeeper tells whether this lease is the keeper, and makes it so where there is none.
@@ -280,7 +280,7 @@ func (l *lease) dueIn(d due, grace time.Duration) {
 	defer l.mu.Unlock()
 	if was, known := l.dues[d]; !known || at < was {
 		l.dues[d] = at
-		poke(l.look)
+		leasekit.Ring(l.look)
 	}
 }
 

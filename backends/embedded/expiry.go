@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -70,10 +71,7 @@ func (s *Store) endsAt(e *ending, at time.Duration) {
 
 // ring makes expire look again.
 func (s *Store) ring() {
-	select {
-	case s.bell <- struct{}{}:
-	default: // a signal is under way already
-	}
+	leasekit.Ring(s.bell)
 }
 
 // endsBy is endsAt, unless it ends sooner already.

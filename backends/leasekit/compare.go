@@ -65,7 +65,7 @@ func (l *Lease) compare(ctx context.Context) ([]lock.Event, error) {
 	for _, r := range listed {
 		if l.entries[r.ID] == nil {
 			l.strays[r.ID] = r
-			ring(l.tidyBell)
+			Ring(l.tidyBell)
 		}
 	}
 	// The store grants what is in front of such a waiter, or the slot to another: it is no hold
@@ -74,7 +74,7 @@ func (l *Lease) compare(ctx context.Context) ([]lock.Event, error) {
 		known[r.ID] = holds[r.ID]
 		if e := l.entries[r.ID]; e != nil && e.touched == holds[r.ID] {
 			l.strays[r.ID] = r
-			ring(l.tidyBell)
+			Ring(l.tidyBell)
 		}
 	}
 	return l.drop(known), nil

@@ -187,7 +187,7 @@ func (l *Lease) pushed(p Push) {
 		if !e.behind {
 			e.behind = true
 			l.behind = append(l.behind, e)
-			ring(l.newsBell)
+			Ring(l.newsBell)
 		}
 	case p.Kind == Granted:
 		if !e.held {
@@ -221,11 +221,11 @@ func (l *Lease) revoke(e *entry, grace time.Duration, lost bool) {
 	e.wake()
 	switch {
 	case !e.held:
-		ring(l.ackBell)
+		Ring(l.ackBell)
 	case !e.telling:
 		e.telling = true
 		l.news = append(l.news, e)
-		ring(l.newsBell)
+		Ring(l.newsBell)
 	}
 }
 
@@ -236,11 +236,4 @@ func (e *entry) event() lock.Event {
 		ev.Kind = lock.Vanished
 	}
 	return ev
-}
-
-func ring(bell chan<- struct{}) {
-	select {
-	case bell <- struct{}{}:
-	default:
-	}
 }

@@ -25,7 +25,7 @@ func (l *Lease) standing() []lock.Event {
 func (l *Lease) wasTold(e *entry, until time.Duration) {
 	if e.until == until && !e.told {
 		e.told = true
-		ring(l.ackBell)
+		Ring(l.ackBell)
 	}
 }
 

@@ -76,7 +76,7 @@ func (l *Lease) renew(ctx context.Context) (beat, error) {
 			l.revoke(e, v.Grace, v.Vanished)
 		} else if l.removed == b.removed { // not released just now: only the store has it
 			l.strays[v.ID] = v.Ref
-			ring(l.tidyBell)
+			Ring(l.tidyBell)
 		}
 	}
 	if r.Stranger {

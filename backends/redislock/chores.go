@@ -15,13 +15,6 @@ import (
 // clearPage is how many holds of a lease are read together.
 const clearPage = 8 * maxPipeline
 
-func ring(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default: // it has been rung
-	}
-}
-
 // goOn has the store hand a resource on, after a script that has stopped before
 // the end. Where this is not done, waiters do it when they ask again.
 func (d *driver) goOn(r lock.Resource) {

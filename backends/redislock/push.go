@@ -93,7 +93,7 @@ func (e *ear) ask(now time.Duration) {
 func (d *driver) listens(busy bool) {
 	e := d.ear.Load()
 	if e != nil && (busy || e.asked.Load() != 0 || d.b.clock()-time.Duration(e.last.Load()) >= restPause) {
-		ring(d.probes)
+		leasekit.Ring(d.probes)
 	}
 }
 

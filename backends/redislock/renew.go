@@ -57,7 +57,7 @@ func (d *driver) Renew(ctx context.Context, acks []leasekit.Revocation) (leaseki
 		}
 	}
 	if news.Stranger {
-		ring(d.looks)
+		leasekit.Ring(d.looks)
 	}
 	if len(silent) < len(open) { // else these are the last ones
 		for _, s := range silent {

@@ -157,14 +157,6 @@ func (b *Backend) retry(ctx context.Context, f func() error) error {
 	}
 }
 
-// poke fills the place of a channel that has one.
-func poke(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
 // knownNames remembers for some resources that they have a row, and whether
 // somebody was in the way of the last request. These are only hints, which spare
 // a statement or a trip.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -28,7 +29,7 @@ func (r *bells) ring(id lock.LeaseID) {
 	r.mu.Lock()
 	r.ids[id] = true
 	r.mu.Unlock()
-	poke(r.some)
+	leasekit.Ring(r.some)
 }
 
 func (r *bells) take() (ids []lock.LeaseID) {

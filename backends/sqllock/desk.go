@@ -350,7 +350,7 @@ func (b *Backend) after(name lock.Resource, s *state, asked uint64) {
 	}
 	for _, lease := range s.told {
 		if l := b.local(lease); l != nil {
-			poke(l.rang)
+			leasekit.Ring(l.rang)
 		} else {
 			b.bells.ring(lock.LeaseID(lease))
 		}

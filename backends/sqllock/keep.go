@@ -170,7 +170,7 @@ func (d *doubles) giveLater(id lock.HoldID, at time.Duration) {
 	}
 	h.due = at
 	d.dues[id] = h
-	poke(d.some)
+	leasekit.Ring(d.some)
 }
 
 // chores gives back what is due, and all when the lease was not renewed for a TTL, until

@@ -212,7 +212,7 @@ func (l *lease) waitsFor(q lock.Request, turn uint64) {
 	}
 	l.waiting[q.ID] = waiter{name: q.Resource, mode: q.Mode, guarded: l.Guards(q), turn: turn}
 	l.mu.Unlock()
-	poke(l.waits)
+	leasekit.Ring(l.waits)
 }
 
 // stopWaiting notes that a request is not in the queue, as far as is known. It gives the turn
@@ -454,6 +454,6 @@ func (l *lease) dueIn(r leasekit.Ref, grace time.Duration) {
 	}
 	l.mu.Unlock()
 	if !known || at < was {
-		poke(l.look)
+		leasekit.Ring(l.look)
 	}
 }

@@ -44,7 +44,7 @@ func (l *lease) Listen(ctx context.Context, push func(leasekit.Push)) {
 			l.deaf.Store(never)
 			close(l.bell)
 		})
-		poke(l.rang)
+		leasekit.Ring(l.rang)
 	}
 	tasks.Go(func() {
 		for ctx.Err() == nil {

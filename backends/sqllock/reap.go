@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 )
 
 const (
@@ -143,7 +145,7 @@ func (r *reaper) endLeasts(ctx context.Context, lapsed []Row) error {
 	if n := len(lapsed); n == reapStep {
 		last := lapsed[n-1]
 		r.lapsed = leastAt{ends: last.Int(2), name: last.Text(0), id: last.Text(1)}
-		poke(r.more)
+		leasekit.Ring(r.more)
 	}
 	return r.l.b.onDesks(ctx, lapsed, func(id string) *op { return &op{kind: opLapse, id: id, hasty: true} })
 }

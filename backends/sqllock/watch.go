@@ -67,7 +67,7 @@ func (l *lease) sawKeeper(rows []Row) {
 		l.observe(k.id, r.Int(2), r.Int(3))
 	}
 	if k.id != string(l.id) && (!k.alive || now >= k.since+k.ttl) {
-		poke(l.look)
+		leasekit.Ring(l.look)
 	}
 }
 
@@ -79,7 +79,7 @@ func (l *lease) observe(id string, beat, ttlMillis int64) {
 	if o, known := l.seen[id]; !known || o.beat != beat {
 		l.seen[id] = observed{beat: beat, since: now, ttl: time.Duration(ttlMillis) * time.Millisecond}
 		if !known {
-			poke(l.look)
+			leasekit.Ring(l.look)
 		}
 	}
 }
@@ -228,7 +228,7 @@ func (l *lease) overdue(id string, now time.Duration) {
 		}
 	}
 	l.mu.Unlock()
-	poke(l.sweeps)
+	leasekit.Ring(l.sweeps)
 }
 
 // nextSweep takes the lease that is to be swept next; "": there is none.
@@ -253,7 +253,7 @@ func (l *lease) sweepNext(ctx context.Context) {
 	if id == "" {
 		return
 	}
-	defer poke(l.sweeps)
+	defer leasekit.Ring(l.sweeps)
 	found, err := l.b.sweep(ctx, id)
 	clean := err == nil && !found
 	l.mu.Lock()
@@ -294,7 +294,7 @@ func (l *lease) endDue(ctx context.Context) (next time.Duration) {
 		if res[0].Affected > 0 {
 			l.b.log.add(event{what: "end", lease: id, note: l.sidecar})
 			l.overdue(id, l.b.clock())
-			poke(l.rang) // those in the way may be gone
+			leasekit.Ring(l.rang) // those in the way may be gone
 		}
 	}
 	return next

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -240,10 +241,7 @@ func (f *forced) tell(ctx context.Context, id lock.LeaseID) (*zksession.Call, er
 type bell chan struct{}
 
 func (b bell) changed(bool) {
-	select {
-	case b <- struct{}{}:
-	default:
-	}
+	leasekit.Ring(b)
 }
 
 // wait waits until the node is gone or the grace is over, and deletes it then.

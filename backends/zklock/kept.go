@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -269,10 +270,7 @@ func (q *leftovers) add(o *leftover) {
 	q.all = slices.Insert(q.all, i, o)
 	q.of[o.id] = o
 	if i == 0 {
-		select {
-		case q.more <- struct{}{}:
-		default:
-		}
+		leasekit.Ring(q.more)
 	}
 }
 

@@ -45,10 +45,7 @@ func (d *driver) Renew(ctx context.Context, acks []leasekit.Revocation) (leaseki
 		d.leaseNode.hear(leaseRecord{Forced: told, More: more})
 		return leasekit.Renewal{}, d.renewFailed(err)
 	}
-	select {
-	case d.renewed <- struct{}{}:
-	default:
-	}
+	leasekit.Ring(d.renewed)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, s := range d.spots {

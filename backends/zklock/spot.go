@@ -323,10 +323,7 @@ func (d *driver) grant(s *spot) {
 	}
 	d.push(leasekit.Push{Kind: leasekit.Granted, Ref: s.Ref, Fence: d.fence(s)})
 	if d.fresh = append(d.fresh, dueHold{s, now + lastsAfter}); len(d.fresh) == 1 {
-		select {
-		case d.lasting <- struct{}{}:
-		default:
-		}
+		leasekit.Ring(d.lasting)
 	}
 }
 

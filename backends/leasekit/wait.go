@@ -16,3 +16,12 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 		return false
 	}
 }
+
+// Ring fills the one place of a channel, unless it has a value: there is something for who
+// reads it.
+func Ring(bell chan<- struct{}) {
+	select {
+	case bell <- struct{}{}:
+	default:
+	}
+}
