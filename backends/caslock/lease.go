@@ -30,9 +30,10 @@ type lease struct {
 
 	version int64 // of its key, as far as it is known. b.mu guards it
 
+	dues *leasekit.Due[due] // forced releases whose grace is counted
+
 	mu       sync.Mutex
 	waiting  map[lock.HoldID]lock.Resource // those in the queue
-	dues     map[due]time.Duration         // forced releases: when their grace is over, on the clock
 	keeper   keeperSeen
 	server   string // that has answered last
 	revision int64  // the largest that it has answered
@@ -49,7 +50,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	}
 	l := &lease{
 		b: b, id: string(lock.NewLeaseID()), sidecar: strings.ToValidUTF8(o.Sidecar[:min(len(o.Sidecar), maxSidecar)], ""), ttl: o.TTL,
-		waiting: make(map[lock.HoldID]lock.Resource), dues: make(map[due]time.Duration), look: make(chan struct{}, 1),
+		waiting: make(map[lock.HoldID]lock.Resource), dues: leasekit.NewDue[due](b.clock), look: make(chan struct{}, 1),
 	}
 	opened := b.clock()
 	info := encode(leaseInfo{TTL: o.TTL.Milliseconds(), Sidecar: l.sidecar})
@@ -131,9 +132,7 @@ func (l *lease) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.W
 	if err := l.b.within(ctx, w.Resource, o); err != nil {
 		return leasekit.Withdrawn{}, err
 	}
-	l.mu.Lock()
-	delete(l.dues, due{l.id, w.Ref})
-	l.mu.Unlock()
+	l.dues.Forget(due{l.id, w.Ref})
 	found := leasekit.Withdrawn{Found: o.found, Position: o.position}
 	if o.position > 0 {
 		found.Status = o.status
@@ -151,7 +150,7 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 	err = each(acks, func(a leasekit.Revocation) error { // before the beat, which says that all is well
 		err := l.b.within(ctx, a.Resource, &op{kind: opAck, id: string(a.ID), lease: l.id, grace: a.Grace})
 		if err == nil && a.Grace > 0 {
-			l.dueIn(due{l.id, a.Ref}, a.Grace)
+			l.dues.In(due{l.id, a.Ref}, a.Grace)
 		}
 		return err
 	})
@@ -232,6 +231,7 @@ func (b *Backend) pages(ctx context.Context, command, prefix string, each func([
 func (l *lease) Listen(ctx context.Context, push func(leasekit.Push)) {
 	var tasks sync.WaitGroup
 	tasks.Go(func() { l.watch(ctx) })
+	tasks.Go(func() { l.dues.Run(ctx, l.endForced) })
 	for ctx.Err() == nil {
 		missed := func() { push(leasekit.Push{Kind: leasekit.Missed}) }
 		_ = l.b.store.Watch(ctx, ownPrefix(l.id), missed, func(kv KV) { l.changed(kv, push) })

@@ -102,8 +102,7 @@ func (l *lease) resign(ctx context.Context) {
 	}
 }
 
-// watch ends leases and graces that are over, and is the keeper where it has to, until ctx
-// ends.
+// watch ends leases that are over, and is the keeper where it has to, until ctx ends.
 func (l *lease) watch(ctx context.Context) {
 	var nextRound, nextLook time.Duration
 	t := time.NewTimer(0)
@@ -124,7 +123,7 @@ func (l *lease) watch(ctx context.Context) {
 		if l.b.clock() >= nextRound {
 			nextRound = l.b.clock() + l.round(ctx)
 		}
-		next := min(nextRound, l.endForced())
+		next := nextRound
 		if nextLook > 0 {
 			next = min(next, nextLook)
 		}
@@ -220,7 +219,7 @@ func (l *lease) lookAround(ctx context.Context) (pause time.Duration, waits bool
 	names = slices.Compact(names)
 	pause = mostRound
 	for chunk := range slices.Chunk(names, lookAtATime) {
-		shortest, err := l.b.lookAt(ctx, chunk, l.id, l.dueIn)
+		shortest, err := l.b.lookAt(ctx, chunk, l.id, l.dues.In)
 		if err != nil {
 			return leastRound, true
 		}
@@ -273,38 +272,11 @@ func (b *Backend) lookAt(ctx context.Context, names []lock.Resource, own string,
 	return shortest, nil
 }
 
-// dueIn notes that the grace of a forced release is counted. The earliest end counts.
-func (l *lease) dueIn(d due, grace time.Duration) {
-	at := l.b.clock() + grace
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if was, known := l.dues[d]; !known || at < was {
-		l.dues[d] = at
-		leasekit.Ring(l.look)
+// endForced ends a hold whose grace is over. The holder's sidecar does, and whoever waits;
+// whoever forced the release, too.
+func (l *lease) endForced(d due) {
+	o := &op{kind: opEnd, id: string(d.ID), lease: d.lease}
+	if l.b.submit(d.Resource, o); o.err != nil {
+		l.dues.In(d, leastRound)
 	}
-}
-
-// endForced ends holds whose grace is over, and says when the next one is due. The holder's
-// sidecar does, and whoever waits; whoever forced the release, too.
-func (l *lease) endForced() (next time.Duration) {
-	now := l.b.clock()
-	next = now + mostRound
-	var over []due
-	l.mu.Lock()
-	for d, at := range l.dues {
-		if at <= now {
-			over = append(over, d)
-			delete(l.dues, d)
-		} else {
-			next = min(next, at)
-		}
-	}
-	l.mu.Unlock()
-	for _, d := range over {
-		o := &op{kind: opEnd, id: string(d.ID), lease: d.lease}
-		if l.b.submit(d.Resource, o); o.err != nil {
-			l.dueIn(d, leastRound)
-		}
-	}
-	return next
 }

@@ -39,7 +39,7 @@ func (l *lease) Detach(ctx context.Context, w leasekit.Withdrawal, key lock.Hand
 	if o.err != nil {
 		return leasekit.Withdrawn{}, l.unknown(o)
 	}
-	l.undue(w.Ref)
+	l.dues.Forget(w.Ref)
 	return leasekit.Withdrawn{Found: o.found}, nil
 }
 

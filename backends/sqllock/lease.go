@@ -32,7 +32,8 @@ type lease struct {
 	ttl     time.Duration
 	recheck time.Duration
 
-	beats Pool // one connection, for heartbeats
+	beats Pool                        // one connection, for heartbeats
+	dues  *leasekit.Due[leasekit.Ref] // forced releases whose grace is counted
 
 	mu      sync.Mutex
 	number  int64                           // of the connection of the last heartbeat,
@@ -44,7 +45,6 @@ type lease struct {
 	several bool                            // some request has had a cohort
 	entries int                             // that the store had at the last heartbeat
 	turn    uint64                          // of the last waiter
-	dues    map[leasekit.Ref]time.Duration  // forced releases: when their grace is over, on the clock
 	keeper  keeperSeen
 	seen    map[string]observed // other leases
 	ended   map[string]*overLease
@@ -111,7 +111,7 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 	}
 	l := &lease{
 		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar[:min(len(o.Sidecar), maxSidecar)], ttl: o.TTL, recheck: min(time.Second, o.TTL/3),
-		waiting: make(map[lock.HoldID]waiter), lapses: make(map[lock.Resource]time.Duration), dues: make(map[leasekit.Ref]time.Duration),
+		waiting: make(map[lock.HoldID]waiter), lapses: make(map[lock.Resource]time.Duration), dues: leasekit.NewDue[leasekit.Ref](b.clock),
 		seen: make(map[string]observed), ended: make(map[string]*overLease),
 		bell: make(chan struct{}), rang: make(chan struct{}, 1), waits: make(chan struct{}, 1), look: make(chan struct{}, 1),
 		sweeps: make(chan struct{}, 1),
@@ -236,7 +236,7 @@ func (l *lease) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.W
 	if o.err != nil {
 		return leasekit.Withdrawn{}, l.unknown(o)
 	}
-	l.undue(w.Ref)
+	l.dues.Forget(w.Ref)
 	found := leasekit.Withdrawn{Found: o.found, Position: o.position}
 	if o.position > 0 {
 		found.Status = o.status
@@ -283,7 +283,7 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 		return r, l.b.unavailable("heartbeat", err)
 	}
 	for _, a := range acks {
-		l.dueIn(a.Ref, a.Grace)
+		l.dues.In(a.Ref, a.Grace)
 	}
 	res = res[len(acks):]
 	if len(res[1].Rows) == 0 {
@@ -434,26 +434,5 @@ func (l *lease) heard(p leasekit.Push, asked uint64) {
 	l.mu.Unlock()
 	if push != nil {
 		push(p)
-	}
-}
-
-// undue notes that a hold is gone whose release may be forced.
-func (l *lease) undue(r leasekit.Ref) {
-	l.mu.Lock()
-	delete(l.dues, r)
-	l.mu.Unlock()
-}
-
-// dueIn notes that the grace of a forced release begins. The earliest end counts.
-func (l *lease) dueIn(r leasekit.Ref, grace time.Duration) {
-	at := l.b.clock() + grace
-	l.mu.Lock()
-	was, known := l.dues[r]
-	if !known || at < was {
-		l.dues[r] = at
-	}
-	l.mu.Unlock()
-	if !known || at < was {
-		leasekit.Ring(l.look)
 	}
 }

@@ -60,6 +60,7 @@ func (l *lease) Listen(ctx context.Context, push func(leasekit.Push)) {
 		}
 	})
 	tasks.Go(func() { l.watch(ctx) })
+	tasks.Go(func() { l.dues.Run(ctx, l.endForced) })
 	tasks.Go(func() { l.chores(ctx) })
 	l.looks(ctx, &bell)
 	tasks.Wait()
@@ -198,7 +199,7 @@ func (l *lease) lookAt(ctx context.Context, names [][]byte, notes, behind bool) 
 			l.sawResource(r, asked)
 		}
 		for _, r := range res[1].Rows {
-			l.dueIn(leasekit.Ref{Resource: lock.Resource(r.Text(0)), ID: lock.HoldID(r.Text(1))}, time.Duration(r.Int(2))*time.Microsecond)
+			l.dues.In(leasekit.Ref{Resource: lock.Resource(r.Text(0)), ID: lock.HoldID(r.Text(1))}, time.Duration(r.Int(2))*time.Microsecond)
 		}
 		res = res[2:]
 	}

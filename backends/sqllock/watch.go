@@ -84,8 +84,7 @@ func (l *lease) observe(id string, beat, ttlMillis int64) {
 	}
 }
 
-// watch ends leases and graces that are over, and is the keeper where it has to, until
-// ctx ends.
+// watch ends leases that are over, and is the keeper where it has to, until ctx ends.
 func (l *lease) watch(ctx context.Context) {
 	var nextRound time.Duration
 	t := time.NewTimer(0)
@@ -97,7 +96,7 @@ func (l *lease) watch(ctx context.Context) {
 		case <-l.look:
 		case <-t.C:
 		}
-		next := min(l.endDue(ctx), l.endForced())
+		next := l.endDue(ctx)
 		if l.isKeeper(ctx) {
 			if l.b.clock() >= nextRound {
 				nextRound = l.b.clock() + l.round(ctx)
@@ -300,25 +299,10 @@ func (l *lease) endDue(ctx context.Context) (next time.Duration) {
 	return next
 }
 
-// endForced ends holds whose grace is over, and says when the next one is due. The
-// holder's sidecar does, and whoever waits; whoever forced the release, too.
-func (l *lease) endForced() (next time.Duration) {
-	next = l.b.clock() + mostRound
-	l.mu.Lock()
-	var due []leasekit.Ref
-	for r, at := range l.dues {
-		if at <= l.b.clock() {
-			due = append(due, r)
-			delete(l.dues, r)
-		} else {
-			next = min(next, at)
-		}
-	}
-	l.mu.Unlock()
-	for _, r := range due {
-		l.b.post(r.Resource, &op{kind: opEnd, id: string(r.ID)})
-	}
-	return next
+// endForced ends a hold whose grace is over. The holder's sidecar does, and whoever waits;
+// whoever forced the release, too.
+func (l *lease) endForced(r leasekit.Ref) {
+	l.b.post(r.Resource, &op{kind: opEnd, id: string(r.ID)})
 }
 
 // chores does what may take a while, until ctx ends.
