@@ -27,9 +27,8 @@ type Backend struct {
 	desks  map[lock.Resource]*desk
 
 	mu       sync.Mutex
-	leases   map[string]*lease   // those of this backend
-	seen     map[string]observed // other leases
-	sweeping map[string]bool     // leases that are over, and being swept
+	leases   map[string]*lease // those of this backend
+	sweeping map[string]bool   // leases that are over, and being swept
 
 	background context.Context // ends with Close
 	stop       context.CancelFunc
@@ -46,7 +45,7 @@ func Open(s Store, o Options) *Backend {
 	}
 	b := &Backend{
 		store: s, o: o, clock: o.Clock, wall: time.Now, desks: make(map[lock.Resource]*desk),
-		leases: make(map[string]*lease), seen: make(map[string]observed), sweeping: make(map[string]bool),
+		leases: make(map[string]*lease), sweeping: make(map[string]bool),
 	}
 	b.background, b.stop = context.WithCancel(context.Background())
 	return b

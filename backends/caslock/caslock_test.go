@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -225,27 +224,6 @@ func TestManyRecordsAreForgotten(t *testing.T) {
 	})
 }
 
-// A sidecar that is not the keeper looks at the leases in the way of its waiters. It forgets them
-// when nobody waits for them any more, however many come and go.
-func TestLeasesAreForgotten(t *testing.T) {
-	m := newMemory()
-	_, keeper, _, _ := sidecar(t, m, time.Minute)
-	eventually(t, "there is a keeper", func() bool {
-		kv, _ := m.do(Txn{Read: []Range{{Key: keeperKey}}}).Reads[0].one()
-		return decode[keeperInfo](kv).Lease == string(keeper.ID())
-	})
-	b, _, _, _ := sidecar(t, m, time.Minute)
-	b.observe(t.Context(), KV{Key: beatKey("gone"), Value: encode(leaseInfo{TTL: lock.MinTTL.Milliseconds()}), Version: 1})
-	eventually(t, "the lease is forgotten", func() bool {
-		if _, err := keeper.Heartbeat(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		return len(b.seen) == 0
-	})
-}
-
 // A heartbeat acknowledges a forced release. Requests about the same resource that came before do
 // not hold it up.
 func TestHeartbeatAtACrowdedDesk(t *testing.T) {
@@ -307,47 +285,5 @@ func TestManyForcedReleases(t *testing.T) {
 	r, err := l.Renew(t.Context(), nil)
 	if err != nil || len(r.Revoked) != 1 || r.Revoked[0].Resource != lock.Resource(fmt.Sprintf("r%04d", page)) {
 		t.Errorf("%+v, %v", r.Revoked, err)
-	}
-}
-
-// A sidecar hears of the keeper with its heartbeats, so between two of them the keeper is not silent: whose TTL is
-// long does not try to take its place each time.
-func TestKeeperIsNotDoubtedBetweenHeartbeats(t *testing.T) {
-	const ttl = time.Minute
-	m := newMemory()
-	_, _, _, _ = sidecar(t, m, ttl)
-	eventually(t, "there is a keeper", func() bool {
-		return len(m.do(Txn{Read: []Range{{Key: keeperKey}}}).Reads[0].KVs) > 0
-	})
-	var ahead atomic.Int64
-	var tries atomic.Int32
-	b := Open(&road{m: m}, Options{
-		Timeout: time.Second,
-		Clock:   func() time.Duration { return lock.BootTime() + time.Duration(ahead.Load()) },
-		Observe: func(command string, _ time.Duration, _ error) {
-			if command == "keeper" {
-				tries.Add(1)
-			}
-		},
-	})
-	kit, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: t.Name()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		_ = kit.Close(context.Background())
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	l := b.leases[string(kit.ID())]
-	ahead.Store(int64(ttl / 3)) // when the next heartbeat is due
-	if l.isKeeper(t.Context()) || tries.Load() > 0 {
-		t.Errorf("%d tries to take the place of a keeper that lives", tries.Load())
-	}
-	ahead.Store(int64(ttl))
-	_ = l.isKeeper(t.Context())
-	if tries.Load() == 0 {
-		t.Error("a keeper that is silent for a TTL stays")
 	}
 }

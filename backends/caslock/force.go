@@ -55,12 +55,12 @@ func (b *Backend) leaseOf(ctx context.Context, r lock.Resource, id lock.HoldID) 
 }
 
 // awaitForced waits until a hold is gone whose release is forced, and ends it when its grace
-// is over, or its lease.
+// is over, or its lease was ended.
 func (b *Backend) awaitForced(ctx context.Context, r lock.Resource, id lock.HoldID, lease string) error {
 	ends := time.Duration(math.MaxInt64)
 	for {
 		answer, err := b.do(ctx, "force", Txn{Read: []Range{
-			{Key: entryKey(lease, r, string(id))}, {Key: forcedKey(lease, r, string(id))}, {Key: beatKey(lease)},
+			{Key: entryKey(lease, r, string(id))}, {Key: forcedKey(lease, r, string(id))}, {Key: leaseKey(lease)},
 		}})
 		if err != nil {
 			return err
@@ -73,7 +73,7 @@ func (b *Backend) awaitForced(ctx context.Context, r lock.Resource, id lock.Hold
 			ends = min(ends, now+decode[forced](kv).known())
 		}
 		kind := opSettle
-		if beat, lives := answer.Reads[2].one(); !lives || b.observe(ctx, beat) {
+		if _, lives := answer.Reads[2].one(); !lives {
 			kind = opSweep
 		} else if now >= ends {
 			kind = opEnd

@@ -30,15 +30,16 @@ type lease struct {
 
 	version int64 // of its key, as far as it is known. b.mu guards it
 
-	dues *leasekit.Due[due] // forced releases whose grace is counted
+	observer *leasekit.Observer
+	dues     *leasekit.Due[due] // forced releases whose grace is counted
 
 	mu       sync.Mutex
 	waiting  map[lock.HoldID]lock.Resource // those in the queue
-	keeper   keeperSeen
-	server   string // that has answered last
-	revision int64  // the largest that it has answered
+	server   string                        // that has answered last
+	revision int64                         // the largest that it has answered
 
-	look chan struct{} // has a value when there is something for watch
+	look chan struct{} // has a value when somebody waits,
+	over chan struct{} // and when a lease was ended
 }
 
 var _ leasekit.Driver = (*lease)(nil)
@@ -50,8 +51,9 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	}
 	l := &lease{
 		b: b, id: string(lock.NewLeaseID()), sidecar: strings.ToValidUTF8(o.Sidecar[:min(len(o.Sidecar), maxSidecar)], ""), ttl: o.TTL,
-		waiting: make(map[lock.HoldID]lock.Resource), dues: leasekit.NewDue[due](b.clock), look: make(chan struct{}, 1),
+		waiting: make(map[lock.HoldID]lock.Resource), dues: leasekit.NewDue[due](b.clock), look: make(chan struct{}, 1), over: make(chan struct{}, 1),
 	}
+	l.observer = leasekit.NewObserver(l, leasekit.ObserverOptions{ID: l.id, TTL: o.TTL, Clock: b.clock, MostRound: mostRound})
 	opened := b.clock()
 	info := encode(leaseInfo{TTL: o.TTL.Milliseconds(), Sidecar: l.sidecar})
 	r, err := b.do(ctx, "open", Txn{
@@ -63,7 +65,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 		return nil, b.unavailable("open lease", err)
 	}
 	l.answered(r)
-	l.sawKeeper(r.Reads[0])
+	l.observer.SawKeeper(keeperOf(r.Reads[0]))
 	l.version = r.Revision
 	b.mu.Lock()
 	b.leases[l.id] = l
@@ -169,7 +171,7 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 	if !answer.Done {
 		return r, lock.ErrLeaseLost
 	}
-	l.sawKeeper(answer.Reads[0])
+	l.observer.SawKeeper(keeperOf(answer.Reads[0]))
 	r.Entries = answer.Reads[1].Count
 	add := func(kvs []KV) error {
 		for _, kv := range kvs {
@@ -230,7 +232,9 @@ func (b *Backend) pages(ctx context.Context, command, prefix string, each func([
 // Listen implements leasekit.Driver.
 func (l *lease) Listen(ctx context.Context, push func(leasekit.Push)) {
 	var tasks sync.WaitGroup
-	tasks.Go(func() { l.watch(ctx) })
+	for _, task := range []func(context.Context){l.observer.Run, l.looks, l.chores} {
+		tasks.Go(func() { task(ctx) })
+	}
 	tasks.Go(func() { l.dues.Run(ctx, l.endForced) })
 	for ctx.Err() == nil {
 		missed := func() { push(leasekit.Push{Kind: leasekit.Missed}) }

@@ -2,7 +2,6 @@ package caslock
 
 import (
 	"context"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -11,43 +10,20 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// This file is about who notices that a lease is over, or a grace.
-//
-// The keeper is the sidecar that observes all leases. The key of that name says who it is,
-// and gets another version with each of its rounds. The answers of heartbeats have it: so
-// the others observe the keeper without a request of their own, and the first for whom it
-// has stood still for the keeper's TTL takes its place. Who waits observes the leases that
-// are in the way itself, so a holder that ends together with the keeper is noticed as soon.
+// This file is about who notices that a lease is over, or a grace: leasekit.Observer, for
+// which the store is asked here. The key of the keeper says who that is, and gets another
+// version with each of its rounds.
 
 const (
-	// Leases are observed a few times a TTL of the shortest, but no more often than
-	// every leastRound, nor, where they are many, than roundForEach a lease.
-	leastRound, mostRound = 50 * time.Millisecond, 2 * time.Second
-	roundForEach          = 2 * time.Millisecond
-	// A keeper is not waited for longer than that, or than its TTL if it is shorter, but
-	// for longer than a heartbeat takes to come round.
-	keeperSilence = 3 * mostRound
+	// mostRound is the longest pause between two of the keeper's rounds, and leastRound the
+	// shortest between two tries.
+	mostRound, leastRound = 2 * time.Second, leasekit.LeastRound
 	// inTheWay is how much of a line is looked at for who is in the way of a waiter, and
 	// lookAtATime for how many resources at a time.
 	inTheWay, lookAtATime = 4, 40
 )
 
-// observed is a lease as it was seen: the version of its beat, and when the read that
-// showed it for the first time was over.
-type observed struct {
-	version int64
-	since   time.Duration
-	last    time.Duration // when it was looked at last
-	ttl     time.Duration
-}
-
-// keeperSeen is the keeper as it was seen.
-type keeperSeen struct {
-	version int64 // 0: there is none
-	lease   string
-	since   time.Duration
-	ttl     time.Duration
-}
+var _ leasekit.Observed = (*lease)(nil)
 
 // due is a hold whose grace is counted.
 type due struct {
@@ -55,153 +31,119 @@ type due struct {
 	leasekit.Ref
 }
 
-// sawKeeper notes what an answer tells of the keeper.
-func (l *lease) sawKeeper(f Found) {
+// keeperOf reads the key of the keeper.
+func keeperOf(f Found) leasekit.KeeperRound {
 	kv, _ := f.one()
 	info := decode[keeperInfo](kv)
-	l.mu.Lock()
-	if kv.Version != l.keeper.version || l.keeper.since == 0 {
-		l.keeper = keeperSeen{version: kv.Version, lease: info.Lease, since: l.b.clock(), ttl: min(time.Duration(info.TTL)*time.Millisecond, max(keeperSilence, l.ttl/2))}
-	}
-	l.mu.Unlock()
-	leasekit.Ring(l.look)
+	return leasekit.KeeperRound{Lease: info.Lease, TTL: time.Duration(info.TTL) * time.Millisecond, Round: kv.Version}
 }
 
-// isKeeper tells whether this lease is the keeper, and makes it so where there is none.
-func (l *lease) isKeeper(ctx context.Context) bool {
-	l.mu.Lock()
-	k := l.keeper
-	l.mu.Unlock()
-	if k.lease != l.id && k.version != 0 && l.b.clock() < k.since+k.ttl {
-		return false
-	}
-	return l.takeTurn(ctx, k)
+// beatOf reads the beat of a lease.
+func beatOf(kv KV) leasekit.Beat {
+	return leasekit.Beat{Lease: strings.TrimPrefix(kv.Key, beatPrefix), TTL: decode[leaseInfo](kv).ttl(), Number: kv.Version}
 }
 
-// takeTurn begins a round as the keeper, if k is still what the key says.
-func (l *lease) takeTurn(ctx context.Context, k keeperSeen) bool {
+// TakeOver implements leasekit.Observed.
+func (l *lease) TakeOver(ctx context.Context, seen leasekit.KeeperRound) (leasekit.KeeperRound, error) {
+	k, _, err := l.takeTurn(ctx, seen)
+	return k, err
+}
+
+// takeTurn begins a round of this lease as the keeper, if the key is as it was seen.
+func (l *lease) takeTurn(ctx context.Context, seen leasekit.KeeperRound) (k leasekit.KeeperRound, done bool, err error) {
 	r, err := l.b.do(ctx, "keeper", Txn{
-		If:   []Cond{{Key: keeperKey, Version: k.version}, {Key: leaseKey(l.id), There: true}},
+		If:   []Cond{{Key: keeperKey, Version: seen.Round}, {Key: leaseKey(l.id), There: true}},
 		Then: []Write{{Key: keeperKey, Value: encode(keeperInfo{Lease: l.id, TTL: l.ttl.Milliseconds()})}},
 		Read: []Range{{Key: keeperKey}},
 	})
 	if err != nil {
-		return false
+		return k, false, err
 	}
-	l.sawKeeper(r.Reads[0])
-	return r.Done
+	return keeperOf(r.Reads[0]), r.Done, nil
+}
+
+// Round implements leasekit.Observed.
+func (l *lease) Round(ctx context.Context, seen leasekit.KeeperRound, saw func(leasekit.Beat)) (leasekit.KeeperRound, error) {
+	k, done, err := l.takeTurn(ctx, seen)
+	if err == nil && !done && k.Lease == l.id { // its last turn had no answer
+		k, done, err = l.takeTurn(ctx, k)
+	}
+	switch {
+	case err != nil || k.Lease != l.id:
+		return k, err
+	case !done:
+		return k, lock.ErrLeaseLost
+	}
+	return k, l.b.pages(ctx, "observe", beatPrefix, func(kvs []KV) error {
+		for _, kv := range kvs {
+			saw(beatOf(kv))
+		}
+		return nil
+	})
+}
+
+// End implements leasekit.Observed.
+func (l *lease) End(ctx context.Context, b leasekit.Beat) error {
+	r, err := l.b.do(ctx, "end", Txn{
+		If:   []Cond{{Key: beatKey(b.Lease), Version: b.Number}},
+		Then: []Write{{Key: beatKey(b.Lease), Delete: true}, {Key: leaseKey(b.Lease), Delete: true}, {Key: deadKey(b.Lease)}},
+	})
+	if err == nil && r.Done {
+		l.b.sweepSoon(b.Lease)
+		leasekit.Ring(l.over) // what is in the way of waiters comes first
+	}
+	return err
 }
 
 // resign has another lease be the keeper at once.
 func (l *lease) resign(ctx context.Context) {
-	l.mu.Lock()
-	k := l.keeper
-	l.mu.Unlock()
-	if k.lease == l.id { // what fails ends with the TTL
-		_, _ = l.b.do(ctx, "keeper", Txn{If: []Cond{{Key: keeperKey, Version: k.version}}, Then: []Write{{Key: keeperKey, Delete: true}}})
+	if k, keeps := l.observer.Keeps(); keeps { // what fails ends with the TTL
+		_, _ = l.b.do(ctx, "keeper", Txn{If: []Cond{{Key: keeperKey, Version: k.Round}}, Then: []Write{{Key: keeperKey, Delete: true}}})
 	}
 }
 
-// watch ends leases that are over, and is the keeper where it has to, until ctx ends.
-func (l *lease) watch(ctx context.Context) {
-	var nextRound, nextLook time.Duration
+// chores clears away what is over, where the lease is the keeper, until ctx ends. What fails
+// comes again.
+func (l *lease) chores(ctx context.Context) {
+	for pause := mostRound; leasekit.Sleep(ctx, pause); {
+		pause = mostRound
+		if _, keeps := l.observer.Keeps(); !keeps {
+			continue
+		}
+		_ = l.b.pages(ctx, "observe", deadPrefix, func(kvs []KV) error {
+			for _, kv := range kvs {
+				l.b.sweepSoon(strings.TrimPrefix(kv.Key, deadPrefix))
+			}
+			return nil
+		})
+		if more, err := l.b.reapRecords(ctx); err == nil && more { // or they would come faster than they go
+			pause = leastRound
+		}
+	}
+}
+
+// looks looks at who is in the way of those who wait, a few times a TTL, until ctx ends.
+func (l *lease) looks(ctx context.Context) {
+	var next time.Duration // 0: nobody waits
 	t := time.NewTimer(0)
 	defer t.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-l.over:
+			next = 0
 		case <-l.look:
 		case <-t.C:
 		}
-		if l.b.clock() >= nextLook {
-			nextLook = 0
+		if l.b.clock() >= next {
+			next = 0
 			if pause, waits := l.lookAround(ctx); waits {
-				nextLook = l.b.clock() + pause
+				next = l.b.clock() + pause
 			}
 		}
-		if l.b.clock() >= nextRound {
-			nextRound = l.b.clock() + l.round(ctx)
-		}
-		next := nextRound
-		if nextLook > 0 {
-			next = min(next, nextLook)
-		}
-		t.Reset(max(leastRound/10, next-l.b.clock()))
-	}
-}
-
-// round is one of the keeper's: it reads the beats of all leases, and which are over. pause
-// is the time until the next one.
-func (l *lease) round(ctx context.Context) (pause time.Duration) {
-	if !l.isKeeper(ctx) {
-		l.b.forgetUnseen()
-		return min(l.ttl/4, mostRound)
-	}
-	shortest, leases := l.ttl, 0
-	err := l.b.pages(ctx, "observe", beatPrefix, func(kvs []KV) error {
-		for _, kv := range kvs {
-			ttl := decode[leaseInfo](kv).ttl()
-			shortest = min(shortest, ttl)
-			leases++
-			l.b.observe(ctx, kv)
-		}
-		return nil
-	})
-	if err != nil {
-		return leastRound // nothing was seen, and time goes on
-	}
-	l.b.forgetUnseen()
-	_ = l.b.pages(ctx, "observe", deadPrefix, func(kvs []KV) error { // what fails comes again
-		for _, kv := range kvs {
-			l.b.sweepSoon(strings.TrimPrefix(kv.Key, deadPrefix))
-		}
-		return nil
-	})
-	if more, err := l.b.reapRecords(ctx); err == nil && more { // or they would come faster than they go
-		return leastRound
-	}
-	pause = min(max(shortest/4, leastRound, time.Duration(leases)*roundForEach), mostRound)
-	return pause - rand.N(pause/8) //nolint:gosec // not a secret
-}
-
-// observe notes the beat of a lease that was read just now, and ends the lease when that has
-// stood still for its TTL. That it is still the same is a condition of the transaction; so a
-// lease that was renewed meanwhile is left alone. It tells whether the lease is over.
-func (b *Backend) observe(ctx context.Context, kv KV) (over bool) {
-	id, now := strings.TrimPrefix(kv.Key, beatPrefix), b.clock()
-	b.mu.Lock()
-	o, known := b.seen[id]
-	if !known || o.version != kv.Version {
-		o = observed{version: kv.Version, since: now, ttl: decode[leaseInfo](kv).ttl()}
-	}
-	o.last = now
-	b.seen[id] = o
-	b.mu.Unlock()
-	if now < o.since+o.ttl {
-		return false
-	}
-	r, err := b.do(ctx, "end", Txn{
-		If:   []Cond{{Key: beatKey(id), Version: o.version}},
-		Then: []Write{{Key: beatKey(id), Delete: true}, {Key: leaseKey(id), Delete: true}, {Key: deadKey(id)}},
-	})
-	if err != nil || !r.Done {
-		return false
-	}
-	b.mu.Lock()
-	delete(b.seen, id)
-	b.mu.Unlock()
-	b.sweepSoon(id)
-	return true
-}
-
-// forgetUnseen forgets leases that nobody looks at any more.
-func (b *Backend) forgetUnseen() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for id, o := range b.seen {
-		if b.clock() > o.last+2*max(o.ttl, mostRound) {
-			delete(b.seen, id)
+		if next > 0 {
+			t.Reset(next - l.b.clock())
 		}
 	}
 }
@@ -219,7 +161,7 @@ func (l *lease) lookAround(ctx context.Context) (pause time.Duration, waits bool
 	names = slices.Compact(names)
 	pause = mostRound
 	for chunk := range slices.Chunk(names, lookAtATime) {
-		shortest, err := l.b.lookAt(ctx, chunk, l.id, l.dues.In)
+		shortest, err := l.lookAt(ctx, chunk)
 		if err != nil {
 			return leastRound, true
 		}
@@ -229,20 +171,20 @@ func (l *lease) lookAround(ctx context.Context) (pause time.Duration, waits bool
 }
 
 // lookAt observes the leases of who is in the way at some resources, ends what is over, and
-// tells of graces that are counted. shortest is the least of their TTLs.
-func (b *Backend) lookAt(ctx context.Context, names []lock.Resource, own string, counted func(due, time.Duration)) (shortest time.Duration, err error) {
+// counts the graces that have begun. shortest is the least of their TTLs.
+func (l *lease) lookAt(ctx context.Context, names []lock.Resource) (shortest time.Duration, err error) {
 	var read []Range
 	for _, n := range names {
 		read = append(read, all(lineOf(n), inTheWay))
 	}
-	r, err := b.do(ctx, "look", Txn{Read: read})
+	r, err := l.b.do(ctx, "look", Txn{Read: read})
 	if err != nil {
 		return 0, err
 	}
 	var ahead []due
 	for i, f := range r.Reads {
 		for _, kv := range f.KVs {
-			if p := decode[place](kv); p.Lease != own {
+			if p := decode[place](kv); p.Lease != l.id {
 				ahead = append(ahead, due{p.Lease, leasekit.Ref{Resource: names[i], ID: lock.HoldID(p.ID)}})
 			}
 		}
@@ -253,18 +195,20 @@ func (b *Backend) lookAt(ctx context.Context, names []lock.Resource, own string,
 		for _, d := range chunk {
 			read = append(read, Range{Key: beatKey(d.lease)}, Range{Key: forcedKey(d.lease, d.Resource, string(d.ID))})
 		}
-		if r, err = b.do(ctx, "look", Txn{Read: read}); err != nil {
+		if r, err = l.b.do(ctx, "look", Txn{Read: read}); err != nil {
 			return 0, err
 		}
 		for i, d := range chunk {
-			kv, there := r.Reads[2*i].one()
-			shortest = min(shortest, max(decode[leaseInfo](kv).ttl(), lock.MinTTL))
-			if !there || b.observe(ctx, kv) {
-				b.submit(d.Resource, &op{kind: opSweep, id: string(d.ID), lease: d.lease})
+			if kv, there := r.Reads[2*i].one(); there {
+				beat := beatOf(kv)
+				l.observer.Saw(beat)
+				shortest = min(shortest, max(beat.TTL, lock.MinTTL))
+			} else {
+				l.b.submit(d.Resource, &op{kind: opSweep, id: string(d.ID), lease: d.lease})
 			}
 			if kv, forcing := r.Reads[2*i+1].one(); forcing {
 				if f := decode[forced](kv); f.Known > 0 {
-					counted(d, f.known())
+					l.dues.In(d, f.known())
 				}
 			}
 		}

@@ -32,8 +32,9 @@ type lease struct {
 	ttl     time.Duration
 	recheck time.Duration
 
-	beats Pool                        // one connection, for heartbeats
-	dues  *leasekit.Due[leasekit.Ref] // forced releases whose grace is counted
+	beats    Pool // one connection, for heartbeats
+	observer *leasekit.Observer
+	dues     *leasekit.Due[leasekit.Ref] // forced releases whose grace is counted
 
 	mu      sync.Mutex
 	number  int64                           // of the connection of the last heartbeat,
@@ -45,8 +46,6 @@ type lease struct {
 	several bool                            // some request has had a cohort
 	entries int                             // that the store had at the last heartbeat
 	turn    uint64                          // of the last waiter
-	keeper  keeperSeen
-	seen    map[string]observed // other leases
 	ended   map[string]*overLease
 	dirty   []string // of those, to be swept: of which something may be left,
 	again   []string // and of which nothing was
@@ -55,7 +54,6 @@ type lease struct {
 	deaf   atomic.Bool   // and whether there is none
 	rang   chan struct{} // has a value when there may be news
 	waits  chan struct{} // has a value when a wait starts
-	look   chan struct{} // has a value when there is something for watch
 	sweeps chan struct{} // has a value when there is something to be swept
 }
 
@@ -112,10 +110,11 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 	l := &lease{
 		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar[:min(len(o.Sidecar), maxSidecar)], ttl: o.TTL, recheck: min(time.Second, o.TTL/3),
 		waiting: make(map[lock.HoldID]waiter), lapses: make(map[lock.Resource]time.Duration), dues: leasekit.NewDue[leasekit.Ref](b.clock),
-		seen: make(map[string]observed), ended: make(map[string]*overLease),
-		bell: make(chan struct{}), rang: make(chan struct{}, 1), waits: make(chan struct{}, 1), look: make(chan struct{}, 1),
+		ended: make(map[string]*overLease),
+		bell:  make(chan struct{}), rang: make(chan struct{}, 1), waits: make(chan struct{}, 1),
 		sweeps: make(chan struct{}, 1),
 	}
+	l.observer = leasekit.NewObserver(l, leasekit.ObserverOptions{ID: string(l.id), TTL: o.TTL, Clock: b.clock, MostRound: mostRound})
 	if l.beats, err = b.d.Open(PoolOptions{Size: 1, Lasting: int(2*o.TTL/time.Second) + 20}); err != nil {
 		return nil, 0, err
 	}

@@ -59,7 +59,7 @@ func (l *lease) Listen(ctx context.Context, push func(leasekit.Push)) {
 			leasekit.Sleep(ctx, pause)
 		}
 	})
-	tasks.Go(func() { l.watch(ctx) })
+	tasks.Go(func() { l.observer.Run(ctx) })
 	tasks.Go(func() { l.dues.Run(ctx, l.endForced) })
 	tasks.Go(func() { l.chores(ctx) })
 	l.looks(ctx, &bell)
@@ -239,7 +239,7 @@ func (l *lease) sawResource(r Row, asked uint64) {
 			dead = true
 			l.overdue(id, now)
 		default:
-			l.observe(id, r.Int(i+1), r.Int(i+2))
+			l.observer.Saw(leasekit.Beat{Lease: id, Number: r.Int(i + 1), TTL: millis(r.Int(i + 2))})
 		}
 	}
 	left := time.Duration(r.Int(13)) * time.Microsecond
