@@ -254,11 +254,19 @@ const (
 // Page bounds a listing.
 type Page struct {
 	After Resource // list only names after this one; empty: from the start
-	Limit int      // at most so many resources; 1 to MaxPage
+	Limit int      // at most so many resources; out of 1 to MaxPage: MaxPage
 }
 
 // MaxPage is the largest Page.Limit.
 const MaxPage = 1000
+
+// Most is how many resources the page has at most: Limit, or MaxPage where that is out of bounds.
+func (p Page) Most() int {
+	if p.Limit < 1 || p.Limit > MaxPage {
+		return MaxPage
+	}
+	return p.Limit
+}
 
 // Status is who holds and who waits for one resource.
 type Status struct {

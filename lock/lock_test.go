@@ -138,3 +138,11 @@ func TestBootTime(t *testing.T) {
 		t.Errorf("%s and then %s", a, b)
 	}
 }
+
+func TestMost(t *testing.T) {
+	for limit, want := range map[int]int{-1: MaxPage, 0: MaxPage, 1: 1, MaxPage: MaxPage, MaxPage + 1: MaxPage} {
+		if n := (Page{Limit: limit}).Most(); n != want {
+			t.Errorf("a page with the limit %d has %d resources, want %d", limit, n, want)
+		}
+	}
+}

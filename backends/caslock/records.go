@@ -108,9 +108,7 @@ func (b *Backend) changeRecord(ctx context.Context, what string, r lock.Resource
 
 // ListRecords implements lock.Records.
 func (b *Backend) ListRecords(ctx context.Context, prefix string, p lock.Page) ([]lock.NamedRecord, error) {
-	if p.Limit < 1 || p.Limit > lock.MaxPage {
-		p.Limit = lock.MaxPage
-	}
+	p.Limit = p.Most()
 	read := all(recordPrefix+prefix, min(p.Limit, page))
 	if behind := recordKey(p.After) + "\x00"; p.After != "" && behind > read.Key {
 		read.Key = behind

@@ -25,7 +25,8 @@ func (b *Backend) Get(ctx context.Context, r lock.Resource) (lock.Status, error)
 
 // List implements lock.Backend.
 func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.Status, error) {
-	heads := all(headPrefix+prefix, min(max(p.Limit, 1), lock.MaxPage))
+	p.Limit = p.Most()
+	heads := all(headPrefix+prefix, p.Limit)
 	if behind := headKey(p.After) + "\x00"; p.After != "" && behind > heads.Key {
 		heads.Key = behind
 	}
@@ -56,7 +57,7 @@ func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.
 		}
 		heads.Key = kvs[len(kvs)-1].Key + "\x00"
 	}
-	return found[:min(len(found), max(p.Limit, 0))], nil
+	return found[:min(len(found), p.Limit)], nil
 }
 
 // statuses are who holds and who waits for some resources.

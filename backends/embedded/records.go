@@ -134,10 +134,7 @@ func (s *Store) forget(now time.Duration) {
 
 // ListRecords implements lock.Records.
 func (s *Store) ListRecords(_ context.Context, prefix string, p lock.Page) ([]lock.NamedRecord, error) {
-	limit := p.Limit
-	if limit < 1 || limit > lock.MaxPage {
-		limit = lock.MaxPage
-	}
+	limit := p.Most()
 	names, err := names(s, &s.recorded, prefix, p.After)
 	if err != nil {
 		return nil, err

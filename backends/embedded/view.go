@@ -54,12 +54,9 @@ func (s *Store) look(name lock.Resource) (view, error) {
 // listStep is how many names List looks at before it lets others in.
 const listStep = 1000
 
-// List implements lock.Backend. A Limit out of bounds is taken as lock.MaxPage.
+// List implements lock.Backend.
 func (s *Store) List(_ context.Context, prefix string, p lock.Page) ([]lock.Status, error) {
-	limit := p.Limit
-	if limit < 1 || limit > lock.MaxPage {
-		limit = lock.MaxPage
-	}
+	limit := p.Most()
 	names, err := names(s, &s.listed, prefix, p.After)
 	if err != nil {
 		return nil, err

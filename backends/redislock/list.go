@@ -18,7 +18,7 @@ const (
 // List implements lock.Backend. There is no list of all names, which each
 // acquire would have to keep; those of all living leases are merged.
 func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.Status, error) {
-	limit := min(max(p.Limit, 1), lock.MaxPage)
+	limit := p.Most()
 	var out []lock.Status
 	after := p.After
 	for {

@@ -86,10 +86,7 @@ func (b *Backend) changeRecord(ctx context.Context, what string, r lock.Resource
 // ListRecords implements lock.Records: names first, from the lists of all buckets, then
 // the records of a page.
 func (b *Backend) ListRecords(ctx context.Context, prefix string, p lock.Page) ([]lock.NamedRecord, error) {
-	limit := p.Limit
-	if limit < 1 || limit > lock.MaxPage {
-		limit = lock.MaxPage
-	}
+	limit := p.Most()
 	var out []lock.NamedRecord
 	for after := p.After; ; {
 		span := nameRange(prefix, after)

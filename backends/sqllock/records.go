@@ -126,10 +126,7 @@ func (b *Backend) changeRecord(ctx context.Context, what string, r lock.Resource
 
 // ListRecords implements lock.Records.
 func (b *Backend) ListRecords(ctx context.Context, prefix string, p lock.Page) ([]lock.NamedRecord, error) {
-	limit := p.Limit
-	if limit < 1 || limit > lock.MaxPage {
-		limit = lock.MaxPage
-	}
+	limit := p.Most()
 	end := append([]byte(prefix), 0xff) // is in no name
 	res, err := b.onRecords(ctx, "list records", Statement{SQL: b.sql.record.list, Args: []any{[]byte(p.After), []byte(prefix), end, limit}})
 	if err != nil {

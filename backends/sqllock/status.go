@@ -20,7 +20,7 @@ func (b *Backend) Get(ctx context.Context, r lock.Resource) (lock.Status, error)
 
 // List implements lock.Backend.
 func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.Status, error) {
-	limit := min(max(p.Limit, 1), lock.MaxPage)
+	limit := p.Most()
 	var out []lock.Status
 	end := append([]byte(prefix), 0xff) // is in no name
 	for after := []byte(p.After); ; {

@@ -223,10 +223,7 @@ func raced(err error) bool {
 
 // ListRecords implements lock.Records.
 func (b *Backend) ListRecords(ctx context.Context, prefix string, p lock.Page) (list []lock.NamedRecord, err error) {
-	limit := p.Limit
-	if limit < 1 || limit > lock.MaxPage {
-		limit = lock.MaxPage
-	}
+	limit := p.Most()
 	err = b.onRecords(ctx, "list records", func(t *leaseNode) (err error) {
 		list, err = b.listRecords(ctx, t, prefix, p.After, limit)
 		return err

@@ -199,7 +199,7 @@ func (b *Backend) heldHere(id lock.HoldID, now time.Duration) (time.Duration, bo
 
 // List implements lock.Backend.
 func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.Status, error) {
-	limit := min(max(p.Limit, 1), lock.MaxPage)
+	limit := p.Most()
 	t, err := b.askThrough(ctx)
 	if err != nil {
 		return nil, err

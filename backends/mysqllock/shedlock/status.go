@@ -49,7 +49,7 @@ func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.
 		}
 		beside(&all[i], row)
 	}
-	return all[:min(len(all), max(p.Limit, 1), lock.MaxPage)], nil
+	return all[:min(len(all), p.Most())], nil
 }
 
 // ForceRelease implements lock.Backend. What ShedLock itself holds cannot be forced.
