@@ -57,24 +57,7 @@ func sidecar(t testing.TB, url string, ttl time.Duration) (*Backend, lock.Lease)
 	return b, backendtest.Timed(l, ttl, opened)
 }
 
-func eventually(t testing.TB, what string, f func() error) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			if t.Failed() { // it may be for that
-				t.FailNow()
-			}
-			// No machine is so busy, so an error in it is no excuse.
-			t.Fatalf("waited %s in vain until %s: %s", patience, what, err.Error())
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
+var eventually, beat = backendtest.Eventually, backendtest.Beat
 
 func exclusive(r lock.Resource) lock.Request {
 	return lock.Request{ID: lock.NewHoldID(), Resource: r, Mode: lock.Exclusive, Owner: lock.Owner{Session: "test"}.Encode()}
@@ -90,12 +73,6 @@ func hold(t testing.TB, l lock.Lease, r lock.Resource) lock.Grant {
 }
 
 const noGrace = "?restart-grace=0s"
-
-// beat sends one heartbeat, for its outcome alone.
-func beat(ctx context.Context, l lock.Lease) error {
-	_, err := l.Heartbeat(ctx)
-	return err
-}
 
 // try asks once.
 func try(t testing.TB, l lock.Lease, r lock.Resource) (lock.Grant, error) {

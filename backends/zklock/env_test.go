@@ -76,28 +76,7 @@ func newLease(t testing.TB, b *Backend, ttl time.Duration) *lease {
 	return &lease{backendtest.Timed(l, ttl, opened), b.drivers[i], ttl}
 }
 
-func eventually(t testing.TB, what string, f func() error) {
-	t.Helper()
-	within(t, patience, what, f)
-}
-
-// within is eventually with a patience of its own.
-func within(t testing.TB, patience time.Duration, what string, f func() error) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			goOn(t)
-			// No machine is so busy, so an error in it is no excuse.
-			t.Fatalf("waited %s in vain until %s: %s", patience, what, err.Error())
-		}
-		time.Sleep(pause)
-	}
-}
+var eventually, within, beat = backendtest.Eventually, backendtest.Within, backendtest.Beat
 
 func request(r lock.Resource, m lock.Mode) lock.Request {
 	return lock.Request{ID: lock.NewHoldID(), Resource: r, Mode: m, Owner: lock.Owner{Session: "test"}.Encode()}
@@ -314,10 +293,4 @@ func leader(t testing.TB, s testengine.Server) (lead testengine.Node, rest []tes
 		return nil
 	})
 	return lead, rest
-}
-
-// beat sends one heartbeat, for its outcome alone.
-func beat(ctx context.Context, l lock.Lease) error {
-	_, err := l.Heartbeat(ctx)
-	return err
 }

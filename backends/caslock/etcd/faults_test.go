@@ -13,6 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
+	"github.com/locksidecar/locksidecar/backends/backendtest"
 	"github.com/locksidecar/locksidecar/backends/caslock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
@@ -20,20 +21,7 @@ import (
 
 const patience = 60 * time.Second
 
-func eventually(t *testing.T, what string, f func() error) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s in vain until %s: %v", patience, what, err)
-		}
-		time.Sleep(pause)
-	}
-}
+var eventually, beat = backendtest.Eventually, backendtest.Beat
 
 func openAt(t *testing.T, url string) *caslock.Backend {
 	t.Helper()
@@ -86,11 +74,6 @@ func release(t *testing.T, l lock.Lease, g lock.Grant) {
 		}
 		return nil
 	})
-}
-
-func beat(ctx context.Context, l lock.Lease) error {
-	_, err := l.Heartbeat(ctx)
-	return err
 }
 
 // Each member in turn is killed, or stands still, that of the sidecar and the leader among

@@ -99,24 +99,7 @@ func openObserved(t testing.TB, url string, ttl time.Duration, observe lock.Obse
 	return s
 }
 
-func eventually(t testing.TB, what string, f func() error) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			if t.Failed() { // it may be for that
-				t.FailNow()
-			}
-			// No machine is so busy, so an error in it is no excuse.
-			t.Fatalf("waited %s in vain until %s: %s", patience, what, err.Error())
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-}
+var eventually = backendtest.Eventually
 
 func name(t testing.TB) lock.Resource { return lock.Resource(t.Name()) }
 

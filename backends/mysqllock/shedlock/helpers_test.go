@@ -56,24 +56,7 @@ func sidecar(t testing.TB, url string, ttl time.Duration) (*Backend, lock.Lease)
 	return b, backendtest.Timed(l, ttl, opened)
 }
 
-func eventually(t testing.TB, what string, f func() error) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			if t.Failed() { // it may be for that
-				t.FailNow()
-			}
-			// No machine is so busy, so an error in it is no excuse.
-			t.Fatalf("waited %s in vain until %s: %s", patience, what, err.Error())
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-}
+var eventually, beat = backendtest.Eventually, backendtest.Beat
 
 // unique is a name of this run of the test that fits ShedLock's table.
 func unique(t testing.TB) lock.Resource {
@@ -131,10 +114,4 @@ func list(t testing.TB, b *Backend, prefix string) lock.Status {
 		t.Fatalf("List has %+v, %v; want one lock", all, err)
 	}
 	return all[0]
-}
-
-// beat sends one heartbeat, for its outcome alone.
-func beat(ctx context.Context, l lock.Lease) error {
-	_, err := l.Heartbeat(ctx)
-	return err
 }

@@ -397,9 +397,3 @@ func testTLS(t testing.TB) {
 		t.Errorf("a certificate of nobody's: %v", err)
 	}
 }
-
-// beat sends one heartbeat, for its outcome alone.
-func beat(ctx context.Context, l lock.Lease) error {
-	_, err := l.Heartbeat(ctx)
-	return err
-}

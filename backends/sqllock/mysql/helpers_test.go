@@ -43,24 +43,7 @@ func sidecar(t testing.TB, url string, ttl time.Duration) (*store, lock.Lease) {
 	return b, backendtest.Timed(l, ttl, opened)
 }
 
-func eventually(t testing.TB, what string, f func() error) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			if t.Failed() { // it may be for that
-				t.FailNow()
-			}
-			// No machine is so busy, so an error in it is no excuse.
-			t.Fatalf("waited %s in vain until %s: %s", patience, what, err.Error())
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
+var eventually, beat = backendtest.Eventually, backendtest.Beat
 
 func hold(t testing.TB, l lock.Lease, r lock.Resource) lock.Grant {
 	t.Helper()

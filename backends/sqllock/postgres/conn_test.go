@@ -396,24 +396,7 @@ func TestBell(t *testing.T) {
 	})
 }
 
-func eventually(t testing.TB, what string, f func() error) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			if t.Failed() { // it may be for that
-				t.FailNow()
-			}
-			// No machine is so busy, so an error in it is no excuse.
-			t.Fatalf("waited %s in vain until %s: %s", patience, what, err.Error())
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
+var eventually = backendtest.Eventually
 
 // Where no notification arrives, others would wait for what an arbiter has parked.
 func TestWhereNobodyTellsThatOthersWait(t *testing.T) { again(t, testWhereNobodyTellsThatOthersWait) }
