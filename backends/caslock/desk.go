@@ -101,11 +101,7 @@ func (b *Backend) enter(name lock.Resource, ops []*op) (d *desk, mine bool) {
 		d = &desk{}
 		b.desks[name] = d
 	}
-	if ops[0].kind == opAck { // a heartbeat waits for it, so thousands of others must not stand before it
-		d.waiting = slices.Concat(ops, d.waiting)
-	} else {
-		d.waiting = append(d.waiting, ops...)
-	}
+	d.waiting = append(d.waiting, ops...)
 	return d, mine
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
@@ -89,4 +90,72 @@ func (b *Backend) awaitForced(ctx context.Context, r lock.Resource, id lock.Hold
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// ackedTogether is how many acknowledgements one transaction carries out.
+const ackedTogether = 32
+
+// acknowledge notes in the store which forced releases the sidecar knows of, and counts the grace of from now on. Only
+// that is written, not the head of the resource: so neither others who come and go there nor the number of
+// acknowledgements keep a heartbeat waiting.
+func (l *lease) acknowledge(ctx context.Context, acks []leasekit.Revocation) error {
+	return each(slices.Collect(slices.Chunk(acks, ackedTogether)), func(some []leasekit.Revocation) error {
+		done, err := l.acknowledgeOnce(ctx, some)
+		for err == nil && !done { // one of them has changed meanwhile, by a release perhaps: that concerns no other
+			for _, a := range some {
+				if done, err = l.acknowledgeOnce(ctx, []leasekit.Revocation{a}); err != nil || !done {
+					break
+				}
+			}
+		}
+		if err != nil {
+			return err
+		}
+		for _, a := range some {
+			if a.Grace > 0 {
+				l.dues.In(due{l.id, a.Ref}, a.Grace)
+			}
+		}
+		return nil
+	})
+}
+
+// acknowledgeOnce is acknowledge of some, all or none.
+func (l *lease) acknowledgeOnce(ctx context.Context, acks []leasekit.Revocation) (done bool, err error) {
+	read := []Range{{Key: leaseKey(l.id)}}
+	for _, a := range acks {
+		read = append(read, Range{Key: forcedKey(l.id, a.Resource, string(a.ID))})
+	}
+	r, err := l.b.do(ctx, "acknowledge", Txn{Read: read})
+	if err != nil {
+		return false, l.b.unavailable("acknowledge", err)
+	}
+	if _, lives := r.Reads[0].one(); !lives {
+		return false, lock.ErrLeaseLost
+	}
+	t := Txn{If: []Cond{{Key: leaseKey(l.id), There: true}}}
+	for i, a := range acks {
+		kv, there := r.Reads[i+1].one()
+		f, grace := decode[forced](kv), max(a.Grace.Microseconds(), 1)
+		w := Write{Key: kv.Key}
+		switch {
+		case !there:
+			continue
+		case f.Grace == 0: // it is gone, and that was news
+			w.Delete = true
+		case f.Known == 0 || grace < f.Known:
+			f.Known = grace
+			w.Value = encode(f)
+		default:
+			continue
+		}
+		t.If, t.Then = append(t.If, Cond{Key: kv.Key, Version: kv.Version}), append(t.Then, w)
+	}
+	if len(t.Then) == 0 {
+		return true, nil
+	}
+	if r, err = l.b.do(ctx, "acknowledge", t); err != nil {
+		return false, l.b.unavailable("acknowledge", err)
+	}
+	return r.Done, nil
 }

@@ -149,14 +149,7 @@ func (l *lease) Downgrade(ctx context.Context, r leasekit.Ref) error {
 
 // Renew implements leasekit.Driver.
 func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasekit.Renewal, err error) {
-	err = each(acks, func(a leasekit.Revocation) error { // before the beat, which says that all is well
-		err := l.b.within(ctx, a.Resource, &op{kind: opAck, id: string(a.ID), lease: l.id, grace: a.Grace})
-		if err == nil && a.Grace > 0 {
-			l.dues.In(due{l.id, a.Ref}, a.Grace)
-		}
-		return err
-	})
-	if err != nil {
+	if err := l.acknowledge(ctx, acks); err != nil { // before the beat, which says that all is well
 		return r, err
 	}
 	answer, err := l.b.do(ctx, "heartbeat", Txn{

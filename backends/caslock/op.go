@@ -14,7 +14,7 @@ type op struct {
 	lease  string // of the hold or waiter
 	place  place  // opAsk: what is put into the line
 	try    bool
-	grace  time.Duration // opForce, opAck
+	grace  time.Duration // opForce
 	unsure bool          // opRemove: no copy of an earlier request of the lease may be carried out any more
 
 	ctx  context.Context // when it ends, the request is not sent any more; nil: never
@@ -37,7 +37,6 @@ const (
 	opAsk opKind = iota
 	opRemove
 	opDowngrade
-	opAck    // the sidecar knows of a forced release
 	opForce  // begin a forced release
 	opEnd    // of a hold whose grace is over
 	opSweep  // what a lease that is over has left
@@ -47,13 +46,13 @@ const (
 // String is what lock.Observe is told.
 func (k opKind) String() string {
 	return [...]string{
-		opAsk: "acquire", opRemove: "release", opDowngrade: "downgrade", opAck: "acknowledge",
+		opAsk: "acquire", opRemove: "release", opDowngrade: "downgrade",
 		opForce: "force", opEnd: "force", opSweep: "sweep", opSettle: "settle",
 	}[k]
 }
 
 // own tells whether a lease asks for itself, which must live.
-func (o *op) own() bool { return o.kind <= opAck }
+func (o *op) own() bool { return o.kind <= opDowngrade }
 
 // key names the hold or waiter that a request is about. Two leases may choose the same id.
 func (o *op) key() string { return memberKey(o.lease, o.id) }

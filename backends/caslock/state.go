@@ -125,8 +125,6 @@ func (s *state) apply(o *op) {
 		s.withdraw(o, m)
 	case opDowngrade:
 		s.downgrade(o, m)
-	case opAck:
-		s.acknowledge(o, m)
 	case opForce:
 		s.force(o, m)
 	case opEnd:
@@ -231,21 +229,6 @@ func (s *state) downgrade(o *op, m *member) {
 		m.Mode, s.head.Mode = lock.Shared, lock.Shared
 		s.write(m)
 		s.promote()
-	}
-}
-
-// acknowledge notes that the sidecar of a hold counts its grace from now on.
-func (s *state) acknowledge(o *op, m *member) {
-	f, there := s.forced[o.key()]
-	switch {
-	case !there:
-	case m == nil || f.Grace == 0:
-		delete(s.forced, o.key())
-		s.del(forcedKey(o.lease, s.name, o.id))
-	case f.Known == 0 || o.grace.Microseconds() < f.Known:
-		f.Known = max(o.grace.Microseconds(), 1)
-		s.forced[o.key()] = f
-		s.put(forcedKey(o.lease, s.name, o.id), f)
 	}
 }
 
