@@ -29,6 +29,7 @@ type Backend struct {
 	mu       sync.Mutex
 	leases   map[string]*lease // those of this backend
 	sweeping map[string]bool   // leases that are over, and being swept
+	history  history
 
 	background context.Context // ends with Close
 	stop       context.CancelFunc
@@ -55,8 +56,12 @@ func Open(s Store, o Options) *Backend {
 func (b *Backend) do(ctx context.Context, command string, t Txn) (Result, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, b.o.Timeout, ErrNoAnswer)
 	defer cancel()
+	before := b.told()
 	began := b.clock()
 	r, err := b.store.Do(ctx, t)
+	if err == nil {
+		b.tells(before, r)
+	}
 	if b.o.Observe != nil {
 		b.o.Observe(command, b.clock()-began, err)
 	}

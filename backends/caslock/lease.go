@@ -33,10 +33,10 @@ type lease struct {
 	observer *leasekit.Observer
 	dues     *leasekit.Due[due] // forced releases whose grace is counted
 
-	mu       sync.Mutex
-	waiting  map[lock.HoldID]lock.Resource // those in the queue
-	server   string                        // that has answered last
-	revision int64                         // the largest that it has answered
+	mu      sync.Mutex
+	waiting map[lock.HoldID]lock.Resource // those in the queue
+	falls   uint64                        // of the store, that a heartbeat has told
+	beat    int64                         // the version of its beat, as far as it is known
 
 	look chan struct{} // has a value when somebody waits,
 	over chan struct{} // and when a lease was ended
@@ -54,6 +54,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 		waiting: make(map[lock.HoldID]lock.Resource), dues: leasekit.NewDue[due](b.clock), look: make(chan struct{}, 1), over: make(chan struct{}, 1),
 	}
 	l.observer = leasekit.NewObserver(l, leasekit.ObserverOptions{ID: l.id, TTL: o.TTL, Clock: b.clock, MostRound: mostRound})
+	l.falls = b.fallen()
 	opened := b.clock()
 	info := encode(leaseInfo{TTL: o.TTL.Milliseconds(), Sidecar: l.sidecar})
 	r, err := b.do(ctx, "open", Txn{
@@ -64,24 +65,12 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	if err != nil { // where it is there all the same, others see that nobody renews it
 		return nil, b.unavailable("open lease", err)
 	}
-	l.answered(r)
 	l.observer.SawKeeper(keeperOf(r.Reads[0]))
-	l.version = r.Revision
+	l.version, l.beat = r.Revision, r.Revision
 	b.mu.Lock()
 	b.leases[l.id] = l
 	b.mu.Unlock()
 	return leasekit.Start(ctx, l, leasekit.Options{ID: lock.LeaseID(l.id), TTL: o.TTL, Clock: b.clock, Opened: opened, Unproven: true}), nil
-}
-
-// answered notes who has answered, and tells whether it may know less than who did before.
-func (l *lease) answered(r Result) (stranger bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	stranger = l.server != "" && (r.Server != l.server || r.Revision < l.revision)
-	if stranger || r.Revision > l.revision {
-		l.server, l.revision = r.Server, r.Revision
-	}
-	return stranger
 }
 
 // Ask implements leasekit.Driver.
@@ -152,17 +141,12 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 	if err := l.acknowledge(ctx, acks); err != nil { // before the beat, which says that all is well
 		return r, err
 	}
-	answer, err := l.b.do(ctx, "heartbeat", Txn{
-		If:   []Cond{{Key: leaseKey(l.id), There: true}},
-		Then: []Write{{Key: beatKey(l.id), Value: encode(leaseInfo{TTL: l.ttl.Milliseconds(), Sidecar: l.sidecar})}},
-		Read: []Range{{Key: keeperKey}, {Key: entriesOf(l.id), End: after(entriesOf(l.id)), Count: true}, all(forcedOf(l.id), page)},
-	})
+	answer, stranger, err := l.renew(ctx)
 	if err != nil {
-		return r, l.b.unavailable("heartbeat", err)
+		return r, err
 	}
-	r.Stranger = l.answered(answer)
-	if !answer.Done {
-		return r, lock.ErrLeaseLost
+	if r.Stranger = stranger; stranger {
+		_, _ = l.b.rebase(ctx, "heartbeat") // what fails, the next one who grants does
 	}
 	l.observer.SawKeeper(keeperOf(answer.Reads[0]))
 	r.Entries = answer.Reads[1].Count
@@ -181,6 +165,41 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 		return r, l.b.unavailable("heartbeat", err)
 	}
 	return r, nil
+}
+
+// renew writes the beat. The store is a stranger where it has gone back to a backup: its revision is smaller then, or, if
+// others have been quick, the version of the beat is not the one that was written last.
+func (l *lease) renew(ctx context.Context) (answer Result, stranger bool, err error) {
+	l.mu.Lock()
+	known := l.beat
+	l.mu.Unlock()
+	t := Txn{
+		If:   []Cond{{Key: leaseKey(l.id), There: true}, {Key: beatKey(l.id), Version: known}},
+		Then: []Write{{Key: beatKey(l.id), Value: encode(leaseInfo{TTL: l.ttl.Milliseconds(), Sidecar: l.sidecar})}},
+		Read: []Range{{Key: keeperKey}, {Key: entriesOf(l.id), End: after(entriesOf(l.id)), Count: true}, all(forcedOf(l.id), page), {Key: beatKey(l.id)}},
+	}
+	answer, err = l.b.do(ctx, "heartbeat", t)
+	if err == nil && !answer.Done { // a beat has had no answer, or there is one beside this one; or the lease is over
+		beat, _ := answer.Reads[3].one()
+		stranger = beat.Version < known
+		t.If = t.If[:1]
+		answer, err = l.b.do(ctx, "heartbeat", t)
+	}
+	if err != nil {
+		return answer, false, l.b.unavailable("heartbeat", err)
+	}
+	if !answer.Done {
+		return answer, false, lock.ErrLeaseLost
+	}
+	falls := l.b.fallen()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if stranger = stranger || falls != l.falls; stranger {
+		l.falls, l.beat = falls, answer.Revision
+	} else {
+		l.beat = max(l.beat, answer.Revision)
+	}
+	return answer, stranger, nil
 }
 
 // forcedNews reads a forced release, and tells whether the sidecar has to hear of it.

@@ -3,6 +3,7 @@ package caslock
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -65,6 +66,18 @@ func (m *memory) do(t Txn) Result {
 		r.Reads = append(r.Reads, f)
 	}
 	return r
+}
+
+// backup gives what has the store be as it is now.
+func (m *memory) backup() (restore func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	revision, kvs, keys := m.revision, maps.Clone(m.kvs), slices.Clone(m.keys)
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.revision, m.kvs, m.keys = revision, maps.Clone(kvs), slices.Clone(keys)
+	}
 }
 
 func (m *memory) write(w Write) {

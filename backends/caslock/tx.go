@@ -31,6 +31,11 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op) (
 		if err != nil {
 			return nil, err
 		}
+		if rebased, err := b.rebase(ctx, command); err != nil {
+			return nil, err
+		} else if rebased {
+			continue
+		}
 		for _, o := range ops {
 			o.err, o.found, o.queued, o.granted = nil, false, false, granted{}
 			s.apply(o)

@@ -1,0 +1,64 @@
+package caslock
+
+import "context"
+
+// This file is about a store that goes back to a backup, or is another one than before: its revision falls. Whoever
+// notices it compares its holds, and has fences begin anew: they depend on the revision.
+
+// history is what the answers have told of the store.
+type history struct {
+	server   string // empty: there was no answer yet
+	revision int64  // the largest
+	falls    uint64 // how often it went back
+	based    uint64 // after so many of these the fences begin where they should
+}
+
+// told is what is known before a request: it is answered with that revision, or a larger one.
+func (b *Backend) told() history {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.history
+}
+
+// tells notes an answer.
+func (b *Backend) tells(before history, r Result) {
+	fell := before.server != "" && (r.Server != before.server || r.Revision < before.revision)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	h := &b.history
+	if fell {
+		h.falls++
+	}
+	if fell || r.Revision > h.revision {
+		h.server, h.revision = r.Server, r.Revision
+	}
+}
+
+// fallen is how often the store went back.
+func (b *Backend) fallen() uint64 { return b.told().falls }
+
+// rebase has fences begin anew, if the store went back since that was done: above all that there were, as when they began. It
+// tells whether that was necessary.
+func (b *Backend) rebase(ctx context.Context, command string) (rebased bool, err error) {
+	for h := b.told(); h.based < h.falls; h = b.told() {
+		r, err := b.do(ctx, command, Txn{Read: []Range{{Key: baseKey}}})
+		if err != nil {
+			return rebased, err
+		}
+		kv, _ := r.Reads[0].one()
+		if base := b.wall().UnixMicro() - fenceStep*r.Revision; decode[int64](kv) < base {
+			r, err = b.do(ctx, command, Txn{If: []Cond{{Key: baseKey, Version: kv.Version}}, Then: []Write{{Key: baseKey, Value: encode(base)}}})
+			if err != nil {
+				return rebased, err
+			}
+			if !r.Done { // somebody else does the same
+				continue
+			}
+		}
+		b.mu.Lock()
+		b.history.based = max(b.history.based, h.falls)
+		b.mu.Unlock()
+		rebased = true
+	}
+	return rebased, nil
+}
