@@ -96,10 +96,10 @@ func (b *Backend) byHandle(ctx context.Context, r lock.Resource, key lock.Handle
 		}
 		found := res[0].Rows[0]
 		server, is := found.Text(0), found.Text(1)
-		switch trusted := b.trusted(); {
-		case trusted != "" && server != trusted: // a pooler leads there, and it may not know of the hold
-			return nil, b.unavailable("find handle", errOtherServer(server, trusted))
-		case is == "" || is == was:
+		if err := b.notElsewhere(server); err != nil {
+			return nil, b.unavailable("find handle", err)
+		}
+		if is == "" || is == was {
 			return nil, fmt.Errorf("find handle: %w", lock.ErrNoHandle)
 		}
 		o := request(is)

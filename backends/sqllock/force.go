@@ -49,12 +49,16 @@ func (b *Backend) awaitForced(ctx context.Context, r lock.Resource, id lock.Hold
 	n, i := []byte(r), []byte(id)
 	for {
 		res, err := b.pool.Do(ctx, "force", Statement{SQL: b.sql.forced, Args: []any{n, i, n, i, n, i}})
-		if err != nil || len(res[0].Rows) == 0 {
+		if err != nil {
+			return err
+		}
+		row := res[0].Rows[0]
+		if err := b.notElsewhere(row.Text(0)); err != nil || row.Null(1) {
 			return err
 		}
 		now := b.clock()
-		if row := res[0].Rows[0]; !row.Null(0) {
-			due = min(due, now+time.Duration(row.Int(0))*time.Microsecond)
+		if known := row.Int(1); known >= 0 {
+			due = min(due, now+time.Duration(known)*time.Microsecond)
 		}
 		if now >= due {
 			o := &op{kind: opEnd, id: string(id)}

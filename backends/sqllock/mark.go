@@ -126,6 +126,15 @@ func (b *Backend) trusted() string {
 	return b.answering
 }
 
+// notElsewhere is an error where a pooler leads to another server than that of the heartbeats. It may not know of what is
+// asked for.
+func (b *Backend) notElsewhere(server string) error {
+	if trusted := b.trusted(); trusted != "" && server != trusted {
+		return errOtherServer(server, trusted)
+	}
+	return nil
+}
+
 // doubt takes its own mark from a server.
 func (b *Backend) doubt(from string) Statement {
 	return Statement{SQL: b.sql.doubt, Args: []any{[]byte(from)}}

@@ -82,7 +82,6 @@ type state struct {
 	fence  int64             // of the last exclusive grant
 	crowd  bool              // as it was found
 	kept   bool              // nothing may be granted now: see mark.go
-	server string            // that has answered
 	leasts map[string]least  // of holds that keep others out at least so long
 	keys   map[string]string // of detached holds, by id
 	permit lock.Mode         // of the holds, as the row had it; 0: they are no permits

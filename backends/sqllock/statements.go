@@ -273,9 +273,9 @@ func newStatements(w Words) *statements {
 	q.brief = t(onRow+" WHERE l.name=?", "UNION ALL (", held+" WHERE h.name=? LIMIT ?", ") UNION ALL (", kept+" WHERE k.name=?"+unheld, "LIMIT ?", ")")
 	q.names = t("SELECT name FROM {lock} WHERE name>? AND name>=? AND name<? AND (x_id IS NOT NULL OR crowd=1) ORDER BY name LIMIT ?")
 
-	q.forced = t("SELECT n.known FROM {note} n WHERE n.name=? AND n.id=? AND n.kind=2 AND n.grace>0",
+	q.forced = t("SELECT {server}, (SELECT COALESCE(n.known, -1) FROM {note} n WHERE n.name=? AND n.id=? AND n.kind=2 AND n.grace>0",
 		"AND (EXISTS (SELECT 1 FROM {lock} l JOIN {lease} e ON e.id=l.x_lease AND e.ended=0 WHERE l.name=? AND l.x_id=?)",
-		"OR EXISTS (SELECT 1 FROM {hold} h JOIN {lease} e ON e.id=h.lease AND e.ended=0 WHERE h.name=? AND h.id=?))")
+		"OR EXISTS (SELECT 1 FROM {hold} h JOIN {lease} e ON e.id=h.lease AND e.ended=0 WHERE h.name=? AND h.id=?)))")
 	q.guardX, q.guardS = q.guardText("lock", "x_id"), q.guardText("hold", "id")
 
 	q.lockRows = l("SELECT l.name, l.x_id, l.fence, COALESCE((SELECT e.ended FROM {lease} e WHERE e.id=l.x_lease), 1) FROM {lock} l WHERE l.name IN (?ids) AND l.x_lease=?n AND l.x_shared=0",

@@ -57,11 +57,12 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op, w
 		permits = all[0].Rows
 	}
 	s = loaded(res, permits, step)
+	server := answering(res)
 	switch { // the transaction is rolled back
+	case trusted != "" && server != trusted: // a pooler leads there, and no heartbeat has met it yet
+		return nil, nil, &NotSentError{errOtherServer(server, trusted)}
 	case s == nil:
 		return nil, nil, errNoRow
-	case trusted != "" && s.server != trusted: // a pooler leads there, and no heartbeat has met it yet
-		return nil, nil, &NotSentError{errOtherServer(s.server, trusted)}
 	}
 	res = res[5:]
 	if ends {
@@ -137,6 +138,16 @@ func (b *Backend) loading(name lock.Resource, ops []*op, wait bool, step int) (b
 	return batch, tells, ends
 }
 
+// answering is the server that has answered.
+func answering(res []Result) string {
+	for _, r := range res[2].Rows {
+		if r.Text(0) == "s" {
+			return r.Text(2)
+		}
+	}
+	return ""
+}
+
 // loaded makes the state of what was read; nil: there is no row.
 func loaded(res []Result, permits []Row, step int) *state {
 	if len(res[1].Rows) == 0 {
@@ -165,7 +176,7 @@ func loaded(res []Result, permits []Row, step int) *state {
 		case "c":
 			readers, notes, s.tail = r.Int(3), r.Int(4), r.Int(5)
 		case "s":
-			s.server, s.kept, s.now = r.Text(2), r.Text(1) != r.Text(2), r.Int(3)
+			s.kept, s.now = r.Text(1) != r.Text(2), r.Int(3)
 		}
 	}
 	if xID != "" {

@@ -137,6 +137,44 @@ func testOldServerBehindPgBouncer(t testing.TB) {
 	})
 }
 
+// PgBouncer leads to another server and back, where nobody has ever asked for the lock. Who forces its release
+// there, before a heartbeat has met that server again, is not told that nobody has it; nor that it is gone, when that was
+// forced at the other server.
+func TestForceBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	again(t, testForceBehindPgBouncer)
+}
+
+func testForceBehindPgBouncer(t testing.TB) {
+	s := testengine.New(t, testengine.PostgresBouncer)
+	url := with(s.URL(), "failover-grace=100ms")
+	b, l := sidecar(t, url, 20*time.Second)
+	fork := forkBeside(t, s, l)
+	testengine.LeadBouncer(t, s, fork)
+	q := try("r")
+	eventually(t, "the other server grants", func() error {
+		beat(t, l)
+		_, err := l.Acquire(t.Context(), q)
+		return err
+	})
+	forced := make(chan error, 1)
+	go func() { forced <- b.ForceRelease(t.Context(), "r", q.ID, time.Hour) }()
+	eventually(t, "its release is forced", func() error {
+		st, err := b.Get(t.Context(), "r")
+		if err == nil && (len(st.Holders) != 1 || !st.Holders[0].Revoked) {
+			err = errors.New("it is not")
+		}
+		return err
+	})
+	testengine.LeadBouncer(t, s, s)
+	if err := <-forced; !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("what was forced at the other server: %v; want ErrUnavailable", err)
+	}
+	if err := b.ForceRelease(t.Context(), "r", q.ID, 0); !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("a forced release at the first server: %v; want ErrUnavailable", err)
+	}
+}
+
 // A grant whose answer was lost is taken away by force and given to somebody else, and a
 // standby takes over that lacks both. Who asks there again is not told of the grant while the
 // other one may rely on it.
