@@ -26,15 +26,15 @@ type plan struct {
 	minHold  bool            // apps take locks with min_hold
 	detaches bool            // and detach them
 	forgets  []schedule.Kind // faults after which the store need not know what it kept
+	reigns   bool            // nor does it where another server of Redis has become the master: see watchReign
 }
 
 // timeout of requests to the store. Much shorter than the TTL, so that a sidecar that
 // was cut off has time to come back.
 const timeout = "timeout=600ms"
 
-// Redis forgets what it kept where a replica takes over that lags behind, which Sentinel and Cluster do on
-// their own. The clocks of a database that jump move the end of what it keeps by as much. So
-// there apps take neither. ZooKeeper has no detached holds.
+// The clocks of a database that jump move the end of what it keeps by as much. So there apps take no locks with
+// min_hold, and detach none.
 var plans = []plan{
 	{name: "Embedded", sides: 1, apps: 6, minHold: true, detaches: true},
 	{
@@ -54,17 +54,19 @@ var plans = []plan{
 		name: "RedisSentinel", kind: testengine.RedisSentinel, options: "?" + timeout, sides: 3, apps: 6, mute: "subscribe",
 		faults: []schedule.Kind{schedule.PauseStore, schedule.FailOver, schedule.LoseOver},
 		slack:  ttl, long: true,
+		minHold: true, detaches: true, reigns: true,
 	},
 	{
 		name: "RedisCluster", kind: testengine.RedisCluster, options: "?" + timeout, sides: 3, apps: 6, mute: "subscribe",
-		faults: []schedule.Kind{schedule.PauseNode, schedule.RestartNode, schedule.RestartStore},
-		slack:  ttl + 3*time.Second, // the nodes must find each other
+		faults:  []schedule.Kind{schedule.PauseNode, schedule.RestartNode, schedule.RestartStore},
+		slack:   ttl + 3*time.Second, // the nodes must find each other
+		minHold: true, detaches: true,
 	},
 	{
 		name: "ZooKeeper", kind: testengine.ZooKeeperEnsemble, options: "?tick=200ms&" + timeout, sides: 3, apps: 6,
 		faults:  []schedule.Kind{schedule.PauseNode, schedule.RestartNode, schedule.PauseStore, schedule.RestartStore},
 		slack:   ttl/2 + time.Second, // sessions last for 1.5 TTLs, and a leader is elected
-		minHold: true,
+		minHold: true, detaches: true,
 	},
 	{
 		name: "MariaDB", kind: testengine.MariaDBPair, options: "?guard=false&" + timeout, sides: 3, apps: 6, mute: "GET_LOCK",

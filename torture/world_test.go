@@ -67,6 +67,9 @@ func newWorld(t testing.TB, p plan, binary string) *world {
 	}
 	w.witness = w.history("witness")
 	t.Cleanup(func() { _ = w.witness.Close() })
+	if p.reigns {
+		w.watchReign(w.server.(testengine.Noder).Nodes())
+	}
 	for i := range p.sides {
 		s := &side{w: w, name: fmt.Sprintf("side%d", i), store: "embedded:", asks: i == 2}
 		s.socket = filepath.Join(dir, s.name)

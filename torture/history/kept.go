@@ -96,7 +96,7 @@ func keptIn(records []Record) *kept {
 		case Forced:
 			k.forced = append(k.forced, r)
 		case Forgot:
-			k.forgot = append(k.forgot, ender{r.At, r.At})
+			k.forgot = append(k.forgot, ender{cmp.Or(r.Call, r.At), r.At})
 		}
 	}
 	for _, r := range records {

@@ -70,6 +70,8 @@ func TestKept(t *testing.T) {
 		{"nobody knows whether it was detached", j(x("a", 1, 1*s, 2*s, 9*s), of(Leaving, "a", 0, 3*s, 9*s), Record{Kind: Detached, Lock: "a", Call: 3 * s, At: 4 * s, Keep: 10 * s, Err: "late"}, stranger(5*s)), "", "", true},
 		{"forced", j(a, forced("a", 5*s, s), stranger(6*s)), "", "", true},
 		{"forgotten", j(a, forgot(5*s), stranger(6*s)), "", "", true},
+		{"perhaps forgotten by then", j(a, Record{Kind: Forgot, Call: 5 * s, At: 8 * s}, stranger(6*s)), "", "", true},
+		{"forgotten later", j(a, Record{Kind: Forgot, Call: 8 * s, At: 9 * s}, stranger(6*s)), "two had r at 6.000000–7.000000", "", false},
 		{"extended", j(a, extended("a", "h1", 8*s, 9*s), stranger(16*s)), "two had r at 16.000000–17.000000", "", false},
 		{"released by its handle", j(a, by(Freeing, "b", "a", "h1", 0, 5*s), by(Freed, "b", "a", "h1", 5*s, 6*s), stranger(6*s)), "", "", true},
 		{"perhaps released by its handle", j(a, by(Freeing, "b", "a", "h1", 0, 5*s), stranger(6*s)), "", "", true},

@@ -66,7 +66,7 @@ const (
 	Stopped Kind = "stopped"
 	// Died: the store of the sidecar Side ends with it, at At or later.
 	Died Kind = "died"
-	// Forgot: the store forgets what it keeps for nobody, at At or later.
+	// Forgot: the store forgets what it keeps for nobody, at At, or at some moment from Call on.
 	Forgot Kind = "forgot"
 	// Forced: somebody forces the release of Lock, which had Fence (0: it waited), at At or
 	// later, with Grace.
