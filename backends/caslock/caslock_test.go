@@ -290,6 +290,39 @@ func TestHeartbeatBesideBusyLocks(t *testing.T) {
 	}
 }
 
+// A sidecar closes its lease, and ends before it has taken out what the lease had. Who forces that to be released is told that
+// nobody has it.
+func TestForceOfWhatTheDeadHaveLeft(t *testing.T) {
+	m := newMemory()
+	b, dead, r, _ := sidecar(t, m, time.Minute)
+	held, taken, waits := request("held"), request("taken"), request("taken")
+	for _, q := range []lock.Request{held, taken, waits} {
+		if _, err := b.leases[string(dead.ID())].Ask(t.Context(), q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	over := false // r.mu guards it
+	r.mu.Lock()
+	r.copy = func(x Txn) (lost bool) {
+		lost = over
+		over = over || slices.ContainsFunc(x.Then, func(w Write) bool { return w.Delete && w.Key == leaseKey(string(dead.ID())) })
+		return lost
+	}
+	r.mu.Unlock()
+	if err := dead.Close(t.Context()); err == nil {
+		t.Error("what the lease had was taken out")
+	}
+	admin := Open(&road{m: m}, Options{Timeout: time.Second})
+	defer admin.Close()
+	for _, q := range []lock.Request{held, waits} {
+		for _, grace := range []time.Duration{0, time.Hour} {
+			if err := admin.ForceRelease(t.Context(), q.Resource, q.ID, grace); !errors.Is(err, lock.ErrNotHolder) {
+				t.Errorf("%s: %v; want ErrNotHolder", q.Resource, err)
+			}
+		}
+	}
+}
+
 // A heartbeat tells of all forced releases, also where there are more than one request reads,
 // and most of them are known already.
 func TestManyForcedReleases(t *testing.T) {

@@ -237,6 +237,9 @@ func (s *state) force(o *op, m *member) {
 	switch {
 	case m == nil || m.out:
 		o.err = lock.ErrNotHolder
+	case !s.leases[o.lease]: // nobody has taken it out yet
+		s.remove(o, m)
+		o.err = lock.ErrNotHolder
 	case !m.held(): // when it asks again, it learns of it
 		o.found = true
 		s.put(entryKey(o.lease, s.name, o.id), entry{Out: true})

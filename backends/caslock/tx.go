@@ -99,7 +99,7 @@ func (b *Backend) load(ctx context.Context, command string, name lock.Resource, 
 	t.Read = []Range{{Key: headKey(name)}, {Key: baseKey}, all(lineOf(name), start)}
 	var leases []string
 	for _, o := range ops {
-		if o.own() && !slices.Contains(leases, o.lease) {
+		if (o.own() || o.kind == opForce) && !slices.Contains(leases, o.lease) {
 			leases = append(leases, o.lease)
 			t.Read = append(t.Read, Range{Key: leaseKey(o.lease)})
 		}
