@@ -28,7 +28,9 @@ type Backend struct {
 
 	mu       sync.Mutex
 	leases   map[string]*lease // those of this backend
-	sweeping map[string]bool   // leases that are over, and being swept
+	sweeping map[string]bool   // leases that are over, and are being swept, or wait for it:
+	toSweep  []string
+	sweepers int // who sweep
 	history  history
 
 	background context.Context // ends with Close

@@ -12,6 +12,10 @@ import (
 // about its resource, which hands that on. Nothing comes after it: every request of the
 // lease has the condition that the lease is there.
 
+// sweepers is how many leases are swept at a time: when thousands end together, heartbeats must not wait behind
+// what those have left.
+const sweepers = 8
+
 // sweepSoon has a lease swept in the background that is over, unless that is being done.
 func (b *Backend) sweepSoon(id string) {
 	b.mu.Lock()
@@ -20,12 +24,26 @@ func (b *Backend) sweepSoon(id string) {
 		return
 	}
 	b.sweeping[id] = true
-	b.routines.Go(func() {
+	b.toSweep = append(b.toSweep, id)
+	if b.sweepers < sweepers {
+		b.sweepers++
+		b.routines.Go(b.sweepAll)
+	}
+}
+
+// sweepAll sweeps leases until there are none.
+func (b *Backend) sweepAll() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for len(b.toSweep) > 0 {
+		id := b.toSweep[0]
+		b.toSweep = b.toSweep[1:]
+		b.mu.Unlock()
 		_ = b.sweep(b.background, id) // the keeper sees what is left
 		b.mu.Lock()
 		delete(b.sweeping, id)
-		b.mu.Unlock()
-	})
+	}
+	b.sweepers--
 }
 
 // sweep takes out all that a lease has left, and forgets the lease.
