@@ -81,6 +81,10 @@ var lawBreaks = []lawBreak{
 		}},
 	},
 	{
+		name: "ForcersClockInEtcd", law: "law_2_grace_from_when_it_was_known", plan: "Etcd", finds: two,
+		edits: []edit{{"backends/caslock/state.go", "\t\t\tf.Grace = grace\n", "\t\t\tf.Grace, f.Known = grace, grace\n"}},
+	},
+	{
 		name: "ANewServerGrantsAtOnce", law: "law_4_a_new_server_is_a_stranger", plan: "Redis", finds: two,
 		options: "&restart-grace=0s",
 	},

@@ -34,7 +34,7 @@ type plan struct {
 const timeout = "timeout=600ms"
 
 // The clocks of a database that jump move the end of what it keeps by as much. So there apps take no locks with
-// min_hold, and detach none.
+// min_hold, and detach none. etcd has neither.
 var plans = []plan{
 	{name: "Embedded", sides: 1, apps: 6, minHold: true, detaches: true},
 	{
@@ -67,6 +67,12 @@ var plans = []plan{
 		faults:  []schedule.Kind{schedule.PauseNode, schedule.RestartNode, schedule.PauseStore, schedule.RestartStore},
 		slack:   ttl/2 + time.Second, // sessions last for 1.5 TTLs, and a leader is elected
 		minHold: true, detaches: true,
+	},
+	{
+		name: "Etcd", kind: testengine.EtcdCluster, options: "?" + timeout, sides: 3, apps: 6,
+		faults: []schedule.Kind{schedule.PauseNode, schedule.RestartNode, schedule.PauseStore, schedule.RestartStore},
+		slack:  ttl + 5*time.Second, // others look for a TTL, and a leader is elected
+		long:   true,
 	},
 	{
 		name: "MariaDB", kind: testengine.MariaDBPair, options: "?guard=false&" + timeout, sides: 3, apps: 6, mute: "GET_LOCK",
