@@ -27,6 +27,9 @@ func TestMain(m *testing.M) {
 			}
 			defer func() { _ = c.Close() }()
 		}
+		if os.Getenv("PEERCRED_TEST_ENDS") != "" {
+			syscall.Exit(0) // at once: os.Exit and a return wait for a second where the race detector is on
+		}
 		time.Sleep(time.Minute)
 		return
 	}
