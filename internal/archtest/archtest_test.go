@@ -59,7 +59,8 @@ var house = []room{
 	{path: "backends", may: "lock backends/storeurl backends/embedded backends/redislock backends/zklock backends/caslock/etcd backends/mysqllock backends/sqllock/postgres", test: "internal/testengine"},
 
 	{path: "localapi/peercred"},
-	{path: "localapi", may: "lock session session/outcome internal/workers internal/jsonlines api/locksidecar/v1 localapi/peercred", test: "heartbeat waitfor backends/embedded"},
+	{path: "localapi/podid"},
+	{path: "localapi", may: "lock session session/outcome internal/workers internal/jsonlines api/locksidecar/v1 localapi/peercred localapi/podid", test: "heartbeat waitfor backends/embedded"},
 	{path: "internal/socketrule"},
 	{path: "client", may: "api/locksidecar/v1 internal/jsonlines", test: "lock session localapi backends/embedded internal/socketrule"},
 
