@@ -66,6 +66,9 @@ func (s *Server) enter(ctx context.Context, uc *net.UnixConn, w *peercred.Watche
 		return
 	}
 	c := &conn{UnixConn: uc, peer: p, places: s.places, counted: s.unread}
+	if s.o.Principals != nil {
+		c.principal, c.unknown = s.o.Principals(uc)
+	}
 	evicted, err := s.places.admit(c)
 	if err != nil {
 		if !s.aside(func() { s.turnAway(c, err) }) {
@@ -84,7 +87,7 @@ func (s *Server) enter(ctx context.Context, uc *net.UnixConn, w *peercred.Watche
 	s.running.Go(func() {
 		s.greet(ctx, c, w)
 		if evicted != nil {
-			s.o.Logger.Debug("idle connection closed to make room", keyPID, evicted.peer.PID, keyUID, evicted.peer.UID)
+			s.o.Logger.Debug("idle connection closed to make room", evicted.whois()...)
 		}
 	})
 }
@@ -96,7 +99,7 @@ func (s *Server) greet(ctx context.Context, c *conn, w *peercred.Watcher) {
 	stop := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) }) // do not wait for the silent
 	defer stop()
 	var err error
-	if c.allowed, err = s.o.Access.allows(c.peer, c.UnixConn); err != nil {
+	if c.allowed, err = s.o.Access.allows(c.sessionPeer(), c.UnixConn); err != nil {
 		_ = c.Close()
 		s.o.Logger.Error("cannot tell who has connected", keyError, err)
 		return
@@ -107,7 +110,7 @@ func (s *Server) greet(ctx context.Context, c *conn, w *peercred.Watcher) {
 	}
 	if err != nil {
 		_ = c.Close()
-		s.o.Logger.Debug("connection closed before its first request", keyPID, c.peer.PID, keyUID, c.peer.UID, keyError, err)
+		s.o.Logger.Debug("connection closed before its first request", append(c.whois(), keyError, err)...)
 		return
 	}
 	c.sniffed = read
@@ -157,7 +160,7 @@ func (s *Server) turnAway(c *conn, why error) {
 		_, _ = c.Write(refusal(why))
 	}
 	drain(c.UnixConn)
-	s.o.Logger.Warn("connection refused", keyPID, c.peer.PID, keyUID, c.peer.UID, keyError, why)
+	s.o.Logger.Warn("connection refused", append(c.whois(), keyError, why)...)
 }
 
 // drain reads what the client has sent: closing a Unix socket with unread data

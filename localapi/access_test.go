@@ -6,7 +6,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/locksidecar/locksidecar/localapi/peercred"
+	"github.com/locksidecar/locksidecar/session"
 )
 
 func TestAccess(t *testing.T) {
@@ -44,9 +44,9 @@ func TestAccess(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := x.access.withDefaults(77)
-			ok, err := a.allows(&peercred.Peer{UID: x.uid, GID: x.gid}, c)
-			if err != nil || ok != x.allow || a.admin(x.uid) != x.admin {
-				t.Errorf("allowed %v (%v), admin %v", ok, err, a.admin(x.uid))
+			ok, err := a.allows(session.Peer{UID: x.uid, GID: x.gid}, c)
+			if err != nil || ok != x.allow || a.admin(session.Peer{UID: x.uid}) != x.admin {
+				t.Errorf("allowed %v (%v), admin %v", ok, err, a.admin(session.Peer{UID: x.uid}))
 			}
 		})
 	}
@@ -84,7 +84,7 @@ func TestAccessByAnotherGroup(t *testing.T) {
 	defer func() { _ = c.Close() }()
 	for gid, want := range map[uint32]bool{group: true, group - 1: true, group + 1: false} {
 		a := Access{AllowGIDs: []uint32{gid}}.withDefaults(77)
-		if ok, err := a.allows(&peercred.Peer{UID: 1000, GID: 1000}, c); err != nil || ok != want {
+		if ok, err := a.allows(session.Peer{UID: 1000, GID: 1000}, c); err != nil || ok != want {
 			t.Errorf("group %d: allowed %v, %v", gid, ok, err)
 		}
 	}

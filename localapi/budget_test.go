@@ -19,7 +19,7 @@ import (
 // TestUnreadBudget: what a connection and a user may leave unread. Who has nothing unread
 // gets any answer, however large.
 func TestUnreadBudget(t *testing.T) {
-	u := &unread{users: make(map[uint32]int)}
+	u := &unread{users: make(map[session.Principal]int)}
 	of := func(uid uint32) *conn { return &conn{peer: &peercred.Peer{UID: uid}} }
 	refused := func(c *conn, size int, limit string, most int) {
 		t.Helper()
@@ -52,7 +52,7 @@ func TestUnreadBudget(t *testing.T) {
 	take(c, 2*maxUnread)
 	refused(c, 1, "bytes of unread answers", maxUnread)
 	u.add(c, -2*maxUnread)
-	if _, there := u.users[3]; there {
+	if _, there := u.users[c.who()]; there {
 		t.Error("who owes nothing is kept")
 	}
 	take(c, 5)

@@ -3,6 +3,7 @@ package localapi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -21,6 +22,8 @@ type conn struct {
 	credentials.CommonAuthInfo
 
 	peer      *peercred.Peer
+	principal string // its name; empty: it is the uid
+	unknown   error  // why the principal cannot be told: nothing is allowed
 	places    *places
 	place     place
 	counted   *unread
@@ -114,7 +117,28 @@ func (c *conn) AuthType() string { return "SO_PEERCRED" }
 
 // sessionPeer tells a session who its app is.
 func (c *conn) sessionPeer() session.Peer {
-	return session.Peer{UID: c.peer.UID, GID: c.peer.GID, PID: c.peer.PID, Gone: c.peer.Gone}
+	return session.Peer{UID: c.peer.UID, GID: c.peer.GID, PID: c.peer.PID, Principal: c.principal, Gone: c.peer.Gone}
+}
+
+// who is the principal that c counts for.
+func (c *conn) who() session.Principal { return c.sessionPeer().Who() }
+
+// whois says in a log line who has connected.
+func (c *conn) whois() []any {
+	keys := []any{keyPID, c.peer.PID, keyUID, c.peer.UID}
+	if c.principal != "" {
+		keys = append(keys, keyPrincipal, c.principal)
+	}
+	return keys
+}
+
+// whoSays is the same in an error.
+func (c *conn) whoSays() string {
+	s := fmt.Sprintf("uid %d, gid %d", c.peer.UID, c.peer.GID)
+	if c.principal != "" {
+		s += ", " + c.principal
+	}
+	return s
 }
 
 // withConn makes c the one that connOf finds, as gRPC does for its calls.
@@ -138,8 +162,11 @@ func permit(ctx context.Context) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !c.allowed {
-		return nil, refuse(reasonPermission, "uid %d, gid %d may not use this sidecar", c.peer.UID, c.peer.GID)
+	switch {
+	case c.unknown != nil:
+		return nil, refuse(reasonPermission, "%s may not use this sidecar: %v", c.whoSays(), c.unknown)
+	case !c.allowed:
+		return nil, refuse(reasonPermission, "%s may not use this sidecar", c.whoSays())
 	}
 	return c, nil
 }

@@ -315,6 +315,7 @@ func holdersTo(hs []lock.Holding, now time.Time) []*pb.Holder {
 			Pid:        h.Owner.PID,
 			Uid:        h.Owner.UID,
 			Gid:        h.Owner.GID,
+			Principal:  h.Owner.Principal,
 			Session:    h.Owner.Session,
 			Owner:      h.Owner.Label,
 			Metadata:   h.Owner.Metadata,

@@ -247,6 +247,9 @@ func explainHeld(e *lock.HeldError) *apiError {
 		a.metadata["holder_mode"] = h.Mode.String()
 		a.metadata["holder_pid"] = strconv.FormatInt(int64(h.Owner.PID), 10)
 		a.metadata["holder_uid"] = strconv.FormatUint(uint64(h.Owner.UID), 10)
+		if h.Owner.Principal != "" {
+			a.metadata["holder_principal"] = h.Owner.Principal
+		}
 		a.metadata["holder_session"] = h.Owner.Session
 		a.metadata["holder_sidecar"] = h.Sidecar
 		a.metadata["holder_age"] = secondsOf(h.Age)

@@ -19,20 +19,22 @@ type Options struct {
 	Socket  string      // path of the Unix socket; its directory is made when missing, for the sidecar's user only
 	Mode    fs.FileMode // of the socket file; default 0660
 	Access  Access
-	Limits  Limits
-	Version string       // told by GetInfo
-	Store   string       // the store's URL without secrets, told by GetInfo
-	Metrics http.Handler // behind /metrics; default: not found
-	Tracer  Tracer       // default: none
-	Logger  hclog.Logger // default: none
-	Clock   lock.Clock   // default lock.BootTime; must be the Manager's
+	// Principals names who has connected; nil: who it is is the uid. See ByUnit.
+	Principals Principals
+	Limits     Limits
+	Version    string       // told by GetInfo
+	Store      string       // the store's URL without secrets, told by GetInfo
+	Metrics    http.Handler // behind /metrics; default: not found
+	Tracer     Tracer       // default: none
+	Logger     hclog.Logger // default: none
+	Clock      lock.Clock   // default lock.BootTime; must be the Manager's
 }
 
 // Limits bound what clients may take. Zero fields get their default.
 type Limits struct {
 	Connections       int           // at a time; default 4096, or what the limit of open files allows
-	ConnectionsPerUID int           // of one user; default three quarters of Connections
-	WatchesPerUID     int           // of one user; default 64
+	ConnectionsPerUID int           // of one principal; default three quarters of Connections
+	WatchesPerUID     int           // of one principal; default 64
 	MessageBytes      int           // of one gRPC message or HTTP body; default 64 KiB
 	HeaderBytes       int           // of one HTTP or gRPC header; default 16 KiB
 	InFlight          int           // requests of one Session stream that are not answered yet; default 2048

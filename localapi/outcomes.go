@@ -66,7 +66,7 @@ func (s *service) ResetOutcome(ctx context.Context, q *pb.ResetOutcomeRequest) (
 	if err != nil || o == nil {
 		return &pb.ResetOutcomeResponse{}, err
 	}
-	s.o.Logger.Warn("outcome forgotten", keyResource, q.GetResource(), keyPID, c.peer.PID, keyUID, c.peer.UID)
+	s.o.Logger.Warn("outcome forgotten", append([]any{keyResource, q.GetResource()}, c.whois()...)...)
 	return &pb.ResetOutcomeResponse{Outcome: outcomeTo(*o, time.Now())}, nil
 }
 
@@ -105,21 +105,22 @@ func conclusionOf(q *pb.ReleaseRequest) (outcome.State, error) {
 
 func outcomeTo(o session.Outcome, now time.Time) *pb.Outcome {
 	return &pb.Outcome{
-		Resource: o.Resource,
-		State:    pb.OutcomeState(pb.OutcomeState_value[o.State.String()]), // the same names, see TestOutcomeStates
-		Attempt:  countTo(o.Attempt),
-		Note:     o.Note,
-		At:       timestamppb.New(now.Add(-o.Age)),
-		Age:      durationpb.New(o.Age),
-		LockId:   string(o.By.LockID),
-		Fence:    int64(o.By.Fence),
-		Sidecar:  o.By.Sidecar,
-		Pid:      o.By.Owner.PID,
-		Uid:      o.By.Owner.UID,
-		Gid:      o.By.Owner.GID,
-		Session:  o.By.Owner.Session,
-		Owner:    o.By.Owner.Label,
-		Metadata: o.By.Owner.Metadata,
+		Resource:  o.Resource,
+		State:     pb.OutcomeState(pb.OutcomeState_value[o.State.String()]), // the same names, see TestOutcomeStates
+		Attempt:   countTo(o.Attempt),
+		Note:      o.Note,
+		At:        timestamppb.New(now.Add(-o.Age)),
+		Age:       durationpb.New(o.Age),
+		LockId:    string(o.By.LockID),
+		Fence:     int64(o.By.Fence),
+		Sidecar:   o.By.Sidecar,
+		Pid:       o.By.Owner.PID,
+		Uid:       o.By.Owner.UID,
+		Gid:       o.By.Owner.GID,
+		Principal: o.By.Owner.Principal,
+		Session:   o.By.Owner.Session,
+		Owner:     o.By.Owner.Label,
+		Metadata:  o.By.Owner.Metadata,
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/locksidecar/locksidecar/session"
 )
 
-// places bounds the connections: of all users, and of each.
+// places bounds the connections: of all principals, and of each.
 //
 // A connection without a call in flight and without a session is idle. Where a
 // place is short, the connection that has been idle for longest makes room, so
@@ -16,18 +16,18 @@ import (
 // use is never closed for another, nor is a new one whose first request may be on
 // its way.
 type places struct {
-	max, perUID int
-	firstWord   time.Duration // for how long a new connection is not idle
-	// reserve are places that only a user without any connection gets.
+	max, each int
+	firstWord time.Duration // for how long a new connection is not idle
+	// reserve are places that only a principal without any connection gets.
 	reserve int
 
 	mu    sync.Mutex
 	taken int
 	idled uint64 // how often a connection has become idle
-	users map[uint32]*user
+	users map[session.Principal]*user
 }
 
-// user is what one uid has. Both lists are of *conn, the longest idle first.
+// user is what one principal has. Both lists are of *conn, the longest idle first.
 type user struct {
 	taken  int
 	silent list.List // that have not been in use yet
@@ -48,8 +48,8 @@ type place struct {
 // to another. It is not closed then, but when a place is short.
 const firstWord = 200 * time.Millisecond
 
-func newPlaces(limit, perUID int) *places {
-	return &places{max: limit, perUID: perUID, firstWord: firstWord, reserve: limit / 16, users: make(map[uint32]*user)}
+func newPlaces(limit, each int) *places {
+	return &places{max: limit, each: each, firstWord: firstWord, reserve: limit / 16, users: make(map[session.Principal]*user)}
 }
 
 // admit gives c a place. Where there is none left, evicted has lost its own,
@@ -57,7 +57,8 @@ func newPlaces(limit, perUID int) *places {
 func (p *places) admit(c *conn) (evicted *conn, _ error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	u := p.users[c.peer.UID]
+	who := c.who()
+	u := p.users[who]
 	if u == nil {
 		u = &user{}
 	}
@@ -66,9 +67,9 @@ func (p *places) admit(c *conn) (evicted *conn, _ error) {
 		room -= p.reserve
 	}
 	switch {
-	case u.taken >= p.perUID:
+	case u.taken >= p.each:
 		if evicted = p.longestIdle(u); evicted == nil {
-			return nil, &session.LimitError{Limit: "connections of one user", Max: p.perUID}
+			return nil, &session.LimitError{Limit: "connections" + ofOne(who), Max: p.each}
 		}
 	case p.taken >= room:
 		if evicted = p.victim(u); evicted == nil {
@@ -78,7 +79,7 @@ func (p *places) admit(c *conn) (evicted *conn, _ error) {
 	if evicted != nil {
 		p.remove(evicted)
 	}
-	p.users[c.peer.UID] = u
+	p.users[who] = u
 	u.taken++
 	p.taken++
 	c.place = place{taken: true, came: time.Now()}
@@ -149,7 +150,7 @@ func (p *places) leave(c *conn) {
 	defer p.mu.Unlock()
 	c.place.uses--
 	if c.place.uses == 0 && c.place.taken {
-		p.rest(c, &p.users[c.peer.UID].idle)
+		p.rest(c, &p.users[c.who()].idle)
 	}
 }
 
@@ -164,12 +165,13 @@ func (p *places) free(c *conn) {
 
 // remove takes c out. mu is held.
 func (p *places) remove(c *conn) {
-	u := p.users[c.peer.UID]
+	who := c.who()
+	u := p.users[who]
 	c.place.wake()
 	c.place.taken = false
 	p.taken--
 	if u.taken--; u.taken == 0 {
-		delete(p.users, c.peer.UID)
+		delete(p.users, who)
 	}
 }
 

@@ -247,27 +247,35 @@ func TestPeerDiesDuringGreet(t *testing.T) {
 	eventually(t, "all places free", func() bool { return s.server.places.count() == 0 })
 }
 
-func TestPerUID(t *testing.T) {
-	p := newPerUID("things", 2)
+func TestPerPrincipal(t *testing.T) {
+	p := newPerPrincipal("things", 2)
+	one, two := session.Peer{UID: 1}.Who(), session.Peer{UID: 1, Principal: "unit:a.service"}.Who()
 	for range 2 {
-		if err := p.take(1); err != nil {
+		if err := p.take(one); err != nil {
 			t.Fatal(err)
 		}
 	}
 	var l *session.LimitError
-	if err := p.take(1); !errors.As(err, &l) || fmt.Sprint(l) != "limit reached: at most 2 things" {
+	if err := p.take(one); !errors.As(err, &l) || fmt.Sprint(l) != "limit reached: at most 2 things of one user" {
 		t.Errorf("take: %v", err)
 	}
-	if err := p.take(2); err != nil {
-		t.Errorf("another user: %v", err)
+	if err := p.take(two); err != nil {
+		t.Errorf("another principal of the same uid: %v", err)
 	}
-	p.give(1)
-	if err := p.take(1); err != nil {
+	if err := p.take(two); err != nil {
+		t.Error(err)
+	}
+	if err := p.take(two); !errors.As(err, &l) || l.Limit != "things of one unit" {
+		t.Errorf("take: %v", err)
+	}
+	p.give(two)
+	p.give(one)
+	if err := p.take(one); err != nil {
 		t.Errorf("after give: %v", err)
 	}
-	p.give(1)
-	p.give(1)
-	p.give(2)
+	p.give(one)
+	p.give(one)
+	p.give(two)
 	if len(p.taken) != 0 {
 		t.Errorf("left: %v", p.taken)
 	}

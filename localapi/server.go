@@ -32,13 +32,14 @@ import (
 
 // Keys of the log lines.
 const (
-	keyError    = "error"
-	keyLockIDs  = "lock_ids"
-	keyMethod   = "method"
-	keyPID      = "pid"
-	keyResource = "resource"
-	keySocket   = "socket"
-	keyUID      = "uid"
+	keyError     = "error"
+	keyLockIDs   = "lock_ids"
+	keyMethod    = "method"
+	keyPID       = "pid"
+	keyPrincipal = "principal"
+	keyResource  = "resource"
+	keySocket    = "socket"
+	keyUID       = "uid"
 )
 
 const (
@@ -68,7 +69,7 @@ type Server struct {
 	httpConns *queueListener
 	places    *places       // of connections
 	asides    chan struct{} // one for each goroutine of aside
-	watches   *perUID
+	watches   *perPrincipal
 	unread    *unread
 	standing  atomic.Int32 // streams whose client does not read
 	listening chan struct{}
@@ -87,8 +88,8 @@ func New(o Options) *Server {
 		o:         o,
 		places:    newPlaces(o.Limits.Connections, o.Limits.ConnectionsPerUID),
 		asides:    make(chan struct{}, maxAsides),
-		watches:   newPerUID("watches of one user", o.Limits.WatchesPerUID),
-		unread:    &unread{users: make(map[uint32]int)},
+		watches:   newPerPrincipal("watches", o.Limits.WatchesPerUID),
+		unread:    &unread{users: make(map[session.Principal]int)},
 		listening: make(chan struct{}),
 	}
 	addr := &net.UnixAddr{Name: o.Socket, Net: "unix"}

@@ -28,7 +28,7 @@ const (
 	pageBytes = 1 << 20
 )
 
-// find gives the session of that id, if it belongs to the caller's user.
+// find gives the session of that id, if it is the caller's: of the same uid and principal.
 func (s *service) find(ctx context.Context, id string) (*session.Session, error) {
 	if id == "" {
 		return nil, invalid("session_id", "must not be empty")
@@ -37,7 +37,7 @@ func (s *service) find(ctx context.Context, id string) (*session.Session, error)
 	if err != nil {
 		return nil, err
 	}
-	return s.o.Manager.Lookup(session.ID(id), c.peer.UID)
+	return s.o.Manager.Lookup(session.ID(id), c.sessionPeer())
 }
 
 // open opens a session for the caller.
@@ -316,8 +316,8 @@ func (s *service) admin(ctx context.Context) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !s.o.Access.admin(c.peer.UID) {
-		return nil, refuse(reasonPermission, "uid %d is not one of this sidecar's admins", c.peer.UID)
+	if !s.o.Access.admin(c.sessionPeer()) {
+		return nil, refuse(reasonPermission, "%s is not one of this sidecar's admins", c.whoSays())
 	}
 	return c, nil
 }
@@ -341,7 +341,7 @@ func (s *service) ForceRelease(ctx context.Context, q *pb.ForceReleaseRequest) (
 	if len(ids) == 0 { // it was free
 		return &pb.ForceReleaseResponse{}, nil
 	}
-	s.o.Logger.Warn("lock taken from its holder", keyResource, q.GetResource(), keyLockIDs, ids, keyPID, c.peer.PID, keyUID, c.peer.UID)
+	s.o.Logger.Warn("lock taken from its holder", append([]any{keyResource, q.GetResource(), keyLockIDs, ids}, c.whois()...)...)
 	a := &pb.ForceReleaseResponse{}
 	for _, id := range ids {
 		a.LockIds = append(a.LockIds, string(id))

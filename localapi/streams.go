@@ -184,7 +184,7 @@ func (s *Server) stalled(ctx context.Context) {
 		_ = c.Close()
 	}
 	s.aside(func() {
-		s.o.Logger.Warn("stream ended: its client reads nothing though answers are due", keyPID, c.peer.PID, keyUID, c.peer.UID)
+		s.o.Logger.Warn("stream ended: its client reads nothing though answers are due", c.whois()...)
 	})
 }
 
@@ -200,10 +200,10 @@ func (s *service) watch(ctx context.Context, q *pb.WatchLocksRequest, send func(
 	if err != nil {
 		return err
 	}
-	if err := s.watches.take(c.peer.UID); err != nil {
+	if err := s.watches.take(c.who()); err != nil {
 		return err
 	}
-	defer s.watches.give(c.peer.UID)
+	defer s.watches.give(c.who())
 	return s.o.Manager.Watch(ctx, q.GetPrefix(), interval, func(e session.WatchEvent) error {
 		return send(watchEventTo(e, time.Now()))
 	})

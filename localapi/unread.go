@@ -16,20 +16,20 @@ import (
 )
 
 // gRPC takes an answer from its handler in full, and keeps it in memory until the
-// client reads it. So the large ones are counted: each connection and each user
-// has a budget for what is not read yet, and a connection that leaves one unread
+// client reads it. So the large ones are counted: each connection and each
+// principal has a budget for what is not read yet, and a connection that leaves one unread
 // for as long as Limits.Stall is closed. The small ones are bounded by the calls
 // of a connection.
 const (
 	smallAnswer   = 4 << 10
 	maxUnread     = 8 << 20  // bytes, of a connection
-	maxUnreadUser = 32 << 20 // of a user
+	maxUnreadUser = 32 << 20 // of a principal
 )
 
 // unread counts the bytes of large answers that clients have not read.
 type unread struct {
 	mu    sync.Mutex
-	users map[uint32]int
+	users map[session.Principal]int
 }
 
 // owed is an answer that is counted until gRPC has written it. As a
@@ -46,11 +46,11 @@ type owed struct {
 func (u *unread) take(c *conn, size int) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	switch of := u.users[c.peer.UID]; {
+	switch of := u.users[c.who()]; {
 	case c.unread > 0 && c.unread+size > maxUnread:
 		return &session.LimitError{Limit: "bytes of unread answers", Max: maxUnread}
 	case of > 0 && of+size > maxUnreadUser:
-		return &session.LimitError{Limit: "bytes of unread answers of one user", Max: maxUnreadUser}
+		return &session.LimitError{Limit: "bytes of unread answers" + ofOne(c.who()), Max: maxUnreadUser}
 	}
 	u.add(c, size)
 	return nil
@@ -70,8 +70,9 @@ func (u *unread) add(c *conn, size int) {
 		return
 	}
 	c.unread += size
-	if u.users[c.peer.UID] += size; u.users[c.peer.UID] == 0 {
-		delete(u.users, c.peer.UID)
+	who := c.who()
+	if u.users[who] += size; u.users[who] == 0 {
+		delete(u.users, who)
 	}
 }
 
@@ -97,7 +98,7 @@ func (s *Server) cutOff(c *conn) {
 		return
 	}
 	s.aside(func() {
-		s.o.Logger.Warn("connection closed: its client does not read an answer", keyPID, c.peer.PID, keyUID, c.peer.UID)
+		s.o.Logger.Warn("connection closed: its client does not read an answer", c.whois()...)
 	})
 }
 

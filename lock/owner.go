@@ -8,15 +8,17 @@ import (
 
 // Owner tells people who holds or waits for a lock. No decision is made on it.
 type Owner struct {
-	PID      int32             `json:"pid,omitempty"`     // as the sidecar sees it; 0 when it is in a PID namespace out of sight
-	UID      uint32            `json:"uid"`               // of the peer on the socket
-	GID      uint32            `json:"gid"`               // of the peer on the socket
-	Ref      string            `json:"ref,omitempty"`     // of the app session: the same for all that it holds and waits for; opens nothing
-	Session  string            `json:"session,omitempty"` // the app session's name, chosen by the app
-	Label    string            `json:"label,omitempty"`   // the owner label of the request, see reentrancy
-	Metadata map[string]string `json:"meta,omitempty"`    // chosen by the app
-	Turn     *Turn             `json:"turn,omitempty"`    // where the store has the hold of a Cohort under somebody else's name
-	Nested   *Nested           `json:"nested,omitempty"`  // of a request whose Ref and Label held something already
+	PID int32  `json:"pid,omitempty"` // as the sidecar sees it; 0 when it is in a PID namespace out of sight
+	UID uint32 `json:"uid"`           // of the peer on the socket
+	GID uint32 `json:"gid"`           // of the peer on the socket
+	// Principal is who the app is where the sidecar does not go by the uid: "unit:NAME".
+	Principal string            `json:"principal,omitempty"`
+	Ref       string            `json:"ref,omitempty"`     // of the app session: the same for all that it holds and waits for; opens nothing
+	Session   string            `json:"session,omitempty"` // the app session's name, chosen by the app
+	Label     string            `json:"label,omitempty"`   // the owner label of the request, see reentrancy
+	Metadata  map[string]string `json:"meta,omitempty"`    // chosen by the app
+	Turn      *Turn             `json:"turn,omitempty"`    // where the store has the hold of a Cohort under somebody else's name
+	Nested    *Nested           `json:"nested,omitempty"`  // of a request whose Ref and Label held something already
 }
 
 // Nested says what an owner held when it asked for one more. That is how a circle of owners

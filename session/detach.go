@@ -84,7 +84,7 @@ func (s *Session) Detach(ctx context.Context, id lock.HoldID, ttl time.Duration)
 	s.enter()
 	was := s.ledger.HandleOf(id)
 	s.exit()
-	if err := s.m.detaches(ctx, s.owner.UID, key, was); err != nil {
+	if err := s.m.detaches(ctx, s.who, key, was); err != nil {
 		return Detached{}, err
 	}
 	s.enter()

@@ -11,7 +11,7 @@ import (
 // The errors of this package, beside those of lock: *lock.HeldError,
 // lock.ErrNotHolder, lock.ErrUnavailable and *lock.InvalidError.
 var (
-	// ErrSessionNotFound: there is no session of that id for that uid.
+	// ErrSessionNotFound: there is no session of that id for that uid and principal.
 	ErrSessionNotFound = errors.New("no such session")
 	// ErrSessionClosed: the session has ended, or ends.
 	ErrSessionClosed = ledger.ErrClosed

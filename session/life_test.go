@@ -41,15 +41,15 @@ func TestLookup(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		sc := e.sidecar()
 		s := sc.session()
-		if got, err := sc.Lookup(s.ID(), 1000); got != s || err != nil {
+		if got, err := sc.Lookup(s.ID(), Peer{UID: 1000}); got != s || err != nil {
 			t.Errorf("Lookup = %v, %v", got, err)
 		}
-		_, err := sc.Lookup(s.ID(), 1001)
+		_, err := sc.Lookup(s.ID(), Peer{UID: 1001})
 		isErr(t, err, ErrSessionNotFound)
-		_, err = sc.Lookup("x", 1000)
+		_, err = sc.Lookup("x", Peer{UID: 1000})
 		isErr(t, err, ErrSessionNotFound)
 		s.Close()
-		_, err = sc.Lookup(s.ID(), 1000)
+		_, err = sc.Lookup(s.ID(), Peer{UID: 1000})
 		isErr(t, err, ErrSessionNotFound)
 	})
 }
@@ -143,7 +143,7 @@ func TestKeepAlive(t *testing.T) {
 		isErr(t, err, ErrSessionClosed)
 		_, err = s.Acquire(t.Context(), exclusive)
 		isErr(t, err, ErrSessionClosed)
-		if _, err := sc.Lookup(s.ID(), 1000); err != nil {
+		if _, err := sc.Lookup(s.ID(), Peer{UID: 1000}); err != nil {
 			t.Errorf("Lookup in the grace = %v: the app could not release", err)
 		}
 		if _, err := next.wait(); err != nil || e.now() != began+7*time.Second {

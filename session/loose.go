@@ -13,14 +13,14 @@ import (
 // over, for the limit of them. What was released through another sidecar is found out only
 // when the limit is reached.
 type loose struct {
-	mu  sync.Mutex
-	of  map[lock.HandleKey]*looseHold
-	uid map[uint32][]*looseHold // in the order in which they were detached
+	mu sync.Mutex
+	of map[lock.HandleKey]*looseHold
+	by map[Principal][]*looseHold // in the order in which they were detached
 }
 
 type looseHold struct {
 	key      lock.HandleKey
-	uid      uint32
+	who      Principal
 	resource lock.Resource // "": it is about to be detached
 	fence    lock.Fence
 	until    time.Duration // on the clock
@@ -29,84 +29,84 @@ type looseHold struct {
 // maxChecks is how many the store is asked about before a hold is refused, the oldest first.
 const maxChecks = 16
 
-// detaches takes room for a hold of a user under that key, or gives a *LimitError. was is the key that
+// detaches takes room for a hold of a principal under that key, or gives a *LimitError. was is the key that
 // the hold had before: under that it has its room already, if it was detached here.
-func (m *Manager) detaches(ctx context.Context, uid uint32, key, was lock.HandleKey) error {
+func (m *Manager) detaches(ctx context.Context, who Principal, key, was lock.HandleKey) error {
 	limit := m.o.Limits.DetachedPerUID
-	if m.loose.has(uid, was) {
+	if m.loose.has(who, was) {
 		limit++
 	}
-	if m.loose.reserve(uid, key, limit, m.o.Clock()) {
+	if m.loose.reserve(who, key, limit, m.o.Clock()) {
 		return nil
 	}
 	lock.Blocking(ctx)
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
-	for _, h := range m.loose.oldest(uid, maxChecks) {
+	for _, h := range m.loose.oldest(who, maxChecks) {
 		st, err := m.o.Backend.Get(ctx, h.resource)
 		if err == nil && !slices.ContainsFunc(st.Holders, func(o lock.Holding) bool { return o.Fence == h.fence }) {
 			m.loose.drop(h.key)
 		}
 	}
-	if m.loose.reserve(uid, key, limit, m.o.Clock()) {
+	if m.loose.reserve(who, key, limit, m.o.Clock()) {
 		return nil
 	}
-	return &LimitError{Limit: "detached holds per uid", Max: m.o.Limits.DetachedPerUID}
+	return &LimitError{Limit: "detached holds per " + who.Kind(), Max: m.o.Limits.DetachedPerUID}
 }
 
-// has tells whether a user's hold is known by that key.
-func (l *loose) has(uid uint32, key lock.HandleKey) bool {
+// has tells whether a principal's hold is known by that key.
+func (l *loose) has(who Principal, key lock.HandleKey) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h := l.of[key]
-	return h != nil && h.uid == uid
+	return h != nil && h.who == who
 }
 
-func (l *loose) reserve(uid uint32, key lock.HandleKey, limit int, now time.Duration) bool {
+func (l *loose) reserve(who Principal, key lock.HandleKey, limit int, now time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.uid[uid]) >= limit {
-		for _, h := range l.uid[uid] {
+	if len(l.by[who]) >= limit {
+		for _, h := range l.by[who] {
 			if h.resource != "" && h.until <= now {
 				delete(l.of, h.key)
 			}
 		}
-		l.tidy(uid)
+		l.tidy(who)
 	}
-	if len(l.uid[uid]) >= limit {
+	if len(l.by[who]) >= limit {
 		return false
 	}
 	if l.of == nil {
-		l.of, l.uid = make(map[lock.HandleKey]*looseHold), make(map[uint32][]*looseHold)
+		l.of, l.by = make(map[lock.HandleKey]*looseHold), make(map[Principal][]*looseHold)
 	}
-	h := &looseHold{key: key, uid: uid}
+	h := &looseHold{key: key, who: who}
 	l.of[key] = h
-	l.uid[uid] = append(l.uid[uid], h)
+	l.by[who] = append(l.by[who], h)
 	return true
 }
 
 // tidy leaves out what is not there any more. l.mu is held.
-func (l *loose) tidy(uid uint32) {
+func (l *loose) tidy(who Principal) {
 	var left []*looseHold
-	for _, h := range l.uid[uid] {
+	for _, h := range l.by[who] {
 		if l.of[h.key] == h {
 			left = append(left, h)
 		}
 	}
-	if l.uid[uid] = left; left == nil {
-		delete(l.uid, uid)
+	if l.by[who] = left; left == nil {
+		delete(l.by, who)
 	}
 }
 
-// oldest gives up to n of a user's, which go to the end of the line: the next time others are
+// oldest gives up to n of a principal's, which go to the end of the line: the next time others are
 // looked at.
-func (l *loose) oldest(uid uint32, n int) []looseHold {
+func (l *loose) oldest(who Principal, n int) []looseHold {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.tidy(uid)
-	line := l.uid[uid]
+	l.tidy(who)
+	line := l.by[who]
 	n = min(n, len(line))
-	l.uid[uid] = append(line[n:len(line):len(line)], line[:n]...)
+	l.by[who] = append(line[n:len(line):len(line)], line[:n]...)
 	var some []looseHold
 	for _, h := range line[:n] {
 		if h.resource != "" {

@@ -34,10 +34,10 @@ type Options struct {
 // Limits bound what apps may take. Zero fields get their default.
 type Limits struct {
 	Sessions          int // default 10000
-	SessionsPerUID    int // default 5000
+	SessionsPerUID    int // of one principal, as all that is per uid; default 5000
 	HoldsPerSession   int // each count of a hold, requests for holds, and losses that are not acknowledged; default 10000
-	HoldsPerUID       int // the same, of all sessions of one user; default 20000
-	DetachedPerUID    int // holds that a user has detached here and that are not known to be over; default 1000
+	HoldsPerUID       int // the same, of all sessions of one principal; default 20000
+	DetachedPerUID    int // holds that a principal has detached here and that are not known to be over; default 1000
 	WaitersPerSession int // Acquire calls at the same time; default 1000
 }
 
@@ -97,7 +97,7 @@ type Manager struct {
 	opened   bool          // there was a lease
 	orphans  []chore       // wait for the next lease; each is of a hold that was attached, or was to be detached
 	sessions map[ID]*Session
-	users    map[uint32]*user // that have sessions
+	users    map[Principal]*user // that have sessions
 	draining bool
 	drainEnd time.Time // zero: unknown
 	stopped  bool
@@ -142,7 +142,7 @@ func New(o Options) (*Manager, error) {
 		changed:  make(chan struct{}),
 		openErr:  errors.New("the lease is not open yet"),
 		sessions: make(map[ID]*Session),
-		users:    make(map[uint32]*user),
+		users:    make(map[Principal]*user),
 	}, nil
 }
 
@@ -155,7 +155,7 @@ func setDefault[T int | time.Duration](v *T, d T) {
 // Open opens an app session. It does not need the store.
 //
 //	ErrDraining: the sidecar stops.
-//	*LimitError: there are too many sessions, or too many of that user.
+//	*LimitError: there are too many sessions, or too many of that principal.
 //	*lock.InvalidError: a field is refused.
 func (m *Manager) Open(ctx context.Context, r OpenRequest) (*Session, error) {
 	if err := checkOpen(r); err != nil {
@@ -176,7 +176,7 @@ func (m *Manager) Open(ctx context.Context, r OpenRequest) (*Session, error) {
 func (m *Manager) enter(s *Session, r OpenRequest) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	u := m.users[r.Peer.UID]
+	u := m.users[s.who]
 	switch {
 	case m.draining || m.stopped:
 		return ErrDraining
@@ -184,9 +184,9 @@ func (m *Manager) enter(s *Session, r OpenRequest) error {
 		return &LimitError{Limit: "sessions", Max: m.o.Limits.Sessions}
 	case u == nil:
 		u = &user{}
-		m.users[r.Peer.UID] = u
+		m.users[s.who] = u
 	case u.sessions >= m.o.Limits.SessionsPerUID:
-		return &LimitError{Limit: "sessions per uid", Max: m.o.Limits.SessionsPerUID}
+		return &LimitError{Limit: "sessions per " + s.who.Kind(), Max: m.o.Limits.SessionsPerUID}
 	}
 	u.sessions++
 	s.user = u
@@ -195,13 +195,13 @@ func (m *Manager) enter(s *Session, r OpenRequest) error {
 	return nil
 }
 
-// Lookup finds a session that a peer of that uid has opened: else
+// Lookup finds a session that a peer of the same uid, and the same principal, has opened: else
 // ErrSessionNotFound.
-func (m *Manager) Lookup(id ID, uid uint32) (*Session, error) {
+func (m *Manager) Lookup(id ID, p Peer) (*Session, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.sessions[id]
-	if s == nil || s.owner.UID != uid {
+	if s == nil || s.owner.UID != p.UID || s.who != p.Who() {
 		return nil, ErrSessionNotFound
 	}
 	return s, nil
@@ -212,7 +212,19 @@ func (m *Manager) remove(s *Session) {
 	defer m.mu.Unlock()
 	delete(m.sessions, s.id)
 	if s.user.sessions--; s.user.sessions == 0 {
-		delete(m.users, s.owner.UID)
+		delete(m.users, s.who)
+	}
+}
+
+// EachPrincipal tells what each principal that has a name has here: sessions, and what counts
+// for Limits.HoldsPerUID.
+func (m *Manager) EachPrincipal(f func(name string, sessions, holds int)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for who, u := range m.users {
+		if who.name != "" {
+			f(who.name, u.sessions, int(u.holds.Load()))
+		}
 	}
 }
 

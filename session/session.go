@@ -32,6 +32,7 @@ type Session struct {
 	m       *Manager
 	id      ID
 	owner   lock.Owner
+	who     Principal
 	encoded string // owner, for requests without an owner label
 	user    *user
 	done    chan struct{}
@@ -65,7 +66,7 @@ func (l *levels) follow(now levels, m *Manager, u *user) {
 	*l = now
 }
 
-// user is what the sessions of one uid have together.
+// user is what the sessions of one principal have together.
 type user struct {
 	sessions int // m.mu is held
 	holds    atomic.Int64
@@ -82,25 +83,27 @@ func (u *user) reserve(n, limit int) bool {
 
 func newSession(m *Manager, r OpenRequest) *Session {
 	owner := lock.Owner{
-		PID:      r.Peer.PID,
-		UID:      r.Peer.UID,
-		GID:      r.Peer.GID,
-		Ref:      rand.Text()[:refLength],
-		Session:  r.Name,
-		Metadata: r.Metadata,
+		PID:       r.Peer.PID,
+		UID:       r.Peer.UID,
+		GID:       r.Peer.GID,
+		Principal: r.Peer.Principal,
+		Ref:       rand.Text()[:refLength],
+		Session:   r.Name,
+		Metadata:  r.Metadata,
 	}
-	now := m.o.Clock()
+	now, who := m.o.Clock(), r.Peer.Who()
 	return &Session{
 		m:       m,
 		id:      ID(rand.Text()),
 		owner:   owner,
+		who:     who,
 		encoded: owner.Encode(),
 		done:    make(chan struct{}),
 		now:     now,
 		ledger: ledger.New(ledger.Options{
 			Holds:     m.o.Limits.HoldsPerSession,
 			Waits:     m.o.Limits.WaitersPerSession,
-			HoldsUID:  m.o.Limits.HoldsPerUID,
+			NoRoom:    &LimitError{Limit: "holds per " + who.Kind(), Max: m.o.Limits.HoldsPerUID},
 			LostGrace: m.o.LostGrace,
 			Answer:    answerLimit,
 			TTL:       r.TTL,

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"strings"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -9,7 +10,7 @@ import (
 )
 
 // ID names an app session. It is unguessable: whoever has it, under the same
-// uid, can use the session.
+// uid and as the same principal, can use the session.
 type ID string
 
 // Liveness says what an app session's life hangs on.
@@ -25,9 +26,36 @@ const (
 // Peer is who is at the other end of the socket.
 type Peer struct {
 	UID, GID uint32
-	PID      int32           // 0 when it is in a PID namespace out of sight
-	Gone     <-chan struct{} // closed when the process has ended; nil when that cannot be known
+	PID      int32 // 0 when it is in a PID namespace out of sight
+	// Principal names who it is, as a kind and a name ("unit:cron.service"). Empty: who it is is the uid.
+	Principal string
+	Gone      <-chan struct{} // closed when the process has ended; nil when that cannot be known
 }
+
+// Principal is whose the limits are: who has a name, or else a uid.
+type Principal struct {
+	name string
+	uid  uint32
+}
+
+// Who is the principal of a peer.
+func (p Peer) Who() Principal {
+	if p.Principal != "" {
+		return Principal{name: p.Principal}
+	}
+	return Principal{uid: p.UID}
+}
+
+// Kind is the word for principals of this kind: "uid", or what comes before the name, as "unit".
+func (p Principal) Kind() string {
+	if kind, _, ok := strings.Cut(p.name, ":"); ok {
+		return kind
+	}
+	return "uid"
+}
+
+// Name is the name; empty: it is a uid.
+func (p Principal) Name() string { return p.name }
 
 // OpenRequest asks for an app session.
 type OpenRequest struct {

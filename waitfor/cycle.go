@@ -130,6 +130,9 @@ func Name(h lock.Holding) string {
 		pid = fmt.Sprintf("pid %d", h.Owner.PID)
 	}
 	where := pid
+	if h.Owner.Principal != "" {
+		where += " of " + h.Owner.Principal
+	}
 	if h.Sidecar != "" {
 		where += " at " + h.Sidecar
 	}

@@ -126,7 +126,7 @@ func holdingsOf(list []*pb.Holder) (all []lock.Holding) {
 		all = append(all, lock.Holding{
 			ID: lock.HoldID(h.GetLockId()), Mode: mode, Age: h.GetAge().AsDuration(), Sidecar: h.GetSidecar(), Revoked: h.GetRevoked(), Parked: h.GetParked(),
 			Kept:  h.GetKeptFor().AsDuration(),
-			Owner: lock.Owner{PID: h.GetPid(), UID: h.GetUid(), Ref: h.GetSessionRef(), Session: h.GetSession(), Label: h.GetOwner()},
+			Owner: lock.Owner{PID: h.GetPid(), UID: h.GetUid(), Principal: h.GetPrincipal(), Ref: h.GetSessionRef(), Session: h.GetSession(), Label: h.GetOwner()},
 		})
 	}
 	return all
@@ -229,6 +229,7 @@ type (
 		Sidecar    string `json:"sidecar"`
 		PID        int32  `json:"pid"`
 		UID        uint32 `json:"uid"`
+		Principal  string `json:"principal"`
 		Session    string `json:"session"`
 		SessionRef string `json:"sessionRef"`
 		Owner      string `json:"owner"`
@@ -254,7 +255,7 @@ func edgeOf(e waitfor.Edge) edgeJSON {
 func partyOf(h lock.Holding) partyJSON {
 	return partyJSON{
 		LockID: string(h.ID), Mode: h.Mode.String(), Age: strconv.FormatFloat(h.Age.Seconds(), 'f', 3, 64) + "s", Sidecar: h.Sidecar,
-		PID: h.Owner.PID, UID: h.Owner.UID, Session: h.Owner.Session, SessionRef: h.Owner.Ref, Owner: h.Owner.Label,
+		PID: h.Owner.PID, UID: h.Owner.UID, Principal: h.Owner.Principal, Session: h.Owner.Session, SessionRef: h.Owner.Ref, Owner: h.Owner.Label,
 	}
 }
 

@@ -65,7 +65,7 @@ again, also where it had succeeded. A KEY that is held is refused: somebody may 
 at work.
 
 Only admins may do it: root and the sidecar's own user, or those of
-serve --admin-uid.
+serve --admin-uid and --admin-unit.
 
 With -o json it prints one ResetOutcomeResponse of the API.`,
 		Example: `  locksidecar outcomes reset withdrawals/4711`,

@@ -236,7 +236,8 @@ func TestJSON(t *testing.T) {
       "revoked": false,
       "parked": false,
       "sessionRef": "REF",
-      "detached": false
+      "detached": false,
+      "principal": ""
     }
   ],
   "waiters": []

@@ -26,7 +26,7 @@ Or it takes a waiter out of the queue. Without a LOCK_ID all holders lose it; li
 the ids. Others are granted when the holder has let go, or when the grace is over.
 
 Only admins may do it: root and the sidecar's own user, or those of
-serve --admin-uid. Holders release their own locks by ending their session; they
+serve --admin-uid and --admin-unit. Holders release their own locks by ending their session; they
 do not need this command, and --force says that this is understood.
 
 With -o json it prints one ForceReleaseResponse of the API.`,

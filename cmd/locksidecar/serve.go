@@ -76,9 +76,12 @@ type serveFlags struct {
 	deadlock   deadlockFlag
 	sessions   session.Limits
 	api        localapi.Limits
+	principal  principalFlag
 	allowUIDs  []uint
 	allowGIDs  []uint
 	adminUIDs  []uint
+	allowUnits []string
+	adminUnits []string
 }
 
 func newServe(io streams) *cobra.Command {
@@ -109,9 +112,13 @@ func addServe(cmd *cobra.Command) *serveFlags {
 	f.DurationVar(&s.park, "park", defaultPark, "how long a lock that is asked for again and again stays in the store after its release, for the next app of this sidecar; 0: not at all")
 	f.Var(&s.deadlock, "deadlock", "what to do when owners wait for each other, at whatever sidecars: break (the one who asked last gets the error DEADLOCK, all holds stay), report (log and count it) or off; the same at all sidecars of a store")
 	complete(cmd, "deadlock", deadlockModes...)
+	f.Var(&s.principal, "principal", "whose the limits for one user are: uid, or unit (the systemd unit that the app is in; of what a user has started, user-UID.slice). By unit it needs Linux 6.5 and cgroup v2, and whoever is in no unit may not use the sidecar")
+	complete(cmd, "principal", principals...)
 	f.UintSliceVar(&s.allowUIDs, "allow-uid", nil, "users who may connect (default: whom the socket's mode lets)")
 	f.UintSliceVar(&s.allowGIDs, "allow-gid", nil, "groups whose members may connect")
-	f.UintSliceVar(&s.adminUIDs, "admin-uid", nil, "users who may take locks from others (default: root and the sidecar's own user)")
+	f.StringSliceVar(&s.allowUnits, "allow-unit", nil, "systemd units whose processes may connect, with --principal unit")
+	f.UintSliceVar(&s.adminUIDs, "admin-uid", nil, "users who may take locks from others (default: root and the sidecar's own user, if there is no --admin-unit either)")
+	f.StringSliceVar(&s.adminUnits, "admin-unit", nil, "systemd units whose processes may take locks from others, with --principal unit")
 	f.IntVar(&s.sessions.Sessions, "max-sessions", session.DefaultSessions, "app sessions at a time")
 	f.IntVar(&s.sessions.SessionsPerUID, "max-sessions-per-uid", session.DefaultSessionsPerUID, "app sessions of one user at a time")
 	f.IntVar(&s.sessions.HoldsPerSession, "max-holds", session.DefaultHoldsPerSession, "of one session, together: locks, requests for locks, and losses that it has not acknowledged")
@@ -202,7 +209,7 @@ func (s *serveFlags) options(io streams) (o sidecarOptions, err error) {
 			*list.to = append(*list.to, uint32(id))
 		}
 	}
-	return o, nil
+	return o, s.units(&o)
 }
 
 func serve(ctx context.Context, f *serveFlags, io streams) error {

@@ -44,6 +44,10 @@ func TestServeRefusesWrongSettings(t *testing.T) {
 		{"namespace", nil, []string{"--namespace", "a\tb"}, "namespace"},
 		{"uid", nil, []string{"--allow-uid", "root"}, `"root"`},
 		{"large uid", nil, []string{"--allow-uid", "4294967296"}, "4294967296 is too large"},
+		{"principal", nil, []string{"--principal", "gid"}, "must be uid or unit"},
+		{"admin unit alone", nil, []string{"--admin-unit", "web.service"}, "--admin-unit means nothing without --principal unit"},
+		{"allowed unit alone", []string{"LOCKSIDECAR_ALLOW_UNIT=web.service"}, nil, "--allow-unit means nothing without --principal unit"},
+		{"no unit", nil, []string{"--principal", "unit", "--admin-unit", "web"}, `--admin-unit: "web" is no name of a unit`},
 		{"log level", nil, []string{"--log-level", "loud"}, `--log-level is "loud"`},
 		{"unknown flag", nil, []string{"--stor", "embedded:"}, "did you mean --store?"},
 		{"an argument", nil, []string{"now"}, `unexpected argument "now"`},
@@ -336,17 +340,7 @@ func TestAccess(t *testing.T) {
 		t.Skip("needs root to be another user")
 	}
 	side := serveProgram(t, "--socket-mode", "0666", "--allow-uid", "1001", "--admin-uid", "1002")
-	if err := os.Chmod(filepath.Dir(side.socket), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	program := filepath.Join(filepath.Dir(side.socket), "locksidecar")
-	text, err := os.ReadFile(binary)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(program, text, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	program := forEverybody(t, side)
 	as := func(uid uint32, args ...string) result {
 		p := launchAs(t, uid, program, append(args, "--socket", side.socket)...)
 		p.wait()
@@ -365,6 +359,23 @@ func TestAccess(t *testing.T) {
 	if got := as(1002, "release", "--force", "a", "--grace", "0s"); got.code != 0 {
 		t.Errorf("admin: %+v", got)
 	}
+}
+
+// forEverybody lets all users reach a sidecar's socket, and gives a copy of the program beside it.
+func forEverybody(t *testing.T, side *sidecarProgram) string {
+	t.Helper()
+	if err := os.Chmod(filepath.Dir(side.socket), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(filepath.Dir(side.socket), "locksidecar")
+	text, err := os.ReadFile(binary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, text, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 func TestHealthServerOnABadAddress(t *testing.T) {

@@ -40,6 +40,7 @@ type sidecarOptions struct {
 	socket     string
 	socketMode fs.FileMode
 	access     localapi.Access
+	principals localapi.Principals // nil: the uid
 	apiLimits  localapi.Limits
 	httpAddr   string // empty: no TCP
 	drain      time.Duration
@@ -107,20 +108,22 @@ func newSidecar(ctx context.Context, o sidecarOptions) (_ *sidecar, err error) {
 	}
 	metrics.WatchLevels(s.manager.Info)
 	metrics.WatchWaits(s.manager.EachWait)
+	metrics.WatchPrincipals(s.manager.EachPrincipal)
 	metrics.WatchArbiter(func() (saved, contended uint64, parked int) {
 		st := local.Stats()
 		return st.Saved, st.Contended, st.Parked
 	})
 	api := localapi.Options{
-		Manager: s.manager,
-		Socket:  o.socket,
-		Mode:    o.socketMode,
-		Access:  o.access,
-		Limits:  o.apiLimits,
-		Version: buildVersion(),
-		Store:   backends.Redact(o.store),
-		Metrics: metrics.Handler(),
-		Logger:  s.log.Named("api"),
+		Manager:    s.manager,
+		Socket:     o.socket,
+		Mode:       o.socketMode,
+		Access:     o.access,
+		Principals: o.principals,
+		Limits:     o.apiLimits,
+		Version:    buildVersion(),
+		Store:      backends.Redact(o.store),
+		Metrics:    metrics.Handler(),
+		Logger:     s.log.Named("api"),
 	}
 	if s.tracing != nil {
 		api.Tracer = s.tracing

@@ -62,6 +62,9 @@ func modeCell(h *pb.Holder) string {
 
 func holderCells(resource, state string, h *pb.Holder) []string {
 	pid, uid, session := pidCell(h.GetPid()), strconv.FormatUint(uint64(h.GetUid()), 10), orDash(printable(h.GetSession()))
+	if h.GetPrincipal() != "" {
+		uid += " in " + printable(h.GetPrincipal())
+	}
 	if h.GetParked() {
 		pid, uid, session = "-", "-", "free on request"
 	}
@@ -144,7 +147,11 @@ func who(h *pb.Holder) string {
 	if h.GetSession() != "" {
 		s = printable(h.GetSession()) + " (" + s + ")"
 	}
-	return s + fmt.Sprintf(", uid %d, gid %d", h.GetUid(), h.GetGid())
+	s += fmt.Sprintf(", uid %d, gid %d", h.GetUid(), h.GetGid())
+	if h.GetPrincipal() != "" {
+		s += ", " + printable(h.GetPrincipal())
+	}
+	return s
 }
 
 // lockState says in one phrase how a resource is locked.

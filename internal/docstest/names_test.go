@@ -289,7 +289,12 @@ func TestMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err, text)
 	}
-	there := map[string]string{"locksidecar_store_command_seconds": "histogram"} // not on the embedded store
+	there := map[string]string{
+		"locksidecar_store_command_seconds": "histogram", // not on the embedded store
+		// Only with --principal unit.
+		"locksidecar_principal_sessions": "gauge",
+		"locksidecar_principal_holds":    "gauge",
+	}
 	for _, m := range regexp.MustCompile(`(?m)^# TYPE (locksidecar_\w+) (\w+)$`).FindAllStringSubmatch(text, -1) {
 		there[m[1]] = m[2]
 	}

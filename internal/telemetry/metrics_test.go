@@ -67,8 +67,21 @@ func TestMetrics(t *testing.T) {
 		f("job-1", 3*time.Second)
 	})
 
+	m.WatchPrincipals(func(f func(string, int, int)) {
+		f("unit:web.service", 3, 40)
+		for i := range maxPrincipals {
+			f(fmt.Sprintf("unit:%d.service", i), 1, 2)
+		}
+		f("unit:idle.service", 5, 0)
+	})
+
 	text := scrape(t, m)
 	for _, want := range []string{
+		`locksidecar_principal_sessions{principal="unit:web.service"} 3`,
+		`locksidecar_principal_holds{principal="unit:web.service"} 40`,
+		`locksidecar_principal_holds{principal="unit:98.service"} 2`,
+		`locksidecar_principal_sessions{principal="other"} 6`,
+		`locksidecar_principal_holds{principal="other"} 2`,
 		`locksidecar_acquire_seconds_count{mode="EXCLUSIVE",result="granted"} 1`,
 		`locksidecar_acquire_seconds_count{mode="PERMIT",result="granted"} 2`,
 		`locksidecar_acquire_seconds_bucket{mode="EXCLUSIVE",result="granted",le="0.005"} 1`,

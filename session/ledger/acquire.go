@@ -132,7 +132,7 @@ func (l *Ledger) room(a *Ask) error {
 	case l.Size()+max(len(a.Parts), 1) > l.o.Holds:
 		return &LimitError{Limit: "holds", Max: l.o.Holds}
 	case !a.Room:
-		return &LimitError{Limit: "holds per uid", Max: l.o.HoldsUID}
+		return l.o.NoRoom
 	}
 	return nil
 }

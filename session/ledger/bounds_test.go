@@ -135,7 +135,7 @@ func TestLimits(t *testing.T) {
 	_, _, err = l.Acquire(&plain) // does not
 	want(err, "waiters", 3)
 
-	l = open(func(o *Options) { o.HoldsUID = 77 })
+	l = open(func(o *Options) { o.NoRoom = &LimitError{Limit: "holds per uid", Max: 77} })
 	_, _, err = l.Acquire(with(plain, func(a *Ask) { a.Room = false }))
 	want(err, "holds per uid", 77)
 	get(t, l, &reentrant)

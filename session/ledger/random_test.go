@@ -95,7 +95,7 @@ func newWorld(t *testing.T, r *rand.Rand) *world {
 		store: map[lock.Resource]map[lock.HoldID]*entry{"a": {}, "b": {}, "c": {}},
 		given: map[lock.HoldID]map[string]bool{},
 	}
-	o := Options{Holds: 12, Waits: 8, HoldsUID: 1000, LostGrace: 2 * time.Second, NewID: func() lock.HoldID {
+	o := Options{Holds: 12, Waits: 8, LostGrace: 2 * time.Second, NewID: func() lock.HoldID {
 		w.ids++
 		return lock.HoldID(fmt.Sprint("id", w.ids))
 	}}

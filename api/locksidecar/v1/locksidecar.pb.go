@@ -1130,7 +1130,7 @@ func (x *OpenSessionRequest) GetMetadata() map[string]string {
 
 type OpenSessionResponse struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
-	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"` // unguessable; whoever has it, under the same uid, can use the session
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"` // unguessable; whoever has it, as the same uid and principal, can use the session
 	LeaseTtl  *durationpb.Duration   `protobuf:"bytes,2,opt,name=lease_ttl,json=leaseTtl,proto3" json:"lease_ttl,omitempty"`    // TTL of the sidecar's lease in the store
 	Sidecar   string                 `protobuf:"bytes,3,opt,name=sidecar,proto3" json:"sidecar,omitempty"`                      // name of the sidecar, as in lists
 	CountedAt *durationpb.Duration   `protobuf:"bytes,4,opt,name=counted_at,json=countedAt,proto3" json:"counted_at,omitempty"` // now, on the sidecar's clock; see Grant
@@ -1730,6 +1730,7 @@ type Outcome struct {
 	Session       string                 `protobuf:"bytes,13,opt,name=session,proto3" json:"session,omitempty"` // the name of its session
 	Owner         string                 `protobuf:"bytes,14,opt,name=owner,proto3" json:"owner,omitempty"`
 	Metadata      map[string]string      `protobuf:"bytes,15,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Principal     string                 `protobuf:"bytes,16,opt,name=principal,proto3" json:"principal,omitempty"` // as of a Holder
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1867,6 +1868,13 @@ func (x *Outcome) GetMetadata() map[string]string {
 		return x.Metadata
 	}
 	return nil
+}
+
+func (x *Outcome) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
 }
 
 // Guard is one SQL statement for the app's own transaction, on the same database
@@ -3356,7 +3364,8 @@ type Holder struct {
 	// Nobody has it any more: it was released or detached, or its sidecar has died. Its min_hold, or
 	// its time as a detached hold, is over in so long, by the store's clock; until then the store keeps others out. Absent: somebody has it.
 	KeptFor       *durationpb.Duration `protobuf:"bytes,19,opt,name=kept_for,json=keptFor,proto3" json:"kept_for,omitempty"`
-	Detached      bool                 `protobuf:"varint,20,opt,name=detached,proto3" json:"detached,omitempty"` // it is kept because it was detached and nobody has attached it; kept_for is its time
+	Detached      bool                 `protobuf:"varint,20,opt,name=detached,proto3" json:"detached,omitempty"`  // it is kept because it was detached and nobody has attached it; kept_for is its time
+	Principal     string               `protobuf:"bytes,21,opt,name=principal,proto3" json:"principal,omitempty"` // who it is where its sidecar goes by more than the uid: "unit:" and a systemd unit
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3529,6 +3538,13 @@ func (x *Holder) GetDetached() bool {
 		return x.Detached
 	}
 	return false
+}
+
+func (x *Holder) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
 }
 
 type WatchLocksRequest struct {
@@ -4457,7 +4473,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12\x14\n" +
 	"\x05fence\x18\x02 \x01(\x03R\x05fence\x12+\n" +
 	"\x05guard\x18\x03 \x01(\v2\x15.locksidecar.v1.GuardR\x05guard\x12\x17\n" +
-	"\alock_id\x18\x04 \x01(\tR\x06lockId\"\x8f\x04\n" +
+	"\alock_id\x18\x04 \x01(\tR\x06lockId\"\xad\x04\n" +
 	"\aOutcome\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x122\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1c.locksidecar.v1.OutcomeStateR\x05state\x12\x18\n" +
@@ -4474,7 +4490,8 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x03gid\x18\f \x01(\rR\x03gid\x12\x18\n" +
 	"\asession\x18\r \x01(\tR\asession\x12\x14\n" +
 	"\x05owner\x18\x0e \x01(\tR\x05owner\x12A\n" +
-	"\bmetadata\x18\x0f \x03(\v2%.locksidecar.v1.Outcome.MetadataEntryR\bmetadata\x1a;\n" +
+	"\bmetadata\x18\x0f \x03(\v2%.locksidecar.v1.Outcome.MetadataEntryR\bmetadata\x12\x1c\n" +
+	"\tprincipal\x18\x10 \x01(\tR\tprincipal\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"G\n" +
@@ -4579,7 +4596,7 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x04Lock\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x120\n" +
 	"\aholders\x18\x02 \x03(\v2\x16.locksidecar.v1.HolderR\aholders\x120\n" +
-	"\awaiters\x18\x03 \x03(\v2\x16.locksidecar.v1.HolderR\awaiters\"\xc6\x05\n" +
+	"\awaiters\x18\x03 \x03(\v2\x16.locksidecar.v1.HolderR\awaiters\"\xe4\x05\n" +
 	"\x06Holder\x12\x17\n" +
 	"\alock_id\x18\x01 \x01(\tR\x06lockId\x12(\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x14.locksidecar.v1.ModeR\x04mode\x12\x14\n" +
@@ -4602,7 +4619,8 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x05limit\x18\x11 \x01(\x05H\x00R\x05limit\x88\x01\x01\x12\x17\n" +
 	"\x04slot\x18\x12 \x01(\x05H\x01R\x04slot\x88\x01\x01\x124\n" +
 	"\bkept_for\x18\x13 \x01(\v2\x19.google.protobuf.DurationR\akeptFor\x12\x1a\n" +
-	"\bdetached\x18\x14 \x01(\bR\bdetached\x1a;\n" +
+	"\bdetached\x18\x14 \x01(\bR\bdetached\x12\x1c\n" +
+	"\tprincipal\x18\x15 \x01(\tR\tprincipal\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\b\n" +

@@ -124,12 +124,12 @@ type LockSidecarClient interface {
 	// seen. The store is looked at every interval.
 	WatchLeader(ctx context.Context, in *WatchLeaderRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Leader], error)
 	// ForceRelease takes the lock from its holder, or a waiter out of the queue.
-	// For admin uids only. The holder is told lost: FORCED.
+	// For admins only. The holder is told lost: FORCED.
 	ForceRelease(ctx context.Context, in *ForceReleaseRequest, opts ...grpc.CallOption) (*ForceReleaseResponse, error)
 	// ListOutcomes tells what became of resources that are done once, page by page.
 	ListOutcomes(ctx context.Context, in *ListOutcomesRequest, opts ...grpc.CallOption) (*ListOutcomesResponse, error)
 	// ResetOutcome forgets what became of a resource: the next attempt is the first
-	// again. For admin uids only. A resource that is held is refused with LOCK_HELD.
+	// again. For admins only. A resource that is held is refused with LOCK_HELD.
 	ResetOutcome(ctx context.Context, in *ResetOutcomeRequest, opts ...grpc.CallOption) (*ResetOutcomeResponse, error)
 	// GetInfo tells about the sidecar itself.
 	GetInfo(ctx context.Context, in *GetInfoRequest, opts ...grpc.CallOption) (*Info, error)
@@ -480,12 +480,12 @@ type LockSidecarServer interface {
 	// seen. The store is looked at every interval.
 	WatchLeader(*WatchLeaderRequest, grpc.ServerStreamingServer[Leader]) error
 	// ForceRelease takes the lock from its holder, or a waiter out of the queue.
-	// For admin uids only. The holder is told lost: FORCED.
+	// For admins only. The holder is told lost: FORCED.
 	ForceRelease(context.Context, *ForceReleaseRequest) (*ForceReleaseResponse, error)
 	// ListOutcomes tells what became of resources that are done once, page by page.
 	ListOutcomes(context.Context, *ListOutcomesRequest) (*ListOutcomesResponse, error)
 	// ResetOutcome forgets what became of a resource: the next attempt is the first
-	// again. For admin uids only. A resource that is held is refused with LOCK_HELD.
+	// again. For admins only. A resource that is held is refused with LOCK_HELD.
 	ResetOutcome(context.Context, *ResetOutcomeRequest) (*ResetOutcomeResponse, error)
 	// GetInfo tells about the sidecar itself.
 	GetInfo(context.Context, *GetInfoRequest) (*Info, error)

@@ -1,0 +1,84 @@
+package session
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+// TestPrincipals: limits are those of the principal, which one user may have many of, and a
+// session is only found by its own.
+func TestPrincipals(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar(func(o *Options) {
+			o.Limits = Limits{SessionsPerUID: 1, HoldsPerUID: 2, DetachedPerUID: 1}
+		})
+		limited := func(err error, limit string, most int) {
+			t.Helper()
+			var l *LimitError
+			if !errors.As(err, &l) || l.Limit != limit || l.Max != most {
+				t.Errorf("%v, want %s, %d", err, limit, most)
+			}
+		}
+		web, batch := Peer{UID: 1000, Principal: "unit:web.service"}, Peer{UID: 1000, Principal: "unit:batch.service"}
+		open := func(p Peer) (*Session, error) {
+			return sc.Open(t.Context(), OpenRequest{Liveness: Stream, Peer: p})
+		}
+		s, err := open(web)
+		isErr(t, err, nil)
+		_, err = open(web)
+		limited(err, "sessions per unit", 1)
+		_, err = open(Peer{UID: 1001, Principal: web.Principal})
+		limited(err, "sessions per unit", 1) // of whatever user
+		other, err := open(batch)
+		isErr(t, err, nil)
+		plain, err := open(Peer{UID: 1000})
+		isErr(t, err, nil)
+		_, err = open(Peer{UID: 1000})
+		limited(err, "sessions per uid", 1)
+
+		for p, want := range map[Peer]error{
+			web:                                   nil,
+			batch:                                 ErrSessionNotFound,
+			{UID: 1000}:                           ErrSessionNotFound,
+			{UID: 1001, Principal: web.Principal}: ErrSessionNotFound,
+		} {
+			_, err := sc.Lookup(s.ID(), p)
+			isErr(t, err, want)
+		}
+
+		named := func(name string) AcquireRequest {
+			return with(detachable, func(r *AcquireRequest) { r.Resource = name })
+		}
+		a, b := must(t, s, named("a")), must(t, s, named("b"))
+		_, err = s.Acquire(t.Context(), named("c"))
+		limited(err, "holds per unit", 2)
+		must(t, other, named("c"))
+		must(t, plain, named("d"))
+		st, err := sc.Get(t.Context(), "a")
+		if err != nil || len(st.Holders) != 1 || st.Holders[0].Owner.Principal != web.Principal {
+			t.Errorf("who has it: %+v, %v", st, err)
+		}
+
+		counts := make(map[string][2]int)
+		sc.EachPrincipal(func(name string, sessions, holds int) { counts[name] = [2]int{sessions, holds} })
+		if len(counts) != 2 || counts[web.Principal] != [2]int{1, 2} || counts[batch.Principal] != [2]int{1, 1} {
+			t.Errorf("counted: %v", counts)
+		}
+
+		_, err = s.Detach(t.Context(), a.LockID, time.Hour)
+		isErr(t, err, nil)
+		_, err = s.Detach(t.Context(), b.LockID, time.Hour)
+		limited(err, "detached holds per unit", 1)
+
+		s.Close()
+		s, err = open(web)
+		isErr(t, err, nil)
+		s.Close()
+		other.Close()
+		plain.Close()
+		if len(sc.users) != 0 {
+			t.Errorf("left: %v", sc.users)
+		}
+	})
+}
