@@ -15,18 +15,31 @@ const askTime = time.Second
 
 // Acquire implements lock.Lease.
 func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
+	return lock.Await(ctx, q, l.acquire)
+}
+
+// acquire is Acquire of a request with a Bell.
+func (l *Lease) acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
 	l.mu.Lock()
-	m, err := l.enter(&q)
-	switch {
-	case err != nil:
+	if _, waits := l.direct[q.ID]; waits {
 		l.mu.Unlock()
-		return lock.Grant{}, fmt.Errorf("acquire %q: %w", string(q.Resource), err)
-	case m == nil:
-		return l.direct(ctx, q)
+		return l.askAlone(ctx, q)
 	}
-	m.present = true
-	g, err := l.await(ctx, m)
-	m.present = false
+	m := l.members[q.ID]
+	if m == nil || !m.present { // it does not wait
+		var err error
+		m, err = l.enter(&q)
+		switch {
+		case err != nil:
+			l.mu.Unlock()
+			return lock.Grant{}, fmt.Errorf("acquire %q: %w", string(q.Resource), err)
+		case m == nil:
+			return l.alone(ctx, q)
+		}
+		m.present = true
+	}
+	g, err := l.await(ctx, m, q.Bell)
+	m.present = errors.Is(err, lock.ErrWaiting)
 	l.mu.Unlock()
 	return g, err
 }
@@ -83,11 +96,18 @@ func (l *Lease) enter(q *lock.Request) (*member, error) {
 	return m, nil
 }
 
-// await waits until m has the hold, or its wait is over. l.mu is held.
-func (l *Lease) await(ctx context.Context, m *member) (lock.Grant, error) {
+// await gives m the hold, if it has it or can have it, or says that its wait is over. l.mu is held.
+//
+//	lock.ErrWaiting: it waits. Its bell rings when it may look again.
+func (l *Lease) await(ctx context.Context, m *member, bell lock.Bell) (lock.Grant, error) {
+	l.awake(m)
 	for {
 		c := m.cohort
 		switch {
+		case c.leader == m: // its request waits in the store
+			if err := l.lead(ctx, m, bell); err != nil {
+				return lock.Grant{}, err
+			}
 		case m.state == holding:
 			return m.grant(), nil
 		case m.state == leaving:
@@ -102,31 +122,35 @@ func (l *Lease) await(ctx context.Context, m *member) (lock.Grant, error) {
 			l.out(m)
 			return lock.Grant{}, lock.ErrLeaseLost
 		case c.state == asking && c.leader == nil:
-			if err := l.lead(ctx, m); err != nil {
+			if err := l.lead(ctx, m, bell); err != nil {
 				return lock.Grant{}, err
 			}
-			continue
 		case ctx.Err() != nil:
 			return lock.Grant{}, l.part(ctx, m)
+		default:
+			m.rest = &rest{bell: bell}
+			if m.nested && c.hidden(m) {
+				m.rest.late = time.AfterFunc(m.since+apartAfter-l.now(), func() {
+					l.mu.Lock()
+					defer l.mu.Unlock()
+					m.wake()
+				})
+			}
+			return lock.Grant{}, lock.ErrWaiting
 		}
-		bell := make(chan struct{})
-		m.bell = bell
-		var late <-chan time.Time
-		if m.nested && c.hidden(m) {
-			late = time.After(m.since + apartAfter - l.now())
-		}
-		l.mu.Unlock()
-		lock.Blocking(ctx)
-		select {
-		case <-bell:
-		case <-l.lost:
-		case <-ctx.Done():
-		case <-late:
-		}
-		l.mu.Lock()
-		if m.bell = nil; late != nil && m.state == asking && m.err == nil && m.cohort.hidden(m) && l.now()-m.since >= apartAfter {
-			l.separate(m)
-		}
+	}
+}
+
+// awake notes that a member waits no more, and lets it ask the store for itself where it
+// has waited for too long. l.mu is held.
+func (l *Lease) awake(m *member) {
+	r := m.rest
+	if m.rest = nil; r == nil || r.late == nil {
+		return
+	}
+	r.late.Stop()
+	if m.state == asking && m.err == nil && m.cohort.hidden(m) && l.now()-m.since >= apartAfter {
+		l.separate(m)
 	}
 }
 
@@ -161,16 +185,21 @@ func (l *Lease) part(ctx context.Context, m *member) error {
 }
 
 // lead asks the store for m's cohort. nil: look again. l.mu is held.
-func (l *Lease) lead(ctx context.Context, m *member) error {
+//
+//	lock.ErrWaiting: it waits in the store, and is asked for by lead until it does not. The bell is rung.
+func (l *Lease) lead(ctx context.Context, m *member, bell lock.Bell) error {
 	c := m.cohort
 	c.leader = m
-	q := lock.Request{ID: c.id, Resource: c.resource, Mode: c.mode, Owner: c.owner, Try: c.try, Guard: lock.WithoutGuard}
+	q := lock.Request{ID: c.id, Resource: c.resource, Mode: c.mode, Owner: c.owner, Try: c.try, Guard: lock.WithoutGuard, Bell: bell}
 	if !c.single {
 		q.Cohort = c
 	}
 	l.mu.Unlock()
 	g, err := l.ask(ctx, q)
 	l.mu.Lock()
+	if errors.Is(err, lock.ErrWaiting) {
+		return err
+	}
 	c.leader = nil
 	switch {
 	case err == nil && c.early == nil:
@@ -271,9 +300,9 @@ func (l *Lease) makeRoom(ctx context.Context) bool {
 	return len(overs) > 0
 }
 
-// direct asks the store for one app alone. l.mu is held, and not any more when it
+// alone asks the store for one app alone. l.mu is held, and not any more when it
 // returns.
-func (l *Lease) direct(ctx context.Context, q lock.Request) (lock.Grant, error) {
+func (l *Lease) alone(ctx context.Context, q lock.Request) (lock.Grant, error) {
 	var over <-chan struct{}
 	if c := l.last(q.Resource); c != nil {
 		if !q.Try {
@@ -295,15 +324,26 @@ func (l *Lease) direct(ctx context.Context, q lock.Request) (lock.Grant, error) 
 		case <-ctx.Done():
 		}
 	}
+	return l.askAlone(ctx, q)
+}
+
+// askAlone asks the store for one app alone, or asks on.
+func (l *Lease) askAlone(ctx context.Context, q lock.Request) (lock.Grant, error) {
 	g, err := l.ask(ctx, q)
 	l.answered(q.ID, err)
 	return g, err
 }
 
-// answered notes whether the store may have more for an id than is known.
+// answered notes whether a request that goes to the store by itself waits there, and whether the store
+// may have more for its id than is known.
 func (l *Lease) answered(id lock.HoldID, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if errors.Is(err, lock.ErrWaiting) {
+		l.direct[id] = struct{}{}
+		return
+	}
+	delete(l.direct, id)
 	if unknown(err) {
 		l.unsure[id] = struct{}{}
 	} else {

@@ -114,6 +114,7 @@ type way struct {
 	deaf   bool // answers do not come
 	after  func(*lock.Grant, *error)
 	asked  []lock.HoldID
+	waits  map[lock.HoldID]bool // and are asked for again
 	last   lock.Request
 	closed bool // the store cannot tell
 	costly bool // and it costs something where it can
@@ -141,9 +142,20 @@ func (w *way) Describe(ctx context.Context, r lock.Resource, id lock.HoldID, own
 
 func (w *way) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
 	w.mu.Lock()
-	w.asked, w.last = append(w.asked, q.ID), q
+	if !w.waits[q.ID] {
+		w.asked, w.last = append(w.asked, q.ID), q
+	}
 	w.mu.Unlock()
 	g, err := w.Lease.Acquire(ctx, q)
+	w.mu.Lock()
+	if w.waits == nil {
+		w.waits = make(map[lock.HoldID]bool)
+	}
+	w.waits[q.ID] = errors.Is(err, lock.ErrWaiting)
+	w.mu.Unlock()
+	if errors.Is(err, lock.ErrWaiting) {
+		return g, err
+	}
 	if w.deaf || w.lost() {
 		return lock.Grant{}, lock.ErrUnavailable
 	}

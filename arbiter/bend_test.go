@@ -104,7 +104,7 @@ func (s *side) forgets() {
 	synctest.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.members)+len(s.stores)+len(s.lines)+len(s.unsure)+s.idle != 0 {
+	if len(s.members)+len(s.stores)+len(s.lines)+len(s.unsure)+len(s.direct)+s.idle != 0 {
 		s.h.Errorf("kept: %d members, %d cohorts, %d resources, %d without an answer, %d parked",
 			len(s.members), len(s.stores), len(s.lines), len(s.unsure), s.idle)
 	}

@@ -34,7 +34,7 @@ type cohort struct {
 	single   bool        // for the store it stands for one app, and it does
 	early    *lock.Event // asking: it was taken away before the grant was known
 
-	leader  *member   // asking: whose call asks the store; nil: nobody's at the moment
+	leader  *member   // asking: whose call asks the store, or waits there; nil: nobody's at the moment
 	victim  *member   // whom a forced release means that the store carries out
 	queue   []*member // as they came
 	holders []*member
@@ -66,20 +66,26 @@ type member struct {
 	owner    string
 	cohort   *cohort
 	state    state
-	present  bool // its Acquire is under way
+	present  bool // its Acquire is under way, also while it waits
 	nested   bool // others must see it wait, when it waits for long
 	fence    lock.Fence
 	since    time.Duration
-	err      error         // its Acquire ends with it
-	bell     chan struct{} // closed when something has changed; nil while nobody waits
+	err      error // its Acquire ends with it
+	rest     *rest // nil while nobody waits
 	force    *time.Duration
 	gone     chan struct{} // closed when it has the hold no more; nil while nobody waits for that
 }
 
+// rest is what a member has while it waits.
+type rest struct {
+	bell lock.Bell   // rings when something has changed; nil: it has rung
+	late *time.Timer // rings it when a nested member has waited for long; nil where that is no matter
+}
+
 func (m *member) wake() {
-	if m.bell != nil {
-		close(m.bell)
-		m.bell = nil
+	if r := m.rest; r != nil && r.bell != nil {
+		r.bell.Ring()
+		r.bell = nil
 	}
 }
 

@@ -40,6 +40,7 @@ type Lease struct {
 	members map[lock.HoldID]*member
 	stores  map[lock.HoldID]*cohort // by their id in the store
 	lines   map[lock.Resource][]*cohort
+	direct  map[lock.HoldID]struct{} // that went to the store by themselves, and wait there
 	unsure  map[lock.HoldID]struct{} // that went to the store by themselves, and had no answer
 	idle    int                      // cohorts that are parked
 	recent  recent                   // resources that were released
@@ -55,6 +56,7 @@ func start(ctx context.Context, b *Backend, inner lock.Lease, o lock.LeaseOption
 		members: make(map[lock.HoldID]*member),
 		stores:  make(map[lock.HoldID]*cohort),
 		lines:   make(map[lock.Resource][]*cohort),
+		direct:  make(map[lock.HoldID]struct{}),
 		unsure:  make(map[lock.HoldID]struct{}),
 		recent:  recent{window: comesBack},
 	}
@@ -118,7 +120,19 @@ func (l *Lease) now() time.Duration {
 	return l.at
 }
 
-func (l *Lease) lose() { l.loseOnce.Do(func() { close(l.lost) }) }
+// lose notes that the lease is over, and has that found by who waits.
+func (l *Lease) lose() {
+	l.loseOnce.Do(func() {
+		close(l.lost)
+		l.tasks.Go(func() { // l.mu may be held
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			for _, m := range l.members {
+				m.wake()
+			}
+		})
+	})
+}
 
 func (l *Lease) isLost() bool {
 	select {

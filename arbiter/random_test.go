@@ -210,7 +210,7 @@ func anythingIn(h *house, seed uint64) {
 	synctest.Wait()
 	for _, s := range a.sides {
 		s.mu.Lock()
-		if len(s.members)+len(s.stores)+len(s.lines)+len(s.unsure)+s.idle != 0 || s.b.Stats().Parked != 0 {
+		if len(s.members)+len(s.stores)+len(s.lines)+len(s.unsure)+len(s.direct)+s.idle != 0 || s.b.Stats().Parked != 0 {
 			h.Errorf("left: %d members, %d cohorts on %d resources, %d unsure, %d parked", len(s.members), len(s.stores), len(s.lines), len(s.unsure), s.b.Stats().Parked)
 		}
 		s.mu.Unlock()

@@ -65,8 +65,8 @@ type Lease interface {
 	// One call at a time: Acquire, Release and Downgrade of the same HoldID are
 	// never called while another of them is under way for it.
 	//
-	// Acquire returns when the request is granted. The caller counts the
-	// validity of the grant from its heartbeats, not from the grant: a grant that
+	// Acquire returns when the request is granted, or, where it has a Bell, may return
+	// when it waits. The caller counts the validity of the grant from its heartbeats, not from the grant: a grant that
 	// arrives after the lease's deadline is worth nothing.
 	//
 	//   *HeldError with ErrHeld: a try found it taken; nothing is left behind.
@@ -80,6 +80,7 @@ type Lease interface {
 	//     detached holds; nothing is left behind.
 	//   ErrNoHandle: there is no hold of Request.Handle; nothing is left behind.
 	//   ErrLeaseLost: the store says that the lease is over; nothing is left behind.
+	//   ErrWaiting: the request has a Bell, and waits. Acquire is still under way.
 	//   ErrUnavailable: the outcome is unknown. Acquire again with the same
 	//     Request.ID finds the grant or the place in the queue; Release with that
 	//     ID gives up whichever it is. Until one of them answers, or the lease is
@@ -154,6 +155,7 @@ type Request struct {
 	// those of that hold. It is Direct, and does not wait. "": an ordinary request.
 	Handle HandleKey
 	Nested bool // who asks holds something already, see Owner.Nested: where it waits long, other sidecars must see it wait
+	Bell   Bell // optional: the request may wait without a goroutine
 }
 
 // GuardWish says whether Grant.Guard is of use to who asks. Only stores that have

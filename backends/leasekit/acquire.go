@@ -14,14 +14,24 @@ import (
 // that does not answer: less than TTL/3, too.
 const giveUpTime = time.Second
 
-// acquire is Acquire, but for what a try waits for.
+// acquire is Acquire of a request with a Bell, but for what a try waits for.
 //
 // Model: failover.ASK.
 func (l *Lease) acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
-	if err := errors.Join(l.keeps(q), l.detaches(q)); err != nil {
-		return lock.Grant{}, fmt.Errorf("acquire %q: %w", string(q.Resource), err)
+	e, p, err := l.resume(ctx, q)
+	switch {
+	case e == nil:
+		if err := errors.Join(l.keeps(q), l.detaches(q)); err != nil {
+			return lock.Grant{}, fmt.Errorf("acquire %q: %w", string(q.Resource), err)
+		}
+		e, err = l.begin(q)
+	case err != nil:
+		return lock.Grant{}, err
+	case p != nil:
+		return grantOf(q, p.Fence, p.Guard), nil
+	default:
+		err = l.again(e)
 	}
-	e, err := l.begin(q)
 	for ; err == nil; err = l.again(e) {
 		l.trip(ctx)
 		sent := l.sent(q)
@@ -41,7 +51,7 @@ func (l *Lease) acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 			}
 			return g, nil
 		}
-		p, err := l.wait(ctx, e, a.Recheck, q.Cohort)
+		p, err := l.wait(ctx, e, a.Recheck, q)
 		if err != nil {
 			return lock.Grant{}, err
 		}
@@ -183,30 +193,60 @@ func (l *Lease) giveBack(ctx context.Context, r Ref) error {
 	return lock.ErrNotHolder
 }
 
-// wait waits in the queue: for a grant that comes by push, for a reason to ask
-// again (both results are nil then), or for an end.
-func (l *Lease) wait(ctx context.Context, e *entry, recheck time.Duration, c lock.Cohort) (*Push, error) {
-	woken := l.listen(e)
-	if woken == nil { // a push has overtaken the answer
-		return l.taken(e)
-	}
+// wait lets a request wait in the queue, unless there is a grant that came by push, a reason
+// to ask again (both results are nil then), or an end.
+//
+//	lock.ErrWaiting: it waits. Its bell rings, and resume says what has come.
+func (l *Lease) wait(ctx context.Context, e *entry, recheck time.Duration, q lock.Request) (*Push, error) {
 	// Spread, so that those who wait for one dead holder do not all ask at once.
 	latest := l.o.Recheck - rand.N(l.o.Recheck/8+1) //nolint:gosec // not a secret
 	if recheck > 0 {
 		latest = min(latest, recheck+rand.N(recheck/8+1)) //nolint:gosec // not a secret
 	}
-	lock.Blocking(ctx)
-	t := time.NewTimer(latest)
-	defer t.Stop()
-	select {
-	case <-woken:
-		return l.taken(e)
-	case <-t.C:
-		return nil, nil //nolint:nilnil // said above
-	case <-l.lost:
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e.rung || l.isLost() || ctx.Err() != nil { // rung: a push has overtaken the answer
+		return l.waited(ctx, e, q.Cohort)
+	}
+	l.waits[e.ID] = e
+	e.rest = &rest{q.Bell, time.AfterFunc(latest, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		e.wake()
+	})}
+	return nil, lock.ErrWaiting
+}
+
+// resume takes up a request that waits; nil: there is none. What it has come to is as with wait.
+func (l *Lease) resume(ctx context.Context, q lock.Request) (*entry, *Push, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.waits[q.ID]
+	switch {
+	case e == nil:
+		return nil, nil, nil
+	case !e.rung && !l.isLost() && ctx.Err() == nil:
+		e.rest.bell = q.Bell
+		return e, nil, lock.ErrWaiting
+	}
+	delete(l.waits, q.ID)
+	e.rest.late.Stop()
+	e.rest = nil
+	p, err := l.waited(ctx, e, q.Cohort)
+	return e, p, err
+}
+
+// waited is what a wait has come to. l.mu is held.
+func (l *Lease) waited(ctx context.Context, e *entry, c lock.Cohort) (*Push, error) {
+	switch {
+	case l.isLost():
 		return nil, lock.ErrLeaseLost
-	case <-ctx.Done():
+	case ctx.Err() != nil:
+		l.mu.Unlock()
+		defer l.mu.Lock()
 		return nil, l.part(ctx, e, c)
+	default:
+		return l.taken(e), nil
 	}
 }
 
@@ -218,20 +258,15 @@ func (l *Lease) part(ctx context.Context, e *entry, c lock.Cohort) error {
 	return l.giveUp(ctx, e)
 }
 
-// taken takes the grant that has come by push, if one has.
-func (l *Lease) taken(e *entry) (*Push, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// taken takes the grant that has come by push, if one has. l.mu is held.
+func (l *Lease) taken(e *entry) *Push {
 	p := e.pushed
 	if p == nil || e.revoked {
-		return nil, nil //nolint:nilnil // ask again
-	}
-	if l.isLost() {
-		return nil, lock.ErrLeaseLost
+		return nil // ask again
 	}
 	e.held, e.fence, e.pushed = true, p.Fence, nil
 	l.touch(e)
-	return p, nil
+	return p
 }
 
 // giveUp takes the request back whose ctx has ended, and says who was in the way.

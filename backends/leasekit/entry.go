@@ -33,19 +33,30 @@ type entry struct {
 	grace   time.Duration // the shortest that is known
 	until   time.Duration // on the clock: when grace is over, counted from when it was known
 
-	fence   lock.Fence    // of a hold, as its caller was told
-	touched uint64        // epoch of the last change
-	doubted uint64        // of the lease, when the last request was sent
-	pushed  *Push         // a grant that came by push
-	woken   chan struct{} // closed when there is a reason to ask again; nil while nobody waits
+	fence   lock.Fence // of a hold, as its caller was told
+	touched uint64     // epoch of the last change
+	doubted uint64     // of the lease, when the last request was sent
+	pushed  *Push      // a grant that came by push
+	rest    *rest      // not nil while the entry stands in Lease.waits
+}
+
+// rest is what a request has while it waits.
+type rest struct {
+	bell lock.Bell   // rings when there is a reason to ask again; nil: it has rung
+	late *time.Timer // rings it when nothing else has
 }
 
 // wake makes the waiting Acquire go on, with the lease locked.
 func (e *entry) wake() {
 	e.rung = true
-	if e.woken != nil {
-		close(e.woken)
-		e.woken = nil
+	e.ring()
+}
+
+// ring has the Acquire called again that waits, with the lease locked.
+func (e *entry) ring() {
+	if r := e.rest; r != nil && r.bell != nil {
+		r.bell.Ring()
+		r.bell = nil
 	}
 }
 
@@ -128,7 +139,7 @@ func (l *Lease) again(e *entry) error {
 // start marks that a request is on its way, whose answer a push may overtake.
 // l.mu is held.
 func (l *Lease) start(e *entry) {
-	e.busy, e.rung, e.pushed, e.woken, e.doubted = true, false, nil, nil, l.doubted
+	e.busy, e.rung, e.pushed, e.doubted = true, false, nil, l.doubted
 	l.touch(e)
 }
 
@@ -136,18 +147,6 @@ func (l *Lease) start(e *entry) {
 func (l *Lease) end(e *entry) {
 	e.busy = false
 	l.touch(e)
-}
-
-// listen gives the channel that is closed when there is a reason to ask again;
-// nil: there is one already.
-func (l *Lease) listen(e *entry) <-chan struct{} {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if e.rung {
-		return nil
-	}
-	e.woken = make(chan struct{})
-	return e.woken
 }
 
 // touch notes that an entry has changed. l.mu is held.

@@ -47,6 +47,7 @@ type Lease struct {
 
 	mu       sync.Mutex
 	entries  map[lock.HoldID]*entry
+	waits    map[lock.HoldID]*entry // whose Acquire has returned lock.ErrWaiting
 	epoch    uint64                 // of the last change of an entry
 	removed  uint64                 // entries taken out so far
 	forced   map[lock.HoldID]*entry // whose release is forced
@@ -89,6 +90,7 @@ func Start(ctx context.Context, d Driver, o Options) *Lease {
 		lost:      make(chan struct{}),
 		comparing: make(chan struct{}, 1),
 		entries:   make(map[lock.HoldID]*entry),
+		waits:     make(map[lock.HoldID]*entry),
 		forced:    make(map[lock.HoldID]*entry),
 		newsBell:  make(chan struct{}, 1),
 		ackBell:   make(chan struct{}, 1),
@@ -162,7 +164,16 @@ func (l *Lease) Events() <-chan lock.Event { return l.events }
 func (l *Lease) Lost() <-chan struct{} { return l.lost }
 
 // Lose marks the lease as over, because the store said so.
-func (l *Lease) Lose() { l.loseOnce.Do(func() { close(l.lost) }) }
+func (l *Lease) Lose() {
+	l.loseOnce.Do(func() {
+		close(l.lost)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for _, e := range l.waits {
+			e.ring()
+		}
+	})
+}
 
 func (l *Lease) isLost() bool {
 	select {

@@ -21,15 +21,19 @@ const (
 // Acquire implements lock.Lease. A try is not refused because of a hold that no app has: it
 // waits for a moment where another sidecar may have parked it.
 func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
-	g, err := l.acquire(ctx, q)
-	if err == nil || !q.Try {
-		return g, err
+	if !q.Try {
+		return lock.Await(ctx, q, l.acquire)
+	}
+	q.Bell = nil // a try does not wait for long
+	g, err := lock.Await(ctx, q, l.acquire)
+	if err == nil {
+		return g, nil
 	}
 	held, refused := refusal(err)
 	q.Try = false
 	for n := 0; n < mostTries && refused && ctx.Err() == nil && l.mayBeParked(held.Status); n++ {
 		soon, cancel := context.WithTimeout(ctx, tryTime)
-		g, err = l.acquire(soon, q)
+		g, err = lock.Await(soon, q, l.acquire)
 		cancel()
 		if held, refused = refusal(err); refused && ctx.Err() == nil {
 			l.inUse(held.Status)

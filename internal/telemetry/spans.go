@@ -3,6 +3,7 @@ package telemetry
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -95,7 +96,8 @@ func (b *tracedBackend) ForceRelease(ctx context.Context, r lock.Resource, id lo
 
 type tracedLease struct {
 	lock.Lease
-	t *Tracing
+	t     *Tracing
+	waits sync.Map // of the spans of requests that wait, by their ids
 }
 
 // TellsContended implements lock.Contender.
@@ -125,10 +127,21 @@ func (l *tracedLease) Describe(ctx context.Context, r lock.Resource, id lock.Hol
 	return err
 }
 
+// Acquire has one span for a request, however often it waits.
 func (l *tracedLease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
-	ctx, span := l.t.client(ctx, "store acquire",
-		attrResource.String(string(q.Resource)), attrMode.String(q.Mode.String()), attrTry.Bool(q.Try))
+	var span trace.Span
+	if begun, waits := l.waits.LoadAndDelete(q.ID); waits {
+		span = begun.(trace.Span)
+		ctx = trace.ContextWithSpan(ctx, span)
+	} else {
+		ctx, span = l.t.client(ctx, "store acquire",
+			attrResource.String(string(q.Resource)), attrMode.String(q.Mode.String()), attrTry.Bool(q.Try))
+	}
 	g, err := l.Lease.Acquire(ctx, q)
+	if errors.Is(err, lock.ErrWaiting) {
+		l.waits.Store(q.ID, span)
+		return g, err
+	}
 	if err == nil {
 		span.SetAttributes(attrFence.Int64(int64(g.Fence)))
 	}

@@ -3,6 +3,8 @@ package telemetry
 import (
 	"bytes"
 	"context"
+	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -158,6 +160,52 @@ func TestTraceOfAnAcquire(t *testing.T) {
 	}
 	if calls[1].Status.Description != "" {
 		t.Errorf("a lock that is held counts as an error: %+v", calls[1].Status)
+	}
+}
+
+// silent is a bell of a request that is asked for anyway.
+type silent struct{}
+
+func (silent) Ring() {}
+
+// A request of the store has one span, however often it waits.
+func TestOneSpanOfAWait(t *testing.T) {
+	spans := tracetest.NewInMemoryExporter()
+	tr := newTracing(sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans)))
+	store := embedded.New()
+	l, err := tr.Backend(store).OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := errors.Join(l.Close(context.WithoutCancel(t.Context())), store.Close()); err != nil {
+			t.Error(err)
+		}
+	}()
+	q := lock.Request{ID: "holder", Resource: "r", Mode: lock.Exclusive, Bell: silent{}}
+	if _, err := l.Acquire(t.Context(), q); err != nil {
+		t.Fatal(err)
+	}
+	q.ID = "waiter"
+	for range 3 {
+		if _, err := l.Acquire(t.Context(), q); !errors.Is(err, lock.ErrWaiting) {
+			t.Fatal(err)
+		}
+	}
+	if n := len(spans.GetSpans()); n != 2 { // of the lease, and of the holder
+		t.Errorf("%d spans have ended while it waits: %+v", n, spans.GetSpans())
+	}
+	if err := l.Release(t.Context(), "r", "holder"); err != nil {
+		t.Fatal(err)
+	}
+	g, err := l.Acquire(t.Context(), q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := spans.GetSpans()
+	last := all[len(all)-1]
+	if len(all) != 4 || last.Name != "store acquire" || !slices.Contains(last.Attributes, attrFence.Int64(int64(g.Fence))) {
+		t.Errorf("the spans are %+v", all)
 	}
 }
 
