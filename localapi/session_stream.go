@@ -53,8 +53,8 @@ func (r *refused) Unwrap() error { return r.err }
 
 // sessionStream is one app session on its stream.
 //
-// One goroutine at a time receives, one sends the news, and every request that has to
-// wait for the store has its own. Whoever has an answer sends it, and
+// One goroutine at a time receives, one sends the news, and every request that is on
+// its way to the store has its own. One that waits has none. Whoever has an answer sends it, and
 // those that come up meanwhile; see outbox. When the client does not read, its
 // requests are not taken any more. So a slow client costs a bounded amount of
 // memory and nobody else's time.

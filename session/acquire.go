@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -70,7 +71,8 @@ func (s *Session) Acquire(ctx context.Context, r AcquireRequest) (Grant, error) 
 	return q.answer()
 }
 
-// asking is a request to the store for a hold, and its ctx.
+// asking is a request to the store for a hold, its ctx, and its bell. While it waits it has no
+// goroutine.
 type asking struct {
 	call
 	s    *Session
@@ -78,6 +80,29 @@ type asking struct {
 	g    *generation // nil: there is no lease to ask on yet
 	q    lock.Request
 	held []string // the resources that the owner of the request has
+
+	state   atomic.Int32
+	inquiry *inquiry // looks into its wait; nil: there is none
+}
+
+// The states of an asking.
+const (
+	atWork int32 = iota // a goroutine asks the store
+	atRest              // it waits, and has none
+	rung                // there is something new
+)
+
+// Ring implements lock.Bell.
+func (a *asking) Ring() {
+	if a.state.Swap(rung) == atRest {
+		a.s.m.workers.Run(a.goOn)
+	}
+}
+
+// Stop ends the wait.
+func (a *asking) Stop() {
+	a.call.Stop()
+	a.Ring()
 }
 
 // request prepares to ask the store for a hold; nil: it is not wanted any more. s.mu is
@@ -107,12 +132,14 @@ func (a *asking) on(g *generation) bool {
 	return wanted
 }
 
-// run asks the store, once there is a lease.
+// run asks the store, once there is a lease, until it answers or has the request wait.
 func (a *asking) run() {
-	if a.g != nil || a.onNext() {
-		a.ask()
+	if a.g == nil && !a.onNext() {
+		a.end()
+		return
 	}
-	a.end()
+	a.introduce()
+	a.goOn()
 }
 
 // onNext waits for a lease to ask on. It reports false when nobody waits for it any more.
@@ -137,27 +164,45 @@ func valuesOf(h *ledger.Hold) context.Context {
 	return context.WithoutCancel(h.Tag().(context.Context))
 }
 
-// ask asks the store until it answers, the call ends, or the lease is over. The owner of the
-// request has the resources held.
-func (a *asking) ask() {
-	s, h := a.s, a.h
-	a.q.Owner = s.encoded
-	if label := h.Owner(); label != "" {
-		o := s.owner
+// introduce says who asks. The owner of the request has the resources held.
+func (a *asking) introduce() {
+	a.q.Owner = a.s.encoded
+	if label := a.h.Owner(); label != "" {
+		o := a.s.owner
 		o.Label = label
 		if len(a.held) > 0 {
 			o.Nested = &lock.Nested{Asked: time.Now().UnixMilli(), Held: a.held}
-			defer inquire(a, s, h, a.q.ID, a.held)()
+			if a.s.m.o.Deadlock != IgnoreDeadlocks {
+				a.inquiry = inquire(a, a.s, a.h, a.q.ID, a.held)
+			}
 		}
 		a.q.Owner = o.Encode()
 	}
+	if a.h.Once() == nil { // else what follows the grant needs a goroutine that waits for it
+		a.q.Bell = a
+	}
+}
+
+// goOn asks the store until it answers, or has the request wait: then its bell goes on. The
+// answer goes to the ledger.
+func (a *asking) goOn() {
+	s, h := a.s, a.h
 	var grant lock.Grant
 	var attempt *outcome.Attempt
-	var err error
-	if h.Once() == nil {
-		grant, err = a.g.acquire(a, a.q)
-	} else {
-		grant, attempt, err = beginOnce(a, s, h, a.g, a.q)
+	err := lock.ErrWaiting
+	for errors.Is(err, lock.ErrWaiting) {
+		a.state.Store(atWork) // what has come until now is found now
+		if h.Once() == nil {
+			grant, err = a.g.acquire(a, a.q)
+		} else {
+			grant, attempt, err = beginOnce(a, s, h, a.g, a.q)
+		}
+		if errors.Is(err, lock.ErrWaiting) && a.state.CompareAndSwap(atWork, atRest) {
+			return
+		}
+	}
+	if a.inquiry != nil {
+		a.inquiry.end()
 	}
 	a.end()
 	if errors.Is(err, lock.ErrLeaseLost) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -45,32 +46,84 @@ const (
 // inquiry looks whether one request waits in vain. Its owner holds something: else nobody
 // waits for it, and there is nothing to look for.
 type inquiry struct {
-	s     *Session
-	h     *ledger.Hold
-	id    lock.HoldID
-	held  []string
-	found string        // the circle that was seen last
-	since time.Duration // when it was seen first
-	told  bool
+	ctx    context.Context //nolint:containedctx // ends when the request does not wait any more
+	cancel context.CancelFunc
+	s      *Session
+	h      *ledger.Hold
+	id     lock.HoldID
+	held   []string
+	looks  int
+	found  string        // the circle that was seen last
+	since  time.Duration // when it was seen first
+	told   bool
+
+	mu    sync.Mutex
+	timer *time.Timer // begins the next look
+	over  bool
 }
 
-// inquire lets the sidecar look into a wait when it has lasted. The func it returns ends
-// that. Until then it costs a timer.
-func inquire(ctx context.Context, s *Session, h *ledger.Hold, id lock.HoldID, held []string) func() {
-	if s.m.o.Deadlock == IgnoreDeadlocks {
-		return func() {}
+// search is the one place to look for deadlocks.
+type search struct {
+	mu   sync.Mutex
+	busy bool
+	next []*inquiry // who wants to look, as they came
+}
+
+// enter gives q the place, or has it looked for by who has it.
+func (l *search) enter(q *inquiry) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.busy {
+		l.next = append(l.next, q)
+		return false
 	}
+	l.busy = true
+	return true
+}
+
+// leave gives the next one to look for; nil: there is none, and the place is free.
+func (l *search) leave() *inquiry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.next) == 0 {
+		l.busy, l.next = false, nil
+		return nil
+	}
+	q := l.next[0]
+	l.next[0] = nil
+	l.next = l.next[1:]
+	return q
+}
+
+// inquire lets the sidecar look into a wait when it has lasted, until end. Between the looks it
+// costs a timer.
+func inquire(ctx context.Context, s *Session, h *ledger.Hold, id lock.HoldID, held []string) *inquiry {
 	q := &inquiry{s: s, h: h, id: id, held: held}
-	ctx, cancel := context.WithCancel(lock.WithBlocking(ctx, func() {})) // this is another goroutine
-	t := time.AfterFunc(searchAfter, func() { q.run(ctx) })
-	return func() {
-		cancel()
-		t.Stop()
+	q.ctx, q.cancel = context.WithCancel(lock.WithBlocking(ctx, func() {})) // this is another goroutine
+	q.after(searchAfter)
+	return q
+}
+
+// after has the next look begin after a pause.
+func (q *inquiry) after(pause time.Duration) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.over {
+		q.timer = time.AfterFunc(pause, q.begin)
 	}
 }
 
-// run looks until ctx ends, which is when the request does not wait any more.
-func (q *inquiry) run(ctx context.Context) {
+// end ends the looks: the request does not wait any more.
+func (q *inquiry) end() {
+	q.cancel()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.over = true
+	q.timer.Stop()
+}
+
+// begin looks, and for those that come up meanwhile.
+func (q *inquiry) begin() {
 	m := q.s.m
 	m.mu.Lock()
 	stopped := m.stopped
@@ -82,33 +135,37 @@ func (q *inquiry) run(ctx context.Context) {
 		return
 	}
 	defer m.wg.Done()
-	for looks := 0; ; looks++ {
-		select {
-		case m.search <- struct{}{}:
-		case <-ctx.Done():
-			return
-		}
-		next := backoff(looks, minSearchPause, maxSearchPause)
-		c := q.circle(ctx)
-		switch q.judge(c) {
-		case nothing:
-		case others:
-			next = turnTime / 2
-		case ours:
-			broken := false
-			if m.o.Deadlock == BreakDeadlocks {
-				err := &DeadlockError{Resource: q.h.Name(), Cycle: c}
-				q.s.change(func(l *ledger.Ledger) { broken = l.Deadlocked(q.h, q.id, err) })
-			}
-			if broken || m.o.Deadlock == ReportDeadlocks { // else it got its answer just now
-				q.tell(c, broken)
-			}
-		}
-		<-m.search
-		if !pause(ctx, next) {
-			return
+	if !m.search.enter(q) {
+		return
+	}
+	for next := q; next != nil; next = m.search.leave() {
+		if next.ctx.Err() == nil {
+			next.after(next.look())
 		}
 	}
+}
+
+// look looks once whether the request waits in vain, and gives the pause until the next look.
+func (q *inquiry) look() time.Duration {
+	m := q.s.m
+	next := backoff(q.looks, minSearchPause, maxSearchPause)
+	q.looks++
+	c := q.circle(q.ctx)
+	switch q.judge(c) {
+	case nothing:
+	case others:
+		next = turnTime / 2
+	case ours:
+		broken := false
+		if m.o.Deadlock == BreakDeadlocks {
+			err := &DeadlockError{Resource: q.h.Name(), Cycle: c}
+			q.s.change(func(l *ledger.Ledger) { broken = l.Deadlocked(q.h, q.id, err) })
+		}
+		if broken || m.o.Deadlock == ReportDeadlocks { // else it got its answer just now
+			q.tell(c, broken)
+		}
+	}
+	return next
 }
 
 // circle is what the wait is part of, seen twice; nil: nothing, as far as can be seen.

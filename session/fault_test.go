@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -92,10 +93,13 @@ type faulty struct {
 	force func(lock.HoldID) error // what the store says to a forced release
 }
 
+// opWaiting is opAcquire between two calls, where the first has returned lock.ErrWaiting.
+const opWaiting = "acquire that waits"
+
 // one calls do, and notes where another call on the hold is under way.
-func (f *faulty) one(op string, id lock.HoldID, do func() error) error {
+func (f *faulty) one(op string, id lock.HoldID, do func() error) (err error) {
 	f.mu.Lock()
-	if other, ok := f.busy[id]; ok {
+	if other, ok := f.busy[id]; ok && (other != opWaiting || op != opAcquire) {
 		f.broken = fmt.Sprintf("%s of %s while its %s is under way", op, id, other)
 	}
 	f.busy[id] = op
@@ -104,6 +108,9 @@ func (f *faulty) one(op string, id lock.HoldID, do func() error) error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		delete(f.busy, id)
+		if errors.Is(err, lock.ErrWaiting) {
+			f.busy[id] = opWaiting
+		}
 	}()
 	return do()
 }

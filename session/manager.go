@@ -88,7 +88,7 @@ type Manager struct {
 	workers *workers.Pool  // ask the store
 	wg      sync.WaitGroup // what Run waits for
 	looks   looks          // of watches
-	search  chan struct{}  // one place, for the search for deadlocks
+	search  search         // for deadlocks
 	loose   loose          // holds that were detached here
 
 	mu       sync.Mutex
@@ -138,7 +138,6 @@ func New(o Options) (*Manager, error) {
 		started:  o.Clock(),
 		idle:     make(chan struct{}, 1),
 		workers:  workers.New(),
-		search:   make(chan struct{}, 1),
 		changed:  make(chan struct{}),
 		openErr:  errors.New("the lease is not open yet"),
 		sessions: make(map[ID]*Session),

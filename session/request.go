@@ -102,7 +102,8 @@ func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Gra
 }
 
 // Run asks the store, on this goroutine, where nobody has asked it for the same yet.
-// It returns when the store has answered, which may be long after the wait is over.
+// It returns when the store has answered, which may be long after the wait is over, or when the
+// request waits: then other goroutines go on when there is something new.
 func (q *Request) Run() {
 	switch {
 	case q.call == nil:
