@@ -29,9 +29,9 @@ type member struct {
 }
 
 const (
-	// A connection that is idle for so long is asked for a sign of life. Servers refuse
-	// to be asked more often than each five seconds.
-	aliveEvery = 6 * time.Second
+	// A connection on which an answer is due, and nothing has come for so long, is asked for a sign of
+	// life. gRPC asks no more often, and servers end a connection that asks while no answer is due.
+	aliveEvery = 10 * time.Second
 	// How long it takes to connect again, at least and at most.
 	leastBackoff, mostBackoff = 20 * time.Millisecond, time.Second
 )
@@ -44,7 +44,8 @@ func newMember(addr string, cfg config) (*member, error) {
 	}
 	conn, err := grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(creds),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: aliveEvery, Timeout: cfg.timeout, PermitWithoutStream: true}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: aliveEvery, Timeout: cfg.timeout}),
+		grpc.WithNoProxy(), // no store is reached through one
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: leastBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: mostBackoff},
 			MinConnectTimeout: cfg.timeout,
