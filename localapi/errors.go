@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -148,6 +149,8 @@ func explain(err error) *apiError {
 		bad    *lock.InvalidError
 		cannot *lock.UnsupportedError
 		done   *outcome.RefusedError
+
+		partial *lock.PartialError
 	)
 	switch {
 	case errors.As(err, &api):
@@ -160,6 +163,8 @@ func explain(err error) *apiError {
 		return explainRefused(done)
 	case errors.Is(err, session.ErrSessionClosed):
 		return &apiError{reason: reasonNoSession, message: "the session has ended"}
+	case errors.As(err, &partial):
+		return &apiError{reason: reasonUnavailable, message: "these shards of the store do not answer, so the list would lack what they have: " + strings.Join(partial.Missing, ", ")}
 	case errors.Is(err, lock.ErrUnavailable), errors.Is(err, lock.ErrLeaseLost):
 		return &apiError{reason: reasonUnavailable, message: "the store is unavailable; see the sidecar's log and its /readyz"}
 	case errors.As(err, &cannot):

@@ -31,6 +31,7 @@ type Backend interface {
 
 	// List does the same for all resources whose name starts with prefix and
 	// that are held or waited for, in byte order of the names.
+	// *PartialError: a part of the store did not answer; the list has what the others have.
 	List(ctx context.Context, prefix string, p Page) ([]Status, error)
 
 	// ForceRelease takes a hold from its holder, or a waiter out of the queue.
@@ -230,7 +231,7 @@ type Event struct {
 	Resource Resource
 	ID       HoldID
 	// Until is the moment on BootTime up to which the store keeps others out.
-	// Revoked only; 0: others may be granted already.
+	// Revoked and Expired only; 0: others may be granted already.
 	Until time.Duration
 }
 
@@ -251,6 +252,9 @@ const (
 	// have it, though a store may push it again with each; it stays true for the hold, though
 	// the other may have left.
 	Contended
+	// Expired: the part of the store that has the hold does not answer, and the lease has given it
+	// up. The store keeps others out until Until. Release may be called, and need not.
+	Expired
 )
 
 // Page bounds a listing.

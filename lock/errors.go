@@ -89,3 +89,15 @@ func (e *HeldError) Error() string {
 
 // Unwrap gives the cause.
 func (e *HeldError) Unwrap() error { return e.Cause }
+
+// PartialError is ErrUnavailable of some parts of a store. What comes with it is what the others have.
+type PartialError struct {
+	Missing []string            // names of the parts
+	Lacks   func(Resource) bool // reports whether one of them has the resource
+	Err     error               // of the parts
+}
+
+func (e *PartialError) Error() string { return e.Err.Error() }
+
+// Unwrap gives the errors of the parts.
+func (e *PartialError) Unwrap() error { return e.Err }

@@ -36,6 +36,9 @@ type lookers struct {
 	rest    time.Time // no look begins before
 }
 
+// lister lists everything; before is what the look before has seen.
+type lister func(ctx context.Context, before map[lock.Resource]lock.Status) (map[lock.Resource]lock.Status, error)
+
 type failedLook struct {
 	started time.Time
 	err     error
@@ -91,7 +94,7 @@ func (l *looks) next(interval time.Duration) time.Time {
 
 // since gives a snapshot that was started then or later, for a watch that
 // has joined. It returns list's error, or the cause of ctx.
-func (l *looks) since(ctx context.Context, prefix string, at time.Time, list func(context.Context) (map[lock.Resource]lock.Status, error)) (*snapshot, error) {
+func (l *looks) since(ctx context.Context, prefix string, at time.Time, list lister) (*snapshot, error) {
 	for {
 		l.mu.Lock()
 		g := l.of[prefix]
@@ -123,7 +126,7 @@ func (l *looks) since(ctx context.Context, prefix string, at time.Time, list fun
 }
 
 // look looks for all of g. Its error is that of ctx: then another one looks.
-func (l *looks) look(ctx context.Context, g *lookers, list func(context.Context) (map[lock.Resource]lock.Status, error)) (err error) {
+func (l *looks) look(ctx context.Context, g *lookers, list lister) (err error) {
 	var started time.Time
 	var locks map[lock.Resource]lock.Status
 	var failed error
@@ -157,7 +160,11 @@ func (l *looks) look(ctx context.Context, g *lookers, list func(context.Context)
 	}
 	defer func() { <-l.busy }()
 	started = time.Now()
-	if locks, failed = list(ctx); failed != nil && ctx.Err() != nil {
+	var before map[lock.Resource]lock.Status
+	if g.latest != nil { // nobody else looks, so nobody changes it
+		before = g.latest.locks
+	}
+	if locks, failed = list(ctx, before); failed != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	return nil

@@ -30,7 +30,7 @@ func (m *Manager) Get(ctx context.Context, resource string) (lock.Status, error)
 
 // List does the same for the resources of the namespace whose name starts with
 // prefix and comes after the name after, in byte order: at most limit of them,
-// 1 to lock.MaxPage.
+// 1 to lock.MaxPage. With a *lock.PartialError it gives what it has.
 func (m *Manager) List(ctx context.Context, prefix, after string, limit int) ([]lock.Status, error) {
 	switch {
 	case limit < 1 || limit > lock.MaxPage:
@@ -44,11 +44,15 @@ func (m *Manager) List(ctx context.Context, prefix, after string, limit int) ([]
 		p.After = lock.Resource(ns + after)
 	}
 	list, err := m.o.Backend.List(ctx, ns+prefix, p)
-	if err != nil {
+	var partial *lock.PartialError
+	if err != nil && !errors.As(err, &partial) {
 		return nil, fmt.Errorf("list locks: %w", err)
 	}
 	for i := range list {
 		list[i].Resource = lock.Resource(m.inApp(list[i].Resource))
+	}
+	if partial != nil {
+		return list, fmt.Errorf("list locks: %w", err)
 	}
 	return list, nil
 }

@@ -51,7 +51,9 @@ func (m *Manager) Watch(ctx context.Context, prefix string, interval time.Durati
 	}
 	m.looks.join(prefix)
 	defer m.looks.leave(prefix)
-	list := func(ctx context.Context) (map[lock.Resource]lock.Status, error) { return m.look(ctx, prefix) }
+	list := func(ctx context.Context, before map[lock.Resource]lock.Status) (map[lock.Resource]lock.Status, error) {
+		return m.look(ctx, prefix, before)
+	}
 	seen, err := m.looks.since(ctx, prefix, time.Now(), list)
 	if err != nil {
 		return err
@@ -85,13 +87,22 @@ func (m *Manager) Watch(ctx context.Context, prefix string, interval time.Durati
 	}
 }
 
-// look lists everything with that prefix.
-func (m *Manager) look(ctx context.Context, prefix string) (map[lock.Resource]lock.Status, error) {
+// look lists everything with that prefix. What it cannot see because a part of the store does not
+// answer stays as it was in the look before.
+func (m *Manager) look(ctx context.Context, prefix string, before map[lock.Resource]lock.Status) (map[lock.Resource]lock.Status, error) {
 	all := make(map[lock.Resource]lock.Status)
 	after := ""
 	for {
 		page, err := m.List(ctx, prefix, after, lock.MaxPage)
-		if err != nil {
+		var partial *lock.PartialError
+		switch {
+		case errors.As(err, &partial):
+			for name, st := range before {
+				if partial.Lacks(lock.Resource(m.o.namespace() + string(name))) {
+					all[name] = st
+				}
+			}
+		case err != nil:
 			return nil, err
 		}
 		for _, st := range page {

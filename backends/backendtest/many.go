@@ -68,7 +68,7 @@ func testManyHolds(e *env) {
 			break
 		}
 		for _, st := range page {
-			if st.Resource <= after || len(st.Holders) != 1 || st.Holders[0].Lease != a.ID() {
+			if st.Resource <= after || len(st.Holders) != 1 || st.Holders[0].Lease != a.idAt(st.Resource) {
 				e.Fatalf("List has %+v after %q", st, after)
 			}
 			after = st.Resource

@@ -228,7 +228,7 @@ func (w *worker) meddle() error {
 		return fmt.Errorf("get: %w", err)
 	}
 	for _, h := range slices.Concat(st.Holders, st.Waiters) {
-		if h.Lease != w.s.ID() {
+		if h.Lease != w.s.idAt(sp.name) {
 			return wantNotHolder("release of another lease's", w.s.Release(w.e.ctx, sp.name, h.ID))
 		}
 	}

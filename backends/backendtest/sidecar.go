@@ -42,6 +42,14 @@ type notice struct {
 	beat bool // in the answer of a heartbeat
 }
 
+// idAt is the id of the lease in what the store shows of a resource.
+func (s *sidecar) idAt(r lock.Resource) lock.LeaseID {
+	if n, ok := s.e.h.(Namer); ok {
+		return n.LeaseID(s.Lease, r)
+	}
+	return s.ID()
+}
+
 // sidecar opens a lease that lives as long as the test, on a backend of its own.
 func (e *env) sidecar() *sidecar {
 	e.Helper()

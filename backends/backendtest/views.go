@@ -32,10 +32,10 @@ func testGet(e *env) {
 	none.queued()
 	want := lock.Status{
 		Resource: r,
-		Holders:  []lock.Holding{{ID: g.ID, Mode: lock.Exclusive, Fence: g.Fence, Lease: a.ID(), Sidecar: a.name, Owner: owner}},
+		Holders:  []lock.Holding{{ID: g.ID, Mode: lock.Exclusive, Fence: g.Fence, Lease: a.idAt(r), Sidecar: a.name, Owner: owner}},
 		Waiters: []lock.Holding{
-			{ID: odd.q.ID, Mode: e.shared(), Lease: b.ID(), Sidecar: b.name},
-			{ID: none.q.ID, Mode: lock.Exclusive, Lease: a.ID(), Sidecar: a.name},
+			{ID: odd.q.ID, Mode: e.shared(), Lease: b.idAt(r), Sidecar: b.name},
+			{ID: none.q.ID, Mode: lock.Exclusive, Lease: a.idAt(r), Sidecar: a.name},
 		},
 	}
 	same := func(what string, got lock.Status) {

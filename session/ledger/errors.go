@@ -60,12 +60,13 @@ const (
 	StoreLost                            // the store lost the hold
 	Stopping                             // the sidecar stops and its drain time is over
 	TakenOver                            // somebody with its handle has attached it elsewhere, or released it
+	ShardExpired                         // as LeaseExpired, but of the part of the store that has it, see lock.Expired
 )
 
 // String gives the name used in the API and in metrics.
 func (r LostReason) String() string {
 	switch r {
-	case LeaseExpired:
+	case LeaseExpired, ShardExpired:
 		return "LEASE_EXPIRED"
 	case LeaseLost:
 		return "LEASE_LOST"
@@ -89,7 +90,7 @@ func (r LostReason) String() string {
 // Explain says it in a sentence for people.
 func (r LostReason) Explain() string {
 	switch r {
-	case LeaseExpired:
+	case LeaseExpired, ShardExpired:
 		return "the store did not answer in time"
 	case LeaseLost:
 		return "the store ended the sidecar's lease"

@@ -151,7 +151,7 @@ func (l *Ledger) loseGroup(h *Hold, reason LostReason, until time.Duration) {
 		l.restart(g)
 		return
 	}
-	alone := reason == Forced || reason == StoreLost // the store knows nothing of the others
+	alone := reason == Forced || reason == StoreLost || reason == ShardExpired // the store knows nothing of the others
 	if g.lost = h; !alone {
 		g.lost = g.head
 	}

@@ -210,8 +210,11 @@ func (l *Ledger) LeaseOver(lease Lease, reason LostReason, m Moment) {
 // it has said before changes nothing, unless it makes the grace shorter.
 func (l *Ledger) News(e lock.Event) {
 	reason, until := StoreLost, time.Duration(0)
-	if e.Kind == lock.Revoked {
+	switch e.Kind {
+	case lock.Revoked:
 		reason, until = Forced, e.Until
+	case lock.Expired:
+		reason, until = ShardExpired, e.Until
 	}
 	if h := l.asks[e.ID]; h != nil && h.handle != "" && e.Kind == lock.Revoked && e.Until == 0 {
 		reason = TakenOver
@@ -228,7 +231,7 @@ func (l *Ledger) News(e lock.Event) {
 	if h == nil {
 		h = l.parts[e.ID]
 	}
-	if h == nil || h.state != grace || reason == Forced && until >= h.graceEnd {
+	if h == nil || h.state != grace || reason != StoreLost && until >= h.graceEnd {
 		return
 	}
 	l.tellAgain(h, max(l.at.Now, until))
