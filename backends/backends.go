@@ -151,25 +151,31 @@ func opened[B lock.Backend](b B, err error) (lock.Backend, error) {
 
 // Private reports whether the locks of a store keep nobody out beyond the process
 // that has opened it.
-func Private(rawURL string) bool {
-	k, ok := find(rawURL)
+func Private(store string) bool {
+	k, ok := find(store)
 	return ok && k.private
 }
 
-// Redact makes a store's URL fit to be shown: passwords become "xxxxx".
-func Redact(rawURL string) string { return storeurl.Redact(rawURL) }
+// Redact makes the URLs of a store fit to be shown: passwords become "xxxxx".
+func Redact(store string) string {
+	shown, _ := each(store, func(rawURL string) (string, error) { return storeurl.Redact(rawURL), nil })
+	return shown
+}
 
-// WithPasswordFile names, in a URL that has no password, a file with it, which is read again for
+// WithPasswordFile names, in each URL, which has no password, a file with it, which is read again for
 // each connection. The error is lock.ErrInvalid: it has one, or the store takes none.
-func WithPasswordFile(rawURL, path string) (string, error) {
-	return storeurl.WithPasswordFile(rawURL, path)
+func WithPasswordFile(store, path string) (string, error) {
+	return each(store, func(rawURL string) (string, error) { return storeurl.WithPasswordFile(rawURL, path) })
 }
 
 // WithoutMigration tells the store to leave its tables alone, if it is one that
 // has tables.
-func WithoutMigration(rawURL string) string {
-	if k, ok := find(rawURL); ok && k.tables != nil {
-		return storeurl.WithOption(rawURL, "migrate", "false")
-	}
-	return rawURL
+func WithoutMigration(store string) string {
+	all, _ := each(store, func(rawURL string) (string, error) {
+		if k, ok := find(rawURL); ok && k.tables != nil {
+			return storeurl.WithOption(rawURL, "migrate", "false"), nil
+		}
+		return rawURL, nil
+	})
+	return all
 }

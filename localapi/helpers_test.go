@@ -46,7 +46,7 @@ type sidecar struct {
 func start(t testing.TB, change ...func(*session.Options, *Options)) *sidecar {
 	t.Helper()
 	so := session.Options{Backend: embedded.New(), Sidecar: "test-sidecar"}
-	lo := Options{Socket: filepath.Join(socketDir(t), "s.sock"), Version: "v0-test", Store: "embedded:"}
+	lo := Options{Socket: filepath.Join(socketDir(t), "s.sock"), Version: "v0-test", Store: func() string { return "embedded:" }}
 	for _, f := range change {
 		f(&so, &lo)
 	}

@@ -22,12 +22,12 @@ type Options struct {
 	// Principals names who has connected; nil: who it is is the uid. See ByUnit.
 	Principals Principals
 	Limits     Limits
-	Version    string       // told by GetInfo
-	Store      string       // the store's URL without secrets, told by GetInfo
-	Metrics    http.Handler // behind /metrics; default: not found
-	Tracer     Tracer       // default: none
-	Logger     hclog.Logger // default: none
-	Clock      lock.Clock   // default lock.BootTime; must be the Manager's
+	Version    string        // told by GetInfo
+	Store      func() string // the store's URL without secrets, told by GetInfo; default: nothing
+	Metrics    http.Handler  // behind /metrics; default: not found
+	Tracer     Tracer        // default: none
+	Logger     hclog.Logger  // default: none
+	Clock      lock.Clock    // default lock.BootTime; must be the Manager's
 }
 
 // Limits bound what clients may take. Zero fields get their default.
@@ -79,6 +79,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Logger == nil {
 		o.Logger = hclog.NewNullLogger()
+	}
+	if o.Store == nil {
+		o.Store = func() string { return "" }
 	}
 	if o.Clock == nil {
 		o.Clock = lock.BootTime

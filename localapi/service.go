@@ -355,7 +355,7 @@ func (s *service) GetInfo(context.Context, *pb.GetInfoRequest) (*pb.Info, error)
 	return &pb.Info{
 		Version:         s.o.Version,
 		Sidecar:         i.Sidecar,
-		Store:           s.o.Store,
+		Store:           s.o.Store(),
 		Namespace:       i.Namespace,
 		Ready:           i.Ready,
 		NotReadyBecause: i.NotReadyBecause,

@@ -2,9 +2,13 @@ package shards
 
 import (
 	"context"
+	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
 )
+
+// aloneTime bounds how long the opening of a lease is held up by the look at the record.
+const aloneTime = time.Second
 
 // alone is a store that is no shard.
 type alone struct {
@@ -27,8 +31,18 @@ func (a *alone) Unwrap() lock.Backend { return a.Backend }
 
 // OpenLease implements lock.Backend. Where the record cannot be read, the store is taken for what the sidecar says.
 func (a *alone) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease, error) {
-	if found, err := a.s.readSet(ctx); err == nil && found.Confirmed {
-		return nil, &MismatchError{Shard: a.s.name, Theirs: found.Shards, Own: []string{a.s.name}}
+	l, err := a.Backend.OpenLease(ctx, o)
+	if err != nil {
+		return nil, err
 	}
-	return a.Backend.OpenLease(ctx, o)
+	limit, cancel := context.WithTimeout(ctx, min(aloneTime, o.TTL/4))
+	found, err := a.s.readSet(limit)
+	cancel()
+	if err != nil || !found.Confirmed {
+		return l, nil
+	}
+	farewell, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
+	defer cancel()
+	_ = l.Close(farewell) // else it ends by its TTL
+	return nil, &MismatchError{Shard: a.s.name, Theirs: found.Shards, Own: []string{a.s.name}}
 }

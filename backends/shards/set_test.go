@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/embedded"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -31,6 +32,13 @@ func refused(e *env, b lock.Backend, theirs string) {
 	}
 }
 
+// unreadable is a store whose records may not be read.
+type unreadable struct{ *embedded.Store }
+
+func (unreadable) ReadRecord(context.Context, lock.Resource) (lock.Record, error) {
+	return lock.Record{}, lock.ErrUnavailable
+}
+
 // TestOtherSet: two sidecars that name different shards: the second one is refused, in whatever order it
 // names them, and also when it names one alone.
 func TestOtherSet(t *testing.T) {
@@ -50,6 +58,9 @@ func TestOtherSet(t *testing.T) {
 		refused(e, Alone(e.stores[0], "a"), "a b")
 		if err := opens(e, Alone(e.stores[2], "c")); err != nil {
 			t.Errorf("a store that is no shard: %v", err)
+		}
+		if err := opens(e, Alone(unreadable{e.stores[0]}, "a")); err != nil {
+			t.Errorf("a store whose record cannot be read: %v", err)
 		}
 		// The one who was refused has left no trace that stops others.
 		if err := opens(e, of(0, 1)); err != nil {

@@ -78,6 +78,7 @@ func newRoot(io streams) *cobra.Command {
 		newInfo(io),
 		newHealth(io),
 		newSchema(io),
+		newShards(io),
 		newVersion(io),
 		newMan(io),
 	)

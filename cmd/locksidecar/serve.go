@@ -34,7 +34,7 @@ stand in files, for each connection.
 When the store is down at the start, the sidecar waits for it. Until then it is not
 ready (/readyz), and each request for a lock waits until its own wait is over.
 
-The store is a URL:
+The store is a URL, or several for shards: --store several times, or with spaces between them.
 
 ` + backends.Help("  ") + `
 
@@ -48,6 +48,9 @@ const serveExamples = `  # for the apps of this host
 
   # the password in a file, as Kubernetes mounts secrets
   locksidecar serve --store ` + backends.Example + ` --store-password-file /secrets/store/password
+
+  # three stores, each with a part of the locks
+  locksidecar serve --store redis://locks-1.example --store redis://locks-2.example --store redis://locks-3.example
 
   # from a file
   printf 'store: "` + backends.Default + `"\nttl: 5s\nallow-uid: [1000, 1001]\n' >sidecar.yaml

@@ -57,6 +57,7 @@ type sidecar struct {
 	backend lock.Backend
 	manager *session.Manager
 	api     *localapi.Server
+	shards  *shardLog
 	health  *healthServer      // nil: not asked for
 	tracing *telemetry.Tracing // nil: not asked for
 }
@@ -71,7 +72,13 @@ func newSidecar(ctx context.Context, o sidecarOptions) (_ *sidecar, err error) {
 		}
 	}
 	metrics := telemetry.NewMetrics(buildVersion())
-	if s.backend, err = backends.Open(o.store, metrics.Command); err != nil {
+	s.tracing, err = telemetry.StartTracing(ctx, os.Getenv, buildVersion(), s.o.name, o.stderr, s.log.Named("tracing"))
+	if err != nil {
+		return nil, usage("%w", err)
+	}
+	local := &arbiters{tracing: s.tracing, o: arbiter.Options{Turns: o.turns, Park: o.park, Yielded: metrics.Yielded}}
+	s.shards = newShardLog(o.store, s.log.Named("shards"))
+	if s.backend, err = backends.OpenStore(o.store, metrics.Command, local.wrap, s.shards.tell); err != nil {
 		return nil, err
 	}
 	if o.wrap != nil {
@@ -82,17 +89,8 @@ func newSidecar(ctx context.Context, o sidecarOptions) (_ *sidecar, err error) {
 			err = errors.Join(err, s.backend.Close())
 		}
 	}()
-	s.tracing, err = telemetry.StartTracing(ctx, os.Getenv, buildVersion(), s.o.name, o.stderr, s.log.Named("tracing"))
-	if err != nil {
-		return nil, usage("%w", err)
-	}
-	backend := s.backend
-	if s.tracing != nil {
-		backend = s.tracing.Backend(backend)
-	}
-	local := arbiter.New(backend, arbiter.Options{Turns: o.turns, Park: o.park, Yielded: metrics.Yielded})
 	s.manager, err = session.New(session.Options{
-		Backend:   local,
+		Backend:   s.backend,
 		TTL:       o.ttl,
 		Namespace: o.namespace,
 		Sidecar:   s.o.name,
@@ -100,7 +98,7 @@ func newSidecar(ctx context.Context, o sidecarOptions) (_ *sidecar, err error) {
 		LostGrace: o.lostGrace,
 		Logger:    s.log.Named("session"),
 		Observer:  metrics,
-		Parked:    func() int { return local.Stats().Parked },
+		Parked:    func() int { return local.stats().Parked },
 		Deadlock:  o.deadlock,
 	})
 	if err != nil {
@@ -110,9 +108,10 @@ func newSidecar(ctx context.Context, o sidecarOptions) (_ *sidecar, err error) {
 	metrics.WatchWaits(s.manager.EachWait)
 	metrics.WatchPrincipals(s.manager.EachPrincipal)
 	metrics.WatchArbiter(func() (saved, contended uint64, parked int) {
-		st := local.Stats()
+		st := local.stats()
 		return st.Saved, st.Contended, st.Parked
 	})
+	metrics.WatchShards(s.shards.levels)
 	api := localapi.Options{
 		Manager:    s.manager,
 		Socket:     o.socket,
@@ -121,7 +120,7 @@ func newSidecar(ctx context.Context, o sidecarOptions) (_ *sidecar, err error) {
 		Principals: o.principals,
 		Limits:     o.apiLimits,
 		Version:    buildVersion(),
-		Store:      backends.Redact(o.store),
+		Store:      s.shards.store,
 		Metrics:    metrics.Handler(),
 		Logger:     s.log.Named("api"),
 	}
@@ -155,6 +154,7 @@ func defaultName() (string, error) {
 // given back as far as the store could be reached. listening, which may be nil, is called when apps can connect.
 func (s *sidecar) Run(ctx context.Context, listening func()) error {
 	api := start(ctx, s.api.Run)
+	shardLog := start(ctx, s.shards.run)
 	var manager, health *task
 	select {
 	case <-s.api.Listening():
@@ -178,7 +178,7 @@ func (s *sidecar) Run(ctx context.Context, listening func()) error {
 	case <-ctx.Done():
 	}
 	// Apps must hear that their locks end, so the API stops after the manager.
-	err := errors.Join(manager.stop(), health.stop(), api.stop())
+	err := errors.Join(manager.stop(), health.stop(), api.stop(), shardLog.stop())
 	// The store has been told what could be told. A connection that was broken
 	// before it was closed is no failure to stop.
 	if err := s.backend.Close(); err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -37,7 +38,8 @@ func addStore(cmd *cobra.Command, store, storeHelp string) *storeFlags {
 func addStoreURL(cmd *cobra.Command, store, storeHelp string) *storeFlags {
 	s := &storeFlags{ttl: session.DefaultTTL}
 	f := cmd.Flags()
-	f.StringVar(&s.url, "store", store, storeHelp)
+	s.url = store
+	f.Var(&storeValue{urls: &s.url}, "store", storeHelp)
 	f.StringVar(&s.urlFile, "store-file", "", "file whose only line is the URL for --store, for URLs with secrets in them")
 	f.StringVar(&s.passwordFile, "store-password-file", "", "file whose only line is the password of the store's URL; read again for each connection")
 	f.StringVar(&s.namespace, "namespace", "", "put before every resource name in the store: NAMESPACE/name; without a slash")
@@ -45,6 +47,44 @@ func addStoreURL(cmd *cobra.Command, store, storeHelp string) *storeFlags {
 	complete(cmd, "store", backends.Schemes()...)
 	return s
 }
+
+// storeValue is the flag --store: URLs with spaces between them, or one each time that it is given.
+type storeValue struct {
+	urls  *string
+	given bool
+}
+
+func (v *storeValue) String() string {
+	if v.urls == nil {
+		return ""
+	}
+	return *v.urls
+}
+func (v *storeValue) Type() string { return "string" }
+
+// Set implements pflag.Value. The first URL takes the place of the default.
+func (v *storeValue) Set(s string) error {
+	if v.given {
+		return v.Append(s)
+	}
+	*v.urls, v.given = s, true
+	return nil
+}
+
+// Append implements pflag.SliceValue, as the next two do: in the configuration file it may be a list.
+func (v *storeValue) Append(s string) error {
+	*v.urls += " " + s
+	return nil
+}
+
+// Replace implements pflag.SliceValue.
+func (v *storeValue) Replace(all []string) error { //nolint:unparam // pflag.SliceValue wants it
+	*v.urls, v.given = strings.Join(all, " "), true
+	return nil
+}
+
+// GetSlice implements pflag.SliceValue.
+func (v *storeValue) GetSlice() []string { return backends.URLs(*v.urls) }
 
 // instead says that with these flags a command needs no sidecar. What the
 // configuration file says of a store is for serve. A socket on the command line wins over a

@@ -31,6 +31,22 @@ func newLevel(name, help string, read func(session.Info) float64) level {
 	return level{prometheus.NewDesc(prometheus.BuildFQName(namespace, "", name), help, nil, nil), read}
 }
 
+// shardLevels is a collector of which shards are there.
+type shardLevels struct{ read func() map[string]bool }
+
+var shardUp = prometheus.NewDesc(prometheus.BuildFQName(namespace, "", "shard_up"),
+	"1 while the sidecar has a lease at the shard, and locks there can be granted; only where the store is made of shards.", []string{"shard"}, nil)
+
+// Describe implements prometheus.Collector.
+func (shardLevels) Describe(out chan<- *prometheus.Desc) { out <- shardUp }
+
+// Collect implements prometheus.Collector.
+func (s shardLevels) Collect(out chan<- prometheus.Metric) {
+	for name, up := range s.read() {
+		out <- prometheus.MustNewConstMetric(shardUp, prometheus.GaugeValue, oneIf(up), name)
+	}
+}
+
 func oneIf(b bool) float64 {
 	if b {
 		return 1

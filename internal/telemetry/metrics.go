@@ -161,6 +161,12 @@ func (m *Metrics) WatchArbiter(read func() (saved, contended uint64, parked int)
 		}, func() float64 { _, _, parked := read(); return float64(parked) }))
 }
 
+// WatchShards adds the metric of the shards. read tells of each whether it is there; none: there are
+// no shards. It is called once.
+func (m *Metrics) WatchShards(read func() map[string]bool) {
+	m.registry.MustRegister(shardLevels{read})
+}
+
 // Yielded is told of locks that were handed on to another sidecar.
 func (m *Metrics) Yielded(took time.Duration) { m.yield.Observe(took.Seconds()) }
 
