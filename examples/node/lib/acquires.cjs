@@ -27,6 +27,7 @@ class Acquires {
     call.order = ++this.#lastOrder;
     if (this.#isCrowded(call)) {
       this.#queueOf(call).add(call);
+      this.#stuck &&= this.#asked.has(call.ask.what);
       return false;
     }
     this.#leaves(call);

@@ -112,6 +112,20 @@ test('what nobody asks for any more gets through before those who came earlier',
   assert.deepEqual([acquires.next(), acquires.next()], [queue[0], undefined]);
 });
 
+test('what had to queue because there was no room gets through as soon as there is some', () => {
+  const acquires = new Acquires();
+  const ask = (what) => ({ ask: { what, wait: undefined } });
+  const on = numbers(800).map(() => ask('busy'));
+  on.forEach((call) => assert.equal(acquires.enter(call), true));
+  assert.equal(acquires.enter(ask('busy')), false);
+  assert.equal(acquires.next(), undefined); // looked through in vain
+  numbers(200).forEach((i) => assert.equal(acquires.enter(ask(`r${i}`)), true));
+  const free = ask('free');
+  assert.equal(acquires.enter(free), false);
+  acquires.answered(on[0]);
+  assert.equal(acquires.next(), free);
+});
+
 test('what was not sent when its sidecar went goes to the next session, with what is left of its wait', async (t) => {
   const { client, asked, hangUp } = await scripted(t, { countedAt: `${now() / 1e3}s` });
   await client.open();

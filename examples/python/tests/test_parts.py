@@ -320,6 +320,21 @@ def test_what_nobody_asks_for_any_more_gets_through_before_those_who_came_earlie
     assert sent_after(others[100]) == ["busy"]
 
 
+def test_what_had_to_queue_because_there_was_no_room_gets_through_as_soon_as_there_is_some() -> None:
+    sidecar = OneSidecar()
+    busy = [sidecar.ask("busy") for _ in range(801)]
+    sidecar.answer_grant(busy[0], 9, boot_time())
+    sidecar.ask("busy")
+    sidecar.answer_grant(sidecar.ask("other"), 9, boot_time())  # what queues is looked through in vain
+    for n in range(200):
+        sidecar.ask(f"r{n}")
+    sidecar.sent()
+    sidecar.ask("free")
+    assert not sidecar.sent()
+    sidecar.answer_grant(busy[1], 9, boot_time())
+    assert [m["acquire"]["resource"] for m in sidecar.sent()] == ["free"]
+
+
 def test_who_is_refused_keeps_its_place_before_those_who_came_later() -> None:
     sidecar = OneSidecar()
     calls = [sidecar.ask(resource) for resource in "abcd"]

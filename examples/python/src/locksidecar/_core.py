@@ -159,7 +159,9 @@ class Core:
         self._send(call)
 
     def _queue(self, call: Call) -> None:
+        assert call.wanted is not None
         insort(self._waiting, call, key=lambda one: one.place)
+        self._stuck = self._stuck and call.wanted.resources in self._asking
 
     def _crowded(self, wanted: Wanted) -> bool:
         total = len(self.calls)

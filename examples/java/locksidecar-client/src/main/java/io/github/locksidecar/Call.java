@@ -22,6 +22,9 @@ final class Call {
   /** Nothing before it was sent. */
   String id = "";
 
+  /** Of an acquire: its place among those that were asked for. */
+  long order;
+
   /** How many bytes the session has had to send when all of this one is sent. */
   long sentAt = Long.MAX_VALUE;
 

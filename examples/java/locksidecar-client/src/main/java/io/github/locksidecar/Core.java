@@ -2,8 +2,6 @@ package io.github.locksidecar;
 
 import java.io.ByteArrayOutputStream;
 import java.time.Duration;
-import java.util.ArrayDeque;
-import java.util.Deque;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -28,15 +26,6 @@ final class Core {
   /** After so long without a word, somebody who waits makes the session ask whether the sidecar is there. */
   static final long PING_AFTER = TimeUnit.SECONDS.toNanos(5);
 
-  /** So many acquires of one session the sidecar takes at a time, unless it says otherwise. */
-  private static final int MOST_ASKING = 1000;
-
-  /**
-   * From here on an acquire queues in the client where another for the same resource is on its way. One
-   * for a resource of which none is still gets through: its holder may wait for nothing else.
-   */
-  private static final int MANY_ASKING = 800;
-
   /** The sidecar ends a connection at a longer line, and with it all that the session holds. */
   private static final int LONGEST_LINE = 64 << 10;
 
@@ -50,9 +39,7 @@ final class Core {
 
   private final Lines lines = new Lines();
   private final Map<String, Call> calls = new HashMap<>();
-  private final Map<List<String>, Integer> asking = new HashMap<>(); // acquires on their way, by what they ask for
-  private final Deque<Call> queued = new ArrayDeque<>(); // acquires that were not sent yet
-  private int most = MOST_ASKING;
+  private final Acquires acquires = new Acquires();
   private final ByteArrayOutputStream out = new ByteArrayOutputStream();
   private volatile boolean hasOutput;
   private long bytes; // that were ever to be sent
@@ -74,7 +61,7 @@ final class Core {
     this.clock = clock;
     this.callbacks = callbacks;
     this.onDraining = onDraining;
-    this.holds = new Holds(mu, clock, callbacks);
+    this.holds = new Holds(mu, clock, callbacks, acquires);
     this.heard = clock.nanoTime();
     this.looksAtCalls = heard + OVERDUE;
   }
@@ -89,21 +76,27 @@ final class Core {
       return;
     }
     c.posted = clock.nanoTime();
-    if (c.wanted == null || !isCrowded(c.wanted)) {
+    if (c.wanted == null || acquires.enter(c)) {
       send(c);
-    } else if (c.wanted.isTry()) {
-      queued.addFirst(c);
     } else {
-      queued.addLast(c);
-      looksAtCalls = c.wanted.patience() == 0 ? looksAtCalls : Math.min(looksAtCalls, c.posted + c.wanted.patience());
+      boundWait(c);
     }
   }
 
-  private boolean isCrowded(LockRequest q) {
-    int all = holds.asking();
-    return all >= most || all >= MANY_ASKING && asking.containsKey(q.resources());
+  /** Sees to it that a wait ends in time while it queues here. */
+  private void boundWait(Call c) {
+    if (c.wanted.patience() > 0) {
+      looksAtCalls = Math.min(looksAtCalls, c.posted + c.wanted.patience());
+    }
   }
 
+  private void sendQueued() {
+    for (Call c = acquires.next(); c != null; c = acquires.next()) {
+      send(c);
+    }
+  }
+
+  /** Sends it; an acquire is on its way for Acquires. */
   private void send(Call c) {
     if (c.wanted != null && c.wanted.patience() > 0) { // it may have queued here
       long left = c.wanted.patience() - (clock.nanoTime() - c.posted);
@@ -114,15 +107,14 @@ final class Core {
     if (line.length > LONGEST_LINE) {
       String message = "the request is longer than " + LONGEST_LINE + " bytes";
       c.answer.completeExceptionally(SidecarException.invalid(c.kind, message));
+      if (c.wanted != null) {
+        acquires.answered(c);
+      }
       return;
     }
     c.id = id;
     c.sent = clock.atLeast();
     calls.put(id, c);
-    if (c.wanted != null) {
-      holds.asked();
-      asking.merge(c.wanted.resources(), 1, Integer::sum);
-    }
     out.writeBytes(line);
     bytes += line.length;
     c.sentAt = bytes;
@@ -148,7 +140,7 @@ final class Core {
       return;
     }
     c.abandoned = true;
-    if (queued.remove(c)) {
+    if (c.wanted != null && acquires.drop(c)) {
       return;
     }
     if (c.held != null && !c.attaches()) { // and the caller had left before
@@ -211,27 +203,41 @@ final class Core {
       return;
     }
     if (m.has("error")) {
-      refused(c, SidecarException.read(m.object("error")));
+      SidecarException why = SidecarException.read(m.object("error"));
+      if (isTooMany(c, why)) {
+        queueAgain(c, why);
+        return; // one that is answered makes room
+      }
+      refused(c, why);
     } else {
       answered(c, m);
     }
     if (c.wanted != null) {
+      acquires.answered(c);
       holds.answered();
-      asking.computeIfPresent(c.wanted.resources(), (r, n) -> n == 1 ? null : n - 1);
-      while (!queued.isEmpty() && !isCrowded(queued.peekFirst().wanted)) {
-        send(queued.removeFirst());
-      }
+      sendQueued();
     }
   }
 
-  private void refused(Call c, SidecarException why) {
+  /** Tells whether the sidecar takes fewer acquires at a time than are on their way. */
+  private boolean isTooMany(Call c, SidecarException why) {
     String limit = why.metadata().getOrDefault("limit", "");
-    boolean full = why instanceof LimitExceededException && (limit.equals("waiters") || limit.equals("requests in flight"));
-    if (full && c.wanted != null && !c.abandoned && holds.asking() > 1) { // fewer than usual: the rest queues here
-      most = Math.max(1, Math.min(most, holds.asking() - 1));
-      queued.addLast(c);
-      return;
-    }
+    return c.wanted != null
+        && !c.abandoned
+        && acquires.size() > 1
+        && why instanceof LimitExceededException
+        && (limit.equals("waiters") || limit.equals("requests in flight"));
+  }
+
+  private void queueAgain(Call c, SidecarException why) {
+    String max = why.metadata().getOrDefault("max", "");
+    acquires.refused(c, max.matches("[0-9]{1,9}") ? Integer.parseInt(max) : 0);
+    c.id = "";
+    c.sentAt = Long.MAX_VALUE; // the sidecar knows nothing of it: another session will do
+    boundWait(c);
+  }
+
+  private void refused(Call c, SidecarException why) {
     if (c.about != null) {
       holds.refused(c.about, why);
     }
@@ -313,15 +319,13 @@ final class Core {
     holds.end(lostReason, message);
     List<Call> waiting = waiting();
     calls.clear();
-    queued.clear();
-    asking.clear();
     waiting.forEach(c -> c.answer.completeExceptionally(why));
     return true;
   }
 
   /** All that are not answered. */
   private List<Call> waiting() {
-    return Stream.concat(calls.values().stream(), queued.stream()).toList();
+    return Stream.concat(calls.values().stream(), acquires.queued().stream()).toList();
   }
 
   // --- time
@@ -359,7 +363,7 @@ final class Core {
         continue; // given up before
       }
       if (limit != 0 && c.posted + limit - now <= 0) {
-        giveUp(c, silent());
+        giveUp(c, c.wanted != null && acquires.isQueued(c) ? full() : silent());
         continue;
       }
       waits |= c.wanted != null;
@@ -367,7 +371,7 @@ final class Core {
         looksAtCalls = Math.min(looksAtCalls, c.posted + limit);
       }
     }
-    for (Call c : List.copyOf(queued)) {
+    for (Call c : acquires.queued()) {
       long patience = c.wanted.patience();
       if (patience > 0 && c.posted + patience - now <= 0) {
         String message = "the wait is over: too many of this process wait before this one";
@@ -391,6 +395,12 @@ final class Core {
 
   private SidecarException silent() {
     return SidecarUnavailableException.silent("the sidecar at " + sidecar);
+  }
+
+  /** Of a try that has queued here for as long as the sidecar may take to answer one. */
+  private SidecarException full() {
+    String message = "more of this process wait than the sidecar takes at a time, and none of them was answered";
+    return SidecarException.of("LIMIT_EXCEEDED", message, Map.of("limit", "waiters", "max", Integer.toString(acquires.most())));
   }
 
   private void giveUp(Call c, SidecarException why) {

@@ -25,15 +25,13 @@ final class Holds {
   private final ReentrantLock mu;
   private final BootClock clock;
   private final Executor callbacks;
+  private final Acquires acquires;
 
   private final SidecarClock sidecarClock = new SidecarClock();
   private final Map<String, Held> holds = new HashMap<>();
 
   /** Losses of locks whose grants may still be on their way to another thread's acquire. */
   private final Map<String, Json> early = new HashMap<>();
-
-  /** How many acquires are in flight. */
-  private int asking;
 
   /** See silentAt. */
   private long slack;
@@ -49,10 +47,11 @@ final class Holds {
   /** When the next end may have come; on our clock. */
   private long looksAt = Long.MAX_VALUE;
 
-  Holds(ReentrantLock mu, BootClock clock, Executor callbacks) {
+  Holds(ReentrantLock mu, BootClock clock, Executor callbacks, Acquires acquires) {
     this.mu = mu;
     this.clock = clock;
     this.callbacks = callbacks;
+    this.acquires = acquires;
   }
 
   // --- what the sidecar says
@@ -63,19 +62,9 @@ final class Holds {
     slack = Math.min(MAX_SLACK, margin / 2);
   }
 
-  /** How many acquires are on their way. */
-  int asking() {
-    return asking;
-  }
-
-  /** An acquire is about to be sent. */
-  void asked() {
-    asking++;
-  }
-
   /** An acquire was answered, and what the answer says was noted. */
   void answered() {
-    if (--asking == 0) {
+    if (acquires.size() == 0) {
       early.clear();
     }
   }
@@ -163,7 +152,7 @@ final class Holds {
   }
 
   void lost(Json lost) {
-    if (asking > 0) { // also of a known hold: who re-enters it may have a grant on its way
+    if (acquires.size() > 0) { // also of a known hold: who re-enters it may have a grant on its way
       early.put(lost.text("lockId"), lost);
     }
     Held h = holds.get(lost.text("lockId"));

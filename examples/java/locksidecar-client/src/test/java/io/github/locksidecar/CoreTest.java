@@ -3,88 +3,15 @@ package io.github.locksidecar;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNull;
-import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
-import java.util.ArrayList;
 import java.util.List;
-import java.util.concurrent.CompletionException;
-import java.util.concurrent.atomic.AtomicInteger;
-import java.util.concurrent.atomic.AtomicLong;
-import org.junit.jupiter.api.AfterEach;
-import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 
-/** The protocol without a sidecar: what it says is written here, on a clock that the test moves. */
-class CoreTest {
-  static final long S = 1_000_000_000L;
-  static final long MS = 1_000_000L;
-
-  final AtomicLong nano = new AtomicLong(50 * S);
-  final BootClock clock = new BootClock(nano::get, nano::get);
-  final AtomicInteger draining = new AtomicInteger();
-  final Core core = new Core("/s", clock, Runnable::run, draining::incrementAndGet);
-
-  @BeforeEach
-  void open() {
-    core.mu.lock();
-    Call c = Call.opening(new Json());
-    core.post(c);
-    assertEquals(List.of("{\"requestId\":\"1\",\"open\":{}}"), sent());
-    says("{'requestId':'1','opened':{'sessionId':'x','leaseTtl':'10s','leaseMargin':'1s','countedAt':'" + now() + "'}}");
-    assertTrue(core.isOpened());
-  }
-
-  @AfterEach
-  void close() {
-    core.mu.unlock();
-  }
-
-  String now() {
-    return Times.format(Duration.ofNanos(nano.get()));
-  }
-
-  void says(String... lines) {
-    for (String line : lines) {
-      byte[] b = (line.replace('\'', '"') + "\n").getBytes(StandardCharsets.UTF_8);
-      core.feed(b, b.length);
-    }
-  }
-
-  List<String> sent() {
-    assertTrue(core.hasOutput());
-    List<String> lines = new ArrayList<>(new String(core.output(), StandardCharsets.UTF_8).lines().toList());
-    assertFalse(core.hasOutput());
-    return lines;
-  }
-
-  Call acquire(Duration wait) {
-    LockRequest q = new LockRequest(List.of("r"), LockMode.EXCLUSIVE);
-    Call c = Call.acquiring(wait == null ? q : q.waiting(wait));
-    core.post(c);
-    return c;
-  }
-
-  void grants(Call c) {
-    says(
-        "{'requestId':'" + c.id + "','granted':{'lockId':'L" + c.id + "','resource':'r','mode':'EXCLUSIVE','fence':'7',"
-            + "'validFor':'9s','count':1,'countedAt':'" + now() + "','parts':[]}}");
-  }
-
-  static void refuses(Core core, Call c, String reason) {
-    String line =
-        "{\"requestId\":\"" + c.id + "\",\"error\":{\"code\":9,\"message\":\"no\",\"details\":[{\"reason\":\"" + reason
-            + "\",\"domain\":\"locksidecar\",\"metadata\":{\"lost_reason\":\"FORCED\"}}]}}\n";
-    core.feed(line.getBytes(StandardCharsets.UTF_8), line.length());
-  }
-
-  static String reasonOf(Call c) {
-    Throwable e = assertThrows(CompletionException.class, c.answer::join).getCause();
-    return ((SidecarException) e).reason();
-  }
-
+/** The protocol: answers, what nobody waits for, time, the end. */
+class CoreTest extends CoreScript {
   @Test
   void answersComeInAnyOrder() {
     Call a = acquire(null);
@@ -266,85 +193,6 @@ class CoreTest {
       nano.addAndGet(core.look());
     }
     assertFalse(core.hasOutput());
-  }
-
-  Call acquire(String resource, Duration wait) {
-    LockRequest q = new LockRequest(List.of(resource), LockMode.EXCLUSIVE);
-    Call c = Call.acquiring(wait == null ? q : q.waiting(wait));
-    core.post(c);
-    return c;
-  }
-
-  /** Above what the sidecar takes at a time, acquires queue here; those for something else get through. */
-  @Test
-  void acquiresQueueAboveTheLimit() {
-    List<Call> all = new ArrayList<>();
-    for (int i = 0; i < 820; i++) {
-      all.add(acquire("r", null));
-    }
-    assertEquals(800, sent().size());
-    Call waits = acquire("r", Duration.ofSeconds(3));
-    Call other = acquire("other", Duration.ofSeconds(60));
-    assertEquals(1, sent().size(), "its holder may wait for nothing else");
-    Call try1 = acquire("r", Duration.ZERO);
-    assertFalse(core.hasOutput());
-    grants(all.get(0));
-    grants(all.get(1));
-    List<String> next = sent(); // 800 are on their way again
-    assertEquals(1, next.size(), next.toString());
-    assertTrue(next.get(0).contains("\"wait\":\"0.0"), "a try goes first: " + next);
-    refuses(core, try1, "LOCK_HELD");
-    nano.addAndGet(2 * S);
-    core.look();
-    assertFalse(waits.answer.isDone());
-    nano.addAndGet(core.look());
-    core.look();
-    assertEquals("WAIT_TIMEOUT", reasonOf(waits));
-    Call late = all.get(819);
-    core.abandon(late);
-    sent();
-    for (Call c : all) {
-      if (!c.id.isEmpty() && !c.answer.isDone()) {
-        grants(c);
-      }
-    }
-    assertEquals("", late.id, "nobody wants it");
-    assertTrue(all.subList(0, 819).stream().allMatch(c -> c.answer.isDone()));
-    assertFalse(other.answer.isDone());
-  }
-
-  /** What is left of a wait is what the sidecar is asked for. */
-  @Test
-  void aWaitThatQueuedIsShorter() {
-    Call first = null;
-    for (int i = 0; i < 800; i++) {
-      first = acquire("r", null);
-    }
-    sent();
-    Call c = acquire("r", Duration.ofSeconds(60));
-    nano.addAndGet(20 * S);
-    grants(first);
-    assertTrue(sent().get(0).contains("\"wait\":\"40.000000000s\""));
-    grants(c);
-    assertEquals("L" + c.id, c.held.id);
-  }
-
-  @Test
-  void aSidecarThatTakesFewer() {
-    Call a = acquire("a", null);
-    Call b = acquire("b", null);
-    sent();
-    says(
-        "{'requestId':'" + b.id + "','error':{'code':8,'message':'full','details':[{'reason':'LIMIT_EXCEEDED',"
-            + "'domain':'locksidecar','metadata':{'limit':'waiters','max':'1'}}]}}");
-    assertFalse(b.answer.isDone() || core.hasOutput());
-    Call c = acquire("c", null);
-    assertFalse(core.hasOutput());
-    grants(a);
-    assertEquals(1, sent().size());
-    grants(b);
-    grants(c);
-    assertTrue(b.answer.isDone() && c.answer.isDone());
   }
 
   @Test

@@ -26,7 +26,8 @@ class HoldsTest {
   final AtomicLong suspended = new AtomicLong();
   final BootClock clock = new BootClock(() -> now(), nano::get);
   final ReentrantLock mu = new ReentrantLock();
-  final Holds holds = new Holds(mu, clock, Runnable::run);
+  final Acquires acquires = new Acquires();
+  final Holds holds = new Holds(mu, clock, Runnable::run, acquires);
   final List<String> told = new ArrayList<>();
 
   long now() {
@@ -60,14 +61,26 @@ class HoldsTest {
   Held grant(String id, long validFor, long maxHold) {
     LockRequest q = new LockRequest(List.of("r"), LockMode.EXCLUSIVE);
     Call c = Call.acquiring(maxHold == 0 ? q : q.lasting(Duration.ofNanos(maxHold)));
-    holds.asked();
+    acquires.enter(c);
     c.sent = clock.atLeast();
     Json g = new Json().with("lockId", id).with("resource", "r").with("mode", "EXCLUSIVE");
     g.with("fence", "7").with("countedAt", at(now())).with("validFor", d(validFor));
     Held h = holds.granted(c, g);
-    holds.answered();
+    answered(c);
     holds.listen(h, new Held.Listener(null, () -> told.add(id + " " + holds.problem(h).lostReason())));
     return h;
+  }
+
+  /** Another thread's acquire is on its way. */
+  Call asks() {
+    Call c = Call.acquiring(new LockRequest(List.of("r"), LockMode.EXCLUSIVE));
+    acquires.enter(c);
+    return c;
+  }
+
+  void answered(Call c) {
+    acquires.answered(c);
+    holds.answered();
   }
 
   void news(long countedAt, long validFor) {
@@ -168,22 +181,22 @@ class HoldsTest {
 
   @Test
   void aLossMayComeBeforeItsGrant() {
-    holds.asked(); // another thread's acquire is on its way
+    Call other = asks();
     holds.lost(lost("a", "FORCED", 0));
     assertEquals("FORCED", holds.problem(grant("a", 9 * S, 0)).lostReason());
-    holds.answered();
+    answered(other);
     assertNull(holds.problem(grant("a", 9 * S, 0)), "that was another time");
   }
 
   @Test
   void aLossOfWhatIsHeldCountsForWhoReentersIt() {
     Held first = grant("a", 9 * S, 0);
-    holds.asked(); // on its way, and granted before the loss
+    Call other = asks(); // and is granted before the loss
     holds.lost(lost("a", "FORCED", 0));
     Held second = grant("a", 9 * S, 0);
     assertEquals("FORCED", holds.problem(first).lostReason());
     assertEquals("FORCED", holds.problem(second).lostReason());
-    holds.answered();
+    answered(other);
   }
 
   @Test
