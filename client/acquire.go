@@ -64,7 +64,9 @@ type AcquireOptions struct {
 //	ErrAlreadyDone, ErrAttemptsExhausted: see Once. OutcomeOf tells what was found.
 //	ErrUnsupported: Once, and the store keeps no outcomes; or Limit, MinHold or Detachable, and it cannot.
 //	ErrInvalidRequest: also a Limit other than that of those who hold permits now.
-//	ErrUpgradeRefused, ErrLimitExceeded, ErrStoreUnavailable,
+//	ErrLimitExceeded: the session holds as much as it may; or NoWait, and for 5s the sidecar had
+//	  no room for one more acquire of this session. Others queue in the client then.
+//	ErrUpgradeRefused, ErrStoreUnavailable,
 //	ErrLockLost: an administrator took the request out of the queue.
 //	Session.Err: the session has ended.
 func (s *Session) Acquire(ctx context.Context, resource string, o AcquireOptions) (*Lock, error) {
@@ -114,7 +116,10 @@ func (s *Session) acquire(ctx context.Context, q *pb.AcquireRequest, resources [
 		q.MinHold = durationpb.New(o.MinHold)
 	}
 	c := newCall()
-	c.acquire, c.resources, c.maxHold = true, resources, o.MaxHold
+	c.acquire, c.resources, c.maxHold, c.patience = true, resources, o.MaxHold, max(o.Wait, NoWait)
+	if o.Wait > 0 {
+		c.deadline = bootTime() + o.Wait
+	}
 	if _, err := s.do(ctx, c, &pb.SessionRequest{Request: &pb.SessionRequest_Acquire{Acquire: q}}); err != nil {
 		return nil, fmt.Errorf("acquire %q: %w", strings.Join(resources, ", "), err)
 	}
@@ -285,7 +290,7 @@ const fewEarly = 64
 // remember keeps a loss that may have overtaken a grant. Where acquires are always
 // in flight it is forgotten when none asks for its resource. s.mu is held.
 func (s *Session) remember(l *pb.Lost) {
-	if s.asking == 0 {
+	if s.acquires.size == 0 {
 		return
 	}
 	if s.early == nil {
@@ -296,7 +301,7 @@ func (s *Session) remember(l *pb.Lost) {
 	if len(s.early) < s.crowded {
 		return
 	}
-	asked := make(map[string]bool, s.asking)
+	asked := make(map[string]bool, len(s.acquires.asked))
 	for _, c := range s.calls {
 		if c.attaches { // nobody knows what
 			return

@@ -49,7 +49,7 @@ func (s *Session) Attach(ctx context.Context, handle string) (*Lock, error) {
 		return nil, err
 	}
 	c := newCall()
-	c.acquire, c.attaches = true, true
+	c.acquire, c.attaches, c.patience = true, true, NoWait
 	q := &pb.AcquireRequest{Handle: handle}
 	if handle == "" { // it would be a request for a resource without a name
 		return nil, &Error{Reason: "INVALID_REQUEST", Message: "handle is empty", Metadata: map[string]string{"field": "handle"}}

@@ -297,7 +297,7 @@ func TestLookingForEarlyLosses(t *testing.T) {
 		c := newCall()
 		c.acquire, c.resources = true, []string{fmt.Sprint(i)}
 		s.calls[c.resources[0]] = c
-		s.asking++
+		s.acquires.size++
 	}
 	others := 0
 	other := func() {
@@ -380,6 +380,7 @@ func TestGrantBesideTheEndOfItsContext(t *testing.T) {
 		s.outbox.busy = true // nobody sends
 		c := newCall()
 		c.acquire = true
+		s.acquires.enter(c)
 		s.post(c, &pb.SessionRequest{})
 		s.outbox.queue = nil // but that is sent
 		s.hear(&pb.SessionResponse{RequestId: c.id, Response: &pb.SessionResponse_Granted{Granted: &pb.Grant{

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"runtime"
@@ -30,6 +31,12 @@ func (s *Session) do(ctx context.Context, c *call, q *pb.SessionRequest) (*pb.Se
 		s.mu.Unlock()
 		return nil, s.err
 	}
+	if c.acquire && !s.acquires.enter(c) {
+		c.request = q
+		s.boundWait(c)
+		s.mu.Unlock()
+		return s.wait(ctx, c)
+	}
 	send := s.post(c, q)
 	s.unlockAndSend(send)
 	return s.wait(ctx, c)
@@ -56,9 +63,6 @@ func (s *Session) post(c *call, q *pb.SessionRequest) (send bool) {
 	q.RequestId = c.id
 	c.request, c.sent = q, bootTime()
 	s.calls[c.id] = c
-	if c.acquire {
-		s.asking++
-	}
 	b := &s.outbox
 	b.queue = append(b.queue, c)
 	if b.busy {
@@ -147,7 +151,7 @@ func (s *Session) wait(ctx context.Context, c *call) (*pb.SessionResponse, error
 	select {
 	case a, ok := <-c.answer:
 		if !ok {
-			return nil, s.Err()
+			return nil, cmp.Or(c.failed, s.Err())
 		}
 		if st := a.GetError(); st != nil {
 			return nil, fromStatus(st)
@@ -166,6 +170,8 @@ func (s *Session) leave(c *call) {
 	switch {
 	case c.lock != nil: // granted, and the caller took the end of ctx instead
 		s.giveBack(c)
+	case c.acquire && s.acquires.drop(c): // it was not sent
+		c.leavesQueue()
 	case s.calls[c.id] != c || c.release != nil: // answered, or must go on
 	case s.withdraw(c):
 		s.forget(c)
@@ -194,8 +200,9 @@ func (s *Session) withdraw(c *call) bool {
 func (s *Session) forget(c *call) {
 	delete(s.calls, c.id)
 	if c.acquire {
-		if s.asking--; s.asking == 0 {
+		if s.acquires.answered(c); s.acquires.size == 0 {
 			clear(s.early)
 		}
+		s.sendQueued()
 	}
 }

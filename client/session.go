@@ -36,22 +36,22 @@ type Session struct {
 	done     chan struct{}
 	draining chan struct{}
 
-	mu      sync.Mutex
-	outbox  outbox
-	reading reading
-	lastID  uint64
-	calls   map[string]*call
-	locks   map[string]*Lock         // those that are held
-	limits  map[string]time.Duration // Lock.limit of those that the sidecar knows as held, as far as they have one
-	asking  int                      // acquires in calls
-	early   map[string]*pb.Lost      // losses that may have overtaken a grant; only while asking
-	crowded int                      // so many of them are looked through
-	news    leaseNews                // the latest
-	clock   sidecarClock
-	margin  time.Duration
-	timer   *time.Timer // looks whether a hold is over; nil until there is a lock
-	looksAt time.Duration
-	err     error // why the session ended
+	mu       sync.Mutex
+	outbox   outbox
+	acquires acquires
+	reading  reading
+	lastID   uint64
+	calls    map[string]*call
+	locks    map[string]*Lock         // those that are held
+	limits   map[string]time.Duration // Lock.limit of those that the sidecar knows as held, as far as they have one
+	early    map[string]*pb.Lost      // losses that may have overtaken a grant; only while acquires are on their way
+	crowded  int                      // so many of them are looked through
+	news     leaseNews                // the latest
+	clock    sidecarClock
+	margin   time.Duration
+	timer    *time.Timer // looks whether a hold is over; nil until there is a lock
+	looksAt  time.Duration
+	err      error // why the session ended
 }
 
 // leaseNews is what the sidecar said last about all holds of the session: when it
@@ -71,9 +71,15 @@ type call struct {
 	detaches  bool  // detached: its handle is lost where nobody waits for it
 	attaches  bool
 	conclude  *Lock // whose outcome is told
+	abandoned bool  // the caller has left: nobody wants the lock
+
 	acquire   bool
-	resources []string // of an acquire
-	abandoned bool     // the caller has left: nobody wants the lock
+	resources []string      // of an acquire, as the following
+	patience  time.Duration // AcquireOptions.Wait
+	deadline  time.Duration // of the wait, where it has one
+	place     uint64        // among those that were asked for
+	due       *time.Timer   // ends the wait while it queues in the client
+	failed    error         // why it was not sent; set before answer is closed
 }
 
 func newCall() *call { return &call{answer: make(chan *pb.SessionResponse, 1)} }
@@ -222,6 +228,10 @@ func (s *Session) end(why error, reason, message string) {
 		delete(s.calls, id)
 		close(c.answer)
 	}
+	for _, c := range s.acquires.clear() {
+		c.leavesQueue()
+		close(c.answer)
+	}
 	s.outbox.queue = nil
 	s.interrupt(s.reading.caller)
 	s.wakeReceiver() // what is left to read is the end
@@ -246,6 +256,10 @@ func (s *Session) answered(m *pb.SessionResponse) {
 		s.granted(c, r.Granted)
 	case *pb.SessionResponse_Error:
 		switch l := c.changes; {
+		case c.acquire:
+			if s.queueAgain(c, fromStatus(r.Error)) {
+				return
+			}
 		case c.release != nil:
 			s.notHeld(c.release, fromStatus(r.Error))
 		case c.conclude != nil:
