@@ -40,7 +40,7 @@ var rustBuilt = sync.OnceValues(func() (map[string]string, error) {
 			return nil, err
 		}
 	}
-	for _, name := range []string{"lib", "client", "contract"} {
+	for _, name := range []string{"lib", "client", "contract", "crowd"} {
 		if programs[name] == "" {
 			return nil, fmt.Errorf("build the Rust client: cargo names no program of %s.rs:\n%s", name, out)
 		}
@@ -52,7 +52,7 @@ func TestRust(t *testing.T) {
 	t.Parallel()
 	env := stores(t)
 	programs := buildRust(t)
-	for _, name := range []string{"client", "contract"} {
+	for _, name := range []string{"client", "contract", "crowd"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			tap(t, "rust", env, programs[name])

@@ -89,6 +89,11 @@ impl Error {
         e
     }
 
+    pub(crate) fn with(mut self, key: &str, value: impl Into<String>) -> Error {
+        self.metadata.insert(key.into(), value.into());
+        self
+    }
+
     /// Reads an error of the API.
     pub(crate) fn explain(status: &Json) -> Error {
         let info = status.get("details").items().first().cloned().unwrap_or(Json::Null);

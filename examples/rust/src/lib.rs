@@ -18,6 +18,7 @@
 #[doc = include_str!("../README.md")]
 struct ReadMe;
 
+mod acquires;
 mod detached;
 mod error;
 mod held;

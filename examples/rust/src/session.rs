@@ -1,9 +1,10 @@
 //! One app session: a connection with lines of JSON. When it ends, at either end, all its locks
 //! are lost. What a line says is carried out when it is read, in the order of the lines.
 
+use crate::acquires::{full, Acquires, Asked};
 use crate::error::{Error, Kind};
 use crate::json::Json;
-use crate::state::{release_handle, take, tell, Call, Hold, Later, Listener, Locked, Outcome, State, Undo};
+use crate::state::{line, release_handle, take, tell, Call, Hold, Later, Listener, Locked, Outcome, State, Undo};
 use crate::sys::{self, now};
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read};
@@ -88,7 +89,7 @@ impl Session {
             calls: HashMap::new(),
             holds: HashMap::new(),
             early: HashMap::new(),
-            asking: 0,
+            acquires: Acquires::new(),
             last_id: 0,
             difference: f64::NEG_INFINITY,
             news: (f64::NEG_INFINITY, f64::NEG_INFINITY),
@@ -132,7 +133,7 @@ impl Session {
 
     // Requests.
 
-    /// Sends it, and gives its id. It does not wait, also where the sidecar does not read.
+    /// Sends it, or lets it queue here, and gives its id. It does not wait, also where the sidecar does not read.
     pub fn post(self: &Arc<Self>, ask: Ask) -> Result<u64, Error> {
         let mut s = self.state();
         if let Some(e) = &s.error {
@@ -144,21 +145,21 @@ impl Session {
             return Err(self.silent());
         }
         let id = s.last_id + 1;
-        let mut line = String::new();
-        Json::Fields(vec![("requestId".into(), Json::Text(id.to_string())), (ask.kind.into(), Json::Fields(ask.body))]).write(&mut line);
-        line.push('\n');
+        let asked = acquires.then(|| Asked::new(ask.body.clone()));
+        let line = line(id, ask.kind, ask.body);
         if line.len() > LONGEST {
             return Err(Error::new(Kind::InvalidRequest, format!("the request is longer than {LONGEST} bytes")));
         }
         s.last_id = id;
         let sent = now();
         let deadline = ask.limit.map(|seconds| sent + seconds);
-        s.asking += u32::from(acquires);
+        let queues = asked.as_ref().is_some_and(|asked| !s.acquires.enter(id, &asked.wanted));
         let (about, left, max_hold) = (ask.about, ask.left, ask.max_hold);
-        s.calls.insert(
-            id,
-            Call { acquires, attaches, sent, about, left, max_hold, deadline, abandoned: false, late: false, outcome: None, waker: None },
-        );
+        s.calls
+            .insert(id, Call { asked, attaches, sent, about, left, max_hold, deadline, abandoned: false, late: false, outcome: None, waker: None });
+        if queues {
+            return Ok(id);
+        }
         s.out.extend_from_slice(line.as_bytes());
         self.flush(&mut s);
         match s.error.clone() {
@@ -220,16 +221,19 @@ impl Session {
     pub fn wait(&self, id: u64) -> Outcome {
         let mut s = self.state();
         loop {
+            s.end_wait(id);
             if let Some(outcome) = take(&mut s, id) {
                 return outcome;
             }
-            s = s.wait(&self.changed, Duration::from_secs(3600));
+            let left = s.queue_end(id).map_or(3600.0, |end| end - now()).clamp(0.001, 3600.0);
+            s = s.wait(&self.changed, Duration::from_secs_f64(left));
         }
     }
 
     pub fn poll(&self, id: u64, cx: &mut Context<'_>) -> Poll<Outcome> {
         let waker = cx.waker().clone();
         let mut s = self.state();
+        s.end_wait(id);
         if let Some(outcome) = take(&mut s, id) {
             return Poll::Ready(outcome);
         }
@@ -245,6 +249,13 @@ impl Session {
 
     /// Sees to it that nobody keeps what nobody waits for.
     pub fn abandon(self: &Arc<Self>, id: u64) {
+        let dropped = {
+            let mut s = self.state();
+            s.drop_queued(id).then(|| s.calls.remove(&id))
+        };
+        if dropped.is_some() {
+            return; // and its waker is dropped where no mutex is held
+        }
         let attaches = self.state().calls.get(&id).is_some_and(|call| call.attaches);
         match self.forget(id) {
             None => self.cancel(id),
@@ -426,7 +437,7 @@ impl Session {
     /// Notices the ends that have come, of holds and of waits. In so many seconds it must do so again.
     fn tick(self: &Arc<Self>) -> f64 {
         let now = now();
-        let (mut late, mut ping) = (Vec::new(), false);
+        let (mut late, mut over, mut ping) = (Vec::new(), Vec::new(), false);
         let mut nearest = now + MAX_LOOK;
         {
             let mut s = self.state();
@@ -439,6 +450,12 @@ impl Session {
             let quiet = now >= s.heard + PING_AFTER;
             let unanswered = s.ping.is_some_and(|id| s.calls.contains_key(&id));
             for (id, call) in s.calls.iter().filter(|(_, c)| c.outcome.is_none() && !c.abandoned && !c.late) {
+                if let Some(end) = s.queue_end(*id).filter(|end| end.is_finite()) {
+                    if end <= now {
+                        over.push(*id);
+                    }
+                    nearest = nearest.min(end);
+                }
                 match call.deadline {
                     Some(deadline) if deadline <= now => late.push(*id),
                     Some(deadline) => nearest = nearest.min(deadline),
@@ -446,6 +463,7 @@ impl Session {
                     None => ping |= quiet,
                 }
             }
+            over.into_iter().for_each(|id| s.end_wait(id));
             if quiet {
                 s.heard = now; // from here it has as long again
             }
@@ -466,11 +484,17 @@ impl Session {
     fn give_up(self: &Arc<Self>, id: u64) {
         let acquires = {
             let mut s = self.state();
+            let queued = s.drop_queued(id);
+            let full = full(s.acquires.most());
             let State { calls, later, .. } = &mut *s;
             let Some(call) = calls.get_mut(&id) else { return };
+            if queued {
+                call.finish(Err(if call.deadline.is_some() { full } else { self.silent() }), later);
+                return;
+            }
             call.late = true;
             call.finish(Err(self.silent()), later);
-            let (acquires, detaches) = (call.acquires, call.left.as_ref().and(call.about.clone()));
+            let (acquires, detaches) = (call.asked.is_some(), call.left.as_ref().and(call.about.clone()));
             if let Some(hold) = detaches {
                 s.lose_detached(&hold, "nobody waited for it to be detached");
             }
@@ -499,6 +523,7 @@ impl Session {
                 }
             } else if let Ok(id) = id.parse() {
                 undo = s.answered(id, m);
+                self.flush(&mut s); // what has queued here
             }
         }
         self.changed.notify_all();
@@ -538,6 +563,7 @@ impl Session {
             call.finish(Err(problem.unwrap_or_else(|| error.clone())), &mut s.later);
         }
         s.early.clear();
+        s.acquires.clear();
         s.error = Some(error);
         self.changed.notify_all();
         true

@@ -1,6 +1,7 @@
 //! What a session knows: its calls and holds, and what a line of the sidecar changes of them. There is
 //! no input or output here.
 
+use crate::acquires::{Acquires, Asked};
 use crate::error::{Error, Kind};
 use crate::json::Json;
 use crate::sys::now;
@@ -23,8 +24,17 @@ pub(crate) type Outcome = Result<(Json, Option<Arc<Hold>>), Error>;
 /// What undoes an answer that nobody wants any more: the kind of the request, its field, and what that says.
 pub(crate) type Undo = (&'static str, &'static str, String);
 
+/// A request as it is sent.
+pub(crate) fn line(id: u64, kind: &str, body: Vec<(String, Json)>) -> String {
+    let mut line = String::new();
+    Json::Fields(vec![("requestId".into(), Json::Text(id.to_string())), (kind.into(), Json::Fields(body))]).write(&mut line);
+    line.push('\n');
+    line
+}
+
 pub(crate) struct Call {
-    pub acquires: bool,
+    /// Of an acquire.
+    pub asked: Option<Asked>,
     /// What it gets and nobody wants is not released: it is for the next one who has the handle.
     pub attaches: bool,
     pub sent: f64,
@@ -198,7 +208,7 @@ pub(crate) struct State {
     pub holds: HashMap<String, Arc<Hold>>,
     /// Losses that came before their grants; only while an acquire is under way.
     pub early: HashMap<String, Json>,
-    pub asking: u32,
+    pub acquires: Acquires,
     pub last_id: u64,
     /// Of the clocks: ours less the sidecar's, never too large.
     pub difference: f64,
@@ -252,7 +262,14 @@ impl State {
         let mut undo = None;
         let mut outcome = Ok((m.clone(), None));
         if m.get("error").is_some() {
-            outcome = Err(self.refused(&call, Error::explain(m.get("error"))));
+            let error = Error::explain(m.get("error"));
+            if let (true, Some(asked)) = (wanted && self.too_many(&error), &call.asked) {
+                let most = error.metadata("max").and_then(|max| max.parse().ok());
+                self.acquires.refused(id, &asked.wanted, most);
+                self.calls.insert(id, call);
+                return None; // one that is answered makes room
+            }
+            outcome = Err(self.refused(&call, error));
         } else if m.get("opened").is_some() {
             self.slack = MAX_SLACK.min(m.get("opened").get("leaseMargin").seconds() / 2.0);
         } else if m.get("granted").is_some() {
@@ -277,11 +294,12 @@ impl State {
                 h.until = h.until.max(self.moment(grant, grant.get("validFor").seconds()));
             }
         }
-        if call.acquires {
-            self.asking -= 1;
-            if self.asking == 0 {
+        if let Some(asked) = &call.asked {
+            self.acquires.answered(&asked.wanted);
+            if self.acquires.size() == 0 {
                 self.early.clear();
             }
+            self.send_queued();
         }
         if wanted {
             call.finish(outcome, &mut self.later);
@@ -365,7 +383,7 @@ impl State {
             self.jeopardy = *lease.get("jeopardy") == Json::Bool(true);
         } else if lost.is_some() {
             let id = lost.get("lockId").text();
-            if self.asking > 0 {
+            if self.acquires.size() > 0 {
                 self.early.insert(id.into(), lost.clone()); // also of a known hold: who re-enters it may have a grant on its way
             }
             if let Some(hold) = self.holds.get(id).cloned() {

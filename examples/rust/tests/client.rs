@@ -61,10 +61,10 @@ fn unread() {
     sidecar.freeze();
     let asks = client.clone();
     in_time("requests that are not read end", move || {
-        let name = |i| format!("{i}{}", "x".repeat(500));
-        let all: Vec<_> = (0..MANY).map(|i| asks.lock(name(i)).wait(Duration::from_millis(100)).begin().unwrap()).collect();
+        let name = |i, length| format!("{i}{}", "x".repeat(length));
+        let all: Vec<_> = (0..MANY).map(|i| asks.lock(name(i, 500)).wait(Duration::from_millis(100)).begin().unwrap()).collect();
         all.into_iter().for_each(|asked| assert_eq!(kind(asked.wait()), Kind::SidecarSilent));
-        let some = |i| asks.lock(name(i)).begin();
+        let some = |i| asks.lock(name(i, 5000)).begin();
         assert_eq!(kind((0..10 * MANY).map(some).find(Result::is_err).unwrap()), Kind::SidecarSilent, "not for ever");
     });
     sidecar.thaw();
