@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"strings"
 	"time"
@@ -242,7 +241,7 @@ func (s *Session) granted(c *call, g *pb.Grant) {
 	s.endsIn(l.ID, g)
 	l.limit = s.limits[l.ID] // also of a Lock before this one
 	c.lock = l
-	if early := s.early[l.ID]; early != nil {
+	if early := s.early.byID[l.ID]; early != nil {
 		s.lose(l, s.lossOf(early))
 	}
 	if c.abandoned {
@@ -284,34 +283,26 @@ func (s *Session) tellHolds(n *pb.LeaseNews) {
 	}
 }
 
-// fewEarly is how many early losses are not worth looking through.
-const fewEarly = 64
+// mostEarly losses are kept for grants that come after them.
+const mostEarly = 10_000
 
-// remember keeps a loss that may have overtaken a grant. Where acquires are always
-// in flight it is forgotten when none asks for its resource. s.mu is held.
+// remember keeps a loss that may have overtaken a grant, while acquires are on their way. The oldest
+// makes room. s.mu is held.
 func (s *Session) remember(l *pb.Lost) {
 	if s.acquires.size == 0 {
 		return
 	}
-	if s.early == nil {
-		s.early = make(map[string]*pb.Lost)
-		s.crowded = fewEarly
+	if s.early.byID == nil {
+		s.early.byID = make(map[string]*pb.Lost)
 	}
-	s.early[l.GetLockId()] = l
-	if len(s.early) < s.crowded {
-		return
+	if s.early.byID[l.GetLockId()] == nil {
+		s.early.order = append(s.early.order, l.GetLockId())
 	}
-	asked := make(map[string]bool, len(s.acquires.asked))
-	for _, c := range s.calls {
-		if c.attaches { // nobody knows what
-			return
-		}
-		for _, r := range c.resources {
-			asked[r] = true
-		}
+	s.early.byID[l.GetLockId()] = l
+	if len(s.early.order) > mostEarly {
+		delete(s.early.byID, s.early.order[0])
+		s.early.order = s.early.order[1:]
 	}
-	maps.DeleteFunc(s.early, func(_ string, l *pb.Lost) bool { return !asked[l.GetResource()] })
-	s.crowded = max(fewEarly, 2*len(s.early))
 }
 
 // lossOf reads what the sidecar says. s.mu is held.

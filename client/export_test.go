@@ -53,7 +53,7 @@ func Queued(s *Session) int {
 func EarlyLosses(s *Session) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.early)
+	return len(s.early.byID)
 }
 
 // Limits is of how many holds a session keeps the end by their MaxHold.

@@ -288,42 +288,27 @@ func TestGraceOfALoss(t *testing.T) {
 	}
 }
 
-// TestLookingForEarlyLosses: a few are not looked through, and the more are kept, the
-// seldomer.
-func TestLookingForEarlyLosses(t *testing.T) {
+// TestSoManyEarlyLosses: the oldest makes room, and without an acquire on its way there are none.
+func TestSoManyEarlyLosses(t *testing.T) {
 	s := alone(t, func() time.Duration { return time.Hour })
-	const asked = 10 * fewEarly
-	for i := range asked {
-		c := newCall()
-		c.acquire, c.resources = true, []string{fmt.Sprint(i)}
-		s.calls[c.resources[0]] = c
-		s.acquires.size++
+	c := newCall()
+	c.acquire = true
+	s.acquires.enter(c)
+	lost := func(i int) string {
+		id := fmt.Sprint(i)
+		s.remember(&pb.Lost{LockId: id, Resource: "r"})
+		return id
 	}
-	others := 0
-	other := func() {
-		others++
-		s.remember(&pb.Lost{LockId: fmt.Sprint("other", others), Resource: "other"})
+	for i := range mostEarly + 1 {
+		lost(i)
 	}
-	for range fewEarly - 1 {
-		other()
+	last := lost(mostEarly) // told again
+	if s.early.byID["0"] != nil || s.early.byID["1"] == nil || s.early.byID[last] == nil || len(s.early.byID) != mostEarly {
+		t.Errorf("%d losses are kept, and not the last %d", len(s.early.byID), mostEarly)
 	}
-	if len(s.early) != fewEarly-1 {
-		t.Errorf("%d losses of %d are kept: so few are not worth looking through", len(s.early), fewEarly-1)
-	}
-	if other(); len(s.early) != 0 {
-		t.Errorf("%d losses are kept of which none was asked for", len(s.early))
-	}
-	for i := range asked {
-		s.remember(&pb.Lost{LockId: fmt.Sprint(i), Resource: fmt.Sprint(i)})
-	}
-	if len(s.early) != asked || s.crowded <= asked || s.crowded > 2*asked {
-		t.Errorf("%d losses are kept of %d that were asked for, and %d will be looked through", len(s.early), asked, s.crowded)
-	}
-	for range 2 * asked {
-		other()
-	}
-	if len(s.early) >= 2*asked {
-		t.Errorf("%d losses are kept of %d that were asked for", len(s.early), asked)
+	s.forget(c)
+	if lost(1); len(s.early.byID)+len(s.early.order) != 0 {
+		t.Errorf("%d losses are kept for nobody", len(s.early.byID))
 	}
 }
 

@@ -201,7 +201,7 @@ func (s *Session) forget(c *call) {
 	delete(s.calls, c.id)
 	if c.acquire {
 		if s.acquires.answered(c); s.acquires.size == 0 {
-			clear(s.early)
+			s.early = earlyLosses{}
 		}
 		s.sendQueued()
 	}

@@ -44,14 +44,19 @@ type Session struct {
 	calls    map[string]*call
 	locks    map[string]*Lock         // those that are held
 	limits   map[string]time.Duration // Lock.limit of those that the sidecar knows as held, as far as they have one
-	early    map[string]*pb.Lost      // losses that may have overtaken a grant; only while acquires are on their way
-	crowded  int                      // so many of them are looked through
-	news     leaseNews                // the latest
+	early    earlyLosses
+	news     leaseNews // the latest
 	clock    sidecarClock
 	margin   time.Duration
 	timer    *time.Timer // looks whether a hold is over; nil until there is a lock
 	looksAt  time.Duration
 	err      error // why the session ended
+}
+
+// earlyLosses may have overtaken a grant; only while acquires are on their way.
+type earlyLosses struct {
+	byID  map[string]*pb.Lost // by the id of the lock
+	order []string            // of the ids: the oldest first
 }
 
 // leaseNews is what the sidecar said last about all holds of the session: when it

@@ -406,6 +406,7 @@ final class Session
     private const ANSWER_LIMIT = 5.0; // for what the sidecar answers at once, and beyond a wait
     private const PING_AFTER = 5.0; // without a word a wait without end asks whether the sidecar is there
     private const MAX_SLACK = 0.25; // for the sidecar to say that a maxHold is over
+    private const MOST_EARLY = 10_000; // losses that are kept for grants that come after them
 
     public ?SidecarError $error = null; // why it has ended
     public bool $jeopardy = false;
@@ -823,6 +824,9 @@ final class Session
             $lost = $event['lost'];
             if ($this->asking > 0) { // also of a known hold: who re-enters it may have a grant on its way
                 $this->early[$lost['lockId']] = $lost;
+                if (count($this->early) > self::MOST_EARLY) {
+                    unset($this->early[array_key_first($this->early)]); // the oldest
+                }
             }
             if (isset($this->holds[$lost['lockId']])) {
                 $this->lost($this->holds[$lost['lockId']], $lost);

@@ -278,6 +278,7 @@ module Locksidecar
     MAX_LOOK = 1.0 # timers stand still while the machine is suspended; the clock of a hold does not
     MAX_SLACK = 0.25 # for the sidecar to say that a max_hold is over
     LONGEST = 65_536 # the sidecar ends a connection at a longer line
+    MOST_EARLY = 10_000 # losses that are kept for grants that come after them
     MOST_UNSENT = 1 << 20 # bytes: from there on a sidecar that does not read is asked for nothing more
 
     attr_reader :pid, :error, :jeopardy, :draining
@@ -690,13 +691,18 @@ module Locksidecar
         @holds.each_value { |hold| prolong(hold) }
         @jeopardy = lease["jeopardy"] == true
       elsif (lost = event["lost"])
-        @early[lost["lockId"]] = lost if @asking.positive? # also of a known hold: who re-enters it may have a grant on its way
+        remember(lost) if @asking.positive? # also of a known hold: who re-enters it may have a grant on its way
         lost(@holds[lost["lockId"]], lost) if @holds[lost["lockId"]]
       elsif (draining = event["draining"]) && !@draining
         @draining = true
         return [0.0, moment(draining["countedAt"], draining["remaining"].to_f) - Locksidecar.now].max
       end
       nil
+    end
+
+    def remember(lost)
+      @early[lost["lockId"]] = lost
+      @early.shift if @early.size > MOST_EARLY # the oldest
     end
 
     def lost(hold, event)

@@ -363,6 +363,12 @@ tap([
         same(['FORCED', 'FORCED'], array_map(fn($lock) => $lock->lost()?->lostReason(), $locks));
     },
 
+    'so many losses are kept for their grants' => function (): void {
+        $lost = ['lost' => ['lockId' => 'l', 'resource' => 'r', 'fence' => '7', 'reason' => 'FORCED', 'grace' => '1s', 'message' => 'm', 'countedAt' => '1s']];
+        same('FORCED', (new Client(scripted([OPENED, ['event' => $lost, 'others' => 9_999]])))->acquire('r')->lost()?->lostReason());
+        same(null, (new Client(scripted([OPENED, ['event' => $lost, 'others' => 10_000]])))->acquire('r')->lost()); // it is the oldest
+    },
+
     'a sidecar that hangs up before it has answered is called again' => function (): void {
         same(7, (new Client(scripted([null, null, OPENED, GRANTED])))->acquire('r')->fence);
         fails('SIDECAR_GONE', fn() => (new Client(scripted([null, OPENED, GRANTED]), connectTimeout: 0.0))->acquire('r'));

@@ -47,8 +47,11 @@ function scripted(array $answers): string
                     $stream = stream_socket_accept($server, PATIENCE);
                     continue;
                 }
-                fwrite($stream, json_encode(isset($answer['event']) ? $answer : ['requestId' => $id] + $answer) . "\n");
-                if (isset($answer['event'])) { // and then the answer
+                fwrite($stream, json_encode(isset($answer['event']) ? ['event' => $answer['event']] : ['requestId' => $id] + $answer) . "\n");
+                if (isset($answer['event'])) { // and then so many losses of others, and the answer
+                    for ($i = 0; $i < ($answer['others'] ?? 0); $i++) {
+                        fwrite($stream, json_encode(['event' => ['lost' => ['lockId' => "other $i"] + $answer['event']['lost']]]) . "\n");
+                    }
                     fwrite($stream, json_encode(['requestId' => $id] + GRANTED) . "\n");
                 }
             }

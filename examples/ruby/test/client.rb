@@ -71,8 +71,10 @@ def scripted(*answers)
       if answer.nil?
         client.close if request # not where nothing came
         client = server.accept
-      elsif answer[:event] # and then the answer
-        client.puts(JSON.generate(answer), JSON.generate({ **id, **GRANTED }))
+      elsif answer[:event] # and then so many losses of others, and the answer
+        client.puts(JSON.generate({ event: answer[:event] }))
+        answer.fetch(:others, 0).times { |i| client.puts(JSON.generate({ event: { lost: { **answer[:event][:lost], lockId: "other #{i}" } } })) }
+        client.puts(JSON.generate({ **id, **GRANTED }))
       else
         client.puts(JSON.generate({ **id, **answer }))
       end
@@ -376,6 +378,12 @@ tap_all({
     client = Client.new(socket: scripted(OPENED, GRANTED, { event: { lost: lost } }))
     locks = Array.new(2) { client.acquire("r", owner: "me", reentrant: true) } # the second re-enters what is lost
     same(%w[FORCED FORCED], locks.map { |lock| lock.lost&.lost_reason })
+  },
+
+  "so many losses are kept for their grants" => lambda {
+    lost = { lockId: "l", resource: "r", fence: "7", reason: "FORCED", grace: "1s", message: "m", countedAt: "1s" }
+    same("FORCED", Client.new(socket: scripted(OPENED, { event: { lost: lost }, others: 9_999 })).acquire("r").lost&.lost_reason)
+    same(nil, Client.new(socket: scripted(OPENED, { event: { lost: lost }, others: 10_000 })).acquire("r").lost) # it is the oldest
   },
 
   "a sidecar that hangs up before it has answered is called again" => lambda {

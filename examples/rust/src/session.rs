@@ -4,7 +4,7 @@
 use crate::acquires::{full, Acquires, Asked};
 use crate::error::{Error, Kind};
 use crate::json::Json;
-use crate::state::{line, release_handle, take, tell, Call, Hold, Later, Listener, Locked, Outcome, State, Undo};
+use crate::state::{line, release_handle, take, tell, Call, Early, Hold, Later, Listener, Locked, Outcome, State, Undo};
 use crate::sys::{self, now};
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read};
@@ -88,7 +88,7 @@ impl Session {
             error: None,
             calls: HashMap::new(),
             holds: HashMap::new(),
-            early: HashMap::new(),
+            early: Early::default(),
             acquires: Acquires::new(),
             last_id: 0,
             difference: f64::NEG_INFINITY,

@@ -5,7 +5,7 @@ use crate::acquires::{Acquires, Asked};
 use crate::error::{Error, Kind};
 use crate::json::Json;
 use crate::sys::now;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -202,12 +202,40 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+/// So many losses are kept for grants that come after them.
+const MOST_EARLY: usize = 10_000;
+
+/// Losses by the ids of their locks.
+#[derive(Default)]
+pub(crate) struct Early {
+    losses: HashMap<String, Json>,
+    /// Of their ids: the oldest first.
+    order: VecDeque<String>,
+}
+
+impl Early {
+    fn remember(&mut self, lost: &Json) {
+        let id = lost.get("lockId").text();
+        if self.losses.insert(id.into(), lost.clone()).is_none() {
+            self.order.push_back(id.into());
+        }
+        if self.losses.len() > MOST_EARLY {
+            self.order.pop_front().map(|oldest| self.losses.remove(&oldest));
+        }
+    }
+
+    pub fn clear(&mut self) {
+        self.losses.clear();
+        self.order.clear();
+    }
+}
+
 pub(crate) struct State {
     pub error: Option<Error>,
     pub calls: HashMap<u64, Call>,
     pub holds: HashMap<String, Arc<Hold>>,
     /// Losses that came before their grants; only while an acquire is under way.
-    pub early: HashMap<String, Json>,
+    pub early: Early,
     pub acquires: Acquires,
     pub last_id: u64,
     /// Of the clocks: ours less the sidecar's, never too large.
@@ -350,7 +378,7 @@ impl State {
             h.limit = h.limit.min(self.by_handle(grant));
         }
         self.prolong(&hold); // news may overtake the grant
-        if let Some(early) = self.early.get(&hold.id).cloned() {
+        if let Some(early) = self.early.losses.get(&hold.id).cloned() {
             self.lost(&hold, &early);
         }
         hold
@@ -384,7 +412,7 @@ impl State {
         } else if lost.is_some() {
             let id = lost.get("lockId").text();
             if self.acquires.size() > 0 {
-                self.early.insert(id.into(), lost.clone()); // also of a known hold: who re-enters it may have a grant on its way
+                self.early.remember(lost); // also of a known hold: who re-enters it may have a grant on its way
             }
             if let Some(hold) = self.holds.get(id).cloned() {
                 self.lost(&hold, lost);
@@ -438,5 +466,21 @@ impl State {
         } else {
             hold.lose("SIDECAR_SILENT", "the sidecar was not heard of in time", &mut self.later);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_many_losses_are_kept_for_their_grants() {
+        let mut early = Early::default();
+        let lost = |i: usize| Json::Fields(vec![("lockId".into(), Json::Text(i.to_string()))]);
+        (0..=MOST_EARLY).for_each(|i| early.remember(&lost(i)));
+        early.remember(&lost(MOST_EARLY)); // told again
+        let kept = |i: usize| early.losses.contains_key(&i.to_string());
+        assert!(!kept(0) && kept(1) && kept(MOST_EARLY));
+        assert_eq!(early.losses.len(), MOST_EARLY);
     }
 }

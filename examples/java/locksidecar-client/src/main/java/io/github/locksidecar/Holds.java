@@ -1,6 +1,7 @@
 package io.github.locksidecar;
 
 import java.util.HashMap;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Executor;
@@ -22,6 +23,9 @@ final class Holds {
    */
   private static final long MAX_SLACK = TimeUnit.MILLISECONDS.toNanos(250);
 
+  /** So many losses are kept for grants that come after them. */
+  private static final int MOST_EARLY = 10_000;
+
   private final ReentrantLock mu;
   private final BootClock clock;
   private final Executor callbacks;
@@ -31,7 +35,7 @@ final class Holds {
   private final Map<String, Held> holds = new HashMap<>();
 
   /** Losses of locks whose grants may still be on their way to another thread's acquire. */
-  private final Map<String, Json> early = new HashMap<>();
+  private final Map<String, Json> early = new LinkedHashMap<>();
 
   /** See silentAt. */
   private long slack;
@@ -154,6 +158,9 @@ final class Holds {
   void lost(Json lost) {
     if (acquires.size() > 0) { // also of a known hold: who re-enters it may have a grant on its way
       early.put(lost.text("lockId"), lost);
+      if (early.size() > MOST_EARLY) {
+        early.remove(early.keySet().iterator().next()); // the oldest
+      }
     }
     Held h = holds.get(lost.text("lockId"));
     if (h != null) {

@@ -188,6 +188,19 @@ class HoldsTest {
     assertNull(holds.problem(grant("a", 9 * S, 0)), "that was another time");
   }
 
+  /** What others of the session lose meanwhile does not fill the memory: the oldest are forgotten. */
+  @Test
+  void soManyLossesAreKeptForTheirGrants() {
+    Call other = asks();
+    for (int i = 0; i <= 10_000; i++) {
+      holds.lost(lost("l" + i, "FORCED", 0));
+    }
+    assertNull(holds.problem(grant("l0", 9 * S, 0)));
+    assertEquals("FORCED", holds.problem(grant("l1", 9 * S, 0)).lostReason());
+    assertEquals("FORCED", holds.problem(grant("l10000", 9 * S, 0)).lostReason());
+    answered(other);
+  }
+
   @Test
   void aLossOfWhatIsHeldCountsForWhoReentersIt() {
     Held first = grant("a", 9 * S, 0);
