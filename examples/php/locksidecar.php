@@ -56,7 +56,9 @@ final class Draining extends SidecarError {}
 final class Cancelled extends SidecarError {}
 final class SessionNotFound extends SidecarError {}
 final class NoSidecar extends SidecarError {}
-final class SidecarGone extends SidecarError {}
+class SidecarGone extends SidecarError {}
+/** The sidecar has ended the connection, as it does to make room: another one may do. */
+final class HungUp extends SidecarGone {}
 final class SidecarSilent extends SidecarError {}
 final class SessionClosed extends SidecarError {}
 
@@ -260,7 +262,7 @@ final class Lines
             }
             if ($data === false || $data === '') {
                 if ($this->stream !== null && stream_get_meta_data($this->stream)['eof']) {
-                    throw new SidecarGone('SIDECAR_GONE', "the connection to the sidecar at {$this->path} ended");
+                    throw new HungUp('SIDECAR_GONE', "the connection to the sidecar at {$this->path} ended");
                 }
                 return;
             }
@@ -1519,10 +1521,25 @@ final class Client
         return $this->look('getInfo', [], 'info');
     }
 
-    /** @param array<string, mixed> $body @return array<string, mixed> */
+    /**
+     * A sidecar that hangs up before it has answered is asked again for a while, but for what is done once.
+     *
+     * @param array<string, mixed> $body
+     * @return array<string, mixed>
+     */
     private function look(string $kind, #[\SensitiveParameter] array $body, string $answer, float $more = 0.0): array
     {
-        return $this->follow($kind, $body, $answer, 5.0 + $more)->current();
+        $end = Clock::now() + 10.0;
+        for ($pause = 0.01; ; $pause = min(2 * $pause, 0.5)) {
+            try {
+                return $this->follow($kind, $body, $answer, 5.0 + $more)->current();
+            } catch (HungUp $e) {
+                if ($kind === 'forceRelease' || $kind === 'releaseHandle' || Clock::now() + $pause > $end) {
+                    throw $e;
+                }
+            }
+            usleep((int) ($pause * 1e6));
+        }
     }
 
     /** @param array<string, mixed> $body @return \Generator<array<string, mixed>> each answer; SidecarSilent: they took so many seconds */

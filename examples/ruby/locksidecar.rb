@@ -54,6 +54,13 @@ module Locksidecar
     [reason, const_defined?(name, false) ? const_get(name) : const_set(name, Class.new(Error))]
   end.freeze
 
+  # The sidecar has ended the connection, as it does to make room: another one may do.
+  class HungUp < SidecarGone
+    def initialize(message, reason: "SIDECAR_GONE", metadata: {})
+      super
+    end
+  end
+
   # Seconds of the boot time of this machine, which goes on while it is suspended and which nobody sets.
   def self.now
     Process.clock_gettime(Process::CLOCK_BOOTTIME)
@@ -171,7 +178,7 @@ module Locksidecar
     rescue JSON::ParserError, NoMethodError, TypeError, KeyError
       raise SidecarGone, "what answers at #{@path} is no sidecar, or an older one than this client"
     rescue EOFError, SystemCallError => e
-      raise SidecarGone, "the connection to the sidecar at #{@path} ended: #{e.message}"
+      raise HungUp, "the connection to the sidecar at #{@path} ended: #{e.message}"
     end
   end
 
@@ -1050,7 +1057,22 @@ module Locksidecar
       call.give_up unless taken
     end
 
+    # A sidecar that hangs up before it has answered is asked again for a while, but for what is done once.
     def look(kind, body, answer, more = 0.0)
+      limit = Locksidecar.now + 10
+      pause = 0.01
+      begin
+        look_once(kind, body, answer, more)
+      rescue HungUp
+        raise if %w[forceRelease releaseHandle].include?(kind) || Locksidecar.now + pause > limit
+
+        sleep(pause)
+        pause = [2 * pause, 0.5].min
+        retry
+      end
+    end
+
+    def look_once(kind, body, answer, more)
       question = Question.new(@socket || Locksidecar.default_socket, kind, body)
       question.next(answer, Session::ANSWER_LIMIT + more)
     ensure

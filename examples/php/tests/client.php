@@ -374,6 +374,12 @@ tap([
         fails('SIDECAR_GONE', fn() => (new Client(scripted([null, OPENED, GRANTED]), connectTimeout: 0.0))->acquire('r'));
     },
 
+    'a look is asked again where the sidecar hangs up' => function (): void {
+        $lock = ['lock' => ['resource' => 'r', 'holders' => [], 'waiters' => []]];
+        same('r', (new Client(scripted([null, null, $lock])))->get('r')['resource']);
+        fails('SIDECAR_GONE', fn() => (new Client(scripted([null, ['forceReleased' => ['lockIds' => []]]])))->force('r')); // it may have done it
+    },
+
     'a sidecar that stops says so' => function (): void {
         $sidecar = new Sidecar(['ttl' => '2s', 'drain' => '60s']);
         $left = null;

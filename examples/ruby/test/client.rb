@@ -391,6 +391,12 @@ tap_all({
     fails("SIDECAR_GONE") { Client.new(socket: scripted(nil, OPENED, GRANTED), connect_timeout: 0).acquire("r") }
   },
 
+  "a look is asked again where the sidecar hangs up" => lambda {
+    lock = { lock: { resource: "r", holders: [], waiters: [] } }
+    same("r", Client.new(socket: scripted(nil, nil, lock)).get("r")["resource"])
+    fails("SIDECAR_GONE") { Client.new(socket: scripted(nil, { forceReleased: { lockIds: [] } })).force("r") } # it may have done it
+  },
+
   "an acquire that was not sent goes to a new session" => lambda {
     client = Client.new(socket: scripted(OPENED, nil, OPENED, GRANTED)).open
     # The connection ends, and the thread that reads does not know yet.

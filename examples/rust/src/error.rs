@@ -74,11 +74,13 @@ pub struct Error {
     kind: Kind,
     message: String,
     metadata: BTreeMap<String, String>,
+    /// The sidecar has ended the connection, as it does to make room: another one may do.
+    pub(crate) hung_up: bool,
 }
 
 impl Error {
     pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Error {
-        Error { kind, message: message.into(), metadata: BTreeMap::new() }
+        Error { kind, message: message.into(), metadata: BTreeMap::new(), hung_up: false }
     }
 
     pub(crate) fn lost(resource: &str, lock_id: &str, reason: &str, message: &str) -> Error {
@@ -101,6 +103,7 @@ impl Error {
             kind: Kind::of(info.get("reason").text()),
             message: status.get("message").text().into(),
             metadata: info.get("metadata").fields().iter().map(|(k, v)| (k.clone(), v.text().into())).collect(),
+            hung_up: false,
         }
     }
 

@@ -10,10 +10,15 @@ use crate::{Client, Result};
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
+use std::thread;
 use std::time::Duration;
 
 /// Seconds. No look takes so long, whatever grace the app gives.
 const LONGEST_LOOK: f64 = 3600.0;
+/// Seconds: for so long a sidecar that hangs up is asked again.
+const ASK_AGAIN: f64 = 10.0;
+/// What may have been done where there was no answer.
+const ONCE_ONLY: [&str; 2] = ["forceRelease", "releaseHandle"];
 
 /// One hold or one waiter, as the sidecar tells it.
 #[derive(Clone, Debug)]
@@ -255,8 +260,19 @@ impl Client {
         self.look("releaseHandle", vec![("handle", handle.as_ref().into())], "handleReleased", 0.0).map(drop)
     }
 
+    /// A sidecar that hangs up before it has answered is asked again for a while, but for what is done once.
     fn look(&self, kind: &'static str, body: Vec<(&str, String)>, answer: &'static str, more: f64) -> Result<Json> {
-        Question::ask(self, kind, body, answer)?.next(Some(now() + ANSWER_LIMIT + more))
+        let end = now() + ASK_AGAIN;
+        let mut pause = Duration::from_millis(10);
+        loop {
+            let asked = Question::ask(self, kind, body.clone(), answer);
+            match asked.and_then(|mut question| question.next(Some(now() + ANSWER_LIMIT + more))) {
+                Err(e) if e.hung_up && !ONCE_ONLY.contains(&kind) && now() + pause.as_secs_f64() < end => {}
+                other => return other,
+            }
+            thread::sleep(pause);
+            pause = (2 * pause).min(Duration::from_millis(500));
+        }
     }
 
     fn follow<T>(&self, kind: &'static str, body: Vec<(&str, String)>, answer: &'static str, read: fn(&Json) -> T) -> Result<Answers<T>> {
@@ -343,6 +359,9 @@ impl Question {
     }
 
     fn gone(&self, why: &str) -> Error {
-        Error::new(Kind::SidecarGone, format!("the connection to the sidecar at {} ended{why}", self.path))
+        let message = format!("the connection to the sidecar at {} ended{why}", self.path);
+        let mut e = Error::new(Kind::SidecarGone, message);
+        e.hung_up = true;
+        e
     }
 }

@@ -351,6 +351,13 @@ fn hangs_up() {
     assert_eq!(kind(client.lock("r").acquire()), Kind::SidecarGone);
 }
 
+fn asked_again() {
+    const LOCK: &str = r#""lock":{"resource":"r","holders":[],"waiters":[]}"#;
+    assert_eq!(scripted(&["", "", LOCK]).build().get("r").unwrap().resource, "r");
+    let force = scripted(&["", r#""forceReleased":{"lockIds":[]}"#]).build().force("r", None, NOW);
+    assert_eq!(kind(force), Kind::SidecarGone, "it may have done it");
+}
+
 fn drains() {
     let sidecar = Sidecar::with("embedded:", &[("ttl", "2s"), ("drain", "60s")]);
     let (told, hears) = mpsc::channel();
@@ -544,6 +551,7 @@ fn main() {
         test("a loss is told to who listens, and the answer to a release can tell it", losses),
         test("a loss may come before its grant", early),
         test("a sidecar that hangs up before it has answered is called again", hangs_up),
+        test("a look is asked again where the sidecar hangs up", asked_again),
         test("a sidecar that stops says so", drains),
         test("who holds what", shown),
         test("looks and watches", looks),
