@@ -198,6 +198,35 @@ func TestDetachTakenOverUnheard(t *testing.T) {
 	})
 }
 
+// TestDetachTakenOverCopy: a copy of the request that attached a lock, which comes when another app has taken it over,
+// does not take it back. When the app knows of its loss, it may attach again.
+func TestDetachTakenOverCopy(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		one, two := e.sidecar(), e.sidecar()
+		s, other := one.session(), two.session()
+		_, d := take(t, s, time.Minute)
+		q := with(attach(d), func(r *AcquireRequest) { r.RequestID = "1" })
+		first := must(t, s, q)
+		second := must(t, other, attach(d))
+		if l := lostEvent(t, s); l.Reason != TakenOver || l.LockID != first.LockID {
+			t.Errorf("lost: %+v", l)
+		}
+		for range 2 {
+			_, err := s.Acquire(t.Context(), q)
+			isLost(t, err, TakenOver)
+		}
+		_, err := other.Release(t.Context(), second.LockID, "")
+		isErr(t, err, nil)
+		e.free()
+		_, d = take(t, other, time.Minute)
+		_, err = s.Release(t.Context(), first.LockID, "")
+		isLost(t, err, TakenOver)
+		again := must(t, s, with(attach(d), func(r *AcquireRequest) { r.RequestID = "1" })) // its id is free again
+		_, err = s.Release(t.Context(), again.LockID, "")
+		isErr(t, err, nil)
+	})
+}
+
 // TestDetachAgain: what is attached can be detached again, under another handle.
 func TestDetachAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {

@@ -82,6 +82,7 @@ type Farewell struct {
 //
 //	*lock.HeldError with context.Canceled: it was cancelled before it came.
 //	ErrUpgradeRefused: EXCLUSIVE was asked for, and the hold to be entered is SHARED.
+//	*LostError: the hold of that id was taken over by its handle, and that loss is not acknowledged.
 //	*LimitError, ErrClosed, *lock.InvalidError.
 func (l *Ledger) Acquire(a *Ask) (Grant, *Call, error) {
 	if l.state != Open || l.refuse {
@@ -149,11 +150,15 @@ func (l *Ledger) repeat(a *Ask, c *claim) (Grant, *Call, error) {
 	if err := h.keepsFor(a); err != nil {
 		return Grant{}, nil, err
 	}
-	if h.state == held {
+	switch h.state {
+	case held:
 		c.answered++
 		return l.grant(h), nil, nil
+	case grace, over: // it was taken over, and its app has not acknowledged that
+		return Grant{}, nil, l.missing(h.id)
+	default:
+		return l.follow(a, h, c)
 	}
-	return l.follow(a, h, c)
 }
 
 // reenter is for a request that shares the hold of others.

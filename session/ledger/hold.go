@@ -179,10 +179,23 @@ func (l *Ledger) forget(h *Hold) {
 	if h.kept != 0 {
 		l.kept.put(string(h.id), h.kept)
 	}
+	l.freeIDs(h)
+}
+
+// freeIDs: the ids of its requests are those of nobody any more.
+func (l *Ledger) freeIDs(h *Hold) {
 	for _, c := range h.claims {
 		delete(l.claims, c.requestID)
 	}
 	h.claims = nil
+}
+
+// keepIDs keeps the ids of the requests of a lost hold, until the loss is acknowledged.
+func (l *Ledger) keepIDs(h *Hold, claims []*claim) {
+	for _, c := range claims {
+		l.claims[c.requestID] = c
+	}
+	h.claims = claims
 }
 
 // KeptUntil is the moment on the clock up to which the store keeps others out at the latest, by

@@ -74,8 +74,12 @@ func (l *Ledger) lose(h *Hold, reason LostReason, until time.Duration) {
 // lapse ends a hold that nobody released. ours: the sidecar decides when others are
 // let in.
 func (l *Ledger) lapse(h *Hold, reason LostReason, until time.Duration, ours bool) {
+	claims := h.claims
 	l.forget(h)
 	h.state, h.reason, h.guard = over, reason, nil
+	if reason == TakenOver { // a copy of its request would take it back
+		l.keepIDs(h, claims)
+	}
 	h.graceEnd = max(l.at.Now, min(until, l.at.Kept))
 	if ours || h.graceEnd > l.at.Now { // else the store counts it no more
 		h.state = grace
@@ -169,6 +173,7 @@ func (l *Ledger) acknowledge(id lock.HoldID) error {
 		}
 		l.losses.remove(h)
 		l.losses.acked.put(string(id), h)
+		l.freeIDs(h)
 		l.unregister(h)
 		for p := range h.Parts {
 			l.settle(p)
