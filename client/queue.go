@@ -158,10 +158,10 @@ func (s *Session) boundWait(c *call) {
 		Message:  "the wait is over: more of this process wait than the sidecar takes at a time",
 		Metadata: map[string]string{"resource": strings.Join(c.resources, ", ")},
 	}
-	switch {
-	case c.patience == 0:
+	switch c.patience {
+	case 0:
 		return
-	case c.patience == NoWait:
+	case NoWait:
 		limit, why = tryLimit, &Error{
 			Reason:   "LIMIT_EXCEEDED",
 			Message:  "more of this process wait than the sidecar takes at a time, and none of them was answered",
