@@ -184,15 +184,29 @@ module Locksidecar
 
   # One request and what came of it.
   class Call
-    attr_reader :kind, :body, :about, :max_hold, :patience
-    attr_accessor :session, :id, :sent, :done, :answer, :error, :hold, :abandoned, :left
+    attr_reader :kind, :body, :about, :max_hold, :patience, :wait
+    attr_accessor :session, :id, :sent, :done, :answer, :error, :hold, :abandoned, :left, :place, :wait_end
 
-    def initialize(kind, body, about: nil, max_hold: nil, patience: nil)
+    # wait: of an acquire; 0: a try, nil: whatever it takes.
+    def initialize(kind, body, about: nil, max_hold: nil, patience: nil, wait: nil)
       @kind = kind
       @body = body
       @about = about
       @max_hold = max_hold
       @patience = patience
+      @wait = wait
+    end
+
+    def acquire? = kind == "acquire"
+
+    # What an acquire asks for. What is attached has one name, nil.
+    def what = body[:resources] || body[:resource]
+
+    # With what is left of the wait, where it was not sent at once.
+    def body_now
+      return body if wait_end.nil?
+
+      { **body, wait: Locksidecar.duration([wait_end - Locksidecar.now, 0.001].max) }
     end
 
     def finish(error = nil)
@@ -205,7 +219,7 @@ module Locksidecar
     def inspect = "#<#{self.class} #{kind}>" # the body may have a handle
 
     # What it gets and nobody wants is not released: it is for the next one who has the handle.
-    def attaches? = kind == "acquire" && body.key?(:handle)
+    def attaches? = acquire? && body.key?(:handle)
 
     # Sees to it that nobody keeps what nobody waits for. Again it does nothing.
     def give_up
@@ -277,6 +291,97 @@ module Locksidecar
     end
   end
 
+  # The acquires of a session: those that are on their way, and those that queue here, as the sidecar takes only so many.
+  # The mutex of the session guards it.
+  class Acquires
+    MOST = 1000 # of one session the sidecar takes at a time, unless it says otherwise
+    # From here on an acquire queues here where another for the same resource is on its way. One for a resource of
+    # which none is still gets through: its holder may wait for nothing else.
+    MANY = 800
+
+    attr_reader :size, :most, :queue
+
+    def initialize
+      @size = 0 # of those on their way
+      @most = MOST # of these
+      @asked = Hash.new(0) # how many of them ask for what
+      @queue = [] # by their places
+      @last = 0
+      @full = false # one was refused: there is no room before one is answered
+      @stuck = false # none of the queue has room while MANY are on their way, and what it asks for is asked for
+    end
+
+    # Whether it is to be sent now: then it is on its way. Otherwise it queues here.
+    def enter(call)
+      call.place = [call.wait&.zero? ? 0 : 1, @last += 1] # tries go first: they are answered at once
+      crowded?(call) ? insert(call) : leaves(call)
+      !queued?(call)
+    end
+
+    # The next one that is to be sent: it is on its way then.
+    def next
+      return if @queue.empty? || @full || @size >= @most || (@stuck && @size >= MANY)
+
+      at = @queue.index { |call| !crowded?(call) }
+      @stuck = at.nil?
+      at && leaves(@queue.delete_at(at))
+    end
+
+    # It is not on its way any more.
+    def answered(call)
+      left(call)
+      @full = false
+    end
+
+    # It was one too many, where most is what the sidecar takes; 0: it does not say. It queues in its old place.
+    def refused(call, most)
+      left(call)
+      @most = [[@most, most.zero? ? @size : most].min, 1].max
+      @full = @size.positive?
+      insert(call)
+    end
+
+    def queued?(call)
+      at = position(call)
+      at && @queue[at].equal?(call)
+    end
+
+    # Takes it out of the queue; whether it was there.
+    def drop(call)
+      queued?(call) && @queue.delete_at(position(call)) && true
+    end
+
+    private
+
+    # Of it, or of the first one behind its place.
+    def position(call)
+      call.place && @queue.bsearch_index { |other| (other.place <=> call.place) >= 0 }
+    end
+
+    def insert(call)
+      @stuck &&= @asked.key?(call.what)
+      @queue.insert(position(call) || -1, call)
+    end
+
+    def crowded?(call)
+      @full || @size >= @most || (@size >= MANY && @asked.key?(call.what))
+    end
+
+    def leaves(call)
+      @size += 1
+      @asked[call.what] += 1
+      call
+    end
+
+    def left(call)
+      @size -= 1
+      return if (@asked[call.what] -= 1).positive?
+
+      @asked.delete(call.what)
+      @stuck = false
+    end
+  end
+
   # One app session: a connection. When it ends, at either end, all its locks are lost. What a
   # line says is carried out when it is read, in the order of the lines. Any thread may use it.
   class Session
@@ -302,7 +407,7 @@ module Locksidecar
       @calls = {} # by request id: not answered yet
       @holds = {} # by lock id
       @early = {} # losses, for grants that come after them; only while an acquire is under way
-      @asking = 0
+      @acquires = Acquires.new
       @last_id = 0
       @difference = -Float::INFINITY # of the clocks: ours less the sidecar's, never too large
       @news = [-Float::INFINITY, -Float::INFINITY] # of the lease: counted on the sidecar's clock, its end on ours
@@ -337,10 +442,10 @@ module Locksidecar
       limit = seconds && began + seconds
       until call.done
         now = Locksidecar.now
-        raise silent if limit && now >= limit
+        raise late(call) if limit && now >= limit
 
         till = limit || ping([began, @heard].max, now)
-        wait { till - now unless call.done }
+        wait { wait_here(call, till, now) unless call.done }
       end
       raise call.error.again if call.error
 
@@ -357,6 +462,8 @@ module Locksidecar
       synchronize do
         if call.hold
           leave(call) { put_if_open(Call.new("release", { lockId: call.hold.id }, about: call.hold)) unless call.attaches? }
+        elsif @acquires.drop(call)
+          call.finish(Cancelled.new("the request was given up"))
         elsif call.session == self && !call.done && !call.abandoned
           call.abandoned = true # a grant that crosses the cancel is released
           call.finish(Cancelled.new("the request was given up"))
@@ -493,6 +600,25 @@ module Locksidecar
       end
     end
 
+    # For how long to wait for a call. Its own wait may be over while it queues here. The mutex is held.
+    def wait_here(call, till, now)
+      return till - now unless call.wait_end && @acquires.queued?(call)
+      return [till, call.wait_end].min - now if call.wait_end > now
+
+      call.finish(WaitTimeout.new("the wait is over: more of this process wait than the sidecar takes at a time",
+                                  metadata: { "resource" => Array(call.what).join(", ") }))
+      @acquires.drop(call) # last: an interrupt before it leaves that to who gives the call up
+      nil
+    end
+
+    # Why there is no answer in time.
+    def late(call)
+      return silent unless synchronize { @acquires.queued?(call) }
+
+      LimitExceeded.new("more of this process wait than the sidecar takes at a time, and none of them was answered",
+                        metadata: { "limit" => "waiters", "max" => @acquires.most.to_s })
+    end
+
     # Where nothing was heard since a moment, asks whether the sidecar is there, for all that wait. When to look again.
     def ping(since, now)
       synchronize do
@@ -508,24 +634,49 @@ module Locksidecar
 
     def put(call)
       raise @error.again if @error
-      raise silent if call.kind == "acquire" && @out.bytesize > MOST_UNSENT
+      raise silent if call.acquire? && @out.bytesize > MOST_UNSENT
 
       id = (@last_id + 1).to_s
-      text = Locksidecar.line(id, call.kind, call.body)
+      text = Locksidecar.line(id, call.kind, call.body_now)
       raise InvalidRequest, "the request is longer than #{LONGEST} bytes" if text.bytesize > LONGEST
 
-      @last_id += 1
       call.session = self
-      call.id = id
-      call.done = call.error = nil
-      call.sent = Locksidecar.now
-      @calls[id] = call
-      @asking += 1 if call.kind == "acquire"
-      @out << text.b
+      call.done = call.error = call.id = nil
+      call.wait_end ||= Locksidecar.now + call.wait if call.wait&.positive?
+      return call if call.acquire? && !@acquires.enter(call)
+
+      send_line(call, id, text)
       flush
-      raise @error.again if @error && call.kind == "acquire" # which can go to another session
+      raise @error.again if @error && call.acquire? # which can go to another session
 
       call
+    end
+
+    def send_line(call, id, text)
+      @last_id += 1
+      call.id = id
+      call.sent = Locksidecar.now
+      @calls[id] = call
+      @out << text.b
+    end
+
+    # Sends what queues here, as far as there is room.
+    def send_queued
+      while !@error && (call = @acquires.next)
+        id = (@last_id + 1).to_s
+        send_line(call, id, Locksidecar.line(id, call.kind, call.body_now))
+      end
+      flush
+    end
+
+    # Whether the sidecar takes fewer acquires at a time than are on their way. Then it queues here.
+    def queue_again(call, error)
+      return false unless call.acquire? && !call.abandoned && error.is_a?(LimitExceeded) && @acquires.size > 1
+      return false unless ["waiters", "requests in flight"].include?(error.metadata["limit"])
+
+      call.id = nil
+      @acquires.refused(call, error.metadata["max"].to_i)
+      true
     end
 
     def put_if_open(call)
@@ -604,16 +755,23 @@ module Locksidecar
           draining = event(message["event"]) if message["event"]
           finish(Error.explain(message["error"]), "SIDECAR_GONE") if message["error"] # its last word
         elsif (call = @calls.delete(message["requestId"]))
-          if message["error"]
-            call.finish(refused(call, Error.explain(message["error"])))
-          else
-            answered(call, message)
-          end
-          @early.clear if call.kind == "acquire" && (@asking -= 1).zero?
+          take(call, message)
         end
         @changed.broadcast
       end
       Locksidecar.background { @on_draining.call(draining) } if draining && @on_draining
+    end
+
+    def take(call, message)
+      error = message["error"] && Error.explain(message["error"])
+      return if error && queue_again(call, error) # one that is answered makes room
+
+      error ? call.finish(refused(call, error)) : answered(call, message)
+      return unless call.acquire?
+
+      @acquires.answered(call)
+      @early.clear if @acquires.size.zero?
+      send_queued
     end
 
     def answered(call, message)
@@ -698,7 +856,7 @@ module Locksidecar
         @holds.each_value { |hold| prolong(hold) }
         @jeopardy = lease["jeopardy"] == true
       elsif (lost = event["lost"])
-        remember(lost) if @asking.positive? # also of a known hold: who re-enters it may have a grant on its way
+        remember(lost) if @acquires.size.positive? # also of a known hold: who re-enters it may have a grant on its way
         lost(@holds[lost["lockId"]], lost) if @holds[lost["lockId"]]
       elsif (draining = event["draining"]) && !@draining
         @draining = true
@@ -764,8 +922,8 @@ module Locksidecar
 
       @error = error
       holds = @holds.values
-      calls = @calls.values
-      [@holds, @calls, @early].each(&:clear)
+      calls = @calls.values + @acquires.queue
+      [@holds, @calls, @early, @acquires.queue].each(&:clear)
       holds.each do |hold|
         hold.listeners.clear unless tell
         hold.lose(lost_reason, error.message)
@@ -938,7 +1096,7 @@ module Locksidecar
     # any other error it can be attached again.
     def attach(handle, owner: nil, &block)
       body = { handle: Detached.handle(handle), wait: Locksidecar.duration(0), owner: owner || Locksidecar.owner }
-      call = Call.new("acquire", body, patience: Session::ANSWER_LIMIT)
+      call = Call.new("acquire", body, patience: Session::ANSWER_LIMIT, wait: 0)
       block ? during(call, &block) : take(call)
     end
 
@@ -1046,7 +1204,7 @@ module Locksidecar
         minHold: min_hold && Locksidecar.duration(min_hold), owner: owner || Locksidecar.owner,
         reentrant: reentrant, limit: limit, once: once, guard: guard, detachable: detachable
       }.compact
-      Call.new("acquire", body, max_hold: max_hold, patience: wait && (wait + Session::ANSWER_LIMIT))
+      Call.new("acquire", body, max_hold: max_hold, patience: wait && (wait + Session::ANSWER_LIMIT), wait: wait)
     end
 
     def take(call)
