@@ -205,6 +205,7 @@ func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 		return lock.Grant{}, fmt.Errorf("acquire %q: %w: shard %s: %w", string(q.Resource), lock.ErrUnavailable, p.name, errAway)
 	}
 	p.trip(ctx)
+	q.Bell = nil // it waits on this goroutine, which hears of the end of the shard
 	limit, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(p.ctx, func() { cancel(errAway) })() //nolint:contextcheck,nolintlint // what follows has the life of the lease
