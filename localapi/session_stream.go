@@ -69,11 +69,12 @@ type sessionStream struct {
 
 	received chan error // why the receiver has stopped
 
-	mu      sync.Mutex
-	waits   map[string]*session.Request // acquires in flight, by request id
-	flying  int                         // requests that are not answered yet
-	ended   bool                        // the receiver takes no more
-	settled chan struct{}               // closed when ended and nothing is flying
+	mu       sync.Mutex
+	waits    map[string]*session.Request // acquires in flight, by request id
+	flying   int                         // requests that are not answered yet
+	unposted int                         // and those whose answer is not posted yet
+	ended    bool                        // the receiver takes no more
+	settled  chan struct{}               // closed when ended and all answers are posted
 }
 
 // Session serves one app session over gRPC.
@@ -282,7 +283,7 @@ func (t *sessionStream) open() error {
 // the stream tells it to the client.
 func (t *sessionStream) end() {
 	t.mu.Lock()
-	if !t.ended && t.flying == 0 {
+	if !t.ended && t.unposted == 0 {
 		close(t.settled)
 	}
 	t.ended = true
@@ -361,10 +362,7 @@ func (t *sessionStream) fly(f func() *pb.SessionResponse) (work func()) {
 		t.out.leave(f())
 		return nil
 	}
-	return func() {
-		defer t.land()
-		t.out.post(f())
-	}
+	return func() { t.land(f()) }
 }
 
 func (t *sessionStream) depart() bool {
@@ -373,15 +371,21 @@ func (t *sessionStream) depart() bool {
 	if t.ended || t.flying >= t.o.Limits.InFlight {
 		return false
 	}
-	t.flying++
+	t.flying, t.unposted = t.flying+1, t.unposted+1
 	return true
 }
 
-func (t *sessionStream) land() {
+// land posts the answer to what departed. That is in flight no more before its client can know:
+// it may send another request at once.
+func (t *sessionStream) land(a *pb.SessionResponse) {
+	t.mu.Lock()
+	t.flying--
+	t.mu.Unlock()
+	t.out.post(a)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.flying--
-	if t.ended && t.flying == 0 {
+	t.unposted--
+	if t.ended && t.unposted == 0 {
 		close(t.settled)
 	}
 }
@@ -407,18 +411,17 @@ func (t *sessionStream) acquire(ctx context.Context, id string, q *pb.AcquireReq
 	if t.flying >= t.o.Limits.InFlight {
 		return nil, &session.LimitError{Limit: "requests in flight", Max: t.o.Limits.InFlight}
 	}
-	t.flying++
+	t.flying, t.unposted = t.flying+1, t.unposted+1
 	request := t.begin(ctx, t.sess, r, func(g session.Grant, err error) {
 		t.mu.Lock()
 		delete(t.waits, id)
 		t.mu.Unlock()
-		defer t.land()
 		if err != nil {
-			t.out.post(t.refusal(id, err))
+			t.land(t.refusal(id, err))
 			return
 		}
 		// Its times are counted when it is sent.
-		t.out.post(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Granted{Granted: grantTo(g, 0)}})
+		t.land(&pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Granted{Granted: grantTo(g, 0)}})
 	})
 	t.waits[id] = request
 	return request.Run, nil

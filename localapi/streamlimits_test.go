@@ -203,24 +203,24 @@ func testRequestsInFlight(t *testing.T, w wireName) {
 // TestInFlightIsExact: the limit is the last that is taken.
 func TestInFlightIsExact(t *testing.T) {
 	s := New(Options{Limits: Limits{InFlight: 2}})
-	x := standing(t, s, 0)
+	x := (&service{Server: s}).newStream(t.Context(), wire{most: 1, send: func([]*pb.SessionResponse, bool) error { return nil }})
 	for n := range 3 {
 		if x.depart() != (n < 2) {
 			t.Errorf("with %d in flight the next one is wrong", n)
 		}
 	}
-	x.land()
+	x.land(&pb.SessionResponse{})
 	if !x.depart() {
 		t.Error("none may follow the one that has ended")
 	}
-	x.land()
+	x.land(&pb.SessionResponse{})
 	x.end()
 	select {
 	case <-x.settled:
 		t.Error("it is over while one is in flight")
 	default:
 	}
-	x.land()
+	x.land(&pb.SessionResponse{})
 	<-x.settled
 	x.end() // does nothing
 	if x.depart() {
@@ -228,6 +228,22 @@ func TestInFlightIsExact(t *testing.T) {
 	}
 	if _, err := x.acquire(t.Context(), "1", tryOnce("r")); !errors.Is(err, session.ErrSessionClosed) {
 		t.Errorf("an acquire after the end: %v", err)
+	}
+}
+
+// TestAnsweredIsNotInFlight: who has read an answer may send the next request at once.
+func TestAnsweredIsNotInFlight(t *testing.T) {
+	s := New(Options{Limits: Limits{InFlight: 1}})
+	var x *sessionStream
+	room := make(chan bool, 1)
+	x = (&service{Server: s}).newStream(t.Context(), wire{most: 1, send: func([]*pb.SessionResponse, bool) error {
+		room <- x.depart()
+		return nil
+	}})
+	x.depart()
+	x.land(&pb.SessionResponse{})
+	if !<-room {
+		t.Error("what is answered is still in flight")
 	}
 }
 
