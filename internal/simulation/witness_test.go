@@ -84,6 +84,12 @@ func (w *witness) granted(l *life, g session.Grant, maxHold time.Duration) bool 
 	if b := w.users[g.Resource][g.LockID]; b != nil {
 		b.counts++
 		b.until = max(b.until, until)
+		if end := now + maxHold; maxHold != 0 && (b.limit == 0 || end < b.limit) {
+			b.limit = end // who enters a hold may make it end sooner, and a client knows that for all who are in
+		}
+		if b.limit != 0 {
+			b.until = min(b.until, b.limit)
+		}
 		return true
 	}
 	if now >= until { // valid_for is 0
