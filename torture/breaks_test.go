@@ -76,8 +76,8 @@ var lawBreaks = []lawBreak{
 		name: "ForcersClock", law: "law_2_grace_from_when_it_was_known", plan: "Redis", finds: two,
 		edits: []edit{{
 			"backends/redislock/lua/force.lua",
-			"' ' .. string.format('%.0f', over) .. ' ' .. ARGV[5]",
-			"' ' .. string.format('%.0f', now + grace) .. ' ' .. ARGV[5]",
+			"' ' .. string.format('%.0f', over) .. ' ' .. ARGV[4]",
+			"' ' .. string.format('%.0f', now + grace) .. ' ' .. ARGV[4]",
 		}},
 	},
 	{
