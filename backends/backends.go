@@ -21,6 +21,10 @@ import (
 const (
 	Default = "embedded:"                  // needs nothing
 	Example = "redis://redis.example:6379" // for help texts: a store that several sidecars share
+
+	Example1 = "redis://locks-1.example" // and three that are shards
+	Example2 = "redis://locks-2.example"
+	Example3 = "redis://locks-3.example"
 )
 
 // kind is what there is to know of one kind of store.

@@ -50,7 +50,7 @@ const serveExamples = `  # for the apps of this host
   locksidecar serve --store ` + backends.Example + ` --store-password-file /secrets/store/password
 
   # three stores, each with a part of the locks
-  locksidecar serve --store redis://locks-1.example --store redis://locks-2.example --store redis://locks-3.example
+  locksidecar serve --store ` + backends.Example1 + ` --store ` + backends.Example2 + ` --store ` + backends.Example3 + `
 
   # from a file
   printf 'store: "` + backends.Default + `"\nttl: 5s\nallow-uid: [1000, 1001]\n' >sidecar.yaml

@@ -37,10 +37,10 @@ the sidecars do not find those whose names have another shard now.
 
 Exit status: 0 all belong to the set of --store, or to none yet; 1 not, or a store does not answer; 2 wrong settings.`,
 		Example: `  # to which set does each belong?
-  locksidecar shards --store redis://eu-1.example --store redis://eu-2.example
+  locksidecar shards --store ` + backends.Example1 + ` --store ` + backends.Example2 + `
 
   # a third one from now on; all sidecars are stopped
-  locksidecar shards --replace --store redis://eu-1.example --store redis://eu-2.example --store redis://eu-3.example`,
+  locksidecar shards --replace --store ` + backends.Example1 + ` --store ` + backends.Example2 + ` --store ` + backends.Example3,
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
