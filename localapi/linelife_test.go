@@ -94,14 +94,8 @@ func TestLinesThatEndInTheMiddle(t *testing.T) {
 func lineEnd(t *testing.T, most int) (*lineConn, *net.UnixConn) {
 	t.Helper()
 	uc, client := pair(t)
-	l := &lineConn{conn: &conn{UnixConn: uc}, most: most, flush: func() {}, progress: func() {}}
-	l.waitAndWrite = l.writeSome
-	l.write = func(fd uintptr) bool {
-		l.writeSome(fd)
-		return true
-	}
-	var err error
-	if l.raw, err = uc.SyscallConn(); err != nil {
+	l, err := newLineConn(&conn{UnixConn: uc}, most)
+	if err != nil {
 		t.Fatal(err)
 	}
 	return l, client

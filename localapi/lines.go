@@ -36,14 +36,8 @@ const (
 func (s *Server) serveLines(c *conn, w *peercred.Watcher) {
 	defer func() { _ = c.Close() }()
 	ctx := c.calls(context.WithoutCancel(s.stopping))
-	l := &lineConn{conn: c, most: s.o.Limits.MessageBytes, flush: func() {}, progress: func() {}}
-	l.waitAndWrite = l.writeSome
-	l.write = func(fd uintptr) bool {
-		l.writeSome(fd)
-		return true
-	}
-	var err error
-	if l.raw, err = c.SyscallConn(); err != nil {
+	l, err := newLineConn(c, s.o.Limits.MessageBytes)
+	if err != nil {
 		return
 	}
 	api := &service{Server: s}
@@ -93,7 +87,7 @@ func (s *service) lineSession(ctx context.Context, l *lineConn, first *pb.Sessio
 		}
 		return l.recv()
 	}
-	t := s.newStream(ctx, wire{recv: recv, send: l.send, most: lineBatch, inline: true})
+	t := s.newStream(ctx, wire{recv: recv, send: l.send, most: lineBatch, inline: true, waited: func() bool { return l.waited }})
 	l.flush, l.progress = t.out.flush, t.out.progress
 	err := t.serve()                      //nolint:contextcheck,nolintlint // the stream has its own
 	if err == nil || t.out.unsent() > 0 { // who reads nothing reads no farewell
@@ -149,17 +143,32 @@ type lineConn struct {
 	full    bool   // the last read has filled it: there is more
 	few     int    // reads since one that needed more than lineBuffer
 	garbage int    // lines in a row that were no requests
+	waited  bool   // the last line was not there yet when it was asked for
+	got     int    // bytes of the last read
+	ended   error  // of the last read
 
 	out     []byte // what is to be written
 	written int
 	failed  error // of the last write
 
-	write, waitAndWrite func(fd uintptr) bool // made once
+	write, waitAndWrite, readOrWait func(fd uintptr) bool // made once
+}
+
+func newLineConn(c *conn, most int) (*lineConn, error) {
+	raw, err := c.SyscallConn()
+	l := &lineConn{conn: c, raw: raw, most: most, flush: func() {}, progress: func() {}}
+	l.waitAndWrite, l.readOrWait = l.writeSome, l.tryRead
+	l.write = func(fd uintptr) bool {
+		l.writeSome(fd)
+		return true
+	}
+	return l, err
 }
 
 // recv gives the next request. io.EOF: the client has ended the connection or its half
 // of it. *refused: the line is JSON with an id, and no request.
 func (l *lineConn) recv() (*pb.SessionRequest, error) {
+	l.waited = false
 	for {
 		line, err := l.line()
 		if err != nil {
@@ -246,7 +255,7 @@ func (l *lineConn) read() error {
 		copy(l.buf, l.in)
 	}
 	l.flush()
-	n, err := l.Read(l.buf[len(l.in):])
+	n, err := l.readSome()
 	l.in = l.buf[:len(l.in)+n]
 	l.full = len(l.in) == len(l.buf)
 	if l.few++; len(l.in) > lineBuffer {
@@ -255,10 +264,35 @@ func (l *lineConn) read() error {
 	switch {
 	case n > 0:
 		return nil
-	case err == nil, errors.Is(err, io.EOF):
+	case err == nil:
 		return io.EOF
 	default:
 		return fmt.Errorf("%w: read line: %w", errGone, err)
+	}
+}
+
+// readSome reads what there is, or waits for more, and notes that it does.
+func (l *lineConn) readSome() (n int, err error) {
+	if len(l.sniffed) > 0 {
+		return l.Read(l.buf[len(l.in):])
+	}
+	if err := l.raw.Read(l.readOrWait); err != nil { // the connection is closed, or the time is over
+		return 0, err
+	}
+	return l.got, l.ended
+}
+
+// tryRead reports false when there is nothing to read.
+func (l *lineConn) tryRead(fd uintptr) bool {
+	for {
+		n, err := syscall.Read(int(fd), l.buf[len(l.in):])
+		if errors.Is(err, syscall.EINTR) {
+			continue
+		}
+		l.got, l.ended = max(n, 0), err
+		none := errors.Is(err, syscall.EAGAIN)
+		l.waited = l.waited || none
+		return !none
 	}
 }
 

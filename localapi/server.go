@@ -76,6 +76,7 @@ type Server struct {
 	entering  sync.Mutex     // orders running.Add by HTTP handlers before the end of stopping
 	running   sync.WaitGroup // what Run waits for
 	workers   *workers.Pool  // for the requests of Session streams
+	turns     *turns
 
 	stopping context.Context //nolint:containedctx // ends when Run begins to stop; handlers end by it
 	stop     context.CancelCauseFunc
@@ -96,6 +97,7 @@ func New(o Options) *Server {
 	s.grpcConns, s.httpConns = newQueueListener(addr), newQueueListener(addr)
 	s.stopping, s.stop = context.WithCancelCause(context.Background())
 	s.workers = workers.New()
+	s.turns = &turns{run: s.workers.Run}
 	return s
 }
 

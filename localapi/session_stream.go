@@ -37,6 +37,8 @@ type wire struct {
 	recv func() (*pb.SessionRequest, error)
 	send func(batch []*pb.SessionResponse, wait bool) error // see outbox
 	most int                                                // messages of a batch
+	// waited: recv has waited for the client the last time. Only where inline.
+	waited func() bool
 	// inline: who receives carries out what it has received, and goes on receiving where
 	// that has not blocked. recv must flush the outbox before it waits.
 	inline bool
@@ -75,6 +77,7 @@ type sessionStream struct {
 	unposted int                         // and those whose answer is not posted yet
 	ended    bool                        // the receiver takes no more
 	settled  chan struct{}               // closed when ended and all answers are posted
+	askers   askers
 }
 
 // Session serves one app session over gRPC.
@@ -191,9 +194,15 @@ func (t *sessionStream) over() error {
 // gRPC it does so each time, for who goes on receiving never sends: he would not see
 // that the client does not read. Inline it does so when the request blocks.
 func (t *sessionStream) receive() {
+	kept := false // receiving, for a trip
 	for {
 		q, err := t.next()
 		if t.wire.inline {
+			if kept {
+				t.mu.Lock()
+				t.askers.tripped(!t.wire.waited())
+				t.mu.Unlock()
+			}
 			t.out.hold()
 		}
 		if no := (*refused)(nil); errors.As(err, &no) {
@@ -220,6 +229,9 @@ func (t *sessionStream) receive() {
 			if !t.turn.CompareAndSwap(turn, turn+1) {
 				return // another receives
 			}
+			t.mu.Lock()
+			kept = t.askers.kept == turn
+			t.mu.Unlock()
 		default:
 			t.workers.Run(t.receive)
 			work()
@@ -230,11 +242,21 @@ func (t *sessionStream) receive() {
 
 // passOn leaves receiving to another goroutine while a request is carried out that is
 // about to block. Where it is told of one that is not the receiver's, or not any more,
-// that is in vain, and no harm.
+// that is in vain, and no harm. The receiver of a client that asks for one thing after the
+// other keeps it for a short trip, after which its client has the answer, and asks again.
 func (t *sessionStream) passOn() {
-	if turn := t.turn.Load(); turn%2 == 1 && t.turn.CompareAndSwap(turn, turn+1) {
-		t.workers.Run(t.receive)
+	if turn := t.turn.Load(); turn%2 == 1 && !t.mayKeep(turn) {
+		t.passTurn(turn)
 	}
+}
+
+// passTurn reports whether the receiver still had this turn.
+func (t *sessionStream) passTurn(turn uint64) bool {
+	if !t.turn.CompareAndSwap(turn, turn+1) {
+		return false
+	}
+	t.workers.Run(t.receive)
+	return true
 }
 
 // next receives a request, once the client has read most of its answers.
