@@ -51,7 +51,7 @@ func TestLibrariesOfTestsAreLeftOut(t *testing.T) {
 		t.Errorf("the program says that it consists of %q: is that right?", modules)
 	}
 	for _, m := range modules {
-		for _, unwanted := range []string{"go.etcd.io/", "go.uber.org/zap", "github.com/coreos/", "github.com/golang/protobuf", "github.com/testcontainers/", "github.com/google/go-cmp"} {
+		for _, unwanted := range []string{"go.etcd.io/", "go.uber.org/zap", "github.com/coreos/", "github.com/golang/protobuf", "github.com/testcontainers/", "github.com/google/go-cmp", "github.com/container-storage-interface/", "k8s.io/"} {
 			if strings.HasPrefix(m, unwanted) {
 				t.Errorf("%s is in the program; find out who imports it with go list -deps", m)
 			}

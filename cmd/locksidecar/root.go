@@ -81,6 +81,7 @@ func newRoot(io streams) *cobra.Command {
 		newShards(io),
 		newVersion(io),
 		newMan(io),
+		newCSI(io),
 	)
 	return root
 }

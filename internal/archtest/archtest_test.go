@@ -62,6 +62,7 @@ var house = []room{
 	{path: "localapi/peercred"},
 	{path: "localapi/podid"},
 	{path: "localapi", may: "lock session session/outcome internal/workers internal/jsonlines api/locksidecar/v1 localapi/peercred localapi/podid", test: "heartbeat waitfor backends/embedded"},
+	{path: "node/csi", may: "localapi/podid"},
 	{path: "internal/socketrule"},
 	{path: "client", may: "api/locksidecar/v1 internal/jsonlines", test: "lock session localapi backends/embedded internal/socketrule"},
 
@@ -95,8 +96,10 @@ var outsiders = []struct{ library, rooms string }{
 	{"github.com/go-sql-driver/mysql", "backends/sqllock/mysql internal/testengine internal/docstest cmd/locksidecar examples/trade"},
 	{"github.com/jackc/pgx/v5", "backends/sqllock/postgres internal/testengine internal/docstest"},
 	{"database/sql", "backends/mysqllock backends/sqllock backends/sqllock/mysql backends/sqllock/postgres backends/mysqllock/rows backends/mysqllock/shedlock internal/testengine internal/docstest cmd/locksidecar examples/trade"},
-	{"google.golang.org/grpc", "api/locksidecar/v1 backends/caslock/etcd localapi internal/telemetry cmd/locksidecar"},
-	{"google.golang.org/protobuf", "api/locksidecar/v1 internal/jsonlines localapi client backends/caslock/etcd cmd/locksidecar"},
+	{"google.golang.org/grpc", "api/locksidecar/v1 backends/caslock/etcd localapi node/csi internal/telemetry cmd/locksidecar"},
+	{"google.golang.org/protobuf", "api/locksidecar/v1 internal/jsonlines localapi client backends/caslock/etcd node/csi cmd/locksidecar"},
+	{"github.com/container-storage-interface", "node/csi"},
+	{"k8s.io", "node/csi"},
 	{"net/http", "localapi client internal/telemetry internal/testengine backends/caslock/etcd cmd/locksidecar internal/docstest examples/trade examples"},
 	{"github.com/prometheus", "internal/telemetry cmd/locksidecar"},
 	{"go.opentelemetry.io", "internal/telemetry cmd/locksidecar"},
@@ -106,8 +109,8 @@ var outsiders = []struct{ library, rooms string }{
 }
 
 // onlyTests are what no production code may import, whatever its room. Etcd's own client would
-// cost each sidecar a megabyte, whatever its store.
-const onlyTests = "testing backends/backendtest backends/backendtest/served internal/faultproxy internal/testengine internal/socketrule internal/javatest github.com/google/go-cmp go.uber.org/goleak go.etcd.io/etcd go.uber.org/zap"
+// cost each sidecar a megabyte, whatever its store, and the messages of CSI something as well.
+const onlyTests = "testing backends/backendtest backends/backendtest/served internal/faultproxy internal/testengine internal/socketrule internal/javatest github.com/google/go-cmp go.uber.org/goleak go.etcd.io/etcd go.uber.org/zap github.com/container-storage-interface k8s.io"
 
 // equipment are the rooms that are themselves only for tests.
 const equipment = "backends/backendtest backends/backendtest/served internal/faultproxy internal/testengine internal/socketrule internal/javatest internal/archtest internal/docstest examples/show"

@@ -8,11 +8,13 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"regexp"
+	"strings"
 )
 
 // Folder has a file for each pod that may use the socket, named by the pod's uid, with what the
-// kubelet has said of the pod. Who is looked up cannot write there.
+// kubelet has said of the pod. Who is looked up cannot write there. The driver of the node's volumes writes it.
 type Folder string
 
 // Said is what the kubelet has said of a pod: the content of its file, as JSON.
@@ -31,8 +33,17 @@ type Principal struct {
 	Container      string // its id
 }
 
-// maxSaid bounds the file of a pod.
-const maxSaid = 4 << 10
+const (
+	// maxSaid bounds the file of a pod.
+	maxSaid = 4 << 10
+	// unfinished begins the name of a file that is being written.
+	unfinished = "."
+	// readable is the mode of a file: who looks pods up is another user than who writes.
+	readable = 0o644
+)
+
+// ErrInvalid: Kubernetes does not allow such a pod.
+var ErrInvalid = errors.New("no pod of Kubernetes")
 
 // names are those of Kubernetes: parts of small letters, digits and dashes, with dots between
 // them. A namespace has one part, of at most 63 bytes.
@@ -55,7 +66,7 @@ func (f Folder) Principal(p Place) (Principal, error) {
 
 func (f Folder) read(uid string) (*Said, error) {
 	if !podUID.MatchString(uid) {
-		return nil, errors.New("that is no uid of a pod")
+		return nil, fmt.Errorf("%w: that is no uid", ErrInvalid)
 	}
 	root, err := os.OpenRoot(string(f))
 	if err != nil {
@@ -78,21 +89,107 @@ func (f Folder) read(uid string) (*Said, error) {
 	if err != nil {
 		return nil, err
 	}
-	var s Said
+	s := &Said{}
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
-	if err := d.Decode(&s); err != nil {
+	if err := d.Decode(s); err != nil {
 		return nil, fmt.Errorf("%s: %w", uid, err)
 	}
-	switch {
-	case d.More():
+	if d.More() {
 		return nil, fmt.Errorf("%s has more than one pod", uid)
-	case s.UID != uid:
-		return nil, fmt.Errorf("%s is of pod %q", uid, s.UID)
-	case !namespaceName.MatchString(s.Namespace), !valid(s.Name), !valid(s.ServiceAccount):
-		return nil, fmt.Errorf("%s has a name that Kubernetes does not allow", uid)
 	}
-	return &s, nil
+	if s.UID != uid {
+		return nil, fmt.Errorf("%s is of pod %q", uid, s.UID)
+	}
+	if err := s.check(); err != nil {
+		return nil, fmt.Errorf("%s: %w", uid, err)
+	}
+	return s, nil
 }
+
+// check tells whether Kubernetes allows such names.
+func (s *Said) check() error {
+	if !podUID.MatchString(s.UID) || !namespaceName.MatchString(s.Namespace) || !valid(s.Name) || !valid(s.ServiceAccount) {
+		return fmt.Errorf("%w: %q, %q in %q, of %q", ErrInvalid, s.UID, s.Name, s.Namespace, s.ServiceAccount)
+	}
+	return nil
+}
+
+// Write says of a pod what the kubelet has said, in place of what was said before. Its file is
+// there as a whole or not at all, also when the process is killed. One process writes at a time.
+func (f Folder) Write(s Said) error {
+	if err := s.check(); err != nil {
+		return err
+	}
+	text, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(string(f))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	begun := unfinished + s.UID
+	if err := root.RemoveAll(begun); err != nil {
+		return err
+	}
+	file, err := root.OpenFile(begun, os.O_WRONLY|os.O_CREATE|os.O_EXCL, readable)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(text)
+	if err == nil {
+		err = file.Chmod(readable) // whatever the umask
+	}
+	if e := file.Close(); err == nil {
+		err = e
+	}
+	if err != nil {
+		return err
+	}
+	return root.Rename(begun, s.UID)
+}
+
+// Remove forgets a pod. It is no error when nothing was said of it.
+func (f Folder) Remove(uid string) error {
+	if !podUID.MatchString(uid) {
+		return fmt.Errorf("%w: that is no uid", ErrInvalid)
+	}
+	root, err := os.OpenRoot(string(f))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	if err := root.Remove(uid); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// Pods are the uids of which something was said.
+func (f Folder) Pods() (uids []string, err error) {
+	files, err := os.ReadDir(string(f))
+	for _, file := range files {
+		if podUID.MatchString(file.Name()) {
+			uids = append(uids, file.Name())
+		}
+	}
+	return uids, err
+}
+
+// Tidy removes what a Write has left that was cut off.
+func (f Folder) Tidy() error {
+	files, err := os.ReadDir(string(f))
+	for _, file := range files {
+		if uid, ok := strings.CutPrefix(file.Name(), unfinished); ok && podUID.MatchString(uid) {
+			err = errors.Join(err, os.Remove(filepath.Join(string(f), file.Name())))
+		}
+	}
+	return err
+}
+
+// ValidPod tells whether this is the uid of a pod.
+func ValidPod(uid string) bool { return podUID.MatchString(uid) }
 
 func valid(name string) bool { return len(name) <= maxName && names.MatchString(name) }

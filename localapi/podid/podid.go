@@ -3,7 +3,7 @@
 // It goes by the path alone, from the root of all cgroups. Who may make cgroups below its own
 // chooses their names. So the first part of a path that names somebody counts, and what comes
 // after it is not looked at. A path that is not exactly as the kubelet or systemd makes it is
-// refused. It does no I/O, but to read what the kubelet has said of a pod, see Folder.
+// refused. It does no I/O, but to read and write down what the kubelet has said of a pod, see Folder.
 package podid
 
 import (

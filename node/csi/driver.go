@@ -1,0 +1,219 @@
+package csi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/localapi/podid"
+)
+
+// Keys of log lines.
+const (
+	keyError     = "error"
+	keyNamespace = "namespace"
+	keyPod       = "pod"
+	keySocket    = "socket"
+	keyUID       = "uid"
+	keyVolume    = "volume"
+)
+
+// What is in the node's folder.
+const (
+	socketFolder = "socket" // the agent's socket; mounted into pods
+	podsFolder   = "pods"   // what was said of pods
+	lockFile     = "driver.lock"
+)
+
+// registry is where the kubelet looks for plugins, in its folder. Names that begin with a dot
+// it does not look at.
+const registry = "plugins_registry"
+
+// Options say what the driver is called, and where its folders are.
+type Options struct {
+	Name    string // of the driver, as in the CSIDriver object
+	Version string // of the program
+	Node    string // the name of this node
+	Kubelet string // the kubelet's folder
+	Folder  string // the node's folder, which the driver and the agent share
+	Logger  hclog.Logger
+}
+
+// driverName is what CSI allows.
+var driverName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
+
+// maxNode is what CSI allows for a node's name.
+const maxNode = 256
+
+// Check says what is wrong with the options.
+func (o Options) Check() error {
+	switch {
+	case !driverName.MatchString(o.Name):
+		return fmt.Errorf("%q is no name of a driver: up to 63 small letters, digits, dots and dashes", o.Name)
+	case o.Node == "" || len(o.Node) > maxNode:
+		return fmt.Errorf("the node's name has %d bytes: must be 1 to %d", len(o.Node), maxNode)
+	case !filepath.IsAbs(o.Kubelet) || filepath.Clean(o.Kubelet) != o.Kubelet:
+		return fmt.Errorf("the kubelet's folder is %q: must be an absolute path, as the kubelet writes it", o.Kubelet)
+	case !filepath.IsAbs(o.Folder):
+		return fmt.Errorf("the node's folder is %q: must be an absolute path", o.Folder)
+	}
+	return nil
+}
+
+type driver struct {
+	o       Options
+	volumes *volumes
+}
+
+// lockTry is how often a driver looks whether the one before it has ended.
+const lockTry = 200 * time.Millisecond
+
+// Run serves the kubelet until ctx ends. It first forgets pods that are gone. One driver serves a
+// node at a time: another one waits for its end.
+func Run(ctx context.Context, o Options) (err error) {
+	if err := o.Check(); err != nil {
+		return err
+	}
+	for _, folder := range []string{podsOfKubelet, registry} {
+		if err := isFolder(filepath.Join(o.Kubelet, folder)); err != nil {
+			return fmt.Errorf("there is no kubelet here: %w", err)
+		}
+	}
+	for _, folder := range []string{socketFolder, podsFolder} {
+		if err := makeFolder(filepath.Join(o.Folder, folder)); err != nil {
+			return fmt.Errorf("make the node's folders: %w", err)
+		}
+	}
+	unlock, err := alone(ctx, filepath.Join(o.Folder, lockFile), o.Logger)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	d := &driver{o: o, volumes: &volumes{
+		kubelet: o.Kubelet,
+		socket:  filepath.Join(o.Folder, socketFolder),
+		pods:    podid.Folder(filepath.Join(o.Folder, podsFolder)),
+	}}
+	if err := errors.Join(d.volumes.pods.Tidy(), d.volumes.sweep()); err != nil {
+		return fmt.Errorf("forget pods that are gone: %w", err)
+	}
+	return d.serve(ctx)
+}
+
+// serve listens where the kubelet finds it, until ctx ends.
+func (d *driver) serve(ctx context.Context) error {
+	path := filepath.Join(d.o.Kubelet, registry, d.o.Name+".sock")
+	l, remove, err := listen(path)
+	if err != nil {
+		return fmt.Errorf("listen for the kubelet: %w", err)
+	}
+	defer remove()
+	d.o.Logger.Info("the kubelet can register the driver", keySocket, path)
+	server := d.server()
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(l) }()
+	select {
+	case err = <-ended:
+		return fmt.Errorf("serve the kubelet: %w", err)
+	case <-ctx.Done():
+	}
+	remove() // so that the kubelet knows
+	server.GracefulStop()
+	<-ended
+	return nil
+}
+
+// listen listens at path, in place of whoever did. The socket is there when it can be connected
+// to, and for root alone. remove takes it away, if it still is this one.
+func listen(path string) (l net.Listener, remove func(), err error) {
+	hidden := filepath.Join(filepath.Dir(path), "."+filepath.Base(path))
+	if err := os.Remove(hidden); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, err
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
+	if err != nil {
+		return nil, nil, err
+	}
+	listener.SetUnlinkOnClose(false)
+	err = os.Chmod(hidden, 0o600)
+	var ours fs.FileInfo
+	if err == nil {
+		ours, err = os.Lstat(hidden)
+	}
+	if err == nil {
+		err = os.Rename(hidden, path)
+	}
+	if err != nil {
+		_ = listener.Close()
+		_ = os.Remove(hidden)
+		return nil, nil, err
+	}
+	return listener, func() {
+		if now, err := os.Lstat(path); err == nil && os.SameFile(now, ours) {
+			_ = os.Remove(path)
+		}
+	}, nil
+}
+
+// alone waits until no other driver has the node's folder.
+func alone(ctx context.Context, path string, logger hclog.Logger) (unlock func(), err error) {
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	told := false
+	for {
+		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = file.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			_ = file.Close()
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		if !told {
+			logger.Warn("another driver serves this node: waiting for its end")
+			told = true
+		}
+		select {
+		case <-ctx.Done():
+			_ = file.Close()
+			return nil, ctx.Err()
+		case <-time.After(lockTry):
+		}
+	}
+}
+
+func isFolder(path string) error {
+	info, err := os.Stat(path)
+	if err == nil && !info.IsDir() {
+		err = fmt.Errorf("%s is no folder", path)
+	}
+	return err
+}
+
+// makeFolder makes a folder that all users may look into. One that is there stays as it is.
+func makeFolder(path string) error {
+	const mode = 0o755
+	err := os.MkdirAll(filepath.Dir(path), mode)
+	if err != nil {
+		return err
+	}
+	if err = os.Mkdir(path, mode); err == nil {
+		return os.Chmod(path, mode) //nolint:gosec // the agent is another user; whatever the umask
+	}
+	info, e := os.Lstat(path)
+	if e == nil && info.IsDir() {
+		return nil
+	}
+	return err
+}
