@@ -1,9 +1,12 @@
 package csi
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -60,6 +63,12 @@ func TestOneAfterAnother(t *testing.T) {
 	}
 	first := n.start()
 	second := n.begin()
+	eventually(t, "the second waits", func() error {
+		if !strings.Contains(second.log.String(), "waiting for its end") {
+			return errors.New("it does not say so")
+		}
+		return nil
+	})
 	n.must(first.publish(one, "locks"))
 	first.hangUp()
 	n.must(first.cmd.Process.Signal(syscall.SIGTERM))
@@ -81,10 +90,14 @@ func TestOneAfterAnother(t *testing.T) {
 func TestAskedTenTimes(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
+	var mounts []string
 	for i := range 10 {
 		n.must(p.publish(one, "locks"))
 		n.must(p.publish(another, "locks"))
 		n.want(fmt.Sprintf("asked %d times", i+1), 2, one, another)
+		if i == 0 {
+			mounts = n.mounts(n.o.Kubelet)
+		}
 		p.hangUp() // the kubelet ends
 		if i%2 == 1 {
 			p.kill() // and the driver
@@ -92,6 +105,9 @@ func TestAskedTenTimes(t *testing.T) {
 			continue
 		}
 		p.register()
+	}
+	if now := n.mounts(n.o.Kubelet); !slices.Equal(now, mounts) {
+		t.Errorf("what was mounted: %q, what is: %q", mounts, now)
 	}
 	// What is mounted is in no group with another mount: else each mount would come to all of them.
 	groups := map[string]bool{}
@@ -110,7 +126,7 @@ func TestAskedTenTimes(t *testing.T) {
 		}
 	}
 	if len(groups) != 3 {
-		t.Errorf("groups of mounts: %v", groups)
+		t.Errorf("groups of mounts: %v", slices.Collect(maps.Keys(groups)))
 	}
 	n.must(p.unpublish(one, "locks"))
 	n.want("one is gone", 1, another)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 
 	"github.com/locksidecar/locksidecar/localapi/podid"
 )
@@ -128,12 +129,14 @@ func (d *driver) serve(ctx context.Context) error {
 	}
 	remove() // so that the kubelet knows
 	server.GracefulStop()
-	<-ended
-	return nil
+	if err := <-ended; !errors.Is(err, grpc.ErrServerStopped) {
+		return err
+	}
+	return nil // it had not begun
 }
 
 // listen listens at path, in place of whoever did. The socket is there when it can be connected
-// to, and for root alone. remove takes it away, if it still is this one.
+// to, and for root alone. remove takes it away: only who is alone calls it.
 func listen(path string) (l net.Listener, remove func(), err error) {
 	hidden := filepath.Join(filepath.Dir(path), "."+filepath.Base(path))
 	if err := os.Remove(hidden); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -144,12 +147,7 @@ func listen(path string) (l net.Listener, remove func(), err error) {
 		return nil, nil, err
 	}
 	listener.SetUnlinkOnClose(false)
-	err = os.Chmod(hidden, 0o600)
-	var ours fs.FileInfo
-	if err == nil {
-		ours, err = os.Lstat(hidden)
-	}
-	if err == nil {
+	if err = os.Chmod(hidden, 0o600); err == nil {
 		err = os.Rename(hidden, path)
 	}
 	if err != nil {
@@ -157,16 +155,12 @@ func listen(path string) (l net.Listener, remove func(), err error) {
 		_ = os.Remove(hidden)
 		return nil, nil, err
 	}
-	return listener, func() {
-		if now, err := os.Lstat(path); err == nil && os.SameFile(now, ours) {
-			_ = os.Remove(path)
-		}
-	}, nil
+	return listener, func() { _ = os.Remove(path) }, nil
 }
 
 // alone waits until no other driver has the node's folder.
 func alone(ctx context.Context, path string, logger hclog.Logger) (unlock func(), err error) {
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600) //nolint:gosec // the folder is a setting
 	if err != nil {
 		return nil, err
 	}
@@ -209,7 +203,7 @@ func makeFolder(path string) error {
 		return err
 	}
 	if err = os.Mkdir(path, mode); err == nil {
-		return os.Chmod(path, mode) //nolint:gosec // the agent is another user; whatever the umask
+		return os.Chmod(path, mode) // whatever the umask
 	}
 	info, e := os.Lstat(path)
 	if e == nil && info.IsDir() {

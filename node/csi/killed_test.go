@@ -50,6 +50,18 @@ func TestKilledWhileItUnmounts(t *testing.T) {
 	})
 }
 
+// A pod is known before it can reach the socket.
+func TestKnownBeforeItIsMounted(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	p.arm("mount")
+	if err := p.publish(one, "locks"); status.Code(err) != codes.Unavailable {
+		t.Fatal(err)
+	}
+	p.kill()
+	n.want("killed", 0, one)
+}
+
 // killed kills a driver at each point of a request, in turn. It must come to so many points.
 func killed(t *testing.T, want int, before, ask func(*process) error, then map[string]func(*node)) {
 	t.Helper()

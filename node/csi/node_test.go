@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -152,8 +153,29 @@ type process struct {
 	cmd   *exec.Cmd
 	stdin io.Writer
 	said  *bufio.Reader
+	log   *log
 	conn  *grpc.ClientConn
 	spec.NodeClient
+}
+
+// log is what a driver has logged so far.
+type log struct {
+	mu sync.Mutex
+	b  strings.Builder
+	to io.Writer
+}
+
+func (l *log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.b.Write(p)
+	return l.to.Write(p)
+}
+
+func (l *log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
 // begin starts a driver.
@@ -162,7 +184,8 @@ func (n *node) begin() *process {
 	// Not the context of the test: that ends before clean-up.
 	cmd := exec.CommandContext(context.Background(), "/proc/self/exe")
 	cmd.Env = append(os.Environ(), roleEnv+"="+roleDriver, dirEnv+"="+n.dir)
-	cmd.Stderr = n.t.Output()
+	said := &log{to: n.t.Output()}
+	cmd.Stderr = said
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -175,7 +198,7 @@ func (n *node) begin() *process {
 	if err := cmd.Start(); err != nil {
 		n.t.Fatal(err)
 	}
-	p := &process{n: n, cmd: cmd, stdin: stdin, said: bufio.NewReader(stdout)}
+	p := &process{n: n, cmd: cmd, stdin: stdin, said: bufio.NewReader(stdout), log: said}
 	n.t.Cleanup(p.kill)
 	return p
 }

@@ -217,7 +217,7 @@ func (v *volumes) open(below string) (dir, error) {
 	pods, err := openFolder(filepath.Join(v.kubelet, podsOfKubelet))
 	if err != nil {
 		// It must be there. So this is not the error of a folder that is not there any more.
-		return noDir, fmt.Errorf("open the kubelet's folder of pods: %v", err)
+		return noDir, errors.New("open the kubelet's folder of pods: " + err.Error())
 	}
 	defer pods.close()
 	return pods.open(below)
