@@ -97,6 +97,9 @@ func TestAskedTenTimes(t *testing.T) {
 		n.want(fmt.Sprintf("asked %d times", i+1), 2, one, another)
 		if i == 0 {
 			mounts = n.mounts(n.o.Kubelet)
+			held, err := openFolder(n.target(one, "locks")) // so that no other mount can have its number
+			n.must(err)
+			defer held.close()
 		}
 		p.hangUp() // the kubelet ends
 		if i%2 == 1 {
