@@ -33,6 +33,7 @@ func Await(ctx context.Context, q Request, acquire func(context.Context, Request
 		if !errors.Is(err, ErrWaiting) {
 			return g, err
 		}
+		Queued(ctx)
 		Blocking(ctx)
 		select {
 		case <-rung:

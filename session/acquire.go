@@ -71,38 +71,49 @@ func (s *Session) Acquire(ctx context.Context, r AcquireRequest) (Grant, error) 
 	return q.answer()
 }
 
-// asking is a request to the store for a hold, its ctx, and its bell. While it waits it has no
-// goroutine.
+// asking is a request to the store for a hold, its ctx, its place in a lane, and its bell. While it
+// waits it has no goroutine.
 type asking struct {
 	call
+	place
 	s    *Session
 	h    *ledger.Hold
 	g    *generation // nil: there is no lease to ask on yet
 	q    lock.Request
 	held []string // the resources that the owner of the request has
 
-	state   atomic.Int32
-	inquiry *inquiry // looks into its wait; nil: there is none
+	state      atomic.Int32
+	introduced bool     // the store may be asked; nobody but run looks at it
+	inquiry    *inquiry // looks into its wait; nil: there is none
 }
 
 // The states of an asking.
 const (
 	atWork int32 = iota // a goroutine asks the store
-	atRest              // it waits, and has none
+	atRest              // it waits, in its lane or in the store, and has none
 	rung                // there is something new
 )
 
 // Ring implements lock.Bell.
 func (a *asking) Ring() {
 	if a.state.Swap(rung) == atRest {
-		a.s.m.workers.Run(a.goOn)
+		a.s.m.workers.Run(a.run)
 	}
 }
 
-// Stop ends the wait.
+// Stop ends the wait. s.mu is held.
 func (a *asking) Stop() {
+	a.s.lanes.leave(&a.place)
 	a.call.Stop()
 	a.Ring()
+}
+
+// Value implements context.Context. Who comes after it in its lane is let go on by lock.Queued, too.
+func (a *asking) Value(key any) any {
+	if _, queued := key.(lock.QueuedKey); queued {
+		return func() { passed(a.s, &a.place) }
+	}
+	return a.call.Value(key)
 }
 
 // request prepares to ask the store for a hold; nil: it is not wanted any more. s.mu is
@@ -118,6 +129,8 @@ func (s *Session) request(h *ledger.Hold, id lock.HoldID) *asking {
 	if !wanted {
 		return nil
 	}
+	a.resource, a.bell, a.number, a.try = h.Resource(), a, h.Number(), h.Try()
+	s.lanes.enter(&a.place)
 	return a
 }
 
@@ -130,16 +143,6 @@ func (a *asking) on(g *generation) bool {
 		g.add(q.ID, a.s)
 	}
 	return wanted
-}
-
-// run asks the store, once there is a lease, until it answers or has the request wait.
-func (a *asking) run() {
-	if a.g == nil && !a.onNext() {
-		a.end()
-		return
-	}
-	a.introduce()
-	a.goOn()
 }
 
 // onNext waits for a lease to ask on. It reports false when nobody waits for it any more.
@@ -164,8 +167,13 @@ func valuesOf(h *ledger.Hold) context.Context {
 	return context.WithoutCancel(h.Tag().(context.Context))
 }
 
-// introduce says who asks. The owner of the request has the resources held.
-func (a *asking) introduce() {
+// introduce says who asks, once there is a lease. It reports false when nobody waits for it any more. The
+// owner of the request has the resources held.
+func (a *asking) introduce() bool {
+	if a.g == nil && !a.onNext() {
+		return false
+	}
+	a.introduced = true
 	a.q.Owner = a.s.encoded
 	if label := a.h.Owner(); label != "" {
 		o := a.s.owner
@@ -181,21 +189,32 @@ func (a *asking) introduce() {
 	if a.h.Once() == nil { // else what follows the grant needs a goroutine that waits for it
 		a.q.Bell = a
 	}
+	return true
 }
 
-// goOn asks the store until it answers, or has the request wait: then its bell goes on. The
-// answer goes to the ledger.
-func (a *asking) goOn() {
+// run asks the store, once it is its turn, until it answers or has the request wait: then the bell goes
+// on. The answer goes to the ledger.
+func (a *asking) run() {
 	s, h := a.s, a.h
 	var grant lock.Grant
 	var attempt *outcome.Attempt
 	err := lock.ErrWaiting
 	for errors.Is(err, lock.ErrWaiting) {
 		a.state.Store(atWork) // what has come until now is found now
-		if h.Once() == nil {
-			grant, err = a.g.acquire(a, a.q)
-		} else {
-			grant, attempt, err = beginOnce(a, s, h, a.g, a.q)
+		if a.turn.Load() || a.Err() != nil {
+			if !a.introduced && !a.introduce() {
+				passed(s, &a.place)
+				a.end()
+				return
+			}
+			if h.Once() == nil {
+				grant, err = a.g.acquire(a, a.q)
+			} else {
+				grant, attempt, err = beginOnce(a, s, h, a.g, a.q)
+			}
+			if errors.Is(err, lock.ErrWaiting) {
+				passed(s, &a.place)
+			}
 		}
 		if errors.Is(err, lock.ErrWaiting) && a.state.CompareAndSwap(atWork, atRest) {
 			return
@@ -213,7 +232,9 @@ func (a *asking) goOn() {
 		s.ledger.Started(h, a.q.ID, attempt)
 	}
 	s.ledger.Answered(h, a.q.ID, a.g, grant, err)
-	if _, calls := s.settle(nil); len(calls) > 0 {
+	_, calls := s.settle(nil)
+	passed(s, &a.place) // what is asked for again stands before those that came later
+	if len(calls) > 0 {
 		tell(s, calls[1:])
 		calls[0].Then(calls[0]) // usually there is no other
 	}

@@ -94,7 +94,7 @@ func (s *Session) Detach(ctx context.Context, id lock.HoldID, ttl time.Duration)
 		s.m.loose.drop(key)
 		return Detached{}, err
 	}
-	c := &call{values: ctx}
+	c := beginChange(ctx, s, h)
 	s.ledger.Releasing(h, c)
 	d := Detached{
 		Handle: formatHandle(h.Mode(), secret, h.Name()), Resource: h.Name(), Mode: h.Mode(), Fence: h.Fence(),
@@ -105,6 +105,7 @@ func (s *Session) Detach(ctx context.Context, id lock.HoldID, ttl time.Duration)
 	c.end()
 	s.mu.Lock()
 	err = s.ledger.Released(h, []LostReason{said})
+	c.over(s)
 	s.exit()
 	var lost *LostError
 	switch {

@@ -83,7 +83,7 @@ func finish(ctx context.Context, s *Session, r *ledger.Release) (int, error) {
 	}
 	switch {
 	case r.Hold != nil:
-		c := &call{values: ctx}
+		c := beginChange(ctx, s, r.Hold)
 		s.ledger.Releasing(r.Hold, c)
 		s.exit()
 		var said [maxParts]LostReason
@@ -95,6 +95,7 @@ func finish(ctx context.Context, s *Session, r *ledger.Release) (int, error) {
 		c.end()
 		s.mu.Lock()
 		err := s.ledger.Released(r.Hold, said[:n])
+		c.over(s)
 		s.exit()
 		if lost := (*LostError)(nil); errors.As(err, &lost) { // there is no event: the answer says it
 			s.m.o.Observer.HoldLost(lost.Lost.Reason)
@@ -175,6 +176,10 @@ func (s *Session) Downgrade(ctx context.Context, id lock.HoldID) (Grant, error) 
 	for {
 		s.enter()
 		d := s.ledger.Downgrade(id)
+		var c *change
+		if d.Hold != nil {
+			c = beginChange(ctx, s, d.Hold)
+		}
 		s.exit()
 		switch {
 		case d.Wait != nil:
@@ -201,6 +206,7 @@ func (s *Session) Downgrade(ctx context.Context, id lock.HoldID) (Grant, error) 
 		}
 		s.enter()
 		g, err := s.ledger.Downgraded(d.Hold, unknown == nil, missing)
+		c.over(s)
 		s.exit()
 		if err == nil && unknown != nil {
 			return Grant{}, fmt.Errorf("downgrade lock: %w", unknown)

@@ -41,6 +41,7 @@ type Session struct {
 	ledger   *ledger.Ledger
 	now      time.Duration // when it was looked at the clock last
 	lease    *generation   // on which all holds hang; nil while there are none
+	lanes    lanes         // what is on the way to the store
 	counted  levels
 	timer    *time.Timer
 	armed    time.Duration // when the timer fires, on the clock; 0: it does not

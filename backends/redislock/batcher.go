@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -30,10 +31,11 @@ var (
 // free sends its request itself, with no goroutine in between. Those that come
 // while a request is on its way wait, and go together in the next round trip. So
 // one caller pays for nothing but its own request, and many callers share trips,
-// system calls and wake-ups.
+// system calls and wake-ups. Requests are carried out in the order in which they came.
 type batcher struct {
 	sender
 	timeout time.Duration // of a request
+	knows   atomic.Bool   // the server has carried out scriptAcquire
 
 	mu      sync.Mutex
 	busy    bool
@@ -69,6 +71,7 @@ func (b *batcher) Process(ctx context.Context, cmd redis.Cmder) error {
 	if !b.busy {
 		b.busy = true
 		b.mu.Unlock()
+		lock.Queued(ctx)
 		err := b.alone(ctx, cmd)
 		b.pass()
 		return err
@@ -76,6 +79,7 @@ func (b *batcher) Process(ctx context.Context, cmd redis.Cmder) error {
 	t := b.ticket(cmd)
 	b.waiting = append(b.waiting, t)
 	b.mu.Unlock()
+	lock.Queued(ctx)
 	select {
 	case <-t.ready:
 		b.again(t)

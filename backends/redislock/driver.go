@@ -240,13 +240,20 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 	if failsOver {
 		args = append(args, trusted.term)
 	}
+	on := d.b.batchers[s.index]
+	if script != scriptAcquire || !on.knows.Load() { // it may be sent once more, behind others
+		ctx = context.WithValue(ctx, lock.QueuedKey{}, nil)
+	}
 	for first := true; ; first = false {
-		r := d.b.run(ctx, d.b.batchers[s.index], script, keys, args...)
+		r := d.b.run(ctx, on, script, keys, args...)
 		if errors.Is(r.err, errNotSent) && !first && !q.Try {
 			return leasekit.Answer{}, nil // it stands in the queue
 		}
 		if r.err != nil {
 			return leasekit.Answer{}, d.notAsked(q, r.err)
+		}
+		if script == scriptAcquire {
+			on.knows.Store(true)
 		}
 		if holder, has := holderOf(r); has {
 			tail := string(q.Handle) + ":" + holder

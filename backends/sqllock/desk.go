@@ -45,6 +45,7 @@ func (b *Backend) submit(ctx context.Context, name lock.Resource, ops ...*op) {
 		o.done, o.since = make(chan struct{}), now
 	}
 	d, mine := b.enter(name, ops)
+	lock.Queued(ctx)
 	if mine && !b.serve(d) { // usually that was all
 		b.routines.Go(func() { b.attend(d) })
 	}

@@ -107,9 +107,10 @@ func (l *Ledger) Acquire(a *Ask) (Grant, *Call, error) {
 	if err := l.room(a); err != nil {
 		return Grant{}, nil, err
 	}
+	l.number++
 	h := &Hold{
 		key: Key{a.Resource, a.Owner}, name: a.Name, mode: a.Mode, reentrant: a.Reentrant, direct: a.Direct || a.Once != nil, wish: a.Guard, once: a.Once, minHold: a.MinHold, detachable: a.Detachable || a.Handle != "", handle: a.Handle,
-		state: asking, try: a.Try, id: l.o.NewID(), tag: a.Tag, began: l.at.Now,
+		state: asking, try: a.Try, id: l.o.NewID(), tag: a.Tag, began: l.at.Now, number: l.number,
 	}
 	h.due.hold = h
 	l.asks[h.id] = h

@@ -90,7 +90,7 @@ func (l *Ledger) succeed(h *Hold) {
 	p := g.parts[len(g.taken)]
 	next := &Hold{
 		key: Key{p.Resource, h.key.Owner}, name: p.Name, mode: h.mode, direct: h.direct, wish: h.wish,
-		state: asking, try: true, id: l.o.NewID(), tag: h.tag, group: g, calls: h.calls, claims: h.claims, began: h.began,
+		state: asking, try: true, id: l.o.NewID(), tag: h.tag, group: g, calls: h.calls, claims: h.claims, began: h.began, number: h.number,
 	}
 	next.due.hold = next
 	h.calls, h.claims = nil, nil

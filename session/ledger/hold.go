@@ -45,6 +45,7 @@ type Hold struct {
 
 	tag    any // asking: of the first call
 	began  time.Duration
+	number uint64   // of the request that has asked first, in the order in which they came
 	calls  *Call    // asking: who waits, in no order
 	claims []*claim // of requests that have an id, in their order
 
@@ -96,6 +97,12 @@ type after struct {
 	farewell bool
 	done     func()
 }
+
+// Number grows with the order in which requests came. All parts of one have its own.
+func (h *Hold) Number() uint64 { return h.number }
+
+// Try tells that only callers who do not wait want the hold that is asked for.
+func (h *Hold) Try() bool { return h.try }
 
 // Owner is the label of who asks.
 func (h *Hold) Owner() string { return h.key.Owner }

@@ -58,6 +58,7 @@ type Ledger struct {
 	asks    map[lock.HoldID]*Hold // that are asked for and that live
 	keys    map[Key]*Hold         // those of reentrant requests
 	claims  map[string]*claim
+	number  uint64 // of the latest request
 	owners  owners
 	leaving int // holds whose release is under way
 	waits   int

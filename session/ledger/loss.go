@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"slices"
 	"sort"
 	"time"
@@ -200,12 +201,19 @@ func (l *Ledger) missing(id lock.HoldID) error {
 // the store keeps others out by itself, and requests go to the next lease.
 func (l *Ledger) LeaseOver(lease Lease, reason LostReason, m Moment) {
 	l.at = m
+	var again []*Hold
 	for _, h := range l.asks {
 		switch {
 		case h.lease != lease:
 		case h.state == held:
 			l.lose(h, reason, m.Kept)
 		case h.state == asking:
+			again = append(again, h)
+		}
+	}
+	slices.SortFunc(again, func(a, b *Hold) int { return cmp.Compare(a.number, b.number) })
+	for _, h := range again {
+		if h.state == asking && h.lease == lease { // else its group has begun again
 			l.askAgain(h)
 		}
 	}

@@ -1,0 +1,153 @@
+package session
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/ledger"
+)
+
+// lanes are what a session has on the way to the store, a lane for each resource, in the order in which
+// the app has asked for it. On the way each has a goroutine of its own, by which it could overtake
+// others. So a request goes on when those before it stand in the store's queue, or were answered. A
+// try also waits for the end of what is done to holds before it: it would find what the app has let go
+// of. Nothing waits for what is about another resource.
+type lanes struct {
+	only *place // the first of a lane; mostly there is no other
+	rest map[lock.Resource]*place
+}
+
+// place is one of a lane.
+type place struct {
+	resource      lock.Resource
+	before, after *place
+	bell          lock.Bell   // of a request, rung when it may go on; nil: something is done to a hold, which waits for nobody
+	number        uint64      // of a request
+	turn          atomic.Bool // the request may go on
+	try, in       bool
+}
+
+// first gives the first of a resource; nil: there is none.
+func (l *lanes) first(r lock.Resource) *place {
+	if l.only != nil && l.only.resource == r {
+		return l.only
+	}
+	return l.rest[r]
+}
+
+// begin notes which is the first of a resource now, in place of another one; nil: none.
+func (l *lanes) begin(r lock.Resource, was, now *place) {
+	switch {
+	case l.only == was:
+		l.only = now
+	case now != nil:
+		if l.rest == nil {
+			l.rest = make(map[lock.Resource]*place)
+		}
+		l.rest[r] = now
+	default:
+		if delete(l.rest, r); len(l.rest) == 0 {
+			l.rest = nil
+		}
+	}
+}
+
+// enter gives a place to what is about to go to the store: the last, but what is asked for again stands
+// where it came.
+func (l *lanes) enter(p *place) {
+	first := l.first(p.resource)
+	p.in, p.before = true, first
+	for p.before != nil && p.before.after != nil {
+		p.before = p.before.after
+	}
+	for p.bell != nil && p.before != nil && p.before.bell != nil && p.before.number > p.number && !p.before.turn.Load() {
+		p.before = p.before.before
+	}
+	if p.before != nil {
+		p.after, p.before.after = p.before.after, p
+	} else {
+		p.after = first
+		l.begin(p.resource, first, p)
+	}
+	if p.after != nil {
+		p.after.before = p
+	}
+	if p.bell != nil && p.free() {
+		p.turn.Store(true)
+	}
+}
+
+// free tells whether a request may go on.
+func (p *place) free() bool {
+	for o := p.before; o != nil; o = o.before {
+		if o.bell != nil || p.try {
+			return false
+		}
+	}
+	return true
+}
+
+// leave lets go on who has waited for p, unless it has left before.
+func (l *lanes) leave(p *place) {
+	if !p.in {
+		return
+	}
+	if p.before != nil {
+		p.before.after = p.after
+	} else {
+		l.begin(p.resource, p, p.after)
+	}
+	if p.after != nil {
+		p.after.before = p.before
+	}
+	p.before, p.after, p.in = nil, nil, false
+	first := l.first(p.resource)
+	for first != nil && first.bell == nil {
+		first = first.after
+	}
+	if first != nil && !first.turn.Load() && first.free() {
+		first.turn.Store(true)
+		first.bell.Ring()
+	}
+}
+
+// passed notes that others may go on behind p.
+func passed(s *Session, p *place) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lanes.leave(p)
+}
+
+// change is something that is done to a hold, and its ctx.
+type change struct {
+	call
+	one    [1]place
+	places []place // of each part
+}
+
+// beginChange gives it its places. s.mu is held.
+func beginChange(ctx context.Context, s *Session, h *ledger.Hold) *change {
+	c := &change{call: call{values: ctx}}
+	n := 0
+	for range h.Parts {
+		n++
+	}
+	if c.places = c.one[:]; n > 1 {
+		c.places = make([]place, n)
+	}
+	n = 0
+	for p := range h.Parts {
+		c.places[n].resource = p.Resource()
+		s.lanes.enter(&c.places[n])
+		n++
+	}
+	return c
+}
+
+// over is called when the store has answered. s.mu is held.
+func (c *change) over(s *Session) {
+	for i := range c.places {
+		s.lanes.leave(&c.places[i])
+	}
+}

@@ -1,0 +1,97 @@
+package session
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// lanesTest is lanes beside a naive model of them.
+type lanesTest struct {
+	lanes
+	all []*placed // in the order in which they are to go on
+}
+
+type placed struct {
+	place
+	rung bool
+}
+
+// Ring implements lock.Bell.
+func (p *placed) Ring() { p.rung = true }
+
+// free is what the model says: may it go on?
+func (l *lanesTest) free(p *placed) bool {
+	for _, o := range l.all {
+		if o == p {
+			return true
+		}
+		if o.resource == p.resource && (o.bell != nil || p.try) {
+			return false
+		}
+	}
+	return false
+}
+
+// Each goes on when those before it, of its resource, have left, and not before that; and nothing is kept
+// of a lane that is empty.
+func TestLanes(t *testing.T) {
+	for seed := range uint64(200) {
+		rnd := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // it is to be the same again
+		l := &lanesTest{}
+		for n := range uint64(100) {
+			if len(l.all) == 0 || rnd.IntN(5) < 3 {
+				p := &placed{}
+				p.resource, p.number = lock.Resource(fmt.Sprint(rnd.IntN(3))), n
+				if rnd.IntN(3) > 0 {
+					p.bell, p.try = p, rnd.IntN(3) == 0
+				}
+				l.all = append(l.all, p)
+				l.enter(&p.place)
+			} else {
+				i := rnd.IntN(len(l.all))
+				p := l.all[i]
+				l.all = slices.Delete(l.all, i, i+1)
+				l.leave(&p.place)
+				l.leave(&p.place) // it may be told twice
+			}
+			for i, p := range l.all {
+				if p.bell != nil && p.turn.Load() != l.free(p) {
+					t.Fatalf("seed %d, step %d: place %d may go on: %v, want %v", seed, n, i, p.turn.Load(), l.free(p))
+				}
+				if p.rung && !p.turn.Load() {
+					t.Fatalf("seed %d, step %d: place %d was rung and may not go on", seed, n, i)
+				}
+			}
+		}
+		for _, p := range l.all {
+			l.leave(&p.place)
+		}
+		if l.only != nil || l.rest != nil {
+			t.Fatalf("seed %d: left %v, %v", seed, l.only, l.rest)
+		}
+	}
+}
+
+// What is asked for again stands where it came: before those that came later and have not gone on.
+func TestLanesAskedAgain(t *testing.T) {
+	var l lanes
+	places := make([]placed, 4)
+	for _, i := range []int{0, 2, 3} {
+		places[i].bell, places[i].number = &places[i], uint64(i) //nolint:gosec // it is small
+		l.enter(&places[i].place)
+	}
+	places[1].bell, places[1].number = &places[1], 1
+	l.enter(&places[1].place)
+	for i := range places {
+		for k := range places {
+			if places[k].turn.Load() != (k <= i) {
+				t.Errorf("%d have left: place %d may go on: %v", i, k, places[k].turn.Load())
+			}
+		}
+		l.leave(&places[i].place)
+	}
+}
