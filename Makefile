@@ -38,6 +38,8 @@ TEST_TIMEOUT ?= 25m
 TEST_PACKAGES ?= 3
 # How often tests that failed are run again, when all others are over; 0: never.
 TEST_RERUNS ?= 1
+# make lint vets all of this, in every module, and tests do not vet it once more.
+TEST := go test -vet=off -count=1 -timeout $(TEST_TIMEOUT)
 # What each fuzz target gets.
 FUZZ_TIME ?= 10s
 
@@ -76,8 +78,8 @@ image: ## Make bin/image.tar, the container image, and bin/image.spdx.json (ARCH
 		-licence $(CURDIR)/LICENSE -sbom $(CURDIR)/bin/image.spdx.json -out $(CURDIR)/bin/image.tar $(if $(PUSH),-push '$(PUSH)')
 
 .PHONY: image-test
-image-test: ## Vet and test the tool that makes the image
-	cd tools/image && go vet ./... && go test -count=1 ./...
+image-test: ## Test the tool that makes the image
+	cd tools/image && $(TEST) ./...
 
 # What makes and uses packages of all languages.
 PACKERS := git node npm javac mvn import:ensurepip cargo
@@ -99,20 +101,20 @@ test: test-deps bench-build image-test release-tool-test chart-test mutate-test 
 	@mkdir -p bin
 	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg --jsonfile bin/test.json \
 		--rerun-fails=$(TEST_RERUNS) --rerun-fails-max-failures=10 --rerun-fails-abort-on-data-race \
-		--packages ./... -- -race -count=1 -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT)
+		--packages ./... -- -race -vet=off -count=1 -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT)
 	@scripts/broken-laws bin/test.json
 
 .PHONY: test-full
 test-full: test-deps ## Run the tests of large numbers with the whole of them, on each store in turn
-	LOCKSIDECAR_TEST_FULL=1 go test -race -count=1 -p 1 -timeout $(TEST_TIMEOUT) -run 'TestConformance/.*/(Mass|Crowd)|TestConformance/(Mass|Crowd)' ./backends/...
+	LOCKSIDECAR_TEST_FULL=1 go test -race -vet=off -count=1 -p 1 -timeout $(TEST_TIMEOUT) -run 'TestConformance/.*/(Mass|Crowd)|TestConformance/(Mass|Crowd)' ./backends/...
 
 .PHONY: docs-test
 docs-test: ## Run what README and docs show, and compare them with the program and the chart (a part of test)
-	go test -count=1 -timeout $(TEST_TIMEOUT) ./internal/docstest
+	$(TEST) ./internal/docstest
 
 .PHONY: chart-test
 chart-test: ## Test the Helm charts, without a cluster and without helm
-	cd tools/helm && go test -count=1 -timeout $(TEST_TIMEOUT) ./...
+	cd tools/helm && $(TEST) ./...
 
 .PHONY: test-fast
 test-fast: ## Run the short tests without the race detector
@@ -128,8 +130,8 @@ torture-breaks: test-deps ## See that the torture finds each law that a sidecar 
 
 .PHONY: torture-short
 torture-short: test-deps ## Torture the most common stores for some seconds, a part of make test
-	cd torture && go vet ./... && go test -count=1 -timeout $(TEST_TIMEOUT) ./app ./history ./schedule
-	cd torture && go test -count=1 -timeout $(TEST_TIMEOUT) . -keep='$(KEEP)'
+	cd torture && $(TEST) ./app ./history ./schedule
+	cd torture && $(TEST) . -keep='$(KEEP)'
 
 .PHONY: model
 model: ## Check the models of the protocol with spin, and that each law can be broken
@@ -151,11 +153,11 @@ release-test: ## Install what is in dist/ into empty projects, and take a lock w
 
 .PHONY: release-tool-test
 release-tool-test:
-	cd tools/release && go vet ./... && go test -count=1 -timeout $(TEST_TIMEOUT) .
+	cd tools/release && $(TEST) .
 
 .PHONY: mutate-test
 mutate-test:
-	cd tools/mutate && go vet ./... && go test -count=1 ./...
+	cd tools/mutate && $(TEST) ./...
 
 .PHONY: test-deps
 test-deps: ## See to it that the tests find what they need; install it where that may be done
@@ -181,16 +183,16 @@ e2e: ## Test the chart with real pods: on KUBECONFIG, or on a cluster made for i
 	@scripts/e2e $(ARGS)
 
 .PHONY: e2e-test
-e2e-test: ## Vet the tests for a cluster, and test what runs them
-	cd e2e && go vet ./... && go test -count=1 -timeout $(TEST_TIMEOUT) ./cluster
+e2e-test: ## Test what runs the tests for a cluster
+	cd e2e && $(TEST) ./cluster
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZ_TIME
 	scripts/fuzz $(FUZZ_TIME)
 
 .PHONY: bench-build
-bench-build: ## Build and vet the benchmarks and run their own tests
-	cd $(BENCH) && go vet ./... && go test -count=1 -timeout $(TEST_TIMEOUT) ./...
+bench-build: ## Build the benchmarks and run their own tests
+	cd $(BENCH) && $(TEST) ./...
 
 .PHONY: bench
 bench: build ## Measure it beside its peers, on each store

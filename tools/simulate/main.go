@@ -138,7 +138,7 @@ func build(dir, program string) error {
 	if err != nil {
 		return err
 	}
-	cmd := command("go", "test", "-c", "-tags=simulate", "-overlay="+overlay, "-o", program, "./internal/simulation")
+	cmd := command("go", "test", "-c", "-vet=off", "-tags=simulate", "-overlay="+overlay, "-o", program, "./internal/simulation")
 	cmd.Dir = filepath.Join(filepath.Dir(strings.TrimSpace(string(root))), "..", "..")
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("build the simulation: %w", err)
