@@ -240,7 +240,7 @@ func load(t *testing.T, file string) *checked {
 func (m *checked) check(t *testing.T, without string) (broken []string) {
 	t.Helper()
 	dir := t.TempDir()
-	spin, gcc := []string{"-a", m.path}, []string{"-O2", "-w", "-DMEMLIM=4096", "-o", "pan", "pan.c"}
+	spin, gcc := []string{"-a", m.path}, []string{"-O1", "-w", "-DMEMLIM=4096", "-o", "pan", "pan.c"}
 	if without != "" {
 		spin = append([]string{"-D" + without}, spin...)
 	}
