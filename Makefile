@@ -14,8 +14,14 @@ LDFLAGS := -X main.version=$(VERSION)
 # Without gRPC's own trace pages, which nobody serves, and the HTML templates for them: 0.8 MB less in memory.
 GO_BUILD := CGO_ENABLED=0 go build -trimpath -tags grpcnotrace
 
+# All is built without C, as the product is, so that linters, tests and tools share what they compile. Only the race
+# detector needs C.
+export CGO_ENABLED ?= 0
+
 LINT := go tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint
 GOTESTSUM := go tool -modfile=$(CURDIR)/tools/test/go.mod gotestsum
+# Builds it, and says where it is: for a run of which it itself has not the settings.
+GOTESTSUM_PATH := go tool -n -modfile=$(CURDIR)/tools/test/go.mod gotestsum
 
 # Where benchmarks are: a module of its own, so that the peers it measures are
 # not dependencies of the product.
@@ -99,14 +105,14 @@ examples: build ## Watch the examples: loans, a stock, withdrawals, cron; each s
 .PHONY: test
 test: test-deps bench-build image-test release-tool-test chart-test mutate-test e2e-test torture-short ## Run all tests with the race detector, on real servers too
 	@mkdir -p bin
-	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg --jsonfile bin/test.json \
+	@gotestsum=$$($(GOTESTSUM_PATH)) && CGO_ENABLED=1 "$$gotestsum" --format pkgname --format-hide-empty-pkg --jsonfile bin/test.json \
 		--rerun-fails=$(TEST_RERUNS) --rerun-fails-max-failures=10 --rerun-fails-abort-on-data-race \
 		--packages ./... -- -race -vet=off -count=1 -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT)
 	@scripts/broken-laws bin/test.json
 
 .PHONY: test-full
 test-full: test-deps ## Run the tests of large numbers with the whole of them, on each store in turn
-	LOCKSIDECAR_TEST_FULL=1 go test -race -vet=off -count=1 -p 1 -timeout $(TEST_TIMEOUT) -run 'TestConformance/.*/(Mass|Crowd)|TestConformance/(Mass|Crowd)' ./backends/...
+	CGO_ENABLED=1 LOCKSIDECAR_TEST_FULL=1 go test -race -vet=off -count=1 -p 1 -timeout $(TEST_TIMEOUT) -run 'TestConformance/.*/(Mass|Crowd)|TestConformance/(Mass|Crowd)' ./backends/...
 
 .PHONY: docs-test
 docs-test: ## Run what README and docs show, and compare them with the program and the chart (a part of test)

@@ -313,6 +313,7 @@ func TestGo(t *testing.T) {
 		}
 		write(t, filepath.Join(dir, "overlay.json"), string(overlay))
 		build := exec.CommandContext(t.Context(), "go", "build", "-overlay", filepath.Join(dir, "overlay.json"), "-o", filepath.Join(dir, "sample"), "./sample")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0") // as the program, with which it shares most packages
 		if out, err := build.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
