@@ -66,9 +66,7 @@ func (s *Server) enter(ctx context.Context, uc *net.UnixConn, w *peercred.Watche
 		return
 	}
 	c := &conn{UnixConn: uc, peer: p, places: s.places, counted: s.unread}
-	if s.o.Principals != nil {
-		c.principal, c.unknown = s.o.Principals(uc)
-	}
+	s.name(c)
 	evicted, err := s.places.admit(c)
 	if err != nil {
 		if !s.aside(func() { s.turnAway(c, err) }) {
@@ -90,6 +88,20 @@ func (s *Server) enter(ctx context.Context, uc *net.UnixConn, w *peercred.Watche
 			s.o.Logger.Debug("idle connection closed to make room", evicted.whois()...)
 		}
 	})
+}
+
+// name finds out who has made a connection, and which space of names that is in.
+func (s *Server) name(c *conn) {
+	if s.o.Principals != nil {
+		c.principal, c.unknown = s.o.Principals(c.UnixConn)
+	}
+	switch {
+	case c.unknown != nil:
+	case s.o.Spaces == nil:
+		c.space = s.o.Manager.Everybody()
+	default:
+		c.space, c.unknown = s.o.Manager.In(s.o.Spaces(c.principal))
+	}
 }
 
 // greet finds out which protocol a new connection speaks, and gives it to that

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/net/http2"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/backends/embedded"
 	"github.com/locksidecar/locksidecar/localapi/peercred"
 	"github.com/locksidecar/locksidecar/session"
 )
@@ -95,6 +96,18 @@ func pair(t *testing.T) (ours, client *net.UnixConn) {
 	return ours, d.(*net.UnixConn)
 }
 
+// idle is a manager that does not run.
+func idle(t *testing.T) *session.Manager {
+	t.Helper()
+	store := embedded.New()
+	t.Cleanup(func() { _ = store.Close() })
+	m, err := session.New(session.Options{Backend: store})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
 // TestUnknownPeers: a connection whose peer cannot be told, or not be watched, is closed,
 // and the log says why.
 func TestUnknownPeers(t *testing.T) {
@@ -126,8 +139,9 @@ func TestUnknownPeers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var out logLines
 			s := New(Options{
-				Logger: hclog.New(&hclog.LoggerOptions{Output: &out}),
-				Access: Access{AllowGIDs: []uint32{1 << 30}},
+				Manager: idle(t),
+				Logger:  hclog.New(&hclog.LoggerOptions{Output: &out}),
+				Access:  Access{AllowGIDs: []uint32{1 << 30}},
 			})
 			ours, client := pair(t)
 			x.enter(s, ours)

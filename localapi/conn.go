@@ -22,8 +22,9 @@ type conn struct {
 	credentials.CommonAuthInfo
 
 	peer      *peercred.Peer
-	principal string // its name; empty: it is the uid
-	unknown   error  // why the principal cannot be told: nothing is allowed
+	principal string         // its name; empty: it is the uid
+	unknown   error          // why the principal, or its space, cannot be told: nothing is allowed
+	space     *session.Space // that all calls are in; nil: unknown
 	places    *places
 	place     place
 	counted   *unread
@@ -129,6 +130,9 @@ func (c *conn) whois() []any {
 	if c.principal != "" {
 		keys = append(keys, keyPrincipal, c.principal)
 	}
+	if c.space != nil && !c.space.Whole() {
+		keys = append(keys, keySpace, c.space.Name())
+	}
 	return keys
 }
 
@@ -154,6 +158,15 @@ func connOf(ctx context.Context) (*conn, error) {
 		}
 	}
 	return nil, errors.New("the call came over no connection of this server")
+}
+
+// spaceOf is the space of names that a call is in.
+func spaceOf(ctx context.Context) (*session.Space, error) {
+	c, err := connOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return c.space, nil
 }
 
 // permit is connOf, and refuses a peer that may not use the API.

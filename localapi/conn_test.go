@@ -158,7 +158,7 @@ func TestKilledHolderWithAChild(t *testing.T) {
 			t.Fatalf("the app says %q", w)
 		}
 	}
-	st, err := s.manager.Get(t.Context(), "r")
+	st, err := s.manager.Everybody().Get(t.Context(), "r")
 	if err != nil || len(st.Holders) != 1 || int(st.Holders[0].Owner.PID) != app.Process.Pid {
 		t.Fatalf("%v %v", st, err)
 	}

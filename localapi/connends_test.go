@@ -24,6 +24,9 @@ func accepted(t *testing.T, s *Server) *conn {
 		t.Fatal(err)
 	}
 	c := &conn{UnixConn: uc, peer: p, places: s.places, counted: s.unread}
+	if s.o.Manager != nil {
+		s.name(c)
+	}
 	if _, err := s.places.admit(c); err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +211,7 @@ func TestNothingKeepsAConnection(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				c := &conn{UnixConn: ours, peer: p, places: s.server.places, counted: s.server.unread, allowed: true}
+				c := &conn{UnixConn: ours, peer: p, places: s.server.places, counted: s.server.unread, allowed: true, space: s.manager.Everybody()}
 				if _, err := s.server.places.admit(c); err != nil {
 					t.Fatal(err)
 				}

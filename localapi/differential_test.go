@@ -247,12 +247,13 @@ func extendOf(id, lockID string, maxHold time.Duration) *pb.SessionRequest {
 	return &pb.SessionRequest{RequestId: id, Request: &pb.SessionRequest_Extend{Extend: &pb.ExtendRequest{LockId: lockID, MaxHold: durationpb.New(maxHold)}}}
 }
 
-// history is what two apps do and are told.
-func history(t *testing.T, s *sidecar, a, b app) string {
+// history is what two apps of a space do and are told.
+func history(t *testing.T, sp *session.Space, a, b app) string {
+	t.Helper()
 	d := &diary{t: t, ids: make(map[string]string)}
 	wait := func() {
 		t.Helper()
-		eventually(t, "waiting", func() bool { return s.manager.Info().Waiters == 1 })
+		eventually(t, "waiting", func() bool { return sp.Info().Waiters == 1 })
 	}
 	long := durationpb.New(time.Minute)
 
@@ -292,7 +293,7 @@ func history(t *testing.T, s *sidecar, a, b app) string {
 	d.note(b.ask(extendOf("b11", limited, time.Second)))
 	d.note(b.ask(releaseOf("b7", limited, "")))
 	d.note(b.ask(extendOf("b12", "none", time.Second)))
-	if _, err := s.manager.ForceRelease(t.Context(), "ä/1", "", 0); err != nil {
+	if _, err := sp.ForceRelease(t.Context(), "ä/1", "", 0); err != nil {
 		t.Fatal(err)
 	}
 	d.note(a.lost())
@@ -315,27 +316,36 @@ func TestEachWireGivesTheSameAnswers(t *testing.T) {
 	for _, over := range []string{"gRPC", "lines", "HTTP"} {
 		t.Run(over, func(t *testing.T) {
 			s := start(t, noNews, func(o *session.Options, _ *Options) { o.LostGrace = time.Minute })
-			var a, b app
-			if over == "HTTP" {
-				a, b = s.httpApp(t, "a"), s.httpApp(t, "b")
-			} else {
-				c := s.streams(t, wireName(over))
-				a, b = s.stream(t, c, &pb.OpenSessionRequest{Name: "a"}), s.stream(t, c, &pb.OpenSessionRequest{Name: "b"})
-			}
-			got := history(t, s, a, b)
+			a, b := s.apps(t, over)
+			got := history(t, s.manager.Everybody(), a, b)
 			if want == "" {
 				want = got
 				return
 			}
-			was, is := strings.Split(want, "\n"), strings.Split(got, "\n")
-			for i := range min(len(was), len(is)) {
-				if was[i] != is[i] {
-					t.Errorf("answer %d is\n%s, over gRPC\n%s", i, is[i], was[i])
-				}
-			}
-			if len(was) != len(is) {
-				t.Errorf("%d answers, over gRPC %d", len(is), len(was))
-			}
+			sameHistory(t, "over gRPC", want, got)
 		})
+	}
+}
+
+// apps opens the two sessions of a history.
+func (s *sidecar) apps(t *testing.T, over string) (a, b app) {
+	t.Helper()
+	if over == "HTTP" {
+		return s.httpApp(t, "a"), s.httpApp(t, "b")
+	}
+	c := s.streams(t, wireName(over))
+	return s.stream(t, c, &pb.OpenSessionRequest{Name: "a"}), s.stream(t, c, &pb.OpenSessionRequest{Name: "b"})
+}
+
+func sameHistory(t *testing.T, other, want, got string) {
+	t.Helper()
+	was, is := strings.Split(want, "\n"), strings.Split(got, "\n")
+	for i := range min(len(was), len(is)) {
+		if was[i] != is[i] {
+			t.Errorf("answer %d is\n%s, %s\n%s", i, is[i], other, was[i])
+		}
+	}
+	if len(was) != len(is) {
+		t.Errorf("%d answers, %s %d", len(is), other, len(was))
 	}
 }

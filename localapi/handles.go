@@ -43,8 +43,12 @@ func (s *service) ExtendHandle(ctx context.Context, q *pb.ExtendHandleRequest) (
 	if err != nil {
 		return nil, err
 	}
+	sp, err := spaceOf(ctx)
+	if err != nil {
+		return nil, err
+	}
 	ctx, end := s.span(ctx, "extend-handle", "")
-	d, err := s.o.Manager.ExtendHandle(ctx, q.GetHandle(), ttl)
+	d, err := sp.ExtendHandle(ctx, q.GetHandle(), ttl)
 	end(err)
 	if err != nil {
 		return nil, err
@@ -54,8 +58,12 @@ func (s *service) ExtendHandle(ctx context.Context, q *pb.ExtendHandleRequest) (
 
 // ReleaseHandle ends a detached hold.
 func (s *service) ReleaseHandle(ctx context.Context, q *pb.ReleaseHandleRequest) (*pb.ReleaseHandleResponse, error) {
+	sp, err := spaceOf(ctx)
+	if err != nil {
+		return nil, err
+	}
 	ctx, end := s.span(ctx, "release-handle", "")
-	err := s.o.Manager.ReleaseHandle(ctx, q.GetHandle())
+	err = sp.ReleaseHandle(ctx, q.GetHandle())
 	end(err)
 	if err != nil {
 		return nil, err

@@ -71,7 +71,7 @@ func (s *Server) table(api *service) []route {
 func (s *Server) routes(api *service) http.Handler {
 	table := s.table(api)
 	plain := http.NewServeMux()
-	HealthRoutes(plain, Readiness{Now: s.o.Manager.Ready, Once: s.o.Manager.OnceReady}, s.o.Metrics)
+	HealthRoutes(plain, Readiness{Now: s.o.Manager.Ready, Once: s.o.Manager.OnceReady}, s.metrics())
 	plain.HandleFunc("GET /openapi.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", contentJSON)
 		_, _ = w.Write(pb.OpenAPI)
@@ -103,6 +103,21 @@ func (s *Server) routes(api *service) http.Handler {
 			}
 		}
 		s.dispatch(w, r, table, strings.Split(path, "/")[1:])
+	})
+}
+
+// metrics are of all spaces, so only who sees all of them reads these here.
+func (s *Server) metrics() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		sp, err := spaceOf(r.Context())
+		if err == nil && !sp.Whole() {
+			err = refuse(reasonPermission, "the metrics are of all spaces of names, and yours is %q; --http-addr serves them, too", sp.Name())
+		}
+		if err != nil {
+			s.fail(w, r, err)
+			return
+		}
+		s.o.Metrics.ServeHTTP(w, r)
 	})
 }
 

@@ -28,7 +28,7 @@ func TestHTTPHoldInItsGraceEndsWithTheSidecar(t *testing.T) {
 			within(t, l)
 			var forced sync.WaitGroup
 			for _, g := range graces {
-				forced.Go(func() { _, _ = s.manager.ForceRelease(context.WithoutCancel(t.Context()), "r", "", g) })
+				forced.Go(func() { _, _ = s.manager.Everybody().ForceRelease(context.WithoutCancel(t.Context()), "r", "", g) })
 				for m := within(t, l); m["lost"] == nil; m = within(t, l) {
 					if m == nil {
 						t.Fatal("it ended before")

@@ -277,7 +277,7 @@ func TestHTTPHoldIsToldOfAShorterGrace(t *testing.T) {
 	}
 	forced := make(chan error, 2)
 	force := func(grace time.Duration) {
-		_, err := s.manager.ForceRelease(context.WithoutCancel(t.Context()), "r", "", grace)
+		_, err := s.manager.Everybody().ForceRelease(context.WithoutCancel(t.Context()), "r", "", grace)
 		forced <- err
 	}
 	go force(time.Minute)

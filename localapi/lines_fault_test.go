@@ -89,7 +89,7 @@ func TestLossIsToldWhileReleasesWait(t *testing.T) {
 			x.say(fmt.Sprintf(`{"requestId":"r%d","release":{"lockId":"%s"}}`+"\n", i, ids[i]))
 			within(t, b.asked)
 		}
-		if _, err := s.manager.ForceRelease(t.Context(), "r/3", "", 0); err != nil {
+		if _, err := s.manager.Everybody().ForceRelease(t.Context(), "r/3", "", 0); err != nil {
 			t.Fatal(err)
 		}
 		if id := x.hears().GetEvent().GetLost().GetLockId(); id == ids[3] && b.gaveUp.Load() == 0 {

@@ -21,13 +21,16 @@ type Options struct {
 	Access  Access
 	// Principals names who has connected; nil: who it is is the uid. See ByUnit.
 	Principals Principals
-	Limits     Limits
-	Version    string        // told by GetInfo
-	Store      func() string // the store's URL without secrets, told by GetInfo; default: nothing
-	Metrics    http.Handler  // behind /metrics; default: not found
-	Tracer     Tracer        // default: none
-	Logger     hclog.Logger  // default: none
-	Clock      lock.Clock    // default lock.BootTime; must be the Manager's
+	// Spaces gives the name of the space that a principal is in, see session.Space; empty: the one of
+	// everybody. nil: all are in that one.
+	Spaces  func(principal string) string
+	Limits  Limits
+	Version string        // told by GetInfo
+	Store   func() string // the store's URL without secrets, told by GetInfo; default: nothing
+	Metrics http.Handler  // behind /metrics; default: not found
+	Tracer  Tracer        // default: none
+	Logger  hclog.Logger  // default: none
+	Clock   lock.Clock    // default lock.BootTime; must be the Manager's
 }
 
 // Limits bound what clients may take. Zero fields get their default.

@@ -31,8 +31,12 @@ func (s *service) ListOutcomes(ctx context.Context, q *pb.ListOutcomesRequest) (
 	if err != nil {
 		return nil, err
 	}
+	sp, err := spaceOf(ctx)
+	if err != nil {
+		return nil, err
+	}
 	ctx, end := s.span(ctx, "list-outcomes", "")
-	found, next, err := s.o.Manager.Outcomes(ctx, q.GetPrefix(), after, limit, states...)
+	found, next, err := sp.Outcomes(ctx, q.GetPrefix(), after, limit, states...)
 	end(err)
 	if err != nil {
 		return nil, err
@@ -61,7 +65,7 @@ func (s *service) ResetOutcome(ctx context.Context, q *pb.ResetOutcomeRequest) (
 		return nil, err
 	}
 	ctx, end := s.span(ctx, "reset-outcome", q.GetResource())
-	o, err := s.o.Manager.ResetOutcome(ctx, q.GetResource())
+	o, err := c.space.ResetOutcome(ctx, q.GetResource())
 	end(err)
 	if err != nil || o == nil {
 		return &pb.ResetOutcomeResponse{}, err

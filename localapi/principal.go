@@ -2,6 +2,7 @@ package localapi
 
 import (
 	"net"
+	"strings"
 
 	"github.com/locksidecar/locksidecar/localapi/peercred"
 	"github.com/locksidecar/locksidecar/localapi/podid"
@@ -13,6 +14,9 @@ type Principals func(*net.UnixConn) (name string, err error)
 
 // UnitPrincipal is the name of a systemd unit as a principal.
 func UnitPrincipal(unit string) string { return "unit:" + unit }
+
+// UnitOf is the unit of such a name.
+func UnitOf(principal string) string { return strings.TrimPrefix(principal, UnitPrincipal("")) }
 
 // ByUnit names who has connected by the systemd unit that the process is in; of what a user has
 // started, by login or by a systemd of its own, by the slice of that user. It fails where the kernel

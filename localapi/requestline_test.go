@@ -62,7 +62,7 @@ func FuzzRequestLine(f *testing.F) {
 	f.Cleanup(func() { _ = backend.Close() })
 	s := New(Options{Manager: m, Socket: filepath.Join(f.TempDir(), "s")})
 	h := s.newHTTP(&service{Server: s}).Handler
-	c := &conn{UnixConn: &net.UnixConn{}, peer: &peercred.Peer{}, places: s.places, allowed: true}
+	c := &conn{UnixConn: &net.UnixConn{}, peer: &peercred.Peer{}, places: s.places, allowed: true, space: m.Everybody()}
 	over, cancel := context.WithCancel(context.Background())
 	cancel() // no call waits
 	f.Fuzz(func(t *testing.T, line string) {

@@ -38,6 +38,7 @@ const (
 	keyPID       = "pid"
 	keyPrincipal = "principal"
 	keyResource  = "resource"
+	keySpace     = "space"
 	keySocket    = "socket"
 	keyUID       = "uid"
 )

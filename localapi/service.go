@@ -37,7 +37,7 @@ func (s *service) find(ctx context.Context, id string) (*session.Session, error)
 	if err != nil {
 		return nil, err
 	}
-	return s.o.Manager.Lookup(session.ID(id), c.sessionPeer())
+	return c.space.Lookup(session.ID(id), c.sessionPeer())
 }
 
 // open opens a session for the caller.
@@ -50,7 +50,7 @@ func (s *service) open(ctx context.Context, q *pb.OpenSessionRequest, l session.
 	if err != nil {
 		return nil, err
 	}
-	return s.o.Manager.Open(ctx, r)
+	return c.space.Open(ctx, r)
 }
 
 func (s *service) opened(sess *session.Session, now time.Duration) *pb.OpenSessionResponse {
@@ -269,8 +269,12 @@ func (s *service) extend(ctx context.Context, sess *session.Session, q *pb.Exten
 
 // GetLock tells who holds and waits for a resource.
 func (s *service) GetLock(ctx context.Context, q *pb.GetLockRequest) (*pb.Lock, error) {
+	sp, err := spaceOf(ctx)
+	if err != nil {
+		return nil, err
+	}
 	ctx, end := s.span(ctx, "get", q.GetResource())
-	st, err := s.o.Manager.Get(ctx, q.GetResource())
+	st, err := sp.Get(ctx, q.GetResource())
 	end(err)
 	if err != nil {
 		return nil, err
@@ -288,8 +292,12 @@ func (s *service) ListLocks(ctx context.Context, q *pb.ListLocksRequest) (*pb.Li
 	if err != nil {
 		return nil, err
 	}
+	sp, err := spaceOf(ctx)
+	if err != nil {
+		return nil, err
+	}
 	ctx, end := s.span(ctx, "list", "")
-	found, err := s.o.Manager.List(ctx, q.GetPrefix(), after, limit)
+	found, err := sp.List(ctx, q.GetPrefix(), after, limit)
 	end(err)
 	if err != nil {
 		return nil, err
@@ -310,7 +318,7 @@ func (s *service) ListLocks(ctx context.Context, q *pb.ListLocksRequest) (*pb.Li
 	return a, nil
 }
 
-// admin gives the connection of a caller who must be an admin.
+// admin gives the connection of a caller who must be an admin. What an admin may do ends at the space.
 func (s *service) admin(ctx context.Context) (*conn, error) {
 	c, err := connOf(ctx)
 	if err != nil {
@@ -333,7 +341,7 @@ func (s *service) ForceRelease(ctx context.Context, q *pb.ForceReleaseRequest) (
 		return nil, err
 	}
 	ctx, end := s.span(ctx, "force-release", q.GetResource())
-	ids, err := s.o.Manager.ForceRelease(ctx, q.GetResource(), lock.HoldID(q.GetLockId()), grace)
+	ids, err := c.space.ForceRelease(ctx, q.GetResource(), lock.HoldID(q.GetLockId()), grace)
 	end(err)
 	if err != nil {
 		return nil, err
@@ -350,8 +358,12 @@ func (s *service) ForceRelease(ctx context.Context, q *pb.ForceReleaseRequest) (
 }
 
 // GetInfo tells about the sidecar.
-func (s *service) GetInfo(context.Context, *pb.GetInfoRequest) (*pb.Info, error) {
-	i := s.o.Manager.Info()
+func (s *service) GetInfo(ctx context.Context, _ *pb.GetInfoRequest) (*pb.Info, error) {
+	sp, err := spaceOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	i := sp.Info()
 	return &pb.Info{
 		Version:         s.o.Version,
 		Sidecar:         i.Sidecar,

@@ -343,11 +343,11 @@ func TestLossIsToldWhileTheLogBlocks(t *testing.T) {
 		_ = s.dial(t).Close()
 		s.dial(t)
 	}
-	go func() { _, _ = s.manager.ForceRelease(t.Context(), "s", "", 0) }()
+	go func() { _, _ = s.manager.Everybody().ForceRelease(t.Context(), "s", "", 0) }()
 	if x.lost() == nil {
 		t.Error("not told on the stream")
 	}
-	go func() { _, _ = s.manager.ForceRelease(t.Context(), "r", "", 0) }()
+	go func() { _, _ = s.manager.Everybody().ForceRelease(t.Context(), "r", "", 0) }()
 	r, err := c.Get("http://x/v1/sessions/" + id + "/events")
 	if err != nil {
 		t.Fatal(err)

@@ -41,7 +41,7 @@ func testSessionStream(t *testing.T, w wireName) {
 	}
 	b.acquire("wait", &pb.AcquireRequest{Resource: "r", Reentrant: true})
 	eventually(t, "waiting", func() bool {
-		st, err := s.manager.Get(t.Context(), "r")
+		st, err := s.manager.Everybody().Get(t.Context(), "r")
 		return err == nil && len(st.Waiters) == 1
 	})
 	b.acquire("wait", &pb.AcquireRequest{Resource: "r"})

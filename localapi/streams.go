@@ -204,7 +204,7 @@ func (s *service) watch(ctx context.Context, q *pb.WatchLocksRequest, send func(
 		return err
 	}
 	defer s.watches.give(c.who())
-	return s.o.Manager.Watch(ctx, q.GetPrefix(), interval, func(e session.WatchEvent) error {
+	return c.space.Watch(ctx, q.GetPrefix(), interval, func(e session.WatchEvent) error {
 		return send(watchEventTo(e, time.Now()))
 	})
 }

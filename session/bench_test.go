@@ -40,7 +40,7 @@ func running(tb testing.TB) (*Manager, *embedded.Store) {
 
 func openIn(tb testing.TB, m *Manager) *Session {
 	tb.Helper()
-	s, err := m.Open(context.Background(), OpenRequest{Liveness: Stream, Name: "bench"})
+	s, err := m.Everybody().Open(context.Background(), OpenRequest{Liveness: Stream, Name: "bench"})
 	if err != nil {
 		tb.Fatal(err)
 	}

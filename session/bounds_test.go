@@ -101,7 +101,7 @@ func TestBoundsOfARequest(t *testing.T) {
 			} {
 				r := exclusive
 				c.change(&r)
-				res, _, err := m.checkAcquire(&r)
+				res, _, err := m.Everybody().checkAcquire(&r)
 				if got := fieldOf(err); got != c.refused {
 					t.Errorf("%+v: %q is refused, want %q", r, got, c.refused)
 				}

@@ -3,7 +3,6 @@ package session
 import (
 	"fmt"
 	"math"
-	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -41,17 +40,10 @@ func checkOptions(o Options) error {
 	case min(o.Limits.Sessions, o.Limits.SessionsPerUID, o.Limits.HoldsPerSession, o.Limits.HoldsPerUID, o.Limits.DetachedPerUID, o.Limits.WaitersPerSession) < 0:
 		return invalid("limits", "must not be negative")
 	}
-	switch {
-	case o.Namespace == "":
+	if o.Namespace == "" {
 		return nil
-	case strings.Contains(o.Namespace, "/"):
-		// "a/b" with "c" and "a" with "b/c" would be the same name in the store.
-		return invalid("namespace", "must not contain a slash: a slash ends it in the store")
 	}
-	if _, err := lock.ParseResource(o.Namespace + "/x"); err != nil {
-		return invalid("namespace", "must be valid UTF-8 without control characters, at most %d bytes", lock.MaxResourceBytes-2)
-	}
-	return nil
+	return checkBefore("namespace", o.Namespace)
 }
 
 func checkOpen(r OpenRequest) error {
@@ -98,18 +90,18 @@ func checkLabel(field, s string) error {
 }
 
 // checkAcquire returns the resource as it is named in the store, or several.
-func (m *Manager) checkAcquire(r *AcquireRequest) (lock.Resource, []ledger.Part, error) {
+func (sp *Space) checkAcquire(r *AcquireRequest) (lock.Resource, []ledger.Part, error) {
 	if err := checkFields(r); err != nil {
 		return "", nil, err
 	}
-	if err := m.checkOnce(r); err != nil {
+	if err := sp.checkOnce(r); err != nil {
 		return "", nil, err
 	}
-	parts, err := m.checkParts(r)
+	parts, err := sp.checkParts(r)
 	if err != nil || parts != nil {
 		return "", parts, err
 	}
-	res, err := m.inStore(r.Resource)
+	res, err := sp.inStore(r.Resource)
 	return res, nil, err
 }
 
@@ -161,11 +153,11 @@ func checkMaxHold(d time.Duration) error {
 	return nil
 }
 
-func (m *Manager) checkOnce(r *AcquireRequest) error {
+func (sp *Space) checkOnce(r *AcquireRequest) error {
 	switch w := r.Once; {
 	case w == nil:
 		return nil
-	case m.records == nil:
+	case sp.m.records == nil:
 		return fmt.Errorf("once: %w", lock.ErrUnsupported)
 	case r.Mode != lock.Exclusive || r.Reentrant || len(r.Resources) > 0:
 		return invalid("once", "needs mode EXCLUSIVE and one resource, and not reentrant")
@@ -180,15 +172,3 @@ func (m *Manager) checkOnce(r *AcquireRequest) error {
 
 // nameIn is the name from an app at the end of that in the store, and shares its bytes.
 func nameIn(res lock.Resource, name string) string { return string(res[len(res)-len(name):]) }
-
-// inStore checks a name from an app and puts the namespace before it.
-func (m *Manager) inStore(name string) (lock.Resource, error) {
-	res, err := lock.ParseResource(name)
-	if err != nil || m.o.Namespace == "" {
-		return res, err
-	}
-	if n := len(m.o.Namespace) + 1 + len(name); n > lock.MaxResourceBytes {
-		return "", invalid("resource", "is %d bytes long with the namespace, at most %d are allowed", n, lock.MaxResourceBytes)
-	}
-	return lock.Resource(m.o.Namespace + "/" + name), nil
-}

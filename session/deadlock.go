@@ -187,7 +187,7 @@ func (q *inquiry) circle(ctx context.Context) waitfor.Cycle {
 func (q *inquiry) get(ctx context.Context, r lock.Resource) (lock.Status, error) {
 	limit, cancel := context.WithTimeout(ctx, tryLimit)
 	defer cancel()
-	st, err := q.s.m.Get(limit, string(r))
+	st, err := q.s.space.Get(limit, string(r))
 	if err == nil && !pause(ctx, readPause) {
 		err = fmt.Errorf("get lock: %w", context.Cause(ctx))
 	}

@@ -22,27 +22,27 @@ type Detached struct {
 	Until    time.Duration // on Options.Clock: the store keeps others out at least up to then
 }
 
-// A handle is handlePrefix and, in base64, the mode, the secret and the name of the resource.
+// A handle is handlePrefix and, in base64, the mode, the secret and the name of the resource in the store.
 const (
 	handlePrefix = "lsh1_"
 	modeBytes    = 2
 	secretBytes  = 26
 )
 
-func formatHandle(m lock.Mode, secret lock.Secret, name string) string {
+func formatHandle(m lock.Mode, secret lock.Secret, r lock.Resource) string {
 	b := binary.BigEndian.AppendUint16(nil, uint16(m))
-	b = append(append(b, secret...), name...)
+	b = append(append(b, secret...), r...)
 	return handlePrefix + base64.RawURLEncoding.EncodeToString(b)
 }
 
 // parseHandle reads a handle. Whether there is a hold of it only the store knows.
-func parseHandle(handle string) (m lock.Mode, secret lock.Secret, name string, err error) {
+func parseHandle(handle string) (m lock.Mode, secret lock.Secret, r lock.Resource, err error) {
 	text, found := strings.CutPrefix(handle, handlePrefix)
 	if found && len(text) <= base64.RawURLEncoding.EncodedLen(modeBytes+secretBytes+lock.MaxResourceBytes) {
 		if b, err := base64.RawURLEncoding.DecodeString(text); err == nil && len(b) > modeBytes+secretBytes {
 			m, b = lock.Mode(binary.BigEndian.Uint16(b)), b[modeBytes:]
 			if m.Valid() {
-				return m, lock.Secret(b[:secretBytes]), string(b[secretBytes:]), nil
+				return m, lock.Secret(b[:secretBytes]), lock.Resource(b[secretBytes:]), nil
 			}
 		}
 	}
@@ -50,11 +50,15 @@ func parseHandle(handle string) (m lock.Mode, secret lock.Secret, name string, e
 }
 
 // attaches reads the handle of a request, if it has one, and puts its resource and mode into it.
-func (r *AcquireRequest) attaches() (lock.Secret, error) {
+func (r *AcquireRequest) attaches(sp *Space) (lock.Secret, error) {
 	if r.Handle == "" {
 		return "", nil
 	}
-	m, secret, name, err := parseHandle(r.Handle)
+	m, secret, res, err := parseHandle(r.Handle)
+	if err != nil {
+		return "", err
+	}
+	name, err := sp.handed(res)
 	switch {
 	case err != nil:
 		return "", err
@@ -97,7 +101,7 @@ func (s *Session) Detach(ctx context.Context, id lock.HoldID, ttl time.Duration)
 	c := beginChange(ctx, s, h)
 	s.ledger.Releasing(h, c)
 	d := Detached{
-		Handle: formatHandle(h.Mode(), secret, h.Name()), Resource: h.Name(), Mode: h.Mode(), Fence: h.Fence(),
+		Handle: formatHandle(h.Mode(), secret, h.Resource()), Resource: h.Name(), Mode: h.Mode(), Fence: h.Fence(),
 		Until: s.now + ttl,
 	}
 	s.exit()
@@ -147,40 +151,43 @@ func detach(ctx context.Context, l lock.Lease, r lock.Resource, id lock.HoldID, 
 //	lock.ErrUnavailable: the outcome is unknown. Calling it again is safe.
 //	lock.ErrUnsupported: the store has no detached holds.
 //	*lock.InvalidError: a field is refused.
-func (m *Manager) ExtendHandle(ctx context.Context, handle string, ttl time.Duration) (Detached, error) {
+func (sp *Space) ExtendHandle(ctx context.Context, handle string, ttl time.Duration) (Detached, error) {
 	if err := lock.CheckDetach(ttl); err != nil {
 		return Detached{}, err
 	}
-	return m.setHandle(ctx, handle, ttl)
+	return sp.setHandle(ctx, handle, ttl)
 }
 
 // ReleaseHandle ends a detached hold. An app to which it is attached is told lost, by
 // TakenOver. Errors as for ExtendHandle.
-func (m *Manager) ReleaseHandle(ctx context.Context, handle string) error {
-	_, err := m.setHandle(ctx, handle, 0)
+func (sp *Space) ReleaseHandle(ctx context.Context, handle string) error {
+	_, err := sp.setHandle(ctx, handle, 0)
 	return err
 }
 
-func (m *Manager) setHandle(ctx context.Context, handle string, ttl time.Duration) (Detached, error) {
-	mode, secret, name, err := parseHandle(handle)
+func (sp *Space) setHandle(ctx context.Context, handle string, ttl time.Duration) (Detached, error) {
+	mode, secret, res, err := parseHandle(handle)
 	if err != nil {
 		return Detached{}, err
 	}
-	res, err := m.inStore(name)
+	name, err := sp.handed(res)
+	if err == nil {
+		res, err = sp.inStore(name) // whether such a name can be
+	}
 	switch {
 	case err != nil:
 		return Detached{}, err
-	case m.handles == nil:
+	case sp.m.handles == nil:
 		return Detached{}, lock.NoHandles()
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
-	until := m.o.Clock() + ttl
-	d, err := m.handles.SetHandle(ctx, res, secret.Key(), ttl)
+	until := sp.m.o.Clock() + ttl
+	d, err := sp.m.handles.SetHandle(ctx, res, secret.Key(), ttl)
 	for tries := 0; errors.Is(err, lock.ErrUnavailable) && pause(ctx, backoff(tries, minPause, maxPause)); tries++ {
-		until = m.o.Clock() + ttl
+		until = sp.m.o.Clock() + ttl
 		var again lock.Detached
-		again, err = m.handles.SetHandle(ctx, res, secret.Key(), ttl)
+		again, err = sp.m.handles.SetHandle(ctx, res, secret.Key(), ttl)
 		if errors.Is(err, lock.ErrNoHandle) && ttl == 0 { // the request before did it
 			err = nil
 		}
@@ -190,11 +197,11 @@ func (m *Manager) setHandle(ctx context.Context, handle string, ttl time.Duratio
 		return Detached{}, fmt.Errorf("handle: %w", err)
 	}
 	if ttl == 0 {
-		m.loose.drop(secret.Key())
+		sp.m.loose.drop(secret.Key())
 		return Detached{}, nil
 	}
-	m.loose.set(secret.Key(), res, d.Fence, until)
-	if g := m.lease.Load(); g != nil {
+	sp.m.loose.set(secret.Key(), res, d.Fence, until)
+	if g := sp.m.lease.Load(); g != nil {
 		g.mu.Lock()
 		s := g.holds[d.ID]
 		g.mu.Unlock()

@@ -50,10 +50,11 @@ func left(e *env, until time.Duration) time.Duration { return max(0, until-e.now
 // sidecar is one Manager that runs.
 type sidecar struct {
 	*Manager
-	t    *testing.T
-	way  *faulty
-	stop func() error // ends Run and waits for it; may be called again
-	obs  *observer
+	*Space // the one of everybody
+	t      *testing.T
+	way    *faulty
+	stop   func() error // ends Run and waits for it; may be called again
+	obs    *observer
 }
 
 // sidecar starts one. Its clock is the test's, plus jump when jumps is set.
@@ -83,8 +84,10 @@ func (e *env) build(change ...func(*Options)) *sidecar {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	return &sidecar{Manager: m, t: e.t, way: way, obs: obs}
+	return &sidecar{Manager: m, Space: m.Everybody(), t: e.t, way: way, obs: obs}
 }
+
+func (sc *sidecar) Info() Info { return sc.Manager.Info() }
 
 func (sc *sidecar) run() {
 	ctx, cancel := context.WithCancel(context.Background())

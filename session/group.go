@@ -16,7 +16,7 @@ const (
 // checkParts gives the resources of a request for several as they are named in the
 // store, in the byte order of these names: all sidecars take them in the same order. nil:
 // the request is for one.
-func (m *Manager) checkParts(r *AcquireRequest) ([]ledger.Part, error) {
+func (sp *Space) checkParts(r *AcquireRequest) ([]ledger.Part, error) {
 	switch n := len(r.Resources); {
 	case n == 0:
 		return nil, nil
@@ -29,7 +29,7 @@ func (m *Manager) checkParts(r *AcquireRequest) ([]ledger.Part, error) {
 	}
 	parts := make([]ledger.Part, len(r.Resources))
 	for i, name := range r.Resources {
-		res, err := m.inStore(name)
+		res, err := sp.inStore(name)
 		if err != nil {
 			return nil, err
 		}

@@ -23,11 +23,14 @@ const (
 type looks struct {
 	mu    sync.Mutex
 	began time.Time // the moments count from here
-	of    map[string]*lookers
+	of    map[looked]*lookers
 	busy  chan struct{} // one place for each look
 }
 
-// lookers are the watches of one prefix.
+// looked is what a look is of. The same names are others in another space.
+type looked struct{ space, prefix string }
+
+// lookers are the watches of one prefix in one space.
 type lookers struct {
 	watches int
 	looking chan struct{} // closed when the look in progress is over; nil: there is none
@@ -64,24 +67,26 @@ func (s *snapshot) after(seen *snapshot) []WatchEvent {
 	}
 }
 
-func (l *looks) join(prefix string) {
+func (l *looks) join(sp *Space, prefix string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.of == nil {
-		l.began, l.of, l.busy = time.Now(), make(map[string]*lookers), make(chan struct{}, maxLooks)
+		l.began, l.of, l.busy = time.Now(), make(map[looked]*lookers), make(chan struct{}, maxLooks)
 	}
-	if l.of[prefix] == nil {
-		l.of[prefix] = &lookers{}
+	key := looked{sp.prefix, prefix}
+	if l.of[key] == nil {
+		l.of[key] = &lookers{}
 	}
-	l.of[prefix].watches++
+	l.of[key].watches++
 }
 
-func (l *looks) leave(prefix string) {
+func (l *looks) leave(sp *Space, prefix string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	g := l.of[prefix]
+	key := looked{sp.prefix, prefix}
+	g := l.of[key]
 	if g.watches--; g.watches == 0 {
-		delete(l.of, prefix)
+		delete(l.of, key)
 	}
 }
 
@@ -94,10 +99,10 @@ func (l *looks) next(interval time.Duration) time.Time {
 
 // since gives a snapshot that was started then or later, for a watch that
 // has joined. It returns list's error, or the cause of ctx.
-func (l *looks) since(ctx context.Context, prefix string, at time.Time, list lister) (*snapshot, error) {
+func (l *looks) since(ctx context.Context, sp *Space, prefix string, at time.Time, list lister) (*snapshot, error) {
 	for {
 		l.mu.Lock()
-		g := l.of[prefix]
+		g := l.of[looked{sp.prefix, prefix}]
 		switch {
 		case g.latest != nil && !g.latest.started.Before(at):
 			defer l.mu.Unlock()

@@ -75,21 +75,22 @@ type Info struct {
 // Manager keeps the sidecar's lease in the store, and the app sessions. Its
 // methods may be called at the same time by many goroutines.
 type Manager struct {
-	o       Options
-	handles lock.Handles // where detached holds are; nil: there are none
-	records lock.Records // where outcomes are kept; nil: nothing can be done once
-	log     logger
-	clock   lock.Clock // as it was given; nil: BootTime
-	started time.Duration
-	lease   atomic.Pointer[generation] // nil: none at the moment
-	holds   atomic.Int64
-	waiters atomic.Int64
-	idle    chan struct{}  // gets a value when holds falls to 0
-	workers *workers.Pool  // ask the store
-	wg      sync.WaitGroup // what Run waits for
-	looks   looks          // of watches
-	search  search         // for deadlocks
-	loose   loose          // holds that were detached here
+	o         Options
+	everybody *Space
+	handles   lock.Handles // where detached holds are; nil: there are none
+	records   lock.Records // where outcomes are kept; nil: nothing can be done once
+	log       logger
+	clock     lock.Clock // as it was given; nil: BootTime
+	started   time.Duration
+	lease     atomic.Pointer[generation] // nil: none at the moment
+	holds     atomic.Int64
+	waiters   atomic.Int64
+	idle      chan struct{}  // gets a value when holds falls to 0
+	workers   *workers.Pool  // ask the store
+	wg        sync.WaitGroup // what Run waits for
+	looks     looks          // of watches
+	search    search         // for deadlocks
+	loose     loose          // holds that were detached here
 
 	mu       sync.Mutex
 	changed  chan struct{} // closed when lease changes, and replaced
@@ -97,7 +98,8 @@ type Manager struct {
 	opened   bool          // there was a lease
 	orphans  []chore       // wait for the next lease; each is of a hold that was attached, or was to be detached
 	sessions map[ID]*Session
-	users    map[Principal]*user // that have sessions
+	users    map[tenant]*user  // that have sessions
+	spaces   map[string]*usage // of those users, by prefix; none of everybody
 	draining bool
 	drainEnd time.Time // zero: unknown
 	stopped  bool
@@ -129,7 +131,7 @@ func New(o Options) (*Manager, error) {
 	}
 	records, _ := lock.RecordsOf(o.Backend)
 	handles, _ := lock.HandlesOf(o.Backend)
-	return &Manager{
+	m := &Manager{
 		o:        o,
 		clock:    clock,
 		records:  records,
@@ -141,8 +143,14 @@ func New(o Options) (*Manager, error) {
 		changed:  make(chan struct{}),
 		openErr:  errors.New("the lease is not open yet"),
 		sessions: make(map[ID]*Session),
-		users:    make(map[Principal]*user),
-	}, nil
+		users:    make(map[tenant]*user),
+		spaces:   make(map[string]*usage),
+	}
+	m.everybody = &Space{m: m}
+	if o.Namespace != "" {
+		m.everybody.prefix = o.Namespace + "/"
+	}
+	return m, nil
 }
 
 func setDefault[T int | time.Duration](v *T, d T) {
@@ -151,20 +159,20 @@ func setDefault[T int | time.Duration](v *T, d T) {
 	}
 }
 
-// Open opens an app session. It does not need the store.
+// Open opens an app session in the space. It does not need the store.
 //
 //	ErrDraining: the sidecar stops.
 //	*LimitError: there are too many sessions, or too many of that principal.
 //	*lock.InvalidError: a field is refused.
-func (m *Manager) Open(ctx context.Context, r OpenRequest) (*Session, error) {
+func (sp *Space) Open(ctx context.Context, r OpenRequest) (*Session, error) {
 	if err := checkOpen(r); err != nil {
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("open session: %w", err) // nobody would learn its id
 	}
-	s := newSession(m, r)
-	if err := m.enter(s, r); err != nil {
+	s := newSession(sp, r)
+	if err := sp.enter(s, r); err != nil {
 		return nil, err
 	}
 	s.change(func(*ledger.Ledger) {}) // sets the timer; where the sidecar stood still, the session may end here
@@ -172,35 +180,42 @@ func (m *Manager) Open(ctx context.Context, r OpenRequest) (*Session, error) {
 }
 
 // enter takes a session among the others, if there is room.
-func (m *Manager) enter(s *Session, r OpenRequest) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	u := m.users[s.who]
+func (sp *Space) enter(s *Session, r OpenRequest) error {
+	sp.m.mu.Lock()
+	defer sp.m.mu.Unlock()
+	who := tenantOf(s)
+	u := sp.m.users[who]
 	switch {
-	case m.draining || m.stopped:
+	case sp.m.draining || sp.m.stopped:
 		return ErrDraining
-	case len(m.sessions) >= m.o.Limits.Sessions:
-		return &LimitError{Limit: "sessions", Max: m.o.Limits.Sessions}
+	case len(sp.m.sessions) >= sp.m.o.Limits.Sessions:
+		return &LimitError{Limit: "sessions", Max: sp.m.o.Limits.Sessions}
 	case u == nil:
 		u = &user{}
-		m.users[s.who] = u
-	case u.sessions >= m.o.Limits.SessionsPerUID:
-		return &LimitError{Limit: "sessions per " + s.who.Kind(), Max: m.o.Limits.SessionsPerUID}
+		sp.m.users[who] = u
+	case u.sessions >= sp.m.o.Limits.SessionsPerUID:
+		return &LimitError{Limit: "sessions per " + s.who.Kind(), Max: sp.m.o.Limits.SessionsPerUID}
 	}
 	u.sessions++
+	if !sp.Whole() {
+		if u.space == nil {
+			u.space = sp.m.use(sp.prefix)
+		}
+		u.space.sessions++
+	}
 	s.user = u
-	m.sessions[s.id] = s
+	sp.m.sessions[s.id] = s
 	watch(s, r)
 	return nil
 }
 
-// Lookup finds a session that a peer of the same uid, and the same principal, has opened: else
+// Lookup finds a session of this space that a peer of the same uid, and the same principal, has opened: else
 // ErrSessionNotFound.
-func (m *Manager) Lookup(id ID, p Peer) (*Session, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	s := m.sessions[id]
-	if s == nil || s.owner.UID != p.UID || s.who != p.Who() {
+func (sp *Space) Lookup(id ID, p Peer) (*Session, error) {
+	sp.m.mu.Lock()
+	defer sp.m.mu.Unlock()
+	s := sp.m.sessions[id]
+	if s == nil || s.space.prefix != sp.prefix || s.owner.UID != p.UID || s.who != p.Who() {
 		return nil, ErrSessionNotFound
 	}
 	return s, nil
@@ -211,8 +226,23 @@ func (m *Manager) remove(s *Session) {
 	defer m.mu.Unlock()
 	delete(m.sessions, s.id)
 	if s.user.sessions--; s.user.sessions == 0 {
-		delete(m.users, s.who)
+		delete(m.users, tenantOf(s))
 	}
+	if u := s.user.space; u != nil {
+		if u.sessions--; u.sessions == 0 {
+			delete(m.spaces, s.space.prefix)
+		}
+	}
+}
+
+// use gives what the sessions of a space have together. m.mu is held.
+func (m *Manager) use(prefix string) *usage {
+	u := m.spaces[prefix]
+	if u == nil {
+		u = &usage{}
+		m.spaces[prefix] = u
+	}
+	return u
 }
 
 // EachPrincipal tells what each principal that has a name has here: sessions, and what counts
@@ -220,17 +250,19 @@ func (m *Manager) remove(s *Session) {
 func (m *Manager) EachPrincipal(f func(name string, sessions, holds int)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for who, u := range m.users {
-		if who.name != "" {
-			f(who.name, u.sessions, int(u.holds.Load()))
+	for of, u := range m.users {
+		if name := of.who.name; name != "" {
+			f(name, u.sessions, int(u.holds.Load()))
 		}
 	}
 }
 
-// EachWait tells the name and the age of each request that waits for a lock.
+// EachWait tells the name, after that of its space, and the age of each request that waits for a lock.
 func (m *Manager) EachWait(f func(resource string, age time.Duration)) {
 	for _, s := range m.all() {
-		s.change(func(l *ledger.Ledger) { l.EachWait(f) })
+		s.change(func(l *ledger.Ledger) {
+			l.EachWait(func(resource string, age time.Duration) { f(s.space.told(resource), age) })
+		})
 	}
 }
 

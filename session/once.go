@@ -163,7 +163,7 @@ func (s *Session) Conclude(ctx context.Context, id lock.HoldID, requestID string
 	case recorded != nil && errors.Is(err, ErrLost):
 		return 0, err
 	case recorded != nil:
-		return 0, overtaken(id, s.m.inApp(a.Resource), a.Fence())
+		return 0, overtaken(id, s.space.inApp(a.Resource), a.Fence())
 	case over:
 		return 0, nil
 	default:

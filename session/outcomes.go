@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/locksidecar/locksidecar/lock"
 	"github.com/locksidecar/locksidecar/session/outcome"
@@ -20,30 +19,30 @@ const maxSift = 10
 //
 //	lock.ErrUnsupported: the store keeps no records.
 //	*lock.InvalidError, lock.ErrUnavailable.
-func (m *Manager) Outcomes(ctx context.Context, prefix, after string, limit int, states ...outcome.State) (list []Outcome, next string, err error) {
+func (sp *Space) Outcomes(ctx context.Context, prefix, after string, limit int, states ...outcome.State) (list []Outcome, next string, err error) {
 	switch {
-	case m.records == nil:
+	case sp.m.records == nil:
 		return nil, "", fmt.Errorf("list outcomes: %w", lock.ErrUnsupported)
 	case limit < 1 || limit > lock.MaxPage:
 		return nil, "", invalid("page_size", "is %d, must be 1 to %d", limit, lock.MaxPage)
-	case len(prefix) > lock.MaxResourceBytes:
-		return nil, "", invalid("prefix", "is %d bytes long, at most %d are allowed", len(prefix), lock.MaxResourceBytes)
 	}
-	ns := m.o.namespace()
+	if err := sp.fits("prefix", prefix); err != nil {
+		return nil, "", err
+	}
 	p := lock.Page{Limit: limit}
 	if after != "" {
-		p.After = lock.Resource(ns + after)
+		p.After = lock.Resource(sp.prefix + after)
 	}
 	for range maxSift {
-		found, err := m.records.ListRecords(ctx, ns+prefix, p)
+		found, err := sp.m.records.ListRecords(ctx, sp.prefix+prefix, p)
 		if err != nil {
 			return nil, "", fmt.Errorf("list outcomes: %w", err)
 		}
 		for _, r := range found {
-			p.After, next = r.Resource, m.inApp(r.Resource)
+			p.After, next = r.Resource, sp.inApp(r.Resource)
 			o, err := outcome.Read(r.Record)
 			if err != nil {
-				m.log.Warn("list outcomes", keyResource, r.Resource, keyError, err)
+				sp.m.log.Warn("list outcomes", keyResource, r.Resource, keyError, err)
 				continue
 			}
 			if len(states) == 0 || slices.Contains(states, o.State) {
@@ -66,54 +65,41 @@ func (m *Manager) Outcomes(ctx context.Context, prefix, after string, limit int,
 //
 //	*lock.HeldError with lock.ErrHeld: somebody holds the resource, and may be at work.
 //	lock.ErrUnsupported, *lock.InvalidError, lock.ErrUnavailable.
-func (m *Manager) ResetOutcome(ctx context.Context, resource string) (*Outcome, error) {
-	res, err := m.inStore(resource)
+func (sp *Space) ResetOutcome(ctx context.Context, resource string) (*Outcome, error) {
+	res, err := sp.inStore(resource)
 	switch {
-	case m.records == nil:
+	case sp.m.records == nil:
 		return nil, fmt.Errorf("reset outcome: %w", lock.ErrUnsupported)
 	case err != nil:
 		return nil, err
 	}
 	for {
-		found, err := m.records.ReadRecord(ctx, res) // before Get: who begins after that has another record
+		found, err := sp.m.records.ReadRecord(ctx, res) // before Get: who begins after that has another record
 		if err != nil {
 			return nil, fmt.Errorf("reset outcome: %w", err)
 		}
 		if found.Version == "" {
 			return nil, nil //nolint:nilnil // said above
 		}
-		st, err := m.o.Backend.Get(ctx, res)
+		st, err := sp.m.o.Backend.Get(ctx, res)
 		switch {
 		case err != nil:
 			return nil, fmt.Errorf("reset outcome: %w", err)
 		case slices.ContainsFunc(st.Holders, func(h lock.Holding) bool { return !h.Parked && h.Kept == 0 }):
 			return nil, heldError(resource, &lock.HeldError{Status: st}, lock.ErrHeld)
 		}
-		err = m.records.DeleteRecord(ctx, res, found.Version)
+		err = sp.m.records.DeleteRecord(ctx, res, found.Version)
 		switch {
 		case errors.Is(err, lock.ErrRecordChanged):
 			continue
 		case err != nil:
 			return nil, fmt.Errorf("reset outcome: %w", err)
 		}
-		m.log.Warn("outcome forgotten", keyResource, res)
+		sp.m.log.Warn("outcome forgotten", keyResource, res)
 		o, err := outcome.Read(found)
 		if err != nil { // it was somebody else's
 			return &Outcome{Resource: resource}, nil
 		}
 		return &Outcome{Resource: resource, Outcome: *o}, nil
 	}
-}
-
-// namespace is what stands before the names of apps in the store.
-func (o Options) namespace() string {
-	if o.Namespace == "" {
-		return ""
-	}
-	return o.Namespace + "/"
-}
-
-// inApp is the name of a resource of the store for apps.
-func (m *Manager) inApp(r lock.Resource) string {
-	return strings.TrimPrefix(string(r), m.o.namespace())
 }

@@ -39,12 +39,12 @@ func (s *Session) Begin(ctx context.Context, r AcquireRequest, then func(Grant, 
 // newRequest enters a request into the ledger, which may answer it at once.
 func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Grant, error)) *Request {
 	q := &Request{s: s, r: r, then: then, ctx: ctx}
-	secret, err := q.r.attaches()
+	secret, err := q.r.attaches(s.space)
 	if err != nil {
 		q.err = err
 		return q
 	}
-	res, parts, err := s.m.checkAcquire(&q.r)
+	res, parts, err := s.space.checkAcquire(&q.r)
 	if err != nil {
 		q.err = err
 		return q
@@ -158,7 +158,7 @@ func (q *Request) answer() (Grant, error) {
 		if name == "" && q.call != nil {
 			name = q.call.Hold().Name() // of several, the one that was waited for
 		}
-		q.s.m.o.Observer.Acquired(name, q.r.Mode, resultOf(g, err), took)
+		q.s.m.o.Observer.Acquired(q.s.space.told(name), q.r.Mode, resultOf(g, err), took)
 	}
 	return g, err
 }

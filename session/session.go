@@ -30,6 +30,7 @@ const (
 // exit, and carries out what follows.
 type Session struct {
 	m       *Manager
+	space   *Space
 	id      ID
 	owner   lock.Owner
 	who     Principal
@@ -60,9 +61,17 @@ func (l *levels) follow(now levels, m *Manager, u *user) {
 	}
 	if d := now.waits - l.waits; d != 0 {
 		m.waiters.Add(int64(d))
+		if u.space != nil {
+			u.space.waits.Add(int64(d))
+		}
 	}
-	if d := now.kept - l.kept; d != 0 && m.holds.Add(int64(d)) == 0 {
-		m.signalIdle()
+	if d := now.kept - l.kept; d != 0 {
+		if u.space != nil {
+			u.space.kept.Add(int64(d))
+		}
+		if m.holds.Add(int64(d)) == 0 {
+			m.signalIdle()
+		}
 	}
 	*l = now
 }
@@ -71,6 +80,7 @@ func (l *levels) follow(now levels, m *Manager, u *user) {
 type user struct {
 	sessions int // m.mu is held
 	holds    atomic.Int64
+	space    *usage // nil: that of everybody
 }
 
 // reserve takes room for n more holds, if there is some.
@@ -82,7 +92,8 @@ func (u *user) reserve(n, limit int) bool {
 	return true
 }
 
-func newSession(m *Manager, r OpenRequest) *Session {
+func newSession(sp *Space, r OpenRequest) *Session {
+	m := sp.m
 	owner := lock.Owner{
 		PID:       r.Peer.PID,
 		UID:       r.Peer.UID,
@@ -95,6 +106,7 @@ func newSession(m *Manager, r OpenRequest) *Session {
 	now, who := m.o.Clock(), r.Peer.Who()
 	return &Session{
 		m:       m,
+		space:   sp,
 		id:      ID(rand.Text()),
 		owner:   owner,
 		who:     who,
@@ -131,6 +143,9 @@ func watch(s *Session, r OpenRequest) {
 		}
 	})
 }
+
+// tenantOf is whose limits the session counts for.
+func tenantOf(s *Session) tenant { return tenant{s.who, s.space.prefix} }
 
 // ID is the name of the session.
 func (s *Session) ID() ID { return s.id }

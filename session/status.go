@@ -15,12 +15,12 @@ const maxForced = 64
 
 // Get tells who holds and who waits for a resource, through whatever sidecar.
 // Errors: *lock.InvalidError, lock.ErrUnavailable.
-func (m *Manager) Get(ctx context.Context, resource string) (lock.Status, error) {
-	res, err := m.inStore(resource)
+func (sp *Space) Get(ctx context.Context, resource string) (lock.Status, error) {
+	res, err := sp.inStore(resource)
 	if err != nil {
 		return lock.Status{}, err
 	}
-	st, err := m.o.Backend.Get(ctx, res)
+	st, err := sp.m.o.Backend.Get(ctx, res)
 	if err != nil {
 		return lock.Status{}, fmt.Errorf("get lock: %w", err)
 	}
@@ -31,25 +31,25 @@ func (m *Manager) Get(ctx context.Context, resource string) (lock.Status, error)
 // List does the same for the resources of the namespace whose name starts with
 // prefix and comes after the name after, in byte order: at most limit of them,
 // 1 to lock.MaxPage. With a *lock.PartialError it gives what it has.
-func (m *Manager) List(ctx context.Context, prefix, after string, limit int) ([]lock.Status, error) {
+func (sp *Space) List(ctx context.Context, prefix, after string, limit int) ([]lock.Status, error) {
 	switch {
 	case limit < 1 || limit > lock.MaxPage:
 		return nil, invalid("page_size", "is %d, must be 1 to %d", limit, lock.MaxPage)
-	case len(prefix) > lock.MaxResourceBytes:
-		return nil, invalid("prefix", "is %d bytes long, at most %d are allowed", len(prefix), lock.MaxResourceBytes)
 	}
-	ns := m.o.namespace()
+	if err := sp.fits("prefix", prefix); err != nil {
+		return nil, err
+	}
 	p := lock.Page{Limit: limit}
 	if after != "" {
-		p.After = lock.Resource(ns + after)
+		p.After = lock.Resource(sp.prefix + after)
 	}
-	list, err := m.o.Backend.List(ctx, ns+prefix, p)
+	list, err := sp.m.o.Backend.List(ctx, sp.prefix+prefix, p)
 	var partial *lock.PartialError
 	if err != nil && !errors.As(err, &partial) {
 		return nil, fmt.Errorf("list locks: %w", err)
 	}
 	for i := range list {
-		list[i].Resource = lock.Resource(m.inApp(list[i].Resource))
+		list[i].Resource = lock.Resource(sp.inApp(list[i].Resource))
 	}
 	if partial != nil {
 		return list, fmt.Errorf("list locks: %w", err)
@@ -62,22 +62,22 @@ func (m *Manager) List(ctx context.Context, prefix, after string, limit int) ([]
 // are told, and have grace, at most a minute, to stop their work; ForceRelease
 // returns when they are gone. Nobody is there: lock.ErrNotHolder with an id,
 // nothing without. Other errors: *lock.InvalidError, lock.ErrUnavailable.
-func (m *Manager) ForceRelease(ctx context.Context, resource string, id lock.HoldID, grace time.Duration) ([]lock.HoldID, error) {
-	res, err := m.inStore(resource)
+func (sp *Space) ForceRelease(ctx context.Context, resource string, id lock.HoldID, grace time.Duration) ([]lock.HoldID, error) {
+	res, err := sp.inStore(resource)
 	if err != nil {
 		return nil, err
 	}
 	if grace < 0 || grace > maxGrace {
 		return nil, invalid("grace", "is %v, must be 0 to %v", grace, maxGrace)
 	}
-	m.log.Warn("forced release", keyResource, res, keyLockID, id, keyGrace, grace)
+	sp.m.log.Warn("forced release", keyResource, res, keyLockID, id, keyGrace, grace)
 	if id != "" {
-		if err := m.o.Backend.ForceRelease(ctx, res, id, grace); err != nil {
+		if err := sp.m.o.Backend.ForceRelease(ctx, res, id, grace); err != nil {
 			return nil, fmt.Errorf("force release: %w", err)
 		}
 		return []lock.HoldID{id}, nil
 	}
-	st, err := m.o.Backend.Get(ctx, res)
+	st, err := sp.m.o.Backend.Get(ctx, res)
 	if err != nil {
 		return nil, fmt.Errorf("force release: %w", err)
 	}
@@ -88,7 +88,7 @@ func (m *Manager) ForceRelease(ctx context.Context, resource string, id lock.Hol
 	for i, h := range st.Holders {
 		places <- struct{}{}
 		wg.Go(func() {
-			errs[i] = m.o.Backend.ForceRelease(ctx, res, h.ID, grace)
+			errs[i] = sp.m.o.Backend.ForceRelease(ctx, res, h.ID, grace)
 			<-places
 		})
 	}

@@ -42,19 +42,19 @@ type WatchEvent struct {
 // see looks. It returns fn's error, the cause of ctx, or *lock.InvalidError;
 // lock.ErrUnavailable only of the first look: later it looks again, so that a
 // watch outlives a store that is away for a while.
-func (m *Manager) Watch(ctx context.Context, prefix string, interval time.Duration, fn func(WatchEvent) error) error {
+func (sp *Space) Watch(ctx context.Context, prefix string, interval time.Duration, fn func(WatchEvent) error) error {
 	if interval == 0 {
 		interval = DefaultWatchInterval
 	}
 	if interval < minWatchInterval || interval > maxWatchInterval {
 		return invalid("interval", "is %v, must be %v to %v", interval, minWatchInterval, maxWatchInterval)
 	}
-	m.looks.join(prefix)
-	defer m.looks.leave(prefix)
+	sp.m.looks.join(sp, prefix)
+	defer sp.m.looks.leave(sp, prefix)
 	list := func(ctx context.Context, before map[lock.Resource]lock.Status) (map[lock.Resource]lock.Status, error) {
-		return m.look(ctx, prefix, before)
+		return sp.look(ctx, prefix, before)
 	}
-	seen, err := m.looks.since(ctx, prefix, time.Now(), list)
+	seen, err := sp.m.looks.since(ctx, sp, prefix, time.Now(), list)
 	if err != nil {
 		return err
 	}
@@ -67,11 +67,11 @@ func (m *Manager) Watch(ctx context.Context, prefix string, interval time.Durati
 		return err
 	}
 	for {
-		at := m.looks.next(interval)
+		at := sp.m.looks.next(interval)
 		if err := sleepUntil(ctx, at); err != nil {
 			return err
 		}
-		now, err := m.looks.since(ctx, prefix, at, list)
+		now, err := sp.m.looks.since(ctx, sp, prefix, at, list)
 		switch {
 		case errors.Is(err, lock.ErrUnavailable):
 			continue
@@ -89,16 +89,16 @@ func (m *Manager) Watch(ctx context.Context, prefix string, interval time.Durati
 
 // look lists everything with that prefix. What it cannot see because a part of the store does not
 // answer stays as it was in the look before.
-func (m *Manager) look(ctx context.Context, prefix string, before map[lock.Resource]lock.Status) (map[lock.Resource]lock.Status, error) {
+func (sp *Space) look(ctx context.Context, prefix string, before map[lock.Resource]lock.Status) (map[lock.Resource]lock.Status, error) {
 	all := make(map[lock.Resource]lock.Status)
 	after := ""
 	for {
-		page, err := m.List(ctx, prefix, after, lock.MaxPage)
+		page, err := sp.List(ctx, prefix, after, lock.MaxPage)
 		var partial *lock.PartialError
 		switch {
 		case errors.As(err, &partial):
 			for name, st := range before {
-				if partial.Lacks(lock.Resource(m.o.namespace() + string(name))) {
+				if partial.Lacks(lock.Resource(sp.prefix + string(name))) {
 					all[name] = st
 				}
 			}

@@ -42,7 +42,7 @@ func (e *env) pods(n int, wrap func(lock.Backend) lock.Backend) *pods {
 			e.Fatal(err)
 		}
 		running.Go(func() { _ = m.Run(ctx) }) // it has no error
-		s, err := m.Open(e.ctx, session.OpenRequest{Liveness: session.Stream, Name: fmt.Sprint("app-", i), Peer: session.Peer{UID: 1000}})
+		s, err := m.Everybody().Open(e.ctx, session.OpenRequest{Liveness: session.Stream, Name: fmt.Sprint("app-", i), Peer: session.Peer{UID: 1000}})
 		if err != nil {
 			e.Fatal(err)
 		}

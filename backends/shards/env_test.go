@@ -148,7 +148,7 @@ func (l *roadLease) Close(ctx context.Context) error {
 
 // sidecar is one sidecar with its roads.
 type sidecar struct {
-	*session.Manager
+	*session.Space
 	e       *env
 	backend *Backend
 	roads   []*road
@@ -192,7 +192,7 @@ func (e *env) sidecar(numbers ...int) *sidecar {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	s.Manager = m
+	s.Space = m.Everybody()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- m.Run(ctx) }()

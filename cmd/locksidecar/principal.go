@@ -2,10 +2,12 @@ package main
 
 import (
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/locksidecar/locksidecar/localapi"
 	"github.com/locksidecar/locksidecar/localapi/podid"
+	"github.com/locksidecar/locksidecar/session"
 )
 
 // principals are the values of --principal.
@@ -29,6 +31,68 @@ func (p *principalFlag) Set(s string) error {
 	return errors.New("must be " + strings.Join(principals, " or "))
 }
 
+// spaces are the values of --space.
+var spaces = []string{"one", "unit"}
+
+// spaceFlag says who has names of locks for itself. Its number is an index of spaces.
+type spaceFlag uint8
+
+const ofUnit spaceFlag = 1
+
+// wholeSpace is the SPACE of who sees all spaces.
+const wholeSpace = "/"
+
+func (p *spaceFlag) String() string { return spaces[*p] }
+func (*spaceFlag) Type() string     { return "kind" }
+
+func (p *spaceFlag) Set(s string) error {
+	i := slices.Index(spaces, s)
+	if i < 0 {
+		return errors.New("must be " + strings.Join(spaces, " or "))
+	}
+	*p = spaceFlag(i) //nolint:gosec // one of two
+	return nil
+}
+
+// spaceOf says which space each unit has; nil: all have the same.
+func (s *serveFlags) spaceOf() (func(principal string) string, error) {
+	switch {
+	case s.space != ofUnit && len(s.spacesOf) > 0:
+		return nil, usage("--space-of means nothing without --space unit")
+	case s.space != ofUnit:
+		return nil, nil
+	case s.principal != byUnit:
+		return nil, usage("--space unit needs --principal unit")
+	}
+	given := make(map[string]string)
+	for _, pair := range s.spacesOf {
+		unit, space, found := strings.Cut(pair, "=")
+		_, twice := given[unit]
+		switch {
+		case !found || space == "":
+			return nil, usage("--space-of: %q is not UNIT=SPACE", pair)
+		case !podid.ValidUnit(unit):
+			return nil, usage("--space-of: %q is no name of a unit that has processes, such as web.service or user-1000.slice", unit)
+		case twice:
+			return nil, usage("--space-of: %s has two spaces", unit)
+		case space == wholeSpace:
+			space = ""
+		default:
+			if err := session.CheckSpace(space); err != nil {
+				return nil, usage("--space-of %s: %w", pair, err)
+			}
+		}
+		given[unit] = space
+	}
+	return func(principal string) string {
+		unit := localapi.UnitOf(principal)
+		if space, is := given[unit]; is {
+			return space
+		}
+		return unit
+	}, nil
+}
+
 // units are the settings by systemd unit.
 func (s *serveFlags) units(o *sidecarOptions) (err error) {
 	for _, list := range []struct {
@@ -48,6 +112,9 @@ func (s *serveFlags) units(o *sidecarOptions) (err error) {
 			}
 			*list.to = append(*list.to, localapi.UnitPrincipal(unit))
 		}
+	}
+	if o.spaces, err = s.spaceOf(); err != nil {
+		return err
 	}
 	if s.principal != byUnit {
 		return nil

@@ -133,6 +133,63 @@ func TestUnits(t *testing.T) {
 	}
 }
 
+// TestSpacesOfUnits: with --space unit, the lock of one unit is another one than that of the same
+// name of another unit, and only who is given a space by name shares it, or sees all.
+func TestSpacesOfUnits(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to make cgroups")
+	}
+	units := slice(t, "web.service", "worker.service", "batch.service", "ops.service")
+	side := serveProgram(t, "--principal", "unit", "--space", "unit", "--space-of", "worker.service=web.service", "--space-of", "ops.service=/",
+		"--admin-unit", "ops.service,batch.service")
+	in := func(unit string, args ...string) result {
+		p := launchIn(t, 0, units(unit), binary, append([]string{args[0], "--socket", side.socket}, args[1:]...)...)
+		p.wait()
+		return result{p.out.String(), p.err.String(), p.code}
+	}
+	run := func(unit string, args ...string) *program {
+		return launchIn(t, 0, units(unit), binary, append([]string{"run", "--socket", side.socket}, args...)...)
+	}
+	web := run("web.service", "a", "--", "sleep", "600")
+	eventually(t, "web has the lock", func() bool { return strings.Contains(in("web.service", "list").out, "unit:web.service") })
+	if got := in("batch.service", "run", "--wait", "0", "a", "--", "true"); got.code != 0 {
+		t.Errorf("the lock of that name in another space: %+v", got)
+	}
+	if got := in("worker.service", "run", "--wait", "0", "a", "--", "true"); got.code != exitNotGot || !strings.Contains(got.err, `"a" is not free`) {
+		t.Errorf("the lock of a space that is shared: %+v", got)
+	}
+	for _, args := range [][]string{{"list"}, {"list", "web.service/"}, {"get", "web.service/a"}, {"get", "../web.service/a"}, {"deadlocks", "--tree"}, {"outcomes"}} {
+		if got := in("batch.service", args...); strings.Contains(got.out, "web.service ") || strings.Contains(got.out, "unit:web") {
+			t.Errorf("batch %q: %+v", args, got)
+		}
+	}
+	for _, name := range []string{"a", "web.service/a"} { // an admin, but of its own space
+		if got := in("batch.service", "release", "--force", name); !strings.Contains(got.err, "nobody holds") {
+			t.Errorf("force %s: %+v", name, got)
+		}
+	}
+	if got := in("ops.service", "get", "web.service/a"); !strings.Contains(got.out, "unit:web.service") {
+		t.Errorf("who sees all: %+v", got)
+	}
+	metrics := func(unit string) string {
+		p := launchIn(t, 0, units(unit), "curl", "-sS", "--unix-socket", side.socket, "http://locksidecar/metrics")
+		p.wait()
+		return p.out.String()
+	}
+	if got := metrics("batch.service"); strings.Contains(got, "unit:web.service") || !strings.Contains(got, "PERMISSION_DENIED") {
+		t.Errorf("metrics: %s", got)
+	}
+	if got := metrics("ops.service"); !strings.Contains(got, `locksidecar_principal_holds{principal="unit:web.service"} 1`) {
+		t.Errorf("metrics for who sees all: %s", got)
+	}
+	if got := in("ops.service", "release", "--force", "web.service/a"); got.code != 0 {
+		t.Errorf("an admin who sees all: %+v", got)
+	}
+	if web.wait(); web.code == 0 {
+		t.Error("the lock was not taken")
+	}
+}
+
 // TestAllowedUnits: the units that are named may connect, and others may not.
 func TestAllowedUnits(t *testing.T) {
 	if os.Getuid() != 0 {

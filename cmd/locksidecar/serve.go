@@ -80,6 +80,8 @@ type serveFlags struct {
 	sessions   session.Limits
 	api        localapi.Limits
 	principal  principalFlag
+	space      spaceFlag
+	spacesOf   []string
 	allowUIDs  []uint
 	allowGIDs  []uint
 	adminUIDs  []uint
@@ -117,6 +119,9 @@ func addServe(cmd *cobra.Command) *serveFlags {
 	complete(cmd, "deadlock", deadlockModes...)
 	f.Var(&s.principal, "principal", "whose the limits for one user are: uid, or unit (the systemd unit that the app is in; of what a user has started, user-UID.slice). By unit it needs Linux 6.5 and cgroup v2, and whoever is in no unit may not use the sidecar")
 	complete(cmd, "principal", principals...)
+	f.Var(&s.space, "space", "who sees whose locks: one (all apps of this sidecar have one space of names), or unit (each systemd unit has its own, with --principal unit: UNIT/name in the store; nobody sees, holds or releases what is in another one)")
+	complete(cmd, "space", spaces...)
+	f.StringSliceVar(&s.spacesOf, "space-of", nil, "UNIT=SPACE: that unit has the space of that name, with --space unit, as one or several other units; UNIT=/ sees all spaces, with names such as web.service/orders")
 	f.UintSliceVar(&s.allowUIDs, "allow-uid", nil, "users who may connect (default: whom the socket's mode lets)")
 	f.UintSliceVar(&s.allowGIDs, "allow-gid", nil, "groups whose members may connect")
 	f.StringSliceVar(&s.allowUnits, "allow-unit", nil, "systemd units whose processes may connect, with --principal unit")

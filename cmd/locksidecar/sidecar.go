@@ -41,6 +41,7 @@ type sidecarOptions struct {
 	socketMode fs.FileMode
 	access     localapi.Access
 	principals localapi.Principals // nil: the uid
+	spaces     func(string) string // of a principal; nil: all have one
 	apiLimits  localapi.Limits
 	httpAddr   string // empty: no TCP
 	drain      time.Duration
@@ -118,6 +119,7 @@ func newSidecar(ctx context.Context, o sidecarOptions) (_ *sidecar, err error) {
 		Mode:       o.socketMode,
 		Access:     o.access,
 		Principals: o.principals,
+		Spaces:     o.spaces,
 		Limits:     o.apiLimits,
 		Version:    buildVersion(),
 		Store:      s.shards.store,

@@ -124,7 +124,7 @@ func (a *app) open() bool {
 		l.gone = make(chan struct{})
 		r.Liveness, r.Peer.Gone = session.Process, l.gone
 	}
-	s, err := p.manager.Open(context.Background(), r)
+	s, err := p.manager.Everybody().Open(context.Background(), r)
 	if err != nil {
 		if !errors.Is(err, session.ErrDraining) {
 			a.w.witness.complains("%v: Open = %v", l, err)

@@ -127,7 +127,7 @@ func (l *life) detach(g session.Grant, old string) {
 // extend gives a detached hold more time.
 func (l *life) extend(n letter) {
 	before := l.a.w.now()
-	d, err := l.p.manager.ExtendHandle(context.Background(), n.handle, detached)
+	d, err := l.p.manager.Everybody().ExtendHandle(context.Background(), n.handle, detached)
 	if !l.p.answers() {
 		return
 	}
@@ -146,7 +146,7 @@ func (l *life) extend(n letter) {
 // free ends a detached hold.
 func (l *life) free(n letter) {
 	l.a.w.witness.gives(n.fence)
-	err := l.p.manager.ReleaseHandle(context.Background(), n.handle)
+	err := l.p.manager.Everybody().ReleaseHandle(context.Background(), n.handle)
 	if !l.p.answers() {
 		return
 	}

@@ -271,7 +271,7 @@ func (w *world) force() {
 			defer cancel()
 			var id lock.HoldID
 			if byID {
-				st, err := p.manager.Get(ctx, resource)
+				st, err := p.manager.Everybody().Get(ctx, resource)
 				all := st.Holders
 				if waiter {
 					all = st.Waiters
@@ -281,7 +281,7 @@ func (w *world) force() {
 				}
 				id = all[0].ID
 			}
-			taken, err := p.manager.ForceRelease(ctx, resource, id, grace)
+			taken, err := p.manager.Everybody().ForceRelease(ctx, resource, id, grace)
 			w.log("%v forces %s of %s with %v: %v, %v", p, id, resource, grace, taken, err)
 			if err != nil && !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrNotHolder) {
 				w.witness.complains("%v: ForceRelease = %v", p, err)

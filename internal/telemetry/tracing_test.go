@@ -97,7 +97,7 @@ func TestTraceOfAnAcquire(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	s, err := m.Open(t.Context(), session.OpenRequest{Liveness: session.Stream})
+	s, err := m.Everybody().Open(t.Context(), session.OpenRequest{Liveness: session.Stream})
 	if err != nil {
 		t.Fatal(err)
 	}
