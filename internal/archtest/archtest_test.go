@@ -61,7 +61,7 @@ var house = []room{
 
 	{path: "localapi/peercred"},
 	{path: "localapi/podid"},
-	{path: "localapi", may: "lock session session/outcome internal/workers internal/jsonlines api/locksidecar/v1 localapi/peercred localapi/podid", test: "heartbeat waitfor backends/embedded"},
+	{path: "localapi", may: "lock session session/outcome internal/workers internal/jsonlines api/locksidecar/v1 localapi/peercred localapi/podid", test: "arbiter heartbeat waitfor backends/embedded"},
 	{path: "node/csi", may: "localapi/podid"},
 	{path: "internal/socketrule"},
 	{path: "client", may: "api/locksidecar/v1 internal/jsonlines", test: "lock session localapi backends/embedded internal/socketrule"},
