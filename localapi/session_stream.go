@@ -327,17 +327,23 @@ func (t *sessionStream) take(q *pb.SessionRequest) (work func(), _ error) {
 	case *pb.SessionRequest_Acquire:
 		return t.acquire(ctx, id, r.Acquire)
 	case *pb.SessionRequest_Release:
+		done := session.Announce(t.sess, lock.HoldID(r.Release.GetLockId()))
 		return t.fly(func() *pb.SessionResponse {
+			defer done()
 			a, err := t.release(ctx, t.sess, r.Release)
 			return t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Released{Released: a}}, err)
 		}), nil
 	case *pb.SessionRequest_Downgrade:
+		done := session.Announce(t.sess, lock.HoldID(r.Downgrade.GetLockId()))
 		return t.fly(func() *pb.SessionResponse {
+			defer done()
 			g, err := t.downgrade(ctx, t.sess, r.Downgrade) // its times are counted when it is sent
 			return t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Downgraded{Downgraded: grantTo(g, 0)}}, err)
 		}), nil
 	case *pb.SessionRequest_Detach:
+		done := session.Announce(t.sess, lock.HoldID(r.Detach.GetLockId()))
 		return t.fly(func() *pb.SessionResponse {
+			defer done()
 			d, err := t.detach(ctx, t.sess, r.Detach)
 			return t.answer(id, &pb.SessionResponse{RequestId: id, Response: &pb.SessionResponse_Detached{Detached: d}}, err)
 		}), nil

@@ -98,7 +98,7 @@ func (s *Session) Detach(ctx context.Context, id lock.HoldID, ttl time.Duration)
 		s.m.loose.drop(key)
 		return Detached{}, err
 	}
-	c := beginChange(ctx, s, h)
+	c := &call{values: ctx}
 	s.ledger.Releasing(h, c)
 	d := Detached{
 		Handle: formatHandle(h.Mode(), secret, h.Resource()), Resource: h.Name(), Mode: h.Mode(), Fence: h.Fence(),
@@ -109,7 +109,6 @@ func (s *Session) Detach(ctx context.Context, id lock.HoldID, ttl time.Duration)
 	c.end()
 	s.mu.Lock()
 	err = s.ledger.Released(h, []LostReason{said})
-	c.over(s)
 	s.exit()
 	var lost *LostError
 	switch {

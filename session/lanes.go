@@ -1,11 +1,9 @@
 package session
 
 import (
-	"context"
 	"sync/atomic"
 
 	"github.com/locksidecar/locksidecar/lock"
-	"github.com/locksidecar/locksidecar/session/ledger"
 )
 
 // lanes are what a session has on the way to the store, a lane for each resource, in the order in which
@@ -119,35 +117,20 @@ func passed(s *Session, p *place) {
 	s.lanes.leave(p)
 }
 
-// change is something that is done to a hold, and its ctx.
-type change struct {
-	call
-	one    [1]place
-	places []place // of each part
-}
-
-// beginChange gives it its places. s.mu is held.
-func beginChange(ctx context.Context, s *Session, h *ledger.Hold) *change {
-	c := &change{call: call{values: ctx}}
-	n := 0
-	for range h.Parts {
-		n++
+// Announce is called, in the order in which an app writes its requests, where a hold of its session is about to
+// be released, downgraded or detached: a try that is begun after it waits until done is called.
+func Announce(s *Session, id lock.HoldID) (done func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var places []*place
+	for _, r := range s.ledger.Resources(id) {
+		p := &place{resource: r}
+		s.lanes.enter(p)
+		places = append(places, p)
 	}
-	if c.places = c.one[:]; n > 1 {
-		c.places = make([]place, n)
-	}
-	n = 0
-	for p := range h.Parts {
-		c.places[n].resource = p.Resource()
-		s.lanes.enter(&c.places[n])
-		n++
-	}
-	return c
-}
-
-// over is called when the store has answered. s.mu is held.
-func (c *change) over(s *Session) {
-	for i := range c.places {
-		s.lanes.leave(&c.places[i])
+	return func() {
+		for _, p := range places {
+			passed(s, p)
+		}
 	}
 }

@@ -40,7 +40,7 @@ func (l *lanesTest) free(p *placed) bool {
 // of a lane that is empty.
 func TestLanes(t *testing.T) {
 	for seed := range uint64(200) {
-		rnd := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // it is to be the same again
+		rnd := rand.New(rand.NewPCG(seed, 0))
 		l := &lanesTest{}
 		for n := range uint64(100) {
 			if len(l.all) == 0 || rnd.IntN(5) < 3 {
@@ -81,7 +81,7 @@ func TestLanesAskedAgain(t *testing.T) {
 	var l lanes
 	places := make([]placed, 4)
 	for _, i := range []int{0, 2, 3} {
-		places[i].bell, places[i].number = &places[i], uint64(i) //nolint:gosec // it is small
+		places[i].bell, places[i].number = &places[i], uint64(i)
 		l.enter(&places[i].place)
 	}
 	places[1].bell, places[1].number = &places[1], 1

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -23,7 +22,7 @@ func TestRequestsReachTheStoreInOrder(t *testing.T) {
 				s := sc.session()
 				has := must(t, other, exclusive)
 				sc.way.on(func(ctx context.Context, do func(context.Context) error) error {
-					time.Sleep(rand.N(10 * time.Millisecond)) //nolint:gosec // not a secret
+					time.Sleep(rand.N(10 * time.Millisecond))
 					return do(ctx)
 				}, opAcquire)
 				const many = 20
@@ -94,7 +93,7 @@ func TestStuckRequestHoldsUpItsLockOnly(t *testing.T) {
 	})
 }
 
-// A try comes after the release before it, and finds the lock free.
+// A try comes after the release that was announced before it, and finds the lock free.
 func TestTryFollowsTheRelease(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		sc := e.sidecar()
@@ -104,11 +103,12 @@ func TestTryFollowsTheRelease(t *testing.T) {
 			time.Sleep(time.Second)
 			return do(ctx)
 		}, opRelease)
+		done := Announce(s, g.LockID)
 		go func() {
+			defer done()
 			_, err := s.Release(context.Background(), g.LockID, "")
 			isErr(t, err, nil)
 		}()
-		synctest.Wait()
 		try := exclusive
 		try.Wait = 0
 		p := beginAsync(s, try)

@@ -83,7 +83,7 @@ func finish(ctx context.Context, s *Session, r *ledger.Release) (int, error) {
 	}
 	switch {
 	case r.Hold != nil:
-		c := beginChange(ctx, s, r.Hold)
+		c := &call{values: ctx}
 		s.ledger.Releasing(r.Hold, c)
 		s.exit()
 		var said [maxParts]LostReason
@@ -95,7 +95,6 @@ func finish(ctx context.Context, s *Session, r *ledger.Release) (int, error) {
 		c.end()
 		s.mu.Lock()
 		err := s.ledger.Released(r.Hold, said[:n])
-		c.over(s)
 		s.exit()
 		if lost := (*LostError)(nil); errors.As(err, &lost) { // there is no event: the answer says it
 			s.m.o.Observer.HoldLost(lost.Lost.Reason)
@@ -176,10 +175,6 @@ func (s *Session) Downgrade(ctx context.Context, id lock.HoldID) (Grant, error) 
 	for {
 		s.enter()
 		d := s.ledger.Downgrade(id)
-		var c *change
-		if d.Hold != nil {
-			c = beginChange(ctx, s, d.Hold)
-		}
 		s.exit()
 		switch {
 		case d.Wait != nil:
@@ -206,7 +201,6 @@ func (s *Session) Downgrade(ctx context.Context, id lock.HoldID) (Grant, error) 
 		}
 		s.enter()
 		g, err := s.ledger.Downgraded(d.Hold, unknown == nil, missing)
-		c.over(s)
 		s.exit()
 		if err == nil && unknown != nil {
 			return Grant{}, fmt.Errorf("downgrade lock: %w", unknown)

@@ -25,7 +25,7 @@ func TestOneConnectionIsServedInOrder(t *testing.T) {
 	inOrder := func(t *testing.T, store []string) {
 		for name, more := range map[string][]string{"Arbiter": nil, "EachAsks": {"--local-turns", "0"}} {
 			t.Run(name, func(t *testing.T) {
-				s := serveProgram(t, append(append(store, "--ttl", "60s"), more...)...)
+				s := serveProgram(t, append(append(store, "--ttl", "30s"), more...)...)
 				for way, dial := range ways {
 					t.Run(way, func(t *testing.T) {
 						for _, k := range kindsOfQueues {
@@ -95,7 +95,7 @@ func shares(a, b *pb.AcquireRequest) bool {
 func (k *kindOfQueue) isServedInOrder(t *testing.T, s *sidecarProgram, dial func(*testing.T, *sidecarProgram) talk) {
 	const many = 30
 	other, app := dial(t, s), dial(t, s)
-	for round := range 3 {
+	for round := range 2 {
 		name := fmt.Sprintf("%s %d", t.Name(), round)
 		id := func(what string, i int) string { return fmt.Sprintf("%s %d %d", what, round, i) }
 		other.write(acquire(id("has it", 0), name, &pb.AcquireRequest{Direct: true}))
@@ -245,6 +245,8 @@ func talkByLines(t *testing.T, s *sidecarProgram, together bool) talk {
 			}
 		},
 		read: func() *pb.SessionResponse {
+			t.Helper()
+			_ = c.SetDeadline(time.Now().Add(patience))
 			line, err := in.ReadBytes('\n')
 			if err != nil {
 				t.Fatal(err)
@@ -279,6 +281,7 @@ func talkByGRPC(t *testing.T, s *sidecarProgram) talk {
 			}
 		},
 		read: func() *pb.SessionResponse {
+			t.Helper()
 			r, err := st.Recv()
 			if err != nil {
 				t.Fatal(err)

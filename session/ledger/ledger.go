@@ -233,6 +233,16 @@ func (l *Ledger) Lives(id lock.HoldID) bool {
 	return l.lives(id) != nil
 }
 
+// Resources are those of a hold that lives.
+func (l *Ledger) Resources(id lock.HoldID) (all []lock.Resource) {
+	if h := l.lives(id); h != nil {
+		for p := range h.Parts {
+			all = append(all, p.Resource())
+		}
+	}
+	return all
+}
+
 // lives gives a hold that lives, by the id under which the app knows it.
 func (l *Ledger) lives(id lock.HoldID) *Hold {
 	if h := l.asks[id]; h != nil && h.state == held && !h.follows() {
