@@ -19,7 +19,7 @@ func testClockForwardAndBack(t testing.TB) {
 	_, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
 	hold(t, l, "r")
 	testengine.ShiftClock(t, s, time.Hour)
-	_, other := sidecar(t, s.URL()+noGrace, 30*time.Second)
+	b, other := sidecar(t, s.URL()+noGrace, 30*time.Second)
 	hold(t, other, "r")
 	testengine.ShiftClock(t, s, 0)
 	if err := beat(t.Context(), l); !errors.Is(err, lock.ErrLeaseLost) {
@@ -28,6 +28,22 @@ func testClockForwardAndBack(t testing.TB) {
 	if err := beat(t.Context(), other); err != nil {
 		t.Errorf("Heartbeat of the lease that has the hold now: %v", err)
 	}
+	// Nobody goes on asking about what is decided: there were thousands of commands a second.
+	before := commands(t, b)
+	time.Sleep(2 * time.Second)
+	if n := commands(t, b) - before; n > 300 {
+		t.Errorf("%d commands in the two seconds after it", n)
+	}
+}
+
+// commands is how many commands a server has carried out, those of scripts included.
+func commands(t testing.TB, b *Backend) int {
+	t.Helper()
+	text, err := b.client.Info(t.Context(), "commandstats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return commandsOf(text)
 }
 
 // The grace after a restart counts from when a living sidecar has noticed it, and

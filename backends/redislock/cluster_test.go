@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/locksidecar/locksidecar/backends/backendtest"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -55,8 +56,8 @@ func testNodeWithoutHoldsMayFail(t testing.TB) {
 	}
 }
 
-// replicaOf starts a replica of a node of a Cluster.
-func replicaOf(t testing.TB, s testengine.Server, of testengine.Node) {
+// replicaOf starts a replica of a node of a Cluster, and gives a client of it.
+func replicaOf(t testing.TB, s testengine.Server, of testengine.Node) *redis.Client {
 	t.Helper()
 	master := plain(t, of.Addr())
 	ports := make([]string, 2)
@@ -114,6 +115,7 @@ func replicaOf(t testing.TB, s testengine.Server, of testengine.Node) {
 			return err
 		})
 	}
+	return replica
 }
 
 // A Cluster's replica that takes over is found within seconds, and its memory is
@@ -128,17 +130,28 @@ func testClusterFailover(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var replica *redis.Client
 	for _, n := range testengine.Nodes(t, s) {
 		if n.Addr() == owner.Options().Addr {
-			replicaOf(t, s, n)
+			replica = replicaOf(t, s, n)
 			if err := n.Crash(t.Context(), testengine.DropData); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	crashed := time.Now()
+	eventually(t, "the replica has taken over", func() error {
+		if text, err := replica.Info(t.Context(), "replication").Result(); err != nil || parseInfo(text)["role"] != "master" {
+			return errors.Join(errors.New("it has not"), err)
+		}
+		return nil
+	})
+	took := time.Now()
 	eventually(t, "the lease lives on the replica", func() error { return beat(t.Context(), l) })
-	t.Logf("first good heartbeat %s after the crash", time.Since(crashed))
+	t.Logf("first good heartbeat %s after the crash, %s after the replica has taken over", time.Since(crashed), time.Since(took))
+	if late := time.Since(took); late > 25*time.Second { // the client reloads its map of the Cluster every minute if nobody tells it to
+		t.Fatal(backendtest.Busy(fmt.Errorf("the replica is found %s after it has taken over", late)))
+	}
 	i := b.keys.bucketOf("r")
 	if left, _ := b.pasts[i].left(10*time.Second, b.clock()); left <= 0 {
 		t.Error("no grace after the failover")

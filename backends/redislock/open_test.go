@@ -66,3 +66,48 @@ func TestFirstRequestsTogether(t *testing.T) {
 		}
 	}
 }
+
+// Heartbeats are sent together, and their answers come late and all at a time: what is
+// proven never goes back to what an earlier one has proven. Issue 9, 3.6.
+func TestRenewedNeverGoesBack(t *testing.T) { again(t, testRenewedNeverGoesBack) }
+
+func testRenewedNeverGoesBack(t testing.TB) {
+	s := testengine.Shared(t, testengine.Redis)
+	b := openAt(t, s.URL()+noGrace)
+	defer func() { _ = b.Close() }()
+	d := lone(t, b, 5*time.Minute)
+	renewed := func() time.Duration {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return d.renewed
+	}
+	var beats sync.WaitGroup
+	for range 8 {
+		beats.Go(func() {
+			for range 100 {
+				if _, err := d.Renew(t.Context(), nil); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	over := make(chan struct{})
+	go func() { defer close(over); beats.Wait() }()
+	began := renewed()
+	for last, more := began, true; more; {
+		select {
+		case <-over:
+			more = false
+		default:
+		}
+		now := renewed()
+		if now < last {
+			t.Fatalf("broken law: it was renewed at %s, and then at %s", last, now)
+		}
+		last = now
+	}
+	if renewed() == began {
+		t.Error("it was not renewed")
+	}
+}
