@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/backendtest"
 	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
@@ -123,8 +124,11 @@ func inQueue(t testing.TB, b *Backend, url string, r lock.Resource, n int) {
 
 // TestManyWaitersOfOneSidecar: each of thousands that wait for one lock costs one
 // request to come and one to go. Neither the lease nor those who want another lock
-// are held up.
-func TestManyWaitersOfOneSidecar(t *testing.T) {
+// are held up: they come within five seconds, go within five, and a neighbour's pair takes
+// at most five times as long meanwhile. Issue 10, 1.10.
+func TestManyWaitersOfOneSidecar(t *testing.T) { backendtest.Again(t, testManyWaitersOfOneSidecar) }
+
+func testManyWaitersOfOneSidecar(t testing.TB) {
 	s := testengine.New(t, testengine.ZooKeeper)
 	const many = 5000
 	b, l, requests := counted(t, s.URL()+"?timeout=3s", 10*time.Second)
@@ -135,16 +139,16 @@ func TestManyWaitersOfOneSidecar(t *testing.T) {
 	var beside sync.WaitGroup
 	var pairMu sync.Mutex
 	var pairs []time.Duration
-	taken := func(when string) int { // since the last time
+	taken := func(when string) (n int, usual time.Duration) { // since the last time
 		pairMu.Lock()
 		defer pairMu.Unlock()
 		slices.Sort(pairs)
-		n := len(pairs)
-		if n > 0 {
+		if n = len(pairs); n > 0 {
+			usual = pairs[n/2]
 			t.Logf("%s a neighbour's pair took %s, and one of a hundred %s or more", when, pairs[n/2], pairs[n*99/100])
 		}
 		pairs = nil
-		return n
+		return n, usual
 	}
 	beats, failed := 0, 0
 	beside.Go(func() {
@@ -169,20 +173,21 @@ func TestManyWaitersOfOneSidecar(t *testing.T) {
 		}
 	})
 	time.Sleep(time.Second)
-	taken("before,")
+	_, before := taken("before,")
 	requests.take()
 	began := time.Now()
 	c := newCrowd(t, l, r, many)
 	inQueue(t, b, s.URL(), r, many+1)
 	came := time.Since(began)
 	in, _ := requests.take()
-	neighbours := taken("while they came,")
+	neighbours, besideComing := taken("while they came,")
 	began = time.Now()
 	c.leave()
 	inQueue(t, b, s.URL(), r, 1)
 	left := time.Since(began)
 	out, _ := requests.take()
-	neighbours += taken("while they left,")
+	more, besideLeaving := taken("while they left,")
+	neighbours += more
 	stop()
 	beside.Wait()
 	release(t, l, g)
@@ -196,6 +201,9 @@ func TestManyWaitersOfOneSidecar(t *testing.T) {
 		t.Errorf("%d of %d heartbeats failed", failed, beats)
 	}
 	t.Logf("%d waiters came in %s with %v and left in %s with %v", many, came, in, left, out)
+	if max(came, left) > 5*time.Second || max(besideComing, besideLeaving) > 5*before {
+		t.Fatal(backendtest.Busy(fmt.Errorf("they came in %s and left in %s, want 5s; a neighbour's pair took %s and %s, want %s", came, left, besideComing, besideLeaving, 5*before)))
+	}
 }
 
 // TestIdleWaitersCostNothing: what is asked again and again is one node for each
