@@ -132,6 +132,9 @@ func (c namedCase) run(t *testing.T, parallel bool) {
 			if slices.Contains(c.Needs, "fork") {
 				t.Skip("Go does not fork")
 			}
+			if slices.Contains(c.Needs, "sessions") {
+				t.Skip("in Go the app opens its sessions")
+			}
 			newContractRun(t, c.contractCase, url(t)).steps(c.Steps)
 		})
 	}

@@ -185,7 +185,9 @@ module Locksidecar
   # One request and what came of it.
   class Call
     attr_reader :kind, :body, :about, :max_hold, :patience, :wait
-    attr_accessor :session, :id, :sent, :done, :answer, :error, :hold, :abandoned, :left, :place, :wait_end
+    attr_accessor :session, :id, :sent, :start, :done, :answer, :error, :hold, :abandoned, :left, :place, :wait_end
+    # The connection has ended, and nothing of it had been sent. Another session will do.
+    attr_accessor :unsent
 
     # wait: of an acquire; 0: a try, nil: whatever it takes.
     def initialize(kind, body, about: nil, max_hold: nil, patience: nil, wait: nil)
@@ -404,6 +406,7 @@ module Locksidecar
       @mutex = Mutex.new
       @changed = ConditionVariable.new
       @out = "".b # not sent yet
+      @written = 0 # bytes that were sent
       @calls = {} # by request id: not answered yet
       @holds = {} # by lock id
       @early = {} # losses, for grants that come after them; only while an acquire is under way
@@ -439,7 +442,7 @@ module Locksidecar
     # Waits for the answer to what was sent. SidecarSilent: none in so many seconds; nil: whatever it takes.
     def await(call, seconds)
       began = Locksidecar.now
-      limit = seconds && began + seconds
+      limit = call.wait_end ? call.wait_end + ANSWER_LIMIT : seconds && began + seconds
       until call.done
         now = Locksidecar.now
         raise late(call) if limit && now >= limit
@@ -641,7 +644,7 @@ module Locksidecar
       raise InvalidRequest, "the request is longer than #{LONGEST} bytes" if text.bytesize > LONGEST
 
       call.session = self
-      call.done = call.error = call.id = nil
+      call.done = call.error = call.id = call.start = call.unsent = nil
       call.wait_end ||= Locksidecar.now + call.wait if call.wait&.positive?
       return call if call.acquire? && !@acquires.enter(call)
 
@@ -656,6 +659,7 @@ module Locksidecar
       @last_id += 1
       call.id = id
       call.sent = Locksidecar.now
+      call.start = @written + @out.bytesize
       @calls[id] = call
       @out << text.b
     end
@@ -674,7 +678,7 @@ module Locksidecar
       return false unless call.acquire? && !call.abandoned && error.is_a?(LimitExceeded) && @acquires.size > 1
       return false unless ["waiters", "requests in flight"].include?(error.metadata["limit"])
 
-      call.id = nil
+      call.id = call.start = nil
       @acquires.refused(call, error.metadata["max"].to_i)
       true
     end
@@ -703,6 +707,7 @@ module Locksidecar
         return false if sent == :wait_writable
 
         @out = @out.byteslice(sent..)
+        @written += sent
       end
       true
     rescue SystemCallError, IOError
@@ -928,7 +933,10 @@ module Locksidecar
         hold.listeners.clear unless tell
         hold.lose(lost_reason, error.message)
       end
-      calls.each { |call| call.finish(call.about&.problem || error) }
+      calls.each do |call|
+        call.unsent = error.is_a?(SidecarGone) && !call.done && (call.start.nil? || call.start >= @written)
+        call.finish(call.about&.problem || error)
+      end
       @changed.broadcast
       true
     end
@@ -1208,8 +1216,13 @@ module Locksidecar
     end
 
     def take(call)
-      send_acquire(call)
-      call.session.await(call, call.patience)
+      begin
+        send_acquire(call)
+        call.session.await(call, call.patience)
+      rescue SidecarGone
+        retry if call.unsent
+        raise
+      end
       taken = Lock.new(self, call)
     ensure # also where another thread raises in this one or kills it
       call.give_up unless taken

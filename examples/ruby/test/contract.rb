@@ -254,7 +254,7 @@ tests = Dir[File.expand_path("../../contract/*.json", __dir__)].sort.flat_map do
            when "shared" then STORES.to_a
            when "mysql" then STORES.slice("mysql").to_a
            end
-  if (spec["needs"] || []).difference(%w[fork stop detach]).any?
+  if (spec["needs"] || []).difference(%w[fork stop detach queue sessions]).any?
     [[File.basename(file), -> { raise Skipped, "this runner has no #{spec["needs"].join(" and no ")}" }]]
   elsif stores.empty?
     [[File.basename(file), -> { raise Skipped, "needs a store (#{spec["store"]}) that the environment does not name" }]]

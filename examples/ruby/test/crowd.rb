@@ -110,6 +110,23 @@ tap_all({
     eventually("nothing is left") { sidecar.lock("a").values_at("holders", "waiters").all?(&:empty?) }
   },
 
+  "who queues in the client goes to the next connection, within its own wait" => lambda {
+    sidecar, client, = crowded(1)
+    gone = sharers(client, 1).first
+    waiters(client, 1)
+    threads = sharers(client, 2) + sharers(client, 1, wait: 3600)
+    queued(client, 3)
+    over = Thread.new { client.acquire("b", wait: 5) }
+    queued(client, 4)
+    keeper = Client.new(socket: sidecar.socket)
+    keeper.acquire("b")
+    client.instance_variable_get(:@session).send(:hang_up, Socket::SHUT_RDWR)
+    fails("SIDECAR_GONE") { gone.value }
+    same(3, threads.sum { |thread| thread.join(PATIENCE)&.value.to_i }) # what was held went with the connection
+    fails("WAIT_TIMEOUT") { over.value }
+    eventually("nothing is left") { sidecar.lock("b")["waiters"].empty? && sidecar.lock("a")["holders"].empty? }
+  },
+
   "the end of the session ends who queues in the client" => lambda {
     _, client, = crowded(1)
     threads = sharers(client, 3)

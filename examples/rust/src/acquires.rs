@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Kind};
 use crate::json::Json;
+use crate::session::{Ask, ANSWER_LIMIT};
 use crate::state::{line, State};
 use crate::sys::now;
 use std::collections::{BTreeMap, HashMap};
@@ -24,12 +25,13 @@ pub(crate) struct Wanted {
 pub(crate) struct Asked {
     pub wanted: Wanted,
     pub body: Vec<(String, Json)>,
+    pub max_hold: Option<f64>,
     /// When its wait is over; infinite: never, or it is a try.
     pub end: f64,
 }
 
 impl Asked {
-    pub fn new(body: Vec<(String, Json)>) -> Asked {
+    pub fn new(body: Vec<(String, Json)>, max_hold: Option<f64>) -> Asked {
         let mut what = Vec::new();
         let mut wait = f64::INFINITY;
         for (name, value) in &body {
@@ -42,7 +44,14 @@ impl Asked {
         }
         let wanted = Wanted { what: what.join("\0"), tries: wait == 0.0 };
         let end = if wait > 0.0 { now() + wait } else { f64::INFINITY };
-        Asked { wanted, body, end }
+        Asked { wanted, body, max_hold, end }
+    }
+
+    /// For another session: within what is left of its wait.
+    pub fn again(&self) -> Ask {
+        let body = self.body_now();
+        let limit = if self.wanted.tries { Some(ANSWER_LIMIT) } else { self.end.is_finite().then(|| (self.end - now()).max(0.0) + ANSWER_LIMIT) };
+        Ask { kind: "acquire", body, max_hold: self.max_hold, limit, ..Ask::default() }
     }
 
     /// With what is left of the wait.
@@ -175,8 +184,16 @@ impl State {
             let Some(call) = self.calls.get_mut(&id) else { continue };
             let Some(asked) = &call.asked else { continue };
             call.sent = now();
+            call.start = self.written + self.out.len() as u64;
             self.out.extend_from_slice(line(id, "acquire", asked.body_now()).as_bytes());
         }
+    }
+
+    /// The connection has ended: notes the acquires that never reached the sidecar.
+    pub fn keep_unsent(&mut self) {
+        let State { calls, unsent, written, .. } = self;
+        let waiting = calls.iter_mut().filter(|(_, call)| call.outcome.is_none() && !call.abandoned && call.start >= *written);
+        unsent.extend(waiting.filter_map(|(id, call)| Some((*id, call.asked.take()?))));
     }
 
     /// When the wait of a call ends that queues here.

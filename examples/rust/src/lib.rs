@@ -207,6 +207,18 @@ impl Client {
         current.session = Some(session.clone());
         Ok(session)
     }
+
+    /// Sends an acquire. What could not be sent, because the session has just ended, goes to a new one.
+    fn post(&self, ask: impl Fn() -> Ask) -> Result<(Arc<Owned>, u64)> {
+        loop {
+            let session = self.session()?;
+            match session.post(ask()) {
+                Ok(id) => return Ok((session, id)),
+                Err(_) if session.error().is_some() => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
 }
 
 impl Settings {
@@ -335,15 +347,8 @@ impl Lock {
         }
         let limit = self.wait.map(|wait| wait.as_secs_f64() + ANSWER_LIMIT);
         let max_hold = self.max_hold.map(|d| d.as_secs_f64());
-        loop {
-            let session = self.client.session()?;
-            match session.post(Ask { kind: "acquire", body: body.clone(), max_hold, limit, ..Ask::default() }) {
-                Ok(id) => return Ok(Acquire { session, id, taken: false }),
-                // What could not be sent, because the session has just ended, goes to a new one.
-                Err(_) if session.error().is_some() => {}
-                Err(e) => return Err(e),
-            }
-        }
+        let asked = self.client.post(|| Ask { kind: "acquire", body: body.clone(), max_hold, limit, ..Ask::default() })?;
+        Ok(Acquire { client: self.client, asked: Mutex::new(Ok(asked)), taken: false })
     }
 }
 
@@ -359,8 +364,9 @@ impl IntoFuture for Lock {
 /// An acquire that is under way: await it, or wait for it. Dropped before that, it is given up, with what it has got.
 #[must_use = "dropped, it is given up"]
 pub struct Acquire {
-    session: Arc<Owned>,
-    id: u64,
+    client: Client,
+    /// Of which session it is which request, or why no other session could be had.
+    asked: Mutex<Result<(Arc<Owned>, u64)>>,
     taken: bool,
 }
 
@@ -368,20 +374,38 @@ impl Acquire {
     /// Waits for the lock.
     pub fn wait(mut self) -> Result<Held> {
         self.taken = true; // the session answers in any case
-        let outcome = self.session.wait(self.id);
-        self.held(outcome)
+        loop {
+            let (session, id) = self.asked()?;
+            let outcome = session.wait(id);
+            if !self.goes_on() {
+                return held(session, outcome);
+            }
+        }
     }
 
     /// Whether there is an answer.
     pub fn is_done(&self) -> bool {
-        self.session.answered(self.id)
+        self.goes_on();
+        self.asked().map_or(true, |(session, id)| session.answered(id))
     }
 
-    fn held(&self, outcome: state::Outcome) -> Result<Held> {
-        match outcome? {
-            (_, Some(hold)) => Ok(Held::new(self.session.clone(), hold)),
-            (answer, None) => Err(Error::new(Kind::Internal, format!("this is no grant: {answer:?}"))),
-        }
+    fn asked(&self) -> Result<(Arc<Owned>, u64)> {
+        state::lock(&self.asked).clone()
+    }
+
+    /// Where it never reached the sidecar before the session ended, it goes to another. Whether it did.
+    fn goes_on(&self) -> bool {
+        let mut asked = state::lock(&self.asked);
+        let Some(unsent) = asked.as_ref().ok().and_then(|(session, id)| session.unsent(*id)) else { return false };
+        *asked = self.client.post(|| unsent.clone());
+        true
+    }
+}
+
+fn held(session: Arc<Owned>, outcome: state::Outcome) -> Result<Held> {
+    match outcome? {
+        (_, Some(hold)) => Ok(Held::new(session, hold)),
+        (answer, None) => Err(Error::new(Kind::Internal, format!("this is no grant: {answer:?}"))),
     }
 }
 
@@ -389,11 +413,12 @@ impl Future for Acquire {
     type Output = Result<Held>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.session.poll(self.id, cx) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(outcome) => {
+        loop {
+            let (session, id) = self.asked()?;
+            let Poll::Ready(outcome) = session.poll(id, cx) else { return Poll::Pending };
+            if !self.goes_on() {
                 self.taken = true;
-                Poll::Ready(self.held(outcome))
+                return Poll::Ready(held(session, outcome));
             }
         }
     }
@@ -401,49 +426,11 @@ impl Future for Acquire {
 
 impl Drop for Acquire {
     fn drop(&mut self) {
-        if !self.taken {
-            self.session.abandon(self.id);
+        if let (false, Ok((session, id))) = (self.taken, self.asked()) {
+            session.abandon(id);
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::{BufRead, BufReader, Write};
-    use std::net::Shutdown;
-    use std::os::unix::net::UnixListener;
-
-    #[test]
-    fn an_acquire_that_was_not_sent_goes_to_a_new_session() {
-        let path = std::env::temp_dir().join(format!("ls-{}-unit", std::process::id()));
-        let listener = UnixListener::bind(&path).unwrap();
-        let client = Client::builder().socket(&path).build();
-        let server = thread::spawn(move || {
-            let (first, second) = (serve(&listener, 1), serve(&listener, 2));
-            drop((first, second)); // the first connection stays until here
-        });
-        client.open().unwrap();
-        // The connection ends, and the thread that reads does not know yet.
-        client.session().unwrap().hang_up(Shutdown::Write);
-        assert_eq!(client.lock("r").acquire().unwrap().fence(), 7);
-        server.join().unwrap();
-        std::fs::remove_file(path).unwrap();
-    }
-
-    fn serve(listener: &UnixListener, requests: usize) -> impl Sized {
-        let mut stream = listener.accept().unwrap().0;
-        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
-        for answer in [
-            r#""opened":{"sessionId":"s","leaseMargin":"1s","countedAt":"1s"}"#,
-            r#""granted":{"lockId":"l","resource":"r","mode":"EXCLUSIVE","fence":"7","validFor":"9s","count":1,"countedAt":"1s"}"#,
-        ]
-        .iter()
-        .take(requests)
-        {
-            let request = Json::parse(&lines.next().unwrap().unwrap()).unwrap();
-            writeln!(stream, r#"{{"requestId":"{}",{answer}}}"#, request.get("requestId").text()).unwrap();
-        }
-        lines
-    }
-}
+mod tests;

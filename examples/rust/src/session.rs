@@ -32,7 +32,7 @@ const MOST_UNSENT: usize = 1 << 20;
 pub(crate) type OnDraining = Arc<dyn Fn(Duration) + Send + Sync>;
 
 /// A request.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Ask {
     pub kind: &'static str,
     pub body: Vec<(String, Json)>,
@@ -100,6 +100,8 @@ impl Session {
             ping: None,
             ended: false,
             out: Vec::new(),
+            written: 0,
+            unsent: HashMap::new(),
             writer: false,
             later: Later::default(),
         };
@@ -145,7 +147,7 @@ impl Session {
             return Err(self.silent());
         }
         let id = s.last_id + 1;
-        let asked = acquires.then(|| Asked::new(ask.body.clone()));
+        let asked = acquires.then(|| Asked::new(ask.body.clone(), ask.max_hold));
         let line = line(id, ask.kind, ask.body);
         if line.len() > LONGEST {
             return Err(Error::new(Kind::InvalidRequest, format!("the request is longer than {LONGEST} bytes")));
@@ -154,9 +156,10 @@ impl Session {
         let sent = now();
         let deadline = ask.limit.map(|seconds| sent + seconds);
         let queues = asked.as_ref().is_some_and(|asked| !s.acquires.enter(id, &asked.wanted));
+        let start = if queues { u64::MAX } else { s.written + s.out.len() as u64 };
         let (about, left, max_hold) = (ask.about, ask.left, ask.max_hold);
-        s.calls
-            .insert(id, Call { asked, attaches, sent, about, left, max_hold, deadline, abandoned: false, late: false, outcome: None, waker: None });
+        let (abandoned, late, outcome, waker) = (false, false, None, None);
+        s.calls.insert(id, Call { asked, attaches, sent, start, about, left, max_hold, deadline, abandoned, late, outcome, waker });
         if queues {
             return Ok(id);
         }
@@ -193,7 +196,10 @@ impl Session {
     fn write(&self, s: &mut State) -> bool {
         while !s.out.is_empty() {
             match sys::send_now(&self.stream, &s.out) {
-                Ok(n) => drop(s.out.drain(..n)),
+                Ok(n) => {
+                    s.out.drain(..n);
+                    s.written += n as u64;
+                }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return false,
                 Err(_) => {
@@ -240,6 +246,11 @@ impl Session {
         let before = s.calls.get_mut(&id).and_then(|call| call.waker.replace(waker));
         s.later.forget.extend(before);
         Poll::Pending
+    }
+
+    /// What of an acquire was not sent before the session ended, for another session; once.
+    pub fn unsent(&self, id: u64) -> Option<Ask> {
+        self.state().unsent.remove(&id).map(|asked| asked.again())
     }
 
     /// Whether the answer is there.
@@ -552,6 +563,9 @@ impl Session {
     fn finish(&self, s: &mut State, error: Error, lost_reason: &str) -> bool {
         if s.error.is_some() {
             return false;
+        }
+        if error.kind() == Kind::SidecarGone {
+            s.keep_unsent();
         }
         for (_, hold) in std::mem::take(&mut s.holds) {
             hold.lose(lost_reason, &error.to_string(), &mut s.later);

@@ -38,6 +38,8 @@ pub(crate) struct Call {
     /// What it gets and nobody wants is not released: it is for the next one who has the handle.
     pub attaches: bool,
     pub sent: f64,
+    /// How many bytes were to be sent before it; the largest number: it queues here.
+    pub start: u64,
     pub about: Option<Arc<Hold>>,
     /// Of a detach: is set when it is carried out, for who had entered the hold.
     pub left: Option<Arc<AtomicBool>>,
@@ -251,6 +253,10 @@ pub(crate) struct State {
     pub ended: bool,
     /// Not sent yet.
     pub out: Vec<u8>,
+    /// How many bytes were sent.
+    pub written: u64,
+    /// Acquires of which nothing was sent before the session ended. Another session will do.
+    pub unsent: HashMap<u64, Asked>,
     /// A thread waits for room to send that.
     pub writer: bool,
     pub later: Later,
@@ -294,6 +300,7 @@ impl State {
             if let (true, Some(asked)) = (wanted && self.too_many(&error), &call.asked) {
                 let most = error.metadata("max").and_then(|max| max.parse().ok());
                 self.acquires.refused(id, &asked.wanted, most);
+                call.start = u64::MAX;
                 self.calls.insert(id, call);
                 return None; // one that is answered makes room
             }

@@ -342,7 +342,7 @@ fn main() {
         if chosen.is_empty() {
             tests.push(test(&format!("{name} # SKIP needs a store that the environment does not name"), || {}));
         }
-        if let Some(needs) = case.get("needs").items().iter().find(|n| n.text() != "detach") {
+        if let Some(needs) = case.get("needs").items().iter().find(|n| !["detach", "queue", "sessions"].contains(&n.text())) {
             tests.push(test(&format!("{name} # SKIP this runner has no {}", needs.text()), || {}));
             continue;
         }

@@ -125,7 +125,7 @@ class Session(Connection):
             with self.mutex:
                 if self.core.waits_here(call):
                     if (left := call.deadline - boot_time()) <= 0:
-                        raise WaitTimeout("the wait is over: too many of this process wait before this one")
+                        raise self._over_here(call)
                     step = min(step, left)
         if end is not None:
             left = end - time.monotonic()
@@ -133,6 +133,11 @@ class Session(Connection):
                 raise self._too_late(call)
             step = min(step, left)
         return step
+
+    def _over_here(self, call: Call) -> WaitTimeout:
+        assert call.wanted is not None
+        message = "the wait is over: too many of this process wait before this one"
+        return WaitTimeout(message, metadata={"resource": ", ".join(call.wanted.resources)})
 
     def _too_late(self, call: Call) -> LockSidecarError:
         with self.mutex:

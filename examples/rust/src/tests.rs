@@ -1,0 +1,78 @@
+//! What becomes of an acquire when its connection ends, by a scripted sidecar.
+
+use super::*;
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+
+#[test]
+fn an_acquire_that_was_not_sent_goes_to_a_new_session() {
+    let path = std::env::temp_dir().join(format!("ls-{}-unit", std::process::id()));
+    let listener = UnixListener::bind(&path).unwrap();
+    let client = Client::builder().socket(&path).build();
+    let server = thread::spawn(move || {
+        let (first, second) = (serve(&listener, 1), serve(&listener, 2));
+        drop((first, second)); // the first connection stays until here
+    });
+    client.open().unwrap();
+    // The connection ends, and the thread that reads does not know yet.
+    client.session().unwrap().hang_up(Shutdown::Write);
+    assert_eq!(client.lock("r").acquire().unwrap().fence(), 7);
+    server.join().unwrap();
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn an_acquire_that_queued_goes_to_a_new_session() {
+    let path = std::env::temp_dir().join(format!("ls-{}-queued", std::process::id()));
+    let listener = UnixListener::bind(&path).unwrap();
+    let client = Client::builder().socket(&path).build();
+    let server = thread::spawn(move || {
+        let mut first = serve(&listener, 1);
+        first.request(); // it waits here
+        first.answer(r#""error":{"code":8,"message":"full","details":[{"reason":"LIMIT_EXCEEDED","metadata":{"limit":"waiters","max":"1"}}]}"#);
+        drop(first); // the connection ends
+        drop(serve(&listener, 2));
+    });
+    let first = client.lock("r").begin().unwrap();
+    let second = client.lock("r").wait(Duration::from_secs(3600)).begin().unwrap();
+    assert_eq!(first.wait().unwrap_err().kind(), Kind::SidecarGone);
+    while !second.is_done() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(second.wait().unwrap().fence(), 7);
+    server.join().unwrap();
+    std::fs::remove_file(path).unwrap();
+}
+
+struct Peer {
+    lines: Lines<BufReader<UnixStream>>,
+    stream: UnixStream,
+}
+
+impl Peer {
+    fn request(&mut self) -> Json {
+        Json::parse(&self.lines.next().unwrap().unwrap()).unwrap()
+    }
+
+    fn answer(&mut self, answer: &str) {
+        let id = self.request().get("requestId").text().to_string();
+        writeln!(self.stream, r#"{{"requestId":"{id}",{answer}}}"#).unwrap();
+    }
+}
+
+/// Answers so many requests of the next connection, and gives what comes then.
+fn serve(listener: &UnixListener, requests: usize) -> Peer {
+    let stream = listener.accept().unwrap().0;
+    let mut peer = Peer { lines: BufReader::new(stream.try_clone().unwrap()).lines(), stream };
+    for line in [
+        r#""opened":{"sessionId":"s","leaseMargin":"1s","countedAt":"1s"}"#,
+        r#""granted":{"lockId":"l","resource":"r","mode":"EXCLUSIVE","fence":"7","validFor":"9s","count":1,"countedAt":"1s"}"#,
+    ]
+    .iter()
+    .take(requests)
+    {
+        peer.answer(line);
+    }
+    peer
+}
