@@ -77,6 +77,13 @@ class Canceller:
         return isinstance(error, asyncio.CancelledError) and not others
 
 
+_NO_TASK = (
+    "async with a lock needs a task of asyncio, and there is none. Where trio runs, take the lock in a thread: "
+    "held = await trio.to_thread.run_sync(lock.acquire), and release it there, too. "
+    'With anyio, choose its backend "asyncio", or use anyio.to_thread.run_sync in the same way.'
+)
+
+
 def running_task() -> asyncio.Task[object] | None:
     """None: nothing runs here that could wait. A coroutine that is dropped is closed in any place."""
     try:
@@ -88,5 +95,5 @@ def running_task() -> asyncio.Task[object] | None:
 def current_task() -> asyncio.Task[object]:
     task = running_task()
     if task is None:
-        raise RuntimeError("async with a lock needs a task of asyncio")
+        raise RuntimeError(_NO_TASK)
     return task

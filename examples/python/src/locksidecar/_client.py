@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from . import _look
+from ._aio import current_task
 from ._clock import boot_time
 from ._decorator import Resource, locked
 from ._errors import LockSidecarError, NoSidecar, SessionClosed, SidecarGone
@@ -129,6 +130,7 @@ class Client:
 
     async def extend_detached_async(self, handle: Detached | str, ttl: Seconds) -> Detached:
         """See extend_detached."""
+        current_task()
         return await asyncio.to_thread(self.extend_detached, handle, ttl)
 
     def release_detached(self, handle: Detached | str) -> None:
@@ -137,6 +139,7 @@ class Client:
 
     async def release_detached_async(self, handle: Detached | str) -> None:
         """See release_detached."""
+        current_task()
         await asyncio.to_thread(self.release_detached, handle)
 
     def once(

@@ -136,7 +136,7 @@ class Lock:
                     noted.push(threading.current_thread(), held)
                     return held
                 except SessionNotFound:  # it had ended, and we had not heard of that yet
-                    if entry.again:
+                    if entry.again and not call.unsent:
                         raise
                     entry.again = True
                     wait = call.wait_left(wait)
@@ -150,10 +150,10 @@ class Lock:
 
     async def _acquire_async(self, noted: _Entered[AsyncHeld] | None) -> AsyncHeld:
         entry, wait = _Entry(), self.wait
+        task = current_task()
         try:
             while True:
                 session = entry.session = await self._client.session_async()
-                task = current_task()
                 call = entry.call = session.prepare(self._wanted(wait, "task", task))
                 try:
                     await session.acquire_async(call)
@@ -164,7 +164,7 @@ class Lock:
                         noted.push(task, held)
                     return held
                 except SessionNotFound:
-                    if entry.again:
+                    if entry.again and not call.unsent:
                         raise
                     entry.again = True
                     wait = call.wait_left(wait)
