@@ -1,17 +1,19 @@
 'use strict';
 
 const net = require('node:net');
+const { StringDecoder } = require('node:string_decoder');
 const { SidecarError, fromConnection } = require('./errors.cjs');
+
+const READ_SIZE = 65_536;
 
 /**
  * Connects to the sidecar, and speaks lines of JSON. `line` gets each that comes;
  * `ended` is called once, with a SidecarError, however the connection ends.
  */
 function connect(path, line, ended) {
-  const socket = net.connect({ path });
   let problem;
   let rest = '';
-  socket.setEncoding('utf8').on('data', (chunk) => {
+  const take = (chunk) => {
     const lines = (rest + chunk).split('\n');
     rest = lines.pop();
     for (const text of lines) {
@@ -25,7 +27,11 @@ function connect(path, line, ended) {
         socket.destroy();
       }
     }
-  });
+  };
+  const decoder = new StringDecoder('utf8');
+  // One buffer for all that comes: Node would make one of 64 KiB each time, and collect it.
+  const onread = { buffer: Buffer.allocUnsafeSlow(READ_SIZE), callback: (n, buffer) => take(decoder.write(buffer.subarray(0, n))) };
+  const socket = net.connect({ path, onread });
   socket.on('error', (err) => { problem ??= fromConnection(path, err); });
   socket.on('close', () => ended(problem ?? fromConnection(path)));
   return socket;

@@ -229,3 +229,16 @@ test('a session with a ttl says again and again that its process lives', async (
   assert.deepEqual(JSON.parse(asked[0]).open, { ttl: '0.150000000s' });
   await eventually('it has said so', () => asked.filter((line) => line.includes('keepAlive')).length > 2);
 });
+
+test('a character that comes in two pieces', async (t) => {
+  const { client, asked, write } = await scripted(t, { countedAt: `${now() / 1e3}s` });
+  const acquiring = assert.rejects(client.acquire('r'), { reason: 'INTERNAL', message: 'Zürich €' });
+  await eventually('it is asked', () => asked.length === 2);
+  const error = { message: 'Zürich €', details: [{ domain: 'locksidecar', reason: 'INTERNAL', metadata: {} }] };
+  const line = Buffer.from(`${JSON.stringify({ requestId: JSON.parse(asked[1]).requestId, error })}\n`);
+  for (const byte of line) {
+    write(Buffer.of(byte));
+    await new Promise(setImmediate); // each is read alone
+  }
+  await acquiring;
+});

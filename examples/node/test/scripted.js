@@ -31,5 +31,5 @@ export async function scripted(t, opened, grant, options) {
     fs.rmSync(path.dirname(socket), { recursive: true });
     await client.close();
   });
-  return { client, socket, asked, say, tell: (event) => say({ event }), hangUp: () => session.destroy() };
+  return { client, socket, asked, say, tell: (event) => say({ event }), write: (bytes) => session.write(bytes), hangUp: () => session.destroy() };
 }
