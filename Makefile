@@ -209,7 +209,7 @@ bench-compare: ## Measure it beside another commit, in turns in one run (BASE=co
 	cd $(BENCH) && go run . compare -base '$(BASE)' $(ARGS)
 
 .PHONY: bench-clients
-bench-clients: build ## Measure the clients in Python and Node.js beside Go's, in turns in one run (ARGS="-rounds 20")
+bench-clients: build ## Measure the clients in Python, Node.js and Java beside Go's and beside bare sockets, in turns in one run (ARGS="-rounds 20")
 	LOCKSIDECAR_BINARY='$(CURDIR)/bin/locksidecar' go run ./examples/pace $(ARGS)
 
 ##@ Change it

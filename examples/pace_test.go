@@ -9,10 +9,10 @@ import (
 func TestPace(t *testing.T) {
 	t.Parallel()
 	long(t)
-	needs(t, "python3 nodejs", "python3", "node")
+	needs(t, "python3 nodejs default-jdk-headless", "python3", "node", "java", "javac")
 	out, ok := suite(t, "..", environment("LOCKSIDECAR_BINARY="+binary), "go", "run", "./examples/pace", "-rounds", "1", "-pairs", "20")
-	for _, name := range []string{"Go ", "Python, threads ", "Python, asyncio ", "Node.js "} {
-		if !ok || !strings.Contains(out, "\n"+name) {
+	for _, name := range []string{"Go", "Python, threads", "Python, asyncio", "Node.js", "Java"} {
+		if !ok || !strings.Contains(out, "\n"+name+" ") || !strings.Contains(out, "\n"+name+", floor ") {
 			t.Fatalf("it does not measure %s:\n%s", name, out)
 		}
 	}

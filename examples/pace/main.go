@@ -1,6 +1,10 @@
 // Pace measures what a lock takes in each client: pairs of acquire and release, one caller, one
-// sidecar on the embedded store. The clients take turns, so that what else the machine does
-// meets all of them; the ratio is that to Go's in the same round.
+// sidecar on the embedded store. Beside each client stands its floor: two lines that a bare
+// socket of the same language sends, and gets back from a process that does nothing else.
+//
+// All take turns, so that what else the machine does meets all of them; ratios are those of the
+// same round. Each turn is a process of its own, which tells the median of a pair and what
+// processor time it used for one. The sidecar's is not in that.
 package main
 
 import (
@@ -10,9 +14,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
+	"syscall"
 	"time"
 
 	"github.com/locksidecar/locksidecar/client"
@@ -21,30 +26,64 @@ import (
 
 func main() {
 	rounds := flag.Int("rounds", 9, "how many times each client has its turn")
-	pairs := flag.Int("pairs", 3000, "pairs of a turn")
+	pairs := flag.Int("pairs", 3000, "pairs of a turn, after half as many that warm it, and in Java ten times as many")
+	act := flag.String("act", "", "what this process does at a socket: echo, go, or floor; empty: it runs the others")
 	flag.Parse()
-	if err := run(context.Background(), *rounds, *pairs); err != nil {
+	var err error
+	if *act == "" {
+		err = run(context.Background(), *rounds, *pairs)
+	} else {
+		err = do(context.Background(), *act, flag.Arg(0), *pairs)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "pace:", err)
 		os.Exit(1)
 	}
 }
 
-// contender is a client. It gives the time of one pair.
-type contender struct {
-	name string
-	turn func(ctx context.Context, socket string, pairs int) (time.Duration, error)
+// figures are those of a turn: the median of a pair, and the processor time of one, in µs.
+type figures struct{ took, used float64 }
+
+// do is what a process does that another pace has started.
+func do(ctx context.Context, act, socket string, pairs int) error {
+	turns := map[string]func(context.Context, string, int) (figures, error){"go": goPairs, "floor": goFloor}
+	if act == "echo" {
+		return echo(ctx, socket)
+	}
+	f, err := turns[act](ctx, socket, pairs)
+	if err == nil {
+		fmt.Println(f.took, f.used)
+	}
+	return err
 }
 
-func contenders() []contender {
-	all := []contender{{"Go", goPairs}}
-	for _, c := range []struct{ name, program, file, kind string }{
-		{"Python, threads", "python3", "pairs.py", "threads"},
-		{"Python, asyncio", "python3", "pairs.py", "asyncio"},
-		{"Node.js", "node", "pairs.js", ""},
+// contender is a client, or the floor of its language.
+type contender struct {
+	name  string
+	floor bool
+	argv  []string // with the socket and the number of pairs, it prints the figures
+}
+
+func contenders(self, classes string, pairs int) []contender {
+	var all []contender
+	for _, c := range []struct {
+		name string
+		argv []string
+	}{
+		{"Go", nil},
+		{"Python, threads", []string{"python3", "examples/pace/pairs.py", "threads"}},
+		{"Python, asyncio", []string{"python3", "examples/pace/pairs.py", "asyncio"}},
+		{"Node.js", []string{"node", "examples/pace/pairs.js", "client"}},
+		{"Java", []string{"java", "-cp", classes, "Pairs", "client"}},
 	} {
-		all = append(all, contender{c.name, func(ctx context.Context, socket string, pairs int) (time.Duration, error) {
-			return program(ctx, c.program, "examples/pace/"+c.file, socket, strconv.Itoa(pairs), c.kind)
-		}})
+		client, floor := c.argv, slices.Clone(c.argv)
+		if client == nil {
+			own := []string{self, "-pairs", strconv.Itoa(pairs), "-act"}
+			client, floor = append(slices.Clone(own), "go"), append(own, "floor")
+		} else {
+			floor[len(floor)-1] += "-floor"
+		}
+		all = append(all, contender{c.name, false, client}, contender{c.name + ", floor", true, floor})
 	}
 	return all
 }
@@ -60,23 +99,64 @@ func run(ctx context.Context, rounds, pairs int) error {
 		return err
 	}
 	defer sidecar.Kill()
-	all := contenders()
-	took, ratios := make([][]float64, len(all)), make([][]float64, len(all))
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "pace")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if err := compileJava(ctx, dir); err != nil {
+		return err
+	}
+	bare := filepath.Join(dir, "echo")
+	stop, err := startEcho(ctx, self, bare)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	all := contenders(self, dir, pairs)
+	turns := make([][]figures, len(all))
 	for range rounds {
 		for i, c := range all {
-			d, err := c.turn(ctx, s.Socket("s"), pairs)
+			socket := s.Socket("s")
+			if c.floor {
+				socket = bare
+			}
+			f, err := c.turn(ctx, socket, pairs)
 			if err != nil {
 				return fmt.Errorf("%s: %w", c.name, err)
 			}
-			took[i] = append(took[i], float64(d.Nanoseconds())/1e3)
-			ratios[i] = append(ratios[i], took[i][len(took[i])-1]/took[0][len(took[i])-1])
+			turns[i] = append(turns[i], f)
 		}
 	}
-	fmt.Printf("%-18s %12s %12s\n", "", "µs a pair", "to Go's")
-	for i, c := range all {
-		fmt.Printf("%-18s %12.1f %12.2f\n", c.name, median(took[i]), median(ratios[i]))
-	}
+	show(all, turns)
 	return nil
+}
+
+// show prints medians of the rounds. The row before a floor is its client's.
+func show(all []contender, turns [][]figures) {
+	middle := func(i int, of func(round int) float64) float64 {
+		values := make([]float64, len(turns[i]))
+		for round := range values {
+			values[round] = of(round)
+		}
+		return median(values)
+	}
+	fmt.Printf("%-24s %10s %8s %10s | %12s %8s %10s\n", "", "µs a pair", "to Go's", "to floor's", "processor µs", "to Go's", "to floor's")
+	for i, c := range all {
+		took := func(j int) func(int) float64 { return func(r int) float64 { return turns[j][r].took } }
+		used := func(j int) func(int) float64 { return func(r int) float64 { return turns[j][r].used } }
+		ratio := func(a, b func(int) float64) float64 { return middle(i, func(r int) float64 { return a(r) / b(r) }) }
+		if c.floor {
+			fmt.Printf("%-24s %10.1f %8s %10s | %12.1f\n", c.name, middle(i, took(i)), "", "", middle(i, used(i)))
+			continue
+		}
+		fmt.Printf("%-24s %10.1f %8.2f %10.2f | %12.1f %8.2f %10.2f\n", c.name, middle(i, took(i)), ratio(took(i), took(0)), ratio(took(i), took(i+1)),
+			middle(i, used(i)), ratio(used(i), used(0)), ratio(used(i), used(i+1)))
+	}
 }
 
 func median[T cmp.Ordered](of []T) T {
@@ -84,42 +164,73 @@ func median[T cmp.Ordered](of []T) T {
 	return of[len(of)/2]
 }
 
-func goPairs(ctx context.Context, socket string, pairs int) (time.Duration, error) {
+// processorTime is what this process has used.
+func processorTime() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		panic(err) // it cannot be
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+func goPairs(ctx context.Context, socket string, pairs int) (figures, error) {
 	c, err := client.Dial(ctx, socket)
 	if err != nil {
-		return 0, err
+		return figures{}, err
 	}
 	defer func() { _ = c.Close() }()
 	s, err := c.OpenSession(ctx, client.SessionOptions{Name: "pace"})
 	if err != nil {
-		return 0, err
+		return figures{}, err
 	}
 	defer func() { _ = s.Close() }()
-	var began time.Time
-	for i := range pairs + pairs/10 {
-		if i == pairs/10 { // warm
-			began = time.Now()
-		}
+	return measure(pairs, func() error {
 		l, err := s.Acquire(ctx, "pace", client.AcquireOptions{})
 		if err != nil {
-			return 0, err
+			return err
 		}
-		if err := l.Release(ctx); err != nil {
-			return 0, err
-		}
-	}
-	return time.Since(began) / time.Duration(pairs), nil
+		return l.Release(ctx)
+	})
 }
 
-// program runs one that prints the nanoseconds of a pair.
-func program(ctx context.Context, name string, args ...string) (time.Duration, error) {
-	cmd := exec.CommandContext(ctx, name, args...) //nolint:gosec // our own programs
+// turn runs a program that prints its figures.
+func (c contender) turn(ctx context.Context, socket string, pairs int) (figures, error) {
+	argv := append(slices.Clone(c.argv), socket, strconv.Itoa(pairs))
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // our own programs
 	cmd.Env = append(os.Environ(), "PYTHONPATH=examples/python/src", "PYTHONDONTWRITEBYTECODE=1")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return 0, fmt.Errorf("run %s: %w", name, err)
+		return figures{}, fmt.Errorf("run %s: %w", argv[0], err)
 	}
-	ns, err := strconv.ParseFloat(strings.TrimSpace(string(out)), 64)
-	return time.Duration(ns), err
+	var f figures
+	_, err = fmt.Sscan(string(out), &f.took, &f.used)
+	return f, err
+}
+
+// compileJava compiles the client, which needs nothing else, and Pairs.
+func compileJava(ctx context.Context, dir string) error {
+	sources, err := filepath.Glob("examples/java/locksidecar-client/src/main/java/io/github/locksidecar/*.java")
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "javac", append([]string{"-nowarn", "-d", dir, "examples/pace/Pairs.java"}, sources...)...) //nolint:gosec // our own programs
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("compile the client for Java: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// startEcho starts the process behind the floors.
+func startEcho(ctx context.Context, self, socket string) (stop func(), err error) {
+	cmd := exec.CommandContext(ctx, self, "-act", "echo", socket) //nolint:gosec // this program
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(socket); err == nil || time.Now().After(end) {
+			return func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }, err
+		}
+	}
 }

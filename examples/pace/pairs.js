@@ -1,19 +1,38 @@
-// Prints the nanoseconds of a pair of acquire and release: pairs.js SOCKET PAIRS
+// Prints the median µs of a pair of acquire and release, and its processor time: pairs.js client|client-floor SOCKET PAIRS
+const net = require('node:net');
 const { LockSidecar } = require('../node');
 
-async function pairs(client, n) {
-  for (let i = 0; i < n; i++) {
-    await (await client.acquire('pace')).release();
+function client(socket) {
+  const sidecar = new LockSidecar({ socket, name: 'pace' });
+  return { pair: async () => (await sidecar.acquire('pace')).release(), close: () => sidecar.close() };
+}
+
+/** Two lines there and back over a bare socket. */
+function floor(path) {
+  const socket = net.connect({ path });
+  socket.setEncoding('utf8');
+  let done;
+  socket.on('data', (text) => { if (text.endsWith('\n')) done(); });
+  const line = `${'x'.repeat(127)}\n`;
+  const trip = () => new Promise((resolve) => { done = resolve; socket.write(line); });
+  return { pair: async () => { await trip(); await trip(); }, close: () => socket.destroy() };
+}
+
+async function main(kind, socket, n) {
+  const { pair, close } = (kind === 'client' ? client : floor)(socket);
+  for (let i = 0; i < n / 2; i++) {
+    await pair(); // warm
   }
+  const took = new Float64Array(n);
+  const before = process.cpuUsage();
+  for (let i = 0; i < n; i++) {
+    const began = performance.now();
+    await pair();
+    took[i] = performance.now() - began;
+  }
+  const { user, system } = process.cpuUsage(before);
+  console.log(took.sort()[n >> 1] * 1e3, (user + system) / n);
+  await close();
 }
 
-async function main(socket, n) {
-  const client = new LockSidecar({ socket, name: 'pace' });
-  await pairs(client, n / 10); // warm
-  const began = process.hrtime.bigint();
-  await pairs(client, n);
-  console.log(Number(process.hrtime.bigint() - began) / n);
-  await client.close();
-}
-
-main(process.argv[2], Number(process.argv[3]));
+main(process.argv[2], process.argv[3], Number(process.argv[4]));

@@ -1,38 +1,105 @@
-"""Prints the nanoseconds of a pair of acquire and release: pairs.py SOCKET PAIRS threads|asyncio"""
+"""Prints the median µs of a pair of acquire and release, and its processor time: pairs.py KIND SOCKET PAIRS
+
+KIND: threads, asyncio; with -floor: two lines there and back over a bare socket.
+"""
+
+from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 import time
+from collections.abc import Awaitable, Callable
 
 from locksidecar import Client
 
+LINE = b"x" * 127 + b"\n"
 
-def threads(client: Client, pairs: int) -> None:
-    lock = client.lock("pace")
+
+def measure(pair: Callable[[], object], pairs: int) -> None:
+    for _ in range(pairs // 2):  # warm
+        pair()
+    took, before = [], time.process_time_ns()
     for _ in range(pairs):
-        lock.acquire().release()
+        began = time.perf_counter_ns()
+        pair()
+        took.append(time.perf_counter_ns() - began)
+    show(took, before)
 
 
-async def tasks(client: Client, pairs: int) -> int:
-    lock = client.lock("pace")
-    began = 0
-    for i in range(pairs + pairs // 10):
-        if i == pairs // 10:  # warm
-            began = time.perf_counter_ns()
-        await (await lock.acquire_async()).release()
-    return time.perf_counter_ns() - began
+async def measure_tasks(pair: Callable[[], Awaitable[object]], pairs: int) -> None:
+    for _ in range(pairs // 2):  # warm
+        await pair()
+    took, before = [], time.process_time_ns()
+    for _ in range(pairs):
+        began = time.perf_counter_ns()
+        await pair()
+        took.append(time.perf_counter_ns() - began)
+    show(took, before)
 
 
-def main(socket: str, pairs: int, kind: str) -> None:
-    with Client(socket, name="pace") as client:
-        if kind == "asyncio":
-            took = asyncio.run(tasks(client, pairs))
-        else:
-            threads(client, pairs // 10)  # warm
-            began = time.perf_counter_ns()
-            threads(client, pairs)
-            took = time.perf_counter_ns() - began
-    print(took / pairs)
+def show(took: list[int], before: int) -> None:
+    used = time.process_time_ns() - before
+    print(sorted(took)[len(took) // 2] / 1e3, used / 1e3 / len(took))
 
 
-main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+def threads(path: str, pairs: int) -> None:
+    with Client(path, name="pace") as client:
+        lock = client.lock("pace")
+        measure(lambda: lock.acquire().release(), pairs)
+
+
+def tasks(path: str, pairs: int) -> None:
+    with Client(path, name="pace") as client:
+        lock = client.lock("pace")
+
+        async def pair() -> None:
+            await (await lock.acquire_async()).release()
+
+        asyncio.run(measure_tasks(pair, pairs))
+
+
+def threads_floor(path: str, pairs: int) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(path)
+
+        def pair() -> None:
+            for _ in range(2):
+                sock.sendall(LINE)
+                rest = len(LINE)
+                while rest:
+                    rest -= len(sock.recv(65536))
+
+        measure(pair, pairs)
+
+
+class Echo(asyncio.Protocol):
+    """A bare connection of asyncio, with a future for what comes back."""
+
+    def __init__(self) -> None:
+        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        if data.endswith(b"\n"):
+            self.answered.set_result(None)
+
+
+def tasks_floor(path: str, pairs: int) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        transport, echo = await loop.create_unix_connection(Echo, path)
+
+        async def pair() -> None:
+            for _ in range(2):
+                echo.answered = loop.create_future()
+                transport.write(LINE)
+                await echo.answered
+
+        await measure_tasks(pair, pairs)
+        transport.close()
+
+    asyncio.run(main())
+
+
+KINDS = {"threads": threads, "threads-floor": threads_floor, "asyncio": tasks, "asyncio-floor": tasks_floor}
+KINDS[sys.argv[1]](sys.argv[2], int(sys.argv[3]))
