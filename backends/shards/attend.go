@@ -162,8 +162,10 @@ func (l *Lease) retire(p *part) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.parts, p)
-	for id := range p.holds {
-		delete(l.holds, id)
+	for id, h := range p.holds {
+		if h.granted { // else the request may be made again, which must not find what this lease has left
+			delete(l.holds, id)
+		}
 	}
 }
 

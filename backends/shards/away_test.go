@@ -258,3 +258,48 @@ func TestWatchWithoutAShard(t *testing.T) {
 		<-done
 	})
 }
+
+// TestShardCarriesOutLate: a request reaches a shard when its lease there was given up already. What it is granted then
+// ends with that lease. So it is not what the app gets, which waits on.
+func TestShardCarriesOutLate(t *testing.T) {
+	bubble(t, func(e *env) {
+		s, other := e.sidecar(0, 1), e.sidecar(0, 1)
+		a, b := s.app(), other.app()
+		losses := lost(e, a)
+		s.passes(ttl)
+		s.roads[1].fault.Store(freezes)
+		name := s.named(1)
+		got := make(chan error, 1)
+		go func() {
+			_, err := a.Acquire(e.t.Context(), session.AcquireRequest{Resource: name, Mode: lock.Exclusive, Wait: time.Minute})
+			got <- err
+		}()
+		for !s.away("b") {
+			s.passes(20 * time.Millisecond)
+		}
+		s.roads[1].goOn()
+		if err := <-got; err != nil {
+			t.Errorf("the shard is back, and nobody has its lock: %v", err)
+		}
+		ctx, cancel := context.WithTimeout(e.t.Context(), 3*ttl)
+		defer cancel()
+		if _, err := b.Acquire(ctx, session.AcquireRequest{Resource: name, Mode: lock.Exclusive, Wait: time.Hour}); err == nil {
+			t.Errorf("broken law: two have %s, and the first one was told of %d losses", name, len(losses))
+		}
+		if len(losses) > 0 {
+			t.Errorf("lost %+v, of a shard that answers", <-losses)
+		}
+	})
+}
+
+// away reports whether the latest news of a shard is that it is away.
+func (s *sidecar) away(shard string) (away bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, n := range s.news {
+		if n.Shard == shard {
+			away = n.Why != nil
+		}
+	}
+	return away
+}

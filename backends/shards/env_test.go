@@ -54,6 +54,16 @@ type road struct {
 	fault atomic.Int32
 	slow  time.Duration // is the answer to the opening of a lease
 	older time.Duration // than it is, is what a record seems
+	late  []func()      // what is carried out when the store goes on
+}
+
+// goOn ends a fault. What was sent meanwhile is carried out.
+func (r *road) goOn() {
+	r.fault.Store(fine)
+	for _, do := range r.late {
+		do()
+	}
+	r.late = nil
 }
 
 // The faults of a road.
@@ -62,12 +72,13 @@ const (
 	hangs
 	refuses
 	forgets // the leases that are open are over
+	freezes // requests are carried out when it goes on
 )
 
 // ask is called before each request.
 func (r *road) ask(ctx context.Context) error {
 	switch r.fault.Load() {
-	case hangs:
+	case hangs, freezes:
 		<-ctx.Done()
 		return fmt.Errorf("%w: %w", lock.ErrUnavailable, context.Cause(ctx))
 	case refuses:
@@ -110,6 +121,9 @@ type roadLease struct {
 }
 
 func (l *roadLease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
+	if l.r.fault.Load() == freezes {
+		l.r.late = append(l.r.late, func() { _, _ = l.Lease.Acquire(context.WithoutCancel(ctx), q) })
+	}
 	if err := l.r.ask(ctx); err != nil {
 		return lock.Grant{}, err
 	}

@@ -197,12 +197,9 @@ func (p *part) trip(ctx context.Context) {
 
 // Acquire implements lock.Lease.
 func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
-	p, err := l.at(ctx, q.Resource)
+	p, err := l.begin(ctx, q)
 	if err != nil {
 		return lock.Grant{}, fmt.Errorf("acquire %q: %w", string(q.Resource), err)
-	}
-	if !l.begin(p, q) {
-		return lock.Grant{}, fmt.Errorf("acquire %q: %w: shard %s: %w", string(q.Resource), lock.ErrUnavailable, p.name, errAway)
 	}
 	p.trip(ctx)
 	q.Bell = nil // it waits on this goroutine, which hears of the end of the shard
@@ -219,17 +216,40 @@ func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 	return g, nil
 }
 
-// begin notes that a request goes to a part. It reports false when that is over.
-func (l *Lease) begin(p *part, q lock.Request) bool {
+// begin gives the part where a request goes. Errors as for at, and lock.ErrAnew: it went to one that is over, where
+// the shard may still grant it, or has. The next part must not find that: it ends with the lease that has it.
+func (l *Lease) begin(ctx context.Context, q lock.Request) (*part, error) {
+	for {
+		if l.stranded(q.ID) {
+			return nil, fmt.Errorf("%w: %w", lock.ErrAnew, errAway)
+		}
+		p, err := l.at(ctx, q.Resource)
+		if err != nil || l.enter(p, q) {
+			return p, err
+		}
+	}
+}
+
+// stranded reports whether a request went to a part that is over, and forgets it then.
+func (l *Lease) stranded(id lock.HoldID) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := l.holds[id]
+	if p == nil || !p.over || l.isLost {
+		return false
+	}
+	l.forget(id)
+	return true
+}
+
+// enter notes that a request goes to a part. It reports false when that is over.
+func (l *Lease) enter(p *part, q lock.Request) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if p.over || l.isLost {
 		return false
 	}
-	if old := l.holds[q.ID]; old != p {
-		if old != nil {
-			delete(old.holds, q.ID)
-		}
+	if l.holds[q.ID] != p {
 		l.holds[q.ID] = p
 		p.holds[q.ID] = hold{resource: q.Resource}
 	}
@@ -243,8 +263,9 @@ func (l *Lease) ended(ctx context.Context, p *part, q lock.Request, err error) e
 	switch {
 	case l.isLost:
 		return lock.ErrLeaseLost
-	case p.over && (err == nil || errors.Is(err, lock.ErrLeaseLost) || ctx.Err() == nil && ofContext(err)):
-		return fmt.Errorf("acquire %q: %w: shard %s: %w", string(q.Resource), lock.ErrUnavailable, p.name, errAway)
+	case p.over && (err == nil || errors.Is(err, lock.ErrLeaseLost) || ctx.Err() == nil && (ofContext(err) || errors.Is(err, lock.ErrUnavailable))):
+		l.forget(q.ID)
+		return fmt.Errorf("acquire %q: %w: shard %s: %w", string(q.Resource), lock.ErrAnew, p.name, errAway)
 	case err == nil:
 		l.holds[q.ID] = p
 		p.holds[q.ID] = hold{resource: q.Resource, granted: true}
