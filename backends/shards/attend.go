@@ -51,6 +51,9 @@ func (l *Lease) failed(t *seat, err error) {
 		l.b.tell(News{Shard: t.name, Why: err})
 	}
 	l.report()
+	if other := (*MismatchError)(nil); errors.As(err, &other) { // of no shard it knows whose locks live there
+		l.end()
+	}
 }
 
 // report wakes OpenLease. l.mu is held.
@@ -74,13 +77,39 @@ func (l *Lease) outlive(t *seat) bool {
 	p := t.now
 	l.mu.Unlock()
 	if p != nil { // else it has ended already
-		<-p.ctx.Done()
+		l.compare(t, p)
 	}
 	select {
 	case <-l.lost:
 		return false
 	default:
 		return true
+	}
+}
+
+// compare looks from time to time whether a shard belongs to the set still, until the part is over.
+func (l *Lease) compare(t *seat, p *part) {
+	ticker := time.NewTicker(lookSet)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+		case <-p.ctx.Done():
+			return
+		}
+		ctx, cancel := context.WithTimeout(p.ctx, l.o.TTL)
+		found, err := t.readSet(ctx)
+		cancel()
+		if err == nil {
+			err = l.b.compare(t.shard, found)
+		}
+		if other := (*MismatchError)(nil); errors.As(err, &other) {
+			l.b.tell(News{Shard: t.name, Why: err})
+			l.mu.Lock()
+			l.end()
+			l.mu.Unlock()
+			return
+		}
 	}
 }
 

@@ -19,6 +19,9 @@ func Sets(ctx context.Context, list []Shard) ([][]string, error) {
 	err = join(b.each(func(s *shard) error {
 		found, err := s.readSet(ctx)
 		sets[slices.IndexFunc(list, func(own Shard) bool { return own.Name == s.name })] = found.Shards
+		if err == nil && slices.Equal(found.Shards, b.names()) {
+			return b.compare(s, found)
+		}
 		return err
 	})...)
 	return sets, err
@@ -44,7 +47,8 @@ func Agree(list []Shard, sets [][]string) error {
 }
 
 // Replace has each of the list belong to the set of the list from now on. One alone belongs to none.
-// It refuses where somebody has a lock, or waits for one: no sidecar may use any of them.
+// It refuses where somebody has a lock, or waits for one: no sidecar may use any of them. One that was not stopped
+// ends its lease within lookSet.
 func Replace(ctx context.Context, list []Shard) error {
 	b, err := gather(list)
 	if err != nil {
@@ -60,7 +64,7 @@ func Replace(ctx context.Context, list []Shard) error {
 		case err != nil:
 			return err
 		case len(own) > 1:
-			return s.writeSet(ctx, found, set{Shards: own, Confirmed: true})
+			return s.writeSet(ctx, found, set{Shards: own, Name: s.name, Confirmed: true, Replaced: true})
 		case found.version == "":
 			return nil
 		}
@@ -78,7 +82,7 @@ func (s *shard) idle(ctx context.Context) error {
 		for _, st := range page {
 			used := len(st.Waiters) > 0 || slices.ContainsFunc(st.Holders, func(h lock.Holding) bool { return h.Kept == 0 })
 			if used {
-				return fmt.Errorf("shard %s is in use: somebody has %q or waits for it; stop all sidecars first", s.name, string(st.Resource))
+				return fmt.Errorf("%w: shard %s is in use: somebody has %q or waits for it; stop all sidecars first", lock.ErrUnavailable, s.name, string(st.Resource))
 			}
 		}
 		if len(page) < p.Limit {

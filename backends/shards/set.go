@@ -27,14 +27,21 @@ const (
 	keepProposal = time.Hour
 	// surveyTime is how long a sidecar that founds a set waits for shards that do not answer.
 	surveyTime = 3 * time.Second
+	// lookSet is the time between two looks of a sidecar that has a lease at a shard.
+	lookSet = 5 * time.Second
+	// settleSet is how long nobody gets a lease at a shard that was told its new set: sidecars of the
+	// old one that were not stopped have looked by then.
+	settleSet = 3 * lookSet
 )
 
 // set is what the record says. The first sidecar proposes its set to all shards, and then has each confirm it.
 // So a set that one of them has confirmed was once in the records of all: nobody else has founded another
 // one on any of them since, unless that shard has lost its data.
 type set struct {
-	Shards    []string `json:"shards"` // names, in byte order
+	Shards    []string `json:"shards"`         // names, in byte order
+	Name      string   `json:"name,omitempty"` // which of them this one is
 	Confirmed bool     `json:"confirmed,omitempty"`
+	Replaced  bool     `json:"replaced,omitempty"` // it was another set before
 }
 
 // setRecord is the record of a shard as it was read.
@@ -49,9 +56,14 @@ type setRecord struct {
 type MismatchError struct {
 	Shard       string
 	Theirs, Own []string
+	Known       string // as which of the same set it is known; "": it is another set
 }
 
 func (e *MismatchError) Error() string {
+	if e.Known != "" {
+		return fmt.Sprintf("shard %s is the same store as shard %s, or was when the set was founded. Give all sidecars the same stores under the "+
+			"same names, or stop all of them and run 'locksidecar shards --replace' with the new ones", e.Shard, e.Known)
+	}
 	return fmt.Sprintf("shard %s belongs to another set of shards: %s; this sidecar names %s. Give all sidecars the same shards, "+
 		"or stop all of them and run 'locksidecar shards --replace' with the new ones",
 		e.Shard, named(e.Theirs), named(e.Own))
@@ -111,8 +123,13 @@ func (b *Backend) admit(ctx context.Context, s *shard) error {
 	switch {
 	case !found.Confirmed:
 		return b.found(ctx)
+	case found.Replaced && found.age < settleSet:
+		return fmt.Errorf("%w: shard %s belongs to this set since %s ago: sidecars of the old set have %s to notice it",
+			lock.ErrUnavailable, s.name, found.age.Round(time.Second), settleSet)
 	case found.age > renewSet:
-		_ = s.writeSet(ctx, found, found.set) // the next one tries again
+		next := found.set
+		next.Replaced = false
+		_ = s.writeSet(ctx, found, next) // the next one tries again
 	}
 	return nil
 }
@@ -131,6 +148,9 @@ func (b *Backend) found(ctx context.Context) error {
 	case err != nil && !known:
 		return fmt.Errorf("before the shards are used for the first time, all must answer: %w", err)
 	case err == nil && !known:
+		if err := join(b.each(func(s *shard) error { return s.idle(ctx) })...); err != nil {
+			return err
+		}
 		if err := join(b.each(func(s *shard) error { return b.claim(ctx, s, false) })...); err != nil {
 			return err
 		}
@@ -169,8 +189,13 @@ func (b *Backend) survey(ctx context.Context) (known bool, answered []bool, err 
 
 // compare is nil where a shard belongs to this set, or to none.
 func (b *Backend) compare(s *shard, found setRecord) error {
-	if own := b.names(); found.version != "" && !slices.Equal(found.Shards, own) {
+	own := b.names()
+	switch {
+	case found.version == "":
+	case !slices.Equal(found.Shards, own):
 		return &MismatchError{Shard: s.name, Theirs: found.Shards, Own: own}
+	case found.Name != s.name:
+		return &MismatchError{Shard: s.name, Theirs: found.Shards, Own: own, Known: found.Name}
 	}
 	return nil
 }
@@ -184,7 +209,7 @@ func (b *Backend) claim(ctx context.Context, s *shard, confirm bool) error {
 	if err != nil || found.Confirmed || found.version != "" && !confirm {
 		return err
 	}
-	return changed(s.writeSet(ctx, found, set{Shards: b.names(), Confirmed: confirm}))
+	return changed(s.writeSet(ctx, found, set{Shards: b.names(), Name: s.name, Confirmed: confirm}))
 }
 
 // changed makes lock.ErrUnavailable of lock.ErrRecordChanged: another sidecar has written at the same time, and

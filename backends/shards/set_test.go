@@ -10,6 +10,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/backends/embedded"
 	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session"
 )
 
 // opens tries to open a lease.
@@ -161,6 +162,10 @@ func TestReplace(t *testing.T) {
 		time.Sleep(ttl)
 		replaced(list(0, 1, 2))
 		b, _ := e.backend(nil, 2, 1, 0)
+		if err := opens(e, b); err == nil {
+			t.Error("a sidecar of the new set has a lease before those of the old one have noticed it")
+		}
+		time.Sleep(settleSet)
 		if err := opens(e, b); err != nil {
 			t.Error(err)
 		}
@@ -170,6 +175,80 @@ func TestReplace(t *testing.T) {
 		}
 		if sets, err := Sets(e.t.Context(), list(0, 1)); err != nil || Agree(list(0, 1), sets) == nil {
 			t.Errorf("Sets = %v, %v", sets, err)
+		}
+	})
+}
+
+// TestReplaceBesideASidecar: a sidecar of the old set was not stopped. It had no locks at that moment, and notices that the set is
+// another one before the sidecars of the new one grant any.
+func TestReplaceBesideASidecar(t *testing.T) {
+	bubble(t, func(e *env) {
+		old := e.sidecar(0, 1)
+		a := old.app()
+		list := []Shard{{Name: "a", Backend: e.stores[0]}, {Name: "b", Backend: e.stores[1]}, {Name: "c", Backend: e.stores[2]}}
+		if err := Replace(e.t.Context(), list); err != nil {
+			t.Fatal(err)
+		}
+		s := e.sidecar(0, 1, 2)
+		name := s.named(2)
+		s.take(s.app(), name)
+		if _, err := a.Acquire(e.t.Context(), session.AcquireRequest{Resource: name, Mode: lock.Exclusive}); err == nil {
+			t.Errorf("broken law: a sidecar of the old set and one of the new one have %s", name)
+		}
+	})
+}
+
+// TestSwappedNames: two sidecars give the same stores the same names, but not each the same one: the second one is
+// refused, and so is a store that has two names.
+func TestSwappedNames(t *testing.T) {
+	bubble(t, func(e *env) {
+		as := func(a, b, c int) lock.Backend {
+			all, err := New([]Shard{{Name: "a", Backend: e.stores[a]}, {Name: "b", Backend: e.stores[b]}, {Name: "c", Backend: e.stores[c]}}, Options{Clock: e.now})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return all
+		}
+		refused := func(b lock.Backend) {
+			t.Helper()
+			var other *MismatchError
+			if err := opens(e, b); !errors.As(err, &other) || !strings.Contains(err.Error(), "is the same store as shard") {
+				t.Errorf("OpenLease = %v, want a MismatchError", err)
+			}
+		}
+		refused(as(0, 1, 1))
+		time.Sleep(2 * keepProposal)
+		if err := opens(e, as(0, 1, 2)); err != nil {
+			t.Fatal(err)
+		}
+		refused(as(1, 0, 2))
+		refused(as(0, 1, 1))
+		swapped := []Shard{{Name: "b", Backend: e.stores[0]}, {Name: "a", Backend: e.stores[1]}, {Name: "c", Backend: e.stores[2]}}
+		if sets, err := Sets(e.t.Context(), swapped); err == nil {
+			t.Errorf("Sets = %v", sets)
+		}
+	})
+}
+
+// TestFoundedBesideOthers: a store becomes a shard while a sidecar uses it alone, and somebody has a lock there.
+func TestFoundedBesideOthers(t *testing.T) {
+	bubble(t, func(e *env) {
+		l, err := Alone(e.stores[0], "a").OpenLease(e.t.Context(), lock.LeaseOptions{TTL: ttl})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Acquire(e.t.Context(), lock.Request{ID: lock.NewHoldID(), Resource: "orders/42", Mode: lock.Exclusive}); err != nil {
+			t.Fatal(err)
+		}
+		b, _ := e.backend(nil, 0, 1)
+		if err := opens(e, b); err == nil || !strings.Contains(err.Error(), `shard a is in use: somebody has "orders/42"`) {
+			t.Errorf("OpenLease = %v", err)
+		}
+		if err := l.Close(e.t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := opens(e, b); err != nil {
+			t.Error(err)
 		}
 	})
 }
