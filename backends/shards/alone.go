@@ -2,28 +2,44 @@ package shards
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// aloneTime bounds how long the opening of a lease is held up by the look at the record.
-const aloneTime = time.Second
+const (
+	// aloneTime bounds how long the opening of a lease is held up by the look at the record.
+	aloneTime = time.Second
+	// lookAlone is the time between two looks of a sidecar whose store was no shard at the last one.
+	lookAlone = time.Minute
+)
 
 // alone is a store that is no shard.
 type alone struct {
 	lock.Backend
-	s *shard
+	s       *shard
+	ctx     context.Context //nolint:containedctx // the life of the Backend, not of a call
+	stop    context.CancelFunc
+	looking sync.Once
+	done    sync.WaitGroup
+
+	mu     sync.Mutex
+	latest lock.Lease // that was opened
+	unread bool       // the record could not be read at the last look
 }
 
 // Alone refuses leases at a store that is a shard: a sidecar that names it alone would look there for the locks
-// of all. A store that keeps no records cannot be one.
+// of all. When it becomes one, or the record that says so can be read at last, it closes the lease. A store that
+// keeps no records cannot be one.
 func Alone(b lock.Backend, name string) lock.Backend {
 	records, ok := lock.RecordsOf(b)
 	if !ok {
 		return b
 	}
-	return &alone{Backend: b, s: &shard{Backend: b, name: name, records: records}}
+	a := &alone{Backend: b, s: &shard{Backend: b, name: name, records: records}}
+	a.ctx, a.stop = context.WithCancel(context.Background())
+	return a
 }
 
 // Unwrap gives the Backend behind it, for lock.RecordsOf and lock.HandlesOf.
@@ -35,14 +51,70 @@ func (a *alone) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease,
 	if err != nil {
 		return nil, err
 	}
-	limit, cancel := context.WithTimeout(ctx, min(aloneTime, o.TTL/4))
-	found, err := a.s.readSet(limit)
-	cancel()
-	if err != nil || !found.Confirmed {
-		return l, nil
+	if err := a.look(ctx, min(aloneTime, o.TTL/4)); err != nil {
+		farewell(ctx, l)
+		return nil, err
 	}
-	farewell, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
+	a.mu.Lock()
+	a.latest = l
+	a.mu.Unlock()
+	a.looking.Do(func() { a.done.Go(a.lookOn) })
+	return l, nil
+}
+
+// look reads whether the store is a shard, and not for long. The error is a *MismatchError.
+func (a *alone) look(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	_ = l.Close(farewell) // else it ends by its TTL
-	return nil, &MismatchError{Shard: a.s.name, Theirs: found.Shards, Own: []string{a.s.name}}
+	found, err := a.s.readSet(ctx)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.unread = err != nil; a.unread || !found.Confirmed {
+		return nil
+	}
+	return &MismatchError{Shard: a.s.name, Theirs: found.Shards, Own: []string{a.s.name}}
+}
+
+// lookOn looks until the Backend is closed.
+func (a *alone) lookOn() {
+	for a.pause() {
+		if a.look(a.ctx, lookSet) != nil {
+			a.mu.Lock()
+			l := a.latest
+			a.mu.Unlock()
+			farewell(a.ctx, l)
+		}
+	}
+}
+
+// pause waits for the next look; it reports false when the Backend is closed.
+func (a *alone) pause() bool {
+	a.mu.Lock()
+	d := lookAlone
+	if a.unread {
+		d = lookSet
+	}
+	a.mu.Unlock()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-a.ctx.Done():
+		return false
+	}
+}
+
+// farewell closes a lease that must not be used. Else it ends by its TTL.
+func farewell(ctx context.Context, l lock.Lease) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
+	defer cancel()
+	_ = l.Close(ctx)
+}
+
+// Close implements lock.Backend.
+func (a *alone) Close() error {
+	a.stop()
+	a.done.Wait()
+	return a.Backend.Close()
 }

@@ -54,6 +54,7 @@ type road struct {
 	fault atomic.Int32
 	slow  time.Duration // is the answer to the opening of a lease
 	older time.Duration // than it is, is what a record seems
+	mute  atomic.Bool   // records cannot be read
 	late  []func()      // what is carried out when the store goes on
 }
 
@@ -109,6 +110,9 @@ func (r *road) List(ctx context.Context, prefix string, p lock.Page) ([]lock.Sta
 func (r *road) ReadRecord(ctx context.Context, n lock.Resource) (lock.Record, error) {
 	if err := r.ask(ctx); err != nil {
 		return lock.Record{}, err
+	}
+	if r.mute.Load() {
+		return lock.Record{}, lock.ErrUnavailable
 	}
 	rec, err := r.visitor.ReadRecord(ctx, n)
 	rec.Age += r.older
@@ -189,6 +193,17 @@ func (e *env) backend(tell func(News), numbers ...int) (*Backend, []*road) {
 		e.t.Fatal(err)
 	}
 	return b, roads
+}
+
+// alone makes a store that is no shard.
+func (e *env) alone(b lock.Backend, name string) lock.Backend {
+	a := Alone(b, name)
+	e.t.Cleanup(func() {
+		if err := a.Close(); err != nil {
+			e.t.Error(err)
+		}
+	})
+	return a
 }
 
 func (e *env) now() time.Duration { return e.clock() + time.Duration(e.jump.Load()) }

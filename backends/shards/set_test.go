@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/backends/embedded"
 	"github.com/locksidecar/locksidecar/lock"
 	"github.com/locksidecar/locksidecar/session"
 )
@@ -34,7 +33,7 @@ func refused(e *env, b lock.Backend, theirs string) {
 }
 
 // unreadable is a store whose records may not be read.
-type unreadable struct{ *embedded.Store }
+type unreadable struct{ *visitor }
 
 func (unreadable) ReadRecord(context.Context, lock.Resource) (lock.Record, error) {
 	return lock.Record{}, lock.ErrUnavailable
@@ -56,11 +55,11 @@ func TestOtherSet(t *testing.T) {
 		}
 		refused(e, of(0, 1, 2), "a b")
 		refused(e, of(1, 2), "a b")
-		refused(e, Alone(e.stores[0], "a"), "a b")
-		if err := opens(e, Alone(e.stores[2], "c")); err != nil {
+		refused(e, e.alone(&visitor{e.stores[0]}, "a"), "a b")
+		if err := opens(e, e.alone(&visitor{e.stores[2]}, "c")); err != nil {
 			t.Errorf("a store that is no shard: %v", err)
 		}
-		if err := opens(e, Alone(unreadable{e.stores[0]}, "a")); err != nil {
+		if err := opens(e, e.alone(unreadable{&visitor{e.stores[0]}}, "a")); err != nil {
 			t.Errorf("a store whose record cannot be read: %v", err)
 		}
 		// The one who was refused has left no trace that stops others.
@@ -170,7 +169,7 @@ func TestReplace(t *testing.T) {
 			t.Error(err)
 		}
 		replaced(list(1))
-		if err := opens(e, Alone(e.stores[1], "b")); err != nil {
+		if err := opens(e, e.alone(&visitor{e.stores[1]}, "b")); err != nil {
 			t.Error(err)
 		}
 		if sets, err := Sets(e.t.Context(), list(0, 1)); err != nil || Agree(list(0, 1), sets) == nil {
@@ -233,7 +232,7 @@ func TestSwappedNames(t *testing.T) {
 // TestFoundedBesideOthers: a store becomes a shard while a sidecar uses it alone, and somebody has a lock there.
 func TestFoundedBesideOthers(t *testing.T) {
 	bubble(t, func(e *env) {
-		l, err := Alone(e.stores[0], "a").OpenLease(e.t.Context(), lock.LeaseOptions{TTL: ttl})
+		l, err := e.alone(&visitor{e.stores[0]}, "a").OpenLease(e.t.Context(), lock.LeaseOptions{TTL: ttl})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -251,6 +250,46 @@ func TestFoundedBesideOthers(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestAloneNotices: a sidecar that uses a store alone ends its lease when the store has become a shard, also where it could not read
+// that at first.
+func TestAloneNotices(t *testing.T) {
+	for name, unread := range map[string]bool{"it becomes one": false, "it is one": true} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(e *env) {
+				r := &road{visitor: &visitor{e.stores[0]}}
+				b := e.alone(r, "a")
+				open := func() lock.Lease {
+					l, err := b.OpenLease(e.t.Context(), lock.LeaseOptions{TTL: lock.MaxTTL})
+					if err != nil {
+						t.Fatal(err)
+					}
+					return l
+				}
+				found := func() {
+					set, _ := e.backend(nil, 0, 1)
+					if err := opens(e, set); err != nil {
+						t.Fatal(err)
+					}
+				}
+				var l lock.Lease
+				if unread {
+					found()
+					r.mute.Store(true)
+					l = open()
+					r.mute.Store(false)
+				} else {
+					l = open()
+					found()
+				}
+				time.Sleep(lookAlone + lookSet)
+				if _, err := l.Heartbeat(e.t.Context()); !errors.Is(err, lock.ErrLeaseLost) {
+					t.Errorf("Heartbeat = %v: the store is a shard", err)
+				}
+			})
+		})
+	}
 }
 
 // TestPick: names are spread evenly, a shard more moves only names to itself, and every version
