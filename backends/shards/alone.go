@@ -51,7 +51,11 @@ func (a *alone) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease,
 	if err != nil {
 		return nil, err
 	}
-	if err := a.look(ctx, min(aloneTime, o.TTL/4)); err != nil {
+	found, err := a.look(ctx, min(aloneTime, o.TTL/4))
+	if err == nil {
+		err = a.s.settled(found)
+	}
+	if err != nil {
 		farewell(ctx, l)
 		return nil, err
 	}
@@ -63,22 +67,22 @@ func (a *alone) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease,
 }
 
 // look reads whether the store is a shard, and not for long. The error is a *MismatchError.
-func (a *alone) look(ctx context.Context, limit time.Duration) error {
+func (a *alone) look(ctx context.Context, limit time.Duration) (setRecord, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	found, err := a.s.readSet(ctx)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.unread = err != nil; a.unread || !found.Confirmed {
-		return nil
+	if a.unread = err != nil; a.unread || !found.Confirmed || len(found.Shards) == 1 {
+		return found, nil
 	}
-	return &MismatchError{Shard: a.s.name, Theirs: found.Shards, Own: []string{a.s.name}}
+	return found, &MismatchError{Shard: a.s.name, Theirs: found.Shards, Own: []string{a.s.name}}
 }
 
 // lookOn looks until the Backend is closed.
 func (a *alone) lookOn() {
 	for a.pause() {
-		if a.look(a.ctx, lookSet) != nil {
+		if _, err := a.look(a.ctx, lookSet); err != nil {
 			a.mu.Lock()
 			l := a.latest
 			a.mu.Unlock()

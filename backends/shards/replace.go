@@ -18,7 +18,9 @@ func Sets(ctx context.Context, list []Shard) ([][]string, error) {
 	sets := make([][]string, len(list))
 	err = join(b.each(func(s *shard) error {
 		found, err := s.readSet(ctx)
-		sets[slices.IndexFunc(list, func(own Shard) bool { return own.Name == s.name })] = found.Shards
+		if len(found.Shards) > 1 {
+			sets[slices.IndexFunc(list, func(own Shard) bool { return own.Name == s.name })] = found.Shards
+		}
 		if err == nil && slices.Equal(found.Shards, b.names()) {
 			return b.compare(s, found)
 		}
@@ -60,15 +62,10 @@ func Replace(ctx context.Context, list []Shard) error {
 	own := b.names()
 	return join(b.each(func(s *shard) error {
 		found, err := s.readSet(ctx)
-		switch {
-		case err != nil:
+		if err != nil || len(own) == 1 && found.version == "" {
 			return err
-		case len(own) > 1:
-			return s.writeSet(ctx, found, set{Shards: own, Name: s.name, Confirmed: true, Replaced: true})
-		case found.version == "":
-			return nil
 		}
-		return s.explain(s.records.DeleteRecord(ctx, setName, found.version))
+		return s.writeSet(ctx, found, set{Shards: own, Name: s.name, Confirmed: true, Replaced: true})
 	})...)
 }
 

@@ -38,7 +38,7 @@ const (
 // So a set that one of them has confirmed was once in the records of all: nobody else has founded another
 // one on any of them since, unless that shard has lost its data.
 type set struct {
-	Shards    []string `json:"shards"`         // names, in byte order
+	Shards    []string `json:"shards"`         // names, in byte order; one: the store stands alone, and was a shard before
 	Name      string   `json:"name,omitempty"` // which of them this one is
 	Confirmed bool     `json:"confirmed,omitempty"`
 	Replaced  bool     `json:"replaced,omitempty"` // it was another set before
@@ -123,15 +123,23 @@ func (b *Backend) admit(ctx context.Context, s *shard) error {
 	switch {
 	case !found.Confirmed:
 		return b.found(ctx)
-	case found.Replaced && found.age < settleSet:
-		return fmt.Errorf("%w: shard %s belongs to this set since %s ago: sidecars of the old set have %s to notice it",
-			lock.ErrUnavailable, s.name, found.age.Round(time.Second), settleSet)
+	case s.settled(found) != nil:
+		return s.settled(found)
 	case found.age > renewSet:
 		next := found.set
 		next.Replaced = false
 		_ = s.writeSet(ctx, found, next) // the next one tries again
 	}
 	return nil
+}
+
+// settled is nil when sidecars of an old set have had time to notice that there is a new one.
+func (s *shard) settled(found setRecord) error {
+	if !found.Replaced || found.age >= settleSet {
+		return nil
+	}
+	return fmt.Errorf("%w: %s belongs to this set since %s ago: sidecars of the old set have %s to notice it",
+		lock.ErrUnavailable, s.name, found.age.Round(time.Second), settleSet)
 }
 
 // found founds the set, or goes on where another sidecar has begun to. All shards must answer for

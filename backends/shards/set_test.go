@@ -169,6 +169,7 @@ func TestReplace(t *testing.T) {
 			t.Error(err)
 		}
 		replaced(list(1))
+		time.Sleep(settleSet)
 		if err := opens(e, e.alone(&visitor{e.stores[1]}, "b")); err != nil {
 			t.Error(err)
 		}
@@ -193,6 +194,33 @@ func TestReplaceBesideASidecar(t *testing.T) {
 		s.take(s.app(), name)
 		if _, err := a.Acquire(e.t.Context(), session.AcquireRequest{Resource: name, Mode: lock.Exclusive}); err == nil {
 			t.Errorf("broken law: a sidecar of the old set and one of the new one have %s", name)
+		}
+	})
+}
+
+// TestAloneBesideASidecar: a store is to stand alone, and a sidecar of the set that it belonged to was not stopped. What
+// the other shards remember does not make it a shard again.
+func TestAloneBesideASidecar(t *testing.T) {
+	bubble(t, func(e *env) {
+		old := e.sidecar(0, 1)
+		a, name := old.app(), old.named(1)
+		if err := Replace(e.t.Context(), []Shard{{Name: "a", Backend: e.stores[0]}}); err != nil {
+			t.Fatal(err)
+		}
+		b := e.alone(&visitor{e.stores[0]}, "a")
+		err := opens(e, b)
+		for end := e.clock() + time.Minute; err != nil && e.clock() < end; err = opens(e, b) {
+			time.Sleep(time.Second)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.Acquire(e.t.Context(), session.AcquireRequest{Resource: name, Mode: lock.Exclusive}); err == nil {
+			t.Errorf("broken law: a sidecar of the old set grants %s, which who uses the other store alone may have", name)
+		}
+		time.Sleep(time.Minute)
+		if err := opens(e, b); err != nil {
+			t.Errorf("the store is a shard again: %v", err)
 		}
 	})
 }
