@@ -3,6 +3,7 @@ package shards
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -302,4 +303,44 @@ func (s *sidecar) away(shard string) (away bool) {
 		}
 	}
 	return away
+}
+
+// TestDeadlockBesideASilentShard: many who hold something at a shard that does not answer wait for another lock. A
+// deadlock at another shard is found all the same.
+func TestDeadlockBesideASilentShard(t *testing.T) {
+	bubble(t, func(e *env) {
+		s := e.sidecar(0, 1)
+		a := s.app()
+		take := func(owner int, name string) error {
+			_, err := a.Acquire(e.t.Context(), session.AcquireRequest{
+				Resource: name, Mode: lock.Exclusive, Owner: fmt.Sprint(owner), Wait: 10 * time.Minute,
+			})
+			return err
+		}
+		const many = 100
+		names := s.several(0, 3)
+		for i, name := range append(s.several(1, many), names...) {
+			if err := take(i, name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.roads[1].fault.Store(hangs)
+		ended := make(chan error, many+2)
+		for i := range many {
+			go func() { ended <- take(i, names[2]) }()
+		}
+		s.passes(2 * time.Second) // they are looked into
+		began := e.clock()
+		go func() { ended <- take(many, names[1]) }()
+		go func() { ended <- take(many+1, names[0]) }()
+		err := <-ended
+		if took := e.clock() - began; !errors.Is(err, session.ErrDeadlock) || took > ttl {
+			t.Errorf("after %s: %v, want a deadlock within %s", took, err, ttl)
+		}
+		a.Close()
+		for range many + 1 {
+			<-ended
+		}
+		s.roads[1].fault.Store(fine)
+	})
 }

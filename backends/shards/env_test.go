@@ -100,6 +100,13 @@ func (r *road) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease, 
 	return &roadLease{l, r}, nil
 }
 
+func (r *road) Get(ctx context.Context, n lock.Resource) (lock.Status, error) {
+	if err := r.ask(ctx); err != nil {
+		return lock.Status{}, err
+	}
+	return r.visitor.Get(ctx, n)
+}
+
 func (r *road) List(ctx context.Context, prefix string, p lock.Page) ([]lock.Status, error) {
 	if err := r.ask(ctx); err != nil {
 		return nil, err
@@ -245,13 +252,19 @@ func (s *sidecar) app() *session.Session {
 	return a
 }
 
-// named is a name that lives at the shard with that number.
-func (s *sidecar) named(number int) string {
-	for i := 0; ; i++ {
+// several are names that live at the shard with that number.
+func (s *sidecar) several(number, n int) (names []string) {
+	for i := 0; len(names) < n; i++ {
 		if name := fmt.Sprintf("r%d", i); s.backend.pick(lock.Resource(name)) == number {
-			return name
+			names = append(names, name)
 		}
 	}
+	return names
+}
+
+// named is a name that lives at the shard with that number.
+func (s *sidecar) named(number int) string {
+	return s.several(number, 1)[0]
 }
 
 func (s *sidecar) take(a *session.Session, name string) session.Grant {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -55,7 +56,17 @@ type shard struct {
 	number  int // among all
 	seed    uint64
 	records lock.Records
+
+	silent atomic.Int64 // until then on the clock no Get waits for it
 }
+
+const (
+	// silentGet is for how long a Get waits without an answer at least, until the shard counts as silent.
+	silentGet = 500 * time.Millisecond
+	// silentRest is for how long Get fails at once then. Who reads one lock after another, as the search for
+	// deadlocks does, is not held up by each at this shard.
+	silentRest = 2 * time.Second
+)
 
 var (
 	_ lock.RecordGuarder = (*Backend)(nil)
@@ -137,7 +148,17 @@ func (b *Backend) names() []string {
 // Get implements lock.Backend.
 func (b *Backend) Get(ctx context.Context, r lock.Resource) (lock.Status, error) {
 	s := b.of(r)
+	began := b.o.Clock()
+	if began < time.Duration(s.silent.Load()) {
+		return lock.Status{}, fmt.Errorf("get %q: %w: shard %s did not answer a moment ago", string(r), lock.ErrUnavailable, s.name)
+	}
 	st, err := s.Get(ctx, r)
+	switch now := b.o.Clock(); {
+	case err == nil:
+		s.silent.Store(0)
+	case errors.Is(err, lock.ErrUnavailable) && now-began >= silentGet:
+		s.silent.Store(int64(now + silentRest))
+	}
 	return st, s.explain(err)
 }
 
