@@ -3,6 +3,8 @@ package client
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
@@ -51,6 +53,28 @@ var byReason = map[string]error{
 	"PERMISSION_DENIED":  ErrPermissionDenied,
 	"DRAINING":           ErrDraining,
 	"CANCELLED":          ErrCancelled,
+}
+
+// IncompleteError ends a list that lacks what some shards of the store have, which did not answer. It comes
+// after all that the others have. It is ErrStoreUnavailable, too.
+type IncompleteError struct {
+	Missing []string // names of the shards
+}
+
+func (e *IncompleteError) Error() string {
+	return "the list is not complete: these shards of the store do not answer: " + strings.Join(e.Missing, ", ")
+}
+
+// Unwrap gives ErrStoreUnavailable.
+func (e *IncompleteError) Unwrap() error { return ErrStoreUnavailable }
+
+// incomplete is nil where a list lacks nothing. A shard may have been away for some pages only.
+func incomplete(missing []string) error {
+	if len(missing) == 0 {
+		return nil
+	}
+	slices.Sort(missing)
+	return &IncompleteError{Missing: slices.Compact(missing)}
 }
 
 // Error is an answer of the sidecar that refuses something.

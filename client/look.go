@@ -24,14 +24,16 @@ func (c *Client) Get(ctx context.Context, resource string) (*pb.Lock, error) {
 }
 
 // List tells it for all resources with that prefix that are held or waited
-// for, in byte order. It ends after the first error.
+// for, in byte order. It ends after the first error. *IncompleteError: shards of the store did not answer;
+// it comes after what the others have.
 func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[*pb.Lock, error] {
 	return func(yield func(*pb.Lock, error) bool) {
 		if err := checkString("prefix", prefix); err != nil {
 			yield(nil, err)
 			return
 		}
-		q := &pb.ListLocksRequest{Prefix: prefix, PageSize: 1000}
+		q := &pb.ListLocksRequest{Prefix: prefix, PageSize: 1000, Partial: true}
+		var missing []string
 		for {
 			a, err := c.ask(ctx, true, &pb.SessionRequest{Request: &pb.SessionRequest_ListLocks{ListLocks: q}})
 			if err != nil {
@@ -39,12 +41,16 @@ func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[*pb.Lock, er
 				return
 			}
 			page := a.GetLocks()
+			missing = append(missing, page.GetMissingShards()...)
 			for _, l := range page.GetLocks() {
 				if !yield(l, nil) {
 					return
 				}
 			}
 			if q.PageToken = page.GetNextPageToken(); q.PageToken == "" {
+				if err := incomplete(missing); err != nil {
+					yield(nil, err)
+				}
 				return
 			}
 		}
@@ -52,7 +58,8 @@ func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[*pb.Lock, er
 }
 
 // Watch brings what is there and then every change that the sidecar sees when
-// it looks, once an interval (100ms to 1m; 0: 1s). It ends with an error, which
+// it looks, once an interval (100ms to 1m; 0: 1s). While shards of the store do not answer, what they have
+// stays as it was seen last; an event of the kind MISSING tells which. It ends with an error, which
 // is that of ctx when that has ended.
 func (c *Client) Watch(ctx context.Context, prefix string, interval time.Duration) iter.Seq2[*pb.WatchEvent, error] {
 	return func(yield func(*pb.WatchEvent, error) bool) {
@@ -62,7 +69,7 @@ func (c *Client) Watch(ctx context.Context, prefix string, interval time.Duratio
 		}
 		ctx, cancel := context.WithCancel(ctx) // ends the call when the caller stops to range
 		defer cancel()
-		q := &pb.WatchLocksRequest{Prefix: prefix}
+		q := &pb.WatchLocksRequest{Prefix: prefix, Partial: true}
 		if interval != 0 {
 			q.Interval = durationpb.New(interval)
 		}

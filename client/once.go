@@ -100,6 +100,7 @@ func OutcomeOf(err error) *pb.Outcome {
 
 // Outcomes tells what became of the resources with that prefix that are done once: of those in
 // one of the states, or of all where there are none. They come in byte order. It ends after the first error.
+// *IncompleteError: as of List.
 // ErrUnsupported: the store keeps no outcomes.
 func (c *Client) Outcomes(ctx context.Context, prefix string, states ...pb.OutcomeState) iter.Seq2[*pb.Outcome, error] {
 	return func(yield func(*pb.Outcome, error) bool) {
@@ -111,7 +112,8 @@ func (c *Client) Outcomes(ctx context.Context, prefix string, states ...pb.Outco
 		for _, s := range states {
 			names = append(names, s.String())
 		}
-		q := &pb.ListOutcomesRequest{Prefix: prefix, PageSize: 1000, States: strings.Join(names, ",")}
+		q := &pb.ListOutcomesRequest{Prefix: prefix, PageSize: 1000, States: strings.Join(names, ","), Partial: true}
+		var missing []string
 		for {
 			a, err := c.ask(ctx, true, &pb.SessionRequest{Request: &pb.SessionRequest_ListOutcomes{ListOutcomes: q}})
 			if err != nil {
@@ -119,12 +121,16 @@ func (c *Client) Outcomes(ctx context.Context, prefix string, states ...pb.Outco
 				return
 			}
 			page := a.GetOutcomes()
+			missing = append(missing, page.GetMissingShards()...)
 			for _, o := range page.GetOutcomes() {
 				if !yield(o, nil) {
 					return
 				}
 			}
 			if q.PageToken = page.GetNextPageToken(); q.PageToken == "" {
+				if err := incomplete(missing); err != nil {
+					yield(nil, err)
+				}
 				return
 			}
 		}

@@ -458,7 +458,7 @@ func TestListInPages(t *testing.T) {
 	page := func(token, answer string) {
 		t.Helper()
 		h := p.accept()
-		if l := h.next().GetListLocks(); l.GetPrefix() != "p" || l.GetPageToken() != token || l.GetPageSize() != 1000 {
+		if l := h.next().GetListLocks(); l.GetPrefix() != "p" || l.GetPageToken() != token || l.GetPageSize() != 1000 || !l.GetPartial() {
 			t.Errorf("asked %v, want the page at %q", l, token)
 		}
 		h.raw(answer + "\n")
@@ -482,4 +482,12 @@ func TestListInPages(t *testing.T) {
 	page("", first)
 	page("x", strings.TrimSpace(refusedAll))
 	check(c, "pa pb", false)
+	c = names(-1)
+	page("", `{"requestId":"1","locks":{"locks":[{"resource":"pa"}],"nextPageToken":"x","missingShards":["s2","s1"]}}`)
+	page("x", `{"requestId":"1","locks":{"locks":[{"resource":"pc"}],"missingShards":["s2"]}}`)
+	all, err := returned(t, "List", c)
+	var lacks *client.IncompleteError
+	if strings.Join(all, " ") != "pa pc" || !errors.As(err, &lacks) || strings.Join(lacks.Missing, " ") != "s1 s2" || !errors.Is(err, client.ErrStoreUnavailable) {
+		t.Errorf("%v, %v, want that s1 and s2 are missing", all, err)
+	}
 }

@@ -341,6 +341,8 @@ func watchEventTo(e session.WatchEvent, now time.Time) *pb.WatchEvent {
 		return &pb.WatchEvent{Kind: pb.WatchEvent_FREE, Lock: lockTo(e.Status, now)}
 	case session.Synced:
 		return &pb.WatchEvent{Kind: pb.WatchEvent_SYNCED}
+	case session.Missing:
+		return &pb.WatchEvent{Kind: pb.WatchEvent_MISSING, MissingShards: e.Lacks.Names()}
 	default:
 		return &pb.WatchEvent{}
 	}

@@ -164,7 +164,7 @@ func explain(err error) *apiError {
 	case errors.Is(err, session.ErrSessionClosed):
 		return &apiError{reason: reasonNoSession, message: "the session has ended"}
 	case errors.As(err, &partial):
-		return &apiError{reason: reasonUnavailable, message: "these shards of the store do not answer, so the list would lack what they have: " + strings.Join(partial.Missing, ", ")}
+		return &apiError{reason: reasonUnavailable, message: "these shards of the store do not answer, so the list would lack what they have (see partial): " + strings.Join(partial.Missing, ", ")}
 	case errors.Is(err, lock.ErrUnavailable), errors.Is(err, lock.ErrLeaseLost):
 		return &apiError{reason: reasonUnavailable, message: "the store is unavailable; see the sidecar's log and its /readyz"}
 	case errors.As(err, &cannot):
@@ -205,6 +205,15 @@ func explain(err error) *apiError {
 	default:
 		return &apiError{reason: reasonInternal, message: "internal error; see the sidecar's log"}
 	}
+}
+
+// without gives the shards that a list lacks, where who asks takes it so; else the error stays.
+func without(err error, partial bool) ([]string, error) {
+	var lacks *lock.PartialError
+	if partial && errors.As(err, &lacks) {
+		return lacks.Missing, nil
+	}
+	return nil, err
 }
 
 func explainLost(l session.Lost) *apiError {

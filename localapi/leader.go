@@ -2,10 +2,13 @@ package localapi
 
 import (
 	"context"
+	"time"
 
 	"google.golang.org/grpc"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session"
 )
 
 // leaderMetadata is the key of a session's metadata under which a leader publishes.
@@ -43,13 +46,18 @@ func (s *service) watchLeader(ctx context.Context, q *pb.WatchLeaderRequest, sen
 		return invalid("resource", "must not be empty")
 	}
 	now, told := leaderOf(q.GetResource(), nil), (*pb.Leader)(nil)
-	return s.watch(ctx, &pb.WatchLocksRequest{Prefix: q.GetResource(), Interval: q.GetInterval()}, func(e *pb.WatchEvent) error {
-		synced := e.GetKind() == pb.WatchEvent_SYNCED
-		if !synced && e.GetLock().GetResource() != q.GetResource() {
+	return s.follow(ctx, &pb.WatchLocksRequest{Prefix: q.GetResource(), Interval: q.GetInterval()}, func(e session.WatchEvent) error {
+		synced := e.Kind == session.Synced
+		switch {
+		case e.Kind == session.Missing:
+			if told == nil && e.Lacks.Lacks(lock.Resource(q.GetResource())) {
+				return e.Lacks
+			}
+			return nil // the lock is not there, or who was seen last still leads, as far as is known
+		case !synced && string(e.Status.Resource) != q.GetResource():
 			return nil
-		}
-		if !synced {
-			now = leaderOf(q.GetResource(), e.GetLock())
+		case !synced:
+			now = leaderOf(q.GetResource(), lockTo(e.Status, time.Now()))
 		}
 		first := told == nil && (synced || now.GetLeads())
 		if !first && (told == nil || told.GetHolder().GetLockId() == now.GetHolder().GetLockId()) {

@@ -38,11 +38,12 @@ func (s *service) ListOutcomes(ctx context.Context, q *pb.ListOutcomesRequest) (
 	ctx, end := s.span(ctx, "list-outcomes", "")
 	found, next, err := sp.Outcomes(ctx, q.GetPrefix(), after, limit, states...)
 	end(err)
+	missing, err := without(err, q.GetPartial())
 	if err != nil {
 		return nil, err
 	}
 	now := time.Now()
-	a := &pb.ListOutcomesResponse{Outcomes: make([]*pb.Outcome, 0, len(found))}
+	a := &pb.ListOutcomesResponse{Outcomes: make([]*pb.Outcome, 0, len(found)), MissingShards: missing}
 	size := 0
 	for i, o := range found {
 		v := outcomeTo(o, now)

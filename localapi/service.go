@@ -299,11 +299,12 @@ func (s *service) ListLocks(ctx context.Context, q *pb.ListLocksRequest) (*pb.Li
 	ctx, end := s.span(ctx, "list", "")
 	found, err := sp.List(ctx, q.GetPrefix(), after, limit)
 	end(err)
+	missing, err := without(err, q.GetPartial())
 	if err != nil {
 		return nil, err
 	}
 	now := time.Now()
-	a := &pb.ListLocksResponse{Locks: make([]*pb.Lock, 0, len(found))}
+	a := &pb.ListLocksResponse{Locks: make([]*pb.Lock, 0, len(found)), MissingShards: missing}
 	size := 0
 	for _, st := range found {
 		l := lockTo(st, now)

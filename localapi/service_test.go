@@ -3,6 +3,7 @@ package localapi
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +23,7 @@ import (
 type asked struct {
 	lock.Backend
 	found []lock.Status
+	lacks *lock.PartialError
 	page  lock.Page
 	force []string
 }
@@ -31,7 +33,11 @@ func (b *asked) List(_ context.Context, prefix string, p lock.Page) ([]lock.Stat
 	if prefix == "broken" {
 		return nil, lock.ErrUnavailable
 	}
-	return b.found[:min(len(b.found), p.Limit)], nil
+	list := b.found[:min(len(b.found), p.Limit)]
+	if b.lacks != nil {
+		return slices.Clone(list), b.lacks
+	}
+	return list, nil
 }
 
 func (b *asked) Get(_ context.Context, r lock.Resource) (lock.Status, error) {
@@ -101,6 +107,49 @@ func TestPages(t *testing.T) {
 				t.Errorf("the next page begins after %q (%v), want %q", after, err, x.last)
 			}
 		})
+	}
+}
+
+// TestMissingShards: a list or a watch without some shards is only for who asks for it, and names them.
+func TestMissingShards(t *testing.T) {
+	b := &asked{
+		found: []lock.Status{{Resource: "ns/a", Holders: []lock.Holding{{ID: "1", Mode: lock.Exclusive}}}},
+		lacks: &lock.PartialError{Missing: []string{"eu-2"}, Lacks: func(r lock.Resource) bool { return r == "ns/b" }, Err: lock.ErrUnavailable},
+	}
+	s := start(t, asks(b), func(o *session.Options, _ *Options) { o.Namespace = "ns" })
+	c := s.api(t)
+	list, err := c.ListLocks(t.Context(), &pb.ListLocksRequest{Partial: true})
+	if err != nil || len(list.GetLocks()) != 1 || fmt.Sprint(list.GetMissingShards()) != "[eu-2]" {
+		t.Errorf("partial: %v, %v", list, err)
+	}
+	if _, err := c.ListLocks(t.Context(), &pb.ListLocksRequest{}); reasonOf(t, err) != reasonUnavailable || !strings.Contains(err.Error(), "eu-2") {
+		t.Errorf("not partial: %v", err)
+	}
+	watch := func(partial bool) (kinds []string, err error) {
+		w, err := c.WatchLocks(t.Context(), &pb.WatchLocksRequest{Partial: partial})
+		for err == nil && len(kinds) < 3 {
+			var e *pb.WatchEvent
+			if e, err = w.Recv(); err == nil {
+				kinds = append(kinds, fmt.Sprint(e.GetKind(), e.GetMissingShards()))
+			}
+		}
+		return kinds, err
+	}
+	if kinds, err := watch(true); fmt.Sprint(kinds) != "[MISSING [eu-2] CURRENT [] SYNCED []]" {
+		t.Errorf("partial: %v, %v", kinds, err)
+	}
+	if kinds, err := watch(false); len(kinds) != 0 || reasonOf(t, err) != reasonUnavailable {
+		t.Errorf("not partial: %v, %v", kinds, err)
+	}
+	for resource, known := range map[string]bool{"a": true, "b": false} {
+		w, err := c.WatchLeader(t.Context(), &pb.WatchLeaderRequest{Resource: resource})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := w.Recv()
+		if known && (err != nil || !l.GetLeads()) || !known && reasonOf(t, err) != reasonUnavailable {
+			t.Errorf("leader of %s: %v, %v", resource, l, err)
+		}
 	}
 }
 

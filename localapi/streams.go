@@ -188,7 +188,24 @@ func (s *Server) stalled(ctx context.Context) {
 	})
 }
 
+// watch sends all events of a watch. Where shards are missing from the start, it is refused unless the request has partial.
 func (s *service) watch(ctx context.Context, q *pb.WatchLocksRequest, send func(*pb.WatchEvent) error) error {
+	synced := false
+	return s.follow(ctx, q, func(e session.WatchEvent) error {
+		synced = synced || e.Kind == session.Synced
+		switch {
+		case e.Kind != session.Missing || q.GetPartial():
+			return send(watchEventTo(e, time.Now()))
+		case synced:
+			return nil
+		default:
+			return e.Lacks
+		}
+	})
+}
+
+// follow watches for a caller who may.
+func (s *service) follow(ctx context.Context, q *pb.WatchLocksRequest, fn func(session.WatchEvent) error) error {
 	interval, err := durationOf("interval", q.GetInterval(), session.DefaultWatchInterval)
 	if err != nil {
 		return err
@@ -204,7 +221,5 @@ func (s *service) watch(ctx context.Context, q *pb.WatchLocksRequest, send func(
 		return err
 	}
 	defer s.watches.give(c.who())
-	return c.space.Watch(ctx, q.GetPrefix(), interval, func(e session.WatchEvent) error {
-		return send(watchEventTo(e, time.Now()))
-	})
+	return c.space.Watch(ctx, q.GetPrefix(), interval, fn)
 }

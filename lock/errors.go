@@ -3,6 +3,7 @@ package lock
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -104,3 +105,26 @@ func (e *PartialError) Error() string { return e.Err.Error() }
 
 // Unwrap gives the errors of the parts.
 func (e *PartialError) Unwrap() error { return e.Err }
+
+// Names are those of the parts; there are none where e is nil.
+func (e *PartialError) Names() []string {
+	if e == nil {
+		return nil
+	}
+	return e.Missing
+}
+
+// And is what two pages of a list lack together. Each may be nil.
+func (e *PartialError) And(other *PartialError) *PartialError {
+	switch {
+	case e == nil:
+		return other
+	case other == nil:
+		return e
+	}
+	both := &PartialError{Missing: slices.Concat(e.Missing, other.Missing), Err: other.Err}
+	slices.Sort(both.Missing)
+	both.Missing = slices.Compact(both.Missing)
+	both.Lacks = func(r Resource) bool { return e.Lacks(r) || other.Lacks(r) }
+	return both
+}

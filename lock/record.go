@@ -50,6 +50,7 @@ type Records interface {
 	// ListRecords gives the records whose names start with prefix, in byte order of the
 	// names: as many as the page has room for, or all that are left. A Limit out of bounds
 	// is taken as MaxPage. What is written meanwhile may be seen or not.
+	// *PartialError: a part of the store did not answer; the list has what the others have.
 	ListRecords(ctx context.Context, prefix string, p Page) ([]NamedRecord, error)
 }
 

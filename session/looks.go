@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -39,8 +40,8 @@ type lookers struct {
 	rest    time.Time // no look begins before
 }
 
-// lister lists everything; before is what the look before has seen.
-type lister func(ctx context.Context, before map[lock.Resource]lock.Status) (map[lock.Resource]lock.Status, error)
+// lister lists everything, and tells which parts of the store it lacks; before is what the look before has seen.
+type lister func(ctx context.Context, before map[lock.Resource]lock.Status) (map[lock.Resource]lock.Status, *lock.PartialError, error)
 
 type failedLook struct {
 	started time.Time
@@ -52,7 +53,8 @@ type snapshot struct {
 	number  int
 	started time.Time
 	locks   map[lock.Resource]lock.Status
-	changes []WatchEvent // since the snapshot with the number before
+	lacks   *lock.PartialError // nil: all parts of the store have answered
+	changes []WatchEvent       // since the snapshot with the number before
 }
 
 // after tells what has changed since an earlier snapshot.
@@ -63,8 +65,17 @@ func (s *snapshot) after(seen *snapshot) []WatchEvent {
 	case seen.number + 1:
 		return s.changes
 	default:
-		return changes(seen.locks, s.locks)
+		return s.since(seen)
 	}
+}
+
+// since is what after tells of snapshots that do not follow each other.
+func (s *snapshot) since(seen *snapshot) []WatchEvent {
+	list := changes(seen.locks, s.locks)
+	if !slices.Equal(seen.lacks.Names(), s.lacks.Names()) {
+		list = slices.Insert(list, 0, WatchEvent{Kind: Missing, Lacks: s.lacks})
+	}
+	return list
 }
 
 func (l *looks) join(sp *Space, prefix string) {
@@ -134,6 +145,7 @@ func (l *looks) since(ctx context.Context, sp *Space, prefix string, at time.Tim
 func (l *looks) look(ctx context.Context, g *lookers, list lister) (err error) {
 	var started time.Time
 	var locks map[lock.Resource]lock.Status
+	var lacks *lock.PartialError
 	var failed error
 	defer func() {
 		l.mu.Lock()
@@ -143,9 +155,9 @@ func (l *looks) look(ctx context.Context, g *lookers, list lister) (err error) {
 		case failed != nil:
 			g.failed = failedLook{started: started, err: failed}
 		default:
-			s := &snapshot{started: started, locks: locks}
+			s := &snapshot{started: started, locks: locks, lacks: lacks}
 			if g.latest != nil {
-				s.number, s.changes = g.latest.number+1, changes(g.latest.locks, locks)
+				s.number, s.changes = g.latest.number+1, s.since(g.latest)
 			}
 			g.latest = s
 		}
@@ -169,7 +181,7 @@ func (l *looks) look(ctx context.Context, g *lookers, list lister) (err error) {
 	if g.latest != nil { // nobody else looks, so nobody changes it
 		before = g.latest.locks
 	}
-	if locks, failed = list(ctx, before); failed != nil && ctx.Err() != nil {
+	if locks, lacks, failed = list(ctx, before); failed != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	return nil

@@ -16,6 +16,7 @@ const maxSift = 10
 // Outcomes gives outcomes in the order of their resources' names, which start with prefix and come
 // after the name after: those with one of the states, or all where there are none. It gives at
 // most limit, 1 to lock.MaxPage, and fewer where it has looked at many others; next is where to go on, empty at the end.
+// With a *lock.PartialError it gives what it has.
 //
 //	lock.ErrUnsupported: the store keeps no records.
 //	*lock.InvalidError, lock.ErrUnavailable.
@@ -33,11 +34,19 @@ func (sp *Space) Outcomes(ctx context.Context, prefix, after string, limit int, 
 	if after != "" {
 		p.After = lock.Resource(sp.prefix + after)
 	}
+	var lacks *lock.PartialError
+	defer func() {
+		if err == nil && lacks != nil {
+			err = fmt.Errorf("list outcomes: %w", sp.lacksInApp(lacks))
+		}
+	}()
 	for range maxSift {
 		found, err := sp.m.records.ListRecords(ctx, sp.prefix+prefix, p)
-		if err != nil {
+		var partial *lock.PartialError
+		if err != nil && !errors.As(err, &partial) {
 			return nil, "", fmt.Errorf("list outcomes: %w", err)
 		}
+		lacks = lacks.And(partial)
 		for _, r := range found {
 			p.After, next = r.Resource, sp.inApp(r.Resource)
 			o, err := outcome.Read(r.Record)

@@ -52,9 +52,15 @@ func (sp *Space) List(ctx context.Context, prefix, after string, limit int) ([]l
 		list[i].Resource = lock.Resource(sp.inApp(list[i].Resource))
 	}
 	if partial != nil {
-		return list, fmt.Errorf("list locks: %w", err)
+		return list, fmt.Errorf("list locks: %w", sp.lacksInApp(partial))
 	}
 	return list, nil
+}
+
+// lacksInApp is what a list lacks, by the names that apps know.
+func (sp *Space) lacksInApp(e *lock.PartialError) *lock.PartialError {
+	lacks := func(r lock.Resource) bool { return e.Lacks(lock.Resource(sp.prefix) + r) }
+	return &lock.PartialError{Missing: e.Missing, Lacks: lacks, Err: e.Err}
 }
 
 // ForceRelease takes the resource from the holder or waiter with that id, or,

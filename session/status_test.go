@@ -171,7 +171,7 @@ func TestLookReadsAllPages(t *testing.T) {
 		for i := range n {
 			must(t, s, named(time.Duration(i).String()))
 		}
-		all, err := sc.look(t.Context(), "", nil)
+		all, _, err := sc.look(t.Context(), "", nil)
 		if err != nil || len(all) != n {
 			t.Errorf("%d resources, %v, want %d", len(all), err, n)
 		}

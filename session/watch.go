@@ -27,17 +27,19 @@ const (
 	Changed                      // is new, or its holders or waiters changed
 	Free                         // nobody holds or waits any more
 	Synced                       // all Current events were sent
+	Missing                      // other parts of the store do not answer than before
 )
 
 // WatchEvent is a change that Watch saw.
 type WatchEvent struct {
 	Kind   WatchKind
-	Status lock.Status // Free: only the name; Synced: empty
+	Status lock.Status        // Free: only the name; Synced and Missing: empty
+	Lacks  *lock.PartialError // of Missing; nil: all answer again
 }
 
 // Watch calls fn first for each resource of the namespace whose name starts
 // with prefix, then Synced, then each change, in byte order of the names at each
-// look. It looks every interval (100ms to 1m, default 1s) and does not see what
+// look. Where parts of the store do not answer, Missing comes before what the others have. It looks every interval (100ms to 1m, default 1s) and does not see what
 // came and went between two looks. All watches of one prefix share their looks,
 // see looks. It returns fn's error, the cause of ctx, or *lock.InvalidError;
 // lock.ErrUnavailable only of the first look: later it looks again, so that a
@@ -51,12 +53,17 @@ func (sp *Space) Watch(ctx context.Context, prefix string, interval time.Duratio
 	}
 	sp.m.looks.join(sp, prefix)
 	defer sp.m.looks.leave(sp, prefix)
-	list := func(ctx context.Context, before map[lock.Resource]lock.Status) (map[lock.Resource]lock.Status, error) {
+	list := func(ctx context.Context, before map[lock.Resource]lock.Status) (map[lock.Resource]lock.Status, *lock.PartialError, error) {
 		return sp.look(ctx, prefix, before)
 	}
 	seen, err := sp.m.looks.since(ctx, sp, prefix, time.Now(), list)
 	if err != nil {
 		return err
+	}
+	if seen.lacks != nil {
+		if err := fn(WatchEvent{Kind: Missing, Lacks: seen.lacks}); err != nil {
+			return err
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(seen.locks)) {
 		if err := fn(WatchEvent{Kind: Current, Status: seen.locks[name]}); err != nil {
@@ -89,30 +96,33 @@ func (sp *Space) Watch(ctx context.Context, prefix string, interval time.Duratio
 
 // look lists everything with that prefix. What it cannot see because a part of the store does not
 // answer stays as it was in the look before.
-func (sp *Space) look(ctx context.Context, prefix string, before map[lock.Resource]lock.Status) (map[lock.Resource]lock.Status, error) {
-	all := make(map[lock.Resource]lock.Status)
+func (sp *Space) look(ctx context.Context, prefix string, before map[lock.Resource]lock.Status) (all map[lock.Resource]lock.Status, lacks *lock.PartialError, err error) {
+	all = make(map[lock.Resource]lock.Status)
 	after := ""
 	for {
 		page, err := sp.List(ctx, prefix, after, lock.MaxPage)
 		var partial *lock.PartialError
-		switch {
-		case errors.As(err, &partial):
-			for name, st := range before {
-				if partial.Lacks(lock.Resource(sp.prefix + string(name))) {
-					all[name] = st
-				}
-			}
-		case err != nil:
-			return nil, err
+		if err != nil && !errors.As(err, &partial) {
+			return nil, nil, err
 		}
+		lacks = lacks.And(partial)
 		for _, st := range page {
 			all[st.Resource] = st
 		}
 		if len(page) < lock.MaxPage {
-			return all, nil
+			break
 		}
 		after = string(page[len(page)-1].Resource)
 	}
+	if lacks == nil {
+		return all, nil, nil
+	}
+	for name, st := range before {
+		if _, seen := all[name]; !seen && lacks.Lacks(name) {
+			all[name] = st
+		}
+	}
+	return all, lacks, nil
 }
 
 // changes tells what became of each resource between two looks.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/lock"
 	"github.com/locksidecar/locksidecar/session"
+	"github.com/locksidecar/locksidecar/session/outcome"
 )
 
 // passes lets fake time pass, and checks all the while that the sidecar's lease can be relied on.
@@ -212,8 +213,14 @@ func TestListWithoutAShard(t *testing.T) {
 		if took := e.clock() - before; took > 2*time.Second {
 			t.Errorf("List took %s", took)
 		}
-		if records, err := s.backend.ListRecords(e.t.Context(), "", lock.Page{Limit: 10}); err != nil || len(records) != 0 {
-			t.Errorf("ListRecords = %+v, %v: the records of the set are nobody's", records, err)
+		records, err := s.backend.ListRecords(e.t.Context(), "", lock.Page{Limit: 10})
+		if !errors.As(err, &partial) || len(partial.Missing) != 1 || partial.Missing[0] != "b" {
+			t.Errorf("ListRecords = %v, want a PartialError for b", err)
+		}
+		s.roads[1].fault.Store(fine)
+		again, err := s.backend.ListRecords(e.t.Context(), "", lock.Page{Limit: 10})
+		if err != nil || len(records)+len(again) != 0 {
+			t.Errorf("ListRecords = %+v, %+v, %v: the records of the set are nobody's", records, again, err)
 		}
 	})
 }
@@ -246,8 +253,11 @@ func TestWatchWithoutAShard(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(10 * time.Second)
+		var told []string
 		for len(changes) > 0 {
-			if w := <-changes; string(w.Status.Resource) != other.named(0) {
+			if w := <-changes; w.Kind == session.Missing {
+				told = append(told, w.Lacks.Names()...)
+			} else if string(w.Status.Resource) != other.named(0) {
 				t.Errorf("the watch says %+v of what it cannot see", w)
 			} else if w.Kind == session.Free {
 				cancel()
@@ -256,7 +266,73 @@ func TestWatchWithoutAShard(t *testing.T) {
 		if ctx.Err() == nil {
 			t.Error("the watch has not seen the release at a shard that answers")
 		}
+		if len(told) != 1 || told[0] != "b" {
+			t.Errorf("the watch misses %v, want b, told once", told)
+		}
 		<-done
+	})
+}
+
+// TestWatchBeginsWithoutAShard: it says first what it cannot see, and tells that when it can.
+func TestWatchBeginsWithoutAShard(t *testing.T) {
+	bubble(t, func(e *env) {
+		s, other := e.sidecar(0, 1, 2), e.sidecar(0, 1, 2)
+		a := other.app()
+		here, there := other.named(0), other.named(1)
+		other.take(a, here)
+		other.take(a, there)
+		s.roads[1].fault.Store(hangs)
+		ctx, cancel := context.WithCancel(e.t.Context())
+		defer cancel()
+		changes, done := make(chan session.WatchEvent, 100), make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = s.Watch(ctx, "", 0, func(w session.WatchEvent) error { changes <- w; return nil })
+		}()
+		time.Sleep(10 * time.Second)
+		s.roads[1].fault.Store(fine)
+		time.Sleep(10 * time.Second)
+		cancel()
+		<-done
+		close(changes)
+		var told []string
+		for w := range changes {
+			told = append(told, fmt.Sprint(w.Kind, w.Status.Resource, w.Lacks.Names()))
+		}
+		want := fmt.Sprint([]string{
+			fmt.Sprint(session.Missing, "", []string{"b"}), fmt.Sprint(session.Current, here, []string{}), fmt.Sprint(session.Synced, "", []string{}),
+			fmt.Sprint(session.Missing, "", []string{}), fmt.Sprint(session.Changed, there, []string{}),
+		})
+		if fmt.Sprint(told) != want {
+			t.Errorf("told %v, want %s", told, want)
+		}
+	})
+}
+
+// TestOutcomesWithoutAShard: those of the others come, with the name of the one that is missing.
+func TestOutcomesWithoutAShard(t *testing.T) {
+	bubble(t, func(e *env) {
+		s := e.sidecar(0, 1, 2)
+		a := s.app()
+		for i := range s.roads {
+			q := session.AcquireRequest{Resource: s.named(i), Mode: lock.Exclusive, Wait: time.Minute, Once: &outcome.Wish{Keep: time.Hour}}
+			g, err := a.Acquire(e.t.Context(), q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := a.Conclude(e.t.Context(), g.LockID, "", outcome.Failed, ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.roads[1].fault.Store(refuses)
+		list, next, err := s.Outcomes(e.t.Context(), "", "", 10)
+		var partial *lock.PartialError
+		if !errors.As(err, &partial) || len(partial.Missing) != 1 || partial.Missing[0] != "b" || !partial.Lacks(lock.Resource(s.named(1))) {
+			t.Fatalf("Outcomes = %v, want a PartialError for b", err)
+		}
+		if len(list) != 2 || next != "" {
+			t.Errorf("%d outcomes, and more after %q", len(list), next)
+		}
 	})
 }
 

@@ -114,6 +114,13 @@ func (r *road) List(ctx context.Context, prefix string, p lock.Page) ([]lock.Sta
 	return r.visitor.List(ctx, prefix, p)
 }
 
+func (r *road) ListRecords(ctx context.Context, prefix string, p lock.Page) ([]lock.NamedRecord, error) {
+	if err := r.ask(ctx); err != nil {
+		return nil, err
+	}
+	return r.visitor.ListRecords(ctx, prefix, p)
+}
+
 func (r *road) ReadRecord(ctx context.Context, n lock.Resource) (lock.Record, error) {
 	if err := r.ask(ctx); err != nil {
 		return lock.Record{}, err

@@ -28,20 +28,16 @@ func (b *Backend) DeleteRecord(ctx context.Context, r lock.Resource, after strin
 	return s.explain(s.records.DeleteRecord(ctx, r, after))
 }
 
-// ListRecords implements lock.Records. Unlike List it gives all or an error: who counts what failed must
-// not overlook any.
+// ListRecords implements lock.Records. Shards that do not answer are missing: the error is
+// a *lock.PartialError.
 func (b *Backend) ListRecords(ctx context.Context, prefix string, p lock.Page) ([]lock.NamedRecord, error) {
 	if p.Limit < 1 || p.Limit > lock.MaxPage {
 		p.Limit = lock.MaxPage
 	}
-	all, err := merge(ctx, b, p, func(n lock.NamedRecord) lock.Resource { return n.Resource },
+	return merge(ctx, b, p, func(n lock.NamedRecord) lock.Resource { return n.Resource },
 		func(ctx context.Context, s *shard, p lock.Page) ([]lock.NamedRecord, error) {
 			return s.records.ListRecords(ctx, prefix, p)
 		})
-	if err != nil {
-		return nil, err
-	}
-	return all, nil
 }
 
 // RecordGuard implements lock.RecordGuarder; nil where the shard is no SQL database.

@@ -33,6 +33,8 @@ one are never part of a deadlock.
 
 With --tree it shows who blocks whom, whether or not that is a deadlock.
 
+` + missingHelp + `
+
 It only looks. Sidecars break deadlocks by themselves, about a second after they arise:
 see --deadlock of serve.`,
 		Example: `  locksidecar deadlocks
@@ -44,40 +46,42 @@ see --deadlock of serve.`,
 	tree := cmd.Flags().Bool("tree", false, "show who blocks whom")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return f.ask(cmd.Context(), func(ctx context.Context, c *client.Client, asJSON bool) error {
-			locks, err := waitedFor(ctx, c)
+			locks, missing, err := waitedFor(ctx, c)
 			if err != nil {
 				return err
 			}
 			g := waitfor.New(locks)
 			cycles, err := standing(ctx, c, g.Cycles())
-			switch {
-			case err != nil:
+			if err != nil {
 				return err
-			case asJSON && *tree:
-				return writeGraph(io.out, deadlocksJSON{Deadlocks: circlesJSON(cycles), Tree: treeJSON(g.Tree())})
-			case asJSON:
-				return writeGraph(io.out, deadlocksJSON{Deadlocks: circlesJSON(cycles)})
-			case *tree:
-				return writeTree(io.out, g.Tree(), len(cycles))
-			default:
-				return writeCycles(io.out, cycles)
 			}
+			switch {
+			case asJSON && *tree:
+				err = writeGraph(io.out, deadlocksJSON{Deadlocks: circlesJSON(cycles), Tree: treeJSON(g.Tree()), MissingShards: missing})
+			case asJSON:
+				err = writeGraph(io.out, deadlocksJSON{Deadlocks: circlesJSON(cycles), MissingShards: missing})
+			case *tree:
+				err = writeTree(io.out, g.Tree(), len(cycles))
+			default:
+				err = writeCycles(io.out, cycles)
+			}
+			return allBut(missing, err)
 		})
 	}
 	return cmd
 }
 
-// waitedFor reads all locks for which somebody waits.
-func waitedFor(ctx context.Context, c *client.Client) (locks []lock.Status, err error) {
+// waitedFor reads all locks for which somebody waits, and tells which shards' are missing.
+func waitedFor(ctx context.Context, c *client.Client) (locks []lock.Status, missing []string, err error) {
 	for l, err := range c.List(ctx, "") {
-		if err != nil {
-			return nil, err
+		if err = lacking(err, &missing); err != nil {
+			return nil, nil, err
 		}
 		if len(l.GetWaiters()) > 0 {
 			locks = append(locks, statusOf(l))
 		}
 	}
-	return locks, nil
+	return locks, missing, nil
 }
 
 // standing are the circles that are there at the second look, too.
@@ -204,6 +208,8 @@ type (
 	deadlocksJSON struct {
 		Deadlocks [][]edgeJSON `json:"deadlocks"`
 		Tree      []nodeJSON   `json:"tree,omitzero"` // with --tree
+
+		MissingShards []string `json:"missingShards,omitempty"` // that did not answer
 	}
 	edgeJSON struct {
 		Resource string    `json:"resource"`

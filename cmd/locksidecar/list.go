@@ -25,6 +25,8 @@ func newList(io streams) *cobra.Command {
 whatever sidecar: one line for each holder, and one for each waiter in the order
 in which they will be served.
 
+` + missingHelp + `
+
 With -o json it prints one ListLocksResponse of the API.`,
 		Example: `  locksidecar list
   locksidecar list orders/
@@ -41,15 +43,18 @@ With -o json it prints one ListLocksResponse of the API.`,
 			}
 			a := &pb.ListLocksResponse{}
 			for l, err := range c.List(ctx, prefix) {
-				if err != nil {
+				if err = lacking(err, &a.MissingShards); err != nil {
 					return err
 				}
-				a.Locks = append(a.Locks, l)
+				if l != nil {
+					a.Locks = append(a.Locks, l)
+				}
 			}
+			write := func() error { return writeLocks(io.out, a.GetLocks()) }
 			if asJSON {
-				return writeJSON(io.out, a)
+				write = func() error { return writeJSON(io.out, a) }
 			}
-			return writeLocks(io.out, a.GetLocks())
+			return allBut(a.GetMissingShards(), write())
 		})
 	}
 	return cmd

@@ -22,6 +22,8 @@ func newOutcomes(io streams) *cobra.Command {
 by "locksidecar once", or by apps. UNKNOWN is what is being done, and what has
 ended without saying how.
 
+` + missingHelp + `
+
 With -o json it prints one ListOutcomesResponse of the API.`,
 		Example: `  # what has to be done again
   locksidecar outcomes --state failed,unknown --prefix withdrawals/
@@ -41,15 +43,18 @@ With -o json it prints one ListOutcomesResponse of the API.`,
 		return f.ask(cmd.Context(), func(ctx context.Context, c *client.Client, asJSON bool) error {
 			a := &pb.ListOutcomesResponse{}
 			for o, err := range c.Outcomes(ctx, prefix, only...) {
-				if err != nil {
+				if err = lacking(err, &a.MissingShards); err != nil {
 					return err
 				}
-				a.Outcomes = append(a.Outcomes, o)
+				if o != nil {
+					a.Outcomes = append(a.Outcomes, o)
+				}
 			}
+			write := func() error { return writeOutcomes(io.out, a.GetOutcomes()) }
 			if asJSON {
-				return writeJSON(io.out, a)
+				write = func() error { return writeJSON(io.out, a) }
 			}
-			return writeOutcomes(io.out, a.GetOutcomes())
+			return allBut(a.GetMissingShards(), write())
 		})
 	}
 	cmd.AddCommand(newReset(io))

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"syscall"
@@ -94,9 +95,24 @@ func TestShardKilledAndFrozen(t *testing.T) {
 		t.Errorf("lost: %s", text)
 	}
 	eventually(t, "info names the shard", func() bool { return strings.Contains(cli(t, "info", "--socket", side.socket).out, "(away: b)") })
-	if got := cli(t, "list", "--socket", side.socket); got.code == 0 || !strings.Contains(got.err, ": b") {
-		t.Errorf("list: status %d, %s", got.code, got.err)
+	for _, args := range [][]string{{"list"}, {"outcomes"}, {"deadlocks"}, {"deadlocks", "--tree"}} {
+		got := cli(t, append(args, "--socket", side.socket)...)
+		if got.code != 69 || !strings.HasSuffix(got.err, ": this is not all: these shards of the store do not answer: b\n") || got.out == "" {
+			t.Errorf("%s: status %d, %s%s", args, got.code, got.out, got.err)
+		}
+		if args[0] == "list" && (!strings.Contains(got.out, locks[0].ID) || !strings.Contains(got.out, locks[2].ID)) {
+			t.Errorf("list lacks what the others have: %s", got.out)
+		}
+		got = cli(t, append(args, "--socket", side.socket, "-o", "json")...)
+		var answer struct{ MissingShards []string }
+		if err := json.Unmarshal([]byte(got.out), &answer); got.code != 69 || err != nil || strings.Join(answer.MissingShards, " ") != "b" {
+			t.Errorf("%s -o json: status %d, %v: %s%s", args, got.code, err, got.out, got.err)
+		}
 	}
+	watch := launch(t, nil, binary, "watch", "--socket", side.socket)
+	eventually(t, "watch names the shard", func() bool {
+		return strings.Contains(watch.err.String(), "these shards of the store do not answer: b; ") && strings.Contains(watch.out.String(), locks[0].Resource)
+	})
 	for i := range 20 {
 		relied(t, locks[0], locks[2])
 		if got := cli(t, "get", "--socket", side.socket, locks[0].Resource); got.code != 0 {
@@ -105,6 +121,9 @@ func TestShardKilledAndFrozen(t *testing.T) {
 	}
 	start()
 	back := acquired(t, s, locks[1].Resource)
+	eventually(t, "watch sees all shards again", func() bool {
+		return strings.Contains(watch.err.String(), "all shards of the store answer again") && strings.Contains(watch.out.String(), back.Resource)
+	})
 	if back.Fence <= locks[1].Fence {
 		t.Errorf("the fence went from %d to %d", locks[1].Fence, back.Fence)
 	}

@@ -28,6 +28,9 @@ it is stopped. When the sidecar ends, watch waits for the next one, and shows ag
 is there. The sidecar looks at the store once an interval, so a lock that
 comes and goes between two looks is not seen.
 
+While shards of the store do not answer, what they have stays as it was seen last. They
+are named on stderr, in JSON by an event of the kind MISSING.
+
 With -o json every line is a WatchEvent of the API.`,
 		Example: `  locksidecar watch
   locksidecar watch orders/ --interval 200ms
@@ -52,6 +55,8 @@ With -o json every line is a WatchEvent of the API.`,
 					return err
 				case asJSON:
 					err = writeJSONLine(io.out, e)
+				case e.GetKind() == pb.WatchEvent_MISSING:
+					err = writeMissing(io.err, cmd.CommandPath(), e.GetMissingShards())
 				case e.GetKind() != pb.WatchEvent_SYNCED: // no news to people
 					err = writeWatch(io.out, e, time.Now())
 				}

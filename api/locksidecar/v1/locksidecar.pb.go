@@ -272,6 +272,9 @@ const (
 	WatchEvent_CHANGED          WatchEvent_Kind = 2 // is new, or its holders or waiters changed
 	WatchEvent_FREE             WatchEvent_Kind = 3 // nobody holds or waits any more; lock has only the resource
 	WatchEvent_SYNCED           WatchEvent_Kind = 4 // all CURRENT events were sent; no lock
+	// Other shards of the store do not answer than before; no lock. What they have stays as it
+	// was seen last. Comes before CURRENT when shards are missing from the start. Only where the request has partial.
+	WatchEvent_MISSING WatchEvent_Kind = 5
 )
 
 // Enum value maps for WatchEvent_Kind.
@@ -282,6 +285,7 @@ var (
 		2: "CHANGED",
 		3: "FREE",
 		4: "SYNCED",
+		5: "MISSING",
 	}
 	WatchEvent_Kind_value = map[string]int32{
 		"KIND_UNSPECIFIED": 0,
@@ -289,6 +293,7 @@ var (
 		"CHANGED":          2,
 		"FREE":             3,
 		"SYNCED":           4,
+		"MISSING":          5,
 	}
 )
 
@@ -3166,10 +3171,13 @@ func (x *GetLockRequest) GetResource() string {
 }
 
 type ListLocksRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Prefix        string                 `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
-	PageSize      int32                  `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`   // 1 to 1000; 0: 100
-	PageToken     string                 `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"` // next_page_token of the answer before
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Prefix    string                 `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	PageSize  int32                  `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`   // 1 to 1000; 0: 100
+	PageToken string                 `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"` // next_page_token of the answer before
+	// Where shards of the store do not answer: list what the others have, and name these in
+	// missing_shards. Else the list is refused then, with STORE_UNAVAILABLE.
+	Partial       bool `protobuf:"varint,4,opt,name=partial,proto3" json:"partial,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3225,10 +3233,19 @@ func (x *ListLocksRequest) GetPageToken() string {
 	return ""
 }
 
+func (x *ListLocksRequest) GetPartial() bool {
+	if x != nil {
+		return x.Partial
+	}
+	return false
+}
+
 type ListLocksResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Locks         []*Lock                `protobuf:"bytes,1,rep,name=locks,proto3" json:"locks,omitempty"`                                        // in byte order of the resources
 	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"` // empty: that was all
+	// Shards that did not answer: their locks are missing on this page. Only where the request has partial.
+	MissingShards []string `protobuf:"bytes,3,rep,name=missing_shards,json=missingShards,proto3" json:"missing_shards,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3275,6 +3292,13 @@ func (x *ListLocksResponse) GetNextPageToken() string {
 		return x.NextPageToken
 	}
 	return ""
+}
+
+func (x *ListLocksResponse) GetMissingShards() []string {
+	if x != nil {
+		return x.MissingShards
+	}
+	return nil
 }
 
 // Lock is one resource as the store sees it.
@@ -3548,9 +3572,11 @@ func (x *Holder) GetPrincipal() string {
 }
 
 type WatchLocksRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Prefix        string                 `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
-	Interval      *durationpb.Duration   `protobuf:"bytes,2,opt,name=interval,proto3" json:"interval,omitempty"` // 100ms to 1m; default 1s
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Prefix   string                 `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	Interval *durationpb.Duration   `protobuf:"bytes,2,opt,name=interval,proto3" json:"interval,omitempty"` // 100ms to 1m; default 1s
+	// Begin also while shards of the store do not answer, and tell with MISSING which do not.
+	Partial       bool `protobuf:"varint,3,opt,name=partial,proto3" json:"partial,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3599,10 +3625,18 @@ func (x *WatchLocksRequest) GetInterval() *durationpb.Duration {
 	return nil
 }
 
+func (x *WatchLocksRequest) GetPartial() bool {
+	if x != nil {
+		return x.Partial
+	}
+	return false
+}
+
 type WatchEvent struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Kind          WatchEvent_Kind        `protobuf:"varint,1,opt,name=kind,proto3,enum=locksidecar.v1.WatchEvent_Kind" json:"kind,omitempty"`
 	Lock          *Lock                  `protobuf:"bytes,2,opt,name=lock,proto3" json:"lock,omitempty"`
+	MissingShards []string               `protobuf:"bytes,3,rep,name=missing_shards,json=missingShards,proto3" json:"missing_shards,omitempty"` // with MISSING; empty: all shards answer again
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3647,6 +3681,13 @@ func (x *WatchEvent) GetKind() WatchEvent_Kind {
 func (x *WatchEvent) GetLock() *Lock {
 	if x != nil {
 		return x.Lock
+	}
+	return nil
+}
+
+func (x *WatchEvent) GetMissingShards() []string {
+	if x != nil {
+		return x.MissingShards
 	}
 	return nil
 }
@@ -3936,6 +3977,7 @@ type ListOutcomesRequest struct {
 	PageSize      int32                  `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`   // 1 to 1000; 0: 100
 	PageToken     string                 `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"` // next_page_token of the answer before
 	States        string                 `protobuf:"bytes,4,opt,name=states,proto3" json:"states,omitempty"`                        // only these, with a comma between them: "FAILED,UNKNOWN". Empty: all
+	Partial       bool                   `protobuf:"varint,5,opt,name=partial,proto3" json:"partial,omitempty"`                     // as of ListLocksRequest
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3998,10 +4040,18 @@ func (x *ListOutcomesRequest) GetStates() string {
 	return ""
 }
 
+func (x *ListOutcomesRequest) GetPartial() bool {
+	if x != nil {
+		return x.Partial
+	}
+	return false
+}
+
 type ListOutcomesResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Outcomes      []*Outcome             `protobuf:"bytes,1,rep,name=outcomes,proto3" json:"outcomes,omitempty"`                                  // in byte order of the resources
 	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"` // empty: that was all. There may be more though this page is not full
+	MissingShards []string               `protobuf:"bytes,3,rep,name=missing_shards,json=missingShards,proto3" json:"missing_shards,omitempty"`   // as of ListLocksResponse
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4048,6 +4098,13 @@ func (x *ListOutcomesResponse) GetNextPageToken() string {
 		return x.NextPageToken
 	}
 	return ""
+}
+
+func (x *ListOutcomesResponse) GetMissingShards() []string {
+	if x != nil {
+		return x.MissingShards
+	}
+	return nil
 }
 
 type ResetOutcomeRequest struct {
@@ -4584,15 +4641,17 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\n" +
 	"counted_at\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\tcountedAt\",\n" +
 	"\x0eGetLockRequest\x12\x1a\n" +
-	"\bresource\x18\x01 \x01(\tR\bresource\"f\n" +
+	"\bresource\x18\x01 \x01(\tR\bresource\"\x80\x01\n" +
 	"\x10ListLocksRequest\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x03 \x01(\tR\tpageToken\"g\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\x12\x18\n" +
+	"\apartial\x18\x04 \x01(\bR\apartial\"\x8e\x01\n" +
 	"\x11ListLocksResponse\x12*\n" +
 	"\x05locks\x18\x01 \x03(\v2\x14.locksidecar.v1.LockR\x05locks\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x86\x01\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12%\n" +
+	"\x0emissing_shards\x18\x03 \x03(\tR\rmissingShards\"\x86\x01\n" +
 	"\x04Lock\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x120\n" +
 	"\aholders\x18\x02 \x03(\v2\x16.locksidecar.v1.HolderR\aholders\x120\n" +
@@ -4625,21 +4684,24 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\b\n" +
 	"\x06_limitB\a\n" +
-	"\x05_slot\"b\n" +
+	"\x05_slot\"|\n" +
 	"\x11WatchLocksRequest\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x125\n" +
-	"\binterval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\binterval\"\xb9\x01\n" +
+	"\binterval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\binterval\x12\x18\n" +
+	"\apartial\x18\x03 \x01(\bR\apartial\"\xed\x01\n" +
 	"\n" +
 	"WatchEvent\x123\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1f.locksidecar.v1.WatchEvent.KindR\x04kind\x12(\n" +
-	"\x04lock\x18\x02 \x01(\v2\x14.locksidecar.v1.LockR\x04lock\"L\n" +
+	"\x04lock\x18\x02 \x01(\v2\x14.locksidecar.v1.LockR\x04lock\x12%\n" +
+	"\x0emissing_shards\x18\x03 \x03(\tR\rmissingShards\"Y\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aCURRENT\x10\x01\x12\v\n" +
 	"\aCHANGED\x10\x02\x12\b\n" +
 	"\x04FREE\x10\x03\x12\n" +
 	"\n" +
-	"\x06SYNCED\x10\x04\".\n" +
+	"\x06SYNCED\x10\x04\x12\v\n" +
+	"\aMISSING\x10\x05\".\n" +
 	"\x10GetLeaderRequest\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\"g\n" +
 	"\x12WatchLeaderRequest\x12\x1a\n" +
@@ -4658,16 +4720,18 @@ const file_locksidecar_v1_locksidecar_proto_rawDesc = "" +
 	"\alock_id\x18\x02 \x01(\tR\x06lockId\x12/\n" +
 	"\x05grace\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x05grace\"1\n" +
 	"\x14ForceReleaseResponse\x12\x19\n" +
-	"\block_ids\x18\x01 \x03(\tR\alockIds\"\x81\x01\n" +
+	"\block_ids\x18\x01 \x03(\tR\alockIds\"\x9b\x01\n" +
 	"\x13ListOutcomesRequest\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
 	"page_token\x18\x03 \x01(\tR\tpageToken\x12\x16\n" +
-	"\x06states\x18\x04 \x01(\tR\x06states\"s\n" +
+	"\x06states\x18\x04 \x01(\tR\x06states\x12\x18\n" +
+	"\apartial\x18\x05 \x01(\bR\apartial\"\x9a\x01\n" +
 	"\x14ListOutcomesResponse\x123\n" +
 	"\boutcomes\x18\x01 \x03(\v2\x17.locksidecar.v1.OutcomeR\boutcomes\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"1\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12%\n" +
+	"\x0emissing_shards\x18\x03 \x03(\tR\rmissingShards\"1\n" +
 	"\x13ResetOutcomeRequest\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\"I\n" +
 	"\x14ResetOutcomeResponse\x121\n" +
