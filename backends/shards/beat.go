@@ -252,8 +252,8 @@ func (l *Lease) drop(p *part, until time.Duration, why error) {
 		}
 		l.losses = append(l.losses, x)
 	}
-	p.turn()
 	p.giveUp(errAway)
+	p.ring()
 	if until == 0 && (l.b.o.Clock() >= l.proven+l.o.TTL || l.alone()) {
 		l.end()
 		return
@@ -280,15 +280,29 @@ func (l *Lease) end() {
 	}
 	l.isLost = true
 	close(l.lost)
+	for _, t := range l.seats {
+		t.turn()
+	}
 	for p := range l.parts {
 		p.giveUp(lock.ErrLeaseLost)
+		p.ring()
 	}
 }
 
-// turn tells who waits for a shard that something has changed. Lease.mu is held.
+// turn tells who waits for a shard that it is back, or that the lease is over. Lease.mu is held.
 func (t *seat) turn() {
-	close(t.changed)
-	t.changed = make(chan struct{})
+	for _, bell := range t.bells {
+		bell.Ring()
+	}
+}
+
+// ring tells who waits at a part that it is over. Lease.mu is held.
+func (p *part) ring() {
+	for _, h := range p.holds {
+		if h.bell != nil {
+			h.bell.Ring()
+		}
+	}
 }
 
 func ring(bell chan struct{}) {

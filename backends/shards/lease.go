@@ -38,10 +38,10 @@ type Lease struct {
 // seat is where the lease at one shard is.
 type seat struct {
 	*shard
-	now     *part         // nil: the shard is away
-	changed chan struct{} // closed when now is another, and replaced
-	why     error         // it is away
-	tried   bool
+	now   *part                     // nil: the shard is away
+	bells map[lock.HoldID]lock.Bell // of requests that wait for it to be back
+	why   error                     // it is away
+	tried bool
 }
 
 // part is one lease at one shard.
@@ -63,6 +63,8 @@ type part struct {
 type hold struct {
 	resource lock.Resource
 	granted  bool
+	bell     lock.Bell // of a request that is asked for; nil: none is
+	waits    bool      // its Acquire at the shard has returned lock.ErrWaiting
 }
 
 // loss is a hold that was lost with its part.
@@ -95,7 +97,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	l.latest = l.proven
 	l.ctx, l.stop = context.WithCancel(context.WithoutCancel(ctx))
 	for _, s := range b.shards {
-		t := &seat{shard: s, changed: make(chan struct{}), why: fmt.Errorf("%w: no answer yet", lock.ErrUnavailable)}
+		t := &seat{shard: s, bells: make(map[lock.HoldID]lock.Bell), why: fmt.Errorf("%w: no answer yet", lock.ErrUnavailable)}
 		l.seats = append(l.seats, t)
 		l.tasks.Go(func() { l.attend(t) }) //nolint:contextcheck,nolintlint // what follows has the life of the lease
 	}
@@ -163,29 +165,36 @@ func (l *Lease) TellsBlocking() bool { return true }
 // Events implements lock.Lease.
 func (l *Lease) Events() <-chan lock.Event { return l.events }
 
-// at gives the part where requests for the resource go now. It waits while the shard is away.
+// at gives the part where a request goes: the one at which it waits, although that may be over, or else
+// the one that is there now. It notes that it goes there.
 //
-//	lock.ErrUnavailable: ctx has ended before. lock.ErrLeaseLost.
-func (l *Lease) at(ctx context.Context, r lock.Resource) (*part, error) {
-	t := l.seats[l.b.pick(r)]
-	for {
-		l.mu.Lock()
-		p, changed, why, lost := t.now, t.changed, t.why, l.isLost
-		l.mu.Unlock()
-		switch {
-		case lost:
-			return nil, lock.ErrLeaseLost
-		case p != nil:
-			return p, nil
-		}
-		lock.Blocking(ctx)
-		select {
-		case <-changed:
-		case <-l.lost:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%w: shard %s is away: %w", lock.ErrUnavailable, t.name, why)
-		}
+//	lock.ErrWaiting: the shard is away. The bell rings when it is back.
+//	lock.ErrUnavailable: the same, and ctx has ended. lock.ErrLeaseLost.
+//	lock.ErrAnew: it went to a part that is over, where the shard may still grant it, or has.
+func (l *Lease) at(ctx context.Context, q lock.Request) (*part, error) {
+	t := l.seats[l.b.pick(q.Resource)]
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch p := l.holds[q.ID]; {
+	case p != nil && p.holds[q.ID].waits:
+		p.asked(q, q.Bell, false)
+		return p, nil
+	case p != nil && p.over && !l.isLost: // the next part must not find what this one may have been granted
+		l.forget(q.ID)
+		return nil, fmt.Errorf("%w: %w", lock.ErrAnew, errAway)
 	}
+	delete(t.bells, q.ID)
+	switch {
+	case l.isLost:
+		return nil, lock.ErrLeaseLost
+	case t.now != nil:
+		l.begin(t.now, q)
+		return t.now, nil
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("%w: shard %s is away: %w", lock.ErrUnavailable, t.name, t.why)
+	}
+	t.bells[q.ID] = q.Bell
+	return nil, lock.ErrWaiting
 }
 
 // trip is called before the lease at a shard is asked for something.
@@ -197,15 +206,25 @@ func (p *part) trip(ctx context.Context) {
 
 // Acquire implements lock.Lease.
 func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
-	p, err := l.begin(ctx, q)
-	if err != nil {
+	return lock.Await(ctx, q, l.acquire)
+}
+
+// acquire is Acquire of a request with a Bell, which also rings at the end of the shard where it waits.
+func (l *Lease) acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
+	p, err := l.at(ctx, q)
+	switch {
+	case errors.Is(err, lock.ErrWaiting):
+		return lock.Grant{}, err
+	case err != nil:
 		return lock.Grant{}, fmt.Errorf("acquire %q: %w", string(q.Resource), err)
 	}
 	p.trip(ctx)
-	q.Bell = nil // it waits on this goroutine, which hears of the end of the shard
 	limit, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(p.ctx, func() { cancel(errAway) })() //nolint:contextcheck,nolintlint // what follows has the life of the lease
+	if p.ctx.Err() != nil {
+		cancel(errAway) // it waited there, and is to end there
+	}
 	g, err := p.lease.Acquire(limit, q)
 	if errors.Is(err, lock.ErrLeaseLost) {
 		l.lose(p, err) //nolint:contextcheck,nolintlint // what follows has the life of the lease
@@ -216,51 +235,34 @@ func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 	return g, nil
 }
 
-// begin gives the part where a request goes. Errors as for at, and lock.ErrAnew: it went to one that is over, where
-// the shard may still grant it, or has. The next part must not find that: it ends with the lease that has it.
-func (l *Lease) begin(ctx context.Context, q lock.Request) (*part, error) {
-	for {
-		if l.stranded(q.ID) {
-			return nil, fmt.Errorf("%w: %w", lock.ErrAnew, errAway)
-		}
-		p, err := l.at(ctx, q.Resource)
-		if err != nil || l.enter(p, q) {
-			return p, err
-		}
+// begin notes that a request goes to a part. l.mu is held.
+func (l *Lease) begin(p *part, q lock.Request) {
+	if old := l.holds[q.ID]; old != nil && old != p {
+		delete(old.holds, q.ID)
 	}
+	l.holds[q.ID] = p
+	p.asked(q, q.Bell, false)
 }
 
-// stranded reports whether a request went to a part that is over, and forgets it then.
-func (l *Lease) stranded(id lock.HoldID) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	p := l.holds[id]
-	if p == nil || !p.over || l.isLost {
-		return false
-	}
-	l.forget(id)
-	return true
-}
-
-// enter notes that a request goes to a part. It reports false when that is over.
-func (l *Lease) enter(p *part, q lock.Request) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if p.over || l.isLost {
-		return false
-	}
-	if l.holds[q.ID] != p {
-		l.holds[q.ID] = p
-		p.holds[q.ID] = hold{resource: q.Resource}
-	}
-	return true
+// asked notes who is to hear of the end of the part where a request is, and whether that waits. Lease.mu is held.
+func (p *part) asked(q lock.Request, bell lock.Bell, waits bool) {
+	h := p.holds[q.ID]
+	h.resource, h.bell, h.waits = q.Resource, bell, waits
+	p.holds[q.ID] = h
 }
 
 // ended notes how a request has ended, and gives what its caller is told.
 func (l *Lease) ended(ctx context.Context, p *part, q lock.Request, err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if known := l.holds[q.ID] == p; known && errors.Is(err, lock.ErrWaiting) {
+		p.asked(q, q.Bell, true)
+	} else if known {
+		p.asked(q, nil, false)
+	}
 	switch {
+	case errors.Is(err, lock.ErrWaiting):
+		return err
 	case l.isLost:
 		return lock.ErrLeaseLost
 	case p.over && (err == nil || errors.Is(err, lock.ErrLeaseLost) || ctx.Err() == nil && (ofContext(err) || errors.Is(err, lock.ErrUnavailable))):

@@ -2,6 +2,8 @@ package shards
 
 import (
 	"context"
+	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -136,6 +138,62 @@ func TestSlowShardBesideAFrozenSidecar(t *testing.T) {
 		time.Sleep(2 * e.ttl)
 		if len(losses) != 0 {
 			t.Errorf("lost %+v", <-losses)
+		}
+	})
+}
+
+// count is a bell that counts.
+type count struct{ atomic.Int32 }
+
+func (c *count) Ring() { c.Add(1) }
+
+// TestBell: a request that waits hears of the end of its shard, and of its return, without a goroutine.
+func TestBell(t *testing.T) {
+	bubble(t, func(e *env) {
+		l, other := e.lease(0, 1, 2), e.lease(0, 1, 2)
+		other.take(1)
+		bell := &count{}
+		q := lock.Request{ID: lock.NewHoldID(), Resource: lock.Resource((&sidecar{backend: l.b}).named(1)), Mode: lock.Exclusive, Bell: bell}
+		ask := func(ctx context.Context, want error) {
+			t.Helper()
+			bell.Store(0)
+			if _, err := l.Acquire(ctx, q); !errors.Is(err, want) {
+				t.Fatalf("Acquire = %v, want %v", err, want)
+			}
+		}
+		rings := func() {
+			t.Helper()
+			l.beats(ttl)
+			if bell.Load() == 0 {
+				t.Fatal("the bell was not rung")
+			}
+		}
+		over, cancel := context.WithCancel(e.t.Context())
+		cancel()
+		ask(e.t.Context(), lock.ErrWaiting) // behind the other one
+		l.roads[1].fault.Store(hangs)
+		rings()
+		ask(e.t.Context(), lock.ErrAnew)    // it may be carried out yet
+		ask(e.t.Context(), lock.ErrWaiting) // for the shard
+		ask(over, lock.ErrUnavailable)
+		if n := len(l.seats[1].bells); n != 0 {
+			t.Errorf("%d requests wait for the shard", n)
+		}
+		ask(e.t.Context(), lock.ErrWaiting)
+		l.roads[1].fault.Store(fine)
+		rings()
+		for {
+			g, err := l.Acquire(e.t.Context(), q)
+			if err == nil {
+				if g.ID != q.ID {
+					t.Errorf("granted %+v", g)
+				}
+				return
+			}
+			if !errors.Is(err, lock.ErrWaiting) {
+				t.Fatal(err)
+			}
+			l.beats(time.Second)
 		}
 	})
 }

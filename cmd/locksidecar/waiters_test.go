@@ -21,6 +21,9 @@ func TestWaitersNeedNoGoroutines(t *testing.T) {
 	for name, store := range map[string]func(t *testing.T) []string{
 		"embedded": func(*testing.T) []string { return []string{"--store", "embedded:"} },
 		"Redis":    func(t *testing.T) []string { return onStore(t, testengine.Redis) },
+		"shards": func(t *testing.T) []string {
+			return asShards(testengine.New(t, testengine.Redis), testengine.New(t, testengine.Redis))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			const half = 500
