@@ -14,18 +14,15 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
-	"github.com/locksidecar/locksidecar/arbiter"
 	"github.com/locksidecar/locksidecar/lock"
 	"github.com/locksidecar/locksidecar/session"
 	"github.com/locksidecar/locksidecar/session/outcome"
 )
 
-// withSpaces is withNames where each principal has a space of its own, but for ops, which sees all,
-// on a store behind an arbiter.
+// withSpaces is withNames where each principal has a space of its own, but for ops, which sees all.
 func withSpaces(t *testing.T, change ...func(*session.Options, *Options)) (s *sidecar, as func(name string)) {
 	t.Helper()
 	return withNames(t, append([]func(*session.Options, *Options){func(so *session.Options, lo *Options) {
-		so.Backend = arbiter.New(so.Backend, arbiter.Options{Turns: arbiter.MaxTurns, Park: time.Minute})
 		lo.Access.Admins = []string{"unit:web.service", "unit:job.service", "unit:ops.service"}
 		lo.Spaces = func(principal string) string {
 			if principal == "unit:ops.service" {

@@ -65,7 +65,7 @@ func (s *Session) Acquire(ctx context.Context, r AcquireRequest) (Grant, error) 
 	if q.ask != nil {
 		// Another goroutine asks the store, so that this one is there in time whatever
 		// the driver does.
-		s.m.workers.Run(q.ask.run)
+		s.space.m.workers.Run(q.ask.run)
 	}
 	q.wait(ctx)
 	return q.answer()
@@ -97,7 +97,7 @@ const (
 // Ring implements lock.Bell.
 func (a *asking) Ring() {
 	if a.state.Swap(rung) == atRest {
-		a.s.m.workers.Run(a.run)
+		a.s.space.m.workers.Run(a.run)
 	}
 }
 
@@ -121,7 +121,7 @@ func (a *asking) Value(key any) any {
 func (s *Session) request(h *ledger.Hold, id lock.HoldID) *asking {
 	a := &asking{call: call{values: h.Tag().(context.Context)}, s: s, h: h, q: lock.Request{ID: id}}
 	var wanted bool
-	if g := s.m.lease.Load(); g != nil && !g.lost() {
+	if g := s.space.m.lease.Load(); g != nil && !g.lost() {
 		wanted = a.on(g)
 	} else {
 		wanted = s.ledger.Waiting(h, id, a)
@@ -149,7 +149,7 @@ func (a *asking) on(g *generation) bool {
 func (a *asking) onNext() (wanted bool) {
 	lock.Blocking(a)
 	for lost := true; lost; {
-		g, err := a.s.m.awaitLease(a)
+		g, err := a.s.space.m.awaitLease(a)
 		if err != nil {
 			return false
 		}
@@ -180,7 +180,7 @@ func (a *asking) introduce() bool {
 		o.Label = label
 		if len(a.held) > 0 {
 			o.Nested = &lock.Nested{Asked: time.Now().UnixMilli(), Held: a.held}
-			if a.s.m.o.Deadlock != IgnoreDeadlocks {
+			if a.s.space.m.o.Deadlock != IgnoreDeadlocks {
 				a.inquiry = inquire(a, a.s, a.h, a.q.ID, a.held)
 			}
 		}
@@ -261,7 +261,7 @@ func (g *generation) again(ctx context.Context, tries int, err error) bool {
 func peek(ctx context.Context, s *Session, c *ledger.Call, r lock.Resource) {
 	ctx, cancel := context.WithTimeout(ctx, tryLimit)
 	defer cancel()
-	st, err := s.m.o.Backend.Get(ctx, r)
+	st, err := s.space.m.o.Backend.Get(ctx, r)
 	if err != nil {
 		err = fmt.Errorf("acquire lock: %w", err)
 	}

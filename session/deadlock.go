@@ -124,7 +124,7 @@ func (q *inquiry) end() {
 
 // begin looks, and for those that come up meanwhile.
 func (q *inquiry) begin() {
-	m := q.s.m
+	m := q.s.space.m
 	m.mu.Lock()
 	stopped := m.stopped
 	if !stopped {
@@ -147,7 +147,7 @@ func (q *inquiry) begin() {
 
 // look looks once whether the request waits in vain, and gives the pause until the next look.
 func (q *inquiry) look() time.Duration {
-	m := q.s.m
+	m := q.s.space.m
 	next := backoff(q.looks, minSearchPause, maxSearchPause)
 	q.looks++
 	c := q.circle(q.ctx)
@@ -178,7 +178,7 @@ func (q *inquiry) circle(ctx context.Context) waitfor.Cycle {
 		}
 	}
 	if err != nil {
-		q.s.m.log.Debug("look for a deadlock: will try again", keyResource, q.h.Resource(), keyError, err)
+		q.s.space.m.log.Debug("look for a deadlock: will try again", keyResource, q.h.Resource(), keyError, err)
 	}
 	return nil
 }
@@ -208,7 +208,7 @@ func (q *inquiry) judge(c waitfor.Cycle) verdict {
 	if c == nil {
 		return nothing
 	}
-	m := q.s.m
+	m := q.s.space.m
 	now := m.o.Clock()
 	if name := c.Key(); name != q.found {
 		q.found, q.since, q.told = name, now, false
@@ -227,7 +227,7 @@ func (q *inquiry) judge(c waitfor.Cycle) verdict {
 
 // tell counts a deadlock, and logs it.
 func (q *inquiry) tell(c waitfor.Cycle, broken bool) {
-	m := q.s.m
+	m := q.s.space.m
 	m.o.Observer.Deadlock(broken)
 	m.log.Warn("deadlock", keyBroken, broken, keyResource, q.h.Resource(), keySession, q.s.owner.Session, keyCycle, c.String())
 }

@@ -88,14 +88,14 @@ func (s *Session) Detach(ctx context.Context, id lock.HoldID, ttl time.Duration)
 	s.enter()
 	was := s.ledger.HandleOf(id)
 	s.exit()
-	if err := s.m.detaches(ctx, s.who, key, was); err != nil {
+	if err := s.space.m.detaches(ctx, s.who, key, was); err != nil {
 		return Detached{}, err
 	}
 	s.enter()
 	h, err := s.ledger.Detach(id, ledger.Exit{Key: key, TTL: ttl})
 	if err != nil {
 		s.exit()
-		s.m.loose.drop(key)
+		s.space.m.loose.drop(key)
 		return Detached{}, err
 	}
 	c := &call{values: ctx}
@@ -113,16 +113,16 @@ func (s *Session) Detach(ctx context.Context, id lock.HoldID, ttl time.Duration)
 	var lost *LostError
 	switch {
 	case errors.As(err, &lost): // there is no event: the answer says it
-		s.m.o.Observer.HoldLost(lost.Lost.Reason)
+		s.space.m.o.Observer.HoldLost(lost.Lost.Reason)
 	case said == ledger.Unknown:
 		err = fmt.Errorf("detach lock: %w", errSilent)
 	}
 	if err != nil {
-		s.m.loose.drop(key)
+		s.space.m.loose.drop(key)
 		return Detached{}, err
 	}
-	s.m.loose.set(key, h.Resource(), d.Fence, d.Until)
-	s.m.loose.drop(was)
+	s.space.m.loose.set(key, h.Resource(), d.Fence, d.Until)
+	s.space.m.loose.drop(was)
 	return d, nil
 }
 

@@ -70,7 +70,7 @@ func (r *Events) read() (Event, bool) {
 	}
 	if s.draining && !r.draining {
 		r.draining = true
-		return Event{Draining: &Draining{End: s.m.drainingUntil()}}, true
+		return Event{Draining: &Draining{End: s.space.m.drainingUntil()}}, true
 	}
 	if r.lease == s.told {
 		return Event{}, false

@@ -22,7 +22,7 @@ func TestMinHold(t *testing.T) {
 			for range 2 { // the answer is the same for a retry
 				n, err := s.Release(t.Context(), g.LockID, "again")
 				isErr(t, err, nil)
-				if left := s.KeptUntil(g.LockID) - s.m.o.Clock(); n != 0 || left <= 0 || left > least {
+				if left := s.KeptUntil(g.LockID) - s.space.m.o.Clock(); n != 0 || left <= 0 || left > least {
 					t.Errorf("count %d, kept for %s", n, left)
 				}
 			}
@@ -43,7 +43,7 @@ func TestMinHold(t *testing.T) {
 				s, other := one.session(), two.session()
 				began := time.Now()
 				g := must(t, s, atLeast(least))
-				if kept := s.KeptUntil(g.LockID); kept != s.m.o.Clock()+least {
+				if kept := s.KeptUntil(g.LockID); kept != s.space.m.o.Clock()+least {
 					t.Errorf("it is kept until %s", kept)
 				}
 				end(t, one, s, g)

@@ -28,7 +28,7 @@ const glanceLimit = time.Second
 // lock.Lease.Acquire; when it is not lock.ErrLeaseLost the lock may be held.
 func beginOnce(ctx context.Context, s *Session, h *ledger.Hold, g *generation, q lock.Request) (lock.Grant, *outcome.Attempt, error) {
 	lock.Blocking(ctx)
-	found, known := glance(ctx, s.m.records, q.Resource)
+	found, known := glance(ctx, s.space.m.records, q.Resource)
 	if known {
 		if err := h.Once().Refused(q.Resource, found); err != nil {
 			return lock.Grant{}, nil, forApp(err, h)
@@ -38,11 +38,11 @@ func beginOnce(ctx context.Context, s *Session, h *ledger.Hold, g *generation, q
 	if err != nil {
 		return lock.Grant{}, nil, err
 	}
-	by := outcome.By{LockID: q.ID, Fence: grant.Fence, Sidecar: s.m.o.Sidecar, Owner: lock.DecodeOwner(q.Owner)}
-	a, err := record(ctx, s.m.records, g, *h.Once(), q.Resource, by, found, known)
+	by := outcome.By{LockID: q.ID, Fence: grant.Fence, Sidecar: s.space.m.o.Sidecar, Owner: lock.DecodeOwner(q.Owner)}
+	a, err := record(ctx, s.space.m.records, g, *h.Once(), q.Resource, by, found, known)
 	switch {
 	case err == nil:
-		if guarder, ok := s.m.records.(lock.RecordGuarder); ok {
+		if guarder, ok := s.space.m.records.(lock.RecordGuarder); ok {
 			a.Guard = guarder.RecordGuard(q.Resource, a.Started().Version, a.Ended(outcome.Succeeded, ""), a.Keep())
 		}
 		return grant, a, nil
@@ -151,7 +151,7 @@ func (s *Session) Conclude(ctx context.Context, id lock.HoldID, requestID string
 	case a == nil:
 		return s.Release(ctx, id, requestID)
 	}
-	recorded := conclude(ctx, s.m.records, a, a.Ended(state, note))
+	recorded := conclude(ctx, s.space.m.records, a, a.Ended(state, note))
 	switch {
 	case errors.Is(recorded, outcome.ErrOtherwise):
 		return 0, invalid("outcome", "is %s, but the other one was recorded before", state)

@@ -97,7 +97,7 @@ func finish(ctx context.Context, s *Session, r *ledger.Release) (int, error) {
 		err := s.ledger.Released(r.Hold, said[:n])
 		s.exit()
 		if lost := (*LostError)(nil); errors.As(err, &lost) { // there is no event: the answer says it
-			s.m.o.Observer.HoldLost(lost.Lost.Reason)
+			s.space.m.o.Observer.HoldLost(lost.Lost.Reason)
 		}
 		return 0, err
 	case r.Wait != nil:
@@ -141,7 +141,7 @@ func release(ctx context.Context, s *Session, h *ledger.Hold) LostReason {
 			return lost
 		}
 		if g.lost() || !pause(ctx, backoff(tries, minPause, maxPause)) {
-			s.m.log.Warn("release lock: the store does not answer, going on in the background",
+			s.space.m.log.Warn("release lock: the store does not answer, going on in the background",
 				keySession, s.id, keyResource, h.Resource(), keyLockID, h.ID(), keyError, err)
 			return ledger.Unknown
 		}

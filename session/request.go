@@ -72,7 +72,7 @@ func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Gra
 		MinHold:    r.MinHold,
 		Detachable: r.Detachable,
 		Tag:        ctx,
-		Room:       s.user.reserve(size, s.m.o.Limits.HoldsPerUID),
+		Room:       s.user.reserve(size, s.space.m.o.Limits.HoldsPerUID),
 	}
 	if parts != nil {
 		a.Resource, a.Name = parts[0].Resource, parts[0].Name
@@ -158,7 +158,7 @@ func (q *Request) answer() (Grant, error) {
 		if name == "" && q.call != nil {
 			name = q.call.Hold().Name() // of several, the one that was waited for
 		}
-		q.s.m.o.Observer.Acquired(q.s.space.told(name), q.r.Mode, resultOf(g, err), took)
+		q.s.space.m.o.Observer.Acquired(q.s.space.told(name), q.r.Mode, resultOf(g, err), took)
 	}
 	return g, err
 }
@@ -192,7 +192,7 @@ func (q *Request) over() error {
 	case errors.As(err, &from), errors.Is(cause, context.Canceled), errors.Is(err, lock.ErrNotHolder): // an administrator took it out of the queue just then
 		return heldError(name, from, cause)
 	case c.Leaseless(), errors.Is(err, lock.ErrLeaseLost):
-		return q.s.m.noLease()
+		return q.s.space.m.noLease()
 	case err != nil:
 		return fmt.Errorf("acquire lock: %w", err)
 	case q.r.Wait == 0:

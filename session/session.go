@@ -29,7 +29,6 @@ const (
 // session tells the ledger the time and what the store says, between enter and
 // exit, and carries out what follows.
 type Session struct {
-	m       *Manager
 	space   *Space
 	id      ID
 	owner   lock.Owner
@@ -105,7 +104,6 @@ func newSession(sp *Space, r OpenRequest) *Session {
 	}
 	now, who := m.o.Clock(), r.Peer.Who()
 	return &Session{
-		m:       m,
 		space:   sp,
 		id:      ID(rand.Text()),
 		owner:   owner,
@@ -134,10 +132,10 @@ func watch(s *Session, r OpenRequest) {
 	if gone == nil || r.Liveness == TTL {
 		return
 	}
-	s.m.wg.Go(func() {
+	s.space.m.wg.Go(func() {
 		select {
 		case <-gone:
-			s.m.log.Debug("the app's process has ended", keySession, s.id, keyPID, s.owner.PID)
+			s.space.m.log.Debug("the app's process has ended", keySession, s.id, keyPID, s.owner.PID)
 			s.change((*ledger.Ledger).Close)
 		case <-s.done:
 		}
@@ -192,7 +190,7 @@ func (s *Session) change(f func(*ledger.Ledger)) {
 // everything that follows, however long the program stood still before.
 func (s *Session) enter() {
 	s.mu.Lock()
-	m := ledger.Moment{Now: s.m.o.Clock()}
+	m := ledger.Moment{Now: s.space.m.o.Clock()}
 	if g := s.lease; g != nil {
 		if m.Until, m.Kept = g.keeper.Until(m.Now); m.Until == 0 {
 			s.ledger.LeaseOver(g, g.reason(), m)
@@ -213,7 +211,7 @@ func (s *Session) exit() {
 // tell tells calls, on other goroutines, that they are answered.
 func tell(s *Session, calls []*ledger.Call) {
 	for _, c := range calls {
-		s.m.workers.Run(func() { c.Then(c) })
+		s.space.m.workers.Run(func() { c.Then(c) })
 	}
 }
 
@@ -231,7 +229,7 @@ func (s *Session) settle(own *ledger.Hold) (ask *asking, calls []*ledger.Call) {
 			case e.Hold == own:
 				ask = a
 			default:
-				s.m.workers.Run(a.run)
+				s.space.m.workers.Run(a.run)
 			}
 		case ledger.Stop:
 			e.Stop.Stop()
@@ -246,12 +244,12 @@ func (s *Session) settle(own *ledger.Hold) (ask *asking, calls []*ledger.Call) {
 		case ledger.Peek:
 			h := e.Call.Hold()
 			ctx := valuesOf(h)
-			s.m.workers.Run(func() { peek(ctx, s, e.Call, h.Resource()) })
+			s.space.m.workers.Run(func() { peek(ctx, s, e.Call, h.Resource()) })
 		case ledger.Tell:
 			s.ring()
 			if e.Reason != 0 {
-				s.m.o.Observer.HoldLost(e.Reason)
-				s.m.log.Debug("lock lost", keySession, s.id, keyResource, e.Hold.Resource(), keyLockID, e.Hold.ID(), keyReason, e.Reason)
+				s.space.m.o.Observer.HoldLost(e.Reason)
+				s.space.m.log.Debug("lock lost", keySession, s.id, keyResource, e.Hold.Resource(), keyLockID, e.Hold.ID(), keyReason, e.Reason)
 			}
 		case ledger.End:
 			s.farewell = newBatch(e.Farewells)
@@ -261,11 +259,11 @@ func (s *Session) settle(own *ledger.Hold) (ask *asking, calls []*ledger.Call) {
 			}
 			s.ring()
 			close(s.done)
-			s.m.remove(s)
+			s.space.m.remove(s)
 		}
 	}
 	clear(effects) // what is over can be forgotten
-	s.counted.follow(levels{s.ledger.Size(), s.ledger.Kept(), s.ledger.Waits()}, s.m, s.user)
+	s.counted.follow(levels{s.ledger.Size(), s.ledger.Kept(), s.ledger.Waits()}, s.space.m, s.user)
 	answers := s.ledger.Answers()
 	for _, c := range answers { // who has an answer finds it counted
 		if c.Then == nil {

@@ -173,8 +173,8 @@ func app(ctx context.Context, t *testing.T, sc *sidecar, w *witness, r *rand.Ran
 		if err != nil {
 			continue
 		}
-		if g.Until-s.m.o.Clock() <= 0 {
-			t.Errorf("granted for %v", g.Until-s.m.o.Clock())
+		if g.Until-s.space.m.o.Clock() <= 0 {
+			t.Errorf("granted for %v", g.Until-s.space.m.o.Clock())
 		}
 		granted.Store(g.LockID, true)
 		mine[g.LockID] = g.Resource
