@@ -21,6 +21,8 @@ load 1m
   locksidecar_ready{POD} 0x60
   locksidecar_draining{POD} 0x60
   locksidecar_lease_jeopardy{POD} 1x60
+  locksidecar_shard_up{POD, shard="eu-1"} 1x60
+  locksidecar_shard_up{POD, shard="eu-2"} 0x60
   locksidecar_heartbeats_total{POD, result="failed"} 0+1x60
   locksidecar_locks_lost_total{POD, reason="LEASE_EXPIRED"} 0+1x60
   locksidecar_locks_lost_total{POD, reason="MAX_HOLD"} 0+1x60
@@ -46,6 +48,7 @@ load 1m
   locksidecar_ready{POD} 1x60
   locksidecar_draining{POD} 0x60
   locksidecar_lease_jeopardy{POD} 0x60
+  locksidecar_shard_up{POD, shard="eu-1"} 1x60
   locksidecar_heartbeats_total{POD, result="failed"} 0x60
   locksidecar_locks_lost_total{POD, reason="LEASE_EXPIRED"} 0x60
   locksidecar_heartbeat_lag_seconds_bucket{POD, le="0.5"} 0+20x60

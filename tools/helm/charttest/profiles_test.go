@@ -48,6 +48,22 @@ func TestManyProfiles(t *testing.T) {
 	}
 }
 
+// TestShards: a profile with several stores names them all.
+func TestShards(t *testing.T) {
+	some := `{profiles: {default: {}, sharded: {store: {url: ["redis://eu-1?shard=eu-1", "mysql://eu-2/locks?shard=eu-2"]}}}}`
+	e := newEvaluator(t, objects(t, theChart(t), parse(t, some), "v1.36"))
+	pod, _, err := e.admit(t.Context(), namespaces()["locks-plain"], parsePod(t, plain(", locksidecar.io/profile: sharded")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantEnv(t, sidecar(t, pod), "LOCKSIDECAR_STORE", "redis://eu-1?shard=eu-1 mysql://eu-2/locks?shard=eu-2")
+	for _, url := range []string{`["redis://eu-1", "embedded:"]`, `["redis://eu-1 redis://eu-2"]`, `["redis://eu-1", "redis://eu-1"]`, `[]`, `["redis://eu-1", ""]`, `"redis://eu-1 redis://eu-2"`} {
+		if _, err := render(theChart(t), parse(t, `{profiles: {default: {store: {url: `+url+`}}}}`), "v1.36"); err == nil || !strings.Contains(err.Error(), "/profiles/default/store/url") {
+			t.Errorf("%s: error %v", url, err)
+		}
+	}
+}
+
 // TestTooManyProfiles: what an API server would refuse half-way through an upgrade is
 // refused while rendering.
 func TestTooManyProfiles(t *testing.T) {

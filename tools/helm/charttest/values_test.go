@@ -36,6 +36,7 @@ func TestRefusals(t *testing.T) {
 		{"a profile's name", "v1.36", `{profiles: {My_Profile: {}}}`, "does not match pattern"},
 		{"a password", "v1.36", `{profiles: {default: {store: {url: "redis://app:secret@redis"}}}}`, "has a password in store.url"},
 		{"a password with a slash", "v1.36", `{profiles: {default: {store: {url: "redis://app:se/cret@redis"}}}}`, "has a password in store.url"},
+		{"a password of one of several shards", "v1.36", `{profiles: {default: {store: {url: ["redis://redis-1", "redis://app:secret@redis-2"]}}}}`, "has a password in store.url"},
 		{"a password of the Sentinels", "v1.36", `{profiles: {default: {store: {url: "redis+sentinel://app@s1,s2/main?timeout=1s&sentinel-password=secret"}}}}`, "has a password in store.url"},
 		{"a password of the Sentinels, disguised", "v1.36", `{profiles: {default: {store: {url: "redis+sentinel://s1/main?sentinel%2Dpassword=secret"}}}}`, "has a password in store.url"},
 		{"a store that is not known", "v1.36", `{profiles: {default: {store: {url: "foo:bar"}}}}`, "does not match pattern"},

@@ -30,10 +30,13 @@ Argument: {chart: the chart's context, profile: NAME}
 {{- if and $files.password (not $files.secret) -}}
 {{- fail (printf "\n\nProfile %q has store.files.password, a key, but no store.files.secret to find it in.\n" .profile) -}}
 {{- end -}}
-{{- $url := $store.url | default "" -}}
+{{- $urls := list -}}
+{{- with $store.url -}}{{- $urls = kindIs "slice" . | ternary . (list .) -}}{{- end -}}
+{{- range $url := $urls -}}
 {{- $shown := regexReplaceAll "([?&])password-file=[^&]*" $url "${1}" -}}
 {{- if or (regexMatch "^[^?]*//[^?]*:[^?]+@" $shown) (regexMatch "(?i)[?&][^=&]*(passw|%)[^=&]*=" $shown) -}}
-{{- fail (printf "\n\nProfile %q has a password in store.url, where everybody who may read the pod could read it: put the URL into a Secret and name that in store.secret. A password before the @ may also stand alone in a Secret that store.files names.\n" .profile) -}}
+{{- fail (printf "\n\nProfile %q has a password in store.url, where everybody who may read the pod could read it: put the URL into a Secret and name that in store.secret. A password before the @ may also stand alone in a Secret that store.files names.\n" $.profile) -}}
+{{- end -}}
 {{- end -}}
 {{- range $name := keys $p.env -}}
 {{- if or (hasPrefix "LOCKSIDECAR_" $name) (eq $name "POD_NAME") -}}
@@ -52,7 +55,7 @@ Argument: {chart: the chart's context, profile: NAME}
 {{- $_ := set $out "imagePullPolicy" $image.pullPolicy -}}
 {{- $env := list -}}
 {{- if not $secret.name -}}
-{{- $env = append $env (printf "LOCKSIDECAR_STORE=%s" $store.url) -}}
+{{- $env = append $env (printf "LOCKSIDECAR_STORE=%s" (join " " $urls)) -}}
 {{- end -}}
 {{- if $files.password -}}
 {{- $env = append $env (printf "LOCKSIDECAR_STORE_PASSWORD_FILE=%s/%s" (include "locksidecar.files" .) $files.password) -}}
