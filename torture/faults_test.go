@@ -55,7 +55,13 @@ func (w *world) breakThings(seed uint64, s schedule.Schedule, length time.Durati
 		lane(w.sides[i].name, faults, func(f schedule.Fault) (func() error, error) { return r.side(w.sides[i], f) })
 	}
 	for i, faults := range s.Roads {
-		lane("road of "+w.sides[i].name, faults, func(f schedule.Fault) (func() error, error) { return r.road(w.sides[i].road, f), nil })
+		turn := 0 // one of the roads at a time
+		lane("road of "+w.sides[i].name, faults, func(f schedule.Fault) (func() error, error) {
+			roads := w.sides[i].roads
+			road := roads[turn%len(roads)]
+			turn++
+			return r.road(road, f), nil
+		})
 	}
 	lane("store", s.Store, r.store)
 	lane("administrator", s.Admin, func(f schedule.Fault) (func() error, error) { r.force(f); return nil, nil })
@@ -126,22 +132,23 @@ func (r *round) store(f schedule.Fault) (heal func() error, err error) {
 	pause := func(p testengine.Pauser) (func() error, error) {
 		return func() error { return within(p.Resume) }, within(p.Pause)
 	}
+	server := r.servers[f.Pick%len(r.servers)]
 	switch f.Kind {
 	case schedule.PauseStore:
-		return pause(r.server.(testengine.Pauser))
+		return pause(server.(testengine.Pauser))
 	case schedule.RestartStore:
-		return crash(r.server.(testengine.Crasher), testengine.KeepData)
+		return crash(server.(testengine.Crasher), testengine.KeepData)
 	case schedule.EmptyStore:
-		return crash(r.server.(testengine.Crasher), testengine.DropData)
+		return crash(server.(testengine.Crasher), testengine.DropData)
 	case schedule.PauseNode, schedule.RestartNode:
-		nodes := r.server.(testengine.Noder).Nodes()
+		nodes := server.(testengine.Noder).Nodes()
 		n := nodes[f.Pick%len(nodes)]
 		if f.Kind == schedule.PauseNode {
 			return pause(n)
 		}
 		return crash(n, testengine.KeepData)
 	case schedule.FailOver, schedule.LoseOver:
-		o, data := r.server.(testengine.Failoverer), testengine.KeepData
+		o, data := server.(testengine.Failoverer), testengine.KeepData
 		if f.Kind == schedule.LoseOver {
 			data = testengine.DropData
 		}
@@ -158,7 +165,7 @@ func (r *round) store(f schedule.Fault) (heal func() error, err error) {
 		} else {
 			r.shift = f.Amount
 		}
-		return nil, within(func(ctx context.Context) error { return r.server.(testengine.Clocker).ShiftClock(ctx, r.shift) })
+		return nil, within(func(ctx context.Context) error { return server.(testengine.Clocker).ShiftClock(ctx, r.shift) })
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 type plan struct {
 	name    string
 	kind    *testengine.Kind // nil: embedded
+	shards  int              // so many servers of the kind, each a shard of the store; 0: one that is the store
 	options string           // of the store's URL
 	sides   int
 	apps    int
@@ -61,6 +62,13 @@ var plans = []plan{
 		faults:  []schedule.Kind{schedule.PauseNode, schedule.RestartNode, schedule.RestartStore},
 		slack:   ttl + 3*time.Second, // the nodes must find each other
 		minHold: true, detaches: true,
+	},
+	{
+		name: "Shards", kind: testengine.Redis, shards: 3, options: "&" + timeout, sides: 3, apps: 6, mute: "subscribe",
+		faults:  []schedule.Kind{schedule.PauseStore, schedule.RestartStore, schedule.EmptyStore}, // of one shard at a time
+		slack:   ttl + 3*time.Second,                                                              // a sidecar tries to open a lease each 2 s
+		long:    true,
+		minHold: true, detaches: true, forgets: []schedule.Kind{schedule.EmptyStore},
 	},
 	{
 		name: "ZooKeeper", kind: testengine.ZooKeeperEnsemble, options: "?tick=200ms&" + timeout, sides: 3, apps: 6,

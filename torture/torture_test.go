@@ -95,7 +95,7 @@ func (w *world) torture(s uint64, length time.Duration) {
 		left -= l
 		w.startApps(s + n)
 		w.breakThings(s+n, schedule.Make(schedule.Options{
-			Seed: s + n, For: l, TTL: ttl, Apps: w.plan.apps, Sides: w.plan.sides, Roads: w.server != nil,
+			Seed: s + n, For: l, TTL: ttl, Apps: w.plan.apps, Sides: w.plan.sides, Roads: w.servers != nil,
 			Mute: w.plan.mute != "", Store: w.plan.faults, Shift: w.plan.shift,
 		}), l)
 		took := w.settle()

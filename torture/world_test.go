@@ -34,7 +34,7 @@ type world struct {
 	t       testing.TB
 	plan    plan
 	binary  string
-	server  testengine.Server // nil: embedded
+	servers []testengine.Server // none: embedded; several: shards
 	dir     string
 	witness *history.Writer
 	files   []string // all histories
@@ -62,20 +62,31 @@ func newWorld(t testing.TB, p plan, binary string) *world {
 			t.Fatal(err)
 		}
 	}
-	if p.kind != nil {
-		w.server = testengine.New(t, p.kind)
+	for range max(p.shards, 1) {
+		if p.kind != nil {
+			w.servers = append(w.servers, testengine.New(t, p.kind))
+		}
 	}
 	w.witness = w.history("witness")
 	t.Cleanup(func() { _ = w.witness.Close() })
 	if p.reigns {
-		w.watchReign(w.server.(testengine.Noder).Nodes())
+		w.watchReign(w.servers[0].(testengine.Noder).Nodes())
 	}
 	for i := range p.sides {
 		s := &side{w: w, name: fmt.Sprintf("side%d", i), store: "embedded:", asks: i == 2}
 		s.socket = filepath.Join(dir, s.name)
-		if w.server != nil {
-			s.road = testengine.Through(t, w.server)
-			s.store = s.road.URL() + p.options
+		var urls []string
+		for k, server := range w.servers {
+			road := testengine.Through(t, server)
+			s.roads = append(s.roads, road)
+			url := road.URL()
+			if p.shards > 0 {
+				url += fmt.Sprintf("?shard=redis-%d", k) // with these names each of three has one of the resources at least
+			}
+			urls = append(urls, url+p.options)
+		}
+		if urls != nil {
+			s.store = strings.Join(urls, " ")
 		}
 		w.sides = append(w.sides, s)
 		t.Cleanup(func() {
@@ -136,8 +147,8 @@ type side struct {
 	w             *world
 	name          string
 	socket, store string
-	road          *testengine.Proxy // nil: its store is embedded
-	asks          bool              // each request asks the store: there is no arbiter
+	roads         []*testengine.Proxy // to each server; none: its store is embedded
+	asks          bool                // each request asks the store: there is no arbiter
 
 	mu sync.Mutex // of p, for those who only look
 	p  *process
@@ -187,7 +198,7 @@ func (s *side) ask(f func(ctx context.Context, c *client.Client) error) error {
 // stop asks the sidecar to end, as an orderly stop does.
 func (s *side) stop() error {
 	s.w.witness.Write(history.Record{Kind: history.Stopped, At: history.Now(), Side: s.name})
-	if s.road == nil { // its store ends with it
+	if s.roads == nil { // its store ends with it
 		s.w.forgets()
 		defer s.w.forgets()
 	}
@@ -205,7 +216,7 @@ func (s *side) stop() error {
 
 // kill ends the sidecar as kill -9 does.
 func (s *side) kill() {
-	if s.road == nil { // its store dies with it
+	if s.roads == nil { // its store dies with it
 		s.w.witness.Write(history.Record{Kind: history.Died, At: history.Now(), Side: s.name})
 		s.w.forgets()
 		defer s.w.forgets()
