@@ -415,7 +415,7 @@ func TestDeadlockBesideASilentShard(t *testing.T) {
 		}
 		a.Close()
 		for range many + 1 {
-			<-ended
+			_ = <-ended // the end of its session
 		}
 		s.roads[1].fault.Store(fine)
 	})
