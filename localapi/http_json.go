@@ -48,7 +48,7 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, q proto.Message, v
 		if r.ContentLength != 0 {
 			return invalid("body", "must be empty: %s takes its fields from the query", r.Method)
 		}
-		if body, err = queryJSON(query); err != nil {
+		if body, err = queryJSON(query, q); err != nil {
 			return err
 		}
 	}
@@ -77,13 +77,14 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error
 	return body, nil
 }
 
-// queryJSON makes the JSON object that the query stands for. In proto3 JSON
-// numbers may be strings.
-func queryJSON(query url.Values) ([]byte, error) {
+// queryJSON makes the JSON object of a q that the query stands for. In proto3 JSON
+// numbers may be strings, but no booleans.
+func queryJSON(query url.Values, q proto.Message) ([]byte, error) {
 	if len(query) == 0 {
 		return nil, nil
 	}
-	object := make(map[string]string, len(query))
+	object := make(map[string]any, len(query))
+	fields := q.ProtoReflect().Descriptor().Fields()
 	for name, values := range query {
 		switch {
 		case len(values) != 1:
@@ -92,6 +93,9 @@ func queryJSON(query url.Values) ([]byte, error) {
 			return nil, invalid(strings.ToValidUTF8(name, "\uFFFD"), "is not valid UTF-8")
 		}
 		object[name] = values[0]
+		if f := fields.ByJSONName(name); f != nil && f.Kind() == protoreflect.BoolKind && (values[0] == "true" || values[0] == "false") {
+			object[name] = values[0] == "true"
+		}
 	}
 	return json.Marshal(object)
 }

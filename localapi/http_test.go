@@ -47,7 +47,7 @@ func TestHTTP(t *testing.T) {
 	if code, body = call(t, c, "GET", "/v1/locks/orders/42", ""); code != 200 || !strings.Contains(body, lockID) {
 		t.Errorf("get: %d %s", code, body)
 	}
-	if code, body = call(t, c, "GET", "/v1/locks?prefix=ord&pageSize=5", ""); code != 200 || !strings.Contains(body, lockID) {
+	if code, body = call(t, c, "GET", "/v1/locks?prefix=ord&pageSize=5&partial=true", ""); code != 200 || !strings.Contains(body, lockID) {
 		t.Errorf("list: %d %s", code, body)
 	}
 	if code, body = call(t, c, "POST", locks+"/"+lockID+":downgrade", ""); code != 200 || field(t, body, "mode") != "SHARED" {
@@ -145,6 +145,7 @@ func TestHTTPRefusals(t *testing.T) {
 		{"GET", "/v1/locks?prefix=%ff", "", 400, reasonInvalid, "prefix is not valid UTF-8"},
 		{"GET", "/v1/locks?pageSize=many", "", 400, reasonInvalid, "pageSize must be"},
 		{"GET", "/v1/locks?pageSize=9999", "", 400, reasonInvalid, "page_size must be 1 to 1000"},
+		{"GET", "/v1/locks?partial=yes", "", 400, reasonInvalid, "partial must be of type bool"},
 		{"GET", "/v1/locks/", "", 400, reasonInvalid, "resource must not be empty"},
 		{"GET", "/v1/locks/%ff", "", 400, reasonInvalid, "resource is not valid UTF-8"},
 		{"POST", locks, `{"resource":"r","max_hold":"x"}`, 400, reasonInvalid, "max_hold must be a time in seconds"},
