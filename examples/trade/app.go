@@ -44,10 +44,14 @@ func runApp(ctx context.Context, role string, o options) (err error) {
 	if role == roleCompensate {
 		return a.compensate(ctx, o.withdrawals)
 	}
-	for _, n := range rand.Perm(o.withdrawals) { //nolint:gosec // the order matters little
-		// Where the store has not answered, nothing is recorded, and no compensation finds it.
-		for errors.Is(a.withdraw(ctx, n), client.ErrStoreUnavailable) && a.session.Err() == nil {
-			time.Sleep(20 * time.Millisecond)
+	// What was not begun is recorded nowhere, and no compensation finds it. So the app comes back to it: where the
+	// store has not answered, and where another process is at it, or was, and has died before it began.
+	for todo := rand.Perm(o.withdrawals); len(todo) > 0 && a.session.Err() == nil; { //nolint:gosec // the order matters little
+		n := todo[0]
+		todo = todo[1:]
+		if err := a.withdraw(ctx, n); errors.Is(err, client.ErrStoreUnavailable) || errors.Is(err, client.ErrLockHeld) {
+			todo = append(todo, n)
+			time.Sleep(time.Duration(20/len(todo)) * time.Millisecond)
 		}
 	}
 	return a.ended()
