@@ -55,16 +55,21 @@ type road struct {
 	slow  time.Duration // is the answer to the opening of a lease
 	older time.Duration // than it is, is what a record seems
 	mute  atomic.Bool   // records cannot be read
-	late  []func()      // what is carried out when the store goes on
+
+	mu   sync.Mutex
+	late []func() // what is carried out when the store goes on
 }
 
 // goOn ends a fault. What was sent meanwhile is carried out.
 func (r *road) goOn() {
 	r.fault.Store(fine)
-	for _, do := range r.late {
+	r.mu.Lock()
+	late := r.late
+	r.late = nil
+	r.mu.Unlock()
+	for _, do := range late {
 		do()
 	}
-	r.late = nil
 }
 
 // The faults of a road.
@@ -140,7 +145,9 @@ type roadLease struct {
 
 func (l *roadLease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
 	if l.r.fault.Load() == freezes {
+		l.r.mu.Lock()
 		l.r.late = append(l.r.late, func() { _, _ = l.Lease.Acquire(context.WithoutCancel(ctx), q) })
+		l.r.mu.Unlock()
 	}
 	if err := l.r.ask(ctx); err != nil {
 		return lock.Grant{}, err
