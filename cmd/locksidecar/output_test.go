@@ -249,8 +249,8 @@ func TestJSON(t *testing.T) {
 	}{
 		{[]string{"get", "orders/42"}, lock},
 		{[]string{"get", "free"}, "{\n  \"resource\": \"free\",\n  \"holders\": [],\n  \"waiters\": []\n}\n"},
-		{[]string{"list", "or"}, "{\n  \"locks\": [\n    " + strings.ReplaceAll(strings.TrimSuffix(lock, "\n"), "\n", "\n    ") + "\n  ],\n  \"nextPageToken\": \"\"\n}\n"},
-		{[]string{"list", "nothing"}, "{\n  \"locks\": [],\n  \"nextPageToken\": \"\"\n}\n"},
+		{[]string{"list", "or"}, "{\n  \"locks\": [\n    " + strings.ReplaceAll(strings.TrimSuffix(lock, "\n"), "\n", "\n    ") + "\n  ],\n  \"nextPageToken\": \"\",\n  \"missingShards\": []\n}\n"},
+		{[]string{"list", "nothing"}, "{\n  \"locks\": [],\n  \"nextPageToken\": \"\",\n  \"missingShards\": []\n}\n"},
 		{[]string{"version"}, `{"version":"v0.0.0-test","goVersion":"X","platform":"linux/X"}` + "\n"},
 		{[]string{"info"}, `{
   "version": "v0.0.0-test",
