@@ -99,6 +99,8 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	for _, s := range b.shards {
 		t := &seat{shard: s, bells: make(map[lock.HoldID]lock.Bell), why: fmt.Errorf("%w: no answer yet", lock.ErrUnavailable)}
 		l.seats = append(l.seats, t)
+	}
+	for _, t := range l.seats { // each may end the lease, for all
 		l.tasks.Go(func() { l.attend(t) }) //nolint:contextcheck,nolintlint // what follows has the life of the lease
 	}
 	l.tasks.Go(l.watch)
