@@ -1,8 +1,10 @@
 package session
 
 import (
+	"context"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -136,6 +138,41 @@ func TestNoDeadlockBetweenSpaces(t *testing.T) {
 			t.Errorf("%d have given up: %v", n, said)
 		}
 		for _, s := range []*Session{w1, w2, j1} {
+			s.Close()
+		}
+	})
+}
+
+// TestLastingWatchesOfSpaces: watches of the same prefix share a look in their own space only.
+func TestLastingWatchesOfSpaces(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar()
+		ctx, cancel := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		seen := make([][]string, 2)
+		sessions := make([]*Session, 2)
+		for i, name := range []string{"web", "job"} {
+			sp, s := spaceIn(t, sc, name)
+			sessions[i] = s
+			all.Go(func() {
+				_ = sp.Watch(ctx, "", time.Second, func(w WatchEvent) error {
+					if w.Kind != Synced {
+						seen[i] = append(seen[i], string(w.Status.Resource))
+					}
+					return nil
+				})
+			})
+		}
+		time.Sleep(3 * time.Second)
+		must(t, sessions[0], by("x", "a", lock.Exclusive))
+		must(t, sessions[1], by("x", "b", lock.Exclusive))
+		time.Sleep(3 * time.Second)
+		cancel()
+		all.Wait()
+		if !slices.Equal(seen[0], []string{"a"}) || !slices.Equal(seen[1], []string{"b"}) {
+			t.Errorf("the watches were told of %q", seen)
+		}
+		for _, s := range sessions {
 			s.Close()
 		}
 	})

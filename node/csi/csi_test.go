@@ -300,7 +300,7 @@ func TestFollowsNoLink(t *testing.T) {
 	n.want("no link", 2, one, another)
 }
 
-// What is mounted more than once, or leads nowhere because the node's folder was made anew, is mounted once and leads there.
+// What is mounted more than once, or leads nowhere because the node's folder was made again, is mounted once and leads there.
 func TestMountedOtherwise(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
@@ -310,7 +310,7 @@ func TestMountedOtherwise(t *testing.T) {
 	n.must(os.Remove(socket))
 	n.answers("new")
 	n.must(p.publish(one, "locks"))
-	n.want("mounted anew", 1, one)
+	n.want("mounted again", 1, one)
 	if got := n.hears(target); got != "new" {
 		t.Errorf("heard %q", got)
 	}

@@ -62,7 +62,7 @@ def test_a_wait_that_a_scope_cancels_leaves_nothing(client: Client, sidecar: Sid
 
 
 def test_a_block_that_a_scope_cancels_releases(client: Client, sidecar: Sidecar) -> None:
-    """anyio cancels each await of such a block anew, that of the release, too."""
+    """anyio cancels each await of such a block again, that of the release, too."""
 
     async def main() -> None:
         with anyio.CancelScope() as scope:
