@@ -29,29 +29,28 @@ func (b *Backend) once(done *bool, f func() error) error {
 // checkTables makes sure that the tables are there and of our version, and makes them where
 // that is wanted.
 func (b *Backend) checkTables(ctx context.Context) error {
-	text := func() string { return Schema(b.sql.w) }
+	text, need, store := func() string { return Schema(b.sql.w) }, b.sql.w.Version, b.sql.w.Store
 	res, err := b.look(ctx, Statement{SQL: b.sql.version}, text)
 	var have int64 // 0: the table is there and nothing in it
 	if err == nil && len(res.Rows) > 0 {
 		have = res.Rows[0].Int(0)
 	}
-	if err == nil && have == SchemaVersion { // there was none once
+	if err == nil && have == need { // there was none once
 		_, err = b.look(ctx, Statement{SQL: b.sql.record.read, Args: []any{[]byte("")}}, text)
 	}
-	if err == nil && have == SchemaVersion { // nor these two
+	if err == nil && have == need { // nor these two
 		_, err = b.look(ctx, b.sql.leasts.with([]byte(""), [][]byte{nil}, nil, 0), text)
 	}
 	if beside := b.o.Beside; err == nil && beside != nil {
 		_, err = b.look(ctx, Statement{SQL: beside.Look}, func() string { return beside.Tables })
 	}
-	store := b.sql.w.Store
 	switch {
 	case err != nil:
 		return b.unavailable("check tables", err)
-	case have < SchemaVersion:
-		return fmt.Errorf("check tables: they are of version %d and this sidecar needs %d; stop all sidecars, drop the tables and apply what `locksidecar schema %s` prints, or use another prefix: %w", have, SchemaVersion, store, lock.ErrUnavailable)
-	case have > SchemaVersion:
-		return fmt.Errorf("check tables: they are of version %d, which a newer sidecar made; this one knows %d; use a newer sidecar, or another prefix: %w", have, SchemaVersion, lock.ErrUnavailable)
+	case have < need:
+		return fmt.Errorf("check tables: they are of version %d and this sidecar needs %d; stop all sidecars, drop the tables and apply what `locksidecar schema %s` prints, or use another prefix: %w", have, need, store, lock.ErrUnavailable)
+	case have > need:
+		return fmt.Errorf("check tables: they are of version %d, which a newer sidecar made; this one knows %d; use a newer sidecar, or another prefix: %w", have, need, lock.ErrUnavailable)
 	}
 	return nil
 }

@@ -95,7 +95,7 @@ func (l *lease) behind(rows []Row) {
 
 // contended tells that a request of another lease stands behind one of the lease.
 func (l *lease) contended(r leasekit.Ref) {
-	l.heard(leasekit.Push{Kind: leasekit.Contended, Ref: r}, 0)
+	l.heard(leasekit.Push{Kind: leasekit.Contended, Ref: r}, 0, 0)
 }
 
 // has notes how many entries the lease has.

@@ -337,7 +337,7 @@ func (b *Backend) after(name lock.Resource, s *state, asked uint64) {
 	for _, e := range s.granted {
 		ref := leasekit.Ref{Resource: name, ID: e.ID}
 		if l := b.local(e.Value.lease); l != nil {
-			l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: ref, Fence: fenceOf(e.Value.fence)}, asked)
+			l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: ref, Fence: fenceOf(e.Value.fence)}, asked, e.Value.at)
 		} else {
 			b.bells.ring(lock.LeaseID(e.Value.lease))
 		}
@@ -393,7 +393,7 @@ func (b *Backend) takeFree(ctx context.Context, name lock.Resource, o *op, known
 	}
 	for i, r := range res {
 		if stmts[i].Count && r.Affected > 0 {
-			o.fence = r.Value
+			o.fence, o.at = r.Value, r.Value
 			b.known.add(name, false)
 			b.log.add(event{what: "acquire", name: name, id: o.id, lease: o.lease, fence: o.fence})
 			return true, nil

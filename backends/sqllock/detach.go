@@ -56,7 +56,7 @@ func (l *lease) attach(ctx context.Context, q lock.Request) (leasekit.Answer, er
 	}
 	return leasekit.Answer{
 		Granted: true, Fence: fenceOf(o.fence), Left: time.Duration(o.lasts) * time.Microsecond,
-		Guard: l.b.guard(q.Resource, q.ID, q.Mode, l.Guards(q)),
+		Guard: l.b.guard(q.Resource, q.ID, q.Mode, l.Guards(q), o.at),
 	}, nil
 }
 
@@ -127,7 +127,7 @@ func (s *state) attach(o *op) {
 	case e.Value.ends == 0: // asked again, too late; or a copy, and it is the lease's still
 		o.err = lock.ErrNoHandle
 	default:
-		o.fence, o.lasts = e.Value.fence, e.Value.ends-s.now
+		o.fence, o.at, o.lasts = e.Value.fence, e.Value.at, e.Value.ends-s.now
 	}
 }
 
@@ -150,13 +150,14 @@ func (s *state) take(o *op) {
 	if s.x == was {
 		s.x = nil
 	}
-	if e.Room() == queue.One {
+	if e.Value.at = s.now; e.Room() == queue.One {
 		s.x, s.fence = e, max(s.fence, e.Value.fence)
+		e.Value.at = s.fence
 	}
 	s.newLeasts = append(s.newLeasts, e)
 	s.setKey(o.id, o.key)
 	s.note("attach", o.id, o.lease, e.Value.fence, "")
-	o.fence, o.lasts = e.Value.fence, e.Value.ends-s.now
+	o.fence, o.at, o.lasts = e.Value.fence, e.Value.at, e.Value.ends-s.now
 }
 
 // takeAway has the lease that has a detached hold learn that it has it no more.

@@ -47,6 +47,7 @@ var ErrNoBells = errors.New("the server has no bells")
 // {now}, {server} and {readonly}.
 type Words struct {
 	Store    string                   // for `locksidecar schema STORE`
+	Version  int64                    // of the tables
 	Table    func(name string) string // the full name of a table of ours
 	Now      string                   // {now}: the server's time, in microseconds since the Unix epoch, as a BIGINT
 	Server   string                   // {server}: as text, which server answers. It changes with a failover, not with a restart
@@ -58,6 +59,10 @@ type Words struct {
 	// LateReads: an UPDATE that has waited for its row reads other tables, in a correlated
 	// subquery, as they are after that.
 	LateReads bool
+
+	// Gaps: under REPEATABLE READ a statement that finds no row keeps others from inserting one
+	// near it, until its transaction ends; see guard.go.
+	Gaps bool
 
 	// InsertNew is an INSERT that leaves a row alone which is there already, of all
 	// that comes behind INTO.

@@ -199,7 +199,7 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 		l.waitsFor(q, turn)
 		return leasekit.Answer{}, nil
 	}
-	return leasekit.Answer{Granted: true, Fence: fenceOf(o.fence), Guard: l.b.guard(q.Resource, q.ID, q.Mode, l.Guards(q))}, nil
+	return leasekit.Answer{Granted: true, Fence: fenceOf(o.fence), Guard: l.b.guard(q.Resource, q.ID, q.Mode, l.Guards(q), o.at)}, nil
 }
 
 // waitsFor notes that a request is in the queue; turn: since when it was before; 0: it was not.
@@ -416,14 +416,14 @@ func (l *lease) over(ctx context.Context, end ending) error {
 
 // heard passes a push on. asked is what strangers was before the request whose answer
 // brings it. A grant counts only if the heartbeats still go to the server that has
-// answered: another may have it as a waiter, and says so when it is asked.
-func (l *lease) heard(p leasekit.Push, asked uint64) {
+// answered: another may have it as a waiter, and says so when it is asked. at is for its guard.
+func (l *lease) heard(p leasekit.Push, asked uint64, at int64) {
 	l.mu.Lock()
 	push := l.push
 	switch p.Kind {
 	case leasekit.Granted:
 		if w, waits := l.waiting[p.ID]; waits && asked == l.b.strangers.Load() {
-			p.Guard = l.b.guard(w.name, p.ID, w.mode, w.guarded)
+			p.Guard = l.b.guard(w.name, p.ID, w.mode, w.guarded, at)
 			delete(l.waiting, p.ID)
 		} else { // the answer that it waits may be on its way yet
 			p.Kind = leasekit.Woken

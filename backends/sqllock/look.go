@@ -185,7 +185,7 @@ func (l *lease) lookAt(ctx context.Context, names [][]byte, notes, behind bool) 
 	}
 	if notes {
 		if len(res[0].Rows) == 0 {
-			l.heard(leasekit.Push{Kind: leasekit.Over}, asked)
+			l.heard(leasekit.Push{Kind: leasekit.Over}, asked, 0)
 			return nil
 		}
 		l.sawKeeper(res[1].Rows)
@@ -215,7 +215,7 @@ func (l *lease) noted(r Row, asked uint64) {
 	if r.Int(2) == noteForced {
 		p.Kind, p.Grace = leasekit.Revoked, time.Duration(r.Int(3))*time.Microsecond
 	}
-	l.heard(p, asked)
+	l.heard(p, asked, 0)
 }
 
 // sawResource takes what was seen of a resource that the lease waits for: who has it
@@ -228,7 +228,7 @@ func (l *lease) sawResource(r Row, asked uint64) {
 		_, waits := l.waiting[id]
 		l.mu.Unlock()
 		if waits {
-			l.sawGrant(leasekit.Ref{Resource: name, ID: id}, r.Int(2), r.Text(12), asked)
+			l.sawGrant(leasekit.Ref{Resource: name, ID: id}, r.Int(2), r.Int(2), r.Text(12), asked)
 		}
 	}
 	dead, now := false, l.b.clock()
@@ -253,9 +253,10 @@ func (l *lease) sawResource(r Row, asked uint64) {
 
 // sawGrant takes a grant that a look has found. by is the server that has answered; "": it may
 // not grant now. Then another look finds the grant when it may, and that lease still has it.
-func (l *lease) sawGrant(r leasekit.Ref, fence int64, by string, asked uint64) {
+// at is for its guard.
+func (l *lease) sawGrant(r leasekit.Ref, fence, at int64, by string, asked uint64) {
 	if by == l.b.trusted() {
-		l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: r, Fence: fenceOf(fence)}, asked)
+		l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: r, Fence: fenceOf(fence)}, asked, at)
 	}
 }
 
@@ -272,7 +273,7 @@ func (l *lease) lookShared(ctx context.Context, shared map[lock.Resource][]strin
 				return err
 			}
 			for _, r := range res[0].Rows {
-				l.sawGrant(leasekit.Ref{Resource: name, ID: lock.HoldID(r.Text(0))}, r.Int(1), r.Text(2), asked)
+				l.sawGrant(leasekit.Ref{Resource: name, ID: lock.HoldID(r.Text(0))}, r.Int(1), r.Int(2), r.Text(3), asked)
 			}
 			if len(res[0].Rows) == 0 {
 				break

@@ -38,6 +38,7 @@ type op struct {
 	// The result.
 	err      error
 	fence    int64 // of the hold; opHandle: its mode, too
+	at       int64 // opAsk, opAttach: what the guard finds it by
 	queued   bool  // opAsk: it waits; opForce: the hold is still there
 	found    bool
 	position int

@@ -44,7 +44,7 @@ func has(res []Result) lock.Mode {
 // addPermits puts in those that are held.
 func (s *state) addPermits(held []Row) {
 	for _, r := range held {
-		e := &entry{ID: lock.HoldID(r.Text(0)), Value: member{lease: r.Text(1), fence: r.Int(2), place: inHolds}}
+		e := &entry{ID: lock.HoldID(r.Text(0)), Value: member{lease: r.Text(1), fence: r.Int(2), at: r.Int(3), place: inHolds}}
 		s.q.PutPermit(e, queue.RoomOf(s.permit), fenceOf(r.Int(2)).Slot())
 		s.entries[string(e.ID)] = e
 	}

@@ -35,6 +35,7 @@ type reaper struct {
 	since time.Duration // when this era was seen for the first time
 
 	records bool // some are over
+	posts   bool // there is more than one in hold
 
 	lapsed leastAt       // the last row of the table least that was looked at
 	more   chan struct{} // has a value when there are more whose time is over
@@ -54,6 +55,9 @@ func (r *reaper) step(ctx context.Context) {
 	if r.records {
 		_ = r.reapRecords(ctx)
 	}
+	if r.posts {
+		_ = r.reapPosts(ctx)
+	}
 }
 
 // reapIdle deletes rows of resources that nobody has taken for long. A row that is
@@ -64,9 +68,9 @@ func (r *reaper) step(ctx context.Context) {
 func (r *reaper) reapIdle(ctx context.Context) error {
 	b, q := r.l.b, r.l.b.sql
 	if r.floor == 0 {
-		res, err := b.pool.Do(ctx, "reap", Statement{SQL: q.raiseFloor, Args: []any{idleRow.Microseconds()}}, Statement{SQL: q.floor})
-		if err == nil && len(res[1].Rows) > 0 {
-			r.floor, r.raised = res[1].Rows[0].Int(0), b.clock()
+		res, err := b.pool.Do(ctx, "reap", b.raisingFloor()...)
+		if err == nil && len(res[len(res)-1].Rows) > 0 {
+			r.floor, r.raised = res[len(res)-1].Rows[0].Int(0), b.clock()
 		}
 		return err
 	}
@@ -155,8 +159,9 @@ func (r *reaper) endLeasts(ctx context.Context, lapsed []Row) error {
 func (r *reaper) reapNotes(ctx context.Context) error {
 	b, q := r.l.b, r.l.b.sql
 	res, err := b.pool.Do(ctx, "reap", Statement{SQL: q.era}, Statement{SQL: q.oldNotes, Args: []any{r.era - 1, reapStep}},
-		Statement{SQL: q.record.anyEnded}, r.lapsing()) // with these, so that they cost no trip
+		Statement{SQL: q.record.anyEnded}, r.lapsing(), Statement{SQL: q.posts, Args: []any{[]byte(post), 2}}) // with these, so that they cost no trip
 	r.records = err == nil && len(res[2].Rows) > 0
+	r.posts = err == nil && len(res[4].Rows) > 1
 	if err != nil {
 		return err
 	}

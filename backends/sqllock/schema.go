@@ -3,11 +3,9 @@ package sqllock
 import (
 	_ "embed" // of the schema
 	"regexp"
+	"strconv"
 	"strings"
 )
-
-// SchemaVersion is the version of the tables that this sidecar works with.
-const SchemaVersion = 2
 
 //go:embed schema.sql
 var schema string
@@ -31,7 +29,8 @@ func Schema(w Words) string {
 			return keyLine.ReplaceAllString(table, "") + indexes
 		})
 	}
-	text += w.InsertNew("{meta} (name, value) VALUES ('schema', 2), ('floor', 0), ('era', 0), ('keeper', 0), ('server', 0)") + ";\n"
+	text += w.InsertNew("{meta} (name, value) VALUES ('schema', "+strconv.FormatInt(w.Version, 10)+"), ('floor', 0), ('era', 0), ('keeper', 0), ('server', 0)") + ";\n"
+	text = strings.ReplaceAll(text, "{version}", strconv.FormatInt(w.Version, 10))
 	return Named(strings.NewReplacer(w.Schema...).Replace(text), w.Table)
 }
 

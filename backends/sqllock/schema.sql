@@ -1,5 +1,5 @@
--- Tables of locksidecar, version 2.
--- Names and ids are bytes. Times are microseconds since the Unix epoch, and for people only.
+-- Tables of locksidecar, version {version}.
+-- Names and ids are bytes. Times are microseconds since the Unix epoch, and for people, where nothing else is said.
 {before}
 -- One row a lease, that is, a sidecar at work.
 CREATE TABLE IF NOT EXISTS {lease} (
@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS {lock} (
   x_owner {owner},
   x_since BIGINT,
   x_shared {small} NOT NULL DEFAULT 0, -- 1: it was downgraded; where x_id is NULL: the mode of the rows of hold, if they are permits
-  PRIMARY KEY (name),
+  PRIMARY KEY (name){byfence},
   KEY x_lease (x_lease, name)
 ) {rewritten};
 
@@ -36,9 +36,9 @@ CREATE TABLE IF NOT EXISTS {hold} (
   lease {id} NOT NULL,
   owner {owner},
   fence BIGINT NOT NULL,
-  since BIGINT NOT NULL,
+  since BIGINT NOT NULL, -- guards find it by that
   guards BIGINT NOT NULL DEFAULT 0,
-  PRIMARY KEY (name, id),
+  PRIMARY KEY (name, id){bysince},
   KEY lease (lease)
 ) {passing};
 

@@ -27,6 +27,7 @@ type member struct {
 	lease   string
 	owner   string // of who asks just now
 	fence   int64  // of a hold
+	at      int64  // what the guard of a hold finds it by: the fence on the row; when it was granted, in hold
 	place   place
 	several bool  // it has a cohort
 	wanted  bool  // the row says that a request of another lease has stood behind it
@@ -188,9 +189,10 @@ func (s *state) nextShared() int64 { return s.fence + 1 }
 
 // grant gives a hold its fence.
 func (s *state) grant(e *entry) {
-	switch {
+	switch e.Value.at = s.now; {
 	case e.Room() == queue.One:
 		e.Value.fence = s.nextExclusive()
+		e.Value.at = s.fence
 		s.x = e
 	case isPermit(e):
 		e.Value.fence = int64(lock.PermitFence(s.nextExclusive(), e.Slot()))

@@ -50,6 +50,7 @@ type statements struct {
 	deleteRow                                        string
 	lockIdle                                         listed
 	log, logEnd, logOld, deleteLog                   string
+	addPost, posts, floorPost                        string
 
 	record recordStatements
 }
@@ -163,7 +164,7 @@ func newStatements(w Words) *statements {
 	q.lockRow = t("SELECT fence, crowd, x_id, x_lease, x_shared, " + q.severalText("x_owner") + " FROM {lock} WHERE name=? FOR UPDATE")
 	q.lockRowNow = q.lockRow + " NOWAIT"
 	// It is sent after lockRow, so its time is one at which the row is locked: lockRow may have waited for it.
-	q.lookUp = l("SELECT 'h', id, lease, fence, 0, 0 FROM {hold} WHERE name=?n AND id IN (?ids)",
+	q.lookUp = l("SELECT 'h', id, lease, fence, since, 0 FROM {hold} WHERE name=?n AND id IN (?ids)",
 		"UNION ALL SELECT 'q', id, lease, seq, mode, 0 FROM {queue} WHERE name=?n AND id IN (?ids)",
 		"UNION ALL SELECT 'n', id, lease, grace, kind, COALESCE(known, -1) FROM {note} WHERE name=?n AND id IN (?ids)",
 		"UNION ALL SELECT 'l', id, id, ended, 0, 0 FROM {lease} WHERE id IN (?leases)",
@@ -191,12 +192,12 @@ func newStatements(w Words) *statements {
 	q.delLeasts = l("DELETE FROM {least} WHERE name=?n AND id IN (?ids)")
 	q.lapsed = t("SELECT name, id, ends FROM {least} WHERE ends>=? AND ends<={now} AND NOT (ends=? AND (name<? OR name=? AND id<=?)) ORDER BY ends, name, id LIMIT ?")
 	q.lockHolds = l("SELECT id FROM {hold} WHERE name=?n AND id IN (?ids) FOR UPDATE SKIP LOCKED")
-	q.permits = t("SELECT id, lease, fence FROM {hold} WHERE name=?")
+	q.permits = t("SELECT id, lease, fence, since FROM {hold} WHERE name=?")
 	q.setPermits = t("UPDATE {lock} SET fence=?, x_shared=?, crowd=? WHERE name=?")
 	q.ahead = t("SELECT id FROM {queue} WHERE name=? ORDER BY seq LIMIT ?")
 
 	q.addHolds = t("INSERT INTO {hold} (name, id, lease, owner, fence, since) VALUES ")
-	q.moveHolds = l("INSERT INTO {hold} (name, id, lease, owner, fence, since) SELECT name, id, lease, owner, ?k, {now} FROM {queue} WHERE name=?n AND id IN (?ids)")
+	q.moveHolds = l("INSERT INTO {hold} (name, id, lease, owner, fence, since) SELECT name, id, lease, owner, ?k, {at} FROM {queue} WHERE name=?n AND id IN (?ids)")
 	q.delHolds = l("DELETE FROM {hold} WHERE name=?n AND id IN (?ids)")
 	q.addWaits = t("INSERT INTO {queue} (name, seq, id, lease, mode, owner, since) VALUES ")
 	q.delWaits = l("DELETE FROM {queue} WHERE name=?n AND id IN (?ids)")
@@ -244,7 +245,7 @@ func newStatements(w Words) *statements {
 		"LEFT JOIN {queue} w ON w.name=l.name AND w.seq=(SELECT MIN(seq) FROM {queue} WHERE name=l.name)",
 		"LEFT JOIN {lease} f ON f.id=w.lease AND f.ended=0 WHERE l.name IN (?ids)")
 	q.marks = l("SELECT name, id, known FROM {note} WHERE name IN (?ids) AND kind=2 AND known IS NOT NULL")
-	q.granted = l("SELECT id, fence,", granting, "FROM {hold} WHERE name=?n AND id IN (?ids)")
+	q.granted = l("SELECT id, fence, since,", granting, "FROM {hold} WHERE name=?n AND id IN (?ids)")
 
 	q.keeper = t("SELECT k.value, k.text, e.beat, e.ttl_ms FROM {meta} k LEFT JOIN {lease} e ON e.id=k.text AND e.ended=0 WHERE k.name='keeper'")
 	q.takeOver = t("UPDATE {meta} SET value=?, text=? WHERE name='keeper' AND value=? AND text=?")
@@ -276,7 +277,7 @@ func newStatements(w Words) *statements {
 	q.forced = t("SELECT {server}, (SELECT COALESCE(n.known, -1) FROM {note} n WHERE n.name=? AND n.id=? AND n.kind=2 AND n.grace>0",
 		"AND (EXISTS (SELECT 1 FROM {lock} l JOIN {lease} e ON e.id=l.x_lease AND e.ended=0 WHERE l.name=? AND l.x_id=?)",
 		"OR EXISTS (SELECT 1 FROM {hold} h JOIN {lease} e ON e.id=h.lease AND e.ended=0 WHERE h.name=? AND h.id=?)))")
-	q.guardX, q.guardS = q.guardText("lock", "x_id"), q.guardText("hold", "id")
+	q.guardX, q.guardS = q.guardText("lock", "x_id", "fence"), q.guardText("hold", "id", "since")
 
 	q.lockRows = l("SELECT l.name, l.x_id, l.fence, COALESCE((SELECT e.ended FROM {lease} e WHERE e.id=l.x_lease), 1) FROM {lock} l WHERE l.name IN (?ids) AND l.x_lease=?n AND l.x_shared=0",
 		alone, "FOR UPDATE SKIP LOCKED")
@@ -299,5 +300,6 @@ func newStatements(w Words) *statements {
 	q.logOld = t("SELECT id, at FROM {log} ORDER BY id LIMIT ?")
 	q.deleteLog = t("DELETE FROM {log} WHERE id<=?")
 	q.record = newRecordStatements(q)
+	q.addPosts()
 	return q
 }

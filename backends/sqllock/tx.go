@@ -184,7 +184,7 @@ func loaded(res []Result, permits []Row, step int) *state {
 		if xShared {
 			room = queue.Unlimited
 		}
-		m := member{lease: xLease, fence: s.fence, place: onRow, several: row.Bool(5), wanted: row.Int(5) == isWanted}
+		m := member{lease: xLease, fence: s.fence, at: s.fence, place: onRow, several: row.Bool(5), wanted: row.Int(5) == isWanted}
 		if s.lives(xLease) {
 			s.x = s.put(xID, m, room)
 			s.xWas = s.x
@@ -197,7 +197,7 @@ func loaded(res []Result, permits []Row, step int) *state {
 		s.addPermits(permits)
 	} else {
 		for _, r := range holds {
-			s.put(r.Text(1), member{lease: r.Text(2), fence: r.Int(3), place: inHolds}, queue.Unlimited)
+			s.put(r.Text(1), member{lease: r.Text(2), fence: r.Int(3), at: r.Int(4), place: inHolds}, queue.Unlimited)
 		}
 		if readers > int64(len(holds)) {
 			s.addOthers()
@@ -274,10 +274,10 @@ func (b *Backend) writing(name lock.Resource, s *state) []Statement {
 		switch {
 		case e == s.x || e == s.rest || m.place == inLeast || m.fence == 0 && m.place != inQueue || e.Waiting():
 		case m.place == nowhere:
-			asked = append(asked, n, []byte(e.ID), []byte(m.lease), []byte(m.owner), m.fence)
+			asked = append(asked, n, []byte(e.ID), []byte(m.lease), []byte(m.owner), m.fence, m.at)
 			newHolds++
 		case m.place == inQueue && m.fence != 0 && isPermit(e): // each has its own fence
-			batch = append(batch, q.moveHolds.with(n, [][]byte{[]byte(e.ID)}, nil, m.fence))
+			batch = append(batch, q.moving(s.now).with(n, [][]byte{[]byte(e.ID)}, nil, m.fence))
 			s.goneWaits = append(s.goneWaits, string(e.ID))
 		case m.place == inQueue && m.fence != 0:
 			moved, fence = append(moved, []byte(e.ID)), m.fence
@@ -291,14 +291,15 @@ func (b *Backend) writing(name lock.Resource, s *state) []Statement {
 		}
 	}
 	if newHolds > 0 {
-		add(q.addHolds+list(newHolds, "(?, ?, ?, ?, ?, {now})", q), asked...)
+		add(q.addHolds+list(newHolds, "(?, ?, ?, ?, ?, ?)", q), asked...)
 	}
 	if len(moved) > 0 {
-		batch = append(batch, q.moveHolds.with(n, moved, nil, fence))
+		batch = append(batch, q.moving(s.now).with(n, moved, nil, fence))
 	}
 	if len(s.goneHolds) > 0 {
 		batch = append(batch, q.delHolds.with(n, texts(s.goneHolds), nil, 0))
 	}
+	batch = append(batch, b.writingPost(s)...)
 	batch = append(batch, b.writingRow(n, s)...)
 	batch = append(batch, b.writingPermits(n, s)...)
 	batch = append(batch, b.writingLeasts(n, s)...)

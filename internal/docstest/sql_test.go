@@ -149,7 +149,7 @@ func (p sqlPage) run(t *testing.T, server string) {
 }
 
 var (
-	argument = regexp.MustCompile(`\((?:\?|'[^']*')([,)])`) // of UNHEX or decode
+	argument = regexp.MustCompile(`\((?:\?|'[^']*')([,) ])`) // of UNHEX, decode or CAST
 	query    = regexp.MustCompile("`((?:SELECT|SHOW) [^`]*)`")
 	remark   = regexp.MustCompile(`--.*`)
 )

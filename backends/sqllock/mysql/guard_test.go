@@ -27,8 +27,8 @@ func newApp(t testing.TB, b *store, params string) *app {
 	user := "guard_" + string(lock.NewHoldID())[:8]
 	execute(t, b, "CREATE TABLE IF NOT EXISTS account (id INT PRIMARY KEY, money BIGINT NOT NULL) ENGINE=InnoDB")
 	execute(t, b, "CREATE USER "+user+" IDENTIFIED BY 'secret'")
-	execute(t, b, "GRANT SELECT (name, x_id, guards), UPDATE (guards) ON {lock} TO "+user)
-	execute(t, b, "GRANT SELECT (name, id, guards), UPDATE (guards) ON {hold} TO "+user)
+	execute(t, b, "GRANT SELECT (name, x_id, fence, guards), UPDATE (guards) ON {lock} TO "+user)
+	execute(t, b, "GRANT SELECT (name, id, since, guards), UPDATE (guards) ON {hold} TO "+user)
 	execute(t, b, "GRANT SELECT (name, version, ends), UPDATE (version, value, written, ends) ON {record} TO "+user)
 	execute(t, b, "GRANT SELECT, INSERT, UPDATE ON "+b.d.cfg.Database+".account TO "+user)
 	db, err := sql.Open("mysql", fmt.Sprintf("%s:secret@tcp(%s)/%s?charset=latin1&sql_mode='ANSI_QUOTES,NO_BACKSLASH_ESCAPES'&interpolateParams=false%s", user, b.d.cfg.Addrs[0], b.d.cfg.Database, params))

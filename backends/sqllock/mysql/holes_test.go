@@ -122,7 +122,7 @@ func TestGuardThroughPrepare(t *testing.T) {
 			}
 		}
 		do("XA START " + xid)
-		do(g.Guard.SQL, g.Guard.Args[0], g.Guard.Args[1])
+		do(g.Guard.SQL, g.Guard.Args[0], g.Guard.Args[1], g.Guard.Args[2])
 		do("XA END " + xid)
 		do("XA PREPARE " + xid)
 		released := make(chan error, 1)

@@ -72,7 +72,7 @@ func TestSchema(t *testing.T) {
 		for range 2 {
 			execute(t, b, strings.TrimSuffix(strings.TrimSpace(Schema("schema_")), ";"))
 		}
-		execute(t, b, "UPDATE {meta} SET value=2 WHERE name='schema'")
+		execute(t, b, "UPDATE {meta} SET value=3 WHERE name='schema'")
 		if err := open(with(url, "migrate=false")); err != nil {
 			t.Error(err)
 		}

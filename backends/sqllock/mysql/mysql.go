@@ -37,6 +37,7 @@ const serverVariable = "@locksidecar_server"
 func (d *Dialect) Words() sqllock.Words {
 	return sqllock.Words{
 		Store:    "mysql",
+		Version:  3,
 		Table:    d.cfg.Table,
 		Now:      "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))", // whatever the session's time zone is
 		Server:   serverVariable,
@@ -45,10 +46,12 @@ func (d *Dialect) Words() sqllock.Words {
 		Schema: []string{
 			"{before}", "",
 			"{id}", "VARBINARY(64)", "{name}", "VARBINARY(512)", "{label}", "VARBINARY(255)", "{owner}", "MEDIUMBLOB",
+			"{byfence}", ",\n  UNIQUE guard (fence, name)", "{bysince}", ",\n  UNIQUE guard (since, name, id)",
 			"{small}", "SMALLINT", "{number}", "BIGINT NOT NULL AUTO_INCREMENT",
 			"{rewritten}", "ENGINE=InnoDB", "{passing}", "ENGINE=InnoDB", "{lasting}", "ENGINE=InnoDB",
 		},
 		Join:      func(a, b string) string { return "CONCAT(" + a + ", " + b + ")" },
+		Gaps:      true, // gap locks of InnoDB
 		LateReads: true, // InnoDB makes a read view with the first read that needs one
 		// Without AUTO_INCREMENT in the table the answer has what LAST_INSERT_ID was given.
 		InsertNew: func(into string) string { return "INSERT IGNORE INTO " + into },

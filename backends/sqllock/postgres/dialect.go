@@ -71,6 +71,7 @@ func NewDialect(cfg Config, observe lock.Observe) *Dialect {
 func (d *Dialect) Words() sqllock.Words {
 	return sqllock.Words{
 		Store:     "postgres",
+		Version:   2,
 		Table:     d.cfg.Table,
 		Now:       "(extract(epoch FROM clock_timestamp())*1000000)::bigint",
 		Server:    server,
@@ -93,6 +94,7 @@ func (d *Dialect) schemaWords() []string {
 	return []string{
 		"{before}", before,
 		"{id}", "BYTEA", "{name}", "BYTEA", "{label}", "BYTEA", "{owner}", "BYTEA",
+		"{byfence}", "", "{bysince}", "",
 		"{small}", "SMALLINT", "{number}", "BIGINT GENERATED ALWAYS AS IDENTITY",
 		"{rewritten}", "WITH (fillfactor=50, " + vacuum + ")", "{passing}", "WITH (" + vacuum + ")", " {lasting}", "",
 	}
