@@ -73,20 +73,27 @@ func testFenceAfterCounterDeleted(e *env) {
 	}
 }
 
-// fences checks the fences of one resource, in the order of the grants.
+// fences checks the fences of one resource, in the order of the grants. Whatever ends a hold
+// between two of them, the numbers of the store leave room for those of a cohort: an arbiter
+// hands on the last grant of the store under the fences that follow.
 type fences struct {
 	e         *env
 	exclusive lock.Fence // the largest of an exclusive grant
+	last      lock.Fence // the largest of all
 }
 
 func (f *fences) check(g lock.Grant) {
 	f.e.Helper()
 	switch {
-	case g.Mode == lock.Exclusive && g.Fence <= f.exclusive:
-		f.e.Errorf("broken law: an exclusive grant has fence %d after %d", g.Fence, f.exclusive)
+	case g.Mode == lock.Exclusive && g.Fence <= f.last:
+		f.e.Errorf("broken law: an exclusive grant has fence %d after %d", g.Fence, f.last)
 	case g.Mode == lock.Shared && g.Fence < f.exclusive:
 		f.e.Errorf("broken law: a shared grant has fence %d after %d", g.Fence, f.exclusive)
+	case g.Mode == lock.Exclusive && g.Fence < f.last+lock.FenceRange,
+		g.Mode == lock.Shared && f.exclusive > 0 && g.Fence < f.exclusive+lock.FenceRange:
+		f.e.Errorf("broken law: between the fences %d and %d of two grants of the store there is no room for the %d of a cohort", f.last, g.Fence, lock.FenceRange)
 	}
+	f.last = max(f.last, g.Fence)
 	if g.Mode == lock.Exclusive {
 		f.exclusive = g.Fence
 	}

@@ -151,6 +151,9 @@ func (s *server) hold(l *lockRow, h *holdRow, now time.Time) {
 	h.least = now.Add(h.minHold)
 	s.number = max(s.number+1, now.UnixMicro())
 	h.Fence, h.since = lock.PermitFence(s.number, l.slot(h.Mode, s.bad.sharesSlots)), now
+	if s.bad.leavesNoRoom {
+		h.Fence = lock.Fence(s.number)
+	}
 	l.holders = append(l.holders, h)
 	s.dirty = true
 }

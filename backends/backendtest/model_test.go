@@ -44,6 +44,7 @@ type faults struct {
 	detachesNothing    bool // it ends with the lease that has detached it
 	permitsFormerKeys  bool // a key is good for ever
 	mixesLimits        bool // lets permits of another number wait beside those that are held
+	leavesNoRoom       bool // numbers grants so that the fences of a cohort are those of others, too
 
 	lastWriteWins   bool // a record is written whatever is there
 	writesTwice     bool // the same write once more finds another version

@@ -57,6 +57,7 @@ func TestBrokenLawIsFound(t *testing.T) {
 		"4 a new server grants at once":        {faults{noFailoverGrace: true}, []string{"ServerLacksGrantInSilence"}},
 		"9 one lease stalls others":            {faults{stalls: true}, []string{"CrowdOnOne"}},
 		"a limit of the store cuts leases":     {faults{shortLivedLease: true}, []string{"EveryTTL"}},
+		"fences leave no room for a cohort":    {faults{leavesNoRoom: true}, []string{"FencesGrow"}},
 		"two permits have one slot":            {faults{sharesSlots: true}, []string{"Permits", "PermitsInOrder", "PermitsOfTheDead", "PermitReplyLost", "PermitsUnderLoad"}},
 		"permits of two numbers are asked for": {faults{mixesLimits: true}, []string{"Permits"}},
 		"a release ends a MinHold":             {faults{forgetsMinHold: true}, []string{"MinHold", "MinHoldOver", "MinHoldShared", "MinHoldDowngraded", "MinHoldOfPermit", "MinHoldReplyLost", "Model"}},
