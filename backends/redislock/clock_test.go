@@ -1,6 +1,7 @@
 package redislock
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -76,5 +77,71 @@ func testGraceDoesNotBelieveTheServersClock(t testing.TB) {
 	})
 	if took := time.Since(began); took < grace {
 		t.Errorf("granted %s after the restart began", took)
+	}
+	eventually(t, "somebody who comes later need not wait", func() error {
+		if err := beat(t.Context(), l); err != nil {
+			return err
+		}
+		b := openAt(t, s.URL()+"?restart-grace="+grace.String())
+		defer func() { _ = b.Close() }()
+		n, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Minute})
+		if err == nil {
+			_ = n.Close(t.Context())
+		}
+		return err
+	})
+}
+
+// A sidecar that starts after a restart must not believe the server's clock about how long ago that
+// was: holders from before may not know yet. Issue 9, 3.8.
+func TestNewcomerDoesNotBelieveTheServersClock(t *testing.T) {
+	for name, by := range map[string]time.Duration{"forward": time.Hour, "back": -time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			again(t, func(t testing.TB) { testNewcomerDoesNotBelieveTheServersClock(t, by) })
+		})
+	}
+}
+
+func testNewcomerDoesNotBelieveTheServersClock(t testing.TB, by time.Duration) {
+	s := testengine.New(t, testengine.RedisFakeTime)
+	const grace = 8 * time.Second // longer than a restart takes
+	_, l := sidecar(t, s.URL()+noGrace, 10*time.Minute)
+	hold(t, l, "r") // its sidecar hears nothing of all that follows
+	began := time.Now()
+	testengine.Restart(t, s, testengine.DropData)
+	grants := func(b *Backend) (lock.Lease, error) {
+		n, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Minute})
+		if err == nil {
+			t.Cleanup(func() { _ = n.Close(context.WithoutCancel(t.Context())) })
+		}
+		return n, err
+	}
+	open := func() *Backend {
+		b := openAt(t, s.URL()+"?restart-grace="+grace.String())
+		t.Cleanup(func() { _ = b.Close() })
+		return b
+	}
+	eventually(t, "Redis answers", func() error { return open().Ping(t.Context()) })
+	if _, err := grants(open()); !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("the first one after the restart: got %v, want ErrUnavailable", err)
+	}
+	testengine.ShiftClock(t, s, by)
+	b := open()
+	switch _, err := grants(b); {
+	case errors.Is(err, lock.ErrUnavailable):
+	case time.Since(began) >= grace:
+		t.Fatal(backendtest.Busy(errors.New("the grace was over before the newcomer asked")))
+	default:
+		t.Errorf("broken law: a newcomer within the grace, with the clock set %s: got %v, want ErrUnavailable", by, err)
+	}
+	var n lock.Lease
+	eventually(t, "the newcomer is granted locks", func() (err error) { n, err = grants(b); return err })
+	hold(t, n, "r")
+	if took := time.Since(began); took < grace {
+		t.Errorf("granted %s after the restart began", took)
+	}
+	// Who comes later need not wait: it was seen that the grace is over.
+	if _, err := grants(open()); err != nil {
+		t.Errorf("another one after the grace: %v", err)
 	}
 }

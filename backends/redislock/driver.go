@@ -158,7 +158,7 @@ func (d *driver) start(ctx context.Context) error {
 	return d.openSlot(ctx, best)
 }
 
-// lookAround asks for every bucket who has it. What it learns stands in the pasts.
+// lookAround asks for every bucket who has it, and tells for how long. What it learns stands in the pasts.
 // The result is those buckets whose server has answered, at least one.
 func (d *driver) lookAround(ctx context.Context) (found []*slot, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patientTrips*d.b.cfg.timeout)
@@ -168,12 +168,12 @@ func (d *driver) lookAround(ctx context.Context) (found []*slot, err error) {
 		calls := make([]call, len(due))
 		for n, s := range due {
 			k := &d.b.keys.buckets[s.index]
-			calls[n] = call{keys: []string{k.leases, k.leases}, args: []any{"", 0}}
+			calls[n] = call{keys: []string{k.leases, k.leases}, args: d.b.open(s.index, "", 0)}
 		}
 		err = d.b.runTogether(ctx, scriptOpen, calls)
 		var again []*slot
 		for n, s := range due {
-			switch _, err := d.b.look(s.index, calls[n].reply); {
+			switch _, err := d.b.opened(s.index, calls[n].reply); {
 			case calls[n].err != nil:
 			case err == nil:
 				found = append(found, s)

@@ -14,30 +14,52 @@ import (
 // lock servers and of Chubby.
 //
 // The mark of the bucket in the store says it (see server.lua), so that a sidecar
-// that has just started knows too. Who saw the change itself counts from then, by
-// its own clock; only who finds the first mark must believe the server's clock.
+// that has just started knows too. Each counts from when it saw the mark first, on its own clock, and
+// tells the store how long that is. Who starts later goes on from there. The server's
+// clock has no part in it: it may have been set since.
 type past struct {
 	version atomic.Uint64 // counts the marks that were seen
 
 	mu    sync.Mutex
 	mark  string
 	since time.Duration // on the backend's clock
+	known time.Duration // how old the store knows the mark to be
+	told  time.Duration // on the backend's clock, when it was last to be told
 }
 
-// saw takes note of the bucket's mark, which was age old by the server's clock.
+// saw takes note of the bucket's mark, which is age old at least, as the store knows.
 func (p *past) saw(mark string, age, now time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
 	case mark == p.mark:
+		p.known = max(p.known, age)
 		return
 	case p.mark == "":
-		p.since = now - max(age, 0)
+		p.since = now - age
 	default:
 		p.since = now
 	}
-	p.mark = mark
+	p.mark, p.known, p.told = mark, age, p.since
 	p.version.Add(1)
+}
+
+// counted gives the mark, and how old it is at least; "": there is none yet.
+func (p *past) counted(now time.Duration) (mark string, age time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mark, now - p.since
+}
+
+// untold tells that the grace is over and the store does not know that. It says so once in a grace.
+func (p *past) untold(grace, now time.Duration) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mark == "" || p.known >= grace || now-p.since < grace || now-p.told < grace {
+		return false
+	}
+	p.told = now
+	return true
 }
 
 // left is how long grants must be kept back, and for which mark that is said.

@@ -10,8 +10,8 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// Whoever saw the mark change counts from then; who finds the first mark believes
-// the server about its age, but never that it comes from the future.
+// Whoever saw the mark change counts from then; who finds the first mark goes on from what
+// others have counted.
 func TestPast(t *testing.T) {
 	const grace, now = 10 * time.Second, time.Hour
 	for _, c := range []struct {
@@ -20,9 +20,8 @@ func TestPast(t *testing.T) {
 		age   time.Duration
 		want  time.Duration
 	}{
-		{"a first mark of now", []string{"a"}, 0, grace},
+		{"a first mark", []string{"a"}, 0, grace},
 		{"a first mark that is old", []string{"a"}, 4 * time.Second, 6 * time.Second},
-		{"a first mark of the future", []string{"a"}, -time.Hour, grace},
 		{"the same mark again", []string{"a", "a"}, 4 * time.Second, 6 * time.Second},
 		{"another mark that claims to be old", []string{"a", "b"}, time.Hour, grace},
 		{"the mark before that one", []string{"a", "b", "a"}, time.Hour, grace},
@@ -35,6 +34,37 @@ func TestPast(t *testing.T) {
 			t.Errorf("%s: %s are left, want %s", c.name, left, c.want)
 		}
 	}
+}
+
+// The store is told once in a grace that it is over, until it knows.
+func TestPastIsTold(t *testing.T) {
+	const grace, now = 10 * time.Second, time.Hour
+	var p past
+	tell := func(at time.Duration, want bool) {
+		t.Helper()
+		if got := p.untold(grace, now+at); got != want {
+			t.Errorf("after %s: %v, want %v", at, got, want)
+		}
+	}
+	tell(0, false) // no mark
+	p.saw("a", 4*time.Second, now)
+	tell(6*time.Second-1, false)
+	tell(10*time.Second, true)
+	if mark, age := p.counted(now + 10*time.Second); mark != "a" || age != 14*time.Second {
+		t.Errorf("counted %s for %q", age, mark)
+	}
+	tell(20*time.Second-1, false) // it is on its way
+	tell(20*time.Second, true)
+	p.saw("a", grace, now+21*time.Second)
+	tell(time.Hour, false)
+	p.saw("b", 0, now+time.Hour)
+	tell(time.Hour+grace-1, false)
+	tell(time.Hour+grace, true)
+	p.saw("c", grace, now+2*time.Hour) // all the same it counts itself, and others know
+	if left, _ := p.left(grace, now+2*time.Hour); left != grace {
+		t.Errorf("%s are left of the grace of a mark that has changed", left)
+	}
+	tell(3*time.Hour, false)
 }
 
 // A process that was promoted may have lost what it knew; one whose last replica is

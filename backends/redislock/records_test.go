@@ -105,7 +105,7 @@ func TestScriptsForgetRecords(t *testing.T) {
 	s.records("new|=T+61s")
 	s.at(61 * second)
 	s.open("bb")
-	s.want(s.beat("bb"), "[f00d 0 T T+61s 0 [] aa]")
+	s.want(s.beat("bb"), "[f00d 0 T 0 [] aa]")
 	s.records("")
 }
 

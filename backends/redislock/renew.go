@@ -76,6 +76,7 @@ func (d *driver) Renew(ctx context.Context, acks []leasekit.Revocation) (leaseki
 	d.renewed = max(d.renewed, sent)
 	d.mu.Unlock()
 	d.closeIdle(ctx, open, alive)
+	d.settle()
 	d.listens(news.Entries != 0)
 	return news, nil
 }
@@ -121,16 +122,16 @@ func (d *driver) renewed1(ctx context.Context, s *slot, r reply, news *leasekit.
 		return fmt.Errorf("%d replicas have the heartbeat, %d must", r.copies, d.b.cfg.replicas)
 	}
 	fields, _ := r.val.([]any)
-	if len(fields) != 7 {
+	if len(fields) != 6 {
 		return fmt.Errorf("Redis answered %v", r.val) //nolint:staticcheck // a name
 	}
-	by, err := d.b.look(s.index, r)
+	by, err := d.b.look(s.index, r, "0")
 	if err != nil {
 		return err
 	}
 	d.meet(s, by, news)
-	d.looked(findingOf(s.index, fields[6]))
-	n, _ := fields[4].(int64)
+	d.looked(findingOf(s.index, fields[5]))
+	n, _ := fields[3].(int64)
 	s.quiet = n == 0 && s.asks.Load() == s.asked && s.users.Load() == 0
 	if !s.quiet {
 		s.idle = d.b.clock()
@@ -138,7 +139,7 @@ func (d *driver) renewed1(ctx context.Context, s *slot, r reply, news *leasekit.
 	if news.Entries >= 0 {
 		news.Entries += int(n)
 	}
-	pairs, _ := fields[5].([]any)
+	pairs, _ := fields[4].([]any)
 	for i := 0; i+1 < len(pairs); i += 2 {
 		r, id := parseMember(word(pairs, i))
 		micros, err := strconv.ParseFloat(word(pairs, i+1), 64)
@@ -183,6 +184,17 @@ func (d *driver) renewMoving(ctx context.Context, s *slot, news *leasekit.Renewa
 	s.quiet = false
 	news.Entries = -1
 	return nil
+}
+
+// settle has the servers told that the grace is over, where nobody has told them yet. So a sidecar that
+// starts later need not wait.
+func (d *driver) settle() {
+	now := d.b.clock()
+	for i := range d.b.pasts {
+		if d.b.pasts[i].untold(d.grace, now) {
+			leasekit.Ring(d.looks)
+		}
+	}
 }
 
 // closeIdle closes buckets in which nothing has been for a TTL, but for one: the first if

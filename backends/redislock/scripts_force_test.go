@@ -113,7 +113,7 @@ func TestScriptsForcedIsOver(t *testing.T) {
 	s.has("revoked:aa", "r|1=1000000")
 	s.at(3 * second)
 	s.want(s.force("aa", "1", second), "0")
-	s.want(s.beat("aa"), "[f00d 0 T T+3s 1 [] ]") // its release is still to come, and nothing to be told
+	s.want(s.beat("aa"), "[f00d 0 T 1 [] ]") // its release is still to come, and nothing to be told
 }
 
 // A release of a hold that is forced ends the lock with all that was noted of the force.
@@ -187,7 +187,7 @@ func TestScriptsForceAtOnce(t *testing.T) {
 	s.has("lock", "h2=S T+2 T bb 0 - w, m=S")
 	s.has("mine:aa", "")
 	s.has("revoked:aa", "r|1=0")
-	s.want(s.beat("aa"), "[f00d 0 T T 0 [r|1 0] ]")
+	s.want(s.beat("aa"), "[f00d 0 T 0 [r|1 0] ]")
 	s.want(s.force("aa", "1", 0), "-1")
 	s.want(s.ack("aa", "1", 0), "1")
 	s.has("revoked:aa", "")

@@ -18,7 +18,7 @@ func TestScriptsEndALeaseOnTime(t *testing.T) {
 		alive, dead string
 		undecided   bool // nothing is done because the lease is over
 	}{
-		{"heartbeat", func(s *still) string { return s.beat("aa") }, "[f00d 0 T+1 T+10s 1 [] ]", "nil", false},
+		{"heartbeat", func(s *still) string { return s.beat("aa") }, "[f00d 0 T+1 1 [] ]", "nil", false},
 		{"renew", func(s *still) string { return s.renew("aa") }, "1", "nil", false},
 		{"acquire", func(s *still) string { return s.acquire("aa", "1", "X") }, "T+1", "[LOST]", true},
 		{"release", func(s *still) string { return s.giveUp("aa", "1", remembered) }, "1", "-1", false},
@@ -80,20 +80,20 @@ func TestScriptsDoNotMakeALease(t *testing.T) {
 // was revoked (law 1).
 func TestScriptsRenewALease(t *testing.T) {
 	s := newStill(t)
-	s.want(s.open("aa"), "[f00d 0 T T 1]")
+	s.want(s.open("aa"), "[f00d 0 T 0 1]")
 	s.acquire("aa", "1", "S")
 	s.acquire("aa", "2", "S")
 	s.acquire("aa", "3", "X")
 	s.at(second)
-	s.want(s.beat("aa"), "[f00d 0 T T+1s 3 [] ]")
+	s.want(s.beat("aa"), "[f00d 0 T 3 [] ]")
 	s.has("leases", "aa=T+11s")
 	s.at(2 * second)
 	s.want(s.renew("aa"), "1")
 	s.has("leases", "aa=T+12s")
 	s.force("aa", "1", 5*second)
 	s.force("aa", "2", 0)
-	s.want(s.beat("aa"), "[f00d 0 T T+2s 2 [r|2 0 r|1 5000000] ]")
-	s.want(s.beat("aa"), "[f00d 0 T T+2s 2 [r|2 0 r|1 5000000] ]") // in the same microsecond
+	s.want(s.beat("aa"), "[f00d 0 T 2 [r|2 0 r|1 5000000] ]")
+	s.want(s.beat("aa"), "[f00d 0 T 2 [r|2 0 r|1 5000000] ]") // in the same microsecond
 }
 
 // Heartbeats look for forced releases only where a flag beside the lease says that there may be
@@ -115,17 +115,17 @@ func TestScriptsFlagForcedReleases(t *testing.T) {
 	s.has("leases", "bb=T+10s, aa=T+12s, aa!=T+12s")
 	for i := range int64(2) { // until it is acknowledged
 		s.at((3 + i) * second)
-		s.want(s.beat("aa"), fmt.Sprintf("[f00d 0 T T+%ds 2 [r|1 5000000] ]", 3+i))
+		s.want(s.beat("aa"), "[f00d 0 T 2 [r|1 5000000] ]")
 	}
 	s.has("leases", "bb=T+10s, aa=T+14s, aa!=T+14s")
 	s.want(s.ack("aa", "1", 5*second), "1")
-	s.want(s.beat("bb"), "[f00d 0 T T+4s 0 [] ]")
+	s.want(s.beat("bb"), "[f00d 0 T 0 [] ]")
 	s.at(5 * second)
-	s.want(s.beat("aa"), "[f00d 0 T T+5s 2 [] ]")
+	s.want(s.beat("aa"), "[f00d 0 T 2 [] ]")
 	s.has("leases", "bb=T+14s, aa=T+15s")
 	s.force("aa", "2", 0)
 	s.has("leases", "bb=T+14s, aa=T+15s, aa!=T+15s")
-	s.want(s.beat("aa"), "[f00d 0 T T+5s 1 [r|2 0] ]") // in the microsecond of the last one
+	s.want(s.beat("aa"), "[f00d 0 T 1 [r|2 0] ]") // in the microsecond of the last one
 	s.at(16 * second)
 	s.want(s.find("cc", "0"), "bb")
 	s.want(s.drop("bb", "reap"), "0")
@@ -143,22 +143,45 @@ func TestScriptsOpenALease(t *testing.T) {
 	look := func() string {
 		return s.run(scriptOpen, []string{s.k.leases, s.k.leases}, "", 0)
 	}
-	s.want(look(), "[f00d 0 T T 1]")
+	s.want(look(), "[f00d 0 T 0 1]")
 	s.has("leases", "")
-	s.want(s.open("aa"), "[f00d 0 T T 1]")
+	s.want(s.open("aa"), "[f00d 0 T 0 1]")
 	s.acquire("aa", "1", "X")
 	s.at(ttl - 1)
-	s.want(s.open("aa"), "[f00d 0 T T+9s+999999 1]")
+	s.want(s.open("aa"), "[f00d 0 T 0 1]")
 	s.has("leases", "aa=T+19s+999999")
 	s.at(2*ttl - 1)
-	s.want(s.open("aa"), "[f00d 0 T T+19s+999999 0]")
+	s.want(s.open("aa"), "[f00d 0 T 0 0]")
 	s.has("leases", "aa=T+19s+999999")
 	s.want(s.release("aa", "1"), "1") // nobody else has asked for it
-	s.want(s.open("aa"), "[f00d 0 T T+19s+999999 1]")
+	s.want(s.open("aa"), "[f00d 0 T 0 1]")
 	s.has("leases", "aa=T+29s+999999")
 	s.at(3 * ttl)
-	s.want(look(), "[f00d 0 T T+30s 1]")
+	s.want(look(), "[f00d 0 T 0 1]")
 	s.has("leases", "aa=T+29s+999999")
+}
+
+// How old the mark is at least, sidecars have counted, and not the server's clock.
+func TestScriptsCountTheMark(t *testing.T) {
+	s := newStill(t)
+	look := func(run string, at, age int64) string {
+		return s.run(scriptOpen, []string{s.k.leases, s.k.leases}, "", 0, fmt.Sprintf("%s %d", run, epoch+at), age)
+	}
+	s.want(s.run(scriptOpen, []string{s.k.leases, s.k.leases}, "", 0, "", 7*second), "[f00d 0 T 0 1]")
+	s.at(3600 * second)
+	s.want(s.open("aa"), "[f00d 0 T 0 1]")
+	s.want(look("f00d", 0, 2*second), "[f00d 0 T 2000000 1]")
+	s.want(look("f00d", 0, second), "[f00d 0 T 2000000 1]") // another one has seen it later
+	s.want(look("beef", 0, 3*second), "[f00d 0 T 2000000 1]")
+	s.want(look("f00d", 1, 3*second), "[f00d 0 T 2000000 1]")
+	s.want(look("f00d", 0, 600*second), "[f00d 0 T 600000000 1]")
+	s.want(s.open("aa"), "[f00d 0 T 600000000 1]")
+	s.want(s.beat("aa"), "[f00d 0 T 0 [] ]")
+	s.is("f00d", "0ab") // promoted
+	s.want(look("f00d", 0, 600*second), "[f00d 0ab T+3600s 0 1]")
+	s.want(look("f00d", 3600*second, second), "[f00d 0ab T+3600s 1000000 1]")
+	s.is("f00d", noTerm) // its last replica is long gone
+	s.want(s.open("aa"), "[f00d 0 T+3600s 1000000 1]")
 }
 
 // The mark of a bucket says since when this process has had it, in this term: another process,
@@ -176,22 +199,22 @@ func knowsAnotherServer(t *testing.T, redis string) {
 		s.before = strings.NewReplacer("{__index = server}", "{}", "table.concat(server.call('HMGET'", "tostring(server.call('HGET'", "server_time_usec", "none").Replace(s.before)
 	}
 	for i, c := range []struct{ run, term, want, mark string }{
-		{"f00d", "", "[f00d 0 T T 1]", "f00d 0 T"},
-		{"f00d", noTerm, "[f00d 0 T T+1s 1]", "f00d 0 T"},
-		{"beef", noTerm, "[beef 0 T+2s T+2s 1]", "beef 0 T+2s"},          // restarted
-		{"beef", "0ab", "[beef 0ab T+3s T+3s 1]", "beef 0ab T+3s"},       // promoted
-		{"beef", "0ab", "[beef 0ab T+3s T+4s 1]", "beef 0ab T+3s"},       // the same
-		{"beef", "0cd", "[beef 0cd T+5s T+5s 1]", "beef 0cd T+5s"},       // there and back
-		{"beef", noTerm, "[beef 0 T+5s T+6s 1]", "beef 0 T+5s"},          // its last replica is long gone
-		{"f00d", "0ab", "[f00d 0ab T+7s T+7s 1]", "f00d 0ab T+7s"},       // the first one again
-		{"f00d", "0ab00", "[f00d 0ab00 T+8s T+8s 1]", "f00d 0ab00 T+8s"}, // with zeros in it
-		{"", "0ab00", "[ 0ab00 T+9s T+9s 1]", " 0ab00 T+9s"},             // it does not tell who it is
-		{"", "0ab00", "[ 0ab00 T+9s T+10s 1]", " 0ab00 T+9s"},            // and still does not
-		{"f00d", "", "[f00d 0 T+11s T+11s 1]", "f00d 0 T+11s"},           // without the field
-		{"f00d", "0ab", "[f00d 0ab T+12s T+12s 1]", "f00d 0ab T+12s"},    // promoted
-		{"f00d", "0ab", "[f00d 0ab T+12s T+13s 1]", "f00d 0ab T+12s"},    // the same
-		{"beef", "0ab", "[beef 0ab T+14s T+14s 1]", "beef 0ab T+14s"},    // another process of that term
-		{"beef", noTerm, "[beef 0 T+14s T+15s 1]", "beef 0 T+14s"},       // its last replica is gone
+		{"f00d", "", "[f00d 0 T 0 1]", "f00d 0 T"},
+		{"f00d", noTerm, "[f00d 0 T 0 1]", "f00d 0 T"},
+		{"beef", noTerm, "[beef 0 T+2s 0 1]", "beef 0 T+2s"},          // restarted
+		{"beef", "0ab", "[beef 0ab T+3s 0 1]", "beef 0ab T+3s"},       // promoted
+		{"beef", "0ab", "[beef 0ab T+3s 0 1]", "beef 0ab T+3s"},       // the same
+		{"beef", "0cd", "[beef 0cd T+5s 0 1]", "beef 0cd T+5s"},       // there and back
+		{"beef", noTerm, "[beef 0 T+5s 0 1]", "beef 0 T+5s"},          // its last replica is long gone
+		{"f00d", "0ab", "[f00d 0ab T+7s 0 1]", "f00d 0ab T+7s"},       // the first one again
+		{"f00d", "0ab00", "[f00d 0ab00 T+8s 0 1]", "f00d 0ab00 T+8s"}, // with zeros in it
+		{"", "0ab00", "[ 0ab00 T+9s 0 1]", " 0ab00 T+9s"},             // it does not tell who it is
+		{"", "0ab00", "[ 0ab00 T+9s 0 1]", " 0ab00 T+9s"},             // and still does not
+		{"f00d", "", "[f00d 0 T+11s 0 1]", "f00d 0 T+11s"},            // without the field
+		{"f00d", "0ab", "[f00d 0ab T+12s 0 1]", "f00d 0ab T+12s"},     // promoted
+		{"f00d", "0ab", "[f00d 0ab T+12s 0 1]", "f00d 0ab T+12s"},     // the same
+		{"beef", "0ab", "[beef 0ab T+14s 0 1]", "beef 0ab T+14s"},     // another process of that term
+		{"beef", noTerm, "[beef 0 T+14s 0 1]", "beef 0 T+14s"},        // its last replica is gone
 	} {
 		s.at(int64(i) * second)
 		s.is(c.run, c.term)
@@ -291,10 +314,10 @@ func TestScriptsRenewWithoutTheRightToReap(t *testing.T) {
 	s.open("bb")
 	s.at(ttl)
 	rights("-set")
-	s.want(s.beat("bb"), "[f00d 0 T T+10s 0 [] nil]")
+	s.want(s.beat("bb"), "[f00d 0 T 0 [] nil]")
 	s.has("leases", "aa=T+10s, bb=T+20s")
 	rights("+set")
-	s.want(s.beat("bb"), "[f00d 0 T T+10s 0 [] aa]")
+	s.want(s.beat("bb"), "[f00d 0 T 0 [] aa]")
 	s.has("leases", "aa=0, bb=T+20s")
 	rights("-zadd")
 	s.at(2 * ttl)
@@ -353,7 +376,7 @@ func TestScriptsWithFullMemory(t *testing.T) {
 	if got := s.acquire("bb", "3", "X"); !strings.HasPrefix(got, "error: OOM") {
 		t.Fatalf("the memory is not full: %s", got)
 	}
-	s.want(s.beat("bb"), "[f00d 0 T T+5s 2 [] ]")
+	s.want(s.beat("bb"), "[f00d 0 T 2 [] ]")
 	s.want(s.renew("cc"), "1")
 	s.has("leases", "aa=T+10s, dd=T+10s, ee=T+10s, bb=T+15s, cc=T+15s")
 	memory("0")
@@ -362,10 +385,10 @@ func TestScriptsWithFullMemory(t *testing.T) {
 	s.want(s.advance(), "0")
 	s.has("leases", "aa=0, dd=0, ee=T+10s, bb=T+15s, cc=T+15s")
 	s.want(s.beat("ee"), "nil")
-	s.want(s.beat("bb"), "[f00d 0 T T+10s 2 [] aa]")
+	s.want(s.beat("bb"), "[f00d 0 T 2 [] aa]")
 	s.has("leases", "aa=0, dd=0, ee=0, cc=T+15s, bb=T+20s")
 	s.want(s.renew("bb"), "1")
-	s.want(s.open("bb"), "[f00d 0 T T+10s 1]")
+	s.want(s.open("bb"), "[f00d 0 T 0 1]")
 	s.want(s.force("bb", "1bb", 5*second), "10000")
 	s.want(s.ack("bb", "1bb", 5*second), "1")
 	s.want(s.ack("bb", "1bb", 4*second), "1")

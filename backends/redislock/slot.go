@@ -53,22 +53,34 @@ func (s *slot) trusts(by *presence) bool {
 // empty tells that nothing of the lease can be in the bucket.
 func (s *slot) empty() bool { return s.quiet && s.asks.Load() == s.asked }
 
-// look reads what server.lua says: run id, term, since when, time.
-func (b *Backend) look(i int, r reply) (*server, error) {
+// look reads what server.lua says: run id, term, since when; and for how long that is so at least,
+// where the script tells it.
+func (b *Backend) look(i int, r reply, age string) (*server, error) {
 	fields, _ := r.val.([]any)
 	s := &server{by: r.by, run: word(fields, 0), term: word(fields, 1)}
-	since, err := strconv.ParseInt(word(fields, 2), 10, 64)
-	now, err2 := strconv.ParseInt(word(fields, 3), 10, 64)
+	micros, err := strconv.ParseInt(age, 10, 64)
 	switch {
-	case err != nil || err2 != nil:
+	case err != nil || word(fields, 2) == "":
 		return nil, fmt.Errorf("Redis answered %v", r.val) //nolint:staticcheck // a name
 	case s.run == "":
 		return nil, errNoRunID
 	case s.by == nil:
 		return nil, errAnotherServer
 	}
-	b.pasts[i].saw(s.run+" "+word(fields, 2), time.Duration(now-since)*time.Microsecond, b.clock())
+	b.pasts[i].saw(s.run+" "+word(fields, 2), time.Duration(micros)*time.Microsecond, b.clock())
 	return s, nil
+}
+
+// open gives the arguments of the script that makes a lease known in a bucket; "": it only looks.
+func (b *Backend) open(i int, id lock.LeaseID, ttl time.Duration) []any {
+	mark, age := b.pasts[i].counted(b.clock())
+	return []any{string(id), ttl.Microseconds(), mark, age.Microseconds()}
+}
+
+// opened reads what that script says.
+func (b *Backend) opened(i int, r reply) (*server, error) {
+	fields, _ := r.val.([]any)
+	return b.look(i, r, word(fields, 3))
 }
 
 // kept is how long grants of a bucket must still be kept back.
@@ -124,11 +136,11 @@ func (d *driver) openSlot(ctx context.Context, s *slot) error {
 		if !proven {
 			return fmt.Errorf("open bucket: the lease waits for a heartbeat: %w", lock.ErrUnavailable)
 		}
-		r := d.b.run(ctx, d.b.client, scriptOpen, []string{k.leases, k.mine + string(d.id)}, string(d.id), d.ttl.Microseconds())
+		r := d.b.run(ctx, d.b.client, scriptOpen, []string{k.leases, k.mine + string(d.id)}, d.b.open(s.index, d.id, d.ttl)...)
 		if r.err != nil {
 			return unavailable("open bucket", r.err)
 		}
-		by, err := d.b.look(s.index, r)
+		by, err := d.b.opened(s.index, r)
 		if err != nil {
 			return unavailable("open bucket", err)
 		}

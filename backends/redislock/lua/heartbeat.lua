@@ -3,7 +3,7 @@
 -- KEYS: 1 leases, 2 mine, 3 revoked, 4 reaper, 5 and 6 see forget. ARGV: 1 lease, 2 TTL in
 -- microseconds, 3 see take_turn: sweeps, 4 whether to forget (1 or 0)
 -- Reply: nil when the lease is over, else {run id, term, since when that server has
--- had the bucket, time, number of holds and waiters, {revoked, grace, …}, what take_turn gives}
+-- had the bucket, number of holds and waiters, {revoked, grace, …}, what take_turn gives}
 -- Every sidecar sends it all the time, so it calls as little as it can: what can stand
 -- in leases does.
 -- Model: lease.RENEW, force.RENEW.
@@ -34,4 +34,4 @@ if renewed ~= 1 then -- there is a flag, or nothing has changed in this microsec
 end
 if ARGV[4] == '1' then forget(KEYS[5], KEYS[6], 256) end
 local run, term, since = marked(mark)
-return {run, term, since, nowstr, redis.call('ZCARD', KEYS[2]), revoked, take_turn(dead, KEYS[4], ARGV[3])}
+return {run, term, since, redis.call('ZCARD', KEYS[2]), revoked, take_turn(dead, KEYS[4], ARGV[3])}
