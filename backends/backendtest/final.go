@@ -159,3 +159,61 @@ func testDeadWhateverClocksDo(e *env) {
 		_ = b.Close(e.ctx) // its lease is dated ahead
 	}
 }
+
+type settable interface {
+	ClockShifter
+	Restarter
+}
+
+// testClockIsSet: the store's clock is set by an hour between two heartbeats, also while the server is
+// restarted. Fences grow. A lock that is held is granted to another only where leases hang on that clock and it
+// went ahead; then its lease is over for good. All can work again soon, and not in an hour.
+func testClockIsSet(e *env) {
+	h, shift := e.h.(ClockShifter).OwnClock(e.TB)
+	e.h = h
+	f := fences{e: e}
+	for _, by := range []time.Duration{-time.Hour, time.Hour} {
+		e.setClock(&f, func() { shift(by) }, by > 0)
+		shift(0)
+		e.setClock(&f, func() { shift(by); h.(Restarter).Restart(e.TB) }, by > 0)
+		shift(0)
+	}
+}
+
+// setClock has a clock set while one holds the lock. What it held may be handed on if the clock goes ahead.
+func (e *env) setClock(f *fences, set func(), ahead bool) {
+	e.Helper()
+	r := e.name("r")
+	a := e.sidecar()
+	a.silence()
+	g := e.acquire(a, r, lock.Exclusive)
+	f.check(g)
+	set()
+	b := e.mortal()
+	ctx, cancel := context.WithTimeout(e.ctx, e.h.Recheck()+time.Second)
+	defer cancel()
+	q := request(r, lock.Exclusive)
+	g2, err := b.Acquire(ctx, q)
+	switch {
+	case err == nil && ahead: // leases hang on that clock, and nothing can help
+		e.isDead("Heartbeat", a, g, firstRequests[0].ask)
+	case err == nil:
+		e.Fatalf("broken law: two holders, after a clock was set back")
+	default:
+		if beat := e.answered(func() error { return a.beat(e.ctx) }); beat != nil && !(ahead && errors.Is(beat, lock.ErrLeaseLost)) {
+			e.Errorf("Heartbeat after a clock was set and nothing handed on: %v", beat)
+		} else if beat == nil {
+			e.release(a, g)
+		}
+		if !errors.Is(err, lock.ErrUnavailable) { // else it may have been carried out
+			q.ID = lock.NewHoldID()
+		}
+		if g2, err = e.try(b, q); err != nil {
+			e.Fatalf("Acquire after the clock was set: %v", b.blame(err))
+		}
+	}
+	f.check(g2)
+	e.release(b, g2)
+	_ = a.Close(e.ctx) // what is dated ahead must not stay
+	_ = b.Close(e.ctx)
+}

@@ -36,6 +36,8 @@ var usual = []conformance{
 	{name: "UnnoticedEnd", run: testUnnoticedEnd},
 	{name: "DeadWhateverClocksDo", run: testDeadWhateverClocksDo, needs: needs[ClockShifter]("ClockShifter")},
 
+	{name: "ClockIsSet", run: testClockIsSet, needs: needs[settable]("ClockShifter and Restarter")},
+
 	{name: "ServerLacksGrant", run: testServerLacksGrant, needs: needs[Switcher]("Switcher")},
 	{name: "SlowServerLacksGrant", run: testSlowServerLacksGrant, needs: needs[slowSwitcher]("Switcher and Slower")},
 	{name: "ServerLacksGrantInSilence", run: testServerLacksGrantInSilence, needs: needs[silentSwitcher]("Switcher and Faulter")},

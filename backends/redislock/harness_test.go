@@ -130,6 +130,6 @@ func (h aloneHarness) Freeze(t testing.TB) func() { return testengine.Pause(t, h
 
 // OwnClock makes the harness a backendtest.ClockShifter.
 func (h aloneHarness) OwnClock(t testing.TB) (backendtest.Harness, func(by time.Duration)) {
-	own := newHarness(t, testengine.RedisFakeTime, h.restart)
+	own := newHarness(t, testengine.RedisFakeTime, testengine.KeepData)
 	return aloneHarness{own}, func(by time.Duration) { testengine.ShiftClock(t, own.Server, by) }
 }
