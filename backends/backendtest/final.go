@@ -200,7 +200,7 @@ func (e *env) setClock(f *fences, set func(), ahead bool) {
 	case err == nil:
 		e.Fatalf("broken law: two holders, after a clock was set back")
 	default:
-		if beat := e.answered(func() error { return a.beat(e.ctx) }); beat != nil && !(ahead && errors.Is(beat, lock.ErrLeaseLost)) {
+		if beat := e.answered(func() error { return a.beat(e.ctx) }); beat != nil && (!ahead || !errors.Is(beat, lock.ErrLeaseLost)) {
 			e.Errorf("Heartbeat after a clock was set and nothing handed on: %v", beat)
 		} else if beat == nil {
 			e.release(a, g)
