@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/lock"
 	"github.com/locksidecar/locksidecar/session"
 )
 
@@ -179,4 +181,31 @@ func TestOutboxAlwaysBehind(t *testing.T) {
 	if largest > 4*maxUnsent {
 		t.Errorf("room for %d messages is kept, where one is due at a time", largest)
 	}
+}
+
+// The receiver holds the outbox while answers pile up in it. It stands still only for what a client does not
+// read: at whatever moment the answer comes that is one too many, it is sent.
+func TestNoStandingStillForWhatIsHeld(t *testing.T) {
+	s := &Server{o: Options{Limits: Limits{Stall: patience}}}
+	out := newOutbox(func([]*pb.SessionResponse, bool) error { return nil }, lineBatch, lock.BootTime, spawn)
+	x := &sessionStream{
+		service: &service{Server: s}, ctx: t.Context(), out: out,
+		wire: wire{recv: func() (*pb.SessionRequest, error) { return &pb.SessionRequest{}, nil }},
+	}
+	var over atomic.Bool
+	posted := make(chan struct{})
+	go func() {
+		defer close(posted)
+		defer over.Store(true)
+		for i := range 20_000 * maxUnsent {
+			out.post(numbered(i))
+		}
+	}()
+	for !over.Load() {
+		out.hold()
+		if _, err := x.next(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-posted
 }

@@ -262,19 +262,25 @@ func (t *sessionStream) passTurn(turn uint64) bool {
 // next receives a request, once the client has read most of its answers.
 func (t *sessionStream) next() (*pb.SessionRequest, error) {
 	if t.out.unsent() >= maxUnsent {
-		t.out.flush()
-	}
-	if t.out.unsent() >= maxUnsent {
-		defer t.standing.Add(-1)
-		patience := t.o.Limits.Stall
-		if t.standing.Add(1) > maxStanding {
-			patience = min(patience, shortStall)
-		}
-		if err := t.out.catchUp(t.ctx, patience); err != nil {
+		if err := t.standStill(); err != nil {
 			return nil, err
 		}
 	}
 	return t.wire.recv()
+}
+
+// standStill waits until the client has read most of its answers. What is held must go out first,
+// whoever has posted it: nobody else sends it.
+func (t *sessionStream) standStill() error {
+	if t.out.flush(); t.out.unsent() < maxUnsent {
+		return nil
+	}
+	defer t.standing.Add(-1)
+	patience := t.o.Limits.Stall
+	if t.standing.Add(1) > maxStanding {
+		patience = min(patience, shortStall)
+	}
+	return t.out.catchUp(t.ctx, patience)
 }
 
 func (t *sessionStream) open() error {
