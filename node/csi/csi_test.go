@@ -116,7 +116,7 @@ func TestAskedTenTimes(t *testing.T) {
 	groups := map[string]bool{}
 	for _, line := range n.mounts(n.o.Kubelet) {
 		fields := strings.Fields(line)
-		for _, flag := range []string{"nosuid", "nodev", "noexec", "rw"} {
+		for _, flag := range []string{"nosuid", "nodev", "noexec", "ro"} {
 			if !strings.Contains(","+fields[5]+",", ","+flag+",") {
 				t.Errorf("it is not mounted %s: %s", flag, line)
 			}
@@ -165,6 +165,32 @@ func TestReachesTheSocket(t *testing.T) {
 	}
 	if err := os.Remove(filepath.Join(container, "locksidecar.sock")); err == nil {
 		t.Error("a container can remove the socket")
+	}
+}
+
+// Nobody changes the node's folder through a volume, root neither. For a container that mounts a subPath, the
+// kubelet makes that folder in the volume, by the name that the pod's author has chosen; where the socket is
+// to be, nobody could listen any more.
+func TestNobodyWritesThroughAVolume(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	n.must(p.publish(one, "locks"))
+	target := n.target(one, "locks")
+	if err := os.Mkdir(filepath.Join(target, "locksidecar.sock"), 0o755); !errors.Is(err, unix.EROFS) {
+		t.Errorf("made a folder for a subPath: %v", err)
+	}
+	n.answers("agent")
+	for what, err := range map[string]error{
+		"the folder's group": os.Chown(target, -1, 1),
+		"the socket's mode":  os.Chmod(filepath.Join(target, "locksidecar.sock"), 0),
+		"the socket":         os.Remove(filepath.Join(target, "locksidecar.sock")),
+	} {
+		if !errors.Is(err, unix.EROFS) {
+			t.Errorf("changed %s: %v", what, err)
+		}
+	}
+	if got := n.hears(target); got != "agent" {
+		t.Errorf("heard %q", got)
 	}
 }
 

@@ -93,8 +93,9 @@ func (d dir) unmount(name string) (n int, err error) {
 
 // bind mounts a folder on another one, without what is mounted beneath it. The mount appears as a
 // whole: nothing on it can be run, and it is no device's. It is in no group with the folder's own
-// mount, so that what is mounted at the one never comes to the other. It can be written to: on
-// a node with SELinux the kubelet labels it, and mounts it read-only into containers.
+// mount, so that what is mounted at the one never comes to the other. Nothing can be written through it,
+// by root neither: for a container with a subPath the kubelet makes that folder in the volume. Volumes say
+// readOnly: true, and such volumes the kubelet does not label for SELinux.
 func bind(what, on dir) error {
 	tree, err := unix.OpenTree(int(what), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
@@ -102,7 +103,7 @@ func bind(what, on dir) error {
 	}
 	defer func() { _ = unix.Close(tree) }()
 	err = unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &unix.MountAttr{
-		Attr_set:    unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC,
+		Attr_set:    unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC,
 		Propagation: unix.MS_PRIVATE,
 	})
 	if err != nil {
