@@ -62,36 +62,44 @@ type inquiry struct {
 	over  bool
 }
 
-// search is the one place to look for deadlocks.
+// search looks for deadlocks: for each principal into one wait at a time, in the order in which they
+// came. All of them read in turn, so that the waits of one do not hold up those of another.
 type search struct {
-	mu   sync.Mutex
-	busy bool
-	next []*inquiry // who wants to look, as they came
+	reads chan struct{} // its one place is for who reads, and rests
+
+	mu    sync.Mutex
+	lines map[tenant][]*inquiry // who wants to look, beside the one who does
 }
 
-// enter gives q the place, or has it looked for by who has it.
+func newSearch() search {
+	return search{reads: make(chan struct{}, 1), lines: make(map[tenant][]*inquiry)}
+}
+
+// enter lets q look, or has it looked for by who does for the same principal.
 func (l *search) enter(q *inquiry) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.busy {
-		l.next = append(l.next, q)
-		return false
+	who := tenantOf(q.s)
+	line, busy := l.lines[who]
+	if busy {
+		line = append(line, q)
 	}
-	l.busy = true
-	return true
+	l.lines[who] = line
+	return !busy
 }
 
-// leave gives the next one to look for; nil: there is none, and the place is free.
-func (l *search) leave() *inquiry {
+// leave gives the next one of a principal to look for; nil: there is none.
+func (l *search) leave(who tenant) *inquiry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.next) == 0 {
-		l.busy, l.next = false, nil
+	line := l.lines[who]
+	if len(line) == 0 {
+		delete(l.lines, who)
 		return nil
 	}
-	q := l.next[0]
-	l.next[0] = nil
-	l.next = l.next[1:]
+	q := line[0]
+	line[0] = nil
+	l.lines[who] = line[1:]
 	return q
 }
 
@@ -138,7 +146,7 @@ func (q *inquiry) begin() {
 	if !m.search.enter(q) {
 		return
 	}
-	for next := q; next != nil; next = m.search.leave() {
+	for next := q; next != nil; next = m.search.leave(tenantOf(q.s)) {
 		if next.ctx.Err() == nil {
 			next.after(next.look())
 		}
@@ -183,8 +191,15 @@ func (q *inquiry) circle(ctx context.Context) waitfor.Cycle {
 	return nil
 }
 
-// get reads one resource, and rests.
+// get reads one resource, when it is its turn, and rests.
 func (q *inquiry) get(ctx context.Context, r lock.Resource) (lock.Status, error) {
+	reads := q.s.space.m.search.reads
+	select {
+	case reads <- struct{}{}:
+		defer func() { <-reads }()
+	case <-ctx.Done():
+		return lock.Status{}, fmt.Errorf("get lock: %w", context.Cause(ctx))
+	}
 	limit, cancel := context.WithTimeout(ctx, tryLimit)
 	defer cancel()
 	st, err := q.s.space.Get(limit, string(r))

@@ -140,6 +140,7 @@ func New(o Options) (*Manager, error) {
 		started:  o.Clock(),
 		idle:     make(chan struct{}, 1),
 		workers:  workers.New(),
+		search:   newSearch(),
 		changed:  make(chan struct{}),
 		openErr:  errors.New("the lease is not open yet"),
 		sessions: make(map[ID]*Session),

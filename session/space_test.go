@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -140,6 +141,35 @@ func TestNoDeadlockBetweenSpaces(t *testing.T) {
 		for _, s := range []*Session{w1, w2, j1} {
 			s.Close()
 		}
+	})
+}
+
+// TestLooksInTurn: however many waits of one space the sidecar looks into, it looks into those of
+// another one at once, and reads no more often.
+func TestLooksInTurn(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar()
+		_, w := spaceIn(t, sc, "web")
+		const chain = 200 // each look goes over all that wait for it
+		for i := range chain {
+			must(t, w, by(fmt.Sprint(i), fmt.Sprint("r", i), lock.Exclusive))
+		}
+		for i := range chain - 1 {
+			begin(w, by(fmt.Sprint(i+1), fmt.Sprint("r", i), lock.Exclusive))
+		}
+		time.Sleep(10 * time.Second)
+		_, j := spaceIn(t, sc, "job")
+		before := sc.way.count("get")
+		all := ring(t, []*Session{j}, 2)
+		time.Sleep(3 * time.Second)
+		if n, _ := victims(t, all); n != 1 {
+			t.Errorf("%d have given up 3 s after they began to wait for each other", n)
+		}
+		if n := sc.way.count("get") - before; n < 250 || n > 301 {
+			t.Errorf("the sidecar has read %d times in 3 s", n)
+		}
+		w.Close()
+		j.Close()
 	})
 }
 
