@@ -25,7 +25,7 @@ type Owner struct {
 // that wait for each other is found with few questions to the store.
 type Nested struct {
 	Asked int64    `json:"asked"` // milliseconds since the Unix epoch, by the clock of the sidecar's machine
-	Held  []string `json:"held"`  // names of resources, without the namespace, the latest first; at most MaxNested and MaxNestedBytes of them
+	Held  []string `json:"held"`  // names of resources, as the store has them, the latest first; at most MaxNested and MaxNestedBytes of them
 }
 
 // MaxNested and MaxNestedBytes bound Nested.Held.

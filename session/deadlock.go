@@ -176,12 +176,16 @@ func (q *inquiry) look() time.Duration {
 	return next
 }
 
-// circle is what the wait is part of, seen twice; nil: nothing, as far as can be seen.
+// circle is what the wait is part of, seen twice; nil: nothing, as far as can be seen. It has the
+// names that apps know.
 func (q *inquiry) circle(ctx context.Context) waitfor.Cycle {
 	c, err := waitfor.Search(ctx, q.get, q.id, q.held, searchReads)
 	if err == nil && c != nil && pause(ctx, secondLook) {
 		var stands bool
 		if stands, err = waitfor.Again(ctx, q.get, c); stands {
+			for i, e := range c {
+				c[i].Resource = lock.Resource(q.s.space.inApp(e.Resource))
+			}
 			return c
 		}
 	}
@@ -191,22 +195,30 @@ func (q *inquiry) circle(ctx context.Context) waitfor.Cycle {
 	return nil
 }
 
-// get reads one resource, when it is its turn, and rests.
+// get reads one resource of the store, when it is its turn, and rests. Of another space than its own it
+// sees nothing.
 func (q *inquiry) get(ctx context.Context, r lock.Resource) (lock.Status, error) {
-	reads := q.s.space.m.search.reads
+	if !q.s.space.has(r) {
+		return lock.Status{Resource: r}, nil
+	}
+	m := q.s.space.m
 	select {
-	case reads <- struct{}{}:
-		defer func() { <-reads }()
+	case m.search.reads <- struct{}{}:
+		defer func() { <-m.search.reads }()
 	case <-ctx.Done():
 		return lock.Status{}, fmt.Errorf("get lock: %w", context.Cause(ctx))
 	}
 	limit, cancel := context.WithTimeout(ctx, tryLimit)
 	defer cancel()
-	st, err := q.s.space.Get(limit, string(r))
+	st, err := m.o.Backend.Get(limit, r)
 	if err == nil && !pause(ctx, readPause) {
-		err = fmt.Errorf("get lock: %w", context.Cause(ctx))
+		err = context.Cause(ctx)
 	}
-	return st, err
+	if err != nil {
+		return lock.Status{}, fmt.Errorf("get lock: %w", err)
+	}
+	st.Resource = r
+	return st, nil
 }
 
 // verdict is what is to be done about a circle.

@@ -98,6 +98,9 @@ func (sp *Space) fits(field, name string) error {
 	}
 }
 
+// has tells whether a resource of the store is in the space.
+func (sp *Space) has(r lock.Resource) bool { return strings.HasPrefix(string(r), sp.prefix) }
+
 // inApp is the name of a resource of the store for apps.
 func (sp *Space) inApp(r lock.Resource) string { return strings.TrimPrefix(string(r), sp.prefix) }
 

@@ -144,6 +144,72 @@ func TestNoDeadlockBetweenSpaces(t *testing.T) {
 	})
 }
 
+// TestDeadlockWithWhoSeesAll: owners in a space and in that of everybody can wait for each other. Each
+// is told by the names that it knows.
+func TestDeadlockWithWhoSeesAll(t *testing.T) {
+	for _, last := range []string{"web", "everybody"} {
+		t.Run(last, func(t *testing.T) {
+			bubble(t, func(t *testing.T, e *env) {
+				sc := e.sidecar(func(o *Options) { o.Namespace = "prod" })
+				elsewhere := e.sidecar() // without the namespace
+				_, w := spaceIn(t, sc, "web")
+				all := elsewhere.session()
+				must(t, w, by("x", "a", lock.Exclusive))
+				must(t, all, by("y", "prod/web/b", lock.Exclusive))
+				waits := map[string]func() *pending{
+					"web":       func() *pending { return later(w, by("x", "b", lock.Exclusive)) },
+					"everybody": func() *pending { return later(all, by("y", "prod/web/a", lock.Exclusive)) },
+				}
+				end := waits[last]
+				delete(waits, last)
+				var pendings []*pending
+				for _, begin := range waits {
+					pendings = append(pendings, begin())
+				}
+				pendings = append(pendings, end())
+				time.Sleep(3 * time.Second)
+				n, said := victims(t, pendings)
+				if n != 1 || !pendings[1].over() {
+					t.Fatalf("%d have given up, the last one: %t", n, pendings[1].over())
+				}
+				if strings.Contains(said.Error(), `"prod/web/a"`) != (last == "everybody") || !strings.Contains(said.Error(), `a"`) {
+					t.Errorf("%s is told %v", last, said)
+				}
+				w.Close()
+				all.Close()
+			})
+		})
+	}
+}
+
+// TestDeadlockOverSpaces: of a circle that goes over two spaces, an owner who sees all gives up. An owner
+// in one of them does not see it.
+func TestDeadlockOverSpaces(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar()
+		_, w := spaceIn(t, sc, "web")
+		_, j := spaceIn(t, sc, "job")
+		all := sc.session()
+		must(t, w, by("w", "a", lock.Exclusive))
+		must(t, all, by("1", "web/b", lock.Exclusive))
+		must(t, j, by("j", "c", lock.Exclusive))
+		must(t, all, by("2", "job/d", lock.Exclusive))
+		pendings := []*pending{
+			later(all, by("1", "job/c", lock.Exclusive)),
+			later(all, by("2", "web/a", lock.Exclusive)),
+			later(j, by("j", "d", lock.Exclusive)),
+			later(w, by("w", "b", lock.Exclusive)),
+		}
+		time.Sleep(30 * time.Second)
+		if n, _ := victims(t, pendings); n != 1 || !pendings[1].over() {
+			t.Errorf("%d have given up, the younger one of those who see all: %t", n, pendings[1].over())
+		}
+		for _, s := range []*Session{w, j, all} {
+			s.Close()
+		}
+	})
+}
+
 // TestLooksInTurn: however many waits of one space the sidecar looks into, it looks into those of
 // another one at once, and reads no more often.
 func TestLooksInTurn(t *testing.T) {

@@ -40,7 +40,7 @@ func TestGetAndListSeeOnlyTheNamespace(t *testing.T) {
 		}
 		want := lock.Owner{
 			PID: 7, UID: 1000, Ref: s.owner.Ref, Session: "app", Label: "main", Metadata: map[string]string{"k": "v"},
-			Nested: &lock.Nested{Asked: time.Now().UnixMilli(), Held: []string{"c"}},
+			Nested: &lock.Nested{Asked: time.Now().UnixMilli(), Held: []string{"ns/c"}},
 		}
 		if d := cmp.Diff(want, st.Holders[0].Owner); d != "" {
 			t.Errorf("owner: %s", d)

@@ -41,7 +41,7 @@ func (o *owners) remove(h *Hold) {
 	h.newer, h.older = nil, nil
 }
 
-// names are those of an owner's holds, the newest first, as many as lock.Nested takes;
+// names are those of an owner's holds in the store, the newest first, as many as lock.Nested takes;
 // nil: there are none.
 func (o *owners) names(label string) (list []string) {
 	if label == "" || len(o.newest) == 0 {
@@ -49,10 +49,10 @@ func (o *owners) names(label string) (list []string) {
 	}
 	size := 0
 	for h := o.newest[label]; h != nil && len(list) < lock.MaxNested; h = h.older {
-		if size += len(h.name); size > lock.MaxNestedBytes {
+		if size += len(h.key.Resource); size > lock.MaxNestedBytes {
 			break
 		}
-		list = append(list, h.name)
+		list = append(list, string(h.key.Resource))
 	}
 	return list
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// TestOwners: who asks for one more says what it has, the latest first, and no more than fits.
+// TestOwners: who asks for one more says what it has, as the store names it, the latest first, and no more than fits.
 func TestOwners(t *testing.T) {
 	l := open(func(o *Options) { o.Holds, o.Waits = 1000, 1000 })
 	ask := func(owner, name string) (*Hold, []string) {
@@ -45,11 +45,11 @@ func TestOwners(t *testing.T) {
 	grant(other)
 	expect("y")
 	expect("")
-	expect("x", "c", "b", "a")
+	expect("x", "ns/c", "ns/b", "ns/a")
 	l.Release(all[1].ID(), "")
-	expect("x", "c", "a")
+	expect("x", "ns/c", "ns/a")
 	l.Release(all[2].ID(), "")
-	expect("x", "a")
+	expect("x", "ns/a")
 	l.Release(all[0].ID(), "")
 	expect("x")
 	if len(l.owners.newest) != 0 {
@@ -70,7 +70,7 @@ func TestOwners(t *testing.T) {
 
 func namesOf(holds []*Hold) (names []string) {
 	for _, h := range slices.Backward(holds) {
-		names = append(names, h.Name())
+		names = append(names, string(h.Resource()))
 	}
 	return names
 }
