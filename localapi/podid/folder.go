@@ -116,7 +116,8 @@ func (s *Said) check() error {
 }
 
 // Write says of a pod what the kubelet has said, in place of what was said before. Its file is
-// there as a whole or not at all, also when the process is killed. One process writes at a time.
+// there as a whole or not at all, also when the process is killed; what is left then Tidy removes. One
+// process writes at a time.
 func (f Folder) Write(s Said) error {
 	if err := s.check(); err != nil {
 		return err
@@ -145,10 +146,13 @@ func (f Folder) Write(s Said) error {
 	if e := file.Close(); err == nil {
 		err = e
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		err = root.Rename(begun, s.UID)
 	}
-	return root.Rename(begun, s.UID)
+	if err != nil {
+		err = errors.Join(err, root.RemoveAll(begun))
+	}
+	return err
 }
 
 // Remove forgets a pod. It is no error when nothing was said of it.

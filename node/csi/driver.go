@@ -104,10 +104,18 @@ func Run(ctx context.Context, o Options) (err error) {
 		socket:  filepath.Join(o.Folder, socketFolder),
 		pods:    podid.Folder(filepath.Join(o.Folder, podsFolder)),
 	}}
-	if err := errors.Join(d.volumes.pods.Tidy(), d.volumes.sweep()); err != nil {
-		return fmt.Errorf("forget pods that are gone: %w", err)
+	if err := d.volumes.pods.Tidy(); err != nil {
+		return fmt.Errorf("remove what was being written of pods: %w", err)
 	}
+	d.sweep()
 	return d.serve(ctx)
+}
+
+// sweep forgets pods that are gone. What is wrong with one pod is in nobody else's way.
+func (d *driver) sweep() {
+	if err := d.volumes.sweep(); err != nil {
+		d.o.Logger.Error("cannot tell whether pods are gone: they stay known", keyError, err)
+	}
 }
 
 // serve listens where the kubelet finds it, until ctx ends.

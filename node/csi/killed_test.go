@@ -3,11 +3,15 @@ package csi
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/locksidecar/locksidecar/localapi/podid"
 )
 
 // A driver that was killed at whichever step leaves nothing that the next one does not finish:
@@ -117,4 +121,47 @@ func TestForgetsPodsThatAreGone(t *testing.T) {
 	p.kill()
 	n.start()
 	n.want("at the next start", 1, another)
+}
+
+// A pod whose folder at the kubelet cannot be looked into stays known, and is in nobody else's way: not
+// of pods that end, and not of a driver that starts.
+func TestDamagedFolderOfAPod(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	n.must(p.publish(one, "locks"))
+	n.must(n.pods.Write(podid.Said{UID: another.uid, Namespace: another.namespace, Name: another.name, ServiceAccount: another.account}))
+	damaged := filepath.Join(n.o.Kubelet, podsOfKubelet, another.uid)
+	n.must(os.MkdirAll(damaged, 0o750))
+	n.must(os.WriteFile(filepath.Join(damaged, "volumes"), nil, 0o600))
+	if err := p.unpublish(one, "locks"); err != nil {
+		t.Errorf("another pod cannot end: %v", err)
+	}
+	n.want("unmounted", 0, another)
+	p.kill()
+	p = n.start()
+	n.must(p.publish(one, "locks"))
+	n.want("the next driver", 1, one, another)
+	if !strings.Contains(p.log.String(), "cannot tell whether pods are gone") {
+		t.Errorf("the log does not say so: %s", p.log)
+	}
+}
+
+// On a full disk a pod is not mounted, and stays what it was said to be; nothing half written is left.
+func TestFullDisk(t *testing.T) {
+	n := newNode(t)
+	n.must(os.MkdirAll(string(n.pods), 0o755))
+	n.must(unix.Mount("none", string(n.pods), "tmpfs", 0, "size=8192"))
+	p := n.start()
+	n.must(p.publish(one, "locks"))
+	filler := filepath.Join(string(n.pods), "filler")
+	n.must(os.WriteFile(filler, make([]byte, 4096), 0o600))
+	for _, of := range []pod{one, another} {
+		if err := p.publish(of, "more"); status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "no space left") {
+			t.Errorf("on a full disk: %v", err)
+		}
+	}
+	n.must(os.Remove(filler))
+	n.want("full", 1, one)
+	n.must(p.publish(another, "more"))
+	n.want("not full any more", 2, one, another)
 }

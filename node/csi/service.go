@@ -164,6 +164,7 @@ func (d *driver) nodeUnpublish(request message) (message, error) {
 	if unmounted > 0 {
 		d.o.Logger.Info("unmounted", keyUID, t.pod, keyVolume, t.volume)
 	}
+	d.sweep()
 	return message{}, nil
 }
 

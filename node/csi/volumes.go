@@ -126,7 +126,7 @@ func (v *volumes) unpublish(t target) (unmounted int, err error) {
 			return unmounted, fmt.Errorf("remove the folder that was mounted on: %w", err)
 		}
 	}
-	return unmounted, errors.Join(v.forget(t.pod), v.sweep())
+	return unmounted, v.forget(t.pod)
 }
 
 // forget removes what was said of a pod, if it has no volume any more.
@@ -176,8 +176,11 @@ func (v *volumes) anyMounted(pod string, names []string) (bool, error) {
 }
 
 // sweep forgets pods that the kubelet has no CSI volume of any more: it will not ask to unpublish
-// one. That happens when the driver was killed after it had unmounted and before it forgot.
+// one. That happens when the driver was killed after it had unmounted and before it forgot. Pods of which it
+// cannot tell stay known; the error says which.
 func (v *volumes) sweep() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	pods, err := v.pods.Pods()
 	if err != nil {
 		return err
@@ -188,7 +191,9 @@ func (v *volumes) sweep() error {
 		if err == nil && len(names) == 0 {
 			err = v.pods.Remove(pod)
 		}
-		all = errors.Join(all, err)
+		if err != nil {
+			all = errors.Join(all, fmt.Errorf("pod %s: %w", pod, err))
+		}
 	}
 	return all
 }
