@@ -106,6 +106,7 @@ var usual = []conformance{
 	{name: "Get", run: testGet},
 	{name: "List", run: testList},
 	{name: "OddNames", run: testOddNames},
+	{name: "Spaces", run: testSpaces},
 
 	{name: "RecordVersions", run: testRecordVersions},
 	{name: "RecordRace", run: testRecordRace},
