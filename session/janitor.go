@@ -13,7 +13,7 @@ import (
 
 const (
 	// maxReleases bounds the releases that one lease has in flight in the
-	// background: a session with 10,000 holds ends quickly and does not flood
+	// background, at each place: a session with 10,000 holds ends quickly and does not flood
 	// the store.
 	maxReleases = 64
 	// maxRetries bounds those among them that the store did not answer before.
@@ -125,6 +125,31 @@ func (c chore) finish() {
 	}
 	if c.batch != nil && c.batch.left.Add(-1) == 0 {
 		close(c.batch.done)
+	}
+}
+
+// janitors are those of a lease, one for each place where its resources live: releases at one that does not answer hold up
+// none at another.
+type janitors struct {
+	lease lock.Lease
+	all   []*janitor // by number of the place
+}
+
+func newJanitors(ctx context.Context, l lock.Lease, lost func(), heir func(chore), logger *logger) *janitors {
+	js := &janitors{lease: l}
+	for range lock.PlacesOf(l) {
+		js.all = append(js.all, newJanitor(ctx, l, lost, heir, logger))
+	}
+	return js
+}
+
+// add takes a chore on and returns at once.
+func (js *janitors) add(c chore) { js.all[lock.PlaceOf(js.lease, c.resource)].add(c) }
+
+// stop stops all.
+func (js *janitors) stop() {
+	for _, j := range js.all {
+		j.stop()
 	}
 }
 

@@ -17,16 +17,16 @@ const closeTimeout = 5 * time.Second
 
 // generation is one lease of the sidecar and what hangs on it. When the lease
 // is over the next generation begins; nothing goes over from one to the other but what
-// its janitor leaves.
+// its janitors leave.
 type generation struct {
-	lease   lock.Lease
-	prompt  bool          // the lease says by lock.Blocking when it blocks
-	opened  time.Duration // on the clock
-	keeper  *heartbeat.Keeper
-	janitor *janitor
-	cancel  context.CancelFunc // ends the keeper and the janitor
-	wg      sync.WaitGroup
-	beatErr atomic.Pointer[error] // of the last heartbeat that failed
+	lease    lock.Lease
+	prompt   bool          // the lease says by lock.Blocking when it blocks
+	opened   time.Duration // on the clock
+	keeper   *heartbeat.Keeper
+	janitors *janitors
+	cancel   context.CancelFunc // ends the keeper and the janitors
+	wg       sync.WaitGroup
+	beatErr  atomic.Pointer[error] // of the last heartbeat that failed
 
 	mu    sync.Mutex
 	holds map[lock.HoldID]*Session // and waiters: for whom the store's news are
@@ -54,7 +54,7 @@ func (m *Manager) begin(ctx context.Context, l lock.Lease, opened time.Duration)
 			m.o.Observer.Heartbeat(b)
 		},
 	})
-	g.janitor = newJanitor(ctx, l, g.keeper.Lose, m.inherit, &m.log)
+	g.janitors = newJanitors(ctx, l, g.keeper.Lose, m.inherit, &m.log)
 	g.wg.Go(func() { _ = g.keeper.Run(ctx) }) // what it says is in keeper.Err, too
 	g.wg.Go(func() {
 		for e := range l.Events() { // until Close
@@ -125,7 +125,7 @@ func (g *generation) route(e lock.Event) {
 func (g *generation) end(ctx context.Context) error {
 	g.cancel() // Close releases everything
 	err := g.lease.Close(ctx)
-	g.janitor.stop()
+	g.janitors.stop()
 	g.wg.Wait()
 	return err
 }

@@ -102,7 +102,7 @@ func letGo(ctx context.Context, s *Session, g *generation, q lock.Request) {
 	ctx, cancel := context.WithTimeout(ctx, firstTimeout)
 	defer cancel()
 	if errors.Is(g.lease.Release(ctx, q.Resource, q.ID), lock.ErrUnavailable) {
-		g.janitor.add(chore{session: s.id, resource: q.Resource, id: q.ID})
+		g.janitors.add(chore{session: s.id, resource: q.Resource, id: q.ID})
 	}
 }
 

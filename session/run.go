@@ -108,13 +108,13 @@ func (m *Manager) setLease(g *generation, why error) {
 	}
 	if g != nil {
 		for _, c := range m.orphans {
-			g.janitor.add(c)
+			g.janitors.add(c)
 		}
 		m.orphans = nil
 	}
 }
 
-// inherit takes what the janitor of a lease that is over has left, for the one of the next lease.
+// inherit takes what the janitors of a lease that is over have left, for those of the next lease.
 func (m *Manager) inherit(c chore) {
 	c = chore{session: c.session, resource: c.resource, id: c.id, key: c.key, former: c.former}
 	m.mu.Lock()
@@ -124,7 +124,7 @@ func (m *Manager) inherit(c chore) {
 	}
 	m.mu.Unlock()
 	if g != nil {
-		g.janitor.add(c)
+		g.janitors.add(c)
 	}
 }
 

@@ -238,7 +238,7 @@ func (s *Session) settle(own *ledger.Hold) (ask *asking, calls []*ledger.Call) {
 			if e.Farewell {
 				c.batch = s.farewell
 			}
-			e.Lease.(*generation).janitor.add(c)
+			e.Lease.(*generation).janitors.add(c)
 		case ledger.Unregister:
 			e.Lease.(*generation).drop(e.ID)
 		case ledger.Peek:

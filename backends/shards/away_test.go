@@ -422,3 +422,33 @@ func TestDeadlockBesideASilentShard(t *testing.T) {
 		s.roads[1].fault.Store(fine)
 	})
 }
+
+// TestReleasesBesideASilentShard: apps end that hold many locks at a shard which does not answer, and one at another
+// shard. That one is released at once.
+func TestReleasesBesideASilentShard(t *testing.T) {
+	for name, apps := range map[string]int{"OneApp": 1, "ManyApps": 1000} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(e *env) {
+				s, other := e.sidecar(0, 1), e.sidecar(0, 1)
+				var all []*session.Session
+				for i, name := range s.several(1, 1000) {
+					if i < apps {
+						all = append(all, s.app())
+					}
+					s.take(all[i%apps], name)
+				}
+				s.take(all[apps-1], s.named(0))
+				s.roads[1].fault.Store(hangs)
+				for _, a := range all {
+					a.Close()
+				}
+				began := e.clock()
+				other.take(other.app(), other.named(0))
+				if took := e.clock() - began; took > time.Second {
+					t.Errorf("the lock at a shard that answers was free after %s", took)
+				}
+				s.roads[1].fault.Store(fine)
+			})
+		})
+	}
+}

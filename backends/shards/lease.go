@@ -77,6 +77,7 @@ type loss struct {
 var (
 	_ lock.Prompt   = (*Lease)(nil)
 	_ lock.Detacher = (*Lease)(nil)
+	_ lock.Spread   = (*Lease)(nil)
 )
 
 var errAway = errors.New("its lease was given up")
@@ -163,6 +164,12 @@ func (l *Lease) ID() lock.LeaseID { return l.id }
 
 // TellsBlocking implements lock.Prompt.
 func (l *Lease) TellsBlocking() bool { return true }
+
+// Places implements lock.Spread.
+func (l *Lease) Places() int { return len(l.seats) }
+
+// Place implements lock.Spread.
+func (l *Lease) Place(r lock.Resource) int { return l.b.pick(r) }
 
 // Events implements lock.Lease.
 func (l *Lease) Events() <-chan lock.Event { return l.events }
