@@ -225,6 +225,42 @@ func TestListWithoutAShard(t *testing.T) {
 	})
 }
 
+// TestPagesWithoutAShard: only one of the pages of a list waits for a shard that does not answer.
+func TestPagesWithoutAShard(t *testing.T) {
+	bubble(t, func(e *env) {
+		s := e.sidecar(0, 1, 2)
+		a := s.app()
+		for _, name := range s.several(0, 20) {
+			s.take(a, name)
+		}
+		s.roads[1].fault.Store(hangs)
+		began := e.clock()
+		page, found := lock.Page{Limit: 2}, 0
+		for {
+			list, err := s.backend.List(e.t.Context(), "", page)
+			var partial *lock.PartialError
+			if !errors.As(err, &partial) || len(partial.Missing) != 1 || partial.Missing[0] != "b" {
+				t.Fatalf("List = %v, want a PartialError for b", err)
+			}
+			if len(list) == 0 {
+				break
+			}
+			found += len(list)
+			page.After = list[len(list)-1].Resource
+		}
+		if took := e.clock() - began; found != 20 || took > 2*time.Second {
+			t.Errorf("%d of 20 locks were listed, in %s", found, took)
+		}
+		s.roads[1].fault.Store(fine)
+		if _, err := s.backend.List(e.t.Context(), "", lock.Page{Limit: 2}); err != nil {
+			t.Errorf("the shard is back, and a list = %v", err)
+		}
+		if _, err := s.backend.List(e.t.Context(), "", page); err != nil {
+			t.Errorf("the shard has answered to the first page, and the next = %v", err)
+		}
+	})
+}
+
 // TestWatchWithoutAShard: what the shard has that does not answer stays as it was seen last, and changes at
 // the others are seen.
 func TestWatchWithoutAShard(t *testing.T) {

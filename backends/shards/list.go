@@ -18,7 +18,7 @@ const patience = time.Second
 var errSlow = errors.New("it did not answer within a second after the others")
 
 // List implements lock.Backend. Shards that do not answer are missing: the error is
-// a *lock.PartialError.
+// a *lock.PartialError. Of the pages of a list, one waits for a silent shard, and the others for 2 s do not.
 func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.Status, error) {
 	return merge(ctx, b, p, func(st lock.Status) lock.Resource { return st.Resource },
 		func(ctx context.Context, s *shard, p lock.Page) ([]lock.Status, error) { return s.List(ctx, prefix, p) })
@@ -35,12 +35,17 @@ func merge[T any](ctx context.Context, b *Backend, p lock.Page, name func(T) loc
 	defer slow.Stop()
 	answered := sync.OnceFunc(func() { slow.Reset(patience) })
 	pages := make([][]T, len(b.shards))
+	began := b.o.Clock()
 	errs := b.each(func(s *shard) error {
+		if p.After != "" && began < time.Duration(s.listed.Load()) {
+			return s.explain(errRests)
+		}
 		page, err := own(b, s, p, name, func(p lock.Page) ([]T, error) { return list(ctx, s, p) })
+		if err != nil && context.Cause(ctx) == errSlow { //nolint:errorlint // it is that very one
+			err = fmt.Errorf("%w: %w", lock.ErrUnavailable, errSlow)
+		}
+		b.note(&s.listed, began, err)
 		if err != nil {
-			if context.Cause(ctx) == errSlow { //nolint:errorlint // it is that very one
-				err = fmt.Errorf("%w: %w", lock.ErrUnavailable, errSlow)
-			}
 			return s.explain(err)
 		}
 		answered()

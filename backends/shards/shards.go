@@ -58,13 +58,14 @@ type shard struct {
 	records lock.Records
 
 	silent atomic.Int64 // until then on the clock no Get waits for it
+	listed atomic.Int64 // until then no page of a list but the first one does
 }
 
 const (
-	// silentGet is for how long a Get waits without an answer at least, until the shard counts as silent.
+	// silentGet is for how long a Get, or a list, waits without an answer at least, until the shard counts as silent.
 	silentGet = 500 * time.Millisecond
-	// silentRest is for how long Get fails at once then. Who reads one lock after another, as the search for
-	// deadlocks does, is not held up by each at this shard.
+	// silentRest is for how long Get fails at once then, and a page of a list but the first one. Who reads one
+	// lock after another, as the search for deadlocks does, or page after page, is not held up by each at this shard.
 	silentRest = 2 * time.Second
 )
 
@@ -150,16 +151,23 @@ func (b *Backend) Get(ctx context.Context, r lock.Resource) (lock.Status, error)
 	s := b.of(r)
 	began := b.o.Clock()
 	if began < time.Duration(s.silent.Load()) {
-		return lock.Status{}, fmt.Errorf("get %q: %w: shard %s did not answer a moment ago", string(r), lock.ErrUnavailable, s.name)
+		return lock.Status{}, fmt.Errorf("get %q: shard %s: %w", string(r), s.name, errRests)
 	}
 	st, err := s.Get(ctx, r)
+	b.note(&s.silent, began, err)
+	return st, s.explain(err)
+}
+
+var errRests = fmt.Errorf("%w: it did not answer a moment ago", lock.ErrUnavailable)
+
+// note notes whether a shard has answered what it was asked then.
+func (b *Backend) note(silent *atomic.Int64, began time.Duration, err error) {
 	switch now := b.o.Clock(); {
 	case err == nil:
-		s.silent.Store(0)
+		silent.Store(0)
 	case errors.Is(err, lock.ErrUnavailable) && now-began >= silentGet:
-		s.silent.Store(int64(now + silentRest))
+		silent.Store(int64(now + silentRest))
 	}
-	return st, s.explain(err)
 }
 
 // ForceRelease implements lock.Backend.
