@@ -108,6 +108,53 @@ func testOnlyTheKeeperReadsAllLeases(t testing.TB) {
 	}
 }
 
+// What the server reads for a heartbeat is the same among 8 sidecars and among 32. Beside that the
+// keeper reads one row a lease in each of its rounds: all that grows with the sidecars is one round.
+func TestReadingsOfManySidecars(t *testing.T) {
+	t.Parallel()
+	again(t, func(t testing.TB) {
+		few, many := rowsOfABeat(t, 8), rowsOfABeat(t, 32)
+		t.Logf("rows read for a heartbeat: %.1f among 8 sidecars, %.1f among 32", few, many)
+		if few < 1 || many > few+4 {
+			t.Errorf("rows read for a heartbeat: %.1f among 8 sidecars, %.1f among 32", few, many)
+		}
+	})
+}
+
+// rowsOfABeat is how many rows the server reads for a heartbeat of one of so many sidecars,
+// without those of the rounds.
+func rowsOfABeat(t testing.TB, sidecars int) float64 {
+	t.Helper()
+	const each = 10
+	url := testengine.New(t, testengine.MariaDB).URL()
+	b := openAt(t, url)
+	t.Cleanup(func() { _ = b.Close() })
+	var rounds atomic.Int64
+	leases := make([]lock.Lease, sidecars)
+	for i := range leases {
+		d := &watchedDialect{Dialect: New(mustParse(t, url), nil), reads: &rounds}
+		engine, err := sqllock.Open(d, sqllock.Options{Migrate: true, FailoverGrace: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = engine.Close() })
+		leases[i] = leaseFor(t, &store{Backend: engine, d: d.Dialect}, lock.MaxTTL)
+	}
+	read := func() int64 {
+		return number(t, b, "SELECT variable_value FROM information_schema.global_status WHERE variable_name='ROWS_READ'")
+	}
+	before, round := read(), rounds.Load()
+	for range each {
+		for _, l := range leases {
+			if err := beat(t.Context(), l); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	all := read() - before - (rounds.Load()-round)*int64(sidecars)
+	return float64(all) / float64(sidecars*each)
+}
+
 // watchedDialect counts the statements that read all leases.
 type watchedDialect struct {
 	*Dialect
