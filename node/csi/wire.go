@@ -1,10 +1,11 @@
 package csi
 
 import (
-	"errors"
 	"fmt"
 
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/locksidecar/locksidecar/internal/protofields"
 )
 
 // This file reads and writes the few messages that are used here, of csi.proto (csi.v1) and of the
@@ -43,41 +44,6 @@ func (asItIs) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// field is one of a message that was received.
-type field struct {
-	number protowire.Number
-	n      uint64 // of a number
-	bytes  []byte // of all else; a part of the message
-}
-
-var errMalformed = errors.New("malformed message")
-
-// fields calls each for the fields of a message.
-func (m message) fields(each func(field)) error {
-	for len(m) > 0 {
-		number, kind, n := protowire.ConsumeTag(m)
-		if n < 0 {
-			return errMalformed
-		}
-		m = m[n:]
-		f := field{number: number}
-		switch kind {
-		case protowire.VarintType:
-			f.n, n = protowire.ConsumeVarint(m)
-		case protowire.BytesType:
-			f.bytes, n = protowire.ConsumeBytes(m)
-		default:
-			n = protowire.ConsumeFieldValue(number, kind, m)
-		}
-		if n < 0 {
-			return errMalformed
-		}
-		m = m[n:]
-		each(f)
-	}
-	return nil
-}
-
 // publishRequest is a NodePublishVolumeRequest.
 type publishRequest struct {
 	volume   string
@@ -92,37 +58,41 @@ func readPublish(m message) (p publishRequest, err error) {
 	const volumeID, stagingTargetPath, targetPath, volumeCapability, readonly, volumeContext = 1, 3, 4, 5, 6, 8
 	const block = 1
 	p.context = map[string]string{}
-	var inner error
-	err = m.fields(func(f field) {
-		switch f.number {
+	err = protofields.Each(m, func(f protofields.Field) error {
+		switch f.Number {
 		case volumeID:
-			p.volume = string(f.bytes)
+			p.volume = string(f.Bytes)
 		case stagingTargetPath:
-			p.staged = string(f.bytes)
+			p.staged = string(f.Bytes)
 		case targetPath:
-			p.target = string(f.bytes)
+			p.target = string(f.Bytes)
 		case volumeCapability:
-			inner = errors.Join(inner, message(f.bytes).fields(func(f field) { p.block = p.block || f.number == block }))
+			return protofields.Each(f.Bytes, func(f protofields.Field) error {
+				p.block = p.block || f.Number == block
+				return nil
+			})
 		case readonly:
-			p.readOnly = f.n != 0
+			p.readOnly = f.N != 0
 		case volumeContext:
-			inner = errors.Join(inner, readEntry(f.bytes, p.context))
+			return readEntry(f.Bytes, p.context)
 		}
+		return nil
 	})
-	return p, errors.Join(err, inner)
+	return p, err
 }
 
 // readEntry reads one entry of a map.
 func readEntry(m message, into map[string]string) error {
 	const key, value = 1, 2
 	var k, v string
-	err := m.fields(func(f field) {
-		switch f.number {
+	err := protofields.Each(m, func(f protofields.Field) error {
+		switch f.Number {
 		case key:
-			k = string(f.bytes)
+			k = string(f.Bytes)
 		case value:
-			v = string(f.bytes)
+			v = string(f.Bytes)
 		}
+		return nil
 	})
 	into[k] = v
 	return err
@@ -131,13 +101,14 @@ func readEntry(m message, into map[string]string) error {
 // readUnpublish reads a NodeUnpublishVolumeRequest.
 func readUnpublish(m message) (volume, target string, err error) {
 	const volumeID, targetPath = 1, 2
-	err = m.fields(func(f field) {
-		switch f.number {
+	err = protofields.Each(m, func(f protofields.Field) error {
+		switch f.Number {
 		case volumeID:
-			volume = string(f.bytes)
+			volume = string(f.Bytes)
 		case targetPath:
-			target = string(f.bytes)
+			target = string(f.Bytes)
 		}
+		return nil
 	})
 	return volume, target, err
 }
@@ -145,13 +116,14 @@ func readUnpublish(m message) (volume, target string, err error) {
 // readStatus reads a RegistrationStatus of the kubelet.
 func readStatus(m message) (registered bool, problem string, err error) {
 	const pluginRegistered, theError = 1, 2
-	err = m.fields(func(f field) {
-		switch f.number {
+	err = protofields.Each(m, func(f protofields.Field) error {
+		switch f.Number {
 		case pluginRegistered:
-			registered = f.n != 0
+			registered = f.N != 0
 		case theError:
-			problem = string(f.bytes)
+			problem = string(f.Bytes)
 		}
+		return nil
 	})
 	return registered, problem, err
 }

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/locksidecar/locksidecar/backends/caslock"
+	"github.com/locksidecar/locksidecar/internal/protofields"
 )
 
 // This file writes and reads the few messages of etcd that are used here. The numbers of
@@ -142,55 +143,26 @@ func authenticateRequest(user, password string) message {
 	return m
 }
 
-// field is one of a message that was received.
-type field struct {
-	number protowire.Number
-	n      uint64 // of a number
-	bytes  []byte // of all else; a part of the message
-}
-
-// fields calls each for the fields of a message, up to the first error.
-func fields(m []byte, each func(field) error) error {
-	for len(m) > 0 {
-		number, kind, n := protowire.ConsumeTag(m)
-		if n < 0 {
-			return malformed(n)
-		}
-		m = m[n:]
-		f := field{number: number}
-		switch kind {
-		case protowire.VarintType:
-			f.n, n = protowire.ConsumeVarint(m)
-		case protowire.BytesType:
-			f.bytes, n = protowire.ConsumeBytes(m)
-		default:
-			n = protowire.ConsumeFieldValue(number, kind, m)
-		}
-		if n < 0 {
-			return malformed(n)
-		}
-		m = m[n:]
-		if err := each(f); err != nil {
-			return err
-		}
+// answer calls each for the fields of an answer, up to the first error.
+func answer(m []byte, each func(protofields.Field) error) error {
+	if err := protofields.Each(m, each); err != nil {
+		return fmt.Errorf("read an answer of etcd: %w", err)
 	}
 	return nil
 }
-
-func malformed(n int) error { return fmt.Errorf("read an answer of etcd: %w", protowire.ParseError(n)) }
 
 // txnResponse reads the answer to a txnRequest.
 func txnResponse(m []byte, prefix string, t caslock.Txn) (r caslock.Result, err error) {
 	const header, succeeded, responses = 1, 2, 3
 	var parts [][]byte
-	err = fields(m, func(f field) error {
-		switch f.number {
+	err = answer(m, func(f protofields.Field) error {
+		switch f.Number {
 		case header:
-			return readHeader(f.bytes, &r)
+			return readHeader(f.Bytes, &r)
 		case succeeded:
-			r.Done = f.n != 0
+			r.Done = f.N != 0
 		case responses:
-			parts = append(parts, f.bytes)
+			parts = append(parts, f.Bytes)
 		}
 		return nil
 	})
@@ -217,12 +189,12 @@ func txnResponse(m []byte, prefix string, t caslock.Txn) (r caslock.Result, err 
 // readHeader reads a ResponseHeader.
 func readHeader(m []byte, r *caslock.Result) error {
 	const clusterID, revision = 1, 3
-	return fields(m, func(f field) error {
-		switch f.number {
+	return protofields.Each(m, func(f protofields.Field) error {
+		switch f.Number {
 		case clusterID:
-			r.Server = strconv.FormatUint(f.n, 16)
+			r.Server = strconv.FormatUint(f.N, 16)
 		case revision:
-			r.Revision = int64(f.n) //nolint:gosec // that is how int64 is written
+			r.Revision = int64(f.N) //nolint:gosec // that is how int64 is written
 		}
 		return nil
 	})
@@ -232,16 +204,16 @@ func readHeader(m []byte, r *caslock.Result) error {
 func responseOp(m []byte, prefix string, onlyCount bool) (found caslock.Found, err error) {
 	const theRange = 1
 	const kvs, count = 2, 4
-	err = fields(m, func(f field) error {
-		if f.number != theRange {
+	err = protofields.Each(m, func(f protofields.Field) error {
+		if f.Number != theRange {
 			return nil
 		}
-		return fields(f.bytes, func(f field) error {
+		return protofields.Each(f.Bytes, func(f protofields.Field) error {
 			switch {
-			case f.number == count:
-				found.Count = int(f.n) //nolint:gosec // of keys
-			case f.number == kvs && !onlyCount:
-				kv, err := keyValue(f.bytes, prefix)
+			case f.Number == count:
+				found.Count = int(f.N) //nolint:gosec // of keys
+			case f.Number == kvs && !onlyCount:
+				kv, err := keyValue(f.Bytes, prefix)
 				if err != nil {
 					return err
 				}
@@ -255,14 +227,14 @@ func responseOp(m []byte, prefix string, onlyCount bool) (found caslock.Found, e
 
 func keyValue(m []byte, prefix string) (kv caslock.KV, err error) {
 	const key, modRevision, value = 1, 3, 5
-	err = fields(m, func(f field) error {
-		switch f.number {
+	err = protofields.Each(m, func(f protofields.Field) error {
+		switch f.Number {
 		case key:
-			kv.Key = strings.TrimPrefix(string(f.bytes), prefix)
+			kv.Key = strings.TrimPrefix(string(f.Bytes), prefix)
 		case modRevision:
-			kv.Version = int64(f.n) //nolint:gosec // that is how int64 is written
+			kv.Version = int64(f.N) //nolint:gosec // that is how int64 is written
 		case value:
-			kv.Value = f.bytes
+			kv.Value = f.Bytes
 		}
 		return nil
 	})
@@ -280,18 +252,18 @@ type news struct {
 // watchResponse reads news of keys below a prefix.
 func watchResponse(m []byte, prefix string) (n news, err error) {
 	const created, canceled, compactRevision, cancelReason, events = 3, 4, 5, 6, 11
-	err = fields(m, func(f field) error {
-		switch f.number {
+	err = answer(m, func(f protofields.Field) error {
+		switch f.Number {
 		case created:
-			n.created = f.n != 0
+			n.created = f.N != 0
 		case canceled:
-			n.canceled = n.canceled || f.n != 0
+			n.canceled = n.canceled || f.N != 0
 		case compactRevision:
-			n.canceled = n.canceled || f.n != 0
+			n.canceled = n.canceled || f.N != 0
 		case cancelReason:
-			n.reason = string(f.bytes)
+			n.reason = string(f.Bytes)
 		case events:
-			kv, err := event(f.bytes, prefix)
+			kv, err := event(f.Bytes, prefix)
 			if err != nil {
 				return err
 			}
@@ -307,12 +279,12 @@ func event(m []byte, prefix string) (kv caslock.KV, err error) {
 	const kind, changed = 1, 2
 	const deleted = 1
 	gone := false
-	err = fields(m, func(f field) (err error) {
-		switch f.number {
+	err = protofields.Each(m, func(f protofields.Field) (err error) {
+		switch f.Number {
 		case kind:
-			gone = f.n == deleted
+			gone = f.N == deleted
 		case changed:
-			kv, err = keyValue(f.bytes, prefix)
+			kv, err = keyValue(f.Bytes, prefix)
 		}
 		return err
 	})
@@ -325,9 +297,9 @@ func event(m []byte, prefix string) (kv caslock.KV, err error) {
 // authenticateResponse reads a token.
 func authenticateResponse(m []byte) (token string, err error) {
 	const theToken = 2
-	err = fields(m, func(f field) error {
-		if f.number == theToken {
-			token = string(f.bytes)
+	err = answer(m, func(f protofields.Field) error {
+		if f.Number == theToken {
+			token = string(f.Bytes)
 		}
 		return nil
 	})
