@@ -26,7 +26,7 @@ type Lock struct {
 	Attempt  int         // 1 is the first
 	Previous *pb.Outcome // of the attempt before; nil where none is known
 	// OutcomeGuard records Succeeded in the app's own transaction; nil where the store is
-	// no SQL database. One row changed: commit. None: somebody else has begun, roll back.
+	// no SQL database. One row changed: commit. None: somebody else has started, roll back.
 	OutcomeGuard *Guard
 
 	session *Session

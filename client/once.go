@@ -32,7 +32,7 @@ type Once struct {
 // Without Conclude, and where it says that nothing was recorded, the outcome is Unknown.
 //
 //	nil: it is recorded. The lock is released, also where it was lost before.
-//	ErrLockLost: the lock was lost, and somebody else has begun. Nothing is recorded.
+//	ErrLockLost: the lock was lost, and somebody else has started. Nothing is recorded.
 //	ErrStoreUnavailable, or the cause of ctx, which ended: it may be recorded or not. The
 //	  lock is still held, unless it was lost. Conclude again: it is recorded once.
 //	ErrInvalidRequest: it is not a lock of something that is done once, or another outcome

@@ -3,7 +3,7 @@ package caslock
 import "context"
 
 // This file is about a store that goes back to a backup, or is another one than before: its revision falls. Whoever
-// notices it compares its holds, and has fences begin anew: they depend on the revision.
+// notices it compares its holds, and gives fences a new start: they depend on the revision.
 
 // history is what the answers have told of the store.
 type history struct {
@@ -37,7 +37,7 @@ func (b *Backend) tells(before history, r Result) {
 // fallen is how often the store went back.
 func (b *Backend) fallen() uint64 { return b.told().falls }
 
-// rebase has fences begin anew, if the store went back since that was done: above all that there were, as when they began. It
+// rebase gives fences a new start, if the store went back since that was done: above all that there were, as when they began. It
 // tells whether that was necessary.
 func (b *Backend) rebase(ctx context.Context, command string) (rebased bool, err error) {
 	for h := b.told(); h.based < h.falls; h = b.told() {

@@ -231,7 +231,7 @@ func (c *cluster) verdict() error {
 		if err != nil {
 			return err
 		}
-		fmt.Printf("tick %d: begun by %v, done by %v\n", tick, nodes(began), nodes(done))
+		fmt.Printf("tick %d: started by %v, done by %v\n", tick, nodes(began), nodes(done))
 		if len(done) != 1 {
 			wrong = append(wrong, fmt.Errorf("tick %d was done %d times", tick, len(done)))
 			continue

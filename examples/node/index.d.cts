@@ -205,7 +205,7 @@ export class Lock {
    */
   detach(ttl: number): Promise<Detached>;
   /**
-   * Of what is done once: records that it is done, and releases. LOCK_LOST: somebody else has begun, and nothing is recorded.
+   * Of what is done once: records that it is done, and releases. LOCK_LOST: somebody else has started, and nothing is recorded.
    * STORE_UNAVAILABLE, SIDECAR_SILENT: it may be recorded or not, and the lock stays; say it again.
    */
   succeeded(note?: string): Promise<void>;

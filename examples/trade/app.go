@@ -44,7 +44,7 @@ func runApp(ctx context.Context, role string, o options) (err error) {
 	if role == roleCompensate {
 		return a.compensate(ctx, o.withdrawals)
 	}
-	// What was not begun is recorded nowhere, and no compensation finds it. So the app comes back to it: where the
+	// What was not started is recorded nowhere, and no compensation finds it. So the app comes back to it: where the
 	// store has not answered, and where another process is at it, or was, and has died before it began.
 	for todo := rand.Perm(o.withdrawals); len(todo) > 0 && a.session.Err() == nil; { //nolint:gosec // the order matters little
 		n := todo[0]

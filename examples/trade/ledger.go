@@ -86,7 +86,7 @@ func (l *ledger) book(ctx context.Context, hold *client.Lock, n int, transfer st
 		return err
 	}
 	if rows, err := done.RowsAffected(); err != nil || rows != 1 {
-		return errors.Join(err, errors.New("somebody else has begun"))
+		return errors.Join(err, errors.New("somebody else has started"))
 	}
 	return tx.Commit()
 }

@@ -78,8 +78,8 @@ var (
 	ErrAlreadyDone = errors.New("it has succeeded before")
 	// ErrAttemptsExhausted: it was tried as often as it may be. See RefusedError.
 	ErrAttemptsExhausted = errors.New("it was tried as often as it may be")
-	// ErrOvertaken: somebody else has been granted the lock since, and has begun.
-	ErrOvertaken = errors.New("somebody else has begun since")
+	// ErrOvertaken: somebody else has been granted the lock since, and has started.
+	ErrOvertaken = errors.New("somebody else has started since")
 	// ErrOtherwise: the attempt has ended before, and otherwise.
 	ErrOtherwise = errors.New("the attempt was recorded with another outcome")
 	// ErrForeign: what the store has under this name is not a record of this package.

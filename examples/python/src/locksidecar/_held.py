@@ -207,7 +207,7 @@ class Held(_Held):
     def succeeded(self, note: str = "") -> None:
         """Of something that is done once: record that it is done, and release. It is not done again.
 
-        LockLost: somebody else has begun, and nothing is recorded. StoreUnavailable,
+        LockLost: somebody else has started, and nothing is recorded. StoreUnavailable,
         SidecarSilent: it may be recorded or not, and the lock stays: say it again.
         """
         self._session.conclude(self._entry, "SUCCEEDED", given_text("note", note))
