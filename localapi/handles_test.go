@@ -1,12 +1,14 @@
 package localapi
 
 import (
+	"context"
 	"testing"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/lock"
 	"github.com/locksidecar/locksidecar/session"
 )
 
@@ -71,5 +73,62 @@ func TestHandlesOverEachWire(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// stuckHandles is a store that answers to handles when it is let.
+type stuckHandles struct {
+	lock.Backend
+	entered, let chan struct{}
+}
+
+func (b *stuckHandles) SetHandle(context.Context, lock.Resource, lock.HandleKey, time.Duration) (lock.Detached, error) {
+	b.entered <- struct{}{}
+	<-b.let
+	return lock.Detached{}, lock.ErrNoHandle
+}
+
+// TestLinesGoOnWhileAHandleBlocks: the goroutine that reads leaves that to another when the store is asked
+// about a handle, and what comes meanwhile is answered and told.
+func TestLinesGoOnWhileAHandleBlocks(t *testing.T) {
+	b := &stuckHandles{entered: make(chan struct{}), let: make(chan struct{})}
+	s := start(t, noNews, func(o *session.Options, _ *Options) {
+		b.Backend = o.Backend
+		o.Backend = b
+	})
+	x := s.says(t, opening+`{"requestId":"1","acquire":{"resource":"r","detachable":true}}`+"\n"+`{"requestId":"2","acquire":{"resource":"lost"}}`+"\n")
+	x.answer()
+	ids := map[string]string{}
+	for range 2 {
+		a := x.answer()
+		ids[a.GetRequestId()] = a.GetGranted().GetLockId()
+	}
+	x.say(`{"requestId":"3","detach":{"lockId":"` + ids["1"] + `","ttl":"60s"}}` + "\n")
+	handle := x.answer().GetDetached().GetHandle()
+	for _, ask := range []string{`"releaseHandle":{"handle":"` + handle + `"}`, `"extendHandle":{"handle":"` + handle + `","ttl":"50s"}`} {
+		x.say(`{"requestId":"h",` + ask + "}\n")
+		<-b.entered
+		x.say(`{"requestId":"k","keepAlive":{}}` + "\n")
+		if a := x.answer(); a.GetKeptAlive() == nil {
+			t.Errorf("%v", a)
+		}
+		b.let <- struct{}{}
+		if a := x.answer(); a.GetRequestId() != "h" || a.GetError() == nil {
+			t.Errorf("%v", a)
+		}
+	}
+	x.say(`{"requestId":"h","releaseHandle":{"handle":"` + handle + `"}}` + "\n")
+	<-b.entered
+	if _, err := s.api(t).ForceRelease(t.Context(), &pb.ForceReleaseRequest{Resource: "lost", Grace: durationpb.New(0)}); err != nil {
+		t.Error(err)
+	}
+	for a := x.hears(); a.GetEvent().GetLost().GetLockId() != ids["2"]; a = x.hears() {
+		if a.GetEvent() == nil {
+			t.Fatalf("%v", a)
+		}
+	}
+	b.let <- struct{}{}
+	if a := x.answer(); a.GetError() == nil {
+		t.Errorf("%v", a)
 	}
 }

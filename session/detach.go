@@ -179,6 +179,7 @@ func (sp *Space) setHandle(ctx context.Context, handle string, ttl time.Duration
 	case sp.m.handles == nil:
 		return Detached{}, lock.NoHandles()
 	}
+	lock.Blocking(ctx) // a Backend does not say so
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
 	until := sp.m.o.Clock() + ttl
