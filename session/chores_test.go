@@ -349,8 +349,9 @@ func TestSnapshots(t *testing.T) {
 func TestLooksAreTogether(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		var l looks
-		l.join(&Space{}, "")
-		defer l.leave(&Space{}, "")
+		sp := e.build().Space
+		l.join(sp, "")
+		defer l.leave(sp, "")
 		began := time.Now()
 		for _, c := range []struct{ now, next time.Duration }{{0, 3}, {1, 3}, {2, 3}, {3, 6}, {4, 6}, {7, 9}} {
 			time.Sleep(time.Until(began.Add(c.now * time.Second)))

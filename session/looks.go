@@ -13,8 +13,10 @@ const (
 	// lookRest is how many times its own length a look rests before the next one of
 	// the same prefix: where a look takes long, watches look less often.
 	lookRest = 3
-	// maxLooks is how many prefixes are looked at at a time.
-	maxLooks = 4
+	// maxLooks is how many prefixes are looked at at a time, and maxOwnLooks how many of one space: so
+	// the watches of one leave places to those of others.
+	maxLooks    = 4
+	maxOwnLooks = 2
 )
 
 // looks lets watches share what they see. They look at moments that are the same
@@ -22,10 +24,17 @@ const (
 // all, so watches cost the store no more than one would. There is no goroutine
 // for it: who needs a look and finds none in progress makes it.
 type looks struct {
-	mu    sync.Mutex
-	began time.Time // the moments count from here
-	of    map[looked]*lookers
-	busy  chan struct{} // one place for each look
+	mu     sync.Mutex
+	began  time.Time // the moments count from here
+	of     map[looked]*lookers
+	busy   chan struct{}           // one place for each look
+	places map[string]*placesOfOne // of spaces, by prefix; the one of everybody has all
+}
+
+// placesOfOne are those of one space.
+type placesOfOne struct {
+	watches int
+	busy    chan struct{} // one place for each look
 }
 
 // looked is what a look is of. The same names are others in another space.
@@ -34,6 +43,7 @@ type looked struct{ space, prefix string }
 // lookers are the watches of one prefix in one space.
 type lookers struct {
 	watches int
+	places  *placesOfOne  // nil: it may have all
 	looking chan struct{} // closed when the look in progress is over; nil: there is none
 	latest  *snapshot     // nil: there was none yet
 	failed  failedLook
@@ -83,12 +93,29 @@ func (l *looks) join(sp *Space, prefix string) {
 	defer l.mu.Unlock()
 	if l.of == nil {
 		l.began, l.of, l.busy = time.Now(), make(map[looked]*lookers), make(chan struct{}, maxLooks)
+		l.places = make(map[string]*placesOfOne)
 	}
 	key := looked{sp.prefix, prefix}
 	if l.of[key] == nil {
 		l.of[key] = &lookers{}
+		if !sp.Whole() {
+			l.of[key].places = l.placesOf(sp)
+		}
 	}
 	l.of[key].watches++
+	if own := l.of[key].places; own != nil {
+		own.watches++
+	}
+}
+
+// placesOf gives the places of a space. l.mu is held.
+func (l *looks) placesOf(sp *Space) *placesOfOne {
+	own := l.places[sp.prefix]
+	if own == nil {
+		own = &placesOfOne{busy: make(chan struct{}, maxOwnLooks)}
+		l.places[sp.prefix] = own
+	}
+	return own
 }
 
 func (l *looks) leave(sp *Space, prefix string) {
@@ -98,6 +125,11 @@ func (l *looks) leave(sp *Space, prefix string) {
 	g := l.of[key]
 	if g.watches--; g.watches == 0 {
 		delete(l.of, key)
+	}
+	if own := g.places; own != nil {
+		if own.watches--; own.watches == 0 {
+			delete(l.places, sp.prefix)
+		}
 	}
 }
 
@@ -170,10 +202,14 @@ func (l *looks) look(ctx context.Context, g *lookers, list lister) (err error) {
 	if err := sleepUntil(ctx, g.rest); err != nil { // nobody else looks, so nobody changes it
 		return err
 	}
-	select {
-	case l.busy <- struct{}{}:
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	if g.places != nil {
+		if err := takePlace(ctx, g.places.busy); err != nil {
+			return err
+		}
+		defer func() { <-g.places.busy }()
+	}
+	if err := takePlace(ctx, l.busy); err != nil {
+		return err
 	}
 	defer func() { <-l.busy }()
 	started = time.Now()
@@ -185,6 +221,16 @@ func (l *looks) look(ctx context.Context, g *lookers, list lister) (err error) {
 		return context.Cause(ctx)
 	}
 	return nil
+}
+
+// takePlace waits for a place, which is to be given back, or gives the cause of ctx.
+func takePlace(ctx context.Context, places chan struct{}) error {
+	select {
+	case places <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // sleepUntil returns nil at that moment, or the cause of ctx.

@@ -274,6 +274,45 @@ func TestLastingWatchesOfSpaces(t *testing.T) {
 	})
 }
 
+// TestLooksOfSpaces: however many watches there are in one space, those of another one see what is there
+// in time.
+func TestLooksOfSpaces(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar()
+		web, w := spaceIn(t, sc, "web")
+		job, j := spaceIn(t, sc, "job")
+		sc.way.on(func(ctx context.Context, do func(context.Context) error) error {
+			time.Sleep(time.Second)
+			return do(ctx)
+		}, opList)
+		ctx, cancel := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		for i := range 64 {
+			all.Go(func() {
+				_ = web.Watch(ctx, fmt.Sprint(i), minWatchInterval, func(WatchEvent) error { return nil })
+			})
+		}
+		time.Sleep(20 * time.Second)
+		begun := e.now()
+		isErr(t, job.Watch(ctx, "", 0, func(WatchEvent) error { return lock.ErrHeld }), lock.ErrHeld)
+		if took := e.now() - begun; took > 3*time.Second {
+			t.Errorf("a watch of another space has seen what is there after %v", took)
+		}
+		before := sc.way.count(opList)
+		time.Sleep(10 * time.Second)
+		if n := sc.way.count(opList) - before; n < 15 || n > 10*maxLooks {
+			t.Errorf("%d looks of 1 s in 10 s", n)
+		}
+		cancel()
+		all.Wait()
+		if len(sc.looks.of) != 0 || len(sc.looks.places) != 0 {
+			t.Error("something is left")
+		}
+		w.Close()
+		j.Close()
+	})
+}
+
 // TestHandlesOfSpaces: a handle is worth something in its own space, and to who sees all.
 func TestHandlesOfSpaces(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
