@@ -102,3 +102,71 @@ func TestRemove(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A pod of which nothing can be written stays what it was, and nothing half written is left.
+func TestWriteFails(t *testing.T) {
+	dir := t.TempDir()
+	f := Folder(dir)
+	if err := os.MkdirAll(filepath.Join(dir, uid, "x"), 0o755); err != nil { // no file can come in its place
+		t.Fatal(err)
+	}
+	if err := f.Write(said); err == nil {
+		t.Error("written over a folder")
+	}
+	if files, err := os.ReadDir(dir); err != nil || len(files) != 1 || !files[0].IsDir() {
+		t.Errorf("%v, %v", files, err)
+	}
+	if err := f.Remove(uid); err == nil {
+		t.Error("removed a folder with something in it")
+	}
+	link := filepath.Join(dir, "file")
+	if err := os.WriteFile(link, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	none := Folder(link)
+	_, looked := none.Principal(Place{Pod: uid})
+	_, listed := none.Pods()
+	for what, err := range map[string]error{"look up": looked, "write": none.Write(said), "remove": none.Remove(uid), "list": listed, "tidy": none.Tidy()} {
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s where there is no folder: %v", what, err)
+		}
+	}
+}
+
+// Whatever it is asked, and however that ends, a folder leaves no file open.
+func TestNoFileStaysOpen(t *testing.T) {
+	open := func() int {
+		files, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(files)
+	}
+	f := Folder(t.TempDir())
+	before := open()
+	for range 50 {
+		if err := f.Write(said); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.Principal(Place{Pod: uid, Container: id}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.Principal(Place{Pod: other}); !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+		if err := f.Remove(uid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if after := open(); after > before+10 {
+		t.Errorf("%d files were open, now %d", before, after)
+	}
+}
+
+func TestValidPod(t *testing.T) {
+	for name, want := range map[string]bool{uid: true, other: true, "": false, "." + uid: false, uid + "/": false, strings.ToUpper(uid): false} {
+		if ValidPod(name) != want {
+			t.Errorf("%q: %t", name, !want)
+		}
+	}
+}
