@@ -301,12 +301,12 @@ func TestTheStoreFailsQueries(t *testing.T) {
 	})
 }
 
-// TestManyForcedReleases go to the store at the same time, 64 of them.
+// TestManyForcedReleases go to the store at the same time, 256 of them.
 func TestManyForcedReleases(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		sc := e.sidecar()
 		s := sc.session()
-		for range 70 {
+		for range 300 {
 			must(t, s, shared)
 		}
 		var flying, most atomic.Int32
@@ -316,11 +316,11 @@ func TestManyForcedReleases(t *testing.T) {
 			flying.Add(-1)
 			return nil
 		}
-		if taken, err := sc.ForceRelease(t.Context(), "r", "", 0); len(taken) != 70 || err != nil {
+		if taken, err := sc.ForceRelease(t.Context(), "r", "", 0); len(taken) != 300 || err != nil {
 			t.Errorf("%d are taken, %v", len(taken), err)
 		}
-		if most.Load() != 64 {
-			t.Errorf("%d at the same time, want 64", most.Load())
+		if most.Load() != 256 {
+			t.Errorf("%d at the same time, want 256", most.Load())
 		}
 	})
 }

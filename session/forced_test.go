@@ -99,3 +99,20 @@ func TestForcedOutOfTheQueueAsTheWaitEnds(t *testing.T) {
 		isErr(t, err, context.Canceled)
 	})
 }
+
+// TestAllAreForcedTogether: the graces of hundreds who share a lock are not one after the other.
+func TestAllAreForcedTogether(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		const many = 250
+		a, b := e.sidecar(), e.sidecar()
+		s := a.session()
+		for range many {
+			must(t, s, shared)
+		}
+		began := e.now()
+		taken, err := b.ForceRelease(t.Context(), "r", "", 5*time.Second)
+		if took := e.now() - began; err != nil || len(taken) != many || took > 6*time.Second {
+			t.Errorf("%d of %d were taken, after %s: %v", len(taken), many, took, err)
+		}
+	})
+}

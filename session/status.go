@@ -10,8 +10,9 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// maxForced bounds the forced releases that run at the same time.
-const maxForced = 64
+// maxForced bounds the forced releases that run at the same time. Each lasts for a grace, and asks the store now and
+// then whether it is over.
+const maxForced = 256
 
 // Get tells who holds and who waits for a resource, through whatever sidecar.
 // Errors: *lock.InvalidError, lock.ErrUnavailable.

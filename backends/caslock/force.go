@@ -11,7 +11,7 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// forcePoll is how often ForceRelease looks what has become of the hold.
+// forcePoll is how often ForceRelease looks at first what has become of the hold, see leasekit.Pace.
 const forcePoll = 50 * time.Millisecond
 
 // ForceRelease implements lock.Backend.
@@ -58,7 +58,7 @@ func (b *Backend) leaseOf(ctx context.Context, r lock.Resource, id lock.HoldID) 
 // awaitForced waits until a hold is gone whose release is forced, and ends it when its grace
 // is over, or its lease was ended.
 func (b *Backend) awaitForced(ctx context.Context, r lock.Resource, id lock.HoldID, lease string) error {
-	ends := time.Duration(math.MaxInt64)
+	ends, began := time.Duration(math.MaxInt64), b.clock()
 	for {
 		answer, err := b.do(ctx, "force", Txn{Read: []Range{
 			{Key: entryKey(lease, r, string(id))}, {Key: forcedKey(lease, r, string(id))}, {Key: leaseKey(lease)},
@@ -86,7 +86,7 @@ func (b *Backend) awaitForced(ctx context.Context, r lock.Resource, id lock.Hold
 			}
 			continue
 		}
-		if !leasekit.Sleep(ctx, min(max(ends-now, forcePoll/10), forcePoll)) {
+		if !leasekit.Sleep(ctx, min(max(ends-now, forcePoll/10), leasekit.Pace(now-began, forcePoll))) {
 			return context.Cause(ctx)
 		}
 	}

@@ -10,14 +10,14 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// forcePoll is how often ForceRelease looks whether the hold is gone.
+// forcePoll is how often ForceRelease looks at first whether the hold is gone, see leasekit.Pace.
 const forcePoll = 25 * time.Millisecond
 
 // ForceRelease implements lock.Backend.
 func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldID, grace time.Duration) error {
 	i := b.keys.bucketOf(r)
 	var holder lock.LeaseID // the store says whose it is
-	first := true
+	first, began := true, b.clock()
 	for {
 		reply := b.run(ctx, b.client, scriptForce, b.keys.buckets[i].leaving(r, holder),
 			string(r), string(holder), string(id), grace.Microseconds(), lock.MaxTTL.Microseconds())
@@ -44,7 +44,7 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 			return lock.ErrNotHolder
 		}
 		first = false
-		if !leasekit.Sleep(ctx, min(time.Duration(wait)*time.Millisecond, forcePoll)) { // the holder may be quick
+		if !leasekit.Sleep(ctx, min(time.Duration(wait)*time.Millisecond, leasekit.Pace(b.clock()-began, forcePoll))) { // the holder may be quick
 			return stillHeld(r, context.Cause(ctx))
 		}
 	}

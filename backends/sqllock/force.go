@@ -11,7 +11,7 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// forcePoll is how often ForceRelease looks what has become of the hold.
+// forcePoll is how often ForceRelease looks at first what has become of the hold, see leasekit.Pace.
 const forcePoll = 50 * time.Millisecond
 
 // ForceRelease implements lock.Backend.
@@ -45,7 +45,7 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 // awaitForced waits until a hold is gone whose release is forced, and ends it when
 // its grace is over.
 func (b *Backend) awaitForced(ctx context.Context, r lock.Resource, id lock.HoldID) error {
-	due := time.Duration(math.MaxInt64)
+	due, began := time.Duration(math.MaxInt64), b.clock()
 	n, i := []byte(r), []byte(id)
 	for {
 		res, err := b.pool.Do(ctx, "force", Statement{SQL: b.sql.forced, Args: []any{n, i, n, i, n, i}})
@@ -67,7 +67,7 @@ func (b *Backend) awaitForced(ctx context.Context, r lock.Resource, id lock.Hold
 				return o.err
 			}
 		}
-		if !leasekit.Sleep(ctx, min(max(due-now, leastPause), forcePoll)) {
+		if !leasekit.Sleep(ctx, min(max(due-now, leastPause), leasekit.Pace(now-began, forcePoll))) {
 			return context.Cause(ctx)
 		}
 	}
