@@ -18,8 +18,11 @@ type Options struct {
 	Manager *session.Manager
 	Socket  string      // path of the Unix socket; its directory is made when missing, for the sidecar's user only
 	Mode    fs.FileMode // of the socket file; default 0660
+	// Replace takes the socket from a sidecar that serves it. That one keeps the connections that it
+	// has. A socket that was made so is not removed at the end.
+	Replace bool
 	Access  Access
-	// Principals names who has connected; nil: who it is is the uid. See ByUnit.
+	// Principals names who has connected; nil: who it is is the uid. See ByUnit and ByPod.
 	Principals Principals
 	// Spaces gives the name of the space that a principal is in, see session.Space; empty: the one of
 	// everybody. nil: all are in that one.

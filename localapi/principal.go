@@ -1,6 +1,8 @@
 package localapi
 
 import (
+	"errors"
+	"fmt"
 	"net"
 	"strings"
 
@@ -36,5 +38,64 @@ func ByUnit() (Principals, error) {
 			return "", err
 		}
 		return UnitPrincipal(unit), nil
+	}, nil
+}
+
+// NodePrincipal is the name of who has connected from the sidecar's own container, of a sidecar that
+// names pods.
+const NodePrincipal = "agent:node"
+
+const podPrincipal = "pod:"
+
+// NamespaceOf is the namespace of Kubernetes of a pod's name as a principal ("pod:NAMESPACE/POD");
+// empty: it is no pod's.
+func NamespaceOf(principal string) string {
+	pod, ok := strings.CutPrefix(principal, podPrincipal)
+	if !ok {
+		return ""
+	}
+	namespace, _, _ := strings.Cut(pod, "/")
+	return namespace
+}
+
+// errNotAllowed: the settings name others.
+var errNotAllowed = errors.New("its service account is not among those that may")
+
+// ByPod names who has connected by the pod that the process is in, of those of which the kubelet has
+// said something, and which allow takes. Whoever is in the sidecar's own container is
+// NodePrincipal. It fails where the kernel cannot tell for sure, see peercred.FindCgroups.
+func ByPod(pods podid.Folder, allow func(podid.Principal) bool) (Principals, error) {
+	cgroups, err := peercred.FindCgroups()
+	if err != nil {
+		return nil, err
+	}
+	path, err := cgroups.Own()
+	if err != nil {
+		return nil, err
+	}
+	own, err := podid.Pod(path)
+	if err != nil {
+		own = podid.Place{} // nobody's
+	}
+	return func(c *net.UnixConn) (string, error) {
+		path, err := cgroups.Of(c)
+		if err != nil {
+			return "", err
+		}
+		place, err := podid.Pod(path)
+		switch {
+		case err != nil:
+			return "", err
+		case place == own:
+			return NodePrincipal, nil
+		}
+		pod, err := pods.Principal(place)
+		switch {
+		case err != nil:
+			return "", err
+		case !allow(pod):
+			return "", fmt.Errorf("%w: %s of namespace %s", errNotAllowed, pod.ServiceAccount, pod.Namespace)
+		}
+		return podPrincipal + pod.Namespace + "/" + pod.Pod, nil
 	}, nil
 }

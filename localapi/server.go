@@ -114,7 +114,11 @@ func (s *Server) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	socket, err := listen(ctx, s.o.Socket, s.o.Mode)
+	take := listen
+	if s.o.Replace {
+		take = replace
+	}
+	socket, err := take(ctx, s.o.Socket, s.o.Mode)
 	if err != nil {
 		watcher.Close()
 		return err
@@ -133,6 +137,10 @@ func (s *Server) Run(ctx context.Context) error {
 	servers.Go(func() { s.accept(s.stopping, socket.UnixListener, watcher) })
 	watch.Go(func() {
 		socket.watch(s.stopping, func() {
+			if s.o.Replace {
+				s.o.Logger.Warn("the socket was removed or replaced: apps that are connected keep their locks, others reach the sidecar that has replaced it", keySocket, s.o.Socket)
+				return
+			}
 			s.o.Logger.Error("the socket was removed or replaced: apps that are connected keep their locks, and no others can connect; restart this sidecar", keySocket, s.o.Socket)
 		})
 	})

@@ -22,7 +22,8 @@ const maxSocketPath = 107
 
 // socketFile is a listening socket and its place in the file system.
 //
-// Beside it lies a file PATH.lock, locked as long as the socket is ours. Two
+// Beside it lies a file PATH.lock, locked as long as the socket is ours, unless it has
+// replaced another one. Two
 // sidecars that start at the same time on the path of a dead one would both see
 // it dead, and the slower would remove the socket of the faster; with the lock
 // one of them fails.
@@ -30,7 +31,7 @@ type socketFile struct {
 	*net.UnixListener
 	path string
 	id   fileID
-	lock *os.File
+	lock *os.File // nil: it has replaced another one, and may be replaced
 }
 
 // fileID tells whether a path still leads to the same file.
@@ -43,15 +44,7 @@ func listen(ctx context.Context, path string, mode fs.FileMode) (_ *socketFile, 
 			err = fmt.Errorf("listen on %s: %w", path, err)
 		}
 	}()
-	switch {
-	case path == "":
-		return nil, errors.New("no path is given")
-	case path[0] == '@':
-		return nil, errors.New("abstract sockets have no file mode to guard them; give a path")
-	case len(path) > maxSocketPath:
-		return nil, fmt.Errorf("the path is %d bytes long, at most %d are possible", len(path), maxSocketPath)
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+	if err := makePlace(path); err != nil {
 		return nil, err
 	}
 	lock, err := lockPath(path + ".lock")
@@ -73,10 +66,46 @@ func listen(ctx context.Context, path string, mode fs.FileMode) (_ *socketFile, 
 	return &socketFile{UnixListener: l, path: path, id: id, lock: lock}, nil
 }
 
+// replace makes the socket at path in place of one that somebody serves, who keeps the connections
+// that it has.
+func replace(ctx context.Context, path string, mode fs.FileMode) (*socketFile, error) {
+	err := makePlace(path)
+	if err == nil {
+		var s socketFile
+		if s.UnixListener, s.id, err = bind(ctx, path, mode); err == nil {
+			s.path = path
+			return &s, nil
+		}
+	}
+	return nil, fmt.Errorf("listen on %s: %w", path, err)
+}
+
+// Served tells whether somebody answers at the path of a socket.
+func Served(ctx context.Context, path string) bool {
+	return errors.Is(checkStale(ctx, path), ErrSocketInUse)
+}
+
+// makePlace checks the path of a socket, and makes its folder.
+func makePlace(path string) error {
+	switch {
+	case path == "":
+		return errors.New("no path is given")
+	case path[0] == '@':
+		return errors.New("abstract sockets have no file mode to guard them; give a path")
+	case len(path) > maxSocketPath:
+		return fmt.Errorf("the path is %d bytes long, at most %d are possible", len(path), maxSocketPath)
+	}
+	return os.MkdirAll(filepath.Dir(path), 0o700)
+}
+
 // Close stops listening and removes the socket, unless its place was taken by
-// another file meanwhile.
+// another file meanwhile. Without the lock it stays: another sidecar may replace it between a look
+// and the removal.
 func (s *socketFile) Close() error {
 	err := s.UnixListener.Close()
+	if s.lock == nil {
+		return err
+	}
 	if id, statErr := identify(s.path); statErr == nil && id == s.id {
 		err = errors.Join(err, os.Remove(s.path))
 	}

@@ -25,17 +25,17 @@ A volume of a pod must be inline and say readOnly: true:
       csi: {driver: node.locksidecar.io, readOnly: true}
 
 The CSIDriver of that name must have podInfoOnMount: true and volumeLifecycleModes: [Ephemeral].
-One sidecar for all pods of a node, which will listen there, is not built yet: docs/design/node.md.
+One sidecar for all pods of a node listens there: locksidecar serve --principal pod. The chart starts both
+(mode: node): docs/kubernetes.md.
 
 Exit status: 0 stopped as asked, 1 failed, 2 wrong settings.`
 
 func newCSI(io streams) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:    "csi",
-		Short:  "Bring the node's socket into pods",
-		Long:   csiHelp,
-		Args:   noArgs,
-		Hidden: true, // there is no agent yet that listens at that socket
+		Use:   "csi",
+		Short: "Bring the node's socket into pods",
+		Long:  csiHelp,
+		Args:  noArgs,
 	}
 	o := csi.Options{Version: buildVersion()}
 	f := cmd.Flags()
@@ -43,6 +43,7 @@ func newCSI(io streams) *cobra.Command {
 	f.StringVar(&o.Node, "node-name", "", "name of this node (default: the host's name)")
 	f.StringVar(&o.Kubelet, "kubelet-folder", "/var/lib/kubelet", "the kubelet's folder (its --root-dir), at the path by which the kubelet names it")
 	f.StringVar(&o.Folder, "node-folder", "/run/locksidecar-node", "folder of the node that the driver shares with who listens: socket/ is mounted into pods, and pods/ has a file for each pod")
+	f.Uint32Var(&o.Owner, "socket-owner", 0, "user and group who may make the socket: whom the folder socket/ belongs to")
 	log := addLog(cmd, "info")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if o.Logger, err = log.logger(io.err); err != nil {

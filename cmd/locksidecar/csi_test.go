@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -26,9 +27,6 @@ func TestCSI(t *testing.T) {
 			t.Errorf("%q: %+v", c.args, got)
 		}
 	}
-	if got := cli(t, "--help"); strings.Contains(got.out, "csi") {
-		t.Errorf("it is for nobody yet:\n%s", got.out)
-	}
 	if got := cli(t, "csi", "--help"); got.code != 0 || !strings.Contains(got.out, "readOnly: true") {
 		t.Errorf("%+v", got)
 	}
@@ -42,13 +40,21 @@ func TestCSIStops(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p := launch(t, nil, binary, "csi", "--kubelet-folder", dir, "--node-folder", filepath.Join(dir, "node"))
+	owner := os.Getuid()
+	if owner == 0 {
+		owner = 1234
+	}
+	p := launch(t, nil, binary, "csi", "--kubelet-folder", dir, "--node-folder", filepath.Join(dir, "node"), "--socket-owner", strconv.Itoa(owner))
 	socket := filepath.Join(dir, "plugins_registry", "node.locksidecar.io.sock")
 	listens := func() bool {
 		_, err := os.Stat(socket)
 		return err == nil
 	}
 	eventually(t, "it listens", listens)
+	var folder syscall.Stat_t
+	if err := syscall.Stat(filepath.Join(dir, "node", "socket"), &folder); err != nil || int(folder.Uid) != owner || folder.Mode&0o777 != 0o755 {
+		t.Errorf("the socket's folder: %v, user %d, mode %o", err, folder.Uid, folder.Mode)
+	}
 	p.signal(syscall.SIGTERM)
 	if code := p.wait(); code != 0 {
 		t.Errorf("status %d: %s", code, p.err)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -11,12 +12,15 @@ import (
 )
 
 // principals are the values of --principal.
-var principals = []string{"uid", "unit"}
+var principals = []string{"uid", "unit", "pod"}
 
 // principalFlag says whose the limits are. Its number is an index of principals.
 type principalFlag uint8
 
-const byUnit principalFlag = 1
+const (
+	byUnit principalFlag = 1
+	byPod  principalFlag = 2
+)
 
 func (p *principalFlag) String() string { return principals[*p] }
 func (*principalFlag) Type() string     { return "kind" }
@@ -28,16 +32,19 @@ func (p *principalFlag) Set(s string) error {
 			return nil
 		}
 	}
-	return errors.New("must be " + strings.Join(principals, " or "))
+	return errors.New("must be uid, unit or pod")
 }
 
 // spaces are the values of --space.
-var spaces = []string{"one", "unit"}
+var spaces = []string{"one", "unit", "namespace"}
 
 // spaceFlag says who has names of locks for itself. Its number is an index of spaces.
 type spaceFlag uint8
 
-const ofUnit spaceFlag = 1
+const (
+	ofUnit      spaceFlag = 1
+	ofNamespace spaceFlag = 2
+)
 
 // wholeSpace is the SPACE of who sees all spaces.
 const wholeSpace = "/"
@@ -48,30 +55,55 @@ func (*spaceFlag) Type() string     { return "kind" }
 func (p *spaceFlag) Set(s string) error {
 	i := slices.Index(spaces, s)
 	if i < 0 {
-		return errors.New("must be " + strings.Join(spaces, " or "))
+		return errors.New("must be one, unit or namespace")
 	}
-	*p = spaceFlag(i) //nolint:gosec // one of two
+	*p = spaceFlag(i) //nolint:gosec // one of three
 	return nil
 }
 
-// spaceOf says which space each unit has; nil: all have the same.
+// spaceOf says which space each principal has; nil: all have the same.
 func (s *serveFlags) spaceOf() (func(principal string) string, error) {
 	switch {
-	case s.space != ofUnit && len(s.spacesOf) > 0:
-		return nil, usage("--space-of means nothing without --space unit")
-	case s.space != ofUnit:
+	case s.space == 0 && len(s.spacesOf) > 0:
+		return nil, usage("--space-of means nothing without --space unit or --space namespace")
+	case s.space == 0:
 		return nil, nil
-	case s.principal != byUnit:
+	case s.space == ofUnit && s.principal != byUnit:
 		return nil, usage("--space unit needs --principal unit")
+	case s.space == ofNamespace && s.principal != byPod:
+		return nil, usage("--space namespace needs --principal pod")
 	}
+	given, err := s.spacesGiven()
+	if err != nil {
+		return nil, err
+	}
+	name := localapi.UnitOf
+	if s.space == ofNamespace {
+		name = localapi.NamespaceOf // of the sidecar's own container it is empty: all spaces
+	}
+	return func(principal string) string {
+		own := name(principal)
+		if space, is := given[own]; is {
+			return space
+		}
+		return own
+	}, nil
+}
+
+// spacesGiven are those of --space-of.
+func (s *serveFlags) spacesGiven() (map[string]string, error) {
 	given := make(map[string]string)
 	for _, pair := range s.spacesOf {
 		unit, space, found := strings.Cut(pair, "=")
 		_, twice := given[unit]
 		switch {
 		case !found || space == "":
-			return nil, usage("--space-of: %q is not UNIT=SPACE", pair)
-		case !podid.ValidUnit(unit):
+			return nil, usage("--space-of: %q is not %s", pair, map[spaceFlag]string{ofUnit: "UNIT=SPACE", ofNamespace: "NAMESPACE=SPACE"}[s.space])
+		case s.space == ofNamespace && !podid.ValidNamespace(unit):
+			return nil, usage("--space-of: %q is no name of a namespace of Kubernetes", unit)
+		case s.space == ofNamespace && space == wholeSpace:
+			return nil, usage("--space-of: %s cannot have all spaces: only the sidecar's own container has them", unit)
+		case s.space == ofUnit && !podid.ValidUnit(unit):
 			return nil, usage("--space-of: %q is no name of a unit that has processes, such as web.service or user-1000.slice", unit)
 		case twice:
 			return nil, usage("--space-of: %s has two spaces", unit)
@@ -84,13 +116,7 @@ func (s *serveFlags) spaceOf() (func(principal string) string, error) {
 		}
 		given[unit] = space
 	}
-	return func(principal string) string {
-		unit := localapi.UnitOf(principal)
-		if space, is := given[unit]; is {
-			return space
-		}
-		return unit
-	}, nil
+	return given, nil
 }
 
 // units are the settings by systemd unit.
@@ -116,11 +142,51 @@ func (s *serveFlags) units(o *sidecarOptions) (err error) {
 	if o.spaces, err = s.spaceOf(); err != nil {
 		return err
 	}
-	if s.principal != byUnit {
-		return nil
+	switch s.principal {
+	case byUnit:
+		o.principals, err = localapi.ByUnit()
+	case byPod:
+		err = s.pods(o)
+	default:
+		if s.allowAccounts != nil {
+			return usage("--allow-service-account means nothing without --principal pod")
+		}
 	}
-	if o.principals, err = localapi.ByUnit(); err != nil {
-		return usage("--principal unit: %w", err)
+	if err != nil {
+		return usage("--principal %s: %w", &s.principal, err)
 	}
 	return nil
+}
+
+// pods are the settings of a sidecar that serves the pods of a node.
+func (s *serveFlags) pods(o *sidecarOptions) (err error) {
+	switch {
+	case s.space != ofNamespace:
+		return errors.New("it needs --space namespace: names of locks that several namespaces see would be nobody's own")
+	case len(s.allowUIDs)+len(s.allowGIDs)+len(s.adminUIDs) > 0:
+		return errors.New("--allow-uid, --allow-gid and --admin-uid mean nothing with it: each pod chooses its users")
+	case len(s.allowAccounts) == 0:
+		return errors.New("it needs --allow-service-account: who may take locks here, such as 'shop/*'")
+	}
+	for _, pattern := range s.allowAccounts {
+		namespace, account, ok := strings.Cut(pattern, "/")
+		if !ok || namespace == "" || account == "" || strings.Contains(account, "/") {
+			return fmt.Errorf("--allow-service-account: %q is not NAMESPACE/NAME, where each may end in *", pattern)
+		}
+	}
+	o.replace = true
+	o.access.AdminUIDs, o.access.Admins = nil, []string{localapi.NodePrincipal}
+	o.principals, err = localapi.ByPod(podid.Folder(s.podsFolder), func(p podid.Principal) bool {
+		return slices.ContainsFunc(s.allowAccounts, func(pattern string) bool {
+			namespace, account, _ := strings.Cut(pattern, "/")
+			return like(namespace, p.Namespace) && like(account, p.ServiceAccount)
+		})
+	})
+	return err
+}
+
+// like tells whether a name is that of the pattern, which may end in *.
+func like(pattern, name string) bool {
+	begin, open := strings.CutSuffix(pattern, "*")
+	return name == pattern || open && strings.HasPrefix(name, begin)
 }

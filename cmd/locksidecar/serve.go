@@ -87,6 +87,9 @@ type serveFlags struct {
 	adminUIDs  []uint
 	allowUnits []string
 	adminUnits []string
+
+	allowAccounts []string
+	podsFolder    string
 }
 
 func newServe(io streams) *cobra.Command {
@@ -117,14 +120,16 @@ func addServe(cmd *cobra.Command) *serveFlags {
 	f.DurationVar(&s.park, "park", defaultPark, "how long a lock that is asked for again and again stays in the store after its release, for the next app of this sidecar; 0: not at all")
 	f.Var(&s.deadlock, "deadlock", "what to do when owners wait for each other, at whatever sidecars: break (the one who asked last gets the error DEADLOCK, all holds stay), report (log and count it) or off; the same at all sidecars of a store")
 	complete(cmd, "deadlock", deadlockModes...)
-	f.Var(&s.principal, "principal", "whose the limits for one user are: uid, or unit (the systemd unit that the app is in; of what a user has started, user-UID.slice). By unit it needs Linux 6.5 and cgroup v2, and whoever is in no unit may not use the sidecar")
+	f.Var(&s.principal, "principal", "whose the limits for one user are: uid, unit (the systemd unit that the app is in; of what a user has started, user-UID.slice), or pod (of a node of Kubernetes, with --space namespace; the socket is then taken from a sidecar that serves it). All but uid need Linux 6.5 and cgroup v2, and whoever is in no unit, or pod, may not use the sidecar")
 	complete(cmd, "principal", principals...)
-	f.Var(&s.space, "space", "who sees whose locks: one (all apps of this sidecar have one space of names), or unit (each systemd unit has its own, with --principal unit: UNIT/name in the store; nobody sees, holds or releases what is in another one)")
+	f.Var(&s.space, "space", "who sees whose locks: one (all apps of this sidecar have one space of names), unit (each systemd unit has its own, with --principal unit: UNIT/name in the store; nobody sees, holds or releases what is in another one), or namespace (the same for namespaces of Kubernetes, with --principal pod)")
 	complete(cmd, "space", spaces...)
-	f.StringSliceVar(&s.spacesOf, "space-of", nil, "UNIT=SPACE: that unit has the space of that name, with --space unit, as one or several other units; UNIT=/ sees all spaces, with names such as web.service/orders")
+	f.StringSliceVar(&s.spacesOf, "space-of", nil, "UNIT=SPACE: that unit has the space of that name, with --space unit, as one or several other units; UNIT=/ sees all spaces, with names such as web.service/orders. With --space namespace: NAMESPACE=SPACE")
 	f.UintSliceVar(&s.allowUIDs, "allow-uid", nil, "users who may connect (default: whom the socket's mode lets)")
 	f.UintSliceVar(&s.allowGIDs, "allow-gid", nil, "groups whose members may connect")
 	f.StringSliceVar(&s.allowUnits, "allow-unit", nil, "systemd units whose processes may connect, with --principal unit")
+	f.StringSliceVar(&s.allowAccounts, "allow-service-account", nil, "NAMESPACE/NAME: pods of these service accounts may connect, with --principal pod; each part may end in *")
+	f.StringVar(&s.podsFolder, "pods-folder", "/run/locksidecar-node/pods", "where the node's driver (locksidecar csi) writes down which pods there are, with --principal pod")
 	f.UintSliceVar(&s.adminUIDs, "admin-uid", nil, "users who may take locks from others (default: root and the sidecar's own user, if there is no --admin-unit either)")
 	f.StringSliceVar(&s.adminUnits, "admin-unit", nil, "systemd units whose processes may take locks from others, with --principal unit")
 	f.IntVar(&s.sessions.Sessions, "max-sessions", session.DefaultSessions, "app sessions at a time")

@@ -41,6 +41,7 @@ type sidecarOptions struct {
 	socketMode fs.FileMode
 	access     localapi.Access
 	principals localapi.Principals // nil: the uid
+	replace    bool                // the socket of a sidecar that runs
 	spaces     func(string) string // of a principal; nil: all have one
 	apiLimits  localapi.Limits
 	httpAddr   string // empty: no TCP
@@ -107,7 +108,7 @@ func newSidecar(ctx context.Context, o sidecarOptions) (_ *sidecar, err error) {
 	}
 	metrics.WatchLevels(s.manager.Info)
 	metrics.WatchWaits(s.manager.EachWait)
-	metrics.WatchPrincipals(s.manager.EachPrincipal)
+	metrics.WatchPrincipals(countedPrincipals(s.manager.EachPrincipal))
 	metrics.WatchArbiter(func() (saved, contended uint64, parked int) {
 		st := local.stats()
 		return st.Saved, st.Contended, st.Parked
@@ -118,6 +119,7 @@ func newSidecar(ctx context.Context, o sidecarOptions) (_ *sidecar, err error) {
 		Socket:     o.socket,
 		Mode:       o.socketMode,
 		Access:     o.access,
+		Replace:    o.replace,
 		Principals: o.principals,
 		Spaces:     o.spaces,
 		Limits:     o.apiLimits,
@@ -155,15 +157,25 @@ func defaultName() (string, error) {
 // Run serves until ctx ends, then drains, and returns nil when everything was
 // given back as far as the store could be reached. listening, which may be nil, is called when apps can connect.
 func (s *sidecar) Run(ctx context.Context, listening func()) error {
-	api := start(ctx, s.api.Run)
 	shardLog := start(ctx, s.shards.run)
 	var manager, health *task
+	if s.o.replace && localapi.Served(ctx, s.o.socket) {
+		manager = start(ctx, s.manager.Run)
+		if s.health != nil {
+			health = start(ctx, s.health.Run)
+		}
+		s.awaitReady(ctx, manager, health)
+	}
+	var api *task
+	if ctx.Err() == nil { // else whoever serves the socket keeps it
+		api = start(ctx, s.api.Run)
+	}
 	select {
 	case <-s.api.Listening():
-		if !s.o.noLeases {
+		if manager == nil && !s.o.noLeases {
 			manager = start(ctx, s.manager.Run)
 		}
-		if s.health != nil {
+		if health == nil && s.health != nil {
 			health = start(ctx, s.health.Run)
 		}
 		if listening != nil {
@@ -172,11 +184,11 @@ func (s *sidecar) Run(ctx context.Context, listening func()) error {
 		select {
 		case <-ctx.Done():
 			s.drain(ctx)
-		case <-api.done:
+		case <-api.ended():
 		case <-manager.ended():
 		case <-health.ended():
 		}
-	case <-api.done:
+	case <-api.ended():
 	case <-ctx.Done():
 	}
 	// Apps must hear that their locks end, so the API stops after the manager.
@@ -194,6 +206,28 @@ func (s *sidecar) Run(ctx context.Context, listening func()) error {
 		}
 	}
 	return err
+}
+
+// readyLook is how often a sidecar that is to replace another one looks whether it can grant locks.
+const readyLook = 100 * time.Millisecond
+
+// awaitReady waits until locks can be granted: whoever serves the socket now can perhaps do better
+// than one whose store does not answer.
+func (s *sidecar) awaitReady(ctx context.Context, manager, health *task) {
+	s.log.Info("another sidecar serves the socket: it is replaced when locks can be granted here")
+	look := time.NewTicker(readyLook)
+	defer look.Stop()
+	for s.manager.OnceReady() != nil {
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return
+		case <-manager.ended():
+			return
+		case <-health.ended():
+			return
+		}
+	}
 }
 
 // drain takes no new sessions and lets the apps finish, for a while.

@@ -91,7 +91,7 @@ func TestServeFlags(t *testing.T) {
 
 // The flags of the other subcommands are in their table, each of a command that has it.
 func TestOtherFlags(t *testing.T) {
-	commands := []string{"run", "lead", "leader", "once", "list", "get", "watch", "deadlocks", "release", "outcomes", "reset", "take", "extend", "info", "health", "version", "schema", "shards", "man"}
+	commands := []string{"run", "lead", "leader", "once", "list", "get", "watch", "deadlocks", "release", "outcomes", "reset", "take", "extend", "info", "health", "version", "schema", "shards", "man", "csi"}
 	has := make(map[string]map[string]bool)
 	for _, c := range commands {
 		has[c] = flags(t, path(c)...)
@@ -131,7 +131,7 @@ var foreign = []string{"grace-period", "force", "set", "unix-socket", "path-as-i
 // No page names a flag that the program does not have.
 func TestFlagsInProse(t *testing.T) {
 	known := make(map[string]bool)
-	for _, c := range []string{"serve", "run", "lead", "leader", "once", "list", "get", "watch", "deadlocks", "release", "outcomes", "reset", "take", "extend", "info", "health", "version", "schema", "shards", "man"} {
+	for _, c := range []string{"serve", "run", "lead", "leader", "once", "list", "get", "watch", "deadlocks", "release", "outcomes", "reset", "take", "extend", "info", "health", "version", "schema", "shards", "man", "csi"} {
 		maps.Copy(known, flags(t, path(c)...))
 	}
 	for _, f := range append(foreign, "version", "help") {

@@ -176,6 +176,15 @@ func (g *Cgroups) Of(c *net.UnixConn) (string, error) {
 	return path, nil
 }
 
+// Own gives the path of the cgroup in which this process is, from the root of all cgroups.
+func (g *Cgroups) Own() (string, error) {
+	text, err := g.read("/proc/self/cgroup")
+	if err != nil {
+		return "", fmt.Errorf("find the cgroup of this process: %w", err)
+	}
+	return g.absolute(text)
+}
+
 // of looks at the process before and after what it reads by the process's number. As long as a
 // process is alive, nobody else has its number.
 func (g *Cgroups) of(pidfd int) (string, error) {

@@ -193,6 +193,9 @@ func (f Folder) Tidy() error {
 	return err
 }
 
+// ValidNamespace tells whether a namespace of Kubernetes may have that name.
+func ValidNamespace(name string) bool { return namespaceName.MatchString(name) }
+
 // ValidPod tells whether this is the uid of a pod.
 func ValidPod(uid string) bool { return podUID.MatchString(uid) }
 

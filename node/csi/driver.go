@@ -46,6 +46,7 @@ type Options struct {
 	Node    string // the name of this node
 	Kubelet string // the kubelet's folder
 	Folder  string // the node's folder, which the driver and the agent share
+	Owner   uint32 // user and group of the agent, who makes the socket
 	Logger  hclog.Logger
 }
 
@@ -92,6 +93,11 @@ func Run(ctx context.Context, o Options) (err error) {
 	for _, folder := range []string{socketFolder, podsFolder} {
 		if err := makeFolder(filepath.Join(o.Folder, folder)); err != nil {
 			return fmt.Errorf("make the node's folders: %w", err)
+		}
+	}
+	if owner := int(o.Owner); owner != 0 { // else it stays whose it is
+		if err := os.Lchown(filepath.Join(o.Folder, socketFolder), owner, owner); err != nil {
+			return fmt.Errorf("give the socket's folder to the agent: %w", err)
 		}
 	}
 	unlock, err := alone(ctx, filepath.Join(o.Folder, lockFile), o.Logger)
