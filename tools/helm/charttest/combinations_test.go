@@ -71,6 +71,8 @@ func indent(text string, by int) string {
 
 var policies = []string{"*MutatingAdmissionPolicy", "*MutatingAdmissionPolicyBinding", group + "/v1/ValidatingAdmissionPolicy", group + "/v1/ValidatingAdmissionPolicyBinding"}
 
+var node = []string{"storage.k8s.io/v1/CSIDriver", "v1/ServiceAccount", "apps/v1/DaemonSet"}
+
 var combinations = []combination{
 	{name: "as it is", chart: theChart, since: "v1.34", kinds: policies},
 	{name: "profiles", chart: theChart, since: "v1.34", kinds: policies, values: `
@@ -100,6 +102,18 @@ dashboard: {enabled: true, namespace: monitoring, annotations: {folder: Locks}}
 `},
 	{name: "monitoring as it is", chart: theChart, kinds: []string{"monitoring.coreos.com/v1/PodMonitor"}, values: `
 {injection: {enabled: false}, podMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboard: {enabled: true}}
+`},
+	{name: "one per node", chart: theChart, since: "v1.34", kinds: slices.Concat(policies, node), values: nodeValues},
+	{name: "one per node, without injection", chart: theChart, kinds: node, values: `
+mode: node
+node:
+  allow: ["*/*"]
+  priorityClassName: ""
+  nodeSelector: {}
+  tolerations: []
+  maxSurge: 10%
+  kubeletFolder: /var/lib/k0s/kubelet
+injection: {enabled: false}
 `},
 	{name: "the example", chart: loadExample, kinds: []string{"apps/v1/Deployment", "batch/v1/CronJob"}},
 	{name: "the example with every key", chart: loadExample, kinds: []string{"apps/v1/Deployment", "batch/v1/CronJob"}, values: `

@@ -37,7 +37,7 @@ const (
 
 // kinds are those that the charts render; a version may lack some.
 var kinds = []string{
-	"v1/ConfigMap", "v1/Pod", "apps/v1/Deployment", "batch/v1/CronJob",
+	"v1/ConfigMap", "v1/Pod", "v1/ServiceAccount", "apps/v1/DaemonSet", "apps/v1/Deployment", "batch/v1/CronJob", "storage.k8s.io/v1/CSIDriver",
 	"admissionregistration.k8s.io/v1/MutatingAdmissionPolicy",
 	"admissionregistration.k8s.io/v1/MutatingAdmissionPolicyBinding",
 	"admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy",

@@ -149,6 +149,9 @@ locksidecar.argument is the argument of these templates in one form:
 {{- if not $a.chart -}}
 {{- fail "\n\nlocksidecar: the templates need the chart as their argument: .Subcharts.locksidecar, or (dict \"chart\" .Subcharts.locksidecar \"profile\" \"NAME\").\n" -}}
 {{- end -}}
+{{- if eq $a.chart.Values.mode "node" -}}
+{{- fail "\n\nlocksidecar: the templates are for a sidecar in each pod. With mode: node, give the pod a volume of the driver: see \"One sidecar per node\" in docs/kubernetes.md.\n" -}}
+{{- end -}}
 {{- $profile := $a.profile | default $a.chart.Values.defaultProfile -}}
 {{- $s := include "locksidecar.settings" (dict "chart" $a.chart "profile" $profile) | fromYaml -}}
 {{- with $a.ttl -}}
