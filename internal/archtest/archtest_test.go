@@ -41,7 +41,7 @@ var house = []room{
 
 	// Stores never know each other.
 	{path: "backends/queue", may: "lock"},
-	{path: "backends/backendtest", may: "lock arbiter session backends/queue"},
+	{path: "backends/backendtest", may: "lock arbiter session session/outcome backends/queue"},
 	{path: "backends/leasekit", may: "lock"},
 	{path: "internal/secretfile"},
 	{path: "backends/storeurl", may: "lock internal/secretfile"},
