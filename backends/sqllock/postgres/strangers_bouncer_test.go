@@ -1,0 +1,92 @@
+package postgres
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// PgBouncer leads to another server and back, and its clients' connections stay. Who asks the
+// first server before a heartbeat has met it again is granted nothing there, and is not told that there is no lock of its
+// handle.
+func TestOldServerBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	again(t, testOldServerBehindPgBouncer)
+}
+
+func testOldServerBehindPgBouncer(t testing.TB) {
+	s := testengine.New(t, testengine.PostgresBouncer)
+	url := with(s.URL(), "failover-grace=100ms")
+	b, l := sidecar(t, url, 6*time.Second)
+	_, holder := sidecar(t, url, 6*time.Second)
+	fork := forkBeside(t, s, l, holder)
+	testengine.LeadBouncer(t, s, fork)
+	asked := try("detached")
+	asked.Detachable = true
+	eventually(t, "the other server grants", func() error {
+		beat(t, l)
+		beat(t, holder)
+		_, err := holder.Acquire(t.Context(), asked)
+		return err
+	})
+	key := lock.NewSecret().Key()
+	eventually(t, "it is detached there", func() error {
+		return holder.(lock.Detacher).Detach(t.Context(), asked.Resource, asked.ID, key, time.Hour)
+	})
+	if _, err := holder.Acquire(t.Context(), try("r")); err != nil {
+		t.Errorf("a try at the other server: %v", err)
+	}
+	testengine.LeadBouncer(t, s, s)
+	if d, err := b.SetHandle(t.Context(), asked.Resource, key, time.Hour); !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("a handle at the first server: got %+v, %v; want ErrUnavailable", d, err)
+	}
+	if g, err := l.Acquire(t.Context(), try("r")); !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("a try at the first server: got %+v, %v; want ErrUnavailable", g, err)
+	}
+	eventually(t, "the first server grants", func() error {
+		beat(t, l)
+		_, err := l.Acquire(t.Context(), try("r"))
+		return err
+	})
+}
+
+// PgBouncer leads to another server and back, where nobody has ever asked for the lock. Who forces its release
+// there, before a heartbeat has met that server again, is not told that nobody has it; nor that it is gone, when that was
+// forced at the other server.
+func TestForceBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	again(t, testForceBehindPgBouncer)
+}
+
+func testForceBehindPgBouncer(t testing.TB) {
+	s := testengine.New(t, testengine.PostgresBouncer)
+	url := with(s.URL(), "failover-grace=100ms")
+	b, l := sidecar(t, url, 20*time.Second)
+	fork := forkBeside(t, s, l)
+	testengine.LeadBouncer(t, s, fork)
+	q := try("r")
+	eventually(t, "the other server grants", func() error {
+		beat(t, l)
+		_, err := l.Acquire(t.Context(), q)
+		return err
+	})
+	forced := make(chan error, 1)
+	go func() { forced <- b.ForceRelease(t.Context(), "r", q.ID, time.Hour) }()
+	eventually(t, "its release is forced", func() error {
+		st, err := b.Get(t.Context(), "r")
+		if err == nil && (len(st.Holders) != 1 || !st.Holders[0].Revoked) {
+			err = errors.New("it is not")
+		}
+		return err
+	})
+	testengine.LeadBouncer(t, s, s)
+	if err := <-forced; !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("what was forced at the other server: %v; want ErrUnavailable", err)
+	}
+	if err := b.ForceRelease(t.Context(), "r", q.ID, 0); !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("a forced release at the first server: %v; want ErrUnavailable", err)
+	}
+}
