@@ -24,6 +24,7 @@ const (
 	noWorse   = 1.05 // what is dearer by more than that is marked
 	longIdle  = 12   // heartbeats in one round
 	settled   = 20 * time.Second
+	calmed    = 5 * time.Second // longer than a sidecar keeps a lock for its next app
 	ourStream = "gRPC streams"
 	ourJSON   = "HTTP/JSON"
 )
@@ -126,6 +127,11 @@ func compareRound(ctx context.Context, found *report.Comparison, round int, both
 		slices.Reverse(both)
 	}
 	note := func(e *edition, what string, figure float64) { found.Note(what, e.name == "base", figure) }
+	if round > 0 { // the locks of the last pairs are given back after them
+		if err := sleep(ctx, calmed); err != nil {
+			return err
+		}
+	}
 	if err := compareIdle(ctx, note, both); err != nil {
 		return err
 	}
