@@ -102,6 +102,7 @@ var outsiders = []struct{ library, rooms string }{
 	{"github.com/container-storage-interface", "node/csi"},
 	{"k8s.io", "node/csi"},
 	{"net/http", "localapi client internal/telemetry internal/testengine backends/caslock/etcd cmd/locksidecar internal/docstest examples/trade examples"},
+	{"net/url", "backends/storeurl localapi cmd/locksidecar backends/mysqllock/shedlock internal/docstest examples/trade"}, // storeurl alone reads those of stores
 	{"github.com/prometheus", "internal/telemetry cmd/locksidecar"},
 	{"go.opentelemetry.io", "internal/telemetry cmd/locksidecar"},
 	{"github.com/spf13", "internal/config cmd/locksidecar"},
@@ -266,6 +267,7 @@ func TestCheck(t *testing.T) {
 		{"tests of another store", pkg{ImportPath: module + "/backends/redislock", TestImports: ours("backends/embedded")}, "the tests of backends/redislock may not import"},
 		{"everything in the program", pkg{ImportPath: module + "/cmd/locksidecar", Imports: ours("lock", "localapi")}, ""},
 		{"test equipment in the program", pkg{ImportPath: module + "/cmd/locksidecar", Imports: ours("internal/testengine")}, "for tests only"},
+		{"a store that reads its URL by itself", pkg{ImportPath: module + "/backends/redislock", Imports: []string{"net/url"}}, "may not import"},
 		{"etcd's own client in the program", pkg{ImportPath: module + "/backends/caslock/etcd", Imports: []string{"go.etcd.io/etcd/client/v3"}}, "for tests only"},
 		{"etcd's own client in tests", pkg{ImportPath: module + "/backends/caslock/etcd", TestImports: []string{"go.etcd.io/etcd/client/v3"}}, ""},
 		{"testing in production", pkg{ImportPath: module + "/lock", Imports: []string{"testing"}}, "for tests only"},
