@@ -96,6 +96,12 @@ func TestSpaces(t *testing.T) {
 		}
 		j.Close()
 		all.Close()
+		if i := job.Info(); i.Sessions != 0 || i.Holds != 0 || i.Waiters != 0 || i.Parked != 0 {
+			t.Errorf("a space without sessions: %+v", i)
+		}
+		if sp, err := sc.In(""); err != nil || !sp.Whole() {
+			t.Errorf("the space without a name: %+v, %v", sp, err)
+		}
 		if len(sc.users) != 0 || len(sc.spaces) != 0 {
 			t.Errorf("left: %v, %v", sc.users, sc.spaces)
 		}
@@ -329,7 +335,9 @@ func TestHandlesOfSpaces(t *testing.T) {
 		}
 		_, err = job.ExtendHandle(t.Context(), d.Handle, time.Minute)
 		isErr(t, err, lock.ErrInvalid)
-		isErr(t, job.ReleaseHandle(t.Context(), d.Handle), lock.ErrInvalid)
+		if err := job.ReleaseHandle(t.Context(), d.Handle); fieldOf(err) != "handle" {
+			t.Errorf("a handle of another space: %v", err)
+		}
 		_, err = j.Acquire(t.Context(), attach(d))
 		isErr(t, err, lock.ErrInvalid)
 		// One that was made up, with the right secret and its own space, is of no hold.
