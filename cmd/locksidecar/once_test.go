@@ -76,12 +76,10 @@ func TestOnceProgram(t *testing.T) {
 
 // Whatever is killed, the outcome is unknown, and the next attempt is told so.
 func TestOnceKilled(t *testing.T) {
-	for _, kind := range []*testengine.Kind{testengine.Redis, testengine.MariaDB} {
-		t.Run(kind.String(), func(t *testing.T) {
-			t.Parallel()
-			onceKilled(t, kind)
-		})
-	}
+	onEach(t, func(t *testing.T, kind *testengine.Kind) {
+		t.Parallel()
+		onceKilled(t, kind)
+	})
 }
 
 func onceKilled(t *testing.T, kind *testengine.Kind) {

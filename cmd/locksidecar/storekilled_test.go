@@ -13,7 +13,7 @@ import (
 // done once and a command under three locks are at work. The payment is done once, the command never runs
 // beside another one, and nothing is left held.
 func TestStoreKilledAtWork(t *testing.T) {
-	for _, kind := range []*testengine.Kind{testengine.Redis, testengine.MariaDB, testengine.ZooKeeper, testengine.Etcd} {
+	for _, kind := range []*testengine.Kind{testengine.Redis, testengine.MariaDB, testengine.MySQL, testengine.Postgres, testengine.ZooKeeper, testengine.Etcd} {
 		t.Run(kind.String(), func(t *testing.T) {
 			t.Parallel()
 			storeKilledAtWork(t, kind)
