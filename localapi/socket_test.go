@@ -47,6 +47,44 @@ func TestListen(t *testing.T) {
 	}
 }
 
+// TestReplace: the socket of who serves it is replaced by one step, and who is replaced leaves the
+// new one alone, as does who comes after both.
+func TestReplace(t *testing.T) {
+	path := filepath.Join(socketDir(t), "s.sock")
+	if Served(t.Context(), path) {
+		t.Error("somebody serves no socket")
+	}
+	first, err := replace(t.Context(), path, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !Served(t.Context(), path) {
+		t.Error("nobody serves the first one's")
+	}
+	second, err := replace(t.Context(), path, 0o666)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i, err := os.Stat(path); err != nil || i.Mode().Perm() != 0o666 {
+		t.Errorf("socket: %v %v", i, err)
+	}
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	if !Served(t.Context(), path) {
+		t.Error("the first one has taken the second one's away")
+	}
+	if err := second.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(path); err != nil || Served(t.Context(), path) {
+		t.Errorf("what is left: %v", err)
+	}
+	if _, err := replace(t.Context(), "@s", 0o600); err == nil || !strings.HasPrefix(err.Error(), "listen on @s: ") {
+		t.Errorf("an abstract one: %v", err)
+	}
+}
+
 func TestListenOnStale(t *testing.T) {
 	path := filepath.Join(socketDir(t), "s")
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})

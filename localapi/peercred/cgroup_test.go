@@ -124,6 +124,24 @@ func TestCgroupOfAPeer(t *testing.T) {
 	}
 }
 
+// TestOwnCgroup: it is what one is told of a process of one's own cgroup.
+func TestOwnCgroup(t *testing.T) {
+	g := findCgroups(t)
+	_, l := start(t)
+	own, err := g.Own()
+	if err != nil {
+		t.Fatal(err)
+	}
+	startIn(t, g, own, connector(l))
+	if got, err := g.Of(accept(t, l)); err != nil || got != own {
+		t.Errorf("%s, %v; want %s", got, err, own)
+	}
+	g.read = func(string) ([]byte, error) { return nil, errors.New("broken") }
+	if _, err := g.Own(); err == nil || !strings.Contains(err.Error(), "broken") {
+		t.Errorf("that cannot be read: %v", err)
+	}
+}
+
 // TestCgroupOfTheDead: of a process that has ended, nothing is told, reaped or not.
 func TestCgroupOfTheDead(t *testing.T) {
 	g := findCgroups(t)
