@@ -40,7 +40,7 @@ func TestNodeAgent(t *testing.T) {
 		}
 	}
 	for name, value := range map[string]string{
-		"LOCKSIDECAR_TTL": "5s", "LOCKSIDECAR_SOCKET": "/run/locksidecar-node/socket/locksidecar.sock", "LOCKSIDECAR_HTTP_ADDR": ":24737", "GOMEMLIMIT": "460MiB",
+		"LOCKSIDECAR_TTL": "5s", "LOCKSIDECAR_SOCKET": "/run/locksidecar-node/socket/locksidecar.sock", "LOCKSIDECAR_HTTP_ADDR": ":24737", "GOMEMLIMIT": "460MiB", "LOCKSIDECAR_MAX_CONNECTIONS_PER_UID": "64",
 	} {
 		wantEnv(t, &c, name, value)
 	}
