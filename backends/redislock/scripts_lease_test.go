@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
 )
 
 // A lease is over in the microsecond in which it ends, for every script, also where that is the
@@ -159,6 +160,28 @@ func TestScriptsOpenALease(t *testing.T) {
 	s.at(3 * ttl)
 	s.want(look(), "[f00d 0 T 0 1]")
 	s.has("leases", "aa=T+29s+999999")
+}
+
+// A lease whose sidecar died just before the clock was set back lasts for ten minutes at most, from when
+// somebody stands behind it. A sidecar that lives has its whole TTL, whatever was seen.
+func TestScriptsEndALeaseOfTheFuture(t *testing.T) {
+	const longest = int64(lock.MaxTTL / time.Microsecond)
+	s := newStill(t)
+	s.at(24 * 3600 * second)
+	s.open("dead")
+	s.want(s.acquire("dead", "1", "X"), "T+86400s")
+	s.at(0)
+	s.open("aa")
+	s.want(s.acquire("aa", "2", "X"), "[WAIT 600000]")
+	s.has("leases", "aa=T+10s, dead=T+600s")
+	s.at(longest - 1)
+	s.open("bb")
+	s.want(s.acquire("bb", "3", "X"), "[WAIT 1]")
+	s.at(longest)
+	s.want(s.acquire("bb", "3", "X"), "T+86400s+3") // fences go on from the last one
+	s.at(-24 * 3600 * second)
+	s.want(s.beat("bb"), "[f00d 0 T+86400s 1 [] aa]")
+	s.has("leases", "aa=0, dead=0, bb=T-86390s")
 }
 
 // How old the mark is at least, sidecars have counted, and not the server's clock.

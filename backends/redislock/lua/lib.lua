@@ -59,10 +59,16 @@ local function score(lease)
 end
 
 -- When a lease ends, or nil when it is over. What looks over to a script that
--- acts on it is over for good: the server's clock may be set back later.
+-- acts on it is over for good: the server's clock may be set back later. Where it was set back,
+-- a lease whose sidecar is gone lasts no longer than any lease may (lock.MaxTTL), from when that is seen.
 -- Model: lease.EXPIRE, queue.DEAD.
 local function ends(lease)
   local expiry = score(lease)
+  if expiry > now + 600000000 then
+    expiry = now + 600000000
+    redis.call('ZADD', KEYS[1], 'XX', string.format('%.0f', expiry), lease)
+    scores[lease] = expiry
+  end
   if expiry > now then return expiry end
   if expiry > 0 then
     redis.call('ZADD', KEYS[1], 'XX', 0, lease)
