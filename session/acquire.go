@@ -76,14 +76,15 @@ func (s *Session) Acquire(ctx context.Context, r AcquireRequest) (Grant, error) 
 type asking struct {
 	call
 	place
-	s    *Session
-	h    *ledger.Hold
-	g    *generation // nil: there is no lease to ask on yet
-	q    lock.Request
-	held []string // the resources that the owner of the request has
-
+	s          *Session
+	h          *ledger.Hold
+	g          *generation // nil: there is no lease to ask on yet
+	q          lock.Request
+	held       []string // the resources that the owner of the request has
 	state      atomic.Int32
 	introduced bool     // the store may be asked; nobody but run looks at it
+	over       bool     // run has ended
+	parting    *place   // in the same lane, from when nobody wants it any more up to the end of run; nil: somebody does
 	inquiry    *inquiry // looks into its wait; nil: there is none
 }
 
@@ -104,6 +105,10 @@ func (a *asking) Ring() {
 // Stop ends the wait. s.mu is held.
 func (a *asking) Stop() {
 	a.s.lanes.leave(&a.place)
+	if !a.over && a.parting == nil {
+		a.parting = &place{resource: a.resource}
+		a.s.lanes.enter(a.parting)
+	}
 	a.call.Stop()
 	a.Ring()
 }
@@ -203,7 +208,7 @@ func (a *asking) run() {
 		a.state.Store(atWork) // what has come until now is found now
 		if a.turn.Load() || a.Err() != nil {
 			if !a.introduced && !a.introduce() {
-				passed(s, &a.place)
+				a.leave()
 				a.end()
 				return
 			}
@@ -233,10 +238,20 @@ func (a *asking) run() {
 	}
 	s.ledger.Answered(h, a.q.ID, a.g, grant, err)
 	_, calls := s.settle(nil)
-	passed(s, &a.place) // what is asked for again stands before those that came later
+	a.leave() // what is asked for again stands before those that came later
 	if len(calls) > 0 {
 		tell(s, calls[1:])
 		calls[0].Then(calls[0]) // usually there is no other
+	}
+}
+
+// leave notes that there is nothing of it on the way any more.
+func (a *asking) leave() {
+	a.s.mu.Lock()
+	defer a.s.mu.Unlock()
+	a.over = true
+	if a.s.lanes.leave(&a.place); a.parting != nil {
+		a.s.lanes.leave(a.parting)
 	}
 }
 

@@ -63,6 +63,7 @@ type chore struct {
 	former   lock.HandleKey // not empty: also where it was not detached by that one, and is again what it was
 	batch    *batch         // optional
 	done     func()         // optional: is called when it is finished
+	tried    func()         // optional: is called when it is finished, or was not answered for the first time
 	late     bool
 }
 
@@ -120,6 +121,9 @@ func newBatch(n int) *batch {
 func (c chore) outlives() bool { return c.key != "" }
 
 func (c chore) finish() {
+	if c.tried != nil {
+		c.tried()
+	}
 	if c.done != nil {
 		c.done()
 	}
@@ -264,7 +268,10 @@ func (j *janitor) again(c chore, err error) {
 		j.over(c)
 		return
 	}
-	c.late = true
+	if c.late = true; c.tried != nil {
+		c.tried()
+		c.tried = nil
+	}
 	j.failed = append(j.failed, c)
 	if j.retry != nil {
 		return

@@ -9,8 +9,8 @@ import (
 // lanes are what a session has on the way to the store, a lane for each resource, in the order in which
 // the app has asked for it. On the way each has a goroutine of its own, by which it could overtake
 // others. So a request goes on when those before it stand in the store's queue, or were answered. A
-// try also waits for the end of what is done to holds before it: it would find what the app has let go
-// of. Nothing waits for what is about another resource.
+// try also waits for the end of what is done to holds before it, and of what is given up: it would find what
+// the app has let go of. Nothing waits for what is about another resource.
 type lanes struct {
 	only *place // the first of a lane; mostly there is no other
 	rest map[lock.Resource]*place
@@ -59,8 +59,10 @@ func (l *lanes) enter(p *place) {
 	for p.before != nil && p.before.after != nil {
 		p.before = p.before.after
 	}
-	for p.bell != nil && p.before != nil && p.before.bell != nil && p.before.number > p.number && !p.before.turn.Load() {
-		p.before = p.before.before
+	for o := p.before; p.bell != nil && o != nil && (o.bell == nil || o.number > p.number && !o.turn.Load()); o = o.before {
+		if o.bell != nil {
+			p.before = o.before
+		}
 	}
 	if p.before != nil {
 		p.after, p.before.after = p.before.after, p
@@ -73,6 +75,14 @@ func (l *lanes) enter(p *place) {
 	}
 	if p.bell != nil && p.free() {
 		p.turn.Store(true)
+	}
+}
+
+// precede gives something that is done to a hold the first place: of those that have not gone on, all tries wait.
+func (l *lanes) precede(p *place) {
+	p.in, p.after = true, l.first(p.resource)
+	if l.begin(p.resource, p.after, p); p.after != nil {
+		p.after.before = p
 	}
 }
 
@@ -115,6 +125,13 @@ func passed(s *Session, p *place) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lanes.leave(p)
+}
+
+// givesUp has tries wait for what is given up until end is called, which does not block. s.mu is held.
+func givesUp(s *Session, r lock.Resource) (end func()) {
+	p := &place{resource: r}
+	s.lanes.precede(p)
+	return func() { s.space.m.wg.Go(func() { passed(s, p) }) } // s.mu may be held, or a janitor's
 }
 
 // Announce is called, in the order in which an app writes its requests, where a hold of its session is about to

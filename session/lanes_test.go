@@ -49,8 +49,17 @@ func TestLanes(t *testing.T) {
 				if rnd.IntN(3) > 0 {
 					p.bell, p.try = p, rnd.IntN(3) == 0
 				}
-				l.all = append(l.all, p)
-				l.enter(&p.place)
+				if p.bell == nil && rnd.IntN(2) == 0 { // it is given up
+					at := slices.IndexFunc(l.all, func(o *placed) bool { return o.resource == p.resource && !o.turn.Load() })
+					if at < 0 {
+						at = len(l.all)
+					}
+					l.all = slices.Insert(l.all, at, p)
+					l.precede(&p.place)
+				} else {
+					l.all = append(l.all, p)
+					l.enter(&p.place)
+				}
 			} else {
 				i := rnd.IntN(len(l.all))
 				p := l.all[i]
@@ -76,13 +85,15 @@ func TestLanes(t *testing.T) {
 	}
 }
 
-// What is asked for again stands where it came: before those that came later and have not gone on.
+// What is asked for again stands where it came: before those that came later and have not gone on, whatever
+// is done to holds between them.
 func TestLanesAskedAgain(t *testing.T) {
 	var l lanes
 	places := make([]placed, 4)
 	for _, i := range []int{0, 2, 3} {
 		places[i].bell, places[i].number = &places[i], uint64(i)
 		l.enter(&places[i].place)
+		l.enter(new(place))
 	}
 	places[1].bell, places[1].number = &places[1], 1
 	l.enter(&places[1].place)

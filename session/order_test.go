@@ -120,3 +120,108 @@ func TestTryFollowsTheRelease(t *testing.T) {
 		s.Close()
 	})
 }
+
+// A try comes after what was given up before it, wherever that was: it finds nothing that the app does not have,
+// and has not asked for, any more.
+func TestTryFollowsWhatIsGivenUp(t *testing.T) {
+	slow := func(ctx context.Context, do func(context.Context) error) error {
+		time.Sleep(500 * time.Millisecond)
+		return do(ctx)
+	}
+	for name, giveUp := range map[string]func(t *testing.T, e *env, sc *sidecar, s *Session){
+		"Waiter": func(t *testing.T, _ *env, sc *sidecar, s *Session) {
+			g := must(t, s, exclusive)
+			w := beginAsync(s, exclusive)
+			sc.way.on(func(ctx context.Context, do func(context.Context) error) error {
+				if ctx.Err() != nil {
+					time.Sleep(500 * time.Millisecond) // the store has the request still
+				}
+				return do(ctx)
+			}, opAcquire)
+			w.cancel()
+			_, err := s.Release(context.Background(), g.LockID, "")
+			isErr(t, err, nil)
+		},
+		"Granted": func(t *testing.T, _ *env, sc *sidecar, s *Session) {
+			sc.way.on(once(func(ctx context.Context, do func(context.Context) error) error {
+				err := do(context.WithoutCancel(ctx))
+				time.Sleep(500 * time.Millisecond) // the answer is on its way
+				return err
+			}), opAcquire)
+			sc.way.on(slow, opRelease)
+			w := beginAsync(s, exclusive)
+			w.cancel()
+		},
+		"Several": func(t *testing.T, e *env, sc *sidecar, s *Session) {
+			must(t, e.sidecar().session(), named("s"))
+			w := beginAsync(s, AcquireRequest{Resources: []string{"r", "s"}, Mode: lock.Exclusive, Wait: Forever})
+			sc.way.on(slow, opRelease)
+			w.cancel()
+		},
+		"Cancelled": func(t *testing.T, _ *env, sc *sidecar, s *Session) {
+			sc.way.on(slow, opAcquire)
+			first := exclusive
+			first.RequestID = "1"
+			beginAsync(s, first)
+			isErr(t, s.Cancel(context.Background(), "1"), nil)
+			sc.way.on(nil, opAcquire)
+		},
+		"Lost": func(t *testing.T, _ *env, sc *sidecar, s *Session) {
+			short := exclusive
+			short.MaxHold = time.Second
+			g := must(t, s, short)
+			time.Sleep(1500 * time.Millisecond)
+			sc.way.on(slow, opRelease)
+			_, err := s.Release(context.Background(), g.LockID, "")
+			isLost(t, err, MaxHold)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, e *env) {
+				sc := e.sidecar()
+				s := sc.session()
+				giveUp(t, e, sc, s)
+				try := exclusive
+				try.Wait = 0
+				p := beginAsync(s, try)
+				_, err := p.wait()
+				isErr(t, err, nil)
+				s.mu.Lock()
+				if s.lanes.only != nil || s.lanes.rest != nil {
+					t.Errorf("in the lanes: %v, %v", s.lanes.only, s.lanes.rest)
+				}
+				s.mu.Unlock()
+				s.Close()
+			})
+		})
+	}
+}
+
+// What is given up and not answered holds up a try for a second, as long as it is tried for the first time, and no
+// longer.
+func TestTryBehindWhatIsNotAnswered(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar()
+		s := sc.session()
+		short := exclusive
+		short.MaxHold = time.Second
+		g := must(t, s, short)
+		time.Sleep(1500 * time.Millisecond)
+		sc.way.on(func(ctx context.Context, _ func(context.Context) error) error {
+			<-ctx.Done()
+			return lock.ErrUnavailable
+		}, opRelease)
+		_, err := s.Release(context.Background(), g.LockID, "")
+		isLost(t, err, MaxHold)
+		try := exclusive
+		try.Wait = 0
+		began := e.now()
+		_, err = s.Acquire(context.Background(), try)
+		isErr(t, err, lock.ErrHeld)
+		if took := e.now() - began; took > firstTimeout {
+			t.Errorf("the try took %s", took)
+		}
+		sc.way.on(nil, opRelease)
+		s.Close()
+	})
+}

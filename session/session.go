@@ -237,6 +237,8 @@ func (s *Session) settle(own *ledger.Hold) (ask *asking, calls []*ledger.Call) {
 			c := chore{session: s.id, resource: e.Resource, id: e.ID, key: e.Key, former: e.Former, done: e.Done}
 			if e.Farewell {
 				c.batch = s.farewell
+			} else {
+				c.tried = givesUp(s, e.Resource)
 			}
 			e.Lease.(*generation).janitors.add(c)
 		case ledger.Unregister:

@@ -32,6 +32,7 @@ func TestOneConnectionIsServedInOrder(t *testing.T) {
 							t.Run(k.name, func(t *testing.T) { k.isServedInOrder(t, s, dial) })
 						}
 						t.Run("Again", func(t *testing.T) { releaseThenAgain(t, dial(t, s)) })
+						t.Run("GivenUp", func(t *testing.T) { cancelThenTry(t, dial(t, s)) })
 					})
 				}
 			})
@@ -154,6 +155,32 @@ func releaseThenAgain(t *testing.T, app talk) {
 		app.write(release(lockID), acquire(strconv.Itoa(i), name, &pb.AcquireRequest{Wait: durationpb.New(0), Direct: i%3 == 0, Mode: pb.Mode(1 + i%2)}))
 	}
 	app.grants(1, "50")
+}
+
+// cancelThenTry cancels a wait, releases the lock and tries it in one write: what was cancelled has it not, and is not
+// before the try.
+func cancelThenTry(t *testing.T, app talk) {
+	name := t.Name()
+	for i := range 30 {
+		id := func(what string) string { return fmt.Sprintf("%s %d", what, i) }
+		app.write(acquire(id("has"), name, &pb.AcquireRequest{}))
+		has := app.grants(1, id("has"))
+		app.write(acquire(id("waits"), name, &pb.AcquireRequest{Direct: i%2 == 0}), acquire(id("free"), name+" free", &pb.AcquireRequest{}))
+		free := app.grants(1, id("free")) // by now it stands in the queue, or nearly
+		cancel := &pb.SessionRequest{RequestId: id("cancel"), Request: &pb.SessionRequest_Cancel{Cancel: &pb.CancelRequest{RequestId: id("waits")}}}
+		app.write(cancel, release(has), acquire(id("try"), name, &pb.AcquireRequest{Wait: durationpb.New(0), Direct: i%3 == 0}), release(free))
+		for cancelled, got := false, ""; !cancelled || got == ""; {
+			switch a, fails := app.next(); {
+			case a.GetRequestId() == id("waits") && strings.Contains(fails, "CANCELLED"):
+				cancelled = true
+			case a.GetRequestId() == id("try") && fails == "":
+				got = a.GetGranted().GetLockId()
+				app.write(release(got))
+			default:
+				t.Fatalf("%v %s", a, fails)
+			}
+		}
+	}
 }
 
 func acquire(id, name string, q *pb.AcquireRequest) *pb.SessionRequest {
