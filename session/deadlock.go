@@ -199,7 +199,7 @@ func (q *inquiry) circle(ctx context.Context) waitfor.Cycle {
 // sees nothing.
 func (q *inquiry) get(ctx context.Context, r lock.Resource) (lock.Status, error) {
 	if !q.s.space.has(r) {
-		return lock.Status{Resource: r}, nil
+		return lock.Status{}, nil
 	}
 	m := q.s.space.m
 	select {
@@ -217,7 +217,6 @@ func (q *inquiry) get(ctx context.Context, r lock.Resource) (lock.Status, error)
 	if err != nil {
 		return lock.Status{}, fmt.Errorf("get lock: %w", err)
 	}
-	st.Resource = r
 	return st, nil
 }
 

@@ -189,7 +189,7 @@ func (sp *Space) enter(s *Session, r OpenRequest) error {
 	switch {
 	case sp.m.draining || sp.m.stopped:
 		return ErrDraining
-	case len(sp.m.sessions) >= sp.m.o.Limits.Sessions:
+	case len(sp.m.sessions) >= roomFor(who.who, u, sp.m.o.Limits.Sessions):
 		return &LimitError{Limit: "sessions", Max: sp.m.o.Limits.Sessions}
 	case u == nil:
 		u = &user{}
@@ -208,6 +208,16 @@ func (sp *Space) enter(s *Session, r OpenRequest) error {
 	sp.m.sessions[s.id] = s
 	watch(s, r)
 	return nil
+}
+
+// roomFor is how many sessions there may be before one more of a principal, of whom there is u already. A
+// sixteenth of the places is for those that have none. Where it is the uid that counts, all apps are
+// often one.
+func roomFor(who Principal, u *user, limit int) int {
+	if u == nil || who.name == "" {
+		return limit
+	}
+	return limit - limit/16
 }
 
 // Lookup finds a session of this space that a peer of the same uid, and the same principal, has opened: else

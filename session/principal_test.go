@@ -82,3 +82,51 @@ func TestPrincipals(t *testing.T) {
 		}
 	})
 }
+
+// TestRoomForWhoHasNone: principals that have sessions leave room to those that have none. Where it is the
+// uid that counts, all are usually one.
+func TestRoomForWhoHasNone(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar(func(o *Options) { o.Limits = Limits{Sessions: 32, SessionsPerUID: 20} })
+		var all []*Session
+		open := func(p Peer) error {
+			s, err := sc.Open(t.Context(), OpenRequest{Liveness: Stream, Peer: p})
+			if err == nil {
+				all = append(all, s)
+			}
+			return err
+		}
+		fill := func(p Peer) error {
+			for {
+				if err := open(p); err != nil {
+					return err
+				}
+			}
+		}
+		for _, name := range []string{"unit:a", "unit:b"} {
+			if err := fill(Peer{Principal: name}); !errors.Is(err, ErrLimit) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if len(all) != 30 {
+			t.Errorf("two units have %d of 32 sessions", len(all))
+		}
+		for _, name := range []string{"unit:c", "unit:d"} {
+			isErr(t, open(Peer{Principal: name}), nil)
+		}
+		isErr(t, open(Peer{Principal: "unit:e"}), ErrLimit)
+		for _, s := range all {
+			s.Close()
+		}
+		all = nil
+		for _, uid := range []uint32{1, 2} {
+			isErr(t, fill(Peer{UID: uid}), ErrLimit)
+		}
+		if len(all) != 32 {
+			t.Errorf("two users have %d of 32 sessions", len(all))
+		}
+		for _, s := range all {
+			s.Close()
+		}
+	})
+}
