@@ -76,7 +76,7 @@ func TestDeadlockOverEachWire(t *testing.T) {
 		if l, err := s.api(t).GetLock(t.Context(), &pb.GetLockRequest{Resource: info.GetMetadata()["resource"]}); err != nil || len(l.GetHolders()) != 1 {
 			t.Errorf("what it waited for: %v, %v", l, err)
 		}
-		// That is bob, who has asked last, but on a machine that stood still.
+		// That is bob, who has asked last, but where both have asked in one millisecond.
 		mine, held := b, theirs
 		if first.GetRequestId() == "3" {
 			mine, held = a, has
