@@ -89,6 +89,17 @@ var lawBreaks = []lawBreak{
 		options: "&restart-grace=0s",
 	},
 	{
+		name: "NobodyHearsOfAShardThatIsAway", law: "promise_3_early_notice", plan: "Shards", finds: two,
+		edits: []edit{{"backends/shards/beat.go", "l.losses = append(l.losses, x)", "_ = x"}},
+	},
+	{
+		name: "AShardIsNeverGivenUp", law: "promise_3_early_notice", plan: "Shards", finds: two,
+		edits: []edit{
+			{"backends/shards/beat.go", "case len(failed) > 0:", "case len(failed) == len(l.seats):"},
+			{"backends/shards/beat.go", "return ttl * 7 / 10", "return ttl * 70"},
+		},
+	},
+	{
 		name: "MinHoldIsIgnored", law: "promise_14_min_hold", plan: "Embedded", finds: two,
 		edits: []edit{{"backends/embedded/store.go", "v.until = now + v.minHold", "v.until = now"}},
 	},
@@ -210,6 +221,7 @@ func TestBreaksAreFound(t *testing.T) {
 			w := newWorld(t, p, broken)
 			began := time.Now()
 			w.torture(max(1, *seed), 10*roundLength)
+			w.gaveUp()
 			for _, found := range w.found {
 				if strings.Contains(found, b.finds) {
 					t.Logf("%s is broken, which was found after %s: %.600s", b.law, time.Since(began).Round(time.Second), found)

@@ -79,6 +79,7 @@ func TestTorture(t *testing.T) {
 			t.Logf("seed %d; the same again: make torture STORE=%s SEED=%d FOR=%s", s, p.name, s, *length)
 			w := newWorld(t, p, binary)
 			w.torture(s, *length)
+			w.gaveUp()
 			for _, found := range w.found {
 				t.Error(found)
 			}
@@ -96,7 +97,7 @@ func (w *world) torture(s uint64, length time.Duration) {
 		w.startApps(s + n)
 		w.breakThings(s+n, schedule.Make(schedule.Options{
 			Seed: s + n, For: l, TTL: ttl, Apps: w.plan.apps, Sides: w.plan.sides, Roads: w.servers != nil,
-			Mute: w.plan.mute != "", Store: w.plan.faults, Shift: w.plan.shift,
+			Mute: w.plan.mute != "", Store: w.plan.faults, Shift: w.plan.shift, Outages: w.plan.shards > 0,
 		}), l)
 		took := w.settle()
 		w.t.Logf("round %d: everybody had every lock %s after all was healed", n, took.Round(time.Millisecond))

@@ -259,6 +259,7 @@ func (a *appSlot) start(seed uint64) error {
 	o := app.Order{
 		Name: a.name, Side: a.side.name, Socket: a.side.socket, Workers: workers, Resources: resources,
 		History: filepath.Join(a.w.dir, a.name+".jsonl"), MinHold: a.w.plan.minHold, Letters: a.w.letters,
+		Stays: a.w.plan.shards > 0,
 	}
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(a.name)) // never fails

@@ -68,6 +68,9 @@ func (w *worker) once(ctx context.Context) {
 		busy:     w.upTo(15 * time.Millisecond),
 		linger:   w.upTo(300 * time.Millisecond),
 	}
+	if w.Stays && w.chance(50) {
+		q.linger = w.upTo(2 * time.Second) // over the end of the lease
+	}
 	switch n := w.rand.IntN(100); {
 	case n < 20:
 		q.wait = client.NoWait
@@ -81,6 +84,8 @@ func (w *worker) once(ctx context.Context) {
 		q.busy = 500*time.Millisecond + w.upTo(2500*time.Millisecond) // over some heartbeats
 	case n < 25:
 		q.busy = w.upTo(250 * time.Millisecond)
+	case n < 50 && w.Stays:
+		q.busy = 2*time.Second + w.upTo(4*time.Second)
 	}
 	if w.chance(8) {
 		q.maxHold = 100*time.Millisecond + w.upTo(400*time.Millisecond)

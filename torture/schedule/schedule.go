@@ -72,6 +72,9 @@ type Options struct {
 	Mute  bool          // pushes go over connections of their own
 	Store []Kind        // what the store can take
 	Shift time.Duration // the clock jumps by at most so much ahead; and only back where it is negative
+	// Outages: more than half of what cuts a road off, or stops the store, lasts for longer than a TTL, and all else happens
+	// less often, so that holds live as long. For shards, of which one that is away is given up.
+	Outages bool
 }
 
 // Schedule is what happens: to each app, sidecar and road, to the store, and by the
@@ -85,6 +88,10 @@ type Schedule struct {
 func Make(o Options) Schedule {
 	var s Schedule
 	long := o.TTL * 7 / 4 // a freeze or a cut that may outlast a lease
+	rest := time.Duration(1)
+	if o.Outages {
+		rest = 4
+	}
 	lane := uint64(0)
 	next := func() *maker {
 		lane++
@@ -92,7 +99,7 @@ func Make(o Options) Schedule {
 	}
 	for range o.Apps {
 		m := next()
-		s.Apps = append(s.Apps, m.faults(300*time.Millisecond, 2500*time.Millisecond, func() Fault {
+		s.Apps = append(s.Apps, m.faults(300*time.Millisecond, rest*2500*time.Millisecond, func() Fault {
 			if m.chance(40) {
 				return Fault{Kind: KillApp, For: m.upTo(300 * time.Millisecond)}
 			}
@@ -101,7 +108,7 @@ func Make(o Options) Schedule {
 	}
 	for range o.Sides {
 		m := next()
-		s.Sides = append(s.Sides, m.faults(o.TTL/2, 3*o.TTL, func() Fault {
+		s.Sides = append(s.Sides, m.faults(o.TTL/2, rest*3*o.TTL, func() Fault {
 			switch n := m.rand.IntN(100); {
 			case n < 30:
 				return Fault{Kind: KillSide, For: m.upTo(o.TTL)}
@@ -116,9 +123,13 @@ func Make(o Options) Schedule {
 		}
 		m = next()
 		s.Roads = append(s.Roads, m.faults(o.TTL/4, 2*o.TTL, func() Fault {
-			kinds := []Kind{Cut, Sever, HoldAll, HoldRequests, HoldReplies, HoldReplies, Delay, Delay}
+			kinds := []Kind{Cut, HoldAll, HoldRequests, HoldReplies, HoldReplies, Sever, Delay, Delay}
+			const outages = 4 // the first ones
 			if o.Mute {
 				kinds = append(kinds, Mute)
+			}
+			if o.Outages && m.chance(60) {
+				return Fault{Kind: kinds[m.rand.IntN(outages)], For: m.outage(o.TTL)}
 			}
 			f := Fault{Kind: kinds[m.rand.IntN(len(kinds))], For: m.shortOr(long)}
 			switch f.Kind {
@@ -143,12 +154,15 @@ func Make(o Options) Schedule {
 			case FailOver, LoseOver:
 			default:
 				f.For = m.shortOr(long)
+				if o.Outages && m.chance(50) {
+					f.For = m.outage(o.TTL)
+				}
 			}
 			return f
 		})
 	}
 	m := next()
-	s.Admin = m.faults(50*time.Millisecond, 500*time.Millisecond, func() Fault {
+	s.Admin = m.faults(50*time.Millisecond, rest*rest*500*time.Millisecond, func() Fault {
 		graces := []time.Duration{0, 50 * time.Millisecond, 300 * time.Millisecond, o.TTL}
 		return Fault{Kind: Force, Amount: graces[m.rand.IntN(len(graces))], Pick: m.rand.Int()}
 	})
@@ -185,3 +199,6 @@ func (m *maker) shortOr(d time.Duration) time.Duration {
 	}
 	return m.upTo(d)
 }
+
+// outage is a time of one to three TTLs.
+func (m *maker) outage(ttl time.Duration) time.Duration { return ttl + m.upTo(2*ttl) }
