@@ -81,6 +81,14 @@ type taker struct {
 // stands in the queue.
 func (p pod) take(t *testing.T, resource string) *taker {
 	t.Helper()
+	k := p.begin(t, resource)
+	p.awaitWaiter(t, resource)
+	return k
+}
+
+// begin begins to wait for a lock from inside the pod.
+func (p pod) begin(t *testing.T, resource string) *taker {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	k := &taker{t: t, out: &bytes.Buffer{}, done: make(chan error, 1)}
 	cmd := exec.CommandContext(ctx, "kubectl", append([]string{"exec", "-n", p.namespace(), p.name, "-c", "app", "--"}, app("once", resource)...)...)
@@ -92,7 +100,6 @@ func (p pod) take(t *testing.T, resource string) *taker {
 		defer cancel()
 		k.done <- cmd.Wait()
 	}()
-	p.awaitWaiter(t, resource)
 	return k
 }
 

@@ -19,11 +19,20 @@ def text(pid, name):
 
 
 def find(container):
-    """The first process of a container, which is the only one with that pid in its namespace."""
+    """The first process of a container: its parent is outside, and no other one has entered with the pid 1.
+    In the node's namespace of processes only its parent tells."""
+    inside = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         if container in text(pid, "cgroup"):
-            if any(line.startswith("NSpid:") and line.split()[-1] == "1" for line in text(pid, "status").splitlines()):
-                return int(pid)
+            status = dict(line.split(":", 1) for line in text(pid, "status").splitlines())
+            if status:
+                inside[pid] = status
+    for pid, status in inside.items():
+        if status["NSpid"].split()[-1] == "1":
+            return int(pid)
+    for pid, status in inside.items():
+        if len(status["NSpid"].split()) == 1 and status["PPid"].strip() not in inside:
+            return int(pid)
     sys.exit(f"no process of container {container}")
 
 

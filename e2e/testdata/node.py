@@ -1,20 +1,16 @@
-"""What the tests of the node's driver need in pods:
+"""What the tests of one sidecar per node need on the node:
 
-  node.py kubelet            on the node: the kubelet's folder
-  node.py seen KUBELET UID   on the node: mounts of volumes of CSI, and files of pods, of this pod
-  node.py away CONTAINER     on the node: stops the API server, kills a container, and lets the
-                             API server go on 20 s later. Says when it stopped and went on
-  node.py listen             says a word to whoever connects to the node's socket
-  node.py ask                asks for the word until it has ten, and says when it had each"""
+  node.py kubelet            the kubelet's folder
+  node.py seen KUBELET UID   mounts of volumes of CSI, and files of pods, of this pod
+  node.py away CONTAINER     stops the API server, kills a container, and lets the
+                             API server go on 20 s later. Says when it stopped and went on"""
 
 import os
 import signal
-import socket
 import sys
 import time
 
 FOLDER = "/run/locksidecar-node"
-SOCKET = "/locks/locksidecar.sock"
 
 
 def processes(name):
@@ -63,36 +59,6 @@ def away(container):
     return begin, end
 
 
-def listen():
-    path = FOLDER + "/socket/locksidecar.sock"
-    server = socket.socket(socket.AF_UNIX)
-    server.bind(path + ".new")
-    os.chmod(path + ".new", 0o666)
-    os.rename(path + ".new", path)
-    server.listen(64)
-    while True:
-        connection, _ = server.accept()
-        connection.sendall(b"locks")
-        connection.close()
-
-
-def ask():
-    had = 0
-    while had < 10:
-        try:
-            s = socket.socket(socket.AF_UNIX)
-            s.connect(SOCKET)
-            if s.recv(5) == b"locks":
-                print(time.time_ns(), flush=True)
-                had += 1
-            s.close()
-        except OSError as e:
-            print(e, flush=True)
-        time.sleep(0.2)
-    time.sleep(86400)
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     said = globals()[sys.argv[1]](*sys.argv[2:])
     print(*said if isinstance(said, tuple) else (said,))
