@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -222,6 +223,32 @@ func TestTryBehindWhatIsNotAnswered(t *testing.T) {
 			t.Errorf("the try took %s", took)
 		}
 		sc.way.on(nil, opRelease)
+		s.Close()
+	})
+}
+
+// A try whose time is over before the store was asked, as what was given up before it is not answered, does not
+// say that a wait is over: it has none.
+func TestTryThatIsAskedTooLate(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar()
+		s := sc.session()
+		sc.way.on(once(func(ctx context.Context, do func(context.Context) error) error {
+			err := do(ctx)
+			time.Sleep(tryLimit + time.Second) // a proxy has the answer
+			return err
+		}), opAcquire)
+		beginAsync(s, exclusive).cancel()
+		try := exclusive
+		try.Wait = 0
+		q := newRequest(context.Background(), s, try, nil)
+		go q.ask.run()
+		time.Sleep(tryLimit + 2*time.Second) // the caller runs late, and finds what became of its request
+		q.wait(context.Background())
+		_, err := q.answer()
+		if !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrHeld) {
+			t.Errorf("error = %v", err)
+		}
 		s.Close()
 	})
 }

@@ -172,24 +172,31 @@ func (q *Request) over() error {
 	var err error
 	if f := c.Farewell(); f != nil {
 		err = errSilent
-		limit := patience
-		if q.r.Wait == 0 {
-			limit = 0 // a try has nothing to learn: nobody waits for who holds the lock
-		} else {
+		if q.r.Wait != 0 { // a try has nothing to learn: nobody waits for who holds the lock
 			lock.Blocking(q.ctx)
+			t := time.NewTimer(patience)
+			defer t.Stop()
+			select {
+			case <-f.Done:
+			case <-t.C:
+			}
 		}
-		t := time.NewTimer(limit)
-		defer t.Stop()
 		select {
 		case <-f.Done:
 			err = f.Err
-		case <-t.C:
+		default:
 		}
 	}
 	var from *lock.HeldError
-	name := c.Hold().Name() // of several, the one that was waited for
+	name := c.Hold().Name()                                            // of several, the one that was waited for
+	left := errors.As(err, &from) || errors.Is(err, lock.ErrNotHolder) // the queue, maybe as an administrator took it out just then
+	if q.r.Wait == 0 && left && !errors.Is(cause, context.Canceled) {
+		if cause = lock.ErrHeld; !errors.Is(err, cause) { // the call was given up before the store said anything
+			err, left = errSilent, false
+		}
+	}
 	switch {
-	case errors.As(err, &from), errors.Is(cause, context.Canceled), errors.Is(err, lock.ErrNotHolder): // an administrator took it out of the queue just then
+	case left, errors.Is(cause, context.Canceled):
 		return heldError(name, from, cause)
 	case c.Leaseless(), errors.Is(err, lock.ErrLeaseLost):
 		return q.s.space.m.noLease()
