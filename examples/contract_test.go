@@ -27,6 +27,7 @@ type contractCase struct {
 	Sidecars map[string]map[string]string
 	Relays   map[string]struct{ To, Without string }
 	Clients  map[string]string
+	Metadata map[string]map[string]string
 	Steps    []contractStep
 }
 
@@ -61,6 +62,10 @@ type contractStep struct {
 	Are                     []int
 	First, Then             string
 	Grace, Holders, Waiters int
+	Value                   *string
+	Watch                   string
+	Interval                int
+	Candidates              *int
 	Steps                   []contractStep
 }
 
@@ -153,14 +158,16 @@ type contractRun struct {
 	holds    map[string]*contractHold
 	calls    map[string]*contractCall
 	handles  map[string]*pb.DetachedHold
+	watches  map[string]*leaderWatch
 	asked    int
 }
 
 // contractApp is a client of a case: a session of its own.
 type contractApp struct {
-	at      string // the sidecar or the relay
-	client  *client.Client
-	session *client.Session
+	at       string // the sidecar or the relay
+	metadata map[string]string
+	client   *client.Client
+	session  *client.Session
 }
 
 // contractHold is a grant, and the moment at which its loss was told.
@@ -185,6 +192,7 @@ func newContractRun(t *testing.T, c contractCase, store string) *contractRun {
 		t: t, ctx: t.Context(), spec: c, store: store, space: rand.Text(),
 		sidecars: map[string]*sidecar{}, relays: map[string]*withholder{}, apps: map[string]*contractApp{},
 		holds: map[string]*contractHold{}, calls: map[string]*contractCall{}, handles: map[string]*pb.DetachedHold{},
+		watches: map[string]*leaderWatch{},
 	}
 	for name := range c.Sidecars {
 		r.start(name)
@@ -193,7 +201,7 @@ func newContractRun(t *testing.T, c contractCase, store string) *contractRun {
 		r.relays[name] = withhold(t, r.sidecars[relay.To].socket, relay.Without)
 	}
 	for name, at := range c.Clients {
-		r.apps[name] = &contractApp{at: at}
+		r.apps[name] = &contractApp{at: at, metadata: c.Metadata[name]}
 		t.Cleanup(func() { r.close(r.apps[name]) })
 		if err := r.open(r.apps[name]); err != nil {
 			t.Fatal(err)
@@ -250,6 +258,7 @@ func (r *contractRun) verb(do string) func(contractStep) error {
 		"close": r.doClose, "open": r.doOpen, "draining": r.draining, "stop": r.stop,
 		"freeze": r.freeze, "thaw": r.thaw, "kill": r.kill, "terminate": r.terminate, "ended": r.ended, "start": r.doStart,
 		"force": r.force, "queue": r.queue, "withheld": r.withheld, "pause": r.pause,
+		"leader": r.leader, "watchLeader": r.watchLeader, "told": r.told,
 	}[do]
 }
 
@@ -306,7 +315,7 @@ func (r *contractRun) open(a *contractApp) error {
 	if err != nil {
 		return err
 	}
-	s, err := c.OpenSession(r.ctx, client.SessionOptions{Name: "contract"})
+	s, err := c.OpenSession(r.ctx, client.SessionOptions{Name: "contract", Metadata: a.metadata})
 	if err != nil {
 		return errors.Join(err, c.Close())
 	}

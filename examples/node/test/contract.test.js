@@ -12,12 +12,13 @@ import { PATIENCE, Sidecar, eventually, stores } from './sidecars.js';
 
 const folder = new URL('../../contract/', import.meta.url);
 
-const ofACase = new Set(['about', 'store', 'needs', 'sidecars', 'relays', 'clients', 'steps']);
+const ofACase = new Set(['about', 'store', 'needs', 'sidecars', 'relays', 'clients', 'metadata', 'steps']);
 const ofAStep = new Set([
   'do', 'error', 'metadata', 'within', 'time', 'client', 'sidecar', 'relay', 'lines',
   'resource', 'resources', 'mode', 'wait', 'owner', 'reentrant', 'maxHold', 'minHold', 'limit', 'once', 'unwatched', 'detachable', 'ttl', 'handle',
   'hold', 'call', 'count', 'outcome', 'note', 'lost', 'validFor', 'guard', 'parts', 'slot', 'attempt', 'previous',
   'holds', 'are', 'reason', 'first', 'then', 'grace', 'holders', 'waiters', 'owners',
+  'value', 'candidates', 'interval', 'watch',
 ]);
 
 function onlyKnown(fields, known) {
@@ -31,6 +32,7 @@ class Run {
   holds = {};
   calls = {};
   handles = {};
+  watches = {};
   noted = {}; // moments, for order
   forcing = [];
 
@@ -48,7 +50,7 @@ class Run {
       this.relays[name] = await Relay.start(this.t, this.sidecars[to], { without });
     }
     for (const [name, at] of Object.entries(spec.clients)) {
-      this.clients[name] = new LockSidecar({ socket: (this.relays[at] ?? this.sidecars[at]).socket, name });
+      this.clients[name] = new LockSidecar({ socket: (this.relays[at] ?? this.sidecars[at]).socket, name, metadata: spec.metadata?.[name] });
       this.t.after(() => this.clients[name].close());
       await this.clients[name].open();
     }
@@ -269,6 +271,48 @@ class Run {
       const told = lock.holders.map((h) => h.owner);
       assert.ok(owners.every((want, i) => (want === '*' ? told[i] : told[i] === want)), `${told}`);
     }
+  }
+
+  async leader(step) {
+    const { client, resource, within: limit = 0 } = step;
+    for (const end = Date.now() + limit; ; await sleep(5)) {
+      const leader = await this.clients[client].leader(resource);
+      if (this.#leads(step, leader)) {
+        return;
+      }
+      assert.ok(Date.now() < end, JSON.stringify(leader));
+    }
+  }
+
+  #leads({ value, hold, candidates }, leader) {
+    return leader.leads === (value !== null) && leader.leads === Boolean(leader.holder) && leader.value === (value ?? '')
+      && (hold === undefined || BigInt(leader.holder.fence) === this.holds[hold].fence)
+      && (candidates === undefined || leader.candidates === candidates);
+  }
+
+  watchLeader({ client, resource, interval, watch }) {
+    const leaders = this.clients[client].watchLeader(resource, { interval });
+    this.t.after(() => leaders.return());
+    const said = [];
+    this.watches[watch] = said;
+    const read = async () => {
+      for await (const leader of leaders) {
+        said.push(leader);
+      }
+    };
+    read().catch(() => {}); // it ends with its sidecar
+  }
+
+  async told(step) {
+    const said = this.watches[step.watch];
+    await within(step.within, eventually('it is told', () => {
+      for (let leader; (leader = said.shift());) {
+        if (this.#leads(step, leader)) {
+          return true;
+        }
+      }
+      return false;
+    }));
   }
 
   pause({ time }) { return sleep(time); }

@@ -25,6 +25,8 @@ final class Run
     private array $calls = [];
     /** @var array<string, Detached> */
     private array $handles = [];
+    /** @var array<string, array{leaders: Generator<array<string, mixed>>, first: list<array<string, mixed>>}> */
+    private array $watches = [];
     /** @var array<string, int> moments, for order */
     private array $noted = [];
     /** @var list<mixed> calls that take a lock by force */
@@ -38,7 +40,7 @@ final class Run
             $this->sidecars[$name] = new Sidecar(array_merge(['name' => $name, 'namespace' => $namespace], $flags), $store);
         }
         foreach ($case['clients'] as $name => $sidecar) {
-            $this->clients[$name] = new Client($this->sidecars[$sidecar]->socket, $name);
+            $this->clients[$name] = new Client($this->sidecars[$sidecar]->socket, $name, $case['metadata'][$name] ?? []);
             $this->clients[$name]->open();
         }
         $this->steps($case['steps']);
@@ -382,6 +384,48 @@ final class Run
             $owner = $lock['holders'][$i]['owner'];
             must($want === '*' ? $owner !== '' : $owner === $want, "the owner is $owner");
         }
+    }
+
+    private function stepLeader(array $step): void
+    {
+        $client = $this->clients[$step['client']];
+        $this->until('the leader', $step + ['within' => 0], fn() => $this->leads($step, $client->leader($step['resource'])));
+    }
+
+    private function leads(array $step, array $leader): bool
+    {
+        $is = [$leader['leads'], isset($leader['holder']), $leader['value']];
+        return $is === [isset($step['value']), isset($step['value']), $step['value'] ?? '']
+            && (!isset($step['hold']) || (int) $leader['holder']['fence'] === $this->holds[$step['hold']]->fence)
+            && $leader['candidates'] === ($step['candidates'] ?? $leader['candidates']);
+    }
+
+    private function stepWatchLeader(array $step): void
+    {
+        $leaders = $this->clients[$step['client']]->watchLeader($step['resource'], $step['interval'] / 1e3);
+        $this->watches[$step['watch']] = ['leaders' => $leaders, 'first' => [$leaders->current()]];
+    }
+
+    /** Nothing else runs while the watch is read; an alarm ends that in time. */
+    private function stepTold(array $step): void
+    {
+        pcntl_async_signals(true);
+        pcntl_signal(SIGALRM, fn() => throw new Failed('it was not told in time'));
+        pcntl_alarm((int) ceil($step['within'] / 1e3));
+        try {
+            for ($said = null; $said === null || !$this->leads($step, $said);) {
+                $said = array_shift($this->watches[$step['watch']]['first']) ?? $this->next($this->watches[$step['watch']]['leaders']);
+            }
+        } finally {
+            pcntl_alarm(0);
+            pcntl_async_signals(false);
+        }
+    }
+
+    private function next(Generator $leaders): array
+    {
+        $leaders->next();
+        return $leaders->current();
     }
 
     private function stepPause(array $step): void

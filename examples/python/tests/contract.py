@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import gc
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -27,13 +29,14 @@ from locksidecar import Client, Detached, LockLost, LockSidecarError, NotHolder,
 
 CASES = Path(__file__).resolve().parents[2] / "contract"
 
-OF_A_CASE = {"about", "store", "needs", "sidecars", "relays", "clients", "steps"}
+OF_A_CASE = {"about", "store", "needs", "sidecars", "relays", "clients", "metadata", "steps"}
 OF_A_STEP = {
     *("do", "error", "metadata", "within", "time", "client", "sidecar", "relay", "lines", "steps"),
     *("resource", "resources", "mode", "wait", "owner", "reentrant", "maxHold", "minHold", "limit", "once", "unwatched"),
     *("detachable", "ttl", "handle"),
     *("hold", "call", "count", "outcome", "note", "lost", "validFor", "guard", "parts", "slot", "attempt", "previous"),
     *("holds", "are", "reason", "first", "then", "grace", "holders", "waiters", "owners"),
+    *("value", "candidates", "interval", "watch"),
 }
 _TIMES = {"wait": "wait", "maxHold": "max_hold", "minHold": "min_hold"}  # of an acquire
 
@@ -107,6 +110,7 @@ class Run:
         self._holds: dict[str, AnyHeld] = {}
         self._handles: dict[str, Detached] = {}
         self._calls: dict[str, concurrent.futures.Future[AnyHeld]] = {}
+        self._watches: dict[str, queue.Queue[dict[str, Any]]] = {}
         self._noted: dict[str, float] = {}
         self._lost: dict[str, threading.Event] = {}
         self._namespace = uuid.uuid4().hex
@@ -316,7 +320,8 @@ class Run:
         name = step["client"]
         if name not in self._clients or name in self._closed:
             at = self._case["clients"][name]
-            self._clients[name] = Client((self._relays.get(at) or self._sidecars[at]).socket, name=name)
+            socket = (self._relays.get(at) or self._sidecars[at]).socket
+            self._clients[name] = Client(socket, name=name, metadata=self._case.get("metadata", {}).get(name))
             self._closed.discard(name)
         self._clients[name].open()
 
@@ -384,6 +389,45 @@ class Run:
             holders, _ = self._sidecars[step["sidecar"]].look(step["resource"])
             told = [h["owner"] for h in holders]
             assert all(is_ if want == "*" else is_ == want for want, is_ in zip(owners, told, strict=True)), told
+
+    def _do_leader(self, step: dict[str, Any]) -> None:
+        client = self._clients[step["client"]]
+        end = time.monotonic() + step.get("within", 0) / 1000
+        while True:
+            leader = client.leader(step["resource"])
+            if self._leads(step, leader):
+                return
+            assert time.monotonic() < end, leader
+            time.sleep(0.005)
+
+    def _leads(self, step: dict[str, Any], leader: dict[str, Any]) -> bool:
+        holder: dict[str, Any] = leader.get("holder") or {}
+        return (
+            leader["leads"] == bool(holder) == (step["value"] is not None)
+            and leader["value"] == (step["value"] or "")
+            and ("hold" not in step or int(holder.get("fence", 0)) == self._holds[step["hold"]].fence)
+            and step.get("candidates", leader["candidates"]) == leader["candidates"]
+        )
+
+    def _do_watchLeader(self, step: dict[str, Any]) -> None:
+        told = self._watches[step["watch"]] = queue.Queue()
+        leaders = self._clients[step["client"]].watch_leader(step["resource"], interval=step["interval"] / 1000)
+
+        def read() -> None:
+            with contextlib.suppress(LockSidecarError):  # it ends with its sidecar
+                for leader in leaders:
+                    told.put(leader)
+
+        threading.Thread(target=read, daemon=True).start()
+
+    def _do_told(self, step: dict[str, Any]) -> None:
+        end = time.monotonic() + step["within"] / 1000
+        last: dict[str, Any] | None = None
+        while last is None or not self._leads(step, last):
+            try:
+                last = self._watches[step["watch"]].get(timeout=max(0, end - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"not told in time; the last was {last}") from None
 
     def _do_pause(self, step: dict[str, Any]) -> None:
         time.sleep(step["time"] / 1000)

@@ -14,19 +14,24 @@ class Run
     @holds = {}
     @calls = {}
     @handles = {}
+    @watches = {} # queues of what they say
     @noted = {} # moments, for order
   end
 
   def all(spec, store)
     namespace = SecureRandom.hex(8)
     spec["sidecars"].each { |name, flags| @sidecars[name] = Sidecar.new({ "name" => name, "namespace" => namespace, **flags }, store) }
-    spec["clients"].each { |name, sidecar| @clients[name] = Locksidecar::Client.new(socket: @sidecars[sidecar].socket, name: name).open }
+    spec["clients"].each { |name, sidecar| @clients[name] = connect(spec, name, sidecar) }
     steps(spec["steps"])
   ensure
     @calls.each_value(&:kill)
   end
 
   private
+
+  def connect(spec, name, sidecar)
+    Locksidecar::Client.new(socket: @sidecars[sidecar].socket, name: name, metadata: spec.dig("metadata", name) || {}).open
+  end
 
   def steps(all)
     all.each.with_index(1) do |step, i|
@@ -227,6 +232,32 @@ class Run
     writer.close
     same("good", reader.read, "the child")
     Process.waitpid(pid)
+  end
+
+  def step_leader(step)
+    eventually("the leader", (step["within"] || 0) / 1e3) { leads?(step, @clients[step["client"]].leader(step["resource"])) }
+  end
+
+  def leads?(step, leader)
+    holder = leader["holder"]
+    [leader["leads"], !holder.nil?].all?(!step["value"].nil?) && leader["value"] == step["value"].to_s &&
+      (!step["hold"] || holder["fence"].to_i == @holds[step["hold"]].fence) &&
+      leader["candidates"] == step.fetch("candidates", leader["candidates"])
+  end
+
+  def step_watchLeader(step)
+    said = @watches[step["watch"]] = Queue.new
+    leaders = @clients[step["client"]].watch_leader(step["resource"], interval: step["interval"] / 1e3)
+    Thread.new do
+      leaders.each { |leader| said << leader }
+    rescue Locksidecar::Error
+      nil # it ends with its sidecar
+    end
+  end
+
+  def step_told(step)
+    said = @watches[step["watch"]]
+    eventually("it is told", step["within"] / 1e3) { !said.empty? && leads?(step, said.pop) }
   end
 
   def step_pause(step) = sleep(step["time"] / 1e3)

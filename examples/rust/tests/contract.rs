@@ -3,10 +3,10 @@
 
 mod support;
 
-use locksidecar::{Acquire, Client, Detached, Error, Held, Kind};
+use locksidecar::{Acquire, Client, Detached, Error, Held, Kind, Leader};
 use std::collections::HashMap;
 use std::fs;
-use std::sync::{Arc, Mutex};
+use std::sync::{mpsc, Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 use support::{block_on, eventually, http, path, stores, tap, test, Json, Sidecar, PATIENCE};
@@ -31,6 +31,7 @@ struct Run {
     holds: HashMap<String, Held>,
     calls: HashMap<String, Call>,
     handles: HashMap<String, Detached>,
+    watches: HashMap<String, mpsc::Receiver<Leader>>,
     noted: Noted,
 }
 
@@ -67,7 +68,11 @@ impl Run {
             self.sidecars.insert(name.clone(), Sidecar::with(store, &all));
         }
         for (name, sidecar) in case.get("clients").fields() {
-            let client = Client::builder().socket(self.sidecars[sidecar.text()].socket()).name(name).build();
+            let mut builder = Client::builder().socket(self.sidecars[sidecar.text()].socket()).name(name);
+            for (key, value) in case.get("metadata").get(name).fields() {
+                builder = builder.metadata(key, value.text());
+            }
+            let client = builder.build();
             client.open().unwrap();
             self.clients.insert(name.clone(), client);
         }
@@ -199,6 +204,18 @@ impl Run {
                     assert!(if want.text() == "*" { !owner.is_empty() } else { owner == want.text() }, "the owner is {owner}");
                 }
             }
+            "leader" => {
+                let client = &self.clients[text("client")];
+                let limit = milliseconds(step, "within").unwrap_or_default();
+                eventually("the leader", limit, || self.leads(step, &client.leader(text("resource")).unwrap()));
+            }
+            "watchLeader" => {
+                let leaders = self.clients[text("client")].watch_leader(text("resource"), milliseconds(step, "interval").unwrap()).unwrap();
+                let (tell, told) = mpsc::channel();
+                thread::spawn(move || leaders.map_while(Result::ok).try_for_each(|leader| tell.send(leader)));
+                self.watches.insert(text("watch").into(), told);
+            }
+            "told" => eventually("it is told", within(step), || self.watches[text("watch")].try_iter().any(|leader| self.leads(step, &leader))),
             "pause" => thread::sleep(milliseconds(step, "time").unwrap()),
             other => panic!("this runner does not know the step {other}"),
         }
@@ -270,6 +287,15 @@ impl Run {
             (want, Err(reason)) => assert_eq!(reason, want),
             (want, Ok(_)) => panic!("it succeeds, and should fail with {want}"),
         }
+    }
+
+    fn leads(&self, step: &Json, leader: &Leader) -> bool {
+        let somebody = step.get("value").is_some();
+        leader.leads == somebody
+            && leader.holder.is_some() == somebody
+            && leader.value == step.get("value").text()
+            && (!step.get("hold").is_some() || leader.holder.as_ref().is_some_and(|h| h.fence == self.holds[step.get("hold").text()].fence()))
+            && (!step.get("candidates").is_some() || f64::from(leader.candidates) == step.get("candidates").number())
     }
 
     fn granted(&mut self, step: &Json, result: Result<Held, Error>) {

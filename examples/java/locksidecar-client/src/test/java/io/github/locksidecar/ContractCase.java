@@ -88,15 +88,19 @@ final class ContractCase implements AutoCloseable {
           Map.entry("start", (c, s) -> c.sidecar(s).restart()),
           Map.entry("force", ContractCase::force),
           Map.entry("queue", ContractCase::queue),
+          Map.entry("leader", (c, s) -> c.leaders.leader(s)),
+          Map.entry("watchLeader", (c, s) -> c.leaders.watch(s)),
+          Map.entry("told", (c, s) -> c.leaders.told(s)),
           Map.entry("pause", (c, s) -> TestSidecar.pause(s.number("time"))));
 
-  private static final Set<String> OF_A_CASE = Set.of("about", "store", "needs", "sidecars", "relays", "clients", "steps");
+  private static final Set<String> OF_A_CASE = Set.of("about", "store", "needs", "sidecars", "relays", "clients", "metadata", "steps");
   private static final Set<String> OF_A_STEP =
       Set.of(
           "do", "error", "metadata", "within", "time", "client", "sidecar", "relay", "lines", "resource", "resources",
           "mode", "wait", "owner", "reentrant", "maxHold", "minHold", "limit", "once", "unwatched", "hold", "call", "count",
           "outcome", "note", "lost", "validFor", "guard", "parts", "slot", "attempt", "previous", "holds", "are",
-          "reason", "first", "then", "grace", "holders", "waiters", "owners", "detachable", "ttl", "handle");
+          "reason", "first", "then", "grace", "holders", "waiters", "owners", "detachable", "ttl", "handle",
+          "value", "candidates", "interval", "watch");
 
   private final Json script;
   private final Map<String, TestSidecar> sidecars = new HashMap<>();
@@ -106,6 +110,7 @@ final class ContractCase implements AutoCloseable {
   private final Map<String, Grip> grips = new HashMap<>();
   private final Map<String, Asked> calls = new HashMap<>();
   private final Map<String, Detached> handles = new HashMap<>();
+  private final ContractLeaders leaders = new ContractLeaders(clients::get, hold -> grips.get(hold).hold.fence());
 
   ContractCase(Json script, String store) {
     this.script = script;
@@ -147,9 +152,14 @@ final class ContractCase implements AutoCloseable {
     String at = script.object("clients").text(client);
     Path socket = relays.containsKey(at) ? relays.get(at).socket : sidecars.get(at).socket;
     if (closed.remove(client) || !clients.containsKey(client)) {
-      clients.put(client, LockSidecar.builder().socket(socket).name(client).connect());
+      clients.put(client, LockSidecar.builder().socket(socket).name(client).metadata(metadata(client)).connect());
     }
     clients.get(client).open();
+  }
+
+  private Map<String, String> metadata(String client) {
+    Json all = script.object("metadata");
+    return all == null ? Map.of() : all.textMap(client);
   }
 
   @Override
