@@ -81,7 +81,7 @@ type Lease interface {
 	//     detached holds; nothing is left behind.
 	//   ErrNoHandle: there is no hold of Request.Handle; nothing is left behind.
 	//   ErrLeaseLost: the store says that the lease is over; nothing is left behind.
-	//   ErrAnew: ask again with another ID. What this one may leave behind ends by itself.
+	//   ErrPartLost: ask again with another ID. What this one may leave behind ends by itself.
 	//   ErrWaiting: the request has a Bell, and waits. Acquire is still under way.
 	//   ErrUnavailable: the outcome is unknown. Acquire again with the same
 	//     Request.ID finds the grant or the place in the queue; Release with that

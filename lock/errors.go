@@ -19,9 +19,9 @@ var (
 	// ErrLeaseLost: the store itself says that the lease is over, and with it
 	// every hold and waiter on it.
 	ErrLeaseLost = errors.New("the lease in the store is lost")
-	// ErrAnew: the part of the lease that was asked is over, and what it may still be granted ends
+	// ErrPartLost: the part of the lease that was asked is over, and what it may still be granted ends
 	// with it. The request can be made again under another id.
-	ErrAnew = errors.New("the lease at a part of the store is over")
+	ErrPartLost = errors.New("the lease at a part of the store is over")
 	// ErrUnavailable: the store did not answer, or not in a way that tells what
 	// happened. The request may have been carried out, or may be yet.
 	ErrUnavailable = errors.New("the store is unavailable")

@@ -179,7 +179,7 @@ func (l *Lease) Events() <-chan lock.Event { return l.events }
 //
 //	lock.ErrWaiting: the shard is away. The bell rings when it is back.
 //	lock.ErrUnavailable: the same, and ctx has ended. lock.ErrLeaseLost.
-//	lock.ErrAnew: it went to a part that is over, where the shard may still grant it, or has.
+//	lock.ErrPartLost: it went to a part that is over, where the shard may still grant it, or has.
 func (l *Lease) at(ctx context.Context, q lock.Request) (*part, error) {
 	t := l.seats[l.b.pick(q.Resource)]
 	l.mu.Lock()
@@ -190,7 +190,7 @@ func (l *Lease) at(ctx context.Context, q lock.Request) (*part, error) {
 		return p, nil
 	case p != nil && p.over && !l.isLost: // the next part must not find what this one may have been granted
 		l.forget(q.ID)
-		return nil, fmt.Errorf("%w: %w", lock.ErrAnew, errAway)
+		return nil, fmt.Errorf("%w: %w", lock.ErrPartLost, errAway)
 	}
 	delete(t.bells, q.ID)
 	switch {
@@ -276,7 +276,7 @@ func (l *Lease) ended(ctx context.Context, p *part, q lock.Request, err error) e
 		return lock.ErrLeaseLost
 	case p.over && (err == nil || errors.Is(err, lock.ErrLeaseLost) || ctx.Err() == nil && (ofContext(err) || errors.Is(err, lock.ErrUnavailable))):
 		l.forget(q.ID)
-		return fmt.Errorf("acquire %q: %w: shard %s: %w", string(q.Resource), lock.ErrAnew, p.name, errAway)
+		return fmt.Errorf("acquire %q: %w: shard %s: %w", string(q.Resource), lock.ErrPartLost, p.name, errAway)
 	case err == nil:
 		l.holds[q.ID] = p
 		p.holds[q.ID] = hold{resource: q.Resource, granted: true}

@@ -173,7 +173,7 @@ func TestBell(t *testing.T) {
 		ask(e.t.Context(), lock.ErrWaiting) // behind the other one
 		l.roads[1].fault.Store(hangs)
 		rings()
-		ask(e.t.Context(), lock.ErrAnew)    // it may be carried out yet
+		ask(e.t.Context(), lock.ErrPartLost)    // it may be carried out yet
 		ask(e.t.Context(), lock.ErrWaiting) // for the shard
 		ask(over, lock.ErrUnavailable)
 		if n := len(l.seats[1].bells); n != 0 {

@@ -79,7 +79,7 @@ func (l *Ledger) Attempt(id lock.HoldID) *outcome.Attempt {
 // Model: lease.GRANTED.
 func (l *Ledger) Answered(h *Hold, id lock.HoldID, lease Lease, g lock.Grant, err error) {
 	var known *lock.HeldError
-	none := errors.As(err, &known) || errors.Is(err, lock.ErrNotHolder) || errors.Is(err, lock.ErrLeaseLost) || errors.Is(err, lock.ErrAnew) ||
+	none := errors.As(err, &known) || errors.Is(err, lock.ErrNotHolder) || errors.Is(err, lock.ErrLeaseLost) || errors.Is(err, lock.ErrPartLost) ||
 		errors.Is(err, lock.ErrInvalid) || errors.Is(err, lock.ErrLimit) ||
 		errors.Is(err, lock.ErrNoHandle) ||
 		errors.Is(err, outcome.ErrAlreadyDone) || errors.Is(err, outcome.ErrAttemptsExhausted) || errors.Is(err, outcome.ErrForeign)
@@ -112,7 +112,7 @@ func (l *Ledger) Answered(h *Hold, id lock.HoldID, lease Lease, g lock.Grant, er
 		if h.state == asking { // others want to wait
 			l.askAgain(h)
 		}
-	case err == nil, known != nil, errors.Is(err, lock.ErrLeaseLost), errors.Is(err, lock.ErrAnew):
+	case err == nil, known != nil, errors.Is(err, lock.ErrLeaseLost), errors.Is(err, lock.ErrPartLost):
 		l.askAgain(h)
 	default: // the store refuses the request itself
 		l.fail(h, err)
