@@ -11,14 +11,20 @@ import (
 // deployment starts one whose pod holds or waits for a lock.
 func deployment(t *testing.T, name, profile, resource string) {
 	t.Helper()
-	p := pod{name: name, command: app("hold", resource), annotations: injected(profile)}
-	labels := object{"app": name}
+	pod{name: name, command: app("hold", resource), annotations: injected(profile)}.deploy(t, 1)
+}
+
+// deploy starts a Deployment of such pods, which has the pod's name.
+func (p pod) deploy(t *testing.T, replicas int) {
+	t.Helper()
+	labels := object{"app": p.name}
 	spec := p.spec()
 	delete(spec, "nodeName")
 	spec["nodeSelector"] = object{"kubernetes.io/hostname": cluster.hostname}
 	err := create(t.Context(), object{
-		"apiVersion": "apps/v1", "kind": "Deployment", "metadata": object{"name": name, "namespace": appsNS},
+		"apiVersion": "apps/v1", "kind": "Deployment", "metadata": object{"name": p.name, "namespace": appsNS},
 		"spec": object{
+			"replicas": replicas,
 			"selector": object{"matchLabels": labels},
 			"template": object{"metadata": object{"labels": labels, "annotations": p.annotations}, "spec": spec},
 		},
@@ -26,7 +32,7 @@ func deployment(t *testing.T, name, profile, resource string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	deleteAfter(t, "deployment", name)
+	deleteAfter(t, "deployment", p.name)
 }
 
 // deleteAfter deletes what a test has made.

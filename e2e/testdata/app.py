@@ -1,6 +1,7 @@
 """The apps of the tests on a cluster. Each line of output is a JSON object: what
 happened, and when by the clock of the node, in ns."""
 
+import http.server
 import json
 import os
 import signal
@@ -91,6 +92,19 @@ def inherits(pid):
     say("inherits" if any(link.startswith("socket:") for link in links) else "bare")
 
 
+def lead(port):
+    """What the leader runs: it says who it is to everybody who asks."""
+    say("granted", fence=int(os.environ["LOCKSIDECAR_FENCE"]))
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(socket.gethostname().encode())
+
+    http.server.ThreadingHTTPServer(("", int(port)), Handler).serve_forever()
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, on_term)
-    {f.__name__: f for f in (hold, once, attempt, orphan, inherits)}[sys.argv[1]](*sys.argv[2:])
+    {f.__name__: f for f in (hold, once, attempt, orphan, inherits, lead)}[sys.argv[1]](*sys.argv[2:])
