@@ -8,12 +8,24 @@ import (
 
 	"github.com/locksidecar/locksidecar/backends/backendtest"
 	"github.com/locksidecar/locksidecar/backends/embedded"
+	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	testengine.SideBySide(6)
+	goleak.VerifyTestMain(testengine.Main(m),
+		// The driver's pool of Redis looks once a second whether a server that was down is
+		// up again, and sees only then that it was closed meanwhile.
+		goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
+}
 
 func TestConformance(t *testing.T) {
+	t.Run("Embedded", func(t *testing.T) { backendtest.Run(t, newStores(t)) })
+	t.Run(testengine.Redis.String(), func(t *testing.T) { backendtest.Run(t, newServers(t)) })
+}
+
+func newStores(t *testing.T) *harness {
 	var h harness
 	for range 3 {
 		s := embedded.New()
@@ -24,7 +36,7 @@ func TestConformance(t *testing.T) {
 			}
 		})
 	}
-	backendtest.Run(t, &h)
+	return &h
 }
 
 // harness has stores in the process of the test as shards.

@@ -173,8 +173,8 @@ func TestBell(t *testing.T) {
 		ask(e.t.Context(), lock.ErrWaiting) // behind the other one
 		l.roads[1].fault.Store(hangs)
 		rings()
-		ask(e.t.Context(), lock.ErrPartLost)    // it may be carried out yet
-		ask(e.t.Context(), lock.ErrWaiting) // for the shard
+		ask(e.t.Context(), lock.ErrPartLost) // it may be carried out yet
+		ask(e.t.Context(), lock.ErrWaiting)  // for the shard
 		ask(over, lock.ErrUnavailable)
 		if n := len(l.seats[1].bells); n != 0 {
 			t.Errorf("%d requests wait for the shard", n)

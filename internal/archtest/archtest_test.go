@@ -57,7 +57,7 @@ var house = []room{
 	{path: "backends/mysqllock/rows", may: "lock backends/leasekit backends/sqllock backends/sqllock/mysql", test: "backends/backendtest backends/backendtest/served internal/testengine"},
 	{path: "backends/mysqllock/shedlock", may: "lock backends/storeurl backends/leasekit backends/sqllock backends/sqllock/mysql", test: "backends/backendtest backends/backendtest/served internal/testengine internal/javatest"},
 	{path: "backends/mysqllock", may: "lock backends/storeurl backends/sqllock/mysql backends/mysqllock/rows backends/mysqllock/shedlock", test: "backends/backendtest internal/testengine"},
-	{path: "backends/shards", may: "lock", test: "arbiter session session/outcome backends/backendtest backends/embedded backends/redislock internal/testengine"},
+	{path: "backends/shards", may: "lock", test: "arbiter session session/outcome backends/backendtest backends/backendtest/served backends/embedded backends/redislock internal/testengine"},
 	{path: "backends", may: "lock backends/storeurl backends/shards backends/embedded backends/redislock backends/zklock backends/caslock/etcd backends/mysqllock backends/sqllock/postgres", test: "internal/testengine"},
 
 	{path: "localapi/peercred"},
