@@ -254,7 +254,7 @@ func testDetachOver(e *env) {
 	// Who asks for it again then has nothing, and nothing is left.
 	g = e.detachable(a, had, lock.Exclusive)
 	key = e.detach(a, g, shortHold)
-	latest := time.Now().Add(shortHold) // the detach may have taken a while
+	latest := time.Now().Add(shortHold + e.h.Recheck() + slack/3) // the detach may have taken a while, and a store may be late
 	q := attaching(g, key)
 	if err := e.answered(func() (err error) { _, err = b.Acquire(e.ctx, q); return err }); err != nil {
 		e.Fatalf("attach: %v", e.inVain(key, err))
