@@ -3,7 +3,6 @@ package arbiter
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,6 +40,7 @@ type Backend struct {
 
 	mu     sync.Mutex
 	leases map[*Lease]struct{}
+	looks  map[lock.Resource]*looks
 }
 
 var _ lock.Backend = (*Backend)(nil)
@@ -54,7 +54,7 @@ func New(b lock.Backend, o Options) *Backend {
 		o.Yielded = func(time.Duration) {}
 	}
 	o.Turns = min(o.Turns, MaxTurns)
-	return &Backend{Backend: b, o: o, leases: make(map[*Lease]struct{})}
+	return &Backend{Backend: b, o: o, leases: make(map[*Lease]struct{}), looks: make(map[lock.Resource]*looks)}
 }
 
 // Unwrap gives the Backend behind the arbiter, for lock.RecordsOf: it has no say in records.
@@ -141,53 +141,6 @@ func (b *Backend) explain(st *lock.Status) {
 	for i := range st.Waiters {
 		st.Waiters[i].Cohort = false
 	}
-}
-
-// ForceRelease implements lock.Backend. Where id is one of several readers that share a
-// hold, or has it or waits beside others, only that one is taken out; else the hold or place in
-// the store is.
-func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldID, grace time.Duration) error {
-	for _, l := range b.all() {
-		f := l.force(r, id, grace)
-		if f == nil {
-			continue
-		}
-		switch {
-		case f.err != nil:
-			return fmt.Errorf("force release: %w", f.err)
-		case f.inStore != "":
-			return b.Backend.ForceRelease(ctx, r, f.inStore, grace)
-		case f.gone == nil:
-			return nil
-		}
-		select {
-		case <-f.gone:
-			return nil
-		case <-ctx.Done():
-			return fmt.Errorf("force release: %w: grace is not over: %w", lock.ErrUnavailable, context.Cause(ctx))
-		}
-	}
-	st, err := b.Backend.Get(ctx, r)
-	if err != nil {
-		return fmt.Errorf("force release: %w", err)
-	}
-	for _, h := range st.Holders {
-		switch t := h.Owner.Turn; {
-		case t == nil || h.Owner.Parked():
-		case t.LockID == id:
-			return b.Backend.ForceRelease(ctx, r, h.ID, grace)
-		case h.ID == id: // who had it first has it no more
-			return fmt.Errorf("force release: %w", lock.ErrNotHolder)
-		}
-	}
-	return b.Backend.ForceRelease(ctx, r, id, grace)
-}
-
-// forced is a forced release under way.
-type forced struct {
-	inStore lock.HoldID   // not empty: this is to be forced in the store
-	gone    chan struct{} // closed when the hold is; nil: it is
-	err     error
 }
 
 func unknown(err error) bool { return errors.Is(err, lock.ErrUnavailable) }

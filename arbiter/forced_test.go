@@ -1,7 +1,9 @@
 package arbiter
 
 import (
+	"context"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -164,4 +166,70 @@ func TestForcedInFrontOfOthers(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Thousands of others that are forced together do not each read what all of them have.
+func TestManyOthersAreForced(t *testing.T) {
+	inHouse(t, func(h *house) {
+		const many = 1000
+		owner, s := h.side(Options{Turns: 9}), h.side(Options{Turns: 9})
+		holds := make([]lock.Grant, many)
+		for i := range holds {
+			q := shared()
+			q.Direct = true
+			holds[i] = owner.take(q)
+		}
+		looks, at, most := 0, 0, 0
+		s.way.beforeGet = func() {
+			looks++
+			at++
+			most = max(most, at)
+			time.Sleep(10 * time.Millisecond)
+			at--
+		}
+		var all sync.WaitGroup
+		for _, g := range holds {
+			all.Go(func() {
+				if err := s.b.ForceRelease(h.Context(), "r", g.ID, 0); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		if looks > 2 || most > 1 {
+			t.Errorf("%d looks, %d at a time", looks, most)
+		}
+		if n, _ := h.inStore(); n != 0 {
+			t.Errorf("%d are left", n)
+		}
+		s.way.beforeGet = nil
+		s.close()
+		owner.close()
+	})
+}
+
+// Who gives up does not take the look from those who wait for it.
+func TestOneOfThoseWhoForceGivesUp(t *testing.T) {
+	inHouse(t, func(h *house) {
+		owner, s := h.side(Options{Turns: 9}), h.side(Options{Turns: 9})
+		g := owner.take(exclusive())
+		s.way.beforeGet = func() { time.Sleep(time.Second) }
+		ctx, cancel := context.WithTimeout(h.Context(), 100*time.Millisecond)
+		defer cancel()
+		go func() {
+			time.Sleep(50 * time.Millisecond)
+			if err := s.b.ForceRelease(h.Context(), "r", g.ID, 0); err != nil {
+				t.Error(err)
+			}
+		}()
+		if err := s.b.ForceRelease(ctx, "r", g.ID, 0); !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("who gives up is told %v", err)
+		}
+		time.Sleep(3 * time.Second)
+		if n, _ := h.inStore(); n != 0 {
+			t.Error("it is held still")
+		}
+		s.close()
+		owner.close()
+	})
 }
