@@ -15,6 +15,7 @@ import (
 	"time"
 
 	_ "github.com/go-sql-driver/mysql"
+	_ "github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/locksidecar/locksidecar/client"
 	"github.com/locksidecar/locksidecar/internal/testengine"
@@ -39,39 +40,60 @@ func cents(n int) int { return 100 + n%97 }
 // so an app need not ask anybody what became of the attempt before.
 func TestWithdrawals(t *testing.T) {
 	t.Parallel()
-	withdrawals := 50
-	if os.Getenv("LOCKSIDECAR_TEST_FULL") != "" {
-		withdrawals = 1000
+	for _, kind := range []*testengine.Kind{testengine.MariaDB, testengine.MySQL, testengine.Postgres} {
+		t.Run(kind.String(), func(t *testing.T) {
+			t.Parallel()
+			withdrawals := 50
+			if os.Getenv("LOCKSIDECAR_TEST_FULL") != "" {
+				withdrawals = 1000
+			}
+			payAll(t, kind, withdrawals)
+		})
 	}
-	server := testengine.Shared(t, testengine.MariaDB)
-	dsn := strings.Replace(strings.TrimPrefix(server.URL(), "mysql://"), "@", "@tcp(", 1)
-	dsn = strings.Replace(dsn, "/", ")/", 1)
-	db, err := sql.Open("mysql", dsn)
+}
+
+// dataOf is the database of a server as the apps find it.
+func dataOf(server testengine.Server) string {
+	at, isMySQL := strings.CutPrefix(server.URL(), "mysql://")
+	if !isMySQL {
+		return server.URL()
+	}
+	at = strings.Replace(at, "@", "@tcp(", 1)
+	return strings.Replace(at, "/", ")/", 1)
+}
+
+func openData(data string) (*sql.DB, error) {
+	if strings.HasPrefix(data, "postgres") {
+		return sql.Open("pgx", data)
+	}
+	return sql.Open("mysql", data)
+}
+
+func payAll(t *testing.T, kind *testengine.Kind, withdrawals int) {
+	data := dataOf(testengine.Shared(t, kind))
+	db, err := openData(data)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = db.Close() })
-	tables := "w" + strings.ToLower(namespace(t)[len(t.Name())+1:])
+	name := namespace(t)
+	tables := "w" + strings.ToLower(name[len(name)-8:])
 	for _, q := range []string{
-		"CREATE TABLE " + tables + "_account (balance BIGINT)", "INSERT INTO " + tables + "_account VALUES (?)",
+		"CREATE TABLE " + tables + "_account (balance BIGINT)", fmt.Sprintf("INSERT INTO %s_account VALUES (%d)", tables, deposit),
 		"CREATE TABLE " + tables + "_paid (n INT, cents BIGINT)",
 	} {
-		var args []any
-		if strings.Contains(q, "?") {
-			args = append(args, deposit)
-		}
-		if _, err := db.ExecContext(t.Context(), q, args...); err != nil {
+		if _, err := db.ExecContext(t.Context(), q); err != nil {
 			t.Fatal(err)
 		}
 	}
-	store := onStore(t, testengine.MariaDB, "--ttl", "1s", "--lost-grace", "50ms")
+	store := onStore(t, kind, "--ttl", "1s", "--lost-grace", "50ms")
 	sides := make([]*sidecarProgram, 2)
 	for i := range sides {
 		sides[i] = serveProgram(t, store...)
 	}
 	running := make([]*program, apps)
 	for i := range running {
-		running[i] = startApp(t, sides[i%2], dsn, tables, withdrawals)
+		running[i] = startApp(t, sides[i%2], data, tables, withdrawals)
 	}
 	left, crashed, began := apps, 0, time.Now()
 	nextCrash := began.Add(crashEvery)
@@ -87,7 +109,7 @@ func TestWithdrawals(t *testing.T) {
 					running[i] = &program{exited: make(chan struct{})}
 					continue
 				}
-				running[i] = startApp(t, sides[i%2], dsn, tables, withdrawals)
+				running[i] = startApp(t, sides[i%2], data, tables, withdrawals)
 			default:
 			}
 		}
@@ -103,10 +125,10 @@ func TestWithdrawals(t *testing.T) {
 	t.Logf("%d withdrawals in %s, %d sidecars killed", withdrawals, time.Since(began), crashed)
 	var balance, paid, twice, sum int
 	for q, into := range map[string]*int{
-		"SELECT balance FROM " + tables + "_account":                                                      &balance,
-		"SELECT COUNT(*) FROM " + tables + "_paid":                                                        &paid,
-		"SELECT COALESCE(SUM(cents), 0) FROM " + tables + "_paid":                                         &sum,
-		"SELECT COUNT(*) FROM (SELECT n FROM " + tables + "_paid GROUP BY n HAVING COUNT(*) > 1) AS some": &twice,
+		"SELECT balance FROM " + tables + "_account":                                                         &balance,
+		"SELECT COUNT(*) FROM " + tables + "_paid":                                                           &paid,
+		"SELECT COALESCE(SUM(cents), 0) FROM " + tables + "_paid":                                            &sum,
+		"SELECT COUNT(*) FROM (SELECT n FROM " + tables + "_paid GROUP BY n HAVING COUNT(*) > 1) AS doubles": &twice,
 	} {
 		if err := db.QueryRowContext(t.Context(), q).Scan(into); err != nil {
 			t.Fatal(err)
@@ -125,20 +147,20 @@ func TestWithdrawals(t *testing.T) {
 	}
 }
 
-func startApp(t *testing.T, side *sidecarProgram, dsn, tables string, n int) *program {
+func startApp(t *testing.T, side *sidecarProgram, data, tables string, n int) *program {
 	t.Helper()
-	return launch(t, []string{fmt.Sprintf("%s=%s %s %d", withdrawEnv, dsn, tables, n), "LOCKSIDECAR_SOCKET=" + side.socket, "GORACE=atexit_sleep_ms=0"}, os.Args[0])
+	return launch(t, []string{fmt.Sprintf("%s=%s %s %d", withdrawEnv, data, tables, n), "LOCKSIDECAR_SOCKET=" + side.socket, "GORACE=atexit_sleep_ms=0"}, os.Args[0])
 }
 
 // withdraw is the app. Its status is 0 when it has found every withdrawal done.
 func withdraw(arg string) error {
 	ctx := context.Background()
-	var dsn, tables string
+	var data, tables string
 	var n int
-	if _, err := fmt.Sscan(arg, &dsn, &tables, &n); err != nil {
+	if _, err := fmt.Sscan(arg, &data, &tables, &n); err != nil {
 		return err
 	}
-	db, err := sql.Open("mysql", dsn)
+	db, err := openData(data)
 	if err != nil {
 		return err
 	}
@@ -189,14 +211,17 @@ func pay(ctx context.Context, db *sql.DB, l *client.Lock, tables string, n int) 
 		return err
 	}
 	defer func() { _ = tx.Rollback() }()
-	if _, err := tx.ExecContext(ctx, "INSERT INTO "+tables+"_paid VALUES (?, ?)", n, cents(n)); err != nil {
+	if _, err := tx.ExecContext(ctx, fmt.Sprintf("INSERT INTO %s_paid VALUES (%d, %d)", tables, n, cents(n))); err != nil {
 		return err
 	}
+	statement, numbered := l.OutcomeGuard.SQL, fmt.Sprintf("%T", db.Driver()) == "*stdlib.Driver"
 	args := make([]any, len(l.OutcomeGuard.Args))
 	for i, a := range l.OutcomeGuard.Args {
-		args[i] = a
+		if args[i] = a; numbered { // as PostgreSQL counts them
+			statement = strings.Replace(statement, "?", fmt.Sprintf("$%d", i+1), 1)
+		}
 	}
-	done, err := tx.ExecContext(ctx, l.OutcomeGuard.SQL, args...)
+	done, err := tx.ExecContext(ctx, statement, args...)
 	if err != nil {
 		return err
 	}
@@ -209,7 +234,7 @@ func pay(ctx context.Context, db *sql.DB, l *client.Lock, tables string, n int) 
 	case wrong(31):
 		standStill()
 	}
-	if _, err := tx.ExecContext(ctx, "UPDATE "+tables+"_account SET balance=balance-?", cents(n)); err != nil {
+	if _, err := tx.ExecContext(ctx, fmt.Sprintf("UPDATE %s_account SET balance=balance-%d", tables, cents(n))); err != nil {
 		return err
 	}
 	if err := tx.Commit(); err != nil {
@@ -225,7 +250,7 @@ func pay(ctx context.Context, db *sql.DB, l *client.Lock, tables string, n int) 
 func awaitPaid(ctx context.Context, db *sql.DB, tables string, n int) {
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		var paid int
-		if db.QueryRowContext(ctx, "SELECT COUNT(*) FROM "+tables+"_paid WHERE n=?", n).Scan(&paid) != nil || paid > 0 {
+		if db.QueryRowContext(ctx, fmt.Sprintf("SELECT COUNT(*) FROM %s_paid WHERE n=%d", tables, n)).Scan(&paid) != nil || paid > 0 {
 			return
 		}
 	}

@@ -95,7 +95,7 @@ var outsiders = []struct{ library, rooms string }{
 	{"go.etcd.io/etcd", "backends/caslock/etcd"},
 	{"go.uber.org/zap", "backends/caslock/etcd"}, // etcd's own client wants one
 	{"github.com/go-sql-driver/mysql", "backends/sqllock/mysql internal/testengine internal/docstest cmd/locksidecar examples/trade"},
-	{"github.com/jackc/pgx/v5", "backends/sqllock/postgres internal/testengine internal/docstest"},
+	{"github.com/jackc/pgx/v5", "backends/sqllock/postgres internal/testengine internal/docstest cmd/locksidecar"},
 	{"database/sql", "backends/mysqllock backends/sqllock backends/sqllock/mysql backends/sqllock/postgres backends/mysqllock/rows backends/mysqllock/shedlock internal/testengine internal/docstest cmd/locksidecar examples/trade"},
 	{"google.golang.org/grpc", "api/locksidecar/v1 backends/caslock/etcd localapi node/csi internal/telemetry cmd/locksidecar"},
 	{"google.golang.org/protobuf", "api/locksidecar/v1 internal/jsonlines internal/protofields localapi client backends/caslock/etcd node/csi cmd/locksidecar"},
