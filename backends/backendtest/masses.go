@@ -39,6 +39,14 @@ func (e *env) whole(all, fewer int) int {
 	return fewer
 }
 
+// massTTL is that of a lease with many holds: a store may take the fewer the shorter it is.
+func (e *env) massTTL() time.Duration {
+	if full {
+		return max(10*time.Second, e.h.TTL())
+	}
+	return max(5*time.Second, e.h.TTL())
+}
+
 // massName is the name of one of many resources.
 func (e *env) massName(i int) lock.Resource {
 	name := fmt.Sprintf("%smass/%05d/", e.prefix, i)
@@ -168,7 +176,7 @@ func limitsHolds(h Harness) (capability string, has bool) {
 // testMassExpires: and it dies.
 func testMassExpires(e *env) {
 	b := e.sidecar()
-	dead := e.lease(max(5*time.Second, e.h.TTL()))
+	dead := e.lease(e.massTTL())
 	n := e.takeMass(dead, e.whole(massOfHolds, fewerHolds))
 	middle, first := e.queue(b, e.massName(n/2), lock.Exclusive), e.queue(b, e.massName(0), lock.Exclusive)
 	stop := e.pulse()
@@ -182,7 +190,7 @@ func testMassExpires(e *env) {
 
 // testMassRestart: and the server is restarted. It knows all holds or none.
 func testMassRestart(e *env) {
-	a := e.lease(max(5*time.Second, e.h.TTL()))
+	a := e.lease(e.massTTL())
 	n := e.takeMass(a, e.whole(massOfHolds, fewerHolds))
 	e.h.(Restarter).Restart(e.TB)
 	err := e.answered(func() error { return a.beat(e.ctx) })
