@@ -70,23 +70,19 @@ class LockSidecar {
     return this.#take(readAcquire(resource, options), options.signal);
   }
 
+  /** On a new session again, as long as the end of the last one was not noticed before. What was not sent is no loss. */
   async #take(ask, signal) {
     signal?.throwIfAborted();
     let session = this.#current;
-    if (!session || session.error || this.#closed) {
-      session = await unless(signal, this.#session());
+    for (;;) {
+      if (!session || session.error || this.#closed) {
+        session = await unless(signal, this.#session());
+      }
+      const lock = await session.acquire(ask, signal);
+      if (lock) {
+        return lock;
+      }
     }
-    return await session.acquire(ask, signal) ?? this.#takeAgain(ask, signal);
-  }
-
-  /** On a new session, where the end of the last one was not noticed before. */
-  async #takeAgain(ask, signal) {
-    const session = await unless(signal, this.#session());
-    const lock = await session.acquire(ask, signal);
-    if (!lock) {
-      throw session.error.again();
-    }
-    return lock;
   }
 
   async attach(handle, options = {}) {

@@ -11,12 +11,13 @@ export class Relay {
   socket;
   hungUp = 0;
   withheld = 0;
+  counted = 0;
 
   /**
    * Hangs up on the first calls, as a sidecar does to make room, on every other after it has read something.
-   * Withholds the sidecar's lines whose event has the field `without`.
+   * Withholds the sidecar's lines whose event has the field `without`, and counts those that contain `counts`.
    */
-  static async start(t, sidecar, { hangUp = 0, without } = {}) {
+  static async start(t, sidecar, { hangUp = 0, without, counts } = {}) {
     const relay = new Relay();
     const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'lr-'));
     relay.socket = path.join(dir, 's');
@@ -31,7 +32,7 @@ export class Relay {
         }
         return;
       }
-      relay.#connect(app, sidecar, without);
+      relay.#connect(app, sidecar, without, counts);
     });
     await new Promise((resolve) => { relay.#server.listen(relay.socket, resolve); });
     t.after(() => {
@@ -44,10 +45,15 @@ export class Relay {
   /** Ends what is connected, and takes no more calls: the sidecar seems to be gone. */
   hangUp() {
     this.#server.close();
+    this.cut();
+  }
+
+  /** Ends what is connected. */
+  cut() {
     this.#connections.forEach((app) => app.destroy());
   }
 
-  #connect(app, sidecar, without) {
+  #connect(app, sidecar, without, counts) {
     this.#connections.add(app);
     const behind = net.connect({ path: sidecar.socket, allowHalfOpen: true });
     behind.on('error', () => app.destroy());
@@ -57,12 +63,13 @@ export class Relay {
     });
     behind.on('close', () => app.destroy());
     app.pipe(behind);
-    if (without) {
+    if (without || counts) {
       readline.createInterface({ input: behind }).on('line', (line) => {
-        if (JSON.parse(line).event?.[without] !== undefined) {
+        if (without && JSON.parse(line).event?.[without] !== undefined) {
           this.withheld++;
         } else {
           app.write(`${line}\n`);
+          this.counted += counts && line.includes(counts) ? 1 : 0;
         }
       });
     } else {

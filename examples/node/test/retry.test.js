@@ -61,6 +61,25 @@ test('an acquire on a connection that has ended unheard goes to the next sidecar
   await assert.rejects(asked, { reason: 'NO_SIDECAR' });
 });
 
+test('an acquire that was never sent outlives one connection after the other', async (t) => {
+  const sidecar = await Sidecar.start(t, { more: ['--max-waiters', '1'] });
+  const relay = await Relay.start(t, sidecar, { counts: 'LIMIT_EXCEEDED' });
+  const theirs = await connect(t, sidecar.socket).acquire('a');
+  const client = connect(t, relay.socket);
+  const asked = [0, 1, 2, 3].map(() => client.acquire('a'));
+  const all = Promise.allSettled(asked);
+  for (let broken = 0; broken < 3; broken++) { // each time one waits at the sidecar, and the others queue here
+    const rest = 3 - broken;
+    const before = relay.counted;
+    await eventually('the others queue', () => relay.counted >= before + rest);
+    relay.cut();
+    await assert.rejects(asked[broken], { reason: 'SIDECAR_GONE' });
+  }
+  await theirs.release();
+  await (await asked[3]).release();
+  await all;
+});
+
 test('a release that a frozen sidecar does not answer is carried out later', async (t) => {
   const sidecar = await Sidecar.start(t, { more: ['--ttl', '1m'] });
   const client = connect(t, sidecar.socket);
