@@ -48,6 +48,7 @@ final class Core {
   private boolean jeopardy;
   private boolean draining;
   private SidecarException end; // why the session ended; null: it has not
+  private int single; // answers in a row after which none was due
 
   // By System.nanoTime.
   private long heard;
@@ -191,6 +192,7 @@ final class Core {
     }
     if (m.text("requestId").isEmpty()) {
       if (m.has("event")) {
+        single = 0;
         event(m.object("event"));
       } else if (m.has("error")) { // its last word
         SidecarException why = SidecarException.read(m.object("error"));
@@ -217,6 +219,22 @@ final class Core {
       holds.answered();
       sendQueued();
     }
+    single = isDue() ? 0 : single + 1;
+  }
+
+  /** Tells whether an answer is still to come. */
+  boolean isDue() {
+    return !calls.isEmpty();
+  }
+
+  /** How many answers have come one at a time: nothing else came meanwhile, and no other was due. */
+  int single() {
+    return single;
+  }
+
+  /** Counts them again, after so many others. */
+  void countSingle(int after) {
+    single = -after;
   }
 
   /** Tells whether the sidecar takes fewer acquires at a time than are on their way. */

@@ -156,7 +156,7 @@ public final class Hold implements AutoCloseable {
             listener.accept(session.holds().problem(held));
           }
         };
-    session.holds().listen(held, new Held.Listener(this, call));
+    session.listen(held, new Held.Listener(this, call));
   }
 
   /**
@@ -202,7 +202,7 @@ public final class Hold implements AutoCloseable {
     held.detaching = true;
     Call c = session.detach(held, ttl);
     try {
-      return new Detached(Answers.get(c.answer).object("detached"), BootClock.system(), c.sent);
+      return new Detached(session.answer(c).object("detached"), BootClock.system(), c.sent);
     } catch (InvalidRequestException | LimitExceededException e) {
       held.detaching = false;
       throw e;
@@ -245,7 +245,7 @@ public final class Hold implements AutoCloseable {
   /** Waits for the answer. What it says of a loss, the hold knows by then. */
   private Json answer(Call c) {
     try {
-      return Answers.get(c.answer);
+      return session.answer(c);
     } catch (SidecarException e) {
       throw lostOr(e);
     }
@@ -306,6 +306,7 @@ public final class Hold implements AutoCloseable {
     } catch (LockLostException e) {
       return CompletableFuture.failedFuture(e);
     }
+    session.expect();
     return c.answer.handleAsync(
         (m, e) -> {
           SidecarException why = e == null ? null : lostOr(Answers.again(e));

@@ -37,6 +37,9 @@ final class Holds {
   /** Losses of locks whose grants may still be on their way to another thread's acquire. */
   private final Map<String, Json> early = new LinkedHashMap<>();
 
+  /** How many listeners the holds have. */
+  private int listeners;
+
   /** See silentAt. */
   private long slack;
 
@@ -145,7 +148,7 @@ final class Holds {
   void detached(Held h) {
     h.detached = true;
     h.count = 0;
-    h.listeners.clear();
+    dropListeners(h);
     holds.remove(h.id, h);
   }
 
@@ -220,7 +223,17 @@ final class Holds {
     h.loss = loss;
     holds.remove(h.id, h);
     h.listeners.forEach(l -> callbacks.execute(l.call()));
+    dropListeners(h);
+  }
+
+  private void dropListeners(Held h) {
+    listeners -= h.listeners.size();
     h.listeners.clear();
+  }
+
+  /** Tells whether somebody is to be told of a loss. */
+  boolean areListened() {
+    return listeners > 0;
   }
 
   /** When the hold is over if nothing is heard any more. */
@@ -308,6 +321,7 @@ final class Holds {
     try {
       if (h.loss == null) {
         h.listeners.add(listener);
+        listeners++;
         return;
       }
     } finally {
@@ -320,7 +334,9 @@ final class Holds {
   void forget(Held h, Hold hold) {
     mu.lock();
     try {
+      int before = h.listeners.size();
       h.listeners.removeIf(l -> l.hold() == hold);
+      listeners -= before - h.listeners.size();
     } finally {
       mu.unlock();
     }

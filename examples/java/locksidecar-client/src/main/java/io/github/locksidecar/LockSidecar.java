@@ -474,6 +474,7 @@ public final class LockSidecar implements AutoCloseable {
 
   private void take(Session s, LockRequest q, CompletableFuture<Hold> wanted) {
     Call c = s.acquire(q);
+    s.expect();
     c.answer.whenCompleteAsync(
         (m, e) -> {
           if (e != null && s.wasTooLate(c)) {

@@ -16,15 +16,16 @@ import java.util.concurrent.locks.ReentrantLock;
 /**
  * One connection to the sidecar, with lines of JSON. When it ends, everything that it held is lost.
  *
- * <p>The rules are in {@link Core}. Here bytes move: one thread reads and looks at the clock, and
- * whoever has a request writes it. The channel does not block, for three reasons: who writes never
- * waits for a sidecar that does not read; an interrupt of who writes does not close it; and a virtual
- * thread keeps its carrier for no longer than a system call.
+ * <p>The rules are in {@link Core}. Here bytes move: one thread reads and looks at the clock (the
+ * session's own or, as {@link Reading} says, a caller's), and whoever has a request writes it. The channel
+ * does not block, for three reasons: who writes never waits for a sidecar that does not read; an interrupt of
+ * who writes or reads does not close it; and a virtual thread keeps its carrier for no longer than a system call.
  */
 final class Session {
   private final Path socket;
   private final Executor callbacks;
   private final Core core;
+  private final Reading reading;
   private final CompletableFuture<Void> over = new CompletableFuture<>();
   private volatile SocketChannel channel;
   private volatile Selector selector;
@@ -36,10 +37,16 @@ final class Session {
   private volatile long sent; // how many bytes; written by who has sending
   private volatile boolean full; // the sidecar does not read for now, or the connection is broken
 
+  // These are for who reads. No heap buffer: each thread that has read into one keeps a direct buffer of its size.
+  private ByteBuffer in;
+  private final byte[] came = new byte[1 << 16];
+  private long next; // after how many nanoseconds to look at the clock again
+
   Session(Path socket, BootClock clock, Executor callbacks, Runnable onDraining) {
     this.socket = socket;
     this.callbacks = callbacks;
     this.core = new Core(socket.toString(), clock, callbacks, onDraining);
+    this.reading = new Reading(core, core.mu);
   }
 
   /** Opens it within a limit, in nanoseconds. With an exception there is nothing left of it. */
@@ -51,6 +58,7 @@ final class Session {
     try {
       channel = SocketPath.connect(socket);
       selector = Selector.open();
+      in = ByteBuffer.allocateDirect(came.length);
       channel.register(selector, SelectionKey.OP_READ);
       new Threads("io").newThread(this::run).start();
       Call c = Call.opening(open);
@@ -112,6 +120,7 @@ final class Session {
 
   // --- requests
 
+  /** What these give is asked for by {@link #answer}. Where no thread waits for it, {@link #expect} it. */
   Call acquire(LockRequest q) {
     Call c = Call.acquiring(q);
     send(c);
@@ -250,24 +259,17 @@ final class Session {
     }
   }
 
+  /** The session's thread. */
   private void run() {
-    ByteBuffer in = ByteBuffer.allocate(1 << 16);
     SidecarException why = null;
     try {
-      SelectionKey key = channel.keyFor(selector);
-      for (long next = 0; next >= 0; ) {
-        selector.select(1 + next / 1_000_000);
-        selector.selectedKeys().clear();
-        if (full && (key.readyOps() & SelectionKey.OP_WRITE) != 0) {
-          goOn(key);
+      while (serve()) {
+        core.mu.lock();
+        try {
+          reading.leave();
+        } finally {
+          core.mu.unlock();
         }
-        in.clear();
-        int n = channel.read(in);
-        if (n < 0) {
-          break;
-        }
-        next = take(in.array(), n);
-        flush();
       }
     } catch (IOException e) {
       why = gone(e);
@@ -275,6 +277,83 @@ final class Session {
       why = gone(e);
     }
     ended(why == null ? gone(null) : why);
+  }
+
+  /** Waits for what comes, or until it is time to look at the clock, and takes it. False: the connection is over. */
+  private boolean serve() throws IOException {
+    selector.select(1 + next / 1_000_000);
+    selector.selectedKeys().clear();
+    if (full) {
+      SelectionKey key = channel.keyFor(selector);
+      if ((key.readyOps() & SelectionKey.OP_WRITE) != 0) {
+        goOn(key);
+      }
+    }
+    in.clear();
+    int n = channel.read(in);
+    if (n < 0) {
+      return false;
+    }
+    in.flip().get(came, 0, n);
+    next = take(came, n);
+    flush();
+    return next >= 0;
+  }
+
+  /** The answer, or why there is none; the thread is marked as interrupted afterwards if it was. */
+  Json answer(Call c) {
+    readFor(c);
+    return Answers.get(c.answer);
+  }
+
+  /** The same, unless the thread is interrupted. */
+  Json answerInterruptibly(Call c) throws InterruptedException {
+    readFor(c);
+    return Answers.getInterruptibly(c.answer);
+  }
+
+  /** Reads until the answer is there, or the thread is interrupted; or not at all, where another thread reads. */
+  private void readFor(Call c) {
+    core.mu.lock();
+    try {
+      if (!reading.begin(c)) {
+        return;
+      }
+    } finally {
+      core.mu.unlock();
+    }
+    try {
+      while (!c.answer.isDone() && !Thread.currentThread().isInterrupted()) {
+        if (!serve()) {
+          ended(gone(null));
+        }
+      }
+    } catch (IOException | RuntimeException | Error e) { // as in run
+      ended(gone(e));
+    } finally {
+      core.mu.lock();
+      try {
+        reading.passOn();
+      } finally {
+        core.mu.unlock();
+      }
+    }
+  }
+
+  /** Sees to it that the session's thread reads: an answer that no thread waits for, or news for who listens. */
+  void expect() {
+    core.mu.lock();
+    try {
+      reading.expect();
+    } finally {
+      core.mu.unlock();
+    }
+  }
+
+  /** Tells of a loss, at once where it has happened already. */
+  void listen(Held h, Held.Listener listener) {
+    core.holds.listen(h, listener);
+    expect();
   }
 
   /** The sidecar reads again. */
@@ -345,6 +424,8 @@ final class Session {
     if (c != null) {
       try {
         c.shutdownOutput();
+        selector.wakeup(); // a caller who reads has his answer
+        expect();
         Answers.settle(over, Core.OVERDUE);
       } catch (IOException | RuntimeException e) {
         // it has ended already, or was not connected yet

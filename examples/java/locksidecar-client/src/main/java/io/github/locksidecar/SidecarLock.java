@@ -340,9 +340,9 @@ public final class SidecarLock implements Lock {
       boolean done = false;
       try {
         if (interruptibly) {
-          Answers.getInterruptibly(c.answer);
+          s.answerInterruptibly(c);
         } else {
-          Answers.get(c.answer);
+          s.answer(c);
         }
         done = true;
         return sidecar.hold(s, c);
