@@ -104,6 +104,9 @@ func waitsOnNode(t *testing.T, ns, resource string) {
 func TestNode(t *testing.T) {
 	kubelet := onNode(t, "kubelet")[0]
 	useNode(t, kubelet)
+	if out, err := helm(t.Context(), "test", release, "--timeout", patience.String()); err != nil {
+		t.Errorf("helm test: %v\n%s", err, out)
+	}
 	next := idle(t, "node-next", "")
 	t.Run("Namespaces", func(t *testing.T) { nodeNamespaces(t, next) })
 	t.Run("AppKilled", func(t *testing.T) { nodeAppKilled(t, next) })

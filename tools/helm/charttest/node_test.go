@@ -34,7 +34,7 @@ func TestNodeAgent(t *testing.T) {
 	set := ofNode[appsv1.DaemonSet](t, nodeValues, "apps/v1/DaemonSet", "locksidecar-agent")
 	spec := set.Spec.Template.Spec
 	c := spec.Containers[0]
-	for _, want := range []string{"--principal=pod", "--space=namespace", "--allow-service-account=shop/*,team-*/orders", "--space-of=shop-eu=shop", "--pods-folder=/run/locksidecar-node/pods"} {
+	for _, want := range []string{"--principal=pod", "--space=namespace", "--allow-service-account=shop/*,team-*/orders,locks/locksidecar-test", "--space-of=shop-eu=shop", "--pods-folder=/run/locksidecar-node/pods"} {
 		if !slices.Contains(c.Args, want) {
 			t.Errorf("no %s in %v", want, c.Args)
 		}
@@ -69,6 +69,20 @@ func TestNodeAgent(t *testing.T) {
 	}
 	if set.Spec.Template.Labels["locksidecar.io/injected"] != "true" {
 		t.Error("the PodMonitor does not find it")
+	}
+}
+
+// TestNodeHelmTest: the pod of helm test has the service account that the agent serves besides those of the values.
+func TestNodeHelmTest(t *testing.T) {
+	account := ofNode[corev1.ServiceAccount](t, nodeValues, "v1/ServiceAccount", "locksidecar-test")
+	pod := ofNode[corev1.Pod](t, nodeValues, "v1/Pod", "locksidecar-test")
+	if pod.Spec.ServiceAccountName != account.Name || *account.AutomountServiceAccountToken {
+		t.Errorf("the pod is of %q", pod.Spec.ServiceAccountName)
+	}
+	for _, o := range []map[string]string{account.Annotations, pod.Annotations} {
+		if o["helm.sh/hook"] != "test" {
+			t.Errorf("it is there outside of the test: %v", o)
+		}
 	}
 }
 

@@ -64,3 +64,8 @@ folder above one of ours has it, too.
       .all(q, q != p && !q.startsWith(p + '/') && !p.startsWith(q + '/')))
   message: "pods that take locks, or are of a namespace that does, may not have a hostPath that leads to {{ include "locksidecar.nodeFolder" . }}, /sys/fs/cgroup, /proc or the kubelet's folder: with it a pod could act as another one"
 {{- end -}}
+
+{{/* The service account of the pod of helm test, with mode: node. It is there during the test only, and may take locks. */}}
+{{- define "locksidecar.testAccount" -}}
+{{ include "locksidecar.fullname" . }}-test
+{{- end }}
