@@ -34,4 +34,9 @@ func (t tests) Run() int {
 	return t.m.Run()
 }
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(testengine.Main(tests{m})) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(testengine.Main(tests{m}),
+		// The pool of a client of Redis looks once a second whether a server that was down is
+		// up again, and sees only then that it was closed meanwhile.
+		goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
+}

@@ -119,10 +119,13 @@ export class LockSidecar {
   get(resource: string): Promise<LockState>;
   /** Whether some app holds it, here or anywhere else. */
   held(resource: string): Promise<boolean>;
-  /** What `get` tells, of all resources with that prefix that are held or waited for, in byte order. */
+  /**
+   * What `get` tells, of all resources with that prefix that are held or waited for, in byte order. Where shards of the store do not
+   * answer it throws an {@link IncompleteError}, after what the others have.
+   */
   list(prefix?: string): AsyncGenerator<LockState, void, void>;
   /** What is there, then each change that the sidecar sees when it looks, once an interval. `return()` ends it, also while somebody waits for a change. */
-  watch(prefix?: string, options?: { interval?: number }): AsyncGenerator<{ kind: string; lock?: LockState }, void, void>;
+  watch(prefix?: string, options?: { interval?: number }): AsyncGenerator<LockChange, void, void>;
   /** Takes a lock from its holders, or a waiter out of the queue. For admins. Resolves when it is gone, with the ids. */
   force(resource: string, options?: { lockId?: string; grace?: number }): Promise<string[]>;
   /** The sidecar itself. */
@@ -141,6 +144,17 @@ export interface LockState {
   resource: string;
   holders: Record<string, unknown>[];
   waiters: Record<string, unknown>[];
+}
+
+/**
+ * `CURRENT`: was there when the watch began; `CHANGED`; `FREE`: nobody holds it or waits for it any more; `SYNCED`: all that was there has been
+ * told, without a lock; `MISSING`, without a lock: these shards of the store do not answer, and what they have stays as it was seen
+ * last. None: all answer again.
+ */
+export interface LockChange {
+  kind: string;
+  lock?: LockState | null;
+  missingShards?: string[];
 }
 
 export interface Leader {
@@ -257,6 +271,12 @@ export class LockLostError extends SidecarError<'LOCK_LOST'> {
   readonly fence: bigint;
   /** How long the sidecar still keeps others out. */
   graceLeft(): number;
+}
+
+/** Ends a list that lacks what some shards of the store have, which did not answer. It comes after what the others have. */
+export class IncompleteError extends SidecarError<'STORE_UNAVAILABLE'> {
+  /** Their names. */
+  readonly missing: string[];
 }
 
 /** Where sidecar and clients meet when nobody says otherwise. */

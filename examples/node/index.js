@@ -1,2 +1,2 @@
 // The same objects as require() gives: a process has one client, whoever loads it.
-export { Detached, Lock, LockLostError, LockSidecar, SidecarError, defaultSocket } from './index.cjs';
+export { Detached, IncompleteError, Lock, LockLostError, LockSidecar, SidecarError, defaultSocket } from './index.cjs';

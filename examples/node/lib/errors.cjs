@@ -59,6 +59,26 @@ class LockLostError extends SidecarError {
   }
 }
 
+/** A list lacks what some shards of the store have. It comes after what the others have. */
+class IncompleteError extends SidecarError {
+  constructor(missing) {
+    super('STORE_UNAVAILABLE', `the list is not complete: these shards of the store do not answer: ${missing.join(', ')}`);
+    this.missing = missing;
+  }
+
+  get name() {
+    return 'IncompleteError';
+  }
+
+  again() {
+    return new IncompleteError(this.missing);
+  }
+
+  toJSON() {
+    return { ...super.toJSON(), missing: this.missing };
+  }
+}
+
 /** Reads an error of the API. */
 function fromStatus(status) {
   const info = status.details?.find((d) => d.domain === 'locksidecar') ?? {};
@@ -82,4 +102,4 @@ function fromConnection(path, err) {
   return new SidecarError('SIDECAR_GONE', `the connection to the sidecar at ${path} ended`, { cause: err });
 }
 
-module.exports = { LockLostError, SidecarError, fromConnection, fromStatus };
+module.exports = { IncompleteError, LockLostError, SidecarError, fromConnection, fromStatus };

@@ -2,7 +2,7 @@
 
 const { setTimeout: sleep } = require('node:timers/promises');
 const { now } = require('./clock.cjs');
-const { SidecarError, fromStatus } = require('./errors.cjs');
+const { IncompleteError, SidecarError, fromStatus } = require('./errors.cjs');
 const { connect } = require('./lines.cjs');
 
 const LIMIT = 10_000;
@@ -78,15 +78,18 @@ async function ask(path, kind, body, answer) {
   }
 }
 
-/** What a list has, page by page. */
+/** What a list has, page by page. IncompleteError, after that: some shards did not answer, maybe for some pages only. */
 async function* pages(path, kind, body, answer) {
-  for (let pageToken = ''; ;) {
-    const page = await ask(path, kind, { ...body, pageSize: 1000, pageToken }, answer);
+  const missing = new Set();
+  let pageToken = '';
+  do {
+    const page = await ask(path, kind, { ...body, partial: true, pageSize: 1000, pageToken }, answer);
     yield* page[answer];
+    page.missingShards?.forEach((shard) => missing.add(shard));
     pageToken = page.nextPageToken;
-    if (!pageToken) {
-      return;
-    }
+  } while (pageToken);
+  if (missing.size > 0) {
+    throw new IncompleteError([...missing].sort());
   }
 }
 

@@ -141,7 +141,7 @@ class LockSidecar {
 
   watch(prefix = '', options = {}) {
     kinds.text('prefix', prefix);
-    return look.stream(this.#path(), 'watchLocks', { prefix, ...interval(options) }, 'watched');
+    return look.stream(this.#path(), 'watchLocks', { prefix, partial: true, ...interval(options) }, 'watched');
   }
 
   async force(resource, options = {}) {

@@ -329,12 +329,19 @@ class Client:
         return any(not holder.get("parked") for holder in self.get(resource)["holders"])
 
     def list(self, prefix: str = "") -> Iterator[dict[str, Any]]:
-        """What `get` tells, of all resources with that prefix that are held or waited for, in byte order."""
+        """What `get` tells, of all resources with that prefix that are held or waited for, in byte order.
+
+        ListIncomplete: shards of the store did not answer. It comes after what the others have.
+        """
         return _look.pages(self._socket(), "listLocks", {"prefix": prefix}, "locks")
 
     def watch(self, prefix: str = "", *, interval: Seconds = 1.0) -> Iterator[dict[str, Any]]:
-        """What is there, then each change that the sidecar sees when it looks: `kind` and `lock`. It does not end."""
-        body = {"prefix": prefix, "interval": duration(given_seconds("interval", interval) or 0.0)}
+        """What is there, then each change that the sidecar sees when it looks: `kind` and `lock`. It does not end.
+
+        The kind MISSING has no lock: the `missingShards` of the store do not answer, and what they have stays as it was
+        seen last. Without any: all answer again.
+        """
+        body = {"prefix": prefix, "partial": True, "interval": duration(given_seconds("interval", interval) or 0.0)}
         return _look.stream(self._socket(), "watchLocks", body, "watched")
 
     def force(self, resource: str, *, lock_id: str = "", grace: Seconds = 2.0) -> Sequence[str]:
@@ -359,7 +366,7 @@ class Client:
         return _look.stream(self._socket(), "watchLeader", body, "leader")
 
     def outcomes(self, prefix: str = "", *, states: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-        """What became of what is done once: of all, or only `FAILED`, `UNKNOWN`, `SUCCEEDED`."""
+        """What became of what is done once: of all, or only `FAILED`, `UNKNOWN`, `SUCCEEDED`. ListIncomplete: as of list."""
         return _look.pages(self._socket(), "listOutcomes", {"prefix": prefix, "states": ",".join(states)}, "outcomes")
 
     def reset_outcome(self, resource: str) -> dict[str, Any] | None:

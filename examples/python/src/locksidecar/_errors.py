@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ._clock import boot_time
@@ -139,6 +139,18 @@ class StoreUnavailable(LockSidecarError):
     """The sidecar answers, its store does not."""
 
     reason = "STORE_UNAVAILABLE"
+
+
+class ListIncomplete(StoreUnavailable):
+    """A list lacks what some shards of the store have, which did not answer. It comes after what the others have.
+
+    `missing` has their names.
+    """
+
+    def __init__(self, missing: Sequence[str]) -> None:
+        names = ", ".join(missing)
+        super().__init__(f"the list is not complete: these shards of the store do not answer: {names}")
+        self.missing = tuple(missing)
 
 
 class LimitExceeded(LockSidecarError):

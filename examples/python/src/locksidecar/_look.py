@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ._errors import LockSidecarError, NoSidecar, SidecarGone, SidecarSilent, from_status
+from ._errors import ListIncomplete, LockSidecarError, NoSidecar, SidecarGone, SidecarSilent, from_status
 from ._socket import connect
 
 _TIMEOUT = 10.0
@@ -51,14 +51,22 @@ def stream(
 
 
 def pages(path: str, kind: str, body: Mapping[str, Any], answer: str) -> Iterator[dict[str, Any]]:
-    """What a list has, page by page; the answer has the rows under its own name."""
+    """What a list has, page by page; the answer has the rows under its own name.
+
+    ListIncomplete, after that: some shards did not answer, maybe for some pages only.
+    """
     token = ""
+    missing: set[str] = set()
     while True:
-        page = ask(path, kind, {**body, "pageSize": 1000, "pageToken": token}, answer)
+        page = ask(path, kind, {**body, "partial": True, "pageSize": 1000, "pageToken": token}, answer)
         yield from page.get(answer) or ()
+        missing.update(page.get("missingShards") or ())
         token = page.get("nextPageToken") or ""
-        if not token:
-            return
+        if token:
+            continue
+        if missing:
+            raise ListIncomplete(sorted(missing))
+        return
 
 
 def _read(line: bytes, answer: str) -> dict[str, Any]:

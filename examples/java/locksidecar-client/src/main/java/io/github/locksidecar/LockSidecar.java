@@ -296,7 +296,7 @@ public final class LockSidecar implements AutoCloseable {
     return LockState.read(looks.ask("getLock", named(resource), "lock"));
   }
 
-  /** All resources with that prefix that are held or waited for, in byte order. Pages are read as needed. */
+  /** All resources with that prefix that are held or waited for, in byte order, by pages. It may end with {@link IncompleteException}. */
   public Stream<LockState> list(String prefix) {
     return looks.pages("listLocks", prefixed(prefix), "locks").map(LockState::read);
   }
@@ -312,7 +312,7 @@ public final class LockSidecar implements AutoCloseable {
    * CancelledException}.
    */
   public Stream<LockChange> watch(String prefix, Duration interval) {
-    return looks.stream("watchLocks", every(prefixed(prefix), interval), "watched").map(LockChange::read);
+    return looks.stream("watchLocks", every(prefixed(prefix), interval).with("partial", true), "watched").map(LockChange::read);
   }
 
   /** Who leads: who holds the resource exclusively. */
@@ -330,7 +330,7 @@ public final class LockSidecar implements AutoCloseable {
     return looks.stream("watchLeader", every(named(resource), interval), "leader").map(Leader::read);
   }
 
-  /** What became of what is done once: all outcomes with that prefix, or only those in some states. */
+  /** What became of what is done once: all outcomes with that prefix, or only those in some states. It ends as {@link #list}. */
   public Stream<Outcome> outcomes(String prefix, Outcome.State... states) {
     String wanted = String.join(",", Stream.of(states).map(Outcome.State::name).toList());
     return looks.pages("listOutcomes", prefixed(prefix).with("states", wanted), "outcomes").map(Outcome::read);

@@ -9,9 +9,11 @@ import java.nio.channels.SocketChannel;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayDeque;
+import java.util.HashSet;
 import java.util.Map;
 import java.util.Objects;
 import java.util.Queue;
+import java.util.Set;
 import java.util.Spliterator;
 import java.util.Spliterators;
 import java.util.concurrent.CompletableFuture;
@@ -71,13 +73,31 @@ final class Looks {
     return StreamSupport.stream(answers, false).onClose(q::close);
   }
 
-  /** What a list has, page by page; the answer has the rows under its own name. */
+  /**
+   * What a list has, page by page; the answer has the rows under its own name.
+   *
+   * @throws IncompleteException by the stream, after that: some shards did not answer, maybe for some pages only
+   */
   Stream<Json> pages(String kind, Json body, String answer) {
+    body.with("partial", true);
+    Set<String> missing = new HashSet<>();
     return Stream.iterate(
             page(kind, body, answer, ""),
             Objects::nonNull,
-            p -> p.text("nextPageToken").isEmpty() ? null : page(kind, body, answer, p.text("nextPageToken")))
+            p -> next(kind, body, answer, p, missing))
         .flatMap(p -> p.objects(answer).stream());
+  }
+
+  private Json next(String kind, Json body, String answer, Json page, Set<String> missing) {
+    missing.addAll(page.texts("missingShards"));
+    String token = page.text("nextPageToken");
+    if (!token.isEmpty()) {
+      return page(kind, body, answer, token);
+    }
+    if (!missing.isEmpty()) {
+      throw new IncompleteException(missing);
+    }
+    return null;
   }
 
   private Json page(String kind, Json body, String answer, String token) {

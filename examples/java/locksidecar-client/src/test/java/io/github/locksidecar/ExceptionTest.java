@@ -59,6 +59,7 @@ class ExceptionTest {
         reasons().stream().map(r -> SidecarException.of(r, "m " + r, Map.of("holder_pid", "42"))),
         Stream.of(
             new LockLostException(loss, BootClock.system()),
+            new IncompleteException(Set.of("eu-2", "eu-1")),
             new SidecarUnavailableException("NO_SIDECAR", "nothing is there", new IOException("no"), true)));
   }
 
@@ -82,6 +83,9 @@ class ExceptionTest {
     if (copy instanceof LockLostException lost) {
       assertEquals(((LockLostException) e).lostReason(), lost.lostReason());
       assertEquals(Duration.ZERO, lost.graceLeft(), "it is counted in the process that had the lock");
+    }
+    if (copy instanceof IncompleteException list) {
+      assertEquals(List.of("eu-1", "eu-2"), list.missing());
     }
   }
 

@@ -247,7 +247,7 @@ class SurfaceTest {
       Stream<LockChange> watch = locks.watch("w/", Duration.ofMillis(100));
       BlockingQueue<LockChange> came = read(watch, end);
       assertEquals(LockChange.Kind.CURRENT, came.poll(20, SECONDS).kind());
-      assertEquals(new LockChange(LockChange.Kind.SYNCED, Optional.empty()), came.poll(20, SECONDS));
+      assertEquals(new LockChange(LockChange.Kind.SYNCED, Optional.empty(), List.of()), came.poll(20, SECONDS));
       Hold hold = locks.lock("w/2").acquire();
       LockChange change = came.poll(20, SECONDS);
       assertEquals(LockChange.Kind.CHANGED, change.kind());
