@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,7 +20,7 @@ var _ lock.RecordGuarder = (*Backend)(nil)
 
 // recordStatements are the statements about records.
 type recordStatements struct {
-	read, list                  string
+	server, read, list          string
 	lock, insert, replace, over string
 	delete                      string
 	anyEnded, ended, forget     string
@@ -28,6 +29,7 @@ type recordStatements struct {
 func newRecordStatements(q *statements) recordStatements {
 	const set = "version=?, value=?, written={now}, ends={now}+?"
 	return recordStatements{
+		server:   q.words("SELECT {server}"),
 		read:     q.words("SELECT version, value, {now}-written FROM {record} WHERE name=? AND ends>{now}"),
 		list:     q.words("SELECT version, value, {now}-written, name FROM {record} WHERE name>? AND name>=? AND name<? AND ends>{now} ORDER BY name LIMIT ?"),
 		lock:     q.words("SELECT 1 FROM {record} WHERE name=? FOR UPDATE NOWAIT"),
@@ -41,8 +43,11 @@ func newRecordStatements(q *statements) recordStatements {
 	}
 }
 
-// onRecords asks about records until the answer is clear or ctx ends.
+// onRecords asks about records until the answer is clear or ctx ends. Behind a pooler another server may answer than
+// that of the heartbeats. What it says does not count: it may lack records, or soon be gone with what was written there.
 func (b *Backend) onRecords(ctx context.Context, what string, batch ...Statement) ([]Result, error) {
+	const at = 1 // behind START TRANSACTION, or the question
+	batch = slices.Insert(batch, at, Statement{SQL: b.sql.record.server})
 	type answer struct {
 		res []Result
 		err error
@@ -57,10 +62,13 @@ func (b *Backend) onRecords(ctx context.Context, what string, batch ...Statement
 	})
 	select { // a request that was sent is not cut short, but nobody has to wait for it
 	case a := <-answered:
+		if a.err == nil {
+			a.err = b.notElsewhere(a.res[at].Rows[0].Text(0))
+		}
 		if a.err != nil {
 			return nil, b.unavailable(what, a.err)
 		}
-		return a.res, nil
+		return slices.Delete(a.res, at, at+1), nil
 	case <-ctx.Done():
 		return nil, b.unavailable(what, context.Cause(ctx))
 	}

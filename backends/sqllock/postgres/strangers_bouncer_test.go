@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -89,4 +90,44 @@ func testForceBehindPgBouncer(t testing.TB) {
 	if err := b.ForceRelease(t.Context(), "r", q.ID, 0); !errors.Is(err, lock.ErrUnavailable) {
 		t.Errorf("a forced release at the first server: %v; want ErrUnavailable", err)
 	}
+}
+
+// PgBouncer leads to another server and back, before a heartbeat has met the first one again. That one does not know what was
+// recorded meanwhile. So nobody is told that there is no record, nor that something was recorded there.
+func TestRecordsBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	again(t, testRecordsBehindPgBouncer)
+}
+
+func testRecordsBehindPgBouncer(t testing.TB) {
+	s := testengine.New(t, testengine.PostgresBouncer)
+	b, l := sidecar(t, with(s.URL(), "failover-grace=100ms"), 20*time.Second)
+	fork := forkBeside(t, s, l)
+	testengine.LeadBouncer(t, s, fork)
+	done := lock.Record{Version: string(lock.NewHoldID()), Value: []byte("SUCCEEDED")}
+	eventually(t, "it is recorded at the other server", func() error {
+		beat(t, l)
+		return b.WriteRecord(t.Context(), "r", "", done, time.Hour)
+	})
+	testengine.LeadBouncer(t, s, s)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	found, read := b.ReadRecord(ctx, "r")
+	_, listed := b.ListRecords(ctx, "", lock.Page{})
+	again := lock.Record{Version: string(lock.NewHoldID())}
+	for what, err := range map[string]error{
+		"read": read, "list": listed, "write": b.WriteRecord(ctx, "r", "", again, time.Hour), "delete": b.DeleteRecord(ctx, "r", done.Version),
+	} {
+		if !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("%s at the first server: %v; want ErrUnavailable (found: %+v)", what, err, found)
+		}
+	}
+	testengine.LeadBouncer(t, s, fork)
+	eventually(t, "what was recorded is still there", func() error {
+		found, err := b.ReadRecord(t.Context(), "r")
+		if err == nil && found.Version != done.Version {
+			t.Fatalf("found %+v", found)
+		}
+		return err
+	})
 }
