@@ -50,6 +50,10 @@ var lawBreaks = []lawBreak{
 		}},
 	},
 	{
+		name: "PermitsHaveOneSlot", law: "promise_1_exclusion", plan: "Embedded", finds: two,
+		edits: []edit{{"backends/queue/slots.go", "return 64*i + bits.TrailingZeros64(^s[i])", "return 64*i + 0*bits.TrailingZeros64(^s[i])"}},
+	},
+	{
 		name: "FencesFall", law: "promise_2_fences_grow", plan: "Embedded", finds: fallen,
 		edits: []edit{{
 			"backends/embedded/store.go",

@@ -261,6 +261,9 @@ func (a *appSlot) start(seed uint64) error {
 		History: filepath.Join(a.w.dir, a.name+".jsonl"), MinHold: a.w.plan.minHold, Letters: a.w.letters,
 		Stays: a.w.plan.shards > 0,
 	}
+	if a.w.plan.permits {
+		o.Permits = "permits"
+	}
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(a.name)) // never fails
 	o.Seed = h.Sum64()

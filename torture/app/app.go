@@ -31,6 +31,7 @@ type Order struct {
 	Resources []string
 	TTL       time.Duration // of its session; 0: none
 	MinHold   bool          // the store has min_hold
+	Permits   string        // a resource of which permits are taken, too; empty: the store has none
 	Stays     bool          // holds many locks for so long that a shard may be given up meanwhile
 	Letters   string        // the folder in which apps leave handles to each other; empty: the store has none
 }

@@ -24,6 +24,7 @@ type letter struct {
 	Handle, Resource, Lock string
 	Fence                  int64
 	Shared                 bool
+	Limit, Slot            int
 }
 
 // name names a handle in histories.
@@ -114,7 +115,7 @@ func (w *worker) attach(ctx context.Context, n *letter) {
 	h := &hold{
 		worker: w, s: s, l: l, chain: n.Lock, handle: n,
 		wish: wish{
-			resource: n.Resource, shared: n.Shared, busy: w.upTo(150 * time.Millisecond),
+			resource: n.Resource, shared: n.Shared, limit: n.Limit, busy: w.upTo(150 * time.Millisecond),
 			linger: w.upTo(300 * time.Millisecond), detach: w.chance(30),
 		},
 	}
@@ -124,7 +125,7 @@ func (w *worker) attach(ctx context.Context, n *letter) {
 	g := h.record(history.Granted, at)
 	g.Call, g.Shared, g.Fence, g.Until = r.At, n.Shared, l.Fence, h.until(at)
 	w.write(g)
-	if l.Fence != n.Fence || l.Resource != n.Resource || (l.Mode() == client.Shared) != n.Shared {
+	if l.Fence != n.Fence || l.Resource != n.Resource || (l.Mode() == client.Shared) != n.Shared || l.Slot != n.Slot {
 		w.wrong(fmt.Sprintf("what is attached is %v %s with fence %d, and was %+v", l.Mode(), l.Resource, l.Fence, *n))
 	}
 	h.live(ctx)
@@ -201,7 +202,7 @@ func (h *hold) handOn(ctx context.Context) {
 	}
 	dctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	n := letter{Resource: h.l.Resource, Lock: h.l.ID, Fence: h.l.Fence, Shared: h.shared}
+	n := letter{Resource: h.l.Resource, Lock: h.l.ID, Fence: h.l.Fence, Shared: h.shared, Limit: h.limit, Slot: h.l.Slot}
 	if h.chain != "" {
 		n.Lock = h.chain
 	}

@@ -49,6 +49,7 @@ type wish struct {
 	cancel   time.Duration // gives up after this time; 0: does not
 	maxHold  time.Duration
 	minHold  time.Duration
+	limit    int           // it is to be one of so many permits; 0: it is not
 	detach   bool          // handed on by a handle, in the end
 	enter    bool          // once more, where it is held
 	turn     bool          // into a shared one, in the middle
@@ -98,6 +99,22 @@ func (w *worker) once(ctx context.Context) {
 	case n >= 85 && w.Letters != "" && q.maxHold == 0 && !q.enter:
 		q.detach = true
 	}
+	if w.Permits != "" && w.chance(20) {
+		w.takePermit(ctx, q)
+		return
+	}
+	w.take(ctx, q)
+}
+
+// permits is how many there are.
+const permits = 2
+
+// takePermit takes, in place of a lock, mostly one of the permits, and now and then their resource as a whole.
+func (w *worker) takePermit(ctx context.Context, q wish) {
+	q.resource = w.Permits
+	if w.chance(80) {
+		q.limit, q.shared, q.enter, q.turn = permits, false, false, false
+	}
 	w.take(ctx, q)
 }
 
@@ -113,7 +130,7 @@ func (w *worker) take(ctx context.Context, q wish) bool {
 	if s == nil {
 		return false
 	}
-	o := client.AcquireOptions{Wait: q.wait, MaxHold: q.maxHold, MinHold: q.minHold, Owner: w.name, Reentrant: q.enter, Detachable: q.detach}
+	o := client.AcquireOptions{Wait: q.wait, MaxHold: q.maxHold, MinHold: q.minHold, Limit: q.limit, Owner: w.name, Reentrant: q.enter, Detachable: q.detach}
 	if q.shared {
 		o.Mode = client.Shared
 	}
@@ -133,7 +150,11 @@ func (w *worker) take(ctx context.Context, q wish) bool {
 	h := &hold{worker: w, wish: q, s: s, l: l}
 	r := h.record(history.Granted, at)
 	r.Call, r.Shared, r.Fence, r.Until, r.Keep = call, q.shared, l.Fence, h.until(at), q.minHold
+	r.Limit, r.Slot = q.limit, l.Slot
 	w.write(r)
+	if q.limit != 0 && (l.Slot < 0 || l.Slot >= q.limit) {
+		w.wrong(fmt.Sprintf("a permit of %d has the slot %d", q.limit, l.Slot))
+	}
 	h.live(ctx)
 	return r.Until != 0
 }

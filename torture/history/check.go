@@ -29,13 +29,16 @@ func Overlaps(holds []*Hold) []string {
 
 // collide tells when two holds excluded each other; the second was granted later.
 func collide(a, b *Hold) (from, to time.Duration, ok bool) {
+	if a.beside(b) {
+		return 0, 0, false
+	}
 	// One of them must be exclusive for as long as both are there.
 	to = max(min(a.exclusiveUntil(), b.End), min(a.End, b.exclusiveUntil()))
 	return b.At, to, to > b.At
 }
 
-// Fences finds fences that do not grow: that of an exclusive hold is larger than all
-// before, that of a shared one not smaller than all exclusive ones before. Of two
+// Fences finds fences that do not grow: that of an exclusive hold, or of a permit, is larger than all
+// before, that of a shared one not smaller than all of those before. Of two
 // acquires, one was before the other when it had returned before the other was called.
 func Fences(holds []*Hold) []string {
 	var complaints []string
@@ -97,9 +100,12 @@ func Wrongs(records []Record) []string {
 // Count tells in a line how much has happened.
 func Count(records []Record) string {
 	n, losses := map[Kind]int{}, map[string]int{}
-	least, attached := 0, 0
+	least, attached, permits := 0, 0, 0
 	for _, r := range records {
 		n[r.Kind]++
+		if r.Kind == Granted && r.Limit != 0 {
+			permits++
+		}
 		switch {
 		case r.Kind == Lost:
 			losses[r.Reason]++
@@ -109,6 +115,6 @@ func Count(records []Record) string {
 			attached++
 		}
 	}
-	return fmt.Sprintf("%d grants (%d with min_hold, %d by handles), %d refusals, %d downgrades, %d detached, %d losses %v; %d apps killed, %d forced releases, %d other faults",
-		n[Granted], least, attached, n[Refused], n[Downgraded], n[Detached], n[Lost], losses, n[Killed], n[Forced], n[Fault])
+	return fmt.Sprintf("%d grants (%d with min_hold, %d by handles, %d permits), %d refusals, %d downgrades, %d detached, %d losses %v; %d apps killed, %d forced releases, %d other faults",
+		n[Granted], least, attached, permits, n[Refused], n[Downgraded], n[Detached], n[Lost], losses, n[Killed], n[Forced], n[Fault])
 }

@@ -16,6 +16,9 @@ func x(name string, fence int64, call, at, until time.Duration) Record {
 
 func shared(r Record) Record { r.Shared = true; return r }
 
+// permit is an exclusive grant as one of two permits.
+func permit(slot int, r Record) Record { r.Limit, r.Slot = 2, slot; return r }
+
 func mortal(r Record) Record { r.Mortal = true; return r }
 
 func of(k Kind, name string, call, at, until time.Duration) Record {
@@ -90,6 +93,28 @@ func TestChecks(t *testing.T) {
 		{
 			"a writer beside a reader", j(shared(x("a", 1, 1*s, 2*s, 9*s)), x("b", 2, 1*s, 3*s, 9*s), left("a", 5*s, 6*s, 9*s), left("b", 7*s, 8*s, 9*s)),
 			"at 3.000000–5.000000", "", false,
+		},
+		{
+			"permits in slots of their own, and one after the other in one",
+			j(permit(0, x("a", 1, 1*s, 2*s, 9*s)), permit(1, x("b", 2, 1*s, 3*s, 9*s)), left("a", 4*s, 5*s, 9*s), permit(0, x("c", 3, 4*s, 5*s, 9*s)), left("b", 6*s, 7*s, 9*s), left("c", 6*s, 7*s, 9*s),
+				x("d", 4, 4*s, 8*s, 12*s), left("d", 9*s, 10*s, 12*s), permit(1, x("e", 5, 9*s, 11*s, 15*s)), left("e", 12*s, 12*s, 15*s)),
+			"", "", true,
+		},
+		{
+			"two permits in one slot", j(permit(1, x("a", 1, 1*s, 2*s, 9*s)), permit(1, x("b", 2, 1*s, 3*s, 9*s)), left("a", 5*s, 6*s, 9*s), left("b", 7*s, 8*s, 9*s)),
+			"two had r at 3.000000–5.000000", "", false,
+		},
+		{
+			"a writer beside a permit", j(permit(1, x("a", 1, 1*s, 2*s, 9*s)), x("b", 2, 1*s, 3*s, 9*s), left("a", 5*s, 6*s, 9*s), left("b", 7*s, 8*s, 9*s)),
+			"two had r at 3.000000–5.000000", "", false,
+		},
+		{
+			"a reader beside a permit", j(permit(1, x("a", 1, 1*s, 2*s, 9*s)), shared(x("b", 2, 1*s, 3*s, 9*s)), left("a", 5*s, 6*s, 9*s), left("b", 7*s, 8*s, 9*s)),
+			"two had r at 3.000000–5.000000", "", false,
+		},
+		{
+			"a permit whose fence does not grow", j(permit(0, x("a", 2, 1*s, 2*s, 9*s)), permit(1, x("b", 1, 3*s, 4*s, 9*s)), left("a", 5*s, 6*s, 9*s), left("b", 7*s, 8*s, 9*s)),
+			"", "the fence has not grown on r", false,
 		},
 		{
 			"a reader after a downgrade", j(x("a", 1, 1*s, 2*s, 9*s), of(Downgraded, "a", 3*s, 5*s, 0), shared(x("b", 1, 1*s, 4*s, 9*s)), left("b", 6*s, 7*s, 9*s), left("a", 8*s, 8*s, 9*s)),

@@ -36,10 +36,21 @@ func (h *Hold) exclusiveUntil() time.Duration {
 	}
 }
 
+// beside tells whether two holds may be there at the same time: readers, and permits of one number in slots of their own.
+func (h *Hold) beside(o *Hold) bool {
+	if h.Limit != 0 || o.Limit != 0 {
+		return h.Limit == o.Limit && h.Slot != o.Slot
+	}
+	return h.Shared && o.Shared
+}
+
 func (h *Hold) String() string {
 	mode := "exclusive"
-	if h.Shared {
+	switch {
+	case h.Shared:
 		mode = "shared"
+	case h.Limit != 0:
+		mode = fmt.Sprintf("permit %d of %d,", h.Slot, h.Limit)
 	}
 	return fmt.Sprintf("%s: %s hold %s on %s of %s, fence %d, asked for %s, %s",
 		span(h.At, h.End), mode, h.Lock, h.Resource, h.App, h.Fence, moment(h.Call), h.Ended)

@@ -28,11 +28,13 @@ const (
 type state struct {
 	holders   []int // in order
 	exclusive bool  // the only holder is
+	limit     int   // the holders have permits of so many; 0: they have none,
+	slots     int   // and these
 	any, last int64 // the largest fence of all grants, and of the exclusive ones
 }
 
 func (s *state) equal(o *state) bool {
-	return s.exclusive == o.exclusive && s.any == o.any && s.last == o.last && slices.Equal(s.holders, o.holders)
+	return s.exclusive == o.exclusive && s.limit == o.limit && s.slots == o.slots && s.any == o.any && s.last == o.last && slices.Equal(s.holders, o.holders)
 }
 
 func (s *state) step(op step) (bool, *state) {
@@ -40,7 +42,7 @@ func (s *state) step(op step) (bool, *state) {
 	switch op.kind {
 	case acquires, flashes:
 		switch {
-		case s.exclusive, !op.Shared && len(s.holders) > 0, !op.Shared && op.Fence <= s.any, op.Fence < s.last:
+		case s.exclusive, len(s.holders) > 0 && !s.lets(op), !op.Shared && op.Fence <= s.any, op.Fence < s.last:
 			return false, s
 		}
 		n.any = max(n.any, op.Fence)
@@ -48,7 +50,10 @@ func (s *state) step(op step) (bool, *state) {
 			n.last = op.Fence
 		}
 		if op.kind == acquires {
-			n.exclusive = !op.Shared
+			n.exclusive = !op.Shared && op.Limit == 0
+			if n.limit = op.Limit; n.limit != 0 {
+				n.slots |= 1 << op.Slot
+			}
 			n.holders = slices.Clone(s.holders)
 			at, _ := slices.BinarySearch(n.holders, op.hold)
 			n.holders = slices.Insert(n.holders, at, op.hold)
@@ -63,9 +68,22 @@ func (s *state) step(op step) (bool, *state) {
 			return false, s
 		}
 		n.exclusive = false
-		n.holders = slices.Delete(slices.Clone(s.holders), at, at+1)
+		if op.Limit != 0 {
+			n.slots &^= 1 << op.Slot
+		}
+		if n.holders = slices.Delete(slices.Clone(s.holders), at, at+1); len(n.holders) == 0 {
+			n.limit = 0
+		}
 	}
 	return true, &n
+}
+
+// lets tells whether the holders that are there let another one in.
+func (s *state) lets(op step) bool {
+	if s.limit != 0 || op.Limit != 0 {
+		return s.limit == op.Limit && s.slots&(1<<op.Slot) == 0
+	}
+	return op.Shared
 }
 
 func (s *state) hash() uint64 {

@@ -83,6 +83,8 @@ type Record struct {
 	Lock     string        `json:"lock,omitempty"` // names the hold
 	Resource string        `json:"resource,omitempty"`
 	Shared   bool          `json:"shared,omitempty"`
+	Limit    int           `json:"limit,omitempty"`  // Granted: it is one of so many permits,
+	Slot     int           `json:"slot,omitempty"`   // and this one of them
 	Mortal   bool          `json:"mortal,omitempty"` // the session has a TTL: it may end while the app is frozen
 	Fence    int64         `json:"fence,omitempty"`
 	Call     time.Duration `json:"call,omitempty"`
