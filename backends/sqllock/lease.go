@@ -103,6 +103,7 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 		b.pool.Trust("") // nobody's heartbeat says any more which server it is
 		b.rings.Trust("")
 	}
+	b.checked = false // they may have gone since, or be others
 	b.mu.Unlock()
 	if err := b.once(&b.checked, func() error { return b.checkTables(ctx) }); err != nil {
 		return nil, 0, err

@@ -2,6 +2,7 @@ package sqllock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -14,6 +15,9 @@ import (
 // granted, until every lease has either been renewed there, and its holds compared, or
 // is over. Then the keeper changes the mark; who opens a lease while nobody is there does
 // it too. Each counts that time on its own clock, from when it saw the change.
+//
+// Tables that are new have no mark, and who opens a lease there sets it at once: nobody has locks. But a sidecar that has had
+// a lease before has seen tables go, with all that they knew, and waits as for another server.
 //
 // A server that grants again after another one did, such as an old primary, bears its own
 // mark, and does not know. So whose heartbeats come from another server writes the name of
@@ -59,10 +63,16 @@ func (b *Backend) checkMark(ctx context.Context, c Conn, ttl time.Duration) erro
 	case err != nil:
 		return b.unavailable("check server", err)
 	case left > 0:
-		return fmt.Errorf("%w; locks are granted again in %s: %w", errKept, left.Round(100*time.Millisecond), lock.ErrUnavailable)
+		why := errKept
+		if res[0].Rows[0].Text(0) == "" {
+			why = errNewTables
+		}
+		return fmt.Errorf("%w; locks are granted again in %s: %w", why, left.Round(100*time.Millisecond), lock.ErrUnavailable)
 	}
 	return nil
 }
+
+var errNewTables = errors.New("the tables are new, and lack what those before them knew")
 
 // keepMark takes note of the mark that a server has answered, and changes it there when it
 // is time. It gives the time that is left; 0: the server may grant.
@@ -91,11 +101,14 @@ func (b *Backend) keepMark(ctx context.Context, c Conn, rows []Row, longest time
 		seen.since = b.marked.since
 	}
 	b.marked = seen
+	first := seen.mark == "" && b.answering == ""
 	b.mu.Unlock()
-	if left = seen.since + grace - b.clock(); left > 0 && seen.mark != "" { // "": the tables are new
+	if left = seen.since + grace - b.clock(); left > 0 && !first {
 		return left, nil
 	}
-	_, err = c.Do(ctx, "keeper", Statement{SQL: b.sql.setMark, Args: []any{[]byte(seen.mark)}})
+	if _, err = c.Do(ctx, "keeper", Statement{SQL: b.sql.setMark, Args: []any{[]byte(seen.mark)}}); err == nil {
+		b.mayGrant()
+	}
 	return 0, err
 }
 

@@ -398,3 +398,41 @@ func TestNoLog(t *testing.T) {
 		}
 	})
 }
+
+// Somebody drops the tables while sidecars are at work. They make them again, and grant nothing before the TTL
+// of those who had locks is over.
+func TestTablesAreDropped(t *testing.T) {
+	t.Parallel()
+	eachKind(t, func(t testing.TB, s testengine.Server) {
+		const ttl = 5 * time.Second
+		url := own(t, s, "dropped_")
+		b, l := sidecar(t, url, ttl) // has found new tables just now, and nothing in the way
+		_, holder := sidecar(t, url, ttl)
+		g := hold(t, holder, "r")
+		dropped := time.Now()
+		for _, name := range []string{"lease", "lock", "hold", "queue", "note", "least", "handle", "record", "log", "meta"} {
+			execute(t, b, "DROP TABLE {"+name+"}")
+		}
+		if _, err := holder.Acquire(t.Context(), exclusive("other")); !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrLeaseLost) {
+			t.Errorf("a request without tables: %v", err)
+		}
+		var next lock.Lease
+		eventually(t, "a lease is opened on new tables", func() (err error) {
+			next, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: "next"})
+			return err
+		})
+		t.Cleanup(func() { _ = next.Close(context.WithoutCancel(t.Context())) })
+		n := hold(t, next, "r")
+		if after := time.Since(dropped); after < ttl {
+			t.Errorf("broken law: the lock was granted %s after its holder's tables were dropped, and its TTL is %s", after, ttl)
+		}
+		if n.Fence <= g.Fence {
+			t.Errorf("broken law: fence %d after %d", n.Fence, g.Fence)
+		}
+		for _, l := range []lock.Lease{l, holder} {
+			if err := beat(t.Context(), l); !errors.Is(err, lock.ErrLeaseLost) {
+				t.Errorf("a heartbeat of a lease that the new tables do not know: %v", err)
+			}
+		}
+	})
+}

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/locksidecar/locksidecar/backends/backendtest/served"
+	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/backends/storeurl"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
@@ -368,5 +369,41 @@ func testSweepBehindManyThatAreOver(t testing.TB) {
 			return fmt.Errorf("%q", left)
 		}
 		return nil
+	})
+}
+
+// Somebody drops the tables while sidecars are at work. They make them again, and grant nothing before the TTL
+// of those who had locks is over.
+func TestTablesAreDropped(t *testing.T) {
+	t.Parallel()
+	roads(t, func(t testing.TB, s testengine.Server) {
+		const ttl = 5 * time.Second
+		url := with(s.URL(), "schema=dropped")
+		root := openPool(t, dialect(t, s.URL()), sqllock.PoolOptions{Size: 1})
+		drop := statement("DROP SCHEMA IF EXISTS dropped CASCADE")
+		do(t, root, drop)            // where the test is run again
+		b, l := sidecar(t, url, ttl) // has found new tables just now, and nothing in the way
+		_, holder := sidecar(t, url, ttl)
+		hold(t, holder, "r", lock.Exclusive)
+		dropped := time.Now()
+		do(t, root, drop)
+		var next lock.Lease
+		eventually(t, "a lease is opened on new tables", func() (err error) {
+			next, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: "next"})
+			return err
+		})
+		t.Cleanup(func() { _ = next.Close(context.WithoutCancel(t.Context())) })
+		hold(t, next, "r", lock.Exclusive)
+		if after := time.Since(dropped); after < ttl {
+			t.Errorf("broken law: the lock was granted %s after its holder's tables were dropped, and its TTL is %s", after, ttl)
+		}
+		for _, l := range []lock.Lease{l, holder} {
+			eventually(t, "the lease is lost that the new tables do not know", func() error {
+				if _, err := l.Heartbeat(t.Context()); !errors.Is(err, lock.ErrLeaseLost) {
+					return fmt.Errorf("got %w", err)
+				}
+				return nil
+			})
+		}
 	})
 }
