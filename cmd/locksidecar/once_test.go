@@ -163,6 +163,7 @@ func TestOnceUsage(t *testing.T) {
 		{"--attempts", "-1", "a", "--", "true"},
 		{"--shared", "a", "--", "true"},
 		{"a"},
+		{"--", "sh", "-c", "exit 0"},
 	} {
 		if got := cli(t, append([]string{"once"}, args...)...); got.code != exitOwnFailure || strings.Contains(got.err, "RESOURCE") {
 			t.Errorf("%v: %+v", args, got)

@@ -160,6 +160,10 @@ func addRun(cmd *cobra.Command, io streams, what string) *runFlags {
 		if r.verb == "lead" && r.command == "" && cmd.ArgsLenAtDash() != 1 {
 			return usage("give one NAME, then -- and CMD")
 		}
+		if cmd.ArgsLenAtDash() == 0 && r.handle == "" && r.command == "" && !slices.Contains(args, "--") {
+			// Else the first word of CMD would be what is locked, for example where the variable with the handle is empty.
+			return usage("no %s stands before --%s", r.what, r.orHandle())
+		}
 		resources, argv, err := r.check(args)
 		if err != nil {
 			return err
@@ -182,6 +186,14 @@ func addRun(cmd *cobra.Command, io streams, what string) *runFlags {
 		return u.run(cmd.Context(), argv)
 	}
 	return r
+}
+
+// orHandle completes the complaint that nothing to be locked is given.
+func (r *runFlags) orHandle() string {
+	if r.verb == "run" {
+		return ", and there is no --handle (LOCKSIDECAR_HANDLE)"
+	}
+	return ""
 }
 
 // completeRun offers resources, and then programs and files.
