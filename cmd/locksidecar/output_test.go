@@ -75,7 +75,7 @@ func TestTables(t *testing.T) {
 	now := time.Date(2026, 11, 21, 8, 31, 12, 0, time.Local)
 	kept := &pb.Lock{Resource: "report", Holders: []*pb.Holder{{
 		LockId: strings.Repeat("8", 32), Mode: pb.Mode_EXCLUSIVE, Fence: 9, Age: durationpb.New(10 * time.Second), Pid: 4321, Uid: 1000,
-		Since: timestamppb.New(now.Add(-10 * time.Second)), Sidecar: "pod-7", LeaseId: strings.Repeat("f", 32), Session: "report.sh",
+		Since: timestamppb.New(now.Add(-10 * time.Second)), Sidecar: "pod-7", Session: "report.sh",
 		KeptFor: durationpb.New(20 * time.Second),
 	}}}
 	for _, c := range []struct {
@@ -138,7 +138,7 @@ kept until:  2026-11-21 08:31:32, for another 20s: nobody has it any more
   mode:      EXCLUSIVE
   fence:     9
   since:     2026-11-21 08:31:02, for 10s
-  sidecar:   pod-7, lease ffffffffffffffffffffffffffffffff
+  sidecar:   pod-7
   lock id:   88888888888888888888888888888888
 08:31:12  report  kept for another 20s: was of report.sh (pid 4321), uid 1000, gid 0 on pod-7
 `},

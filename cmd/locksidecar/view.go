@@ -105,7 +105,11 @@ func writeLock(w io.Writer, l *pb.Lock, now time.Time) error {
 		row(t, "  mode:", modeCell(h))
 		row(t, "  fence:", fenceCell(h.GetFence()))
 		row(t, "  since:", h.GetSince().AsTime().Local().Format(timeFormat)+", for "+age(h.GetAge().AsDuration()))
-		row(t, "  sidecar:", orDash(printable(h.GetSidecar()))+", lease "+h.GetLeaseId())
+		where := orDash(printable(h.GetSidecar()))
+		if h.GetLeaseId() != "" { // what is kept may hang on none
+			where += ", lease " + h.GetLeaseId()
+		}
+		row(t, "  sidecar:", where)
 		if h.GetOwner() != "" {
 			row(t, "  owner:", printable(h.GetOwner()))
 		}
