@@ -1,9 +1,12 @@
 package localapi
 
 import (
+	"bufio"
+	"net/http"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
@@ -23,6 +26,16 @@ func TestLeader(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines.say(`{"requestId":"2","watchLeader":{"resource":"a/b","interval":"0.1s"}}` + "\n")
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://x/v1/watch/leader/a/b?interval=0.1s", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	watch, err := s.http(t).Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = watch.Body.Close() })
+	body := bufio.NewReader(watch.Body)
 	next := func(value string) *pb.Leader {
 		t.Helper()
 		over, err := grpc.Recv()
@@ -30,7 +43,15 @@ func TestLeader(t *testing.T) {
 			t.Fatal(err)
 		}
 		line := lines.answer().GetLeader()
-		for _, l := range []*pb.Leader{over, line} {
+		text, err := body.ReadBytes('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		overHTTP := &pb.Leader{}
+		if err := protojson.Unmarshal(text, overHTTP); err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		for _, l := range []*pb.Leader{over, line, overHTTP} {
 			if l.GetLeads() != (value != "") || l.GetValue() != value || l.GetResource() != "a/b" {
 				t.Errorf("told %v, want %q", l, value)
 			}
@@ -62,9 +83,9 @@ func TestLeader(t *testing.T) {
 	if two.GetHolder().GetFence() <= one.GetHolder().GetFence() {
 		t.Errorf("fences %d, %d", one.GetHolder().GetFence(), two.GetHolder().GetFence())
 	}
-	code, body := call(t, s.http(t), "GET", "/v1/leader/a/b", "")
-	if code != 200 || field(t, body, "value") != "two:2" {
-		t.Errorf("%d %s", code, body)
+	code, answer := call(t, s.http(t), "GET", "/v1/leader/a/b", "")
+	if code != 200 || field(t, answer, "value") != "two:2" {
+		t.Errorf("%d %s", code, answer)
 	}
 	_ = second.c.Close()
 	next("")

@@ -5,21 +5,24 @@ import (
 	"encoding/json"
 	"errors"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/locksidecar/locksidecar/client"
+	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 	"github.com/locksidecar/locksidecar/waitfor"
 )
 
-// crossed makes two owners wait for each other, and gives the answer of each.
-func crossed(t *testing.T, side *sidecarProgram) (first, last <-chan error) {
+// crossed makes two owners, each at its sidecar, wait for each other, and gives the answer of each.
+func crossed(t *testing.T, one, other *sidecarProgram) (first, last <-chan error) {
 	t.Helper()
-	c := dial(t, side)
-	waits := func(session, owner, has, wants string) (have, want func() <-chan error) {
+	c := dial(t, other)
+	waits := func(side *sidecarProgram, session, owner, has, wants string) (have, want func() <-chan error) {
+		c := dial(t, side)
 		s, err := c.OpenSession(t.Context(), client.SessionOptions{Name: session})
 		if err != nil {
 			t.Fatal(err)
@@ -35,8 +38,8 @@ func crossed(t *testing.T, side *sidecarProgram) (first, last <-chan error) {
 		}
 		return func() <-chan error { return ask(has) }, func() <-chan error { return ask(wants) }
 	}
-	haveA, wantB := waits("shop", "invoice", "orders/1", "orders/2")
-	haveB, wantA := waits("billing", "refund", "orders/2", "orders/1")
+	haveA, wantB := waits(one, "shop", "invoice", "orders/1", "orders/2")
+	haveB, wantA := waits(other, "billing", "refund", "orders/2", "orders/1")
 	for _, have := range []func() <-chan error{haveA, haveB} {
 		if err := <-have(); err != nil {
 			t.Fatal(err)
@@ -60,7 +63,7 @@ func crossed(t *testing.T, side *sidecarProgram) (first, last <-chan error) {
 // TestDeadlockIsBroken: the one who asked last is told, and the other one waits on.
 func TestDeadlockIsBroken(t *testing.T) {
 	side := serveProgram(t)
-	first, last := crossed(t, side)
+	first, last := crossed(t, side, side)
 	err := <-last
 	var e *client.Error
 	if !errors.Is(err, client.ErrDeadlock) || !errors.As(err, &e) || e.Metadata["resource"] != "orders/1" || e.Metadata["cycle_length"] != "2" ||
@@ -89,7 +92,7 @@ func TestDeadlocksAreShown(t *testing.T) {
 	if got := cli(t, "deadlocks", "--tree", "-o", "json", "--socket", side.socket); !strings.Contains(got.out, `"tree": []`) {
 		t.Errorf("no tree as JSON: %+v", got)
 	}
-	first, last := crossed(t, side)
+	first, last := crossed(t, side, side)
 	eventually(t, "it is reported", func() bool { return strings.Contains(side.err.String(), "deadlock: broken=false") })
 	got := cli(t, "deadlocks", "--socket", side.socket)
 	if lines := strings.Split(got.out, "\n"); got.code != 0 || len(lines) != 4 || !strings.HasPrefix(lines[1], "1         refund of billing (") || !strings.Contains(lines[2], "held EXCLUSIVE by refund of billing (") {
@@ -115,6 +118,41 @@ func TestDeadlocksAreShown(t *testing.T) {
 		default:
 		}
 	}
+}
+
+// TestDeadlockAcrossSidecars: two apps at two sidecars wait for each other. Either sidecar shows that, with the
+// names of both. When one is killed, the other one's app has the lock as soon as the lease of the dead is over.
+func TestDeadlockAcrossSidecars(t *testing.T) {
+	onEach(t, func(t *testing.T, kind *testengine.Kind) {
+		t.Parallel()
+		store := onStore(t, kind, "--deadlock", "report", "--ttl", "10s")
+		one := serveProgram(t, append(store, "--name", "pod-a")...)
+		other := serveProgram(t, append(store, "--name", "pod-b")...)
+		_, last := crossed(t, one, other)
+		for _, side := range []*sidecarProgram{one, other} {
+			var answer deadlocksJSON
+			eventually(t, "the deadlock is shown", func() bool {
+				got := cli(t, "deadlocks", "--tree", "-o", "json", "--socket", side.socket)
+				return json.Unmarshal([]byte(got.out), &answer) == nil && len(answer.Deadlocks) == 1 && len(answer.Deadlocks[0]) == 2 && len(answer.Tree) == 1
+			})
+			e := answer.Deadlocks[0][0] // the one who asked last is told of first
+			if e.Resource != "orders/1" || e.Waiter.Sidecar != "pod-b" || e.Waiter.Owner != "refund" || e.Blocker.Sidecar != "pod-a" || e.Blocker.Owner != "invoice" {
+				t.Errorf("%+v", e)
+			}
+		}
+		eventually(t, "the sidecar of the one who asked last reports it", func() bool {
+			return strings.Contains(other.err.String(), "deadlock: broken=false resource=orders/1 session=billing")
+		})
+		one.signal(syscall.SIGKILL)
+		select {
+		case err := <-last:
+			if err != nil {
+				t.Errorf("whose sidecar lives got %v", err)
+			}
+		case <-time.After(patience):
+			t.Error("whose sidecar lives waits in vain")
+		}
+	})
 }
 
 // TestTreeForPeople is the drawing, with all that it can show.

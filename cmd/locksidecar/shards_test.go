@@ -153,20 +153,22 @@ func relied(t *testing.T, locks ...*client.Lock) {
 	}
 }
 
-// Stores of three kinds are one store. Who names others is refused, and the set can be replaced when no
+// Stores of five kinds are one store. Who names others is refused, and the set can be replaced when no
 // sidecar runs.
 func TestShardsOfSeveralKinds(t *testing.T) {
 	t.Parallel()
-	servers := []testengine.Server{testengine.New(t, testengine.Redis), testengine.New(t, testengine.ZooKeeper), testengine.New(t, testengine.MariaDB)}
+	servers := []testengine.Server{testengine.New(t, testengine.Redis), testengine.New(t, testengine.ZooKeeper), testengine.New(t, testengine.MariaDB), testengine.New(t, testengine.Postgres), testengine.New(t, testengine.Etcd)}
 	side := serveProgram(t, append(asShards(servers...), "--ttl", "30s")...)
 	s := openSession(t, side.socket)
 	locks := oneAtEach(t, s, servers)
-	if got := cli(t, "list", "--socket", side.socket, "-o", "json"); got.code != 0 || strings.Count(got.out, "lockId") < 3 {
+	if got := cli(t, "list", "--socket", side.socket, "-o", "json"); got.code != 0 || strings.Count(got.out, "lockId") < len(servers) {
 		t.Errorf("list: %s%s", got.out, got.err)
 	}
 	for _, flags := range [][]string{asShards(servers[0], servers[1]), {"--store", servers[0].URL() + "?restart-grace=0s"}} {
 		other := launch(t, nil, binary, append([]string{"serve", "--socket", socketDir(t) + "/s"}, flags...)...)
-		eventually(t, "who names others is refused", func() bool { return strings.Contains(other.err.String(), "belongs to another set of shards: [a b c]") })
+		eventually(t, "who names others is refused", func() bool {
+			return strings.Contains(other.err.String(), "belongs to another set of shards: [a b c d e]")
+		})
 	}
 	replace := append([]string{"shards", "--replace"}, asShards(servers[0], servers[2])...)
 	if got := cli(t, replace...); got.code == 0 || !strings.Contains(got.err, "in use") {

@@ -10,8 +10,8 @@ import (
 )
 
 // The store is killed and started again, with what it had confirmed, while a payment that is
-// done once and a command under three locks are at work. The payment is done once, the command never runs
-// beside another one, and nothing is left held.
+// done once, a command under three locks, two with permits and a leader are at work, and locks are kept and detached. The payment is
+// done once, the commands never run beside those that they exclude, what is kept and detached stays so, and nothing is left held.
 func TestStoreKilledAtWork(t *testing.T) {
 	for _, kind := range []*testengine.Kind{testengine.Redis, testengine.MariaDB, testengine.MySQL, testengine.Postgres, testengine.ZooKeeper, testengine.Etcd} {
 		t.Run(kind.String(), func(t *testing.T) {
@@ -58,6 +58,7 @@ grep -q "^$2 done" "$1/journal" || echo "$2 done" >>"$1/journal"`
 	}
 	first, together := once(0), group(0)
 	eventually(t, "both are at work", func() bool { return has("pay begins", 1)() && has("group begins", 1)() })
+	checkStaying := staying(t, kind, sides[0], sides[1], dir)
 	testengine.Crash(t, server, testengine.KeepData)
 	if err := server.(testengine.Crasher).Start(t.Context()); err != nil {
 		t.Fatal(err)
@@ -87,6 +88,7 @@ grep -q "^$2 done" "$1/journal" || echo "$2 done" >>"$1/journal"`
 		p.wait()
 	}
 	eventually(t, "somebody pays", func() bool { return once(1).wait() == 0 })
+	checkStaying()
 	if first.code == 0 && has("pay begins", 2)() {
 		t.Error("what is recorded as done was begun again")
 	}
