@@ -19,19 +19,11 @@ import (
 
 // ListOutcomes tells what became of resources that are done once, page by page.
 func (s *service) ListOutcomes(ctx context.Context, q *pb.ListOutcomesRequest) (*pb.ListOutcomesResponse, error) {
-	limit, err := pageSizeOf(q.GetPageSize())
-	if err != nil {
-		return nil, err
-	}
-	after, err := afterOf(q.GetPageToken())
+	sp, after, limit, err := pageOf(ctx, q)
 	if err != nil {
 		return nil, err
 	}
 	states, err := statesOf(q.GetStates())
-	if err != nil {
-		return nil, err
-	}
-	sp, err := spaceOf(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -157,6 +149,21 @@ func explainRefused(e *outcome.RefusedError) *apiError {
 }
 
 // pageSizeOf reads how many a page may have.
+// pageOf is what a request for a page asks for, and of which space.
+func pageOf(ctx context.Context, q interface {
+	GetPageSize() int32
+	GetPageToken() string
+},
+) (sp *session.Space, after string, limit int, err error) {
+	if limit, err = pageSizeOf(q.GetPageSize()); err == nil {
+		after, err = afterOf(q.GetPageToken())
+	}
+	if err == nil {
+		sp, err = spaceOf(ctx)
+	}
+	return sp, after, limit, err
+}
+
 func pageSizeOf(n int32) (int, error) {
 	switch limit := int(n); {
 	case limit == 0:

@@ -284,15 +284,7 @@ func (s *service) GetLock(ctx context.Context, q *pb.GetLockRequest) (*pb.Lock, 
 
 // ListLocks tells it for all resources, page by page.
 func (s *service) ListLocks(ctx context.Context, q *pb.ListLocksRequest) (*pb.ListLocksResponse, error) {
-	limit, err := pageSizeOf(q.GetPageSize())
-	if err != nil {
-		return nil, err
-	}
-	after, err := afterOf(q.GetPageToken())
-	if err != nil {
-		return nil, err
-	}
-	sp, err := spaceOf(ctx)
+	sp, after, limit, err := pageOf(ctx, q)
 	if err != nil {
 		return nil, err
 	}

@@ -36,12 +36,20 @@ func (d *driver) Detach(ctx context.Context, w leasekit.Withdrawal, key lock.Han
 		return leasekit.Withdrawn{}, unavailable("detach", r.err)
 	case !ok:
 		return leasekit.Withdrawn{}, fmt.Errorf("detach: Redis answered %v: %w", r.val, lock.ErrUnavailable)
+	}
+	return d.taken(w.Resource, n, open)
+}
+
+// taken reads the number by which a script says what it has found of a hold that was to leave its lease. open: the bucket
+// knew the lease when it was asked.
+func (d *driver) taken(r lock.Resource, n int64, open bool) (leasekit.Withdrawn, error) {
+	switch {
 	case n == 0, n == -1 && !open: // the lease need not be known there
 		return leasekit.Withdrawn{}, nil
 	case n == -1:
 		return leasekit.Withdrawn{}, lock.ErrLeaseLost
 	case n == 2:
-		d.goOn(w.Resource)
+		d.goOn(r)
 	}
 	return leasekit.Withdrawn{Found: true}, nil
 }

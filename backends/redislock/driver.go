@@ -427,15 +427,7 @@ func (d *driver) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.
 	}
 	switch n := r.val.(type) {
 	case int64:
-		switch {
-		case n == 0, n == -1 && !open: // the lease need not be known there
-			return leasekit.Withdrawn{}, nil
-		case n == -1:
-			return leasekit.Withdrawn{}, lock.ErrLeaseLost
-		case n == 2:
-			d.goOn(w.Resource)
-		}
-		return leasekit.Withdrawn{Found: true}, nil
+		return d.taken(w.Resource, n, open)
 	case []any: // CANCELLED, position, more, time, holders
 		if len(n) < 4 {
 			break

@@ -18,9 +18,30 @@ import (
 // Its URL names User and not root, who may write to a server that is read-only.
 type pairStore struct {
 	*mysqlFlavour
+	pair
+}
+
+// pair is a primary and its replica behind one address.
+type pair struct {
 	s       *store
 	road    *Proxy
 	primary int // index in s.nodes
+}
+
+// Origin implements Server.
+func (p *pair) Origin() string { return p.s.nodes[0].Origin() + ", primary and replica" }
+
+// Pause implements Pauser.
+func (p *pair) Pause(ctx context.Context) error { return p.s.Pause(ctx) }
+
+// Resume implements Pauser.
+func (p *pair) Resume(ctx context.Context) error { return p.s.Resume(ctx) }
+
+// Crash implements Crasher.
+func (p *pair) Crash(ctx context.Context, d Data) error { return p.s.Crash(ctx, d) }
+
+func (p *pair) roles() (primary, replica *node) {
+	return p.s.nodes[p.primary], p.s.nodes[1-p.primary]
 }
 
 var _ interface {
@@ -81,7 +102,7 @@ var (
 
 // startPair starts a primary and its replica.
 func (f *mysqlFlavour) startPair(ctx context.Context, m machine, ports []int) (Server, error) {
-	p := &pairStore{mysqlFlavour: f, s: &store{m: m}}
+	p := &pairStore{mysqlFlavour: f, pair: pair{s: &store{m: m}}}
 	for i, port := range ports {
 		n, err := f.node(ctx, m, fmt.Sprintf("server%d", i+1), port,
 			append([]string{"--server-id=" + strconv.Itoa(i+1)}, f.replication.args...)...)
@@ -107,20 +128,8 @@ func pairURL(addr string) string {
 	return "mysql://" + User + ":" + Password + "@" + addr + "/" + Database
 }
 
-// Origin implements Server.
-func (p *pairStore) Origin() string { return p.s.nodes[0].Origin() + ", primary and replica" }
-
 // Close implements Server.
 func (p *pairStore) Close() error { return errors.Join(p.road.Close(), p.s.Close()) }
-
-// Pause implements Pauser.
-func (p *pairStore) Pause(ctx context.Context) error { return p.s.Pause(ctx) }
-
-// Resume implements Pauser.
-func (p *pairStore) Resume(ctx context.Context) error { return p.s.Resume(ctx) }
-
-// Crash implements Crasher.
-func (p *pairStore) Crash(ctx context.Context, d Data) error { return p.s.Crash(ctx, d) }
 
 // Start implements Crasher.
 func (p *pairStore) Start(ctx context.Context) error {
@@ -134,10 +143,6 @@ func (p *pairStore) Start(ctx context.Context) error {
 // Proxy implements Proxier.
 func (p *pairStore) Proxy(ctx context.Context) (*Proxy, error) {
 	return faultproxy.To(ctx, p.road.Addr(), faultproxy.Options{URL: pairURL})
-}
-
-func (p *pairStore) roles() (primary, replica *node) {
-	return p.s.nodes[p.primary], p.s.nodes[1-p.primary]
 }
 
 // do runs statements at a node.

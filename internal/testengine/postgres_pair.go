@@ -15,11 +15,7 @@ import (
 // postgresPair is a primary and its replica behind one address, which leads to
 // the primary. The address is a proxy's that changes its target when the replica
 // takes over.
-type postgresPair struct {
-	s       *store
-	road    *Proxy
-	primary int // index in s.nodes
-}
+type postgresPair struct{ pair }
 
 var _ interface {
 	Server
@@ -31,7 +27,7 @@ var _ interface {
 
 // startPostgresPair starts a primary and its replica.
 func startPostgresPair(ctx context.Context, m machine, ports []int) (Server, error) {
-	p := &postgresPair{s: &store{m: m}}
+	p := &postgresPair{pair{s: &store{m: m}}}
 	for i, port := range ports {
 		n, err := postgresNode(ctx, m, fmt.Sprintf("server%d", i+1), port)
 		if err != nil {
@@ -54,20 +50,8 @@ func (p *postgresPair) URL() string { return postgresPairURL(p.road.Addr()) }
 
 func postgresPairURL(addr string) string { return postgresURL(User+":"+Password, addr) }
 
-// Origin implements Server.
-func (p *postgresPair) Origin() string { return p.s.nodes[0].Origin() + ", primary and replica" }
-
 // Close implements Server.
 func (p *postgresPair) Close() error { return errors.Join(p.road.Close(), closePostgres(p.s)) }
-
-// Pause implements Pauser.
-func (p *postgresPair) Pause(ctx context.Context) error { return p.s.Pause(ctx) }
-
-// Resume implements Pauser.
-func (p *postgresPair) Resume(ctx context.Context) error { return p.s.Resume(ctx) }
-
-// Crash implements Crasher.
-func (p *postgresPair) Crash(ctx context.Context, d Data) error { return p.s.Crash(ctx, d) }
 
 // Start implements Crasher. A replica that does not follow is made again from the
 // primary: it may have gone another way.
@@ -107,10 +91,6 @@ func copyPostgres(ctx context.Context, to, from *node, more string) error {
 // Proxy implements Proxier.
 func (p *postgresPair) Proxy(ctx context.Context) (*Proxy, error) {
 	return faultproxy.To(ctx, p.road.Addr(), faultproxy.Options{URL: postgresPairURL})
-}
-
-func (p *postgresPair) roles() (primary, replica *node) {
-	return p.s.nodes[p.primary], p.s.nodes[1-p.primary]
 }
 
 // Healthy implements Failoverer: the replica has all that the primary has now.
