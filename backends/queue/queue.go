@@ -134,12 +134,17 @@ func (q *Queue[V]) admits(r Room) bool {
 //
 // Model: queue.PUT.
 func (q *Queue[V]) Put(e *Entry[V], r Room) {
-	free := q.Free(r)
-	q.enter(e, r)
-	if free {
+	if q.Free(r) {
+		q.enter(e, r)
 		q.hold(e)
 		return
 	}
+	q.Wait(e, r)
+}
+
+// Wait puts in a request whose ID is not there at the end of the queue, also where it is Free: Next grants it.
+func (q *Queue[V]) Wait(e *Entry[V], r Room) {
+	q.enter(e, r)
 	e.state = waiting
 	if q.waiters == nil {
 		q.waiters = &line[V]{}

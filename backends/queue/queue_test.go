@@ -73,6 +73,21 @@ func TestFirstComeFirstServed(t *testing.T) {
 	}
 }
 
+func TestWaitGrantsNothing(t *testing.T) {
+	var s stand
+	two := RoomOf(lock.Permits(2))
+	e := &entry{ID: "p1"}
+	s.Wait(e, two)
+	if e.Held() || s.Position(e) != 1 || s.put("p2", two).Held() || s.Free(two) {
+		t.Fatal("a request is granted that Next was not asked for, or passes one")
+	}
+	s.put("p3", two)
+	is(t, "asked for", s.grant(), "p1", "p2")
+	if e.Slot() != 0 || s.all["p2"].Slot() != 1 {
+		t.Errorf("slots %d and %d", e.Slot(), s.all["p2"].Slot())
+	}
+}
+
 func TestDowngradeLetsReadersIn(t *testing.T) {
 	var s stand
 	w := s.put("w", One)
