@@ -77,12 +77,20 @@ func all(prefix string, limit int) Range { return Range{Key: prefix, End: after(
 
 // head is what a resource is in numbers.
 type head struct {
-	Mode    lock.Mode `json:"mode"`    // of all holders
+	Mode    lock.Mode `json:"mode"`    // of all holders, or ofTheFirst
 	Holders int       `json:"holders"` // how many
 	Waiters int       `json:"waiters"`
 	Front   int64     `json:"front"` // seq of the first waiter, or smaller; all holders come before it
 	Next    int64     `json:"next"`  // seq of the next request
+	// Slots of permits that are taken, a bit for each. An older sidecar forgets them when it writes the head: then
+	// they stand in the line.
+	Slots []byte `json:"slots,omitempty"`
 }
+
+// ofTheFirst stands in a head in place of a mode that older sidecars do not know how to share: it is that of the
+// first holder in the line. They take it for permits of another number than any, so as long as somebody holds
+// they let nobody in.
+const ofTheFirst = lock.Shared + lock.MaxPermits
 
 // place is a holder or a waiter in the line.
 type place struct {
@@ -90,10 +98,28 @@ type place struct {
 	Lease   string    `json:"lease"`
 	Sidecar string    `json:"sidecar,omitempty"`
 	Mode    lock.Mode `json:"mode"`
-	Owner   string    `json:"owner,omitempty"`
+	// Permits is how many there are, and Mode is EXCLUSIVE in the store then: older sidecars grant it as that.
+	Permits int    `json:"permits,omitempty"`
+	Owner   string `json:"owner,omitempty"`
 	granted
 	Since   int64 `json:"since"` // microseconds since the Unix epoch, by the clock of a sidecar; for people
 	Several bool  `json:"several,omitempty"`
+}
+
+// written is the form of a place in the store.
+func (p place) written() place {
+	if p.Permits = p.Mode.Limit(); p.Permits > 0 {
+		p.Mode = lock.Exclusive
+	}
+	return p
+}
+
+// settle reads what written wrote.
+func (p *place) settle(version int64) {
+	p.granted.settle(version)
+	if p.Permits > 0 && p.Permits <= lock.MaxPermits {
+		p.Mode = lock.Permits(p.Permits)
+	}
 }
 
 // entry is what a lease knows of its holders and waiters.
@@ -109,7 +135,11 @@ type entry struct {
 type granted struct {
 	Fence int64 `json:"fence,omitempty"`
 	From  int64 `json:"from,omitempty"` // the fence, without fenceStep × the version of this key
+	Slot  int   `json:"slot,omitempty"` // of a permit
 }
+
+// fence is that of a hold whose number is whole.
+func (g granted) fence() lock.Fence { return lock.PermitFence(g.Fence, g.Slot) }
 
 // fenceStep is how many fences belong to one revision: more than one transaction gives.
 const fenceStep = 32
@@ -119,7 +149,7 @@ func (g granted) held() bool { return g.Fence > 0 || g.From != 0 }
 // settle makes the fence whole.
 func (g *granted) settle(version int64) {
 	if g.From != 0 {
-		*g = granted{Fence: g.From + fenceStep*version}
+		g.Fence, g.From = g.From+fenceStep*version, 0
 	}
 }
 

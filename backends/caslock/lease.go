@@ -17,8 +17,6 @@ const (
 	maxID, maxSidecar = 64, 255
 	// page is how many keys one request reads.
 	page = 500
-	// noPermits is why there are none.
-	noPermits = "nobody gives out their slots"
 )
 
 // lease is one sidecar's session in the store.
@@ -78,8 +76,6 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 	switch {
 	case q.ID == "" || len(q.ID) > maxID || strings.Contains(string(q.ID), "\x00"):
 		return leasekit.Answer{}, &lock.InvalidError{Field: "id", Problem: fmt.Sprintf("must have 1 to %d bytes, and no zero byte", maxID)}
-	case q.Mode.Limit() > 0:
-		return leasekit.Answer{}, leasekit.NoPermits(noPermits)
 	case !q.Mode.Valid():
 		return leasekit.Answer{}, &lock.InvalidError{Field: "mode", Problem: "is not a mode"}
 	}
@@ -96,6 +92,8 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 	switch {
 	case errors.Is(o.err, lock.ErrHeld):
 		return leasekit.Answer{}, &lock.HeldError{Cause: lock.ErrHeld, Status: o.status}
+	case errors.Is(o.err, errOtherLimit):
+		return leasekit.Answer{}, leasekit.OtherLimit(q)
 	case o.err != nil:
 		l.stopWaiting(q.ID)
 		return leasekit.Answer{}, o.err
@@ -107,7 +105,7 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 		return leasekit.Answer{}, nil
 	}
 	l.stopWaiting(q.ID)
-	return leasekit.Answer{Granted: true, Fence: lock.FenceOf(o.Fence)}, nil
+	return leasekit.Answer{Granted: true, Fence: o.fence()}, nil
 }
 
 func (l *lease) stopWaiting(id lock.HoldID) {
@@ -227,8 +225,12 @@ func (l *lease) Held(ctx context.Context, each func(leasekit.Ref)) error {
 
 // pages reads all keys that begin with prefix, in bounded steps.
 func (b *Backend) pages(ctx context.Context, command, prefix string, each func([]KV) error) error {
-	r := all(prefix, page)
-	for {
+	return b.pagesOf(ctx, command, all(prefix, 0), each)
+}
+
+// pagesOf is pages of a range.
+func (b *Backend) pagesOf(ctx context.Context, command string, r Range, each func([]KV) error) error {
+	for r.Limit = page; ; {
 		answer, err := b.do(ctx, command, Txn{Read: []Range{r}})
 		if err != nil {
 			return err
@@ -268,7 +270,7 @@ func (l *lease) changed(kv KV, push func(leasekit.Push)) {
 	case isEntry:
 		name, id := refOf(rest)
 		e := decode[entry](kv)
-		p := leasekit.Push{Kind: leasekit.Granted, Ref: leasekit.Ref{Resource: name, ID: lock.HoldID(id)}, Fence: lock.FenceOf(e.Fence)}
+		p := leasekit.Push{Kind: leasekit.Granted, Ref: leasekit.Ref{Resource: name, ID: lock.HoldID(id)}, Fence: e.fence()}
 		if e.Fence > 0 {
 			l.stopWaiting(p.ID)
 		} else {

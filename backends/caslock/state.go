@@ -1,6 +1,9 @@
 package caslock
 
 import (
+	"errors"
+	"strconv"
+
 	"github.com/locksidecar/locksidecar/backends/queue"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -17,12 +20,16 @@ type member struct {
 
 type item = queue.Entry[*member]
 
+// errOtherLimit: the holders have another number of permits than is asked for.
+var errOtherLimit = errors.New("there are permits of another number")
+
 // state is one resource as it was read, and what the requests of a batch make of it.
 type state struct {
 	name   lock.Resource
 	head   head
 	base   int64 // where fences begin
 	number int64 // of the next fence among those of this write
+	most   int64 // at which it ends what it grants to who waits
 	used   bool  // it was given to somebody
 	now    int64 // for people
 
@@ -31,16 +38,23 @@ type state struct {
 	members map[string]*member // that the requests are about, or stand in front
 	forced  map[string]forced  // of those that the requests are about
 	q       queue.Queue[*member]
-	rest    *item // stands for the waiters behind those that were read; nil: there are none
+	slots   []byte // of permits that are taken, as they were read
+	rest    *item  // stands for the waiters behind those that were read; nil: there are none
 
 	writes map[string]Write
 	bumped map[string]bool // leases whose earlier requests are void
 	more   bool            // what can be granted was not all read
 }
 
-func newState(name lock.Resource, h head, base, now int64) *state {
+func newState(name lock.Resource, h head, base, now int64, ops []*op) *state {
+	most := int64(fenceStep - 1) // each of those who ask may have to be granted besides
+	for _, o := range ops {
+		if o.kind == opAsk {
+			most--
+		}
+	}
 	return &state{
-		name: name, head: h, base: base, number: 1, now: now,
+		name: name, head: h, base: base, number: 1, most: most, now: now, slots: h.Slots,
 		leases: make(map[string]bool), infos: make(map[string][]byte), members: make(map[string]*member), forced: make(map[string]forced),
 		writes: make(map[string]Write), bumped: make(map[string]bool),
 	}
@@ -53,12 +67,19 @@ func (s *state) fill(front []*member, whole bool) {
 	room := queue.RoomOf(s.head.Mode)
 	for key, m := range s.members {
 		if m.held() {
-			s.q.Put(&item{ID: lock.HoldID(key), Value: m}, room)
+			s.q.PutPermit(&item{ID: lock.HoldID(key), Value: m}, room, m.Slot)
+			setSlot(s.slots, m.Slot, false)
 			others--
 		}
 	}
-	if others > 0 {
-		s.q.Put(&item{ID: "others"}, room)
+	if s.head.Mode.Limit() > 0 {
+		for slot := range s.head.Mode.Limit() {
+			if hasSlot(s.slots, slot) {
+				s.q.PutPermit(&item{ID: lock.HoldID(strconv.Itoa(slot))}, room, slot)
+			}
+		}
+	} else if others > 0 {
+		s.q.PutPermit(&item{ID: "others"}, room, 0)
 	}
 	if whole { // what somebody has deleted is not counted
 		s.head.Waiters = len(front)
@@ -66,17 +87,13 @@ func (s *state) fill(front []*member, whole bool) {
 	for _, m := range front {
 		key := memberKey(m.Lease, m.ID)
 		s.members[key] = m
-		s.q.Put(&item{ID: lock.HoldID(key), Value: m}, queue.RoomOf(m.Mode))
+		s.q.Wait(&item{ID: lock.HoldID(key), Value: m}, queue.RoomOf(m.Mode))
 	}
 	if s.head.Waiters > len(front) {
 		s.rest = &item{ID: "rest"}
 		s.q.Put(s.rest, queue.One)
 	}
-	for e := range s.q.Holders() { // nobody was in the way
-		if e.Value != nil && !e.Value.held() {
-			s.grant(e.Value)
-		}
-	}
+	s.promote() // nobody may be in the way
 }
 
 func (s *state) put(key string, v any) { s.writes[key] = Write{Key: key, Value: encode(v)} }
@@ -84,31 +101,79 @@ func (s *state) del(key string)        { s.writes[key] = Write{Key: key, Delete:
 
 // write writes a hold or waiter whose whole place was read.
 func (s *state) write(m *member) {
-	s.put(lineKey(s.name, m.seq), m.place)
+	s.put(lineKey(s.name, m.seq), m.place.written())
 	s.put(entryKey(m.Lease, s.name, m.ID), entry{Seq: m.seq, granted: m.granted})
 }
 
 // grant makes a waiter, or who has just come, a holder.
-func (s *state) grant(m *member) {
-	if m.Mode == lock.Exclusive && s.used {
+func (s *state) grant(e *item) {
+	m := e.Value
+	if m.Mode != lock.Shared && s.used {
 		s.number++
 	}
 	s.used = true
-	m.granted, m.Since = granted{From: s.base + s.number}, s.now
+	m.granted, m.Since = granted{From: s.base + s.number, Slot: e.Slot()}, s.now
 	s.head.Mode, s.head.Front = m.Mode, m.seq+1
 	s.head.Holders++
 	s.head.Waiters--
 	s.write(m)
 }
 
-// promote grants to the front of the queue what it can have.
+// promote grants to the front of the queue what it can have. Where one write has not so many fences, the next one goes on.
 func (s *state) promote() {
-	for e := s.q.Next(); e != nil && e != s.rest; e = s.q.Next() {
-		s.grant(e.Value)
+	for s.number < s.most {
+		e := s.q.Next()
+		if e == nil || e == s.rest {
+			break
+		}
+		s.grant(e)
 	}
 	// Who is first of the rest was not read: it may be a reader that can hold with the others.
 	first := s.rest != nil && (s.rest.Held() || s.q.Position(s.rest) == 1)
-	s.more = s.more || first && (s.head.Holders == 0 || s.head.Mode == lock.Shared)
+	s.more = s.more || s.number >= s.most && s.head.Waiters > 0 || first && s.roomy()
+}
+
+// roomy tells whether one more can hold, of some mode.
+func (s *state) roomy() bool {
+	holders, _ := s.q.Len()
+	return s.head.Holders == 0 || s.head.Mode == lock.Shared || holders < s.head.Mode.Limit()
+}
+
+// takenSlots are the slots of permits that are held.
+func (s *state) takenSlots() []byte {
+	limit := s.head.Mode.Limit()
+	if limit == 0 || s.head.Holders == 0 {
+		return nil
+	}
+	slots := make([]byte, (limit+7)/8)
+	for e := range s.q.Holders() {
+		if e != s.rest {
+			setSlot(slots, e.Slot(), true)
+		}
+	}
+	return slots
+}
+
+func hasSlot(slots []byte, n int) bool { return n/8 < len(slots) && slots[n/8]&(1<<(n%8)) != 0 }
+
+func setSlot(slots []byte, n int, taken bool) {
+	switch {
+	case n < 0 || n/8 >= len(slots):
+	case taken:
+		slots[n/8] |= 1 << (n % 8)
+	default:
+		slots[n/8] &^= 1 << (n % 8)
+	}
+}
+
+// written is the form of the head in the store.
+func (s *state) written() head {
+	h := s.head
+	if h.Holders > 0 && h.Mode.Limit() > 0 {
+		h.Mode = ofTheFirst
+	}
+	h.Slots = s.takenSlots()
+	return h
 }
 
 // apply carries out one request.
@@ -146,6 +211,9 @@ func (s *state) ask(o *op, m *member) {
 		return
 	case m != nil:
 		s.promote()
+	case s.q.Clashes(room):
+		o.err = errOtherLimit
+		return
 	case o.try && !s.q.Free(room):
 		o.err = lock.ErrHeld
 		return
@@ -158,7 +226,7 @@ func (s *state) ask(o *op, m *member) {
 		e := &item{ID: lock.HoldID(o.key()), Value: m}
 		s.q.Put(e, room)
 		if e.Held() {
-			s.grant(m)
+			s.grant(e)
 		} else {
 			s.write(m)
 		}

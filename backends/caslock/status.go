@@ -164,7 +164,7 @@ func keysOf(m map[string]bool) []string {
 // holding is a place in the line, for people.
 func (b *Backend) holding(p place, revoked bool) lock.Holding {
 	return lock.Holding{
-		ID: lock.HoldID(p.ID), Mode: p.Mode, Fence: lock.FenceOf(p.Fence), Lease: lock.LeaseID(p.Lease), Sidecar: p.Sidecar,
+		ID: lock.HoldID(p.ID), Mode: p.Mode, Fence: p.fence(), Lease: lock.LeaseID(p.Lease), Sidecar: p.Sidecar,
 		Owner: lock.DecodeOwner(p.Owner), Age: max(0, time.Duration(b.wall().UnixMicro()-p.Since)*time.Microsecond),
 		Revoked: revoked, Cohort: p.Several,
 	}

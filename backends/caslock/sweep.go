@@ -64,21 +64,40 @@ func (b *Backend) sweepPage(ctx context.Context, id, prefix string, kvs []KV) er
 		if prefix == entriesOf(id) {
 			some = b.sweepAlone(ctx, id, some)
 		}
-		together := make(map[lock.Resource][]*op)
-		for _, kv := range some {
-			name, hold := refOf(strings.TrimPrefix(kv.Key, prefix))
-			together[name] = append(together[name], &op{kind: opSweep, id: hold, lease: id, ctx: ctx})
-		}
-		for name, ops := range together {
-			b.submit(name, ops...)
-			for _, o := range ops {
-				if o.err != nil {
-					return o.err
-				}
+		return b.sweepTogether(ctx, id, prefix, some)
+	})
+}
+
+// sweepAt takes out what a lease that is over has left at one resource.
+func (b *Backend) sweepAt(ctx context.Context, name lock.Resource, id string) error {
+	return b.pages(ctx, "sweep", entryKey(id, name, ""), func(kvs []KV) error {
+		return b.sweepTogether(ctx, id, entriesOf(id), kvs)
+	})
+}
+
+// sweepTogether takes out what some keys are about. Who waits goes first: of what the holds leave, nothing is granted to a lease
+// that is over.
+func (b *Backend) sweepTogether(ctx context.Context, id, prefix string, kvs []KV) error {
+	together := make(map[lock.Resource][]*op)
+	add := func(held bool) {
+		for _, kv := range kvs {
+			if e := decode[entry](kv); e.held() == held {
+				name, hold := refOf(strings.TrimPrefix(kv.Key, prefix))
+				together[name] = append(together[name], &op{kind: opSweep, id: hold, lease: id, ctx: ctx})
 			}
 		}
-		return nil
-	})
+	}
+	add(false)
+	add(true)
+	for name, ops := range together {
+		b.submit(name, ops...)
+		for _, o := range ops {
+			if o.err != nil {
+				return o.err
+			}
+		}
+	}
+	return nil
 }
 
 // sweptTogether is how many holds one transaction takes out, with three keys each.

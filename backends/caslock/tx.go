@@ -125,7 +125,7 @@ func (b *Backend) load(ctx context.Context, command string, name lock.Resource, 
 	if !based {
 		base = now - fenceStep*r.Revision
 	}
-	s := newState(name, decode[head](headKV), base, now)
+	s := newState(name, headOf(headKV, r.Reads[2].KVs), base, now, ops)
 	conds := []Cond{{Key: headKey(name), Version: headKV.Version}, {Key: baseKey, Version: baseKV.Version}}
 	if !based {
 		s.put(baseKey, base)
@@ -159,6 +159,21 @@ func (b *Backend) load(ctx context.Context, command string, name lock.Resource, 
 		line.add(s, memberOf(kv))
 	}
 	return s, conds, b.loadLine(ctx, command, s, ops, &line)
+}
+
+// headOf reads the head of a resource, of whose line the beginning was read.
+func headOf(kv KV, line []KV) head {
+	h := decode[head](kv)
+	if h.Mode != ofTheFirst {
+		return h
+	}
+	h.Mode = lock.Exclusive // where somebody has deleted the first, nobody is let in
+	if len(line) > 0 {
+		if m := memberOf(line[0]); m.held() && m.seq < h.Front {
+			h.Mode = m.Mode
+		}
+	}
+	return h
 }
 
 // line is the part of a resource's line that was read.
@@ -221,6 +236,11 @@ func (b *Backend) loadLine(ctx context.Context, command string, s *state, ops []
 			l.whole = len(f.KVs) < n
 		})
 	}
+	if s.head.Mode.Limit() > 0 && s.head.Holders > 0 && s.slots == nil {
+		if err := b.loadSlots(ctx, command, s); err != nil {
+			return err
+		}
+	}
 	if len(read) > 0 {
 		r, err := b.do(ctx, command, Txn{Read: read})
 		if err != nil {
@@ -241,6 +261,18 @@ func (b *Backend) loadLine(ctx context.Context, command string, s *state, ops []
 	return nil
 }
 
+// loadSlots reads who has permits, where an older sidecar has written the head.
+func (b *Backend) loadSlots(ctx context.Context, command string, s *state) error {
+	s.slots, s.head.Holders = make([]byte, lock.MaxPermits/8), 0
+	return b.pagesOf(ctx, command, Range{Key: lineOf(s.name), End: lineKey(s.name, s.head.Front)}, func(kvs []KV) error {
+		for _, kv := range kvs {
+			setSlot(s.slots, memberOf(kv).Slot, true)
+			s.head.Holders++
+		}
+		return nil
+	})
+}
+
 // memberOf reads a key of the line.
 func memberOf(kv KV) *member { return &member{place: decode[place](kv), seq: seqOf(kv.Key)} }
 
@@ -256,7 +288,7 @@ func (s *state) txn(conds []Cond) Txn {
 	}
 	switch {
 	case s.head.Holders > 0 || s.head.Waiters > 0:
-		s.put(headKey(s.name), s.head)
+		s.put(headKey(s.name), s.written())
 	case conds[0].Version > 0:
 		s.del(headKey(s.name))
 	}

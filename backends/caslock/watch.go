@@ -203,8 +203,8 @@ func (l *lease) lookAt(ctx context.Context, names []lock.Resource) (shortest tim
 				beat := beatOf(kv)
 				l.observer.Saw(beat)
 				shortest = min(shortest, max(beat.TTL, lock.MinTTL))
-			} else {
-				l.b.submit(d.Resource, &op{kind: opSweep, id: string(d.ID), lease: d.lease})
+			} else if err := l.b.sweepAt(ctx, d.Resource, d.lease); err != nil {
+				return 0, err
 			}
 			if kv, forcing := r.Reads[2*i+1].one(); forcing {
 				if f := decode[forced](kv); f.Known > 0 {

@@ -260,13 +260,6 @@ func TestRunLimit(t *testing.T) {
 		t.Parallel()
 		store := onStore(t, kind, "--ttl", "2s")
 		one, other := serveProgram(t, store...), serveProgram(t, store...)
-		if kind == testengine.Etcd {
-			got := cli(t, "run", "--socket", one.socket, "--limit", "2", "exports", "--", "true")
-			if got.code != exitUnavailable || !strings.Contains(got.err, "this store has no permits") {
-				t.Errorf("on a store without permits: %+v", got)
-			}
-			return
-		}
 		c := dial(t, other)
 		work := func(side *sidecarProgram) *program {
 			return launch(t, nil, binary, "run", "--socket", side.socket, "--limit", "2", "exports", "--", "sh", "-c", `echo "slot $LOCKSIDECAR_SLOT"; exec sleep 600`)
